@@ -1,0 +1,112 @@
+"""Every field of a run, with its meaning: the paper's settings (§4.1).
+
+Other configs start from `get_config` and change what differs. A field that is
+not here does not exist; a `placeholder` must be given a value by the config
+or on the command line, or says what None means.
+"""
+
+import ml_collections
+from ml_collections import config_dict
+
+from configs import methods
+
+
+def get_config(method: str = 'tepo', beta: float = 1e-3):
+  """The paper's geometry and optimiser; `method` is a row of methods.py."""
+  c = ml_collections.ConfigDict()
+
+  c.seed = 0  # of the data order, the sampler and a freshly made model
+  c.steps = 80  # rollout steps; the paper trains on about 80 x 64 prompts
+
+  # Hugging Face folder or hub id; None: the embedded model (`c.pretrain`).
+  c.model = config_dict.placeholder(str)
+
+  rows = methods.methods(beta)
+  if method not in rows:
+    raise ValueError(
+        f'unknown method {method!r}; one of: {", ".join(sorted(rows))}')
+  c.method_name = method
+  c.method = ml_collections.ConfigDict(rows[method])
+
+  c.data = ml_collections.ConfigDict()
+  c.data.name = 'dapo_math'  # a name of tasks/datasets.py, or a local file
+  c.data.template = 'qwen_boxed'  # a name of tasks/prompts.py
+  c.data.max_prompt_tokens = 2048  # longer prompts are left out and counted
+  c.data.limit = config_dict.placeholder(int)  # first N problems; None: all
+
+  c.rollout = ml_collections.ConfigDict()
+  c.rollout.prompts = 64  # groups a rollout step trains on
+  c.rollout.samples = 8  # G, completions a prompt
+  c.rollout.max_tokens = 8192  # T, completion slots; longer is truncated
+  c.rollout.temperature = 1.0  # the loss scores at the same temperature
+  # Groups whose rewards are all equal teach nothing. 'refill': sample more
+  # prompts until `prompts` mixed groups are there; 'drop': train on those
+  # there are; 'off': train on all.
+  c.rollout.dynamic_sampling = 'refill'
+  c.rollout.max_generation_batches = 10  # bound of 'refill', then an error
+  # DAPO's soft penalty on the last `overlong_buffer` tokens of the length
+  # limit; 0 is off, as in the paper.
+  c.rollout.overlong_buffer = 0
+  c.rollout.overlong_factor = 1.0  # the penalty at the limit itself
+  # Largest mean |log π| gap of sampler and trainer at which a run may start.
+  c.rollout.logp_gap_limit = 0.05
+
+  c.grading = ml_collections.ConfigDict()
+  c.grading.workers = 8  # processes that run math-verify
+  c.grading.timeout = 10  # seconds an answer may take; then it is wrong
+
+  c.train = ml_collections.ConfigDict()
+  c.train.minibatch_prompts = 16  # groups an optimiser update sees
+  c.train.epochs = 2  # passes over a rollout: 2 x 64 / 16 = 8 updates
+  c.train.microbatches = 16  # forward/backward passes a minibatch is cut into
+  c.train.chunk_size = 4096  # tokens whose logits exist at one time
+
+  c.optimizer = ml_collections.ConfigDict()
+  c.optimizer.learning_rate = 5e-7  # constant
+  c.optimizer.beta1 = 0.9
+  c.optimizer.beta2 = 0.999
+  c.optimizer.epsilon = 1e-8
+  c.optimizer.weight_decay = 0.0
+  c.optimizer.max_grad_norm = 1.0
+
+  c.compute = ml_collections.ConfigDict()
+  c.compute.dtype = 'bfloat16'  # of activations and sampling; masters are fp32
+  c.compute.remat = True  # recompute each layer in the backward pass
+  c.compute.unroll = 1  # layers unrolled in one iteration of the layer scan
+
+  c.mesh = ml_collections.ConfigDict()  # sizes of the mesh axes; -1: the rest
+  c.mesh.data = 1
+  c.mesh.fsdp = -1
+  c.mesh.tensor = 1
+
+  c.eval = ml_collections.ConfigDict()
+  c.eval.sets = ('aime24', 'amc', 'math500')  # of tasks/datasets.py, or files
+  c.eval.period = 20  # rollout steps; also before and after; 0 is never
+  c.eval.limit = config_dict.placeholder(int)  # first N problems of each set
+  # None: the set's own decoding (greedy, or 32 samples at 0.6).
+  c.eval.samples = config_dict.placeholder(int)
+  c.eval.temperature = config_dict.placeholder(float)
+  c.eval.greedy = False  # greedy decoding beside a sampled one
+  c.eval.max_tokens = 8192
+  c.eval.batch_prompts = 64  # prompts sampled at a time
+
+  c.checkpoint = ml_collections.ConfigDict()
+  c.checkpoint.period = 5  # rollout steps
+  c.checkpoint.keep = 2  # the newest N
+
+  # The embedded model, made where `c.model` is None: a Qwen3-shaped network,
+  # trained on worked solutions, then on a mixture with direct answers.
+  c.pretrain = ml_collections.ConfigDict()
+  c.pretrain.worked_steps = 0  # 0: none is made, a model must be given
+  c.pretrain.mixed_steps = 0
+  c.pretrain.direct_share = 0.6  # of direct answers in the mixture
+  c.pretrain.batch = 32  # demonstrations an update
+  c.pretrain.demonstrations = 8000  # different problems
+  c.pretrain.learning_rate = 6e-3  # peak, after a tenth of the steps
+  c.pretrain.d_model = 64
+  c.pretrain.num_layers = 3
+  c.pretrain.num_heads = 2
+  c.pretrain.num_kv_heads = 2
+  c.pretrain.head_dim = 32
+  c.pretrain.d_ff = 192
+  return c

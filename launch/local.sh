@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# The main job on a laptop: sets up, makes the tiny base model, trains it, and
+# ends with accuracy before and after. Run again, it continues or reprints.
+#
+#   [METHOD=tepo] [SEED=0] [WORKDIR=DIR] launch/local.sh [--config.FIELD=VALUE]
+#
+# A relative WORKDIR lies in the repository.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+launch/setup.sh cpu
+method=${METHOD:-tepo} seed=${SEED:-0}
+exec env JAX_PLATFORMS=cpu .venv/bin/python -m tepo_jax.train \
+  --config="configs/tiny.py:$method" --config.seed="$seed" \
+  --workdir="${WORKDIR:-runs/tiny_${method}_$seed}" "$@"

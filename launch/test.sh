@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Sets up and runs the tests on the CPU; arguments go to pytest.
+#
+#   launch/test.sh [-k NAME ...]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+launch/setup.sh cpu tests
+exec .venv/bin/python -m pytest tests "$@"

@@ -1,0 +1,1 @@
+"""TEPO: token-level policy optimisation of language models in JAX."""

@@ -1,0 +1,32 @@
+r"""Takes the trained weights out of a run, as a Hugging Face folder.
+
+  python -m tepo_jax.export --workdir=DIR [--step=N] --out=DIR
+
+The folder holds config.json, safetensors (fp32), the tokenizer and the
+generation config: transformers' from_pretrained reads it.
+"""
+
+from absl import flags
+
+from tepo_jax import cli
+from tepo_jax.job import session
+from tepo_jax.policy import weights
+from tepo_jax.runtime import mesh as mesh_lib
+
+_WORKDIR = flags.DEFINE_string(
+    'workdir', None, 'Workdir of a training run.', required=True)
+_STEP = flags.DEFINE_integer(
+    'step', None, 'Rollout step of the checkpoint; the last one if not given.')
+_OUT = flags.DEFINE_string(
+    'out', None, 'Folder to make; must not exist or be empty.', required=True)
+
+
+def main() -> None:
+  mesh = mesh_lib.make({'data': 1, 'fsdp': -1, 'tensor': 1})
+  folder, params = session.restore_params(_WORKDIR.value, mesh, _STEP.value)
+  weights.save(_OUT.value, weights.read_config(folder), params, source=folder)
+  print(f'exported {_WORKDIR.value} to {_OUT.value}')
+
+
+if __name__ == '__main__':
+  cli.run(main)

@@ -1,0 +1,122 @@
+"""The embedded task's base model: made, trained on demonstrations, saved."""
+
+import functools
+import json
+import pathlib
+import random
+import tempfile
+
+import jax
+import ml_collections
+import numpy as np
+import optax
+import tqdm
+
+from tepo_jax.job import steps
+from tepo_jax.learning import optimizer as optimizer_lib
+from tepo_jax.learning import supervised
+from tepo_jax.learning import update
+from tepo_jax.policy import transformer
+from tepo_jax.policy import weights
+from tepo_jax.tasks import arithmetic
+from tepo_jax.tasks import prompts
+
+
+def make(config: ml_collections.ConfigDict, out: pathlib.Path) -> float:
+  """Trains by `config.pretrain` and `config.seed`; returns the last loss.
+
+  The folder appears when it is complete, or not at all.
+  """
+  settings = config.pretrain
+  with tempfile.TemporaryDirectory() as scratch:
+    arithmetic.build_tokenizer(scratch)
+    tokenizer = weights.load_tokenizer(scratch)
+    (pathlib.Path(scratch) / 'generation_config.json').write_text(json.dumps({
+        'eos_token_id': tokenizer.eos_token_id,
+        'pad_token_id': tokenizer.pad_token_id}) + '\n')
+    model = model_config(settings, len(tokenizer))
+    params, loss = _train(config, steps.execution(model, config.compute),
+                          _demonstrations(config, tokenizer))
+    weights.save(out, model, params, source=scratch)
+  return loss
+
+
+def _train(config, model, demonstrations):
+  """Worked solutions alone first, then a mixture: params, the last loss.
+
+  The answers of direct demonstrations are noise to a small model: mixed in
+  from the start they hold up the learning of the sums.
+  """
+  settings = config.pretrain
+  total = settings.worked_steps + settings.mixed_steps
+  optimizer = optimizer_lib.make(
+      optax.warmup_cosine_decay_schedule(
+          0, settings.learning_rate, total // 10, total),
+      beta1=0.9, beta2=0.99, epsilon=1e-8, weight_decay=0.01,
+      max_grad_norm=1.0)
+  params = jax.jit(functools.partial(_init, model))(
+      jax.random.key(config.seed))
+  state = update.TrainState(jax.numpy.int32(0), params, optimizer.init(params))
+  step = jax.jit(functools.partial(supervised.step, model, optimizer),
+                 donate_argnums=0)
+  generator = np.random.default_rng(config.seed)
+  bar = tqdm.trange(total, desc='making the base model', mininterval=1)
+  for index in bar:
+    rows = generator.integers(settings.demonstrations, size=settings.batch)
+    share = settings.direct_share if index >= settings.worked_steps else 0
+    styles = (generator.random(settings.batch) < share).astype(int)
+    state, loss = step(state, *(array[styles, rows]
+                                for array in demonstrations))
+    if index % 50 == 0:
+      bar.set_postfix_str(f'loss {float(loss):.3f}')
+  return state.params, float(loss)
+
+
+def _init(model, key):
+  """Weights of standard deviation 1/√D: at D = 64, 0.02 would start slowly."""
+  gain = model.d_model ** -0.5 / transformer.INIT_STDDEV
+  return jax.tree_util.tree_map_with_path(
+      lambda path, x: x * gain if path[-1].key in ('kernel', 'embedding')
+      else x, transformer.init(model, key))
+
+
+def model_config(settings: ml_collections.ConfigDict,
+                 vocabulary: int) -> transformer.ModelConfig:
+  """The Qwen3-shaped model of `config.pretrain`."""
+  return transformer.ModelConfig(
+      vocab_size=vocabulary, d_model=settings.d_model,
+      num_layers=settings.num_layers, num_heads=settings.num_heads,
+      num_kv_heads=settings.num_kv_heads, head_dim=settings.head_dim,
+      d_ff=settings.d_ff, max_position=1024, rope_theta=1e4,
+      tie_embeddings=True, qk_norm=True)
+
+
+def _demonstrations(config, tokenizer):
+  """Worked [0] and direct [1] solutions of N problems, right-padded.
+
+  Returns:
+    tokens and positions, int32 [2, N, S]; the solutions' mask over the
+    predicted slots, float32 [2, N, S − 1].
+  """
+  rng = random.Random(config.seed)
+  problems = arithmetic.problems(
+      'train', config.pretrain.demonstrations, config.seed)
+  rows, starts = [], []
+  for style in ('worked', 'direct'):
+    for problem in problems:
+      prompt = prompts.render(
+          config.data.template, tokenizer, problem.problem)
+      solution = arithmetic.demonstration(problem, rng, style)
+      rows.append(
+          prompt + tokenizer.encode(solution) + [tokenizer.eos_token_id])
+      starts.append(len(prompt))
+  width = max(map(len, rows))
+  token_RS = np.zeros((len(rows), width), np.int32)
+  position_RS = np.full((len(rows), width), -1, np.int32)
+  for index, row in enumerate(rows):
+    token_RS[index, :len(row)] = row
+    position_RS[index, :len(row)] = np.arange(len(row))
+  is_solution_RS = position_RS >= np.array(starts)[:, None]
+  mask_RT = is_solution_RS[:, 1:].astype(np.float32)
+  return [array.reshape(2, len(problems), -1)
+          for array in (token_RS, position_RS, mask_RT)]

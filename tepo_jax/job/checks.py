@@ -1,0 +1,122 @@
+"""What a config may say: ranges, contradictions, fields without effect.
+
+Names and types are checked where the command line is read (`cli`), a method's
+row where it is composed (`learning.rows`).
+"""
+
+from collections.abc import Iterable
+
+import ml_collections
+
+from tepo_jax import errors
+from tepo_jax.rollout import collect
+
+_DTYPES = ('float32', 'bfloat16')
+
+_POSITIVE = (
+    'steps', 'data.max_prompt_tokens', 'rollout.prompts', 'rollout.max_tokens',
+    'rollout.max_generation_batches', 'rollout.temperature',
+    'rollout.logp_gap_limit', 'grading.workers', 'train.minibatch_prompts',
+    'train.epochs', 'train.microbatches', 'train.chunk_size',
+    'optimizer.learning_rate', 'optimizer.epsilon', 'optimizer.max_grad_norm',
+    'compute.unroll', 'eval.max_tokens', 'eval.batch_prompts',
+    'checkpoint.period', 'checkpoint.keep')
+_NOT_NEGATIVE = (
+    'seed', 'optimizer.weight_decay', 'eval.period', 'pretrain.worked_steps',
+    'pretrain.mixed_steps',
+    'rollout.overlong_buffer', 'rollout.overlong_factor')
+_POSITIVE_IF_GIVEN = ('data.limit', 'eval.limit', 'eval.samples')
+
+
+def check(config: ml_collections.ConfigDict, overridden: Iterable[str]) -> None:
+  """Refuses a config that cannot run or does not do what it seems to say.
+
+  Args:
+    config: of a training run.
+    overridden: dotted names given on the command line; one of them that has
+      no effect under this config is refused.
+
+  Raises:
+    errors.InputError: names the field, its value and what is wrong.
+  """
+  _check_ranges(config)
+  _check_geometry(config)
+  for name in overridden:
+    reason = _inert(config, name)
+    if reason:
+      raise errors.InputError(f'config.{name} has no effect: {reason}')
+
+
+def _check_ranges(config):
+  for name in _POSITIVE:
+    _require(config, name, _value(config, name) > 0, 'positive')
+  for name in _NOT_NEGATIVE:
+    _require(config, name, _value(config, name) >= 0, '0 or more')
+  for name in _POSITIVE_IF_GIVEN:
+    value = _value(config, name)
+    _require(config, name, value is None or value > 0, 'positive')
+  for name in ('optimizer.beta1', 'optimizer.beta2'):
+    _require(config, name, 0 <= _value(config, name) < 1, 'in [0, 1)')
+  _require(config, 'pretrain.direct_share',
+           0 <= config.pretrain.direct_share <= 1, 'in [0, 1]')
+  _require(config, 'rollout.samples', config.rollout.samples >= 2,
+           'at least 2: the advantage compares a group\'s samples')
+  _require(config, 'rollout.dynamic_sampling',
+           config.rollout.dynamic_sampling in collect.MODES,
+           f'one of {", ".join(collect.MODES)}')
+  _require(config, 'compute.dtype', config.compute.dtype in _DTYPES,
+           f'one of {", ".join(_DTYPES)}')
+  temperature = config.eval.temperature
+  _require(config, 'eval.temperature',
+           temperature is None or temperature >= 0, '0 (greedy) or more')
+
+
+def _check_geometry(config):
+  prompts = config.rollout.prompts
+  minibatch, parts = config.train.minibatch_prompts, config.train.microbatches
+  if prompts % minibatch:
+    raise errors.InputError(
+        f'config.rollout.prompts={prompts} is not a multiple of '
+        f'config.train.minibatch_prompts={minibatch}')
+  rows = minibatch * config.rollout.samples
+  if rows % parts:
+    raise errors.InputError(
+        f'config.train.microbatches={parts} does not divide the {rows} '
+        'completions of a minibatch (minibatch_prompts x samples)')
+  if config.rollout.overlong_buffer > config.rollout.max_tokens:
+    raise errors.InputError(
+        f'config.rollout.overlong_buffer={config.rollout.overlong_buffer} is '
+        f'more than config.rollout.max_tokens={config.rollout.max_tokens}')
+  if config.model is None and not config.pretrain.worked_steps:
+    raise errors.InputError(
+        'config.model is not set: give a Hugging Face folder')
+
+
+def _inert(config, name):
+  """Why a field has no effect under this config, or None."""
+  section = name.split('.')[0]
+  if section == 'pretrain' and config.model is not None:
+    return 'config.model is given, so no model is made'
+  if section == 'eval' and name != 'eval.period' and not config.eval.period:
+    return 'config.eval.period is 0, so nothing is evaluated'
+  if name == 'rollout.overlong_factor' and not config.rollout.overlong_buffer:
+    return 'config.rollout.overlong_buffer is 0'
+  if (name == 'rollout.max_generation_batches'
+      and config.rollout.dynamic_sampling != 'refill'):
+    return 'config.rollout.dynamic_sampling is not refill'
+  if (name.startswith('method.reg.') and name != 'method.reg.region'
+      and config.method.reg.region == 'none'):
+    return 'config.method.reg.region is none'
+  return None
+
+
+def _value(config, name):
+  for part in name.split('.'):
+    config = config[part]
+  return config
+
+
+def _require(config, name, holds, wanted):
+  if not holds:
+    raise errors.InputError(
+        f'config.{name}={_value(config, name)!r}: must be {wanted}')

@@ -1,0 +1,277 @@
+"""A training run: rollout steps, evaluations, checkpoints, records."""
+
+import json
+import pathlib
+import signal
+import time
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from tepo_jax import errors
+from tepo_jax.job import evaluation
+from tepo_jax.job import session as session_lib
+from tepo_jax.job import steps
+from tepo_jax.rollout import collect
+from tepo_jax.runtime import checkpoint
+from tepo_jax.runtime import mesh as mesh_lib
+from tepo_jax.runtime import metrics
+
+MAX_SKIPPED = 3  # updates in a row that are not finite before a run stops
+
+
+class Trainer:
+  """One run: the policy's state, and what a rollout step does to it.
+
+  Attributes:
+    state: update.TrainState. cursor: the data order's place. step: rollout
+    steps done. These three, and the config, are all there is to a run.
+  """
+
+  def __init__(self, config: ml_collections.ConfigDict,
+               session: session_lib.Session, workdir: pathlib.Path):
+    self.config, self.session, self.workdir = config, session, workdir
+    rollout = config.rollout
+    self.programs = steps.make(config, session.model, session.mesh)
+    self.prompts = session.prompts(config.data.name, None, config.data.limit)
+    self.order = collect.DataOrder(len(self.prompts), config.seed)
+    self.sampler = session.sampler(
+        prompts_at_once=rollout.prompts, samples=rollout.samples,
+        max_tokens=rollout.max_tokens, temperature=rollout.temperature)
+    self.evaluations = evaluation.prepare(session) if config.eval.period else []
+    self.checkpointer = checkpoint.Checkpointer(
+        workdir / session_lib.CHECKPOINTS, config.checkpoint.keep)
+    self.writer = metrics.Writer(workdir)
+    self.progress = metrics.Progress(config.steps)
+    self.skipped_in_a_row = 0
+    self._restore()
+
+  def _restore(self):
+    """The last checkpoint, or the model's weights at step 0."""
+    last = self.checkpointer.latest()
+    if last is None:
+      self.progress.phase(f'loading {self.session.folder}')
+      self.state = self.programs.init_state(self.session.load_params())
+      self.cursor, self.step = 0, 0
+      self.writer.truncate(-1)
+    else:
+      self.state, extra = self.checkpointer.restore(
+          last, steps.abstract_state(self.programs))
+      self.cursor, self.step = extra['cursor'], last
+      self.writer.truncate(last)
+      print(f'continuing {self.workdir} after step {last}', flush=True)
+
+  def run(self, stop: 'StopRequest') -> None:
+    """Steps until `config.steps`, or until it is asked to stop."""
+    if self.step == 0 and self.evaluations:
+      self.writer.write(0, self.evaluate())
+    while self.step < self.config.steps and not stop.requested:
+      scalars = self.rollout_step()
+      self.step += 1
+      if self._is_due(self.config.eval.period):
+        scalars |= self.evaluate()
+      self.writer.write(self.step, scalars)
+      self.progress.step(self.step, _summary(scalars))
+      if self._is_due(self.config.checkpoint.period) or stop.requested:
+        self.checkpointer.save(self.step, self.state, {'cursor': self.cursor})
+    self.checkpointer.close()
+    self.writer.close()
+
+  def _is_due(self, period):
+    return bool(period) and (
+        self.step % period == 0 or self.step == self.config.steps)
+
+  def rollout_step(self) -> dict[str, float]:
+    """Samples, grades, updates; returns the step's metrics."""
+    start = time.perf_counter()
+    number = self.step + 1
+    self.progress.phase('sampling')
+    rollout = self._collect(number)
+    self.cursor = rollout.cursor
+    scalars = rollout_metrics(rollout, self.config.rollout.max_tokens)
+    scalars |= {f'grading/{name}': count
+                for name, count in self.sampler.counts.items()}
+    self.sampler.counts.clear()
+    if rollout.groups:
+      self.progress.phase('updating')
+      scalars |= self._update(number, rollout.groups)
+    self._dump(number, rollout)
+    seconds = time.perf_counter() - start
+    scalars |= {f'seconds/{phase}': value
+                for phase, value in self.session.timers.pop().items()}
+    tokens = sum(g.length_G.sum() for g in rollout.sampled)
+    return scalars | {'seconds/step': seconds,
+                      'tokens_per_second': tokens / seconds}
+
+  def _collect(self, number):
+    rollout = self.config.rollout
+    with self.session.timers('reshard'):
+      params = jax.block_until_ready(
+          self.programs.to_decode(self.state.params))
+    key = jax.random.fold_in(steps.stream(self.config.seed, 'rollout'), number)
+
+    def draw(cursor):
+      places = range(cursor, cursor + rollout.prompts)
+      return [self.prompts[self.order[i]].at(i) for i in places]
+
+    return collect.collect(
+        draw, lambda prompts: self.sampler(params, prompts, key),
+        cursor=self.cursor, wanted=rollout.prompts,
+        mode=rollout.dynamic_sampling,
+        max_batches=rollout.max_generation_batches)
+
+  def _update(self, number, groups):
+    """All the updates of a rollout; returns their metrics, averaged."""
+    config, programs = self.config, self.programs
+    rollout, timers = config.rollout, self.session.timers
+    rewards_B = collect.rewards(groups, rollout.max_tokens,
+                                rollout.overlong_buffer,
+                                rollout.overlong_factor)
+    rows = rollout.prompts * rollout.samples
+    batch = collect.to_batch(
+        groups, rewards_B, rows=rows, width=config.data.max_prompt_tokens,
+        estimator=programs.policy_loss.row.estimator)
+    with timers('score'):
+      batch = self._score(batch)
+    scalars = {'reward': float(rewards_B.mean())} | self._gap(batch)
+    old_params = (programs.to_old_policy(self.state.params)
+                  if programs.policy_loss.needs_kl else None)
+    rng = jax.random.fold_in(steps.stream(config.seed, 'update'), number)
+    history = []
+    with timers('update'):
+      for index, minibatch in enumerate(self._minibatches(batch, number, rows)):
+        self.state, outcome = programs.train_step(
+            self.state, minibatch, jax.random.fold_in(rng, index), old_params)
+        history.append(jax.device_get(outcome))
+        self._count_skipped(history[-1])
+    return scalars | average(history)
+
+  def _minibatches(self, batch, number, rows):
+    settings = self.config.train
+    order = collect.minibatch_order(
+        rows, self.config.rollout.samples, settings.minibatch_prompts,
+        settings.epochs, (self.config.seed, number))
+    for indices in order:
+      if batch.mask_BT[indices].any():
+        yield steps.take_rows(self.session.mesh, batch, indices)
+
+  def _score(self, batch):
+    """ℓ° and H°, in the minibatches of the first epoch."""
+    rows = len(batch.mask_BT)
+    size = self.config.train.minibatch_prompts * self.config.rollout.samples
+    scored = [
+        mesh_lib.to_host(self.programs.score(
+            self.state.params, steps.take_rows(
+                self.session.mesh, batch, np.arange(start, start + size))))
+        for start in range(0, rows, size)]
+    return jax.tree.map(lambda *x: np.concatenate(x), *scored)
+
+  def _gap(self, batch):
+    """How far the sampler's log π is from the trainer's, nats."""
+    gaps = np.abs(batch.sampler_logp_BT - batch.old_logp_BT)[
+        batch.mask_BT > 0]
+    limit = self.config.rollout.logp_gap_limit
+    if gaps.mean() > limit:
+      raise errors.RunError(
+          f'the sampler\'s log-probabilities are {gaps.mean():.3g} nats from '
+          f'the trainer\'s on average, more than rollout.logp_gap_limit='
+          f'{limit}: the ratios would be noise')
+    return {'logp_gap_mean': gaps.mean(), 'logp_gap_p99': np.quantile(
+        gaps, 0.99)}
+
+  def _count_skipped(self, outcome):
+    skipped = outcome['skipped'] > 0
+    self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
+    if self.skipped_in_a_row == MAX_SKIPPED:
+      raise errors.RunError(
+          f'{MAX_SKIPPED} updates in a row had a loss or gradient that is not '
+          f'finite (the last: loss {outcome["loss"]}, gradient norm '
+          f'{outcome["grad_norm"]}) in step {self.step + 1}; the last '
+          'checkpoint is good')
+
+  def evaluate(self) -> dict[str, float]:
+    """Every evaluation of the config, as metrics 'eval/SET/…'."""
+    self.progress.phase('evaluating')
+    params = self.programs.to_decode(self.state.params)
+    scalars, start = {}, time.perf_counter()
+    for item in self.evaluations:
+      groups = item.run(params, steps.stream(self.config.seed, 'eval'))
+      scalars |= {f'eval/{item.name}/{name}': value
+                  for name, value in evaluation.summarize(groups).items()}
+    self.session.timers.pop()
+    self.sampler.counts.clear()
+    return scalars | {'seconds/eval': time.perf_counter() - start}
+
+  def _dump(self, number, rollout):
+    """rollouts/step_N.jsonl: one line a completion."""
+    folder = self.workdir / 'rollouts'
+    folder.mkdir(exist_ok=True)
+    lines = evaluation.sample_lines(self.config.data.name, rollout.sampled)
+    with (folder / f'step_{number:06d}.jsonl').open('w') as file:
+      file.writelines(json.dumps(line) + '\n' for line in lines)
+
+
+class StopRequest:
+  """Turns SIGTERM into a request to save and end after the step at hand."""
+
+  def __init__(self):
+    self.requested = False
+    signal.signal(signal.SIGTERM, self._request)
+
+  def _request(self, *_):
+    self.requested = True
+
+
+def rollout_metrics(rollout: collect.Rollout, max_tokens: int
+                    ) -> dict[str, float]:
+  """What the step's sampling looked like, over all groups sampled."""
+  groups = rollout.sampled
+  length_B = np.concatenate([g.length_G for g in groups])
+  ended_B = np.concatenate([g.ended_G for g in groups])
+  return {
+      'accuracy': np.mean([g.accuracy_G for g in groups]),
+      'response_length_mean': length_B.mean(),
+      'response_length_max': length_B.max(),
+      'truncated_share': 1 - ended_B.mean(),
+      'mixed_share': np.mean([collect.is_mixed(g) for g in groups]),
+      'groups_sampled': len(groups),
+      'groups_trained': len(rollout.groups)}
+
+
+def average(history: list[dict[str, Any]]) -> dict[str, float]:
+  """Means over a step's updates; extremes of …_min and …_max; sums of counts."""
+  reduce = {'weight_min': np.min, 'weight_max': np.max, 'skipped': np.sum,
+            'empty_minibatches': np.sum}
+  return {name: reduce.get(name, np.mean)([h[name] for h in history])
+          for name in history[0]}
+
+
+def _summary(scalars):
+  shown = {'accuracy': 'acc', 'response_length_mean': 'len',
+           'entropy': 'H', 'grad_norm': 'grad', 'seconds/step': 's'}
+  parts = [f'{label} {scalars[name]:.3g}'
+           for name, label in shown.items() if name in scalars]
+  parts += [f'{name.removeprefix("eval/")} {value:.1%}'
+            for name, value in scalars.items()
+            if name.startswith('eval/') and '/avg@' in name.rsplit('/', 1)[0]
+            and name.rsplit('/', 1)[1].startswith('avg@')]
+  return '  '.join(parts)
+
+
+def results_table(workdir: pathlib.Path) -> str:
+  """Before and after, from the first and last evaluation on record."""
+  records = [json.loads(line) for line in
+             (workdir / 'metrics.jsonl').read_text().splitlines()]
+  records = [r for r in records if any(name.startswith('eval/') for name in r)]
+  if not records:
+    return 'no evaluation on record'
+  first, last = records[0], records[-1]
+  rows = [f'{"":<36}{"step " + str(first["step"]):>10}'
+          f'{"step " + str(last["step"]):>10}']
+  for name in first:
+    if name.startswith('eval/') and not name.endswith('/problems'):
+      rows.append(f'{name.removeprefix("eval/"):<36}{first[name]:>10.3f}'
+                  f'{last[name]:>10.3f}')
+  return '\n'.join(rows)

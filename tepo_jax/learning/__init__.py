@@ -1,0 +1,1 @@
+"""The paper: pure functions of arrays (objective, advantage, update)."""

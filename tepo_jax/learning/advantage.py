@@ -1,0 +1,104 @@
+"""Rewards of a group of completions -> advantages (paper 2.2, Eq. 9).
+
+The B completions lie group by group: rows g*G .. g*G + G - 1 answer one
+prompt. Axes: B completions, G group size, N groups (B = N * G).
+"""
+
+import jax.numpy as jnp
+
+from tepo_jax import errors
+
+
+def _grouped(value_B, group_size):
+  value_B = jnp.asarray(value_B)
+  if value_B.ndim != 1 or group_size < 1 or value_B.shape[0] % group_size:
+    raise ValueError(
+        f'{value_B.shape} values do not form groups of {group_size}')
+  return value_B.reshape(-1, group_size)
+
+
+def _centred(reward_NG):
+  """r - mean_g. Shifted first, so that equal rewards give exactly 0."""
+  shifted_NG = reward_NG - reward_NG[:, :1]
+  return shifted_NG - jnp.mean(shifted_NG, axis=1, keepdims=True)
+
+
+def grpo(reward_NG):
+  """(r - mean_g) / (std_g + 1e-6), std with ddof=1 (2402.03300, Eq. 9).
+
+  The paper prints std without saying which: torch.std, and so the authors'
+  code and verl, divides by G - 1. A group of one has neither mean nor std:
+  r / (1 + 1e-6), as in verl.
+  """
+  size = reward_NG.shape[1]
+  if size == 1:
+    return reward_NG / (1 + 1e-6)
+  centred_NG = _centred(reward_NG)
+  variance_N1 = jnp.sum(centred_NG**2, axis=1, keepdims=True) / (size - 1)
+  return centred_NG / (jnp.sqrt(variance_N1) + 1e-6)
+
+
+def gpg(reward_NG):
+  """alpha (r - mean_g), alpha = groups / (groups - degenerate groups).
+
+  GPG (2504.02546): a degenerate group (all rewards equal) has no gradient,
+  alpha makes up for it; it is 1 after dynamic sampling. verl counts samples
+  of non-zero reward instead of groups.
+  """
+  mixed = jnp.sum(jnp.max(reward_NG, axis=1) != jnp.min(reward_NG, axis=1))
+  return _centred(reward_NG) * (reward_NG.shape[0] / jnp.maximum(mixed, 1))
+
+
+def drgrpo(reward_NG):
+  """r - mean_g: Dr. GRPO (2503.20783), no division by the std."""
+  return _centred(reward_NG)
+
+
+ESTIMATORS = {'grpo': grpo, 'gpg': gpg, 'drgrpo': drgrpo}
+
+
+def group_advantage(reward_B, group_size, estimator):
+  """Advantage of each completion from the rewards of its group.
+
+  Args:
+    reward_B: rewards, group by group.
+    group_size: completions of a prompt, G.
+    estimator: a name of ESTIMATORS.
+
+  Returns:
+    advantage_B, in the dtype of the rewards (integers become floats).
+
+  Raises:
+    errors.InputError: unknown estimator.
+    ValueError: B is not a multiple of the group size.
+  """
+  if estimator not in ESTIMATORS:
+    raise errors.InputError(
+        f'method.estimator: {estimator!r} is not one of '
+        + ', '.join(ESTIMATORS))
+  reward_NG = _grouped(reward_B, group_size)
+  reward_NG = reward_NG.astype(jnp.result_type(reward_NG, float))
+  return ESTIMATORS[estimator](reward_NG).reshape(-1)
+
+
+def mixed_groups(accuracy_B, group_size):
+  """Which groups dynamic sampling keeps (DAPO, 2503.14476): bool [N].
+
+  True iff the group's accuracies are not all equal. Give the raw 0/1
+  accuracy: shaped rewards differ by length alone.
+  """
+  accuracy_NG = _grouped(accuracy_B, group_size)
+  return jnp.max(accuracy_NG, axis=1) != jnp.min(accuracy_NG, axis=1)
+
+
+def overlong_penalty(length_B, max_length, buffer, factor):
+  """min(-(length - (max_length - buffer)) / buffer * factor, 0), added to r.
+
+  DAPO's soft overlong punishment (2503.14476, Eq. 13), off in the paper.
+  Lengths are in tokens: 0 up to max_length - buffer, -factor at max_length.
+  """
+  if not 0 < buffer <= max_length:
+    raise errors.InputError(
+        f'overlong buffer: {buffer} is not in 1 .. max_length {max_length}')
+  excess_B = jnp.asarray(length_B) - (max_length - buffer)
+  return jnp.minimum(-excess_B / buffer * factor, 0.0)

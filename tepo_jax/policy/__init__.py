@@ -1,0 +1,1 @@
+"""The language model: transformer, attention, scoring, weights."""

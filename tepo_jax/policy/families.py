@@ -1,0 +1,260 @@
+"""config.json of Hugging Face <-> ModelConfig: one table of families.
+
+A family is a row: the architecture's name and what transformers' class of
+that name does beyond the common frame. Whatever a config.json asks for that
+would change the function and is not built here is refused by its name.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+from tepo_jax import errors
+from tepo_jax.policy import transformer
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+  """What transformers' class does beyond RMSNorm, RoPE, GQA and SwiGLU."""
+
+  model_type: str
+  qkv_bias: bool = False
+  qk_norm: bool = False
+  # Who reads `sliding_window`: 'never'; 'always'; or 'switched', by
+  # use_sliding_window and for the layers from max_window_layers on.
+  window: str = 'never'
+
+
+# Ordered: `to_json` takes the first family that can express the config.
+FAMILIES = {
+    'LlamaForCausalLM': Family('llama'),
+    'Qwen2ForCausalLM': Family('qwen2', qkv_bias=True, window='switched'),
+    'Qwen3ForCausalLM': Family('qwen3', qk_norm=True, window='switched'),
+    'MistralForCausalLM': Family('mistral', window='always'),
+}
+
+# Fields that are harmless with these values and change the function with any
+# other, in the families above or in what is built on them.
+_ONLY = {
+    'hidden_act': ('silu',),
+    'attention_bias': (False, None),
+    'mlp_bias': (False, None),
+    'partial_rotary_factor': (1.0, None),
+    'quantization_config': (None,),
+    'num_experts': (None, 0),
+    'num_local_experts': (None, 0),
+    'n_routed_experts': (None, 0),
+}
+
+_SIZES = {
+    'vocab_size': 'vocab_size', 'hidden_size': 'd_model',
+    'num_hidden_layers': 'num_layers', 'num_attention_heads': 'num_heads',
+    'intermediate_size': 'd_ff', 'max_position_embeddings': 'max_position',
+}
+
+
+def from_json(raw: dict[str, Any], where: str) -> transformer.ModelConfig:
+  """The ModelConfig of a parsed config.json, of transformers 4 or 5.
+
+  Args:
+    raw: the parsed file.
+    where: its path, for the messages.
+
+  Raises:
+    InputError: what is missing or not supported, by the field's name.
+  """
+  names = raw.get('architectures')
+  if not names or len(names) != 1 or names[0] not in FAMILIES:
+    raise errors.InputError(
+        f'{where}: architectures {names} is not supported (one of '
+        f'{", ".join(FAMILIES)})')
+  family = FAMILIES[names[0]]
+  for name, values in _ONLY.items():
+    if name in raw and raw[name] not in values:
+      raise errors.InputError(
+          f'{where}: {name} = {raw[name]!r} is not supported')
+  sizes = {ours: _number(raw, name, where) for name, ours in _SIZES.items()}
+  heads = sizes['num_heads']
+  kv_heads = heads
+  if raw.get('num_key_value_heads') is not None:
+    kv_heads = _number(raw, 'num_key_value_heads', where)
+  if raw.get('head_dim') is not None:
+    head_dim = _number(raw, 'head_dim', where)
+  else:
+    head_dim = sizes['d_model'] // heads
+  if heads % kv_heads or head_dim % 2:
+    raise errors.InputError(
+        f'{where}: {heads} query heads over {kv_heads} key/value heads of '
+        f'size {head_dim}: a whole number a head, and an even size, please')
+  window, full_layers = _window(raw, family, sizes['num_layers'], where)
+  theta, scaling = _rope(raw, sizes['max_position'], where)
+  return transformer.ModelConfig(
+      **sizes, num_kv_heads=kv_heads, head_dim=head_dim, rope_theta=theta,
+      rope_scaling=scaling,
+      norm_eps=_number(raw, 'rms_norm_eps', where, 1e-6, float),
+      tie_embeddings=bool(raw.get('tie_word_embeddings')),
+      qkv_bias=family.qkv_bias, qk_norm=family.qk_norm,
+      sliding_window=window, num_full_layers=full_layers)
+
+
+def to_json(config: transformer.ModelConfig, dtype: str,
+            source: dict[str, Any] | None = None) -> dict[str, Any]:
+  """A config.json that transformers 4 and 5 read as this config.
+
+  Args:
+    config: execution fields are not written.
+    dtype: of the saved tensors.
+    source: the config.json that the model came from; its architecture is
+      kept where it can express `config`, and its other fields (token ids)
+      are carried over.
+  """
+  source = dict(source or {})
+  names = source.get('architectures', []) + list(FAMILIES)
+  for name in names:
+    raw = {**source, **_fields(config, name, dtype)}
+    raw.pop('layer_types', None)  # transformers derives it from the others
+    if _same(config, raw):
+      return raw
+  raise errors.InputError(
+      f'no architecture of {", ".join(FAMILIES)} can express {config}')
+
+
+def _same(config, raw):
+  try:
+    parsed = from_json(raw, '')
+  except errors.InputError:
+    return False
+  architecture = {
+      field.name: getattr(parsed, field.name)
+      for field in dataclasses.fields(parsed)
+      if field.name not in transformer.EXECUTION_FIELDS}
+  return dataclasses.replace(config, **architecture) == config
+
+
+def _fields(config, name, dtype):
+  """The fields of config.json that `from_json` reads."""
+  family = FAMILIES.get(name, Family(''))
+  fields = {name: getattr(config, ours) for name, ours in _SIZES.items()}
+  fields |= {
+      'architectures': [name], 'model_type': family.model_type,
+      'num_key_value_heads': config.num_kv_heads, 'head_dim': config.head_dim,
+      'hidden_act': 'silu', 'rms_norm_eps': config.norm_eps,
+      'tie_word_embeddings': config.tie_embeddings,
+      'dtype': dtype, 'torch_dtype': dtype, 'use_cache': True,
+  }
+  if family.window != 'never':
+    fields['sliding_window'] = config.sliding_window
+  if family.window == 'switched':
+    fields['use_sliding_window'] = config.sliding_window is not None
+    fields['max_window_layers'] = (
+        config.num_layers if config.sliding_window is None
+        else config.num_full_layers)
+  return fields | _rope_fields(config)
+
+
+def _window(raw, family, num_layers, where):
+  """(positions a query sees or None, number of first layers without)."""
+  window, full_layers = None, 0
+  if family.window == 'always' or (
+      family.window == 'switched' and raw.get('use_sliding_window')):
+    window = raw.get('sliding_window', 4096)
+  if window is not None:
+    window = _number(raw, 'sliding_window', where, 4096)
+    if family.window == 'switched':
+      full_layers = _number(raw, 'max_window_layers', where, 28, least=0)
+  kinds = raw.get('layer_types')
+  if kinds is not None and window is not None and family.window == 'switched':
+    full_layers = kinds.count('full_attention')
+  full_layers = min(full_layers, num_layers)
+  if window is None or full_layers == num_layers:
+    window, full_layers = None, 0
+  sliding = 0 if window is None else num_layers - full_layers
+  plain = ['full_attention'] * (num_layers - sliding)
+  if kinds is not None and kinds != plain + ['sliding_attention'] * sliding:
+    raise errors.InputError(
+        f'{where}: layer_types {kinds} is not supported: only full attention '
+        'in the first layers and the sliding window in the others')
+  return window, full_layers
+
+
+def _rope(raw, max_position, where):
+  """(theta, RopeScaling or None), as transformers 5 or 4 keep them."""
+  rope = raw.get('rope_scaling') or raw.get('rope_parameters') or {}
+  kind = rope.get('rope_type') or rope.get('type') or 'default'
+  nested = any(isinstance(value, dict) for value in rope.values())
+  if nested or kind not in ('default', 'linear', 'llama3', 'yarn'):
+    raise errors.InputError(
+        f'{where}: rope type {"per layer" if nested else repr(kind)} is not '
+        'supported (default, linear, llama3 or yarn)')
+  if rope.get('partial_rotary_factor') not in _ONLY['partial_rotary_factor']:
+    raise errors.InputError(
+        f'{where}: partial_rotary_factor is not supported')
+  theta = _number(rope if rope.get('rope_theta') else raw, 'rope_theta', where,
+                  1e4, float)
+  if kind == 'default':
+    return theta, None
+  original = raw.get('original_max_position_embeddings') or rope.get(
+      'original_max_position_embeddings') or max_position
+  # transformers reads a yarn factor of null as the ratio of the contexts.
+  ratio = max_position / original if kind == 'yarn' else None
+  factor = _number(rope, 'factor', where, ratio, float)
+  if kind == 'linear':
+    return theta, transformer.RopeScaling(kind, factor)
+  if kind == 'llama3':
+    return theta, transformer.RopeScaling(
+        kind, factor, original,
+        low_freq_factor=_number(rope, 'low_freq_factor', where, None, float),
+        high_freq_factor=_number(rope, 'high_freq_factor', where, None, float))
+  return theta, transformer.RopeScaling(
+      kind, factor, original,
+      beta_fast=_number(rope, 'beta_fast', where, 32.0, float),
+      beta_slow=_number(rope, 'beta_slow', where, 1.0, float),
+      attention_factor=_number(
+          rope, 'attention_factor', where, _yarn_attention(rope, factor),
+          float),
+      truncate=rope.get('truncate') is not False)
+
+
+def _yarn_attention(rope, factor):
+  """The default factor on cos and sin: 0.1 ln(factor) + 1 (2309.00071)."""
+  def scale(weight):
+    return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
+
+  if rope.get('mscale') and rope.get('mscale_all_dim'):
+    return scale(rope['mscale']) / scale(rope['mscale_all_dim'])
+  return scale(1.0)
+
+
+def _rope_fields(config):
+  """The same settings where transformers 4 and where 5 look for them."""
+  scaling = config.rope_scaling
+  fields = {'rope_type': 'default'}
+  if scaling is not None:
+    fields = {'rope_type': scaling.kind, 'factor': scaling.factor}
+    names = {
+        'linear': (),
+        'llama3': ('low_freq_factor', 'high_freq_factor'),
+        'yarn': ('beta_fast', 'beta_slow', 'attention_factor', 'truncate'),
+    }[scaling.kind]
+    fields |= {name: getattr(scaling, name) for name in names}
+    if names:
+      fields['original_max_position_embeddings'] = (
+          scaling.original_max_position)
+  return {
+      'rope_theta': config.rope_theta,
+      'rope_scaling': None if scaling is None else fields,
+      'rope_parameters': {'rope_theta': config.rope_theta, **fields},
+  }
+
+
+def _number(raw, name, where, default=None, kind=int, least=1):
+  """A number of config.json: `kind`, positive; `default` where absent."""
+  value = raw.get(name)
+  value = default if value is None else value
+  whole = isinstance(value, int) and not isinstance(value, bool)
+  if kind is float and (whole or isinstance(value, float)) and value > 0:
+    return float(value)
+  if kind is int and whole and value >= least:
+    return value
+  problem = 'is missing' if value is None else f'= {value!r} is not usable'
+  raise errors.InputError(f'{where}: {name} {problem}')

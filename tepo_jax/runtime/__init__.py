@@ -1,0 +1,1 @@
+"""The machine: meshes, checkpoints, metrics."""

@@ -1,0 +1,195 @@
+"""Where arrays live: the device mesh, one rules table, host <-> device.
+
+The only module of the project that knows of several processes. Everything
+above names the axes of its arrays logically ('embed', 'heads', 'batch', ...);
+a rules table maps those names to mesh axes.
+
+Mesh axes: `data` copies of the parameters; `fsdp` shards of parameters and
+optimiser state (the batch is split over data and fsdp together); `tensor`
+shards of the vocabulary, heads and feed-forward width.
+"""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from tepo_jax import errors
+
+AXES = ('data', 'fsdp', 'tensor')
+
+# Training: fp32 masters and Adam moments sharded over fsdp x tensor.
+RULES = {
+    'batch': ('data', 'fsdp'),
+    'vocab': 'tensor',
+    'heads': 'tensor',
+    'kv_heads': 'tensor',
+    'mlp': 'tensor',
+    'embed': 'fsdp',
+    'layers': None,
+    'norm': None,
+    None: None,
+}
+
+# Decoding: weights whole on every fsdp shard, so that no decode step has to
+# gather them.
+DECODE_RULES = {**RULES, 'embed': None}
+
+
+def initialize_distributed() -> None:
+  """Joins the job's other processes; nothing on one process.
+
+  TEPO_MULTIHOST=1 asks for it. JAX then finds the coordinator, the number of
+  processes and this one's index: from the TPU slice, from Slurm, or from
+  JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+  """
+  if os.environ.get('TEPO_MULTIHOST') == '1':
+    jax.distributed.initialize(**_coordinates())
+
+
+def _coordinates() -> dict[str, str | int]:
+  if 'JAX_COORDINATOR_ADDRESS' not in os.environ:
+    return {}
+  try:
+    return {
+        'coordinator_address': os.environ['JAX_COORDINATOR_ADDRESS'],
+        'num_processes': int(os.environ['JAX_NUM_PROCESSES']),
+        'process_id': int(os.environ['JAX_PROCESS_ID']),
+    }
+  except (KeyError, ValueError) as error:
+    raise errors.InputError(
+        'JAX_COORDINATOR_ADDRESS is set: JAX_NUM_PROCESSES and JAX_PROCESS_ID '
+        f'must be integers beside it ({error})') from error
+
+
+def make(
+    shape: Mapping[str, int], devices: Sequence[jax.Device] | None = None
+) -> jax.sharding.Mesh:
+  """The mesh of `shape` (one size per name of AXES) over all the devices.
+
+  One size may be -1: what the others leave. Every device is used: a product
+  smaller than their number is refused, as leaving devices idle is never meant
+  (pass `devices` to choose a part).
+
+  Raises:
+    InputError: with the numbers, when the shape does not fit the devices.
+  """
+  devices = jax.devices() if devices is None else devices
+  sizes = [shape[name] for name in AXES]
+  text = ' x '.join(f'{name}={shape[name]}' for name in AXES)
+  known = math.prod(size for size in sizes if size != -1)
+  if sizes.count(-1) > 1 or any(s < 1 and s != -1 for s in sizes):
+    raise errors.InputError(
+        f'mesh {text}: sizes are positive, and one of them may be -1')
+  if len(devices) % known:
+    raise errors.InputError(
+        f'mesh {text}: {known} does not divide the {len(devices)} '
+        f'{devices[0].platform} devices')
+  if -1 not in sizes and known != len(devices):
+    raise errors.InputError(
+        f'mesh {text} takes {known} devices and there are {len(devices)}: '
+        'set one of the sizes to -1 to use them all')
+  sizes = [len(devices) // known if size == -1 else size for size in sizes]
+  # make_mesh defaults to Explicit axes; Auto lets XLA propagate shardings.
+  return jax.make_mesh(
+      sizes, AXES, (jax.sharding.AxisType.Auto,) * len(AXES), devices=devices)
+
+
+def shardings(mesh: jax.sharding.Mesh, axes_tree, rules=RULES):
+  """The tree of NamedShardings for a tree of logical axis names.
+
+  A leaf is a tuple of names, one per dimension; () is a replicated scalar.
+  """
+  def leaf(axes):
+    spec = jax.sharding.PartitionSpec(*(rules[name] for name in axes))
+    return jax.sharding.NamedSharding(mesh, spec)
+
+  return jax.tree.map(leaf, axes_tree, is_leaf=_is_axes)
+
+
+def batch_sharding(mesh: jax.sharding.Mesh) -> jax.sharding.NamedSharding:
+  """Axis 0 over data and fsdp, whatever the rank."""
+  return shardings(mesh, ('batch',))
+
+
+def batch_shards(mesh: jax.sharding.Mesh) -> int:
+  """Into how many pieces axis 0 of a batch is cut: data x fsdp."""
+  return _parts(mesh, RULES['batch'])
+
+
+def replicated(mesh: jax.sharding.Mesh) -> jax.sharding.NamedSharding:
+  """The whole array on every device."""
+  return shardings(mesh, ())
+
+
+def check(mesh: jax.sharding.Mesh, axes_tree, abstract_tree, rules=RULES):
+  """Refuses a mesh that does not divide some array's dimension.
+
+  Raises:
+    InputError: the first such array, by its path, with the numbers.
+  """
+  axes_of = dict(
+      jax.tree_util.tree_flatten_with_path(axes_tree, is_leaf=_is_axes)[0])
+  for path, array in jax.tree_util.tree_flatten_with_path(abstract_tree)[0]:
+    name = '/'.join(str(getattr(p, 'key', p)) for p in path)
+    axes = axes_of[path]
+    if len(axes) != len(array.shape):
+      raise ValueError(f'{name}: axes {axes} for the shape {array.shape}')
+    for index, (axis, size) in enumerate(zip(axes, array.shape)):
+      parts = _parts(mesh, rules[axis])
+      if size % parts:
+        raise errors.InputError(
+            f'mesh {dict(mesh.shape)}: {rules[axis]}={parts} does not divide '
+            f'dimension {index} ({axis}) of {name} {tuple(array.shape)}')
+
+
+def put_batch(mesh: jax.sharding.Mesh, batch):
+  """Host arrays, split along axis 0, to global arrays on the mesh.
+
+  Every process passes its own rows; they follow one another in the order in
+  which the mesh holds the processes.
+
+  Raises:
+    InputError: the number of rows is not a multiple of data x fsdp.
+  """
+  sharding = batch_sharding(mesh)
+  parts = batch_shards(mesh)
+
+  def put(array):
+    rows = len(array) * jax.process_count()
+    if rows % parts:
+      raise errors.InputError(
+          f'a batch of {rows} rows does not divide over mesh '
+          f'{dict(mesh.shape)}: it must be a multiple of data x fsdp = {parts}')
+    return jax.make_array_from_process_local_data(sharding, np.asarray(array))
+
+  return jax.tree.map(put, batch)
+
+
+def to_host(tree):
+  """Global arrays to numpy arrays, whole, on every process.
+
+  A collective when there are several processes: all of them must call it.
+  """
+  def get(array):
+    if isinstance(array, jax.Array) and not (
+        array.is_fully_addressable or array.is_fully_replicated):
+      array = multihost_utils.process_allgather(array, tiled=True)
+    return np.asarray(array)
+
+  return jax.tree.map(get, tree)
+
+
+def _is_axes(node) -> bool:
+  # Not isinstance: optax's states are named tuples, some of them empty.
+  return type(node) is tuple and all(
+      name is None or isinstance(name, str) for name in node)
+
+
+def _parts(mesh: jax.sharding.Mesh, axes: str | tuple[str, ...] | None) -> int:
+  """Into how many pieces a dimension mapped to these mesh axes is cut."""
+  axes = (axes,) if isinstance(axes, str) else axes or ()
+  return math.prod(mesh.shape[axis] for axis in axes)

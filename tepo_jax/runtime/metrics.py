@@ -1,0 +1,189 @@
+"""What a run tells: metrics.jsonl, TensorBoard, phase times, progress."""
+
+import collections
+import contextlib
+import json
+import math
+import os
+import pathlib
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping
+
+from tensorboardX import event_file_writer
+from tensorboardX.proto import event_pb2
+from tensorboardX.proto import summary_pb2
+
+PLAIN_PHASE_SECONDS = 5.0  # least time between phase lines off a terminal
+
+
+class Writer:
+  """Appends scalars to DIR/metrics.jsonl and DIR/tensorboard/.
+
+  One line a step, `{"step": 3, "reward": 0.5, ...}`, flushed at once. Every
+  line is valid JSON: NaN and the infinities are written as null (TensorBoard
+  gets them as they are). metrics.jsonl is the record of the run and errors
+  in writing it are raised; TensorBoard is a convenience, and its first error
+  is told once on stderr and ends it.
+  """
+
+  def __init__(self, workdir: str | os.PathLike):
+    self._path = pathlib.Path(workdir) / 'metrics.jsonl'
+    self._path.parent.mkdir(parents=True, exist_ok=True)
+    self._events = _Events(pathlib.Path(workdir) / 'tensorboard')
+    self._file = self._path.open('a', encoding='utf-8')
+
+  def write(self, step: int, scalars: Mapping[str, float]) -> None:
+    """Appends one step's scalars: floats, or 0-d arrays on the host."""
+    values = {name: float(value) for name, value in scalars.items()}
+    line = {'step': int(step)} | {
+        name: value if math.isfinite(value) else None
+        for name, value in values.items()}
+    self._file.write(json.dumps(line, allow_nan=False) + '\n')
+    self._file.flush()
+    self._events.write(step, values)
+
+  def truncate(self, step: int) -> None:
+    """Forgets what lies after `step`, for a run that resumes there.
+
+    The file is replaced by rename, so that a crash leaves the old one or the
+    new one. A torn last line (the process was killed while writing) goes too.
+    """
+    kept = []
+    for line in self._path.read_text('utf-8', 'replace').splitlines():
+      with contextlib.suppress(json.JSONDecodeError):
+        if json.loads(line)['step'] <= step:
+          kept.append(line + '\n')
+    self._file.close()
+    temporary = self._path.with_suffix('.jsonl.tmp')
+    temporary.write_text(''.join(kept), 'utf-8')
+    os.replace(temporary, self._path)
+    self._file = self._path.open('a', encoding='utf-8')
+    self._events.purge_from(step + 1)
+
+  def close(self) -> None:
+    self._file.close()
+    self._events.close()
+
+
+class _Events:
+  """TensorBoard events, written in the caller's thread.
+
+  tensorboardX's SummaryWriter has a thread and a bounded queue: when its disk
+  fails the thread dies and training hangs on the full queue. Its event writer
+  alone is all that scalars need.
+  """
+
+  def __init__(self, directory: pathlib.Path):
+    self._directory = directory
+    self._purge_step = None
+    self._writer = None
+    self._broken = False
+
+  def write(self, step: int, scalars: Mapping[str, float]) -> None:
+    value = summary_pb2.Summary.Value
+    self._append(step=step, summary=summary_pb2.Summary(value=[
+        value(tag=name, simple_value=x) for name, x in scalars.items()]))
+
+  def purge_from(self, step: int) -> None:
+    """TensorBoard hides what older files hold from `step` on."""
+    self._append(step=step, session_log=event_pb2.SessionLog(
+        status=event_pb2.SessionLog.START))
+
+  def close(self) -> None:
+    with self._told_once():
+      if self._writer is not None:
+        self._writer.close()
+
+  def _append(self, **event) -> None:
+    with self._told_once():
+      if self._writer is None and not self._broken:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._writer = event_file_writer.EventsWriter(
+            str(self._directory / 'events'), f'.{time.time_ns()}')
+      if self._writer is not None:
+        self._writer.write_event(
+            event_pb2.Event(wall_time=time.time(), **event))
+        self._writer.flush()
+
+  @contextlib.contextmanager
+  def _told_once(self) -> Iterator[None]:
+    try:
+      yield
+    except (OSError, ValueError) as error:
+      if not self._broken:
+        print(f'warning: no more TensorBoard events: {error}',
+              file=sys.stderr, flush=True)
+      self._broken = True
+      self._writer = None
+
+
+class Timers:
+  """Wall-clock seconds by phase: `with timers('rollout'): ...`."""
+
+  def __init__(self):
+    self._seconds = collections.defaultdict(float)
+
+  @contextlib.contextmanager
+  def __call__(self, name: str) -> Iterator[None]:
+    start = time.perf_counter()
+    try:
+      yield
+    finally:
+      self._seconds[name] += time.perf_counter() - start
+
+  def pop(self) -> dict[str, float]:
+    """The seconds since the last pop, by phase; starts again from none."""
+    seconds, self._seconds = dict(self._seconds), self._seconds.__class__(float)
+    return seconds
+
+
+class Progress:
+  """Says on `stream` what is happening and how long it will take.
+
+  On a terminal one line is rewritten in place; elsewhere a phase gets a plain
+  line, but no more than one every PLAIN_PHASE_SECONDS. A finished step always
+  gets a line that stays.
+  """
+
+  def __init__(self, total_steps: int, stream=None):
+    self._total = total_steps
+    self._stream = sys.stderr if stream is None else stream
+    self._tty = self._stream.isatty()
+    self._start = time.monotonic()
+    self._finished = 0
+    self._last_phase = -math.inf
+    self._head = ''
+
+  def phase(self, text: str) -> None:
+    """Shows what is happening now."""
+    now = time.monotonic()
+    line = f'{self._head}{text} ...'
+    if self._tty:
+      self._print('\r\x1b[K' + line[:shutil.get_terminal_size().columns - 1])
+    elif now - self._last_phase >= PLAIN_PHASE_SECONDS:
+      self._last_phase = now
+      self._print(line + '\n')
+
+  def step(self, step: int, summary: str) -> None:
+    """Prints the line of a step that is done; `step` counts from 1."""
+    self._finished += 1
+    seconds = (time.monotonic() - self._start) / self._finished
+    left = _duration(seconds * (self._total - step))
+    self._head = f'step {step + 1}/{self._total}  '
+    self._print(('\r\x1b[K' if self._tty else '')
+                + f'step {step}/{self._total}  {summary}  eta {left}\n')
+
+  def _print(self, text: str) -> None:
+    self._stream.write(text)
+    self._stream.flush()
+
+
+def _duration(seconds: float) -> str:
+  """90 -> '1m30s', 7260 -> '2h01m'."""
+  minutes, rest = divmod(round(seconds), 60)
+  hours, minutes = divmod(minutes, 60)
+  if hours:
+    return f'{hours}h{minutes:02d}m'
+  return f'{minutes}m{rest:02d}s' if minutes else f'{rest}s'

@@ -1,0 +1,341 @@
+"""Problems to be solved: the record, the named sets, local files.
+
+A named set is one row of SETS. Rows of any origin go through one table of
+column pairs (LAYOUTS): the hub's own, or the plain form `problem` with
+`answer` or `answers`. A row that cannot be used is refused, with its file and
+its number; what a set leaves out on purpose is counted and logged.
+"""
+
+import collections
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Iterable, Iterator
+
+from absl import logging
+
+from tepo_jax import errors
+from tepo_jax.tasks import grading, prompts
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+  """One problem. Any of `answers` counts as right.
+
+  `unit` and `abs_error` (absolute tolerance) come with OlympiadBench golds.
+  """
+  id: str
+  problem: str
+  answers: tuple[str, ...]
+  source: str
+  level: str | None = None
+  subject: str | None = None
+  unit: str | None = None
+  abs_error: float | None = None
+
+
+# (problem column, answer column); a local file is read by the first pair
+# that its first row has.
+LAYOUTS = (
+    ('problem', 'answers'), ('problem', 'answer'), ('Problem', 'Answer'),
+    ('question', 'final_answer'), ('question', 'answer'),
+    ('prompt', 'reward_model'), ('prompt', 'solution'))
+
+# Columns that a row may have besides, in order of preference.
+OPTIONAL = {
+    'id': ('id', 'unique_id', 'ID'),
+    'source': ('source',),
+    'level': ('level', 'difficulty'),
+    'subject': ('subject', 'subfield', 'domain'),
+    'unit': ('unit',),
+    'abs_error': ('abs_error', 'error'),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """One named set: where it is, and how the paper's evaluation decodes it.
+
+  Attributes:
+    hub, config, split: what `datasets.load_dataset` is asked for.
+    rows: how many rows it is known to have; more than one number where
+      copies differ.
+    licence: of the data, as its origin states it.
+    temperature, samples: decoding; temperature 0 is greedy. All sets: at most
+      8,192 new tokens, top-p 1, no top-k.
+    leave_out: what is known to be wrong with it, of LEAVE_OUT.
+  """
+  hub: str
+  config: str | None
+  split: str
+  rows: tuple[int, ...]
+  licence: str
+  temperature: float = 0.0
+  samples: int = 1
+  leave_out: tuple[str, ...] = ()
+
+
+LEAVE_OUT = {
+    'repeated': 'problems that were there before',
+    'above 2^53': 'integer answers above 2^53, corrupted by a float',
+    'empty': 'rows without an answer',
+}
+
+SETS = {
+    'dapo_math': Source(
+        'open-r1/DAPO-Math-17k-Processed', 'all', 'train',
+        (17398, 14116, 3282, 1_791_700), 'Apache-2.0', 1.0, 8,
+        leave_out=('repeated', 'above 2^53')),
+    'gsm8k': Source('openai/gsm8k', 'main', 'test', (1319, 7473), 'MIT'),
+    'math500': Source(
+        'HuggingFaceH4/MATH-500', None, 'test', (500,), 'MIT'),
+    'aime24': Source(
+        'HuggingFaceH4/aime_2024', None, 'train', (30,), '(c) MAA', 0.6, 32),
+    'aime25': Source(
+        'math-ai/aime25', None, 'test', (30,), '(c) MAA', 0.6, 32),
+    'amc': Source(
+        'AI-MO/aimo-validation-amc', None, 'train', (83,), '(c) MAA', 0.6,
+        32),
+    # The paper's is the rule-gradable subset: give its file, omni_math:FILE.
+    'omni_math': Source(
+        'KbsdJames/Omni-MATH', None, 'test', (4428, 2821), 'Apache-2.0',
+        leave_out=('empty',)),
+    'olympiadbench': Source(
+        'Hothan/OlympiadBench', 'OE_TO_maths_en_COMP', 'train', (674, 675),
+        'Apache-2.0'),
+    'minerva': Source(
+        'math-ai/minervamath', None, 'test', (272,), 'CC BY-NC-SA'),
+}
+
+
+def load(name_or_path: str, split: str | None = None,
+         limit: int | None = None) -> list[Problem]:
+  """Problems by name or from a file.
+
+  Args:
+    name_or_path: 'arithmetic' (embedded, 10,000 problems unless limited); a
+      name of SETS, from the hub; 'NAME:PATH', the same from a local copy; or
+      a PATH: a .jsonl or .parquet file, or a folder that the `datasets`
+      library can read.
+    split: of arithmetic (default 'train'), of the hub or of a folder.
+    limit: only so many, the first ones.
+
+  Raises:
+    InputError: no such set or file, or a bad row: its file, its number
+      (from 1) and what is wrong with it.
+  """
+  if name_or_path == 'arithmetic':
+    return _embedded(split or 'train', 10_000 if limit is None else limit)
+  name, colon, path = name_or_path.partition(':')
+  if name not in SETS:
+    name, path = None, name_or_path
+  if colon and not path:
+    raise errors.InputError(f'{name_or_path}: no path after the colon')
+  if path:
+    origin, rows = path, _local_rows(pathlib.Path(path), split)
+  else:
+    origin, rows = _hub_rows(SETS[name], split)
+  problems = _convert(rows, origin, name)
+  logging.info('%s: %d problems', name_or_path, len(problems))
+  return problems[:limit]
+
+
+def _embedded(split, count):
+  from tepo_jax.tasks import arithmetic  # It imports Problem from here.
+  if split not in arithmetic.SPLITS:
+    raise errors.InputError(f'arithmetic: no split {split!r}, only '
+                            f'{" and ".join(arithmetic.SPLITS)}')
+  return arithmetic.problems(split, count)
+
+
+def _local_rows(path: pathlib.Path, split) -> Iterator[tuple[int, object]]:
+  """(row number, row) of a file or folder."""
+  if path.is_dir():
+    return enumerate(_load_dataset(str(path), None, split or 'train'), 1)
+  if not path.is_file():
+    raise errors.InputError(
+        f'{path}: no such file or folder, nor one of the sets arithmetic, '
+        f'{", ".join(SETS)}')
+  if path.suffix == '.jsonl':
+    return _jsonl_rows(path)
+  if path.suffix == '.parquet':
+    return _parquet_rows(path)
+  raise errors.InputError(f'{path}: neither .jsonl nor .parquet nor a folder')
+
+
+def _jsonl_rows(path):
+  with path.open('rb') as file:
+    for number, line in enumerate(file, 1):
+      if line.strip():
+        try:
+          yield number, json.loads(line)
+        except (ValueError, RecursionError) as error:
+          raise errors.InputError(
+              f'{path}: row {number}: not JSON ({error})') from error
+
+
+def _parquet_rows(path):
+  from pyarrow import lib, parquet
+  try:
+    batches = parquet.ParquetFile(path).iter_batches()
+    yield from enumerate((row for b in batches for row in b.to_pylist()), 1)
+  except (lib.ArrowException, OSError) as error:
+    raise errors.InputError(f'{path}: not a parquet file ({error})') from error
+
+
+def _hub_rows(source, split):
+  split = split or source.split
+  rows = _load_dataset(source.hub, source.config, split)
+  return f'{source.hub} ({split})', enumerate(rows, 1)
+
+
+def _load_dataset(path, config, split):
+  import datasets  # the library; slow to import
+  try:
+    return datasets.load_dataset(path, config, split=split)
+  except Exception as error:  # the library and its hub client raise anything
+    reason = ' '.join(str(error).split())
+    raise errors.InputError(f'{path}: cannot be loaded: {reason}') from error
+
+
+def _convert(rows: Iterable[tuple[int, object]], origin: str,
+             name: str | None) -> list[Problem]:
+  """Checked records; what the set leaves out is counted and logged."""
+  leave_out = SETS[name].leave_out if name else ()
+  fixed = {'source': name} if name else {}
+  label = name or pathlib.Path(origin).stem
+  left_out, layout, total = collections.Counter(), None, 0
+  problems, texts, ids = [], set(), set()
+  for number, row in rows:
+    where, total = f'{origin}: row {number}', total + 1
+    if not isinstance(row, dict):
+      raise errors.InputError(f'{where}: not an object but {_type(row)}')
+    layout = layout or _find_layout(row, where)
+    text = _problem_text(row, layout[0], where)
+    answers = _answers(row, layout[1], where, 'empty' in leave_out)
+    reason = _reason_to_leave_out(text, answers, texts)
+    if reason in leave_out:
+      left_out[reason] += 1
+      continue
+    texts.add(text)
+    problem = Problem(problem=text, answers=answers, **{
+        'id': f'{label}/{number}', 'source': label,
+        **_optional_fields(row, where), **fixed})
+    if problem.id in ids:  # as in the AMC set, two exams in one
+      problem = dataclasses.replace(problem, id=f'{problem.id}/row{number}')
+    ids.add(problem.id)
+    problems.append(problem)
+  if not problems:
+    raise errors.InputError(f'{origin}: no problems')
+  _report(origin, total, left_out, SETS[name].rows if name else ())
+  return problems
+
+
+def _reason_to_leave_out(text, answers, texts):
+  if not answers:
+    return 'empty'
+  if text in texts:
+    return 'repeated'
+  return 'above 2^53' if any(map(_is_above_2_53, answers)) else None
+
+
+def _is_above_2_53(answer):
+  digits = answer.removeprefix('-')
+  return digits.isdecimal() and int(digits) > 2**53
+
+
+def _report(origin, total, left_out, expected):
+  for reason, count in left_out.items():
+    logging.info('%s: left out %d %s', origin, count, LEAVE_OUT[reason])
+  if expected and total not in expected:
+    logging.warning('%s: %d rows where %s were expected', origin, total,
+                    ' or '.join(map(str, expected)))
+
+
+def _find_layout(row, where):
+  for layout in LAYOUTS:
+    if all(column in row for column in layout):
+      return layout
+  wanted = ' or '.join('+'.join(layout) for layout in LAYOUTS)
+  raise errors.InputError(
+      f'{where}: has columns {", ".join(row)}, needs {wanted}')
+
+
+def _cell(row, column, where):
+  if column not in row:
+    raise errors.InputError(f'{where}: missing column {column!r}')
+  return row[column]
+
+
+def _problem_text(row, column, where):
+  value = _cell(row, column, where)
+  if isinstance(value, list):  # chat turns, as DAPO and verl have them
+    users = [turn['content'] for turn in value
+             if isinstance(turn, dict) and {'role', 'content'} <= turn.keys()
+             and turn['role'] == 'user']
+    value = users[-1] if users else value
+  if not isinstance(value, str):
+    raise errors.InputError(
+        f'{where}: {column!r} is {_type(value)}, not text')
+  text = prompts.strip_dapo(value).strip()
+  if not text:
+    raise errors.InputError(f'{where}: {column!r} is empty')
+  return text
+
+
+def _answers(row, column, where, may_be_empty):
+  """The golds; () where there is none and that is allowed."""
+  value = _cell(row, column, where)
+  if column == 'reward_model' and isinstance(value, dict):
+    column, value = 'ground_truth', _cell(value, 'ground_truth', where)
+  values = value if isinstance(value, list) else [value]
+  golds = tuple(_gold(value, column, where) for value in values)
+  if golds and all(golds):
+    return golds
+  if may_be_empty:
+    return ()
+  raise errors.InputError(f'{where}: {column!r} is empty')
+
+
+def _gold(value, column, where):
+  r"""A gold as text: 142.0 -> 142, GSM8K's `... #### 1,080` -> 1080,
+  Omni-MATH's `\[\boxed{x}\]` -> x."""
+  text = _scalar(value, column, where)
+  if '####' in text:
+    text = text.rpartition('####')[2].replace(',', '')
+  return (grading.extract(text, 'boxed') or text).strip()
+
+
+def _scalar(value, column, where):
+  if isinstance(value, float) and value.is_integer():
+    value = int(value)
+  is_number = (isinstance(value, int | float) and math.isfinite(value)
+               and not isinstance(value, bool))
+  if not isinstance(value, str) and not is_number:
+    raise errors.InputError(f'{where}: {column!r} is {_type(value)}, neither '
+                            'text nor a number')
+  return str(value)
+
+
+def _type(value):
+  return 'null' if value is None else type(value).__name__
+
+
+def _optional_fields(row, where):
+  """The fields of Problem for the OPTIONAL columns that the row has."""
+  fields = {}
+  for field, columns in OPTIONAL.items():
+    present = [c for c in columns if c in row and row[c] not in (None, '')]
+    if present:
+      value = row[present[0]]
+      parts = value if isinstance(value, list) else [value]
+      fields[field] = '; '.join(
+          _scalar(part, present[0], where) for part in parts)
+  if 'abs_error' in fields:
+    try:
+      fields['abs_error'] = float(fields['abs_error'])
+    except ValueError as error:
+      raise errors.InputError(f'{where}: tolerance {fields["abs_error"]!r} '
+                              'is not a number') from error
+  return fields

@@ -1,0 +1,106 @@
+r"""From a problem to the token ids the policy sees, by a template's name.
+
+A template is a user turn, perhaps a system turn, and where its answer is to
+be found. Turns go through the tokenizer's own chat template where it has one,
+so R1-distills and Qwen3 keep their thinking format.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from tepo_jax import errors
+
+
+@dataclasses.dataclass(frozen=True)
+class Template:
+  """`{problem}` stands for the problem; `style` is a style of grading.
+
+  With is_chat=False the text is the prompt itself, for base models.
+  """
+  user: str
+  style: str = 'boxed'
+  system: str | None = None
+  is_chat: bool = True
+
+
+TEMPLATES = {
+    'plain': Template('{problem}'),
+    'qwen_boxed': Template(
+        '{problem}',
+        system='Please reason step by step, and put your final answer within '
+               '\\boxed{}.'),
+    # Of DAPO-Math-17k, word for word.
+    'dapo_answer': Template(
+        'Solve the following math problem step by step. The last line of your '
+        'response should be of the form Answer: $Answer (without quotes) '
+        'where $Answer is the answer to the problem.\n\n{problem}\n\n'
+        'Remember to put your answer on its own line after "Answer:".',
+        style='answer'),
+    'dapo_boxed': Template(
+        'Solve the following math problem step by step. The last line of your '
+        'response should be of the form Answer: \\boxed{$Answer} where '
+        '$Answer is the answer to the problem.\n\n{problem}\n\n'
+        'Remember to put your answer on its own line after "Answer:".'),
+    # Of DeepSeek-R1-Zero, and a sentence that says where the grader looks.
+    'r1_zero': Template(
+        'A conversation between User and Assistant. The User asks a question, '
+        'and the Assistant solves it. The Assistant first thinks about the '
+        'reasoning process in the mind and then provides the User with the '
+        'answer. The reasoning process is enclosed within <think> </think> '
+        'and answer is enclosed within <answer> </answer> tags, respectively, '
+        'i.e., <think> reasoning process here </think> <answer> answer here '
+        '</answer>. Put your final answer within \\boxed{}.\n'
+        'User: {problem}\nAssistant: <think>',
+        is_chat=False),
+}
+
+
+def get(name: str) -> Template:
+  """The template of that name; InputError if there is none."""
+  if name not in TEMPLATES:
+    raise errors.InputError(
+        f'no prompt template {name!r}: choose from {", ".join(TEMPLATES)}')
+  return TEMPLATES[name]
+
+
+def render(template: str, tokenizer, problem: str) -> list[int]:
+  """Token ids of the prompt, up to where the completion begins.
+
+  A tokenizer without a chat template gets the turns as plain text, a blank
+  line between them.
+
+  Raises:
+    InputError: no such template, or the chat template refuses it.
+  """
+  row = get(template)
+  user = row.user.replace('{problem}', problem)
+  turns = [{'role': 'user', 'content': user}]
+  if row.system is not None:
+    turns.insert(0, {'role': 'system', 'content': row.system})
+  if not row.is_chat or tokenizer.chat_template is None:
+    text = '\n\n'.join(turn['content'] for turn in turns)
+    return tokenizer(text)['input_ids']
+  import jinja2
+  try:
+    return tokenizer.apply_chat_template(
+        turns, add_generation_prompt=True, return_dict=False)
+  except jinja2.TemplateError as error:  # e.g. no system turns (Mistral)
+    raise errors.InputError(f'prompt template {template!r}: the model\'s chat '
+                            f'template refuses it: {error}') from error
+
+
+def strip_dapo(text: str) -> str:
+  """The problem inside a prompt of DAPO-Math-17k; other text as it is."""
+  before, after = TEMPLATES['dapo_answer'].user.split('{problem}')
+  return text.removeprefix(before).removesuffix(after)
+
+
+def filter_by_length(problems: Sequence, template: str, tokenizer,
+                     max_tokens: int) -> tuple[list, int]:
+  """The `Problem`s whose prompt has at most max_tokens; how many have not.
+
+  A longer prompt is never cut: the caller reports the number left out.
+  """
+  kept = [problem for problem in problems
+          if len(render(template, tokenizer, problem.problem)) <= max_tokens]
+  return kept, len(problems) - len(kept)

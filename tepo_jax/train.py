@@ -1,0 +1,46 @@
+r"""Trains a policy with TEPO or any row of configs/methods.py.
+
+  python -m tepo_jax.train --config=configs/tiny.py:tepo --workdir=DIR \
+      [--config.field=value ...]
+
+A rollout step: sample groups until enough of them are mixed, grade them,
+recompute π_old's statistics, update by minibatches. The same command on the
+same DIR goes on from the last checkpoint. DIR then holds
+
+  config.json      metrics.jsonl     tensorboard/
+  checkpoints/     rollouts/step_*.jsonl
+
+and base_model/ where the config names no model.
+"""
+
+import pathlib
+
+from absl import flags
+
+from tepo_jax import cli
+from tepo_jax.job import base_model
+from tepo_jax.job import checks
+from tepo_jax.job import session as session_lib
+from tepo_jax.job import trainer
+from tepo_jax.runtime import mesh as mesh_lib
+
+_CONFIG = cli.DEFINE_config()
+_WORKDIR = flags.DEFINE_string(
+    'workdir', None, 'Folder of the run: made, or continued.', required=True)
+
+
+def main() -> None:
+  config, workdir = _CONFIG.value, pathlib.Path(_WORKDIR.value)
+  checks.check(config, cli.overridden())
+  mesh_lib.initialize_distributed()
+  cli.claim_workdir(config, workdir)
+  folder = session_lib.model_folder(config, workdir)
+  if config.model is None and not pathlib.Path(folder).exists():
+    base_model.make(config, pathlib.Path(folder))
+  with session_lib.open_folder(config, folder) as session:
+    trainer.Trainer(config, session, workdir).run(trainer.StopRequest())
+  print(trainer.results_table(workdir))
+
+
+if __name__ == '__main__':
+  cli.run(main)

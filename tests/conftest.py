@@ -1,0 +1,8 @@
+"""Every test runs on the CPU with four virtual devices."""
+
+import os
+
+os.environ['JAX_PLATFORMS'] = 'cpu'
+os.environ['XLA_FLAGS'] = (
+    os.environ.get('XLA_FLAGS', '')
+    + ' --xla_force_host_platform_device_count=4')

@@ -1,0 +1,94 @@
+"""Group advantages on numbers worked out by hand, and against numpy."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from tepo_jax import errors
+from tepo_jax.learning import advantage
+
+
+def test_grpo_by_hand(x64):
+  """One of four right: mean 1/4, deviations 3/4 and -1/4, so the variance
+  over three is 1/4, the std 1/2. Then a group of twos and zeros: std
+  sqrt(4/3)."""
+  got = advantage.group_advantage(
+      np.array([1., 0, 0, 0, 2, 2, 0, 0]), 4, 'grpo')
+  second = 1 / (math.sqrt(4 / 3) + 1e-6)
+  np.testing.assert_allclose(got, [
+      0.75 / 0.500001, *[-0.25 / 0.500001] * 3,
+      second, second, -second, -second], rtol=1e-12)
+
+
+@pytest.mark.parametrize('group_size', [2, 8])
+def test_grpo_is_numpys_with_ddof_one(x64, group_size):
+  reward = np.random.default_rng(0).normal(size=(5, group_size)) + 3
+  want = (reward - reward.mean(1, keepdims=True)) / (
+      reward.std(1, ddof=1, keepdims=True) + 1e-6)
+  got = advantage.group_advantage(reward.ravel(), group_size, 'grpo')
+  np.testing.assert_allclose(got, want.ravel(), rtol=1e-10)
+
+
+def test_gpg_by_hand():
+  """Two of three groups are all alike: alpha = 3."""
+  got = advantage.group_advantage([1, 1, 0, 1, 0, 0], 2, 'gpg')
+  np.testing.assert_allclose(got, [0, 0, -1.5, 1.5, 0, 0])
+
+
+def test_gpg_without_a_mixed_group_is_zero():
+  assert not advantage.group_advantage([1, 1, 0, 0], 2, 'gpg').any()
+
+
+def test_drgrpo_by_hand():
+  got = advantage.group_advantage([1, 0, 0, 1, 1, 1], 3, 'drgrpo')
+  np.testing.assert_allclose(got, [2 / 3, -1 / 3, -1 / 3, 0, 0, 0], rtol=1e-6)
+
+
+def test_a_group_of_one():
+  np.testing.assert_allclose(
+      advantage.group_advantage([3.0, -1.0], 1, 'grpo'),
+      np.float32([3, -1]) / np.float32(1 + 1e-6))
+  for estimator in 'gpg', 'drgrpo':
+    assert not advantage.group_advantage([3.0, -1.0], 1, estimator).any()
+
+
+@pytest.mark.parametrize('estimator', advantage.ESTIMATORS)
+def test_equal_rewards_give_exactly_zero(estimator):
+  """The float32 mean of seven 0.1s is not 0.1; 1e-8 / 1e-6 would show."""
+  reward = np.float32([0.1] * 7 + [1, 0, 0, 0, 0, 0, 0])
+  got = jax.jit(advantage.group_advantage, static_argnums=(1, 2))(
+      reward, 7, estimator)
+  assert not got[:7].any() and got[7:].all()
+
+
+@pytest.mark.parametrize('dtype', [np.int32, np.bool_, np.float32])
+def test_dtypes(dtype):
+  got = advantage.group_advantage(np.array([1, 0], dtype), 2, 'grpo')
+  assert got.dtype == np.float32
+
+
+def test_bad_arguments():
+  with pytest.raises(errors.InputError, match='estimator.*grpo, gpg, drgrpo'):
+    advantage.group_advantage([1, 0], 2, 'ppo')
+  for size in 0, 3:
+    with pytest.raises(ValueError, match='groups'):
+      advantage.group_advantage([1, 0], size, 'grpo')
+
+
+def test_mixed_groups():
+  got = advantage.mixed_groups([1, 1, 0, 1, 0, 0], 2)
+  np.testing.assert_array_equal(got, [False, True, False])
+  np.testing.assert_array_equal(
+      advantage.mixed_groups([True, False], 1), [False, False])
+
+
+def test_overlong_penalty():
+  """Maximum 100, buffer 20, factor 0.5: free up to 80, then linear."""
+  got = advantage.overlong_penalty(
+      np.array([1, 80, 81, 90, 100]), 100, 20, 0.5)
+  np.testing.assert_allclose(got, [0, 0, -0.025, -0.25, -0.5], rtol=1e-6)
+  for buffer in 0, 101:
+    with pytest.raises(errors.InputError, match='buffer'):
+      advantage.overlong_penalty([1], 100, buffer, 0.5)

@@ -1,0 +1,207 @@
+"""runtime.checkpoint: exact, sharded, atomic; what is broken is named."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from tepo_jax import errors
+from tepo_jax.runtime import checkpoint
+from tepo_jax.runtime import mesh as mesh_lib
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def _state(seed=0):
+  rng = np.random.default_rng(seed)
+  params = {
+      'w': jnp.asarray(rng.normal(size=(64, 48)), jnp.float32),
+      'half': jnp.asarray(rng.normal(size=(8, 4)), jnp.bfloat16)}
+  # Values that a careless round trip would change.
+  params['w'] = params['w'].at[0, :4].set(
+      jnp.array([jnp.nan, -0.0, jnp.inf, 1e-45]))
+  return {'step': jnp.int32(seed), 'params': params,
+          'opt_state': optax.adamw(1e-3).init(params)}
+
+
+def _abstract(state):
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=x.sharding), state)
+
+
+def _assert_same_bits(tree, other):
+  assert jax.tree.structure(tree) == jax.tree.structure(other)
+  for x, y in zip(jax.tree.leaves(tree), jax.tree.leaves(other)):
+    assert x.dtype == y.dtype and x.shape == y.shape
+    assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
+
+
+def _save(directory, *steps):
+  checkpointer = checkpoint.Checkpointer(directory)
+  for step in steps:
+    checkpointer.save(step, _state(step), {'cursor': step})
+  checkpointer.close()
+
+
+def test_bit_exact_and_keeps_the_last(tmp_path):
+  _save(tmp_path / 'c', 1, 2, 3)
+  checkpointer = checkpoint.Checkpointer(tmp_path / 'c')
+  assert checkpointer.latest() == 3
+  state, extra = checkpointer.restore(None, _abstract(_state()))
+  _assert_same_bits(state, _state(3))
+  assert extra == {'cursor': 3}
+  state, extra = checkpointer.restore(2, _abstract(_state()))
+  _assert_same_bits(state, _state(2))
+  with pytest.raises(errors.InputError, match=r'of step 1 .*\[2, 3\]'):
+    checkpointer.restore(1, _abstract(_state()))
+  with pytest.raises(ValueError, match='does not follow'):
+    checkpointer.save(3, _state(3), {})
+  checkpointer.close()
+
+
+def test_onto_another_mesh(tmp_path):
+  axes = {'w': ('embed', 'mlp'), 'v': ('vocab', 'embed')}
+
+  def shardings(**shape):
+    return mesh_lib.shardings(mesh_lib.make(shape), axes)
+
+  host = {name: np.random.default_rng(0).normal(size=(8, 12)).astype('f4')
+          for name in axes}
+  saved = jax.device_put(host, shardings(data=1, fsdp=4, tensor=1))
+  checkpointer = checkpoint.Checkpointer(tmp_path)
+  checkpointer.save(1, saved, {})
+  checkpointer.wait()
+  wanted = shardings(data=1, fsdp=2, tensor=2)
+  state, _ = checkpointer.restore(1, jax.tree.map(
+      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+      host, wanted))
+  _assert_same_bits(state, host)
+  assert {k: x.sharding for k, x in state.items()} == wanted
+  assert state['w'].addressable_shards[0].data.shape == (4, 6)
+  checkpointer.close()
+
+
+def test_the_state_may_be_donated_while_it_is_saved(tmp_path):
+  state = {'w': jnp.arange(4_000_000, dtype=jnp.float32)}
+  overwrite = jax.jit(lambda t: jax.tree.map(lambda x: x * 0 - 1, t),
+                      donate_argnums=0)
+  checkpointer = checkpoint.Checkpointer(tmp_path)
+  checkpointer.save(1, state, {})
+  state = jax.block_until_ready(overwrite(state))
+  restored, _ = checkpointer.restore(1, _abstract(state))
+  np.testing.assert_array_equal(
+      restored['w'], np.arange(4_000_000, dtype=np.float32))
+  checkpointer.close()
+
+
+def test_nothing_saved_yet(tmp_path):
+  checkpointer = checkpoint.Checkpointer(tmp_path)
+  assert checkpointer.latest() is None
+  with pytest.raises(errors.InputError, match=r'no checkpoint in .*there: \[\]'):
+    checkpointer.restore(None, _abstract(_state()))
+  checkpointer.close()
+
+
+@pytest.mark.parametrize('change, said', [
+    (lambda s: s['params'].update(w=jnp.zeros((64, 49))),
+     r'params/w is float32\[64, 48\] in it, float32\[64, 49\] in this run'),
+    (lambda s: s['params'].update(w=jnp.zeros((64, 48), jnp.bfloat16)),
+     r'params/w is float32\[64, 48\] in it, bfloat16\[64, 48\] in this run'),
+    (lambda s: s.update(new=jnp.zeros(3)), 'new is not in it'),
+    (lambda s: s.pop('step'), 'step is in it, not in this run')])
+def test_arrays_of_another_run_are_named(tmp_path, change, said):
+  _save(tmp_path, 1)
+  other = _state()
+  change(other)
+  with pytest.raises(errors.InputError, match=said) as error:
+    checkpoint.Checkpointer(tmp_path).restore(1, _abstract(other))
+  assert str(tmp_path / '1') in str(error.value)
+
+
+def _largest(folder):
+  return max((p for p in folder.rglob('*') if p.is_file()),
+             key=lambda p: p.stat().st_size)
+
+
+@pytest.mark.parametrize('damage', [
+    lambda step: os.truncate(_largest(step / 'state'), 0),
+    lambda step: _largest(step / 'state').unlink(),
+    lambda step: (step / 'state' / 'manifest.ocdbt').write_bytes(b'?' * 115),
+    lambda step: (step / 'state' / '_METADATA').unlink(),
+    lambda step: (step / 'extra' / 'metadata').write_text('{"cur'),
+], ids=['data cut', 'data gone', 'manifest', 'metadata', 'extra'])
+def test_a_broken_checkpoint_is_named_and_the_one_before_is_good(
+    tmp_path, damage, monkeypatch):
+  stray = []
+  monkeypatch.setattr(sys, 'unraisablehook', stray.append)
+  _save(tmp_path, 1, 2)
+  damage(tmp_path / '2')
+  checkpointer = checkpoint.Checkpointer(tmp_path)
+  with pytest.raises(errors.InputError) as error:
+    checkpointer.restore(None, _abstract(_state()))
+  assert f'checkpoint {tmp_path / "2"} cannot be restored: ' in str(error.value)
+  assert '\n' not in str(error.value)
+  assert not stray
+  state, _ = checkpointer.restore(1, _abstract(_state()))
+  _assert_same_bits(state, _state(1))
+  checkpointer.close()
+
+
+def test_read_only_leaves_a_running_save_alone(tmp_path):
+  with pytest.raises(errors.InputError, match='is missing'):
+    checkpoint.Checkpointer(tmp_path / 'none', read_only=True)
+  assert not (tmp_path / 'none').exists()
+  _save(tmp_path, 1)
+  unfinished = tmp_path / '2.orbax-checkpoint-tmp'
+  unfinished.mkdir()
+  reader = checkpoint.Checkpointer(tmp_path, read_only=True)
+  assert reader.latest() == 1
+  assert reader.restore(None, _abstract(_state()))[1] == {'cursor': 1}
+  reader.close()
+  assert unfinished.exists()
+
+
+_KILLED = """
+import os, signal, sys, threading
+import jax.numpy as jnp
+from tepo_jax import cli
+from tepo_jax.runtime import checkpoint
+cli.quiet()
+c = checkpoint.Checkpointer(sys.argv[1])
+c.save(1, {'w': jnp.full((3_000_000,), 1.0)}, {'cursor': 1})
+c.wait()
+threading.Timer(float(sys.argv[2]), os.kill,
+                (os.getpid(), signal.SIGKILL)).start()
+c.save(2, {'w': jnp.full((3_000_000,), 2.0)}, {'cursor': 2})
+c.wait()
+print('saved', flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize('delay', [0.0, 0.02, 0.05, 1.0])
+def test_killed_while_saving(tmp_path, delay):
+  done = subprocess.run(
+      [sys.executable, '-c', _KILLED, str(tmp_path), str(delay)],
+      capture_output=True, text=True, timeout=60,
+      env=os.environ | {'PYTHONPATH': str(ROOT)})
+  assert done.returncode == -signal.SIGKILL
+  assert done.stderr == ''  # and Orbax is quiet
+  checkpointer = checkpoint.Checkpointer(tmp_path)
+  step = checkpointer.latest()
+  assert step == 2 if 'saved' in done.stdout else step in (1, 2)
+  abstract = _abstract({'w': jnp.zeros(3_000_000)})
+  state, extra = checkpointer.restore(None, abstract)
+  assert extra == {'cursor': step}
+  assert (np.asarray(state['w']) == step).all()
+  checkpointer.save(5, state, {'cursor': 5})
+  checkpointer.close()
+  assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
+      map(str, {step, 5, *([1] if step == 2 else [])}))[-2:]

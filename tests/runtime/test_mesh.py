@@ -1,0 +1,157 @@
+"""runtime.mesh on four virtual devices, and on two processes."""
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from tepo_jax import errors
+from tepo_jax.runtime import mesh as mesh_lib
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+AXES = {'embed': ('vocab', 'embed'), 'q': ('layers', 'embed', 'heads'),
+        'scale': ('layers', 'norm'), 'bias': (None, 'mlp'), 'step': ()}
+
+
+def _abstract(**changes):
+  shapes = {'embed': (8, 4), 'q': (2, 4, 8), 'scale': (2, 4),
+            'bias': (3, 6), 'step': ()} | changes
+  return {k: jax.ShapeDtypeStruct(s, np.float32) for k, s in shapes.items()}
+
+
+@pytest.mark.parametrize('shape, sizes', [
+    ((-1, 1, 1), (4, 1, 1)), ((1, -1, 2), (1, 2, 2)), ((2, 2, 1), (2, 2, 1)),
+    ((1, 1, -1), (1, 1, 4))])
+def test_make(shape, sizes):
+  mesh = mesh_lib.make(dict(zip(mesh_lib.AXES, shape)))
+  assert mesh.devices.shape == sizes
+  assert mesh.axis_names == mesh_lib.AXES
+  assert set(mesh.axis_types) == {jax.sharding.AxisType.Auto}
+
+
+def test_make_on_chosen_devices():
+  mesh = mesh_lib.make({'data': 1, 'fsdp': -1, 'tensor': 1}, jax.devices()[:2])
+  assert mesh.devices.ravel().tolist() == jax.devices()[:2]
+
+
+@pytest.mark.parametrize('shape, said', [
+    ((3, -1, 1), '3 does not divide the 4 cpu devices'),
+    ((8, 1, 1), '8 does not divide the 4'),
+    ((1, 2, 1), 'takes 2 devices and there are 4'),
+    ((-1, -1, 1), 'one of them may be -1'),
+    ((0, 1, -1), 'sizes are positive'),
+    ((-2, 1, 1), 'sizes are positive')])
+def test_make_refuses(shape, said):
+  with pytest.raises(errors.InputError, match=said) as error:
+    mesh_lib.make(dict(zip(mesh_lib.AXES, shape)))
+  assert '\n' not in str(error.value)
+
+
+def test_shardings_follow_the_rules():
+  mesh = mesh_lib.make({'data': 1, 'fsdp': 2, 'tensor': 2})
+  spec = jax.sharding.PartitionSpec
+  train = mesh_lib.shardings(mesh, AXES)
+  assert {k: s.spec for k, s in train.items()} == {
+      'embed': spec('tensor', 'fsdp'), 'q': spec(None, 'fsdp', 'tensor'),
+      'scale': spec(None, None), 'bias': spec(None, 'tensor'), 'step': spec()}
+  decode = mesh_lib.shardings(mesh, AXES, mesh_lib.DECODE_RULES)
+  assert decode['q'].spec == spec(None, None, 'tensor')
+  assert mesh_lib.replicated(mesh).is_fully_replicated
+
+
+def test_unknown_axis_name_is_an_error():
+  mesh = mesh_lib.make({'data': -1, 'fsdp': 1, 'tensor': 1})
+  with pytest.raises(KeyError, match='hedas'):
+    mesh_lib.shardings(mesh, {'q': ('hedas',)})
+
+
+def test_shardings_keep_optimiser_states_apart_from_axes():
+  mesh = mesh_lib.make({'data': -1, 'fsdp': 1, 'tensor': 1})
+  state = (optax.EmptyState(), {'m': ('embed', 'heads')})
+  empty, moments = mesh_lib.shardings(mesh, state)
+  assert empty == optax.EmptyState() and type(empty) is optax.EmptyState
+  assert moments['m'].spec == jax.sharding.PartitionSpec('fsdp', 'tensor')
+
+
+def test_check_names_the_tensor_the_dimension_and_the_axis():
+  mesh = mesh_lib.make({'data': 1, 'fsdp': 1, 'tensor': 4})
+  mesh_lib.check(mesh, AXES, _abstract(bias=(3, 4)))
+  with pytest.raises(errors.InputError) as error:
+    mesh_lib.check(mesh, AXES, _abstract())
+  assert 'tensor=4 does not divide dimension 1 (mlp) of bias (3, 6)' in str(
+      error.value)
+  with pytest.raises(ValueError, match='axes'):
+    mesh_lib.check(mesh, AXES, _abstract(bias=(3, 4), step=(2,)))
+
+
+def test_batch_goes_and_comes_back():
+  mesh = mesh_lib.make({'data': 2, 'fsdp': 2, 'tensor': 1})
+  batch = {'token_BS': np.arange(24, dtype=np.int32).reshape(8, 3),
+           'advantage_B': np.linspace(0, 1, 8, dtype=np.float32)}
+  placed = mesh_lib.put_batch(mesh, batch)
+  shards = placed['token_BS'].addressable_shards
+  assert [s.data.shape for s in shards] == [(2, 3)] * 4
+  back = mesh_lib.to_host(placed | {'loss': 1.5})
+  for name, array in batch.items():
+    np.testing.assert_array_equal(back[name], array)
+    assert back[name].dtype == array.dtype
+  assert back['loss'] == 1.5
+
+
+def test_batch_that_does_not_divide_is_refused():
+  mesh = mesh_lib.make({'data': 2, 'fsdp': 2, 'tensor': 1})
+  with pytest.raises(errors.InputError, match='6 rows .* data x fsdp = 4'):
+    mesh_lib.put_batch(mesh, {'mask_BT': np.ones((6, 2))})
+
+
+_PROCESS = """
+import jax, numpy as np
+from tepo_jax.runtime import mesh as mesh_lib
+mesh_lib.initialize_distributed()
+mesh = mesh_lib.make({'data': 2, 'fsdp': -1, 'tensor': 1})
+rank = jax.process_index()
+rows = np.arange(4) + 4 * rank
+batch = mesh_lib.put_batch(mesh, rows)
+assert batch.shape == (8,) and not batch.is_fully_addressable
+total = jax.jit(lambda x: x.sum(), out_shardings=mesh_lib.replicated(mesh))
+assert mesh_lib.to_host(batch).tolist() == list(range(8))
+assert mesh_lib.to_host(total(batch)) == 28
+print('agreed')
+"""
+
+
+def test_two_processes():
+  with socket.socket() as probe:
+    probe.bind(('localhost', 0))
+    port = probe.getsockname()[1]
+  environment = os.environ | {
+      'XLA_FLAGS': '--xla_force_host_platform_device_count=2',
+      'PYTHONPATH': str(ROOT), 'TEPO_MULTIHOST': '1',
+      'JAX_COORDINATOR_ADDRESS': f'localhost:{port}', 'JAX_NUM_PROCESSES': '2'}
+  processes = [
+      subprocess.Popen(
+          [sys.executable, '-c', _PROCESS], text=True,
+          env=environment | {'JAX_PROCESS_ID': str(rank)},
+          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+      for rank in range(2)]
+  try:
+    for process in processes:
+      out, err = process.communicate(timeout=60)
+      assert out.endswith('agreed\n'), err
+  finally:
+    for process in processes:
+      process.kill()
+
+
+def test_incomplete_coordinates_are_refused(monkeypatch):
+  monkeypatch.setenv('TEPO_MULTIHOST', '1')
+  monkeypatch.setenv('JAX_COORDINATOR_ADDRESS', 'localhost:1')
+  monkeypatch.delenv('JAX_NUM_PROCESSES', raising=False)
+  with pytest.raises(errors.InputError, match='JAX_NUM_PROCESSES'):
+    mesh_lib.initialize_distributed()

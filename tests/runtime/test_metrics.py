@@ -1,0 +1,166 @@
+"""runtime.metrics: the file, TensorBoard, timers, the progress lines."""
+
+import io
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from tensorboardX import record_writer
+from tensorboardX.proto import event_pb2
+
+from tepo_jax.runtime import metrics
+
+
+def _lines(workdir):
+  return [json.loads(line) for line in
+          (workdir / 'metrics.jsonl').read_text().splitlines()]
+
+
+def _events(workdir):
+  """All TensorBoard events, by file in the order of their making."""
+  events = []
+  for path in sorted((workdir / 'tensorboard').iterdir(),
+                     key=lambda p: int(p.name.rsplit('.', 1)[-1])):
+    data = path.read_bytes()
+    while data:
+      size = int.from_bytes(data[:8], 'little')
+      events.append(event_pb2.Event.FromString(data[12:12 + size]))
+      data = data[16 + size:]
+  return events
+
+
+def _scalars(workdir):
+  return [(e.step, v.tag, v.simple_value)
+          for e in _events(workdir) for v in e.summary.value]
+
+
+def test_every_line_is_valid_json_and_there_at_once(tmp_path):
+  writer = metrics.Writer(tmp_path)
+  writer.write(1, {'reward': 0.5, 'entropy': np.float32(0.25)})
+  writer.write(np.int64(2), {'loss': math.nan, 'kl': -math.inf})
+  text = (tmp_path / 'metrics.jsonl').read_text()  # before close
+  strict = {'parse_constant': lambda name: pytest.fail(name)}
+  assert [json.loads(line, **strict) for line in text.splitlines()] == [
+      {'step': 1, 'reward': 0.5, 'entropy': 0.25},
+      {'step': 2, 'loss': None, 'kl': None}]
+  writer.close()
+  assert _scalars(tmp_path)[:2] == [(1, 'reward', 0.5), (1, 'entropy', 0.25)]
+  assert math.isnan(_scalars(tmp_path)[2][2])
+
+
+def test_truncate_forgets_later_steps_and_a_torn_line(tmp_path):
+  writer = metrics.Writer(tmp_path)
+  for step in range(1, 6):
+    writer.write(step, {'x': step})
+  writer.close()
+  with (tmp_path / 'metrics.jsonl').open('ab') as file:
+    file.write(b'{"step": 2, "x": \xc3')  # killed within a character
+  writer = metrics.Writer(tmp_path)
+  writer.truncate(3)
+  writer.write(4, {'x': 40})
+  writer.close()
+  assert _lines(tmp_path) == [
+      {'step': s, 'x': x} for s, x in [(1, 1), (2, 2), (3, 3), (4, 40)]]
+  assert {p.name for p in tmp_path.iterdir()} == {'metrics.jsonl',
+                                                  'tensorboard'}
+
+
+def test_tensorboard_hides_what_was_truncated(tmp_path):
+  writer = metrics.Writer(tmp_path)
+  writer.write(7, {'x': 1})
+  writer.truncate(3)
+  writer.close()
+  starts = [e.step for e in _events(tmp_path)
+            if e.session_log.status == event_pb2.SessionLog.START]
+  assert starts == [4]
+
+
+def test_a_failing_tensorboard_warns_once_and_goes_on(tmp_path, capsys):
+  (tmp_path / 'tensorboard').write_text('in the way')
+  writer = metrics.Writer(tmp_path)
+  writer.write(1, {'x': 1})
+  writer.write(2, {'x': 2})
+  writer.truncate(1)
+  writer.close()
+  assert _lines(tmp_path) == [{'step': 1, 'x': 1}]
+  assert capsys.readouterr().err.count('TensorBoard') == 1
+
+
+def test_tensorboard_failing_later_warns_once(tmp_path, capsys, monkeypatch):
+  writer = metrics.Writer(tmp_path)
+  writer.write(1, {'x': 1})
+
+  def full(*_):
+    raise OSError(28, 'No space left on device')
+
+  monkeypatch.setattr(record_writer.RecordWriter, 'write', full)
+  for step in (2, 3, 4):
+    writer.write(step, {'x': step})
+  writer.close()
+  assert len(_lines(tmp_path)) == 4
+  assert capsys.readouterr().err.count('No space left') == 1
+
+
+def test_timers_add_up_and_start_again(monkeypatch):
+  clock = iter([0, 1, 10, 12, 20, 23])
+  monkeypatch.setattr(metrics.time, 'perf_counter', lambda: next(clock))
+  timers = metrics.Timers()
+  with timers('rollout'):
+    pass
+  with pytest.raises(KeyError), timers('update'):
+    raise KeyError
+  with timers('rollout'):
+    pass
+  assert timers.pop() == {'rollout': 4, 'update': 2}
+  assert timers.pop() == {}
+
+
+class _Terminal(io.StringIO):
+
+  def isatty(self):
+    return True
+
+
+def test_progress_in_a_file(monkeypatch):
+  now = [0.0]
+  monkeypatch.setattr(metrics.time, 'monotonic', lambda: now[0])
+  stream = io.StringIO()
+  progress = metrics.Progress(3, stream)
+  progress.phase('rollout')
+  now[0] = 4.9
+  progress.phase('grading')  # too soon
+  now[0] = 50.0
+  progress.step(1, 'reward 0.5')
+  progress.phase('update')
+  assert stream.getvalue() == (
+      'rollout ...\nstep 1/3  reward 0.5  eta 1m40s\nstep 2/3  update ...\n')
+
+
+def test_progress_on_a_terminal_rewrites_its_line(monkeypatch):
+  monkeypatch.setenv('COLUMNS', '40')
+  stream = _Terminal()
+  progress = metrics.Progress(2, stream)
+  progress.phase('rollout')
+  progress.phase('x' * 100)
+  progress.step(1, 'reward 0.5')
+  text = stream.getvalue()
+  assert text.count('\n') == 1 and 'rollout ...' in text
+  assert all(len(part) < 40 for part in re.split(r'\r\x1b\[K|\n', text))
+
+
+def test_progress_after_resume_counts_only_what_it_saw(monkeypatch):
+  now = [0.0]
+  monkeypatch.setattr(metrics.time, 'monotonic', lambda: now[0])
+  stream = io.StringIO()
+  progress = metrics.Progress(100, stream)
+  now[0] = 10.0
+  progress.step(99, '')
+  assert 'eta 10s' in stream.getvalue()
+
+
+@pytest.mark.parametrize('seconds, text', [
+    (0.4, '0s'), (59.6, '1m00s'), (90, '1m30s'), (7265, '2h01m')])
+def test_duration(seconds, text):
+  assert metrics._duration(seconds) == text

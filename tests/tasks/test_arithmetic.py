@@ -1,0 +1,145 @@
+"""The embedded task: right answers, disjoint splits, an exact tokenizer."""
+
+import ast
+import operator
+import random
+import re
+
+import pytest
+import transformers
+
+from tepo_jax.tasks import arithmetic, datasets
+
+_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub,
+              ast.Mult: operator.mul}
+
+
+def _evaluate(expression):
+  """Python's own precedence, independent of the module's left-to-right."""
+  def value(node):
+    if isinstance(node, ast.Constant):
+      return node.value
+    return _OPERATORS[type(node.op)](value(node.left), value(node.right))
+  return value(ast.parse(expression, mode='eval').body)
+
+
+def _expression(problem):
+  """'Start with 2 (1) + 7.' -> '2 + 7'."""
+  body = re.fullmatch(r'Start with (.*)\.', problem.problem)[1]
+  return re.sub(r'\(\d+\) ', '', body)
+
+
+@pytest.fixture(scope='module')
+def tokenizer(tmp_path_factory):
+  directory = tmp_path_factory.mktemp('tokenizer')
+  arithmetic.build_tokenizer(directory)
+  return transformers.AutoTokenizer.from_pretrained(directory)
+
+
+def test_answers_are_right():
+  for problem in arithmetic.problems('train', 3000, seed=3):
+    assert problem.answers == (str(_evaluate(_expression(problem))),)
+
+
+def test_the_level_is_the_number_of_operations():
+  for problem in arithmetic.problems('test', 200, levels=(2, 5)):
+    assert len(re.findall(r' [-+*] ', problem.problem)) == int(problem.level)
+    assert problem.level in ('2', '5')
+
+
+def test_operands_and_running_totals_stay_small():
+  negative = 0
+  for problem in arithmetic.problems('train', 1000):
+    first, *rest = _expression(problem).split(' ')
+    assert all(1 <= int(operand) <= 9 for operand in (first, *rest[1::2]))
+    assert '*' not in rest[2::2]
+    totals = [int(first)]
+    for sign, operand in zip(rest[::2], rest[1::2]):
+      totals.append(_evaluate(f'{totals[-1]} {sign} {operand}'))
+    assert all(total >= 0 for total in totals[:-1])
+    assert -9 <= totals[-1] <= 81 + 4 * 9
+    negative += totals[-1] < 0
+  assert negative > 0
+
+
+def test_train_and_test_are_disjoint_for_any_seed():
+  train = {p.problem for seed in range(3)
+           for p in arithmetic.problems('train', 3000, seed)}
+  test = {p.problem for seed in range(3)
+          for p in arithmetic.problems('test', 1000, seed)}
+  assert len(train) > 8000 and len(test) > 2000
+  assert not train & test
+
+
+def test_problems_are_distinct_and_a_function_of_the_seed():
+  first = arithmetic.problems('train', 500, seed=1)
+  assert arithmetic.problems('train', 600, seed=1)[:500] == first
+  assert arithmetic.problems('train', 500, seed=2) != first
+  assert len({p.problem for p in first}) == len({p.id for p in first}) == 500
+
+
+def test_impossible_requests_are_refused():
+  with pytest.raises(ValueError, match='no split'):
+    arithmetic.problems('validation', 1)
+  with pytest.raises(ValueError, match='too few problems'):
+    arithmetic.problems('test', 2000, levels=(0,))
+
+
+def test_demonstrations_by_hand():
+  problem = datasets.Problem(
+      '', 'Start with 7 (1) * 6 (2) + 8 (3) - 5.', ('45',), '')
+  rng = random.Random(0)
+  worked = {arithmetic.demonstration(problem, rng, 'worked')
+            for _ in range(50)}
+  direct = {arithmetic.demonstration(problem, rng, 'direct')
+            for _ in range(50)}
+  assert worked == {
+      f'{opening} (1) * 6 = 42 (2) + 8 = 50 (3) - 5 = 45 \\boxed{{45}}'
+      for opening in ('Step by step:', 'Let us see:', 'One by one:')}
+  assert direct == {
+      f'{opening}\\boxed{{45}}' for opening in ('The answer is ', 'I guess ')}
+
+
+def test_worked_steps_are_right():
+  rng = random.Random(0)
+  for problem in arithmetic.problems('train', 500):
+    chain = arithmetic.demonstration(problem, rng, 'worked')
+    steps = re.findall(r'\((\d)\) ([-+*]) (\d) = (-?\d+)', chain)
+    total = int(re.search(r'\d', problem.problem)[0])
+    for number, (index, sign, operand, result) in enumerate(steps, 1):
+      assert int(index) == number
+      assert _evaluate(f'{total} {sign} {operand}') == int(result)
+      total = int(result)
+    assert str(total) == problem.answers[0]
+    assert len(steps) == int(problem.level)
+
+
+def test_tokenizer_round_trip_and_lengths(tokenizer):
+  assert len(tokenizer) == 48
+  assert tokenizer.eos_token == '<|im_end|>'
+  assert tokenizer.pad_token == '<|endoftext|>'
+  rng = random.Random(0)
+  for problem in arithmetic.problems('train', 1000):
+    prompt = tokenizer.apply_chat_template(
+        [{'role': 'user', 'content': problem.problem}],
+        add_generation_prompt=True, return_dict=False)
+    assert tokenizer.decode(prompt) == (
+        f'<|im_start|>user\n{problem.problem}<|im_end|>\n'
+        '<|im_start|>assistant\n')
+    worked, direct = (arithmetic.demonstration(problem, rng, style)
+                      for style in ('worked', 'direct'))
+    for text, longest in ((worked, 38), (direct, 6)):
+      ids = tokenizer(text)['input_ids']
+      assert tokenizer.decode(ids) == text
+      assert tokenizer.unk_token_id not in ids
+      assert len(ids) <= longest
+    assert len(prompt) <= 24 and tokenizer.unk_token_id not in prompt
+
+
+def test_each_digit_is_one_token(tokenizer):
+  ids = tokenizer('908')['input_ids']
+  assert tokenizer.convert_ids_to_tokens(ids) == ['9', '0', '8']
+
+
+def test_foreign_text_becomes_unknown_not_an_error(tokenizer):
+  assert tokenizer.unk_token_id in tokenizer('Hello 5')['input_ids']

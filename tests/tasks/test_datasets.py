@@ -1,0 +1,218 @@
+"""Every set's own columns become the one record; bad rows are named."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pyarrow
+from pyarrow import parquet
+import pytest
+
+from tepo_jax import errors
+from tepo_jax.tasks import datasets
+
+_SHARED = pathlib.Path(__file__).parents[2].parent / 'shared' / 'benchmarks'
+
+
+def _write(path, rows):
+  path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  return path
+
+
+# One row of each hub set in its own columns -> the record's expected fields.
+HUB_ROWS = {
+    'dapo_math': (
+        {'data_source': 'math_dapo',
+         'prompt': [{'role': 'user', 'content':
+                     'Solve the following math problem step by step. The last '
+                     'line of your response should be of the form Answer: '
+                     '$Answer (without quotes) where $Answer is the answer to '
+                     'the problem.\n\nWhat is $1+1$?\n\nRemember to put your '
+                     'answer on its own line after "Answer:".'}],
+         'reward_model': {'ground_truth': '2', 'style': 'rule'}},
+        ('What is $1+1$?', ('2',), None, None)),
+    'gsm8k': (
+        {'question': 'How many?',
+         'answer': 'Add <<1000+80=1080>>.\n#### 1,080'},
+        ('How many?', ('1080',), None, None)),
+    'math500': (
+        {'problem': 'Find $x$.', 'solution': '...', 'answer': '\\frac{1}{2}',
+         'subject': 'Algebra', 'level': 3, 'unique_id': 'test/algebra/1.json'},
+        ('Find $x$.', ('\\frac{1}{2}',), '3', 'Algebra')),
+    'aime24': (
+        {'ID': '2024-I-1', 'Problem': 'Find it.', 'Solution': '',
+         'Answer': 73}, ('Find it.', ('73',), None, None)),
+    'aime25': (
+        {'problem': 'Find it.', 'answer': '070', 'id': '0'},
+        ('Find it.', ('070',), None, None)),
+    'amc': (
+        {'id': 0, 'problem': 'Find it.', 'answer': 142.0, 'url': 'there'},
+        ('Find it.', ('142',), None, None)),
+    'omni_math': (
+        {'domain': ['Mathematics -> Algebra'], 'difficulty': 8.0,
+         'problem': 'Find it.', 'solution': '',
+         'answer': '\\[\n\\boxed{\\frac{n+1}{2}}\n\\]', 'source': 'imo'},
+        ('Find it.', ('\\frac{n+1}{2}',), '8', 'Mathematics -> Algebra')),
+    'olympiadbench': (
+        {'id': 1606, 'question': 'Find it.', 'solution': ['...'],
+         'final_answer': ['$2^{1009}$'], 'is_multiple_answer': False,
+         'unit': 'km', 'error': '1e-1', 'subfield': 'Algebra'},
+        ('Find it.', ('$2^{1009}$',), None, 'Algebra')),
+    'minerva': (
+        {'question': 'How hot?', 'answer': '8.7e8'},
+        ('How hot?', ('8.7e8',), None, None)),
+}
+
+
+@pytest.mark.parametrize('name', HUB_ROWS)
+@pytest.mark.parametrize('suffix', ['jsonl', 'parquet'])
+def test_hub_columns(name, suffix, tmp_path):
+  row, expected = HUB_ROWS[name]
+  path = tmp_path / f'rows.{suffix}'
+  if suffix == 'jsonl':
+    _write(path, [row])
+  else:
+    parquet.write_table(pyarrow.Table.from_pylist([row]), path)
+  (problem,) = datasets.load(f'{name}:{path}')
+  assert problem.source == name
+  assert (problem.problem, problem.answers, problem.level,
+          problem.subject) == expected
+  # The columns alone say how to read the file, too.
+  (same,) = datasets.load(str(path))
+  assert (same.problem, same.answers) == (problem.problem, problem.answers)
+
+
+def test_olympiad_unit_and_tolerance(tmp_path):
+  path = _write(tmp_path / 'a.jsonl', [HUB_ROWS['olympiadbench'][0]])
+  (problem,) = datasets.load(f'olympiadbench:{path}')
+  assert (problem.id, problem.unit, problem.abs_error) == ('1606', 'km', 0.1)
+
+
+def test_plain_form(tmp_path):
+  path = _write(tmp_path / 'mine.jsonl', [
+      {'problem': '1+1?', 'answer': 2},
+      {'problem': '2+2?', 'answer': '4', 'id': 'b', 'source': 's'}])
+  assert datasets.load(str(path)) == [
+      datasets.Problem('mine/1', '1+1?', ('2',), 'mine'),
+      datasets.Problem('b', '2+2?', ('4',), 's')]
+  path = _write(tmp_path / 'mine.jsonl',
+                [{'problem': '1+1?', 'answers': ['2', 'two', 2.5]}])
+  assert datasets.load(str(path))[0].answers == ('2', 'two', '2.5')
+
+
+def test_folder(tmp_path):
+  _write(tmp_path / 'train.jsonl', [{'problem': f'{i}?', 'answer': str(i)}
+                                    for i in range(5)])
+  problems = datasets.load(str(tmp_path), limit=3)
+  assert [p.answers for p in problems] == [('0',), ('1',), ('2',)]
+  with pytest.raises(errors.InputError, match='cannot be loaded'):
+    datasets.load(str(tmp_path), split='nonsense')
+
+
+def test_repeated_ids_are_told_apart(tmp_path):
+  path = _write(tmp_path / 'a.jsonl', [
+      {'id': 'x', 'problem': f'{i}?', 'answer': 1} for i in range(3)])
+  assert [p.id for p in datasets.load(str(path))] == ['x', 'x/row2', 'x/row3']
+
+
+GOOD = {'problem': '1+1?', 'answer': '2'}
+
+
+@pytest.mark.parametrize('bad, wrong', [
+    ({'problem': '1+1?'}, "row 3: missing column 'answer'"),
+    ({'answer': '2'}, "row 3: missing column 'problem'"),
+    ({'problem': '1+1?', 'answer': ''}, "row 3: 'answer' is empty"),
+    ({'problem': '1+1?', 'answer': '  '}, "row 3: 'answer' is empty"),
+    ({'problem': '1+1?', 'answer': []}, "row 3: 'answer' is empty"),
+    ({'problem': '1+1?', 'answer': None}, "row 3: 'answer' is null"),
+    ({'problem': '1+1?', 'answer': True}, "row 3: 'answer' is bool"),
+    ({'problem': '1+1?', 'answer': {'a': 1}}, "row 3: 'answer' is dict"),
+    ({'problem': '1+1?', 'answer': float('nan')}, "row 3: 'answer' is float"),
+    ({'problem': 7, 'answer': '2'}, "row 3: 'problem' is int, not text"),
+    ({'problem': ' ', 'answer': '2'}, "row 3: 'problem' is empty"),
+    ({'problem': '?', 'answer': '2', 'error': 'x'}, "row 3: tolerance 'x'"),
+    ({'problem': '?', 'answer': '2', 'level': {}}, "row 3: 'level' is dict"),
+    (['1+1?', '2'], 'row 3: not an object but list'),
+])
+def test_bad_rows_are_refused_with_file_and_row(bad, wrong, tmp_path):
+  path = _write(tmp_path / 'a.jsonl', [GOOD, GOOD, bad, GOOD])
+  with pytest.raises(errors.InputError) as caught:
+    datasets.load(str(path))
+  assert str(caught.value).startswith(f'{path}: {wrong}')
+  assert '\n' not in str(caught.value)
+
+
+def test_bad_files_are_refused(tmp_path):
+  path = tmp_path / 'a.jsonl'
+  path.write_text('{"problem": "1+1?", "answer": "2"}\n{"problem": "1\n')
+  with pytest.raises(errors.InputError, match='a.jsonl: row 2: not JSON'):
+    datasets.load(str(path))
+  path.write_bytes(b'{"problem": "\xff", "answer": "2"}\n')
+  with pytest.raises(errors.InputError, match='a.jsonl: row 1: not JSON'):
+    datasets.load(str(path))
+  path.write_text('\n')
+  with pytest.raises(errors.InputError, match='a.jsonl: no problems'):
+    datasets.load(str(path))
+  _write(path, [{'frage': '1+1?', 'antwort': '2'}])
+  with pytest.raises(errors.InputError, match='row 1: has columns frage, '):
+    datasets.load(str(path))
+  (tmp_path / 'a.parquet').write_text('no parquet')
+  with pytest.raises(errors.InputError, match='not a parquet file'):
+    datasets.load(str(tmp_path / 'a.parquet'))
+  for missing in ('gsm9k', str(tmp_path / 'b.jsonl'), 'gsm8k:'):
+    with pytest.raises(errors.InputError):
+      datasets.load(missing)
+  with pytest.raises(errors.InputError, match='no split'):
+    datasets.load('arithmetic', 'validation')
+
+
+def test_what_a_set_leaves_out_is_counted(tmp_path, caplog):
+  rows = [{'prompt': text, 'solution': solution} for text, solution in [
+      ('a?', '1'), ('a?\n', '1'), ('b?', str(2**53)), ('c?', str(2**53 + 1)),
+      ('d?', str(-2**53 - 1)), ('e?', '-3')]]
+  path = _write(tmp_path / 'a.jsonl', rows)
+  with caplog.at_level('INFO', logger='absl'):
+    problems = datasets.load(f'dapo_math:{path}')
+  assert [p.problem for p in problems] == ['a?', 'b?', 'e?']
+  assert 'left out 1 problems that were there before' in caplog.text
+  assert 'left out 2 integer answers above 2^53' in caplog.text
+  assert '6 rows where 17398 or' in caplog.text
+  assert len(datasets.load(str(path))) == 6  # No name, no filter.
+
+
+def test_omni_math_may_lack_answers(tmp_path, caplog):
+  path = _write(tmp_path / 'a.jsonl', [GOOD, {'problem': '?', 'answer': ''}])
+  with caplog.at_level('INFO', logger='absl'):
+    assert len(datasets.load(f'omni_math:{path}')) == 1
+  assert 'left out 1 rows without an answer' in caplog.text
+
+
+def test_arithmetic_by_name():
+  assert [p.level for p in datasets.load('arithmetic', 'test', 6)] == [
+      '2', '3', '4', '5', '6', '2']
+  assert len(datasets.load('arithmetic', limit=0)) == 0
+
+
+@pytest.mark.skipif(not _SHARED.is_dir(), reason='no real copies here')
+@pytest.mark.parametrize('name, file, count', [
+    ('dapo_math', 'dapo_math_17k', 17250), ('gsm8k', 'gsm8k_train', 7473),
+    ('gsm8k', 'gsm8k_test', 1319), ('math500', 'math500', 500),
+    ('aime24', 'aime24', 30), ('aime25', 'aime25', 30), ('amc', 'amc83', 83),
+    ('omni_math', 'omni_math_rule', 2821), ('minerva', 'minerva_math', 272),
+    ('omni_math', 'omni_math_full', 4419),
+    ('olympiadbench', 'olympiadbench', 675)])
+def test_real_copies_load(name, file, count, caplog):
+  problems = datasets.load(f'{name}:{_SHARED / file}.jsonl')
+  assert len(problems) == len({p.id for p in problems}) == count
+  assert 'were expected' not in caplog.text
+
+
+def test_tasks_do_not_import_jax():
+  subprocess.run(
+      [sys.executable, '-c',
+       'import sys\n'
+       'from tepo_jax.tasks import arithmetic, datasets, grading, prompts\n'
+       'assert not {"jax", "flax", "transformers", "datasets", "sympy"} '
+       '& set(sys.modules)'],
+      cwd=pathlib.Path(__file__).parents[2], check=True)

@@ -1,0 +1,225 @@
+"""cli: a program's command line, its workdir, and what it says when wrong."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import ml_collections
+import pytest
+
+from tepo_jax import cli
+from tepo_jax import errors
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+_PROGRAM = '''"""Says what it was given.
+
+  python -m program --config=FILE --workdir=DIR
+"""
+import json
+from absl import flags
+from tepo_jax import cli
+from tepo_jax import errors
+
+_CONFIG = cli.DEFINE_config()
+_WORKDIR = flags.DEFINE_string('workdir', None, 'Where.', required=True)
+_STEP = flags.DEFINE_integer('step', 3, 'Which step.')
+
+
+def main():
+  if _STEP.value == 13:
+    raise errors.InputError('step 13\\nis unlucky')
+  if _STEP.value == 14:
+    raise ZeroDivisionError
+  cli.claim_workdir(_CONFIG.value, _WORKDIR.value)
+  print(json.dumps(_CONFIG.value.to_dict()))
+
+
+if __name__ == '__main__':
+  cli.run(main)
+'''
+
+_CONFIG = '''
+import ml_collections
+from ml_collections import config_dict
+
+
+def get_config(method='tepo'):
+  if method not in ('grpo', 'tepo'):
+    raise ValueError(f'unknown method {method!r}; one of: grpo, tepo')
+  c = ml_collections.ConfigDict()
+  c.seed = 0
+  c.steps = 3
+  c.name = method
+  c.model = config_dict.placeholder(str)
+  c.limit = config_dict.placeholder(int)
+  c.optimizer = ml_collections.ConfigDict()
+  c.optimizer.learning_rate = 1e-3
+  c.compute = ml_collections.ConfigDict()
+  c.compute.remat = False
+  c.eval = ml_collections.ConfigDict()
+  c.eval.sets = ('a', 'b')
+  return c
+'''
+
+
+@pytest.fixture(name='run')
+def _run(tmp_path):
+  (tmp_path / 'program.py').write_text(_PROGRAM)
+  (tmp_path / 'config.py').write_text(_CONFIG)
+
+  def run(*arguments, module='program'):
+    return subprocess.run(
+        [sys.executable, '-m', module, *arguments], cwd=tmp_path,
+        capture_output=True, text=True, timeout=60,
+        env=os.environ | {'PYTHONPATH': str(ROOT)})
+
+  run.path = tmp_path
+  return run
+
+
+def test_overrides_are_typed_and_saved(run):
+  done = run('--config=config.py:grpo', '--workdir=w', '--config.seed=2',
+             '--config.optimizer.learning_rate=1', '--config.model=/m',
+             '--config.compute.remat=true', "--config.eval.sets=('c',)",
+             '--config.limit=7')
+  assert done.returncode == 0 and not done.stderr
+  assert json.loads(done.stdout) == {
+      'seed': 2, 'steps': 3, 'name': 'grpo', 'model': '/m', 'limit': 7,
+      'optimizer': {'learning_rate': 1.0}, 'compute': {'remat': True},
+      'eval': {'sets': ['c']}}
+  saved = run.path / 'w' / 'config.json'
+  assert json.loads(saved.read_text()) == json.loads(done.stdout)
+  assert [f.name for f in saved.parent.iterdir()] == ['config.json']
+
+
+@pytest.mark.parametrize('arguments, said', [
+    ((), '--workdir is required'),
+    (('--workdir=w',), '--config is required'),
+    (('--config=config.py',), '--workdir is required'),
+    (('--config', 'config.py', '--workdir=w', '--config.sed=1'),
+     'unknown field --config.sed; did you mean --config.seed?'),
+    (('--config=config.py', '--workdir=w', '--config.learning_rate=1'),
+     'did you mean --config.optimizer.learning_rate?'),
+    (('--config=config.py', '--workdir=w', '--config.optimizer.larning_rate=1'),
+     'did you mean --config.optimizer.learning_rate?'),
+    (('--config=config.py', '--workdir=w', '--config.eval=1'),
+     '--config.eval is a section, not a field; it holds eval.sets'),
+    (('--config=config.py', '--workdir=w', '--config.seed=1.5'),
+     '--config.seed=1.5: a whole number is wanted'),
+    (('--config=config.py', '--workdir=w', '--config.limit=all'),
+     '--config.limit=all: a whole number is wanted'),
+    (('--config=config.py', '--workdir=w', '--config.compute.remat=maybe'),
+     'true or false is wanted'),
+    (('--config=config.py', '--workdir=w',
+      '--config.optimizer.learning_rate=high'), 'a number is wanted'),
+    (('--config=config.py:tpeo', '--workdir=w'),
+     "unknown method 'tpeo'; one of: grpo, tepo"),
+    (('--config=confg.py', '--workdir=w'),
+     'no file confg.py; did you mean ./config.py?'),
+    (('--config=broken.py', '--workdir=w'), 'line 3: ZeroDivisionError'),
+    (('--config=syntax.py', '--workdir=w'), 'SyntaxError'),
+    (('--config=empty.py', '--workdir=w'), 'get_config'),
+    (('--config=config.py', '--workdir=w', '--stp=1'),
+     'unknown flag --stp; did you mean --step?'),
+    (('--config=config.py', '--workdir=w', 'more'),
+     "unexpected argument 'more'"),
+    (('--config=config.py', '--workdir=w', '--step=x'), '--step=x: invalid'),
+    (('--config=config.py', '--workdir'), 'Missing value for flag --workdir'),
+    (('--config.seed=1', '--config=config.py', '--workdir=w'),
+     'before a value for --config'),
+    (('--config=config.py', '--workdir=program.py'), 'File exists'),
+    (('--config=config.py', '--workdir=w', '--step=13'),
+     'error: step 13 is unlucky'),
+])
+def test_bad_input_is_one_line_and_status_2(run, arguments, said):
+  (run.path / 'broken.py').write_text('def get_config():\n  x = 0\n  1 / x\n')
+  (run.path / 'syntax.py').write_text('def get_config(:\n')
+  (run.path / 'empty.py').write_text('')
+  done = run(*arguments)
+  assert done.returncode == 2, done.stderr
+  assert said in done.stderr
+  assert done.stderr.startswith('program: error: ')
+  assert done.stderr.count('\n') == 1
+  assert not done.stdout and not (run.path / 'w').exists()
+
+
+def test_a_defect_keeps_its_traceback(run):
+  done = run('--config=config.py', '--workdir=w', '--step=14')
+  assert done.returncode == 1
+  assert 'ZeroDivisionError' in done.stderr
+
+
+def test_help_is_the_docstring_and_the_program_s_flags(run):
+  done = run('--help')
+  assert done.returncode == 0 and not done.stderr
+  assert done.stdout.startswith('Says what it was given.')
+  for own in ('--config', '--workdir', '--step', '(default: 3)'):
+    assert own in done.stdout
+  assert 'verbosity' not in done.stdout
+  assert len(done.stdout.splitlines()) < 15
+
+
+def _config(**changes):
+  config = ml_collections.ConfigDict({
+      'seed': 0, 'steps': 3, 'eval': {'sets': ('a', 'b'), 'period': 2}})
+  config.update_from_flattened_dict(changes)
+  return config
+
+
+def _contents(folder):
+  return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+def test_workdir_of_another_config_is_left_alone(tmp_path):
+  cli.claim_workdir(_config(), tmp_path / 'run')
+  before = _contents(tmp_path / 'run')
+  other = _config(**{'seed': 1, 'eval.sets': ('a',)})
+  with pytest.raises(errors.InputError) as error:
+    cli.claim_workdir(other, tmp_path / 'run')
+  assert "eval.sets (('a', 'b') there, ('a',) here)" in str(error.value)
+  assert 'seed (0 there, 1 here)' in str(error.value)
+  assert 'period' not in str(error.value)
+  assert _contents(tmp_path / 'run') == before
+
+
+def test_only_steps_may_change(tmp_path):
+  cli.claim_workdir(_config(), tmp_path)
+  cli.claim_workdir(_config(), tmp_path)
+  cli.claim_workdir(_config(steps=9), tmp_path)
+  assert cli.read_config(tmp_path).to_dict() == _config(steps=9).to_dict()
+  assert cli.config_digest(_config()) == cli.config_digest(_config(steps=9))
+  assert cli.config_digest(_config()) == cli.config_digest(
+      cli.read_config(tmp_path))
+  assert cli.config_digest(_config()) != cli.config_digest(_config(seed=1))
+
+
+def test_a_folder_that_is_no_run_s_is_refused(tmp_path):
+  (tmp_path / 'thesis.tex').write_text('mine')
+  with pytest.raises(errors.InputError, match='holds thesis.tex and no conf'):
+    cli.claim_workdir(_config(), tmp_path)
+  assert _contents(tmp_path) == {'thesis.tex': b'mine'}
+
+
+def test_a_claim_that_was_killed_half_way_is_taken_over(tmp_path):
+  (tmp_path / 'config.json.tmp').write_text('{"see')
+  cli.claim_workdir(_config(), tmp_path)
+  assert list(_contents(tmp_path)) == ['config.json']
+
+
+@pytest.mark.parametrize('text', ['{"seed": ', '[1]', None])
+def test_unreadable_saved_config(tmp_path, text):
+  if text is not None:
+    (tmp_path / 'config.json').write_text(text)
+  with pytest.raises(errors.InputError, match='config.json'):
+    cli.read_config(tmp_path)
+
+
+def test_quiet_programs_do_not_import_jax(run):
+  # So that --help and a misspelt flag answer at once.
+  code = 'import sys, tepo_jax.cli; sys.exit("jax" in sys.modules)'
+  assert subprocess.run([sys.executable, '-c', code], check=False,
+                        env=os.environ | {'PYTHONPATH': str(ROOT)}
+                        ).returncode == 0
