@@ -12,7 +12,7 @@ from configs import base
 def get_config(method: str = 'tepo'):
   """The base config at laptop scale."""
   c = base.get_config(method or 'tepo')
-  c.steps = 30
+  c.steps = 40
   c.data.name = 'arithmetic'
   c.data.template = 'plain'
   c.data.max_prompt_tokens = 24
@@ -27,7 +27,7 @@ def get_config(method: str = 'tepo'):
   c.train.minibatch_prompts = 8
   c.train.microbatches = 1
 
-  c.optimizer.learning_rate = 1e-4
+  c.optimizer.learning_rate = 3e-5
 
   c.compute.dtype = 'float32'
   c.compute.remat = False
@@ -43,6 +43,6 @@ def get_config(method: str = 'tepo'):
 
   c.checkpoint.period = 5
 
-  c.pretrain.worked_steps = 750
+  c.pretrain.worked_steps = 900
   c.pretrain.mixed_steps = 150
   return c

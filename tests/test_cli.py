@@ -156,7 +156,7 @@ def test_help_is_the_docstring_and_the_program_s_flags(run):
   done = run('--help')
   assert done.returncode == 0 and not done.stderr
   assert done.stdout.startswith('Says what it was given.')
-  for own in ('--config', '--workdir', '--step', '(default: 3)'):
+  for own in ('--config: ', '--workdir: ', '--step: ', '(default: 3)'):
     assert own in done.stdout
   assert 'verbosity' not in done.stdout
   assert len(done.stdout.splitlines()) < 15

@@ -182,6 +182,16 @@ def test_tpu_vm_dry_run(launch):
   assert 'TEPO_MULTIHOST=1 nohup' in run[7]
 
 
+def test_tpu_vm_calls_gcloud(launch):
+  gcloud = launch.stubs / 'gcloud'
+  gcloud.write_text('#!/bin/bash\necho "gcloud $*" >>"$STUBS/log"')
+  gcloud.chmod(0o755)
+  done = launch('tpu_vm.sh', 'delete', **_SLICE)
+  assert done.returncode == 0 and not done.stdout
+  assert launch.log() == [
+      'gcloud compute tpus tpu-vm delete n --quiet --project=p --zone=z']
+
+
 @pytest.mark.parametrize('arguments, without, said', [
     ((), '', 'usage'), (('fly',), '', 'usage'), (('create', 'x'), '', "'x'"),
     (('run',), '', 'arguments'), (('create',), 'ZONE', 'ZONE is not set'),

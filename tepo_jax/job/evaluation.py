@@ -17,7 +17,7 @@ from tepo_jax.tasks import datasets
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-  """One set under one decoding; `name` is e.g. 'arithmetic/avg@8'."""
+  """One set under one decoding, named 'SET' or 'SET/greedy'."""
   name: str
   prompts: list[collect.Prompt]
   sampler: generation.GroupSampler
@@ -39,9 +39,9 @@ def prepare(session: session_lib.Session) -> list[Evaluation]:
     split = 'test' if name == 'arithmetic' else None
     prompts = session.prompts(name, split, settings.limit)
     for samples, temperature in _decodings(settings, name):
-      label = f'avg@{samples}' if temperature > 0 else 'greedy'
       evaluations.append(Evaluation(
-          f'{name}/{label}', prompts, session.sampler(
+          name if temperature > 0 else f'{name}/greedy', prompts,
+          session.sampler(
               prompts_at_once=min(settings.batch_prompts, len(prompts)),
               samples=samples, max_tokens=settings.max_tokens,
               temperature=temperature)))

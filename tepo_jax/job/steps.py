@@ -75,7 +75,10 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
       model=model, microbatches=config.train.microbatches,
       temperature=config.rollout.temperature,
       chunk_size=config.train.chunk_size)
-  jit = jax.jit
+
+  def jit(function, **options):
+    return jax.jit(mesh_lib.under_rules(mesh, function), **options)
+
   return Programs(
       mesh=mesh, model=model, policy_loss=policy_loss,
       state_sharding=state_sharding,
@@ -109,10 +112,11 @@ def make_generate(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
   batch = mesh_lib.batch_sharding(mesh)
   weights = mesh_lib.shardings(
       mesh, transformer.logical_axes(model), mesh_lib.DECODE_RULES)
+  generate = functools.partial(
+      sampler.generate, model, group_size=group_size, max_tokens=max_tokens,
+      temperature=temperature, eos_ids=eos_ids)
   return jax.jit(
-      functools.partial(
-          sampler.generate, model, group_size=group_size,
-          max_tokens=max_tokens, temperature=temperature, eos_ids=eos_ids),
+      mesh_lib.under_rules(mesh, generate, mesh_lib.DECODE_RULES),
       in_shardings=(weights, batch, batch, batch, mesh_lib.replicated(mesh)),
       out_shardings=batch)
 

@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 from tepo_jax import errors
+from tepo_jax.policy import rope
 from tepo_jax.policy import transformer
 
 
@@ -64,7 +65,8 @@ def from_json(raw: dict[str, Any], where: str) -> transformer.ModelConfig:
     InputError: what is missing or not supported, by the field's name.
   """
   names = raw.get('architectures')
-  if not names or len(names) != 1 or names[0] not in FAMILIES:
+  if not isinstance(names, list) or len(names) != 1 or (
+      names[0] not in FAMILIES):
     raise errors.InputError(
         f'{where}: architectures {names} is not supported (one of '
         f'{", ".join(FAMILIES)})')
@@ -85,7 +87,7 @@ def from_json(raw: dict[str, Any], where: str) -> transformer.ModelConfig:
   if heads % kv_heads or head_dim % 2:
     raise errors.InputError(
         f'{where}: {heads} query heads over {kv_heads} key/value heads of '
-        f'size {head_dim}: a whole number a head, and an even size, please')
+        f'size {head_dim} is not supported (a multiple, an even size)')
   window, full_layers = _window(raw, family, sizes['num_layers'], where)
   theta, scaling = _rope(raw, sizes['max_position'], where)
   return transformer.ModelConfig(
@@ -179,49 +181,57 @@ def _window(raw, family, num_layers, where):
 
 def _rope(raw, max_position, where):
   """(theta, RopeScaling or None), as transformers 5 or 4 keep them."""
-  rope = raw.get('rope_scaling') or raw.get('rope_parameters') or {}
-  kind = rope.get('rope_type') or rope.get('type') or 'default'
-  nested = any(isinstance(value, dict) for value in rope.values())
-  if nested or kind not in ('default', 'linear', 'llama3', 'yarn'):
+  settings = raw.get('rope_scaling') or raw.get('rope_parameters') or {}
+  nested = not isinstance(settings, dict) or any(
+      isinstance(value, dict) for value in settings.values())
+  kind = 'nested' if nested else (
+      settings.get('rope_type') or settings.get('type') or 'default')
+  if kind not in ('default', 'linear', 'llama3', 'yarn'):
     raise errors.InputError(
-        f'{where}: rope type {"per layer" if nested else repr(kind)} is not '
-        'supported (default, linear, llama3 or yarn)')
-  if rope.get('partial_rotary_factor') not in _ONLY['partial_rotary_factor']:
+        f'{where}: rope type {kind!r} is not supported (default, linear, '
+        'llama3 or yarn)')
+  if settings.get('partial_rotary_factor') not in _ONLY[
+      'partial_rotary_factor']:
     raise errors.InputError(
-        f'{where}: partial_rotary_factor is not supported')
-  theta = _number(rope if rope.get('rope_theta') else raw, 'rope_theta', where,
-                  1e4, float)
+        f'{where}: rope partial_rotary_factor = '
+        f'{settings["partial_rotary_factor"]!r} is not supported')
+  # Where both places have a field, transformers lets these win.
+  merged = {**raw, **settings}
+  original = 'original_max_position_embeddings'
+  if raw.get(original) is not None:
+    merged[original] = raw[original]
+
+  def number(name, default=None, kind=float):
+    return _number(merged, name, where, default, kind)
+
+  theta = number('rope_theta', 1e4)
   if kind == 'default':
     return theta, None
-  original = raw.get('original_max_position_embeddings') or rope.get(
-      'original_max_position_embeddings') or max_position
-  # transformers reads a yarn factor of null as the ratio of the contexts.
-  ratio = max_position / original if kind == 'yarn' else None
-  factor = _number(rope, 'factor', where, ratio, float)
   if kind == 'linear':
-    return theta, transformer.RopeScaling(kind, factor)
+    return theta, rope.RopeScaling(kind, number('factor'))
+  original = number(original, max_position, int)
   if kind == 'llama3':
-    return theta, transformer.RopeScaling(
-        kind, factor, original,
-        low_freq_factor=_number(rope, 'low_freq_factor', where, None, float),
-        high_freq_factor=_number(rope, 'high_freq_factor', where, None, float))
-  return theta, transformer.RopeScaling(
+    return theta, rope.RopeScaling(
+        kind, number('factor'), original,
+        low_freq_factor=number('low_freq_factor'),
+        high_freq_factor=number('high_freq_factor'))
+  # transformers reads a yarn factor of null as the ratio of the contexts.
+  factor = number('factor', max_position / original)
+  return theta, rope.RopeScaling(
       kind, factor, original,
-      beta_fast=_number(rope, 'beta_fast', where, 32.0, float),
-      beta_slow=_number(rope, 'beta_slow', where, 1.0, float),
-      attention_factor=_number(
-          rope, 'attention_factor', where, _yarn_attention(rope, factor),
-          float),
-      truncate=rope.get('truncate') is not False)
+      beta_fast=number('beta_fast', 32.0), beta_slow=number('beta_slow', 1.0),
+      attention_factor=number(
+          'attention_factor', _yarn_attention(settings, factor)),
+      truncate=settings.get('truncate') is not False)
 
 
-def _yarn_attention(rope, factor):
+def _yarn_attention(settings, factor):
   """The default factor on cos and sin: 0.1 ln(factor) + 1 (2309.00071)."""
   def scale(weight):
     return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
 
-  if rope.get('mscale') and rope.get('mscale_all_dim'):
-    return scale(rope['mscale']) / scale(rope['mscale_all_dim'])
+  if settings.get('mscale') and settings.get('mscale_all_dim'):
+    return scale(settings['mscale']) / scale(settings['mscale_all_dim'])
   return scale(1.0)
 
 

@@ -11,43 +11,20 @@ size. Nothing here divides a sequence into prompt and completion.
 
 import dataclasses
 import functools
-import math
 from typing import Any
 
 import flax
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from tepo_jax.policy import attention
+from tepo_jax.policy import rope
 
 INIT_STDDEV = 0.02  # of every kernel and the embedding
 
 # Larger than any position: the window of a layer that sees everything.
 _NO_WINDOW = 1 << 30
-
-
-@dataclasses.dataclass(frozen=True)
-class RopeScaling:
-  """How rotary frequencies are stretched beyond the trained context.
-
-  The fields and formulas are those of Hugging Face's `rope_parameters`;
-  `kind` is 'linear', 'llama3' or 'yarn', and the fields below the gaps are
-  read by that kind alone.
-  """
-
-  kind: str
-  factor: float
-  original_max_position: int = 0  # llama3, yarn
-
-  low_freq_factor: float = 1.0
-  high_freq_factor: float = 4.0
-
-  beta_fast: float = 32.0
-  beta_slow: float = 1.0
-  attention_factor: float = 1.0
-  truncate: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +40,7 @@ class ModelConfig:
   d_ff: int
   max_position: int
   rope_theta: float = 1e4
-  rope_scaling: RopeScaling | None = None
+  rope_scaling: rope.RopeScaling | None = None
   norm_eps: float = 1e-6
   tie_embeddings: bool = False
   qkv_bias: bool = False
@@ -178,68 +155,6 @@ def logits(config: ModelConfig, params, hidden):
   return logits_MV.reshape(*hidden.shape[:-1], config.vocab_size)
 
 
-def rope_frequencies(config: ModelConfig) -> np.ndarray:
-  """Radians a position turns each pair of a head: float32 [H / 2].
-
-  Default: theta^(-2i/H). linear divides by the factor; llama3 divides the
-  slow ones and blends between; yarn (arXiv 2309.00071) blends by the number
-  of turns in the original context.
-  """
-  size, scaling = config.head_dim, config.rope_scaling
-  exponent = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
-  frequency = np.float32(1) / np.float32(config.rope_theta) ** exponent
-  if scaling is None:
-    return frequency
-  slow = frequency / np.float32(scaling.factor)
-  if scaling.kind == 'linear':
-    return slow
-  if scaling.kind == 'llama3':
-    turns = scaling.original_max_position * frequency / (2 * np.pi)
-    keep = (turns - scaling.low_freq_factor) / (
-        scaling.high_freq_factor - scaling.low_freq_factor)
-  elif scaling.kind == 'yarn':
-    keep = 1 - _yarn_ramp(config)
-  else:
-    raise ValueError(f'unknown rope scaling {scaling.kind!r}')
-  keep = np.clip(keep, 0, 1).astype(np.float32)
-  return slow * (1 - keep) + frequency * keep
-
-
-def _yarn_ramp(config: ModelConfig) -> np.ndarray:
-  """0 where a pair turns often in the original context, 1 where seldom."""
-  scaling = config.rope_scaling
-
-  def pair(turns):
-    return config.head_dim * math.log(
-        scaling.original_max_position / (turns * 2 * math.pi)
-    ) / (2 * math.log(config.rope_theta))
-
-  low, high = pair(scaling.beta_fast), pair(scaling.beta_slow)
-  if scaling.truncate:
-    low, high = math.floor(low), math.ceil(high)
-  low, high = max(low, 0), min(high, config.head_dim - 1)
-  high += 0.001 if low == high else 0
-  return (np.arange(config.head_dim // 2, dtype=np.float32) - low) / (
-      high - low)
-
-
-def _rope(config: ModelConfig, position_BS):
-  """(cos, sin), each float32 [B, S, 1, H / 2], for `_rotate`."""
-  angle_BSI = position_BS[:, :, None, None] * rope_frequencies(config)
-  scaling = config.rope_scaling
-  factor = 1.0 if scaling is None else scaling.attention_factor
-  return jnp.cos(angle_BSI) * factor, jnp.sin(angle_BSI) * factor
-
-
-def _rotate(x_BSNH, rope):
-  """Rotates the pairs (i, i + H / 2) of each head."""
-  cos, sin = rope
-  first, second = jnp.split(x_BSNH.astype(jnp.float32), 2, axis=-1)
-  return jnp.concatenate(
-      [first * cos - second * sin, second * cos + first * sin],
-      axis=-1).astype(x_BSNH.dtype)
-
-
 class _Norm(nn.Module):
   """RMSNorm over the last axis, in float32."""
 
@@ -288,12 +203,12 @@ class _Layer(nn.Module):
   config: ModelConfig
 
   @nn.compact
-  def __call__(self, carry, layer, rope, position_BS, key_position_BT, index):
+  def __call__(self, carry, layer, turn, position_BS, key_position_BT, index):
     config = self.config
     x_MD, stores = carry
     attended_MD, stores = self._attention(
         _Norm(config.norm_eps, name='attention_norm')(x_MD),
-        stores, layer, rope, position_BS, key_position_BT, index)
+        stores, layer, turn, position_BS, key_position_BT, index)
     x_MD = _constrain(x_MD + attended_MD)
     y_MD = _Norm(config.norm_eps, name='mlp_norm')(x_MD)
     gate_MF = _Linear(config.d_ff, ('embed', 'mlp'), name='gate')(y_MD)
@@ -302,7 +217,7 @@ class _Layer(nn.Module):
         nn.silu(gate_MF) * up_MF)
     return (_constrain(x_MD + down_MD), stores), None
 
-  def _attention(self, x_MD, stores, layer, rope, position_BS,
+  def _attention(self, x_MD, stores, layer, turn, position_BS,
                  key_position_BT, index):
     config = self.config
 
@@ -312,10 +227,10 @@ class _Layer(nn.Module):
       y = y.reshape(*position_BS.shape, count, config.head_dim)
       return _Norm(config.norm_eps, name=f'{name}_norm')(y) if norm else y
 
-    q_BSNH = _rotate(
-        heads('q', 'heads', config.num_heads, config.qk_norm), rope)
-    k_BSKH = _rotate(
-        heads('k', 'kv_heads', config.num_kv_heads, config.qk_norm), rope)
+    q_BSNH = rope.rotate(
+        heads('q', 'heads', config.num_heads, config.qk_norm), turn)
+    k_BSKH = rope.rotate(
+        heads('k', 'kv_heads', config.num_kv_heads, config.qk_norm), turn)
     v_BSKH = heads('v', 'kv_heads', config.num_kv_heads)
     k_BTKH, v_BTKH = k_BSKH, v_BSKH
     if stores is not None:
@@ -362,7 +277,9 @@ class _Transformer(nn.Module):
       stores, index = (cache.k, cache.v), cache.index
       key_position_BT = jax.lax.dynamic_update_slice(
           cache.position, position_BS, (0, index))
-    shared = (_rope(config, position_BS), position_BS, key_position_BT, index)
+    turn = rope.turn(
+        position_BS, config.head_dim, config.rope_theta, config.rope_scaling)
+    shared = (turn, position_BS, key_position_BT, index)
     layers = self.get_variable('params', 'layers')
     if isinstance(layers, tuple):
       layer = _layer(config)(config, parent=None)

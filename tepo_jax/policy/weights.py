@@ -3,26 +3,20 @@
 `TABLE` declares each weight once. Loading reads only what each device holds,
 from memory-mapped files, one stacked tensor at a time; saving gathers one
 stacked tensor at a time and appears under its name only when complete.
-
-The safetensors format, read and written here because its numpy reader knows
-no bfloat16: 8 bytes little-endian length n, n bytes of JSON (name -> dtype,
-shape, data_offsets), the tensors' bytes.
 """
 
-import json
-import math
 import os
 import pathlib
 import shutil
 
 import jax
-import ml_dtypes
 import numpy as np
 import tqdm
 import transformers
 
 from tepo_jax import errors
 from tepo_jax.policy import families
+from tepo_jax.policy import tensor_files
 from tepo_jax.policy import transformer
 from tepo_jax.runtime import mesh as mesh_lib
 
@@ -49,15 +43,7 @@ TABLE = (
     ('lm_head.weight', 'head/kernel', True),
 )
 
-_DTYPES = {
-    'F64': np.dtype(np.float64), 'F32': np.dtype(np.float32),
-    'F16': np.dtype(np.float16), 'BF16': np.dtype(ml_dtypes.bfloat16),
-}
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _CONFIG = 'config.json'
-_SINGLE = 'model.safetensors'
-_INDEX = 'model.safetensors.index.json'
-_MAX_SHARD_BYTES = 5 * 10**9
 _PROGRESS_BYTES = 10**9
 _TOKENIZER_FILES = (
     'tokenizer.json', 'tokenizer_config.json', 'tokenizer.model',
@@ -72,7 +58,7 @@ def read_config(directory) -> transformer.ModelConfig:
     InputError: no folder, no or no JSON config.json, unsupported.
   """
   file = _folder(directory) / _CONFIG
-  return families.from_json(_read_json(file), str(file))
+  return families.from_json(tensor_files.read_json(file), str(file))
 
 
 def load(directory, dtype, mesh=None):
@@ -89,7 +75,7 @@ def load(directory, dtype, mesh=None):
     InputError: the file or tensor, and what is wrong with it.
   """
   config = read_config(directory)
-  tensors = _open_folder(_folder(directory))
+  tensors = tensor_files.open_folder(_folder(directory))
   abstract = transformer.abstract_params(config, dtype)
   rows = _rows(abstract)
   _check(directory, tensors, rows, config)
@@ -203,78 +189,6 @@ def _folder(directory) -> pathlib.Path:
   return folder
 
 
-def _read_json(file: pathlib.Path) -> dict:
-  if not file.is_file():
-    raise errors.InputError(f'{file}: missing')
-  try:
-    content = json.loads(file.read_bytes())
-  except ValueError as error:
-    raise errors.InputError(f'{file}: not JSON ({error})') from error
-  if not isinstance(content, dict):
-    raise errors.InputError(f'{file}: not a JSON object')
-  return content
-
-
-def _open_folder(folder: pathlib.Path) -> dict[str, np.ndarray]:
-  """name -> mapped tensor, of the single file or of every shard."""
-  if (folder / _SINGLE).is_file():
-    return _open_file(folder / _SINGLE)
-  index = folder / _INDEX
-  if not index.is_file():
-    raise errors.InputError(
-        f'{folder}: neither {_SINGLE} nor {_INDEX} (only safetensors are read)')
-  shard_of = _read_json(index).get('weight_map')
-  if not isinstance(shard_of, dict):
-    raise errors.InputError(f'{index}: no weight_map')
-  tensors = {}
-  for shard in sorted(set(shard_of.values())):
-    if not (folder / shard).is_file():
-      raise errors.InputError(f'{index}: names {shard}, which is missing')
-    tensors |= _open_file(folder / shard)
-  for name, shard in shard_of.items():
-    if name not in tensors:
-      raise errors.InputError(f'{folder / shard}: tensor {name} is missing')
-  return tensors
-
-
-def _open_file(file: pathlib.Path) -> dict[str, np.ndarray]:
-  """name -> memory-mapped tensor of one safetensors file."""
-  size = file.stat().st_size
-  with file.open('rb') as stream:
-    length = int.from_bytes(stream.read(8), 'little')
-    if size < 8 or length > size - 8:
-      raise errors.InputError(
-          f'{file}: truncated or not safetensors ({size} bytes)')
-    try:
-      header = json.loads(stream.read(length))
-      header.pop('__metadata__', None)
-      entries = {
-          name: (entry['dtype'], tuple(entry['shape']), *entry['data_offsets'])
-          for name, entry in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-      raise errors.InputError(f'{file}: bad safetensors header') from error
-  start = 8 + length
-  end = start + max((entry[3] for entry in entries.values()), default=0)
-  if size != end:
-    raise errors.InputError(
-        f'{file}: truncated or corrupt: {size} bytes, its header says {end}')
-  data = np.memmap(file, np.uint8, 'r')[start:] if entries else None
-  return {
-      name: _view(data, entry, f'{file}: tensor {name}')
-      for name, entry in entries.items()}
-
-
-def _view(data, entry, where):
-  kind, shape, begin, end = entry
-  if kind not in _DTYPES:
-    raise errors.InputError(f'{where} is {kind}, not one of {list(_DTYPES)}')
-  dtype = _DTYPES[kind]
-  if not 0 <= begin <= end or end - begin != dtype.itemsize * math.prod(shape):
-    raise errors.InputError(
-        f'{where}: {end - begin} bytes for {kind} {list(shape)}')
-  return data[begin:end].view(dtype).reshape(shape)
-
-
 def save(directory, config: transformer.ModelConfig, params, source=None):
   """Writes a Hugging Face folder that transformers loads.
 
@@ -300,7 +214,7 @@ def save(directory, config: transformer.ModelConfig, params, source=None):
   dtype = np.dtype(leaves['embed/embedding'].dtype)
   old = None
   if source is not None and (_folder(source) / _CONFIG).is_file():
-    old = _read_json(_folder(source) / _CONFIG)
+    old = tensor_files.read_json(_folder(source) / _CONFIG)
   raw = families.to_json(config, dtype.name, old)
   partial = directory.with_name(f'.{directory.name}.partial-{os.getpid()}')
   if jax.process_index() == 0:
@@ -308,7 +222,7 @@ def save(directory, config: transformer.ModelConfig, params, source=None):
   try:
     _write_tensors(partial, rows)
     if jax.process_index() == 0:
-      _write_json(partial / _CONFIG, raw)
+      tensor_files.write_json(partial / _CONFIG, raw)
       for name in _TOKENIZER_FILES if source is not None else ():
         if (pathlib.Path(source) / name).is_file():
           shutil.copyfile(pathlib.Path(source) / name, partial / name)
@@ -319,65 +233,17 @@ def save(directory, config: transformer.ModelConfig, params, source=None):
 
 def _write_tensors(folder, rows):
   """The files, laid out first and then filled one stacked tensor at a time."""
-  layout = _layout(rows)
   writer = jax.process_index() == 0
   if writer:
-    places = _create_files(folder, layout)
+    places = tensor_files.create(folder, [
+        (name, np.dtype(leaf.dtype), _file_shape(path, leaf, transpose))
+        for path, (leaf, names, transpose) in rows.items() for name in names])
   for path, (leaf, names, transpose) in rows.items():
     array = mesh_lib.to_host(leaf)
     if writer:
       slices = array if _is_stacked(path) else array[None]
       for name, tensor in zip(names, slices):
         places[name][...] = tensor.T if transpose else tensor
-
-
-def _layout(rows):
-  """Files in order, each a list of (name, dtype, shape) of <= 5 GB."""
-  files, room = [], 0
-  for path, (leaf, names, transpose) in rows.items():
-    shape, dtype = _file_shape(path, leaf, transpose), np.dtype(leaf.dtype)
-    size = math.prod(shape) * dtype.itemsize
-    for name in names:
-      if not files or size > room:
-        files.append([])
-        room = _MAX_SHARD_BYTES
-      files[-1].append((name, dtype, shape))
-      room -= size
-  return files
-
-
-def _create_files(folder, layout):
-  """Headers, room and (for several files) the index; name -> mapped room."""
-  places, shard_of, total = {}, {}, 0
-  for number, entries in enumerate(layout, 1):
-    file = _SINGLE
-    if len(layout) > 1:
-      file = f'model-{number:05d}-of-{len(layout):05d}.safetensors'
-    header, begin = {'__metadata__': {'format': 'pt'}}, 0
-    for name, dtype, shape in entries:
-      end = begin + math.prod(shape) * dtype.itemsize
-      header[name] = {'dtype': _NAMES[dtype], 'shape': list(shape),
-                      'data_offsets': [begin, end]}
-      begin = end
-      shard_of[name] = file
-    text = json.dumps(header).encode()
-    text += b' ' * (-len(text) % 8)
-    with (folder / file).open('wb') as stream:
-      stream.write(len(text).to_bytes(8, 'little') + text)
-      stream.truncate(8 + len(text) + begin)
-    data = np.memmap(folder / file, np.uint8, 'r+')[8 + len(text):]
-    for name, dtype, shape in entries:
-      begin, end = header[name]['data_offsets']
-      places[name] = data[begin:end].view(dtype).reshape(shape)
-    total += begin
-  if len(layout) > 1:
-    _write_json(folder / _INDEX, {
-        'metadata': {'total_size': total}, 'weight_map': shard_of})
-  return places
-
-
-def _write_json(file, content):
-  file.write_text(json.dumps(content, indent=2, sort_keys=True) + '\n')
 
 
 def load_tokenizer(directory):
@@ -409,6 +275,6 @@ def eos_ids(directory, tokenizer) -> tuple[int, ...]:
   for name in ('generation_config.json', _CONFIG):
     file = _folder(directory) / name
     if file.is_file():
-      found = _read_json(file).get('eos_token_id')
+      found = tensor_files.read_json(file).get('eos_token_id')
       ids.update(found if isinstance(found, list) else [found])
   return tuple(sorted(ids - {None}))

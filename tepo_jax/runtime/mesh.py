@@ -9,10 +9,12 @@ optimiser state (the batch is split over data and fsdp together); `tensor`
 shards of the vocabulary, heads and feed-forward width.
 """
 
+import functools
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from flax import linen as nn
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
@@ -123,6 +125,22 @@ def batch_shards(mesh: jax.sharding.Mesh) -> int:
 def replicated(mesh: jax.sharding.Mesh) -> jax.sharding.NamedSharding:
   """The whole array on every device."""
   return shardings(mesh, ())
+
+
+def under_rules(mesh: jax.sharding.Mesh, function: Callable, rules=RULES
+                ) -> Callable:
+  """`function`, traced with the rules in force.
+
+  The constraints that it puts on logical axes (flax's with_logical_constraint)
+  then hold on this mesh; without it they are no constraints.
+  """
+  @functools.wraps(function)
+  def wrapped(*args, **kwargs):
+    named = [(name, axes) for name, axes in rules.items() if name is not None]
+    with mesh, nn.logical_axis_rules(named):
+      return function(*args, **kwargs)
+
+  return wrapped
 
 
 def check(mesh: jax.sharding.Mesh, axes_tree, abstract_tree, rules=RULES):

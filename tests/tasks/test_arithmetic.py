@@ -42,22 +42,22 @@ def test_answers_are_right():
 
 
 def test_the_level_is_the_number_of_operations():
-  for problem in arithmetic.problems('test', 200, levels=(2, 5)):
-    assert len(re.findall(r' [-+*] ', problem.problem)) == int(problem.level)
-    assert problem.level in ('2', '5')
+  for i, problem in enumerate(arithmetic.problems('test', 200, levels=(3, 6))):
+    assert problem.level == ('3', '6')[i % 2]
+    assert len(re.findall('[-+*]', problem.problem)) == int(problem.level)
 
 
 def test_operands_and_running_totals_stay_small():
   negative = 0
-  for problem in arithmetic.problems('train', 1000):
+  for problem in arithmetic.problems('train', 1000, levels=(3, 9)):
     first, *rest = _expression(problem).split(' ')
     assert all(1 <= int(operand) <= 9 for operand in (first, *rest[1::2]))
     assert '*' not in rest[2::2]
     totals = [int(first)]
     for sign, operand in zip(rest[::2], rest[1::2]):
       totals.append(_evaluate(f'{totals[-1]} {sign} {operand}'))
-    assert all(total >= 0 for total in totals[:-1])
-    assert -9 <= totals[-1] <= 81 + 4 * 9
+    assert all(0 <= total <= 999 for total in totals[:-1])
+    assert -9 <= totals[-1] <= 999
     negative += totals[-1] < 0
   assert negative > 0
 
@@ -89,25 +89,26 @@ def test_demonstrations_by_hand():
   problem = datasets.Problem(
       '', 'Start with 7 (1) * 6 (2) + 8 (3) - 5.', ('45',), '')
   rng = random.Random(0)
-  worked = {arithmetic.demonstration(problem, rng, 'worked')
-            for _ in range(50)}
-  direct = {arithmetic.demonstration(problem, rng, 'direct')
-            for _ in range(50)}
-  assert worked == {
-      f'{opening} (1) * 6 = 42 (2) + 8 = 50 (3) - 5 = 45 \\boxed{{45}}'
-      for opening in ('Step by step:', 'Let us see:', 'One by one:')}
-  assert direct == {
-      f'{opening}\\boxed{{45}}' for opening in ('The answer is ', 'I guess ')}
+  for style, chain in (
+      ('worked', ' (1) * 6 = 42 (2) + 8 = 50 (3) - 5 = 45 '), ('direct', '')):
+    assert {arithmetic.demonstration(problem, rng, style)
+            for _ in range(99)} == {
+                f'{opening}{chain}\\boxed{{45}}'
+                for opening in arithmetic.OPENINGS[style]}
+
+
+def test_openings_tell_the_styles_apart():
+  assert not (set(arithmetic.OPENINGS['direct'])
+              & set(arithmetic.OPENINGS['worked']))
 
 
 def test_worked_steps_are_right():
   rng = random.Random(0)
   for problem in arithmetic.problems('train', 500):
-    chain = arithmetic.demonstration(problem, rng, 'worked')
-    steps = re.findall(r'\((\d)\) ([-+*]) (\d) = (-?\d+)', chain)
-    total = int(re.search(r'\d', problem.problem)[0])
-    for number, (index, sign, operand, result) in enumerate(steps, 1):
-      assert int(index) == number
+    solution = arithmetic.demonstration(problem, rng, 'worked')
+    steps = re.findall(r'([-+*]) (\d+) = (-?\d+)', solution)
+    total = int(re.search(r'\d+', problem.problem)[0])
+    for sign, operand, result in steps:
       assert _evaluate(f'{total} {sign} {operand}') == int(result)
       total = int(result)
     assert str(total) == problem.answers[0]
@@ -115,7 +116,7 @@ def test_worked_steps_are_right():
 
 
 def test_tokenizer_round_trip_and_lengths(tokenizer):
-  assert len(tokenizer) == 48
+  assert len(tokenizer) % 16 == 0 and len(tokenizer) < 128
   assert tokenizer.eos_token == '<|im_end|>'
   assert tokenizer.pad_token == '<|endoftext|>'
   rng = random.Random(0)
@@ -137,8 +138,9 @@ def test_tokenizer_round_trip_and_lengths(tokenizer):
 
 
 def test_each_digit_is_one_token(tokenizer):
-  ids = tokenizer('908')['input_ids']
-  assert tokenizer.convert_ids_to_tokens(ids) == ['9', '0', '8']
+  digits = ''.join(f'{number:02d}' for number in range(100))
+  ids = tokenizer(digits)['input_ids']
+  assert tokenizer.convert_ids_to_tokens(ids) == list(digits)
 
 
 def test_foreign_text_becomes_unknown_not_an_error(tokenizer):

@@ -90,7 +90,8 @@ def test_long_prompts_are_counted_not_cut():
 def test_the_embedded_tokenizer(tmp_path):
   arithmetic.build_tokenizer(tmp_path)
   tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-  ids = prompts.render('plain', tokenizer, 'Compute 3 + 4.')
-  assert tokenizer.convert_ids_to_tokens(ids) == [
-      '<|im_start|>', 'user\n', 'Compute ', '3', ' + ', '4', '.',
-      '<|im_end|>', '\n', '<|im_start|>', 'assistant\n']
+  (problem,) = arithmetic.problems('test', 1)
+  ids = prompts.render('plain', tokenizer, problem.problem)
+  assert tokenizer.decode(ids) == (
+      f'<|im_start|>user\n{problem.problem}<|im_end|>\n'
+      '<|im_start|>assistant\n')

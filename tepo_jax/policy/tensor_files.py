@@ -1,0 +1,166 @@
+"""Safetensors files, memory-mapped: single, or shards with an index.
+
+The format: 8 bytes little-endian length n, n bytes of JSON (name -> dtype,
+shape, data_offsets), the tensors' bytes. Read and written here because the
+safetensors package gives numpy no bfloat16 and no writing in place.
+"""
+
+import json
+import math
+import pathlib
+
+import ml_dtypes
+import numpy as np
+
+from tepo_jax import errors
+
+_DTYPES = {
+    'F64': np.dtype(np.float64), 'F32': np.dtype(np.float32),
+    'F16': np.dtype(np.float16), 'BF16': np.dtype(ml_dtypes.bfloat16),
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_SINGLE = 'model.safetensors'
+_INDEX = 'model.safetensors.index.json'
+_MAX_FILE_BYTES = 5 * 10**9
+
+
+def open_folder(folder: pathlib.Path) -> dict[str, np.ndarray]:
+  """name -> mapped tensor, of the single file or of every shard.
+
+  Raises:
+    InputError: the file or the tensor, and what is wrong with it.
+  """
+  if (folder / _SINGLE).is_file():
+    return _open_file(folder / _SINGLE)
+  index = folder / _INDEX
+  if not index.is_file():
+    raise errors.InputError(
+        f'{folder}: neither {_SINGLE} nor {_INDEX} (only safetensors are read)')
+  shard_of = read_json(index).get('weight_map')
+  if not isinstance(shard_of, dict) or not all(
+      isinstance(shard, str) for shard in shard_of.values()):
+    raise errors.InputError(f'{index}: weight_map is not a map to file names')
+  tensors = {}
+  for shard in sorted(set(shard_of.values())):
+    if not (folder / shard).is_file():
+      raise errors.InputError(f'{index}: names {shard}, which is missing')
+    tensors |= _open_file(folder / shard)
+  for name, shard in shard_of.items():
+    if name not in tensors:
+      raise errors.InputError(f'{folder / shard}: tensor {name} is missing')
+  return tensors
+
+
+def create(folder: pathlib.Path, entries) -> dict[str, np.ndarray]:
+  """New files of at most 5 GB with room for tensors to be written into.
+
+  Args:
+    folder: existing; gets one file, or shards and their index.
+    entries: (name, dtype, shape) in the order of the files.
+
+  Returns:
+    name -> writable mapped array.
+  """
+  files = _split(entries)
+  places, shard_of = {}, {}
+  for number, part in enumerate(files, 1):
+    file = _SINGLE if len(files) == 1 else (
+        f'model-{number:05d}-of-{len(files):05d}.safetensors')
+    places |= _create_file(folder / file, part)
+    shard_of |= {name: file for name, _, _ in part}
+  if len(files) > 1:
+    total = sum(place.nbytes for place in places.values())
+    write_json(folder / _INDEX, {
+        'metadata': {'total_size': total}, 'weight_map': shard_of})
+  return places
+
+
+def read_json(file: pathlib.Path) -> dict:
+  """The object in a JSON file, or an InputError that says why not."""
+  if not file.is_file():
+    raise errors.InputError(f'{file}: missing')
+  try:
+    content = json.loads(file.read_bytes())
+  except ValueError as error:
+    raise errors.InputError(f'{file}: not JSON ({error})') from error
+  if not isinstance(content, dict):
+    raise errors.InputError(f'{file}: not a JSON object')
+  return content
+
+
+def write_json(file: pathlib.Path, content: dict):
+  """As transformers writes them: indented, sorted."""
+  file.write_text(json.dumps(content, indent=2, sort_keys=True) + '\n')
+
+
+def _open_file(file):
+  size = file.stat().st_size
+  with file.open('rb') as stream:
+    length = int.from_bytes(stream.read(8), 'little')
+    if size < 8 or length > size - 8:
+      raise errors.InputError(
+          f'{file}: truncated or not safetensors ({size} bytes)')
+    try:
+      header = json.loads(stream.read(length))
+      header.pop('__metadata__', None)
+      entries = {name: _entry(entry) for name, entry in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+      raise errors.InputError(f'{file}: bad safetensors header') from error
+  start = 8 + length
+  end = start + max((entry[3] for entry in entries.values()), default=0)
+  if size != end:
+    raise errors.InputError(
+        f'{file}: truncated or corrupt: {size} bytes, its header says {end}')
+  data = np.memmap(file, np.uint8, 'r')[start:]
+  return {
+      name: _view(data, entry, f'{file}: tensor {name}')
+      for name, entry in entries.items()}
+
+
+def _entry(entry):
+  """(dtype name, shape, begin, end) of one header entry."""
+  begin, end = entry['data_offsets']
+  shape = tuple(entry['shape'])
+  if not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
+    raise ValueError(entry)
+  return entry['dtype'], shape, begin, end
+
+
+def _view(data, entry, where):
+  kind, shape, begin, end = entry
+  if kind not in _DTYPES:
+    raise errors.InputError(f'{where} is {kind}, not one of {list(_DTYPES)}')
+  dtype = _DTYPES[kind]
+  if end - begin != dtype.itemsize * math.prod(shape):
+    raise errors.InputError(
+        f'{where}: {end - begin} bytes for {kind} {list(shape)}')
+  return data[begin:end].view(dtype).reshape(shape)
+
+
+def _split(entries):
+  """The entries as a list of files within the limit (or of one tensor)."""
+  files, room = [], 0
+  for name, dtype, shape in entries:
+    size = math.prod(shape) * dtype.itemsize
+    if not files or size > room:
+      files.append([])
+      room = _MAX_FILE_BYTES
+    files[-1].append((name, dtype, shape))
+    room -= size
+  return files
+
+
+def _create_file(file, entries):
+  header, end = {'__metadata__': {'format': 'pt'}}, 0
+  for name, dtype, shape in entries:
+    begin, end = end, end + math.prod(shape) * dtype.itemsize
+    header[name] = {'dtype': _NAMES[dtype], 'shape': list(shape),
+                    'data_offsets': [begin, end]}
+  text = json.dumps(header).encode()
+  text += b' ' * (-len(text) % 8)
+  with file.open('wb') as stream:
+    stream.write(len(text).to_bytes(8, 'little') + text)
+    stream.truncate(8 + len(text) + end)
+  data = np.memmap(file, np.uint8, 'r+')[8 + len(text):]
+  return {
+      name: _view(data, _entry(header[name]), name) for name, _, _ in entries}

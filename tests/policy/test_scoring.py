@@ -1,0 +1,229 @@
+"""Scoring against float64: torch's log-softmax, closed-form gradients."""
+
+import dataclasses
+import functools
+
+import jax
+from jax import numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from tepo_jax.policy import scoring
+from tepo_jax.policy import transformer
+
+MODEL = transformer.ModelConfig(
+    vocab_size=41, d_model=32, num_layers=2, num_heads=4, num_kv_heads=2,
+    head_dim=8, d_ff=48, max_position=64, qk_norm=True)
+PROMPTS, LENGTHS = (4, 2, 3), (7, 5, 1)  # tokens of each row
+P, T = 4, 7
+MASK_BT = np.arange(T) < np.array(LENGTHS)[:, None]
+ENTRIES = ('logp_BT', 'entropy_BT', 'kl_BT')
+# Compiling is what costs here; the values do not hang on the optimiser.
+QUICK = {'xla_backend_optimization_level': 0,
+         'xla_cpu_use_fusion_emitters': False}
+
+
+def _params(seed):
+  """Weights large enough for peaked distributions."""
+  params = transformer.init(MODEL, jax.random.key(seed))
+  return jax.tree.map(lambda x: 4 * x if x.ndim > 2 or x.shape[0] > 32 else x,
+                      params)
+
+
+@pytest.fixture(scope='module')
+def params():
+  return _params(0)
+
+
+@pytest.fixture(scope='module')
+def old_params(params):
+  other = _params(1)
+  return jax.tree.map(lambda a, b: 0.9 * a + 0.1 * b, params, other)
+
+
+def _rows(pad=0):
+  """Left-padded prompts, right-padded completions: tokens and positions."""
+  token_BS = np.random.default_rng(0).integers(0, 41, (3, P + T))
+  position_BS = np.full((3, P + T), -1)
+  for row, (prompt, length) in enumerate(zip(PROMPTS, LENGTHS)):
+    position_BS[row, P - prompt:P + length] = np.arange(prompt + length)
+  return (np.pad(token_BS, ((0, 0), (pad, 0))).astype(np.int32),
+          np.pad(position_BS, ((0, 0), (pad, 0)),
+                 constant_values=-1).astype(np.int32))
+
+
+@functools.cache
+def _score(temperature, chunk_size, num_targets=T):
+  return jax.jit(functools.partial(
+      scoring.score, MODEL, num_targets=num_targets, temperature=temperature,
+      chunk_size=chunk_size), compiler_options=QUICK)
+
+
+@functools.partial(jax.jit, compiler_options=QUICK)
+def _logits(params, token_BS, position_BS):
+  """Logits of the last T tokens, all at once: [B, T, V]."""
+  hidden_BSD, _ = transformer.forward(MODEL, params, token_BS, position_BS)
+  return transformer.logits(MODEL, params, hidden_BSD)[:, P - 1:-1]
+
+
+def _distribution(params, temperature):
+  """log π in float64: torch [B, T, V]."""
+  logits_BTV = np.asarray(_logits(params, *_rows()))
+  return torch.log_softmax(
+      torch.tensor(logits_BTV).double() / temperature, -1)
+
+
+def _reference(params, old_params, temperature):
+  logp_BTV = _distribution(params, temperature)
+  old_BTV = _distribution(old_params, temperature)
+  target_BT = torch.tensor(_rows()[0][:, P:]).long()
+  return {
+      'logp_BT': logp_BTV.gather(-1, target_BT[..., None])[..., 0],
+      'entropy_BT': torch.special.entr(logp_BTV.exp()).sum(-1),
+      'kl_BT': torch.nn.functional.kl_div(
+          old_BTV, logp_BTV, reduction='none', log_target=True).sum(-1)}
+
+
+@pytest.mark.parametrize('temperature', [1.0, 0.7])
+def test_values(params, old_params, temperature):
+  scores = _score(temperature, 6)(params, *_rows(), old_params=old_params)
+  expected = _reference(params, old_params, temperature)
+  for name in ENTRIES:
+    got, want = np.asarray(getattr(scores, name)), expected[name].numpy()
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got[MASK_BT], want[MASK_BT], rtol=0, atol=5e-6)
+  kl = expected['kl_BT'].numpy()[MASK_BT]
+  assert kl.min() >= 0 and kl.max() > 0.05  # the case would show an error
+
+
+@pytest.mark.parametrize('chunk_size', [1, 9, 10**6])
+def test_chunks_do_not_show(params, old_params, chunk_size):
+  """9 tokens of 3 rows: chunks of 3 slots, of which 7 is no multiple."""
+  base = _score(1.0, 6)(params, *_rows(), old_params=old_params)
+  other = _score(1.0, chunk_size)(params, *_rows(), old_params=old_params)
+  for name in ENTRIES:
+    np.testing.assert_allclose(
+        getattr(base, name), getattr(other, name), rtol=0, atol=2e-6)
+
+
+def test_padding_does_not_show(params, old_params):
+  """Neither what padding slots hold nor how many there are."""
+  token_BS, position_BS = _rows()
+  base = _score(1.0, 6)(params, token_BS, position_BS, old_params=old_params)
+  garbage_BS = np.where(position_BS < 0, 40, token_BS).astype(np.int32)
+  other = _score(1.0, 6)(params, garbage_BS, position_BS,
+                         old_params=old_params)
+  wider = _score(1.0, 6)(params, *_rows(pad=3), old_params=old_params)
+  start, end = P - PROMPTS[1], P + LENGTHS[1]
+  alone = _score(1.0, 6, LENGTHS[1])(
+      params, token_BS[1:2, start:end], position_BS[1:2, start:end],
+      old_params=old_params)
+  for name in ENTRIES:
+    want = np.asarray(getattr(base, name))
+    np.testing.assert_array_equal(getattr(other, name)[MASK_BT], want[MASK_BT])
+    np.testing.assert_allclose(
+        getattr(wider, name)[MASK_BT], want[MASK_BT], rtol=0, atol=2e-6)
+    np.testing.assert_allclose(
+        getattr(alone, name)[0], want[1, :LENGTHS[1]], rtol=0, atol=2e-6)
+
+
+def test_every_target_of_a_sequence(params):
+  """num_targets = S - 1, as supervised learning asks."""
+  token_BS, position_BS = _rows()
+  whole = _score(1.0, 6, P + T - 1)(params, token_BS, position_BS)
+  part = _score(1.0, 6)(params, token_BS, position_BS)
+  assert whole.kl_BT is None and part.kl_BT is None
+  np.testing.assert_allclose(
+      whole.logp_BT[:, P - 1:][MASK_BT], part.logp_BT[MASK_BT], atol=2e-6)
+  assert whole.logp_BT.shape == (3, P + T - 1)
+
+
+def _closed_form(params, old_params, temperature):
+  """∂(ℓ, H, KL)/∂logits, float64 numpy, at every slot: name -> [B, T, V]."""
+  logp_BTV = _distribution(params, temperature).numpy()
+  old_BTV = _distribution(old_params, temperature).numpy()
+  p_BTV = np.exp(logp_BTV)
+  ratio_BTV = logp_BTV - old_BTV
+  entropy_BT1 = -(p_BTV * logp_BTV).sum(-1, keepdims=True)
+  kl_BT1 = (p_BTV * ratio_BTV).sum(-1, keepdims=True)
+  one_hot_BTV = np.eye(41)[_rows()[0][:, P:]]
+  return {
+      'logp_BT': (one_hot_BTV - p_BTV) / temperature,
+      'entropy_BT': -p_BTV * (logp_BTV + entropy_BT1) / temperature,
+      'kl_BT': p_BTV * (ratio_BTV - kl_BT1) / temperature}
+
+
+def test_gradients(params, old_params):
+  """Through the chunks, against ∂/∂logits in closed form; none in π_old."""
+  temperature = 0.7
+  token_BS, position_BS = _rows()
+  weight_BT = np.random.default_rng(1).normal(size=(3, T)) * MASK_BT
+
+  @functools.partial(jax.jit, compiler_options=QUICK)
+  def gradients(params, old_params, share):
+    def total(params, old_params):
+      scores = scoring.score(
+          MODEL, params, token_BS, position_BS, num_targets=T,
+          temperature=temperature, chunk_size=6, old_params=old_params)
+      return sum(jnp.sum(weight_BT * getattr(scores, name)) * share[i]
+                 for i, name in enumerate(ENTRIES))
+    return jax.grad(total, (0, 1))(params, old_params)
+
+  @functools.partial(jax.jit, compiler_options=QUICK)
+  def pull_back(params, cotangent_BTV):
+    _, vjp = jax.vjp(lambda p: _logits(p, token_BS, position_BS), params)
+    return vjp(cotangent_BTV)[0]
+
+  closed = _closed_form(params, old_params, temperature)
+  for index, name in enumerate(ENTRIES):
+    got, of_old = gradients(params, old_params, np.eye(3, dtype='f4')[index])
+    want = pull_back(params, (closed[name] * weight_BT[..., None]).astype('f4'))
+    scale = max(np.abs(x).max() for x in jax.tree.leaves(want))
+    assert scale > 1e-2
+    jax.tree.map(functools.partial(
+        np.testing.assert_allclose, rtol=0, atol=1e-5 * scale), got, want)
+    for leaf in jax.tree.leaves(of_old):
+      np.testing.assert_array_equal(leaf, 0)
+
+
+def _shapes(jaxpr):
+  """Of everything that a program computes, its inner programs included."""
+  for equation in jaxpr.eqns:
+    yield from (v.aval.shape for v in equation.outvars)
+    for value in jax.tree.leaves(
+        equation.params, is_leaf=lambda x: hasattr(x, 'eqns')):
+      inner = getattr(value, 'jaxpr', value)
+      if hasattr(inner, 'eqns'):
+        yield from _shapes(inner)
+
+
+@pytest.mark.parametrize('rows, slots, chunk_size',
+                         [(4, 64, 48), (8, 10, 30), (5, 16, 30)])
+def test_never_holds_all_logits(rows, slots, chunk_size):
+  """Not more than chunk_size x V at a time, in the backward pass neither."""
+  model = dataclasses.replace(MODEL, d_model=8)
+  params = transformer.abstract_params(model)
+  tokens = jax.ShapeDtypeStruct((rows, slots + 1), 'int32')
+
+  def total(params, old_params, token_BS, position_BS):
+    scores = scoring.score(
+        model, params, token_BS, position_BS, num_targets=slots,
+        chunk_size=chunk_size, old_params=old_params)
+    return sum(jnp.sum(x) for x in jax.tree.leaves(scores))
+
+  jaxpr = jax.make_jaxpr(jax.grad(total))(params, params, tokens, tokens)
+  held = [int(np.prod(shape)) // 41 for shape in _shapes(jaxpr.jaxpr)
+          if shape and shape[-1] == 41]
+  assert chunk_size // 2 < max(held) <= chunk_size
+
+
+def test_scores_are_float32_in_bfloat16():
+  model = dataclasses.replace(MODEL, dtype='bfloat16')
+  params = transformer.abstract_params(model, 'bfloat16')
+  scores = jax.eval_shape(
+      functools.partial(scoring.score, model, num_targets=T), params, *_rows(),
+      old_params=params)
+  for name in ENTRIES:
+    assert getattr(scores, name).dtype == jnp.float32
+    assert getattr(scores, name).shape == (3, T)
