@@ -26,7 +26,7 @@ for name in NAME ZONE PROJECT; do
   [[ -n ${!name:-} ]] || fail "$name is not set in the environment"
 done
 where=(--project="$PROJECT" --zone="$ZONE")
-[[ -n $dry_run ]] || command -v gcloud >/dev/null || fail "gcloud is not found:" \
+[[ -n $dry_run ]] || command -v gcloud >/dev/null || fail "no gcloud:" \
   "https://cloud.google.com/sdk/docs/install"
 
 do_it() {

@@ -13,6 +13,7 @@ A program defines its flags at module level and ends with `cli.run(main)`:
 What the user got wrong is told in one line on stderr, with status 2.
 """
 
+import collections
 import difflib
 import faulthandler
 import hashlib
@@ -89,9 +90,9 @@ def load_config(spec: str) -> ml_collections.ConfigDict:
   path, *argument = spec.split(':', 1)
   if not os.path.isfile(path):
     folder = os.path.dirname(path) or '.'
-    near = _nearest(os.path.basename(path), (
-        file.name for file in pathlib.Path(folder).glob('*.py')))
-    hint = f'; did you mean {os.path.join(folder, near)}?' if near else ''
+    near = difflib.get_close_matches(os.path.basename(path), (
+        file.name for file in pathlib.Path(folder).glob('*.py')), 1)
+    hint = f'; did you mean {os.path.join(folder, *near)}?' if near else ''
     raise errors.InputError(f'--config: no file {path}{hint}')
   loader = importlib.machinery.SourceFileLoader('run_config', path)
   module = importlib.util.module_from_spec(
@@ -337,22 +338,20 @@ def _where(error: Exception, path: str) -> str:
   return f'line {lines[-1]}: ' if lines else ''
 
 
-def _nearest(name: str, names: Iterable[str]) -> str | None:
-  """The name most like it; a right last part counts ('a.b' for 'b')."""
-  names = sorted(names)
-  tail = name.rsplit('.', 1)[-1]
-  same = [n for n in names if n.rsplit('.', 1)[-1] == tail]
-  near = difflib.get_close_matches(name, names, 1, 0.6) or same
-  if near:
-    return near[0]
-  tails = {n.rsplit('.', 1)[-1]: n for n in names}
-  near = difflib.get_close_matches(tail, tails, 1, 0.6)
-  return tails[near[0]] if near else None
+def _nearest(name: str, names: Iterable[str]) -> list[str]:
+  """The most similar name; for a name without its section, in any section."""
+  by_tail = collections.defaultdict(list)
+  for candidate in names:
+    by_tail[candidate.rpartition('.')[2]].append(candidate)
+  section, _, tail = name.rpartition('.')
+  tails = difflib.get_close_matches(tail, by_tail, 1)
+  whole = difflib.get_close_matches(name, sum(by_tail.values(), []), 1)
+  return whole if whole and section else sum((by_tail[t] for t in tails), [])
 
 
 def _did_you_mean(name: str, names: Iterable[str], prefix: str = '') -> str:
-  near = _nearest(name, names)
-  return f'; did you mean --{prefix}{near}?' if near else ''
+  near = ' or '.join(f'--{prefix}{found}' for found in _nearest(name, names))
+  return f'; did you mean {near}?' if near else ''
 
 
 def _some(names: list[str]) -> str:

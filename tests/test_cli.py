@@ -57,6 +57,8 @@ def get_config(method='tepo'):
   c.limit = config_dict.placeholder(int)
   c.optimizer = ml_collections.ConfigDict()
   c.optimizer.learning_rate = 1e-3
+  c.pretrain = ml_collections.ConfigDict()
+  c.pretrain.learning_rate = 1e-2
   c.compute = ml_collections.ConfigDict()
   c.compute.remat = False
   c.eval = ml_collections.ConfigDict()
@@ -88,7 +90,8 @@ def test_overrides_are_typed_and_saved(run):
   assert done.returncode == 0 and not done.stderr
   assert json.loads(done.stdout) == {
       'seed': 2, 'steps': 3, 'name': 'grpo', 'model': '/m', 'limit': 7,
-      'optimizer': {'learning_rate': 1.0}, 'compute': {'remat': True},
+      'optimizer': {'learning_rate': 1.0},
+      'pretrain': {'learning_rate': 0.01}, 'compute': {'remat': True},
       'eval': {'sets': ['c']}}
   saved = run.path / 'w' / 'config.json'
   assert json.loads(saved.read_text()) == json.loads(done.stdout)
@@ -102,7 +105,8 @@ def test_overrides_are_typed_and_saved(run):
     (('--config', 'config.py', '--workdir=w', '--config.sed=1'),
      'unknown field --config.sed; did you mean --config.seed?'),
     (('--config=config.py', '--workdir=w', '--config.learning_rate=1'),
-     'did you mean --config.optimizer.learning_rate?'),
+     'did you mean --config.optimizer.learning_rate or '
+     '--config.pretrain.learning_rate?'),
     (('--config=config.py', '--workdir=w', '--config.optimizer.larning_rate=1'),
      'did you mean --config.optimizer.learning_rate?'),
     (('--config=config.py', '--workdir=w', '--config.eval=1'),

@@ -130,7 +130,8 @@ def test_setup_refuses(launch, arguments):
   (launch.stubs / 'venv_is_there').touch()
   done = launch('setup.sh', *arguments, DRIVER='')
   assert done.returncode == 2
-  assert ('no NVIDIA driver' if arguments == ['gpu'] else 'usage') in done.stderr
+  said = 'no NVIDIA driver' if arguments == ['gpu'] else 'usage'
+  assert said in done.stderr
 
 
 @pytest.mark.parametrize('environment, arguments', [

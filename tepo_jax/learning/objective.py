@@ -387,7 +387,7 @@ class PolicyLoss:
     if self.drop is not None:
       _, low_BT, high_BT = self._surrogate(x, advantage_BT)
       keep_BT = ~self.drop(x, low_BT | high_BT, rng)
-    return sg((advantage_BT, region_BT, keep_BT))
+    return advantage_BT, region_BT, keep_BT
 
   def _decided(self, x, s):
     if self.needs_scoring:

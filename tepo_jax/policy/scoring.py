@@ -37,8 +37,9 @@ def score(config: transformer.ModelConfig, params: Any, token_BS: jax.Array,
     token_BS, position_BS: prompt and completion; position −1 is padding.
     num_targets: T, the columns at the end of S that are scored.
     temperature: divides the logits, as it did in the sampler.
-    chunk_size: tokens whose logits exist at one time; [chunk_size, V] floats
-      are the peak, forwards and (by recomputation) backwards.
+    chunk_size: tokens whose logits exist at one time (B at least);
+      [chunk_size, V] floats are the peak, forwards and (by recomputation)
+      backwards.
     old_params: π_old's weights; given, the exact KL is computed beside ℓ
       (TEPO Eq. 4), differentiable in `params` only.
 
@@ -80,10 +81,11 @@ def _target_states(config, params, token_BS, position_BS, num_targets):
 def _map_over_time(function, inputs, chunk_size):
   """Applies `function` to slices of axis 1 of at most `chunk_size` tokens.
 
-  Time is cut, not rows, so that every chunk stays spread over the mesh.
+  Time is cut, not rows, so that every chunk stays spread over the mesh; a
+  slice is one slot of every row at least. The slices are equally wide.
   """
   batch, length = inputs[0].shape[:2]
-  chunks = min(length, -(-batch * length // chunk_size))
+  chunks = -(-length // max(1, chunk_size // batch))
   width = -(-length // chunks)
 
   def cut(x):

@@ -95,7 +95,7 @@ class Checkpointer:
       except Exception as error:  # Orbax and tensorstore raise many kinds
         reason = ' '.join(str(error).split())[:300] or type(error).__name__
     raise errors.InputError(
-        f'checkpoint {self._directory / str(step)} cannot be restored: {reason}')
+        f'checkpoint {self._directory}/{step} cannot be restored: {reason}')
 
   def wait(self) -> None:
     """Until the save that was started is whole; raises its error."""

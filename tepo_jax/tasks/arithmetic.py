@@ -55,6 +55,8 @@ def problems(split: str, count: int, seed: int = 0,
              levels: Sequence[int] = LEVELS) -> list[datasets.Problem]:
   """`count` distinct problems; problem i has level levels[i % len(levels)].
 
+  A level is at most 9, the last step the tokenizer has a word for.
+
   A function of the arguments alone; a larger count only appends.
 
   Raises:
@@ -87,7 +89,8 @@ def _draw(rng, level):
   total = rng.randint(1, 9)
   text = f'Start with {total}'
   for number in range(1, level + 1):
-    operand, sign = rng.randint(1, 9), rng.choice('+-*' if number == 1 else '+-')
+    operand = rng.randint(1, 9)
+    sign = rng.choice('+-*' if number == 1 else '+-')
     if sign == '-' and total < operand and number < level:
       sign = '+'
     total = _OPERATIONS[sign](total, operand)

@@ -45,6 +45,12 @@ CASES = {
 }
 
 
+@pytest.fixture(params=sorted(CASES))
+def case(request):
+  """The name of every model in turn."""
+  return request.param
+
+
 @pytest.fixture(scope='session')
 def hf_model(tmp_path_factory):
   """case -> (folder saved by transformers, the torch model); made once."""

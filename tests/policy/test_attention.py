@@ -13,9 +13,9 @@ def _arrays(heads=6, kv_heads=2, size=5):
   q = rng.randn(2, 4, heads, size).astype(np.float32)
   k, v = rng.randn(2, 2, 7, kv_heads, size).astype(np.float32)
   query_position = np.array([[2, 3, 4, 5], [-1, 0, 1, 2]], np.int32)
-  # Row 0: two empty slots at the end. Row 1: padding on the left.
+  # Row 0: an empty slot at the end. Row 1: padding on the left.
   key_position = np.array(
-      [[0, 1, 2, 3, 4, -1, -1], [-1, -1, -1, 0, 1, 2, 3]], np.int32)
+      [[0, 1, 2, 3, 4, 5, -1], [-1, -1, -1, 0, 1, 2, 3]], np.int32)
   return q, k, v, query_position, key_position
 
 

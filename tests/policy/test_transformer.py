@@ -10,8 +10,228 @@ import numpy as np
 import pytest
 import torch
 
+from tepo_jax.policy import rope
 from tepo_jax.policy import transformer
 from tepo_jax.policy import weights
 from tepo_jax.runtime import mesh as mesh_lib
 
-from . import conftest
+_FAMILIES = ('qwen2_window', 'qwen3_yarn', 'llama3', 'mistral_window')
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _logits(config, params, token_BS, position_BS, cache=None):
+  hidden_BSD, cache = transformer.forward(
+      config, params, token_BS, position_BS, cache)
+  return transformer.logits(config, params, hidden_BSD), cache
+
+
+@pytest.fixture(scope='module')
+def small():
+  """A ModelConfig with every feature, and its parameters, biases not 0."""
+  config = transformer.ModelConfig(
+      vocab_size=61, d_model=24, num_layers=3, num_heads=4, num_kv_heads=2,
+      head_dim=10, d_ff=40, max_position=64, qkv_bias=True, qk_norm=True,
+      sliding_window=6, num_full_layers=1)
+  params = transformer.init(config, jax.random.key(0))
+  keys = iter(jax.random.split(jax.random.key(1), 99))
+  return config, jax.tree.map(
+      lambda leaf: leaf + 0.2 * jax.random.normal(next(keys), leaf.shape),
+      params)
+
+
+def test_logits_are_those_of_transformers(case, hf_model, torch_logits, batch):
+  folder, model = hf_model(case)
+  config, params = weights.load(folder, 'float32')
+  want = torch_logits(model, *batch)
+  got, _ = _logits(config, params, *batch)
+  real = batch[1] >= 0
+  print(f'{case}: {np.abs(got - want)[real].max():.1e}')
+  np.testing.assert_allclose(got[real], want[real], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize('case', _FAMILIES)
+@pytest.mark.parametrize('decoding_form', [False, True])
+def test_greedy_tokens_are_those_of_transformers(
+    case, decoding_form, hf_model, batch):
+  """64 tokens on, past the window and the rope's original context."""
+  folder, model = hf_model(case)
+  token_BS, position_BS = (x[:, -9:] for x in batch)
+  position_BS = np.where(position_BS < 0, -1, position_BS - np.maximum(
+      position_BS[:, :1], 0))
+  with torch.no_grad():
+    want = model.generate(
+        torch.tensor(token_BS), attention_mask=torch.tensor(position_BS >= 0),
+        max_new_tokens=64, do_sample=False).numpy()[:, 9:]
+  config, params = weights.load(folder, 'float32')
+  np.testing.assert_array_equal(
+      _greedy(config, decoding_form, params, token_BS, position_BS), want)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _greedy(config, decoding_form, params, token_BS, position_BS):
+  rows, width = token_BS.shape
+  cache = transformer.init_cache(config, rows, width + 63, 'float32')
+  hidden_BSD, cache = transformer.forward(
+      config, params, token_BS, position_BS, cache)
+  if decoding_form:
+    params, cache = transformer.for_decoding(params, cache)
+
+  def choose(hidden_BSD):
+    return jnp.argmax(
+        transformer.logits(config, params, hidden_BSD[:, -1]), -1)
+
+  def step(state, i):
+    token_B, cache = state
+    hidden_B1D, cache = transformer.forward(
+        config, params, token_B[:, None], position_BS[:, -1:] + i, cache)
+    token_B = choose(hidden_B1D)
+    return (token_B, cache), token_B
+
+  first_B = choose(hidden_BSD)
+  _, token_TB = jax.lax.scan(step, (first_B, cache), jnp.arange(1, 64))
+  return jnp.concatenate([first_B[:, None], token_TB.T], 1)
+
+
+@pytest.mark.parametrize('decoding_form', [False, True])
+def test_the_cache_changes_nothing(small, batch, decoding_form):
+  """Written by 20, 12 and 1 columns, with 4 slots left empty."""
+  config, params = small
+  token_BS, position_BS = batch
+  want, _ = _logits(config, params, token_BS, position_BS)
+  cache = transformer.init_cache(config, 3, 37, 'float32')
+  got = []
+  for columns in (slice(0, 20), slice(20, 32), slice(32, 33)):
+    if decoding_form and columns.start == 20:
+      params, cache = transformer.for_decoding(params, cache)
+    part, cache = _logits(
+        config, params, token_BS[:, columns], position_BS[:, columns], cache)
+    got.append(part)
+  real = position_BS >= 0
+  np.testing.assert_allclose(
+      np.concatenate(got, 1)[real], want[real], atol=2e-5)
+  assert cache.index == 33
+  np.testing.assert_array_equal(cache.position[:, :33], position_BS)
+  assert np.all(np.asarray(cache.position)[:, 33:] == -1)
+
+
+def test_padding_and_row_order_are_invisible(small, batch):
+  config, params = small
+  token_BS, position_BS = batch
+  want, _ = _logits(config, params, token_BS, position_BS)
+  # Padding in the middle and at the end instead, other ids under it, rows
+  # turned round.
+  order = np.random.RandomState(1).permutation(33)
+  order = np.sort(order[:20]).tolist() + np.sort(order[20:]).tolist()
+  moved_token, moved_position = (
+      np.asarray(x)[::-1][:, order] for x in batch)
+  moved_token = np.where(
+      moved_position < 0, (moved_token + 5) % 61, moved_token)
+  got, _ = _logits(config, params, moved_token, moved_position)
+  real = moved_position >= 0
+  np.testing.assert_allclose(
+      got[real], np.asarray(want)[::-1][:, order][real], atol=2e-5)
+
+
+def test_execution_fields_change_neither_logits_nor_gradients(small, batch):
+  config, params = small
+
+  @functools.partial(jax.jit, static_argnums=0)
+  def loss(config, params):
+    logits_BSV, _ = _logits(config, params, *batch)
+    return jnp.sum(jnp.where(
+        batch[1][..., None] >= 0, jax.nn.log_softmax(logits_BSV), 0) ** 2)
+
+  want, want_gradient = jax.value_and_grad(loss, 1)(config, params)
+  for fields in (dict(remat=True), dict(unroll=3, remat=True)):
+    got, gradient = jax.value_and_grad(loss, 1)(
+        dataclasses.replace(config, **fields), params)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    jax.tree.map(functools.partial(
+        np.testing.assert_allclose, rtol=1e-4, atol=1e-3),
+                 gradient, want_gradient)
+
+
+def test_gradients_are_finite_with_padding(small, batch):
+  """Also with a row of padding alone; padding leaves no gradient."""
+  config, params = small
+  token_BS, position_BS = (np.array(x) for x in batch)
+  position_BS[1] = -1
+
+  @jax.jit
+  def loss(params, token_BS):
+    logits_BSV, _ = _logits(config, params, token_BS, position_BS)
+    return jnp.sum(jnp.where(position_BS[..., None] >= 0, logits_BSV, 0) ** 2)
+
+  gradient = jax.grad(loss)(params, token_BS)
+  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+  other = np.where(position_BS < 0, (token_BS + 7) % 61, token_BS)
+  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4,
+                                 atol=1e-3),
+               gradient, jax.grad(loss)(params, other))
+
+
+def test_bfloat16_computes_near_float32(small, batch):
+  config, params = small
+  want, _ = _logits(config, params, *batch)
+  config = dataclasses.replace(config, dtype='bfloat16')
+  hidden_BSD, _ = transformer.forward(config, params, *batch)
+  got = transformer.logits(config, params, hidden_BSD)
+  assert hidden_BSD.dtype == jnp.bfloat16 and got.dtype == jnp.float32
+  real = batch[1] >= 0
+  error = np.abs(np.asarray(got) - want)[real].mean() / np.std(want[real])
+  assert error < 0.05, error
+
+
+def test_every_dimension_has_a_logical_name(small):
+  config, params = small
+  axes = transformer.logical_axes(config)
+  assert jax.tree.structure(params) == jax.tree.structure(
+      axes, is_leaf=lambda node: isinstance(node, tuple))
+  jax.tree.map(
+      lambda leaf, names: _check_names(leaf, names), params, axes)
+  assert axes['layers']['q']['kernel'] == ('layers', 'embed', 'heads')
+  assert axes['embed']['embedding'] == ('vocab', 'embed')
+  shapes = jax.tree.map(lambda leaf: leaf.shape, params)
+  assert shapes == jax.tree.map(
+      lambda leaf: leaf.shape, transformer.abstract_params(config, 'bfloat16'))
+
+
+def _check_names(leaf, names):
+  assert len(names) == leaf.ndim
+  assert all(name in mesh_lib.RULES for name in names)
+
+
+def test_sharded_forward_equals_the_unsharded_one(small, batch):
+  config, params = small
+  config = dataclasses.replace(config, vocab_size=60)
+  params = {**params, 'embed': {'embedding': params['embed']['embedding'][:60]},
+            'head': {'kernel': params['head']['kernel'][:, :60]}}
+  token_BS, position_BS = (np.concatenate([x, x[:1]]) for x in batch)
+  token_BS %= 60
+  want, _ = _logits(config, params, token_BS, position_BS)
+  mesh = mesh_lib.make(dict(data=1, fsdp=2, tensor=2))
+  put = jax.device_put(params, mesh_lib.shardings(
+      mesh, transformer.logical_axes(config)))
+  with mesh, nn.logical_axis_rules(tuple(mesh_lib.RULES.items())):
+    got, _ = jax.jit(_logits.__wrapped__, static_argnums=0)(
+        config, put, *mesh_lib.put_batch(mesh, (token_BS, position_BS)))
+  np.testing.assert_allclose(
+      np.asarray(got)[position_BS >= 0], want[position_BS >= 0], atol=2e-5)
+
+
+def test_init_is_small_and_seeded(small):
+  config, _ = small
+  params = transformer.init(config, jax.random.key(0))
+  kernel = params['layers']['gate']['kernel']
+  assert abs(float(jnp.std(kernel)) - 0.02) < 0.002
+  assert not np.allclose(kernel[0], kernel[1])
+  assert np.all(np.asarray(params['layers']['q']['bias']) == 0)
+  assert np.all(np.asarray(params['final_norm']['scale']) == 1)
+
+
+def test_rope_turns_by_position():
+  """Position p turns the first pair by p radians, whatever the theta."""
+  x = jnp.array([1.0, 0.0, 0.0, 0.0]).reshape(1, 1, 1, 4)
+  got = rope.rotate(x, rope.turn(jnp.array([[3]]), 4, 1e4))
+  np.testing.assert_allclose(
+      got.reshape(-1), [np.cos(3), 0, np.sin(3), 0], atol=1e-6)

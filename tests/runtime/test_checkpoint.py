@@ -104,7 +104,7 @@ def test_the_state_may_be_donated_while_it_is_saved(tmp_path):
 def test_nothing_saved_yet(tmp_path):
   checkpointer = checkpoint.Checkpointer(tmp_path)
   assert checkpointer.latest() is None
-  with pytest.raises(errors.InputError, match=r'no checkpoint in .*there: \[\]'):
+  with pytest.raises(errors.InputError, match=r'no checkpoint.*there: \[\]'):
     checkpointer.restore(None, _abstract(_state()))
   checkpointer.close()
 

@@ -1,0 +1,240 @@
+"""The programs as a user runs them: train, kill, continue, evaluate, export."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+# The tiny config at a size that compiles in seconds. An untrained model is
+# never right: the overlong penalty gives its groups rewards that differ.
+SMALL = (
+    '--config.steps=3', '--config.data.limit=64', '--config.rollout.prompts=4',
+    '--config.rollout.samples=4', '--config.rollout.max_tokens=16',
+    '--config.rollout.dynamic_sampling=off',
+    '--config.rollout.overlong_buffer=15',
+    '--config.train.minibatch_prompts=2', '--config.eval.limit=8',
+    '--config.eval.samples=2', '--config.eval.max_tokens=16',
+    '--config.eval.period=2', '--config.checkpoint.period=1',
+    '--config.compute.unroll=1')
+UNTRAINED = (
+    '--config.pretrain.worked_steps=3', '--config.pretrain.mixed_steps=2',
+    '--config.pretrain.demonstrations=64', '--config.pretrain.num_layers=2',
+    '--config.pretrain.d_model=32', '--config.pretrain.head_dim=16',
+    '--config.pretrain.d_ff=48', '--config.pretrain.num_kv_heads=1')
+
+
+def command(program, *arguments):
+  return [sys.executable, '-m', f'tepo_jax.{program}', *map(str, arguments)]
+
+
+def environment():
+  return {name: value for name, value in os.environ.items()
+          if name != 'XLA_FLAGS'}  # one device, as on a laptop
+
+
+def run(program, *arguments, status=0):
+  done = subprocess.run(command(program, *arguments), cwd=ROOT, text=True,
+                        capture_output=True, env=environment())
+  assert done.returncode == status, done.stderr[-3000:]
+  return done
+
+
+def train_arguments(model, workdir, method='tepo'):
+  return (f'--config=configs/tiny.py:{method}', f'--workdir={workdir}',
+          f'--config.model={model}', *SMALL)
+
+
+def records(workdir):
+  lines = (workdir / 'metrics.jsonl').read_text().splitlines()
+  return [json.loads(line) for line in lines]
+
+
+def untimed(record):
+  return {name: value for name, value in record.items()
+          if not name.startswith('seconds/') and name != 'tokens_per_second'}
+
+
+def exported(workdir, out):
+  run('export', f'--workdir={workdir}', f'--out={out}')
+  return (out / 'model.safetensors').read_bytes()
+
+
+@pytest.fixture(scope='module')
+def model(tmp_path_factory):
+  out = tmp_path_factory.mktemp('model') / 'base'
+  run('pretrain', '--config=configs/tiny.py', f'--out={out}', *UNTRAINED)
+  return out
+
+
+@pytest.fixture(scope='module')
+def finished(model, tmp_path_factory):
+  """An uninterrupted run of three steps, and what it printed."""
+  workdir = tmp_path_factory.mktemp('finished') / 'run'
+  done = run('train', *train_arguments(model, workdir))
+  return workdir, done
+
+
+@pytest.fixture(scope='module')
+def export_of_finished(finished, tmp_path_factory):
+  out = tmp_path_factory.mktemp('exported') / 'hf'
+  run('export', f'--workdir={finished[0]}', f'--out={out}')
+  return out
+
+
+def test_a_run_leaves_its_records(finished):
+  workdir, done = finished
+  config = json.loads((workdir / 'config.json').read_text())
+  assert config['steps'] == 3 and config['method']['weight'] == 'sequence'
+  assert [r['step'] for r in records(workdir)] == [0, 1, 2, 3]
+  expected = {
+      'reward', 'accuracy', 'response_length_mean', 'response_length_max',
+      'truncated_share', 'entropy', 'kl_k3', 'kl_full', 'clip_fraction_low',
+      'clip_fraction_high', 'region_share', 'grad_norm', 'mixed_share',
+      'logp_gap_mean', 'logp_gap_p99', 'seconds/rollout', 'seconds/update',
+      'tokens_per_second'}
+  for record in records(workdir)[1:]:
+    assert expected <= record.keys()
+    assert all(np.isfinite(value) for value in record.values())
+    assert record['logp_gap_p99'] < 1e-4 and record['grad_norm'] > 0
+  evaluated = [r['step'] for r in records(workdir)
+               if 'eval/arithmetic/avg@2' in r]
+  assert evaluated == [0, 2, 3]
+  lines = [json.loads(line) for line in
+           (workdir / 'rollouts' / 'step_000003.jsonl').open()]
+  assert len(lines) == 16 and {'completion', 'correct'} <= lines[0].keys()
+  assert list((workdir / 'tensorboard').iterdir())
+  assert 'arithmetic/greedy' in done.stdout
+
+
+def test_kill_and_the_same_command_continue_bit_for_bit(
+    model, finished, tmp_path):
+  workdir = tmp_path / 'run'
+  arguments = train_arguments(model, workdir)
+  process = subprocess.Popen(
+      command('train', *arguments), cwd=ROOT, env=environment(),
+      stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+  deadline = time.monotonic() + 240
+  while not (workdir / 'checkpoints' / '1').exists():
+    assert process.poll() is None and time.monotonic() < deadline
+    time.sleep(0.05)
+  process.send_signal(signal.SIGKILL)
+  process.wait()
+  assert 'after step' in run('train', *arguments).stdout
+  assert list(map(untimed, records(workdir))) == list(
+      map(untimed, records(finished[0])))
+  assert exported(workdir, tmp_path / 'a') == exported(
+      finished[0], tmp_path / 'b')
+
+
+def test_a_finished_run_is_not_run_again(model, finished):
+  workdir, _ = finished
+  before = (workdir / 'metrics.jsonl').read_bytes()
+  assert 'arithmetic' in run('train', *train_arguments(model, workdir)).stdout
+  assert (workdir / 'metrics.jsonl').read_bytes() == before
+
+
+def test_sigterm_saves_and_ends_well(model, tmp_path):
+  workdir = tmp_path / 'run'
+  process = subprocess.Popen(
+      command('train', *train_arguments(model, workdir), '--config.steps=1000',
+              '--config.checkpoint.period=1000'),
+      cwd=ROOT, env=environment(),
+      stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+  deadline = time.monotonic() + 240
+  while not (workdir / 'rollouts').exists():
+    assert process.poll() is None and time.monotonic() < deadline
+    time.sleep(0.05)
+  process.send_signal(signal.SIGTERM)
+  assert process.wait(60) == 0
+  saved = [int(entry.name) for entry in (workdir / 'checkpoints').iterdir()]
+  assert saved == [records(workdir)[-1]['step']]
+
+
+def test_the_export_speaks_in_transformers_as_it_does_here(
+    finished, export_of_finished, tmp_path):
+  run('evaluate', '--config=configs/tiny.py', *SMALL,
+      f'--checkpoint={finished[0]}', f'--out={tmp_path / "run"}')
+  run('evaluate', '--config=configs/tiny.py', *SMALL,
+      f'--checkpoint={export_of_finished}', f'--out={tmp_path / "hf"}')
+  samples = (tmp_path / 'run' / 'samples.jsonl').read_text()
+  assert samples == (tmp_path / 'hf' / 'samples.jsonl').read_text()
+  tokenizer = transformers.AutoTokenizer.from_pretrained(export_of_finished)
+  policy = transformers.AutoModelForCausalLM.from_pretrained(
+      export_of_finished, dtype=torch.float32)
+  lines = [json.loads(line) for line in samples.splitlines()]
+  greedy = [line for line in lines if line['set'] == 'arithmetic/greedy']
+  assert len(greedy) == 8
+  for line in greedy:
+    inputs = tokenizer.apply_chat_template(
+        [{'role': 'user', 'content': line['problem']}],
+        add_generation_prompt=True, return_tensors='pt', return_dict=True)
+    output = policy.generate(**inputs, max_new_tokens=16, do_sample=False)
+    completion = output[0, inputs['input_ids'].shape[1]:]
+    assert tokenizer.decode(
+        completion, skip_special_tokens=True) == line['completion']
+
+
+def test_results_count_what_the_samples_hold(finished, tmp_path):
+  out = tmp_path / 'out'
+  run('evaluate', '--config=configs/tiny.py', *SMALL,
+      f'--checkpoint={finished[0]}', f'--out={out}')
+  results = json.loads((out / 'results.json').read_text())
+  lines = [json.loads(line) for line in (out / 'samples.jsonl').open()]
+  for name, result in results.items():
+    verdicts = [line['correct'] for line in lines if line['set'] == name]
+    samples = 2 if name == 'arithmetic' else 1
+    assert result[f'avg@{samples}'] == pytest.approx(np.mean(verdicts))
+    assert len(verdicts) == 8 * samples
+
+
+def test_a_model_that_overflows_stops_the_run_and_says_why(model, tmp_path):
+  done = run('train', *train_arguments(model, tmp_path / 'run'),
+             '--config.optimizer.learning_rate=1e30', status=1)
+  assert 'not finite' in done.stderr.splitlines()[-1]
+
+
+BAD_INPUT = {
+    'unknown field': (['--config.optimiser.learning_rate=1'],
+                      'config.optimizer.learning_rate'),
+    'inert field': (['--config.pretrain.batch=2'], 'pretrain.batch'),
+    'wrong type': (['--config.steps=many'], 'steps'),
+    'unknown method': (['--config=configs/tiny.py:tepoo'], 'tepo'),
+    'bad row': (['--config.method.weight=both'], 'sequence'),
+    'mesh': (['--config.mesh.data=3'], 'mesh'),
+    'minibatch': (['--config.train.minibatch_prompts=3'], 'minibatch_prompts'),
+    'prompt length': (['--config.data.max_prompt_tokens=4'],
+                      'max_prompt_tokens'),
+    'model folder': (['--config.model=/nowhere'], '/nowhere'),
+    'no benchmark': (["--config.eval.sets=('aime99',)"], 'aime99'),
+}
+
+
+@pytest.mark.parametrize('case', BAD_INPUT)
+def test_bad_input_is_one_line_and_status_2(case, model, tmp_path):
+  overrides, named = BAD_INPUT[case]
+  arguments = [a for a in train_arguments(model, tmp_path / 'run')
+               if a.split('=')[0] not in {o.split('=')[0] for o in overrides}]
+  done = run('train', *arguments, *overrides, status=2)
+  [line] = [line for line in done.stderr.splitlines()
+            if 'left out' not in line]
+  assert line.startswith('tepo_jax.train: error: ') and named in line
+
+
+def test_the_workdir_of_another_config_is_left_alone(model, finished):
+  workdir, _ = finished
+  files = {path: path.read_bytes()
+           for path in workdir.rglob('*') if path.is_file()}
+  done = run('train', *train_arguments(model, workdir, 'grpo'), status=2)
+  assert 'another config' in done.stderr
+  assert files == {path: path.read_bytes()
+                   for path in workdir.rglob('*') if path.is_file()}
