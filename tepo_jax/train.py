@@ -13,6 +13,7 @@ same DIR goes on from the last checkpoint. DIR then holds
 and base_model/ where the config names no model.
 """
 
+import contextlib
 import pathlib
 
 from absl import flags
@@ -33,12 +34,14 @@ def main() -> None:
   config, workdir = _CONFIG.value, pathlib.Path(_WORKDIR.value)
   checks.check(config, cli.overridden())
   mesh_lib.initialize_distributed()
-  cli.claim_workdir(config, workdir)
   folder = session_lib.model_folder(config, workdir)
   if config.model is None and not pathlib.Path(folder).exists():
+    cli.claim_workdir(config, workdir)
     base_model.make(config, pathlib.Path(folder))
   with session_lib.open_folder(config, folder) as session:
-    trainer.Trainer(config, session, workdir).run(trainer.StopRequest())
+    run = trainer.Trainer(config, session, workdir)
+    with contextlib.closing(run):
+      run.run(trainer.StopRequest())
   print(trainer.results_table(workdir))
 
 

@@ -228,6 +228,7 @@ def test_bad_input_is_one_line_and_status_2(case, model, tmp_path):
   [line] = [line for line in done.stderr.splitlines()
             if 'left out' not in line]
   assert line.startswith('tepo_jax.train: error: ') and named in line
+  assert not (tmp_path / 'run').exists()
 
 
 def test_the_workdir_of_another_config_is_left_alone(model, finished):

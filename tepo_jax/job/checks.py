@@ -1,7 +1,6 @@
 """What a config may say: ranges, contradictions, fields without effect.
 
-Names and types are checked where the command line is read (`cli`), a method's
-row where it is composed (`learning.rows`).
+Names and types are checked where the command line is read (`cli`).
 """
 
 from collections.abc import Iterable
@@ -9,6 +8,7 @@ from collections.abc import Iterable
 import ml_collections
 
 from tepo_jax import errors
+from tepo_jax.learning import objective
 from tepo_jax.rollout import collect
 
 _DTYPES = ('float32', 'bfloat16')
@@ -39,6 +39,7 @@ def check(config: ml_collections.ConfigDict, overridden: Iterable[str]) -> None:
   Raises:
     errors.InputError: names the field, its value and what is wrong.
   """
+  objective.make_policy_loss(config.method)
   _check_ranges(config)
   _check_geometry(config)
   for name in overridden:

@@ -10,6 +10,7 @@ import jax
 import ml_collections
 import numpy as np
 
+from tepo_jax import cli
 from tepo_jax import errors
 from tepo_jax.job import evaluation
 from tepo_jax.job import session as session_lib
@@ -41,6 +42,7 @@ class Trainer:
         prompts_at_once=rollout.prompts, samples=rollout.samples,
         max_tokens=rollout.max_tokens, temperature=rollout.temperature)
     self.evaluations = evaluation.prepare(session) if config.eval.period else []
+    cli.claim_workdir(config, workdir)  # all that can be refused is read
     self.checkpointer = checkpoint.Checkpointer(
         workdir / session_lib.CHECKPOINTS, config.checkpoint.keep)
     self.writer = metrics.Writer(workdir)
@@ -76,6 +78,9 @@ class Trainer:
       self.progress.step(self.step, _summary(scalars))
       if self._is_due(self.config.checkpoint.period) or stop.requested:
         self.checkpointer.save(self.step, self.state, {'cursor': self.cursor})
+
+  def close(self) -> None:
+    """Waits for the last checkpoint and closes the records."""
     self.checkpointer.close()
     self.writer.close()
 
@@ -173,7 +178,7 @@ class Trainer:
     gaps = np.abs(batch.sampler_logp_BT - batch.old_logp_BT)[
         batch.mask_BT > 0]
     limit = self.config.rollout.logp_gap_limit
-    if gaps.mean() > limit:
+    if not gaps.mean() <= limit:
       raise errors.RunError(
           f'the sampler\'s log-probabilities are {gaps.mean():.3g} nats from '
           f'the trainer\'s on average, more than rollout.logp_gap_limit='

@@ -55,9 +55,8 @@ def problems(split: str, count: int, seed: int = 0,
              levels: Sequence[int] = LEVELS) -> list[datasets.Problem]:
   """`count` distinct problems; problem i has level levels[i % len(levels)].
 
-  A level is at most 9, the last step the tokenizer has a word for.
-
-  A function of the arguments alone; a larger count only appends.
+  A function of the arguments alone; a larger count only appends. Levels go
+  up to 9, the last step that the tokenizer has a word for.
 
   Raises:
     ValueError: no such split, or a level has too few problems.

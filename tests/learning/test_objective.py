@@ -151,6 +151,8 @@ def test_regions(x64, region, tolerance, expected):
                        entropy_tolerance=tolerance))
   _, grad = value_and_grad(loss, x, field='kl_BT')
   np.testing.assert_array_equal(grad[:, 0], expected)
+  metrics = loss.metrics(x, loss.statistics(x))
+  np.testing.assert_allclose(metrics['region_share'], np.mean(expected))
 
 
 def test_readings_of_the_entropy_change(x64):

@@ -1,0 +1,356 @@
+"""Updates: microbatches, meshes and padding invisible; π = π_old exactly."""
+
+import functools
+
+import jax
+from jax import numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+
+from configs import tiny
+from tepo_jax.job import steps
+from tepo_jax.learning import objective
+from tepo_jax.learning import optimizer as optimizer_lib
+from tepo_jax.learning import supervised
+from tepo_jax.learning import update
+from tepo_jax.policy import transformer
+from tepo_jax.runtime import mesh as mesh_lib
+
+MODEL = transformer.ModelConfig(
+    vocab_size=40, d_model=32, num_layers=2, num_heads=4, num_kv_heads=2,
+    head_dim=8, d_ff=48, max_position=64, tie_embeddings=True, qkv_bias=True)
+B, P, T = 8, 4, 7
+LENGTHS = np.array([7, 2, 5, 1, 6, 7, 3, 4])
+PROMPTS = np.array([1, 4, 2, 3, 4, 2, 3, 1])
+ONE_DEVICE = dict(data=1, fsdp=1, tensor=1)
+# Compiling is what costs here. The tests of exactness do without this.
+QUICK = {'xla_backend_optimization_level': 0,
+         'xla_cpu_use_fusion_emitters': False}
+# Everything that is a statistic of the whole minibatch, in one row: Clip-Cov's
+# drop, KL-Cov's top-k, STEER's maximum. Shares that choose some tokens of 35.
+STATISTICAL = dict(
+    weight='sequence', aggregate='seq_mean_token_mean',
+    clip=dict(name='covariance', low=0.2, high=0.28, fraction=0.2,
+              band=(0.05, 9.0)),
+    shape=dict(name='steer', floor=0.5),
+    reg=dict(penalty='kl_abs', region='top_covariance', coef=0.7,
+             fraction=0.2))
+
+
+def _config(microbatches=1, remat=False, beta=0.5):
+  c = tiny.get_config('tepo')
+  c.train.microbatches = microbatches
+  c.train.chunk_size = 16
+  c.compute.remat = remat
+  c.compute.unroll = 1
+  c.rollout.temperature = 0.9
+  c.method.reg.coef = beta  # large, so that an error in the KL shows
+  c.optimizer.epsilon = 1e-3  # Adam must not blow up what is rounding
+  c.optimizer.learning_rate = 1e-2
+  return c
+
+
+@functools.cache
+def _weights():
+  """π and π_old: host arrays, far enough apart for clips and regions."""
+  init = jax.jit(functools.partial(transformer.init, MODEL),
+                 compiler_options=QUICK)
+  one, two = (init(jax.random.key(seed)) for seed in (0, 1))
+  return (jax.tree.map(lambda a: 4 * np.asarray(a), one),
+          jax.tree.map(lambda a, b: np.asarray(3.8 * a + b), one, two))
+
+
+def _batch(width=P, slots=T, rows=B, seed=0):
+  """B completions as the host has them; `rows` beyond them are filler."""
+  rng = np.random.default_rng(seed)
+  token_BS = rng.integers(0, 40, (B, P + T))
+  position_BS = np.full((B, P + T), -1)
+  for row in range(B):
+    position_BS[row, P - PROMPTS[row]:P + LENGTHS[row]] = np.arange(
+        PROMPTS[row] + LENGTHS[row])
+  mask_BT = np.arange(T) < LENGTHS[:, None]
+  wider = ((0, rows - B), (width - P, slots - T))
+  fill = functools.partial(np.pad, pad_width=((0, rows - B), (0, slots - T)))
+  zeros_BT = np.zeros((rows, slots), np.float32)
+  return update.Batch(
+      token_BS=np.pad(token_BS, wider).astype(np.int32),
+      position_BS=np.pad(position_BS, wider,
+                         constant_values=-1).astype(np.int32),
+      mask_BT=fill(mask_BT.astype(np.float32)),
+      advantage_B=np.pad(rng.normal(size=B), (0, rows - B)).astype(np.float32),
+      old_logp_BT=zeros_BT, old_entropy_BT=zeros_BT, sampler_logp_BT=zeros_BT)
+
+
+def _mesh(shape):
+  count = np.prod(list(shape.values()))
+  return mesh_lib.make(shape, jax.devices()[:count])
+
+
+def _scored(programs, params, batch, options):
+  """The batch with ℓ° and H° of `params`, on the devices."""
+  batch = mesh_lib.put_batch(programs.mesh, batch)
+  params = jax.device_put(params, programs.state_sharding.params)
+  return programs.score.lower(params, batch).compile(options)(params, batch)
+
+
+@functools.cache
+def _compiled(shape=tuple(ONE_DEVICE.items()), rows=B, width=P, slots=T,
+              **settings):
+  """programs.train_step for one shape and mesh; programs; π_old on devices."""
+  mesh = _mesh(dict(shape))
+  programs = steps.make(_config(**settings), MODEL, mesh)
+  state = steps.abstract_state(programs)
+  batch = mesh_lib.put_batch(mesh, _batch(width, slots, rows))
+  compiled = programs.train_step.lower(
+      state, batch, jax.random.key(0), state.params).compile(QUICK)
+  return programs, compiled
+
+
+def _step(batch, *, permute=None, **arguments):
+  """(state after, metrics, state before) of an off-policy TEPO update."""
+  params, old_params = _weights()
+  programs, train_step = _compiled(**arguments)
+  batch = mesh_lib.put_batch(programs.mesh, batch)
+  state = programs.init_state(jax.device_put(
+      params, programs.state_sharding.params))
+  before = mesh_lib.to_host(state)
+  old_params = programs.to_old_policy(jax.device_put(
+      old_params, programs.state_sharding.params))
+  after, metrics = train_step(state, batch, jax.random.key(0), old_params)
+  assert all(x.is_deleted() for x in jax.tree.leaves(state.params))
+  assert not any(x.is_deleted() for x in jax.tree.leaves(old_params))
+  return mesh_lib.to_host(after), mesh_lib.to_host(metrics), before
+
+
+@functools.cache
+def _off_policy_batch():
+  """ℓ° and H° are π_old's; host arrays."""
+  programs, _ = _compiled()
+  return mesh_lib.to_host(_scored(programs, _weights()[1], _batch(), QUICK))
+
+
+@functools.cache
+def _base():
+  return _step(_off_policy_batch())
+
+
+def _close(got, want, **tolerance):
+  jax.tree.map(functools.partial(np.testing.assert_allclose, **tolerance),
+               got, want)
+
+
+def _assert_same_update(got, want=None):
+  """Parameters, moments and metrics, up to fp32 rounding of the sums."""
+  want = want or _base()
+  _close(got[0].params, want[0].params, rtol=2e-6, atol=2e-7)
+  scale = max(np.abs(x).max() for x in jax.tree.leaves(_moment(want[0])))
+  _close(_moment(got[0]), _moment(want[0]), rtol=0, atol=2e-6 * scale)
+  _close(got[1], want[1], rtol=2e-5, atol=1e-6)
+
+
+def _moment(state):
+  """The first moment of Adam: after one step (1 − β₁) x the gradient."""
+  return optax.tree_utils.tree_get(state.opt_state, 'mu')
+
+
+def test_the_case_is_worth_testing():
+  """Clipped and free tokens, inside and outside of the KL region."""
+  after, metrics, before = _base()
+  assert 0 < metrics['region_share'] < 1
+  assert metrics['clip_fraction_low'] + metrics['clip_fraction_high'] > 0.1
+  assert metrics['weight_min'] < 0.9 and metrics['weight_max'] > 1.1
+  assert metrics['kl_full'] > 0.02
+  assert metrics['grad_norm'] > 0.1 and metrics['skipped'] == 0
+  assert after.step == 1 and before.step == 0
+  moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), after.params,
+                       before.params)
+  assert min(jax.tree.leaves(moved)) > 1e-4
+
+
+@pytest.mark.parametrize('microbatches', [2, 4])
+def test_microbatches_do_not_show(microbatches):
+  _assert_same_update(_step(_off_policy_batch(), microbatches=microbatches))
+
+
+@pytest.mark.parametrize('shape, microbatches', [
+    (dict(data=4, fsdp=1, tensor=1), 2), (dict(data=1, fsdp=4, tensor=1), 1),
+    (dict(data=1, fsdp=2, tensor=2), 2)])
+def test_meshes_do_not_show(shape, microbatches):
+  """Against one device; parameters and moments are really cut."""
+  arguments = dict(shape=tuple(shape.items()), microbatches=microbatches)
+  _assert_same_update(_step(_off_policy_batch(), **arguments))
+  programs, _ = _compiled(**arguments)
+  params = programs.init_state(jax.device_put(
+      _weights()[0], programs.state_sharding.params)).params
+  kernel = params['layers']['gate']['kernel']
+  assert kernel.size == kernel.addressable_shards[0].data.size * (
+      shape['fsdp'] * shape['tensor'])
+
+
+def test_rows_and_padding_do_not_show():
+  """Another order; filler rows, wider prompts and longer completions."""
+  batch = _off_policy_batch()
+  order = np.array([3, 1, 7, 0, 2, 6, 5, 4])
+  _assert_same_update(_step(jax.tree.map(lambda x: x[order], batch)))
+  wide = _batch(P + 2, T + 3, B + 4)
+  fill = functools.partial(np.pad, pad_width=((0, 4), (0, 3)))
+  wide = wide.replace(old_logp_BT=fill(batch.old_logp_BT),
+                      old_entropy_BT=fill(batch.old_entropy_BT))
+  order = np.random.default_rng(0).permutation(B + 4)
+  _assert_same_update(_step(jax.tree.map(lambda x: x[order], wide),
+                            rows=B + 4, width=P + 2, slots=T + 3))
+
+
+def test_masked_slots_may_hold_anything():
+  batch = _off_policy_batch()
+  hidden_BT = batch.mask_BT == 0
+  token_BS = np.where(batch.position_BS < 0, 39, batch.token_BS)
+  batch = batch.replace(
+      token_BS=token_BS.astype(np.int32),
+      old_logp_BT=np.where(hidden_BT, np.nan, batch.old_logp_BT),
+      old_entropy_BT=np.where(hidden_BT, np.inf, batch.old_entropy_BT))
+  jax.tree.map(np.testing.assert_array_equal, _step(batch), _base())
+
+
+def test_gradient_that_is_not_finite_is_skipped():
+  """Parameters, moments and step stay bit by bit; the next update works."""
+  batch = _off_policy_batch()
+  advantage_B = batch.advantage_B.copy()
+  advantage_B[2] = np.nan
+  after, metrics, before = _step(batch.replace(advantage_B=advantage_B))
+  assert metrics['skipped'] == 1 and not np.isfinite(metrics['grad_norm'])
+  jax.tree.map(np.testing.assert_array_equal, after, before)
+  assert _base()[1]['skipped'] == 0
+
+
+def test_nan_in_a_filler_row_is_not_seen():
+  batch = _off_policy_batch()
+  mask_BT, advantage_B = batch.mask_BT.copy(), batch.advantage_B.copy()
+  mask_BT[2] = 0
+  zero = _step(batch.replace(mask_BT=mask_BT, advantage_B=advantage_B))
+  advantage_B[2] = np.nan
+  nan = _step(batch.replace(mask_BT=mask_BT, advantage_B=advantage_B))
+  assert nan[1]['skipped'] == 0
+  jax.tree.map(np.testing.assert_array_equal, nan, zero)
+
+
+def test_minibatch_statistics_of_microbatches():
+  """Clip-Cov's draw, KL-Cov's top-k, STEER's maximum: of the minibatch."""
+  params, _ = _weights()
+  policy_loss = objective.make_policy_loss(STATISTICAL)
+  assert policy_loss.needs_scoring
+  optimizer = optimizer_lib.make(1e-2, beta1=0.9, beta2=0.999, epsilon=1e-3,
+                                 weight_decay=0.0, max_grad_norm=1.0)
+  outcomes = []
+  for microbatches in (1, 2, 4):
+    scorer = update.Scorer(MODEL, microbatches, temperature=0.9, chunk_size=16)
+    state = update.TrainState(jnp.int32(0), params, optimizer.init(params))
+    after, metrics = jax.jit(
+        functools.partial(update.train_step, scorer, policy_loss, optimizer),
+        compiler_options=QUICK)(state, _off_policy_batch(), jax.random.key(2))
+    outcomes.append((mesh_lib.to_host(after), mesh_lib.to_host(metrics)))
+  metrics = outcomes[0][1]
+  tokens = LENGTHS.sum()
+  assert metrics['region_share'] * tokens == pytest.approx(tokens // 5)
+  assert 1 < metrics['clip_fraction_covariance'] * tokens <= tokens // 5 + 0.1
+  for other in outcomes[1:]:
+    _assert_same_update(other, outcomes[0])
+
+
+@functools.cache
+def _pull_back():
+  """Gradient of Σ weight · log π(token) by a plain softmax: no scoring.py."""
+  def total(params, weight_BS, token_BS, position_BS, temperature):
+    hidden_BSD, _ = transformer.forward(MODEL, params, token_BS, position_BS)
+    z_BSV = transformer.logits(MODEL, params, hidden_BSD) / temperature
+    z_BS = jnp.take_along_axis(z_BSV[:, :-1], token_BS[:, 1:, None], -1)[..., 0]
+    logp_BS = z_BS - jax.nn.logsumexp(z_BSV[:, :-1], -1)
+    return jnp.sum(weight_BS * logp_BS)
+  return jax.jit(jax.value_and_grad(total), compiler_options=QUICK)
+
+
+@pytest.mark.parametrize('remat', [False, True])
+@pytest.mark.parametrize('microbatches', [1, 2])
+def test_first_update_is_reinforce_exactly(remat, microbatches):
+  """π = π_old: w = 1, ΔH = 0, M = 0, KL = 0 to the last bit (reading 2).
+
+  As a run does it: the programs of `steps.make`, fully optimised, the same
+  shapes. The gradient is that of −Σ A ℓ / N.
+  """
+  config = _config(microbatches, remat)
+  config.optimizer.max_grad_norm = 1e9
+  programs = steps.make(config, MODEL, _mesh(ONE_DEVICE))
+  params = _weights()[0]
+  batch = _batch()
+  scored = _scored(programs, params, batch, {})
+  assert np.abs(np.asarray(scored.old_logp_BT)[batch.mask_BT > 0]).min() > 0
+  state = programs.init_state(jax.device_put(
+      params, programs.state_sharding.params))
+  old_params = programs.to_old_policy(state.params)
+  after, metrics = mesh_lib.to_host(programs.train_step(
+      state, scored, jax.random.key(0), old_params))
+  assert metrics['weight_min'] == metrics['weight_max'] == 1
+  assert metrics['noise_floor_share'] == 1
+  for name in ('region_share', 'kl_full', 'kl_k1', 'kl_k3', 'skipped',
+               'clip_fraction_low', 'clip_fraction_high'):
+    assert metrics[name] == 0, name
+  weight_BT = -batch.mask_BT * batch.advantage_B[:, None] / LENGTHS.sum()
+  _, want = _pull_back()(
+      params, np.pad(weight_BT, ((0, 0), (P - 1, 0))), batch.token_BS,
+      batch.position_BS, 0.9)
+  scale = max(np.abs(x).max() for x in jax.tree.leaves(want))
+  _close(jax.tree.map(lambda m: m / np.float32(0.1), _moment(after)), want,
+         rtol=0, atol=3e-6 * scale)
+  np.testing.assert_allclose(metrics['grad_norm'], optax.global_norm(want),
+                             rtol=1e-5)
+  np.testing.assert_allclose(  # w = 1: L = −Σ A / N
+      metrics['loss'], weight_BT.sum(), rtol=1e-5)
+
+
+def test_optimizer_is_torchs_adamw():
+  """Clipped and unclipped gradients, weight decay, seven steps."""
+  rng = np.random.default_rng(0)
+  start = {'a': rng.normal(size=(4, 3)), 'b': rng.normal(size=5)}
+  settings = dict(beta1=0.9, beta2=0.95, epsilon=1e-6, weight_decay=0.1)
+  optimizer = optimizer_lib.make(0.03, max_grad_norm=1.0, **settings)
+  params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), start)
+  state = optimizer.init(params)
+  theirs = {k: torch.tensor(v, requires_grad=True) for k, v in start.items()}
+  adamw = torch.optim.AdamW(theirs.values(), lr=0.03, betas=(0.9, 0.95),
+                            eps=1e-6, weight_decay=0.1)
+  norms = []
+  for scale in (0.01, 3.0, 0.2, 10.0, 0.1, 1e-4, 1.0):
+    gradient = {k: scale * rng.normal(size=v.shape) for k, v in start.items()}
+    for name, tensor in theirs.items():
+      tensor.grad = torch.tensor(gradient[name])
+    norms.append(float(torch.nn.utils.clip_grad_norm_(theirs.values(), 1.0)))
+    adamw.step()
+    updates, state = optimizer.update(
+        jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), gradient), state,
+        params)
+    params = optax.apply_updates(params, updates)
+    for name, tensor in theirs.items():
+      np.testing.assert_allclose(params[name], tensor.detach(), rtol=0,
+                                 atol=2e-6)
+  assert min(norms) < 1 < max(norms)
+
+
+def test_supervised_step():
+  """One step of plain descent: θ − lr · ∇(−Σ m ℓ / Σ m)."""
+  params, batch = _weights()[0], _batch()
+  mask_BT = np.pad(batch.mask_BT, ((0, 0), (P - 1, 0)))
+  mask_BT[0, 0] = 1  # a prompt's token may be learnt too
+  optimizer = optax.sgd(0.5)
+  state = update.TrainState(jnp.int32(4), params, optimizer.init(params))
+  after, loss = jax.jit(
+      functools.partial(supervised.step, MODEL, optimizer),
+      compiler_options=QUICK)(state, batch.token_BS, batch.position_BS,
+                              mask_BT)
+  want_loss, gradient = _pull_back()(
+      params, -mask_BT / mask_BT.sum(), batch.token_BS, batch.position_BS, 1.0)
+  np.testing.assert_allclose(loss, want_loss, rtol=1e-6)
+  _close(after.params, jax.tree.map(lambda p, g: p - 0.5 * g, params, gradient),
+         rtol=0, atol=1e-6)
+  assert after.step == 5
