@@ -35,7 +35,8 @@ def main() -> None:
     raise errors.InputError(f'--out={out}: not empty')
   folder, params = pathlib.Path(_CHECKPOINT.value), None
   if (folder / session_lib.CHECKPOINTS).is_dir():
-    folder, params = session_lib.restore_params(folder, mesh_lib.make(config.mesh))
+    folder, params = session_lib.restore_params(
+        folder, mesh_lib.make(config.mesh))
   with session_lib.open_folder(config, folder) as session:
     evaluations = evaluation_lib.prepare(session)
     cast = steps.make_decode_cast(session.model, session.mesh)

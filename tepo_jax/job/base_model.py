@@ -10,7 +10,6 @@ import jax
 import ml_collections
 import numpy as np
 import optax
-import tqdm
 
 from tepo_jax.job import steps
 from tepo_jax.learning import optimizer as optimizer_lib
@@ -18,6 +17,7 @@ from tepo_jax.learning import supervised
 from tepo_jax.learning import update
 from tepo_jax.policy import transformer
 from tepo_jax.policy import weights
+from tepo_jax.runtime import metrics
 from tepo_jax.tasks import arithmetic
 from tepo_jax.tasks import prompts
 
@@ -60,15 +60,16 @@ def _train(config, model, demonstrations):
   step = jax.jit(functools.partial(supervised.step, model, optimizer),
                  donate_argnums=0)
   generator = np.random.default_rng(config.seed)
-  bar = tqdm.trange(total, desc='making the base model', mininterval=1)
-  for index in bar:
+  progress, loss = metrics.Progress(total), float('inf')
+  for index in range(total):
     rows = generator.integers(settings.demonstrations, size=settings.batch)
     share = settings.direct_share if index >= settings.worked_steps else 0
     styles = (generator.random(settings.batch) < share).astype(int)
     state, loss = step(state, *(array[styles, rows]
                                 for array in demonstrations))
     if index % 50 == 0:
-      bar.set_postfix_str(f'loss {float(loss):.3f}')
+      progress.phase(
+          f'making the base model: {index}/{total}, loss {float(loss):.3f}')
   return state.params, float(loss)
 
 

@@ -10,6 +10,7 @@ import ml_collections
 from tepo_jax import errors
 from tepo_jax.learning import objective
 from tepo_jax.rollout import collect
+from tepo_jax.tasks import grading
 
 _DTYPES = ('float32', 'bfloat16')
 
@@ -62,6 +63,8 @@ def _check_ranges(config):
            0 <= config.pretrain.direct_share <= 1, 'in [0, 1]')
   _require(config, 'rollout.samples', config.rollout.samples >= 2,
            'at least 2: the advantage compares a group\'s samples')
+  _require(config, 'grading.timeout', config.grading.timeout > grading.ALARM_S,
+           f'more than the {grading.ALARM_S} seconds of math-verify\'s alarms')
   _require(config, 'rollout.dynamic_sampling',
            config.rollout.dynamic_sampling in collect.MODES,
            f'one of {", ".join(collect.MODES)}')
@@ -96,6 +99,8 @@ def _check_geometry(config):
 def _inert(config, name):
   """Why a field has no effect under this config, or None."""
   section = name.split('.')[0]
+  if name == 'method_name':
+    return 'it only says what stands behind the colon of --config'
   if section == 'pretrain' and config.model is not None:
     return 'config.model is given, so no model is made'
   if section == 'eval' and name != 'eval.period' and not config.eval.period:

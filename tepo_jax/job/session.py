@@ -6,8 +6,9 @@ import pathlib
 import sys
 from typing import Any
 
-import ml_collections
+import huggingface_hub
 import jax
+import ml_collections
 import transformers
 
 from tepo_jax import cli
@@ -26,6 +27,8 @@ from tepo_jax.tasks import prompts
 
 BASE_MODEL = 'base_model'  # in the workdir, where the config names no model
 CHECKPOINTS = 'checkpoints'  # in the workdir
+
+_MODEL_FILES = ('*.json', '*.safetensors', '*.jinja', 'tokenizer.model')
 
 
 @dataclasses.dataclass
@@ -67,20 +70,18 @@ class Session:
     """
     problems = datasets.load(name, split, limit)
     data = self.config.data
-    kept = []
-    for index, problem in enumerate(problems):
-      ids = prompts.render(data.template, self.tokenizer, problem.problem)
-      if len(ids) <= data.max_prompt_tokens:
-        kept.append(collect.Prompt(problem, tuple(ids), index))
-    if len(kept) < len(problems):
-      print(f'{name}: {len(problems) - len(kept)} of {len(problems)} prompts '
-            f'are longer than data.max_prompt_tokens={data.max_prompt_tokens} '
-            'and left out', file=sys.stderr)
-    if not kept:
+    rendered, dropped = prompts.render_short(
+        problems, data.template, self.tokenizer, data.max_prompt_tokens)
+    if dropped:
+      print(f'{name}: {dropped} of {len(problems)} prompts are longer than '
+            f'data.max_prompt_tokens={data.max_prompt_tokens} and left out',
+            file=sys.stderr)
+    if not rendered:
       raise errors.InputError(
           f'{name}: no prompt of at most data.max_prompt_tokens='
           f'{data.max_prompt_tokens} tokens')
-    return kept
+    return [collect.Prompt(problem, tuple(ids), index)
+            for index, (problem, ids) in enumerate(rendered)]
 
   def sampler(self, *, prompts_at_once: int, samples: int, max_tokens: int,
               temperature: float) -> generation.GroupSampler:
@@ -123,8 +124,28 @@ def open_folder(config: ml_collections.ConfigDict, folder: str | os.PathLike
 
 def model_folder(config: ml_collections.ConfigDict,
                  workdir: str | os.PathLike) -> str:
-  """The model that a run started from."""
-  return config.model or str(pathlib.Path(workdir) / BASE_MODEL)
+  """The local folder of the model that a run starts from.
+
+  A `config.model` that is no folder is a hub id; what it names is downloaded
+  to the hub's cache, or taken from there.
+
+  Raises:
+    errors.InputError: neither a folder nor to be had from the hub.
+  """
+  if config.model is None:
+    return str(pathlib.Path(workdir) / BASE_MODEL)
+  if os.path.isdir(config.model):
+    return config.model
+  try:
+    return huggingface_hub.snapshot_download(
+        config.model, allow_patterns=_MODEL_FILES)
+  except (huggingface_hub.errors.HFValidationError,
+          huggingface_hub.errors.HfHubHTTPError,
+          huggingface_hub.errors.LocalEntryNotFoundError, OSError) as error:
+    reason = str(error).strip().split('\n')[0]
+    raise errors.InputError(
+        f'config.model={config.model}: no such folder, and not to be had from '
+        f'the hub ({reason})') from error
 
 
 def restore_params(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,

@@ -76,13 +76,18 @@ class Trainer:
         scalars |= self.evaluate()
       self.writer.write(self.step, scalars)
       self.progress.step(self.step, _summary(scalars))
-      if self._is_due(self.config.checkpoint.period) or stop.requested:
-        self.checkpointer.save(self.step, self.state, {'cursor': self.cursor})
+      if self._is_due(self.config.checkpoint.period):
+        self._save()
+    if self.step and self.checkpointer.latest() != self.step:
+      self._save()  # asked to stop between two checkpoints
 
   def close(self) -> None:
     """Waits for the last checkpoint and closes the records."""
     self.checkpointer.close()
     self.writer.close()
+
+  def _save(self):
+    self.checkpointer.save(self.step, self.state, {'cursor': self.cursor})
 
   def _is_due(self, period):
     return bool(period) and (
@@ -246,7 +251,7 @@ def rollout_metrics(rollout: collect.Rollout, max_tokens: int
 
 
 def average(history: list[dict[str, Any]]) -> dict[str, float]:
-  """Means over a step's updates; extremes of …_min and …_max; sums of counts."""
+  """Means over a step's updates; extremes of weight_min and _max; counts."""
   reduce = {'weight_min': np.min, 'weight_max': np.max, 'skipped': np.sum,
             'empty_minibatches': np.sum}
   return {name: reduce.get(name, np.mean)([h[name] for h in history])

@@ -95,12 +95,14 @@ def strip_dapo(text: str) -> str:
   return text.removeprefix(before).removesuffix(after)
 
 
-def filter_by_length(problems: Sequence, template: str, tokenizer,
-                     max_tokens: int) -> tuple[list, int]:
-  """The `Problem`s whose prompt has at most max_tokens; how many have not.
+def render_short(problems: Sequence, template: str, tokenizer,
+                 max_tokens: int) -> tuple[list[tuple], int]:
+  """(problem, token ids) of prompts up to max_tokens; how many are longer.
 
   A longer prompt is never cut: the caller reports the number left out.
   """
-  kept = [problem for problem in problems
-          if len(render(template, tokenizer, problem.problem)) <= max_tokens]
-  return kept, len(problems) - len(kept)
+  rendered = [(problem, render(template, tokenizer, problem.problem))
+              for problem in problems]
+  short = [(problem, ids) for problem, ids in rendered
+           if len(ids) <= max_tokens]
+  return short, len(problems) - len(short)

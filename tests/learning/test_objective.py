@@ -307,30 +307,36 @@ def test_one_token_rows_and_masks_of_any_type(name):
 
 
 def test_metrics_by_hand(x64):
-  """Row 1: ratios 1.5, 0.9, A = 1. Row 2: 0.5, A = -2. Row 3: 9, A = 0.
-  Row 4 is empty."""
-  x = tokens([[1.5, 0.9], [0.5, 7.0], [9.0, 7.0], [7.0, 7.0]],
-             [[1.0], [-2.0], [0.0], [1.0]],
-             [[1, 1], [1, 0], [1, 0], [0, 0]],
-             entropy_BT=np.array(
-                 [[0.5, 1.0], [2.0, 9.0], [1.0, 9.0], [9.0, 9.0]]),
-             kl_BT=np.array([[0.4, 0.0], [0.8, 9], [0.0, 9], [9, 9]]))
+  """Ratios 1.5, 0.9, 1.4 of A = 1; 0.5 of A = -2; 9 of A = 0; 1.3 of A = 1;
+  and an empty row."""
+  x = tokens([[1.5, 0.9, 1.4], [0.5, 7, 7], [9, 7, 7], [1.3, 7, 7], [7] * 3],
+             [[1.0], [-2.0], [0.0], [1.0], [1.0]],
+             [[1, 1, 1], [1, 0, 0], [1, 0, 0], [1, 0, 0], [0, 0, 0]],
+             entropy_BT=[[0.5, 1, 1], [2, 9, 9], [1, 9, 9], [1, 9, 9], [9] * 3],
+             kl_BT=[[0.4, 0, 0], [0.8, 9, 9], [0, 9, 9], [0, 9, 9], [9] * 3])
   loss = make(reg=dict(penalty='kl_full', region='misaligned', coef=1.0))
   metrics = {k: float(v) for k, v in loss(x)[1].items()}
-  d = np.log([1.5, 0.9, 0.5, 9.0])
-  advantage = np.array([1.0, 1.0, -2.0, 0.0])
+  d = np.log([1.5, 0.9, 1.4, 0.5, 9.0, 1.3])
+  advantage = np.array([1.0, 1.0, 1.0, -2.0, 0.0, 1.0])
   expected = dict(
-      clip_fraction_low=1 / 4, clip_fraction_high=1 / 4,
-      clip_fraction_low_sequences=1 / 3, clip_fraction_high_sequences=1 / 3,
-      clip_fraction_covariance=0, weight_mean=11.9 / 4, weight_min=0.5,
+      clip_fraction_low=1 / 6, clip_fraction_high=3 / 6,
+      clip_fraction_low_sequences=1 / 4, clip_fraction_high_sequences=2 / 4,
+      clip_fraction_covariance=0, weight_mean=14.6 / 6, weight_min=0.5,
       weight_max=9.0, kl_k1=d.mean(), kl_k3=(np.exp(-d) + d - 1).mean(),
-      kl_full=0.3, entropy=4.5 / 4,
+      kl_full=0.2, entropy=6.5 / 6,
       covariance=np.mean((d - d.mean()) * (advantage - advantage.mean())),
-      region_share=2 / 4, noise_floor_share=2 / 4, region_noise_share=0,
+      region_share=2 / 6, noise_floor_share=4 / 6, region_noise_share=0,
       empty_minibatches=0)
   assert metrics.keys() == expected.keys()
   for name, value in expected.items():
     np.testing.assert_allclose(metrics[name], value, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize('ratio', [0.5, 2.0])
+def test_weight_range_ignores_padding(ratio):
+  metrics = make()(tokens([[ratio]], 1.0))[1]
+  np.testing.assert_allclose(metrics['weight_min'], ratio, rtol=1e-6)
+  np.testing.assert_allclose(metrics['weight_max'], ratio, rtol=1e-6)
 
 
 def test_measured_noise_floor(x64):

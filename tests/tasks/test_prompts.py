@@ -83,8 +83,9 @@ def test_long_prompts_are_counted_not_cut():
   tokenizer = _bytes_tokenizer(None)
   problems = [datasets.Problem(str(n), 'x' * n, ('1',), '')
               for n in (3, 9, 4, 5)]
-  kept, dropped = prompts.filter_by_length(problems, 'plain', tokenizer, 4)
-  assert [p.id for p in kept] == ['3', '4'] and dropped == 2
+  kept, dropped = prompts.render_short(problems, 'plain', tokenizer, 4)
+  assert [(p.id, len(ids)) for p, ids in kept] == [('3', 3), ('4', 4)]
+  assert dropped == 2
 
 
 def test_the_embedded_tokenizer(tmp_path):

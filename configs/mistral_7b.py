@@ -1,0 +1,17 @@
+"""Mistral-7B-Instruct-v0.2, Table 2.
+
+  python -m tepo_jax.train --config=configs/mistral_7b.py:tepo --workdir=DIR
+
+The paper states no KL coefficient for Table 2: 1e-3. Its chat template has no
+system turn.
+"""
+
+from configs import base
+
+
+def get_config(method: str = 'tepo'):
+  """The paper's geometry; `method` is a row of methods.py."""
+  c = base.get_config(method, beta=1e-3)
+  c.model = 'mistralai/Mistral-7B-Instruct-v0.2'
+  c.data.template = 'dapo_boxed'
+  return c

@@ -1,0 +1,15 @@
+"""Qwen2.5-7B, Tables 1, 3 and 4.
+
+  python -m tepo_jax.train --config=configs/qwen2_5_7b.py:tepo --workdir=DIR
+
+TEPO's KL coefficient is 1e-3 (§4.1).
+"""
+
+from configs import base
+
+
+def get_config(method: str = 'tepo'):
+  """The paper's geometry; `method` is a row of methods.py."""
+  c = base.get_config(method, beta=1e-3)
+  c.model = 'Qwen/Qwen2.5-7B'
+  return c

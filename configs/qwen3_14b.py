@@ -1,0 +1,15 @@
+"""Qwen3-14B, Table 1.
+
+  python -m tepo_jax.train --config=configs/qwen3_14b.py:tepo --workdir=DIR
+
+TEPO's KL coefficient is 1 (§4.1).
+"""
+
+from configs import base
+
+
+def get_config(method: str = 'tepo'):
+  """The paper's geometry; `method` is a row of methods.py."""
+  c = base.get_config(method, beta=1.0)
+  c.model = 'Qwen/Qwen3-14B'
+  return c

@@ -1,0 +1,17 @@
+"""DeepSeek-R1-Distill-Qwen-7B, Table 2.
+
+  python -m tepo_jax.train --config=configs/r1_qwen_7b.py:tepo --workdir=DIR
+
+The paper states no KL coefficient for Table 2: 1e-3. Its authors advise
+against a system prompt.
+"""
+
+from configs import base
+
+
+def get_config(method: str = 'tepo'):
+  """The paper's geometry; `method` is a row of methods.py."""
+  c = base.get_config(method, beta=1e-3)
+  c.model = 'deepseek-ai/DeepSeek-R1-Distill-Qwen-7B'
+  c.data.template = 'dapo_boxed'
+  return c

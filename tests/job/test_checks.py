@@ -1,0 +1,148 @@
+"""Configs that are refused, each by a line that names the field."""
+
+import pytest
+
+from configs import base
+from configs import methods
+from configs import tiny
+from tepo_jax import errors
+from tepo_jax.job import checks
+
+NAN = float('nan')
+
+# field, value, and what the line says besides the field.
+BAD = [
+    ('steps', 0, 'positive'),
+    ('seed', -1, '0 or more'),
+    ('data.max_prompt_tokens', 0, 'positive'),
+    ('data.limit', 0, 'positive'),
+    ('rollout.prompts', -32, 'positive'),
+    ('rollout.samples', 1, 'at least 2'),
+    ('rollout.max_tokens', 0, 'positive'),
+    ('rollout.temperature', 0.0, 'positive'),
+    ('rollout.temperature', NAN, 'positive'),
+    ('rollout.dynamic_sampling', 'refil', 'refill, drop, off'),
+    ('rollout.max_generation_batches', 0, 'positive'),
+    ('rollout.overlong_buffer', -1, '0 or more'),
+    ('rollout.overlong_factor', -0.5, '0 or more'),
+    ('rollout.logp_gap_limit', 0.0, 'positive'),
+    ('grading.workers', 0, 'positive'),
+    ('train.minibatch_prompts', 0, 'positive'),
+    ('train.epochs', 0, 'positive'),
+    ('train.microbatches', 0, 'positive'),
+    ('train.chunk_size', 0, 'positive'),
+    ('optimizer.learning_rate', 0.0, 'positive'),
+    ('optimizer.learning_rate', NAN, 'positive'),
+    ('optimizer.beta1', 1.0, '[0, 1)'),
+    ('optimizer.beta2', -0.1, '[0, 1)'),
+    ('optimizer.epsilon', 0.0, 'positive'),
+    ('optimizer.weight_decay', -0.1, '0 or more'),
+    ('optimizer.max_grad_norm', 0.0, 'positive'),
+    ('compute.dtype', 'float16', 'float32, bfloat16'),
+    ('compute.unroll', 0, 'positive'),
+    ('eval.period', -1, '0 or more'),
+    ('eval.limit', 0, 'positive'),
+    ('eval.samples', 0, 'positive'),
+    ('eval.temperature', -1.0, '0 (greedy)'),
+    ('eval.max_tokens', 0, 'positive'),
+    ('eval.batch_prompts', 0, 'positive'),
+    ('checkpoint.period', 0, 'positive'),
+    ('checkpoint.keep', 0, 'positive'),
+    ('pretrain.worked_steps', -1, '0 or more'),
+    ('pretrain.mixed_steps', -1, '0 or more'),
+    ('pretrain.direct_share', 1.5, '[0, 1]'),
+    # Contradictions: the line names both sides.
+    ('rollout.prompts', 33, 'config.train.minibatch_prompts=8'),
+    ('train.minibatch_prompts', 5, 'config.rollout.prompts=32'),
+    ('train.microbatches', 3, '64'),
+    ('rollout.overlong_buffer', 10**6, 'config.rollout.max_tokens'),
+    # The method's row.
+    ('method.weight', 'tokens', 'token'),
+    ('method.clip.low', -0.1, 'number'),
+    ('method.reg.coef', NAN, 'finite'),
+]
+
+
+def _set(config, name, value):
+  *sections, field = name.split('.')
+  for section in sections:
+    config = config[section]
+  with config.ignore_type():
+    config[field] = value
+
+
+@pytest.mark.parametrize('name, value, said', BAD)
+def test_refused(name, value, said):
+  config = tiny.get_config()
+  _set(config, name, value)
+  with pytest.raises(errors.InputError) as caught:
+    checks.check(config, [name])
+  message = str(caught.value)
+  assert name in message and said in message and '\n' not in message
+
+
+def test_every_section_is_in_the_table():
+  """A number of the config that nothing checks is found here."""
+  unchecked = {'grading.timeout',  # the grader's own
+               'mesh.data', 'mesh.fsdp', 'mesh.tensor'}  # runtime.mesh's
+  config = tiny.get_config()
+  fields = {f'{section}.{name}' for section, inside in config.items()
+            if hasattr(inside, 'items') and section not in (
+                'method', 'pretrain')
+            for name, value in inside.items()
+            if isinstance(value, (int, float)) and not isinstance(value, bool)}
+  assert fields - {name for name, _, _ in BAD} == unchecked
+
+
+def test_a_model_is_needed():
+  config = base.get_config()
+  with pytest.raises(errors.InputError, match='config.model'):
+    checks.check(config, [])
+  config.model = 'somewhere'
+  checks.check(config, ['model'])
+
+
+# What is set, the overridden field without effect, and why.
+INERT = [
+    ({'model': 'somewhere'}, 'pretrain.d_model', 'config.model'),
+    ({'eval.period': 0}, 'eval.samples', 'config.eval.period'),
+    ({}, 'rollout.overlong_factor', 'config.rollout.overlong_buffer'),
+    ({'rollout.dynamic_sampling': 'drop'}, 'rollout.max_generation_batches',
+     'config.rollout.dynamic_sampling'),
+    ({'rollout.dynamic_sampling': 'off'}, 'rollout.max_generation_batches',
+     'config.rollout.dynamic_sampling'),
+    ({'method.reg.region': 'none'}, 'method.reg.coef',
+     'config.method.reg.region'),
+    ({'method.reg.region': 'none'}, 'method.reg.penalty',
+     'config.method.reg.region'),
+]
+
+
+@pytest.mark.parametrize('settings, name, why', INERT)
+def test_override_without_effect_is_refused(settings, name, why):
+  config = tiny.get_config()
+  for field, value in settings.items():
+    _set(config, field, value)
+  checks.check(config, settings)  # the settings themselves are no error
+  with pytest.raises(errors.InputError) as caught:
+    checks.check(config, [*settings, name])
+  message = str(caught.value)
+  assert f'config.{name} has no effect' in message and why in message
+
+
+def test_override_with_effect_is_not_refused():
+  config = tiny.get_config()
+  config.rollout.overlong_buffer = 8
+  checks.check(config, [
+      'rollout.overlong_buffer', 'rollout.overlong_factor', 'eval.samples',
+      'rollout.max_generation_batches', 'method.reg.coef', 'pretrain.d_model'])
+  config.eval.period = 0
+  checks.check(config, ['eval.period'])
+
+
+@pytest.mark.parametrize('method', methods.methods(1e-3))
+def test_every_method_passes(method):
+  checks.check(tiny.get_config(method), [])
+  config = base.get_config(method)
+  config.model = 'somewhere'
+  checks.check(config, ['model'])
