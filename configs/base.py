@@ -48,7 +48,7 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   # limit; 0 is off, as in the paper.
   c.rollout.overlong_buffer = 0
   c.rollout.overlong_factor = 1.0  # the penalty at the limit itself
-  # Largest mean |log π| gap of sampler and trainer at which a run may start.
+  # Largest mean |log π| gap of sampler and trainer at which a run goes on.
   c.rollout.logp_gap_limit = 0.05
 
   c.grading = ml_collections.ConfigDict()

@@ -11,7 +11,7 @@ from configs import base
 
 def get_config(method: str = 'tepo'):
   """The base config at laptop scale."""
-  c = base.get_config(method or 'tepo')
+  c = base.get_config(method)
   c.steps = 40
   c.data.name = 'arithmetic'
   c.data.template = 'plain'

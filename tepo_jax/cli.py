@@ -193,11 +193,29 @@ def claim_workdir(config: ml_collections.ConfigDict,
         f'--workdir={workdir}: {error.strerror or error}') from error
 
 
+def new_folder(path: str) -> pathlib.Path:
+  """The empty folder of that name, made if need be.
+
+  Raises:
+    InputError: it holds something already, or cannot be made.
+  """
+  folder = pathlib.Path(path)
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+      raise errors.InputError(f'--out={path}: is there and not empty')
+  except OSError as error:
+    raise errors.InputError(
+        f'--out={path}: {error.strerror or error}') from error
+  return folder
+
+
 def quiet() -> None:
   """Keeps the libraries' chatter off the terminal.
 
-  What our programs have to say they print; what libraries must say they
-  raise. Orbax logs an error before it raises the same: hence FATAL.
+  What libraries must say they raise. Orbax logs an error before it raises the
+  same: hence FATAL. Our own rooms' log lines, such as how many rows of a data
+  set were left out, go to stderr.
   """
   for name, value in {
       'TF_CPP_MIN_LOG_LEVEL': '2', 'TRANSFORMERS_VERBOSITY': 'error',
@@ -205,6 +223,11 @@ def quiet() -> None:
       'HF_DATASETS_DISABLE_PROGRESS_BARS': '1'}.items():
     os.environ.setdefault(name, value)
   absl_logging.set_verbosity(absl_logging.FATAL)
+  ours = logging.getLogger('tepo_jax')
+  ours.setLevel(logging.INFO)
+  ours.propagate = False
+  if not ours.handlers:
+    ours.addHandler(logging.StreamHandler())
   for name in ('jax', 'transformers', 'datasets', 'huggingface_hub', 'httpx',
                'fsspec', 'matplotlib'):
     logging.getLogger(name).setLevel(logging.ERROR)

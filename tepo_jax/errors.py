@@ -1,4 +1,4 @@
-"""The one exception that means: the user's input is at fault."""
+"""Exceptions that the programs turn into one line and an exit status."""
 
 
 class InputError(ValueError):

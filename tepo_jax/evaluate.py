@@ -12,9 +12,10 @@ import json
 import pathlib
 
 from absl import flags
+import jax
 
 from tepo_jax import cli
-from tepo_jax import errors
+from tepo_jax.job import checks
 from tepo_jax.job import evaluation as evaluation_lib
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import steps
@@ -30,9 +31,8 @@ _OUT = flags.DEFINE_string(
 
 
 def main() -> None:
-  config, out = _CONFIG.value, pathlib.Path(_OUT.value)
-  if out.exists() and any(out.iterdir()):
-    raise errors.InputError(f'--out={out}: not empty')
+  config, out = _CONFIG.value, cli.new_folder(_OUT.value)
+  checks.check_values(config)
   folder, params = pathlib.Path(_CHECKPOINT.value), None
   if (folder / session_lib.CHECKPOINTS).is_dir():
     folder, params = session_lib.restore_params(
@@ -42,11 +42,11 @@ def main() -> None:
     cast = steps.make_decode_cast(session.model, session.mesh)
     params = cast(session.load_params() if params is None else params)
     results, lines = {}, []
-    for evaluation in evaluations:
-      groups = evaluation.run(params, steps.stream(config.seed, 'eval'))
-      results[evaluation.name] = evaluation_lib.summarize(groups)
+    key = steps.stream(config.seed, 'eval')
+    for index, evaluation in enumerate(evaluations):
+      groups, results[evaluation.name] = evaluation.run(
+          params, jax.random.fold_in(key, index))
       lines += evaluation_lib.sample_lines(evaluation.name, groups)
-  out.mkdir(parents=True, exist_ok=True)
   (out / 'results.json').write_text(json.dumps(results, indent=2) + '\n')
   with (out / 'samples.jsonl').open('w') as file:
     file.writelines(json.dumps(line) + '\n' for line in lines)

@@ -22,10 +22,11 @@ _OUT = flags.DEFINE_string(
 
 
 def main() -> None:
+  out = cli.new_folder(_OUT.value)
   mesh = mesh_lib.make({'data': 1, 'fsdp': -1, 'tensor': 1})
   folder, params = session.restore_params(_WORKDIR.value, mesh, _STEP.value)
-  weights.save(_OUT.value, weights.read_config(folder), params, source=folder)
-  print(f'exported {_WORKDIR.value} to {_OUT.value}')
+  weights.save(out, weights.read_config(folder), params, source=folder)
+  print(f'exported {_WORKDIR.value} to {out}')
 
 
 if __name__ == '__main__':

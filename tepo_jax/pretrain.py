@@ -8,12 +8,12 @@ right, as real corpora do. `tepo_jax.train` does the same by itself where the
 config names no model.
 """
 
-import pathlib
-
 from absl import flags
 
 from tepo_jax import cli
+from tepo_jax import errors
 from tepo_jax.job import base_model
+from tepo_jax.job import checks
 
 _CONFIG = cli.DEFINE_config()
 _OUT = flags.DEFINE_string(
@@ -21,8 +21,13 @@ _OUT = flags.DEFINE_string(
 
 
 def main() -> None:
-  loss = base_model.make(_CONFIG.value, pathlib.Path(_OUT.value))
-  print(f'made {_OUT.value}: loss {loss:.3f} on its own demonstrations')
+  config, out = _CONFIG.value, cli.new_folder(_OUT.value)
+  checks.check_values(config)
+  if not config.pretrain.worked_steps:
+    raise errors.InputError(
+        'config.pretrain.worked_steps=0: this config makes no model')
+  base_model.make(config, out)
+  print(f'made {out}')
 
 
 if __name__ == '__main__':

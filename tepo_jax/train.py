@@ -15,10 +15,14 @@ and base_model/ where the config names no model.
 
 import contextlib
 import pathlib
+import tempfile
 
 from absl import flags
+import jax
+import ml_collections
 
 from tepo_jax import cli
+from tepo_jax import errors
 from tepo_jax.job import base_model
 from tepo_jax.job import checks
 from tepo_jax.job import session as session_lib
@@ -30,18 +34,34 @@ _WORKDIR = flags.DEFINE_string(
     'workdir', None, 'Folder of the run: made, or continued.', required=True)
 
 
+def make_base_model(config: ml_collections.ConfigDict,
+                    workdir: pathlib.Path, folder: pathlib.Path) -> None:
+  """The embedded model, after everything else in the config is found good."""
+  with tempfile.TemporaryDirectory() as scratch:
+    untrained = pathlib.Path(scratch) / 'untrained'
+    base_model.make(config, untrained, trained=False)
+    with session_lib.open_folder(config, untrained) as session:
+      trainer.Trainer(config, session)
+  cli.claim_workdir(config, workdir)
+  base_model.make(config, folder)
+
+
 def main() -> None:
   config, workdir = _CONFIG.value, pathlib.Path(_WORKDIR.value)
+  stop = trainer.StopRequest()
   checks.check(config, cli.overridden())
   mesh_lib.initialize_distributed()
-  folder = session_lib.model_folder(config, workdir)
-  if config.model is None and not pathlib.Path(folder).exists():
-    cli.claim_workdir(config, workdir)
-    base_model.make(config, pathlib.Path(folder))
+  if jax.process_count() > 1:
+    raise errors.InputError(
+        'several processes: training on more than one host is not built yet')
+  folder = pathlib.Path(session_lib.model_folder(config, workdir))
+  if config.model is None and not folder.exists():
+    make_base_model(config, workdir, folder)
   with session_lib.open_folder(config, folder) as session:
-    run = trainer.Trainer(config, session, workdir)
+    run = trainer.Trainer(config, session)
+    run.open(workdir)
     with contextlib.closing(run):
-      run.run(trainer.StopRequest())
+      run.run(stop)
   print(trainer.results_table(workdir))
 
 

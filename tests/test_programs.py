@@ -18,13 +18,13 @@ ROOT = pathlib.Path(__file__).parents[1]
 # The tiny config at a size that compiles in seconds. An untrained model is
 # never right: the overlong penalty gives its groups rewards that differ.
 SMALL = (
-    '--config.steps=3', '--config.data.limit=64', '--config.rollout.prompts=4',
+    '--config.steps=8', '--config.data.limit=64', '--config.rollout.prompts=4',
     '--config.rollout.samples=4', '--config.rollout.max_tokens=16',
     '--config.rollout.dynamic_sampling=off',
     '--config.rollout.overlong_buffer=15',
     '--config.train.minibatch_prompts=2', '--config.eval.limit=8',
     '--config.eval.samples=2', '--config.eval.max_tokens=16',
-    '--config.eval.period=2', '--config.checkpoint.period=1',
+    '--config.eval.period=4', '--config.checkpoint.period=1',
     '--config.compute.unroll=1')
 UNTRAINED = (
     '--config.pretrain.worked_steps=3', '--config.pretrain.mixed_steps=2',
@@ -78,7 +78,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def finished(model, tmp_path_factory):
-  """An uninterrupted run of three steps, and what it printed."""
+  """An uninterrupted run of eight steps, and what it printed."""
   workdir = tmp_path_factory.mktemp('finished') / 'run'
   done = run('train', *train_arguments(model, workdir))
   return workdir, done
@@ -94,8 +94,8 @@ def export_of_finished(finished, tmp_path_factory):
 def test_a_run_leaves_its_records(finished):
   workdir, done = finished
   config = json.loads((workdir / 'config.json').read_text())
-  assert config['steps'] == 3 and config['method']['weight'] == 'sequence'
-  assert [r['step'] for r in records(workdir)] == [0, 1, 2, 3]
+  assert config['steps'] == 8 and config['method']['weight'] == 'sequence'
+  assert [r['step'] for r in records(workdir)] == list(range(9))
   expected = {
       'reward', 'accuracy', 'response_length_mean', 'response_length_max',
       'truncated_share', 'entropy', 'kl_k3', 'kl_full', 'clip_fraction_low',
@@ -108,9 +108,9 @@ def test_a_run_leaves_its_records(finished):
     assert record['logp_gap_p99'] < 1e-4 and record['grad_norm'] > 0
   evaluated = [r['step'] for r in records(workdir)
                if 'eval/arithmetic/avg@2' in r]
-  assert evaluated == [0, 2, 3]
+  assert evaluated == [0, 4, 8]
   lines = [json.loads(line) for line in
-           (workdir / 'rollouts' / 'step_000003.jsonl').open()]
+           (workdir / 'rollouts' / 'step_000008.jsonl').open()]
   assert len(lines) == 16 and {'completion', 'correct'} <= lines[0].keys()
   assert list((workdir / 'tensorboard').iterdir())
   assert 'arithmetic/greedy' in done.stdout
@@ -129,7 +129,9 @@ def test_kill_and_the_same_command_continue_bit_for_bit(
     time.sleep(0.05)
   process.send_signal(signal.SIGKILL)
   process.wait()
-  assert 'after step' in run('train', *arguments).stdout
+  continued = run('train', *arguments).stdout
+  assert f'continuing {workdir} after step' in continued
+  assert 'after step 8' not in continued
   assert list(map(untimed, records(workdir))) == list(
       map(untimed, records(finished[0])))
   assert exported(workdir, tmp_path / 'a') == exported(

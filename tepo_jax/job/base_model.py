@@ -21,11 +21,15 @@ from tepo_jax.runtime import metrics
 from tepo_jax.tasks import arithmetic
 from tepo_jax.tasks import prompts
 
+_DEMONSTRATIONS = 1_000_000  # their seeds, apart from the trained problems'
 
-def make(config: ml_collections.ConfigDict, out: pathlib.Path) -> float:
-  """Trains by `config.pretrain` and `config.seed`; returns the last loss.
 
-  The folder appears when it is complete, or not at all.
+def make(config: ml_collections.ConfigDict, out: pathlib.Path,
+         trained: bool = True) -> None:
+  """Makes the folder by `config.pretrain` and `config.seed`.
+
+  It appears when it is complete, or not at all. Not `trained`: the same with
+  random weights, in a second.
   """
   settings = config.pretrain
   with tempfile.TemporaryDirectory() as scratch:
@@ -35,14 +39,16 @@ def make(config: ml_collections.ConfigDict, out: pathlib.Path) -> float:
         'eos_token_id': tokenizer.eos_token_id,
         'pad_token_id': tokenizer.pad_token_id}) + '\n')
     model = model_config(settings, len(tokenizer))
-    params, loss = _train(config, steps.execution(model, config.compute),
-                          _demonstrations(config, tokenizer))
+    params = jax.jit(functools.partial(_init, model))(
+        jax.random.key(config.seed))
+    if trained:
+      params = _train(config, steps.execution(model, config.compute), params,
+                      _demonstrations(config, tokenizer))
     weights.save(out, model, params, source=scratch)
-  return loss
 
 
-def _train(config, model, demonstrations):
-  """Worked solutions alone first, then a mixture: params, the last loss.
+def _train(config, model, params, demonstrations):
+  """Worked solutions alone first, then a mixture.
 
   The answers of direct demonstrations are noise to a small model: mixed in
   from the start they hold up the learning of the sums.
@@ -54,13 +60,11 @@ def _train(config, model, demonstrations):
           0, settings.learning_rate, total // 10, total),
       beta1=0.9, beta2=0.99, epsilon=1e-8, weight_decay=0.01,
       max_grad_norm=1.0)
-  params = jax.jit(functools.partial(_init, model))(
-      jax.random.key(config.seed))
   state = update.TrainState(jax.numpy.int32(0), params, optimizer.init(params))
   step = jax.jit(functools.partial(supervised.step, model, optimizer),
                  donate_argnums=0)
-  generator = np.random.default_rng(config.seed)
-  progress, loss = metrics.Progress(total), float('inf')
+  generator = np.random.default_rng((config.seed, _DEMONSTRATIONS))
+  progress = metrics.Progress(total)
   for index in range(total):
     rows = generator.integers(settings.demonstrations, size=settings.batch)
     share = settings.direct_share if index >= settings.worked_steps else 0
@@ -70,7 +74,7 @@ def _train(config, model, demonstrations):
     if index % 50 == 0:
       progress.phase(
           f'making the base model: {index}/{total}, loss {float(loss):.3f}')
-  return state.params, float(loss)
+  return state.params
 
 
 def _init(model, key):
@@ -101,7 +105,7 @@ def _demonstrations(config, tokenizer):
   """
   rng = random.Random(config.seed)
   problems = arithmetic.problems(
-      'train', config.pretrain.demonstrations, config.seed)
+      'train', config.pretrain.demonstrations, _DEMONSTRATIONS + config.seed)
   rows, starts = [], []
   for style in ('worked', 'direct'):
     for problem in problems:

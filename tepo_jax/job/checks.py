@@ -21,7 +21,10 @@ _POSITIVE = (
     'train.epochs', 'train.microbatches', 'train.chunk_size',
     'optimizer.learning_rate', 'optimizer.epsilon', 'optimizer.max_grad_norm',
     'compute.unroll', 'eval.max_tokens', 'eval.batch_prompts',
-    'checkpoint.period', 'checkpoint.keep')
+    'checkpoint.period', 'checkpoint.keep', 'pretrain.batch',
+    'pretrain.demonstrations', 'pretrain.learning_rate', 'pretrain.d_model',
+    'pretrain.num_layers', 'pretrain.num_heads', 'pretrain.num_kv_heads',
+    'pretrain.head_dim', 'pretrain.d_ff')
 _NOT_NEGATIVE = (
     'seed', 'optimizer.weight_decay', 'eval.period', 'pretrain.worked_steps',
     'pretrain.mixed_steps',
@@ -40,8 +43,7 @@ def check(config: ml_collections.ConfigDict, overridden: Iterable[str]) -> None:
   Raises:
     errors.InputError: names the field, its value and what is wrong.
   """
-  objective.make_policy_loss(config.method)
-  _check_ranges(config)
+  check_values(config)
   _check_geometry(config)
   for name in overridden:
     reason = _inert(config, name)
@@ -49,7 +51,13 @@ def check(config: ml_collections.ConfigDict, overridden: Iterable[str]) -> None:
       raise errors.InputError(f'config.{name} has no effect: {reason}')
 
 
-def _check_ranges(config):
+def check_values(config: ml_collections.ConfigDict) -> None:
+  """Refuses a value that is out of range, whatever program reads it.
+
+  Raises:
+    errors.InputError: names the field, its value and what it must be.
+  """
+  objective.make_policy_loss(config.method)
   for name in _POSITIVE:
     _require(config, name, _value(config, name) > 0, 'positive')
   for name in _NOT_NEGATIVE:
@@ -59,6 +67,9 @@ def _check_ranges(config):
     _require(config, name, value is None or value > 0, 'positive')
   for name in ('optimizer.beta1', 'optimizer.beta2'):
     _require(config, name, 0 <= _value(config, name) < 1, 'in [0, 1)')
+  _require(config, 'pretrain.num_heads',
+           config.pretrain.num_heads % config.pretrain.num_kv_heads == 0,
+           f'a multiple of num_kv_heads={config.pretrain.num_kv_heads}')
   _require(config, 'pretrain.direct_share',
            0 <= config.pretrain.direct_share <= 1, 'in [0, 1]')
   _require(config, 'rollout.samples', config.rollout.samples >= 2,
@@ -110,9 +121,15 @@ def _inert(config, name):
   if (name == 'rollout.max_generation_batches'
       and config.rollout.dynamic_sampling != 'refill'):
     return 'config.rollout.dynamic_sampling is not refill'
-  if (name.startswith('method.reg.') and name != 'method.reg.region'
-      and config.method.reg.region == 'none'):
-    return 'config.method.reg.region is none'
+  return _inert_in_method(config.method.reg, name)
+
+
+def _inert_in_method(reg, name):
+  if name.startswith('method.reg.'):
+    if reg.region == 'none' and name != 'method.reg.region':
+      return 'config.method.reg.region is none'
+    if reg.coef == 0 and name != 'method.reg.coef':
+      return 'config.method.reg.coef is 0'
   return None
 
 

@@ -22,13 +22,19 @@ class Evaluation:
   prompts: list[collect.Prompt]
   sampler: generation.GroupSampler
 
-  def run(self, params: Any, key: jax.Array) -> list[collect.Group]:
-    """A group of each prompt; `params` are in the decode layout."""
+  def run(self, params: Any, key: jax.Array
+          ) -> tuple[list[collect.Group], dict[str, float]]:
+    """A group of each prompt, and `summarize` with the grader's counts.
+
+    `params` are in the decode layout.
+    """
     groups, rows = [], self.sampler.rows
     starts = range(0, len(self.prompts), rows)
     for start in tqdm.tqdm(starts, self.name, leave=False, disable=None):
       groups += self.sampler(params, self.prompts[start:start + rows], key)
-    return groups
+    counts = dict(self.sampler.counts)
+    self.sampler.counts.clear()
+    return groups, summarize(groups) | counts
 
 
 def prepare(session: session_lib.Session) -> list[Evaluation]:

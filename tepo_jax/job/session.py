@@ -105,6 +105,7 @@ def open_folder(config: ml_collections.ConfigDict, folder: str | os.PathLike
       positions.
   """
   mesh = mesh_lib.make(config.mesh)
+  weights.check(folder, mesh)
   model = steps.execution(weights.read_config(folder), config.compute)
   slots = config.data.max_prompt_tokens + max(
       config.rollout.max_tokens, config.eval.max_tokens)

@@ -33,8 +33,8 @@ class Programs:
     to_decode: fp32 masters -> weights in the compute dtype and decode layout.
     to_old_policy: the same dtype in the training layout, for the exact KL.
     score: (params, Batch) -> Batch with ℓ° and H°, a minibatch at a time.
-    train_step: (state, Batch, rng, old_params) -> state, metrics; donates
-      the state.
+    train_step: (state, Batch, rng, noise_floor, old_params) -> state,
+      metrics; donates the state.
   """
   mesh: jax.sharding.Mesh
   model: transformer.ModelConfig
@@ -92,7 +92,7 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
                 out_shardings=batch_sharding),
       train_step=jit(
           functools.partial(update.train_step, scorer, policy_loss, optimizer),
-          in_shardings=(state_sharding, batch_sharding, replicated,
+          in_shardings=(state_sharding, batch_sharding, replicated, replicated,
                         param_sharding if policy_loss.needs_kl else None),
           out_shardings=(state_sharding, replicated), donate_argnums=0))
 
@@ -165,4 +165,10 @@ def _state_sharding(model, mesh, optimizer):
 
 
 def _cast(dtype, params):
-  return jax.tree.map(lambda x: x.astype(dtype), params)
+  """To the compute dtype; but norm scales are used in fp32 and stay so.
+
+  The policy of these weights is then exactly that of the masters.
+  """
+  return jax.tree_util.tree_map_with_path(
+      lambda path, x: x if path[-1].key == 'scale' else x.astype(dtype),
+      params)

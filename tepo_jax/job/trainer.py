@@ -28,13 +28,16 @@ class Trainer:
 
   Attributes:
     state: update.TrainState. cursor: the data order's place. step: rollout
-    steps done. These three, and the config, are all there is to a run.
+    steps done. skipped_in_a_row: updates that were not finite. These, and the
+    config, are all there is to a run.
   """
 
   def __init__(self, config: ml_collections.ConfigDict,
-               session: session_lib.Session, workdir: pathlib.Path):
-    self.config, self.session, self.workdir = config, session, workdir
+               session: session_lib.Session):
+    """Reads and checks all that a run needs; writes nothing."""
+    self.config, self.session = config, session
     rollout = config.rollout
+    _check_rows(config, session.mesh)
     self.programs = steps.make(config, session.model, session.mesh)
     self.prompts = session.prompts(config.data.name, None, config.data.limit)
     self.order = collect.DataOrder(len(self.prompts), config.seed)
@@ -42,12 +45,15 @@ class Trainer:
         prompts_at_once=rollout.prompts, samples=rollout.samples,
         max_tokens=rollout.max_tokens, temperature=rollout.temperature)
     self.evaluations = evaluation.prepare(session) if config.eval.period else []
-    cli.claim_workdir(config, workdir)  # all that can be refused is read
-    self.checkpointer = checkpoint.Checkpointer(
-        workdir / session_lib.CHECKPOINTS, config.checkpoint.keep)
-    self.writer = metrics.Writer(workdir)
     self.progress = metrics.Progress(config.steps)
-    self.skipped_in_a_row = 0
+
+  def open(self, workdir: pathlib.Path) -> None:
+    """Makes `workdir` this run's, and goes to its last checkpoint."""
+    cli.claim_workdir(self.config, workdir)
+    self.workdir = workdir
+    self.checkpointer = checkpoint.Checkpointer(
+        workdir / session_lib.CHECKPOINTS, self.config.checkpoint.keep)
+    self.writer = metrics.Writer(workdir)
     self._restore()
 
   def _restore(self):
@@ -56,12 +62,13 @@ class Trainer:
     if last is None:
       self.progress.phase(f'loading {self.session.folder}')
       self.state = self.programs.init_state(self.session.load_params())
-      self.cursor, self.step = 0, 0
+      self.cursor, self.step, self.skipped_in_a_row = 0, 0, 0
       self.writer.truncate(-1)
     else:
       self.state, extra = self.checkpointer.restore(
           last, steps.abstract_state(self.programs))
       self.cursor, self.step = extra['cursor'], last
+      self.skipped_in_a_row = extra['skipped_in_a_row']
       self.writer.truncate(last)
       print(f'continuing {self.workdir} after step {last}', flush=True)
 
@@ -87,7 +94,9 @@ class Trainer:
     self.writer.close()
 
   def _save(self):
-    self.checkpointer.save(self.step, self.state, {'cursor': self.cursor})
+    self.checkpointer.save(self.step, self.state, {
+        'cursor': self.cursor, 'skipped_in_a_row': self.skipped_in_a_row,
+        'config_digest': cli.config_digest(self.config)})
 
   def _is_due(self, period):
     return bool(period) and (
@@ -100,7 +109,7 @@ class Trainer:
     self.progress.phase('sampling')
     rollout = self._collect(number)
     self.cursor = rollout.cursor
-    scalars = rollout_metrics(rollout, self.config.rollout.max_tokens)
+    scalars = rollout_metrics(rollout, self.config.rollout)
     scalars |= {f'grading/{name}': count
                 for name, count in self.sampler.counts.items()}
     self.sampler.counts.clear()
@@ -136,47 +145,60 @@ class Trainer:
     """All the updates of a rollout; returns their metrics, averaged."""
     config, programs = self.config, self.programs
     rollout, timers = config.rollout, self.session.timers
-    rewards_B = collect.rewards(groups, rollout.max_tokens,
-                                rollout.overlong_buffer,
-                                rollout.overlong_factor)
+    rewards_B = _rewards(groups, rollout)
     rows = rollout.prompts * rollout.samples
     batch = collect.to_batch(
         groups, rewards_B, rows=rows, width=config.data.max_prompt_tokens,
         estimator=programs.policy_loss.row.estimator)
     with timers('score'):
       batch = self._score(batch)
-    scalars = {'reward': float(rewards_B.mean())} | self._gap(batch)
+      noise_floor = self._noise_floor(batch)
+    scalars = {'noise_floor': noise_floor} | self._gap(batch)
     old_params = (programs.to_old_policy(self.state.params)
                   if programs.policy_loss.needs_kl else None)
     rng = jax.random.fold_in(steps.stream(config.seed, 'update'), number)
     history = []
     with timers('update'):
-      for index, minibatch in enumerate(self._minibatches(batch, number, rows)):
+      for index, minibatch in enumerate(self._minibatches(batch, number)):
         self.state, outcome = programs.train_step(
-            self.state, minibatch, jax.random.fold_in(rng, index), old_params)
+            self.state, minibatch, jax.random.fold_in(rng, index), noise_floor,
+            old_params)
         history.append(jax.device_get(outcome))
         self._count_skipped(history[-1])
     return scalars | average(history)
 
-  def _minibatches(self, batch, number, rows):
+  def _minibatches(self, batch, number):
+    """The minibatches of a step; one of filler alone (mode 'drop') is none."""
     settings = self.config.train
     order = collect.minibatch_order(
-        rows, self.config.rollout.samples, settings.minibatch_prompts,
-        settings.epochs, (self.config.seed, number))
+        len(batch.mask_BT), self.config.rollout.samples,
+        settings.minibatch_prompts, settings.epochs, self.config.seed, number)
     for indices in order:
       if batch.mask_BT[indices].any():
         yield steps.take_rows(self.session.mesh, batch, indices)
 
   def _score(self, batch):
     """ℓ° and H°, in the minibatches of the first epoch."""
-    rows = len(batch.mask_BT)
-    size = self.config.train.minibatch_prompts * self.config.rollout.samples
-    scored = [
-        mesh_lib.to_host(self.programs.score(
-            self.state.params, steps.take_rows(
-                self.session.mesh, batch, np.arange(start, start + size))))
-        for start in range(0, rows, size)]
+    rows = np.arange(len(batch.mask_BT)).reshape(-1, self._minibatch_rows())
+    scored = [self._score_rows(batch, some) for some in rows]
     return jax.tree.map(lambda *x: np.concatenate(x), *scored)
+
+  def _score_rows(self, batch, rows):
+    return mesh_lib.to_host(self.programs.score(
+        self.state.params, steps.take_rows(self.session.mesh, batch, rows)))
+
+  def _minibatch_rows(self):
+    return self.config.train.minibatch_prompts * self.config.rollout.samples
+
+  def _noise_floor(self, batch):
+    """p99 of |H − H°| when only the rows' places in a minibatch change, nats.
+
+    What later epochs see of rounding, measured on the first minibatch.
+    """
+    rows = np.arange(self._minibatch_rows())[::-1]
+    again = self._score_rows(batch, rows)
+    moved = np.abs(again.old_entropy_BT - batch.old_entropy_BT[rows])
+    return float(np.quantile(moved[again.mask_BT > 0], 0.99))
 
   def _gap(self, batch):
     """How far the sampler's log π is from the trainer's, nats."""
@@ -199,19 +221,19 @@ class Trainer:
           f'{MAX_SKIPPED} updates in a row had a loss or gradient that is not '
           f'finite (the last: loss {outcome["loss"]}, gradient norm '
           f'{outcome["grad_norm"]}) in step {self.step + 1}; the last '
-          'checkpoint is good')
+          f'checkpoint is of step {self.checkpointer.latest()}')
 
   def evaluate(self) -> dict[str, float]:
     """Every evaluation of the config, as metrics 'eval/SET/…'."""
     self.progress.phase('evaluating')
     params = self.programs.to_decode(self.state.params)
     scalars, start = {}, time.perf_counter()
-    for item in self.evaluations:
-      groups = item.run(params, steps.stream(self.config.seed, 'eval'))
+    key = steps.stream(self.config.seed, 'eval')
+    for index, item in enumerate(self.evaluations):
+      _, results = item.run(params, jax.random.fold_in(key, index))
       scalars |= {f'eval/{item.name}/{name}': value
-                  for name, value in evaluation.summarize(groups).items()}
+                  for name, value in results.items()}
     self.session.timers.pop()
-    self.sampler.counts.clear()
     return scalars | {'seconds/eval': time.perf_counter() - start}
 
   def _dump(self, number, rollout):
@@ -234,13 +256,14 @@ class StopRequest:
     self.requested = True
 
 
-def rollout_metrics(rollout: collect.Rollout, max_tokens: int
-                    ) -> dict[str, float]:
+def rollout_metrics(rollout: collect.Rollout,
+                    settings: ml_collections.ConfigDict) -> dict[str, float]:
   """What the step's sampling looked like, over all groups sampled."""
   groups = rollout.sampled
   length_B = np.concatenate([g.length_G for g in groups])
   ended_B = np.concatenate([g.ended_G for g in groups])
   return {
+      'reward': _rewards(groups, settings).mean(),
       'accuracy': np.mean([g.accuracy_G for g in groups]),
       'response_length_mean': length_B.mean(),
       'response_length_max': length_B.max(),
@@ -265,9 +288,25 @@ def _summary(scalars):
            for name, label in shown.items() if name in scalars]
   parts += [f'{name.removeprefix("eval/")} {value:.1%}'
             for name, value in scalars.items()
-            if name.startswith('eval/') and '/avg@' in name.rsplit('/', 1)[0]
-            and name.rsplit('/', 1)[1].startswith('avg@')]
+            if name.startswith('eval/') and '/avg@' in name]
   return '  '.join(parts)
+
+
+def _rewards(groups, settings):
+  return collect.rewards(groups, settings.max_tokens, settings.overlong_buffer,
+                         settings.overlong_factor)
+
+
+def _check_rows(config, mesh):
+  """Refuses a microbatch that cannot be spread over the mesh."""
+  rows = config.train.minibatch_prompts * config.rollout.samples
+  rows //= config.train.microbatches
+  shards = mesh_lib.batch_shards(mesh)
+  if rows % shards:
+    raise errors.InputError(
+        f'a microbatch has {rows} rows (train.minibatch_prompts x '
+        f'rollout.samples / train.microbatches), not a multiple of the mesh\'s '
+        f'data x fsdp = {shards}')
 
 
 def results_table(workdir: pathlib.Path) -> str:

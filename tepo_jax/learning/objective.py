@@ -367,7 +367,8 @@ class PolicyLoss:
         x, weight_BT=numerics.exp(self.row.weight(x)), low_BT=low_BT,
         high_BT=high_BT, dropped_BT=~keep_BT, region_BT=region_BT,
         covariance_BT=covariance(x), k1_BT=log_ratio(x), k3_BT=kl_k3(x),
-        noise_floor=max(noise_floor, self.row.entropy_tolerance))
+        noise_floor=jnp.maximum(
+            noise_floor, self.row.entropy_tolerance))
 
   def _surrogate(self, x, advantage_BT):
     """S, and which tokens are clipped below and above."""

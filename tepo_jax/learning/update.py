@@ -83,12 +83,14 @@ def old_policy_statistics(scorer: Scorer, params: Any, batch: Batch) -> Batch:
 
 def train_step(scorer: Scorer, policy_loss: objective.PolicyLoss,
                optimizer: optax.GradientTransformation, state: TrainState,
-               batch: Batch, rng: jax.Array, old_params: Any = None
+               batch: Batch, rng: jax.Array, noise_floor: jax.Array,
+               old_params: Any = None
                ) -> tuple[TrainState, dict[str, jax.Array]]:
   """One update from one minibatch (TEPO Eq. 4, Algorithm 1 steps 5–7).
 
   A gradient that is not finite leaves the state as it was and sets the metric
-  `skipped` to 1. `old_params` is needed iff `policy_loss.needs_kl`.
+  `skipped` to 1. `noise_floor` is how far H − H° moves by rounding alone
+  (nats), for the metrics; `old_params` is needed iff `policy_loss.needs_kl`.
 
   Returns:
     The new state and float32 scalars: those of the objective, `loss`,
@@ -96,7 +98,7 @@ def train_step(scorer: Scorer, policy_loss: objective.PolicyLoss,
   """
   scores = None
   if policy_loss.needs_scoring:
-    scores = _score(scorer, state.params, batch, old_params)
+    scores = _score(scorer, state.params, batch)
   statistics = policy_loss.statistics(_tokens(batch, scores), rng)
 
   def partial_loss(params, rows, row_statistics):
@@ -114,7 +116,8 @@ def train_step(scorer: Scorer, policy_loss: objective.PolicyLoss,
   zero = jnp.float32(0), jax.tree.map(jnp.zeros_like, state.params)
   (loss, gradient), scores = _over_microbatches(
       accumulate, zero, (batch, statistics), scorer.microbatches)
-  metrics = policy_loss.metrics(_tokens(batch, scores), statistics)
+  metrics = policy_loss.metrics(_tokens(batch, scores), statistics,
+                                noise_floor)
   state, update_metrics = _apply(optimizer, state, loss, gradient)
   return state, metrics | update_metrics
 
@@ -143,10 +146,10 @@ def _tokens(batch, scores):
       mask_BT=batch.mask_BT, kl_BT=scores.kl_BT)
 
 
-def _score(scorer, params, batch, old_params=None):
+def _score(scorer, params, batch):
   """Scores of a whole minibatch, one microbatch at a time."""
   def body(_, rows):
-    return None, scorer(params, rows, old_params)
+    return None, scorer(params, rows)
   _, scores = _over_microbatches(body, None, batch, scorer.microbatches)
   return scores
 

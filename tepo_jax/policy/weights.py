@@ -74,19 +74,13 @@ def load(directory, dtype, mesh=None):
   Raises:
     InputError: the file or tensor, and what is wrong with it.
   """
-  config = read_config(directory)
-  tensors = tensor_files.open_folder(_folder(directory))
-  abstract = transformer.abstract_params(config, dtype)
-  rows = _rows(abstract)
-  _check(directory, tensors, rows, config)
+  config, tensors, rows = _open(directory, dtype, mesh)
   if mesh is None:
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    shardings = jax.tree.map(lambda _: device, abstract)
+    shardings = dict.fromkeys(rows, device)
   else:
-    axes = transformer.logical_axes(config)
-    mesh_lib.check(mesh, axes, abstract)
-    shardings = mesh_lib.shardings(mesh, axes)
-  shardings = dict(_leaves(shardings))
+    shardings = dict(_leaves(
+        mesh_lib.shardings(mesh, transformer.logical_axes(config))))
   params = {}
   total = sum(tensor.nbytes for tensor in tensors.values())
   for path, (leaf, names, transpose) in tqdm.tqdm(
@@ -99,6 +93,23 @@ def load(directory, dtype, mesh=None):
       node = node.setdefault(parent, {})
     node[last] = _read(sources, leaf, transpose, shardings[path])
   return config, params
+
+
+def check(directory, mesh) -> None:
+  """Raises what `load` would, having read the files' headers alone."""
+  _open(directory, 'float32', mesh)
+
+
+def _open(directory, dtype, mesh):
+  """The config, mapped tensors, and rows of a folder that can be loaded."""
+  config = read_config(directory)
+  tensors = tensor_files.open_folder(_folder(directory))
+  abstract = transformer.abstract_params(config, dtype)
+  rows = _rows(abstract)
+  _check(directory, tensors, rows, config)
+  if mesh is not None:
+    mesh_lib.check(mesh, transformer.logical_axes(config), abstract)
+  return config, tensors, rows
 
 
 def _rows(abstract):

@@ -18,6 +18,8 @@ from tepo_jax.tasks import datasets
 
 MODES = ('refill', 'drop', 'off')
 
+_DATA_ORDER, _MINIBATCHES = 1, 2  # apart, so that their numbers are too
+
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
@@ -75,7 +77,7 @@ class DataOrder:
   def __getitem__(self, cursor: int) -> int:
     epoch, place = divmod(cursor, self._count)
     if epoch != self._epoch:
-      generator = np.random.default_rng((self._seed, epoch))
+      generator = np.random.default_rng((self._seed, _DATA_ORDER, epoch))
       self._permutation = generator.permutation(self._count)
       self._epoch = epoch
     return int(self._permutation[place])
@@ -208,13 +210,14 @@ def to_batch(groups: Sequence[Group], reward_B: np.ndarray, *, rows: int,
 
 
 def minibatch_order(rows: int, group_size: int, minibatch_prompts: int,
-                    epochs: int, seed: tuple[int, ...]) -> Iterator[np.ndarray]:
+                    epochs: int, seed: int, step: int) -> Iterator[np.ndarray]:
   """Row indices of each update: whole groups; epochs after the first shuffle.
 
-  The first epoch keeps the data order, which is random already.
+  The first epoch keeps the data order, which is random already; the others
+  are a function of (seed, rollout step).
   """
   groups = np.arange(rows).reshape(-1, group_size)
-  generator = np.random.default_rng(seed)
+  generator = np.random.default_rng((seed, _MINIBATCHES, step))
   for epoch in range(epochs):
     if epoch:
       groups = generator.permutation(groups)

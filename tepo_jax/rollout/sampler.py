@@ -68,7 +68,8 @@ def generate(config: transformer.ModelConfig, params: Any,
   cache = transformer.init_cache(config, prompts, width, config.dtype)
   hidden_QPD, cache = transformer.forward(
       config, params, prompt_QP, position_QP, cache)
-  cache = _fan_out(cache, group_size, max_tokens)
+  params, cache = transformer.for_decoding(
+      params, _fan_out(cache, group_size, max_tokens))
   key_B = _row_keys(key, prompt_id_Q, group_size)
   prompt_length_B = jnp.repeat(
       jnp.sum(position_QP >= 0, -1), group_size, total_repeat_length=rows)

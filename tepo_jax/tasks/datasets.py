@@ -9,14 +9,15 @@ its number; what a set leaves out on purpose is counted and logged.
 import collections
 import dataclasses
 import json
+import logging
 import math
 import pathlib
 from collections.abc import Iterable, Iterator
 
-from absl import logging
-
 from tepo_jax import errors
 from tepo_jax.tasks import grading, prompts
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +138,7 @@ def load(name_or_path: str, split: str | None = None,
   else:
     origin, rows = _hub_rows(SETS[name], split)
   problems = _convert(rows, origin, name)
-  logging.info('%s: %d problems', name_or_path, len(problems))
+  _LOG.info('%s: %d problems', name_or_path, len(problems))
   return problems[:limit]
 
 
@@ -146,7 +147,10 @@ def _embedded(split, count):
   if split not in arithmetic.SPLITS:
     raise errors.InputError(f'arithmetic: no split {split!r}, only '
                             f'{" and ".join(arithmetic.SPLITS)}')
-  return arithmetic.problems(split, count)
+  try:
+    return arithmetic.problems(split, count)
+  except ValueError as error:
+    raise errors.InputError(f'{count} problems of {error}') from error
 
 
 def _local_rows(path: pathlib.Path, split) -> Iterator[tuple[int, object]]:
@@ -247,9 +251,9 @@ def _is_above_2_53(answer):
 
 def _report(origin, total, left_out, expected):
   for reason, count in left_out.items():
-    logging.info('%s: left out %d %s', origin, count, LEAVE_OUT[reason])
+    _LOG.info('%s: left out %d %s', origin, count, LEAVE_OUT[reason])
   if expected and total not in expected:
-    logging.warning('%s: %d rows where %s were expected', origin, total,
+    _LOG.warning('%s: %d rows where %s were expected', origin, total,
                     ' or '.join(map(str, expected)))
 
 

@@ -1,5 +1,6 @@
 """What is said of an evaluation, from hand-written verdicts."""
 
+import collections
 import itertools
 import json
 import types
@@ -109,16 +110,23 @@ def test_a_file_needs_a_decoding(missing):
 
 
 def test_run_asks_for_every_prompt_once():
+  """And gives the summary, with what the grader counted in this run alone."""
   batches = []
 
   class Sampler:
     rows = 2
+    counts = collections.Counter()
 
     def __call__(self, params, prompts, key):
       assert (params, key) == ('weights', 'key')
       batches.append(list(prompts))
-      return [f'group {p}' for p in prompts]
+      self.counts.update(no_answer=len(prompts))
+      return [GROUPS[p] for p in prompts]
 
-  item = evaluation.Evaluation('toy', ['a', 'b', 'c', 'd', 'e'], Sampler())
-  assert item.run('weights', 'key') == [f'group {p}' for p in 'abcde']
-  assert batches == [['a', 'b'], ['c', 'd'], ['e']]
+  item = evaluation.Evaluation('toy', [0, 2, 1, 1, 0], Sampler())
+  want = [GROUPS[p] for p in (0, 2, 1, 1, 0)]
+  for _ in range(2):
+    groups, results = item.run('weights', 'key')
+    assert groups == want
+    assert results == evaluation.summarize(want) | {'no_answer': 5}
+  assert batches == 2 * [[0, 2], [1, 1], [0]]

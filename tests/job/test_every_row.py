@@ -65,12 +65,13 @@ def test_row(name, start):
                 if programs.policy_loss.needs_kl else None)
   for index in range(2):
     state, metrics = programs.train_step(
-        state, batch, jax.random.key(index), old_params)
+        state, batch, jax.random.key(index), 0.0, old_params)
     assert all(np.isfinite(value) for value in metrics.values()), metrics
     assert metrics['grad_norm'] > 0 and metrics['skipped'] == 0
     if index == 0:
       assert metrics['weight_min'] == metrics['weight_max'] == 1
       assert metrics['noise_floor_share'] == 1
+      assert metrics.get('kl_full', 0) == 0
   assert metrics['weight_max'] != 1 or name == 'gpg'
   assert int(state.step) == 2
   changed = jax.tree.map(lambda a, b: np.any(a != b), before,

@@ -3,7 +3,6 @@
 import math
 
 import jax
-from jax import numpy as jnp
 import ml_collections
 import numpy as np
 import pytest

@@ -171,7 +171,7 @@ def _partial(name):
     seed=st.integers(0, 10_000), rows=st.permutations(range(ROWS_OUT)),
     columns=st.permutations(range(SLOTS_OUT)),
     cut=st.permutations(range(ROWS_OUT)))
-@hypothesis.settings(max_examples=15, deadline=None)
+@hypothesis.settings(max_examples=8, deadline=None)
 def test_padding_order_and_microbatches(
     minibatch, name, regime, mask, seed, rows, columns, cut):
   with jax.enable_x64(True):

@@ -47,7 +47,7 @@ def _config(microbatches=1, remat=False, beta=0.5):
   c.compute.unroll = 1
   c.rollout.temperature = 0.9
   c.method.reg.coef = beta  # large, so that an error in the KL shows
-  c.optimizer.epsilon = 1e-3  # Adam must not blow up what is rounding
+  c.optimizer.epsilon = 1e-2  # Adam must not blow up what is rounding
   c.optimizer.learning_rate = 1e-2
   return c
 
@@ -59,7 +59,7 @@ def _weights():
                  compiler_options=QUICK)
   one, two = (init(jax.random.key(seed)) for seed in (0, 1))
   return (jax.tree.map(lambda a: 4 * np.asarray(a), one),
-          jax.tree.map(lambda a, b: np.asarray(3.8 * a + b), one, two))
+          jax.tree.map(lambda a, b: np.asarray(3.9 * a + 0.4 * b), one, two))
 
 
 def _batch(width=P, slots=T, rows=B, seed=0):
@@ -104,24 +104,27 @@ def _compiled(shape=tuple(ONE_DEVICE.items()), rows=B, width=P, slots=T,
   state = steps.abstract_state(programs)
   batch = mesh_lib.put_batch(mesh, _batch(width, slots, rows))
   compiled = programs.train_step.lower(
-      state, batch, jax.random.key(0), state.params).compile(QUICK)
+      state, batch, jax.random.key(0), 0.0, state.params).compile(QUICK)
   return programs, compiled
 
 
-def _step(batch, *, permute=None, **arguments):
-  """(state after, metrics, state before) of an off-policy TEPO update."""
-  params, old_params = _weights()
+def _state(programs):
+  return programs.init_state(jax.device_put(
+      _weights()[0], programs.state_sharding.params))
+
+
+def _step(batch, **arguments):
+  """(state, metrics) after an off-policy TEPO update of π."""
   programs, train_step = _compiled(**arguments)
   batch = mesh_lib.put_batch(programs.mesh, batch)
-  state = programs.init_state(jax.device_put(
-      params, programs.state_sharding.params))
-  before = mesh_lib.to_host(state)
+  state = _state(programs)
   old_params = programs.to_old_policy(jax.device_put(
-      old_params, programs.state_sharding.params))
-  after, metrics = train_step(state, batch, jax.random.key(0), old_params)
-  assert all(x.is_deleted() for x in jax.tree.leaves(state.params))
+      _weights()[1], programs.state_sharding.params))
+  after, metrics = train_step(
+      state, batch, jax.random.key(0), 0.0, old_params)
+  assert all(x.is_deleted() for x in jax.tree.leaves(state))  # donated
   assert not any(x.is_deleted() for x in jax.tree.leaves(old_params))
-  return mesh_lib.to_host(after), mesh_lib.to_host(metrics), before
+  return mesh_lib.to_host(after), mesh_lib.to_host(metrics)
 
 
 @functools.cache
@@ -144,7 +147,7 @@ def _close(got, want, **tolerance):
 def _assert_same_update(got, want=None):
   """Parameters, moments and metrics, up to fp32 rounding of the sums."""
   want = want or _base()
-  _close(got[0].params, want[0].params, rtol=2e-6, atol=2e-7)
+  _close(got[0].params, want[0].params, rtol=1e-6, atol=3e-7)
   scale = max(np.abs(x).max() for x in jax.tree.leaves(_moment(want[0])))
   _close(_moment(got[0]), _moment(want[0]), rtol=0, atol=2e-6 * scale)
   _close(got[1], want[1], rtol=2e-5, atol=1e-6)
@@ -157,15 +160,15 @@ def _moment(state):
 
 def test_the_case_is_worth_testing():
   """Clipped and free tokens, inside and outside of the KL region."""
-  after, metrics, before = _base()
+  after, metrics = _base()
   assert 0 < metrics['region_share'] < 1
-  assert metrics['clip_fraction_low'] + metrics['clip_fraction_high'] > 0.1
+  assert 0 < metrics['clip_fraction_low'] + metrics['clip_fraction_high'] < 1
   assert metrics['weight_min'] < 0.9 and metrics['weight_max'] > 1.1
   assert metrics['kl_full'] > 0.02
   assert metrics['grad_norm'] > 0.1 and metrics['skipped'] == 0
-  assert after.step == 1 and before.step == 0
+  assert after.step == 1
   moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), after.params,
-                       before.params)
+                       _weights()[0])
   assert min(jax.tree.leaves(moved)) > 1e-4
 
 
@@ -182,11 +185,11 @@ def test_meshes_do_not_show(shape, microbatches):
   arguments = dict(shape=tuple(shape.items()), microbatches=microbatches)
   _assert_same_update(_step(_off_policy_batch(), **arguments))
   programs, _ = _compiled(**arguments)
-  params = programs.init_state(jax.device_put(
-      _weights()[0], programs.state_sharding.params)).params
-  kernel = params['layers']['gate']['kernel']
-  assert kernel.size == kernel.addressable_shards[0].data.size * (
-      shape['fsdp'] * shape['tensor'])
+  state = _state(programs)
+  for params in state.params, _moment(state):
+    kernel = params['layers']['gate']['kernel']
+    assert kernel.size == kernel.addressable_shards[0].data.size * (
+        shape['fsdp'] * shape['tensor'])
 
 
 def test_rows_and_padding_do_not_show():
@@ -215,14 +218,14 @@ def test_masked_slots_may_hold_anything():
 
 
 def test_gradient_that_is_not_finite_is_skipped():
-  """Parameters, moments and step stay bit by bit; the next update works."""
+  """Parameters, moments and step stay as they are, bit by bit."""
   batch = _off_policy_batch()
   advantage_B = batch.advantage_B.copy()
   advantage_B[2] = np.nan
-  after, metrics, before = _step(batch.replace(advantage_B=advantage_B))
+  after, metrics = _step(batch.replace(advantage_B=advantage_B))
   assert metrics['skipped'] == 1 and not np.isfinite(metrics['grad_norm'])
-  jax.tree.map(np.testing.assert_array_equal, after, before)
-  assert _base()[1]['skipped'] == 0
+  jax.tree.map(np.testing.assert_array_equal, after, mesh_lib.to_host(
+      _state(_compiled()[0])))
 
 
 def test_nan_in_a_filler_row_is_not_seen():
@@ -241,7 +244,7 @@ def test_minibatch_statistics_of_microbatches():
   params, _ = _weights()
   policy_loss = objective.make_policy_loss(STATISTICAL)
   assert policy_loss.needs_scoring
-  optimizer = optimizer_lib.make(1e-2, beta1=0.9, beta2=0.999, epsilon=1e-3,
+  optimizer = optimizer_lib.make(1e-2, beta1=0.9, beta2=0.999, epsilon=1e-2,
                                  weight_decay=0.0, max_grad_norm=1.0)
   outcomes = []
   for microbatches in (1, 2, 4):
@@ -249,7 +252,8 @@ def test_minibatch_statistics_of_microbatches():
     state = update.TrainState(jnp.int32(0), params, optimizer.init(params))
     after, metrics = jax.jit(
         functools.partial(update.train_step, scorer, policy_loss, optimizer),
-        compiler_options=QUICK)(state, _off_policy_batch(), jax.random.key(2))
+        compiler_options=QUICK)(
+            state, _off_policy_batch(), jax.random.key(2), 0.0)
     outcomes.append((mesh_lib.to_host(after), mesh_lib.to_host(metrics)))
   metrics = outcomes[0][1]
   tokens = LENGTHS.sum()
@@ -271,9 +275,9 @@ def _pull_back():
   return jax.jit(jax.value_and_grad(total), compiler_options=QUICK)
 
 
-@pytest.mark.parametrize('remat', [False, True])
-@pytest.mark.parametrize('microbatches', [1, 2])
-def test_first_update_is_reinforce_exactly(remat, microbatches):
+@pytest.mark.parametrize('microbatches, remat',
+                         [(1, False), (2, False), (2, True)])
+def test_first_update_is_reinforce_exactly(microbatches, remat):
   """π = π_old: w = 1, ΔH = 0, M = 0, KL = 0 to the last bit (reading 2).
 
   As a run does it: the programs of `steps.make`, fully optimised, the same
@@ -286,11 +290,10 @@ def test_first_update_is_reinforce_exactly(remat, microbatches):
   batch = _batch()
   scored = _scored(programs, params, batch, {})
   assert np.abs(np.asarray(scored.old_logp_BT)[batch.mask_BT > 0]).min() > 0
-  state = programs.init_state(jax.device_put(
-      params, programs.state_sharding.params))
+  state = _state(programs)
   old_params = programs.to_old_policy(state.params)
   after, metrics = mesh_lib.to_host(programs.train_step(
-      state, scored, jax.random.key(0), old_params))
+      state, scored, jax.random.key(0), 0.0, old_params))
   assert metrics['weight_min'] == metrics['weight_max'] == 1
   assert metrics['noise_floor_share'] == 1
   for name in ('region_share', 'kl_full', 'kl_k1', 'kl_k3', 'skipped',
@@ -302,7 +305,7 @@ def test_first_update_is_reinforce_exactly(remat, microbatches):
       batch.position_BS, 0.9)
   scale = max(np.abs(x).max() for x in jax.tree.leaves(want))
   _close(jax.tree.map(lambda m: m / np.float32(0.1), _moment(after)), want,
-         rtol=0, atol=3e-6 * scale)
+         rtol=0, atol=2e-5 * scale)
   np.testing.assert_allclose(metrics['grad_norm'], optax.global_norm(want),
                              rtol=1e-5)
   np.testing.assert_allclose(  # w = 1: L = −Σ A / N
@@ -316,7 +319,7 @@ def test_optimizer_is_torchs_adamw():
   settings = dict(beta1=0.9, beta2=0.95, epsilon=1e-6, weight_decay=0.1)
   optimizer = optimizer_lib.make(0.03, max_grad_norm=1.0, **settings)
   params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), start)
-  state = optimizer.init(params)
+  state, step = optimizer.init(params), jax.jit(optimizer.update)
   theirs = {k: torch.tensor(v, requires_grad=True) for k, v in start.items()}
   adamw = torch.optim.AdamW(theirs.values(), lr=0.03, betas=(0.9, 0.95),
                             eps=1e-6, weight_decay=0.1)
@@ -327,7 +330,7 @@ def test_optimizer_is_torchs_adamw():
       tensor.grad = torch.tensor(gradient[name])
     norms.append(float(torch.nn.utils.clip_grad_norm_(theirs.values(), 1.0)))
     adamw.step()
-    updates, state = optimizer.update(
+    updates, state = step(
         jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), gradient), state,
         params)
     params = optax.apply_updates(params, updates)

@@ -164,6 +164,17 @@ def test_rope_settings_of_transformers_4_and_5(folder):
       0.1 * np.log(4) + 1)
 
 
+@pytest.mark.parametrize('left_out', [
+    ('rope_parameters',), ('rope_scaling', 'rope_theta')])
+def test_rope_settings_are_saved_for_transformers_4_and_5(
+    case, left_out, hf_model):
+  config = weights.read_config(hf_model(case)[0])
+  raw = families.to_json(config, 'float32')
+  for name in left_out:
+    raw.pop(name)
+  assert families.from_json(raw, '') == config
+
+
 def test_the_config_keeps_what_its_source_said(folder, tmp_path):
   """An architecture that the fields alone would not choose, token ids."""
   _edit_config(folder, architectures=['MistralForCausalLM'],
