@@ -2,7 +2,19 @@
 
 import os
 
+import pytest
+
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['XLA_FLAGS'] = (
     os.environ.get('XLA_FLAGS', '')
     + ' --xla_force_host_platform_device_count=4')
+
+
+@pytest.fixture(scope='module')
+def quick_compile():
+  """Tests of many small programs spend their time in the compiler."""
+  import jax  # after the environment is set
+  before = jax.config.read('jax_disable_most_optimizations')
+  jax.config.update('jax_disable_most_optimizations', True)
+  yield
+  jax.config.update('jax_disable_most_optimizations', before)

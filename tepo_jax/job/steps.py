@@ -21,6 +21,11 @@ from tepo_jax.rollout import sampler
 from tepo_jax.runtime import mesh as mesh_lib
 
 
+# A fusion may keep bfloat16 values in float32; then `score` and `train_step`
+# round differently and the ratios at π_θ = π_old are not exactly 1.
+_COMPILER_OPTIONS = {'xla_allow_excess_precision': False}
+
+
 @dataclasses.dataclass(frozen=True)
 class Programs:
   """Everything that runs on the devices, bound to one mesh.
@@ -77,7 +82,8 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
       chunk_size=config.train.chunk_size)
 
   def jit(function, **options):
-    return jax.jit(mesh_lib.under_rules(mesh, function), **options)
+    return jax.jit(mesh_lib.under_rules(mesh, function),
+                   compiler_options=_COMPILER_OPTIONS, **options)
 
   return Programs(
       mesh=mesh, model=model, policy_loss=policy_loss,

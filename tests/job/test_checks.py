@@ -151,6 +151,12 @@ def test_override_with_effect_is_not_refused():
   checks.check(config, ['eval.period'])
 
 
+def test_microbatches_cut_completions_not_prompts():
+  config = tiny.get_config()
+  config.train.microbatches = 32  # of 8 prompts x 8 samples
+  checks.check(config, ['train.microbatches'])
+
+
 @pytest.mark.parametrize('method', methods.methods(1e-3))
 def test_every_method_passes(method):
   checks.check(tiny.get_config(method), [])

@@ -11,6 +11,8 @@ from tepo_jax.learning import update
 from tepo_jax.policy import transformer
 from tepo_jax.runtime import mesh as mesh_lib
 
+pytestmark = pytest.mark.usefixtures('quick_compile')
+
 MODEL = transformer.ModelConfig(
     vocab_size=32, d_model=16, num_layers=1, num_heads=2, num_kv_heads=1,
     head_dim=8, d_ff=16, max_position=32, tie_embeddings=True)
@@ -67,8 +69,9 @@ def test_row(name, start):
     state, metrics = programs.train_step(
         state, batch, jax.random.key(index), 0.0, old_params)
     assert all(np.isfinite(value) for value in metrics.values()), metrics
-    assert metrics['grad_norm'] > 0 and metrics['skipped'] == 0
+    assert metrics['skipped'] == 0
     if index == 0:
+      assert metrics['grad_norm'] > 0
       assert metrics['weight_min'] == metrics['weight_max'] == 1
       assert metrics['noise_floor_share'] == 1
       assert metrics.get('kl_full', 0) == 0

@@ -15,15 +15,6 @@ def x64():
     yield
 
 
-@pytest.fixture(scope='module')
-def quick_compile():
-  """Tests of many small programs spend their time in the compiler."""
-  before = jax.config.read('jax_disable_most_optimizations')
-  jax.config.update('jax_disable_most_optimizations', True)
-  yield
-  jax.config.update('jax_disable_most_optimizations', before)
-
-
 def _mask(kind, rng, rows, slots):
   if kind == 'ragged':  # one completion has one token, one is full
     lengths = rng.integers(2, slots + 1, rows)
