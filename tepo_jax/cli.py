@@ -225,7 +225,6 @@ def quiet() -> None:
   absl_logging.set_verbosity(absl_logging.FATAL)
   ours = logging.getLogger('tepo_jax')
   ours.setLevel(logging.INFO)
-  ours.propagate = False
   if not ours.handlers:
     ours.addHandler(logging.StreamHandler())
   for name in ('jax', 'transformers', 'datasets', 'huggingface_hub', 'httpx',

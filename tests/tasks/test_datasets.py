@@ -172,7 +172,7 @@ def test_what_a_set_leaves_out_is_counted(tmp_path, caplog):
       ('a?', '1'), ('a?\n', '1'), ('b?', str(2**53)), ('c?', str(2**53 + 1)),
       ('d?', str(-2**53 - 1)), ('e?', '-3')]]
   path = _write(tmp_path / 'a.jsonl', rows)
-  with caplog.at_level('INFO', logger='absl'):
+  with caplog.at_level('INFO', logger='tepo_jax'):
     problems = datasets.load(f'dapo_math:{path}')
   assert [p.problem for p in problems] == ['a?', 'b?', 'e?']
   assert 'left out 1 problems that were there before' in caplog.text
@@ -183,7 +183,7 @@ def test_what_a_set_leaves_out_is_counted(tmp_path, caplog):
 
 def test_omni_math_may_lack_answers(tmp_path, caplog):
   path = _write(tmp_path / 'a.jsonl', [GOOD, {'problem': '?', 'answer': ''}])
-  with caplog.at_level('INFO', logger='absl'):
+  with caplog.at_level('INFO', logger='tepo_jax'):
     assert len(datasets.load(f'omni_math:{path}')) == 1
   assert 'left out 1 rows without an answer' in caplog.text
 
