@@ -36,6 +36,9 @@ from ml_collections import config_flags
 
 from tepo_jax import errors
 
+# Read when transformers is imported: it would advise to install PyTorch.
+os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
+
 flags.disclaim_key_flags()  # flags defined here are the calling program's
 
 # What may differ between an interrupted run and its continuation.
@@ -218,8 +221,7 @@ def quiet() -> None:
   set were left out, go to stderr.
   """
   for name, value in {
-      'TF_CPP_MIN_LOG_LEVEL': '2', 'TRANSFORMERS_VERBOSITY': 'error',
-      'TOKENIZERS_PARALLELISM': 'false',
+      'TF_CPP_MIN_LOG_LEVEL': '2', 'TOKENIZERS_PARALLELISM': 'false',
       'HF_DATASETS_DISABLE_PROGRESS_BARS': '1'}.items():
     os.environ.setdefault(name, value)
   absl_logging.set_verbosity(absl_logging.FATAL)
