@@ -109,4 +109,11 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   c.pretrain.num_kv_heads = 2
   c.pretrain.head_dim = 32
   c.pretrain.d_ff = 192
+
+  # Of tepo_jax.benchmark; its model and geometry are the fields above.
+  c.benchmark = ml_collections.ConfigDict()
+  c.benchmark.vocabulary = 8192  # where `c.model` is None
+  c.benchmark.prompt_tokens = 81  # the median of DAPO-Math
+  c.benchmark.mean_tokens = 2048  # of completions; max_tokens: all that long
+  c.benchmark.rounds = 5  # timed runs of each function
   return c

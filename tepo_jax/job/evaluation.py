@@ -28,10 +28,10 @@ class Evaluation:
 
     `params` are in the decode layout.
     """
-    groups, rows = [], self.sampler.rows
-    starts = range(0, len(self.prompts), rows)
-    for start in tqdm.tqdm(starts, self.name, leave=False, disable=None):
-      groups += self.sampler(params, self.prompts[start:start + rows], key)
+    groups = sorted(
+        tqdm.tqdm(self.sampler.stream(params, self.prompts, key), self.name,
+                  len(self.prompts), leave=False, disable=None),
+        key=lambda group: group.prompt.cursor)
     counts = dict(self.sampler.counts)
     self.sampler.counts.clear()
     return groups, summarize(groups) | counts

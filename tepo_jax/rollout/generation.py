@@ -4,7 +4,7 @@ Axes as in `sampler`.
 """
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 from typing import Any
 
@@ -41,6 +41,18 @@ class GroupSampler:
 
   def __call__(self, weights: Any, prompts: Sequence[collect.Prompt],
                key: jax.Array) -> list[collect.Group]:
+    """A group of each prompt, in their order."""
+    groups = {group.prompt.cursor: group
+              for group in self.stream(weights, prompts, key)}
+    return [groups[prompt.cursor] for prompt in prompts]
+
+  def stream(self, weights: Any, prompts: Sequence[collect.Prompt],
+             key: jax.Array) -> Iterator[collect.Group]:
+    """The prompts' groups as they are done, in any order."""
+    for start in range(0, len(prompts), self.rows):
+      yield from self._batch(weights, prompts[start:start + self.rows], key)
+
+  def _batch(self, weights, prompts, key):
     """Groups of at most Q prompts, in their order."""
     with self.timers('rollout'):
       inputs = mesh_lib.put_batch(

@@ -1,0 +1,39 @@
+"""Workloads to measure: random weights, no download, no training.
+
+  python -m tepo_jax.benchmark --config=configs/benchmark.py:tiny
+
+tiny: 8.0M parameters, 4 prompts x 8 samples, 64 + 128 tokens. small: 64M, 4 x
+8, 128 + 256 tokens.
+"""
+
+from configs import base
+
+_SHAPES = {
+    'tiny': dict(vocabulary=8192, d_model=256, num_layers=4, num_heads=8,
+                 num_kv_heads=2, head_dim=32, d_ff=1024, prompt_tokens=64,
+                 max_tokens=128),
+    'small': dict(vocabulary=32768, d_model=512, num_layers=8, num_heads=8,
+                  num_kv_heads=2, head_dim=64, d_ff=2048, prompt_tokens=128,
+                  max_tokens=256),
+}
+
+
+def get_config(size: str = 'tiny'):
+  """The base config with a model and a geometry that a laptop can run."""
+  if size not in _SHAPES:
+    raise ValueError(
+        f'unknown size {size!r}; one of: {", ".join(sorted(_SHAPES))}')
+  shape = dict(_SHAPES[size])
+  c = base.get_config('tepo')
+  c.benchmark.vocabulary = shape.pop('vocabulary')
+  c.benchmark.prompt_tokens = shape.pop('prompt_tokens')
+  c.rollout.max_tokens = c.benchmark.mean_tokens = shape.pop('max_tokens')
+  c.rollout.prompts = 4
+  c.rollout.samples = 8
+  c.train.minibatch_prompts = 4
+  c.train.microbatches = 1
+  c.pretrain.update(shape)
+  c.compute.dtype = 'float32'
+  c.compute.remat = False
+  c.compute.unroll = c.pretrain.num_layers
+  return c

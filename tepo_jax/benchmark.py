@@ -1,0 +1,55 @@
+r"""Measures a config's programs on this machine, and peers beside them.
+
+  python -m tepo_jax.benchmark --config=configs/benchmark.py:tiny \
+      [--parts=machine,sampling] [--peer=transformers] [--json]
+
+Every part is measured warm, in turn with what it is compared to, several
+times: the median, with the extremes behind it. Weights and prompts are random.
+"""
+
+import dataclasses
+import json
+
+from absl import flags
+
+from tepo_jax import cli
+from tepo_jax import errors
+from tepo_jax.measure import machine
+from tepo_jax.measure import timing
+from tepo_jax.measure import workload as workload_lib
+
+# Each a function of (config, workload, peers) that yields Measurements.
+PARTS = {'machine': machine.measure}
+
+_CONFIG = cli.DEFINE_config()
+_PARTS = flags.DEFINE_list(
+    'parts', list(PARTS), f'What to measure, of: {", ".join(PARTS)}.')
+_PEERS = flags.DEFINE_list(
+    'peer', [], 'Other libraries to run beside, of: transformers, trl.')
+_JSON = flags.DEFINE_bool('json', False, 'Print JSON lines, not a table.')
+
+
+def main() -> None:
+  config = _CONFIG.value
+  for part in _PARTS.value:
+    if part not in PARTS:
+      raise errors.InputError(
+          f'--parts: unknown part {part!r}; one of: {", ".join(PARTS)}')
+  workload = workload_lib.of(config)
+  for part in _PARTS.value:
+    for measurement in PARTS[part](config, workload, tuple(_PEERS.value)):
+      print(_line(measurement), flush=True)
+
+
+def _line(measurement: timing.Measurement) -> str:
+  if _JSON.value:
+    return json.dumps(dataclasses.asdict(measurement))
+  spread = ''
+  if measurement.low is not None:
+    spread = f'  ({measurement.low:.4g} … {measurement.high:.4g})'
+  return (f'{measurement.name:<48}{measurement.value:>12.4g} '
+          f'{measurement.unit}{spread}')
+
+
+if __name__ == '__main__':
+  cli.run(main)

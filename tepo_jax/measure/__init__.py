@@ -1,0 +1,1 @@
+"""What `tepo_jax.benchmark` measures: times, rates and memory of a config."""
