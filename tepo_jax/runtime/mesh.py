@@ -137,7 +137,9 @@ def under_rules(mesh: jax.sharding.Mesh, function: Callable, rules=RULES
   @functools.wraps(function)
   def wrapped(*args, **kwargs):
     named = [(name, axes) for name, axes in rules.items() if name is not None]
-    with mesh, nn.logical_axis_rules(named):
+    # Flax looks for an abstract mesh; without one it drops the constraints.
+    with (jax.sharding.use_abstract_mesh(mesh.abstract_mesh),
+          nn.logical_axis_rules(named)):
       return function(*args, **kwargs)
 
   return wrapped
