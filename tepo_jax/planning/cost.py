@@ -3,7 +3,7 @@
 The compiler's own cost analysis counts the body of a loop once, and knows no
 communication. Here a loop counts as often as it turns; a loop whose number of
 turns is known on the device only (a `while_loop` of decoding, the microbatches
-in use) counts `open_trips` times.
+in use) as often as the caller says.
 
 FLOPs are those of matrix products. Bytes are what is read from and written to
 HBM by each instruction, with slices counted as slices, as long as a program's
@@ -11,9 +11,10 @@ fast memory is not large enough for more.
 """
 
 import collections
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import re
@@ -70,8 +71,12 @@ class Cost:
                for f, b, n in self.busy)
 
 
-def of(text: str, open_trips: float = 1.0) -> Cost:
-  """The cost of a module's text (`compiled.as_text()`)."""
+def of(text: str, open_trips: Sequence[float] = (1.0,)) -> Cost:
+  """The cost of a module's text (`compiled.as_text()`).
+
+  open_trips: of the loops that say no number, in turn, and again from the
+  first.
+  """
   module = hlo.parse(text)
   return _Analysis(module, open_trips).computation(module.entry)
 
@@ -79,8 +84,8 @@ def of(text: str, open_trips: float = 1.0) -> Cost:
 class _Analysis:
   """Costs of a module's computations, each found once."""
 
-  def __init__(self, module: hlo.Module, open_trips: float):
-    self._module, self._open_trips = module, open_trips
+  def __init__(self, module: hlo.Module, open_trips: Sequence[float]):
+    self._module, self._open_trips = module, itertools.cycle(open_trips)
     self._known = {}
 
   def computation(self, name: str) -> Cost:
@@ -195,14 +200,14 @@ class _Analysis:
     return total
 
   def _trips(self, computation, loop) -> float:
-    """Turns of a loop over 0 … n − 1; `open_trips` where n is not known."""
+    """Turns of a loop over start … n − 1; as told where n is not known."""
     condition = self._module.computations[loop.attribute('condition')]
     test = condition.instructions[condition.root]
     if test.opcode != 'compare' or 'direction=LT' not in test.text:
-      return self._open_trips
+      return next(self._open_trips)
     counter, limit = map(condition.origin, test.operands)
     if limit.opcode != 'constant' or counter.opcode != 'get-tuple-element':
-      return self._open_trips
+      return next(self._open_trips)
     place = int(counter.attribute('index'))
     body = self._module.computations[loop.attribute('body')]
     step = _step(body, place)
