@@ -17,6 +17,7 @@ import ml_collections
 
 from tepo_jax import errors
 from tepo_jax.job import slots as slots_lib
+from tepo_jax.job import steps
 from tepo_jax.measure import workload as workload_lib
 from tepo_jax.planning import chips
 from tepo_jax.planning import cost as cost_lib
@@ -124,8 +125,9 @@ def _guess(config, workload, mesh, chip):
   shards = mesh_lib.batch_shards(mesh)
   reference = programs_lib.of_step(config, workload, mesh, shards)
   held = max(p.resident for p in reference if p.name.startswith('insert'))
-  shapes = programs_lib.sampling_shapes(config, workload.model, mesh, shards)
-  slot = slots_lib.slot_bytes(workload.model, mesh, shapes.columns[-1])
+  model = steps.execution(workload.model, config.compute, mesh)
+  shapes = programs_lib.sampling_shapes(config, model, mesh, shards)
+  slot = slots_lib.slot_bytes(model, mesh, shapes.columns[-1])
   return max(1, int(_SHRINK * (chip.hbm_bytes - held) / slot)) * shards
 
 
