@@ -197,16 +197,20 @@ def claim_workdir(config: ml_collections.ConfigDict,
 
 
 def new_folder(path: str) -> pathlib.Path:
-  """The empty folder of that name, made if need be.
+  """A folder of that name that is to be made; nothing is made yet.
 
   Raises:
     InputError: it holds something already, or cannot be made.
   """
   folder = pathlib.Path(path)
   try:
-    folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
+    if folder.is_dir() and any(folder.iterdir()):
       raise errors.InputError(f'--out={path}: is there and not empty')
+    there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    if not there.is_dir():
+      raise errors.InputError(f'--out={path}: {there} is not a folder')
+    if not os.access(there, os.W_OK):
+      raise errors.InputError(f'--out={path}: no permission to write there')
   except OSError as error:
     raise errors.InputError(
         f'--out={path}: {error.strerror or error}') from error
@@ -229,6 +233,9 @@ def quiet() -> None:
   ours.setLevel(logging.INFO)
   if not ours.handlers:
     ours.addHandler(logging.StreamHandler())
+  for handler in logging.root.handlers:  # some library's, by basicConfig
+    if type(handler) is logging.StreamHandler:
+      handler.addFilter(lambda record: not record.name.startswith('tepo_jax'))
   for name in ('jax', 'transformers', 'datasets', 'huggingface_hub', 'httpx',
                'fsspec', 'matplotlib'):
     logging.getLogger(name).setLevel(logging.ERROR)

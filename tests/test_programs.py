@@ -215,34 +215,6 @@ def test_a_model_that_overflows_stops_the_run_and_says_why(model, tmp_path):
   assert 'not finite' in done.stderr.splitlines()[-1]
 
 
-BAD_INPUT = {
-    'unknown field': (['--config.optimiser.learning_rate=1'],
-                      'config.optimizer.learning_rate'),
-    'inert field': (['--config.pretrain.batch=2'], 'pretrain.batch'),
-    'wrong type': (['--config.steps=many'], 'steps'),
-    'unknown method': (['--config=configs/tiny.py:tepoo'], 'tepo'),
-    'bad row': (['--config.method.weight=both'], 'sequence'),
-    'mesh': (['--config.mesh.data=3'], 'mesh'),
-    'minibatch': (['--config.train.minibatch_prompts=3'], 'minibatch_prompts'),
-    'prompt length': (['--config.data.max_prompt_tokens=4'],
-                      'max_prompt_tokens'),
-    'model folder': (['--config.model=/nowhere'], '/nowhere'),
-    'no benchmark': (["--config.eval.sets=('aime99',)"], 'aime99'),
-}
-
-
-@pytest.mark.parametrize('case', BAD_INPUT)
-def test_bad_input_is_one_line_and_status_2(case, model, tmp_path):
-  overrides, named = BAD_INPUT[case]
-  arguments = [a for a in train_arguments(model, tmp_path / 'run')
-               if a.split('=')[0] not in {o.split('=')[0] for o in overrides}]
-  done = run('train', *arguments, *overrides, status=2)
-  [line] = [line for line in done.stderr.splitlines()
-            if 'left out' not in line]
-  assert line.startswith('tepo_jax.train: error: ') and named in line
-  assert not (tmp_path / 'run').exists()
-
-
 def test_the_workdir_of_another_config_is_left_alone(model, finished):
   workdir, _ = finished
   files = {path: path.read_bytes()

@@ -4,6 +4,7 @@ Names and types are checked where the command line is read (`cli`).
 """
 
 from collections.abc import Iterable
+import math
 
 import ml_collections
 
@@ -60,9 +61,9 @@ def check_values(config: ml_collections.ConfigDict) -> None:
   """
   objective.make_policy_loss(config.method)
   for name in _POSITIVE:
-    _require(config, name, _value(config, name) > 0, 'positive')
+    _require(config, name, 0 < _value(config, name) < math.inf, 'positive')
   for name in _NOT_NEGATIVE:
-    _require(config, name, _value(config, name) >= 0, '0 or more')
+    _require(config, name, 0 <= _value(config, name) < math.inf, '0 or more')
   for name in _POSITIVE_IF_GIVEN:
     value = _value(config, name)
     _require(config, name, value is None or value > 0, 'positive')
