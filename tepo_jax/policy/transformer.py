@@ -104,7 +104,7 @@ def init_cache(
 
 
 def forward(config: ModelConfig, params, token_BS, position_BS,
-            cache: KVCache | None = None):
+            cache: KVCache | None = None, segment_BS=None):
   """Hidden states after the final norm.
 
   Args:
@@ -115,12 +115,15 @@ def forward(config: ModelConfig, params, token_BS, position_BS,
     cache: None: the S tokens see each other. Else the S new columns are
       written at cache.index (which must leave room: the caller's promise) and
       the tokens see the whole cache.
+    segment_BS: i32, which sequence of a packed row a slot belongs to; tokens
+      see their own sequence only. None: a row is one sequence. Not with a
+      cache.
 
   Returns:
     hidden_BSD in config.dtype, and the cache with index + S (None without).
   """
   return _Transformer(config).apply(
-      {'params': params}, token_BS, position_BS, cache)
+      {'params': params}, token_BS, position_BS, cache, segment_BS)
 
 
 def for_decoding(params: dict[str, Any], cache: KVCache):
@@ -203,12 +206,13 @@ class _Layer(nn.Module):
   config: ModelConfig
 
   @nn.compact
-  def __call__(self, carry, layer, turn, position_BS, key_position_BT, index):
+  def __call__(self, carry, layer, turn, position_BS, key_position_BT, index,
+               segment_BS):
     config = self.config
     x_MD, stores = carry
     attended_MD, stores = self._attention(
         _Norm(config.norm_eps, name='attention_norm')(x_MD),
-        stores, layer, turn, position_BS, key_position_BT, index)
+        stores, layer, turn, position_BS, key_position_BT, index, segment_BS)
     x_MD = _constrain(x_MD + attended_MD)
     y_MD = _Norm(config.norm_eps, name='mlp_norm')(x_MD)
     gate_MF = _Linear(config.d_ff, ('embed', 'mlp'), name='gate')(y_MD)
@@ -218,7 +222,7 @@ class _Layer(nn.Module):
     return (_constrain(x_MD + down_MD), stores), None
 
   def _attention(self, x_MD, stores, layer, turn, position_BS,
-                 key_position_BT, index):
+                 key_position_BT, index, segment_BS):
     config = self.config
 
     def heads(name, axis, count, norm=False):
@@ -237,7 +241,7 @@ class _Layer(nn.Module):
       stores, k_BTKH, v_BTKH = _write(stores, k_BSKH, v_BSKH, layer, index)
     out_BSNH = attention.attend(
         q_BSNH, k_BTKH, v_BTKH, position_BS, key_position_BT,
-        _window(config, layer), config.attention)
+        _window(config, layer), config.attention, segment_BS, segment_BS)
     out_MD = _Linear(config.d_model, ('heads', 'embed'), name='o')(
         out_BSNH.reshape(x_MD.shape[0], -1))
     return out_MD, stores
@@ -262,7 +266,7 @@ class _Transformer(nn.Module):
   config: ModelConfig
 
   @nn.compact
-  def __call__(self, token_BS, position_BS, cache=None):
+  def __call__(self, token_BS, position_BS, cache=None, segment_BS=None):
     config = self.config
     embedding_VD = _Weight(
         'embedding', (config.vocab_size, config.d_model), ('vocab', 'embed'),
@@ -279,7 +283,7 @@ class _Transformer(nn.Module):
           cache.position, position_BS, (0, index))
     turn = rope.turn(
         position_BS, config.head_dim, config.rope_theta, config.rope_scaling)
-    shared = (turn, position_BS, key_position_BT, index)
+    shared = (turn, position_BS, key_position_BT, index, segment_BS)
     layers = self.get_variable('params', 'layers')
     if isinstance(layers, tuple):
       layer = _layer(config)(config, parent=None)
@@ -310,7 +314,7 @@ def _scan(config: ModelConfig):
   """The layer over the stacked parameters; only its number varies."""
   return nn.scan(
       _layer(config), variable_axes={'params': 0}, split_rngs={'params': True},
-      in_axes=(0,) + 4 * (nn.broadcast,), length=config.num_layers,
+      in_axes=(0,) + 5 * (nn.broadcast,), length=config.num_layers,
       unroll=config.unroll, metadata_params={nn.PARTITION_NAME: 'layers'})
 
 
