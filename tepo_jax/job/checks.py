@@ -20,16 +20,17 @@ _POSITIVE = (
     'rollout.logp_gap_limit', 'grading.workers', 'train.minibatch_prompts',
     'train.epochs', 'train.microbatches', 'train.chunk_size',
     'optimizer.learning_rate', 'optimizer.epsilon', 'optimizer.max_grad_norm',
-    'compute.unroll', 'eval.max_tokens', 'eval.batch_prompts',
+    'compute.unroll', 'eval.max_tokens', 'rollout.chunk',
     'checkpoint.period', 'checkpoint.keep', 'pretrain.batch',
     'pretrain.demonstrations', 'pretrain.learning_rate', 'pretrain.d_model',
     'pretrain.num_layers', 'pretrain.num_heads', 'pretrain.num_kv_heads',
     'pretrain.head_dim', 'pretrain.d_ff')
 _NOT_NEGATIVE = (
-    'seed', 'optimizer.weight_decay', 'eval.period', 'pretrain.worked_steps',
-    'pretrain.mixed_steps',
+    'seed', 'optimizer.weight_decay', 'eval.period', 'eval.top_k',
+    'pretrain.worked_steps', 'pretrain.mixed_steps',
     'rollout.overlong_buffer', 'rollout.overlong_factor')
-_POSITIVE_IF_GIVEN = ('data.limit', 'eval.limit', 'eval.samples')
+_POSITIVE_IF_GIVEN = (
+    'data.limit', 'eval.limit', 'eval.samples', 'rollout.slots')
 
 
 def check(config: ml_collections.ConfigDict, overridden: Iterable[str]) -> None:
@@ -81,6 +82,7 @@ def check_values(config: ml_collections.ConfigDict) -> None:
            f'one of {", ".join(collect.MODES)}')
   _require(config, 'compute.dtype', config.compute.dtype in _DTYPES,
            f'one of {", ".join(_DTYPES)}')
+  _require(config, 'eval.top_p', 0 < config.eval.top_p <= 1, 'in (0, 1]')
   temperature = config.eval.temperature
   _require(config, 'eval.temperature',
            temperature is None or temperature >= 0, '0 (greedy) or more')
