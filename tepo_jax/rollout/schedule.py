@@ -183,8 +183,8 @@ class Schedule:
         for fewer in shapes.slots:
           for others in shapes.columns:
             if fewer <= slots:
-              programs.relay(cache, np.arange(fewer), 0, others)
-    jax.block_until_ready(cache)
+              programs.relay(programs.empty(slots, columns, 0),
+                             np.arange(fewer), 0, others)
 
   def prefill_rows(self, width: int) -> int:
     """Q, prompts of one prefill of that width."""
