@@ -1,8 +1,10 @@
 """A training run: rollout steps, evaluations, checkpoints, records."""
 
+import io
 import json
 import pathlib
 import signal
+import sys
 import time
 from typing import Any
 
@@ -22,6 +24,7 @@ from tepo_jax.rollout import packing
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import metrics
+from tepo_jax.runtime import processes
 
 MAX_SKIPPED = 3  # updates in a row that are not finite before a run stops
 
@@ -48,16 +51,18 @@ class Trainer:
         max_tokens=rollout.max_tokens,
         decoding=draw.Decoding(rollout.temperature))
     self.evaluations = evaluation.prepare(session) if config.eval.period else []
-    self.progress = metrics.Progress(config.steps)
+    self.progress = metrics.Progress(
+        config.steps, sys.stderr if processes.is_first() else io.StringIO())
 
   def open(self, workdir: pathlib.Path) -> None:
     """Makes `workdir` this run's, and goes to its last checkpoint."""
-    cli.claim_workdir(self.config, workdir)
+    processes.on_first(cli.claim_workdir, self.config, workdir)
     self.workdir = workdir
     settings = self.config.checkpoint
     self.checkpointer = checkpoint.Checkpointer(
         workdir / session_lib.CHECKPOINTS, settings.keep, settings.keep_every)
-    self.writer = metrics.Writer(workdir)
+    self.writer = (metrics.Writer(workdir) if processes.is_first()
+                   else metrics.NoWriter())
     self._restore()
 
   def _restore(self):
@@ -74,14 +79,16 @@ class Trainer:
       self.cursor = extra['cursor']
       self.skipped_in_a_row = extra['skipped_in_a_row']
       self.writer.truncate(self.step)
-      print(f'continuing {self.workdir} after step {self.step}', flush=True)
+      if processes.is_first():
+        print(f'continuing {self.workdir} after step {self.step}', flush=True)
 
   def run(self, stop: 'StopRequest') -> None:
     """Steps until `config.steps`, or until it is asked to stop."""
     if self.step == 0 and self.evaluations:
       self.writer.write(0, self.evaluate())
     score = None
-    while self.step < self.config.steps and not stop.requested:
+    while self.step < self.config.steps and not processes.any_of(
+        stop.requested):
       scalars = self.rollout_step()
       self.step += 1
       if self._is_due(self.config.eval.period):
@@ -196,7 +203,7 @@ class Trainer:
             for part in (order[:first], order[first:])]
 
   def _put(self, minibatch):
-    return jax.device_put(minibatch, self.programs.minibatch_sharding)
+    return mesh_lib.put(minibatch, self.programs.minibatch_sharding)
 
   def _score(self, batch, order, packed):
     """The minibatches with ℓ° and H°, on the devices, and the batch with them.
@@ -266,6 +273,8 @@ class Trainer:
 
   def _dump(self, number, rollout):
     """rollouts/step_N.jsonl: one line a completion."""
+    if not processes.is_first():
+      return
     folder = self.workdir / 'rollouts'
     folder.mkdir(exist_ok=True)
     lines = evaluation.sample_lines(self.config.data.name, rollout.sampled)

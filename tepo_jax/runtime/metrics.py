@@ -67,6 +67,19 @@ class Writer:
     self._events.close()
 
 
+class NoWriter:
+  """In the place of a Writer, on processes that write nothing."""
+
+  def write(self, step: int, scalars: Mapping[str, float]) -> None:
+    del step, scalars
+
+  def truncate(self, step: int) -> None:
+    del step
+
+  def close(self) -> None:
+    pass
+
+
 class _Events:
   """TensorBoard events, written in the caller's thread.
 

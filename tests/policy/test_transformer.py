@@ -222,7 +222,8 @@ def test_sharded_forward_equals_the_unsharded_one(small, batch):
       mesh, transformer.logical_axes(config)))
   with mesh, nn.logical_axis_rules(tuple(mesh_lib.RULES.items())):
     got, _ = jax.jit(_logits.__wrapped__, static_argnums=0)(
-        config, put, *mesh_lib.put_batch(mesh, (token_BS, position_BS)))
+        config, put, *mesh_lib.put(
+            (token_BS, position_BS), mesh_lib.batch_sharding(mesh)))
   np.testing.assert_allclose(
       np.asarray(got)[position_BS >= 0], want[position_BS >= 0], atol=2e-5)
 
