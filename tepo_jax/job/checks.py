@@ -29,18 +29,19 @@ _POSITIVE = (
     'rollout.logp_gap_limit', 'grading.workers', 'train.minibatch_prompts',
     'train.epochs', 'train.microbatch_tokens', 'train.chunk_size',
     'optimizer.learning_rate', 'optimizer.epsilon', 'optimizer.max_grad_norm',
-    'compute.unroll', 'eval.max_tokens', 'eval.batch_prompts',
+    'compute.unroll', 'eval.max_tokens', 'rollout.chunk',
     'checkpoint.period', 'checkpoint.keep', 'pretrain.batch',
     'pretrain.demonstrations', 'pretrain.learning_rate', 'pretrain.d_model',
     'pretrain.num_layers', 'pretrain.num_heads', 'pretrain.num_kv_heads',
     'pretrain.head_dim', 'pretrain.d_ff', 'benchmark.vocabulary',
     'benchmark.prompt_tokens', 'benchmark.mean_tokens', 'benchmark.rounds')
 _NOT_NEGATIVE = (
-    'seed', 'optimizer.weight_decay', 'eval.period', 'checkpoint.keep_every',
-    'pretrain.worked_steps', 'pretrain.mixed_steps',
+    'seed', 'optimizer.weight_decay', 'eval.period', 'eval.top_k',
+    'checkpoint.keep_every', 'pretrain.worked_steps', 'pretrain.mixed_steps',
     'rollout.overlong_buffer', 'rollout.overlong_factor')
 _POSITIVE_IF_GIVEN = (
-    'data.limit', 'eval.limit', 'eval.samples', 'train.row_tokens')
+    'data.limit', 'eval.limit', 'eval.samples', 'train.row_tokens',
+    'rollout.slots')
 
 
 def check(config: ml_collections.ConfigDict, overridden: Iterable[str]) -> None:
@@ -90,6 +91,7 @@ def check_values(config: ml_collections.ConfigDict) -> None:
   for name, choices in _CHOICES.items():
     _require(config, name, _value(config, name) in choices,
              f'one of {", ".join(choices)}')
+  _require(config, 'eval.top_p', 0 < config.eval.top_p <= 1, 'in (0, 1]')
   temperature = config.eval.temperature
   _require(config, 'eval.temperature',
            temperature is None or temperature >= 0, '0 (greedy) or more')

@@ -1,6 +1,7 @@
 """What training and evaluation share: mesh, model folder, prompts, sampler."""
 
 import dataclasses
+import functools
 import os
 import pathlib
 import sys
@@ -14,11 +15,15 @@ import transformers
 from configs import base
 from tepo_jax import cli
 from tepo_jax import errors
+from tepo_jax.job import slots
 from tepo_jax.job import steps
 from tepo_jax.policy import transformer
 from tepo_jax.policy import weights
 from tepo_jax.rollout import collect
+from tepo_jax.rollout import draw
 from tepo_jax.rollout import generation
+from tepo_jax.rollout import schedule
+from tepo_jax.rollout import stopping
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import metrics
@@ -84,17 +89,28 @@ class Session:
     return [collect.Prompt(problem, tuple(ids), index)
             for index, (problem, ids) in enumerate(rendered)]
 
-  def sampler(self, *, prompts_at_once: int, samples: int, max_tokens: int,
-              temperature: float) -> generation.GroupSampler:
-    """A sampler of that many prompts at a time, rounded up to the mesh."""
-    rows = prompts_at_once + -prompts_at_once % mesh_lib.batch_shards(self.mesh)
+  def sampler(self, *, prompts: int, samples: int, max_tokens: int,
+              decoding: draw.Decoding, stop_after_boxed: bool = False
+              ) -> generation.GroupSampler:
+    """A sampler for so many prompts; slots as `config.rollout` says."""
+    settings = self.config.rollout
+
+    @functools.cache
+    def make_schedule():
+      shapes = slots.shapes(
+          self.model, self.mesh, wanted=settings.slots, work=prompts * samples,
+          prompt_tokens=self.config.data.max_prompt_tokens,
+          max_tokens=max_tokens, chunk=settings.chunk)
+      return schedule.Schedule(
+          steps.make_sampling(
+              self.model, self.mesh, decoding=decoding, eos_ids=self.eos_ids,
+              chunk=settings.chunk),
+          shapes, functools.partial(stopping.after_boxed, self.tokenizer)
+          if stop_after_boxed else None)
+
     return generation.GroupSampler(
-        generate=steps.make_generate(
-            self.model, self.mesh, group_size=samples, max_tokens=max_tokens,
-            temperature=temperature, eos_ids=self.eos_ids),
-        rows=rows, width=self.config.data.max_prompt_tokens,
-        group_size=samples, grader=self.grader, tokenizer=self.tokenizer,
-        mesh=self.mesh, timers=self.timers)
+        schedule=make_schedule, group_size=samples, max_tokens=max_tokens,
+        grader=self.grader, tokenizer=self.tokenizer, timers=self.timers)
 
 
 def open_folder(config: ml_collections.ConfigDict, folder: str | os.PathLike

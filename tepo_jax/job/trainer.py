@@ -17,6 +17,7 @@ from tepo_jax.job import session as session_lib
 from tepo_jax.job import steps
 from tepo_jax.learning import update
 from tepo_jax.rollout import collect
+from tepo_jax.rollout import draw
 from tepo_jax.rollout import packing
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import mesh as mesh_lib
@@ -43,8 +44,9 @@ class Trainer:
     self.prompts = session.prompts(config.data.name, None, config.data.limit)
     self.order = collect.DataOrder(len(self.prompts), config.seed)
     self.sampler = session.sampler(
-        prompts_at_once=rollout.prompts, samples=rollout.samples,
-        max_tokens=rollout.max_tokens, temperature=rollout.temperature)
+        prompts=rollout.prompts, samples=rollout.samples,
+        max_tokens=rollout.max_tokens,
+        decoding=draw.Decoding(rollout.temperature))
     self.evaluations = evaluation.prepare(session) if config.eval.period else []
     self.progress = metrics.Progress(config.steps)
 

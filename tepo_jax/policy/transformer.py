@@ -69,7 +69,7 @@ REMAT = {'none': None, 'full': None,
 class KVCache:
   """Keys and values of every layer; `index` is the next column to write.
 
-  Stacked as noted, or a tuple of one array a layer: see `for_decoding`.
+  Stacked as noted, or one array a layer: see `init_decoding_cache`.
   """
 
   k: Any  # [L, B, T, K, H]
@@ -131,23 +131,37 @@ def forward(config: ModelConfig, params, token_BS, position_BS,
       {'params': params}, token_BS, position_BS, cache, segment_BS)
 
 
-def for_decoding(params: dict[str, Any], cache: KVCache):
-  """(params, cache) in the form for a loop over single tokens.
+def for_decoding(params: dict[str, Any]) -> dict[str, Any]:
+  """The parameters in the form for a loop over single tokens.
 
-  `forward` and `logits` take either form. Stacked, XLA slices every layer's
-  weights and cache by copy at every token, and the products over the cache
-  transpose it first. Here each layer has its own arrays: params['layers'] is
-  a tuple of L dicts, cache.k one of [B, K, H, T], cache.v one of [B, K, T, H].
-  Convert outside the loop (under the same jit or not), after the prefill.
+  `forward` takes them with a cache of `init_decoding_cache`, `logits` in
+  either form. Stacked, XLA slices every layer's weights and cache by copy at
+  every token, and the products over the cache transpose it first. Here each
+  layer has its own arrays: params['layers'] is a tuple of L dicts.
+  Convert outside the loop (under the same jit or not).
   """
-  def layers(tree):
-    count = len(jax.tree.leaves(tree)[0])
-    return tuple(
-        jax.tree.map(lambda leaf: leaf[i], tree) for i in range(count))
+  count = len(jax.tree.leaves(params['layers'])[0])
+  return {**params, 'layers': tuple(
+      jax.tree.map(lambda leaf: leaf[i], params['layers'])
+      for i in range(count))}
 
-  return {**params, 'layers': layers(params['layers'])}, cache.replace(
-      k=layers(jnp.transpose(cache.k, (0, 1, 3, 4, 2))),
-      v=layers(jnp.transpose(cache.v, (0, 1, 3, 2, 4))))
+
+def init_decoding_cache(
+    config: ModelConfig, batch: int, length: int, dtype) -> KVCache:
+  """An empty cache to go with `for_decoding`: one array a layer.
+
+  k of [B, K, H, T], v of [B, K, T, H].
+  """
+  kv_heads, size = config.num_kv_heads, config.head_dim
+
+  def stores(*shape):
+    return tuple(
+        jnp.zeros((batch, *shape), dtype) for _ in range(config.num_layers))
+
+  return KVCache(
+      k=stores(kv_heads, size, length), v=stores(kv_heads, length, size),
+      position=jnp.full((batch, length), -1, jnp.int32),
+      index=jnp.zeros((), jnp.int32))
 
 
 def head_weight(config: ModelConfig, params):
@@ -306,7 +320,7 @@ class _Transformer(nn.Module):
       for i, params in enumerate(layers):
         (x_MD, stores[i]), _ = layer.apply(
             {'params': params}, (x_MD, stores[i]), i, *shared)
-      stores = zip(*stores)
+      stores = tuple(zip(*stores))
     else:
       (x_MD, stores), _ = _scan(config)(config, name='layers')(
           (x_MD, stores), jnp.arange(config.num_layers), *shared)
