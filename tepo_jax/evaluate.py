@@ -48,6 +48,7 @@ def main() -> None:
       groups, results[evaluation.name] = evaluation.run(
           params, jax.random.fold_in(key, index))
       lines += evaluation_lib.sample_lines(evaluation.name, groups)
+  out.mkdir(parents=True, exist_ok=True)
   (out / 'results.json').write_text(json.dumps(results, indent=2) + '\n')
   with (out / 'samples.jsonl').open('w') as file:
     file.writelines(json.dumps(line) + '\n' for line in lines)

@@ -4,6 +4,7 @@ Names and types are checked where the command line is read (`cli`).
 """
 
 from collections.abc import Iterable
+import math
 
 import ml_collections
 
@@ -35,8 +36,8 @@ _POSITIVE = (
     'pretrain.head_dim', 'pretrain.d_ff', 'benchmark.vocabulary',
     'benchmark.prompt_tokens', 'benchmark.mean_tokens', 'benchmark.rounds')
 _NOT_NEGATIVE = (
-    'seed', 'optimizer.weight_decay', 'eval.period', 'pretrain.worked_steps',
-    'pretrain.mixed_steps',
+    'seed', 'optimizer.weight_decay', 'eval.period', 'checkpoint.keep_every',
+    'pretrain.worked_steps', 'pretrain.mixed_steps',
     'rollout.overlong_buffer', 'rollout.overlong_factor')
 _POSITIVE_IF_GIVEN = (
     'data.limit', 'eval.limit', 'eval.samples', 'train.row_tokens')
@@ -69,9 +70,9 @@ def check_values(config: ml_collections.ConfigDict) -> None:
   """
   objective.make_policy_loss(config.method)
   for name in _POSITIVE:
-    _require(config, name, _value(config, name) > 0, 'positive')
+    _require(config, name, 0 < _value(config, name) < math.inf, 'positive')
   for name in _NOT_NEGATIVE:
-    _require(config, name, _value(config, name) >= 0, '0 or more')
+    _require(config, name, 0 <= _value(config, name) < math.inf, '0 or more')
   for name in _POSITIVE_IF_GIVEN:
     value = _value(config, name)
     _require(config, name, value is None or value > 0, 'positive')
@@ -123,6 +124,8 @@ def _inert(config, name):
   section = name.split('.')[0]
   if name == 'method_name':
     return 'it only says what stands behind the colon of --config'
+  if section == 'benchmark':
+    return 'it is of tepo_jax.benchmark'
   if section == 'pretrain' and config.model is not None:
     return 'config.model is given, so no model is made'
   if section == 'eval' and name != 'eval.period' and not config.eval.period:

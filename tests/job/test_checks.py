@@ -52,6 +52,7 @@ BAD = [
     ('eval.batch_prompts', 0, 'positive'),
     ('checkpoint.period', 0, 'positive'),
     ('checkpoint.keep', 0, 'positive'),
+    ('checkpoint.keep_every', -1, '0 or more'),
     ('pretrain.worked_steps', -1, '0 or more'),
     ('pretrain.mixed_steps', -1, '0 or more'),
     ('pretrain.direct_share', 1.5, '[0, 1]'),
@@ -123,6 +124,7 @@ def test_a_model_is_needed():
 # What is set, the overridden field without effect, and why.
 INERT = [
     ({}, 'method_name', '--config'),
+    ({}, 'benchmark.rounds', 'tepo_jax.benchmark'),
     ({'model': 'somewhere'}, 'pretrain.d_model', 'config.model'),
     ({'eval.period': 0}, 'eval.samples', 'config.eval.period'),
     ({}, 'rollout.overlong_factor', 'config.rollout.overlong_buffer'),
