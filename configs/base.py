@@ -91,6 +91,10 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   c.compute.gradient_dtype = 'bfloat16'
   c.compute.unroll = 1  # layers unrolled in one iteration of the layer scan
 
+  # Folder of compiled programs; None: .jax_cache beside the workdir, or what
+  # JAX_COMPILATION_CACHE_DIR says.
+  c.compute.cache = config_dict.placeholder(str)
+
   c.mesh = ml_collections.ConfigDict()  # sizes of the mesh axes; -1: the rest
   c.mesh.data = 1
   c.mesh.fsdp = -1
@@ -115,6 +119,9 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   c.checkpoint.period = 5  # rollout steps
   c.checkpoint.keep = 2  # the newest N; and always the best, as below
   c.checkpoint.keep_every = 0  # steps that are a multiple stay too; 0: none
+
+  c.profile = ml_collections.ConfigDict()
+  c.profile.steps = ()  # rollout steps traced to WORKDIR/profile, for xprof
 
   # The embedded model, made where `c.model` is None: a Qwen3-shaped network,
   # trained on worked solutions, then on a mixture with direct answers.

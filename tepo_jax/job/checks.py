@@ -92,6 +92,9 @@ def check_values(config: ml_collections.ConfigDict) -> None:
     _require(config, name, _value(config, name) in choices,
              f'one of {", ".join(choices)}')
   _require(config, 'eval.top_p', 0 < config.eval.top_p <= 1, 'in (0, 1]')
+  _require(config, 'profile.steps',
+           all(type(step) is int and step > 0 for step in config.profile.steps),
+           'rollout steps: whole numbers from 1 on')
   temperature = config.eval.temperature
   _require(config, 'eval.temperature',
            temperature is None or temperature >= 0, '0 (greedy) or more')

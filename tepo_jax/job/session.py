@@ -166,6 +166,18 @@ def model_folder(config: ml_collections.ConfigDict,
         f'the hub ({reason})') from error
 
 
+def cache_compilations(config: ml_collections.ConfigDict,
+                       workdir: str | os.PathLike) -> None:
+  """Keeps compiled programs in `config.compute.cache`, for later processes."""
+  if config.compute.cache is not None:
+    folder = config.compute.cache
+  elif jax.config.jax_compilation_cache_dir is None:
+    folder = str(pathlib.Path(workdir).absolute().parent / '.jax_cache')
+  else:
+    return  # the environment says where
+  jax.config.update('jax_compilation_cache_dir', folder)
+
+
 def restore_params(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
                    step: int | None = None) -> tuple[str, Any]:
   """The folder a run started from, and the fp32 weights of a checkpoint.

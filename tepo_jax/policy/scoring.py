@@ -90,16 +90,29 @@ def score_rows(config: transformer.ModelConfig, params: Any, rows: Rows, *,
     Scores over [R, C], C >= S, float32: column c of a row is its scored slot
     number c. Columns that no scored slot stands behind are arbitrary.
   """
+  old = None
+  if old_params is not None:
+    old = jax.lax.stop_gradient(_policy(config, old_params, rows))
+  return score_states(
+      config, *_policy(config, params, rows), rows, temperature=temperature,
+      chunk_size=chunk_size, shards=shards, old=old)
+
+
+def score_states(config: transformer.ModelConfig, hidden_RSD: jax.Array,
+                 weight: jax.Array, rows: Rows, *, temperature: float,
+                 chunk_size: int, shards: int = 1, old: Any = None) -> Scores:
+  """`score_rows` from the hidden states on.
+
+  `weight` is the head's, as `transformer.head_weight` gives it; `old` the pair
+  of hidden states and weight of π_old, without gradient.
+  """
   count, length = rows.token_RS.shape
   plan = _Plan(
       tied=config.tie_embeddings, dtype=config.dtype, temperature=temperature,
       width=min(length, max(1, chunk_size // count)), shards=shards)
   target_RS = jnp.roll(rows.token_RS, -1, axis=1)
-  old = None
-  if old_params is not None:
-    old = jax.lax.stop_gradient(_policy(config, old_params, rows))
-  return Scores(*_score(plan, *_policy(config, params, rows), target_RS,
-                        rows.scored_RS, old))
+  return Scores(*_score(plan, hidden_RSD, weight, target_RS, rows.scored_RS,
+                        old))
 
 
 def _policy(config, params, rows):
