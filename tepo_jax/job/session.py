@@ -6,7 +6,6 @@ import pathlib
 import sys
 from typing import Any
 
-import huggingface_hub
 import jax
 import ml_collections
 import transformers
@@ -14,6 +13,7 @@ import transformers
 from tepo_jax import cli
 from tepo_jax import errors
 from tepo_jax.job import steps
+from tepo_jax.policy import hub
 from tepo_jax.policy import transformer
 from tepo_jax.policy import weights
 from tepo_jax.rollout import collect
@@ -27,8 +27,6 @@ from tepo_jax.tasks import prompts
 
 BASE_MODEL = 'base_model'  # in the workdir, where the config names no model
 CHECKPOINTS = 'checkpoints'  # in the workdir
-
-_MODEL_FILES = ('*.json', '*.safetensors', '*.jinja', 'tokenizer.model')
 
 
 @dataclasses.dataclass
@@ -106,7 +104,9 @@ def open_folder(config: ml_collections.ConfigDict, folder: str | os.PathLike
   """
   mesh = mesh_lib.make(config.mesh)
   weights.check(folder, mesh)
-  model = steps.execution(weights.read_config(folder), config.compute)
+  model = steps.execution(
+      transformer.sharded_over(
+          weights.read_config(folder), mesh.shape['tensor']), config.compute)
   slots = config.data.max_prompt_tokens + max(
       config.rollout.max_tokens, config.eval.max_tokens)
   if slots > model.max_position:
@@ -127,26 +127,12 @@ def model_folder(config: ml_collections.ConfigDict,
                  workdir: str | os.PathLike) -> str:
   """The local folder of the model that a run starts from.
 
-  A `config.model` that is no folder is a hub id; what it names is downloaded
-  to the hub's cache, or taken from there.
-
   Raises:
     errors.InputError: neither a folder nor to be had from the hub.
   """
   if config.model is None:
     return str(pathlib.Path(workdir) / BASE_MODEL)
-  if os.path.isdir(config.model):
-    return config.model
-  try:
-    return huggingface_hub.snapshot_download(
-        config.model, allow_patterns=_MODEL_FILES)
-  except (huggingface_hub.errors.HFValidationError,
-          huggingface_hub.errors.HfHubHTTPError,
-          huggingface_hub.errors.LocalEntryNotFoundError, OSError) as error:
-    reason = str(error).strip().split('\n')[0]
-    raise errors.InputError(
-        f'config.model={config.model}: no such folder, and not to be had from '
-        f'the hub ({reason})') from error
+  return str(hub.folder(config.model))
 
 
 def restore_params(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,

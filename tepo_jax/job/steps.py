@@ -68,7 +68,8 @@ def make_optimizer(config: ml_collections.ConfigDict
 def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
          mesh: jax.sharding.Mesh) -> Programs:
   """Builds (does not compile yet) the programs of a training run."""
-  model = execution(model, config.compute)
+  model = execution(
+      transformer.sharded_over(model, mesh.shape['tensor']), config.compute)
   axes = transformer.logical_axes(model)
   optimizer = make_optimizer(config)
   policy_loss = objective.make_policy_loss(config.method)

@@ -7,6 +7,7 @@ safetensors package gives numpy no bfloat16 and no writing in place.
 
 import json
 import math
+import mmap
 import pathlib
 
 import ml_dtypes
@@ -73,6 +74,16 @@ def create(folder: pathlib.Path, entries) -> dict[str, np.ndarray]:
     write_json(folder / _INDEX, {
         'metadata': {'total_size': total}, 'weight_map': shard_of})
   return places
+
+
+def forget(tensor: np.ndarray) -> None:
+  """Lets go of the memory of a mapped tensor's file, which keeps its bytes.
+
+  Pages that were read or written count as this process's memory until then.
+  """
+  while not isinstance(tensor, mmap.mmap):
+    tensor = tensor.base
+  tensor.madvise(mmap.MADV_DONTNEED)
 
 
 def read_json(file: pathlib.Path) -> dict:

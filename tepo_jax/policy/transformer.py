@@ -11,6 +11,7 @@ size. Nothing here divides a sequence into prompt and completion.
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import flax
@@ -18,6 +19,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from tepo_jax import errors
 from tepo_jax.policy import attention
 from tepo_jax.policy import rope
 
@@ -55,9 +57,14 @@ class ModelConfig:
   unroll: int = 1  # layers per scan step; num_layers: no loop at all
   attention: str = 'xla'  # a name of attention.BACKENDS
 
+  # What a mesh asks for: see `sharded_over`.
+  vocab_padding: int = 0  # rows of embedding and head beyond the vocabulary
+  kv_copies: int = 1  # of each key/value head, in attention and in the cache
+
 
 # Not of the model: changed with dataclasses.replace, never saved.
-EXECUTION_FIELDS = ('dtype', 'remat', 'unroll', 'attention')
+EXECUTION_FIELDS = (
+    'dtype', 'remat', 'unroll', 'attention', 'vocab_padding', 'kv_copies')
 
 
 @flax.struct.dataclass
@@ -71,6 +78,25 @@ class KVCache:
   v: Any  # [L, B, T, K, H]
   position: jax.Array  # i32 [B, T], -1 = empty
   index: jax.Array  # i32 []
+
+
+def sharded_over(config: ModelConfig, tensor: int) -> ModelConfig:
+  """The model in the form that `tensor` shards of the heads can hold.
+
+  The vocabulary is padded to a multiple of `tensor`. Where it does not divide
+  the key/value heads, each shard holds copies of those it needs: their weights
+  are then whole on every shard, only activations and cache are sharded.
+
+  Raises:
+    InputError: `tensor` does not divide the query heads.
+  """
+  if config.num_heads % tensor:
+    raise errors.InputError(
+        f'mesh tensor={tensor} does not divide the {config.num_heads} query '
+        f'heads (over {config.num_kv_heads} key/value heads) of the model')
+  return dataclasses.replace(
+      config, vocab_padding=-config.vocab_size % tensor,
+      kv_copies=tensor // math.gcd(config.num_kv_heads, tensor))
 
 
 def init(config: ModelConfig, key: jax.Array) -> dict[str, Any]:
@@ -95,8 +121,8 @@ def abstract_params(config: ModelConfig, dtype='float32') -> dict[str, Any]:
 def init_cache(
     config: ModelConfig, batch: int, length: int, dtype) -> KVCache:
   """An empty cache for `batch` rows of `length` slots."""
-  shape = (config.num_layers, batch, length, config.num_kv_heads,
-           config.head_dim)
+  shape = (config.num_layers, batch, length,
+           config.num_kv_heads * config.kv_copies, config.head_dim)
   return KVCache(
       k=jnp.zeros(shape, dtype), v=jnp.zeros(shape, dtype),
       position=jnp.full((batch, length), -1, jnp.int32),
@@ -155,7 +181,9 @@ def logits(config: ModelConfig, params, hidden):
   logits_MV = jax.lax.dot_general(
       hidden_MD, weight.astype(config.dtype), (((1,), (side,)), ((), ())),
       preferred_element_type=jnp.float32)
-  return logits_MV.reshape(*hidden.shape[:-1], config.vocab_size)
+  # Sharded, the cut moves nothing: XLA pads an uneven dimension as we do.
+  return logits_MV[:, :config.vocab_size].reshape(
+      *hidden.shape[:-1], config.vocab_size)
 
 
 class _Norm(nn.Module):
@@ -226,7 +254,8 @@ class _Layer(nn.Module):
     config = self.config
 
     def heads(name, axis, count, norm=False):
-      y = _Linear(count * config.head_dim, ('embed', axis),
+      whole = axis == 'kv_heads' and config.kv_copies > 1
+      y = _Linear(count * config.head_dim, ('embed', None if whole else axis),
                   config.qkv_bias, name=name)(x_MD)
       y = y.reshape(*position_BS.shape, count, config.head_dim)
       return _Norm(config.norm_eps, name=f'{name}_norm')(y) if norm else y
@@ -236,6 +265,11 @@ class _Layer(nn.Module):
     k_BSKH = rope.rotate(
         heads('k', 'kv_heads', config.num_kv_heads, config.qk_norm), turn)
     v_BSKH = heads('v', 'kv_heads', config.num_kv_heads)
+    if config.kv_copies > 1:
+      k_BSKH, v_BSKH = (
+          nn.with_logical_constraint(
+              jnp.repeat(x, config.kv_copies, axis=2),
+              ('batch', None, 'kv_heads', None)) for x in (k_BSKH, v_BSKH))
     k_BTKH, v_BTKH = k_BSKH, v_BSKH
     if stores is not None:
       stores, k_BTKH, v_BTKH = _write(stores, k_BSKH, v_BSKH, layer, index)
@@ -268,12 +302,13 @@ class _Transformer(nn.Module):
   @nn.compact
   def __call__(self, token_BS, position_BS, cache=None, segment_BS=None):
     config = self.config
+    vocabulary = config.vocab_size + config.vocab_padding
     embedding_VD = _Weight(
-        'embedding', (config.vocab_size, config.d_model), ('vocab', 'embed'),
+        'embedding', (vocabulary, config.d_model), ('vocab', 'embed'),
         name='embed')()
     if not config.tie_embeddings:
-      _Weight('kernel', (config.d_model, config.vocab_size),
-              ('embed', 'vocab'), name='head')()
+      _Weight('kernel', (config.d_model, vocabulary), ('embed', 'vocab'),
+              name='head')()
     x_MD = jnp.take(embedding_VD, token_BS.reshape(-1), axis=0)
     x_MD = _constrain(x_MD.astype(config.dtype))
     stores, key_position_BT, index = None, position_BS, None
