@@ -90,9 +90,12 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   c.eval.max_tokens = 8192
   c.eval.batch_prompts = 64  # prompts sampled at a time
 
+  # The best is the one with the highest avg@k of the first set in eval.sets,
+  # of those that an evaluation fell on.
   c.checkpoint = ml_collections.ConfigDict()
   c.checkpoint.period = 5  # rollout steps
-  c.checkpoint.keep = 2  # the newest N
+  c.checkpoint.keep = 2  # the newest N; and always the best, as below
+  c.checkpoint.keep_every = 0  # steps that are a multiple stay too; 0: none
 
   # The embedded model, made where `c.model` is None: a Qwen3-shaped network,
   # trained on worked solutions, then on a mixture with direct answers.

@@ -10,6 +10,11 @@ os.environ['XLA_FLAGS'] = (
     + ' --xla_force_host_platform_device_count=4')
 
 
+def pytest_collection_modifyitems(items):
+  """The longest file first: a parallel run then ends together."""
+  items.sort(key=lambda item: item.path.name != 'test_programs.py')
+
+
 @pytest.fixture(scope='module')
 def quick_compile():
   """Tests of many small programs spend their time in the compiler."""

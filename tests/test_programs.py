@@ -37,6 +37,16 @@ def command(program, *arguments):
   return [sys.executable, '-m', f'tepo_jax.{program}', *map(str, arguments)]
 
 
+@pytest.fixture(scope='module', autouse=True)
+def compile_once(tmp_path_factory):
+  """The processes compile the same programs: the first does it for all."""
+  cache = tmp_path_factory.mktemp('compiled')
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setenv('JAX_COMPILATION_CACHE_DIR', str(cache))
+    patch.setenv('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
+    yield
+
+
 def environment():
   return {name: value for name, value in os.environ.items()
           if name != 'XLA_FLAGS'}  # one device, as on a laptop

@@ -24,10 +24,11 @@ _POSITIVE = (
     'checkpoint.period', 'checkpoint.keep', 'pretrain.batch',
     'pretrain.demonstrations', 'pretrain.learning_rate', 'pretrain.d_model',
     'pretrain.num_layers', 'pretrain.num_heads', 'pretrain.num_kv_heads',
-    'pretrain.head_dim', 'pretrain.d_ff')
+    'pretrain.head_dim', 'pretrain.d_ff', 'benchmark.vocabulary',
+    'benchmark.prompt_tokens', 'benchmark.mean_tokens', 'benchmark.rounds')
 _NOT_NEGATIVE = (
-    'seed', 'optimizer.weight_decay', 'eval.period', 'pretrain.worked_steps',
-    'pretrain.mixed_steps',
+    'seed', 'optimizer.weight_decay', 'eval.period', 'checkpoint.keep_every',
+    'pretrain.worked_steps', 'pretrain.mixed_steps',
     'rollout.overlong_buffer', 'rollout.overlong_factor')
 _POSITIVE_IF_GIVEN = ('data.limit', 'eval.limit', 'eval.samples')
 
@@ -112,6 +113,8 @@ def _inert(config, name):
   section = name.split('.')[0]
   if name == 'method_name':
     return 'it only says what stands behind the colon of --config'
+  if section == 'benchmark':
+    return 'it is of tepo_jax.benchmark'
   if section == 'pretrain' and config.model is not None:
     return 'config.model is given, so no model is made'
   if section == 'eval' and name != 'eval.period' and not config.eval.period:

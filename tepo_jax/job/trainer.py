@@ -51,31 +51,33 @@ class Trainer:
     """Makes `workdir` this run's, and goes to its last checkpoint."""
     cli.claim_workdir(self.config, workdir)
     self.workdir = workdir
+    settings = self.config.checkpoint
     self.checkpointer = checkpoint.Checkpointer(
-        workdir / session_lib.CHECKPOINTS, self.config.checkpoint.keep)
+        workdir / session_lib.CHECKPOINTS, settings.keep, settings.keep_every)
     self.writer = metrics.Writer(workdir)
     self._restore()
 
   def _restore(self):
-    """The last checkpoint, or the model's weights at step 0."""
-    last = self.checkpointer.latest()
-    if last is None:
+    """The last good checkpoint, or the model's weights at step 0."""
+    saved = self.checkpointer.restore_last_good(
+        steps.abstract_state(self.programs))
+    if saved is None:
       self.progress.phase(f'loading {self.session.folder}')
       self.state = self.programs.init_state(self.session.load_params())
       self.cursor, self.step, self.skipped_in_a_row = 0, 0, 0
       self.writer.truncate(-1)
     else:
-      self.state, extra = self.checkpointer.restore(
-          last, steps.abstract_state(self.programs))
-      self.cursor, self.step = extra['cursor'], last
+      self.step, self.state, extra = saved
+      self.cursor = extra['cursor']
       self.skipped_in_a_row = extra['skipped_in_a_row']
-      self.writer.truncate(last)
-      print(f'continuing {self.workdir} after step {last}', flush=True)
+      self.writer.truncate(self.step)
+      print(f'continuing {self.workdir} after step {self.step}', flush=True)
 
   def run(self, stop: 'StopRequest') -> None:
     """Steps until `config.steps`, or until it is asked to stop."""
     if self.step == 0 and self.evaluations:
       self.writer.write(0, self.evaluate())
+    score = None
     while self.step < self.config.steps and not stop.requested:
       scalars = self.rollout_step()
       self.step += 1
@@ -83,20 +85,22 @@ class Trainer:
         scalars |= self.evaluate()
       self.writer.write(self.step, scalars)
       self.progress.step(self.step, _summary(scalars))
+      score = next((value for name, value in scalars.items()
+                    if name.startswith('eval/') and '/avg@' in name), None)
       if self._is_due(self.config.checkpoint.period):
-        self._save()
+        self._save(score)
     if self.step and self.checkpointer.latest() != self.step:
-      self._save()  # asked to stop between two checkpoints
+      self._save(score)  # asked to stop between two checkpoints
 
   def close(self) -> None:
     """Waits for the last checkpoint and closes the records."""
     self.checkpointer.close()
     self.writer.close()
 
-  def _save(self):
+  def _save(self, score):
     self.checkpointer.save(self.step, self.state, {
         'cursor': self.cursor, 'skipped_in_a_row': self.skipped_in_a_row,
-        'config_digest': cli.config_digest(self.config)})
+        'config_digest': cli.config_digest(self.config)}, score)
 
   def _is_due(self, period):
     return bool(period) and (

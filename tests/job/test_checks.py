@@ -48,6 +48,7 @@ BAD = [
     ('eval.batch_prompts', 0, 'positive'),
     ('checkpoint.period', 0, 'positive'),
     ('checkpoint.keep', 0, 'positive'),
+    ('checkpoint.keep_every', -1, '0 or more'),
     ('pretrain.worked_steps', -1, '0 or more'),
     ('pretrain.mixed_steps', -1, '0 or more'),
     ('pretrain.direct_share', 1.5, '[0, 1]'),
@@ -60,6 +61,10 @@ BAD = [
     ('pretrain.num_kv_heads', 0, 'positive'),
     ('pretrain.head_dim', -2, 'positive'),
     ('pretrain.d_ff', 0, 'positive'),
+    ('benchmark.vocabulary', 0, 'positive'),
+    ('benchmark.prompt_tokens', 0, 'positive'),
+    ('benchmark.mean_tokens', 0, 'positive'),
+    ('benchmark.rounds', 0, 'positive'),
     # Contradictions: the line names both sides.
     ('rollout.prompts', 33, 'config.train.minibatch_prompts=8'),
     ('train.minibatch_prompts', 5, 'config.rollout.prompts=32'),
@@ -113,6 +118,7 @@ def test_a_model_is_needed():
 # What is set, the overridden field without effect, and why.
 INERT = [
     ({}, 'method_name', '--config'),
+    ({}, 'benchmark.rounds', 'tepo_jax.benchmark'),
     ({'model': 'somewhere'}, 'pretrain.d_model', 'config.model'),
     ({'eval.period': 0}, 'eval.samples', 'config.eval.period'),
     ({}, 'rollout.overlong_factor', 'config.rollout.overlong_buffer'),
