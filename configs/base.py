@@ -73,6 +73,9 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   c.compute.dtype = 'bfloat16'  # of activations and sampling; masters are fp32
   c.compute.remat = True  # recompute each layer in the backward pass
   c.compute.unroll = 1  # layers unrolled in one iteration of the layer scan
+  # Of scoring, updates and prefill: 'xla' anywhere, 'cudnn' on GPUs, 'splash'
+  # on TPUs; 'auto': the device's own where it can serve.
+  c.compute.attention = 'auto'
 
   c.mesh = ml_collections.ConfigDict()  # sizes of the mesh axes; -1: the rest
   c.mesh.data = 1

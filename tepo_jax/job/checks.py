@@ -9,6 +9,7 @@ import ml_collections
 
 from tepo_jax import errors
 from tepo_jax.learning import objective
+from tepo_jax.policy import attention
 from tepo_jax.rollout import collect
 from tepo_jax.tasks import grading
 
@@ -82,6 +83,9 @@ def check_values(config: ml_collections.ConfigDict) -> None:
            f'one of {", ".join(collect.MODES)}')
   _require(config, 'compute.dtype', config.compute.dtype in _DTYPES,
            f'one of {", ".join(_DTYPES)}')
+  _require(config, 'compute.attention',
+           config.compute.attention in attention.CHOICES,
+           f'one of {", ".join(attention.CHOICES)}')
   temperature = config.eval.temperature
   _require(config, 'eval.temperature',
            temperature is None or temperature >= 0, '0 (greedy) or more')

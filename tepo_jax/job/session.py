@@ -104,9 +104,7 @@ def open_folder(config: ml_collections.ConfigDict, folder: str | os.PathLike
   """
   mesh = mesh_lib.make(config.mesh)
   weights.check(folder, mesh)
-  model = steps.execution(
-      transformer.sharded_over(
-          weights.read_config(folder), mesh.shape['tensor']), config.compute)
+  model = steps.execution(weights.read_config(folder), config.compute, mesh)
   slots = config.data.max_prompt_tokens + max(
       config.rollout.max_tokens, config.eval.max_tokens)
   if slots > model.max_position:

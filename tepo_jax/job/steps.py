@@ -16,6 +16,7 @@ import optax
 from tepo_jax.learning import objective
 from tepo_jax.learning import optimizer as optimizer_lib
 from tepo_jax.learning import update
+from tepo_jax.policy import attention
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import sampler
 from tepo_jax.runtime import mesh as mesh_lib
@@ -53,10 +54,21 @@ class Programs:
 
 
 def execution(model: transformer.ModelConfig,
-              compute: ml_collections.ConfigDict) -> transformer.ModelConfig:
-  """The model with the execution fields of `config.compute`."""
+              compute: ml_collections.ConfigDict,
+              mesh: jax.sharding.Mesh | None = None) -> transformer.ModelConfig:
+  """The model with the execution fields of `config.compute`, for a mesh.
+
+  Raises:
+    errors.InputError: the mesh cannot cut the model, or its devices do not
+      have that attention.
+  """
+  device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+  if mesh is not None:
+    model = transformer.sharded_over(model, mesh.shape['tensor'])
   return dataclasses.replace(
-      model, dtype=compute.dtype, remat=compute.remat, unroll=compute.unroll)
+      model, dtype=compute.dtype, remat=compute.remat, unroll=compute.unroll,
+      attention=attention.choose(
+          compute.attention, device.platform, compute.dtype, model.head_dim))
 
 
 def make_optimizer(config: ml_collections.ConfigDict
@@ -68,8 +80,7 @@ def make_optimizer(config: ml_collections.ConfigDict
 def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
          mesh: jax.sharding.Mesh) -> Programs:
   """Builds (does not compile yet) the programs of a training run."""
-  model = execution(
-      transformer.sharded_over(model, mesh.shape['tensor']), config.compute)
+  model = execution(model, config.compute, mesh)
   axes = transformer.logical_axes(model)
   optimizer = make_optimizer(config)
   policy_loss = objective.make_policy_loss(config.method)

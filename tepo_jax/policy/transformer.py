@@ -25,9 +25,6 @@ from tepo_jax.policy import rope
 
 INIT_STDDEV = 0.02  # of every kernel and the embedding
 
-# Larger than any position: the window of a layer that sees everything.
-_NO_WINDOW = 1 << 30
-
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
@@ -140,7 +137,9 @@ def forward(config: ModelConfig, params, token_BS, position_BS,
     position_BS: i32, -1 = padding (its output means nothing).
     cache: None: the S tokens see each other. Else the S new columns are
       written at cache.index (which must leave room: the caller's promise) and
-      the tokens see the whole cache.
+      the tokens see the whole cache. Several tokens at once (a prefill) see
+      only each other where config.attention is not 'xla': the cache must be
+      empty then, or all is NaN.
     segment_BS: i32, which sequence of a packed row a slot belongs to; tokens
       see their own sequence only. None: a row is one sequence. Not with a
       cache.
@@ -273,9 +272,13 @@ class _Layer(nn.Module):
     k_BTKH, v_BTKH = k_BSKH, v_BSKH
     if stores is not None:
       stores, k_BTKH, v_BTKH = _write(stores, k_BSKH, v_BSKH, layer, index)
-    out_BSNH = attention.attend(
-        q_BSNH, k_BTKH, v_BTKH, position_BS, key_position_BT,
-        _window(config, layer), config.attention, segment_BS, segment_BS)
+      if config.attention != 'xla' and position_BS.shape[1] > 1:
+        # Kernels attend inside these S columns. With others before them the
+        # result is wrong: NaN shows it.
+        k_BTKH = jnp.where(index == 0, k_BSKH, jnp.nan)
+        v_BTKH, key_position_BT = v_BSKH, position_BS
+    out_BSNH = _attend(config, layer, q_BSNH, k_BTKH, v_BTKH, position_BS,
+                       key_position_BT, segment_BS)
     out_MD = _Linear(config.d_model, ('heads', 'embed'), name='o')(
         out_BSNH.reshape(x_MD.shape[0], -1))
     return out_MD, stores
@@ -378,12 +381,20 @@ def _write(stores, k_BSKH, v_BSKH, layer, index):
   return (k_store, v_store), k_BTKH, v_BTKH
 
 
-def _window(config: ModelConfig, layer):
-  """The window of one layer: None, a number, or a scalar by its number."""
-  if config.sliding_window is None or not config.num_full_layers:
-    return config.sliding_window
-  return jnp.where(
-      layer < config.num_full_layers, _NO_WINDOW, config.sliding_window)
+def _attend(config: ModelConfig, layer, q_BSNH, k_BTKH, v_BTKH, position_BS,
+            key_position_BT, segment_BS):
+  """`attention.attend` with the window of this layer."""
+  def attend(window, *arrays):
+    return attention.attend(
+        *arrays, position_BS, key_position_BT, window, config.attention,
+        segment_BS, segment_BS)
+
+  arrays = (q_BSNH, k_BTKH, v_BTKH)
+  if not config.num_full_layers:
+    return attend(config.sliding_window, *arrays)
+  return jax.lax.cond(
+      layer < config.num_full_layers, functools.partial(attend, None),
+      functools.partial(attend, config.sliding_window), *arrays)
 
 
 def _constrain(x_MD):

@@ -129,6 +129,27 @@ def test_the_cache_changes_nothing(small, batch, decoding_form):
   assert np.all(np.asarray(cache.position)[:, 33:] == -1)
 
 
+def test_kernels_serve_prefill_and_scoring(small, batch):
+  """With window and full layers; then decoding after the prefill."""
+  config, params = small
+  kernel = dataclasses.replace(config, attention='splash_interpreted')
+  token_BS, position_BS = batch
+  want, _ = _logits(config, params, token_BS, position_BS)
+  scored, _ = _logits(kernel, params, token_BS, position_BS)
+  cache = transformer.init_cache(config, 3, 37, 'float32')
+  first, cache = _logits(
+      kernel, params, token_BS[:, :32], position_BS[:, :32], cache)
+  last, _ = _logits(
+      kernel, params, token_BS[:, 32:], position_BS[:, 32:], cache)
+  real = position_BS >= 0
+  for got in (scored, np.concatenate([first, last], 1)):
+    np.testing.assert_allclose(got[real], want[real], atol=2e-5)
+  # A second block of several tokens would need what is in the cache.
+  wrong, _ = _logits(
+      kernel, params, token_BS[:, 30:], position_BS[:, 30:], cache)
+  assert np.isnan(wrong).all()
+
+
 def test_padding_and_row_order_are_invisible(small, batch):
   config, params = small
   token_BS, position_BS = batch
