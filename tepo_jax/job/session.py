@@ -1,6 +1,7 @@
 """What training and evaluation share: mesh, model folder, prompts, sampler."""
 
 import dataclasses
+import functools
 import os
 import pathlib
 import sys
@@ -14,6 +15,7 @@ from tepo_jax import cli
 from tepo_jax import errors
 from tepo_jax.job import steps
 from tepo_jax.policy import hub
+from tepo_jax.policy import lora
 from tepo_jax.policy import transformer
 from tepo_jax.policy import weights
 from tepo_jax.rollout import collect
@@ -104,7 +106,9 @@ def open_folder(config: ml_collections.ConfigDict, folder: str | os.PathLike
   """
   mesh = mesh_lib.make(config.mesh)
   weights.check(folder, mesh)
-  model = steps.execution(weights.read_config(folder), config.compute, mesh)
+  model = steps.execution(
+      steps.adapted(weights.read_config(folder), config.lora), config.compute,
+      mesh)
   slots = config.data.max_prompt_tokens + max(
       config.rollout.max_tokens, config.eval.max_tokens)
   if slots > model.max_position:
@@ -133,18 +137,51 @@ def model_folder(config: ml_collections.ConfigDict,
   return str(hub.folder(config.model))
 
 
-def restore_params(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
-                   step: int | None = None) -> tuple[str, Any]:
-  """The folder a run started from, and the fp32 weights of a checkpoint.
+def restore_trained(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
+                    step: int | None = None
+                    ) -> tuple[str, transformer.ModelConfig, Any]:
+  """What a checkpoint holds: all the fp32 weights, or LoRA's adapters.
+
+  Returns:
+    The folder the run started from, the model with its execution fields (its
+    vocabulary padded as in the run), and the parameters.
 
   Raises:
     errors.InputError: not a run's workdir, or no such checkpoint.
   """
   config = cli.read_config(workdir)
   folder = model_folder(config, workdir)
-  programs = steps.make(config, weights.read_config(folder), mesh)
+  model = weights.read_config(folder)
   checkpointer = checkpoint.Checkpointer(
       pathlib.Path(workdir) / CHECKPOINTS, read_only=True)
+  if not config.lora.rank:
+    rows, _ = checkpointer.shape(step, 'params/embed/embedding')
+    model = dataclasses.replace(model, vocab_padding=rows - model.vocab_size)
+  programs = steps.make(config, model, mesh)
   state, _ = checkpointer.restore(step, steps.abstract_state(programs))
   checkpointer.close()
-  return folder, state.params
+  return folder, programs.model, state.params
+
+
+def restore_params(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
+                   step: int | None = None) -> tuple[str, Any]:
+  """The folder a run started from, and the fp32 weights of a checkpoint.
+
+  They are laid out as `weights.load` would; adapters are merged.
+
+  Raises:
+    errors.InputError: as `restore_trained`.
+  """
+  folder, model, params = restore_trained(workdir, mesh, step)
+  if model.lora:
+    _, base = weights.load(folder, 'float32', mesh)
+    merge = functools.partial(lora.merge, model.lora)
+    return folder, jax.jit(merge, donate_argnums=0)(base, params)
+  plain = transformer.sharded_over(
+      weights.read_config(folder), mesh.shape['tensor'])
+  if plain.vocab_padding != model.vocab_padding:
+    params = jax.jit(
+        functools.partial(transformer.repad, plain),
+        out_shardings=mesh_lib.shardings(
+            mesh, transformer.logical_axes(plain)))(params)
+  return folder, params

@@ -15,7 +15,10 @@ from tepo_jax import errors
 from tepo_jax.job import evaluation
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import steps
+from tepo_jax.policy import lora
+from tepo_jax.learning import update
 from tepo_jax.rollout import collect
+from tepo_jax.rollout import packing
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import metrics
@@ -27,7 +30,7 @@ class Trainer:
   """One run: the policy's state, and what a rollout step does to it.
 
   Attributes:
-    state: update.TrainState. cursor: the data order's place. step: rollout
+    state: update.TrainState. frozen: with LoRA the base, else None. cursor: the data order's place. step: rollout
     steps done. skipped_in_a_row: updates that were not finite. These, and the
     config, are all there is to a run.
   """
@@ -37,8 +40,8 @@ class Trainer:
     """Reads and checks all that a run needs; writes nothing."""
     self.config, self.session = config, session
     rollout = config.rollout
-    _check_rows(config, session.mesh)
     self.programs = steps.make(config, session.model, session.mesh)
+    steps.check_memory(self.programs)
     self.prompts = session.prompts(config.data.name, None, config.data.limit)
     self.order = collect.DataOrder(len(self.prompts), config.seed)
     self.sampler = session.sampler(
@@ -58,12 +61,18 @@ class Trainer:
     self._restore()
 
   def _restore(self):
-    """The last good checkpoint, or the model's weights at step 0."""
+    """The last good checkpoint, or the model's weights at step 0.
+
+    With LoRA the frozen weights are the model folder's in either case.
+    """
+    self.frozen = None
+    if self.programs.model.lora:
+      self.frozen = self.programs.freeze(self.session.load_params())
     saved = self.checkpointer.restore_last_good(
         steps.abstract_state(self.programs))
     if saved is None:
       self.progress.phase(f'loading {self.session.folder}')
-      self.state = self.programs.init_state(self.session.load_params())
+      self.state = self.programs.init_state(self._first_params())
       self.cursor, self.step, self.skipped_in_a_row = 0, 0, 0
       self.writer.truncate(-1)
     else:
@@ -72,6 +81,20 @@ class Trainer:
       self.skipped_in_a_row = extra['skipped_in_a_row']
       self.writer.truncate(self.step)
       print(f'continuing {self.workdir} after step {self.step}', flush=True)
+
+  def _first_params(self):
+    if self.frozen is None:
+      return self.session.load_params()
+    return self.programs.init_adapters(
+        steps.stream(self.config.seed, 'adapters'))
+
+  def _policy(self):
+    """The whole weights, as the model has them."""
+    return lora.combine(self.frozen, self.state.params)
+
+  def _base(self):
+    """What the jitted functions take besides, with LoRA."""
+    return () if self.frozen is None else (self.frozen,)
 
   def run(self, stop: 'StopRequest') -> None:
     """Steps until `config.steps`, or until it is asked to stop."""
@@ -132,7 +155,7 @@ class Trainer:
     rollout = self.config.rollout
     with self.session.timers('reshard'):
       params = jax.block_until_ready(
-          self.programs.to_decode(self.state.params))
+          self.programs.to_decode(self._policy()))
     key = jax.random.fold_in(steps.stream(self.config.seed, 'rollout'), number)
 
     def draw(cursor):
@@ -154,54 +177,76 @@ class Trainer:
     batch = collect.to_batch(
         groups, rewards_B, rows=rows, width=config.data.max_prompt_tokens,
         estimator=programs.policy_loss.row.estimator)
+    order, later = self._orders(batch, number)
     with timers('score'):
-      batch = self._score(batch)
-      noise_floor = self._noise_floor(batch)
+      packed = [programs.pack(_rows(batch, rows)) for rows in order]
+      minibatches, batch = self._score(batch, order, packed)
+      noise_floor = self._noise_floor(batch, number)
     scalars = {'noise_floor': noise_floor} | self._gap(batch)
+    scalars |= packing_metrics(batch, packed)
     old_params = (programs.to_old_policy(self.state.params)
                   if programs.policy_loss.needs_kl else None)
     rng = jax.random.fold_in(steps.stream(config.seed, 'update'), number)
     history = []
     with timers('update'):
-      for index, minibatch in enumerate(self._minibatches(batch, number)):
+      for index, rows in enumerate(order + later):
+        minibatch = minibatches[index] if index < len(order) else (
+            self._put(programs.pack(_rows(batch, rows))))
         self.state, outcome = programs.train_step(
             self.state, minibatch, jax.random.fold_in(rng, index), noise_floor,
-            old_params)
-        history.append(jax.device_get(outcome))
-        self._count_skipped(history[-1])
+            old_params, *self._base())
+        history.append(outcome)
+      history = jax.device_get(history)
+    for outcome in history:
+      self._count_skipped(outcome)
     return scalars | average(history)
 
-  def _minibatches(self, batch, number):
-    """The minibatches of a step; one of filler alone (mode 'drop') is none."""
-    settings = self.config.train
-    order = collect.minibatch_order(
-        len(batch.mask_BT), self.config.rollout.samples,
-        settings.minibatch_prompts, settings.epochs, self.config.seed, number)
-    for indices in order:
-      if batch.mask_BT[indices].any():
-        yield steps.take_rows(self.session.mesh, batch, indices)
+  def _orders(self, batch, number, epochs=None):
+    """Rows of each update, of the first epoch and of the others.
 
-  def _score(self, batch):
-    """ℓ° and H°, in the minibatches of the first epoch."""
-    rows = np.arange(len(batch.mask_BT)).reshape(-1, self._minibatch_rows())
-    scored = [self._score_rows(batch, some) for some in rows]
-    return jax.tree.map(lambda *x: np.concatenate(x), *scored)
-
-  def _score_rows(self, batch, rows):
-    return mesh_lib.to_host(self.programs.score(
-        self.state.params, steps.take_rows(self.session.mesh, batch, rows)))
-
-  def _minibatch_rows(self):
-    return self.config.train.minibatch_prompts * self.config.rollout.samples
-
-  def _noise_floor(self, batch):
-    """p99 of |H − H°| when only the rows' places in a minibatch change, nats.
-
-    What later epochs see of rounding, measured on the first minibatch.
+    A minibatch of filler alone (mode 'drop') is left out.
     """
-    rows = np.arange(self._minibatch_rows())[::-1]
-    again = self._score_rows(batch, rows)
-    moved = np.abs(again.old_entropy_BT - batch.old_entropy_BT[rows])
+    settings = self.config.train
+    order = list(collect.minibatch_order(
+        len(batch.mask_BT), self.config.rollout.samples,
+        settings.minibatch_prompts, epochs or settings.epochs,
+        self.config.seed, number))
+    first = self.config.rollout.prompts // settings.minibatch_prompts
+    return [[rows for rows in part if batch.mask_BT[rows].any()]
+            for part in (order[:first], order[first:])]
+
+  def _put(self, minibatch):
+    return jax.device_put(minibatch, self.programs.minibatch_sharding)
+
+  def _score(self, batch, order, packed):
+    """The minibatches with ℓ° and H°, on the devices, and the batch with them.
+
+    Each is scored as it will be trained on: the same rows, packed alike.
+    """
+    minibatches = list(map(self._put, packed))
+    scored = [self.programs.score(self.state.params, minibatch, *self._base())
+              for minibatch in minibatches]
+    old_logp_BT = np.zeros_like(batch.old_logp_BT)
+    old_entropy_BT = np.zeros_like(batch.old_entropy_BT)
+    for rows, scores in zip(order, mesh_lib.to_host(scored)):
+      old_logp_BT[rows], old_entropy_BT[rows] = scores
+    return [
+        minibatch.replace(old_logp_BT=logp_BT, old_entropy_BT=entropy_BT)
+        for minibatch, (logp_BT, entropy_BT) in zip(minibatches, scored)
+    ], batch.replace(old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT)
+
+  def _noise_floor(self, batch, number):
+    """p99 of |H − H°| when only the packing changes, nats.
+
+    What later epochs see of rounding: measured on a minibatch of theirs, whose
+    completions come from all over the batch.
+    """
+    *_, rows = self._orders(batch, number, epochs=2)[1]
+    again = _rows(batch, rows)
+    _, entropy_BT = mesh_lib.to_host(self.programs.score(
+        self.state.params, self._put(self.programs.pack(again)),
+        *self._base()))
+    moved = np.abs(entropy_BT - again.old_entropy_BT)
     return float(np.quantile(moved[again.mask_BT > 0], 0.99))
 
   def _gap(self, batch):
@@ -230,7 +275,7 @@ class Trainer:
   def evaluate(self) -> dict[str, float]:
     """Every evaluation of the config, as metrics 'eval/SET/…'."""
     self.progress.phase('evaluating')
-    params = self.programs.to_decode(self.state.params)
+    params = self.programs.to_decode(self._policy())
     scalars, start = {}, time.perf_counter()
     key = steps.stream(self.config.seed, 'eval')
     for index, item in enumerate(self.evaluations):
@@ -277,6 +322,17 @@ def rollout_metrics(rollout: collect.Rollout,
       'groups_trained': len(rollout.groups)}
 
 
+def packing_metrics(batch: update.Batch,
+                    minibatches: list[update.Minibatch]) -> dict[str, float]:
+  """padding_share: of the slots of unpacked rows, what holds no token.
+
+  packing_efficiency: of the slots that the updates compute, what holds one.
+  """
+  shares = [packing.efficiency(m) for m in minibatches]
+  return {'padding_share': np.mean(batch.position_BS < 0),
+          'packing_efficiency': np.mean(shares)}
+
+
 def average(history: list[dict[str, Any]]) -> dict[str, float]:
   """Means over a step's updates; extremes of weight_min and _max; counts."""
   reduce = {'weight_min': np.min, 'weight_max': np.max, 'skipped': np.sum,
@@ -296,21 +352,13 @@ def _summary(scalars):
   return '  '.join(parts)
 
 
+def _rows(batch, rows):
+  return jax.tree.map(lambda x: x[rows], batch)
+
+
 def _rewards(groups, settings):
   return collect.rewards(groups, settings.max_tokens, settings.overlong_buffer,
                          settings.overlong_factor)
-
-
-def _check_rows(config, mesh):
-  """Refuses a microbatch that cannot be spread over the mesh."""
-  rows = config.train.minibatch_prompts * config.rollout.samples
-  rows //= config.train.microbatches
-  shards = mesh_lib.batch_shards(mesh)
-  if rows % shards:
-    raise errors.InputError(
-        f'a microbatch has {rows} rows (train.minibatch_prompts x '
-        f'rollout.samples / train.microbatches), not a multiple of the mesh\'s '
-        f'data x fsdp = {shards}')
 
 
 def results_table(workdir: pathlib.Path) -> str:

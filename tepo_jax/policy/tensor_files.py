@@ -67,7 +67,7 @@ def create(folder: pathlib.Path, entries) -> dict[str, np.ndarray]:
   for number, part in enumerate(files, 1):
     file = _SINGLE if len(files) == 1 else (
         f'model-{number:05d}-of-{len(files):05d}.safetensors')
-    places |= _create_file(folder / file, part)
+    places |= create_file(folder / file, part)
     shard_of |= {name: file for name, _, _ in part}
   if len(files) > 1:
     total = sum(place.nbytes for place in places.values())
@@ -161,7 +161,8 @@ def _split(entries):
   return files
 
 
-def _create_file(file, entries):
+def create_file(file: pathlib.Path, entries) -> dict[str, np.ndarray]:
+  """One new file of whatever size, else as `create`."""
   header, end = {'__metadata__': {'format': 'pt'}}, 0
   for name, dtype, shape in entries:
     begin, end = end, end + math.prod(shape) * dtype.itemsize

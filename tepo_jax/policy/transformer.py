@@ -21,9 +21,9 @@ import jax.numpy as jnp
 
 from tepo_jax import errors
 from tepo_jax.policy import attention
+from tepo_jax.policy import layers as layers_lib
+from tepo_jax.policy import lora as lora_lib
 from tepo_jax.policy import rope
-
-INIT_STDDEV = 0.02  # of every kernel and the embedding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +50,11 @@ class ModelConfig:
   num_full_layers: int = 0
 
   dtype: str = 'float32'  # of the computation; parameters are cast at use
-  remat: bool = False  # recompute each layer in the backward pass
+  remat: str = 'none'  # what the backward pass recomputes: of REMAT
   unroll: int = 1  # layers per scan step; num_layers: no loop at all
   attention: str = 'xla'  # a name of attention.BACKENDS
+
+  lora: lora_lib.Lora | None = None  # adapters in the same tree
 
   # What a mesh asks for: see `sharded_over`.
   vocab_padding: int = 0  # rows of embedding and head beyond the vocabulary
@@ -61,7 +63,15 @@ class ModelConfig:
 
 # Not of the model: changed with dataclasses.replace, never saved.
 EXECUTION_FIELDS = (
-    'dtype', 'remat', 'unroll', 'attention', 'vocab_padding', 'kv_copies')
+    'dtype', 'remat', 'unroll', 'attention', 'lora', 'vocab_padding',
+    'kv_copies')
+
+# What is recomputed in the backward pass: nothing; all of a layer; all but the
+# outputs of its linear maps (attention and what is element by element).
+REMAT = {'none': None, 'full': None,
+         'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
+
+_IMPOSSIBLE = -1e9  # a logit
 
 
 @flax.struct.dataclass
@@ -80,7 +90,8 @@ class KVCache:
 def sharded_over(config: ModelConfig, tensor: int) -> ModelConfig:
   """The model in the form that `tensor` shards of the heads can hold.
 
-  The vocabulary is padded to a multiple of `tensor`. Where it does not divide
+  The vocabulary is padded to a multiple of `tensor`; padding that does already
+  is left. Where it does not divide
   the key/value heads, each shard holds copies of those it needs: their weights
   are then whole on every shard, only activations and cache are sharded.
 
@@ -91,13 +102,30 @@ def sharded_over(config: ModelConfig, tensor: int) -> ModelConfig:
     raise errors.InputError(
         f'mesh tensor={tensor} does not divide the {config.num_heads} query '
         f'heads (over {config.num_kv_heads} key/value heads) of the model')
+  padding = config.vocab_padding
+  if (config.vocab_size + padding) % tensor:
+    padding = -config.vocab_size % tensor
   return dataclasses.replace(
-      config, vocab_padding=-config.vocab_size % tensor,
+      config, vocab_padding=padding,
       kv_copies=tensor // math.gcd(config.num_kv_heads, tensor))
 
 
+def repad(config: ModelConfig, params: dict[str, Any]) -> dict[str, Any]:
+  """The parameters with the vocabulary's padding that `config` says, zeros."""
+  def fit(weight, axis):
+    real = jax.lax.slice_in_dim(weight, 0, config.vocab_size, axis=axis)
+    widths = [(0, 0), (0, 0)]
+    widths[axis] = (0, config.vocab_padding)
+    return jnp.pad(real, widths)
+
+  changed = {'embed': {'embedding': fit(params['embed']['embedding'], 0)}}
+  if not config.tie_embeddings:
+    changed['head'] = {'kernel': fit(params['head']['kernel'], 1)}
+  return params | changed
+
+
 def init(config: ModelConfig, key: jax.Array) -> dict[str, Any]:
-  """Random float32 parameters: normal(0, INIT_STDDEV), scales 1, biases 0."""
+  """Random float32 parameters: normal(0, layers.INIT_STDDEV), scales 1, biases 0."""
   return nn.meta.unbox(_boxed(config, key))
 
 
@@ -170,57 +198,42 @@ def for_decoding(params: dict[str, Any], cache: KVCache):
       v=layers(jnp.transpose(cache.v, (0, 1, 3, 2, 4))))
 
 
-def logits(config: ModelConfig, params, hidden):
-  """float32 [..., V] of hidden [..., D]: the head, or the tied embedding."""
+def head_weight(config: ModelConfig, params):
+  """[D, V] of the head, or [V, D] of the tied embedding, as stored."""
   if config.tie_embeddings:
-    weight, side = params['embed']['embedding'], 1
-  else:
-    weight, side = params['head']['kernel'], 0
+    return params['embed']['embedding']
+  return params['head']['kernel']
+
+
+def logits(config: ModelConfig, params, hidden):
+  """float32 [..., V] of hidden [..., D]: the head, or the tied embedding.
+
+  Where a mesh padded the vocabulary, V includes the padding.
+  """
+  weight = head_weight(config, params).astype(config.dtype)
+  side = 1 if config.tie_embeddings else 0
   hidden_MD = hidden.reshape(-1, config.d_model)
   logits_MV = jax.lax.dot_general(
-      hidden_MD, weight.astype(config.dtype), (((1,), (side,)), ((), ())),
+      hidden_MD, weight, (((1,), (side,)), ((), ())),
       preferred_element_type=jnp.float32)
-  # Sharded, the cut moves nothing: XLA pads an uneven dimension as we do.
-  return logits_MV[:, :config.vocab_size].reshape(
-      *hidden.shape[:-1], config.vocab_size)
+  return without_padding(config.vocab_size, logits_MV).reshape(
+      *hidden.shape[:-1], -1)
 
 
-class _Norm(nn.Module):
-  """RMSNorm over the last axis, in float32."""
+def without_padding(vocabulary: int, logits):
+  """The logits, those of padding so low that their probability is 0.
 
-  eps: float
-
-  @nn.compact
-  def __call__(self, x):
-    scale = self.param(
-        'scale', nn.with_logical_partitioning(nn.initializers.ones, ('norm',)),
-        (x.shape[-1],))
-    x32 = x.astype(jnp.float32)
-    variance = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
-    return (x32 * jax.lax.rsqrt(variance + self.eps)
-            * scale.astype(jnp.float32)).astype(x.dtype)
+  Finite, as entropies multiply them by it.
+  """
+  if logits.shape[-1] == vocabulary:
+    return logits
+  return jnp.where(
+      jnp.arange(logits.shape[-1]) < vocabulary, logits, _IMPOSSIBLE)
 
 
-class _Linear(nn.Module):
-  """x @ kernel (+ bias), on [M, inputs]."""
-
-  features: int
-  axes: tuple[str, str]
-  use_bias: bool = False
-
-  @nn.compact
-  def __call__(self, x_MI):
-    kernel = self.param(
-        'kernel', nn.with_logical_partitioning(
-            nn.initializers.normal(INIT_STDDEV), self.axes),
-        (x_MI.shape[-1], self.features))
-    y_MO = x_MI @ kernel.astype(x_MI.dtype)
-    if self.use_bias:
-      bias = self.param(
-          'bias', nn.with_logical_partitioning(
-              nn.initializers.zeros, self.axes[1:]), (self.features,))
-      y_MO += bias.astype(x_MI.dtype)
-    return y_MO
+def constrain(x, axes):
+  """Lays x out by logical axis names, where rules for them are in force."""
+  return nn.with_logical_constraint(x, axes)
 
 
 class _Layer(nn.Module):
@@ -238,15 +251,16 @@ class _Layer(nn.Module):
     config = self.config
     x_MD, stores = carry
     attended_MD, stores = self._attention(
-        _Norm(config.norm_eps, name='attention_norm')(x_MD),
+        layers_lib.Norm(config.norm_eps, name='attention_norm')(x_MD),
         stores, layer, turn, position_BS, key_position_BT, index, segment_BS)
-    x_MD = _constrain(x_MD + attended_MD)
-    y_MD = _Norm(config.norm_eps, name='mlp_norm')(x_MD)
-    gate_MF = _Linear(config.d_ff, ('embed', 'mlp'), name='gate')(y_MD)
-    up_MF = _Linear(config.d_ff, ('embed', 'mlp'), name='up')(y_MD)
-    down_MD = _Linear(config.d_model, ('mlp', 'embed'), name='down')(
+    x_MD = _by_rows(x_MD + attended_MD)
+    y_MD = layers_lib.Norm(config.norm_eps, name='mlp_norm')(x_MD)
+    linear = functools.partial(layers_lib.Linear, lora=config.lora)
+    gate_MF = linear(config.d_ff, ('embed', 'mlp'), name='gate')(y_MD)
+    up_MF = linear(config.d_ff, ('embed', 'mlp'), name='up')(y_MD)
+    down_MD = linear(config.d_model, ('mlp', 'embed'), name='down')(
         nn.silu(gate_MF) * up_MF)
-    return (_constrain(x_MD + down_MD), stores), None
+    return (_by_rows(x_MD + down_MD), stores), None
 
   def _attention(self, x_MD, stores, layer, turn, position_BS,
                  key_position_BT, index, segment_BS):
@@ -254,10 +268,11 @@ class _Layer(nn.Module):
 
     def heads(name, axis, count, norm=False):
       whole = axis == 'kv_heads' and config.kv_copies > 1
-      y = _Linear(count * config.head_dim, ('embed', None if whole else axis),
-                  config.qkv_bias, name=name)(x_MD)
+      y = layers_lib.Linear(
+          count * config.head_dim, ('embed', None if whole else axis),
+          config.qkv_bias, config.lora, name=name)(x_MD)
       y = y.reshape(*position_BS.shape, count, config.head_dim)
-      return _Norm(config.norm_eps, name=f'{name}_norm')(y) if norm else y
+      return layers_lib.Norm(config.norm_eps, name=f'{name}_norm')(y) if norm else y
 
     q_BSNH = rope.rotate(
         heads('q', 'heads', config.num_heads, config.qk_norm), turn)
@@ -279,22 +294,10 @@ class _Layer(nn.Module):
         v_BTKH, key_position_BT = v_BSKH, position_BS
     out_BSNH = _attend(config, layer, q_BSNH, k_BTKH, v_BTKH, position_BS,
                        key_position_BT, segment_BS)
-    out_MD = _Linear(config.d_model, ('heads', 'embed'), name='o')(
-        out_BSNH.reshape(x_MD.shape[0], -1))
+    out_MD = layers_lib.Linear(
+        config.d_model, ('heads', 'embed'), lora=config.lora, name='o')(
+            out_BSNH.reshape(x_MD.shape[0], -1))
     return out_MD, stores
-
-
-class _Weight(nn.Module):
-  """A parameter by itself: the embedding table, the head."""
-
-  leaf: str
-  shape: tuple[int, int]
-  axes: tuple[str, str]
-
-  @nn.compact
-  def __call__(self):
-    return self.param(self.leaf, nn.with_logical_partitioning(
-        nn.initializers.normal(INIT_STDDEV), self.axes), self.shape)
 
 
 class _Transformer(nn.Module):
@@ -306,14 +309,14 @@ class _Transformer(nn.Module):
   def __call__(self, token_BS, position_BS, cache=None, segment_BS=None):
     config = self.config
     vocabulary = config.vocab_size + config.vocab_padding
-    embedding_VD = _Weight(
+    embedding_VD = layers_lib.Weight(
         'embedding', (vocabulary, config.d_model), ('vocab', 'embed'),
         name='embed')()
     if not config.tie_embeddings:
-      _Weight('kernel', (config.d_model, vocabulary), ('embed', 'vocab'),
+      layers_lib.Weight('kernel', (config.d_model, vocabulary), ('embed', 'vocab'),
               name='head')()
     x_MD = jnp.take(embedding_VD, token_BS.reshape(-1), axis=0)
-    x_MD = _constrain(x_MD.astype(config.dtype))
+    x_MD = _by_rows(x_MD.astype(config.dtype))
     stores, key_position_BT, index = None, position_BS, None
     if cache is not None:
       stores, index = (cache.k, cache.v), cache.index
@@ -333,19 +336,20 @@ class _Transformer(nn.Module):
     else:
       (x_MD, stores), _ = _scan(config)(config, name='layers')(
           (x_MD, stores), jnp.arange(config.num_layers), *shared)
-    x_MD = _Norm(config.norm_eps, name='final_norm')(x_MD)
+    x_MD = layers_lib.Norm(config.norm_eps, name='final_norm')(x_MD)
     if cache is not None:
       cache = KVCache(*stores, key_position_BT, index + position_BS.shape[1])
     return x_MD.reshape(*position_BS.shape, config.d_model), cache
 
 
 def _layer(config: ModelConfig):
-  """`_Layer`, recomputed in the backward pass when the config says so."""
-  if not config.remat:
+  """`_Layer`, of which the backward pass recomputes what the config says."""
+  if config.remat == 'none':
     return _Layer
   # Inside a loop nothing can be merged with the forward pass; unrolled, XLA
   # would merge the recomputation away.
-  return nn.remat(_Layer, prevent_cse=config.unroll != 1)
+  return nn.remat(_Layer, prevent_cse=config.unroll != 1,
+                  policy=REMAT[config.remat])
 
 
 def _scan(config: ModelConfig):
@@ -397,9 +401,8 @@ def _attend(config: ModelConfig, layer, q_BSNH, k_BTKH, v_BTKH, position_BS,
       functools.partial(attend, config.sliding_window), *arrays)
 
 
-def _constrain(x_MD):
-  """Rows over the mesh's batch axes, where logical rules are in force."""
-  return nn.with_logical_constraint(x_MD, ('batch', None))
+def _by_rows(x_MD):
+  return constrain(x_MD, ('batch', None))
 
 
 def _boxed(config: ModelConfig, key: jax.Array):

@@ -5,10 +5,12 @@ from memory-mapped files, one stacked tensor at a time; saving gathers one
 stacked tensor at a time and appears under its name only when complete.
 """
 
+import contextlib
 import dataclasses
 import os
 import pathlib
 import shutil
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -217,10 +219,6 @@ def save(directory, config: transformer.ModelConfig, params, source=None):
   Raises:
     InputError: the directory is in use, or no architecture fits the config.
   """
-  directory = pathlib.Path(directory)
-  if directory.exists() and (
-      not directory.is_dir() or any(directory.iterdir())):
-    raise errors.InputError(f'{directory}: exists and is not empty')
   rows = _rows(params)
   dtype = np.dtype(params['embed']['embedding'].dtype)
   old = None
@@ -229,16 +227,35 @@ def save(directory, config: transformer.ModelConfig, params, source=None):
     if (source / _CONFIG).is_file():
       old = tensor_files.read_json(source / _CONFIG)
   raw = families.to_json(config, dtype.name, old)
+  with new_folder(directory) as partial:
+    _write_tensors(partial, config, rows)
+    if jax.process_index() == 0:
+      tensor_files.write_json(partial / _CONFIG, raw)
+      others = set(hub.TOKENIZER_FILES) - {_CONFIG}
+      for name in others if source is not None else ():
+        if (source / name).is_file():
+          shutil.copyfile(source / name, partial / name)
+
+
+@contextlib.contextmanager
+def new_folder(directory) -> Iterator[pathlib.Path]:
+  """A folder to fill, which takes its name once it is complete.
+
+  On the first process; the others get the name alone.
+
+  Raises:
+    InputError: the directory exists and is not empty.
+  """
+  directory = pathlib.Path(directory)
+  if directory.exists() and (
+      not directory.is_dir() or any(directory.iterdir())):
+    raise errors.InputError(f'{directory}: exists and is not empty')
   partial = directory.with_name(f'.{directory.name}.partial-{os.getpid()}')
   if jax.process_index() == 0:
     partial.mkdir(parents=True)
   try:
-    _write_tensors(partial, config, rows)
+    yield partial
     if jax.process_index() == 0:
-      tensor_files.write_json(partial / _CONFIG, raw)
-      for name in hub.TOKENIZER_FILES if source is not None else ():
-        if (source / name).is_file():
-          shutil.copyfile(source / name, partial / name)
       os.replace(partial, directory)
   finally:
     shutil.rmtree(partial, ignore_errors=True)

@@ -1,6 +1,7 @@
 """Models cut over four virtual devices, and over two processes."""
 
 import dataclasses
+import functools
 import os
 import pathlib
 import socket
@@ -8,11 +9,12 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tepo_jax import errors
-from tepo_jax.policy import tensor_files
+from tepo_jax.policy import scoring
 from tepo_jax.policy import transformer
 from tepo_jax.policy import weights
 from tepo_jax.runtime import mesh as mesh_lib
@@ -71,9 +73,11 @@ def test_load_forward_and_save_are_those_of_one_device(
   shardings = mesh_lib.shardings(mesh, transformer.logical_axes(config))
   jax.tree.map(_assert_leaf, sharded, params, shardings)
   got, keys_LBTKH = _on(mesh)(config, sharded, *mesh_lib.put_batch(mesh, rows))
+  got = np.asarray(got)[rows[1][:, 6:] >= 0]
   np.testing.assert_allclose(
-      np.asarray(got)[rows[1][:, 6:] >= 0], want[rows[1][:, 6:] >= 0],
-      atol=2e-5)
+      got[:, :61], want[rows[1][:, 6:] >= 0], atol=2e-5)
+  assert got.shape[1] == 61 + config.vocab_padding
+  assert np.all(got[:, 61:] < -1e8)
   # Each device holds a part of the cache: rows by data and fsdp, heads by
   # tensor.
   part = keys_LBTKH.sharding.shard_shape(keys_LBTKH.shape)
@@ -92,8 +96,33 @@ def _assert_leaf(got, want, sharding):
   assert np.count_nonzero(whole) == np.count_nonzero(want)  # padding is 0
 
 
+def test_scores_know_nothing_of_the_padding(saved, rows, quick_compile):
+  """ℓ, H, KL and the gradient of their sum, over 64 columns and over 61."""
+  folder, params = saved
+  mesh = mesh_lib.make(dict(data=1, fsdp=1, tensor=4))
+  padded, sharded = weights.load(folder, 'float32', mesh)
+
+  def total(config, params, old_params):
+    scores = scoring.score(
+        config, params, *rows, num_targets=3, temperature=0.7, chunk_size=8,
+        old_params=old_params)
+    return sum(map(jnp.sum, jax.tree.leaves(scores)))
+
+  def evaluate(config, params):
+    old_params = jax.tree.map(lambda x: 0.9 * x, params)
+    return jax.jit(mesh_lib.under_rules(mesh, jax.value_and_grad(
+        functools.partial(total, config))))(params, old_params)
+
+  want, want_gradient = evaluate(MODEL, params)
+  got, gradient = evaluate(padded, sharded)
+  np.testing.assert_allclose(got, want, rtol=1e-5)
+  jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5),
+               transformer.repad(MODEL, gradient), want_gradient)
+  assert not gradient['head']['kernel'][:, 61:].any()
+
+
 def test_padding_the_vocabulary_gathers_no_logits(saved, rows):
-  """The cut to the vocabulary stays on the device that holds the columns."""
+  """They stay on the devices that hold the columns."""
   mesh = mesh_lib.make(dict(data=1, fsdp=1, tensor=4))
   config, params = weights.load(saved[0], 'float32', mesh)
 
