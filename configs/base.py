@@ -90,6 +90,18 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   # gradients are summed in fp32.
   c.compute.gradient_dtype = 'bfloat16'
   c.compute.unroll = 1  # layers unrolled in one iteration of the layer scan
+  # Of scoring, updates and prefill: 'xla' anywhere, 'cudnn' on GPUs, 'splash'
+  # on TPUs; 'auto': the device's own where it can serve.
+  c.compute.attention = 'auto'
+
+  # Low-rank adapters: the model's own weights stay as they are, in the compute
+  # dtype, without gradients or moments. Learning rates are 10 to 100 times
+  # those of full training.
+  c.lora = ml_collections.ConfigDict()
+  c.lora.rank = 0  # 0: all weights are trained
+  c.lora.alpha = 32.0  # an adapter is scaled by alpha / rank
+  c.lora.targets = ('q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_proj',
+                    'up_proj', 'down_proj')  # as peft names them
 
   # Folder of compiled programs; None: .jax_cache beside the workdir, or what
   # JAX_COMPILATION_CACHE_DIR says.

@@ -10,6 +10,8 @@ import ml_collections
 
 from tepo_jax import errors
 from tepo_jax.learning import objective
+from tepo_jax.policy import attention
+from tepo_jax.policy import lora
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import collect
 from tepo_jax.rollout import packing
@@ -21,13 +23,14 @@ _CHOICES = {
     'train.packing': packing.MODES,
     'compute.dtype': _DTYPES,
     'compute.gradient_dtype': _DTYPES,
-    'compute.remat': tuple(transformer.REMAT)}
+    'compute.remat': tuple(transformer.REMAT),
+    'compute.attention': attention.CHOICES}
 
 _POSITIVE = (
     'steps', 'data.max_prompt_tokens', 'rollout.prompts', 'rollout.max_tokens',
     'rollout.max_generation_batches', 'rollout.temperature',
-    'rollout.logp_gap_limit', 'grading.workers', 'train.minibatch_prompts',
-    'train.epochs', 'train.microbatch_tokens', 'train.chunk_size',
+    'rollout.logp_gap_limit', 'grading.workers', 'lora.alpha',
+    'train.minibatch_prompts', 'train.epochs', 'train.microbatch_tokens', 'train.chunk_size',
     'optimizer.learning_rate', 'optimizer.epsilon', 'optimizer.max_grad_norm',
     'compute.unroll', 'eval.max_tokens', 'rollout.chunk',
     'checkpoint.period', 'checkpoint.keep', 'pretrain.batch',
@@ -36,8 +39,9 @@ _POSITIVE = (
     'pretrain.head_dim', 'pretrain.d_ff', 'benchmark.vocabulary',
     'benchmark.prompt_tokens', 'benchmark.mean_tokens', 'benchmark.rounds')
 _NOT_NEGATIVE = (
-    'seed', 'optimizer.weight_decay', 'eval.period', 'eval.top_k',
-    'checkpoint.keep_every', 'pretrain.worked_steps', 'pretrain.mixed_steps',
+    'seed', 'lora.rank', 'optimizer.weight_decay', 'eval.period',
+    'eval.top_k', 'checkpoint.keep_every', 'pretrain.worked_steps',
+    'pretrain.mixed_steps',
     'rollout.overlong_buffer', 'rollout.overlong_factor')
 _POSITIVE_IF_GIVEN = (
     'data.limit', 'eval.limit', 'eval.samples', 'train.row_tokens',
@@ -95,6 +99,9 @@ def check_values(config: ml_collections.ConfigDict) -> None:
   _require(config, 'profile.steps',
            all(type(step) is int and step > 0 for step in config.profile.steps),
            'rollout steps: whole numbers from 1 on')
+  _require(config, 'lora.targets', config.lora.targets and set(
+      config.lora.targets) <= set(lora.TARGETS),
+           f'some of {", ".join(lora.TARGETS)}')
   temperature = config.eval.temperature
   _require(config, 'eval.temperature',
            temperature is None or temperature >= 0, '0 (greedy) or more')
@@ -130,6 +137,8 @@ def _inert(config, name):
     return 'it is of tepo_jax.benchmark'
   if section == 'pretrain' and config.model is not None:
     return 'config.model is given, so no model is made'
+  if section == 'lora' and name != 'lora.rank' and not config.lora.rank:
+    return 'config.lora.rank is 0'
   if section == 'eval' and name != 'eval.period' and not config.eval.period:
     return 'config.eval.period is 0, so nothing is evaluated'
   if name == 'rollout.overlong_factor' and not config.rollout.overlong_buffer:

@@ -17,6 +17,7 @@ from tepo_jax import errors
 from tepo_jax.job import evaluation
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import steps
+from tepo_jax.policy import lora
 from tepo_jax.learning import update
 from tepo_jax.rollout import collect
 from tepo_jax.rollout import draw
@@ -32,7 +33,7 @@ class Trainer:
   """One run: the policy's state, and what a rollout step does to it.
 
   Attributes:
-    state: update.TrainState. cursor: the data order's place. step: rollout
+    state: update.TrainState. frozen: with LoRA the base, else None. cursor: the data order's place. step: rollout
     steps done. skipped_in_a_row: updates that were not finite. These, and the
     config, are all there is to a run.
   """
@@ -43,6 +44,7 @@ class Trainer:
     self.config, self.session = config, session
     rollout = config.rollout
     self.programs = steps.make(config, session.model, session.mesh)
+    steps.check_memory(self.programs)
     self.prompts = session.prompts(config.data.name, None, config.data.limit)
     self.order = collect.DataOrder(len(self.prompts), config.seed)
     self.sampler = session.sampler(
@@ -64,12 +66,18 @@ class Trainer:
     self._restore()
 
   def _restore(self):
-    """The last good checkpoint, or the model's weights at step 0."""
+    """The last good checkpoint, or the model's weights at step 0.
+
+    With LoRA the frozen weights are the model folder's in either case.
+    """
+    self.frozen = None
+    if self.programs.model.lora:
+      self.frozen = self.programs.freeze(self.session.load_params())
     saved = self.checkpointer.restore_last_good(
         steps.abstract_state(self.programs))
     if saved is None:
       self.progress.phase(f'loading {self.session.folder}')
-      self.state = self.programs.init_state(self.session.load_params())
+      self.state = self.programs.init_state(self._first_params())
       self.cursor, self.step, self.skipped_in_a_row = 0, 0, 0
       self.writer.truncate(-1)
     else:
@@ -78,6 +86,20 @@ class Trainer:
       self.skipped_in_a_row = extra['skipped_in_a_row']
       self.writer.truncate(self.step)
       print(f'continuing {self.workdir} after step {self.step}', flush=True)
+
+  def _first_params(self):
+    if self.frozen is None:
+      return self.session.load_params()
+    return self.programs.init_adapters(
+        steps.stream(self.config.seed, 'adapters'))
+
+  def _policy(self):
+    """The whole weights, as the model has them."""
+    return lora.combine(self.frozen, self.state.params)
+
+  def _base(self):
+    """What the jitted functions take besides, with LoRA."""
+    return () if self.frozen is None else (self.frozen,)
 
   def run(self, stop: 'StopRequest') -> None:
     """Steps until `config.steps`, or until it is asked to stop."""
@@ -148,7 +170,7 @@ class Trainer:
     rollout = self.config.rollout
     with self.session.timers('reshard'):
       params = jax.block_until_ready(
-          self.programs.to_decode(self.state.params))
+          self.programs.to_decode(self._policy()))
     key = jax.random.fold_in(steps.stream(self.config.seed, 'rollout'), number)
 
     def draw(cursor):
@@ -187,7 +209,7 @@ class Trainer:
             self._put(programs.pack(_rows(batch, rows))))
         self.state, outcome = programs.train_step(
             self.state, minibatch, jax.random.fold_in(rng, index), noise_floor,
-            old_params)
+            old_params, *self._base())
         history.append(outcome)
       history = jax.device_get(history)
     for outcome in history:
@@ -217,7 +239,7 @@ class Trainer:
     Each is scored as it will be trained on: the same rows, packed alike.
     """
     minibatches = list(map(self._put, packed))
-    scored = [self.programs.score(self.state.params, minibatch)
+    scored = [self.programs.score(self.state.params, minibatch, *self._base())
               for minibatch in minibatches]
     old_logp_BT = np.zeros_like(batch.old_logp_BT)
     old_entropy_BT = np.zeros_like(batch.old_entropy_BT)
@@ -237,7 +259,8 @@ class Trainer:
     *_, rows = self._orders(batch, number, epochs=2)[1]
     again = _rows(batch, rows)
     _, entropy_BT = mesh_lib.to_host(self.programs.score(
-        self.state.params, self._put(self.programs.pack(again))))
+        self.state.params, self._put(self.programs.pack(again)),
+        *self._base()))
     moved = np.abs(entropy_BT - again.old_entropy_BT)
     return float(np.quantile(moved[again.mask_BT > 0], 0.99))
 
@@ -267,7 +290,7 @@ class Trainer:
   def evaluate(self) -> dict[str, float]:
     """Every evaluation of the config, as metrics 'eval/SET/…'."""
     self.progress.phase('evaluating')
-    params = self.programs.to_decode(self.state.params)
+    params = self.programs.to_decode(self._policy())
     scalars, start = {}, time.perf_counter()
     key = steps.stream(self.config.seed, 'eval')
     for index, item in enumerate(self.evaluations):
