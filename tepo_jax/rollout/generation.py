@@ -64,7 +64,7 @@ class GroupSampler:
           [tokens[:length] for tokens, length in zip(
               completions.token_BT[:rows], completions.length_B)],
           skip_special_tokens=True)
-      answers = [prompt.problem.answers for prompt in prompts
+      answers = [prompt.problem.golds for prompt in prompts
                  for _ in range(self.group_size)]
       verdicts, counts = self.grader.grade(list(zip(texts, answers)))
     self.counts.update(counts)
