@@ -9,6 +9,7 @@ processes that can be killed (`pool`). Nothing here imports jax.
 import collections
 import decimal
 import functools
+import logging
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ from tepo_jax.tasks import pool
 from tepo_jax.tasks import structures
 from tepo_jax.tasks import units
 from tepo_jax.tasks import verifying
+
+_LOG = logging.getLogger(__name__)
 
 MIN_TIMEOUT_S = 2
 NUMBER_TOLERANCE = decimal.Decimal('1e-6')  # relative, of non-integers
@@ -80,11 +83,14 @@ def _decide(answer, gold):
       return True
     if numbers[0] == numbers[0].to_integral_value():
       return False  # Not even rounded is it the gold.
-  nodes = [read(text, gold.unit if text is theirs else None)
-           for text in (ours, theirs)]
-  if None in nodes:
+  try:
+    node, right = read(ours), read(theirs, gold.unit)
+    if node is None or right is None:
+      return None
+    return comparison.same(right, node, gold.abs_error)
+  except Exception:  # No text of a model may end its training.
+    _LOG.exception('cannot compare %r to %r', answer, gold.text)
     return None
-  return comparison.same(nodes[1], nodes[0], gold.abs_error)
 
 
 def _is_close(answer, gold):
