@@ -90,6 +90,22 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   # gradients are summed in fp32.
   c.compute.gradient_dtype = 'bfloat16'
   c.compute.unroll = 1  # layers unrolled in one iteration of the layer scan
+  # Of scoring, updates and prefill: 'xla' anywhere, 'cudnn' on GPUs, 'splash'
+  # on TPUs; 'auto': the device's own where it can serve.
+  c.compute.attention = 'auto'
+
+  # Low-rank adapters: the model's own weights stay as they are, in the compute
+  # dtype, without gradients or moments. Learning rates are 10 to 100 times
+  # those of full training.
+  c.lora = ml_collections.ConfigDict()
+  c.lora.rank = 0  # 0: all weights are trained
+  c.lora.alpha = 32.0  # an adapter is scaled by alpha / rank
+  c.lora.targets = ('q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_proj',
+                    'up_proj', 'down_proj')  # as peft names them
+
+  # Folder of compiled programs; None: .jax_cache beside the workdir, or what
+  # JAX_COMPILATION_CACHE_DIR says.
+  c.compute.cache = config_dict.placeholder(str)
 
   c.mesh = ml_collections.ConfigDict()  # sizes of the mesh axes; -1: the rest
   c.mesh.data = 1
@@ -115,6 +131,9 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   c.checkpoint.period = 5  # rollout steps
   c.checkpoint.keep = 2  # the newest N; and always the best, as below
   c.checkpoint.keep_every = 0  # steps that are a multiple stay too; 0: none
+
+  c.profile = ml_collections.ConfigDict()
+  c.profile.steps = ()  # rollout steps traced to WORKDIR/profile, for xprof
 
   # The embedded model, made where `c.model` is None: a Qwen3-shaped network,
   # trained on worked solutions, then on a mixture with direct answers.

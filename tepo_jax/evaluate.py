@@ -33,6 +33,8 @@ _OUT = flags.DEFINE_string(
 def main() -> None:
   config, out = _CONFIG.value, cli.new_folder(_OUT.value)
   checks.check_values(config)
+  session_lib.cache_compilations(config, out)
+  config.lora.rank = 0  # adapters are merged before
   folder, params = pathlib.Path(_CHECKPOINT.value), None
   if (folder / session_lib.CHECKPOINTS).is_dir():
     folder, params = session_lib.restore_params(

@@ -62,6 +62,7 @@ def train(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
 def main() -> None:
   config = _CONFIG.value
   checks.check(config, cli.overridden())
+  session_lib.cache_compilations(config, pathlib.Path(_WORKDIR.value))
   processes.initialize()
   with processes.ending_together():
     train(config, pathlib.Path(_WORKDIR.value))

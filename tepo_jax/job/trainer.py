@@ -1,5 +1,7 @@
 """A training run: rollout steps, evaluations, checkpoints, records."""
 
+from concurrent import futures
+import contextlib
 import io
 import json
 import pathlib
@@ -17,6 +19,7 @@ from tepo_jax import errors
 from tepo_jax.job import evaluation
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import steps
+from tepo_jax.policy import lora
 from tepo_jax.learning import update
 from tepo_jax.rollout import collect
 from tepo_jax.rollout import draw
@@ -33,7 +36,7 @@ class Trainer:
   """One run: the policy's state, and what a rollout step does to it.
 
   Attributes:
-    state: update.TrainState. cursor: the data order's place. step: rollout
+    state: update.TrainState. frozen: with LoRA the base, else None. cursor: the data order's place. step: rollout
     steps done. skipped_in_a_row: updates that were not finite. These, and the
     config, are all there is to a run.
   """
@@ -44,6 +47,7 @@ class Trainer:
     self.config, self.session = config, session
     rollout = config.rollout
     self.programs = steps.make(config, session.model, session.mesh)
+    steps.check_memory(self.programs)
     self.prompts = session.prompts(config.data.name, None, config.data.limit)
     self.order = collect.DataOrder(len(self.prompts), config.seed)
     self.sampler = session.sampler(
@@ -53,6 +57,7 @@ class Trainer:
     self.evaluations = evaluation.prepare(session) if config.eval.period else []
     self.progress = metrics.Progress(
         config.steps, sys.stderr if processes.is_first() else io.StringIO())
+    self.background = futures.ThreadPoolExecutor(1)
 
   def open(self, workdir: pathlib.Path) -> None:
     """Makes `workdir` this run's, and goes to its last checkpoint."""
@@ -66,12 +71,18 @@ class Trainer:
     self._restore()
 
   def _restore(self):
-    """The last good checkpoint, or the model's weights at step 0."""
+    """The last good checkpoint, or the model's weights at step 0.
+
+    With LoRA the frozen weights are the model folder's in either case.
+    """
+    self.frozen = None
+    if self.programs.model.lora:
+      self.frozen = self.programs.freeze(self.session.load_params())
     saved = self.checkpointer.restore_last_good(
         steps.abstract_state(self.programs))
     if saved is None:
       self.progress.phase(f'loading {self.session.folder}')
-      self.state = self.programs.init_state(self.session.load_params())
+      self.state = self.programs.init_state(self._first_params())
       self.cursor, self.step, self.skipped_in_a_row = 0, 0, 0
       self.writer.truncate(-1)
     else:
@@ -82,6 +93,20 @@ class Trainer:
       if processes.is_first():
         print(f'continuing {self.workdir} after step {self.step}', flush=True)
 
+  def _first_params(self):
+    if self.frozen is None:
+      return self.session.load_params()
+    return self.programs.init_adapters(
+        steps.stream(self.config.seed, 'adapters'))
+
+  def _policy(self):
+    """The whole weights, as the model has them."""
+    return lora.combine(self.frozen, self.state.params)
+
+  def _base(self):
+    """What the jitted functions take besides, with LoRA."""
+    return () if self.frozen is None else (self.frozen,)
+
   def run(self, stop: 'StopRequest') -> None:
     """Steps until `config.steps`, or until it is asked to stop."""
     if self.step == 0 and self.evaluations:
@@ -89,7 +114,8 @@ class Trainer:
     score = None
     while self.step < self.config.steps and not processes.any_of(
         stop.requested):
-      scalars = self.rollout_step()
+      with self._traced():
+        scalars = self.rollout_step()
       self.step += 1
       if self._is_due(self.config.eval.period):
         scalars |= self.evaluate()
@@ -104,13 +130,21 @@ class Trainer:
 
   def close(self) -> None:
     """Waits for the last checkpoint and closes the records."""
+    self.background.shutdown()
     self.checkpointer.close()
     self.writer.close()
 
+  def _traced(self):
+    """A profiler trace of the step that comes, if the config asks for it."""
+    if self.step + 1 in self.config.profile.steps:
+      return jax.profiler.trace(self.workdir / 'profile')
+    return contextlib.nullcontext()
+
   def _save(self, score):
-    self.checkpointer.save(self.step, self.state, {
-        'cursor': self.cursor, 'skipped_in_a_row': self.skipped_in_a_row,
-        'config_digest': cli.config_digest(self.config)}, score)
+    with self.session.timers('save'):
+      self.checkpointer.save(self.step, self.state, {
+          'cursor': self.cursor, 'skipped_in_a_row': self.skipped_in_a_row,
+          'config_digest': cli.config_digest(self.config)}, score)
 
   def _is_due(self, period):
     return bool(period) and (
@@ -123,6 +157,7 @@ class Trainer:
     self.progress.phase('sampling')
     rollout = self._collect(number)
     self.cursor = rollout.cursor
+    dumped = self.background.submit(self._dump, number, rollout)
     scalars = rollout_metrics(rollout, self.config.rollout)
     scalars |= {f'grading/{name}': count
                 for name, count in self.sampler.counts.items()}
@@ -130,7 +165,7 @@ class Trainer:
     if rollout.groups:
       self.progress.phase('updating')
       scalars |= self._update(number, rollout.groups)
-    self._dump(number, rollout)
+    dumped.result()
     seconds = time.perf_counter() - start
     scalars |= {f'seconds/{phase}': value
                 for phase, value in self.session.timers.pop().items()}
@@ -142,7 +177,7 @@ class Trainer:
     rollout = self.config.rollout
     with self.session.timers('reshard'):
       params = jax.block_until_ready(
-          self.programs.to_decode(self.state.params))
+          self.programs.to_decode(self._policy()))
     key = jax.random.fold_in(steps.stream(self.config.seed, 'rollout'), number)
 
     def draw(cursor):
@@ -181,7 +216,7 @@ class Trainer:
             self._put(programs.pack(_rows(batch, rows))))
         self.state, outcome = programs.train_step(
             self.state, minibatch, jax.random.fold_in(rng, index), noise_floor,
-            old_params)
+            old_params, *self._base())
         history.append(outcome)
       history = jax.device_get(history)
     for outcome in history:
@@ -211,7 +246,7 @@ class Trainer:
     Each is scored as it will be trained on: the same rows, packed alike.
     """
     minibatches = list(map(self._put, packed))
-    scored = [self.programs.score(self.state.params, minibatch)
+    scored = [self.programs.score(self.state.params, minibatch, *self._base())
               for minibatch in minibatches]
     old_logp_BT = np.zeros_like(batch.old_logp_BT)
     old_entropy_BT = np.zeros_like(batch.old_entropy_BT)
@@ -231,7 +266,8 @@ class Trainer:
     *_, rows = self._orders(batch, number, epochs=2)[1]
     again = _rows(batch, rows)
     _, entropy_BT = mesh_lib.to_host(self.programs.score(
-        self.state.params, self._put(self.programs.pack(again))))
+        self.state.params, self._put(self.programs.pack(again)),
+        *self._base()))
     moved = np.abs(entropy_BT - again.old_entropy_BT)
     return float(np.quantile(moved[again.mask_BT > 0], 0.99))
 
@@ -261,7 +297,7 @@ class Trainer:
   def evaluate(self) -> dict[str, float]:
     """Every evaluation of the config, as metrics 'eval/SET/…'."""
     self.progress.phase('evaluating')
-    params = self.programs.to_decode(self.state.params)
+    params = self.programs.to_decode(self._policy())
     scalars, start = {}, time.perf_counter()
     key = steps.stream(self.config.seed, 'eval')
     for index, item in enumerate(self.evaluations):

@@ -19,6 +19,7 @@ from jax import numpy as jnp
 import optax
 
 from tepo_jax.learning import objective
+from tepo_jax.policy import lora
 from tepo_jax.policy import scoring
 from tepo_jax.policy import transformer
 
@@ -80,15 +81,20 @@ class Scorer:
   temperature: the sampler's. chunk_size, shards: see `scoring.score_rows`.
   gradient_dtype: of the layers' kernels in an update and of a microbatch's
     gradient of them; gradients are added up in fp32.
+  frozen: the base of all the policies, where params are adapters.
   """
   model: transformer.ModelConfig
   temperature: float
   chunk_size: int
   shards: int
   gradient_dtype: str
+  frozen: Any = None
 
   def __call__(self, params: Any, rows: scoring.Rows,
                old_params: Any = None) -> scoring.Scores:
+    params = lora.combine(self.frozen, params)
+    if old_params is not None:
+      old_params = lora.combine(self.frozen, old_params)
     return scoring.score_rows(
         self.model, params, rows, temperature=self.temperature,
         chunk_size=self.chunk_size, shards=self.shards, old_params=old_params)

@@ -103,13 +103,7 @@ class Checkpointer:
       InputError: there is no such step, its arrays are not those of
         `abstract_state`, or it is damaged (a DamagedError).
     """
-    self.wait()
-    steps = sorted(self._manager.all_steps())
-    step = steps[-1] if step is None and steps else step
-    if step not in steps:
-      wanted = '' if step is None else f' of step {step}'
-      raise errors.InputError(
-          f'no checkpoint{wanted} in {self._directory} (there: {steps})')
+    step = self._existing(step)
     where = f'checkpoint {self._directory}/{step}'
     with _no_stray_tracebacks():
       try:  # Orbax and tensorstore raise many kinds
@@ -130,6 +124,25 @@ class Checkpointer:
       if digests.get(name) != digest:
         raise DamagedError(f'{where}: {name} is not what was saved')
     return restored.state, extra
+
+  def shape(self, step: int | None, name: str) -> tuple[int, ...]:
+    """The shape of one saved array, by its path; as `restore`."""
+    step = self._existing(step)
+    try:
+      return _named(self._manager.item_metadata(step).state.tree)[name].shape
+    except Exception as error:  # as in `restore`
+      raise DamagedError(f'checkpoint {self._directory}/{step}: '
+                         f'{_reason(error)}') from None
+
+  def _existing(self, step):
+    self.wait()
+    steps = sorted(self._manager.all_steps())
+    step = steps[-1] if step is None and steps else step
+    if step not in steps:
+      wanted = '' if step is None else f' of step {step}'
+      raise errors.InputError(
+          f'no checkpoint{wanted} in {self._directory} (there: {steps})')
+    return step
 
   def restore_last_good(self, abstract_state: Any
                         ) -> tuple[int, Any, dict[str, Any]] | None:

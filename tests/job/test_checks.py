@@ -73,6 +73,8 @@ BAD = [
     ('benchmark.prompt_tokens', 0, 'positive'),
     ('benchmark.mean_tokens', 0, 'positive'),
     ('benchmark.rounds', 0, 'positive'),
+    ('profile.steps', (0,), 'from 1 on'),
+    ('profile.steps', ('2',), 'from 1 on'),
     # Contradictions: the line names both sides.
     ('rollout.prompts', 33, 'config.train.minibatch_prompts=8'),
     ('train.minibatch_prompts', 5, 'config.rollout.prompts=32'),
