@@ -13,6 +13,7 @@ from tepo_jax.job import session as session_lib
 from tepo_jax.rollout import collect
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import generation
+from tepo_jax.runtime import processes
 from tepo_jax.tasks import datasets
 
 
@@ -31,7 +32,8 @@ class Evaluation:
     """
     groups = sorted(
         tqdm.tqdm(self.sampler.stream(params, self.prompts, key), self.name,
-                  len(self.prompts), leave=False, disable=None),
+                  len(self.prompts), leave=False,
+                  disable=None if processes.is_first() else True),
         key=lambda group: group.prompt.cursor)
     counts = dict(self.sampler.counts)
     self.sampler.counts.clear()
