@@ -7,15 +7,17 @@ import pathlib
 import sys
 from typing import Any
 
-import huggingface_hub
 import jax
 import ml_collections
 import transformers
 
+from configs import base
 from tepo_jax import cli
 from tepo_jax import errors
 from tepo_jax.job import slots
 from tepo_jax.job import steps
+from tepo_jax.policy import hub
+from tepo_jax.policy import lora
 from tepo_jax.policy import transformer
 from tepo_jax.policy import weights
 from tepo_jax.rollout import collect
@@ -32,8 +34,6 @@ from tepo_jax.tasks import prompts
 
 BASE_MODEL = 'base_model'  # in the workdir, where the config names no model
 CHECKPOINTS = 'checkpoints'  # in the workdir
-
-_MODEL_FILES = ('*.json', '*.safetensors', '*.jinja', 'tokenizer.model')
 
 
 @dataclasses.dataclass
@@ -122,7 +122,9 @@ def open_folder(config: ml_collections.ConfigDict, folder: str | os.PathLike
   """
   mesh = mesh_lib.make(config.mesh)
   weights.check(folder, mesh)
-  model = steps.execution(weights.read_config(folder), config.compute)
+  model = steps.execution(
+      steps.adapted(weights.read_config(folder), config.lora), config.compute,
+      mesh)
   slots = config.data.max_prompt_tokens + max(
       config.rollout.max_tokens, config.eval.max_tokens)
   if slots > model.max_position:
@@ -143,40 +145,77 @@ def model_folder(config: ml_collections.ConfigDict,
                  workdir: str | os.PathLike) -> str:
   """The local folder of the model that a run starts from.
 
-  A `config.model` that is no folder is a hub id; what it names is downloaded
-  to the hub's cache, or taken from there.
-
   Raises:
     errors.InputError: neither a folder nor to be had from the hub.
   """
   if config.model is None:
     return str(pathlib.Path(workdir) / BASE_MODEL)
-  if os.path.isdir(config.model):
-    return config.model
-  try:
-    return huggingface_hub.snapshot_download(
-        config.model, allow_patterns=_MODEL_FILES)
-  except (huggingface_hub.errors.HFValidationError,
-          huggingface_hub.errors.HfHubHTTPError,
-          huggingface_hub.errors.LocalEntryNotFoundError, OSError) as error:
-    reason = str(error).strip().split('\n')[0]
+  return str(hub.folder(config.model))
+
+
+def cache_compilations(config: ml_collections.ConfigDict,
+                       workdir: str | os.PathLike) -> None:
+  """Keeps compiled programs in `config.compute.cache`, for later processes."""
+  if config.compute.cache is not None:
+    folder = config.compute.cache
+  elif jax.config.jax_compilation_cache_dir is None:
+    folder = str(pathlib.Path(workdir).absolute().parent / '.jax_cache')
+  else:
+    return  # the environment says where
+  jax.config.update('jax_compilation_cache_dir', folder)
+
+
+def restore_trained(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
+                    step: int | None = None
+                    ) -> tuple[str, transformer.ModelConfig, Any]:
+  """What a checkpoint holds: all the fp32 weights, or LoRA's adapters.
+
+  Returns:
+    The folder the run started from, the model with its execution fields (its
+    vocabulary padded as in the run), and the parameters.
+
+  Raises:
+    errors.InputError: not a run's workdir, or no such checkpoint.
+  """
+  config = cli.read_config(workdir)
+  lacking = cli.field_names(base.get_config()).keys() - cli.field_names(config)
+  lacking = sorted(n for n in lacking if not n.startswith('method.'))
+  if lacking:
     raise errors.InputError(
-        f'config.model={config.model}: no such folder, and not to be had from '
-        f'the hub ({reason})') from error
+        f'{workdir}/config.json is not the config of a run of this version: '
+        f'{lacking[0]} is missing')
+  folder = model_folder(config, workdir)
+  model = weights.read_config(folder)
+  checkpointer = checkpoint.Checkpointer(
+      pathlib.Path(workdir) / CHECKPOINTS, read_only=True)
+  if not config.lora.rank:
+    rows, _ = checkpointer.shape(step, 'params/embed/embedding')
+    model = dataclasses.replace(model, vocab_padding=rows - model.vocab_size)
+  programs = steps.make(config, model, mesh)
+  state, _ = checkpointer.restore(step, steps.abstract_state(programs))
+  checkpointer.close()
+  return folder, programs.model, state.params
 
 
 def restore_params(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
                    step: int | None = None) -> tuple[str, Any]:
   """The folder a run started from, and the fp32 weights of a checkpoint.
 
+  They are laid out as `weights.load` would; adapters are merged.
+
   Raises:
-    errors.InputError: not a run's workdir, or no such checkpoint.
+    errors.InputError: as `restore_trained`.
   """
-  config = cli.read_config(workdir)
-  folder = model_folder(config, workdir)
-  programs = steps.make(config, weights.read_config(folder), mesh)
-  checkpointer = checkpoint.Checkpointer(
-      pathlib.Path(workdir) / CHECKPOINTS, read_only=True)
-  state, _ = checkpointer.restore(step, steps.abstract_state(programs))
-  checkpointer.close()
-  return folder, state.params
+  folder, model, params = restore_trained(workdir, mesh, step)
+  if model.lora:
+    _, base = weights.load(folder, 'float32', mesh)
+    merge = functools.partial(lora.merge, model.lora)
+    return folder, jax.jit(merge, donate_argnums=0)(base, params)
+  plain = transformer.sharded_over(
+      weights.read_config(folder), mesh.shape['tensor'])
+  if plain.vocab_padding != model.vocab_padding:
+    params = jax.jit(
+        functools.partial(transformer.repad, plain),
+        out_shardings=mesh_lib.shardings(
+            mesh, transformer.logical_axes(plain)))(params)
+  return folder, params
