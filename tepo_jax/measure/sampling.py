@@ -16,6 +16,7 @@ import numpy as np
 
 from tepo_jax.job import slots
 from tepo_jax.job import steps
+from tepo_jax.measure import peers as peers_lib
 from tepo_jax.measure import timing
 from tepo_jax.measure import workload as workload_lib
 from tepo_jax.policy import transformer
@@ -84,6 +85,7 @@ def measure(config: ml_collections.ConfigDict,
             workload: workload_lib.Workload, peers: tuple[str, ...]
             ) -> Iterator[timing.Measurement]:
   """Everything of the engine, and transformers where it is a peer."""
+  peers_lib.require(*peers)
   engine = _Engine(config, workload)
   cases = {'uniform': _uniform(workload), 'geometric': _geometric(workload)}
   yield from _compile(engine, workload)
@@ -146,8 +148,7 @@ def _functions(engine, name, case, workload, peers):
     static = engine.static_plan()
     functions['static'] = lambda: [engine.run(static, b) for b in batches]
   if 'transformers' in peers:
-    from tepo_jax.measure import torch_peer  # only here is torch needed
-    peer = torch_peer.Generator(workload.model)
+    peer = peers_lib.TorchGenerator(workload.model)
     functions['transformers'] = lambda: [
         peer.run(batch.token_QP, batch.length_QG) for batch in batches]
   return functions, stats
