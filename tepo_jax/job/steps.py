@@ -129,9 +129,7 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
       chunk_size=config.train.chunk_size * shards, shards=shards,
       gradient_dtype=config.compute.gradient_dtype)
 
-  compiler_options = _COMPILER_OPTIONS
-  if mesh.devices.flat[0].platform == 'cpu':
-    compiler_options = compiler_options | _COMPILER_OPTIONS_CPU
+  compiler_options = _compiler_options(mesh)
 
   def jit(function, **options):
     return jax.jit(mesh_lib.under_rules(mesh, function),
@@ -173,6 +171,12 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
           out_shardings=(state_sharding, replicated), donate_argnums=0))
 
 
+def _compiler_options(mesh):
+  if mesh.devices.flat[0].platform == 'cpu':
+    return _COMPILER_OPTIONS | _COMPILER_OPTIONS_CPU
+  return _COMPILER_OPTIONS
+
+
 def make_decode_cast(model: transformer.ModelConfig, mesh: jax.sharding.Mesh):
   """Jitted: weights to the compute dtype in the layout and form of decoding."""
   def cast(params):
@@ -196,7 +200,7 @@ def make_sampling(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
 
   def jit(function, **options):
     return jax.jit(mesh_lib.under_rules(mesh, function, mesh_lib.DECODE_RULES),
-                   **options)
+                   compiler_options=_compiler_options(mesh), **options)
 
   def empty(slots, columns, index):
     return transformer.init_decoding_cache(
@@ -216,11 +220,8 @@ def make_sampling(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
 
 
 def _cache_sharding(model, mesh, rows):
-  """Of a decoding cache: its rows, and its heads where they divide."""
-  heads = 'kv_heads'
-  if model.num_kv_heads % mesh.shape['tensor']:
-    heads = None
-  store = mesh_lib.shardings(mesh, (rows, heads, None, None))
+  """Of a decoding cache: its rows over `rows`, its heads over tensor."""
+  store = mesh_lib.shardings(mesh, (rows, 'kv_heads', None, None))
   stores = (store,) * model.num_layers
   return transformer.KVCache(
       stores, stores, mesh_lib.shardings(mesh, (rows, None)),

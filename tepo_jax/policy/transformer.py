@@ -200,7 +200,8 @@ def init_decoding_cache(
 
   k of [B, K, H, T], v of [B, K, T, H].
   """
-  kv_heads, size = config.num_kv_heads, config.head_dim
+  kv_heads = config.num_kv_heads * config.kv_copies
+  size = config.head_dim
 
   def stores(*shape):
     return tuple(
