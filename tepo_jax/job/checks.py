@@ -4,6 +4,7 @@ Names and types are checked where the command line is read (`cli`).
 """
 
 from collections.abc import Iterable
+import math
 
 import ml_collections
 
@@ -28,21 +29,22 @@ _CHOICES = {
 _POSITIVE = (
     'steps', 'data.max_prompt_tokens', 'rollout.prompts', 'rollout.max_tokens',
     'rollout.max_generation_batches', 'rollout.temperature',
-    'rollout.logp_gap_limit', 'grading.workers', 'lora.alpha', 'train.minibatch_prompts',
-    'train.epochs', 'train.microbatch_tokens', 'train.chunk_size',
-    'optimizer.learning_rate', 'optimizer.epsilon', 'optimizer.max_grad_norm',
-    'compute.unroll', 'eval.max_tokens', 'eval.batch_prompts',
+    'rollout.logp_gap_limit', 'grading.workers', 'lora.alpha',
+    'train.minibatch_prompts', 'train.epochs', 'train.microbatch_tokens',
+    'train.chunk_size', 'optimizer.learning_rate', 'optimizer.epsilon',
+    'optimizer.max_grad_norm', 'compute.unroll', 'eval.max_tokens', 'rollout.chunk',
     'checkpoint.period', 'checkpoint.keep', 'pretrain.batch',
     'pretrain.demonstrations', 'pretrain.learning_rate', 'pretrain.d_model',
     'pretrain.num_layers', 'pretrain.num_heads', 'pretrain.num_kv_heads',
     'pretrain.head_dim', 'pretrain.d_ff', 'benchmark.vocabulary',
     'benchmark.prompt_tokens', 'benchmark.mean_tokens', 'benchmark.rounds')
 _NOT_NEGATIVE = (
-    'seed', 'lora.rank', 'optimizer.weight_decay', 'eval.period', 'checkpoint.keep_every',
-    'pretrain.worked_steps', 'pretrain.mixed_steps',
-    'rollout.overlong_buffer', 'rollout.overlong_factor')
+    'seed', 'lora.rank', 'optimizer.weight_decay', 'eval.period',
+    'eval.top_k', 'checkpoint.keep_every', 'pretrain.worked_steps',
+    'pretrain.mixed_steps', 'rollout.overlong_buffer', 'rollout.overlong_factor')
 _POSITIVE_IF_GIVEN = (
-    'data.limit', 'eval.limit', 'eval.samples', 'train.row_tokens')
+    'data.limit', 'eval.limit', 'eval.samples', 'train.row_tokens',
+    'rollout.slots')
 
 
 def check(config: ml_collections.ConfigDict, overridden: Iterable[str]) -> None:
@@ -72,9 +74,9 @@ def check_values(config: ml_collections.ConfigDict) -> None:
   """
   objective.make_policy_loss(config.method)
   for name in _POSITIVE:
-    _require(config, name, _value(config, name) > 0, 'positive')
+    _require(config, name, 0 < _value(config, name) < math.inf, 'positive')
   for name in _NOT_NEGATIVE:
-    _require(config, name, _value(config, name) >= 0, '0 or more')
+    _require(config, name, 0 <= _value(config, name) < math.inf, '0 or more')
   for name in _POSITIVE_IF_GIVEN:
     value = _value(config, name)
     _require(config, name, value is None or value > 0, 'positive')
@@ -95,6 +97,10 @@ def check_values(config: ml_collections.ConfigDict) -> None:
   _require(config, 'lora.targets', config.lora.targets and set(
       config.lora.targets) <= set(lora.TARGETS),
            f'some of {", ".join(lora.TARGETS)}')
+  _require(config, 'eval.top_p', 0 < config.eval.top_p <= 1, 'in (0, 1]')
+  _require(config, 'profile.steps',
+           all(type(step) is int and step > 0 for step in config.profile.steps),
+           'rollout steps: whole numbers from 1 on')
   temperature = config.eval.temperature
   _require(config, 'eval.temperature',
            temperature is None or temperature >= 0, '0 (greedy) or more')

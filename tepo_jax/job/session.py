@@ -11,15 +11,21 @@ import jax
 import ml_collections
 import transformers
 
+from configs import base
 from tepo_jax import cli
 from tepo_jax import errors
+from tepo_jax.job import slots
 from tepo_jax.job import steps
 from tepo_jax.policy import hub
 from tepo_jax.policy import lora
+from tepo_jax.policy import on_mesh
 from tepo_jax.policy import transformer
 from tepo_jax.policy import weights
 from tepo_jax.rollout import collect
+from tepo_jax.rollout import draw
 from tepo_jax.rollout import generation
+from tepo_jax.rollout import schedule
+from tepo_jax.rollout import stopping
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import metrics
@@ -83,17 +89,28 @@ class Session:
     return [collect.Prompt(problem, tuple(ids), index)
             for index, (problem, ids) in enumerate(rendered)]
 
-  def sampler(self, *, prompts_at_once: int, samples: int, max_tokens: int,
-              temperature: float) -> generation.GroupSampler:
-    """A sampler of that many prompts at a time, rounded up to the mesh."""
-    rows = prompts_at_once + -prompts_at_once % mesh_lib.batch_shards(self.mesh)
+  def sampler(self, *, prompts: int, samples: int, max_tokens: int,
+              decoding: draw.Decoding, stop_after_boxed: bool = False
+              ) -> generation.GroupSampler:
+    """A sampler for so many prompts; slots as `config.rollout` says."""
+    settings = self.config.rollout
+
+    @functools.cache
+    def make_schedule():
+      shapes = slots.shapes(
+          self.model, self.mesh, wanted=settings.slots, work=prompts * samples,
+          prompt_tokens=self.config.data.max_prompt_tokens,
+          max_tokens=max_tokens, chunk=settings.chunk)
+      return schedule.Schedule(
+          steps.make_sampling(
+              self.model, self.mesh, decoding=decoding, eos_ids=self.eos_ids,
+              chunk=settings.chunk),
+          shapes, functools.partial(stopping.after_boxed, self.tokenizer)
+          if stop_after_boxed else None)
+
     return generation.GroupSampler(
-        generate=steps.make_generate(
-            self.model, self.mesh, group_size=samples, max_tokens=max_tokens,
-            temperature=temperature, eos_ids=self.eos_ids),
-        rows=rows, width=self.config.data.max_prompt_tokens,
-        group_size=samples, grader=self.grader, tokenizer=self.tokenizer,
-        mesh=self.mesh, timers=self.timers)
+        schedule=make_schedule, group_size=samples, max_tokens=max_tokens,
+        grader=self.grader, tokenizer=self.tokenizer, timers=self.timers)
 
 
 def open_folder(config: ml_collections.ConfigDict, folder: str | os.PathLike
@@ -137,6 +154,18 @@ def model_folder(config: ml_collections.ConfigDict,
   return str(hub.folder(config.model))
 
 
+def cache_compilations(config: ml_collections.ConfigDict,
+                       workdir: str | os.PathLike) -> None:
+  """Keeps compiled programs in `config.compute.cache`, for later processes."""
+  if config.compute.cache is not None:
+    folder = config.compute.cache
+  elif jax.config.jax_compilation_cache_dir is None:
+    folder = str(pathlib.Path(workdir).absolute().parent / '.jax_cache')
+  else:
+    return  # the environment says where
+  jax.config.update('jax_compilation_cache_dir', folder)
+
+
 def restore_trained(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
                     step: int | None = None
                     ) -> tuple[str, transformer.ModelConfig, Any]:
@@ -150,6 +179,12 @@ def restore_trained(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
     errors.InputError: not a run's workdir, or no such checkpoint.
   """
   config = cli.read_config(workdir)
+  lacking = cli.field_names(base.get_config()).keys() - cli.field_names(config)
+  lacking = sorted(n for n in lacking if not n.startswith('method.'))
+  if lacking:
+    raise errors.InputError(
+        f'{workdir}/config.json is not the config of a run of this version: '
+        f'{lacking[0]} is missing')
   folder = model_folder(config, workdir)
   model = weights.read_config(folder)
   checkpointer = checkpoint.Checkpointer(
@@ -177,11 +212,11 @@ def restore_params(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
     _, base = weights.load(folder, 'float32', mesh)
     merge = functools.partial(lora.merge, model.lora)
     return folder, jax.jit(merge, donate_argnums=0)(base, params)
-  plain = transformer.sharded_over(
+  plain = on_mesh.sharded_over(
       weights.read_config(folder), mesh.shape['tensor'])
   if plain.vocab_padding != model.vocab_padding:
     params = jax.jit(
-        functools.partial(transformer.repad, plain),
+        functools.partial(on_mesh.repad, plain),
         out_shardings=mesh_lib.shardings(
             mesh, transformer.logical_axes(plain)))(params)
   return folder, params

@@ -17,9 +17,12 @@ from tepo_jax.learning import optimizer as optimizer_lib
 from tepo_jax.learning import update
 from tepo_jax.policy import attention
 from tepo_jax.policy import lora
+from tepo_jax.policy import on_mesh
 from tepo_jax.policy import transformer
+from tepo_jax.rollout import draw
+from tepo_jax.rollout import engine
 from tepo_jax.rollout import packing
-from tepo_jax.rollout import sampler
+from tepo_jax.rollout import schedule
 from tepo_jax.runtime import mesh as mesh_lib
 
 
@@ -41,7 +44,7 @@ class Programs:
     init_state: params -> TrainState; takes the params over.
     freeze: with LoRA: the model's weights -> the base in the compute dtype.
       init_adapters: key -> the first params.
-    to_decode: fp32 masters -> weights in the compute dtype and decode layout.
+    to_decode: as of `make_decode_cast`.
     to_old_policy: the same dtype in the training layout, for the exact KL.
     pack: update.Batch on the host -> update.Minibatch there.
     minibatch_sharding: of `update.Minibatch`.
@@ -86,7 +89,7 @@ def execution(model: transformer.ModelConfig,
   """
   device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
   if mesh is not None:
-    model = transformer.sharded_over(model, mesh.shape['tensor'])
+    model = on_mesh.sharded_over(model, mesh.shape['tensor'])
   return dataclasses.replace(
       model, dtype=compute.dtype, remat=compute.remat, unroll=compute.unroll,
       attention=attention.choose(
@@ -172,27 +175,80 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
 
 
 def make_decode_cast(model: transformer.ModelConfig, mesh: jax.sharding.Mesh):
-  """Jitted: weights to the compute dtype in the decode layout."""
-  return jax.jit(
-      functools.partial(_cast, model.dtype),
-      out_shardings=mesh_lib.shardings(
-          mesh, transformer.logical_axes(model), mesh_lib.DECODE_RULES))
+  """Jitted: weights to the compute dtype in the layout and form of decoding."""
+  def cast(params):
+    return transformer.for_decoding(_cast(model.dtype, params))
+
+  axes = transformer.logical_axes(model)
+  layer = jax.tree.map(lambda names: names[1:], axes['layers'],
+                       is_leaf=lambda node: isinstance(node, tuple))
+  axes = {**axes, 'layers': (layer,) * model.num_layers}
+  return jax.jit(cast, out_shardings=mesh_lib.shardings(
+      mesh, axes, mesh_lib.DECODE_RULES))
 
 
-def make_generate(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
-                  group_size: int, max_tokens: int, temperature: float,
-                  eos_ids: tuple[int, ...]):
-  """Jitted `sampler.generate`: (params, prompts…, key) -> Completions."""
-  batch = mesh_lib.batch_sharding(mesh)
-  weights = mesh_lib.shardings(
-      mesh, transformer.logical_axes(model), mesh_lib.DECODE_RULES)
-  generate = functools.partial(
-      sampler.generate, model, group_size=group_size, max_tokens=max_tokens,
-      temperature=temperature, eos_ids=eos_ids)
-  return jax.jit(
-      mesh_lib.under_rules(mesh, generate, mesh_lib.DECODE_RULES),
-      in_shardings=(weights, batch, batch, batch, mesh_lib.replicated(mesh)),
-      out_shardings=batch)
+def make_sampling(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
+                  decoding: draw.Decoding, eos_ids: tuple[int, ...],
+                  chunk: int) -> schedule.Programs:
+  """The functions of `engine`, jitted: slots over data and fsdp."""
+  cache, prompts = (_cache_sharding(model, mesh, rows)
+                    for rows in ('batch', None))
+  replicated = mesh_lib.replicated(mesh)
+
+  def jit(function, **options):
+    return jax.jit(mesh_lib.under_rules(mesh, function, mesh_lib.DECODE_RULES),
+                   **options)
+
+  def empty(slots, columns, index):
+    return transformer.init_decoding_cache(
+        model, slots, columns, model.dtype).replace(
+            index=jax.numpy.int32(index))
+
+  return schedule.Programs(
+      empty=jit(empty, static_argnums=(0, 1), out_shardings=cache),
+      prefill=jit(functools.partial(engine.prefill, model),
+                  out_shardings=prompts),
+      insert=jit(engine.insert, donate_argnums=0, out_shardings=cache),
+      relay=_make_relay(jit, cache),
+      decode=jit(functools.partial(
+          engine.decode, model, chunk=chunk, decoding=decoding,
+          eos_ids=eos_ids), donate_argnums=1,
+                 out_shardings=(cache, replicated)))
+
+
+def _cache_sharding(model, mesh, rows):
+  """Of a decoding cache: its rows, and its heads."""
+  store = mesh_lib.shardings(mesh, (rows, 'kv_heads', None, None))
+  stores = (store,) * model.num_layers
+  return transformer.KVCache(
+      stores, stores, mesh_lib.shardings(mesh, (rows, None)),
+      mesh_lib.replicated(mesh))
+
+
+def _make_relay(jit, sharding):
+  """`engine.relay` of a whole cache, one array at a time.
+
+  So the memory of two caches is never needed at once; all the layers share
+  one program.
+  """
+  @functools.cache
+  def of_array(axis, empty, columns, sharding):
+    return jit(functools.partial(
+        engine.relay, axis=axis, columns=columns, empty=empty),
+               out_shardings=sharding)
+
+  def relay(cache, row_M, shift, columns):
+    def move(array, axis, empty, sharding):
+      moved = of_array(axis, empty, columns, sharding)(array, row_M, shift)
+      array.delete()
+      return moved
+
+    return transformer.KVCache(
+        tuple(move(k, 3, 0, sharding.k[0]) for k in cache.k),
+        tuple(move(v, 2, 0, sharding.v[0]) for v in cache.v),
+        move(cache.position, 1, -1, sharding.position), cache.index - shift)
+
+  return relay
 
 
 def stream(seed: int, name: str) -> jax.Array:

@@ -1,5 +1,7 @@
 """A training run: rollout steps, evaluations, checkpoints, records."""
 
+from concurrent import futures
+import contextlib
 import json
 import pathlib
 import signal
@@ -18,6 +20,7 @@ from tepo_jax.job import steps
 from tepo_jax.policy import lora
 from tepo_jax.learning import update
 from tepo_jax.rollout import collect
+from tepo_jax.rollout import draw
 from tepo_jax.rollout import packing
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import mesh as mesh_lib
@@ -45,10 +48,12 @@ class Trainer:
     self.prompts = session.prompts(config.data.name, None, config.data.limit)
     self.order = collect.DataOrder(len(self.prompts), config.seed)
     self.sampler = session.sampler(
-        prompts_at_once=rollout.prompts, samples=rollout.samples,
-        max_tokens=rollout.max_tokens, temperature=rollout.temperature)
+        prompts=rollout.prompts, samples=rollout.samples,
+        max_tokens=rollout.max_tokens,
+        decoding=draw.Decoding(rollout.temperature))
     self.evaluations = evaluation.prepare(session) if config.eval.period else []
     self.progress = metrics.Progress(config.steps)
+    self.background = futures.ThreadPoolExecutor(1)
 
   def open(self, workdir: pathlib.Path) -> None:
     """Makes `workdir` this run's, and goes to its last checkpoint."""
@@ -102,7 +107,8 @@ class Trainer:
       self.writer.write(0, self.evaluate())
     score = None
     while self.step < self.config.steps and not stop.requested:
-      scalars = self.rollout_step()
+      with self._traced():
+        scalars = self.rollout_step()
       self.step += 1
       if self._is_due(self.config.eval.period):
         scalars |= self.evaluate()
@@ -117,13 +123,21 @@ class Trainer:
 
   def close(self) -> None:
     """Waits for the last checkpoint and closes the records."""
+    self.background.shutdown()
     self.checkpointer.close()
     self.writer.close()
 
+  def _traced(self):
+    """A profiler trace of the step that comes, if the config asks for it."""
+    if self.step + 1 in self.config.profile.steps:
+      return jax.profiler.trace(self.workdir / 'profile')
+    return contextlib.nullcontext()
+
   def _save(self, score):
-    self.checkpointer.save(self.step, self.state, {
-        'cursor': self.cursor, 'skipped_in_a_row': self.skipped_in_a_row,
-        'config_digest': cli.config_digest(self.config)}, score)
+    with self.session.timers('save'):
+      self.checkpointer.save(self.step, self.state, {
+          'cursor': self.cursor, 'skipped_in_a_row': self.skipped_in_a_row,
+          'config_digest': cli.config_digest(self.config)}, score)
 
   def _is_due(self, period):
     return bool(period) and (
@@ -136,6 +150,7 @@ class Trainer:
     self.progress.phase('sampling')
     rollout = self._collect(number)
     self.cursor = rollout.cursor
+    dumped = self.background.submit(self._dump, number, rollout)
     scalars = rollout_metrics(rollout, self.config.rollout)
     scalars |= {f'grading/{name}': count
                 for name, count in self.sampler.counts.items()}
@@ -143,7 +158,7 @@ class Trainer:
     if rollout.groups:
       self.progress.phase('updating')
       scalars |= self._update(number, rollout.groups)
-    self._dump(number, rollout)
+    dumped.result()
     seconds = time.perf_counter() - start
     scalars |= {f'seconds/{phase}': value
                 for phase, value in self.session.timers.pop().items()}

@@ -17,6 +17,7 @@ import flax.struct
 import jax
 from jax import numpy as jnp
 
+from tepo_jax.policy import on_mesh
 from tepo_jax.policy import transformer
 
 
@@ -90,17 +91,30 @@ def score_rows(config: transformer.ModelConfig, params: Any, rows: Rows, *,
     Scores over [R, C], C >= S, float32: column c of a row is its scored slot
     number c. Columns that no scored slot stands behind are arbitrary.
   """
+  old = None
+  if old_params is not None:
+    old = jax.lax.stop_gradient(_policy(config, old_params, rows))
+  return score_states(
+      config, *_policy(config, params, rows), rows, temperature=temperature,
+      chunk_size=chunk_size, shards=shards, old=old)
+
+
+def score_states(config: transformer.ModelConfig, hidden_RSD: jax.Array,
+                 weight: jax.Array, rows: Rows, *, temperature: float,
+                 chunk_size: int, shards: int = 1, old: Any = None) -> Scores:
+  """`score_rows` from the hidden states on.
+
+  `weight` is the head's, as `transformer.head_weight` gives it; `old` the pair
+  of hidden states and weight of π_old, without gradient.
+  """
   count, length = rows.token_RS.shape
   plan = _Plan(
       tied=config.tie_embeddings, dtype=config.dtype,
       vocab_size=config.vocab_size, temperature=temperature,
       width=min(length, max(1, chunk_size // count)), shards=shards)
   target_RS = jnp.roll(rows.token_RS, -1, axis=1)
-  old = None
-  if old_params is not None:
-    old = jax.lax.stop_gradient(_policy(config, old_params, rows))
-  return Scores(*_score(plan, *_policy(config, params, rows), target_RS,
-                        rows.scored_RS, old))
+  return Scores(*_score(plan, hidden_RSD, weight, target_RS, rows.scored_RS,
+                        old))
 
 
 def _policy(config, params, rows):
@@ -131,7 +145,7 @@ class _Plan:
     logits_nMV = jax.lax.dot_general(
         hidden_nMD, weight, (((2,), (1 if self.tied else 0,)), ((), ())),
         preferred_element_type=jnp.float32)
-    logits_nMV = transformer.without_padding(self.vocab_size, logits_nMV)
+    logits_nMV = on_mesh.without_padding(self.vocab_size, logits_nMV)
     return transformer.constrain(
         logits_nMV / self.temperature, ('batch', None, 'vocab'))
 

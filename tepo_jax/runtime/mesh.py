@@ -267,6 +267,21 @@ def to_host(tree):
   return jax.tree.map(get, tree)
 
 
+def free_bytes() -> int | None:
+  """Memory left on the fullest device of the job; None where nobody knows.
+
+  A collective when there are several processes.
+  """
+  free = [stats['bytes_limit'] - stats['bytes_in_use']
+          for stats in (device.memory_stats()
+                        for device in jax.local_devices()) if stats]
+  if not free:
+    return None
+  if jax.process_count() == 1:
+    return min(free)
+  return int(np.min(multihost_utils.process_allgather(np.array(min(free)))))
+
+
 def _is_axes(node) -> bool:
   # Not isinstance: optax's states are named tuples, some of them empty.
   return type(node) is tuple and all(

@@ -86,10 +86,12 @@ def test_greedy_tokens_are_those_of_transformers(case, hf_model, batch):
 def _greedy(config, decoding_form, params, token_BS, position_BS):
   rows, width = token_BS.shape
   cache = transformer.init_cache(config, rows, width + 63, 'float32')
+  if decoding_form:
+    params = transformer.for_decoding(params)
+    cache = transformer.init_decoding_cache(
+        config, rows, width + 63, 'float32')
   hidden_BSD, cache = transformer.forward(
       config, params, token_BS, position_BS, cache)
-  if decoding_form:
-    params, cache = transformer.for_decoding(params, cache)
 
   def choose(hidden_BSD):
     return jnp.argmax(
@@ -114,10 +116,11 @@ def test_the_cache_changes_nothing(small, batch, decoding_form):
   token_BS, position_BS = batch
   want, _ = _logits(config, params, token_BS, position_BS)
   cache = transformer.init_cache(config, 3, 37, 'float32')
+  if decoding_form:
+    params = transformer.for_decoding(params)
+    cache = transformer.init_decoding_cache(config, 3, 37, 'float32')
   got = []
   for columns in (slice(0, 20), slice(20, 32), slice(32, 33)):
-    if decoding_form and columns.start == 20:
-      params, cache = transformer.for_decoding(params, cache)
     part, cache = _logits(
         config, params, token_BS[:, columns], position_BS[:, columns], cache)
     got.append(part)
