@@ -30,9 +30,10 @@ _POSITIVE = (
     'steps', 'data.max_prompt_tokens', 'rollout.prompts', 'rollout.max_tokens',
     'rollout.max_generation_batches', 'rollout.temperature',
     'rollout.logp_gap_limit', 'grading.workers', 'lora.alpha',
-    'train.minibatch_prompts', 'train.epochs', 'train.microbatch_tokens', 'train.chunk_size',
-    'optimizer.learning_rate', 'optimizer.epsilon', 'optimizer.max_grad_norm',
-    'compute.unroll', 'eval.max_tokens', 'rollout.chunk',
+    'train.minibatch_prompts', 'train.epochs', 'train.microbatch_tokens',
+    'train.chunk_size', 'optimizer.learning_rate', 'optimizer.epsilon',
+    'optimizer.max_grad_norm', 'compute.unroll', 'eval.max_tokens',
+    'rollout.chunk',
     'checkpoint.period', 'checkpoint.keep', 'pretrain.batch',
     'pretrain.demonstrations', 'pretrain.learning_rate', 'pretrain.d_model',
     'pretrain.num_layers', 'pretrain.num_heads', 'pretrain.num_kv_heads',
@@ -41,8 +42,7 @@ _POSITIVE = (
 _NOT_NEGATIVE = (
     'seed', 'lora.rank', 'optimizer.weight_decay', 'eval.period',
     'eval.top_k', 'checkpoint.keep_every', 'pretrain.worked_steps',
-    'pretrain.mixed_steps',
-    'rollout.overlong_buffer', 'rollout.overlong_factor')
+    'pretrain.mixed_steps', 'rollout.overlong_buffer', 'rollout.overlong_factor')
 _POSITIVE_IF_GIVEN = (
     'data.limit', 'eval.limit', 'eval.samples', 'train.row_tokens',
     'rollout.slots')

@@ -17,6 +17,7 @@ from tepo_jax.learning import optimizer as optimizer_lib
 from tepo_jax.learning import update
 from tepo_jax.policy import attention
 from tepo_jax.policy import lora
+from tepo_jax.policy import on_mesh
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import engine
@@ -88,7 +89,7 @@ def execution(model: transformer.ModelConfig,
   """
   device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
   if mesh is not None:
-    model = transformer.sharded_over(model, mesh.shape['tensor'])
+    model = on_mesh.sharded_over(model, mesh.shape['tensor'])
   return dataclasses.replace(
       model, dtype=compute.dtype, remat=compute.remat, unroll=compute.unroll,
       attention=attention.choose(
