@@ -58,8 +58,16 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   c.train = ml_collections.ConfigDict()
   c.train.minibatch_prompts = 16  # groups an optimiser update sees
   c.train.epochs = 2  # passes over a rollout: 2 x 64 / 16 = 8 updates
-  c.train.microbatches = 16  # forward/backward passes a minibatch is cut into
-  c.train.chunk_size = 4096  # tokens whose logits exist at one time
+  # How completions are laid out for scoring and updates. 'segments': several
+  # to a row; 'buckets': one a row, in rows of four lengths, for attention
+  # backends without segments; 'none': one a row, all rows of one length.
+  c.train.packing = 'segments'
+  # Slots of a row; None: the longest prompt and completion.
+  c.train.row_tokens = config_dict.placeholder(int)
+  # Slots of one forward/backward pass over the whole mesh, in whole rows: one
+  # for each of its data x fsdp shards at least.
+  c.train.microbatch_tokens = 16384
+  c.train.chunk_size = 2048  # tokens of a shard whose logits exist at one time
 
   c.optimizer = ml_collections.ConfigDict()
   c.optimizer.learning_rate = 5e-7  # constant
@@ -71,7 +79,12 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
 
   c.compute = ml_collections.ConfigDict()
   c.compute.dtype = 'bfloat16'  # of activations and sampling; masters are fp32
-  c.compute.remat = True  # recompute each layer in the backward pass
+  # What the backward pass computes again: 'none'; 'dots': all of a layer but
+  # the outputs of its linear maps; 'full': all of it.
+  c.compute.remat = 'full'
+  # Of the layers' kernels in an update, and of the gradient of a microbatch;
+  # gradients are summed in fp32.
+  c.compute.gradient_dtype = 'bfloat16'
   c.compute.unroll = 1  # layers unrolled in one iteration of the layer scan
 
   c.mesh = ml_collections.ConfigDict()  # sizes of the mesh axes; -1: the rest
@@ -90,9 +103,12 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   c.eval.max_tokens = 8192
   c.eval.batch_prompts = 64  # prompts sampled at a time
 
+  # The best is the one with the highest avg@k of the first set in eval.sets,
+  # of those that an evaluation fell on.
   c.checkpoint = ml_collections.ConfigDict()
   c.checkpoint.period = 5  # rollout steps
-  c.checkpoint.keep = 2  # the newest N
+  c.checkpoint.keep = 2  # the newest N; and always the best, as below
+  c.checkpoint.keep_every = 0  # steps that are a multiple stay too; 0: none
 
   # The embedded model, made where `c.model` is None: a Qwen3-shaped network,
   # trained on worked solutions, then on a mixture with direct answers.

@@ -31,9 +31,10 @@ def get_config(size: str = 'tiny'):
   c.rollout.prompts = 4
   c.rollout.samples = 8
   c.train.minibatch_prompts = 4
-  c.train.microbatches = 1
+  c.train.microbatch_tokens = 1 << 20
   c.pretrain.update(shape)
   c.compute.dtype = 'float32'
-  c.compute.remat = False
+  c.compute.gradient_dtype = 'float32'
+  c.compute.remat = 'none'
   c.compute.unroll = c.pretrain.num_layers
   return c

@@ -5,4 +5,5 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 launch/setup.sh cpu tests
-exec .venv/bin/python -m pytest tests "$@"
+exec .venv/bin/python -m pytest tests --numprocesses=2 --dist=loadfile \
+  --no-loadscope-reorder "$@"

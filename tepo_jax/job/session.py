@@ -11,6 +11,7 @@ import jax
 import ml_collections
 import transformers
 
+from configs import base
 from tepo_jax import cli
 from tepo_jax import errors
 from tepo_jax.job import steps
@@ -157,6 +158,12 @@ def restore_params(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
     errors.InputError: not a run's workdir, or no such checkpoint.
   """
   config = cli.read_config(workdir)
+  lacking = cli.field_names(base.get_config()).keys() - cli.field_names(config)
+  lacking = sorted(n for n in lacking if not n.startswith('method.'))
+  if lacking:
+    raise errors.InputError(
+        f'{workdir}/config.json is not the config of a run of this version: '
+        f'{lacking[0]} is missing')
   folder = model_folder(config, workdir)
   programs = steps.make(config, weights.read_config(folder), mesh)
   checkpointer = checkpoint.Checkpointer(

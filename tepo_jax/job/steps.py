@@ -10,20 +10,22 @@ from typing import Any
 
 import jax
 import ml_collections
-import numpy as np
 import optax
 
 from tepo_jax.learning import objective
 from tepo_jax.learning import optimizer as optimizer_lib
 from tepo_jax.learning import update
 from tepo_jax.policy import transformer
+from tepo_jax.rollout import packing
 from tepo_jax.rollout import sampler
 from tepo_jax.runtime import mesh as mesh_lib
 
 
-# A fusion may keep bfloat16 values in float32; then `score` and `train_step`
-# round differently and the ratios at π_θ = π_old are not exactly 1.
+# `score` and `train_step` must round alike, else the ratios at π_θ = π_old are
+# not exactly 1. A fusion may keep bfloat16 values in float32; and on the CPU
+# what a library call is fused with decides how it rounds.
 _COMPILER_OPTIONS = {'xla_allow_excess_precision': False}
+_COMPILER_OPTIONS_CPU = {'xla_cpu_experimental_ynn_fusion_type': ''}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +39,10 @@ class Programs:
     init_state: params -> TrainState; takes the params over.
     to_decode: fp32 masters -> weights in the compute dtype and decode layout.
     to_old_policy: the same dtype in the training layout, for the exact KL.
-    score: (params, Batch) -> Batch with ℓ° and H°, a minibatch at a time.
-    train_step: (state, Batch, rng, noise_floor, old_params) -> state,
+    pack: update.Batch on the host -> update.Minibatch there.
+    minibatch_sharding: of `update.Minibatch`.
+    score: (params, Minibatch) -> ℓ° and H°.
+    train_step: (state, Minibatch, rng, noise_floor, old_params) -> state,
       metrics; donates the state.
   """
   mesh: jax.sharding.Mesh
@@ -48,6 +52,8 @@ class Programs:
   init_state: Any
   to_decode: Any
   to_old_policy: Any
+  pack: packing.Packer
+  minibatch_sharding: update.Minibatch
   score: Any
   train_step: Any
 
@@ -57,6 +63,17 @@ def execution(model: transformer.ModelConfig,
   """The model with the execution fields of `config.compute`."""
   return dataclasses.replace(
       model, dtype=compute.dtype, remat=compute.remat, unroll=compute.unroll)
+
+
+def make_packer(config: ml_collections.ConfigDict,
+                mesh: jax.sharding.Mesh) -> packing.Packer:
+  """How `config.train` lays the rows of an update out."""
+  train = config.train
+  longest = config.data.max_prompt_tokens + config.rollout.max_tokens
+  return packing.make(
+      train.packing, row_tokens=train.row_tokens or longest,
+      microbatch_tokens=train.microbatch_tokens,
+      shards=mesh_lib.batch_shards(mesh))
 
 
 def make_optimizer(config: ml_collections.ConfigDict
@@ -74,16 +91,21 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
   policy_loss = objective.make_policy_loss(config.method)
   param_sharding = mesh_lib.shardings(mesh, axes)
   state_sharding = _state_sharding(model, mesh, optimizer)
-  batch_sharding = mesh_lib.batch_sharding(mesh)
+  minibatch_sharding = _minibatch_sharding(mesh)
   replicated = mesh_lib.replicated(mesh)
+  shards = mesh_lib.batch_shards(mesh)
   scorer = update.Scorer(
-      model=model, microbatches=config.train.microbatches,
-      temperature=config.rollout.temperature,
-      chunk_size=config.train.chunk_size)
+      model=model, temperature=config.rollout.temperature,
+      chunk_size=config.train.chunk_size * shards, shards=shards,
+      gradient_dtype=config.compute.gradient_dtype)
+
+  compiler_options = _COMPILER_OPTIONS
+  if mesh.devices.flat[0].platform == 'cpu':
+    compiler_options = compiler_options | _COMPILER_OPTIONS_CPU
 
   def jit(function, **options):
     return jax.jit(mesh_lib.under_rules(mesh, function),
-                   compiler_options=_COMPILER_OPTIONS, **options)
+                   compiler_options=compiler_options, **options)
 
   return Programs(
       mesh=mesh, model=model, policy_loss=policy_loss,
@@ -93,12 +115,14 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
       to_decode=make_decode_cast(model, mesh),
       to_old_policy=jit(functools.partial(_cast, model.dtype),
                         out_shardings=param_sharding),
+      pack=make_packer(config, mesh), minibatch_sharding=minibatch_sharding,
       score=jit(functools.partial(update.old_policy_statistics, scorer),
-                in_shardings=(param_sharding, batch_sharding),
-                out_shardings=batch_sharding),
+                in_shardings=(param_sharding, minibatch_sharding),
+                out_shardings=replicated),
       train_step=jit(
           functools.partial(update.train_step, scorer, policy_loss, optimizer),
-          in_shardings=(state_sharding, batch_sharding, replicated, replicated,
+          in_shardings=(state_sharding, minibatch_sharding, replicated,
+                        replicated,
                         param_sharding if policy_loss.needs_kl else None),
           out_shardings=(state_sharding, replicated), donate_argnums=0))
 
@@ -136,12 +160,6 @@ def stream(seed: int, name: str) -> jax.Array:
   return jax.random.fold_in(jax.random.key(seed), uses.index(name))
 
 
-def take_rows(mesh: jax.sharding.Mesh, batch: update.Batch,
-              rows: np.ndarray) -> update.Batch:
-  """Some rows of a host batch, on the devices."""
-  return mesh_lib.put_batch(mesh, jax.tree.map(lambda x: x[rows], batch))
-
-
 def abstract_state(programs: Programs) -> update.TrainState:
   """Shapes, dtypes and shardings of the state, to restore into."""
   params = transformer.abstract_params(programs.model, 'float32')
@@ -155,6 +173,14 @@ def _init_state(optimizer, params):
   return update.TrainState(
       step=jax.numpy.int32(0), params=params,
       opt_state=optimizer.init(params))
+
+
+def _minibatch_sharding(mesh):
+  """The rows of each microbatch over data and fsdp; the rest everywhere."""
+  names = (field.name for field in dataclasses.fields(update.Minibatch))
+  everywhere = mesh_lib.replicated(mesh)
+  return update.Minibatch(**dict.fromkeys(names, everywhere)).replace(
+      blocks=mesh_lib.shardings(mesh, (None, 'batch')))
 
 
 def _state_sharding(model, mesh, optimizer):

@@ -15,7 +15,9 @@ from tepo_jax import errors
 from tepo_jax.job import evaluation
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import steps
+from tepo_jax.learning import update
 from tepo_jax.rollout import collect
+from tepo_jax.rollout import packing
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import metrics
@@ -37,7 +39,6 @@ class Trainer:
     """Reads and checks all that a run needs; writes nothing."""
     self.config, self.session = config, session
     rollout = config.rollout
-    _check_rows(config, session.mesh)
     self.programs = steps.make(config, session.model, session.mesh)
     self.prompts = session.prompts(config.data.name, None, config.data.limit)
     self.order = collect.DataOrder(len(self.prompts), config.seed)
@@ -51,31 +52,33 @@ class Trainer:
     """Makes `workdir` this run's, and goes to its last checkpoint."""
     cli.claim_workdir(self.config, workdir)
     self.workdir = workdir
+    settings = self.config.checkpoint
     self.checkpointer = checkpoint.Checkpointer(
-        workdir / session_lib.CHECKPOINTS, self.config.checkpoint.keep)
+        workdir / session_lib.CHECKPOINTS, settings.keep, settings.keep_every)
     self.writer = metrics.Writer(workdir)
     self._restore()
 
   def _restore(self):
-    """The last checkpoint, or the model's weights at step 0."""
-    last = self.checkpointer.latest()
-    if last is None:
+    """The last good checkpoint, or the model's weights at step 0."""
+    saved = self.checkpointer.restore_last_good(
+        steps.abstract_state(self.programs))
+    if saved is None:
       self.progress.phase(f'loading {self.session.folder}')
       self.state = self.programs.init_state(self.session.load_params())
       self.cursor, self.step, self.skipped_in_a_row = 0, 0, 0
       self.writer.truncate(-1)
     else:
-      self.state, extra = self.checkpointer.restore(
-          last, steps.abstract_state(self.programs))
-      self.cursor, self.step = extra['cursor'], last
+      self.step, self.state, extra = saved
+      self.cursor = extra['cursor']
       self.skipped_in_a_row = extra['skipped_in_a_row']
-      self.writer.truncate(last)
-      print(f'continuing {self.workdir} after step {last}', flush=True)
+      self.writer.truncate(self.step)
+      print(f'continuing {self.workdir} after step {self.step}', flush=True)
 
   def run(self, stop: 'StopRequest') -> None:
     """Steps until `config.steps`, or until it is asked to stop."""
     if self.step == 0 and self.evaluations:
       self.writer.write(0, self.evaluate())
+    score = None
     while self.step < self.config.steps and not stop.requested:
       scalars = self.rollout_step()
       self.step += 1
@@ -83,20 +86,22 @@ class Trainer:
         scalars |= self.evaluate()
       self.writer.write(self.step, scalars)
       self.progress.step(self.step, _summary(scalars))
+      score = next((value for name, value in scalars.items()
+                    if name.startswith('eval/') and '/avg@' in name), None)
       if self._is_due(self.config.checkpoint.period):
-        self._save()
+        self._save(score)
     if self.step and self.checkpointer.latest() != self.step:
-      self._save()  # asked to stop between two checkpoints
+      self._save(score)  # asked to stop between two checkpoints
 
   def close(self) -> None:
     """Waits for the last checkpoint and closes the records."""
     self.checkpointer.close()
     self.writer.close()
 
-  def _save(self):
+  def _save(self, score):
     self.checkpointer.save(self.step, self.state, {
         'cursor': self.cursor, 'skipped_in_a_row': self.skipped_in_a_row,
-        'config_digest': cli.config_digest(self.config)})
+        'config_digest': cli.config_digest(self.config)}, score)
 
   def _is_due(self, period):
     return bool(period) and (
@@ -150,54 +155,75 @@ class Trainer:
     batch = collect.to_batch(
         groups, rewards_B, rows=rows, width=config.data.max_prompt_tokens,
         estimator=programs.policy_loss.row.estimator)
+    order, later = self._orders(batch, number)
     with timers('score'):
-      batch = self._score(batch)
-      noise_floor = self._noise_floor(batch)
+      packed = [programs.pack(_rows(batch, rows)) for rows in order]
+      minibatches, batch = self._score(batch, order, packed)
+      noise_floor = self._noise_floor(batch, number)
     scalars = {'noise_floor': noise_floor} | self._gap(batch)
+    scalars |= packing_metrics(batch, packed)
     old_params = (programs.to_old_policy(self.state.params)
                   if programs.policy_loss.needs_kl else None)
     rng = jax.random.fold_in(steps.stream(config.seed, 'update'), number)
     history = []
     with timers('update'):
-      for index, minibatch in enumerate(self._minibatches(batch, number)):
+      for index, rows in enumerate(order + later):
+        minibatch = minibatches[index] if index < len(order) else (
+            self._put(programs.pack(_rows(batch, rows))))
         self.state, outcome = programs.train_step(
             self.state, minibatch, jax.random.fold_in(rng, index), noise_floor,
             old_params)
-        history.append(jax.device_get(outcome))
-        self._count_skipped(history[-1])
+        history.append(outcome)
+      history = jax.device_get(history)
+    for outcome in history:
+      self._count_skipped(outcome)
     return scalars | average(history)
 
-  def _minibatches(self, batch, number):
-    """The minibatches of a step; one of filler alone (mode 'drop') is none."""
-    settings = self.config.train
-    order = collect.minibatch_order(
-        len(batch.mask_BT), self.config.rollout.samples,
-        settings.minibatch_prompts, settings.epochs, self.config.seed, number)
-    for indices in order:
-      if batch.mask_BT[indices].any():
-        yield steps.take_rows(self.session.mesh, batch, indices)
+  def _orders(self, batch, number, epochs=None):
+    """Rows of each update, of the first epoch and of the others.
 
-  def _score(self, batch):
-    """ℓ° and H°, in the minibatches of the first epoch."""
-    rows = np.arange(len(batch.mask_BT)).reshape(-1, self._minibatch_rows())
-    scored = [self._score_rows(batch, some) for some in rows]
-    return jax.tree.map(lambda *x: np.concatenate(x), *scored)
-
-  def _score_rows(self, batch, rows):
-    return mesh_lib.to_host(self.programs.score(
-        self.state.params, steps.take_rows(self.session.mesh, batch, rows)))
-
-  def _minibatch_rows(self):
-    return self.config.train.minibatch_prompts * self.config.rollout.samples
-
-  def _noise_floor(self, batch):
-    """p99 of |H − H°| when only the rows' places in a minibatch change, nats.
-
-    What later epochs see of rounding, measured on the first minibatch.
+    A minibatch of filler alone (mode 'drop') is left out.
     """
-    rows = np.arange(self._minibatch_rows())[::-1]
-    again = self._score_rows(batch, rows)
-    moved = np.abs(again.old_entropy_BT - batch.old_entropy_BT[rows])
+    settings = self.config.train
+    order = list(collect.minibatch_order(
+        len(batch.mask_BT), self.config.rollout.samples,
+        settings.minibatch_prompts, epochs or settings.epochs,
+        self.config.seed, number))
+    first = self.config.rollout.prompts // settings.minibatch_prompts
+    return [[rows for rows in part if batch.mask_BT[rows].any()]
+            for part in (order[:first], order[first:])]
+
+  def _put(self, minibatch):
+    return jax.device_put(minibatch, self.programs.minibatch_sharding)
+
+  def _score(self, batch, order, packed):
+    """The minibatches with ℓ° and H°, on the devices, and the batch with them.
+
+    Each is scored as it will be trained on: the same rows, packed alike.
+    """
+    minibatches = list(map(self._put, packed))
+    scored = [self.programs.score(self.state.params, minibatch)
+              for minibatch in minibatches]
+    old_logp_BT = np.zeros_like(batch.old_logp_BT)
+    old_entropy_BT = np.zeros_like(batch.old_entropy_BT)
+    for rows, scores in zip(order, mesh_lib.to_host(scored)):
+      old_logp_BT[rows], old_entropy_BT[rows] = scores
+    return [
+        minibatch.replace(old_logp_BT=logp_BT, old_entropy_BT=entropy_BT)
+        for minibatch, (logp_BT, entropy_BT) in zip(minibatches, scored)
+    ], batch.replace(old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT)
+
+  def _noise_floor(self, batch, number):
+    """p99 of |H − H°| when only the packing changes, nats.
+
+    What later epochs see of rounding: measured on a minibatch of theirs, whose
+    completions come from all over the batch.
+    """
+    *_, rows = self._orders(batch, number, epochs=2)[1]
+    again = _rows(batch, rows)
+    _, entropy_BT = mesh_lib.to_host(self.programs.score(
+        self.state.params, self._put(self.programs.pack(again))))
+    moved = np.abs(entropy_BT - again.old_entropy_BT)
     return float(np.quantile(moved[again.mask_BT > 0], 0.99))
 
   def _gap(self, batch):
@@ -273,6 +299,17 @@ def rollout_metrics(rollout: collect.Rollout,
       'groups_trained': len(rollout.groups)}
 
 
+def packing_metrics(batch: update.Batch,
+                    minibatches: list[update.Minibatch]) -> dict[str, float]:
+  """padding_share: of the slots of unpacked rows, what holds no token.
+
+  packing_efficiency: of the slots that the updates compute, what holds one.
+  """
+  shares = [packing.efficiency(m) for m in minibatches]
+  return {'padding_share': np.mean(batch.position_BS < 0),
+          'packing_efficiency': np.mean(shares)}
+
+
 def average(history: list[dict[str, Any]]) -> dict[str, float]:
   """Means over a step's updates; extremes of weight_min and _max; counts."""
   reduce = {'weight_min': np.min, 'weight_max': np.max, 'skipped': np.sum,
@@ -292,21 +329,13 @@ def _summary(scalars):
   return '  '.join(parts)
 
 
+def _rows(batch, rows):
+  return jax.tree.map(lambda x: x[rows], batch)
+
+
 def _rewards(groups, settings):
   return collect.rewards(groups, settings.max_tokens, settings.overlong_buffer,
                          settings.overlong_factor)
-
-
-def _check_rows(config, mesh):
-  """Refuses a microbatch that cannot be spread over the mesh."""
-  rows = config.train.minibatch_prompts * config.rollout.samples
-  rows //= config.train.microbatches
-  shards = mesh_lib.batch_shards(mesh)
-  if rows % shards:
-    raise errors.InputError(
-        f'a microbatch has {rows} rows (train.minibatch_prompts x '
-        f'rollout.samples / train.microbatches), not a multiple of the mesh\'s '
-        f'data x fsdp = {shards}')
 
 
 def results_table(workdir: pathlib.Path) -> str:

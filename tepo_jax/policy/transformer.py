@@ -51,13 +51,18 @@ class ModelConfig:
   num_full_layers: int = 0
 
   dtype: str = 'float32'  # of the computation; parameters are cast at use
-  remat: bool = False  # recompute each layer in the backward pass
+  remat: str = 'none'  # what the backward pass recomputes: of REMAT
   unroll: int = 1  # layers per scan step; num_layers: no loop at all
   attention: str = 'xla'  # a name of attention.BACKENDS
 
 
 # Not of the model: changed with dataclasses.replace, never saved.
 EXECUTION_FIELDS = ('dtype', 'remat', 'unroll', 'attention')
+
+# What is recomputed in the backward pass: nothing; all of a layer; all but the
+# outputs of its linear maps (attention and what is element by element).
+REMAT = {'none': None, 'full': None,
+         'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
 
 
 @flax.struct.dataclass
@@ -104,7 +109,7 @@ def init_cache(
 
 
 def forward(config: ModelConfig, params, token_BS, position_BS,
-            cache: KVCache | None = None):
+            cache: KVCache | None = None, segment_BS=None):
   """Hidden states after the final norm.
 
   Args:
@@ -115,12 +120,15 @@ def forward(config: ModelConfig, params, token_BS, position_BS,
     cache: None: the S tokens see each other. Else the S new columns are
       written at cache.index (which must leave room: the caller's promise) and
       the tokens see the whole cache.
+    segment_BS: i32, which sequence of a packed row a slot belongs to; tokens
+      see their own sequence only. None: a row is one sequence. Not with a
+      cache.
 
   Returns:
     hidden_BSD in config.dtype, and the cache with index + S (None without).
   """
   return _Transformer(config).apply(
-      {'params': params}, token_BS, position_BS, cache)
+      {'params': params}, token_BS, position_BS, cache, segment_BS)
 
 
 def for_decoding(params: dict[str, Any], cache: KVCache):
@@ -142,17 +150,27 @@ def for_decoding(params: dict[str, Any], cache: KVCache):
       v=layers(jnp.transpose(cache.v, (0, 1, 3, 2, 4))))
 
 
+def head_weight(config: ModelConfig, params):
+  """[D, V] of the head, or [V, D] of the tied embedding, as stored."""
+  if config.tie_embeddings:
+    return params['embed']['embedding']
+  return params['head']['kernel']
+
+
 def logits(config: ModelConfig, params, hidden):
   """float32 [..., V] of hidden [..., D]: the head, or the tied embedding."""
-  if config.tie_embeddings:
-    weight, side = params['embed']['embedding'], 1
-  else:
-    weight, side = params['head']['kernel'], 0
+  weight = head_weight(config, params).astype(config.dtype)
+  side = 1 if config.tie_embeddings else 0
   hidden_MD = hidden.reshape(-1, config.d_model)
   logits_MV = jax.lax.dot_general(
-      hidden_MD, weight.astype(config.dtype), (((1,), (side,)), ((), ())),
+      hidden_MD, weight, (((1,), (side,)), ((), ())),
       preferred_element_type=jnp.float32)
   return logits_MV.reshape(*hidden.shape[:-1], config.vocab_size)
+
+
+def constrain(x, axes):
+  """Lays x out by logical axis names, where rules for them are in force."""
+  return nn.with_logical_constraint(x, axes)
 
 
 class _Norm(nn.Module):
@@ -203,22 +221,23 @@ class _Layer(nn.Module):
   config: ModelConfig
 
   @nn.compact
-  def __call__(self, carry, layer, turn, position_BS, key_position_BT, index):
+  def __call__(self, carry, layer, turn, position_BS, key_position_BT, index,
+               segment_BS):
     config = self.config
     x_MD, stores = carry
     attended_MD, stores = self._attention(
         _Norm(config.norm_eps, name='attention_norm')(x_MD),
-        stores, layer, turn, position_BS, key_position_BT, index)
-    x_MD = _constrain(x_MD + attended_MD)
+        stores, layer, turn, position_BS, key_position_BT, index, segment_BS)
+    x_MD = _by_rows(x_MD + attended_MD)
     y_MD = _Norm(config.norm_eps, name='mlp_norm')(x_MD)
     gate_MF = _Linear(config.d_ff, ('embed', 'mlp'), name='gate')(y_MD)
     up_MF = _Linear(config.d_ff, ('embed', 'mlp'), name='up')(y_MD)
     down_MD = _Linear(config.d_model, ('mlp', 'embed'), name='down')(
         nn.silu(gate_MF) * up_MF)
-    return (_constrain(x_MD + down_MD), stores), None
+    return (_by_rows(x_MD + down_MD), stores), None
 
   def _attention(self, x_MD, stores, layer, turn, position_BS,
-                 key_position_BT, index):
+                 key_position_BT, index, segment_BS):
     config = self.config
 
     def heads(name, axis, count, norm=False):
@@ -237,7 +256,7 @@ class _Layer(nn.Module):
       stores, k_BTKH, v_BTKH = _write(stores, k_BSKH, v_BSKH, layer, index)
     out_BSNH = attention.attend(
         q_BSNH, k_BTKH, v_BTKH, position_BS, key_position_BT,
-        _window(config, layer), config.attention)
+        _window(config, layer), config.attention, segment_BS, segment_BS)
     out_MD = _Linear(config.d_model, ('heads', 'embed'), name='o')(
         out_BSNH.reshape(x_MD.shape[0], -1))
     return out_MD, stores
@@ -262,7 +281,7 @@ class _Transformer(nn.Module):
   config: ModelConfig
 
   @nn.compact
-  def __call__(self, token_BS, position_BS, cache=None):
+  def __call__(self, token_BS, position_BS, cache=None, segment_BS=None):
     config = self.config
     embedding_VD = _Weight(
         'embedding', (config.vocab_size, config.d_model), ('vocab', 'embed'),
@@ -271,7 +290,7 @@ class _Transformer(nn.Module):
       _Weight('kernel', (config.d_model, config.vocab_size),
               ('embed', 'vocab'), name='head')()
     x_MD = jnp.take(embedding_VD, token_BS.reshape(-1), axis=0)
-    x_MD = _constrain(x_MD.astype(config.dtype))
+    x_MD = _by_rows(x_MD.astype(config.dtype))
     stores, key_position_BT, index = None, position_BS, None
     if cache is not None:
       stores, index = (cache.k, cache.v), cache.index
@@ -279,7 +298,7 @@ class _Transformer(nn.Module):
           cache.position, position_BS, (0, index))
     turn = rope.turn(
         position_BS, config.head_dim, config.rope_theta, config.rope_scaling)
-    shared = (turn, position_BS, key_position_BT, index)
+    shared = (turn, position_BS, key_position_BT, index, segment_BS)
     layers = self.get_variable('params', 'layers')
     if isinstance(layers, tuple):
       layer = _layer(config)(config, parent=None)
@@ -298,19 +317,20 @@ class _Transformer(nn.Module):
 
 
 def _layer(config: ModelConfig):
-  """`_Layer`, recomputed in the backward pass when the config says so."""
-  if not config.remat:
+  """`_Layer`, of which the backward pass recomputes what the config says."""
+  if config.remat == 'none':
     return _Layer
   # Inside a loop nothing can be merged with the forward pass; unrolled, XLA
   # would merge the recomputation away.
-  return nn.remat(_Layer, prevent_cse=config.unroll != 1)
+  return nn.remat(_Layer, prevent_cse=config.unroll != 1,
+                  policy=REMAT[config.remat])
 
 
 def _scan(config: ModelConfig):
   """The layer over the stacked parameters; only its number varies."""
   return nn.scan(
       _layer(config), variable_axes={'params': 0}, split_rngs={'params': True},
-      in_axes=(0,) + 4 * (nn.broadcast,), length=config.num_layers,
+      in_axes=(0,) + 5 * (nn.broadcast,), length=config.num_layers,
       unroll=config.unroll, metadata_params={nn.PARTITION_NAME: 'layers'})
 
 
@@ -347,9 +367,8 @@ def _window(config: ModelConfig, layer):
       layer < config.num_full_layers, _NO_WINDOW, config.sliding_window)
 
 
-def _constrain(x_MD):
-  """Rows over the mesh's batch axes, where logical rules are in force."""
-  return nn.with_logical_constraint(x_MD, ('batch', None))
+def _by_rows(x_MD):
+  return constrain(x_MD, ('batch', None))
 
 
 def _boxed(config: ModelConfig, key: jax.Array):

@@ -1,39 +1,52 @@
 """Checkpoints of a run: Orbax, asynchronous, atomic, bit exact, sharded.
 
-DIR/<step>/state holds the arrays, DIR/<step>/extra a small JSON object. A
-step is listed only once it is whole: a process killed while saving leaves the
-step before it as the latest.
+DIR/<step>/state holds the arrays, DIR/<step>/extra a small JSON object with
+their digests. A step is listed only once it is whole: a process killed while
+saving leaves the step before it as the latest. What was damaged afterwards is
+found by the digests.
 """
 
 import contextlib
 import gc
+import itertools
 import os
 import pathlib
+import shutil
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from tepo_jax import errors
 
 
+class DamagedError(errors.InputError):
+  """A checkpoint that was whole once and is no more."""
+
+
 class Checkpointer:
-  """Saves and restores (state, extra) by step, the last `keep` of them.
+  """Saves and restores (state, extra) by step.
+
+  Kept are the last `keep` steps, every step that is a multiple of
+  `keep_every` (0: none), and the step of the highest score.
 
   With `read_only` nothing is created, saved or tidied up: for programs that
   look at a run which may still be going on.
   """
 
   def __init__(self, directory: str | os.PathLike, keep: int = 2,
-               read_only: bool = False):
+               keep_every: int = 0, read_only: bool = False):
     self._directory = pathlib.Path(directory).absolute()
+    self._saving, self._failure = None, None
     if read_only and not self._directory.is_dir():
       raise errors.InputError(f'no checkpoints: {self._directory} is missing')
     options = ocp.CheckpointManagerOptions(
-        max_to_keep=None if read_only else keep, read_only=read_only,
+        preservation_policy=_kept(keep, keep_every), read_only=read_only,
         create=not read_only, cleanup_tmp_directories=not read_only,
         save_root_metadata=False)
     try:
@@ -45,18 +58,31 @@ class Checkpointer:
       raise errors.InputError(
           f'checkpoint folder {self._directory}: {error}') from error
 
-  def save(self, step: int, state: Any, extra: dict[str, Any]) -> None:
+  def save(self, step: int, state: Any, extra: dict[str, Any],
+           score: float | None = None) -> None:
     """Starts saving; returns once `state` may be donated or changed.
+
+    A save that fails (a full disk) is told on stderr and leaves the steps
+    before it as they are; only when it is the last does `close` raise.
 
     Args:
       step: later than every saved step.
       state: a tree of arrays.
       extra: what JSON can hold.
+      score: the highest-scored step is kept; None is not in the running.
     """
-    started = self._manager.save(step, args=ocp.args.Composite(
-        state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra)))
-    if not started:
+    self.wait()
+    if self._manager.latest_step() is not None and (
+        step <= self._manager.latest_step()):
       raise ValueError(f'step {step} does not follow step {self.latest()}')
+    self._saving, self._failure = step, None
+    with self._failure_told():
+      self._manager.save(
+          step, metrics=None if score is None else {'score': score},
+          args=ocp.args.Composite(
+              state=ocp.args.StandardSave(state),
+              extra=ocp.args.JsonSave(
+                  {'extra': extra, 'digests': _digests(state)})))
 
   def latest(self) -> int | None:
     """The last whole step, None when there is none; waits for a save."""
@@ -73,8 +99,8 @@ class Checkpointer:
         come back in exactly these, whatever the mesh they were saved from.
 
     Raises:
-      InputError: there is no such step, it cannot be read, or its arrays are
-        not those of `abstract_state`.
+      InputError: there is no such step, its arrays are not those of
+        `abstract_state`, or it is damaged (a DamagedError).
     """
     self.wait()
     steps = sorted(self._manager.all_steps())
@@ -83,48 +109,148 @@ class Checkpointer:
       wanted = '' if step is None else f' of step {step}'
       raise errors.InputError(
           f'no checkpoint{wanted} in {self._directory} (there: {steps})')
+    where = f'checkpoint {self._directory}/{step}'
     with _no_stray_tracebacks():
-      try:
-        _check_arrays(self._manager.item_metadata(step).state, abstract_state)
+      try:  # Orbax and tensorstore raise many kinds
+        saved = self._manager.item_metadata(step).state
+        if saved is None:
+          raise ValueError('its list of arrays is missing')
+        _check_arrays(where, saved.tree, abstract_state)
         restored = self._manager.restore(step, args=ocp.args.Composite(
             state=ocp.args.StandardRestore(abstract_state),
             extra=ocp.args.JsonRestore()))
-        return restored.state, restored.extra
-      except jax.errors.JaxRuntimeError:
+        extra, digests = restored.extra['extra'], restored.extra['digests']
+      except (errors.InputError, jax.errors.JaxRuntimeError):
         raise  # out of device memory is not the checkpoint's fault
-      except Exception as error:  # Orbax and tensorstore raise many kinds
-        reason = ' '.join(str(error).split())[:300] or type(error).__name__
-    raise errors.InputError(
-        f'checkpoint {self._directory}/{step} cannot be restored: {reason}')
+      except Exception as error:
+        raise DamagedError(f'{where} cannot be restored: '
+                           f'{_reason(error)}') from None
+    for name, digest in _digests(restored.state).items():
+      if digests.get(name) != digest:
+        raise DamagedError(f'{where}: {name} is not what was saved')
+    return restored.state, extra
+
+  def restore_last_good(self, abstract_state: Any
+                        ) -> tuple[int, Any, dict[str, Any]] | None:
+    """(step, state, extra) of the last undamaged step; None: nothing saved.
+
+    Damaged steps behind it are named on stderr and set aside as
+    DIR/damaged_<step>, so that the run can save these steps anew.
+
+    Raises:
+      InputError: every step is damaged, or as `restore`.
+    """
+    while (step := self.latest()) is not None:
+      try:
+        return step, *self.restore(step, abstract_state)
+      except DamagedError as error:
+        if len(self._manager.all_steps()) == 1:
+          raise
+        print(f'warning: {error}; going back to the checkpoint before it',
+              file=sys.stderr, flush=True)
+        (self._directory / str(step)).rename(_unused(
+            self._directory / f'damaged_{step}'))
+        self._manager.reload()
+    return None
 
   def wait(self) -> None:
-    """Until the save that was started is whole; raises its error."""
-    self._manager.wait_until_finished()
+    """Until the save that was started is whole, or has failed."""
+    with self._failure_told():
+      self._manager.wait_until_finished()
 
   def close(self) -> None:
-    """Waits, and lets the threads go."""
+    """Waits, and lets the threads go.
+
+    Raises:
+      RunError: the last save failed.
+    """
+    self.wait()
     self._manager.close()
+    if self._failure:
+      raise errors.RunError(f'{self._failure}; the last good one is of step '
+                            f'{self._manager.latest_step()}')
+
+  @contextlib.contextmanager
+  def _failure_told(self) -> Iterator[None]:
+    """Turns what a save raises, here or in its thread, into a warning."""
+    try:
+      yield
+    except Exception as error:  # Orbax and tensorstore raise many kinds
+      self._failure = (f'checkpoint {self._directory}/{self._saving} could not '
+                       f'be saved: {_reason(error)}')
+      print(f'warning: {self._failure}', file=sys.stderr, flush=True)
+      for left in self._directory.glob(f'{self._saving}.orbax-checkpoint-tmp*'):
+        shutil.rmtree(left, ignore_errors=True)
+
+def _kept(keep, keep_every):
+  """Which steps outlive the next save."""
+  policies = [
+      preservation_policy.LatestN(keep),
+      preservation_policy.BestN(
+          get_metric_fn=lambda metrics: metrics['score'], n=1,
+          keep_checkpoints_without_metrics=False)]
+  if keep_every:
+    policies.append(preservation_policy.EveryNSteps(keep_every))
+  return preservation_policy.AnyPreservationPolicy(policies)
 
 
-def _check_arrays(saved, abstract_state) -> None:
+def _check_arrays(where, saved, abstract_state) -> None:
   """Refuses another shape or dtype, which Orbax would cast to, by name."""
-  if saved is None:
-    raise errors.InputError('its list of arrays is missing')
-  there, here = _signature(saved.tree), _signature(abstract_state)
+  there, here = _signature(saved), _signature(abstract_state)
   for name in sorted(there.keys() ^ here.keys()):
-    where = 'not in it' if name in here else 'in it, not in this run'
-    raise errors.InputError(f'{name} is {where}')
+    but = 'not in it' if name in here else 'in it, not in this run'
+    raise errors.InputError(f'{where}: {name} is {but}')
   for name, signature in there.items():
     if signature != here[name]:
-      raise errors.InputError(
-          f'{name} is {signature} in it, {here[name]} in this run')
+      raise errors.InputError(f'{where}: {name} is {signature} in it, '
+                              f'{here[name]} in this run')
 
 
 def _signature(tree) -> dict[str, str]:
+  return {name: f'{np.dtype(leaf.dtype).name}{list(leaf.shape)}'
+          for name, leaf in _named(tree).items()}
+
+
+def _named(tree) -> dict[str, Any]:
+  """The leaves by their path: 'params/w'."""
   return {
-      jax.tree_util.keystr(path, simple=True, separator='/'):
-          f'{np.dtype(leaf.dtype).name}{list(leaf.shape)}'
+      jax.tree_util.keystr(path, simple=True, separator='/'): leaf
       for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+
+
+def _digests(tree) -> dict[str, int]:
+  """A digest of the bits of each array, by its path."""
+  return {name: int(digest) for name, digest in jax.device_get(
+      jax.tree.map(_digest, _named(tree))).items()}
+
+
+@jax.jit
+def _digest(x) -> jax.Array:
+  """Σ_i m_i · bits(x_i) mod 2^32 with odd m_i: uint32.
+
+  Whatever the sharding, as sums mod 2^32 have no order; a single changed
+  element always changes it.
+  """
+  x = jnp.atleast_1d(jnp.asarray(x))
+  bits = jax.lax.bitcast_convert_type(x, f'uint{8 * x.dtype.itemsize}')
+  index = jnp.zeros(x.shape, jnp.uint32)
+  for axis, size in enumerate(x.shape):
+    index = index * jnp.uint32(size) + jax.lax.broadcasted_iota(
+        jnp.uint32, x.shape, axis)
+  scrambled = (index + 1) * jnp.uint32(2654435761)  # Knuth's, 2^32 / golden
+  odd = scrambled ^ (scrambled >> 15) | 1
+  return jnp.sum(bits.astype(jnp.uint32) * odd, dtype=jnp.uint32)
+
+
+def _reason(error):
+  return ' '.join(str(error).split())[:300] or type(error).__name__
+
+
+def _unused(path):
+  """`path`, or with a number behind it where that exists."""
+  candidates = itertools.chain([path], (
+      path.with_name(f'{path.name}.{i}') for i in itertools.count(1)))
+  return next(candidate for candidate in candidates if not candidate.exists())
 
 
 @contextlib.contextmanager

@@ -29,7 +29,9 @@ BAD = [
     ('grading.workers', 0, 'positive'),
     ('train.minibatch_prompts', 0, 'positive'),
     ('train.epochs', 0, 'positive'),
-    ('train.microbatches', 0, 'positive'),
+    ('train.packing', 'segment', 'segments, buckets, none'),
+    ('train.row_tokens', 0, 'positive'),
+    ('train.microbatch_tokens', 0, 'positive'),
     ('train.chunk_size', 0, 'positive'),
     ('optimizer.learning_rate', 0.0, 'positive'),
     ('optimizer.learning_rate', NAN, 'positive'),
@@ -39,6 +41,8 @@ BAD = [
     ('optimizer.weight_decay', -0.1, '0 or more'),
     ('optimizer.max_grad_norm', 0.0, 'positive'),
     ('compute.dtype', 'float16', 'float32, bfloat16'),
+    ('compute.gradient_dtype', 'float16', 'float32, bfloat16'),
+    ('compute.remat', 'some', 'none, full, dots'),
     ('compute.unroll', 0, 'positive'),
     ('eval.period', -1, '0 or more'),
     ('eval.limit', 0, 'positive'),
@@ -48,6 +52,7 @@ BAD = [
     ('eval.batch_prompts', 0, 'positive'),
     ('checkpoint.period', 0, 'positive'),
     ('checkpoint.keep', 0, 'positive'),
+    ('checkpoint.keep_every', -1, '0 or more'),
     ('pretrain.worked_steps', -1, '0 or more'),
     ('pretrain.mixed_steps', -1, '0 or more'),
     ('pretrain.direct_share', 1.5, '[0, 1]'),
@@ -60,10 +65,14 @@ BAD = [
     ('pretrain.num_kv_heads', 0, 'positive'),
     ('pretrain.head_dim', -2, 'positive'),
     ('pretrain.d_ff', 0, 'positive'),
+    ('benchmark.vocabulary', 0, 'positive'),
+    ('benchmark.prompt_tokens', 0, 'positive'),
+    ('benchmark.mean_tokens', 0, 'positive'),
+    ('benchmark.rounds', 0, 'positive'),
     # Contradictions: the line names both sides.
     ('rollout.prompts', 33, 'config.train.minibatch_prompts=8'),
     ('train.minibatch_prompts', 5, 'config.rollout.prompts=32'),
-    ('train.microbatches', 3, '64'),
+    ('train.row_tokens', 71, 'rollout.max_tokens = 72'),
     ('rollout.overlong_buffer', 10**6, 'config.rollout.max_tokens'),
     # The method's row.
     ('method.weight', 'tokens', 'token'),
@@ -113,6 +122,7 @@ def test_a_model_is_needed():
 # What is set, the overridden field without effect, and why.
 INERT = [
     ({}, 'method_name', '--config'),
+    ({}, 'benchmark.rounds', 'tepo_jax.benchmark'),
     ({'model': 'somewhere'}, 'pretrain.d_model', 'config.model'),
     ({'eval.period': 0}, 'eval.samples', 'config.eval.period'),
     ({}, 'rollout.overlong_factor', 'config.rollout.overlong_buffer'),
@@ -149,12 +159,6 @@ def test_override_with_effect_is_not_refused():
       'rollout.max_generation_batches', 'method.reg.coef', 'pretrain.d_model'])
   config.eval.period = 0
   checks.check(config, ['eval.period'])
-
-
-def test_microbatches_cut_completions_not_prompts():
-  config = tiny.get_config()
-  config.train.microbatches = 32  # of 8 prompts x 8 samples
-  checks.check(config, ['train.microbatches'])
 
 
 @pytest.mark.parametrize('method', methods.methods(1e-3))

@@ -25,17 +25,22 @@ def test_in_bfloat16_the_old_policy_is_the_policy_exactly():
       lambda x: x + generator.normal(0, 0.1, x.shape).astype(np.float32),
       transformer.init(MODEL, jax.random.key(0)))
   zeros_BT = np.zeros((8, 6), np.float32)
-  batch = mesh_lib.put_batch(mesh, update.Batch(
+  batch = update.Batch(
       token_BS=generator.integers(0, 32, (8, 10), np.int32),
       position_BS=np.tile(np.arange(10, dtype=np.int32), (8, 1)),
       mask_BT=np.ones((8, 6), np.float32),
       advantage_B=generator.normal(size=8).astype(np.float32),
-      old_logp_BT=zeros_BT, old_entropy_BT=zeros_BT, sampler_logp_BT=zeros_BT))
+      old_logp_BT=zeros_BT, old_entropy_BT=zeros_BT, sampler_logp_BT=zeros_BT)
   state = programs.init_state(params)
   old_params = programs.to_old_policy(state.params)
-  batch = programs.score(state.params, batch)
+  minibatch = jax.device_put(programs.pack(batch),
+                             programs.minibatch_sharding)
+  old_logp_BT, old_entropy_BT = programs.score(state.params, minibatch)
+  minibatch = minibatch.replace(
+      old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT)
   _, metrics = programs.train_step(
-      state, batch, jax.random.key(0), 0.0, old_params)
+      state, minibatch, jax.random.key(0), 0.0, old_params)
+  assert metrics['noise_floor_share'] == 1
   assert metrics['kl_full'] == 0 and metrics['region_share'] == 0
   assert metrics['weight_min'] == metrics['weight_max'] == 1
   assert metrics['grad_norm'] > 0

@@ -47,6 +47,22 @@ def test_equals_the_definition(kv_heads, window):
   np.testing.assert_allclose(got[real], want[real], atol=1e-6)
 
 
+@pytest.mark.parametrize('window', [None, 2])
+def test_segments_of_a_packed_row_do_not_see_each_other(window):
+  """A row of two sequences and padding, against each sequence alone."""
+  rng = np.random.RandomState(1)
+  q, k, v = rng.randn(3, 1, 8, 2, 5).astype(np.float32)
+  position = np.array([[0, 1, 2, 0, 1, 2, 3, -1]], np.int32)
+  segment = np.array([[4, 4, 4, 7, 7, 7, 7, -1]], np.int32)
+  packed = _attend(q, k, v, position, position, window,
+                   query_segment_BS=segment, key_segment_BT=segment)
+  for part in slice(0, 3), slice(3, 7):
+    q_, k_, v_, position_ = (x[:, part] for x in (q, k, v, position))
+    np.testing.assert_allclose(
+        packed[:, part], _by_loops(q_, k_, v_, position_, position_, window),
+        atol=1e-6)
+
+
 def test_window_may_be_an_array():
   arrays = _arrays()
   np.testing.assert_array_equal(

@@ -46,6 +46,27 @@ def test_logits_are_those_of_transformers(case, hf_model, torch_logits, batch):
   np.testing.assert_allclose(got[real], want[real], rtol=0, atol=1e-4)
 
 
+def test_packed_sequences_are_scored_as_if_alone(small):
+  """The same hidden states in one row of three, whatever stands beside."""
+  config, params = small
+  rng = np.random.default_rng(0)
+  lengths = (9, 4, 8)
+  token_S = rng.integers(0, 61, sum(lengths) + 2).astype(np.int32)
+  position_S = np.concatenate([*map(np.arange, lengths), [-1, -1]])
+  segment_S = np.repeat([0, 1, 2, -1], [*lengths, 2])
+  packed, _ = transformer.forward(
+      config, params, token_S[None], position_S[None],
+      segment_BS=segment_S[None])
+  alone_BS = segment_S == np.arange(3)[:, None]
+  alone, _ = transformer.forward(
+      config, params, np.tile(token_S, (3, 1)),
+      np.where(alone_BS, position_S, -1))
+  for index in range(3):
+    mine = segment_S == index
+    np.testing.assert_allclose(
+        packed[0, mine], alone[index, mine], rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize('case,decoding_form', [
     ('qwen2_window', True), ('qwen3_yarn', False), ('llama3', True),
     ('mistral_window', False)])
@@ -146,7 +167,7 @@ def test_gradients_with_padding_and_execution_fields(small, batch):
   want = loss(config, params, token_BS)
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(want))
   other_BS = np.where(position_BS < 0, (token_BS + 7) % 61, token_BS)
-  executed = dataclasses.replace(config, remat=True, unroll=3)
+  executed = dataclasses.replace(config, remat='dots', unroll=3)
   for got in (loss(config, params, other_BS),
               loss(executed, params, token_BS)):
     jax.tree.map(functools.partial(

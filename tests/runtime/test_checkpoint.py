@@ -101,9 +101,107 @@ def test_the_state_may_be_donated_while_it_is_saved(tmp_path):
   checkpointer.close()
 
 
+@pytest.mark.parametrize('place', ['params/w', 'params/half', 'step'])
+def test_a_changed_bit_is_found(tmp_path, place, monkeypatch):
+  """What the disk holds is whole by its own lights, but not what was saved."""
+  def flipped(state):
+    *path, last = place.split('/')
+    node = state
+    for key in path:
+      node = node[key]
+    bits = np.array(node[last])
+    bits.reshape(-1).view(np.uint8)[0] ^= 1
+    node[last] = jnp.asarray(bits)
+    return state
+
+  honest = checkpoint._digests
+  monkeypatch.setattr(checkpoint, '_digests', lambda tree: honest(_state(2)))
+  checkpointer = checkpoint.Checkpointer(tmp_path)
+  checkpointer.save(2, flipped(_state(2)), {})
+  checkpointer.wait()
+  monkeypatch.undo()
+  with pytest.raises(checkpoint.DamagedError,
+                     match=f'{tmp_path}/2: {place} is not what was saved'):
+    checkpointer.restore(2, _abstract(_state()))
+  checkpointer.close()
+
+
+def test_the_digest_is_a_sum_over_bits():
+  """One literal, by hand; every flip and every exchange shows; no sharding."""
+  # bits of 1.0 and 2.0, times (1·K ^ (1·K >> 15)) | 1, the same of 2K.
+  k = 2654435761
+  first, second = k, 2 * k % 2 ** 32
+  odd = [(m ^ (m >> 15)) | 1 for m in (first, second)]
+  want = (0x3f800000 * odd[0] + 0x40000000 * odd[1]) % 2 ** 32
+  assert checkpoint._digests({'x': jnp.array([1.0, 2.0])}) == {'x': want}
+  w = np.random.default_rng(0).normal(size=(8, 12)).astype(np.float32)
+  seen = {checkpoint._digests({'w': w})['w']}
+  for bit in range(32):
+    changed = w.copy()
+    changed.view(np.uint32)[3, 5] ^= np.uint32(1 << bit)
+    seen.add(checkpoint._digests({'w': changed})['w'])
+  seen.add(checkpoint._digests({'w': w[::-1].copy()})['w'])
+  assert len(seen) == 34
+  sharding = mesh_lib.shardings(
+      mesh_lib.make({'data': 1, 'fsdp': 2, 'tensor': 2}),
+      {'w': ('embed', 'mlp')})
+  assert checkpoint._digests(jax.device_put({'w': w}, sharding)) == (
+      checkpoint._digests({'w': w}))
+
+
+def test_goes_back_to_the_last_good_step(tmp_path, capsys):
+  _save(tmp_path, 1, 2)
+  os.truncate(_largest(tmp_path / '2' / 'state'), 0)
+  checkpointer = checkpoint.Checkpointer(tmp_path)
+  step, state, extra = checkpointer.restore_last_good(_abstract(_state()))
+  assert (step, extra) == (1, {'cursor': 1})
+  _assert_same_bits(state, _state(1))
+  warned = capsys.readouterr().err
+  assert f'{tmp_path}/2 cannot be restored' in warned
+  assert (tmp_path / 'damaged_2' / 'state').is_dir()
+  checkpointer.save(2, _state(2), {'cursor': 2})  # the step, anew
+  checkpointer.close()
+  checkpointer = checkpoint.Checkpointer(tmp_path)
+  assert checkpointer.restore_last_good(_abstract(_state()))[0] == 2
+  checkpointer.close()
+
+
+def test_nothing_good_is_left(tmp_path):
+  _save(tmp_path, 1)
+  os.truncate(_largest(tmp_path / '1' / 'state'), 0)
+  checkpointer = checkpoint.Checkpointer(tmp_path)
+  with pytest.raises(checkpoint.DamagedError):
+    checkpointer.restore_last_good(_abstract(_state()))
+  checkpointer.close()
+  assert (tmp_path / '1').is_dir()
+
+
+def test_of_another_run_nothing_is_set_aside(tmp_path):
+  _save(tmp_path, 1, 2)
+  other = _state()
+  other.pop('step')
+  checkpointer = checkpoint.Checkpointer(tmp_path)
+  with pytest.raises(errors.InputError, match='step is in it'):
+    checkpointer.restore_last_good(_abstract(other))
+  checkpointer.close()
+  assert {p.name for p in tmp_path.iterdir()} == {'1', '2'}
+
+
+def test_what_is_kept(tmp_path):
+  """The last two, multiples of 4, and the best of those with a score."""
+  checkpointer = checkpoint.Checkpointer(tmp_path, keep=2, keep_every=4)
+  scores = {1: .1, 2: .9, 3: None, 4: .5, 5: None, 6: .9, 7: .2, 9: None}
+  for step, score in scores.items():
+    checkpointer.save(step, {'w': jnp.zeros(3)}, {}, score)
+  checkpointer.close()
+  kept = {p.name for p in tmp_path.iterdir()}
+  assert kept == {'4', '6', '7', '9'}
+
+
 def test_nothing_saved_yet(tmp_path):
   checkpointer = checkpoint.Checkpointer(tmp_path)
   assert checkpointer.latest() is None
+  assert checkpointer.restore_last_good(_abstract(_state())) is None
   with pytest.raises(errors.InputError, match=r'no checkpoint.*there: \[\]'):
     checkpointer.restore(None, _abstract(_state()))
   checkpointer.close()
@@ -209,3 +307,55 @@ def test_killed_while_saving(tmp_path, delay):
   checkpointer.close()
   assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
       map(str, {step, 5, *([1] if step == 2 else [])}))[-2:]
+
+
+_FULL = """
+import os, resource, sys
+import jax.numpy as jnp
+from tepo_jax import cli, errors
+from tepo_jax.runtime import checkpoint
+cli.quiet()
+c = checkpoint.Checkpointer(sys.argv[1])
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+def save(step):
+  c.save(step, {'w': jnp.arange(300_000.) + step}, {'cursor': step})
+  c.wait()
+
+save(1)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+save(2)
+assert sorted(os.listdir(sys.argv[1])) == ['1'], os.listdir(sys.argv[1])
+if len(sys.argv) > 2:
+  resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+  save(3)
+try:
+  c.close()
+except errors.RunError as error:
+  print(error)
+"""
+
+
+def _full_disk(*arguments):
+  done = subprocess.run(
+      [sys.executable, '-c', _FULL, *arguments], capture_output=True,
+      text=True, timeout=60, env=os.environ | {'PYTHONPATH': str(ROOT)})
+  assert done.returncode == 0, done.stderr
+  return done
+
+
+def test_a_full_disk_costs_one_save(tmp_path):
+  done = _full_disk(str(tmp_path), 'then room')
+  [warning] = done.stderr.splitlines()
+  assert f'{tmp_path}/2 could not be saved: ' in warning and not done.stdout
+  checkpointer = checkpoint.Checkpointer(tmp_path)
+  step, state, _ = checkpointer.restore_last_good(
+      _abstract({'w': jnp.zeros(300_000)}))
+  assert step == 3 and float(state['w'][1]) == 4
+  checkpointer.close()
+
+
+def test_a_full_disk_to_the_end_is_an_error(tmp_path):
+  done = _full_disk(str(tmp_path))
+  assert 'the last good one is of step 1' in done.stdout
+  assert checkpoint.Checkpointer(tmp_path).latest() == 1
