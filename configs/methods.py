@@ -91,6 +91,19 @@ def _undifferentiated_kl():
   }
 
 
+# The rows of Tables 1 to 4.
+PAPER = (
+    'tepo', 'grpo', 'clip_cov', 'kl_cov', 'entropy_advantage', 'gpg', 'gspo',
+    'tepo_no_kl', 'kl_1', 'kl_1e-1', 'kl_1e-2', 'kl_1e-3', 'kl_1e-4',
+    'max_entropy', 'min_entropy', 'steer', 'cispo', 'prefix_is',
+    'seq_mean_token_sum', 'kl_negative_rising', 'kl_misaligned')
+
+
+def paper(beta):
+  """Those of `methods` that the paper's tables have."""
+  return {name: methods(beta)[name] for name in PAPER}
+
+
 def methods(beta):
   """Name -> row; beta is the coefficient of TEPO's KL."""
   kl = _reg('kl_full', 'positive_falling', beta)

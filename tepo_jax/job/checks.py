@@ -10,6 +10,7 @@ import ml_collections
 from tepo_jax import errors
 from tepo_jax.learning import objective
 from tepo_jax.rollout import collect
+from tepo_jax.rollout import dump
 from tepo_jax.tasks import grading
 
 _DTYPES = ('float32', 'bfloat16')
@@ -21,13 +22,15 @@ _POSITIVE = (
     'train.epochs', 'train.microbatches', 'train.chunk_size',
     'optimizer.learning_rate', 'optimizer.epsilon', 'optimizer.max_grad_norm',
     'compute.unroll', 'eval.max_tokens', 'eval.batch_prompts',
-    'checkpoint.period', 'checkpoint.keep', 'pretrain.batch',
+    'checkpoint.period', 'checkpoint.keep', 'dump.max_megabytes',
+    'pretrain.batch',
     'pretrain.demonstrations', 'pretrain.learning_rate', 'pretrain.d_model',
     'pretrain.num_layers', 'pretrain.num_heads', 'pretrain.num_kv_heads',
     'pretrain.head_dim', 'pretrain.d_ff', 'benchmark.vocabulary',
     'benchmark.prompt_tokens', 'benchmark.mean_tokens', 'benchmark.rounds')
 _NOT_NEGATIVE = (
     'seed', 'optimizer.weight_decay', 'eval.period', 'checkpoint.keep_every',
+    'dump.period',
     'pretrain.worked_steps', 'pretrain.mixed_steps',
     'rollout.overlong_buffer', 'rollout.overlong_factor')
 _POSITIVE_IF_GIVEN = ('data.limit', 'eval.limit', 'eval.samples')
@@ -80,6 +83,8 @@ def check_values(config: ml_collections.ConfigDict) -> None:
   _require(config, 'rollout.dynamic_sampling',
            config.rollout.dynamic_sampling in collect.MODES,
            f'one of {", ".join(collect.MODES)}')
+  _require(config, 'dump.format', config.dump.format in dump.FORMATS,
+           f'one of {", ".join(dump.FORMATS)}')
   _require(config, 'compute.dtype', config.compute.dtype in _DTYPES,
            f'one of {", ".join(_DTYPES)}')
   temperature = config.eval.temperature
@@ -119,6 +124,8 @@ def _inert(config, name):
     return 'config.model is given, so no model is made'
   if section == 'eval' and name != 'eval.period' and not config.eval.period:
     return 'config.eval.period is 0, so nothing is evaluated'
+  if section == 'dump' and name != 'dump.period' and not config.dump.period:
+    return 'config.dump.period is 0, so nothing is dumped'
   if name == 'rollout.overlong_factor' and not config.rollout.overlong_buffer:
     return 'config.rollout.overlong_buffer is 0'
   if (name == 'rollout.max_generation_batches'

@@ -27,6 +27,7 @@ from tepo_jax.tasks import prompts
 
 BASE_MODEL = 'base_model'  # in the workdir, where the config names no model
 CHECKPOINTS = 'checkpoints'  # in the workdir
+ROLLOUTS = 'rollouts'  # in the workdir
 
 _MODEL_FILES = ('*.json', '*.safetensors', '*.jinja', 'tokenizer.model')
 

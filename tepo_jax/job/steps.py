@@ -4,6 +4,7 @@ One place, so that training, evaluation and measurement compile the very same
 functions: cast and reshard for decoding, generate, score, update.
 """
 
+from collections.abc import Callable
 import dataclasses
 import functools
 from typing import Any
@@ -33,6 +34,7 @@ class Programs:
   Attributes:
     mesh, model: where and what; `model` carries the execution fields.
     policy_loss: the objective of `config.method`.
+    scorer, optimizer: what `train_step` is made of.
     state_sharding: of `update.TrainState`.
     init_state: params -> TrainState; takes the params over.
     to_decode: fp32 masters -> weights in the compute dtype and decode layout.
@@ -44,6 +46,8 @@ class Programs:
   mesh: jax.sharding.Mesh
   model: transformer.ModelConfig
   policy_loss: objective.PolicyLoss
+  scorer: update.Scorer
+  optimizer: optax.GradientTransformation
   state_sharding: update.TrainState
   init_state: Any
   to_decode: Any
@@ -81,26 +85,30 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
       temperature=config.rollout.temperature,
       chunk_size=config.train.chunk_size)
 
-  def jit(function, **options):
-    return jax.jit(mesh_lib.under_rules(mesh, function),
-                   compiler_options=_COMPILER_OPTIONS, **options)
-
   return Programs(
-      mesh=mesh, model=model, policy_loss=policy_loss,
+      mesh=mesh, model=model, policy_loss=policy_loss, scorer=scorer,
+      optimizer=optimizer,
       state_sharding=state_sharding,
-      init_state=jit(functools.partial(_init_state, optimizer),
+      init_state=jit(mesh, functools.partial(_init_state, optimizer),
                      out_shardings=state_sharding, donate_argnums=0),
       to_decode=make_decode_cast(model, mesh),
-      to_old_policy=jit(functools.partial(_cast, model.dtype),
+      to_old_policy=jit(mesh, functools.partial(_cast, model.dtype),
                         out_shardings=param_sharding),
-      score=jit(functools.partial(update.old_policy_statistics, scorer),
+      score=jit(mesh, functools.partial(update.old_policy_statistics, scorer),
                 in_shardings=(param_sharding, batch_sharding),
                 out_shardings=batch_sharding),
       train_step=jit(
-          functools.partial(update.train_step, scorer, policy_loss, optimizer),
+          mesh, functools.partial(
+              update.train_step, scorer, policy_loss, optimizer),
           in_shardings=(state_sharding, batch_sharding, replicated, replicated,
                         param_sharding if policy_loss.needs_kl else None),
           out_shardings=(state_sharding, replicated), donate_argnums=0))
+
+
+def jit(mesh: jax.sharding.Mesh, function: Callable, **options: Any):
+  """jax.jit under the mesh's rules, rounding alike in every program."""
+  return jax.jit(mesh_lib.under_rules(mesh, function),
+                 compiler_options=_COMPILER_OPTIONS, **options)
 
 
 def make_decode_cast(model: transformer.ModelConfig, mesh: jax.sharding.Mesh):

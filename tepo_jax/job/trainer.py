@@ -1,5 +1,6 @@
 """A training run: rollout steps, evaluations, checkpoints, records."""
 
+import dataclasses
 import json
 import pathlib
 import signal
@@ -15,10 +16,14 @@ from tepo_jax import errors
 from tepo_jax.job import evaluation
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import steps
+from tepo_jax.learning import update
 from tepo_jax.rollout import collect
+from tepo_jax.rollout import dump
 from tepo_jax.runtime import checkpoint
+from tepo_jax.runtime import environment
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import metrics
+from tepo_jax.tasks import prompts
 
 MAX_SKIPPED = 3  # updates in a row that are not finite before a run stops
 
@@ -56,6 +61,7 @@ class Trainer:
         workdir / session_lib.CHECKPOINTS, settings.keep, settings.keep_every)
     self.writer = metrics.Writer(workdir)
     self._restore()
+    environment.record(workdir, self.step)
 
   def _restore(self):
     """The last good checkpoint, or the model's weights at step 0."""
@@ -147,39 +153,49 @@ class Trainer:
 
   def _update(self, number, groups):
     """All the updates of a rollout; returns their metrics, averaged."""
-    config, programs = self.config, self.programs
-    rollout, timers = config.rollout, self.session.timers
-    rewards_B = _rewards(groups, rollout)
-    rows = rollout.prompts * rollout.samples
-    batch = collect.to_batch(
-        groups, rewards_B, rows=rows, width=config.data.max_prompt_tokens,
-        estimator=programs.policy_loss.row.estimator)
-    with timers('score'):
-      batch = self._score(batch)
-      noise_floor = self._noise_floor(batch)
-    scalars = {'noise_floor': noise_floor} | self._gap(batch)
-    old_params = (programs.to_old_policy(self.state.params)
-                  if programs.policy_loss.needs_kl else None)
-    rng = jax.random.fold_in(steps.stream(config.seed, 'update'), number)
+    plan = self.plan_updates(number, groups)
+    scalars = {'noise_floor': plan.noise_floor} | self._gap(plan.batch)
+    old_params = (self.programs.to_old_policy(self.state.params)
+                  if self.programs.policy_loss.needs_kl else None)
     history = []
-    with timers('update'):
-      for index, minibatch in enumerate(self._minibatches(batch, number)):
-        self.state, outcome = programs.train_step(
-            self.state, minibatch, jax.random.fold_in(rng, index), noise_floor,
-            old_params)
+    with self.session.timers('update'):
+      for index, rows in enumerate(plan.order):
+        self.state, outcome = self.programs.train_step(
+            self.state, self.on_devices(plan.batch, rows), plan.rng(index),
+            plan.noise_floor, old_params)
         history.append(jax.device_get(outcome))
         self._count_skipped(history[-1])
     return scalars | average(history)
 
-  def _minibatches(self, batch, number):
-    """The minibatches of a step; one of filler alone (mode 'drop') is none."""
+  def plan_updates(self, number: int, groups: list[collect.Group]) -> 'Plan':
+    """The updates of rollout step `number`, from the policy as it is now."""
+    batch = self.to_batch(groups, self.programs.policy_loss.row.estimator)
+    with self.session.timers('score'):
+      batch = self._score(batch)
+      noise_floor = self._noise_floor(batch)
+    key = jax.random.fold_in(steps.stream(self.config.seed, 'update'), number)
+    return Plan(batch, noise_floor, self._order(batch, number), key)
+
+  def to_batch(self, groups: list[collect.Group], estimator: str,
+               rows: int | None = None) -> update.Batch:
+    """Host arrays of the groups; `rows` is a rollout's if not given."""
+    rollout = self.config.rollout
+    return collect.to_batch(
+        groups, _rewards(groups, rollout),
+        rows=rows or rollout.prompts * rollout.samples,
+        width=self.config.data.max_prompt_tokens, estimator=estimator)
+
+  def on_devices(self, batch: update.Batch, rows: np.ndarray) -> update.Batch:
+    """Some rows of a host batch, as `train_step` takes them."""
+    return steps.take_rows(self.session.mesh, batch, rows)
+
+  def _order(self, batch, number):
+    """The rows of each update; one of filler alone (mode 'drop') is none."""
     settings = self.config.train
     order = collect.minibatch_order(
         len(batch.mask_BT), self.config.rollout.samples,
         settings.minibatch_prompts, settings.epochs, self.config.seed, number)
-    for indices in order:
-      if batch.mask_BT[indices].any():
-        yield steps.take_rows(self.session.mesh, batch, indices)
+    return [rows for rows in order if batch.mask_BT[rows].any()]
 
   def _score(self, batch):
     """ℓ° and H°, in the minibatches of the first epoch."""
@@ -241,12 +257,33 @@ class Trainer:
     return scalars | {'seconds/eval': time.perf_counter() - start}
 
   def _dump(self, number, rollout):
-    """rollouts/step_N.jsonl: one line a completion."""
-    folder = self.workdir / 'rollouts'
-    folder.mkdir(exist_ok=True)
-    lines = evaluation.sample_lines(self.config.data.name, rollout.sampled)
-    with (folder / f'step_{number:06d}.jsonl').open('w') as file:
-      file.writelines(json.dumps(line) + '\n' for line in lines)
+    """rollouts/step_N.jsonl: one record a completion."""
+    settings, data = self.config.dump, self.config.data
+    if not settings.period or number % settings.period:
+      return
+    rewards_B = _rewards(rollout.sampled, self.config.rollout)
+    dump.write(
+        self.workdir / session_lib.ROLLOUTS, number, dump.records(
+            number, rollout, np.split(rewards_B, len(rollout.sampled)),
+            data.name, prompts.get(data.template).style),
+        settings.format, settings.max_megabytes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """The updates of a rollout step.
+
+  batch: on the host, with ℓ° and H°. noise_floor: see `update.train_step`.
+  order: the rows of each update. key: of the step's random numbers.
+  """
+  batch: update.Batch
+  noise_floor: float
+  order: list[np.ndarray]
+  key: jax.Array
+
+  def rng(self, index: int) -> jax.Array:
+    """Of one update."""
+    return jax.random.fold_in(self.key, index)
 
 
 class StopRequest:

@@ -9,6 +9,7 @@ Axes: B completions of a minibatch · M microbatches · T completion slots ·
 S = prompt + completion slots.
 """
 
+from collections.abc import Callable
 import dataclasses
 from typing import Any
 
@@ -99,27 +100,39 @@ def train_step(scorer: Scorer, policy_loss: objective.PolicyLoss,
   scores = None
   if policy_loss.needs_scoring:
     scores = _score(scorer, state.params, batch)
-  statistics = policy_loss.statistics(_tokens(batch, scores), rng)
+  statistics = policy_loss.statistics(tokens(batch, scores), rng)
+  loss, gradient, scores = loss_and_gradient(
+      scorer, policy_loss.partial, state.params, batch, statistics, old_params)
+  metrics = policy_loss.metrics(tokens(batch, scores), statistics, noise_floor)
+  state, update_metrics = _apply(optimizer, state, loss, gradient)
+  return state, metrics | update_metrics
 
+
+def loss_and_gradient(scorer: Scorer, partial: Callable[..., jax.Array],
+                      params: Any, batch: Batch, statistics: Any,
+                      old_params: Any) -> tuple[jax.Array, Any, scoring.Scores]:
+  """A loss that adds up over rows, its gradient in `params`, and the scores.
+
+  Args:
+    partial: (objective.Tokens, statistics) of some rows -> their part.
+    statistics: tree of [B, T], sliced by rows.
+    old_params: of π_old, or None: no exact KL.
+  """
   def partial_loss(params, rows, row_statistics):
     row_scores = scorer(params, rows, old_params)
-    loss = policy_loss.partial(_tokens(rows, row_scores), row_statistics)
-    return loss, row_scores
+    return partial(tokens(rows, row_scores), row_statistics), row_scores
 
   def accumulate(carry, microbatch):
     loss, gradient = carry
-    (partial, row_scores), partial_gradient = jax.value_and_grad(
-        partial_loss, has_aux=True)(state.params, *microbatch)
+    (part, row_scores), partial_gradient = jax.value_and_grad(
+        partial_loss, has_aux=True)(params, *microbatch)
     gradient = jax.tree.map(jnp.add, gradient, partial_gradient)
-    return (loss + partial, gradient), row_scores
+    return (loss + part, gradient), row_scores
 
-  zero = jnp.float32(0), jax.tree.map(jnp.zeros_like, state.params)
+  zero = jnp.float32(0), jax.tree.map(jnp.zeros_like, params)
   (loss, gradient), scores = _over_microbatches(
       accumulate, zero, (batch, statistics), scorer.microbatches)
-  metrics = policy_loss.metrics(_tokens(batch, scores), statistics,
-                                noise_floor)
-  state, update_metrics = _apply(optimizer, state, loss, gradient)
-  return state, metrics | update_metrics
+  return loss, gradient, scores
 
 
 def _apply(optimizer, state, loss, gradient):
@@ -135,7 +148,7 @@ def _apply(optimizer, state, loss, gradient):
                  'skipped': 1.0 - finite}
 
 
-def _tokens(batch, scores):
+def tokens(batch: Batch, scores: scoring.Scores | None) -> objective.Tokens:
   """What the objective sees of a batch; `scores` None: masks only."""
   scores = scores or scoring.Scores(None, None, None)
   return objective.Tokens(

@@ -1,0 +1,1 @@
+"""Looking at runs: curves, claims, pages, tokens, replay."""
