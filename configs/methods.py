@@ -91,17 +91,24 @@ def _undifferentiated_kl():
   }
 
 
-# The rows of Tables 1 to 4.
-PAPER = (
-    'tepo', 'grpo', 'clip_cov', 'kl_cov', 'entropy_advantage', 'gpg', 'gspo',
-    'tepo_no_kl', 'kl_1', 'kl_1e-1', 'kl_1e-2', 'kl_1e-3', 'kl_1e-4',
-    'max_entropy', 'min_entropy', 'steer', 'cispo', 'prefix_is',
-    'seq_mean_token_sum', 'kl_negative_rising', 'kl_misaligned')
+# Table 3. Tables 1, 2 and 4 have no other rows.
+PANELS = {
+    'A: KL on all tokens': (
+        'kl_1', 'kl_1e-1', 'kl_1e-2', 'kl_1e-3', 'kl_1e-4'),
+    'B: entropy regularisation': (
+        'clip_cov', 'kl_cov', 'entropy_advantage', 'max_entropy',
+        'min_entropy', 'steer'),
+    'C: importance sampling': ('grpo', 'gpg', 'cispo', 'prefix_is'),
+    'D: aggregation': ('gspo', 'seq_mean_token_sum'),
+    'E: the region of the KL': (
+        'kl_negative_rising', 'kl_misaligned', 'tepo_no_kl', 'tepo'),
+}
 
 
 def paper(beta):
   """Those of `methods` that the paper's tables have."""
-  return {name: methods(beta)[name] for name in PAPER}
+  rows = methods(beta)
+  return {name: rows[name] for panel in PANELS.values() for name in panel}
 
 
 def methods(beta):

@@ -46,7 +46,7 @@ def main() -> None:
         f'--out={out}: {error.strerror or error}') from error
   inspectors = looking.inspectors(runs, _INSPECT.value, out)
   replays = looking.replays(runs, _REPLAY.value, out, methods.paper)
-  print(f'wrote {study.write(out, runs, inspectors, replays)}')
+  print(f'wrote {study.write(out, runs, methods.PANELS, inspectors, replays)}')
 
 
 if __name__ == '__main__':

@@ -67,15 +67,17 @@ PANELS = (
 def panels(runs: Iterable[runs_lib.Run]) -> list[Panel]:
   """PANELS with one for each evaluation's avg@k, best known first."""
   names = sorted({name for run in runs for record in run.records
-                  for name in record if _is_accuracy(name)})
+                  for name in record if is_accuracy(name)})
   evaluations = [
-      Panel('eval_' + name.removeprefix('eval/').replace('/', '_'),
+      Panel('eval_' + name.removeprefix('eval/').replace('/', '_')
+            .replace('@', '_'),
             'Evaluation: ' + name.removeprefix('eval/'), name, '%', 100, 1)
       for name in names]
   return evaluations + list(PANELS)
 
 
-def _is_accuracy(name):
+def is_accuracy(name: str) -> bool:
+  """Whether a recorded name is an evaluation's accuracy."""
   return name.startswith('eval/') and '/avg@' in name
 
 

@@ -35,7 +35,7 @@ QUANTITIES = (
     Quantity('region', 'region mask M', 'flag'),
     Quantity('clipped', 'clipped (−1 below, 1 above)', 'flag'),
     Quantity('sampler_gap', 'sampler gap, nats', 'diverging'),
-    Quantity('sampler_logp', 'log π of the sampler, nats', 'sequential'),
+    Quantity('surprise', 'surprise −log π of the sampler, nats', 'sequential'),
 )
 
 
@@ -62,7 +62,7 @@ def values(batch: Any, logp_BT: np.ndarray, entropy_BT: np.ndarray,
       'entropy_change': entropy_BT - batch.old_entropy_BT, 'kl': kl_BT,
       'region': selection['region_BT'].astype(int), 'clipped': clipped_BT,
       'sampler_gap': batch.sampler_logp_BT - batch.old_logp_BT,
-      'sampler_logp': batch.sampler_logp_BT}
+      'surprise': -batch.sampler_logp_BT}
   return {key: np.where(mask_BT, value_BT, 0)
           for key, value_BT in found.items()}
 

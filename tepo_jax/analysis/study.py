@@ -1,6 +1,6 @@
 """The report of some runs: report.html, and its figures as PNG and SVG."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import json
 import pathlib
@@ -18,11 +18,13 @@ _INTERVAL = (f'Intervals: {statistics.LEVEL:.0%}, Student\'s t over seeds, '
 
 
 def write(out: pathlib.Path, runs: Sequence[runs_lib.Run],
+          tables: Mapping[str, Sequence[str]],
           inspectors: Sequence[dict[str, Any]] = (),
           more: Sequence[tuple[str, str]] = ()) -> pathlib.Path:
   """Writes the report into `out`; returns the page's path.
 
   Args:
+    tables: a panel's title -> the methods it has, see `_tables`.
     inspectors: of `inspector.payload`.
     more: further sections: (heading, HTML).
   """
@@ -32,6 +34,8 @@ def write(out: pathlib.Path, runs: Sequence[runs_lib.Run],
   if len(groups) > 1:
     sections.append(('The paper\'s claims', _claims(groups)))
   sections.append(('Figures', page.figures(panels)))
+  if any(group.label in rows for group in groups for rows in tables.values()):
+    sections.append(('The panels of Table 3', _tables(groups, tables)))
   sections += more
   if inspectors:
     sections.append(('Token inspector', page.inspector()))
@@ -62,9 +66,18 @@ def _intro(runs):
 
 def _results(groups):
   """A table of the groups, and one of the runs."""
+  runs = [[run.name, group.label, run.seed, run.state, '; '.join(run.notes)]
+          for group in groups for run in group.runs]
+  return (_accuracies(groups)
+          + f'<p class="caption">Accuracy of samples: mean over the last '
+          f'{claims.FINAL:.0%} of the steps. {_INTERVAL}</p>'
+          + page.table(['run', 'method', 'seed', 'state', 'notes'], runs))
+
+
+def _accuracies(groups):
   names = sorted({name for group in groups for run in group.runs
                   for record in run.records for name in record
-                  if name.startswith('eval/') and '/avg@' in name})
+                  if figures.is_accuracy(name)})
   head = ['method', 'seeds', *(f'{name.removeprefix("eval/")} %, last'
                                for name in names), 'accuracy of samples %']
   rows = [[group.label, len(group.runs), *(
@@ -72,12 +85,18 @@ def _results(groups):
       for name in names), _over_seeds([claims.final(run.series('accuracy'))
                                        for run in group.runs])]
           for group in groups]
-  runs = [[run.name, group.label, run.seed, run.state, '; '.join(run.notes)]
-          for group in groups for run in group.runs]
-  return (page.table(head, rows, range(1, len(head)))
-          + f'<p class="caption">Accuracy of samples: mean over the last '
-          f'{claims.FINAL:.0%} of the steps. {_INTERVAL}</p>'
-          + page.table(['run', 'method', 'seed', 'state', 'notes'], runs))
+  return page.table(head, rows, range(1, len(head)))
+
+
+def _tables(groups, tables):
+  """The methods panel by panel, in the paper's order."""
+  by_label = {group.label: group for group in groups}
+  parts = []
+  for title, methods in tables.items():
+    there = [by_label[name] for name in methods if name in by_label]
+    if there:
+      parts.append(f'<h3>Panel {page.text(title)}</h3>{_accuracies(there)}')
+  return ''.join(parts)
 
 
 def _last(series):

@@ -4,6 +4,7 @@ Names and types are checked where the command line is read (`cli`).
 """
 
 from collections.abc import Iterable
+import importlib.util
 
 import ml_collections
 
@@ -49,6 +50,7 @@ def check(config: ml_collections.ConfigDict, overridden: Iterable[str]) -> None:
   """
   check_values(config)
   _check_geometry(config)
+  _check_wandb(config)
   for name in overridden:
     reason = _inert(config, name)
     if reason:
@@ -90,6 +92,13 @@ def check_values(config: ml_collections.ConfigDict) -> None:
   temperature = config.eval.temperature
   _require(config, 'eval.temperature',
            temperature is None or temperature >= 0, '0 (greedy) or more')
+
+
+def _check_wandb(config):
+  if config.wandb_project and importlib.util.find_spec('wandb') is None:
+    raise errors.InputError(
+        f'config.wandb_project={config.wandb_project}: there is no wandb '
+        'package; .venv/bin/python -m pip install wandb')
 
 
 def _check_geometry(config):

@@ -83,7 +83,7 @@ def _glance(run):
   tokenizer = weights.load_tokenizer(
       session_lib.model_folder(config, run.path))
   slots = max(row['tokens'] for row in rows)
-  arrays = {'sampler_logp': _padded([r['sampler_logp'] for r in rows], slots)}
+  arrays = {'surprise': -_padded([r['sampler_logp'] for r in rows], slots)}
   return inspector.payload(
       rows, _decoder(tokenizer), arrays, title=f'{run.name}, step {steps[-1]}',
       about='Only what the rollout itself tells; --inspect shows more.')

@@ -59,7 +59,8 @@ class Trainer:
     settings = self.config.checkpoint
     self.checkpointer = checkpoint.Checkpointer(
         workdir / session_lib.CHECKPOINTS, settings.keep, settings.keep_every)
-    self.writer = metrics.Writer(workdir)
+    self.writer = metrics.Writer(
+        workdir, self.config.wandb_project, self.config.to_dict())
     self._restore()
     environment.record(workdir, self.step)
 
@@ -90,7 +91,7 @@ class Trainer:
       if self._is_due(self.config.eval.period):
         scalars |= self.evaluate()
       self.writer.write(self.step, scalars)
-      self.progress.step(self.step, _summary(scalars))
+      self.progress.step(self.step, summary(scalars), evaluated(scalars))
       score = next((value for name, value in scalars.items()
                     if name.startswith('eval/') and '/avg@' in name), None)
       if self._is_due(self.config.checkpoint.period):
@@ -100,6 +101,7 @@ class Trainer:
 
   def close(self) -> None:
     """Waits for the last checkpoint and closes the records."""
+    self.progress.close()
     self.checkpointer.close()
     self.writer.close()
 
@@ -322,15 +324,26 @@ def average(history: list[dict[str, Any]]) -> dict[str, float]:
           for name in history[0]}
 
 
-def _summary(scalars):
-  shown = {'accuracy': 'acc', 'response_length_mean': 'len',
-           'entropy': 'H', 'grad_norm': 'grad', 'seconds/step': 's'}
-  parts = [f'{label} {scalars[name]:.3g}'
+def summary(scalars: dict[str, float]) -> str:
+  """What a step was like, for the progress lines."""
+  clipped = [scalars[f'clip_fraction_{part}'] for part in (
+      'low', 'high', 'covariance') if f'clip_fraction_{part}' in scalars]
+  shown = {'reward': 'reward', 'accuracy': 'acc', 'entropy': 'H',
+           'grad_norm': 'grad', 'response_length_mean': 'len',
+           'response_length_max': 'max', 'tokens_per_second': 'tok/s',
+           'seconds/step': 's'}
+  parts = [f'{label} {scalars[name]:.{4 if scalars[name] >= 1000 else 3}g}'
            for name, label in shown.items() if name in scalars]
-  parts += [f'{name.removeprefix("eval/")} {value:.1%}'
-            for name, value in scalars.items()
-            if name.startswith('eval/') and '/avg@' in name]
+  if clipped:
+    parts.insert(4, f'clip {sum(clipped):.2%}')
   return '  '.join(parts)
+
+
+def evaluated(scalars: dict[str, float]) -> str:
+  """The evaluations of a step, or nothing."""
+  return '  '.join(f'{name.removeprefix("eval/")} {value:.1%}'
+                   for name, value in scalars.items()
+                   if name.startswith('eval/') and '/avg@' in name)
 
 
 def _rewards(groups, settings):
