@@ -34,7 +34,7 @@ class Browser:
                '--remote-debugging-pipe', 'about:blank']
     # The pipe's ends are file descriptors 3 and 4 of the browser.
     self._process = subprocess.Popen(
-        ['sh', '-c', f'exec "$@" 3<&{read_there} 4>&{write_there}', 'sh',
+        ['bash', '-c', f'exec "$@" 3<&{read_there} 4>&{write_there}', 'sh',
          *command], pass_fds=(read_there, write_there),
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL)

@@ -1,4 +1,6 @@
-"""What a made-up run holds."""
+"""Runs made up: folders as a training run leaves them."""
+
+import json
 
 CONFIG = {
     'seed': 0, 'steps': 6, 'method_name': 'grpo', 'model': None,
@@ -16,3 +18,23 @@ def record(step, **changed):
       'response_length_mean': 20.0, 'mixed_share': 0.9,
       'truncated_share': 0.0, 'logp_gap_mean': 1e-7, 'tokens_per_second': 1e3,
       'seconds/step': 2.0, 'skipped': 0} | changed
+
+
+def make_run(directory, name, lines, **changed):
+  """A run's folder with these records; its path.
+
+  `changed`: config fields, with __ for the dots.
+  """
+  folder = directory / name
+  folder.mkdir(parents=True)
+  config = json.loads(json.dumps(CONFIG))
+  for dotted, value in changed.items():
+    *sections, field = dotted.split('__')
+    section = config
+    for part in sections:
+      section = section[part]
+    section[field] = value
+  (folder / 'config.json').write_text(json.dumps(config))
+  (folder / 'metrics.jsonl').write_text(
+      ''.join(json.dumps(line) + '\n' for line in lines))
+  return str(folder)

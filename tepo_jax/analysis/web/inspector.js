@@ -101,6 +101,11 @@ function draw() {
   view.place = Math.max(0, Math.min(view.place, shown.length - 1));
   const quantity = chosen(), scale = reach(quantity);
   byId('tip').hidden = true;
+  // The focused token goes with its group: the keys must go on working.
+  const box = byId('inspector');
+  if (byId('group').contains(document.activeElement)) {
+    box.focus({preventScroll: true});
+  }
   drawRamp(quantity, scale);
   byId('count').textContent = shown.length
     ? `group ${view.place + 1} of ${shown.length}` : 'no such group';
