@@ -71,12 +71,14 @@ class Step:
     self.start = jax.tree.map(jax.numpy.copy, trainer.state.params)
     self.old_params = jax.block_until_ready(
         programs.to_old_policy(trainer.state.params))
+    like = programs.state_sharding.params
     self.programs = replay.Programs(
         score=self._score,
         pull_back=steps.jit(programs.mesh, functools.partial(
-            replay.pull_back, programs.scorer)),
-        move=jax.jit(lambda *arguments: programs.optimizer.update(
-            *arguments)[0]))
+            replay.pull_back, programs.scorer), out_shardings=(like, None)),
+        move=steps.jit(programs.mesh, lambda *arguments:
+                       programs.optimizer.update(*arguments)[0],
+                       out_shardings=like))
 
   def _score(self, params, batch):
     scored = self.trainer.programs.score(params, batch)

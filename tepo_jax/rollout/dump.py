@@ -52,6 +52,7 @@ _SCHEMA = pyarrow.schema([
     ('prompt_ids', pyarrow.list_(pyarrow.int32())),
     ('token_ids', pyarrow.list_(pyarrow.int32())),
     ('sampler_logp', pyarrow.list_(pyarrow.float32()))])
+FIELDS = _SCHEMA.names
 
 
 def records(step: int, rollout: collect.Rollout, rewards: Sequence[np.ndarray],
@@ -98,7 +99,7 @@ def write(directory: pathlib.Path, step: int, rows: list[dict], form: str,
     parquet.write_table(pyarrow.Table.from_pylist(rows, _SCHEMA), temporary)
   else:
     with temporary.open('w', encoding='utf-8') as file:
-      file.writelines(json.dumps({k: row[k] for k in _SCHEMA.names}) + '\n'
+      file.writelines(json.dumps({k: row[k] for k in FIELDS}) + '\n'
                       for row in rows)
   os.replace(temporary, path)
   _bound(directory, path, max_megabytes * 1e6)
@@ -145,7 +146,7 @@ def read(directory: pathlib.Path, step: int) -> list[dict]:
       rows = parquet.read_table(paths[step]).to_pylist()
     else:
       rows = [json.loads(line) for line in paths[step].open(encoding='utf-8')]
-    if not rows or any(set(_SCHEMA.names) - row.keys() for row in rows):
+    if not rows or any(set(FIELDS) - row.keys() for row in rows):
       raise ValueError('not the records of a rollout')
   except (OSError, ValueError, AttributeError, pyarrow.ArrowException
           ) as error:
