@@ -54,7 +54,7 @@ def compile_once(tmp_path_factory):
       'jax_compilation_cache_dir': str(tmp_path_factory.mktemp('compiled')),
       'jax_persistent_cache_min_compile_time_secs': 0,
       'jax_persistent_cache_min_entry_size_bytes': 0}
-  before = {name: jax.config.read(name) for name in settings}
+  before = {name: getattr(jax.config, name) for name in settings}
   for name, value in settings.items():
     jax.config.update(name, value)
   compilation_cache.reset_cache()
