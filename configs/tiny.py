@@ -25,12 +25,14 @@ def get_config(method: str = 'tepo'):
   c.grading.workers = 1
 
   c.train.minibatch_prompts = 8
-  c.train.microbatches = 1
+  c.train.row_tokens = 144
+  c.train.microbatch_tokens = 4608
 
   c.optimizer.learning_rate = 3e-5
 
   c.compute.dtype = 'float32'
-  c.compute.remat = False
+  c.compute.gradient_dtype = 'float32'
+  c.compute.remat = 'none'
   c.compute.unroll = 3
 
   c.eval.sets = ('arithmetic',)

@@ -15,6 +15,7 @@ What the user got wrong is told in one line on stderr, with status 2.
 
 import collections
 import difflib
+import errno
 import faulthandler
 import hashlib
 import importlib.machinery
@@ -42,7 +43,15 @@ os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
 flags.disclaim_key_flags()  # flags defined here are the calling program's
 
 # What may differ between an interrupted run and its continuation.
-_CONTINUABLE = frozenset({'steps'})
+_CONTINUABLE = frozenset({'steps', 'compute.cache', 'profile.steps'})
+
+# A disk that is full, or fails.
+_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO,
+                   errno.EROFS})
+
+# What a run's memory on the devices grows with.
+_MEMORY_FIELDS = ('config.train.chunk_size, config.rollout.prompts or '
+                  'config.rollout.max_tokens')
 
 _WANTED = {int: 'a whole number', float: 'a number', bool: 'true or false',
            tuple: "a tuple such as '(1, 2)'"}
@@ -53,8 +62,8 @@ def run(main: Callable[[], None]) -> None:
 
   Status 0 on success or --help, 2 with one line on stderr for bad input
   (flags, config, errors.InputError), 1 with one line when the run cannot go
-  on (errors.RunError), 130 when interrupted from the keyboard;
-  anything else is a defect and keeps its traceback.
+  on (errors.RunError, a full disk, no device memory), 130 when interrupted
+  from the keyboard; anything else is a defect and keeps its traceback.
   """
   program = _program_name()
   quiet()
@@ -74,6 +83,23 @@ def run(main: Callable[[], None]) -> None:
   except KeyboardInterrupt:
     print(f'{program}: interrupted', file=sys.stderr)
     sys.exit(130)
+  except Exception as error:
+    reason = _no_defect(error)
+    if reason is None:
+      raise
+    print(f'{program}: error: {reason}', file=sys.stderr)
+    sys.exit(1)
+
+
+def _no_defect(error: Exception) -> str | None:
+  """What to say of an error that the machine is to blame for, else None."""
+  if isinstance(error, OSError) and error.errno in _DISK:
+    where = f'{error.filename}: ' if error.filename else ''
+    return f'{where}{error.strerror}'
+  if 'RESOURCE_EXHAUSTED' in str(error):  # jax's error, without importing jax
+    return (f'out of device memory: {_one_line(error)[:200]}; lower '
+            f'{_MEMORY_FIELDS}; `python -m tepo_jax.plan` says what fits')
+  return None
 
 
 def DEFINE_config() -> flags.FlagHolder:  # pylint: disable=invalid-name
@@ -135,7 +161,8 @@ def field_names(config: ml_collections.ConfigDict) -> dict[str, Any]:
 def config_digest(config: ml_collections.ConfigDict) -> str:
   """SHA-256 of the fields that make a run what it is, sorted.
 
-  All of them but `steps`: a run that goes on for longer is the same run.
+  All of them but `_CONTINUABLE`: a run that goes on for longer, or is traced,
+  is the same run.
   """
   fields = {name: value for name, value in field_names(config).items()
             if name not in _CONTINUABLE}
@@ -197,16 +224,20 @@ def claim_workdir(config: ml_collections.ConfigDict,
 
 
 def new_folder(path: str) -> pathlib.Path:
-  """The empty folder of that name, made if need be.
+  """A folder of that name that is to be made; nothing is made yet.
 
   Raises:
     InputError: it holds something already, or cannot be made.
   """
   folder = pathlib.Path(path)
   try:
-    folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
+    if folder.is_dir() and any(folder.iterdir()):
       raise errors.InputError(f'--out={path}: is there and not empty')
+    there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    if not there.is_dir():
+      raise errors.InputError(f'--out={path}: {there} is not a folder')
+    if not os.access(there, os.W_OK):
+      raise errors.InputError(f'--out={path}: no permission to write there')
   except OSError as error:
     raise errors.InputError(
         f'--out={path}: {error.strerror or error}') from error
@@ -229,6 +260,9 @@ def quiet() -> None:
   ours.setLevel(logging.INFO)
   if not ours.handlers:
     ours.addHandler(logging.StreamHandler())
+  for handler in logging.root.handlers:  # some library's, by basicConfig
+    if type(handler) is logging.StreamHandler:
+      handler.addFilter(lambda record: not record.name.startswith('tepo_jax'))
   for name in ('jax', 'transformers', 'datasets', 'huggingface_hub', 'httpx',
                'fsspec', 'matplotlib'):
     logging.getLogger(name).setLevel(logging.ERROR)

@@ -33,6 +33,8 @@ _OUT = flags.DEFINE_string(
 def main() -> None:
   config, out = _CONFIG.value, cli.new_folder(_OUT.value)
   checks.check_values(config)
+  session_lib.cache_compilations(config, out)
+  config.lora.rank = 0  # adapters are merged before
   folder, params = pathlib.Path(_CHECKPOINT.value), None
   if (folder / session_lib.CHECKPOINTS).is_dir():
     folder, params = session_lib.restore_params(
@@ -47,6 +49,7 @@ def main() -> None:
       groups, results[evaluation.name] = evaluation.run(
           params, jax.random.fold_in(key, index))
       lines += evaluation_lib.sample_lines(evaluation.name, groups)
+  out.mkdir(parents=True, exist_ok=True)
   (out / 'results.json').write_text(json.dumps(results, indent=2) + '\n')
   with (out / 'samples.jsonl').open('w') as file:
     file.writelines(json.dumps(line) + '\n' for line in lines)

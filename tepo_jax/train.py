@@ -50,6 +50,7 @@ def main() -> None:
   config, workdir = _CONFIG.value, pathlib.Path(_WORKDIR.value)
   stop = trainer.StopRequest()
   checks.check(config, cli.overridden())
+  session_lib.cache_compilations(config, workdir)
   mesh_lib.initialize_distributed()
   if jax.process_count() > 1:
     raise errors.InputError(

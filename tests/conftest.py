@@ -23,3 +23,11 @@ def quick_compile():
   jax.config.update('jax_disable_most_optimizations', True)
   yield
   jax.config.update('jax_disable_most_optimizations', before)
+
+
+@pytest.fixture(scope='session', autouse=True)
+def compile_once(tmp_path_factory):
+  """For the programs that tests run: what one has compiled, all have."""
+  cache = tmp_path_factory.mktemp('compiled')
+  os.environ['JAX_COMPILATION_CACHE_DIR'] = str(cache)
+  os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'

@@ -18,6 +18,7 @@ _PROGRAM = '''"""Says what it was given.
 
   python -m program --config=FILE --workdir=DIR
 """
+import errno
 import json
 from absl import flags
 from tepo_jax import cli
@@ -33,6 +34,10 @@ def main():
     raise errors.InputError('step 13\\nis unlucky')
   if _STEP.value == 14:
     raise ZeroDivisionError
+  if _STEP.value == 15:
+    raise OSError(errno.ENOSPC, 'No space left on device', 'w/metrics.jsonl')
+  if _STEP.value == 16:
+    raise RuntimeError('RESOURCE_EXHAUSTED: Out of memory\\nallocating 9 bytes')
   cli.claim_workdir(_CONFIG.value, _WORKDIR.value)
   print(json.dumps(_CONFIG.value.to_dict()))
 
@@ -154,6 +159,16 @@ def test_a_defect_keeps_its_traceback(run):
   done = run('--config=config.py', '--workdir=w', '--step=14')
   assert done.returncode == 1
   assert 'ZeroDivisionError' in done.stderr
+
+
+@pytest.mark.parametrize('step, said', [
+    (15, 'w/metrics.jsonl: No space left on device'),
+    (16, 'out of device memory: RESOURCE_EXHAUSTED: Out of memory allocating')])
+def test_what_the_machine_is_to_blame_for_is_one_line(run, step, said):
+  done = run('--config=config.py', '--workdir=w', f'--step={step}')
+  assert done.returncode == 1
+  [line] = done.stderr.splitlines()
+  assert line.startswith(f'program: error: {said}')
 
 
 def test_help_is_the_docstring_and_the_program_s_flags(run):

@@ -55,7 +55,7 @@ class Outcome:
   gradient: Any = dataclasses.field(repr=False)
 
 
-def pull_back(scorer: update.Scorer, params: Any, batch: update.Batch,
+def pull_back(scorer: update.Scorer, params: Any, batch: update.Minibatch,
               cotangents: scoring.Scores, old_params: Any
               ) -> tuple[Any, scoring.Scores]:
   """Σ_it ⟨cotangents, ∂(ℓ, H, KL)_it/∂θ⟩ and the scores, over microbatches."""
@@ -71,7 +71,7 @@ def _linear(tokens, cotangents):
                  + cotangents.kl_BT * x.kl_BT)
 
 
-def scores(programs: Programs, params: Any, batch: update.Batch,
+def scores(programs: Programs, params: Any, batch: update.Minibatch,
            old_params: Any) -> scoring.Scores:
   """ℓ, H and the exact KL to π_old of the batch's tokens."""
   logp_BT, entropy_BT = programs.score(params, batch)
@@ -79,14 +79,14 @@ def scores(programs: Programs, params: Any, batch: update.Batch,
   return whole.replace(logp_BT=logp_BT, entropy_BT=entropy_BT)
 
 
-def nothing(batch: update.Batch) -> scoring.Scores:
+def nothing(batch: update.Minibatch) -> scoring.Scores:
   """Cotangents of zero: `pull_back` then only scores."""
   zeros_BT = jnp.zeros(batch.mask_BT.shape, jnp.float32)
   return scoring.Scores(zeros_BT, zeros_BT, zeros_BT)
 
 
 def evaluate(programs: Programs, losses: Mapping[str, objective.PolicyLoss],
-             state: update.TrainState, batches: Mapping[str, update.Batch],
+             state: update.TrainState, batches: Mapping[str, update.Minibatch],
              rng: jax.Array, old_params: Any) -> dict[str, Outcome]:
   """The outcome of each row at the same parameters.
 

@@ -5,24 +5,38 @@ Names and types are checked where the command line is read (`cli`).
 
 from collections.abc import Iterable
 import importlib.util
+import math
 
 import ml_collections
 
 from tepo_jax import errors
 from tepo_jax.learning import objective
+from tepo_jax.policy import attention
+from tepo_jax.policy import lora
+from tepo_jax.policy import transformer
 from tepo_jax.rollout import collect
 from tepo_jax.rollout import dump
+from tepo_jax.rollout import packing
 from tepo_jax.tasks import grading
 
 _DTYPES = ('float32', 'bfloat16')
+_CHOICES = {
+    'rollout.dynamic_sampling': collect.MODES,
+    'train.packing': packing.MODES,
+    'compute.dtype': _DTYPES,
+    'compute.gradient_dtype': _DTYPES,
+    'compute.remat': tuple(transformer.REMAT),
+    'compute.attention': attention.CHOICES,
+    'dump.format': dump.FORMATS}
 
 _POSITIVE = (
     'steps', 'data.max_prompt_tokens', 'rollout.prompts', 'rollout.max_tokens',
     'rollout.max_generation_batches', 'rollout.temperature',
-    'rollout.logp_gap_limit', 'grading.workers', 'train.minibatch_prompts',
-    'train.epochs', 'train.microbatches', 'train.chunk_size',
+    'rollout.logp_gap_limit', 'grading.workers', 'lora.alpha',
+    'train.minibatch_prompts', 'train.epochs', 'train.microbatch_tokens',
+    'train.chunk_size',
     'optimizer.learning_rate', 'optimizer.epsilon', 'optimizer.max_grad_norm',
-    'compute.unroll', 'eval.max_tokens', 'eval.batch_prompts',
+    'compute.unroll', 'eval.max_tokens', 'rollout.chunk',
     'checkpoint.period', 'checkpoint.keep', 'dump.max_megabytes',
     'pretrain.batch',
     'pretrain.demonstrations', 'pretrain.learning_rate', 'pretrain.d_model',
@@ -30,11 +44,13 @@ _POSITIVE = (
     'pretrain.head_dim', 'pretrain.d_ff', 'benchmark.vocabulary',
     'benchmark.prompt_tokens', 'benchmark.mean_tokens', 'benchmark.rounds')
 _NOT_NEGATIVE = (
-    'seed', 'optimizer.weight_decay', 'eval.period', 'checkpoint.keep_every',
-    'dump.period',
+    'seed', 'lora.rank', 'optimizer.weight_decay', 'eval.period',
+    'eval.top_k', 'checkpoint.keep_every', 'dump.period',
     'pretrain.worked_steps', 'pretrain.mixed_steps',
     'rollout.overlong_buffer', 'rollout.overlong_factor')
-_POSITIVE_IF_GIVEN = ('data.limit', 'eval.limit', 'eval.samples')
+_POSITIVE_IF_GIVEN = (
+    'data.limit', 'eval.limit', 'eval.samples', 'train.row_tokens',
+    'rollout.slots')
 
 
 def check(config: ml_collections.ConfigDict, overridden: Iterable[str]) -> None:
@@ -65,9 +81,9 @@ def check_values(config: ml_collections.ConfigDict) -> None:
   """
   objective.make_policy_loss(config.method)
   for name in _POSITIVE:
-    _require(config, name, _value(config, name) > 0, 'positive')
+    _require(config, name, 0 < _value(config, name) < math.inf, 'positive')
   for name in _NOT_NEGATIVE:
-    _require(config, name, _value(config, name) >= 0, '0 or more')
+    _require(config, name, 0 <= _value(config, name) < math.inf, '0 or more')
   for name in _POSITIVE_IF_GIVEN:
     value = _value(config, name)
     _require(config, name, value is None or value > 0, 'positive')
@@ -82,13 +98,16 @@ def check_values(config: ml_collections.ConfigDict) -> None:
            'at least 2: the advantage compares a group\'s samples')
   _require(config, 'grading.timeout', config.grading.timeout > grading.ALARM_S,
            f'more than the {grading.ALARM_S} seconds of math-verify\'s alarms')
-  _require(config, 'rollout.dynamic_sampling',
-           config.rollout.dynamic_sampling in collect.MODES,
-           f'one of {", ".join(collect.MODES)}')
-  _require(config, 'dump.format', config.dump.format in dump.FORMATS,
-           f'one of {", ".join(dump.FORMATS)}')
-  _require(config, 'compute.dtype', config.compute.dtype in _DTYPES,
-           f'one of {", ".join(_DTYPES)}')
+  for name, choices in _CHOICES.items():
+    _require(config, name, _value(config, name) in choices,
+             f'one of {", ".join(choices)}')
+  _require(config, 'eval.top_p', 0 < config.eval.top_p <= 1, 'in (0, 1]')
+  _require(config, 'profile.steps',
+           all(type(step) is int and step > 0 for step in config.profile.steps),
+           'rollout steps: whole numbers from 1 on')
+  _require(config, 'lora.targets', config.lora.targets and set(
+      config.lora.targets) <= set(lora.TARGETS),
+           f'some of {", ".join(lora.TARGETS)}')
   temperature = config.eval.temperature
   _require(config, 'eval.temperature',
            temperature is None or temperature >= 0, '0 (greedy) or more')
@@ -103,16 +122,16 @@ def _check_wandb(config):
 
 def _check_geometry(config):
   prompts = config.rollout.prompts
-  minibatch, parts = config.train.minibatch_prompts, config.train.microbatches
+  minibatch = config.train.minibatch_prompts
   if prompts % minibatch:
     raise errors.InputError(
         f'config.rollout.prompts={prompts} is not a multiple of '
         f'config.train.minibatch_prompts={minibatch}')
-  rows = minibatch * config.rollout.samples
-  if rows % parts:
+  slots = config.data.max_prompt_tokens + config.rollout.max_tokens
+  if config.train.row_tokens is not None and config.train.row_tokens < slots:
     raise errors.InputError(
-        f'config.train.microbatches={parts} does not divide the {rows} '
-        'completions of a minibatch (minibatch_prompts x samples)')
+        f'config.train.row_tokens={config.train.row_tokens} is less than '
+        f'data.max_prompt_tokens + rollout.max_tokens = {slots}')
   if config.rollout.overlong_buffer > config.rollout.max_tokens:
     raise errors.InputError(
         f'config.rollout.overlong_buffer={config.rollout.overlong_buffer} is '
@@ -131,6 +150,8 @@ def _inert(config, name):
     return 'it is of tepo_jax.benchmark'
   if section == 'pretrain' and config.model is not None:
     return 'config.model is given, so no model is made'
+  if section == 'lora' and name != 'lora.rank' and not config.lora.rank:
+    return 'config.lora.rank is 0'
   if section == 'eval' and name != 'eval.period' and not config.eval.period:
     return 'config.eval.period is 0, so nothing is evaluated'
   if section == 'dump' and name != 'dump.period' and not config.dump.period:

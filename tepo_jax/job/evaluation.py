@@ -11,6 +11,7 @@ import tqdm
 from tepo_jax import errors
 from tepo_jax.job import session as session_lib
 from tepo_jax.rollout import collect
+from tepo_jax.rollout import draw
 from tepo_jax.rollout import generation
 from tepo_jax.tasks import datasets
 
@@ -48,9 +49,10 @@ def prepare(session: session_lib.Session) -> list[Evaluation]:
       evaluations.append(Evaluation(
           name if temperature > 0 else f'{name}/greedy', prompts,
           session.sampler(
-              prompts_at_once=min(settings.batch_prompts, len(prompts)),
-              samples=samples, max_tokens=settings.max_tokens,
-              temperature=temperature)))
+              prompts=len(prompts), samples=samples,
+              max_tokens=settings.max_tokens,
+              decoding=_decoding(settings, temperature),
+              stop_after_boxed=settings.stop_after_boxed)))
   return evaluations
 
 
@@ -69,6 +71,13 @@ def _decodings(settings, name):
   if settings.greedy and temperature > 0:
     decodings.append((1, 0.0))
   return decodings
+
+
+def _decoding(settings, temperature):
+  """Greedy decoding has nothing to truncate."""
+  if temperature == 0:
+    return draw.Decoding(temperature)
+  return draw.Decoding(temperature, settings.top_k, settings.top_p)
 
 
 def summarize(groups: list[collect.Group]) -> dict[str, float]:

@@ -72,17 +72,19 @@ class Step:
     self.old_params = jax.block_until_ready(
         programs.to_old_policy(trainer.state.params))
     like = programs.state_sharding.params
+    pull_back = steps.compiled(
+        programs.mesh, lambda frozen, *arguments: replay.pull_back(
+            dataclasses.replace(programs.scorer, frozen=frozen), *arguments),
+        out_shardings=(like, None))
     self.programs = replay.Programs(
         score=self._score,
-        pull_back=steps.jit(programs.mesh, functools.partial(
-            replay.pull_back, programs.scorer), out_shardings=(like, None)),
-        move=steps.jit(programs.mesh, lambda *arguments:
+        pull_back=functools.partial(pull_back, trainer.frozen),
+        move=steps.compiled(programs.mesh, lambda *arguments:
                        programs.optimizer.update(*arguments)[0],
                        out_shardings=like))
 
   def _score(self, params, batch):
-    scored = self.trainer.programs.score(params, batch)
-    return scored.old_logp_BT, scored.old_entropy_BT
+    return self.trainer.programs.score(params, batch, *self.trainer.base())
 
   def compare(self, rows: Mapping[str, Any]) -> list[Comparison]:
     """The rows at the step's first and last update; makes the updates.
@@ -107,18 +109,16 @@ class Step:
       self._update(index)
 
   def _update(self, index):
-    trainer, plan = self.trainer, self.plan
-    needs_kl = trainer.programs.policy_loss.needs_kl
-    trainer.state, _ = trainer.programs.train_step(
-        trainer.state, trainer.on_devices(plan.batch, plan.order[index]),
-        plan.rng(index), plan.noise_floor,
-        self.old_params if needs_kl else None)
+    needs_kl = self.trainer.programs.policy_loss.needs_kl
+    self.trainer.update(
+        self.plan, index, self.old_params if needs_kl else None)
 
   def _compare(self, losses, index):
     rows = self.plan.order[index]
+    minibatch = self.trainer.minibatch(self.plan, index)
     batches = {
-        estimator: self.trainer.on_devices(self.plan.batch.replace(
-            advantage_B=self._advantages(estimator)), rows)
+        estimator: minibatch.replace(
+            advantage_B=self._advantages(estimator)[rows])
         for estimator in {loss.row.estimator for loss in losses.values()}}
     outcomes = replay.evaluate(
         self.programs, losses, self.trainer.state, batches,
@@ -150,7 +150,7 @@ class Step:
         new.logp_BT, new.entropy_BT, new.kl_BT, selection)
 
   def _view(self, loss, batch, rows):
-    mine = self.trainer.on_devices(batch, rows)
+    mine = self.trainer.on_devices(jax.tree.map(lambda x: x[rows], batch))
     old_logp_BT, old_entropy_BT = self.programs.score(self.start, mine)
     mine = mine.replace(
         old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT)
@@ -184,6 +184,7 @@ def open_step(workdir: pathlib.Path, number: int) -> Iterator[Step]:
   folder = session_lib.model_folder(config, workdir)
   with session_lib.open_folder(config, folder) as session:
     trainer = trainer_lib.Trainer(config, session)
+    trainer.load_base()
     trainer.state = _state(trainer, workdir, number - 1)
     yield Step(trainer, number, dump.to_groups(rows, config.rollout.max_tokens),
                {row['cursor'] for row in rows if row['trained']})
@@ -203,7 +204,7 @@ def available(workdir: pathlib.Path) -> list[int]:
 
 def _state(trainer, workdir, step):
   if step == 0:
-    return trainer.programs.init_state(trainer.session.load_params())
+    return trainer.first_state()
   checkpointer = checkpoint.Checkpointer(
       workdir / session_lib.CHECKPOINTS, read_only=True)
   with contextlib.closing(checkpointer):

@@ -1,5 +1,7 @@
 """A training run: rollout steps, evaluations, checkpoints, records."""
 
+from concurrent import futures
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -16,9 +18,12 @@ from tepo_jax import errors
 from tepo_jax.job import evaluation
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import steps
+from tepo_jax.policy import lora
 from tepo_jax.learning import update
 from tepo_jax.rollout import collect
+from tepo_jax.rollout import draw
 from tepo_jax.rollout import dump
+from tepo_jax.rollout import packing
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import environment
 from tepo_jax.runtime import mesh as mesh_lib
@@ -32,7 +37,7 @@ class Trainer:
   """One run: the policy's state, and what a rollout step does to it.
 
   Attributes:
-    state: update.TrainState. cursor: the data order's place. step: rollout
+    state: update.TrainState. frozen: with LoRA the base, else None. cursor: the data order's place. step: rollout
     steps done. skipped_in_a_row: updates that were not finite. These, and the
     config, are all there is to a run.
   """
@@ -42,15 +47,17 @@ class Trainer:
     """Reads and checks all that a run needs; writes nothing."""
     self.config, self.session = config, session
     rollout = config.rollout
-    _check_rows(config, session.mesh)
     self.programs = steps.make(config, session.model, session.mesh)
+    steps.check_memory(self.programs)
     self.prompts = session.prompts(config.data.name, None, config.data.limit)
     self.order = collect.DataOrder(len(self.prompts), config.seed)
     self.sampler = session.sampler(
-        prompts_at_once=rollout.prompts, samples=rollout.samples,
-        max_tokens=rollout.max_tokens, temperature=rollout.temperature)
+        prompts=rollout.prompts, samples=rollout.samples,
+        max_tokens=rollout.max_tokens,
+        decoding=draw.Decoding(rollout.temperature))
     self.evaluations = evaluation.prepare(session) if config.eval.period else []
     self.progress = metrics.Progress(config.steps)
+    self.background = futures.ThreadPoolExecutor(1)
 
   def open(self, workdir: pathlib.Path) -> None:
     """Makes `workdir` this run's, and goes to its last checkpoint."""
@@ -65,12 +72,16 @@ class Trainer:
     environment.record(workdir, self.step)
 
   def _restore(self):
-    """The last good checkpoint, or the model's weights at step 0."""
+    """The last good checkpoint, or the model's weights at step 0.
+
+    With LoRA the frozen weights are the model folder's in either case.
+    """
+    self.load_base()
     saved = self.checkpointer.restore_last_good(
         steps.abstract_state(self.programs))
     if saved is None:
       self.progress.phase(f'loading {self.session.folder}')
-      self.state = self.programs.init_state(self.session.load_params())
+      self.state = self.first_state()
       self.cursor, self.step, self.skipped_in_a_row = 0, 0, 0
       self.writer.truncate(-1)
     else:
@@ -80,13 +91,35 @@ class Trainer:
       self.writer.truncate(self.step)
       print(f'continuing {self.workdir} after step {self.step}', flush=True)
 
+  def load_base(self) -> None:
+    """With LoRA: the model folder's weights, frozen."""
+    self.frozen = None
+    if self.programs.model.lora:
+      self.frozen = self.programs.freeze(self.session.load_params())
+
+  def first_state(self) -> update.TrainState:
+    """Of step 0; `load_base` comes first."""
+    params = (self.session.load_params() if self.frozen is None else
+              self.programs.init_adapters(
+                  steps.stream(self.config.seed, 'adapters')))
+    return self.programs.init_state(params)
+
+  def _policy(self):
+    """The whole weights, as the model has them."""
+    return lora.combine(self.frozen, self.state.params)
+
+  def base(self) -> tuple:
+    """What the jitted functions take besides, with LoRA."""
+    return () if self.frozen is None else (self.frozen,)
+
   def run(self, stop: 'StopRequest') -> None:
     """Steps until `config.steps`, or until it is asked to stop."""
     if self.step == 0 and self.evaluations:
       self.writer.write(0, self.evaluate())
     score = None
     while self.step < self.config.steps and not stop.requested:
-      scalars = self.rollout_step()
+      with self._traced():
+        scalars = self.rollout_step()
       self.step += 1
       if self._is_due(self.config.eval.period):
         scalars |= self.evaluate()
@@ -102,13 +135,21 @@ class Trainer:
   def close(self) -> None:
     """Waits for the last checkpoint and closes the records."""
     self.progress.close()
+    self.background.shutdown()
     self.checkpointer.close()
     self.writer.close()
 
+  def _traced(self):
+    """A profiler trace of the step that comes, if the config asks for it."""
+    if self.step + 1 in self.config.profile.steps:
+      return jax.profiler.trace(self.workdir / 'profile')
+    return contextlib.nullcontext()
+
   def _save(self, score):
-    self.checkpointer.save(self.step, self.state, {
-        'cursor': self.cursor, 'skipped_in_a_row': self.skipped_in_a_row,
-        'config_digest': cli.config_digest(self.config)}, score)
+    with self.session.timers('save'):
+      self.checkpointer.save(self.step, self.state, {
+          'cursor': self.cursor, 'skipped_in_a_row': self.skipped_in_a_row,
+          'config_digest': cli.config_digest(self.config)}, score)
 
   def _is_due(self, period):
     return bool(period) and (
@@ -121,6 +162,9 @@ class Trainer:
     self.progress.phase('sampling')
     rollout = self._collect(number)
     self.cursor = rollout.cursor
+    dumped = self.background.submit(
+        self._dump, number, rollout,
+        _rewards(rollout.sampled, self.config.rollout))
     scalars = rollout_metrics(rollout, self.config.rollout)
     scalars |= {f'grading/{name}': count
                 for name, count in self.sampler.counts.items()}
@@ -128,7 +172,7 @@ class Trainer:
     if rollout.groups:
       self.progress.phase('updating')
       scalars |= self._update(number, rollout.groups)
-    self._dump(number, rollout)
+    dumped.result()
     seconds = time.perf_counter() - start
     scalars |= {f'seconds/{phase}': value
                 for phase, value in self.session.timers.pop().items()}
@@ -140,7 +184,7 @@ class Trainer:
     rollout = self.config.rollout
     with self.session.timers('reshard'):
       params = jax.block_until_ready(
-          self.programs.to_decode(self.state.params))
+          self.programs.to_decode(self._policy()))
     key = jax.random.fold_in(steps.stream(self.config.seed, 'rollout'), number)
 
     def draw(cursor):
@@ -156,27 +200,29 @@ class Trainer:
   def _update(self, number, groups):
     """All the updates of a rollout; returns their metrics, averaged."""
     plan = self.plan_updates(number, groups)
-    scalars = {'noise_floor': plan.noise_floor} | self._gap(plan.batch)
     old_params = (self.programs.to_old_policy(self.state.params)
                   if self.programs.policy_loss.needs_kl else None)
-    history = []
     with self.session.timers('update'):
-      for index, rows in enumerate(plan.order):
-        self.state, outcome = self.programs.train_step(
-            self.state, self.on_devices(plan.batch, rows), plan.rng(index),
-            plan.noise_floor, old_params)
-        history.append(jax.device_get(outcome))
-        self._count_skipped(history[-1])
-    return scalars | average(history)
+      history = jax.device_get([
+          self.update(plan, index, old_params)
+          for index in range(len(plan.order))])
+    for outcome in history:
+      self._count_skipped(outcome)
+    return plan.scalars | average(history)
 
   def plan_updates(self, number: int, groups: list[collect.Group]) -> 'Plan':
     """The updates of rollout step `number`, from the policy as it is now."""
     batch = self.to_batch(groups, self.programs.policy_loss.row.estimator)
+    order, later = self._orders(batch, number)
     with self.session.timers('score'):
-      batch = self._score(batch)
-      noise_floor = self._noise_floor(batch)
-    key = jax.random.fold_in(steps.stream(self.config.seed, 'update'), number)
-    return Plan(batch, noise_floor, self._order(batch, number), key)
+      packed = [self.programs.pack(_rows(batch, rows)) for rows in order]
+      minibatches, batch = self._score(batch, order, packed)
+      noise_floor = self._noise_floor(batch, number)
+    return Plan(
+        batch, noise_floor, order + later, minibatches,
+        jax.random.fold_in(steps.stream(self.config.seed, 'update'), number),
+        {'noise_floor': noise_floor} | self._gap(batch)
+        | packing_metrics(batch, packed))
 
   def to_batch(self, groups: list[collect.Group], estimator: str,
                rows: int | None = None) -> update.Batch:
@@ -187,39 +233,69 @@ class Trainer:
         rows=rows or rollout.prompts * rollout.samples,
         width=self.config.data.max_prompt_tokens, estimator=estimator)
 
-  def on_devices(self, batch: update.Batch, rows: np.ndarray) -> update.Batch:
-    """Some rows of a host batch, as `train_step` takes them."""
-    return steps.take_rows(self.session.mesh, batch, rows)
+  def update(self, plan: 'Plan', index: int, old_params: Any
+             ) -> dict[str, jax.Array]:
+    """One of the plan's updates; its metrics, on the devices."""
+    self.state, outcome = self.programs.train_step(
+        self.state, self.minibatch(plan, index), plan.rng(index),
+        plan.noise_floor, old_params, *self.base())
+    return outcome
 
-  def _order(self, batch, number):
-    """The rows of each update; one of filler alone (mode 'drop') is none."""
-    settings = self.config.train
-    order = collect.minibatch_order(
-        len(batch.mask_BT), self.config.rollout.samples,
-        settings.minibatch_prompts, settings.epochs, self.config.seed, number)
-    return [rows for rows in order if batch.mask_BT[rows].any()]
+  def minibatch(self, plan: 'Plan', index: int) -> update.Minibatch:
+    """What one of the plan's updates sees, on the devices."""
+    if index < len(plan.first):
+      return plan.first[index]
+    return self.on_devices(_rows(plan.batch, plan.order[index]))
 
-  def _score(self, batch):
-    """ℓ° and H°, in the minibatches of the first epoch."""
-    rows = np.arange(len(batch.mask_BT)).reshape(-1, self._minibatch_rows())
-    scored = [self._score_rows(batch, some) for some in rows]
-    return jax.tree.map(lambda *x: np.concatenate(x), *scored)
+  def on_devices(self, batch: update.Batch) -> update.Minibatch:
+    """The rows of a host batch, packed."""
+    return self._put(self.programs.pack(batch))
 
-  def _score_rows(self, batch, rows):
-    return mesh_lib.to_host(self.programs.score(
-        self.state.params, steps.take_rows(self.session.mesh, batch, rows)))
+  def _orders(self, batch, number, epochs=None):
+    """Rows of each update, of the first epoch and of the others.
 
-  def _minibatch_rows(self):
-    return self.config.train.minibatch_prompts * self.config.rollout.samples
-
-  def _noise_floor(self, batch):
-    """p99 of |H − H°| when only the rows' places in a minibatch change, nats.
-
-    What later epochs see of rounding, measured on the first minibatch.
+    A minibatch of filler alone (mode 'drop') is left out.
     """
-    rows = np.arange(self._minibatch_rows())[::-1]
-    again = self._score_rows(batch, rows)
-    moved = np.abs(again.old_entropy_BT - batch.old_entropy_BT[rows])
+    settings = self.config.train
+    order = list(collect.minibatch_order(
+        len(batch.mask_BT), self.config.rollout.samples,
+        settings.minibatch_prompts, epochs or settings.epochs,
+        self.config.seed, number))
+    first = self.config.rollout.prompts // settings.minibatch_prompts
+    return [[rows for rows in part if batch.mask_BT[rows].any()]
+            for part in (order[:first], order[first:])]
+
+  def _put(self, minibatch):
+    return jax.device_put(minibatch, self.programs.minibatch_sharding)
+
+  def _score(self, batch, order, packed):
+    """The minibatches with ℓ° and H°, on the devices, and the batch with them.
+
+    Each is scored as it will be trained on: the same rows, packed alike.
+    """
+    minibatches = list(map(self._put, packed))
+    scored = [self.programs.score(self.state.params, minibatch, *self.base())
+              for minibatch in minibatches]
+    old_logp_BT = np.zeros_like(batch.old_logp_BT)
+    old_entropy_BT = np.zeros_like(batch.old_entropy_BT)
+    for rows, scores in zip(order, mesh_lib.to_host(scored)):
+      old_logp_BT[rows], old_entropy_BT[rows] = scores
+    return [
+        minibatch.replace(old_logp_BT=logp_BT, old_entropy_BT=entropy_BT)
+        for minibatch, (logp_BT, entropy_BT) in zip(minibatches, scored)
+    ], batch.replace(old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT)
+
+  def _noise_floor(self, batch, number):
+    """p99 of |H − H°| when only the packing changes, nats.
+
+    What later epochs see of rounding: measured on a minibatch of theirs, whose
+    completions come from all over the batch.
+    """
+    *_, rows = self._orders(batch, number, epochs=2)[1]
+    again = _rows(batch, rows)
+    _, entropy_BT = mesh_lib.to_host(self.programs.score(
+        self.state.params, self.on_devices(again), *self.base()))
+    moved = np.abs(entropy_BT - again.old_entropy_BT)
     return float(np.quantile(moved[again.mask_BT > 0], 0.99))
 
   def _gap(self, batch):
@@ -248,7 +324,7 @@ class Trainer:
   def evaluate(self) -> dict[str, float]:
     """Every evaluation of the config, as metrics 'eval/SET/…'."""
     self.progress.phase('evaluating')
-    params = self.programs.to_decode(self.state.params)
+    params = self.programs.to_decode(self._policy())
     scalars, start = {}, time.perf_counter()
     key = steps.stream(self.config.seed, 'eval')
     for index, item in enumerate(self.evaluations):
@@ -258,12 +334,11 @@ class Trainer:
     self.session.timers.pop()
     return scalars | {'seconds/eval': time.perf_counter() - start}
 
-  def _dump(self, number, rollout):
+  def _dump(self, number, rollout, rewards_B):
     """rollouts/step_N.jsonl: one record a completion."""
     settings, data = self.config.dump, self.config.data
     if not settings.period or number % settings.period:
       return
-    rewards_B = _rewards(rollout.sampled, self.config.rollout)
     dump.write(
         self.workdir / session_lib.ROLLOUTS, number, dump.records(
             number, rollout, np.split(rewards_B, len(rollout.sampled)),
@@ -276,12 +351,15 @@ class Plan:
   """The updates of a rollout step.
 
   batch: on the host, with ℓ° and H°. noise_floor: see `update.train_step`.
-  order: the rows of each update. key: of the step's random numbers.
+  order: the rows of each update. first: the minibatches of the first epoch,
+  on the devices. key: of the step's random numbers. scalars: metrics.
   """
   batch: update.Batch
   noise_floor: float
   order: list[np.ndarray]
+  first: list[update.Minibatch]
   key: jax.Array
+  scalars: dict[str, float]
 
   def rng(self, index: int) -> jax.Array:
     """Of one update."""
@@ -316,6 +394,17 @@ def rollout_metrics(rollout: collect.Rollout,
       'groups_trained': len(rollout.groups)}
 
 
+def packing_metrics(batch: update.Batch,
+                    minibatches: list[update.Minibatch]) -> dict[str, float]:
+  """padding_share: of the slots of unpacked rows, what holds no token.
+
+  packing_efficiency: of the slots that the updates compute, what holds one.
+  """
+  shares = [packing.efficiency(m) for m in minibatches]
+  return {'padding_share': np.mean(batch.position_BS < 0),
+          'packing_efficiency': np.mean(shares)}
+
+
 def average(history: list[dict[str, Any]]) -> dict[str, float]:
   """Means over a step's updates; extremes of weight_min and _max; counts."""
   reduce = {'weight_min': np.min, 'weight_max': np.max, 'skipped': np.sum,
@@ -346,21 +435,13 @@ def evaluated(scalars: dict[str, float]) -> str:
                    if name.startswith('eval/') and '/avg@' in name)
 
 
+def _rows(batch, rows):
+  return jax.tree.map(lambda x: x[rows], batch)
+
+
 def _rewards(groups, settings):
   return collect.rewards(groups, settings.max_tokens, settings.overlong_buffer,
                          settings.overlong_factor)
-
-
-def _check_rows(config, mesh):
-  """Refuses a microbatch that cannot be spread over the mesh."""
-  rows = config.train.minibatch_prompts * config.rollout.samples
-  rows //= config.train.microbatches
-  shards = mesh_lib.batch_shards(mesh)
-  if rows % shards:
-    raise errors.InputError(
-        f'a microbatch has {rows} rows (train.minibatch_prompts x '
-        f'rollout.samples / train.microbatches), not a multiple of the mesh\'s '
-        f'data x fsdp = {shards}')
 
 
 def results_table(workdir: pathlib.Path) -> str:

@@ -15,7 +15,8 @@ from tepo_jax import errors
 
 # Parameter -> what it must be, and the test; NaN fails each of them.
 _NUMBERS = {
-    'low': ('a number >= 0 (inf: no bound)', lambda x: x >= 0),
+    'low': ('a number in [0, 1] (or inf: no bound)',
+            lambda x: 0 <= x <= 1 or x == math.inf),
     'high': ('a number >= 0 (inf: no bound)', lambda x: x >= 0),
     'dual': ('a number > 1', lambda x: x > 1),
     'fraction': ('a number in (0, 1]', lambda x: 0 < x <= 1),

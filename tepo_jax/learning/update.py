@@ -1,12 +1,13 @@
 """One optimiser update: the loss over microbatches, as if there were one.
 
 Everything that is a statistic (the denominator N, covariances, top-k) belongs
-to the whole minibatch: it is computed first, then sliced, and the partial
+to the whole minibatch: it is computed first, then masked, and the partial
 losses of the microbatches only add up. So neither the number of microbatches
-nor the mesh changes the result.
+nor the packing nor the mesh changes the result: the objective sees [B, T].
 
-Axes: B completions of a minibatch · M microbatches · T completion slots ·
-S = prompt + completion slots.
+Axes: B completions of a minibatch · T completion slots · K blocks ·
+M microbatches · R rows of a microbatch · S slots of a row · C columns of
+scores.
 """
 
 from collections.abc import Callable
@@ -19,13 +20,14 @@ from jax import numpy as jnp
 import optax
 
 from tepo_jax.learning import objective
+from tepo_jax.policy import lora
 from tepo_jax.policy import scoring
 from tepo_jax.policy import transformer
 
 
 @flax.struct.dataclass
 class Batch:
-  """Graded completions, ready for updates. Filler rows have an empty mask.
+  """Graded completions on the host. Filler rows have an empty mask.
 
   token_BS, position_BS: int32 prompt (left-padded) and completion; position
     −1 is padding.
@@ -44,6 +46,28 @@ class Batch:
 
 
 @flax.struct.dataclass
+class Minibatch:
+  """The completions of an update, and the rows they are packed into.
+
+  mask_BT, advantage_B, old_logp_BT, old_entropy_BT: as in `Batch`.
+  block_B, microbatch_B, row_B, column_B: int32, where the scores of a
+    completion begin; block −1: filler, nowhere.
+  used_K: int32, the microbatches of each block that hold anything.
+  blocks: K times scoring.Rows, arrays [M, R, S] with a shape of their own.
+  """
+  mask_BT: jax.Array
+  advantage_B: jax.Array
+  old_logp_BT: jax.Array
+  old_entropy_BT: jax.Array
+  block_B: jax.Array
+  microbatch_B: jax.Array
+  row_B: jax.Array
+  column_B: jax.Array
+  used_K: jax.Array
+  blocks: tuple[scoring.Rows, ...]
+
+
+@flax.struct.dataclass
 class TrainState:
   """step: optimiser updates done; params: fp32 masters; opt_state: optax's."""
   step: jax.Array
@@ -55,36 +79,42 @@ class TrainState:
 class Scorer:
   """How completions are scored: the same for ℓ°, H° and for the update.
 
-  microbatches: forward/backward passes a minibatch is cut into.
-  temperature: the sampler's. chunk_size: see `scoring.score`.
+  temperature: the sampler's. chunk_size, shards: see `scoring.score_rows`.
+  gradient_dtype: of the layers' kernels in an update and of a microbatch's
+    gradient of them; gradients are added up in fp32.
+  frozen: the base of all the policies, where params are adapters.
   """
   model: transformer.ModelConfig
-  microbatches: int
   temperature: float
   chunk_size: int
+  shards: int
+  gradient_dtype: str
+  frozen: Any = None
 
-  def __call__(self, params: Any, rows: Batch,
+  def __call__(self, params: Any, rows: scoring.Rows,
                old_params: Any = None) -> scoring.Scores:
-    return scoring.score(
-        self.model, params, rows.token_BS, rows.position_BS,
-        num_targets=rows.mask_BT.shape[1], temperature=self.temperature,
-        chunk_size=self.chunk_size, old_params=old_params)
+    params = lora.combine(self.frozen, params)
+    if old_params is not None:
+      old_params = lora.combine(self.frozen, old_params)
+    return scoring.score_rows(
+        self.model, params, rows, temperature=self.temperature,
+        chunk_size=self.chunk_size, shards=self.shards, old_params=old_params)
 
 
-def old_policy_statistics(scorer: Scorer, params: Any, batch: Batch) -> Batch:
-  """Fills ℓ° and H° by the training forward at the training shapes.
+def old_policy_statistics(scorer: Scorer, params: Any, minibatch: Minibatch
+                          ) -> tuple[jax.Array, jax.Array]:
+  """ℓ° and H° [B, T] by the training forward at the training shapes.
 
   The sampler's own numbers differ from these by rounding, which would move
   every ratio off 1 and draw TEPO's mask at random (METHODS reading 2).
   """
-  scores = _score(scorer, params, batch)
-  return batch.replace(old_logp_BT=scores.logp_BT,
-                       old_entropy_BT=scores.entropy_BT)
+  scores = _score(scorer, params, minibatch)
+  return scores.logp_BT, scores.entropy_BT
 
 
 def train_step(scorer: Scorer, policy_loss: objective.PolicyLoss,
                optimizer: optax.GradientTransformation, state: TrainState,
-               batch: Batch, rng: jax.Array, noise_floor: jax.Array,
+               minibatch: Minibatch, rng: jax.Array, noise_floor: jax.Array,
                old_params: Any = None
                ) -> tuple[TrainState, dict[str, jax.Array]]:
   """One update from one minibatch (TEPO Eq. 4, Algorithm 1 steps 5–7).
@@ -99,40 +129,47 @@ def train_step(scorer: Scorer, policy_loss: objective.PolicyLoss,
   """
   scores = None
   if policy_loss.needs_scoring:
-    scores = _score(scorer, state.params, batch)
-  statistics = policy_loss.statistics(tokens(batch, scores), rng)
+    scores = _score(scorer, state.params, minibatch)
+  statistics = policy_loss.statistics(tokens(minibatch, scores), rng)
   loss, gradient, scores = loss_and_gradient(
-      scorer, policy_loss.partial, state.params, batch, statistics, old_params)
-  metrics = policy_loss.metrics(tokens(batch, scores), statistics, noise_floor)
+      scorer, policy_loss.partial, state.params, minibatch, statistics,
+      old_params if policy_loss.needs_kl else None)
+  metrics = policy_loss.metrics(tokens(minibatch, scores), statistics,
+                                noise_floor)
   state, update_metrics = _apply(optimizer, state, loss, gradient)
   return state, metrics | update_metrics
 
 
 def loss_and_gradient(scorer: Scorer, partial: Callable[..., jax.Array],
-                      params: Any, batch: Batch, statistics: Any,
+                      params: Any, minibatch: Minibatch, statistics: Any,
                       old_params: Any) -> tuple[jax.Array, Any, scoring.Scores]:
-  """A loss that adds up over rows, its gradient in `params`, and the scores.
+  """A loss that adds up over completions, its gradient, and the scores.
 
   Args:
-    partial: (objective.Tokens, statistics) of some rows -> their part.
-    statistics: tree of [B, T], sliced by rows.
+    partial: (objective.Tokens, statistics) of some completions, the others
+      masked -> their part of the loss.
+    statistics: tree of [B, T].
     old_params: of π_old, or None: no exact KL.
   """
-  def partial_loss(params, rows, row_statistics):
-    row_scores = scorer(params, rows, old_params)
-    return partial(tokens(rows, row_scores), row_statistics), row_scores
+  weights = _to_differentiate(scorer.gradient_dtype, params)
 
-  def accumulate(carry, microbatch):
-    loss, gradient = carry
-    (part, row_scores), partial_gradient = jax.value_and_grad(
-        partial_loss, has_aux=True)(params, *microbatch)
-    gradient = jax.tree.map(jnp.add, gradient, partial_gradient)
-    return (loss + part, gradient), row_scores
+  def partial_loss(weights, rows, mine_B):
+    scores = _by_completion(
+        scorer(weights, rows, old_params), minibatch, mine_B)
+    return partial(*_only(
+        mine_B, (tokens(minibatch, scores), statistics))), scores
 
-  zero = jnp.float32(0), jax.tree.map(jnp.zeros_like, params)
-  (loss, gradient), scores = _over_microbatches(
-      accumulate, zero, (batch, statistics), scorer.microbatches)
-  return loss, gradient, scores
+  def accumulate(carry, rows, mine_B):
+    loss, gradient, scores = carry
+    (part, new), partial_gradient = jax.value_and_grad(
+        partial_loss, has_aux=True)(weights, rows, mine_B)
+    gradient = jax.tree.map(
+        lambda a, b: a + b.astype(a.dtype), gradient, partial_gradient)
+    return loss + part, gradient, jax.tree.map(jnp.add, scores, new)
+
+  return _over_microbatches(accumulate, (
+      jnp.float32(0), jax.tree.map(jnp.zeros_like, params),
+      _no_scores(minibatch, old_params is not None)), minibatch)
 
 
 def _apply(optimizer, state, loss, gradient):
@@ -148,36 +185,79 @@ def _apply(optimizer, state, loss, gradient):
                  'skipped': 1.0 - finite}
 
 
-def tokens(batch: Batch, scores: scoring.Scores | None) -> objective.Tokens:
-  """What the objective sees of a batch; `scores` None: masks only."""
+def _to_differentiate(dtype, params):
+  """The layers' kernels in `dtype`, cast once for all microbatches.
+
+  Everything else stays in fp32: scales, biases and what the vocabulary's
+  gradients are summed into.
+  """
+  return params | {'layers': jax.tree_util.tree_map_with_path(
+      lambda path, x: x.astype(dtype) if path[-1].key == 'kernel' else x,
+      params['layers'])}
+
+
+def tokens(minibatch: Minibatch, scores: scoring.Scores | None
+           ) -> objective.Tokens:
+  """What the objective sees; `scores` None: masks only."""
   scores = scores or scoring.Scores(None, None, None)
   return objective.Tokens(
       logp_BT=scores.logp_BT, entropy_BT=scores.entropy_BT,
-      old_logp_BT=batch.old_logp_BT, old_entropy_BT=batch.old_entropy_BT,
-      advantage_BT=jnp.broadcast_to(batch.advantage_B[:, None],
-                                    batch.mask_BT.shape),
-      mask_BT=batch.mask_BT, kl_BT=scores.kl_BT)
+      old_logp_BT=minibatch.old_logp_BT,
+      old_entropy_BT=minibatch.old_entropy_BT,
+      advantage_BT=jnp.broadcast_to(minibatch.advantage_B[:, None],
+                                    minibatch.mask_BT.shape),
+      mask_BT=minibatch.mask_BT, kl_BT=scores.kl_BT)
 
 
-def _score(scorer, params, batch):
-  """Scores of a whole minibatch, one microbatch at a time."""
-  def body(_, rows):
-    return None, scorer(params, rows)
-  _, scores = _over_microbatches(body, None, batch, scorer.microbatches)
-  return scores
+def _only(mine_B, tree):
+  """Zeros (a mask of 0, a coefficient of 0) in the other completions."""
+  return jax.tree.map(
+      lambda x_BT: jnp.where(mine_B[:, None], x_BT, 0).astype(x_BT.dtype),
+      tree)
 
 
-def _over_microbatches(body, carry, rows, microbatches):
-  """Scans `body` over the rows, cut in strides; joins what it returns.
+def _no_scores(minibatch, with_kl):
+  zeros_BT = jnp.zeros(minibatch.mask_BT.shape, jnp.float32)
+  return scoring.Scores(zeros_BT, zeros_BT, zeros_BT if with_kl else None)
 
-  Row i·M + m goes to microbatch m: each microbatch stays spread over the
-  devices that hold the minibatch's contiguous blocks.
+
+def _by_completion(scores, minibatch, mine_B):
+  """[R, C] -> [B, T]: zeros but for a microbatch's own completions.
+
+  Whole slices are taken: behind a completion's end stands whatever follows it
+  in its row, under the mask.
   """
-  def cut(x):
-    return x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1)
+  slots = minibatch.mask_BT.shape[1]
 
-  def join(x):
-    return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])
+  def take(x_RC):
+    flat = jnp.pad(x_RC.reshape(-1), (0, slots))
+    start_B = minibatch.row_B * x_RC.shape[1] + minibatch.column_B
+    start_B = jnp.where(mine_B, start_B, x_RC.size)
+    return jax.vmap(
+        lambda start: jax.lax.dynamic_slice_in_dim(flat, start, slots))(start_B)
 
-  carry, out = jax.lax.scan(body, carry, jax.tree.map(cut, rows))
-  return carry, jax.tree.map(join, out)
+  return jax.tree.map(take, scores)
+
+
+def _score(scorer, params, minibatch):
+  """Scores [B, T] of a whole minibatch, one microbatch at a time."""
+  def body(scores, rows, mine_B):
+    new = _by_completion(scorer(params, rows), minibatch, mine_B)
+    return jax.tree.map(jnp.add, scores, new)
+  return _over_microbatches(body, _no_scores(minibatch, False), minibatch)
+
+
+def _over_microbatches(body, carry, minibatch):
+  """carry = body(carry, rows, mine_B) over the microbatches that are used.
+
+  mine_B: the completions whose scores are among the rows'. How many are used
+  is known on the device only: one program for every packing.
+  """
+  for k, block in enumerate(minibatch.blocks):
+    def step(m, carry, k=k, block=block):
+      rows = jax.tree.map(
+          lambda x: jax.lax.dynamic_index_in_dim(x, m, keepdims=False), block)
+      mine_B = (minibatch.block_B == k) & (minibatch.microbatch_B == m)
+      return body(carry, rows, mine_B)
+    carry = jax.lax.fori_loop(0, minibatch.used_K[k], step, carry)
+  return carry

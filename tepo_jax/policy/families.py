@@ -65,8 +65,7 @@ def from_json(raw: dict[str, Any], where: str) -> transformer.ModelConfig:
     InputError: what is missing or not supported, by the field's name.
   """
   names = raw.get('architectures')
-  if not isinstance(names, list) or len(names) != 1 or (
-      names[0] not in FAMILIES):
+  if names not in [[name] for name in FAMILIES]:
     raise errors.InputError(
         f'{where}: architectures {names} is not supported (one of '
         f'{", ".join(FAMILIES)})')

@@ -1,9 +1,16 @@
 """Log-probability, entropy and exact KL of given tokens, without [B, T, V].
 
-Axes: B completions · T completion slots · S = prompt + completion slots ·
-V vocabulary · D model · C chunks of time · c slots in a chunk.
+The head is applied to some columns of slots at a time, to those that predict
+a scored token and no others. What is kept of a chunk is a few numbers a token;
+its logits are computed again in the backward pass.
+
+Axes: R rows (B: of one completion each) · S slots of a row · T completion
+slots · C columns, the scored slots of a row moved together · w columns of a
+chunk · M = R · w · n shards of the rows · V vocabulary · D model.
 """
 
+import dataclasses
+import functools
 from typing import Any
 
 import flax.struct
@@ -11,6 +18,20 @@ import jax
 from jax import numpy as jnp
 
 from tepo_jax.policy import transformer
+
+
+@flax.struct.dataclass
+class Rows:
+  """Sequences in rows of S slots, one or several to a row.
+
+  token_RS, position_RS, segment_RS: int32, as `transformer.forward` takes
+    them; segment_RS None: a row is one sequence.
+  scored_RS: bool, the slots whose next token is scored.
+  """
+  token_RS: jax.Array
+  position_RS: jax.Array
+  segment_RS: jax.Array | None
+  scored_RS: jax.Array
 
 
 @flax.struct.dataclass
@@ -36,64 +57,235 @@ def score(config: transformer.ModelConfig, params: Any, token_BS: jax.Array,
     config, params: the policy.
     token_BS, position_BS: prompt and completion; position −1 is padding.
     num_targets: T, the columns at the end of S that are scored.
-    temperature: divides the logits, as it did in the sampler.
-    chunk_size: tokens whose logits exist at one time (B at least);
-      [chunk_size, V] floats are the peak, forwards and (by recomputation)
-      backwards.
-    old_params: π_old's weights; given, the exact KL is computed beside ℓ
-      (TEPO Eq. 4), differentiable in `params` only.
+    temperature, chunk_size, old_params: as in `score_rows`.
 
   Returns:
     Scores over [B, T], float32.
   """
-  hidden_BTD = _target_states(config, params, token_BS, position_BS,
-                              num_targets)
-  old_hidden_BTD = None
-  if old_params is not None:
-    old_params = jax.lax.stop_gradient(old_params)
-    old_hidden_BTD = _target_states(config, old_params, token_BS, position_BS,
-                                    num_targets)
-  inputs = (hidden_BTD, token_BS[:, -num_targets:], old_hidden_BTD)
-
-  @jax.checkpoint
-  def score_chunk(chunk):
-    hidden_BcD, target_Bc, old_hidden_BcD = chunk
-    scaled_BcV = transformer.logits(config, params, hidden_BcD) / temperature
-    logp_BcV = jax.nn.log_softmax(scaled_BcV)
-    p_BcV = jnp.exp(logp_BcV)
-    logp_Bc = jnp.take_along_axis(logp_BcV, target_Bc[..., None], -1)[..., 0]
-    kl_Bc = None
-    if old_hidden_BcD is not None:
-      old_BcV = transformer.logits(config, old_params, old_hidden_BcD)
-      old_logp_BcV = jax.nn.log_softmax(old_BcV / temperature)
-      kl_Bc = jnp.sum(p_BcV * (logp_BcV - old_logp_BcV), -1)
-    return Scores(logp_Bc, -jnp.sum(p_BcV * logp_BcV, -1), kl_Bc)
-
-  return _map_over_time(score_chunk, inputs, chunk_size)
+  slot_S = jnp.arange(token_BS.shape[1] - 1, -1, -1)  # tokens behind a slot
+  scored_BS = jnp.broadcast_to(
+      (1 <= slot_S) & (slot_S <= num_targets), token_BS.shape)
+  scores = score_rows(
+      config, params, Rows(token_BS, position_BS, None, scored_BS),
+      temperature=temperature, chunk_size=chunk_size, old_params=old_params)
+  return jax.tree.map(lambda x: x[:, :num_targets], scores)
 
 
-def _target_states(config, params, token_BS, position_BS, num_targets):
-  """Hidden states that predict the last `num_targets` tokens: [B, T, D]."""
-  hidden_BSD, _ = transformer.forward(config, params, token_BS, position_BS)
-  return hidden_BSD[:, -num_targets - 1:-1]
+def score_rows(config: transformer.ModelConfig, params: Any, rows: Rows, *,
+               temperature: float, chunk_size: int, shards: int = 1,
+               old_params: Any = None) -> Scores:
+  """Scores the tokens behind the scored slots under the policy.
 
+  Args:
+    config, params: the policy.
+    rows: what is scored.
+    temperature: divides the logits, as it did in the sampler.
+    chunk_size: tokens whose logits exist at one time (one a row at least);
+      [chunk_size, V] floats, a few times, are the peak.
+    shards: into how many pieces the mesh cuts R.
+    old_params: π_old's weights; given, the exact KL is computed beside ℓ
+      (TEPO Eq. 4), differentiable in `params` only.
 
-def _map_over_time(function, inputs, chunk_size):
-  """Applies `function` to slices of axis 1 of at most `chunk_size` tokens.
-
-  Time is cut, not rows, so that every chunk stays spread over the mesh; a
-  slice is one slot of every row at least. The slices are equally wide.
+  Returns:
+    Scores over [R, C], C >= S, float32: column c of a row is its scored slot
+    number c. Columns that no scored slot stands behind are arbitrary.
   """
-  batch, length = inputs[0].shape[:2]
-  chunks = -(-length // max(1, chunk_size // batch))
-  width = -(-length // chunks)
+  old = None
+  if old_params is not None:
+    old = jax.lax.stop_gradient(_policy(config, old_params, rows))
+  return score_states(
+      config, *_policy(config, params, rows), rows, temperature=temperature,
+      chunk_size=chunk_size, shards=shards, old=old)
 
-  def cut(x):
-    pad = [(0, 0), (0, chunks * width - length)] + [(0, 0)] * (x.ndim - 2)
-    x = jnp.pad(x, pad).reshape(batch, chunks, width, *x.shape[2:])
-    return jnp.moveaxis(x, 1, 0)
 
-  def join(x):
-    return jnp.moveaxis(x, 0, 1).reshape(batch, chunks * width)[:, :length]
+def score_states(config: transformer.ModelConfig, hidden_RSD: jax.Array,
+                 weight: jax.Array, rows: Rows, *, temperature: float,
+                 chunk_size: int, shards: int = 1, old: Any = None) -> Scores:
+  """`score_rows` from the hidden states on.
 
-  return jax.tree.map(join, jax.lax.map(function, jax.tree.map(cut, inputs)))
+  `weight` is the head's, as `transformer.head_weight` gives it; `old` the pair
+  of hidden states and weight of π_old, without gradient.
+  """
+  count, length = rows.token_RS.shape
+  plan = _Plan(
+      tied=config.tie_embeddings, dtype=config.dtype,
+      vocab_size=config.vocab_size, temperature=temperature,
+      width=min(length, max(1, chunk_size // count)), shards=shards)
+  target_RS = jnp.roll(rows.token_RS, -1, axis=1)
+  return Scores(*_score(plan, hidden_RSD, weight, target_RS, rows.scored_RS,
+                        old))
+
+
+def _policy(config, params, rows):
+  """Hidden states [R, S, D], and the head's weight as it is stored."""
+  hidden_RSD, _ = transformer.forward(
+      config, params, rows.token_RS, rows.position_RS,
+      segment_BS=rows.segment_RS)
+  return hidden_RSD, transformer.head_weight(config, params)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+  """What is static. tied: the weight is [V, D], else [D, V]."""
+  tied: bool
+  dtype: str
+  vocab_size: int
+  temperature: float
+  width: int
+  shards: int
+
+  def weight(self, stored):
+    """In the compute dtype; whole but for the vocabulary, once for all."""
+    axes = ('vocab', None) if self.tied else (None, 'vocab')
+    return transformer.constrain(stored.astype(self.dtype), axes)
+
+  def logits(self, hidden_nMD, weight):
+    """z / temperature, float32 [n, M, V]."""
+    logits_nMV = jax.lax.dot_general(
+        hidden_nMD, weight, (((2,), (1 if self.tied else 0,)), ((), ())),
+        preferred_element_type=jnp.float32)
+    logits_nMV = transformer.without_padding(self.vocab_size, logits_nMV)
+    return transformer.constrain(
+        logits_nMV / self.temperature, ('batch', None, 'vocab'))
+
+  def columns(self, scored_RS):
+    """Slots by column, int32 [R, C], C a multiple of the width; chunks used."""
+    slot_RC = jnp.argsort(~scored_RS, axis=1, stable=True)
+    padding = -slot_RC.shape[1] % self.width
+    used = -(-jnp.max(jnp.sum(scored_RS, axis=1)) // self.width)
+    return jnp.pad(slot_RC, ((0, 0), (0, padding))), used
+
+  def cut(self, x_RC, index):
+    return jax.lax.dynamic_slice_in_dim(
+        x_RC, index * self.width, self.width, axis=1)
+
+  def pick(self, x_RS, slot_Rw):
+    """x at the slots: [n, M] or [n, M, D]."""
+    slot = slot_Rw.reshape(*slot_Rw.shape, *(1,) * (x_RS.ndim - 2))
+    return self.flat(jnp.take_along_axis(x_RS, slot, axis=1))
+
+  def flat(self, x_Rw):
+    """[R, w, ...] -> [n, M, ...]: each shard's tokens together."""
+    x = x_Rw.reshape(self.shards, -1, *x_Rw.shape[2:])
+    return transformer.constrain(x, ('batch',) + (None,) * (x.ndim - 1))
+
+  def put(self, into_RC, x_nM, index):
+    """Writes a chunk's [n, M, ...] to its columns."""
+    x_Rw = x_nM.reshape(len(into_RC), self.width, *x_nM.shape[2:])
+    return jax.lax.dynamic_update_slice_in_dim(
+        into_RC, x_Rw.astype(into_RC.dtype), index * self.width, axis=1)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _score(plan, hidden_RSD, weight, target_RS, scored_RS, old):
+  """(ℓ, H, KL or None), each [R, C]; `old` is None or π_old's `_policy`."""
+  return _forward(plan, hidden_RSD, weight, target_RS, scored_RS, old)[:3]
+
+
+def _forward(plan, hidden_RSD, weight, target_RS, scored_RS, old):
+  """ℓ, H, KL, and log Σ exp z of both policies, each [R, C] or None."""
+  slot_RC, used = plan.columns(scored_RS)
+  weight = plan.weight(weight)
+  if old is not None:
+    old_hidden_RSD, old_weight = old[0], plan.weight(old[1])
+
+  def body(index, out):
+    slot_Rw = plan.cut(slot_RC, index)
+    z_nMV = plan.logits(plan.pick(hidden_RSD, slot_Rw), weight)
+    target_nM = plan.pick(target_RS, slot_Rw)
+    lse_nM1 = _log_sum_exp(z_nMV)
+    logp_nMV = z_nMV - lse_nM1
+    p_nMV = jnp.exp(logp_nMV)
+    of_target_nM1 = jnp.take_along_axis(z_nMV, target_nM[..., None], -1)
+    values = [(of_target_nM1 - lse_nM1)[..., 0],
+              -jnp.sum(p_nMV * logp_nMV, -1), None, lse_nM1[..., 0], None]
+    if old is not None:
+      old_z_nMV = plan.logits(plan.pick(old_hidden_RSD, slot_Rw), old_weight)
+      old_lse_nM1 = _log_sum_exp(old_z_nMV)
+      values[2] = jnp.sum(p_nMV * (logp_nMV - (old_z_nMV - old_lse_nM1)), -1)
+      values[4] = old_lse_nM1[..., 0]
+    return jax.tree.map(
+        lambda x, value: plan.put(x, value, index), out, tuple(values))
+
+  zeros_RC = jnp.zeros(slot_RC.shape, jnp.float32)
+  optional_RC = None if old is None else zeros_RC
+  return jax.lax.fori_loop(
+      0, used, body, (zeros_RC, zeros_RC, optional_RC, zeros_RC, optional_RC))
+
+
+def _log_sum_exp(z_nMV):
+  """Between barriers: what is fused with it must not decide how it rounds,
+  as the KL of a policy to itself is exactly 0."""
+  z_nMV = jax.lax.optimization_barrier(z_nMV)
+  return jax.lax.optimization_barrier(
+      jax.nn.logsumexp(z_nMV, -1, keepdims=True))
+
+
+def _score_forward(plan, *primals):
+  # With symbolic zeros each array comes with whether it is differentiated.
+  primals = jax.tree.map(
+      lambda leaf: leaf.value, primals,
+      is_leaf=lambda leaf: hasattr(leaf, 'perturbed'))
+  out = _forward(plan, *primals)
+  return out[:3], (primals, out[1:])
+
+
+def _score_backward(plan, residuals, cotangents):
+  """∂z = gˡ (1[y] − p) − gᴴ p (log p + H) + gᴷ p (log p/q − KL), over the
+  temperature; products in the compute dtype, the weight's summed in fp32."""
+  (hidden_RSD, stored, target_RS, scored_RS, old), kept = residuals
+  entropy_RC, kl_RC, lse_RC, old_lse_RC = kept
+  of_logp_RC, of_entropy_RC, of_kl_RC = (
+      None if isinstance(x, jax.custom_derivatives.SymbolicZero) else x
+      for x in cotangents)
+  slot_RC, used = plan.columns(scored_RS)
+  weight = plan.weight(stored)
+  old_weight = None if old is None else plan.weight(old[1])
+
+  def of_logits(index, hidden_nMD, slot_Rw):
+    column = lambda x_RC: plan.flat(plan.cut(x_RC, index))[..., None]
+    z_nMV = plan.logits(hidden_nMD, weight)
+    logp_nMV = z_nMV - column(lse_RC)
+    slope_nMV = jnp.zeros(())
+    if of_logp_RC is not None:
+      slope_nMV -= column(of_logp_RC)
+    if of_entropy_RC is not None:
+      slope_nMV -= column(of_entropy_RC) * (logp_nMV + column(entropy_RC))
+    if of_kl_RC is not None:
+      old_z_nMV = plan.logits(plan.pick(old[0], slot_Rw), old_weight)
+      slope_nMV += column(of_kl_RC) * (
+          logp_nMV - (old_z_nMV - column(old_lse_RC)) - column(kl_RC))
+    gradient_nMV = jnp.exp(logp_nMV) * slope_nMV
+    if of_logp_RC is not None:
+      target_nM1 = plan.pick(target_RS, slot_Rw)[..., None]
+      vocabulary_V = jnp.arange(z_nMV.shape[-1])
+      gradient_nMV += jnp.where(
+          vocabulary_V == target_nM1, column(of_logp_RC), 0)
+    return (gradient_nMV / plan.temperature).astype(plan.dtype)
+
+  def body(index, carry):
+    of_hidden_RCD, of_weight = carry
+    slot_Rw = plan.cut(slot_RC, index)
+    hidden_nMD = plan.pick(hidden_RSD, slot_Rw)
+    gradient_nMV = of_logits(index, hidden_nMD, slot_Rw)
+    of_hidden_nMD = jax.lax.dot_general(
+        gradient_nMV, weight, (((2,), (0 if plan.tied else 1,)), ((), ())))
+    left, right = ((gradient_nMV, hidden_nMD) if plan.tied
+                   else (hidden_nMD, gradient_nMV))
+    of_weight += jax.lax.dot_general(
+        left, right, (((1,), (1,)), ((0,), (0,))),
+        preferred_element_type=jnp.float32)
+    return plan.put(of_hidden_RCD, of_hidden_nMD, index), of_weight
+
+  columns_RCD = jnp.zeros((*slot_RC.shape, hidden_RSD.shape[2]), plan.dtype)
+  of_hidden_RCD, of_weight = jax.lax.fori_loop(0, used, body, (
+      columns_RCD, jnp.zeros((plan.shards, *stored.shape), jnp.float32)))
+  # The scored slots are all different: their scatter is this gather.
+  column_RS = jnp.cumsum(scored_RS, axis=1) - 1
+  of_hidden_RSD = jnp.where(scored_RS[..., None], jnp.take_along_axis(
+      of_hidden_RCD, column_RS[..., None], axis=1), 0)
+  return (of_hidden_RSD, jnp.sum(of_weight, 0).astype(stored.dtype), None,
+          None, None)
+
+
+_score.defvjp(_score_forward, _score_backward, symbolic_zeros=True)

@@ -11,6 +11,7 @@ import gc
 import itertools
 import os
 import pathlib
+import shutil
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -41,6 +42,7 @@ class Checkpointer:
   def __init__(self, directory: str | os.PathLike, keep: int = 2,
                keep_every: int = 0, read_only: bool = False):
     self._directory = pathlib.Path(directory).absolute()
+    self._saving, self._failure = None, None
     if read_only and not self._directory.is_dir():
       raise errors.InputError(f'no checkpoints: {self._directory} is missing')
     options = ocp.CheckpointManagerOptions(
@@ -60,19 +62,27 @@ class Checkpointer:
            score: float | None = None) -> None:
     """Starts saving; returns once `state` may be donated or changed.
 
+    A save that fails (a full disk) is told on stderr and leaves the steps
+    before it as they are; only when it is the last does `close` raise.
+
     Args:
       step: later than every saved step.
       state: a tree of arrays.
       extra: what JSON can hold.
       score: the highest-scored step is kept; None is not in the running.
     """
-    extra = {'extra': extra, 'digests': _digests(state)}
-    started = self._manager.save(
-        step, metrics=None if score is None else {'score': score},
-        args=ocp.args.Composite(state=ocp.args.StandardSave(state),
-                                extra=ocp.args.JsonSave(extra)))
-    if not started:
+    self.wait()
+    if self._manager.latest_step() is not None and (
+        step <= self._manager.latest_step()):
       raise ValueError(f'step {step} does not follow step {self.latest()}')
+    self._saving, self._failure = step, None
+    with self._failure_told():
+      self._manager.save(
+          step, metrics=None if score is None else {'score': score},
+          args=ocp.args.Composite(
+              state=ocp.args.StandardSave(state),
+              extra=ocp.args.JsonSave(
+                  {'extra': extra, 'digests': _digests(state)})))
 
   def latest(self) -> int | None:
     """The last whole step, None when there is none; waits for a save."""
@@ -92,13 +102,7 @@ class Checkpointer:
       InputError: there is no such step, its arrays are not those of
         `abstract_state`, or it is damaged (a DamagedError).
     """
-    self.wait()
-    steps = sorted(self._manager.all_steps())
-    step = steps[-1] if step is None and steps else step
-    if step not in steps:
-      wanted = '' if step is None else f' of step {step}'
-      raise errors.InputError(
-          f'no checkpoint{wanted} in {self._directory} (there: {steps})')
+    step = self._existing(step)
     where = f'checkpoint {self._directory}/{step}'
     with _no_stray_tracebacks():
       try:  # Orbax and tensorstore raise many kinds
@@ -119,6 +123,25 @@ class Checkpointer:
       if digests.get(name) != digest:
         raise DamagedError(f'{where}: {name} is not what was saved')
     return restored.state, extra
+
+  def shape(self, step: int | None, name: str) -> tuple[int, ...]:
+    """The shape of one saved array, by its path; as `restore`."""
+    step = self._existing(step)
+    try:
+      return _named(self._manager.item_metadata(step).state.tree)[name].shape
+    except Exception as error:  # as in `restore`
+      raise DamagedError(f'checkpoint {self._directory}/{step}: '
+                         f'{_reason(error)}') from None
+
+  def _existing(self, step):
+    self.wait()
+    steps = sorted(self._manager.all_steps())
+    step = steps[-1] if step is None and steps else step
+    if step not in steps:
+      wanted = '' if step is None else f' of step {step}'
+      raise errors.InputError(
+          f'no checkpoint{wanted} in {self._directory} (there: {steps})')
+    return step
 
   def restore_last_good(self, abstract_state: Any
                         ) -> tuple[int, Any, dict[str, Any]] | None:
@@ -144,13 +167,33 @@ class Checkpointer:
     return None
 
   def wait(self) -> None:
-    """Until the save that was started is whole; raises its error."""
-    self._manager.wait_until_finished()
+    """Until the save that was started is whole, or has failed."""
+    with self._failure_told():
+      self._manager.wait_until_finished()
 
   def close(self) -> None:
-    """Waits, and lets the threads go."""
-    self._manager.close()
+    """Waits, and lets the threads go.
 
+    Raises:
+      RunError: the last save failed.
+    """
+    self.wait()
+    self._manager.close()
+    if self._failure:
+      raise errors.RunError(f'{self._failure}; the last good one is of step '
+                            f'{self._manager.latest_step()}')
+
+  @contextlib.contextmanager
+  def _failure_told(self) -> Iterator[None]:
+    """Turns what a save raises, here or in its thread, into a warning."""
+    try:
+      yield
+    except Exception as error:  # Orbax and tensorstore raise many kinds
+      self._failure = (f'checkpoint {self._directory}/{self._saving} could not '
+                       f'be saved: {_reason(error)}')
+      print(f'warning: {self._failure}', file=sys.stderr, flush=True)
+      for left in self._directory.glob(f'{self._saving}.orbax-checkpoint-tmp*'):
+        shutil.rmtree(left, ignore_errors=True)
 
 def _kept(keep, keep_every):
   """Which steps outlive the next save."""

@@ -9,10 +9,12 @@ optimiser state (the batch is split over data and fsdp together); `tensor`
 shards of the vocabulary, heads and feed-forward width.
 """
 
+import contextvars
 import functools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from flax import linen as nn
 import jax
@@ -39,6 +41,9 @@ RULES = {
 # Decoding: weights whole on every fsdp shard, so that no decode step has to
 # gather them.
 DECODE_RULES = {**RULES, 'embed': None}
+
+# (mesh, rules) of the `under_rules` that is being traced.
+_IN_FORCE = contextvars.ContextVar('in force', default=None)
 
 
 def initialize_distributed() -> None:
@@ -132,15 +137,47 @@ def under_rules(mesh: jax.sharding.Mesh, function: Callable, rules=RULES
   """`function`, traced with the rules in force.
 
   The constraints that it puts on logical axes (flax's with_logical_constraint)
-  then hold on this mesh; without it they are no constraints.
+  then hold on this mesh, and `per_device` cuts by it; without it neither does
+  anything.
   """
   @functools.wraps(function)
   def wrapped(*args, **kwargs):
     named = [(name, axes) for name, axes in rules.items() if name is not None]
-    with mesh, nn.logical_axis_rules(named):
-      return function(*args, **kwargs)
+    token = _IN_FORCE.set((mesh, rules))
+    try:
+      with mesh, nn.logical_axis_rules(named):
+        return function(*args, **kwargs)
+    finally:
+      _IN_FORCE.reset(token)
 
   return wrapped
+
+
+def per_device(function: Callable, axes: Sequence[tuple[str | None, ...]],
+               *arrays: jax.Array) -> jax.Array:
+  """function(*arrays), each device computing on its own pieces.
+
+  For kernels, which XLA cannot cut by itself. Where no rules are in force,
+  or on one device, it is the plain call.
+
+  Args:
+    function: of one array a piece; its result is cut as the first is.
+    axes: logical names of each array's dimensions. One that its mesh axes do
+      not divide is whole everywhere.
+  """
+  if _IN_FORCE.get() is None or _IN_FORCE.get()[0].size == 1:
+    return function(*arrays)
+  mesh, rules = _IN_FORCE.get()
+
+  def spec(names, array):
+    return jax.sharding.PartitionSpec(*(
+        None if size % _parts(mesh, rules[name]) else rules[name]
+        for name, size in zip(names, array.shape)))
+
+  specs = tuple(map(spec, axes, arrays))
+  return jax.shard_map(
+      function, mesh=mesh, in_specs=specs, out_specs=specs[0],
+      check_vma=False)(*arrays)
 
 
 def check(mesh: jax.sharding.Mesh, axes_tree, abstract_tree, rules=RULES):
@@ -162,6 +199,35 @@ def check(mesh: jax.sharding.Mesh, axes_tree, abstract_tree, rules=RULES):
         raise errors.InputError(
             f'mesh {dict(mesh.shape)}: {rules[axis]}={parts} does not divide '
             f'dimension {index} ({axis}) of {name} {tuple(array.shape)}')
+
+
+def check_memory(mesh: jax.sharding.Mesh, parts: Mapping[str, Any],
+                 limit: int | None = None) -> None:
+  """Refuses what cannot lie in a device's memory at one time.
+
+  Args:
+    mesh: whose devices; those that do not tell their memory hold anything.
+    parts: what is there -> its tree of ShapeDtypeStructs with shardings.
+    limit: bytes of a device; None: as it says.
+
+  Raises:
+    InputError: with the bytes of each part.
+  """
+  if limit is None:
+    stats = mesh.local_devices[0].memory_stats()
+    limit = stats['bytes_limit'] if stats else math.inf
+  sizes = {name: sum(map(_bytes_on_device, jax.tree.leaves(tree)))
+           for name, tree in parts.items()}
+  if sum(sizes.values()) > limit:
+    listed = ', '.join(f'{name} {size / 1e9:.4g} GB'
+                       for name, size in sizes.items())
+    raise errors.InputError(
+        f'mesh {dict(mesh.shape)}: a device has {limit / 1e9:.4g} GB of memory '
+        f'and would have to hold {sum(sizes.values()) / 1e9:.4g} GB: {listed}')
+
+
+def _bytes_on_device(leaf):
+  return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
 
 def put_batch(mesh: jax.sharding.Mesh, batch):
@@ -199,6 +265,21 @@ def to_host(tree):
     return np.asarray(array)
 
   return jax.tree.map(get, tree)
+
+
+def free_bytes() -> int | None:
+  """Memory left on the fullest device of the job; None where nobody knows.
+
+  A collective when there are several processes.
+  """
+  free = [stats['bytes_limit'] - stats['bytes_in_use']
+          for stats in (device.memory_stats()
+                        for device in jax.local_devices()) if stats]
+  if not free:
+    return None
+  if jax.process_count() == 1:
+    return min(free)
+  return int(np.min(multihost_utils.process_allgather(np.array(min(free)))))
 
 
 def _is_axes(node) -> bool:

@@ -23,13 +23,17 @@ BAD = [
     ('rollout.temperature', NAN, 'positive'),
     ('rollout.dynamic_sampling', 'refil', 'refill, drop, off'),
     ('rollout.max_generation_batches', 0, 'positive'),
+    ('rollout.slots', 0, 'positive'),
+    ('rollout.chunk', 0, 'positive'),
     ('rollout.overlong_buffer', -1, '0 or more'),
     ('rollout.overlong_factor', -0.5, '0 or more'),
     ('rollout.logp_gap_limit', 0.0, 'positive'),
     ('grading.workers', 0, 'positive'),
     ('train.minibatch_prompts', 0, 'positive'),
     ('train.epochs', 0, 'positive'),
-    ('train.microbatches', 0, 'positive'),
+    ('train.packing', 'segment', 'segments, buckets, none'),
+    ('train.row_tokens', 0, 'positive'),
+    ('train.microbatch_tokens', 0, 'positive'),
     ('train.chunk_size', 0, 'positive'),
     ('optimizer.learning_rate', 0.0, 'positive'),
     ('optimizer.learning_rate', NAN, 'positive'),
@@ -39,13 +43,17 @@ BAD = [
     ('optimizer.weight_decay', -0.1, '0 or more'),
     ('optimizer.max_grad_norm', 0.0, 'positive'),
     ('compute.dtype', 'float16', 'float32, bfloat16'),
+    ('compute.gradient_dtype', 'float16', 'float32, bfloat16'),
+    ('compute.remat', 'some', 'none, full, dots'),
     ('compute.unroll', 0, 'positive'),
     ('eval.period', -1, '0 or more'),
     ('eval.limit', 0, 'positive'),
     ('eval.samples', 0, 'positive'),
     ('eval.temperature', -1.0, '0 (greedy)'),
     ('eval.max_tokens', 0, 'positive'),
-    ('eval.batch_prompts', 0, 'positive'),
+    ('eval.top_k', -1, '0 or more'),
+    ('eval.top_p', 0.0, '(0, 1]'),
+    ('eval.top_p', 1.5, '(0, 1]'),
     ('checkpoint.period', 0, 'positive'),
     ('checkpoint.keep', 0, 'positive'),
     ('checkpoint.keep_every', -1, '0 or more'),
@@ -68,10 +76,12 @@ BAD = [
     ('benchmark.prompt_tokens', 0, 'positive'),
     ('benchmark.mean_tokens', 0, 'positive'),
     ('benchmark.rounds', 0, 'positive'),
+    ('profile.steps', (0,), 'from 1 on'),
+    ('profile.steps', ('2',), 'from 1 on'),
     # Contradictions: the line names both sides.
     ('rollout.prompts', 33, 'config.train.minibatch_prompts=8'),
     ('train.minibatch_prompts', 5, 'config.rollout.prompts=32'),
-    ('train.microbatches', 3, '64'),
+    ('train.row_tokens', 71, 'rollout.max_tokens = 72'),
     ('rollout.overlong_buffer', 10**6, 'config.rollout.max_tokens'),
     # The method's row.
     ('method.weight', 'tokens', 'token'),
@@ -159,12 +169,6 @@ def test_override_with_effect_is_not_refused():
       'rollout.max_generation_batches', 'method.reg.coef', 'pretrain.d_model'])
   config.eval.period = 0
   checks.check(config, ['eval.period'])
-
-
-def test_microbatches_cut_completions_not_prompts():
-  config = tiny.get_config()
-  config.train.microbatches = 32  # of 8 prompts x 8 samples
-  checks.check(config, ['train.microbatches'])
 
 
 @pytest.mark.parametrize('method', methods.methods(1e-3))

@@ -49,8 +49,11 @@ def start():
   """Parameters, and a batch with the statistics of π_old: of any row."""
   programs = programs_of('tepo')
   params = transformer.init(MODEL, jax.random.key(0))
-  batch = mesh_lib.put_batch(programs.mesh, random_batch(0))
-  return jax.device_get(params), programs.score(params, batch)
+  batch = jax.device_put(programs.pack(random_batch(0)),
+                         programs.minibatch_sharding)
+  old_logp_BT, old_entropy_BT = programs.score(params, batch)
+  return jax.device_get(params), batch.replace(
+      old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT)
 
 
 # One of each form; the others differ in a coefficient.

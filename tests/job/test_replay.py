@@ -107,12 +107,13 @@ def _train_steps(step, start, chosen, last):
     with config.unlocked():
       config.method = row
     programs = steps.make(config, trainer.session.model, mesh)
-    batch = plan.batch.replace(advantage_B=trainer.to_batch(
-        step.trained, programs.policy_loss.row.estimator).advantage_B)
+    advantage_B = trainer.to_batch(
+        step.trained, programs.policy_loss.row.estimator).advantage_B
     for outcomes, (index, state) in zip(found, states.items()):
       _, metrics = programs.train_step(
           jax.device_put(state, programs.state_sharding),
-          trainer.on_devices(batch, plan.order[index]), plan.rng(index),
+          trainer.minibatch(plan, index).replace(
+              advantage_B=advantage_B[plan.order[index]]), plan.rng(index),
           plan.noise_floor,
           step.old_params if programs.policy_loss.needs_kl else None)
       outcomes[name] = jax.device_get(metrics)

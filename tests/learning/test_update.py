@@ -1,4 +1,4 @@
-"""Updates: microbatches, meshes and padding invisible; π = π_old exactly."""
+"""Updates: packing, meshes and padding invisible; π = π_old exactly."""
 
 import functools
 
@@ -16,6 +16,7 @@ from tepo_jax.learning import optimizer as optimizer_lib
 from tepo_jax.learning import supervised
 from tepo_jax.learning import update
 from tepo_jax.policy import transformer
+from tepo_jax.rollout import packing
 from tepo_jax.runtime import mesh as mesh_lib
 
 MODEL = transformer.ModelConfig(
@@ -39,9 +40,12 @@ STATISTICAL = dict(
              fraction=0.2))
 
 
-def _config(microbatches=1, remat=False, beta=0.5):
+def _config(packing='none', row_tokens=P + T, microbatch_tokens=10**3,
+            remat='none', beta=0.5):
   c = tiny.get_config('tepo')
-  c.train.microbatches = microbatches
+  c.train.packing = packing
+  c.train.row_tokens = row_tokens
+  c.train.microbatch_tokens = microbatch_tokens
   c.train.chunk_size = 16
   c.compute.remat = remat
   c.compute.unroll = 1
@@ -88,11 +92,17 @@ def _mesh(shape):
   return mesh_lib.make(shape, jax.devices()[:count])
 
 
+def _put(programs, batch):
+  return jax.device_put(programs.pack(batch), programs.minibatch_sharding)
+
+
 def _scored(programs, params, batch, options):
-  """The batch with ℓ° and H° of `params`, on the devices."""
-  batch = mesh_lib.put_batch(programs.mesh, batch)
+  """The minibatch with ℓ° and H° of `params`, on the devices."""
+  minibatch = _put(programs, batch)
   params = jax.device_put(params, programs.state_sharding.params)
-  return programs.score.lower(params, batch).compile(options)(params, batch)
+  logp_BT, entropy_BT = programs.score.lower(
+      params, minibatch).compile(options)(params, minibatch)
+  return minibatch.replace(old_logp_BT=logp_BT, old_entropy_BT=entropy_BT)
 
 
 @functools.cache
@@ -102,7 +112,7 @@ def _compiled(shape=tuple(ONE_DEVICE.items()), rows=B, width=P, slots=T,
   mesh = _mesh(dict(shape))
   programs = steps.make(_config(**settings), MODEL, mesh)
   state = steps.abstract_state(programs)
-  batch = mesh_lib.put_batch(mesh, _batch(width, slots, rows))
+  batch = _put(programs, _batch(width, slots, rows))
   compiled = programs.train_step.lower(
       state, batch, jax.random.key(0), 0.0, state.params).compile(QUICK)
   return programs, compiled
@@ -116,12 +126,11 @@ def _state(programs):
 def _step(batch, **arguments):
   """(state, metrics) after an off-policy TEPO update of π."""
   programs, train_step = _compiled(**arguments)
-  batch = mesh_lib.put_batch(programs.mesh, batch)
   state = _state(programs)
   old_params = programs.to_old_policy(jax.device_put(
       _weights()[1], programs.state_sharding.params))
   after, metrics = train_step(
-      state, batch, jax.random.key(0), 0.0, old_params)
+      state, _put(programs, batch), jax.random.key(0), 0.0, old_params)
   assert all(x.is_deleted() for x in jax.tree.leaves(state))  # donated
   assert not any(x.is_deleted() for x in jax.tree.leaves(old_params))
   return mesh_lib.to_host(after), mesh_lib.to_host(metrics)
@@ -131,7 +140,10 @@ def _step(batch, **arguments):
 def _off_policy_batch():
   """ℓ° and H° are π_old's; host arrays."""
   programs, _ = _compiled()
-  return mesh_lib.to_host(_scored(programs, _weights()[1], _batch(), QUICK))
+  scored = mesh_lib.to_host(_scored(
+      programs, _weights()[1], _batch(), QUICK))
+  return _batch().replace(old_logp_BT=scored.old_logp_BT,
+                          old_entropy_BT=scored.old_entropy_BT)
 
 
 @functools.cache
@@ -172,17 +184,30 @@ def test_the_case_is_worth_testing():
   assert min(jax.tree.leaves(moved)) > 1e-4
 
 
-@pytest.mark.parametrize('microbatches', [2, 4])
-def test_microbatches_do_not_show(microbatches):
-  _assert_same_update(_step(_off_policy_batch(), microbatches=microbatches))
+# 55 tokens: 3 rows of 24 in 3, 2 and 1 microbatches; 6 rows of 11 in 2; and
+# one sequence a row, in rows of 2, 3, 6 and 11.
+PACKINGS = [('segments', 24, 24), ('segments', 24, 50), ('segments', 24, 100),
+            ('segments', 11, 33), ('buckets', 11, 24)]
 
 
-@pytest.mark.parametrize('shape, microbatches', [
-    (dict(data=4, fsdp=1, tensor=1), 2), (dict(data=1, fsdp=4, tensor=1), 1),
-    (dict(data=1, fsdp=2, tensor=2), 2)])
-def test_meshes_do_not_show(shape, microbatches):
+@pytest.mark.parametrize('packing, row_tokens, microbatch_tokens', PACKINGS)
+def test_packing_does_not_show(packing, row_tokens, microbatch_tokens):
+  """Against one microbatch of padded rows."""
+  arguments = dict(packing=packing, row_tokens=row_tokens,
+                   microbatch_tokens=microbatch_tokens)
+  minibatch = _compiled(**arguments)[0].pack(_batch())
+  assert sum(minibatch.used_K) > 1 or microbatch_tokens == 100
+  _assert_same_update(_step(_off_policy_batch(), **arguments))
+
+
+@pytest.mark.parametrize('shape, packing', [
+    (dict(data=4, fsdp=1, tensor=1), 'none'),
+    (dict(data=1, fsdp=4, tensor=1), 'segments'),
+    (dict(data=1, fsdp=2, tensor=2), 'segments')])
+def test_meshes_do_not_show(shape, packing):
   """Against one device; parameters and moments are really cut."""
-  arguments = dict(shape=tuple(shape.items()), microbatches=microbatches)
+  arguments = dict(shape=tuple(shape.items()), packing=packing,
+                   microbatch_tokens=44)
   _assert_same_update(_step(_off_policy_batch(), **arguments))
   programs, _ = _compiled(**arguments)
   state = _state(programs)
@@ -247,13 +272,17 @@ def test_minibatch_statistics_of_microbatches():
   optimizer = optimizer_lib.make(1e-2, beta1=0.9, beta2=0.999, epsilon=1e-2,
                                  weight_decay=0.0, max_grad_norm=1.0)
   outcomes = []
-  for microbatches in (1, 2, 4):
-    scorer = update.Scorer(MODEL, microbatches, temperature=0.9, chunk_size=16)
+  scorer = update.Scorer(MODEL, temperature=0.9, chunk_size=16, shards=1,
+                         gradient_dtype='float32')
+  for arguments in PACKINGS[0], PACKINGS[2], PACKINGS[4]:
+    mode, row_tokens, microbatch_tokens = arguments
+    pack = packing.make(mode, row_tokens=row_tokens, shards=1,
+                        microbatch_tokens=microbatch_tokens)
     state = update.TrainState(jnp.int32(0), params, optimizer.init(params))
     after, metrics = jax.jit(
         functools.partial(update.train_step, scorer, policy_loss, optimizer),
         compiler_options=QUICK)(
-            state, _off_policy_batch(), jax.random.key(2), 0.0)
+            state, pack(_off_policy_batch()), jax.random.key(2), 0.0)
     outcomes.append((mesh_lib.to_host(after), mesh_lib.to_host(metrics)))
   metrics = outcomes[0][1]
   tokens = LENGTHS.sum()
@@ -275,15 +304,16 @@ def _pull_back():
   return jax.jit(jax.value_and_grad(total), compiler_options=QUICK)
 
 
-@pytest.mark.parametrize('microbatches, remat',
-                         [(1, False), (2, False), (2, True)])
-def test_first_update_is_reinforce_exactly(microbatches, remat):
+@pytest.mark.parametrize('packing, microbatch_tokens, remat', [
+    ('none', 100, 'none'), ('segments', 24, 'none'), ('segments', 50, 'full'),
+    ('buckets', 24, 'dots')])
+def test_first_update_is_reinforce_exactly(packing, microbatch_tokens, remat):
   """π = π_old: w = 1, ΔH = 0, M = 0, KL = 0 to the last bit (reading 2).
 
   As a run does it: the programs of `steps.make`, fully optimised, the same
   shapes. The gradient is that of −Σ A ℓ / N.
   """
-  config = _config(microbatches, remat)
+  config = _config(packing, 24, microbatch_tokens, remat)
   config.optimizer.max_grad_norm = 1e9
   programs = steps.make(config, MODEL, _mesh(ONE_DEVICE))
   params = _weights()[0]

@@ -307,3 +307,55 @@ def test_killed_while_saving(tmp_path, delay):
   checkpointer.close()
   assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
       map(str, {step, 5, *([1] if step == 2 else [])}))[-2:]
+
+
+_FULL = """
+import os, resource, sys
+import jax.numpy as jnp
+from tepo_jax import cli, errors
+from tepo_jax.runtime import checkpoint
+cli.quiet()
+c = checkpoint.Checkpointer(sys.argv[1])
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+def save(step):
+  c.save(step, {'w': jnp.arange(300_000.) + step}, {'cursor': step})
+  c.wait()
+
+save(1)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+save(2)
+assert sorted(os.listdir(sys.argv[1])) == ['1'], os.listdir(sys.argv[1])
+if len(sys.argv) > 2:
+  resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+  save(3)
+try:
+  c.close()
+except errors.RunError as error:
+  print(error)
+"""
+
+
+def _full_disk(*arguments):
+  done = subprocess.run(
+      [sys.executable, '-c', _FULL, *arguments], capture_output=True,
+      text=True, timeout=60, env=os.environ | {'PYTHONPATH': str(ROOT)})
+  assert done.returncode == 0, done.stderr
+  return done
+
+
+def test_a_full_disk_costs_one_save(tmp_path):
+  done = _full_disk(str(tmp_path), 'then room')
+  [warning] = done.stderr.splitlines()
+  assert f'{tmp_path}/2 could not be saved: ' in warning and not done.stdout
+  checkpointer = checkpoint.Checkpointer(tmp_path)
+  step, state, _ = checkpointer.restore_last_good(
+      _abstract({'w': jnp.zeros(300_000)}))
+  assert step == 3 and float(state['w'][1]) == 4
+  checkpointer.close()
+
+
+def test_a_full_disk_to_the_end_is_an_error(tmp_path):
+  done = _full_disk(str(tmp_path))
+  assert 'the last good one is of step 1' in done.stdout
+  assert checkpoint.Checkpointer(tmp_path).latest() == 1

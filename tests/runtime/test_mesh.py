@@ -90,6 +90,22 @@ def test_check_names_the_tensor_the_dimension_and_the_axis():
     mesh_lib.check(mesh, AXES, _abstract(bias=(3, 4), step=(2,)))
 
 
+def test_check_memory_counts_what_one_device_holds():
+  mesh = mesh_lib.make({'data': 1, 'fsdp': 2, 'tensor': 2})
+  parts = {'weights': jax.tree.map(
+      lambda leaf, sharding: jax.ShapeDtypeStruct(
+          leaf.shape, leaf.dtype, sharding=sharding),
+      _abstract(), mesh_lib.shardings(mesh, AXES))}
+  # Floats: embed 32 / 4, q 64 / 4, scale 8, bias 18 / 2, step 1.
+  mesh_lib.check_memory(mesh, parts, limit=4 * 42)
+  mesh_lib.check_memory(mesh, parts)  # CPUs do not tell
+  with pytest.raises(errors.InputError) as error:
+    mesh_lib.check_memory(mesh, parts, limit=4 * 42 - 1)
+  assert "'tensor': 2" in str(error.value)
+  assert '1.67e-07 GB' in str(error.value)
+  assert 'weights 1.68e-07 GB' in str(error.value)
+
+
 def test_batch_goes_and_comes_back():
   mesh = mesh_lib.make({'data': 2, 'fsdp': 2, 'tensor': 1})
   batch = {'token_BS': np.arange(24, dtype=np.int32).reshape(8, 3),

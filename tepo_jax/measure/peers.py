@@ -1,0 +1,103 @@
+"""The same work in other libraries, imported only when they are asked for."""
+
+import importlib.metadata
+from collections.abc import Callable
+
+from tepo_jax import errors
+from tepo_jax.learning import update
+from tepo_jax.policy import transformer
+
+PEERS = ('transformers', 'trl')
+
+
+def require(*names: str) -> None:
+  """Refuses a peer that is unknown or not installed.
+
+  Raises:
+    errors.InputError: names what is missing.
+  """
+  for name in names:
+    if name not in PEERS:
+      raise errors.InputError(
+          f'--peer: unknown peer {name!r}; one of: {", ".join(PEERS)}')
+    for package in {'torch', name}:
+      try:
+        importlib.metadata.version(package)
+      except importlib.metadata.PackageNotFoundError as error:
+        raise errors.InputError(
+            f'--peer={name}: {package} is not installed here') from error
+
+
+def torch_model(model: transformer.ModelConfig):
+  """The Qwen3 of that shape in transformers: fp32, random weights."""
+  import transformers
+  config = transformers.Qwen3Config(
+      vocab_size=model.vocab_size, hidden_size=model.d_model,
+      intermediate_size=model.d_ff, num_hidden_layers=model.num_layers,
+      num_attention_heads=model.num_heads,
+      num_key_value_heads=model.num_kv_heads, head_dim=model.head_dim,
+      max_position_embeddings=model.max_position,
+      tie_word_embeddings=model.tie_embeddings, use_cache=False)
+  return transformers.Qwen3ForCausalLM(config)
+
+
+class TorchUpdate:
+  """Forward, backward, clip and AdamW on padded rows, in torch.
+
+  The loss is the clipped surrogate with a token's ratio (GRPO's, DAPO's), by
+  transformers' model and torch's log-softmax on completion tokens.
+  """
+
+  def __init__(self, model: transformer.ModelConfig, batch: update.Batch,
+               optimizer):
+    import torch
+    self._torch, self._settings = torch, optimizer
+    self.model = torch_model(model)
+    self._optimizer = torch.optim.AdamW(
+        self.model.parameters(), lr=optimizer.learning_rate,
+        betas=(optimizer.beta1, optimizer.beta2), eps=optimizer.epsilon,
+        weight_decay=optimizer.weight_decay)
+    self._token_BS = torch.tensor(batch.token_BS).long()
+    self._real_BS = torch.tensor(batch.position_BS >= 0)
+    self._mask_BT = torch.tensor(batch.mask_BT)
+    self._advantage_B1 = torch.tensor(batch.advantage_B)[:, None]
+
+  def score(self):
+    """log π of the completion tokens."""
+    with self._torch.no_grad():
+      return self._logp()
+
+  def update(self) -> float:
+    """The loss of one update."""
+    torch = self._torch
+    logp_BT = self._logp()
+    ratio_BT = torch.exp(logp_BT - logp_BT.detach())
+    loss_BT = -torch.minimum(
+        ratio_BT * self._advantage_B1,
+        ratio_BT.clamp(0.8, 1.28) * self._advantage_B1)
+    loss = (loss_BT * self._mask_BT).sum() / self._mask_BT.sum()
+    self._optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(
+        self.model.parameters(), self._settings.max_grad_norm)
+    self._optimizer.step()
+    return loss.item()
+
+  def _logp(self):
+    slots = self._mask_BT.shape[1]
+    logits_BTV = self.model(
+        input_ids=self._token_BS, attention_mask=self._real_BS,
+        logits_to_keep=slots + 1).logits[:, :-1]
+    return -self._torch.nn.functional.cross_entropy(
+        logits_BTV.transpose(1, 2), self._token_BS[:, -slots:],
+        reduction='none')
+
+
+def functions(names: tuple[str, ...], what: str,
+              model: transformer.ModelConfig, batch: update.Batch, optimizer
+              ) -> dict[str, Callable[[], object]]:
+  """What each peer does as one step of `what`, 'score' or 'update'."""
+  require(*names)
+  if 'transformers' not in names:
+    return {}
+  return {'transformers': getattr(TorchUpdate(model, batch, optimizer), what)}

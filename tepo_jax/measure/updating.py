@@ -1,0 +1,131 @@
+"""The scoring pass and the update, packed and padded, and how they grow."""
+
+from collections.abc import Iterator
+import dataclasses
+import functools
+
+import jax
+import ml_collections
+import numpy as np
+
+from tepo_jax.job import steps
+from tepo_jax.learning import update
+from tepo_jax.measure import timing
+from tepo_jax.measure import workload as workload_lib
+from tepo_jax.policy import transformer
+from tepo_jax.rollout import packing
+from tepo_jax.runtime import mesh as mesh_lib
+
+
+@dataclasses.dataclass
+class Case:
+  """Programs with a state and a minibatch; each call makes one update."""
+  programs: steps.Programs
+  state: update.TrainState
+  minibatch: update.Minibatch
+  efficiency: float
+
+  def score(self):
+    """ℓ° and H° of the minibatch."""
+    return self.programs.score(self.state.params, self.minibatch)
+
+  def update(self):
+    """The loss of one update; the state moves on."""
+    old_params = (self.programs.to_old_policy(self.state.params)
+                  if self.programs.policy_loss.needs_kl else None)
+    self.state, metrics = self.programs.train_step(
+        self.state, self.minibatch, jax.random.key(0), 0.0, old_params)
+    return metrics['loss']
+
+
+def case(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
+         mode: str) -> Case:
+  """Random weights, and one minibatch of all the workload's completions."""
+  config = config.copy_and_resolve_references()
+  config.train.packing = mode
+  config.train.minibatch_prompts = workload.prompts
+  config.data.max_prompt_tokens = workload.prompt_tokens
+  config.rollout.max_tokens = workload.max_tokens
+  mesh = mesh_lib.make(config.mesh)
+  programs = steps.make(config, workload.model, mesh)
+  params = jax.jit(
+      functools.partial(transformer.init, workload.model),
+      out_shardings=programs.state_sharding.params)(jax.random.key(0))
+  packed = programs.pack(random_batch(workload))
+  minibatch = jax.device_put(packed, programs.minibatch_sharding)
+  old_logp_BT, old_entropy_BT = programs.score(params, minibatch)
+  return Case(
+      programs, programs.init_state(params),
+      minibatch.replace(old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT),
+      packing.efficiency(packed))
+
+
+def random_batch(workload: workload_lib.Workload) -> update.Batch:
+  """Random completions of the workload's lengths, half of them good."""
+  rows = workload.prompts * workload.samples
+  generator = np.random.default_rng(0)
+  slots = workload.prompt_tokens + workload.max_tokens
+  length_B = workload.lengths(rows)
+  mask_BT = np.arange(workload.max_tokens) < length_B[:, None]
+  position_BS = np.broadcast_to(np.arange(slots), (rows, slots))
+  real_BS = position_BS < workload.prompt_tokens + length_B[:, None]
+  zeros_BT = np.zeros(mask_BT.shape, np.float32)
+  return update.Batch(
+      token_BS=generator.integers(
+          workload.model.vocab_size, size=(rows, slots), dtype=np.int32),
+      position_BS=np.where(real_BS, position_BS, -1).astype(np.int32),
+      mask_BT=mask_BT.astype(np.float32),
+      advantage_B=np.where(np.arange(rows) % 2, 1, -1).astype(np.float32),
+      old_logp_BT=zeros_BT, old_entropy_BT=zeros_BT, sampler_logp_BT=zeros_BT)
+
+
+def forward_flops(workload: workload_lib.Workload) -> float:
+  """Of a forward pass over the real tokens; an update is three of them.
+
+  Products only: the layers on every token, causal attention, the head on
+  completion tokens. Neither recomputation nor padding counts.
+  """
+  model = workload.model
+  length_B = workload.lengths(workload.prompts * workload.samples).astype(float)
+  total_B = workload.prompt_tokens + length_B
+  width = model.num_heads * model.head_dim
+  kv_width = model.num_kv_heads * model.head_dim
+  layer = model.d_model * (2 * width + 2 * kv_width + 3 * model.d_ff)
+  attention = width * np.sum(total_B ** 2)  # two products, half of the square
+  head = model.d_model * model.vocab_size * length_B.sum()
+  return 2 * (model.num_layers * (layer * total_B.sum() + attention) + head)
+
+
+def measure_scoring(config, workload, peers) -> Iterator[timing.Measurement]:
+  """ℓ and H of one minibatch."""
+  del peers
+  yield from _measure(config, workload, 'scoring', lambda c: c.score, 1)
+
+
+def measure_update(config, workload, peers) -> Iterator[timing.Measurement]:
+  """Forward, backward and optimiser on one minibatch."""
+  del peers
+  yield from _measure(config, workload, 'update', lambda c: c.update, 3)
+
+
+def _measure(config, workload, name, of, passes):
+  """Packed and padded in turn, with the machine's own matrix product."""
+  cases = {'packed': case(config, workload, 'segments'),
+           'padded': case(config, workload, 'none')}
+  functions = {mode: of(c) for mode, c in cases.items()}
+  seconds = timing.interleaved(functions, workload.rounds)
+  flops = passes * forward_flops(workload)
+  rows = workload.prompts * workload.samples
+  tokens = workload.prompt_tokens * rows + workload.lengths(rows).sum()
+  for mode, values in seconds.items():
+    prefix = f'{name}/{mode}'
+    yield timing.summary(f'{prefix}/seconds', values, 's')
+    yield timing.summary(
+        f'{prefix}/tokens', [tokens / s for s in values], 'token/s')
+    yield timing.summary(
+        f'{prefix}/model', [flops / s for s in values], 'FLOP/s')
+    yield timing.Measurement(
+        f'{prefix}/efficiency', cases[mode].efficiency, '1')
+  yield timing.summary(
+      f'{name}/packed/speedup',
+      [b / a for a, b in zip(seconds['packed'], seconds['padded'])], '1')

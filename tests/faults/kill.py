@@ -1,0 +1,123 @@
+r"""Kills a training run again and again: it must not show.
+
+  python -m tests.faults.kill --kills=50 [--seed=0]
+
+Runs tiny training with SIGKILL at random moments, the same command each time,
+until so many kills are done; each run that reaches its end is compared with
+one that was left alone, file by file and bit by bit. Exits with 1 if one
+differs.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+import time
+
+from tests import runs
+
+
+def fingerprint(workdir: pathlib.Path) -> dict[str, str]:
+  """What a run has left behind, but for times and TensorBoard's events.
+
+  The checkpoint counts by the digests of its arrays: parameters, moments.
+  """
+  left = {'metrics': json.dumps([
+      runs.untimed(record) for record in runs.records(workdir)])}
+  for path in sorted(workdir.rglob('*')):
+    inside = path.relative_to(workdir)
+    if path.is_file() and inside.parts[0] in ('config.json', 'rollouts'):
+      left[str(inside)] = path.read_text()
+    if inside.match('checkpoints/*/extra/metadata'):
+      left[str(inside)] = path.read_text()
+  return left
+
+
+def start(model: pathlib.Path, workdir: pathlib.Path) -> subprocess.Popen:
+  return subprocess.Popen(
+      runs.command('train', *runs.train_arguments(model, workdir)),
+      cwd=runs.ROOT, env=runs.environment(),
+      stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def moment(rng: random.Random, longest: float):
+  """A condition under which to kill: a time after the start, or a save.
+
+  Returns:
+    (its name, (seconds since the start, workdir) -> bool).
+  """
+  if rng.random() < 0.3:
+    def saving(_, workdir):
+      return any((workdir / 'checkpoints').glob('*.orbax-checkpoint-tmp*'))
+    return 'while saving', saving
+  delay = rng.uniform(0, longest)
+  return f'after {delay:.1f} s', lambda seconds, _: seconds >= delay
+
+
+def run_until(process, workdir, condition) -> bool:
+  """Whether the process was killed, and did not end well before."""
+  begin = time.monotonic()
+  while process.poll() is None:
+    if condition(time.monotonic() - begin, workdir):
+      process.kill()
+      break
+    time.sleep(0.01)
+  _, told = process.communicate()
+  if process.returncode not in (0, -9):
+    raise RuntimeError(told.decode()[-2000:])
+  return process.returncode != 0
+
+
+def kill_and_compare(model: pathlib.Path, folder: pathlib.Path, kills: int,
+                     seed: int) -> list[str]:
+  """Names of what differs from the run that was left alone; none if equal."""
+  for name in ('compiling', 'alone'):  # the second is as fast as those below
+    begin = time.monotonic()
+    run_until(start(model, folder / name), folder, lambda *_: False)
+    longest = time.monotonic() - begin
+  expected = fingerprint(folder / 'alone')
+  rng, done, runs_finished, differing = random.Random(seed), 0, 0, []
+  while done < kills or not runs_finished:
+    workdir = folder / f'killed_{runs_finished}'
+    name, condition = moment(rng, longest)
+    if done >= kills:
+      name, condition = 'not', lambda *_: False
+    if run_until(start(model, workdir), workdir, condition):
+      done += 1
+      print(f'kill {done}/{kills}: {name}', flush=True)
+      continue
+    runs_finished += 1
+    found = fingerprint(workdir)
+    differing += [f'{workdir.name}/{name}'
+                  for name in sorted(expected.keys() | found.keys())
+                  if expected.get(name) != found.get(name)]
+    print(f'run {runs_finished} after {done} kills: '
+          f'{"differs" if differing else "equal"}', flush=True)
+  return differing
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(
+      description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+  parser.add_argument('--kills', type=int, default=50)
+  parser.add_argument('--seed', type=int, default=0)
+  settings = parser.parse_args()
+  os.environ['JAX_PLATFORMS'] = 'cpu'
+  with tempfile.TemporaryDirectory() as scratch:
+    folder = pathlib.Path(scratch)
+    os.environ['JAX_COMPILATION_CACHE_DIR'] = str(folder / 'compiled')
+    os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
+    runs.run('pretrain', '--config=configs/tiny.py',
+             f'--out={folder / "model"}', *runs.UNTRAINED)
+    differing = kill_and_compare(
+        folder / 'model', folder, settings.kills, settings.seed)
+  print('\n'.join(differing) or 'equal')
+  sys.exit(bool(differing))
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,12 @@
+"""The shortened harness: `python -m tests.faults.kill` is the whole."""
+
+from tests import runs
+from tests.faults import kill
+
+
+def test_kills_do_not_show(tmp_path):
+  model = tmp_path / 'model'
+  runs.run('pretrain', '--config=configs/tiny.py', f'--out={model}',
+           *runs.UNTRAINED)
+  assert kill.kill_and_compare(model, tmp_path, kills=3, seed=1) == []
+  assert len(kill.fingerprint(tmp_path / 'alone')) > 10

@@ -1,0 +1,79 @@
+"""Runs `python -m tepo_jax.PROGRAM` many times, importing jax only once.
+
+  with Server() as server:
+    done = server.run('train', '--config=configs/tiny.py:tepo', ...)
+
+The server process imports what the programs import and does nothing with it;
+each run is a fork of it that executes the module as __main__.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+_SERVER = """
+import json, os, runpy, sys
+from tepo_jax import cli
+from tepo_jax.job import base_model, checks, trainer
+
+def child(order):
+  for number, path in ((1, order['out']), (2, order['err'])):
+    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+  os.environ.update(order['environment'])
+  sys.argv[:] = ['tepo_jax', *order['arguments']]
+  try:
+    runpy.run_module('tepo_jax.' + order['program'], run_name='__main__',
+                     alter_sys=True)
+    status = 0
+  except SystemExit as error:
+    status = error.code or 0
+  except BaseException:
+    sys.excepthook(*sys.exc_info())
+    status = 1
+  sys.stdout.flush()
+  sys.stderr.flush()
+  os._exit(status)
+
+for line in sys.stdin:
+  order = json.loads(line)
+  pid = os.fork()
+  if not pid:
+    child(order)
+  print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+class Server:
+  """A process with everything imported, and its forks."""
+
+  def __init__(self):
+    environment = {name: value for name, value in os.environ.items()
+                   if name != 'XLA_FLAGS'}  # one device, as on a laptop
+    self._process = subprocess.Popen(
+        [sys.executable, '-c', _SERVER], cwd=ROOT, text=True, env=environment,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+  def __enter__(self) -> 'Server':
+    return self
+
+  def __exit__(self, *exception):
+    self._process.stdin.close()
+    self._process.wait()
+
+  def run(self, program, *arguments, **environment
+          ) -> subprocess.CompletedProcess:
+    """Status, stdout and stderr of one run from the repository's root."""
+    with tempfile.TemporaryDirectory() as folder:
+      out, err = (pathlib.Path(folder) / name for name in ('out', 'err'))
+      self._process.stdin.write(json.dumps({
+          'program': program, 'arguments': list(map(str, arguments)),
+          'environment': environment, 'out': str(out), 'err': str(err)}) + '\n')
+      self._process.stdin.flush()
+      status = int(self._process.stdout.readline())
+      return subprocess.CompletedProcess(
+          arguments, status, out.read_text(), err.read_text())

@@ -1,0 +1,59 @@
+"""Small runs of the programs, and what they leave behind."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+# The tiny config at a size that compiles in seconds. An untrained model is
+# never right: the overlong penalty gives its groups rewards that differ.
+SMALL = (
+    '--config.steps=8', '--config.data.limit=64', '--config.rollout.prompts=4',
+    '--config.rollout.samples=4', '--config.rollout.max_tokens=16',
+    '--config.rollout.dynamic_sampling=off',
+    '--config.rollout.overlong_buffer=15',
+    '--config.train.minibatch_prompts=2', '--config.eval.limit=8',
+    '--config.eval.samples=2', '--config.eval.max_tokens=16',
+    '--config.eval.period=4', '--config.checkpoint.period=1',
+    '--config.compute.unroll=1')
+UNTRAINED = (
+    '--config.pretrain.worked_steps=3', '--config.pretrain.mixed_steps=2',
+    '--config.pretrain.demonstrations=64', '--config.pretrain.num_layers=2',
+    '--config.pretrain.d_model=32', '--config.pretrain.head_dim=16',
+    '--config.pretrain.d_ff=48', '--config.pretrain.num_kv_heads=1')
+
+
+def command(program, *arguments):
+  return [sys.executable, '-m', f'tepo_jax.{program}', *map(str, arguments)]
+
+
+def environment():
+  return {name: value for name, value in os.environ.items()
+          if name != 'XLA_FLAGS'}  # one device, as on a laptop
+
+
+def run(program, *arguments, status=0):
+  done = subprocess.run(command(program, *arguments), cwd=ROOT, text=True,
+                        capture_output=True, env=environment())
+  assert done.returncode == status, done.stderr[-3000:]
+  return done
+
+
+def train_arguments(model, workdir, method='tepo'):
+  return (f'--config=configs/tiny.py:{method}', f'--workdir={workdir}',
+          f'--config.model={model}', *SMALL)
+
+
+def records(workdir):
+  lines = (workdir / 'metrics.jsonl').read_text().splitlines()
+  return [json.loads(line) for line in lines]
+
+
+def untimed(record):
+  return {name: value for name, value in record.items()
+          if not name.startswith('seconds/') and name != 'tokens_per_second'}
+
+

@@ -1,0 +1,331 @@
+"""Whatever the user got wrong: one line that names it, status 2, no change."""
+
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+from safetensors import numpy as safetensors_numpy
+
+from tests import fork_server
+
+TINY = '--config=configs/tiny.py:tepo'
+SMALL = (
+    '--config.steps=1', '--config.data.limit=64', '--config.rollout.prompts=4',
+    '--config.rollout.samples=4', '--config.rollout.max_tokens=8',
+    '--config.rollout.dynamic_sampling=off', '--config.eval.period=0',
+    '--config.rollout.overlong_buffer=7',
+    '--config.train.minibatch_prompts=2', '--config.compute.unroll=1')
+UNTRAINED = (
+    '--config.pretrain.worked_steps=1', '--config.pretrain.mixed_steps=0',
+    '--config.pretrain.demonstrations=64', '--config.pretrain.num_layers=1',
+    '--config.pretrain.d_model=16', '--config.pretrain.head_dim=8',
+    '--config.pretrain.d_ff=16')
+
+
+@pytest.fixture(scope='module')
+def programs():
+  with fork_server.Server() as server:
+    yield server
+
+
+@pytest.fixture(scope='module')
+def model(programs, tmp_path_factory):
+  out = tmp_path_factory.mktemp('model') / 'base'
+  done = programs.run('pretrain', TINY, f'--out={out}', *UNTRAINED)
+  assert done.returncode == 0, done.stderr
+  return out
+
+
+@pytest.fixture(scope='module')
+def finished(programs, model, tmp_path_factory):
+  """The workdir of a run of one step."""
+  workdir = tmp_path_factory.mktemp('finished') / 'run'
+  done = programs.run('train', TINY, *SMALL, f'--config.model={model}',
+                      f'--workdir={workdir}')
+  assert done.returncode == 0, done.stderr
+  return workdir
+
+
+def contents(folder):
+  return {path: path.read_bytes() if path.is_file() else None
+          for path in sorted(folder.rglob('*'))}
+
+
+def refused(programs, named, tmp_path, program, *arguments):
+  """Runs it, and checks that it ends as bad input must."""
+  before = contents(tmp_path)
+  done = programs.run(program, *arguments)
+  lines = [line for line in done.stderr.splitlines() if 'left out' not in line]
+  assert done.returncode == 2, done.stderr
+  assert len(lines) == 1, done.stderr
+  assert lines[0].startswith(f'tepo_jax.{program}: error: ')
+  assert named in lines[0]
+  assert contents(tmp_path) == before
+
+
+# Overrides of a training run's config, and what the line names.
+CONFIG = [
+    ('optimiser.learning_rate=1', 'config.optimizer.learning_rate'),
+    ('lerning_rate=1', 'config.lerning_rate'),
+    ('optimizer=1', 'learning_rate'),
+    ('rollout.top_p=0.9', 'config.rollout.top_p'),
+    ('method_name=grpo', 'method_name'),
+    ('pretrain.batch=2', 'pretrain.batch'),
+    ('benchmark.rounds=2', 'benchmark.rounds'),
+    ('eval.samples=2', 'eval.period'),
+    ('steps=many', 'steps'),
+    ('steps=1.5', 'steps'),
+    ('steps=0', 'steps'),
+    ('steps=-3', 'steps'),
+    ('seed=-1', 'seed'),
+    ('compute.remat=maybe', 'compute.remat'),
+    ('compute.dtype=float8', 'float32'),
+    ('compute.unroll=0', 'compute.unroll'),
+    ('method.weight=both', 'sequence'),
+    ('method.clip.name=none_such', 'method'),
+    ('method.clip.low=1.5', 'low'),
+    ('method.clip.low=-0.1', 'low'),
+    ('method.clip.high=-1', 'high'),
+    ('method.reg.coef=nan', 'coef'),
+    ('method.reg.penalty=k9', 'k1'),
+    ('method.estimator=ppo', 'grpo'),
+    ('mesh.data=3', 'mesh'),
+    ('mesh.data=0', 'mesh'),
+    ('mesh.tensor=4096', 'mesh'),
+    ('rollout.samples=1', 'rollout.samples'),
+    ('rollout.prompts=5', 'minibatch_prompts'),
+    ('rollout.max_tokens=0', 'rollout.max_tokens'),
+    ('rollout.max_tokens=100000', 'positions'),
+    ('rollout.temperature=0', 'rollout.temperature'),
+    ('rollout.temperature=inf', 'rollout.temperature'),
+    ('rollout.overlong_buffer=1000', 'overlong_buffer'),
+    ('rollout.dynamic_sampling=refil', 'refill'),
+    ('rollout.logp_gap_limit=-1', 'logp_gap_limit'),
+    ('train.epochs=0', 'train.epochs'),
+    ('train.minibatch_prompts=3', 'minibatch_prompts'),
+    ('optimizer.learning_rate=nan', 'learning_rate'),
+    ('optimizer.learning_rate=-1', 'learning_rate'),
+    ('optimizer.beta2=1', 'beta2'),
+    ('grading.workers=0', 'grading.workers'),
+    ('grading.timeout=1', 'grading.timeout'),
+    ('checkpoint.keep=0', 'checkpoint.keep'),
+    ('checkpoint.period=0', 'checkpoint.period'),
+    ('data.limit=0', 'data.limit'),
+    ('data.max_prompt_tokens=4', 'max_prompt_tokens'),
+    ('data.name=dapo_moth', 'dapo_moth'),
+    ('data.name=/nowhere.jsonl', '/nowhere.jsonl'),
+    ('data.template=plane', 'plane'),
+    ('model=/nowhere', '/nowhere'),
+]
+
+
+@pytest.mark.parametrize('override, named', CONFIG)
+def test_config(programs, model, tmp_path, override, named):
+  field = override.partition('=')[0]
+  arguments = [a for a in (*SMALL, f'--config.model={model}')
+               if a.split('=')[0] != f'--config.{field}']
+  refused(programs, named, tmp_path, 'train', TINY, *arguments,
+          f'--config.{override}', f'--workdir={tmp_path / "run"}')
+
+
+CONFIG_FILES = {
+    'no ConfigDict': ('def get_config():\n  return 3\n', 'ConfigDict'),
+    'no function': ('x = 1\n', 'get_config'),
+    'raises': ('def get_config():\n  return 1 / 0\n', 'line 2'),
+    'syntax': ('def get_config(:\n', 'line 1'),
+    'not text': (b'\xff\xfe\x00', 'mine.py'),
+}
+
+
+@pytest.mark.parametrize('case', CONFIG_FILES)
+def test_config_file(programs, tmp_path, case):
+  text, named = CONFIG_FILES[case]
+  path = tmp_path / 'mine.py'
+  path.write_bytes(text if isinstance(text, bytes) else text.encode())
+  refused(programs, named, tmp_path, 'train', f'--config={path}',
+          f'--workdir={tmp_path / "run"}')
+
+
+# Whole command lines; {tmp}, {model} and {run} are folders.
+COMMANDS = {
+    'no config': ('train', ['--workdir={tmp}/run'], '--config'),
+    'config missing': ('train', ['--config=configs/tinny.py',
+                                 '--workdir={tmp}/run'], 'configs/tiny.py'),
+    'method': ('train', ['--config=configs/tiny.py:tepoo',
+                         '--workdir={tmp}/run'], 'tepoo'),
+    'no workdir': ('train', [TINY], '--workdir'),
+    'flag': ('train', [TINY, '--workdirr={tmp}/run'], '--workdir'),
+    'argument': ('train', [TINY, '--workdir={tmp}/run', 'now'], 'now'),
+    'workdir is a file': ('train', [TINY, '--workdir={model}/config.json',
+                                    '--config.model={model}'],
+                          'config.json'),
+    'workdir is no run': ('train', [TINY, '--workdir={model}',
+                                    '--config.model={model}'],
+                          'belongs to another config'),
+    'workdir cannot be': ('train', [TINY, '--workdir=/dev/null/run',
+                                    '--config.model={model}'], '/dev/null'),
+    'another config': ('train', ['--config=configs/tiny.py:grpo',
+                                 '--workdir={run}', '--config.model={model}'],
+                       'another config'),
+    'evaluate nothing': ('evaluate', [TINY, '--checkpoint=/nowhere',
+                                      '--out={tmp}/out'], '/nowhere'),
+    'evaluate a file': ('evaluate', [TINY, '--out={tmp}/out',
+                                     '--checkpoint={model}/config.json'],
+                        'config.json'),
+    'export no run': ('export', ['--workdir={model}', '--out={tmp}/out'],
+                      'config.json'),
+    'export nothing': ('export', ['--workdir=/nowhere', '--out={tmp}/out'],
+                       '/nowhere'),
+    'export step': ('export', ['--workdir={run}', '--step=7',
+                               '--out={tmp}/out'], 'of step 7'),
+    'export onto': ('export', ['--workdir={run}', '--out={model}'],
+                    'not empty'),
+    'pretrain onto': ('pretrain', [TINY, '--out={model}'], 'not empty'),
+    'pretrain none': ('pretrain', ['--config=configs/base.py',
+                                   '--out={tmp}/out'], 'pretrain'),
+}
+
+
+@pytest.mark.parametrize('case', COMMANDS)
+def test_command(programs, model, finished, tmp_path, case):
+  program, arguments, named = COMMANDS[case]
+  before = contents(model), contents(finished)
+  refused(programs, named, tmp_path, program, *(
+      a.format(tmp=tmp_path, model=model, run=finished) for a in arguments))
+  assert (contents(model), contents(finished)) == before
+
+
+def edit(name, **fields):
+  def change(folder):
+    path = folder / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+  return change
+
+
+def write(name, data):
+  return lambda folder: (folder / name).write_bytes(data)
+
+
+def remove(name):
+  return lambda folder: (folder / name).unlink()
+
+
+def cut(name, size):
+  def change(folder):
+    (folder / name).write_bytes((folder / name).read_bytes()[:size])
+  return change
+
+
+def tensors(change):
+  def rewrite(folder):
+    path = folder / 'model.safetensors'
+    arrays = safetensors_numpy.load_file(path)
+    change(arrays)
+    safetensors_numpy.save_file(arrays, path)
+  return rewrite
+
+
+NORM = 'model.norm.weight'
+MODELS = {
+    'no config.json': (remove('config.json'), 'config.json'),
+    'config.json cut': (cut('config.json', 30), 'config.json'),
+    'config.json is a list': (write('config.json', b'[]'), 'config.json'),
+    'architecture': (edit('config.json', architectures=['GPT2LMHeadModel'],
+                          model_type='gpt2'), 'GPT2LMHeadModel'),
+    'activation': (edit('config.json', hidden_act='gelu'), 'gelu'),
+    'heads': (edit('config.json', num_attention_heads=3), 'config.json'),
+    'size is text': (edit('config.json', hidden_size='16'), 'hidden_size'),
+    'size is negative': (edit('config.json', hidden_size=-16), 'hidden_size'),
+    'rope scaling': (edit('config.json', rope_scaling={'rope_type': 'odd'},
+                          rope_parameters={'rope_type': 'odd',
+                                           'rope_theta': 1e4}), 'odd'),
+    'no weights': (remove('model.safetensors'), 'safetensors'),
+    'weights cut': (cut('model.safetensors', 2000), 'model.safetensors'),
+    'weights empty': (write('model.safetensors', b''), 'model.safetensors'),
+    'header too long': (write('model.safetensors', b'\xff' * 100),
+                        'model.safetensors'),
+    'header no JSON': (write('model.safetensors', (9).to_bytes(8, 'little')
+                             + b'{"a": [[[' + b'0' * 40),
+                       'model.safetensors'),
+    'tensor missing': (tensors(lambda a: a.pop(NORM)), NORM),
+    'tensor extra': (tensors(lambda a: a.update(more=np.zeros(2, 'f4'))),
+                     'more'),
+    'tensor shape': (tensors(lambda a: a.update({NORM: np.zeros(5, 'f4')})),
+                     NORM),
+    'tensor type': (tensors(lambda a: a.update({NORM: np.zeros(16, 'i4')})),
+                    NORM),
+    'no tokenizer': (remove('tokenizer.json'), 'tokenizer'),
+    'tokenizer cut': (cut('tokenizer.json', 100), 'tokenizer'),
+}
+
+
+@pytest.mark.parametrize('case', MODELS)
+def test_model_folder(programs, model, tmp_path, case):
+  change, named = MODELS[case]
+  folder = tmp_path / 'model'
+  shutil.copytree(model, folder)
+  change(folder)
+  refused(programs, named, tmp_path, 'train', TINY, *SMALL,
+          f'--config.model={folder}', f'--workdir={tmp_path / "run"}')
+
+
+GOOD = {'id': 'a', 'problem': '1 + 1', 'answers': ['2']}
+
+
+def rows(*lines):
+  return b''.join(line if isinstance(line, bytes) else
+                  json.dumps(line).encode() + b'\n' for line in lines)
+
+
+DATA = {
+    'empty': (b'', 'rows.jsonl'),
+    'blank': (b'\n\n', 'rows.jsonl'),
+    'no JSON': (rows(GOOD, b'{"problem": \n'), 'rows.jsonl'),
+    'a list': (rows(b'[1, 2]\n'), 'rows.jsonl'),
+    'no problem': (rows(GOOD, {'id': 'b', 'answers': ['2']}), 'row 2'),
+    'no answer': (rows(GOOD, {'id': 'b', 'problem': '?'}), 'row 2'),
+    'empty answer': (rows(GOOD, GOOD | {'id': 'b', 'answers': ['']}),
+                     'row 2'),
+    'no answers': (rows(GOOD, GOOD | {'id': 'b', 'answers': []}), 'row 2'),
+    'answers a mapping': (rows(GOOD | {'answers': {}}), 'row 1'),
+    'problem a number': (rows(GOOD | {'problem': 5}), 'row 1'),
+    'problem empty': (rows(GOOD | {'problem': ' '}), 'row 1'),
+    'encoding': (b'{"id": "a", "problem": "\xe9", "answers": ["2"]}\n',
+                 'rows.jsonl'),
+    'binary': (bytes(range(256)) * 4, 'rows.jsonl'),
+}
+
+
+@pytest.mark.parametrize('case', DATA)
+def test_data_file(programs, model, tmp_path, case):
+  data, named = DATA[case]
+  path = tmp_path / 'rows.jsonl'
+  path.write_bytes(data)
+  refused(programs, named, tmp_path, 'train', TINY, *SMALL,
+          f'--config.model={model}', f'--config.data.name={path}',
+          f'--workdir={tmp_path / "run"}')
+
+
+CHECKPOINTS = {
+    'gone': (lambda run: shutil.rmtree(run / 'checkpoints'), 'checkpoints'),
+    'none': (lambda run: shutil.rmtree(run / 'checkpoints' / '1'),
+             'no checkpoint'),
+    'damaged': (lambda run: shutil.rmtree(
+        run / 'checkpoints' / '1' / 'state'), 'checkpoints/1'),
+    'config gone': (remove('config.json'), 'config.json'),
+    'config cut': (cut('config.json', 50), 'config.json'),
+    'config lacks fields': (write('config.json', b'{"seed": 0}'),
+                            'config.json'),
+}
+
+
+@pytest.mark.parametrize('case', CHECKPOINTS)
+def test_workdir(programs, finished, tmp_path, case):
+  change, named = CHECKPOINTS[case]
+  workdir = tmp_path / 'run'
+  shutil.copytree(finished, workdir)
+  change(workdir)
+  refused(programs, named, tmp_path, 'export', f'--workdir={workdir}',
+          f'--out={tmp_path / "out"}')
