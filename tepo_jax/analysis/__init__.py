@@ -1,1 +1,1 @@
-"""Looking at runs: curves, claims, pages, tokens, replay."""
+"""Looking at runs and evaluations: statistics, tables, pages, replay."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from tepo_jax.analysis import figures
 from tepo_jax.analysis import runs as runs_lib
-from tepo_jax.analysis import statistics
+from tepo_jax.analysis import seeds as seeds_lib
 
 BASELINE = 'grpo'
 TARGET = 0.95  # of the baseline's final accuracy, to be reached
@@ -133,9 +133,9 @@ def _compared(label, title, claim, unit, pairs, sign, note=''):
   if not pairs:
     return None
   own, base = zip(*pairs)
-  difference = statistics.interval([x - y for x, y in pairs])
-  return Row(label, title, claim, unit, statistics.interval(own),
-             statistics.interval(base), difference, len(pairs),
+  difference = seeds_lib.interval([x - y for x, y in pairs])
+  return Row(label, title, claim, unit, seeds_lib.interval(own),
+             seeds_lib.interval(base), difference, len(pairs),
              _verdict(difference, sign, len(pairs)), note)
 
 

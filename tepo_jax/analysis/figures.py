@@ -9,7 +9,7 @@ import pathlib
 from typing import Any
 
 from tepo_jax.analysis import runs as runs_lib
-from tepo_jax.analysis import statistics
+from tepo_jax.analysis import seeds as seeds_lib
 
 SMOOTHING = 5  # steps of the centred moving mean; evaluations are not smoothed
 
@@ -85,7 +85,7 @@ def is_accuracy(name: str) -> bool:
 class Curve:
   """One group in one panel; lists along the steps, in the panel's unit.
 
-  mean, low, high: see `statistics.interval`, over the seeds that have the
+  mean, low, high: see `seeds.interval`, over the seeds that have the
   step; count: how many have it. seeds: run name -> its own {step: value}.
   All are smoothed run by run.
   """
@@ -108,7 +108,7 @@ def _curve(group, panel):
   steps = sorted({step for values in seeds.values() for step in values})
   at = [[values[step] for values in seeds.values() if step in values]
         for step in steps]
-  intervals = [statistics.interval(values) for values in at]
+  intervals = [seeds_lib.interval(values) for values in at]
   mean, low, high = (list(x) for x in zip(*intervals)) if at else ([], [], [])
   return Curve(group.label, steps, mean, low, high, [len(x) for x in at],
                seeds)
@@ -117,7 +117,7 @@ def _curve(group, panel):
 def smoothed(run: runs_lib.Run, panel: Panel) -> dict[int, float]:
   """{step: value}, smoothed and in the panel's unit."""
   series = run.series(panel.metric)
-  values = statistics.smooth(list(series.values()), panel.smoothing)
+  values = seeds_lib.smooth(list(series.values()), panel.smoothing)
   return {step: panel.scale * value for step, value in zip(series, values)}
 
 
@@ -127,7 +127,7 @@ def caption(panel: Panel, groups: Sequence[runs_lib.Group]) -> str:
           f'Smoothed: centred moving mean of {panel.smoothing} steps.')
   most = max(len(group.runs) for group in groups)
   if most >= 3:
-    text += (f' Band: {statistics.LEVEL:.0%} interval of the mean over seeds '
+    text += (f' Band: {seeds_lib.LEVEL:.0%} interval of the mean over seeds '
              '(Student\'s t).')
   elif most == 2:
     text += ' Band: the range of the two seeds.'

@@ -11,9 +11,9 @@ from tepo_jax.analysis import claims
 from tepo_jax.analysis import figures
 from tepo_jax.analysis import page
 from tepo_jax.analysis import runs as runs_lib
-from tepo_jax.analysis import statistics
+from tepo_jax.analysis import seeds as seeds_lib
 
-_INTERVAL = (f'Intervals: {statistics.LEVEL:.0%}, Student\'s t over seeds, '
+_INTERVAL = (f'Intervals: {seeds_lib.LEVEL:.0%}, Student\'s t over seeds, '
              'from three seeds on; of two seeds, their range.')
 
 
@@ -105,7 +105,7 @@ def _last(series):
 
 def _over_seeds(values):
   values = [100 * value for value in values if value is not None]
-  return _with_interval(statistics.interval(values), len(values)) if (
+  return _with_interval(seeds_lib.interval(values), len(values)) if (
       values) else '–'
 
 

@@ -96,8 +96,8 @@ def check_values(config: ml_collections.ConfigDict) -> None:
            0 <= config.pretrain.direct_share <= 1, 'in [0, 1]')
   _require(config, 'rollout.samples', config.rollout.samples >= 2,
            'at least 2: the advantage compares a group\'s samples')
-  _require(config, 'grading.timeout', config.grading.timeout > grading.ALARM_S,
-           f'more than the {grading.ALARM_S} seconds of math-verify\'s alarms')
+  _require(config, 'grading.timeout', config.grading.timeout
+           >= grading.MIN_TIMEOUT_S, f'at least {grading.MIN_TIMEOUT_S}')
   for name, choices in _CHOICES.items():
     _require(config, name, _value(config, name) in choices,
              f'one of {", ".join(choices)}')

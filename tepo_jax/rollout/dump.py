@@ -34,8 +34,8 @@ from pyarrow import parquet
 
 from tepo_jax import errors
 from tepo_jax.rollout import collect
+from tepo_jax.tasks import answers as answers_lib
 from tepo_jax.tasks import datasets
-from tepo_jax.tasks import grading
 
 FORMATS = ('jsonl', 'parquet')
 
@@ -61,7 +61,7 @@ def records(step: int, rollout: collect.Rollout, rewards: Sequence[np.ndarray],
 
   Args:
     rewards: [G] rewards of each group of `rollout.sampled`.
-    name: of the data set. style: of its answers, see `grading.extract`.
+    name: of the data set. style: of its answers, see `answers.extract`.
   """
   trained = {group.prompt.cursor for group in rollout.groups}
   return [
@@ -78,7 +78,7 @@ def _record(group, j, reward, name, style):
       'cursor': group.prompt.cursor, 'sample': j, 'set': name,
       'id': problem.id, 'problem': problem.problem,
       'answers': list(problem.answers), 'completion': group.text_G[j],
-      'extracted': grading.extract(group.text_G[j], style),
+      'extracted': answers_lib.extract(group.text_G[j], style),
       'correct': bool(group.accuracy_G[j]), 'reward': reward,
       'tokens': length, 'truncated': not group.ended_G[j],
       'prompt_ids': list(map(int, group.prompt.token_ids)),

@@ -79,7 +79,7 @@ class GroupSampler:
     """The completions, their texts and verdicts, and the grader's counts."""
     texts = self.tokenizer.batch_decode(
         [c.token_T for c in completions], skip_special_tokens=True)
-    answers = [prompts[c.request].problem.answers for c in completions]
+    answers = [prompts[c.request].problem.golds for c in completions]
     return completions, texts, *self.grader.grade(list(zip(texts, answers)))
 
   def _gather(self, prompts, members, outcome):

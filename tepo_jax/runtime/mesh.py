@@ -145,7 +145,9 @@ def under_rules(mesh: jax.sharding.Mesh, function: Callable, rules=RULES
     named = [(name, axes) for name, axes in rules.items() if name is not None]
     token = _IN_FORCE.set((mesh, rules))
     try:
-      with mesh, nn.logical_axis_rules(named):
+      # Flax looks for an abstract mesh; without one it drops the constraints.
+      with (jax.sharding.use_abstract_mesh(mesh.abstract_mesh),
+            nn.logical_axis_rules(named)):
         return function(*args, **kwargs)
     finally:
       _IN_FORCE.reset(token)

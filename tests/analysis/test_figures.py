@@ -4,7 +4,7 @@ import pytest
 
 from tepo_jax.analysis import figures
 from tepo_jax.analysis import runs
-from tepo_jax.analysis import statistics
+from tepo_jax.analysis import seeds as seeds_lib
 from tests.analysis.records import record
 
 
@@ -15,16 +15,16 @@ def panel(name):
 
 def test_students_interval_of_three_and_the_range_of_two():
   # t(0.975, 2) = 4.30265 (any table); std of 1, 2, 3 is 1.
-  assert statistics.interval([1, 2, 3]) == pytest.approx(
+  assert seeds_lib.interval([1, 2, 3]) == pytest.approx(
       (2, 2 - 4.30265 / 3 ** 0.5, 2 + 4.30265 / 3 ** 0.5), abs=1e-4)
-  assert statistics.interval([1, 4]) == (2.5, 1, 4)
-  assert statistics.interval([7]) == (7, 7, 7)
+  assert seeds_lib.interval([1, 4]) == (2.5, 1, 4)
+  assert seeds_lib.interval([7]) == (7, 7, 7)
 
 
 def test_smoothing_is_a_centred_mean_that_is_shorter_at_the_ends():
-  assert statistics.smooth([1, 2, 6, 4, 10], 3) == pytest.approx(
+  assert seeds_lib.smooth([1, 2, 6, 4, 10], 3) == pytest.approx(
       [1.5, 3, 4, 20 / 3, 7])
-  assert statistics.smooth([3, 1], 1) == [3, 1]
+  assert seeds_lib.smooth([3, 1], 1) == [3, 1]
 
 
 def test_curves_over_seeds_of_different_length(make_run):

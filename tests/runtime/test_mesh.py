@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 
+from flax import linen as nn
 import jax
 import numpy as np
 import optax
@@ -77,6 +78,19 @@ def test_shardings_keep_optimiser_states_apart_from_axes():
   empty, moments = mesh_lib.shardings(mesh, state)
   assert empty == optax.EmptyState() and type(empty) is optax.EmptyState
   assert moments['m'].spec == jax.sharding.PartitionSpec('fsdp', 'tensor')
+
+
+def test_logical_constraints_hold_under_the_rules():
+  mesh = mesh_lib.make({'data': 1, 'fsdp': 2, 'tensor': 2})
+
+  def function(x_MD):
+    return nn.with_logical_constraint(x_MD + 1, ('batch', None))
+
+  lowered = jax.jit(mesh_lib.under_rules(mesh, function)).lower(
+      jax.ShapeDtypeStruct((8, 4), np.float32))
+  constraint, = (line for line in lowered.as_text().splitlines()
+                 if 'sharding_constraint' in line)
+  assert '[{"data", "fsdp"}, {}]' in constraint
 
 
 def test_check_names_the_tensor_the_dimension_and_the_axis():
