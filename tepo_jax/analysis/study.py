@@ -70,8 +70,14 @@ def _results(groups):
           for group in groups for run in group.runs]
   return (_accuracies(groups)
           + f'<p class="caption">Accuracy of samples: mean over the last '
-          f'{claims.FINAL:.0%} of the steps. {_INTERVAL}</p>'
+          f'{claims.FINAL:.0%} of the steps. {_INTERVAL}{_unfinished(groups)}</p>'
           + page.table(['run', 'method', 'seed', 'state', 'notes'], runs))
+
+
+def _unfinished(groups):
+  if all(run.state == 'finished' for group in groups for run in group.runs):
+    return ''
+  return ' Runs that are not finished count with what they have.'
 
 
 def _accuracies(groups):

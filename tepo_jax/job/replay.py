@@ -110,7 +110,7 @@ class Step:
 
   def _update(self, index):
     needs_kl = self.trainer.programs.policy_loss.needs_kl
-    self.trainer.update(
+    self.trainer.make_update(
         self.plan, index, self.old_params if needs_kl else None)
 
   def _compare(self, losses, index):

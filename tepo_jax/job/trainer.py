@@ -37,9 +37,9 @@ class Trainer:
   """One run: the policy's state, and what a rollout step does to it.
 
   Attributes:
-    state: update.TrainState. frozen: with LoRA the base, else None. cursor: the data order's place. step: rollout
-    steps done. skipped_in_a_row: updates that were not finite. These, and the
-    config, are all there is to a run.
+    state: update.TrainState. frozen: with LoRA the base, else None. cursor:
+    the data order's place. step: rollout steps done. skipped_in_a_row: updates
+    that were not finite. These, and the config, are all there is to a run.
   """
 
   def __init__(self, config: ml_collections.ConfigDict,
@@ -204,7 +204,7 @@ class Trainer:
                   if self.programs.policy_loss.needs_kl else None)
     with self.session.timers('update'):
       history = jax.device_get([
-          self.update(plan, index, old_params)
+          self.make_update(plan, index, old_params)
           for index in range(len(plan.order))])
     for outcome in history:
       self._count_skipped(outcome)
@@ -233,8 +233,8 @@ class Trainer:
         rows=rows or rollout.prompts * rollout.samples,
         width=self.config.data.max_prompt_tokens, estimator=estimator)
 
-  def update(self, plan: 'Plan', index: int, old_params: Any
-             ) -> dict[str, jax.Array]:
+  def make_update(self, plan: 'Plan', index: int, old_params: Any
+                  ) -> dict[str, jax.Array]:
     """One of the plan's updates; its metrics, on the devices."""
     self.state, outcome = self.programs.train_step(
         self.state, self.minibatch(plan, index), plan.rng(index),

@@ -85,25 +85,28 @@ def test_nothing_comes_from_elsewhere(report):
   assert "default-src 'none'" in page
 
 
-def test_a_line_is_where_its_numbers_are(report, browser):
-  """Two points of the drawn path, by the axis' own labels."""
+@pytest.mark.parametrize('name, expected', [
+    # low + high, mean of the two seeds, per cent.
+    ('figure2a_clip_ratio', [[36] * 6, [16] * 6]),
+    # Reward is 10 % times the step; smoothed over 5 steps, fewer at the ends.
+    ('figure3a_reward', [[20, 25, 30, 40, 45, 50]] * 2)])
+def test_lines_are_where_their_numbers_are(name, expected, report, browser):
+  """The drawn points, read by the axis' own labels."""
   browser.open(report)
-  points = browser.run(
-      '[...document.querySelectorAll("#panel-figure2a_clip_ratio .mean")]'
-      '.map(p => p.getAttribute("d"))')
-  grpo, tepo = (float(re.match(r'M[\d.]+,([\d.]+)', d)[1]) for d in points)
+  paths = browser.run(f'[...document.querySelectorAll("#panel-{name} .mean")]'
+                      '.map(p => p.getAttribute("d"))')
   labels = browser.run(
-      '[...document.querySelectorAll("#panel-figure2a_clip_ratio text")]'
+      f'[...document.querySelectorAll("#panel-{name} text")]'
       '.filter(t => t.getAttribute("text-anchor") === "end")'
       '.map(t => [Number(t.textContent), Number(t.getAttribute("y")) - 4])')
   (v0, y0), *_, (v1, y1) = labels
-
-  def value(y):
-    return v0 + (y - y0) / (y1 - y0) * (v1 - v0)
-
-  # low + high, mean of the two seeds, per cent: 1 + 35 and 1 + 15.
-  assert value(grpo) == pytest.approx(36, abs=0.2)
-  assert value(tepo) == pytest.approx(16, abs=0.2)
+  for path, values in zip(paths, expected, strict=True):
+    points = [tuple(map(float, point)) for point in re.findall(
+        r'[ML]([\d.]+),([\d.]+)', path)]
+    drawn = [v0 + (y - y0) / (y1 - y0) * (v1 - v0) for _, y in points]
+    assert drawn == pytest.approx(values, abs=0.3)
+    steps_apart = np.diff([x for x, _ in points])
+    assert steps_apart == pytest.approx([steps_apart[0]] * 5, abs=0.2)
 
 
 def test_figures_are_read_by_keys_and_hidden_by_the_legend(report, browser):
