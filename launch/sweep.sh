@@ -11,7 +11,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 fail() { echo "launch/sweep.sh: error: $*" >&2; exit 2; }
-[[ ${1:-} == tiny ]] || fail "usage: launch/sweep.sh tiny [--config.FIELD=VALUE ...]"
+[[ ${1:-} == tiny ]] \
+  || fail "usage: launch/sweep.sh tiny [--config.FIELD=VALUE ...]"
 shift
 
 launch/setup.sh cpu
@@ -43,7 +44,8 @@ train() {
     "$python" -m tepo_jax.train --config="configs/tiny.py:$method" \
     --config.seed="$seed" --config.model="$out/base_model" \
     --workdir="$out/runs/$name" "$@" >>"$out/logs/$name.log" 2>&1 \
-    || { echo "$name failed: $(tail -n 1 "$out/logs/$name.log")" >&2; return 1; }
+    || { echo "$name failed: $(tail -n 1 "$out/logs/$name.log")" >&2
+         return 1; }
 }
 export -f train
 export python out

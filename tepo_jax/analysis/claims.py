@@ -122,7 +122,8 @@ def _row(group, base, measure):
       tuple(measure.value({s: x[s] for s in x if s in y}) for x, y in (
           (mine, theirs), (theirs, mine)))
       for a, b in _pairs(group, base)
-      for mine, theirs in [(a.series(measure.metric), b.series(measure.metric))]]
+      for mine, theirs in [
+          (a.series(measure.metric), b.series(measure.metric))]]
   pairs = [(measure.scale * x, measure.scale * y) for x, y in pairs
            if x is not None and y is not None]
   return _compared(group.label, measure.title, measure.claim, measure.unit,

@@ -70,7 +70,8 @@ def _results(groups):
           for group in groups for run in group.runs]
   return (_accuracies(groups)
           + f'<p class="caption">Accuracy of samples: mean over the last '
-          f'{claims.FINAL:.0%} of the steps. {_INTERVAL}{_unfinished(groups)}</p>'
+          f'{claims.FINAL:.0%} of the steps. {_INTERVAL}'
+          f'{_unfinished(groups)}</p>'
           + page.table(['run', 'method', 'seed', 'state', 'notes'], runs))
 
 

@@ -146,7 +146,7 @@ def _replay(run, step, out, rows):
   name = f'replay_{_file_name(run)}_{step}'
   (out / f'{name}.json').write_text(json.dumps({
       'run': run.name, 'step': step,
-      'comparisons': [_numbers(item) for item in comparisons]}, indent=1) + '\n')
+      'comparisons': list(map(_numbers, comparisons))}, indent=1) + '\n')
   for index, item in enumerate(comparisons):
     figures.draw_heat_map(
         list(item.outcomes), rows_replay.cosines(list(item.outcomes.values())),

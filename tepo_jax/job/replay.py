@@ -158,7 +158,8 @@ class Step:
                         self.old_params)
     tokens = update.tokens(mine, new)
     statistics = loss.statistics(tokens, self.plan.rng(0))
-    return jax.device_get((mine.old_logp_BT, mine.old_entropy_BT, new, loss.selection(tokens, statistics)))
+    return jax.device_get((mine.old_logp_BT, mine.old_entropy_BT, new,
+                           loss.selection(tokens, statistics)))
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from concurrent import futures
 import contextlib
 import dataclasses
-import json
 import pathlib
 import signal
 import time
@@ -18,12 +17,12 @@ from tepo_jax import errors
 from tepo_jax.job import evaluation
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import steps
+from tepo_jax.job import telling
 from tepo_jax.policy import lora
 from tepo_jax.learning import update
 from tepo_jax.rollout import collect
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import dump
-from tepo_jax.rollout import packing
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import environment
 from tepo_jax.runtime import mesh as mesh_lib
@@ -124,7 +123,8 @@ class Trainer:
       if self._is_due(self.config.eval.period):
         scalars |= self.evaluate()
       self.writer.write(self.step, scalars)
-      self.progress.step(self.step, summary(scalars), evaluated(scalars))
+      self.progress.step(self.step, telling.summary(scalars),
+                         telling.evaluated(scalars))
       score = next((value for name, value in scalars.items()
                     if name.startswith('eval/') and '/avg@' in name), None)
       if self._is_due(self.config.checkpoint.period):
@@ -164,8 +164,8 @@ class Trainer:
     self.cursor = rollout.cursor
     dumped = self.background.submit(
         self._dump, number, rollout,
-        _rewards(rollout.sampled, self.config.rollout))
-    scalars = rollout_metrics(rollout, self.config.rollout)
+        telling.rewards(rollout.sampled, self.config.rollout))
+    scalars = telling.rollout_metrics(rollout, self.config.rollout)
     scalars |= {f'grading/{name}': count
                 for name, count in self.sampler.counts.items()}
     self.sampler.counts.clear()
@@ -208,7 +208,7 @@ class Trainer:
           for index in range(len(plan.order))])
     for outcome in history:
       self._count_skipped(outcome)
-    return plan.scalars | average(history)
+    return plan.scalars | telling.average(history)
 
   def plan_updates(self, number: int, groups: list[collect.Group]) -> 'Plan':
     """The updates of rollout step `number`, from the policy as it is now."""
@@ -222,14 +222,14 @@ class Trainer:
         batch, noise_floor, order + later, minibatches,
         jax.random.fold_in(steps.stream(self.config.seed, 'update'), number),
         {'noise_floor': noise_floor} | self._gap(batch)
-        | packing_metrics(batch, packed))
+        | telling.packing_metrics(batch, packed))
 
   def to_batch(self, groups: list[collect.Group], estimator: str,
                rows: int | None = None) -> update.Batch:
     """Host arrays of the groups; `rows` is a rollout's if not given."""
     rollout = self.config.rollout
     return collect.to_batch(
-        groups, _rewards(groups, rollout),
+        groups, telling.rewards(groups, rollout),
         rows=rows or rollout.prompts * rollout.samples,
         width=self.config.data.max_prompt_tokens, estimator=estimator)
 
@@ -377,85 +377,5 @@ class StopRequest:
     self.requested = True
 
 
-def rollout_metrics(rollout: collect.Rollout,
-                    settings: ml_collections.ConfigDict) -> dict[str, float]:
-  """What the step's sampling looked like, over all groups sampled."""
-  groups = rollout.sampled
-  length_B = np.concatenate([g.length_G for g in groups])
-  ended_B = np.concatenate([g.ended_G for g in groups])
-  return {
-      'reward': _rewards(groups, settings).mean(),
-      'accuracy': np.mean([g.accuracy_G for g in groups]),
-      'response_length_mean': length_B.mean(),
-      'response_length_max': length_B.max(),
-      'truncated_share': 1 - ended_B.mean(),
-      'mixed_share': np.mean([collect.is_mixed(g) for g in groups]),
-      'groups_sampled': len(groups),
-      'groups_trained': len(rollout.groups)}
-
-
-def packing_metrics(batch: update.Batch,
-                    minibatches: list[update.Minibatch]) -> dict[str, float]:
-  """padding_share: of the slots of unpacked rows, what holds no token.
-
-  packing_efficiency: of the slots that the updates compute, what holds one.
-  """
-  shares = [packing.efficiency(m) for m in minibatches]
-  return {'padding_share': np.mean(batch.position_BS < 0),
-          'packing_efficiency': np.mean(shares)}
-
-
-def average(history: list[dict[str, Any]]) -> dict[str, float]:
-  """Means over a step's updates; extremes of weight_min and _max; counts."""
-  reduce = {'weight_min': np.min, 'weight_max': np.max, 'skipped': np.sum,
-            'empty_minibatches': np.sum}
-  return {name: reduce.get(name, np.mean)([h[name] for h in history])
-          for name in history[0]}
-
-
-def summary(scalars: dict[str, float]) -> str:
-  """What a step was like, for the progress lines."""
-  clipped = [scalars[f'clip_fraction_{part}'] for part in (
-      'low', 'high', 'covariance') if f'clip_fraction_{part}' in scalars]
-  shown = {'reward': 'reward', 'accuracy': 'acc', 'entropy': 'H',
-           'grad_norm': 'grad', 'response_length_mean': 'len',
-           'response_length_max': 'max', 'tokens_per_second': 'tok/s',
-           'seconds/step': 's'}
-  parts = [f'{label} {scalars[name]:.{4 if scalars[name] >= 1000 else 3}g}'
-           for name, label in shown.items() if name in scalars]
-  if clipped:
-    parts.insert(4, f'clip {sum(clipped):.2%}')
-  return '  '.join(parts)
-
-
-def evaluated(scalars: dict[str, float]) -> str:
-  """The evaluations of a step, or nothing."""
-  return '  '.join(f'{name.removeprefix("eval/")} {value:.1%}'
-                   for name, value in scalars.items()
-                   if name.startswith('eval/') and '/avg@' in name)
-
-
 def _rows(batch, rows):
   return jax.tree.map(lambda x: x[rows], batch)
-
-
-def _rewards(groups, settings):
-  return collect.rewards(groups, settings.max_tokens, settings.overlong_buffer,
-                         settings.overlong_factor)
-
-
-def results_table(workdir: pathlib.Path) -> str:
-  """Before and after, from the first and last evaluation on record."""
-  records = [json.loads(line) for line in
-             (workdir / 'metrics.jsonl').read_text().splitlines()]
-  records = [r for r in records if any(name.startswith('eval/') for name in r)]
-  if not records:
-    return 'no evaluation on record'
-  first, last = records[0], records[-1]
-  rows = [f'{"":<36}{"step " + str(first["step"]):>10}'
-          f'{"step " + str(last["step"]):>10}']
-  for name in first:
-    if name.startswith('eval/') and not name.endswith('/problems'):
-      rows.append(f'{name.removeprefix("eval/"):<36}{first[name]:>10.3f}'
-                  f'{last[name]:>10.3f}')
-  return '\n'.join(rows)

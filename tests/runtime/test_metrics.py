@@ -149,7 +149,8 @@ def test_progress_on_a_terminal_rewrites_two_lines(monkeypatch):
   progress.close()
   lines = _screen(stream.getvalue())
   assert lines[0] == 'step 1/2  avg@8 50.0%'
-  assert lines[1].startswith('step 2/2  ━━━━━━━━━━──────────  updating ...  eta')
+  assert lines[1].startswith(
+      'step 2/2  ━━━━━━━━━━──────────  updating ...  eta')
   assert lines[2:] == ['reward 0.5', '']
   assert all(len(line) < 60 for line in lines)
 

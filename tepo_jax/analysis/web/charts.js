@@ -8,8 +8,9 @@ let withSeeds = false;
 function element(name, attributes = {}, ...children) {
   const svg = ['svg', 'path', 'line', 'text', 'g', 'circle', 'rect',
                'clipPath', 'defs', 'title'].includes(name);
-  const node = svg ? document.createElementNS('http://www.w3.org/2000/svg', name)
-                   : document.createElement(name);
+  const node = svg
+    ? document.createElementNS('http://www.w3.org/2000/svg', name)
+    : document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
     node.setAttribute(key, value);
   }
