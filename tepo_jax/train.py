@@ -26,6 +26,7 @@ from tepo_jax import errors
 from tepo_jax.job import base_model
 from tepo_jax.job import checks
 from tepo_jax.job import session as session_lib
+from tepo_jax.job import telling
 from tepo_jax.job import trainer
 from tepo_jax.runtime import mesh as mesh_lib
 
@@ -63,7 +64,7 @@ def main() -> None:
     run.open(workdir)
     with contextlib.closing(run):
       run.run(stop)
-  print(trainer.results_table(workdir))
+  print(telling.results_table(workdir))
 
 
 if __name__ == '__main__':

@@ -149,6 +149,22 @@ def test_local_trains(launch, environment, arguments):
   assert launch.log()[-1] == f'python -m tepo_jax.train {arguments}'
 
 
+def test_sweep_runs_every_method_and_seed_and_reports(launch):
+  done = launch('sweep.sh', 'tiny', '--config.steps=3', '--config.x=a b',
+                METHODS='tepo grpo', SEEDS='4 5', OUT='a study')
+  assert done.returncode == 0, done.stderr
+  commands = [line for line in launch.log() if 'tepo_jax' in line]
+  assert commands[0] == ('python -m tepo_jax.pretrain '
+                         '--config=configs/tiny.py --out=a study/base_model')
+  assert commands[-1] == ('python -m tepo_jax.report --runs=a study/runs/* '
+                          '--out=a study/report')
+  assert sorted(commands[1:-1]) == sorted(
+      f'python -m tepo_jax.train --config=configs/tiny.py:{method} '
+      f'--config.seed={seed} --config.model=a study/base_model '
+      f'--workdir=a study/runs/{method}_{seed} --config.steps=3 '
+      '--config.x=a b' for method in ('tepo', 'grpo') for seed in (4, 5))
+
+
 def test_test_passes_its_arguments_on(launch):
   (launch.stubs / 'venv_is_there').touch()
   assert launch('test.sh', '-k', 'mesh').returncode == 0
@@ -361,7 +377,7 @@ def test_sweep_goes_on_after_a_failure(launch, sweep):
 
 
 @pytest.mark.parametrize('arguments', [
-    (), ('table5',), ('--dry-run',), ('table3', 'table4'), ('table3', '-x')])
+    (), ('huge',), ('table5',), ('--dry-run',), ('--dry-run', 'tiny'), ('table3', 'table4'), ('table3', '-x')])
 def test_sweep_refuses(launch, sweep, arguments):
   done = sweep(*arguments)
   assert done.returncode == 2 and not launch.log()

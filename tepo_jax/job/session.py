@@ -35,6 +35,7 @@ from tepo_jax.tasks import prompts
 
 BASE_MODEL = 'base_model'  # in the workdir, where the config names no model
 CHECKPOINTS = 'checkpoints'  # in the workdir
+ROLLOUTS = 'rollouts'  # in the workdir
 
 
 @dataclasses.dataclass
