@@ -377,7 +377,8 @@ def test_sweep_goes_on_after_a_failure(launch, sweep):
 
 
 @pytest.mark.parametrize('arguments', [
-    (), ('huge',), ('table5',), ('--dry-run',), ('--dry-run', 'tiny'), ('table3', 'table4'), ('table3', '-x')])
+    (), ('huge',), ('table5',), ('--dry-run',), ('--dry-run', 'tiny'),
+    ('table3', 'table4'), ('table3', '-x')])
 def test_sweep_refuses(launch, sweep, arguments):
   done = sweep(*arguments)
   assert done.returncode == 2 and not launch.log()

@@ -3,8 +3,10 @@
 from concurrent import futures
 import contextlib
 import dataclasses
+import io
 import pathlib
 import signal
+import sys
 import time
 from typing import Any
 
@@ -27,6 +29,7 @@ from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import environment
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import metrics
+from tepo_jax.runtime import processes
 from tepo_jax.tasks import prompts
 
 MAX_SKIPPED = 3  # updates in a row that are not finite before a run stops
@@ -55,20 +58,24 @@ class Trainer:
         max_tokens=rollout.max_tokens,
         decoding=draw.Decoding(rollout.temperature))
     self.evaluations = evaluation.prepare(session) if config.eval.period else []
-    self.progress = metrics.Progress(config.steps)
+    self.progress = metrics.Progress(
+        config.steps, sys.stderr if processes.is_first() else io.StringIO())
     self.background = futures.ThreadPoolExecutor(1)
 
   def open(self, workdir: pathlib.Path) -> None:
     """Makes `workdir` this run's, and goes to its last checkpoint."""
-    cli.claim_workdir(self.config, workdir)
+    processes.on_first(cli.claim_workdir, self.config, workdir)
     self.workdir = workdir
     settings = self.config.checkpoint
     self.checkpointer = checkpoint.Checkpointer(
         workdir / session_lib.CHECKPOINTS, settings.keep, settings.keep_every)
-    self.writer = metrics.Writer(
-        workdir, self.config.wandb_project, self.config.to_dict())
+    self.writer = metrics.NoWriter()
+    if processes.is_first():
+      self.writer = metrics.Writer(
+          workdir, self.config.wandb_project, self.config.to_dict())
     self._restore()
-    environment.record(workdir, self.step)
+    if processes.is_first():
+      environment.record(workdir, self.step)
 
   def _restore(self):
     """The last good checkpoint, or the model's weights at step 0.
@@ -88,7 +95,8 @@ class Trainer:
       self.cursor = extra['cursor']
       self.skipped_in_a_row = extra['skipped_in_a_row']
       self.writer.truncate(self.step)
-      print(f'continuing {self.workdir} after step {self.step}', flush=True)
+      if processes.is_first():
+        print(f'continuing {self.workdir} after step {self.step}', flush=True)
 
   def load_base(self) -> None:
     """With LoRA: the model folder's weights, frozen."""
@@ -116,7 +124,8 @@ class Trainer:
     if self.step == 0 and self.evaluations:
       self.writer.write(0, self.evaluate())
     score = None
-    while self.step < self.config.steps and not stop.requested:
+    while self.step < self.config.steps and not processes.any_of(
+        stop.requested):
       with self._traced():
         scalars = self.rollout_step()
       self.step += 1
@@ -266,7 +275,7 @@ class Trainer:
             for part in (order[:first], order[first:])]
 
   def _put(self, minibatch):
-    return jax.device_put(minibatch, self.programs.minibatch_sharding)
+    return mesh_lib.put(minibatch, self.programs.minibatch_sharding)
 
   def _score(self, batch, order, packed):
     """The minibatches with ℓ° and H°, on the devices, and the batch with them.
@@ -337,7 +346,8 @@ class Trainer:
   def _dump(self, number, rollout, rewards_B):
     """rollouts/step_N.jsonl: one record a completion."""
     settings, data = self.config.dump, self.config.data
-    if not settings.period or number % settings.period:
+    if (not processes.is_first() or not settings.period
+        or number % settings.period):
       return
     dump.write(
         self.workdir / session_lib.ROLLOUTS, number, dump.records(
