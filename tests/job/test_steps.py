@@ -17,7 +17,7 @@ MODEL = transformer.ModelConfig(
 def test_in_bfloat16_the_old_policy_is_the_policy_exactly():
   """Norm scales off bfloat16's grid, as after any update, stay as they are."""
   config = tiny.get_config('tepo')
-  config.compute.dtype = 'bfloat16'
+  config.compute.dtype = config.compute.gradient_dtype = 'bfloat16'
   mesh = mesh_lib.make({'data': 1, 'fsdp': 1, 'tensor': 1}, jax.devices()[:1])
   programs = steps.make(config, MODEL, mesh)
   generator = np.random.default_rng(0)
