@@ -33,13 +33,13 @@ _OUT = flags.DEFINE_string(
 def main() -> None:
   config, out = _CONFIG.value, cli.new_folder(_OUT.value)
   checks.check_values(config)
-  session_lib.cache_compilations(config, out)
   folder, params = pathlib.Path(_CHECKPOINT.value), None
   if (folder / session_lib.CHECKPOINTS).is_dir():
     folder, params = session_lib.restore_params(
         folder, mesh_lib.make(config.mesh))
   with session_lib.open_folder(config, folder) as session:
     evaluations = evaluation_lib.prepare(session)
+    session_lib.cache_compilations(config, out)
     cast = steps.make_decode_cast(session.model, session.mesh)
     params = cast(session.load_params() if params is None else params)
     results, lines = {}, []

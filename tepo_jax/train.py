@@ -43,6 +43,7 @@ def make_base_model(config: ml_collections.ConfigDict,
     with session_lib.open_folder(config, untrained) as session:
       trainer.Trainer(config, session)
   cli.claim_workdir(config, workdir)
+  session_lib.cache_compilations(config, workdir)
   base_model.make(config, folder)
 
 
@@ -50,7 +51,6 @@ def main() -> None:
   config, workdir = _CONFIG.value, pathlib.Path(_WORKDIR.value)
   stop = trainer.StopRequest()
   checks.check(config, cli.overridden())
-  session_lib.cache_compilations(config, workdir)
   mesh_lib.initialize_distributed()
   if jax.process_count() > 1:
     raise errors.InputError(

@@ -54,6 +54,7 @@ class Trainer:
   def open(self, workdir: pathlib.Path) -> None:
     """Makes `workdir` this run's, and goes to its last checkpoint."""
     cli.claim_workdir(self.config, workdir)
+    session_lib.cache_compilations(self.config, workdir)
     self.workdir = workdir
     settings = self.config.checkpoint
     self.checkpointer = checkpoint.Checkpointer(
