@@ -66,6 +66,7 @@ class Trainer:
   def open(self, workdir: pathlib.Path) -> None:
     """Makes `workdir` this run's, and goes to its last checkpoint."""
     processes.on_first(cli.claim_workdir, self.config, workdir)
+    session_lib.cache_compilations(self.config, workdir)
     self.workdir = workdir
     settings = self.config.checkpoint
     self.checkpointer = checkpoint.Checkpointer(
