@@ -35,6 +35,7 @@ from tepo_jax.tasks import prompts
 
 BASE_MODEL = 'base_model'  # in the workdir, where the config names no model
 CHECKPOINTS = 'checkpoints'  # in the workdir
+ROLLOUTS = 'rollouts'  # in the workdir
 
 
 @dataclasses.dataclass
@@ -126,11 +127,11 @@ def open_folder(config: ml_collections.ConfigDict, folder: str | os.PathLike
   model = steps.execution(
       steps.adapted(weights.read_config(folder), config.lora), config.compute,
       mesh)
-  slots = config.data.max_prompt_tokens + max(
+  longest = config.data.max_prompt_tokens + max(
       config.rollout.max_tokens, config.eval.max_tokens)
-  if slots > model.max_position:
+  if longest > model.max_position:
     raise errors.InputError(
-        f'{folder}: data.max_prompt_tokens + max_tokens = {slots} is more '
+        f'{folder}: data.max_prompt_tokens + max_tokens = {longest} is more '
         f'than the model\'s {model.max_position} positions')
   tokenizer = weights.load_tokenizer(folder)
   return Session(

@@ -4,6 +4,7 @@ One place, so that training, evaluation and measurement compile the very same
 functions: cast and reshard for decoding, generate, score, update.
 """
 
+from collections.abc import Callable
 import dataclasses
 import functools
 from typing import Any
@@ -40,6 +41,7 @@ class Programs:
   Attributes:
     mesh, model: where and what; `model` carries the execution fields.
     policy_loss: the objective of `config.method`.
+    scorer, optimizer: what `train_step` is made of.
     state_sharding: of `update.TrainState`.
     init_state: params -> TrainState; takes the params over.
     freeze: with LoRA: the model's weights -> the base in the compute dtype.
@@ -59,6 +61,8 @@ class Programs:
   mesh: jax.sharding.Mesh
   model: transformer.ModelConfig
   policy_loss: objective.PolicyLoss
+  scorer: update.Scorer
+  optimizer: optax.GradientTransformation
   state_sharding: update.TrainState
   init_state: Any
   freeze: Any
@@ -130,14 +134,6 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
       chunk_size=config.train.chunk_size * shards, shards=shards,
       gradient_dtype=config.compute.gradient_dtype)
 
-  compiler_options = _COMPILER_OPTIONS
-  if mesh.devices.flat[0].platform == 'cpu':
-    compiler_options = compiler_options | _COMPILER_OPTIONS_CPU
-
-  def jit(function, **options):
-    return jax.jit(mesh_lib.under_rules(mesh, function),
-                   compiler_options=compiler_options, **options)
-
   def score(params, minibatch, frozen=None):
     return update.old_policy_statistics(
         dataclasses.replace(scorer, frozen=frozen), params, minibatch)
@@ -148,9 +144,10 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
         state, minibatch, rng, noise_floor, old_params)
 
   frozen = () if frozen_sharding is None else (frozen_sharding,)
+  jit = functools.partial(compiled, mesh)
   return Programs(
-      mesh=mesh, model=model, policy_loss=policy_loss,
-      state_sharding=state_sharding,
+      mesh=mesh, model=model, policy_loss=policy_loss, scorer=scorer,
+      optimizer=optimizer, state_sharding=state_sharding,
       init_state=jit(functools.partial(_init_state, optimizer),
                      out_shardings=state_sharding, donate_argnums=0),
       freeze=jit(functools.partial(_cast, model.dtype),
@@ -174,6 +171,16 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
           out_shardings=(state_sharding, replicated), donate_argnums=0))
 
 
+def compiled(mesh: jax.sharding.Mesh, function: Callable, rules=mesh_lib.RULES,
+             **options: Any):
+  """jax.jit under the rules of the mesh, rounding alike in every program."""
+  compiler_options = _COMPILER_OPTIONS
+  if mesh.devices.flat[0].platform == 'cpu':
+    compiler_options = compiler_options | _COMPILER_OPTIONS_CPU
+  return jax.jit(mesh_lib.under_rules(mesh, function, rules),
+                 compiler_options=compiler_options, **options)
+
+
 def make_decode_cast(model: transformer.ModelConfig, mesh: jax.sharding.Mesh):
   """Jitted: weights to the compute dtype in the layout and form of decoding."""
   def cast(params):
@@ -194,10 +201,7 @@ def make_sampling(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
   cache, prompts = (_cache_sharding(model, mesh, rows)
                     for rows in ('batch', None))
   replicated = mesh_lib.replicated(mesh)
-
-  def jit(function, **options):
-    return jax.jit(mesh_lib.under_rules(mesh, function, mesh_lib.DECODE_RULES),
-                   **options)
+  jit = functools.partial(compiled, mesh, rules=mesh_lib.DECODE_RULES)
 
   def empty(slots, columns, index):
     return transformer.init_decoding_cache(
@@ -217,7 +221,7 @@ def make_sampling(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
 
 
 def _cache_sharding(model, mesh, rows):
-  """Of a decoding cache: its rows, and its heads."""
+  """Of a decoding cache: its rows over `rows`, its heads over tensor."""
   store = mesh_lib.shardings(mesh, (rows, 'kv_heads', None, None))
   stores = (store,) * model.num_layers
   return transformer.KVCache(
