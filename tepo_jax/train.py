@@ -25,6 +25,7 @@ from tepo_jax import errors
 from tepo_jax.job import base_model
 from tepo_jax.job import checks
 from tepo_jax.job import session as session_lib
+from tepo_jax.job import telling
 from tepo_jax.job import trainer
 from tepo_jax.runtime import processes
 
@@ -42,6 +43,7 @@ def make_base_model(config: ml_collections.ConfigDict,
     with session_lib.open_folder(config, untrained) as session:
       trainer.Trainer(config, session)
   cli.claim_workdir(config, workdir)
+  session_lib.cache_compilations(config, workdir)
   base_model.make(config, folder)
 
 
@@ -57,7 +59,7 @@ def train(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
     with contextlib.closing(run):
       run.run(stop)
   if processes.is_first():
-    print(trainer.results_table(workdir))
+    print(telling.results_table(workdir))
 
 
 def main() -> None:
@@ -67,7 +69,6 @@ def main() -> None:
         f'--workdir={_WORKDIR.value}: a folder is wanted; mount the bucket '
         '(launch/tpu_vm.sh setup with BUCKET=... does)')
   checks.check(config, cli.overridden())
-  session_lib.cache_compilations(config, pathlib.Path(_WORKDIR.value))
   processes.initialize()
   with processes.ending_together():
     train(config, pathlib.Path(_WORKDIR.value))

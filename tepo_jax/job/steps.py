@@ -4,11 +4,13 @@ One place, so that training, evaluation and measurement compile the very same
 functions: cast and reshard for decoding, generate, score, update.
 """
 
+from collections.abc import Callable
 import dataclasses
 import functools
 from typing import Any
 
 import jax
+from jax.experimental import layout
 import ml_collections
 import optax
 
@@ -17,6 +19,7 @@ from tepo_jax.learning import optimizer as optimizer_lib
 from tepo_jax.learning import update
 from tepo_jax.policy import attention
 from tepo_jax.policy import lora
+from tepo_jax.policy import on_mesh
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import engine
@@ -39,6 +42,7 @@ class Programs:
   Attributes:
     mesh, model: where and what; `model` carries the execution fields.
     policy_loss: the objective of `config.method`.
+    scorer, optimizer: what `train_step` is made of.
     state_sharding: of `update.TrainState`.
     init_state: params -> TrainState; takes the params over.
     freeze: with LoRA: the model's weights -> the base in the compute dtype.
@@ -58,6 +62,8 @@ class Programs:
   mesh: jax.sharding.Mesh
   model: transformer.ModelConfig
   policy_loss: objective.PolicyLoss
+  scorer: update.Scorer
+  optimizer: optax.GradientTransformation
   state_sharding: update.TrainState
   init_state: Any
   freeze: Any
@@ -88,7 +94,7 @@ def execution(model: transformer.ModelConfig,
   """
   device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
   if mesh is not None:
-    model = transformer.sharded_over(model, mesh.shape['tensor'])
+    model = on_mesh.sharded_over(model, mesh.shape['tensor'])
   return dataclasses.replace(
       model, dtype=compute.dtype, remat=compute.remat, unroll=compute.unroll,
       attention=attention.choose(
@@ -129,14 +135,6 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
       chunk_size=config.train.chunk_size * shards, shards=shards,
       gradient_dtype=config.compute.gradient_dtype)
 
-  compiler_options = _COMPILER_OPTIONS
-  if mesh.devices.flat[0].platform == 'cpu':
-    compiler_options = compiler_options | _COMPILER_OPTIONS_CPU
-
-  def jit(function, **options):
-    return jax.jit(mesh_lib.under_rules(mesh, function),
-                   compiler_options=compiler_options, **options)
-
   def score(params, minibatch, frozen=None):
     return update.old_policy_statistics(
         dataclasses.replace(scorer, frozen=frozen), params, minibatch)
@@ -147,9 +145,10 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
         state, minibatch, rng, noise_floor, old_params)
 
   frozen = () if frozen_sharding is None else (frozen_sharding,)
+  jit = functools.partial(compiled, mesh)
   return Programs(
-      mesh=mesh, model=model, policy_loss=policy_loss,
-      state_sharding=state_sharding,
+      mesh=mesh, model=model, policy_loss=policy_loss, scorer=scorer,
+      optimizer=optimizer, state_sharding=state_sharding,
       init_state=jit(functools.partial(_init_state, optimizer),
                      out_shardings=state_sharding, donate_argnums=0),
       freeze=jit(functools.partial(_cast, model.dtype),
@@ -173,30 +172,41 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
           out_shardings=(state_sharding, replicated), donate_argnums=0))
 
 
+def compiled(mesh: jax.sharding.Mesh, function: Callable, rules=mesh_lib.RULES,
+             **options: Any):
+  """jax.jit under the rules of the mesh, rounding alike in every program."""
+  compiler_options = _COMPILER_OPTIONS
+  if mesh.devices.flat[0].platform == 'cpu':
+    compiler_options = compiler_options | _COMPILER_OPTIONS_CPU
+  return jax.jit(mesh_lib.under_rules(mesh, function, rules),
+                 compiler_options=compiler_options, **options)
+
+
 def make_decode_cast(model: transformer.ModelConfig, mesh: jax.sharding.Mesh):
   """Jitted: weights to the compute dtype in the layout and form of decoding."""
   def cast(params):
     return transformer.for_decoding(_cast(model.dtype, params))
 
+  return jax.jit(cast, out_shardings=decode_shardings(model, mesh))
+
+
+def decode_shardings(model: transformer.ModelConfig, mesh: jax.sharding.Mesh):
+  """Of the weights that decoding takes."""
   axes = transformer.logical_axes(model)
   layer = jax.tree.map(lambda names: names[1:], axes['layers'],
                        is_leaf=lambda node: isinstance(node, tuple))
   axes = {**axes, 'layers': (layer,) * model.num_layers}
-  return jax.jit(cast, out_shardings=mesh_lib.shardings(
-      mesh, axes, mesh_lib.DECODE_RULES))
+  return mesh_lib.shardings(mesh, axes, mesh_lib.DECODE_RULES)
 
 
 def make_sampling(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
                   decoding: draw.Decoding, eos_ids: tuple[int, ...],
                   chunk: int) -> schedule.Programs:
   """The functions of `engine`, jitted: slots over data and fsdp."""
-  cache, prompts = (_cache_sharding(model, mesh, rows)
+  cache, prompts = (cache_shardings(model, mesh, rows)
                     for rows in ('batch', None))
   replicated = mesh_lib.replicated(mesh)
-
-  def jit(function, **options):
-    return jax.jit(mesh_lib.under_rules(mesh, function, mesh_lib.DECODE_RULES),
-                   **options)
+  jit = functools.partial(compiled, mesh, rules=mesh_lib.DECODE_RULES)
 
   def empty(slots, columns, index):
     return transformer.init_decoding_cache(
@@ -215,15 +225,19 @@ def make_sampling(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
                  out_shardings=(cache, replicated)))
 
 
-def _cache_sharding(model, mesh, rows):
-  """Of a decoding cache: its rows, and its heads where they divide."""
-  heads = 'kv_heads'
-  if model.num_kv_heads % mesh.shape['tensor']:
-    heads = None
-  store = mesh_lib.shardings(mesh, (rows, heads, None, None))
-  stores = (store,) * model.num_layers
+def cache_shardings(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
+                    rows: str | None = 'batch') -> transformer.KVCache:
+  """Of a decoding cache: its rows over `rows`, its heads over tensor.
+
+  A TPU keeps the keys' head size innermost whatever the order of their axes;
+  unless told, it would copy all of them at the start and end of every chunk.
+  """
+  store = mesh_lib.shardings(mesh, (rows, 'kv_heads', None, None))
+  keys = store
+  if mesh.devices.flat[0].platform == 'tpu':
+    keys = layout.Format(layout.Layout((0, 1, 3, 2)), store)
   return transformer.KVCache(
-      stores, stores, mesh_lib.shardings(mesh, (rows, None)),
+      (keys,) * model.num_layers, (store,) * model.num_layers, mesh_lib.shardings(mesh, (rows, None)),
       mesh_lib.replicated(mesh))
 
 

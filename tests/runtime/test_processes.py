@@ -1,6 +1,5 @@
 """runtime.processes: one process, and several that are one job."""
 
-import jax
 import numpy as np
 import pytest
 
