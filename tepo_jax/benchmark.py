@@ -15,14 +15,15 @@ from absl import flags
 from tepo_jax import cli
 from tepo_jax import errors
 from tepo_jax.measure import machine
+from tepo_jax.measure import sampling
 from tepo_jax.measure import timing
 from tepo_jax.measure import updating
 from tepo_jax.measure import workload as workload_lib
 
 # Each a function of (config, workload, peers) that yields Measurements.
 PARTS = {
-    'machine': machine.measure, 'scoring': updating.measure_scoring,
-    'update': updating.measure_update}
+    'machine': machine.measure, 'sampling': sampling.measure,
+    'scoring': updating.measure_scoring, 'update': updating.measure_update}
 
 _CONFIG = cli.DEFINE_config()
 _PARTS = flags.DEFINE_list(

@@ -18,6 +18,7 @@ from tepo_jax.job import slots
 from tepo_jax.job import steps
 from tepo_jax.policy import hub
 from tepo_jax.policy import lora
+from tepo_jax.policy import on_mesh
 from tepo_jax.policy import transformer
 from tepo_jax.policy import weights
 from tepo_jax.rollout import collect
@@ -126,11 +127,11 @@ def open_folder(config: ml_collections.ConfigDict, folder: str | os.PathLike
   model = steps.execution(
       steps.adapted(weights.read_config(folder), config.lora), config.compute,
       mesh)
-  slots = config.data.max_prompt_tokens + max(
+  longest = config.data.max_prompt_tokens + max(
       config.rollout.max_tokens, config.eval.max_tokens)
-  if slots > model.max_position:
+  if longest > model.max_position:
     raise errors.InputError(
-        f'{folder}: data.max_prompt_tokens + max_tokens = {slots} is more '
+        f'{folder}: data.max_prompt_tokens + max_tokens = {longest} is more '
         f'than the model\'s {model.max_position} positions')
   tokenizer = weights.load_tokenizer(folder)
   return Session(
@@ -212,11 +213,11 @@ def restore_params(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
     _, base = weights.load(folder, 'float32', mesh)
     merge = functools.partial(lora.merge, model.lora)
     return folder, jax.jit(merge, donate_argnums=0)(base, params)
-  plain = transformer.sharded_over(
+  plain = on_mesh.sharded_over(
       weights.read_config(folder), mesh.shape['tensor'])
   if plain.vocab_padding != model.vocab_padding:
     params = jax.jit(
-        functools.partial(transformer.repad, plain),
+        functools.partial(on_mesh.repad, plain),
         out_shardings=mesh_lib.shardings(
             mesh, transformer.logical_axes(plain)))(params)
   return folder, params

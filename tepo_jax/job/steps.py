@@ -18,6 +18,7 @@ from tepo_jax.learning import optimizer as optimizer_lib
 from tepo_jax.learning import update
 from tepo_jax.policy import attention
 from tepo_jax.policy import lora
+from tepo_jax.policy import on_mesh
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import engine
@@ -92,7 +93,7 @@ def execution(model: transformer.ModelConfig,
   """
   device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
   if mesh is not None:
-    model = transformer.sharded_over(model, mesh.shape['tensor'])
+    model = on_mesh.sharded_over(model, mesh.shape['tensor'])
   return dataclasses.replace(
       model, dtype=compute.dtype, remat=compute.remat, unroll=compute.unroll,
       attention=attention.choose(
@@ -172,11 +173,14 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
 
 def compiled(mesh: jax.sharding.Mesh, function: Callable, **options: Any):
   """jax.jit under the mesh's rules, rounding alike in every program."""
-  compiler_options = _COMPILER_OPTIONS
-  if mesh.devices.flat[0].platform == 'cpu':
-    compiler_options = compiler_options | _COMPILER_OPTIONS_CPU
   return jax.jit(mesh_lib.under_rules(mesh, function),
-                 compiler_options=compiler_options, **options)
+                 compiler_options=_compiler_options(mesh), **options)
+
+
+def _compiler_options(mesh):
+  if mesh.devices.flat[0].platform == 'cpu':
+    return _COMPILER_OPTIONS | _COMPILER_OPTIONS_CPU
+  return _COMPILER_OPTIONS
 
 
 def make_decode_cast(model: transformer.ModelConfig, mesh: jax.sharding.Mesh):
@@ -202,7 +206,7 @@ def make_sampling(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
 
   def jit(function, **options):
     return jax.jit(mesh_lib.under_rules(mesh, function, mesh_lib.DECODE_RULES),
-                   **options)
+                   compiler_options=_compiler_options(mesh), **options)
 
   def empty(slots, columns, index):
     return transformer.init_decoding_cache(
@@ -222,11 +226,8 @@ def make_sampling(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
 
 
 def _cache_sharding(model, mesh, rows):
-  """Of a decoding cache: its rows, and its heads where they divide."""
-  heads = 'kv_heads'
-  if model.num_kv_heads % mesh.shape['tensor']:
-    heads = None
-  store = mesh_lib.shardings(mesh, (rows, heads, None, None))
+  """Of a decoding cache: its rows over `rows`, its heads over tensor."""
+  store = mesh_lib.shardings(mesh, (rows, 'kv_heads', None, None))
   stores = (store,) * model.num_layers
   return transformer.KVCache(
       stores, stores, mesh_lib.shardings(mesh, (rows, None)),

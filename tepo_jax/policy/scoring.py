@@ -17,6 +17,7 @@ import flax.struct
 import jax
 from jax import numpy as jnp
 
+from tepo_jax.policy import on_mesh
 from tepo_jax.policy import transformer
 
 
@@ -144,7 +145,7 @@ class _Plan:
     logits_nMV = jax.lax.dot_general(
         hidden_nMD, weight, (((2,), (1 if self.tied else 0,)), ((), ())),
         preferred_element_type=jnp.float32)
-    logits_nMV = transformer.without_padding(self.vocab_size, logits_nMV)
+    logits_nMV = on_mesh.without_padding(self.vocab_size, logits_nMV)
     return transformer.constrain(
         logits_nMV / self.temperature, ('batch', None, 'vocab'))
 

@@ -173,7 +173,7 @@ class Schedule:
     for slots in shapes.slots:
       for columns in shapes.columns:
         cache = programs.empty(slots, columns, 0)
-        rows = _no_rows(slots)
+        rows = no_rows(slots)
         cache, _ = programs.decode(weights, cache, rows, key, 0, 0)
         for prompt in prompts:
           if slots == shapes.slots[-1] and (
@@ -201,7 +201,7 @@ class _Run:
     self.weights, self.requests, self.key = weights, requests, key
     self.batches = _batches(requests, self.shapes, schedule.prefill_rows)
     self.waiting = collections.deque()  # (prompts' cache, row, request, sample)
-    self.rows = _no_rows(self.shapes.slots[-1])
+    self.rows = no_rows(self.shapes.slots[-1])
     self.work = np.full((len(self.rows.token), 2), -1)  # request and sample
     self.first_N = np.zeros(len(self.rows.token), int)  # first column in use
     self.drawn = [[] for _ in self.rows.token]
@@ -351,7 +351,8 @@ class _Run:
       stats.busy_slot_steps += possible
 
 
-def _no_rows(slots):
+def no_rows(slots: int) -> engine.Rows:
+  """Slots without work."""
   zeros = [np.zeros(slots, np.int32) for _ in range(6)]
   return engine.Rows(*zeros, live=np.zeros(slots, bool))
 

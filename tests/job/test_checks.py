@@ -46,6 +46,11 @@ BAD = [
     ('compute.gradient_dtype', 'float16', 'float32, bfloat16'),
     ('compute.remat', 'some', 'none, full, dots'),
     ('compute.unroll', 0, 'positive'),
+    ('compute.attention', 'flash', 'auto, xla, cudnn, splash'),
+    ('lora.rank', -1, '0 or more'),
+    ('lora.alpha', 0.0, 'positive'),
+    ('lora.targets', ('q',), 'q_proj, k_proj'),
+    ('lora.targets', (), 'q_proj, k_proj'),
     ('eval.period', -1, '0 or more'),
     ('eval.limit', 0, 'positive'),
     ('eval.samples', 0, 'positive'),
@@ -130,6 +135,7 @@ def test_a_model_is_needed():
 
 # What is set, the overridden field without effect, and why.
 INERT = [
+    ({}, 'lora.alpha', 'config.lora.rank is 0'),
     ({}, 'method_name', '--config'),
     ({}, 'benchmark.rounds', 'tepo_jax.benchmark'),
     ({'model': 'somewhere'}, 'pretrain.d_model', 'config.model'),

@@ -15,6 +15,7 @@ import pytest
 
 from tepo_jax import errors
 from tepo_jax.policy import scoring
+from tepo_jax.policy import on_mesh
 from tepo_jax.policy import transformer
 from tepo_jax.policy import weights
 from tepo_jax.runtime import mesh as mesh_lib
@@ -117,7 +118,7 @@ def test_scores_know_nothing_of_the_padding(saved, rows, quick_compile):
   got, gradient = evaluate(padded, sharded)
   np.testing.assert_allclose(got, want, rtol=1e-5)
   jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5),
-               transformer.repad(MODEL, gradient), want_gradient)
+               on_mesh.repad(MODEL, gradient), want_gradient)
   assert not gradient['head']['kernel'][:, 61:].any()
 
 
@@ -143,7 +144,7 @@ def test_each_shard_has_the_key_heads_that_it_needs(
     heads, kv_heads, tensor, copies):
   config = dataclasses.replace(
       MODEL, num_heads=heads, num_kv_heads=kv_heads, vocab_size=100)
-  cut = transformer.sharded_over(config, tensor)
+  cut = on_mesh.sharded_over(config, tensor)
   assert cut.kv_copies == copies
   assert heads % (kv_heads * copies) == 0 and kv_heads * copies % tensor == 0
   assert (100 + cut.vocab_padding) % tensor == 0 <= cut.vocab_padding < tensor
