@@ -16,13 +16,15 @@ from tepo_jax import cli
 from tepo_jax import errors
 from tepo_jax.measure import machine
 from tepo_jax.measure import memory
+from tepo_jax.measure import sampling
 from tepo_jax.measure import timing
 from tepo_jax.measure import updating
 from tepo_jax.measure import workload as workload_lib
 
 # Each a function of (config, workload, peers) that yields Measurements.
 PARTS = {
-    'machine': machine.measure, 'scoring': updating.measure_scoring,
+    'machine': machine.measure, 'sampling': sampling.measure,
+    'scoring': updating.measure_scoring,
     'update': updating.measure_update, 'growth': updating.measure_growth,
     'step': updating.measure_step, 'memory': memory.measure}
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import ml_collections
 
+import numpy as np
+
 from tepo_jax import errors
 from tepo_jax.learning import update
 from tepo_jax.measure import workload as workload_lib
@@ -102,6 +104,29 @@ class TorchUpdate:
     return -self._torch.nn.functional.cross_entropy(
         logits_BTV.transpose(1, 2), self._token_BS[:, -slots:],
         reduction='none')
+
+
+class TorchGenerator:
+  """transformers' `generate`, sampling batches whose rows have given lengths.
+
+  A batch goes on until its longest row has its length.
+  """
+
+  def __init__(self, model: transformer.ModelConfig):
+    import torch
+    self._torch = torch
+    self._model = torch_model(model).eval()
+    self._model.generation_config.eos_token_id = None
+
+  def run(self, token_QP: np.ndarray, length_QG: np.ndarray) -> None:
+    """Samples of every prompt, as one batch."""
+    torch, longest = self._torch, int(length_QG.max())
+    token_BP = torch.tensor(np.repeat(token_QP, length_QG.shape[1], 0)).long()
+    with torch.inference_mode():
+      self._model.generate(
+          token_BP, attention_mask=torch.ones_like(token_BP), do_sample=True,
+          temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=longest,
+          min_new_tokens=longest, pad_token_id=0, use_cache=True)
 
 
 def functions(names: tuple[str, ...], what: str,

@@ -17,6 +17,7 @@ import flax.struct
 import jax
 from jax import numpy as jnp
 
+from tepo_jax.policy import on_mesh
 from tepo_jax.policy import transformer
 
 
@@ -108,7 +109,8 @@ def score_states(config: transformer.ModelConfig, hidden_RSD: jax.Array,
   """
   count, length = rows.token_RS.shape
   plan = _Plan(
-      tied=config.tie_embeddings, dtype=config.dtype, temperature=temperature,
+      tied=config.tie_embeddings, dtype=config.dtype,
+      vocab_size=config.vocab_size, temperature=temperature,
       width=min(length, max(1, chunk_size // count)), shards=shards)
   target_RS = jnp.roll(rows.token_RS, -1, axis=1)
   return Scores(*_score(plan, hidden_RSD, weight, target_RS, rows.scored_RS,
@@ -128,6 +130,7 @@ class _Plan:
   """What is static. tied: the weight is [V, D], else [D, V]."""
   tied: bool
   dtype: str
+  vocab_size: int
   temperature: float
   width: int
   shards: int
@@ -147,6 +150,7 @@ class _Plan:
     logits_nMV = jax.lax.dot_general(
         hidden_nMD, weight, (((2,), (1 if self.tied else 0,)), ((), ())),
         preferred_element_type=jnp.float32)
+    logits_nMV = on_mesh.without_padding(self.vocab_size, logits_nMV)
     return transformer.constrain(
         logits_nMV / self.temperature, ('batch', None, 'vocab'))
 
