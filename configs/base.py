@@ -71,7 +71,7 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   # Slots of one forward/backward pass over the whole mesh, in whole rows: one
   # for each of its data x fsdp shards at least.
   c.train.microbatch_tokens = 16384
-  c.train.chunk_size = 2048  # tokens of a shard whose logits exist at one time
+  c.train.chunk_size = 1024  # tokens of a shard whose logits exist at one time
 
   c.optimizer = ml_collections.ConfigDict()
   c.optimizer.learning_rate = 5e-7  # constant
@@ -131,6 +131,14 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   c.checkpoint.period = 5  # rollout steps
   c.checkpoint.keep = 2  # the newest N; and always the best, as below
   c.checkpoint.keep_every = 0  # steps that are a multiple stay too; 0: none
+
+  # Rollouts on disk, one record a completion: see tepo_jax/rollout/dump.py.
+  c.dump = ml_collections.ConfigDict()
+  c.dump.period = 1  # rollout steps; 0: none
+  c.dump.format = 'jsonl'  # or 'parquet'
+  c.dump.max_megabytes = 2000.0  # of all of them; the oldest go first
+
+  c.wandb_project = config_dict.placeholder(str)  # None: no Weights & Biases
 
   c.profile = ml_collections.ConfigDict()
   c.profile.steps = ()  # rollout steps traced to WORKDIR/profile, for xprof

@@ -4,6 +4,7 @@ Names and types are checked where the command line is read (`cli`).
 """
 
 from collections.abc import Iterable
+import importlib.util
 import math
 
 import ml_collections
@@ -14,6 +15,7 @@ from tepo_jax.policy import attention
 from tepo_jax.policy import lora
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import collect
+from tepo_jax.rollout import dump
 from tepo_jax.rollout import packing
 from tepo_jax.tasks import grading
 
@@ -24,24 +26,27 @@ _CHOICES = {
     'compute.dtype': _DTYPES,
     'compute.gradient_dtype': _DTYPES,
     'compute.remat': tuple(transformer.REMAT),
-    'compute.attention': attention.CHOICES}
+    'compute.attention': attention.CHOICES,
+    'dump.format': dump.FORMATS}
 
 _POSITIVE = (
     'steps', 'data.max_prompt_tokens', 'rollout.prompts', 'rollout.max_tokens',
     'rollout.max_generation_batches', 'rollout.temperature',
     'rollout.logp_gap_limit', 'grading.workers', 'lora.alpha',
-    'train.minibatch_prompts', 'train.epochs', 'train.microbatch_tokens', 'train.chunk_size',
+    'train.minibatch_prompts', 'train.epochs', 'train.microbatch_tokens',
+    'train.chunk_size',
     'optimizer.learning_rate', 'optimizer.epsilon', 'optimizer.max_grad_norm',
     'compute.unroll', 'eval.max_tokens', 'rollout.chunk',
-    'checkpoint.period', 'checkpoint.keep', 'pretrain.batch',
+    'checkpoint.period', 'checkpoint.keep', 'dump.max_megabytes',
+    'pretrain.batch',
     'pretrain.demonstrations', 'pretrain.learning_rate', 'pretrain.d_model',
     'pretrain.num_layers', 'pretrain.num_heads', 'pretrain.num_kv_heads',
     'pretrain.head_dim', 'pretrain.d_ff', 'benchmark.vocabulary',
     'benchmark.prompt_tokens', 'benchmark.mean_tokens', 'benchmark.rounds')
 _NOT_NEGATIVE = (
     'seed', 'lora.rank', 'optimizer.weight_decay', 'eval.period',
-    'eval.top_k', 'checkpoint.keep_every', 'pretrain.worked_steps',
-    'pretrain.mixed_steps',
+    'eval.top_k', 'checkpoint.keep_every', 'dump.period',
+    'pretrain.worked_steps', 'pretrain.mixed_steps',
     'rollout.overlong_buffer', 'rollout.overlong_factor')
 _POSITIVE_IF_GIVEN = (
     'data.limit', 'eval.limit', 'eval.samples', 'train.row_tokens',
@@ -61,6 +66,7 @@ def check(config: ml_collections.ConfigDict, overridden: Iterable[str]) -> None:
   """
   check_values(config)
   _check_geometry(config)
+  _check_wandb(config)
   for name in overridden:
     reason = _inert(config, name)
     if reason:
@@ -90,8 +96,8 @@ def check_values(config: ml_collections.ConfigDict) -> None:
            0 <= config.pretrain.direct_share <= 1, 'in [0, 1]')
   _require(config, 'rollout.samples', config.rollout.samples >= 2,
            'at least 2: the advantage compares a group\'s samples')
-  _require(config, 'grading.timeout', config.grading.timeout > grading.ALARM_S,
-           f'more than the {grading.ALARM_S} seconds of math-verify\'s alarms')
+  _require(config, 'grading.timeout', config.grading.timeout
+           >= grading.MIN_TIMEOUT_S, f'at least {grading.MIN_TIMEOUT_S}')
   for name, choices in _CHOICES.items():
     _require(config, name, _value(config, name) in choices,
              f'one of {", ".join(choices)}')
@@ -105,6 +111,13 @@ def check_values(config: ml_collections.ConfigDict) -> None:
   temperature = config.eval.temperature
   _require(config, 'eval.temperature',
            temperature is None or temperature >= 0, '0 (greedy) or more')
+
+
+def _check_wandb(config):
+  if config.wandb_project and importlib.util.find_spec('wandb') is None:
+    raise errors.InputError(
+        f'config.wandb_project={config.wandb_project}: there is no wandb '
+        'package; .venv/bin/python -m pip install wandb')
 
 
 def _check_geometry(config):
@@ -141,6 +154,8 @@ def _inert(config, name):
     return 'config.lora.rank is 0'
   if section == 'eval' and name != 'eval.period' and not config.eval.period:
     return 'config.eval.period is 0, so nothing is evaluated'
+  if section == 'dump' and name != 'dump.period' and not config.dump.period:
+    return 'config.dump.period is 0, so nothing is dumped'
   if name == 'rollout.overlong_factor' and not config.rollout.overlong_buffer:
     return 'config.rollout.overlong_buffer is 0'
   if (name == 'rollout.max_generation_batches'

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 import ml_collections
 import transformers
 
@@ -18,6 +19,7 @@ from tepo_jax.job import slots
 from tepo_jax.job import steps
 from tepo_jax.policy import hub
 from tepo_jax.policy import lora
+from tepo_jax.policy import on_mesh
 from tepo_jax.policy import transformer
 from tepo_jax.policy import weights
 from tepo_jax.rollout import collect
@@ -34,6 +36,7 @@ from tepo_jax.tasks import prompts
 
 BASE_MODEL = 'base_model'  # in the workdir, where the config names no model
 CHECKPOINTS = 'checkpoints'  # in the workdir
+ROLLOUTS = 'rollouts'  # in the workdir
 
 
 @dataclasses.dataclass
@@ -155,7 +158,10 @@ def model_folder(config: ml_collections.ConfigDict,
 
 def cache_compilations(config: ml_collections.ConfigDict,
                        workdir: str | os.PathLike) -> None:
-  """Keeps compiled programs in `config.compute.cache`, for later processes."""
+  """Keeps compiled programs in `config.compute.cache`, for later processes.
+
+  Makes the folder: to be called when the workdir is found good.
+  """
   if config.compute.cache is not None:
     folder = config.compute.cache
   elif jax.config.jax_compilation_cache_dir is None:
@@ -163,6 +169,8 @@ def cache_compilations(config: ml_collections.ConfigDict,
   else:
     return  # the environment says where
   jax.config.update('jax_compilation_cache_dir', folder)
+  # What was compiled before has settled that there is no cache.
+  compilation_cache.reset_cache()
 
 
 def restore_trained(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
@@ -211,11 +219,11 @@ def restore_params(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
     _, base = weights.load(folder, 'float32', mesh)
     merge = functools.partial(lora.merge, model.lora)
     return folder, jax.jit(merge, donate_argnums=0)(base, params)
-  plain = transformer.sharded_over(
+  plain = on_mesh.sharded_over(
       weights.read_config(folder), mesh.shape['tensor'])
   if plain.vocab_padding != model.vocab_padding:
     params = jax.jit(
-        functools.partial(transformer.repad, plain),
+        functools.partial(on_mesh.repad, plain),
         out_shardings=mesh_lib.shardings(
             mesh, transformer.logical_axes(plain)))(params)
   return folder, params

@@ -55,6 +55,6 @@ def shapes(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
 def slot_bytes(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
                columns: int) -> int:
   """Bytes that one row of the cache takes on each device it is on."""
-  heads = model.num_kv_heads * model.kv_copies // mesh.shape['tensor']
+  heads = model.cache_heads // mesh.shape['tensor']
   return (2 * model.num_layers * columns * heads * model.head_dim
           * np.dtype(jax.numpy.dtype(model.dtype)).itemsize)

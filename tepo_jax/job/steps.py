@@ -4,6 +4,7 @@ One place, so that training, evaluation and measurement compile the very same
 functions: cast and reshard for decoding, generate, score, update.
 """
 
+from collections.abc import Callable
 import dataclasses
 import functools
 from typing import Any
@@ -18,6 +19,7 @@ from tepo_jax.learning import optimizer as optimizer_lib
 from tepo_jax.learning import update
 from tepo_jax.policy import attention
 from tepo_jax.policy import lora
+from tepo_jax.policy import on_mesh
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import engine
@@ -40,6 +42,7 @@ class Programs:
   Attributes:
     mesh, model: where and what; `model` carries the execution fields.
     policy_loss: the objective of `config.method`.
+    scorer, optimizer: what `train_step` is made of.
     state_sharding: of `update.TrainState`.
     init_state: params -> TrainState; takes the params over.
     freeze: with LoRA: the model's weights -> the base in the compute dtype.
@@ -59,6 +62,8 @@ class Programs:
   mesh: jax.sharding.Mesh
   model: transformer.ModelConfig
   policy_loss: objective.PolicyLoss
+  scorer: update.Scorer
+  optimizer: optax.GradientTransformation
   state_sharding: update.TrainState
   init_state: Any
   freeze: Any
@@ -89,7 +94,7 @@ def execution(model: transformer.ModelConfig,
   """
   device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
   if mesh is not None:
-    model = transformer.sharded_over(model, mesh.shape['tensor'])
+    model = on_mesh.sharded_over(model, mesh.shape['tensor'])
   return dataclasses.replace(
       model, dtype=compute.dtype, remat=compute.remat, unroll=compute.unroll,
       attention=attention.choose(
@@ -130,12 +135,6 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
       chunk_size=config.train.chunk_size * shards, shards=shards,
       gradient_dtype=config.compute.gradient_dtype)
 
-  compiler_options = _compiler_options(mesh)
-
-  def jit(function, **options):
-    return jax.jit(mesh_lib.under_rules(mesh, function),
-                   compiler_options=compiler_options, **options)
-
   def score(params, minibatch, frozen=None):
     return update.old_policy_statistics(
         dataclasses.replace(scorer, frozen=frozen), params, minibatch)
@@ -146,9 +145,10 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
         state, minibatch, rng, noise_floor, old_params)
 
   frozen = () if frozen_sharding is None else (frozen_sharding,)
+  jit = functools.partial(compiled, mesh)
   return Programs(
-      mesh=mesh, model=model, policy_loss=policy_loss,
-      state_sharding=state_sharding,
+      mesh=mesh, model=model, policy_loss=policy_loss, scorer=scorer,
+      optimizer=optimizer, state_sharding=state_sharding,
       init_state=jit(functools.partial(_init_state, optimizer),
                      out_shardings=state_sharding, donate_argnums=0),
       freeze=jit(functools.partial(_cast, model.dtype),
@@ -172,10 +172,14 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
           out_shardings=(state_sharding, replicated), donate_argnums=0))
 
 
-def _compiler_options(mesh):
+def compiled(mesh: jax.sharding.Mesh, function: Callable, rules=mesh_lib.RULES,
+             **options: Any):
+  """jax.jit under the rules of the mesh, rounding alike in every program."""
+  compiler_options = _COMPILER_OPTIONS
   if mesh.devices.flat[0].platform == 'cpu':
-    return _COMPILER_OPTIONS | _COMPILER_OPTIONS_CPU
-  return _COMPILER_OPTIONS
+    compiler_options = compiler_options | _COMPILER_OPTIONS_CPU
+  return jax.jit(mesh_lib.under_rules(mesh, function, rules),
+                 compiler_options=compiler_options, **options)
 
 
 def make_decode_cast(model: transformer.ModelConfig, mesh: jax.sharding.Mesh):
@@ -202,10 +206,7 @@ def make_sampling(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
   cache, prompts = (cache_shardings(model, mesh, rows)
                     for rows in ('batch', None))
   replicated = mesh_lib.replicated(mesh)
-
-  def jit(function, **options):
-    return jax.jit(mesh_lib.under_rules(mesh, function, mesh_lib.DECODE_RULES),
-                   compiler_options=_compiler_options(mesh), **options)
+  jit = functools.partial(compiled, mesh, rules=mesh_lib.DECODE_RULES)
 
   def empty(slots, columns, index):
     return transformer.init_decoding_cache(

@@ -11,7 +11,6 @@ size. Nothing here divides a sequence into prompt and completion.
 
 import dataclasses
 import functools
-import math
 from typing import Any
 
 import flax
@@ -19,10 +18,10 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from tepo_jax import errors
 from tepo_jax.policy import attention
 from tepo_jax.policy import layers as layers_lib
 from tepo_jax.policy import lora as lora_lib
+from tepo_jax.policy import on_mesh
 from tepo_jax.policy import rope
 
 
@@ -56,9 +55,13 @@ class ModelConfig:
 
   lora: lora_lib.Lora | None = None  # adapters in the same tree
 
-  # What a mesh asks for: see `sharded_over`.
+  # What a mesh asks for: see `on_mesh.sharded_over`.
   vocab_padding: int = 0  # rows of embedding and head beyond the vocabulary
   kv_copies: int = 1  # of each key/value head, in attention and in the cache
+
+  @property
+  def cache_heads(self) -> int:
+    return self.num_kv_heads * self.kv_copies
 
 
 # Not of the model: changed with dataclasses.replace, never saved.
@@ -71,9 +74,6 @@ EXECUTION_FIELDS = (
 REMAT = {'none': None, 'full': None,
          'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
 
-_IMPOSSIBLE = -1e9  # a logit
-
-
 @flax.struct.dataclass
 class KVCache:
   """Keys and values of every layer; `index` is the next column to write.
@@ -85,43 +85,6 @@ class KVCache:
   v: Any  # [L, B, T, K, H]
   position: jax.Array  # i32 [B, T], -1 = empty
   index: jax.Array  # i32 []
-
-
-def sharded_over(config: ModelConfig, tensor: int) -> ModelConfig:
-  """The model in the form that `tensor` shards of the heads can hold.
-
-  The vocabulary is padded to a multiple of `tensor`; padding that does already
-  is left. Where it does not divide
-  the key/value heads, each shard holds copies of those it needs: their weights
-  are then whole on every shard, only activations and cache are sharded.
-
-  Raises:
-    InputError: `tensor` does not divide the query heads.
-  """
-  if config.num_heads % tensor:
-    raise errors.InputError(
-        f'mesh tensor={tensor} does not divide the {config.num_heads} query '
-        f'heads (over {config.num_kv_heads} key/value heads) of the model')
-  padding = config.vocab_padding
-  if (config.vocab_size + padding) % tensor:
-    padding = -config.vocab_size % tensor
-  return dataclasses.replace(
-      config, vocab_padding=padding,
-      kv_copies=tensor // math.gcd(config.num_kv_heads, tensor))
-
-
-def repad(config: ModelConfig, params: dict[str, Any]) -> dict[str, Any]:
-  """The parameters with the vocabulary's padding that `config` says, zeros."""
-  def fit(weight, axis):
-    real = jax.lax.slice_in_dim(weight, 0, config.vocab_size, axis=axis)
-    widths = [(0, 0), (0, 0)]
-    widths[axis] = (0, config.vocab_padding)
-    return jnp.pad(real, widths)
-
-  changed = {'embed': {'embedding': fit(params['embed']['embedding'], 0)}}
-  if not config.tie_embeddings:
-    changed['head'] = {'kernel': fit(params['head']['kernel'], 1)}
-  return params | changed
 
 
 def init(config: ModelConfig, key: jax.Array) -> dict[str, Any]:
@@ -147,7 +110,7 @@ def init_cache(
     config: ModelConfig, batch: int, length: int, dtype) -> KVCache:
   """An empty cache for `batch` rows of `length` slots."""
   shape = (config.num_layers, batch, length,
-           config.num_kv_heads * config.kv_copies, config.head_dim)
+           config.cache_heads, config.head_dim)
   return KVCache(
       k=jnp.zeros(shape, dtype), v=jnp.zeros(shape, dtype),
       position=jnp.full((batch, length), -1, jnp.int32),
@@ -200,8 +163,7 @@ def init_decoding_cache(
 
   k of [B, K, H, T], v of [B, K, T, H].
   """
-  kv_heads = config.num_kv_heads * config.kv_copies
-  size = config.head_dim
+  kv_heads, size = config.cache_heads, config.head_dim
 
   def stores(*shape):
     return tuple(
@@ -231,19 +193,8 @@ def logits(config: ModelConfig, params, hidden):
   logits_MV = jax.lax.dot_general(
       hidden_MD, weight, (((1,), (side,)), ((), ())),
       preferred_element_type=jnp.float32)
-  return without_padding(config.vocab_size, logits_MV).reshape(
+  return on_mesh.without_padding(config.vocab_size, logits_MV).reshape(
       *hidden.shape[:-1], -1)
-
-
-def without_padding(vocabulary: int, logits):
-  """The logits, those of padding so low that their probability is 0.
-
-  Finite, as entropies multiply them by it.
-  """
-  if logits.shape[-1] == vocabulary:
-    return logits
-  return jnp.where(
-      jnp.arange(logits.shape[-1]) < vocabulary, logits, _IMPOSSIBLE)
 
 
 def constrain(x, axes):

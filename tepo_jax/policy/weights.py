@@ -21,6 +21,7 @@ from tepo_jax import errors
 from tepo_jax.policy import families
 from tepo_jax.policy import hub
 from tepo_jax.policy import tensor_files
+from tepo_jax.policy import on_mesh
 from tepo_jax.policy import transformer
 from tepo_jax.runtime import mesh as mesh_lib
 
@@ -69,7 +70,7 @@ def load(directory, dtype, mesh=None):
     dtype: of the params, whatever the files hold.
     mesh: None: everything on the default device. Else each device reads its
       slices under `mesh_lib.RULES`, and the config and params are those of
-      `transformer.sharded_over`.
+      `on_mesh.sharded_over`.
 
   Raises:
     InputError: the file or tensor, and what is wrong with it.
@@ -107,7 +108,7 @@ def _open(directory, dtype, mesh):
   rows = _rows(transformer.abstract_params(config, dtype))
   _check(directory, tensors, rows, config)
   if mesh is not None:
-    config = transformer.sharded_over(config, mesh.shape['tensor'])
+    config = on_mesh.sharded_over(config, mesh.shape['tensor'])
     abstract = transformer.abstract_params(config, dtype)
     mesh_lib.check(mesh, transformer.logical_axes(config), abstract)
     rows = _rows(abstract)

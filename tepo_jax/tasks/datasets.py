@@ -12,10 +12,11 @@ import json
 import logging
 import math
 import pathlib
+import re
 from collections.abc import Iterable, Iterator
 
 from tepo_jax import errors
-from tepo_jax.tasks import grading, prompts
+from tepo_jax.tasks import answers, grading, prompts
 
 _LOG = logging.getLogger(__name__)
 
@@ -34,6 +35,14 @@ class Problem:
   subject: str | None = None
   unit: str | None = None
   abs_error: float | None = None
+
+  @property
+  def golds(self) -> tuple[str | grading.Gold, ...]:
+    """What `grading.Grader` takes for answers."""
+    if self.unit is None and self.abs_error is None:
+      return self.answers
+    return tuple(grading.Gold(answer, self.unit, self.abs_error)
+                 for answer in self.answers)
 
 
 # (problem column, answer column); a local file is read by the first pair
@@ -78,7 +87,8 @@ class Source:
 
 
 LEAVE_OUT = {
-    'repeated': 'problems that were there before',
+    'repeated': 'problems that were there before, spaces aside',
+    'contradictory': 'problems that come with different answers',
     'above 2^53': 'integer answers above 2^53, corrupted by a float',
     'empty': 'rows without an answer',
 }
@@ -87,7 +97,7 @@ SETS = {
     'dapo_math': Source(
         'open-r1/DAPO-Math-17k-Processed', 'all', 'train',
         (17398, 14116, 3282, 1_791_700), 'Apache-2.0', 1.0, 8,
-        leave_out=('repeated', 'above 2^53')),
+        leave_out=('repeated', 'contradictory', 'above 2^53')),
     'gsm8k': Source('openai/gsm8k', 'main', 'test', (1319, 7473), 'MIT'),
     'math500': Source(
         'HuggingFaceH4/MATH-500', None, 'test', (500,), 'MIT'),
@@ -209,39 +219,60 @@ def _convert(rows: Iterable[tuple[int, object]], origin: str,
   leave_out = SETS[name].leave_out if name else ()
   fixed = {'source': name} if name else {}
   label = name or pathlib.Path(origin).stem
-  left_out, layout, total = collections.Counter(), None, 0
-  problems, texts, ids = [], set(), set()
+  layout, total = None, 0
+  problems, reasons = [], []
+  answers_of, ids = {}, set()
   for number, row in rows:
     where, total = f'{origin}: row {number}', total + 1
     if not isinstance(row, dict):
       raise errors.InputError(f'{where}: not an object but {_type(row)}')
     layout = layout or _find_layout(row, where)
     text = _problem_text(row, layout[0], where)
-    answers = _answers(row, layout[1], where, 'empty' in leave_out)
-    reason = _reason_to_leave_out(text, answers, texts)
-    if reason in leave_out:
-      left_out[reason] += 1
-      continue
-    texts.add(text)
-    problem = Problem(problem=text, answers=answers, **{
+    golds = _answers(row, layout[1], where, 'empty' in leave_out)
+    reasons.append(_reason_to_leave_out(_one_spaced(text), golds, answers_of))
+    problem = Problem(problem=text, answers=golds, **{
         'id': f'{label}/{number}', 'source': label,
         **_optional_fields(row, where), **fixed})
     if problem.id in ids:  # as in the AMC set, two exams in one
       problem = dataclasses.replace(problem, id=f'{problem.id}/row{number}')
     ids.add(problem.id)
     problems.append(problem)
+  for index, problem in enumerate(problems):
+    if len(answers_of[_one_spaced(problem.problem)]) > 1:
+      reasons[index] = 'contradictory'
+  left_out = collections.Counter(r for r in reasons if r in leave_out)
+  problems = [problem for problem, reason in zip(problems, reasons)
+              if reason not in leave_out]
   if not problems:
     raise errors.InputError(f'{origin}: no problems')
   _report(origin, total, left_out, SETS[name].rows if name else ())
   return problems
 
 
-def _reason_to_leave_out(text, answers, texts):
-  if not answers:
+def overlap(problems: Iterable[Problem], others: Iterable[Problem]) -> int:
+  """How many of `problems` have their letters and digits among `others`."""
+  texts = {_letters(other.problem) for other in others}
+  return sum(_letters(problem.problem) in texts for problem in problems)
+
+
+def _letters(text):
+  return re.sub(r'\W', '', text.lower())
+
+
+def _one_spaced(text):
+  return ' '.join(text.split())
+
+
+def _reason_to_leave_out(key, golds, answers_of):
+  """answers_of: the different answers seen with each text; is added to."""
+  seen = answers_of.setdefault(key, set())
+  is_first = not seen
+  seen.add(tuple(map(answers.canonical, golds)))
+  if not golds:
     return 'empty'
-  if text in texts:
+  if not is_first:
     return 'repeated'
-  return 'above 2^53' if any(map(_is_above_2_53, answers)) else None
+  return 'above 2^53' if any(map(_is_above_2_53, golds)) else None
 
 
 def _is_above_2_53(answer):
@@ -308,7 +339,7 @@ def _gold(value, column, where):
   text = _scalar(value, column, where)
   if '####' in text:
     text = text.rpartition('####')[2].replace(',', '')
-  return (grading.extract(text, 'boxed') or text).strip()
+  return (answers.extract(text, 'boxed') or text).strip()
 
 
 def _scalar(value, column, where):

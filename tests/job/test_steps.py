@@ -49,7 +49,7 @@ def _update(programs, state, generator, *frozen):
 
 def _programs(rank, devices=1):
   config = tiny.get_config('tepo')
-  config.compute.dtype = 'bfloat16'
+  config.compute.dtype = config.compute.gradient_dtype = 'bfloat16'
   config.lora.rank = rank
   mesh = mesh_lib.make({'data': 1, 'fsdp': -1, 'tensor': 1},
                        jax.devices()[:devices])
@@ -98,7 +98,7 @@ def test_lora_trains_adapters_alone(quick_compile):
 
 def test_what_does_not_fit_is_refused_before_it_is_loaded(monkeypatch):
   programs = _programs(0)
-  count = 2_352  # parameters: 16 bytes of state and gradient each, 2 to decode
+  count = 3_696  # parameters: 16 bytes of state and gradient each, 2 to decode
   shapes = transformer.abstract_params(MODEL)
   assert sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)) == count
   check = mesh_lib.check_memory

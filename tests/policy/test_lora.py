@@ -112,10 +112,10 @@ def test_decoding_with_adapters(model, batch):
 
   @jax.jit
   def decode(params):
-    cache = transformer.init_cache(config, 3, 33, 'float32')
+    params = transformer.for_decoding(params)
+    cache = transformer.init_decoding_cache(config, 3, 33, 'float32')
     _, cache = transformer.forward(
         config, params, token_BS[:, :-1], position_BS[:, :-1], cache)
-    params, cache = transformer.for_decoding(params, cache)
     hidden_B1D, _ = transformer.forward(
         config, params, token_BS[:, -1:], position_BS[:, -1:], cache)
     return transformer.logits(config, params, hidden_B1D)[:, 0]

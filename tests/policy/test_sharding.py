@@ -15,6 +15,7 @@ import pytest
 
 from tepo_jax import errors
 from tepo_jax.policy import scoring
+from tepo_jax.policy import on_mesh
 from tepo_jax.policy import transformer
 from tepo_jax.policy import weights
 from tepo_jax.runtime import mesh as mesh_lib
@@ -72,7 +73,7 @@ def test_load_forward_and_save_are_those_of_one_device(
   assert dataclasses.replace(config, vocab_padding=0, kv_copies=1) == MODEL
   shardings = mesh_lib.shardings(mesh, transformer.logical_axes(config))
   jax.tree.map(_assert_leaf, sharded, params, shardings)
-  got, keys_LBTKH = _on(mesh)(config, sharded, *mesh_lib.put_batch(mesh, rows))
+  got, keys_LBTKH = _on(mesh)(config, sharded, *_put(mesh, rows))
   got = np.asarray(got)[rows[1][:, 6:] >= 0]
   np.testing.assert_allclose(
       got[:, :61], want[rows[1][:, 6:] >= 0], atol=2e-5)
@@ -117,7 +118,7 @@ def test_scores_know_nothing_of_the_padding(saved, rows, quick_compile):
   got, gradient = evaluate(padded, sharded)
   np.testing.assert_allclose(got, want, rtol=1e-5)
   jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5),
-               transformer.repad(MODEL, gradient), want_gradient)
+               on_mesh.repad(MODEL, gradient), want_gradient)
   assert not gradient['head']['kernel'][:, 61:].any()
 
 
@@ -131,7 +132,7 @@ def test_padding_the_vocabulary_gathers_no_logits(saved, rows):
     return jax.nn.logsumexp(transformer.logits(config, params, hidden_BSD), -1)
 
   compiled = jax.jit(mesh_lib.under_rules(mesh, top)).lower(
-      params, *mesh_lib.put_batch(mesh, rows)).compile().as_text()
+      params, *_put(mesh, rows)).compile().as_text()
   gathered = [line for line in compiled.splitlines() if 'all-gather(' in line]
   assert not any('61]' in line or '64]' in line for line in gathered), gathered
 
@@ -143,7 +144,7 @@ def test_each_shard_has_the_key_heads_that_it_needs(
     heads, kv_heads, tensor, copies):
   config = dataclasses.replace(
       MODEL, num_heads=heads, num_kv_heads=kv_heads, vocab_size=100)
-  cut = transformer.sharded_over(config, tensor)
+  cut = on_mesh.sharded_over(config, tensor)
   assert cut.kv_copies == copies
   assert heads % (kv_heads * copies) == 0 and kv_heads * copies % tensor == 0
   assert (100 + cut.vocab_padding) % tensor == 0 <= cut.vocab_padding < tensor
@@ -252,3 +253,7 @@ def _zeros(config):
   return jax.tree.map(
       lambda leaf: np.zeros(leaf.shape, leaf.dtype),
       transformer.abstract_params(config))
+
+
+def _put(mesh, rows):
+  return mesh_lib.put(rows, mesh_lib.batch_sharding(mesh))

@@ -169,16 +169,18 @@ def test_bad_files_are_refused(tmp_path):
 
 def test_what_a_set_leaves_out_is_counted(tmp_path, caplog):
   rows = [{'prompt': text, 'solution': solution} for text, solution in [
-      ('a?', '1'), ('a?\n', '1'), ('b?', str(2**53)), ('c?', str(2**53 + 1)),
-      ('d?', str(-2**53 - 1)), ('e?', '-3')]]
+      ('a  a?', '1'), ('a\na?\n', '1'), ('b?', str(2**53)),
+      ('c?', str(2**53 + 1)), ('d?', str(-2**53 - 1)), ('e?', '-3'),
+      ('f?', '1'), ('f? ', '2'), ('f?', '1')]]
   path = _write(tmp_path / 'a.jsonl', rows)
   with caplog.at_level('INFO', logger='tepo_jax'):
     problems = datasets.load(f'dapo_math:{path}')
-  assert [p.problem for p in problems] == ['a?', 'b?', 'e?']
-  assert 'left out 1 problems that were there before' in caplog.text
+  assert [p.problem for p in problems] == ['a  a?', 'b?', 'e?']
+  assert 'left out 1 problems that were there before, spaces' in caplog.text
   assert 'left out 2 integer answers above 2^53' in caplog.text
-  assert '6 rows where 17398 or' in caplog.text
-  assert len(datasets.load(str(path))) == 6  # No name, no filter.
+  assert 'left out 3 problems that come with different answers' in caplog.text
+  assert '9 rows where 17398 or' in caplog.text
+  assert len(datasets.load(str(path))) == 9  # No name, no filter.
 
 
 def test_omni_math_may_lack_answers(tmp_path, caplog):
@@ -186,6 +188,30 @@ def test_omni_math_may_lack_answers(tmp_path, caplog):
   with caplog.at_level('INFO', logger='tepo_jax'):
     assert len(datasets.load(f'omni_math:{path}')) == 1
   assert 'left out 1 rows without an answer' in caplog.text
+
+
+def test_overlap():
+  """By letters and digits: the set's own marks and spaces do not count."""
+  one, same, other = (datasets.Problem('', text, ('1',), '') for text in (
+      'Let $x_1 = 2$. Find it.', r'let \(x_1=2\); find IT', 'Let x_1 = 3.'))
+  assert datasets.overlap([one, other], [same, same]) == 1
+  assert datasets.overlap([one, same], [same]) == 2
+  assert datasets.overlap([one], []) == 0
+
+
+@pytest.mark.skipif(not _SHARED.is_dir(), reason='no real copies here')
+def test_overlap_of_the_real_copies():
+  training = datasets.load(f'dapo_math:{_SHARED / "dapo_math_17k"}.jsonl')
+  for name, file, count in (
+      ('amc', 'amc83', 14), ('omni_math', 'omni_math_rule', 184),
+      ('olympiadbench', 'olympiadbench', 10), ('math500', 'math500', 7)):
+    problems = datasets.load(f'{name}:{_SHARED / file}.jsonl')
+    assert datasets.overlap(problems, training) == count, name
+
+
+def test_golds_carry_unit_and_tolerance():
+  problem = datasets.Problem('', '?', ('4.2', '4.3'), '', None, None, '%', 0.1)
+  assert problem.golds == (('4.2', '%', 0.1), ('4.3', '%', 0.1))
 
 
 def test_arithmetic_by_name():
@@ -196,7 +222,7 @@ def test_arithmetic_by_name():
 
 @pytest.mark.skipif(not _SHARED.is_dir(), reason='no real copies here')
 @pytest.mark.parametrize('name, file, count', [
-    ('dapo_math', 'dapo_math_17k', 17250), ('gsm8k', 'gsm8k_train', 7473),
+    ('dapo_math', 'dapo_math_17k', 17178), ('gsm8k', 'gsm8k_train', 7473),
     ('gsm8k', 'gsm8k_test', 1319), ('math500', 'math500', 500),
     ('aime24', 'aime24', 30), ('aime25', 'aime25', 30), ('amc', 'amc83', 83),
     ('omni_math', 'omni_math_rule', 2821), ('minerva', 'minerva_math', 272),

@@ -1,0 +1,1 @@
+"""Looking at runs and evaluations: statistics, tables, pages, replay."""

@@ -1,0 +1,138 @@
+"""Accuracies, their uncertainty, and the comparison of two models.
+
+N problems with k graded samples each; problems are what is drawn at random,
+so every interval resamples problems, and the samples of one stay together.
+"""
+
+import collections
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+RESAMPLES = 2000
+LEVEL = 0.95
+
+Interval = tuple[float, float]
+
+
+def pass_at_k(samples: int, correct: int, k: int) -> float:
+  """1 − C(n − c, k) / C(n, k): unbiased (Chen et al. 2021, 2107.03374)."""
+  return 1 - math.comb(samples - correct, k) / math.comb(samples, k)
+
+
+def maj_at_k(votes: Mapping[str, tuple[int, float]], blanks: int, k: int
+             ) -> float:
+  """Expected accuracy of the majority among k of n samples, drawn without
+  replacement.
+
+  The most frequent answer wins; ties split; blanks do not vote, and without
+  any vote the answer is wrong. Exact: for each answer and each number w of
+  its votes, the subsets in which no other has more are counted by how many
+  others have w too.
+
+  Args:
+    votes: {answer: (its samples, share of them that is right)}.
+    blanks: samples without an answer. n is blanks plus the samples of all.
+    k: 1 to n.
+  """
+  total = math.comb(blanks + sum(count for count, _ in votes.values()), k)
+  expected = 0.0
+  for answer, (count, right) in votes.items():
+    if not right:
+      continue
+    others = [other for name, (other, _) in votes.items() if name != answer]
+    for wins in range(1, min(count, k) + 1):
+      ways = _ways(others, blanks, k - wins, wins)
+      expected += right * math.comb(count, wins) * sum(
+          number / (ties + 1) for ties, number in ways.items())
+  return expected / total
+
+
+def _ways(others, blanks, seats, most):
+  """{ties: subsets} that fill `seats`, no other with more than `most`."""
+  ways = collections.Counter({(0, 0): 1})  # (seats filled, ties): subsets
+  for count in others:
+    step = collections.Counter()
+    for (filled, ties), number in ways.items():
+      for taken in range(min(count, most, seats - filled) + 1):
+        step[filled + taken, ties + (taken == most)] += (
+            number * math.comb(count, taken))
+    ways = step
+  by_ties = collections.Counter()
+  for (filled, ties), number in ways.items():
+    by_ties[ties] += number * math.comb(blanks, seats - filled)
+  return by_ties
+
+
+def micro(sets: Sequence[np.ndarray]) -> float:
+  """Mean over all samples of all sets; each is [N, k] of 0/1: the paper's."""
+  return (sum(float(verdict_Nk.sum()) for verdict_Nk in sets)
+          / sum(verdict_Nk.size for verdict_Nk in sets))
+
+
+def macro(sets: Sequence[np.ndarray]) -> float:
+  """Mean of the sets' means."""
+  return float(np.mean([verdict_Nk.mean() for verdict_Nk in sets]))
+
+
+def interval(sets: Sequence[np.ndarray], average=micro, seed: int = 0
+             ) -> Interval:
+  """The bootstrap's 95 % percentile interval, problems drawn within sets."""
+  return _quantiles(_resampled(
+      [verdict_Nk.mean(1) for verdict_Nk in sets],
+      [verdict_Nk.size for verdict_Nk in sets], average, seed))
+
+
+def difference(first: Sequence[np.ndarray], second: Sequence[np.ndarray],
+               average=micro, seed: int = 0) -> dict[str, float]:
+  """second − first on the same problems: the paired bootstrap.
+
+  Returns:
+    difference, low and high of its interval, and p: twice the share of
+    resamples on the far side of 0, at least 1 / RESAMPLES.
+  """
+  means = [b_Nk.mean(1) - a_Nk.mean(1) for a_Nk, b_Nk in zip(first, second)]
+  sizes = [b_Nk.size for b_Nk in second]
+  drawn = _resampled(means, sizes, average, seed)
+  low, high = _quantiles(drawn)
+  tail = min((drawn <= 0).mean(), (drawn >= 0).mean())
+  return {'difference': average(second) - average(first), 'low': low,
+          'high': high, 'p': float(min(1, max(2 * tail, 1 / RESAMPLES)))}
+
+
+def _resampled(means, sizes, average, seed):
+  """The average of RESAMPLES draws, from the problems' means."""
+  generator = np.random.default_rng(seed)
+  drawn = []
+  for mean_N in means:
+    index = generator.integers(len(mean_N), size=(RESAMPLES, len(mean_N)))
+    drawn.append(mean_N[index].mean(1))
+  weights = sizes if average is micro else np.ones(len(sizes))
+  return np.average(drawn, axis=0, weights=weights)
+
+
+def _quantiles(drawn):
+  low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+  return float(low), float(high)
+
+
+def mcnemar(first: np.ndarray, second: np.ndarray) -> dict[str, float]:
+  """The exact test on two models' single verdicts [N] of the same problems.
+
+  Returns:
+    only_first, only_second: problems that one alone has right; p: two-sided,
+    of a fair coin (McNemar 1947).
+  """
+  only_first = int((first > second).sum())
+  only_second = int((second > first).sum())
+  total = only_first + only_second
+  tail = sum(math.comb(total, i) for i in range(
+      min(only_first, only_second) + 1)) / 2**total
+  return {'only_first': only_first, 'only_second': only_second,
+          'p': min(1.0, 2 * tail)}
+
+
+def binomial_error(share: float, samples: int) -> float:
+  """Standard error of a share of that many independent samples."""
+  return math.sqrt(share * (1 - share) / samples)

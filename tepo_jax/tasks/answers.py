@@ -1,0 +1,125 @@
+r"""The final answer of a completion, and the spelling it is compared in."""
+
+import decimal
+import re
+
+STYLES = ('boxed', 'answer')
+MAX_CHARS = 2000
+
+# An escaped backslash must not hide the \boxed that follows it.
+_BRACES = re.compile(
+    r'(?P<box>\\(?:boxed|fbox)\s*\{)|\\[{}]|\\\\(?!boxed|fbox)|\{|\}')
+_ANSWER_LINE = re.compile(r'Answer\s*:\s*([^\n]+)', re.IGNORECASE)
+_WRAPPERS = re.compile(
+    r'\\\((?P<round>.*)\\\)|\\\[(?P<square>.*)\\\]'
+    r'|\\(?:boxed|fbox|text|mathrm|textbf|mathbf|textit|mbox)\s*'
+    r'\{(?P<braces>[^{}]*)\}',
+    re.DOTALL)
+_NUMBER = re.compile(
+    r'(?P<mantissa>[-+]?(?:(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d*)?|\.\d+))'
+    r'(?:(?:[eE]|(?:\\times|\\cdot|\*)\s?10\^)'
+    r'(?:(?P<exponent>[-+]?\d{1,4})|\{(?P<braced>[-+]?\d{1,4})\}))?')
+_UNICODE = str.maketrans({
+    '−': '-', '–': '-', '×': '\\times ', '·': '\\cdot ', '÷': '\\div ',
+    'π': '\\pi ', '√': '\\sqrt ', '∞': '\\infty ', '≤': '\\le ', '≥': '\\ge ',
+    '≠': '\\ne ', '±': '\\pm ', '∪': '\\cup ', '∈': '\\in ', '°': '^\\circ ',
+    '²': '^2', '³': '^3', '½': '\\frac12 ', 'θ': '\\theta ', '∅': '\\emptyset ',
+    '\u00a0': ' ', '，': ',', '（': '(', '）': ')', '％': '%', '：': ':'})
+_IGNORED = re.compile(
+    r'\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|nolimits|,|;|!|:|>)'
+    r'(?![a-zA-Z])|\\[!,;:>]|(?<!\\)\$|\\\$')
+_BLANKS = re.compile(r'\\(?:quad|qquad|enspace|hspace\{[^{}]*\})(?![a-zA-Z])'
+                     r'|(?<!\\)\\\s|(?<!\\)~')
+_DEGREES = re.compile(r'\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))'
+                      r'|\\degrees?(?![a-zA-Z])')
+_SINES = re.compile(r'(?<!arc)(?<!a)(?:sin|cos|tan|cot|sec|csc)(?![a-gi-z])')
+_DOUBLED = re.compile(r'\\\\(?=[a-zA-Z])')
+_LOOSE_SPACE = re.compile(r'(?<![a-zA-Z0-9])\s+|\s+(?![a-zA-Z0-9])')
+_SYNONYMS = (
+    (re.compile(r'\s*\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![a-zA-Z]))'), "'"),
+    (re.compile(r'\\[dtc]frac(?![a-zA-Z])'), r'\\frac'),
+    (re.compile(r'\\(?:leqslant|leqq|leq)(?![a-zA-Z])'), r'\\le'),
+    (re.compile(r'\\(?:geqslant|geqq|geq)(?![a-zA-Z])'), r'\\ge'),
+    (re.compile(r'\\neq(?![a-zA-Z])'), r'\\ne'),
+    (re.compile(r'\\lt(?![a-zA-Z])'), '<'),
+    (re.compile(r'\\gt(?![a-zA-Z])'), '>'),
+    (re.compile(r'\\lbrace(?![a-zA-Z])'), r'\\{'),
+    (re.compile(r'\\rbrace(?![a-zA-Z])'), r'\\}'),
+    # 0.1\overline{6} is the fraction (16 - 1) / 90.
+    (re.compile(r'(\d*)\.(\d*)\\(?:overline|bar)\s*\{(\d{1,20})\}'),
+     lambda match: _repeating(*match.groups())),
+)
+
+
+def extract(completion: str, style: str) -> str | None:
+  r"""The completion's final answer, or None.
+
+  'boxed': the content of the last `\boxed{...}` or `\fbox{...}` whose brace
+  is closed; unterminated ones are passed over. 'answer': the last line with
+  `Answer:`, of which the box where there is one. An answer longer than
+  MAX_CHARS is none.
+  """
+  if style not in STYLES:
+    raise ValueError(f'no answer style {style!r}, only {STYLES}')
+  if style == 'boxed':
+    answer = _last_box(completion)
+  else:
+    lines = _ANSWER_LINE.findall(completion)
+    answer = lines[-1].strip(' *') if lines else None
+    if answer and len(answer) <= MAX_CHARS:
+      answer = _last_box(answer) or answer
+  if answer is None or len(answer) > MAX_CHARS:
+    return None
+  return answer.strip() or None
+
+
+def _last_box(text):
+  """One pass from the first box on, whatever the nesting: linear in len."""
+  starts = [i for i in (text.find('\\boxed'), text.find('\\fbox')) if i >= 0]
+  if not starts:
+    return None
+  stack, last = [], None
+  for match in _BRACES.finditer(text, min(starts)):
+    if match['box'] or match[0] == '{':
+      stack.append(match)
+    elif match[0] == '}' and stack:
+      opening = stack.pop()
+      if opening['box'] and (last is None or opening.end() > last[0]):
+        last = opening.end(), match.start()
+  return None if last is None else text[slice(*last)]
+
+
+def canonical(text: str) -> str:
+  r"""One spelling of what means the same without any calculation.
+
+  No wrappers, `$`, `\left`, thin or needless spaces, degrees, dollars; one
+  name for each of `\dfrac`, `\leqslant`, `−` and the like.
+  """
+  text = text.translate(_UNICODE).strip()
+  if '\\begin' not in text:  # where it ends a row
+    text = _DOUBLED.sub(r'\\', text)
+  text = text.rstrip('.').strip()
+  text = _IGNORED.sub('', text).replace('{,}', ',')
+  # Degrees count inside of a sine; as a unit they may be left out.
+  degree = r'\\frac{\\pi}{180}' if _SINES.search(text) else ' '
+  text = _DEGREES.sub(degree, _BLANKS.sub(' ', text))
+  while match := _WRAPPERS.fullmatch(text.strip()):
+    text = match['round'] or match['square'] or match['braces'] or ''
+  for pattern, replacement in _SYNONYMS:
+    text = pattern.sub(replacement, text)
+  return _LOOSE_SPACE.sub('', ' '.join(text.split())).strip()
+
+
+def _repeating(whole, fixed, repeated):
+  above = int((whole + fixed + repeated) or 0) - int((whole + fixed) or 0)
+  below = '9' * len(repeated) + '0' * len(fixed)
+  return f'\\frac{{{above}}}{{{below}}}'
+
+
+def number(text: str) -> decimal.Decimal | None:
+  """Of canonical `1,234`, `-0.5`, `8.7e8` or `8.7\\times 10^8`; or None."""
+  match = _NUMBER.fullmatch(text)
+  if not match:
+    return None
+  exponent = match['exponent'] or match['braced'] or '0'
+  return decimal.Decimal(f'{match["mantissa"].replace(",", "")}e{exponent}')

@@ -1,0 +1,264 @@
+"""Whether two structured answers say the same.
+
+Order counts in pairs and intervals, whose brackets must agree; not in sets
+and bare lists. An inequality is the interval of its solutions; `x=` before a
+value is dropped; a unit counts where both have one.
+"""
+
+import dataclasses
+import fractions
+
+from tepo_jax.tasks import expressions
+from tepo_jax.tasks import structures
+from tepo_jax.tasks import values
+
+DECIMAL_TOLERANCE = fractions.Fraction(1, 10**6)  # relative, of decimals
+_ROUNDING = fractions.Fraction(1, 10**12)
+_FLIPPED = {'<': '>', '>': '<', '<=': '>=', '>=': '<='}
+_COLLECTIONS = frozenset(('value', 'tuple', 'set', 'list', 'matrix', 'union'))
+_ONE_LETTER_UNITS = frozenset('msgh')
+
+
+def same(gold: structures.Node, answer: structures.Node,
+         abs_error: float | None = None) -> bool | None:
+  """Whether the answer says what the gold says; None where it cannot tell."""
+  try:
+    return _same(gold, answer, abs_error)
+  except expressions.Unreadable:
+    return None
+
+
+def _same(gold, answer, abs_error=None):
+  gold, answer = _unnamed(gold, answer)
+  if gold.kind == 'named':  # and answer
+    if gold.text != answer.text:
+      return False
+    return _same(gold.parts[0], answer.parts[0], abs_error)
+  gold, answer = _as_intervals(gold, answer)
+  kinds = {gold.kind, answer.kind}
+  if kinds == {'value'}:
+    return _same_value(gold, answer, abs_error)
+  if 'based' in kinds:
+    return _same_base(gold, answer)
+  if 'word' in kinds:
+    return _same_word(gold, answer)
+  if kinds == {'chain'}:
+    return _same_chain(gold, answer)
+  if kinds == {'matrix', 'tuple'}:
+    return _same_matrix(gold, answer)
+  if gold.kind in ('tuple', 'matrix') and kinds == {gold.kind}:
+    return gold.text == answer.text and _in_order(gold.parts, answer.parts)
+  if kinds == {'tuple', 'list'}:
+    brackets = gold.text + answer.text
+    return brackets == '()' and _in_order(gold.parts, answer.parts)
+  if kinds <= _COLLECTIONS | {'chain'} and kinds & {'set', 'list', 'union'}:
+    return _any_order(_members(gold), _members(answer))
+  return False if kinds <= _COLLECTIONS else None
+
+
+def _members(node):
+  return node.parts if node.kind in ('set', 'list', 'union') else (node,)
+
+
+def _unnamed(gold, answer):
+  """Without `x=` where only one of them has it."""
+  if gold.kind == 'named' and answer.kind not in ('named', 'chain'):
+    return gold.parts[0], answer
+  if answer.kind == 'named' and gold.kind not in ('named', 'chain'):
+    return gold, answer.parts[0]
+  if {gold.kind, answer.kind} == {'named', 'chain'}:
+    return _as_chain(gold), _as_chain(answer)
+  if gold.kind == answer.kind == 'named' and gold.text != answer.text:
+    return _as_chain(gold), _as_chain(answer)
+  return gold, answer
+
+
+def _as_chain(node):
+  if node.kind == 'chain' or node.parts[0].kind != 'value':
+    return node
+  return structures.Node(
+      'chain', (expressions.parse(node.text), *node.parts[0].parts), '=')
+
+
+def _as_intervals(gold, answer):
+  """An inequality next to an interval becomes one."""
+  if gold.kind == 'tuple' and answer.kind == 'chain':
+    return gold, _interval(answer)[1]
+  if gold.kind == 'chain' and answer.kind == 'tuple':
+    return _interval(gold)[1], answer
+  return gold, answer
+
+
+def _interval(chain):
+  """(variable, the solutions' Node) of `a<x<b`, `x>=a` and the like."""
+  relations, sides = chain.text.split(), list(chain.parts)
+  places = [i for i, side in enumerate(sides) if side[0] == 'symbol']
+  if len(places) == 1 and len(sides) <= 3:
+    place = places[0]
+    bounds = {}
+    if place > 0:
+      bounds[relations[place - 1]] = sides[place - 1]
+    if place < len(sides) - 1:
+      bounds[_FLIPPED.get(relations[place])] = sides[place + 1]
+    low = next((r for r in ('<', '<=') if r in bounds), None)
+    high = next((r for r in ('>', '>=') if r in bounds), None)
+    if len(bounds) == len(sides) - 1 == (low is not None) + (high is not None):
+      infinity = ('constant', 'inf')
+      ends = (bounds.get(low, ('negative', infinity)),
+              bounds.get(high, infinity))
+      brackets = ('[' if low == '<=' else '(') + (']' if high == '>=' else ')')
+      return sides[place], structures.Node(
+          'tuple', tuple(
+              structures.Node('value', (end,)) for end in ends), brackets)
+  raise expressions.Unreadable('no interval')
+
+
+def _same_chain(gold, answer):
+  if set(gold.text.split()) | set(answer.text.split()) == {'='}:
+    if len(gold.parts) == len(answer.parts) == 2:
+      return values.proportional(*(
+          ('sum', node.parts[0], ('negative', node.parts[1]))
+          for node in (gold, answer)))
+    return None
+  if gold.text == answer.text and _all(map(
+      values.equal, gold.parts, answer.parts)):
+    return True
+  if '=' in gold.text.split() or '=' in answer.text.split():
+    return None
+  (variable, gold), (other, answer) = _interval(gold), _interval(answer)
+  return variable == other and _same(gold, answer)
+
+
+def _same_matrix(gold, answer):
+  """A matrix of one row or column is a vector."""
+  gold, answer = (
+      node if node.kind == 'tuple' or len(node.parts) > 1 and any(
+          len(row.parts) > 1 for row in node.parts)
+      else structures.Node(
+          'tuple', sum((row.parts for row in node.parts), ()), '()')
+      for node in (gold, answer))
+  return gold.kind == answer.kind and _same(gold, answer)
+
+
+def _same_base(gold, answer):
+  """A base that is not written is the other's."""
+  if gold.kind == answer.kind:
+    return gold.text == answer.text and gold.parts == answer.parts
+  based, other = (gold, answer) if gold.kind == 'based' else (answer, gold)
+  if other.kind != 'value':
+    return None
+  return other.text == based.text
+
+
+def _same_word(gold, answer):
+  if gold.kind == answer.kind:
+    return gold.text == answer.text
+  word, other = (gold, answer) if gold.kind == 'word' else (answer, gold)
+  if len(word.text) == 1 and other.kind == 'value':
+    letter = structures.Node('value', (('symbol', word.text),))
+    return _same_value(letter, other, None)
+  return None
+
+
+def _in_order(golds, answers):
+  if len(golds) != len(answers):
+    return False
+  return _all(_same(*pair) for pair in zip(golds, answers))
+
+
+def _all(verdicts):
+  verdicts = list(verdicts)
+  return False if False in verdicts else None if None in verdicts else True
+
+
+def _any_order(golds, answers):
+  if len(golds) != len(answers):
+    return False
+  left, unsure = list(answers), False
+  for gold in golds:
+    verdicts = [_same(gold, answer) for answer in left]
+    if True in verdicts:
+      left.pop(verdicts.index(True))
+    elif None in verdicts:
+      unsure = True
+    else:
+      return False
+  return None if unsure else True
+
+
+def _same_value(gold, answer, abs_error):
+  gold, answer = _without_letter(gold, answer), _without_letter(answer, gold)
+  scale = fractions.Fraction(1)
+  if gold.unit and answer.unit:
+    if gold.unit[0] != answer.unit[0]:
+      return False
+    scale = answer.unit[1] / gold.unit[1]
+  if gold.is_percent != answer.is_percent:  # 9% is 9 or 0.09
+    hundredth = fractions.Fraction(1, 100)
+    verdicts = [_same_tree(gold, answer, s, abs_error)
+                for s in (scale, scale * (
+                    hundredth if answer.is_percent else 1 / hundredth))]
+    return True if True in verdicts else None if None in verdicts else False
+  return _same_tree(gold, answer, scale, abs_error)
+
+
+def _without_letter(node, other):
+  """`37/4 m` as 37/4, next to a number."""
+  tree = node.parts[0]
+  if (tree[0] == 'product' and tree[2][0] == 'symbol'
+      and tree[2][1] in _ONE_LETTER_UNITS
+      and not expressions.symbols(tree[1])
+      and not expressions.symbols(other.parts[0])):
+    return dataclasses.replace(node, parts=(tree[1],))
+  return node
+
+
+def _same_tree(gold, answer, scale, abs_error):
+  tree, other = gold.parts[0], answer.parts[0]
+  if scale != 1:
+    other = ('product', ('number', scale), other)
+  loose = expressions.is_loose(tree) or expressions.is_loose(other)
+  if not (expressions.symbols(tree) or expressions.symbols(other)):
+    if abs_error is not None:
+      return values.is_within(
+          tree, other, fractions.Fraction(str(abs_error)) + _ROUNDING)
+    if _is_decimal(gold) or _is_decimal(answer):
+      return _is_close(gold, tree, answer, other)
+  verdict = values.equal(tree, other)
+  return None if loose and not verdict else verdict
+
+
+def _is_decimal(node):
+  return expressions.has_decimal(node.parts[0])
+
+
+def _is_close(gold, tree, answer, other):
+  """Within the tolerance; or an exact answer that rounds to a decimal gold."""
+  if values.is_within(tree, other, relative=DECIMAL_TOLERANCE):
+    return True
+  digits = gold.text.lstrip('+-0.').replace('.', '')
+  if '.' in gold.text and len(digits) >= 3 and not _is_decimal(answer):
+    places = len(gold.text.partition('.')[2])
+    return values.is_within(
+        tree, other, fractions.Fraction(1, 2 * 10**places))
+  return False
+
+
+def key(node: structures.Node) -> tuple:
+  """Hashable; alike for nodes that are the same (to 15 digits)."""
+  if node.kind == 'named':
+    return key(node.parts[0])
+  parts = node.parts
+  if node.kind == 'value':
+    return ('value', *(values.fingerprint(tree) for tree in parts))
+  if node.kind == 'chain':
+    try:
+      return key(_interval(node)[1])
+    except expressions.Unreadable:
+      return ('chain', node.text, *map(values.fingerprint, parts))
+  if node.kind == 'based':
+    return ('based', node.text, node.parts)
+  keys = [key(part) for part in parts]
+  if node.kind in ('set', 'list', 'union'):
+    return ('set', *sorted(keys, key=repr))
+  return (node.kind, node.text, *keys)

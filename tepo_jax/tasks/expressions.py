@@ -1,0 +1,309 @@
+r"""Closed forms such as `\frac{3\sqrt2}{2}` or `n(n+1)/2`, read into trees.
+
+LaTeX and plain notation alike. Every step is bounded, so model text may be
+read in the process that trains; what is beyond the bounds or not understood
+raises Unreadable, and someone else has to tell.
+
+  tree = (operation, *arguments): ('number' | 'decimal', Fraction),
+  ('constant', 'pi' | 'e' | 'i' | 'inf'), ('symbol', name),
+  ('sum' | 'product' | 'power' | 'quotient', tree, tree), ('negative', tree),
+  ('call', function, tree), ('root', tree, degree), ('choose', tree, tree),
+  ('opaque', name, tree): an unknown function's value.
+"""
+
+import fractions
+import functools
+import re
+
+MAX_DEPTH = 40
+MAX_TOKENS = 600
+
+_TOKEN = re.compile(
+    r'\s*(?:(\d+\.?\d*|\.\d+)|(\\[a-zA-Z]+|\\.)'
+    r'|(arcsin|arccos|arctan|asin|acos|atan|sqrt|sin|cos|tan|cot|sec|csc'
+    r'|exp|log|ln|pi|floor|ceil|factorial|alpha|beta|gamma|delta|theta'
+    r'|lambda|omega|sigma|phi|rho|tau|mu)(?![a-zA-Z])|([a-zA-Z])|(\*\*|\S))')
+_FUNCTIONS = {
+    name: name for name in (
+        'sin cos tan cot sec csc sinh cosh tanh exp ln floor ceil '
+        'factorial').split()} | {
+    'arcsin': 'asin', 'arccos': 'acos', 'arctan': 'atan', 'asin': 'asin',
+    'acos': 'acos', 'atan': 'atan', 'log': 'ln', 'lg': 'log10'}
+_INVERSES = {'sin': 'asin', 'cos': 'acos', 'tan': 'atan'}
+_GREEK = frozenset(
+    'alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota '
+    'kappa lambda mu nu xi rho sigma tau upsilon phi varphi chi psi omega '
+    'Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega hbar ell odot'.split())
+_ACCENTS = frozenset(
+    'dot ddot hat bar vec tilde overline mathbf mathbb mathcal mathrm text '
+    'operatorname'.split())
+_FENCES = {'(': ')', '[': ']', '{': '}', '\\lfloor': '\\rfloor',
+           '\\lceil': '\\rceil', '|': '|'}
+_ROUNDING = {'\\lfloor': 'floor', '\\lceil': 'ceil', '|': 'abs'}
+_TIMES = frozenset(('*', '\\cdot', '\\times'))
+_OVER = frozenset(('/', '\\div'))
+
+TWO = ('number', fractions.Fraction(2))
+
+
+class Unreadable(ValueError):
+  """Not a closed form that this module reads, or one beyond its bounds."""
+
+
+@functools.lru_cache(65536)
+def parse(text: str) -> tuple:
+  """The tree of an expression without `=`, `,` or \\pm; Unreadable if none."""
+  parser = _Parser(text)
+  try:
+    tree = parser.sum()
+  except (RecursionError, ValueError) as error:  # 5,000 digits, say
+    raise Unreadable(text) from error
+  if parser.token is not None or _depth(tree) > MAX_DEPTH * 4:
+    raise Unreadable(text)
+  return tree
+
+
+def _depth(tree):
+  """Without recursion."""
+  depth, level = 0, [tree]
+  while level:
+    depth += 1
+    level = [part for node in level for part in node[1:]
+             if isinstance(part, tuple)]
+  return depth
+
+
+@functools.lru_cache(65536)
+def symbols(tree: tuple) -> frozenset:
+  """Names of the variables."""
+  if tree[0] == 'symbol':
+    return frozenset(tree[1:])
+  below = [symbols(part) for part in tree[1:] if isinstance(part, tuple)]
+  return frozenset().union(*below)
+
+
+@functools.lru_cache(65536)
+def has_decimal(tree: tuple) -> bool:
+  """Whether a number in it is written with a decimal point."""
+  return tree[0] == 'decimal' or any(
+      has_decimal(part) for part in tree[1:] if isinstance(part, tuple))
+
+
+@functools.lru_cache(65536)
+def is_loose(tree: tuple) -> bool:
+  """Whether it may be meant in another way: `1/2x`, `a(b)`."""
+  return tree[0] in ('loose', 'opaque') or any(
+      is_loose(part) for part in tree[1:] if isinstance(part, tuple))
+
+
+class _Parser:
+  """Recursive descent; `token` is the next token, None at the end."""
+
+  def __init__(self, text):
+    self.tokens = [next(filter(None, groups))
+                   for groups in _TOKEN.findall(text.strip())]
+    self.tokens.reverse()
+    self.depth = 0
+    if not 0 < len(self.tokens) <= MAX_TOKENS:
+      raise Unreadable(text)
+
+  @property
+  def token(self):
+    return self.tokens[-1] if self.tokens else None
+
+  def take(self, wanted=None):
+    if not self.tokens or wanted is not None and self.token != wanted:
+      raise Unreadable(f'{wanted} expected')
+    return self.tokens.pop()
+
+  def sum(self):
+    self.depth += 1
+    if self.depth > MAX_DEPTH:
+      raise Unreadable('too deep')
+    tree = self.product()
+    while self.token in ('+', '-'):
+      sign = self.take()
+      term = self.product()
+      tree = ('sum', tree, term if sign == '+' else ('negative', term))
+    self.depth -= 1
+    return tree
+
+  def product(self):
+    tree, after_slash = self.signed(), False
+    while True:
+      if self.token in _TIMES:
+        self.take()
+        tree, after_slash = ('product', tree, self.signed()), False
+      elif self.token in _OVER:
+        self.take()
+        tree, after_slash = ('quotient', tree, self.signed()), True
+      elif self.starts_factor():
+        if tree[0] in ('number', 'decimal') and self.token[0] in '.0123456789':
+          raise Unreadable('two numbers')
+        tree = ('product', tree, self.power())
+        tree = ('loose', tree) if after_slash else tree
+      else:
+        return tree
+
+  def signed(self):
+    negative = False
+    while self.token in ('+', '-'):
+      negative ^= self.take() == '-'
+    tree = self.power()
+    return ('negative', tree) if negative else tree
+
+  def starts_factor(self):
+    token = self.token
+    return token is not None and (
+        token[0].isalnum() or token[0] == '.' or token in ('(', '[', '{')
+        or token in ('\\lfloor', '\\lceil')
+        or token[0] == '\\' and token[1:].isalpha() and not (
+            token in _TIMES or token in _OVER
+            or token in ('\\rfloor', '\\rceil')))
+
+  def power(self):
+    base = self.postfix()
+    if self.token in ('^', '**'):
+      self.take()
+      return ('power', base, self.exponent())
+    return base
+
+  def exponent(self):
+    if self.token in ('+', '-'):
+      negative = self.take() == '-'
+      tree = self.power()
+      return ('negative', tree) if negative else tree
+    if self.token == '{':
+      return self.group()
+    return self.power()
+
+  def postfix(self):
+    tree = self.atom()
+    while self.token == '!':
+      self.take()
+      tree = ('call', 'factorial', tree)
+    return tree
+
+  def group(self):
+    """A tree between fences."""
+    opening = self.take()
+    tree = self.sum()
+    self.take(_FENCES[opening])
+    if opening in _ROUNDING:
+      return ('call', _ROUNDING[opening], tree)
+    return tree
+
+  def argument(self):
+    r"""Of \frac, \sqrt, \binom: a group, or one token, or one digit."""
+    if self.token == '{':
+      return self.group()
+    token = self.take()
+    if token.isdigit():
+      if token[1:]:
+        self.tokens.append(token[1:])
+      return ('number', fractions.Fraction(token[0]))
+    self.tokens.append(token)
+    return self.atom()
+
+  def atom(self):
+    token = self.token
+    if token is None:
+      raise Unreadable('ends early')
+    if token in _FENCES:
+      return self.group()
+    self.take()
+    if token[0].isdigit() or token[0] == '.' and len(token) > 1:
+      return self.number(token)
+    name = token.lstrip('\\')
+    if name in ('frac', 'dfrac', 'tfrac', 'cfrac'):
+      return ('quotient', self.argument(), self.argument())
+    if name in ('binom', 'dbinom', 'tbinom'):
+      return ('choose', self.argument(), self.argument())
+    if name == 'sqrt':
+      return self.root()
+    if name == 'pi':
+      return ('constant', 'pi')
+    if token == '\\infty':
+      return ('constant', 'inf')
+    if name in _FUNCTIONS:
+      return self.call(name)
+    if token == '\\' + name and name in _ACCENTS:
+      if name in ('operatorname', 'mathrm', 'text'):
+        inside = self.raw()
+        if inside in _FUNCTIONS:
+          return self.call(inside)
+        return self.symbol(f'{name} {inside}')
+      return self.symbol(f'{name} {self.raw()}')
+    if len(name) == 1 and name.isalpha() or name in _GREEK:
+      return self.symbol(name)
+    raise Unreadable(token)
+
+  def number(self, token):
+    """A number, or a mixed one such as `2\\frac{1}{3}` or `2 1/3`."""
+    value = fractions.Fraction(token)
+    if '.' in token:
+      return ('decimal', value)
+    if self.token in ('\\frac', '\\dfrac', '\\tfrac'):
+      rest = list(self.tokens)
+      tree = self.atom()
+      above, below = tree[1], tree[2]
+      if above[0] == below[0] == 'number' and 0 < above[1] < below[1]:
+        return ('number', value + above[1] / below[1])
+      self.tokens = rest
+    above, slash, below = ([''] * 3 + self.tokens)[:-4:-1]
+    if slash == '/' and above.isdigit() and below.isdigit() and (
+        int(above) < int(below)):
+      del self.tokens[-3:]
+      value += fractions.Fraction(int(above), int(below))
+    return ('number', value)
+
+  def root(self):
+    degree = TWO
+    if self.token == '[':
+      degree = self.group()
+    return ('root', self.argument(), degree)
+
+  def raw(self):
+    """The text of one braced argument or of one token."""
+    if self.token != '{':
+      return self.take()
+    parts, depth = [], 0
+    while not parts or depth:
+      parts.append(self.take())
+      depth += (parts[-1] == '{') - (parts[-1] == '}')
+    return ''.join(parts[1:-1])
+
+  def symbol(self, name):
+    while self.token in ('_', "'"):
+      name += self.take()
+      if name[-1] == '_':
+        name += self.raw()
+    if name in ('e', 'i'):
+      return ('constant', name)
+    if self.token == '(' and len(self.tokens) > 2 and (
+        self.tokens[-3] == ')' or name in 'fgFGP'):
+      return ('opaque', name, self.group())
+    return ('symbol', name)
+
+  def call(self, name):
+    function, exponent = _FUNCTIONS[name], None
+    if self.token == '_' and function == 'ln':
+      self.take()
+      base = self.argument()
+      return ('quotient', self.call(name), ('call', 'ln', base))
+    if self.token == '^':
+      self.take()
+      exponent = self.exponent()
+      if exponent == ('negative', ('number', 1)) and function in _INVERSES:
+        function, exponent = _INVERSES[function], None
+    tree = ('call', function, self.call_argument())
+    return tree if exponent is None else ('power', tree, exponent)
+
+  def call_argument(self):
+    r"""`(x)`, `{x}`, or the factors up to a sign or a function: `\sin 2x`."""
+    if self.token in ('(', '{', '['):
+      return self.group()
+    tree = self.signed()
+    while self.starts_factor() and self.token.lstrip('\\') not in _FUNCTIONS:
+      tree = ('product', tree, self.power())
+    return tree

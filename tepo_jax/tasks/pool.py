@@ -1,0 +1,223 @@
+"""Processes that answer hard questions and can be killed.
+
+A question is (answer, golds); a process asks math-verify. Its parsing and
+simplification may hang, eat memory or crash: the parent has a deadline for
+each question, after which the process is killed and replaced.
+"""
+
+import collections
+import contextlib
+import json
+import logging
+import os
+import pathlib
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from multiprocessing import connection
+
+from tepo_jax.tasks import verifying
+
+MEMORY_BYTES = 2 << 30  # address space of a worker
+STARTUP_S = 120
+RECYCLE_AFTER = 2000  # questions, since sympy's caches grow
+ATTEMPTS = 3  # of a question whose worker died or got no processor
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_SERVE = 'from tepo_jax.tasks import pool; pool.serve()'
+_ENVIRONMENT = {
+    'JAX_PLATFORMS': 'cpu',
+    # gmpy2 holds the GIL in long operations, out of an alarm's reach.
+    'SYMPY_GROUND_TYPES': 'python',
+    'MPMATH_NOGMPY': '1',
+}
+
+Question = tuple[str, tuple[str, ...]]
+
+
+class Pool:
+  """Up to `size` workers, started when a question needs one.
+
+  A question whose worker does not answer within `timeout_s` is answered no
+  and its worker is replaced; one whose worker dies (killed from outside, out
+  of memory), or was too starved of processor time to answer, is tried again.
+  Workers end with this process: their pipe closes, and a limit on CPU time
+  ends one that is too busy to notice.
+
+  `ask` may be called from any thread; calls wait for one another.
+  """
+
+  def __init__(self, size: int, timeout_s: int):
+    self._size, self._timeout_s = size, timeout_s
+    self._workers: list[_Worker] = []
+    self._lock = threading.Lock()
+
+  def ask(self, questions: Sequence[Question]
+          ) -> tuple[dict[Question, tuple[bool, bool]], int]:
+    """{question: (verdict, timed out)} and the number of worker deaths."""
+    with self._lock:
+      return self._dispatch(questions) if questions else ({}, 0)
+
+  def close(self) -> None:
+    """Ends the workers. `ask` would start new ones."""
+    with self._lock:
+      for worker in self._workers:
+        worker.kill()
+      self._workers = []
+
+  def _dispatch(self, questions):
+    waiting = collections.deque(questions)
+    attempts, outcomes = collections.Counter(), {}
+    deaths = failed_starts = 0
+    try:
+      while len(outcomes) < len(questions):
+        self._feed(waiting)
+        for worker, is_late in self._wait():
+          question, status, outcome = worker.collect(is_late)
+          if status in ('died', 'starved', 'replace'):
+            self._drop(worker)
+          if status == 'ready':
+            continue
+          if question is None:
+            failed_starts += 1
+            continue
+          deaths += status == 'died'
+          attempts[question] += 1
+          if (status in ('died', 'starved')
+              and attempts[question] < ATTEMPTS):
+            waiting.append(question)
+          else:
+            outcomes[question] = outcome
+        if failed_starts > 2 * self._size:
+          raise RuntimeError('grading workers do not start: see what '
+                             f'{sys.executable} -c "{_SERVE}" prints')
+    finally:  # After an exception no answer may meet the next question.
+      for worker in [w for w in self._workers if w.question is not None]:
+        self._drop(worker)
+    return outcomes, deaths
+
+  def _drop(self, worker):
+    worker.kill()
+    self._workers.remove(worker)
+
+  def _feed(self, waiting):
+    for worker in list(self._workers):
+      if worker.ready and worker.question is None and worker.is_dead():
+        self._drop(worker)
+    busy = sum(worker.question is not None for worker in self._workers)
+    while len(self._workers) < min(self._size, busy + len(waiting)):
+      self._workers.append(_Worker())
+    for worker in self._workers:
+      if waiting and worker.ready and worker.question is None:
+        worker.send(waiting.popleft(), self._timeout_s)
+
+  def _wait(self):
+    """[(worker that has something to collect or is late, is late)]."""
+    active = [w for w in self._workers
+              if w.question is not None or not w.ready]
+    patience = min(worker.deadline for worker in active) - time.monotonic()
+    readable = connection.wait(
+        [worker.process.stdout for worker in active], max(0, patience))
+    now = time.monotonic()
+    return [(worker, worker.process.stdout not in readable)
+            for worker in active
+            if worker.process.stdout in readable or worker.deadline <= now]
+
+
+class _Worker:
+  """A process that answers one question at a time."""
+
+  def __init__(self):
+    search_path = os.pathsep.join(
+        filter(None, (str(_ROOT), os.environ.get('PYTHONPATH'))))
+    self.process = subprocess.Popen(
+        [sys.executable, '-P', '-c', _SERVE], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
+        env={**os.environ, **_ENVIRONMENT, 'PYTHONPATH': search_path},
+        start_new_session=True)  # Ctrl-C at the terminal is not for it.
+    self.ready, self.question, self.served = False, None, 0
+    self.deadline = time.monotonic() + STARTUP_S
+    self.used_s = 0.0
+
+  def is_dead(self):
+    return self.process.poll() is not None
+
+  def send(self, question, timeout_s):
+    self.question, self.deadline = question, time.monotonic() + timeout_s
+    self.timeout_s, self.used_s = timeout_s, self._cpu_s()
+    line = json.dumps([*question, timeout_s]).encode() + b'\n'
+    with contextlib.suppress(BrokenPipeError):  # collect() will find it dead.
+      self.process.stdin.write(line)
+
+  def collect(self, is_late):
+    """(question, status, (verdict, timed out)).
+
+    status: 'ready' (started), 'answered', 'replace' (answered or late, and
+    not to be used again), 'starved' (late for want of a processor) or 'died'.
+    While a worker starts, its question is None.
+    """
+    question, self.question = self.question, None
+    if is_late:
+      if question is None:
+        return None, 'died', None
+      return question, self._why_late(), (False, True)
+    line = self.process.stdout.read(4096)  # Short lines arrive whole.
+    if not line.endswith(b'\n'):
+      return question, 'died', (False, False)
+    if not self.ready:
+      self.ready = True
+      return None, 'ready', None
+    self.served += 1
+    verdict, timed_out = json.loads(line)
+    if timed_out:  # An alarm may leave sympy's caches half written.
+      return question, self._why_late(), (verdict, True)
+    status = 'replace' if self.served >= RECYCLE_AFTER else 'answered'
+    return question, status, (verdict, False)
+
+  def _why_late(self):
+    """An alarm comes after half the time, here or in the worker."""
+    used_s = self._cpu_s() - self.used_s
+    return 'starved' if used_s < self.timeout_s / 4 else 'replace'
+
+  def _cpu_s(self):
+    """CPU time so far; infinite where the system does not tell."""
+    try:
+      stat = pathlib.Path(f'/proc/{self.process.pid}/stat').read_text()
+    except OSError:
+      return float('inf')
+    user, system = stat.rpartition(')')[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf('SC_CLK_TCK')
+
+  def kill(self):
+    self.process.kill()
+    self.process.wait()
+    self.process.stdin.close()
+    self.process.stdout.close()
+
+
+def serve() -> None:
+  """What a worker runs: one JSON question a line in, one answer a line out."""
+  _limit(resource.RLIMIT_AS, MEMORY_BYTES)
+  _limit(resource.RLIMIT_CORE, 0)
+  logging.disable(logging.CRITICAL)
+  answers = os.dup(1)
+  os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+  verifying.verify('1', ('\\frac{1}{2}',), STARTUP_S)
+  os.write(answers, b'ready\n')
+  for line in sys.stdin.buffer:
+    answer, golds, timeout_s = json.loads(line)
+    # The kernel ends a worker that outlives its parent in a C call.
+    used_s = int(time.process_time())
+    _limit(resource.RLIMIT_CPU, used_s + timeout_s + 2)
+    outcome = verifying.verify(answer, golds, max(1, timeout_s // 2))
+    os.write(answers, json.dumps(outcome).encode() + b'\n')
+
+
+def _limit(kind, value):
+  _, hard = resource.getrlimit(kind)
+  if hard != resource.RLIM_INFINITY:
+    value = min(value, hard)
+  resource.setrlimit(kind, (value, hard))

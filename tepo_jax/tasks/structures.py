@@ -1,0 +1,215 @@
+r"""What an answer is: a value, a pair, an interval, a set, an equation.
+
+`read` makes a Node of canonical text (`answers.canonical`).
+"""
+
+import dataclasses
+import functools
+import re
+
+from tepo_jax.tasks import expressions
+from tepo_jax.tasks import units
+
+MAX_DEPTH = 6
+MAX_ITEMS = 50
+
+
+_TOKEN = re.compile(r'\\[a-zA-Z]+|\\.|.', re.DOTALL)
+_OPENING = frozenset(('(', '[', '{', '\\{', '\\langle', '\\lfloor', '\\lceil',
+                      '\\begin'))
+_CLOSING = frozenset((')', ']', '}', '\\}', '\\rangle', '\\rfloor', '\\rceil',
+                      '\\end'))
+_RELATIONS = {'=': '=', '<': '<', '>': '>', '\\le': '<=', '\\ge': '>=',
+              '\\in': 'in', ':': ':'}
+_UNREADABLE = frozenset(
+    ('\\ne', '\\approx', '\\equiv', '\\sim', '\\mid', '\\ldots', '\\dots',
+     '\\cdots', '\\to', '\\Rightarrow', '\\iff', '\\sum', '\\int', '\\prod'))
+_OR = re.compile(r'\\(?:text|mathrm|mbox)\s*\{\s*or\s*\}'
+                 r'|(?<![a-zA-Z\\])(?:or|OR)(?![a-zA-Z])'
+                 r'|\\(?:vee|lor)(?![a-zA-Z])')
+_AND = re.compile(r'\\(?:text|mathrm|mbox)\s*\{\s*,?\s*and\s*\}'
+                  r'|(?<![a-zA-Z\\]),?\s*and(?![a-zA-Z])|;')
+_WORD = re.compile(r"[A-Za-z][A-Za-z' ]{3,}")
+_CHOICE = re.compile(r'\(?\s*([A-Z])\s*\)?')
+_SCIENTIFIC = re.compile(r'(?<![\w.])(\d+\.?\d*)[eE]([-+]?\d{1,4})(?!\w)')
+_BASED = re.compile(r'([0-9A-Fa-f]+)_(?:\{(.{1,40})\}|(\d+))')
+_BASES = {name: base for base, name in enumerate(
+    'two three four five six seven eight nine ten eleven twelve'.split(), 2)}
+_MATRIX = re.compile(r'\\begin\{([pbB]?)(?:matrix|array)\}(?:\{[lcr|]*\})?(.*)'
+                     r'\\end\{\1(?:matrix|array)\}', re.DOTALL)
+_FENCES = {'(': ')', '[': ']', '\\{': '\\}', '{': '}', '\\langle': '\\rangle'}
+_NAMED = re.compile(r"\\?[a-zA-Z]+(?:_(?:\{[^{}]*\}|\w))?'*(?:\([^()]*\))?"
+                    r'|\([a-zA-Z](?:,[a-zA-Z])+\)')
+# A number with its thousands apart, and something behind it.
+_THOUSANDS = re.compile(r'[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?[^,\d][^,]*')
+_LABEL = re.compile(r'[a-zA-Z ]{3,}')
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+  """A structured answer.
+
+  kind: 'value' (parts: the tree; text: its digits if it is a plain number),
+    'word' (text), 'based' (text; parts: the base), 'tuple' (text: brackets),
+    'set', 'list', 'union', 'matrix' (of tuples), 'named' (text: the name;
+    parts: what it equals), 'chain' (text: relations; parts: trees).
+  """
+  kind: str
+  parts: tuple = ()
+  text: str = ''
+  unit: units.Unit | None = None
+  is_percent: bool = False
+
+
+@functools.lru_cache(65536)
+def read(text: str, depth: int = 0) -> Node:
+  """The Node of canonical text.
+
+  Raises:
+    expressions.Unreadable: it is none of these things.
+  """
+  text = text.strip()
+  if not text or depth > MAX_DEPTH:
+    raise expressions.Unreadable(text)
+  if match := _MATRIX.fullmatch(text):
+    return _matrix(match[2], depth)
+  for words, kind in ((_OR, 'union'), (_AND, 'list')):
+    if words.search(text) and not _WORD.fullmatch(text):
+      return _joined(kind, words.split(text), depth)
+  tokens = _TOKEN.findall(text)
+  if not _UNREADABLE.isdisjoint(tokens):
+    raise expressions.Unreadable(text)
+  if '\\cup' in tokens:
+    return _joined('union', _split(tokens, {'\\cup'})[0], depth)
+  items, _ = _split(tokens, {','})
+  if len(items) > 1 and not _THOUSANDS.fullmatch(text):
+    return _joined('list', items, depth)
+  sides, relations = _split(tokens, _RELATIONS)
+  if relations:
+    return _related(sides, [_RELATIONS[r] for r in relations], depth)
+  fenced = _fenced(tokens, depth)
+  return fenced or _single(text, depth)
+
+
+def _joined(kind, texts, depth):
+  nodes = [read(text, depth + 1) for text in texts if text.strip(' ,')]
+  if not 0 < len(nodes) <= MAX_ITEMS:
+    raise expressions.Unreadable(kind)
+  parts = []
+  for node in nodes:  # `1 \pm 2, 5` is one list
+    parts += node.parts if node.kind == kind else (node,)
+  if kind == 'union' and all(part.kind in ('value', 'named') for part in parts):
+    kind = 'list'  # `x=1 or x=2`
+  return Node(kind, tuple(parts)) if len(parts) > 1 else parts[0]
+
+
+def _split(tokens, separators):
+  """Texts between separators outside of all brackets, and the separators."""
+  parts, found, depth = [[]], [], 0
+  for token in tokens:
+    depth += (token in _OPENING) - (token in _CLOSING)
+    if depth == 0 and token in separators:
+      found.append(token)
+      parts.append([])
+    else:
+      parts[-1].append(token)
+  return [''.join(part) for part in parts], found
+
+
+def _related(sides, relations, depth):
+  if set(relations) <= {'=', 'in'} and _NAMED.fullmatch(sides[0].strip()) or (
+      relations == [':'] and _LABEL.fullmatch(sides[0].strip())):
+    return Node('named', (read(sides[-1], depth + 1),), sides[0].strip())
+  if relations == [':']:  # a ratio
+    return Node('value', (
+        ('quotient', *(expressions.parse(side) for side in sides)),))
+  if not {'in', ':'}.isdisjoint(relations):
+    raise expressions.Unreadable(relations)
+  return Node('chain', tuple(map(expressions.parse, sides)),
+              ' '.join(relations))
+
+
+def _fenced(tokens, depth):
+  """What stands in one pair of brackets as a whole, or None."""
+  opening, closing = tokens[0], tokens[-1]
+  is_mixed = {opening, closing} <= {'(', ')', '[', ']'} and len(tokens) > 2
+  if _FENCES.get(opening) != closing and not (
+      is_mixed and opening in '([' and closing in ')]'):
+    return None
+  level = 0
+  for token in tokens[:-1]:
+    level += (token in _OPENING) - (token in _CLOSING)
+    if level == 0:
+      return None
+  inside = tokens[1:-1]
+  items, _ = _split(inside, {','})
+  if opening == '\\{':
+    return Node('set', _items(items, depth))
+  if len(items) == 1 and opening in '([' and inside[:1] == ['\\begin']:
+    return read(''.join(inside), depth + 1)
+  if len(items) == 1:
+    return read(''.join(inside), depth + 1) if opening in '({' else None
+  if opening == '{':
+    return Node('set', _items(items, depth))
+  brackets = '()' if opening == '\\langle' else opening + closing
+  return Node('tuple', _items(items, depth), brackets)
+
+
+def _items(texts, depth):
+  if len(texts) > MAX_ITEMS:
+    raise expressions.Unreadable('too many items')
+  nodes = [read(text, depth + 1) for text in texts]
+  flat = []
+  for node in nodes:
+    flat += node.parts if node.kind == 'list' else (node,)
+  return tuple(flat)
+
+
+def _matrix(body, depth):
+  rows = [row.split('&') for row in body.split('\\\\') if row.strip()]
+  return Node('matrix', tuple(Node('tuple', tuple(
+      read(cell, depth + 1) for cell in row), '()') for row in rows))
+
+
+def _single(text, depth):
+  """A value, a word, a number in a base."""
+  if match := _BASED.fullmatch(text):
+    name = (match[2] or match[3]).strip()
+    name = re.sub(r'\\text|[{}\s]', '', name)
+    base = _BASES.get(name) or (
+        int(name) if re.fullmatch(r'-?\d{1,3}', name) else None)
+    if base:
+      return Node('based', (base,), match[1].upper())
+  if match := _CHOICE.fullmatch(text):
+    return Node('word', text=match[1])
+  if _WORD.fullmatch(text):
+    return Node('word', text=text.casefold().strip())
+  if '\\pm' in text or '\\mp' in text:
+    plus = text.replace('\\pm', '+').replace('\\mp', '-')
+    minus = text.replace('\\pm', '-').replace('\\mp', '+')
+    return _joined('list', (plus, minus), depth)
+  return _value(text)
+
+
+def _value(text):
+  text, unit = units.split(text)
+  is_percent = text.endswith('%')
+  text = text.rstrip('%').rstrip('\\').strip() if is_percent else text
+  while re.fullmatch(r'\d{1,3}(,\d{3})+(\.\d+)?', text):
+    text = text.replace(',', '')
+  digits = text if re.fullmatch(r'[-+]?(\d+\.?\d*|\.\d+)', text) else ''
+  return Node('value', (expressions.parse(_plain(text)),), digits, unit,
+              is_percent)
+
+
+def _plain(text):
+  """`np.exp(1)` and `8.7e8` without Python's spelling."""
+  text = re.sub(r'\b(?:np|numpy|math)\.', '', text)
+  return _SCIENTIFIC.sub(r'(\1*10^{\2})', text)
+
+
+def with_unit(node: Node, unit: units.Unit | None) -> Node:
+  """The same with the unit that its data set gives it, if it has none."""
+  if unit is None or node.kind != 'value' or node.unit is not None:
+    return node
+  return dataclasses.replace(node, unit=unit)

@@ -1,0 +1,301 @@
+"""Trees of `expressions` compared by their values.
+
+Exact fractions where they are rational, else many digits, at points of their
+variables that are a function of the variables' names. Bounded in time: what
+is beyond the bounds is expressions.Unreadable.
+"""
+
+import fractions
+import functools
+import math
+import threading
+import zlib
+
+from tepo_jax.tasks import expressions
+
+MAX_BITS = 40_000  # of an exact fraction; beyond that, digits
+MAX_FACTORIAL = 5000  # of factorials and binomials
+MAX_FACTORIALS = 16  # in one value
+MAX_MAGNITUDE = 1 << 40  # of exponents and of logarithms of values
+DIGITS, MANY_DIGITS = 50, 400
+
+_ONE = ('number', fractions.Fraction(1))
+
+
+def equal(first: tuple, second: tuple) -> bool | None:
+  """Whether two trees are the same function; None where it cannot tell.
+
+  Same values at generic points of either sign; other values there but the
+  same at whole numbers, or the same only where all is positive: None. (True
+  where other numbers have no real value.)
+  """
+  names = expressions.symbols(first) | expressions.symbols(second)
+  if not names:
+    return _same_at(first, second, 'constant')
+  for points in ('positive', 'other'):
+    if not _same_at(first, second, points):
+      return None if _are_same_integers(first, second) else False
+  if _is_real(first, 'negative'):
+    return _same_at(first, second, 'negative') or None
+  return _are_same_integers(first, second) or None
+
+
+def _is_real(tree, points):
+  with _LOCK:
+    try:
+      values = _Values(points, DIGITS)
+      return not values.context.im(values.real(values.of(tree)))
+    except expressions.Unreadable:  # a logarithm's floor, say
+      return False
+
+
+def _are_same_integers(first, second):
+  return all(_same_at(first, second, p) for p in ('whole', 'bigger'))
+
+
+def proportional(first: tuple, second: tuple) -> bool | None:
+  """Whether first / second is the same, not 0, at several points."""
+  ratios = [_quotient_at(first, second, points)
+            for points in ('positive', 'other', 'negative')]
+  with _LOCK:
+    return all(_close(ratios[0], ratio, DIGITS) for ratio in ratios)
+
+
+def _quotient_at(first: tuple, second: tuple, points: str):
+  with _LOCK:
+    quotient = _Values(points, DIGITS).of(('quotient', first, second))
+    if quotient == 0:
+      raise expressions.Unreadable('0')
+    return quotient
+
+
+def is_within(first: tuple, second: tuple,
+              absolute: fractions.Fraction = fractions.Fraction(0),
+              relative: fractions.Fraction = fractions.Fraction(0)) -> bool:
+  """|first - second| <= absolute + relative |first|, of constants."""
+  with _LOCK:
+    values = _Values('constant', DIGITS)
+    a, b = values.of(first), values.of(second)
+    if not _are_exact(a, b):
+      a, b, absolute, relative = map(
+          values.real, (a, b, absolute, relative))
+    return bool(a == b or abs(a - b) <= absolute + relative * abs(a))
+
+
+def fingerprint(tree: tuple) -> str:
+  """Many digits of its value, or of its values where it has variables."""
+  points = ('constant',)
+  if expressions.symbols(tree):
+    points = 'positive', 'negative'
+  with _LOCK:
+    return ' '.join(_shown(_Values(p, DIGITS), tree) for p in points)
+
+
+def _shown(values, tree):
+  value = values.of(tree)
+  if isinstance(value, fractions.Fraction):
+    return f'{value.numerator:x}/{value.denominator:x}'
+  if values.cancelled:
+    value = values.context.chop(value, values.context.mpf(10) ** -30)
+  if values.context.isinf(value):
+    return str(value)
+  if value == values.context.nint(values.context.re(value)):
+    return f'{int(values.context.re(value)):x}/1'
+  parts = values.context.re(value), values.context.im(value)
+  return '+'.join(
+      values.context.nstr(part if abs(part) > abs(value) / 10**30 else 0 * part,
+                          40) for part in parts)
+
+
+def _same_at(first, second, points):
+  with _LOCK:
+    values = _Values(points, DIGITS)
+    a, b = values.of(first), values.of(second)
+    is_close = _close(a, b, DIGITS)
+    if is_close and values.rounded:
+      raise expressions.Unreadable('too large')
+    if is_close or not values.cancelled:
+      return is_close
+    # What is left of a cancellation may be a rounding error.
+    values = _Values(points, MANY_DIGITS)
+    c, d = values.of(first), values.of(second)
+    before, after = (abs(values.real(x) - values.real(y))
+                     for x, y in ((a, b), (c, d)))
+    return _close(c, d, MANY_DIGITS) or bool(
+        after <= before * values.real(10) ** (-2 * DIGITS))
+
+
+def _close(a, b, digits):
+  """Equal, but for the last digits."""
+  if _are_exact(a, b):
+    return a == b
+  context = _context()
+  a, b = context.convert(a), context.convert(b)
+  if context.isinf(a) or context.isinf(b):
+    return bool(a == b)
+  tiny = context.mpf(10) ** (-7 * digits // 10)
+  return bool(abs(a - b) <= tiny * max(abs(a), abs(b)))
+
+
+_LOCK = threading.RLock()  # mpmath's precision is a state
+
+
+@functools.cache
+def _context():
+  import mpmath  # slow to import
+  return mpmath.MPContext()
+
+
+class _Values:
+  """Evaluates trees at one kind of points.
+
+  cancelled: some sum came out far smaller than its terms. rounded: some
+  fraction was too long to stay exact.
+  """
+
+  def __init__(self, points, digits):
+    self.points, self.factorials = points, 0
+    self.cancelled = self.rounded = False
+    self.context = _context()
+    self.context.dps = digits + 10
+
+  def of(self, tree):
+    try:
+      value = getattr(self, tree[0])(*tree[1:])
+    except (ArithmeticError, ValueError, TypeError, RecursionError) as error:
+      raise expressions.Unreadable(str(error)) from error
+    if isinstance(value, fractions.Fraction):
+      if max(value.numerator.bit_length(),
+             value.denominator.bit_length()) <= MAX_BITS:
+        return value
+      self.rounded, value = True, self.context.convert(value)
+    if self.context.isnan(value):
+      raise expressions.Unreadable('undefined')
+    return value
+
+  def real(self, value):
+    """As an mpmath number (complex ones stay complex)."""
+    return self.context.convert(value)
+
+  def number(self, value):
+    return value
+
+  decimal = number
+
+  def constant(self, name):
+    return {'pi': +self.context.pi, 'e': +self.context.e,
+            'i': self.context.j, 'inf': self.context.inf}[name]
+
+  def symbol(self, name):
+    code = zlib.crc32(f'{self.points} {name}'.encode())
+    if self.points in ('whole', 'bigger'):
+      return fractions.Fraction(
+          3 + code % (9 if self.points == 'whole' else 90))
+    size = 1 + fractions.Fraction(code % 991 + 1, 997)
+    return -size if self.points == 'negative' else size
+
+  def loose(self, tree):
+    return self.of(tree)
+
+  def opaque(self, name, tree):
+    digits = self.context.nstr(self.real(self.of(tree)), 25)
+    return self.symbol(f'{name}({digits})')
+
+  def sum(self, first, second):
+    return self.add(self.of(first), self.of(second))
+
+  def add(self, first, second):
+    if _are_exact(first, second):
+      return first + second
+    first, second = self.real(first), self.real(second)
+    total = first + second
+    self.cancelled |= bool(abs(total) * 10**20 <= abs(first))
+    return total
+
+  def negative(self, tree):
+    value = self.of(tree) if isinstance(tree, tuple) else tree
+    return -value
+
+  def product(self, first, second):
+    first, second = self.of(first), self.of(second)
+    if _are_exact(first, second):
+      return first * second
+    return self.real(first) * self.real(second)
+
+  def quotient(self, first, second):
+    first, second = self.of(first), self.of(second)
+    if _are_exact(first, second):
+      return first / second
+    return self.real(first) / self.real(second)
+
+  def power(self, base, exponent):
+    base, exponent = self.of(base), self.of(exponent)
+    if _are_exact(base, exponent) and exponent.denominator == 1 and (
+        _bits(base) * abs(exponent) <= MAX_BITS):
+      return base ** int(exponent)
+    if (isinstance(exponent, fractions.Fraction) and exponent.denominator % 2
+        and not isinstance(base, self.context.mpc) and base < 0):
+      size = self.any_power(-base, exponent)  # the real root
+      return -size if exponent.numerator % 2 else size
+    return self.any_power(base, exponent)
+
+  def any_power(self, base, exponent):
+    base, exponent = self.real(base), self.real(exponent)
+    if base == 0:
+      if self.context.re(exponent) <= 0:
+        raise expressions.Unreadable('0^0')
+      return base
+    self.bound(exponent * self.context.log(base))
+    self.bound(exponent)
+    return base ** exponent
+
+  def bound(self, value):
+    if not abs(value) <= MAX_MAGNITUDE:
+      raise expressions.Unreadable('too large')
+
+  def bound_factorial(self, *values):
+    self.factorials += 1
+    if self.factorials > MAX_FACTORIALS or not (
+        max(map(abs, values)) <= MAX_FACTORIAL):
+      raise expressions.Unreadable('too large')
+
+  def root(self, tree, degree):
+    if degree == expressions.TWO:
+      return self.context.sqrt(self.real(self.of(tree)))
+    return self.power(tree, ('quotient', _ONE, degree))
+
+  def choose(self, n, k):
+    n, k = self.of(n), self.of(k)
+    self.bound_factorial(n, k)
+    if _are_exact(n, k) and n.denominator == k.denominator == 1 and n >= 0:
+      return fractions.Fraction(math.comb(int(n), int(k)) if k >= 0 else 0)
+    return self.context.binomial(self.real(n), self.real(k))
+
+  def call(self, name, tree):
+    value = self.of(tree)
+    if name in ('floor', 'ceil', 'abs'):
+      if isinstance(value, self.context.mpc) and name != 'abs':
+        raise expressions.Unreadable('no order')
+      if isinstance(value, fractions.Fraction):
+        return fractions.Fraction(
+            {'floor': math.floor, 'ceil': math.ceil, 'abs': abs}[name](value))
+      return abs(value) if name == 'abs' else getattr(self.context, name)(value)
+    if name == 'factorial':
+      return self.factorial(value)
+    value = self.real(value)
+    self.bound(value)
+    return getattr(self.context, name)(value)
+
+  def factorial(self, value):
+    self.bound_factorial(value)
+    if isinstance(value, fractions.Fraction) and value.denominator == 1:
+      return fractions.Fraction(math.factorial(int(value)))
+    return self.context.gamma(self.real(value) + 1)
+
+
+def _are_exact(*values):
+  return all(isinstance(value, fractions.Fraction) for value in values)
+
+
+def _bits(value):
+  return max(value.numerator.bit_length(), value.denominator.bit_length())

@@ -1,0 +1,249 @@
+"""Workers that hang, die, starve or are killed; a parent that dies."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tepo_jax.tasks import pool
+
+_ROOT = pathlib.Path(__file__).parents[2]
+HANG = ('9^{9^{9^9}}', ('5',))
+
+
+def _question(n, right=True):
+  """One for math-verify: the larger of two numbers."""
+  return f'\\max({n},{n + 1})', (str(n + 1 if right else n),)
+
+
+def _ask(questions, size=2, timeout_s=10):
+  asked = pool.Pool(size, timeout_s)
+  try:
+    return asked.ask(questions)
+  finally:
+    asked.close()
+
+
+def test_answers_in_any_thread():
+  questions = [_question(n, n % 2) for n in range(20)]
+  asked, outcomes = pool.Pool(2, 10), []
+  thread = threading.Thread(
+      target=lambda: outcomes.append(asked.ask(questions)))
+  thread.start()
+  thread.join()
+  asked.close()
+  assert outcomes == [
+      ({question: (n % 2 == 1, False)
+        for n, question in enumerate(questions)}, 0)]
+
+
+def test_no_question_no_worker():
+  asked = pool.Pool(2, 10)
+  assert asked.ask([]) == ({}, 0)
+  assert not asked._workers
+
+
+def test_hangs_in_every_worker_harm_no_one_else():
+  also = (f'7^{{{HANG[0]}}}', ('5',))
+  fine = [_question(n) for n in range(10)]
+  asked = pool.Pool(2, 4)
+  asked.ask(fine[:2])
+  before = {worker.process.pid for worker in asked._workers}
+  outcomes, deaths = asked.ask([HANG, also, *fine])
+  # sympy's caches may be half written where an alarm struck.
+  assert not before & {worker.process.pid for worker in asked._workers}
+  asked.close()
+  assert deaths == 0
+  assert outcomes == {HANG: (False, True), also: (False, True)} | {
+      question: (True, False) for question in fine}
+
+
+def test_idle_workers_killed_from_outside_are_replaced():
+  questions = [_question(1), _question(2)]
+  asked = pool.Pool(2, 10)
+  expected = {question: (True, False) for question in questions}, 0
+  assert asked.ask(questions) == expected
+  for worker in asked._workers:
+    os.kill(worker.process.pid, signal.SIGKILL)
+    worker.process.wait()
+  assert asked.ask(questions) == expected
+  asked.close()
+
+
+def test_workers_killed_at_work_lose_no_question():
+  questions = [_question(n) for n in range(40)]
+  asked, done = pool.Pool(2, 10), threading.Event()
+
+  def kill_some():
+    killed = set()
+    while not done.is_set() and len(killed) < 4:
+      for worker in list(asked._workers):
+        if worker.question and worker.process.pid not in killed:
+          killed.add(worker.process.pid)
+          worker.process.send_signal(signal.SIGKILL)
+      time.sleep(0.02)
+
+  killer = threading.Thread(target=kill_some)
+  killer.start()
+  outcomes, deaths = asked.ask(questions)
+  done.set()
+  killer.join()
+  asked.close()
+  assert outcomes == {question: (True, False) for question in questions}
+  assert deaths >= 1
+
+
+def test_after_an_interruption_no_answer_meets_the_next_question(monkeypatch):
+  asked = pool.Pool(1, 10)
+  asked.ask([_question(1)])
+
+  def interrupt():
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(asked, '_wait', interrupt)
+  with pytest.raises(KeyboardInterrupt):
+    asked.ask([_question(2)])
+  monkeypatch.undo()
+  time.sleep(0.5)  # time enough for the stale answer
+  wrong = _question(3, right=False)
+  assert asked.ask([wrong]) == ({wrong: (False, False)}, 0)
+  asked.close()
+
+
+def _serve_with(monkeypatch, code):
+  monkeypatch.setattr(
+      pool, '_SERVE',
+      'import itertools, os, time\nfrom tepo_jax.tasks import pool\n' + code)
+
+
+def test_a_worker_deaf_to_alarms_is_killed(monkeypatch):
+  _serve_with(
+      monkeypatch, 'os.write(1, b"ready\\n")\nall(itertools.repeat(1))')
+  start = time.monotonic()
+  assert _ask([_question(1)], timeout_s=2) == (
+      {_question(1): (False, True)}, 0)
+  assert time.monotonic() - start >= 2
+
+
+def test_a_question_without_processor_time_is_asked_again(
+    monkeypatch, tmp_path):
+  """A right answer is not wrong because something else kept the machine."""
+  flag = tmp_path / 'flag'
+  _serve_with(
+      monkeypatch, f'if not os.path.exists({str(flag)!r}):\n'
+      f'  open({str(flag)!r}, "w").close()\n'
+      '  os.write(1, b"ready\\n")\n  time.sleep(600)\npool.serve()')
+  assert _ask([_question(1)], 1, 2) == ({_question(1): (True, False)}, 0)
+  # Forever without: wrong at last.
+  _serve_with(monkeypatch, 'os.write(1, b"ready\\n")\ntime.sleep(600)')
+  monkeypatch.setattr(pool, 'ATTEMPTS', 2)
+  assert _ask([_question(1)], 1, 2) == ({_question(1): (False, True)}, 0)
+
+
+def test_a_question_is_asked_again_when_its_worker_dies(monkeypatch, tmp_path):
+  flag = tmp_path / 'flag'
+  dying = ('os.write(1, b"ready\\n")\nos.read(0, 1)\n'
+           f'open({str(flag)!r}, "a").write("x")\nos._exit(1)\n')
+  _serve_with(monkeypatch, f'if not os.path.exists({str(flag)!r}):\n  '
+              + dying.replace('\n', '\n  ') + '\npool.serve()')
+  assert _ask([_question(1)], 1) == ({_question(1): (True, False)}, 1)
+  _serve_with(monkeypatch, dying)
+  assert _ask([_question(1)], 1) == ({_question(1): (False, False)}, 3)
+
+
+def test_workers_that_cannot_start_are_an_error(monkeypatch):
+  _serve_with(monkeypatch, 'raise SystemExit(1)')
+  with pytest.raises(RuntimeError, match='do not start'):
+    _ask([_question(1)])
+
+
+def test_workers_are_recycled(monkeypatch):
+  monkeypatch.setattr(pool, 'RECYCLE_AFTER', 2)
+  asked = pool.Pool(1, 10)
+  outcomes, deaths = asked.ask([_question(n) for n in range(3)])
+  assert all(verdict for verdict, _ in outcomes.values()) and deaths == 0
+  assert asked._workers[0].served == 1
+  asked.close()
+
+
+def _is_alive(pid):
+  try:
+    return pathlib.Path(f'/proc/{pid}/stat').read_text().split()[2] != 'Z'
+  except FileNotFoundError:
+    return False
+
+
+def test_workers_die_with_their_parent():
+  """An idle one by its pipe; one in an endless C call by the CPU limit."""
+  script = r'''
+import os, signal, sys, threading, time
+from tepo_jax.tasks import pool
+idle = pool.Pool(1, 10)
+idle.ask([(r'\max(1,2)', ('2',))])
+pool._SERVE = (
+    'import itertools\nfrom tepo_jax.tasks import pool, verifying\nverify = '
+    'verifying.verify\nverifying.verify = lambda answer, *rest: verify(answer, '
+    '*rest) if answer == "1" else all(itertools.repeat(1))\npool.serve()')
+busy = pool.Pool(1, 2)
+threading.Thread(
+    target=busy.ask, args=([(r'\max(1,2)', ('2',))],), daemon=True).start()
+while not (busy._workers and busy._workers[0].question):
+  time.sleep(0.1)
+for asked in (idle, busy):
+  print(asked._workers[0].process.pid)
+sys.stdout.flush()
+os.kill(os.getpid(), signal.SIGKILL)
+'''
+  output = subprocess.run(
+      [sys.executable, '-c', script], cwd=_ROOT, capture_output=True).stdout
+  pids = [int(pid) for pid in output.split()]
+  assert len(pids) == 2
+  deadline = time.monotonic() + 60
+  while any(map(_is_alive, pids)) and time.monotonic() < deadline:
+    time.sleep(0.1)
+  alive = [pid for pid in pids if _is_alive(pid)]
+  for pid in alive:
+    os.kill(pid, signal.SIGKILL)
+  assert not alive
+
+
+
+_FAULTS = {
+    'closed': 'for number in (0, 1, 2):\n  os.close(number)',
+    # What a full disk is to a program: no file grows. Pipes are none.
+    'full': 'full = os.open("/dev/full", os.O_WRONLY)\n'
+            'os.dup2(full, 1)\nos.dup2(full, 2)\n'
+            'signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n'
+            'resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))'}
+
+
+@pytest.mark.parametrize('fault', _FAULTS)
+def test_closed_or_full_output_changes_no_verdict(fault):
+  script = f'''
+import os, resource, signal
+{_FAULTS[fault]}
+from tepo_jax.tasks import grading
+with grading.Grader(2) as grader:
+  verdicts, counts = grader.grade(
+      [(r"\\boxed{{\\max(1,2)}}", ["2"]), (r"\\boxed{{\\max(1,2)}}", ["1"]),
+       (r"\\boxed{{2}}", ["2"])])
+right = verdicts == [True, False, True] and not any(counts.values())
+os._exit(7 if right else 8)
+'''
+  assert subprocess.run([sys.executable, '-c', script], cwd=_ROOT
+                        ).returncode == 7
+
+
+def test_workers_import_no_jax_and_little_else():
+  subprocess.run(
+      [sys.executable, '-c',
+       'import sys\nfrom tepo_jax.tasks import pool, verifying\n'
+       'assert "sympy" not in sys.modules\n'
+       'verifying.verify("1", ("0.5",), 5)\n'
+       'assert not {"jax", "numpy", "transformers", "datasets"} '
+       '& set(sys.modules)'], cwd=_ROOT, check=True)
