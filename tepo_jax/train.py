@@ -42,6 +42,7 @@ def make_base_model(config: ml_collections.ConfigDict,
     with session_lib.open_folder(config, untrained) as session:
       trainer.Trainer(config, session)
   cli.claim_workdir(config, workdir)
+  session_lib.cache_compilations(config, workdir)
   base_model.make(config, folder)
 
 
@@ -63,7 +64,6 @@ def train(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
 def main() -> None:
   config = _CONFIG.value
   checks.check(config, cli.overridden())
-  session_lib.cache_compilations(config, pathlib.Path(_WORKDIR.value))
   processes.initialize()
   with processes.ending_together():
     train(config, pathlib.Path(_WORKDIR.value))

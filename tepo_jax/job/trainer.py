@@ -25,6 +25,7 @@ from tepo_jax.learning import update
 from tepo_jax.rollout import collect
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import dump
+from tepo_jax.rollout import schedule
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import environment
 from tepo_jax.runtime import mesh as mesh_lib
@@ -65,6 +66,7 @@ class Trainer:
   def open(self, workdir: pathlib.Path) -> None:
     """Makes `workdir` this run's, and goes to its last checkpoint."""
     processes.on_first(cli.claim_workdir, self.config, workdir)
+    session_lib.cache_compilations(self.config, workdir)
     self.workdir = workdir
     settings = self.config.checkpoint
     self.checkpointer = checkpoint.Checkpointer(
@@ -178,6 +180,7 @@ class Trainer:
     scalars |= {f'grading/{name}': count
                 for name, count in self.sampler.counts.items()}
     self.sampler.counts.clear()
+    scalars |= self._sampling_metrics()
     if rollout.groups:
       self.progress.phase('updating')
       scalars |= self._update(number, rollout.groups)
@@ -189,11 +192,20 @@ class Trainer:
     return scalars | {'seconds/step': seconds,
                       'tokens_per_second': tokens / seconds}
 
+  def _sampling_metrics(self):
+    """Of the slots, since the last call; bytes of the decoding weights."""
+    stats, self.sampler.stats = self.sampler.stats, schedule.Stats()
+    return {'sampling/occupancy': stats.occupancy,
+            'sampling/slot_share': stats.tokens / stats.slot_steps,
+            'sampling/steps': stats.steps, 'sampling/prefills': stats.prefills,
+            'sampling/weight_bytes': self.weight_bytes}
+
   def _collect(self, number):
     rollout = self.config.rollout
     with self.session.timers('reshard'):
       params = jax.block_until_ready(
           self.programs.to_decode(self._policy()))
+    self.weight_bytes = sum(x.nbytes for x in jax.tree.leaves(params))
     key = jax.random.fold_in(steps.stream(self.config.seed, 'rollout'), number)
 
     def draw(cursor):
