@@ -180,7 +180,8 @@ def restore_trained(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
 
   Returns:
     The folder the run started from, the model with its execution fields (its
-    vocabulary padded as in the run), and the parameters.
+    vocabulary padded as in the run), and the parameters: on the mesh, or,
+    where it does not divide that vocabulary, on its devices with tensor=1.
 
   Raises:
     errors.InputError: not a run's workdir, or no such checkpoint.
@@ -199,6 +200,10 @@ def restore_trained(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
   if not config.lora.rank:
     rows, _ = checkpointer.shape(step, 'params/embed/embedding')
     model = dataclasses.replace(model, vocab_padding=rows - model.vocab_size)
+    if rows % mesh.shape['tensor']:
+      mesh = mesh_lib.make(
+          {'data': -1, 'fsdp': mesh.shape['fsdp'], 'tensor': 1},
+          mesh.devices.ravel())
   programs = steps.make(config, model, mesh)
   state, _ = checkpointer.restore(step, steps.abstract_state(programs))
   checkpointer.close()
@@ -222,8 +227,7 @@ def restore_params(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
   plain = on_mesh.sharded_over(
       weights.read_config(folder), mesh.shape['tensor'])
   if plain.vocab_padding != model.vocab_padding:
-    params = jax.jit(
-        functools.partial(on_mesh.repad, plain),
-        out_shardings=mesh_lib.shardings(
-            mesh, transformer.logical_axes(plain)))(params)
+    params = jax.device_put(
+        jax.jit(functools.partial(on_mesh.repad, plain))(params),
+        mesh_lib.shardings(mesh, transformer.logical_axes(plain)))
   return folder, params
