@@ -39,6 +39,10 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   c.rollout.samples = 8  # G, completions a prompt
   c.rollout.max_tokens = 8192  # T, completion slots; longer is truncated
   c.rollout.temperature = 1.0  # the loss scores at the same temperature
+  # Completions decoded at one time; None: as many as there are, or as memory
+  # allows. Evaluation takes the same number.
+  c.rollout.slots = config_dict.placeholder(int)
+  c.rollout.chunk = 32  # most decode steps between two looks of the host
   # Groups whose rewards are all equal teach nothing. 'refill': sample more
   # prompts until `prompts` mixed groups are there; 'drop': train on those
   # there are; 'off': train on all.
@@ -67,7 +71,7 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   # Slots of one forward/backward pass over the whole mesh, in whole rows: one
   # for each of its data x fsdp shards at least.
   c.train.microbatch_tokens = 16384
-  c.train.chunk_size = 2048  # tokens of a shard whose logits exist at one time
+  c.train.chunk_size = 1024  # tokens of a shard whose logits exist at one time
 
   c.optimizer = ml_collections.ConfigDict()
   c.optimizer.learning_rate = 5e-7  # constant
@@ -86,6 +90,22 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   # gradients are summed in fp32.
   c.compute.gradient_dtype = 'bfloat16'
   c.compute.unroll = 1  # layers unrolled in one iteration of the layer scan
+  # Of scoring, updates and prefill: 'xla' anywhere, 'cudnn' on GPUs, 'splash'
+  # on TPUs; 'auto': the device's own where it can serve.
+  c.compute.attention = 'auto'
+
+  # Low-rank adapters: the model's own weights stay as they are, in the compute
+  # dtype, without gradients or moments. Learning rates are 10 to 100 times
+  # those of full training.
+  c.lora = ml_collections.ConfigDict()
+  c.lora.rank = 0  # 0: all weights are trained
+  c.lora.alpha = 32.0  # an adapter is scaled by alpha / rank
+  c.lora.targets = ('q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_proj',
+                    'up_proj', 'down_proj')  # as peft names them
+
+  # Folder of compiled programs; None: .jax_cache beside the workdir, or what
+  # JAX_COMPILATION_CACHE_DIR says.
+  c.compute.cache = config_dict.placeholder(str)
 
   c.mesh = ml_collections.ConfigDict()  # sizes of the mesh axes; -1: the rest
   c.mesh.data = 1
@@ -100,8 +120,10 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   c.eval.samples = config_dict.placeholder(int)
   c.eval.temperature = config_dict.placeholder(float)
   c.eval.greedy = False  # greedy decoding beside a sampled one
+  c.eval.top_k = 0  # sample from the k most probable tokens; 0: from all
+  c.eval.top_p = 1.0  # from the fewest that hold this probability; 1: all
+  c.eval.stop_after_boxed = False  # a completion ends where its box closes
   c.eval.max_tokens = 8192
-  c.eval.batch_prompts = 64  # prompts sampled at a time
 
   # The best is the one with the highest avg@k of the first set in eval.sets,
   # of those that an evaluation fell on.
@@ -109,6 +131,17 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   c.checkpoint.period = 5  # rollout steps
   c.checkpoint.keep = 2  # the newest N; and always the best, as below
   c.checkpoint.keep_every = 0  # steps that are a multiple stay too; 0: none
+
+  # Rollouts on disk, one record a completion: see tepo_jax/rollout/dump.py.
+  c.dump = ml_collections.ConfigDict()
+  c.dump.period = 1  # rollout steps; 0: none
+  c.dump.format = 'jsonl'  # or 'parquet'
+  c.dump.max_megabytes = 2000.0  # of all of them; the oldest go first
+
+  c.wandb_project = config_dict.placeholder(str)  # None: no Weights & Biases
+
+  c.profile = ml_collections.ConfigDict()
+  c.profile.steps = ()  # rollout steps traced to WORKDIR/profile, for xprof
 
   # The embedded model, made where `c.model` is None: a Qwen3-shaped network,
   # trained on worked solutions, then on a mixture with direct answers.

@@ -18,15 +18,20 @@ _SHAPES = {
 }
 
 
-def get_config(size: str = 'tiny'):
-  """The base config with a model and a geometry that a laptop can run."""
+def get_config(shape: str = 'tiny'):
+  """The base config with a model and a geometry that a laptop can run.
+
+  `shape` is a size, or 'SIZE,METHOD' with a row of methods.py.
+  """
+  size, _, method = shape.partition(',')
   if size not in _SHAPES:
     raise ValueError(
         f'unknown size {size!r}; one of: {", ".join(sorted(_SHAPES))}')
   shape = dict(_SHAPES[size])
-  c = base.get_config('tepo')
+  c = base.get_config(method or 'grpo')  # what other libraries' updates do
   c.benchmark.vocabulary = shape.pop('vocabulary')
   c.benchmark.prompt_tokens = shape.pop('prompt_tokens')
+  c.data.max_prompt_tokens = c.benchmark.prompt_tokens
   c.rollout.max_tokens = c.benchmark.mean_tokens = shape.pop('max_tokens')
   c.rollout.prompts = 4
   c.rollout.samples = 8

@@ -91,6 +91,26 @@ def _undifferentiated_kl():
   }
 
 
+# Table 3. Tables 1, 2 and 4 have no other rows.
+PANELS = {
+    'A: KL on all tokens': (
+        'kl_1', 'kl_1e-1', 'kl_1e-2', 'kl_1e-3', 'kl_1e-4'),
+    'B: entropy regularisation': (
+        'clip_cov', 'kl_cov', 'entropy_advantage', 'max_entropy',
+        'min_entropy', 'steer'),
+    'C: importance sampling': ('grpo', 'gpg', 'cispo', 'prefix_is'),
+    'D: aggregation': ('gspo', 'seq_mean_token_sum'),
+    'E: the region of the KL': (
+        'kl_negative_rising', 'kl_misaligned', 'tepo_no_kl', 'tepo'),
+}
+
+
+def paper(beta):
+  """Those of `methods` that the paper's tables have."""
+  rows = methods(beta)
+  return {name: rows[name] for panel in PANELS.values() for name in panel}
+
+
 def methods(beta):
   """Name -> row; beta is the coefficient of TEPO's KL."""
   kl = _reg('kl_full', 'positive_falling', beta)

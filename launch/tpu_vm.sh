@@ -1,25 +1,31 @@
 #!/usr/bin/env bash
 # A Cloud TPU slice from your machine: every command goes to all its hosts.
 #
-#   NAME=… ZONE=… PROJECT=… [TYPE=v5litepod-16] launch/tpu_vm.sh COMMAND
+#   NAME=… ZONE=… PROJECT=… [TYPE=v5litepod-16] [SPOT=1] launch/tpu_vm.sh COMMAND
 #
-#   create            makes the slice (TYPE says which)
+#   create            asks for the slice (TYPE says which; SPOT=1 is cheaper and
+#                     can be taken away), and waits until it is there
 #   setup             copies this repository to its hosts and sets them up
 #   run ARGUMENTS     starts python -m tepo_jax.train ARGUMENTS, and returns
 #   logs              follows the output of the first host
+#   stop              makes the run save and end
 #   delete            gives the slice back
 #
-# --dry-run as the first argument prints what would be run.
+# A run goes on from its last checkpoint: by itself where a process was lost,
+# and after `create`, `setup` and the same `run` where the slice was. For that
+# its --workdir is a gs:// folder. --dry-run as the first argument prints what
+# would be run.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 fail() { echo "launch/tpu_vm.sh: error: $*" >&2; exit 2; }
 
+commands='create|setup|run|logs|stop|delete'
 dry_run=
 if [[ ${1:-} == --dry-run ]]; then dry_run=yes; shift; fi
 command=${1:-}
-[[ $command =~ ^(create|setup|run|logs|delete)$ ]] \
-  || fail "usage: launch/tpu_vm.sh [--dry-run] create|setup|run|logs|delete"
+[[ $command =~ ^($commands)$ ]] \
+  || fail "usage: launch/tpu_vm.sh [--dry-run] $commands"
 shift
 [[ $command == run || $# -eq 0 ]] || fail "unexpected argument '$1'"
 for name in NAME ZONE PROJECT; do
@@ -32,8 +38,8 @@ where=(--project="$PROJECT" --zone="$ZONE")
 do_it() {
   if [[ -n $dry_run ]]; then printf '%q ' "$@"; echo; else "$@"; fi
 }
-tpu() { do_it gcloud compute tpus tpu-vm "$@" "${where[@]}"; }
-on_hosts() { tpu ssh "${NAME:?}" --worker="$1" --command="$2"; }
+tpus() { do_it gcloud compute tpus "$@" "${where[@]}"; }
+on_hosts() { tpus tpu-vm ssh "${NAME:?}" --worker="$1" --command="$2"; }
 
 software() {
   case $TYPE in
@@ -44,27 +50,57 @@ software() {
   esac
 }
 
+# Until the slice is there; asked again, it goes on waiting.
+wait_for_slice() {
+  local state=
+  while :; do
+    state=$(tpus queued-resources describe "$NAME" --format='value(state.state)')
+    echo "launch/tpu_vm.sh: $NAME is $state" >&2
+    case $state in
+      ACTIVE) return ;;
+      FAILED|SUSPENDED|SUSPENDING)
+        fail "the slice is $state: launch/tpu_vm.sh delete, then create" ;;
+    esac
+    sleep "${PAUSE:-30}"
+  done
+}
+
 case $command in
   create)
     [[ -n ${TYPE:-} ]] || fail "TYPE is not set, for example TYPE=v5litepod-16"
-    tpu create "$NAME" --accelerator-type="$TYPE" --version="$(software)"
+    spot=()
+    [[ -z ${SPOT:-} ]] || spot=(--spot)
+    if [[ -n $dry_run ]] \
+        || ! tpus queued-resources describe "$NAME" >/dev/null 2>&1; then
+      tpus queued-resources create "$NAME" --node-id="$NAME" \
+        --accelerator-type="$TYPE" --runtime-version="$(software)" "${spot[@]}"
+    fi
+    if [[ -n $dry_run ]]; then
+      tpus queued-resources describe "$NAME" --format='value(state.state)'
+    else
+      wait_for_slice
+    fi
     ;;
   setup)
     archive=$(mktemp -d)/tepo.tgz
     trap 'rm -rf "$(dirname "$archive")"' EXIT
     do_it tar -czf "$archive" --exclude=__pycache__ \
       tepo_jax configs launch tests requirements.txt
-    tpu scp "$archive" "$NAME:tepo.tgz" --worker=all
+    tpus tpu-vm scp "$archive" "$NAME:tepo.tgz" --worker=all
     on_hosts all "mkdir -p tepo && tar -xzf tepo.tgz -C tepo \
 && tepo/launch/setup.sh tpu"
     ;;
   run)
     [[ $# -gt 0 ]] || fail "run needs the program's arguments, for example" \
-      "--config=configs/tiny.py:tepo --workdir=runs/tpu"
+      "--config=configs/tiny.py:tepo --workdir=gs://my-bucket/runs/tiny"
     # nohup: a lost connection does not end the run.
-    on_hosts all "cd tepo && { TEPO_MULTIHOST=1 nohup .venv/bin/python -m \
-tepo_jax.train $(printf '%q ' "$@")>train.log 2>&1 </dev/null & }"
+    on_hosts all "cd tepo || exit; if kill -0 \$(cat train.pid) 2>/dev/null; \
+then echo a run is going on here: stop it first >&2; exit 2; fi; \
+TEPO_MULTIHOST=1 JAX_PLATFORMS=tpu,cpu nohup launch/supervise.sh \
+.venv/bin/python -m tepo_jax.train $(printf '%q ' "$@")>>train.log 2>&1 \
+</dev/null & echo \$! >train.pid"
     ;;
-  logs) on_hosts 0 "tail -n 100 -f tepo/train.log" ;;
-  delete) tpu delete "$NAME" --quiet ;;
+  logs) on_hosts 0 "tail -n 100 -F tepo/train.log" ;;
+  stop) on_hosts all "kill -TERM \$(cat tepo/train.pid)" ;;
+  delete) tpus queued-resources delete "$NAME" --force --quiet ;;
 esac

@@ -43,7 +43,7 @@ os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
 flags.disclaim_key_flags()  # flags defined here are the calling program's
 
 # What may differ between an interrupted run and its continuation.
-_CONTINUABLE = frozenset({'steps'})
+_CONTINUABLE = frozenset({'steps', 'compute.cache', 'profile.steps'})
 
 # A disk that is full, or fails.
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO,
@@ -161,7 +161,8 @@ def field_names(config: ml_collections.ConfigDict) -> dict[str, Any]:
 def config_digest(config: ml_collections.ConfigDict) -> str:
   """SHA-256 of the fields that make a run what it is, sorted.
 
-  All of them but `steps`: a run that goes on for longer is the same run.
+  All of them but `_CONTINUABLE`: a run that goes on for longer, or is traced,
+  is the same run.
   """
   fields = {name: value for name, value in field_names(config).items()
             if name not in _CONTINUABLE}

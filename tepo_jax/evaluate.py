@@ -39,6 +39,7 @@ _OUT = flags.DEFINE_string(
 def main() -> None:
   config, out = _CONFIG.value, pathlib.Path(_OUT.value)
   checks.check_values(config)
+  config.lora.rank = 0  # adapters are merged before
   folder, params, step = _checkpoint(config), None, None
   checkpoints = folder / session_lib.CHECKPOINTS
   if checkpoints.is_dir():
@@ -50,6 +51,7 @@ def main() -> None:
   with session_lib.open_folder(config, folder) as session:
     evaluations = evaluation_lib.prepare(session)
     samples.open({item.name: item.samples for item in evaluations})
+    session_lib.cache_compilations(config, out)
     cast = steps.make_decode_cast(session.model, session.mesh)
     params = cast(session.load_params() if params is None else params)
     key = steps.stream(config.seed, 'eval')

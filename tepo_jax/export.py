@@ -1,15 +1,19 @@
 r"""Takes the trained weights out of a run, as a Hugging Face folder.
 
-  python -m tepo_jax.export --workdir=DIR [--step=N] --out=DIR
+  python -m tepo_jax.export --workdir=DIR [--step=N] [--adapter] --out=DIR
 
 The folder holds config.json, safetensors (fp32), the tokenizer and the
-generation config: transformers' from_pretrained reads it.
+generation config: transformers' from_pretrained reads it. Of a LoRA run the
+adapters are merged in; with --adapter they are written alone, as a folder that
+peft reads.
 """
 
 from absl import flags
 
 from tepo_jax import cli
+from tepo_jax import errors
 from tepo_jax.job import session
+from tepo_jax.policy import adapters
 from tepo_jax.policy import weights
 from tepo_jax.runtime import mesh as mesh_lib
 
@@ -19,13 +23,23 @@ _STEP = flags.DEFINE_integer(
     'step', None, 'Rollout step of the checkpoint; the last one if not given.')
 _OUT = flags.DEFINE_string(
     'out', None, 'Folder to make; must not exist or be empty.', required=True)
+_ADAPTER = flags.DEFINE_bool(
+    'adapter', False, 'Of a LoRA run: a peft folder of the adapters alone.')
 
 
 def main() -> None:
   out = cli.new_folder(_OUT.value)
   mesh = mesh_lib.make({'data': 1, 'fsdp': -1, 'tensor': 1})
-  folder, params = session.restore_params(_WORKDIR.value, mesh, _STEP.value)
-  weights.save(out, weights.read_config(folder), params, source=folder)
+  if _ADAPTER.value:
+    folder, model, params = session.restore_trained(
+        _WORKDIR.value, mesh, _STEP.value)
+    if model.lora is None:
+      raise errors.InputError(
+          f'--adapter: {_WORKDIR.value} is not a LoRA run')
+    adapters.save(out, model.lora, params, folder)
+  else:
+    folder, params = session.restore_params(_WORKDIR.value, mesh, _STEP.value)
+    weights.save(out, weights.read_config(folder), params, source=folder)
   print(f'exported {_WORKDIR.value} to {out}')
 
 

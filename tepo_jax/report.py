@@ -1,7 +1,18 @@
-r"""The paper's tables with our numbers beside them; two evaluations compared.
+r"""Looks at runs: one page with figures and tokens; the paper's tables.
 
+  python -m tepo_jax.report --runs=runs/a,runs/b --out=DIR \
+      [--inspect=STEP] [--replay=STEP]
   python -m tepo_jax.report --table=3 --runs=runs [--format=latex] [--out=FILE]
   python -m tepo_jax.report --compare=DIR,DIR
+
+The first: DIR/report.html needs no network; the figures lie beside it as PNG
+and SVG. Finished, running and broken runs do. A pattern such as 'runs/study/*'
+stands for the runs that it matches. --inspect goes through a rollout step
+again and shows every sampled token with its ratio, entropy, mask and the like.
+--replay evaluates every row of the paper on that step's first and last
+minibatch. Both take the step's rollout and the checkpoint of the step before
+it (step 1: the model), and name the steps that have them where this one has
+not.
 
 --table: each row of the paper with its 95 % interval, ours below it ("not
 run" where it was not), and what an audit of the paper's cells finds. ±, of the
@@ -10,26 +21,34 @@ bootstrap over problems. --compare: the second evaluation minus the first, on
 the same problems. --commands prints what a table still needs to be run.
 """
 
-import importlib
+import contextlib
 import pathlib
-import shlex
 
 from absl import flags
 
-from configs import paper
+from configs import methods
 from tepo_jax import cli
 from tepo_jax import errors
-from tepo_jax.analysis import audit
-from tepo_jax.analysis import results
+from tepo_jax.analysis import runs as runs_lib
+from tepo_jax.analysis import study
 from tepo_jax.analysis import tables
+from tepo_jax.job import looking
+from tepo_jax.job import paper_tables
 
-TABLES = ('1', '2', '3', '4')
-
-_TABLE = flags.DEFINE_enum('table', None, TABLES, 'Which table of the paper.')
-_RUNS = flags.DEFINE_string('runs', 'runs', 'Folder of the runs\' folders.')
+_RUNS = flags.DEFINE_list(
+    'runs', None, 'Folders of runs, by commas; patterns are expanded. With '
+    '--table: the folder that holds them, runs if it is not given.')
+_OUT = flags.DEFINE_string(
+    'out', None, 'Folder for report.html and the figures. With --table or '
+    '--compare: a file to write instead of stdout.')
+_INSPECT = flags.DEFINE_integer(
+    'inspect', None, 'Rollout step to show token by token.', lower_bound=1)
+_REPLAY = flags.DEFINE_integer(
+    'replay', None, 'Rollout step to replay with every row.', lower_bound=1)
+_TABLE = flags.DEFINE_enum(
+    'table', None, paper_tables.TABLES, 'Which table of the paper.')
 _FORMAT = flags.DEFINE_enum(
     'format', 'markdown', list(tables.FORMATS), 'What the table is printed as.')
-_OUT = flags.DEFINE_string('out', None, 'A file to write instead of stdout.')
 _COMMANDS = flags.DEFINE_bool(
     'commands', False, 'Print what is to be run for the table, a line each.')
 _COMPARE = flags.DEFINE_list(
@@ -37,74 +56,54 @@ _COMPARE = flags.DEFINE_list(
 
 
 def main() -> None:
-  if (_TABLE.value is None) == (_COMPARE.value is None):
-    raise errors.InputError('either --table or --compare is wanted')
-  text = _comparison() if _COMPARE.value is not None else _table()
-  if _OUT.value is None:
-    print(text)
+  if _TABLE.value is not None and _COMPARE.value is not None:
+    raise errors.InputError('either --table or --compare, not both')
+  if _TABLE.value is not None:
+    _tell(_table())
+  elif _COMPARE.value is not None:
+    if len(_COMPARE.value) != 2:
+      raise errors.InputError('--compare wants two folders: --compare=DIR,DIR')
+    _tell(paper_tables.comparison(_COMPARE.value))
   else:
-    _write(pathlib.Path(_OUT.value), text + '\n')
-
-
-def _write(path, text):
-  try:
-    path.write_text(text, 'utf-8')
-  except OSError as error:
-    raise errors.InputError(
-        f'--out={path}: {error.strerror or error}') from error
-
-
-def _comparison():
-  if len(_COMPARE.value) != 2:
-    raise errors.InputError('--compare wants two folders: --compare=DIR,DIR')
-  first, second = (results.read(folder)[1] for folder in _COMPARE.value)
-  return tables.of_comparison(results.compare(first, second))
+    _write_page()
 
 
 def _table():
-  everything = {number: _rows(number) for number in TABLES}
-  rows = everything[_TABLE.value]
+  runs = _RUNS.value or ['runs']
+  if len(runs) > 1:
+    raise errors.InputError('--runs: with --table, the one folder of the runs')
   if _COMMANDS.value:
-    return '\n'.join(map(shlex.join, tables.commands(
-        rows, int(_TABLE.value), _RUNS.value)))
-  columns = dict(paper.COLUMNS.values())
-  findings = _findings(rows, sum(everything.values(), ()), columns)
-  marks = {(f.row, f.column): '*' for f in findings}
-  lines = tables.compared(
-      rows, paper.COLUMNS, paper.GRADED, pathlib.Path(_RUNS.value), marks)
-  text = tables.FORMATS[_FORMAT.value](lines, list(columns))
-  if _FORMAT.value == 'csv':
-    return text
-  comment = '% ' if _FORMAT.value == 'latex' else ''
-  return '\n'.join([text, '', *(
-      comment + note for note in _notes(rows, columns, findings))])
+    return paper_tables.commands(_TABLE.value, runs[0])
+  return paper_tables.table(_TABLE.value, runs[0], _FORMAT.value)
 
 
-def _rows(number):
-  return importlib.import_module(f'configs.table{number}').ROWS
+def _tell(text):
+  if _OUT.value is None:
+    print(text)
+    return
+  with _writing():
+    pathlib.Path(_OUT.value).write_text(text + '\n', 'utf-8')
 
 
-def _findings(rows, everything, columns):
-  """Of these rows, as seen beside the rows of all the tables."""
-  names = {row.name for row in rows}
-  others = [row for row in everything if row.name not in names]
-  found = audit.audit([*rows, *others], columns, paper.GRADED)
-  return [finding for finding in found if finding.row in names]
+def _write_page():
+  for flag in (_RUNS, _OUT):
+    if not flag.value:
+      raise errors.InputError(f'--{flag.name} is required')
+  runs, out = runs_lib.read(_RUNS.value), pathlib.Path(_OUT.value)
+  with _writing():
+    out.mkdir(parents=True, exist_ok=True)
+  inspectors = looking.inspectors(runs, _INSPECT.value, out)
+  replays = looking.replays(runs, _REPLAY.value, out, methods.paper)
+  print(f'wrote {study.write(out, runs, methods.PANELS, inspectors, replays)}')
 
 
-def _notes(rows, columns, findings):
-  labels = {row.name: row.label for row in rows}
-  models = {row.name: row.model for row in rows}
-  averaged = {(row.model, row.cells, row.average): row for row in rows
-              if len(row.seeds) == 1 and not row.is_change and any(row.cells)}
-  good = sum(audit.reproduces(row, columns, paper.GRADED)
-             for row in averaged.values())
-  yield (f'Audit of the paper: the average over its {paper.GRADED:,} samples '
-         f'reproduces {good} of {len(averaged)} different rows to the last '
-         'digit.')
-  for finding in findings:
-    yield (f'* {models[finding.row]}, {labels[finding.row]}, '
-           f'{finding.column or tables.AVERAGE}: {finding.text}')
+@contextlib.contextmanager
+def _writing():
+  try:
+    yield
+  except OSError as error:
+    raise errors.InputError(
+        f'--out={_OUT.value}: {error.strerror or error}') from error
 
 
 if __name__ == '__main__':

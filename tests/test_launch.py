@@ -1,4 +1,4 @@
-"""launch/*.sh: with stand-ins for python, apt-get, nvidia-smi and gcloud."""
+"""launch/*.sh: with stand-ins for python, apt-get, nvidia-smi, gcloud and a host."""
 
 import os
 import pathlib
@@ -6,6 +6,7 @@ import shlex
 import shutil
 import stat
 import subprocess
+import time
 
 import pytest
 
@@ -148,49 +149,125 @@ def test_local_trains(launch, environment, arguments):
   assert launch.log()[-1] == f'python -m tepo_jax.train {arguments}'
 
 
+def test_sweep_runs_every_method_and_seed_and_reports(launch):
+  done = launch('sweep.sh', 'tiny', '--config.steps=3', '--config.x=a b',
+                METHODS='tepo grpo', SEEDS='4 5', OUT='a study')
+  assert done.returncode == 0, done.stderr
+  commands = [line for line in launch.log() if 'tepo_jax' in line]
+  assert commands[0] == ('python -m tepo_jax.pretrain '
+                         '--config=configs/tiny.py --out=a study/base_model')
+  assert commands[-1] == ('python -m tepo_jax.report --runs=a study/runs/* '
+                          '--out=a study/report')
+  assert sorted(commands[1:-1]) == sorted(
+      f'python -m tepo_jax.train --config=configs/tiny.py:{method} '
+      f'--config.seed={seed} --config.model=a study/base_model '
+      f'--workdir=a study/runs/{method}_{seed} --config.steps=3 '
+      '--config.x=a b' for method in ('tepo', 'grpo') for seed in (4, 5))
+
+
 def test_test_passes_its_arguments_on(launch):
   (launch.stubs / 'venv_is_there').touch()
   assert launch('test.sh', '-k', 'mesh').returncode == 0
-  assert launch.log()[-1] == 'python -m pytest tests -k mesh'
+  command = launch.log()[-1]
+  assert command.startswith('python -m pytest tests ')
+  assert command.endswith(' -k mesh')
 
 
 _SLICE = {'NAME': 'n', 'ZONE': 'z', 'PROJECT': 'p', 'TYPE': 'v6e-8'}
 
 
+_TPUS = ['gcloud', 'compute', 'tpus']
+_WHERE = ['--project=p', '--zone=z']
+
+
+def _dry_run(launch, *arguments, **environment):
+  done = launch('tpu_vm.sh', '--dry-run', *arguments, **_SLICE, **environment)
+  assert done.returncode == 0, done.stderr
+  return [shlex.split(line) for line in done.stdout.splitlines()]
+
+
 def test_tpu_vm_dry_run(launch):
-
-  def commands(*arguments):
-    done = launch('tpu_vm.sh', '--dry-run', *arguments, **_SLICE)
-    assert done.returncode == 0, done.stderr
-    return [shlex.split(line) for line in done.stdout.splitlines()]
-
-  vm = ['gcloud', 'compute', 'tpus', 'tpu-vm']
-  where = ['--project=p', '--zone=z']
-  assert commands('create') == [
-      vm + ['create', 'n', '--accelerator-type=v6e-8',
-            '--version=v2-alpha-tpuv6e'] + where]
-  assert commands('delete') == [vm + ['delete', 'n', '--quiet'] + where]
-  assert commands('logs')[0][:7] == vm + ['ssh', 'n', '--worker=0']
-  tar, copy, setup = commands('setup')
+  resource = _TPUS + ['queued-resources']
+  create = resource + [
+      'create', 'n', '--node-id=n', '--accelerator-type=v6e-8',
+      '--runtime-version=v2-alpha-tpuv6e']
+  asked, waits = _dry_run(launch, 'create')
+  assert asked == create + _WHERE
+  assert waits[:5] == resource + ['describe']
+  assert _dry_run(launch, 'create', SPOT='1')[0] == (
+      create + ['--spot'] + _WHERE)
+  assert _dry_run(launch, 'delete') == [
+      resource + ['delete', 'n', '--force', '--quiet'] + _WHERE]
+  ssh = _TPUS + ['tpu-vm', 'ssh', 'n']
+  (*logs, _, _, _), = _dry_run(launch, 'logs')
+  assert logs == ssh + ['--worker=0']
+  (*stop, command, _, _), = _dry_run(launch, 'stop')
+  assert stop == ssh + ['--worker=all'] and 'kill -TERM' in command
+  tar, copy, setup = _dry_run(launch, 'setup')
   assert tar[0] == 'tar' and copy[4] == 'scp' and copy[6] == 'n:tepo.tgz'
   assert '--worker=all' in copy and '--worker=all' in setup
   assert 'tepo/launch/setup.sh tpu' in setup[7]
-  run, = commands('run', "--config.eval.sets=('x', 'y')", '--workdir=$(id)')
-  # The shell of the host gives the program exactly these arguments back.
-  remote = run[7].removeprefix('--command=').split(' -m tepo_jax.train ')[1]
-  assert shlex.split(remote.split('>train.log')[0]) == [
-      "--config.eval.sets=('x', 'y')", '--workdir=$(id)']
-  assert 'TEPO_MULTIHOST=1 nohup' in run[7]
 
 
-def test_tpu_vm_calls_gcloud(launch):
+def test_tpu_vm_runs_the_program_on_a_host(launch, tmp_path):
+  """What is sent to a host, run there by a shell: arguments and all."""
+  arguments = ["--config.eval.sets=('x', 'y')", '--workdir=$(id)']
+  (*_, command, _, _), = _dry_run(launch, 'run', *arguments)
+  command = command.removeprefix('--command=')
+  host = tmp_path / 'host'
+  (host / 'tepo/.venv/bin').mkdir(parents=True)
+  shutil.copytree(ROOT / 'launch', host / 'tepo/launch')
+  python = host / 'tepo/.venv/bin/python'
+  python.write_text(
+      '#!/bin/bash\nprintf "%s|" "$TEPO_MULTIHOST" "$@"\n'
+      'trap "echo saved; exit 0" TERM\nwhile :; do sleep .1; done')
+  python.chmod(0o755)
+
+  def on_host(command):
+    return subprocess.run(['bash', '-c', command], cwd=host, text=True,
+                          capture_output=True, timeout=30)
+
+  assert on_host(command).returncode == 0
+  log = host / 'tepo/train.log'
+  _wait_for(lambda: '--workdir' in log.read_text())
+  assert log.read_text() == (
+      "1|-m|tepo_jax.train|--config.eval.sets=('x', 'y')|--workdir=$(id)|")
+  again = on_host(command)
+  assert again.returncode == 2 and 'stop it first' in again.stderr
+  (*_, stop, _, _), = _dry_run(launch, 'stop')
+  assert on_host(stop.removeprefix('--command=')).returncode == 0
+  _wait_for(lambda: log.read_text().endswith('saved\n'))
+
+
+def _wait_for(holds):
+  deadline = time.monotonic() + 20
+  while not holds():
+    assert time.monotonic() < deadline
+    time.sleep(0.05)
+
+
+def test_tpu_vm_waits_for_the_slice(launch):
   gcloud = launch.stubs / 'gcloud'
-  gcloud.write_text('#!/bin/bash\necho "gcloud $*" >>"$STUBS/log"')
+  gcloud.write_text("""#!/bin/bash
+echo "$*" >>"$STUBS/log"
+case "$*" in
+  *create*) touch "$STUBS/asked" ;;
+  *describe*)
+    [[ -e $STUBS/asked ]] || exit 1
+    [[ -e $STUBS/once ]] && echo "${STATE:-ACTIVE}" || echo WAITING
+    touch "$STUBS/once" ;;
+esac
+""")
   gcloud.chmod(0o755)
-  done = launch('tpu_vm.sh', 'delete', **_SLICE)
-  assert done.returncode == 0 and not done.stdout
-  assert launch.log() == [
-      'gcloud compute tpus tpu-vm delete n --quiet --project=p --zone=z']
+  done = launch('tpu_vm.sh', 'create', **_SLICE, PAUSE='0')
+  assert done.returncode == 0, done.stderr
+  said = done.stderr.splitlines()
+  assert [line.split()[-1] for line in said] == ['WAITING', 'ACTIVE']
+  assert [line.split()[3] for line in launch.log()] == [
+      'describe', 'create', 'describe', 'describe']
+  done = launch('tpu_vm.sh', 'create', **_SLICE, PAUSE='0', STATE='FAILED')
+  assert done.returncode == 2 and 'FAILED' in done.stderr
+  assert 'create' not in {line.split()[3] for line in launch.log()}
 
 
 @pytest.mark.parametrize('arguments, without, said', [
@@ -202,6 +279,47 @@ def test_tpu_vm_refuses(launch, arguments, without, said):
   done = launch('tpu_vm.sh', '--dry-run', *arguments, **environment)
   assert done.returncode == 2 and said in done.stderr
   assert not done.stdout and done.stderr.count('\n') == 1
+
+
+@pytest.mark.parametrize('statuses, restarts, ends, starts', [
+    ([0], 5, 0, 1), ([2], 5, 2, 1), ([1], 5, 1, 1), ([134, 3, 0], 5, 0, 3),
+    ([3, 3, 3], 1, 3, 2)])
+def test_supervise_starts_again_what_was_lost(
+    launch, tmp_path, statuses, restarts, ends, starts):
+  (tmp_path / 'statuses').write_text('\n'.join(map(str, statuses)) + '\n')
+  program = (f'cd {shlex.quote(str(tmp_path))}; echo start >>log; '
+             'status=$(head -n 1 statuses); sed -i 1d statuses; exit $status')
+  done = launch('supervise.sh', 'bash', '-c', program,
+                RESTARTS=str(restarts), PAUSE='0')
+  assert done.returncode == ends
+  assert (tmp_path / 'log').read_text().count('start') == starts
+
+
+def test_gpu_on_several_hosts(launch):
+  done = launch('gpu.sh', '--workdir=/a b', HOSTS='one two', DRY_RUN='1')
+  assert done.returncode == 0, done.stderr
+  commands = [shlex.split(line) for line in done.stdout.splitlines()]
+  assert [command[:2] for command in commands] == [['ssh', 'one'],
+                                                   ['ssh', 'two']]
+  for index, (_, _, command) in enumerate(commands):
+    assert 'JAX_COORDINATOR_ADDRESS=one:12355' in command
+    assert f'JAX_NUM_PROCESSES=2 JAX_PROCESS_ID={index} ' in command
+    assert "launch/gpu.sh --workdir=/a\\ b " in command
+    assert f'>>train.{index}.log' in command
+
+
+@pytest.mark.parametrize('environment, multihost', [
+    ({}, ''), ({'SLURM_JOB_ID': '7'}, '1'),
+    ({'JAX_COORDINATOR_ADDRESS': 'one:1'}, '1')])
+def test_gpu_joins_the_other_processes(launch, environment, multihost):
+  (launch.stubs / 'venv_is_there').touch()
+  python = launch.stubs / 'venv_python'
+  python.write_text(_VENV_PYTHON.replace(
+      'python $*', 'python $* multihost=$TEPO_MULTIHOST'))
+  done = launch('gpu.sh', '--x', DRIVER='580.1', **environment)
+  assert done.returncode == 0, done.stderr
+  assert launch.log()[-1] == (
+      f'python -m tepo_jax.train --x multihost={multihost}')
 
 
 _SWEEP_PYTHON = r'''#!/bin/bash
@@ -259,7 +377,8 @@ def test_sweep_goes_on_after_a_failure(launch, sweep):
 
 
 @pytest.mark.parametrize('arguments', [
-    (), ('table5',), ('--dry-run',), ('table3', 'table4'), ('table3', '-x')])
+    (), ('huge',), ('table5',), ('--dry-run',), ('--dry-run', 'tiny'),
+    ('table3', 'table4'), ('table3', '-x')])
 def test_sweep_refuses(launch, sweep, arguments):
   done = sweep(*arguments)
   assert done.returncode == 2 and not launch.log()

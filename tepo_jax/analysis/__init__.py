@@ -1,1 +1,1 @@
-"""Looking at runs and evaluations: statistics, tables. No jax."""
+"""Looking at runs and evaluations: statistics, tables, pages, replay."""

@@ -15,6 +15,7 @@ from tepo_jax.job import steps
 from tepo_jax.learning import optimizer as optimizer_lib
 from tepo_jax.learning import supervised
 from tepo_jax.learning import update
+from tepo_jax.policy import layers
 from tepo_jax.policy import transformer
 from tepo_jax.policy import weights
 from tepo_jax.runtime import metrics
@@ -79,7 +80,7 @@ def _train(config, model, params, demonstrations):
 
 def _init(model, key):
   """Weights of standard deviation 1/√D: at D = 64, 0.02 would start slowly."""
-  gain = model.d_model ** -0.5 / transformer.INIT_STDDEV
+  gain = model.d_model ** -0.5 / layers.INIT_STDDEV
   return jax.tree_util.tree_map_with_path(
       lambda path, x: x * gain if path[-1].key in ('kernel', 'embedding')
       else x, transformer.init(model, key))

@@ -4,14 +4,18 @@ Names and types are checked where the command line is read (`cli`).
 """
 
 from collections.abc import Iterable
+import importlib.util
 import math
 
 import ml_collections
 
 from tepo_jax import errors
 from tepo_jax.learning import objective
+from tepo_jax.policy import attention
+from tepo_jax.policy import lora
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import collect
+from tepo_jax.rollout import dump
 from tepo_jax.rollout import packing
 from tepo_jax.tasks import grading
 
@@ -21,26 +25,32 @@ _CHOICES = {
     'train.packing': packing.MODES,
     'compute.dtype': _DTYPES,
     'compute.gradient_dtype': _DTYPES,
-    'compute.remat': tuple(transformer.REMAT)}
+    'compute.remat': tuple(transformer.REMAT),
+    'compute.attention': attention.CHOICES,
+    'dump.format': dump.FORMATS}
 
 _POSITIVE = (
     'steps', 'data.max_prompt_tokens', 'rollout.prompts', 'rollout.max_tokens',
     'rollout.max_generation_batches', 'rollout.temperature',
-    'rollout.logp_gap_limit', 'grading.workers', 'train.minibatch_prompts',
-    'train.epochs', 'train.microbatch_tokens', 'train.chunk_size',
+    'rollout.logp_gap_limit', 'grading.workers', 'lora.alpha',
+    'train.minibatch_prompts', 'train.epochs', 'train.microbatch_tokens',
+    'train.chunk_size',
     'optimizer.learning_rate', 'optimizer.epsilon', 'optimizer.max_grad_norm',
-    'compute.unroll', 'eval.max_tokens', 'eval.batch_prompts',
-    'checkpoint.period', 'checkpoint.keep', 'pretrain.batch',
+    'compute.unroll', 'eval.max_tokens', 'rollout.chunk',
+    'checkpoint.period', 'checkpoint.keep', 'dump.max_megabytes',
+    'pretrain.batch',
     'pretrain.demonstrations', 'pretrain.learning_rate', 'pretrain.d_model',
     'pretrain.num_layers', 'pretrain.num_heads', 'pretrain.num_kv_heads',
     'pretrain.head_dim', 'pretrain.d_ff', 'benchmark.vocabulary',
     'benchmark.prompt_tokens', 'benchmark.mean_tokens', 'benchmark.rounds')
 _NOT_NEGATIVE = (
-    'seed', 'optimizer.weight_decay', 'eval.period', 'checkpoint.keep_every',
+    'seed', 'lora.rank', 'optimizer.weight_decay', 'eval.period',
+    'eval.top_k', 'checkpoint.keep_every', 'dump.period',
     'pretrain.worked_steps', 'pretrain.mixed_steps',
     'rollout.overlong_buffer', 'rollout.overlong_factor')
 _POSITIVE_IF_GIVEN = (
-    'data.limit', 'eval.limit', 'eval.samples', 'train.row_tokens')
+    'data.limit', 'eval.limit', 'eval.samples', 'train.row_tokens',
+    'rollout.slots')
 
 
 def check(config: ml_collections.ConfigDict, overridden: Iterable[str]) -> None:
@@ -56,6 +66,7 @@ def check(config: ml_collections.ConfigDict, overridden: Iterable[str]) -> None:
   """
   check_values(config)
   _check_geometry(config)
+  _check_wandb(config)
   for name in overridden:
     reason = _inert(config, name)
     if reason:
@@ -90,9 +101,23 @@ def check_values(config: ml_collections.ConfigDict) -> None:
   for name, choices in _CHOICES.items():
     _require(config, name, _value(config, name) in choices,
              f'one of {", ".join(choices)}')
+  _require(config, 'eval.top_p', 0 < config.eval.top_p <= 1, 'in (0, 1]')
+  _require(config, 'profile.steps',
+           all(type(step) is int and step > 0 for step in config.profile.steps),
+           'rollout steps: whole numbers from 1 on')
+  _require(config, 'lora.targets', config.lora.targets and set(
+      config.lora.targets) <= set(lora.TARGETS),
+           f'some of {", ".join(lora.TARGETS)}')
   temperature = config.eval.temperature
   _require(config, 'eval.temperature',
            temperature is None or temperature >= 0, '0 (greedy) or more')
+
+
+def _check_wandb(config):
+  if config.wandb_project and importlib.util.find_spec('wandb') is None:
+    raise errors.InputError(
+        f'config.wandb_project={config.wandb_project}: there is no wandb '
+        'package; .venv/bin/python -m pip install wandb')
 
 
 def _check_geometry(config):
@@ -125,8 +150,12 @@ def _inert(config, name):
     return 'it is of tepo_jax.benchmark'
   if section == 'pretrain' and config.model is not None:
     return 'config.model is given, so no model is made'
+  if section == 'lora' and name != 'lora.rank' and not config.lora.rank:
+    return 'config.lora.rank is 0'
   if section == 'eval' and name != 'eval.period' and not config.eval.period:
     return 'config.eval.period is 0, so nothing is evaluated'
+  if section == 'dump' and name != 'dump.period' and not config.dump.period:
+    return 'config.dump.period is 0, so nothing is dumped'
   if name == 'rollout.overlong_factor' and not config.rollout.overlong_buffer:
     return 'config.rollout.overlong_buffer is 0'
   if (name == 'rollout.max_generation_batches'

@@ -11,6 +11,7 @@ from tepo_jax import errors
 from tepo_jax.analysis import results as results_lib
 from tepo_jax.job import session as session_lib
 from tepo_jax.rollout import collect
+from tepo_jax.rollout import draw
 from tepo_jax.rollout import generation
 from tepo_jax.tasks import datasets
 from tepo_jax.tasks import prompts as prompts_lib
@@ -76,9 +77,10 @@ def prepare(session: session_lib.Session) -> list[Evaluation]:
       evaluations.append(Evaluation(
           name if temperature > 0 else f'{name}/greedy', prompts,
           session.sampler(
-              prompts_at_once=min(settings.batch_prompts, len(prompts)),
-              samples=samples, max_tokens=settings.max_tokens,
-              temperature=temperature),
+              prompts=len(prompts), samples=samples,
+              max_tokens=settings.max_tokens,
+              decoding=_decoding(settings, temperature),
+              stop_after_boxed=settings.stop_after_boxed),
           samples, index == 0, style))
   return evaluations
 
@@ -98,6 +100,13 @@ def _decodings(settings, name):
   if settings.greedy and temperature > 0:
     decodings.append((1, 0.0))
   return decodings
+
+
+def _decoding(settings, temperature):
+  """Greedy decoding has nothing to truncate."""
+  if temperature == 0:
+    return draw.Decoding(temperature)
+  return draw.Decoding(temperature, settings.top_k, settings.top_p)
 
 
 def sample_lines(name: str, groups: list[collect.Group]) -> list[dict]:

@@ -1,24 +1,32 @@
 """What training and evaluation share: mesh, model folder, prompts, sampler."""
 
 import dataclasses
+import functools
 import os
 import pathlib
 import sys
 from typing import Any
 
-import huggingface_hub
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 import ml_collections
 import transformers
 
 from configs import base
 from tepo_jax import cli
 from tepo_jax import errors
+from tepo_jax.job import slots
 from tepo_jax.job import steps
+from tepo_jax.policy import hub
+from tepo_jax.policy import lora
+from tepo_jax.policy import on_mesh
 from tepo_jax.policy import transformer
 from tepo_jax.policy import weights
 from tepo_jax.rollout import collect
+from tepo_jax.rollout import draw
 from tepo_jax.rollout import generation
+from tepo_jax.rollout import schedule
+from tepo_jax.rollout import stopping
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import metrics
@@ -28,8 +36,7 @@ from tepo_jax.tasks import prompts
 
 BASE_MODEL = 'base_model'  # in the workdir, where the config names no model
 CHECKPOINTS = 'checkpoints'  # in the workdir
-
-_MODEL_FILES = ('*.json', '*.safetensors', '*.jinja', 'tokenizer.model')
+ROLLOUTS = 'rollouts'  # in the workdir
 
 
 @dataclasses.dataclass
@@ -94,17 +101,28 @@ class Session:
     return [collect.Prompt(problem, tuple(ids), index)
             for index, (problem, ids) in enumerate(rendered)]
 
-  def sampler(self, *, prompts_at_once: int, samples: int, max_tokens: int,
-              temperature: float) -> generation.GroupSampler:
-    """A sampler of that many prompts at a time, rounded up to the mesh."""
-    rows = prompts_at_once + -prompts_at_once % mesh_lib.batch_shards(self.mesh)
+  def sampler(self, *, prompts: int, samples: int, max_tokens: int,
+              decoding: draw.Decoding, stop_after_boxed: bool = False
+              ) -> generation.GroupSampler:
+    """A sampler for so many prompts; slots as `config.rollout` says."""
+    settings = self.config.rollout
+
+    @functools.cache
+    def make_schedule():
+      shapes = slots.shapes(
+          self.model, self.mesh, wanted=settings.slots, work=prompts * samples,
+          prompt_tokens=self.config.data.max_prompt_tokens,
+          max_tokens=max_tokens, chunk=settings.chunk)
+      return schedule.Schedule(
+          steps.make_sampling(
+              self.model, self.mesh, decoding=decoding, eos_ids=self.eos_ids,
+              chunk=settings.chunk),
+          shapes, functools.partial(stopping.after_boxed, self.tokenizer)
+          if stop_after_boxed else None)
+
     return generation.GroupSampler(
-        generate=steps.make_generate(
-            self.model, self.mesh, group_size=samples, max_tokens=max_tokens,
-            temperature=temperature, eos_ids=self.eos_ids),
-        rows=rows, width=self.config.data.max_prompt_tokens,
-        group_size=samples, grader=self.grader, tokenizer=self.tokenizer,
-        mesh=self.mesh, timers=self.timers)
+        schedule=make_schedule, group_size=samples, max_tokens=max_tokens,
+        grader=self.grader, tokenizer=self.tokenizer, timers=self.timers)
 
 
 def open_folder(config: ml_collections.ConfigDict, folder: str | os.PathLike
@@ -117,12 +135,14 @@ def open_folder(config: ml_collections.ConfigDict, folder: str | os.PathLike
   """
   mesh = mesh_lib.make(config.mesh)
   weights.check(folder, mesh)
-  model = steps.execution(weights.read_config(folder), config.compute)
-  slots = config.data.max_prompt_tokens + max(
+  model = steps.execution(
+      steps.adapted(weights.read_config(folder), config.lora), config.compute,
+      mesh)
+  longest = config.data.max_prompt_tokens + max(
       config.rollout.max_tokens, config.eval.max_tokens)
-  if slots > model.max_position:
+  if longest > model.max_position:
     raise errors.InputError(
-        f'{folder}: data.max_prompt_tokens + max_tokens = {slots} is more '
+        f'{folder}: data.max_prompt_tokens + max_tokens = {longest} is more '
         f'than the model\'s {model.max_position} positions')
   tokenizer = weights.load_tokenizer(folder)
   return Session(
@@ -138,31 +158,39 @@ def model_folder(config: ml_collections.ConfigDict,
                  workdir: str | os.PathLike) -> str:
   """The local folder of the model that a run starts from.
 
-  A `config.model` that is no folder is a hub id; what it names is downloaded
-  to the hub's cache, or taken from there.
-
   Raises:
     errors.InputError: neither a folder nor to be had from the hub.
   """
   if config.model is None:
     return str(pathlib.Path(workdir) / BASE_MODEL)
-  if os.path.isdir(config.model):
-    return config.model
-  try:
-    return huggingface_hub.snapshot_download(
-        config.model, allow_patterns=_MODEL_FILES)
-  except (huggingface_hub.errors.HFValidationError,
-          huggingface_hub.errors.HfHubHTTPError,
-          huggingface_hub.errors.LocalEntryNotFoundError, OSError) as error:
-    reason = str(error).strip().split('\n')[0]
-    raise errors.InputError(
-        f'config.model={config.model}: no such folder, and not to be had from '
-        f'the hub ({reason})') from error
+  return str(hub.folder(config.model))
 
 
-def restore_params(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
-                   step: int | None = None) -> tuple[str, Any]:
-  """The folder a run started from, and the fp32 weights of a checkpoint.
+def cache_compilations(config: ml_collections.ConfigDict,
+                       workdir: str | os.PathLike) -> None:
+  """Keeps compiled programs in `config.compute.cache`, for later processes.
+
+  Makes the folder: to be called when the workdir is found good.
+  """
+  if config.compute.cache is not None:
+    folder = config.compute.cache
+  elif jax.config.jax_compilation_cache_dir is None:
+    folder = str(pathlib.Path(workdir).absolute().parent / '.jax_cache')
+  else:
+    return  # the environment says where
+  jax.config.update('jax_compilation_cache_dir', folder)
+  # What was compiled before has settled that there is no cache.
+  compilation_cache.reset_cache()
+
+
+def restore_trained(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
+                    step: int | None = None
+                    ) -> tuple[str, transformer.ModelConfig, Any]:
+  """What a checkpoint holds: all the fp32 weights, or LoRA's adapters.
+
+  Returns:
+    The folder the run started from, the model with its execution fields (its
+    vocabulary padded as in the run), and the parameters.
 
   Raises:
     errors.InputError: not a run's workdir, or no such checkpoint.
@@ -175,9 +203,37 @@ def restore_params(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
         f'{workdir}/config.json is not the config of a run of this version: '
         f'{lacking[0]} is missing')
   folder = model_folder(config, workdir)
-  programs = steps.make(config, weights.read_config(folder), mesh)
+  model = weights.read_config(folder)
   checkpointer = checkpoint.Checkpointer(
       pathlib.Path(workdir) / CHECKPOINTS, read_only=True)
+  if not config.lora.rank:
+    rows, _ = checkpointer.shape(step, 'params/embed/embedding')
+    model = dataclasses.replace(model, vocab_padding=rows - model.vocab_size)
+  programs = steps.make(config, model, mesh)
   state, _ = checkpointer.restore(step, steps.abstract_state(programs))
   checkpointer.close()
-  return folder, state.params
+  return folder, programs.model, state.params
+
+
+def restore_params(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
+                   step: int | None = None) -> tuple[str, Any]:
+  """The folder a run started from, and the fp32 weights of a checkpoint.
+
+  They are laid out as `weights.load` would; adapters are merged.
+
+  Raises:
+    errors.InputError: as `restore_trained`.
+  """
+  folder, model, params = restore_trained(workdir, mesh, step)
+  if model.lora:
+    _, base = weights.load(folder, 'float32', mesh)
+    merge = functools.partial(lora.merge, model.lora)
+    return folder, jax.jit(merge, donate_argnums=0)(base, params)
+  plain = on_mesh.sharded_over(
+      weights.read_config(folder), mesh.shape['tensor'])
+  if plain.vocab_padding != model.vocab_padding:
+    params = jax.jit(
+        functools.partial(on_mesh.repad, plain),
+        out_shardings=mesh_lib.shardings(
+            mesh, transformer.logical_axes(plain)))(params)
+  return folder, params

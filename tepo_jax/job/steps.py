@@ -4,20 +4,27 @@ One place, so that training, evaluation and measurement compile the very same
 functions: cast and reshard for decoding, generate, score, update.
 """
 
+from collections.abc import Callable
 import dataclasses
 import functools
 from typing import Any
 
 import jax
+from jax.experimental import layout
 import ml_collections
 import optax
 
 from tepo_jax.learning import objective
 from tepo_jax.learning import optimizer as optimizer_lib
 from tepo_jax.learning import update
+from tepo_jax.policy import attention
+from tepo_jax.policy import lora
+from tepo_jax.policy import on_mesh
 from tepo_jax.policy import transformer
+from tepo_jax.rollout import draw
+from tepo_jax.rollout import engine
 from tepo_jax.rollout import packing
-from tepo_jax.rollout import sampler
+from tepo_jax.rollout import schedule
 from tepo_jax.runtime import mesh as mesh_lib
 
 
@@ -35,21 +42,32 @@ class Programs:
   Attributes:
     mesh, model: where and what; `model` carries the execution fields.
     policy_loss: the objective of `config.method`.
+    scorer, optimizer: what `train_step` is made of.
     state_sharding: of `update.TrainState`.
     init_state: params -> TrainState; takes the params over.
-    to_decode: fp32 masters -> weights in the compute dtype and decode layout.
+    freeze: with LoRA: the model's weights -> the base in the compute dtype.
+      init_adapters: key -> the first params.
+    to_decode: as of `make_decode_cast`.
     to_old_policy: the same dtype in the training layout, for the exact KL.
     pack: update.Batch on the host -> update.Minibatch there.
     minibatch_sharding: of `update.Minibatch`.
     score: (params, Minibatch) -> ℓ° and H°.
     train_step: (state, Minibatch, rng, noise_floor, old_params) -> state,
       metrics; donates the state.
+
+  With LoRA the params of the state and of π_old are adapters; `score` and
+  `train_step` take the frozen base as one more argument, and `to_decode` takes
+  `lora.combine` of both.
   """
   mesh: jax.sharding.Mesh
   model: transformer.ModelConfig
   policy_loss: objective.PolicyLoss
+  scorer: update.Scorer
+  optimizer: optax.GradientTransformation
   state_sharding: update.TrainState
   init_state: Any
+  freeze: Any
+  init_adapters: Any
   to_decode: Any
   to_old_policy: Any
   pack: packing.Packer
@@ -58,11 +76,29 @@ class Programs:
   train_step: Any
 
 
+def adapted(model: transformer.ModelConfig, settings: ml_collections.ConfigDict
+            ) -> transformer.ModelConfig:
+  """The model with the adapters of `config.lora`."""
+  adapters = lora.Lora(settings.rank, settings.alpha, tuple(settings.targets))
+  return dataclasses.replace(model, lora=adapters if settings.rank else None)
+
+
 def execution(model: transformer.ModelConfig,
-              compute: ml_collections.ConfigDict) -> transformer.ModelConfig:
-  """The model with the execution fields of `config.compute`."""
+              compute: ml_collections.ConfigDict,
+              mesh: jax.sharding.Mesh | None = None) -> transformer.ModelConfig:
+  """The model with the execution fields of `config.compute`, for a mesh.
+
+  Raises:
+    errors.InputError: the mesh cannot cut the model, or its devices do not
+      have that attention.
+  """
+  device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+  if mesh is not None:
+    model = on_mesh.sharded_over(model, mesh.shape['tensor'])
   return dataclasses.replace(
-      model, dtype=compute.dtype, remat=compute.remat, unroll=compute.unroll)
+      model, dtype=compute.dtype, remat=compute.remat, unroll=compute.unroll,
+      attention=attention.choose(
+          compute.attention, device.platform, compute.dtype, model.head_dim))
 
 
 def make_packer(config: ml_collections.ConfigDict,
@@ -85,11 +121,11 @@ def make_optimizer(config: ml_collections.ConfigDict
 def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
          mesh: jax.sharding.Mesh) -> Programs:
   """Builds (does not compile yet) the programs of a training run."""
-  model = execution(model, config.compute)
-  axes = transformer.logical_axes(model)
+  model = execution(adapted(model, config.lora), config.compute, mesh)
   optimizer = make_optimizer(config)
   policy_loss = objective.make_policy_loss(config.method)
-  param_sharding = mesh_lib.shardings(mesh, axes)
+  frozen_sharding, param_sharding = _split(
+      model, mesh_lib.shardings(mesh, transformer.logical_axes(model)))
   state_sharding = _state_sharding(model, mesh, optimizer)
   minibatch_sharding = _minibatch_sharding(mesh)
   replicated = mesh_lib.replicated(mesh)
@@ -99,74 +135,185 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
       chunk_size=config.train.chunk_size * shards, shards=shards,
       gradient_dtype=config.compute.gradient_dtype)
 
-  compiler_options = _COMPILER_OPTIONS
-  if mesh.devices.flat[0].platform == 'cpu':
-    compiler_options = compiler_options | _COMPILER_OPTIONS_CPU
+  def score(params, minibatch, frozen=None):
+    return update.old_policy_statistics(
+        dataclasses.replace(scorer, frozen=frozen), params, minibatch)
 
-  def jit(function, **options):
-    return jax.jit(mesh_lib.under_rules(mesh, function),
-                   compiler_options=compiler_options, **options)
+  def train_step(state, minibatch, rng, noise_floor, old_params, frozen=None):
+    return update.train_step(
+        dataclasses.replace(scorer, frozen=frozen), policy_loss, optimizer,
+        state, minibatch, rng, noise_floor, old_params)
 
+  frozen = () if frozen_sharding is None else (frozen_sharding,)
+  jit = functools.partial(compiled, mesh)
   return Programs(
-      mesh=mesh, model=model, policy_loss=policy_loss,
-      state_sharding=state_sharding,
+      mesh=mesh, model=model, policy_loss=policy_loss, scorer=scorer,
+      optimizer=optimizer, state_sharding=state_sharding,
       init_state=jit(functools.partial(_init_state, optimizer),
                      out_shardings=state_sharding, donate_argnums=0),
+      freeze=jit(functools.partial(_cast, model.dtype),
+                 out_shardings=frozen_sharding),
+      init_adapters=jit(lambda key: _split(
+          model, transformer.init(model, key))[1],
+                        out_shardings=param_sharding),
       to_decode=make_decode_cast(model, mesh),
       to_old_policy=jit(functools.partial(_cast, model.dtype),
                         out_shardings=param_sharding),
       pack=make_packer(config, mesh), minibatch_sharding=minibatch_sharding,
-      score=jit(functools.partial(update.old_policy_statistics, scorer),
-                in_shardings=(param_sharding, minibatch_sharding),
+      score=jit(score,
+                in_shardings=(param_sharding, minibatch_sharding, *frozen),
                 out_shardings=replicated),
       train_step=jit(
-          functools.partial(update.train_step, scorer, policy_loss, optimizer),
+          train_step,
           in_shardings=(state_sharding, minibatch_sharding, replicated,
                         replicated,
-                        param_sharding if policy_loss.needs_kl else None),
+                        param_sharding if policy_loss.needs_kl else None,
+                        *frozen),
           out_shardings=(state_sharding, replicated), donate_argnums=0))
 
 
+def compiled(mesh: jax.sharding.Mesh, function: Callable, rules=mesh_lib.RULES,
+             **options: Any):
+  """jax.jit under the rules of the mesh, rounding alike in every program."""
+  compiler_options = _COMPILER_OPTIONS
+  if mesh.devices.flat[0].platform == 'cpu':
+    compiler_options = compiler_options | _COMPILER_OPTIONS_CPU
+  return jax.jit(mesh_lib.under_rules(mesh, function, rules),
+                 compiler_options=compiler_options, **options)
+
+
 def make_decode_cast(model: transformer.ModelConfig, mesh: jax.sharding.Mesh):
-  """Jitted: weights to the compute dtype in the decode layout."""
-  return jax.jit(
-      functools.partial(_cast, model.dtype),
-      out_shardings=mesh_lib.shardings(
-          mesh, transformer.logical_axes(model), mesh_lib.DECODE_RULES))
+  """Jitted: weights to the compute dtype in the layout and form of decoding."""
+  def cast(params):
+    return transformer.for_decoding(_cast(model.dtype, params))
+
+  return jax.jit(cast, out_shardings=decode_shardings(model, mesh))
 
 
-def make_generate(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
-                  group_size: int, max_tokens: int, temperature: float,
-                  eos_ids: tuple[int, ...]):
-  """Jitted `sampler.generate`: (params, prompts…, key) -> Completions."""
-  batch = mesh_lib.batch_sharding(mesh)
-  weights = mesh_lib.shardings(
-      mesh, transformer.logical_axes(model), mesh_lib.DECODE_RULES)
-  generate = functools.partial(
-      sampler.generate, model, group_size=group_size, max_tokens=max_tokens,
-      temperature=temperature, eos_ids=eos_ids)
-  return jax.jit(
-      mesh_lib.under_rules(mesh, generate, mesh_lib.DECODE_RULES),
-      in_shardings=(weights, batch, batch, batch, mesh_lib.replicated(mesh)),
-      out_shardings=batch)
+def decode_shardings(model: transformer.ModelConfig, mesh: jax.sharding.Mesh):
+  """Of the weights that decoding takes."""
+  axes = transformer.logical_axes(model)
+  layer = jax.tree.map(lambda names: names[1:], axes['layers'],
+                       is_leaf=lambda node: isinstance(node, tuple))
+  axes = {**axes, 'layers': (layer,) * model.num_layers}
+  return mesh_lib.shardings(mesh, axes, mesh_lib.DECODE_RULES)
+
+
+def make_sampling(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
+                  decoding: draw.Decoding, eos_ids: tuple[int, ...],
+                  chunk: int) -> schedule.Programs:
+  """The functions of `engine`, jitted: slots over data and fsdp."""
+  cache, prompts = (cache_shardings(model, mesh, rows)
+                    for rows in ('batch', None))
+  replicated = mesh_lib.replicated(mesh)
+  jit = functools.partial(compiled, mesh, rules=mesh_lib.DECODE_RULES)
+
+  def empty(slots, columns, index):
+    return transformer.init_decoding_cache(
+        model, slots, columns, model.dtype).replace(
+            index=jax.numpy.int32(index))
+
+  return schedule.Programs(
+      empty=jit(empty, static_argnums=(0, 1), out_shardings=cache),
+      prefill=jit(functools.partial(engine.prefill, model),
+                  out_shardings=prompts),
+      insert=jit(engine.insert, donate_argnums=0, out_shardings=cache),
+      relay=_make_relay(jit, cache),
+      decode=jit(functools.partial(
+          engine.decode, model, chunk=chunk, decoding=decoding,
+          eos_ids=eos_ids), donate_argnums=1,
+                 out_shardings=(cache, replicated)))
+
+
+def cache_shardings(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
+                    rows: str | None = 'batch') -> transformer.KVCache:
+  """Of a decoding cache: its rows over `rows`, its heads over tensor.
+
+  A TPU keeps the keys' head size innermost whatever the order of their axes;
+  unless told, it would copy all of them at the start and end of every chunk.
+  """
+  store = mesh_lib.shardings(mesh, (rows, 'kv_heads', None, None))
+  keys = store
+  if mesh.devices.flat[0].platform == 'tpu':
+    keys = layout.Format(layout.Layout((0, 1, 3, 2)), store)
+  return transformer.KVCache(
+      (keys,) * model.num_layers, (store,) * model.num_layers, mesh_lib.shardings(mesh, (rows, None)),
+      mesh_lib.replicated(mesh))
+
+
+def _make_relay(jit, sharding):
+  """`engine.relay` of a whole cache, one array at a time.
+
+  So the memory of two caches is never needed at once; all the layers share
+  one program.
+  """
+  @functools.cache
+  def of_array(axis, empty, columns, sharding):
+    return jit(functools.partial(
+        engine.relay, axis=axis, columns=columns, empty=empty),
+               out_shardings=sharding)
+
+  def relay(cache, row_M, shift, columns):
+    def move(array, axis, empty, sharding):
+      moved = of_array(axis, empty, columns, sharding)(array, row_M, shift)
+      array.delete()
+      return moved
+
+    return transformer.KVCache(
+        tuple(move(k, 3, 0, sharding.k[0]) for k in cache.k),
+        tuple(move(v, 2, 0, sharding.v[0]) for v in cache.v),
+        move(cache.position, 1, -1, sharding.position), cache.index - shift)
+
+  return relay
 
 
 def stream(seed: int, name: str) -> jax.Array:
-  """The key of one use of randomness: 'rollout', 'eval' or 'update'.
+  """The key of one use of randomness: 'rollout', 'eval', 'update', ….
 
   Folded with the rollout step, it is all the random state of a run.
   """
-  uses = ('rollout', 'eval', 'update')
+  uses = ('rollout', 'eval', 'update', 'adapters')
   return jax.random.fold_in(jax.random.key(seed), uses.index(name))
 
 
 def abstract_state(programs: Programs) -> update.TrainState:
   """Shapes, dtypes and shardings of the state, to restore into."""
-  params = transformer.abstract_params(programs.model, 'float32')
+  params = _trained(programs.model)
   shapes = jax.eval_shape(programs.init_state, params)
   return jax.tree.map(
       lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
       shapes, programs.state_sharding)
+
+
+def _split(model, tree):
+  """(what is frozen, what is trained) of a tree like the parameters'."""
+  return lora.split(tree) if model.lora else (None, tree)
+
+
+def _trained(model):
+  """Shapes of the trained parameters."""
+  return _split(model, transformer.abstract_params(model, 'float32'))[1]
+
+
+def check_memory(programs: Programs) -> None:
+  """Refuses a mesh whose devices cannot hold what outlives a jitted call.
+
+  Raises:
+    errors.InputError: with the bytes on a device.
+  """
+  model, mesh = programs.model, programs.mesh
+  def placed(rules, dtype):
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        transformer.abstract_params(model, dtype), mesh_lib.shardings(
+            mesh, transformer.logical_axes(model), rules))
+
+  state = abstract_state(programs)
+  frozen, _ = _split(model, placed(mesh_lib.RULES, model.dtype))
+  mesh_lib.check_memory(mesh, {
+      'weights and moments': state, 'gradient': state.params,
+      'frozen weights': frozen,
+      'weights for decoding': placed(mesh_lib.DECODE_RULES, model.dtype)})
 
 
 def _init_state(optimizer, params):
@@ -185,9 +332,9 @@ def _minibatch_sharding(mesh):
 
 def _state_sharding(model, mesh, optimizer):
   """Moments are laid out as the parameters they belong to."""
-  params = transformer.abstract_params(model, 'float32')
-  opt_state = jax.eval_shape(optimizer.init, params)
-  param_sharding = mesh_lib.shardings(mesh, transformer.logical_axes(model))
+  opt_state = jax.eval_shape(optimizer.init, _trained(model))
+  _, param_sharding = _split(
+      model, mesh_lib.shardings(mesh, transformer.logical_axes(model)))
   replicated = mesh_lib.replicated(mesh)
   return update.TrainState(
       step=replicated, params=param_sharding,

@@ -361,14 +361,23 @@ class PolicyLoss:
   def metrics(self, tokens, statistics, noise_floor=0.0):
     """Scalars over the whole minibatch: see diagnostics.metrics."""
     x = sg(numerics.clean(tokens))
-    advantage_BT, region_BT, keep_BT = self._decided(x, statistics)
-    _, low_BT, high_BT = self._surrogate(x, advantage_BT)
     return diagnostics.metrics(
-        x, weight_BT=numerics.exp(self.row.weight(x)), low_BT=low_BT,
-        high_BT=high_BT, dropped_BT=~keep_BT, region_BT=region_BT,
-        covariance_BT=covariance(x), k1_BT=log_ratio(x), k3_BT=kl_k3(x),
+        x, **self.selection(tokens, statistics), covariance_BT=covariance(x),
+        k1_BT=log_ratio(x), k3_BT=kl_k3(x),
         noise_floor=jnp.maximum(
             noise_floor, self.row.entropy_tolerance))
+
+  def selection(self, tokens, statistics):
+    """What the row makes of each token: w, and which it clips, drops, masks.
+
+    Returns weight_BT; and bool low_BT, high_BT (a bound acts on w),
+    dropped_BT (by Clip-Cov), region_BT (M).
+    """
+    x = sg(numerics.clean(tokens))
+    advantage_BT, region_BT, keep_BT = self._decided(x, statistics)
+    _, low_BT, high_BT = self._surrogate(x, advantage_BT)
+    return dict(weight_BT=numerics.exp(self.row.weight(x)), low_BT=low_BT,
+                high_BT=high_BT, dropped_BT=~keep_BT, region_BT=region_BT)
 
   def _surrogate(self, x, advantage_BT):
     """S, and which tokens are clipped below and above."""

@@ -10,6 +10,7 @@ M microbatches · R rows of a microbatch · S slots of a row · C columns of
 scores.
 """
 
+from collections.abc import Callable
 import dataclasses
 from typing import Any
 
@@ -19,6 +20,7 @@ from jax import numpy as jnp
 import optax
 
 from tepo_jax.learning import objective
+from tepo_jax.policy import lora
 from tepo_jax.policy import scoring
 from tepo_jax.policy import transformer
 
@@ -80,15 +82,20 @@ class Scorer:
   temperature: the sampler's. chunk_size, shards: see `scoring.score_rows`.
   gradient_dtype: of the layers' kernels in an update and of a microbatch's
     gradient of them; gradients are added up in fp32.
+  frozen: the base of all the policies, where params are adapters.
   """
   model: transformer.ModelConfig
   temperature: float
   chunk_size: int
   shards: int
   gradient_dtype: str
+  frozen: Any = None
 
   def __call__(self, params: Any, rows: scoring.Rows,
                old_params: Any = None) -> scoring.Scores:
+    params = lora.combine(self.frozen, params)
+    if old_params is not None:
+      old_params = lora.combine(self.frozen, old_params)
     return scoring.score_rows(
         self.model, params, rows, temperature=self.temperature,
         chunk_size=self.chunk_size, shards=self.shards, old_params=old_params)
@@ -123,30 +130,46 @@ def train_step(scorer: Scorer, policy_loss: objective.PolicyLoss,
   scores = None
   if policy_loss.needs_scoring:
     scores = _score(scorer, state.params, minibatch)
-  statistics = policy_loss.statistics(_tokens(minibatch, scores), rng)
-  weights = _to_differentiate(scorer.gradient_dtype, state.params)
+  statistics = policy_loss.statistics(tokens(minibatch, scores), rng)
+  loss, gradient, scores = loss_and_gradient(
+      scorer, policy_loss.partial, state.params, minibatch, statistics,
+      old_params if policy_loss.needs_kl else None)
+  metrics = policy_loss.metrics(tokens(minibatch, scores), statistics,
+                                noise_floor)
+  state, update_metrics = _apply(optimizer, state, loss, gradient)
+  return state, metrics | update_metrics
+
+
+def loss_and_gradient(scorer: Scorer, partial: Callable[..., jax.Array],
+                      params: Any, minibatch: Minibatch, statistics: Any,
+                      old_params: Any) -> tuple[jax.Array, Any, scoring.Scores]:
+  """A loss that adds up over completions, its gradient, and the scores.
+
+  Args:
+    partial: (objective.Tokens, statistics) of some completions, the others
+      masked -> their part of the loss.
+    statistics: tree of [B, T].
+    old_params: of π_old, or None: no exact KL.
+  """
+  weights = _to_differentiate(scorer.gradient_dtype, params)
 
   def partial_loss(weights, rows, mine_B):
     scores = _by_completion(
         scorer(weights, rows, old_params), minibatch, mine_B)
-    tokens, mine = _only(mine_B, (_tokens(minibatch, scores), statistics))
-    return policy_loss.partial(tokens, mine), scores
+    return partial(*_only(
+        mine_B, (tokens(minibatch, scores), statistics))), scores
 
   def accumulate(carry, rows, mine_B):
     loss, gradient, scores = carry
-    (partial, new), partial_gradient = jax.value_and_grad(
+    (part, new), partial_gradient = jax.value_and_grad(
         partial_loss, has_aux=True)(weights, rows, mine_B)
     gradient = jax.tree.map(
         lambda a, b: a + b.astype(a.dtype), gradient, partial_gradient)
-    return loss + partial, gradient, jax.tree.map(jnp.add, scores, new)
+    return loss + part, gradient, jax.tree.map(jnp.add, scores, new)
 
-  loss, gradient, scores = _over_microbatches(accumulate, (
-      jnp.float32(0), jax.tree.map(jnp.zeros_like, state.params),
-      _no_scores(minibatch, policy_loss.needs_kl)), minibatch)
-  metrics = policy_loss.metrics(_tokens(minibatch, scores), statistics,
-                                noise_floor)
-  state, update_metrics = _apply(optimizer, state, loss, gradient)
-  return state, metrics | update_metrics
+  return _over_microbatches(accumulate, (
+      jnp.float32(0), jax.tree.map(jnp.zeros_like, params),
+      _no_scores(minibatch, old_params is not None)), minibatch)
 
 
 def _apply(optimizer, state, loss, gradient):
@@ -173,7 +196,8 @@ def _to_differentiate(dtype, params):
       params['layers'])}
 
 
-def _tokens(minibatch, scores):
+def tokens(minibatch: Minibatch, scores: scoring.Scores | None
+           ) -> objective.Tokens:
   """What the objective sees; `scores` None: masks only."""
   scores = scores or scoring.Scores(None, None, None)
   return objective.Tokens(

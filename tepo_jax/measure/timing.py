@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 import dataclasses
+import resource
 import time
 from typing import Any
 
@@ -46,3 +47,8 @@ def summary(name: str, values: list[float], unit: str) -> Measurement:
   """The median of several runs, with the extremes."""
   return Measurement(name, float(np.median(values)), unit,
                      float(min(values)), float(max(values)))
+
+
+def peak_resident_bytes() -> int:
+  """The most memory that this process has held, its peers' share included."""
+  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

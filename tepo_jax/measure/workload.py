@@ -54,5 +54,6 @@ def of(config: ml_collections.ConfigDict, workdir: str | os.PathLike = '.'
     model = weights.read_config(session.model_folder(config, workdir))
   return Workload(
       steps.execution(model, config.compute), config.rollout.prompts,
-      config.rollout.samples, settings.prompt_tokens,
+      config.rollout.samples,
+      min(settings.prompt_tokens, config.data.max_prompt_tokens),
       config.rollout.max_tokens, settings.mean_tokens, settings.rounds)

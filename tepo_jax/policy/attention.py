@@ -4,16 +4,29 @@ One visibility rule serves causality, padding, empty cache slots, packed rows
 and sliding windows: a key is visible iff it is of the query's segment, 0 <= its
 position <= the query's, and, with a window w, its position > the query's - w.
 
+Backends: `xla` does everything, and holds the scores [B, N, S, T]. `cudnn`
+(GPU) and `splash` (TPU) hold none, and serve sequences that attend to
+themselves: prefill, scoring, training. One query a row (decoding) is always
+xla's.
+
 Axes: B completions, S query slots, T key slots, N query heads, K key/value
 heads, G = N / K query heads a key/value head, H head size.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
+from jax.experimental.pallas.ops.tpu import splash_attention as splash
+
+from tepo_jax import errors
+from tepo_jax.runtime import mesh as mesh_lib
 
 # Finite, so that a row without a visible key (a padding query) is a uniform
 # average and not NaN, in the gradient too.
 _MASKED = -1e30
+
+_SPLASH_BLOCK = 512  # queries and keys that the kernel holds at a time
 
 
 def attend(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
@@ -28,17 +41,48 @@ def attend(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
     query_position_BS: i32, -1 for padding (whose output means nothing).
     key_position_BT: i32, -1 for padding and empty cache slots.
     window: how many positions back a query sees, itself included; None: all.
-      A number or a scalar array.
-    backend: a name of BACKENDS.
+    backend: a name of BACKENDS. Those beside xla ask that queries and keys are
+      the same slots, and that inside a sequence positions rise by one a slot
+      (padding before, behind and between sequences is well).
     query_segment_BS, key_segment_BT: i32, which sequence of a packed row a
       slot belongs to; None: a row is one sequence.
 
   Returns:
     out_BSNH in the dtype of q; scores and softmax are float32.
   """
+  if q_BSNH.shape[1] == 1:
+    backend = 'xla'
   return BACKENDS[backend](
       q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT, window,
       query_segment_BS, key_segment_BT)
+
+
+def choose(backend, platform, dtype, head_dim) -> str:
+  """The name of BACKENDS for a config's choice; 'auto' is the platform's own.
+
+  Args:
+    backend: a name of CHOICES.
+    platform: of the devices: 'cpu', 'gpu' or 'tpu'.
+    dtype: of the computation.
+    head_dim: H.
+
+  Raises:
+    InputError: that backend cannot serve here.
+  """
+  fits_cudnn = dtype == 'bfloat16' and head_dim % 8 == 0 and head_dim <= 128
+  if backend == 'auto':
+    own = {'gpu': 'cudnn' if fits_cudnn else 'xla', 'tpu': 'splash'}
+    return own.get(platform, 'xla')
+  needed = {'cudnn': 'gpu', 'splash': 'tpu'}.get(backend, platform)
+  if platform != needed:
+    raise errors.InputError(
+        f'config.compute.attention={backend}: needs a {needed}, and the '
+        f'devices are {platform}')
+  if backend == 'cudnn' and not fits_cudnn:
+    raise errors.InputError(
+        f'config.compute.attention=cudnn: needs bfloat16 and a head size of 8 '
+        f'to 128 in steps of 8; here {dtype} and {head_dim}')
+  return backend
 
 
 def visible(query_position_BS, key_position_BT, window=None,
@@ -73,4 +117,81 @@ def _attend_xla(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
   return jnp.moveaxis(out_BKSGH, 1, 2).reshape(q_BSNH.shape)
 
 
-BACKENDS = {'xla': _attend_xla}
+def _attend_cudnn(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
+                  window, query_segment_BS, key_segment_BT,
+                  implementation='cudnn'):
+  """cuDNN's flash attention under the visibility rule as a mask.
+
+  The mask costs 2 B S T bytes, a head's 1/N of what xla holds. cuDNN by itself
+  knows lengths and causality but no segments, with which packed sequences
+  would see each other; with the mask nothing is left to its own rules.
+  Causality beside it only spares the half that the mask forbids anyway.
+  """
+  length = q_BSNH.shape[1]
+  pad = -length % 2  # with a mask, its gradient takes even lengths alone
+  visible_BST = visible(query_position_BS, key_position_BT, window,
+                        query_segment_BS, key_segment_BT)
+  out_BSNH = jax.nn.dot_product_attention(
+      *(_pad(x, 1, pad) for x in (q_BSNH, k_BTKH, v_BTKH)),
+      mask=_pad(_pad(visible_BST, 1, pad), 2, pad)[:, None],
+      is_causal=True, implementation=implementation)
+  return out_BSNH[:, :length]
+
+
+def _attend_splash(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
+                   window, query_segment_BS, key_segment_BT, interpret=False):
+  """Splash attention of jax's Pallas kernels, on each device's own piece.
+
+  It tells slots apart by order and segment: padding is a segment of its own.
+  """
+  del key_position_BT, key_segment_BT  # as the queries'
+  segment_BS = 0 if query_segment_BS is None else query_segment_BS
+  segment_BS = jnp.where(query_position_BS >= 0, segment_BS, -1)
+  kv_axes = ('batch', None, 'kv_heads', None)
+  axes = (('batch', None, 'heads', None), kv_axes, kv_axes, ('batch', None))
+  return mesh_lib.per_device(
+      functools.partial(_splash_piece, window=window, interpret=interpret),
+      axes, q_BSNH, k_BTKH, v_BTKH, segment_BS)
+
+
+def _splash_piece(q_BSNH, k_BSKH, v_BSKH, segment_BS, *, window, interpret):
+  length, size = q_BSNH.shape[1], q_BSNH.shape[3]
+  lanes = splash.splash_attention_kernel.NUM_LANES
+  block = min(_SPLASH_BLOCK, length + -length % lanes)
+  pad = -length % block
+
+  def heads_first(x_BSNH):
+    return jnp.swapaxes(_pad(x_BSNH, 1, pad), 1, 2)
+
+  shape = (length + pad, length + pad)
+  mask = splash.CausalMask(shape) if window is None else splash.LocalMask(
+      shape, (window - 1, 0), 0)
+  # The kernel does not scale.
+  scaled_BSNH = (q_BSNH.astype(jnp.float32) * size ** -0.5).astype(q_BSNH.dtype)
+  kernel = splash.make_splash_mha_single_device(
+      splash.splash_attention_mask.MultiHeadMask([mask] * q_BSNH.shape[2]),
+      block_sizes=splash.BlockSizes(**dict.fromkeys((
+          'block_q', 'block_kv', 'block_kv_compute', 'block_q_dkv',
+          'block_kv_dkv', 'block_kv_dkv_compute', 'block_q_dq', 'block_kv_dq'),
+          block)), interpret=interpret)
+  segment_BS = jnp.pad(segment_BS, ((0, 0), (0, pad)), constant_values=-1)
+  out_BNSH = jax.vmap(kernel)(
+      *map(heads_first, (scaled_BSNH, k_BSKH, v_BSKH)),
+      splash.SegmentIds(segment_BS, segment_BS))
+  return jnp.swapaxes(out_BNSH, 1, 2)[:, :length].astype(q_BSNH.dtype)
+
+
+def _pad(x, axis, amount):
+  widths = [(0, 0)] * x.ndim
+  widths[axis] = (0, amount)
+  return jnp.pad(x, widths)
+
+
+BACKENDS = {
+    'xla': _attend_xla,
+    'cudnn': _attend_cudnn,
+    'splash': _attend_splash,
+    # The same kernels on any device, very slowly: for tests.
+    'splash_interpreted': functools.partial(_attend_splash, interpret=True),
+}
+CHOICES = ('auto', 'xla', 'cudnn', 'splash')  # of a config

@@ -17,6 +17,7 @@ import flax.struct
 import jax
 from jax import numpy as jnp
 
+from tepo_jax.policy import on_mesh
 from tepo_jax.policy import transformer
 
 
@@ -90,16 +91,30 @@ def score_rows(config: transformer.ModelConfig, params: Any, rows: Rows, *,
     Scores over [R, C], C >= S, float32: column c of a row is its scored slot
     number c. Columns that no scored slot stands behind are arbitrary.
   """
-  count, length = rows.token_RS.shape
-  plan = _Plan(
-      tied=config.tie_embeddings, dtype=config.dtype, temperature=temperature,
-      width=min(length, max(1, chunk_size // count)), shards=shards)
-  target_RS = jnp.roll(rows.token_RS, -1, axis=1)
   old = None
   if old_params is not None:
     old = jax.lax.stop_gradient(_policy(config, old_params, rows))
-  return Scores(*_score(plan, *_policy(config, params, rows), target_RS,
-                        rows.scored_RS, old))
+  return score_states(
+      config, *_policy(config, params, rows), rows, temperature=temperature,
+      chunk_size=chunk_size, shards=shards, old=old)
+
+
+def score_states(config: transformer.ModelConfig, hidden_RSD: jax.Array,
+                 weight: jax.Array, rows: Rows, *, temperature: float,
+                 chunk_size: int, shards: int = 1, old: Any = None) -> Scores:
+  """`score_rows` from the hidden states on.
+
+  `weight` is the head's, as `transformer.head_weight` gives it; `old` the pair
+  of hidden states and weight of π_old, without gradient.
+  """
+  count, length = rows.token_RS.shape
+  plan = _Plan(
+      tied=config.tie_embeddings, dtype=config.dtype,
+      vocab_size=config.vocab_size, temperature=temperature,
+      width=min(length, max(1, chunk_size // count)), shards=shards)
+  target_RS = jnp.roll(rows.token_RS, -1, axis=1)
+  return Scores(*_score(plan, hidden_RSD, weight, target_RS, rows.scored_RS,
+                        old))
 
 
 def _policy(config, params, rows):
@@ -115,6 +130,7 @@ class _Plan:
   """What is static. tied: the weight is [V, D], else [D, V]."""
   tied: bool
   dtype: str
+  vocab_size: int
   temperature: float
   width: int
   shards: int
@@ -129,6 +145,7 @@ class _Plan:
     logits_nMV = jax.lax.dot_general(
         hidden_nMD, weight, (((2,), (1 if self.tied else 0,)), ((), ())),
         preferred_element_type=jnp.float32)
+    logits_nMV = on_mesh.without_padding(self.vocab_size, logits_nMV)
     return transformer.constrain(
         logits_nMV / self.temperature, ('batch', None, 'vocab'))
 
@@ -137,7 +154,9 @@ class _Plan:
     slot_RC = jnp.argsort(~scored_RS, axis=1, stable=True)
     padding = -slot_RC.shape[1] % self.width
     used = -(-jnp.max(jnp.sum(scored_RS, axis=1)) // self.width)
-    return jnp.pad(slot_RC, ((0, 0), (0, padding))), used
+    slot_RC = jnp.pad(slot_RC, ((0, 0), (0, padding)),
+                      constant_values=scored_RS.shape[1])
+    return slot_RC, used
 
   def cut(self, x_RC, index):
     return jax.lax.dynamic_slice_in_dim(
@@ -146,7 +165,7 @@ class _Plan:
   def pick(self, x_RS, slot_Rw):
     """x at the slots: [n, M] or [n, M, D]."""
     slot = slot_Rw.reshape(*slot_Rw.shape, *(1,) * (x_RS.ndim - 2))
-    return self.flat(jnp.take_along_axis(x_RS, slot, axis=1))
+    return self.flat(jnp.take_along_axis(x_RS, slot, axis=1, mode='clip'))
 
   def flat(self, x_Rw):
     """[R, w, ...] -> [n, M, ...]: each shard's tokens together."""
@@ -248,7 +267,7 @@ def _score_backward(plan, residuals, cotangents):
     return (gradient_nMV / plan.temperature).astype(plan.dtype)
 
   def body(index, carry):
-    of_hidden_RCD, of_weight = carry
+    of_hidden_RSD, of_weight = carry
     slot_Rw = plan.cut(slot_RC, index)
     hidden_nMD = plan.pick(hidden_RSD, slot_Rw)
     gradient_nMV = of_logits(index, hidden_nMD, slot_Rw)
@@ -259,17 +278,19 @@ def _score_backward(plan, residuals, cotangents):
     of_weight += jax.lax.dot_general(
         left, right, (((1,), (1,)), ((0,), (0,))),
         preferred_element_type=jnp.float32)
-    return plan.put(of_hidden_RCD, of_hidden_nMD, index), of_weight
+    of_hidden_RwD = of_hidden_nMD.reshape(*slot_Rw.shape, -1)
+    return jax.vmap(_set)(of_hidden_RSD, slot_Rw, of_hidden_RwD), of_weight
 
-  columns_RCD = jnp.zeros((*slot_RC.shape, hidden_RSD.shape[2]), plan.dtype)
-  of_hidden_RCD, of_weight = jax.lax.fori_loop(0, used, body, (
-      columns_RCD, jnp.zeros((plan.shards, *stored.shape), jnp.float32)))
-  # The scored slots are all different: their scatter is this gather.
-  column_RS = jnp.cumsum(scored_RS, axis=1) - 1
-  of_hidden_RSD = jnp.where(scored_RS[..., None], jnp.take_along_axis(
-      of_hidden_RCD, column_RS[..., None], axis=1), 0)
+  of_hidden_RSD, of_weight = jax.lax.fori_loop(0, used, body, (
+      jnp.zeros(hidden_RSD.shape, plan.dtype),
+      jnp.zeros((plan.shards, *stored.shape), jnp.float32)))
   return (of_hidden_RSD, jnp.sum(of_weight, 0).astype(stored.dtype), None,
           None, None)
+
+
+def _set(x_SD, slot_w, new_wD):
+  """Columns without a slot of their own are dropped."""
+  return x_SD.at[slot_w].set(new_wD, unique_indices=True, mode='drop')
 
 
 _score.defvjp(_score_forward, _score_backward, symbolic_zeros=True)

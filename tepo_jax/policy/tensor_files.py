@@ -7,6 +7,7 @@ safetensors package gives numpy no bfloat16 and no writing in place.
 
 import json
 import math
+import mmap
 import pathlib
 
 import ml_dtypes
@@ -66,13 +67,23 @@ def create(folder: pathlib.Path, entries) -> dict[str, np.ndarray]:
   for number, part in enumerate(files, 1):
     file = _SINGLE if len(files) == 1 else (
         f'model-{number:05d}-of-{len(files):05d}.safetensors')
-    places |= _create_file(folder / file, part)
+    places |= create_file(folder / file, part)
     shard_of |= {name: file for name, _, _ in part}
   if len(files) > 1:
     total = sum(place.nbytes for place in places.values())
     write_json(folder / _INDEX, {
         'metadata': {'total_size': total}, 'weight_map': shard_of})
   return places
+
+
+def forget(tensor: np.ndarray) -> None:
+  """Lets go of the memory of a mapped tensor's file, which keeps its bytes.
+
+  Pages that were read or written count as this process's memory until then.
+  """
+  while not isinstance(tensor, mmap.mmap):
+    tensor = tensor.base
+  tensor.madvise(mmap.MADV_DONTNEED)
 
 
 def read_json(file: pathlib.Path) -> dict:
@@ -150,7 +161,8 @@ def _split(entries):
   return files
 
 
-def _create_file(file, entries):
+def create_file(file: pathlib.Path, entries) -> dict[str, np.ndarray]:
+  """One new file of whatever size, else as `create`."""
   header, end = {'__metadata__': {'format': 'pt'}}, 0
   for name, dtype, shape in entries:
     begin, end = end, end + math.prod(shape) * dtype.itemsize

@@ -19,12 +19,10 @@ import jax
 import jax.numpy as jnp
 
 from tepo_jax.policy import attention
+from tepo_jax.policy import layers as layers_lib
+from tepo_jax.policy import lora as lora_lib
+from tepo_jax.policy import on_mesh
 from tepo_jax.policy import rope
-
-INIT_STDDEV = 0.02  # of every kernel and the embedding
-
-# Larger than any position: the window of a layer that sees everything.
-_NO_WINDOW = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,21 +53,32 @@ class ModelConfig:
   unroll: int = 1  # layers per scan step; num_layers: no loop at all
   attention: str = 'xla'  # a name of attention.BACKENDS
 
+  lora: lora_lib.Lora | None = None  # adapters in the same tree
+
+  # What a mesh asks for: see `on_mesh.sharded_over`.
+  vocab_padding: int = 0  # rows of embedding and head beyond the vocabulary
+  kv_copies: int = 1  # of each key/value head, in attention and in the cache
+
+  @property
+  def cache_heads(self) -> int:
+    return self.num_kv_heads * self.kv_copies
+
 
 # Not of the model: changed with dataclasses.replace, never saved.
-EXECUTION_FIELDS = ('dtype', 'remat', 'unroll', 'attention')
+EXECUTION_FIELDS = (
+    'dtype', 'remat', 'unroll', 'attention', 'lora', 'vocab_padding',
+    'kv_copies')
 
 # What is recomputed in the backward pass: nothing; all of a layer; all but the
 # outputs of its linear maps (attention and what is element by element).
 REMAT = {'none': None, 'full': None,
          'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
 
-
 @flax.struct.dataclass
 class KVCache:
   """Keys and values of every layer; `index` is the next column to write.
 
-  Stacked as noted, or a tuple of one array a layer: see `for_decoding`.
+  Stacked as noted, or one array a layer: see `init_decoding_cache`.
   """
 
   k: Any  # [L, B, T, K, H]
@@ -79,7 +88,7 @@ class KVCache:
 
 
 def init(config: ModelConfig, key: jax.Array) -> dict[str, Any]:
-  """Random float32 parameters: normal(0, INIT_STDDEV), scales 1, biases 0."""
+  """Random float32 parameters: normal(0, layers.INIT_STDDEV), scales 1, biases 0."""
   return nn.meta.unbox(_boxed(config, key))
 
 
@@ -100,8 +109,8 @@ def abstract_params(config: ModelConfig, dtype='float32') -> dict[str, Any]:
 def init_cache(
     config: ModelConfig, batch: int, length: int, dtype) -> KVCache:
   """An empty cache for `batch` rows of `length` slots."""
-  shape = (config.num_layers, batch, length, config.num_kv_heads,
-           config.head_dim)
+  shape = (config.num_layers, batch, length,
+           config.cache_heads, config.head_dim)
   return KVCache(
       k=jnp.zeros(shape, dtype), v=jnp.zeros(shape, dtype),
       position=jnp.full((batch, length), -1, jnp.int32),
@@ -119,7 +128,9 @@ def forward(config: ModelConfig, params, token_BS, position_BS,
     position_BS: i32, -1 = padding (its output means nothing).
     cache: None: the S tokens see each other. Else the S new columns are
       written at cache.index (which must leave room: the caller's promise) and
-      the tokens see the whole cache.
+      the tokens see the whole cache. Several tokens at once (a prefill) see
+      only each other where config.attention is not 'xla': the cache must be
+      empty then, or all is NaN.
     segment_BS: i32, which sequence of a packed row a slot belongs to; tokens
       see their own sequence only. None: a row is one sequence. Not with a
       cache.
@@ -131,23 +142,37 @@ def forward(config: ModelConfig, params, token_BS, position_BS,
       {'params': params}, token_BS, position_BS, cache, segment_BS)
 
 
-def for_decoding(params: dict[str, Any], cache: KVCache):
-  """(params, cache) in the form for a loop over single tokens.
+def for_decoding(params: dict[str, Any]) -> dict[str, Any]:
+  """The parameters in the form for a loop over single tokens.
 
-  `forward` and `logits` take either form. Stacked, XLA slices every layer's
-  weights and cache by copy at every token, and the products over the cache
-  transpose it first. Here each layer has its own arrays: params['layers'] is
-  a tuple of L dicts, cache.k one of [B, K, H, T], cache.v one of [B, K, T, H].
-  Convert outside the loop (under the same jit or not), after the prefill.
+  `forward` takes them with a cache of `init_decoding_cache`, `logits` in
+  either form. Stacked, XLA slices every layer's weights and cache by copy at
+  every token, and the products over the cache transpose it first. Here each
+  layer has its own arrays: params['layers'] is a tuple of L dicts.
+  Convert outside the loop (under the same jit or not).
   """
-  def layers(tree):
-    count = len(jax.tree.leaves(tree)[0])
-    return tuple(
-        jax.tree.map(lambda leaf: leaf[i], tree) for i in range(count))
+  count = len(jax.tree.leaves(params['layers'])[0])
+  return {**params, 'layers': tuple(
+      jax.tree.map(lambda leaf: leaf[i], params['layers'])
+      for i in range(count))}
 
-  return {**params, 'layers': layers(params['layers'])}, cache.replace(
-      k=layers(jnp.transpose(cache.k, (0, 1, 3, 4, 2))),
-      v=layers(jnp.transpose(cache.v, (0, 1, 3, 2, 4))))
+
+def init_decoding_cache(
+    config: ModelConfig, batch: int, length: int, dtype) -> KVCache:
+  """An empty cache to go with `for_decoding`: one array a layer.
+
+  k of [B, K, H, T], v of [B, K, T, H].
+  """
+  kv_heads, size = config.cache_heads, config.head_dim
+
+  def stores(*shape):
+    return tuple(
+        jnp.zeros((batch, *shape), dtype) for _ in range(config.num_layers))
+
+  return KVCache(
+      k=stores(kv_heads, size, length), v=stores(kv_heads, length, size),
+      position=jnp.full((batch, length), -1, jnp.int32),
+      index=jnp.zeros((), jnp.int32))
 
 
 def head_weight(config: ModelConfig, params):
@@ -158,57 +183,23 @@ def head_weight(config: ModelConfig, params):
 
 
 def logits(config: ModelConfig, params, hidden):
-  """float32 [..., V] of hidden [..., D]: the head, or the tied embedding."""
+  """float32 [..., V] of hidden [..., D]: the head, or the tied embedding.
+
+  Where a mesh padded the vocabulary, V includes the padding.
+  """
   weight = head_weight(config, params).astype(config.dtype)
   side = 1 if config.tie_embeddings else 0
   hidden_MD = hidden.reshape(-1, config.d_model)
   logits_MV = jax.lax.dot_general(
       hidden_MD, weight, (((1,), (side,)), ((), ())),
       preferred_element_type=jnp.float32)
-  return logits_MV.reshape(*hidden.shape[:-1], config.vocab_size)
+  return on_mesh.without_padding(config.vocab_size, logits_MV).reshape(
+      *hidden.shape[:-1], -1)
 
 
 def constrain(x, axes):
   """Lays x out by logical axis names, where rules for them are in force."""
   return nn.with_logical_constraint(x, axes)
-
-
-class _Norm(nn.Module):
-  """RMSNorm over the last axis, in float32."""
-
-  eps: float
-
-  @nn.compact
-  def __call__(self, x):
-    scale = self.param(
-        'scale', nn.with_logical_partitioning(nn.initializers.ones, ('norm',)),
-        (x.shape[-1],))
-    x32 = x.astype(jnp.float32)
-    variance = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
-    return (x32 * jax.lax.rsqrt(variance + self.eps)
-            * scale.astype(jnp.float32)).astype(x.dtype)
-
-
-class _Linear(nn.Module):
-  """x @ kernel (+ bias), on [M, inputs]."""
-
-  features: int
-  axes: tuple[str, str]
-  use_bias: bool = False
-
-  @nn.compact
-  def __call__(self, x_MI):
-    kernel = self.param(
-        'kernel', nn.with_logical_partitioning(
-            nn.initializers.normal(INIT_STDDEV), self.axes),
-        (x_MI.shape[-1], self.features))
-    y_MO = x_MI @ kernel.astype(x_MI.dtype)
-    if self.use_bias:
-      bias = self.param(
-          'bias', nn.with_logical_partitioning(
-              nn.initializers.zeros, self.axes[1:]), (self.features,))
-      y_MO += bias.astype(x_MI.dtype)
-    return y_MO
 
 
 class _Layer(nn.Module):
@@ -226,13 +217,14 @@ class _Layer(nn.Module):
     config = self.config
     x_MD, stores = carry
     attended_MD, stores = self._attention(
-        _Norm(config.norm_eps, name='attention_norm')(x_MD),
+        layers_lib.Norm(config.norm_eps, name='attention_norm')(x_MD),
         stores, layer, turn, position_BS, key_position_BT, index, segment_BS)
     x_MD = _by_rows(x_MD + attended_MD)
-    y_MD = _Norm(config.norm_eps, name='mlp_norm')(x_MD)
-    gate_MF = _Linear(config.d_ff, ('embed', 'mlp'), name='gate')(y_MD)
-    up_MF = _Linear(config.d_ff, ('embed', 'mlp'), name='up')(y_MD)
-    down_MD = _Linear(config.d_model, ('mlp', 'embed'), name='down')(
+    y_MD = layers_lib.Norm(config.norm_eps, name='mlp_norm')(x_MD)
+    linear = functools.partial(layers_lib.Linear, lora=config.lora)
+    gate_MF = linear(config.d_ff, ('embed', 'mlp'), name='gate')(y_MD)
+    up_MF = linear(config.d_ff, ('embed', 'mlp'), name='up')(y_MD)
+    down_MD = linear(config.d_model, ('mlp', 'embed'), name='down')(
         nn.silu(gate_MF) * up_MF)
     return (_by_rows(x_MD + down_MD), stores), None
 
@@ -241,38 +233,37 @@ class _Layer(nn.Module):
     config = self.config
 
     def heads(name, axis, count, norm=False):
-      y = _Linear(count * config.head_dim, ('embed', axis),
-                  config.qkv_bias, name=name)(x_MD)
+      whole = axis == 'kv_heads' and config.kv_copies > 1
+      y = layers_lib.Linear(
+          count * config.head_dim, ('embed', None if whole else axis),
+          config.qkv_bias, config.lora, name=name)(x_MD)
       y = y.reshape(*position_BS.shape, count, config.head_dim)
-      return _Norm(config.norm_eps, name=f'{name}_norm')(y) if norm else y
+      return layers_lib.Norm(config.norm_eps, name=f'{name}_norm')(y) if norm else y
 
     q_BSNH = rope.rotate(
         heads('q', 'heads', config.num_heads, config.qk_norm), turn)
     k_BSKH = rope.rotate(
         heads('k', 'kv_heads', config.num_kv_heads, config.qk_norm), turn)
     v_BSKH = heads('v', 'kv_heads', config.num_kv_heads)
+    if config.kv_copies > 1:
+      k_BSKH, v_BSKH = (
+          nn.with_logical_constraint(
+              jnp.repeat(x, config.kv_copies, axis=2),
+              ('batch', None, 'kv_heads', None)) for x in (k_BSKH, v_BSKH))
     k_BTKH, v_BTKH = k_BSKH, v_BSKH
     if stores is not None:
       stores, k_BTKH, v_BTKH = _write(stores, k_BSKH, v_BSKH, layer, index)
-    out_BSNH = attention.attend(
-        q_BSNH, k_BTKH, v_BTKH, position_BS, key_position_BT,
-        _window(config, layer), config.attention, segment_BS, segment_BS)
-    out_MD = _Linear(config.d_model, ('heads', 'embed'), name='o')(
-        out_BSNH.reshape(x_MD.shape[0], -1))
+      if config.attention != 'xla' and position_BS.shape[1] > 1:
+        # Kernels attend inside these S columns. With others before them the
+        # result is wrong: NaN shows it.
+        k_BTKH = jnp.where(index == 0, k_BSKH, jnp.nan)
+        v_BTKH, key_position_BT = v_BSKH, position_BS
+    out_BSNH = _attend(config, layer, q_BSNH, k_BTKH, v_BTKH, position_BS,
+                       key_position_BT, segment_BS)
+    out_MD = layers_lib.Linear(
+        config.d_model, ('heads', 'embed'), lora=config.lora, name='o')(
+            out_BSNH.reshape(x_MD.shape[0], -1))
     return out_MD, stores
-
-
-class _Weight(nn.Module):
-  """A parameter by itself: the embedding table, the head."""
-
-  leaf: str
-  shape: tuple[int, int]
-  axes: tuple[str, str]
-
-  @nn.compact
-  def __call__(self):
-    return self.param(self.leaf, nn.with_logical_partitioning(
-        nn.initializers.normal(INIT_STDDEV), self.axes), self.shape)
 
 
 class _Transformer(nn.Module):
@@ -283,12 +274,13 @@ class _Transformer(nn.Module):
   @nn.compact
   def __call__(self, token_BS, position_BS, cache=None, segment_BS=None):
     config = self.config
-    embedding_VD = _Weight(
-        'embedding', (config.vocab_size, config.d_model), ('vocab', 'embed'),
+    vocabulary = config.vocab_size + config.vocab_padding
+    embedding_VD = layers_lib.Weight(
+        'embedding', (vocabulary, config.d_model), ('vocab', 'embed'),
         name='embed')()
     if not config.tie_embeddings:
-      _Weight('kernel', (config.d_model, config.vocab_size),
-              ('embed', 'vocab'), name='head')()
+      layers_lib.Weight('kernel', (config.d_model, vocabulary), ('embed', 'vocab'),
+              name='head')()
     x_MD = jnp.take(embedding_VD, token_BS.reshape(-1), axis=0)
     x_MD = _by_rows(x_MD.astype(config.dtype))
     stores, key_position_BT, index = None, position_BS, None
@@ -306,11 +298,11 @@ class _Transformer(nn.Module):
       for i, params in enumerate(layers):
         (x_MD, stores[i]), _ = layer.apply(
             {'params': params}, (x_MD, stores[i]), i, *shared)
-      stores = zip(*stores)
+      stores = tuple(zip(*stores))
     else:
       (x_MD, stores), _ = _scan(config)(config, name='layers')(
           (x_MD, stores), jnp.arange(config.num_layers), *shared)
-    x_MD = _Norm(config.norm_eps, name='final_norm')(x_MD)
+    x_MD = layers_lib.Norm(config.norm_eps, name='final_norm')(x_MD)
     if cache is not None:
       cache = KVCache(*stores, key_position_BT, index + position_BS.shape[1])
     return x_MD.reshape(*position_BS.shape, config.d_model), cache
@@ -359,12 +351,20 @@ def _write(stores, k_BSKH, v_BSKH, layer, index):
   return (k_store, v_store), k_BTKH, v_BTKH
 
 
-def _window(config: ModelConfig, layer):
-  """The window of one layer: None, a number, or a scalar by its number."""
-  if config.sliding_window is None or not config.num_full_layers:
-    return config.sliding_window
-  return jnp.where(
-      layer < config.num_full_layers, _NO_WINDOW, config.sliding_window)
+def _attend(config: ModelConfig, layer, q_BSNH, k_BTKH, v_BTKH, position_BS,
+            key_position_BT, segment_BS):
+  """`attention.attend` with the window of this layer."""
+  def attend(window, *arrays):
+    return attention.attend(
+        *arrays, position_BS, key_position_BT, window, config.attention,
+        segment_BS, segment_BS)
+
+  arrays = (q_BSNH, k_BTKH, v_BTKH)
+  if not config.num_full_layers:
+    return attend(config.sliding_window, *arrays)
+  return jax.lax.cond(
+      layer < config.num_full_layers, functools.partial(attend, None),
+      functools.partial(attend, config.sliding_window), *arrays)
 
 
 def _by_rows(x_MD):

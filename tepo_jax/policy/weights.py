@@ -5,9 +5,12 @@ from memory-mapped files, one stacked tensor at a time; saving gathers one
 stacked tensor at a time and appears under its name only when complete.
 """
 
+import contextlib
+import dataclasses
 import os
 import pathlib
 import shutil
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -16,7 +19,9 @@ import transformers
 
 from tepo_jax import errors
 from tepo_jax.policy import families
+from tepo_jax.policy import hub
 from tepo_jax.policy import tensor_files
+from tepo_jax.policy import on_mesh
 from tepo_jax.policy import transformer
 from tepo_jax.runtime import mesh as mesh_lib
 
@@ -45,11 +50,6 @@ TABLE = (
 
 _CONFIG = 'config.json'
 _PROGRESS_BYTES = 10**9
-_TOKENIZER_FILES = (
-    'tokenizer.json', 'tokenizer_config.json', 'tokenizer.model',
-    'special_tokens_map.json', 'added_tokens.json', 'vocab.json', 'merges.txt',
-    'chat_template.jinja', 'chat_template.json', 'generation_config.json')
-
 
 def read_config(directory) -> transformer.ModelConfig:
   """The ModelConfig of a Hugging Face folder's config.json.
@@ -57,7 +57,7 @@ def read_config(directory) -> transformer.ModelConfig:
   Raises:
     InputError: no folder, no or no JSON config.json, unsupported.
   """
-  file = _folder(directory) / _CONFIG
+  file = hub.folder(directory) / _CONFIG
   return families.from_json(tensor_files.read_json(file), str(file))
 
 
@@ -66,10 +66,11 @@ def load(directory, dtype, mesh=None):
 
   Args:
     directory: config.json with model.safetensors, or with shards and
-      model.safetensors.index.json.
+      model.safetensors.index.json; or a hub id.
     dtype: of the params, whatever the files hold.
     mesh: None: everything on the default device. Else each device reads its
-      slices under `mesh_lib.RULES`.
+      slices under `mesh_lib.RULES`, and the config and params are those of
+      `on_mesh.sharded_over`.
 
   Raises:
     InputError: the file or tensor, and what is wrong with it.
@@ -103,12 +104,14 @@ def check(directory, mesh) -> None:
 def _open(directory, dtype, mesh):
   """The config, mapped tensors, and rows of a folder that can be loaded."""
   config = read_config(directory)
-  tensors = tensor_files.open_folder(_folder(directory))
-  abstract = transformer.abstract_params(config, dtype)
-  rows = _rows(abstract)
+  tensors = tensor_files.open_folder(hub.folder(directory))
+  rows = _rows(transformer.abstract_params(config, dtype))
   _check(directory, tensors, rows, config)
   if mesh is not None:
+    config = on_mesh.sharded_over(config, mesh.shape['tensor'])
+    abstract = transformer.abstract_params(config, dtype)
     mesh_lib.check(mesh, transformer.logical_axes(config), abstract)
+    rows = _rows(abstract)
   return config, tensors, rows
 
 
@@ -176,28 +179,28 @@ def _read(sources, leaf, transpose, sharding):
       slices[key] = _slice(sources, leaf, transpose, index)
     return slices[key]
 
-  return jax.make_array_from_callback(leaf.shape, sharding, read)
+  # Waited for, so that one tensor's host copy is gone before the next.
+  return jax.block_until_ready(
+      jax.make_array_from_callback(leaf.shape, sharding, read))
 
 
 def _slice(sources, leaf, transpose, index):
-  stacked = len(leaf.shape) > sources[0].ndim
+  """A slice of a leaf, zero where the vocabulary is padding."""
+  shape = [len(range(*part.indices(size)))
+           for part, size in zip(index, leaf.shape)]
+  out = np.zeros(shape, leaf.dtype)
+  stacked = len(shape) > sources[0].ndim
   layers, inner = (index[0], index[1:]) if stacked else (slice(0, 1), index)
-  chosen = sources[layers]
-  views = (
-      source.T[inner] if transpose else source[inner] for source in chosen)
-  first = next(views)
-  out = np.empty((len(chosen), *first.shape), leaf.dtype)
-  out[0] = first
-  for i, view in enumerate(views, 1):
-    out[i] = view
-  return out if stacked else out[0]
+  for target, source in zip(out if stacked else [out], sources[layers]):
+    view = source.T[inner] if transpose else source[inner]
+    target[_corner(view.shape)] = view
+    tensor_files.forget(source)
+  return out
 
 
-def _folder(directory) -> pathlib.Path:
-  folder = pathlib.Path(directory)
-  if not folder.is_dir():
-    raise errors.InputError(f'{directory}: no such model folder')
-  return folder
+def _corner(shape):
+  """The index of the first entries of every dimension."""
+  return tuple(slice(size) for size in shape)
 
 
 def save(directory, config: transformer.ModelConfig, params, source=None):
@@ -209,61 +212,81 @@ def save(directory, config: transformer.ModelConfig, params, source=None):
   Args:
     directory: must not exist, or be empty.
     config: of the model.
-    params: float32 or bfloat16, saved as they are; may be sharded.
+    params: float32 or bfloat16, saved as they are; may be sharded, and their
+      vocabulary padded for a mesh.
     source: a folder whose tokenizer, generation_config and the other fields
       of its config.json, where it has one, are taken over.
 
   Raises:
     InputError: the directory is in use, or no architecture fits the config.
   """
+  rows = _rows(params)
+  dtype = np.dtype(params['embed']['embedding'].dtype)
+  old = None
+  if source is not None:
+    source = hub.folder(source)
+    if (source / _CONFIG).is_file():
+      old = tensor_files.read_json(source / _CONFIG)
+  raw = families.to_json(config, dtype.name, old)
+  with new_folder(directory) as partial:
+    _write_tensors(partial, config, rows)
+    if jax.process_index() == 0:
+      tensor_files.write_json(partial / _CONFIG, raw)
+      others = set(hub.TOKENIZER_FILES) - {_CONFIG}
+      for name in others if source is not None else ():
+        if (source / name).is_file():
+          shutil.copyfile(source / name, partial / name)
+
+
+@contextlib.contextmanager
+def new_folder(directory) -> Iterator[pathlib.Path]:
+  """A folder to fill, which takes its name once it is complete.
+
+  On the first process; the others get the name alone.
+
+  Raises:
+    InputError: the directory exists and is not empty.
+  """
   directory = pathlib.Path(directory)
   if directory.exists() and (
       not directory.is_dir() or any(directory.iterdir())):
     raise errors.InputError(f'{directory}: exists and is not empty')
-  leaves = dict(_leaves(params))
-  rows = _rows(params)
-  dtype = np.dtype(leaves['embed/embedding'].dtype)
-  old = None
-  if source is not None and (_folder(source) / _CONFIG).is_file():
-    old = tensor_files.read_json(_folder(source) / _CONFIG)
-  raw = families.to_json(config, dtype.name, old)
   partial = directory.with_name(f'.{directory.name}.partial-{os.getpid()}')
   if jax.process_index() == 0:
     partial.mkdir(parents=True)
   try:
-    _write_tensors(partial, rows)
+    yield partial
     if jax.process_index() == 0:
-      tensor_files.write_json(partial / _CONFIG, raw)
-      for name in _TOKENIZER_FILES if source is not None else ():
-        if (pathlib.Path(source) / name).is_file():
-          shutil.copyfile(pathlib.Path(source) / name, partial / name)
       os.replace(partial, directory)
   finally:
     shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write_tensors(folder, rows):
-  """The files, laid out first and then filled one stacked tensor at a time."""
+def _write_tensors(folder, config, rows):
+  """The files, laid out first and then filled one tensor at a time."""
+  whole = _rows(transformer.abstract_params(
+      dataclasses.replace(config, vocab_padding=0)))
   writer = jax.process_index() == 0
   if writer:
     places = tensor_files.create(folder, [
-        (name, np.dtype(leaf.dtype), _file_shape(path, leaf, transpose))
-        for path, (leaf, names, transpose) in rows.items() for name in names])
+        (name, np.dtype(rows[path][0].dtype), _file_shape(path, leaf, transpose))
+        for path, (leaf, names, transpose) in whole.items() for name in names])
   for path, (leaf, names, transpose) in rows.items():
-    array = mesh_lib.to_host(leaf)
-    if writer:
-      slices = array if _is_stacked(path) else array[None]
-      for name, tensor in zip(names, slices):
-        places[name][...] = tensor.T if transpose else tensor
+    for layer, name in enumerate(names):
+      array = mesh_lib.to_host(leaf[layer] if _is_stacked(path) else leaf)
+      if writer:
+        tensor = array.T if transpose else array
+        places[name][...] = tensor[_corner(places[name].shape)]
+        tensor_files.forget(places[name])
 
 
 def load_tokenizer(directory):
-  """The folder's tokenizer; never runs code that came with it.
+  """The tokenizer of a folder or hub id; never runs code that came with it.
 
   Raises:
     InputError: no usable tokenizer, or none of its tokens ends a text.
   """
-  folder = _folder(directory)
+  folder = hub.folder(directory, hub.TOKENIZER_FILES)
   try:
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         folder, trust_remote_code=False, local_files_only=True)
@@ -283,8 +306,9 @@ def eos_ids(directory, tokenizer) -> tuple[int, ...]:
   models name there the end of a turn beside the end of a text.
   """
   ids = {tokenizer.eos_token_id}
+  folder = hub.folder(directory, hub.TOKENIZER_FILES)
   for name in ('generation_config.json', _CONFIG):
-    file = _folder(directory) / name
+    file = folder / name
     if file.is_file():
       found = tensor_files.read_json(file).get('eos_token_id')
       ids.update(found if isinstance(found, list) else [found])

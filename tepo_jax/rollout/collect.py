@@ -1,8 +1,10 @@
 """Dynamic sampling: prompts -> completions -> rewards -> groups to train on.
 
 Host code around three functions it is given: one that samples, one that
-grades, one that names the next problems. Axes as in `sampler`, and R prompts
-kept for training.
+grades, one that names the next problems.
+
+Axes: Q prompts · G samples a prompt · B rows · P prompt slots · T completion
+slots · R prompts kept for training.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +15,7 @@ import numpy as np
 from tepo_jax import errors
 from tepo_jax.learning import advantage
 from tepo_jax.learning import update
-from tepo_jax.rollout import sampler
+from tepo_jax.rollout import schedule
 from tepo_jax.tasks import datasets
 
 MODES = ('refill', 'drop', 'off')
@@ -37,7 +39,11 @@ class Prompt:
 class Group:
   """A prompt with its G completions; arrays are numpy.
 
-  token_GT, logp_GT, length_G, ended_G: as in `sampler.Completions`.
+  token_GT: int32, EOS included; 0 behind the end. `length_G` [int32], never a
+    token id, says where a row ends: behind EOS; at T when none was drawn.
+  logp_GT: float32, log-probability of each token under the policy's
+    temperature-scaled softmax (`draw.draw`), nats; 0 behind the end.
+  ended_G: bool, whether the completion came to its end; False: truncated.
   text_G: decoded completions. accuracy_G: 0/1 verdicts, truncated is 0.
   """
   prompt: Prompt
@@ -150,23 +156,25 @@ def _starved(kept, sampled, wanted, max_batches):
       f'{solved} of {len(sampled)} groups all right, {failed} all wrong')
 
 
-def to_groups(prompts: Sequence[Prompt], completions: sampler.Completions,
-              texts: Sequence[str], verdicts: Sequence[bool],
-              group_size: int) -> list[Group]:
-  """Cuts host completions of [Q·G] rows into the groups of the Q prompts.
+def to_group(prompt: Prompt,
+             samples: Sequence[tuple[schedule.Completion, str, bool]],
+             max_tokens: int) -> Group:
+  """The group of (completion, text, verdict) of every sample, in order.
 
   A truncated completion counts as wrong whatever it says.
   """
-  accuracy_B = np.asarray(verdicts, np.float32) * completions.ended_B[
-      :len(verdicts)]
-  groups = []
-  for index, prompt in enumerate(prompts):
-    rows = slice(index * group_size, (index + 1) * group_size)
-    groups.append(Group(
-        prompt, completions.token_BT[rows], completions.logp_BT[rows],
-        completions.length_B[rows], completions.ended_B[rows],
-        tuple(texts[rows]), accuracy_B[rows]))
-  return groups
+  completions, texts, verdicts = zip(*samples)
+  token_GT = np.zeros((len(samples), max_tokens), np.int32)
+  logp_GT = np.zeros((len(samples), max_tokens), np.float32)
+  for row, completion in enumerate(completions):
+    length = len(completion.token_T)
+    token_GT[row, :length] = completion.token_T
+    logp_GT[row, :length] = completion.logp_T
+  ended_G = np.array([c.ended for c in completions])
+  return Group(
+      prompt, token_GT, logp_GT,
+      np.array([len(c.token_T) for c in completions], np.int32), ended_G,
+      texts, np.asarray(verdicts, np.float32) * ended_G)
 
 
 def rewards(groups: Sequence[Group], max_tokens: int, overlong_buffer: int,

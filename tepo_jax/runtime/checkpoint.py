@@ -23,6 +23,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from tepo_jax import errors
+from tepo_jax.runtime import processes
 
 
 class DamagedError(errors.InputError):
@@ -102,13 +103,7 @@ class Checkpointer:
       InputError: there is no such step, its arrays are not those of
         `abstract_state`, or it is damaged (a DamagedError).
     """
-    self.wait()
-    steps = sorted(self._manager.all_steps())
-    step = steps[-1] if step is None and steps else step
-    if step not in steps:
-      wanted = '' if step is None else f' of step {step}'
-      raise errors.InputError(
-          f'no checkpoint{wanted} in {self._directory} (there: {steps})')
+    step = self._existing(step)
     where = f'checkpoint {self._directory}/{step}'
     with _no_stray_tracebacks():
       try:  # Orbax and tensorstore raise many kinds
@@ -130,6 +125,25 @@ class Checkpointer:
         raise DamagedError(f'{where}: {name} is not what was saved')
     return restored.state, extra
 
+  def shape(self, step: int | None, name: str) -> tuple[int, ...]:
+    """The shape of one saved array, by its path; as `restore`."""
+    step = self._existing(step)
+    try:
+      return _named(self._manager.item_metadata(step).state.tree)[name].shape
+    except Exception as error:  # as in `restore`
+      raise DamagedError(f'checkpoint {self._directory}/{step}: '
+                         f'{_reason(error)}') from None
+
+  def _existing(self, step):
+    self.wait()
+    steps = sorted(self._manager.all_steps())
+    step = steps[-1] if step is None and steps else step
+    if step not in steps:
+      wanted = '' if step is None else f' of step {step}'
+      raise errors.InputError(
+          f'no checkpoint{wanted} in {self._directory} (there: {steps})')
+    return step
+
   def restore_last_good(self, abstract_state: Any
                         ) -> tuple[int, Any, dict[str, Any]] | None:
     """(step, state, extra) of the last undamaged step; None: nothing saved.
@@ -141,17 +155,27 @@ class Checkpointer:
       InputError: every step is damaged, or as `restore`.
     """
     while (step := self.latest()) is not None:
+      damage = None
       try:
-        return step, *self.restore(step, abstract_state)
+        restored = self.restore(step, abstract_state)
       except DamagedError as error:
-        if len(self._manager.all_steps()) == 1:
-          raise
-        print(f'warning: {error}; going back to the checkpoint before it',
-              file=sys.stderr, flush=True)
-        (self._directory / str(step)).rename(_unused(
-            self._directory / f'damaged_{step}'))
-        self._manager.reload()
+        damage = error
+      if not processes.any_of(damage is not None):
+        return step, *restored
+      damage = damage or DamagedError(
+          f'checkpoint {self._directory}/{step}: another process cannot '
+          'restore it')
+      if len(self._manager.all_steps()) == 1:
+        raise damage
+      processes.on_first(self._set_aside, step, damage)
+      self._manager.reload()
     return None
+
+  def _set_aside(self, step, damage):
+    print(f'warning: {damage}; going back to the checkpoint before it',
+          file=sys.stderr, flush=True)
+    (self._directory / str(step)).rename(_unused(
+        self._directory / f'damaged_{step}'))
 
   def wait(self) -> None:
     """Until the save that was started is whole, or has failed."""

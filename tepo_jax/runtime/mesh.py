@@ -1,7 +1,6 @@
 """Where arrays live: the device mesh, one rules table, host <-> device.
 
-The only module of the project that knows of several processes. Everything
-above names the axes of its arrays logically ('embed', 'heads', 'batch', ...);
+Everything above names the axes of its arrays logically ('embed', 'heads', 'batch', ...);
 a rules table maps those names to mesh axes.
 
 Mesh axes: `data` copies of the parameters; `fsdp` shards of parameters and
@@ -9,10 +8,11 @@ optimiser state (the batch is split over data and fsdp together); `tensor`
 shards of the vocabulary, heads and feed-forward width.
 """
 
+import contextvars
 import functools
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from flax import linen as nn
 import jax
@@ -40,31 +40,8 @@ RULES = {
 # gather them.
 DECODE_RULES = {**RULES, 'embed': None}
 
-
-def initialize_distributed() -> None:
-  """Joins the job's other processes; nothing on one process.
-
-  TEPO_MULTIHOST=1 asks for it. JAX then finds the coordinator, the number of
-  processes and this one's index: from the TPU slice, from Slurm, or from
-  JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
-  """
-  if os.environ.get('TEPO_MULTIHOST') == '1':
-    jax.distributed.initialize(**_coordinates())
-
-
-def _coordinates() -> dict[str, str | int]:
-  if 'JAX_COORDINATOR_ADDRESS' not in os.environ:
-    return {}
-  try:
-    return {
-        'coordinator_address': os.environ['JAX_COORDINATOR_ADDRESS'],
-        'num_processes': int(os.environ['JAX_NUM_PROCESSES']),
-        'process_id': int(os.environ['JAX_PROCESS_ID']),
-    }
-  except (KeyError, ValueError) as error:
-    raise errors.InputError(
-        'JAX_COORDINATOR_ADDRESS is set: JAX_NUM_PROCESSES and JAX_PROCESS_ID '
-        f'must be integers beside it ({error})') from error
+# (mesh, rules) of the `under_rules` that is being traced.
+_IN_FORCE = contextvars.ContextVar('in force', default=None)
 
 
 def make(
@@ -132,15 +109,49 @@ def under_rules(mesh: jax.sharding.Mesh, function: Callable, rules=RULES
   """`function`, traced with the rules in force.
 
   The constraints that it puts on logical axes (flax's with_logical_constraint)
-  then hold on this mesh; without it they are no constraints.
+  then hold on this mesh, and `per_device` cuts by it; without it neither does
+  anything.
   """
   @functools.wraps(function)
   def wrapped(*args, **kwargs):
     named = [(name, axes) for name, axes in rules.items() if name is not None]
-    with mesh, nn.logical_axis_rules(named):
-      return function(*args, **kwargs)
+    token = _IN_FORCE.set((mesh, rules))
+    try:
+      # Flax looks for an abstract mesh; without one it drops the constraints.
+      with (jax.sharding.use_abstract_mesh(mesh.abstract_mesh),
+            nn.logical_axis_rules(named)):
+        return function(*args, **kwargs)
+    finally:
+      _IN_FORCE.reset(token)
 
   return wrapped
+
+
+def per_device(function: Callable, axes: Sequence[tuple[str | None, ...]],
+               *arrays: jax.Array) -> jax.Array:
+  """function(*arrays), each device computing on its own pieces.
+
+  For kernels, which XLA cannot cut by itself. Where no rules are in force,
+  or on one device, it is the plain call.
+
+  Args:
+    function: of one array a piece; its result is cut as the first is.
+    axes: logical names of each array's dimensions. One that its mesh axes do
+      not divide is whole everywhere.
+  """
+  if _IN_FORCE.get() is None or _IN_FORCE.get()[0].size == 1:
+    return function(*arrays)
+  mesh, rules = _IN_FORCE.get()
+
+  def spec(names, array):
+    return jax.sharding.PartitionSpec(*(
+        None if size % _parts(mesh, rules[name]) else rules[name]
+        for name, size in zip(names, array.shape)))
+
+  specs = tuple(map(spec, axes, arrays))
+  return jax.shard_map(
+      function, mesh=mesh, in_specs=specs, out_specs=specs[0],
+      check_vma=False)(*arrays)
 
 
 def check(mesh: jax.sharding.Mesh, axes_tree, abstract_tree, rules=RULES):
@@ -164,27 +175,50 @@ def check(mesh: jax.sharding.Mesh, axes_tree, abstract_tree, rules=RULES):
             f'dimension {index} ({axis}) of {name} {tuple(array.shape)}')
 
 
-def put_batch(mesh: jax.sharding.Mesh, batch):
-  """Host arrays, split along axis 0, to global arrays on the mesh.
+def check_memory(mesh: jax.sharding.Mesh, parts: Mapping[str, Any],
+                 limit: int | None = None) -> None:
+  """Refuses what cannot lie in a device's memory at one time.
 
-  Every process passes its own rows; they follow one another in the order in
-  which the mesh holds the processes.
+  Args:
+    mesh: whose devices; those that do not tell their memory hold anything.
+    parts: what is there -> its tree of ShapeDtypeStructs with shardings.
+    limit: bytes of a device; None: as it says.
 
   Raises:
-    InputError: the number of rows is not a multiple of data x fsdp.
+    InputError: with the bytes of each part.
   """
-  sharding = batch_sharding(mesh)
-  parts = batch_shards(mesh)
+  if limit is None:
+    stats = mesh.local_devices[0].memory_stats()
+    limit = stats['bytes_limit'] if stats else math.inf
+  sizes = {name: sum(map(_bytes_on_device, jax.tree.leaves(tree)))
+           for name, tree in parts.items()}
+  if sum(sizes.values()) > limit:
+    listed = ', '.join(f'{name} {size / 1e9:.4g} GB'
+                       for name, size in sizes.items())
+    raise errors.InputError(
+        f'mesh {dict(mesh.shape)}: a device has {limit / 1e9:.4g} GB of memory '
+        f'and would have to hold {sum(sizes.values()) / 1e9:.4g} GB: {listed}')
 
-  def put(array):
-    rows = len(array) * jax.process_count()
-    if rows % parts:
-      raise errors.InputError(
-          f'a batch of {rows} rows does not divide over mesh '
-          f'{dict(mesh.shape)}: it must be a multiple of data x fsdp = {parts}')
-    return jax.make_array_from_process_local_data(sharding, np.asarray(array))
 
-  return jax.tree.map(put, batch)
+def _bytes_on_device(leaf):
+  return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+
+
+def put(tree, sharding_tree):
+  """Host arrays to global arrays on the mesh.
+
+  Every process passes the whole arrays, and the same; each device takes its
+  slice of them.
+
+  Args:
+    tree: of numpy arrays.
+    sharding_tree: shardings, of the whole tree or of its subtrees.
+  """
+  def place(sharding, subtree):
+    return jax.tree.map(lambda x: jax.make_array_from_callback(
+        np.shape(x), sharding, lambda index: np.asarray(x)[index]), subtree)
+
+  return jax.tree.map(place, sharding_tree, tree)
 
 
 def to_host(tree):
@@ -199,6 +233,21 @@ def to_host(tree):
     return np.asarray(array)
 
   return jax.tree.map(get, tree)
+
+
+def free_bytes() -> int | None:
+  """Memory left on the fullest device of the job; None where nobody knows.
+
+  A collective when there are several processes.
+  """
+  free = [stats['bytes_limit'] - stats['bytes_in_use']
+          for stats in (device.memory_stats()
+                        for device in jax.local_devices()) if stats]
+  if not free:
+    return None
+  if jax.process_count() == 1:
+    return min(free)
+  return int(np.min(multihost_utils.process_allgather(np.array(min(free)))))
 
 
 def _is_axes(node) -> bool:

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -10,6 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from tensorboardX import event_file_writer
 from tensorboardX.proto import event_pb2
@@ -28,7 +30,12 @@ class Writer:
   is told once on stderr and ends it.
   """
 
-  def __init__(self, workdir: str | os.PathLike):
+  def __init__(self, workdir: str | os.PathLike,
+               wandb_project: str | None = None,
+               config: Mapping[str, Any] | None = None):
+    """`wandb_project`: also log there, with the config."""
+    self._wandb = wandb_project and _wandb_run(
+        workdir, wandb_project, config)
     self._path = pathlib.Path(workdir) / 'metrics.jsonl'
     self._path.parent.mkdir(parents=True, exist_ok=True)
     self._events = _Events(pathlib.Path(workdir) / 'tensorboard')
@@ -43,6 +50,8 @@ class Writer:
     self._file.write(json.dumps(line, allow_nan=False) + '\n')
     self._file.flush()
     self._events.write(step, values)
+    if self._wandb:
+      self._wandb.log(values, step=int(step))
 
   def truncate(self, step: int) -> None:
     """Forgets what lies after `step`, for a run that resumes there.
@@ -65,6 +74,33 @@ class Writer:
   def close(self) -> None:
     self._file.close()
     self._events.close()
+    if self._wandb:
+      self._wandb.finish()
+
+
+def _wandb_run(workdir, project, config):
+  """The Weights & Biases run of this workdir, continued if it is known there.
+
+  Its mode (online, offline) is that of the environment's WANDB_MODE.
+  """
+  import wandb  # optional: not in requirements.txt
+  path = pathlib.Path(workdir).absolute()
+  return wandb.init(
+      project=project, name=path.name, dir=path, config=dict(config),
+      id=hashlib.sha256(str(path).encode()).hexdigest()[:16], resume='allow')
+
+
+class NoWriter:
+  """In the place of a Writer, on processes that write nothing."""
+
+  def write(self, step: int, scalars: Mapping[str, float]) -> None:
+    del step, scalars
+
+  def truncate(self, step: int) -> None:
+    del step
+
+  def close(self) -> None:
+    pass
 
 
 class _Events:
@@ -142,9 +178,10 @@ class Timers:
 class Progress:
   """Says on `stream` what is happening and how long it will take.
 
-  On a terminal one line is rewritten in place; elsewhere a phase gets a plain
-  line, but no more than one every PLAIN_PHASE_SECONDS. A finished step always
-  gets a line that stays.
+  On a terminal two lines are rewritten in place: step, phase and time left,
+  and what the last step was like; what must stay is printed above them.
+  Elsewhere every step is one line, and so is a phase, but no more than one
+  every PLAIN_PHASE_SECONDS.
   """
 
   def __init__(self, total_steps: int, stream=None):
@@ -154,26 +191,56 @@ class Progress:
     self._start = time.monotonic()
     self._finished = 0
     self._last_phase = -math.inf
-    self._head = ''
+    self._head, self._left, self._summary = '', '', ''
+    self._drawn = 0  # lines of the block on the terminal
 
   def phase(self, text: str) -> None:
     """Shows what is happening now."""
     now = time.monotonic()
-    line = f'{self._head}{text} ...'
     if self._tty:
-      self._print('\r\x1b[K' + line[:shutil.get_terminal_size().columns - 1])
+      self._draw(f'{self._head}{text} ...{self._left}')
     elif now - self._last_phase >= PLAIN_PHASE_SECONDS:
       self._last_phase = now
-      self._print(line + '\n')
+      self._print(f'{self._head}{text} ...\n')
 
-  def step(self, step: int, summary: str) -> None:
-    """Prints the line of a step that is done; `step` counts from 1."""
+  def step(self, step: int, summary: str, kept: str = '') -> None:
+    """Shows a step that is done; `step` counts from 1. `kept` must stay."""
     self._finished += 1
     seconds = (time.monotonic() - self._start) / self._finished
     left = _duration(seconds * (self._total - step))
-    self._head = f'step {step + 1}/{self._total}  '
-    self._print(('\r\x1b[K' if self._tty else '')
-                + f'step {step}/{self._total}  {summary}  eta {left}\n')
+    self._head = f'step {step + 1}/{self._total}  {self._bar(step)}  '
+    self._left, self._summary = f'  eta {left}', summary
+    if not self._tty:
+      self._head = f'step {step + 1}/{self._total}  '
+      parts = [f'step {step}/{self._total}', summary, kept, f'eta {left}']
+      self._print('  '.join(filter(None, parts)) + '\n')
+      return
+    if kept:
+      self._print(f'{self._erase()}step {step}/{self._total}  {kept}\n')
+    self._draw(f'step {step}/{self._total}  {self._bar(step)}{self._left}')
+
+  def close(self) -> None:
+    """Leaves the last lines on the terminal, the cursor below them."""
+    if self._drawn:
+      self._drawn = 0
+      self._print('\n')
+
+  def _bar(self, step):
+    filled = round(20 * step / self._total)
+    return '━' * filled + '─' * (20 - filled)
+
+  def _draw(self, line):
+    width = shutil.get_terminal_size().columns - 1
+    lines = [text[:width] for text in (line, self._summary) if text]
+    text = self._erase() + '\n'.join(lines)
+    self._drawn = len(lines)
+    self._print(text)
+
+  def _erase(self):
+    """To the block's first line, clearing from there on."""
+    up = f'\x1b[{self._drawn - 1}A' if self._drawn > 1 else ''
+    self._drawn = 0
+    return f'\r{up}\x1b[J'
 
   def _print(self, text: str) -> None:
     self._stream.write(text)

@@ -11,6 +11,7 @@ import pytest
 from tepo_jax import errors
 from tepo_jax.job import evaluation
 from tepo_jax.rollout import collect
+from tepo_jax.rollout import draw
 from tepo_jax.tasks import datasets
 
 
@@ -44,7 +45,8 @@ def _prepare(**settings):
   """prepare() on a session that remembers what it was asked."""
   asked = []
   settings = dict(sets=('arithmetic',), limit=5, samples=8, temperature=1.0,
-                  greedy=False, max_tokens=9, batch_prompts=64) | settings
+                  greedy=False, max_tokens=9, top_k=0, top_p=1.0,
+                  stop_after_boxed=False) | settings
   session = types.SimpleNamespace(
       config=ml_collections.ConfigDict(
           {'eval': settings, 'data': {'template': 'dapo_answer'}}),
@@ -60,18 +62,25 @@ def test_evaluations_are_the_configs():
   assert [(e.samples, e.is_first, e.style) for e in evaluations] == [
       (8, True, 'answer'), (1, False, 'answer')]
   assert [e.sampler for e in evaluations] == [
-      dict(prompts_at_once=3, samples=8, max_tokens=9, temperature=1.0),
-      dict(prompts_at_once=3, samples=1, max_tokens=9, temperature=0.0)]
+      dict(prompts=3, samples=8, max_tokens=9, stop_after_boxed=False,
+           decoding=draw.Decoding(1.0)),
+      dict(prompts=3, samples=1, max_tokens=9, stop_after_boxed=False,
+           decoding=draw.Decoding(0.0))]
+
+
+def test_truncation_is_of_sampled_decodings_alone():
+  evaluations, _ = _prepare(greedy=True, top_k=5, top_p=0.9, temperature=0.6)
+  assert [e.sampler['decoding'] for e in evaluations] == [
+      draw.Decoding(0.6, 5, 0.9), draw.Decoding(0.0)]
 
 
 def test_a_set_has_its_own_decoding():
   evaluations, _ = _prepare(sets=('aime24', 'math500', 'aime24:a.jsonl'),
-                            samples=None, temperature=None, batch_prompts=2)
+                            samples=None, temperature=None)
   assert [e.name for e in evaluations] == [
       'aime24', 'math500/greedy', 'aime24:a.jsonl']
-  assert [(e.sampler['samples'], e.sampler['temperature'],
-           e.sampler['prompts_at_once']) for e in evaluations] == [
-               (32, 0.6, 2), (1, 0.0, 2), (32, 0.6, 2)]
+  assert [(e.sampler['samples'], e.sampler['decoding'].temperature)
+          for e in evaluations] == [(32, 0.6), (1, 0.0), (32, 0.6)]
 
 
 @pytest.mark.parametrize('missing', ['samples', 'temperature'])

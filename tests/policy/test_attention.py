@@ -1,13 +1,18 @@
 """attention.attend against the definition, written with loops."""
 
+import functools
+
 import jax
+from jax._src.cudnn import fused_attention_stablehlo
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tepo_jax import errors
 from tepo_jax.policy import attention
+from tepo_jax.runtime import mesh as mesh_lib
 
-_attend = jax.jit(attention.attend, static_argnames='window')
+_attend = jax.jit(attention.attend, static_argnames=('window', 'backend'))
 
 
 def _arrays(heads=6, kv_heads=2, size=5):
@@ -63,13 +68,6 @@ def test_segments_of_a_packed_row_do_not_see_each_other(window):
         atol=1e-6)
 
 
-def test_window_may_be_an_array():
-  arrays = _arrays()
-  np.testing.assert_array_equal(
-      _attend(*arrays, window=2),
-      jax.jit(attention.attend)(*arrays, window=jnp.int32(2)))
-
-
 def test_rows_without_a_visible_key_are_finite_and_leave_no_gradient():
   q, k, v, query_position, key_position = _arrays()
   padding = query_position < 0
@@ -99,3 +97,143 @@ def test_scores_are_float32_in_bfloat16():
   assert out.dtype == jnp.bfloat16
   np.testing.assert_allclose(
       out[0, 0, 0].astype(np.float32), 1 / (1 + np.exp(-2 ** -0.5)), atol=3e-3)
+
+
+# ---- the other backends, on sequences that attend to themselves
+
+def _cudnn_on_cpu(*arrays):
+  """cuDNN's mask and padding, computed by XLA."""
+  return attention._attend_cudnn(*arrays, implementation='xla')
+
+
+KERNELS = {
+    'cudnn': _cudnn_on_cpu,
+    'splash': attention.BACKENDS['splash_interpreted']}
+
+
+def _sequences(heads, kv_heads, size, packed):
+  """Row 0: padding on both sides; row 1, packed: 3 sequences and gaps."""
+  rng = np.random.RandomState(2)
+  q = rng.randn(2, 21, heads, size).astype(np.float32)
+  k, v = rng.randn(2, 2, 21, kv_heads, size).astype(np.float32)
+  position = np.full((2, 21), -1, np.int32)
+  segment = np.zeros((2, 21), np.int32)
+  position[0, 3:19] = np.arange(16)
+  if packed:
+    for index, (start, stop) in enumerate([(0, 9), (9, 13), (15, 21)]):
+      position[1, start:stop] = np.arange(stop - start)
+      segment[1, start:stop] = index
+  else:
+    position[1] = np.arange(21)
+  return (q, k, v), position, segment if packed else None
+
+
+@pytest.mark.parametrize('kernel', KERNELS)
+@pytest.mark.parametrize('heads,kv_heads,size,window,packed', [
+    (4, 2, 8, None, False), (7, 1, 16, 5, False), (3, 3, 8, None, True),
+    (4, 2, 16, 3, True)])
+def test_backends_agree(kernel, heads, kv_heads, size, window, packed):
+  """Values and gradients, as of xla."""
+  arrays, position, segment = _sequences(heads, kv_heads, size, packed)
+  real = position[..., None, None] >= 0
+  weight = np.random.RandomState(3).randn(*arrays[0].shape)
+
+  def total(attend, *arrays):
+    out = jnp.where(real, attend(
+        *arrays, position, position, window, segment, segment), 0)
+    return jnp.sum(out * weight), out
+
+  def evaluate(attend):
+    (_, out), gradients = jax.jit(jax.value_and_grad(
+        functools.partial(total, attend), argnums=(0, 1, 2), has_aux=True))(
+            *arrays)
+    return out, gradients
+
+  want = evaluate(attention.BACKENDS['xla'])
+  got = evaluate(KERNELS[kernel])
+  jax.tree.map(functools.partial(
+      np.testing.assert_allclose, rtol=0, atol=2e-5), got, want)
+  assert float(jnp.abs(want[0]).mean()) > 0.1
+
+
+@pytest.mark.parametrize('window', [None, 100])
+def test_splash_skips_only_blocks_that_nobody_sees(window, monkeypatch):
+  """Three blocks of keys; the window reaches over a block's edge."""
+  monkeypatch.setattr(attention, '_SPLASH_BLOCK', 128)
+  rng = np.random.RandomState(4)
+  q = rng.randn(1, 300, 2, 8).astype(np.float32)
+  k, v = rng.randn(2, 1, 300, 1, 8).astype(np.float32)
+  position = np.maximum(np.arange(300, dtype=np.int32) - 5, -1)[None]
+  want = _attend(q, k, v, position, position, window)
+  got = _attend(q, k, v, position, position, window, 'splash_interpreted')
+  np.testing.assert_allclose(got[:, 5:], want[:, 5:], atol=2e-6)
+
+
+def test_splash_on_a_mesh_computes_on_each_device_its_own():
+  arrays, position, segment = _sequences(4, 2, 8, True)
+  mesh = mesh_lib.make(dict(data=1, fsdp=2, tensor=2))
+  attend = functools.partial(
+      attention.attend, window=4, backend='splash_interpreted')
+  rules = jax.jit(mesh_lib.under_rules(mesh, attend))
+  got = rules(*arrays, position, position, query_segment_BS=segment,
+              key_segment_BT=segment)
+  assert got.sharding.shard_shape(got.shape) == (1, 21, 2, 8)
+  want = attend(*arrays, position, position, query_segment_BS=segment,
+                key_segment_BT=segment)
+  np.testing.assert_allclose(
+      np.asarray(got)[position >= 0], want[position >= 0], atol=1e-6)
+
+
+def test_one_query_is_always_xla():
+  arrays = _arrays()
+  query = arrays[0][:, -1:], arrays[3][:, -1:]
+  want = _attend(query[0], *arrays[1:3], query[1], arrays[4])
+  for backend in ('splash', 'cudnn'):
+    np.testing.assert_array_equal(want, _attend(
+        query[0], *arrays[1:3], query[1], arrays[4], backend=backend))
+
+
+@pytest.mark.parametrize('choice,platform,dtype,size,backend', [
+    ('auto', 'cpu', 'float32', 64, 'xla'),
+    ('auto', 'gpu', 'bfloat16', 128, 'cudnn'),
+    ('auto', 'gpu', 'float32', 128, 'xla'),
+    ('auto', 'gpu', 'bfloat16', 100, 'xla'),
+    ('auto', 'tpu', 'float32', 64, 'splash'),
+    ('xla', 'tpu', 'bfloat16', 64, 'xla'),
+    ('cudnn', 'gpu', 'bfloat16', 64, 'cudnn'),
+    ('cudnn', 'gpu', 'float32', 64, 'bfloat16'),
+    ('cudnn', 'gpu', 'bfloat16', 12, 'head size'),
+    ('cudnn', 'cpu', 'bfloat16', 64, 'needs a gpu, and the devices are cpu'),
+    ('splash', 'gpu', 'bfloat16', 64, 'needs a tpu')])
+def test_choose(choice, platform, dtype, size, backend):
+  if backend in attention.BACKENDS:
+    assert attention.choose(choice, platform, dtype, size) == backend
+  else:
+    with pytest.raises(errors.InputError, match=backend):
+      attention.choose(choice, platform, dtype, size)
+
+
+def test_cudnn_is_given_the_mask_and_causality(monkeypatch):
+  """The program for a GPU, made without one: the call, its mask operand."""
+  lowering = fused_attention_stablehlo
+  monkeypatch.setattr(lowering, 'check_cudnn_version', lambda: 91200)
+  monkeypatch.setattr(lowering, 'check_compute_capability', lambda _: True)
+  monkeypatch.setattr(
+      lowering, 'is_cuda_compute_capability_equal', lambda _: False)
+
+  def loss(q, k, v, position, segment):
+    return jnp.sum(attention.attend(
+        q, k, v, position, position, 5, 'cudnn', segment, segment
+    ).astype(jnp.float32))
+
+  def shape(heads):
+    return jax.ShapeDtypeStruct((4, 21, heads, 64), jnp.bfloat16)
+
+  ints = jax.ShapeDtypeStruct((4, 21), jnp.int32)
+  text = jax.jit(jax.grad(loss, (0, 1, 2))).trace(
+      shape(8), shape(4), shape(4), ints, ints).lower(
+          lowering_platforms=('cuda',)).as_text()
+  calls = [line for line in text.splitlines() if 'fmhaScaleBias' in line]
+  assert len(calls) == 2 and 'fmhaScaleBiasSoftmaxBackward' in calls[1]
+  for call in calls:
+    assert 'CAUSAL' in call and 'tensor<4x1x22x22xbf16>' in call

@@ -19,7 +19,6 @@ from tepo_jax.policy import families
 from tepo_jax.policy import tensor_files
 from tepo_jax.policy import transformer
 from tepo_jax.policy import weights
-from tepo_jax.runtime import mesh as mesh_lib
 
 
 def _tensors(folder):
@@ -95,55 +94,6 @@ def test_shards_with_index_both_ways(hf_model, tmp_path, monkeypatch):
   _assert_same_files(tmp_path / 'out', folder)
   assert len(type(model).from_pretrained(
       tmp_path / 'out').state_dict()) == len(model.state_dict())
-
-
-@pytest.mark.parametrize('shape', [(1, 2, 2), (2, 1, 2), (4, 1, 1)])
-def test_sharded_load_equals_the_unsharded_one(hf_model, tmp_path, shape):
-  folder, _ = hf_model('qwen3')
-  config = dataclasses.replace(weights.read_config(folder), vocab_size=60)
-  rng = np.random.RandomState(0)
-  want = jax.tree.map(
-      lambda leaf: rng.randn(*leaf.shape).astype(leaf.dtype),
-      transformer.abstract_params(config))
-  weights.save(tmp_path / 'in', config, want)
-  mesh = mesh_lib.make(dict(zip(mesh_lib.AXES, shape)))
-  _, params = weights.load(tmp_path / 'in', 'float32', mesh)
-  shardings = mesh_lib.shardings(mesh, transformer.logical_axes(config))
-  jax.tree.map(np.testing.assert_array_equal, params, want)
-  jax.tree.map(_assert_sharding, params, shardings)
-  # And the sharded arrays are saved whole.
-  weights.save(tmp_path / 'out', config, params)
-  _assert_same_files(tmp_path / 'out', tmp_path / 'in')
-
-
-def _assert_sharding(leaf, sharding):
-  assert leaf.sharding == sharding
-
-
-def test_each_device_reads_its_slice_alone(hf_model, monkeypatch):
-  folder, _ = hf_model('llama')
-  sizes = []
-  original = weights._slice
-
-  def counting(sources, leaf, transpose, index):
-    out = original(sources, leaf, transpose, index)
-    sizes.append(out.size / np.prod(leaf.shape))
-    return out
-
-  monkeypatch.setattr(weights, '_slice', counting)
-  mesh = mesh_lib.make(dict(data=2, fsdp=2, tensor=1))
-  weights.load(folder, 'float32', mesh)
-  leaves = len(jax.tree.leaves(
-      transformer.abstract_params(weights.read_config(folder))))
-  # Norm scales (3 leaves) are whole, the others halves; replicas over `data`
-  # share one reading.
-  assert sorted(sizes) == [0.5] * 2 * (leaves - 3) + [1.0] * 3
-
-
-def test_a_mesh_that_does_not_divide_is_refused(hf_model):
-  mesh = mesh_lib.make(dict(data=1, fsdp=1, tensor=4))
-  with pytest.raises(errors.InputError, match='tensor=4 does not divide'):
-    weights.load(hf_model('qwen3')[0], 'float32', mesh)
 
 
 # ---- config.json
@@ -334,10 +284,9 @@ def _save_tokenizer(folder, eos):
   tokenizer.save_pretrained(folder)
 
 
-def test_the_tokenizer_travels_and_every_eos_counts(hf_model, tmp_path):
+def test_tokenizer_and_generation_config_travel(hf_model, tmp_path):
   source = shutil.copytree(hf_model('llama')[0], tmp_path / 'in')
   _save_tokenizer(source, '<eos>')
-  _edit_config(source, eos_token_id=5)
   (source / 'generation_config.json').write_text(
       json.dumps({'eos_token_id': [7, 5]}))
   config, params = weights.load(source, 'float32')

@@ -7,7 +7,7 @@ import pytest
 
 from tepo_jax import errors
 from tepo_jax.rollout import collect
-from tepo_jax.rollout import sampler
+from tepo_jax.rollout import schedule
 from tepo_jax.tasks import datasets
 
 
@@ -136,33 +136,28 @@ def test_pad_prompts():
       np.dtype('int32')}
 
 
-def test_to_groups_cuts_and_counts_the_truncated_as_wrong():
-  token_BT = np.arange(12).reshape(6, 2)
-  completions = sampler.Completions(
-      token_BT=token_BT, logp_BT=-token_BT / 10,
-      length_B=np.array([1, 2, 2, 1, 0, 0]),
-      ended_B=np.array([True, False, True, True, False, False]))
-  prompts = [_prompt(4), _prompt(5)]
-  groups = collect.to_groups(  # the third group is filler
-      prompts, completions, ['a', 'b', 'c', 'd'], [True, True, False, True], 2)
-  assert [g.prompt for g in groups] == prompts
-  assert [g.text_G for g in groups] == [('a', 'b'), ('c', 'd')]
-  np.testing.assert_array_equal([g.accuracy_G for g in groups],
-                                [[1, 0], [0, 1]])
-  np.testing.assert_array_equal(groups[1].token_GT, token_BT[2:4])
-  np.testing.assert_array_equal(groups[1].logp_GT, -token_BT[2:4] / 10)
-  np.testing.assert_array_equal([g.length_G for g in groups], [[1, 2], [2, 1]])
-  np.testing.assert_array_equal([g.ended_G for g in groups],
-                                [[True, False], [True, True]])
+def _sample(token_T, ended, text, verdict):
+  logp_T = -np.array(token_T, np.float32) / 10
+  return schedule.Completion(
+      0, 0, np.array(token_T, np.int32), logp_T, ended), text, verdict
+
+
+def test_to_group_pads_and_counts_the_truncated_as_wrong():
+  group = collect.to_group(_prompt(4), [
+      _sample([5], True, 'a', True), _sample([6, 7, 8], False, 'b', True),
+      _sample([9, 1], True, 'c', False)], 3)
+  assert group.prompt == _prompt(4) and group.text_G == ('a', 'b', 'c')
+  np.testing.assert_array_equal(
+      group.token_GT, [[5, 0, 0], [6, 7, 8], [9, 1, 0]])
+  np.testing.assert_allclose(group.logp_GT, -group.token_GT / 10)
+  np.testing.assert_array_equal(group.length_G, [1, 3, 2])
+  np.testing.assert_array_equal(group.ended_G, [True, False, True])
+  np.testing.assert_array_equal(group.accuracy_G, [1, 0, 0])
 
 
 def test_a_group_that_is_right_but_truncated_is_mixed():
-  completions = sampler.Completions(
-      np.zeros((2, 1), int), np.zeros((2, 1)), np.array([1, 1]),
-      np.array([True, False]))
-  group, = collect.to_groups([_prompt(0)], completions, ['', ''],
-                             [True, True], 2)
-  assert collect.is_mixed(group)
+  assert collect.is_mixed(collect.to_group(_prompt(0), [
+      _sample([1], True, '', True), _sample([1], False, '', True)], 1))
 
 
 def test_rewards():

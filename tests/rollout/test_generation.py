@@ -1,16 +1,16 @@
-"""The host's side of sampling, around a sampler and a grader that are toys."""
+"""The host's side of sampling, around a schedule and a grader that are toys."""
 
-import jax
+import types
+
 import numpy as np
 
 from tepo_jax.rollout import collect
 from tepo_jax.rollout import generation
-from tepo_jax.rollout import sampler
-from tepo_jax.runtime import mesh as mesh_lib
+from tepo_jax.rollout import schedule
 from tepo_jax.runtime import metrics
 from tepo_jax.tasks import datasets
 
-LENGTHS = np.array([3, 1, 2, 3, 1, 1, 0, 0])  # the last group is filler
+LENGTHS = np.array([[3, 1], [2, 3], [1, 1]])
 
 
 class _Tokenizer:
@@ -27,38 +27,41 @@ class _Grader:
     self.seen = []
 
   def grade(self, items):
-    self.seen = items
+    self.seen += items
     return [' ' not in text for text, _ in items], {'no_answer': 1}
 
 
-def _generate(weights, token_QP, position_QP, prompt_id_Q, key):
-  """Two samples a prompt: its last token, counted on."""
+def _run(weights, requests, key, stats):
+  """Two samples a prompt: its last token, counted on; the last ones first."""
   assert weights == 'weights' and key == 'key'
-  start_B1 = np.repeat(np.asarray(token_QP)[:, -1:], 2, 0)
-  return sampler.Completions(
-      token_BT=start_B1 + np.arange(3), logp_BT=np.zeros((8, 3)),
-      length_B=LENGTHS, ended_B=np.arange(8) != 4)
+  order = [(i, j) for j in (1, 0) for i in (2, 0, 1)]
+  for part in (order[:4], order[4:]):
+    stats.chunks += 1
+    yield [schedule.Completion(
+        i, j, requests[i].token_ids[-1] + np.arange(LENGTHS[i, j]),
+        np.zeros(LENGTHS[i, j]), (i, j) != (2, 0)) for i, j in part]
+  assert [r.prompt_id for r in requests] == [1, 2, 3]
+  assert all(r.limits == [3, 3] for r in requests)
 
 
-def test_groups_of_fewer_prompts_than_rows():
+def test_groups_are_put_together_and_graded():
   grader = _Grader()
   prompts = [collect.Prompt(datasets.Problem(
       id=str(i), problem='?', answers=(str(i),), source='test'), (i, 10 * i), i)
              for i in (1, 2, 3)]
   draw = generation.GroupSampler(
-      generate=_generate, rows=4, width=3, group_size=2, grader=grader,
-      tokenizer=_Tokenizer(), timers=metrics.Timers(),
-      mesh=mesh_lib.make(dict(data=2, fsdp=2, tensor=1), jax.devices()))
+      schedule=lambda: types.SimpleNamespace(run=_run), group_size=2,
+      max_tokens=3, grader=grader, tokenizer=_Tokenizer(),
+      timers=metrics.Timers())
   groups = draw('weights', prompts, 'key')
   assert [g.prompt for g in groups] == prompts
-  # Cut at their lengths; nothing of the filler row.
   assert [g.text_G for g in groups] == [
       ('10 11 12', '10'), ('20 21', '20 21 22'), ('30', '30')]
-  assert grader.seen == [
+  assert sorted(grader.seen) == sorted([
       ('10 11 12', ('1',)), ('10', ('1',)), ('20 21', ('2',)),
-      ('20 21 22', ('2',)), ('30', ('3',)), ('30', ('3',))]
+      ('20 21 22', ('2',)), ('30', ('3',)), ('30', ('3',))])
   np.testing.assert_array_equal(  # the fifth is truncated
       [g.accuracy_G for g in groups], [[0, 1], [0, 0], [0, 1]])
   draw('weights', prompts, 'key')
-  assert draw.counts == {'no_answer': 2}
+  assert draw.counts == {'no_answer': 4} and draw.stats.chunks == 4
   assert set(draw.timers.pop()) == {'rollout', 'grade'}

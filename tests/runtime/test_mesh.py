@@ -1,11 +1,6 @@
-"""runtime.mesh on four virtual devices, and on two processes."""
+"""runtime.mesh on four virtual devices."""
 
-import os
-import pathlib
-import socket
-import subprocess
-import sys
-
+from flax import linen as nn
 import jax
 import numpy as np
 import optax
@@ -14,7 +9,6 @@ import pytest
 from tepo_jax import errors
 from tepo_jax.runtime import mesh as mesh_lib
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 AXES = {'embed': ('vocab', 'embed'), 'q': ('layers', 'embed', 'heads'),
         'scale': ('layers', 'norm'), 'bias': (None, 'mlp'), 'step': ()}
 
@@ -79,6 +73,19 @@ def test_shardings_keep_optimiser_states_apart_from_axes():
   assert moments['m'].spec == jax.sharding.PartitionSpec('fsdp', 'tensor')
 
 
+def test_logical_constraints_hold_under_the_rules():
+  mesh = mesh_lib.make({'data': 1, 'fsdp': 2, 'tensor': 2})
+
+  def function(x_MD):
+    return nn.with_logical_constraint(x_MD + 1, ('batch', None))
+
+  lowered = jax.jit(mesh_lib.under_rules(mesh, function)).lower(
+      jax.ShapeDtypeStruct((8, 4), np.float32))
+  constraint, = (line for line in lowered.as_text().splitlines()
+                 if 'sharding_constraint' in line)
+  assert '[{"data", "fsdp"}, {}]' in constraint
+
+
 def test_check_names_the_tensor_the_dimension_and_the_axis():
   mesh = mesh_lib.make({'data': 1, 'fsdp': 1, 'tensor': 4})
   mesh_lib.check(mesh, AXES, _abstract(bias=(3, 4)))
@@ -90,11 +97,27 @@ def test_check_names_the_tensor_the_dimension_and_the_axis():
     mesh_lib.check(mesh, AXES, _abstract(bias=(3, 4), step=(2,)))
 
 
+def test_check_memory_counts_what_one_device_holds():
+  mesh = mesh_lib.make({'data': 1, 'fsdp': 2, 'tensor': 2})
+  parts = {'weights': jax.tree.map(
+      lambda leaf, sharding: jax.ShapeDtypeStruct(
+          leaf.shape, leaf.dtype, sharding=sharding),
+      _abstract(), mesh_lib.shardings(mesh, AXES))}
+  # Floats: embed 32 / 4, q 64 / 4, scale 8, bias 18 / 2, step 1.
+  mesh_lib.check_memory(mesh, parts, limit=4 * 42)
+  mesh_lib.check_memory(mesh, parts)  # CPUs do not tell
+  with pytest.raises(errors.InputError) as error:
+    mesh_lib.check_memory(mesh, parts, limit=4 * 42 - 1)
+  assert "'tensor': 2" in str(error.value)
+  assert '1.67e-07 GB' in str(error.value)
+  assert 'weights 1.68e-07 GB' in str(error.value)
+
+
 def test_batch_goes_and_comes_back():
   mesh = mesh_lib.make({'data': 2, 'fsdp': 2, 'tensor': 1})
   batch = {'token_BS': np.arange(24, dtype=np.int32).reshape(8, 3),
            'advantage_B': np.linspace(0, 1, 8, dtype=np.float32)}
-  placed = mesh_lib.put_batch(mesh, batch)
+  placed = mesh_lib.put(batch, mesh_lib.batch_sharding(mesh))
   shards = placed['token_BS'].addressable_shards
   assert [s.data.shape for s in shards] == [(2, 3)] * 4
   back = mesh_lib.to_host(placed | {'loss': 1.5})
@@ -102,56 +125,3 @@ def test_batch_goes_and_comes_back():
     np.testing.assert_array_equal(back[name], array)
     assert back[name].dtype == array.dtype
   assert back['loss'] == 1.5
-
-
-def test_batch_that_does_not_divide_is_refused():
-  mesh = mesh_lib.make({'data': 2, 'fsdp': 2, 'tensor': 1})
-  with pytest.raises(errors.InputError, match='6 rows .* data x fsdp = 4'):
-    mesh_lib.put_batch(mesh, {'mask_BT': np.ones((6, 2))})
-
-
-_PROCESS = """
-import jax, numpy as np
-from tepo_jax.runtime import mesh as mesh_lib
-mesh_lib.initialize_distributed()
-mesh = mesh_lib.make({'data': 2, 'fsdp': -1, 'tensor': 1})
-rank = jax.process_index()
-rows = np.arange(4) + 4 * rank
-batch = mesh_lib.put_batch(mesh, rows)
-assert batch.shape == (8,) and not batch.is_fully_addressable
-total = jax.jit(lambda x: x.sum(), out_shardings=mesh_lib.replicated(mesh))
-assert mesh_lib.to_host(batch).tolist() == list(range(8))
-assert mesh_lib.to_host(total(batch)) == 28
-print('agreed')
-"""
-
-
-def test_two_processes():
-  with socket.socket() as probe:
-    probe.bind(('localhost', 0))
-    port = probe.getsockname()[1]
-  environment = os.environ | {
-      'XLA_FLAGS': '--xla_force_host_platform_device_count=2',
-      'PYTHONPATH': str(ROOT), 'TEPO_MULTIHOST': '1',
-      'JAX_COORDINATOR_ADDRESS': f'localhost:{port}', 'JAX_NUM_PROCESSES': '2'}
-  processes = [
-      subprocess.Popen(
-          [sys.executable, '-c', _PROCESS], text=True,
-          env=environment | {'JAX_PROCESS_ID': str(rank)},
-          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-      for rank in range(2)]
-  try:
-    for process in processes:
-      out, err = process.communicate(timeout=60)
-      assert out.endswith('agreed\n'), err
-  finally:
-    for process in processes:
-      process.kill()
-
-
-def test_incomplete_coordinates_are_refused(monkeypatch):
-  monkeypatch.setenv('TEPO_MULTIHOST', '1')
-  monkeypatch.setenv('JAX_COORDINATOR_ADDRESS', 'localhost:1')
-  monkeypatch.delenv('JAX_NUM_PROCESSES', raising=False)
-  with pytest.raises(errors.InputError, match='JAX_NUM_PROCESSES'):
-    mesh_lib.initialize_distributed()

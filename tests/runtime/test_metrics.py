@@ -138,16 +138,40 @@ def test_progress_in_a_file(monkeypatch):
       'rollout ...\nstep 1/3  reward 0.5  eta 1m40s\nstep 2/3  update ...\n')
 
 
-def test_progress_on_a_terminal_rewrites_its_line(monkeypatch):
-  monkeypatch.setenv('COLUMNS', '40')
+def test_progress_on_a_terminal_rewrites_two_lines(monkeypatch):
+  monkeypatch.setenv('COLUMNS', '60')
   stream = _Terminal()
   progress = metrics.Progress(2, stream)
   progress.phase('rollout')
   progress.phase('x' * 100)
-  progress.step(1, 'reward 0.5')
-  text = stream.getvalue()
-  assert text.count('\n') == 1 and 'rollout ...' in text
-  assert all(len(part) < 40 for part in re.split(r'\r\x1b\[K|\n', text))
+  progress.step(1, 'reward 0.5', 'avg@8 50.0%')
+  progress.phase('updating')
+  progress.close()
+  lines = _screen(stream.getvalue())
+  assert lines[0] == 'step 1/2  avg@8 50.0%'
+  assert lines[1].startswith(
+      'step 2/2  ━━━━━━━━━━──────────  updating ...  eta')
+  assert lines[2:] == ['reward 0.5', '']
+  assert all(len(line) < 60 for line in lines)
+
+
+def _screen(text):
+  """What a terminal shows that knows \\n, \\r, ESC[nA and ESC[J."""
+  lines, row, column = [''], 0, 0
+  for part in re.findall(r'\x1b\[\d*[AJ]|.|\n', text):
+    if part == '\n':
+      row, column = row + 1, 0
+      lines += [''] * (row + 1 - len(lines))
+    elif part == '\r':
+      column = 0
+    elif part.endswith('A') and len(part) > 1:
+      row -= int(part[2:-1])
+    elif part.endswith('J') and len(part) > 1:
+      lines[row:] = [lines[row][:column]]
+    else:
+      lines[row] = lines[row][:column] + part + lines[row][column + 1:]
+      column += 1
+  return lines
 
 
 def test_progress_after_resume_counts_only_what_it_saw(monkeypatch):

@@ -1,0 +1,148 @@
+"""What the token inspector shows: groups, tokens, values, the mask's summary.
+
+Plain data for page.py. Axes: B completions · T completion slots.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import collections
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+MOST_TOKENS = 60_000  # of completions, in one page; whole groups
+SUMMARY = 40  # tokens in the list of those most often masked
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantity:
+  """A number a token has. scale: 'diverging' (around `centre`), 'sequential'
+  (from 0) or 'flag'."""
+  key: str
+  label: str
+  scale: str
+  centre: float = 0.0
+
+
+QUANTITIES = (
+    Quantity('advantage', 'advantage A', 'diverging'),
+    Quantity('ratio', 'ratio ρ', 'diverging', 1.0),
+    Quantity('weight', 'the row\'s weight w', 'diverging', 1.0),
+    Quantity('sequence_weight', 'sequence weight s', 'diverging', 1.0),
+    Quantity('entropy', 'entropy H before, nats', 'sequential'),
+    Quantity('entropy_change', 'ΔH after the update, nats', 'diverging'),
+    Quantity('kl', 'KL(new ‖ old), nats', 'sequential'),
+    Quantity('region', 'region mask M', 'flag'),
+    Quantity('clipped', 'clipped (−1 below, 1 above)', 'flag'),
+    Quantity('sampler_gap', 'sampler gap, nats', 'diverging'),
+    Quantity('surprise', 'surprise −log π of the sampler, nats', 'sequential'),
+)
+
+
+def values(batch: Any, logp_BT: np.ndarray, entropy_BT: np.ndarray,
+           kl_BT: np.ndarray, selection: Mapping[str, np.ndarray]
+           ) -> dict[str, np.ndarray]:
+  """Every quantity of QUANTITIES, [B, T]; under the mask 0.
+
+  Args:
+    batch: update.Batch of the sampled completions, with ℓ° and H°.
+    logp_BT, entropy_BT, kl_BT: after the step's updates.
+    selection: of the row, see `PolicyLoss.selection`.
+  """
+  mask_BT = batch.mask_BT > 0
+  change_BT = np.where(mask_BT, logp_BT - batch.old_logp_BT, 0)
+  count_B1 = np.maximum(mask_BT.sum(1, keepdims=True), 1)
+  mean_B1 = change_BT.sum(1, keepdims=True) / count_B1
+  clipped_BT = selection['high_BT'].astype(int) - selection['low_BT']
+  found = {
+      'advantage': np.broadcast_to(batch.advantage_B[:, None], mask_BT.shape),
+      'ratio': np.exp(change_BT), 'weight': selection['weight_BT'],
+      'sequence_weight': np.broadcast_to(np.exp(mean_B1), mask_BT.shape),
+      'entropy': batch.old_entropy_BT,
+      'entropy_change': entropy_BT - batch.old_entropy_BT, 'kl': kl_BT,
+      'region': selection['region_BT'].astype(int), 'clipped': clipped_BT,
+      'sampler_gap': batch.sampler_logp_BT - batch.old_logp_BT,
+      'surprise': -batch.sampler_logp_BT}
+  return {key: np.where(mask_BT, value_BT, 0)
+          for key, value_BT in found.items()}
+
+
+def payload(rows: Sequence[dict[str, Any]], decode: Callable[[int], str],
+            arrays: Mapping[str, np.ndarray], **about: Any) -> dict[str, Any]:
+  """What the page embeds, of the groups in the dump's order.
+
+  Args:
+    rows: records of a dump (rollout/dump.py).
+    decode: the text of a token id.
+    arrays: quantity -> [B, T], rows as in `rows`; those that are known.
+    about: said of the whole: run, step, notes.
+
+  Returns:
+    JSON data: `quantities`, `vocabulary` (id -> text), `groups`, `summary`,
+    `left_out` (groups), and `about`.
+  """
+  members = collections.defaultdict(list)
+  for index, row in enumerate(rows):
+    members[row['cursor']].append(index)
+  shown, tokens = [], 0
+  for indices in sorted(members.values(),
+                        key=lambda some: not rows[some[0]]['trained']):
+    tokens += sum(rows[i]['tokens'] for i in indices)
+    if shown and tokens > MOST_TOKENS:
+      break
+    shown.append(indices)
+  groups = [_group(rows, indices, arrays) for indices in shown]
+  ids = {i for indices in shown for index in indices
+         for i in rows[index]['token_ids']}
+  return about | {
+      'quantities': [dataclasses.asdict(q) for q in QUANTITIES
+                     if q.key in arrays],
+      'vocabulary': {str(i): decode(i) for i in sorted(ids)},
+      'groups': groups, 'left_out': len(members) - len(shown),
+      'summary': most_masked(rows, arrays['region'], decode)
+                 if 'region' in arrays else []}
+
+
+def _group(rows, indices, arrays):
+  first = rows[indices[0]]
+  return {
+      'id': f'{first["set"]}/{first["id"]}', 'cursor': first['cursor'],
+      'problem': first['problem'], 'answers': list(first['answers']),
+      'mixed': len({rows[i]['correct'] for i in indices}) > 1,
+      'trained': first['trained'],
+      'completions': [_completion(rows[i], i, arrays) for i in indices]}
+
+
+def _completion(row, index, arrays):
+  length = row['tokens']
+  return {name: row[name] for name in (
+      'completion', 'extracted', 'correct', 'reward', 'truncated')} | {
+          'tokens': row['token_ids'],
+          'values': {key: exact(value_BT[index, :length])
+                     for key, value_BT in arrays.items()}}
+
+
+def exact(values_T: np.ndarray) -> list[float | int | None]:
+  """The shortest decimals that read back to the same float32; NaN is None."""
+  if np.issubdtype(values_T.dtype, np.integer):
+    return values_T.tolist()
+  return [float(str(x)) if np.isfinite(x) else None
+          for x in values_T.astype(np.float32)]
+
+
+def most_masked(rows: Sequence[dict[str, Any]], region_BT: np.ndarray,
+                decode: Callable[[int], str]) -> list[dict[str, Any]]:
+  """The tokens most often in M, among the completions that were trained on.
+
+  Returns token, id, masked, count (occurrences), share; most masked first.
+  """
+  count, masked = collections.Counter(), collections.Counter()
+  for row, region_T in zip(rows, region_BT):
+    if row['trained']:
+      count.update(row['token_ids'])
+      masked.update(i for i, inside in zip(row['token_ids'], region_T)
+                    if inside)
+  return [{'token': decode(i), 'id': i, 'masked': n, 'count': count[i],
+           'share': n / count[i]}
+          for i, n in sorted(masked.items(), key=lambda kv: (-kv[1], kv[0]))[
+              :SUMMARY]]

@@ -1,0 +1,214 @@
+"""Reading runs from their folders: finished, running or broken.
+
+Nothing of a run is needed to be whole. What is missing or damaged becomes a
+note that the report shows.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import glob
+import json
+import math
+import pathlib
+import time
+from typing import Any
+
+from tepo_jax import errors
+
+# Fields in which the runs of one group may differ.
+SEED_FIELDS = frozenset({'seed', 'steps'})
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """One run.
+
+  name: its folder's, made unique. path: the folder. fields: the config,
+  dotted name -> value; None if it cannot be read. records: of metrics.jsonl,
+  by step. starts: of environment.jsonl. notes: what is wrong, for people.
+  state: 'finished', or how far it is and when it last wrote.
+  """
+  name: str
+  path: pathlib.Path
+  fields: dict[str, Any] | None
+  records: list[dict[str, Any]]
+  starts: list[dict[str, Any]]
+  notes: list[str]
+  state: str
+
+  @property
+  def seed(self) -> int | None:
+    return self.fields['seed'] if self.fields else None
+
+  def series(self, metric: str | Callable[[dict], float | None]
+             ) -> dict[int, float]:
+    """{step: value} of a metric, where it is there and finite."""
+    take = metric if callable(metric) else lambda record: record.get(metric)
+    values = {r['step']: take(r) for r in self.records}
+    return {step: value for step, value in values.items() if value is not None}
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+  """Runs of one config, apart from the seed. label: for legends."""
+  label: str
+  runs: list[Run]
+
+
+def read(paths: Sequence[str]) -> list[Run]:
+  """The runs of these folders; a pattern such as 'runs/tiny/*' is expanded.
+
+  Raises:
+    errors.InputError: a path is no folder, or none of them is a run's.
+  """
+  folders = [folder for path in paths for folder in _expand(path)]
+  names = _unique_names(folders)
+  runs = [_read(folder, name) for folder, name in zip(folders, names)]
+  if not any(run.records for run in runs):
+    raise errors.InputError(
+        f'--runs={",".join(paths)}: no metrics.jsonl with a record in it')
+  return runs
+
+
+def _expand(path):
+  folders = [pathlib.Path(found) for found in sorted(glob.glob(path))]
+  if glob.has_magic(path):
+    folders = [f for f in folders if (f / 'config.json').exists()
+               or (f / 'metrics.jsonl').exists()]
+  if not folders or not all(folder.is_dir() for folder in folders):
+    raise errors.InputError(f'--runs: {path} is not the folder of a run')
+  return folders
+
+
+def _unique_names(folders):
+  """As many of the last parts of the paths as tell them apart."""
+  depth = 1
+  parts = [folder.absolute().parts for folder in folders]
+  while depth < max(map(len, parts)) and len(
+      {p[-depth:] for p in parts}) < len(set(parts)):
+    depth += 1
+  return ['/'.join(p[-depth:]) for p in parts]
+
+
+def _read(folder, name):
+  notes = []
+  fields = _fields(folder, notes)
+  records = sorted(
+      _lines(folder / 'metrics.jsonl', notes), key=lambda r: r['step'])
+  unfinite = sum(value is None for r in records for value in r.values())
+  if unfinite:
+    notes.append(f'{unfinite} recorded values are NaN or infinite')
+  skipped = sum(r.get('skipped') or 0 for r in records)
+  if skipped:
+    notes.append(f'{skipped:g} updates were skipped: not finite')
+  return Run(name, folder, fields, records,
+             _lines(folder / 'environment.jsonl', notes, needed=False), notes,
+             _state(folder, fields, records))
+
+
+def _fields(folder, notes):
+  path = folder / 'config.json'
+  try:
+    return _flat(json.loads(path.read_text('utf-8')))
+  except FileNotFoundError:
+    notes.append('no config.json')
+  except (OSError, ValueError, AttributeError) as error:
+    notes.append(f'config.json cannot be read: {error}')
+  return None
+
+
+def _lines(path, notes, needed=True):
+  """The JSON objects of a file of lines that have a step."""
+  try:
+    lines = path.read_text('utf-8', 'replace').splitlines()
+  except OSError:
+    if needed:
+      notes.append(f'no {path.name}')
+    return []
+  found, torn = [], 0
+  for line in lines:
+    try:
+      record = json.loads(line)
+      found.append({'step': int(record['step'])} | {
+          key: _finite(value) for key, value in record.items()
+          if key != 'step'})
+    except (ValueError, TypeError, KeyError, AttributeError):
+      torn += 1
+  if torn:
+    notes.append(f'{torn} lines of {path.name} cannot be read')
+  return found
+
+
+def _finite(value):
+  is_number = isinstance(value, (int, float))
+  return value if not is_number or math.isfinite(value) else None
+
+
+def _state(folder, fields, records):
+  if not records:
+    return 'nothing recorded'
+  last = records[-1]['step']
+  if fields is None:
+    return f'at step {last}'
+  total = fields['steps']
+  if last >= total:
+    return 'finished'
+  seconds = time.time() - (folder / 'metrics.jsonl').stat().st_mtime
+  return f'at step {last} of {total}, last written {_ago(seconds)} ago'
+
+
+def _ago(seconds):
+  for unit, size in (('days', 86400), ('hours', 3600), ('minutes', 60)):
+    if seconds >= 2 * size:
+      return f'{seconds / size:.0f} {unit}'
+  return f'{max(seconds, 0):.0f} seconds'
+
+
+def _flat(config, prefix=''):
+  fields = {}
+  for name, value in config.items():
+    if isinstance(value, dict):
+      fields |= _flat(value, f'{prefix}{name}.')
+    else:
+      fields[prefix + name] = value
+  return fields
+
+
+def group(runs: Sequence[Run]) -> list[Group]:
+  """Groups of seeds, in the order of their first runs.
+
+  A label is the method's name; where two groups have the same, the fields
+  that tell them apart follow.
+  """
+  members = {}
+  for run in runs:
+    key = run.name if run.fields is None else json.dumps(
+        {name: value for name, value in run.fields.items()
+         if name not in SEED_FIELDS}, sort_keys=True)
+    members.setdefault(key, []).append(run)
+  groups = list(members.values())
+  return [Group(_label(some, groups), some) for some in groups]
+
+
+def _label(some, groups):
+  fields = some[0].fields
+  if fields is None:
+    return some[0].name
+  alike = [g[0] for g in groups if g[0].fields is not None
+           and g[0].fields['method_name'] == fields['method_name']]
+  if len(alike) == 1:
+    return fields['method_name']
+  told = [f'{name}={fields[name]}' for name in differing(alike)
+          if name in fields]
+  return f'{fields["method_name"]} ({", ".join(told)})'
+
+
+def differing(runs: Sequence[Run]) -> list[str]:
+  """Names of the config fields that are not the same in all runs.
+
+  Not the seed and the steps; runs without a config do not count.
+  """
+  configs = [run.fields for run in runs if run.fields is not None]
+  names = sorted({name for fields in configs for name in fields})
+  return [name for name in names if name not in SEED_FIELDS
+          and len({json.dumps(fields.get(name)) for fields in configs}) > 1]

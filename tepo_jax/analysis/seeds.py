@@ -1,0 +1,32 @@
+"""Means over seeds with their intervals."""
+
+from collections.abc import Sequence
+import math
+
+import numpy as np
+from scipy import stats
+
+LEVEL = 0.95
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+  """(mean, low, high) of the mean over seeds.
+
+  From three values on, Student's t interval at LEVEL; of two, their range;
+  of one, itself.
+  """
+  x = np.asarray(values, float)
+  mean = float(x.mean())
+  if len(x) < 3:
+    return mean, float(x.min()), float(x.max())
+  half = float(stats.t.ppf(0.5 + LEVEL / 2, len(x) - 1) * x.std(ddof=1)
+               / math.sqrt(len(x)))
+  return mean, mean - half, mean + half
+
+
+def smooth(values: Sequence[float], width: int) -> list[float]:
+  """Centred moving mean of `width` (odd) values, shorter at both ends."""
+  half = width // 2
+  x = np.asarray(values, float)
+  return [float(x[max(0, i - half):i + half + 1].mean())
+          for i in range(len(x))]

@@ -1,0 +1,201 @@
+"""The scoring pass and the update, packed and padded, and how they grow."""
+
+from collections.abc import Iterator
+import dataclasses
+import functools
+
+import jax
+import ml_collections
+import numpy as np
+
+from tepo_jax.job import steps
+from tepo_jax.learning import update
+from tepo_jax.measure import machine
+from tepo_jax.measure import peers as peers_lib
+from tepo_jax.measure import timing
+from tepo_jax.measure import workload as workload_lib
+from tepo_jax.policy import transformer
+from tepo_jax.rollout import packing
+from tepo_jax.runtime import mesh as mesh_lib
+
+
+@dataclasses.dataclass
+class Case:
+  """Programs with a state and a minibatch; each call makes one update."""
+  programs: steps.Programs
+  state: update.TrainState
+  minibatch: update.Minibatch
+  efficiency: float
+
+  def score(self):
+    """ℓ° and H° of the minibatch."""
+    return self.programs.score(self.state.params, self.minibatch)
+
+  def update(self):
+    """The loss of one update; the state moves on."""
+    old_params = (self.programs.to_old_policy(self.state.params)
+                  if self.programs.policy_loss.needs_kl else None)
+    self.state, metrics = self.programs.train_step(
+        self.state, self.minibatch, jax.random.key(0), 0.0, old_params)
+    return metrics['loss']
+
+
+def case(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
+         mode: str) -> Case:
+  """Random weights, and one minibatch of all the workload's completions."""
+  config = config.copy_and_resolve_references()
+  config.train.packing = mode
+  config.train.minibatch_prompts = workload.prompts
+  config.data.max_prompt_tokens = workload.prompt_tokens
+  config.rollout.max_tokens = workload.max_tokens
+  mesh = mesh_lib.make(config.mesh)
+  programs = steps.make(config, workload.model, mesh)
+  params = jax.jit(
+      functools.partial(transformer.init, workload.model),
+      out_shardings=programs.state_sharding.params)(jax.random.key(0))
+  packed = programs.pack(random_batch(workload))
+  minibatch = jax.device_put(packed, programs.minibatch_sharding)
+  old_logp_BT, old_entropy_BT = programs.score(params, minibatch)
+  return Case(
+      programs, programs.init_state(params),
+      minibatch.replace(old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT),
+      packing.efficiency(packed))
+
+
+def random_batch(workload: workload_lib.Workload) -> update.Batch:
+  """Random completions of the workload's lengths, half of them good."""
+  rows = workload.prompts * workload.samples
+  generator = np.random.default_rng(0)
+  slots = workload.prompt_tokens + workload.max_tokens
+  length_B = workload.lengths(rows)
+  mask_BT = np.arange(workload.max_tokens) < length_B[:, None]
+  position_BS = np.broadcast_to(np.arange(slots), (rows, slots))
+  real_BS = position_BS < workload.prompt_tokens + length_B[:, None]
+  zeros_BT = np.zeros(mask_BT.shape, np.float32)
+  return update.Batch(
+      token_BS=generator.integers(
+          workload.model.vocab_size, size=(rows, slots), dtype=np.int32),
+      position_BS=np.where(real_BS, position_BS, -1).astype(np.int32),
+      mask_BT=mask_BT.astype(np.float32),
+      advantage_B=np.where(np.arange(rows) % 2, 1, -1).astype(np.float32),
+      old_logp_BT=zeros_BT, old_entropy_BT=zeros_BT, sampler_logp_BT=zeros_BT)
+
+
+def forward_flops(workload: workload_lib.Workload) -> float:
+  """Of a forward pass over the real tokens; an update is three of them.
+
+  Products only: the layers on every token, causal attention, the head on
+  completion tokens. Neither recomputation nor padding counts.
+  """
+  model = workload.model
+  length_B = workload.lengths(workload.prompts * workload.samples).astype(float)
+  total_B = workload.prompt_tokens + length_B
+  width = model.num_heads * model.head_dim
+  kv_width = model.num_kv_heads * model.head_dim
+  layer = model.d_model * (2 * width + 2 * kv_width + 3 * model.d_ff)
+  attention = width * np.sum(total_B ** 2)  # two products, half of the square
+  head = model.d_model * model.vocab_size * length_B.sum()
+  return 2 * (model.num_layers * (layer * total_B.sum() + attention) + head)
+
+
+def measure_scoring(config, workload, peers) -> Iterator[timing.Measurement]:
+  """ℓ and H of one minibatch."""
+  yield from _measure(config, workload, peers, 'score', 'scoring', passes=1)
+
+
+def measure_update(config, workload, peers) -> Iterator[timing.Measurement]:
+  """Forward, backward and optimiser on one minibatch."""
+  yield from _measure(config, workload, peers, 'update', 'update', passes=3)
+
+
+def measure_growth(config, workload, peers) -> Iterator[timing.Measurement]:
+  """The packed update with half and twice of one size at a time."""
+  del peers
+  model = workload.model
+  halved = {
+      'length': {'max_tokens': workload.max_tokens // 2,
+                 'mean_tokens': workload.mean_tokens // 2},
+      'prompts': {'prompts': workload.prompts // 2},
+      'group': {'samples': workload.samples // 2},
+      'vocabulary': {'model': dataclasses.replace(
+          model, vocab_size=model.vocab_size // 2)}}
+  cases = {'whole': case(config, workload, 'segments')} | {
+      name: case(config, dataclasses.replace(workload, **change), 'segments')
+      for name, change in halved.items()}
+  seconds = timing.interleaved(
+      {name: c.update for name, c in cases.items()}, workload.rounds)
+  for name in halved:
+    yield timing.summary(
+        f'growth/half the {name}',
+        [a / b for a, b in zip(seconds[name], seconds['whole'])], '1')
+
+
+def measure_step(config, workload, peers) -> Iterator[timing.Measurement]:
+  """Generate, score and one update, with completions of full length."""
+  workload = dataclasses.replace(workload, mean_tokens=workload.max_tokens)
+  ours = case(config, workload, 'segments')
+  batch = random_batch(workload)
+  sample = _sampler(ours.programs.mesh, workload, batch)
+
+  def step():
+    sample(ours.programs.to_decode(ours.state.params))
+    jax.block_until_ready(ours.score())
+    return ours.update()
+
+  functions = {'ours': step} | peers_lib.functions(
+      peers, 'step', workload, batch, config.optimizer)
+  seconds = timing.interleaved(functions, workload.rounds)
+  for name, values in seconds.items():
+    yield timing.summary(f'step/{name}/seconds', values, 's')
+  yield from _ratios('step', 'ours', seconds)
+
+
+def _sampler(mesh, workload, batch):
+  """weights -> completions of the workload's prompts; none ends early."""
+  generate = steps.make_generate(
+      workload.model, mesh, group_size=workload.samples,
+      max_tokens=workload.max_tokens, temperature=1.0, eos_ids=())
+  width = workload.prompt_tokens
+  prompts = mesh_lib.put_batch(mesh, (
+      batch.token_BS[::workload.samples, :width],
+      batch.position_BS[::workload.samples, :width],
+      np.arange(workload.prompts, dtype=np.int32)))
+  return lambda weights: jax.block_until_ready(
+      generate(weights, *prompts, jax.random.key(0)))
+
+
+def _measure(config, workload, peers, what, name, passes):
+  """Packed, padded and peers in turn, beside the machine's matrix product."""
+  cases = {'packed': case(config, workload, 'segments'),
+           'padded': case(config, workload, 'none')}
+  functions = {mode: getattr(c, what) for mode, c in cases.items()}
+  functions |= peers_lib.functions(
+      peers, what, workload, random_batch(workload), config.optimizer)
+  product, product_flops = machine.product_of(workload.model.dtype)
+  seconds = timing.interleaved(
+      functions | {'product': product}, workload.rounds)
+  ceiling = product_flops / np.median(seconds.pop('product'))
+  flops = passes * forward_flops(workload)
+  rows = workload.prompts * workload.samples
+  tokens = workload.prompt_tokens * rows + workload.lengths(rows).sum()
+  for mode, values in seconds.items():
+    prefix = f'{name}/{mode}'
+    yield timing.summary(f'{prefix}/seconds', values, 's')
+    yield timing.summary(
+        f'{prefix}/tokens', [tokens / s for s in values], 'token/s')
+    yield timing.summary(
+        f'{prefix}/model', [flops / s for s in values], 'FLOP/s')
+    yield timing.summary(
+        f'{prefix}/share of the machine\'s matmul',
+        [flops / s / ceiling for s in values], '1')
+  for mode, c in cases.items():
+    yield timing.Measurement(f'{name}/{mode}/slots real', c.efficiency, '1')
+  yield from _ratios(name, 'packed', seconds)
+
+
+def _ratios(name, ours, seconds):
+  """How many times longer the others took, round by round."""
+  for other in seconds.keys() - {ours}:
+    yield timing.summary(
+        f'{name}/{other} over {ours}',
+        [b / a for a, b in zip(seconds[ours], seconds[other])], '1')

@@ -1,0 +1,73 @@
+"""TPU chips, and slices of them that are not there.
+
+libtpu compiles for a slice without one: what it needs is the slice's shape.
+"""
+
+import dataclasses
+import os
+
+import jax
+from jax.experimental import topologies
+
+from tepo_jax import errors
+
+GIB = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+  """One chip's datasheet.
+
+  flops: bf16 FLOP/s of the matrix units. hbm_bytes: what a program may use of
+  the memory, as the compiler says. hbm_bandwidth: byte/s. ici_bandwidth:
+  byte/s over the two directions of one axis of the torus: a ring's.
+  https://cloud.google.com/tpu/docs/v5e, v5p, v6e;
+  https://jax-ml.github.io/scaling-book/tpus
+  """
+  flops: float
+  hbm_bytes: float
+  hbm_bandwidth: float
+  ici_bandwidth: float
+
+
+CHIPS = {
+    'v5e': Chip(197e12, 15.75 * GIB, 819e9, 90e9),
+    'v5p': Chip(459e12, 95.74 * GIB, 2765e9, 180e9),
+    'v6e': Chip(918e12, 31.25 * GIB, 1640e9, 180e9),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+  """name: 'v5p:4x4x4'. devices: one a chip, to compile for."""
+  name: str
+  chip: Chip
+  devices: list[jax.Device]
+
+
+def topology(name: str) -> Slice:
+  """The slice of that name: a chip of CHIPS and its torus, 'v5e:4x4'.
+
+  Raises:
+    errors.InputError: no such slice, or no libtpu.
+  """
+  generation, _, torus = name.partition(':')
+  if generation not in CHIPS or not torus:
+    raise errors.InputError(
+        f'--topology={name}: CHIP:TORUS is wanted, such as v5e:4x4 or '
+        f'v5p:2x2x2; the chips are {", ".join(CHIPS)}')
+  # No metadata server to ask, no host to join, and several plans at a time.
+  os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
+  os.environ.setdefault('TPU_WORKER_HOSTNAMES', 'localhost')
+  os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')
+  bounds = {'chips_per_host_bounds': (1, 1, 1)} if torus == '1x1' else {}
+  try:
+    description = topologies.get_topology_desc(
+        platform='tpu', topology_name=name, **bounds)
+  except jax.errors.JaxRuntimeError as error:
+    raise errors.InputError(f'--topology={name}: {error}') from error
+  except (RuntimeError, ImportError) as error:
+    raise errors.InputError(
+        'the TPU compiler is missing: launch/setup.sh cpu tests installs '
+        f'libtpu ({error})') from error
+  return Slice(name, CHIPS[generation], list(description.devices))

@@ -1,0 +1,133 @@
+"""The text of a compiled program, as far as its costs need it.
+
+An optimised, scheduled and partitioned HLO module: what one chip executes.
+https://openxla.org/xla/operation_semantics
+"""
+
+import collections
+import dataclasses
+import functools
+import math
+import re
+
+_BITS = {'pred': 8, 'bf16': 16, 's4': 4, 'u4': 4}
+
+_ARRAY = re.compile(r'(pred|bf16|[a-z]\d\w*)\[([\d,]*)\](?:\{([^}]*)\})?')
+_SPACE = re.compile(r'S\((\d+)\)')
+_HEADER = re.compile(r'(ENTRY )?%(\S+) \(.*\{$')
+_LINE = re.compile(r'  (ROOT )?%(\S+) = (.*)$')
+_OPCODE = re.compile(r'([a-z][\w-]*)\(')
+_OPERAND = re.compile(r'%([\w.-]+)')
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+  """A shape in the text. in_hbm: not in a chip's own smaller memories."""
+  dtype: str
+  shape: tuple[int, ...]
+  in_hbm: bool
+
+  @property
+  def bytes(self) -> int:
+    bits = _BITS.get(self.dtype) or int(re.search(r'\d+', self.dtype)[0])
+    return math.prod(self.shape) * bits // 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+  """name = arrays opcode(operands), attributes. A tuple has several arrays."""
+  name: str
+  arrays: tuple[Array, ...]
+  opcode: str
+  operands: tuple[str, ...]
+  text: str  # from the opening parenthesis of the operands on
+
+  def attribute(self, name: str) -> str | None:
+    """The word behind `name=`, without a leading %."""
+    found = re.search(rf'[ ,]{name}=%?([^\s,}}]+)', self.text)
+    return found and found[1]
+
+  @property
+  def hbm_bytes(self) -> int:
+    """Of the arrays that it leaves in the chip's main memory."""
+    return sum(a.bytes for a in self.arrays if a.in_hbm)
+
+
+@dataclasses.dataclass(frozen=True)
+class Computation:
+  """Instructions in order, by name; root: the last one's name."""
+  instructions: dict[str, Instruction]
+  root: str
+
+  @functools.cached_property
+  def users(self) -> dict[str, list[Instruction]]:
+    """By name, the instructions that take it as an operand."""
+    users = collections.defaultdict(list)
+    for instruction in self.instructions.values():
+      for operand in instruction.operands:
+        users[operand].append(instruction)
+    return users
+
+  @functools.cached_property
+  def parameters(self) -> dict[int, Instruction]:
+    """By number."""
+    return {int(i.text[1:i.text.index(')')]): i
+            for i in self.instructions.values() if i.opcode == 'parameter'}
+
+  def origin(self, name: str) -> Instruction:
+    """Where a value comes from, through copies and changes of form."""
+    instruction = self.instructions[name]
+    while instruction.opcode in ('bitcast', 'copy', 'reshape', 'convert'):
+      instruction = self.instructions[instruction.operands[0]]
+    return instruction
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+  """computations by name; entry: the name of the one that is run."""
+  computations: dict[str, Computation]
+  entry: str
+
+
+def parse(text: str) -> Module:
+  """The module that `compiled.as_text()` shows."""
+  computations, entry = {}, None
+  name, instructions, root = None, {}, None
+  for line in text.splitlines():
+    if header := _HEADER.match(line):
+      name, instructions, root = header[2], {}, None
+      entry = name if header[1] else entry
+    elif line == '}':
+      computations[name] = Computation(instructions, root)
+    elif found := _LINE.match(line):
+      instruction = _instruction(found[2], found[3])
+      instructions[instruction.name] = instruction
+      root = instruction.name if found[1] else root
+  return Module(computations, entry)
+
+
+def _instruction(name, rest):
+  end = _end_of_group(rest, 0) if rest[0] == '(' else rest.index(' ')
+  shape, rest = rest[:end], rest[end:].lstrip()
+  opcode = _OPCODE.match(rest)[1]
+  text = rest[len(opcode):]
+  operands = _OPERAND.findall(text[:_end_of_group(text, 0)])
+  return Instruction(name, tuple(map(_array, _ARRAY.findall(shape))), opcode,
+                     tuple(operands), text)
+
+
+def _end_of_group(text, start):
+  """The place behind the parenthesis that closes the one at `start`."""
+  depth = 0
+  for place in range(start, len(text)):
+    depth += (text[place] == '(') - (text[place] == ')')
+    if not depth:
+      return place + 1
+  raise ValueError(f'no closing parenthesis: {text[start:start + 80]}')
+
+
+def _array(found):
+  dtype, sizes, layout = found
+  space = _SPACE.search(layout)
+  return Array(dtype, tuple(int(n) for n in sizes.split(',') if n),
+               in_hbm=space is None or space[1] == '0')

@@ -1,0 +1,47 @@
+"""Model folders by name: a local folder, or an id of the Hugging Face hub."""
+
+import os
+import pathlib
+import re
+from collections.abc import Sequence
+
+import huggingface_hub
+
+from tepo_jax import errors
+
+TOKENIZER_FILES = (
+    'tokenizer.json', 'tokenizer_config.json', 'tokenizer.model',
+    'special_tokens_map.json', 'added_tokens.json', 'vocab.json', 'merges.txt',
+    'chat_template.jinja', 'chat_template.json', 'generation_config.json',
+    'config.json')
+_MODEL_FILES = (*TOKENIZER_FILES, '*.safetensors', '*.safetensors.index.json')
+_ID = re.compile(r'[\w-][\w.-]*/[\w.-]+')
+
+
+def folder(name: str | os.PathLike,
+           files: Sequence[str] = _MODEL_FILES) -> pathlib.Path:
+  """The local folder of that name, or the hub's copy of that id.
+
+  What an id names is downloaded to the hub's cache, or taken from there.
+
+  Args:
+    name: a path, or OWNER/NAME.
+    files: patterns of those wanted of an id.
+
+  Raises:
+    InputError: neither a folder nor to be had from the hub.
+  """
+  if os.path.isdir(name):
+    return pathlib.Path(name)
+  if not _ID.fullmatch(str(name)):
+    raise errors.InputError(f'{name}: no such model folder')
+  try:
+    return pathlib.Path(huggingface_hub.snapshot_download(
+        str(name), allow_patterns=list(files)))
+  except (huggingface_hub.errors.HFValidationError,
+          huggingface_hub.errors.HfHubHTTPError,
+          huggingface_hub.errors.LocalEntryNotFoundError, OSError) as error:
+    reason = str(error).strip().split('\n')[0]
+    raise errors.InputError(
+        f'{name}: no such model folder, and not to be had from the hub '
+        f'({reason})') from error

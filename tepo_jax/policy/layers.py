@@ -1,0 +1,79 @@
+"""The parts of the transformer that hold parameters, with their logical axes.
+
+Axes: M tokens, I inputs, O outputs, R rank of an adapter.
+"""
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from tepo_jax.policy import lora as lora_lib
+
+INIT_STDDEV = 0.02  # of every kernel and the embedding
+
+
+class Norm(nn.Module):
+  """RMSNorm over the last axis, in float32."""
+
+  eps: float
+
+  @nn.compact
+  def __call__(self, x):
+    scale = self.param(
+        'scale', nn.with_logical_partitioning(nn.initializers.ones, ('norm',)),
+        (x.shape[-1],))
+    x32 = x.astype(jnp.float32)
+    variance = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
+    return (x32 * jax.lax.rsqrt(variance + self.eps)
+            * scale.astype(jnp.float32)).astype(x.dtype)
+
+
+class Linear(nn.Module):
+  """x @ kernel (+ bias) (+ scale (x @ lora_a) @ lora_b), on [M, inputs].
+
+  The adapter starts as 0: A uniform in ±1/√I, B = 0 (arXiv 2106.09685, and as
+  peft has it).
+  """
+
+  features: int
+  axes: tuple[str | None, str | None]
+  use_bias: bool = False
+  lora: lora_lib.Lora | None = None
+
+  @nn.compact
+  def __call__(self, x_MI):
+    inputs, dtype = x_MI.shape[-1], x_MI.dtype
+    kernel_IO = self._param(
+        'kernel', nn.initializers.normal(INIT_STDDEV), self.axes,
+        (inputs, self.features))
+    y_MO = x_MI @ kernel_IO.astype(dtype)
+    if self.use_bias:
+      bias_O = self._param(
+          'bias', nn.initializers.zeros, self.axes[1:], (self.features,))
+      y_MO += bias_O.astype(dtype)
+    if self.lora is not None and f'{self.name}_proj' in self.lora.targets:
+      a_IR = self._param(
+          'lora_a', nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform'),
+          (self.axes[0], None), (inputs, self.lora.rank))
+      b_RO = self._param(
+          'lora_b', nn.initializers.zeros, (None, self.axes[1]),
+          (self.lora.rank, self.features))
+      y_MO += (x_MI @ a_IR.astype(dtype)) @ b_RO.astype(dtype) * (
+          self.lora.scale)
+    return y_MO
+
+  def _param(self, name, init, axes, shape):
+    return self.param(name, nn.with_logical_partitioning(init, axes), shape)
+
+
+class Weight(nn.Module):
+  """A parameter by itself: the embedding table, the head."""
+
+  leaf: str
+  shape: tuple[int, int]
+  axes: tuple[str, str]
+
+  @nn.compact
+  def __call__(self):
+    return self.param(self.leaf, nn.with_logical_partitioning(
+        nn.initializers.normal(INIT_STDDEV), self.axes), self.shape)

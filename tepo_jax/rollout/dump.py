@@ -1,0 +1,195 @@
+"""A rollout step on disk: one record a completion, for people and for replay.
+
+DIR/step_000012.jsonl, one JSON object a line, or step_000012.parquet with the
+same columns; `datasets.load_dataset('json', data_files='DIR/*.jsonl')` reads
+them.
+
+  step            rollout step, from 1
+  cursor          the prompt's place in the run's data order: names its group
+  sample          0 … G − 1 in the group
+  set, id         data set and problem
+  problem, answers    text; every answer that counts as right
+  completion      decoded, without special tokens
+  extracted       the final answer found in it, or null
+  correct         the grader's verdict; a truncated completion is wrong
+  reward          what the advantage is made of: the verdict and the penalties
+  tokens          length in tokens, EOS included
+  truncated       true if there is no EOS
+  trained         true if the group was trained on
+  prompt_ids, token_ids   int32 lists, without padding
+  sampler_logp    the sampler's log-probability of each token, nats
+
+Every number is written so that it reads back to the same float32.
+"""
+
+from collections.abc import Sequence
+import json
+import os
+import pathlib
+import re
+
+import numpy as np
+import pyarrow
+from pyarrow import parquet
+
+from tepo_jax import errors
+from tepo_jax.rollout import collect
+from tepo_jax.tasks import answers as answers_lib
+from tepo_jax.tasks import datasets
+
+FORMATS = ('jsonl', 'parquet')
+
+_NAME = re.compile(r'step_(\d{6,})\.(jsonl|parquet)')
+_SCHEMA = pyarrow.schema([
+    ('step', pyarrow.int32()), ('cursor', pyarrow.int64()),
+    ('sample', pyarrow.int32()), ('set', pyarrow.string()),
+    ('id', pyarrow.string()), ('problem', pyarrow.string()),
+    ('answers', pyarrow.list_(pyarrow.string())),
+    ('completion', pyarrow.string()), ('extracted', pyarrow.string()),
+    ('correct', pyarrow.bool_()), ('reward', pyarrow.float32()),
+    ('tokens', pyarrow.int32()), ('truncated', pyarrow.bool_()),
+    ('trained', pyarrow.bool_()),
+    ('prompt_ids', pyarrow.list_(pyarrow.int32())),
+    ('token_ids', pyarrow.list_(pyarrow.int32())),
+    ('sampler_logp', pyarrow.list_(pyarrow.float32()))])
+FIELDS = _SCHEMA.names
+
+
+def records(step: int, rollout: collect.Rollout, rewards: Sequence[np.ndarray],
+            name: str, style: str) -> list[dict]:
+  """The records of a rollout step.
+
+  Args:
+    rewards: [G] rewards of each group of `rollout.sampled`.
+    name: of the data set. style: of its answers, see `answers.extract`.
+  """
+  trained = {group.prompt.cursor for group in rollout.groups}
+  return [
+      _record(group, j, float(str(reward_G[j])), name, style)
+      | {'step': step, 'trained': group.prompt.cursor in trained}
+      for group, reward_G in zip(rollout.sampled, rewards, strict=True)
+      for j in range(len(group.text_G))]
+
+
+def _record(group, j, reward, name, style):
+  length = int(group.length_G[j])
+  problem = group.prompt.problem
+  return {
+      'cursor': group.prompt.cursor, 'sample': j, 'set': name,
+      'id': problem.id, 'problem': problem.problem,
+      'answers': list(problem.answers), 'completion': group.text_G[j],
+      'extracted': answers_lib.extract(group.text_G[j], style),
+      'correct': bool(group.accuracy_G[j]), 'reward': reward,
+      'tokens': length, 'truncated': not group.ended_G[j],
+      'prompt_ids': list(map(int, group.prompt.token_ids)),
+      'token_ids': group.token_GT[j, :length].tolist(),
+      'sampler_logp': [float(str(x)) for x in group.logp_GT[j, :length]]}
+
+
+def write(directory: pathlib.Path, step: int, rows: list[dict], form: str,
+          max_megabytes: float) -> None:
+  """Writes a step's records by rename; drops the oldest steps above the bound.
+
+  The step just written always stays.
+  """
+  directory.mkdir(exist_ok=True)
+  path = directory / f'step_{step:06d}.{form}'
+  temporary = path.with_name(path.name + '.tmp')
+  if form == 'parquet':
+    parquet.write_table(pyarrow.Table.from_pylist(rows, _SCHEMA), temporary)
+  else:
+    with temporary.open('w', encoding='utf-8') as file:
+      file.writelines(json.dumps({k: row[k] for k in FIELDS}) + '\n'
+                      for row in rows)
+  os.replace(temporary, path)
+  _bound(directory, path, max_megabytes * 1e6)
+
+
+def _bound(directory, newest, max_bytes):
+  paths = {path: path.stat().st_size for path in _paths(directory).values()}
+  for path in list(paths):
+    if sum(paths.values()) <= max_bytes:
+      return
+    if path != newest:
+      path.unlink()
+      del paths[path]
+
+
+def _paths(directory):
+  """{step: path} of the dumps, oldest first."""
+  found = {}
+  if directory.is_dir():
+    for path in directory.iterdir():
+      match = _NAME.fullmatch(path.name)
+      if match:
+        found[int(match[1])] = path
+  return dict(sorted(found.items()))
+
+
+def steps(directory: pathlib.Path) -> list[int]:
+  """The steps that are there, in order."""
+  return list(_paths(directory))
+
+
+def read(directory: pathlib.Path, step: int) -> list[dict]:
+  """The records of a step.
+
+  Raises:
+    errors.InputError: no such step, or a damaged file; named.
+  """
+  paths = _paths(directory)
+  if step not in paths:
+    raise errors.InputError(
+        f'{directory}: no rollout of step {step} (there: {_some(paths)})')
+  try:
+    if paths[step].suffix == '.parquet':
+      rows = parquet.read_table(paths[step]).to_pylist()
+    else:
+      rows = [json.loads(line) for line in paths[step].open(encoding='utf-8')]
+    if not rows or any(set(FIELDS) - row.keys() for row in rows):
+      raise ValueError('not the records of a rollout')
+  except (OSError, ValueError, AttributeError, pyarrow.ArrowException
+          ) as error:
+    raise errors.InputError(f'{paths[step]}: {error}') from error
+  return rows
+
+
+def to_groups(rows: list[dict], slots: int) -> list[collect.Group]:
+  """The groups that were sampled, in the order they were written.
+
+  Args:
+    rows: of `read`. slots: T, to which the completions are padded.
+  """
+  by_cursor = {}
+  for row in rows:
+    by_cursor.setdefault(row['cursor'], []).append(row)
+  return [_group(members, slots) for members in by_cursor.values()]
+
+
+def _group(members, slots):
+  def padded(name, dtype):
+    array_GT = np.zeros((len(members), slots), dtype)
+    for row, member in zip(array_GT, members):
+      row[:len(member[name])] = member[name]
+    return array_GT
+
+  first = members[0]
+  problem = datasets.Problem(
+      id=first['id'], problem=first['problem'],
+      answers=tuple(first['answers']), source=first['set'])
+  return collect.Group(
+      prompt=collect.Prompt(
+          problem, tuple(first['prompt_ids']), first['cursor']),
+      token_GT=padded('token_ids', np.int32),
+      logp_GT=padded('sampler_logp', np.float32),
+      length_G=np.array([m['tokens'] for m in members], np.int32),
+      ended_G=np.array([not m['truncated'] for m in members]),
+      text_G=tuple(m['completion'] for m in members),
+      accuracy_G=np.array([m['correct'] for m in members], np.float32))
+
+
+def _some(steps_there):
+  steps_there = [str(step) for step in steps_there]
+  if len(steps_there) > 8:
+    steps_there = steps_there[:4] + ['…'] + steps_there[-4:]
+  return ', '.join(steps_there) or 'none'

@@ -1,0 +1,56 @@
+"""What the TPU's own compiler says, without a TPU (needs libtpu)."""
+
+import functools
+import os
+
+import jax
+from jax.experimental import topologies
+import jax.numpy as jnp
+import pytest
+
+from tepo_jax.policy import attention
+from tepo_jax.runtime import mesh as mesh_lib
+
+pytest.importorskip('libtpu')
+
+LENGTH = 8192
+# float32 scores of what one of the 2 x 2 devices has: 2 rows, 2 heads.
+SCORES = 2 * 2 * LENGTH ** 2 * 4
+
+
+@pytest.fixture(scope='module')
+def mesh():
+  os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
+  os.environ.setdefault('TPU_WORKER_HOSTNAMES', 'localhost')
+  devices = topologies.get_topology_desc('v5e:2x2', 'tpu').devices
+  return mesh_lib.make({'data': 1, 'fsdp': 2, 'tensor': 2}, devices)
+
+
+def _compiled(mesh, backend, window=None, size=128):
+  """Attention of packed rows with its gradients, 4 heads over 2."""
+  def loss(q, k, v, position, segment):
+    return jnp.sum(attention.attend(
+        q, k, v, position, position, window, backend, segment, segment
+    ).astype(jnp.float32))
+
+  def rows(*shape, dtype=jnp.int32, axes=('batch', None)):
+    return jax.ShapeDtypeStruct(
+        (4, LENGTH, *shape), dtype, sharding=mesh_lib.shardings(mesh, axes))
+
+  heads = functools.partial(
+      rows, dtype=jnp.bfloat16, axes=('batch', None, 'heads', None))
+  return jax.jit(mesh_lib.under_rules(mesh, jax.grad(loss, (0, 1, 2)))).lower(
+      heads(4, size), heads(2, size), heads(2, size), rows(), rows()).compile()
+
+
+@pytest.mark.parametrize('window,size', [(None, 128), (1000, 64)])
+def test_splash_compiles_and_holds_no_scores(mesh, window, size):
+  compiled = _compiled(mesh, 'splash', window, size)
+  # Forward, and the gradients of queries and of keys with values.
+  assert compiled.as_text().count('custom_call_target="tpu_custom_call"') == 3
+  assert compiled.memory_analysis().temp_size_in_bytes < SCORES / 8
+
+
+def test_xla_holds_the_scores(mesh):
+  compiled = _compiled(mesh, 'xla')
+  assert compiled.memory_analysis().temp_size_in_bytes > SCORES

@@ -1,0 +1,58 @@
+"""Greedy decoding of each family through refills, against transformers."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from tepo_jax.policy import weights
+from tepo_jax.rollout import draw
+
+pytestmark = pytest.mark.usefixtures('quick_compile')
+
+T = 20
+FAMILIES = {
+    'Qwen2': dict(use_sliding_window=True, sliding_window=7,
+                  max_window_layers=1),
+    'Qwen3': dict(head_dim=10, tie_word_embeddings=True),
+    'Llama': dict(rope_parameters=dict(
+        rope_type='llama3', rope_theta=5e2, factor=8.0, low_freq_factor=1.0,
+        high_freq_factor=4.0, original_max_position_embeddings=16)),
+    'Mistral': dict(sliding_window=6)}
+
+
+def _model(family):
+  torch.manual_seed(0)
+  model = getattr(transformers, f'{family}ForCausalLM')(
+      getattr(transformers, f'{family}Config')(
+          vocab_size=61, hidden_size=24, intermediate_size=40,
+          num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+          max_position_embeddings=128, bos_token_id=None, eos_token_id=None,
+          pad_token_id=0, **FAMILIES[family])).eval()
+  for name, parameter in model.named_parameters():
+    torch.nn.init.normal_(parameter, 1.0 if 'norm' in name else 0.0, 0.2)
+  return model
+
+
+@pytest.mark.parametrize('family', FAMILIES)
+def test_greedy_tokens_are_those_of_transformers(
+    family, make_engine, tmp_path):
+  """Nine prompts of very different lengths through four slots."""
+  torch_model = _model(family)
+  torch_model.save_pretrained(tmp_path)
+  config, params = weights.load(tmp_path, 'float32')
+  engine = make_engine(
+      config, params, slots=4, prompt_tokens=33, max_tokens=T, chunk=8,
+      decoding=draw.Decoding(0.0), prompts=(9, 33), columns=(40, 60))
+  rng = np.random.default_rng(0)
+  prompts = [rng.integers(0, 61, n) for n in (33, 1, 2, 30, 9, 17, 1, 5, 12)]
+  limits = rng.integers(T // 4, T + 1, (9, 1))
+  got, stats = engine.sample(prompts, 1, limits)
+  assert stats.chunks > 9 // 4
+  for i, prompt in enumerate(prompts):
+    with torch.no_grad():
+      want = torch_model.generate(
+          torch.tensor(prompt)[None], do_sample=False,
+          attention_mask=torch.ones(1, len(prompt), dtype=int),
+          max_new_tokens=int(limits[i, 0])).numpy()[0, len(prompt):]
+    np.testing.assert_array_equal(got[i, 0].token_T, want)

@@ -1,0 +1,246 @@
+"""The slot engine: against full forwards, and itself in other slots.
+
+Axes: Q prompts · T completion slots.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from tepo_jax.policy import scoring
+from tepo_jax.policy import transformer
+from tepo_jax.rollout import draw
+from tepo_jax.rollout import schedule
+from tepo_jax.runtime import mesh as mesh_lib
+
+pytestmark = pytest.mark.usefixtures('quick_compile')
+
+V, T, G = 40, 9, 3
+MODEL = transformer.ModelConfig(
+    vocab_size=V, d_model=32, num_layers=2, num_heads=8, num_kv_heads=4,
+    head_dim=8, d_ff=48, max_position=64, qkv_bias=True)
+LENGTHS = (5, 1, 14, 4, 2, 9, 5)
+IDS = (7, 0, 123456, 3, 8, 9, 2)
+# Several sizes of everything, with steps between them that are all taken.
+SHAPES = dict(prompts=(5, 14), columns=(16, 30))
+
+
+@pytest.fixture(scope='module')
+def params():
+  """Weights large enough that a token's probability depends on its past."""
+  return jax.tree.map(lambda x: 4 * x, jax.jit(functools.partial(
+      transformer.init, MODEL))(jax.random.key(0)))
+
+
+@pytest.fixture(scope='module')
+def engine(make_engine, params):
+  """engine(**options): made once for the same options."""
+  @functools.cache
+  def make(slots=4, **options):
+    return make_engine(
+        MODEL, params, slots=slots, prompt_tokens=14, max_tokens=T,
+        **(SHAPES | options if 'mesh' not in options else options))
+
+  return make
+
+
+def _prompts():
+  rng = np.random.default_rng(0)
+  return [rng.integers(0, V, length) for length in LENGTHS]
+
+
+def _sample(engine, which=range(7), **options):
+  options = dict(group_size=G, max_tokens=T) | options
+  prompts = _prompts()
+  return engine.sample([prompts[i] for i in which],
+                       ids=[IDS[i] for i in which], **options)
+
+
+def _assert_same(got, want):
+  """The same tokens bit for bit; the same log-probabilities to rounding."""
+  assert got.keys() == want.keys()
+  for name, completion in got.items():
+    np.testing.assert_array_equal(completion.token_T, want[name].token_T)
+    np.testing.assert_allclose(
+        completion.logp_T, want[name].logp_T, atol=1e-5)
+    assert completion.ended == want[name].ended
+
+
+@pytest.fixture(scope='module')
+def free(engine):
+  """Every prompt's samples where nothing ends them."""
+  return _sample(engine())[0]
+
+
+def test_every_sample_is_drawn_once_and_whole(free):
+  assert set(free) == {(i, j) for i in IDS for j in range(G)}
+  assert all(len(c.token_T) == len(c.logp_T) == T and not c.ended
+             for c in free.values())
+
+
+@pytest.mark.parametrize('temperature', [1.0, 0.7])
+def test_logp_is_the_scoring_functions(params, engine, temperature):
+  got, _ = _sample(engine(decoding=draw.Decoding(temperature)))
+  names = sorted(got)
+  rows = [np.concatenate([_prompts()[IDS.index(i)], got[i, j].token_T])
+          for i, j in names]
+  token_BS = np.zeros((len(rows), 14 + T), np.int32)
+  position_BS = np.full(token_BS.shape, -1, np.int32)
+  for b, row in enumerate(rows):
+    token_BS[b, -len(row):] = row
+    position_BS[b, -len(row):] = np.arange(len(row))
+  scores = jax.jit(functools.partial(
+      scoring.score, MODEL, num_targets=T, temperature=temperature))(
+          params, token_BS, position_BS)
+  np.testing.assert_allclose(
+      [got[name].logp_T for name in names], scores.logp_BT, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize('options', [
+    dict(slots=1), dict(slots=3, chunk=1), dict(slots=64, chunk=32),
+    dict(slots=8, columns=(30,), prompts=(14,))], ids=str)
+def test_slots_chunks_and_shapes_do_not_show(engine, free, options):
+  _assert_same(_sample(engine(**options))[0], free)
+
+
+@pytest.mark.parametrize('mesh', [
+    dict(data=4), dict(data=2, tensor=2), dict(fsdp=2, tensor=2),
+    dict(tensor=4)], ids=str)
+@pytest.mark.parametrize('slots', [8, 64])
+def test_the_mesh_does_not_show(engine, free, mesh, slots):
+  got, _ = _sample(_on_mesh(engine, slots, tuple(mesh.items())))
+  _assert_same(got, free)
+
+
+@functools.cache
+def _on_mesh(engine, slots, mesh):
+  shape = dict(data=1, fsdp=1, tensor=1) | dict(mesh)
+  return engine(slots=slots, mesh=mesh_lib.make(shape, jax.devices()))
+
+
+def test_draws_depend_on_key_prompt_and_sample_alone(engine, free):
+  """Not on the order of the prompts, their number, G, or the limit."""
+  some = {name: c for name, c in free.items() if name[0] in (2, 3, 123456)}
+  _assert_same(_sample(engine(), which=(6, 2, 3))[0], some)
+  fewer, _ = _sample(engine(), group_size=1)
+  _assert_same(fewer, {name: free[name] for name in fewer})
+  for name, completion in _sample(engine(), max_tokens=1)[0].items():
+    np.testing.assert_array_equal(completion.token_T, free[name].token_T[:1])
+
+
+def test_draws_depend_on_each_of_them(engine):
+  """A uniform policy: every token is its own number, so all must differ."""
+  engine = dataclasses.replace(
+      engine(), weights=jax.tree.map(np.zeros_like, engine().weights))
+  base, other = _sample(engine)[0], _sample(engine, seed=1)[0]
+  rows = np.stack([c.token_T for c in (*base.values(), *other.values())])
+  np.testing.assert_allclose(
+      [c.logp_T for c in base.values()], -np.log(V), rtol=1e-6)
+  assert len(np.unique(rows, axis=0)) == len(rows)
+  assert len(np.unique(rows.T, axis=0)) == T
+  # Any two of them agree in about one slot of V.
+  first, second = np.split(rows, 2)
+  assert (first == second).mean() < 4 / V
+  assert (first[1:] == first[:-1]).mean() < 4 / V
+
+
+def _cut(completion, eos_ids):
+  """What a run that knows these EOS ids must give, from one that does not."""
+  hits = np.flatnonzero(np.isin(completion.token_T, eos_ids))
+  return len(completion.token_T) if not hits.size else hits[0] + 1, hits.size
+
+
+def test_ends_at_each_of_several_eos_ids(engine, free):
+  """As if cut behind the first one: the draws do not depend on the ends."""
+  # 0 is also what stands behind an end: only lengths say what is padding.
+  eos_ids = (0, int(free[7, 0].token_T[3]), int(free[2, 1].token_T[-1]))
+  got, stats = _sample(engine(eos_ids=eos_ids))
+  lengths = set()
+  for name, completion in got.items():
+    length, hits = _cut(free[name], eos_ids)
+    np.testing.assert_array_equal(
+        completion.token_T, free[name].token_T[:length])
+    assert completion.ended == bool(hits)
+    lengths.add((length, completion.ended))
+  assert len(lengths) > 3 and (T, False) in lengths
+  assert stats.tokens == sum(len(c.token_T) for c in got.values())
+
+
+def test_limits_are_each_samples_own(engine, free):
+  limits = np.random.default_rng(0).integers(1, T + 1, (7, G))
+  got, stats = _sample(engine(), max_tokens=limits)
+  for (i, j), completion in got.items():
+    length = limits[IDS.index(i), j]
+    np.testing.assert_array_equal(
+        completion.token_T, free[i, j].token_T[:length])
+    assert not completion.ended
+  assert stats.tokens == limits.sum()
+
+
+def test_nothing_to_do(engine):
+  assert _sample(engine(), which=())[0] == {}
+
+
+def test_slots_stay_busy_and_prompts_are_prefilled_once(make_engine, params):
+  """What is done is counted: prefills, slots and columns times steps."""
+  engine = make_engine(
+      MODEL, params, slots=32, prompt_tokens=4, max_tokens=48,
+      columns=(16, 32, 64))
+  rng = np.random.default_rng(0)
+  lengths = np.minimum(rng.geometric(1 / 12, (40, 8)), 48)
+  _, stats = engine.sample(rng.integers(0, V, (40, 3)), 8, lengths)
+  assert stats.prefills == 10  # of 4 prompts each
+  assert stats.occupancy > 0.85
+  # Until the queue is empty nearly all that is computed is wanted; then the
+  # rows are compacted.
+  tail = lengths.sum() - stats.busy_tokens
+  assert stats.slot_steps - stats.busy_slot_steps < 3 * tail
+
+
+def _warm_up(shapes, plan, weights):
+  """Every program at every size that a queue may ask for."""
+  programs, key, prompts = plan.programs, jax.random.key(0), []
+  for width in shapes.prompts:
+    empty = -np.ones((plan.prefill_rows(width), width), np.int32)
+    prompts.append(programs.prefill(weights, empty, empty))
+  nowhere = np.full(shapes.refill, shapes.slots[-1], np.int32)
+  for slots in shapes.slots:
+    for columns in shapes.columns:
+      cache, _ = programs.decode(
+          weights, programs.empty(slots, columns, 0), schedule.no_rows(slots),
+          key, 0, 0)
+      for prompt in prompts if slots == shapes.slots[-1] else ():
+        cache = programs.insert(cache, prompt, 0 * nowhere, nowhere)
+      for fewer in shapes.slots[:shapes.slots.index(slots) + 1]:
+        for other in shapes.columns:
+          programs.relay(programs.empty(slots, columns, 0), np.arange(fewer),
+                         0, other)
+
+
+def test_nothing_is_compiled_after_the_warm_up(make_engine, params):
+  engine = make_engine(
+      MODEL, params, slots=16, prompt_tokens=8, max_tokens=24,
+      prompts=(4, 8), columns=(20, 40))
+  _warm_up(engine.schedule.shapes, engine.schedule, engine.weights)
+  compiled = []
+
+  def listen(event, duration, **_):
+    if event == '/jax/core/compile/backend_compile_duration':
+      compiled.append(duration)
+
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  try:
+    jax.jit(lambda x: 3 * x)(1.0)
+    assert compiled  # the listener hears
+    compiled.clear()
+    for seed in range(3):
+      rng = np.random.default_rng(seed)
+      prompts = [rng.integers(0, V, n) for n in rng.integers(1, 9, 12)]
+      lengths = np.minimum(rng.geometric(1 / 6, (12, 4)), 24)
+      engine.sample(prompts, 4, lengths, seed=seed)
+    assert not compiled
+  finally:
+    jax.monitoring.unregister_event_duration_listener(listen)
