@@ -144,11 +144,45 @@ def test_results_count_what_the_samples_hold(finished, tmp_path):
       f'--checkpoint={finished[0]}', f'--out={out}')
   results = json.loads((out / 'results.json').read_text())
   lines = [json.loads(line) for line in (out / 'samples.jsonl').open()]
-  for name, result in results.items():
+  for name, result in results['sets'].items():
     verdicts = [line['correct'] for line in lines if line['set'] == name]
     samples = 2 if name == 'arithmetic' else 1
     assert result[f'avg@{samples}'] == pytest.approx(np.mean(verdicts))
     assert len(verdicts) == 8 * samples
+  assert results['first_decodings'] == ['arithmetic']
+  assert results['avg_micro'] == results['sets']['arithmetic']['avg@2']
+
+
+def test_a_killed_evaluation_goes_on_to_the_same_results(finished, tmp_path):
+  arguments = (
+      '--config=configs/tiny.py', *runs.SMALL, '--config.eval.limit=64',
+      '--config.eval.batch_prompts=4', f'--checkpoint={finished[0]}')
+  whole, killed = tmp_path / 'whole', tmp_path / 'killed'
+  runs.run('evaluate', *arguments, f'--out={whole}')
+  process = subprocess.Popen(
+      runs.command('evaluate', *arguments, f'--out={killed}'), cwd=runs.ROOT,
+      env=runs.environment(), stdout=subprocess.DEVNULL,
+      stderr=subprocess.DEVNULL)
+  deadline = time.monotonic() + 240
+  while not (killed / 'samples.jsonl').exists():
+    assert process.poll() is None and time.monotonic() < deadline
+    time.sleep(0.01)
+  process.send_signal(signal.SIGKILL)
+  process.wait()
+  assert not (killed / 'results.json').exists()
+  with (killed / 'samples.jsonl').open('a') as file:
+    file.write('{"set": "arithm')
+  done = runs.run('evaluate', *arguments, f'--out={killed}')
+  for name in ('samples.jsonl', 'results.json'):
+    assert (killed / name).read_bytes() == (whole / name).read_bytes()
+  assert 'avg_micro' in done.stdout
+  same = runs.run('report', f'--compare={whole},{killed}').stdout
+  assert same.startswith('arithmetic: ') and 'difference +0.00%' in same
+  # Once more: nothing is left to do, and another evaluation is refused.
+  runs.run('evaluate', *arguments, f'--out={killed}')
+  refused = runs.run('evaluate', *arguments, '--config.seed=5',
+                     f'--out={killed}', status=2)
+  assert 'another evaluation: seed differ' in refused.stderr
 
 
 def test_a_model_that_overflows_stops_the_run_and_says_why(model, tmp_path):
