@@ -71,7 +71,7 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   # Slots of one forward/backward pass over the whole mesh, in whole rows: one
   # for each of its data x fsdp shards at least.
   c.train.microbatch_tokens = 16384
-  c.train.chunk_size = 2048  # tokens of a shard whose logits exist at one time
+  c.train.chunk_size = 1024  # tokens of a shard whose logits exist at one time
 
   c.optimizer = ml_collections.ConfigDict()
   c.optimizer.learning_rate = 5e-7  # constant

@@ -26,7 +26,7 @@ def get_config(method: str = 'tepo'):
 
   c.train.minibatch_prompts = 8
   c.train.row_tokens = 144
-  c.train.microbatch_tokens = 4608
+  c.train.microbatch_tokens = 1152
 
   c.optimizer.learning_rate = 3e-5
 

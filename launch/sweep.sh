@@ -1,38 +1,64 @@
 #!/usr/bin/env bash
-# Many runs on the embedded task, then one report of them all.
+# Many runs, then what they say. Complete runs are skipped, interrupted ones go
+# on, and one that fails is told while the others are run.
 #
 #   [METHODS="tepo grpo ..."] [SEEDS="0 1 2 3 4"] [JOBS=N] [OUT=runs/study] \
 #     launch/sweep.sh tiny [--config.FIELD=VALUE ...]
+#   [RUNS=runs] launch/sweep.sh [--dry-run] table1|table2|table3|table4 \
+#     [--config.FIELD=VALUE ...]
 #
-# Every row of the paper unless METHODS says which. All start from one base
-# model, made first; a seed is of the data's order and of the sampling. Run
-# again, it goes on where it was. The report is OUT/report/report.html.
+# tiny: every row of the paper unless METHODS says which, on the embedded task.
+# All start from one base model, made first; a seed is of the data's order and
+# of the sampling. The report is OUT/report/report.html.
+#
+# table: the rows of a table of the paper, training, then evaluation; ends with
+# the table. --dry-run prints the commands. Needs an environment that
+# launch/setup.sh made. Fields are given to every training and evaluation.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 fail() { echo "launch/sweep.sh: error: $*" >&2; exit 2; }
-[[ ${1:-} == tiny ]] \
-  || fail "usage: launch/sweep.sh tiny [--config.FIELD=VALUE ...]"
+
+dry_run=
+if [[ ${1:-} == --dry-run ]]; then dry_run=yes; shift; fi
+[[ ${1:-} =~ ^table[1-4]$ || ( ${1:-} == tiny && -z $dry_run ) ]] \
+  || fail "usage: launch/sweep.sh tiny [--config.FIELD=VALUE ...], or" \
+    "launch/sweep.sh [--dry-run] table1|table2|table3|table4" \
+    "[--config.FIELD=VALUE ...]"
+what=$1
 shift
+for argument in "$@"; do
+  [[ $argument == --config.* ]] || fail "unexpected argument '$argument'"
+done
 
-launch/setup.sh cpu
-export JAX_PLATFORMS=cpu
-python=.venv/bin/python
-out=${OUT:-runs/study}
-methods=${METHODS:-$("$python" -c \
-  'from configs import methods; print(*methods.paper(1e-3))')}
-read -ra seeds <<<"${SEEDS:-0 1 2 3 4}"
-jobs=${JOBS:-$(nproc)}
-# The runs compile the same programs: the first does it for all.
-export JAX_COMPILATION_CACHE_DIR=$PWD/$out/compiled
-[[ $out == /* ]] && JAX_COMPILATION_CACHE_DIR=$out/compiled
-export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
-mkdir -p "$out/logs" "$out/runs"
-
-if [[ ! -d $out/base_model ]]; then
-  "$python" -m tepo_jax.pretrain --config=configs/tiny.py \
-    --out="$out/base_model"
-fi
+# table NUMBER [OVERRIDE ...]
+table() {
+  local report list failed=0 skip='' line words command
+  [[ -x .venv/bin/python ]] || fail "no .venv: run launch/setup.sh cpu|gpu|tpu"
+  report=(.venv/bin/python -m tepo_jax.report "--table=$1"
+          "--runs=${RUNS:-runs}")
+  shift
+  list=$("${report[@]}" --commands)
+  while IFS= read -r line; do
+    [[ -n $line ]] || continue
+    read -ra words <<<"$line"
+    command=(.venv/bin/python -m "${words[@]}" "$@")
+    if [[ -n $dry_run ]]; then
+      printf '%q ' "${command[@]}"
+      echo
+    elif [[ -n $skip && $line == *"--checkpoint=$skip "* ]]; then
+      continue  # its training failed
+    elif ! "${command[@]}" </dev/null; then
+      echo "launch/sweep.sh: failed: ${command[*]}" >&2
+      failed=$((failed + 1))
+      [[ $line != *--workdir=* ]] || skip=${line##*--workdir=}
+    fi
+  done <<<"$list"
+  [[ -z $dry_run ]] || return 0
+  "${report[@]}"
+  [[ $failed -eq 0 ]] || { echo "launch/sweep.sh: $failed commands failed" >&2
+    return 1; }
+}
 
 # train [OVERRIDE ...] METHOD SEED
 train() {
@@ -41,19 +67,40 @@ train() {
   set -- "${@:1:$#-2}"
   echo "$name: see $out/logs/$name.log"
   XLA_FLAGS=--xla_cpu_multi_thread_eigen=false \
-    "$python" -m tepo_jax.train --config="configs/tiny.py:$method" \
+    .venv/bin/python -m tepo_jax.train --config="configs/tiny.py:$method" \
     --config.seed="$seed" --config.model="$out/base_model" \
     --workdir="$out/runs/$name" "$@" >>"$out/logs/$name.log" 2>&1 \
     || { echo "$name failed: $(tail -n 1 "$out/logs/$name.log")" >&2
          return 1; }
 }
-export -f train
-export python out
 
-# Seed by seed, so that a study that is stopped has all methods alike.
-status=0
-for seed in "${seeds[@]}"; do
-  for method in $methods; do printf '%s\0%s\0' "$method" "$seed"; done
-done | xargs -0 -n 2 -P "$jobs" bash -c 'train "$@"' sweep "$@" || status=1
-"$python" -m tepo_jax.report --runs="$out/runs/*" --out="$out/report"
-exit "$status"
+# tiny [OVERRIDE ...]
+tiny() {
+  local methods seeds seed method status=0
+  launch/setup.sh cpu
+  export JAX_PLATFORMS=cpu out=${OUT:-runs/study}
+  methods=${METHODS:-$(.venv/bin/python -c \
+    'from configs import methods; print(*methods.paper(1e-3))')}
+  read -ra seeds <<<"${SEEDS:-0 1 2 3 4}"
+  # The runs compile the same programs: the first does it for all.
+  export JAX_COMPILATION_CACHE_DIR=$PWD/$out/compiled
+  [[ $out != /* ]] || JAX_COMPILATION_CACHE_DIR=$out/compiled
+  export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
+  mkdir -p "$out/logs" "$out/runs"
+  [[ -d $out/base_model ]] || .venv/bin/python -m tepo_jax.pretrain \
+    --config=configs/tiny.py --out="$out/base_model"
+  export -f train
+  # Seed by seed, so that a study that is stopped has all methods alike.
+  for seed in "${seeds[@]}"; do
+    for method in $methods; do printf '%s\0%s\0' "$method" "$seed"; done
+  done | xargs -0 -n 2 -P "${JOBS:-$(nproc)}" bash -c 'train "$@"' sweep "$@" \
+    || status=1
+  .venv/bin/python -m tepo_jax.report --runs="$out/runs/*" --out="$out/report"
+  return "$status"
+}
+
+if [[ $what == tiny ]]; then
+  tiny "$@"
+else
+  table "${what#table}" "$@"
+fi

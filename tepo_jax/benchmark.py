@@ -1,7 +1,7 @@
 r"""Measures a config's programs on this machine, and peers beside them.
 
   python -m tepo_jax.benchmark --config=configs/benchmark.py:tiny \
-      [--parts=machine,sampling] [--peer=transformers] [--json]
+      [--parts=machine,update] [--peer=transformers] [--json]
 
 Every part is measured warm, in turn with what it is compared to, several
 times: the median, with the extremes behind it. Weights and prompts are random.
@@ -15,6 +15,7 @@ from absl import flags
 from tepo_jax import cli
 from tepo_jax import errors
 from tepo_jax.measure import machine
+from tepo_jax.measure import memory
 from tepo_jax.measure import sampling
 from tepo_jax.measure import timing
 from tepo_jax.measure import updating
@@ -23,13 +24,15 @@ from tepo_jax.measure import workload as workload_lib
 # Each a function of (config, workload, peers) that yields Measurements.
 PARTS = {
     'machine': machine.measure, 'sampling': sampling.measure,
-    'scoring': updating.measure_scoring, 'update': updating.measure_update}
+    'scoring': updating.measure_scoring,
+    'update': updating.measure_update, 'growth': updating.measure_growth,
+    'step': updating.measure_step, 'memory': memory.measure}
 
 _CONFIG = cli.DEFINE_config()
 _PARTS = flags.DEFINE_list(
     'parts', list(PARTS), f'What to measure, of: {", ".join(PARTS)}.')
 _PEERS = flags.DEFINE_list(
-    'peer', [], 'Other libraries to run beside, of: transformers, trl.')
+    'peer', [], 'Other libraries to run beside; there is: transformers.')
 _JSON = flags.DEFINE_bool('json', False, 'Print JSON lines, not a table.')
 
 

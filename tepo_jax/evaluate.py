@@ -4,8 +4,9 @@ r"""Accuracy of a model or a checkpoint on the config's evaluation sets.
       --checkpoint=DIR --out=DIR
 
 --checkpoint is a Hugging Face folder, or the workdir of a training run (its
-last checkpoint then). Writes results.json and samples.jsonl into --out, and
-prints avg@k and pass@k of each set.
+last checkpoint then); without it, config.model is evaluated. Writes results.json and samples.jsonl into --out, and
+prints accuracies with their intervals. Killed and started again, it goes on
+where it was, to the same results.
 """
 
 import json
@@ -15,46 +16,89 @@ from absl import flags
 import jax
 
 from tepo_jax import cli
+from tepo_jax import errors
+from tepo_jax.analysis import results as results_lib
+from tepo_jax.analysis import tables
 from tepo_jax.job import checks
 from tepo_jax.job import evaluation as evaluation_lib
+from tepo_jax.job import sample_file
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import steps
+from tepo_jax.runtime import checkpoint as checkpoint_lib
 from tepo_jax.runtime import mesh as mesh_lib
 
 _CONFIG = cli.DEFINE_config()
 _CHECKPOINT = flags.DEFINE_string(
-    'checkpoint', None, 'A Hugging Face folder or the workdir of a run.',
-    required=True)
+    'checkpoint', None, 'A Hugging Face folder or the workdir of a run; '
+    'config.model if not given.')
 _OUT = flags.DEFINE_string(
-    'out', None, 'Folder for results.json and samples.jsonl; must be new.',
-    required=True)
+    'out', None, 'Folder for results.json and samples.jsonl: a new one, or '
+    'that of this evaluation.', required=True)
 
 
 def main() -> None:
-  config, out = _CONFIG.value, cli.new_folder(_OUT.value)
+  config, out = _CONFIG.value, pathlib.Path(_OUT.value)
   checks.check_values(config)
-  session_lib.cache_compilations(config, out)
   config.lora.rank = 0  # adapters are merged before
-  folder, params = pathlib.Path(_CHECKPOINT.value), None
-  if (folder / session_lib.CHECKPOINTS).is_dir():
+  folder, params, step = _checkpoint(config), None, None
+  checkpoints = folder / session_lib.CHECKPOINTS
+  if checkpoints.is_dir():
+    step = checkpoint_lib.Checkpointer(checkpoints, read_only=True).latest()
+  samples = sample_file.SampleFile(out, _identity(config, folder, step))
+  if checkpoints.is_dir():
     folder, params = session_lib.restore_params(
-        folder, mesh_lib.make(config.mesh))
+        folder, mesh_lib.make(config.mesh), step)
   with session_lib.open_folder(config, folder) as session:
     evaluations = evaluation_lib.prepare(session)
+    samples.open({item.name: item.samples for item in evaluations})
+    session_lib.cache_compilations(config, out)
     cast = steps.make_decode_cast(session.model, session.mesh)
     params = cast(session.load_params() if params is None else params)
-    results, lines = {}, []
     key = steps.stream(config.seed, 'eval')
-    for index, evaluation in enumerate(evaluations):
-      groups, results[evaluation.name] = evaluation.run(
-          params, jax.random.fold_in(key, index))
-      lines += evaluation_lib.sample_lines(evaluation.name, groups)
-  out.mkdir(parents=True, exist_ok=True)
-  (out / 'results.json').write_text(json.dumps(results, indent=2) + '\n')
-  with (out / 'samples.jsonl').open('w') as file:
-    file.writelines(json.dumps(line) + '\n' for line in lines)
-  for name, result in results.items():
-    print(name, ' '.join(f'{key} {value:.4g}' for key, value in result.items()))
+    for index, item in enumerate(evaluations):
+      _run(item, params, jax.random.fold_in(key, index), samples)
+  results = _results(evaluations, samples)
+  (out / results_lib.RESULTS).write_text(json.dumps(results, indent=2) + '\n')
+  print(tables.of_results(results))
+
+
+def _checkpoint(config):
+  if _CHECKPOINT.value is not None:
+    return pathlib.Path(_CHECKPOINT.value)
+  if config.model is None:
+    raise errors.InputError(
+        '--checkpoint is required where config.model is not set')
+  return pathlib.Path(session_lib.model_folder(config, ''))
+
+
+def _identity(config, checkpoint, step):
+  """What makes an evaluation what it is."""
+  fields = cli.field_names(config)
+  kept = ('seed', 'data.template', 'data.max_prompt_tokens', 'compute.dtype')
+  return {'checkpoint': str(checkpoint.resolve()), 'step': step} | {
+      name: value for name, value in fields.items()
+      if name in kept or name.startswith('eval.')
+      and name not in ('eval.period', 'eval.batch_prompts')}
+
+
+def _run(item, params, key, samples):
+  for group in item.stream(params, key, samples.done(item.name)):
+    samples.add(evaluation_lib.sample_lines(item.name, [group]))
+  for name, count in item.take_counts().items():
+    if count:
+      print(f'{item.name}: grading: {count} {name}', flush=True)
+
+
+def _results(evaluations, samples):
+  """As results.json holds them."""
+  lines = samples.finish({
+      item.name: [p.problem.id for p in item.prompts] for item in evaluations})
+  first = [lines[item.name] for item in evaluations if item.is_first]
+  return {
+      'sets': {item.name: results_lib.summarize(lines[item.name], item.style)
+               for item in evaluations},
+      'first_decodings': [item.name for item in evaluations if item.is_first],
+      **results_lib.averages(first)}
 
 
 if __name__ == '__main__':

@@ -18,17 +18,15 @@ import pathlib
 import tempfile
 
 from absl import flags
-import jax
 import ml_collections
 
 from tepo_jax import cli
-from tepo_jax import errors
 from tepo_jax.job import base_model
 from tepo_jax.job import checks
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import telling
 from tepo_jax.job import trainer
-from tepo_jax.runtime import mesh as mesh_lib
+from tepo_jax.runtime import processes
 
 _CONFIG = cli.DEFINE_config()
 _WORKDIR = flags.DEFINE_string(
@@ -44,27 +42,31 @@ def make_base_model(config: ml_collections.ConfigDict,
     with session_lib.open_folder(config, untrained) as session:
       trainer.Trainer(config, session)
   cli.claim_workdir(config, workdir)
+  session_lib.cache_compilations(config, workdir)
   base_model.make(config, folder)
 
 
-def main() -> None:
-  config, workdir = _CONFIG.value, pathlib.Path(_WORKDIR.value)
+def train(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
+  """The whole run, from the workdir's last checkpoint on."""
   stop = trainer.StopRequest()
-  checks.check(config, cli.overridden())
-  session_lib.cache_compilations(config, workdir)
-  mesh_lib.initialize_distributed()
-  if jax.process_count() > 1:
-    raise errors.InputError(
-        'several processes: training on more than one host is not built yet')
   folder = pathlib.Path(session_lib.model_folder(config, workdir))
-  if config.model is None and not folder.exists():
-    make_base_model(config, workdir, folder)
+  if processes.any_of(config.model is None and not folder.exists()):
+    processes.on_first(make_base_model, config, workdir, folder)
   with session_lib.open_folder(config, folder) as session:
     run = trainer.Trainer(config, session)
     run.open(workdir)
     with contextlib.closing(run):
       run.run(stop)
-  print(telling.results_table(workdir))
+  if processes.is_first():
+    print(telling.results_table(workdir))
+
+
+def main() -> None:
+  config = _CONFIG.value
+  checks.check(config, cli.overridden())
+  processes.initialize()
+  with processes.ending_together():
+    train(config, pathlib.Path(_WORKDIR.value))
 
 
 if __name__ == '__main__':

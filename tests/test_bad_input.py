@@ -1,7 +1,6 @@
 """Whatever the user got wrong: one line that names it, status 2, no change."""
 
 import json
-import pathlib
 import shutil
 
 import numpy as np

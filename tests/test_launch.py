@@ -165,12 +165,6 @@ def test_sweep_runs_every_method_and_seed_and_reports(launch):
       '--config.x=a b' for method in ('tepo', 'grpo') for seed in (4, 5))
 
 
-@pytest.mark.parametrize('arguments', [(), ('huge',)])
-def test_sweep_refuses(launch, arguments):
-  done = launch('sweep.sh', *arguments)
-  assert done.returncode == 2 and 'usage' in done.stderr
-
-
 def test_test_passes_its_arguments_on(launch):
   (launch.stubs / 'venv_is_there').touch()
   assert launch('test.sh', '-k', 'mesh').returncode == 0
@@ -326,3 +320,66 @@ def test_gpu_joins_the_other_processes(launch, environment, multihost):
   assert done.returncode == 0, done.stderr
   assert launch.log()[-1] == (
       f'python -m tepo_jax.train --x multihost={multihost}')
+
+
+_SWEEP_PYTHON = r'''#!/bin/bash
+case "$*" in
+  "-m tepo_jax.report"*--commands)
+    echo "tepo_jax.train --config=c.py:a --workdir=$RUNS/a"
+    echo "tepo_jax.evaluate --config=c.py:a --checkpoint=$RUNS/a --out=$RUNS/e"
+    echo "tepo_jax.evaluate --config=c.py:b --out=$RUNS/b" ;;
+  *) echo "python $*" >>"$STUBS/log"
+     [[ ! -e "$STUBS/fails" || "$*" != *tepo_jax.train* ]] ;;
+esac
+'''
+
+
+@pytest.fixture(name='sweep')
+def _sweep(launch):
+  python = launch.root / '.venv' / 'bin' / 'python'
+  python.parent.mkdir(parents=True)
+  python.write_text(_SWEEP_PYTHON)
+  python.chmod(0o755)
+  return lambda *arguments: launch('sweep.sh', *arguments, RUNS='r')
+
+
+_TRAIN = 'python -m tepo_jax.train --config=c.py:a --workdir=r/a'
+_EVALUATE = ('python -m tepo_jax.evaluate --config=c.py:a --checkpoint=r/a '
+             '--out=r/e')
+_UNTRAINED = 'python -m tepo_jax.evaluate --config=c.py:b --out=r/b'
+_REPORT = 'python -m tepo_jax.report --table=3 --runs=r'
+
+
+def test_sweep_runs_what_the_report_says(launch, sweep):
+  done = sweep('table3', "--config.eval.sets=('a', 'b')")
+  assert done.returncode == 0, done.stderr
+  sets = " --config.eval.sets=('a', 'b')"
+  assert launch.log() == [
+      _TRAIN + sets, _EVALUATE + sets, _UNTRAINED + sets, _REPORT]
+
+
+def test_sweep_dry_run(launch, sweep):
+  done = sweep('--dry-run', 'table3', "--config.eval.sets=('a', 'b')")
+  assert done.returncode == 0 and not launch.log()
+  lines = [shlex.split(line) for line in done.stdout.splitlines()]
+  assert [line[:3] + line[-1:] for line in lines] == [
+      ['.venv/bin/python', '-m', f'tepo_jax.{program}',
+       "--config.eval.sets=('a', 'b')"]
+      for program in ('train', 'evaluate', 'evaluate')]
+
+
+def test_sweep_goes_on_after_a_failure(launch, sweep):
+  (launch.stubs / 'fails').touch()
+  done = sweep('table3')
+  assert done.returncode == 1
+  assert 'failed: .venv/bin/python -m tepo_jax.train' in done.stderr
+  assert launch.log() == [_TRAIN, _UNTRAINED, _REPORT]
+
+
+@pytest.mark.parametrize('arguments', [
+    (), ('huge',), ('table5',), ('--dry-run',), ('--dry-run', 'tiny'),
+    ('table3', 'table4'), ('table3', '-x')])
+def test_sweep_refuses(launch, sweep, arguments):
+  done = sweep(*arguments)
+  assert done.returncode == 2 and not launch.log()
+  assert done.stderr.count('\n') == 1

@@ -29,7 +29,8 @@ def model(tmp_path_factory):
 def finished(model, tmp_path_factory):
   """An uninterrupted run of eight steps, and what it printed."""
   workdir = tmp_path_factory.mktemp('finished') / 'run'
-  done = runs.run('train', *runs.train_arguments(model, workdir))
+  done = runs.run('train', *runs.train_arguments(model, workdir),
+                  '--config.profile.steps=(2,)')
   return workdir, done
 
 
@@ -49,7 +50,8 @@ def test_a_run_leaves_its_records(finished):
       'reward', 'accuracy', 'response_length_mean', 'response_length_max',
       'truncated_share', 'entropy', 'kl_k3', 'kl_full', 'clip_fraction_low',
       'clip_fraction_high', 'region_share', 'grad_norm', 'mixed_share',
-      'logp_gap_mean', 'logp_gap_p99', 'seconds/rollout', 'seconds/update',
+      'logp_gap_mean', 'logp_gap_p99', 'padding_share', 'packing_efficiency',
+      'seconds/score', 'seconds/rollout', 'seconds/update',
       'tokens_per_second'}
   for record in runs.records(workdir)[1:]:
     assert expected <= record.keys()
@@ -62,6 +64,8 @@ def test_a_run_leaves_its_records(finished):
            (workdir / 'rollouts' / 'step_000008.jsonl').open()]
   assert len(lines) == 16 and {'completion', 'correct'} <= lines[0].keys()
   assert list((workdir / 'tensorboard').iterdir())
+  assert list((workdir / 'profile').rglob('*.xplane.pb'))  # of step 2
+  assert list((workdir.parent / '.jax_cache').iterdir())
   assert 'arithmetic/greedy' in done.stdout
 
 

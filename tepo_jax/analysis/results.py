@@ -30,7 +30,7 @@ def summarize(lines: Sequence[dict], style: str) -> dict[str, Any]:
   groups = by_problem(lines)
   verdict_Nk = verdicts(groups)
   samples = verdict_Nk.shape[1]
-  ks = sorted({samples, *(2**i for i in range(samples.bit_length() - 1))})
+  ks = sorted({samples, *(2**i for i in range(samples.bit_length()))})
   ballots = [_ballot(group, style) for group in groups.values()]
   low, high = statistics.interval([verdict_Nk])
   return {
@@ -47,6 +47,14 @@ def summarize(lines: Sequence[dict], style: str) -> dict[str, Any]:
       'problems': len(groups),
       **{f'by_{field}': _by(groups, field) for field in ('level', 'subject')
          if any(field in line for line in lines)}}
+
+
+def brief(summary: dict[str, Any]) -> dict[str, float]:
+  """The numbers of a summary that are worth a line, k a power of 2 or n."""
+  ks = {name.partition('@')[2] for name in summary if name.startswith('maj@')}
+  return {name: value for name, value in summary.items()
+          if isinstance(value, float | int) and name not in ('low', 'high')
+          and (not name.startswith('pass@') or name[5:] in ks | {'1'})}
 
 
 def by_problem(lines: Iterable[dict]) -> dict[str, list[dict]]:

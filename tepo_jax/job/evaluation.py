@@ -1,58 +1,87 @@
 """Evaluation sets under their decodings, and what is said of the outcome."""
 
 import dataclasses
-import math
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import jax
-import numpy as np
 import tqdm
 
 from tepo_jax import errors
+from tepo_jax.analysis import results as results_lib
 from tepo_jax.job import session as session_lib
 from tepo_jax.rollout import collect
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import generation
 from tepo_jax.tasks import datasets
+from tepo_jax.tasks import prompts as prompts_lib
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-  """One set under one decoding, named 'SET' or 'SET/greedy'."""
+  """One set under one decoding, named 'SET' or 'SET/greedy'.
+
+  samples: k, completions a problem. is_first: the set's decoding that counts
+  in averages over sets. style: where the template's answers are to be found.
+  """
   name: str
   prompts: list[collect.Prompt]
   sampler: generation.GroupSampler
+  samples: int
+  is_first: bool
+  style: str
 
   def run(self, params: Any, key: jax.Array
           ) -> tuple[list[collect.Group], dict[str, float]]:
-    """A group of each prompt, and `summarize` with the grader's counts.
+    """A group of each prompt, and what `results.brief` says of them.
 
     `params` are in the decode layout.
     """
-    groups = sorted(
-        tqdm.tqdm(self.sampler.stream(params, self.prompts, key), self.name,
-                  len(self.prompts), leave=False, disable=None),
-        key=lambda group: group.prompt.cursor)
-    counts = dict(self.sampler.counts)
+    groups = sorted(self.stream(params, key),
+                    key=lambda group: group.prompt.cursor)
+    summary = results_lib.summarize(
+        sample_lines(self.name, groups), self.style)
+    return groups, results_lib.brief(summary) | self.take_counts()
+
+  def stream(self, params: Any, key: jax.Array,
+             done: Collection[str] = ()) -> Iterator[collect.Group]:
+    """The groups of the prompts, as they are done, in any order.
+
+    done: ids of problems to skip; the others' completions are the same with
+    and without them.
+    """
+    todo = [p for p in self.prompts if p.problem.id not in done]
+    if todo:
+      yield from tqdm.tqdm(
+          self.sampler.stream(params, todo, key), self.name,
+          len(self.prompts), initial=len(self.prompts) - len(todo),
+          leave=False, disable=None)
+
+  def take_counts(self) -> dict[str, float]:
+    """What the grader counted since the last call: timeouts and deaths."""
+    counts = {name: self.sampler.counts[name] for name in ('timeout', 'died')}
     self.sampler.counts.clear()
-    return groups, summarize(groups) | counts
+    return counts
 
 
 def prepare(session: session_lib.Session) -> list[Evaluation]:
   """The evaluations of `config.eval`, in its order."""
   settings = session.config.eval
+  style = prompts_lib.get(session.config.data.template).style
   evaluations = []
   for name in settings.sets:
     split = 'test' if name == 'arithmetic' else None
     prompts = session.prompts(name, split, settings.limit)
-    for samples, temperature in _decodings(settings, name):
+    for index, (samples, temperature) in enumerate(
+        _decodings(settings, name)):
       evaluations.append(Evaluation(
           name if temperature > 0 else f'{name}/greedy', prompts,
           session.sampler(
               prompts=len(prompts), samples=samples,
               max_tokens=settings.max_tokens,
               decoding=_decoding(settings, temperature),
-              stop_after_boxed=settings.stop_after_boxed)))
+              stop_after_boxed=settings.stop_after_boxed),
+          samples, index == 0, style))
   return evaluations
 
 
@@ -80,33 +109,17 @@ def _decoding(settings, temperature):
   return draw.Decoding(temperature, settings.top_k, settings.top_p)
 
 
-def summarize(groups: list[collect.Group]) -> dict[str, float]:
-  """avg@k, pass@1…k, truncated share and mean length (in tokens)."""
-  accuracy_NG = np.stack([g.accuracy_G for g in groups])
-  samples = accuracy_NG.shape[1]
-  correct_N = accuracy_NG.sum(1).astype(int)
-  powers = [2 ** i for i in range(samples.bit_length())]
-  return {
-      f'avg@{samples}': float(accuracy_NG.mean()),
-      **{f'pass@{k}': float(np.mean(
-          [pass_at_k(samples, c, k) for c in correct_N]))
-         for k in powers if k <= samples},
-      'truncated': float(np.mean([~g.ended_G for g in groups])),
-      'mean_length': float(np.mean([g.length_G for g in groups])),
-      'problems': len(groups)}
-
-
-def pass_at_k(samples: int, correct: int, k: int) -> float:
-  """1 − C(n − c, k) / C(n, k): unbiased (Chen et al. 2021, 2107.03374)."""
-  return 1 - math.comb(samples - correct, k) / math.comb(samples, k)
-
-
 def sample_lines(name: str, groups: list[collect.Group]) -> list[dict]:
   """One JSON object a completion, for samples.jsonl."""
-  return [
-      {'set': name, 'id': g.prompt.problem.id,
-       'problem': g.prompt.problem.problem,
-       'answers': g.prompt.problem.answers, 'sample': j, 'completion': text,
-       'correct': bool(g.accuracy_G[j]), 'tokens': int(g.length_G[j]),
-       'truncated': not g.ended_G[j]}
-      for g in groups for j, text in enumerate(g.text_G)]
+  lines = []
+  for g in groups:
+    problem = g.prompt.problem
+    known = {field: value for field in ('level', 'subject')
+             if (value := getattr(problem, field)) is not None}
+    lines += [
+        {'set': name, 'id': problem.id, 'problem': problem.problem,
+         'answers': problem.answers, 'sample': j, 'completion': text,
+         'correct': bool(g.accuracy_G[j]), 'tokens': int(g.length_G[j]),
+         'truncated': not g.ended_G[j], **known}
+        for j, text in enumerate(g.text_G)]
+  return lines

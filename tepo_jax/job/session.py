@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 import ml_collections
 import transformers
 
@@ -157,7 +158,10 @@ def model_folder(config: ml_collections.ConfigDict,
 
 def cache_compilations(config: ml_collections.ConfigDict,
                        workdir: str | os.PathLike) -> None:
-  """Keeps compiled programs in `config.compute.cache`, for later processes."""
+  """Keeps compiled programs in `config.compute.cache`, for later processes.
+
+  Makes the folder: to be called when the workdir is found good.
+  """
   if config.compute.cache is not None:
     folder = config.compute.cache
   elif jax.config.jax_compilation_cache_dir is None:
@@ -165,6 +169,8 @@ def cache_compilations(config: ml_collections.ConfigDict,
   else:
     return  # the environment says where
   jax.config.update('jax_compilation_cache_dir', folder)
+  # What was compiled before has settled that there is no cache.
+  compilation_cache.reset_cache()
 
 
 def restore_trained(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,

@@ -10,6 +10,7 @@ import functools
 from typing import Any
 
 import jax
+from jax.experimental import layout
 import ml_collections
 import optax
 
@@ -171,16 +172,14 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
           out_shardings=(state_sharding, replicated), donate_argnums=0))
 
 
-def compiled(mesh: jax.sharding.Mesh, function: Callable, **options: Any):
-  """jax.jit under the mesh's rules, rounding alike in every program."""
-  return jax.jit(mesh_lib.under_rules(mesh, function),
-                 compiler_options=_compiler_options(mesh), **options)
-
-
-def _compiler_options(mesh):
+def compiled(mesh: jax.sharding.Mesh, function: Callable, rules=mesh_lib.RULES,
+             **options: Any):
+  """jax.jit under the rules of the mesh, rounding alike in every program."""
+  compiler_options = _COMPILER_OPTIONS
   if mesh.devices.flat[0].platform == 'cpu':
-    return _COMPILER_OPTIONS | _COMPILER_OPTIONS_CPU
-  return _COMPILER_OPTIONS
+    compiler_options = compiler_options | _COMPILER_OPTIONS_CPU
+  return jax.jit(mesh_lib.under_rules(mesh, function, rules),
+                 compiler_options=compiler_options, **options)
 
 
 def make_decode_cast(model: transformer.ModelConfig, mesh: jax.sharding.Mesh):
@@ -188,25 +187,26 @@ def make_decode_cast(model: transformer.ModelConfig, mesh: jax.sharding.Mesh):
   def cast(params):
     return transformer.for_decoding(_cast(model.dtype, params))
 
+  return jax.jit(cast, out_shardings=decode_shardings(model, mesh))
+
+
+def decode_shardings(model: transformer.ModelConfig, mesh: jax.sharding.Mesh):
+  """Of the weights that decoding takes."""
   axes = transformer.logical_axes(model)
   layer = jax.tree.map(lambda names: names[1:], axes['layers'],
                        is_leaf=lambda node: isinstance(node, tuple))
   axes = {**axes, 'layers': (layer,) * model.num_layers}
-  return jax.jit(cast, out_shardings=mesh_lib.shardings(
-      mesh, axes, mesh_lib.DECODE_RULES))
+  return mesh_lib.shardings(mesh, axes, mesh_lib.DECODE_RULES)
 
 
 def make_sampling(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
                   decoding: draw.Decoding, eos_ids: tuple[int, ...],
                   chunk: int) -> schedule.Programs:
   """The functions of `engine`, jitted: slots over data and fsdp."""
-  cache, prompts = (_cache_sharding(model, mesh, rows)
+  cache, prompts = (cache_shardings(model, mesh, rows)
                     for rows in ('batch', None))
   replicated = mesh_lib.replicated(mesh)
-
-  def jit(function, **options):
-    return jax.jit(mesh_lib.under_rules(mesh, function, mesh_lib.DECODE_RULES),
-                   compiler_options=_compiler_options(mesh), **options)
+  jit = functools.partial(compiled, mesh, rules=mesh_lib.DECODE_RULES)
 
   def empty(slots, columns, index):
     return transformer.init_decoding_cache(
@@ -225,12 +225,19 @@ def make_sampling(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
                  out_shardings=(cache, replicated)))
 
 
-def _cache_sharding(model, mesh, rows):
-  """Of a decoding cache: its rows over `rows`, its heads over tensor."""
+def cache_shardings(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
+                    rows: str | None = 'batch') -> transformer.KVCache:
+  """Of a decoding cache: its rows over `rows`, its heads over tensor.
+
+  A TPU keeps the keys' head size innermost whatever the order of their axes;
+  unless told, it would copy all of them at the start and end of every chunk.
+  """
   store = mesh_lib.shardings(mesh, (rows, 'kv_heads', None, None))
-  stores = (store,) * model.num_layers
+  keys = store
+  if mesh.devices.flat[0].platform == 'tpu':
+    keys = layout.Format(layout.Layout((0, 1, 3, 2)), store)
   return transformer.KVCache(
-      stores, stores, mesh_lib.shardings(mesh, (rows, None)),
+      (keys,) * model.num_layers, (store,) * model.num_layers, mesh_lib.shardings(mesh, (rows, None)),
       mesh_lib.replicated(mesh))
 
 

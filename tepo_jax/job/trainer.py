@@ -3,8 +3,10 @@
 from concurrent import futures
 import contextlib
 import dataclasses
+import io
 import pathlib
 import signal
+import sys
 import time
 from typing import Any
 
@@ -23,10 +25,12 @@ from tepo_jax.learning import update
 from tepo_jax.rollout import collect
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import dump
+from tepo_jax.rollout import schedule
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import environment
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import metrics
+from tepo_jax.runtime import processes
 from tepo_jax.tasks import prompts
 
 MAX_SKIPPED = 3  # updates in a row that are not finite before a run stops
@@ -55,20 +59,25 @@ class Trainer:
         max_tokens=rollout.max_tokens,
         decoding=draw.Decoding(rollout.temperature))
     self.evaluations = evaluation.prepare(session) if config.eval.period else []
-    self.progress = metrics.Progress(config.steps)
+    self.progress = metrics.Progress(
+        config.steps, sys.stderr if processes.is_first() else io.StringIO())
     self.background = futures.ThreadPoolExecutor(1)
 
   def open(self, workdir: pathlib.Path) -> None:
     """Makes `workdir` this run's, and goes to its last checkpoint."""
-    cli.claim_workdir(self.config, workdir)
+    processes.on_first(cli.claim_workdir, self.config, workdir)
+    session_lib.cache_compilations(self.config, workdir)
     self.workdir = workdir
     settings = self.config.checkpoint
     self.checkpointer = checkpoint.Checkpointer(
         workdir / session_lib.CHECKPOINTS, settings.keep, settings.keep_every)
-    self.writer = metrics.Writer(
-        workdir, self.config.wandb_project, self.config.to_dict())
+    self.writer = metrics.NoWriter()
+    if processes.is_first():
+      self.writer = metrics.Writer(
+          workdir, self.config.wandb_project, self.config.to_dict())
     self._restore()
-    environment.record(workdir, self.step)
+    if processes.is_first():
+      environment.record(workdir, self.step)
 
   def _restore(self):
     """The last good checkpoint, or the model's weights at step 0.
@@ -88,7 +97,8 @@ class Trainer:
       self.cursor = extra['cursor']
       self.skipped_in_a_row = extra['skipped_in_a_row']
       self.writer.truncate(self.step)
-      print(f'continuing {self.workdir} after step {self.step}', flush=True)
+      if processes.is_first():
+        print(f'continuing {self.workdir} after step {self.step}', flush=True)
 
   def load_base(self) -> None:
     """With LoRA: the model folder's weights, frozen."""
@@ -116,7 +126,8 @@ class Trainer:
     if self.step == 0 and self.evaluations:
       self.writer.write(0, self.evaluate())
     score = None
-    while self.step < self.config.steps and not stop.requested:
+    while self.step < self.config.steps and not processes.any_of(
+        stop.requested):
       with self._traced():
         scalars = self.rollout_step()
       self.step += 1
@@ -169,6 +180,7 @@ class Trainer:
     scalars |= {f'grading/{name}': count
                 for name, count in self.sampler.counts.items()}
     self.sampler.counts.clear()
+    scalars |= self._sampling_metrics()
     if rollout.groups:
       self.progress.phase('updating')
       scalars |= self._update(number, rollout.groups)
@@ -180,11 +192,20 @@ class Trainer:
     return scalars | {'seconds/step': seconds,
                       'tokens_per_second': tokens / seconds}
 
+  def _sampling_metrics(self):
+    """Of the slots, since the last call; bytes of the decoding weights."""
+    stats, self.sampler.stats = self.sampler.stats, schedule.Stats()
+    return {'sampling/occupancy': stats.occupancy,
+            'sampling/slot_share': stats.tokens / stats.slot_steps,
+            'sampling/steps': stats.steps, 'sampling/prefills': stats.prefills,
+            'sampling/weight_bytes': self.weight_bytes}
+
   def _collect(self, number):
     rollout = self.config.rollout
     with self.session.timers('reshard'):
       params = jax.block_until_ready(
           self.programs.to_decode(self._policy()))
+    self.weight_bytes = sum(x.nbytes for x in jax.tree.leaves(params))
     key = jax.random.fold_in(steps.stream(self.config.seed, 'rollout'), number)
 
     def draw(cursor):
@@ -266,7 +287,7 @@ class Trainer:
             for part in (order[:first], order[first:])]
 
   def _put(self, minibatch):
-    return jax.device_put(minibatch, self.programs.minibatch_sharding)
+    return mesh_lib.put(minibatch, self.programs.minibatch_sharding)
 
   def _score(self, batch, order, packed):
     """The minibatches with ℓ° and H°, on the devices, and the batch with them.
@@ -337,7 +358,8 @@ class Trainer:
   def _dump(self, number, rollout, rewards_B):
     """rollouts/step_N.jsonl: one record a completion."""
     settings, data = self.config.dump, self.config.data
-    if not settings.period or number % settings.period:
+    if (not processes.is_first() or not settings.period
+        or number % settings.period):
       return
     dump.write(
         self.workdir / session_lib.ROLLOUTS, number, dump.records(

@@ -1,15 +1,17 @@
 """The same work in other libraries, imported only when they are asked for."""
 
-import importlib.metadata
 from collections.abc import Callable
+import importlib.util
+from typing import Any
+
+import ml_collections
 
 import numpy as np
 
 from tepo_jax import errors
 from tepo_jax.learning import update
+from tepo_jax.measure import workload as workload_lib
 from tepo_jax.policy import transformer
-
-PEERS = ('transformers', 'trl')
 
 
 def require(*names: str) -> None:
@@ -19,15 +21,11 @@ def require(*names: str) -> None:
     errors.InputError: names what is missing.
   """
   for name in names:
-    if name not in PEERS:
+    if name not in _PEERS:
       raise errors.InputError(
-          f'--peer: unknown peer {name!r}; one of: {", ".join(PEERS)}')
-    for package in {'torch', name}:
-      try:
-        importlib.metadata.version(package)
-      except importlib.metadata.PackageNotFoundError as error:
-        raise errors.InputError(
-            f'--peer={name}: {package} is not installed here') from error
+          f'--peer: unknown peer {name!r}; one of: {", ".join(_PEERS)}')
+    if importlib.util.find_spec('torch') is None:
+      raise errors.InputError(f'--peer={name}: torch is not installed here')
 
 
 def torch_model(model: transformer.ModelConfig):
@@ -44,17 +42,18 @@ def torch_model(model: transformer.ModelConfig):
 
 
 class TorchUpdate:
-  """Forward, backward, clip and AdamW on padded rows, in torch.
+  """Generate, score and update on padded rows, in torch.
 
   The loss is the clipped surrogate with a token's ratio (GRPO's, DAPO's), by
   transformers' model and torch's log-softmax on completion tokens.
   """
 
-  def __init__(self, model: transformer.ModelConfig, batch: update.Batch,
-               optimizer):
+  def __init__(self, workload: workload_lib.Workload, batch: update.Batch,
+               optimizer: ml_collections.ConfigDict):
     import torch
     self._torch, self._settings = torch, optimizer
-    self.model = torch_model(model)
+    self._workload = workload
+    self.model = torch_model(workload.model)
     self._optimizer = torch.optim.AdamW(
         self.model.parameters(), lr=optimizer.learning_rate,
         betas=(optimizer.beta1, optimizer.beta2), eps=optimizer.epsilon,
@@ -64,7 +63,19 @@ class TorchUpdate:
     self._mask_BT = torch.tensor(batch.mask_BT)
     self._advantage_B1 = torch.tensor(batch.advantage_B)[:, None]
 
-  def score(self):
+  def step(self) -> float:
+    """A rollout without early end, its scores, one update; the loss."""
+    width, samples = self._workload.prompt_tokens, self._workload.samples
+    tokens = self._workload.max_tokens
+    self.model.generate(
+        self._token_BS[::samples, :width], do_sample=True, use_cache=True,
+        attention_mask=self._real_BS[::samples, :width], top_k=0,
+        num_return_sequences=samples, max_new_tokens=tokens,
+        min_new_tokens=tokens, pad_token_id=0)
+    self.score()
+    return self.update()
+
+  def score(self) -> Any:
     """log π of the completion tokens."""
     with self._torch.no_grad():
       return self._logp()
@@ -119,10 +130,13 @@ class TorchGenerator:
 
 
 def functions(names: tuple[str, ...], what: str,
-              model: transformer.ModelConfig, batch: update.Batch, optimizer
+              workload: workload_lib.Workload, batch: update.Batch,
+              optimizer: ml_collections.ConfigDict
               ) -> dict[str, Callable[[], object]]:
-  """What each peer does as one step of `what`, 'score' or 'update'."""
+  """What each peer does as one 'score', 'update' or 'step'."""
   require(*names)
-  if 'transformers' not in names:
-    return {}
-  return {'transformers': getattr(TorchUpdate(model, batch, optimizer), what)}
+  return {name: getattr(_PEERS[name](workload, batch, optimizer), what)
+          for name in names}
+
+
+_PEERS = {'transformers': TorchUpdate}

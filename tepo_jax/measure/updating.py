@@ -10,6 +10,8 @@ import numpy as np
 
 from tepo_jax.job import steps
 from tepo_jax.learning import update
+from tepo_jax.measure import machine
+from tepo_jax.measure import peers as peers_lib
 from tepo_jax.measure import timing
 from tepo_jax.measure import workload as workload_lib
 from tepo_jax.policy import transformer
@@ -98,22 +100,81 @@ def forward_flops(workload: workload_lib.Workload) -> float:
 
 def measure_scoring(config, workload, peers) -> Iterator[timing.Measurement]:
   """ℓ and H of one minibatch."""
-  del peers
-  yield from _measure(config, workload, 'scoring', lambda c: c.score, 1)
+  yield from _measure(config, workload, peers, 'score', 'scoring', passes=1)
 
 
 def measure_update(config, workload, peers) -> Iterator[timing.Measurement]:
   """Forward, backward and optimiser on one minibatch."""
+  yield from _measure(config, workload, peers, 'update', 'update', passes=3)
+
+
+def measure_growth(config, workload, peers) -> Iterator[timing.Measurement]:
+  """The packed update with half and twice of one size at a time."""
   del peers
-  yield from _measure(config, workload, 'update', lambda c: c.update, 3)
+  model = workload.model
+  halved = {
+      'length': {'max_tokens': workload.max_tokens // 2,
+                 'mean_tokens': workload.mean_tokens // 2},
+      'prompts': {'prompts': workload.prompts // 2},
+      'group': {'samples': workload.samples // 2},
+      'vocabulary': {'model': dataclasses.replace(
+          model, vocab_size=model.vocab_size // 2)}}
+  cases = {'whole': case(config, workload, 'segments')} | {
+      name: case(config, dataclasses.replace(workload, **change), 'segments')
+      for name, change in halved.items()}
+  seconds = timing.interleaved(
+      {name: c.update for name, c in cases.items()}, workload.rounds)
+  for name in halved:
+    yield timing.summary(
+        f'growth/half the {name}',
+        [a / b for a, b in zip(seconds[name], seconds['whole'])], '1')
 
 
-def _measure(config, workload, name, of, passes):
-  """Packed and padded in turn, with the machine's own matrix product."""
+def measure_step(config, workload, peers) -> Iterator[timing.Measurement]:
+  """Generate, score and one update, with completions of full length."""
+  workload = dataclasses.replace(workload, mean_tokens=workload.max_tokens)
+  ours = case(config, workload, 'segments')
+  batch = random_batch(workload)
+  sample = _sampler(ours.programs.mesh, workload, batch)
+
+  def step():
+    sample(ours.programs.to_decode(ours.state.params))
+    jax.block_until_ready(ours.score())
+    return ours.update()
+
+  functions = {'ours': step} | peers_lib.functions(
+      peers, 'step', workload, batch, config.optimizer)
+  seconds = timing.interleaved(functions, workload.rounds)
+  for name, values in seconds.items():
+    yield timing.summary(f'step/{name}/seconds', values, 's')
+  yield from _ratios('step', 'ours', seconds)
+
+
+def _sampler(mesh, workload, batch):
+  """weights -> completions of the workload's prompts; none ends early."""
+  generate = steps.make_generate(
+      workload.model, mesh, group_size=workload.samples,
+      max_tokens=workload.max_tokens, temperature=1.0, eos_ids=())
+  width = workload.prompt_tokens
+  prompts = mesh_lib.put_batch(mesh, (
+      batch.token_BS[::workload.samples, :width],
+      batch.position_BS[::workload.samples, :width],
+      np.arange(workload.prompts, dtype=np.int32)))
+  return lambda weights: jax.block_until_ready(
+      generate(weights, *prompts, jax.random.key(0)))
+
+
+def _measure(config, workload, peers, what, name, passes):
+  """Packed, padded and peers in turn, beside the machine's matrix product."""
   cases = {'packed': case(config, workload, 'segments'),
            'padded': case(config, workload, 'none')}
-  functions = {mode: of(c) for mode, c in cases.items()}
-  seconds = timing.interleaved(functions, workload.rounds)
+  functions = {mode: getattr(c, what) for mode, c in cases.items()}
+  functions |= peers_lib.functions(
+      peers, what, workload, random_batch(workload), config.optimizer)
+  product, product_flops = machine.product_of(workload.model.dtype)
+  seconds = timing.interleaved(
+      functions | {'product': product}, workload.rounds)
+  ceiling = product_flops / np.median(seconds.pop('product'))
   flops = passes * forward_flops(workload)
   rows = workload.prompts * workload.samples
   tokens = workload.prompt_tokens * rows + workload.lengths(rows).sum()
@@ -124,8 +185,17 @@ def _measure(config, workload, name, of, passes):
         f'{prefix}/tokens', [tokens / s for s in values], 'token/s')
     yield timing.summary(
         f'{prefix}/model', [flops / s for s in values], 'FLOP/s')
-    yield timing.Measurement(
-        f'{prefix}/efficiency', cases[mode].efficiency, '1')
-  yield timing.summary(
-      f'{name}/packed/speedup',
-      [b / a for a, b in zip(seconds['packed'], seconds['padded'])], '1')
+    yield timing.summary(
+        f'{prefix}/share of the machine\'s matmul',
+        [flops / s / ceiling for s in values], '1')
+  for mode, c in cases.items():
+    yield timing.Measurement(f'{name}/{mode}/slots real', c.efficiency, '1')
+  yield from _ratios(name, 'packed', seconds)
+
+
+def _ratios(name, ours, seconds):
+  """How many times longer the others took, round by round."""
+  for other in seconds.keys() - {ours}:
+    yield timing.summary(
+        f'{name}/{other} over {ours}',
+        [b / a for a, b in zip(seconds[ours], seconds[other])], '1')

@@ -15,7 +15,6 @@ import time
 import jax
 import ml_collections
 
-from tepo_jax import errors
 from tepo_jax.job import slots as slots_lib
 from tepo_jax.job import steps
 from tepo_jax.measure import workload as workload_lib

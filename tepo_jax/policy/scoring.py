@@ -154,7 +154,9 @@ class _Plan:
     slot_RC = jnp.argsort(~scored_RS, axis=1, stable=True)
     padding = -slot_RC.shape[1] % self.width
     used = -(-jnp.max(jnp.sum(scored_RS, axis=1)) // self.width)
-    return jnp.pad(slot_RC, ((0, 0), (0, padding))), used
+    slot_RC = jnp.pad(slot_RC, ((0, 0), (0, padding)),
+                      constant_values=scored_RS.shape[1])
+    return slot_RC, used
 
   def cut(self, x_RC, index):
     return jax.lax.dynamic_slice_in_dim(
@@ -163,7 +165,7 @@ class _Plan:
   def pick(self, x_RS, slot_Rw):
     """x at the slots: [n, M] or [n, M, D]."""
     slot = slot_Rw.reshape(*slot_Rw.shape, *(1,) * (x_RS.ndim - 2))
-    return self.flat(jnp.take_along_axis(x_RS, slot, axis=1))
+    return self.flat(jnp.take_along_axis(x_RS, slot, axis=1, mode='clip'))
 
   def flat(self, x_Rw):
     """[R, w, ...] -> [n, M, ...]: each shard's tokens together."""
@@ -265,7 +267,7 @@ def _score_backward(plan, residuals, cotangents):
     return (gradient_nMV / plan.temperature).astype(plan.dtype)
 
   def body(index, carry):
-    of_hidden_RCD, of_weight = carry
+    of_hidden_RSD, of_weight = carry
     slot_Rw = plan.cut(slot_RC, index)
     hidden_nMD = plan.pick(hidden_RSD, slot_Rw)
     gradient_nMV = of_logits(index, hidden_nMD, slot_Rw)
@@ -276,17 +278,19 @@ def _score_backward(plan, residuals, cotangents):
     of_weight += jax.lax.dot_general(
         left, right, (((1,), (1,)), ((0,), (0,))),
         preferred_element_type=jnp.float32)
-    return plan.put(of_hidden_RCD, of_hidden_nMD, index), of_weight
+    of_hidden_RwD = of_hidden_nMD.reshape(*slot_Rw.shape, -1)
+    return jax.vmap(_set)(of_hidden_RSD, slot_Rw, of_hidden_RwD), of_weight
 
-  columns_RCD = jnp.zeros((*slot_RC.shape, hidden_RSD.shape[2]), plan.dtype)
-  of_hidden_RCD, of_weight = jax.lax.fori_loop(0, used, body, (
-      columns_RCD, jnp.zeros((plan.shards, *stored.shape), jnp.float32)))
-  # The scored slots are all different: their scatter is this gather.
-  column_RS = jnp.cumsum(scored_RS, axis=1) - 1
-  of_hidden_RSD = jnp.where(scored_RS[..., None], jnp.take_along_axis(
-      of_hidden_RCD, column_RS[..., None], axis=1), 0)
+  of_hidden_RSD, of_weight = jax.lax.fori_loop(0, used, body, (
+      jnp.zeros(hidden_RSD.shape, plan.dtype),
+      jnp.zeros((plan.shards, *stored.shape), jnp.float32)))
   return (of_hidden_RSD, jnp.sum(of_weight, 0).astype(stored.dtype), None,
           None, None)
+
+
+def _set(x_SD, slot_w, new_wD):
+  """Columns without a slot of their own are dropped."""
+  return x_SD.at[slot_w].set(new_wD, unique_indices=True, mode='drop')
 
 
 _score.defvjp(_score_forward, _score_backward, symbolic_zeros=True)

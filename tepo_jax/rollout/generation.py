@@ -10,11 +10,13 @@ import dataclasses
 from typing import Any
 
 import jax
+import numpy as np
 import transformers
 
 from tepo_jax.rollout import collect
 from tepo_jax.rollout import schedule as schedule_lib
 from tepo_jax.runtime import metrics
+from tepo_jax.runtime import processes
 from tepo_jax.tasks import grading
 
 
@@ -55,7 +57,8 @@ class GroupSampler:
     with futures.ThreadPoolExecutor(1) as thread:
       for completions in self._completions(weights, prompts, key):
         graded.append(thread.submit(self._grade, prompts, completions))
-        while graded and graded[0].done():
+        # What is done by now may differ between processes.
+        while graded and jax.process_count() == 1 and graded[0].done():
           yield from self._gather(prompts, members, graded.popleft().result())
       while graded:
         with self.timers('grade'):
@@ -76,16 +79,19 @@ class GroupSampler:
       yield completions
 
   def _grade(self, prompts, completions):
-    """The completions, their texts and verdicts, and the grader's counts."""
+    """The completions, their texts, and what the grader says of our share."""
     texts = self.tokenizer.batch_decode(
         [c.token_T for c in completions], skip_special_tokens=True)
     answers = [prompts[c.request].problem.golds for c in completions]
-    return completions, texts, *self.grader.grade(list(zip(texts, answers)))
+    return completions, texts, *self.grader.grade(
+        processes.mine(list(zip(texts, answers))))
 
   def _gather(self, prompts, members, outcome):
     """Adds what was graded to its groups; those that are whole now."""
     completions, texts, verdicts, counts = outcome
-    self.counts.update(counts)
+    verdicts = processes.whole(verdicts, len(completions))
+    self.counts.update(dict(zip(
+        counts, map(int, processes.total(np.array(list(counts.values())))))))
     for completion, text, verdict in zip(completions, texts, verdicts):
       group = members[completion.request]
       group[completion.sample] = completion, text, verdict

@@ -35,9 +35,10 @@ class Packer:
   microbatch_tokens: int
   shards: int
 
-  def rows(self, slots: int) -> int:
-    """R of the block with rows of that many slots."""
-    return self.shards * max(1, self.microbatch_tokens // slots // self.shards)
+  def rows(self, slots: int, completions: int) -> int:
+    """R of a block for that many completions, which all may need a row."""
+    wanted = min(self.microbatch_tokens // slots, completions)
+    return self.shards * max(1, wanted // self.shards)
 
   def __call__(self, batch: update.Batch) -> update.Minibatch:
     """The rows' completions, laid out; host arrays."""
@@ -53,7 +54,7 @@ class Packer:
     blocks, used_K = [], np.zeros(len(self.slots_K), np.int32)
     for k, slots in enumerate(self.slots_K):
       mine = np.flatnonzero(block_B == k)
-      rows = self.rows(slots)
+      rows = self.rows(slots, len(tokens_B))
       row = self._place(tokens_B[mine], slots, rows)
       block = _Block(-(-len(tokens_B) // rows) * rows, slots, self.shared)
       for i, r in zip(mine, row):

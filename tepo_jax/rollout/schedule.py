@@ -55,8 +55,8 @@ def shapes(*, slots: int, work: int, prompt_tokens: int, max_tokens: int,
   room = max(chunk, longest // 8) if slots < work else 0
   return Shapes(
       slots=_halves(slots, max(8, shards), 4, shards),
-      prompts=_halves(prompt_tokens, 32, 4), columns=_halves(
-          longest + room, 128, 8), chunk=chunk, shards=shards)
+      prompts=_halves(prompt_tokens, 32, 4), columns=_widths(longest + room),
+      chunk=chunk, shards=shards)
 
 
 def _halves(largest, least, count, multiple=1):
@@ -66,6 +66,19 @@ def _halves(largest, least, count, multiple=1):
     size = -(-sizes[-1] // 2)
     sizes.append(size + -size % multiple)
   return tuple(reversed(sizes))
+
+
+def _widths(longest):
+  """Two thirds of the next each, in units that vector registers like."""
+  sizes = [longest + -longest % _unit(longest)]
+  while len(sizes) < 8 and sizes[-1] >= 96:
+    size = 2 * sizes[-1] // 3
+    sizes.append(size + -size % _unit(size))
+  return tuple(reversed(sizes))
+
+
+def _unit(columns):
+  return 128 if columns > 512 else 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,30 +174,6 @@ class Schedule:
       done = run.harvest(chunk)
     if done:
       yield done
-
-  def warm_up(self, weights: Any) -> None:
-    """Compiles everything that `run` may ever call."""
-    shapes, programs = self.shapes, self.programs
-    key, prompts = jax.random.key(0), []
-    for width in shapes.prompts:
-      empty = -np.ones((self.prefill_rows(width), width), np.int32)
-      prompts.append(programs.prefill(weights, empty, empty))
-    nowhere = np.full(shapes.refill, shapes.slots[-1], np.int32)
-    for slots in shapes.slots:
-      for columns in shapes.columns:
-        cache = programs.empty(slots, columns, 0)
-        rows = no_rows(slots)
-        cache, _ = programs.decode(weights, cache, rows, key, 0, 0)
-        for prompt in prompts:
-          if slots == shapes.slots[-1] and (
-              prompt.position.shape[1] <= columns):
-            cache = programs.insert(
-                cache, prompt, np.zeros_like(nowhere), nowhere)
-        for fewer in shapes.slots:
-          for others in shapes.columns:
-            if fewer <= slots:
-              programs.relay(programs.empty(slots, columns, 0),
-                             np.arange(fewer), 0, others)
 
   def prefill_rows(self, width: int) -> int:
     """Q, prompts of one prefill of that width."""

@@ -23,6 +23,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from tepo_jax import errors
+from tepo_jax.runtime import processes
 
 
 class DamagedError(errors.InputError):
@@ -154,17 +155,27 @@ class Checkpointer:
       InputError: every step is damaged, or as `restore`.
     """
     while (step := self.latest()) is not None:
+      damage = None
       try:
-        return step, *self.restore(step, abstract_state)
+        restored = self.restore(step, abstract_state)
       except DamagedError as error:
-        if len(self._manager.all_steps()) == 1:
-          raise
-        print(f'warning: {error}; going back to the checkpoint before it',
-              file=sys.stderr, flush=True)
-        (self._directory / str(step)).rename(_unused(
-            self._directory / f'damaged_{step}'))
-        self._manager.reload()
+        damage = error
+      if not processes.any_of(damage is not None):
+        return step, *restored
+      damage = damage or DamagedError(
+          f'checkpoint {self._directory}/{step}: another process cannot '
+          'restore it')
+      if len(self._manager.all_steps()) == 1:
+        raise damage
+      processes.on_first(self._set_aside, step, damage)
+      self._manager.reload()
     return None
+
+  def _set_aside(self, step, damage):
+    print(f'warning: {damage}; going back to the checkpoint before it',
+          file=sys.stderr, flush=True)
+    (self._directory / str(step)).rename(_unused(
+        self._directory / f'damaged_{step}'))
 
   def wait(self) -> None:
     """Until the save that was started is whole, or has failed."""

@@ -1,7 +1,6 @@
 """Where arrays live: the device mesh, one rules table, host <-> device.
 
-The only module of the project that knows of several processes. Everything
-above names the axes of its arrays logically ('embed', 'heads', 'batch', ...);
+Everything above names the axes of its arrays logically ('embed', 'heads', 'batch', ...);
 a rules table maps those names to mesh axes.
 
 Mesh axes: `data` copies of the parameters; `fsdp` shards of parameters and
@@ -12,7 +11,6 @@ shards of the vocabulary, heads and feed-forward width.
 import contextvars
 import functools
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -44,32 +42,6 @@ DECODE_RULES = {**RULES, 'embed': None}
 
 # (mesh, rules) of the `under_rules` that is being traced.
 _IN_FORCE = contextvars.ContextVar('in force', default=None)
-
-
-def initialize_distributed() -> None:
-  """Joins the job's other processes; nothing on one process.
-
-  TEPO_MULTIHOST=1 asks for it. JAX then finds the coordinator, the number of
-  processes and this one's index: from the TPU slice, from Slurm, or from
-  JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
-  """
-  if os.environ.get('TEPO_MULTIHOST') == '1':
-    jax.distributed.initialize(**_coordinates())
-
-
-def _coordinates() -> dict[str, str | int]:
-  if 'JAX_COORDINATOR_ADDRESS' not in os.environ:
-    return {}
-  try:
-    return {
-        'coordinator_address': os.environ['JAX_COORDINATOR_ADDRESS'],
-        'num_processes': int(os.environ['JAX_NUM_PROCESSES']),
-        'process_id': int(os.environ['JAX_PROCESS_ID']),
-    }
-  except (KeyError, ValueError) as error:
-    raise errors.InputError(
-        'JAX_COORDINATOR_ADDRESS is set: JAX_NUM_PROCESSES and JAX_PROCESS_ID '
-        f'must be integers beside it ({error})') from error
 
 
 def make(
@@ -232,27 +204,21 @@ def _bytes_on_device(leaf):
   return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
 
-def put_batch(mesh: jax.sharding.Mesh, batch):
-  """Host arrays, split along axis 0, to global arrays on the mesh.
+def put(tree, sharding_tree):
+  """Host arrays to global arrays on the mesh.
 
-  Every process passes its own rows; they follow one another in the order in
-  which the mesh holds the processes.
+  Every process passes the whole arrays, and the same; each device takes its
+  slice of them.
 
-  Raises:
-    InputError: the number of rows is not a multiple of data x fsdp.
+  Args:
+    tree: of numpy arrays.
+    sharding_tree: shardings, of the whole tree or of its subtrees.
   """
-  sharding = batch_sharding(mesh)
-  parts = batch_shards(mesh)
+  def place(sharding, subtree):
+    return jax.tree.map(lambda x: jax.make_array_from_callback(
+        np.shape(x), sharding, lambda index: np.asarray(x)[index]), subtree)
 
-  def put(array):
-    rows = len(array) * jax.process_count()
-    if rows % parts:
-      raise errors.InputError(
-          f'a batch of {rows} rows does not divide over mesh '
-          f'{dict(mesh.shape)}: it must be a multiple of data x fsdp = {parts}')
-    return jax.make_array_from_process_local_data(sharding, np.asarray(array))
-
-  return jax.tree.map(put, batch)
+  return jax.tree.map(place, sharding_tree, tree)
 
 
 def to_host(tree):

@@ -90,6 +90,19 @@ def _wandb_run(workdir, project, config):
       id=hashlib.sha256(str(path).encode()).hexdigest()[:16], resume='allow')
 
 
+class NoWriter:
+  """In the place of a Writer, on processes that write nothing."""
+
+  def write(self, step: int, scalars: Mapping[str, float]) -> None:
+    del step, scalars
+
+  def truncate(self, step: int) -> None:
+    del step
+
+  def close(self) -> None:
+    pass
+
+
 class _Events:
   """TensorBoard events, written in the caller's thread.
 

@@ -49,7 +49,7 @@ def _update(programs, state, generator, *frozen):
 
 def _programs(rank, devices=1):
   config = tiny.get_config('tepo')
-  config.compute.dtype = 'bfloat16'
+  config.compute.dtype = config.compute.gradient_dtype = 'bfloat16'
   config.lora.rank = rank
   mesh = mesh_lib.make({'data': 1, 'fsdp': -1, 'tensor': 1},
                        jax.devices()[:devices])

@@ -1,6 +1,7 @@
 """Updates: packing, meshes and padding invisible; π = π_old exactly."""
 
 import functools
+import re
 
 import jax
 from jax import numpy as jnp
@@ -209,7 +210,9 @@ def test_meshes_do_not_show(shape, packing):
   arguments = dict(shape=tuple(shape.items()), packing=packing,
                    microbatch_tokens=44)
   _assert_same_update(_step(_off_policy_batch(), **arguments))
-  programs, _ = _compiled(**arguments)
+  programs, compiled = _compiled(**arguments)
+  gathered = re.findall(r'= \w+\[([\d,]*)\]\S* all-gather', compiled.as_text())
+  assert not any(dims.endswith(',40') for dims in gathered)  # no logits
   state = _state(programs)
   for params in state.params, _moment(state):
     kernel = params['layers']['gate']['kernel']

@@ -73,7 +73,7 @@ def test_load_forward_and_save_are_those_of_one_device(
   assert dataclasses.replace(config, vocab_padding=0, kv_copies=1) == MODEL
   shardings = mesh_lib.shardings(mesh, transformer.logical_axes(config))
   jax.tree.map(_assert_leaf, sharded, params, shardings)
-  got, keys_LBTKH = _on(mesh)(config, sharded, *mesh_lib.put_batch(mesh, rows))
+  got, keys_LBTKH = _on(mesh)(config, sharded, *_put(mesh, rows))
   got = np.asarray(got)[rows[1][:, 6:] >= 0]
   np.testing.assert_allclose(
       got[:, :61], want[rows[1][:, 6:] >= 0], atol=2e-5)
@@ -132,7 +132,7 @@ def test_padding_the_vocabulary_gathers_no_logits(saved, rows):
     return jax.nn.logsumexp(transformer.logits(config, params, hidden_BSD), -1)
 
   compiled = jax.jit(mesh_lib.under_rules(mesh, top)).lower(
-      params, *mesh_lib.put_batch(mesh, rows)).compile().as_text()
+      params, *_put(mesh, rows)).compile().as_text()
   gathered = [line for line in compiled.splitlines() if 'all-gather(' in line]
   assert not any('61]' in line or '64]' in line for line in gathered), gathered
 
@@ -253,3 +253,7 @@ def _zeros(config):
   return jax.tree.map(
       lambda leaf: np.zeros(leaf.shape, leaf.dtype),
       transformer.abstract_params(config))
+
+
+def _put(mesh, rows):
+  return mesh_lib.put(rows, mesh_lib.batch_sharding(mesh))

@@ -98,6 +98,12 @@ def test_shapes_do_not_depend_on_the_lengths():
   assert len(shapes) == 1
 
 
+def test_a_microbatch_is_not_larger_than_the_minibatch():
+  pack = packing.make('none', row_tokens=11, microbatch_tokens=10**6, shards=2)
+  block, = pack(_batch([1] * 6, [3] * 6)).blocks
+  assert block.token_RS.shape == (1, 6, 11)
+
+
 def test_first_fit_decreasing():
   """7 and 3, 6 and 2 and 2, 5: longest first, each where it first fits."""
   row = packing.first_fit_decreasing([2, 5, 7, 3, 6, 2], 10)

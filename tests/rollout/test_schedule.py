@@ -13,6 +13,7 @@ import pytest
 from tepo_jax.policy import scoring
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
+from tepo_jax.rollout import schedule
 from tepo_jax.runtime import mesh as mesh_lib
 
 pytestmark = pytest.mark.usefixtures('quick_compile')
@@ -199,11 +200,31 @@ def test_slots_stay_busy_and_prompts_are_prefilled_once(make_engine, params):
   assert stats.slot_steps - stats.busy_slot_steps < 3 * tail
 
 
+def _warm_up(shapes, plan, weights):
+  """Every program at every size that a queue may ask for."""
+  programs, key, prompts = plan.programs, jax.random.key(0), []
+  for width in shapes.prompts:
+    empty = -np.ones((plan.prefill_rows(width), width), np.int32)
+    prompts.append(programs.prefill(weights, empty, empty))
+  nowhere = np.full(shapes.refill, shapes.slots[-1], np.int32)
+  for slots in shapes.slots:
+    for columns in shapes.columns:
+      cache, _ = programs.decode(
+          weights, programs.empty(slots, columns, 0), schedule.no_rows(slots),
+          key, 0, 0)
+      for prompt in prompts if slots == shapes.slots[-1] else ():
+        cache = programs.insert(cache, prompt, 0 * nowhere, nowhere)
+      for fewer in shapes.slots[:shapes.slots.index(slots) + 1]:
+        for other in shapes.columns:
+          programs.relay(programs.empty(slots, columns, 0), np.arange(fewer),
+                         0, other)
+
+
 def test_nothing_is_compiled_after_the_warm_up(make_engine, params):
   engine = make_engine(
       MODEL, params, slots=16, prompt_tokens=8, max_tokens=24,
       prompts=(4, 8), columns=(20, 40))
-  engine.schedule.warm_up(engine.weights)
+  _warm_up(engine.schedule.shapes, engine.schedule, engine.weights)
   compiled = []
 
   def listen(event, duration, **_):

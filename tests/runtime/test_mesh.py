@@ -1,10 +1,4 @@
-"""runtime.mesh on four virtual devices, and on two processes."""
-
-import os
-import pathlib
-import socket
-import subprocess
-import sys
+"""runtime.mesh on four virtual devices."""
 
 from flax import linen as nn
 import jax
@@ -15,7 +9,6 @@ import pytest
 from tepo_jax import errors
 from tepo_jax.runtime import mesh as mesh_lib
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 AXES = {'embed': ('vocab', 'embed'), 'q': ('layers', 'embed', 'heads'),
         'scale': ('layers', 'norm'), 'bias': (None, 'mlp'), 'step': ()}
 
@@ -124,7 +117,7 @@ def test_batch_goes_and_comes_back():
   mesh = mesh_lib.make({'data': 2, 'fsdp': 2, 'tensor': 1})
   batch = {'token_BS': np.arange(24, dtype=np.int32).reshape(8, 3),
            'advantage_B': np.linspace(0, 1, 8, dtype=np.float32)}
-  placed = mesh_lib.put_batch(mesh, batch)
+  placed = mesh_lib.put(batch, mesh_lib.batch_sharding(mesh))
   shards = placed['token_BS'].addressable_shards
   assert [s.data.shape for s in shards] == [(2, 3)] * 4
   back = mesh_lib.to_host(placed | {'loss': 1.5})
@@ -132,56 +125,3 @@ def test_batch_goes_and_comes_back():
     np.testing.assert_array_equal(back[name], array)
     assert back[name].dtype == array.dtype
   assert back['loss'] == 1.5
-
-
-def test_batch_that_does_not_divide_is_refused():
-  mesh = mesh_lib.make({'data': 2, 'fsdp': 2, 'tensor': 1})
-  with pytest.raises(errors.InputError, match='6 rows .* data x fsdp = 4'):
-    mesh_lib.put_batch(mesh, {'mask_BT': np.ones((6, 2))})
-
-
-_PROCESS = """
-import jax, numpy as np
-from tepo_jax.runtime import mesh as mesh_lib
-mesh_lib.initialize_distributed()
-mesh = mesh_lib.make({'data': 2, 'fsdp': -1, 'tensor': 1})
-rank = jax.process_index()
-rows = np.arange(4) + 4 * rank
-batch = mesh_lib.put_batch(mesh, rows)
-assert batch.shape == (8,) and not batch.is_fully_addressable
-total = jax.jit(lambda x: x.sum(), out_shardings=mesh_lib.replicated(mesh))
-assert mesh_lib.to_host(batch).tolist() == list(range(8))
-assert mesh_lib.to_host(total(batch)) == 28
-print('agreed')
-"""
-
-
-def test_two_processes():
-  with socket.socket() as probe:
-    probe.bind(('localhost', 0))
-    port = probe.getsockname()[1]
-  environment = os.environ | {
-      'XLA_FLAGS': '--xla_force_host_platform_device_count=2',
-      'PYTHONPATH': str(ROOT), 'TEPO_MULTIHOST': '1',
-      'JAX_COORDINATOR_ADDRESS': f'localhost:{port}', 'JAX_NUM_PROCESSES': '2'}
-  processes = [
-      subprocess.Popen(
-          [sys.executable, '-c', _PROCESS], text=True,
-          env=environment | {'JAX_PROCESS_ID': str(rank)},
-          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-      for rank in range(2)]
-  try:
-    for process in processes:
-      out, err = process.communicate(timeout=60)
-      assert out.endswith('agreed\n'), err
-  finally:
-    for process in processes:
-      process.kill()
-
-
-def test_incomplete_coordinates_are_refused(monkeypatch):
-  monkeypatch.setenv('TEPO_MULTIHOST', '1')
-  monkeypatch.setenv('JAX_COORDINATOR_ADDRESS', 'localhost:1')
-  monkeypatch.delenv('JAX_NUM_PROCESSES', raising=False)
-  with pytest.raises(errors.InputError, match='JAX_NUM_PROCESSES'):
-    mesh_lib.initialize_distributed()

@@ -1,0 +1,52 @@
+"""Weights of a run's checkpoint, on another mesh than the run's."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from configs import tiny
+from tepo_jax import cli
+from tepo_jax.job import session
+from tepo_jax.job import steps
+from tepo_jax.policy import transformer
+from tepo_jax.policy import weights
+from tepo_jax.runtime import checkpoint
+from tepo_jax.runtime import mesh as mesh_lib
+
+MODEL = transformer.ModelConfig(
+    vocab_size=31, d_model=16, num_layers=2, num_heads=4, num_kv_heads=2,
+    head_dim=8, d_ff=16, max_position=64)
+
+pytestmark = pytest.mark.usefixtures('quick_compile')
+
+
+def _mesh(tensor):
+  return mesh_lib.make({'data': 1, 'fsdp': -1, 'tensor': tensor})
+
+
+@pytest.mark.parametrize('trained_on,read_on', [(4, 1), (1, 2), (2, 4)])
+def test_padding_of_the_vocabulary_is_the_mesh_s_alone(
+    trained_on, read_on, tmp_path):
+  """31 words: 32 rows of weights and moments, or 31."""
+  params = transformer.init(MODEL, jax.random.key(0))
+  weights.save(tmp_path / 'model', MODEL, params)
+  config = tiny.get_config('grpo')
+  config.model = str(tmp_path / 'model')
+  workdir = tmp_path / 'run'
+  cli.claim_workdir(config, workdir)
+  mesh = _mesh(trained_on)
+  programs = steps.make(config, MODEL, mesh)
+  _, sharded = weights.load(tmp_path / 'model', 'float32', mesh)
+  checkpointer = checkpoint.Checkpointer(workdir / session.CHECKPOINTS)
+  checkpointer.save(3, programs.init_state(sharded), {})
+  checkpointer.close()
+
+  folder, restored = session.restore_params(workdir, _mesh(read_on), 3)
+  assert folder == config.model
+  expected, placed = weights.load(folder, 'float32', _mesh(read_on))
+  assert dataclasses.replace(expected, vocab_padding=0, kv_copies=1) == MODEL
+  jax.tree.map(np.testing.assert_array_equal, restored, placed)
+  assert jax.tree.all(jax.tree.map(
+      lambda a, b: a.sharding == b.sharding, restored, placed))

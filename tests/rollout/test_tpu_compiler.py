@@ -1,0 +1,68 @@
+"""Decoding by the TPU's own compiler, without a TPU (needs libtpu)."""
+
+import os
+import re
+
+import jax
+from jax.experimental import topologies
+import numpy as np
+import pytest
+
+from tepo_jax.job import steps
+from tepo_jax.policy import transformer
+from tepo_jax.rollout import draw
+from tepo_jax.rollout import schedule
+from tepo_jax.runtime import mesh as mesh_lib
+
+pytest.importorskip('libtpu')
+
+SLOTS, COLUMNS = 128, 1280
+# Two layers of Qwen2.5-7B, on about a quarter of its vocabulary.
+MODEL = transformer.ModelConfig(
+    vocab_size=38400, d_model=3584, num_layers=2, num_heads=28,
+    num_kv_heads=4, head_dim=128, d_ff=18944, max_position=32768,
+    qkv_bias=True, dtype='bfloat16')
+
+
+@pytest.fixture(scope='module')
+def compiled():
+  """A chunk of decoding on four chips of v5p, tensor-parallel."""
+  os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
+  os.environ.setdefault('TPU_WORKER_HOSTNAMES', 'localhost')
+  devices = topologies.get_topology_desc('v5p:2x2x1', 'tpu').devices
+  mesh = mesh_lib.make({'data': 1, 'fsdp': 1, 'tensor': 4}, devices)
+  programs = steps.make_sampling(
+      MODEL, mesh, decoding=draw.Decoding(), eos_ids=(0,), chunk=32)
+
+  def abstract(tree, shardings):
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(
+        x.shape, x.dtype, sharding=s), tree, shardings)
+
+  weights = jax.eval_shape(lambda p: transformer.for_decoding(p),
+                           transformer.abstract_params(MODEL, 'bfloat16'))
+  cache = jax.eval_shape(lambda: transformer.init_decoding_cache(
+      MODEL, SLOTS, COLUMNS, MODEL.dtype))
+  host = (schedule.no_rows(SLOTS), jax.eval_shape(jax.random.key, 0),
+          np.int32(0), np.int32(0))
+  return programs.decode.lower(
+      abstract(weights, steps.decode_shardings(MODEL, mesh)),
+      abstract(cache, steps.cache_shardings(MODEL, mesh)),
+      *abstract(host, jax.tree.map(
+          lambda _: mesh_lib.replicated(mesh), host))).compile()
+
+
+def test_no_weights_are_gathered(compiled):
+  """What is gathered is of the sampled row: far below any weight's size."""
+  gathered = re.findall(
+      r'= \(?(\w+)\[([\d,]*)\]\S* all-gather(?:-start)?\(', compiled.as_text())
+  sizes = [np.prod([int(n) for n in shape.split(',')]) for _, shape in gathered]
+  assert max(sizes, default=0) <= SLOTS * MODEL.vocab_size / 4
+  assert 'all-to-all' not in compiled.as_text()
+
+
+def test_the_cache_is_updated_in_place(compiled):
+  """No second copy of the keys, or of any layer's part of them."""
+  memory = compiled.memory_analysis()
+  cache = 2 * MODEL.num_layers * SLOTS * COLUMNS * 128 * 2
+  assert memory.alias_size_in_bytes >= cache
+  assert memory.temp_size_in_bytes < cache / 2 / MODEL.num_layers * 2

@@ -1,0 +1,131 @@
+"""runtime.processes: one process, and several that are one job."""
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tepo_jax import errors
+from tepo_jax.runtime import processes
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def start(count, program, *arguments, devices=2, directory=ROOT):
+  """Starts `python PROGRAM…` as `count` processes of one job on the CPU."""
+  with socket.socket() as probe:
+    probe.bind(('localhost', 0))
+    port = probe.getsockname()[1]
+  environment = os.environ | {
+      'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}',
+      'PYTHONPATH': str(ROOT), 'TEPO_MULTIHOST': '1',
+      'JAX_COORDINATOR_ADDRESS': f'localhost:{port}',
+      'JAX_NUM_PROCESSES': str(count)}
+  return [
+      subprocess.Popen(
+          [sys.executable, *program, *arguments], text=True, cwd=directory,
+          env=environment | {'JAX_PROCESS_ID': str(rank)},
+          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+      for rank in range(count)]
+
+
+def finish(job, timeout=60):
+  """(status, stdout, stderr) of each process, or all of them are killed."""
+  try:
+    outputs = [process.communicate(timeout=timeout) for process in job]
+    return [(process.returncode, *output)
+            for process, output in zip(job, outputs)]
+  finally:
+    for process in job:
+      process.kill()
+
+
+def test_one_process_is_the_first_and_alone():
+  done = []
+  processes.on_first(done.append, 1)
+  assert done == [1] and processes.is_first()
+  assert processes.any_of(True) and not processes.any_of(False)
+  assert processes.mine([1, 2, 3]) == [1, 2, 3]
+  np.testing.assert_array_equal(processes.whole([1, 0, 1], 3), [1, 0, 1])
+  with pytest.raises(ZeroDivisionError):
+    with processes.ending_together():
+      raise ZeroDivisionError
+
+
+def test_incomplete_coordinates_are_refused(monkeypatch):
+  monkeypatch.setenv('TEPO_MULTIHOST', '1')
+  monkeypatch.setenv('JAX_COORDINATOR_ADDRESS', 'localhost:1')
+  monkeypatch.delenv('JAX_NUM_PROCESSES', raising=False)
+  with pytest.raises(errors.InputError, match='JAX_NUM_PROCESSES'):
+    processes.initialize()
+
+
+_AGREE = """
+import jax, numpy as np
+from tepo_jax import errors
+from tepo_jax.runtime import mesh as mesh_lib, processes
+processes.initialize()
+mesh = mesh_lib.make({'data': 2, 'fsdp': -1, 'tensor': 1})
+rank = jax.process_index()
+batch = mesh_lib.put(np.arange(8), mesh_lib.batch_sharding(mesh))
+assert batch.shape == (8,) and not batch.is_fully_addressable
+assert [int(s.data[0]) for s in batch.addressable_shards] == [4 * rank,
+                                                              4 * rank + 2]
+double = jax.jit(lambda x: 2 * x)
+assert mesh_lib.to_host(double(batch)).tolist() == list(range(0, 16, 2))
+assert processes.any_of(rank == 1) and not processes.any_of(False)
+assert processes.mine('abcde') == ('ace', 'bd')[rank]
+part = processes.mine([5, 6, 7, 8, 9])
+assert processes.whole(part, 5).tolist() == [5, 6, 7, 8, 9]
+processes.on_first(print, f'written by {rank}')
+def refuse():
+  raise errors.InputError('what: why')
+try:
+  processes.on_first(refuse)
+except errors.InputError as error:
+  assert str(error) == 'what: why'
+  print('agreed')
+"""
+
+
+def test_two_processes_agree():
+  (first, *_), (second, *_) = outcomes = finish(start(2, ['-c', _AGREE]))
+  assert first == second == 0, outcomes
+  assert outcomes[0][1].splitlines()[-2:] == ['written by 0', 'agreed']
+  assert outcomes[1][1].splitlines()[-1:] == ['agreed']
+  assert 'written' not in outcomes[1][1]
+
+
+_LOSE = """
+import os, sys, time
+import jax, numpy as np
+from tepo_jax.runtime import processes
+processes.initialize()
+with processes.ending_together():
+  while True:
+    processes.total(np.ones(3))
+    if jax.process_index() == int(sys.argv[1]):
+      {how}
+"""
+
+
+@pytest.mark.parametrize('lost', [0, 1])
+def test_a_killed_process_ends_the_other(lost):
+  program = _LOSE.format(how='os.kill(os.getpid(), 9)')
+  outcomes = finish(start(2, ['-c', program], str(lost)))
+  status, _, said = outcomes[1 - lost]
+  # JAX's own watch on the others may come first: it aborts.
+  assert status in (processes.LOST, -6)
+  assert 'another process of the job is gone' in said or (
+      'another task died' in said)
+
+
+def test_a_failing_process_ends_the_other_and_tells_why():
+  program = _LOSE.format(how='raise ValueError("of its own")')
+  failed, other = finish(start(2, ['-c', program], '0'))
+  assert failed[0] == 1 and 'ValueError: of its own' in failed[2]
+  assert other[0] in (processes.LOST, -6)
