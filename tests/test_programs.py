@@ -21,7 +21,8 @@ def exported(workdir, out):
 @pytest.fixture(scope='module')
 def model(tmp_path_factory):
   out = tmp_path_factory.mktemp('model') / 'base'
-  runs.run('pretrain', '--config=configs/tiny.py', f'--out={out}', *runs.UNTRAINED)
+  runs.run('pretrain', '--config=configs/tiny.py', f'--out={out}',
+           *runs.UNTRAINED)
   return out
 
 
@@ -93,15 +94,16 @@ def test_kill_and_the_same_command_continue_bit_for_bit(
 def test_a_finished_run_is_not_run_again(model, finished):
   workdir, _ = finished
   before = (workdir / 'metrics.jsonl').read_bytes()
-  assert 'arithmetic' in runs.run('train', *runs.train_arguments(model, workdir)).stdout
+  again = runs.run('train', *runs.train_arguments(model, workdir))
+  assert 'arithmetic' in again.stdout
   assert (workdir / 'metrics.jsonl').read_bytes() == before
 
 
 def test_sigterm_saves_and_ends_well(model, tmp_path):
   workdir = tmp_path / 'run'
   process = subprocess.Popen(
-      runs.command('train', *runs.train_arguments(model, workdir), '--config.steps=1000',
-              '--config.checkpoint.period=1000'),
+      runs.command('train', *runs.train_arguments(model, workdir),
+                   '--config.steps=1000', '--config.checkpoint.period=1000'),
       cwd=runs.ROOT, env=runs.environment(),
       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
   deadline = time.monotonic() + 240
@@ -195,7 +197,8 @@ def test_the_workdir_of_another_config_is_left_alone(model, finished):
   workdir, _ = finished
   files = {path: path.read_bytes()
            for path in workdir.rglob('*') if path.is_file()}
-  done = runs.run('train', *runs.train_arguments(model, workdir, 'grpo'), status=2)
+  done = runs.run('train', *runs.train_arguments(model, workdir, 'grpo'),
+                  status=2)
   assert 'another config' in done.stderr
   assert files == {path: path.read_bytes()
                    for path in workdir.rglob('*') if path.is_file()}
