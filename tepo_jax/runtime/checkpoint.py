@@ -243,12 +243,20 @@ def _named(tree) -> dict[str, Any]:
 
 
 def _digests(tree) -> dict[str, int]:
-  """A digest of the bits of each array, by its path."""
+  """A digest of the bits of each array, by its path.
+
+  By one program: many small ones, each of which communicates, can block one
+  another on a CPU.
+  """
   return {name: int(digest) for name, digest in jax.device_get(
-      jax.tree.map(_digest, _named(tree))).items()}
+      _digest_all(_named(tree))).items()}
 
 
 @jax.jit
+def _digest_all(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+  return jax.tree.map(_digest, arrays)
+
+
 def _digest(x) -> jax.Array:
   """Σ_i m_i · bits(x_i) mod 2^32 with odd m_i: uint32.
 
