@@ -49,6 +49,7 @@ class Session:
     folder: where the model came from.
     grader: to be closed with the session.
     timers: seconds by phase.
+    sets: the problems of each set asked for so far.
   """
   config: ml_collections.ConfigDict
   mesh: jax.sharding.Mesh
@@ -58,6 +59,8 @@ class Session:
   eos_ids: tuple[int, ...]
   grader: grading.Grader
   timers: metrics.Timers
+  sets: dict[str, list[datasets.Problem]] = dataclasses.field(
+      default_factory=dict)
 
   def __enter__(self) -> 'Session':
     return self
@@ -71,12 +74,19 @@ class Session:
 
   def prompts(self, name: str, split: str | None,
               limit: int | None) -> list[collect.Prompt]:
-    """The set's prompts that are short enough; says how many are not.
+    """The set's prompts that are short enough; says how many are not, and
+    how many of its problems another set has too.
 
     Raises:
       errors.InputError: a bad set, or no prompt is short enough.
     """
     problems = datasets.load(name, split, limit)
+    for other, others in self.sets.items():
+      count = datasets.overlap(problems, others) if other != name else 0
+      if count:
+        print(f'{name}: {count} of {len(problems)} problems are in {other} '
+              'too', file=sys.stderr)
+    self.sets[name] = problems
     data = self.config.data
     rendered, dropped = prompts.render_short(
         problems, data.template, self.tokenizer, data.max_prompt_tokens)

@@ -1,7 +1,6 @@
 """What is said of an evaluation, from hand-written verdicts."""
 
 import collections
-import itertools
 import json
 import types
 
@@ -14,21 +13,6 @@ from tepo_jax.job import evaluation
 from tepo_jax.rollout import collect
 from tepo_jax.rollout import draw
 from tepo_jax.tasks import datasets
-
-
-@pytest.mark.parametrize('samples', [1, 5, 7])
-def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(samples):
-  for correct in range(samples + 1):
-    verdicts = [1] * correct + [0] * (samples - correct)
-    for k in range(1, samples + 1):
-      subsets = list(itertools.combinations(verdicts, k))
-      want = sum(map(any, subsets)) / len(subsets)
-      assert evaluation.pass_at_k(samples, correct, k) == pytest.approx(want)
-
-
-def test_pass_at_k_does_not_resample():
-  """verl's best@k draws with replacement and says .638 here."""
-  assert evaluation.pass_at_k(32, 1, 32) == 1
 
 
 def _group(number, accuracy, length, ended):
@@ -45,22 +29,6 @@ def _group(number, accuracy, length, ended):
 GROUPS = [_group(0, (1, 0, 0, 0), (2, 4, 9, 3), (True, True, False, True)),
           _group(1, (0, 0, 0, 0), (1, 1, 1, 9), (True, True, True, False)),
           _group(2, (1, 1, 1, 0), (5, 5, 5, 5), (True, True, True, True))]
-
-
-def test_summarize():
-  assert evaluation.summarize(GROUPS) == pytest.approx({
-      'avg@4': 4 / 12,
-      'pass@1': 4 / 12,
-      'pass@2': (1 / 2 + 0 + 1) / 3,  # 3 of the 6 pairs hold the right one
-      'pass@4': 2 / 3,
-      'truncated': 2 / 12,
-      'mean_length': 50 / 12,
-      'problems': 3})
-
-
-def test_summarize_one_sample():
-  assert evaluation.summarize([_group(0, (1,), (3,), (True,))]) == {
-      'avg@1': 1, 'pass@1': 1, 'truncated': 0, 'mean_length': 3, 'problems': 1}
 
 
 def test_sample_lines_are_json():
@@ -80,7 +48,8 @@ def _prepare(**settings):
                   greedy=False, max_tokens=9, top_k=0, top_p=1.0,
                   stop_after_boxed=False) | settings
   session = types.SimpleNamespace(
-      config=ml_collections.ConfigDict({'eval': settings}),
+      config=ml_collections.ConfigDict(
+          {'eval': settings, 'data': {'template': 'dapo_answer'}}),
       prompts=lambda *arguments: asked.append(arguments) or ['a', 'b', 'c'],
       sampler=lambda **arguments: arguments)
   return evaluation.prepare(session), asked
@@ -90,6 +59,8 @@ def test_evaluations_are_the_configs():
   evaluations, asked = _prepare(greedy=True)
   assert asked == [('arithmetic', 'test', 5)]  # never the training split
   assert [e.name for e in evaluations] == ['arithmetic', 'arithmetic/greedy']
+  assert [(e.samples, e.is_first, e.style) for e in evaluations] == [
+      (8, True, 'answer'), (1, False, 'answer')]
   assert [e.sampler for e in evaluations] == [
       dict(prompts=3, samples=8, max_tokens=9, stop_after_boxed=False,
            decoding=draw.Decoding(1.0)),
@@ -118,22 +89,42 @@ def test_a_file_needs_a_decoding(missing):
     _prepare(sets=('mine.jsonl',), **{missing: None})
 
 
-def test_run_asks_for_every_prompt_once():
-  """And gives the summary, with what the grader counted in this run alone."""
-  asked = []
+class _Sampler:
+  """Gives the groups of GROUPS in another order."""
 
-  class Sampler:
-    counts = collections.Counter()
+  def __init__(self):
+    self.asked = []
+    self.counts = collections.Counter()
 
-    def stream(self, params, prompts, key):
-      assert (params, key) == ('weights', 'key')
-      asked.append(list(prompts))
-      self.counts.update(no_answer=len(prompts))
-      yield from (GROUPS[p] for p in reversed(prompts))
+  def stream(self, params, prompts, key):
+    assert (params, key) == ('weights', 'key')
+    self.asked.append([p.problem.id for p in prompts])
+    self.counts.update(timeout=1, no_answer=3)
+    yield from reversed([GROUPS[p.cursor] for p in prompts])
 
-  item = evaluation.Evaluation('toy', [0, 1, 2], Sampler())
+
+def _evaluation(sampler):
+  return evaluation.Evaluation(
+      'toy', [g.prompt for g in GROUPS], sampler, 4, True, 'boxed')
+
+
+def test_run_summarizes_in_the_order_of_the_prompts():
+  sampler = _Sampler()
   for _ in range(2):
-    groups, results = item.run('weights', 'key')
+    groups, found = _evaluation(sampler).run('weights', 'key')
     assert groups == GROUPS
-    assert results == evaluation.summarize(GROUPS) | {'no_answer': 3}
-  assert asked == [[0, 1, 2]] * 2
+    assert found == pytest.approx({
+        'avg@4': 4 / 12, 'pass@1': 4 / 12, 'pass@2': (1 / 2 + 0 + 1) / 3,
+        'pass@4': 2 / 3, 'maj@1': 0, 'maj@2': 0, 'maj@4': 0, 'no_answer': 1,
+        'truncated': 2 / 12, 'mean_length': 50 / 12, 'problems': 3,
+        'timeout': 1, 'died': 0})
+  assert sampler.asked == 2 * [['p0', 'p1', 'p2']]
+
+
+def test_what_is_done_is_not_asked_for():
+  sampler = _Sampler()
+  left = list(_evaluation(sampler).stream('weights', 'key', {'p0', 'p2'}))
+  assert left == [GROUPS[1]]
+  assert not list(_evaluation(sampler).stream(
+      'weights', 'key', {'p0', 'p1', 'p2'}))
+  assert sampler.asked == [['p1']]

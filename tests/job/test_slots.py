@@ -5,6 +5,7 @@ import pytest
 
 from tepo_jax import errors
 from tepo_jax.job import slots
+from tepo_jax.policy import on_mesh
 from tepo_jax.policy import transformer
 from tepo_jax.runtime import mesh as mesh_lib
 
@@ -20,14 +21,14 @@ def _shapes(monkeypatch, free_gib, wanted=None, **shape):
   monkeypatch.setattr(mesh_lib, 'free_bytes', lambda: free)
   mesh = mesh_lib.make(dict(data=1, fsdp=1, tensor=1) | shape,
                        jax.devices()[:max(shape.values(), default=1)])
-  model = transformer.sharded_over(MODEL, mesh.shape['tensor'])
+  model = on_mesh.sharded_over(MODEL, mesh.shape['tensor'])
   return slots.shapes(model, mesh, wanted=wanted, work=512, prompt_tokens=1024,
                       max_tokens=7168, chunk=32)
 
 
 def test_a_slot_takes_what_its_keys_and_values_take():
   mesh = mesh_lib.make(dict(data=1, fsdp=1, tensor=4), jax.devices())
-  model = transformer.sharded_over(MODEL, 4)
+  model = on_mesh.sharded_over(MODEL, 4)
   assert slots.slot_bytes(model, mesh, 1000) == 1000 * 56 * 1024 / 4
 
 
