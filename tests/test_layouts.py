@@ -76,7 +76,7 @@ def test_a_lost_process_ends_the_job_which_goes_on_elsewhere(runs, tmp_path):
   finally:
     for process in job:
       process.kill()
-  assert status in (processes.LOST, -6)
+  assert status in (processes.LOST, -6), said
   assert 'another process' in said or 'another task died' in said
   saved = max(int(step.name) for step in (workdir / 'checkpoints').iterdir()
               if step.name.isdigit())
