@@ -27,6 +27,7 @@ launch/supervise.sh launch/gpu.sh $(printf '%q ' "$@")>>train.$id.log 2>&1 \
     if [[ -n ${DRY_RUN:-} ]]; then
       printf '%q ' ssh "${hosts[$id]}" "$command"; echo
     else
+      # shellcheck disable=SC2029  # this id and these arguments are meant
       ssh "${hosts[$id]}" "$command"
     fi
   done

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # A Cloud TPU slice from your machine: every command goes to all its hosts.
 #
-#   NAME=… ZONE=… PROJECT=… [TYPE=v5litepod-16] [SPOT=1] launch/tpu_vm.sh COMMAND
+#   NAME=… ZONE=… PROJECT=… [TYPE=v6e-16] [SPOT=1] [BUCKET=…] \
+#       launch/tpu_vm.sh COMMAND
 #
 #   create            asks for the slice (TYPE says which; SPOT=1 is cheaper and
 #                     can be taken away), and waits until it is there
-#   setup             copies this repository to its hosts and sets them up
+#   setup             copies this repository to its hosts and sets them up;
+#                     with BUCKET=…, mounts that bucket there as tepo/bucket
 #   run ARGUMENTS     starts python -m tepo_jax.train ARGUMENTS, and returns
 #   logs              follows the output of the first host
 #   stop              makes the run save and end
@@ -13,8 +15,8 @@
 #
 # A run goes on from its last checkpoint: by itself where a process was lost,
 # and after `create`, `setup` and the same `run` where the slice was. For that
-# its --workdir is a gs:// folder. --dry-run as the first argument prints what
-# would be run.
+# its --workdir lies in the bucket: --workdir=bucket/NAME. --dry-run as the first
+# argument prints what would be run.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -50,6 +52,19 @@ software() {
   esac
 }
 
+# A folder of the hosts that shows the bucket, by Google's gcsfuse.
+mount_bucket() {
+  local apt=https://packages.cloud.google.com/apt
+  local key=/usr/share/keyrings/cloud.google.asc
+  echo "command -v gcsfuse >/dev/null || { curl -fsS $apt/doc/apt-key.gpg \
+| sudo tee $key >/dev/null && echo \"deb [signed-by=$key] $apt \
+gcsfuse-\$(lsb_release -cs) main\" | sudo tee \
+/etc/apt/sources.list.d/gcsfuse.list && sudo apt-get update -qq \
+&& sudo apt-get install -y -qq gcsfuse; } && mkdir -p tepo/bucket \
+&& { mountpoint -q tepo/bucket || gcsfuse --implicit-dirs \
+--rename-dir-limit=1000000 $(printf %q "$BUCKET") tepo/bucket; }"
+}
+
 # Until the slice is there; asked again, it goes on waiting.
 wait_for_slice() {
   local state=
@@ -67,7 +82,7 @@ wait_for_slice() {
 
 case $command in
   create)
-    [[ -n ${TYPE:-} ]] || fail "TYPE is not set, for example TYPE=v5litepod-16"
+    [[ -n ${TYPE:-} ]] || fail "TYPE is not set, for example TYPE=v6e-16"
     spot=()
     [[ -z ${SPOT:-} ]] || spot=(--spot)
     if [[ -n $dry_run ]] \
@@ -89,10 +104,11 @@ case $command in
     tpus tpu-vm scp "$archive" "$NAME:tepo.tgz" --worker=all
     on_hosts all "mkdir -p tepo && tar -xzf tepo.tgz -C tepo \
 && tepo/launch/setup.sh tpu"
+    [[ -z ${BUCKET:-} ]] || on_hosts all "$(mount_bucket)"
     ;;
   run)
     [[ $# -gt 0 ]] || fail "run needs the program's arguments, for example" \
-      "--config=configs/tiny.py:tepo --workdir=gs://my-bucket/runs/tiny"
+      "--config=configs/tiny.py:tepo --workdir=bucket/tiny"
     # nohup: a lost connection does not end the run.
     on_hosts all "cd tepo || exit; if kill -0 \$(cat train.pid) 2>/dev/null; \
 then echo a run is going on here: stop it first >&2; exit 2; fi; \

@@ -78,7 +78,7 @@ def _identity(config, checkpoint, step):
   return {'checkpoint': str(checkpoint.resolve()), 'step': step} | {
       name: value for name, value in fields.items()
       if name in kept or name.startswith('eval.')
-      and name not in ('eval.period', 'eval.batch_prompts')}
+      and name != 'eval.period'}
 
 
 def _run(item, params, key, samples):

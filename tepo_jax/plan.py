@@ -14,6 +14,7 @@ assumed; dynamic sampling takes more of them. Status 2 where it does not fit.
 import json
 
 from absl import flags
+import jax
 
 from tepo_jax import cli
 from tepo_jax import errors
@@ -33,6 +34,7 @@ _JSON = flags.DEFINE_bool('json', False, 'Print JSON lines, not tables.')
 
 def main() -> None:
   config = _CONFIG.value
+  jax.config.update('jax_platforms', 'cpu')  # whatever this machine has
   checks.check(config, (name for name in cli.overridden()
                         if not name.startswith('benchmark.')))
   slices = [chips.topology(name) for name in _TOPOLOGY.value]

@@ -21,6 +21,7 @@ from absl import flags
 import ml_collections
 
 from tepo_jax import cli
+from tepo_jax import errors
 from tepo_jax.job import base_model
 from tepo_jax.job import checks
 from tepo_jax.job import session as session_lib
@@ -63,6 +64,10 @@ def train(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
 
 def main() -> None:
   config = _CONFIG.value
+  if '://' in _WORKDIR.value:
+    raise errors.InputError(
+        f'--workdir={_WORKDIR.value}: a folder is wanted; mount the bucket '
+        '(launch/tpu_vm.sh setup with BUCKET=... does)')
   checks.check(config, cli.overridden())
   processes.initialize()
   with processes.ending_together():

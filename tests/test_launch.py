@@ -207,6 +207,11 @@ def test_tpu_vm_dry_run(launch):
   assert tar[0] == 'tar' and copy[4] == 'scp' and copy[6] == 'n:tepo.tgz'
   assert '--worker=all' in copy and '--worker=all' in setup
   assert 'tepo/launch/setup.sh tpu' in setup[7]
+  *_, mount = _dry_run(launch, 'setup', BUCKET='b')
+  assert 'gcsfuse --implicit-dirs' in mount[7]
+  assert mount[7].endswith(' b tepo/bucket; }')
+  subprocess.run(['bash', '-n', '-c', mount[7].removeprefix('--command=')],
+                 check=True)
 
 
 def test_tpu_vm_runs_the_program_on_a_host(launch, tmp_path):

@@ -21,7 +21,8 @@ def exported(workdir, out):
 @pytest.fixture(scope='module')
 def model(tmp_path_factory):
   out = tmp_path_factory.mktemp('model') / 'base'
-  runs.run('pretrain', '--config=configs/tiny.py', f'--out={out}', *runs.UNTRAINED)
+  runs.run('pretrain', '--config=configs/tiny.py', f'--out={out}',
+           *runs.UNTRAINED)
   return out
 
 
@@ -65,7 +66,6 @@ def test_a_run_leaves_its_records(finished):
   assert len(lines) == 16 and {'completion', 'correct'} <= lines[0].keys()
   assert list((workdir / 'tensorboard').iterdir())
   assert list((workdir / 'profile').rglob('*.xplane.pb'))  # of step 2
-  assert list((workdir.parent / '.jax_cache').iterdir())
   assert 'arithmetic/greedy' in done.stdout
 
 
@@ -94,15 +94,16 @@ def test_kill_and_the_same_command_continue_bit_for_bit(
 def test_a_finished_run_is_not_run_again(model, finished):
   workdir, _ = finished
   before = (workdir / 'metrics.jsonl').read_bytes()
-  assert 'arithmetic' in runs.run('train', *runs.train_arguments(model, workdir)).stdout
+  again = runs.run('train', *runs.train_arguments(model, workdir))
+  assert 'arithmetic' in again.stdout
   assert (workdir / 'metrics.jsonl').read_bytes() == before
 
 
 def test_sigterm_saves_and_ends_well(model, tmp_path):
   workdir = tmp_path / 'run'
   process = subprocess.Popen(
-      runs.command('train', *runs.train_arguments(model, workdir), '--config.steps=1000',
-              '--config.checkpoint.period=1000'),
+      runs.command('train', *runs.train_arguments(model, workdir),
+                   '--config.steps=1000', '--config.checkpoint.period=1000'),
       cwd=runs.ROOT, env=runs.environment(),
       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
   deadline = time.monotonic() + 240
@@ -145,11 +146,45 @@ def test_results_count_what_the_samples_hold(finished, tmp_path):
       f'--checkpoint={finished[0]}', f'--out={out}')
   results = json.loads((out / 'results.json').read_text())
   lines = [json.loads(line) for line in (out / 'samples.jsonl').open()]
-  for name, result in results.items():
+  for name, result in results['sets'].items():
     verdicts = [line['correct'] for line in lines if line['set'] == name]
     samples = 2 if name == 'arithmetic' else 1
     assert result[f'avg@{samples}'] == pytest.approx(np.mean(verdicts))
     assert len(verdicts) == 8 * samples
+  assert results['first_decodings'] == ['arithmetic']
+  assert results['avg_micro'] == results['sets']['arithmetic']['avg@2']
+
+
+def test_a_killed_evaluation_goes_on_to_the_same_results(finished, tmp_path):
+  arguments = (
+      '--config=configs/tiny.py', *runs.SMALL, '--config.eval.limit=64',
+      f'--checkpoint={finished[0]}')
+  whole, killed = tmp_path / 'whole', tmp_path / 'killed'
+  runs.run('evaluate', *arguments, f'--out={whole}')
+  process = subprocess.Popen(
+      runs.command('evaluate', *arguments, f'--out={killed}'), cwd=runs.ROOT,
+      env=runs.environment(), stdout=subprocess.DEVNULL,
+      stderr=subprocess.DEVNULL)
+  deadline = time.monotonic() + 240
+  while not (killed / 'samples.jsonl').exists():
+    assert process.poll() is None and time.monotonic() < deadline
+    time.sleep(0.01)
+  process.send_signal(signal.SIGKILL)
+  process.wait()
+  assert not (killed / 'results.json').exists()
+  with (killed / 'samples.jsonl').open('a') as file:
+    file.write('{"set": "arithm')
+  done = runs.run('evaluate', *arguments, f'--out={killed}')
+  for name in ('samples.jsonl', 'results.json'):
+    assert (killed / name).read_bytes() == (whole / name).read_bytes()
+  assert 'avg_micro' in done.stdout
+  same = runs.run('report', f'--compare={whole},{killed}').stdout
+  assert same.startswith('arithmetic: ') and 'difference +0.00%' in same
+  # Once more: nothing is left to do, and another evaluation is refused.
+  runs.run('evaluate', *arguments, f'--out={killed}')
+  refused = runs.run('evaluate', *arguments, '--config.seed=5',
+                     f'--out={killed}', status=2)
+  assert 'another evaluation: seed differ' in refused.stderr
 
 
 def test_a_model_that_overflows_stops_the_run_and_says_why(model, tmp_path):
@@ -162,7 +197,8 @@ def test_the_workdir_of_another_config_is_left_alone(model, finished):
   workdir, _ = finished
   files = {path: path.read_bytes()
            for path in workdir.rglob('*') if path.is_file()}
-  done = runs.run('train', *runs.train_arguments(model, workdir, 'grpo'), status=2)
+  done = runs.run('train', *runs.train_arguments(model, workdir, 'grpo'),
+                  status=2)
   assert 'another config' in done.stderr
   assert files == {path: path.read_bytes()
                    for path in workdir.rglob('*') if path.is_file()}

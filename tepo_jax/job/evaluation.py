@@ -13,6 +13,7 @@ from tepo_jax.job import session as session_lib
 from tepo_jax.rollout import collect
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import generation
+from tepo_jax.runtime import processes
 from tepo_jax.tasks import datasets
 from tepo_jax.tasks import prompts as prompts_lib
 
@@ -55,7 +56,8 @@ class Evaluation:
       yield from tqdm.tqdm(
           self.sampler.stream(params, todo, key), self.name,
           len(self.prompts), initial=len(self.prompts) - len(todo),
-          leave=False, disable=None)
+          leave=False,
+          disable=None if processes.is_first() else True)
 
   def take_counts(self) -> dict[str, float]:
     """What the grader counted since the last call: timeouts and deaths."""

@@ -5,6 +5,7 @@ import functools
 import os
 import pathlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -49,6 +50,8 @@ class Session:
     folder: where the model came from.
     grader: to be closed with the session.
     timers: seconds by phase.
+    check_stop: called between chunks of decoding; may raise.
+    sets: the problems of each set asked for so far.
   """
   config: ml_collections.ConfigDict
   mesh: jax.sharding.Mesh
@@ -58,6 +61,8 @@ class Session:
   eos_ids: tuple[int, ...]
   grader: grading.Grader
   timers: metrics.Timers
+  sets: dict[str, list[datasets.Problem]] = dataclasses.field(
+      default_factory=dict)
 
   def __enter__(self) -> 'Session':
     return self
@@ -71,12 +76,19 @@ class Session:
 
   def prompts(self, name: str, split: str | None,
               limit: int | None) -> list[collect.Prompt]:
-    """The set's prompts that are short enough; says how many are not.
+    """The set's prompts that are short enough; says how many are not, and
+    how many of its problems another set has too.
 
     Raises:
       errors.InputError: a bad set, or no prompt is short enough.
     """
     problems = datasets.load(name, split, limit)
+    for other, others in self.sets.items():
+      count = datasets.overlap(problems, others) if other != name else 0
+      if count:
+        print(f'{name}: {count} of {len(problems)} problems are in {other} '
+              'too', file=sys.stderr)
+    self.sets[name] = problems
     data = self.config.data
     rendered, dropped = prompts.render_short(
         problems, data.template, self.tokenizer, data.max_prompt_tokens)
@@ -112,7 +124,8 @@ class Session:
 
     return generation.GroupSampler(
         schedule=make_schedule, group_size=samples, max_tokens=max_tokens,
-        grader=self.grader, tokenizer=self.tokenizer, timers=self.timers)
+        grader=self.grader, tokenizer=self.tokenizer, timers=self.timers,
+        check=lambda: self.check_stop())
 
 
 def open_folder(config: ml_collections.ConfigDict, folder: str | os.PathLike
@@ -180,7 +193,8 @@ def restore_trained(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
 
   Returns:
     The folder the run started from, the model with its execution fields (its
-    vocabulary padded as in the run), and the parameters.
+    vocabulary padded as in the run), and the parameters: on the mesh, or,
+    where it does not divide that vocabulary, on its devices with tensor=1.
 
   Raises:
     errors.InputError: not a run's workdir, or no such checkpoint.
@@ -199,6 +213,10 @@ def restore_trained(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
   if not config.lora.rank:
     rows, _ = checkpointer.shape(step, 'params/embed/embedding')
     model = dataclasses.replace(model, vocab_padding=rows - model.vocab_size)
+    if rows % mesh.shape['tensor']:
+      mesh = mesh_lib.make(
+          {'data': -1, 'fsdp': mesh.shape['fsdp'], 'tensor': 1},
+          mesh.devices.ravel())
   programs = steps.make(config, model, mesh)
   state, _ = checkpointer.restore(step, steps.abstract_state(programs))
   checkpointer.close()
@@ -222,8 +240,7 @@ def restore_params(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
   plain = on_mesh.sharded_over(
       weights.read_config(folder), mesh.shape['tensor'])
   if plain.vocab_padding != model.vocab_padding:
-    params = jax.jit(
-        functools.partial(on_mesh.repad, plain),
-        out_shardings=mesh_lib.shardings(
-            mesh, transformer.logical_axes(plain)))(params)
+    params = jax.device_put(
+        jax.jit(functools.partial(on_mesh.repad, plain))(params),
+        mesh_lib.shardings(mesh, transformer.logical_axes(plain)))
   return folder, params

@@ -1,14 +1,13 @@
 """The work that is measured: a model's shape, and the geometry of a step."""
 
 import dataclasses
-import os
 
 import ml_collections
 import numpy as np
 
 from tepo_jax.job import base_model
-from tepo_jax.job import session
 from tepo_jax.job import steps
+from tepo_jax.policy import hub
 from tepo_jax.policy import transformer
 from tepo_jax.policy import weights
 
@@ -40,8 +39,7 @@ class Workload:
                       self.max_tokens).astype(np.int32)
 
 
-def of(config: ml_collections.ConfigDict, workdir: str | os.PathLike = '.'
-       ) -> Workload:
+def of(config: ml_collections.ConfigDict) -> Workload:
   """The workload of `config.benchmark`, with the model of the config.
 
   Only config.json of `config.model` is read; where the config names no model
@@ -51,7 +49,7 @@ def of(config: ml_collections.ConfigDict, workdir: str | os.PathLike = '.'
   if config.model is None:
     model = base_model.model_config(config.pretrain, settings.vocabulary)
   else:
-    model = weights.read_config(session.model_folder(config, workdir))
+    model = weights.read_config(hub.folder(config.model, ('config.json',)))
   return Workload(
       steps.execution(model, config.compute), config.rollout.prompts,
       config.rollout.samples,

@@ -9,7 +9,7 @@ from tepo_jax import errors
 from tepo_jax.measure import workload as workload_lib
 from tepo_jax.planning import step
 
-_TENSOR = (1, 2, 4, 8, 16)
+_TENSOR = (1, 2, 4, 8)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,7 @@ from tepo_jax.job import steps
 from tepo_jax.learning import update
 from tepo_jax.measure import workload as workload_lib
 from tepo_jax.planning import traffic
+from tepo_jax.policy import lora
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import engine
@@ -62,15 +63,26 @@ def of_step(config: ml_collections.ConfigDict,
   """
   programs = steps.make(config, workload.model, mesh)
   state = steps.abstract_state(programs)
-  weights = programs.to_decode.eval_shape(state.params)
+  frozen = _frozen(config, workload, programs)
+  policy = lora.combine(frozen, state.params)
+  weights = programs.to_decode.eval_shape(policy)
   shapes = sampling_shapes(config, programs.model, mesh, slots)
   return [
       Program('reshard', 'reshard',
-              functools.partial(programs.to_decode.lower, state.params), 1,
+              functools.partial(programs.to_decode.lower, policy), 1,
               chip_bytes(state.opt_state)),
       *_sampling(config, workload, programs, shapes, weights,
-                 chip_bytes(state), brief),
-      *_updating(config, workload, programs, state)]
+                 chip_bytes((state, frozen)), brief),
+      *_updating(config, workload, programs, state, frozen)]
+
+
+def _frozen(config, workload, programs):
+  """With LoRA the base, else None: shapes with shardings."""
+  if not programs.model.lora:
+    return None
+  model = steps.execution(workload.model, config.compute, programs.mesh)
+  return programs.freeze.eval_shape(
+      transformer.abstract_params(model, 'float32'))
 
 
 def sampling_shapes(config: ml_collections.ConfigDict,
@@ -139,7 +151,8 @@ def _label(shape):
   return name if shape.more is None else f'{name} of {shape.more}'
 
 
-def _updating(config, workload, programs, state) -> Iterator[Program]:
+def _updating(config, workload, programs, state, frozen
+              ) -> Iterator[Program]:
   """Scoring and the update of one minibatch, at the mean lengths."""
   settings = config.train
   minibatches = config.rollout.prompts // settings.minibatch_prompts
@@ -148,7 +161,7 @@ def _updating(config, workload, programs, state) -> Iterator[Program]:
   turns = tuple(float(used) for used in host.used_K)
   scalar = jax.ShapeDtypeStruct((), np.float32)
   key = jax.eval_shape(lambda: jax.random.key(0))
-  old_params = None
+  base, old_params = () if frozen is None else (frozen,), None
   if programs.policy_loss.needs_kl:
     old_params = programs.to_old_policy.eval_shape(state.params)
     yield Program(
@@ -157,12 +170,13 @@ def _updating(config, workload, programs, state) -> Iterator[Program]:
         chip_bytes(state.opt_state))
   yield Program(  # once more, to measure the noise floor
       'score', 'score', functools.partial(
-          programs.score.lower, state.params, minibatch), minibatches + 1,
+          programs.score.lower, state.params, minibatch, *base),
+      minibatches + 1,
       chip_bytes(state.opt_state), open_trips=turns)
   yield Program(
       'update', 'update', functools.partial(
           programs.train_step.lower, state, minibatch, key, scalar,
-          old_params), minibatches * settings.epochs, 0,
+          old_params, *base), minibatches * settings.epochs, 0,
       open_trips=turns)
 
 

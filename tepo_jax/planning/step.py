@@ -106,17 +106,37 @@ def make(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
   """
   mesh = mesh_lib.make(shape, slice_.devices)
   wanted = config.rollout.slots
-  most = wanted or config.rollout.prompts * config.rollout.samples
-  slots = most if wanted else min(
-      most, _guess(config, workload, mesh, slice_.chip))
-  for attempt in range(_TRIES):
-    plan = _of_slots(config, workload, slice_, mesh, slots, brief)
-    if plan.fits or wanted or plan.worst.phase != 'rollout':
+  slots = wanted or min(config.rollout.prompts * config.rollout.samples,
+                        _guess(config, workload, mesh, slice_.chip))
+  for _ in range(_TRIES):
+    programs = programs_lib.of_step(config, workload, mesh, slots, brief)
+    plan = _empty(workload, slice_, mesh, slots)
+    _estimate(plan, [p for p in programs if p.name.startswith('decode')
+                     and p.largest])
+    if plan.fits or wanted:
       break
     _say(f'{slots} slots do not fit')
     slots = max(1, int(slots * _SHRINK))
     slots += -slots % mesh_lib.batch_shards(mesh)
+  # Where the largest do not fit, nothing else is compiled.
+  for largest in (True, False):
+    if plan.fits:
+      done = {estimate.name for estimate in plan.estimates}
+      _estimate(plan, [p for p in programs
+                       if p.largest == largest and p.name not in done])
   return plan
+
+
+def _empty(workload, slice_, mesh, slots):
+  length_B = workload.lengths(workload.prompts * workload.samples)
+  return Plan(slice_, dict(mesh.shape), slots, int(length_B.sum()), [])
+
+
+def _estimate(plan, programs):
+  """Adds the programs' estimates, of several at a time."""
+  with futures.ThreadPoolExecutor(min(_COMPILERS, os.cpu_count())) as threads:
+    plan.estimates.extend(threads.map(
+        lambda program: _compile(program, plan.slice.chip), programs))
 
 
 def _guess(config, workload, mesh, chip):
@@ -130,22 +150,7 @@ def _guess(config, workload, mesh, chip):
   return max(1, int(_SHRINK * (chip.hbm_bytes - held) / slot)) * shards
 
 
-def _of_slots(config, workload, slice_, mesh, slots, brief):
-  """The largest first: where these do not fit, nothing else is compiled."""
-  programs = programs_lib.of_step(config, workload, mesh, slots, brief)
-  length_B = workload.lengths(workload.prompts * workload.samples)
-  plan = Plan(slice_, dict(mesh.shape), slots, int(length_B.sum()), [])
-  with futures.ThreadPoolExecutor(min(_COMPILERS, os.cpu_count())) as threads:
-    for largest in (True, False):
-      plan.estimates.extend(threads.map(
-          lambda program: _estimate(program, slice_.chip),
-          [p for p in programs if p.largest == largest]))
-      if not plan.fits:
-        break
-  return plan
-
-
-def _estimate(program: programs_lib.Program, chip: chips.Chip) -> Estimate:
+def _compile(program: programs_lib.Program, chip: chips.Chip) -> Estimate:
   """Compiles a program and reads its costs off."""
   known = dict(name=program.name, phase=program.phase, runs=program.runs,
                resident=program.resident, equivalent=(

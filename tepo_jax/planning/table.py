@@ -27,7 +27,7 @@ def text(plan: step.Plan, workload: workload_lib.Workload,
     seconds = plan.seconds
     lines += [
         f'a step of {workload.prompts} x {workload.samples} completions, '
-        f'{workload.prompt_tokens} + {workload.mean_tokens} tokens on '
+        f'{workload.prompt_tokens} + {_mean(plan, workload):.0f} tokens on '
         f'average: {sum(seconds.values()):.0f} s predicted ('
         + ', '.join(f'{name} {value:.1f}' for name, value in seconds.items())
         + f'), {plan.tokens_per_second_a_chip:.0f} tokens/s a chip']
@@ -82,3 +82,7 @@ def _row(e: step.Estimate) -> str:
 
 def _gib(size: float) -> str:
   return f'{size / chips.GIB:.2f}'
+
+
+def _mean(plan, workload):
+  return plan.tokens / (workload.prompts * workload.samples)

@@ -135,10 +135,15 @@ class _Plan:
   width: int
   shards: int
 
+  @property
+  def weight_axes(self):
+    """Of a weight by shards of rows: each has all but the vocabulary."""
+    return ('batch', 'vocab', None) if self.tied else ('batch', None, 'vocab')
+
   def weight(self, stored):
     """In the compute dtype; whole but for the vocabulary, once for all."""
-    axes = ('vocab', None) if self.tied else (None, 'vocab')
-    return transformer.constrain(stored.astype(self.dtype), axes)
+    return transformer.constrain(
+        stored.astype(self.dtype), self.weight_axes[1:])
 
   def logits(self, hidden_nMD, weight):
     """z / temperature, float32 [n, M, V]."""
@@ -244,6 +249,7 @@ def _score_backward(plan, residuals, cotangents):
   slot_RC, used = plan.columns(scored_RS)
   weight = plan.weight(stored)
   old_weight = None if old is None else plan.weight(old[1])
+  by_rows = ('batch', None, None)
 
   def of_logits(index, hidden_nMD, slot_Rw):
     column = lambda x_RC: plan.flat(plan.cut(x_RC, index))[..., None]
@@ -275,15 +281,19 @@ def _score_backward(plan, residuals, cotangents):
         gradient_nMV, weight, (((2,), (0 if plan.tied else 1,)), ((), ())))
     left, right = ((gradient_nMV, hidden_nMD) if plan.tied
                    else (hidden_nMD, gradient_nMV))
-    of_weight += jax.lax.dot_general(
+    of_weight += transformer.constrain(jax.lax.dot_general(
         left, right, (((1,), (1,)), ((0,), (0,))),
-        preferred_element_type=jnp.float32)
-    of_hidden_RwD = of_hidden_nMD.reshape(*slot_Rw.shape, -1)
+        preferred_element_type=jnp.float32), plan.weight_axes)
+    of_hidden_RwD = transformer.constrain(
+        of_hidden_nMD, by_rows).reshape(*slot_Rw.shape, -1)
     return jax.vmap(_set)(of_hidden_RSD, slot_Rw, of_hidden_RwD), of_weight
 
   of_hidden_RSD, of_weight = jax.lax.fori_loop(0, used, body, (
-      jnp.zeros(hidden_RSD.shape, plan.dtype),
-      jnp.zeros((plan.shards, *stored.shape), jnp.float32)))
+      transformer.constrain(jnp.zeros(hidden_RSD.shape, plan.dtype), by_rows),
+      # Each shard sums its own tokens' share; they meet behind the loop.
+      transformer.constrain(
+          jnp.zeros((plan.shards, *stored.shape), jnp.float32),
+          plan.weight_axes)))
   return (of_hidden_RSD, jnp.sum(of_weight, 0).astype(stored.dtype), None,
           None, None)
 

@@ -267,7 +267,7 @@ def _digest(x) -> jax.Array:
 
 
 def _reason(error):
-  return ' '.join(str(error).split())[:300] or type(error).__name__
+  return ' '.join(str(error).split())[:500] or type(error).__name__
 
 
 def _unused(path):

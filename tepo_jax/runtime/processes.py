@@ -26,7 +26,7 @@ _SHUTDOWN_SECONDS = 60  # how long one that has ended waits for the others
 _MESSAGE_BYTES = 4096
 
 # What the transports say when the other side is gone.
-_GONE = re.compile(r'gloo|nccl|heartbeat|coordination|socket|unavailable|'
+_GONE = re.compile(r'gloo|nccl|heartbeat|coordination|barrier|socket|unavailable|'
                    r'connection (closed|reset|refused)', re.IGNORECASE)
 
 _Item = TypeVar('_Item')
@@ -125,13 +125,14 @@ def ending_together() -> Iterator[None]:
   """
   try:
     yield
-  except (errors.InputError, errors.RunError, KeyboardInterrupt):
+  except (errors.InputError, KeyboardInterrupt):
     raise
   except Exception as error:  # pylint: disable=broad-exception-caught
-    if jax.process_count() == 1:
+    reason = _lost(error)
+    if jax.process_count() == 1 or (
+        reason is None and isinstance(error, errors.RunError)):
       raise
-    if _GONE.search(str(error)):
-      reason = ' '.join(str(error).split())[:200]
+    if reason is not None:
       print(f'error: process {jax.process_index()}: another process of the '
             f'job is gone ({reason}); started again, the job goes on from its '
             'last checkpoint', file=sys.stderr)
@@ -142,3 +143,15 @@ def ending_together() -> Iterator[None]:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+def _lost(error: BaseException | None) -> str | None:
+  """What an error, or one behind it, says of a process that is gone.
+
+  Closing a run after such an error may fail for the same reason.
+  """
+  while error is not None:
+    if _GONE.search(str(error)):
+      return ' '.join(str(error).split())[:200]
+    error = error.__cause__ or error.__context__
+  return None

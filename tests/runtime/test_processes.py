@@ -1,47 +1,11 @@
 """runtime.processes: one process, and several that are one job."""
 
-import os
-import pathlib
-import socket
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
 from tepo_jax import errors
 from tepo_jax.runtime import processes
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
-def start(count, program, *arguments, devices=2, directory=ROOT):
-  """Starts `python PROGRAM…` as `count` processes of one job on the CPU."""
-  with socket.socket() as probe:
-    probe.bind(('localhost', 0))
-    port = probe.getsockname()[1]
-  environment = os.environ | {
-      'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}',
-      'PYTHONPATH': str(ROOT), 'TEPO_MULTIHOST': '1',
-      'JAX_COORDINATOR_ADDRESS': f'localhost:{port}',
-      'JAX_NUM_PROCESSES': str(count)}
-  return [
-      subprocess.Popen(
-          [sys.executable, *program, *arguments], text=True, cwd=directory,
-          env=environment | {'JAX_PROCESS_ID': str(rank)},
-          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-      for rank in range(count)]
-
-
-def finish(job, timeout=60):
-  """(status, stdout, stderr) of each process, or all of them are killed."""
-  try:
-    outputs = [process.communicate(timeout=timeout) for process in job]
-    return [(process.returncode, *output)
-            for process, output in zip(job, outputs)]
-  finally:
-    for process in job:
-      process.kill()
+from tests import jobs
 
 
 def test_one_process_is_the_first_and_alone():
@@ -93,7 +57,8 @@ except errors.InputError as error:
 
 
 def test_two_processes_agree():
-  (first, *_), (second, *_) = outcomes = finish(start(2, ['-c', _AGREE]))
+  (first, *_), (second, *_) = outcomes = jobs.finish(
+      jobs.start(2, ['-c', _AGREE]))
   assert first == second == 0, outcomes
   assert outcomes[0][1].splitlines()[-2:] == ['written by 0', 'agreed']
   assert outcomes[1][1].splitlines()[-1:] == ['agreed']
@@ -116,7 +81,7 @@ with processes.ending_together():
 @pytest.mark.parametrize('lost', [0, 1])
 def test_a_killed_process_ends_the_other(lost):
   program = _LOSE.format(how='os.kill(os.getpid(), 9)')
-  outcomes = finish(start(2, ['-c', program], str(lost)))
+  outcomes = jobs.finish(jobs.start(2, ['-c', program], str(lost)))
   status, _, said = outcomes[1 - lost]
   # JAX's own watch on the others may come first: it aborts.
   assert status in (processes.LOST, -6)
@@ -126,6 +91,6 @@ def test_a_killed_process_ends_the_other(lost):
 
 def test_a_failing_process_ends_the_other_and_tells_why():
   program = _LOSE.format(how='raise ValueError("of its own")')
-  failed, other = finish(start(2, ['-c', program], '0'))
+  failed, other = jobs.finish(jobs.start(2, ['-c', program], '0'))
   assert failed[0] == 1 and 'ValueError: of its own' in failed[2]
   assert other[0] in (processes.LOST, -6)

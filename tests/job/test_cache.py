@@ -1,0 +1,27 @@
+"""Where compiled programs are kept."""
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache
+import pytest
+
+from configs import tiny
+from tepo_jax.job import session
+
+
+@pytest.mark.parametrize('set_before, in_config, want', [
+    (None, None, 'runs/.jax_cache'), ('elsewhere', None, 'elsewhere'),
+    ('elsewhere', 'named', 'named')])
+def test_folder(tmp_path, monkeypatch, set_before, in_config, want):
+  """Beside the workdir, unless the environment or the config says where."""
+  monkeypatch.chdir(tmp_path)
+  config = tiny.get_config()
+  config.compute.cache = in_config
+  before = jax.config.jax_compilation_cache_dir
+  try:
+    jax.config.update('jax_compilation_cache_dir', set_before)
+    session.cache_compilations(config, 'runs/one')
+    found = jax.config.jax_compilation_cache_dir
+  finally:
+    jax.config.update('jax_compilation_cache_dir', before)
+    compilation_cache.reset_cache()
+  assert str(tmp_path / found) == str(tmp_path / want)

@@ -1,0 +1,76 @@
+"""Completions on disk: whole groups, one evaluation a folder."""
+
+import json
+
+import pytest
+
+from tepo_jax import errors
+from tepo_jax.analysis import results
+from tepo_jax.job import sample_file
+
+IDENTITY = {'seed': 0, 'eval.sets': ('toy', 'more')}
+SAMPLES = {'toy': 2, 'more': 1}
+
+
+def _group(name, problem, samples=2):
+  return [{'set': name, 'id': problem, 'sample': i, 'completion': '½\n'}
+          for i in range(samples)]
+
+
+def _opened(folder, identity=IDENTITY):
+  file = sample_file.SampleFile(folder, identity)
+  file.open(SAMPLES)
+  return file
+
+
+def test_a_group_is_there_or_not(tmp_path):
+  folder = tmp_path / 'out'
+  file = _opened(folder)
+  assert file.done('toy') == set()
+  file.add(_group('toy', 'b'))
+  file.add(_group('more', 'b', 1))
+  whole = (folder / results.SAMPLES).read_bytes()
+  text = ''.join(json.dumps(line) + '\n' for line in _group('toy', 'a'))
+  for cut in range(1, len(text), 7):  # a kill at any byte of the next group
+    (folder / results.SAMPLES).write_bytes(whole + text[:cut].encode())
+    again = _opened(folder)
+    assert (again.done('toy'), again.done('more')) == ({'b'}, {'b'})
+    assert (folder / results.SAMPLES).read_bytes().count(b'\n') == 3
+  (folder / results.SAMPLES).write_bytes(whole + text.encode())
+  assert _opened(folder).done('toy') == {'a', 'b'}
+
+
+def test_the_order_at_the_end_is_that_of_the_problems(tmp_path):
+  order = {'toy': ['a', 'b'], 'more': ['x']}
+  found = []
+  for name, coming in (('one', 'ab'), ('two', 'ba')):
+    file = _opened(tmp_path / name)
+    file.add(_group('more', 'x', 1))
+    for problem in coming:
+      file.add(_group('toy', problem))
+    lines = file.finish(order)
+    assert lines == {'toy': _group('toy', 'a') + _group('toy', 'b'),
+                     'more': _group('more', 'x', 1)}
+    found.append((tmp_path / name / results.SAMPLES).read_bytes())
+  assert found[0] == found[1]
+  assert _opened(tmp_path / 'two').finish(order) == lines
+
+
+def test_nothing_is_written_before_open(tmp_path):
+  sample_file.SampleFile(tmp_path / 'out', IDENTITY)
+  assert not (tmp_path / 'out').exists()
+
+
+def test_the_folder_of_something_else_is_left_alone(tmp_path):
+  _opened(tmp_path / 'out').add(_group('toy', 'a'))
+  before = (tmp_path / 'out' / results.SAMPLES).read_bytes()
+  with pytest.raises(errors.InputError, match='another evaluation: seed diff'):
+    sample_file.SampleFile(tmp_path / 'out', IDENTITY | {'seed': 1})
+  assert (tmp_path / 'out' / results.SAMPLES).read_bytes() == before
+  (tmp_path / 'mine').mkdir()
+  (tmp_path / 'mine' / 'thesis.tex').touch()
+  with pytest.raises(errors.InputError, match='not an evaluation'):
+    sample_file.SampleFile(tmp_path / 'mine', IDENTITY)
+  (tmp_path / 'out' / sample_file.IDENTITY).write_text('{')
+  with pytest.raises(errors.InputError, match='evaluation.json'):
+    sample_file.SampleFile(tmp_path / 'out', IDENTITY)

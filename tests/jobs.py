@@ -1,0 +1,38 @@
+"""Several processes on the CPU that are one job, for tests."""
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def start(count, program, *arguments, devices=2, **changes):
+  """Starts `python PROGRAM…` as `count` processes of one job on the CPU."""
+  with socket.socket() as probe:
+    probe.bind(('localhost', 0))
+    port = probe.getsockname()[1]
+  environment = os.environ | {
+      'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}',
+      'PYTHONPATH': str(ROOT), 'TEPO_MULTIHOST': '1',
+      'JAX_COORDINATOR_ADDRESS': f'localhost:{port}',
+      'JAX_NUM_PROCESSES': str(count)} | changes
+  return [
+      subprocess.Popen(
+          [sys.executable, *program, *arguments], text=True, cwd=ROOT,
+          env=environment | {'JAX_PROCESS_ID': str(rank)},
+          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+      for rank in range(count)]
+
+
+def finish(job, timeout=60):
+  """(status, stdout, stderr) of each process, or all of them are killed."""
+  try:
+    outputs = [process.communicate(timeout=timeout) for process in job]
+    return [(process.returncode, *output)
+            for process, output in zip(job, outputs)]
+  finally:
+    for process in job:
+      process.kill()

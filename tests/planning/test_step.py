@@ -1,0 +1,102 @@
+"""A plan of the tiny config on a TPU slice that is not there."""
+
+import json
+import os
+import pathlib
+
+import pytest
+
+from tepo_jax import cli
+from tepo_jax.measure import workload as workload_lib
+from tepo_jax.planning import advice
+from tepo_jax.planning import chips
+from tepo_jax.planning import programs
+from tepo_jax.planning import step
+from tepo_jax.planning import table
+from tepo_jax.runtime import mesh as mesh_lib
+
+pytest.importorskip('libtpu')
+
+MODELS = pathlib.Path(__file__).parent / 'models'
+
+
+def _config(name='configs/tiny.py:tepo'):
+  config = cli.load_config(name)
+  with config.unlocked():
+    config.rollout.prompts, config.train.minibatch_prompts = 4, 2
+    config.pretrain.num_layers = config.compute.unroll = 1
+  return config
+
+
+@pytest.fixture(name='plan', scope='module')
+def _plan():
+  config = _config()
+  return step.make(config, workload_lib.of(config),
+                   chips.topology('v5e:2x2'), config.mesh, brief=True)
+
+
+def test_every_program_of_the_step_is_there(plan):
+  assert {e.name.split()[0] for e in plan.estimates} == {
+      'reshard', 'prefill', 'insert', 'decode', 'old', 'score', 'update'}
+  assert plan.fits and plan.slots == 32
+  for estimate in plan.estimates:
+    assert estimate.failure is None and estimate.compile_seconds > 0
+    assert estimate.hbm >= estimate.arguments + estimate.resident
+    assert estimate.bound in ('compute', 'memory', 'network')
+  assert set(plan.seconds) == set(programs.PHASES)
+  assert all(seconds > 0 for seconds in plan.seconds.values())
+
+
+def test_arguments_are_the_shards(plan):
+  """fp32 parameters and two moments, over four chips, and the old policy."""
+  by_name = {e.name: e for e in plan.estimates}
+  config = _config()
+  model = workload_lib.of(config).model
+  hidden = model.num_heads * model.head_dim
+  layer = model.d_model * (2 * hidden + 2 * model.num_kv_heads * model.head_dim
+                           + 3 * model.d_ff)
+  tables = 1 if model.tie_embeddings else 2
+  sharded = layer + tables * model.vocab_size * model.d_model
+  floor = 4 * 4 * sharded / 4
+  assert floor < by_name['update'].arguments < 1.2 * floor
+
+
+def test_the_table_and_the_record_say_the_same(plan):
+  config = _config()
+  choice = advice.Choice(plan.mesh, plan.slots, plan.fits, plan.brief_seconds)
+  text = table.text(plan, workload_lib.of(config), [choice])
+  assert 'v5e:2x2: 4 chips of 15.75 GiB, mesh data=1 fsdp=4 tensor=1' in text
+  assert 'fits: ' in text and 'does not fit' not in text
+  record = json.loads(json.dumps(table.record(plan, [choice])))
+  assert record['fits'] and record['seconds'] == plan.seconds
+  assert len(record['programs']) == len(plan.estimates)
+
+
+def test_what_does_not_fit_is_told_with_the_numbers():
+  config = _config()
+  slice_ = chips.topology('v5e:2x2')
+  small = chips.Slice(slice_.name, chips.Chip(1e12, 1e4, 1e9, 1e9),
+                      slice_.devices)
+  config.rollout.slots = 8
+  plan = step.make(config, workload_lib.of(config), small, config.mesh)
+  assert not plan.fits and plan.slots == 8
+  assert [e.name.split()[0] for e in plan.estimates] == ['decode']
+  assert 'does not fit: decode' in table.verdict(plan)
+  assert 'of 0.00 GiB (arguments' in table.verdict(plan)
+
+
+@pytest.mark.skipif('TEPO_LONG_TESTS' not in os.environ,
+                    reason='minutes; TEPO_LONG_TESTS=1 runs it')
+def test_the_update_of_qwen2_5_7b_fits_a_v6e_16():
+  config = cli.load_config('configs/qwen2_5_7b.py:tepo')
+  config.model = str(MODELS / 'qwen2_5_7b')
+  slice_ = chips.topology('v6e:4x4')
+  update, = (p for p in programs.of_step(
+      config, workload_lib.of(config),
+      mesh_lib.make(config.mesh, slice_.devices), 64, brief=True)
+             if p.name == 'update')
+  estimate = step._compile(update, slice_.chip)
+  assert estimate.failure is None and estimate.hbm < slice_.chip.hbm_bytes
+  # 6 FLOPs a weight and token, twice 2 for recomputing and π_old.
+  tokens = 128 * (81 + 2048)
+  assert 10 * 7e9 * tokens / 16 < estimate.flops < 16 * 7.6e9 * tokens / 16
