@@ -172,13 +172,12 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
           out_shardings=(state_sharding, replicated), donate_argnums=0))
 
 
-def compiled(mesh: jax.sharding.Mesh, function: Callable, rules=mesh_lib.RULES,
-             **options: Any):
+def compiled(mesh: jax.sharding.Mesh, function: Callable, **options: Any):
   """jax.jit under the rules of the mesh, rounding alike in every program."""
   compiler_options = _COMPILER_OPTIONS
   if mesh.devices.flat[0].platform == 'cpu':
     compiler_options = compiler_options | _COMPILER_OPTIONS_CPU
-  return jax.jit(mesh_lib.under_rules(mesh, function, rules),
+  return jax.jit(mesh_lib.under_rules(mesh, function),
                  compiler_options=compiler_options, **options)
 
 
