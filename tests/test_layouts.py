@@ -18,7 +18,8 @@ _TINY = ('--config=configs/tiny.py:tepo', '--config.eval.period=0',
          '--config.rollout.dynamic_sampling=off',
          '--config.train.minibatch_prompts=1', '--config.data.limit=16',
          '--config.checkpoint.period=1', '--config.pretrain.num_layers=1',
-         '--config.compute.unroll=1', '--config.pretrain.worked_steps=1')
+         '--config.compute.unroll=1', '--config.pretrain.worked_steps=1',
+         '--config.pretrain.mixed_steps=1')
 _QUICK = {'JAX_DISABLE_MOST_OPTIMIZATIONS': '1', 'JAX_PLATFORMS': 'cpu'}
 
 
@@ -49,7 +50,7 @@ def _runs(tmp_path_factory):
   folder = tmp_path_factory.mktemp('layouts')
   for count, devices in ((1, 2), (2, 1)):
     outcomes = jobs.finish(
-        _train(folder / str(count), count, devices, 3), 150)
+        _train(folder / str(count), count, devices, 3), 400)
     assert [status for status, *_ in outcomes] == [0] * count, outcomes
   return folder / '1', folder / '2'
 
@@ -67,12 +68,12 @@ def test_a_lost_process_ends_the_job_which_goes_on_elsewhere(runs, tmp_path):
   workdir = tmp_path / 'lost'
   job = _train(workdir, 2, 1, 100)
   try:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 400
     while 2 not in _steps(workdir):
       assert time.monotonic() < deadline and job[0].poll() is None
       time.sleep(0.1)
     job[1].kill()
-    (status, _, said), _ = jobs.finish(job, 90)
+    (status, _, said), _ = jobs.finish(job, 200)
   finally:
     for process in job:
       process.kill()
@@ -80,7 +81,7 @@ def test_a_lost_process_ends_the_job_which_goes_on_elsewhere(runs, tmp_path):
   assert 'another process' in said or 'another task died' in said
   saved = max(int(step.name) for step in (workdir / 'checkpoints').iterdir()
               if step.name.isdigit())
-  (status, out, _), = jobs.finish(_train(workdir, 1, 2, saved + 1), 150)
+  (status, out, _), = jobs.finish(_train(workdir, 1, 2, saved + 1), 400)
   assert status == 0 and 'continuing' in out
   assert _steps(workdir) == list(range(1, saved + 2))
   assert _rollouts(workdir)[:3] == _rollouts(runs[0])

@@ -26,8 +26,9 @@ _SHUTDOWN_SECONDS = 60  # how long one that has ended waits for the others
 _MESSAGE_BYTES = 4096
 
 # What the transports say when the other side is gone.
-_GONE = re.compile(r'gloo|nccl|heartbeat|coordination|barrier|socket|unavailable|'
-                   r'connection (closed|reset|refused)', re.IGNORECASE)
+_GONE = re.compile(
+    r'gloo|nccl|heartbeat|coordination|barrier|socket|unavailable|'
+    r'connection (closed|reset|refused)', re.IGNORECASE)
 
 _Item = TypeVar('_Item')
 
