@@ -61,6 +61,7 @@ class Session:
   eos_ids: tuple[int, ...]
   grader: grading.Grader
   timers: metrics.Timers
+  check_stop: Callable[[], None] = lambda: None
   sets: dict[str, list[datasets.Problem]] = dataclasses.field(
       default_factory=dict)
 

@@ -18,7 +18,7 @@ from tepo_jax.policy import on_mesh
 from tepo_jax.policy import transformer
 from tepo_jax.policy import weights
 from tepo_jax.runtime import mesh as mesh_lib
-from tests.runtime import test_processes
+from tests import jobs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # No size of a tensor that tensor=4 or fsdp=4 would divide by chance: 61 words
@@ -196,9 +196,9 @@ print('saved')
 
 
 def test_two_processes_load_and_save(saved, tmp_path):
-  job = test_processes.start(
+  job = jobs.start(
       2, ['-c', _PROCESS], saved[0], tmp_path / 'out')
-  for _, out, err in test_processes.finish(job, timeout=120):
+  for _, out, err in jobs.finish(job, timeout=120):
     assert out.endswith('saved\n'), err[-2000:]
   assert (tmp_path / 'out' / 'model.safetensors').read_bytes() == (
       saved[0] / 'model.safetensors').read_bytes()
