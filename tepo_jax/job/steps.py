@@ -240,8 +240,8 @@ def cache_shardings(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
   if mesh.devices.flat[0].platform == 'tpu':
     keys = layout.Format(layout.Layout((0, 1, 3, 2)), store)
   return transformer.KVCache(
-      (keys,) * model.num_layers, (store,) * model.num_layers, mesh_lib.shardings(mesh, (rows, None)),
-      mesh_lib.replicated(mesh))
+      (keys,) * model.num_layers, (store,) * model.num_layers,
+      mesh_lib.shardings(mesh, (rows, None)), mesh_lib.replicated(mesh))
 
 
 def _make_relay(jit, sharding):

@@ -7,7 +7,6 @@ import pathlib
 import signal
 import sys
 import time
-from typing import Any
 
 import jax
 import ml_collections
