@@ -17,6 +17,7 @@ import collections
 import difflib
 import errno
 import faulthandler
+import glob
 import hashlib
 import importlib.machinery
 import importlib.util
@@ -255,6 +256,7 @@ def quiet() -> None:
       'TF_CPP_MIN_LOG_LEVEL': '2', 'TOKENIZERS_PARALLELISM': 'false',
       'HF_DATASETS_DISABLE_PROGRESS_BARS': '1'}.items():
     os.environ.setdefault(name, value)
+  _leave_libtpu_alone()
   absl_logging.set_verbosity(absl_logging.FATAL)
   ours = logging.getLogger('tepo_jax')
   ours.setLevel(logging.INFO)
@@ -266,6 +268,17 @@ def quiet() -> None:
   for name in ('jax', 'transformers', 'datasets', 'huggingface_hub', 'httpx',
                'fsspec', 'matplotlib'):
     logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _leave_libtpu_alone() -> None:
+  """Where libtpu is installed only as a compiler, jax looks for no TPU."""
+  if ('JAX_PLATFORMS' in os.environ or glob.glob('/dev/accel*')
+      or glob.glob('/dev/vfio/*') or not importlib.util.find_spec('libtpu')):
+    return
+  gpu = 'cuda,' if os.path.exists('/dev/nvidia0') else ''
+  os.environ['JAX_PLATFORMS'] = f'{gpu}cpu'
+  if 'jax' in sys.modules:  # it has read its environment
+    sys.modules['jax'].config.update('jax_platforms', f'{gpu}cpu')
 
 
 def _parse(argv: list[str]) -> None:

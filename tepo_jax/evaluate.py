@@ -4,9 +4,10 @@ r"""Accuracy of a model or a checkpoint on the config's evaluation sets.
       --checkpoint=DIR --out=DIR
 
 --checkpoint is a Hugging Face folder, or the workdir of a training run (its
-last checkpoint then); without it, config.model is evaluated. Writes results.json and samples.jsonl into --out, and
-prints accuracies with their intervals. Killed and started again, it goes on
-where it was, to the same results.
+last checkpoint then); without it, config.model is evaluated. Writes
+results.json and samples.jsonl into --out, and prints accuracies with their
+intervals. Killed and started again, it goes on where it was, to the same
+results.
 """
 
 import json
@@ -78,7 +79,7 @@ def _identity(config, checkpoint, step):
   return {'checkpoint': str(checkpoint.resolve()), 'step': step} | {
       name: value for name, value in fields.items()
       if name in kept or name.startswith('eval.')
-      and name not in ('eval.period', 'eval.batch_prompts')}
+      and name != 'eval.period'}
 
 
 def _run(item, params, key, samples):

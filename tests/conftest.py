@@ -7,12 +7,16 @@ import pytest
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['XLA_FLAGS'] = (
     os.environ.get('XLA_FLAGS', '')
-    + ' --xla_force_host_platform_device_count=4')
+    + ' --xla_force_host_platform_device_count=4'
+    # Two cores are late now and then; the devices must wait for each other.
+    + ' --xla_cpu_collective_call_terminate_timeout_seconds=600')
 
 
 def pytest_collection_modifyitems(items):
-  """The longest file first: a parallel run then ends together."""
-  items.sort(key=lambda item: item.path.name != 'test_programs.py')
+  """The longest files first: a parallel run then ends together."""
+  long = ('test_programs.py', 'test_layouts.py', 'test_kill.py',
+          'test_replay.py', 'test_lora_run.py', 'test_schedule.py')
+  items.sort(key=lambda item: item.path.name not in long)
 
 
 @pytest.fixture(scope='module')

@@ -54,6 +54,7 @@ def records(workdir):
 
 def untimed(record):
   return {name: value for name, value in record.items()
-          if not name.startswith('seconds/') and name != 'tokens_per_second'}
+          if not name.startswith('seconds/')
+          and name not in ('tokens_per_second', 'compilations')}
 
 

@@ -1,4 +1,4 @@
-"""launch/*.sh: with stand-ins for python, apt-get, nvidia-smi, gcloud and a host."""
+"""launch/*.sh, with stand-ins for python, apt-get, nvidia-smi, gcloud, ssh."""
 
 import os
 import pathlib

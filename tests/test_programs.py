@@ -158,7 +158,7 @@ def test_results_count_what_the_samples_hold(finished, tmp_path):
 def test_a_killed_evaluation_goes_on_to_the_same_results(finished, tmp_path):
   arguments = (
       '--config=configs/tiny.py', *runs.SMALL, '--config.eval.limit=64',
-      '--config.eval.batch_prompts=4', f'--checkpoint={finished[0]}')
+      f'--checkpoint={finished[0]}')
   whole, killed = tmp_path / 'whole', tmp_path / 'killed'
   runs.run('evaluate', *arguments, f'--out={whole}')
   process = subprocess.Popen(

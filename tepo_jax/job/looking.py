@@ -102,13 +102,13 @@ def _decoder(tokenizer):
 
 def _inspect(run, step, out):
   with replay.open_step(run.path, step) as opened:
-    config = opened.trainer.config
+    config = opened.learner.config
     rows = dump.read(run.path / session_lib.ROLLOUTS, step)
     opened.finish()
     view = opened.view(_with_region(config.method))
     arrays = inspector.values(view.batch, view.logp_BT, view.entropy_BT,
                               view.kl_BT, view.selection)
-    decode = _decoder(opened.trainer.session.tokenizer)
+    decode = _decoder(opened.learner.session.tokenizer)
   path = out / f'inspect_{_file_name(run)}_{step}.jsonl'
   with path.open('w', encoding='utf-8') as file:
     for index, row in enumerate(rows):
@@ -138,7 +138,7 @@ def _about(row, step):
 
 def _replay(run, step, out, rows):
   with replay.open_step(run.path, step) as opened:
-    method = opened.trainer.config.method
+    method = opened.learner.config.method
     chosen = dict(rows(_beta(method)))
     if method.to_dict() not in [_plain(row) for row in chosen.values()]:
       chosen['this run'] = method

@@ -16,7 +16,7 @@ from tepo_jax import errors
 from tepo_jax.analysis import replay
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import steps
-from tepo_jax.job import trainer as trainer_lib
+from tepo_jax.job import learner as learner_lib
 from tepo_jax.learning import objective
 from tepo_jax.learning import update
 from tepo_jax.rollout import collect
@@ -54,23 +54,23 @@ class Step:
   """A rollout step that can be gone through again.
 
   Attributes:
-    trainer: its state is the policy at the step's start.
+    learner: its state is the policy at the step's start.
     sampled, trained: the groups of the dump.
     plan: the step's updates. old_params: π_old.
   """
 
-  def __init__(self, trainer: trainer_lib.Trainer, number: int,
+  def __init__(self, learner: learner_lib.Learner, number: int,
                groups: list[collect.Group], trained: set[int]):
-    self.trainer, self.number = trainer, number
+    self.learner, self.number = learner, number
     self.sampled = groups
     self.trained = [g for g in groups if g.prompt.cursor in trained]
     if not self.trained:
       raise errors.InputError(f'step {number} trained on no group')
-    programs = trainer.programs
-    self.plan = trainer.plan_updates(number, self.trained)
-    self.start = jax.tree.map(jax.numpy.copy, trainer.state.params)
+    programs = learner.programs
+    self.plan = learner.plan_updates(number, self.trained)
+    self.start = jax.tree.map(jax.numpy.copy, learner.state.params)
     self.old_params = jax.block_until_ready(
-        programs.to_old_policy(trainer.state.params))
+        programs.to_old_policy(learner.state.params))
     like = programs.state_sharding.params
     pull_back = steps.compiled(
         programs.mesh, lambda frozen, *arguments: replay.pull_back(
@@ -78,13 +78,13 @@ class Step:
         out_shardings=(like, None))
     self.programs = replay.Programs(
         score=self._score,
-        pull_back=functools.partial(pull_back, trainer.frozen),
+        pull_back=functools.partial(pull_back, learner.frozen),
         move=steps.compiled(programs.mesh, lambda *arguments:
                        programs.optimizer.update(*arguments)[0],
                        out_shardings=like))
 
   def _score(self, params, batch):
-    return self.trainer.programs.score(params, batch, *self.trainer.base())
+    return self.learner.programs.score(params, batch, *self.learner.base())
 
   def compare(self, rows: Mapping[str, Any]) -> list[Comparison]:
     """The rows at the step's first and last update; makes the updates.
@@ -109,25 +109,25 @@ class Step:
       self._update(index)
 
   def _update(self, index):
-    needs_kl = self.trainer.programs.policy_loss.needs_kl
-    self.trainer.make_update(
+    needs_kl = self.learner.programs.policy_loss.needs_kl
+    self.learner.make_update(
         self.plan, index, self.old_params if needs_kl else None)
 
   def _compare(self, losses, index):
     rows = self.plan.order[index]
-    minibatch = self.trainer.minibatch(self.plan, index)
+    minibatch = self.learner.minibatch(self.plan, index)
     batches = {
         estimator: minibatch.replace(
             advantage_B=self._advantages(estimator)[rows])
         for estimator in {loss.row.estimator for loss in losses.values()}}
     outcomes = replay.evaluate(
-        self.programs, losses, self.trainer.state, batches,
+        self.programs, losses, self.learner.state, batches,
         self.plan.rng(index), self.old_params)
     return Comparison(f'update {index + 1} of {len(self.plan.order)}',
                       int(self.plan.batch.mask_BT[rows].sum()), outcomes)
 
   def _advantages(self, estimator):
-    return self.trainer.to_batch(self.trained, estimator).advantage_B
+    return self.learner.to_batch(self.trained, estimator).advantage_B
 
   def view(self, row: Any) -> TokenView:
     """The sampled tokens under the policy as it is now, and under π_old.
@@ -138,7 +138,7 @@ class Step:
     size = len(self.plan.order[0])
     group_size = len(self.sampled[0].text_G)
     total = -(-len(self.sampled) * group_size // size) * size
-    batch = self.trainer.to_batch(self.sampled, loss.row.estimator, total)
+    batch = self.learner.to_batch(self.sampled, loss.row.estimator, total)
     views = [self._view(loss, batch, np.arange(start, start + size))
              for start in range(0, total, size)]
     old_logp_BT, old_entropy_BT, new, selection = (
@@ -150,11 +150,11 @@ class Step:
         new.logp_BT, new.entropy_BT, new.kl_BT, selection)
 
   def _view(self, loss, batch, rows):
-    mine = self.trainer.on_devices(jax.tree.map(lambda x: x[rows], batch))
+    mine = self.learner.on_devices(jax.tree.map(lambda x: x[rows], batch))
     old_logp_BT, old_entropy_BT = self.programs.score(self.start, mine)
     mine = mine.replace(
         old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT)
-    new = replay.scores(self.programs, self.trainer.state.params, mine,
+    new = replay.scores(self.programs, self.learner.state.params, mine,
                         self.old_params)
     tokens = update.tokens(mine, new)
     statistics = loss.statistics(tokens, self.plan.rng(0))
@@ -184,10 +184,10 @@ def open_step(workdir: pathlib.Path, number: int) -> Iterator[Step]:
   rows = dump.read(workdir / session_lib.ROLLOUTS, number)
   folder = session_lib.model_folder(config, workdir)
   with session_lib.open_folder(config, folder) as session:
-    trainer = trainer_lib.Trainer(config, session)
-    trainer.load_base()
-    trainer.state = _state(trainer, workdir, number - 1)
-    yield Step(trainer, number, dump.to_groups(rows, config.rollout.max_tokens),
+    learner = learner_lib.Learner(config, session)
+    learner.load_base()
+    learner.state = _state(learner, workdir, number - 1)
+    yield Step(learner, number, dump.to_groups(rows, config.rollout.max_tokens),
                {row['cursor'] for row in rows if row['trained']})
 
 
@@ -203,11 +203,11 @@ def available(workdir: pathlib.Path) -> list[int]:
           if step - 1 in saved]
 
 
-def _state(trainer, workdir, step):
+def _state(learner, workdir, step):
   if step == 0:
-    return trainer.first_state()
+    return learner.first_state()
   checkpointer = checkpoint.Checkpointer(
       workdir / session_lib.CHECKPOINTS, read_only=True)
   with contextlib.closing(checkpointer):
     return checkpointer.restore(
-        step, steps.abstract_state(trainer.programs))[0]
+        step, steps.abstract_state(learner.programs))[0]

@@ -5,6 +5,7 @@ import functools
 import os
 import pathlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -49,6 +50,7 @@ class Session:
     folder: where the model came from.
     grader: to be closed with the session.
     timers: seconds by phase.
+    check_stop: called between chunks of decoding; may raise.
     sets: the problems of each set asked for so far.
   """
   config: ml_collections.ConfigDict
@@ -59,6 +61,7 @@ class Session:
   eos_ids: tuple[int, ...]
   grader: grading.Grader
   timers: metrics.Timers
+  check_stop: Callable[[], None] = lambda: None
   sets: dict[str, list[datasets.Problem]] = dataclasses.field(
       default_factory=dict)
 
@@ -122,7 +125,8 @@ class Session:
 
     return generation.GroupSampler(
         schedule=make_schedule, group_size=samples, max_tokens=max_tokens,
-        grader=self.grader, tokenizer=self.tokenizer, timers=self.timers)
+        grader=self.grader, tokenizer=self.tokenizer, timers=self.timers,
+        check=lambda: self.check_stop())
 
 
 def open_folder(config: ml_collections.ConfigDict, folder: str | os.PathLike

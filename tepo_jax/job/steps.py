@@ -172,13 +172,12 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
           out_shardings=(state_sharding, replicated), donate_argnums=0))
 
 
-def compiled(mesh: jax.sharding.Mesh, function: Callable, rules=mesh_lib.RULES,
-             **options: Any):
+def compiled(mesh: jax.sharding.Mesh, function: Callable, **options: Any):
   """jax.jit under the rules of the mesh, rounding alike in every program."""
   compiler_options = _COMPILER_OPTIONS
   if mesh.devices.flat[0].platform == 'cpu':
     compiler_options = compiler_options | _COMPILER_OPTIONS_CPU
-  return jax.jit(mesh_lib.under_rules(mesh, function, rules),
+  return jax.jit(mesh_lib.under_rules(mesh, function),
                  compiler_options=compiler_options, **options)
 
 
@@ -206,7 +205,11 @@ def make_sampling(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
   cache, prompts = (cache_shardings(model, mesh, rows)
                     for rows in ('batch', None))
   replicated = mesh_lib.replicated(mesh)
-  jit = functools.partial(compiled, mesh, rules=mesh_lib.DECODE_RULES)
+
+  def jit(function, **options):
+    # Without the options that the updates need: they halve the rate on a CPU.
+    return jax.jit(mesh_lib.under_rules(mesh, function, mesh_lib.DECODE_RULES),
+                   **options)
 
   def empty(slots, columns, index):
     return transformer.init_decoding_cache(
@@ -237,8 +240,8 @@ def cache_shardings(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
   if mesh.devices.flat[0].platform == 'tpu':
     keys = layout.Format(layout.Layout((0, 1, 3, 2)), store)
   return transformer.KVCache(
-      (keys,) * model.num_layers, (store,) * model.num_layers, mesh_lib.shardings(mesh, (rows, None)),
-      mesh_lib.replicated(mesh))
+      (keys,) * model.num_layers, (store,) * model.num_layers,
+      mesh_lib.shardings(mesh, (rows, None)), mesh_lib.replicated(mesh))
 
 
 def _make_relay(jit, sharding):

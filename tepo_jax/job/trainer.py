@@ -2,13 +2,11 @@
 
 from concurrent import futures
 import contextlib
-import dataclasses
 import io
 import pathlib
 import signal
 import sys
 import time
-from typing import Any
 
 import jax
 import ml_collections
@@ -17,32 +15,29 @@ import numpy as np
 from tepo_jax import cli
 from tepo_jax import errors
 from tepo_jax.job import evaluation
+from tepo_jax.job import learner as learner_lib
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import steps
 from tepo_jax.job import telling
-from tepo_jax.policy import lora
-from tepo_jax.learning import update
 from tepo_jax.rollout import collect
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import dump
 from tepo_jax.rollout import schedule
 from tepo_jax.runtime import checkpoint
+from tepo_jax.runtime import compilation
 from tepo_jax.runtime import environment
-from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import metrics
 from tepo_jax.runtime import processes
 from tepo_jax.tasks import prompts
-
-MAX_SKIPPED = 3  # updates in a row that are not finite before a run stops
 
 
 class Trainer:
   """One run: the policy's state, and what a rollout step does to it.
 
   Attributes:
-    state: update.TrainState. frozen: with LoRA the base, else None. cursor:
-    the data order's place. step: rollout steps done. skipped_in_a_row: updates
-    that were not finite. These, and the config, are all there is to a run.
+    learner: the policy's state. cursor: the data order's place. step: rollout
+    steps done. unrecorded: metrics of the last one while its evaluation is
+    still to come, else None. These, and the config, are all there is to a run.
   """
 
   def __init__(self, config: ml_collections.ConfigDict,
@@ -50,8 +45,7 @@ class Trainer:
     """Reads and checks all that a run needs; writes nothing."""
     self.config, self.session = config, session
     rollout = config.rollout
-    self.programs = steps.make(config, session.model, session.mesh)
-    steps.check_memory(self.programs)
+    self.learner = learner_lib.Learner(config, session)
     self.prompts = session.prompts(config.data.name, None, config.data.limit)
     self.order = collect.DataOrder(len(self.prompts), config.seed)
     self.sampler = session.sampler(
@@ -61,6 +55,7 @@ class Trainer:
     self.evaluations = evaluation.prepare(session) if config.eval.period else []
     self.progress = metrics.Progress(
         config.steps, sys.stderr if processes.is_first() else io.StringIO())
+    self.compilations = compilation.Counter()
     self.background = futures.ThreadPoolExecutor(1)
 
   def open(self, workdir: pathlib.Path) -> None:
@@ -84,64 +79,59 @@ class Trainer:
 
     With LoRA the frozen weights are the model folder's in either case.
     """
-    self.load_base()
+    learner = self.learner
+    learner.load_base()
     saved = self.checkpointer.restore_last_good(
-        steps.abstract_state(self.programs))
+        steps.abstract_state(learner.programs))
     if saved is None:
       self.progress.phase(f'loading {self.session.folder}')
-      self.state = self.first_state()
-      self.cursor, self.step, self.skipped_in_a_row = 0, 0, 0
+      learner.state = learner.first_state()
+      self.cursor, self.step, self.unrecorded = 0, 0, None
       self.writer.truncate(-1)
     else:
-      self.step, self.state, extra = saved
-      self.cursor = extra['cursor']
-      self.skipped_in_a_row = extra['skipped_in_a_row']
-      self.writer.truncate(self.step)
+      self.step, learner.state, extra = saved
+      self.cursor, self.unrecorded = extra['cursor'], extra['unrecorded']
+      learner.skipped_in_a_row = extra['skipped_in_a_row']
+      self.writer.truncate(self.step - (self.unrecorded is not None))
       if processes.is_first():
         print(f'continuing {self.workdir} after step {self.step}', flush=True)
 
-  def load_base(self) -> None:
-    """With LoRA: the model folder's weights, frozen."""
-    self.frozen = None
-    if self.programs.model.lora:
-      self.frozen = self.programs.freeze(self.session.load_params())
-
-  def first_state(self) -> update.TrainState:
-    """Of step 0; `load_base` comes first."""
-    params = (self.session.load_params() if self.frozen is None else
-              self.programs.init_adapters(
-                  steps.stream(self.config.seed, 'adapters')))
-    return self.programs.init_state(params)
-
-  def _policy(self):
-    """The whole weights, as the model has them."""
-    return lora.combine(self.frozen, self.state.params)
-
-  def base(self) -> tuple:
-    """What the jitted functions take besides, with LoRA."""
-    return () if self.frozen is None else (self.frozen,)
-
   def run(self, stop: 'StopRequest') -> None:
-    """Steps until `config.steps`, or until it is asked to stop."""
-    if self.step == 0 and self.evaluations:
-      self.writer.write(0, self.evaluate())
-    score = None
-    while self.step < self.config.steps and not processes.any_of(
-        stop.requested):
-      with self._traced():
-        scalars = self.rollout_step()
-      self.step += 1
-      if self._is_due(self.config.eval.period):
-        scalars |= self.evaluate()
-      self.writer.write(self.step, scalars)
-      self.progress.step(self.step, telling.summary(scalars),
-                         telling.evaluated(scalars))
-      score = next((value for name, value in scalars.items()
-                    if name.startswith('eval/') and '/avg@' in name), None)
-      if self._is_due(self.config.checkpoint.period):
-        self._save(score)
+    """Steps until `config.steps`, or until it is asked to stop.
+
+    Asked while it samples or evaluates, it gives that up: the step, or its
+    evaluation, is done anew by the run that continues. Updates are finished.
+    """
+    self.session.check_stop = stop.check
+    try:
+      if self.step == 0 and self.evaluations:
+        self.writer.write(0, self.evaluate())
+      if self.unrecorded is not None:
+        self._record()
+      while self.step < self.config.steps:
+        stop.check()
+        with self._traced():
+          self.unrecorded = self.rollout_step()
+        self.step += 1
+        self._record()
+    except Stopped:
+      pass
     if self.step and self.checkpointer.latest() != self.step:
-      self._save(score)  # asked to stop between two checkpoints
+      self._save(None)  # asked to stop between two checkpoints
+
+  def _record(self):
+    """Evaluates where that is due; writes down and saves what a step did."""
+    scalars = self.unrecorded
+    if self._is_due(self.config.eval.period):
+      scalars = scalars | self.evaluate()
+    self.writer.write(self.step, scalars)
+    self.unrecorded = None
+    self.progress.step(self.step, telling.summary(scalars),
+                       telling.evaluated(scalars))
+    if (self._is_due(self.config.checkpoint.period)
+        and self.checkpointer.latest() != self.step):
+      self._save(next((value for name, value in scalars.items()
+                       if name.startswith('eval/') and '/avg@' in name), None))
 
   def close(self) -> None:
     """Waits for the last checkpoint and closes the records."""
@@ -158,9 +148,15 @@ class Trainer:
 
   def _save(self, score):
     with self.session.timers('save'):
-      self.checkpointer.save(self.step, self.state, {
-          'cursor': self.cursor, 'skipped_in_a_row': self.skipped_in_a_row,
+      self.checkpointer.save(self.step, self.learner.state, {
+          'cursor': self.cursor, 'unrecorded': self._unrecorded_numbers(),
+          'skipped_in_a_row': self.learner.skipped_in_a_row,
           'config_digest': cli.config_digest(self.config)}, score)
+
+  def _unrecorded_numbers(self):
+    if self.unrecorded is None:
+      return None
+    return {name: float(value) for name, value in self.unrecorded.items()}
 
   def _is_due(self, period):
     return bool(period) and (
@@ -175,7 +171,8 @@ class Trainer:
     self.cursor = rollout.cursor
     dumped = self.background.submit(
         self._dump, number, rollout,
-        telling.rewards(rollout.sampled, self.config.rollout))
+        telling.rewards(rollout.sampled, self.config.rollout),
+        self.config.dump.period)
     scalars = telling.rollout_metrics(rollout, self.config.rollout)
     scalars |= {f'grading/{name}': count
                 for name, count in self.sampler.counts.items()}
@@ -183,14 +180,28 @@ class Trainer:
     scalars |= self._sampling_metrics()
     if rollout.groups:
       self.progress.phase('updating')
-      scalars |= self._update(number, rollout.groups)
+      scalars |= self._update(number, rollout)
     dumped.result()
     seconds = time.perf_counter() - start
     scalars |= {f'seconds/{phase}': value
                 for phase, value in self.session.timers.pop().items()}
     tokens = sum(g.length_G.sum() for g in rollout.sampled)
     return scalars | {'seconds/step': seconds,
-                      'tokens_per_second': tokens / seconds}
+                      'tokens_per_second': tokens / seconds,
+                      'compilations': self.compilations.pop()}
+
+  def _update(self, number, rollout):
+    """The learner's; a rollout on which it fails is kept for a replay."""
+    try:
+      return self.learner.learn(number, rollout.groups)
+    except errors.RunError as error:
+      self.background.shutdown()
+      self._dump(number, rollout, telling.rewards(
+          rollout.sampled, self.config.rollout), period=1)
+      raise errors.RunError(
+          f'{error}; the step\'s completions are in {session_lib.ROLLOUTS}/, '
+          f'the last checkpoint is of step {self.checkpointer.latest()}'
+      ) from error
 
   def _sampling_metrics(self):
     """Of the slots, since the last call; bytes of the decoding weights."""
@@ -204,7 +215,7 @@ class Trainer:
     rollout = self.config.rollout
     with self.session.timers('reshard'):
       params = jax.block_until_ready(
-          self.programs.to_decode(self._policy()))
+          self.learner.programs.to_decode(self.learner.policy()))
     self.weight_bytes = sum(x.nbytes for x in jax.tree.leaves(params))
     key = jax.random.fold_in(steps.stream(self.config.seed, 'rollout'), number)
 
@@ -218,134 +229,10 @@ class Trainer:
         mode=rollout.dynamic_sampling,
         max_batches=rollout.max_generation_batches)
 
-  def _update(self, number, groups):
-    """All the updates of a rollout; returns their metrics, averaged."""
-    plan = self.plan_updates(number, groups)
-    old_params = (self.programs.to_old_policy(self.state.params)
-                  if self.programs.policy_loss.needs_kl else None)
-    with self.session.timers('update'):
-      history = jax.device_get([
-          self.make_update(plan, index, old_params)
-          for index in range(len(plan.order))])
-    for outcome in history:
-      self._count_skipped(outcome)
-    return plan.scalars | telling.average(history)
-
-  def plan_updates(self, number: int, groups: list[collect.Group]) -> 'Plan':
-    """The updates of rollout step `number`, from the policy as it is now."""
-    batch = self.to_batch(groups, self.programs.policy_loss.row.estimator)
-    order, later = self._orders(batch, number)
-    with self.session.timers('score'):
-      packed = [self.programs.pack(_rows(batch, rows)) for rows in order]
-      minibatches, batch = self._score(batch, order, packed)
-      noise_floor = self._noise_floor(batch, number)
-    return Plan(
-        batch, noise_floor, order + later, minibatches,
-        jax.random.fold_in(steps.stream(self.config.seed, 'update'), number),
-        {'noise_floor': noise_floor} | self._gap(batch)
-        | telling.packing_metrics(batch, packed))
-
-  def to_batch(self, groups: list[collect.Group], estimator: str,
-               rows: int | None = None) -> update.Batch:
-    """Host arrays of the groups; `rows` is a rollout's if not given."""
-    rollout = self.config.rollout
-    return collect.to_batch(
-        groups, telling.rewards(groups, rollout),
-        rows=rows or rollout.prompts * rollout.samples,
-        width=self.config.data.max_prompt_tokens, estimator=estimator)
-
-  def make_update(self, plan: 'Plan', index: int, old_params: Any
-                  ) -> dict[str, jax.Array]:
-    """One of the plan's updates; its metrics, on the devices."""
-    self.state, outcome = self.programs.train_step(
-        self.state, self.minibatch(plan, index), plan.rng(index),
-        plan.noise_floor, old_params, *self.base())
-    return outcome
-
-  def minibatch(self, plan: 'Plan', index: int) -> update.Minibatch:
-    """What one of the plan's updates sees, on the devices."""
-    if index < len(plan.first):
-      return plan.first[index]
-    return self.on_devices(_rows(plan.batch, plan.order[index]))
-
-  def on_devices(self, batch: update.Batch) -> update.Minibatch:
-    """The rows of a host batch, packed."""
-    return self._put(self.programs.pack(batch))
-
-  def _orders(self, batch, number, epochs=None):
-    """Rows of each update, of the first epoch and of the others.
-
-    A minibatch of filler alone (mode 'drop') is left out.
-    """
-    settings = self.config.train
-    order = list(collect.minibatch_order(
-        len(batch.mask_BT), self.config.rollout.samples,
-        settings.minibatch_prompts, epochs or settings.epochs,
-        self.config.seed, number))
-    first = self.config.rollout.prompts // settings.minibatch_prompts
-    return [[rows for rows in part if batch.mask_BT[rows].any()]
-            for part in (order[:first], order[first:])]
-
-  def _put(self, minibatch):
-    return mesh_lib.put(minibatch, self.programs.minibatch_sharding)
-
-  def _score(self, batch, order, packed):
-    """The minibatches with ℓ° and H°, on the devices, and the batch with them.
-
-    Each is scored as it will be trained on: the same rows, packed alike.
-    """
-    minibatches = list(map(self._put, packed))
-    scored = [self.programs.score(self.state.params, minibatch, *self.base())
-              for minibatch in minibatches]
-    old_logp_BT = np.zeros_like(batch.old_logp_BT)
-    old_entropy_BT = np.zeros_like(batch.old_entropy_BT)
-    for rows, scores in zip(order, mesh_lib.to_host(scored)):
-      old_logp_BT[rows], old_entropy_BT[rows] = scores
-    return [
-        minibatch.replace(old_logp_BT=logp_BT, old_entropy_BT=entropy_BT)
-        for minibatch, (logp_BT, entropy_BT) in zip(minibatches, scored)
-    ], batch.replace(old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT)
-
-  def _noise_floor(self, batch, number):
-    """p99 of |H − H°| when only the packing changes, nats.
-
-    What later epochs see of rounding: measured on a minibatch of theirs, whose
-    completions come from all over the batch.
-    """
-    *_, rows = self._orders(batch, number, epochs=2)[1]
-    again = _rows(batch, rows)
-    _, entropy_BT = mesh_lib.to_host(self.programs.score(
-        self.state.params, self.on_devices(again), *self.base()))
-    moved = np.abs(entropy_BT - again.old_entropy_BT)
-    return float(np.quantile(moved[again.mask_BT > 0], 0.99))
-
-  def _gap(self, batch):
-    """How far the sampler's log π is from the trainer's, nats."""
-    gaps = np.abs(batch.sampler_logp_BT - batch.old_logp_BT)[
-        batch.mask_BT > 0]
-    limit = self.config.rollout.logp_gap_limit
-    if not gaps.mean() <= limit:
-      raise errors.RunError(
-          f'the sampler\'s log-probabilities are {gaps.mean():.3g} nats from '
-          f'the trainer\'s on average, more than rollout.logp_gap_limit='
-          f'{limit}: the ratios would be noise')
-    return {'logp_gap_mean': gaps.mean(), 'logp_gap_p99': np.quantile(
-        gaps, 0.99)}
-
-  def _count_skipped(self, outcome):
-    skipped = outcome['skipped'] > 0
-    self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
-    if self.skipped_in_a_row == MAX_SKIPPED:
-      raise errors.RunError(
-          f'{MAX_SKIPPED} updates in a row had a loss or gradient that is not '
-          f'finite (the last: loss {outcome["loss"]}, gradient norm '
-          f'{outcome["grad_norm"]}) in step {self.step + 1}; the last '
-          f'checkpoint is of step {self.checkpointer.latest()}')
-
   def evaluate(self) -> dict[str, float]:
     """Every evaluation of the config, as metrics 'eval/SET/…'."""
     self.progress.phase('evaluating')
-    params = self.programs.to_decode(self._policy())
+    params = self.learner.programs.to_decode(self.learner.policy())
     scalars, start = {}, time.perf_counter()
     key = steps.stream(self.config.seed, 'eval')
     for index, item in enumerate(self.evaluations):
@@ -355,11 +242,10 @@ class Trainer:
     self.session.timers.pop()
     return scalars | {'seconds/eval': time.perf_counter() - start}
 
-  def _dump(self, number, rollout, rewards_B):
+  def _dump(self, number, rollout, rewards_B, period):
     """rollouts/step_N.jsonl: one record a completion."""
     settings, data = self.config.dump, self.config.data
-    if (not processes.is_first() or not settings.period
-        or number % settings.period):
+    if not processes.is_first() or not period or number % period:
       return
     dump.write(
         self.workdir / session_lib.ROLLOUTS, number, dump.records(
@@ -368,36 +254,21 @@ class Trainer:
         settings.format, settings.max_megabytes)
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-  """The updates of a rollout step.
-
-  batch: on the host, with ℓ° and H°. noise_floor: see `update.train_step`.
-  order: the rows of each update. first: the minibatches of the first epoch,
-  on the devices. key: of the step's random numbers. scalars: metrics.
-  """
-  batch: update.Batch
-  noise_floor: float
-  order: list[np.ndarray]
-  first: list[update.Minibatch]
-  key: jax.Array
-  scalars: dict[str, float]
-
-  def rng(self, index: int) -> jax.Array:
-    """Of one update."""
-    return jax.random.fold_in(self.key, index)
+class Stopped(Exception):
+  """The run was asked to stop."""
 
 
 class StopRequest:
-  """Turns SIGTERM into a request to save and end after the step at hand."""
+  """Turns SIGTERM into a request to save and end."""
 
   def __init__(self):
     self.requested = False
     signal.signal(signal.SIGTERM, self._request)
 
+  def check(self) -> None:
+    """Raises Stopped on every process if one of them was asked."""
+    if processes.any_of(self.requested):
+      raise Stopped
+
   def _request(self, *_):
     self.requested = True
-
-
-def _rows(batch, rows):
-  return jax.tree.map(lambda x: x[rows], batch)

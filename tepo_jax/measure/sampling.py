@@ -39,7 +39,7 @@ class _Case:
     return int(self.length_QG.sum())
 
 
-class _Engine:
+class Engine:
   """Runs cases, in one or many sizes, and remembers the last Stats."""
 
   def __init__(self, config, workload):
@@ -86,8 +86,8 @@ def measure(config: ml_collections.ConfigDict,
             ) -> Iterator[timing.Measurement]:
   """Everything of the engine, and transformers where it is a peer."""
   peers_lib.require(*peers)
-  engine = _Engine(config, workload)
-  cases = {'uniform': _uniform(workload), 'geometric': _geometric(workload)}
+  engine = Engine(config, workload)
+  cases = {'uniform': uniform(workload), 'geometric': _geometric(workload)}
   yield from _compile(engine, workload)
   for name, case in cases.items():
     functions, stats = _functions(engine, name, case, workload, peers)
@@ -110,7 +110,7 @@ def measure(config: ml_collections.ConfigDict,
   yield from _memory()
 
 
-def _uniform(workload):
+def uniform(workload):
   generator = np.random.default_rng(0)
   return _Case(
       generator.integers(0, workload.model.vocab_size, (
@@ -155,7 +155,7 @@ def _functions(engine, name, case, workload, peers):
 
 def _compile(engine, workload):
   """Seconds by which the first run of the uniform case is longer."""
-  case, plan, seconds = _uniform(workload), engine.plan(engine.rows), []
+  case, plan, seconds = uniform(workload), engine.plan(engine.rows), []
   for _ in range(2):
     start = time.perf_counter()
     engine.run(plan, case)

@@ -12,6 +12,7 @@ from tepo_jax.job import steps
 from tepo_jax.learning import update
 from tepo_jax.measure import machine
 from tepo_jax.measure import peers as peers_lib
+from tepo_jax.measure import sampling
 from tepo_jax.measure import timing
 from tepo_jax.measure import workload as workload_lib
 from tepo_jax.policy import transformer
@@ -135,10 +136,13 @@ def measure_step(config, workload, peers) -> Iterator[timing.Measurement]:
   workload = dataclasses.replace(workload, mean_tokens=workload.max_tokens)
   ours = case(config, workload, 'segments')
   batch = random_batch(workload)
-  sample = _sampler(ours.programs.mesh, workload, batch)
+  engine = sampling.Engine(config, workload)
+  queue = sampling.uniform(workload)
+  plan = engine.plan(queue.length_QG.size)
 
   def step():
-    sample(ours.programs.to_decode(ours.state.params))
+    engine.weights = ours.programs.to_decode(ours.state.params)
+    engine.run(plan, queue)
     jax.block_until_ready(ours.score())
     return ours.update()
 
@@ -148,20 +152,6 @@ def measure_step(config, workload, peers) -> Iterator[timing.Measurement]:
   for name, values in seconds.items():
     yield timing.summary(f'step/{name}/seconds', values, 's')
   yield from _ratios('step', 'ours', seconds)
-
-
-def _sampler(mesh, workload, batch):
-  """weights -> completions of the workload's prompts; none ends early."""
-  generate = steps.make_generate(
-      workload.model, mesh, group_size=workload.samples,
-      max_tokens=workload.max_tokens, temperature=1.0, eos_ids=())
-  width = workload.prompt_tokens
-  prompts = mesh_lib.put_batch(mesh, (
-      batch.token_BS[::workload.samples, :width],
-      batch.position_BS[::workload.samples, :width],
-      np.arange(workload.prompts, dtype=np.int32)))
-  return lambda weights: jax.block_until_ready(
-      generate(weights, *prompts, jax.random.key(0)))
 
 
 def _measure(config, workload, peers, what, name, passes):

@@ -1,1 +1,1 @@
-"""What `tepo_jax.plan` computes: a step's memory and time before there is a chip."""
+"""What `tepo_jax.plan` computes: a step's memory and time without a chip."""

@@ -1,4 +1,4 @@
-"""A rollout step on a slice: does it fit, how long does it take, what bounds it.
+"""A rollout step on a slice: does it fit, what does it take, what bounds it.
 
 The roofline of a program is the larger of two times: of its instructions one
 after another, each bound by arithmetic or by memory, and of its communication.

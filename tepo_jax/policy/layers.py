@@ -53,7 +53,8 @@ class Linear(nn.Module):
       y_MO += bias_O.astype(dtype)
     if self.lora is not None and f'{self.name}_proj' in self.lora.targets:
       a_IR = self._param(
-          'lora_a', nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform'),
+          'lora_a',
+          nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform'),
           (self.axes[0], None), (inputs, self.lora.rank))
       b_RO = self._param(
           'lora_b', nn.initializers.zeros, (None, self.axes[1]),

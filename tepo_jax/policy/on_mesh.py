@@ -1,4 +1,4 @@
-"""Forms of a model that a mesh asks for; configs are transformer.ModelConfig."""
+"""Forms of a model that a mesh asks for; config: transformer.ModelConfig."""
 
 import dataclasses
 import math

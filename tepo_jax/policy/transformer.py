@@ -88,7 +88,7 @@ class KVCache:
 
 
 def init(config: ModelConfig, key: jax.Array) -> dict[str, Any]:
-  """Random float32 parameters: normal(0, layers.INIT_STDDEV), scales 1, biases 0."""
+  """Random float32 parameters: normal(0, INIT_STDDEV), scales 1, biases 0."""
   return nn.meta.unbox(_boxed(config, key))
 
 
@@ -238,7 +238,9 @@ class _Layer(nn.Module):
           count * config.head_dim, ('embed', None if whole else axis),
           config.qkv_bias, config.lora, name=name)(x_MD)
       y = y.reshape(*position_BS.shape, count, config.head_dim)
-      return layers_lib.Norm(config.norm_eps, name=f'{name}_norm')(y) if norm else y
+      if not norm:
+        return y
+      return layers_lib.Norm(config.norm_eps, name=f'{name}_norm')(y)
 
     q_BSNH = rope.rotate(
         heads('q', 'heads', config.num_heads, config.qk_norm), turn)
@@ -279,8 +281,8 @@ class _Transformer(nn.Module):
         'embedding', (vocabulary, config.d_model), ('vocab', 'embed'),
         name='embed')()
     if not config.tie_embeddings:
-      layers_lib.Weight('kernel', (config.d_model, vocabulary), ('embed', 'vocab'),
-              name='head')()
+      layers_lib.Weight('kernel', (config.d_model, vocabulary),
+                        ('embed', 'vocab'), name='head')()
     x_MD = jnp.take(embedding_VD, token_BS.reshape(-1), axis=0)
     x_MD = _by_rows(x_MD.astype(config.dtype))
     stores, key_position_BT, index = None, position_BS, None

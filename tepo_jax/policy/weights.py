@@ -269,7 +269,8 @@ def _write_tensors(folder, config, rows):
   writer = jax.process_index() == 0
   if writer:
     places = tensor_files.create(folder, [
-        (name, np.dtype(rows[path][0].dtype), _file_shape(path, leaf, transpose))
+        (name, np.dtype(rows[path][0].dtype),
+         _file_shape(path, leaf, transpose))
         for path, (leaf, names, transpose) in whole.items() for name in names])
   for path, (leaf, names, transpose) in rows.items():
     for layer, name in enumerate(names):

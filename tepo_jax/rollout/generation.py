@@ -29,6 +29,7 @@ class GroupSampler:
       many slots there are may depend on the memory that is left.
     group_size, max_tokens: G and T.
     grader, tokenizer, timers: what else it takes.
+    check: called after every chunk of decoding; may raise, to give up.
     counts: of the grader (no_answer, timeout, died), added up.
     stats: of the schedule, added up.
   """
@@ -38,6 +39,7 @@ class GroupSampler:
   grader: grading.Grader
   tokenizer: transformers.PreTrainedTokenizerBase
   timers: metrics.Timers
+  check: Callable[[], None] = lambda: None
   counts: collections.Counter = dataclasses.field(
       default_factory=collections.Counter)
   stats: schedule_lib.Stats = dataclasses.field(
@@ -76,7 +78,9 @@ class GroupSampler:
         completions = next(run, None)
       if completions is None:
         return
-      yield completions
+      self.check()
+      if completions:
+        yield completions
 
   def _grade(self, prompts, completions):
     """The completions, their texts, and what the grader says of our share."""

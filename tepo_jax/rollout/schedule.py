@@ -85,7 +85,8 @@ def _unit(columns):
 class Programs:
   """The functions of `engine`, jitted for one model, mesh and decoding.
 
-  empty: (N, W, current column) -> cache. prefill: (weights, token_QP, position_QP) -> cache.
+  empty: (N, W, current column) -> cache.
+  prefill: (weights, token_QP, position_QP) -> cache.
   insert: (cache, prompts, source_R, slot_R) -> cache; donates the first.
   relay: (cache, row_M, shift, W) -> cache; the old one is used up.
   decode: (weights, cache, rows, key, steps, enough) -> cache, Chunk; donates
@@ -159,7 +160,7 @@ class Schedule:
 
   def run(self, weights: Any, requests: Sequence[Request], key: jax.Array,
           stats: Stats | None = None) -> Iterator[list[Completion]]:
-    """The completions of all the requests' samples: lists, as they end.
+    """The completions of all the requests' samples: a list after each chunk.
 
     What the caller does with them happens while the devices decode on.
     """
@@ -169,11 +170,9 @@ class Schedule:
     while run.admit():
       run.fit()
       chunk = run.decode()
-      if done:
-        yield done
-      done = run.harvest(chunk)
-    if done:
       yield done
+      done = run.harvest(chunk)
+    yield done
 
   def prefill_rows(self, width: int) -> int:
     """Q, prompts of one prefill of that width."""

@@ -1,7 +1,7 @@
 """Where arrays live: the device mesh, one rules table, host <-> device.
 
-Everything above names the axes of its arrays logically ('embed', 'heads', 'batch', ...);
-a rules table maps those names to mesh axes.
+Everything above names the axes of its arrays logically ('embed', 'heads',
+'batch', ...); a rules table maps those names to mesh axes.
 
 Mesh axes: `data` copies of the parameters; `fsdp` shards of parameters and
 optimiser state (the batch is split over data and fsdp together); `tensor`

@@ -2,10 +2,11 @@ r"""Kills a training run again and again: it must not show.
 
   python -m tests.faults.kill --kills=50 [--seed=0]
 
-Runs tiny training with SIGKILL at random moments, the same command each time,
-until so many kills are done; each run that reaches its end is compared with
-one that was left alone, file by file and bit by bit. Exits with 1 if one
-differs.
+Runs tiny training with SIGKILL, or now and then SIGTERM, at random moments,
+the same command each time, until so many are sent; each run that reaches its
+end is compared with one that was left alone, file by file and bit by bit.
+After SIGTERM it must end by itself, with status 0, within 30 seconds. Exits
+with 1 if a run differs.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import json
 import os
 import pathlib
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -45,31 +47,34 @@ def start(model: pathlib.Path, workdir: pathlib.Path) -> subprocess.Popen:
 
 
 def moment(rng: random.Random, longest: float):
-  """A condition under which to kill: a time after the start, or a save.
+  """What to send under which condition: after a time, or while it saves.
 
   Returns:
-    (its name, (seconds since the start, workdir) -> bool).
+    (its name, the signal, (seconds since the start, workdir) -> bool).
   """
+  sent = signal.SIGTERM if rng.random() < 0.25 else signal.SIGKILL
   if rng.random() < 0.3:
     def saving(_, workdir):
       return any((workdir / 'checkpoints').glob('*.orbax-checkpoint-tmp*'))
-    return 'while saving', saving
+    return f'{sent.name} while saving', sent, saving
   delay = rng.uniform(0, longest)
-  return f'after {delay:.1f} s', lambda seconds, _: seconds >= delay
+  return (f'{sent.name} after {delay:.1f} s', sent,
+          lambda seconds, _: seconds >= delay)
 
 
-def run_until(process, workdir, condition) -> bool:
-  """Whether the process was killed, and did not end well before."""
+def run_until(process, workdir, sent, condition) -> bool:
+  """Whether the signal was sent before the process ended by itself."""
   begin = time.monotonic()
   while process.poll() is None:
     if condition(time.monotonic() - begin, workdir):
-      process.kill()
+      process.send_signal(sent)
       break
     time.sleep(0.01)
-  _, told = process.communicate()
-  if process.returncode not in (0, -9):
+  was_sent = process.poll() is None
+  _, told = process.communicate(timeout=30 if was_sent else None)
+  if process.returncode not in (0, -sent):
     raise RuntimeError(told.decode()[-2000:])
-  return process.returncode != 0
+  return was_sent
 
 
 def kill_and_compare(model: pathlib.Path, folder: pathlib.Path, kills: int,
@@ -77,16 +82,17 @@ def kill_and_compare(model: pathlib.Path, folder: pathlib.Path, kills: int,
   """Names of what differs from the run that was left alone; none if equal."""
   for name in ('compiling', 'alone'):  # the second is as fast as those below
     begin = time.monotonic()
-    run_until(start(model, folder / name), folder, lambda *_: False)
+    run_until(start(model, folder / name), folder, signal.SIGKILL,
+              lambda *_: False)
     longest = time.monotonic() - begin
   expected = fingerprint(folder / 'alone')
   rng, done, runs_finished, differing = random.Random(seed), 0, 0, []
   while done < kills or not runs_finished:
     workdir = folder / f'killed_{runs_finished}'
-    name, condition = moment(rng, longest)
+    name, sent, condition = moment(rng, longest)
     if done >= kills:
-      name, condition = 'not', lambda *_: False
-    if run_until(start(model, workdir), workdir, condition):
+      condition = lambda *_: False
+    if run_until(start(model, workdir), workdir, sent, condition):
       done += 1
       print(f'kill {done}/{kills}: {name}', flush=True)
       continue

@@ -11,8 +11,8 @@ from safetensors import numpy as safetensors_numpy
 from tepo_jax import errors
 from tepo_jax.policy import tensor_files
 from tepo_jax.policy import weights
+from tepo_jax.tasks import answers
 from tepo_jax.tasks import datasets
-from tepo_jax.tasks import grading
 from tests import fork_server
 
 TENSORS = safetensors_numpy.save(
@@ -96,7 +96,7 @@ latex = st.lists(st.sampled_from(
 
 @hypothesis.given(latex, st.sampled_from(['boxed', 'answer']))
 def test_answers_are_extracted_or_there_is_none(text, style):
-  answer = grading.extract(text, style)
+  answer = answers.extract(text, style)
   assert answer is None or answer in text
 
 

@@ -87,10 +87,10 @@ def replayed(workdir):
   chosen = {name: methods.methods(1e-3)[name] for name in ROWS}
   with replay.open_step(workdir, STEP) as step:
     last = len(step.plan.order) - 1
-    start = jax.device_get(step.trainer.state)
+    start = jax.device_get(step.learner.state)
     small = _small_step(step, chosen['grpo'])
     comparisons = step.compare(chosen)
-    end = jax.device_get(step.trainer.state)
+    end = jax.device_get(step.learner.state)
     view = step.view(chosen['tepo'])
     trained = _train_steps(step, start, chosen, last)
     yield comparisons, trained, view, end, small
@@ -104,31 +104,31 @@ def _small_step(step, row):
 
   return rows_replay.evaluate(
       dataclasses.replace(step.programs, move=move),
-      {'row': objective.make_policy_loss(row)}, step.trainer.state,
-      {'grpo': step.trainer.minibatch(step.plan, 0)}, step.plan.rng(0),
+      {'row': objective.make_policy_loss(row)}, step.learner.state,
+      {'grpo': step.learner.minibatch(step.plan, 0)}, step.plan.rng(0),
       step.old_params)['row']
 
 
 def _train_steps(step, start, chosen, last):
   """Metrics of `train_step` of each row, at the first and the last update."""
-  trainer, plan = step.trainer, step.plan
-  mesh = trainer.session.mesh
-  trainer.state = jax.device_put(start, trainer.programs.state_sharding)
+  learner, plan = step.learner, step.plan
+  mesh = learner.session.mesh
+  learner.state = jax.device_put(start, learner.programs.state_sharding)
   for before in range(last):
     step._update(before)
-  states = {0: start, last: jax.device_get(trainer.state)}
+  states = {0: start, last: jax.device_get(learner.state)}
   found = [{}, {}]
   for name in CHECKED:
-    config = trainer.config.copy_and_resolve_references()
+    config = learner.config.copy_and_resolve_references()
     with config.unlocked():
       config.method = chosen[name]
-    programs = steps.make(config, trainer.session.model, mesh)
-    advantage_B = trainer.to_batch(
+    programs = steps.make(config, learner.session.model, mesh)
+    advantage_B = learner.to_batch(
         step.trained, programs.policy_loss.row.estimator).advantage_B
     for outcomes, (index, state) in zip(found, states.items()):
       _, metrics = programs.train_step(
           jax.device_put(state, programs.state_sharding),
-          trainer.minibatch(plan, index).replace(
+          learner.minibatch(plan, index).replace(
               advantage_B=advantage_B[plan.order[index]]), plan.rng(index),
           plan.noise_floor,
           step.old_params if programs.policy_loss.needs_kl else None)
@@ -151,7 +151,7 @@ def test_a_row_is_what_train_step_says(name, place, replayed):
 
 def test_the_updates_made_again_end_in_the_checkpoint(workdir, replayed):
   with replay.open_step(workdir, STEP) as step:
-    saved = replay._state(step.trainer, workdir, STEP)
+    saved = replay._state(step.learner, workdir, STEP)
   jax.tree.map(np.testing.assert_array_equal, replayed[3],
                jax.device_get(saved))
 

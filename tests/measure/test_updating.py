@@ -67,6 +67,13 @@ def test_parts_measure_packed_and_padded():
       3 * updating.forward_flops(workload) / found['update/packed/seconds'])
 
 
+def test_a_step_is_generation_scores_and_an_update():
+  config = _config()
+  found = list(updating.measure_step(config, workload_lib.of(config), ()))
+  assert [m.name for m in found] == ['step/ours/seconds']
+  assert found[0].value > 0
+
+
 def test_memory_does_not_grow_with_tokens():
   """The whole vocabulary; a narrow model, so that it compiles quickly."""
   head = dataclasses.replace(memory._HEAD, d_model=64)

@@ -13,7 +13,8 @@ from tepo_jax import errors
 from tepo_jax.policy import hub
 from tepo_jax.policy import weights
 
-_TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+_TEMPLATE = ("{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}"
+             '{% endfor %}')
 
 
 def _save_tokenizer(folder, eos='<eos>'):

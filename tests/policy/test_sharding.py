@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 
@@ -19,6 +18,7 @@ from tepo_jax.policy import on_mesh
 from tepo_jax.policy import transformer
 from tepo_jax.policy import weights
 from tepo_jax.runtime import mesh as mesh_lib
+from tests import jobs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # No size of a tensor that tensor=4 or fsdp=4 would divide by chance: 61 words
@@ -181,10 +181,11 @@ def test_each_device_reads_its_slice_alone(saved, monkeypatch):
 
 
 _PROCESS = """
-import sys, jax
+import sys
 from tepo_jax.policy import weights
 from tepo_jax.runtime import mesh as mesh_lib
-mesh_lib.initialize_distributed()
+from tepo_jax.runtime import processes
+processes.initialize()
 mesh = mesh_lib.make({'data': 1, 'fsdp': 1, 'tensor': -1})
 config, params = weights.load(sys.argv[1], 'float32', mesh)
 assert config.vocab_padding == 3
@@ -195,26 +196,10 @@ print('saved')
 
 
 def test_two_processes_load_and_save(saved, tmp_path):
-  with socket.socket() as probe:
-    probe.bind(('localhost', 0))
-    port = probe.getsockname()[1]
-  environment = os.environ | {
-      'XLA_FLAGS': '--xla_force_host_platform_device_count=2',
-      'PYTHONPATH': str(ROOT), 'TEPO_MULTIHOST': '1',
-      'JAX_COORDINATOR_ADDRESS': f'localhost:{port}', 'JAX_NUM_PROCESSES': '2'}
-  processes = [
-      subprocess.Popen(
-          [sys.executable, '-c', _PROCESS, saved[0], tmp_path / 'out'],
-          text=True, env=environment | {'JAX_PROCESS_ID': str(rank)},
-          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-      for rank in range(2)]
-  try:
-    for process in processes:
-      out, err = process.communicate(timeout=120)
-      assert out.endswith('saved\n'), err[-2000:]
-  finally:
-    for process in processes:
-      process.kill()
+  job = jobs.start(
+      2, ['-c', _PROCESS], saved[0], tmp_path / 'out')
+  for _, out, err in jobs.finish(job, timeout=120):
+    assert out.endswith('saved\n'), err[-2000:]
   assert (tmp_path / 'out' / 'model.safetensors').read_bytes() == (
       saved[0] / 'model.safetensors').read_bytes()
 

@@ -49,7 +49,8 @@ def test_two_sequences_in_a_row():
       'scored_RS': [0, 1, 1, 1, 0, 1, 1, 1, 1, 0, 0]}.items():
     np.testing.assert_array_equal(getattr(block, name)[0, 0], want, name)
     unused = getattr(block, name)[1:]
-    assert (unused == (-1 if name in ('position_RS', 'segment_RS') else 0)).all()
+    empty = -1 if name in ('position_RS', 'segment_RS') else 0
+    assert (unused == empty).all()
   np.testing.assert_array_equal(minibatch.column_B[:2], [0, 3])
   np.testing.assert_array_equal(_found(minibatch, 0), [3, 4, 5])
   np.testing.assert_array_equal(_found(minibatch, 1), [102, 103, 104, 105])

@@ -1,0 +1,209 @@
+"""The policy of a run, and the updates that a rollout step makes to it."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from tepo_jax import errors
+from tepo_jax.job import session as session_lib
+from tepo_jax.job import steps
+from tepo_jax.job import telling
+from tepo_jax.learning import update
+from tepo_jax.policy import lora
+from tepo_jax.rollout import collect
+from tepo_jax.runtime import mesh as mesh_lib
+
+MAX_SKIPPED = 3  # updates in a row that are not finite before a run stops
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """The updates of a rollout step.
+
+  batch: on the host, with ℓ° and H°. noise_floor: see `update.train_step`.
+  order: the rows of each update. first: the minibatches of the first epoch,
+  on the devices. key: of the step's random numbers. scalars: metrics.
+  """
+  batch: update.Batch
+  noise_floor: float
+  order: list[np.ndarray]
+  first: list[update.Minibatch]
+  key: jax.Array
+  scalars: dict[str, float]
+
+  def rng(self, index: int) -> jax.Array:
+    """Of one update."""
+    return jax.random.fold_in(self.key, index)
+
+
+class Learner:
+  """The policy, and what updates it.
+
+  Attributes:
+    state: update.TrainState. frozen: with LoRA the base, else None.
+    skipped_in_a_row: updates that were not finite.
+  """
+
+  def __init__(self, config: ml_collections.ConfigDict,
+               session: session_lib.Session):
+    self.config, self.session = config, session
+    self.programs = steps.make(config, session.model, session.mesh)
+    steps.check_memory(self.programs)
+    self.state, self.frozen, self.skipped_in_a_row = None, None, 0
+
+  def load_base(self) -> None:
+    """With LoRA: the model folder's weights, frozen."""
+    self.frozen = None
+    if self.programs.model.lora:
+      self.frozen = self.programs.freeze(self.session.load_params())
+
+  def first_state(self) -> update.TrainState:
+    """Of step 0; `load_base` comes first."""
+    params = (self.session.load_params() if self.frozen is None else
+              self.programs.init_adapters(
+                  steps.stream(self.config.seed, 'adapters')))
+    return self.programs.init_state(params)
+
+  def policy(self) -> Any:
+    """The whole weights, as the model has them."""
+    return lora.combine(self.frozen, self.state.params)
+
+  def base(self) -> tuple:
+    """What the jitted functions take besides, with LoRA."""
+    return () if self.frozen is None else (self.frozen,)
+
+  def learn(self, number: int, groups: list[collect.Group]
+            ) -> dict[str, float]:
+    """All the updates of a rollout step; returns their metrics, averaged.
+
+    Raises:
+      errors.RunError: MAX_SKIPPED updates in a row were not finite, or the
+        sampler's log-probabilities are too far from the trainer's.
+    """
+    plan = self.plan_updates(number, groups)
+    old_params = (self.programs.to_old_policy(self.state.params)
+                  if self.programs.policy_loss.needs_kl else None)
+    with self.session.timers('update'):
+      history = jax.device_get([
+          self.make_update(plan, index, old_params)
+          for index in range(len(plan.order))])
+    for outcome in history:
+      self._count_skipped(outcome, number)
+    return plan.scalars | telling.average(history)
+
+  def plan_updates(self, number: int, groups: list[collect.Group]) -> 'Plan':
+    """The updates of rollout step `number`, from the policy as it is now."""
+    batch = self.to_batch(groups, self.programs.policy_loss.row.estimator)
+    order, later = self._orders(batch, number)
+    with self.session.timers('score'):
+      packed = [self.programs.pack(_rows(batch, rows)) for rows in order]
+      minibatches, batch = self._score(batch, order, packed)
+      noise_floor = self._noise_floor(batch, number)
+    return Plan(
+        batch, noise_floor, order + later, minibatches,
+        jax.random.fold_in(steps.stream(self.config.seed, 'update'), number),
+        {'noise_floor': noise_floor} | self._gap(batch)
+        | telling.packing_metrics(batch, packed))
+
+  def to_batch(self, groups: list[collect.Group], estimator: str,
+               rows: int | None = None) -> update.Batch:
+    """Host arrays of the groups; `rows` is a rollout's if not given."""
+    rollout = self.config.rollout
+    return collect.to_batch(
+        groups, telling.rewards(groups, rollout),
+        rows=rows or rollout.prompts * rollout.samples,
+        width=self.config.data.max_prompt_tokens, estimator=estimator)
+
+  def make_update(self, plan: 'Plan', index: int, old_params: Any
+                  ) -> dict[str, jax.Array]:
+    """One of the plan's updates; its metrics, on the devices."""
+    self.state, outcome = self.programs.train_step(
+        self.state, self.minibatch(plan, index), plan.rng(index),
+        plan.noise_floor, old_params, *self.base())
+    return outcome
+
+  def minibatch(self, plan: 'Plan', index: int) -> update.Minibatch:
+    """What one of the plan's updates sees, on the devices."""
+    if index < len(plan.first):
+      return plan.first[index]
+    return self.on_devices(_rows(plan.batch, plan.order[index]))
+
+  def on_devices(self, batch: update.Batch) -> update.Minibatch:
+    """The rows of a host batch, packed."""
+    return self._put(self.programs.pack(batch))
+
+  def _orders(self, batch, number, epochs=None):
+    """Rows of each update, of the first epoch and of the others.
+
+    A minibatch of filler alone (mode 'drop') is left out.
+    """
+    settings = self.config.train
+    order = list(collect.minibatch_order(
+        len(batch.mask_BT), self.config.rollout.samples,
+        settings.minibatch_prompts, epochs or settings.epochs,
+        self.config.seed, number))
+    first = self.config.rollout.prompts // settings.minibatch_prompts
+    return [[rows for rows in part if batch.mask_BT[rows].any()]
+            for part in (order[:first], order[first:])]
+
+  def _put(self, minibatch):
+    return mesh_lib.put(minibatch, self.programs.minibatch_sharding)
+
+  def _score(self, batch, order, packed):
+    """The minibatches with ℓ° and H°, on the devices, and the batch with them.
+
+    Each is scored as it will be trained on: the same rows, packed alike.
+    """
+    minibatches = list(map(self._put, packed))
+    scored = [self.programs.score(self.state.params, minibatch, *self.base())
+              for minibatch in minibatches]
+    old_logp_BT = np.zeros_like(batch.old_logp_BT)
+    old_entropy_BT = np.zeros_like(batch.old_entropy_BT)
+    for rows, scores in zip(order, mesh_lib.to_host(scored)):
+      old_logp_BT[rows], old_entropy_BT[rows] = scores
+    return [
+        minibatch.replace(old_logp_BT=logp_BT, old_entropy_BT=entropy_BT)
+        for minibatch, (logp_BT, entropy_BT) in zip(minibatches, scored)
+    ], batch.replace(old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT)
+
+  def _noise_floor(self, batch, number):
+    """p99 of |H − H°| when only the packing changes, nats.
+
+    What later epochs see of rounding: measured on a minibatch of theirs, whose
+    completions come from all over the batch.
+    """
+    *_, rows = self._orders(batch, number, epochs=2)[1]
+    again = _rows(batch, rows)
+    _, entropy_BT = mesh_lib.to_host(self.programs.score(
+        self.state.params, self.on_devices(again), *self.base()))
+    moved = np.abs(entropy_BT - again.old_entropy_BT)
+    return float(np.quantile(moved[again.mask_BT > 0], 0.99))
+
+  def _gap(self, batch):
+    """How far the sampler's log π is from the trainer's, nats."""
+    gaps = np.abs(batch.sampler_logp_BT - batch.old_logp_BT)[
+        batch.mask_BT > 0]
+    limit = self.config.rollout.logp_gap_limit
+    if not gaps.mean() <= limit:
+      raise errors.RunError(
+          f'the sampler\'s log-probabilities are {gaps.mean():.3g} nats from '
+          f'the trainer\'s on average, more than rollout.logp_gap_limit='
+          f'{limit}: the ratios would be noise')
+    return {'logp_gap_mean': gaps.mean(), 'logp_gap_p99': np.quantile(
+        gaps, 0.99)}
+
+  def _count_skipped(self, outcome, number):
+    skipped = outcome['skipped'] > 0
+    self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
+    if self.skipped_in_a_row == MAX_SKIPPED:
+      raise errors.RunError(
+          f'{MAX_SKIPPED} updates in a row had a loss or gradient that is not '
+          f'finite (the last: loss {outcome["loss"]}, gradient norm '
+          f'{outcome["grad_norm"]}) in step {number}')
+
+
+def _rows(batch, rows):
+  return jax.tree.map(lambda x: x[rows], batch)
