@@ -81,7 +81,7 @@ with processes.ending_together():
 @pytest.mark.parametrize('lost', [0, 1])
 def test_a_killed_process_ends_the_other(lost):
   program = _LOSE.format(how='os.kill(os.getpid(), 9)')
-  outcomes = jobs.finish(jobs.start(2, ['-c', program], str(lost)))
+  outcomes = jobs.finish(jobs.start(2, ['-c', program], str(lost)), 200)
   status, _, said = outcomes[1 - lost]
   # JAX's own watch on the others may come first: it aborts.
   assert status in (processes.LOST, -6)
@@ -91,6 +91,6 @@ def test_a_killed_process_ends_the_other(lost):
 
 def test_a_failing_process_ends_the_other_and_tells_why():
   program = _LOSE.format(how='raise ValueError("of its own")')
-  failed, other = jobs.finish(jobs.start(2, ['-c', program], '0'))
+  failed, other = jobs.finish(jobs.start(2, ['-c', program], '0'), 200)
   assert failed[0] == 1 and 'ValueError: of its own' in failed[2]
   assert other[0] in (processes.LOST, -6)
