@@ -12,6 +12,8 @@ from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import processes
 from tests import jobs
 
+pytestmark = pytest.mark.long
+
 _TINY = ('--config=configs/tiny.py:tepo', '--config.eval.period=0',
          '--config.rollout.prompts=2', '--config.rollout.samples=4',
          '--config.rollout.max_tokens=12', '--config.train.row_tokens=36',

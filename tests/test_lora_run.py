@@ -11,7 +11,11 @@ import transformers
 
 from tepo_jax.job import session
 from tepo_jax.runtime import mesh as mesh_lib
+import pytest
+
 from tests import runs
+
+pytestmark = pytest.mark.long
 
 
 def test_train_continue_and_export_with_lora(tmp_path, monkeypatch):

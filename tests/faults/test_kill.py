@@ -1,7 +1,11 @@
 """The shortened harness: `python -m tests.faults.kill` is the whole."""
 
+import pytest
+
 from tests import runs
 from tests.faults import kill
+
+pytestmark = pytest.mark.long
 
 
 def test_kills_do_not_show(tmp_path):

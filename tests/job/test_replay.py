@@ -23,6 +23,8 @@ from tepo_jax.job import trainer as trainer_lib
 from tepo_jax.learning import objective
 from tepo_jax.rollout import dump
 
+pytestmark = pytest.mark.long
+
 pytestmark = pytest.mark.usefixtures('quick_compile')
 
 STEP = 2
