@@ -23,9 +23,7 @@ from tepo_jax.job import trainer as trainer_lib
 from tepo_jax.learning import objective
 from tepo_jax.rollout import dump
 
-pytestmark = pytest.mark.long
-
-pytestmark = pytest.mark.usefixtures('quick_compile')
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures('quick_compile')]
 
 STEP = 2
 ROWS = ('grpo', 'tepo', 'clip_cov', 'gpg')
