@@ -37,6 +37,7 @@ import ml_collections
 from ml_collections import config_flags
 
 from tepo_jax import errors
+from tepo_jax import files
 
 # Read when transformers is imported: it would advise to install PyTorch.
 os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
@@ -51,8 +52,8 @@ _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO,
                    errno.EROFS})
 
 # What a run's memory on the devices grows with.
-_MEMORY_FIELDS = ('config.train.chunk_size, config.rollout.prompts or '
-                  'config.rollout.max_tokens')
+_MEMORY_FIELDS = ('config.rollout.slots, config.train.microbatch_tokens or '
+                  'config.train.chunk_size')
 
 _WANTED = {int: 'a whole number', float: 'a number', bool: 'true or false',
            tuple: "a tuple such as '(1, 2)'"}
@@ -174,11 +175,9 @@ def config_digest(config: ml_collections.ConfigDict) -> str:
 def save_config(config: ml_collections.ConfigDict,
                 workdir: str | os.PathLike) -> None:
   """Writes DIR/config.json: every field, sorted, replaced by rename."""
-  path = pathlib.Path(workdir) / 'config.json'
-  temporary = path.with_suffix('.json.tmp')
-  temporary.write_text(
-      json.dumps(config.to_dict(), indent=2, sort_keys=True) + '\n', 'utf-8')
-  os.replace(temporary, path)
+  files.replace_text(
+      pathlib.Path(workdir) / 'config.json',
+      json.dumps(config.to_dict(), indent=2, sort_keys=True) + '\n')
 
 
 def read_config(workdir: str | os.PathLike) -> ml_collections.ConfigDict:

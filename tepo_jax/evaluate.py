@@ -10,6 +10,7 @@ intervals. Killed and started again, it goes on where it was, to the same
 results.
 """
 
+import contextlib
 import json
 import pathlib
 
@@ -44,7 +45,9 @@ def main() -> None:
   folder, params, step = _checkpoint(config), None, None
   checkpoints = folder / session_lib.CHECKPOINTS
   if checkpoints.is_dir():
-    step = checkpoint_lib.Checkpointer(checkpoints, read_only=True).latest()
+    with contextlib.closing(
+        checkpoint_lib.Checkpointer(checkpoints, read_only=True)) as saved:
+      step = saved.latest()
   samples = sample_file.SampleFile(out, _identity(config, folder, step))
   if checkpoints.is_dir():
     folder, params = session_lib.restore_params(

@@ -8,13 +8,12 @@ each run is a fork of it that executes the module as __main__.
 """
 
 import json
-import os
 import pathlib
 import subprocess
 import sys
 import tempfile
 
-ROOT = pathlib.Path(__file__).parents[1]
+from tests import runs
 
 _SERVER = """
 import json, os, runpy, sys
@@ -52,11 +51,9 @@ class Server:
   """A process with everything imported, and its forks."""
 
   def __init__(self):
-    environment = {name: value for name, value in os.environ.items()
-                   if name != 'XLA_FLAGS'}  # one device, as on a laptop
     self._process = subprocess.Popen(
-        [sys.executable, '-c', _SERVER], cwd=ROOT, text=True, env=environment,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        [sys.executable, '-c', _SERVER], cwd=runs.ROOT, text=True,
+        env=runs.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
   def __enter__(self) -> 'Server':
     return self

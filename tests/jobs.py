@@ -1,12 +1,11 @@
 """Several processes on the CPU that are one job, for tests."""
 
 import os
-import pathlib
 import socket
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+from tests import runs
 
 
 def start(count, program, *arguments, devices=2, **changes):
@@ -16,12 +15,12 @@ def start(count, program, *arguments, devices=2, **changes):
     port = probe.getsockname()[1]
   environment = os.environ | {
       'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}',
-      'PYTHONPATH': str(ROOT), 'TEPO_MULTIHOST': '1',
+      'PYTHONPATH': str(runs.ROOT), 'TEPO_MULTIHOST': '1',
       'JAX_COORDINATOR_ADDRESS': f'localhost:{port}',
       'JAX_NUM_PROCESSES': str(count)} | changes
   return [
       subprocess.Popen(
-          [sys.executable, *program, *arguments], text=True, cwd=ROOT,
+          [sys.executable, *program, *arguments], text=True, cwd=runs.ROOT,
           env=environment | {'JAX_PROCESS_ID': str(rank)},
           stdout=subprocess.PIPE, stderr=subprocess.PIPE)
       for rank in range(count)]

@@ -94,7 +94,7 @@ class Learner:
       self._count_skipped(outcome, number)
     return plan.scalars | telling.average(history)
 
-  def plan_updates(self, number: int, groups: list[collect.Group]) -> 'Plan':
+  def plan_updates(self, number: int, groups: list[collect.Group]) -> Plan:
     """The updates of rollout step `number`, from the policy as it is now."""
     batch = self.to_batch(groups, self.programs.policy_loss.row.estimator)
     order, later = self._orders(batch, number)
@@ -117,7 +117,7 @@ class Learner:
         rows=rows or rollout.prompts * rollout.samples,
         width=self.config.data.max_prompt_tokens, estimator=estimator)
 
-  def make_update(self, plan: 'Plan', index: int, old_params: Any
+  def make_update(self, plan: Plan, index: int, old_params: Any
                   ) -> dict[str, jax.Array]:
     """One of the plan's updates; its metrics, on the devices."""
     self.state, outcome = self.programs.train_step(
@@ -125,7 +125,7 @@ class Learner:
         plan.noise_floor, old_params, *self.base())
     return outcome
 
-  def minibatch(self, plan: 'Plan', index: int) -> update.Minibatch:
+  def minibatch(self, plan: Plan, index: int) -> update.Minibatch:
     """What one of the plan's updates sees, on the devices."""
     if index < len(plan.first):
       return plan.first[index]

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tepo_jax import errors
+from tepo_jax import files
 from tepo_jax.analysis import results
 
 IDENTITY = 'evaluation.json'
@@ -56,8 +57,9 @@ class SampleFile:
     """
     self._folder.mkdir(parents=True, exist_ok=True)
     self._groups = {name: {} for name in samples}
-    _replace(self._folder / IDENTITY,
-             json.dumps(self._identity, indent=2, sort_keys=True) + '\n')
+    files.replace_text(
+        self._folder / IDENTITY,
+        json.dumps(self._identity, indent=2, sort_keys=True) + '\n')
     if self._path.exists():
       for line in _whole_lines(self._path):
         self._groups[line['set']].setdefault(line['id'], []).append(line)
@@ -86,7 +88,7 @@ class SampleFile:
             for name, groups in self._groups.items()}
 
   def _rewrite(self):
-    _replace(self._path, ''.join(
+    files.replace_text(self._path, ''.join(
         _text(lines) for groups in self._groups.values()
         for lines in groups.values()))
 
@@ -100,9 +102,3 @@ def _whole_lines(path):
 
 def _text(lines):
   return ''.join(json.dumps(line) + '\n' for line in lines)
-
-
-def _replace(path, text):
-  temporary = path.with_name(path.name + '.tmp')
-  temporary.write_text(text)
-  os.replace(temporary, path)

@@ -128,13 +128,11 @@ class Stats:
 
   tokens, slot_steps: drawn, and that could have been drawn.
   busy_tokens, busy_slot_steps: the same while work waited.
-  column_steps: columns of the cache read, a row and step.
   """
   tokens: int = 0
   slot_steps: int = 0
   busy_tokens: int = 0
   busy_slot_steps: int = 0
-  column_steps: int = 0
   steps: int = 0
   chunks: int = 0
   prefills: int = 0
@@ -333,7 +331,6 @@ class _Run:
     stats.chunks += 1
     stats.tokens += tokens
     stats.slot_steps += possible
-    stats.column_steps += possible * self.columns
     if self._waits():
       stats.busy_tokens += tokens
       stats.busy_slot_steps += possible

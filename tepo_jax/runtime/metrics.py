@@ -17,6 +17,8 @@ from tensorboardX import event_file_writer
 from tensorboardX.proto import event_pb2
 from tensorboardX.proto import summary_pb2
 
+from tepo_jax import files
+
 PLAIN_PHASE_SECONDS = 5.0  # least time between phase lines off a terminal
 
 
@@ -65,9 +67,7 @@ class Writer:
         if json.loads(line)['step'] <= step:
           kept.append(line + '\n')
     self._file.close()
-    temporary = self._path.with_suffix('.jsonl.tmp')
-    temporary.write_text(''.join(kept), 'utf-8')
-    os.replace(temporary, self._path)
+    files.replace_text(self._path, ''.join(kept))
     self._file = self._path.open('a', encoding='utf-8')
     self._events.purge_from(step + 1)
 
