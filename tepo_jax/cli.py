@@ -23,6 +23,7 @@ import importlib.machinery
 import importlib.util
 import json
 import logging
+import math
 import os
 import pathlib
 import re
@@ -52,8 +53,10 @@ _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO,
                    errno.EROFS})
 
 # What a run's memory on the devices grows with.
-_MEMORY_FIELDS = ('config.rollout.slots, config.train.microbatch_tokens or '
-                  'config.train.chunk_size')
+_MEMORY_FIELDS = (
+    'in sampling, lower config.rollout.slots; in updates, '
+    'config.train.microbatch_tokens or config.train.chunk_size, or set '
+    'config.compute.remat=full')
 
 _WANTED = {int: 'a whole number', float: 'a number', bool: 'true or false',
            tuple: "a tuple such as '(1, 2)'"}
@@ -99,7 +102,7 @@ def _no_defect(error: Exception) -> str | None:
     where = f'{error.filename}: ' if error.filename else ''
     return f'{where}{error.strerror}'
   if 'RESOURCE_EXHAUSTED' in str(error):  # jax's error, without importing jax
-    return (f'out of device memory: {_one_line(error)[:200]}; lower '
+    return (f'out of device memory: {_one_line(error)[:800]}; '
             f'{_MEMORY_FIELDS}; `python -m tepo_jax.plan` says what fits')
   return None
 
@@ -174,10 +177,13 @@ def config_digest(config: ml_collections.ConfigDict) -> str:
 
 def save_config(config: ml_collections.ConfigDict,
                 workdir: str | os.PathLike) -> None:
-  """Writes DIR/config.json: every field, sorted, replaced by rename."""
-  files.replace_text(
-      pathlib.Path(workdir) / 'config.json',
-      json.dumps(config.to_dict(), indent=2, sort_keys=True) + '\n')
+  """Writes DIR/config.json: every field, sorted, replaced by rename.
+
+  JSON has no infinity: it is the text 'Infinity', which `read_config` takes.
+  """
+  text = json.dumps(_for_json(config.to_dict()), indent=2, sort_keys=True,
+                    allow_nan=False)
+  files.replace_text(pathlib.Path(workdir) / 'config.json', text + '\n')
 
 
 def read_config(workdir: str | os.PathLike) -> ml_collections.ConfigDict:
@@ -196,7 +202,7 @@ def read_config(workdir: str | os.PathLike) -> ml_collections.ConfigDict:
     raise errors.InputError(f'{path}: {error}') from error
   if not isinstance(saved, dict):
     raise errors.InputError(f'{path}: not a JSON object')
-  return ml_collections.ConfigDict(_tuples(saved)).lock()
+  return ml_collections.ConfigDict(_from_json(saved)).lock()
 
 
 def claim_workdir(config: ml_collections.ConfigDict,
@@ -353,9 +359,9 @@ def _flag_error(error: Exception,
 def _check_same_run(config: ml_collections.ConfigDict,
                     workdir: pathlib.Path) -> None:
   saved = field_names(read_config(workdir))
-  # Through JSON, as the saved one: tuples are lists there.
-  asked = field_names(ml_collections.ConfigDict(
-      _tuples(json.loads(json.dumps(config.to_dict())))))
+  # Through JSON, as the saved one: whatever that does to it.
+  asked = field_names(ml_collections.ConfigDict(_from_json(
+      json.loads(json.dumps(_for_json(config.to_dict()))))))
   differing = [
       f'{name} ({_shown(saved, name)} there, {_shown(asked, name)} here)'
       for name in sorted(saved.keys() | asked.keys())
@@ -370,11 +376,19 @@ def _shown(fields: dict[str, Any], name: str) -> str:
   return repr(fields[name]) if name in fields else 'absent'
 
 
-def _tuples(node: Any) -> Any:
-  """JSON's lists as the tuples that configs hold."""
+def _for_json(node: Any) -> Any:
   if isinstance(node, dict):
-    return {key: _tuples(value) for key, value in node.items()}
-  return tuple(_tuples(x) for x in node) if isinstance(node, list) else node
+    return {key: _for_json(value) for key, value in node.items()}
+  return 'Infinity' if node == math.inf else node
+
+
+def _from_json(node: Any) -> Any:
+  """JSON's lists as the tuples that configs hold; see `save_config`."""
+  if isinstance(node, dict):
+    return {key: _from_json(value) for key, value in node.items()}
+  if isinstance(node, list):
+    return tuple(map(_from_json, node))
+  return math.inf if node == 'Infinity' else node
 
 
 def _program_name() -> str:

@@ -24,6 +24,7 @@ from tepo_jax import cli
 from tepo_jax import errors
 from tepo_jax.job import base_model
 from tepo_jax.job import checks
+from tepo_jax.job import device_memory
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import telling
 from tepo_jax.job import trainer
@@ -55,9 +56,10 @@ def train(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
     processes.on_first(make_base_model, config, workdir, folder)
   with session_lib.open_folder(config, folder) as session:
     run = trainer.Trainer(config, session)
-    run.open(workdir)
-    with contextlib.closing(run):
-      run.run(stop)
+    with device_memory.noted(run.learner):
+      run.open(workdir)
+      with contextlib.closing(run):
+        run.run(stop)
   if processes.is_first():
     print(telling.results_table(workdir))
 

@@ -1,6 +1,7 @@
 """cli: a program's command line, its workdir, and what it says when wrong."""
 
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -213,6 +214,19 @@ def test_only_steps_may_change(tmp_path):
   assert cli.config_digest(_config()) == cli.config_digest(
       cli.read_config(tmp_path))
   assert cli.config_digest(_config()) != cli.config_digest(_config(seed=1))
+
+
+def test_an_infinite_field_is_saved_as_json_and_read_back(tmp_path):
+  config = _config()
+  config.clip = ml_collections.ConfigDict({'low': math.inf, 'high': 0.3})
+  cli.claim_workdir(config, tmp_path)
+  cli.claim_workdir(config, tmp_path)
+  text = (tmp_path / 'config.json').read_text()
+  assert json.loads(text, parse_constant=pytest.fail)['clip']['high'] == 0.3
+  assert cli.read_config(tmp_path).to_dict() == config.to_dict()
+  config.clip.low = 0.2
+  with pytest.raises(errors.InputError, match='clip.low .inf there, 0.2 here'):
+    cli.claim_workdir(config, tmp_path)
 
 
 def test_a_folder_that_is_no_run_s_is_refused(tmp_path):

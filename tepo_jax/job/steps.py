@@ -298,12 +298,8 @@ def _trained(model):
   return _split(model, transformer.abstract_params(model, 'float32'))[1]
 
 
-def check_memory(programs: Programs) -> None:
-  """Refuses a mesh whose devices cannot hold what outlives a jitted call.
-
-  Raises:
-    errors.InputError: with the bytes on a device.
-  """
+def memory_parts(programs: Programs) -> dict[str, Any]:
+  """What outlives a jitted call: name -> ShapeDtypeStructs with shardings."""
   model, mesh = programs.model, programs.mesh
   def placed(rules, dtype):
     return jax.tree.map(
@@ -313,10 +309,18 @@ def check_memory(programs: Programs) -> None:
 
   state = abstract_state(programs)
   frozen, _ = _split(model, placed(mesh_lib.RULES, model.dtype))
-  mesh_lib.check_memory(mesh, {
-      'weights and moments': state, 'gradient': state.params,
-      'frozen weights': frozen,
-      'weights for decoding': placed(mesh_lib.DECODE_RULES, model.dtype)})
+  return {'weights and moments': state, 'gradient': state.params,
+          'frozen weights': frozen,
+          'weights for decoding': placed(mesh_lib.DECODE_RULES, model.dtype)}
+
+
+def check_memory(programs: Programs) -> None:
+  """Refuses a mesh whose devices cannot hold what outlives a jitted call.
+
+  Raises:
+    errors.InputError: with the bytes on a device.
+  """
+  mesh_lib.check_memory(programs.mesh, memory_parts(programs))
 
 
 def _init_state(optimizer, params):

@@ -26,6 +26,7 @@ from tepo_jax.rollout import schedule
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import compilation
 from tepo_jax.runtime import environment
+from tepo_jax.runtime import host
 from tepo_jax.runtime import metrics
 from tepo_jax.runtime import processes
 from tepo_jax.tasks import prompts
@@ -55,7 +56,7 @@ class Trainer:
     self.evaluations = evaluation.prepare(session) if config.eval.period else []
     self.progress = metrics.Progress(
         config.steps, sys.stderr if processes.is_first() else io.StringIO())
-    self.compilations = compilation.Counter()
+    self.compilations = compilation.Counter(_warm_up(config))
     self.background = futures.ThreadPoolExecutor(1)
 
   def open(self, workdir: pathlib.Path) -> None:
@@ -90,11 +91,19 @@ class Trainer:
       self.writer.truncate(-1)
     else:
       self.step, learner.state, extra = saved
+      self._check_config(extra['config_digest'])
       self.cursor, self.unrecorded = extra['cursor'], extra['unrecorded']
       learner.skipped_in_a_row = extra['skipped_in_a_row']
       self.writer.truncate(self.step - (self.unrecorded is not None))
       if processes.is_first():
         print(f'continuing {self.workdir} after step {self.step}', flush=True)
+
+  def _check_config(self, digest):
+    """The workdir's config.json is ours; are the checkpoints too?"""
+    if digest != cli.config_digest(self.config):
+      raise errors.InputError(
+          f'{self.workdir / session_lib.CHECKPOINTS}/{self.step} is of a run '
+          'with another config than this workdir\'s config.json')
 
   def run(self, stop: 'StopRequest') -> None:
     """Steps until `config.steps`, or until it is asked to stop.
@@ -186,9 +195,9 @@ class Trainer:
     scalars |= {f'seconds/{phase}': value
                 for phase, value in self.session.timers.pop().items()}
     tokens = sum(g.length_G.sum() for g in rollout.sampled)
-    return scalars | {'seconds/step': seconds,
-                      'tokens_per_second': tokens / seconds,
-                      'compilations': self.compilations.pop()}
+    return scalars | host.usage() | {
+        'seconds/step': seconds, 'tokens_per_second': tokens / seconds,
+        'compilations': self.compilations.pop()}
 
   def _update(self, number, rollout):
     """The learner's; a rollout on which it fails is kept for a replay."""
@@ -252,6 +261,14 @@ class Trainer:
             number, rollout, np.split(rewards_B, len(rollout.sampled)),
             data.name, prompts.get(data.template).style),
         settings.format, settings.max_megabytes)
+
+
+def _warm_up(config):
+  """Steps until all has been compiled that every run does.
+
+  What follows a step, its evaluation and its save, counts with the next one.
+  """
+  return 1 + max(10, config.eval.period, config.checkpoint.period)
 
 
 class Stopped(Exception):

@@ -190,14 +190,24 @@ def check_memory(mesh: jax.sharding.Mesh, parts: Mapping[str, Any],
   if limit is None:
     stats = mesh.local_devices[0].memory_stats()
     limit = stats['bytes_limit'] if stats else math.inf
-  sizes = {name: sum(map(_bytes_on_device, jax.tree.leaves(tree)))
-           for name, tree in parts.items()}
+  sizes = bytes_on_device(parts)
   if sum(sizes.values()) > limit:
-    listed = ', '.join(f'{name} {size / 1e9:.4g} GB'
-                       for name, size in sizes.items())
     raise errors.InputError(
         f'mesh {dict(mesh.shape)}: a device has {limit / 1e9:.4g} GB of memory '
-        f'and would have to hold {sum(sizes.values()) / 1e9:.4g} GB: {listed}')
+        f'and would have to hold {sum(sizes.values()) / 1e9:.4g} GB: '
+        f'{in_gigabytes(sizes)}')
+
+
+def bytes_on_device(parts: Mapping[str, Any]) -> dict[str, int]:
+  """What a device holds of each tree of ShapeDtypeStructs with shardings."""
+  return {name: sum(map(_bytes_on_device, jax.tree.leaves(tree)))
+          for name, tree in parts.items()}
+
+
+def in_gigabytes(sizes: Mapping[str, float]) -> str:
+  """'weights 1.5 GB, gradient 0.5 GB'."""
+  return ', '.join(f'{name} {size / 1e9:.4g} GB'
+                   for name, size in sizes.items() if size)
 
 
 def _bytes_on_device(leaf):

@@ -28,19 +28,19 @@ class Writer:
   One line a step, `{"step": 3, "reward": 0.5, ...}`, flushed at once. Every
   line is valid JSON: NaN and the infinities are written as null (TensorBoard
   gets them as they are). metrics.jsonl is the record of the run and errors
-  in writing it are raised; TensorBoard is a convenience, and its first error
-  is told once on stderr and ends it.
+  in writing it are raised; TensorBoard and Weights & Biases are conveniences:
+  the first error of each is told on stderr and ends it.
   """
 
   def __init__(self, workdir: str | os.PathLike,
                wandb_project: str | None = None,
                config: Mapping[str, Any] | None = None):
     """`wandb_project`: also log there, with the config."""
-    self._wandb = wandb_project and _wandb_run(
-        workdir, wandb_project, config)
     self._path = pathlib.Path(workdir) / 'metrics.jsonl'
     self._path.parent.mkdir(parents=True, exist_ok=True)
-    self._events = _Events(pathlib.Path(workdir) / 'tensorboard')
+    self._sinks = [_Events(pathlib.Path(workdir) / 'tensorboard')]
+    if wandb_project:
+      self._sinks.append(_Wandb(workdir, wandb_project, config))
     self._file = self._path.open('a', encoding='utf-8')
 
   def write(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -51,9 +51,8 @@ class Writer:
         for name, value in values.items()}
     self._file.write(json.dumps(line, allow_nan=False) + '\n')
     self._file.flush()
-    self._events.write(step, values)
-    if self._wandb:
-      self._wandb.log(values, step=int(step))
+    for sink in self._sinks:
+      sink.write(int(step), values)
 
   def truncate(self, step: int) -> None:
     """Forgets what lies after `step`, for a run that resumes there.
@@ -69,25 +68,13 @@ class Writer:
     self._file.close()
     files.replace_text(self._path, ''.join(kept))
     self._file = self._path.open('a', encoding='utf-8')
-    self._events.purge_from(step + 1)
+    for sink in self._sinks:
+      sink.purge_from(step + 1)
 
   def close(self) -> None:
     self._file.close()
-    self._events.close()
-    if self._wandb:
-      self._wandb.finish()
-
-
-def _wandb_run(workdir, project, config):
-  """The Weights & Biases run of this workdir, continued if it is known there.
-
-  Its mode (online, offline) is that of the environment's WANDB_MODE.
-  """
-  import wandb  # optional: not in requirements.txt
-  path = pathlib.Path(workdir).absolute()
-  return wandb.init(
-      project=project, name=path.name, dir=path, config=dict(config),
-      id=hashlib.sha256(str(path).encode()).hexdigest()[:16], resume='allow')
+    for sink in self._sinks:
+      sink.close()
 
 
 class NoWriter:
@@ -103,19 +90,39 @@ class NoWriter:
     pass
 
 
-class _Events:
+class _Sink:
+  """Where a run's numbers are shown; a run goes on without.
+
+  name: in the warning. errors: what may go wrong with it.
+  """
+  name: str
+  errors: tuple[type[Exception], ...]
+  _broken = False
+
+  @contextlib.contextmanager
+  def _told_once(self) -> Iterator[None]:
+    try:
+      yield
+    except self.errors as error:
+      if not self._broken:
+        print(f'warning: no more {self.name}: {" ".join(str(error).split())}',
+              file=sys.stderr, flush=True)
+      self._broken = True
+      self._writer = None
+
+
+class _Events(_Sink):
   """TensorBoard events, written in the caller's thread.
 
   tensorboardX's SummaryWriter has a thread and a bounded queue: when its disk
   fails the thread dies and training hangs on the full queue. Its event writer
   alone is all that scalars need.
   """
+  name, errors = 'TensorBoard events', (OSError, ValueError)
 
   def __init__(self, directory: pathlib.Path):
     self._directory = directory
-    self._purge_step = None
     self._writer = None
-    self._broken = False
 
   def write(self, step: int, scalars: Mapping[str, float]) -> None:
     value = summary_pb2.Summary.Value
@@ -143,16 +150,36 @@ class _Events:
             event_pb2.Event(wall_time=time.time(), **event))
         self._writer.flush()
 
-  @contextlib.contextmanager
-  def _told_once(self) -> Iterator[None]:
-    try:
-      yield
-    except (OSError, ValueError) as error:
-      if not self._broken:
-        print(f'warning: no more TensorBoard events: {error}',
-              file=sys.stderr, flush=True)
-      self._broken = True
-      self._writer = None
+
+class _Wandb(_Sink):
+  """The Weights & Biases run of this workdir, continued if it is known there.
+
+  Its mode (online, offline) is that of the environment's WANDB_MODE.
+  """
+  name, errors = 'Weights & Biases', (Exception,)  # it raises many kinds
+
+  def __init__(self, workdir: str | os.PathLike, project: str,
+               config: Mapping[str, Any]):
+    path, self._writer = pathlib.Path(workdir).absolute(), None
+    with self._told_once():
+      import wandb  # optional: not in requirements.txt
+      self._writer = wandb.init(
+          project=project, name=path.name, dir=path, config=dict(config),
+          id=hashlib.sha256(str(path).encode()).hexdigest()[:16],
+          resume='allow')
+
+  def write(self, step: int, scalars: Mapping[str, float]) -> None:
+    with self._told_once():
+      if self._writer is not None:
+        self._writer.log(scalars, step=step)
+
+  def purge_from(self, step: int) -> None:
+    """Its steps only go up: what it has of later ones it keeps."""
+
+  def close(self) -> None:
+    with self._told_once():
+      if self._writer is not None:
+        self._writer.finish()
 
 
 class Timers:

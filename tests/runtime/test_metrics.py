@@ -4,6 +4,7 @@ import io
 import json
 import math
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -101,6 +102,38 @@ def test_tensorboard_failing_later_warns_once(tmp_path, capsys, monkeypatch):
   writer.close()
   assert len(_lines(tmp_path)) == 4
   assert capsys.readouterr().err.count('No space left') == 1
+
+
+class _DeadWandb:
+  """In the place of the package: fails from one of its calls on."""
+
+  def __init__(self, dead):
+    self.dead, self.calls = dead, []
+
+  def __getattr__(self, name):
+    def call(*_, **__):
+      self.calls.append(name)
+      if name in self.dead:
+        raise RuntimeError('cannot\nreach the server')
+      return self
+    return call
+
+
+@pytest.mark.parametrize('dead, calls', [
+    (('init',), ['init']), (('log',), ['init', 'log']),
+    (('finish',), ['init', 'log', 'log', 'finish'])])
+def test_a_dead_wandb_warns_once_and_goes_on(
+    tmp_path, capsys, monkeypatch, dead, calls):
+  wandb = _DeadWandb(dead)
+  monkeypatch.setitem(sys.modules, 'wandb', wandb)
+  writer = metrics.Writer(tmp_path, 'project', {'seed': 0})
+  writer.write(1, {'x': 1})
+  writer.write(2, {'x': 2})
+  writer.close()
+  assert wandb.calls == calls
+  assert len(_lines(tmp_path)) == len(_scalars(tmp_path)) == 2
+  assert capsys.readouterr().err == (
+      'warning: no more Weights & Biases: cannot reach the server\n')
 
 
 def test_timers_add_up_and_start_again(monkeypatch):

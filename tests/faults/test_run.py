@@ -1,0 +1,143 @@
+"""A run in bad surroundings: what fails costs a warning, or ends it clearly.
+
+One run, continued test by test.
+"""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+import types
+
+import pytest
+
+from tests import runs
+
+pytestmark = pytest.mark.long
+
+SECRET = 'do-not-tell-4711'
+
+# In the place of the package: keeps what it is given, then loses its server.
+_WANDB = """
+import json, pathlib
+def init(dir, config, **given):
+  (pathlib.Path(dir) / 'wandb.json').write_text(json.dumps([config, given]))
+  return Run()
+class Run:
+  def log(self, *_, **__):
+    raise ConnectionError('no server')
+  finish = log
+"""
+
+
+def train(place, steps, start=('-m', 'tepo_jax.train')):
+  """Runs or continues the run of a place: from there, with its home."""
+  environment = runs.environment() | {
+      'HOME': str(place.home), 'TMPDIR': str(place.temporary),
+      'PYTHONPATH': f'{runs.ROOT}:{place.packages}',
+      'PYTHONDONTWRITEBYTECODE': '1', 'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
+      'WANDB_API_KEY': SECRET, 'HF_TOKEN': SECRET}
+  for name in ('JAX_COMPILATION_CACHE_DIR', 'XDG_CACHE_HOME', 'HF_HOME'):
+    environment.pop(name, None)
+  arguments = [
+      argument.replace('configs/', f'{runs.ROOT}/configs/')
+      for argument in runs.train_arguments(place.model, place.workdir)
+      if not argument.startswith('--config.eval.')]
+  return subprocess.run(
+      [sys.executable, *start, *arguments, '--config.eval.period=0',
+       f'--config.steps={steps}', '--config.wandb_project=mine'],
+      cwd=place.here, env=environment, capture_output=True, text=True)
+
+
+def recorded(place):
+  return [record['step'] for record in runs.records(place.workdir)]
+
+
+@pytest.fixture(name='place', scope='module')
+def _place(tmp_path_factory):
+  """The folders of a run that has made a step, and what it printed."""
+  root = tmp_path_factory.mktemp('place')
+  place = types.SimpleNamespace(**{
+      name: root / name for name in (
+          'home', 'temporary', 'here', 'packages', 'model', 'runs')})
+  for folder in (place.home, place.temporary, place.here, place.packages):
+    folder.mkdir()
+  (place.packages / 'wandb.py').write_text(_WANDB)
+  place.workdir = place.runs / 'run'
+  runs.run('pretrain', '--config=configs/tiny.py', f'--out={place.model}',
+           *runs.UNTRAINED)
+  place.done = train(place, 1)
+  assert place.done.returncode == 0, place.done.stderr
+  assert recorded(place) == [1]
+  return place
+
+
+def test_files_are_written_in_the_workdir_only(place):
+  for folder in (place.home, place.temporary, place.here):
+    assert not list(folder.iterdir())
+  assert {path.name for path in place.packages.iterdir()} == {'wandb.py'}
+  assert {path.name for path in place.runs.iterdir()} == {'run', '.jax_cache'}
+
+
+def test_secrets_are_told_nowhere(place):
+  assert SECRET not in place.done.stdout + place.done.stderr
+  files = [path for path in place.runs.rglob('*') if path.is_file()]
+  assert place.workdir / 'wandb.json' in files
+  assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
+
+
+def test_a_dead_wandb_costs_a_warning(place):
+  assert [line for line in place.done.stderr.splitlines()
+          if 'warning' in line] == [
+              'warning: no more Weights & Biases: no server']
+
+
+def test_a_dead_tensorboard_costs_a_warning(place):
+  shutil.rmtree(place.workdir / 'tensorboard')
+  (place.workdir / 'tensorboard').write_text('in the way')
+  done = train(place, 2)
+  assert done.returncode == 0, done.stderr
+  assert done.stderr.count('warning: no more TensorBoard events: ') == 1
+  assert recorded(place) == [1, 2]
+
+
+def test_a_checkpoint_of_another_config_is_refused(place):
+  folder = place.workdir.parent / 'other'
+  shutil.copytree(place.workdir, folder)
+  config = folder / 'config.json'
+  config.write_text(config.read_text().replace('"seed": 0', '"seed": 1'))
+  other = types.SimpleNamespace(**vars(place) | {'workdir': folder})
+  before = runs.records(folder)
+  start = ('-c', 'import runpy, sys\nsys.argv.append("--config.seed=1")\n'
+           'runpy.run_module("tepo_jax.train", run_name="__main__", '
+           'alter_sys=True)')
+  done = train(other, 3, start)
+  assert done.returncode == 2
+  assert f'{folder}/checkpoints' in done.stderr.splitlines()[-1]
+  assert 'another config' in done.stderr.splitlines()[-1]
+  assert runs.records(folder) == before
+
+
+_FULL = """
+import runpy
+from jax import numpy as jnp
+from tepo_jax.job import learner
+learner.Learner.make_update = lambda *_: jnp.zeros(1 << 50)
+runpy.run_module('tepo_jax.train', run_name='__main__', alter_sys=True)
+"""
+
+
+def test_full_device_memory_is_told_with_its_numbers(place):
+  """XLA's own error, for an array of 4 PB."""
+  done = train(place, 4, ('-c', _FULL))
+  assert done.returncode == 1 and 'Traceback' not in done.stderr
+  line = done.stderr.splitlines()[-1]
+  assert 'error: out of device memory: RESOURCE_EXHAUSTED: Out of memory' in line
+  shapes = pathlib.Path(place.model / 'model.safetensors').stat().st_size
+  assert shapes  # see below
+  for said in ('a device holds weights and moments ', ', gradient ',
+               ', weights for decoding ', '16 slots', 'config.rollout.slots',
+               'config.train.microbatch_tokens', 'config.train.chunk_size',
+               'config.compute.remat'):
+    assert said in line
+  print(line)

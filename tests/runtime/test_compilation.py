@@ -1,0 +1,23 @@
+"""What is compiled is counted, and told where it comes late."""
+
+import jax
+import numpy as np
+
+from tepo_jax.runtime import compilation
+
+
+def test_what_is_compiled_after_the_warm_up_is_told(capsys):
+  counter = compilation.Counter(warm_up=2)
+
+  @jax.jit
+  def double(x_N):
+    return 2 * x_N
+
+  sizes, counts, told = (1, 1, 2, 2, 3), [], []
+  for size in sizes:
+    double(np.zeros(size, np.float32))
+    counts.append(counter.pop())
+    told.append(capsys.readouterr().err)
+  assert counts == [1, 0, 1, 0, 1]
+  warning = 'warning: 1 programs compiled after the warm-up: jit(double)\n'
+  assert told == ['', '', warning, '', warning]
