@@ -66,9 +66,10 @@ def run(main: Callable[[], None]) -> None:
   """Parses the command line, calls `main`, and exits.
 
   Status 0 on success or --help, 2 with one line on stderr for bad input
-  (flags, config, errors.InputError), 1 with one line when the run cannot go
-  on (errors.RunError, a full disk, no device memory), 130 when interrupted
-  from the keyboard; anything else is a defect and keeps its traceback.
+  (flags, config, errors.InputError, a file without permission), 1 with one
+  line when the run cannot go on (errors.RunError, a full disk, no device
+  memory), 130 when interrupted from the keyboard; anything else is a defect
+  and keeps its traceback.
   """
   program = _program_name()
   quiet()
@@ -81,6 +82,10 @@ def run(main: Callable[[], None]) -> None:
     main()
   except errors.InputError as error:
     print(f'{program}: error: {_one_line(error)}', file=sys.stderr)
+    sys.exit(2)
+  except PermissionError as error:
+    print(f'{program}: error: {error.filename}: {error.strerror}',
+          file=sys.stderr)
     sys.exit(2)
   except errors.RunError as error:
     print(f'{program}: error: {_one_line(error)}', file=sys.stderr)

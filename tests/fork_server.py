@@ -4,7 +4,8 @@
     done = server.run('train', '--config=configs/tiny.py:tepo', ...)
 
 The server process imports what the programs import and does nothing with it;
-each run is a fork of it that executes the module as __main__.
+each run is a fork of it that executes the module as __main__, without root's
+right to read and write what is closed to it.
 """
 
 import json
@@ -16,11 +17,18 @@ import tempfile
 from tests import runs
 
 _SERVER = """
-import json, os, runpy, sys
+import ctypes, json, os, runpy, struct, sys
 from tepo_jax import cli
 from tepo_jax.job import base_model, checks, trainer
 
+def drop_capabilities():
+  libc = ctypes.CDLL(None)
+  if hasattr(libc, 'capset'):  # version 3, this process; nothing is kept
+    assert not libc.capset(
+        struct.pack('Ii', 0x20080522, 0), struct.pack('6I', *[0] * 6))
+
 def child(order):
+  drop_capabilities()
   for number, path in ((1, order['out']), (2, order['err'])):
     os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
   os.environ.update(order['environment'])

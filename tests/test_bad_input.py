@@ -1,6 +1,7 @@
 """Whatever the user got wrong: one line that names it, status 2, no change."""
 
 import json
+import os
 import shutil
 
 import numpy as np
@@ -48,7 +49,8 @@ def finished(programs, model, tmp_path_factory):
 
 
 def contents(folder):
-  return {path: path.read_bytes() if path.is_file() else None
+  return {path: path.read_bytes()
+          if path.is_file() and os.access(path, os.R_OK) else None
           for path in sorted(folder.rglob('*'))}
 
 
@@ -56,7 +58,8 @@ def refused(programs, named, tmp_path, program, *arguments):
   """Runs it, and checks that it ends as bad input must."""
   before = contents(tmp_path)
   done = programs.run(program, *arguments)
-  lines = [line for line in done.stderr.splitlines() if 'left out' not in line]
+  lines = [line for line in done.stderr.splitlines()
+           if not line.endswith((' and left out', ' 1 problems'))]
   assert done.returncode == 2, done.stderr
   assert len(lines) == 1, done.stderr
   assert lines[0].startswith(f'tepo_jax.{program}: error: ')
@@ -117,6 +120,21 @@ CONFIG = [
     ('data.name=/nowhere.jsonl', '/nowhere.jsonl'),
     ('data.template=plane', 'plane'),
     ('model=/nowhere', '/nowhere'),
+    ('train.row_tokens=9', 'train.row_tokens'),
+    ('train.packing=tight', 'segments'),
+    ('train.chunk_size=0', 'train.chunk_size'),
+    ('compute.attention=flash', 'compute.attention'),
+    ('dump.format=xml', 'jsonl'),
+    ('rollout.slots=0', 'rollout.slots'),
+    ('rollout.chunk=0', 'rollout.chunk'),
+    ('rollout.max_generation_batches=3', 'dynamic_sampling'),
+    ('checkpoint.keep_every=-1', 'checkpoint.keep_every'),
+    ('eval.top_p=1.1', 'eval.top_p'),
+    ('eval.temperature=-1', 'eval.temperature'),
+    ('lora.rank=-1', 'lora.rank'),
+    ('lora.alpha=2', 'lora.rank'),
+    ("lora.targets=('head',)", 'lora.targets'),
+    ('profile.steps=(0,)', 'profile.steps'),
 ]
 
 
@@ -181,6 +199,20 @@ COMMANDS = {
                                '--out={tmp}/out'], 'of step 7'),
     'export onto': ('export', ['--workdir={run}', '--out={model}'],
                     'not empty'),
+    'evaluate onto': ('evaluate', [TINY, '--checkpoint={run}',
+                                   '--out={model}'], 'not empty'),
+    'a bucket': ('train', [TINY, '--workdir=gs://bucket/run'], 'gs://'),
+    'report nothing': ('report', [], '--runs'),
+    'report nowhere': ('report', ['--runs=/nowhere', '--out={tmp}/out'],
+                       '/nowhere'),
+    'report no run': ('report', ['--runs={model}', '--out={tmp}/out'],
+                      'base'),
+    'report table': ('report', ['--table=9', '--runs={run}'], '9'),
+    'compare': ('report', ['--compare={model},{run}'], 'results.json'),
+    'compare one': ('report', ['--compare={run}'], '--compare'),
+    'plan': ('plan', [TINY, '--topology=v9:2x2'], 'v9'),
+    'benchmark': ('benchmark', ['--config=configs/benchmark.py:tiny',
+                                '--parts=none'], 'none'),
     'pretrain onto': ('pretrain', [TINY, '--out={model}'], 'not empty'),
     'pretrain none': ('pretrain', ['--config=configs/base.py',
                                    '--out={tmp}/out'], 'pretrain'),
@@ -294,6 +326,10 @@ DATA = {
     'encoding': (b'{"id": "a", "problem": "\xe9", "answers": ["2"]}\n',
                  'rows.jsonl'),
     'binary': (bytes(range(256)) * 4, 'rows.jsonl'),
+    'huge line': (b'x' * (8 << 20), 'rows.jsonl'),
+    'huge problem': (rows(GOOD | {'problem': '1 + ' * (1 << 20)}),
+                     'max_prompt_tokens'),
+    'deep': (b'[' * 100_000, 'rows.jsonl'),
 }
 
 
@@ -328,3 +364,48 @@ def test_workdir(programs, finished, tmp_path, case):
   change(workdir)
   refused(programs, named, tmp_path, 'export', f'--workdir={workdir}',
           f'--out={tmp_path / "out"}')
+
+
+# Of evaluations: files of one, and what the line names.
+RESULTS = {
+    'no results': ({'samples.jsonl': b''}, 'results.json'),
+    'cut': ({'results.json': b'{"sets": ', 'samples.jsonl': b''},
+            'results.json'),
+    'a list': ({'results.json': b'[]', 'samples.jsonl': b''}, 'results'),
+    'no samples': ({'results.json': b'{"sets": {}}'}, 'samples.jsonl'),
+    'samples cut': ({'results.json': b'{"sets": {}}',
+                     'samples.jsonl': b'{"set": "a'}, 'samples.jsonl'),
+}
+
+
+@pytest.mark.parametrize('case', RESULTS)
+def test_results(programs, tmp_path, case):
+  written, named = RESULTS[case]
+  for name, data in written.items():
+    (tmp_path / name).write_bytes(data)
+  refused(programs, named, tmp_path, 'report',
+          f'--compare={tmp_path},{tmp_path}')
+
+
+# What is closed to the program: {tmp}/model, …/rows.jsonl or …/closed.
+CLOSED = {
+    'model folder': ('model', 'model'),
+    'model config': ('model/config.json', 'config.json'),
+    'weights': ('model/model.safetensors', 'model.safetensors'),
+    'tokenizer': ('model/tokenizer.json', 'tokenizer'),
+    'data file': ('rows.jsonl', 'rows.jsonl'),
+    'workdir': ('closed', 'closed'),
+}
+
+
+@pytest.mark.parametrize('case', CLOSED)
+def test_permissions(programs, model, tmp_path, case):
+  closed, named = CLOSED[case]
+  shutil.copytree(model, tmp_path / 'model')
+  (tmp_path / 'rows.jsonl').write_bytes(rows(GOOD))
+  (tmp_path / 'closed').mkdir()
+  (tmp_path / closed).chmod(0)
+  refused(programs, named, tmp_path, 'train', TINY, *SMALL,
+          f'--config.model={tmp_path / "model"}',
+          f'--config.data.name={tmp_path / "rows.jsonl"}',
+          f'--workdir={tmp_path / "closed" / "run"}')

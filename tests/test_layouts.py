@@ -1,6 +1,7 @@
 """One run on several layouts of processes and devices, and a lost process."""
 
 import json
+import signal
 import time
 
 import jax
@@ -87,3 +88,22 @@ def test_a_lost_process_ends_the_job_which_goes_on_elsewhere(runs, tmp_path):
   assert status == 0 and 'continuing' in out
   assert _steps(workdir) == list(range(1, saved + 2))
   assert _rollouts(workdir)[:3] == _rollouts(runs[0])[:saved + 1]
+
+
+def test_sigterm_to_one_process_saves_and_ends_them_all(tmp_path):
+  """As when one host of a slice is to be taken away."""
+  workdir = tmp_path / 'run'
+  job = _train(workdir, 2, 1, 1000)
+  deadline = time.monotonic() + 400
+  try:
+    while 2 not in _steps(workdir):
+      assert time.monotonic() < deadline and job[0].poll() is None
+      time.sleep(0.1)
+    job[1].send_signal(signal.SIGTERM)
+    outcomes = jobs.finish(job, 30)
+  finally:
+    for process in job:
+      process.kill()
+  assert [status for status, *_ in outcomes] == [0, 0], outcomes
+  saved = max(int(step.name) for step in (workdir / 'checkpoints').iterdir())
+  assert saved == _steps(workdir)[-1]

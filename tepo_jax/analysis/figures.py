@@ -61,6 +61,12 @@ PANELS = (
     Panel('sampler_gap', 'Sampler gap, mean |Δ log π|', 'logp_gap_mean',
           'nats'),
     Panel('tokens_per_second', 'Speed', 'tokens_per_second', 'tokens/s'),
+    Panel('host_memory', 'Memory of the host\'s process',
+          'host/resident_bytes', 'MB', 1e-6, 1),
+    Panel('open_files', 'Its open files', 'host/open_files', smoothing=1),
+    Panel('processes', 'Processes it started (graders)', 'host/processes',
+          smoothing=1),
+    Panel('compilations', 'Programs compiled', 'compilations', smoothing=1),
 )
 
 

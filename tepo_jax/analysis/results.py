@@ -19,6 +19,8 @@ from tepo_jax.tasks import grading
 
 SAMPLES, RESULTS = 'samples.jsonl', 'results.json'
 
+_SAMPLE = {'set', 'id', 'sample', 'correct'}  # what a comparison reads
+
 
 def summarize(lines: Sequence[dict], style: str) -> dict[str, Any]:
   """What is said of one set under one decoding.
@@ -113,14 +115,26 @@ def read(folder: str | pathlib.Path) -> tuple[dict, list[dict]]:
   """
   folder = pathlib.Path(folder)
   try:
-    found = json.loads((folder / RESULTS).read_text())
-    lines = [json.loads(line) for line in (folder / SAMPLES).open()]
-  except OSError as error:
+    found = _parsed(folder / RESULTS, (folder / RESULTS).read_text('utf-8'))
+    samples = (folder / SAMPLES).read_text('utf-8').splitlines()
+  except FileNotFoundError as error:
     raise errors.InputError(
-        f'{folder}: no finished evaluation there ({error.strerror})') from error
+        f'{error.filename}: is missing; no finished evaluation is '
+        'there') from error
   except ValueError as error:
     raise errors.InputError(f'{folder}: {error}') from error
-  return found, lines
+  return found, [_parsed(folder / SAMPLES, line, _SAMPLE) for line in samples]
+
+
+def _parsed(path, text, fields=frozenset()):
+  """The JSON object, which must have these fields."""
+  try:
+    found = json.loads(text)
+  except (ValueError, RecursionError) as error:
+    raise errors.InputError(f'{path}: {error}') from error
+  if not isinstance(found, dict) or not fields <= found.keys():
+    raise errors.InputError(f'{path}: not of an evaluation: {text[:60]!r}')
+  return found
 
 
 def compare(first: Sequence[dict], second: Sequence[dict]) -> list[dict]:

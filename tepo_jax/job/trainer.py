@@ -195,9 +195,12 @@ class Trainer:
     scalars |= {f'seconds/{phase}': value
                 for phase, value in self.session.timers.pop().items()}
     tokens = sum(g.length_G.sum() for g in rollout.sampled)
+    compilations = self.compilations.pop()
+    if compilations:
+      host.settle()
     return scalars | host.usage() | {
         'seconds/step': seconds, 'tokens_per_second': tokens / seconds,
-        'compilations': self.compilations.pop()}
+        'compilations': compilations}
 
   def _update(self, number, rollout):
     """The learner's; a rollout on which it fails is kept for a replay."""

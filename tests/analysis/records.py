@@ -17,7 +17,8 @@ def record(step, **changed):
       'clip_fraction_covariance': 0.0, 'region_share': 0.0,
       'response_length_mean': 20.0, 'mixed_share': 0.9,
       'truncated_share': 0.0, 'logp_gap_mean': 1e-7, 'tokens_per_second': 1e3,
-      'seconds/step': 2.0, 'skipped': 0} | changed
+      'seconds/step': 2.0, 'skipped': 0, 'host/resident_bytes': 1e9,
+      'host/open_files': 12, 'host/processes': 2, 'compilations': 0} | changed
 
 
 def make_run(directory, name, lines, **changed):

@@ -97,7 +97,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
     results.read(tmp_path)
   (tmp_path / results.RESULTS).write_text('{')
   (tmp_path / results.SAMPLES).write_text('')
-  with pytest.raises(errors.InputError):
+  with pytest.raises(errors.InputError, match='results.json: '):
     results.read(tmp_path)
 
 

@@ -162,6 +162,28 @@ def test_workers_that_cannot_start_are_an_error(monkeypatch):
     _ask([_question(1)])
 
 
+@pytest.mark.parametrize('greedy', [
+    'bytearray(4 << 30)', 'open({file!r}, "wb", 0).write(b"x")'],
+                         ids=['memory', 'file'])
+def test_a_worker_takes_no_more_than_its_limits(greedy, monkeypatch, tmp_path):
+  """What a question would take is refused, and only it is wrong."""
+  path = tmp_path / 'file'
+  _serve_with(monkeypatch, f'''
+import math_verify
+parse = math_verify.parse
+def greedy(text, **options):
+  if '666' in text:
+    {greedy.format(file=str(path))}
+  return parse(text, **options)
+math_verify.parse = greedy
+pool.serve()''')
+  outcomes, deaths = _ask([_question(666), _question(1)], 1)
+  assert deaths == 0
+  assert outcomes == {_question(666): (False, False),
+                      _question(1): (True, False)}
+  assert not path.exists() or not path.stat().st_size
+
+
 def test_workers_are_recycled(monkeypatch):
   monkeypatch.setattr(pool, 'RECYCLE_AFTER', 2)
   asked = pool.Pool(1, 10)
