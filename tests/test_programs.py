@@ -69,6 +69,15 @@ def test_a_run_leaves_its_records(finished):
   assert 'arithmetic/greedy' in done.stdout
 
 
+def test_a_run_leaves_nothing_open(finished):
+  host = [{name: value for name, value in record.items()
+           if name.startswith('host/')} for record in runs.records(finished[0])]
+  files = [usage['host/open_files'] for usage in host[1:]]
+  assert min(files[-3:]) <= min(files[:3])  # a save may be going on
+  assert len({usage['host/processes'] for usage in host[1:]}) == 1
+  assert all(1e8 < usage['host/resident_bytes'] < 1e10 for usage in host[1:])
+
+
 def test_kill_and_the_same_command_continue_bit_for_bit(
     model, finished, tmp_path):
   workdir = tmp_path / 'run'

@@ -10,6 +10,7 @@ with 1 if a run differs.
 """
 
 import argparse
+import collections
 import json
 import os
 import pathlib
@@ -62,19 +63,39 @@ def moment(rng: random.Random, longest: float):
           lambda seconds, _: seconds >= delay)
 
 
-def run_until(process, workdir, sent, condition) -> bool:
-  """Whether the signal was sent before the process ended by itself."""
+def run_until(process, workdir, sent, condition) -> tuple[float, str] | None:
+  """Sends the signal when it is time.
+
+  Returns:
+    (seconds from the signal to the end, what the run was at); None if it ended
+    by itself before.
+  """
   begin = time.monotonic()
   while process.poll() is None:
     if condition(time.monotonic() - begin, workdir):
       process.send_signal(sent)
       break
     time.sleep(0.01)
-  was_sent = process.poll() is None
+  was_sent, begin = process.poll() is None, time.monotonic()
   _, told = process.communicate(timeout=30 if was_sent else None)
   if process.returncode not in (0, -sent):
     raise RuntimeError(told.decode()[-2000:])
-  return was_sent
+  if was_sent:
+    return time.monotonic() - begin, phase(workdir, told)
+  return None
+
+
+def phase(workdir: pathlib.Path, told: bytes) -> str:
+  """What a killed run was at, by its files; after SIGTERM, at its end."""
+  if any((workdir / 'checkpoints').glob('*.orbax-checkpoint-tmp*')):
+    return 'saving'
+  if not told:
+    return 'starting'
+  if not (workdir / 'metrics.jsonl').exists():
+    return 'loading'
+  lines = (workdir / 'metrics.jsonl').read_bytes().count(b'\n')  # from step 0
+  dumped = len(list((workdir / 'rollouts').glob('step_*')))
+  return 'updating' if dumped >= max(lines, 1) else 'sampling'
 
 
 def kill_and_compare(model: pathlib.Path, folder: pathlib.Path, kills: int,
@@ -87,14 +108,20 @@ def kill_and_compare(model: pathlib.Path, folder: pathlib.Path, kills: int,
     longest = time.monotonic() - begin
   expected = fingerprint(folder / 'alone')
   rng, done, runs_finished, differing = random.Random(seed), 0, 0, []
+  phases, longest_end = collections.Counter(), 0.0
   while done < kills or not runs_finished:
     workdir = folder / f'killed_{runs_finished}'
     name, sent, condition = moment(rng, longest)
     if done >= kills:
       condition = lambda *_: False
-    if run_until(start(model, workdir), workdir, sent, condition):
+    ended = run_until(start(model, workdir), workdir, sent, condition)
+    if ended:
       done += 1
-      print(f'kill {done}/{kills}: {name}', flush=True)
+      phases[ended[1]] += 1
+      if sent == signal.SIGTERM:
+        longest_end = max(longest_end, ended[0])
+      print(f'kill {done}/{kills}: {name}, {ended[1]}, gone in '
+            f'{ended[0]:.1f} s', flush=True)
       continue
     runs_finished += 1
     found = fingerprint(workdir)
@@ -103,6 +130,7 @@ def kill_and_compare(model: pathlib.Path, folder: pathlib.Path, kills: int,
                   if expected.get(name) != found.get(name)]
     print(f'run {runs_finished} after {done} kills: '
           f'{"differs" if differing else "equal"}', flush=True)
+  print(f'{dict(phases)}; after SIGTERM at most {longest_end:.1f} s')
   return differing
 
 

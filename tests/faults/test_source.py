@@ -1,7 +1,6 @@
 """What the package's source never does with text from outside."""
 
 import ast
-import pathlib
 
 import pytest
 
