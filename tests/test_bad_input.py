@@ -327,7 +327,7 @@ DATA = {
                  'rows.jsonl'),
     'binary': (bytes(range(256)) * 4, 'rows.jsonl'),
     'huge line': (b'x' * (8 << 20), 'rows.jsonl'),
-    'huge problem': (rows(GOOD | {'problem': '1 + ' * (1 << 20)}),
+    'huge problem': (rows(GOOD | {'problem': '1 + ' * (1 << 16)}),
                      'max_prompt_tokens'),
     'deep': (b'[' * 100_000, 'rows.jsonl'),
 }

@@ -55,12 +55,22 @@ def moment(rng: random.Random, longest: float):
   """
   sent = signal.SIGTERM if rng.random() < 0.25 else signal.SIGKILL
   if rng.random() < 0.3:
+    left = None  # by a run that was killed: not a save that goes on
+
     def saving(_, workdir):
-      return any((workdir / 'checkpoints').glob('*.orbax-checkpoint-tmp*'))
+      nonlocal left
+      found = half_saved(workdir)
+      left = found if left is None else left & found
+      return bool(found - left)
+
     return f'{sent.name} while saving', sent, saving
   delay = rng.uniform(0, longest)
   return (f'{sent.name} after {delay:.1f} s', sent,
           lambda seconds, _: seconds >= delay)
+
+
+def half_saved(workdir: pathlib.Path) -> set[pathlib.Path]:
+  return set((workdir / 'checkpoints').glob('*.orbax-checkpoint-tmp*'))
 
 
 def run_until(process, workdir, sent, condition) -> tuple[float, str] | None:
@@ -87,10 +97,10 @@ def run_until(process, workdir, sent, condition) -> tuple[float, str] | None:
 
 def phase(workdir: pathlib.Path, told: bytes) -> str:
   """What a killed run was at, by its files; after SIGTERM, at its end."""
-  if any((workdir / 'checkpoints').glob('*.orbax-checkpoint-tmp*')):
-    return 'saving'
   if not told:
     return 'starting'
+  if half_saved(workdir):
+    return 'saving'
   if not (workdir / 'metrics.jsonl').exists():
     return 'loading'
   lines = (workdir / 'metrics.jsonl').read_bytes().count(b'\n')  # from step 0
