@@ -30,9 +30,11 @@ from tepo_jax.runtime import mesh as mesh_lib
 
 # `score` and `train_step` must round alike, else the ratios at π_θ = π_old are
 # not exactly 1. A fusion may keep bfloat16 values in float32; and on the CPU
-# what a library call is fused with decides how it rounds.
+# what a library call is fused with decides how it rounds: products go there by
+# themselves.
 _COMPILER_OPTIONS = {'xla_allow_excess_precision': False}
-_COMPILER_OPTIONS_CPU = {'xla_cpu_experimental_ynn_fusion_type': ''}
+_COMPILER_OPTIONS_CPU = {'xla_cpu_experimental_ynn_fusion_type':
+                         'LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT'}
 
 
 @dataclasses.dataclass(frozen=True)

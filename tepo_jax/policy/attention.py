@@ -4,10 +4,10 @@ One visibility rule serves causality, padding, empty cache slots, packed rows
 and sliding windows: a key is visible iff it is of the query's segment, 0 <= its
 position <= the query's, and, with a window w, its position > the query's - w.
 
-Backends: `xla` does everything, and holds the scores [B, N, S, T]. `cudnn`
-(GPU) and `splash` (TPU) hold none, and serve sequences that attend to
-themselves: prefill, scoring, training. One query a row (decoding) is always
-xla's.
+Backends: `xla` does everything, and holds the scores [B, N, S, T] of one block
+of queries. `cudnn` (GPU) and `splash` (TPU) hold none, and serve sequences that
+attend to themselves: prefill, scoring, training. One query a row (decoding) is
+always xla's.
 
 Axes: B completions, S query slots, T key slots, N query heads, K key/value
 heads, G = N / K query heads a key/value head, H head size.
@@ -20,16 +20,13 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
 from tepo_jax import errors
+from tepo_jax.policy import plain_attention
 from tepo_jax.runtime import mesh as mesh_lib
-
-# Finite, so that a row without a visible key (a padding query) is a uniform
-# average and not NaN, in the gradient too.
-_MASKED = -1e30
 
 _SPLASH_BLOCK = 512  # queries and keys that the kernel holds at a time
 
 
-def attend(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
+def attend(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT=None,
            window=None, backend='xla', query_segment_BS=None,
            key_segment_BT=None):
   """softmax(q k^T / sqrt(H)) v over the visible keys.
@@ -39,13 +36,15 @@ def attend(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
     k_BTKH: keys, rotated; N is a multiple of K, heads n // G share key head.
     v_BTKH: values.
     query_position_BS: i32, -1 for padding (whose output means nothing).
-    key_position_BT: i32, -1 for padding and empty cache slots.
+    key_position_BT: i32, -1 for padding and empty cache slots. None: keys and
+      queries are the same slots, and inside a sequence positions rise by one a
+      slot (padding before, behind and between sequences is well). xla then
+      computes on half of the square; the others ask for it.
     window: how many positions back a query sees, itself included; None: all.
-    backend: a name of BACKENDS. Those beside xla ask that queries and keys are
-      the same slots, and that inside a sequence positions rise by one a slot
-      (padding before, behind and between sequences is well).
+    backend: a name of BACKENDS.
     query_segment_BS, key_segment_BT: i32, which sequence of a packed row a
-      slot belongs to; None: a row is one sequence.
+      slot belongs to; None: a row is one sequence. key_segment_BT goes with
+      key_position_BT.
 
   Returns:
     out_BSNH in the dtype of q; scores and softmax are float32.
@@ -100,20 +99,24 @@ def visible(query_position_BS, key_position_BT, window=None,
 
 def _attend_xla(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
                 window, query_segment_BS, key_segment_BT):
-  """Products batched over (B, K); the repeated keys are never written out."""
+  """Block by block; the repeated keys are never written out."""
   batch, length, heads, size = q_BSNH.shape
   kv_heads = k_BTKH.shape[2]
   q_BSKGH = q_BSNH.reshape(batch, length, kv_heads, heads // kv_heads, size)
-  score_BKSGT = jnp.einsum(
-      'BSKGH,BTKH->BKSGT', q_BSKGH, k_BTKH.astype(q_BSNH.dtype),
-      preferred_element_type=jnp.float32)
-  visible_BST = visible(query_position_BS, key_position_BT, window,
-                        query_segment_BS, key_segment_BT)
-  score_BKSGT = jnp.where(
-      visible_BST[:, None, :, None, :], score_BKSGT * size ** -0.5, _MASKED)
-  weight_BKSGT = jax.nn.softmax(score_BKSGT, axis=-1).astype(q_BSNH.dtype)
-  out_BKSGH = jnp.einsum(
-      'BKSGT,BTKH->BKSGH', weight_BKSGT, v_BTKH.astype(q_BSNH.dtype))
+  q_BKSGH = jnp.moveaxis(q_BSKGH, 1, 2)
+  k_BKTH, v_BKTH = (jnp.swapaxes(x, 1, 2).astype(q_BSNH.dtype)
+                    for x in (k_BTKH, v_BTKH))
+  pieces = [(slice(None), slice(None))]
+  if key_position_BT is None:
+    key_position_BT, key_segment_BT = query_position_BS, query_segment_BS
+    pieces = plain_attention.blocks(length, window)
+  out_BKSGH = jnp.concatenate([
+      plain_attention.attend(
+          q_BKSGH[:, :, mine], k_BKTH[:, :, keys], v_BKTH[:, :, keys],
+          visible(query_position_BS[:, mine], key_position_BT[:, keys], window,
+                  *(x if x is None else x[:, piece] for x, piece in
+                    ((query_segment_BS, mine), (key_segment_BT, keys)))))
+      for mine, keys in pieces], axis=2)
   return jnp.moveaxis(out_BKSGH, 1, 2).reshape(q_BSNH.shape)
 
 
@@ -127,10 +130,11 @@ def _attend_cudnn(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
   would see each other; with the mask nothing is left to its own rules.
   Causality beside it only spares the half that the mask forbids anyway.
   """
+  del key_position_BT, key_segment_BT  # as the queries'
   length = q_BSNH.shape[1]
   pad = -length % 2  # with a mask, its gradient takes even lengths alone
-  visible_BST = visible(query_position_BS, key_position_BT, window,
-                        query_segment_BS, key_segment_BT)
+  visible_BST = visible(query_position_BS, query_position_BS, window,
+                        query_segment_BS, query_segment_BS)
   out_BSNH = jax.nn.dot_product_attention(
       *(_pad(x, 1, pad) for x in (q_BSNH, k_BTKH, v_BTKH)),
       mask=_pad(_pad(visible_BST, 1, pad), 2, pad)[:, None],

@@ -67,6 +67,14 @@ class Linear(nn.Module):
     return self.param(name, nn.with_logical_partitioning(init, axes), shape)
 
 
+class Gated(Linear):
+  """Linear(silu(gate) * up). Its argument is made again in the backward pass,
+  under `nn.remat`: gate and up are kept for it anyway."""
+
+  def __call__(self, gate_MI, up_MI):
+    return super().__call__(nn.silu(gate_MI) * up_MI)
+
+
 class Weight(nn.Module):
   """A parameter by itself: the embedding table, the head."""
 

@@ -224,8 +224,9 @@ class _Layer(nn.Module):
     linear = functools.partial(layers_lib.Linear, lora=config.lora)
     gate_MF = linear(config.d_ff, ('embed', 'mlp'), name='gate')(y_MD)
     up_MF = linear(config.d_ff, ('embed', 'mlp'), name='up')(y_MD)
-    down_MD = linear(config.d_model, ('mlp', 'embed'), name='down')(
-        nn.silu(gate_MF) * up_MF)
+    down_MD = nn.remat(layers_lib.Gated)(
+        config.d_model, ('mlp', 'embed'), lora=config.lora, name='down')(
+            gate_MF, up_MF)
     return (_by_rows(x_MD + down_MD), stores), None
 
   def _attention(self, x_MD, stores, layer, turn, position_BS,
@@ -259,7 +260,7 @@ class _Layer(nn.Module):
         # Kernels attend inside these S columns. With others before them the
         # result is wrong: NaN shows it.
         k_BTKH = jnp.where(index == 0, k_BSKH, jnp.nan)
-        v_BTKH, key_position_BT = v_BSKH, position_BS
+        v_BTKH, key_position_BT = v_BSKH, None
     out_BSNH = _attend(config, layer, q_BSNH, k_BTKH, v_BTKH, position_BS,
                        key_position_BT, segment_BS)
     out_MD = layers_lib.Linear(
@@ -285,7 +286,7 @@ class _Transformer(nn.Module):
                         ('embed', 'vocab'), name='head')()
     x_MD = jnp.take(embedding_VD, token_BS.reshape(-1), axis=0)
     x_MD = _by_rows(x_MD.astype(config.dtype))
-    stores, key_position_BT, index = None, position_BS, None
+    stores, key_position_BT, index = None, None, None
     if cache is not None:
       stores, index = (cache.k, cache.v), cache.index
       key_position_BT = jax.lax.dynamic_update_slice(
