@@ -14,4 +14,8 @@ def get_config(method: str = 'tepo'):
   c = base.get_config(method, beta=1e-3)
   c.model = 'mistralai/Mistral-7B-Instruct-v0.2'
   c.data.template = 'dapo_boxed'
+
+  # Of training and of decoding: the rest of the chips is fsdp.
+  c.mesh.tensor = 8
+  c.train.microbatch_tokens = 4 * 10_240  # a row for each of 4 fsdp shards
   return c

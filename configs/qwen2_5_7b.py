@@ -12,4 +12,8 @@ def get_config(method: str = 'tepo'):
   """The paper's geometry; `method` is a row of methods.py."""
   c = base.get_config(method, beta=1e-3)
   c.model = 'Qwen/Qwen2.5-7B'
+
+  # Of training and of decoding: the rest of the chips is fsdp.
+  c.mesh.tensor = 4
+  c.train.microbatch_tokens = 4 * 10_240  # a row for each of 4 fsdp shards
   return c

@@ -14,4 +14,8 @@ def get_config(method: str = 'tepo'):
   c = base.get_config(method, beta=1e-3)
   c.model = 'deepseek-ai/DeepSeek-R1-Distill-Llama-8B'
   c.data.template = 'dapo_boxed'
+
+  # Of training and of decoding: the rest of the chips is fsdp.
+  c.mesh.tensor = 4
+  c.train.microbatch_tokens = 4 * 10_240  # a row for each of 4 fsdp shards
   return c

@@ -117,6 +117,7 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
   counts = traffic.of_rollout(workload, shapes)
   largest = _largest(shapes)
   cache = chip_bytes(arguments.cache(*largest[0][1:3]))
+  waiting = chip_bytes(arguments.prompts(*largest[-1][1:3]))
   equivalent = collections.Counter({
       largest[0]: _as_if_largest(counts, largest[0], chip_bytes(weights),
                                  cache)})
@@ -124,6 +125,8 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
     held, runs, given = state_bytes, counts[shape], 0
     if shape.name in ('insert', 'relay'):
       held += chip_bytes(weights)
+    if shape.name != 'insert':
+      held += waiting
     if shape.name == 'prefill':  # slots are refilled while others are at work
       held, given = held + cache, chip_bytes(weights)
     if shape.name == 'relay':  # an array at a time; values are as large as keys
@@ -224,7 +227,7 @@ class _Arguments:
     return self._sampling.empty.eval_shape(rows, columns, np.int32(0))
 
   @functools.cache
-  def _prompts(self, rows, width):
+  def prompts(self, rows, width):
     tokens = jax.ShapeDtypeStruct((rows, width), np.int32)
     return self._sampling.prefill.eval_shape(self._weights, tokens, tokens)
 
@@ -240,7 +243,7 @@ class _Arguments:
     places = jax.ShapeDtypeStruct((self._shapes.refill,), np.int32)
     return self._sampling.insert.lower(
         self.cache(shape.rows, shape.columns),
-        self._prompts(rows, shape.more), places, places)
+        self.prompts(rows, shape.more), places, places)
 
   def _relay(self, shape):
     rows, columns = shape.more
