@@ -183,7 +183,7 @@ def _updating(config, workload, programs, state, frozen
     yield Program(
         'old policy', 'update',
         functools.partial(programs.to_old_policy.lower, state.params), 1,
-        chip_bytes((state.opt_state, base)))
+        chip_bytes((state.opt_state, base)) + minibatches * size)
   yield Program(  # once more, to measure the noise floor
       'score', 'score', functools.partial(
           programs.score.lower, state.params, minibatch, *base),

@@ -98,6 +98,6 @@ def test_what_is_held_when_a_program_starts(tmp_path, monkeypatch):
   assert predicted.keys() == found.keys()
   assert {name.split()[0] for name in found} == {
       'reshard', 'prefill', 'insert', 'decode', 'old', 'score', 'update'}
-  for name, held in found.items():
-    # Small arrays come and go: scores of a minibatch, a spent prompt's cache.
-    assert max(held) == pytest.approx(predicted[name], rel=0.02), name
+  # Small arrays come and go: scores of a minibatch, a chunk that was drawn.
+  most = {name: max(held) for name, held in found.items()}
+  assert most == pytest.approx(predicted, rel=0.02)
