@@ -36,7 +36,8 @@ def _plan():
 
 def test_every_program_of_the_step_is_there(plan):
   assert {e.name.split()[0] for e in plan.estimates} == {
-      'reshard', 'prefill', 'insert', 'decode', 'old', 'score', 'update'}
+      'reshard', 'prefill', 'insert', 'relay', 'decode', 'old', 'score',
+      'update'}
   assert plan.fits and plan.slots == 32
   for estimate in plan.estimates:
     assert estimate.failure is None and estimate.compile_seconds > 0
