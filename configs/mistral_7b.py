@@ -2,6 +2,10 @@
 
   python -m tepo_jax.train --config=configs/mistral_7b.py:tepo --workdir=DIR
 
+Meant for a slice v6e:4x8 (TYPE=v6e-32, 32 chips); whether it fits says
+
+  python -m tepo_jax.plan --config=configs/mistral_7b.py:tepo --topology=v6e:4x8
+
 The paper states no KL coefficient for Table 2: 1e-3. Its chat template has no
 system turn.
 """

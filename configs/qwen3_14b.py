@@ -1,6 +1,11 @@
-"""Qwen3-14B, Table 1.
+r"""Qwen3-14B, Table 1.
 
   python -m tepo_jax.train --config=configs/qwen3_14b.py:tepo --workdir=DIR
+
+Meant for a slice v5p:2x4x4 (TYPE=v5p-64, 32 chips); whether it fits says
+
+  python -m tepo_jax.plan --config=configs/qwen3_14b.py:tepo \
+      --topology=v5p:2x4x4
 
 TEPO's KL coefficient is 1 (§4.1).
 """

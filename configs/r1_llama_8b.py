@@ -1,6 +1,11 @@
-"""DeepSeek-R1-Distill-Llama-8B, Table 2.
+r"""DeepSeek-R1-Distill-Llama-8B, Table 2.
 
   python -m tepo_jax.train --config=configs/r1_llama_8b.py:tepo --workdir=DIR
+
+Meant for a slice v5p:2x2x4 (TYPE=v5p-32, 16 chips); whether it fits says
+
+  python -m tepo_jax.plan --config=configs/r1_llama_8b.py:tepo \
+      --topology=v5p:2x2x4
 
 The paper states no KL coefficient for Table 2: 1e-3. Its authors advise
 against a system prompt.
