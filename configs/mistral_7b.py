@@ -2,6 +2,10 @@
 
   python -m tepo_jax.train --config=configs/mistral_7b.py:tepo --workdir=DIR
 
+Meant for a slice v6e:4x8 (TYPE=v6e-32, 32 chips); whether it fits says
+
+  python -m tepo_jax.plan --config=configs/mistral_7b.py:tepo --topology=v6e:4x8
+
 The paper states no KL coefficient for Table 2: 1e-3. Its chat template has no
 system turn.
 """
@@ -14,4 +18,8 @@ def get_config(method: str = 'tepo'):
   c = base.get_config(method, beta=1e-3)
   c.model = 'mistralai/Mistral-7B-Instruct-v0.2'
   c.data.template = 'dapo_boxed'
+
+  # Of training and of decoding: the rest of the chips is fsdp.
+  c.mesh.tensor = 8
+  c.train.microbatch_tokens = 4 * 10_240  # a row for each of 4 fsdp shards
   return c

@@ -2,6 +2,11 @@
 
   python -m tepo_jax.train --config=configs/r1_qwen_7b.py:tepo --workdir=DIR
 
+For a slice v6e:4x4 (TYPE=v6e-16, 16 chips): 464 completions are decoded at one
+time, and a chip holds at most 29.8 of its 31.25 GiB, by
+
+  python -m tepo_jax.plan --config=configs/r1_qwen_7b.py:tepo --topology=v6e:4x4
+
 The paper states no KL coefficient for Table 2: 1e-3. Its authors advise
 against a system prompt.
 """
@@ -14,4 +19,8 @@ def get_config(method: str = 'tepo'):
   c = base.get_config(method, beta=1e-3)
   c.model = 'deepseek-ai/DeepSeek-R1-Distill-Qwen-7B'
   c.data.template = 'dapo_boxed'
+
+  # Of training and of decoding: the rest of the chips is fsdp.
+  c.mesh.tensor = 4
+  c.train.microbatch_tokens = 4 * 10_240  # a row for each of 4 fsdp shards
   return c

@@ -15,8 +15,9 @@
 #
 # A run goes on from its last checkpoint: by itself where a process was lost,
 # and after `create`, `setup` and the same `run` where the slice was. For that
-# its --workdir lies in the bucket: --workdir=bucket/NAME. --dry-run as the first
-# argument prints what would be run.
+# its --workdir lies in the bucket: --workdir=gs://BUCKET/NAME, which is
+# bucket/NAME on the hosts. --dry-run as the first argument prints what would be
+# run.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -42,6 +43,20 @@ do_it() {
 }
 tpus() { do_it gcloud compute tpus "$@" "${where[@]}"; }
 on_hosts() { tpus tpu-vm ssh "${NAME:?}" --worker="$1" --command="$2"; }
+
+# What `run` was given, with a --workdir in the bucket as a folder of the hosts.
+arguments=()
+in_bucket() {
+  local argument there=--workdir=gs://${BUCKET:-}/
+  for argument in "$@"; do
+    if [[ $argument == --workdir=gs://* ]]; then
+      [[ -n ${BUCKET:-} && $argument == "$there"?* ]] || fail "$argument:" \
+        "only folders of gs://BUCKET are mounted; BUCKET=${BUCKET:-}"
+      argument=--workdir=bucket/${argument#"$there"}
+    fi
+    arguments+=("$argument")
+  done
+}
 
 software() {
   case $TYPE in
@@ -109,12 +124,13 @@ case $command in
   run)
     [[ $# -gt 0 ]] || fail "run needs the program's arguments, for example" \
       "--config=configs/tiny.py:tepo --workdir=bucket/tiny"
+    in_bucket "$@"
     # nohup: a lost connection does not end the run.
     on_hosts all "cd tepo || exit; if kill -0 \$(cat train.pid) 2>/dev/null; \
 then echo a run is going on here: stop it first >&2; exit 2; fi; \
 TEPO_MULTIHOST=1 JAX_PLATFORMS=tpu,cpu nohup launch/supervise.sh \
-.venv/bin/python -m tepo_jax.train $(printf '%q ' "$@")>>train.log 2>&1 \
-</dev/null & echo \$! >train.pid"
+.venv/bin/python -m tepo_jax.train $(printf '%q ' "${arguments[@]}")\
+>>train.log 2>&1 </dev/null & echo \$! >train.pid"
     ;;
   logs) on_hosts 0 "tail -n 100 -F tepo/train.log" ;;
   stop) on_hosts all "kill -TERM \$(cat tepo/train.pid)" ;;

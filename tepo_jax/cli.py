@@ -48,6 +48,13 @@ flags.disclaim_key_flags()  # flags defined here are the calling program's
 # What may differ between an interrupted run and its continuation.
 _CONTINUABLE = frozenset({'steps', 'compute.cache', 'profile.steps'})
 
+# How a run is computed. What it computes is the same but for rounding: a
+# continuation may change these too, and says so.
+_EXECUTION = frozenset({
+    'mesh.data', 'mesh.fsdp', 'mesh.tensor', 'rollout.slots', 'rollout.chunk',
+    'train.microbatch_tokens', 'train.chunk_size', 'compute.attention',
+    'compute.remat', 'compute.unroll', 'grading.workers'})
+
 # A disk that is full, or fails.
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO,
                    errno.EROFS})
@@ -171,11 +178,11 @@ def field_names(config: ml_collections.ConfigDict) -> dict[str, Any]:
 def config_digest(config: ml_collections.ConfigDict) -> str:
   """SHA-256 of the fields that make a run what it is, sorted.
 
-  All of them but `_CONTINUABLE`: a run that goes on for longer, or is traced,
-  is the same run.
+  All of them but `_CONTINUABLE` and `_EXECUTION`: a run that goes on for
+  longer, is traced, or goes on on another mesh is the same run.
   """
   fields = {name: value for name, value in field_names(config).items()
-            if name not in _CONTINUABLE}
+            if name not in _CONTINUABLE | _EXECUTION}
   return hashlib.sha256(
       json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
@@ -213,6 +220,8 @@ def read_config(workdir: str | os.PathLike) -> ml_collections.ConfigDict:
 def claim_workdir(config: ml_collections.ConfigDict,
                   workdir: str | os.PathLike) -> None:
   """Makes DIR the workdir of this config, or checks that it is.
+
+  Says on stderr how the run is computed now, where that has changed.
 
   Raises:
     InputError: DIR holds another config (the fields are named) or files that
@@ -367,14 +376,17 @@ def _check_same_run(config: ml_collections.ConfigDict,
   # Through JSON, as the saved one: whatever that does to it.
   asked = field_names(ml_collections.ConfigDict(_from_json(
       json.loads(json.dumps(_for_json(config.to_dict()))))))
-  differing = [
-      f'{name} ({_shown(saved, name)} there, {_shown(asked, name)} here)'
-      for name in sorted(saved.keys() | asked.keys())
-      if name not in _CONTINUABLE
-      and _shown(saved, name) != _shown(asked, name)]
-  if differing:
+  differing = {
+      name: f'{name} ({_shown(saved, name)} there, {_shown(asked, name)} here)'
+      for name in sorted((saved.keys() | asked.keys()) - _CONTINUABLE)
+      if _shown(saved, name) != _shown(asked, name)}
+  other = [said for name, said in differing.items() if name not in _EXECUTION]
+  if other:
     raise errors.InputError(
-        f'--workdir={workdir} belongs to another config: {_some(differing)}')
+        f'--workdir={workdir} belongs to another config: {_some(other)}')
+  if differing:
+    print(f'{workdir} was computed otherwise, and rounds otherwise from here '
+          f'on: {_some(list(differing.values()))}', file=sys.stderr, flush=True)
 
 
 def _shown(fields: dict[str, Any], name: str) -> str:

@@ -184,7 +184,8 @@ def test_help_is_the_docstring_and_the_program_s_flags(run):
 
 def _config(**changes):
   config = ml_collections.ConfigDict({
-      'seed': 0, 'steps': 3, 'eval': {'sets': ('a', 'b'), 'period': 2}})
+      'seed': 0, 'steps': 3, 'eval': {'sets': ('a', 'b'), 'period': 2},
+      'rollout': {'slots': 16}})
   config.update_from_flattened_dict(changes)
   return config
 
@@ -227,6 +228,21 @@ def test_an_infinite_field_is_saved_as_json_and_read_back(tmp_path):
   config.clip.low = 0.2
   with pytest.raises(errors.InputError, match='clip.low .inf there, 0.2 here'):
     cli.claim_workdir(config, tmp_path)
+
+
+def test_how_a_run_is_computed_may_change_and_is_told(tmp_path, capsys):
+  cli.claim_workdir(_config(**{'rollout.slots': 8}), tmp_path)
+  assert not capsys.readouterr().err
+  changed = _config(**{'rollout.slots': 4})
+  cli.claim_workdir(changed, tmp_path)
+  line, = capsys.readouterr().err.splitlines()
+  assert 'rollout.slots (8 there, 4 here)' in line
+  assert cli.read_config(tmp_path).to_dict() == changed.to_dict()
+  assert cli.config_digest(changed) == cli.config_digest(
+      _config(**{'rollout.slots': 8}))
+  with pytest.raises(errors.InputError, match='seed') as error:
+    cli.claim_workdir(_config(**{'rollout.slots': 2, 'seed': 1}), tmp_path)
+  assert 'slots' not in str(error.value)
 
 
 def test_a_folder_that_is_no_run_s_is_refused(tmp_path):

@@ -244,6 +244,18 @@ def test_tpu_vm_runs_the_program_on_a_host(launch, tmp_path):
   _wait_for(lambda: log.read_text().endswith('saved\n'))
 
 
+def test_a_workdir_in_the_bucket_is_a_folder_of_the_hosts(launch):
+  (*_, command, _, _), = _dry_run(
+      launch, 'run', '--config=c.py', '--workdir=gs://b/a run', BUCKET='b')
+  assert '--config=c.py --workdir=bucket/a\\ run >>train.log' in command
+  for bucket, workdir in (('b', 'gs://other/x'), ('', 'gs://b/x'),
+                          ('b', 'gs://b/')):
+    done = launch('tpu_vm.sh', '--dry-run', 'run', f'--workdir={workdir}',
+                  **_SLICE, BUCKET=bucket)
+    assert done.returncode == 2 and f'--workdir={workdir}: ' in done.stderr
+    assert not done.stdout and done.stderr.count('\n') == 1
+
+
 def _wait_for(holds):
   deadline = time.monotonic() + 20
   while not holds():

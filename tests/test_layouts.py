@@ -1,6 +1,7 @@
 """One run on several layouts of processes and devices, and a lost process."""
 
 import json
+import shutil
 import signal
 import time
 
@@ -26,10 +27,10 @@ _TINY = ('--config=configs/tiny.py:tepo', '--config.eval.period=0',
 _QUICK = {'JAX_DISABLE_MOST_OPTIMIZATIONS': '1', 'JAX_PLATFORMS': 'cpu'}
 
 
-def _train(workdir, count, devices, steps):
+def _train(workdir, count, devices, steps, *arguments):
   return jobs.start(
       count, ['-m', 'tepo_jax.train'], *_TINY, f'--workdir={workdir}',
-      f'--config.steps={steps}', devices=devices, **_QUICK)
+      f'--config.steps={steps}', *arguments, devices=devices, **_QUICK)
 
 
 def _params(workdir):
@@ -41,33 +42,60 @@ def _rollouts(workdir):
   return [file.read_text() for file in sorted(workdir.glob('rollouts/*'))]
 
 
+def _tokens(workdir):
+  return [json.loads(line)['token_ids'] for text in _rollouts(workdir)
+          for line in text.splitlines()]
+
+
 def _steps(workdir):
   file = workdir / 'metrics.jsonl'
   lines = file.read_text().splitlines() if file.exists() else []
   return [json.loads(line)['step'] for line in lines]
 
 
-@pytest.fixture(name='runs', scope='module')
-def _runs(tmp_path_factory):
-  """Three steps on one process with two devices, and on two with one."""
-  folder = tmp_path_factory.mktemp('layouts')
-  for count, devices in ((1, 2), (2, 1)):
-    outcomes = jobs.finish(
-        _train(folder / str(count), count, devices, 3), 400)
-    assert [status for status, *_ in outcomes] == [0] * count, outcomes
-  return folder / '1', folder / '2'
+def _three_steps(workdir, count, devices):
+  outcomes = jobs.finish(_train(workdir, count, devices, 3), 400)
+  assert [status for status, *_ in outcomes] == [0] * count, outcomes
+  return workdir
 
 
-def test_layouts_give_the_same_run(runs):
-  one, two = runs
+@pytest.fixture(name='one', scope='module')
+def _one(tmp_path_factory):
+  """Three steps of one process with two devices."""
+  return _three_steps(tmp_path_factory.mktemp('layouts') / 'one', 1, 2)
+
+
+def test_layouts_give_the_same_run(one, tmp_path):
+  two = _three_steps(tmp_path / 'two', 2, 1)
   assert _rollouts(one) == _rollouts(two) and len(_rollouts(one)) == 3
   assert _steps(two) == [1, 2, 3]
-  first, second = map(_params, runs)
+  first, second = map(_params, (one, two))
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6),
                first, second)
 
 
-def test_a_lost_process_ends_the_job_which_goes_on_elsewhere(runs, tmp_path):
+def test_a_run_goes_on_on_another_mesh(one, tmp_path):
+  """From fsdp=2 to fsdp=2 x tensor=2, and two slots fewer at a time."""
+  same, other = tmp_path / 'same', tmp_path / 'other'
+  for folder in (same, other):
+    shutil.copytree(one, folder)
+  (status, _, said), = jobs.finish(_train(same, 1, 2, 4), 400)
+  assert status == 0 and 'computed otherwise' not in said
+  (status, out, said), = jobs.finish(_train(
+      other, 1, 4, 4, '--config.mesh.tensor=2', '--config.rollout.slots=6'),
+                                     400)
+  assert status == 0 and 'continuing' in out, said
+  assert 'mesh.tensor (1 there, 2 here), rollout.slots (None there' in said
+  assert _steps(other) == [1, 2, 3, 4]
+  assert _tokens(same) == _tokens(other) and len(_tokens(other)) == 4 * 8
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6),
+               _params(same), _params(other))
+  (status, _, said), = jobs.finish(_train(
+      other, 1, 4, 5, '--config.seed=1'), 100)
+  assert status == 2 and 'seed (0 there, 1 here)' in said
+
+
+def test_a_lost_process_ends_the_job_which_goes_on_elsewhere(one, tmp_path):
   workdir = tmp_path / 'lost'
   job = _train(workdir, 2, 1, 100)
   try:
@@ -87,7 +115,7 @@ def test_a_lost_process_ends_the_job_which_goes_on_elsewhere(runs, tmp_path):
   (status, out, _), = jobs.finish(_train(workdir, 1, 2, saved + 1), 400)
   assert status == 0 and 'continuing' in out
   assert _steps(workdir) == list(range(1, saved + 2))
-  assert _rollouts(workdir)[:3] == _rollouts(runs[0])[:saved + 1]
+  assert _rollouts(workdir)[:3] == _rollouts(one)[:saved + 1]
 
 
 def test_sigterm_to_one_process_saves_and_ends_them_all(tmp_path):

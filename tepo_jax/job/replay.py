@@ -210,4 +210,4 @@ def _state(learner, workdir, step):
       workdir / session_lib.CHECKPOINTS, read_only=True)
   with contextlib.closing(checkpointer):
     return checkpointer.restore(
-        step, steps.abstract_state(learner.programs))[0]
+        step, *steps.restorable(learner.programs))[0]

@@ -20,7 +20,6 @@ from tepo_jax.job import slots
 from tepo_jax.job import steps
 from tepo_jax.policy import hub
 from tepo_jax.policy import lora
-from tepo_jax.policy import on_mesh
 from tepo_jax.policy import transformer
 from tepo_jax.policy import weights
 from tepo_jax.rollout import collect
@@ -193,9 +192,8 @@ def restore_trained(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
   """What a checkpoint holds: all the fp32 weights, or LoRA's adapters.
 
   Returns:
-    The folder the run started from, the model with its execution fields (its
-    vocabulary padded as in the run), and the parameters: on the mesh, or,
-    where it does not divide that vocabulary, on its devices with tensor=1.
+    The folder the run started from, the model with its execution fields, and
+    the parameters on the mesh.
 
   Raises:
     errors.InputError: not a run's workdir, or no such checkpoint.
@@ -208,18 +206,10 @@ def restore_trained(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
         f'{workdir}/config.json is not the config of a run of this version: '
         f'{lacking[0]} is missing')
   folder = model_folder(config, workdir)
-  model = weights.read_config(folder)
   checkpointer = checkpoint.Checkpointer(
       pathlib.Path(workdir) / CHECKPOINTS, read_only=True)
-  if not config.lora.rank:
-    rows, _ = checkpointer.shape(step, 'params/embed/embedding')
-    model = dataclasses.replace(model, vocab_padding=rows - model.vocab_size)
-    if rows % mesh.shape['tensor']:
-      mesh = mesh_lib.make(
-          {'data': -1, 'fsdp': mesh.shape['fsdp'], 'tensor': 1},
-          mesh.devices.ravel())
-  programs = steps.make(config, model, mesh)
-  state, _ = checkpointer.restore(step, steps.abstract_state(programs))
+  programs = steps.make(config, weights.read_config(folder), mesh)
+  state, _ = checkpointer.restore(step, *steps.restorable(programs))
   checkpointer.close()
   return folder, programs.model, state.params
 
@@ -238,10 +228,4 @@ def restore_params(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
     _, base = weights.load(folder, 'float32', mesh)
     merge = functools.partial(lora.merge, model.lora)
     return folder, jax.jit(merge, donate_argnums=0)(base, params)
-  plain = on_mesh.sharded_over(
-      weights.read_config(folder), mesh.shape['tensor'])
-  if plain.vocab_padding != model.vocab_padding:
-    params = jax.device_put(
-        jax.jit(functools.partial(on_mesh.repad, plain))(params),
-        mesh_lib.shardings(mesh, transformer.logical_axes(plain)))
   return folder, params

@@ -25,6 +25,7 @@ from tepo_jax.rollout import draw
 from tepo_jax.rollout import engine
 from tepo_jax.rollout import packing
 from tepo_jax.rollout import schedule
+from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import mesh as mesh_lib
 
 
@@ -223,7 +224,7 @@ def make_sampling(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
       prefill=jit(functools.partial(engine.prefill, model),
                   out_shardings=prompts),
       insert=jit(engine.insert, donate_argnums=0, out_shardings=cache),
-      relay=_make_relay(jit, cache),
+      relay=_Relay(jit, cache),
       decode=jit(functools.partial(
           engine.decode, model, chunk=chunk, decoding=decoding,
           eos_ids=eos_ids), donate_argnums=1,
@@ -246,31 +247,38 @@ def cache_shardings(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
       mesh_lib.shardings(mesh, (rows, None)), mesh_lib.replicated(mesh))
 
 
-def _make_relay(jit, sharding):
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Relay:
   """`engine.relay` of a whole cache, one array at a time.
 
   So the memory of two caches is never needed at once; all the layers share
   one program.
-  """
-  @functools.cache
-  def of_array(axis, empty, columns, sharding):
-    return jit(functools.partial(
-        engine.relay, axis=axis, columns=columns, empty=empty),
-               out_shardings=sharding)
 
-  def relay(cache, row_M, shift, columns):
-    def move(array, axis, empty, sharding):
-      moved = of_array(axis, empty, columns, sharding)(array, row_M, shift)
+  jit: as for the sampler's other functions. sharding: of the cache.
+  """
+  jit: Callable[..., Any]
+  sharding: transformer.KVCache
+
+  @functools.cache
+  def of_array(self, part: str, columns: int) -> Any:
+    """Jitted: (array, row_M, shift) -> array; of 'k', 'v' or 'position'."""
+    axis, empty = {'k': (3, 0), 'v': (2, 0), 'position': (1, -1)}[part]
+    return self.jit(
+        functools.partial(
+            engine.relay, axis=axis, columns=columns, empty=empty),
+        out_shardings=jax.tree.leaves(getattr(self.sharding, part))[0])
+
+  def __call__(self, cache: transformer.KVCache, row_M: jax.Array,
+               shift: jax.Array, columns: int) -> transformer.KVCache:
+    def move(part, array):
+      moved = self.of_array(part, columns)(array, row_M, shift)
       array.delete()
       return moved
 
     return transformer.KVCache(
-        tuple(move(k, 3, 0, sharding.k[0]) for k in cache.k),
-        tuple(move(v, 2, 0, sharding.v[0]) for v in cache.v),
-        move(cache.position, 1, -1, sharding.position), cache.index - shift)
-
-  return relay
-
+        tuple(move('k', k) for k in cache.k),
+        tuple(move('v', v) for v in cache.v),
+        move('position', cache.position), cache.index - shift)
 
 def stream(seed: int, name: str) -> jax.Array:
   """The key of one use of randomness: 'rollout', 'eval', 'update', ….
@@ -281,8 +289,15 @@ def stream(seed: int, name: str) -> jax.Array:
   return jax.random.fold_in(jax.random.key(seed), uses.index(name))
 
 
+def restorable(programs: Programs
+               ) -> tuple[update.TrainState, checkpoint.Unpadded]:
+  """What `Checkpointer.restore` needs to know of the state."""
+  state = abstract_state(programs)
+  return state, on_mesh.unpadded(programs.model, state)
+
+
 def abstract_state(programs: Programs) -> update.TrainState:
-  """Shapes, dtypes and shardings of the state, to restore into."""
+  """Shapes, dtypes and shardings of the state."""
   params = _trained(programs.model)
   shapes = jax.eval_shape(programs.init_state, params)
   return jax.tree.map(

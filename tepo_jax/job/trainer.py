@@ -83,7 +83,7 @@ class Trainer:
     learner = self.learner
     learner.load_base()
     saved = self.checkpointer.restore_last_good(
-        steps.abstract_state(learner.programs))
+        *steps.restorable(learner.programs))
     if saved is None:
       self.progress.phase(f'loading {self.session.folder}')
       learner.state = learner.first_state()

@@ -180,6 +180,8 @@ class _Analysis:
 
   def _read(self, inside: hlo.Computation, number: int) -> float:
     """Bytes of parameter `number` that a fused computation looks at."""
+    if _is_result(inside, number):
+      return math.inf
     total, queue = 0.0, [inside.parameters[number]]
     while queue:
       source = queue.pop()
@@ -193,8 +195,12 @@ class _Analysis:
           continue
         elif user.opcode == 'fusion':
           callee = self._module.computations[user.attribute('calls')]
-          total += sum(self._read(callee, place) for place, name
-                       in enumerate(user.operands) if name == source.name)
+          places = [place for place, name in enumerate(user.operands)
+                    if name == source.name]
+          if any(_is_result(callee, place) for place in places):
+            queue.append(user)
+          else:
+            total += sum(self._read(callee, place) for place in places)
         else:
           return math.inf
     return total
@@ -213,6 +219,14 @@ class _Analysis:
     step = _step(body, place)
     start = _start(computation, loop, place)
     return math.ceil((_value(limit) - start) / step)
+
+
+def _is_result(inside, number):
+  """Whether a computation only changes the form of parameter `number`."""
+  root = inside.instructions[inside.root]
+  while root.opcode in _FORMS:
+    root = inside.instructions[root.operands[0]]
+  return root is inside.parameters[number]
 
 
 def _step(body, place):

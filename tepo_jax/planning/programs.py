@@ -35,7 +35,9 @@ class Program:
 
   name: with the shapes that tell it from its sisters. phase: of PHASES.
   lower: traces it. runs: how often it runs in a step.
-  resident: bytes a chip that the run holds beside the program's arguments.
+  resident: bytes a chip that the run holds beside what the program is given.
+  given: bytes of that; where it is more than the program's arguments, it does
+    not use all.
   largest: whether no other of its kind needs more memory.
   equivalent: runs that take as long as all those of its kind, in about: 0 for
     all but the largest of a kind, None where it is the only one.
@@ -48,6 +50,7 @@ class Program:
   resident: int
   largest: bool = True
   equivalent: float | None = None
+  given: int = 0
   open_trips: tuple[float, ...] = (1.0,)
 
 
@@ -105,7 +108,7 @@ def chip_bytes(tree: Any) -> int:
 
 def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
               ) -> Iterator[Program]:
-  """Prefill, insert and decode at the shapes that occur and at the widest."""
+  """The sampler's programs at the shapes that occur and at the widest."""
   sampling = steps.make_sampling(
       programs.model, programs.mesh,
       decoding=draw.Decoding(config.rollout.temperature), eos_ids=_NO_EOS,
@@ -114,16 +117,25 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
   counts = traffic.of_rollout(workload, shapes)
   largest = _largest(shapes)
   cache = chip_bytes(arguments.cache(*largest[0][1:3]))
+  waiting = chip_bytes(arguments.prompts(*largest[-1][1:3]))
   equivalent = collections.Counter({
       largest[0]: _as_if_largest(counts, largest[0], chip_bytes(weights),
                                  cache)})
   for shape in dict.fromkeys([*largest, *([] if brief else sorted(counts))]):
-    held = state_bytes
-    if shape.name == 'insert':
+    held, runs, given = state_bytes, counts[shape], 0
+    if shape.name in ('insert', 'relay'):
       held += chip_bytes(weights)
+    if shape.name != 'insert':
+      held += waiting
+    if shape.name == 'prefill':  # slots are refilled while others are at work
+      held, given = held + cache, chip_bytes(weights)
+    if shape.name == 'relay':  # an array at a time; values are as large as keys
+      whole = arguments.cache(shape.rows, shape.columns)
+      held += chip_bytes(whole) - chip_bytes(whole.k[0])
+      runs *= 2 * len(whole.k)
     yield Program(
         _label(shape), 'rollout', functools.partial(arguments.lower, shape),
-        counts[shape], held, shape in largest, equivalent[shape])
+        runs, held, shape in largest, equivalent[shape], given)
 
 
 def _largest(shapes) -> list[traffic.Shape]:
@@ -133,6 +145,7 @@ def _largest(shapes) -> list[traffic.Shape]:
   return [
       traffic.Shape('decode', slots, columns),
       traffic.Shape('insert', slots, columns, width),
+      traffic.Shape('relay', slots, columns, (slots, columns)),
       traffic.Shape('prefill', schedule.Schedule(None, shapes).prefill_rows(
           width), width)]
 
@@ -148,6 +161,8 @@ def _as_if_largest(counts, largest, weights, cache):
 
 def _label(shape):
   name = f'{shape.name} {shape.rows}x{shape.columns}'
+  if shape.name == 'relay':
+    return f'{name} to {shape.more[0]}x{shape.more[1]}'
   return name if shape.more is None else f'{name} of {shape.more}'
 
 
@@ -158,6 +173,7 @@ def _updating(config, workload, programs, state, frozen
   minibatches = config.rollout.prompts // settings.minibatch_prompts
   host = programs.pack(_batch(config, workload))
   minibatch = _placed(host, programs.minibatch_sharding)
+  size = chip_bytes(minibatch)  # those of the first epoch stay
   turns = tuple(float(used) for used in host.used_K)
   scalar = jax.ShapeDtypeStruct((), np.float32)
   key = jax.eval_shape(lambda: jax.random.key(0))
@@ -167,17 +183,17 @@ def _updating(config, workload, programs, state, frozen
     yield Program(
         'old policy', 'update',
         functools.partial(programs.to_old_policy.lower, state.params), 1,
-        chip_bytes(state.opt_state))
+        chip_bytes((state.opt_state, base)) + minibatches * size)
   yield Program(  # once more, to measure the noise floor
       'score', 'score', functools.partial(
           programs.score.lower, state.params, minibatch, *base),
-      minibatches + 1,
-      chip_bytes(state.opt_state), open_trips=turns)
+      minibatches + 1, chip_bytes(state.opt_state) + minibatches * size,
+      given=chip_bytes((state.params, base)) + size, open_trips=turns)
   yield Program(
       'update', 'update', functools.partial(
           programs.train_step.lower, state, minibatch, key, scalar,
-          old_params, *base), minibatches * settings.epochs, 0,
-      open_trips=turns)
+          old_params, *base), minibatches * settings.epochs,
+      minibatches * size, open_trips=turns)
 
 
 def _batch(config, workload):
@@ -211,7 +227,7 @@ class _Arguments:
     return self._sampling.empty.eval_shape(rows, columns, np.int32(0))
 
   @functools.cache
-  def _prompts(self, rows, width):
+  def prompts(self, rows, width):
     tokens = jax.ShapeDtypeStruct((rows, width), np.int32)
     return self._sampling.prefill.eval_shape(self._weights, tokens, tokens)
 
@@ -227,7 +243,13 @@ class _Arguments:
     places = jax.ShapeDtypeStruct((self._shapes.refill,), np.int32)
     return self._sampling.insert.lower(
         self.cache(shape.rows, shape.columns),
-        self._prompts(rows, shape.more), places, places)
+        self.prompts(rows, shape.more), places, places)
+
+  def _relay(self, shape):
+    rows, columns = shape.more
+    return self._sampling.relay.of_array('k', columns).lower(
+        self.cache(shape.rows, shape.columns).k[0],
+        jax.ShapeDtypeStruct((rows,), np.int32), np.int32(0))
 
   def _decode(self, shape):
     def numbers(dtype):

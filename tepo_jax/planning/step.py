@@ -37,7 +37,7 @@ _SHRINK = 0.8
 class Estimate:
   """A compiled program on one chip. Bytes, FLOPs and seconds of one run.
 
-  hbm: of arguments, outputs, temporaries, code, and what else the run holds.
+  resident: what else the run holds. hbm: all of that, outputs and code.
   failure: what the compiler says where it does not fit, else None.
   """
   name: str
@@ -167,6 +167,8 @@ def _compile(program: programs_lib.Program, chip: chips.Chip) -> Estimate:
   seconds = time.perf_counter() - start
   _say(f'{program.name}: compiled in {seconds:.0f} s')
   memory = compiled.memory_analysis()
+  unused = max(0, program.given - memory.argument_size_in_bytes)
+  known['resident'] += unused
   used = (memory.argument_size_in_bytes + memory.output_size_in_bytes
           - memory.alias_size_in_bytes + memory.temp_size_in_bytes
           + memory.generated_code_size_in_bytes)
@@ -174,7 +176,7 @@ def _compile(program: programs_lib.Program, chip: chips.Chip) -> Estimate:
   roofline, bound = _roofline(cost, chip)
   return Estimate(
       **known, arguments=memory.argument_size_in_bytes,
-      temporaries=memory.temp_size_in_bytes, hbm=used + program.resident,
+      temporaries=memory.temp_size_in_bytes, hbm=used + known['resident'],
       flops=cost.flops, hbm_bytes=cost.hbm_bytes,
       wire_bytes=dict(cost.wire_bytes), collectives=dict(
           cost.collective_counts), roofline=roofline, bound=bound,

@@ -15,8 +15,7 @@ _IMPOSSIBLE = -1e9  # a logit
 def sharded_over(config: Any, tensor: int) -> Any:
   """The model in the form that `tensor` shards of the heads can hold.
 
-  The vocabulary is padded to a multiple of `tensor`; padding that does already
-  is left. Where it does not divide
+  The vocabulary is padded to a multiple of `tensor`. Where that does not divide
   the key/value heads, each shard holds copies of those it needs: their weights
   are then whole on every shard, only activations and cache are sharded.
 
@@ -27,26 +26,26 @@ def sharded_over(config: Any, tensor: int) -> Any:
     raise errors.InputError(
         f'mesh tensor={tensor} does not divide the {config.num_heads} query '
         f'heads (over {config.num_kv_heads} key/value heads) of the model')
-  padding = config.vocab_padding
-  if (config.vocab_size + padding) % tensor:
-    padding = -config.vocab_size % tensor
   return dataclasses.replace(
-      config, vocab_padding=padding,
+      config, vocab_padding=-config.vocab_size % tensor,
       kv_copies=tensor // math.gcd(config.num_kv_heads, tensor))
 
 
-def repad(config: Any, params: dict[str, Any]) -> dict[str, Any]:
-  """The parameters with the vocabulary's padding that `config` says, zeros."""
-  def fit(weight, axis):
-    real = jax.lax.slice_in_dim(weight, 0, config.vocab_size, axis=axis)
-    widths = [(0, 0), (0, 0)]
-    widths[axis] = (0, config.vocab_padding)
-    return jnp.pad(real, widths)
+def unpadded(config: Any, state: Any) -> dict[str, tuple[int, ...]]:
+  """Shapes without the vocabulary's padding, by path ('params/head/kernel').
 
-  changed = {'embed': {'embedding': fit(params['embed']['embedding'], 0)}}
-  if not config.tie_embeddings:
-    changed['head'] = {'kernel': fit(params['head']['kernel'], 1)}
-  return params | changed
+  Of those arrays of a training state that have a vocabulary: its padding is
+  the mesh's, and zeros in parameters and moments alike.
+  """
+  found = {}
+  for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
+    name = jax.tree_util.keystr(path, simple=True, separator='/')
+    for ending, axis in (('embed/embedding', 0), ('head/kernel', 1)):
+      if name.endswith(ending):
+        shape = list(leaf.shape)
+        shape[axis] = config.vocab_size
+        found[name] = tuple(shape)
+  return found
 
 
 def without_padding(vocabulary: int, logits):

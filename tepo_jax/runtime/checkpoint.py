@@ -7,13 +7,15 @@ found by the digests.
 """
 
 import contextlib
+import functools
 import gc
 import itertools
+import operator
 import os
 import pathlib
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -24,6 +26,11 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from tepo_jax import errors
 from tepo_jax.runtime import processes
+
+# Arrays by name, 'params/w', whose ends are zeros and may be saved in another
+# length: their shapes without.
+Unpadded = Mapping[str, tuple[int, ...]]
+_NONE: Unpadded = {}
 
 
 class DamagedError(errors.InputError):
@@ -90,14 +97,15 @@ class Checkpointer:
     self.wait()
     return self._manager.latest_step()
 
-  def restore(self, step: int | None, abstract_state: Any
-              ) -> tuple[Any, dict[str, Any]]:
+  def restore(self, step: int | None, abstract_state: Any,
+              unpadded: Unpadded = _NONE) -> tuple[Any, dict[str, Any]]:
     """The state and extra of `step` (None: the latest).
 
     Args:
       step: one that was saved and kept.
       abstract_state: tree of jax.ShapeDtypeStruct with shardings; the arrays
         come back in exactly these, whatever the mesh they were saved from.
+      unpadded: the arrays that may have been padded otherwise.
 
     Raises:
       InputError: there is no such step, its arrays are not those of
@@ -110,9 +118,10 @@ class Checkpointer:
         saved = self._manager.item_metadata(step).state
         if saved is None:
           raise ValueError('its list of arrays is missing')
-        _check_arrays(where, saved.tree, abstract_state)
+        _check_arrays(where, saved.tree, abstract_state, unpadded)
         restored = self._manager.restore(step, args=ocp.args.Composite(
-            state=ocp.args.StandardRestore(abstract_state),
+            state=ocp.args.StandardRestore(
+                abstract_state, strict=not unpadded),
             extra=ocp.args.JsonRestore()))
         extra, digests = restored.extra['extra'], restored.extra['digests']
       except (errors.InputError, jax.errors.JaxRuntimeError):
@@ -120,19 +129,10 @@ class Checkpointer:
       except Exception as error:
         raise DamagedError(f'{where} cannot be restored: '
                            f'{_reason(error)}') from None
-    for name, digest in _digests(restored.state).items():
+    for name, digest in _digests(restored.state, saved.tree).items():
       if digests.get(name) != digest:
         raise DamagedError(f'{where}: {name} is not what was saved')
     return restored.state, extra
-
-  def shape(self, step: int | None, name: str) -> tuple[int, ...]:
-    """The shape of one saved array, by its path; as `restore`."""
-    step = self._existing(step)
-    try:
-      return _named(self._manager.item_metadata(step).state.tree)[name].shape
-    except Exception as error:  # as in `restore`
-      raise DamagedError(f'checkpoint {self._directory}/{step}: '
-                         f'{_reason(error)}') from None
 
   def _existing(self, step):
     self.wait()
@@ -144,7 +144,7 @@ class Checkpointer:
           f'no checkpoint{wanted} in {self._directory} (there: {steps})')
     return step
 
-  def restore_last_good(self, abstract_state: Any
+  def restore_last_good(self, abstract_state: Any, unpadded: Unpadded = _NONE
                         ) -> tuple[int, Any, dict[str, Any]] | None:
     """(step, state, extra) of the last undamaged step; None: nothing saved.
 
@@ -157,7 +157,7 @@ class Checkpointer:
     while (step := self.latest()) is not None:
       damage = None
       try:
-        restored = self.restore(step, abstract_state)
+        restored = self.restore(step, abstract_state, unpadded)
       except DamagedError as error:
         damage = error
       if not processes.any_of(damage is not None):
@@ -218,21 +218,24 @@ def _kept(keep, keep_every):
   return preservation_policy.AnyPreservationPolicy(policies)
 
 
-def _check_arrays(where, saved, abstract_state) -> None:
+def _check_arrays(where, saved, abstract_state, unpadded) -> None:
   """Refuses another shape or dtype, which Orbax would cast to, by name."""
-  there, here = _signature(saved), _signature(abstract_state)
+  there, here = _named(saved), _named(abstract_state)
   for name in sorted(there.keys() ^ here.keys()):
     but = 'not in it' if name in here else 'in it, not in this run'
     raise errors.InputError(f'{where}: {name} is {but}')
-  for name, signature in there.items():
-    if signature != here[name]:
-      raise errors.InputError(f'{where}: {name} is {signature} in it, '
-                              f'{here[name]} in this run')
+  for name, array in there.items():
+    fits = _signature(array) == _signature(here[name])
+    if name in unpadded:
+      fits = np.dtype(array.dtype) == here[name].dtype and all(
+          map(operator.ge, array.shape, unpadded[name]))
+    if not fits:
+      raise errors.InputError(f'{where}: {name} is {_signature(array)} in it, '
+                              f'{_signature(here[name])} in this run')
 
 
-def _signature(tree) -> dict[str, str]:
-  return {name: f'{np.dtype(leaf.dtype).name}{list(leaf.shape)}'
-          for name, leaf in _named(tree).items()}
+def _signature(array) -> str:
+  return f'{np.dtype(array.dtype).name}{list(array.shape)}'
 
 
 def _named(tree) -> dict[str, Any]:
@@ -242,31 +245,39 @@ def _named(tree) -> dict[str, Any]:
       for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
 
-def _digests(tree) -> dict[str, int]:
-  """A digest of the bits of each array, by its path.
+def _digests(tree, saved=None) -> dict[str, int]:
+  """A digest of the bits of each array, by its path; as that of `saved`.
 
   By one program: many small ones, each of which communicates, can block one
   another on a CPU.
+
+  Args:
+    tree: of arrays.
+    saved: a tree of what has the shapes that the arrays were saved with; None:
+      their own.
   """
-  return {name: int(digest) for name, digest in jax.device_get(
-      _digest_all(_named(tree))).items()}
+  named, shaped = _named(tree), _named(tree if saved is None else saved)
+  shapes = tuple(tuple(shaped[name].shape) for name in named)
+  return dict(zip(named, map(int, jax.device_get(
+      _digest_all(list(named.values()), shapes)))))
 
 
-@jax.jit
-def _digest_all(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
-  return jax.tree.map(_digest, arrays)
+@functools.partial(jax.jit, static_argnums=1)
+def _digest_all(arrays, shapes) -> list[jax.Array]:
+  return list(map(_digest, arrays, shapes))
 
 
-def _digest(x) -> jax.Array:
+def _digest(x, shape) -> jax.Array:
   """Σ_i m_i · bits(x_i) mod 2^32 with odd m_i: uint32.
 
   Whatever the sharding, as sums mod 2^32 have no order; a single changed
-  element always changes it.
+  element always changes it. The elements of an array of `shape` are numbered,
+  of which x has a part, or which is part of x: zeros add nothing.
   """
   x = jnp.atleast_1d(jnp.asarray(x))
   bits = jax.lax.bitcast_convert_type(x, f'uint{8 * x.dtype.itemsize}')
   index = jnp.zeros(x.shape, jnp.uint32)
-  for axis, size in enumerate(x.shape):
+  for axis, size in enumerate(shape or (1,)):
     index = index * jnp.uint32(size) + jax.lax.broadcasted_iota(
         jnp.uint32, x.shape, axis)
   scrambled = (index + 1) * jnp.uint32(2654435761)  # Knuth's, 2^32 / golden

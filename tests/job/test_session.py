@@ -8,6 +8,7 @@ import pytest
 
 from configs import tiny
 from tepo_jax import cli
+from tepo_jax import errors
 from tepo_jax.job import session
 from tepo_jax.job import steps
 from tepo_jax.policy import transformer
@@ -50,3 +51,17 @@ def test_padding_of_the_vocabulary_is_the_mesh_s_alone(
   jax.tree.map(np.testing.assert_array_equal, restored, placed)
   assert jax.tree.all(jax.tree.map(
       lambda a, b: a.sharding == b.sharding, restored, placed))
+
+
+@pytest.mark.parametrize('vocab_size', [30, 33])
+def test_another_vocabulary_is_no_padding(vocab_size, tmp_path):
+  config = tiny.get_config('grpo')
+  saved, other = (
+      steps.make(config, dataclasses.replace(MODEL, vocab_size=size), _mesh(1))
+      for size in (31, vocab_size))
+  checkpointer = checkpoint.Checkpointer(tmp_path)
+  checkpointer.save(1, saved.init_state(
+      transformer.init(MODEL, jax.random.key(0))), {})
+  with pytest.raises(errors.InputError, match='embed/embedding is'):
+    checkpointer.restore(1, *steps.restorable(other))
+  checkpointer.close()

@@ -1,7 +1,6 @@
 """A plan of the tiny config on a TPU slice that is not there."""
 
 import json
-import os
 import pathlib
 
 import pytest
@@ -37,7 +36,8 @@ def _plan():
 
 def test_every_program_of_the_step_is_there(plan):
   assert {e.name.split()[0] for e in plan.estimates} == {
-      'reshard', 'prefill', 'insert', 'decode', 'old', 'score', 'update'}
+      'reshard', 'prefill', 'insert', 'relay', 'decode', 'old', 'score',
+      'update'}
   assert plan.fits and plan.slots == 32
   for estimate in plan.estimates:
     assert estimate.failure is None and estimate.compile_seconds > 0
@@ -85,8 +85,7 @@ def test_what_does_not_fit_is_told_with_the_numbers():
   assert 'of 0.00 GiB (arguments' in table.verdict(plan)
 
 
-@pytest.mark.skipif('TEPO_LONG_TESTS' not in os.environ,
-                    reason='minutes; TEPO_LONG_TESTS=1 runs it')
+@pytest.mark.long
 def test_the_update_of_qwen2_5_7b_fits_a_v6e_16():
   config = cli.load_config('configs/qwen2_5_7b.py:tepo')
   config.model = str(MODELS / 'qwen2_5_7b')

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tepo_jax.job import steps
+from tepo_jax.planning import cost
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import schedule
@@ -58,6 +59,17 @@ def test_no_weights_are_gathered(compiled):
   sizes = [np.prod([int(n) for n in shape.split(',')]) for _, shape in gathered]
   assert max(sizes, default=0) <= SLOTS * MODEL.vocab_size / 4
   assert 'all-to-all' not in compiled.as_text()
+
+
+def test_a_step_reads_the_weights_and_the_cache_once(compiled):
+  """As the plan counts it; activations and logits are the rest."""
+  layer = 2 * MODEL.d_model * (
+      2 * 28 * 128 + 2 * 4 * 128 + 3 * MODEL.d_ff) / 4
+  head = 2 * MODEL.d_model * MODEL.vocab_size / 4
+  cache = 2 * MODEL.num_layers * SLOTS * COLUMNS * 128 * 2
+  least = MODEL.num_layers * layer + head + cache
+  read = cost.of(compiled.as_text()).hbm_bytes
+  assert least < read < 1.3 * least
 
 
 def test_the_cache_is_updated_in_place(compiled):
