@@ -10,6 +10,7 @@ import pytest
 
 from tepo_jax import errors
 from tepo_jax.policy import attention
+from tepo_jax.policy import plain_attention
 from tepo_jax.runtime import mesh as mesh_lib
 
 _attend = jax.jit(attention.attend, static_argnames=('window', 'backend'))
@@ -182,6 +183,54 @@ def test_splash_on_a_mesh_computes_on_each_device_its_own():
                 key_segment_BT=segment)
   np.testing.assert_allclose(
       np.asarray(got)[position >= 0], want[position >= 0], atol=1e-6)
+
+
+def _by_definition(q, k, v, position, segment, window):
+  """Softmax over all the slots at once."""
+  k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
+  score = jnp.einsum('bsnh,btnh->bnst', q, k) / np.sqrt(q.shape[3])
+  visible = attention.visible(position, position, window, segment, segment)
+  score = jnp.where(visible[:, None], score, -1e30)
+  return jnp.einsum('bnst,btnh->bsnh', jax.nn.softmax(score), v)
+
+
+@pytest.mark.parametrize('window', [None, 30])
+def test_blocks_of_queries(window):
+  """Three blocks, sequences over their edges, against all keys at once."""
+  rng = np.random.RandomState(6)
+  q = rng.randn(2, 150, 4, 8).astype(np.float32)
+  k, v = rng.randn(2, 2, 150, 2, 8).astype(np.float32)
+  position = np.concatenate([np.arange(90), np.arange(55), np.full(5, -1)])
+  position = np.stack([position, np.arange(150)]).astype(np.int32)
+  segment = np.cumsum(position <= 0, axis=1).astype(np.int32)
+  real = position[..., None, None] >= 0
+  weight = rng.randn(*q.shape)
+
+  def total(attend, q, k, v):
+    out = jnp.where(real, attend(q, k, v), 0)
+    return jnp.sum(out * weight), out
+
+  def evaluate(attend):
+    (_, out), gradients = jax.jit(jax.value_and_grad(
+        functools.partial(total, attend), argnums=(0, 1, 2), has_aux=True))(
+            q, k, v)
+    return out, gradients
+
+  got = evaluate(lambda *x: attention.attend(
+      *x, position, None, window, query_segment_BS=segment))
+  want = evaluate(
+      lambda *x: _by_definition(*x, position, segment, window))
+  jax.tree.map(functools.partial(
+      np.testing.assert_allclose, rtol=0, atol=2e-5), got, want)
+
+
+@pytest.mark.parametrize('length,window,pairs', [
+    (64, None, 64 * 64), (128, None, 64 * 64 + 64 * 128),
+    (1024, None, 128 * 128 * 36), (128, 3, 64 * 64 + 64 * 66)])
+def test_what_blocks_compute(length, window, pairs):
+  sizes = [(mine.stop - mine.start) * (keys.stop - keys.start)
+           for mine, keys in plain_attention.blocks(length, window)]
+  assert sum(sizes) == pairs
 
 
 def test_one_query_is_always_xla():

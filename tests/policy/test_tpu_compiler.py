@@ -30,8 +30,7 @@ def _compiled(mesh, backend, window=None, size=128):
   """Attention of packed rows with its gradients, 4 heads over 2."""
   def loss(q, k, v, position, segment):
     return jnp.sum(attention.attend(
-        q, k, v, position, position, window, backend, segment, segment
-    ).astype(jnp.float32))
+        q, k, v, position, None, window, backend, segment).astype(jnp.float32))
 
   def rows(*shape, dtype=jnp.int32, axes=('batch', None)):
     return jax.ShapeDtypeStruct(
@@ -51,6 +50,7 @@ def test_splash_compiles_and_holds_no_scores(mesh, window, size):
   assert compiled.memory_analysis().temp_size_in_bytes < SCORES / 8
 
 
-def test_xla_holds_the_scores(mesh):
+def test_xla_holds_the_scores_of_a_block(mesh):
+  """Of eight; several arrays of that shape, in the backward pass too."""
   compiled = _compiled(mesh, 'xla')
-  assert compiled.memory_analysis().temp_size_in_bytes > SCORES
+  assert compiled.memory_analysis().temp_size_in_bytes < 3 * SCORES / 8
