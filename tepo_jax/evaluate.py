@@ -19,6 +19,7 @@ import jax
 
 from tepo_jax import cli
 from tepo_jax import errors
+from tepo_jax import run_folder
 from tepo_jax.analysis import results as results_lib
 from tepo_jax.analysis import tables
 from tepo_jax.job import checks
@@ -77,7 +78,7 @@ def _checkpoint(config):
 
 def _identity(config, checkpoint, step):
   """What makes an evaluation what it is."""
-  fields = cli.field_names(config)
+  fields = run_folder.field_names(config)
   kept = ('seed', 'data.template', 'data.max_prompt_tokens', 'compute.dtype')
   return {'checkpoint': str(checkpoint.resolve()), 'step': step} | {
       name: value for name, value in fields.items()

@@ -12,6 +12,7 @@ from absl import flags
 
 from tepo_jax import cli
 from tepo_jax import errors
+from tepo_jax import run_folder
 from tepo_jax.job import session
 from tepo_jax.policy import adapters
 from tepo_jax.policy import weights
@@ -28,7 +29,7 @@ _ADAPTER = flags.DEFINE_bool(
 
 
 def main() -> None:
-  out = cli.new_folder(_OUT.value)
+  out = run_folder.new_folder(_OUT.value)
   mesh = mesh_lib.make({'data': 1, 'fsdp': -1, 'tensor': 1})
   if _ADAPTER.value:
     folder, model, params = session.restore_trained(

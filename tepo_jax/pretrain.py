@@ -12,6 +12,7 @@ from absl import flags
 
 from tepo_jax import cli
 from tepo_jax import errors
+from tepo_jax import run_folder
 from tepo_jax.job import base_model
 from tepo_jax.job import checks
 
@@ -21,7 +22,7 @@ _OUT = flags.DEFINE_string(
 
 
 def main() -> None:
-  config, out = _CONFIG.value, cli.new_folder(_OUT.value)
+  config, out = _CONFIG.value, run_folder.new_folder(_OUT.value)
   checks.check_values(config)
   if not config.pretrain.worked_steps:
     raise errors.InputError(

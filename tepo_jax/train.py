@@ -22,6 +22,7 @@ import ml_collections
 
 from tepo_jax import cli
 from tepo_jax import errors
+from tepo_jax import run_folder
 from tepo_jax.job import base_model
 from tepo_jax.job import checks
 from tepo_jax.job import device_memory
@@ -43,7 +44,7 @@ def make_base_model(config: ml_collections.ConfigDict,
     base_model.make(config, untrained, trained=False)
     with session_lib.open_folder(config, untrained) as session:
       trainer.Trainer(config, session)
-  cli.claim_workdir(config, workdir)
+  run_folder.claim(config, workdir)
   session_lib.cache_compilations(config, workdir)
   base_model.make(config, folder)
 

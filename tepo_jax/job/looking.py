@@ -10,8 +10,8 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from tepo_jax import cli
 from tepo_jax import errors
+from tepo_jax import run_folder
 from tepo_jax.analysis import figures
 from tepo_jax.analysis import inspector
 from tepo_jax.analysis import page
@@ -79,7 +79,7 @@ def _glance(run):
   if not steps or run.fields is None:
     return None
   rows = dump.read(run.path / session_lib.ROLLOUTS, steps[-1])
-  config = cli.read_config(run.path)
+  config = run_folder.read_config(run.path)
   tokenizer = weights.load_tokenizer(
       session_lib.model_folder(config, run.path))
   slots = max(row['tokens'] for row in rows)

@@ -11,8 +11,8 @@ import jax
 import ml_collections
 import numpy as np
 
-from tepo_jax import cli
 from tepo_jax import errors
+from tepo_jax import run_folder
 from tepo_jax.analysis import replay
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import steps
@@ -171,7 +171,7 @@ def open_step(workdir: pathlib.Path, number: int) -> Iterator[Step]:
       there; says which steps have both.
   """
   workdir = pathlib.Path(workdir)
-  config = cli.read_config(workdir)
+  config = run_folder.read_config(workdir)
   with config.unlocked():
     config.mesh = ml_collections.ConfigDict(dict(data=1, fsdp=-1, tensor=1))
     config.eval.period = 0

@@ -14,8 +14,8 @@ import ml_collections
 import transformers
 
 from configs import base
-from tepo_jax import cli
 from tepo_jax import errors
+from tepo_jax import run_folder
 from tepo_jax.job import slots
 from tepo_jax.job import steps
 from tepo_jax.policy import hub
@@ -198,9 +198,11 @@ def restore_trained(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
   Raises:
     errors.InputError: not a run's workdir, or no such checkpoint.
   """
-  config = cli.read_config(workdir)
-  lacking = cli.field_names(base.get_config()).keys() - cli.field_names(config)
-  lacking = sorted(n for n in lacking if not n.startswith('method.'))
+  config = run_folder.read_config(workdir)
+  there = run_folder.field_names(config)
+  lacking = sorted(
+      name for name in run_folder.field_names(base.get_config())
+      if name not in there and not name.startswith('method.'))
   if lacking:
     raise errors.InputError(
         f'{workdir}/config.json is not the config of a run of this version: '

@@ -12,8 +12,8 @@ import jax
 import ml_collections
 import numpy as np
 
-from tepo_jax import cli
 from tepo_jax import errors
+from tepo_jax import run_folder
 from tepo_jax.job import evaluation
 from tepo_jax.job import learner as learner_lib
 from tepo_jax.job import session as session_lib
@@ -61,7 +61,7 @@ class Trainer:
 
   def open(self, workdir: pathlib.Path) -> None:
     """Makes `workdir` this run's, and goes to its last checkpoint."""
-    processes.on_first(cli.claim_workdir, self.config, workdir)
+    processes.on_first(run_folder.claim, self.config, workdir)
     session_lib.cache_compilations(self.config, workdir)
     self.workdir = workdir
     settings = self.config.checkpoint
@@ -100,7 +100,7 @@ class Trainer:
 
   def _check_config(self, digest):
     """The workdir's config.json is ours; are the checkpoints too?"""
-    if digest != cli.config_digest(self.config):
+    if digest != run_folder.digest(self.config):
       raise errors.InputError(
           f'{self.workdir / session_lib.CHECKPOINTS}/{self.step} is of a run '
           'with another config than this workdir\'s config.json')
@@ -160,7 +160,7 @@ class Trainer:
       self.checkpointer.save(self.step, self.learner.state, {
           'cursor': self.cursor, 'unrecorded': self._unrecorded_numbers(),
           'skipped_in_a_row': self.learner.skipped_in_a_row,
-          'config_digest': cli.config_digest(self.config)}, score)
+          'config_digest': run_folder.digest(self.config)}, score)
 
   def _unrecorded_numbers(self):
     if self.unrecorded is None:

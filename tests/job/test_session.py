@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from configs import tiny
-from tepo_jax import cli
 from tepo_jax import errors
+from tepo_jax import run_folder
 from tepo_jax.job import session
 from tepo_jax.job import steps
 from tepo_jax.policy import transformer
@@ -36,7 +36,7 @@ def test_padding_of_the_vocabulary_is_the_mesh_s_alone(
   config = tiny.get_config('grpo')
   config.model = str(tmp_path / 'model')
   workdir = tmp_path / 'run'
-  cli.claim_workdir(config, workdir)
+  run_folder.claim(config, workdir)
   mesh = _mesh(trained_on)
   programs = steps.make(config, MODEL, mesh)
   _, sharded = weights.load(tmp_path / 'model', 'float32', mesh)
