@@ -280,6 +280,7 @@ class _Relay:
         tuple(move('v', v) for v in cache.v),
         move('position', cache.position), cache.index - shift)
 
+
 def stream(seed: int, name: str) -> jax.Array:
   """The key of one use of randomness: 'rollout', 'eval', 'update', ….
 
