@@ -103,21 +103,19 @@ def _attend_xla(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
   batch, length, heads, size = q_BSNH.shape
   kv_heads = k_BTKH.shape[2]
   q_BSKGH = q_BSNH.reshape(batch, length, kv_heads, heads // kv_heads, size)
-  q_BKSGH = jnp.moveaxis(q_BSKGH, 1, 2)
-  k_BKTH, v_BKTH = (jnp.swapaxes(x, 1, 2).astype(q_BSNH.dtype)
-                    for x in (k_BTKH, v_BTKH))
+  k_BTKH, v_BTKH = (x.astype(q_BSNH.dtype) for x in (k_BTKH, v_BTKH))
   pieces = [(slice(None), slice(None))]
   if key_position_BT is None:
     key_position_BT, key_segment_BT = query_position_BS, query_segment_BS
     pieces = plain_attention.blocks(length, window)
-  out_BKSGH = jnp.concatenate([
+  out_BSKGH = jnp.concatenate([
       plain_attention.attend(
-          q_BKSGH[:, :, mine], k_BKTH[:, :, keys], v_BKTH[:, :, keys],
+          q_BSKGH[:, mine], k_BTKH[:, keys], v_BTKH[:, keys],
           visible(query_position_BS[:, mine], key_position_BT[:, keys], window,
                   *(x if x is None else x[:, piece] for x, piece in
                     ((query_segment_BS, mine), (key_segment_BT, keys)))))
-      for mine, keys in pieces], axis=2)
-  return jnp.moveaxis(out_BKSGH, 1, 2).reshape(q_BSNH.shape)
+      for mine, keys in pieces], axis=1)
+  return out_BSKGH.reshape(q_BSNH.shape)
 
 
 def _attend_cudnn(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,

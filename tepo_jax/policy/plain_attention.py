@@ -34,43 +34,45 @@ def blocks(length: int, window: int | None):
 
 
 @jax.custom_vjp
-def attend(q_BKSGH, k_BKTH, v_BKTH, visible_BST):
-  """softmax(q k^T / sqrt(H)) v over the visible keys, [B, K, S, G, H].
+def attend(q_BSKGH, k_BTKH, v_BTKH, visible_BST):
+  """softmax(q k^T / sqrt(H)) v over the visible keys, [B, S, K, G, H].
 
   In the dtype of q; scores and softmax are float32.
   """
-  return _forward(q_BKSGH, k_BKTH, v_BKTH, visible_BST)[0]
+  return _forward(q_BSKGH, k_BTKH, v_BTKH, visible_BST)[0]
 
 
-def _forward(q_BKSGH, k_BKTH, v_BKTH, visible_BST):
-  score_BKSGT = _scores(q_BKSGH, k_BKTH, visible_BST)
+def _forward(q_BSKGH, k_BTKH, v_BTKH, visible_BST):
+  score_BKSGT = _scores(q_BSKGH, k_BTKH, visible_BST)
   most_BKSG1 = jnp.max(score_BKSGT, axis=-1, keepdims=True)
   weight_BKSGT = jnp.exp(score_BKSGT - most_BKSG1)
   sum_BKSG1 = jnp.sum(weight_BKSGT, axis=-1, keepdims=True)
-  total_BKSGH = _product('BKSGT,BKTH->BKSGH', weight_BKSGT.astype(
-      q_BKSGH.dtype), v_BKTH)
-  out_BKSGH = (total_BKSGH / sum_BKSG1).astype(q_BKSGH.dtype)
-  return out_BKSGH, (q_BKSGH, k_BKTH, v_BKTH, visible_BST, out_BKSGH,
+  total_BKSGH = _product('BKSGT,BTKH->BKSGH', weight_BKSGT.astype(
+      q_BSKGH.dtype), v_BTKH)
+  out_BSKGH = jnp.moveaxis(
+      (total_BKSGH / sum_BKSG1).astype(q_BSKGH.dtype), 1, 2)
+  return out_BSKGH, (q_BSKGH, k_BTKH, v_BTKH, visible_BST, out_BSKGH,
                      most_BKSG1, sum_BKSG1)
 
 
-def _backward(kept, of_out_BKSGH):
+def _backward(kept, of_out_BSKGH):
   """∂s = p (∂p − Σ ∂p p), where Σ ∂p p = Σ ∂out out."""
-  q_BKSGH, k_BKTH, v_BKTH, visible_BST, out_BKSGH, most_BKSG1, sum_BKSG1 = kept
-  dtype, scale = q_BKSGH.dtype, q_BKSGH.shape[-1] ** -0.5
+  q_BSKGH, k_BTKH, v_BTKH, visible_BST, out_BSKGH, most_BKSG1, sum_BKSG1 = kept
+  dtype, scale = q_BSKGH.dtype, q_BSKGH.shape[-1] ** -0.5
   p_BKSGT = jnp.exp(
-      _scores(q_BKSGH, k_BKTH, visible_BST) - most_BKSG1) / sum_BKSG1
-  of_v_BKTH = _product('BKSGT,BKSGH->BKTH', p_BKSGT.astype(dtype), of_out_BKSGH)
-  of_p_BKSGT = _product('BKSGH,BKTH->BKSGT', of_out_BKSGH, v_BKTH)
-  mean_BKSG1 = jnp.sum(
-      of_out_BKSGH.astype(jnp.float32) * out_BKSGH.astype(jnp.float32),
+      _scores(q_BSKGH, k_BTKH, visible_BST) - most_BKSG1) / sum_BKSG1
+  of_v_BTKH = _product('BKSGT,BSKGH->BTKH', p_BKSGT.astype(dtype), of_out_BSKGH)
+  of_p_BKSGT = _product('BSKGH,BTKH->BKSGT', of_out_BSKGH, v_BTKH)
+  mean_BSKG1 = jnp.sum(
+      of_out_BSKGH.astype(jnp.float32) * out_BSKGH.astype(jnp.float32),
       axis=-1, keepdims=True)
   of_score_BKSGT = (
-      p_BKSGT * (of_p_BKSGT - mean_BKSG1) * scale).astype(dtype)
-  of_q_BKSGH = _product('BKSGT,BKTH->BKSGH', of_score_BKSGT, k_BKTH)
-  of_k_BKTH = _product('BKSGT,BKSGH->BKTH', of_score_BKSGT, q_BKSGH)
-  return (of_q_BKSGH.astype(dtype), of_k_BKTH.astype(k_BKTH.dtype),
-          of_v_BKTH.astype(v_BKTH.dtype), None)
+      p_BKSGT * (of_p_BKSGT - jnp.moveaxis(mean_BSKG1, 1, 2)) * scale
+  ).astype(dtype)
+  of_q_BSKGH = _product('BKSGT,BTKH->BSKGH', of_score_BKSGT, k_BTKH)
+  of_k_BTKH = _product('BKSGT,BSKGH->BTKH', of_score_BKSGT, q_BSKGH)
+  return (of_q_BSKGH.astype(dtype), of_k_BTKH.astype(k_BTKH.dtype),
+          of_v_BTKH.astype(v_BTKH.dtype), None)
 
 
 attend.defvjp(_forward, _backward)
@@ -78,7 +80,7 @@ attend.defvjp(_forward, _backward)
 _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
-def _scores(q_BKSGH, k_BKTH, visible_BST):
-  score_BKSGT = _product('BKSGH,BKTH->BKSGT', q_BKSGH, k_BKTH)
+def _scores(q_BSKGH, k_BTKH, visible_BST):
+  score_BKSGT = _product('BSKGH,BTKH->BKSGT', q_BSKGH, k_BTKH)
   return jnp.where(visible_BST[:, None, :, None, :],
-                   score_BKSGT * q_BKSGH.shape[-1] ** -0.5, _MASKED)
+                   score_BKSGT * q_BSKGH.shape[-1] ** -0.5, _MASKED)

@@ -29,22 +29,24 @@ NAMES = {'to_decode': 'reshard', 'to_old_policy': 'old policy',
          'score': 'score', 'train_step': 'update'}
 
 
-def _held():
-  """Bytes of all the arrays on the first device."""
-  device = jax.devices()[0]
+def _held(others):
+  """Bytes of all the arrays on the first device but those."""
+  device, others = jax.devices()[0], set(map(id, others))
   return sum(math.prod(array.sharding.shard_shape(array.shape))
              * array.dtype.itemsize for array in jax.live_arrays()
-             if device in array.sharding.device_set)
+             if device in array.sharding.device_set and id(array) not in others)
 
 
 class _Watched:
   """A jitted function that notes what is held when it is called."""
 
-  def __init__(self, function, label, found):
+  def __init__(self, function, label, found, others):
     self._function, self._label, self._found = function, label, found
+    self._others = others
 
   def __call__(self, *arguments):
-    self._found[self._label(*arguments)].append(_held())
+    self._found[self._label(*arguments)].append(
+        _held(self._others))
     return self._function(*arguments)
 
   def __getattr__(self, name):
@@ -54,6 +56,7 @@ class _Watched:
 def _watch(monkeypatch, found):
   """Every program of a step that `job.steps` makes from now on."""
   make, make_sampling = steps.make, steps.make_sampling
+  others = jax.live_arrays()  # of other tests
 
   def size(cache):
     return 'x'.join(map(str, cache.position.shape))
@@ -67,7 +70,7 @@ def _watch(monkeypatch, found):
 
   def watched(programs, labels):
     return dataclasses.replace(programs, **{
-        field: _Watched(getattr(programs, field), label, found)
+        field: _Watched(getattr(programs, field), label, found, others)
         for field, label in labels.items()})
 
   monkeypatch.setattr(steps, 'make', lambda *a: watched(
