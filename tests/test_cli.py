@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 _PROGRAM = '''"""Says what it was given.

@@ -108,13 +108,19 @@ def _attend_xla(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
   if key_position_BT is None:
     key_position_BT, key_segment_BT = query_position_BS, query_segment_BS
     pieces = plain_attention.blocks(length, window)
-  out_BSKGH = jnp.concatenate([
-      plain_attention.attend(
-          q_BSKGH[:, mine], k_BTKH[:, keys], v_BTKH[:, keys],
-          visible(query_position_BS[:, mine], key_position_BT[:, keys], window,
-                  *(x if x is None else x[:, piece] for x, piece in
-                    ((query_segment_BS, mine), (key_segment_BT, keys)))))
-      for mine, keys in pieces], axis=1)
+
+  def of_piece(x, piece):
+    return None if x is None else x[:, piece]
+
+  def block(mine, keys):
+    return plain_attention.attend(
+        q_BSKGH[:, mine], k_BTKH[:, keys], v_BTKH[:, keys],
+        visible(query_position_BS[:, mine], key_position_BT[:, keys], window,
+                of_piece(query_segment_BS, mine),
+                of_piece(key_segment_BT, keys)))
+
+  out_BSKGH = jnp.concatenate(
+      [block(mine, keys) for mine, keys in pieces], axis=1)
   return out_BSKGH.reshape(q_BSNH.shape)
 
 

@@ -1,13 +1,12 @@
 """What the TPU's own compiler says, without a TPU (needs libtpu)."""
 
 import functools
-import os
 
 import jax
-from jax.experimental import topologies
 import jax.numpy as jnp
 import pytest
 
+from tepo_jax.planning import chips
 from tepo_jax.policy import attention
 from tepo_jax.runtime import mesh as mesh_lib
 
@@ -20,9 +19,7 @@ SCORES = 2 * 2 * LENGTH ** 2 * 4
 
 @pytest.fixture(scope='module')
 def mesh():
-  os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
-  os.environ.setdefault('TPU_WORKER_HOSTNAMES', 'localhost')
-  devices = topologies.get_topology_desc('v5e:2x2', 'tpu').devices
+  devices = chips.topology('v5e:2x2').devices
   return mesh_lib.make({'data': 1, 'fsdp': 2, 'tensor': 2}, devices)
 
 

@@ -1,14 +1,13 @@
 """Decoding by the TPU's own compiler, without a TPU (needs libtpu)."""
 
-import os
 import re
 
 import jax
-from jax.experimental import topologies
 import numpy as np
 import pytest
 
 from tepo_jax.job import steps
+from tepo_jax.planning import chips
 from tepo_jax.planning import cost
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
@@ -28,9 +27,7 @@ MODEL = transformer.ModelConfig(
 @pytest.fixture(scope='module')
 def compiled():
   """A chunk of decoding on four chips of v5p, tensor-parallel."""
-  os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
-  os.environ.setdefault('TPU_WORKER_HOSTNAMES', 'localhost')
-  devices = topologies.get_topology_desc('v5p:2x2x1', 'tpu').devices
+  devices = chips.topology('v5p:2x2x1').devices
   mesh = mesh_lib.make({'data': 1, 'fsdp': 1, 'tensor': 4}, devices)
   programs = steps.make_sampling(
       MODEL, mesh, decoding=draw.Decoding(), eos_ids=(0,), chunk=32)
