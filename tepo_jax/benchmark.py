@@ -1,7 +1,7 @@
 r"""Measures a config's programs on this machine, and peers beside them.
 
   python -m tepo_jax.benchmark --config=configs/benchmark.py:tiny \
-      [--parts=machine,update] [--peer=transformers] [--json]
+      [--parts=machine,update] [--peer=transformers,trl] [--json]
 
 Every part is measured warm, in turn with what it is compared to, several
 times: the median, with the extremes behind it. Weights and prompts are random.
@@ -16,6 +16,7 @@ from tepo_jax import cli
 from tepo_jax import errors
 from tepo_jax.measure import machine
 from tepo_jax.measure import memory
+from tepo_jax.measure import peers
 from tepo_jax.measure import sampling
 from tepo_jax.measure import timing
 from tepo_jax.measure import updating
@@ -32,7 +33,8 @@ _CONFIG = cli.DEFINE_config()
 _PARTS = flags.DEFINE_list(
     'parts', list(PARTS), f'What to measure, of: {", ".join(PARTS)}.')
 _PEERS = flags.DEFINE_list(
-    'peer', [], 'Other libraries to run beside; there is: transformers.')
+    'peer', [], f'Other libraries to run beside, of: {", ".join(peers.PEERS)}. '
+    'trl is not beside "sampling": it samples by transformers.')
 _JSON = flags.DEFINE_bool('json', False, 'Print JSON lines, not a table.')
 
 
@@ -42,6 +44,7 @@ def main() -> None:
     if part not in PARTS:
       raise errors.InputError(
           f'--parts: unknown part {part!r}; one of: {", ".join(PARTS)}')
+  peers.require(*_PEERS.value)
   workload = workload_lib.of(config)
   for part in _PARTS.value:
     for measurement in PARTS[part](config, workload, tuple(_PEERS.value)):

@@ -13,6 +13,9 @@ from tepo_jax.learning import update
 from tepo_jax.measure import workload as workload_lib
 from tepo_jax.policy import transformer
 
+# What each needs besides the project's own requirements.
+PEERS = {'transformers': ('torch',), 'trl': ('torch', 'trl==1.16.0')}
+
 
 def require(*names: str) -> None:
   """Refuses a peer that is unknown or not installed.
@@ -21,11 +24,14 @@ def require(*names: str) -> None:
     errors.InputError: names what is missing.
   """
   for name in names:
-    if name not in _PEERS:
+    if name not in PEERS:
       raise errors.InputError(
-          f'--peer: unknown peer {name!r}; one of: {", ".join(_PEERS)}')
-    if importlib.util.find_spec('torch') is None:
-      raise errors.InputError(f'--peer={name}: torch is not installed here')
+          f'--peer: unknown peer {name!r}; one of: {", ".join(PEERS)}')
+    for requirement in PEERS[name]:
+      module = requirement.partition('==')[0]
+      if importlib.util.find_spec(module) is None:
+        raise errors.InputError(f'--peer={name}: {module} is not installed '
+                                f'here; pip install {requirement}')
 
 
 def torch_model(model: transformer.ModelConfig):
@@ -134,9 +140,12 @@ def functions(names: tuple[str, ...], what: str,
               optimizer: ml_collections.ConfigDict
               ) -> dict[str, Callable[[], object]]:
   """What each peer does as one 'score', 'update' or 'step'."""
-  require(*names)
-  return {name: getattr(_PEERS[name](workload, batch, optimizer), what)
+  return {name: getattr(_peer(name)(workload, batch, optimizer), what)
           for name in names}
 
 
-_PEERS = {'transformers': TorchUpdate}
+def _peer(name: str):
+  if name == 'trl':
+    from tepo_jax.measure import trl_peer
+    return trl_peer.TrlUpdate
+  return TorchUpdate
