@@ -99,6 +99,7 @@ def _arguments(workload: workload_lib.Workload,
   if workload.samples < 2:
     raise errors.InputError(
         '--peer=trl: config.rollout.samples=1, and TRL takes two or more')
+  # The model's own config, made for updates, would generate without a cache.
   return trl.GRPOConfig(
       folder, use_cpu=True, bf16=False, activation_checkpointing=False,
       report_to='none', save_strategy='no',

@@ -76,9 +76,14 @@ def test_trl_updates_as_torch_does(case):
 
 
 def test_trl_steps_on_the_workloads_prompts(case):
-  """Every sample of a prompt, T tokens each; the weights move."""
+  """Every sample of a prompt, T tokens each, by a cache; the weights move."""
   workload, batch, trl, _ = case
+  widths = []
+  hook = trl.model.get_input_embeddings().register_forward_hook(
+      lambda module, inputs, output: widths.append(inputs[0].shape[1]))
   rows = trl.trainer._generate_and_score_completions(trl.prompts)
+  hook.remove()
+  assert widths == [4] + 11 * [1]
   np.testing.assert_array_equal(
       rows['prompt_ids'].numpy(),
       np.repeat(batch.token_BS[::workload.samples, :workload.prompt_tokens],
