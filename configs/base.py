@@ -63,9 +63,14 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   c.train.minibatch_prompts = 16  # groups an optimiser update sees
   c.train.epochs = 2  # passes over a rollout: 2 x 64 / 16 = 8 updates
   # How completions are laid out for scoring and updates. 'segments': several
-  # to a row; 'buckets': one a row, in rows of four lengths, for attention
-  # backends without segments; 'none': one a row, all rows of one length.
+  # to a row; 'shared': so in attention, but the layers compute a prompt once
+  # for all of its completions in a microbatch, which pays where prompts are a
+  # good part of the tokens; 'buckets': one a row, in rows of four lengths, for
+  # attention backends without segments; 'none': one a row, all of one length.
   c.train.packing = 'segments'
+  # With 'shared': slots of attention for each slot of the layers. Prompts of
+  # 64 with 8 completions of 128 tokens need (64 + 128) / (64 / 8 + 128) = 1.4.
+  c.train.attention_room = 1.2
   # Slots of a row; None: the longest prompt and completion.
   c.train.row_tokens = config_dict.placeholder(int)
   # Slots of one forward/backward pass over the whole mesh, in whole rows: one

@@ -38,7 +38,9 @@ def get_config(shape: str = 'tiny'):
   c.train.minibatch_prompts = 4
   # On a CPU a larger piece takes longer: its memory is new to the process at
   # every call, and the system hands it out page by page.
-  c.train.microbatch_tokens = 3072
+  c.train.packing = 'shared'
+  c.train.microbatch_tokens = 2195
+  c.train.attention_room = 1.4
   c.pretrain.update(shape)
   c.compute.dtype = 'float32'
   c.compute.gradient_dtype = 'float32'

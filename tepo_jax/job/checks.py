@@ -96,6 +96,8 @@ def check_values(config: ml_collections.ConfigDict) -> None:
            0 <= config.pretrain.direct_share <= 1, 'in [0, 1]')
   _require(config, 'rollout.samples', config.rollout.samples >= 2,
            'at least 2: the advantage compares a group\'s samples')
+  _require(config, 'train.attention_room',
+           1 <= config.train.attention_room < math.inf, 'at least 1')
   _require(config, 'grading.timeout', config.grading.timeout
            >= grading.MIN_TIMEOUT_S, f'at least {grading.MIN_TIMEOUT_S}')
   for name, choices in _CHOICES.items():
@@ -156,6 +158,8 @@ def _inert(config, name):
     return 'config.eval.period is 0, so nothing is evaluated'
   if section == 'dump' and name != 'dump.period' and not config.dump.period:
     return 'config.dump.period is 0, so nothing is dumped'
+  if name == 'train.attention_room' and config.train.packing != 'shared':
+    return 'config.train.packing is not shared'
   if name == 'rollout.overlong_factor' and not config.rollout.overlong_buffer:
     return 'config.rollout.overlong_buffer is 0'
   if (name == 'rollout.max_generation_batches'

@@ -73,7 +73,7 @@ class Programs:
   init_adapters: Any
   to_decode: Any
   to_old_policy: Any
-  pack: packing.Packer
+  pack: Callable[[update.Batch], update.Minibatch]
   minibatch_sharding: update.Minibatch
   score: Any
   train_step: Any
@@ -105,13 +105,14 @@ def execution(model: transformer.ModelConfig,
 
 
 def make_packer(config: ml_collections.ConfigDict,
-                mesh: jax.sharding.Mesh) -> packing.Packer:
+                mesh: jax.sharding.Mesh
+                ) -> Callable[[update.Batch], update.Minibatch]:
   """How `config.train` lays the rows of an update out."""
   train = config.train
   longest = config.data.max_prompt_tokens + config.rollout.max_tokens
   return packing.make(
       train.packing, row_tokens=train.row_tokens or longest,
-      microbatch_tokens=train.microbatch_tokens,
+      microbatch_tokens=train.microbatch_tokens, room=train.attention_room,
       shards=mesh_lib.batch_shards(mesh))
 
 

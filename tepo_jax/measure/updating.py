@@ -43,9 +43,16 @@ class Case:
 
 def case(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
          mode: str) -> Case:
-  """Random weights, and one minibatch of all the workload's completions."""
+  """Random weights, and one minibatch of all the workload's completions.
+
+  `train.microbatch_tokens` is meant for shared prompts: without, microbatches
+  of as many completions have more tokens.
+  """
   config = config.copy_and_resolve_references()
   config.train.packing = mode
+  if mode != 'shared':
+    config.train.microbatch_tokens = int(
+        config.train.microbatch_tokens * config.train.attention_room)
   config.train.minibatch_prompts = workload.prompts
   config.data.max_prompt_tokens = workload.prompt_tokens
   config.rollout.max_tokens = workload.max_tokens
@@ -64,7 +71,7 @@ def case(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
 
 
 def random_batch(workload: workload_lib.Workload) -> update.Batch:
-  """Random completions of the workload's lengths, half of them good."""
+  """Random prompts, each with random completions of the workload's lengths."""
   rows = workload.prompts * workload.samples
   generator = np.random.default_rng(0)
   slots = workload.prompt_tokens + workload.max_tokens
@@ -73,9 +80,13 @@ def random_batch(workload: workload_lib.Workload) -> update.Batch:
   position_BS = np.broadcast_to(np.arange(slots), (rows, slots))
   real_BS = position_BS < workload.prompt_tokens + length_B[:, None]
   zeros_BT = np.zeros(mask_BT.shape, np.float32)
+  token_BS = generator.integers(
+      workload.model.vocab_size, size=(rows, slots), dtype=np.int32)
+  first_B = np.arange(rows) // workload.samples * workload.samples
+  width = workload.prompt_tokens
+  token_BS[:, :width] = token_BS[first_B, :width]
   return update.Batch(
-      token_BS=generator.integers(
-          workload.model.vocab_size, size=(rows, slots), dtype=np.int32),
+      token_BS=token_BS,
       position_BS=np.where(real_BS, position_BS, -1).astype(np.int32),
       mask_BT=mask_BT.astype(np.float32),
       advantage_B=np.where(np.arange(rows) % 2, 1, -1).astype(np.float32),
@@ -110,7 +121,7 @@ def measure_update(config, workload, peers) -> Iterator[timing.Measurement]:
 
 
 def measure_growth(config, workload, peers) -> Iterator[timing.Measurement]:
-  """The packed update with half and twice of one size at a time."""
+  """The packed update with half of one size at a time."""
   del peers
   model = workload.model
   halved = {
@@ -134,7 +145,7 @@ def measure_growth(config, workload, peers) -> Iterator[timing.Measurement]:
 def measure_step(config, workload, peers) -> Iterator[timing.Measurement]:
   """Generate, score and one update, with completions of full length."""
   workload = dataclasses.replace(workload, mean_tokens=workload.max_tokens)
-  ours = case(config, workload, 'segments')
+  ours = case(config, workload, 'shared')
   batch = random_batch(workload)
   engine = sampling.Engine(config, workload)
   queue = sampling.uniform(workload)
@@ -155,8 +166,9 @@ def measure_step(config, workload, peers) -> Iterator[timing.Measurement]:
 
 
 def _measure(config, workload, peers, what, name, passes):
-  """Packed, padded and peers in turn, beside the machine's matrix product."""
-  cases = {'packed': case(config, workload, 'segments'),
+  """Three packings and peers in turn, beside the machine's matrix product."""
+  cases = {'shared': case(config, workload, 'shared'),
+           'packed': case(config, workload, 'segments'),
            'padded': case(config, workload, 'none')}
   functions = {mode: getattr(c, what) for mode, c in cases.items()}
   functions |= peers_lib.functions(
@@ -180,7 +192,7 @@ def _measure(config, workload, peers, what, name, passes):
         [flops / s / ceiling for s in values], '1')
   for mode, c in cases.items():
     yield timing.Measurement(f'{name}/{mode}/slots real', c.efficiency, '1')
-  yield from _ratios(name, 'packed', seconds)
+  yield from _ratios(name, 'shared', seconds)
 
 
 def _ratios(name, ours, seconds):

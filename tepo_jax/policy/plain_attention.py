@@ -13,6 +13,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from tepo_jax.policy import reductions
+
 # Finite, so that a row without a visible key (a padding query) is a uniform
 # average and not NaN, in the gradient too.
 _MASKED = -1e30
@@ -44,7 +46,7 @@ def attend(q_BSKGH, k_BTKH, v_BTKH, visible_BST):
 
 def _forward(q_BSKGH, k_BTKH, v_BTKH, visible_BST):
   score_BKSGT = _scores(q_BSKGH, k_BTKH, visible_BST)
-  most_BKSG1 = jnp.max(score_BKSGT, axis=-1, keepdims=True)
+  most_BKSG1 = reductions.row_max(score_BKSGT)
   weight_BKSGT = jnp.exp(score_BKSGT - most_BKSG1)
   sum_BKSG1 = jnp.sum(weight_BKSGT, axis=-1, keepdims=True)
   total_BKSGH = _product('BKSGT,BTKH->BKSGH', weight_BKSGT.astype(
@@ -82,5 +84,8 @@ _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 def _scores(q_BSKGH, k_BTKH, visible_BST):
   score_BKSGT = _product('BSKGH,BTKH->BKSGT', q_BSKGH, k_BTKH)
-  return jnp.where(visible_BST[:, None, :, None, :],
-                   score_BKSGT * q_BSKGH.shape[-1] ** -0.5, _MASKED)
+  # XLA makes a logarithm once, and not again for every head and use, as it
+  # does with what visibility is made of.
+  bias_BST = jnp.maximum(jnp.log(visible_BST.astype(jnp.float32)), _MASKED)
+  return (score_BKSGT * q_BSKGH.shape[-1] ** -0.5
+          + bias_BST[:, None, :, None, :])

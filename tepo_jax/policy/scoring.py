@@ -18,6 +18,8 @@ import jax
 from jax import numpy as jnp
 
 from tepo_jax.policy import on_mesh
+from tepo_jax.policy import prompt_sharing
+from tepo_jax.policy import reductions
 from tepo_jax.policy import transformer
 
 
@@ -28,11 +30,14 @@ class Rows:
   token_RS, position_RS, segment_RS: int32, as `transformer.forward` takes
     them; segment_RS None: a row is one sequence.
   scored_RS: bool, the slots whose next token is scored.
+  sequences: what attention sees where sequences share slots, else None;
+    segment_RS is None then.
   """
   token_RS: jax.Array
   position_RS: jax.Array
   segment_RS: jax.Array | None
   scored_RS: jax.Array
+  sequences: prompt_sharing.Sequences | None = None
 
 
 @flax.struct.dataclass
@@ -121,7 +126,7 @@ def _policy(config, params, rows):
   """Hidden states [R, S, D], and the head's weight as it is stored."""
   hidden_RSD, _ = transformer.forward(
       config, params, rows.token_RS, rows.position_RS,
-      segment_BS=rows.segment_RS)
+      segment_BS=rows.segment_RS, sequences=rows.sequences)
   return hidden_RSD, transformer.head_weight(config, params)
 
 
@@ -225,8 +230,9 @@ def _log_sum_exp(z_nMV):
   """Between barriers: what is fused with it must not decide how it rounds,
   as the KL of a policy to itself is exactly 0."""
   z_nMV = jax.lax.optimization_barrier(z_nMV)
-  return jax.lax.optimization_barrier(
-      jax.nn.logsumexp(z_nMV, -1, keepdims=True))
+  most_nM1 = reductions.row_max(z_nMV)
+  return jax.lax.optimization_barrier(most_nM1 + jnp.log(
+      jnp.sum(jnp.exp(z_nMV - most_nM1), -1, keepdims=True)))
 
 
 def _score_forward(plan, *primals):

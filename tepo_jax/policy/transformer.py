@@ -22,6 +22,7 @@ from tepo_jax.policy import attention
 from tepo_jax.policy import layers as layers_lib
 from tepo_jax.policy import lora as lora_lib
 from tepo_jax.policy import on_mesh
+from tepo_jax.policy import prompt_sharing
 from tepo_jax.policy import rope
 
 
@@ -118,7 +119,8 @@ def init_cache(
 
 
 def forward(config: ModelConfig, params, token_BS, position_BS,
-            cache: KVCache | None = None, segment_BS=None):
+            cache: KVCache | None = None, segment_BS=None,
+            sequences: prompt_sharing.Sequences | None = None):
   """Hidden states after the final norm.
 
   Args:
@@ -134,12 +136,13 @@ def forward(config: ModelConfig, params, token_BS, position_BS,
     segment_BS: i32, which sequence of a packed row a slot belongs to; tokens
       see their own sequence only. None: a row is one sequence. Not with a
       cache.
+    sequences: the rows that attention sees instead of these. Not with a cache.
 
   Returns:
     hidden_BSD in config.dtype, and the cache with index + S (None without).
   """
   return _Transformer(config).apply(
-      {'params': params}, token_BS, position_BS, cache, segment_BS)
+      {'params': params}, token_BS, position_BS, cache, segment_BS, sequences)
 
 
 def for_decoding(params: dict[str, Any]) -> dict[str, Any]:
@@ -213,12 +216,13 @@ class _Layer(nn.Module):
 
   @nn.compact
   def __call__(self, carry, layer, turn, position_BS, key_position_BT, index,
-               segment_BS):
+               segment_BS, sequences):
     config = self.config
     x_MD, stores = carry
     attended_MD, stores = self._attention(
         layers_lib.Norm(config.norm_eps, name='attention_norm')(x_MD),
-        stores, layer, turn, position_BS, key_position_BT, index, segment_BS)
+        stores, layer, turn, position_BS, key_position_BT, index, segment_BS,
+        sequences)
     x_MD = _by_rows(x_MD + attended_MD)
     y_MD = layers_lib.Norm(config.norm_eps, name='mlp_norm')(x_MD)
     linear = functools.partial(layers_lib.Linear, lora=config.lora)
@@ -230,7 +234,7 @@ class _Layer(nn.Module):
     return (_by_rows(x_MD + down_MD), stores), None
 
   def _attention(self, x_MD, stores, layer, turn, position_BS,
-                 key_position_BT, index, segment_BS):
+                 key_position_BT, index, segment_BS, sequences):
     config = self.config
 
     def heads(name, axis, count, norm=False):
@@ -261,8 +265,13 @@ class _Layer(nn.Module):
         # result is wrong: NaN shows it.
         k_BTKH = jnp.where(index == 0, k_BSKH, jnp.nan)
         v_BTKH, key_position_BT = v_BSKH, None
-    out_BSNH = _attend(config, layer, q_BSNH, k_BTKH, v_BTKH, position_BS,
-                       key_position_BT, segment_BS)
+    if sequences is None:
+      out_BSNH = _attend(config, layer, q_BSNH, k_BTKH, v_BTKH, position_BS,
+                         key_position_BT, segment_BS)
+    else:
+      out_BSNH = sequences.collect(_attend(
+          config, layer, *map(sequences.spread, (q_BSNH, k_BTKH, v_BTKH)),
+          sequences.position_RA, None, sequences.segment_RA))
     out_MD = layers_lib.Linear(
         config.d_model, ('heads', 'embed'), lora=config.lora, name='o')(
             out_BSNH.reshape(x_MD.shape[0], -1))
@@ -275,7 +284,8 @@ class _Transformer(nn.Module):
   config: ModelConfig
 
   @nn.compact
-  def __call__(self, token_BS, position_BS, cache=None, segment_BS=None):
+  def __call__(self, token_BS, position_BS, cache=None, segment_BS=None,
+               sequences=None):
     config = self.config
     vocabulary = config.vocab_size + config.vocab_padding
     embedding_VD = layers_lib.Weight(
@@ -293,7 +303,7 @@ class _Transformer(nn.Module):
           cache.position, position_BS, (0, index))
     turn = rope.turn(
         position_BS, config.head_dim, config.rope_theta, config.rope_scaling)
-    shared = (turn, position_BS, key_position_BT, index, segment_BS)
+    shared = (turn, position_BS, key_position_BT, index, segment_BS, sequences)
     layers = self.get_variable('params', 'layers')
     if isinstance(layers, tuple):
       layer = _layer(config)(config, parent=None)
@@ -325,7 +335,7 @@ def _scan(config: ModelConfig):
   """The layer over the stacked parameters; only its number varies."""
   return nn.scan(
       _layer(config), variable_axes={'params': 0}, split_rngs={'params': True},
-      in_axes=(0,) + 5 * (nn.broadcast,), length=config.num_layers,
+      in_axes=(0,) + 6 * (nn.broadcast,), length=config.num_layers,
       unroll=config.unroll, metadata_params={nn.PARTITION_NAME: 'layers'})
 
 

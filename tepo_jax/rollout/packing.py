@@ -15,8 +15,9 @@ import numpy as np
 
 from tepo_jax.learning import update
 from tepo_jax.policy import scoring
+from tepo_jax.rollout import shared_packing
 
-MODES = ('segments', 'buckets', 'none')
+MODES = ('segments', 'shared', 'buckets', 'none')
 _BUCKETS = (8, 4, 2, 1)  # parts of the longest
 
 
@@ -78,14 +79,19 @@ class Packer:
     return row if even is None else even
 
 
-def make(mode: str, *, row_tokens: int, microbatch_tokens: int,
-         shards: int) -> Packer:
+def make(mode: str, *, row_tokens: int, microbatch_tokens: int, room: float,
+         shards: int) -> Packer | shared_packing.SharedPacker:
   """The packer of a mode.
 
-  'segments': sequences share rows of `row_tokens`. 'buckets', for attention
-  without segments: one sequence a row, in rows of an eighth, a quarter, half
-  and the whole of `row_tokens`. 'none': one a row of `row_tokens`.
+  'segments': sequences share rows of `row_tokens`. 'shared': so they do in
+  attention, with `room` slots for each slot of the layers, where completions
+  share their prompt. 'buckets', for attention without segments: one sequence a
+  row, in rows of an eighth, a quarter, half and the whole of `row_tokens`.
+  'none': one a row of `row_tokens`.
   """
+  if mode == 'shared':
+    return shared_packing.SharedPacker(
+        row_tokens, microbatch_tokens, room, shards)
   parts = _BUCKETS if mode == 'buckets' else (1,)
   return Packer(
       slots_K=tuple(sorted({-(-row_tokens // part) for part in parts})),

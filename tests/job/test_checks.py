@@ -31,7 +31,8 @@ BAD = [
     ('grading.workers', 0, 'positive'),
     ('train.minibatch_prompts', 0, 'positive'),
     ('train.epochs', 0, 'positive'),
-    ('train.packing', 'segment', 'segments, buckets, none'),
+    ('train.packing', 'segment', 'segments, shared, buckets, none'),
+    ('train.attention_room', 0.9, 'at least 1'),
     ('train.row_tokens', 0, 'positive'),
     ('train.microbatch_tokens', 0, 'positive'),
     ('train.chunk_size', 0, 'positive'),
@@ -136,6 +137,7 @@ def test_a_model_is_needed():
 # What is set, the overridden field without effect, and why.
 INERT = [
     ({}, 'lora.alpha', 'config.lora.rank is 0'),
+    ({}, 'train.attention_room', 'config.train.packing is not shared'),
     ({}, 'method_name', '--config'),
     ({}, 'benchmark.rounds', 'tepo_jax.benchmark'),
     ({'model': 'somewhere'}, 'pretrain.d_model', 'config.model'),

@@ -42,11 +42,12 @@ STATISTICAL = dict(
 
 
 def _config(packing='none', row_tokens=P + T, microbatch_tokens=10**3,
-            remat='none', beta=0.5):
+            remat='none', beta=0.5, room=1.2):
   c = tiny.get_config('tepo')
   c.train.packing = packing
   c.train.row_tokens = row_tokens
   c.train.microbatch_tokens = microbatch_tokens
+  c.train.attention_room = room
   c.train.chunk_size = 16
   c.compute.remat = remat
   c.compute.unroll = 1
@@ -75,6 +76,8 @@ def _batch(width=P, slots=T, rows=B, seed=0):
   for row in range(B):
     position_BS[row, P - PROMPTS[row]:P + LENGTHS[row]] = np.arange(
         PROMPTS[row] + LENGTHS[row])
+    twin = np.flatnonzero(PROMPTS == PROMPTS[row])[-1]  # alike, two by two
+    token_BS[row, :P] = token_BS[twin, :P]
   mask_BT = np.arange(T) < LENGTHS[:, None]
   wider = ((0, rows - B), (width - P, slots - T))
   fill = functools.partial(np.pad, pad_width=((0, rows - B), (0, slots - T)))
@@ -186,9 +189,11 @@ def test_the_case_is_worth_testing():
 
 
 # 55 tokens: 3 rows of 24 in 3, 2 and 1 microbatches; 6 rows of 11 in 2; and
-# one sequence a row, in rows of 2, 3, 6 and 11.
+# one sequence a row, in rows of 2, 3, 6 and 11. Prompts shared: 49 tokens in 3
+# bins of 24, and in 2 of 30.
 PACKINGS = [('segments', 24, 24), ('segments', 24, 50), ('segments', 24, 100),
-            ('segments', 11, 33), ('buckets', 11, 24)]
+            ('segments', 11, 33), ('buckets', 11, 24), ('shared', 11, 24),
+            ('shared', 24, 30)]
 
 
 @pytest.mark.parametrize('packing, row_tokens, microbatch_tokens', PACKINGS)
@@ -204,7 +209,8 @@ def test_packing_does_not_show(packing, row_tokens, microbatch_tokens):
 @pytest.mark.parametrize('shape, packing', [
     (dict(data=4, fsdp=1, tensor=1), 'none'),
     (dict(data=1, fsdp=4, tensor=1), 'segments'),
-    (dict(data=1, fsdp=2, tensor=2), 'segments')])
+    (dict(data=1, fsdp=2, tensor=2), 'segments'),
+    (dict(data=1, fsdp=2, tensor=2), 'shared')])
 def test_meshes_do_not_show(shape, packing):
   """Against one device; parameters and moments are really cut."""
   arguments = dict(shape=tuple(shape.items()), packing=packing,
@@ -280,7 +286,7 @@ def test_minibatch_statistics_of_microbatches():
                          gradient_dtype='float32')
   for arguments in PACKINGS[0], PACKINGS[2], PACKINGS[4]:
     mode, row_tokens, microbatch_tokens = arguments
-    pack = packing.make(mode, row_tokens=row_tokens, shards=1,
+    pack = packing.make(mode, row_tokens=row_tokens, shards=1, room=1.0,
                         microbatch_tokens=microbatch_tokens)
     state = update.TrainState(jnp.int32(0), params, optimizer.init(params))
     after, metrics = jax.jit(
@@ -310,7 +316,7 @@ def _pull_back():
 
 @pytest.mark.parametrize('packing, microbatch_tokens, remat', [
     ('none', 100, 'none'), ('segments', 24, 'none'), ('segments', 50, 'full'),
-    ('buckets', 24, 'dots')])
+    ('buckets', 24, 'dots'), ('shared', 24, 'full')])
 def test_first_update_is_reinforce_exactly(packing, microbatch_tokens, remat):
   """π = π_old: w = 1, ΔH = 0, M = 0, KL = 0 to the last bit (reading 2).
 

@@ -1,5 +1,6 @@
 """Packing by hand-made cases and by properties of random ones."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -36,7 +37,8 @@ def _found(minibatch, i):
 
 def test_two_sequences_in_a_row():
   """Tokens, positions, segments and scored slots as one would write them."""
-  pack = packing.make('segments', row_tokens=11, microbatch_tokens=11, shards=1)
+  pack = packing.make('segments', row_tokens=11, microbatch_tokens=11, room=1,
+                      shards=1)
   minibatch = pack(_batch([2, 1, 3], [3, 4, 0]))  # the last one is filler
   block, = minibatch.blocks
   assert block.token_RS.shape == (3, 1, 11)  # room for one row a completion
@@ -66,7 +68,7 @@ def test_every_completion_is_somewhere_once(
   prompts = generator.integers(1, P + 1, 30)
   lengths = generator.integers(0, T + 1, 30)
   batch = _batch(prompts, lengths)
-  pack = packing.make(mode, row_tokens=row_tokens, shards=shards,
+  pack = packing.make(mode, row_tokens=row_tokens, shards=shards, room=1,
                       microbatch_tokens=microbatch_tokens)
   minibatch = pack(batch)
   for i in np.flatnonzero(lengths):
@@ -91,16 +93,17 @@ def test_every_completion_is_somewhere_once(
 
 
 def test_shapes_do_not_depend_on_the_lengths():
-  pack = packing.make('segments', row_tokens=22, microbatch_tokens=44, shards=1)
+  pack = packing.make('segments', row_tokens=22, microbatch_tokens=44, room=1,
+                      shards=1)
   shapes = {
-      tuple(x.shape for x in (
-          *vars(m.blocks[0]).values(), m.used_K, m.column_B))
+      tuple(x.shape for x in jax.tree.leaves(m))
       for m in (pack(_batch([1] * 9, [n] * 9)) for n in (0, 1, 4, 7))}
   assert len(shapes) == 1
 
 
 def test_a_microbatch_is_not_larger_than_the_minibatch():
-  pack = packing.make('none', row_tokens=11, microbatch_tokens=10**6, shards=2)
+  pack = packing.make('none', row_tokens=11, microbatch_tokens=10**6, room=1,
+                      shards=2)
   block, = pack(_batch([1] * 6, [3] * 6)).blocks
   assert block.token_RS.shape == (1, 6, 11)
 
@@ -116,14 +119,16 @@ def test_rows_are_evenly_full():
   row = packing.spread_evenly([4, 4, 4, 4], 12, 2)
   np.testing.assert_array_equal(np.bincount(row), [2, 2])
   assert packing.spread_evenly([7, 7, 7], 12, 2) is None
-  pack = packing.make('segments', row_tokens=12, microbatch_tokens=24, shards=1)
+  pack = packing.make('segments', row_tokens=12, microbatch_tokens=24, room=1,
+                      shards=1)
   minibatch = pack(_batch([1] * 4, [3] * 4))
   tokens = (minibatch.blocks[0].position_RS[0] >= 0).sum(-1)
   np.testing.assert_array_equal(tokens, [8, 8])
 
 
 def test_a_sequence_that_does_not_fit_is_an_error():
-  pack = packing.make('none', row_tokens=8, microbatch_tokens=8, shards=1)
+  pack = packing.make('none', row_tokens=8, microbatch_tokens=8, room=1,
+                      shards=1)
   with pytest.raises(ValueError, match='9 tokens'):
     pack(_batch([2], [7]))
 
