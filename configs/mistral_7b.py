@@ -2,7 +2,8 @@
 
   python -m tepo_jax.train --config=configs/mistral_7b.py:tepo --workdir=DIR
 
-Meant for a slice v6e:4x8 (TYPE=v6e-32, 32 chips); whether it fits says
+For a slice v6e:4x8 (TYPE=v6e-32, 32 chips): 492 completions are decoded at one
+time, a chip holds at most 29.1 of its 31.25 GiB, and a step takes 66 s, by
 
   python -m tepo_jax.plan --config=configs/mistral_7b.py:tepo --topology=v6e:4x8
 

@@ -2,7 +2,9 @@ r"""DeepSeek-R1-Distill-Llama-8B, Table 2.
 
   python -m tepo_jax.train --config=configs/r1_llama_8b.py:tepo --workdir=DIR
 
-Meant for a slice v5p:2x2x4 (TYPE=v5p-32, 16 chips); whether it fits says
+For a slice v5p:2x2x4 (TYPE=v5p-32, 16 chips): all 512 completions are decoded
+at one time, a chip holds at most 55.2 of its 95.7 GiB, and a step takes 111 s,
+by
 
   python -m tepo_jax.plan --config=configs/r1_llama_8b.py:tepo \
       --topology=v5p:2x2x4
