@@ -188,14 +188,19 @@ def head_weight(config: ModelConfig, params):
 def logits(config: ModelConfig, params, hidden):
   """float32 [..., V] of hidden [..., D]: the head, or the tied embedding.
 
-  Where a mesh padded the vocabulary, V includes the padding.
+  Where a mesh padded the vocabulary, V includes the padding. The weight comes
+  first in a product where V is its first axis: on a CPU the others are slower,
+  and XLA is kept from making one of them where `draw` turns the logits.
   """
   weight = head_weight(config, params).astype(config.dtype)
-  side = 1 if config.tie_embeddings else 0
   hidden_MD = hidden.reshape(-1, config.d_model)
-  logits_MV = jax.lax.dot_general(
-      hidden_MD, weight, (((1,), (side,)), ((), ())),
-      preferred_element_type=jnp.float32)
+  product = functools.partial(
+      jax.lax.dot_general, preferred_element_type=jnp.float32)
+  if config.tie_embeddings:
+    logits_MV = product(weight, hidden_MD, (((1,), (1,)), ((), ()))).T
+  else:
+    logits_MV = jax.lax.optimization_barrier(
+        product(hidden_MD, weight, (((1,), (0,)), ((), ()))))
   return on_mesh.without_padding(config.vocab_size, logits_MV).reshape(
       *hidden.shape[:-1], -1)
 

@@ -1,5 +1,8 @@
 """One token a row from its logits: greedy, or by inverse CDF.
 
+Inside, the vocabulary is the first axis, as `transformer.logits` makes it with
+tied embeddings: a CPU is slow to reduce over the last one.
+
 Axes: B rows · V vocabulary · U blocks of the vocabulary · b entries a block.
 """
 
@@ -52,17 +55,17 @@ def draw(logits_BV: jax.Array, decoding: Decoding, key_B: jax.Array,
     the full softmax at temperature 1.
   """
   greedy = decoding.temperature == 0
-  scaled_BV = logits_BV if greedy else logits_BV / decoding.temperature
-  scaled_BV = scaled_BV - jnp.max(scaled_BV, -1, keepdims=True)
+  scaled_VB = logits_BV.T if greedy else logits_BV.T / decoding.temperature
+  scaled_VB = scaled_VB - jnp.max(scaled_VB, 0)
   if greedy:
-    token_B = jnp.argmax(scaled_BV, -1).astype(jnp.int32)
-    total_B = jnp.sum(jnp.exp(scaled_BV), -1)
+    token_B = jnp.argmax(scaled_VB, 0).astype(jnp.int32)
+    total_B = jnp.sum(jnp.exp(scaled_VB), 0)
   else:
-    scaled_BV = _truncate(scaled_BV, decoding)
+    scaled_VB = _truncate(scaled_VB.T, decoding).T
     uniform_B = jax.vmap(lambda key, step: jax.random.uniform(
         jax.random.fold_in(key, step)))(key_B, step_B)
-    token_B, total_B = inverse_cdf(scaled_BV, uniform_B)
-  chosen_B = jnp.take_along_axis(scaled_BV, token_B[:, None], -1)[:, 0]
+    token_B, total_B = inverse_cdf(scaled_VB.T, uniform_B)
+  chosen_B = jnp.take_along_axis(scaled_VB, token_B[None], 0)[0]
   return token_B, chosen_B - jnp.log(total_B)
 
 
@@ -79,28 +82,28 @@ def inverse_cdf(logits_BV: jax.Array, uniform_B: jax.Array
     uniform_B: float32 in [0, 1).
   """
   rows, vocabulary = logits_BV.shape
-  padded_BV = jnp.pad(logits_BV, ((0, 0), (0, -vocabulary % _BLOCK)),
+  padded_VB = jnp.pad(logits_BV.T, ((0, -vocabulary % _BLOCK), (0, 0)),
                       constant_values=-jnp.inf)
-  logits_BUb = padded_BV.reshape(rows, -1, _BLOCK)
-  mass_BU = jnp.sum(jnp.exp(logits_BUb), -1)
-  total_B = jnp.sum(mass_BU, -1)
+  logits_UbB = padded_VB.reshape(-1, _BLOCK, rows)
+  mass_UB = jnp.sum(jnp.exp(logits_UbB), 1)
+  total_B = jnp.sum(mass_UB, 0)
   target_B = uniform_B * total_B
-  block_B, below_B = _locate(mass_BU, target_B)
-  inside_Bb = jnp.exp(
-      jnp.take_along_axis(logits_BUb, block_B[:, None, None], 1)[:, 0])
-  entry_B, _ = _locate(inside_Bb, target_B - below_B)
+  block_B, below_B = _locate(mass_UB, target_B)
+  inside_bB = jnp.exp(
+      jnp.take_along_axis(logits_UbB, block_B[None, None], 0)[0])
+  entry_B, _ = _locate(inside_bB, target_B - below_B)
   return block_B * _BLOCK + entry_B, total_B
 
 
-def _locate(mass_BX, target_B):
+def _locate(mass_XB, target_B):
   """First index whose cumulative mass passes the target; the mass below it."""
-  total_BX = jnp.cumsum(mass_BX, -1)
-  index_BX = jnp.arange(mass_BX.shape[-1], dtype=jnp.int32)
-  last_B = jnp.max(jnp.where(mass_BX > 0, index_BX, 0), -1)
-  passed_BX = (total_BX > target_B[:, None]) & (mass_BX > 0)
-  index_B = jnp.min(jnp.where(passed_BX, index_BX, last_B[:, None]), -1)
-  before_BX = jnp.where(index_BX < index_B[:, None], mass_BX, 0)
-  return index_B, jnp.sum(before_BX, -1)
+  total_XB = jnp.cumsum(mass_XB, 0)
+  index_X1 = jnp.arange(mass_XB.shape[0], dtype=jnp.int32)[:, None]
+  last_B = jnp.max(jnp.where(mass_XB > 0, index_X1, 0), 0)
+  passed_XB = (total_XB > target_B) & (mass_XB > 0)
+  index_B = jnp.min(jnp.where(passed_XB, index_X1, last_B), 0)
+  before_XB = jnp.where(index_X1 < index_B, mass_XB, 0)
+  return index_B, jnp.sum(before_XB, 0)
 
 
 def _truncate(logits_BV, decoding):
