@@ -97,7 +97,8 @@ def forward_flops(workload: workload_lib.Workload) -> float:
   """Of a forward pass over the real tokens; an update is three of them.
 
   Products only: the layers on every token, causal attention, the head on
-  completion tokens. Neither recomputation nor padding counts.
+  completion tokens, every completion with a prompt of its own. Neither
+  recomputation nor padding counts.
   """
   model = workload.model
   length_B = workload.lengths(workload.prompts * workload.samples).astype(float)
