@@ -68,8 +68,9 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   # good part of the tokens; 'buckets': one a row, in rows of four lengths, for
   # attention backends without segments; 'none': one a row, all of one length.
   c.train.packing = 'segments'
-  # With 'shared': slots of attention for each slot of the layers. Prompts of
-  # 64 with 8 completions of 128 tokens need (64 + 128) / (64 / 8 + 128) = 1.4.
+  # With 'shared': slots of attention for each slot of the layers, in whole rows
+  # of a shard. Prompts of 64 with 8 completions of 128 tokens need (64 + 128) /
+  # (64 / 8 + 128) = 1.4.
   c.train.attention_room = 1.2
   # Slots of a row; None: the longest prompt and completion.
   c.train.row_tokens = config_dict.placeholder(int)

@@ -20,9 +20,8 @@ _CONTINUABLE = frozenset({'steps', 'compute.cache', 'profile.steps'})
 # continuation may change these too, and says so.
 _EXECUTION = frozenset({
     'mesh.data', 'mesh.fsdp', 'mesh.tensor', 'rollout.slots', 'rollout.chunk',
-    'train.packing', 'train.attention_room',
-    'train.microbatch_tokens', 'train.chunk_size', 'compute.attention',
-    'compute.remat', 'compute.unroll', 'grading.workers'})
+    'train.microbatch_tokens', 'train.attention_room', 'train.chunk_size',
+    'compute.attention', 'compute.remat', 'compute.unroll', 'grading.workers'})
 
 
 def field_names(config: ml_collections.ConfigDict) -> dict[str, Any]:

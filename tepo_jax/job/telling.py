@@ -33,7 +33,8 @@ def packing_metrics(batch: update.Batch,
                     minibatches: list[update.Minibatch]) -> dict[str, float]:
   """padding_share: of the slots of unpacked rows, what holds no token.
 
-  packing_efficiency: of the slots that the updates compute, what holds one.
+  packing_efficiency: of the slots that the updates' layers compute, what holds
+  one.
   """
   shares = [packing.efficiency(m) for m in minibatches]
   return {'padding_share': np.mean(batch.position_BS < 0),

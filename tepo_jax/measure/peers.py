@@ -1,11 +1,11 @@
 """The same work in other libraries, imported only when they are asked for."""
 
 from collections.abc import Callable
+import importlib.metadata
 import importlib.util
 from typing import Any
 
 import ml_collections
-
 import numpy as np
 
 from tepo_jax import errors
@@ -28,9 +28,13 @@ def require(*names: str) -> None:
       raise errors.InputError(
           f'--peer: unknown peer {name!r}; one of: {", ".join(PEERS)}')
     for requirement in PEERS[name]:
-      module = requirement.partition('==')[0]
+      module, _, version = requirement.partition('==')
       if importlib.util.find_spec(module) is None:
         raise errors.InputError(f'--peer={name}: {module} is not installed '
+                                f'here; pip install {requirement}')
+      found = importlib.metadata.version(module)
+      if version and found != version:
+        raise errors.InputError(f'--peer={name}: {module} {found} is installed '
                                 f'here; pip install {requirement}')
 
 
@@ -148,4 +152,4 @@ def _peer(name: str):
   if name == 'trl':
     from tepo_jax.measure import trl_peer
     return trl_peer.TrlUpdate
-  return TorchUpdate
+  return {'transformers': TorchUpdate}[name]

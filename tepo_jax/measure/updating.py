@@ -1,4 +1,4 @@
-"""The scoring pass and the update, packed and padded, and how they grow."""
+"""The scoring pass and the update, by packing, and how they grow."""
 
 from collections.abc import Iterator
 import dataclasses
@@ -45,18 +45,19 @@ def case(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
          mode: str) -> Case:
   """Random weights, and one minibatch of all the workload's completions.
 
-  `train.microbatch_tokens` is meant for shared prompts: without, microbatches
-  of as many completions have more tokens.
+  Where the config's packing shares prompts and `mode` does not, a microbatch
+  has the slots that attention would have.
   """
   config = config.copy_and_resolve_references()
-  config.train.packing = mode
-  if mode != 'shared':
-    config.train.microbatch_tokens = int(
-        config.train.microbatch_tokens * config.train.attention_room)
   config.train.minibatch_prompts = workload.prompts
   config.data.max_prompt_tokens = workload.prompt_tokens
   config.rollout.max_tokens = workload.max_tokens
   mesh = mesh_lib.make(config.mesh)
+  if config.train.packing == 'shared' != mode:
+    packer = steps.make_packer(config, mesh)
+    config.train.microbatch_tokens = packer.shards * packer.row_tokens * (
+        packer.rows(workload.prompts * workload.samples))
+  config.train.packing = mode
   programs = steps.make(config, workload.model, mesh)
   params = jax.jit(
       functools.partial(transformer.init, workload.model),
@@ -93,12 +94,13 @@ def random_batch(workload: workload_lib.Workload) -> update.Batch:
       old_logp_BT=zeros_BT, old_entropy_BT=zeros_BT, sampler_logp_BT=zeros_BT)
 
 
-def forward_flops(workload: workload_lib.Workload) -> float:
+def forward_flops(workload: workload_lib.Workload,
+                  shared: bool = False) -> float:
   """Of a forward pass over the real tokens; an update is three of them.
 
   Products only: the layers on every token, causal attention, the head on
-  completion tokens, every completion with a prompt of its own. Neither
-  recomputation nor padding counts.
+  completion tokens. `shared`: the layers once on all of a prompt but its last
+  token. Neither recomputation nor padding counts.
   """
   model = workload.model
   length_B = workload.lengths(workload.prompts * workload.samples).astype(float)
@@ -108,7 +110,11 @@ def forward_flops(workload: workload_lib.Workload) -> float:
   layer = model.d_model * (2 * width + 2 * kv_width + 3 * model.d_ff)
   attention = width * np.sum(total_B ** 2)  # two products, half of the square
   head = model.d_model * model.vocab_size * length_B.sum()
-  return 2 * (model.num_layers * (layer * total_B.sum() + attention) + head)
+  tokens = total_B.sum()
+  if shared:
+    copies = len(total_B) - workload.prompts
+    tokens -= copies * (workload.prompt_tokens - 1)
+  return 2 * (model.num_layers * (layer * tokens + attention) + head)
 
 
 def measure_scoring(config, workload, peers) -> Iterator[timing.Measurement]:
@@ -132,8 +138,9 @@ def measure_growth(config, workload, peers) -> Iterator[timing.Measurement]:
       'group': {'samples': workload.samples // 2},
       'vocabulary': {'model': dataclasses.replace(
           model, vocab_size=model.vocab_size // 2)}}
-  cases = {'whole': case(config, workload, 'segments')} | {
-      name: case(config, dataclasses.replace(workload, **change), 'segments')
+  mode = config.train.packing
+  cases = {'whole': case(config, workload, mode)} | {
+      name: case(config, dataclasses.replace(workload, **change), mode)
       for name, change in halved.items()}
   seconds = timing.interleaved(
       {name: c.update for name, c in cases.items()}, workload.rounds)
@@ -146,7 +153,7 @@ def measure_growth(config, workload, peers) -> Iterator[timing.Measurement]:
 def measure_step(config, workload, peers) -> Iterator[timing.Measurement]:
   """Generate, score and one update, with completions of full length."""
   workload = dataclasses.replace(workload, mean_tokens=workload.max_tokens)
-  ours = case(config, workload, 'shared')
+  ours = case(config, workload, config.train.packing)
   batch = random_batch(workload)
   engine = sampling.Engine(config, workload)
   queue = sampling.uniform(workload)
@@ -167,22 +174,23 @@ def measure_step(config, workload, peers) -> Iterator[timing.Measurement]:
 
 
 def _measure(config, workload, peers, what, name, passes):
-  """Three packings and peers in turn, beside the machine's matrix product."""
-  cases = {'shared': case(config, workload, 'shared'),
-           'packed': case(config, workload, 'segments'),
-           'padded': case(config, workload, 'none')}
-  functions = {mode: getattr(c, what) for mode, c in cases.items()}
+  """Packings and peers in turn, beside the machine's matrix product."""
+  modes = {'packed': 'segments', 'padded': 'none'}
+  if config.train.packing == 'shared':
+    modes = {'shared': 'shared'} | modes
+  cases = {how: case(config, workload, mode) for how, mode in modes.items()}
+  functions = {how: getattr(c, what) for how, c in cases.items()}
   functions |= peers_lib.functions(
       peers, what, workload, random_batch(workload), config.optimizer)
   product, product_flops = machine.product_of(workload.model.dtype)
   seconds = timing.interleaved(
       functions | {'product': product}, workload.rounds)
   ceiling = product_flops / np.median(seconds.pop('product'))
-  flops = passes * forward_flops(workload)
   rows = workload.prompts * workload.samples
   tokens = workload.prompt_tokens * rows + workload.lengths(rows).sum()
-  for mode, values in seconds.items():
-    prefix = f'{name}/{mode}'
+  for how, values in seconds.items():
+    flops = passes * forward_flops(workload, shared=how == 'shared')
+    prefix = f'{name}/{how}'
     yield timing.summary(f'{prefix}/seconds', values, 's')
     yield timing.summary(
         f'{prefix}/tokens', [tokens / s for s in values], 'token/s')
@@ -191,9 +199,9 @@ def _measure(config, workload, peers, what, name, passes):
     yield timing.summary(
         f'{prefix}/share of the machine\'s matmul',
         [flops / s / ceiling for s in values], '1')
-  for mode, c in cases.items():
-    yield timing.Measurement(f'{name}/{mode}/slots real', c.efficiency, '1')
-  yield from _ratios(name, 'shared', seconds)
+  for how, c in cases.items():
+    yield timing.Measurement(f'{name}/{how}/slots real', c.efficiency, '1')
+  yield from _ratios(name, next(iter(cases)), seconds)
 
 
 def _ratios(name, ours, seconds):

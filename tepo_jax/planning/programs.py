@@ -197,7 +197,7 @@ def _updating(config, workload, programs, state, frozen
 
 
 def _batch(config, workload):
-  """A minibatch of the workload's lengths; of tokens only groups are told."""
+  """A minibatch of the workload's lengths; tokens only tell groups apart."""
   samples = config.rollout.samples
   rows = config.train.minibatch_prompts * samples
   width, slots = config.data.max_prompt_tokens, config.rollout.max_tokens
@@ -209,8 +209,9 @@ def _batch(config, workload):
                np.arange(slots) + workload.prompt_tokens, -1)], 1)
   zeros_BT = np.zeros((rows, slots), np.float32)
   return update.Batch(
-      token_BS=np.zeros_like(position_BS, np.int32)
-      + np.arange(rows, dtype=np.int32)[:, None] // samples,
+      token_BS=np.broadcast_to(
+          np.arange(rows, dtype=np.int32)[:, None] // samples,
+          position_BS.shape),
       position_BS=position_BS.astype(np.int32),
       mask_BT=(np.arange(slots) < length_B[:, None]).astype(np.float32),
       advantage_B=np.zeros(rows, np.float32), old_logp_BT=zeros_BT,

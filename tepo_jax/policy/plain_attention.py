@@ -85,7 +85,7 @@ _product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 def _scores(q_BSKGH, k_BTKH, visible_BST):
   score_BKSGT = _product('BSKGH,BTKH->BKSGT', q_BSKGH, k_BTKH)
   # XLA makes a logarithm once, and not again for every head and use, as it
-  # does with what visibility is made of.
+  # does with what visibility is made of. Hidden scores must be finite.
   bias_BST = jnp.maximum(jnp.log(visible_BST.astype(jnp.float32)), _MASKED)
   return (score_BKSGT * q_BSKGH.shape[-1] ** -0.5
           + bias_BST[:, None, :, None, :])

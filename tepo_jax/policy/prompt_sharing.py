@@ -10,8 +10,6 @@ Axes: N rows of the layers, of S slots · R rows of attention, R / N of each, of
 A slots · K heads · H head size.
 """
 
-from typing import Any
-
 import flax.struct
 import jax
 from jax import numpy as jnp
@@ -47,7 +45,7 @@ class Sequences:
     return _take(x_NMKH, self.home_NS)
 
 
-def _take(x_NMKH: Any, index_NS: jax.Array) -> jax.Array:
+def _take(x_NMKH: jax.Array, index_NS: jax.Array) -> jax.Array:
   """Row by row, each on its own device."""
   return jax.vmap(lambda x, index: x.at[index].get(
       mode='promise_in_bounds'))(x_NMKH, index_NS)

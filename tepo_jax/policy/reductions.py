@@ -10,7 +10,8 @@ def row_max(x: jax.Array) -> jax.Array:
   """max over the last axis, which is kept with size 1.
 
   A CPU takes element after element along the last axis, but vectors along any
-  other; the barrier keeps the two steps from being merged into one.
+  other; the barrier keeps the two steps from being merged into one. Where a
+  CPU mesh cuts that axis, its pieces should be multiples of 16 too.
   """
   if x.shape[-1] % _LANES:
     return _row_max(x)

@@ -10,6 +10,7 @@ R rows of attention of a microbatch · A slots of such a row · M microbatches.
 """
 
 import dataclasses
+import math
 
 import numpy as np
 
@@ -23,7 +24,7 @@ class SharedPacker:
   """Lays minibatches out.
 
   row_tokens: A. microbatch_tokens: slots of the layers of a microbatch, at
-    least A a shard. room: slots of attention for each of them, about.
+    least A a shard. room: slots of attention for each of them, in whole rows.
   shards: into how many pieces the mesh cuts a microbatch.
   """
   row_tokens: int
@@ -31,27 +32,29 @@ class SharedPacker:
   room: float
   shards: int
 
-  @property
-  def slots(self) -> int:
-    """S."""
-    return max(self.row_tokens, self.microbatch_tokens // self.shards)
+  def slots(self, completions: int) -> int:
+    """S for that many completions."""
+    needed = -(-completions // self.shards) * self.row_tokens
+    return max(self.row_tokens,
+               min(self.microbatch_tokens // self.shards, needed))
 
-  @property
-  def rows(self) -> int:
-    """R / N."""
-    return round(self.slots * self.room / self.row_tokens)
+  def rows(self, completions: int) -> int:
+    """R / N for that many completions."""
+    return math.ceil(self.slots(completions) * self.room / self.row_tokens)
 
   def __call__(self, batch: update.Batch) -> update.Minibatch:
     """The rows' completions, laid out; host arrays."""
     count, bins = len(batch.mask_BT), []
     column_B, bin_B = np.zeros((2, count), np.int32)
     for sequence in _sequences(batch):
-      index, chosen = self._choose(bins, sequence)
+      index = self._choose(bins, sequence, count)
       bin_B[sequence.index] = index
-      column_B[sequence.index] = chosen.add(sequence)
-    # Every closed bin has as many completions as fit at their longest.
-    most = -(-count // (self.slots // self.row_tokens))
-    bins += [self._bin() for _ in range(most + -most % self.shards - len(bins))]
+      column_B[sequence.index] = bins[index].add(sequence)
+    # A new bin is begun when no other has room: each of those has as many
+    # completions as fit at their longest.
+    most = -(-count // (self.slots(count) // self.row_tokens))
+    most += -most % self.shards
+    bins += [self._bin(count) for _ in range(most - len(bins))]
     microbatch_B, row_B = np.divmod(bin_B, np.int32(self.shards))
     real_B = batch.mask_BT.any(1)
     used = bin_B[real_B].max(initial=-1) // self.shards + 1
@@ -62,35 +65,32 @@ class SharedPacker:
         microbatch_B=microbatch_B, row_B=row_B, column_B=column_B,
         used_K=np.array([used], np.int32), blocks=(self._block(bins),))
 
-  def _choose(self, bins, sequence):
+  def _choose(self, bins, sequence, count):
     """The first bin with room, of those with its prompt if there is one."""
     if len(sequence.token_S) > self.row_tokens:
       raise ValueError(f'a sequence of {len(sequence.token_S)} tokens does not '
                        f'fit into rows of {self.row_tokens}')
-    with_room = [(i, b) for i, b in enumerate(bins) if b.has_room(sequence)]
-    for index, candidate in with_room:
-      if sequence.prompt in candidate.prompts:
-        return index, candidate
-    if not with_room:
-      with_room.append((len(bins), self._bin()))
-      bins.append(with_room[0][1])
-    return with_room[0]
+    with_room = [i for i, b in enumerate(bins) if b.has_room(sequence)]
+    for index in with_room:
+      if sequence.prompt in bins[index].prompts:
+        return index
+    if with_room:
+      return with_room[0]
+    bins.append(self._bin(count))
+    return len(bins) - 1
 
-  def _bin(self):
-    return _Bin(self.slots, self.rows, self.row_tokens)
+  def _bin(self, count):
+    return _Bin(self.slots(count), self.rows(count), self.row_tokens)
 
   def _block(self, bins):
     """scoring.Rows of the bins, arrays [M, N, S] and [M, R, A]."""
-    def stack(name, *shape):
-      return np.stack([getattr(b, name) for b in bins]).reshape(
-          -1, self.shards, *shape)
+    def slots(name):
+      x = np.stack([getattr(b, name) for b in bins])
+      return x.reshape(-1, self.shards, *x.shape[1:])
 
     def rows(name):
-      return stack(name, self.rows, self.row_tokens).reshape(
-          -1, self.shards * self.rows, self.row_tokens)
-
-    def slots(name):
-      return stack(name, self.slots)
+      x = slots(name)
+      return x.reshape(len(x), -1, self.row_tokens)
 
     return scoring.Rows(
         slots('token_S'), slots('position_S'), None, slots('scored_S'),
@@ -101,7 +101,11 @@ class SharedPacker:
 
 @dataclasses.dataclass(frozen=True)
 class _Sequence:
-  """index: the completion's. prompt: its tokens but the last, as bytes."""
+  """index: the completion's. prompt: its tokens but the last, as bytes.
+
+  token_S: prompt and completion; the first `shared` are those of `prompt`, the
+  last `scored` the completion's.
+  """
   index: int
   prompt: bytes
   token_S: np.ndarray

@@ -189,11 +189,11 @@ def test_the_case_is_worth_testing():
 
 
 # 55 tokens: 3 rows of 24 in 3, 2 and 1 microbatches; 6 rows of 11 in 2; and
-# one sequence a row, in rows of 2, 3, 6 and 11. Prompts shared: 49 tokens in 3
-# bins of 24, and in 2 of 30.
+# one sequence a row, in rows of 2, 3, 6 and 11; rows of whole vector registers.
+# Prompts shared: 49 tokens in 3 bins of 24, and in 2 of 30.
 PACKINGS = [('segments', 24, 24), ('segments', 24, 50), ('segments', 24, 100),
-            ('segments', 11, 33), ('buckets', 11, 24), ('shared', 11, 24),
-            ('shared', 24, 30)]
+            ('segments', 11, 33), ('buckets', 11, 24), ('segments', 32, 32),
+            ('shared', 11, 24), ('shared', 24, 30)]
 
 
 @pytest.mark.parametrize('packing, row_tokens, microbatch_tokens', PACKINGS)

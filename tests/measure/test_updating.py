@@ -51,18 +51,28 @@ def test_a_batch_of_the_workloads_lengths():
   assert batch.token_BS.max() == 63
 
 
-def test_parts_measure_packed_and_padded():
+def test_flops_of_shared_prompts():
+  """By hand: 4 prompts of 63 once, and 32 rows of 1 + 128."""
+  workload = workload_lib.of(benchmark.get_config('tiny'))
+  want = 2 * (4 * 950_272 * (4 * 63 + 32 * 129) + 4 * 256 * 32 * 192 ** 2
+              + 256 * 8192 * 32 * 128)
+  assert updating.forward_flops(workload, shared=True) == want
+
+
+def test_parts_measure_every_packing():
   config = _config()
   workload = workload_lib.of(config)
   found = {m.name: m.value for part in (
       updating.measure_scoring, updating.measure_update)
            for m in part(config, workload, ())}
   for what in 'scoring', 'update':
-    for mode in 'packed', 'padded':
+    for mode in 'shared', 'packed', 'padded':
       seconds = found[f'{what}/{mode}/seconds']
       assert seconds > 0
       assert found[f'{what}/{mode}/tokens'] == pytest.approx(4 * 16 / seconds)
+      # A completion a device: 3 + 1 + 12 of 16 slots, nothing to share.
       assert found[f'{what}/{mode}/slots real'] == 1
+    assert found[f'{what}/packed over shared'] > 0
   assert found['update/packed/model'] == pytest.approx(
       3 * updating.forward_flops(workload) / found['update/packed/seconds'])
 

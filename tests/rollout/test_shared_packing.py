@@ -76,7 +76,7 @@ def test_every_sequence_is_whole_once(
   whole = block.sequences
   slots, rows = block.token_RS.shape[2], whole.source_RA.shape[1] // shards
   assert slots == max(row_tokens, microbatch_tokens // shards)
-  assert slots // row_tokens <= rows == round(room * slots / row_tokens)
+  assert 0 <= rows * row_tokens - room * slots < row_tokens
   used, = minibatch.used_K
   assert (block.position_RS[used:] == -1).all()
   assert (block.position_RS[used - 1] >= 0).any()
@@ -118,6 +118,13 @@ def test_shapes_do_not_depend_on_the_lengths():
           room=1.0, shards=1)))
       for n in (0, 1, 4, 7)}
   assert len(shapes) == 1
+
+
+def test_a_microbatch_is_not_larger_than_the_minibatch():
+  minibatch = _pack(_batch(['ab'] * 6, [3] * 6), row_tokens=11, room=1.0,
+                    microbatch_tokens=10**6, shards=2)
+  assert minibatch.blocks[0].token_RS.shape == (1, 2, 33)
+  np.testing.assert_array_equal(minibatch.used_K, [1])
 
 
 def test_a_group_stays_together_where_it_can():
