@@ -66,6 +66,14 @@ class Minibatch:
   used_K: jax.Array
   blocks: tuple[scoring.Rows, ...]
 
+  @classmethod
+  def of(cls, batch: Batch, **layout: Any) -> 'Minibatch':
+    """The completions of a batch, laid out as the other fields say."""
+    return cls(
+        mask_BT=batch.mask_BT, advantage_B=batch.advantage_B,
+        old_logp_BT=batch.old_logp_BT, old_entropy_BT=batch.old_entropy_BT,
+        **layout)
+
 
 @flax.struct.dataclass
 class TrainState:

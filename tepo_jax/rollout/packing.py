@@ -63,10 +63,8 @@ class Packer:
       used_K[k] = -(-(row.max(initial=-1) + 1) // rows)
       microbatch_B[mine], row_B[mine] = np.divmod(row, rows)
       blocks.append(block.cut(rows))
-    return update.Minibatch(
-        mask_BT=batch.mask_BT, advantage_B=batch.advantage_B,
-        old_logp_BT=batch.old_logp_BT, old_entropy_BT=batch.old_entropy_BT,
-        block_B=block_B, microbatch_B=microbatch_B, row_B=row_B,
+    return update.Minibatch.of(
+        batch, block_B=block_B, microbatch_B=microbatch_B, row_B=row_B,
         column_B=column_B, used_K=used_K, blocks=tuple(blocks))
 
   def _place(self, tokens, slots, rows):

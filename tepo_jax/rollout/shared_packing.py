@@ -58,10 +58,8 @@ class SharedPacker:
     microbatch_B, row_B = np.divmod(bin_B, np.int32(self.shards))
     real_B = batch.mask_BT.any(1)
     used = bin_B[real_B].max(initial=-1) // self.shards + 1
-    return update.Minibatch(
-        mask_BT=batch.mask_BT, advantage_B=batch.advantage_B,
-        old_logp_BT=batch.old_logp_BT, old_entropy_BT=batch.old_entropy_BT,
-        block_B=np.where(real_B, 0, -1).astype(np.int32),
+    return update.Minibatch.of(
+        batch, block_B=np.where(real_B, 0, -1).astype(np.int32),
         microbatch_B=microbatch_B, row_B=row_B, column_B=column_B,
         used_K=np.array([used], np.int32), blocks=(self._block(bins),))
 

@@ -99,7 +99,8 @@ def _shown(values, tree):
     value = values.context.chop(value, values.context.mpf(10) ** -30)
   if values.context.isinf(value):
     return str(value)
-  if value == values.context.nint(values.context.re(value)):
+  if (values.context.mag(value) <= MAX_BITS
+      and value == values.context.nint(values.context.re(value))):
     return f'{int(values.context.re(value)):x}/1'
   parts = values.context.re(value), values.context.im(value)
   return '+'.join(

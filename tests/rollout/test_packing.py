@@ -4,25 +4,16 @@ import jax
 import numpy as np
 import pytest
 
-from tepo_jax.learning import update
 from tepo_jax.rollout import packing
-
-P, T = 4, 7
+from tests.rollout import batches
+from tests.rollout.batches import P, T
 
 
 def _batch(prompts, lengths):
   """Completions whose tokens are 100 i + 1, 100 i + 2, … behind each other."""
-  count = len(prompts)
-  token_BS = np.zeros((count, P + T), np.int32)
-  position_BS = np.full((count, P + T), -1, np.int32)
-  for i, (prompt, length) in enumerate(zip(prompts, lengths)):
-    total = prompt + length
-    token_BS[i, P - prompt:P + length] = 100 * i + 1 + np.arange(total)
-    position_BS[i, P - prompt:P + length] = np.arange(total)
-  mask_BT = (np.arange(T) < np.array(lengths)[:, None]).astype(np.float32)
-  zeros_BT = np.zeros_like(mask_BT)
-  return update.Batch(token_BS, position_BS, mask_BT,
-                      np.zeros(count, np.float32), zeros_BT, zeros_BT, zeros_BT)
+  return batches.of_tokens(
+      np.split(100 * i + 1 + np.arange(prompt + length), [prompt])
+      for i, (prompt, length) in enumerate(zip(prompts, lengths)))
 
 
 def _found(minibatch, i):

@@ -4,26 +4,16 @@ import jax
 import numpy as np
 import pytest
 
-from tepo_jax.learning import update
 from tepo_jax.rollout import packing
-
-P, T = 4, 7
+from tests.rollout import batches
+from tests.rollout.batches import T
 
 
 def _batch(prompts, lengths):
   """prompts: one string a completion; its tokens are 100 i + 1, 100 i + 2, …"""
-  count = len(prompts)
-  token_BS = np.zeros((count, P + T), np.int32)
-  position_BS = np.full((count, P + T), -1, np.int32)
-  for i, (prompt, length) in enumerate(zip(prompts, lengths)):
-    first = P - len(prompt)
-    token_BS[i, first:P] = [ord(letter) for letter in prompt]
-    token_BS[i, P:P + length] = 100 * i + 1 + np.arange(length)
-    position_BS[i, first:P + length] = np.arange(len(prompt) + length)
-  mask_BT = (np.arange(T) < np.array(lengths)[:, None]).astype(np.float32)
-  zeros_BT = np.zeros_like(mask_BT)
-  return update.Batch(token_BS, position_BS, mask_BT,
-                      np.zeros(count, np.float32), zeros_BT, zeros_BT, zeros_BT)
+  return batches.of_tokens(
+      (list(map(ord, prompt)), 100 * i + 1 + np.arange(length))
+      for i, (prompt, length) in enumerate(zip(prompts, lengths)))
 
 
 def _pack(batch, **arguments):

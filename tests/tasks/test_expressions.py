@@ -72,6 +72,15 @@ def test_values_beyond_the_bounds_are_refused_at_once(text):
     values.fingerprint(expressions.parse(text))
 
 
+def test_a_large_power_is_shown_by_its_digits():
+  """700 million bits are not written out; what is equal is shown alike."""
+  shown, same, other = (
+      values.fingerprint(expressions.parse(text))
+      for text in ('2^{700000000}', '4^{350000000}', '2^{700000001}'))
+  assert shown == same != other
+  assert len(shown) < 100
+
+
 def _noise(rng, golds, pieces):
   gold = rng.choice(golds)
   place = rng.randint(0, len(gold))
