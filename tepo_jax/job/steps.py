@@ -179,7 +179,7 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
 def compiled(mesh: jax.sharding.Mesh, function: Callable, **options: Any):
   """jax.jit under the rules of the mesh, rounding alike in every program."""
   compiler_options = _COMPILER_OPTIONS
-  if mesh.devices.flat[0].platform == 'cpu':
+  if _platform(mesh) == 'cpu':
     compiler_options = compiler_options | _COMPILER_OPTIONS_CPU
   return jax.jit(mesh_lib.under_rules(mesh, function),
                  compiler_options=compiler_options, **options)
@@ -188,18 +188,16 @@ def compiled(mesh: jax.sharding.Mesh, function: Callable, **options: Any):
 def make_decode_cast(model: transformer.ModelConfig, mesh: jax.sharding.Mesh):
   """Jitted: weights to the compute dtype in the layout and form of decoding."""
   def cast(params):
-    return transformer.for_decoding(_cast(model.dtype, params))
+    return transformer.for_decoding(_cast(model.dtype, params), _platform(mesh))
 
   return jax.jit(cast, out_shardings=decode_shardings(model, mesh))
 
 
 def decode_shardings(model: transformer.ModelConfig, mesh: jax.sharding.Mesh):
   """Of the weights that decoding takes."""
-  axes = transformer.logical_axes(model)
-  layer = jax.tree.map(lambda names: names[1:], axes['layers'],
-                       is_leaf=lambda node: isinstance(node, tuple))
-  axes = {**axes, 'layers': (layer,) * model.num_layers}
-  return mesh_lib.shardings(mesh, axes, mesh_lib.DECODE_RULES)
+  return mesh_lib.shardings(
+      mesh, transformer.decoding_axes(model, _platform(mesh)),
+      mesh_lib.DECODE_RULES)
 
 
 def make_sampling(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
@@ -241,7 +239,7 @@ def cache_shardings(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
   """
   store = mesh_lib.shardings(mesh, (rows, 'kv_heads', None, None))
   keys = store
-  if mesh.devices.flat[0].platform == 'tpu':
+  if _platform(mesh) == 'tpu':
     keys = layout.Format(layout.Layout((0, 1, 3, 2)), store)
   return transformer.KVCache(
       (keys,) * model.num_layers, (store,) * model.num_layers,
@@ -289,6 +287,10 @@ def stream(seed: int, name: str) -> jax.Array:
   """
   uses = ('rollout', 'eval', 'update', 'adapters')
   return jax.random.fold_in(jax.random.key(seed), uses.index(name))
+
+
+def _platform(mesh):
+  return mesh.devices.flat[0].platform
 
 
 def restorable(programs: Programs

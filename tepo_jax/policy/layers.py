@@ -3,6 +3,8 @@
 Axes: M tokens, I inputs, O outputs, R rank of an adapter.
 """
 
+from typing import Any
+
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,7 @@ import jax.numpy as jnp
 from tepo_jax.policy import lora as lora_lib
 
 INIT_STDDEV = 0.02  # of every kernel and the embedding
+_TURNED = 'turned_kernel'
 
 
 class Norm(nn.Module):
@@ -32,7 +35,7 @@ class Linear(nn.Module):
   """x @ kernel (+ bias) (+ scale (x @ lora_a) @ lora_b), on [M, inputs].
 
   The adapter starts as 0: A uniform in ±1/√I, B = 0 (arXiv 2106.09685, and as
-  peft has it).
+  peft has it). The parameters may be those of `turned`.
   """
 
   features: int
@@ -43,10 +46,14 @@ class Linear(nn.Module):
   @nn.compact
   def __call__(self, x_MI):
     inputs, dtype = x_MI.shape[-1], x_MI.dtype
-    kernel_IO = self._param(
-        'kernel', nn.initializers.normal(INIT_STDDEV), self.axes,
-        (inputs, self.features))
-    y_MO = x_MI @ kernel_IO.astype(dtype)
+    if self.has_variable('params', _TURNED):
+      y_MO = _turned_product(
+          x_MI, self.get_variable('params', _TURNED).astype(dtype))
+    else:
+      kernel_IO = self._param(
+          'kernel', nn.initializers.normal(INIT_STDDEV), self.axes,
+          (inputs, self.features))
+      y_MO = x_MI @ kernel_IO.astype(dtype)
     if self.use_bias:
       bias_O = self._param(
           'bias', nn.initializers.zeros, self.axes[1:], (self.features,))
@@ -65,6 +72,27 @@ class Linear(nn.Module):
 
   def _param(self, name, init, axes, shape):
     return self.param(name, nn.with_logical_partitioning(init, axes), shape)
+
+
+def turned(layer: dict[str, Any]) -> dict[str, Any]:
+  """A layer's parameters with its kernels as [O, I], for products of few rows.
+
+  Also of its logical axes. A CPU copies the second operand of a product into
+  an order of its own, which at a token a row takes as long as the product.
+  """
+  if 'kernel' in layer:
+    others = {name: x for name, x in layer.items() if name != 'kernel'}
+    kernel = layer['kernel']
+    return {_TURNED: kernel[::-1] if isinstance(kernel, tuple) else kernel.T,
+            **others}
+  return {name: turned(x) if isinstance(x, dict) else x
+          for name, x in layer.items()}
+
+
+def _turned_product(x_MI, kernel_OI):
+  """x @ kernel.T, the kernel first: without barriers XLA swaps the two."""
+  x_IM = jax.lax.optimization_barrier(x_MI.T)
+  return jax.lax.optimization_barrier(kernel_OI @ x_IM).T
 
 
 class Gated(Linear):

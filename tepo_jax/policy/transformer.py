@@ -145,19 +145,30 @@ def forward(config: ModelConfig, params, token_BS, position_BS,
       {'params': params}, token_BS, position_BS, cache, segment_BS, sequences)
 
 
-def for_decoding(params: dict[str, Any]) -> dict[str, Any]:
+def for_decoding(params: dict[str, Any], platform: str) -> dict[str, Any]:
   """The parameters in the form for a loop over single tokens.
 
   `forward` takes them with a cache of `init_decoding_cache`, `logits` in
   either form. Stacked, XLA slices every layer's weights and cache by copy at
   every token, and the products over the cache transpose it first. Here each
-  layer has its own arrays: params['layers'] is a tuple of L dicts.
-  Convert outside the loop (under the same jit or not).
+  layer has its own arrays: params['layers'] is a tuple of L dicts, on a CPU
+  with `layers.turned` kernels. Convert outside the loop (under the same jit or
+  not). `decoding_axes` are its logical axes.
   """
   count = len(jax.tree.leaves(params['layers'])[0])
   return {**params, 'layers': tuple(
-      jax.tree.map(lambda leaf: leaf[i], params['layers'])
+      _layer_for_decoding(
+          jax.tree.map(lambda leaf: leaf[i], params['layers']), platform)
       for i in range(count))}
+
+
+def decoding_axes(config: ModelConfig, platform: str) -> dict[str, Any]:
+  """The tree of `for_decoding`, each leaf as of `logical_axes`."""
+  axes = logical_axes(config)
+  layer = jax.tree.map(lambda names: names[1:], axes['layers'],
+                       is_leaf=lambda node: isinstance(node, tuple))
+  return {**axes, 'layers': (
+      _layer_for_decoding(layer, platform),) * config.num_layers}
 
 
 def init_decoding_cache(
@@ -383,6 +394,10 @@ def _attend(config: ModelConfig, layer, q_BSNH, k_BTKH, v_BTKH, position_BS,
   return jax.lax.cond(
       layer < config.num_full_layers, functools.partial(attend, None),
       functools.partial(attend, config.sliding_window), *arrays)
+
+
+def _layer_for_decoding(layer, platform):
+  return layers_lib.turned(layer) if platform == 'cpu' else layer
 
 
 def _by_rows(x_MD):

@@ -103,7 +103,8 @@ def test_split_and_combine_are_inverse(model):
   assert lora_lib.combine(None, tree) is tree
 
 
-def test_decoding_with_adapters(model, batch):
+@pytest.mark.parametrize('platform', ['cpu', 'tpu'])
+def test_decoding_with_adapters(model, batch, platform):
   """In the decoding form: layer by layer, one token at a time."""
   _, _, config, base, adapters = model
   params = lora_lib.combine(base, adapters)
@@ -112,7 +113,7 @@ def test_decoding_with_adapters(model, batch):
 
   @jax.jit
   def decode(params):
-    params = transformer.for_decoding(params)
+    params = transformer.for_decoding(params, platform)
     cache = transformer.init_decoding_cache(config, 3, 33, 'float32')
     _, cache = transformer.forward(
         config, params, token_BS[:, :-1], position_BS[:, :-1], cache)

@@ -68,7 +68,8 @@ def test_packed_sequences_are_scored_as_if_alone(small):
 
 def test_greedy_tokens_are_those_of_transformers(case, hf_model, batch):
   """64 tokens on, past the window and the rope's original context."""
-  decoding_form = case not in ('qwen3_yarn', 'llama', 'mistral_window')
+  decoding_form = (
+      None if case in ('qwen3_yarn', 'llama', 'mistral_window') else 'cpu')
   folder, model = hf_model(case)
   token_BS, position_BS = (x[:, -9:] for x in batch)
   position_BS = np.where(position_BS < 0, -1, position_BS - np.maximum(
@@ -87,7 +88,7 @@ def _greedy(config, decoding_form, params, token_BS, position_BS):
   rows, width = token_BS.shape
   cache = transformer.init_cache(config, rows, width + 63, 'float32')
   if decoding_form:
-    params = transformer.for_decoding(params)
+    params = transformer.for_decoding(params, decoding_form)
     cache = transformer.init_decoding_cache(
         config, rows, width + 63, 'float32')
   hidden_BSD, cache = transformer.forward(
@@ -109,7 +110,7 @@ def _greedy(config, decoding_form, params, token_BS, position_BS):
   return jnp.concatenate([first_B[:, None], token_TB.T], 1)
 
 
-@pytest.mark.parametrize('decoding_form', [False, True])
+@pytest.mark.parametrize('decoding_form', [None, 'cpu', 'tpu'])
 def test_the_cache_changes_nothing(small, batch, decoding_form):
   """Written by 20, 12 and 1 columns, with 4 slots left empty."""
   config, params = small
@@ -117,7 +118,7 @@ def test_the_cache_changes_nothing(small, batch, decoding_form):
   want, _ = _logits(config, params, token_BS, position_BS)
   cache = transformer.init_cache(config, 3, 37, 'float32')
   if decoding_form:
-    params = transformer.for_decoding(params)
+    params = transformer.for_decoding(params, decoding_form)
     cache = transformer.init_decoding_cache(config, 3, 37, 'float32')
   got = []
   for columns in (slice(0, 20), slice(20, 32), slice(32, 33)):

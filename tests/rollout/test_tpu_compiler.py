@@ -36,7 +36,7 @@ def compiled():
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(
         x.shape, x.dtype, sharding=s), tree, shardings)
 
-  weights = jax.eval_shape(lambda p: transformer.for_decoding(p),
+  weights = jax.eval_shape(lambda p: transformer.for_decoding(p, 'tpu'),
                            transformer.abstract_params(MODEL, 'bfloat16'))
   cache = jax.eval_shape(lambda: transformer.init_decoding_cache(
       MODEL, SLOTS, COLUMNS, MODEL.dtype))
