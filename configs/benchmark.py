@@ -36,11 +36,12 @@ def get_config(shape: str = 'tiny'):
   c.rollout.prompts = 4
   c.rollout.samples = 8
   c.train.minibatch_prompts = 4
-  # 63 + 8 x 129 tokens: a group of tiny, its prompt once, in 8 rows of 192 for
-  # attention. On a CPU a larger microbatch takes longer: its memory is new to
-  # the process at every call, and the system hands it out page by page.
+  # A group, its prompt once, in 8 rows for attention. On a CPU a larger
+  # microbatch takes longer: its memory is new to the process at every call,
+  # and the system hands it out page by page.
   c.train.packing = 'shared'
-  c.train.microbatch_tokens = 1095
+  c.train.microbatch_tokens = c.benchmark.prompt_tokens - 1 + (
+      c.rollout.samples * (c.rollout.max_tokens + 1))
   c.train.attention_room = 1.4
   c.pretrain.update(shape)
   c.compute.dtype = 'float32'

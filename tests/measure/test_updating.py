@@ -2,13 +2,17 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
 from configs import benchmark
+from tepo_jax.job import steps
 from tepo_jax.measure import memory
 from tepo_jax.measure import updating
 from tepo_jax.measure import workload as workload_lib
+from tepo_jax.rollout import packing
+from tepo_jax.runtime import mesh as mesh_lib
 
 pytestmark = pytest.mark.usefixtures('quick_compile')
 
@@ -38,6 +42,16 @@ def test_flops_of_the_tiny_workload():
               + 256 * 8192 * 32 * 128)
   assert updating.forward_flops(workload) == want
   assert 3 * want == pytest.approx(199e9, rel=0.01)
+
+
+@pytest.mark.parametrize('size', ['tiny', 'small'])
+def test_a_group_fills_a_microbatch(size):
+  config = benchmark.get_config(size)
+  pack = steps.make_packer(
+      config, mesh_lib.make(config.mesh, jax.devices()[:1]))
+  minibatch = pack(updating.random_batch(workload_lib.of(config)))
+  assert packing.efficiency(minibatch) == 1
+  assert list(minibatch.used_K) == [config.rollout.prompts]
 
 
 def test_a_batch_of_the_workloads_lengths():
