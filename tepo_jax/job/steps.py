@@ -289,10 +289,6 @@ def stream(seed: int, name: str) -> jax.Array:
   return jax.random.fold_in(jax.random.key(seed), uses.index(name))
 
 
-def _platform(mesh):
-  return mesh.devices.flat[0].platform
-
-
 def restorable(programs: Programs
                ) -> tuple[update.TrainState, checkpoint.Unpadded]:
   """What `Checkpointer.restore` needs to know of the state."""
@@ -342,6 +338,10 @@ def check_memory(programs: Programs) -> None:
     errors.InputError: with the bytes on a device.
   """
   mesh_lib.check_memory(programs.mesh, memory_parts(programs))
+
+
+def _platform(mesh):
+  return mesh.devices.flat[0].platform
 
 
 def _init_state(optimizer, params):

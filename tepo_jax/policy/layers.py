@@ -74,27 +74,6 @@ class Linear(nn.Module):
     return self.param(name, nn.with_logical_partitioning(init, axes), shape)
 
 
-def turned(layer: dict[str, Any]) -> dict[str, Any]:
-  """A layer's parameters with its kernels as [O, I], for products of few rows.
-
-  Also of its logical axes. A CPU copies the second operand of a product into
-  an order of its own, which at a token a row takes as long as the product.
-  """
-  if 'kernel' in layer:
-    others = {name: x for name, x in layer.items() if name != 'kernel'}
-    kernel = layer['kernel']
-    return {_TURNED: kernel[::-1] if isinstance(kernel, tuple) else kernel.T,
-            **others}
-  return {name: turned(x) if isinstance(x, dict) else x
-          for name, x in layer.items()}
-
-
-def _turned_product(x_MI, kernel_OI):
-  """x @ kernel.T, the kernel first: without barriers XLA swaps the two."""
-  x_IM = jax.lax.optimization_barrier(x_MI.T)
-  return jax.lax.optimization_barrier(kernel_OI @ x_IM).T
-
-
 class Gated(Linear):
   """Linear(silu(gate) * up). Its argument is made again in the backward pass,
   under `nn.remat`: gate and up are kept for it anyway."""
@@ -114,3 +93,24 @@ class Weight(nn.Module):
   def __call__(self):
     return self.param(self.leaf, nn.with_logical_partitioning(
         nn.initializers.normal(INIT_STDDEV), self.axes), self.shape)
+
+
+def turned(layer: dict[str, Any]) -> dict[str, Any]:
+  """A layer's parameters with its kernels as [O, I], for products of few rows.
+
+  Also of its logical axes. A CPU copies the second operand of a product into
+  an order of its own, which at a token a row takes as long as the product.
+  """
+  if 'kernel' in layer:
+    others = {name: x for name, x in layer.items() if name != 'kernel'}
+    kernel = layer['kernel']
+    return {_TURNED: kernel[::-1] if isinstance(kernel, tuple) else kernel.T,
+            **others}
+  return {name: turned(x) if isinstance(x, dict) else x
+          for name, x in layer.items()}
+
+
+def _turned_product(x_MI, kernel_OI):
+  """x @ kernel.T, the kernel first: without barriers XLA swaps the two."""
+  x_IM = jax.lax.optimization_barrier(x_MI.T)
+  return jax.lax.optimization_barrier(kernel_OI @ x_IM).T
