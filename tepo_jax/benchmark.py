@@ -1,7 +1,7 @@
 r"""Measures a config's programs on this machine, and peers beside them.
 
   python -m tepo_jax.benchmark --config=configs/benchmark.py:tiny \
-      [--parts=machine,update] [--peer=transformers,trl] [--json]
+      [--parts=machine,update] [--peer=transformers,trl,tunix] [--json]
 
 Every part is measured warm, in turn with what it is compared to, several
 times: the median, with the extremes behind it. Weights and prompts are random.
@@ -34,7 +34,7 @@ _PARTS = flags.DEFINE_list(
     'parts', list(PARTS), f'What to measure, of: {", ".join(PARTS)}.')
 _PEERS = flags.DEFINE_list(
     'peer', [], f'Other libraries to run beside, of: {", ".join(peers.PEERS)}. '
-    'trl is not beside "sampling": it samples by transformers.')
+    'Beside "sampling" is transformers only, by which trl samples.')
 _JSON = flags.DEFINE_bool('json', False, 'Print JSON lines, not a table.')
 
 

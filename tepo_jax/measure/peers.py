@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 import importlib.metadata
-import importlib.util
 from typing import Any
 
 import ml_collections
@@ -13,8 +12,12 @@ from tepo_jax.learning import update
 from tepo_jax.measure import workload as workload_lib
 from tepo_jax.policy import transformer
 
-# What each needs besides the project's own requirements.
-PEERS = {'transformers': ('torch',), 'trl': ('torch', 'trl==1.16.0')}
+# What each needs besides the project's own requirements, as pip takes it.
+PEERS = {
+    'transformers': 'torch', 'trl': 'torch trl==1.16.0',
+    # What is imported; all that it asks for would lower safetensors.
+    'tunix': '--no-deps google-tunix==0.1.7 clu google-metrax jaxtyping '
+             'perfetto sentencepiece wadler-lindig wrapt'}
 
 
 def require(*names: str) -> None:
@@ -27,15 +30,18 @@ def require(*names: str) -> None:
     if name not in PEERS:
       raise errors.InputError(
           f'--peer: unknown peer {name!r}; one of: {", ".join(PEERS)}')
-    for requirement in PEERS[name]:
-      module, _, version = requirement.partition('==')
-      if importlib.util.find_spec(module) is None:
-        raise errors.InputError(f'--peer={name}: {module} is not installed '
-                                f'here; pip install {requirement}')
-      found = importlib.metadata.version(module)
+    for requirement in PEERS[name].removeprefix('--no-deps ').split():
+      package, _, version = requirement.partition('==')
+      try:
+        found = importlib.metadata.version(package)
+      except importlib.metadata.PackageNotFoundError:
+        raise errors.InputError(
+            f'--peer={name}: {package} is not installed here; '
+            f'pip install {PEERS[name]}') from None
       if version and found != version:
-        raise errors.InputError(f'--peer={name}: {module} {found} is installed '
-                                f'here; pip install {requirement}')
+        raise errors.InputError(
+            f'--peer={name}: {package} {found} is installed here; '
+            f'pip install {PEERS[name]}')
 
 
 def torch_model(model: transformer.ModelConfig):
@@ -148,8 +154,22 @@ def functions(names: tuple[str, ...], what: str,
           for name in names}
 
 
+def repeated_texts(token_QP: np.ndarray, samples: int) -> list[str]:
+  """Prompts for a tokenizer whose words are the ids, each `samples` times."""
+  texts = [' '.join(map(str, tokens)) for tokens in token_QP]
+  return [text for text in texts for _ in range(samples)]
+
+
+def every_second(completions: list[str], **_) -> list[float]:
+  """Rewards: half of the completions are good."""
+  return [float(index % 2) for index in range(len(completions))]
+
+
 def _peer(name: str):
   if name == 'trl':
     from tepo_jax.measure import trl_peer
     return trl_peer.TrlUpdate
+  if name == 'tunix':
+    from tepo_jax.measure import tunix_peer
+    return tunix_peer.TunixUpdate
   return {'transformers': TorchUpdate}[name]

@@ -8,7 +8,6 @@ from typing import Any
 
 import datasets
 import ml_collections
-import numpy as np
 import tokenizers
 import torch
 import transformers
@@ -39,16 +38,15 @@ class TrlUpdate:
         'completion_mask': mask_BT,
         'advantages': torch.tensor(batch.advantage_B),
         'num_items_in_batch': mask_BT.sum()}
-    texts = [_text(tokens) for tokens in batch.token_BS[::samples, :width]]
-    self.prompts = [
-        {'prompt': text} for text in texts for _ in range(samples)]
+    self.prompts = [{'prompt': text} for text in peers.repeated_texts(
+        batch.token_BS[::samples, :width], samples)]
     self.model = peers.torch_model(workload.model)
     # TRL makes the folder; nothing is written into it.
     with tempfile.TemporaryDirectory() as folder:
       self.trainer = _Trainer(
-          model=self.model, reward_funcs=_every_second,
+          model=self.model, reward_funcs=peers.every_second,
           args=_arguments(workload, optimizer, folder),
-          train_dataset=datasets.Dataset.from_dict({'prompt': texts}),
+          train_dataset=datasets.Dataset.from_list(self.prompts),
           processing_class=_tokenizer(workload.model.vocab_size))
     # What its loop does ahead of its steps.
     self.trainer.create_optimizer()
@@ -120,12 +118,3 @@ def _tokenizer(vocab_size: int) -> transformers.PreTrainedTokenizerFast:
   words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
   return transformers.PreTrainedTokenizerFast(
       tokenizer_object=words, eos_token='<end>')
-
-
-def _text(tokens: np.ndarray) -> str:
-  return ' '.join(map(str, tokens))
-
-
-def _every_second(completions: list[str], **_) -> list[float]:
-  """Rewards: half of the completions are good."""
-  return [float(index % 2) for index in range(len(completions))]

@@ -1,8 +1,11 @@
 """What other libraries are given is the workload, and they do it alike."""
 
+import dataclasses
 import importlib.util
 
+import jax
 import numpy as np
+import optax
 import pytest
 
 from configs import benchmark
@@ -10,6 +13,7 @@ from tepo_jax import errors
 from tepo_jax.measure import peers
 from tepo_jax.measure import updating
 from tepo_jax.measure import workload as workload_lib
+from tepo_jax.policy import weights
 
 _NORM = 1e-3  # less than the gradient's, so that it is clipped
 
@@ -48,7 +52,7 @@ def _case(trl_peer):
 @pytest.mark.skipif(importlib.util.find_spec('trl') is not None,
                     reason='TRL is installed')
 def test_without_trl_it_is_refused():
-  with pytest.raises(errors.InputError, match='pip install trl==1.16.0'):
+  with pytest.raises(errors.InputError, match='pip install torch trl==1.16.0'):
     peers.require('transformers', 'trl')
 
 
@@ -102,4 +106,109 @@ def test_trl_takes_no_group_of_one(trl_peer):
   workload = workload_lib.of(config)
   with pytest.raises(errors.InputError, match='rollout.samples'):
     trl_peer.TrlUpdate(
+        workload, updating.random_batch(workload), config.optimizer)
+
+
+@pytest.fixture(name='tunix_peer', scope='module')
+def _tunix_peer():
+  pytest.importorskip('tunix')
+  from tepo_jax.measure import tunix_peer
+  return tunix_peer
+
+
+@pytest.fixture(name='beside_ours', scope='module')
+def _beside_ours(tunix_peer, tmp_path_factory):
+  """Tunix and a case of ours with the same weights, loaded by its loader."""
+  from flax import nnx
+  from tunix.models.qwen3 import params as tunix_params
+  config = _config()
+  config.method.aggregate = 'seq_mean_token_mean'  # Tunix's default
+  workload = workload_lib.of(config)
+  workload = dataclasses.replace(workload, model=dataclasses.replace(
+      workload.model, rope_theta=1e6))  # the only one that Tunix has
+  batch = updating.random_batch(workload)
+  tunix = tunix_peer.TunixUpdate(workload, batch, config.optimizer)
+  made = jax.tree.leaves(nnx.state(tunix.trainer.model))
+  assert all(np.any(leaf) for leaf in made)
+  mesh = made[0].sharding.mesh
+  ours = updating.case(config, workload, 'none')
+
+  def to_tunix(tree):
+    folder = tmp_path_factory.mktemp('weights') / 'model'
+    weights.save(folder, workload.model, tree)
+    return nnx.state(tunix_params.create_model_from_safe_tensors(
+        str(folder), tunix.trainer.model.config, mesh))
+
+  nnx.update(tunix.trainer.model, to_tunix(ours.state.params))
+  return workload, batch, tunix, ours, to_tunix
+
+
+@pytest.mark.skipif(importlib.util.find_spec('tunix') is not None,
+                    reason='Tunix is installed')
+def test_without_tunix_it_is_refused():
+  with pytest.raises(errors.InputError, match='--no-deps google-tunix==0.1.7'):
+    peers.require('tunix')
+
+
+def test_tunix_is_what_is_required(tunix_peer):
+  del tunix_peer
+  peers.require('tunix')
+
+
+def test_tunix_scores_what_we_score(beside_ours):
+  _, batch, tunix, ours, _ = beside_ours
+  real_BT = batch.mask_BT > 0
+  np.testing.assert_allclose(
+      np.array(tunix.score())[real_BT], np.array(ours.score()[0])[real_BT],
+      atol=1e-5)
+
+
+def test_tunix_updates_as_we_do(beside_ours):
+  """The loss, and the clipped gradient, which is a tenth of Adam's mean."""
+  *_, tunix, ours, to_tunix = beside_ours
+  assert tunix.update() == pytest.approx(float(ours.update()), abs=1e-6)
+  found = jax.tree.leaves_with_path(optax.tree.get(
+      tunix.trainer.optimizer.opt_state, 'mu'))
+  wanted = jax.tree.leaves(to_tunix(optax.tree.get(
+      ours.state.opt_state, 'mu')))
+  squares = 0
+  for (path, mean), want in zip(found, wanted, strict=True):
+    np.testing.assert_allclose(
+        mean, want, rtol=0, atol=1e-4 * np.abs(want).max(), err_msg=str(path))
+    squares += np.square(mean).sum()
+  assert 10 * squares ** .5 == pytest.approx(_NORM, rel=1e-3)
+
+
+def test_tunix_steps_on_the_workloads_prompts(beside_ours, monkeypatch):
+  """Every sample of a prompt, T tokens each, scored; the weights move."""
+  workload, batch, tunix, *_ = beside_ours
+  trained = []
+  update_actor = tunix.cluster.update_actor
+  monkeypatch.setattr(
+      tunix.cluster, 'update_actor', lambda rows, evaluated: (
+          trained.extend(rows), update_actor(rows, evaluated)))
+  weight = tunix.trainer.model.embedder.input_embedding
+  before = np.array(weight[...])
+  assert np.isfinite(tunix.step())
+  rows, = trained
+  np.testing.assert_array_equal(
+      rows.prompt_ids,
+      np.repeat(batch.token_BS[::workload.samples, :workload.prompt_tokens],
+                workload.samples, 0))
+  assert rows.completion_ids.shape == batch.mask_BT.shape
+  assert rows.completion_mask.all()
+  assert rows.old_per_token_logps.shape == batch.mask_BT.shape
+  assert len({tuple(row) for row in rows.completion_ids.tolist()}) > 30
+  assert (before != np.array(weight[...])).any()
+  # What generates next has the weights of the update.
+  np.testing.assert_array_equal(
+      tunix.cluster.rollout.model().embedder.input_embedding[...], weight[...])
+
+
+def test_tunix_takes_no_group_of_one(tunix_peer):
+  config = _config()
+  config.rollout.samples = 1
+  workload = workload_lib.of(config)
+  with pytest.raises(errors.InputError, match='rollout.samples'):
+    tunix_peer.TunixUpdate(
         workload, updating.random_batch(workload), config.optimizer)
