@@ -5,6 +5,7 @@ Only `peers` imports it, where Tunix is asked for.
 
 from flax import nnx
 import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
 from tunix.models.qwen3 import model as qwen3
@@ -27,19 +28,20 @@ class TunixUpdate:
 
   What the workload does not state is Tunix's default: the loss is the mean of
   the sequences' means, nothing is recomputed in the backward pass. There is no
-  reference model.
+  reference model. A step scores its rollout, as the workload's does; Tunix
+  would not where a rollout has one update.
   """
 
   def __init__(self, workload: workload_lib.Workload, batch: update.Batch,
                optimizer: ml_collections.ConfigDict):
     width, samples = workload.prompt_tokens, workload.samples
     self._batch = grpo_learner.TrainExample(
-        prompt_ids=jax.numpy.array(batch.token_BS[:, :width]),
-        prompt_mask=jax.numpy.ones((len(batch.token_BS), width), bool),
-        completion_ids=jax.numpy.where(
+        prompt_ids=jnp.array(batch.token_BS[:, :width]),
+        prompt_mask=jnp.ones((len(batch.token_BS), width), bool),
+        completion_ids=jnp.where(
             batch.mask_BT > 0, batch.token_BS[:, width:], _PADDING),
-        completion_mask=jax.numpy.array(batch.mask_BT > 0),
-        advantages=jax.numpy.array(batch.advantage_B),
+        completion_mask=jnp.array(batch.mask_BT > 0),
+        advantages=jnp.array(batch.advantage_B),
         ref_per_token_logps=None, old_per_token_logps=None)
     self.prompts = peers.repeated_texts(
         batch.token_BS[::samples, :width], samples)
@@ -134,6 +136,6 @@ def _algorithm(workload: workload_lib.Workload) -> grpo_learner.GRPOConfig:
   if workload.samples < 2:
     raise errors.InputError(
         '--peer=tunix: config.rollout.samples=1, and Tunix takes two or more')
-  # With one update a rollout Tunix would not score it.
+  # With one iteration the rollout would not be scored.
   return grpo_learner.GRPOConfig(
       num_generations=workload.samples, num_iterations=2, beta=0.0)
