@@ -5,9 +5,9 @@ and sliding windows: a key is visible iff it is of the query's segment, 0 <= its
 position <= the query's, and, with a window w, its position > the query's - w.
 
 Backends: `xla` does everything, and holds the scores [B, N, S, T] of one block
-of queries. `cudnn` (GPU) and `splash` (TPU) hold none, and serve sequences that
-attend to themselves: prefill, scoring, training. One query a row (decoding) is
-always xla's.
+of queries; on a CPU it skips what is hidden in long packed rows. `cudnn` (GPU)
+and `splash` (TPU) hold none, and serve sequences that attend to themselves:
+prefill, scoring, training. One query a row (decoding) is always xla's.
 
 Axes: B completions, S query slots, T key slots, N query heads, K key/value
 heads, G = N / K query heads a key/value head, H head size.
