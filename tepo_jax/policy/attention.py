@@ -5,9 +5,9 @@ and sliding windows: a key is visible iff it is of the query's segment, 0 <= its
 position <= the query's, and, with a window w, its position > the query's - w.
 
 Backends: `xla` does everything, and holds the scores [B, N, S, T] of one block
-of queries. `cudnn` (GPU) and `splash` (TPU) hold none, and serve sequences that
-attend to themselves: prefill, scoring, training. One query a row (decoding) is
-always xla's.
+of queries; on a CPU it skips what is hidden in long packed rows. `cudnn` (GPU)
+and `splash` (TPU) hold none, and serve sequences that attend to themselves:
+prefill, scoring, training. One query a row (decoding) is always xla's.
 
 Axes: B completions, S query slots, T key slots, N query heads, K key/value
 heads, G = N / K query heads a key/value head, H head size.
@@ -20,10 +20,16 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
 from tepo_jax import errors
+from tepo_jax.policy import packed_attention
 from tepo_jax.policy import plain_attention
+from tepo_jax.policy import visibility
 from tepo_jax.runtime import mesh as mesh_lib
 
 _SPLASH_BLOCK = 512  # queries and keys that the kernel holds at a time
+_SHORT = 256  # slots of a packed row in which skipping blocks gains nothing
+# Of queries, keys, values, and of what each slot has, for `per_device`.
+_AXES = (('batch', None, 'heads', None), ('batch', None, 'kv_heads', None),
+         ('batch', None, 'kv_heads', None), ('batch', None))
 
 
 def attend(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT=None,
@@ -84,30 +90,40 @@ def choose(backend, platform, dtype, head_dim) -> str:
   return backend
 
 
-def visible(query_position_BS, key_position_BT, window=None,
-            query_segment_BS=None, key_segment_BT=None):
-  """The visibility rule: bool [B, S, T]."""
-  query_BS1 = query_position_BS[:, :, None]
-  key_B1T = key_position_BT[:, None, :]
-  visible_BST = (key_B1T >= 0) & (key_B1T <= query_BS1)
-  if window is not None:
-    visible_BST &= key_B1T > query_BS1 - window
-  if query_segment_BS is not None:
-    visible_BST &= query_segment_BS[:, :, None] == key_segment_BT[:, None, :]
-  return visible_BST
-
-
 def _attend_xla(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
                 window, query_segment_BS, key_segment_BT):
+  """By `packed_attention` long packed rows on a CPU, else `_attend_blocks`."""
+  blocks = functools.partial(_attend_blocks, window=window)
+  if (key_position_BT is not None or query_segment_BS is None
+      or q_BSNH.shape[1] <= _SHORT):
+    return blocks(q_BSNH, k_BTKH, v_BTKH, query_position_BS, query_segment_BS,
+                  key_position_BT, key_segment_BT)
+  return jax.lax.platform_dependent(
+      q_BSNH, k_BTKH, v_BTKH, query_position_BS, query_segment_BS,
+      cpu=functools.partial(_attend_packed, window=window), default=blocks)
+
+
+def _attend_packed(q_BSNH, k_BSKH, v_BSKH, position_BS, segment_BS, window):
+  """On each device's own piece: it takes one row after the other."""
+  def of_piece(q_BSNH, k_BSKH, v_BSKH, *layout):
+    return packed_attention.attend(
+        window, _by_key_head(q_BSNH, k_BSKH), k_BSKH, v_BSKH, *layout
+    ).reshape(q_BSNH.shape)
+
+  return mesh_lib.per_device(
+      of_piece, _AXES + (('batch', None),), q_BSNH, k_BSKH, v_BSKH,
+      position_BS, segment_BS)
+
+
+def _attend_blocks(q_BSNH, k_BTKH, v_BTKH, query_position_BS, query_segment_BS,
+                   key_position_BT=None, key_segment_BT=None, *, window):
   """Block by block; the repeated keys are never written out."""
-  batch, length, heads, size = q_BSNH.shape
-  kv_heads = k_BTKH.shape[2]
-  q_BSKGH = q_BSNH.reshape(batch, length, kv_heads, heads // kv_heads, size)
+  q_BSKGH = _by_key_head(q_BSNH, k_BTKH)
   k_BTKH, v_BTKH = (x.astype(q_BSNH.dtype) for x in (k_BTKH, v_BTKH))
   pieces = [(slice(None), slice(None))]
   if key_position_BT is None:
     key_position_BT, key_segment_BT = query_position_BS, query_segment_BS
-    pieces = plain_attention.blocks(length, window)
+    pieces = plain_attention.blocks(q_BSNH.shape[1], window)
 
   def of_piece(x, piece):
     return None if x is None else x[:, piece]
@@ -115,13 +131,20 @@ def _attend_xla(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
   def block(mine, keys):
     return plain_attention.attend(
         q_BSKGH[:, mine], k_BTKH[:, keys], v_BTKH[:, keys],
-        visible(query_position_BS[:, mine], key_position_BT[:, keys], window,
-                of_piece(query_segment_BS, mine),
-                of_piece(key_segment_BT, keys)))
+        visibility.visible(
+            query_position_BS[:, mine], key_position_BT[:, keys], window,
+            of_piece(query_segment_BS, mine), of_piece(key_segment_BT, keys)))
 
   out_BSKGH = jnp.concatenate(
       [block(mine, keys) for mine, keys in pieces], axis=1)
   return out_BSKGH.reshape(q_BSNH.shape)
+
+
+def _by_key_head(q_BSNH, k_BTKH):
+  """[B, S, K, G, H]."""
+  batch, length, heads, size = q_BSNH.shape
+  kv_heads = k_BTKH.shape[2]
+  return q_BSNH.reshape(batch, length, kv_heads, heads // kv_heads, size)
 
 
 def _attend_cudnn(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
@@ -137,8 +160,9 @@ def _attend_cudnn(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
   del key_position_BT, key_segment_BT  # as the queries'
   length = q_BSNH.shape[1]
   pad = -length % 2  # with a mask, its gradient takes even lengths alone
-  visible_BST = visible(query_position_BS, query_position_BS, window,
-                        query_segment_BS, query_segment_BS)
+  visible_BST = visibility.visible(
+      query_position_BS, query_position_BS, window, query_segment_BS,
+      query_segment_BS)
   out_BSNH = jax.nn.dot_product_attention(
       *(_pad(x, 1, pad) for x in (q_BSNH, k_BTKH, v_BTKH)),
       mask=_pad(_pad(visible_BST, 1, pad), 2, pad)[:, None],
@@ -155,11 +179,9 @@ def _attend_splash(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
   del key_position_BT, key_segment_BT  # as the queries'
   segment_BS = 0 if query_segment_BS is None else query_segment_BS
   segment_BS = jnp.where(query_position_BS >= 0, segment_BS, -1)
-  kv_axes = ('batch', None, 'kv_heads', None)
-  axes = (('batch', None, 'heads', None), kv_axes, kv_axes, ('batch', None))
   return mesh_lib.per_device(
       functools.partial(_splash_piece, window=window, interpret=interpret),
-      axes, q_BSNH, k_BTKH, v_BTKH, segment_BS)
+      _AXES, q_BSNH, k_BTKH, v_BTKH, segment_BS)
 
 
 def _splash_piece(q_BSNH, k_BSKH, v_BSKH, segment_BS, *, window, interpret):

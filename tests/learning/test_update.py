@@ -16,6 +16,7 @@ from tepo_jax.learning import objective
 from tepo_jax.learning import optimizer as optimizer_lib
 from tepo_jax.learning import supervised
 from tepo_jax.learning import update
+from tepo_jax.policy import attention
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import packing
 from tepo_jax.runtime import mesh as mesh_lib
@@ -314,15 +315,20 @@ def _pull_back():
   return jax.jit(jax.value_and_grad(total), compiler_options=QUICK)
 
 
-@pytest.mark.parametrize('packing, microbatch_tokens, remat', [
-    ('none', 100, 'none'), ('segments', 24, 'none'), ('segments', 50, 'full'),
-    ('buckets', 24, 'dots'), ('shared', 24, 'full')])
-def test_first_update_is_reinforce_exactly(packing, microbatch_tokens, remat):
+@pytest.mark.parametrize('packing, microbatch_tokens, remat, short', [
+    ('none', 100, 'none', 256), ('segments', 24, 'none', 256),
+    ('segments', 50, 'full', 256), ('buckets', 24, 'dots', 256),
+    ('shared', 24, 'full', 256), ('segments', 24, 'none', 0),
+    ('shared', 24, 'full', 0)])
+def test_first_update_is_reinforce_exactly(
+    packing, microbatch_tokens, remat, short, monkeypatch):
   """π = π_old: w = 1, ΔH = 0, M = 0, KL = 0 to the last bit (reading 2).
 
   As a run does it: the programs of `steps.make`, fully optimised, the same
-  shapes. The gradient is that of −Σ A ℓ / N.
+  shapes. The gradient is that of −Σ A ℓ / N. Packed rows of more than `short`
+  slots are `packed_attention`'s.
   """
+  monkeypatch.setattr(attention, '_SHORT', short)
   config = _config(packing, 24, microbatch_tokens, remat)
   config.optimizer.max_grad_norm = 1e9
   programs = steps.make(config, MODEL, _mesh(ONE_DEVICE))

@@ -11,6 +11,7 @@ import pytest
 from tepo_jax import errors
 from tepo_jax.policy import attention
 from tepo_jax.policy import plain_attention
+from tepo_jax.policy import visibility
 from tepo_jax.runtime import mesh as mesh_lib
 
 _attend = jax.jit(attention.attend, static_argnames=('window', 'backend'))
@@ -189,14 +190,19 @@ def _by_definition(q, k, v, position, segment, window):
   """Softmax over all the slots at once."""
   k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
   score = jnp.einsum('bsnh,btnh->bnst', q, k) / np.sqrt(q.shape[3])
-  visible = attention.visible(position, position, window, segment, segment)
+  visible = visibility.visible(position, position, window, segment, segment)
   score = jnp.where(visible[:, None], score, -1e30)
   return jnp.einsum('bnst,btnh->bsnh', jax.nn.softmax(score), v)
 
 
+@pytest.mark.parametrize('short', [150, 149])
 @pytest.mark.parametrize('window', [None, 30])
-def test_blocks_of_queries(window):
-  """Three blocks, sequences over their edges, against all keys at once."""
+def test_blocks_of_queries(window, short, monkeypatch):
+  """Three blocks, sequences over their edges, against all keys at once.
+
+  By `plain_attention`, and by `packed_attention` where rows are not short.
+  """
+  monkeypatch.setattr(attention, '_SHORT', short)
   rng = np.random.RandomState(6)
   q = rng.randn(2, 150, 4, 8).astype(np.float32)
   k, v = rng.randn(2, 2, 150, 2, 8).astype(np.float32)
@@ -222,6 +228,46 @@ def test_blocks_of_queries(window):
       lambda *x: _by_definition(*x, position, segment, window))
   jax.tree.map(functools.partial(
       np.testing.assert_allclose, rtol=0, atol=2e-5), got, want)
+
+
+@pytest.mark.parametrize('window,seen', [(None, 192), (32, 128)])
+def test_a_long_packed_row_skips_blocks_that_nobody_sees(window, seen):
+  """NaN as values of a row's first sequence, or of all behind the window's
+  reach, get as far as the blocks that hold them: forward and backward."""
+  length, first = 320, 128
+  rng = np.random.RandomState(7)
+  q, k, v = rng.randn(3, 1, length, 2, 8).astype(np.float32)
+  sizes = first, length - first
+  position = np.concatenate(list(map(np.arange, sizes)))[None]
+  segment = np.repeat(np.arange(2), sizes)[None]
+  behind = np.arange(length) < length - seen
+  v[:, behind] = np.nan
+  last = slice(length - 64, length)  # a block of queries
+
+  def total(q, k, v):
+    out = attention.attend(
+        q, k, v, position, None, window, query_segment_BS=segment)
+    return jnp.sum(out[:, last] ** 2), out
+
+  gradients, out = jax.jit(
+      jax.grad(total, argnums=(0, 1, 2), has_aux=True))(q, k, v)
+  assert np.isfinite(out[:, last]).all()
+  assert np.isnan(out[:, :first]).all()
+  assert np.isfinite(gradients[0][:, last]).all()
+
+
+def test_long_packed_rows_on_a_mesh(monkeypatch):
+  monkeypatch.setattr(attention, '_SHORT', 0)
+  arrays, position, segment = _sequences(4, 2, 8, True)
+  mesh = mesh_lib.make(dict(data=1, fsdp=2, tensor=2))
+  want = attention.attend(
+      *arrays, position, position, 4, 'xla', segment, segment)
+  attend = jax.jit(mesh_lib.under_rules(mesh, functools.partial(
+      attention.attend, window=4)))
+  got = attend(*arrays, position, query_segment_BS=segment)
+  assert got.sharding.shard_shape(got.shape) == (1, 21, 2, 8)
+  np.testing.assert_allclose(
+      np.asarray(got)[position >= 0], want[position >= 0], atol=1e-6)
 
 
 @pytest.mark.parametrize('length,window,pairs', [

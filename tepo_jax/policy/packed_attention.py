@@ -1,0 +1,173 @@
+"""Attention of packed rows on a CPU, at the cost of the sequences in them.
+
+A block of queries goes through the blocks of keys from the first that one of
+them sees up to its own, and no scores are kept (FlashAttention, arXiv
+2205.14135). How many blocks that is, is known on the device only: it depends on
+how sequences lie in a row.
+
+Axes: B rows, S slots of a row, n blocks, s slots of a block of queries, t of a
+block of keys, K key/value heads, G query heads a key/value head, H head size.
+"""
+
+import functools
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from tepo_jax.policy import reductions
+from tepo_jax.policy import visibility
+
+_BLOCK = 64  # slots
+# Of a score; finite, so that a query without a visible key is not NaN.
+_HIDDEN = -1e30
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def attend(window, q_BSKGH, k_BSKH, v_BSKH, position_BS, segment_BS):
+  """softmax(q k^T / sqrt(H)) v over the visible keys, [B, S, K, G, H].
+
+  Keys and queries are the same slots, and inside a sequence positions rise by
+  one a slot. In the dtype of q; scores and softmax are float32.
+  """
+  return _forward(window, q_BSKGH, k_BSKH, v_BSKH, position_BS, segment_BS)[0]
+
+
+def _forward(window, q_BSKGH, *others):
+  rows = _cut(window, q_BSKGH, *others)
+  out_BnKsGH, lse_BnKsG1 = jax.lax.map(
+      functools.partial(_forward_row, window), rows)
+  out_BSKGH = _joined(out_BnKsGH, q_BSKGH)
+  return out_BSKGH, (q_BSKGH, *others, out_BSKGH, lse_BnKsG1)
+
+
+def _backward(window, kept, of_out_BSKGH):
+  """∂s = p (∂p − Σ ∂p p), where Σ ∂p p = Σ ∂out out."""
+  *arrays, out_BSKGH, lse_BnKsG1 = kept
+  q_BSKGH, k_BSKH, v_BSKH = arrays[:3]
+  mean_BSKG1 = jnp.sum(
+      of_out_BSKGH.astype(jnp.float32) * out_BSKGH.astype(jnp.float32),
+      axis=-1, keepdims=True)
+  of_q_BnKsGH, of_k_BnKtH, of_v_BnKtH = jax.lax.map(
+      lambda row: _backward_row(window, *row),
+      (_cut(window, *arrays), lse_BnKsG1, _blocks(mean_BSKG1),
+       _blocks(of_out_BSKGH)))
+  return (_joined(of_q_BnKsGH, q_BSKGH), _joined(of_k_BnKtH, k_BSKH),
+          _joined(of_v_BnKtH, v_BSKH), None, None)
+
+
+attend.defvjp(_forward, _backward)
+
+_product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+
+
+@flax.struct.dataclass
+class _Row:
+  """A row in blocks; of all the rows with B in front.
+
+  first_n: the first block of keys that a block of queries sees.
+  """
+  q_nKsGH: jax.Array
+  k_nKtH: jax.Array
+  v_nKtH: jax.Array
+  position_ns: jax.Array
+  segment_ns: jax.Array
+  first_n: jax.Array
+
+  def scores(self, window, i, j):
+    """Of queries i and keys j, float32 [K, s, G, t]."""
+    visible_1st = visibility.visible(
+        self.position_ns[i, None], self.position_ns[j, None], window,
+        self.segment_ns[i, None], self.segment_ns[j, None])
+    score_KsGt = _product('KsGH,KtH->KsGt', self.q_nKsGH[i], self.k_nKtH[j])
+    return jnp.where(visible_1st[:, :, None],
+                     score_KsGt * self.q_nKsGH.shape[-1] ** -0.5, _HIDDEN)
+
+
+def _cut(window, q_BSKGH, k_BSKH, v_BSKH, position_BS, segment_BS):
+  """_Row of all the rows."""
+  slot_S = jnp.arange(position_BS.shape[1])
+  back_BS = jnp.maximum(position_BS, 0)
+  if window is not None:
+    back_BS = jnp.minimum(back_BS, window - 1)
+  return _Row(
+      *map(_blocks, (q_BSKGH, k_BSKH, v_BSKH)), _blocks(position_BS, -1),
+      _blocks(segment_BS, -1),
+      jnp.min(_blocks(slot_S - back_BS, len(slot_S)), axis=-1) // _BLOCK)
+
+
+def _blocks(x_BS, padding=0):
+  """[B, S, ...] -> [B, n, s], or [B, n, K, s, ...] where there are heads."""
+  widths = [(0, 0)] * x_BS.ndim
+  widths[1] = 0, -x_BS.shape[1] % _BLOCK
+  x_BS = jnp.pad(x_BS, widths, constant_values=padding)
+  x_Bns = x_BS.reshape(len(x_BS), -1, _BLOCK, *x_BS.shape[2:])
+  return x_Bns if x_Bns.ndim == 3 else jnp.swapaxes(x_Bns, 2, 3)
+
+
+def _joined(x_BnKs, like_BSK):
+  """`_blocks` undone."""
+  x_BnsK = jnp.swapaxes(x_BnKs, 2, 3)
+  x_BSK = x_BnsK.reshape(len(x_BnsK), -1, *x_BnsK.shape[3:])
+  return x_BSK[:, :like_BSK.shape[1]].astype(like_BSK.dtype)
+
+
+def _forward_row(window, row):
+  """Outputs, float32 [n, K, s, G, H], and log Σ exp of their scores."""
+  count, *shape = row.q_nKsGH.shape
+
+  def of_block(i):
+    def step(j, carry):
+      most_KsG1, sum_KsG1, total_KsGH = carry
+      score_KsGt = row.scores(window, i, j)
+      new_KsG1 = jnp.maximum(most_KsG1, reductions.row_max(score_KsGt))
+      weight_KsGt = jnp.exp(score_KsGt - new_KsG1)
+      kept_KsG1 = jnp.exp(most_KsG1 - new_KsG1)
+      of_block_KsGH = _product(
+          'KsGt,KtH->KsGH', weight_KsGt.astype(row.v_nKtH.dtype), row.v_nKtH[j])
+      return (
+          new_KsG1,
+          sum_KsG1 * kept_KsG1 + jnp.sum(weight_KsGt, axis=-1, keepdims=True),
+          total_KsGH * kept_KsG1 + of_block_KsGH)
+
+    zeros_KsG1 = jnp.zeros((*shape[:-1], 1))
+    most_KsG1, sum_KsG1, total_KsGH = jax.lax.fori_loop(
+        row.first_n[i], i + 1, step,
+        (zeros_KsG1 + _HIDDEN, zeros_KsG1, jnp.zeros(shape)))
+    return total_KsGH / sum_KsG1, most_KsG1 + jnp.log(sum_KsG1)
+
+  return jax.lax.map(of_block, jnp.arange(count))
+
+
+def _backward_row(window, row, lse_nKsG1, mean_nKsG1, of_out_nKsGH):
+  """Gradients of the queries, keys and values, float32."""
+  dtype, scale = row.q_nKsGH.dtype, row.q_nKsGH.shape[-1] ** -0.5
+
+  def of_block(of_keys, i):
+    def step(j, carry):
+      of_q_KsGH, of_k_nKtH, of_v_nKtH = carry
+      p_KsGt = jnp.exp(row.scores(window, i, j) - lse_nKsG1[i])
+      of_p_KsGt = _product('KsGH,KtH->KsGt', of_out_nKsGH[i], row.v_nKtH[j])
+      of_score_KsGt = (
+          p_KsGt * (of_p_KsGt - mean_nKsG1[i]) * scale).astype(dtype)
+      return (
+          of_q_KsGH + _product('KsGt,KtH->KsGH', of_score_KsGt, row.k_nKtH[j]),
+          _add(of_k_nKtH, j, _product(
+              'KsGt,KsGH->KtH', of_score_KsGt, row.q_nKsGH[i])),
+          _add(of_v_nKtH, j, _product(
+              'KsGt,KsGH->KtH', p_KsGt.astype(dtype), of_out_nKsGH[i])))
+
+    of_q_KsGH, *of_keys = jax.lax.fori_loop(
+        row.first_n[i], i + 1, step,
+        (jnp.zeros(row.q_nKsGH.shape[1:]), *of_keys))
+    return of_keys, of_q_KsGH
+
+  zeros_nKtH = jnp.zeros(row.k_nKtH.shape)
+  (of_k_nKtH, of_v_nKtH), of_q_nKsGH = jax.lax.scan(
+      of_block, [zeros_nKtH, zeros_nKtH], jnp.arange(len(row.q_nKsGH)))
+  return of_q_nKsGH, of_k_nKtH, of_v_nKtH
+
+
+def _add(x_nKtH, j, new_KtH):
+  """In place, in a loop."""
+  return jax.lax.dynamic_update_index_in_dim(x_nKtH, x_nKtH[j] + new_KtH, j, 0)
