@@ -14,7 +14,7 @@ def start(count, program, *arguments, devices=2, **changes):
     probe.bind(('localhost', 0))
     port = probe.getsockname()[1]
   environment = os.environ | {
-      'XLA_FLAGS': os.environ['XLA_FLAGS']
+      'XLA_FLAGS': os.environ.get('XLA_FLAGS', '')
                    + f' --xla_force_host_platform_device_count={devices}',
       'PYTHONPATH': str(runs.ROOT), 'TEPO_MULTIHOST': '1',
       'JAX_COORDINATOR_ADDRESS': f'localhost:{port}',

@@ -39,13 +39,14 @@ def attend(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT=None,
 
   Args:
     q_BSNH: queries, rotated.
-    k_BTKH: keys, rotated; N is a multiple of K, heads n // G share key head.
+    k_BTKH: keys, rotated; N is a multiple of K, heads n // G share key head. A
+      mesh's `tensor` divides both.
     v_BTKH: values.
     query_position_BS: i32, -1 for padding (whose output means nothing).
     key_position_BT: i32, -1 for padding and empty cache slots. None: keys and
       queries are the same slots, and inside a sequence positions rise by one a
       slot (padding before, behind and between sequences is well). xla then
-      computes on half of the square; the others ask for it.
+      computes on half of the square at most; the others ask for it.
     window: how many positions back a query sees, itself included; None: all.
     backend: a name of BACKENDS.
     query_segment_BS, key_segment_BT: i32, which sequence of a packed row a

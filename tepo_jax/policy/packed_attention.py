@@ -19,8 +19,6 @@ from tepo_jax.policy import reductions
 from tepo_jax.policy import visibility
 
 _BLOCK = 64  # slots
-# Of a score; finite, so that a query without a visible key is not NaN.
-_HIDDEN = -1e30
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -81,7 +79,8 @@ class _Row:
         self.segment_ns[i, None], self.segment_ns[j, None])
     score_KsGt = _product('KsGH,KtH->KsGt', self.q_nKsGH[i], self.k_nKtH[j])
     return jnp.where(visible_1st[:, :, None],
-                     score_KsGt * self.q_nKsGH.shape[-1] ** -0.5, _HIDDEN)
+                     score_KsGt * self.q_nKsGH.shape[-1] ** -0.5,
+                     visibility.HIDDEN)
 
 
 def _cut(window, q_BSKGH, k_BSKH, v_BSKH, position_BS, segment_BS):
@@ -93,7 +92,8 @@ def _cut(window, q_BSKGH, k_BSKH, v_BSKH, position_BS, segment_BS):
   return _Row(
       *map(_blocks, (q_BSKGH, k_BSKH, v_BSKH)), _blocks(position_BS, -1),
       _blocks(segment_BS, -1),
-      jnp.min(_blocks(slot_S - back_BS, len(slot_S)), axis=-1) // _BLOCK)
+      jnp.min(_blocks(jnp.maximum(slot_S - back_BS, 0), len(slot_S)), axis=-1)
+      // _BLOCK)
 
 
 def _blocks(x_BS, padding=0):
@@ -113,7 +113,10 @@ def _joined(x_BnKs, like_BSK):
 
 
 def _forward_row(window, row):
-  """Outputs, float32 [n, K, s, G, H], and log Σ exp of their scores."""
+  """Outputs, float32 [n, K, s, G, H], and log Σ exp of their scores.
+
+  The latter is 0 where no key is visible: then no score has a gradient.
+  """
   count, *shape = row.q_nKsGH.shape
 
   def of_block(i):
@@ -133,8 +136,9 @@ def _forward_row(window, row):
     zeros_KsG1 = jnp.zeros((*shape[:-1], 1))
     most_KsG1, sum_KsG1, total_KsGH = jax.lax.fori_loop(
         row.first_n[i], i + 1, step,
-        (zeros_KsG1 + _HIDDEN, zeros_KsG1, jnp.zeros(shape)))
-    return total_KsGH / sum_KsG1, most_KsG1 + jnp.log(sum_KsG1)
+        (zeros_KsG1 + visibility.HIDDEN, zeros_KsG1, jnp.zeros(shape)))
+    return total_KsGH / sum_KsG1, jnp.where(
+        most_KsG1 == visibility.HIDDEN, 0, most_KsG1 + jnp.log(sum_KsG1))
 
   return jax.lax.map(of_block, jnp.arange(count))
 

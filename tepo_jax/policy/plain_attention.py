@@ -14,10 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from tepo_jax.policy import reductions
-
-# Finite, so that a row without a visible key (a padding query) is a uniform
-# average and not NaN, in the gradient too.
-_MASKED = -1e30
+from tepo_jax.policy import visibility
 
 _SMALLEST = 64  # slots of a block
 _MOST = 8  # blocks: they are unrolled
@@ -86,6 +83,7 @@ def _scores(q_BSKGH, k_BTKH, visible_BST):
   score_BKSGT = _product('BSKGH,BTKH->BKSGT', q_BSKGH, k_BTKH)
   # XLA makes a logarithm once, and not again for every head and use, as it
   # does with what visibility is made of. Hidden scores must be finite.
-  bias_BST = jnp.maximum(jnp.log(visible_BST.astype(jnp.float32)), _MASKED)
+  bias_BST = jnp.maximum(
+      jnp.log(visible_BST.astype(jnp.float32)), visibility.HIDDEN)
   return (score_BKSGT * q_BSKGH.shape[-1] ** -0.5
           + bias_BST[:, None, :, None, :])

@@ -3,6 +3,10 @@
 Axes: B completions, S query slots, T key slots.
 """
 
+# A hidden key's score: finite, so that a query without a visible key (padding)
+# is not NaN, nor its gradient.
+HIDDEN = -1e30
+
 
 def visible(query_position_BS, key_position_BT, window=None,
             query_segment_BS=None, key_segment_BT=None):

@@ -10,6 +10,7 @@ import pytest
 
 from tepo_jax import errors
 from tepo_jax.policy import attention
+from tepo_jax.policy import packed_attention
 from tepo_jax.policy import plain_attention
 from tepo_jax.policy import visibility
 from tepo_jax.runtime import mesh as mesh_lib
@@ -207,7 +208,7 @@ def test_blocks_of_queries(window, short, monkeypatch):
   q = rng.randn(2, 150, 4, 8).astype(np.float32)
   k, v = rng.randn(2, 2, 150, 2, 8).astype(np.float32)
   position = np.concatenate([np.arange(90), np.arange(55), np.full(5, -1)])
-  position = np.stack([position, np.arange(150)]).astype(np.int32)
+  position = np.stack([position, 7 + np.arange(150)]).astype(np.int32)
   segment = np.cumsum(position <= 0, axis=1).astype(np.int32)
   real = position[..., None, None] >= 0
   weight = rng.randn(*q.shape)
@@ -256,18 +257,39 @@ def test_a_long_packed_row_skips_blocks_that_nobody_sees(window, seen):
   assert np.isfinite(gradients[0][:, last]).all()
 
 
-def test_long_packed_rows_on_a_mesh(monkeypatch):
+def test_a_slot_that_sees_nothing_has_no_gradient(monkeypatch):
   monkeypatch.setattr(attention, '_SHORT', 0)
+  q, k, v = np.random.RandomState(8).randn(3, 1, 70, 2, 8).astype(np.float32)
+  position = np.where(np.arange(70) < 60, np.arange(70), -1)[None]
+
+  def total(q, k, v):
+    out = attention.attend(
+        q, k, v, position, query_segment_BS=np.zeros_like(position))
+    return jnp.sum(out[position < 0])
+
+  for gradient in jax.jit(jax.grad(total, argnums=(0, 1, 2)))(q, k, v):
+    np.testing.assert_array_equal(gradient, 0)
+
+
+def test_long_packed_rows_on_a_mesh(monkeypatch):
+  """Blocks of 8 of 21 slots, forward and backward."""
   arrays, position, segment = _sequences(4, 2, 8, True)
   mesh = mesh_lib.make(dict(data=1, fsdp=2, tensor=2))
-  want = attention.attend(
-      *arrays, position, position, 4, 'xla', segment, segment)
-  attend = jax.jit(mesh_lib.under_rules(mesh, functools.partial(
-      attention.attend, window=4)))
-  got = attend(*arrays, position, query_segment_BS=segment)
-  assert got.sharding.shard_shape(got.shape) == (1, 21, 2, 8)
-  np.testing.assert_allclose(
-      np.asarray(got)[position >= 0], want[position >= 0], atol=1e-6)
+
+  def total(q, k, v):
+    out = attention.attend(
+        q, k, v, position, window=9, query_segment_BS=segment)
+    return jnp.sum(jnp.where(position[..., None, None] >= 0, out, 0) ** 2), out
+
+  gradients = jax.grad(total, argnums=(0, 1, 2), has_aux=True)
+  want, out = gradients(*arrays)
+  monkeypatch.setattr(attention, '_SHORT', 0)
+  monkeypatch.setattr(packed_attention, '_BLOCK', 8)
+  got, packed = jax.jit(mesh_lib.under_rules(mesh, gradients))(*arrays)
+  assert packed.sharding.shard_shape(packed.shape) == (1, 21, 2, 8)
+  for a, b in zip((*got, packed), (*want, out)):
+    np.testing.assert_allclose(
+        np.asarray(a)[position >= 0], b[position >= 0], atol=1e-5)
 
 
 @pytest.mark.parametrize('length,window,pairs', [
