@@ -44,6 +44,18 @@ def require(*names: str) -> None:
             f'pip install {PEERS[name]}')
 
 
+def require_group(library: str, workload: workload_lib.Workload) -> None:
+  """Refuses groups of one for a library whose advantages need two.
+
+  Raises:
+    errors.InputError: says so.
+  """
+  if workload.samples < 2:
+    raise errors.InputError(
+        f'--peer={library.lower()}: config.rollout.samples=1, and {library} '
+        'takes two or more')
+
+
 def torch_model(model: transformer.ModelConfig):
   """The Qwen3 of that shape in transformers: fp32, random weights."""
   import transformers

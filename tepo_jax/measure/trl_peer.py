@@ -13,7 +13,6 @@ import torch
 import transformers
 import trl
 
-from tepo_jax import errors
 from tepo_jax.learning import update
 from tepo_jax.measure import peers
 from tepo_jax.measure import workload as workload_lib
@@ -94,9 +93,7 @@ def _arguments(workload: workload_lib.Workload,
                optimizer: ml_collections.ConfigDict, folder: str
                ) -> trl.GRPOConfig:
   """The workload's work in fp32, all of it in one batch."""
-  if workload.samples < 2:
-    raise errors.InputError(
-        '--peer=trl: config.rollout.samples=1, and TRL takes two or more')
+  peers.require_group('TRL', workload)
   # The model's own config, made for updates, would generate without a cache.
   return trl.GRPOConfig(
       folder, use_cpu=True, bf16=False, activation_checkpointing=False,

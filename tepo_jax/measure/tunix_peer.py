@@ -13,7 +13,6 @@ from tunix.rl import rl_cluster
 from tunix.rl.grpo import grpo_learner
 from tunix.rl.rollout import base_rollout
 
-from tepo_jax import errors
 from tepo_jax.learning import optimizer as optimizer_lib
 from tepo_jax.learning import update
 from tepo_jax.measure import peers
@@ -133,9 +132,7 @@ def _cluster_config(workload: workload_lib.Workload,
 
 
 def _algorithm(workload: workload_lib.Workload) -> grpo_learner.GRPOConfig:
-  if workload.samples < 2:
-    raise errors.InputError(
-        '--peer=tunix: config.rollout.samples=1, and Tunix takes two or more')
+  peers.require_group('Tunix', workload)
   # With one iteration the rollout would not be scored.
   return grpo_learner.GRPOConfig(
       num_generations=workload.samples, num_iterations=2, beta=0.0)

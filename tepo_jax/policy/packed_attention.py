@@ -15,6 +15,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from tepo_jax.policy import plain_attention
 from tepo_jax.policy import reductions
 from tepo_jax.policy import visibility
 
@@ -43,9 +44,7 @@ def _backward(window, kept, of_out_BSKGH):
   """∂s = p (∂p − Σ ∂p p), where Σ ∂p p = Σ ∂out out."""
   *arrays, out_BSKGH, lse_BnKsG1 = kept
   q_BSKGH, k_BSKH, v_BSKH = arrays[:3]
-  mean_BSKG1 = jnp.sum(
-      of_out_BSKGH.astype(jnp.float32) * out_BSKGH.astype(jnp.float32),
-      axis=-1, keepdims=True)
+  mean_BSKG1 = plain_attention.gradient_mean(out_BSKGH, of_out_BSKGH)
   of_q_BnKsGH, of_k_BnKtH, of_v_BnKtH = jax.lax.map(
       lambda row: _backward_row(window, *row),
       (_cut(window, *arrays), lse_BnKsG1, _blocks(mean_BSKG1),
@@ -56,7 +55,7 @@ def _backward(window, kept, of_out_BSKGH):
 
 attend.defvjp(_forward, _backward)
 
-_product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+_product = plain_attention.product
 
 
 @flax.struct.dataclass

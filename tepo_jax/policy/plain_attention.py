@@ -46,7 +46,7 @@ def _forward(q_BSKGH, k_BTKH, v_BTKH, visible_BST):
   most_BKSG1 = reductions.row_max(score_BKSGT)
   weight_BKSGT = jnp.exp(score_BKSGT - most_BKSG1)
   sum_BKSG1 = jnp.sum(weight_BKSGT, axis=-1, keepdims=True)
-  total_BKSGH = _product('BKSGT,BTKH->BKSGH', weight_BKSGT.astype(
+  total_BKSGH = product('BKSGT,BTKH->BKSGH', weight_BKSGT.astype(
       q_BSKGH.dtype), v_BTKH)
   out_BSKGH = jnp.moveaxis(
       (total_BKSGH / sum_BKSG1).astype(q_BSKGH.dtype), 1, 2)
@@ -60,27 +60,33 @@ def _backward(kept, of_out_BSKGH):
   dtype, scale = q_BSKGH.dtype, q_BSKGH.shape[-1] ** -0.5
   p_BKSGT = jnp.exp(
       _scores(q_BSKGH, k_BTKH, visible_BST) - most_BKSG1) / sum_BKSG1
-  of_v_BTKH = _product('BKSGT,BSKGH->BTKH', p_BKSGT.astype(dtype), of_out_BSKGH)
-  of_p_BKSGT = _product('BSKGH,BTKH->BKSGT', of_out_BSKGH, v_BTKH)
-  mean_BSKG1 = jnp.sum(
-      of_out_BSKGH.astype(jnp.float32) * out_BSKGH.astype(jnp.float32),
-      axis=-1, keepdims=True)
+  of_v_BTKH = product('BKSGT,BSKGH->BTKH', p_BKSGT.astype(dtype), of_out_BSKGH)
+  of_p_BKSGT = product('BSKGH,BTKH->BKSGT', of_out_BSKGH, v_BTKH)
+  mean_BSKG1 = gradient_mean(out_BSKGH, of_out_BSKGH)
   of_score_BKSGT = (
       p_BKSGT * (of_p_BKSGT - jnp.moveaxis(mean_BSKG1, 1, 2)) * scale
   ).astype(dtype)
-  of_q_BSKGH = _product('BKSGT,BTKH->BSKGH', of_score_BKSGT, k_BTKH)
-  of_k_BTKH = _product('BKSGT,BSKGH->BTKH', of_score_BKSGT, q_BSKGH)
+  of_q_BSKGH = product('BKSGT,BTKH->BSKGH', of_score_BKSGT, k_BTKH)
+  of_k_BTKH = product('BKSGT,BSKGH->BTKH', of_score_BKSGT, q_BSKGH)
   return (of_q_BSKGH.astype(dtype), of_k_BTKH.astype(k_BTKH.dtype),
           of_v_BTKH.astype(v_BTKH.dtype), None)
 
 
 attend.defvjp(_forward, _backward)
 
-_product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+# Sums in float32, whatever is multiplied.
+product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+
+
+def gradient_mean(out_BSKGH, of_out_BSKGH):
+  """Σ ∂out out = Σ ∂p p, the mean of ∂p under p: float32 [B, S, K, G, 1]."""
+  return jnp.sum(
+      of_out_BSKGH.astype(jnp.float32) * out_BSKGH.astype(jnp.float32),
+      axis=-1, keepdims=True)
 
 
 def _scores(q_BSKGH, k_BTKH, visible_BST):
-  score_BKSGT = _product('BSKGH,BTKH->BKSGT', q_BSKGH, k_BTKH)
+  score_BKSGT = product('BSKGH,BTKH->BKSGT', q_BSKGH, k_BTKH)
   # XLA makes a logarithm once, and not again for every head and use, as it
   # does with what visibility is made of. Hidden scores must be finite.
   bias_BST = jnp.maximum(

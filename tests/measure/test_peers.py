@@ -101,12 +101,7 @@ def test_trl_steps_on_the_workloads_prompts(case):
 
 
 def test_trl_takes_no_group_of_one(trl_peer):
-  config = _config()
-  config.rollout.samples = 1
-  workload = workload_lib.of(config)
-  with pytest.raises(errors.InputError, match='rollout.samples'):
-    trl_peer.TrlUpdate(
-        workload, updating.random_batch(workload), config.optimizer)
+  _takes_no_group_of_one(trl_peer.TrlUpdate)
 
 
 @pytest.fixture(name='tunix_peer', scope='module')
@@ -206,9 +201,12 @@ def test_tunix_steps_on_the_workloads_prompts(beside_ours, monkeypatch):
 
 
 def test_tunix_takes_no_group_of_one(tunix_peer):
+  _takes_no_group_of_one(tunix_peer.TunixUpdate)
+
+
+def _takes_no_group_of_one(peer):
   config = _config()
   config.rollout.samples = 1
   workload = workload_lib.of(config)
   with pytest.raises(errors.InputError, match='rollout.samples'):
-    tunix_peer.TunixUpdate(
-        workload, updating.random_batch(workload), config.optimizer)
+    peer(workload, updating.random_batch(workload), config.optimizer)
