@@ -37,6 +37,8 @@ _COMPILER_OPTIONS = {'xla_allow_excess_precision': False}
 _COMPILER_OPTIONS_CPU = {'xla_cpu_experimental_ynn_fusion_type':
                          'LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT'}
 
+_LOOK = 4  # steps that shards decode between two counts of their live rows
+
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
@@ -207,6 +209,10 @@ def make_sampling(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
   cache, prompts = (cache_shardings(model, mesh, rows)
                     for rows in ('batch', None))
   replicated = mesh_lib.replicated(mesh)
+  decode = functools.partial(
+      engine.decode, model, chunk=chunk, decoding=decoding, eos_ids=eos_ids)
+  if mesh_lib.batch_shards(mesh) > 1:
+    decode = _by_batch_shard(mesh, decode)
 
   def jit(function, **options):
     # Without the options that the updates need: they halve the rate on a CPU.
@@ -224,10 +230,19 @@ def make_sampling(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
                   out_shardings=prompts),
       insert=jit(engine.insert, donate_argnums=0, out_shardings=cache),
       relay=_Relay(jit, cache),
-      decode=jit(functools.partial(
-          engine.decode, model, chunk=chunk, decoding=decoding,
-          eos_ids=eos_ids), donate_argnums=1,
-                 out_shardings=(cache, replicated)))
+      decode=jit(decode, donate_argnums=1, out_shardings=(cache, replicated)))
+
+
+def _by_batch_shard(mesh, decode):
+  """Shards with slots of their own, which count the live rows together."""
+  rows, whole = ('batch',), ()
+  cache = transformer.KVCache(rows, rows, rows, whole)
+  return mesh_lib.by_batch_shard(
+      mesh, functools.partial(
+          decode, total=mesh_lib.total_over_batch, look=_LOOK),
+      in_axes=(whole, cache, rows, whole, whole, whole),
+      out_axes=(cache, engine.Chunk(rows, rows, rows, rows, rows, whole)),
+      rules=mesh_lib.DECODE_RULES)
 
 
 def cache_shardings(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,

@@ -12,6 +12,7 @@ prefill · P prompt columns · R rows inserted · V vocabulary; K, H as in
 `transformer`.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.struct
@@ -116,8 +117,9 @@ def relay(array: jax.Array, row_M: jax.Array, shift: jax.Array, *, axis: int,
 def decode(config: transformer.ModelConfig, params: Any,
            cache: transformer.KVCache, rows: Rows, key: jax.Array,
            steps: jax.Array, enough: jax.Array, *, chunk: int,
-           decoding: draw_lib.Decoding, eos_ids: tuple[int, ...]
-           ) -> tuple[transformer.KVCache, Chunk]:
+           decoding: draw_lib.Decoding, eos_ids: tuple[int, ...],
+           total: Callable[[jax.Array], jax.Array] = lambda count: count,
+           look: int = 1) -> tuple[transformer.KVCache, Chunk]:
   """Draws tokens until `steps` are done or at most `enough` rows are live.
 
   Args:
@@ -126,18 +128,23 @@ def decode(config: transformer.ModelConfig, params: Any,
     rows: of the slots. key: of (seed, rollout step).
     steps: at most `chunk`. enough: see above.
     chunk, decoding, eos_ids: static.
+    total: sums a count over the devices, where each has slots of its own.
+    look: steps from one count of the live rows to the next.
   """
   rows = jax.tree.map(jnp.asarray, rows)
   key_N = draw_lib.row_keys(key, rows.prompt_id, rows.sample)
   eos = jnp.array(eos_ids, jnp.int32)
   slots = rows.token.shape[0]
 
+  def many(live_N):
+    return total(jnp.sum(live_N)) > enough
+
   def unfinished(loop):
-    _, _, drawn = loop
-    return (drawn.steps < steps) & (jnp.sum(drawn.live_N) > enough)
+    _, _, drawn, wanted = loop
+    return (drawn.steps < steps) & wanted
 
   def step(loop):
-    cache, token_N, drawn = loop
+    cache, token_N, drawn, wanted = loop
     position_N = jnp.where(drawn.live_N, rows.start + drawn.length_N - 1, -1)
     hidden_N1D, cache = transformer.forward(
         config, params, token_N[:, None], position_N[:, None], cache)
@@ -148,20 +155,23 @@ def decode(config: transformer.ModelConfig, params: Any,
     token_N = jnp.where(live_N, token_N, 0)
     length_N = drawn.length_N + live_N
     ended_N = live_N & jnp.isin(token_N, eos)
-    return cache, token_N, Chunk(
+    drawn = Chunk(
         token_NC=_write(drawn.token_NC, token_N, drawn.steps),
         logp_NC=_write(
             drawn.logp_NC, jnp.where(live_N, logp_N, 0), drawn.steps),
         length_N=length_N, ended_N=drawn.ended_N | ended_N,
         live_N=live_N & ~ended_N & (length_N < rows.limit),
         steps=drawn.steps + 1)
+    wanted = jax.lax.cond(
+        drawn.steps % look == 0, many, lambda _: wanted, drawn.live_N)
+    return cache, token_N, drawn, wanted
 
   drawn = Chunk(
       jnp.zeros((slots, chunk), jnp.int32),
       jnp.zeros((slots, chunk), jnp.float32), rows.length,
       jnp.zeros(slots, bool), rows.live, jnp.int32(0))
-  cache, _, drawn = jax.lax.while_loop(
-      unfinished, step, (cache, rows.token, drawn))
+  cache, _, drawn, _ = jax.lax.while_loop(
+      unfinished, step, (cache, rows.token, drawn, many(rows.live)))
   return cache, drawn
 
 

@@ -232,14 +232,15 @@ class _Run:
 
   def decode(self) -> engine.Chunk:
     """Starts a chunk; its end is not waited for."""
-    slots = len(self.rows.live)
+    slots, rows = len(self.rows.live), self.rows
     if self._waits():
       enough = slots - self.shapes.refill
     else:
       enough = max((n for n in self.shapes.slots if n < slots), default=0)
-    steps = min(self.shapes.chunk, self.columns - self.index)
+    longest = int((rows.limit - rows.length)[rows.live].max())
+    steps = min(self.shapes.chunk, self.columns - self.index, longest)
     self.cache, chunk = self.programs.decode(
-        self.weights, self.cache, self.rows, self.key, steps, enough)
+        self.weights, self.cache, rows, self.key, steps, enough)
     return chunk
 
   def harvest(self, chunk: engine.Chunk) -> list[Completion]:

@@ -8,6 +8,7 @@ optimiser state (the batch is split over data and fsdp together); `tensor`
 shards of the vocabulary, heads and feed-forward width.
 """
 
+import contextlib
 import contextvars
 import functools
 import math
@@ -114,17 +115,55 @@ def under_rules(mesh: jax.sharding.Mesh, function: Callable, rules=RULES
   """
   @functools.wraps(function)
   def wrapped(*args, **kwargs):
-    named = [(name, axes) for name, axes in rules.items() if name is not None]
-    token = _IN_FORCE.set((mesh, rules))
-    try:
-      # Flax looks for an abstract mesh; without one it drops the constraints.
-      with (jax.sharding.use_abstract_mesh(mesh.abstract_mesh),
-            nn.logical_axis_rules(named)):
-        return function(*args, **kwargs)
-    finally:
-      _IN_FORCE.reset(token)
+    # Flax looks for an abstract mesh; without one it drops the constraints.
+    with (jax.sharding.use_abstract_mesh(mesh.abstract_mesh),
+          _in_force(mesh, rules)):
+      return function(*args, **kwargs)
 
   return wrapped
+
+
+@contextlib.contextmanager
+def _in_force(mesh, rules):
+  token = _IN_FORCE.set((mesh, rules))
+  try:
+    with nn.logical_axis_rules(
+        [(name, axes) for name, axes in rules.items() if name is not None]):
+      yield
+  finally:
+    _IN_FORCE.reset(token)
+
+
+def by_batch_shard(mesh: jax.sharding.Mesh, function: Callable, in_axes,
+                   out_axes, rules=RULES) -> Callable:
+  """`function` of a shard of the batch, on all the shards at one time.
+
+  They do not wait for each other but in `total_over_batch`. Inside a shard
+  the rules hold as ever, `batch` being whole there. Under `under_rules`.
+
+  Args:
+    in_axes, out_axes: of arguments and results, or of their subtrees:
+      ('batch',) is cut along axis 0, () is whole everywhere.
+  """
+  cut = RULES['batch']
+
+  def specs(axes_tree):
+    return jax.tree.map(
+        lambda axes: jax.sharding.PartitionSpec(*(cut for _ in axes)),
+        axes_tree, is_leaf=_is_axes)
+
+  def local(*args):
+    with _in_force(mesh, {**rules, 'batch': None}):
+      return function(*args)
+
+  return jax.shard_map(
+      local, mesh=mesh, in_specs=specs(in_axes), out_specs=specs(out_axes),
+      axis_names=set(cut), check_vma=False)
+
+
+def total_over_batch(x: jax.Array) -> jax.Array:
+  """The sum of what each shard of the batch has, in `by_batch_shard`."""
+  return jax.lax.psum(x, RULES['batch'])
 
 
 def per_device(function: Callable, axes: Sequence[tuple[str | None, ...]],
