@@ -208,11 +208,15 @@ def make_sampling(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
   """The functions of `engine`, jitted: slots over data and fsdp."""
   cache, prompts = (cache_shardings(model, mesh, rows)
                     for rows in ('batch', None))
-  replicated = mesh_lib.replicated(mesh)
+  # What was drawn goes to the host: of devices that it sees, as it lies there.
+  drawn = mesh_lib.replicated(mesh)
   decode = functools.partial(
       engine.decode, model, chunk=chunk, decoding=decoding, eos_ids=eos_ids)
   if mesh_lib.batch_shards(mesh) > 1:
     decode = _by_batch_shard(mesh, decode)
+    if not mesh.is_multi_process:
+      rows = mesh_lib.batch_sharding(mesh)
+      drawn = engine.Chunk(rows, rows, rows, rows, rows, drawn)
 
   def jit(function, **options):
     # Without the options that the updates need: they halve the rate on a CPU.
@@ -230,7 +234,7 @@ def make_sampling(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
                   out_shardings=prompts),
       insert=jit(engine.insert, donate_argnums=0, out_shardings=cache),
       relay=_Relay(jit, cache),
-      decode=jit(decode, donate_argnums=1, out_shardings=(cache, replicated)))
+      decode=jit(decode, donate_argnums=1, out_shardings=(cache, drawn)))
 
 
 def _by_batch_shard(mesh, decode):

@@ -121,6 +121,35 @@ def _on_mesh(engine, slots, mesh):
   return engine(slots=slots, mesh=mesh_lib.make(shape, jax.devices()))
 
 
+@pytest.mark.parametrize('shape, enough, steps', [
+    (dict(data=2), 8, 4), (dict(data=2), 7, 8), (dict(data=2), 0, 8),
+    (dict(), 8, 2), (dict(), 7, 7)], ids=str)
+def test_shards_count_their_live_rows_together(
+    make_engine, params, shape, enough, steps):
+  """8 rows end at 2 tokens, the first shard's, 8 at 7: every fourth step is
+  looked at, with a single shard every one."""
+  shape = dict(data=1, fsdp=1, tensor=1) | shape
+  engine = make_engine(
+      MODEL, params, slots=16, prompt_tokens=4, max_tokens=20, chunk=20,
+      mesh=mesh_lib.make(shape, jax.devices()[:shape['data']]))
+  programs = engine.schedule.programs
+  rows = schedule.no_rows(16)
+  rows = rows.replace(live=~rows.live, start=rows.start + 1,
+                      limit=np.repeat([2, 7], 8).astype(np.int32))
+  _, chunk = programs.decode(
+      engine.weights, programs.empty(16, 24, 0), rows, jax.random.key(0), 20,
+      enough)
+  assert chunk.steps == steps
+  np.testing.assert_array_equal(
+      chunk.length_N, np.minimum(rows.limit, steps))
+  np.testing.assert_array_equal(chunk.live_N, rows.limit > steps)
+
+
+def test_no_step_is_done_behind_the_last_token(engine):
+  _, stats = _sample(_on_mesh(engine, 64, (('data', 4),)), group_size=8)
+  assert stats.steps == T
+
+
 def test_draws_depend_on_key_prompt_and_sample_alone(engine, free):
   """Not on the order of the prompts, their number, G, or the limit."""
   some = {name: c for name, c in free.items() if name[0] in (2, 3, 123456)}

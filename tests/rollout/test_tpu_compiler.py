@@ -27,8 +27,14 @@ MODEL = transformer.ModelConfig(
 @pytest.fixture(scope='module')
 def compiled():
   """A chunk of decoding on four chips of v5p, tensor-parallel."""
-  devices = chips.topology('v5p:2x2x1').devices
-  mesh = mesh_lib.make({'data': 1, 'fsdp': 1, 'tensor': 4}, devices)
+  return _compiled('v5p:2x2x1', 1)
+
+
+def _compiled(slice_, shards):
+  """SLOTS slots for each group of four chips."""
+  devices = chips.topology(slice_).devices
+  mesh = mesh_lib.make({'data': 1, 'fsdp': shards, 'tensor': 4}, devices)
+  slots = shards * SLOTS
   programs = steps.make_sampling(
       MODEL, mesh, decoding=draw.Decoding(), eos_ids=(0,), chunk=32)
 
@@ -39,8 +45,8 @@ def compiled():
   weights = jax.eval_shape(lambda p: transformer.for_decoding(p, 'tpu'),
                            transformer.abstract_params(MODEL, 'bfloat16'))
   cache = jax.eval_shape(lambda: transformer.init_decoding_cache(
-      MODEL, SLOTS, COLUMNS, MODEL.dtype))
-  host = (schedule.no_rows(SLOTS), jax.eval_shape(jax.random.key, 0),
+      MODEL, slots, COLUMNS, MODEL.dtype))
+  host = (schedule.no_rows(slots), jax.eval_shape(jax.random.key, 0),
           np.int32(0), np.int32(0))
   return programs.decode.lower(
       abstract(weights, steps.decode_shardings(MODEL, mesh)),
@@ -75,3 +81,11 @@ def test_the_cache_is_updated_in_place(compiled):
   cache = 2 * MODEL.num_layers * SLOTS * COLUMNS * 128 * 2
   assert memory.alias_size_in_bytes >= cache
   assert memory.temp_size_in_bytes < cache / 2 / MODEL.num_layers * 2
+
+
+def test_a_shard_of_the_batch_costs_what_it_costs_alone(compiled):
+  """Shards go on by themselves: no chip reads more than without the other."""
+  alone, shard = (cost.of(program.as_text()).hbm_bytes
+                  for program in (compiled, _compiled('v5p:2x2x2', 2)))
+  assert alone < 1.01 * shard
+  assert shard < 1.01 * alone

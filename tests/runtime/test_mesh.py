@@ -86,6 +86,24 @@ def test_logical_constraints_hold_under_the_rules():
   assert '[{"data", "fsdp"}, {}]' in constraint
 
 
+def test_shards_of_the_batch_compute_by_themselves():
+  mesh = mesh_lib.make({'data': 2, 'fsdp': 1, 'tensor': 2})
+  inside = []
+
+  def function(scale, x_MD):
+    inside.append(x_MD.shape)
+    x_MD = nn.with_logical_constraint(x_MD, ('batch', 'mlp'))
+    return scale * x_MD, mesh_lib.total_over_batch(x_MD[0, 0])
+
+  cut = mesh_lib.by_batch_shard(
+      mesh, function, in_axes=((), ('batch',)), out_axes=(('batch',), ()))
+  x_MD = np.arange(12, dtype=np.float32).reshape(4, 3)
+  scaled_MD, total = jax.jit(mesh_lib.under_rules(mesh, cut))(3., x_MD)
+  np.testing.assert_array_equal(scaled_MD, 3 * x_MD)
+  assert total == 0 + 6  # the first entries of rows 0 and 2
+  assert set(inside) == {(2, 3)}
+
+
 def test_check_names_the_tensor_the_dimension_and_the_axis():
   mesh = mesh_lib.make({'data': 1, 'fsdp': 1, 'tensor': 4})
   mesh_lib.check(mesh, AXES, _abstract(bias=(3, 4)))
