@@ -37,8 +37,6 @@ _COMPILER_OPTIONS = {'xla_allow_excess_precision': False}
 _COMPILER_OPTIONS_CPU = {'xla_cpu_experimental_ynn_fusion_type':
                          'LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT'}
 
-_LOOK = 4  # steps that shards decode between two counts of their live rows
-
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
@@ -208,7 +206,7 @@ def make_sampling(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
   """The functions of `engine`, jitted: slots over data and fsdp."""
   cache, prompts = (cache_shardings(model, mesh, rows)
                     for rows in ('batch', None))
-  # What was drawn goes to the host: of devices that it sees, as it lies there.
+  # The host fetches what was drawn: piece by piece, where it sees all devices.
   drawn = mesh_lib.replicated(mesh)
   decode = functools.partial(
       engine.decode, model, chunk=chunk, decoding=decoding, eos_ids=eos_ids)
@@ -243,7 +241,7 @@ def _by_batch_shard(mesh, decode):
   cache = transformer.KVCache(rows, rows, rows, whole)
   return mesh_lib.by_batch_shard(
       mesh, functools.partial(
-          decode, total=mesh_lib.total_over_batch, look=_LOOK),
+          decode, total=mesh_lib.total_over_batch, look=engine.LOOK),
       in_axes=(whole, cache, rows, whole, whole, whole),
       out_axes=(cache, engine.Chunk(rows, rows, rows, rows, rows, whole)),
       rules=mesh_lib.DECODE_RULES)

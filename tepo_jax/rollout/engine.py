@@ -22,6 +22,8 @@ from jax import numpy as jnp
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw as draw_lib
 
+LOOK = 4  # steps that shards go from one count of their live rows to the next
+
 
 @flax.struct.dataclass
 class Rows:

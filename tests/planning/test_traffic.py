@@ -37,7 +37,9 @@ def test_ragged_lengths_shrink_the_batch():
 
 def test_steps_end_when_enough_rows_are_done():
   left = np.array([3, 9, 5, 1])
-  assert traffic._steps(left, 8, 0) == 8
-  assert traffic._steps(left, 20, 0) == 9
-  assert traffic._steps(left, 20, 2) == 3
-  assert traffic._steps(left, 20, 4) == 0
+  assert traffic._steps(left, 8, 0, 1) == 8
+  assert traffic._steps(left, 20, 0, 1) == 9
+  assert traffic._steps(left, 20, 2, 1) == 3
+  assert traffic._steps(left, 20, 4, 1) == 0
+  assert traffic._steps(left, 20, 2, 4) == 4
+  assert traffic._steps(left, 10, 0, 4) == 10
