@@ -206,15 +206,15 @@ def make_sampling(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
   """The functions of `engine`, jitted: slots over data and fsdp."""
   cache, prompts = (cache_shardings(model, mesh, rows)
                     for rows in ('batch', None))
-  # The host fetches what was drawn: piece by piece, where it sees all devices.
-  drawn = mesh_lib.replicated(mesh)
+  whole = drawn = mesh_lib.replicated(mesh)
   decode = functools.partial(
       engine.decode, model, chunk=chunk, decoding=decoding, eos_ids=eos_ids)
   if mesh_lib.batch_shards(mesh) > 1:
-    decode = _by_batch_shard(mesh, decode)
+    decode = _decode_by_shard(mesh, decode)
     if not mesh.is_multi_process:
+      # The host sees every device: they need not gather what they drew.
       rows = mesh_lib.batch_sharding(mesh)
-      drawn = engine.Chunk(rows, rows, rows, rows, rows, drawn)
+      drawn = engine.Chunk(rows, rows, rows, rows, rows, whole)
 
   def jit(function, **options):
     # Without the options that the updates need: they halve the rate on a CPU.
@@ -235,16 +235,16 @@ def make_sampling(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
       decode=jit(decode, donate_argnums=1, out_shardings=(cache, drawn)))
 
 
-def _by_batch_shard(mesh, decode):
+def _decode_by_shard(mesh, decode):
   """Shards with slots of their own, which count the live rows together."""
   rows, whole = ('batch',), ()
   cache = transformer.KVCache(rows, rows, rows, whole)
   return mesh_lib.by_batch_shard(
       mesh, functools.partial(
-          decode, total=mesh_lib.total_over_batch, look=engine.LOOK),
+          decode, total=mesh_lib.total_over_batch,
+          count_every=engine.count_every(mesh_lib.batch_shards(mesh))),
       in_axes=(whole, cache, rows, whole, whole, whole),
-      out_axes=(cache, engine.Chunk(rows, rows, rows, rows, rows, whole)),
-      rules=mesh_lib.DECODE_RULES)
+      out_axes=(cache, engine.Chunk(rows, rows, rows, rows, rows, whole)))
 
 
 def cache_shardings(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,

@@ -178,15 +178,18 @@ def _prefill(engine, workload):
 
 
 def _decode_steps(engine, workload):
-  """A decode step at several sizes: seconds, and bytes against the floor."""
+  """A decode step at several sizes: seconds, and a device's bytes against the
+  floor."""
   shapes = engine.plan(engine.rows).shapes
-  weights = sum(x.nbytes for x in jax.tree.leaves(engine.weights))
+  weights = sum(x.addressable_shards[0].data.nbytes
+                for x in jax.tree.leaves(engine.weights))
+  shards = mesh_lib.batch_shards(engine.mesh)
   for count in shapes.slots:
     for columns in shapes.columns:
       seconds, accessed = _decode_step(engine, count, columns, workload.rounds)
       name = f'sampling/decode_step/{count}_slots_{columns}_columns'
       yield timing.summary(f'{name}/seconds', seconds, 's')
-      floor = weights + count * slots.slot_bytes(
+      floor = weights + count // shards * slots.slot_bytes(
           workload.model, engine.mesh, columns)
       yield timing.Measurement(f'{name}/bytes', accessed, 'byte')
       yield timing.Measurement(f'{name}/bytes_over_floor', accessed / floor,

@@ -36,7 +36,6 @@ def of_rollout(workload: workload_lib.Workload, shapes: schedule.Shapes
                ) -> collections.Counter:
   """Runs of each Shape in a rollout; of 'decode', tokens a slot (steps)."""
   counts = collections.Counter()
-  look = engine.LOOK if shapes.shards > 1 else 1
   length_B = workload.lengths(workload.prompts * workload.samples).reshape(
       workload.prompts, workload.samples)
 
@@ -65,7 +64,8 @@ def of_rollout(workload: workload_lib.Workload, shapes: schedule.Shapes
     del weights, key
     length_N = length_B[rows.prompt_id, rows.sample]
     left_N = np.where(rows.live, length_N - rows.length, 0)
-    steps = _steps(left_N[rows.live], steps, enough, look)
+    steps = _steps(left_N[rows.live], steps, enough,
+                   engine.count_every(shapes.shards))
     counts[Shape('decode', *cache.position.shape)] += steps
     drawn_N = np.minimum(left_N, steps)
     live_N = rows.live & (left_N > steps)
@@ -89,9 +89,9 @@ def _cache(rows, columns):
   return _Cache(np.broadcast_to(np.int32(-1), (rows, columns)))
 
 
-def _steps(left, most, enough, look):
-  """Steps until `most` are done, or every `look`-th sees at most `enough` rows
-  live."""
+def _steps(left, most, enough, count_every):
+  """Steps until `most` are done, or a multiple of `count_every` of them leaves
+  at most `enough` rows live."""
   ends = np.sort(left)[::-1]
   stop = ends[enough] if enough < len(ends) else 0
-  return int(min(most, stop + -stop % look))
+  return int(min(most, stop + -stop % count_every))

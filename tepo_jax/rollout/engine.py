@@ -22,7 +22,7 @@ from jax import numpy as jnp
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw as draw_lib
 
-LOOK = 4  # steps that shards go from one count of their live rows to the next
+_COUNT_EVERY = 4  # steps, where a count is a word between several shards
 
 
 @flax.struct.dataclass
@@ -120,33 +120,34 @@ def decode(config: transformer.ModelConfig, params: Any,
            cache: transformer.KVCache, rows: Rows, key: jax.Array,
            steps: jax.Array, enough: jax.Array, *, chunk: int,
            decoding: draw_lib.Decoding, eos_ids: tuple[int, ...],
-           total: Callable[[jax.Array], jax.Array] = lambda count: count,
-           look: int = 1) -> tuple[transformer.KVCache, Chunk]:
-  """Draws tokens until `steps` are done or at most `enough` rows are live.
+           count_every: int = 1,
+           total: Callable[[jax.Array], jax.Array] = lambda count: count
+           ) -> tuple[transformer.KVCache, Chunk]:
+  """Draws tokens until `steps` are done or a count finds few live rows.
 
   Args:
     config, params: the policy, `params` of `transformer.for_decoding`.
     cache: with room for `steps` columns.
     rows: of the slots. key: of (seed, rollout step).
-    steps: at most `chunk`. enough: see above.
+    steps: at most `chunk`. enough: live rows that are few.
     chunk, decoding, eos_ids: static.
-    total: sums a count over the devices, where each has slots of its own.
-    look: steps from one count of the live rows to the next.
+    count_every: of `count_every`; there is a count before the first step too.
+    total: sums over the shards of the batch, where each has its own slots.
   """
   rows = jax.tree.map(jnp.asarray, rows)
   key_N = draw_lib.row_keys(key, rows.prompt_id, rows.sample)
   eos = jnp.array(eos_ids, jnp.int32)
   slots = rows.token.shape[0]
 
-  def many(live_N):
+  def count(live_N):
     return total(jnp.sum(live_N)) > enough
 
   def unfinished(loop):
-    _, _, drawn, wanted = loop
-    return (drawn.steps < steps) & wanted
+    _, _, drawn, many = loop
+    return (drawn.steps < steps) & many
 
   def step(loop):
-    cache, token_N, drawn, wanted = loop
+    cache, token_N, drawn, many = loop
     position_N = jnp.where(drawn.live_N, rows.start + drawn.length_N - 1, -1)
     hidden_N1D, cache = transformer.forward(
         config, params, token_N[:, None], position_N[:, None], cache)
@@ -164,17 +165,22 @@ def decode(config: transformer.ModelConfig, params: Any,
         length_N=length_N, ended_N=drawn.ended_N | ended_N,
         live_N=live_N & ~ended_N & (length_N < rows.limit),
         steps=drawn.steps + 1)
-    wanted = jax.lax.cond(
-        drawn.steps % look == 0, many, lambda _: wanted, drawn.live_N)
-    return cache, token_N, drawn, wanted
+    many = jax.lax.cond(
+        drawn.steps % count_every == 0, count, lambda _: many, drawn.live_N)
+    return cache, token_N, drawn, many
 
   drawn = Chunk(
       jnp.zeros((slots, chunk), jnp.int32),
       jnp.zeros((slots, chunk), jnp.float32), rows.length,
       jnp.zeros(slots, bool), rows.live, jnp.int32(0))
   cache, _, drawn, _ = jax.lax.while_loop(
-      unfinished, step, (cache, rows.token, drawn, many(rows.live)))
+      unfinished, step, (cache, rows.token, drawn, count(rows.live)))
   return cache, drawn
+
+
+def count_every(shards: int) -> int:
+  """Steps from one count of the live rows to the next."""
+  return _COUNT_EVERY if shards > 1 else 1
 
 
 def _write(x_NC, value_N, step):

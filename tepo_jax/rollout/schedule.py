@@ -31,8 +31,8 @@ class Shapes:
   slots: N. prompts: P, columns of a prefill. columns: W of the cache; the
   last one holds the longest prompt and completion, and with more work than
   slots some room, so that the columns are not moved at every step.
-  chunk: most tokens between two looks of the host. shards: what N and Q are
-  multiples of.
+  chunk: most tokens between two looks of the host. shards: of the batch; N and
+  Q are multiples of it.
   """
   slots: tuple[int, ...]
   prompts: tuple[int, ...]
@@ -102,7 +102,7 @@ class Programs:
 @dataclasses.dataclass(frozen=True)
 class Request:
   """A prompt of the queue: its tokens, its name for the randomness, and the
-  most tokens that each of its samples may have."""
+  most tokens (at least 1) that each of its samples may have."""
   token_ids: Sequence[int]
   prompt_id: int
   limits: Sequence[int]
@@ -232,15 +232,16 @@ class _Run:
 
   def decode(self) -> engine.Chunk:
     """Starts a chunk; its end is not waited for."""
-    slots, rows = len(self.rows.live), self.rows
+    slots = len(self.rows.live)
     if self._waits():
       enough = slots - self.shapes.refill
     else:
       enough = max((n for n in self.shapes.slots if n < slots), default=0)
-    longest = int((rows.limit - rows.length)[rows.live].max())
+    # Between two counts, shards do not see by themselves that all is done.
+    longest = int(self._left().max())
     steps = min(self.shapes.chunk, self.columns - self.index, longest)
     self.cache, chunk = self.programs.decode(
-        self.weights, self.cache, rows, self.key, steps, enough)
+        self.weights, self.cache, self.rows, self.key, steps, enough)
     return chunk
 
   def harvest(self, chunk: engine.Chunk) -> list[Completion]:
@@ -278,13 +279,16 @@ class _Run:
 
   def _columns(self, used):
     """W for so many used columns: with room for a while, or for all."""
-    rows, waits = self.rows, self._waits()
-    left_N = (rows.limit - rows.length)[rows.live]
+    left = self._left()
     room = max(self.shapes.chunk, used // 4)
-    if not waits and left_N.size:
-      room = min(room, int(left_N.max()))
+    if not self._waits() and left.size:
+      room = min(room, int(left.max()))
     fitting = [w for w in self.shapes.columns if w >= used + room]
     return fitting[0] if fitting else self.shapes.columns[-1]
+
+  def _left(self):
+    """Of each live row, the most tokens still to come."""
+    return (self.rows.limit - self.rows.length)[self.rows.live]
 
   def _prefill(self):
     """Computes the next prompts of the queue; all their samples wait then."""

@@ -135,30 +135,30 @@ def _in_force(mesh, rules):
 
 
 def by_batch_shard(mesh: jax.sharding.Mesh, function: Callable, in_axes,
-                   out_axes, rules=RULES) -> Callable:
+                   out_axes) -> Callable:
   """`function` of a shard of the batch, on all the shards at one time.
 
-  They do not wait for each other but in `total_over_batch`. Inside a shard
-  the rules hold as ever, `batch` being whole there. Under `under_rules`.
+  They do not wait for each other but in `total_over_batch`. To be called under
+  `under_rules`; inside a shard its rules hold but for `batch`, which is whole
+  there, and there is no `per_device`.
 
   Args:
     in_axes, out_axes: of arguments and results, or of their subtrees:
       ('batch',) is cut along axis 0, () is whole everywhere.
   """
-  cut = RULES['batch']
-
   def specs(axes_tree):
     return jax.tree.map(
-        lambda axes: jax.sharding.PartitionSpec(*(cut for _ in axes)),
+        lambda axes: jax.sharding.PartitionSpec(*(RULES[a] for a in axes)),
         axes_tree, is_leaf=_is_axes)
 
   def local(*args):
+    _, rules = _IN_FORCE.get()
     with _in_force(mesh, {**rules, 'batch': None}):
       return function(*args)
 
   return jax.shard_map(
       local, mesh=mesh, in_specs=specs(in_axes), out_specs=specs(out_axes),
-      axis_names=set(cut), check_vma=False)
+      axis_names=set(RULES['batch']), check_vma=False)
 
 
 def total_over_batch(x: jax.Array) -> jax.Array:

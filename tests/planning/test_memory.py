@@ -17,7 +17,7 @@ from tepo_jax.runtime import mesh as mesh_lib
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures('quick_compile')]
 
-SLOTS = 16  # half of the completions: slots are refilled
+SLOTS = 12  # no multiple of a prefill's samples: some wait while others decode
 CHANGES = {
     'steps': 1, 'eval.period': 0, 'data.limit': 16, 'rollout.prompts': 8,
     'rollout.samples': 4, 'rollout.max_tokens': 8, 'rollout.slots': SLOTS,

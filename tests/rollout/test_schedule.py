@@ -122,16 +122,17 @@ def _on_mesh(engine, slots, mesh):
 
 
 @pytest.mark.parametrize('shape, enough, steps', [
-    (dict(data=2), 8, 4), (dict(data=2), 7, 8), (dict(data=2), 0, 8),
-    (dict(), 8, 2), (dict(), 7, 7)], ids=str)
+    (dict(data=2), 8, 4), (dict(data=2), 7, 8), (dict(fsdp=2), 8, 4),
+    (dict(data=2, fsdp=2), 8, 4), (dict(), 8, 2), (dict(), 7, 7)], ids=str)
 def test_shards_count_their_live_rows_together(
     make_engine, params, shape, enough, steps):
-  """8 rows end at 2 tokens, the first shard's, 8 at 7: every fourth step is
-  looked at, with a single shard every one."""
+  """8 rows end at 2 tokens, of the first shards, 8 at 7: counted at every
+  fourth step, with a single shard at every one."""
   shape = dict(data=1, fsdp=1, tensor=1) | shape
+  shards = shape['data'] * shape['fsdp']
   engine = make_engine(
       MODEL, params, slots=16, prompt_tokens=4, max_tokens=20, chunk=20,
-      mesh=mesh_lib.make(shape, jax.devices()[:shape['data']]))
+      mesh=mesh_lib.make(shape, jax.devices()[:shards]))
   programs = engine.schedule.programs
   rows = schedule.no_rows(16)
   rows = rows.replace(live=~rows.live, start=rows.start + 1,
@@ -140,6 +141,8 @@ def test_shards_count_their_live_rows_together(
       engine.weights, programs.empty(16, 24, 0), rows, jax.random.key(0), 20,
       enough)
   assert chunk.steps == steps
+  # As it lies on the devices: nothing is gathered for the host.
+  assert chunk.token_NC.sharding.shard_shape((16, 20)) == (16 // shards, 20)
   np.testing.assert_array_equal(
       chunk.length_N, np.minimum(rows.limit, steps))
   np.testing.assert_array_equal(chunk.live_N, rows.limit > steps)

@@ -97,11 +97,11 @@ def test_shards_of_the_batch_compute_by_themselves():
 
   cut = mesh_lib.by_batch_shard(
       mesh, function, in_axes=((), ('batch',)), out_axes=(('batch',), ()))
-  x_MD = np.arange(12, dtype=np.float32).reshape(4, 3)
+  x_MD = np.arange(16, dtype=np.float32).reshape(4, 4)
   scaled_MD, total = jax.jit(mesh_lib.under_rules(mesh, cut))(3., x_MD)
   np.testing.assert_array_equal(scaled_MD, 3 * x_MD)
-  assert total == 0 + 6  # the first entries of rows 0 and 2
-  assert set(inside) == {(2, 3)}
+  assert total == 0 + 8  # the first entries of rows 0 and 2
+  assert set(inside) == {(2, 4)}
 
 
 def test_check_names_the_tensor_the_dimension_and_the_axis():
