@@ -181,8 +181,7 @@ def _decode_steps(engine, workload):
   """A decode step at several sizes: seconds, and a device's bytes against the
   floor."""
   shapes = engine.plan(engine.rows).shapes
-  weights = sum(x.addressable_shards[0].data.nbytes
-                for x in jax.tree.leaves(engine.weights))
+  weights = mesh_lib.bytes_on_device({'weights': engine.weights})['weights']
   shards = mesh_lib.batch_shards(engine.mesh)
   for count in shapes.slots:
     for columns in shapes.columns:
