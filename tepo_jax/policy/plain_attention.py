@@ -55,21 +55,27 @@ def _forward(q_BSKGH, k_BTKH, v_BTKH, visible_BST):
 
 
 def _backward(kept, of_out_BSKGH):
-  """∂s = p (∂p − Σ ∂p p), where Σ ∂p p = Σ ∂out out."""
+  """∂s = p (∂p − Σ ∂p p), where Σ ∂p p = Σ ∂out out.
+
+  Products have T, as the larger axis, where the scores have it: last.
+  """
   q_BSKGH, k_BTKH, v_BTKH, visible_BST, out_BSKGH, most_BKSG1, sum_BKSG1 = kept
   dtype, scale = q_BSKGH.dtype, q_BSKGH.shape[-1] ** -0.5
   p_BKSGT = jnp.exp(
       _scores(q_BSKGH, k_BTKH, visible_BST) - most_BKSG1) / sum_BKSG1
-  of_v_BTKH = product('BKSGT,BSKGH->BTKH', p_BKSGT.astype(dtype), of_out_BSKGH)
+  of_v_BKHT = product('BSKGH,BKSGT->BKHT', of_out_BSKGH, p_BKSGT.astype(dtype))
   of_p_BKSGT = product('BSKGH,BTKH->BKSGT', of_out_BSKGH, v_BTKH)
   mean_BSKG1 = gradient_mean(out_BSKGH, of_out_BSKGH)
   of_score_BKSGT = (
       p_BKSGT * (of_p_BKSGT - jnp.moveaxis(mean_BSKG1, 1, 2)) * scale
   ).astype(dtype)
-  of_q_BSKGH = product('BKSGT,BTKH->BSKGH', of_score_BKSGT, k_BTKH)
-  of_k_BTKH = product('BKSGT,BSKGH->BTKH', of_score_BKSGT, q_BSKGH)
-  return (of_q_BSKGH.astype(dtype), of_k_BTKH.astype(k_BTKH.dtype),
-          of_v_BTKH.astype(v_BTKH.dtype), None)
+  # Else XLA turns this product round, and a CPU the scores with it.
+  of_q_BKSGH = jax.lax.optimization_barrier(
+      product('BKSGT,BTKH->BKSGH', of_score_BKSGT, k_BTKH))
+  of_k_BKHT = product('BSKGH,BKSGT->BKHT', q_BSKGH, of_score_BKSGT)
+  return (jnp.moveaxis(of_q_BKSGH, 2, 1).astype(dtype),
+          jnp.moveaxis(of_k_BKHT, -1, 1).astype(k_BTKH.dtype),
+          jnp.moveaxis(of_v_BKHT, -1, 1).astype(v_BTKH.dtype), None)
 
 
 attend.defvjp(_forward, _backward)

@@ -1,27 +1,56 @@
-"""Reductions that XLA's CPU backend needs told how to vectorise."""
+"""Reductions of rows in the form that XLA's CPU backend vectorises.
+
+A CPU takes element after element along the last axis, but vectors along any
+other, and writes out what a long reduction goes over. So a row is cut into
+pieces that are combined element by element, in vectors and in one pass with
+what makes them; the barriers keep XLA from merging the steps into one again.
+Where a CPU mesh cuts the axis, its shards should be multiples of 128 too.
+"""
+
+from collections.abc import Callable
+import functools
+import math
+import operator
 
 import jax
 import jax.numpy as jnp
 
 _LANES = 16  # float32 numbers in a vector register
+_PIECES = 8  # at most, combined at a time
 
 
 def row_max(x: jax.Array) -> jax.Array:
-  """max over the last axis, which is kept with size 1.
+  """max over the last axis, which is kept with size 1."""
+  return _row(jnp.maximum, jnp.max, lambda x: x, x)
 
-  A CPU takes element after element along the last axis, but vectors along any
-  other; the barrier keeps the two steps from being merged into one. Where a
-  CPU mesh cuts that axis, its pieces should be multiples of 16 too.
+
+def row_sum(term: Callable[..., jax.Array], *x: jax.Array) -> jax.Array:
+  """Σ term(*x) over the last axis, which is kept with size 1.
+
+  `term` works element by element; arrays with a last axis of 1 have one value
+  for a row.
   """
-  if x.shape[-1] % _LANES:
-    return _row_max(x)
-  return jax.lax.platform_dependent(x, cpu=_by_lanes, default=_row_max)
+  return _row(operator.add, jnp.sum, term, *x)
 
 
-def _row_max(x):
-  return jnp.max(x, axis=-1, keepdims=True)
+def _row(combine, reduce, term, *x):
+  def at_once(*x):
+    return reduce(term(*x), axis=-1, keepdims=True)
 
+  def by_lanes(*x):
+    partial = functools.reduce(combine, map(term, *map(pieces, x)))
+    partial = reduce(jax.lax.optimization_barrier(partial), axis=-2)
+    return reduce(
+        jax.lax.optimization_barrier(partial), axis=-1, keepdims=True)
 
-def _by_lanes(x):
-  most = jnp.max(x.reshape(*x.shape[:-1], -1, _LANES), axis=-2)
-  return _row_max(jax.lax.optimization_barrier(most))
+  def pieces(x):
+    if x.shape[-1] == 1:
+      return [x[..., None]] * count
+    x = x.reshape(*x.shape[:-1], -1, count, _LANES)
+    return [x[..., i, :] for i in range(count)]
+
+  vectors, rest = divmod(max(array.shape[-1] for array in x), _LANES)
+  count = math.gcd(vectors, _PIECES)
+  if rest:
+    return at_once(*x)
+  return jax.lax.platform_dependent(*x, cpu=by_lanes, default=at_once)

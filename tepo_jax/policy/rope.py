@@ -7,6 +7,7 @@ pairs.
 import dataclasses
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -86,8 +87,21 @@ def turn(position_BS, size: int, theta: float,
 
 def rotate(x_BSNH, turn):
   """Rotates the pairs (i, i + I) of each head, in float32."""
-  cos, sin = turn
+  return jax.lax.platform_dependent(
+      x_BSNH, *turn, cpu=_rotate_flipped, default=_rotate_halves)
+
+
+def _rotate_halves(x_BSNH, cos_BS1I, sin_BS1I):
   first, second = jnp.split(x_BSNH.astype(jnp.float32), 2, axis=-1)
   return jnp.concatenate(
-      [first * cos - second * sin, second * cos + first * sin],
-      axis=-1).astype(x_BSNH.dtype)
+      [first * cos_BS1I - second * sin_BS1I,
+       second * cos_BS1I + first * sin_BS1I], axis=-1).astype(x_BSNH.dtype)
+
+
+def _rotate_flipped(x_BSNH, cos_BS1I, sin_BS1I):
+  """The same; a CPU joins halves one number at a time, with a branch."""
+  x_BSN2I = x_BSNH.astype(jnp.float32).reshape(*x_BSNH.shape[:-1], 2, -1)
+  sin_BS12I = jnp.stack([-sin_BS1I, sin_BS1I], axis=-2)
+  turned_BSN2I = (x_BSN2I * cos_BS1I[..., None, :]
+                  + jnp.flip(x_BSN2I, axis=-2) * sin_BS12I)
+  return turned_BSN2I.reshape(x_BSNH.shape).astype(x_BSNH.dtype)

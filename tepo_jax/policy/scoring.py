@@ -2,7 +2,8 @@
 
 The head is applied to some columns of slots at a time, to those that predict
 a scored token and no others. What is kept of a chunk is a few numbers a token;
-its logits are computed again in the backward pass.
+its logits are computed again in the backward pass, but for those of one chunk:
+the last of the forward pass is the first of the backward pass.
 
 Axes: R rows (B: of one completion each) · S slots of a row · T completion
 slots · C columns, the scored slots of a row moved together · w columns of a
@@ -192,47 +193,73 @@ class _Plan:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _score(plan, hidden_RSD, weight, target_RS, scored_RS, old):
   """(ℓ, H, KL or None), each [R, C]; `old` is None or π_old's `_policy`."""
-  return _forward(plan, hidden_RSD, weight, target_RS, scored_RS, old)[:3]
+  return _forward(plan, hidden_RSD, weight, target_RS, scored_RS, old)[0][:3]
 
 
 def _forward(plan, hidden_RSD, weight, target_RS, scored_RS, old):
-  """ℓ, H, KL, and log Σ exp z of both policies, each [R, C] or None."""
-  slot_RC, used = plan.columns(scored_RS)
-  weight = plan.weight(weight)
-  if old is not None:
-    old_hidden_RSD, old_weight = old[0], plan.weight(old[1])
+  """(ℓ, H, KL, log Σ exp z, that of π_old), each [R, C] or None; `_logits`.
 
-  def body(index, out):
+  The latter are those of chunk 0, which comes last.
+  """
+  slot_RC, used = plan.columns(scored_RS)
+  policies = (hidden_RSD, plan.weight(weight)), (
+      old and (old[0], plan.weight(old[1])))
+
+  def chunk(index, out):
     slot_Rw = plan.cut(slot_RC, index)
-    z_nMV = plan.logits(plan.pick(hidden_RSD, slot_Rw), weight)
+    z_nMV, old_z_nMV = logits = _logits(plan, slot_Rw, *policies)
     target_nM = plan.pick(target_RS, slot_Rw)
-    lse_nM1 = _log_sum_exp(z_nMV)
-    logp_nMV = z_nMV - lse_nM1
-    p_nMV = jnp.exp(logp_nMV)
     of_target_nM1 = jnp.take_along_axis(z_nMV, target_nM[..., None], -1)
-    values = [(of_target_nM1 - lse_nM1)[..., 0],
-              -jnp.sum(p_nMV * logp_nMV, -1), None, lse_nM1[..., 0], None]
+    lse_nM1 = _apart(_log_sum_exp, z_nMV)
+    entropy_nM1 = _apart(_entropy, z_nMV, lse_nM1)
+    kl_nM1 = old_lse_nM1 = None
     if old is not None:
-      old_z_nMV = plan.logits(plan.pick(old_hidden_RSD, slot_Rw), old_weight)
-      old_lse_nM1 = _log_sum_exp(old_z_nMV)
-      values[2] = jnp.sum(p_nMV * (logp_nMV - (old_z_nMV - old_lse_nM1)), -1)
-      values[4] = old_lse_nM1[..., 0]
-    return jax.tree.map(
-        lambda x, value: plan.put(x, value, index), out, tuple(values))
+      old_lse_nM1 = _apart(_log_sum_exp, old_z_nMV)
+      kl_nM1 = _kl(z_nMV, lse_nM1, old_z_nMV, old_lse_nM1)
+    values = of_target_nM1 - lse_nM1, entropy_nM1, kl_nM1, lse_nM1, old_lse_nM1
+    return jax.tree.map(lambda x_RC, value_nM1: plan.put(
+        x_RC, value_nM1[..., 0], index), out, values), logits
 
   zeros_RC = jnp.zeros(slot_RC.shape, jnp.float32)
   optional_RC = None if old is None else zeros_RC
-  return jax.lax.fori_loop(
-      0, used, body, (zeros_RC, zeros_RC, optional_RC, zeros_RC, optional_RC))
+  out = jax.lax.fori_loop(
+      1, used, lambda index, out: chunk(index, out)[0],
+      (zeros_RC, zeros_RC, optional_RC, zeros_RC, optional_RC))
+  return chunk(0, out)
+
+
+def _logits(plan, slot_Rw, policy, old):
+  """z at the slots of both policies, [n, M, V]; None of one that is None."""
+  return [pair and plan.logits(plan.pick(pair[0], slot_Rw), pair[1])
+          for pair in (policy, old)]
+
+
+def _apart(function, *x):
+  """Between barriers: what is fused with it must not decide how it rounds.
+
+  ℓ and H of one policy are the same to the last bit in every program, and the
+  KL of a policy to itself is exactly 0.
+  """
+  return jax.lax.optimization_barrier(
+      function(*jax.lax.optimization_barrier(x)))
 
 
 def _log_sum_exp(z_nMV):
-  """Between barriers: what is fused with it must not decide how it rounds,
-  as the KL of a policy to itself is exactly 0."""
-  z_nMV = jax.lax.optimization_barrier(z_nMV)
   most_nM1 = reductions.row_max(z_nMV)
-  return jax.lax.optimization_barrier(most_nM1 + jnp.log(
-      jnp.sum(jnp.exp(z_nMV - most_nM1), -1, keepdims=True)))
+  return most_nM1 + jnp.log(reductions.row_sum(
+      lambda z, most: jnp.exp(z - most), z_nMV, most_nM1))
+
+
+def _entropy(*z_and_lse):
+  return reductions.row_sum(
+      lambda z, lse: jnp.exp(z - lse) * (lse - z), *z_and_lse)
+
+
+def _kl(*both_z_and_lse):
+  def term(z, lse, old_z, old_lse):
+    logp = z - lse
+    return jnp.exp(logp) * (logp - (old_z - old_lse))
+  return reductions.row_sum(term, *both_z_and_lse)
 
 
 def _score_forward(plan, *primals):
@@ -240,53 +267,36 @@ def _score_forward(plan, *primals):
   primals = jax.tree.map(
       lambda leaf: leaf.value, primals,
       is_leaf=lambda leaf: hasattr(leaf, 'perturbed'))
-  out = _forward(plan, *primals)
-  return out[:3], (primals, out[1:])
+  out, logits = _forward(plan, *primals)
+  return out[:3], (primals, out[1:], logits)
 
 
 def _score_backward(plan, residuals, cotangents):
-  """∂z = gˡ (1[y] − p) − gᴴ p (log p + H) + gᴷ p (log p/q − KL), over the
-  temperature; products in the compute dtype, the weight's summed in fp32."""
-  (hidden_RSD, stored, target_RS, scored_RS, old), kept = residuals
-  entropy_RC, kl_RC, lse_RC, old_lse_RC = kept
-  of_logp_RC, of_entropy_RC, of_kl_RC = (
+  """Products in the compute dtype, the weight's summed in fp32."""
+  (hidden_RSD, stored, target_RS, scored_RS, old), kept, logits = residuals
+  cotangents = tuple(
       None if isinstance(x, jax.custom_derivatives.SymbolicZero) else x
       for x in cotangents)
   slot_RC, used = plan.columns(scored_RS)
   weight = plan.weight(stored)
-  old_weight = None if old is None else plan.weight(old[1])
+  policies = (hidden_RSD, weight), (
+      old and cotangents[2] is not None and (old[0], plan.weight(old[1])))
   by_rows = ('batch', None, None)
 
-  def of_logits(index, hidden_nMD, slot_Rw):
-    column = lambda x_RC: plan.flat(plan.cut(x_RC, index))[..., None]
-    z_nMV = plan.logits(hidden_nMD, weight)
-    logp_nMV = z_nMV - column(lse_RC)
-    slope_nMV = jnp.zeros(())
-    if of_logp_RC is not None:
-      slope_nMV -= column(of_logp_RC)
-    if of_entropy_RC is not None:
-      slope_nMV -= column(of_entropy_RC) * (logp_nMV + column(entropy_RC))
-    if of_kl_RC is not None:
-      old_z_nMV = plan.logits(plan.pick(old[0], slot_Rw), old_weight)
-      slope_nMV += column(of_kl_RC) * (
-          logp_nMV - (old_z_nMV - column(old_lse_RC)) - column(kl_RC))
-    gradient_nMV = jnp.exp(logp_nMV) * slope_nMV
-    if of_logp_RC is not None:
-      target_nM1 = plan.pick(target_RS, slot_Rw)[..., None]
-      vocabulary_V = jnp.arange(z_nMV.shape[-1])
-      gradient_nMV += jnp.where(
-          vocabulary_V == target_nM1, column(of_logp_RC), 0)
-    return (gradient_nMV / plan.temperature).astype(plan.dtype)
-
-  def body(index, carry):
+  def chunk(index, carry, logits=None):
     of_hidden_RSD, of_weight = carry
     slot_Rw = plan.cut(slot_RC, index)
     hidden_nMD = plan.pick(hidden_RSD, slot_Rw)
-    gradient_nMV = of_logits(index, hidden_nMD, slot_Rw)
+    of_z_nMV = _of_logits(
+        plan, plan.pick(target_RS, slot_Rw)[..., None],
+        *(logits or _logits(plan, slot_Rw, *policies)),
+        *jax.tree.map(
+            lambda x_RC: plan.flat(plan.cut(x_RC, index))[..., None],
+            (kept, cotangents)))
     of_hidden_nMD = jax.lax.dot_general(
-        gradient_nMV, weight, (((2,), (0 if plan.tied else 1,)), ((), ())))
-    left, right = ((gradient_nMV, hidden_nMD) if plan.tied
-                   else (hidden_nMD, gradient_nMV))
+        of_z_nMV, weight, (((2,), (0 if plan.tied else 1,)), ((), ())))
+    left, right = ((of_z_nMV, hidden_nMD) if plan.tied
+                   else (hidden_nMD, of_z_nMV))
     of_weight += transformer.constrain(jax.lax.dot_general(
         left, right, (((1,), (1,)), ((0,), (0,))),
         preferred_element_type=jnp.float32), plan.weight_axes)
@@ -294,14 +304,36 @@ def _score_backward(plan, residuals, cotangents):
         of_hidden_nMD, by_rows).reshape(*slot_Rw.shape, -1)
     return jax.vmap(_set)(of_hidden_RSD, slot_Rw, of_hidden_RwD), of_weight
 
-  of_hidden_RSD, of_weight = jax.lax.fori_loop(0, used, body, (
+  carry = chunk(0, (
       transformer.constrain(jnp.zeros(hidden_RSD.shape, plan.dtype), by_rows),
       # Each shard sums its own tokens' share; they meet behind the loop.
       transformer.constrain(
           jnp.zeros((plan.shards, *stored.shape), jnp.float32),
-          plan.weight_axes)))
+          plan.weight_axes)), logits)
+  of_hidden_RSD, of_weight = jax.lax.fori_loop(1, used, chunk, carry)
   return (of_hidden_RSD, jnp.sum(of_weight, 0).astype(stored.dtype), None,
           None, None)
+
+
+def _of_logits(plan, target_nM1, z_nMV, old_z_nMV, kept, cotangents):
+  """∂z = gˡ (1[y] − p) − gᴴ p (log p + H) + gᴷ p (log p/q − KL), over the
+  temperature, in the compute dtype; a cotangent g that is 0 is None."""
+  entropy_nM1, kl_nM1, lse_nM1, old_lse_nM1 = kept
+  of_logp_nM1, of_entropy_nM1, of_kl_nM1 = cotangents
+  logp_nMV = z_nMV - lse_nM1
+  slope_nMV = jnp.zeros(())
+  if of_logp_nM1 is not None:
+    slope_nMV -= of_logp_nM1
+  if of_entropy_nM1 is not None:
+    slope_nMV -= of_entropy_nM1 * (logp_nMV + entropy_nM1)
+  if of_kl_nM1 is not None:
+    slope_nMV += of_kl_nM1 * (
+        logp_nMV - (old_z_nMV - old_lse_nM1) - kl_nM1)
+  of_z_nMV = jnp.exp(logp_nMV) * slope_nMV
+  if of_logp_nM1 is not None:
+    vocabulary_V = jnp.arange(z_nMV.shape[-1])
+    of_z_nMV += jnp.where(vocabulary_V == target_nM1, of_logp_nM1, 0)
+  return (of_z_nMV / plan.temperature).astype(plan.dtype)
 
 
 def _set(x_SD, slot_w, new_wD):

@@ -220,6 +220,33 @@ def test_never_holds_all_logits(rows, slots, chunk_size):
   assert chunk_size // 2 < max(held) <= chunk_size
 
 
+def _logit_products(jaxpr):
+  """Products that have a vocabulary, loops counted as if they turned never."""
+  for equation in jaxpr.eqns:
+    if equation.primitive.name == 'dot_general':
+      yield 41 in equation.outvars[0].aval.shape
+    for name, value in equation.params.items():
+      inner = getattr(value, 'jaxpr', value)
+      if equation.primitive.name != 'while' and hasattr(inner, 'eqns'):
+        yield from _logit_products(inner)
+
+
+def test_one_chunk_makes_its_logits_once(params):
+  """Forward one product, backward those of the states and of the weight."""
+  def total(hidden_RSD, weight, old):
+    scores = scoring.score_states(
+        MODEL, hidden_RSD, weight, rows, temperature=1.0, chunk_size=10**6,
+        old=old)
+    return sum(jnp.sum(x) for x in jax.tree.leaves(scores))
+
+  token_BS, position_BS = _rows()
+  rows = scoring.Rows(token_BS, position_BS, None, position_BS >= 0)
+  states = jnp.ones((*token_BS.shape, MODEL.d_model)), params['head']['kernel']
+  for old, products in (None, 2), (states, 3):  # logits, ∂ weight; old logits
+    jaxpr = jax.make_jaxpr(jax.grad(total, (0, 1)))(*states, old)
+    assert sum(_logit_products(jaxpr.jaxpr)) == products
+
+
 def test_scores_are_float32_in_bfloat16():
   model = dataclasses.replace(MODEL, dtype='bfloat16')
   params = transformer.abstract_params(model, 'bfloat16')
