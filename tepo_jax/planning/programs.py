@@ -20,6 +20,7 @@ from tepo_jax.learning import update
 from tepo_jax.measure import workload as workload_lib
 from tepo_jax.planning import traffic
 from tepo_jax.policy import lora
+from tepo_jax.policy import scoring
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import engine
@@ -174,7 +175,8 @@ def _updating(config, workload, programs, state, frozen
   host = programs.pack(_batch(config, workload))
   minibatch = _placed(host, programs.minibatch_sharding)
   size = chip_bytes(minibatch)  # those of the first epoch stay
-  turns = tuple(float(used) for used in host.used_K)
+  score, step = (tuple(_turns(host, programs.scorer.chunk_size, passes))
+                 for passes in (1, 2))
   scalar = jax.ShapeDtypeStruct((), np.float32)
   key = jax.eval_shape(lambda: jax.random.key(0))
   base, old_params = () if frozen is None else (frozen,), None
@@ -188,12 +190,28 @@ def _updating(config, workload, programs, state, frozen
       'score', 'score', functools.partial(
           programs.score.lower, state.params, minibatch, *base),
       minibatches + 1, chip_bytes(state.opt_state) + minibatches * size,
-      given=chip_bytes((state.params, base)) + size, open_trips=turns)
+      given=chip_bytes((state.params, base)) + size, open_trips=score)
   yield Program(
       'update', 'update', functools.partial(
           programs.train_step.lower, state, minibatch, key, scalar,
           old_params, *base), minibatches * settings.epochs,
-      minibatches * size, open_trips=turns)
+      minibatches * size, open_trips=(
+          score * programs.policy_loss.needs_scoring + step))
+
+
+def _turns(minibatch, chunk_size, passes):
+  """Of the loops over a block's microbatches, each behind those inside it.
+
+  Each pass over a microbatch, forward or backward, has a loop over the chunks
+  that are scored, but for one; none where more than one cannot be.
+  """
+  for rows, used in zip(minibatch.blocks, minibatch.used_K):
+    shape = rows.scored_RS.shape[1:]
+    width = scoring.chunk_width(*shape, chunk_size)
+    if width < shape[1]:
+      columns_M = rows.scored_RS[:used].sum(-1).max(-1, initial=0)
+      yield from passes * (float(np.mean(-(-columns_M // width) - 1)),)
+    yield float(used)
 
 
 def _batch(config, workload):

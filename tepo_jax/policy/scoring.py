@@ -113,14 +113,18 @@ def score_states(config: transformer.ModelConfig, hidden_RSD: jax.Array,
   `weight` is the head's, as `transformer.head_weight` gives it; `old` the pair
   of hidden states and weight of π_old, without gradient.
   """
-  count, length = rows.token_RS.shape
   plan = _Plan(
       tied=config.tie_embeddings, dtype=config.dtype,
       vocab_size=config.vocab_size, temperature=temperature,
-      width=min(length, max(1, chunk_size // count)), shards=shards)
+      width=chunk_width(*rows.token_RS.shape, chunk_size), shards=shards)
   target_RS = jnp.roll(rows.token_RS, -1, axis=1)
   return Scores(*_score(plan, hidden_RSD, weight, target_RS, rows.scored_RS,
                         old))
+
+
+def chunk_width(count: int, length: int, chunk_size: int) -> int:
+  """Columns of a chunk, of `count` rows of `length` slots."""
+  return min(length, max(1, chunk_size // count))
 
 
 def _policy(config, params, rows):
@@ -164,7 +168,9 @@ class _Plan:
     """Slots by column, int32 [R, C], C a multiple of the width; chunks used."""
     slot_RC = jnp.argsort(~scored_RS, axis=1, stable=True)
     padding = -slot_RC.shape[1] % self.width
-    used = -(-jnp.max(jnp.sum(scored_RS, axis=1)) // self.width)
+    used = 1
+    if self.width < slot_RC.shape[1]:
+      used = -(-jnp.max(jnp.sum(scored_RS, axis=1)) // self.width)
     slot_RC = jnp.pad(slot_RC, ((0, 0), (0, padding)),
                       constant_values=scored_RS.shape[1])
     return slot_RC, used

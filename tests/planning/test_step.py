@@ -9,6 +9,7 @@ from tepo_jax import cli
 from tepo_jax.measure import workload as workload_lib
 from tepo_jax.planning import advice
 from tepo_jax.planning import chips
+from tepo_jax.planning import cost as cost_lib
 from tepo_jax.planning import programs
 from tepo_jax.planning import step
 from tepo_jax.planning import table
@@ -99,3 +100,30 @@ def test_the_update_of_qwen2_5_7b_fits_a_v6e_16():
   # 6 FLOPs a weight and token, twice 2 for recomputing and π_old.
   tokens = 128 * (81 + 2048)
   assert 10 * 7e9 * tokens / 16 < estimate.flops < 16 * 7.6e9 * tokens / 16
+
+
+@pytest.mark.long
+def test_flops_of_scoring_and_update_by_hand():
+  """Of a microbatch, by the size of its chunks: rows of 2 · (24 + 48) slots.
+
+  Two rows a chip, of which 2 · 48 columns are scored, by whole chunks: all 144
+  at once, one chunk of 128, three of 32 tokens a row. Scoring makes all
+  logits; the update those of both policies, again but for one chunk, and two
+  products for the gradient.
+  """
+  of_layer = 2 * 144 * 2 * (4 * 64 * 64 + 3 * 64 * 192)
+  of_column = 2 * 2 * 64 * 8192
+  for chunk_size, scored, again in (4096, 144, 0), (256, 128, 0), (64, 96, 64):
+    config = _config()
+    config.train.chunk_size = chunk_size
+    workload = workload_lib.of(config)
+    slice_ = chips.topology('v5e:2x2')
+    mesh = mesh_lib.make(dict(config.mesh), slice_.devices)
+    flops = {
+        program.name: cost_lib.of(
+            program.lower().compile().as_text(), program.open_trips).flops
+        for program in programs.of_step(config, workload, mesh, 32, brief=True)
+        if program.name in ('score', 'update')}
+    assert flops == {
+        'score': of_layer + scored * of_column,
+        'update': 4 * of_layer + (4 * scored + 2 * again) * of_column}
