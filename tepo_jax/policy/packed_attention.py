@@ -148,29 +148,31 @@ def _backward_row(window, row, lse_nKsG1, mean_nKsG1, of_out_nKsGH):
 
   def of_block(of_keys, i):
     def step(j, carry):
-      of_q_KsGH, of_k_nKtH, of_v_nKtH = carry
+      of_q_KsGH, of_k_nKHt, of_v_nKHt = carry
       p_KsGt = jnp.exp(row.scores(window, i, j) - lse_nKsG1[i])
       of_p_KsGt = _product('KsGH,KtH->KsGt', of_out_nKsGH[i], row.v_nKtH[j])
       of_score_KsGt = (
           p_KsGt * (of_p_KsGt - mean_nKsG1[i]) * scale).astype(dtype)
       return (
           of_q_KsGH + _product('KsGt,KtH->KsGH', of_score_KsGt, row.k_nKtH[j]),
-          _add(of_k_nKtH, j, _product(
-              'KsGt,KsGH->KtH', of_score_KsGt, row.q_nKsGH[i])),
-          _add(of_v_nKtH, j, _product(
-              'KsGt,KsGH->KtH', p_KsGt.astype(dtype), of_out_nKsGH[i])))
+          _add(of_k_nKHt, j, _product(
+              'KsGH,KsGt->KHt', row.q_nKsGH[i], of_score_KsGt)),
+          _add(of_v_nKHt, j, _product(
+              'KsGH,KsGt->KHt', of_out_nKsGH[i], p_KsGt.astype(dtype))))
 
     of_q_KsGH, *of_keys = jax.lax.fori_loop(
         row.first_n[i], i + 1, step,
         (jnp.zeros(row.q_nKsGH.shape[1:]), *of_keys))
     return of_keys, of_q_KsGH
 
-  zeros_nKtH = jnp.zeros(row.k_nKtH.shape)
-  (of_k_nKtH, of_v_nKtH), of_q_nKsGH = jax.lax.scan(
-      of_block, [zeros_nKtH, zeros_nKtH], jnp.arange(len(row.q_nKsGH)))
-  return of_q_nKsGH, of_k_nKtH, of_v_nKtH
+  zeros_nKHt = jnp.zeros_like(
+      jnp.swapaxes(row.k_nKtH, -1, -2), dtype=jnp.float32)
+  (of_k_nKHt, of_v_nKHt), of_q_nKsGH = jax.lax.scan(
+      of_block, [zeros_nKHt, zeros_nKHt], jnp.arange(len(row.q_nKsGH)))
+  return of_q_nKsGH, *(
+      jnp.swapaxes(x, -1, -2) for x in (of_k_nKHt, of_v_nKHt))
 
 
-def _add(x_nKtH, j, new_KtH):
+def _add(x_nKHt, j, new_KHt):
   """In place, in a loop."""
-  return jax.lax.dynamic_update_index_in_dim(x_nKtH, x_nKtH[j] + new_KtH, j, 0)
+  return jax.lax.dynamic_update_index_in_dim(x_nKHt, x_nKHt[j] + new_KHt, j, 0)
