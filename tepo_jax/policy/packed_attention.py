@@ -129,7 +129,8 @@ def _forward_row(window, row):
           'KsGt,KtH->KsGH', weight_KsGt.astype(row.v_nKtH.dtype), row.v_nKtH[j])
       return (
           new_KsG1,
-          sum_KsG1 * kept_KsG1 + jnp.sum(weight_KsGt, axis=-1, keepdims=True),
+          sum_KsG1 * kept_KsG1 + reductions.row_sum(
+              lambda weight: weight, weight_KsGt),
           total_KsGH * kept_KsG1 + of_block_KsGH)
 
     zeros_KsG1 = jnp.zeros((*shape[:-1], 1))

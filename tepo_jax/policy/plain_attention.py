@@ -45,7 +45,7 @@ def _forward(q_BSKGH, k_BTKH, v_BTKH, visible_BST):
   score_BKSGT = _scores(q_BSKGH, k_BTKH, visible_BST)
   most_BKSG1 = reductions.row_max(score_BKSGT)
   weight_BKSGT = jnp.exp(score_BKSGT - most_BKSG1)
-  sum_BKSG1 = jnp.sum(weight_BKSGT, axis=-1, keepdims=True)
+  sum_BKSG1 = reductions.row_sum(lambda weight: weight, weight_BKSGT)
   total_BKSGH = product('BKSGT,BTKH->BKSGH', weight_BKSGT.astype(
       q_BSKGH.dtype), v_BTKH)
   out_BSKGH = jnp.moveaxis(
