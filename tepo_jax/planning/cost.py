@@ -3,7 +3,7 @@
 The compiler's own cost analysis counts the body of a loop once, and knows no
 communication. Here a loop counts as often as it turns; a loop whose number of
 turns is known on the device only (a `while_loop` of decoding, the microbatches
-in use) as often as the caller says.
+in use, the chunks that are scored) as often as the caller says.
 
 FLOPs are those of matrix products. Bytes are what is read from and written to
 HBM by each instruction, with slices counted as slices, as long as a program's
@@ -74,8 +74,8 @@ class Cost:
 def of(text: str, open_trips: Sequence[float] = (1.0,)) -> Cost:
   """The cost of a module's text (`compiled.as_text()`).
 
-  open_trips: of the loops that say no number, in turn, and again from the
-  first.
+  open_trips: of the loops that say no number, in the program's order, a loop
+  behind those inside it; and again from the first.
   """
   module = hlo.parse(text)
   return _Analysis(module, open_trips).computation(module.entry)

@@ -42,7 +42,8 @@ class Program:
   largest: whether no other of its kind needs more memory.
   equivalent: runs that take as long as all those of its kind, in about: 0 for
     all but the largest of a kind, None where it is the only one.
-  open_trips: turns, one after another, of its loops of unknown length.
+  open_trips: turns of its loops of unknown length, in its order, a loop behind
+    those inside it.
   """
   name: str
   phase: str
@@ -196,21 +197,23 @@ def _updating(config, workload, programs, state, frozen
           programs.train_step.lower, state, minibatch, key, scalar,
           old_params, *base), minibatches * settings.epochs,
       minibatches * size, open_trips=(
-          score * programs.policy_loss.needs_scoring + step))
+          (score if programs.policy_loss.needs_scoring else ()) + step))
 
 
 def _turns(minibatch, chunk_size, passes):
-  """Of the loops over a block's microbatches, each behind those inside it.
+  """Turns of the open loops of scoring or an update, as `open_trips` has them.
 
-  Each pass over a microbatch, forward or backward, has a loop over the chunks
-  that are scored, but for one; none where more than one cannot be.
+  Each of the passes over a microbatch (1: forward, 2: and backward) loops over
+  its chunks but for one, on average so many; there is no such loop where a row
+  fits into a chunk. Around them is the loop over a block's microbatches.
   """
   for rows, used in zip(minibatch.blocks, minibatch.used_K):
     shape = rows.scored_RS.shape[1:]
     width = scoring.chunk_width(*shape, chunk_size)
     if width < shape[1]:
-      columns_M = rows.scored_RS[:used].sum(-1).max(-1, initial=0)
-      yield from passes * (float(np.mean(-(-columns_M // width) - 1)),)
+      columns_M = rows.scored_RS[:used].sum(-1).max(-1)
+      more_M = np.maximum(-(-columns_M // width) - 1, 0)
+      yield from passes * (float(more_M.sum()) / max(used, 1),)
     yield float(used)
 
 

@@ -129,8 +129,7 @@ def _forward_row(window, row):
           'KsGt,KtH->KsGH', weight_KsGt.astype(row.v_nKtH.dtype), row.v_nKtH[j])
       return (
           new_KsG1,
-          sum_KsG1 * kept_KsG1 + reductions.row_sum(
-              lambda weight: weight, weight_KsGt),
+          sum_KsG1 * kept_KsG1 + reductions.row_sum(weight_KsGt),
           total_KsGH * kept_KsG1 + of_block_KsGH)
 
     zeros_KsG1 = jnp.zeros((*shape[:-1], 1))
@@ -144,7 +143,11 @@ def _forward_row(window, row):
 
 
 def _backward_row(window, row, lse_nKsG1, mean_nKsG1, of_out_nKsGH):
-  """Gradients of the queries, keys and values, float32."""
+  """Gradients of the queries, keys and values, float32.
+
+  Those of keys and values with t last, as the scores have it: a CPU copies what
+  it has to transpose.
+  """
   dtype, scale = row.q_nKsGH.dtype, row.q_nKsGH.shape[-1] ** -0.5
 
   def of_block(of_keys, i):
@@ -166,8 +169,8 @@ def _backward_row(window, row, lse_nKsG1, mean_nKsG1, of_out_nKsGH):
         (jnp.zeros(row.q_nKsGH.shape[1:]), *of_keys))
     return of_keys, of_q_KsGH
 
-  zeros_nKHt = jnp.zeros_like(
-      jnp.swapaxes(row.k_nKtH, -1, -2), dtype=jnp.float32)
+  count, heads, slots, size = row.k_nKtH.shape
+  zeros_nKHt = jnp.zeros((count, heads, size, slots))
   (of_k_nKHt, of_v_nKHt), of_q_nKsGH = jax.lax.scan(
       of_block, [zeros_nKHt, zeros_nKHt], jnp.arange(len(row.q_nKsGH)))
   return of_q_nKsGH, *(

@@ -45,7 +45,7 @@ def _forward(q_BSKGH, k_BTKH, v_BTKH, visible_BST):
   score_BKSGT = _scores(q_BSKGH, k_BTKH, visible_BST)
   most_BKSG1 = reductions.row_max(score_BKSGT)
   weight_BKSGT = jnp.exp(score_BKSGT - most_BKSG1)
-  sum_BKSG1 = reductions.row_sum(lambda weight: weight, weight_BKSGT)
+  sum_BKSG1 = reductions.row_sum(weight_BKSGT)
   total_BKSGH = product('BKSGT,BTKH->BKSGH', weight_BKSGT.astype(
       q_BSKGH.dtype), v_BTKH)
   out_BSKGH = jnp.moveaxis(
@@ -69,7 +69,8 @@ def _backward(kept, of_out_BSKGH):
   of_score_BKSGT = (
       p_BKSGT * (of_p_BKSGT - jnp.moveaxis(mean_BSKG1, 1, 2)) * scale
   ).astype(dtype)
-  # Else XLA turns this product round, and a CPU the scores with it.
+  # Without the barrier XLA takes the product's transpose, and a CPU copies
+  # the scores for it.
   of_q_BKSGH = jax.lax.optimization_barrier(
       product('BKSGT,BTKH->BKSGH', of_score_BKSGT, k_BTKH))
   of_k_BKHT = product('BSKGH,BKSGT->BKHT', q_BSKGH, of_score_BKSGT)

@@ -165,7 +165,10 @@ class _Plan:
         logits_nMV / self.temperature, ('batch', None, 'vocab'))
 
   def columns(self, scored_RS):
-    """Slots by column, int32 [R, C], C a multiple of the width; chunks used."""
+    """Slots by column, int32 [R, C], C a multiple of the width; chunks used.
+
+    Chunk 0 is computed in any case.
+    """
     slot_RC = jnp.argsort(~scored_RS, axis=1, stable=True)
     padding = -slot_RC.shape[1] % self.width
     used = 1
@@ -203,26 +206,27 @@ def _score(plan, hidden_RSD, weight, target_RS, scored_RS, old):
 
 
 def _forward(plan, hidden_RSD, weight, target_RS, scored_RS, old):
-  """(ℓ, H, KL, log Σ exp z, that of π_old), each [R, C] or None; `_logits`.
+  """(ℓ, H, KL, log Σ exp z, that of π_old), each [R, C] or None, and logits.
 
-  The latter are those of chunk 0, which comes last.
+  These are `_both_logits` of chunk 0: it comes last, and the backward pass
+  begins with it.
   """
   slot_RC, used = plan.columns(scored_RS)
   policies = (hidden_RSD, plan.weight(weight)), (
-      old and (old[0], plan.weight(old[1])))
+      None if old is None else (old[0], plan.weight(old[1])))
 
   def chunk(index, out):
     slot_Rw = plan.cut(slot_RC, index)
-    z_nMV, old_z_nMV = logits = _logits(plan, slot_Rw, *policies)
+    z_nMV, old_z_nMV = logits = _both_logits(plan, slot_Rw, *policies)
     target_nM = plan.pick(target_RS, slot_Rw)
-    of_target_nM1 = jnp.take_along_axis(z_nMV, target_nM[..., None], -1)
+    target_z_nM1 = jnp.take_along_axis(z_nMV, target_nM[..., None], -1)
     lse_nM1 = _apart(_log_sum_exp, z_nMV)
     entropy_nM1 = _apart(_entropy, z_nMV, lse_nM1)
     kl_nM1 = old_lse_nM1 = None
     if old is not None:
       old_lse_nM1 = _apart(_log_sum_exp, old_z_nMV)
       kl_nM1 = _kl(z_nMV, lse_nM1, old_z_nMV, old_lse_nM1)
-    values = of_target_nM1 - lse_nM1, entropy_nM1, kl_nM1, lse_nM1, old_lse_nM1
+    values = target_z_nM1 - lse_nM1, entropy_nM1, kl_nM1, lse_nM1, old_lse_nM1
     return jax.tree.map(lambda x_RC, value_nM1: plan.put(
         x_RC, value_nM1[..., 0], index), out, values), logits
 
@@ -234,9 +238,13 @@ def _forward(plan, hidden_RSD, weight, target_RS, scored_RS, old):
   return chunk(0, out)
 
 
-def _logits(plan, slot_Rw, policy, old):
-  """z at the slots of both policies, [n, M, V]; None of one that is None."""
-  return [pair and plan.logits(plan.pick(pair[0], slot_Rw), pair[1])
+def _both_logits(plan, slot_Rw, policy, old):
+  """z at the slots of both policies, [n, M, V]; None of one that is None.
+
+  Behind a barrier: they are the same for all that takes them.
+  """
+  return [None if pair is None else jax.lax.optimization_barrier(
+      plan.logits(plan.pick(pair[0], slot_Rw), pair[1]))
           for pair in (policy, old)]
 
 
@@ -253,19 +261,19 @@ def _apart(function, *x):
 def _log_sum_exp(z_nMV):
   most_nM1 = reductions.row_max(z_nMV)
   return most_nM1 + jnp.log(reductions.row_sum(
-      lambda z, most: jnp.exp(z - most), z_nMV, most_nM1))
+      z_nMV, most_nM1, term=lambda z, most: jnp.exp(z - most)))
 
 
 def _entropy(*z_and_lse):
   return reductions.row_sum(
-      lambda z, lse: jnp.exp(z - lse) * (lse - z), *z_and_lse)
+      *z_and_lse, term=lambda z, lse: jnp.exp(z - lse) * (lse - z))
 
 
 def _kl(*both_z_and_lse):
   def term(z, lse, old_z, old_lse):
     logp = z - lse
     return jnp.exp(logp) * (logp - (old_z - old_lse))
-  return reductions.row_sum(term, *both_z_and_lse)
+  return reductions.row_sum(*both_z_and_lse, term=term)
 
 
 def _score_forward(plan, *primals):
@@ -285,18 +293,19 @@ def _score_backward(plan, residuals, cotangents):
       for x in cotangents)
   slot_RC, used = plan.columns(scored_RS)
   weight = plan.weight(stored)
-  policies = (hidden_RSD, weight), (
-      old and cotangents[2] is not None and (old[0], plan.weight(old[1])))
+  old_policy = None
+  if old is not None and cotangents[2] is not None:
+    old_policy = old[0], plan.weight(old[1])
   by_rows = ('batch', None, None)
 
   def chunk(index, carry, logits=None):
     of_hidden_RSD, of_weight = carry
     slot_Rw = plan.cut(slot_RC, index)
     hidden_nMD = plan.pick(hidden_RSD, slot_Rw)
-    of_z_nMV = _of_logits(
-        plan, plan.pick(target_RS, slot_Rw)[..., None],
-        *(logits or _logits(plan, slot_Rw, *policies)),
-        *jax.tree.map(
+    if logits is None:
+      logits = _both_logits(plan, slot_Rw, (hidden_RSD, weight), old_policy)
+    of_z_nMV = _logits_gradient(
+        plan, plan.pick(target_RS, slot_Rw)[..., None], *logits, *jax.tree.map(
             lambda x_RC: plan.flat(plan.cut(x_RC, index))[..., None],
             (kept, cotangents)))
     of_hidden_nMD = jax.lax.dot_general(
@@ -321,7 +330,7 @@ def _score_backward(plan, residuals, cotangents):
           None, None)
 
 
-def _of_logits(plan, target_nM1, z_nMV, old_z_nMV, kept, cotangents):
+def _logits_gradient(plan, target_nM1, z_nMV, old_z_nMV, kept, cotangents):
   """∂z = gˡ (1[y] − p) − gᴴ p (log p + H) + gᴷ p (log p/q − KL), over the
   temperature, in the compute dtype; a cotangent g that is 0 is None."""
   entropy_nM1, kl_nM1, lse_nM1, old_lse_nM1 = kept

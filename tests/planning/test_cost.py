@@ -83,6 +83,20 @@ def test_a_loop_of_unknown_length_counts_as_told(mesh):
   assert flops == [2 * M / 4 * D * D, 7 * 2 * M / 4 * D * D]
 
 
+def test_open_loops_inside_open_loops(mesh):
+  """The numbers of turns are those of the inner loop, then of the outer."""
+  def loops(x_MD, w_DD, turns):
+    def outer(_, x_MD):
+      return jnp.tanh(jax.lax.fori_loop(
+          0, turns[0], lambda _, x: jnp.tanh(x @ w_DD), x_MD @ w_DD))
+    return jax.lax.fori_loop(0, turns[1], outer, x_MD)
+
+  found = _cost(mesh, loops, [
+      ((M, D), jnp.bfloat16), ((D, D), jnp.bfloat16), ((2,), jnp.int32)],
+                [P('x'), P(), P()], P('x'), (3, 5))
+  assert found.flops == 5 * (1 + 3) * 2 * M / 4 * D * D
+
+
 def test_what_is_sent(mesh):
   found = _cost(mesh, lambda x: x, [((M, D), jnp.float32)], [P('x')])
   assert dict(found.wire_bytes) == {'all-gather': 4 * M * D * 3 / 4}

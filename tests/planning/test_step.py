@@ -2,7 +2,9 @@
 
 import json
 import pathlib
+import types
 
+import numpy as np
 import pytest
 
 from tepo_jax import cli
@@ -13,6 +15,7 @@ from tepo_jax.planning import cost as cost_lib
 from tepo_jax.planning import programs
 from tepo_jax.planning import step
 from tepo_jax.planning import table
+from tepo_jax.policy import scoring
 from tepo_jax.runtime import mesh as mesh_lib
 
 pytest.importorskip('libtpu')
@@ -100,6 +103,16 @@ def test_the_update_of_qwen2_5_7b_fits_a_v6e_16():
   # 6 FLOPs a weight and token, twice 2 for recomputing and π_old.
   tokens = 128 * (81 + 2048)
   assert 10 * 7e9 * tokens / 16 < estimate.flops < 16 * 7.6e9 * tokens / 16
+
+
+def test_turns_of_the_chunks():
+  """Of 8 slots a chunk: 9 and 17 scored of 24, two microbatches; none used."""
+  scored_MRS = np.arange(24) < np.array([[9, 2], [16, 17], [24, 24]])[..., None]
+  rows = [scoring.Rows(None, None, None, scored) for scored in (
+      scored_MRS, scored_MRS, scored_MRS[:, :, :8])]
+  minibatch = types.SimpleNamespace(blocks=rows, used_K=np.array([2, 0, 3]))
+  assert [*programs._turns(minibatch, chunk_size=16, passes=2)] == [
+      1.5, 1.5, 2, 0, 0, 0, 3]
 
 
 @pytest.mark.long

@@ -29,7 +29,8 @@ def test_row_sum(shape):
   def term(x, y, of_row):
     return x * (y - of_row)
 
-  got = jax.jit(lambda *arrays: reductions.row_sum(term, *arrays))(x, y, of_row)
+  got = jax.jit(lambda *arrays: reductions.row_sum(*arrays, term=term))(
+      x, y, of_row)
   want = term(*(a.astype(np.float64) for a in (x, y, of_row)))
   np.testing.assert_allclose(
       got, want.sum(-1, keepdims=True), rtol=0,
