@@ -217,7 +217,8 @@ def _forward(plan, hidden_RSD, weight, target_RS, scored_RS, old):
 
   def chunk(index, out):
     slot_Rw = plan.cut(slot_RC, index)
-    z_nMV, old_z_nMV = logits = _both_logits(plan, slot_Rw, *policies)
+    z_nMV, old_z_nMV = logits = jax.lax.optimization_barrier(
+        _both_logits(plan, slot_Rw, *policies))
     target_nM = plan.pick(target_RS, slot_Rw)
     target_z_nM1 = jnp.take_along_axis(z_nMV, target_nM[..., None], -1)
     lse_nM1 = _apart(_log_sum_exp, z_nMV)
@@ -239,13 +240,9 @@ def _forward(plan, hidden_RSD, weight, target_RS, scored_RS, old):
 
 
 def _both_logits(plan, slot_Rw, policy, old):
-  """z at the slots of both policies, [n, M, V]; None of one that is None.
-
-  Behind a barrier: they are the same for all that takes them.
-  """
-  return [None if pair is None else jax.lax.optimization_barrier(
-      plan.logits(plan.pick(pair[0], slot_Rw), pair[1]))
-          for pair in (policy, old)]
+  """z at the slots of both policies, [n, M, V]; None of one that is None."""
+  return [None if pair is None else plan.logits(
+      plan.pick(pair[0], slot_Rw), pair[1]) for pair in (policy, old)]
 
 
 def _apart(function, *x):
