@@ -213,7 +213,7 @@ def _turns(minibatch, chunk_size, passes):
     if width < shape[1]:
       columns_M = rows.scored_RS[:used].sum(-1).max(-1)
       more_M = np.maximum(-(-columns_M // width) - 1, 0)
-      yield from passes * (float(more_M.sum()) / max(used, 1),)
+      yield from passes * (float(more_M.sum() / max(used, 1)),)
     yield float(used)
 
 
