@@ -88,7 +88,7 @@ def turn(position_BS, size: int, theta: float,
 def rotate(x_BSNH, turn):
   """Rotates the pairs (i, i + I) of each head, in float32."""
   return jax.lax.platform_dependent(
-      x_BSNH, *turn, cpu=_rotate_flipped, default=_rotate_halves)
+      x_BSNH, *turn, cpu=_rotate_pairs, default=_rotate_halves)
 
 
 def _rotate_halves(x_BSNH, cos_BS1I, sin_BS1I):
@@ -98,10 +98,16 @@ def _rotate_halves(x_BSNH, cos_BS1I, sin_BS1I):
        second * cos_BS1I + first * sin_BS1I], axis=-1).astype(x_BSNH.dtype)
 
 
-def _rotate_flipped(x_BSNH, cos_BS1I, sin_BS1I):
-  """The same; a CPU joins halves one number at a time, with a branch."""
+def _rotate_pairs(x_BSNH, cos_BS1I, sin_BS1I):
+  """The same, by a matrix for each pair.
+
+  A CPU joins halves one number at a time, with a branch, and makes cosines
+  again for every head; what is stacked is made once.
+  """
   x_BSN2I = x_BSNH.astype(jnp.float32).reshape(*x_BSNH.shape[:-1], 2, -1)
-  sin_BS12I = jnp.stack([-sin_BS1I, sin_BS1I], axis=-2)
-  turned_BSN2I = (x_BSN2I * cos_BS1I[..., None, :]
-                  + jnp.flip(x_BSN2I, axis=-2) * sin_BS12I)
+  matrix_BS122I = jnp.stack(
+      [cos_BS1I, -sin_BS1I, sin_BS1I, cos_BS1I], axis=-2).reshape(
+          *cos_BS1I.shape[:-1], 2, 2, -1)
+  turned_BSN2I = sum(x_BSN2I[..., i:i + 1, :] * matrix_BS122I[..., i, :]
+                     for i in range(2))
   return turned_BSN2I.reshape(x_BSNH.shape).astype(x_BSNH.dtype)
