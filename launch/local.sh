@@ -9,8 +9,6 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 launch/setup.sh cpu
 method=${METHOD:-tepo} seed=${SEED:-0}
-# Large pages for large arrays: an update is a tenth shorter.
-export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}
 exec env JAX_PLATFORMS=cpu .venv/bin/python -m tepo_jax.train \
   --config="configs/tiny.py:$method" --config.seed="$seed" \
   --workdir="${WORKDIR:-runs/tiny_${method}_$seed}" "$@"

@@ -79,7 +79,6 @@ tiny() {
   local methods seeds seed method status=0
   launch/setup.sh cpu
   export JAX_PLATFORMS=cpu out=${OUT:-runs/study}
-  export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}  # as local.sh
   methods=${METHODS:-$(.venv/bin/python -c \
     'from configs import methods; print(*methods.paper(1e-3))')}
   read -ra seeds <<<"${SEEDS:-0 1 2 3 4}"

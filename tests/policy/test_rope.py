@@ -6,7 +6,7 @@ import pytest
 from tepo_jax.policy import rope
 
 ROTATE = {'chosen': rope.rotate, 'halves': rope._rotate_halves,
-          'flipped': rope._rotate_flipped}
+          'pairs': rope._rotate_pairs}
 
 
 @pytest.mark.parametrize('form', ROTATE)
