@@ -108,6 +108,6 @@ def _rotate_pairs(x_BSNH, cos_BS1I, sin_BS1I):
   matrix_BS122I = jnp.stack(
       [cos_BS1I, -sin_BS1I, sin_BS1I, cos_BS1I], axis=-2).reshape(
           *cos_BS1I.shape[:-1], 2, 2, -1)
-  turned_BSN2I = sum(x_BSN2I[..., i:i + 1, :] * matrix_BS122I[..., i, :]
-                     for i in range(2))
+  turned_BSN2I = (x_BSN2I[..., :1, :] * matrix_BS122I[..., 0, :]
+                  + x_BSN2I[..., 1:, :] * matrix_BS122I[..., 1, :])
   return turned_BSN2I.reshape(x_BSNH.shape).astype(x_BSNH.dtype)
