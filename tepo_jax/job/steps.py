@@ -18,6 +18,7 @@ from tepo_jax.learning import objective
 from tepo_jax.learning import optimizer as optimizer_lib
 from tepo_jax.learning import update
 from tepo_jax.policy import attention
+from tepo_jax.policy import decoding as decoding_lib
 from tepo_jax.policy import lora
 from tepo_jax.policy import on_mesh
 from tepo_jax.policy import transformer
@@ -188,7 +189,7 @@ def compiled(mesh: jax.sharding.Mesh, function: Callable, **options: Any):
 def make_decode_cast(model: transformer.ModelConfig, mesh: jax.sharding.Mesh):
   """Jitted: weights to the compute dtype in the layout and form of decoding."""
   def cast(params):
-    return transformer.for_decoding(_cast(model.dtype, params), _platform(mesh))
+    return decoding_lib.convert(_cast(model.dtype, params), _platform(mesh))
 
   return jax.jit(cast, out_shardings=decode_shardings(model, mesh))
 
@@ -196,7 +197,7 @@ def make_decode_cast(model: transformer.ModelConfig, mesh: jax.sharding.Mesh):
 def decode_shardings(model: transformer.ModelConfig, mesh: jax.sharding.Mesh):
   """Of the weights that decoding takes."""
   return mesh_lib.shardings(
-      mesh, transformer.decoding_axes(model, _platform(mesh)),
+      mesh, decoding_lib.logical_axes(model, _platform(mesh)),
       mesh_lib.DECODE_RULES)
 
 
@@ -222,7 +223,7 @@ def make_sampling(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
                    **options)
 
   def empty(slots, columns, index):
-    return transformer.init_decoding_cache(
+    return decoding_lib.init_cache(
         model, slots, columns, model.dtype).replace(
             index=jax.numpy.int32(index))
 

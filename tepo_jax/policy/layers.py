@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from tepo_jax.policy import lora as lora_lib
+from tepo_jax.policy import products
 
 INIT_STDDEV = 0.02  # of every kernel and the embedding
 _TURNED = 'turned_kernel'
@@ -47,13 +48,13 @@ class Linear(nn.Module):
   def __call__(self, x_MI):
     inputs, dtype = x_MI.shape[-1], x_MI.dtype
     if self.has_variable('params', _TURNED):
-      y_MO = _turned_product(
+      y_MO = products.turned_linear(
           x_MI, self.get_variable('params', _TURNED).astype(dtype))
     else:
       kernel_IO = self._param(
           'kernel', nn.initializers.normal(INIT_STDDEV), self.axes,
           (inputs, self.features))
-      y_MO = x_MI @ kernel_IO.astype(dtype)
+      y_MO = products.linear(x_MI, kernel_IO.astype(dtype))
     if self.use_bias:
       bias_O = self._param(
           'bias', nn.initializers.zeros, self.axes[1:], (self.features,))
@@ -108,9 +109,3 @@ def turned(layer: dict[str, Any]) -> dict[str, Any]:
             **others}
   return {name: turned(x) if isinstance(x, dict) else x
           for name, x in layer.items()}
-
-
-def _turned_product(x_MI, kernel_OI):
-  """x @ kernel.T, the kernel first: without barriers XLA swaps the two."""
-  x_IM = jax.lax.optimization_barrier(x_MI.T)
-  return jax.lax.optimization_barrier(kernel_OI @ x_IM).T

@@ -5,8 +5,9 @@ them sees up to its own, and no scores are kept (FlashAttention, arXiv
 2205.14135). How many blocks that is, is known on the device only: it depends on
 how sequences lie in a row.
 
-Axes: B rows, S slots of a row, n blocks, s slots of a block of queries, t of a
-block of keys, K key/value heads, G query heads a key/value head, H head size.
+Axes: B rows, S slots, n blocks, s slots of a block of queries, t of a block of
+keys, K key/value heads, G query heads a key/value head, m = s G queries a
+key/value head, H head size.
 """
 
 import functools
@@ -34,22 +35,22 @@ def attend(window, q_BSKGH, k_BSKH, v_BSKH, position_BS, segment_BS):
 
 def _forward(window, q_BSKGH, *others):
   rows = _cut(window, q_BSKGH, *others)
-  out_BnKsGH, lse_BnKsG1 = jax.lax.map(
+  out_BnKmH, lse_BnKm1 = jax.lax.map(
       functools.partial(_forward_row, window), rows)
-  out_BSKGH = _joined(out_BnKsGH, q_BSKGH)
-  return out_BSKGH, (q_BSKGH, *others, out_BSKGH, lse_BnKsG1)
+  out_BSKGH = _joined(out_BnKmH, q_BSKGH)
+  return out_BSKGH, (q_BSKGH, *others, out_BSKGH, lse_BnKm1)
 
 
 def _backward(window, kept, of_out_BSKGH):
   """∂s = p (∂p − Σ ∂p p), where Σ ∂p p = Σ ∂out out."""
-  *arrays, out_BSKGH, lse_BnKsG1 = kept
+  *arrays, out_BSKGH, lse_BnKm1 = kept
   q_BSKGH, k_BSKH, v_BSKH = arrays[:3]
   mean_BSKG1 = plain_attention.gradient_mean(out_BSKGH, of_out_BSKGH)
-  of_q_BnKsGH, of_k_BnKtH, of_v_BnKtH = jax.lax.map(
+  of_q_BnKmH, of_k_BnKtH, of_v_BnKtH = jax.lax.map(
       lambda row: _backward_row(window, *row),
-      (_cut(window, *arrays), lse_BnKsG1, _blocks(mean_BSKG1),
+      (_cut(window, *arrays), lse_BnKm1, _blocks(mean_BSKG1),
        _blocks(of_out_BSKGH)))
-  return (_joined(of_q_BnKsGH, q_BSKGH), _joined(of_k_BnKtH, k_BSKH),
+  return (_joined(of_q_BnKmH, q_BSKGH), _joined(of_k_BnKtH, k_BSKH),
           _joined(of_v_BnKtH, v_BSKH), None, None)
 
 
@@ -64,7 +65,7 @@ class _Row:
 
   first_n: the first block of keys that a block of queries sees.
   """
-  q_nKsGH: jax.Array
+  q_nKmH: jax.Array
   k_nKtH: jax.Array
   v_nKtH: jax.Array
   position_ns: jax.Array
@@ -72,13 +73,14 @@ class _Row:
   first_n: jax.Array
 
   def scores(self, window, i, j):
-    """Of queries i and keys j, float32 [K, s, G, t]."""
+    """Of queries i and keys j, float32 [K, m, t]."""
     visible_1st = visibility.visible(
         self.position_ns[i, None], self.position_ns[j, None], window,
         self.segment_ns[i, None], self.segment_ns[j, None])
-    score_KsGt = _product('KsGH,KtH->KsGt', self.q_nKsGH[i], self.k_nKtH[j])
-    return jnp.where(visible_1st[:, :, None],
-                     score_KsGt * self.q_nKsGH.shape[-1] ** -0.5,
+    score_Kmt = _product('KmH,KtH->Kmt', self.q_nKmH[i], self.k_nKtH[j])
+    group = score_Kmt.shape[1] // _BLOCK
+    return jnp.where(jnp.repeat(visible_1st, group, axis=1),
+                     score_Kmt * self.q_nKmH.shape[-1] ** -0.5,
                      visibility.HIDDEN)
 
 
@@ -96,84 +98,89 @@ def _cut(window, q_BSKGH, k_BSKH, v_BSKH, position_BS, segment_BS):
 
 
 def _blocks(x_BS, padding=0):
-  """[B, S, ...] -> [B, n, s], or [B, n, K, s, ...] where there are heads."""
+  """[B, S] -> [B, n, s], [B, S, K, H] -> [B, n, K, s, H], and with G m for s.
+  """
   widths = [(0, 0)] * x_BS.ndim
   widths[1] = 0, -x_BS.shape[1] % _BLOCK
   x_BS = jnp.pad(x_BS, widths, constant_values=padding)
   x_Bns = x_BS.reshape(len(x_BS), -1, _BLOCK, *x_BS.shape[2:])
-  return x_Bns if x_Bns.ndim == 3 else jnp.swapaxes(x_Bns, 2, 3)
+  if x_Bns.ndim == 3:
+    return x_Bns
+  x_BnKs = jnp.swapaxes(x_Bns, 2, 3)
+  return x_BnKs.reshape(*x_BnKs.shape[:3], -1, x_BnKs.shape[-1])
 
 
-def _joined(x_BnKs, like_BSK):
+def _joined(x_BnKm, like_BSK):
   """`_blocks` undone."""
-  x_BnsK = jnp.swapaxes(x_BnKs, 2, 3)
-  x_BSK = x_BnsK.reshape(len(x_BnsK), -1, *x_BnsK.shape[3:])
-  return x_BSK[:, :like_BSK.shape[1]].astype(like_BSK.dtype)
+  batch, slots, *heads = like_BSK.shape
+  x_BnKs = x_BnKm.reshape(*x_BnKm.shape[:3], _BLOCK, *heads[1:])
+  x_BSK = jnp.swapaxes(x_BnKs, 2, 3).reshape(batch, -1, *heads)
+  return x_BSK[:, :slots].astype(like_BSK.dtype)
 
 
 def _forward_row(window, row):
-  """Outputs, float32 [n, K, s, G, H], and log Σ exp of their scores.
+  """Outputs, float32 [n, K, m, H], and log Σ exp of their scores.
 
   The latter is 0 where no key is visible: then no score has a gradient.
   """
-  count, *shape = row.q_nKsGH.shape
+  count, *shape = row.q_nKmH.shape
 
   def of_block(i):
     def step(j, carry):
-      most_KsG1, sum_KsG1, total_KsGH = carry
-      score_KsGt = row.scores(window, i, j)
-      new_KsG1 = jnp.maximum(most_KsG1, reductions.row_max(score_KsGt))
-      weight_KsGt = jnp.exp(score_KsGt - new_KsG1)
-      kept_KsG1 = jnp.exp(most_KsG1 - new_KsG1)
-      of_block_KsGH = _product(
-          'KsGt,KtH->KsGH', weight_KsGt.astype(row.v_nKtH.dtype), row.v_nKtH[j])
+      most_Km1, sum_Km1, total_KmH = carry
+      score_Kmt = row.scores(window, i, j)
+      new_Km1 = jnp.maximum(most_Km1, reductions.row_max(score_Kmt))
+      weight_Kmt = jnp.exp(score_Kmt - new_Km1)
+      kept_Km1 = jnp.exp(most_Km1 - new_Km1)
+      of_block_KmH = _product(
+          'Kmt,KtH->KmH', weight_Kmt.astype(row.v_nKtH.dtype), row.v_nKtH[j])
       return (
-          new_KsG1,
-          sum_KsG1 * kept_KsG1 + reductions.row_sum(weight_KsGt),
-          total_KsGH * kept_KsG1 + of_block_KsGH)
+          new_Km1,
+          sum_Km1 * kept_Km1 + reductions.row_sum(weight_Kmt),
+          total_KmH * kept_Km1 + of_block_KmH)
 
-    zeros_KsG1 = jnp.zeros((*shape[:-1], 1))
-    most_KsG1, sum_KsG1, total_KsGH = jax.lax.fori_loop(
+    zeros_Km1 = jnp.zeros((*shape[:-1], 1))
+    most_Km1, sum_Km1, total_KmH = jax.lax.fori_loop(
         row.first_n[i], i + 1, step,
-        (zeros_KsG1 + visibility.HIDDEN, zeros_KsG1, jnp.zeros(shape)))
-    return total_KsGH / sum_KsG1, jnp.where(
-        most_KsG1 == visibility.HIDDEN, 0, most_KsG1 + jnp.log(sum_KsG1))
+        (zeros_Km1 + visibility.HIDDEN, zeros_Km1, jnp.zeros(shape)))
+    return total_KmH / sum_Km1, jnp.where(
+        most_Km1 == visibility.HIDDEN, 0, most_Km1 + jnp.log(sum_Km1))
 
   return jax.lax.map(of_block, jnp.arange(count))
 
 
-def _backward_row(window, row, lse_nKsG1, mean_nKsG1, of_out_nKsGH):
+def _backward_row(window, row, lse_nKm1, mean_nKm1, of_out_nKmH):
   """Gradients of the queries, keys and values, float32.
 
   Those of keys and values with t last, as the scores have it: a CPU copies what
   it has to transpose.
   """
-  dtype, scale = row.q_nKsGH.dtype, row.q_nKsGH.shape[-1] ** -0.5
+  dtype, scale = row.q_nKmH.dtype, row.q_nKmH.shape[-1] ** -0.5
 
   def of_block(of_keys, i):
     def step(j, carry):
-      of_q_KsGH, of_k_nKHt, of_v_nKHt = carry
-      p_KsGt = jnp.exp(row.scores(window, i, j) - lse_nKsG1[i])
-      of_p_KsGt = _product('KsGH,KtH->KsGt', of_out_nKsGH[i], row.v_nKtH[j])
-      of_score_KsGt = (
-          p_KsGt * (of_p_KsGt - mean_nKsG1[i]) * scale).astype(dtype)
+      of_q_KmH, of_k_nKHt, of_v_nKHt = carry
+      p_Kmt = jnp.exp(row.scores(window, i, j) - lse_nKm1[i])
+      of_p_Kmt = _product('KmH,KtH->Kmt', of_out_nKmH[i], row.v_nKtH[j])
+      of_score_Kmt = (
+          p_Kmt * (of_p_Kmt - mean_nKm1[i]) * scale).astype(dtype)
       return (
-          of_q_KsGH + _product('KsGt,KtH->KsGH', of_score_KsGt, row.k_nKtH[j]),
+          of_q_KmH + _product('Kmt,KtH->KmH', of_score_Kmt, row.k_nKtH[j]),
           _add(of_k_nKHt, j, _product(
-              'KsGH,KsGt->KHt', row.q_nKsGH[i], of_score_KsGt)),
+              'KmH,Kmt->KHt', row.q_nKmH[i], of_score_Kmt)),
           _add(of_v_nKHt, j, _product(
-              'KsGH,KsGt->KHt', of_out_nKsGH[i], p_KsGt.astype(dtype))))
+              'KmH,Kmt->KHt', of_out_nKmH[i], p_Kmt.astype(dtype))))
 
-    of_q_KsGH, *of_keys = jax.lax.fori_loop(
+    of_q_KmH, *of_keys = jax.lax.fori_loop(
         row.first_n[i], i + 1, step,
-        (jnp.zeros(row.q_nKsGH.shape[1:]), *of_keys))
-    return of_keys, of_q_KsGH
+        (jnp.zeros(row.q_nKmH.shape[1:]), *of_keys))
+    return of_keys, of_q_KmH
 
   count, heads, slots, size = row.k_nKtH.shape
   zeros_nKHt = jnp.zeros((count, heads, size, slots))
-  (of_k_nKHt, of_v_nKHt), of_q_nKsGH = jax.lax.scan(
-      of_block, [zeros_nKHt, zeros_nKHt], jnp.arange(len(row.q_nKsGH)))
-  return of_q_nKsGH, *(
+  (of_k_nKHt, of_v_nKHt), of_q_nKmH = jax.lax.scan(
+      of_block, [zeros_nKHt, zeros_nKHt], jnp.arange(len(row.q_nKmH)))
+  return of_q_nKmH, *(
       jnp.swapaxes(x, -1, -2) for x in (of_k_nKHt, of_v_nKHt))
 
 

@@ -5,7 +5,7 @@ stands behind it, and what is kept of it is its output, maximum and sum: the
 backward pass makes its scores once more (FlashAttention, arXiv 2205.14135).
 
 Axes: B completions, S query slots of a block, T key slots, K key/value heads,
-G query heads a key/value head, H head size.
+G query heads a key/value head, M = S G queries a key/value head, H head size.
 """
 
 import functools
@@ -42,39 +42,40 @@ def attend(q_BSKGH, k_BTKH, v_BTKH, visible_BST):
 
 
 def _forward(q_BSKGH, k_BTKH, v_BTKH, visible_BST):
-  score_BKSGT = _scores(q_BSKGH, k_BTKH, visible_BST)
-  most_BKSG1 = reductions.row_max(score_BKSGT)
-  weight_BKSGT = jnp.exp(score_BKSGT - most_BKSG1)
-  sum_BKSG1 = reductions.row_sum(weight_BKSGT)
-  total_BKSGH = product('BKSGT,BTKH->BKSGH', weight_BKSGT.astype(
-      q_BSKGH.dtype), v_BTKH)
-  out_BSKGH = jnp.moveaxis(
-      (total_BKSGH / sum_BKSG1).astype(q_BSKGH.dtype), 1, 2)
+  dtype = q_BSKGH.dtype
+  score_BKMT = _scores(q_BSKGH, k_BTKH, visible_BST)
+  most_BKM1 = reductions.row_max(score_BKMT)
+  weight_BKMT = jnp.exp(score_BKMT - most_BKM1)
+  sum_BKM1 = reductions.row_sum(weight_BKMT)
+  total_BKMH = product('BKMT,BTKH->BKMH', weight_BKMT.astype(dtype), v_BTKH)
+  out_BSKGH = _by_slot((total_BKMH / sum_BKM1).astype(dtype), q_BSKGH)
   return out_BSKGH, (q_BSKGH, k_BTKH, v_BTKH, visible_BST, out_BSKGH,
-                     most_BKSG1, sum_BKSG1)
+                     most_BKM1, sum_BKM1)
 
 
 def _backward(kept, of_out_BSKGH):
   """∂s = p (∂p − Σ ∂p p), where Σ ∂p p = Σ ∂out out.
 
-  Products have T, as the larger axis, where the scores have it: last.
+  p = e / Σ e is not written: ∂out is divided instead. Products have T, as the
+  larger axis, where the scores have it: last.
   """
-  q_BSKGH, k_BTKH, v_BTKH, visible_BST, out_BSKGH, most_BKSG1, sum_BKSG1 = kept
+  q_BSKGH, k_BTKH, v_BTKH, visible_BST, out_BSKGH, most_BKM1, sum_BKM1 = kept
   dtype, scale = q_BSKGH.dtype, q_BSKGH.shape[-1] ** -0.5
-  p_BKSGT = jnp.exp(
-      _scores(q_BSKGH, k_BTKH, visible_BST) - most_BKSG1) / sum_BKSG1
-  of_v_BKHT = product('BSKGH,BKSGT->BKHT', of_out_BSKGH, p_BKSGT.astype(dtype))
-  of_p_BKSGT = product('BSKGH,BTKH->BKSGT', of_out_BSKGH, v_BTKH)
-  mean_BSKG1 = gradient_mean(out_BSKGH, of_out_BSKGH)
-  of_score_BKSGT = (
-      p_BKSGT * (of_p_BKSGT - jnp.moveaxis(mean_BSKG1, 1, 2)) * scale
-  ).astype(dtype)
+  weight_BKMT = jnp.exp(_scores(q_BSKGH, k_BTKH, visible_BST) - most_BKM1)
+  mean_BKM1 = _by_head(gradient_mean(out_BSKGH, of_out_BSKGH)) / sum_BKM1
+  of_out_BKMH = (_by_head(of_out_BSKGH) / sum_BKM1).astype(dtype)
+  of_v_BKHT = product(
+      'BKMH,BKMT->BKHT', of_out_BKMH, weight_BKMT.astype(dtype))
+  of_p_BKMT = product('BKMH,BTKH->BKMT', of_out_BKMH, v_BTKH)
+  of_score_BKMT = (
+      weight_BKMT * (of_p_BKMT - mean_BKM1) * scale).astype(dtype)
   # Without the barrier XLA takes the product's transpose, and a CPU copies
   # the scores for it.
-  of_q_BKSGH = jax.lax.optimization_barrier(
-      product('BKSGT,BTKH->BKSGH', of_score_BKSGT, k_BTKH))
-  of_k_BKHT = product('BSKGH,BKSGT->BKHT', q_BSKGH, of_score_BKSGT)
-  return (jnp.moveaxis(of_q_BKSGH, 2, 1).astype(dtype),
+  of_q_BKMH = jax.lax.optimization_barrier(
+      product('BKMT,BTKH->BKMH', of_score_BKMT, k_BTKH))
+  of_k_BKHT = product(
+      'BKMH,BKMT->BKHT', _by_head(q_BSKGH), of_score_BKMT)
+  return (_by_slot(of_q_BKMH, q_BSKGH).astype(dtype),
           jnp.moveaxis(of_k_BKHT, -1, 1).astype(k_BTKH.dtype),
           jnp.moveaxis(of_v_BKHT, -1, 1).astype(v_BTKH.dtype), None)
 
@@ -93,10 +94,24 @@ def gradient_mean(out_BSKGH, of_out_BSKGH):
 
 
 def _scores(q_BSKGH, k_BTKH, visible_BST):
-  score_BKSGT = product('BSKGH,BTKH->BKSGT', q_BSKGH, k_BTKH)
+  """Float32 [B, K, M, T]; hidden ones are finite and far below."""
+  score_BKMT = product('BKMH,BTKH->BKMT', _by_head(q_BSKGH), k_BTKH)
   # XLA makes a logarithm once, and not again for every head and use, as it
-  # does with what visibility is made of. Hidden scores must be finite.
+  # does with what visibility is made of.
   bias_BST = jnp.maximum(
       jnp.log(visible_BST.astype(jnp.float32)), visibility.HIDDEN)
-  return (score_BKSGT * q_BSKGH.shape[-1] ** -0.5
-          + bias_BST[:, None, :, None, :])
+  bias_BMT = jnp.repeat(bias_BST, q_BSKGH.shape[3], axis=1)
+  return score_BKMT * q_BSKGH.shape[-1] ** -0.5 + bias_BMT[:, None]
+
+
+def _by_head(x_BSKGH):
+  """[B, K, M, H]: with M in one piece no product transposes the scores."""
+  batch, slots, heads, group, size = x_BSKGH.shape
+  return jnp.swapaxes(x_BSKGH, 1, 2).reshape(batch, heads, slots * group, size)
+
+
+def _by_slot(x_BKMH, like_BSKGH):
+  """`_by_head` undone."""
+  batch, slots, heads, group, size = like_BSKGH.shape
+  return jnp.swapaxes(
+      x_BKMH.reshape(batch, heads, slots, group, size), 1, 2)

@@ -7,7 +7,8 @@ the last of the forward pass is the first of the backward pass.
 
 Axes: R rows (B: of one completion each) · S slots of a row · T completion
 slots · C columns, the scored slots of a row moved together · w columns of a
-chunk · M = R · w · n shards of the rows · V vocabulary · D model.
+chunk · M = R w tokens of a chunk · n shards of the rows · V vocabulary · D
+model.
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ import jax
 from jax import numpy as jnp
 
 from tepo_jax.policy import on_mesh
+from tepo_jax.policy import products
 from tepo_jax.policy import prompt_sharing
 from tepo_jax.policy import reductions
 from tepo_jax.policy import transformer
@@ -155,14 +157,22 @@ class _Plan:
     return transformer.constrain(
         stored.astype(self.dtype), self.weight_axes[1:])
 
-  def logits(self, hidden_nMD, weight):
-    """z / temperature, float32 [n, M, V]."""
-    logits_nMV = jax.lax.dot_general(
-        hidden_nMD, weight, (((2,), (1 if self.tied else 0,)), ((), ())),
+  def logits(self, hidden_MD, weight):
+    """z / temperature, float32 [M, V]."""
+    logits_MV = jax.lax.dot_general(
+        hidden_MD, weight, (((1,), (1 if self.tied else 0,)), ((), ())),
         preferred_element_type=jnp.float32)
-    logits_nMV = on_mesh.without_padding(self.vocab_size, logits_nMV)
+    logits_MV = on_mesh.without_padding(self.vocab_size, logits_MV)
     return transformer.constrain(
-        logits_nMV / self.temperature, ('batch', None, 'vocab'))
+        logits_MV / self.temperature, ('batch', 'vocab'))
+
+  def weight_gradient(self, hidden_MD, of_z_MV):
+    """The share of each shard's tokens, float32 [n, V, D] or [n, D, V]."""
+    pair = (of_z_MV, hidden_MD) if self.tied else (hidden_MD, of_z_MV)
+    product = functools.partial(products.weight_gradient, dtype=jnp.float32)
+    return transformer.constrain(jax.vmap(product)(*(
+        x.reshape(self.shards, -1, x.shape[-1]) for x in pair)),
+                                 self.weight_axes)
 
   def columns(self, scored_RS):
     """Slots by column, int32 [R, C], C a multiple of the width; chunks used.
@@ -183,18 +193,18 @@ class _Plan:
         x_RC, index * self.width, self.width, axis=1)
 
   def pick(self, x_RS, slot_Rw):
-    """x at the slots: [n, M] or [n, M, D]."""
+    """x at the slots: [M] or [M, D]."""
     slot = slot_Rw.reshape(*slot_Rw.shape, *(1,) * (x_RS.ndim - 2))
     return self.flat(jnp.take_along_axis(x_RS, slot, axis=1, mode='clip'))
 
   def flat(self, x_Rw):
-    """[R, w, ...] -> [n, M, ...]: each shard's tokens together."""
-    x = x_Rw.reshape(self.shards, -1, *x_Rw.shape[2:])
+    """[R, w, ...] -> [M, ...]."""
+    x = x_Rw.reshape(-1, *x_Rw.shape[2:])
     return transformer.constrain(x, ('batch',) + (None,) * (x.ndim - 1))
 
-  def put(self, into_RC, x_nM, index):
-    """Writes a chunk's [n, M, ...] to its columns."""
-    x_Rw = x_nM.reshape(len(into_RC), self.width, *x_nM.shape[2:])
+  def put(self, into_RC, x_M, index):
+    """Writes a chunk's [M, ...] to its columns."""
+    x_Rw = x_M.reshape(len(into_RC), self.width, *x_M.shape[2:])
     return jax.lax.dynamic_update_slice_in_dim(
         into_RC, x_Rw.astype(into_RC.dtype), index * self.width, axis=1)
 
@@ -217,19 +227,19 @@ def _forward(plan, hidden_RSD, weight, target_RS, scored_RS, old):
 
   def chunk(index, out):
     slot_Rw = plan.cut(slot_RC, index)
-    z_nMV, old_z_nMV = logits = jax.lax.optimization_barrier(
+    z_MV, old_z_MV = logits = jax.lax.optimization_barrier(
         _both_logits(plan, slot_Rw, *policies))
-    target_nM = plan.pick(target_RS, slot_Rw)
-    target_z_nM1 = jnp.take_along_axis(z_nMV, target_nM[..., None], -1)
-    lse_nM1 = _apart(_log_sum_exp, z_nMV)
-    entropy_nM1 = _apart(_entropy, z_nMV, lse_nM1)
-    kl_nM1 = old_lse_nM1 = None
+    target_M = plan.pick(target_RS, slot_Rw)
+    target_z_M1 = jnp.take_along_axis(z_MV, target_M[..., None], -1)
+    lse_M1 = _apart(_log_sum_exp, z_MV)
+    entropy_M1 = _apart(_entropy, z_MV, lse_M1)
+    kl_M1 = old_lse_M1 = None
     if old is not None:
-      old_lse_nM1 = _apart(_log_sum_exp, old_z_nMV)
-      kl_nM1 = _kl(z_nMV, lse_nM1, old_z_nMV, old_lse_nM1)
-    values = target_z_nM1 - lse_nM1, entropy_nM1, kl_nM1, lse_nM1, old_lse_nM1
-    return jax.tree.map(lambda x_RC, value_nM1: plan.put(
-        x_RC, value_nM1[..., 0], index), out, values), logits
+      old_lse_M1 = _apart(_log_sum_exp, old_z_MV)
+      kl_M1 = _kl(z_MV, lse_M1, old_z_MV, old_lse_M1)
+    values = target_z_M1 - lse_M1, entropy_M1, kl_M1, lse_M1, old_lse_M1
+    return jax.tree.map(lambda x_RC, value_M1: plan.put(
+        x_RC, value_M1[..., 0], index), out, values), logits
 
   zeros_RC = jnp.zeros(slot_RC.shape, jnp.float32)
   optional_RC = None if old is None else zeros_RC
@@ -240,25 +250,25 @@ def _forward(plan, hidden_RSD, weight, target_RS, scored_RS, old):
 
 
 def _both_logits(plan, slot_Rw, policy, old):
-  """z at the slots of both policies, [n, M, V]; None of one that is None."""
+  """z at the slots of both policies, [M, V]; None of one that is None."""
   return [None if pair is None else plan.logits(
       plan.pick(pair[0], slot_Rw), pair[1]) for pair in (policy, old)]
 
 
 def _apart(function, *x):
-  """Between barriers: what is fused with it must not decide how it rounds.
+  """function(*x) behind a barrier, as x are: what is fused with it must not
+  decide how it rounds.
 
   ℓ and H of one policy are the same to the last bit in every program, and the
   KL of a policy to itself is exactly 0.
   """
-  return jax.lax.optimization_barrier(
-      function(*jax.lax.optimization_barrier(x)))
+  return jax.lax.optimization_barrier(function(*x))
 
 
-def _log_sum_exp(z_nMV):
-  most_nM1 = reductions.row_max(z_nMV)
-  return most_nM1 + jnp.log(reductions.row_sum(
-      z_nMV, most_nM1, term=lambda z, most: jnp.exp(z - most)))
+def _log_sum_exp(z_MV):
+  most_M1 = reductions.row_max(z_MV)
+  return most_M1 + jnp.log(reductions.row_sum(
+      z_MV, most_M1, term=lambda z, most: jnp.exp(z - most)))
 
 
 def _entropy(*z_and_lse):
@@ -298,27 +308,23 @@ def _score_backward(plan, residuals, cotangents):
   def chunk(index, carry, logits=None):
     of_hidden_RSD, of_weight = carry
     slot_Rw = plan.cut(slot_RC, index)
-    hidden_nMD = plan.pick(hidden_RSD, slot_Rw)
+    hidden_MD = plan.pick(hidden_RSD, slot_Rw)
     if logits is None:
       logits = _both_logits(plan, slot_Rw, (hidden_RSD, weight), old_policy)
-    of_z_nMV = _logits_gradient(
+    of_z_MV = _logits_gradient(
         plan, plan.pick(target_RS, slot_Rw)[..., None], *logits, *jax.tree.map(
             lambda x_RC: plan.flat(plan.cut(x_RC, index))[..., None],
             (kept, cotangents)))
-    of_hidden_nMD = jax.lax.dot_general(
-        of_z_nMV, weight, (((2,), (0 if plan.tied else 1,)), ((), ())))
-    left, right = ((of_z_nMV, hidden_nMD) if plan.tied
-                   else (hidden_nMD, of_z_nMV))
-    of_weight += transformer.constrain(jax.lax.dot_general(
-        left, right, (((1,), (1,)), ((0,), (0,))),
-        preferred_element_type=jnp.float32), plan.weight_axes)
+    of_hidden_MD = jax.lax.dot_general(
+        of_z_MV, weight, (((1,), (0 if plan.tied else 1,)), ((), ())))
     of_hidden_RwD = transformer.constrain(
-        of_hidden_nMD, by_rows).reshape(*slot_Rw.shape, -1)
-    return jax.vmap(_set)(of_hidden_RSD, slot_Rw, of_hidden_RwD), of_weight
+        of_hidden_MD.reshape(*slot_Rw.shape, -1), by_rows)
+    return (jax.vmap(_set)(of_hidden_RSD, slot_Rw, of_hidden_RwD),
+            of_weight + plan.weight_gradient(hidden_MD, of_z_MV))
 
   carry = chunk(0, (
       transformer.constrain(jnp.zeros(hidden_RSD.shape, plan.dtype), by_rows),
-      # Each shard sums its own tokens' share; they meet behind the loop.
+      # The shards' shares meet behind the loop.
       transformer.constrain(
           jnp.zeros((plan.shards, *stored.shape), jnp.float32),
           plan.weight_axes)), logits)
@@ -327,25 +333,25 @@ def _score_backward(plan, residuals, cotangents):
           None, None)
 
 
-def _logits_gradient(plan, target_nM1, z_nMV, old_z_nMV, kept, cotangents):
+def _logits_gradient(plan, target_M1, z_MV, old_z_MV, kept, cotangents):
   """∂z = gˡ (1[y] − p) − gᴴ p (log p + H) + gᴷ p (log p/q − KL), over the
   temperature, in the compute dtype; a cotangent g that is 0 is None."""
-  entropy_nM1, kl_nM1, lse_nM1, old_lse_nM1 = kept
-  of_logp_nM1, of_entropy_nM1, of_kl_nM1 = cotangents
-  logp_nMV = z_nMV - lse_nM1
-  slope_nMV = jnp.zeros(())
-  if of_logp_nM1 is not None:
-    slope_nMV -= of_logp_nM1
-  if of_entropy_nM1 is not None:
-    slope_nMV -= of_entropy_nM1 * (logp_nMV + entropy_nM1)
-  if of_kl_nM1 is not None:
-    slope_nMV += of_kl_nM1 * (
-        logp_nMV - (old_z_nMV - old_lse_nM1) - kl_nM1)
-  of_z_nMV = jnp.exp(logp_nMV) * slope_nMV
-  if of_logp_nM1 is not None:
-    vocabulary_V = jnp.arange(z_nMV.shape[-1])
-    of_z_nMV += jnp.where(vocabulary_V == target_nM1, of_logp_nM1, 0)
-  return (of_z_nMV / plan.temperature).astype(plan.dtype)
+  entropy_M1, kl_M1, lse_M1, old_lse_M1 = kept
+  of_logp_M1, of_entropy_M1, of_kl_M1 = cotangents
+  logp_MV = z_MV - lse_M1
+  slope_MV = jnp.zeros(())
+  if of_logp_M1 is not None:
+    slope_MV -= of_logp_M1
+  if of_entropy_M1 is not None:
+    slope_MV -= of_entropy_M1 * (logp_MV + entropy_M1)
+  if of_kl_M1 is not None:
+    slope_MV += of_kl_M1 * (
+        logp_MV - (old_z_MV - old_lse_M1) - kl_M1)
+  of_z_MV = jnp.exp(logp_MV) * slope_MV
+  if of_logp_M1 is not None:
+    vocabulary_V = jnp.arange(z_MV.shape[-1])
+    of_z_MV += jnp.where(vocabulary_V == target_M1, of_logp_M1, 0)
+  return (of_z_MV / plan.temperature).astype(plan.dtype)
 
 
 def _set(x_SD, slot_w, new_wD):

@@ -79,7 +79,7 @@ REMAT = {'none': None, 'full': None,
 class KVCache:
   """Keys and values of every layer; `index` is the next column to write.
 
-  Stacked as noted, or one array a layer: see `init_decoding_cache`.
+  Stacked as noted, or one array a layer: see `decoding.init_cache`.
   """
 
   k: Any  # [L, B, T, K, H]
@@ -143,50 +143,6 @@ def forward(config: ModelConfig, params, token_BS, position_BS,
   """
   return _Transformer(config).apply(
       {'params': params}, token_BS, position_BS, cache, segment_BS, sequences)
-
-
-def for_decoding(params: dict[str, Any], platform: str) -> dict[str, Any]:
-  """The parameters in the form for a loop over single tokens.
-
-  `forward` takes them with a cache of `init_decoding_cache`, `logits` in
-  either form. Stacked, XLA slices every layer's weights and cache by copy at
-  every token, and the products over the cache transpose it first. Here each
-  layer has its own arrays: params['layers'] is a tuple of L dicts, on a CPU
-  with `layers.turned` kernels. Convert outside the loop (under the same jit or
-  not). `decoding_axes` are its logical axes.
-  """
-  count = len(jax.tree.leaves(params['layers'])[0])
-  return {**params, 'layers': tuple(
-      _layer_for_decoding(
-          jax.tree.map(lambda leaf: leaf[i], params['layers']), platform)
-      for i in range(count))}
-
-
-def decoding_axes(config: ModelConfig, platform: str) -> dict[str, Any]:
-  """The tree of `for_decoding`, each leaf as of `logical_axes`."""
-  axes = logical_axes(config)
-  layer = jax.tree.map(lambda names: names[1:], axes['layers'],
-                       is_leaf=lambda node: isinstance(node, tuple))
-  return {**axes, 'layers': (
-      _layer_for_decoding(layer, platform),) * config.num_layers}
-
-
-def init_decoding_cache(
-    config: ModelConfig, batch: int, length: int, dtype) -> KVCache:
-  """An empty cache to go with `for_decoding`: one array a layer.
-
-  k of [B, K, H, T], v of [B, K, T, H].
-  """
-  kv_heads, size = config.cache_heads, config.head_dim
-
-  def stores(*shape):
-    return tuple(
-        jnp.zeros((batch, *shape), dtype) for _ in range(config.num_layers))
-
-  return KVCache(
-      k=stores(kv_heads, size, length), v=stores(kv_heads, length, size),
-      position=jnp.full((batch, length), -1, jnp.int32),
-      index=jnp.zeros((), jnp.int32))
 
 
 def head_weight(config: ModelConfig, params):
@@ -394,10 +350,6 @@ def _attend(config: ModelConfig, layer, q_BSNH, k_BTKH, v_BTKH, position_BS,
   return jax.lax.cond(
       layer < config.num_full_layers, functools.partial(attend, None),
       functools.partial(attend, config.sliding_window), *arrays)
-
-
-def _layer_for_decoding(layer, platform):
-  return layers_lib.turned(layer) if platform == 'cpu' else layer
 
 
 def _by_rows(x_MD):

@@ -19,6 +19,7 @@ import flax.struct
 import jax
 from jax import numpy as jnp
 
+from tepo_jax.policy import decoding as decoding_lib
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw as draw_lib
 
@@ -66,7 +67,7 @@ def prefill(config: transformer.ModelConfig, params: Any,
 
   The last token of a prompt is the first input of its samples' decoding.
   """
-  cache = transformer.init_decoding_cache(
+  cache = decoding_lib.init_cache(
       config, *token_QP.shape, config.dtype)
   return transformer.forward(
       config, params, token_QP, position_QP, cache)[1]
@@ -126,7 +127,7 @@ def decode(config: transformer.ModelConfig, params: Any,
   """Draws tokens until `steps` are done or a count finds few live rows.
 
   Args:
-    config, params: the policy, `params` of `transformer.for_decoding`.
+    config, params: the policy, `params` of `policy.decoding`.
     cache: with room for `steps` columns.
     rows: of the slots. key: of (seed, rollout step).
     steps: at most `chunk`. enough: live rows that are few.

@@ -11,6 +11,7 @@ import torch
 
 from tepo_jax import errors
 from tepo_jax.policy import adapters as adapters_lib
+from tepo_jax.policy import decoding
 from tepo_jax.policy import lora as lora_lib
 from tepo_jax.policy import transformer
 from tepo_jax.policy import weights
@@ -113,8 +114,8 @@ def test_decoding_with_adapters(model, batch, platform):
 
   @jax.jit
   def decode(params):
-    params = transformer.for_decoding(params, platform)
-    cache = transformer.init_decoding_cache(config, 3, 33, 'float32')
+    params = decoding.convert(params, platform)
+    cache = decoding.init_cache(config, 3, 33, 'float32')
     _, cache = transformer.forward(
         config, params, token_BS[:, :-1], position_BS[:, :-1], cache)
     hidden_B1D, _ = transformer.forward(

@@ -9,6 +9,7 @@ import pytest
 from tepo_jax.job import steps
 from tepo_jax.planning import chips
 from tepo_jax.planning import cost
+from tepo_jax.policy import decoding as decoding_lib
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import schedule
@@ -48,9 +49,9 @@ def _compiled(slice_, shards):
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(
         x.shape, x.dtype, sharding=s), tree, shardings)
 
-  weights = jax.eval_shape(lambda p: transformer.for_decoding(p, 'tpu'),
+  weights = jax.eval_shape(lambda p: decoding_lib.convert(p, 'tpu'),
                            transformer.abstract_params(MODEL, 'bfloat16'))
-  cache = jax.eval_shape(lambda: transformer.init_decoding_cache(
+  cache = jax.eval_shape(lambda: decoding_lib.init_cache(
       MODEL, slots, COLUMNS, MODEL.dtype))
   host = (schedule.no_rows(slots), jax.eval_shape(jax.random.key, 0),
           np.int32(0), np.int32(0))
