@@ -1,6 +1,8 @@
 """attention.attend against the definition, written with loops."""
 
 import functools
+import math
+import re
 
 import jax
 from jax._src.cudnn import fused_attention_stablehlo
@@ -299,6 +301,31 @@ def test_what_blocks_compute(length, window, pairs):
   sizes = [(mine.stop - mine.start) * (keys.stop - keys.start)
            for mine, keys in plain_attention.blocks(length, window)]
   assert sum(sizes) == pairs
+
+
+def _plain(q_BSKGH, k_BTKH, v_BTKH):
+  return plain_attention.attend(
+      q_BSKGH, k_BTKH, v_BTKH,
+      jnp.ones((len(q_BSKGH), q_BSKGH.shape[1], k_BTKH.shape[1]), bool))
+
+
+def _packed(q_BSKGH, k_BSKH, v_BSKH):
+  layout_BS = jnp.zeros(q_BSKGH.shape[:2], jnp.int32)
+  return packed_attention.attend(
+      None, q_BSKGH, k_BSKH, v_BSKH, layout_BS, layout_BS)
+
+
+@pytest.mark.parametrize('attend, slots, scores', [
+    (_plain, 24, 3 * 10 * 24 * 24), (_packed, 128, 10 * 64 * 64)])
+def test_no_product_transposes_the_scores(attend, slots, scores):
+  """As compiled for a CPU, with 10 heads; `scores` are made at one time."""
+  q_BSKGH = jax.ShapeDtypeStruct((3, slots, 2, 5, 8), jnp.float32)
+  k_BSKH = jax.ShapeDtypeStruct((3, slots, 2, 8), jnp.float32)
+  program = jax.jit(lambda of_out, *x: jax.vjp(attend, *x)[1](of_out)).lower(
+      q_BSKGH, q_BSKGH, k_BSKH, k_BSKH).compile().as_text()
+  turned = [math.prod(map(int, shape.split(','))) for shape in re.findall(
+      r' = f32\[([\d,]+)\]\S* (?:transpose|copy)\(', program)]
+  assert turned and scores not in turned
 
 
 def test_one_query_is_always_xla():

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from tepo_jax.job import steps
 from tepo_jax.policy import scoring
 from tepo_jax.policy import transformer
+from tepo_jax.runtime import mesh as mesh_lib
 
 MODEL = transformer.ModelConfig(
     vocab_size=41, d_model=32, num_layers=2, num_heads=4, num_kv_heads=2,
@@ -266,6 +268,24 @@ def test_one_chunk_makes_its_logits_once(params):
   for old, products in (None, 2), (states, 3):  # logits, ∂ weight; old logits
     jaxpr = jax.make_jaxpr(jax.grad(total, (0, 1)))(*states, old)
     assert _logit_products(jaxpr.jaxpr) == products
+
+
+def test_the_gradient_of_the_logits_takes_their_place():
+  """As a CPU's training programs are compiled: [M, V] is held once."""
+  def loss(hidden_RSD, weight):
+    return jnp.sum(scoring.score_states(
+        model, hidden_RSD, weight, rows, temperature=0.7, chunk_size=10**6
+    ).logp_BT)
+
+  model, zeros_RS = dataclasses.replace(MODEL, vocab_size=2048), jnp.zeros(
+      (1, 256), jnp.int32)
+  rows = scoring.Rows(zeros_RS, zeros_RS, None, zeros_RS == 0)
+  mesh = mesh_lib.make(dict(data=1, fsdp=1, tensor=1), jax.devices()[:1])
+  compiled = steps.compiled(mesh, jax.grad(loss, (0, 1))).lower(
+      jnp.zeros((1, 256, MODEL.d_model)), jnp.zeros((MODEL.d_model, 2048))
+  ).compile()
+  logits = 256 * 2048 * 4
+  assert logits <= compiled.memory_analysis().temp_size_in_bytes < 1.5 * logits
 
 
 def test_scores_are_float32_in_bfloat16():
