@@ -67,8 +67,8 @@ class Linear(nn.Module):
       b_RO = self._param(
           'lora_b', nn.initializers.zeros, (None, self.axes[1]),
           (self.lora.rank, self.features))
-      y_MO += (x_MI @ a_IR.astype(dtype)) @ b_RO.astype(dtype) * (
-          self.lora.scale)
+      y_MR = products.linear(x_MI, a_IR.astype(dtype))
+      y_MO += products.linear(y_MR, b_RO.astype(dtype)) * self.lora.scale
     return y_MO
 
   def _param(self, name, init, axes, shape):

@@ -98,8 +98,7 @@ def _cut(window, q_BSKGH, k_BSKH, v_BSKH, position_BS, segment_BS):
 
 
 def _blocks(x_BS, padding=0):
-  """[B, S] -> [B, n, s], [B, S, K, H] -> [B, n, K, s, H], and with G m for s.
-  """
+  """[B, S] -> [B, n, s]; [B, S, K, (G,) H] -> [B, n, K, s or m, H]."""
   widths = [(0, 0)] * x_BS.ndim
   widths[1] = 0, -x_BS.shape[1] % _BLOCK
   x_BS = jnp.pad(x_BS, widths, constant_values=padding)

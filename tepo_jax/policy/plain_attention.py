@@ -62,8 +62,8 @@ def _backward(kept, of_out_BSKGH):
   q_BSKGH, k_BTKH, v_BTKH, visible_BST, out_BSKGH, most_BKM1, sum_BKM1 = kept
   dtype, scale = q_BSKGH.dtype, q_BSKGH.shape[-1] ** -0.5
   weight_BKMT = jnp.exp(_scores(q_BSKGH, k_BTKH, visible_BST) - most_BKM1)
-  mean_BKM1 = _by_head(gradient_mean(out_BSKGH, of_out_BSKGH)) / sum_BKM1
   of_out_BKMH = (_by_head(of_out_BSKGH) / sum_BKM1).astype(dtype)
+  mean_BKM1 = gradient_mean(_by_head(out_BSKGH), of_out_BKMH)
   of_v_BKHT = product(
       'BKMH,BKMT->BKHT', of_out_BKMH, weight_BKMT.astype(dtype))
   of_p_BKMT = product('BKMH,BTKH->BKMT', of_out_BKMH, v_BTKH)
@@ -86,11 +86,11 @@ attend.defvjp(_forward, _backward)
 product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
-def gradient_mean(out_BSKGH, of_out_BSKGH):
-  """Σ ∂out out = Σ ∂p p, the mean of ∂p under p: float32 [B, S, K, G, 1]."""
-  return jnp.sum(
-      of_out_BSKGH.astype(jnp.float32) * out_BSKGH.astype(jnp.float32),
-      axis=-1, keepdims=True)
+def gradient_mean(out, of_out):
+  """Σ ∂out out = Σ ∂p p, the mean of ∂p under p: float32 [..., 1] of [..., H].
+  """
+  return jnp.sum(of_out.astype(jnp.float32) * out.astype(jnp.float32),
+                 axis=-1, keepdims=True)
 
 
 def _scores(q_BSKGH, k_BTKH, visible_BST):

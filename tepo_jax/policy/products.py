@@ -18,7 +18,8 @@ def linear(x_MI, kernel_IO):
 
 
 def _linear_forward(x_MI, kernel_IO):
-  return linear(x_MI, kernel_IO), (x_MI, kernel_IO)
+  # Not by linear(): a policy of what to keep must see the product.
+  return x_MI @ kernel_IO, (x_MI, kernel_IO)
 
 
 def _linear_backward(kept, of_y_MO):
@@ -35,7 +36,7 @@ def turned_linear(x_MI, kernel_OI):
 
 
 def weight_gradient(x_MI, of_y_MO, dtype=None):
-  """x.T @ of_y, [I, O], summed in `dtype` (None: that of the operands)."""
+  """x.T @ of_y, [I, O], in `dtype` (None: that of the operands)."""
   product = functools.partial(
       jax.lax.dot_general, preferred_element_type=dtype)
   return jax.lax.platform_dependent(

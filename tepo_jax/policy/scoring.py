@@ -169,10 +169,10 @@ class _Plan:
   def weight_gradient(self, hidden_MD, of_z_MV):
     """The share of each shard's tokens, float32 [n, V, D] or [n, D, V]."""
     pair = (of_z_MV, hidden_MD) if self.tied else (hidden_MD, of_z_MV)
+    by_shard = (x.reshape(self.shards, -1, x.shape[-1]) for x in pair)
     product = functools.partial(products.weight_gradient, dtype=jnp.float32)
-    return transformer.constrain(jax.vmap(product)(*(
-        x.reshape(self.shards, -1, x.shape[-1]) for x in pair)),
-                                 self.weight_axes)
+    return transformer.constrain(
+        jax.vmap(product)(*by_shard), self.weight_axes)
 
   def columns(self, scored_RS):
     """Slots by column, int32 [R, C], C a multiple of the width; chunks used.
@@ -256,13 +256,14 @@ def _both_logits(plan, slot_Rw, policy, old):
 
 
 def _apart(function, *x):
-  """function(*x) behind a barrier, as x are: what is fused with it must not
+  """Between barriers: what is fused with it, or shares terms with it, must not
   decide how it rounds.
 
   ℓ and H of one policy are the same to the last bit in every program, and the
   KL of a policy to itself is exactly 0.
   """
-  return jax.lax.optimization_barrier(function(*x))
+  return jax.lax.optimization_barrier(
+      function(*jax.lax.optimization_barrier(x)))
 
 
 def _log_sum_exp(z_MV):

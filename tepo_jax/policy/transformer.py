@@ -125,7 +125,8 @@ def forward(config: ModelConfig, params, token_BS, position_BS,
 
   Args:
     config: static under jit.
-    params: as of `init`, in any floating dtype: cast to config.dtype at use.
+    params: as of `init`, in any floating dtype: cast to config.dtype at use. Or
+      as of `decoding.convert`, with a cache of `decoding.init_cache`.
     token_BS: i32 ids; a padding slot may hold any valid id.
     position_BS: i32, -1 = padding (its output means nothing).
     cache: None: the S tokens see each other. Else the S new columns are

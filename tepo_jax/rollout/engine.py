@@ -67,8 +67,7 @@ def prefill(config: transformer.ModelConfig, params: Any,
 
   The last token of a prompt is the first input of its samples' decoding.
   """
-  cache = decoding_lib.init_cache(
-      config, *token_QP.shape, config.dtype)
+  cache = decoding_lib.init_cache(config, *token_QP.shape, config.dtype)
   return transformer.forward(
       config, params, token_QP, position_QP, cache)[1]
 
@@ -127,7 +126,7 @@ def decode(config: transformer.ModelConfig, params: Any,
   """Draws tokens until `steps` are done or a count finds few live rows.
 
   Args:
-    config, params: the policy, `params` of `policy.decoding`.
+    config, params: the policy, `params` of `decoding.convert`.
     cache: with room for `steps` columns.
     rows: of the slots. key: of (seed, rollout step).
     steps: at most `chunk`. enough: live rows that are few.

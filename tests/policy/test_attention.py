@@ -328,6 +328,23 @@ def test_no_product_transposes_the_scores(attend, slots, scores):
   assert turned and scores not in turned
 
 
+def test_gradients_in_bfloat16_round_once():
+  """Relative errors of those of queries and keys, of large scores."""
+  generator = np.random.default_rng(0)
+  of_out, q, k, v = (
+      jnp.asarray(generator.normal(size=(2, 32, 2, *shape)), jnp.bfloat16)
+      for shape in ((4, 16), (4, 16), (16,), (16,)))
+
+  def gradients(dtype):
+    arrays = (x.astype(dtype) for x in (3 * q, k, v))
+    return jax.vjp(_plain, *arrays)[1](of_out.astype(dtype))[:2]
+
+  for got, want in zip(gradients(jnp.bfloat16), gradients(jnp.float32)):
+    assert got.dtype == jnp.bfloat16
+    error = np.linalg.norm(np.float32(got) - want) / np.linalg.norm(want)
+    assert 0 < error < 0.0045
+
+
 def test_one_query_is_always_xla():
   arrays = _arrays()
   query = arrays[0][:, -1:], arrays[3][:, -1:]

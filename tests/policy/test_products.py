@@ -42,13 +42,31 @@ def test_both_forms_of_a_weight_gradient(form, inputs, outputs):
 
 @pytest.mark.parametrize('dtype', [None, jnp.float32])
 @pytest.mark.parametrize('inputs, outputs', SHAPES)
-def test_what_a_weight_gradient_is_summed_in(dtype, inputs, outputs):
+def test_the_dtype_of_a_weight_gradient(dtype, inputs, outputs):
   x_MI, _, of_y_MO = _arrays(inputs, outputs, jnp.bfloat16)
   of_kernel_IO = products.weight_gradient(x_MI, of_y_MO, dtype)
   assert of_kernel_IO.dtype == (dtype or jnp.bfloat16)
   np.testing.assert_allclose(
       np.float64(of_kernel_IO), np.float64(x_MI).T @ np.float64(of_y_MO),
       rtol=1e-6 if dtype else 2 ** -7, atol=1e-6 if dtype else 2 ** -7)
+
+
+def test_a_policy_of_what_to_keep_sees_the_product():
+  """Kept, the first of two products is not made again; the second never is."""
+  def count(policy):
+    @functools.partial(jax.checkpoint, policy=policy)
+    def layers(x_MI, kernel_II):
+      return products.linear(
+          jnp.sin(products.linear(x_MI, kernel_II)), kernel_II)
+
+    x_MI, kernel_II, _ = _arrays(4, 4)
+    program = jax.make_jaxpr(jax.grad(
+        lambda *x: jnp.sum(layers(*x)), (0, 1)))(x_MI, kernel_II)
+    return str(program).count('dot_general[')
+
+  policies = jax.checkpoint_policies
+  assert count(policies.dots_with_no_batch_dims_saveable) == (
+      count(policies.nothing_saveable) - 1)
 
 
 @pytest.mark.parametrize('inputs, outputs', SHAPES)
@@ -69,6 +87,6 @@ def test_a_cpu_sums_over_the_last_axis_of_the_smaller_operand(inputs, outputs):
       struct(inputs), struct(outputs)).compile().as_text()
   left, right = re.search(r' dot\(%(\S+), %(\S+)\),', compiled).groups()
   shape_of = functools.partial(re.search, string=compiled)
-  assert shape_of(rf'%{re.escape(left)} = f32\[256,320\]')
-  assert shape_of(rf'%{re.escape(right)} = f32\[320,1024\]')
+  assert shape_of(rf'%{re.escape(left)} = f32\[256,320\]\{{1,0\}}')
+  assert shape_of(rf'%{re.escape(right)} = f32\[320,1024\]\{{1,0\}}')
   assert 'lhs_contracting_dims={1}, rhs_contracting_dims={0}' in compiled

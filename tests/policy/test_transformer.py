@@ -90,8 +90,7 @@ def _greedy(config, decoding_form, params, token_BS, position_BS):
   cache = transformer.init_cache(config, rows, width + 63, 'float32')
   if decoding_form:
     params = decoding.convert(params, decoding_form)
-    cache = decoding.init_cache(
-        config, rows, width + 63, 'float32')
+    cache = decoding.init_cache(config, rows, width + 63, 'float32')
   hidden_BSD, cache = transformer.forward(
       config, params, token_BS, position_BS, cache)
 
