@@ -34,9 +34,8 @@ def attend(window, q_BSKGH, k_BSKH, v_BSKH, position_BS, segment_BS):
 
 
 def _forward(window, q_BSKGH, *others):
-  rows = _cut(window, q_BSKGH, *others)
   out_BnKmH, lse_BnKm1 = jax.lax.map(
-      functools.partial(_forward_row, window), rows)
+      _forward_row, _rows(window, q_BSKGH, *others))
   out_BSKGH = _joined(out_BnKmH, q_BSKGH)
   return out_BSKGH, (q_BSKGH, *others, out_BSKGH, lse_BnKm1)
 
@@ -44,14 +43,12 @@ def _forward(window, q_BSKGH, *others):
 def _backward(window, kept, of_out_BSKGH):
   """∂s = p (∂p − Σ ∂p p), where Σ ∂p p = Σ ∂out out."""
   *arrays, out_BSKGH, lse_BnKm1 = kept
-  q_BSKGH, k_BSKH, v_BSKH = arrays[:3]
   mean_BSKG1 = plain_attention.gradient_mean(out_BSKGH, of_out_BSKGH)
-  of_q_BnKmH, of_k_BnKtH, of_v_BnKtH = jax.lax.map(
-      lambda row: _backward_row(window, *row),
-      (_cut(window, *arrays), lse_BnKm1, _blocks(mean_BSKG1),
+  gradients = jax.lax.map(
+      lambda row: _backward_row(*row),
+      (_rows(window, *arrays), lse_BnKm1, _blocks(mean_BSKG1),
        _blocks(of_out_BSKGH)))
-  return (_joined(of_q_BnKmH, q_BSKGH), _joined(of_k_BnKtH, k_BSKH),
-          _joined(of_v_BnKtH, v_BSKH), None, None)
+  return *map(_joined, gradients, arrays[:3]), None, None
 
 
 attend.defvjp(_forward, _backward)
@@ -63,61 +60,74 @@ _product = plain_attention.product
 class _Row:
   """A row in blocks; of all the rows with B in front.
 
-  first_n: the first block of keys that a block of queries sees.
+  first_ns: the first slot that each slot sees; the next one for padding.
   """
   q_nKmH: jax.Array
   k_nKtH: jax.Array
   v_nKtH: jax.Array
-  position_ns: jax.Array
-  segment_ns: jax.Array
-  first_n: jax.Array
+  first_ns: jax.Array
 
-  def scores(self, window, i, j):
+  def first_block(self, i):
+    """Of the keys that block i of queries sees."""
+    return jnp.minimum(jnp.min(self.first_ns[i]) // _BLOCK, i)
+
+  def scores(self, i, j):
     """Of queries i and keys j, float32 [K, m, t]."""
-    visible_1st = visibility.visible(
-        self.position_ns[i, None], self.position_ns[j, None], window,
-        self.segment_ns[i, None], self.segment_ns[j, None])
     score_Kmt = _product('KmH,KtH->Kmt', self.q_nKmH[i], self.k_nKtH[j])
+    slot = jnp.arange(_BLOCK)
+    query_s1, key_1t = i * _BLOCK + slot[:, None], j * _BLOCK + slot
+    visible_st = (self.first_ns[i][:, None] <= key_1t) & (key_1t <= query_s1)
     group = score_Kmt.shape[1] // _BLOCK
-    return jnp.where(jnp.repeat(visible_1st, group, axis=1),
+    return jnp.where(jnp.repeat(visible_st, group, axis=0),
                      score_Kmt * self.q_nKmH.shape[-1] ** -0.5,
                      visibility.HIDDEN)
 
 
-def _cut(window, q_BSKGH, k_BSKH, v_BSKH, position_BS, segment_BS):
+def _rows(window, q_BSKGH, k_BSKH, v_BSKH, position_BS, segment_BS):
   """_Row of all the rows."""
+  first_BS = _first_visible(
+      window, _padded(position_BS, -1), _padded(segment_BS, -1))
+  return _Row(_blocks(q_BSKGH), _blocks(k_BSKH[:, :, :, None]),
+              _blocks(v_BSKH[:, :, :, None]), _cut(first_BS))
+
+
+def _first_visible(window, position_BS, segment_BS):
+  """The first slot that each slot sees; the next one for padding."""
   slot_S = jnp.arange(position_BS.shape[1])
-  back_BS = jnp.maximum(position_BS, 0)
+  back_BS = position_BS
   if window is not None:
     back_BS = jnp.minimum(back_BS, window - 1)
-  return _Row(
-      *map(_blocks, (q_BSKGH, k_BSKH, v_BSKH)), _blocks(position_BS, -1),
-      _blocks(segment_BS, -1),
-      jnp.min(_blocks(jnp.maximum(slot_S - back_BS, 0), len(slot_S)), axis=-1)
-      // _BLOCK)
+  is_next_BS = jnp.diff(segment_BS, axis=1, prepend=segment_BS[:, :1]) != 0
+  start_BS = jax.lax.cummax(jnp.where(is_next_BS, slot_S, 0), axis=1)
+  return jnp.maximum(slot_S - back_BS, start_BS)
 
 
-def _blocks(x_BS, padding=0):
-  """[B, S] -> [B, n, s]; [B, S, K, (G,) H] -> [B, n, K, s or m, H]."""
+def _padded(x_BS, padding=0):
+  """Whole blocks of slots."""
   widths = [(0, 0)] * x_BS.ndim
   widths[1] = 0, -x_BS.shape[1] % _BLOCK
-  x_BS = jnp.pad(x_BS, widths, constant_values=padding)
-  x_Bns = x_BS.reshape(len(x_BS), -1, _BLOCK, *x_BS.shape[2:])
-  if x_Bns.ndim == 3:
-    return x_Bns
-  x_BnKs = jnp.swapaxes(x_Bns, 2, 3)
-  return x_BnKs.reshape(*x_BnKs.shape[:3], -1, x_BnKs.shape[-1])
+  return jnp.pad(x_BS, widths, constant_values=padding)
 
 
-def _joined(x_BnKm, like_BSK):
-  """`_blocks` undone."""
-  batch, slots, *heads = like_BSK.shape
-  x_BnKs = x_BnKm.reshape(*x_BnKm.shape[:3], _BLOCK, *heads[1:])
-  x_BSK = jnp.swapaxes(x_BnKs, 2, 3).reshape(batch, -1, *heads)
-  return x_BSK[:, :slots].astype(like_BSK.dtype)
+def _cut(x_BS):
+  """[B, n, s, ...] of [B, S, ...]."""
+  return x_BS.reshape(len(x_BS), -1, _BLOCK, *x_BS.shape[2:])
 
 
-def _forward_row(window, row):
+def _blocks(x_BSKGH):
+  """[B, n, K, m, H]."""
+  return plain_attention.by_head(_cut(_padded(x_BSKGH)))
+
+
+def _joined(x_BnKmH, like_BS):
+  """`_blocks` undone, for queries or keys."""
+  x_BnsKGH = plain_attention.by_slot(x_BnKmH, x_BnKmH.shape[3] // _BLOCK)
+  batch, slots, *heads = like_BS.shape
+  x_BS = x_BnsKGH.reshape(batch, -1, *heads)
+  return x_BS[:, :slots].astype(like_BS.dtype)
+
+
+def _forward_row(row):
   """Outputs, float32 [n, K, m, H], and log Σ exp of their scores.
 
   The latter is 0 where no key is visible: then no score has a gradient.
@@ -127,7 +137,7 @@ def _forward_row(window, row):
   def of_block(i):
     def step(j, carry):
       most_Km1, sum_Km1, total_KmH = carry
-      score_Kmt = row.scores(window, i, j)
+      score_Kmt = row.scores(i, j)
       new_Km1 = jnp.maximum(most_Km1, reductions.row_max(score_Kmt))
       weight_Kmt = jnp.exp(score_Kmt - new_Km1)
       kept_Km1 = jnp.exp(most_Km1 - new_Km1)
@@ -140,7 +150,7 @@ def _forward_row(window, row):
 
     zeros_Km1 = jnp.zeros((*shape[:-1], 1))
     most_Km1, sum_Km1, total_KmH = jax.lax.fori_loop(
-        row.first_n[i], i + 1, step,
+        row.first_block(i), i + 1, step,
         (zeros_Km1 + visibility.HIDDEN, zeros_Km1, jnp.zeros(shape)))
     return total_KmH / sum_Km1, jnp.where(
         most_Km1 == visibility.HIDDEN, 0, most_Km1 + jnp.log(sum_Km1))
@@ -148,7 +158,7 @@ def _forward_row(window, row):
   return jax.lax.map(of_block, jnp.arange(count))
 
 
-def _backward_row(window, row, lse_nKm1, mean_nKm1, of_out_nKmH):
+def _backward_row(row, lse_nKm1, mean_nKm1, of_out_nKmH):
   """Gradients of the queries, keys and values, float32.
 
   Those of keys and values with t last, as the scores have it: a CPU copies what
@@ -159,7 +169,7 @@ def _backward_row(window, row, lse_nKm1, mean_nKm1, of_out_nKmH):
   def of_block(of_keys, i):
     def step(j, carry):
       of_q_KmH, of_k_nKHt, of_v_nKHt = carry
-      p_Kmt = jnp.exp(row.scores(window, i, j) - lse_nKm1[i])
+      p_Kmt = jnp.exp(row.scores(i, j) - lse_nKm1[i])
       of_p_Kmt = _product('KmH,KtH->Kmt', of_out_nKmH[i], row.v_nKtH[j])
       of_score_Kmt = (
           p_Kmt * (of_p_Kmt - mean_nKm1[i]) * scale).astype(dtype)
@@ -171,7 +181,7 @@ def _backward_row(window, row, lse_nKm1, mean_nKm1, of_out_nKmH):
               'KmH,Kmt->KHt', of_out_nKmH[i], p_Kmt.astype(dtype))))
 
     of_q_KmH, *of_keys = jax.lax.fori_loop(
-        row.first_n[i], i + 1, step,
+        row.first_block(i), i + 1, step,
         (jnp.zeros(row.q_nKmH.shape[1:]), *of_keys))
     return of_keys, of_q_KmH
 

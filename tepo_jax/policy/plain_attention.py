@@ -42,13 +42,13 @@ def attend(q_BSKGH, k_BTKH, v_BTKH, visible_BST):
 
 
 def _forward(q_BSKGH, k_BTKH, v_BTKH, visible_BST):
-  dtype = q_BSKGH.dtype
-  score_BKMT = _scores(q_BSKGH, k_BTKH, visible_BST)
+  dtype, group = q_BSKGH.dtype, q_BSKGH.shape[3]
+  score_BKMT = _scores(by_head(q_BSKGH), k_BTKH, visible_BST)
   most_BKM1 = reductions.row_max(score_BKMT)
   weight_BKMT = jnp.exp(score_BKMT - most_BKM1)
   sum_BKM1 = reductions.row_sum(weight_BKMT)
   total_BKMH = product('BKMT,BTKH->BKMH', weight_BKMT.astype(dtype), v_BTKH)
-  out_BSKGH = _by_slot((total_BKMH / sum_BKM1).astype(dtype), q_BSKGH)
+  out_BSKGH = by_slot((total_BKMH / sum_BKM1).astype(dtype), group)
   return out_BSKGH, (q_BSKGH, k_BTKH, v_BTKH, visible_BST, out_BSKGH,
                      most_BKM1, sum_BKM1)
 
@@ -60,22 +60,22 @@ def _backward(kept, of_out_BSKGH):
   larger axis, where the scores have it: last.
   """
   q_BSKGH, k_BTKH, v_BTKH, visible_BST, out_BSKGH, most_BKM1, sum_BKM1 = kept
-  dtype, scale = q_BSKGH.dtype, q_BSKGH.shape[-1] ** -0.5
-  weight_BKMT = jnp.exp(_scores(q_BSKGH, k_BTKH, visible_BST) - most_BKM1)
-  of_out_BKMH = (_by_head(of_out_BSKGH) / sum_BKM1).astype(dtype)
-  mean_BKM1 = gradient_mean(_by_head(out_BSKGH), of_out_BKMH)
+  group, size = q_BSKGH.shape[3:]
+  dtype, q_BKMH = q_BSKGH.dtype, by_head(q_BSKGH)
+  weight_BKMT = jnp.exp(_scores(q_BKMH, k_BTKH, visible_BST) - most_BKM1)
+  of_out_BKMH = (by_head(of_out_BSKGH) / sum_BKM1).astype(dtype)
+  mean_BKM1 = gradient_mean(by_head(out_BSKGH), of_out_BKMH)
   of_v_BKHT = product(
       'BKMH,BKMT->BKHT', of_out_BKMH, weight_BKMT.astype(dtype))
   of_p_BKMT = product('BKMH,BTKH->BKMT', of_out_BKMH, v_BTKH)
   of_score_BKMT = (
-      weight_BKMT * (of_p_BKMT - mean_BKM1) * scale).astype(dtype)
+      weight_BKMT * (of_p_BKMT - mean_BKM1) * size ** -0.5).astype(dtype)
   # Without the barrier XLA takes the product's transpose, and a CPU copies
   # the scores for it.
   of_q_BKMH = jax.lax.optimization_barrier(
       product('BKMT,BTKH->BKMH', of_score_BKMT, k_BTKH))
-  of_k_BKHT = product(
-      'BKMH,BKMT->BKHT', _by_head(q_BSKGH), of_score_BKMT)
-  return (_by_slot(of_q_BKMH, q_BSKGH).astype(dtype),
+  of_k_BKHT = product('BKMH,BKMT->BKHT', q_BKMH, of_score_BKMT)
+  return (by_slot(of_q_BKMH, group).astype(dtype),
           jnp.moveaxis(of_k_BKHT, -1, 1).astype(k_BTKH.dtype),
           jnp.moveaxis(of_v_BKHT, -1, 1).astype(v_BTKH.dtype), None)
 
@@ -93,25 +93,30 @@ def gradient_mean(out, of_out):
                  axis=-1, keepdims=True)
 
 
-def _scores(q_BSKGH, k_BTKH, visible_BST):
+def _scores(q_BKMH, k_BTKH, visible_BST):
   """Float32 [B, K, M, T]; hidden ones are finite and far below."""
-  score_BKMT = product('BKMH,BTKH->BKMT', _by_head(q_BSKGH), k_BTKH)
+  score_BKMT = product('BKMH,BTKH->BKMT', q_BKMH, k_BTKH)
   # XLA makes a logarithm once, and not again for every head and use, as it
   # does with what visibility is made of.
   bias_BST = jnp.maximum(
       jnp.log(visible_BST.astype(jnp.float32)), visibility.HIDDEN)
-  bias_BMT = jnp.repeat(bias_BST, q_BSKGH.shape[3], axis=1)
-  return score_BKMT * q_BSKGH.shape[-1] ** -0.5 + bias_BMT[:, None]
+  bias_BMT = jnp.repeat(
+      bias_BST, q_BKMH.shape[2] // bias_BST.shape[1], axis=1)
+  return score_BKMT * q_BKMH.shape[-1] ** -0.5 + bias_BMT[:, None]
 
 
-def _by_head(x_BSKGH):
-  """[B, K, M, H]: with M in one piece no product transposes the scores."""
-  batch, slots, heads, group, size = x_BSKGH.shape
-  return jnp.swapaxes(x_BSKGH, 1, 2).reshape(batch, heads, slots * group, size)
+def by_head(x_SKGH):
+  """[..., S, K, G, H] -> [..., K, M, H].
+
+  With M in one piece no product transposes the scores.
+  """
+  *leading, slots, heads, group, size = x_SKGH.shape
+  return jnp.swapaxes(x_SKGH, -4, -3).reshape(
+      *leading, heads, slots * group, size)
 
 
-def _by_slot(x_BKMH, like_BSKGH):
-  """`_by_head` undone."""
-  batch, slots, heads, group, size = like_BSKGH.shape
+def by_slot(x_KMH, group):
+  """`by_head` undone, G being `group`."""
+  *leading, heads, queries, size = x_KMH.shape
   return jnp.swapaxes(
-      x_BKMH.reshape(batch, heads, slots, group, size), 1, 2)
+      x_KMH.reshape(*leading, heads, queries // group, group, size), -4, -3)
