@@ -15,7 +15,8 @@ os.environ['XLA_FLAGS'] = (
 def pytest_collection_modifyitems(items):
   """The longest files first: a parallel run then ends together."""
   long = ('test_programs.py', 'test_layouts.py', 'test_kill.py',
-          'test_replay.py', 'test_lora_run.py', 'test_schedule.py')
+          'test_replay.py', 'test_lora_run.py', 'test_schedule.py',
+          'test_step.py', 'test_bad_input.py')
   items.sort(key=lambda item: item.path.name not in long)
 
 

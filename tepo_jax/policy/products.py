@@ -46,11 +46,10 @@ def weight_gradient(x_MI, of_y_MO, dtype=None):
 
 def _by_smaller(product, x_MI, of_y_MO):
   """The smaller operand is turned, and with it the result where it is of_y."""
-  over_M = (((1,), (0,)), ((), ()))
-  if x_MI.shape[1] <= of_y_MO.shape[1]:
-    return product(_turned(x_MI), of_y_MO, over_M)
-  return jax.lax.optimization_barrier(
-      product(_turned(of_y_MO), x_MI, over_M)).T
+  if x_MI.shape[1] > of_y_MO.shape[1]:
+    return jax.lax.optimization_barrier(
+        _by_smaller(product, of_y_MO, x_MI)).T
+  return product(_turned(x_MI), of_y_MO, (((1,), (0,)), ((), ())))
 
 
 def _at_once(product, x_MI, of_y_MO):
