@@ -85,10 +85,10 @@ class _Row:
 
 def _rows(window, q_BSKGH, k_BSKH, v_BSKH, position_BS, segment_BS):
   """_Row of all the rows."""
-  first_BS = _first_visible(
-      window, _padded(position_BS, -1), _padded(segment_BS, -1))
+  first_BS = _first_visible(window, position_BS, segment_BS)
   return _Row(_blocks(q_BSKGH), _blocks(k_BSKH[:, :, :, None]),
-              _blocks(v_BSKH[:, :, :, None]), _cut(first_BS))
+              _blocks(v_BSKH[:, :, :, None]),
+              _cut(first_BS, padding=first_BS.shape[1]))
 
 
 def _first_visible(window, position_BS, segment_BS):
@@ -102,21 +102,17 @@ def _first_visible(window, position_BS, segment_BS):
   return jnp.maximum(slot_S - back_BS, start_BS)
 
 
-def _padded(x_BS, padding=0):
-  """Whole blocks of slots."""
+def _cut(x_BS, padding=0):
+  """[B, n, s, ...] of [B, S, ...]."""
   widths = [(0, 0)] * x_BS.ndim
   widths[1] = 0, -x_BS.shape[1] % _BLOCK
-  return jnp.pad(x_BS, widths, constant_values=padding)
-
-
-def _cut(x_BS):
-  """[B, n, s, ...] of [B, S, ...]."""
+  x_BS = jnp.pad(x_BS, widths, constant_values=padding)
   return x_BS.reshape(len(x_BS), -1, _BLOCK, *x_BS.shape[2:])
 
 
 def _blocks(x_BSKGH):
   """[B, n, K, m, H]."""
-  return plain_attention.by_head(_cut(_padded(x_BSKGH)))
+  return plain_attention.by_head(_cut(x_BSKGH))
 
 
 def _joined(x_BnKmH, like_BS):
