@@ -84,7 +84,7 @@ class _Row:
 
 
 def _rows(window, q_BSKGH, k_BSKH, v_BSKH, position_BS, segment_BS):
-  """_Row of all the rows."""
+  """_Row of all the rows; what fills the last block sees none of the row."""
   first_BS = _first_visible(window, position_BS, segment_BS)
   return _Row(_blocks(q_BSKGH), _blocks(k_BSKH[:, :, :, None]),
               _blocks(v_BSKH[:, :, :, None]),
