@@ -27,8 +27,9 @@ _BLOCK = 64  # slots
 def attend(window, q_BSKGH, k_BSKH, v_BSKH, position_BS, segment_BS):
   """softmax(q k^T / sqrt(H)) v over the visible keys, [B, S, K, G, H].
 
-  Keys and queries are the same slots, and inside a sequence positions rise by
-  one a slot. In the dtype of q; scores and softmax are float32.
+  Keys and queries are the same slots, and those of a sequence lie side by side,
+  where positions rise by one a slot. In the dtype of q; scores and softmax are
+  float32.
   """
   return _forward(window, q_BSKGH, k_BSKH, v_BSKH, position_BS, segment_BS)[0]
 
@@ -60,7 +61,7 @@ _product = plain_attention.product
 class _Row:
   """A row in blocks; of all the rows with B in front.
 
-  first_ns: the first slot that each slot sees; the next one for padding.
+  first_ns: the first slot that each slot sees; the one behind it for padding.
   """
   q_nKmH: jax.Array
   k_nKtH: jax.Array
@@ -69,7 +70,7 @@ class _Row:
 
   def first_block(self, i):
     """Of the keys that block i of queries sees."""
-    return jnp.minimum(jnp.min(self.first_ns[i]) // _BLOCK, i)
+    return jnp.min(self.first_ns[i]) // _BLOCK
 
   def scores(self, i, j):
     """Of queries i and keys j, float32 [K, m, t]."""
@@ -92,11 +93,13 @@ def _rows(window, q_BSKGH, k_BSKH, v_BSKH, position_BS, segment_BS):
 
 
 def _first_visible(window, position_BS, segment_BS):
-  """The first slot that each slot sees; the next one for padding."""
+  """The first slot that each slot sees; the one behind it for padding."""
   slot_S = jnp.arange(position_BS.shape[1])
   back_BS = position_BS
   if window is not None:
     back_BS = jnp.minimum(back_BS, window - 1)
+  # Padding in front may have the segment of what it pads.
+  segment_BS = jnp.where(position_BS >= 0, segment_BS, -1)
   is_next_BS = jnp.diff(segment_BS, axis=1, prepend=segment_BS[:, :1]) != 0
   start_BS = jax.lax.cummax(jnp.where(is_next_BS, slot_S, 0), axis=1)
   return jnp.maximum(slot_S - back_BS, start_BS)

@@ -209,8 +209,9 @@ def test_blocks_of_queries(window, short, monkeypatch):
   rng = np.random.RandomState(6)
   q = rng.randn(2, 150, 4, 8).astype(np.float32)
   k, v = rng.randn(2, 2, 150, 2, 8).astype(np.float32)
-  parts = np.arange(90), 4 + np.arange(55), np.full(5, -1)
-  position = np.stack([np.concatenate(parts), 7 + np.arange(150)])
+  position = np.stack([
+      np.concatenate([np.arange(90), 4 + np.arange(55), np.full(5, -1)]),
+      np.concatenate([np.full(3, -1), 7 + np.arange(147)])])
   segment = np.stack([np.repeat([1, 2, 3], [90, 55, 5]), np.ones(150, int)])
   real = position[..., None, None] >= 0
   weight = rng.randn(*q.shape)

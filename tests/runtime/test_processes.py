@@ -69,7 +69,7 @@ _LOSE = """
 import os, sys, time
 import jax, numpy as np
 from tepo_jax.runtime import processes
-processes._HEARTBEAT_SECONDS = 10
+processes._HEARTBEAT_SECONDS = 20
 processes.initialize()
 with processes.ending_together():
   while True:
