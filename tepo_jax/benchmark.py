@@ -14,13 +14,13 @@ from absl import flags
 
 from tepo_jax import cli
 from tepo_jax import errors
-from tepo_jax.measure import machine
-from tepo_jax.measure import memory
-from tepo_jax.measure import peers
-from tepo_jax.measure import sampling
-from tepo_jax.measure import timing
-from tepo_jax.measure import updating
-from tepo_jax.measure import workload as workload_lib
+from tepo_jax.tools.benchmark import machine
+from tepo_jax.tools.benchmark import memory
+from tepo_jax.tools.benchmark import peers
+from tepo_jax.tools.benchmark import sampling
+from tepo_jax.tools.benchmark import timing
+from tepo_jax.tools.benchmark import updating
+from tepo_jax.tools.benchmark import workload as workload_lib
 
 # Each a function of (config, workload, peers) that yields Measurements.
 PARTS = {

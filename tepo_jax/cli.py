@@ -35,7 +35,7 @@ import ml_collections
 from ml_collections import config_flags
 
 from tepo_jax import errors
-from tepo_jax import run_folder
+from tepo_jax.job import run_folder
 
 # Read when transformers is imported: it would advise to install PyTorch.
 os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')

@@ -19,16 +19,17 @@ import jax
 
 from tepo_jax import cli
 from tepo_jax import errors
-from tepo_jax import run_folder
-from tepo_jax.analysis import results as results_lib
-from tepo_jax.analysis import tables
 from tepo_jax.job import checks
 from tepo_jax.job import evaluation as evaluation_lib
-from tepo_jax.job import sample_file
+from tepo_jax.job import programs as programs_lib
+from tepo_jax.job import restore
+from tepo_jax.job import run_folder
+from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.job import session as session_lib
-from tepo_jax.job import steps
 from tepo_jax.runtime import checkpoint as checkpoint_lib
 from tepo_jax.runtime import mesh as mesh_lib
+from tepo_jax.tasks import results as results_lib
+from tepo_jax.tools.report import tables
 
 _CONFIG = cli.DEFINE_config()
 _CHECKPOINT = flags.DEFINE_string(
@@ -49,17 +50,17 @@ def main() -> None:
     with contextlib.closing(
         checkpoint_lib.Checkpointer(checkpoints, read_only=True)) as saved:
       step = saved.latest()
-  samples = sample_file.SampleFile(out, _identity(config, folder, step))
+  samples = evaluation_lib.SampleFile(out, _identity(config, folder, step))
   if checkpoints.is_dir():
-    folder, params = session_lib.restore_params(
+    folder, params = restore.restore_params(
         folder, mesh_lib.make(config.mesh), step)
   with session_lib.open_folder(config, folder) as session:
     evaluations = evaluation_lib.prepare(session)
     samples.open({item.name: item.samples for item in evaluations})
     session_lib.cache_compilations(config, out)
-    cast = steps.make_decode_cast(session.model, session.mesh)
+    cast = sampling_lib.make_decode_cast(session.model, session.mesh)
     params = cast(session.load_params() if params is None else params)
-    key = steps.stream(config.seed, 'eval')
+    key = programs_lib.stream(config.seed, 'eval')
     for index, item in enumerate(evaluations):
       _run(item, params, jax.random.fold_in(key, index), samples)
   results = _results(evaluations, samples)

@@ -12,10 +12,10 @@ from absl import flags
 
 from tepo_jax import cli
 from tepo_jax import errors
-from tepo_jax import run_folder
-from tepo_jax.job import session
-from tepo_jax.policy import adapters
-from tepo_jax.policy import weights
+from tepo_jax.job import restore
+from tepo_jax.job import run_folder
+from tepo_jax.policy.huggingface import adapters
+from tepo_jax.policy.huggingface import weights
 from tepo_jax.runtime import mesh as mesh_lib
 
 _WORKDIR = flags.DEFINE_string(
@@ -32,14 +32,14 @@ def main() -> None:
   out = run_folder.new_folder(_OUT.value)
   mesh = mesh_lib.make({'data': 1, 'fsdp': -1, 'tensor': 1})
   if _ADAPTER.value:
-    folder, model, params = session.restore_trained(
+    folder, model, params = restore.restore_trained(
         _WORKDIR.value, mesh, _STEP.value)
     if model.lora is None:
       raise errors.InputError(
           f'--adapter: {_WORKDIR.value} is not a LoRA run')
     adapters.save(out, model.lora, params, folder)
   else:
-    folder, params = session.restore_params(_WORKDIR.value, mesh, _STEP.value)
+    folder, params = restore.restore_params(_WORKDIR.value, mesh, _STEP.value)
     weights.save(out, weights.read_config(folder), params, source=folder)
   print(f'exported {_WORKDIR.value} to {out}')
 

@@ -19,11 +19,11 @@ import jax
 from tepo_jax import cli
 from tepo_jax import errors
 from tepo_jax.job import checks
-from tepo_jax.measure import workload as workload_lib
-from tepo_jax.planning import advice
-from tepo_jax.planning import chips
-from tepo_jax.planning import step
-from tepo_jax.planning import table
+from tepo_jax.tools.benchmark import workload as workload_lib
+from tepo_jax.tools.plan import advice
+from tepo_jax.tools.plan import chips
+from tepo_jax.tools.plan import step
+from tepo_jax.tools.plan import table
 
 _CONFIG = cli.DEFINE_config()
 _TOPOLOGY = flags.DEFINE_multi_string(

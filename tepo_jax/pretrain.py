@@ -12,9 +12,9 @@ from absl import flags
 
 from tepo_jax import cli
 from tepo_jax import errors
-from tepo_jax import run_folder
 from tepo_jax.job import base_model
 from tepo_jax.job import checks
+from tepo_jax.job import run_folder
 
 _CONFIG = cli.DEFINE_config()
 _OUT = flags.DEFINE_string(

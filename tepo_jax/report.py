@@ -29,11 +29,11 @@ from absl import flags
 from configs import methods
 from tepo_jax import cli
 from tepo_jax import errors
-from tepo_jax.analysis import runs as runs_lib
-from tepo_jax.analysis import study
-from tepo_jax.analysis import tables
-from tepo_jax.job import looking
-from tepo_jax.job import paper_tables
+from tepo_jax.tools.report import paper_tables
+from tepo_jax.tools.report import runs as runs_lib
+from tepo_jax.tools.report import sections
+from tepo_jax.tools.report import study
+from tepo_jax.tools.report import tables
 
 _RUNS = flags.DEFINE_list(
     'runs', None, 'Folders of runs, by commas; patterns are expanded. With '
@@ -92,8 +92,8 @@ def _write_page():
   runs, out = runs_lib.read(_RUNS.value), pathlib.Path(_OUT.value)
   with _writing():
     out.mkdir(parents=True, exist_ok=True)
-  inspectors = looking.inspectors(runs, _INSPECT.value, out)
-  replays = looking.replays(runs, _REPLAY.value, out, methods.paper)
+  inspectors = sections.inspectors(runs, _INSPECT.value, out)
+  replays = sections.replays(runs, _REPLAY.value, out, methods.paper)
   print(f'wrote {study.write(out, runs, methods.PANELS, inspectors, replays)}')
 
 

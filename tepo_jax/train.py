@@ -22,12 +22,12 @@ import ml_collections
 
 from tepo_jax import cli
 from tepo_jax import errors
-from tepo_jax import run_folder
 from tepo_jax.job import base_model
 from tepo_jax.job import checks
-from tepo_jax.job import device_memory
+from tepo_jax.job import memory as memory_lib
+from tepo_jax.job import run_folder
 from tepo_jax.job import session as session_lib
-from tepo_jax.job import telling
+from tepo_jax.job import summaries
 from tepo_jax.job import trainer
 from tepo_jax.runtime import processes
 
@@ -57,12 +57,12 @@ def train(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
     processes.on_first(make_base_model, config, workdir, folder)
   with session_lib.open_folder(config, folder) as session:
     run = trainer.Trainer(config, session)
-    with device_memory.noted(run.learner):
+    with memory_lib.explaining_exhaustion(config, run.learner.programs):
       run.open(workdir)
       with contextlib.closing(run):
         run.run(stop)
   if processes.is_first():
-    print(telling.results_table(workdir))
+    print(summaries.results_table(workdir))
 
 
 def main() -> None:

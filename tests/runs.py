@@ -56,5 +56,3 @@ def untimed(record):
   return {name: value for name, value in record.items()
           if not name.startswith(('seconds/', 'host/'))
           and name not in ('tokens_per_second', 'compilations')}
-
-

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from tepo_jax.job import session
+from tepo_jax.job import restore
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import processes
 from tests import jobs
@@ -35,7 +35,7 @@ def _train(workdir, count, devices, steps, *arguments):
 
 def _params(workdir):
   mesh = mesh_lib.make({'data': 1, 'fsdp': 1, 'tensor': 1}, jax.devices()[:1])
-  return session.restore_params(workdir, mesh)[1]
+  return restore.restore_params(workdir, mesh)[1]
 
 
 def _rollouts(workdir):

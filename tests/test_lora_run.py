@@ -8,11 +8,10 @@ import numpy as np
 import peft
 import torch
 import transformers
-
-from tepo_jax.job import session
-from tepo_jax.runtime import mesh as mesh_lib
 import pytest
 
+from tepo_jax.job import restore
+from tepo_jax.runtime import mesh as mesh_lib
 from tests import runs
 
 pytestmark = pytest.mark.long
@@ -49,7 +48,7 @@ def test_train_continue_and_export_with_lora(tmp_path, monkeypatch):
   # Against what `export` without --adapter and `evaluate` take.
   mesh = mesh_lib.make(
       {'data': 1, 'fsdp': 1, 'tensor': 1}, jax.devices()[:1])
-  _, params = session.restore_params(workdir, mesh)
+  _, params = restore.restore_params(workdir, mesh)
   for name, side in (('gate', 'mlp.gate'), ('q', 'self_attn.q')):
     merged = model.get_parameter(f'model.layers.1.{side}_proj.weight')
     np.testing.assert_allclose(

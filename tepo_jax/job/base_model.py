@@ -5,20 +5,22 @@ import json
 import pathlib
 import random
 import tempfile
+from typing import Any
 
 import jax
+from jax import numpy as jnp
 import ml_collections
 import numpy as np
 import optax
 
-from tepo_jax.job import steps
+from tepo_jax.job import programs as programs_lib
 from tepo_jax.learning import optimizer as optimizer_lib
-from tepo_jax.learning import supervised
 from tepo_jax.learning import update
+from tepo_jax.policy.huggingface import weights
 from tepo_jax.policy import layers
+from tepo_jax.policy import scoring
 from tepo_jax.policy import transformer
-from tepo_jax.policy import weights
-from tepo_jax.runtime import metrics
+from tepo_jax.runtime import progress as progress_lib
 from tepo_jax.tasks import arithmetic
 from tepo_jax.tasks import prompts
 
@@ -43,7 +45,7 @@ def make(config: ml_collections.ConfigDict, out: pathlib.Path,
     params = jax.jit(functools.partial(_init, model))(
         jax.random.key(config.seed))
     if trained:
-      params = _train(config, steps.execution(model, config.compute), params,
+      params = _train(config, programs_lib.execution(model, config.compute), params,
                       _demonstrations(config, tokenizer))
     weights.save(out, model, params, source=scratch)
 
@@ -62,10 +64,10 @@ def _train(config, model, params, demonstrations):
       beta1=0.9, beta2=0.99, epsilon=1e-8, weight_decay=0.01,
       max_grad_norm=1.0)
   state = update.TrainState(jax.numpy.int32(0), params, optimizer.init(params))
-  step = jax.jit(functools.partial(supervised.step, model, optimizer),
+  step = jax.jit(functools.partial(next_token_step, model, optimizer),
                  donate_argnums=0)
   generator = np.random.default_rng((config.seed, _DEMONSTRATIONS))
-  progress = metrics.Progress(total)
+  progress = progress_lib.Progress(total)
   for index in range(total):
     rows = generator.integers(settings.demonstrations, size=settings.batch)
     share = settings.direct_share if index >= settings.worked_steps else 0
@@ -126,3 +128,25 @@ def _demonstrations(config, tokenizer):
   mask_RT = is_solution_RS[:, 1:].astype(np.float32)
   return [array.reshape(2, len(problems), -1)
           for array in (token_RS, position_RS, mask_RT)]
+
+
+def next_token_loss(model: transformer.ModelConfig, params: Any,
+                    token_BS: jax.Array, position_BS: jax.Array,
+                    mask_BT: jax.Array) -> jax.Array:
+  """−Σ m log π(y_t | s_t) / Σ m over the tokens behind the first, nats."""
+  scores = scoring.score(model, params, token_BS, position_BS,
+                         num_targets=mask_BT.shape[1])
+  return -jnp.sum(mask_BT * scores.logp_BT) / jnp.sum(mask_BT)
+
+
+def next_token_step(model: transformer.ModelConfig,
+         optimizer: optax.GradientTransformation, state: update.TrainState,
+         token_BS: jax.Array, position_BS: jax.Array, mask_BT: jax.Array
+         ) -> tuple[update.TrainState, jax.Array]:
+  """One optimiser update; returns the new state and the loss before it."""
+  loss, gradient = jax.value_and_grad(next_token_loss, argnums=1)(
+      model, state.params, token_BS, position_BS, mask_BT)
+  updates, opt_state = optimizer.update(gradient, state.opt_state,
+                                        state.params)
+  params = optax.apply_updates(state.params, updates)
+  return update.TrainState(state.step + 1, params, opt_state), loss

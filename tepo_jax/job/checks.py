@@ -11,17 +11,17 @@ import ml_collections
 
 from tepo_jax import errors
 from tepo_jax.learning import objective
+from tepo_jax.learning import packing
 from tepo_jax.policy import attention
 from tepo_jax.policy import lora
 from tepo_jax.policy import transformer
-from tepo_jax.rollout import collect
 from tepo_jax.rollout import dump
-from tepo_jax.rollout import packing
+from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.tasks import grading
 
 _DTYPES = ('float32', 'bfloat16')
 _CHOICES = {
-    'rollout.dynamic_sampling': collect.MODES,
+    'rollout.dynamic_sampling': groups_lib.MODES,
     'train.packing': packing.MODES,
     'compute.dtype': _DTYPES,
     'compute.gradient_dtype': _DTYPES,

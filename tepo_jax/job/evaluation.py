@@ -1,21 +1,24 @@
 """Evaluation sets under their decodings, and what is said of the outcome."""
 
+from collections.abc import Collection, Iterator, Mapping, Sequence
 import dataclasses
-from collections.abc import Collection, Iterator
+import json
+import os
+import pathlib
 from typing import Any
 
 import jax
 import tqdm
 
 from tepo_jax import errors
-from tepo_jax.analysis import results as results_lib
 from tepo_jax.job import session as session_lib
-from tepo_jax.rollout import collect
 from tepo_jax.rollout import draw
-from tepo_jax.rollout import generation
+from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.runtime import files
 from tepo_jax.runtime import processes
 from tepo_jax.tasks import datasets
 from tepo_jax.tasks import prompts as prompts_lib
+from tepo_jax.tasks import results as results_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,14 +29,14 @@ class Evaluation:
   in averages over sets. style: where the template's answers are to be found.
   """
   name: str
-  prompts: list[collect.Prompt]
-  sampler: generation.GroupSampler
+  prompts: list[groups_lib.Prompt]
+  sampler: groups_lib.GroupSampler
   samples: int
   is_first: bool
   style: str
 
   def run(self, params: Any, key: jax.Array
-          ) -> tuple[list[collect.Group], dict[str, float]]:
+          ) -> tuple[list[groups_lib.Group], dict[str, float]]:
     """A group of each prompt, and what `results.brief` says of them.
 
     `params` are in the decode layout.
@@ -45,7 +48,7 @@ class Evaluation:
     return groups, results_lib.brief(summary) | self.take_counts()
 
   def stream(self, params: Any, key: jax.Array,
-             done: Collection[str] = ()) -> Iterator[collect.Group]:
+             done: Collection[str] = ()) -> Iterator[groups_lib.Group]:
     """The groups of the prompts, as they are done, in any order.
 
     done: ids of problems to skip; the others' completions are the same with
@@ -111,7 +114,7 @@ def _decoding(settings, temperature):
   return draw.Decoding(temperature, settings.top_k, settings.top_p)
 
 
-def sample_lines(name: str, groups: list[collect.Group]) -> list[dict]:
+def sample_lines(name: str, groups: list[groups_lib.Group]) -> list[dict]:
   """One JSON object a completion, for samples.jsonl."""
   lines = []
   for g in groups:
@@ -125,3 +128,91 @@ def sample_lines(name: str, groups: list[collect.Group]) -> list[dict]:
          'truncated': not g.ended_G[j], **known}
         for j, text in enumerate(g.text_G)]
   return lines
+
+IDENTITY = 'evaluation.json'
+
+
+class SampleFile:
+  """The completions of an evaluation in `folder`."""
+
+  def __init__(self, folder: str | os.PathLike, identity: dict[str, Any]):
+    """Checks that the folder is new or this evaluation's; writes nothing.
+
+    Raises:
+      errors.InputError: it holds another evaluation or other files.
+    """
+    self._folder = pathlib.Path(folder)
+    self._path = self._folder / results_lib.SAMPLES
+    self._identity = json.loads(json.dumps(identity))
+    self._groups: dict[str, dict[str, list[dict]]] = {}
+    found = self._folder / IDENTITY
+    if found.exists():
+      self._check(found)
+    elif self._folder.is_dir() and any(self._folder.iterdir()):
+      raise errors.InputError(
+          f'--out={folder}: is there, not empty, and not an evaluation\'s')
+
+  def _check(self, path):
+    try:
+      saved = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+      raise errors.InputError(f'{path}: {error}') from error
+    differing = [name for name in saved.keys() | self._identity.keys()
+                 if saved.get(name) != self._identity.get(name)]
+    if differing:
+      raise errors.InputError(
+          f'--out={self._folder} holds another evaluation: '
+          f'{", ".join(sorted(differing))} differ')
+
+  def open(self, samples: Mapping[str, int]) -> None:
+    """Makes the folder, or reads what is there.
+
+    samples: {name of an evaluation: its completions a problem}.
+    """
+    self._folder.mkdir(parents=True, exist_ok=True)
+    self._groups = {name: {} for name in samples}
+    files.replace_text(
+        self._folder / IDENTITY,
+        json.dumps(self._identity, indent=2, sort_keys=True) + '\n')
+    if self._path.exists():
+      for line in _whole_lines(self._path):
+        self._groups[line['set']].setdefault(line['id'], []).append(line)
+      self._groups = {
+          name: {problem: lines for problem, lines in groups.items()
+                 if len(lines) == samples[name]}
+          for name, groups in self._groups.items()}
+      self._rewrite()
+
+  def done(self, name: str) -> set[str]:
+    """Ids of the problems that this evaluation has its completions of."""
+    return set(self._groups[name])
+
+  def add(self, lines: Sequence[dict]) -> None:
+    """One group's lines, on disk when this returns."""
+    self._groups[lines[0]['set']][lines[0]['id']] = list(lines)
+    with self._path.open('a') as file:
+      file.write(_lines_text(lines))
+
+  def finish(self, order: Mapping[str, Sequence[str]]) -> dict[str, list[dict]]:
+    """The lines of each evaluation; the file gets the order of the problems."""
+    self._groups = {name: {problem: self._groups[name][problem]
+                           for problem in order[name]} for name in order}
+    self._rewrite()
+    return {name: sum(groups.values(), [])
+            for name, groups in self._groups.items()}
+
+  def _rewrite(self):
+    files.replace_text(self._path, ''.join(
+        _lines_text(lines) for groups in self._groups.values()
+        for lines in groups.values()))
+
+
+def _whole_lines(path):
+  """Parsed lines; the last is left out if it was cut off."""
+  for line in path.read_text().splitlines(keepends=True):
+    if line.endswith('\n'):
+      yield json.loads(line)
+
+
+def _lines_text(lines):
+  return ''.join(json.dumps(line) + '\n' for line in lines)

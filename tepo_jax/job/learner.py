@@ -8,29 +8,32 @@ import ml_collections
 import numpy as np
 
 from tepo_jax import errors
+from tepo_jax.job import memory as memory_lib
+from tepo_jax.job import minibatches as minibatches_lib
+from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import session as session_lib
-from tepo_jax.job import steps
-from tepo_jax.job import telling
+from tepo_jax.job import summaries
+from tepo_jax.learning import batch as batch_lib
 from tepo_jax.learning import update
 from tepo_jax.policy import lora
-from tepo_jax.rollout import collect
+from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.runtime import mesh as mesh_lib
 
 MAX_SKIPPED = 3  # updates in a row that are not finite before a run stops
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class UpdatePlan:
   """The updates of a rollout step.
 
   batch: on the host, with ℓ° and H°. noise_floor: see `update.train_step`.
   order: the rows of each update. first: the minibatches of the first epoch,
   on the devices. key: of the step's random numbers. scalars: metrics.
   """
-  batch: update.Batch
+  batch: batch_lib.Batch
   noise_floor: float
   order: list[np.ndarray]
-  first: list[update.Minibatch]
+  first: list[batch_lib.Minibatch]
   key: jax.Array
   scalars: dict[str, float]
 
@@ -50,8 +53,8 @@ class Learner:
   def __init__(self, config: ml_collections.ConfigDict,
                session: session_lib.Session):
     self.config, self.session = config, session
-    self.programs = steps.make(config, session.model, session.mesh)
-    steps.check_memory(self.programs)
+    self.programs = programs_lib.make(config, session.model, session.mesh)
+    memory_lib.check(self.programs)
     self.state, self.frozen, self.skipped_in_a_row = None, None, 0
 
   def load_base(self) -> None:
@@ -64,7 +67,7 @@ class Learner:
     """Of step 0; `load_base` comes first."""
     params = (self.session.load_params() if self.frozen is None else
               self.programs.init_adapters(
-                  steps.stream(self.config.seed, 'adapters')))
+                  programs_lib.stream(self.config.seed, 'adapters')))
     return self.programs.init_state(params)
 
   def policy(self) -> Any:
@@ -75,7 +78,7 @@ class Learner:
     """What the jitted functions take besides, with LoRA."""
     return () if self.frozen is None else (self.frozen,)
 
-  def learn(self, number: int, groups: list[collect.Group]
+  def learn(self, number: int, groups: list[groups_lib.Group]
             ) -> dict[str, float]:
     """All the updates of a rollout step; returns their metrics, averaged.
 
@@ -92,9 +95,9 @@ class Learner:
           for index in range(len(plan.order))])
     for outcome in history:
       self._count_skipped(outcome, number)
-    return plan.scalars | telling.average(history)
+    return plan.scalars | summaries.average(history)
 
-  def plan_updates(self, number: int, groups: list[collect.Group]) -> Plan:
+  def plan_updates(self, number: int, groups: list[groups_lib.Group]) -> UpdatePlan:
     """The updates of rollout step `number`, from the policy as it is now."""
     batch = self.to_batch(groups, self.programs.policy_loss.row.estimator)
     order, later = self._orders(batch, number)
@@ -102,22 +105,22 @@ class Learner:
       packed = [self.programs.pack(_rows(batch, rows)) for rows in order]
       minibatches, batch = self._score(batch, order, packed)
       noise_floor = self._noise_floor(batch, number)
-    return Plan(
+    return UpdatePlan(
         batch, noise_floor, order + later, minibatches,
-        jax.random.fold_in(steps.stream(self.config.seed, 'update'), number),
+        jax.random.fold_in(programs_lib.stream(self.config.seed, 'update'), number),
         {'noise_floor': noise_floor} | self._gap(batch)
-        | telling.packing_metrics(batch, packed))
+        | summaries.packing_metrics(batch, packed))
 
-  def to_batch(self, groups: list[collect.Group], estimator: str,
-               rows: int | None = None) -> update.Batch:
+  def to_batch(self, groups: list[groups_lib.Group], estimator: str,
+               rows: int | None = None) -> batch_lib.Batch:
     """Host arrays of the groups; `rows` is a rollout's if not given."""
     rollout = self.config.rollout
-    return collect.to_batch(
-        groups, telling.rewards(groups, rollout),
+    return minibatches_lib.to_batch(
+        groups, summaries.rewards(groups, rollout),
         rows=rows or rollout.prompts * rollout.samples,
         width=self.config.data.max_prompt_tokens, estimator=estimator)
 
-  def make_update(self, plan: Plan, index: int, old_params: Any
+  def make_update(self, plan: UpdatePlan, index: int, old_params: Any
                   ) -> dict[str, jax.Array]:
     """One of the plan's updates; its metrics, on the devices."""
     self.state, outcome = self.programs.train_step(
@@ -125,13 +128,13 @@ class Learner:
         plan.noise_floor, old_params, *self.base())
     return outcome
 
-  def minibatch(self, plan: Plan, index: int) -> update.Minibatch:
+  def minibatch(self, plan: UpdatePlan, index: int) -> batch_lib.Minibatch:
     """What one of the plan's updates sees, on the devices."""
     if index < len(plan.first):
       return plan.first[index]
     return self.on_devices(_rows(plan.batch, plan.order[index]))
 
-  def on_devices(self, batch: update.Batch) -> update.Minibatch:
+  def on_devices(self, batch: batch_lib.Batch) -> batch_lib.Minibatch:
     """The rows of a host batch, packed."""
     return self._put(self.programs.pack(batch))
 
@@ -141,7 +144,7 @@ class Learner:
     A minibatch of filler alone (mode 'drop') is left out.
     """
     settings = self.config.train
-    order = list(collect.minibatch_order(
+    order = list(minibatches_lib.minibatch_order(
         len(batch.mask_BT), self.config.rollout.samples,
         settings.minibatch_prompts, epochs or settings.epochs,
         self.config.seed, number))

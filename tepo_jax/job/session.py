@@ -1,11 +1,11 @@
 """What training and evaluation share: mesh, model folder, prompts, sampler."""
 
+from collections.abc import Callable
 import dataclasses
 import functools
 import os
 import pathlib
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,25 +13,22 @@ from jax.experimental.compilation_cache import compilation_cache
 import ml_collections
 import transformers
 
-from configs import base
 from tepo_jax import errors
-from tepo_jax import run_folder
-from tepo_jax.job import slots
-from tepo_jax.job import steps
-from tepo_jax.policy import hub
-from tepo_jax.policy import lora
+from tepo_jax.job import memory as memory_lib
+from tepo_jax.job import programs as programs_lib
+from tepo_jax.job import sampling as sampling_lib
+from tepo_jax.policy.huggingface import hub
+from tepo_jax.policy.huggingface import weights
 from tepo_jax.policy import transformer
-from tepo_jax.policy import weights
-from tepo_jax.rollout import collect
 from tepo_jax.rollout import draw
-from tepo_jax.rollout import generation
+from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import schedule
 from tepo_jax.rollout import stopping
-from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import mesh as mesh_lib
-from tepo_jax.runtime import metrics
+from tepo_jax.runtime import progress as progress_lib
 from tepo_jax.tasks import datasets
 from tepo_jax.tasks import grading
+from tepo_jax.tasks import problem as problem_lib
 from tepo_jax.tasks import prompts
 
 BASE_MODEL = 'base_model'  # in the workdir, where the config names no model
@@ -59,9 +56,9 @@ class Session:
   tokenizer: transformers.PreTrainedTokenizerBase
   eos_ids: tuple[int, ...]
   grader: grading.Grader
-  timers: metrics.Timers
+  timers: progress_lib.Timers
   check_stop: Callable[[], None] = lambda: None
-  sets: dict[str, list[datasets.Problem]] = dataclasses.field(
+  sets: dict[str, list[problem_lib.Problem]] = dataclasses.field(
       default_factory=dict)
 
   def __enter__(self) -> 'Session':
@@ -75,7 +72,7 @@ class Session:
     return weights.load(self.folder, 'float32', self.mesh)[1]
 
   def prompts(self, name: str, split: str | None,
-              limit: int | None) -> list[collect.Prompt]:
+              limit: int | None) -> list[groups_lib.Prompt]:
     """The set's prompts that are short enough; says how many are not, and
     how many of its problems another set has too.
 
@@ -100,29 +97,29 @@ class Session:
       raise errors.InputError(
           f'{name}: no prompt of at most data.max_prompt_tokens='
           f'{data.max_prompt_tokens} tokens')
-    return [collect.Prompt(problem, tuple(ids), index)
+    return [groups_lib.Prompt(problem, tuple(ids), index)
             for index, (problem, ids) in enumerate(rendered)]
 
   def sampler(self, *, prompts: int, samples: int, max_tokens: int,
               decoding: draw.Decoding, stop_after_boxed: bool = False
-              ) -> generation.GroupSampler:
+              ) -> groups_lib.GroupSampler:
     """A sampler for so many prompts; slots as `config.rollout` says."""
     settings = self.config.rollout
 
     @functools.cache
     def make_schedule():
-      shapes = slots.shapes(
+      shapes = memory_lib.sampling_shapes(
           self.model, self.mesh, wanted=settings.slots, work=prompts * samples,
           prompt_tokens=self.config.data.max_prompt_tokens,
           max_tokens=max_tokens, chunk=settings.chunk)
       return schedule.Schedule(
-          steps.make_sampling(
+          sampling_lib.make(
               self.model, self.mesh, decoding=decoding, eos_ids=self.eos_ids,
               chunk=settings.chunk),
           shapes, functools.partial(stopping.after_boxed, self.tokenizer)
           if stop_after_boxed else None)
 
-    return generation.GroupSampler(
+    return groups_lib.GroupSampler(
         schedule=make_schedule, group_size=samples, max_tokens=max_tokens,
         grader=self.grader, tokenizer=self.tokenizer, timers=self.timers,
         check=lambda: self.check_stop())
@@ -138,8 +135,8 @@ def open_folder(config: ml_collections.ConfigDict, folder: str | os.PathLike
   """
   mesh = mesh_lib.make(config.mesh)
   weights.check(folder, mesh)
-  model = steps.execution(
-      steps.adapted(weights.read_config(folder), config.lora), config.compute,
+  model = programs_lib.execution(
+      programs_lib.adapted(weights.read_config(folder), config.lora), config.compute,
       mesh)
   longest = config.data.max_prompt_tokens + max(
       config.rollout.max_tokens, config.eval.max_tokens)
@@ -154,7 +151,7 @@ def open_folder(config: ml_collections.ConfigDict, folder: str | os.PathLike
       grader=grading.Grader(
           config.grading.workers, prompts.get(config.data.template).style,
           config.grading.timeout),
-      timers=metrics.Timers())
+      timers=progress_lib.Timers())
 
 
 def model_folder(config: ml_collections.ConfigDict,
@@ -184,50 +181,3 @@ def cache_compilations(config: ml_collections.ConfigDict,
   jax.config.update('jax_compilation_cache_dir', folder)
   # What was compiled before has settled that there is no cache.
   compilation_cache.reset_cache()
-
-
-def restore_trained(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
-                    step: int | None = None
-                    ) -> tuple[str, transformer.ModelConfig, Any]:
-  """What a checkpoint holds: all the fp32 weights, or LoRA's adapters.
-
-  Returns:
-    The folder the run started from, the model with its execution fields, and
-    the parameters on the mesh.
-
-  Raises:
-    errors.InputError: not a run's workdir, or no such checkpoint.
-  """
-  config = run_folder.read_config(workdir)
-  there = run_folder.field_names(config)
-  lacking = sorted(
-      name for name in run_folder.field_names(base.get_config())
-      if name not in there and not name.startswith('method.'))
-  if lacking:
-    raise errors.InputError(
-        f'{workdir}/config.json is not the config of a run of this version: '
-        f'{lacking[0]} is missing')
-  folder = model_folder(config, workdir)
-  checkpointer = checkpoint.Checkpointer(
-      pathlib.Path(workdir) / CHECKPOINTS, read_only=True)
-  programs = steps.make(config, weights.read_config(folder), mesh)
-  state, _ = checkpointer.restore(step, *steps.restorable(programs))
-  checkpointer.close()
-  return folder, programs.model, state.params
-
-
-def restore_params(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
-                   step: int | None = None) -> tuple[str, Any]:
-  """The folder a run started from, and the fp32 weights of a checkpoint.
-
-  They are laid out as `weights.load` would; adapters are merged.
-
-  Raises:
-    errors.InputError: as `restore_trained`.
-  """
-  folder, model, params = restore_trained(workdir, mesh, step)
-  if model.lora:
-    _, base = weights.load(folder, 'float32', mesh)
-    merge = functools.partial(lora.merge, model.lora)
-    return folder, jax.jit(merge, donate_argnums=0)(base, params)
-  return folder, params

@@ -13,22 +13,21 @@ import ml_collections
 import numpy as np
 
 from tepo_jax import errors
-from tepo_jax import run_folder
 from tepo_jax.job import evaluation
 from tepo_jax.job import learner as learner_lib
+from tepo_jax.job import programs as programs_lib
+from tepo_jax.job import run_folder
 from tepo_jax.job import session as session_lib
-from tepo_jax.job import steps
-from tepo_jax.job import telling
-from tepo_jax.rollout import collect
+from tepo_jax.job import summaries
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import dump
+from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import schedule
 from tepo_jax.runtime import checkpoint
-from tepo_jax.runtime import compilation
-from tepo_jax.runtime import environment
 from tepo_jax.runtime import host
 from tepo_jax.runtime import metrics
 from tepo_jax.runtime import processes
+from tepo_jax.runtime import progress as progress_lib
 from tepo_jax.tasks import prompts
 
 
@@ -48,15 +47,15 @@ class Trainer:
     rollout = config.rollout
     self.learner = learner_lib.Learner(config, session)
     self.prompts = session.prompts(config.data.name, None, config.data.limit)
-    self.order = collect.DataOrder(len(self.prompts), config.seed)
+    self.order = groups_lib.DataOrder(len(self.prompts), config.seed)
     self.sampler = session.sampler(
         prompts=rollout.prompts, samples=rollout.samples,
         max_tokens=rollout.max_tokens,
         decoding=draw.Decoding(rollout.temperature))
     self.evaluations = evaluation.prepare(session) if config.eval.period else []
-    self.progress = metrics.Progress(
+    self.progress = progress_lib.Progress(
         config.steps, sys.stderr if processes.is_first() else io.StringIO())
-    self.compilations = compilation.Counter(_warm_up(config))
+    self.compilations = host.CompilationCounter(_warm_up(config))
     self.background = futures.ThreadPoolExecutor(1)
 
   def open(self, workdir: pathlib.Path) -> None:
@@ -73,7 +72,7 @@ class Trainer:
           workdir, self.config.wandb_project, self.config.to_dict())
     self._restore()
     if processes.is_first():
-      environment.record(workdir, self.step)
+      host.record(workdir, self.step)
 
   def _restore(self):
     """The last good checkpoint, or the model's weights at step 0.
@@ -83,7 +82,7 @@ class Trainer:
     learner = self.learner
     learner.load_base()
     saved = self.checkpointer.restore_last_good(
-        *steps.restorable(learner.programs))
+        *programs_lib.restorable(learner.programs))
     if saved is None:
       self.progress.phase(f'loading {self.session.folder}')
       learner.state = learner.first_state()
@@ -135,8 +134,8 @@ class Trainer:
       scalars = scalars | self.evaluate()
     self.writer.write(self.step, scalars)
     self.unrecorded = None
-    self.progress.step(self.step, telling.summary(scalars),
-                       telling.evaluated(scalars))
+    self.progress.step(self.step, summaries.summary(scalars),
+                       summaries.evaluated(scalars))
     if (self._is_due(self.config.checkpoint.period)
         and self.checkpointer.latest() != self.step):
       self._save(next((value for name, value in scalars.items()
@@ -180,9 +179,9 @@ class Trainer:
     self.cursor = rollout.cursor
     dumped = self.background.submit(
         self._dump, number, rollout,
-        telling.rewards(rollout.sampled, self.config.rollout),
+        summaries.rewards(rollout.sampled, self.config.rollout),
         self.config.dump.period)
-    scalars = telling.rollout_metrics(rollout, self.config.rollout)
+    scalars = summaries.rollout_metrics(rollout, self.config.rollout)
     scalars |= {f'grading/{name}': count
                 for name, count in self.sampler.counts.items()}
     self.sampler.counts.clear()
@@ -208,7 +207,7 @@ class Trainer:
       return self.learner.learn(number, rollout.groups)
     except errors.RunError as error:
       self.background.shutdown()
-      self._dump(number, rollout, telling.rewards(
+      self._dump(number, rollout, summaries.rewards(
           rollout.sampled, self.config.rollout), period=1)
       raise errors.RunError(
           f'{error}; the step\'s completions are in {session_lib.ROLLOUTS}/, '
@@ -229,13 +228,13 @@ class Trainer:
       params = jax.block_until_ready(
           self.learner.programs.to_decode(self.learner.policy()))
     self.weight_bytes = sum(x.nbytes for x in jax.tree.leaves(params))
-    key = jax.random.fold_in(steps.stream(self.config.seed, 'rollout'), number)
+    key = jax.random.fold_in(programs_lib.stream(self.config.seed, 'rollout'), number)
 
     def draw(cursor):
       places = range(cursor, cursor + rollout.prompts)
       return [self.prompts[self.order[i]].at(i) for i in places]
 
-    return collect.collect(
+    return groups_lib.collect(
         draw, lambda prompts: self.sampler(params, prompts, key),
         cursor=self.cursor, wanted=rollout.prompts,
         mode=rollout.dynamic_sampling,
@@ -246,7 +245,7 @@ class Trainer:
     self.progress.phase('evaluating')
     params = self.learner.programs.to_decode(self.learner.policy())
     scalars, start = {}, time.perf_counter()
-    key = steps.stream(self.config.seed, 'eval')
+    key = programs_lib.stream(self.config.seed, 'eval')
     for index, item in enumerate(self.evaluations):
       _, results = item.run(params, jax.random.fold_in(key, index))
       scalars |= {f'eval/{item.name}/{name}': value

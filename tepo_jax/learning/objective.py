@@ -27,8 +27,8 @@ import jax.numpy as jnp
 
 from tepo_jax.learning import advantage
 from tepo_jax.learning import diagnostics
+from tepo_jax.learning import method as method_lib
 from tepo_jax.learning import numerics
-from tepo_jax.learning import rows
 
 
 @struct.dataclass
@@ -331,7 +331,7 @@ class PolicyLoss:
   `statistics` of the whole, `partial` of slices of its rows (they add up to
   L whatever the split), `metrics` of the whole. Hashable by identity.
   """
-  row: rows.Row
+  row: method_lib.Row
   drop: Callable | None
   needs_kl: bool  # tokens.kl_BT is read
   needs_scoring: bool  # statistics() reads logp_BT and entropy_BT
@@ -412,12 +412,12 @@ def make_policy_loss(row):
     errors.InputError: a wrong name, key or number; one line that names the
       field and lists the choices.
   """
-  row = rows.read(row, dict(
+  row = method_lib.read(row, dict(
       weight=WEIGHTS, clip=CLIPS, shape=SHAPES, aggregate=AGGREGATES,
       penalty=PENALTIES, region=REGIONS, delta_entropy=CHANGES,
       estimator=advantage.ESTIMATORS))
   return PolicyLoss(
-      row=row, drop=rows.part(row.clip, DROPS),
+      row=row, drop=method_lib.part(row.clip, DROPS),
       needs_kl=row.regularised and row.penalty is kl_full,
       needs_scoring=not WHOLE_MINIBATCH.isdisjoint((
           row.clip.func, row.shape.func, row.region.func,

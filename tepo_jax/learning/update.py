@@ -19,60 +19,11 @@ import jax
 from jax import numpy as jnp
 import optax
 
+from tepo_jax.learning import batch as batch_lib
 from tepo_jax.learning import objective
 from tepo_jax.policy import lora
 from tepo_jax.policy import scoring
 from tepo_jax.policy import transformer
-
-
-@flax.struct.dataclass
-class Batch:
-  """Graded completions on the host. Filler rows have an empty mask.
-
-  token_BS, position_BS: int32 prompt (left-padded) and completion; position
-    −1 is padding.
-  mask_BT: float32, 1 on completion tokens up to and including EOS.
-  advantage_B: float32.
-  old_logp_BT, old_entropy_BT: of π_old by the training forward, nats.
-  sampler_logp_BT: the sampler's own log-probability, nats.
-  """
-  token_BS: jax.Array
-  position_BS: jax.Array
-  mask_BT: jax.Array
-  advantage_B: jax.Array
-  old_logp_BT: jax.Array
-  old_entropy_BT: jax.Array
-  sampler_logp_BT: jax.Array
-
-
-@flax.struct.dataclass
-class Minibatch:
-  """The completions of an update, and the rows they are packed into.
-
-  mask_BT, advantage_B, old_logp_BT, old_entropy_BT: as in `Batch`.
-  block_B, microbatch_B, row_B, column_B: int32, where the scores of a
-    completion begin; block −1: filler, nowhere.
-  used_K: int32, the microbatches of each block that hold anything.
-  blocks: K times scoring.Rows, arrays [M, R, S] with a shape of their own.
-  """
-  mask_BT: jax.Array
-  advantage_B: jax.Array
-  old_logp_BT: jax.Array
-  old_entropy_BT: jax.Array
-  block_B: jax.Array
-  microbatch_B: jax.Array
-  row_B: jax.Array
-  column_B: jax.Array
-  used_K: jax.Array
-  blocks: tuple[scoring.Rows, ...]
-
-  @classmethod
-  def of(cls, batch: Batch, **layout: Any) -> 'Minibatch':
-    """The completions of a batch, laid out as the other fields say."""
-    return cls(
-        mask_BT=batch.mask_BT, advantage_B=batch.advantage_B,
-        old_logp_BT=batch.old_logp_BT, old_entropy_BT=batch.old_entropy_BT,
-        **layout)
 
 
 @flax.struct.dataclass
@@ -109,7 +60,7 @@ class Scorer:
         chunk_size=self.chunk_size, shards=self.shards, old_params=old_params)
 
 
-def old_policy_statistics(scorer: Scorer, params: Any, minibatch: Minibatch
+def old_policy_statistics(scorer: Scorer, params: Any, minibatch: batch_lib.Minibatch
                           ) -> tuple[jax.Array, jax.Array]:
   """ℓ° and H° [B, T] by the training forward at the training shapes.
 
@@ -122,7 +73,7 @@ def old_policy_statistics(scorer: Scorer, params: Any, minibatch: Minibatch
 
 def train_step(scorer: Scorer, policy_loss: objective.PolicyLoss,
                optimizer: optax.GradientTransformation, state: TrainState,
-               minibatch: Minibatch, rng: jax.Array, noise_floor: jax.Array,
+               minibatch: batch_lib.Minibatch, rng: jax.Array, noise_floor: jax.Array,
                old_params: Any = None
                ) -> tuple[TrainState, dict[str, jax.Array]]:
   """One update from one minibatch (TEPO Eq. 4, Algorithm 1 steps 5–7).
@@ -149,7 +100,7 @@ def train_step(scorer: Scorer, policy_loss: objective.PolicyLoss,
 
 
 def loss_and_gradient(scorer: Scorer, partial: Callable[..., jax.Array],
-                      params: Any, minibatch: Minibatch, statistics: Any,
+                      params: Any, minibatch: batch_lib.Minibatch, statistics: Any,
                       old_params: Any) -> tuple[jax.Array, Any, scoring.Scores]:
   """A loss that adds up over completions, its gradient, and the scores.
 
@@ -204,7 +155,7 @@ def _to_differentiate(dtype, params):
       params['layers'])}
 
 
-def tokens(minibatch: Minibatch, scores: scoring.Scores | None
+def tokens(minibatch: batch_lib.Minibatch, scores: scoring.Scores | None
            ) -> objective.Tokens:
   """What the objective sees; `scores` None: masks only."""
   scores = scores or scoring.Scores(None, None, None)

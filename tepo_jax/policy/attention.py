@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
 from tepo_jax import errors
-from tepo_jax.policy import packed_attention
+from tepo_jax.policy.cpu import packed_attention
 from tepo_jax.policy import plain_attention
 from tepo_jax.policy import visibility
 from tepo_jax.runtime import mesh as mesh_lib

@@ -9,8 +9,8 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from tepo_jax.policy.cpu import products
 from tepo_jax.policy import lora as lora_lib
-from tepo_jax.policy import products
 
 INIT_STDDEV = 0.02  # of every kernel and the embedding
 _TURNED = 'turned_kernel'

@@ -13,7 +13,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from tepo_jax.policy import reductions
+from tepo_jax.policy.cpu import reductions
 from tepo_jax.policy import visibility
 
 _SMALLEST = 64  # slots of a block

@@ -19,10 +19,10 @@ import flax.struct
 import jax
 from jax import numpy as jnp
 
-from tepo_jax.policy import on_mesh
-from tepo_jax.policy import products
+from tepo_jax.policy.cpu import products
+from tepo_jax.policy.cpu import reductions
+from tepo_jax.policy import padding as padding_lib
 from tepo_jax.policy import prompt_sharing
-from tepo_jax.policy import reductions
 from tepo_jax.policy import transformer
 
 
@@ -162,7 +162,7 @@ class _Plan:
     logits_MV = jax.lax.dot_general(
         hidden_MD, weight, (((1,), (1 if self.tied else 0,)), ((), ())),
         preferred_element_type=jnp.float32)
-    logits_MV = on_mesh.without_padding(self.vocab_size, logits_MV)
+    logits_MV = padding_lib.without_padding(self.vocab_size, logits_MV)
     return transformer.constrain(
         logits_MV / self.temperature, ('batch', 'vocab'))
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from tepo_jax.policy import attention
 from tepo_jax.policy import layers as layers_lib
 from tepo_jax.policy import lora as lora_lib
-from tepo_jax.policy import on_mesh
+from tepo_jax.policy import padding as padding_lib
 from tepo_jax.policy import prompt_sharing
 from tepo_jax.policy import rope
 
@@ -169,7 +169,7 @@ def logits(config: ModelConfig, params, hidden):
   else:
     logits_MV = jax.lax.optimization_barrier(
         product(hidden_MD, weight, (((1,), (0,)), ((), ()))))
-  return on_mesh.without_padding(config.vocab_size, logits_MV).reshape(
+  return padding_lib.without_padding(config.vocab_size, logits_MV).reshape(
       *hidden.shape[:-1], -1)
 
 

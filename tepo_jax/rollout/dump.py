@@ -33,9 +33,9 @@ import pyarrow
 from pyarrow import parquet
 
 from tepo_jax import errors
-from tepo_jax.rollout import collect
+from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.tasks import answers as answers_lib
-from tepo_jax.tasks import datasets
+from tepo_jax.tasks import problem as problem_lib
 
 FORMATS = ('jsonl', 'parquet')
 
@@ -55,7 +55,7 @@ _SCHEMA = pyarrow.schema([
 FIELDS = _SCHEMA.names
 
 
-def records(step: int, rollout: collect.Rollout, rewards: Sequence[np.ndarray],
+def records(step: int, rollout: groups_lib.Rollout, rewards: Sequence[np.ndarray],
             name: str, style: str) -> list[dict]:
   """The records of a rollout step.
 
@@ -154,7 +154,7 @@ def read(directory: pathlib.Path, step: int) -> list[dict]:
   return rows
 
 
-def to_groups(rows: list[dict], slots: int) -> list[collect.Group]:
+def to_groups(rows: list[dict], slots: int) -> list[groups_lib.Group]:
   """The groups that were sampled, in the order they were written.
 
   Args:
@@ -174,11 +174,11 @@ def _group(members, slots):
     return array_GT
 
   first = members[0]
-  problem = datasets.Problem(
+  problem = problem_lib.Problem(
       id=first['id'], problem=first['problem'],
       answers=tuple(first['answers']), source=first['set'])
-  return collect.Group(
-      prompt=collect.Prompt(
+  return groups_lib.Group(
+      prompt=groups_lib.Prompt(
           problem, tuple(first['prompt_ids']), first['cursor']),
       token_GT=padded('token_ids', np.int32),
       logp_GT=padded('sampler_logp', np.float32),

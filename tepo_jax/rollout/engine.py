@@ -19,7 +19,7 @@ import flax.struct
 import jax
 from jax import numpy as jnp
 
-from tepo_jax.policy import decoding as decoding_lib
+from tepo_jax.policy import cache as cache_lib
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw as draw_lib
 
@@ -67,7 +67,7 @@ def prefill(config: transformer.ModelConfig, params: Any,
 
   The last token of a prompt is the first input of its samples' decoding.
   """
-  cache = decoding_lib.init_cache(config, *token_QP.shape, config.dtype)
+  cache = cache_lib.init_cache(config, *token_QP.shape, config.dtype)
   return transformer.forward(
       config, params, token_QP, position_QP, cache)[1]
 

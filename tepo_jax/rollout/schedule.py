@@ -46,7 +46,7 @@ class Shapes:
     return max(1, self.slots[-1] // _REFILL_SHARE)
 
 
-def shapes(*, slots: int, work: int, prompt_tokens: int, max_tokens: int,
+def make_shapes(*, slots: int, work: int, prompt_tokens: int, max_tokens: int,
            chunk: int, shards: int) -> Shapes:
   """Shapes for at most so many slots, completions of a queue and tokens."""
   slots = min(slots, work)
@@ -82,7 +82,7 @@ def _unit(columns):
 
 
 @dataclasses.dataclass(frozen=True)
-class Programs:
+class SamplingPrograms:
   """The functions of `engine`, jitted for one model, mesh and decoding.
 
   empty: (N, W, current column) -> cache.
@@ -152,7 +152,7 @@ class Schedule:
   stop: None, or a function of nothing that gives a function of a completion's
     next tokens: the number of them up to which it goes, or None to go on.
   """
-  programs: Programs
+  programs: SamplingPrograms
   shapes: Shapes
   stop: Callable[[], Callable[[np.ndarray], int | None]] | None = None
 

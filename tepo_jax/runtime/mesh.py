@@ -8,17 +8,17 @@ optimiser state (the batch is split over data and fsdp together); `tensor`
 shards of the vocabulary, heads and feed-forward width.
 """
 
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import contextvars
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flax import linen as nn
 import jax
-import numpy as np
 from jax.experimental import multihost_utils
+import numpy as np
 
 from tepo_jax import errors
 
@@ -309,3 +309,8 @@ def _parts(mesh: jax.sharding.Mesh, axes: str | tuple[str, ...] | None) -> int:
   """Into how many pieces a dimension mapped to these mesh axes is cut."""
   axes = (axes,) if isinstance(axes, str) else axes or ()
   return math.prod(mesh.shape[axis] for axis in axes)
+
+
+def platform(mesh: jax.sharding.Mesh) -> str:
+  """'cpu', 'gpu' or 'tpu': of the mesh's devices."""
+  return mesh.devices.flat[0].platform

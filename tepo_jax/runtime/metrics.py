@@ -1,25 +1,21 @@
 """What a run tells: metrics.jsonl, TensorBoard, phase times, progress."""
 
-import collections
+from collections.abc import Iterator, Mapping
 import contextlib
 import hashlib
 import json
 import math
 import os
 import pathlib
-import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tensorboardX import event_file_writer
 from tensorboardX.proto import event_pb2
 from tensorboardX.proto import summary_pb2
 
-from tepo_jax import files
-
-PLAIN_PHASE_SECONDS = 5.0  # least time between phase lines off a terminal
+from tepo_jax.runtime import files
 
 
 class Writer:
@@ -180,104 +176,3 @@ class _Wandb(_Sink):
     with self._told_once():
       if self._writer is not None:
         self._writer.finish()
-
-
-class Timers:
-  """Wall-clock seconds by phase: `with timers('rollout'): ...`."""
-
-  def __init__(self):
-    self._seconds = collections.defaultdict(float)
-
-  @contextlib.contextmanager
-  def __call__(self, name: str) -> Iterator[None]:
-    start = time.perf_counter()
-    try:
-      yield
-    finally:
-      self._seconds[name] += time.perf_counter() - start
-
-  def pop(self) -> dict[str, float]:
-    """The seconds since the last pop, by phase; starts again from none."""
-    seconds, self._seconds = dict(self._seconds), self._seconds.__class__(float)
-    return seconds
-
-
-class Progress:
-  """Says on `stream` what is happening and how long it will take.
-
-  On a terminal two lines are rewritten in place: step, phase and time left,
-  and what the last step was like; what must stay is printed above them.
-  Elsewhere every step is one line, and so is a phase, but no more than one
-  every PLAIN_PHASE_SECONDS.
-  """
-
-  def __init__(self, total_steps: int, stream=None):
-    self._total = total_steps
-    self._stream = sys.stderr if stream is None else stream
-    self._tty = self._stream.isatty()
-    self._start = time.monotonic()
-    self._finished = 0
-    self._last_phase = -math.inf
-    self._head, self._left, self._summary = '', '', ''
-    self._drawn = 0  # lines of the block on the terminal
-
-  def phase(self, text: str) -> None:
-    """Shows what is happening now."""
-    now = time.monotonic()
-    if self._tty:
-      self._draw(f'{self._head}{text} ...{self._left}')
-    elif now - self._last_phase >= PLAIN_PHASE_SECONDS:
-      self._last_phase = now
-      self._print(f'{self._head}{text} ...\n')
-
-  def step(self, step: int, summary: str, kept: str = '') -> None:
-    """Shows a step that is done; `step` counts from 1. `kept` must stay."""
-    self._finished += 1
-    seconds = (time.monotonic() - self._start) / self._finished
-    left = _duration(seconds * (self._total - step))
-    self._head = f'step {step + 1}/{self._total}  {self._bar(step)}  '
-    self._left, self._summary = f'  eta {left}', summary
-    if not self._tty:
-      self._head = f'step {step + 1}/{self._total}  '
-      parts = [f'step {step}/{self._total}', summary, kept, f'eta {left}']
-      self._print('  '.join(filter(None, parts)) + '\n')
-      return
-    if kept:
-      self._print(f'{self._erase()}step {step}/{self._total}  {kept}\n')
-    self._draw(f'step {step}/{self._total}  {self._bar(step)}{self._left}')
-
-  def close(self) -> None:
-    """Leaves the last lines on the terminal, the cursor below them."""
-    if self._drawn:
-      self._drawn = 0
-      self._print('\n')
-
-  def _bar(self, step):
-    filled = round(20 * step / self._total)
-    return '━' * filled + '─' * (20 - filled)
-
-  def _draw(self, line):
-    width = shutil.get_terminal_size().columns - 1
-    lines = [text[:width] for text in (line, self._summary) if text]
-    text = self._erase() + '\n'.join(lines)
-    self._drawn = len(lines)
-    self._print(text)
-
-  def _erase(self):
-    """To the block's first line, clearing from there on."""
-    up = f'\x1b[{self._drawn - 1}A' if self._drawn > 1 else ''
-    self._drawn = 0
-    return f'\r{up}\x1b[J'
-
-  def _print(self, text: str) -> None:
-    self._stream.write(text)
-    self._stream.flush()
-
-
-def _duration(seconds: float) -> str:
-  """90 -> '1m30s', 7260 -> '2h01m'."""
-  minutes, rest = divmod(round(seconds), 60)
-  hours, minutes = divmod(minutes, 60)
-  if hours:
-    return f'{hours}h{minutes:02d}m'
-  return f'{minutes}m{rest:02d}s' if minutes else f'{rest}s'

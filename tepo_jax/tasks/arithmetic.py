@@ -25,7 +25,7 @@ from collections.abc import Sequence
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from tepo_jax.tasks import datasets
+from tepo_jax.tasks import problem as problem_lib
 
 LEVELS = (3, 4, 5)
 SPLITS = ('train', 'test')
@@ -52,7 +52,7 @@ _CHAT_TEMPLATE = (
 
 
 def problems(split: str, count: int, seed: int = 0,
-             levels: Sequence[int] = LEVELS) -> list[datasets.Problem]:
+             levels: Sequence[int] = LEVELS) -> list[problem_lib.Problem]:
   """`count` distinct problems; problem i has level levels[i % len(levels)].
 
   A function of the arguments alone; a larger count only appends. Levels go
@@ -77,7 +77,7 @@ def _fresh(rng, level, split, drawn):
     digest = hashlib.sha256(text.encode()).hexdigest()
     is_test = int(digest, 16) % TEST_SHARE == 0
     if is_test == (split == 'test') and text not in drawn:
-      return datasets.Problem(
+      return problem_lib.Problem(
           f'arithmetic/{digest[:16]}', text, (str(answer),), 'arithmetic',
           level=str(level))
   raise ValueError(f'arithmetic: level {level} has too few problems')
@@ -97,7 +97,7 @@ def _draw(rng, level):
   return f'{text}.', total
 
 
-def demonstration(problem: datasets.Problem, rng: random.Random,
+def demonstration(problem: problem_lib.Problem, rng: random.Random,
                   style: str) -> str:
   r"""A right solution, without the end-of-turn token.
 

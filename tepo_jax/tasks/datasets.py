@@ -7,42 +7,21 @@ its number; what a set leaves out on purpose is counted and logged.
 """
 
 import collections
+from collections.abc import Iterable, Iterator
 import dataclasses
 import json
 import logging
 import math
 import pathlib
 import re
-from collections.abc import Iterable, Iterator
 
 from tepo_jax import errors
-from tepo_jax.tasks import answers, grading, prompts
+from tepo_jax.tasks import answers
+from tepo_jax.tasks import arithmetic
+from tepo_jax.tasks import problem as problem_lib
+from tepo_jax.tasks import prompts
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class Problem:
-  """One problem. Any of `answers` counts as right.
-
-  `unit` and `abs_error` (absolute tolerance) come with OlympiadBench golds.
-  """
-  id: str
-  problem: str
-  answers: tuple[str, ...]
-  source: str
-  level: str | None = None
-  subject: str | None = None
-  unit: str | None = None
-  abs_error: float | None = None
-
-  @property
-  def golds(self) -> tuple[str | grading.Gold, ...]:
-    """What `grading.Grader` takes for answers."""
-    if self.unit is None and self.abs_error is None:
-      return self.answers
-    return tuple(grading.Gold(answer, self.unit, self.abs_error)
-                 for answer in self.answers)
 
 
 # (problem column, answer column); a local file is read by the first pair
@@ -121,7 +100,7 @@ SETS = {
 
 
 def load(name_or_path: str, split: str | None = None,
-         limit: int | None = None) -> list[Problem]:
+         limit: int | None = None) -> list[problem_lib.Problem]:
   """Problems by name or from a file.
 
   Args:
@@ -153,7 +132,6 @@ def load(name_or_path: str, split: str | None = None,
 
 
 def _embedded(split, count):
-  from tepo_jax.tasks import arithmetic  # It imports Problem from here.
   if split not in arithmetic.SPLITS:
     raise errors.InputError(f'arithmetic: no split {split!r}, only '
                             f'{" and ".join(arithmetic.SPLITS)}')
@@ -214,7 +192,7 @@ def _load_dataset(path, config, split):
 
 
 def _convert(rows: Iterable[tuple[int, object]], origin: str,
-             name: str | None) -> list[Problem]:
+             name: str | None) -> list[problem_lib.Problem]:
   """Checked records; what the set leaves out is counted and logged."""
   leave_out = SETS[name].leave_out if name else ()
   fixed = {'source': name} if name else {}
@@ -230,7 +208,7 @@ def _convert(rows: Iterable[tuple[int, object]], origin: str,
     text = _problem_text(row, layout[0], where)
     golds = _answers(row, layout[1], where, 'empty' in leave_out)
     reasons.append(_reason_to_leave_out(_one_spaced(text), golds, answers_of))
-    problem = Problem(problem=text, answers=golds, **{
+    problem = problem_lib.Problem(problem=text, answers=golds, **{
         'id': f'{label}/{number}', 'source': label,
         **_optional_fields(row, where), **fixed})
     if problem.id in ids:  # as in the AMC set, two exams in one
@@ -249,7 +227,8 @@ def _convert(rows: Iterable[tuple[int, object]], origin: str,
   return problems
 
 
-def overlap(problems: Iterable[Problem], others: Iterable[Problem]) -> int:
+def overlap(problems: Iterable[problem_lib.Problem],
+            others: Iterable[problem_lib.Problem]) -> int:
   """How many of `problems` have their letters and digits among `others`."""
   texts = {_letters(other.problem) for other in others}
   return sum(_letters(problem.problem) in texts for problem in problems)

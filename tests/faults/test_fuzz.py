@@ -9,8 +9,8 @@ import pytest
 from safetensors import numpy as safetensors_numpy
 
 from tepo_jax import errors
-from tepo_jax.policy import tensor_files
-from tepo_jax.policy import weights
+from tepo_jax.policy.huggingface import tensor_files
+from tepo_jax.policy.huggingface import weights
 from tepo_jax.tasks import answers
 from tepo_jax.tasks import datasets
 from tests import fork_server

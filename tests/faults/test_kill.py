@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests import runs
 from tests.faults import kill
+from tests import runs
 
 pytestmark = pytest.mark.long
 

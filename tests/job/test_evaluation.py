@@ -10,17 +10,17 @@ import pytest
 
 from tepo_jax import errors
 from tepo_jax.job import evaluation
-from tepo_jax.rollout import collect
 from tepo_jax.rollout import draw
-from tepo_jax.tasks import datasets
+from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.tasks import problem as problem_lib
 
 
 def _group(number, accuracy, length, ended):
-  problem = datasets.Problem(
+  problem = problem_lib.Problem(
       id=f'p{number}', problem=f'{number}?', answers=('1', '2'), source='test')
   size = len(accuracy)
-  return collect.Group(
-      collect.Prompt(problem, (1,), number), np.zeros((size, 9), np.int32),
+  return groups_lib.Group(
+      groups_lib.Prompt(problem, (1,), number), np.zeros((size, 9), np.int32),
       np.zeros((size, 9), np.float32), np.array(length, np.int32),
       np.array(ended), tuple(f'text {number}.{j}' for j in range(size)),
       np.array(accuracy, np.float32))

@@ -6,8 +6,8 @@ import pytest
 
 from configs import methods
 from configs import tiny
-from tepo_jax.job import steps
-from tepo_jax.learning import update
+from tepo_jax.job import programs as programs_lib
+from tepo_jax.learning import batch as batch_lib
 from tepo_jax.policy import transformer
 from tepo_jax.runtime import mesh as mesh_lib
 
@@ -26,7 +26,7 @@ def random_batch(seed):
   position_BS = np.concatenate([
       np.tile(np.arange(PROMPT), (ROWS, 1)),
       np.where(mask_BT, PROMPT + np.arange(SLOTS), -1)], 1)
-  return update.Batch(
+  return batch_lib.Batch(
       token_BS=generator.integers(0, 32, (ROWS, PROMPT + SLOTS), np.int32),
       position_BS=position_BS.astype(np.int32),
       mask_BT=mask_BT.astype(np.float32),
@@ -41,7 +41,7 @@ def programs_of(name):
   config.compute.unroll = 1
   config.optimizer.learning_rate = 1e-2
   mesh = mesh_lib.make({'data': 1, 'fsdp': 1, 'tensor': 1}, jax.devices()[:1])
-  return steps.make(config, MODEL, mesh)
+  return programs_lib.make(config, MODEL, mesh)
 
 
 @pytest.fixture(scope='module')

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from tepo_jax import errors
-from tepo_jax.analysis import results
-from tepo_jax.job import sample_file
+from tepo_jax.job import evaluation
+from tepo_jax.tasks import results
 
 IDENTITY = {'seed': 0, 'eval.sets': ('toy', 'more')}
 SAMPLES = {'toy': 2, 'more': 1}
@@ -18,7 +18,7 @@ def _group(name, problem, samples=2):
 
 
 def _opened(folder, identity=IDENTITY):
-  file = sample_file.SampleFile(folder, identity)
+  file = evaluation.SampleFile(folder, identity)
   file.open(SAMPLES)
   return file
 
@@ -57,7 +57,7 @@ def test_the_order_at_the_end_is_that_of_the_problems(tmp_path):
 
 
 def test_nothing_is_written_before_open(tmp_path):
-  sample_file.SampleFile(tmp_path / 'out', IDENTITY)
+  evaluation.SampleFile(tmp_path / 'out', IDENTITY)
   assert not (tmp_path / 'out').exists()
 
 
@@ -65,12 +65,12 @@ def test_the_folder_of_something_else_is_left_alone(tmp_path):
   _opened(tmp_path / 'out').add(_group('toy', 'a'))
   before = (tmp_path / 'out' / results.SAMPLES).read_bytes()
   with pytest.raises(errors.InputError, match='another evaluation: seed diff'):
-    sample_file.SampleFile(tmp_path / 'out', IDENTITY | {'seed': 1})
+    evaluation.SampleFile(tmp_path / 'out', IDENTITY | {'seed': 1})
   assert (tmp_path / 'out' / results.SAMPLES).read_bytes() == before
   (tmp_path / 'mine').mkdir()
   (tmp_path / 'mine' / 'thesis.tex').touch()
   with pytest.raises(errors.InputError, match='not an evaluation'):
-    sample_file.SampleFile(tmp_path / 'mine', IDENTITY)
-  (tmp_path / 'out' / sample_file.IDENTITY).write_text('{')
+    evaluation.SampleFile(tmp_path / 'mine', IDENTITY)
+  (tmp_path / 'out' / evaluation.IDENTITY).write_text('{')
   with pytest.raises(errors.InputError, match='evaluation.json'):
-    sample_file.SampleFile(tmp_path / 'out', IDENTITY)
+    evaluation.SampleFile(tmp_path / 'out', IDENTITY)

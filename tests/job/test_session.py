@@ -8,11 +8,12 @@ import pytest
 
 from configs import tiny
 from tepo_jax import errors
-from tepo_jax import run_folder
+from tepo_jax.job import programs as programs_lib
+from tepo_jax.job import restore
+from tepo_jax.job import run_folder
 from tepo_jax.job import session
-from tepo_jax.job import steps
+from tepo_jax.policy.huggingface import weights
 from tepo_jax.policy import transformer
-from tepo_jax.policy import weights
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import mesh as mesh_lib
 
@@ -38,13 +39,13 @@ def test_padding_of_the_vocabulary_is_the_mesh_s_alone(
   workdir = tmp_path / 'run'
   run_folder.claim(config, workdir)
   mesh = _mesh(trained_on)
-  programs = steps.make(config, MODEL, mesh)
+  programs = programs_lib.make(config, MODEL, mesh)
   _, sharded = weights.load(tmp_path / 'model', 'float32', mesh)
   checkpointer = checkpoint.Checkpointer(workdir / session.CHECKPOINTS)
   checkpointer.save(3, programs.init_state(sharded), {})
   checkpointer.close()
 
-  folder, restored = session.restore_params(workdir, _mesh(read_on), 3)
+  folder, restored = restore.restore_params(workdir, _mesh(read_on), 3)
   assert folder == config.model
   expected, placed = weights.load(folder, 'float32', _mesh(read_on))
   assert dataclasses.replace(expected, vocab_padding=0, kv_copies=1) == MODEL
@@ -57,11 +58,11 @@ def test_padding_of_the_vocabulary_is_the_mesh_s_alone(
 def test_another_vocabulary_is_no_padding(vocab_size, tmp_path):
   config = tiny.get_config('grpo')
   saved, other = (
-      steps.make(config, dataclasses.replace(MODEL, vocab_size=size), _mesh(1))
+      programs_lib.make(config, dataclasses.replace(MODEL, vocab_size=size), _mesh(1))
       for size in (31, vocab_size))
   checkpointer = checkpoint.Checkpointer(tmp_path)
   checkpointer.save(1, saved.init_state(
       transformer.init(MODEL, jax.random.key(0))), {})
   with pytest.raises(errors.InputError, match='embed/embedding is'):
-    checkpointer.restore(1, *steps.restorable(other))
+    checkpointer.restore(1, *programs_lib.restorable(other))
   checkpointer.close()

@@ -11,15 +11,16 @@ import pytest
 import torch
 
 from configs import tiny
-from tepo_jax.job import steps
+from tepo_jax.job import base_model
+from tepo_jax.job import programs as programs_lib
+from tepo_jax.learning import batch as batch_lib
 from tepo_jax.learning import objective
 from tepo_jax.learning import optimizer as optimizer_lib
-from tepo_jax.learning import supervised
+from tepo_jax.learning import packing
 from tepo_jax.learning import update
 from tepo_jax.policy import attention
-from tepo_jax.policy import packed_attention
+from tepo_jax.policy.cpu import packed_attention
 from tepo_jax.policy import transformer
-from tepo_jax.rollout import packing
 from tepo_jax.runtime import mesh as mesh_lib
 
 MODEL = transformer.ModelConfig(
@@ -84,7 +85,7 @@ def _batch(width=P, slots=T, rows=B, seed=0):
   wider = ((0, rows - B), (width - P, slots - T))
   fill = functools.partial(np.pad, pad_width=((0, rows - B), (0, slots - T)))
   zeros_BT = np.zeros((rows, slots), np.float32)
-  return update.Batch(
+  return batch_lib.Batch(
       token_BS=np.pad(token_BS, wider).astype(np.int32),
       position_BS=np.pad(position_BS, wider,
                          constant_values=-1).astype(np.int32),
@@ -116,8 +117,8 @@ def _compiled(shape=tuple(ONE_DEVICE.items()), rows=B, width=P, slots=T,
               **settings):
   """programs.train_step for one shape and mesh; programs; π_old on devices."""
   mesh = _mesh(dict(shape))
-  programs = steps.make(_config(**settings), MODEL, mesh)
-  state = steps.abstract_state(programs)
+  programs = programs_lib.make(_config(**settings), MODEL, mesh)
+  state = programs_lib.abstract_state(programs)
   batch = _put(programs, _batch(width, slots, rows))
   compiled = programs.train_step.lower(
       state, batch, jax.random.key(0), 0.0, state.params).compile(QUICK)
@@ -333,7 +334,7 @@ def test_first_update_is_reinforce_exactly(
   monkeypatch.setattr(packed_attention, '_BLOCK', 8)
   config = _config(packing, 24, microbatch_tokens, remat)
   config.optimizer.max_grad_norm = 1e9
-  programs = steps.make(config, MODEL, _mesh(ONE_DEVICE))
+  programs = programs_lib.make(config, MODEL, _mesh(ONE_DEVICE))
   params = _weights()[0]
   batch = _batch()
   scored = _scored(programs, params, batch, {})
@@ -396,7 +397,7 @@ def test_supervised_step():
   optimizer = optax.sgd(0.5)
   state = update.TrainState(jnp.int32(4), params, optimizer.init(params))
   after, loss = jax.jit(
-      functools.partial(supervised.step, MODEL, optimizer),
+      functools.partial(base_model.next_token_step, MODEL, optimizer),
       compiler_options=QUICK)(state, batch.token_BS, batch.position_BS,
                               mask_BT)
   want_loss, gradient = _pull_back()(

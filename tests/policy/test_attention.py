@@ -12,7 +12,7 @@ import pytest
 
 from tepo_jax import errors
 from tepo_jax.policy import attention
-from tepo_jax.policy import packed_attention
+from tepo_jax.policy.cpu import packed_attention
 from tepo_jax.policy import plain_attention
 from tepo_jax.policy import visibility
 from tepo_jax.runtime import mesh as mesh_lib

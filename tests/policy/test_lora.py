@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from tepo_jax import errors
-from tepo_jax.policy import adapters as adapters_lib
-from tepo_jax.policy import decoding
+from tepo_jax.policy import cache as cache_lib
+from tepo_jax.policy.huggingface import adapters as adapters_lib
+from tepo_jax.policy.huggingface import weights
 from tepo_jax.policy import lora as lora_lib
 from tepo_jax.policy import transformer
-from tepo_jax.policy import weights
 from tepo_jax.runtime import mesh as mesh_lib
 
 pytestmark = pytest.mark.usefixtures('quick_compile')
@@ -114,8 +114,8 @@ def test_decoding_with_adapters(model, batch, platform):
 
   @jax.jit
   def decode(params):
-    params = decoding.convert(params, platform)
-    cache = decoding.init_cache(config, 3, 33, 'float32')
+    params = cache_lib.convert(params, platform)
+    cache = cache_lib.init_cache(config, 3, 33, 'float32')
     _, cache = transformer.forward(
         config, params, token_BS[:, :-1], position_BS[:, :-1], cache)
     hidden_B1D, _ = transformer.forward(

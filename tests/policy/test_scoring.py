@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tepo_jax.job import steps
+from tepo_jax.job import programs as programs_lib
 from tepo_jax.policy import scoring
 from tepo_jax.policy import transformer
 from tepo_jax.runtime import mesh as mesh_lib
@@ -284,7 +284,7 @@ def test_the_gradient_of_the_logits_takes_their_place(with_kl):
       (1, 256), jnp.int32)
   rows = scoring.Rows(zeros_RS, zeros_RS, None, zeros_RS == 0)
   mesh = mesh_lib.make(dict(data=1, fsdp=1, tensor=1), jax.devices()[:1])
-  compiled = steps.compiled(mesh, jax.grad(loss, (0, 1))).lower(
+  compiled = programs_lib.compiled(mesh, jax.grad(loss, (0, 1))).lower(
       jnp.zeros((1, 256, MODEL.d_model)), jnp.zeros((MODEL.d_model, 2048))
   ).compile()
   held = compiled.memory_analysis().temp_size_in_bytes / (256 * 2048 * 4)

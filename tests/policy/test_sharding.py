@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from tepo_jax import errors
+from tepo_jax.policy.huggingface import weights
+from tepo_jax.policy import padding as padding_lib
 from tepo_jax.policy import scoring
-from tepo_jax.policy import on_mesh
 from tepo_jax.policy import transformer
-from tepo_jax.policy import weights
 from tepo_jax.runtime import mesh as mesh_lib
 from tests import jobs
 
@@ -152,7 +152,7 @@ def test_each_shard_has_the_key_heads_that_it_needs(
     heads, kv_heads, tensor, copies):
   config = dataclasses.replace(
       MODEL, num_heads=heads, num_kv_heads=kv_heads, vocab_size=100)
-  cut = on_mesh.sharded_over(config, tensor)
+  cut = padding_lib.sharded_over(config, tensor)
   assert cut.kv_copies == copies
   assert heads % (kv_heads * copies) == 0 and kv_heads * copies % tensor == 0
   assert (100 + cut.vocab_padding) % tensor == 0 <= cut.vocab_padding < tensor

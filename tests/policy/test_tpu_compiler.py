@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tepo_jax.planning import chips
 from tepo_jax.policy import attention
 from tepo_jax.runtime import mesh as mesh_lib
+from tepo_jax.tools.plan import chips
 
 pytest.importorskip('libtpu')
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from tepo_jax.policy import decoding
+from tepo_jax.policy import cache as cache_lib
+from tepo_jax.policy.huggingface import weights
 from tepo_jax.policy import rope
 from tepo_jax.policy import transformer
-from tepo_jax.policy import weights
 from tepo_jax.runtime import mesh as mesh_lib
 
 
@@ -89,8 +89,8 @@ def _greedy(config, decoding_form, params, token_BS, position_BS):
   rows, width = token_BS.shape
   cache = transformer.init_cache(config, rows, width + 63, 'float32')
   if decoding_form:
-    params = decoding.convert(params, decoding_form)
-    cache = decoding.init_cache(config, rows, width + 63, 'float32')
+    params = cache_lib.convert(params, decoding_form)
+    cache = cache_lib.init_cache(config, rows, width + 63, 'float32')
   hidden_BSD, cache = transformer.forward(
       config, params, token_BS, position_BS, cache)
 
@@ -118,8 +118,8 @@ def test_the_cache_changes_nothing(small, batch, decoding_form):
   want, _ = _logits(config, params, token_BS, position_BS)
   cache = transformer.init_cache(config, 3, 37, 'float32')
   if decoding_form:
-    params = decoding.convert(params, decoding_form)
-    cache = decoding.init_cache(config, 3, 37, 'float32')
+    params = cache_lib.convert(params, decoding_form)
+    cache = cache_lib.init_cache(config, 3, 37, 'float32')
   got = []
   for columns in (slice(0, 20), slice(20, 32), slice(32, 33)):
     part, cache = _logits(

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from tepo_jax.job import steps
+from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import schedule
 from tepo_jax.runtime import mesh as mesh_lib
@@ -42,13 +42,13 @@ def make_engine():
            stop=None, **shapes):
     if mesh is None:
       mesh = mesh_lib.make(dict(data=1, fsdp=1, tensor=1), jax.devices()[:1])
-    programs = steps.make_sampling(
+    programs = sampling_lib.make(
         model, mesh, decoding=decoding, eos_ids=eos_ids, chunk=chunk)
-    default = schedule.shapes(
+    default = schedule.make_shapes(
         slots=slots, work=work, prompt_tokens=prompt_tokens,
         max_tokens=max_tokens, chunk=chunk,
         shards=mesh_lib.batch_shards(mesh))
-    weights = steps.make_decode_cast(model, mesh)(
+    weights = sampling_lib.make_decode_cast(model, mesh)(
         jax.device_put(params, mesh_lib.replicated(mesh)))
     return Engine(schedule.Schedule(
         programs, dataclasses.replace(default, **shapes), stop), weights)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tepo_jax import errors
-from tepo_jax.rollout import collect
 from tepo_jax.rollout import dump
-from tepo_jax.tasks import datasets
+from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.tasks import problem as problem_lib
 
 SLOTS = 5
 
@@ -20,9 +20,9 @@ def group(cursor, verdicts, seed=0):
   size = len(verdicts)
   length_G = generator.integers(1, SLOTS + 1, size).astype(np.int32)
   inside_GT = np.arange(SLOTS) < length_G[:, None]
-  return collect.Group(
-      prompt=collect.Prompt(
-          datasets.Problem(f'p{cursor}', '1 + 1 = ?\n', ('2', '2.0'), 'made'),
+  return groups_lib.Group(
+      prompt=groups_lib.Prompt(
+          problem_lib.Problem(f'p{cursor}', '1 + 1 = ?\n', ('2', '2.0'), 'made'),
           (3, 1, 4), cursor),
       token_GT=np.where(inside_GT, generator.integers(
           0, 9, (size, SLOTS)), 0).astype(np.int32),
@@ -34,7 +34,7 @@ def group(cursor, verdicts, seed=0):
 
 
 SAMPLED = [group(7, [1, 0]), group(9, [1, 1]), group(8, [0, 1])]
-ROLLOUT = collect.Rollout([SAMPLED[0], SAMPLED[2]], SAMPLED, 10)
+ROLLOUT = groups_lib.Rollout([SAMPLED[0], SAMPLED[2]], SAMPLED, 10)
 REWARDS = [np.float32([1, -0.1]), np.float32([1, 1]), np.float32([0, 0.3])]
 
 

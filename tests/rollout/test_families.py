@@ -5,7 +5,7 @@ import pytest
 import torch
 import transformers
 
-from tepo_jax.policy import weights
+from tepo_jax.policy.huggingface import weights
 from tepo_jax.rollout import draw
 
 pytestmark = pytest.mark.usefixtures('quick_compile')

@@ -6,14 +6,14 @@ import jax
 import numpy as np
 import pytest
 
-from tepo_jax.job import steps
-from tepo_jax.planning import chips
-from tepo_jax.planning import cost
-from tepo_jax.policy import decoding as decoding_lib
+from tepo_jax.job import sampling as sampling_lib
+from tepo_jax.policy import cache as cache_lib
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import schedule
 from tepo_jax.runtime import mesh as mesh_lib
+from tepo_jax.tools.plan import chips
+from tepo_jax.tools.plan import cost
 
 pytest.importorskip('libtpu')
 
@@ -42,22 +42,22 @@ def _compiled(slice_, shards):
   devices = chips.topology(slice_).devices
   mesh = mesh_lib.make({'data': 1, 'fsdp': shards, 'tensor': 4}, devices)
   slots = shards * SLOTS
-  programs = steps.make_sampling(
+  programs = sampling_lib.make(
       MODEL, mesh, decoding=draw.Decoding(), eos_ids=(0,), chunk=32)
 
   def abstract(tree, shardings):
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(
         x.shape, x.dtype, sharding=s), tree, shardings)
 
-  weights = jax.eval_shape(lambda p: decoding_lib.convert(p, 'tpu'),
+  weights = jax.eval_shape(lambda p: cache_lib.convert(p, 'tpu'),
                            transformer.abstract_params(MODEL, 'bfloat16'))
-  cache = jax.eval_shape(lambda: decoding_lib.init_cache(
+  cache = jax.eval_shape(lambda: cache_lib.init_cache(
       MODEL, slots, COLUMNS, MODEL.dtype))
   host = (schedule.no_rows(slots), jax.eval_shape(jax.random.key, 0),
           np.int32(0), np.int32(0))
   return programs.decode.lower(
-      abstract(weights, steps.decode_shardings(MODEL, mesh)),
-      abstract(cache, steps.cache_shardings(MODEL, mesh)),
+      abstract(weights, sampling_lib.decode_shardings(MODEL, mesh)),
+      abstract(cache, sampling_lib.cache_shardings(MODEL, mesh)),
       *abstract(host, jax.tree.map(
           lambda _: mesh_lib.replicated(mesh), host))).compile()
 

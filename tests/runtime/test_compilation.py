@@ -3,11 +3,11 @@
 import jax
 import numpy as np
 
-from tepo_jax.runtime import compilation
+from tepo_jax.runtime import host
 
 
 def test_what_is_compiled_after_the_warm_up_is_told(capsys):
-  counter = compilation.Counter(warm_up=2)
+  counter = host.CompilationCounter(warm_up=2)
 
   @jax.jit
   def double(x_N):

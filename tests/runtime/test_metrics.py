@@ -12,6 +12,7 @@ from tensorboardX import record_writer
 from tensorboardX.proto import event_pb2
 
 from tepo_jax.runtime import metrics
+from tepo_jax.runtime import progress as progress_lib
 
 
 def _lines(workdir):
@@ -139,7 +140,7 @@ def test_a_dead_wandb_warns_once_and_goes_on(
 def test_timers_add_up_and_start_again(monkeypatch):
   clock = iter([0, 1, 10, 12, 20, 23])
   monkeypatch.setattr(metrics.time, 'perf_counter', lambda: next(clock))
-  timers = metrics.Timers()
+  timers = progress_lib.Timers()
   with timers('rollout'):
     pass
   with pytest.raises(KeyError), timers('update'):
@@ -160,7 +161,7 @@ def test_progress_in_a_file(monkeypatch):
   now = [0.0]
   monkeypatch.setattr(metrics.time, 'monotonic', lambda: now[0])
   stream = io.StringIO()
-  progress = metrics.Progress(3, stream)
+  progress = progress_lib.Progress(3, stream)
   progress.phase('rollout')
   now[0] = 4.9
   progress.phase('grading')  # too soon
@@ -174,7 +175,7 @@ def test_progress_in_a_file(monkeypatch):
 def test_progress_on_a_terminal_rewrites_two_lines(monkeypatch):
   monkeypatch.setenv('COLUMNS', '60')
   stream = _Terminal()
-  progress = metrics.Progress(2, stream)
+  progress = progress_lib.Progress(2, stream)
   progress.phase('rollout')
   progress.phase('x' * 100)
   progress.step(1, 'reward 0.5', 'avg@8 50.0%')
@@ -211,7 +212,7 @@ def test_progress_after_resume_counts_only_what_it_saw(monkeypatch):
   now = [0.0]
   monkeypatch.setattr(metrics.time, 'monotonic', lambda: now[0])
   stream = io.StringIO()
-  progress = metrics.Progress(100, stream)
+  progress = progress_lib.Progress(100, stream)
   now[0] = 10.0
   progress.step(99, '')
   assert 'eta 10s' in stream.getvalue()
@@ -220,4 +221,4 @@ def test_progress_after_resume_counts_only_what_it_saw(monkeypatch):
 @pytest.mark.parametrize('seconds, text', [
     (0.4, '0s'), (59.6, '1m00s'), (90, '1m30s'), (7265, '2h01m')])
 def test_duration(seconds, text):
-  assert metrics._duration(seconds) == text
+  assert progress_lib._duration(seconds) == text

@@ -8,7 +8,8 @@ import re
 import pytest
 import transformers
 
-from tepo_jax.tasks import arithmetic, datasets
+from tepo_jax.tasks import arithmetic
+from tepo_jax.tasks import problem as problem_lib
 
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub,
               ast.Mult: operator.mul}
@@ -86,7 +87,7 @@ def test_impossible_requests_are_refused():
 
 
 def test_demonstrations_by_hand():
-  problem = datasets.Problem(
+  problem = problem_lib.Problem(
       '', 'Start with 7 (1) * 6 (2) + 8 (3) - 5.', ('45',), '')
   rng = random.Random(0)
   for style, chain in (

@@ -10,7 +10,9 @@ from pyarrow import parquet
 import pytest
 
 from tepo_jax import errors
-from tepo_jax.tasks import arithmetic, datasets
+from tepo_jax.tasks import arithmetic
+from tepo_jax.tasks import datasets
+from tepo_jax.tasks import problem as problem_lib
 
 _SHARED = pathlib.Path(__file__).parents[2].parent / 'shared' / 'benchmarks'
 
@@ -94,8 +96,8 @@ def test_plain_form(tmp_path):
       {'problem': '1+1?', 'answer': 2},
       {'problem': '2+2?', 'answer': '4', 'id': 'b', 'source': 's'}])
   assert datasets.load(str(path)) == [
-      datasets.Problem('mine/1', '1+1?', ('2',), 'mine'),
-      datasets.Problem('b', '2+2?', ('4',), 's')]
+      problem_lib.Problem('mine/1', '1+1?', ('2',), 'mine'),
+      problem_lib.Problem('b', '2+2?', ('4',), 's')]
   path = _write(tmp_path / 'mine.jsonl',
                 [{'problem': '1+1?', 'answers': ['2', 'two', 2.5]}])
   assert datasets.load(str(path))[0].answers == ('2', 'two', '2.5')
@@ -192,7 +194,7 @@ def test_omni_math_may_lack_answers(tmp_path, caplog):
 
 def test_overlap():
   """By letters and digits: the set's own marks and spaces do not count."""
-  one, same, other = (datasets.Problem('', text, ('1',), '') for text in (
+  one, same, other = (problem_lib.Problem('', text, ('1',), '') for text in (
       'Let $x_1 = 2$. Find it.', r'let \(x_1=2\); find IT', 'Let x_1 = 3.'))
   assert datasets.overlap([one, other], [same, same]) == 1
   assert datasets.overlap([one, same], [same]) == 2
@@ -210,7 +212,7 @@ def test_overlap_of_the_real_copies():
 
 
 def test_golds_carry_unit_and_tolerance():
-  problem = datasets.Problem('', '?', ('4.2', '4.3'), '', None, None, '%', 0.1)
+  problem = problem_lib.Problem('', '?', ('4.2', '4.3'), '', None, None, '%', 0.1)
   assert problem.golds == (('4.2', '%', 0.1), ('4.3', '%', 0.1))
 
 

@@ -6,7 +6,9 @@ import pytest
 import transformers
 
 from tepo_jax import errors
-from tepo_jax.tasks import arithmetic, datasets, prompts
+from tepo_jax.tasks import arithmetic
+from tepo_jax.tasks import problem as problem_lib
+from tepo_jax.tasks import prompts
 
 CHAT = ("{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</>"
         "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}")
@@ -81,7 +83,7 @@ def test_refusals():
 
 def test_long_prompts_are_counted_not_cut():
   tokenizer = _bytes_tokenizer(None)
-  problems = [datasets.Problem(str(n), 'x' * n, ('1',), '')
+  problems = [problem_lib.Problem(str(n), 'x' * n, ('1',), '')
               for n in (3, 9, 4, 5)]
   kept, dropped = prompts.render_short(problems, 'plain', tokenizer, 4)
   assert [(p.id, len(ids)) for p, ids in kept] == [('3', 3), ('4', 4)]

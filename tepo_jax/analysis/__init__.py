@@ -1,1 +1,0 @@
-"""Looking at runs and evaluations: statistics, tables, pages, replay."""

@@ -1,0 +1,245 @@
+"""The jitted programs of a run, made from its config and mesh.
+
+One place, so that training, evaluation and measurement compile the very same
+functions: cast and reshard for decoding, generate, score, update.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import ml_collections
+import optax
+
+from tepo_jax.job import sampling as sampling_lib
+from tepo_jax.learning import batch as batch_lib
+from tepo_jax.learning import objective
+from tepo_jax.learning import optimizer as optimizer_lib
+from tepo_jax.learning import packing
+from tepo_jax.learning import update
+from tepo_jax.policy import attention
+from tepo_jax.policy import lora
+from tepo_jax.policy import padding as padding_lib
+from tepo_jax.policy import transformer
+from tepo_jax.runtime import checkpoint
+from tepo_jax.runtime import mesh as mesh_lib
+
+
+# `score` and `train_step` must round alike, else the ratios at π_θ = π_old are
+# not exactly 1. A fusion may keep bfloat16 values in float32; and on the CPU
+# what a library call is fused with decides how it rounds: products go there by
+# themselves.
+_COMPILER_OPTIONS = {'xla_allow_excess_precision': False}
+_COMPILER_OPTIONS_CPU = {'xla_cpu_experimental_ynn_fusion_type':
+                         'LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT'}
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingPrograms:
+  """Everything that runs on the devices, bound to one mesh.
+
+  Attributes:
+    mesh, model: where and what; `model` carries the execution fields.
+    policy_loss: the objective of `config.method`.
+    scorer, optimizer: what `train_step` is made of.
+    state_sharding: of `update.TrainState`.
+    init_state: params -> TrainState; takes the params over.
+    freeze: with LoRA: the model's weights -> the base in the compute dtype.
+      init_adapters: key -> the first params.
+    to_decode: as of `make_decode_cast`.
+    to_old_policy: the same dtype in the training layout, for the exact KL.
+    pack: update.Batch on the host -> update.Minibatch there.
+    minibatch_sharding: of `update.Minibatch`.
+    score: (params, Minibatch) -> ℓ° and H°.
+    train_step: (state, Minibatch, rng, noise_floor, old_params) -> state,
+      metrics; donates the state.
+
+  With LoRA the params of the state and of π_old are adapters; `score` and
+  `train_step` take the frozen base as one more argument, and `to_decode` takes
+  `lora.combine` of both.
+  """
+  mesh: jax.sharding.Mesh
+  model: transformer.ModelConfig
+  policy_loss: objective.PolicyLoss
+  scorer: update.Scorer
+  optimizer: optax.GradientTransformation
+  state_sharding: update.TrainState
+  init_state: Any
+  freeze: Any
+  init_adapters: Any
+  to_decode: Any
+  to_old_policy: Any
+  pack: Callable[[batch_lib.Batch], batch_lib.Minibatch]
+  minibatch_sharding: batch_lib.Minibatch
+  score: Any
+  train_step: Any
+
+
+def adapted(model: transformer.ModelConfig, settings: ml_collections.ConfigDict
+            ) -> transformer.ModelConfig:
+  """The model with the adapters of `config.lora`."""
+  adapters = lora.Lora(settings.rank, settings.alpha, tuple(settings.targets))
+  return dataclasses.replace(model, lora=adapters if settings.rank else None)
+
+
+def execution(model: transformer.ModelConfig,
+              compute: ml_collections.ConfigDict,
+              mesh: jax.sharding.Mesh | None = None) -> transformer.ModelConfig:
+  """The model with the execution fields of `config.compute`, for a mesh.
+
+  Raises:
+    errors.InputError: the mesh cannot cut the model, or its devices do not
+      have that attention.
+  """
+  device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+  if mesh is not None:
+    model = padding_lib.sharded_over(model, mesh.shape['tensor'])
+  return dataclasses.replace(
+      model, dtype=compute.dtype, remat=compute.remat, unroll=compute.unroll,
+      attention=attention.choose(
+          compute.attention, device.platform, compute.dtype, model.head_dim))
+
+
+def make_packer(config: ml_collections.ConfigDict,
+                mesh: jax.sharding.Mesh
+                ) -> Callable[[batch_lib.Batch], batch_lib.Minibatch]:
+  """How `config.train` lays the rows of an update out."""
+  train = config.train
+  longest = config.data.max_prompt_tokens + config.rollout.max_tokens
+  return packing.make(
+      train.packing, row_tokens=train.row_tokens or longest,
+      microbatch_tokens=train.microbatch_tokens, room=train.attention_room,
+      shards=mesh_lib.batch_shards(mesh))
+
+
+def make_optimizer(config: ml_collections.ConfigDict
+                   ) -> optax.GradientTransformation:
+  """The optimiser of `config.optimizer`."""
+  return optimizer_lib.make(**config.optimizer)
+
+
+def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
+         mesh: jax.sharding.Mesh) -> TrainingPrograms:
+  """Builds (does not compile yet) the programs of a training run."""
+  model = execution(adapted(model, config.lora), config.compute, mesh)
+  optimizer = make_optimizer(config)
+  policy_loss = objective.make_policy_loss(config.method)
+  frozen_sharding, param_sharding = split_trained(
+      model, mesh_lib.shardings(mesh, transformer.logical_axes(model)))
+  state_sharding = _state_sharding(model, mesh, optimizer)
+  minibatch_sharding = _minibatch_sharding(mesh)
+  replicated = mesh_lib.replicated(mesh)
+  shards = mesh_lib.batch_shards(mesh)
+  scorer = update.Scorer(
+      model=model, temperature=config.rollout.temperature,
+      chunk_size=config.train.chunk_size * shards, shards=shards,
+      gradient_dtype=config.compute.gradient_dtype)
+
+  def score(params, minibatch, frozen=None):
+    return update.old_policy_statistics(
+        dataclasses.replace(scorer, frozen=frozen), params, minibatch)
+
+  def train_step(state, minibatch, rng, noise_floor, old_params, frozen=None):
+    return update.train_step(
+        dataclasses.replace(scorer, frozen=frozen), policy_loss, optimizer,
+        state, minibatch, rng, noise_floor, old_params)
+
+  frozen = () if frozen_sharding is None else (frozen_sharding,)
+  jit = functools.partial(compiled, mesh)
+  return TrainingPrograms(
+      mesh=mesh, model=model, policy_loss=policy_loss, scorer=scorer,
+      optimizer=optimizer, state_sharding=state_sharding,
+      init_state=jit(functools.partial(_init_state, optimizer),
+                     out_shardings=state_sharding, donate_argnums=0),
+      freeze=jit(functools.partial(sampling_lib.cast, model.dtype),
+                 out_shardings=frozen_sharding),
+      init_adapters=jit(lambda key: split_trained(
+          model, transformer.init(model, key))[1],
+                        out_shardings=param_sharding),
+      to_decode=sampling_lib.make_decode_cast(model, mesh),
+      to_old_policy=jit(functools.partial(sampling_lib.cast, model.dtype),
+                        out_shardings=param_sharding),
+      pack=make_packer(config, mesh), minibatch_sharding=minibatch_sharding,
+      score=jit(score,
+                in_shardings=(param_sharding, minibatch_sharding, *frozen),
+                out_shardings=replicated),
+      train_step=jit(
+          train_step,
+          in_shardings=(state_sharding, minibatch_sharding, replicated,
+                        replicated,
+                        param_sharding if policy_loss.needs_kl else None,
+                        *frozen),
+          out_shardings=(state_sharding, replicated), donate_argnums=0))
+
+
+def compiled(mesh: jax.sharding.Mesh, function: Callable, **options: Any):
+  """jax.jit under the rules of the mesh, rounding alike in every program."""
+  compiler_options = _COMPILER_OPTIONS
+  if mesh_lib.platform(mesh) == 'cpu':
+    compiler_options = compiler_options | _COMPILER_OPTIONS_CPU
+  return jax.jit(mesh_lib.under_rules(mesh, function),
+                 compiler_options=compiler_options, **options)
+
+
+def stream(seed: int, name: str) -> jax.Array:
+  """The key of one use of randomness: 'rollout', 'eval', 'update', ….
+
+  Folded with the rollout step, it is all the random state of a run.
+  """
+  uses = ('rollout', 'eval', 'update', 'adapters')
+  return jax.random.fold_in(jax.random.key(seed), uses.index(name))
+
+
+def restorable(programs: TrainingPrograms
+               ) -> tuple[update.TrainState, checkpoint.Unpadded]:
+  """What `Checkpointer.restore` needs to know of the state."""
+  state = abstract_state(programs)
+  return state, padding_lib.unpadded(programs.model, state)
+
+
+def abstract_state(programs: TrainingPrograms) -> update.TrainState:
+  """Shapes, dtypes and shardings of the state."""
+  params = _trained(programs.model)
+  shapes = jax.eval_shape(programs.init_state, params)
+  return jax.tree.map(
+      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+      shapes, programs.state_sharding)
+
+
+def split_trained(model, tree):
+  """(what is frozen, what is trained) of a tree like the parameters'."""
+  return lora.split(tree) if model.lora else (None, tree)
+
+
+def _trained(model):
+  """Shapes of the trained parameters."""
+  return split_trained(model, transformer.abstract_params(model, 'float32'))[1]
+
+
+def _init_state(optimizer, params):
+  return update.TrainState(
+      step=jax.numpy.int32(0), params=params,
+      opt_state=optimizer.init(params))
+
+
+def _minibatch_sharding(mesh):
+  """The rows of each microbatch over data and fsdp; the rest everywhere."""
+  names = (field.name for field in dataclasses.fields(batch_lib.Minibatch))
+  everywhere = mesh_lib.replicated(mesh)
+  return batch_lib.Minibatch(**dict.fromkeys(names, everywhere)).replace(
+      blocks=mesh_lib.shardings(mesh, (None, 'batch')))
+
+
+def _state_sharding(model, mesh, optimizer):
+  """Moments are laid out as the parameters they belong to."""
+  opt_state = jax.eval_shape(optimizer.init, _trained(model))
+  _, param_sharding = split_trained(
+      model, mesh_lib.shardings(mesh, transformer.logical_axes(model)))
+  replicated = mesh_lib.replicated(mesh)
+  return update.TrainState(
+      step=replicated, params=param_sharding,
+      opt_state=optax.tree_map_params(
+          optimizer, lambda _, sharding: sharding, opt_state, param_sharding,
+          transform_non_params=lambda _: replicated))

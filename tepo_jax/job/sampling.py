@@ -1,0 +1,138 @@
+"""The jitted programs of sampling: cast and reshard for decoding, and `engine`."""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+from jax.experimental import layout
+
+from tepo_jax.policy import cache as cache_lib
+from tepo_jax.policy import transformer
+from tepo_jax.rollout import draw
+from tepo_jax.rollout import engine
+from tepo_jax.rollout import schedule
+from tepo_jax.runtime import mesh as mesh_lib
+
+
+def make_decode_cast(model: transformer.ModelConfig, mesh: jax.sharding.Mesh):
+  """Jitted: weights to the compute dtype in the layout and form of decoding."""
+  def to_decode(params):
+    return cache_lib.convert(
+        cast(model.dtype, params), mesh_lib.platform(mesh))
+
+  return jax.jit(to_decode, out_shardings=decode_shardings(model, mesh))
+
+
+def decode_shardings(model: transformer.ModelConfig, mesh: jax.sharding.Mesh):
+  """Of the weights that decoding takes."""
+  return mesh_lib.shardings(
+      mesh, cache_lib.logical_axes(model, mesh_lib.platform(mesh)),
+      mesh_lib.DECODE_RULES)
+
+
+def make(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
+         decoding: draw.Decoding, eos_ids: tuple[int, ...], chunk: int) -> schedule.SamplingPrograms:
+  """The functions of `engine`, jitted: slots over data and fsdp."""
+  cache, prompts = (cache_shardings(model, mesh, rows)
+                    for rows in ('batch', None))
+  whole = drawn = mesh_lib.replicated(mesh)
+  decode = functools.partial(
+      engine.decode, model, chunk=chunk, decoding=decoding, eos_ids=eos_ids)
+  if mesh_lib.batch_shards(mesh) > 1:
+    decode = _decode_by_shard(mesh, decode)
+    if not mesh.is_multi_process:
+      # The host sees every device: they need not gather what they drew.
+      rows = mesh_lib.batch_sharding(mesh)
+      drawn = engine.Chunk(rows, rows, rows, rows, rows, whole)
+
+  def jit(function, **options):
+    # Without the options that the updates need: they halve the rate on a CPU.
+    return jax.jit(mesh_lib.under_rules(mesh, function, mesh_lib.DECODE_RULES),
+                   **options)
+
+  def empty(slots, columns, index):
+    return cache_lib.init_cache(
+        model, slots, columns, model.dtype).replace(
+            index=jax.numpy.int32(index))
+
+  return schedule.SamplingPrograms(
+      empty=jit(empty, static_argnums=(0, 1), out_shardings=cache),
+      prefill=jit(functools.partial(engine.prefill, model),
+                  out_shardings=prompts),
+      insert=jit(engine.insert, donate_argnums=0, out_shardings=cache),
+      relay=_Relay(jit, cache),
+      decode=jit(decode, donate_argnums=1, out_shardings=(cache, drawn)))
+
+
+def _decode_by_shard(mesh, decode):
+  """Shards with slots of their own, which count the live rows together."""
+  rows, whole = ('batch',), ()
+  cache = transformer.KVCache(rows, rows, rows, whole)
+  return mesh_lib.by_batch_shard(
+      mesh, functools.partial(
+          decode, total=mesh_lib.total_over_batch,
+          count_every=engine.count_every(mesh_lib.batch_shards(mesh))),
+      in_axes=(whole, cache, rows, whole, whole, whole),
+      out_axes=(cache, engine.Chunk(rows, rows, rows, rows, rows, whole)))
+
+
+def cache_shardings(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
+                    rows: str | None = 'batch') -> transformer.KVCache:
+  """Of a decoding cache: its rows over `rows`, its heads over tensor.
+
+  A TPU keeps the keys' head size innermost whatever the order of their axes;
+  unless told, it would copy all of them at the start and end of every chunk.
+  """
+  store = mesh_lib.shardings(mesh, (rows, 'kv_heads', None, None))
+  keys = store
+  if mesh_lib.platform(mesh) == 'tpu':
+    keys = layout.Format(layout.Layout((0, 1, 3, 2)), store)
+  return transformer.KVCache(
+      (keys,) * model.num_layers, (store,) * model.num_layers,
+      mesh_lib.shardings(mesh, (rows, None)), mesh_lib.replicated(mesh))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Relay:
+  """`engine.relay` of a whole cache, one array at a time.
+
+  So the memory of two caches is never needed at once; all the layers share
+  one program.
+
+  jit: as for the sampler's other functions. sharding: of the cache.
+  """
+  jit: Callable[..., Any]
+  sharding: transformer.KVCache
+
+  @functools.cache
+  def of_array(self, part: str, columns: int) -> Any:
+    """Jitted: (array, row_M, shift) -> array; of 'k', 'v' or 'position'."""
+    axis, empty = {'k': (3, 0), 'v': (2, 0), 'position': (1, -1)}[part]
+    return self.jit(
+        functools.partial(
+            engine.relay, axis=axis, columns=columns, empty=empty),
+        out_shardings=jax.tree.leaves(getattr(self.sharding, part))[0])
+
+  def __call__(self, cache: transformer.KVCache, row_M: jax.Array,
+               shift: jax.Array, columns: int) -> transformer.KVCache:
+    def move(part, array):
+      moved = self.of_array(part, columns)(array, row_M, shift)
+      array.delete()
+      return moved
+
+    return transformer.KVCache(
+        tuple(move('k', k) for k in cache.k),
+        tuple(move('v', v) for v in cache.v),
+        move('position', cache.position), cache.index - shift)
+
+
+def cast(dtype, params):
+  """To the compute dtype; but norm scales are used in fp32 and stay so.
+
+  The policy of these weights is then exactly that of the masters.
+  """
+  return jax.tree_util.tree_map_with_path(
+      lambda path, x: x if path[-1].key == 'scale' else x.astype(dtype),
+      params)

@@ -1,0 +1,1 @@
+"""Forms of the policy's operations that only a CPU needs."""

@@ -1,0 +1,1 @@
+"""Hugging Face folders to sharded parameters and back."""

@@ -1,0 +1,54 @@
+"""A folder of adapters as `peft` reads it: PeftModel.from_pretrained."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from tepo_jax.policy.huggingface import tensor_files
+from tepo_jax.policy.huggingface import weights
+from tepo_jax.policy import lora as lora_lib
+from tepo_jax.runtime import mesh as mesh_lib
+
+_SIDES = {'lora_a': 'lora_A', 'lora_b': 'lora_B'}
+
+
+def save(directory, lora: lora_lib.Lora, adapters: dict[str, Any],
+         base_model: str) -> None:
+  """Writes adapter_config.json and adapter_model.safetensors.
+
+  Every process of a run calls it; the first one writes. The folder is a
+  temporary sibling until it is complete.
+
+  Args:
+    directory: must not exist, or be empty.
+    lora: what the adapters are.
+    adapters: of `lora.split`, float32; may be sharded.
+    base_model: the folder or hub id that they belong to.
+
+  Raises:
+    InputError: the directory is in use.
+  """
+  with weights.new_folder(directory) as partial:
+    entries = {}
+    for name, path, _ in weights.TABLE:
+      module = path.removesuffix('/kernel').removeprefix('layers/')
+      for leaf, array_LIO in adapters['layers'].get(module, {}).items():
+        key = f'base_model.model.{name}'.replace(
+            '.weight', f'.{_SIDES[leaf]}.weight')
+        host_LOI = np.swapaxes(mesh_lib.to_host(array_LIO), 1, 2)
+        entries |= {key.format(i): host for i, host in enumerate(host_LOI)}
+    if jax.process_index() == 0:
+      _write(partial, entries, lora, base_model)
+
+
+def _write(folder, entries, lora, base_model):
+  places = tensor_files.create_file(folder / 'adapter_model.safetensors', [
+      (name, array.dtype, array.shape) for name, array in entries.items()])
+  for name, array in entries.items():
+    places[name][...] = array
+  tensor_files.write_json(folder / 'adapter_config.json', {
+      'peft_type': 'LORA', 'task_type': 'CAUSAL_LM', 'bias': 'none',
+      'base_model_name_or_path': base_model, 'inference_mode': True,
+      'lora_alpha': lora.alpha, 'lora_dropout': 0.0, 'r': lora.rank,
+      'target_modules': list(lora.targets)})

@@ -1,0 +1,316 @@
+"""Hugging Face folders <-> params: config.json, safetensors, tokenizer.
+
+`TABLE` declares each weight once. Loading reads only what each device holds,
+from memory-mapped files, one stacked tensor at a time; saving gathers one
+stacked tensor at a time and appears under its name only when complete.
+"""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+import tqdm
+import transformers
+
+from tepo_jax import errors
+from tepo_jax.policy.huggingface import families
+from tepo_jax.policy.huggingface import hub
+from tepo_jax.policy.huggingface import tensor_files
+from tepo_jax.policy import padding as padding_lib
+from tepo_jax.policy import transformer
+from tepo_jax.runtime import mesh as mesh_lib
+
+# Hugging Face name, our path, whether theirs is [out, in] and ours [in, out].
+TABLE = (
+    ('model.embed_tokens.weight', 'embed/embedding', False),
+    ('model.layers.{}.input_layernorm.weight',
+     'layers/attention_norm/scale', False),
+    ('model.layers.{}.self_attn.q_proj.weight', 'layers/q/kernel', True),
+    ('model.layers.{}.self_attn.q_proj.bias', 'layers/q/bias', False),
+    ('model.layers.{}.self_attn.k_proj.weight', 'layers/k/kernel', True),
+    ('model.layers.{}.self_attn.k_proj.bias', 'layers/k/bias', False),
+    ('model.layers.{}.self_attn.v_proj.weight', 'layers/v/kernel', True),
+    ('model.layers.{}.self_attn.v_proj.bias', 'layers/v/bias', False),
+    ('model.layers.{}.self_attn.o_proj.weight', 'layers/o/kernel', True),
+    ('model.layers.{}.self_attn.q_norm.weight', 'layers/q_norm/scale', False),
+    ('model.layers.{}.self_attn.k_norm.weight', 'layers/k_norm/scale', False),
+    ('model.layers.{}.post_attention_layernorm.weight',
+     'layers/mlp_norm/scale', False),
+    ('model.layers.{}.mlp.gate_proj.weight', 'layers/gate/kernel', True),
+    ('model.layers.{}.mlp.up_proj.weight', 'layers/up/kernel', True),
+    ('model.layers.{}.mlp.down_proj.weight', 'layers/down/kernel', True),
+    ('model.norm.weight', 'final_norm/scale', False),
+    ('lm_head.weight', 'head/kernel', True),
+)
+
+_CONFIG = 'config.json'
+_PROGRESS_BYTES = 10**9
+
+def read_config(directory) -> transformer.ModelConfig:
+  """The ModelConfig of a Hugging Face folder's config.json.
+
+  Raises:
+    InputError: no folder, no or no JSON config.json, unsupported.
+  """
+  file = hub.folder(directory) / _CONFIG
+  return families.from_json(tensor_files.read_json(file), str(file))
+
+
+def load(directory, dtype, mesh=None):
+  """(ModelConfig, params) of a Hugging Face folder.
+
+  Args:
+    directory: config.json with model.safetensors, or with shards and
+      model.safetensors.index.json; or a hub id.
+    dtype: of the params, whatever the files hold.
+    mesh: None: everything on the default device. Else each device reads its
+      slices under `mesh_lib.RULES`, and the config and params are those of
+      `on_mesh.sharded_over`.
+
+  Raises:
+    InputError: the file or tensor, and what is wrong with it.
+  """
+  config, tensors, rows = _open(directory, dtype, mesh)
+  if mesh is None:
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shardings = dict.fromkeys(rows, device)
+  else:
+    shardings = dict(_leaves(
+        mesh_lib.shardings(mesh, transformer.logical_axes(config))))
+  params = {}
+  total = sum(tensor.nbytes for tensor in tensors.values())
+  for path, (leaf, names, transpose) in tqdm.tqdm(
+      rows.items(), desc=f'loading {directory}', unit='tensor',
+      disable=total < _PROGRESS_BYTES):
+    sources = [tensors[name] for name in names]
+    *parents, last = path.split('/')
+    node = params
+    for parent in parents:
+      node = node.setdefault(parent, {})
+    node[last] = _read(sources, leaf, transpose, shardings[path])
+  return config, params
+
+
+def check(directory, mesh) -> None:
+  """Raises what `load` would, having read the files' headers alone."""
+  _open(directory, 'float32', mesh)
+
+
+def _open(directory, dtype, mesh):
+  """The config, mapped tensors, and rows of a folder that can be loaded."""
+  config = read_config(directory)
+  tensors = tensor_files.open_folder(hub.folder(directory))
+  rows = _rows(transformer.abstract_params(config, dtype))
+  _check(directory, tensors, rows, config)
+  if mesh is not None:
+    config = padding_lib.sharded_over(config, mesh.shape['tensor'])
+    abstract = transformer.abstract_params(config, dtype)
+    mesh_lib.check(mesh, transformer.logical_axes(config), abstract)
+    rows = _rows(abstract)
+  return config, tensors, rows
+
+
+def _rows(abstract):
+  """path -> (leaf, its names in the files, transpose), from the TABLE."""
+  leaves = dict(_leaves(abstract))
+  rows = {}
+  for name, path, transpose in TABLE:
+    if path in leaves:
+      leaf = leaves.pop(path)
+      layers = leaf.shape[0] if '{}' in name else 1
+      rows[path] = (leaf, [name.format(i) for i in range(layers)], transpose)
+  if leaves:
+    raise ValueError(f'no row of TABLE for {sorted(leaves)}')
+  return rows
+
+
+def _leaves(tree):
+  """(path, leaf) pairs; a path is 'layers/q/kernel'."""
+  return [
+      ('/'.join(key.key for key in keys), leaf)
+      for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
+
+
+def _is_stacked(path):
+  return path.startswith('layers/')
+
+
+def _file_shape(path, leaf, transpose):
+  """The shape of one tensor of a row in the files."""
+  shape = leaf.shape[1:] if _is_stacked(path) else leaf.shape
+  return shape[::-1] if transpose else shape
+
+
+def _check(directory, tensors, rows, config):
+  """Refuses missing, misshapen and unexpected tensors, each by name."""
+  expected = set()
+  for path, (leaf, names, transpose) in rows.items():
+    shape = _file_shape(path, leaf, transpose)
+    for name in names:
+      if name not in tensors:
+        raise errors.InputError(f'{directory}: tensor {name} is missing')
+      if tensors[name].shape != shape:
+        raise errors.InputError(
+            f'{directory}: tensor {name} has shape '
+            f'{list(tensors[name].shape)}, expected {list(shape)}')
+    expected.update(names)
+  # Older exports hold the rotary frequencies; tied ones may hold the head.
+  extra = sorted(
+      name for name in set(tensors) - expected
+      if not name.endswith('rotary_emb.inv_freq')
+      and not (config.tie_embeddings and name == 'lm_head.weight'))
+  if extra:
+    raise errors.InputError(
+        f'{directory}: {len(extra)} unexpected tensors, such as {extra[0]}')
+
+
+def _read(sources, leaf, transpose, sharding):
+  """One leaf, each device's slice copied out of the mapped files."""
+  slices = {}  # Replicas ask for the same slice one after another.
+
+  def read(index):
+    key = str(index)
+    if key not in slices:
+      slices[key] = _slice(sources, leaf, transpose, index)
+    return slices[key]
+
+  # Waited for, so that one tensor's host copy is gone before the next.
+  return jax.block_until_ready(
+      jax.make_array_from_callback(leaf.shape, sharding, read))
+
+
+def _slice(sources, leaf, transpose, index):
+  """A slice of a leaf, zero where the vocabulary is padding."""
+  shape = [len(range(*part.indices(size)))
+           for part, size in zip(index, leaf.shape)]
+  out = np.zeros(shape, leaf.dtype)
+  stacked = len(shape) > sources[0].ndim
+  layers, inner = (index[0], index[1:]) if stacked else (slice(0, 1), index)
+  for target, source in zip(out if stacked else [out], sources[layers]):
+    view = source.T[inner] if transpose else source[inner]
+    target[_corner(view.shape)] = view
+    tensor_files.forget(source)
+  return out
+
+
+def _corner(shape):
+  """The index of the first entries of every dimension."""
+  return tuple(slice(size) for size in shape)
+
+
+def save(directory, config: transformer.ModelConfig, params, source=None):
+  """Writes a Hugging Face folder that transformers loads.
+
+  Every process of a run calls it (it gathers); the first one writes. The
+  folder is a temporary sibling until it is complete.
+
+  Args:
+    directory: must not exist, or be empty.
+    config: of the model.
+    params: float32 or bfloat16, saved as they are; may be sharded, and their
+      vocabulary padded for a mesh.
+    source: a folder whose tokenizer, generation_config and the other fields
+      of its config.json, where it has one, are taken over.
+
+  Raises:
+    InputError: the directory is in use, or no architecture fits the config.
+  """
+  rows = _rows(params)
+  dtype = np.dtype(params['embed']['embedding'].dtype)
+  old = None
+  if source is not None:
+    source = hub.folder(source)
+    if (source / _CONFIG).is_file():
+      old = tensor_files.read_json(source / _CONFIG)
+  raw = families.to_json(config, dtype.name, old)
+  with new_folder(directory) as partial:
+    _write_tensors(partial, config, rows)
+    if jax.process_index() == 0:
+      tensor_files.write_json(partial / _CONFIG, raw)
+      others = set(hub.TOKENIZER_FILES) - {_CONFIG}
+      for name in others if source is not None else ():
+        if (source / name).is_file():
+          shutil.copyfile(source / name, partial / name)
+
+
+@contextlib.contextmanager
+def new_folder(directory) -> Iterator[pathlib.Path]:
+  """A folder to fill, which takes its name once it is complete.
+
+  On the first process; the others get the name alone.
+
+  Raises:
+    InputError: the directory exists and is not empty.
+  """
+  directory = pathlib.Path(directory)
+  if directory.exists() and (
+      not directory.is_dir() or any(directory.iterdir())):
+    raise errors.InputError(f'{directory}: exists and is not empty')
+  partial = directory.with_name(f'.{directory.name}.partial-{os.getpid()}')
+  if jax.process_index() == 0:
+    partial.mkdir(parents=True)
+  try:
+    yield partial
+    if jax.process_index() == 0:
+      os.replace(partial, directory)
+  finally:
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write_tensors(folder, config, rows):
+  """The files, laid out first and then filled one tensor at a time."""
+  whole = _rows(transformer.abstract_params(
+      dataclasses.replace(config, vocab_padding=0)))
+  writer = jax.process_index() == 0
+  if writer:
+    places = tensor_files.create(folder, [
+        (name, np.dtype(rows[path][0].dtype),
+         _file_shape(path, leaf, transpose))
+        for path, (leaf, names, transpose) in whole.items() for name in names])
+  for path, (leaf, names, transpose) in rows.items():
+    for layer, name in enumerate(names):
+      array = mesh_lib.to_host(leaf[layer] if _is_stacked(path) else leaf)
+      if writer:
+        tensor = array.T if transpose else array
+        places[name][...] = tensor[_corner(places[name].shape)]
+        tensor_files.forget(places[name])
+
+
+def load_tokenizer(directory):
+  """The tokenizer of a folder or hub id; never runs code that came with it.
+
+  Raises:
+    InputError: no usable tokenizer, or none of its tokens ends a text.
+  """
+  folder = hub.folder(directory, hub.TOKENIZER_FILES)
+  try:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        folder, trust_remote_code=False, local_files_only=True)
+  except Exception as error:  # transformers raises whatever a parser raised
+    reason = str(error).strip().split('\n')[0]
+    raise errors.InputError(
+        f'{directory}: no usable tokenizer ({reason})') from error
+  if tokenizer.eos_token_id is None:
+    raise errors.InputError(f'{directory}: the tokenizer has no EOS token')
+  return tokenizer
+
+
+def eos_ids(directory, tokenizer) -> tuple[int, ...]:
+  """Every id that ends a completion, sorted.
+
+  The tokenizer's, and those of generation_config.json and config.json: chat
+  models name there the end of a turn beside the end of a text.
+  """
+  ids = {tokenizer.eos_token_id}
+  folder = hub.folder(directory, hub.TOKENIZER_FILES)
+  for name in ('generation_config.json', _CONFIG):
+    file = folder / name
+    if file.is_file():
+      found = tensor_files.read_json(file).get('eos_token_id')
+      ids.update(found if isinstance(found, list) else [found])
+  return tuple(sorted(ids - {None}))

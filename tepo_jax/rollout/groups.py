@@ -1,0 +1,252 @@
+"""Dynamic sampling: prompts -> completions -> rewards -> groups to train on.
+
+Host code around three functions it is given: one that samples, one that
+grades, one that names the next problems.
+
+Axes: Q prompts · G samples a prompt · B rows · P prompt slots · T completion
+slots · R prompts kept for training.
+"""
+
+import collections
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+import transformers
+
+from tepo_jax import errors
+from tepo_jax.rollout import schedule as schedule_lib
+from tepo_jax.runtime import processes
+from tepo_jax.runtime import progress as progress_lib
+from tepo_jax.tasks import grading
+from tepo_jax.tasks import problem as problem_lib
+
+MODES = ('refill', 'drop', 'off')
+
+_DATA_ORDER = 1  # of a generator: minibatch orders have another number
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+  """A problem, its token ids, and its place in the run's data order."""
+  problem: problem_lib.Problem
+  token_ids: tuple[int, ...]
+  cursor: int
+
+  def at(self, cursor: int) -> 'Prompt':
+    """The same prompt at another place of the order."""
+    return dataclasses.replace(self, cursor=cursor)
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+  """A prompt with its G completions; arrays are numpy.
+
+  token_GT: int32, EOS included; 0 behind the end. `length_G` [int32], never a
+    token id, says where a row ends: behind EOS; at T when none was drawn.
+  logp_GT: float32, log-probability of each token under the policy's
+    temperature-scaled softmax (`draw.draw`), nats; 0 behind the end.
+  ended_G: bool, whether the completion came to its end; False: truncated.
+  text_G: decoded completions. accuracy_G: 0/1 verdicts, truncated is 0.
+  """
+  prompt: Prompt
+  token_GT: np.ndarray
+  logp_GT: np.ndarray
+  length_G: np.ndarray
+  ended_G: np.ndarray
+  text_G: tuple[str, ...]
+  accuracy_G: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+  """The groups of a rollout step, how they were found, where the data goes on.
+
+  groups: at most R, in data order; fewer than R only with 'drop'.
+  sampled: every group sampled, kept or not.
+  cursor: the data order's next place.
+  """
+  groups: list[Group]
+  sampled: list[Group]
+  cursor: int
+
+
+class DataOrder:
+  """An endless order of n items: a new permutation of (seed, epoch) each pass.
+
+  `cursor` is the whole state: item i of the order is a function of (seed, i).
+  """
+
+  def __init__(self, count: int, seed: int):
+    self._count = count
+    self._seed = seed
+    self._epoch = None
+    self._permutation = None
+
+  def __getitem__(self, cursor: int) -> int:
+    epoch, place = divmod(cursor, self._count)
+    if epoch != self._epoch:
+      generator = np.random.default_rng((self._seed, _DATA_ORDER, epoch))
+      self._permutation = generator.permutation(self._count)
+      self._epoch = epoch
+    return int(self._permutation[place])
+
+
+def collect(draw: Callable[[int], list[Prompt]],
+            sample: Callable[[list[Prompt]], list[Group]], *, cursor: int,
+            wanted: int, mode: str, max_batches: int) -> Rollout:
+  """Samples groups until `wanted` of them can be trained on (DAPO §3.2).
+
+  A group is mixed iff its verdicts are not all equal, before any shaping.
+  'refill' goes on sampling until `wanted` mixed groups are there and drops
+  the surplus; 'drop' samples once and keeps what is mixed; 'off' keeps all.
+
+  Args:
+    draw: the prompts from a cursor on, `wanted` of them.
+    sample: completions and verdicts of prompts.
+    cursor: where the data order stands.
+    wanted: R, groups to train on, and prompts sampled at a time.
+    mode: one of MODES.
+    max_batches: generation batches 'refill' may take.
+
+  Raises:
+    errors.RunError: `max_batches` were not enough; names the pass rate.
+  """
+  kept, sampled = [], []
+  for _ in range(max_batches if mode == 'refill' else 1):
+    prompts = draw(cursor)
+    cursor = prompts[-1].cursor + 1
+    groups = sample(prompts)
+    sampled += groups
+    kept += [g for g in groups if mode == 'off' or is_mixed(g)]
+    if len(kept) >= wanted:
+      break
+  else:
+    if mode == 'refill':
+      raise errors.RunError(_starved(kept, sampled, wanted, max_batches))
+  return Rollout(kept[:wanted], sampled, cursor)
+
+
+def is_mixed(group: Group) -> bool:
+  """Whether the group's verdicts differ: else its advantages are all 0."""
+  return bool(group.accuracy_G.min() != group.accuracy_G.max())
+
+
+def _starved(kept, sampled, wanted, max_batches):
+  rate = np.mean([g.accuracy_G.mean() for g in sampled])
+  solved = sum(g.accuracy_G.all() for g in sampled)
+  failed = sum(not g.accuracy_G.any() for g in sampled)
+  return (
+      f'dynamic sampling found {len(kept)} of {wanted} mixed groups in '
+      f'max_generation_batches={max_batches} batches: pass rate {rate:.1%}, '
+      f'{solved} of {len(sampled)} groups all right, {failed} all wrong')
+
+
+def to_group(prompt: Prompt,
+             samples: Sequence[tuple[schedule_lib.Completion, str, bool]],
+             max_tokens: int) -> Group:
+  """The group of (completion, text, verdict) of every sample, in order.
+
+  A truncated completion counts as wrong whatever it says.
+  """
+  completions, texts, verdicts = zip(*samples)
+  token_GT = np.zeros((len(samples), max_tokens), np.int32)
+  logp_GT = np.zeros((len(samples), max_tokens), np.float32)
+  for row, completion in enumerate(completions):
+    length = len(completion.token_T)
+    token_GT[row, :length] = completion.token_T
+    logp_GT[row, :length] = completion.logp_T
+  ended_G = np.array([c.ended for c in completions])
+  return Group(
+      prompt, token_GT, logp_GT,
+      np.array([len(c.token_T) for c in completions], np.int32), ended_G,
+      texts, np.asarray(verdicts, np.float32) * ended_G)
+
+
+@dataclasses.dataclass
+class GroupSampler:
+  """Samples G completions of each prompt, and grades them meanwhile.
+
+  Attributes:
+    schedule: makes the schedule, when the weights are on the devices: how
+      many slots there are may depend on the memory that is left.
+    group_size, max_tokens: G and T.
+    grader, tokenizer, timers: what else it takes.
+    check: called after every chunk of decoding; may raise, to give up.
+    counts: of the grader (no_answer, timeout, died), added up.
+    stats: of the schedule, added up.
+  """
+  schedule: Callable[[], schedule_lib.Schedule]
+  group_size: int
+  max_tokens: int
+  grader: grading.Grader
+  tokenizer: transformers.PreTrainedTokenizerBase
+  timers: progress_lib.Timers
+  check: Callable[[], None] = lambda: None
+  counts: collections.Counter = dataclasses.field(
+      default_factory=collections.Counter)
+  stats: schedule_lib.Stats = dataclasses.field(
+      default_factory=schedule_lib.Stats)
+
+  def __call__(self, weights: Any, prompts: Sequence[Prompt],
+               key: jax.Array) -> list[Group]:
+    """A group of each prompt, in their order."""
+    groups = {group.prompt.cursor: group
+              for group in self.stream(weights, prompts, key)}
+    return [groups[prompt.cursor] for prompt in prompts]
+
+  def stream(self, weights: Any, prompts: Sequence[Prompt],
+             key: jax.Array) -> Iterator[Group]:
+    """The prompts' groups as they are done, in any order."""
+    graded, members = collections.deque(), collections.defaultdict(dict)
+    with futures.ThreadPoolExecutor(1) as thread:
+      for completions in self._completions(weights, prompts, key):
+        graded.append(thread.submit(self._grade, prompts, completions))
+        # What is done by now may differ between processes.
+        while graded and jax.process_count() == 1 and graded[0].done():
+          yield from self._gather(prompts, members, graded.popleft().result())
+      while graded:
+        with self.timers('grade'):
+          outcome = graded.popleft().result()
+        yield from self._gather(prompts, members, outcome)
+
+  def _completions(self, weights, prompts, key):
+    """Lists of completions, as they end; timed."""
+    limits = [self.max_tokens] * self.group_size
+    requests = [schedule_lib.Request(prompt.token_ids, prompt.cursor, limits)
+                for prompt in prompts]
+    run = self.schedule().run(weights, requests, key, self.stats)
+    while True:
+      with self.timers('rollout'):
+        completions = next(run, None)
+      if completions is None:
+        return
+      self.check()
+      if completions:
+        yield completions
+
+  def _grade(self, prompts, completions):
+    """The completions, their texts, and what the grader says of our share."""
+    texts = self.tokenizer.batch_decode(
+        [c.token_T for c in completions], skip_special_tokens=True)
+    answers = [prompts[c.request].problem.golds for c in completions]
+    return completions, texts, *self.grader.grade(
+        processes.mine(list(zip(texts, answers))))
+
+  def _gather(self, prompts, members, outcome):
+    """Adds what was graded to its groups; those that are whole now."""
+    completions, texts, verdicts, counts = outcome
+    verdicts = processes.whole(verdicts, len(completions))
+    self.counts.update(dict(zip(
+        counts, map(int, processes.total(np.array(list(counts.values())))))))
+    for completion, text, verdict in zip(completions, texts, verdicts):
+      group = members[completion.request]
+      group[completion.sample] = completion, text, verdict
+      if len(group) == self.group_size:
+        del members[completion.request]
+        yield to_group(
+            prompts[completion.request],
+            [group[j] for j in range(self.group_size)], self.max_tokens)

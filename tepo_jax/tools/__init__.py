@@ -1,0 +1,1 @@
+"""About runs and machines, not about the paper: plan, benchmark, report."""

@@ -1,0 +1,46 @@
+"""The ceilings of this machine: matrix products and memory."""
+
+from collections.abc import Callable, Iterator
+import functools
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+
+from tepo_jax.tools.benchmark import timing
+from tepo_jax.tools.benchmark import workload as workload_lib
+
+_PRODUCTS = 8  # of one call
+_BYTES = 1 << 28  # of the array that is read and written
+
+
+def product_of(dtype: str) -> tuple[Callable[[], jax.Array], float]:
+  """Large matrix products to be timed, and their FLOPs.
+
+  Several in one program, each on the last one's result: neither the call nor
+  memory that is new to the process takes a share of their time.
+  """
+  size = 2048 if jax.default_backend() == 'cpu' else 8192
+  a = (jax.random.normal(jax.random.key(0), (size, size)) * size ** -0.5
+       ).astype(dtype)
+  products = jax.jit(lambda a: jax.lax.fori_loop(
+      0, _PRODUCTS, lambda _, x: x @ a, a))
+  return functools.partial(products, a), 2.0 * _PRODUCTS * size ** 3
+
+
+def measure(config: ml_collections.ConfigDict,
+            workload: workload_lib.Workload, peers: tuple[str, ...]
+            ) -> Iterator[timing.Measurement]:
+  """Rate of a large matrix product in the compute dtype; memory bandwidth."""
+  del config, peers
+  x = jnp.ones(_BYTES // 4, jnp.float32)
+  product, flops = product_of(workload.model.dtype)
+  scale = jax.jit(lambda x: x * 1.5)
+  seconds = timing.interleaved(
+      {'matmul': product, 'copy': lambda: scale(x)},
+      workload.rounds)
+  yield timing.summary(
+      f'machine/matmul/{workload.model.dtype}',
+      [flops / s for s in seconds['matmul']], 'FLOP/s')
+  yield timing.summary(
+      'machine/copy', [2 * _BYTES / s for s in seconds['copy']], 'byte/s')

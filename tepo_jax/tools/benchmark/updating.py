@@ -1,0 +1,213 @@
+"""The scoring pass and the update, by packing, and how they grow."""
+
+from collections.abc import Iterator
+import dataclasses
+import functools
+
+import jax
+import ml_collections
+import numpy as np
+
+from tepo_jax.job import programs as programs_lib
+from tepo_jax.learning import batch as batch_lib
+from tepo_jax.learning import packing
+from tepo_jax.learning import update
+from tepo_jax.policy import transformer
+from tepo_jax.runtime import mesh as mesh_lib
+from tepo_jax.tools.benchmark import machine
+from tepo_jax.tools.benchmark import peers as peers_lib
+from tepo_jax.tools.benchmark import sampling
+from tepo_jax.tools.benchmark import timing
+from tepo_jax.tools.benchmark import workload as workload_lib
+
+
+@dataclasses.dataclass
+class Case:
+  """Programs with a state and a minibatch; each call makes one update."""
+  programs: programs_lib.TrainingPrograms
+  state: update.TrainState
+  minibatch: batch_lib.Minibatch
+  efficiency: float
+
+  def score(self):
+    """ℓ° and H° of the minibatch."""
+    return self.programs.score(self.state.params, self.minibatch)
+
+  def update(self):
+    """The loss of one update; the state moves on."""
+    old_params = (self.programs.to_old_policy(self.state.params)
+                  if self.programs.policy_loss.needs_kl else None)
+    self.state, metrics = self.programs.train_step(
+        self.state, self.minibatch, jax.random.key(0), 0.0, old_params)
+    return metrics['loss']
+
+
+def case(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
+         mode: str) -> Case:
+  """Random weights, and one minibatch of all the workload's completions.
+
+  Where the config's packing shares prompts and `mode` does not, a microbatch
+  has the slots that attention would have.
+  """
+  config = config.copy_and_resolve_references()
+  config.train.minibatch_prompts = workload.prompts
+  config.data.max_prompt_tokens = workload.prompt_tokens
+  config.rollout.max_tokens = workload.max_tokens
+  mesh = mesh_lib.make(config.mesh)
+  if config.train.packing == 'shared' != mode:
+    packer = programs_lib.make_packer(config, mesh)
+    config.train.microbatch_tokens = packer.shards * packer.row_tokens * (
+        packer.rows(workload.prompts * workload.samples))
+  config.train.packing = mode
+  programs = programs_lib.make(config, workload.model, mesh)
+  params = jax.jit(
+      functools.partial(transformer.init, workload.model),
+      out_shardings=programs.state_sharding.params)(jax.random.key(0))
+  packed = programs.pack(random_batch(workload))
+  minibatch = jax.device_put(packed, programs.minibatch_sharding)
+  old_logp_BT, old_entropy_BT = programs.score(params, minibatch)
+  return Case(
+      programs, programs.init_state(params),
+      minibatch.replace(old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT),
+      packing.efficiency(packed))
+
+
+def random_batch(workload: workload_lib.Workload) -> batch_lib.Batch:
+  """Random prompts, each with random completions of the workload's lengths."""
+  rows = workload.prompts * workload.samples
+  generator = np.random.default_rng(0)
+  slots = workload.prompt_tokens + workload.max_tokens
+  length_B = workload.lengths(rows)
+  mask_BT = np.arange(workload.max_tokens) < length_B[:, None]
+  position_BS = np.broadcast_to(np.arange(slots), (rows, slots))
+  real_BS = position_BS < workload.prompt_tokens + length_B[:, None]
+  zeros_BT = np.zeros(mask_BT.shape, np.float32)
+  token_BS = generator.integers(
+      workload.model.vocab_size, size=(rows, slots), dtype=np.int32)
+  first_B = np.arange(rows) // workload.samples * workload.samples
+  width = workload.prompt_tokens
+  token_BS[:, :width] = token_BS[first_B, :width]
+  return batch_lib.Batch(
+      token_BS=token_BS,
+      position_BS=np.where(real_BS, position_BS, -1).astype(np.int32),
+      mask_BT=mask_BT.astype(np.float32),
+      advantage_B=np.where(np.arange(rows) % 2, 1, -1).astype(np.float32),
+      old_logp_BT=zeros_BT, old_entropy_BT=zeros_BT, sampler_logp_BT=zeros_BT)
+
+
+def forward_flops(workload: workload_lib.Workload,
+                  shared: bool = False) -> float:
+  """Of a forward pass over the real tokens; an update is three of them.
+
+  Products only: the layers on every token, causal attention, the head on
+  completion tokens. `shared`: the layers once on all of a prompt but its last
+  token. Neither recomputation nor padding counts.
+  """
+  model = workload.model
+  length_B = workload.lengths(workload.prompts * workload.samples).astype(float)
+  total_B = workload.prompt_tokens + length_B
+  width = model.num_heads * model.head_dim
+  kv_width = model.num_kv_heads * model.head_dim
+  layer = model.d_model * (2 * width + 2 * kv_width + 3 * model.d_ff)
+  attention = width * np.sum(total_B ** 2)  # two products, half of the square
+  head = model.d_model * model.vocab_size * length_B.sum()
+  tokens = total_B.sum()
+  if shared:
+    copies = len(total_B) - workload.prompts
+    tokens -= copies * (workload.prompt_tokens - 1)
+  return 2 * (model.num_layers * (layer * tokens + attention) + head)
+
+
+def measure_scoring(config, workload, peers) -> Iterator[timing.Measurement]:
+  """ℓ and H of one minibatch."""
+  yield from _measure(config, workload, peers, 'score', 'scoring', passes=1)
+
+
+def measure_update(config, workload, peers) -> Iterator[timing.Measurement]:
+  """Forward, backward and optimiser on one minibatch."""
+  yield from _measure(config, workload, peers, 'update', 'update', passes=3)
+
+
+def measure_growth(config, workload, peers) -> Iterator[timing.Measurement]:
+  """The packed update with half of one size at a time."""
+  del peers
+  model = workload.model
+  halved = {
+      'length': {'max_tokens': workload.max_tokens // 2,
+                 'mean_tokens': workload.mean_tokens // 2},
+      'prompts': {'prompts': workload.prompts // 2},
+      'group': {'samples': workload.samples // 2},
+      'vocabulary': {'model': dataclasses.replace(
+          model, vocab_size=model.vocab_size // 2)}}
+  mode = config.train.packing
+  cases = {'whole': case(config, workload, mode)} | {
+      name: case(config, dataclasses.replace(workload, **change), mode)
+      for name, change in halved.items()}
+  seconds = timing.interleaved(
+      {name: c.update for name, c in cases.items()}, workload.rounds)
+  for name in halved:
+    yield timing.summary(
+        f'growth/half the {name}',
+        [a / b for a, b in zip(seconds[name], seconds['whole'])], '1')
+
+
+def measure_step(config, workload, peers) -> Iterator[timing.Measurement]:
+  """Generate, score and one update, with completions of full length."""
+  workload = dataclasses.replace(workload, mean_tokens=workload.max_tokens)
+  ours = case(config, workload, config.train.packing)
+  batch = random_batch(workload)
+  engine = sampling.Engine(config, workload)
+  queue = sampling.uniform(workload)
+  plan = engine.plan(queue.length_QG.size)
+
+  def step():
+    engine.weights = ours.programs.to_decode(ours.state.params)
+    engine.run(plan, queue)
+    jax.block_until_ready(ours.score())
+    return ours.update()
+
+  functions = {'ours': step} | peers_lib.functions(
+      peers, 'step', workload, batch, config.optimizer)
+  seconds = timing.interleaved(functions, workload.rounds)
+  for name, values in seconds.items():
+    yield timing.summary(f'step/{name}/seconds', values, 's')
+  yield from _ratios('step', 'ours', seconds)
+
+
+def _measure(config, workload, peers, what, name, passes):
+  """Packings and peers in turn, beside the machine's matrix product."""
+  modes = {'packed': 'segments', 'padded': 'none'}
+  if config.train.packing == 'shared':
+    modes = {'shared': 'shared'} | modes
+  cases = {how: case(config, workload, mode) for how, mode in modes.items()}
+  functions = {how: getattr(c, what) for how, c in cases.items()}
+  functions |= peers_lib.functions(
+      peers, what, workload, random_batch(workload), config.optimizer)
+  product, product_flops = machine.product_of(workload.model.dtype)
+  seconds = timing.interleaved(
+      functions | {'product': product}, workload.rounds)
+  ceiling = product_flops / np.median(seconds.pop('product'))
+  rows = workload.prompts * workload.samples
+  tokens = workload.prompt_tokens * rows + workload.lengths(rows).sum()
+  for how, values in seconds.items():
+    flops = passes * forward_flops(workload, shared=how == 'shared')
+    prefix = f'{name}/{how}'
+    yield timing.summary(f'{prefix}/seconds', values, 's')
+    yield timing.summary(
+        f'{prefix}/tokens', [tokens / s for s in values], 'token/s')
+    yield timing.summary(
+        f'{prefix}/model', [flops / s for s in values], 'FLOP/s')
+    yield timing.summary(
+        f'{prefix}/share of the machine\'s matmul',
+        [flops / s / ceiling for s in values], '1')
+  for how, c in cases.items():
+    yield timing.Measurement(f'{name}/{how}/slots real', c.efficiency, '1')
+  yield from _ratios(name, next(iter(cases)), seconds)
+
+
+def _ratios(name, ours, seconds):
+  """How many times longer the others took, round by round."""
+  for other in seconds.keys() - {ours}:
+    yield timing.summary(
+        f'{name}/{other} over {ours}',
+        [b / a for a, b in zip(seconds[ours], seconds[other])], '1')

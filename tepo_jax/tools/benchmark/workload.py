@@ -1,0 +1,57 @@
+"""The work that is measured: a model's shape, and the geometry of a step."""
+
+import dataclasses
+
+import ml_collections
+import numpy as np
+
+from tepo_jax.job import base_model
+from tepo_jax.job import programs as programs_lib
+from tepo_jax.policy.huggingface import hub
+from tepo_jax.policy.huggingface import weights
+from tepo_jax.policy import transformer
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+  """Random weights and random prompts of a stated shape.
+
+  model: with its execution fields. prompts, samples: Q and G.
+  prompt_tokens, max_tokens: P and T, slots.
+  mean_tokens: mean completion length; T is all of that length, less is a
+    geometric distribution cut at T.
+  rounds: how often each function is timed.
+  """
+  model: transformer.ModelConfig
+  prompts: int
+  samples: int
+  prompt_tokens: int
+  max_tokens: int
+  mean_tokens: int
+  rounds: int
+
+  def lengths(self, rows: int, seed: int = 0) -> np.ndarray:
+    """Completion lengths, int32 [rows], each in 1…T."""
+    if self.mean_tokens >= self.max_tokens:
+      return np.full(rows, self.max_tokens, np.int32)
+    generator = np.random.default_rng(seed)
+    return np.minimum(generator.geometric(1 / self.mean_tokens, rows),
+                      self.max_tokens).astype(np.int32)
+
+
+def of(config: ml_collections.ConfigDict) -> Workload:
+  """The workload of `config.benchmark`, with the model of the config.
+
+  Only config.json of `config.model` is read; where the config names no model
+  it is the embedded one with `config.benchmark.vocabulary` tokens.
+  """
+  settings = config.benchmark
+  if config.model is None:
+    model = base_model.model_config(config.pretrain, settings.vocabulary)
+  else:
+    model = weights.read_config(hub.folder(config.model, ('config.json',)))
+  return Workload(
+      programs_lib.execution(model, config.compute), config.rollout.prompts,
+      config.rollout.samples,
+      min(settings.prompt_tokens, config.data.max_prompt_tokens),
+      config.rollout.max_tokens, settings.mean_tokens, settings.rounds)

@@ -1,0 +1,368 @@
+"""What a compiled program costs one chip: arithmetic, memory, communication.
+
+The compiler's own cost analysis counts the body of a loop once, and knows no
+communication. Here a loop counts as often as it turns; a loop whose number of
+turns is known on the device only (a `while_loop` of decoding, the microbatches
+in use, the chunks that are scored) as often as the caller says.
+
+FLOPs are those of matrix products. Bytes are what is read from and written to
+HBM by each instruction, with slices counted as slices, as long as a program's
+fast memory is not large enough for more.
+"""
+
+import collections
+from collections.abc import Iterator, Sequence
+import dataclasses
+import functools
+import itertools
+import json
+import math
+import re
+
+import numpy as np
+
+from tepo_jax.tools.plan import hlo
+
+COLLECTIVES = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all',
+               'collective-permute')
+
+# Neither arithmetic nor memory: names, and halves of what is counted already.
+_FREE = frozenset((
+    'parameter', 'constant', 'get-tuple-element', 'tuple', 'bitcast', 'iota',
+    'partition-id', 'replica-id', 'after-all', 'opt-barrier', 'domain'))
+_FREE_CALLS = frozenset((
+    'AllocateBuffer', 'ConcatBitcast', 'AssumeGatherIndicesInBound',
+    'AsyncCollectiveStart', 'AsyncCollectiveDone'))
+_SLICES = ('dynamic-slice', 'slice', 'gather')
+_FORMS = ('bitcast', 'convert', 'copy', 'reshape', 'transpose')
+
+
+@dataclasses.dataclass
+class Cost:
+  """Of one run of a program on one chip.
+
+  flops: of matrix products. hbm_bytes: read and written.
+  wire_bytes: by kind of collective, what a chip sends.
+  collective_counts: how often, by kind.
+  busy: pairs (flops, hbm_bytes) of the instructions, times their count: what
+    bounds an instruction bounds it by itself.
+  """
+  flops: float = 0.0
+  hbm_bytes: float = 0.0
+  wire_bytes: collections.Counter = dataclasses.field(
+      default_factory=collections.Counter)
+  collective_counts: collections.Counter = dataclasses.field(
+      default_factory=collections.Counter)
+  busy: list[tuple[float, float, float]] = dataclasses.field(
+      default_factory=list)
+
+  def add(self, other: 'Cost', times: float = 1.0) -> None:
+    self.flops += times * other.flops
+    self.hbm_bytes += times * other.hbm_bytes
+    for mine, others in ((self.wire_bytes, other.wire_bytes),
+                         (self.collective_counts, other.collective_counts)):
+      for kind, value in others.items():
+        mine[kind] += times * value
+    self.busy += [(f, b, n * times) for f, b, n in other.busy]
+
+  def seconds(self, flops_per_second: float, bytes_per_second: float) -> float:
+    """Σ over the instructions of the longer of arithmetic and memory."""
+    return sum(n * max(f / flops_per_second, b / bytes_per_second)
+               for f, b, n in self.busy)
+
+
+def of(text: str, open_trips: Sequence[float] = (1.0,)) -> Cost:
+  """The cost of a module's text (`compiled.as_text()`).
+
+  open_trips: of the loops that say no number, in the program's order, a loop
+  behind those inside it; and again from the first.
+  """
+  module = hlo.parse(text)
+  return _Analysis(module, open_trips).computation(module.entry)
+
+
+class _Analysis:
+  """Costs of a module's computations, each found once."""
+
+  def __init__(self, module: hlo.Module, open_trips: Sequence[float]):
+    self._module, self._open_trips = module, itertools.cycle(open_trips)
+    self._known = {}
+
+  def computation(self, name: str) -> Cost:
+    if name not in self._known:
+      total = Cost()
+      computation = self._module.computations[name]
+      for instruction in computation.instructions.values():
+        total.add(*self._instruction(computation, instruction))
+      self._known[name] = total
+    return self._known[name]
+
+  def _instruction(self, computation, instruction):
+    """The cost, and how often it is paid."""
+    opcode = instruction.opcode
+    if opcode == 'while':
+      return (self.computation(instruction.attribute('body')),
+              self._trips(computation, instruction))
+    if opcode == 'conditional':
+      branches = re.findall(r'%([\w.-]+)', re.search(
+          r'(branch_computations=\{[^}]*\}|true_computation=.*)',
+          instruction.text)[1])
+      costs = [self.computation(b) for b in branches
+               if b in self._module.computations]
+      return max(costs, key=lambda c: (c.flops, c.hbm_bytes)), 1
+    if opcode in ('call', 'async-start'):
+      return self.computation(
+          instruction.attribute('to_apply')
+          or instruction.attribute('calls')), 1
+    return self._leaf(computation, instruction), 1
+
+  def _leaf(self, computation, instruction):
+    cost = Cost()
+    for kind, count in _collectives(self._module, instruction):
+      cost.wire_bytes[kind] += count
+      cost.collective_counts[kind] += 1
+    cost.flops = self._flops(computation, instruction)
+    cost.hbm_bytes = self._bytes(computation, instruction)
+    if cost.flops or cost.hbm_bytes:
+      cost.busy.append((cost.flops, cost.hbm_bytes, 1.0))
+    return cost
+
+  def _flops(self, computation, instruction) -> float:
+    if instruction.opcode == 'convolution':
+      return _convolution_flops(computation, instruction)
+    if instruction.opcode == 'dot':
+      return _dot_flops(computation, instruction)
+    if instruction.opcode == 'custom-call':
+      return _kernel_estimate(instruction).get('flops', 0)
+    if instruction.opcode == 'fusion':
+      inside = self._module.computations[instruction.attribute('calls')]
+      return sum(self._flops(inside, i) for i in inside.instructions.values())
+    return 0.0
+
+  def _bytes(self, computation, instruction) -> float:
+    opcode = instruction.opcode
+    if opcode in _FREE or opcode.endswith('-done') or (
+        instruction.attribute('custom_call_target') or '').strip(
+            '"') in _FREE_CALLS:
+      return 0.0
+    if opcode == 'fusion':
+      return self._fusion_bytes(computation, instruction)
+    if opcode.endswith('-start'):  # the source and the copy are its arrays
+      arrays = instruction.arrays[:2]
+      size = min(a.bytes for a in arrays)
+      return size * sum(a.in_hbm for a in arrays)
+    operands = [computation.instructions[name]
+                for name in instruction.operands]
+    if opcode in _SLICES:
+      read = operands[0].hbm_bytes and instruction.arrays[0].bytes
+      return read + instruction.hbm_bytes
+    if opcode in ('dynamic-update-slice', 'scatter'):
+      update = operands[1 if opcode == 'dynamic-update-slice' else -1]
+      return update.hbm_bytes + (
+          operands[0].hbm_bytes and update.arrays[0].bytes)
+    return instruction.hbm_bytes + sum(o.hbm_bytes for o in operands)
+
+  def _fusion_bytes(self, computation, instruction):
+    inside = self._module.computations[instruction.attribute('calls')]
+    read = sum(
+        min(self._read(inside, number), operand.hbm_bytes)
+        for number, operand in enumerate(
+            computation.instructions[name] for name in instruction.operands)
+        if operand.hbm_bytes)
+    root = inside.instructions[inside.root]
+    outputs = [inside.instructions[name] for name in root.operands
+               ] if root.opcode == 'tuple' else [root]
+    if len(outputs) != len(instruction.arrays):
+      return read + instruction.hbm_bytes
+    return read + sum(
+        _written(inside, output, array)
+        for output, array in zip(outputs, instruction.arrays) if array.in_hbm)
+
+  def _read(self, inside: hlo.Computation, number: int) -> float:
+    """Bytes of parameter `number` that a fused computation looks at."""
+    if _is_result(inside, number):
+      return math.inf
+    total, queue = 0.0, [inside.parameters[number]]
+    while queue:
+      source = queue.pop()
+      for user in inside.users[source.name]:
+        first = user.operands[0] == source.name
+        if user.opcode in _FORMS:
+          queue.append(user)
+        elif user.opcode in _SLICES and first:
+          total += user.arrays[0].bytes
+        elif user.opcode == 'dynamic-update-slice' and first:
+          continue
+        elif user.opcode == 'fusion':
+          callee = self._module.computations[user.attribute('calls')]
+          places = [place for place, name in enumerate(user.operands)
+                    if name == source.name]
+          if any(_is_result(callee, place) for place in places):
+            queue.append(user)
+          else:
+            total += sum(self._read(callee, place) for place in places)
+        else:
+          return math.inf
+    return total
+
+  def _trips(self, computation, loop) -> float:
+    """Turns of a loop over start … n − 1; as told where n is not known."""
+    condition = self._module.computations[loop.attribute('condition')]
+    test = condition.instructions[condition.root]
+    if test.opcode != 'compare' or 'direction=LT' not in test.text:
+      return next(self._open_trips)
+    counter, limit = map(condition.origin, test.operands)
+    if limit.opcode != 'constant' or counter.opcode != 'get-tuple-element':
+      return next(self._open_trips)
+    place = int(counter.attribute('index'))
+    body = self._module.computations[loop.attribute('body')]
+    step = _step(body, place)
+    start = _start(computation, loop, place)
+    return math.ceil((_value(limit) - start) / step)
+
+
+def _is_result(inside, number):
+  """Whether a computation only changes the form of parameter `number`."""
+  root = inside.instructions[inside.root]
+  while root.opcode in _FORMS:
+    root = inside.instructions[root.operands[0]]
+  return root is inside.parameters[number]
+
+
+def _step(body, place):
+  """By how much the counter grows in the body of a loop."""
+  root = body.instructions[body.root]
+  addition = body.origin(root.operands[place])
+  if addition.opcode != 'add':
+    raise ValueError(f'a loop counts by {addition.opcode}')
+  steps = [o for o in map(body.origin, addition.operands)
+           if o.opcode == 'constant']
+  return _value(steps[0])
+
+
+def _start(computation, loop, place):
+  values = computation.instructions[loop.operands[0]]
+  if values.opcode == 'tuple':
+    start = computation.origin(values.operands[place])
+    if start.opcode == 'constant':
+      return _value(start)
+  return 0
+
+
+def _value(constant):
+  return int(constant.text[1:constant.text.index(')')])
+
+
+def _written(inside, output, array):
+  """Bytes of a fusion's output that change: of an update in place, a slice."""
+  while output.opcode in _FORMS and output.opcode != 'transpose':
+    output = inside.instructions[output.operands[0]]
+  if output.opcode == 'dynamic-update-slice':
+    return min(inside.instructions[output.operands[1]].arrays[0].bytes,
+               array.bytes)
+  return array.bytes
+
+
+def _collectives(module, instruction) -> Iterator[tuple[str, float]]:
+  """(kind, bytes a chip sends) of a collective, also inside of a fusion.
+
+  One that is spread over several fusions counts where it ends.
+  """
+  if instruction.opcode == 'fusion':
+    inside = module.computations[instruction.attribute('calls')]
+    found = [i for i in inside.instructions.values()
+             if _kind(i.opcode) is not None]
+    spread = [i for i in found if 'chain_id=' in i.text]
+    ends = any('"AsyncCollectiveDone"' in i.text
+               for i in inside.instructions.values())
+    for item in found:
+      if item not in spread or ends:
+        yield _sent(inside, item)
+  elif _kind(instruction.opcode) is not None:
+    yield _sent(None, instruction)
+
+
+def _kind(opcode):
+  kind = opcode.removesuffix('-start')
+  return kind if kind in COLLECTIVES else None
+
+
+def _sent(computation, instruction):
+  """Over a ring of n chips, s bytes whole: s (n − 1)/n; twice to reduce all."""
+  del computation
+  kind = _kind(instruction.opcode)
+  sizes = [a.bytes for a in instruction.arrays]
+  size = max(sizes) if instruction.opcode.endswith('-start') else sum(sizes)
+  if kind == 'collective-permute':
+    return kind, float(size)
+  chips = _group_size(instruction.text)
+  if kind == 'reduce-scatter':
+    size *= chips
+  share = (chips - 1) / chips
+  return kind, size * share * (2 if kind == 'all-reduce' else 1)
+
+
+def _group_size(text):
+  """Chips of one group, in any of the three ways of writing groups."""
+  if found := re.search(r'replica_groups=\[(\d+),(\d+)\]', text):
+    return int(found[2])
+  if found := re.search(r'replica_groups=\{\{([\d,]+)\}', text):
+    return len(found[1].split(','))
+  found = re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", text)
+  sizes = dict(re.findall(r"'([^']+)'=(\d+)", found[1]))
+  axes = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", found[2])  # part of one
+  return math.prod(int(part or sizes[axis]) for axis, part in axes)
+
+
+def _kernel_estimate(instruction):
+  """What the author of a Pallas kernel says that it costs; {} where nothing."""
+  found = re.search(r'"cost_estimate":(\{[^}]*\})', instruction.text)
+  return {k: float(v) for k, v in json.loads(found[1]).items()} if found else {}
+
+
+def _dot_flops(computation, instruction):
+  lhs = computation.instructions[instruction.operands[0]].arrays[0]
+  dimensions = re.search(r'lhs_contracting_dims=\{([\d,]*)\}',
+                         instruction.text)[1]
+  inner = math.prod(lhs.shape[int(d)] for d in dimensions.split(',') if d)
+  return 2.0 * inner * math.prod(instruction.arrays[0].shape)
+
+
+def _convolution_flops(computation, instruction):
+  """2 · products, as XLA counts them: a batched matrix product on a TPU is a
+  convolution whose windows see one batch entry each."""
+  left, right = (computation.instructions[name].arrays[0].shape
+                 for name in instruction.operands)
+  out = instruction.arrays[0].shape
+  labels = re.match(r'(\w+)_(\w+)->(\w+)', instruction.attribute('dim_labels'))
+  lhs, rhs, result = (dict(zip(labels[i], shape))
+                      for i, shape in ((1, left), (2, right), (3, out)))
+  spatial = [d for d in labels[1] if d.isdigit()]
+  window = _window(instruction.text, len(spatial))
+  valid = math.prod(
+      _valid_positions(lhs[d], result[d], *window[int(d)]) for d in spatial)
+  groups = int(instruction.attribute('batch_group_count') or 1)
+  return 2.0 * valid * rhs['i'] * rhs['o'] * lhs['b'] / groups
+
+
+def _window(text, count):
+  """(size, stride, low padding, left and right dilation) of each dimension."""
+  found = re.search(r'window=\{([^}]*)\}', text)
+  fields = dict(re.findall(r'(\w+)=(\S+)', found[1])) if found else {}
+
+  def numbers(name, default):
+    return [int(x.split('_')[0]) for x in fields.get(
+        name, 'x'.join([default] * count)).split('x') if x]
+
+  return list(zip(numbers('size', '1'), numbers('stride', '1'),
+                  numbers('pad', '0'), numbers('lhs_dilate', '1'),
+                  numbers('rhs_dilate', '1')))
+
+
+@functools.cache
+def _valid_positions(inputs, outputs, size, stride, low, dilate, rhs_dilate):
+  """Pairs of an output and a window place that meet an input element."""
+  place = (np.arange(outputs)[:, None] * stride
+           + np.arange(size) * rhs_dilate - low)
+  return int(np.sum((place >= 0) & (place % dilate == 0)
+                    & (place // dilate < inputs)))

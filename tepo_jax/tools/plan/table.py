@@ -1,0 +1,88 @@
+"""A plan as text and as JSON."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from tepo_jax.tools.benchmark import workload as workload_lib
+from tepo_jax.tools.plan import advice
+from tepo_jax.tools.plan import chips
+from tepo_jax.tools.plan import step
+
+_HEAD = (f'{"program":<28}{"runs":>7}{"HBM GiB":>9}{"args":>7}{"temp":>7}'
+         f'{"held":>7}{"TFLOP":>9}{"GB":>9}{"ms":>9}  {"bound":<8}'
+         f'{"compile s":>9}  sent, GB (times)')
+
+
+def text(plan: step.Plan, workload: workload_lib.Workload,
+         choices: Sequence[advice.Choice]) -> str:
+  """Programs, phases, and advice; a run's numbers are of one chip."""
+  slice_ = plan.slice
+  count, memory = len(slice_.devices), slice_.chip.hbm_bytes / chips.GIB
+  lines = [
+      f'{slice_.name}: {count} chips of {memory:.2f} GiB, mesh '
+      f'{mesh_text(plan.mesh)}, {plan.slots} slots', _HEAD,
+      *map(_row, plan.estimates), verdict(plan)]
+  if plan.fits:
+    seconds = plan.seconds
+    lines += [
+        f'a step of {workload.prompts} x {workload.samples} completions, '
+        f'{workload.prompt_tokens} + {_mean(plan, workload):.0f} tokens on '
+        f'average: {sum(seconds.values()):.0f} s predicted ('
+        + ', '.join(f'{name} {value:.1f}' for name, value in seconds.items())
+        + f'), {plan.tokens_per_second_a_chip:.0f} tokens/s a chip']
+  lines += ['meshes, by the largest programs alone:', *(
+      f'  {mesh_text(choice.mesh):<32}{choice.slots:>5} slots  '
+      + (f'{choice.seconds:8.0f} s' if choice.fits else 'does not fit')
+      for choice in choices)]
+  return '\n'.join(lines)
+
+
+def verdict(plan: step.Plan) -> str:
+  """Whether it fits, with the numbers of what needs the most."""
+  worst, memory = plan.worst, plan.slice.chip.hbm_bytes / chips.GIB
+  if worst.failure:
+    return f'does not fit: {worst.name}: {worst.failure}'
+  says = 'fits' if plan.fits else 'does not fit'
+  return (f'{says}: {worst.name} needs {_gib(worst.hbm)} of {memory:.2f} GiB '
+          f'(arguments {_gib(worst.arguments)}, temporaries '
+          f'{_gib(worst.temporaries)}, held beside {_gib(worst.resident)})')
+
+
+def record(plan: step.Plan, choices: Sequence[advice.Choice]
+           ) -> dict[str, Any]:
+  """All of it, for JSON; bytes, FLOPs and seconds."""
+  return {
+      'topology': plan.slice.name, 'chips': len(plan.slice.devices),
+      'hbm_bytes': plan.slice.chip.hbm_bytes, 'mesh': plan.mesh,
+      'slots': plan.slots, 'fits': plan.fits, 'verdict': verdict(plan),
+      'seconds': plan.seconds if plan.fits else None,
+      'tokens_per_second_a_chip':
+          plan.tokens_per_second_a_chip if plan.fits else None,
+      'programs': [dataclasses.asdict(e) for e in plan.estimates],
+      'meshes': [dataclasses.asdict(choice) for choice in choices]}
+
+
+def mesh_text(mesh: dict[str, int]) -> str:
+  return ' '.join(f'{name}={size}' for name, size in mesh.items())
+
+
+def _row(e: step.Estimate) -> str:
+  if e.failure:
+    return f'{e.name:<28}{e.runs:>7.0f}  does not compile: {e.failure}'
+  sent = ', '.join(
+      f'{kind} {size / 1e9:.2f} ({e.collectives[kind]:.0f})'
+      for kind, size in sorted(e.wire_bytes.items(), key=lambda x: -x[1]))
+  return (
+      f'{e.name:<28}{e.runs:>7.0f}{_gib(e.hbm):>9}{_gib(e.arguments):>7}'
+      f'{_gib(e.temporaries):>7}{_gib(e.resident):>7}{e.flops / 1e12:>9.3g}'
+      f'{e.hbm_bytes / 1e9:>9.3g}{e.roofline * 1e3:>9.3g}  {e.bound:<8}'
+      f'{e.compile_seconds:>9.0f}  {sent}')
+
+
+def _gib(size: float) -> str:
+  return f'{size / chips.GIB:.2f}'
+
+
+def _mean(plan, workload):
+  return plan.tokens / (workload.prompts * workload.samples)

@@ -1,0 +1,1 @@
+"""Looking at runs and evaluations: tables, figures, pages, replay."""

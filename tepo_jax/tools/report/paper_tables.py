@@ -1,0 +1,74 @@
+"""The paper's tables as text, with our numbers beside them."""
+
+from collections.abc import Sequence
+import importlib
+import pathlib
+import shlex
+
+from configs import paper
+from tepo_jax.tasks import results
+from tepo_jax.tools.report import audit
+from tepo_jax.tools.report import tables
+
+TABLES = ('1', '2', '3', '4')
+
+
+def comparison(folders: Sequence[str]) -> str:
+  """The second evaluation minus the first, on the same problems."""
+  first, second = (results.read(folder)[1] for folder in folders)
+  return tables.of_comparison(results.compare(first, second))
+
+
+def commands(number: str, runs: str) -> str:
+  """What is still to be run for a table, a command line each."""
+  return '\n'.join(map(shlex.join, tables.commands(
+      _rows(number), int(number), runs)))
+
+
+def table(number: str, runs: str, form: str) -> str:
+  """A table of the paper with ours beside it, and the audit of its cells.
+
+  Args:
+    number: one of TABLES. runs: the folder of the runs' folders.
+    form: a name of `tables.FORMATS`.
+  """
+  everything = {n: _rows(n) for n in TABLES}
+  rows = everything[number]
+  columns = dict(paper.COLUMNS.values())
+  findings = _findings(rows, sum(everything.values(), ()), columns)
+  marks = {(f.row, f.column): '*' for f in findings}
+  lines = tables.compared(
+      rows, paper.COLUMNS, paper.GRADED, pathlib.Path(runs), marks)
+  text = tables.FORMATS[form](lines, list(columns))
+  if form == 'csv':
+    return text
+  comment = '% ' if form == 'latex' else ''
+  return '\n'.join([text, '', *(
+      comment + note for note in _notes(rows, columns, findings))])
+
+
+def _rows(number):
+  return importlib.import_module(f'configs.table{number}').ROWS
+
+
+def _findings(rows, everything, columns):
+  """Of these rows, as seen beside the rows of all the tables."""
+  names = {row.name for row in rows}
+  others = [row for row in everything if row.name not in names]
+  found = audit.audit([*rows, *others], columns, paper.GRADED)
+  return [finding for finding in found if finding.row in names]
+
+
+def _notes(rows, columns, findings):
+  labels = {row.name: row.label for row in rows}
+  models = {row.name: row.model for row in rows}
+  averaged = {(row.model, row.cells, row.average): row for row in rows
+              if len(row.seeds) == 1 and not row.is_change and any(row.cells)}
+  good = sum(audit.reproduces(row, columns, paper.GRADED)
+             for row in averaged.values())
+  yield (f'Audit of the paper: the average over its {paper.GRADED:,} samples '
+         f'reproduces {good} of {len(averaged)} different rows to the last '
+         'digit.')
+  for finding in findings:
+    yield (f'* {models[finding.row]}, {labels[finding.row]}, '
+           f'{finding.column or tables.AVERAGE}: {finding.text}')

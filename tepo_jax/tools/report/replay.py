@@ -1,0 +1,214 @@
+"""A step of a run once more, from its dumped rollout and its checkpoint."""
+
+from collections.abc import Iterator, Mapping
+import contextlib
+import dataclasses
+import functools
+import pathlib
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from tepo_jax import errors
+from tepo_jax.job import learner as learner_lib
+from tepo_jax.job import programs as programs_lib
+from tepo_jax.job import run_folder
+from tepo_jax.job import session as session_lib
+from tepo_jax.learning import batch as batch_lib
+from tepo_jax.learning import objective
+from tepo_jax.learning import update
+from tepo_jax.rollout import dump
+from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.runtime import checkpoint
+from tepo_jax.tools.report import replay_rows
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenView:
+  """What became of every token sampled in a step; rows as in `groups`.
+
+  Arrays are [B, T] on the host: `old` before the step's updates, `new` after
+  all of them. selection: of the run's row, by `PolicyLoss.selection`.
+  """
+  groups: list[groups_lib.Group]
+  batch: batch_lib.Batch
+  logp_BT: np.ndarray
+  entropy_BT: np.ndarray
+  kl_BT: np.ndarray
+  selection: dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+  """Every row at one minibatch of the step.
+
+  where: says which update it is. tokens: in the minibatch.
+  """
+  where: str
+  tokens: int
+  outcomes: dict[str, replay_rows.Outcome]
+
+
+class Step:
+  """A rollout step that can be gone through again.
+
+  Attributes:
+    learner: its state is the policy at the step's start.
+    sampled, trained: the groups of the dump.
+    plan: the step's updates. old_params: π_old.
+  """
+
+  def __init__(self, learner: learner_lib.Learner, number: int,
+               groups: list[groups_lib.Group], trained: set[int]):
+    self.learner, self.number = learner, number
+    self.sampled = groups
+    self.trained = [g for g in groups if g.prompt.cursor in trained]
+    if not self.trained:
+      raise errors.InputError(f'step {number} trained on no group')
+    programs = learner.programs
+    self.plan = learner.plan_updates(number, self.trained)
+    self.start = jax.tree.map(jax.numpy.copy, learner.state.params)
+    self.old_params = jax.block_until_ready(
+        programs.to_old_policy(learner.state.params))
+    like = programs.state_sharding.params
+    pull_back = programs_lib.compiled(
+        programs.mesh, lambda frozen, *arguments: replay_rows.pull_back(
+            dataclasses.replace(programs.scorer, frozen=frozen), *arguments),
+        out_shardings=(like, None))
+    self.programs = replay_rows.Programs(
+        score=self._score,
+        pull_back=functools.partial(pull_back, learner.frozen),
+        move=programs_lib.compiled(programs.mesh, lambda *arguments:
+                       programs.optimizer.update(*arguments)[0],
+                       out_shardings=like))
+
+  def _score(self, params, batch):
+    return self.learner.programs.score(params, batch, *self.learner.base())
+
+  def compare(self, rows: Mapping[str, Any]) -> list[Comparison]:
+    """The rows at the step's first and last update; makes the updates.
+
+    At the first, the policy is the old one: all weights are 1 and no penalty
+    acts. At the last, it has made the run's own updates before.
+    """
+    losses = {name: objective.make_policy_loss(row)
+              for name, row in rows.items()}
+    last = len(self.plan.order) - 1
+    comparisons = [self._compare(losses, 0)]
+    for index in range(last):
+      self._update(index)
+    if last:
+      comparisons.append(self._compare(losses, last))
+    self._update(last)
+    return comparisons
+
+  def finish(self) -> None:
+    """Makes all of the step's updates, as the run did."""
+    for index in range(len(self.plan.order)):
+      self._update(index)
+
+  def _update(self, index):
+    needs_kl = self.learner.programs.policy_loss.needs_kl
+    self.learner.make_update(
+        self.plan, index, self.old_params if needs_kl else None)
+
+  def _compare(self, losses, index):
+    rows = self.plan.order[index]
+    minibatch = self.learner.minibatch(self.plan, index)
+    batches = {
+        estimator: minibatch.replace(
+            advantage_B=self._advantages(estimator)[rows])
+        for estimator in {loss.row.estimator for loss in losses.values()}}
+    outcomes = replay_rows.evaluate(
+        self.programs, losses, self.learner.state, batches,
+        self.plan.rng(index), self.old_params)
+    return Comparison(f'update {index + 1} of {len(self.plan.order)}',
+                      int(self.plan.batch.mask_BT[rows].sum()), outcomes)
+
+  def _advantages(self, estimator):
+    return self.learner.to_batch(self.trained, estimator).advantage_B
+
+  def view(self, row: Any) -> TokenView:
+    """The sampled tokens under the policy as it is now, and under π_old.
+
+    `row` is the method whose choices are shown.
+    """
+    loss = objective.make_policy_loss(row)
+    size = len(self.plan.order[0])
+    group_size = len(self.sampled[0].text_G)
+    total = -(-len(self.sampled) * group_size // size) * size
+    batch = self.learner.to_batch(self.sampled, loss.row.estimator, total)
+    views = [self._view(loss, batch, np.arange(start, start + size))
+             for start in range(0, total, size)]
+    old_logp_BT, old_entropy_BT, new, selection = (
+        jax.tree.map(lambda *x: np.concatenate(x), *part)
+        for part in zip(*views))
+    return TokenView(
+        self.sampled, batch.replace(
+            old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT),
+        new.logp_BT, new.entropy_BT, new.kl_BT, selection)
+
+  def _view(self, loss, batch, rows):
+    mine = self.learner.on_devices(jax.tree.map(lambda x: x[rows], batch))
+    old_logp_BT, old_entropy_BT = self.programs.score(self.start, mine)
+    mine = mine.replace(
+        old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT)
+    new = replay_rows.scores(self.programs, self.learner.state.params, mine,
+                        self.old_params)
+    tokens = update.tokens(mine, new)
+    statistics = loss.statistics(tokens, self.plan.rng(0))
+    return jax.device_get((mine.old_logp_BT, mine.old_entropy_BT, new,
+                           loss.selection(tokens, statistics)))
+
+
+@contextlib.contextmanager
+def open_step(workdir: pathlib.Path, number: int) -> Iterator[Step]:
+  """Step `number` of a run, on this machine's devices.
+
+  Raises:
+    errors.InputError: the step's rollout or the checkpoint before it is not
+      there; says which steps have both.
+  """
+  workdir = pathlib.Path(workdir)
+  config = run_folder.read_config(workdir)
+  with config.unlocked():
+    config.mesh = ml_collections.ConfigDict(dict(data=1, fsdp=-1, tensor=1))
+    config.eval.period = 0
+  there = available(workdir)
+  if number not in there:
+    raise errors.InputError(
+        f'{workdir}: step {number} cannot be replayed: that takes its rollout '
+        f'and the checkpoint of step {number - 1}; the steps with both: '
+        f'{", ".join(map(str, there)) or "none"}')
+  rows = dump.read(workdir / session_lib.ROLLOUTS, number)
+  folder = session_lib.model_folder(config, workdir)
+  with session_lib.open_folder(config, folder) as session:
+    learner = learner_lib.Learner(config, session)
+    learner.load_base()
+    learner.state = _state(learner, workdir, number - 1)
+    yield Step(learner, number, dump.to_groups(rows, config.rollout.max_tokens),
+               {row['cursor'] for row in rows if row['trained']})
+
+
+def available(workdir: pathlib.Path) -> list[int]:
+  """The steps whose rollout and preceding checkpoint are there.
+
+  Step 1 starts from the model's own weights.
+  """
+  folder = workdir / session_lib.CHECKPOINTS
+  saved = {0} | {int(entry.name) for entry in folder.glob('*')
+                 if entry.name.isdigit()}
+  return [step for step in dump.steps(workdir / session_lib.ROLLOUTS)
+          if step - 1 in saved]
+
+
+def _state(learner, workdir, step):
+  if step == 0:
+    return learner.first_state()
+  checkpointer = checkpoint.Checkpointer(
+      workdir / session_lib.CHECKPOINTS, read_only=True)
+  with contextlib.closing(checkpointer):
+    return checkpointer.restore(
+        step, *programs_lib.restorable(learner.programs))[0]

@@ -1,0 +1,260 @@
+"""A paper's table with our numbers beside it, in Markdown, LaTeX and CSV."""
+
+import csv
+import dataclasses
+import io
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tepo_jax import errors
+from tepo_jax.tasks import results as results_lib
+from tepo_jax.tasks import statistics
+
+NOT_RUN = 'not run'
+EVALUATION = 'evaluation'  # in a run's folder
+AVERAGE = 'Avg.'
+
+Z = 1.96  # of a 95 % interval
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+  """A percentage with its 95 % interval; value None is printed as `text`."""
+  value: float | None
+  low: float = 0.0
+  high: float = 0.0
+  text: str = NOT_RUN
+  mark: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+  """A line of a table: cells of the columns, the average last."""
+  label: str
+  cells: tuple[Cell, ...]
+  is_ours: bool = False
+  panel: str = ''
+
+
+def run_name(row: Any, seed: int) -> str:
+  """The folder of a row's run; rows that are one run share it."""
+  if row.method is None:
+    return f'{row.model}_base'
+  changes = ''.join(f'_{name}={value}' for name, value in row.overrides)
+  return f'{row.model}_{row.method}{changes}_steps{row.steps}_seed{seed}'
+
+
+def compared(rows: Sequence[Any], columns: Mapping[str, tuple[str, int]],
+             graded: int, runs: str | pathlib.Path,
+             marks: Mapping[tuple[str, str | None], str]) -> list[Line]:
+  """The paper's line of each row, and ours below it.
+
+  Args:
+    rows, columns, graded: as in configs/paper.py.
+    runs: the folder of the runs' folders.
+    marks: {(row, column or None): mark of a footnote}.
+  """
+  lines = []
+  for row in rows:
+    names = [column for column, _ in columns.values()] + [None]
+    sizes = [samples for _, samples in columns.values()] + [graded]
+    lines.append(Line(row.label, tuple(
+        _papers(value, size * len(row.seeds), row.is_change,
+                marks.get((row.name, name), ''))
+        for name, size, value in zip(
+            names, sizes, (*row.cells, row.average))), panel=row.panel))
+    if not row.is_change:
+      lines.append(Line('ours', _ours(row, columns, pathlib.Path(runs)), True,
+                        row.panel))
+  return lines
+
+
+def _papers(value, samples, is_change, mark):
+  if value is None:
+    return Cell(None, text='-', mark=mark)
+  half = 0.0 if is_change else (
+      100 * Z * statistics.binomial_error(value / 100, samples))
+  return Cell(value, value - half, value + half, mark=mark)
+
+
+def _ours(row, columns, runs):
+  """Cells from the evaluations of the row's seeds; all of them or none."""
+  folders = [runs / run_name(row, seed) / EVALUATION for seed in row.seeds]
+  if row.method is None:
+    folders = folders[:1]
+  if not all((folder / results_lib.RESULTS).exists() for folder in folders):
+    return (Cell(None),) * (len(columns) + 1)
+  found = [_read(folder / results_lib.RESULTS) for folder in folders]
+  return tuple(_mean([_set_cell(one, name) for one in found])
+               for name in columns) + (_mean([
+                   _average_cell(one, columns) for one in found]),)
+
+
+def _read(path):
+  try:
+    return json.loads(path.read_text())
+  except (OSError, ValueError) as error:
+    raise errors.InputError(f'{path}: {error}') from error
+
+
+def _set_cell(results, column):
+  for name in results['first_decodings']:
+    if name.partition(':')[0].partition('/')[0] == column:
+      summary = results['sets'][name]
+      value = next(summary[key] for key in summary if key.startswith('avg@'))
+      return Cell(100 * value, 100 * summary['low'], 100 * summary['high'])
+  return Cell(None)
+
+
+def _average_cell(results, columns):
+  if any(_set_cell(results, column).value is None for column in columns):
+    return Cell(None)
+  low, high = results['avg_micro_interval']
+  return Cell(100 * results['avg_micro'], 100 * low, 100 * high)
+
+
+def _mean(cells):
+  """Of independent runs: half widths add in squares."""
+  if any(cell.value is None for cell in cells):
+    return Cell(None)
+  value = float(np.mean([cell.value for cell in cells]))
+  below, above = (float(np.sqrt(np.sum([
+      (cell.value - getattr(cell, end)) ** 2 for cell in cells])))
+                  / len(cells) for end in ('low', 'high'))
+  return Cell(value, value - below, value + above)
+
+
+# ---- as text ----
+
+
+def _shown(cell, plus_minus):
+  if cell.value is None:
+    return cell.text + cell.mark
+  half = (cell.high - cell.low) / 2
+  error = f'{plus_minus}{half:.2f}' if half else ''
+  return f'{cell.value:.2f}{error}{cell.mark}'
+
+
+def markdown(lines: Sequence[Line], columns: Sequence[str]) -> str:
+  """± is half the width of the 95 % interval."""
+  text = [['', *columns, AVERAGE]] + [
+      [f'{_panel(line)}{line.label}', *(_shown(cell, '±')
+                                        for cell in line.cells)]
+      for line in lines]
+  ruled = [text[0], ['---'] + ['---:'] * (len(columns) + 1), *text[1:]]
+  return '\n'.join('| ' + ' | '.join(row) + ' |' for row in ruled)
+
+
+def latex(lines: Sequence[Line], columns: Sequence[str]) -> str:
+  """A tabular; needs booktabs."""
+  rows = [['', *columns, AVERAGE]] + [
+      [_escaped(f'{_panel(line)}{line.label}'),
+       *(_escaped(_shown(cell, '±')) for cell in line.cells)]
+      for line in lines]
+  body = [' & '.join(row) + r' \\' for row in rows]
+  return '\n'.join([
+      rf'\begin{{tabular}}{{l{"r" * (len(columns) + 1)}}}', r'\toprule',
+      body[0], r'\midrule', *body[1:], r'\bottomrule', r'\end{tabular}'])
+
+
+_LATEX = str.maketrans({
+    '_': r'\_', '%': r'\%', '&': r'\&', '±': r'$\pm$', 'β': r'$\beta$',
+    'Δ': r'$\Delta$', '∧': r'$\wedge$', '∨': r'$\vee$', '<': '$<$', '>': '$>$'})
+
+
+def _escaped(text):
+  return text.translate(_LATEX)
+
+
+def comma_separated(lines: Sequence[Line], columns: Sequence[str]) -> str:
+  """One line a cell: panel, row, of whom, column, value, low, high, note."""
+  out = io.StringIO()
+  writer = csv.writer(out, lineterminator='\n')
+  writer.writerow(['panel', 'row', 'of', 'column', 'value', 'low', 'high',
+                   'note'])
+  label = ''
+  for line in lines:
+    label = label if line.is_ours else line.label
+    for column, cell in zip([*columns, AVERAGE], line.cells):
+      numbers = ([f'{x:.4f}' for x in (cell.value, cell.low, cell.high)]
+                 if cell.value is not None else ['', '', ''])
+      note = cell.text if cell.value is None else cell.mark
+      writer.writerow([line.panel, label, 'ours' if line.is_ours else 'paper',
+                       column, *numbers, note])
+  return out.getvalue().rstrip('\n')
+
+
+FORMATS = {'markdown': markdown, 'latex': latex, 'csv': comma_separated}
+
+
+def _panel(line):
+  return f'{line.panel}: ' if line.panel and not line.is_ours else ''
+
+
+def of_results(results: Mapping[str, Any]) -> str:
+  """An evaluation's own table: a line a set, and the averages."""
+  rows = [('', 'accuracy', '95 % interval', 'pass@n', 'maj@n', 'no answer',
+           'truncated', 'tokens', 'problems')]
+  for name, summary in results['sets'].items():
+    average = next(key for key in summary if key.startswith('avg@'))
+    samples = average.removeprefix('avg@')
+    rows.append((
+        name, f'{average} {summary[average]:.1%}',
+        f'{summary["low"]:.1%} … {summary["high"]:.1%}',
+        f'{summary[f"pass@{samples}"]:.1%}',
+        f'{summary[f"maj@{samples}"]:.1%}' if samples != '1' else '',
+        f'{summary["no_answer"]:.1%}', f'{summary["truncated"]:.1%}',
+        f'{summary["mean_length"]:.1f}', str(summary['problems'])))
+  for name in ('avg_micro', 'avg_macro'):
+    low, high = results[f'{name}_interval']
+    rows.append((name, f'{results[name]:.1%}', f'{low:.1%} … {high:.1%}',
+                 *[''] * 6))
+  widths = [max(map(len, column)) for column in zip(*rows)]
+  return '\n'.join('  '.join(
+      cell.ljust(width) if i == 0 else cell.rjust(width)
+      for i, (cell, width) in enumerate(zip(row, widths))).rstrip()
+                   for row in rows)
+
+
+def of_comparison(rows: Sequence[Mapping[str, Any]]) -> str:
+  """What `results.compare` found, a line a set."""
+  lines = []
+  for row in rows:
+    line = (f'{row["set"]}: {row["first"]:.2%} → {row["second"]:.2%}, '
+            f'difference {row["difference"]:+.2%} '
+            f'[{row["low"]:+.2%}, {row["high"]:+.2%}], p {row["p"]:.3g}')
+    if 'mcnemar' in row:
+      test = row['mcnemar']
+      line += (f'; McNemar: right in one only {test["only_first"]} / '
+               f'{test["only_second"]}, p {test["p"]:.3g}')
+    lines.append(line)
+  return '\n'.join(lines)
+
+
+def commands(rows: Sequence[Any], table: int, runs: str | pathlib.Path
+             ) -> list[list[str]]:
+  """What remains to be run for a table: trainings, then evaluations.
+
+  A run is complete when its evaluation has its results; a training that was
+  interrupted goes on by the same command.
+  """
+  done, found = set(), []
+  for row in rows:
+    for seed in row.seeds if row.method else row.seeds[:1]:
+      folder = pathlib.Path(runs) / run_name(row, seed)
+      if row.is_change or folder in done or (
+          folder / EVALUATION / results_lib.RESULTS).exists():
+        continue
+      done.add(folder)
+      config = [f'--config=configs/table{table}.py:{row.name}',
+                f'--config.seed={seed}']
+      if row.method is not None:
+        found.append(['tepo_jax.train', *config, f'--workdir={folder}'])
+      checkpoint = [f'--checkpoint={folder}'] if row.method else []
+      found.append(['tepo_jax.evaluate', *config, *checkpoint,
+                    f'--out={folder / EVALUATION}'])
+  return found

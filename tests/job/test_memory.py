@@ -1,0 +1,59 @@
+"""How many slots the memory allows, and what is said where it does not."""
+
+import jax
+import pytest
+
+from tepo_jax import errors
+from tepo_jax.job import memory as memory_lib
+from tepo_jax.policy import padding as padding_lib
+from tepo_jax.policy import transformer
+from tepo_jax.runtime import mesh as mesh_lib
+
+# Qwen2.5-7B: 2 x 28 layers x 4 heads x 128 x 2 bytes = 56 KiB a token.
+MODEL = transformer.ModelConfig(
+    vocab_size=152064, d_model=3584, num_layers=28, num_heads=28,
+    num_kv_heads=4, head_dim=128, d_ff=18944, max_position=32768,
+    dtype='bfloat16')
+
+
+def _shapes(monkeypatch, free_gib, wanted=None, **shape):
+  free = None if free_gib is None else int(free_gib * 2**30)
+  monkeypatch.setattr(mesh_lib, 'free_bytes', lambda: free)
+  mesh = mesh_lib.make(dict(data=1, fsdp=1, tensor=1) | shape,
+                       jax.devices()[:max(shape.values(), default=1)])
+  model = padding_lib.sharded_over(MODEL, mesh.shape['tensor'])
+  return memory_lib.sampling_shapes(model, mesh, wanted=wanted, work=512, prompt_tokens=1024,
+                      max_tokens=7168, chunk=32)
+
+
+def test_a_slot_takes_what_its_keys_and_values_take():
+  mesh = mesh_lib.make(dict(data=1, fsdp=1, tensor=4), jax.devices())
+  model = padding_lib.sharded_over(MODEL, 4)
+  assert memory_lib.slot_bytes(model, mesh, 1000) == 1000 * 56 * 1024 / 4
+
+
+def test_as_many_slots_as_fit(monkeypatch):
+  """With room to refill, 8,192 + 1,024 columns: 504 MiB a slot, of 80 %."""
+  shapes = _shapes(monkeypatch, 63)
+  assert shapes.columns[-1] == 9216
+  assert shapes.slots[-1] == int(0.8 * 63 * 1024 / 504)
+  # Four devices, each with a quarter of the heads, or of the slots.
+  assert _shapes(monkeypatch, 63, tensor=4).slots[-1] == 409
+  assert _shapes(monkeypatch, 63, data=4).slots[-1] == 4 * 102
+
+
+def test_no_more_slots_than_work(monkeypatch):
+  for free in (None, 10**6):
+    shapes = _shapes(monkeypatch, free)
+    assert shapes.slots[-1] == 512 and shapes.columns[-1] == 8192
+  assert _shapes(monkeypatch, None, wanted=32).slots[-1] == 32
+
+
+@pytest.mark.parametrize('free, wanted', [(0.5, None), (63, 256)])
+def test_what_does_not_fit_is_said_with_its_sizes(monkeypatch, free, wanted):
+  with pytest.raises(errors.InputError) as caught:
+    _shapes(monkeypatch, free, wanted)
+  said = str(caught.value)
+  assert f'{wanted or 1} completions of up to 9216 tokens' in said
+  assert f'{(wanted or 1) * 504 / 1024:.3g} GiB' in said
+  assert f'{free} GiB' in said and 'config.rollout.slots' in said

@@ -1,0 +1,95 @@
+"""A run's folder: claimed, refused, read back."""
+
+import json
+import math
+
+import ml_collections
+import pytest
+
+from tepo_jax import errors
+from tepo_jax.job import run_folder
+
+
+def _config(**changes):
+  config = ml_collections.ConfigDict({
+      'seed': 0, 'steps': 3, 'eval': {'sets': ('a', 'b'), 'period': 2},
+      'rollout': {'slots': 16}})
+  config.update_from_flattened_dict(changes)
+  return config
+
+
+def _contents(folder):
+  return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+def test_workdir_of_another_config_is_left_alone(tmp_path):
+  run_folder.claim(_config(), tmp_path / 'run')
+  before = _contents(tmp_path / 'run')
+  other = _config(**{'seed': 1, 'eval.sets': ('a',)})
+  with pytest.raises(errors.InputError) as error:
+    run_folder.claim(other, tmp_path / 'run')
+  assert "eval.sets (('a', 'b') there, ('a',) here)" in str(error.value)
+  assert 'seed (0 there, 1 here)' in str(error.value)
+  assert 'period' not in str(error.value)
+  assert _contents(tmp_path / 'run') == before
+
+
+def test_only_steps_may_change(tmp_path):
+  run_folder.claim(_config(), tmp_path)
+  run_folder.claim(_config(), tmp_path)
+  run_folder.claim(_config(steps=9), tmp_path)
+  longer = _config(steps=9)
+  assert run_folder.read_config(tmp_path).to_dict() == longer.to_dict()
+  assert run_folder.digest(_config()) == run_folder.digest(longer)
+  assert run_folder.digest(_config()) == run_folder.digest(
+      run_folder.read_config(tmp_path))
+  assert run_folder.digest(_config()) != run_folder.digest(_config(seed=1))
+
+
+def test_an_infinite_field_is_saved_as_json_and_read_back(tmp_path):
+  config = _config()
+  config.clip = ml_collections.ConfigDict({'low': math.inf, 'high': 0.3})
+  run_folder.claim(config, tmp_path)
+  run_folder.claim(config, tmp_path)
+  text = (tmp_path / 'config.json').read_text()
+  assert json.loads(text, parse_constant=pytest.fail)['clip']['high'] == 0.3
+  assert run_folder.read_config(tmp_path).to_dict() == config.to_dict()
+  config.clip.low = 0.2
+  with pytest.raises(errors.InputError, match='clip.low .inf there, 0.2 here'):
+    run_folder.claim(config, tmp_path)
+
+
+def test_how_a_run_is_computed_may_change_and_is_told(tmp_path, capsys):
+  run_folder.claim(_config(**{'rollout.slots': 8}), tmp_path)
+  assert not capsys.readouterr().err
+  changed = _config(**{'rollout.slots': 4})
+  run_folder.claim(changed, tmp_path)
+  line, = capsys.readouterr().err.splitlines()
+  assert 'rollout.slots (8 there, 4 here)' in line
+  assert run_folder.read_config(tmp_path).to_dict() == changed.to_dict()
+  assert run_folder.digest(changed) == run_folder.digest(
+      _config(**{'rollout.slots': 8}))
+  with pytest.raises(errors.InputError, match='seed') as error:
+    run_folder.claim(_config(**{'rollout.slots': 2, 'seed': 1}), tmp_path)
+  assert 'slots' not in str(error.value)
+
+
+def test_a_folder_that_is_no_run_s_is_refused(tmp_path):
+  (tmp_path / 'thesis.tex').write_text('mine')
+  with pytest.raises(errors.InputError, match='holds thesis.tex and no conf'):
+    run_folder.claim(_config(), tmp_path)
+  assert _contents(tmp_path) == {'thesis.tex': b'mine'}
+
+
+def test_a_claim_that_was_killed_half_way_is_taken_over(tmp_path):
+  (tmp_path / 'config.json.tmp').write_text('{"see')
+  run_folder.claim(_config(), tmp_path)
+  assert list(_contents(tmp_path)) == ['config.json']
+
+
+@pytest.mark.parametrize('text', ['{"seed": ', '[1]', None])
+def test_unreadable_saved_config(tmp_path, text):
+  if text is not None:
+    (tmp_path / 'config.json').write_text(text)
+  with pytest.raises(errors.InputError, match='config.json'):
+    run_folder.read_config(tmp_path)

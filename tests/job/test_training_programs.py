@@ -1,0 +1,112 @@
+"""The jitted programs in bfloat16: casts that must not move the policy."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from configs import tiny
+from tepo_jax import errors
+from tepo_jax.job import memory as memory_lib
+from tepo_jax.job import programs as programs_lib
+from tepo_jax.learning import batch as batch_lib
+from tepo_jax.policy import transformer
+from tepo_jax.runtime import mesh as mesh_lib
+
+MODEL = transformer.ModelConfig(
+    vocab_size=32, d_model=16, num_layers=2, num_heads=2, num_kv_heads=1,
+    head_dim=8, d_ff=16, max_position=32, tie_embeddings=True, qk_norm=True)
+
+
+def _random_params(generator):
+  return jax.tree.map(
+      lambda x: x + generator.normal(0, 0.1, x.shape).astype(np.float32),
+      transformer.init(MODEL, jax.random.key(0)))
+
+
+def _batch(generator):
+  zeros_BT = np.zeros((8, 6), np.float32)
+  return batch_lib.Batch(
+      token_BS=generator.integers(0, 32, (8, 10), np.int32),
+      position_BS=np.tile(np.arange(10, dtype=np.int32), (8, 1)),
+      mask_BT=np.ones((8, 6), np.float32),
+      advantage_B=generator.normal(size=8).astype(np.float32),
+      old_logp_BT=zeros_BT, old_entropy_BT=zeros_BT, sampler_logp_BT=zeros_BT)
+
+
+def _update(programs, state, generator, *frozen):
+  """(state, metrics) of an update from freshly scored completions."""
+  old_params = programs.to_old_policy(state.params)
+  minibatch = jax.device_put(programs.pack(_batch(generator)),
+                             programs.minibatch_sharding)
+  old_logp_BT, old_entropy_BT = programs.score(
+      state.params, minibatch, *frozen)
+  minibatch = minibatch.replace(
+      old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT)
+  return programs.train_step(
+      state, minibatch, jax.random.key(0), 0.0, old_params, *frozen)
+
+
+def _programs(rank, devices=1):
+  config = tiny.get_config('tepo')
+  config.compute.dtype = config.compute.gradient_dtype = 'bfloat16'
+  config.lora.rank = rank
+  mesh = mesh_lib.make({'data': 1, 'fsdp': -1, 'tensor': 1},
+                       jax.devices()[:devices])
+  return programs_lib.make(config, MODEL, mesh)
+
+
+def test_in_bfloat16_the_old_policy_is_the_policy_exactly():
+  """Norm scales off bfloat16's grid, as after any update, stay as they are."""
+  programs, generator = _programs(0), np.random.default_rng(0)
+  state = programs.init_state(_random_params(generator))
+  _, metrics = _update(programs, state, generator)
+  assert metrics['noise_floor_share'] == 1
+  assert metrics['kl_full'] == 0 and metrics['region_share'] == 0
+  assert metrics['weight_min'] == metrics['weight_max'] == 1
+  assert metrics['grad_norm'] > 0
+
+
+def test_lora_trains_adapters_alone(quick_compile):
+  """On a base in bfloat16, which no update sees but as an argument."""
+  programs, generator = _programs(3, devices=4), np.random.default_rng(0)
+  frozen = programs.freeze(_random_params(generator))
+  assert frozen['layers']['q']['kernel'].dtype == 'bfloat16'
+  assert frozen['final_norm']['scale'].dtype == 'float32'
+  adapters = programs.init_adapters(jax.random.key(1))
+  names = {path[-1].key for path, _ in
+           jax.tree_util.tree_flatten_with_path(adapters)[0]}
+  assert names == {'lora_a', 'lora_b'} and len(adapters['layers']) == 7
+  state = programs.init_state(adapters)
+  # Parameters, two moments, their count and the number of updates.
+  assert len(jax.tree.leaves(state)) == 3 * 14 + 2
+  assert jax.tree.structure(state) == jax.tree.structure(
+      programs_lib.abstract_state(programs))
+  state, metrics = _update(programs, state, generator, frozen)
+  assert metrics['kl_full'] == 0 and metrics['grad_norm'] > 0
+  assert metrics['weight_min'] == metrics['weight_max'] == 1
+  before = programs.init_adapters(jax.random.key(1))
+  for name, node in state.params['layers'].items():
+    # B is 0 at first, so that A has no gradient yet.
+    np.testing.assert_array_equal(
+        node['lora_a'], before['layers'][name]['lora_a'])
+    assert np.abs(node['lora_b']).max() > 0, name
+  state, metrics = _update(programs, state, generator, frozen)
+  assert all(np.abs(node['lora_a'] - before['layers'][name]['lora_a']).max() > 0
+             for name, node in state.params['layers'].items())
+
+
+def test_what_does_not_fit_is_refused_before_it_is_loaded(monkeypatch):
+  programs = _programs(0)
+  count = 3_696  # parameters: 16 bytes of state and gradient each, 2 to decode
+  shapes = transformer.abstract_params(MODEL)
+  assert sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)) == count
+  check = mesh_lib.check_memory
+  monkeypatch.setattr(
+      mesh_lib, 'check_memory', functools.partial(check, limit=18 * count + 8))
+  memory_lib.check(programs)
+  monkeypatch.setattr(
+      mesh_lib, 'check_memory', functools.partial(check, limit=18 * count + 7))
+  with pytest.raises(errors.InputError, match='weights and moments'):
+    memory_lib.check(programs)

@@ -1,0 +1,97 @@
+"""Folders by name: local, or an id in the hub's cache; tokenizers; EOS ids."""
+
+import json
+import re
+import shutil
+
+import huggingface_hub
+import pytest
+import tokenizers
+import transformers
+
+from tepo_jax import errors
+from tepo_jax.policy.huggingface import hub
+from tepo_jax.policy.huggingface import weights
+
+_TEMPLATE = ("{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}"
+             '{% endfor %}')
+
+
+def _save_tokenizer(folder, eos='<eos>'):
+  vocabulary = {'<eos>': 0, 'a': 1, '<': 2, 'user': 3, '>': 4}
+  model = tokenizers.models.WordLevel(vocabulary, unk_token='a')
+  tokenizer = transformers.PreTrainedTokenizerFast(
+      tokenizer_object=tokenizers.Tokenizer(model), eos_token=eos)
+  tokenizer.chat_template = _TEMPLATE
+  tokenizer.save_pretrained(folder)
+
+
+@pytest.fixture
+def hub_id(hf_model, tmp_path, monkeypatch):
+  """'owner/model', as a download of it lies in the hub's cache; no network."""
+  repository = tmp_path / 'models--owner--model'
+  snapshot = repository / 'snapshots' / 'f00d'
+  shutil.copytree(hf_model('llama')[0], snapshot)
+  _save_tokenizer(snapshot)
+  (repository / 'refs').mkdir()
+  (repository / 'refs' / 'main').write_text('f00d')
+  monkeypatch.setattr(huggingface_hub.constants, 'HF_HUB_CACHE', str(tmp_path))
+  monkeypatch.setattr(huggingface_hub.constants, 'HF_HUB_OFFLINE', True)
+  return 'owner/model'
+
+
+def test_a_hub_id_serves_as_a_folder(hub_id, tmp_path):
+  snapshot = tmp_path / 'models--owner--model' / 'snapshots' / 'f00d'
+  assert hub.folder(hub_id).samefile(snapshot)
+  assert hub.folder(snapshot) == snapshot
+  assert weights.load(hub_id, 'float32')[0] == weights.read_config(snapshot)
+  tokenizer = weights.load_tokenizer(hub_id)
+  assert tokenizer.eos_token_id == 0
+  assert tokenizer.apply_chat_template(
+      [{'role': 'user', 'content': 'a'}], tokenize=False) == '<user>a'
+  assert weights.eos_ids(hub_id, tokenizer) == (0,)
+
+
+@pytest.mark.parametrize('name,said', [
+    ('owner/other', 'not to be had from the hub'),
+    ('/no/where', 'no such model folder'), ('./here', 'no such model folder'),
+    ('a/b/c', 'no such model folder'), ('owner/', 'no such model folder')])
+def test_other_names_are_refused_in_one_line(hub_id, name, said):
+  with pytest.raises(errors.InputError, match=re.escape(name)) as refusal:
+    hub.folder(name)
+  assert said in str(refusal.value) and '\n' not in str(refusal.value)
+
+
+def test_code_that_comes_with_a_tokenizer_is_not_run(tmp_path):
+  _save_tokenizer(tmp_path)
+  (tmp_path / 'evil.py').write_text('raise SystemExit("it ran")')
+  file = tmp_path / 'tokenizer_config.json'
+  settings = json.loads(file.read_text()) | {
+      'tokenizer_class': 'Evil', 'auto_map': {
+          'AutoTokenizer': ['evil.Evil', None]}}
+  file.write_text(json.dumps(settings))
+  try:
+    weights.load_tokenizer(tmp_path)
+  except errors.InputError:
+    pass  # refused, or read without that class: either will do
+
+
+@pytest.mark.parametrize('family,in_tokenizer,in_generation,in_config,ids', [
+    # Llama 3.1: <|end_of_text|>, <|eom_id|>, <|eot_id|>.
+    ('llama 3', 0, [128001, 128008, 128009], [128001, 128008, 128009],
+     (0, 128001, 128008, 128009)),
+    # Qwen: <|im_end|> ends a turn, <|endoftext|> a text.
+    ('qwen', 0, [151645, 151643], 151645, (0, 151643, 151645)),
+    ('mistral', 0, 2, 2, (0, 2)),
+    ('no generation_config', 0, ..., 5, (0, 5)),
+    ('none but the tokenizer', 0, ..., None, (0,))])
+def test_every_eos_counts(
+    tmp_path, family, in_tokenizer, in_generation, in_config, ids):
+  _save_tokenizer(tmp_path)
+  if in_generation is not ...:
+    (tmp_path / 'generation_config.json').write_text(
+        json.dumps({'eos_token_id': in_generation}))
+  (tmp_path / 'config.json').write_text(
+      json.dumps({'model_type': 'llama', 'eos_token_id': in_config}))
+  tokenizer = weights.load_tokenizer(tmp_path)
+  assert weights.eos_ids(tmp_path, tokenizer) == ids

@@ -1,0 +1,261 @@
+"""Dynamic sampling, batches and orders on hand-written groups."""
+
+import collections
+
+import numpy as np
+import pytest
+
+from tepo_jax import errors
+from tepo_jax.job import minibatches as minibatches_lib
+from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.rollout import schedule
+from tepo_jax.tasks import problem as problem_lib
+
+
+def _prompt(cursor, token_ids=(1,)):
+  problem = problem_lib.Problem(id=str(cursor), problem='?', answers=('1',),
+                             source='test')
+  return groups_lib.Prompt(problem, tuple(token_ids), cursor)
+
+
+def _group(prompt, accuracy, *, length=None, slots=3):
+  accuracy_G = np.array(accuracy, np.float32)
+  size = len(accuracy)
+  length_G = np.array(length or [slots] * size, np.int32)
+  return groups_lib.Group(
+      prompt=prompt, token_GT=np.zeros((size, slots), np.int32),
+      logp_GT=np.zeros((size, slots), np.float32), length_G=length_G,
+      ended_G=np.ones(size, bool), text_G=('',) * size, accuracy_G=accuracy_G)
+
+
+class _World:
+  """Prompts 0, 1, 2, … whose verdicts are `verdicts[cursor % len]`."""
+
+  def __init__(self, *verdicts, wanted):
+    self.verdicts, self.wanted = verdicts, wanted
+    self.drawn = []
+
+  def draw(self, cursor):
+    self.drawn.append(cursor)
+    return [_prompt(i) for i in range(cursor, cursor + self.wanted)]
+
+  def sample(self, prompts):
+    return [_group(p, self.verdicts[p.cursor % len(self.verdicts)])
+            for p in prompts]
+
+  def collect(self, mode, cursor=0, max_batches=10):
+    return groups_lib.collect(
+        self.draw, self.sample, cursor=cursor, wanted=self.wanted, mode=mode,
+        max_batches=max_batches)
+
+
+def _cursors(groups):
+  return [g.prompt.cursor for g in groups]
+
+
+RIGHT, WRONG, MIXED = (1, 1), (0, 0), (0, 1)
+
+
+def test_refill_samples_until_there_are_enough_and_drops_the_surplus():
+  world = _World(MIXED, RIGHT, MIXED, MIXED, WRONG, MIXED, wanted=3)
+  rollout = world.collect('refill')
+  assert world.drawn == [0, 3]
+  assert _cursors(rollout.groups) == [0, 2, 3]  # 5 is mixed too
+  assert _cursors(rollout.sampled) == [0, 1, 2, 3, 4, 5]
+  assert rollout.cursor == 6
+  assert _cursors(world.collect('refill', cursor=4).groups) == [5, 6, 8]
+
+
+def test_refill_does_not_sample_again_without_need():
+  world = _World(MIXED, wanted=3)
+  rollout = world.collect('refill', cursor=7, max_batches=1)
+  assert world.drawn == [7] and rollout.cursor == 10
+  assert _cursors(rollout.groups) == [7, 8, 9]
+
+
+def test_refill_ends_in_its_last_batch_or_with_an_error():
+  world = _World(*[MIXED, RIGHT, WRONG, RIGHT], wanted=2)
+  assert _cursors(world.collect('refill', max_batches=3).groups) == [0, 4]
+  with pytest.raises(errors.RunError) as caught:
+    world.collect('refill', max_batches=2)
+  message = str(caught.value)
+  assert '\n' not in message
+  # 0: mixed, 1 and 3: right, 2: wrong; 5 of 8 completions are right.
+  for part in ('1 of 2', 'max_generation_batches=2', 'pass rate 62.5%',
+               '2 of 4 groups all right', '1 all wrong'):
+    assert part in message
+
+
+def test_hopeless_pass_rate_is_named():
+  with pytest.raises(errors.RunError, match=r'pass rate 0\.0%.*4 all wrong'):
+    _World(WRONG, wanted=2).collect('refill', max_batches=2)
+
+
+def test_drop_samples_once_and_keeps_what_is_mixed():
+  world = _World(MIXED, RIGHT, WRONG, wanted=4)
+  rollout = world.collect('drop')
+  assert world.drawn == [0] and rollout.cursor == 4
+  assert _cursors(rollout.groups) == [0, 3]
+  assert _cursors(rollout.sampled) == [0, 1, 2, 3]
+  nothing = _World(WRONG, wanted=4).collect('drop')
+  assert nothing.groups == [] and len(nothing.sampled) == 4
+
+
+def test_off_keeps_everything():
+  world = _World(MIXED, RIGHT, WRONG, wanted=4)
+  rollout = world.collect('off', cursor=2)
+  assert world.drawn == [2] and rollout.cursor == 6
+  assert _cursors(rollout.groups) == [2, 3, 4, 5]
+
+
+def test_data_order():
+  """A permutation each epoch, another one in the next and with another seed;
+  a function of (seed, cursor), whatever was asked before."""
+  order = groups_lib.DataOrder(50, seed=3)
+  epochs = [[order[50 * e + i] for i in range(50)] for e in range(3)]
+  for epoch in epochs:
+    assert sorted(epoch) == list(range(50))
+  assert len({tuple(e) for e in epochs}) == 3
+  assert epochs[0] != list(range(50))
+  backwards = groups_lib.DataOrder(50, seed=3)
+  asked = {i: backwards[i] for i in reversed(range(150))}
+  assert [asked[i] for i in range(150)] == sum(epochs, [])
+  other = groups_lib.DataOrder(50, seed=4)
+  assert [other[i] for i in range(50)] not in epochs
+  assert [groups_lib.DataOrder(1, seed=0)[i] for i in range(3)] == [0, 0, 0]
+
+
+def test_pad_prompts():
+  prompts = [_prompt(8, (5, 6)), _prompt(2, (7, 8, 9))]
+  token_QP, position_QP, prompt_id_Q = minibatches_lib.pad_prompts(prompts, 3, 4)
+  np.testing.assert_array_equal(
+      token_QP, [[0, 0, 5, 6], [0, 7, 8, 9], [0, 0, 0, 0]])
+  np.testing.assert_array_equal(
+      position_QP, [[-1, -1, 0, 1], [-1, 0, 1, 2], [-1, -1, -1, -1]])
+  np.testing.assert_array_equal(prompt_id_Q, [8, 2, 0])
+  assert {x.dtype for x in (token_QP, position_QP, prompt_id_Q)} == {
+      np.dtype('int32')}
+
+
+def _sample(token_T, ended, text, verdict):
+  logp_T = -np.array(token_T, np.float32) / 10
+  return schedule.Completion(
+      0, 0, np.array(token_T, np.int32), logp_T, ended), text, verdict
+
+
+def test_to_group_pads_and_counts_the_truncated_as_wrong():
+  group = groups_lib.to_group(_prompt(4), [
+      _sample([5], True, 'a', True), _sample([6, 7, 8], False, 'b', True),
+      _sample([9, 1], True, 'c', False)], 3)
+  assert group.prompt == _prompt(4) and group.text_G == ('a', 'b', 'c')
+  np.testing.assert_array_equal(
+      group.token_GT, [[5, 0, 0], [6, 7, 8], [9, 1, 0]])
+  np.testing.assert_allclose(group.logp_GT, -group.token_GT / 10)
+  np.testing.assert_array_equal(group.length_G, [1, 3, 2])
+  np.testing.assert_array_equal(group.ended_G, [True, False, True])
+  np.testing.assert_array_equal(group.accuracy_G, [1, 0, 0])
+
+
+def test_a_group_that_is_right_but_truncated_is_mixed():
+  assert groups_lib.is_mixed(groups_lib.to_group(_prompt(0), [
+      _sample([1], True, '', True), _sample([1], False, '', True)], 1))
+
+
+def test_rewards():
+  groups = [_group(_prompt(0), (1, 0, 1), length=(6, 8, 10), slots=10),
+            _group(_prompt(1), (0, 1, 0), length=(7, 2, 9), slots=10)]
+  np.testing.assert_array_equal(minibatches_lib.rewards(groups, 10, 0, 1.0),
+                                [1, 0, 1, 0, 1, 0])
+  # Free up to 10 − 4 tokens, then half a point at the limit.
+  np.testing.assert_allclose(
+      minibatches_lib.rewards(groups, 10, 4, 0.5),
+      [1, -.25, 1 - .5, -.125, 1, -.375], rtol=1e-6)
+
+
+def test_the_penalty_does_not_make_a_group_mixed():
+  group = _group(_prompt(0), (0, 0), length=(1, 10), slots=10)
+  assert len(set(minibatches_lib.rewards([group], 10, 4, 1.0))) == 2
+  assert not groups_lib.is_mixed(group)
+
+
+def _two_groups():
+  one = groups_lib.Group(
+      _prompt(8, (5, 6)), np.array([[1, 2, 3], [4, 0, 0]], np.int32),
+      np.array([[-.1, -.2, -.3], [-.4, 0, 0]], np.float32),
+      np.array([3, 1], np.int32), np.array([False, True]), ('', ''),
+      np.array([0, 1], np.float32))
+  two = groups_lib.Group(
+      _prompt(9, (7,)), np.array([[0, 0, 0], [9, 8, 0]], np.int32),
+      np.array([[-.5, 0, 0], [-.6, -.7, 0]], np.float32),
+      np.array([1, 2], np.int32), np.array([True, True]), ('', ''),
+      np.array([1, 0], np.float32))
+  return [one, two]
+
+
+def test_to_batch():
+  """Two prompts of 2 samples and a row of filler; token 0 can be real."""
+  batch = minibatches_lib.to_batch(
+      _two_groups(), np.array([0., 1., 1., 0.]), rows=5, width=3,
+      estimator='drgrpo')
+  np.testing.assert_array_equal(batch.token_BS, [
+      [0, 5, 6, 1, 2, 3], [0, 5, 6, 4, 0, 0], [0, 0, 7, 0, 0, 0],
+      [0, 0, 7, 9, 8, 0], [0, 0, 0, 0, 0, 0]])
+  np.testing.assert_array_equal(batch.position_BS, [
+      [-1, 0, 1, 2, 3, 4], [-1, 0, 1, 2, -1, -1], [-1, -1, 0, 1, -1, -1],
+      [-1, -1, 0, 1, 2, -1], [-1, -1, -1, -1, -1, -1]])
+  np.testing.assert_array_equal(batch.mask_BT, [
+      [1, 1, 1], [1, 0, 0], [1, 0, 0], [1, 1, 0], [0, 0, 0]])
+  np.testing.assert_allclose(batch.advantage_B, [-.5, .5, .5, -.5, 0])
+  np.testing.assert_allclose(batch.sampler_logp_BT, [
+      [-.1, -.2, -.3], [-.4, 0, 0], [-.5, 0, 0], [-.6, -.7, 0], [0, 0, 0]])
+  for name in ('token_BS', 'position_BS'):
+    assert getattr(batch, name).dtype == np.int32
+  for name in ('mask_BT', 'advantage_B', 'old_logp_BT', 'old_entropy_BT',
+               'sampler_logp_BT'):
+    assert getattr(batch, name).dtype == np.float32
+  assert not batch.old_logp_BT.any() and not batch.old_entropy_BT.any()
+
+
+@pytest.mark.parametrize('estimator, want', [
+    ('grpo', [-.7071, .7071, 1.4142 / 2, -1.4142 / 2]),
+    ('gpg', [-.5, .5, .5, -.5])])
+def test_advantages_are_the_groups(estimator, want):
+  batch = minibatches_lib.to_batch(_two_groups(), np.array([0., 1., 1., 0.]), rows=4,
+                           width=2, estimator=estimator)
+  np.testing.assert_allclose(batch.advantage_B, want, atol=1e-4)
+
+
+def _order(**changes):
+  return list(minibatches_lib.minibatch_order(**dict(
+      rows=24, group_size=2, minibatch_prompts=4, epochs=3, seed=0, step=1)
+      | changes))
+
+
+def test_minibatches_hold_whole_groups_and_all_of_them_each_epoch():
+  updates = _order()
+  assert len(updates) == 3 * 12 // 4
+  for indices in updates:
+    assert indices.shape == (8,)
+    np.testing.assert_array_equal(indices[::2] % 2, 0)
+    np.testing.assert_array_equal(indices[1::2], indices[::2] + 1)
+  epochs = [np.concatenate(updates[i:i + 3]) for i in (0, 3, 6)]
+  for epoch in epochs:
+    np.testing.assert_array_equal(np.sort(epoch), np.arange(24))
+  np.testing.assert_array_equal(epochs[0], np.arange(24))  # the data's order
+  assert len({tuple(e) for e in epochs}) == 3
+
+
+def test_minibatch_order_is_a_function_of_seed_and_step():
+  np.testing.assert_array_equal(_order(), _order())
+  for other in dict(seed=1), dict(step=2), dict(seed=1, step=0):
+    assert np.not_equal(_order(), _order(**other)).any()
+
+
+def test_minibatches_pair_the_groups_anew():
+  """Over many seeds each group meets each other one."""
+  met = collections.Counter()
+  for seed in range(30):
+    for indices in _order(epochs=2, seed=seed)[3:]:
+      groups = sorted(set(indices // 2))
+      met.update((a, b) for a in groups for b in groups if a < b)
+  assert len(met) == 12 * 11 // 2

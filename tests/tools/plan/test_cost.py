@@ -1,0 +1,133 @@
+"""tools.plan.cost against counts by hand, of programs compiled for a TPU."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tepo_jax import errors
+from tepo_jax.tools.plan import chips
+from tepo_jax.tools.plan import cost
+
+pytest.importorskip('libtpu')
+
+L, M, D = 6, 512, 256
+P = jax.sharding.PartitionSpec
+
+
+@pytest.fixture(name='mesh', scope='module')
+def _mesh():
+  devices = np.array(chips.topology('v5e:2x2').devices)
+  return jax.sharding.Mesh(devices, ('x',))
+
+
+def _cost(mesh, function, shapes, specs, out=P(), open_trips=(1,)):
+  def sharding(spec):
+    return jax.sharding.NamedSharding(mesh, spec)
+
+  arguments = [
+      jax.ShapeDtypeStruct(shape, dtype, sharding=sharding(spec))
+      for (shape, dtype), spec in zip(shapes, specs)]
+  lowered = jax.jit(function, out_shardings=sharding(out)).lower(*arguments)
+  return cost.of(lowered.compile().as_text(), open_trips)
+
+
+def _layers(x_MD, w_LDD):
+  return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x_MD, w_LDD)[0]
+
+
+def test_a_scan_counts_as_often_as_it_turns(mesh):
+  found = _cost(mesh, _layers, [((M, D), jnp.bfloat16),
+                                ((L, D, D), jnp.bfloat16)],
+                [P('x'), P()], P('x'))
+  assert found.flops == 2 * M / 4 * D * D * L
+  assert not found.wire_bytes
+  # Each layer is read once; activations may stay in the chip.
+  weights = 2 * L * D * D
+  assert weights <= found.hbm_bytes <= 1.5 * weights + 6 * 2 * M // 4 * D
+
+
+def test_the_gradient_costs_twice_more(mesh):
+  def loss(x, w):
+    return jnp.sum(_layers(x, w).astype(jnp.float32))
+
+  found = _cost(mesh, jax.grad(loss, (0, 1)), [
+      ((M, D), jnp.bfloat16), ((L, D, D), jnp.bfloat16)], [P('x'), P()],
+                P())
+  assert found.flops == pytest.approx(3 * 2 * M / 4 * D * D * L)
+  # Partial sums of the weights' gradient are added up over the chips.
+  gradient = L * D * D
+  assert 2 * 2 * gradient * 3 / 4 <= found.wire_bytes['all-reduce'] + (
+      found.wire_bytes['reduce-scatter'] + found.wire_bytes['all-gather'])
+
+
+def test_batched_products(mesh):
+  """On a TPU these are convolutions with dilations."""
+  def attend(q_BTNH, k_BSNH):
+    return jnp.einsum('BTNH,BSNH->BNTS', q_BTNH, k_BSNH)
+
+  found = _cost(mesh, attend, [((4, 128, 3, 64), jnp.bfloat16),
+                               ((4, 256, 3, 64), jnp.bfloat16)],
+                [P('x'), P('x')], P('x'))
+  assert found.flops == 2 * 128 * 256 * 3 * 64
+
+
+def test_a_loop_of_unknown_length_counts_as_told(mesh):
+  def loop(x_MD, w_DD, turns):
+    return jax.lax.fori_loop(0, turns, lambda _, x: jnp.tanh(x @ w_DD), x_MD)
+
+  flops = [_cost(mesh, loop, [
+      ((M, D), jnp.bfloat16), ((D, D), jnp.bfloat16), ((), jnp.int32)],
+                 [P('x'), P(), P()], P('x'), (turns,)).flops
+           for turns in (1, 7)]
+  assert flops == [2 * M / 4 * D * D, 7 * 2 * M / 4 * D * D]
+
+
+def test_open_loops_inside_open_loops(mesh):
+  """The numbers of turns are those of the inner loop, then of the outer."""
+  def loops(x_MD, w_DD, turns):
+    def outer(_, x_MD):
+      return jnp.tanh(jax.lax.fori_loop(
+          0, turns[0], lambda _, x: jnp.tanh(x @ w_DD), x_MD @ w_DD))
+    return jax.lax.fori_loop(0, turns[1], outer, x_MD)
+
+  found = _cost(mesh, loops, [
+      ((M, D), jnp.bfloat16), ((D, D), jnp.bfloat16), ((2,), jnp.int32)],
+                [P('x'), P(), P()], P('x'), (3, 5))
+  assert found.flops == 5 * (1 + 3) * 2 * M / 4 * D * D
+
+
+def test_what_is_sent(mesh):
+  found = _cost(mesh, lambda x: x, [((M, D), jnp.float32)], [P('x')])
+  assert dict(found.wire_bytes) == {'all-gather': 4 * M * D * 3 / 4}
+  assert found.collective_counts == {'all-gather': 1}
+
+
+def test_a_write_in_place_costs_the_slice(mesh):
+  def write(cache, row, place):
+    return jax.lax.fori_loop(
+        0, 8, lambda i, c: jax.lax.dynamic_update_slice(
+            c, row + i, (place + i, 0)), cache)
+
+  shapes = [((65536, D), jnp.float32), ((8, D), jnp.float32), ((), jnp.int32)]
+  found = _cost(mesh, write, shapes, [P(), P(), P()])
+  whole = 4 * 65536 * D
+  assert found.hbm_bytes < 2.2 * whole  # at most one copy: nothing is donated
+
+
+@pytest.mark.parametrize('groups, size', [
+    ('replica_groups=[2,4]<=[8]', 4),
+    ('replica_groups={{0,1},{2,3}}', 2),
+    ("replica_groups=mesh['a'=2,'b'=4] {'b'}", 4),
+    ("replica_groups=mesh['a'=2,'b'=4], device_ids=([2,4]T(1,0)) {'a','b'}",
+     8),
+    ("replica_groups=mesh['a'=8] {'a':(1)2}", 2)])
+def test_group_sizes(groups, size):
+  assert cost._group_size(f'(%x), channel_id=1, {groups}, dims') == size
+
+
+@pytest.mark.parametrize('name, said', [
+    ('v5e', 'CHIP:TORUS'), ('v9:2x2', 'v5e, v5p, v6e'), ('v5e:3x1', 'v5e:3x1')])
+def test_no_such_slice(name, said):
+  with pytest.raises(errors.InputError, match=said):
+    chips.topology(name)

@@ -1,0 +1,142 @@
+"""A plan of the tiny config on a TPU slice that is not there."""
+
+import json
+import pathlib
+import types
+
+import numpy as np
+import pytest
+
+from tepo_jax import cli
+from tepo_jax.policy import scoring
+from tepo_jax.runtime import mesh as mesh_lib
+from tepo_jax.tools.benchmark import workload as workload_lib
+from tepo_jax.tools.plan import advice
+from tepo_jax.tools.plan import chips
+from tepo_jax.tools.plan import cost as cost_lib
+from tepo_jax.tools.plan import programs
+from tepo_jax.tools.plan import step
+from tepo_jax.tools.plan import table
+
+pytest.importorskip('libtpu')
+
+MODELS = pathlib.Path(__file__).parent / 'models'
+
+
+def _config(name='configs/tiny.py:tepo'):
+  config = cli.load_config(name)
+  with config.unlocked():
+    config.rollout.prompts, config.train.minibatch_prompts = 4, 2
+    config.pretrain.num_layers = config.compute.unroll = 1
+  return config
+
+
+@pytest.fixture(name='plan', scope='module')
+def _plan():
+  config = _config()
+  return step.make(config, workload_lib.of(config),
+                   chips.topology('v5e:2x2'), config.mesh, brief=True)
+
+
+def test_every_program_of_the_step_is_there(plan):
+  assert {e.name.split()[0] for e in plan.estimates} == {
+      'reshard', 'prefill', 'insert', 'relay', 'decode', 'old', 'score',
+      'update'}
+  assert plan.fits and plan.slots == 32
+  for estimate in plan.estimates:
+    assert estimate.failure is None and estimate.compile_seconds > 0
+    assert estimate.hbm >= estimate.arguments + estimate.resident
+    assert estimate.bound in ('compute', 'memory', 'network')
+  assert set(plan.seconds) == set(programs.PHASES)
+  assert all(seconds > 0 for seconds in plan.seconds.values())
+
+
+def test_arguments_are_the_shards(plan):
+  """fp32 parameters and two moments, over four chips, and the old policy."""
+  by_name = {e.name: e for e in plan.estimates}
+  config = _config()
+  model = workload_lib.of(config).model
+  hidden = model.num_heads * model.head_dim
+  layer = model.d_model * (2 * hidden + 2 * model.num_kv_heads * model.head_dim
+                           + 3 * model.d_ff)
+  tables = 1 if model.tie_embeddings else 2
+  sharded = layer + tables * model.vocab_size * model.d_model
+  floor = 4 * 4 * sharded / 4
+  assert floor < by_name['update'].arguments < 1.2 * floor
+
+
+def test_the_table_and_the_record_say_the_same(plan):
+  config = _config()
+  choice = advice.Choice(plan.mesh, plan.slots, plan.fits, plan.brief_seconds)
+  text = table.text(plan, workload_lib.of(config), [choice])
+  assert 'v5e:2x2: 4 chips of 15.75 GiB, mesh data=1 fsdp=4 tensor=1' in text
+  assert 'fits: ' in text and 'does not fit' not in text
+  record = json.loads(json.dumps(table.record(plan, [choice])))
+  assert record['fits'] and record['seconds'] == plan.seconds
+  assert len(record['programs']) == len(plan.estimates)
+
+
+def test_what_does_not_fit_is_told_with_the_numbers():
+  config = _config()
+  slice_ = chips.topology('v5e:2x2')
+  small = chips.Slice(slice_.name, chips.Chip(1e12, 1e4, 1e9, 1e9),
+                      slice_.devices)
+  config.rollout.slots = 8
+  plan = step.make(config, workload_lib.of(config), small, config.mesh)
+  assert not plan.fits and plan.slots == 8
+  assert [e.name.split()[0] for e in plan.estimates] == ['decode']
+  assert 'does not fit: decode' in table.verdict(plan)
+  assert 'of 0.00 GiB (arguments' in table.verdict(plan)
+
+
+@pytest.mark.long
+def test_the_update_of_qwen2_5_7b_fits_a_v6e_16():
+  config = cli.load_config('configs/qwen2_5_7b.py:tepo')
+  config.model = str(MODELS / 'qwen2_5_7b')
+  slice_ = chips.topology('v6e:4x4')
+  update, = (p for p in programs.of_step(
+      config, workload_lib.of(config),
+      mesh_lib.make(config.mesh, slice_.devices), 64, brief=True)
+             if p.name == 'update')
+  estimate = step._compile(update, slice_.chip)
+  assert estimate.failure is None and estimate.hbm < slice_.chip.hbm_bytes
+  # 6 FLOPs a weight and token, twice 2 for recomputing and π_old.
+  tokens = 128 * (81 + 2048)
+  assert 10 * 7e9 * tokens / 16 < estimate.flops < 16 * 7.6e9 * tokens / 16
+
+
+def test_turns_of_the_chunks():
+  """Of 8 slots a chunk: 9 and 17 scored of 24, two microbatches; none used."""
+  scored_MRS = np.arange(24) < np.array([[9, 2], [16, 17], [24, 24]])[..., None]
+  rows = [scoring.Rows(None, None, None, scored) for scored in (
+      scored_MRS, scored_MRS, scored_MRS[:, :, :8])]
+  minibatch = types.SimpleNamespace(blocks=rows, used_K=np.array([2, 0, 3]))
+  assert [*programs._turns(minibatch, chunk_size=16, passes=2)] == [
+      1.5, 1.5, 2, 0, 0, 0, 3]
+
+
+@pytest.mark.long
+def test_flops_of_scoring_and_update_by_hand():
+  """Of a microbatch, by the size of its chunks: rows of 2 · (24 + 48) slots.
+
+  Two rows a chip, of which 2 · 48 columns are scored, by whole chunks: all 144
+  at once, one chunk of 128, three of 32 tokens a row. Scoring makes all
+  logits; the update those of both policies, again but for one chunk, and two
+  products for the gradient.
+  """
+  of_layer = 2 * 144 * 2 * (4 * 64 * 64 + 3 * 64 * 192)
+  of_column = 2 * 2 * 64 * 8192
+  for chunk_size, scored, again in (4096, 144, 0), (256, 128, 0), (64, 96, 64):
+    config = _config()
+    config.train.chunk_size = chunk_size
+    workload = workload_lib.of(config)
+    slice_ = chips.topology('v5e:2x2')
+    mesh = mesh_lib.make(dict(config.mesh), slice_.devices)
+    flops = {
+        program.name: cost_lib.of(
+            program.lower().compile().as_text(), program.open_trips).flops
+        for program in programs.of_step(config, workload, mesh, 32, brief=True)
+        if program.name in ('score', 'update')}
+    assert flops == {
+        'score': of_layer + scored * of_column,
+        'update': 4 * of_layer + (4 * scored + 2 * again) * of_column}

@@ -1,0 +1,45 @@
+"""tools.plan.traffic: the counts of a rollout follow the table of lengths."""
+
+import numpy as np
+import pytest
+
+from tepo_jax.rollout import schedule
+from tepo_jax.tools.benchmark import workload as workload_lib
+from tepo_jax.tools.plan import traffic
+
+
+def _rollout(slots, mean, chunk=8):
+  workload = workload_lib.Workload(None, 8, 4, 5, 64, mean, 1)
+  shapes = schedule.make_shapes(slots=slots, work=32, prompt_tokens=32,
+                           max_tokens=64, chunk=chunk, shards=1)
+  return workload, shapes, traffic.of_rollout(workload, shapes)
+
+
+@pytest.mark.parametrize('slots', [8, 32])
+def test_equal_lengths_keep_every_slot_at_work(slots):
+  _, _, counts = _rollout(slots, mean=64)
+  decoded = {s: n for s, n in counts.items() if s.name == 'decode'}
+  assert {shape.rows for shape in decoded} == {slots}
+  assert sum(decoded.values()) == 64 * 32 // slots
+  inserted = sum(n for s, n in counts.items() if s.name == 'insert')
+  assert inserted >= 32 // (slots // 8)
+
+
+def test_ragged_lengths_shrink_the_batch():
+  workload, _, counts = _rollout(32, mean=16)
+  length_B = workload.lengths(32)
+  decoded = {s: n for s, n in counts.items() if s.name == 'decode'}
+  assert sum(decoded.values()) == length_B.max()
+  slot_steps = sum(s.rows * n for s, n in decoded.items())
+  assert length_B.sum() <= slot_steps < 32 * length_B.max()
+  assert len({shape.rows for shape in decoded}) > 1
+
+
+def test_steps_end_when_enough_rows_are_done():
+  left = np.array([3, 9, 5, 1])
+  assert traffic._steps(left, 8, 0, 1) == 8
+  assert traffic._steps(left, 20, 0, 1) == 9
+  assert traffic._steps(left, 20, 2, 1) == 3
+  assert traffic._steps(left, 20, 4, 1) == 0
+  assert traffic._steps(left, 20, 2, 4) == 4
+  assert traffic._steps(left, 10, 0, 4) == 10

@@ -1,0 +1,85 @@
+"""The paper's claims on runs whose differences are known."""
+
+import pytest
+
+from tepo_jax.tools.report import claims
+from tepo_jax.tools.report import runs
+from tests.tools.report.records import record
+
+
+def rows_of(make_run, seeds, tepo, grpo, steps=6):
+  """tepo, grpo: (step, seed) -> changed fields."""
+  for seed in range(seeds):
+    for name, change in (('grpo', grpo), ('tepo', tepo)):
+      make_run(f'{name}_{seed}',
+               [record(s, **change(s, seed)) for s in range(1, steps + 1)],
+               seed=seed, method_name=name)
+  folder = make_run('other', [record(1)], method_name='zz').rsplit('/', 1)[0]
+  found = claims.rows(runs.group(runs.read([folder + '/*'])))
+  return {row.title: row for row in found if row.label == 'tepo'}
+
+
+def test_pairs_of_a_seed_cancel_its_luck(make_run):
+  found = rows_of(
+      make_run, 3,
+      lambda s, seed: dict(grad_norm=100.0 * seed + 2 + 0.1 * seed),
+      lambda s, seed: dict(grad_norm=100.0 * seed + 1))
+  row = found['Gradient norm, mean']
+  assert row.pairs == 3 and row.verdict == 'as the paper says'
+  # Differences 1, 1.1, 1.2: std 0.1, t = 4.30265.
+  assert row.difference == pytest.approx(
+      (1.1, 1.1 - 4.30265 * 0.1 / 3 ** 0.5, 1.1 + 4.30265 * 0.1 / 3 ** 0.5),
+      abs=1e-4)
+  assert row.own[0] == pytest.approx(102.1)
+  assert row.base[0] == pytest.approx(101)
+
+
+@pytest.mark.parametrize('seeds, difference, verdict', [
+    (3, (-0.2, -0.21, -0.22), 'as the paper says'),
+    (3, (0.2, 0.21, 0.22), 'against the paper'),
+    (3, (-0.2, 0.3, 0.01), 'not told apart'),
+    (2, (-0.2, -0.21), 'too few seeds to say')])
+def test_verdicts_on_the_clip_ratio(make_run, seeds, difference, verdict):
+  found = rows_of(
+      make_run, seeds,
+      lambda s, seed: dict(clip_fraction_low=0.5 + difference[seed]),
+      lambda s, seed: dict(clip_fraction_low=0.5))
+  assert found['Clip ratio, mean'].verdict == verdict
+
+
+def test_steps_to_the_baselines_accuracy(make_run):
+  """grpo ends at 50 %, so 47.5 % is to be reached; smoothed over 5 steps."""
+  found = rows_of(
+      make_run, 3, lambda s, seed: dict(accuracy=1.0 if s > 7 else 0.0),
+      lambda s, seed: dict(accuracy=0.5 if s > 10 else 0.0), steps=20)
+  [row] = [r for title, r in found.items() if title.startswith('Steps to')]
+  assert row.title == 'Steps to 47.5 % accuracy'
+  # Means over s - 2 ... s + 2: tepo has 3 of 5 at 8; grpo all five at 13.
+  assert row.own[0] == 8 and row.base[0] == 13
+  assert row.verdict == 'as the paper says' and not row.note
+
+
+def test_a_run_that_does_not_arrive_is_counted_and_said(make_run):
+  found = rows_of(
+      make_run, 3, lambda s, seed: dict(accuracy=0.0),
+      lambda s, seed: dict(accuracy=0.5), steps=6)
+  [row] = [r for title, r in found.items() if title.startswith('Steps to')]
+  assert row.own[0] == 7 and row.note.startswith('3 runs did not reach it')
+
+
+def test_only_shared_steps_count(make_run):
+  paths = [make_run('g', [record(s, reward=1.0) for s in (1, 2)]),
+           make_run('t', [record(s, reward=float(s)) for s in (1, 2, 30)],
+                    method_name='tepo')]
+  found = claims.rows(runs.group(runs.read(paths)))
+  [row] = [r for r in found if r.title.startswith('Reward')]
+  assert row.own[0] == 150 and row.base[0] == 100
+
+
+def test_one_method_has_nothing_to_be_compared_with(make_run):
+  assert claims.rows(runs.group(runs.read([make_run('a', [record(1)])]))) == []
+
+
+def test_entropys_unsteadiness():
+  assert claims.unsteadiness({1: 1.0, 2: 3.0, 3: 2.0}) == pytest.approx(1.5)
+  assert claims.unsteadiness({1: 1.0}) is None

@@ -1,0 +1,83 @@
+"""Runs as they are found on disk, whole or not."""
+
+import json
+import pathlib
+
+import pytest
+
+from tepo_jax import errors
+from tepo_jax.tools.report import runs
+from tests.tools.report.records import record
+
+
+def test_a_finished_and_a_running_run(make_run):
+  paths = [make_run('a', [record(s) for s in range(1, 7)]),
+           make_run('b', [record(s) for s in range(1, 4)], seed=1)]
+  done, going = runs.read(paths)
+  assert done.state == 'finished' and not done.notes
+  assert going.state.startswith('at step 3 of 6, last written')
+  assert done.series('reward') == {
+      s: pytest.approx(0.1 * s) for s in range(1, 7)}
+  assert (done.seed, going.seed) == (0, 1)
+
+
+def test_broken_runs_are_read_and_say_what_is_wrong(make_run, tmp_path):
+  path = pathlib.Path(make_run('a', [
+      record(1), record(2, entropy=None, skipped=3)]))
+  (path / 'config.json').write_text('{"seed": ')
+  with (path / 'metrics.jsonl').open('a') as file:
+    file.write('[1, 2]\n{"step": 3, "rew')
+  empty = tmp_path / 'empty'
+  empty.mkdir()
+  broken, nothing = runs.read([str(path), str(empty)])
+  assert broken.fields is None and len(broken.records) == 2
+  assert broken.series('entropy') == {1: pytest.approx(0.45)}
+  notes = ' | '.join(broken.notes)
+  for wrong in ('config.json cannot be read', '2 lines of metrics.jsonl',
+                '1 recorded values are NaN', '3 updates were skipped'):
+    assert wrong in notes
+  assert nothing.state == 'nothing recorded'
+  assert {'no config.json', 'no metrics.jsonl'} <= set(nothing.notes)
+
+
+def test_patterns_are_expanded_and_names_are_unique(make_run, tmp_path):
+  for name in ('x/a', 'y/a', 'y/b'):
+    make_run(name, [record(1)])
+  (tmp_path / 'runs' / 'y' / 'logs').mkdir()
+  found = runs.read([str(tmp_path / 'runs' / '*' / '*')])
+  assert [run.name for run in found] == ['x/a', 'y/a', 'y/b']
+
+
+@pytest.mark.parametrize('path', ['nowhere', 'no*where'])
+def test_what_is_no_run_is_refused(path, tmp_path):
+  with pytest.raises(errors.InputError, match='where'):
+    runs.read([str(tmp_path / path)])
+
+
+def test_runs_without_a_record_are_refused(make_run):
+  with pytest.raises(errors.InputError, match='no metrics.jsonl with a record'):
+    runs.read([make_run('a', [])])
+
+
+def test_seeds_are_one_group_and_settings_tell_groups_apart(make_run):
+  some = [record(1)]
+  read = runs.read([
+      make_run('a', some), make_run('b', some, seed=1, steps=9),
+      make_run('c', some, optimizer__learning_rate=2e-5),
+      make_run('d', some, method_name='tepo', method__weight='sequence')])
+  groups = runs.group(read)
+  assert [[run.name for run in group.runs] for group in groups] == [
+      ['a', 'b'], ['c'], ['d']]
+  assert [group.label for group in groups] == [
+      'grpo (optimizer.learning_rate=1e-05)',
+      'grpo (optimizer.learning_rate=2e-05)', 'tepo']
+  assert runs.differing([group.runs[0] for group in groups]) == [
+      'method.weight', 'method_name', 'optimizer.learning_rate']
+
+
+def test_environment_is_read(make_run):
+  path = pathlib.Path(make_run('a', [record(1)]))
+  (path / 'environment.jsonl').write_text(json.dumps(
+      {'step': 0, 'jax': '1'}) + '\n')
+  [run] = runs.read([str(path)])
+  assert run.starts == [{'step': 0, 'jax': '1'}]

@@ -1,0 +1,172 @@
+"""The paper's tables: configs, audit, and how they are printed."""
+
+import csv
+import dataclasses
+import importlib
+import json
+import pathlib
+
+import pytest
+
+from configs import methods
+from configs import paper
+from tepo_jax.tools.report import audit
+from tepo_jax.tools.report import tables
+
+_SHARED = pathlib.Path(__file__).parents[3] / 'shared' / 'paper'
+COLUMNS = dict(paper.COLUMNS.values())
+ROWS = {number: importlib.import_module(f'configs.table{number}').ROWS
+        for number in (1, 2, 3, 4)}
+EVERYTHING = sum(ROWS.values(), ())
+
+
+@pytest.mark.skipif(not _SHARED.is_dir(), reason='the tables are not here')
+def test_cells_are_the_papers():
+  printed = json.loads((_SHARED / 'tables.json').read_text())['rows']
+  assert [tuple(row['cells'].values()) + (row['avg'],) for row in printed] == [
+      row.cells + (row.average,) for row in EVERYTHING]
+
+
+@pytest.mark.parametrize('number', ROWS)
+def test_every_row_is_a_config(number):
+  module = importlib.import_module(f'configs.table{number}')
+  names = [row.name for row in module.ROWS]
+  assert len(names) == len(set(names))
+  rows = methods.methods(1e-3)
+  for row in module.ROWS:
+    if not row.is_change:
+      config = module.get_config(row.name)
+      assert (config.steps, config.seed) == (row.steps, row.seeds[0])
+      assert row.method is None or row.method in rows
+      assert config.method_name == (row.method or 'tepo')
+      assert tuple(config.eval.sets) == tuple(paper.COLUMNS)
+  with pytest.raises(ValueError, match='no row'):
+    module.get_config('tepoo')
+
+
+@pytest.mark.parametrize('percent, samples, wanted', [
+    (11.25, 960, [108]), (33.33, 3, [1]), (66.66, 3, [2]), (66.67, 3, [2]),
+    (33.34, 3, []), (0.0, 960, [0]), (32.22, 2811, []), (33.22, 2811, [934]),
+    (100.0, 5, [5])])
+def test_counts(percent, samples, wanted):
+  """Rounded or cut to two digits."""
+  assert audit.counts(percent, samples) == wanted
+
+
+def _different_rows():
+  """Rows of one run each, those printed twice once."""
+  return {(row.model, row.cells, row.average): row for row in EVERYTHING
+          if len(row.seeds) == 1 and not row.is_change and any(row.cells)
+          }.values()
+
+
+def test_the_average_is_that_of_all_samples_in_30_of_42_rows():
+  rows = list(_different_rows())
+  good = [row for row in rows
+          if audit.reproduces(row, COLUMNS, paper.GRADED)]
+  assert (len(good), len(rows)) == (30, 42)
+  # The plain mean of the columns is the printed average of none.
+  assert not [row for row in rows if None not in row.cells and abs(
+      sum(row.cells) / 7 - row.average) < 0.005]
+
+
+def test_the_audit_flags_the_other_rows_and_the_known_cells():
+  found = audit.audit(EVERYTHING, COLUMNS, paper.GRADED)
+  bad = {row.name for row in _different_rows()
+         if not audit.reproduces(row, COLUMNS, paper.GRADED)}
+  assert bad <= {finding.row for finding in found}
+  told = {(finding.row, finding.column): finding.text for finding in found}
+  assert '32.22 is no multiple of 1/2811' in told['qwen3_14b.gpg', 'OMNI-MATH']
+  assert told['qwen2_5_7b.change', 'AMC'] == (
+      'printed is 5.68, the rows differ by 0.68')
+  assert told['qwen3_14b.change', 'AIME24'] == (
+      'printed is 5.21, the rows differ by 2.29; against the untrained model '
+      'it is that')
+  assert 'printed is 42.23' in told['r1_llama_8b.grpo', None]
+  assert 'printed is 42.76' in told['r1_llama_8b.tepo', None]
+  assert 'printed is 45.99' in told['r1_qwen_7b.grpo', None]
+  assert 'printed is 26.25' in told['a.kl_1e-1', None]
+  assert 'equal those of w. CLIP-Cov' in told['a.kl_1e-1', 'AMC']
+  assert 'equal those of w. GRPO/DAPO' in told['b.max_entropy', 'AMC']
+
+
+def test_a_sound_table_has_no_findings():
+  row = paper.Row('x', 'x', 'm', 'tepo', (50.0, 33.33), 41.67)
+  assert audit.audit([row], {'a': 6, 'b': 6}, 12) == []
+  wrong = dataclasses.replace(row, average=44.0)
+  [finding] = audit.audit([wrong], {'a': 6, 'b': 6}, 12)
+  assert finding.column is None
+  # One sample that the cells leave out, right or wrong.
+  assert audit.reproduces(dataclasses.replace(row, average=46.15),
+                          {'a': 6, 'b': 6}, 13)
+
+
+TOY = {'a': ('A', 100), 'b': ('B', 100)}
+TOY_ROWS = (
+    paper.Row('base', 'Toy', 'm', None, (10.0, None), 5.0),
+    paper.Row('tepo', 'TEPO_1', 'm', 'tepo', (50.0, 40.0), 45.0, seeds=(1, 2)),
+    paper.Row('d', 'Δ', 'm', 'tepo', (40.0, 40.0), 40.0, is_change=True))
+
+
+def _evaluated(runs, name, a, b):
+  folder = runs / name / tables.EVALUATION
+  folder.mkdir(parents=True)
+  (folder / 'results.json').write_text(json.dumps({
+      'sets': {'a:f.jsonl': {'avg@4': a, 'low': a - .1, 'high': a + .1},
+               'b/greedy': {'avg@1': b, 'low': b - .1, 'high': b + .1}},
+      'first_decodings': ['a:f.jsonl', 'b/greedy'],
+      'avg_micro': (a + b) / 2,
+      'avg_micro_interval': [(a + b) / 2 - .1, (a + b) / 2 + .1]}))
+
+
+def _compared(runs):
+  return tables.compared(TOY_ROWS, TOY, 200, runs, {('tepo', None): '*'})
+
+
+def test_ours_stands_below_the_papers(tmp_path):
+  assert tables.markdown(_compared(tmp_path), ['A', 'B']).splitlines() == [
+      '|  | A | B | Avg. |', '| --- | ---: | ---: | ---: |',
+      '| Toy | 10.00±5.88 | - | 5.00±3.02 |',
+      '| ours | not run | not run | not run |',
+      '| TEPO_1 | 50.00±6.93 | 40.00±6.79 | 45.00±4.88* |',
+      '| ours | not run | not run | not run |', '| Δ | 40.00 | 40.00 | 40.00 |']
+  _evaluated(tmp_path, 'm_tepo_steps72_seed1', .5, .3)
+  assert 'not run' in tables.markdown(_compared(tmp_path), 'AB').splitlines()[5]
+  _evaluated(tmp_path, 'm_tepo_steps72_seed2', .7, .5)
+  assert tables.markdown(_compared(tmp_path), 'AB').splitlines()[5] == (
+      '| ours | 60.00±7.07 | 40.00±7.07 | 50.00±7.07 |')
+
+
+def test_latex_and_csv(tmp_path):
+  _evaluated(tmp_path, 'm_base', .1, .2)
+  lines = _compared(tmp_path)
+  latex = tables.latex(lines, ['A', 'B']).splitlines()
+  assert latex[0] == r'\begin{tabular}{lrrr}'
+  assert latex[6] == (r'TEPO\_1 & 50.00$\pm$6.93 & 40.00$\pm$6.79 & '
+                      r'45.00$\pm$4.88* \\')
+  rows = list(csv.DictReader(
+      tables.comma_separated(lines, ['A', 'B']).splitlines()))
+  assert len(rows) == 5 * 3
+  assert rows[3] == dict(panel='', row='Toy', of='ours', column='A',
+                         value='10.0000', low='0.0000', high='20.0000', note='')
+  assert rows[1]['note'] == '-' and rows[9]['note'] == 'not run'
+
+
+def test_what_remains_to_be_run(tmp_path):
+  def programs():
+    return [(line[0], line[-1].rpartition('/')[2])
+            for line in tables.commands(TOY_ROWS, 1, tmp_path)]
+
+  first, second = (f'm_tepo_steps72_seed{seed}' for seed in (1, 2))
+  assert programs() == [
+      ('tepo_jax.evaluate', 'evaluation'), ('tepo_jax.train', first),
+      ('tepo_jax.evaluate', 'evaluation'), ('tepo_jax.train', second),
+      ('tepo_jax.evaluate', 'evaluation')]
+  _evaluated(tmp_path, first, .5, .5)
+  _evaluated(tmp_path, 'm_base', .5, .5)
+  assert tables.commands(TOY_ROWS, 1, tmp_path) == [
+      ['tepo_jax.train', '--config=configs/table1.py:tepo', '--config.seed=2',
+       f'--workdir={tmp_path / second}'],
+      ['tepo_jax.evaluate', '--config=configs/table1.py:tepo',
+       '--config.seed=2', f'--checkpoint={tmp_path / second}',
+       f'--out={tmp_path / second / "evaluation"}']]
