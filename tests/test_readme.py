@@ -22,7 +22,8 @@ from tepo_jax.job import run_folder
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 _SOURCES = ('tepo_jax', 'configs', 'launch', 'tests')
 PAGES = [ROOT / 'README.md', *sorted(
-    page for name in _SOURCES for page in (ROOT / name).rglob('README.md'))]
+    page for name in _SOURCES for page in (ROOT / name).rglob('README.md')
+    if '.pytest_cache' not in page.parts)]
 
 # What programs write, not what the repository holds.
 _OUTPUTS = ('runs/', 'bucket/', 'checkpoints/', 'rollouts/', 'tensorboard/',
@@ -147,9 +148,9 @@ def _bad_field(spec, field, value):
   """Whether the config has the field, and takes the value if one is given."""
   config = cli.load_config(spec)
   fields = run_folder.field_names(config)
-  if field in ('field', 'FIELD') or any(
+  if field.split('.')[-1] in ('field', 'FIELD') or any(
       name.startswith(f'{field}.') for name in fields):
-    return
+    return  # a placeholder, or a section
   if field not in fields:
     yield f'config.{field}: no such field of {spec}'
   elif value and not re.search(r'…|\b[A-Z]{2,}', value):
@@ -208,7 +209,8 @@ def _words():
   """The words of each source file, by its name without suffix."""
   return [(path.stem, set(re.findall(r'\w+', path.read_text('utf-8'))))
           for path in _python() if path != pathlib.Path(__file__)
-          ] + [('', set(re.findall(r'\w+', _scripts())))]
+          ] + [('', set(re.findall(r'\w+', _scripts()))),
+               ('', set(methods.methods(1e-3)))]
 
 
 def _is_in_sources(code):
