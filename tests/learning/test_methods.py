@@ -96,7 +96,7 @@ def test_row_builds_and_needs_what_it_reads(name):
   assert loss.needs_kl == (penalty == 'kl_full')
   assert loss.needs_scoring == (
       name in ('clip_cov', 'kl_cov', 'steer', 'tepo_covariance'))
-  assert loss.row.estimator == TABLE[name][3]
+  assert loss.method.estimator == TABLE[name][3]
 
 
 def test_rows_share_nothing():

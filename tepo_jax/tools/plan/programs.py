@@ -206,16 +206,15 @@ def _turns(minibatch, chunk_size, passes):
 
   Each of the passes over a microbatch (1: forward, 2: and backward) loops over
   its chunks but for one, on average so many; there is no such loop where a row
-  fits into a chunk. Around them is the loop over a block's microbatches.
+  fits into a chunk. Around them is the loop over the microbatches.
   """
-  for rows, used in zip(minibatch.blocks, minibatch.used_K):
-    shape = rows.scored_RS.shape[1:]
-    width = scoring.chunk_width(*shape, chunk_size)
-    if width < shape[1]:
-      columns_M = rows.scored_RS[:used].sum(-1).max(-1)
-      more_M = np.maximum(-(-columns_M // width) - 1, 0)
-      yield from passes * (float(more_M.sum() / max(used, 1)),)
-    yield float(used)
+  scored_MRS, used = minibatch.rows.scored_RS, minibatch.used
+  width = scoring.chunk_width(*scored_MRS.shape[1:], chunk_size)
+  if width < scored_MRS.shape[2]:
+    columns_M = scored_MRS[:used].sum(-1).max(-1)
+    more_M = np.maximum(-(-columns_M // width) - 1, 0)
+    yield from passes * (float(more_M.sum() / max(used, 1)),)
+  yield float(used)
 
 
 def _batch(config, workload):
