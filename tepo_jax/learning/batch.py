@@ -7,8 +7,6 @@ Axes: B completions · T completion tokens · S tokens of a prompt and its
 completion; in packed rows, M microbatches · R rows · S columns.
 """
 
-from typing import Any
-
 import flax.struct
 import jax
 
@@ -55,11 +53,3 @@ class Minibatch:
   column_B: jax.Array
   used: jax.Array
   rows: scoring.Rows
-
-  @classmethod
-  def of(cls, batch: Batch, **layout: Any) -> 'Minibatch':
-    """The completions of `batch`; `layout` gives the other fields."""
-    return cls(
-        mask_BT=batch.mask_BT, advantage_B=batch.advantage_B,
-        old_logp_BT=batch.old_logp_BT, old_entropy_BT=batch.old_entropy_BT,
-        **layout)

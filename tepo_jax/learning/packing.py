@@ -5,18 +5,19 @@ rows, and the place of every completion's scores in them. The shapes are
 constants of a run, whatever the lengths: the arrays hold the worst case, and
 the update loops over the microbatches that are used. The layouts (`MODES`):
 
-  segments   several sequences (a prompt and its completion) to a row, told
-             apart by segment ids
+  segments   several sequences (a prompt and its completion) to a row, separated
+             by segment ids
   shared     the same for attention only: the other layers compute a prompt
              once for its completions in a bin (`policy.prompt_sharing`)
 
 Axes: B completions · M microbatches · R rows of a microbatch · S columns of a
-row; of a shared layout, N bins of a microbatch (one a shard, the rows of the
+row; of the shared layout, N bins of a microbatch (one a shard, the rows of the
 layers) · S columns of a bin · R rows of attention · A columns of such a row.
 """
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 import heapq
 import math
 
@@ -63,15 +64,14 @@ class Packer:
     Raises:
       ValueError: a sequence is longer than a row.
     """
-    completions = len(batch.mask_BT)
-    rows = self.rows(completions)
+    count = len(batch.mask_BT)
+    rows = self.rows(count)
     sequences = _sequences(batch, self.row_tokens)
     chosen = self._choose([len(s.token_S) for s in sequences], rows)
-    shape = -(-completions // rows) * rows, self.row_tokens
+    shape = -(-count // rows) * rows, self.row_tokens
     token_RS, scored_RS = np.zeros(shape, np.int32), np.zeros(shape, bool)
     position_RS, segment_RS = np.full((2, *shape), -1, np.int32)
-    place_B, column_B = np.full(completions, -1), np.zeros(
-        completions, np.int32)
+    place_B, column_B = np.full(count, -1), np.zeros(count, np.int32)
     for sequence, row in zip(sequences, chosen):
       i, start = sequence.index, np.count_nonzero(position_RS[row] >= 0)
       end = start + len(sequence.token_S)
@@ -136,30 +136,22 @@ class SharedPacker:
     """
     count, bins = len(batch.mask_BT), []
     place_B, column_B = np.full(count, -1), np.zeros(count, np.int32)
+    empty = functools.partial(
+        _Bin, self.columns(count), self.rows(count), self.row_tokens)
     for sequence in _by_prompt(_sequences(batch, self.row_tokens)):
-      index = self._choose(bins, sequence, count)
+      fitting = [i for i, b in enumerate(bins) if b.fits(sequence)]
+      sharing = [i for i in fitting if sequence.prefix in bins[i].start_of]
+      index = min(sharing or fitting, default=len(bins))
+      if index == len(bins):
+        bins.append(empty())
       place_B[sequence.index] = index
       column_B[sequence.index] = bins[index].add(sequence)
     # A bin is opened only when the sequence fits into no other, so each of the
     # others holds at least as many completions as fit at the full length.
     most = -(-count // (self.columns(count) // self.row_tokens))
     most += -most % self.shards
-    bins += [self._empty(count) for _ in range(most - len(bins))]
+    bins += [empty() for _ in range(most - len(bins))]
     return _minibatch(batch, place_B, column_B, self.shards, self._rows(bins))
-
-  def _choose(self, bins, sequence, count):
-    """The first bin that the sequence fits into, preferably with its prompt."""
-    fitting = [i for i, b in enumerate(bins) if b.fits(sequence)]
-    for index in fitting:
-      if sequence.prefix in bins[index].start_of:
-        return index
-    if fitting:
-      return fitting[0]
-    bins.append(self._empty(count))
-    return len(bins) - 1
-
-  def _empty(self, count):
-    return _Bin(self.columns(count), self.rows(count), self.row_tokens)
 
   def _rows(self, bins):
     """The rows of all bins, arrays [M, N, S] and [M, R, A]."""
@@ -226,7 +218,7 @@ class _Sequence:
     """Prompt tokens that completions can share: all but the last."""
     return len(self.token_S) - self.scored - 1
 
-  @property
+  @functools.cached_property
   def prefix(self) -> bytes:
     """The tokens that can be shared; equal for completions of one prompt."""
     return self.token_S[:self.shared].tobytes()
@@ -262,10 +254,11 @@ def _by_prompt(sequences):
 def _minibatch(batch, place_B, column_B, size, rows):
   """place_B: row (or bin) among all microbatches of `size`; −1: filler."""
   microbatch_B, row_B = np.divmod(place_B.astype(np.int32), np.int32(size))
-  return batch_lib.Minibatch.of(
-      batch, microbatch_B=microbatch_B,
-      row_B=np.where(place_B < 0, 0, row_B), column_B=column_B,
-      used=np.int32(microbatch_B.max() + 1), rows=rows)
+  return batch_lib.Minibatch(
+      mask_BT=batch.mask_BT, advantage_B=batch.advantage_B,
+      old_logp_BT=batch.old_logp_BT, old_entropy_BT=batch.old_entropy_BT,
+      microbatch_B=microbatch_B, row_B=np.where(place_B < 0, 0, row_B),
+      column_B=column_B, used=np.int32(microbatch_B.max() + 1), rows=rows)
 
 
 class _Bin:

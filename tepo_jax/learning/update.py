@@ -117,8 +117,11 @@ def loss_and_gradient(
   def partial_loss(weights, rows, mine_B):
     scores = _by_completion(
         scorer(weights, rows, old_params), minibatch, mine_B)
-    return partial(*_only(
-        mine_B, (tokens(minibatch, scores), statistics))), scores
+    # A mask and a coefficient of 0 in the other completions.
+    mine = jax.tree.map(
+        lambda x_BT: jnp.where(mine_B[:, None], x_BT, 0).astype(x_BT.dtype),
+        (tokens(minibatch, scores), statistics))
+    return partial(*mine), scores
 
   def accumulate(carry, rows, mine_B):
     loss, gradient, scores = carry
@@ -169,13 +172,6 @@ def tokens(minibatch: batch_lib.Minibatch, scores: scoring.Scores | None
       advantage_BT=jnp.broadcast_to(minibatch.advantage_B[:, None],
                                     minibatch.mask_BT.shape),
       mask_BT=minibatch.mask_BT, kl_BT=scores.kl_BT)
-
-
-def _only(mine_B, tree):
-  """Zeros (a mask of 0, a coefficient of 0) in the other completions."""
-  return jax.tree.map(
-      lambda x_BT: jnp.where(mine_B[:, None], x_BT, 0).astype(x_BT.dtype),
-      tree)
 
 
 def _no_scores(minibatch, with_kl):

@@ -134,7 +134,7 @@ def test_shards_count_their_live_rows_together(
       MODEL, params, slots=16, prompt_tokens=4, max_tokens=20, chunk=20,
       mesh=mesh_lib.make(shape, jax.devices()[:shards]))
   programs = engine.schedule.programs
-  rows = schedule.no_rows(16)
+  rows = schedule.idle_slots(16)
   rows = rows.replace(live=~rows.live, start=rows.start + 1,
                       limit=np.repeat([2, 7], 8).astype(np.int32))
   _, chunk = programs.decode(
@@ -242,13 +242,13 @@ def _warm_up(shapes, plan, weights):
   for slots in shapes.slots:
     for columns in shapes.columns:
       cache, _ = programs.decode(
-          weights, programs.empty(slots, columns, 0), schedule.no_rows(slots),
-          key, 0, 0)
+          weights, programs.empty(slots, columns, 0),
+          schedule.idle_slots(slots), key, 0, 0)
       for prompt in prompts if slots == shapes.slots[-1] else ():
         cache = programs.insert(cache, prompt, 0 * nowhere, nowhere)
       for fewer in shapes.slots[:shapes.slots.index(slots) + 1]:
         for other in shapes.columns:
-          programs.relay(programs.empty(slots, columns, 0), np.arange(fewer),
+          programs.compact(programs.empty(slots, columns, 0), np.arange(fewer),
                          0, other)
 
 

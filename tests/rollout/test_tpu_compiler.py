@@ -53,7 +53,7 @@ def _compiled(slice_, shards):
                            transformer.abstract_params(MODEL, 'bfloat16'))
   cache = jax.eval_shape(lambda: cache_lib.init_cache(
       MODEL, slots, COLUMNS, MODEL.dtype))
-  host = (schedule.no_rows(slots), jax.eval_shape(jax.random.key, 0),
+  host = (schedule.idle_slots(slots), jax.eval_shape(jax.random.key, 0),
           np.int32(0), np.int32(0))
   return programs.decode.lower(
       abstract(weights, sampling_lib.decode_shardings(MODEL, mesh)),

@@ -40,7 +40,7 @@ def _plan():
 
 def test_every_program_of_the_step_is_there(plan):
   assert {e.name.split()[0] for e in plan.estimates} == {
-      'reshard', 'prefill', 'insert', 'relay', 'decode', 'old', 'score',
+      'reshard', 'prefill', 'insert', 'compact', 'decode', 'old', 'score',
       'update'}
   assert plan.fits and plan.slots == 32
   for estimate in plan.estimates:
