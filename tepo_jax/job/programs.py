@@ -111,7 +111,8 @@ def make_packer(config: ml_collections.ConfigDict,
   return packing.make(
       train.packing, row_tokens=train.row_tokens or longest,
       microbatch_tokens=train.microbatch_tokens,
-      attention_capacity=train.attention_room, shards=mesh_lib.batch_shards(mesh))
+      attention_capacity=train.attention_room,
+      shards=mesh_lib.batch_shards(mesh))
 
 
 def make_optimizer(config: ml_collections.ConfigDict

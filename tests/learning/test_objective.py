@@ -1,4 +1,4 @@
-"""The objective on numbers worked out by hand; safety, metrics, errors."""
+"""The objective on numbers computed by hand; safety, metrics, errors."""
 
 import math
 
@@ -28,8 +28,8 @@ def make(weight='token', clip=PPO, shape=dict(name='none'),
 def tokens(ratio, advantage, mask=None, **others):
   """logp from ratios; the old policy gives every token probability e^-1.
 
-  All have one shape, so that eager operations compile once: what is beyond
-  the given rows and columns is NaN under the mask.
+  All have one shape, so that eager operations compile once; the rows and
+  columns that are not given are NaN under the mask.
   """
   logp = np.log(np.array(ratio, float)) - 1
   fields = dict(
@@ -101,7 +101,7 @@ def test_by_hand(x64, name):
 
 
 @pytest.mark.parametrize('ratio, value, grad', [
-    (5.0, 6.0, 0.0),  # A = -2: min(-10, -2.56) = -10, held at 3 * -2
+    (5.0, 6.0, 0.0),  # A = -2: min(-10, -2.56) = -10, at least 3 * -2
     (2.0, 4.0, 4.0),
     (0.5, 1.6, 0.0),
 ])

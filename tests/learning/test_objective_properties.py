@@ -1,4 +1,4 @@
-"""Identities between rows, and what must leave every loss as it was."""
+"""Identities between rows, and changes that must not change a loss."""
 
 import functools
 import math
@@ -121,21 +121,21 @@ def test_tight_bounds_keep_no_wrong_side(batch):
   assert_same(grads['logp_BT'], -a * w * free / mask.sum())
 
 
-# What leaves everything as it was
+# Changes without effect
 
 UNCHANGED = {name: ROWS[name] for name in (
     'tepo', 'tepo_covariance', 'kl_cov', 'steer', 'gspo', 'prefix_is',
     'seq_mean_token_sum', 'entropy_advantage', 'max_entropy')}
 UNCHANGED['kl_cov'] = ROWS['kl_cov'] | dict(
     reg=ROWS['kl_cov']['reg'] | dict(fraction=0.3))
-# Its draw belongs to the place of a token: here it drops every candidate.
+# Its draw depends on row and column; this one drops every candidate.
 UNCHANGED['clip_cov'] = ROWS['clip_cov'] | dict(
     clip=ROWS['clip_cov']['clip'] | dict(fraction=1.0, band=(0.2, 5.0)))
 ROWS_IN, SLOTS_IN, ROWS_OUT, SLOTS_OUT, MICROBATCH = 4, 6, 6, 9, 2
 
 
 def _scatter(batch, rows, columns):
-  """The minibatch with its rows moved, amid padding of garbage."""
+  """The minibatch with its rows moved, and garbage for padding."""
   out = {}
   for name, array in batch.items():
     fill = False if name == 'mask_BT' else np.inf
@@ -204,7 +204,7 @@ def test_padding_order_and_microbatches(
 
 
 def test_clip_cov_draws_survive_padding(minibatch):
-  """Rows below and columns to the right do not move the draw."""
+  """Rows below and columns to the right do not change the draw."""
   loss = objective.make_policy_loss(UNCHANGED['clip_cov'] | dict(
       clip=ROWS['clip_cov']['clip'] | dict(fraction=0.2, band=(-5.0, 5.0))))
   batch = minibatch('mild', 'holes', 3, ROWS_IN, SLOTS_IN)

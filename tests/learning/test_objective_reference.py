@@ -1,4 +1,4 @@
-"""Every row against torch autograd, from the formulas of the methods' sheet.
+"""Every row against torch autograd, by the formulas of the methods' sheet.
 
 The reference never sees a mask: it works on lists of completions, each a
 vector of its valid tokens, in float64.
@@ -177,7 +177,7 @@ def _check(run, row, batch, value_tolerance=1e-7, gradient_tolerance=1e-8):
 
 
 def _assert_legal_drop(clip, batch, dropped):
-  """Which tokens Clip-Cov dropped is chance; how many and whence is not."""
+  """Clip-Cov drops random tokens, but a fixed number of the candidates."""
   mask = batch['mask_BT']
   l, a = batch['logp_BT'][mask], batch['advantage_BT'][mask]
   w = np.exp(np.clip(l - batch['old_logp_BT'][mask], -20, 20))

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from tepo_jax.learning import packing
-from tests.rollout import batches
-from tests.rollout.batches import P, T
+from tests.learning import batches
+from tests.learning.batches import P, T
 
 
 def _batch(prompts, lengths):

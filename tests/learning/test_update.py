@@ -31,11 +31,11 @@ B, P, T = 8, 4, 7
 LENGTHS = np.array([7, 2, 5, 1, 6, 7, 3, 4])
 PROMPTS = np.array([1, 4, 2, 3, 4, 2, 3, 1])
 ONE_DEVICE = dict(data=1, fsdp=1, tensor=1)
-# Compiling is what costs here. The tests of exactness do without this.
+# Compiling dominates these tests; those of exactness do not use this.
 QUICK = {'xla_backend_optimization_level': 0,
          'xla_cpu_use_fusion_emitters': False}
-# Everything that is a statistic of the whole minibatch, in one row: Clip-Cov's
-# drop, KL-Cov's top-k, STEER's maximum. Shares that choose some tokens of 35.
+# All statistics of the whole minibatch in one row: Clip-Cov's drop, KL-Cov's
+# top-k, STEER's maximum. The shares select a few of 35 tokens.
 STATISTICAL = dict(
     weight='sequence', aggregate='seq_mean_token_mean',
     clip=dict(name='covariance', low=0.2, high=0.28, fraction=0.2,
@@ -81,7 +81,7 @@ def _batch(width=P, slots=T, rows=B, seed=0):
   for row in range(B):
     position_BS[row, P - PROMPTS[row]:P + LENGTHS[row]] = np.arange(
         PROMPTS[row] + LENGTHS[row])
-    twin = np.flatnonzero(PROMPTS == PROMPTS[row])[-1]  # alike, two by two
+    twin = np.flatnonzero(PROMPTS == PROMPTS[row])[-1]  # pairs share a prompt
     token_BS[row, :P] = token_BS[twin, :P]
   mask_BT = np.arange(T) < LENGTHS[:, None]
   wider = ((0, rows - B), (width - P, slots - T))
@@ -267,7 +267,7 @@ def test_masked_tokens_may_hold_anything():
 
 
 def test_gradient_that_is_not_finite_is_skipped():
-  """Parameters, moments and step stay as they are, bit by bit."""
+  """Parameters, moments and step are unchanged to the bit."""
   batch = _off_policy_batch()
   advantage_B = batch.advantage_B.copy()
   advantage_B[2] = np.nan
@@ -289,7 +289,8 @@ def test_nan_in_a_filler_row_changes_nothing():
 
 
 def test_minibatch_statistics_of_microbatches():
-  """Clip-Cov's draw, KL-Cov's top-k, STEER's maximum: of the minibatch."""
+  """Clip-Cov's draw, KL-Cov's top-k, STEER's maximum do not depend on the
+  microbatches."""
   params, _ = _weights()
   policy_loss = objective.make_policy_loss(STATISTICAL)
   assert policy_loss.needs_scoring
@@ -318,7 +319,7 @@ def test_minibatch_statistics_of_microbatches():
 
 @functools.cache
 def _pull_back():
-  """Gradient of Σ weight · log π(token) by a plain softmax: no scoring.py."""
+  """Gradient of Σ weight · log π(token) by a plain softmax, not scoring.py."""
   def total(params, weight_BS, token_BS, position_BS, temperature):
     hidden_BSD, _ = transformer.forward(MODEL, params, token_BS, position_BS)
     z_BSV = transformer.logits(MODEL, params, hidden_BSD) / temperature

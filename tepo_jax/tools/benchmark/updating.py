@@ -46,6 +46,7 @@ def case(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
          mode: str) -> Case:
   """Random weights, and one minibatch of all the workload's completions.
 
+  mode: of packing, or 'unpacked': one sequence a row.
   Where the config's packing shares prompts and `mode` does not, a microbatch
   has the slots that attention would have.
   """

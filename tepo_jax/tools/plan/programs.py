@@ -132,7 +132,7 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
       held += waiting
     if shape.name == 'prefill':  # slots are refilled while others are at work
       held, given = held + cache, chip_bytes(weights)
-    if shape.name == 'compact':  # one array at a time; all are of one size
+    if shape.name == 'compact':  # one array at a time; v is as large as k
       whole = arguments.cache(shape.rows, shape.columns)
       held += chip_bytes(whole) - chip_bytes(whole.k[0])
       runs *= 2 * len(whole.k)
