@@ -150,16 +150,16 @@ def read(directory: pathlib.Path, step: int) -> list[dict]:
   return rows
 
 
-def to_groups(rows: list[dict], slots: int) -> list[groups_lib.Group]:
+def to_groups(rows: list[dict], length: int) -> list[groups_lib.Group]:
   """The groups that were sampled, in the order in which they were written.
 
   Args:
-    rows: from `read`. slots: T, to which completions are padded.
+    rows: from `read`. length: T, to which completions are padded.
   """
   by_cursor = {}
   for row in rows:
     by_cursor.setdefault(row['cursor'], []).append(row)
-  return [_group(members, slots) for members in by_cursor.values()]
+  return [_group(members, length) for members in by_cursor.values()]
 
 
 def _group(members, length):

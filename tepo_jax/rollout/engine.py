@@ -139,7 +139,6 @@ def decode(config: transformer.ModelConfig, params: Any,
   """
   slots = jax.tree.map(jnp.asarray, slots)
   key_N = draw_lib.row_keys(key, slots.prompt_id, slots.sample)
-  eos = jnp.array(eos_ids, jnp.int32)
   count = slots.token.shape[0]
 
   def enough_live(live_N):
@@ -150,24 +149,9 @@ def decode(config: transformer.ModelConfig, params: Any,
     return (drawn.steps < steps) & enough
 
   def step(loop):
-    cache, token_N, drawn, enough = loop
-    position_N = jnp.where(drawn.live_N, slots.start + drawn.length_N - 1, -1)
-    hidden_N1D, cache = transformer.forward(
-        config, params, token_N[:, None], position_N[:, None], cache)
-    logits_NV = transformer.logits(config, params, hidden_N1D[:, 0])
-    token_N, logp_N = draw_lib.draw(
-        logits_NV, decoding, key_N, drawn.length_N)
-    live_N = drawn.live_N
-    token_N = jnp.where(live_N, token_N, 0)
-    length_N = drawn.length_N + live_N
-    ended_N = live_N & jnp.isin(token_N, eos)
-    drawn = Chunk(
-        token_NC=_write(drawn.token_NC, token_N, drawn.steps),
-        logp_NC=_write(
-            drawn.logp_NC, jnp.where(live_N, logp_N, 0), drawn.steps),
-        length_N=length_N, ended_N=drawn.ended_N | ended_N,
-        live_N=live_N & ~ended_N & (length_N < slots.limit),
-        steps=drawn.steps + 1)
+    *loop, enough = loop
+    cache, token_N, drawn = _step(
+        config, params, slots, key_N, *loop, decoding=decoding, eos_ids=eos_ids)
     enough = jax.lax.cond(drawn.steps % count_every == 0, enough_live,
                           lambda _: enough, drawn.live_N)
     return cache, token_N, drawn, enough
@@ -179,6 +163,26 @@ def decode(config: transformer.ModelConfig, params: Any,
   cache, _, drawn, _ = jax.lax.while_loop(
       unfinished, step, (cache, slots.token, drawn, enough_live(slots.live)))
   return cache, drawn
+
+
+def _step(config, params, slots, key_N, cache, token_N, drawn, *, decoding,
+          eos_ids):
+  """Draws one token for each live slot: cache, tokens, Chunk with them."""
+  position_N = jnp.where(drawn.live_N, slots.start + drawn.length_N - 1, -1)
+  hidden_N1D, cache = transformer.forward(
+      config, params, token_N[:, None], position_N[:, None], cache)
+  logits_NV = transformer.logits(config, params, hidden_N1D[:, 0])
+  token_N, logp_N = draw_lib.draw(logits_NV, decoding, key_N, drawn.length_N)
+  live_N = drawn.live_N
+  token_N = jnp.where(live_N, token_N, 0)
+  length_N = drawn.length_N + live_N
+  ended_N = live_N & jnp.isin(token_N, jnp.array(eos_ids, jnp.int32))
+  return cache, token_N, Chunk(
+      token_NC=_write(drawn.token_NC, token_N, drawn.steps),
+      logp_NC=_write(drawn.logp_NC, jnp.where(live_N, logp_N, 0), drawn.steps),
+      length_N=length_N, ended_N=drawn.ended_N | ended_N,
+      live_N=live_N & ~ended_N & (length_N < slots.limit),
+      steps=drawn.steps + 1)
 
 
 def count_every(shards: int) -> int:

@@ -272,7 +272,7 @@ SMOOTH = 'grpo', 'kl_misaligned', 'gspo', 'prefix_is', 'kl_k3_is_1'
 @pytest.mark.parametrize('name', SMOOTH)
 def test_finite_differences(x64, minibatch, name):
   """Of the rows without a stop-gradient where they are differentiable."""
-  batch = minibatch('mild', 'holes', seed=2, rows=3, slots=4, garbage=False)
+  batch = minibatch('mild', 'holes', seed=2, rows=3, length=4, garbage=False)
   loss = objective.make_policy_loss(ROWS[name])
   keys = ['logp_BT', 'entropy_BT', 'kl_BT']
   sizes = batch['logp_BT'].shape
@@ -296,10 +296,10 @@ def test_gradient_in_the_logits(x64, minibatch):
   batch = minibatch('violent', 'empty_row', seed=4, garbage=False)
   rng = np.random.default_rng(5)
   mask, advantage = batch['mask_BT'], batch['advantage_BT']
-  rows, slots = mask.shape
-  old_z = rng.normal(size=(rows, slots, 5))
-  z = old_z + rng.normal(size=(rows, slots, 5))
-  token = rng.integers(0, 5, (rows, slots))
+  rows, length = mask.shape
+  old_z = rng.normal(size=(rows, length, 5))
+  z = old_z + rng.normal(size=(rows, length, 5))
+  token = rng.integers(0, 5, (rows, length))
   beta, low, high = 0.7, 0.2, 0.28
 
   def read(z):

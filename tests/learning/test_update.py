@@ -73,7 +73,7 @@ def _weights():
           jax.tree.map(lambda a, b: np.asarray(3.9 * a + 0.4 * b), one, two))
 
 
-def _batch(width=P, slots=T, rows=B, seed=0):
+def _batch(width=P, length=T, rows=B, seed=0):
   """B completions as the host has them; `rows` beyond them are filler."""
   rng = np.random.default_rng(seed)
   token_BS = rng.integers(0, 40, (B, P + T))
@@ -84,9 +84,9 @@ def _batch(width=P, slots=T, rows=B, seed=0):
     twin = np.flatnonzero(PROMPTS == PROMPTS[row])[-1]  # pairs share a prompt
     token_BS[row, :P] = token_BS[twin, :P]
   mask_BT = np.arange(T) < LENGTHS[:, None]
-  wider = ((0, rows - B), (width - P, slots - T))
-  fill = functools.partial(np.pad, pad_width=((0, rows - B), (0, slots - T)))
-  zeros_BT = np.zeros((rows, slots), np.float32)
+  wider = ((0, rows - B), (width - P, length - T))
+  fill = functools.partial(np.pad, pad_width=((0, rows - B), (0, length - T)))
+  zeros_BT = np.zeros((rows, length), np.float32)
   return batch_lib.Batch(
       token_BS=np.pad(token_BS, wider).astype(np.int32),
       position_BS=np.pad(position_BS, wider,
@@ -125,12 +125,12 @@ def _programs(mesh, packing='padded', **settings):
 
 
 @functools.cache
-def _compiled(shape=tuple(ONE_DEVICE.items()), rows=B, width=P, slots=T,
+def _compiled(shape=tuple(ONE_DEVICE.items()), rows=B, width=P, length=T,
               **settings):
   """The programs, and train_step compiled for one shape and mesh."""
   programs = _programs(_mesh(dict(shape)), **settings)
   state = programs_lib.abstract_state(programs)
-  batch = _put(programs, _batch(width, slots, rows))
+  batch = _put(programs, _batch(width, length, rows))
   compiled = programs.train_step.lower(
       state, batch, jax.random.key(0), 0.0, state.params).compile(QUICK)
   return programs, compiled
@@ -252,7 +252,7 @@ def test_order_and_padding_change_nothing():
                       old_entropy_BT=fill(batch.old_entropy_BT))
   order = np.random.default_rng(0).permutation(B + 4)
   _assert_same_update(_step(jax.tree.map(lambda x: x[order], wide),
-                            rows=B + 4, width=P + 2, slots=T + 3))
+                            rows=B + 4, width=P + 2, length=T + 3))
 
 
 def test_masked_tokens_may_hold_anything():
