@@ -62,11 +62,9 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   c.train = ml_collections.ConfigDict()
   c.train.minibatch_prompts = 16  # groups an optimiser update sees
   c.train.epochs = 2  # passes over a rollout: 2 x 64 / 16 = 8 updates
-  # How completions are laid out for scoring and updates. 'segments': several
-  # to a row; 'shared': so in attention, but the layers compute a prompt once
-  # for all of its completions in a microbatch, which pays where prompts are a
-  # good part of the tokens; 'buckets': one a row, in rows of four lengths, for
-  # attention backends without segments; 'none': one a row, all of one length.
+  # How scoring and updates lay completions out. 'segments': several to a row;
+  # 'shared': prompts are computed once per microbatch, attention rows stay
+  # packed; this pays where prompts are a good part of the tokens.
   c.train.packing = 'segments'
   # With 'shared': slots of attention for each slot of the layers, in whole rows
   # of a shard. Prompts of 64 with 8 completions of 128 tokens need (64 + 128) /

@@ -5,7 +5,8 @@
 
 A row is five independent choices (tepo_jax/learning/objective.py has their
 formulas) and the estimator of the advantage. beta is TEPO's KL coefficient:
-1e-3 for Qwen2.5-7B, 1 for Qwen3-14B; unstated for Table 2's models, 1e-3.
+1e-3 for Qwen2.5-7B, 1 for Qwen3-14B; the paper states none for Table 2's
+models: 1e-3 here.
 
 Rows that the paper prints twice with the same digits are one run: grpo (T1,
 T3C), clip_cov, kl_cov, entropy_advantage (T1, T3B), gpg (T1, T3C), gspo (T1,
@@ -31,7 +32,7 @@ def _row(weight, clip, *, shape=dict(name='none'), aggregate='token_mean',
 
 
 def _tepo(**changes):
-  """TEPO without KL, some choices changed."""
+  """TEPO without its KL, with these choices changed."""
   return _row(**(dict(weight='sequence', clip=_PPO) | changes))
 
 
@@ -49,12 +50,12 @@ def _baselines():
       'kl_cov': _row('token', dict(name='none'), reg=_reg(
           'kl_abs', 'top_covariance', 1.0, fraction=2e-3)),
       # T1, T3B. The paper prints alpha = 4e-4; the method's own value for
-      # GRPO is 0.4, a thousand times more.
+      # GRPO is 0.4.
       'entropy_advantage': _row('token', _PPO, shape=dict(
           name='entropy', alpha=4e-4, kappa=2.0)),
       # T1, T3C: no importance sampling.
       'gpg': _row('none', dict(name='none'), estimator='gpg'),
-      # T1, T3D: TEPO's epsilon, for Panel D's row is Table 1's.
+      # T1, T3D. TEPO's epsilon, because Panel D repeats Table 1's row.
       'gspo': _tepo(aggregate='seq_mean_token_mean'),
       # The GSPO paper's own epsilon.
       'gspo_original': _tepo(
@@ -76,11 +77,11 @@ def _baselines():
 
 
 def _undifferentiated_kl():
-  """T3A: a KL on all tokens, by the exact KL and by each estimator.
+  """T3A: a KL on all tokens, exact and by each estimator.
 
-  The paper does not say which. Its collapse at beta = 1 cannot come from an
-  exact KL to the rollout's policy, which is 0 where each rollout starts; it
-  can from k1 as a loss.
+  The paper does not say which it used. Its collapse at beta = 1 cannot come
+  from an exact KL to the rollout's policy, which is 0 at the start of each
+  rollout step; it can come from k1 as a loss.
   """
   estimators = {'kl': 'kl_full', 'kl_k1': 'kl_k1', 'kl_k2': 'kl_k2',
                 'kl_k3': 'kl_k3', 'kl_k3_is': 'kl_k3_is'}
@@ -106,7 +107,7 @@ PANELS = {
 
 
 def paper(beta):
-  """Those of `methods` that the paper's tables have."""
+  """The rows of `methods` that are in the paper's tables."""
   rows = methods(beta)
   return {name: rows[name] for panel in PANELS.values() for name in panel}
 
@@ -124,11 +125,11 @@ def methods(beta):
       'kl_misaligned': _tepo(reg=kl | dict(region='misaligned')),
       # Eq. 4 as typeset: the advantage outside the min.
       'tepo_printed': _tepo(clip=_PPO | dict(name='printed'), reg=kl),
-      # Algorithm 1's surrogate has no clip. (It prints no KL either: that is
-      # this row with reg.coef = 0.)
+      # Algorithm 1's surrogate has no clip. (Nor does it print a KL: set
+      # reg.coef = 0 for that.)
       'tepo_algorithm1': _tepo(clip=dict(name='none'), reg=kl),
-      # GSPO-token's form: the same gradient as long as no token is clipped
-      # and the advantage is one number per completion.
+      # GSPO-token's form: the same gradient if no token is clipped and the
+      # advantage is one number per completion.
       'tepo_sequence_token': _tepo(weight='sequence_token', reg=kl),
       # Other readings of the entropy change in the mask: Eq. 19, Eq. 18.
       'tepo_covariance': _tepo(reg=kl | dict(delta_entropy='covariance')),

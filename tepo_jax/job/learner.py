@@ -99,7 +99,7 @@ class Learner:
 
   def plan_updates(self, number: int, groups: list[groups_lib.Group]) -> UpdatePlan:
     """The updates of rollout step `number`, from the policy as it is now."""
-    batch = self.to_batch(groups, self.programs.policy_loss.row.estimator)
+    batch = self.to_batch(groups, self.programs.policy_loss.method.estimator)
     order, later = self._orders(batch, number)
     with self.session.timers('score'):
       packed = [self.programs.pack(_rows(batch, rows)) for rows in order]

@@ -1,7 +1,7 @@
-"""Graded groups as the arrays of the updates, and their order.
+"""Turns graded groups into the host arrays of the updates, and orders them.
 
-Axes: Q prompts · G samples a prompt · B rows · P prompt slots · T completion
-slots.
+Axes: B completions (rows of a `Batch`) · P tokens of a prompt · T tokens of a
+completion · S = P + T.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,28 +12,12 @@ from tepo_jax.learning import advantage
 from tepo_jax.learning import batch as batch_lib
 from tepo_jax.rollout import groups as groups_lib
 
-_MINIBATCHES = 2  # of a generator: the data order has another number
-
-
-def pad_prompts(prompts: Sequence[groups_lib.Prompt], rows: int, width: int):
-  """Left-padded [Q, P] int32 token ids and positions, and [Q] prompt ids.
-
-  Rows behind the last prompt are filler: their positions are all −1.
-  """
-  token_QP = np.zeros((rows, width), np.int32)
-  position_QP = np.full((rows, width), -1, np.int32)
-  prompt_id_Q = np.zeros(rows, np.int32)
-  for row, prompt in enumerate(prompts):
-    length = len(prompt.token_ids)
-    token_QP[row, width - length:] = prompt.token_ids
-    position_QP[row, width - length:] = np.arange(length)
-    prompt_id_Q[row] = prompt.cursor
-  return token_QP, position_QP, prompt_id_Q
+_MINIBATCHES = 2  # seeds the generator; the data order uses another number
 
 
 def rewards(groups: Sequence[groups_lib.Group], max_tokens: int,
             overlong_buffer: int, overlong_factor: float) -> np.ndarray:
-  """Accuracy plus DAPO's soft overlong penalty (off at buffer 0): [R·G]."""
+  """Accuracy plus DAPO's soft overlong penalty (off at buffer 0): [B]."""
   reward_B = np.concatenate([g.accuracy_G for g in groups])
   if overlong_buffer:
     length_B = np.concatenate([g.length_G for g in groups])
@@ -44,27 +28,28 @@ def rewards(groups: Sequence[groups_lib.Group], max_tokens: int,
 
 def to_batch(groups: Sequence[groups_lib.Group], reward_B: np.ndarray, *,
              rows: int, width: int, estimator: str) -> batch_lib.Batch:
-  """Host arrays for the updates; filler rows with an empty mask up to `rows`.
+  """The batch of the groups, with filler rows (an empty mask) up to `rows`.
 
   Args:
-    groups: to train on. reward_B: of their completions, in order.
-    rows: B, a constant of the run. width: P, prompt slots.
-    estimator: of `advantage.group_advantage`.
+    groups: those to train on. reward_B: of their completions, in order.
+    rows: B, a constant of the run. width: P, the longest prompt.
+    estimator: see `advantage.group_advantage`.
   """
-  group_size, slots = groups[0].token_GT.shape
-  prompt_BP, prompt_position_BP, _ = pad_prompts(
-      [g.prompt for g in groups for _ in range(group_size)], rows, width)
-  token_BT = _stack([g.token_GT for g in groups], rows)
+  group_size, length = groups[0].token_GT.shape
+  token_BS = np.zeros((rows, width + length), np.int32)
+  position_BS = np.full((rows, width + length), -1, np.int32)
+  token_BS[:, width:] = _stack([g.token_GT for g in groups], rows)
   length_B = _stack([g.length_G for g in groups], rows)
-  mask_BT = np.arange(slots) < length_B[:, None]
-  start_B1 = prompt_position_BP[:, -1:] + 1
-  position_BT = np.where(mask_BT, start_B1 + np.arange(slots), -1)
+  prompts = [g.prompt.token_ids for g in groups for _ in range(group_size)]
+  for i, prompt in enumerate(prompts):
+    start, end = width - len(prompt), width + length_B[i]
+    token_BS[i, start:width] = prompt
+    position_BS[i, start:end] = np.arange(end - start)
   advantage_B = advantage.group_advantage(reward_B, group_size, estimator)
-  zeros_BT = np.zeros((rows, slots), np.float32)
+  mask_BT = np.arange(length) < length_B[:, None]
+  zeros_BT = np.zeros((rows, length), np.float32)
   return batch_lib.Batch(
-      token_BS=np.concatenate([prompt_BP, token_BT], 1),
-      position_BS=np.concatenate(
-          [prompt_position_BP, position_BT], 1).astype(np.int32),
+      token_BS=token_BS, position_BS=position_BS,
       mask_BT=mask_BT.astype(np.float32),
       advantage_B=_stack([np.asarray(advantage_B, np.float32)], rows),
       old_logp_BT=zeros_BT, old_entropy_BT=zeros_BT,
@@ -73,10 +58,10 @@ def to_batch(groups: Sequence[groups_lib.Group], reward_B: np.ndarray, *,
 
 def minibatch_order(rows: int, group_size: int, minibatch_prompts: int,
                     epochs: int, seed: int, step: int) -> Iterator[np.ndarray]:
-  """Row indices of each update: whole groups; epochs after the first shuffle.
+  """Yields the row indices of each update: whole groups.
 
   The first epoch keeps the data order, which is random already; the others
-  are a function of (seed, rollout step).
+  shuffle the groups, as a function of (seed, rollout step).
   """
   groups = np.arange(rows).reshape(-1, group_size)
   generator = np.random.default_rng((seed, _MINIBATCHES, step))
@@ -88,7 +73,7 @@ def minibatch_order(rows: int, group_size: int, minibatch_prompts: int,
 
 
 def _stack(arrays, rows):
-  """Concatenates along axis 0 and fills up with zeros to `rows`."""
+  """Concatenates along axis 0 and appends zeros up to `rows` rows."""
   joined = np.concatenate(arrays)
   padding = [(0, rows - len(joined))] + [(0, 0)] * (joined.ndim - 1)
   return np.pad(joined, padding)

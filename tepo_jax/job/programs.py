@@ -110,7 +110,8 @@ def make_packer(config: ml_collections.ConfigDict,
   longest = config.data.max_prompt_tokens + config.rollout.max_tokens
   return packing.make(
       train.packing, row_tokens=train.row_tokens or longest,
-      microbatch_tokens=train.microbatch_tokens, room=train.attention_room,
+      microbatch_tokens=train.microbatch_tokens,
+      attention_capacity=train.attention_room,
       shards=mesh_lib.batch_shards(mesh))
 
 
@@ -229,7 +230,7 @@ def _minibatch_sharding(mesh):
   names = (field.name for field in dataclasses.fields(batch_lib.Minibatch))
   everywhere = mesh_lib.replicated(mesh)
   return batch_lib.Minibatch(**dict.fromkeys(names, everywhere)).replace(
-      blocks=mesh_lib.shardings(mesh, (None, 'batch')))
+      rows=mesh_lib.shardings(mesh, (None, 'batch')))
 
 
 def _state_sharding(model, mesh, optimizer):

@@ -62,7 +62,7 @@ def make(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
       prefill=jit(functools.partial(engine.prefill, model),
                   out_shardings=prompts),
       insert=jit(engine.insert, donate_argnums=0, out_shardings=cache),
-      relay=_Relay(jit, cache),
+      compact=_Compact(jit, cache),
       decode=jit(decode, donate_argnums=1, out_shardings=(cache, drawn)))
 
 
@@ -95,8 +95,8 @@ def cache_shardings(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Relay:
-  """`engine.relay` of a whole cache, one array at a time.
+class _Compact:
+  """`engine.compact` of a whole cache, one array at a time.
 
   So the memory of two caches is never needed at once; all the layers share
   one program.
@@ -112,7 +112,7 @@ class _Relay:
     axis, empty = {'k': (3, 0), 'v': (2, 0), 'position': (1, -1)}[part]
     return self.jit(
         functools.partial(
-            engine.relay, axis=axis, columns=columns, empty=empty),
+            engine.compact, axis=axis, columns=columns, empty=empty),
         out_shardings=jax.tree.leaves(getattr(self.sharding, part))[0])
 
   def __call__(self, cache: transformer.KVCache, row_M: jax.Array,

@@ -1,20 +1,13 @@
-"""Rewards of a group of completions -> advantages (paper 2.2, Eq. 9).
+"""Turns the rewards of groups of completions into advantages (2.2, Eq. 9).
 
-The B completions lie group by group: rows g*G .. g*G + G - 1 answer one
-prompt. Axes: B completions, G group size, N groups (B = N * G).
+Rewards and advantages are in the order of the groups: completions g*G ..
+g*G + G - 1 answer one prompt. Axes: B completions, G group size, N groups
+(B = N * G).
 """
 
 import jax.numpy as jnp
 
 from tepo_jax import errors
-
-
-def _grouped(value_B, group_size):
-  value_B = jnp.asarray(value_B)
-  if value_B.ndim != 1 or group_size < 1 or value_B.shape[0] % group_size:
-    raise ValueError(
-        f'{value_B.shape} values do not form groups of {group_size}')
-  return value_B.reshape(-1, group_size)
 
 
 def _centred(reward_NG):
@@ -26,9 +19,8 @@ def _centred(reward_NG):
 def grpo(reward_NG):
   """(r - mean_g) / (std_g + 1e-6), std with ddof=1 (2402.03300, Eq. 9).
 
-  The paper prints std without saying which: torch.std, and so the authors'
-  code and verl, divides by G - 1. A group of one has neither mean nor std:
-  r / (1 + 1e-6), as in verl.
+  The paper does not say which std: torch.std, used by the authors' code and
+  verl, divides by G - 1. In a group of one, as in verl, A = r / (1 + 1e-6).
   """
   size = reward_NG.shape[1]
   if size == 1:
@@ -41,9 +33,9 @@ def grpo(reward_NG):
 def gpg(reward_NG):
   """alpha (r - mean_g), alpha = groups / (groups - degenerate groups).
 
-  GPG (2504.02546): a degenerate group (all rewards equal) has no gradient,
-  alpha makes up for it; it is 1 after dynamic sampling. verl counts samples
-  of non-zero reward instead of groups.
+  GPG (2504.02546): a degenerate group (all rewards equal) has no gradient;
+  alpha compensates for it, and is 1 after dynamic sampling. verl counts
+  completions of non-zero reward instead of groups.
   """
   mixed = jnp.sum(jnp.max(reward_NG, axis=1) != jnp.min(reward_NG, axis=1))
   return _centred(reward_NG) * (reward_NG.shape[0] / jnp.maximum(mixed, 1))
@@ -61,8 +53,8 @@ def group_advantage(reward_B, group_size, estimator):
   """Advantage of each completion from the rewards of its group.
 
   Args:
-    reward_B: rewards, group by group.
-    group_size: completions of a prompt, G.
+    reward_B: rewards in the order of the groups.
+    group_size: G.
     estimator: a name of ESTIMATORS.
 
   Returns:
@@ -76,19 +68,13 @@ def group_advantage(reward_B, group_size, estimator):
     raise errors.InputError(
         f'method.estimator: {estimator!r} is not one of '
         + ', '.join(ESTIMATORS))
-  reward_NG = _grouped(reward_B, group_size)
-  reward_NG = reward_NG.astype(jnp.result_type(reward_NG, float))
+  reward_B = jnp.asarray(reward_B)
+  if reward_B.ndim != 1 or group_size < 1 or reward_B.shape[0] % group_size:
+    raise ValueError(
+        f'{reward_B.shape} rewards do not form groups of {group_size}')
+  reward_NG = reward_B.reshape(-1, group_size).astype(
+      jnp.result_type(reward_B, float))
   return ESTIMATORS[estimator](reward_NG).reshape(-1)
-
-
-def mixed_groups(accuracy_B, group_size):
-  """Which groups dynamic sampling keeps (DAPO, 2503.14476): bool [N].
-
-  True iff the group's accuracies are not all equal. Give the raw 0/1
-  accuracy: shaped rewards differ by length alone.
-  """
-  accuracy_NG = _grouped(accuracy_B, group_size)
-  return jnp.max(accuracy_NG, axis=1) != jnp.min(accuracy_NG, axis=1)
 
 
 def overlong_penalty(length_B, max_length, buffer, factor):

@@ -1,10 +1,11 @@
-"""What an update is made from: completions, and the rows they are packed into.
+"""What an update is computed from: graded completions, and packed rows of them.
 
-Axes: B completions · T completion slots · S = prompt and completion slots ·
-K blocks · M microbatches · R rows of a microbatch.
+`job.minibatches` makes a `Batch` of graded groups; a packer (`packing`) lays
+some of its completions out as a `Minibatch`, which `update` trains on.
+
+Axes: B completions · T completion tokens · S tokens of a prompt and its
+completion; in packed rows, M microbatches · R rows · S columns.
 """
-
-from typing import Any
 
 import flax.struct
 import jax
@@ -34,29 +35,21 @@ class Batch:
 
 @flax.struct.dataclass
 class Minibatch:
-  """The completions of an update, and the rows they are packed into.
+  """The completions of one update, and the packed rows that hold their tokens.
 
   mask_BT, advantage_B, old_logp_BT, old_entropy_BT: as in `Batch`.
-  block_B, microbatch_B, row_B, column_B: int32, where the scores of a
-    completion begin; block −1: filler, nowhere.
-  used_K: int32, the microbatches of each block that hold anything.
-  blocks: K times scoring.Rows, arrays [M, R, S] with a shape of their own.
+  microbatch_B, row_B, column_B: int32, where a completion's scores begin in
+    the scores [M, R, C] of the rows (`scoring.score_rows`); microbatch −1 is
+    filler, which has none.
+  used: int32 scalar, the number of microbatches that hold tokens; the first.
+  rows: arrays [M, R, S].
   """
   mask_BT: jax.Array
   advantage_B: jax.Array
   old_logp_BT: jax.Array
   old_entropy_BT: jax.Array
-  block_B: jax.Array
   microbatch_B: jax.Array
   row_B: jax.Array
   column_B: jax.Array
-  used_K: jax.Array
-  blocks: tuple[scoring.Rows, ...]
-
-  @classmethod
-  def of(cls, batch: Batch, **layout: Any) -> 'Minibatch':
-    """The completions of a batch, laid out as the other fields say."""
-    return cls(
-        mask_BT=batch.mask_BT, advantage_B=batch.advantage_B,
-        old_logp_BT=batch.old_logp_BT, old_entropy_BT=batch.old_entropy_BT,
-        **layout)
+  used: jax.Array
+  rows: scoring.Rows

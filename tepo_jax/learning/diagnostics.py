@@ -1,6 +1,6 @@
-"""What a minibatch's update looked like: scalars of the objective's arrays.
+"""Metrics of an update: scalars computed from the objective's arrays.
 
-Axes: B completions, T completion slots.
+Axes: B completions, T tokens of a completion.
 """
 
 import jax.numpy as jnp
@@ -10,24 +10,23 @@ from tepo_jax.learning import numerics
 
 def metrics(x, *, weight_BT, low_BT, high_BT, dropped_BT, region_BT,
             covariance_BT, k1_BT, k3_BT, noise_floor):
-  """Scalars over a whole minibatch; 0 where there is no valid token.
+  """Scalars of a whole minibatch; 0 if it has no valid token.
 
-  Means and shares are over the valid tokens, `_sequences` over the rows that
-  have one.
+  Means and shares are over the valid tokens, `_sequences` over the completions
+  that have one.
 
-  clip_fraction_low, _high: tokens whose weight a clip bound acts on, below
-    and above (the dual clip counts as high); tokens of advantage 0 do not
-    count. clip_fraction_low_sequences, _high_sequences: rows with such a
+  clip_fraction_low, _high: tokens whose weight is clipped from below and from
+    above (the dual clip counts as high); tokens of advantage 0 do not count.
+    clip_fraction_low_sequences, _high_sequences: completions with such a
     token (under a sequence weight: the clipped sequences).
   clip_fraction_covariance: tokens that Clip-Cov drops.
-  weight_mean, weight_min, weight_max: of w, held to exp(+-20).
-  kl_k1: mean d. kl_k3: mean e^-d + d - 1. kl_full: exact, when known.
+  weight_mean, weight_min, weight_max: of w, within exp(+-20).
+  kl_k1: mean d. kl_k3: mean e^-d + d - 1. kl_full: exact, where computed.
   entropy: mean H, nats. covariance: mean of (A - mean A)(l - mean l).
   region_share: tokens in the penalty's region M.
-  noise_floor_share: tokens with |H - H0| <= noise floor: the row's
-    entropy_tolerance, or a larger floor that was given. With a floor of 0 it
-    is the share of tokens whose entropy has not moved a bit: 1 in the first
-    minibatch after a rollout, if H0 comes from the same forward.
+  noise_floor_share: tokens with |H - H0| <= noise_floor. With a floor of 0,
+    the share of tokens whose entropy is unchanged to the last bit: 1 in the
+    first minibatch after a rollout, if H0 comes from the same forward.
   region_noise_share: the same, among the tokens of the region.
   empty_minibatches: 1 if there is no valid token, else 0.
   """

@@ -1,6 +1,6 @@
-"""Arithmetic that the objective needs to be exact: clips, masks, top-k.
+"""Arithmetic that must be exact for the objective: clips, masks, top-k.
 
-Axes: B completions, T completion slots.
+Axes: B completions, T tokens of a completion.
 """
 
 import jax
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def clean(tokens):
-  """Zeros under the mask, before any exp: no NaN leaks, forward or back."""
+  """Zeros under the mask, before any exp: NaN reaches no value or gradient."""
   mask_BT = tokens.mask_BT.astype(bool)
   return jax.tree.map(
       lambda leaf_BT: jnp.where(mask_BT, leaf_BT, 0),
@@ -27,7 +27,7 @@ def bound(value, lower, upper):
 
 
 def exp(value):
-  """exp of the value held to +-20 (as in verl), gradient 0 beyond."""
+  """exp of the value bounded to +-20 (as in verl), gradient 0 beyond."""
   return jnp.exp(bound(value, -20.0, 20.0))
 
 
@@ -38,9 +38,10 @@ def mean(value_BT, mask_BT):
 
 
 def share(fraction, mask_BT):
-  """max(1, floor(fraction * N)), the product in float64 in every mode.
+  """max(1, floor(fraction * N)), the product always in float64.
 
-  In float32, 2e-3 * 1500 may fall below 3: the steps are found on the host.
+  In float32, 2e-3 * 1500 may fall below 3, so the host computes for which N
+  the result increases.
   """
   counts = np.floor(fraction * np.arange(mask_BT.size + 1))
   steps = np.flatnonzero(np.diff(counts)) + 1
@@ -48,7 +49,7 @@ def share(fraction, mask_BT):
 
 
 def largest(value_BT, candidate_BT, count):
-  """Mask of the `count` candidates of largest value; ties: first come."""
+  """Mask of the `count` candidates of largest value; of ties, the first."""
   value_BT = jnp.where(candidate_BT, value_BT, -jnp.inf)
   order = jnp.argsort(value_BT.reshape(-1), descending=True)
   first = jnp.arange(order.size) < count
@@ -57,9 +58,9 @@ def largest(value_BT, candidate_BT, count):
 
 
 def draw(rng, shape):
-  """One uniform a token, a function of (rng, row, column) alone.
+  """A uniform number per token, a function of (rng, row, column) alone.
 
-  More rows or columns of padding leave the others' draws as they were.
+  Rows or columns of padding do not change the draws of the others.
   """
   def one(row, column):
     key = jax.random.fold_in(jax.random.fold_in(rng, row), column)

@@ -1,4 +1,4 @@
-"""The optimiser: AdamW behind a global-norm clip, on fp32 masters."""
+"""The optimiser: global-norm clipping, then AdamW, on fp32 masters."""
 
 import optax
 

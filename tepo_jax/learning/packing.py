@@ -1,104 +1,177 @@
-"""Completions with their prompts, packed into rows of a fixed length.
+"""Packs completions with their prompts into rows of constant shape; host code.
 
-Host code. Shapes are constants of a run, whatever the lengths: arrays hold the
-worst case, and the update's loop ends at the microbatches that are used.
+A packer takes a `Batch` and returns a `Minibatch`: microbatches of packed
+rows, and the place of every completion's scores in them. The shapes are
+constants of a run, whatever the lengths: the arrays hold the worst case, and
+the update loops over the microbatches that are used. The layouts (`MODES`):
 
-Axes as in `update`: B completions · K blocks · M microbatches · R rows ·
-S slots.
+  segments   several sequences (a prompt and its completion) to a row, separated
+             by segment ids
+  shared     the same for attention only: the other layers compute a prompt
+             once for its completions in a bin (`policy.prompt_sharing`)
+
+Axes: B completions · M microbatches · R rows of a microbatch · S columns of a
+row; of the shared layout, N bins of a microbatch (one a shard, the rows of the
+layers) · S columns of a bin · R rows of attention · A columns of such a row.
 """
 
-import dataclasses
-import heapq
 from collections.abc import Sequence
+import dataclasses
+import functools
+import heapq
+import math
 
 import numpy as np
 
 from tepo_jax.learning import batch as batch_lib
-from tepo_jax.learning import shared_packing
+from tepo_jax.policy import prompt_sharing
 from tepo_jax.policy import scoring
 
-MODES = ('segments', 'shared', 'buckets', 'none')
-_BUCKETS = (8, 4, 2, 1)  # parts of the longest
+MODES = ('segments', 'shared')
+
+
+def make(mode: str, *, row_tokens: int, microbatch_tokens: int,
+         attention_capacity: float, shards: int) -> 'Packer | SharedPacker':
+  """The packer of a mode; see the two classes for the arguments."""
+  if mode == 'shared':
+    return SharedPacker(
+        row_tokens, microbatch_tokens, attention_capacity, shards)
+  return Packer(row_tokens, microbatch_tokens, shards)
 
 
 @dataclasses.dataclass(frozen=True)
 class Packer:
-  """Lays minibatches out.
+  """Packs several sequences into each row.
 
-  slots_K: S, slots of a row, of each block, ascending.
-  shared: whether sequences share a row; else each goes alone to a row of the
-    shortest block that holds it.
-  microbatch_tokens: slots of a microbatch (a row for each shard at least).
-  shards: into how many pieces the mesh cuts R.
+  row_tokens: S. microbatch_tokens: R · S at most, but at least one row for
+    each shard. shards: the mesh cuts R into as many pieces.
+  alone: one sequence a row and no segment ids, the padded form that the
+    benchmark compares with.
   """
-  slots_K: tuple[int, ...]
-  shared: bool
+  row_tokens: int
   microbatch_tokens: int
   shards: int
+  alone: bool = False
 
-  def rows(self, slots: int, completions: int) -> int:
-    """R of a block for that many completions, which all may need a row."""
-    wanted = min(self.microbatch_tokens // slots, completions)
+  def rows(self, completions: int) -> int:
+    """R for that many completions, each of which may need a row."""
+    wanted = min(self.microbatch_tokens // self.row_tokens, completions)
     return self.shards * max(1, wanted // self.shards)
 
   def __call__(self, batch: batch_lib.Batch) -> batch_lib.Minibatch:
-    """The rows' completions, laid out; host arrays."""
-    tokens_B = (batch.position_BS >= 0).sum(1)
-    tokens_B[batch.mask_BT.sum(1) == 0] = 0  # filler
-    block_B = np.searchsorted(self.slots_K, tokens_B).astype(np.int32)
-    block_B[tokens_B == 0] = -1
-    if tokens_B.max() > self.slots_K[-1]:
-      raise ValueError(f'a sequence of {tokens_B.max()} tokens does not fit '
-                       f'into rows of {self.slots_K[-1]}')
-    row_B = np.zeros(len(tokens_B), np.int32)
-    microbatch_B, column_B = np.zeros_like(row_B), np.zeros_like(row_B)
-    blocks, used_K = [], np.zeros(len(self.slots_K), np.int32)
-    for k, slots in enumerate(self.slots_K):
-      mine = np.flatnonzero(block_B == k)
-      rows = self.rows(slots, len(tokens_B))
-      row = self._place(tokens_B[mine], slots, rows)
-      block = _Block(-(-len(tokens_B) // rows) * rows, slots, self.shared)
-      for i, r in zip(mine, row):
-        column_B[i] = block.add(batch, i, r)
-      used_K[k] = -(-(row.max(initial=-1) + 1) // rows)
-      microbatch_B[mine], row_B[mine] = np.divmod(row, rows)
-      blocks.append(block.cut(rows))
-    return batch_lib.Minibatch.of(
-        batch, block_B=block_B, microbatch_B=microbatch_B, row_B=row_B,
-        column_B=column_B, used_K=used_K, blocks=tuple(blocks))
+    """The batch's completions in packed rows; host arrays.
 
-  def _place(self, tokens, slots, rows):
+    Raises:
+      ValueError: a sequence is longer than a row.
+    """
+    count = len(batch.mask_BT)
+    rows = self.rows(count)
+    sequences = _sequences(batch, self.row_tokens)
+    chosen = self._choose([len(s.token_S) for s in sequences], rows)
+    shape = -(-count // rows) * rows, self.row_tokens
+    token_RS, scored_RS = np.zeros(shape, np.int32), np.zeros(shape, bool)
+    position_RS, segment_RS = np.full((2, *shape), -1, np.int32)
+    place_B, column_B = np.full(count, -1), np.zeros(count, np.int32)
+    for sequence, row in zip(sequences, chosen):
+      i, start = sequence.index, np.count_nonzero(position_RS[row] >= 0)
+      end = start + len(sequence.token_S)
+      place_B[i], column_B[i] = row, scored_RS[row].sum()
+      token_RS[row, start:end] = sequence.token_S
+      position_RS[row, start:end] = np.arange(end - start)
+      segment_RS[row, start:end] = i
+      scored_RS[row, end - 1 - sequence.scored:end - 1] = True
+
+    def cut(x_RS):
+      return x_RS.reshape(-1, rows, self.row_tokens)
+
+    return _minibatch(batch, place_B, column_B, rows, scoring.Rows(
+        cut(token_RS), cut(position_RS),
+        None if self.alone else cut(segment_RS), cut(scored_RS)))
+
+  def _choose(self, lengths, rows):
     """The row of each sequence, int32."""
-    if not self.shared:
-      return np.arange(len(tokens), dtype=np.int32)
-    row = first_fit_decreasing(tokens, slots)
+    if self.alone:
+      return np.arange(len(lengths), dtype=np.int32)
+    row = first_fit_decreasing(lengths, self.row_tokens)
     count = -(-(row.max(initial=-1) + 1) // rows) * rows
-    even = spread_evenly(tokens, slots, count)
+    even = spread_evenly(lengths, self.row_tokens, count)
     return row if even is None else even
 
 
-def make(mode: str, *, row_tokens: int, microbatch_tokens: int, room: float,
-         shards: int) -> Packer | shared_packing.SharedPacker:
-  """The packer of a mode.
+@dataclasses.dataclass(frozen=True)
+class SharedPacker:
+  """Packs completions so that those of one prompt share its columns.
 
-  'segments': sequences share rows of `row_tokens`. 'shared': so they do in
-  attention, with `room` slots for each slot of the layers, where completions
-  share their prompt. 'buckets', for attention without segments: one sequence a
-  row, in rows of an eighth, a quarter, half and the whole of `row_tokens`.
-  'none': one a row of `row_tokens`.
+  A bin is what one shard of a microbatch computes: columns of the layers,
+  which hold a prompt once, and rows of attention, which hold whole sequences.
+  The last token of a prompt is repeated for each of its completions, because
+  the state there predicts the completion's first token.
+
+  row_tokens: A. microbatch_tokens: N · S, but S is at least A.
+  attention_capacity: columns of attention for each column of the layers,
+    rounded up to whole rows.
+  shards: the mesh cuts a microbatch into as many pieces.
   """
-  if mode == 'shared':
-    return shared_packing.SharedPacker(
-        row_tokens, microbatch_tokens, room, shards)
-  parts = _BUCKETS if mode == 'buckets' else (1,)
-  return Packer(
-      slots_K=tuple(sorted({-(-row_tokens // part) for part in parts})),
-      shared=mode == 'segments', microbatch_tokens=microbatch_tokens,
-      shards=shards)
+  row_tokens: int
+  microbatch_tokens: int
+  attention_capacity: float
+  shards: int
+
+  def columns(self, completions: int) -> int:
+    """S for that many completions."""
+    needed = -(-completions // self.shards) * self.row_tokens
+    return max(self.row_tokens,
+               min(self.microbatch_tokens // self.shards, needed))
+
+  def rows(self, completions: int) -> int:
+    """R / N for that many completions."""
+    return math.ceil(self.columns(completions) * self.attention_capacity
+                     / self.row_tokens)
+
+  def __call__(self, batch: batch_lib.Batch) -> batch_lib.Minibatch:
+    """The batch's completions in bins; host arrays.
+
+    Raises:
+      ValueError: a sequence is longer than a row of attention.
+    """
+    count, bins = len(batch.mask_BT), []
+    place_B, column_B = np.full(count, -1), np.zeros(count, np.int32)
+    empty = functools.partial(
+        _Bin, self.columns(count), self.rows(count), self.row_tokens)
+    for sequence in _by_prompt(_sequences(batch, self.row_tokens)):
+      fitting = [i for i, b in enumerate(bins) if b.fits(sequence)]
+      sharing = [i for i in fitting if sequence.prefix in bins[i].start_of]
+      index = min(sharing or fitting, default=len(bins))
+      if index == len(bins):
+        bins.append(empty())
+      place_B[sequence.index] = index
+      column_B[sequence.index] = bins[index].add(sequence)
+    # A bin is opened only when the sequence fits into no other, so each of the
+    # others holds at least as many completions as fit at the full length.
+    most = -(-count // (self.columns(count) // self.row_tokens))
+    most += -most % self.shards
+    bins += [empty() for _ in range(most - len(bins))]
+    return _minibatch(batch, place_B, column_B, self.shards, self._rows(bins))
+
+  def _rows(self, bins):
+    """The rows of all bins, arrays [M, N, S] and [M, R, A]."""
+    def layers(name):
+      x = np.stack([getattr(b, name) for b in bins])
+      return x.reshape(-1, self.shards, *x.shape[1:])
+
+    def attention(name):
+      x = layers(name)
+      return x.reshape(len(x), -1, self.row_tokens)
+
+    return scoring.Rows(
+        layers('token_S'), layers('position_S'), None, layers('scored_S'),
+        prompt_sharing.Sequences(
+            attention('source_RA'), attention('position_RA'),
+            attention('segment_RA'), layers('home_S')))
 
 
 def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> np.ndarray:
-  """The row of each item, int32: longest first, into the first row with room.
+  """The row of each item, int32: longest first, into the first row it fits.
 
   At most 11/9 of the fewest rows, and 2/3 of one (Dósa 2007).
   """
@@ -113,7 +186,10 @@ def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> np.ndarray:
 
 def spread_evenly(lengths: Sequence[int], capacity: int,
                   rows: int) -> np.ndarray | None:
-  """The same into `rows` rows, each into the emptiest; None: no room."""
+  """The row of each item, longest first into the emptiest of `rows` rows.
+
+  None if an item does not fit there.
+  """
   row = np.zeros(len(lengths), np.int32)
   filled = [(0, r) for r in range(rows)]
   for item in np.argsort(-np.asarray(lengths), kind='stable'):
@@ -125,43 +201,116 @@ def spread_evenly(lengths: Sequence[int], capacity: int,
 
 
 def efficiency(minibatch: batch_lib.Minibatch) -> float:
-  """Share of the slots computed that hold a token; 1 where there are none."""
-  real = slots = 0
-  for block, used in zip(minibatch.blocks, minibatch.used_K):
-    real += (block.position_RS[:used] >= 0).sum()
-    slots += block.position_RS[:used].size
-  return real / slots if slots else 1.0
+  """Share of the computed columns that hold a token; 1 if there are none."""
+  position_MRS = minibatch.rows.position_RS[:minibatch.used]
+  return float((position_MRS >= 0).mean()) if position_MRS.size else 1.0
 
 
-class _Block:
-  """Rows in the making."""
+@dataclasses.dataclass(frozen=True)
+class _Sequence:
+  """A prompt and completion: tokens, of which the last `scored` are scored."""
+  index: int  # of the completion
+  token_S: np.ndarray
+  scored: int
 
-  def __init__(self, rows, slots, shared):
-    shape = rows, slots
-    self._token_RS = np.zeros(shape, np.int32)
-    self._position_RS = np.full(shape, -1, np.int32)
-    self._segment_RS = np.full(shape, -1, np.int32) if shared else None
-    self._scored_RS = np.zeros(shape, bool)
-    self._filled = np.zeros(rows, np.int32)
+  @property
+  def shared(self) -> int:
+    """Prompt tokens that completions can share: all but the last."""
+    return len(self.token_S) - self.scored - 1
 
-  def add(self, batch, i, row):
-    """Appends completion i to a row; the column of its first score."""
-    real_S = batch.position_BS[i] >= 0
-    token = batch.token_BS[i, real_S]
-    scored = int(batch.mask_BT[i].sum())
-    start, column = self._filled[row], self._scored_RS[row].sum()
-    end = self._filled[row] = start + len(token)
-    self._token_RS[row, start:end] = token
-    self._position_RS[row, start:end] = np.arange(len(token))
-    self._scored_RS[row, end - scored - 1:end - 1] = True
-    if self._segment_RS is not None:
-      self._segment_RS[row, start:end] = i
+  @functools.cached_property
+  def prefix(self) -> bytes:
+    """The tokens that can be shared; equal for completions of one prompt."""
+    return self.token_S[:self.shared].tobytes()
+
+
+def _sequences(batch, row_tokens):
+  """The sequences of a batch, without filler; ValueError if one is too long."""
+  sequences = [
+      _Sequence(i, batch.token_BS[i, batch.position_BS[i] >= 0],
+                int(batch.mask_BT[i].sum()))
+      for i in np.flatnonzero(batch.mask_BT.any(1))]
+  longest = max((len(s.token_S) for s in sequences), default=0)
+  if longest > row_tokens:
+    raise ValueError(f'a sequence of {longest} tokens does not fit into rows '
+                     f'of {row_tokens}')
+  return sequences
+
+
+def _by_prompt(sequences):
+  """Prompts with the most tokens first; within one, the longest first."""
+  groups: dict[bytes, list[_Sequence]] = {}
+  for sequence in sequences:
+    groups.setdefault(sequence.prefix, []).append(sequence)
+
+  def tokens(group):
+    return group[0].shared + sum(1 + s.scored for s in group)
+
+  ordered = sorted(groups.values(), key=tokens, reverse=True)
+  return [sequence for group in ordered
+          for sequence in sorted(group, key=lambda s: s.scored, reverse=True)]
+
+
+def _minibatch(batch, place_B, column_B, size, rows):
+  """place_B: row (or bin) among all microbatches of `size`; −1: filler."""
+  microbatch_B, row_B = np.divmod(place_B.astype(np.int32), np.int32(size))
+  return batch_lib.Minibatch(
+      mask_BT=batch.mask_BT, advantage_B=batch.advantage_B,
+      old_logp_BT=batch.old_logp_BT, old_entropy_BT=batch.old_entropy_BT,
+      microbatch_B=microbatch_B, row_B=np.where(place_B < 0, 0, row_B),
+      column_B=column_B, used=np.int32(microbatch_B.max() + 1), rows=rows)
+
+
+class _Bin:
+  """A bin being filled; `start_of`: prefix -> its first column."""
+
+  def __init__(self, columns, rows, row_tokens):
+    self.token_S = np.zeros(columns, np.int32)
+    self.position_S = np.full(columns, -1, np.int32)
+    self.scored_S = np.zeros(columns, bool)
+    self.home_S = np.zeros(columns, np.int32)
+    self.source_RA = np.zeros((rows, row_tokens), np.int32)
+    self.position_RA = np.full((rows, row_tokens), -1, np.int32)
+    self.segment_RA = np.full((rows, row_tokens), -1, np.int32)
+    self.start_of: dict[bytes, int] = {}
+    self._filled, self._filled_R = 0, np.zeros(rows, np.int32)
+
+  def fits(self, sequence: _Sequence) -> bool:
+    """Whether the columns, and one of the rows, have enough left."""
+    new = 0 if sequence.prefix in self.start_of else sequence.shared
+    free = len(self.token_S) - self._filled
+    return (free >= new + 1 + sequence.scored
+            and self._free_R().max() >= len(sequence.token_S))
+
+  def add(self, sequence: _Sequence) -> int:
+    """Appends a completion; returns the column of its first score."""
+    token_S, shared = sequence.token_S, sequence.shared
+    column = int(self.scored_S.sum())
+    is_new = sequence.prefix not in self.start_of
+    if is_new:
+      self.start_of[sequence.prefix] = self._append(token_S[:shared], 0)
+    first = self.start_of[sequence.prefix]
+    start = self._append(token_S[shared:], shared)
+    self.scored_S[start:start + sequence.scored] = True
+    source_S = np.r_[first:first + shared, start:self._filled]
+    row = np.argmax(self._free_R() >= len(token_S))
+    begin = self._filled_R[row]
+    self._filled_R[row] = end = begin + len(token_S)
+    self.source_RA[row, begin:end] = source_S
+    self.position_RA[row, begin:end] = np.arange(len(token_S))
+    self.segment_RA[row, begin:end] = sequence.index
+    at_home = slice(0 if is_new else shared, None)
+    self.home_S[source_S[at_home]] = (
+        row * self.source_RA.shape[1] + np.arange(begin, end)[at_home])
     return column
 
-  def cut(self, rows):
-    """[M, R, S]."""
-    def cut(x_RS):
-      return None if x_RS is None else x_RS.reshape(-1, rows, x_RS.shape[1])
-    return scoring.Rows(*map(cut, (
-        self._token_RS, self._position_RS, self._segment_RS,
-        self._scored_RS)))
+  def _free_R(self):
+    return self.source_RA.shape[1] - self._filled_R
+
+  def _append(self, token_S, position):
+    """Puts tokens into the next columns; returns the first."""
+    start, end = self._filled, self._filled + len(token_S)
+    self.token_S[start:end] = token_S
+    self.position_S[start:end] = position + np.arange(len(token_S))
+    self._filled = end
+    return start

@@ -1,13 +1,13 @@
-"""One optimiser update: the loss over microbatches, as if there were one.
+"""One optimiser update: the loss over microbatches, as if there were only one.
 
-Everything that is a statistic (the denominator N, covariances, top-k) belongs
-to the whole minibatch: it is computed first, then masked, and the partial
-losses of the microbatches only add up. So neither the number of microbatches
-nor the packing nor the mesh changes the result: the objective sees [B, T].
+Takes a packed `Minibatch`, scores its rows one microbatch at a time, and hands
+the scores to the objective by completion, [B, T]. Every statistic (the
+denominator N, covariances, top-k) belongs to the whole minibatch: it is
+computed first, and the microbatches' partial losses only add up. So the number
+of microbatches, the packing and the mesh do not change the result.
 
-Axes: B completions of a minibatch · T completion slots · K blocks ·
-M microbatches · R rows of a microbatch · S slots of a row · C columns of
-scores.
+Axes: B completions of a minibatch · T tokens of a completion · M microbatches ·
+R rows of a microbatch · S columns of a row · C columns of scores.
 """
 
 from collections.abc import Callable
@@ -36,12 +36,12 @@ class TrainState:
 
 @dataclasses.dataclass(frozen=True)
 class Scorer:
-  """How completions are scored: the same for ℓ°, H° and for the update.
+  """Scores rows under a policy: the same for ℓ°, H° and for the update.
 
   temperature: the sampler's. chunk_size, shards: see `scoring.score_rows`.
-  gradient_dtype: of the layers' kernels in an update and of a microbatch's
-    gradient of them; gradients are added up in fp32.
-  frozen: the base of all the policies, where params are adapters.
+  gradient_dtype: of the layers' kernels in an update, and of their gradient
+    from one microbatch; the sum over microbatches is fp32.
+  frozen: with LoRA the frozen base weights, whose adapters are the params.
   """
   model: transformer.ModelConfig
   temperature: float
@@ -60,8 +60,9 @@ class Scorer:
         chunk_size=self.chunk_size, shards=self.shards, old_params=old_params)
 
 
-def old_policy_statistics(scorer: Scorer, params: Any, minibatch: batch_lib.Minibatch
-                          ) -> tuple[jax.Array, jax.Array]:
+def old_policy_statistics(
+    scorer: Scorer, params: Any, minibatch: batch_lib.Minibatch
+) -> tuple[jax.Array, jax.Array]:
   """ℓ° and H° [B, T] by the training forward at the training shapes.
 
   The sampler's own numbers differ from these by rounding, which would move
@@ -71,14 +72,14 @@ def old_policy_statistics(scorer: Scorer, params: Any, minibatch: batch_lib.Mini
   return scores.logp_BT, scores.entropy_BT
 
 
-def train_step(scorer: Scorer, policy_loss: objective.PolicyLoss,
-               optimizer: optax.GradientTransformation, state: TrainState,
-               minibatch: batch_lib.Minibatch, rng: jax.Array, noise_floor: jax.Array,
-               old_params: Any = None
-               ) -> tuple[TrainState, dict[str, jax.Array]]:
+def train_step(
+    scorer: Scorer, policy_loss: objective.PolicyLoss,
+    optimizer: optax.GradientTransformation, state: TrainState,
+    minibatch: batch_lib.Minibatch, rng: jax.Array, noise_floor: jax.Array,
+    old_params: Any = None) -> tuple[TrainState, dict[str, jax.Array]]:
   """One update from one minibatch (TEPO Eq. 4, Algorithm 1 steps 5–7).
 
-  A gradient that is not finite leaves the state as it was and sets the metric
+  A gradient that is not finite leaves the state unchanged and sets the metric
   `skipped` to 1. `noise_floor` is how far H − H° moves by rounding alone
   (nats), for the metrics; `old_params` is needed iff `policy_loss.needs_kl`.
 
@@ -99,14 +100,15 @@ def train_step(scorer: Scorer, policy_loss: objective.PolicyLoss,
   return state, metrics | update_metrics
 
 
-def loss_and_gradient(scorer: Scorer, partial: Callable[..., jax.Array],
-                      params: Any, minibatch: batch_lib.Minibatch, statistics: Any,
-                      old_params: Any) -> tuple[jax.Array, Any, scoring.Scores]:
+def loss_and_gradient(
+    scorer: Scorer, partial: Callable[..., jax.Array], params: Any,
+    minibatch: batch_lib.Minibatch, statistics: Any, old_params: Any
+) -> tuple[jax.Array, Any, scoring.Scores]:
   """A loss that adds up over completions, its gradient, and the scores.
 
   Args:
-    partial: (objective.Tokens, statistics) of some completions, the others
-      masked -> their part of the loss.
+    partial: (objective.Tokens, statistics) -> the part of the loss that the
+      unmasked completions contribute.
     statistics: tree of [B, T].
     old_params: of π_old, or None: no exact KL.
   """
@@ -115,8 +117,11 @@ def loss_and_gradient(scorer: Scorer, partial: Callable[..., jax.Array],
   def partial_loss(weights, rows, mine_B):
     scores = _by_completion(
         scorer(weights, rows, old_params), minibatch, mine_B)
-    return partial(*_only(
-        mine_B, (tokens(minibatch, scores), statistics))), scores
+    # A mask and a coefficient of 0 in the other completions.
+    mine = jax.tree.map(
+        lambda x_BT: jnp.where(mine_B[:, None], x_BT, 0).astype(x_BT.dtype),
+        (tokens(minibatch, scores), statistics))
+    return partial(*mine), scores
 
   def accumulate(carry, rows, mine_B):
     loss, gradient, scores = carry
@@ -147,8 +152,8 @@ def _apply(optimizer, state, loss, gradient):
 def _to_differentiate(dtype, params):
   """The layers' kernels in `dtype`, cast once for all microbatches.
 
-  Everything else stays in fp32: scales, biases and what the vocabulary's
-  gradients are summed into.
+  The rest stays in fp32: scales, biases, and the embedding and head, which
+  sum the gradients of the vocabulary.
   """
   return params | {'layers': jax.tree_util.tree_map_with_path(
       lambda path, x: x.astype(dtype) if path[-1].key == 'kernel' else x,
@@ -157,7 +162,8 @@ def _to_differentiate(dtype, params):
 
 def tokens(minibatch: batch_lib.Minibatch, scores: scoring.Scores | None
            ) -> objective.Tokens:
-  """What the objective sees; `scores` None: masks only."""
+  """The objective's input; without `scores` it has only what is known before
+  the policy is scored."""
   scores = scores or scoring.Scores(None, None, None)
   return objective.Tokens(
       logp_BT=scores.logp_BT, entropy_BT=scores.entropy_BT,
@@ -168,32 +174,25 @@ def tokens(minibatch: batch_lib.Minibatch, scores: scoring.Scores | None
       mask_BT=minibatch.mask_BT, kl_BT=scores.kl_BT)
 
 
-def _only(mine_B, tree):
-  """Zeros (a mask of 0, a coefficient of 0) in the other completions."""
-  return jax.tree.map(
-      lambda x_BT: jnp.where(mine_B[:, None], x_BT, 0).astype(x_BT.dtype),
-      tree)
-
-
 def _no_scores(minibatch, with_kl):
   zeros_BT = jnp.zeros(minibatch.mask_BT.shape, jnp.float32)
   return scoring.Scores(zeros_BT, zeros_BT, zeros_BT if with_kl else None)
 
 
 def _by_completion(scores, minibatch, mine_B):
-  """[R, C] -> [B, T]: zeros but for a microbatch's own completions.
+  """[R, C] -> [B, T]: the microbatch's own completions, zeros elsewhere.
 
-  Whole slices are taken: behind a completion's end stands whatever follows it
-  in its row, under the mask.
+  T scores are taken from a completion's first one on. After its end these are
+  the scores of whatever follows in the row; the mask hides them.
   """
-  slots = minibatch.mask_BT.shape[1]
+  length = minibatch.mask_BT.shape[1]
 
   def take(x_RC):
-    flat = jnp.pad(x_RC.reshape(-1), (0, slots))
+    flat = jnp.pad(x_RC.reshape(-1), (0, length))
     start_B = minibatch.row_B * x_RC.shape[1] + minibatch.column_B
     start_B = jnp.where(mine_B, start_B, x_RC.size)
-    return jax.vmap(
-        lambda start: jax.lax.dynamic_slice_in_dim(flat, start, slots))(start_B)
+    return jax.vmap(lambda start: jax.lax.dynamic_slice_in_dim(
+        flat, start, length))(start_B)
 
   return jax.tree.map(take, scores)
 
@@ -209,14 +208,12 @@ def _score(scorer, params, minibatch):
 def _over_microbatches(body, carry, minibatch):
   """carry = body(carry, rows, mine_B) over the microbatches that are used.
 
-  mine_B: the completions whose scores are among the rows'. How many are used
-  is known on the device only: one program for every packing.
+  mine_B: whether a completion's scores are among those of the rows. Only the
+  device knows how many microbatches are used: one program serves all packings.
   """
-  for k, block in enumerate(minibatch.blocks):
-    def step(m, carry, k=k, block=block):
-      rows = jax.tree.map(
-          lambda x: jax.lax.dynamic_index_in_dim(x, m, keepdims=False), block)
-      mine_B = (minibatch.block_B == k) & (minibatch.microbatch_B == m)
-      return body(carry, rows, mine_B)
-    carry = jax.lax.fori_loop(0, minibatch.used_K[k], step, carry)
-  return carry
+  def step(m, carry):
+    rows = jax.tree.map(
+        lambda x: jax.lax.dynamic_index_in_dim(x, m, keepdims=False),
+        minibatch.rows)
+    return body(carry, rows, minibatch.microbatch_B == m)
+  return jax.lax.fori_loop(0, minibatch.used, step, carry)

@@ -1,9 +1,10 @@
-"""One token a row from its logits: greedy, or by inverse CDF.
+"""Draws one token per row of logits: greedily, or by inverse CDF.
 
-Inside, the vocabulary is the first axis, as `transformer.logits` makes it with
-tied embeddings: a CPU is slow to reduce over the last one.
+The functions take and return rows first but compute with the vocabulary first,
+the order in which `transformer.logits` lays it out with tied embeddings:
+reducing over the last axis is slow on a CPU.
 
-Axes: B rows · V vocabulary · U blocks of the vocabulary · b entries a block.
+Axes: B rows · V vocabulary · U blocks of the vocabulary · b entries of a block.
 """
 
 import dataclasses
@@ -11,17 +12,17 @@ import dataclasses
 import jax
 from jax import numpy as jnp
 
-_BLOCK = 128  # vocabulary entries a block in the two-level inverse CDF
+_BLOCK = 128  # vocabulary entries of a block in the two-level inverse CDF
 
 
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-  """How a token is chosen; the policy that is trained draws with the defaults.
+  """How a token is chosen; training samples without truncation.
 
   temperature: 0 is greedy.
   top_k: only the k most probable tokens (ties with the last are kept); 0: all.
   top_p: only the smallest set of most probable tokens that holds this
-    probability, of those that top_k leaves.
+    probability, of those that top_k leaves; 1: all.
   """
   temperature: float = 1.0
   top_k: int = 0
@@ -30,24 +31,24 @@ class Decoding:
 
 def row_keys(key: jax.Array, prompt_id_B: jax.Array, sample_B: jax.Array
              ) -> jax.Array:
-  """A key a row: a function of (key, prompt id, sample) alone."""
+  """One key per row, a function of (key, prompt id, sample) alone."""
   return jax.vmap(lambda prompt, sample: jax.random.fold_in(
       jax.random.fold_in(key, prompt), sample))(prompt_id_B, sample_B)
 
 
 def draw(logits_BV: jax.Array, decoding: Decoding, key_B: jax.Array,
          step_B: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """A token a row, int32 [B], and its log-probability, float32 [B], nats.
+  """One token per row, int32 [B], and its log-probability, float32 [B], nats.
 
-  The number that draws is a function of (row's key, step) alone. One uniform
-  number a row replaces the V of the Gumbel trick, which on a CPU costs more
+  The random number is a function of (row's key, step) alone. One uniform number
+  per row replaces the V numbers of the Gumbel trick, which on a CPU costs more
   than the model.
 
   Args:
     logits_BV: float32.
     decoding: static.
-    key_B: of `row_keys`.
-    step_B: int32, which token of its completion a row draws.
+    key_B: from `row_keys`.
+    step_B: int32, the index of the token in its completion.
 
   Returns:
     The log-probability is that of the distribution drawn from: after the
@@ -74,8 +75,8 @@ def inverse_cdf(logits_BV: jax.Array, uniform_B: jax.Array
   """The smallest v with Σ_{u≤v} p_u > uniform · Σ p, and Σ p; p = exp(logit).
 
   Two levels: find the block of 128 entries by the blocks' sums, then the
-  entry inside it. An entry of probability zero is never returned, whatever
-  the rounding of the sums.
+  entry inside it. An entry of probability zero is never returned, however
+  the sums are rounded.
 
   Args:
     logits_BV: float32, at most about 0; −inf is impossible.
@@ -107,7 +108,7 @@ def _locate(mass_XB, target_B):
 
 
 def _truncate(logits_BV, decoding):
-  """−inf for what top_k, then top_p, leave out."""
+  """Sets to −inf what top_k, then top_p, exclude."""
   if decoding.top_k:
     k = min(decoding.top_k, logits_BV.shape[1])
     least_B1 = jax.lax.top_k(logits_BV, k)[0][:, -1:]

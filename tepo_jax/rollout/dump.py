@@ -1,18 +1,18 @@
-"""A rollout step on disk: one record a completion, for people and for replay.
+"""Writes rollout steps to disk and reads them: one record for each completion.
 
-DIR/step_000012.jsonl, one JSON object a line, or step_000012.parquet with the
-same columns; `datasets.load_dataset('json', data_files='DIR/*.jsonl')` reads
-them.
+A step is DIR/step_000012.jsonl, one JSON object a line, or step_000012.parquet
+with the same columns. `datasets.load_dataset('json', data_files='DIR/*.jsonl')`
+reads them, and `to_groups` restores the groups.
 
   step            rollout step, from 1
-  cursor          the prompt's place in the run's data order: names its group
+  cursor          the prompt's index in the run's data order; names its group
   sample          0 … G − 1 in the group
   set, id         data set and problem
-  problem, answers    text; every answer that counts as right
+  problem, answers    text; every reference answer
   completion      decoded, without special tokens
   extracted       the final answer found in it, or null
   correct         the grader's verdict; a truncated completion is wrong
-  reward          what the advantage is made of: the verdict and the penalties
+  reward          the verdict plus penalties, from which advantages are computed
   tokens          length in tokens, EOS included
   truncated       true if there is no EOS
   trained         true if the group was trained on
@@ -20,6 +20,7 @@ them.
   sampler_logp    the sampler's log-probability of each token, nats
 
 Every number is written so that it reads back to the same float32.
+Axes: G samples of a prompt · T tokens of a completion.
 """
 
 from collections.abc import Sequence
@@ -55,13 +56,14 @@ _SCHEMA = pyarrow.schema([
 FIELDS = _SCHEMA.names
 
 
-def records(step: int, rollout: groups_lib.Rollout, rewards: Sequence[np.ndarray],
-            name: str, style: str) -> list[dict]:
+def records(step: int, rollout: groups_lib.Rollout,
+            rewards: Sequence[np.ndarray], name: str, style: str
+            ) -> list[dict]:
   """The records of a rollout step.
 
   Args:
     rewards: [G] rewards of each group of `rollout.sampled`.
-    name: of the data set. style: of its answers, see `answers.extract`.
+    name: the data set's. style: of its answers, see `answers.extract`.
   """
   trained = {group.prompt.cursor for group in rollout.groups}
   return [
@@ -88,10 +90,8 @@ def _record(group, j, reward, name, style):
 
 def write(directory: pathlib.Path, step: int, rows: list[dict], form: str,
           max_megabytes: float) -> None:
-  """Writes a step's records by rename; drops the oldest steps above the bound.
-
-  The step just written always stays.
-  """
+  """Writes a step's records atomically, and deletes the oldest steps while all
+  take more than `max_megabytes`; never the step just written."""
   directory.mkdir(exist_ok=True)
   path = directory / f'step_{step:06d}.{form}'
   temporary = path.with_name(path.name + '.tmp')
@@ -116,18 +116,14 @@ def _bound(directory, newest, max_bytes):
 
 
 def _paths(directory):
-  """{step: path} of the dumps, oldest first."""
-  found = {}
-  if directory.is_dir():
-    for path in directory.iterdir():
-      match = _NAME.fullmatch(path.name)
-      if match:
-        found[int(match[1])] = path
-  return dict(sorted(found.items()))
+  """{step: path} of the files, oldest first."""
+  names = os.listdir(directory) if directory.is_dir() else ()
+  found = filter(None, map(_NAME.fullmatch, names))
+  return dict(sorted((int(m[1]), directory / m[0]) for m in found))
 
 
 def steps(directory: pathlib.Path) -> list[int]:
-  """The steps that are there, in order."""
+  """The steps in a directory, ascending."""
   return list(_paths(directory))
 
 
@@ -135,12 +131,12 @@ def read(directory: pathlib.Path, step: int) -> list[dict]:
   """The records of a step.
 
   Raises:
-    errors.InputError: no such step, or a damaged file; named.
+    errors.InputError: no such step, or a damaged file; says which.
   """
   paths = _paths(directory)
   if step not in paths:
     raise errors.InputError(
-        f'{directory}: no rollout of step {step} (there: {_some(paths)})')
+        f'{directory}: no rollout of step {step} (has: {_some(paths)})')
   try:
     if paths[step].suffix == '.parquet':
       rows = parquet.read_table(paths[step]).to_pylist()
@@ -154,21 +150,21 @@ def read(directory: pathlib.Path, step: int) -> list[dict]:
   return rows
 
 
-def to_groups(rows: list[dict], slots: int) -> list[groups_lib.Group]:
-  """The groups that were sampled, in the order they were written.
+def to_groups(rows: list[dict], length: int) -> list[groups_lib.Group]:
+  """The groups that were sampled, in the order in which they were written.
 
   Args:
-    rows: of `read`. slots: T, to which the completions are padded.
+    rows: from `read`. length: T, to which completions are padded.
   """
   by_cursor = {}
   for row in rows:
     by_cursor.setdefault(row['cursor'], []).append(row)
-  return [_group(members, slots) for members in by_cursor.values()]
+  return [_group(members, length) for members in by_cursor.values()]
 
 
-def _group(members, slots):
+def _group(members, length):
   def padded(name, dtype):
-    array_GT = np.zeros((len(members), slots), dtype)
+    array_GT = np.zeros((len(members), length), dtype)
     for row, member in zip(array_GT, members):
       row[:len(member[name])] = member[name]
     return array_GT
@@ -188,8 +184,8 @@ def _group(members, slots):
       accuracy_G=np.array([m['correct'] for m in members], np.float32))
 
 
-def _some(steps_there):
-  steps_there = [str(step) for step in steps_there]
-  if len(steps_there) > 8:
-    steps_there = steps_there[:4] + ['…'] + steps_there[-4:]
-  return ', '.join(steps_there) or 'none'
+def _some(found):
+  found = [str(step) for step in found]
+  if len(found) > 8:
+    found = found[:4] + ['…'] + found[-4:]
+  return ', '.join(found) or 'none'

@@ -1,15 +1,15 @@
-"""What runs on the devices while sampling: prefill, insert, decode, relay.
+"""The device functions of sampling: prefill, insert, decode, compact.
 
-The cache is a rectangle of N slots by W columns. All slots write the same
-column at a step: one update in place. A prompt that takes over a slot puts its
-keys into the columns just before the current one; what stands further left
-belongs to the slot's past and is made invisible by its position, −1. When the
-columns run out, `relay` moves the used ones to the left, into a rectangle of
-another size where that fits better.
+Arrays in, arrays out; `schedule` decides on the host when each of them runs.
+The cache is a rectangle of N slots by W columns. In a decode step all slots
+write the same column: one update in place. `insert` gives a free slot a new
+prompt, whose keys go into the columns just before the current one; the slot's
+older columns get position −1, which hides them. When the columns run out,
+`compact` moves the live slots and used columns into a cache of another size.
 
-Axes: N slots · W columns of the cache · C tokens a chunk · Q prompts of a
-prefill · P prompt columns · R rows inserted · V vocabulary; K, H as in
-`transformer`.
+Axes: N slots · W columns of the cache · C tokens of a chunk · Q prompts of a
+prefill · P prompt columns · R prompts inserted · M slots after `compact` ·
+V vocabulary; K, H as in `transformer`.
 """
 
 from collections.abc import Callable
@@ -23,16 +23,17 @@ from tepo_jax.policy import cache as cache_lib
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw as draw_lib
 
-_COUNT_EVERY = 4  # steps, where a count is a word between several shards
+_COUNT_EVERY = 4  # steps; with several shards, counting communicates
 
 
 @flax.struct.dataclass
-class Rows:
-  """What the slots work on: int32 [N] each, kept by the host.
+class Slots:
+  """The state of the slots: int32 [N] each, kept by the host.
 
-  token: the last token, which is the next input. start: tokens of the prompt.
-  length: tokens drawn. limit: the most that may be drawn. prompt_id, sample:
-  names, for the randomness. live: bool, whether the slot is at work.
+  token: the last token, which is the next input. start: prompt tokens.
+  length: tokens drawn. limit: the most tokens to draw. prompt_id, sample:
+  select the random numbers. live: bool, whether the slot has a completion to
+  continue.
   """
   token: Any
   start: Any
@@ -45,12 +46,12 @@ class Rows:
 
 @flax.struct.dataclass
 class Chunk:
-  """What `decode` drew: a row that was live has its tokens from column 0 on.
+  """The tokens that `decode` drew, from column 0 on in slots that were live.
 
-  token_NC int32, logp_NC float32: behind a row's end, 0.
+  token_NC int32, logp_NC float32: 0 after a completion's end.
   length_N: tokens drawn since the completion's start.
-  ended_N: bool, whether an EOS was drawn. live_N: bool, not ended, not full.
-  steps: int32, steps done.
+  ended_N: bool, whether an EOS was drawn. live_N: bool, whether the completion
+  is neither ended nor at its limit. steps: int32, steps computed.
   """
   token_NC: jax.Array
   logp_NC: jax.Array
@@ -65,7 +66,7 @@ def prefill(config: transformer.ModelConfig, params: Any,
             ) -> transformer.KVCache:
   """Keys and values of left-padded prompts without their last tokens.
 
-  The last token of a prompt is the first input of its samples' decoding.
+  Decoding takes the last token of a prompt as its first input.
   """
   cache = cache_lib.init_cache(config, *token_QP.shape, config.dtype)
   return transformer.forward(
@@ -74,15 +75,15 @@ def prefill(config: transformer.ModelConfig, params: Any,
 
 def insert(cache: transformer.KVCache, prompts: transformer.KVCache,
            source_R: jax.Array, slot_R: jax.Array) -> transformer.KVCache:
-  """Puts prompt source_R[r] into slot slot_R[r]; a slot of N is nowhere.
+  """Writes prompt source_R[r] to slot slot_R[r]; a slot of N is skipped.
 
-  The columns are the P before the current one.
+  The P columns before the current one receive it.
   """
   width = prompts.position.shape[1]
   column = cache.index - width
 
   def put(store, prompt, axis):
-    """The rows of `prompt` [Q, …P…] into `store` [N, …W…], whole windows."""
+    """Writes windows of `prompt` [Q, …P…] to `store` [N, …W…]."""
     index_R2 = jnp.stack([slot_R, jnp.full_like(slot_R, column)], 1)
     dimensions = jax.lax.ScatterDimensionNumbers(
         update_window_dims=tuple(range(1, store.ndim)),
@@ -98,16 +99,16 @@ def insert(cache: transformer.KVCache, prompts: transformer.KVCache,
       position=put(empty, prompts.position, 1))
 
 
-def relay(array: jax.Array, row_M: jax.Array, shift: jax.Array, *, axis: int,
-          columns: int, empty: int = 0) -> jax.Array:
-  """Rows row_M of one array of the cache, its columns moved left by `shift`.
+def compact(array: jax.Array, slot_M: jax.Array, shift: jax.Array, *,
+            axis: int, columns: int, empty: int = 0) -> jax.Array:
+  """Slots slot_M of one array of the cache, its columns moved left by `shift`.
 
   Args:
     array: [N, …W…] with the columns on `axis`.
-    columns: W afterwards.
-    empty: what stands in new columns.
+    columns: W of the result.
+    empty: the value of new columns.
   """
-  array = jnp.roll(array[row_M], -shift, axis)
+  array = jnp.roll(array[slot_M], -shift, axis)
   width = array.shape[axis]
   if columns <= width:
     return jax.lax.slice_in_dim(array, 0, columns, axis=axis)
@@ -117,69 +118,75 @@ def relay(array: jax.Array, row_M: jax.Array, shift: jax.Array, *, axis: int,
 
 
 def decode(config: transformer.ModelConfig, params: Any,
-           cache: transformer.KVCache, rows: Rows, key: jax.Array,
-           steps: jax.Array, enough: jax.Array, *, chunk: int,
+           cache: transformer.KVCache, slots: Slots, key: jax.Array,
+           steps: jax.Array, stop_at_live: jax.Array, *, chunk: int,
            decoding: draw_lib.Decoding, eos_ids: tuple[int, ...],
            count_every: int = 1,
            total: Callable[[jax.Array], jax.Array] = lambda count: count
            ) -> tuple[transformer.KVCache, Chunk]:
-  """Draws tokens until `steps` are done or a count finds few live rows.
+  """Draws tokens for `steps` steps, or until few enough slots are live.
 
   Args:
-    config, params: the policy, `params` of `decoding.convert`.
-    cache: with room for `steps` columns.
-    rows: of the slots. key: of (seed, rollout step).
-    steps: at most `chunk`. enough: live rows that are few.
+    config, params: the policy, with `params` in the form of decoding.
+    cache: with at least `steps` free columns.
+    slots: their state. key: of (seed, rollout step).
+    steps: at most `chunk`.
+    stop_at_live: return once at most this many slots are live.
     chunk, decoding, eos_ids: static.
-    count_every: of `count_every`; there is a count before the first step too.
-    total: sums over the shards of the batch, where each has its own slots.
+    count_every: steps between counts of the live slots, see `count_every`;
+      they are also counted before the first step.
+    total: sums over the shards of the batch, each of which has its own slots.
   """
-  rows = jax.tree.map(jnp.asarray, rows)
-  key_N = draw_lib.row_keys(key, rows.prompt_id, rows.sample)
-  eos = jnp.array(eos_ids, jnp.int32)
-  slots = rows.token.shape[0]
+  slots = jax.tree.map(jnp.asarray, slots)
+  key_N = draw_lib.row_keys(key, slots.prompt_id, slots.sample)
+  count = slots.token.shape[0]
 
-  def count(live_N):
-    return total(jnp.sum(live_N)) > enough
+  def enough_live(live_N):
+    return total(jnp.sum(live_N)) > stop_at_live
 
   def unfinished(loop):
-    _, _, drawn, many = loop
-    return (drawn.steps < steps) & many
+    _, _, drawn, enough = loop
+    return (drawn.steps < steps) & enough
 
   def step(loop):
-    cache, token_N, drawn, many = loop
-    position_N = jnp.where(drawn.live_N, rows.start + drawn.length_N - 1, -1)
-    hidden_N1D, cache = transformer.forward(
-        config, params, token_N[:, None], position_N[:, None], cache)
-    logits_NV = transformer.logits(config, params, hidden_N1D[:, 0])
-    token_N, logp_N = draw_lib.draw(
-        logits_NV, decoding, key_N, drawn.length_N)
-    live_N = drawn.live_N
-    token_N = jnp.where(live_N, token_N, 0)
-    length_N = drawn.length_N + live_N
-    ended_N = live_N & jnp.isin(token_N, eos)
-    drawn = Chunk(
-        token_NC=_write(drawn.token_NC, token_N, drawn.steps),
-        logp_NC=_write(
-            drawn.logp_NC, jnp.where(live_N, logp_N, 0), drawn.steps),
-        length_N=length_N, ended_N=drawn.ended_N | ended_N,
-        live_N=live_N & ~ended_N & (length_N < rows.limit),
-        steps=drawn.steps + 1)
-    many = jax.lax.cond(
-        drawn.steps % count_every == 0, count, lambda _: many, drawn.live_N)
-    return cache, token_N, drawn, many
+    *loop, enough = loop
+    cache, token_N, drawn = _step(
+        config, params, slots, key_N, *loop, decoding=decoding, eos_ids=eos_ids)
+    enough = jax.lax.cond(drawn.steps % count_every == 0, enough_live,
+                          lambda _: enough, drawn.live_N)
+    return cache, token_N, drawn, enough
 
   drawn = Chunk(
-      jnp.zeros((slots, chunk), jnp.int32),
-      jnp.zeros((slots, chunk), jnp.float32), rows.length,
-      jnp.zeros(slots, bool), rows.live, jnp.int32(0))
+      jnp.zeros((count, chunk), jnp.int32),
+      jnp.zeros((count, chunk), jnp.float32), slots.length,
+      jnp.zeros(count, bool), slots.live, jnp.int32(0))
   cache, _, drawn, _ = jax.lax.while_loop(
-      unfinished, step, (cache, rows.token, drawn, count(rows.live)))
+      unfinished, step, (cache, slots.token, drawn, enough_live(slots.live)))
   return cache, drawn
 
 
+def _step(config, params, slots, key_N, cache, token_N, drawn, *, decoding,
+          eos_ids):
+  """Draws one token for each live slot: cache, tokens, Chunk with them."""
+  position_N = jnp.where(drawn.live_N, slots.start + drawn.length_N - 1, -1)
+  hidden_N1D, cache = transformer.forward(
+      config, params, token_N[:, None], position_N[:, None], cache)
+  logits_NV = transformer.logits(config, params, hidden_N1D[:, 0])
+  token_N, logp_N = draw_lib.draw(logits_NV, decoding, key_N, drawn.length_N)
+  live_N = drawn.live_N
+  token_N = jnp.where(live_N, token_N, 0)
+  length_N = drawn.length_N + live_N
+  ended_N = live_N & jnp.isin(token_N, jnp.array(eos_ids, jnp.int32))
+  return cache, token_N, Chunk(
+      token_NC=_write(drawn.token_NC, token_N, drawn.steps),
+      logp_NC=_write(drawn.logp_NC, jnp.where(live_N, logp_N, 0), drawn.steps),
+      length_N=length_N, ended_N=drawn.ended_N | ended_N,
+      live_N=live_N & ~ended_N & (length_N < slots.limit),
+      steps=drawn.steps + 1)
+
+
 def count_every(shards: int) -> int:
-  """Steps from one count of the live rows to the next."""
+  """Steps from one count of the live slots to the next."""
   return _COUNT_EVERY if shards > 1 else 1
 
 

@@ -1,10 +1,10 @@
-"""Dynamic sampling: prompts -> completions -> rewards -> groups to train on.
+"""Samples and grades groups of completions, and selects those to train on.
 
-Host code around three functions it is given: one that samples, one that
-grades, one that names the next problems.
+`GroupSampler` turns prompts into graded groups: it runs the schedule and grades
+completions while the devices decode others. `collect` is dynamic sampling: it
+takes prompts in the data's order until enough groups can be trained on.
 
-Axes: Q prompts · G samples a prompt · B rows · P prompt slots · T completion
-slots · R prompts kept for training.
+Axes: G samples of a prompt · T tokens of a completion · R groups to train on.
 """
 
 import collections
@@ -26,18 +26,18 @@ from tepo_jax.tasks import problem as problem_lib
 
 MODES = ('refill', 'drop', 'off')
 
-_DATA_ORDER = 1  # of a generator: minibatch orders have another number
+_DATA_ORDER = 1  # seeds the generator; minibatch orders use another number
 
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-  """A problem, its token ids, and its place in the run's data order."""
+  """A problem, its token ids, and its index in the run's data order."""
   problem: problem_lib.Problem
   token_ids: tuple[int, ...]
   cursor: int
 
   def at(self, cursor: int) -> 'Prompt':
-    """The same prompt at another place of the order."""
+    """The same prompt at another index of the order."""
     return dataclasses.replace(self, cursor=cursor)
 
 
@@ -45,11 +45,11 @@ class Prompt:
 class Group:
   """A prompt with its G completions; arrays are numpy.
 
-  token_GT: int32, EOS included; 0 behind the end. `length_G` [int32], never a
-    token id, says where a row ends: behind EOS; at T when none was drawn.
+  token_GT: int32, EOS included, then 0.
   logp_GT: float32, log-probability of each token under the policy's
-    temperature-scaled softmax (`draw.draw`), nats; 0 behind the end.
-  ended_G: bool, whether the completion came to its end; False: truncated.
+    temperature-scaled softmax (`draw.draw`), nats, then 0.
+  length_G: int32, tokens with EOS; no token id marks the end.
+  ended_G: bool; False if the completion was truncated.
   text_G: decoded completions. accuracy_G: 0/1 verdicts, truncated is 0.
   """
   prompt: Prompt
@@ -63,11 +63,11 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
-  """The groups of a rollout step, how they were found, where the data goes on.
+  """The groups of a rollout step.
 
-  groups: at most R, in data order; fewer than R only with 'drop'.
-  sampled: every group sampled, kept or not.
-  cursor: the data order's next place.
+  groups: those to train on, in data order: R, with 'drop' at most R.
+  sampled: all groups, including those left out.
+  cursor: the index in the data order from which the next step takes prompts.
   """
   groups: list[Group]
   sampled: list[Group]
@@ -75,9 +75,9 @@ class Rollout:
 
 
 class DataOrder:
-  """An endless order of n items: a new permutation of (seed, epoch) each pass.
+  """An endless order of n items: in each epoch a permutation by (seed, epoch).
 
-  `cursor` is the whole state: item i of the order is a function of (seed, i).
+  Entry i is a function of (seed, i), so one integer cursor resumes it.
   """
 
   def __init__(self, count: int, seed: int):
@@ -87,12 +87,12 @@ class DataOrder:
     self._permutation = None
 
   def __getitem__(self, cursor: int) -> int:
-    epoch, place = divmod(cursor, self._count)
+    epoch, index = divmod(cursor, self._count)
     if epoch != self._epoch:
       generator = np.random.default_rng((self._seed, _DATA_ORDER, epoch))
       self._permutation = generator.permutation(self._count)
       self._epoch = epoch
-    return int(self._permutation[place])
+    return int(self._permutation[index])
 
 
 def collect(draw: Callable[[int], list[Prompt]],
@@ -101,16 +101,16 @@ def collect(draw: Callable[[int], list[Prompt]],
   """Samples groups until `wanted` of them can be trained on (DAPO §3.2).
 
   A group is mixed iff its verdicts are not all equal, before any shaping.
-  'refill' goes on sampling until `wanted` mixed groups are there and drops
-  the surplus; 'drop' samples once and keeps what is mixed; 'off' keeps all.
+  'refill' samples until it has `wanted` mixed groups and drops the surplus;
+  'drop' samples once and keeps the mixed groups; 'off' keeps all.
 
   Args:
-    draw: the prompts from a cursor on, `wanted` of them.
-    sample: completions and verdicts of prompts.
-    cursor: where the data order stands.
-    wanted: R, groups to train on, and prompts sampled at a time.
+    draw: returns the `wanted` prompts that start at a cursor.
+    sample: returns the group of each prompt.
+    cursor: the first prompt's index in the data order.
+    wanted: R, and the prompts sampled at a time.
     mode: one of MODES.
-    max_batches: generation batches 'refill' may take.
+    max_batches: how often 'refill' may sample.
 
   Raises:
     errors.RunError: `max_batches` were not enough; names the pass rate.
@@ -131,7 +131,7 @@ def collect(draw: Callable[[int], list[Prompt]],
 
 
 def is_mixed(group: Group) -> bool:
-  """Whether the group's verdicts differ: else its advantages are all 0."""
+  """Whether the verdicts differ; if not, all advantages are 0."""
   return bool(group.accuracy_G.min() != group.accuracy_G.max())
 
 
@@ -142,15 +142,15 @@ def _starved(kept, sampled, wanted, max_batches):
   return (
       f'dynamic sampling found {len(kept)} of {wanted} mixed groups in '
       f'max_generation_batches={max_batches} batches: pass rate {rate:.1%}, '
-      f'{solved} of {len(sampled)} groups all right, {failed} all wrong')
+      f'{solved} of {len(sampled)} groups all correct, {failed} all wrong')
 
 
 def to_group(prompt: Prompt,
              samples: Sequence[tuple[schedule_lib.Completion, str, bool]],
              max_tokens: int) -> Group:
-  """The group of (completion, text, verdict) of every sample, in order.
+  """The group of a prompt's (completion, text, verdict), in sample order.
 
-  A truncated completion counts as wrong whatever it says.
+  A truncated completion counts as wrong, whatever its text.
   """
   completions, texts, verdicts = zip(*samples)
   token_GT = np.zeros((len(samples), max_tokens), np.int32)
@@ -171,13 +171,12 @@ class GroupSampler:
   """Samples G completions of each prompt, and grades them meanwhile.
 
   Attributes:
-    schedule: makes the schedule, when the weights are on the devices: how
-      many slots there are may depend on the memory that is left.
+    schedule: makes the schedule; called with the weights on the devices, as the
+      number of slots may depend on the free memory.
     group_size, max_tokens: G and T.
-    grader, tokenizer, timers: what else it takes.
-    check: called after every chunk of decoding; may raise, to give up.
-    counts: of the grader (no_answer, timeout, died), added up.
-    stats: of the schedule, added up.
+    check: called after every chunk of decoding; it may raise to stop sampling.
+    counts, stats: the grader's counts (no_answer, timeout, died) and the
+      schedule's, summed over all calls.
   """
   schedule: Callable[[], schedule_lib.Schedule]
   group_size: int
@@ -193,19 +192,19 @@ class GroupSampler:
 
   def __call__(self, weights: Any, prompts: Sequence[Prompt],
                key: jax.Array) -> list[Group]:
-    """A group of each prompt, in their order."""
+    """The group of each prompt, in the order of the prompts."""
     groups = {group.prompt.cursor: group
               for group in self.stream(weights, prompts, key)}
     return [groups[prompt.cursor] for prompt in prompts]
 
   def stream(self, weights: Any, prompts: Sequence[Prompt],
              key: jax.Array) -> Iterator[Group]:
-    """The prompts' groups as they are done, in any order."""
+    """Yields each prompt's group when it is complete, in any order."""
     graded, members = collections.deque(), collections.defaultdict(dict)
     with futures.ThreadPoolExecutor(1) as thread:
       for completions in self._completions(weights, prompts, key):
         graded.append(thread.submit(self._grade, prompts, completions))
-        # What is done by now may differ between processes.
+        # Processes may differ in what they have graded by now.
         while graded and jax.process_count() == 1 and graded[0].done():
           yield from self._gather(prompts, members, graded.popleft().result())
       while graded:
@@ -214,7 +213,7 @@ class GroupSampler:
         yield from self._gather(prompts, members, outcome)
 
   def _completions(self, weights, prompts, key):
-    """Lists of completions, as they end; timed."""
+    """Yields lists of completions as they end; times the sampling."""
     limits = [self.max_tokens] * self.group_size
     requests = [schedule_lib.Request(prompt.token_ids, prompt.cursor, limits)
                 for prompt in prompts]
@@ -229,7 +228,8 @@ class GroupSampler:
         yield completions
 
   def _grade(self, prompts, completions):
-    """The completions, their texts, and what the grader says of our share."""
+    """Completions, texts, and the verdicts and counts of this process's share.
+    """
     texts = self.tokenizer.batch_decode(
         [c.token_T for c in completions], skip_special_tokens=True)
     answers = [prompts[c.request].problem.golds for c in completions]
@@ -237,7 +237,7 @@ class GroupSampler:
         processes.mine(list(zip(texts, answers))))
 
   def _gather(self, prompts, members, outcome):
-    """Adds what was graded to its groups; those that are whole now."""
+    """Adds graded completions to their groups; yields complete groups."""
     completions, texts, verdicts, counts = outcome
     verdicts = processes.whole(verdicts, len(completions))
     self.counts.update(dict(zip(

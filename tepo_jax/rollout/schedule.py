@@ -1,10 +1,11 @@
-"""Which completion is drawn in which slot, and when: the host's decisions.
+"""Schedules a queue of completions onto the slots of the engine; host code.
 
-A queue of (prompt, sample) pairs goes through a fixed number of slots. Between
-two chunks of decoding the host refills finished slots while work waits, and
-gathers the live ones into smaller shapes when none does. Every decision
-follows from what was drawn, never from the clock: all processes take the same
-ones, and a run repeats bit for bit. Axes as in `engine`; G samples a prompt.
+`Schedule.run` takes requests (prompts, each with some samples) and yields
+completions as they end. Between two chunks of decoding the host refills
+finished slots from the queue; once the queue is empty, it compacts the live
+slots into a smaller cache. Decisions depend on the tokens drawn, never on the
+clock: all processes decide alike, and a run repeats bit for bit. Axes as in
+`engine`.
 """
 
 import collections
@@ -20,19 +21,18 @@ from tepo_jax.rollout import engine
 from tepo_jax.runtime import mesh as mesh_lib
 
 _PREFILL_TOKENS = 1 << 14  # of one prefill, padding included
-_REFILL_SHARE = 8  # slots are refilled when one in so many is free
+_REFILL_SHARE = 8  # refill when this part of the slots is free: 1/8
 
 
 @dataclasses.dataclass(frozen=True)
 class Shapes:
-  """The sizes that arrays may have, each in rising order: few, so that little
-  is compiled.
+  """Allowed array sizes, ascending; each costs one compilation.
 
-  slots: N. prompts: P, columns of a prefill. columns: W of the cache; the
-  last one holds the longest prompt and completion, and with more work than
-  slots some room, so that the columns are not moved at every step.
-  chunk: most tokens between two looks of the host. shards: of the batch; N and
-  Q are multiples of it.
+  slots: N. prompts: P, columns of a prefill. columns: W of the cache. The
+  largest holds the longest prompt and completion and, if there is more work
+  than slots, spare columns, to avoid compacting at every step.
+  chunk: maximum decode steps per host sync. shards: of the batch; N and Q are
+  multiples of it.
   """
   slots: tuple[int, ...]
   prompts: tuple[int, ...]
@@ -47,15 +47,15 @@ class Shapes:
 
 
 def make_shapes(*, slots: int, work: int, prompt_tokens: int, max_tokens: int,
-           chunk: int, shards: int) -> Shapes:
-  """Shapes for at most so many slots, completions of a queue and tokens."""
+                chunk: int, shards: int) -> Shapes:
+  """The shapes for these maxima; `work` is the completions of a queue."""
   slots = min(slots, work)
   slots += -slots % shards
   longest = prompt_tokens + max_tokens
-  room = max(chunk, longest // 8) if slots < work else 0
+  spare = max(chunk, longest // 8) if slots < work else 0
   return Shapes(
       slots=_halves(slots, max(8, shards), 4, shards),
-      prompts=_halves(prompt_tokens, 32, 4), columns=_widths(longest + room),
+      prompts=_halves(prompt_tokens, 32, 4), columns=_widths(longest + spare),
       chunk=chunk, shards=shards)
 
 
@@ -69,7 +69,7 @@ def _halves(largest, least, count, multiple=1):
 
 
 def _widths(longest):
-  """Two thirds of the next each, in units that vector registers like."""
+  """Each two thirds of the next, in multiples of vector register sizes."""
   sizes = [longest + -longest % _unit(longest)]
   while len(sizes) < 8 and sizes[-1] >= 96:
     size = 2 * sizes[-1] // 3
@@ -88,21 +88,24 @@ class SamplingPrograms:
   empty: (N, W, current column) -> cache.
   prefill: (weights, token_QP, position_QP) -> cache.
   insert: (cache, prompts, source_R, slot_R) -> cache; donates the first.
-  relay: (cache, row_M, shift, W) -> cache; the old one is used up.
-  decode: (weights, cache, rows, key, steps, enough) -> cache, Chunk; donates
-  the cache.
+  compact: (cache, slot_M, shift, W) -> cache; deletes the old one.
+  decode: (weights, cache, Slots, key, steps, stop_at_live) -> cache, Chunk;
+    donates the cache.
   """
   empty: Callable[..., transformer.KVCache]
   prefill: Callable[..., transformer.KVCache]
   insert: Callable[..., transformer.KVCache]
-  relay: Callable[..., transformer.KVCache]
+  compact: Callable[..., transformer.KVCache]
   decode: Callable[..., tuple[transformer.KVCache, engine.Chunk]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """A prompt of the queue: its tokens, its name for the randomness, and the
-  most tokens (at least 1) that each of its samples may have."""
+  """A prompt to sample from.
+
+  prompt_id: selects the random numbers. limits: for each sample, the most
+  tokens (at least 1) that it may have.
+  """
   token_ids: Sequence[int]
   prompt_id: int
   limits: Sequence[int]
@@ -110,10 +113,10 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-  """One sample: of request `request`, its number `sample`.
+  """Sample number `sample` of request number `request`.
 
-  token_T int32, EOS included, and logp_T float32 (see `draw.draw`), of its
-  length. ended: False is a truncated completion.
+  token_T int32 with EOS, logp_T float32 (see `draw.draw`); no padding.
+  ended: False if the completion was truncated.
   """
   request: int
   sample: int
@@ -124,10 +127,12 @@ class Completion:
 
 @dataclasses.dataclass
 class Stats:
-  """What a run of the queue took. Steps are of decoding.
+  """Counts of the work done.
 
-  tokens, slot_steps: drawn, and that could have been drawn.
-  busy_tokens, busy_slot_steps: the same while work waited.
+  tokens: drawn. slot_steps: decode steps times slots, the most tokens that
+    could have been drawn.
+  busy_tokens, busy_slot_steps: the same while the queue was not empty.
+  steps: of decoding.
   """
   tokens: int = 0
   slot_steps: int = 0
@@ -139,7 +144,7 @@ class Stats:
 
   @property
   def occupancy(self) -> float:
-    """Share of the slots at work while work waited; 1 where none did."""
+    """Share of live slots while the queue was not empty; 1 if it always was."""
     if not self.busy_slot_steps:
       return 1.0
     return self.busy_tokens / self.busy_slot_steps
@@ -147,10 +152,10 @@ class Stats:
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-  """Runs queues through the slots.
+  """Runs queues of requests.
 
-  stop: None, or a function of nothing that gives a function of a completion's
-    next tokens: the number of them up to which it goes, or None to go on.
+  stop: None, or makes for each completion a function of its next tokens, which
+    returns how many of them to keep if the completion stops there, else None.
   """
   programs: SamplingPrograms
   shapes: Shapes
@@ -158,12 +163,11 @@ class Schedule:
 
   def run(self, weights: Any, requests: Sequence[Request], key: jax.Array,
           stats: Stats | None = None) -> Iterator[list[Completion]]:
-    """The completions of all the requests' samples: a list after each chunk.
+    """Yields the completions that ended, a list after each chunk.
 
-    What the caller does with them happens while the devices decode on.
+    The devices decode the next chunk while the caller works on a list.
     """
-    run = _Run(self, weights, requests, key, Stats() if stats is None
-               else stats)
+    run = _Run(self, weights, requests, key, stats or Stats())
     done = []
     while run.admit():
       run.fit()
@@ -173,13 +177,13 @@ class Schedule:
     yield done
 
   def prefill_rows(self, width: int) -> int:
-    """Q, prompts of one prefill of that width."""
+    """Q for prompts of that width."""
     rows = min(max(1, _PREFILL_TOKENS // width), self.shapes.refill)
     return rows + -rows % self.shapes.shards
 
 
 class _Run:
-  """A queue on its way: the cache, and what the host knows of the slots."""
+  """One run of a queue: the cache, and the host's record of the slots."""
 
   def __init__(self, schedule, weights, requests, key, stats):
     self.programs, self.shapes = schedule.programs, schedule.shapes
@@ -187,18 +191,18 @@ class _Run:
     self.weights, self.requests, self.key = weights, requests, key
     self.batches = _batches(requests, self.shapes, schedule.prefill_rows)
     self.waiting = collections.deque()  # (prompts' cache, row, request, sample)
-    self.rows = no_rows(self.shapes.slots[-1])
-    self.work = np.full((len(self.rows.token), 2), -1)  # request and sample
-    self.first_N = np.zeros(len(self.rows.token), int)  # first column in use
-    self.drawn = [[] for _ in self.rows.token]
-    self.stops = [None for _ in self.rows.token]
-    self.index = self._widest_waiting()
+    count = self.shapes.slots[-1]
+    self.slots = idle_slots(count)
+    self.work = np.full((count, 2), -1)  # request and sample
+    self.first_N = np.zeros(count, int)  # first column in use
+    self.drawn, self.stops = [[] for _ in range(count)], [None] * count
+    self.index = self._widest_waiting()  # the current column
     self.columns = self._columns(self.index)
     self.cache = None
 
   def admit(self) -> bool:
-    """Gives free slots to what waits; whether any slot is at work then."""
-    free = collections.deque(np.flatnonzero(~self.rows.live))
+    """Gives free slots to waiting samples; returns whether any slot is live."""
+    free = collections.deque(np.flatnonzero(~self.slots.live))
     while free and self._waits():
       if not self.waiting:
         self._prefill()
@@ -208,11 +212,11 @@ class _Run:
              and len(pairs) < self.shapes.refill):
         pairs.append((self.waiting.popleft()[1:], int(free.popleft())))
       self._insert(prompts, pairs)
-    return bool(self.rows.live.any())
+    return bool(self.slots.live.any())
 
   def fit(self) -> None:
-    """Moves the live rows and used columns where the shape should change."""
-    live_N = self.rows.live
+    """Compacts the cache if it is full, or if a smaller one would do."""
+    live_N = self.slots.live
     used = max(self.index - int(self.first_N[live_N].min()),
                self._widest_waiting())
     columns, slots = self._columns(used), len(live_N)
@@ -223,34 +227,38 @@ class _Run:
       return
     order = np.argsort(~live_N, kind='stable')[:slots]
     shift = self.index - used
-    self.cache = self.programs.relay(self.cache, order, shift, columns)
-    self.rows = jax.tree.map(lambda x: x[order], self.rows)
+    self.cache = self.programs.compact(self.cache, order, shift, columns)
+    self.slots = jax.tree.map(lambda x: x[order], self.slots)
     self.work, self.first_N = self.work[order], self.first_N[order] - shift
     self.drawn = [self.drawn[slot] for slot in order]
     self.stops = [self.stops[slot] for slot in order]
     self.index, self.columns = used, columns
 
   def decode(self) -> engine.Chunk:
-    """Starts a chunk; its end is not waited for."""
-    slots = len(self.rows.live)
+    """Starts a chunk and does not wait for it.
+
+    It returns early when enough slots are free to refill them, or few enough
+    are live to compact them.
+    """
+    slots = len(self.slots.live)
     if self._waits():
-      enough = slots - self.shapes.refill
+      stop_at_live = slots - self.shapes.refill
     else:
-      enough = max((n for n in self.shapes.slots if n < slots), default=0)
-    # Between two counts, shards do not see by themselves that all is done.
+      stop_at_live = max((n for n in self.shapes.slots if n < slots), default=0)
+    # Between two counts, a shard does not notice that all slots are done.
     longest = int(self._left().max())
     steps = min(self.shapes.chunk, self.columns - self.index, longest)
     self.cache, chunk = self.programs.decode(
-        self.weights, self.cache, self.rows, self.key, steps, enough)
+        self.weights, self.cache, self.slots, self.key, steps, stop_at_live)
     return chunk
 
   def harvest(self, chunk: engine.Chunk) -> list[Completion]:
-    """Waits for a chunk, takes over what it drew; the completions it ended."""
+    """Waits for a chunk and records its tokens; returns ended completions."""
     chunk = jax.tree.map(np.array, mesh_lib.to_host(chunk))
     self._count(chunk)
-    before, self.index = self.rows, self.index + int(chunk.steps)
+    before, self.index = self.slots, self.index + int(chunk.steps)
     last = chunk.token_NC[:, max(int(chunk.steps) - 1, 0)]
-    self.rows = before.replace(
+    self.slots = before.replace(
         token=last, length=chunk.length_N, live=chunk.live_N)
     done = []
     for slot in np.flatnonzero(before.live):
@@ -259,10 +267,10 @@ class _Run:
       if self.stops[slot] is not None:
         cut = self.stops[slot](chunk.token_NC[slot, :count])
         if cut is not None:
-          count, ended, self.rows.live[slot] = cut, True, False
+          count, ended, self.slots.live[slot] = cut, True, False
       self.drawn[slot].append((chunk.token_NC[slot, :count],
                                chunk.logp_NC[slot, :count]))
-      if not self.rows.live[slot]:
+      if not self.slots.live[slot]:
         token_T, logp_T = map(np.concatenate, zip(*self.drawn[slot]))
         done.append(Completion(*map(int, self.work[slot]), token_T, logp_T,
                                ended))
@@ -278,20 +286,20 @@ class _Run:
     return self.batches[0][0] if self.batches else 0
 
   def _columns(self, used):
-    """W for so many used columns: with room for a while, or for all."""
+    """The smallest W with spare columns after the used ones."""
     left = self._left()
-    room = max(self.shapes.chunk, used // 4)
+    spare = max(self.shapes.chunk, used // 4)
     if not self._waits() and left.size:
-      room = min(room, int(left.max()))
-    fitting = [w for w in self.shapes.columns if w >= used + room]
+      spare = min(spare, int(left.max()))
+    fitting = [w for w in self.shapes.columns if w >= used + spare]
     return fitting[0] if fitting else self.shapes.columns[-1]
 
   def _left(self):
-    """Of each live row, the most tokens still to come."""
-    return (self.rows.limit - self.rows.length)[self.rows.live]
+    """For each live slot, the most tokens that it may still draw."""
+    return (self.slots.limit - self.slots.length)[self.slots.live]
 
   def _prefill(self):
-    """Computes the next prompts of the queue; all their samples wait then."""
+    """Computes the next prompts of the queue and lets their samples wait."""
     width, rows, members = self.batches.popleft()
     token_QP = np.zeros((rows, width), np.int32)
     position_QP = np.full((rows, width), -1, np.int32)
@@ -306,22 +314,22 @@ class _Run:
         for sample in range(len(self.requests[index].limits)))
 
   def _insert(self, prompts, pairs):
-    """Puts (row of `prompts`, request, sample) into slots."""
+    """Inserts prompts; pairs: ((row of `prompts`, request, sample), slot)."""
+    slots = self.slots
     if self.cache is None:
       self.cache = self.programs.empty(
-          len(self.rows.live), self.columns, self.index)
+          len(slots.live), self.columns, self.index)
     source_R = np.zeros(self.shapes.refill, np.int32)
-    slot_R = np.full(self.shapes.refill, len(self.rows.live), np.int32)
-    rows = self.rows
-    for place, ((row, index, sample), slot) in enumerate(pairs):
+    slot_R = np.full(self.shapes.refill, len(slots.live), np.int32)
+    for r, ((row, index, sample), slot) in enumerate(pairs):
       request = self.requests[index]
-      source_R[place], slot_R[place] = row, slot
-      rows.token[slot] = request.token_ids[-1]
-      rows.start[slot] = len(request.token_ids)
-      rows.length[slot] = 0
-      rows.limit[slot] = request.limits[sample]
-      rows.prompt_id[slot], rows.sample[slot] = request.prompt_id, sample
-      rows.live[slot] = True
+      source_R[r], slot_R[r] = row, slot
+      slots.token[slot] = request.token_ids[-1]
+      slots.start[slot] = len(request.token_ids)
+      slots.length[slot] = 0
+      slots.limit[slot] = request.limits[sample]
+      slots.prompt_id[slot], slots.sample[slot] = request.prompt_id, sample
+      slots.live[slot] = True
       self.work[slot] = index, sample
       self.first_N[slot] = self.index - len(request.token_ids) + 1
       self.drawn[slot] = []
@@ -330,8 +338,8 @@ class _Run:
 
   def _count(self, chunk):
     stats, steps = self.stats, int(chunk.steps)
-    tokens = int((chunk.length_N - self.rows.length)[self.rows.live].sum())
-    possible = steps * len(self.rows.live)
+    tokens = int((chunk.length_N - self.slots.length)[self.slots.live].sum())
+    possible = steps * len(self.slots.live)
     stats.steps += steps
     stats.chunks += 1
     stats.tokens += tokens
@@ -341,14 +349,14 @@ class _Run:
       stats.busy_slot_steps += possible
 
 
-def no_rows(slots: int) -> engine.Rows:
-  """Slots without work."""
-  zeros = [np.zeros(slots, np.int32) for _ in range(6)]
-  return engine.Rows(*zeros, live=np.zeros(slots, bool))
+def idle_slots(count: int) -> engine.Slots:
+  """The state of slots none of which is live."""
+  zeros = [np.zeros(count, np.int32) for _ in range(6)]
+  return engine.Slots(*zeros, live=np.zeros(count, bool))
 
 
 def _batches(requests, shapes, prefill_rows):
-  """(width, rows, requests) of each prefill: the long prompts first."""
+  """(width, Q, indices of requests) of each prefill, the widest first."""
   by_width = collections.defaultdict(list)
   for index, request in enumerate(requests):
     if len(request.limits):

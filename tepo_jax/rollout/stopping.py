@@ -1,4 +1,4 @@
-r"""Ends of a completion that only its text shows."""
+r"""Stops a completion by its text: after `\boxed{…}` closes."""
 
 from collections.abc import Callable
 
@@ -10,17 +10,17 @@ _OPENING = '\\boxed{'
 
 def after_boxed(tokenizer: transformers.PreTrainedTokenizerBase
                 ) -> Callable[[np.ndarray], int | None]:
-  r"""A function of a completion's next tokens: where its \boxed{} closes.
+  r"""A function that finds in a completion's tokens where its \boxed{} closes.
 
-  It is called with all the tokens, some at a time, and says up to how many of
-  those at hand the completion goes, or None. The brace may share its token
-  with what follows it. Braces are ASCII, so the tokens may be decoded one by
-  one; an escaped brace (`\{`) is none.
+  It takes a completion's tokens, some at a time, and returns how many of those
+  belong to the completion if the box closes among them, else None. The token
+  of the closing brace is kept whole. Braces are ASCII, so each token may be
+  decoded by itself; an escaped brace (`\{`) does not count.
   """
   text, depth = '', 0
 
   def closes(characters):
-    """Whether the box is closed by these characters."""
+    """Whether these characters close the box."""
     nonlocal text, depth
     for character in characters:
       escaped = text.endswith('\\')

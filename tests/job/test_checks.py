@@ -31,7 +31,7 @@ BAD = [
     ('grading.workers', 0, 'positive'),
     ('train.minibatch_prompts', 0, 'positive'),
     ('train.epochs', 0, 'positive'),
-    ('train.packing', 'segment', 'segments, shared, buckets, none'),
+    ('train.packing', 'segment', 'segments, shared'),
     ('train.attention_room', 0.9, 'at least 1'),
     ('train.row_tokens', 0, 'positive'),
     ('train.microbatch_tokens', 0, 'positive'),

@@ -15,13 +15,13 @@ def x64():
     yield
 
 
-def _mask(kind, rng, rows, slots):
+def _mask(kind, rng, rows, length):
   if kind == 'ragged':  # one completion has one token, one is full
-    lengths = rng.integers(2, slots + 1, rows)
-    lengths[:2] = 1, slots
-    return np.arange(slots) < lengths[:, None]
-  mask = rng.random((rows, slots)) < 0.7
-  mask[:, slots // 2] = True
+    lengths = rng.integers(2, length + 1, rows)
+    lengths[:2] = 1, length
+    return np.arange(length) < lengths[:, None]
+  mask = rng.random((rows, length)) < 0.7
+  mask[:, length // 2] = True
   if kind == 'empty_row':
     mask[rows // 2] = False
   return mask
@@ -33,10 +33,10 @@ def minibatch():
   log-ratios beyond 20); mask ragged, holes or empty_row; whatever the mask
   hides is garbage."""
 
-  def make(regime='mild', mask='ragged', seed=0, rows=6, slots=8,
+  def make(regime='mild', mask='ragged', seed=0, rows=6, length=8,
            garbage=True):
     rng = np.random.default_rng([seed, len(regime), len(mask)])
-    normal = lambda: rng.normal(size=(rows, slots))
+    normal = lambda: rng.normal(size=(rows, length))
     step = _STEP[regime]
     old_logp = -np.abs(normal()) - 0.05
     old_entropy = np.abs(normal()) + 0.2
@@ -45,8 +45,8 @@ def minibatch():
     kl = step * np.abs(normal())
     if regime == 'extreme':
       logp[0, 0], old_logp[1, 1] = -47.0, -52.0
-    advantage = np.repeat(rng.normal(size=(rows, 1)), slots, axis=1)
-    mask = _mask(mask, rng, rows, slots)
+    advantage = np.repeat(rng.normal(size=(rows, 1)), length, axis=1)
+    mask = _mask(mask, rng, rows, length)
     out = dict(
         logp_BT=logp, entropy_BT=entropy, old_logp_BT=old_logp,
         old_entropy_BT=old_entropy, advantage_BT=advantage, kl_BT=kl)

@@ -1,4 +1,4 @@
-"""Group advantages on numbers worked out by hand, and against numpy."""
+"""Group advantages against numbers computed by hand, and against numpy."""
 
 import math
 
@@ -11,7 +11,7 @@ from tepo_jax.learning import advantage
 
 
 def test_grpo_by_hand(x64):
-  """One of four right: mean 1/4, deviations 3/4 and -1/4, so the variance
+  """One of four correct: mean 1/4, deviations 3/4 and -1/4, so the variance
   over three is 1/4, the std 1/2. Then a group of twos and zeros: std
   sqrt(4/3)."""
   got = advantage.group_advantage(
@@ -32,7 +32,7 @@ def test_grpo_is_numpys_with_ddof_one(x64, group_size):
 
 
 def test_gpg_by_hand():
-  """Two of three groups are all alike: alpha = 3."""
+  """Two of three groups have equal rewards: alpha = 3."""
   got = advantage.group_advantage([1, 1, 0, 1, 0, 0], 2, 'gpg')
   np.testing.assert_allclose(got, [0, 0, -1.5, 1.5, 0, 0])
 
@@ -56,7 +56,7 @@ def test_a_group_of_one():
 
 @pytest.mark.parametrize('estimator', advantage.ESTIMATORS)
 def test_equal_rewards_give_exactly_zero(estimator):
-  """The float32 mean of seven 0.1s is not 0.1; 1e-8 / 1e-6 would show."""
+  """The float32 mean of seven 0.1s is not 0.1, and 1e-8 / 1e-6 is not 0."""
   reward = np.float32([0.1] * 7 + [1, 0, 0, 0, 0, 0, 0])
   got = jax.jit(advantage.group_advantage, static_argnums=(1, 2))(
       reward, 7, estimator)
@@ -75,13 +75,6 @@ def test_bad_arguments():
   for size in 0, 3:
     with pytest.raises(ValueError, match='groups'):
       advantage.group_advantage([1, 0], size, 'grpo')
-
-
-def test_mixed_groups():
-  got = advantage.mixed_groups([1, 1, 0, 1, 0, 0], 2)
-  np.testing.assert_array_equal(got, [False, True, False])
-  np.testing.assert_array_equal(
-      advantage.mixed_groups([True, False], 1), [False, False])
 
 
 def test_overlong_penalty():

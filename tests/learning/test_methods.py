@@ -1,4 +1,4 @@
-"""configs/methods.py against the methods' sheet, written out again."""
+"""configs/methods.py against a second copy of the methods' sheet."""
 
 import ast
 import math
@@ -89,14 +89,14 @@ def test_row_is_the_sheets(name):
 
 @pytest.mark.parametrize('name', TABLE)
 def test_row_builds_and_needs_what_it_reads(name):
-  """From a ConfigDict, as the programs hand it over."""
+  """From a ConfigDict, which the programs pass."""
   loss = objective.make_policy_loss(
       ml_collections.ConfigDict(methods.methods(BETA)[name]))
   penalty = TABLE[name][-1][0]
   assert loss.needs_kl == (penalty == 'kl_full')
   assert loss.needs_scoring == (
       name in ('clip_cov', 'kl_cov', 'steer', 'tepo_covariance'))
-  assert loss.row.estimator == TABLE[name][3]
+  assert loss.method.estimator == TABLE[name][3]
 
 
 def test_rows_share_nothing():

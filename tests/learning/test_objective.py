@@ -1,4 +1,4 @@
-"""The objective on numbers worked out by hand; safety, metrics, errors."""
+"""The objective on numbers computed by hand; safety, metrics, errors."""
 
 import math
 
@@ -10,6 +10,7 @@ import pytest
 from tepo_jax import errors
 from tepo_jax.learning import numerics
 from tepo_jax.learning import objective
+from tepo_jax.learning import ranges
 
 pytestmark = pytest.mark.usefixtures('quick_compile')
 
@@ -27,8 +28,8 @@ def make(weight='token', clip=PPO, shape=dict(name='none'),
 def tokens(ratio, advantage, mask=None, **others):
   """logp from ratios; the old policy gives every token probability e^-1.
 
-  All have one shape, so that eager operations compile once: what is beyond
-  the given rows and columns is NaN under the mask.
+  All have one shape, so that eager operations compile once; the rows and
+  columns that are not given are NaN under the mask.
   """
   logp = np.log(np.array(ratio, float)) - 1
   fields = dict(
@@ -100,7 +101,7 @@ def test_by_hand(x64, name):
 
 
 @pytest.mark.parametrize('ratio, value, grad', [
-    (5.0, 6.0, 0.0),  # A = -2: min(-10, -2.56) = -10, held at 3 * -2
+    (5.0, 6.0, 0.0),  # A = -2: min(-10, -2.56) = -10, at least 3 * -2
     (2.0, 4.0, 4.0),
     (0.5, 1.6, 0.0),
 ])
@@ -406,7 +407,7 @@ def test_a_config_dict_is_a_row():
       weight='sequence', clip=PPO, shape=dict(name='steer', floor=0.8),
       aggregate='token_mean', estimator='gpg',
       reg=dict(penalty='kl_k3', region='all', coef=1)))
-  assert objective.make_policy_loss(row).row.estimator == 'gpg'
+  assert objective.make_policy_loss(row).method.estimator == 'gpg'
 
 
 GOOD = dict(weight='token', clip=PPO, shape=dict(name='none'),
@@ -421,7 +422,11 @@ COVARIANCE = dict(name='covariance', low=1.0, high=1.0, fraction=2e-4,
     (dict(aggregate='mean'), 'method.aggregate', 'seq_mean_token_sum'),
     (dict(estimator='ppo'), 'method.estimator', 'drgrpo'),
     (dict(colour='red'), 'method.colour', 'aggregate'),
-    (dict(clip='ppo'), 'method.clip', 'mapping'),
+    (dict(clip='ppo'), 'method.clip.low', 'missing'),
+    (dict(clip=0.2), 'method.clip', 'mapping'),
+    (dict(aggregate=['token_mean']), 'method.aggregate', 'mapping'),
+    (dict(aggregate=dict(name='token_mean', length=9)),
+     'method.aggregate.length', 'no such field'),
     (dict(clip=dict(low=0.2, high=0.2)), 'method.clip.name', 'missing'),
     (dict(clip=PPO | dict(name='pppo')), 'method.clip.name', 'detached'),
     (dict(clip=dict(name='ppo', low=0.2)), 'method.clip.high', 'missing'),
@@ -439,6 +444,9 @@ COVARIANCE = dict(name='covariance', low=1.0, high=1.0, fraction=2e-4,
     (dict(clip=COVARIANCE | dict(band=(5.0, 1.0))), 'method.clip.band',
      'lower'),
     (dict(clip=COVARIANCE | dict(band=1.0)), 'method.clip.band', 'pair'),
+    (dict(clip=COVARIANCE | dict(band=(1.0, math.nan))), 'method.clip.band',
+     'pair'),
+    (dict(clip=PPO | dict(low=(0.2,))), 'method.clip.low', '[0, 1]'),
     (dict(shape=dict(name='steer', floor=0.0)), 'method.shape.floor', '(0, 1]'),
     (dict(shape=dict(name='entropy', alpha=-1.0, kappa=2.0)),
      'method.shape.alpha', '>= 0'),
@@ -474,3 +482,42 @@ def test_missing_choices_are_refused(key):
   row = {k: v for k, v in GOOD.items() if k != key}
   with pytest.raises(errors.InputError, match=f'method.{key}: missing'):
     objective.make_policy_loss(row)
+
+
+# A new method
+
+
+def tail_clip(weight_BT, advantage_BT, x, *, tau_positive: ranges.POSITIVE):
+  """S = min(w, tau) A."""
+  bounded_BT = numerics.bound(weight_BT, -np.inf, tau_positive)
+  return bounded_BT * advantage_BT, -np.inf, tau_positive
+
+
+def per_slot(mask_BT, *, length: ranges.POSITIVE):
+  """m / (B * length)."""
+  return mask_BT / (mask_BT.shape[0] * length)
+
+
+def test_a_function_with_a_new_number_is_a_table_entry_and_a_row(
+    x64, monkeypatch):
+  """Ratios 1.5, .9 of A = 1, .5 of A = -2; six rows of four tokens."""
+  monkeypatch.setitem(objective.CLIPS, 'tail', tail_clip)
+  monkeypatch.setitem(objective.AGGREGATES, 'per_slot', per_slot)
+  row = dict(clip=dict(name='tail', tau_positive=1.2),
+             aggregate=dict(name='per_slot', length=4))
+  check(value_and_grad(make(**row), two_completions()),
+        -(1.2 + 0.9 - 1) / 24, [[0, -0.9 / 24], [1 / 24, 0]])
+  for bad in -1.0, None, '1':
+    row['clip']['tau_positive'] = bad
+    with pytest.raises(errors.InputError, match='clip.tau_positive: .* > 0'):
+      make(**row)
+
+
+def test_a_number_without_a_range_is_named(monkeypatch):
+  def half(mask_BT, *, share):
+    return share * mask_BT
+
+  monkeypatch.setitem(objective.AGGREGATES, 'half', half)
+  with pytest.raises(
+      errors.InputError, match='method.aggregate.share: no range; .* of half'):
+    make(aggregate=dict(name='half', share=0.5))

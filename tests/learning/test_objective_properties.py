@@ -1,4 +1,4 @@
-"""Identities between rows, and what must leave every loss as it was."""
+"""Identities between rows, and changes that must not change a loss."""
 
 import functools
 import math
@@ -121,25 +121,25 @@ def test_tight_bounds_keep_no_wrong_side(batch):
   assert_same(grads['logp_BT'], -a * w * free / mask.sum())
 
 
-# What leaves everything as it was
+# Changes without effect
 
 UNCHANGED = {name: ROWS[name] for name in (
     'tepo', 'tepo_covariance', 'kl_cov', 'steer', 'gspo', 'prefix_is',
     'seq_mean_token_sum', 'entropy_advantage', 'max_entropy')}
 UNCHANGED['kl_cov'] = ROWS['kl_cov'] | dict(
     reg=ROWS['kl_cov']['reg'] | dict(fraction=0.3))
-# Its draw belongs to the place of a token: here it drops every candidate.
+# Its draw depends on row and column; this one drops every candidate.
 UNCHANGED['clip_cov'] = ROWS['clip_cov'] | dict(
     clip=ROWS['clip_cov']['clip'] | dict(fraction=1.0, band=(0.2, 5.0)))
-ROWS_IN, SLOTS_IN, ROWS_OUT, SLOTS_OUT, MICROBATCH = 4, 6, 6, 9, 2
+ROWS_IN, LENGTH_IN, ROWS_OUT, LENGTH_OUT, MICROBATCH = 4, 6, 6, 9, 2
 
 
 def _scatter(batch, rows, columns):
-  """The minibatch with its rows moved, amid padding of garbage."""
+  """The minibatch with its rows moved, and garbage for padding."""
   out = {}
   for name, array in batch.items():
     fill = False if name == 'mask_BT' else np.inf
-    out[name] = np.full((ROWS_OUT, SLOTS_OUT), fill)
+    out[name] = np.full((ROWS_OUT, LENGTH_OUT), fill)
     out[name][np.ix_(rows, columns)] = array
   return out
 
@@ -169,14 +169,14 @@ def _partial(name):
     regime=st.sampled_from(['on_policy', 'mild', 'violent']),
     mask=st.sampled_from(['ragged', 'holes', 'empty_row']),
     seed=st.integers(0, 10_000), rows=st.permutations(range(ROWS_OUT)),
-    columns=st.permutations(range(SLOTS_OUT)),
+    columns=st.permutations(range(LENGTH_OUT)),
     cut=st.permutations(range(ROWS_OUT)))
 @hypothesis.settings(max_examples=8, deadline=None)
 def test_padding_order_and_microbatches(
     minibatch, name, regime, mask, seed, rows, columns, cut):
   with jax.enable_x64(True):
-    batch = minibatch(regime, mask, seed, ROWS_IN, SLOTS_IN)
-    place = rows[:ROWS_IN], sorted(columns[:SLOTS_IN])
+    batch = minibatch(regime, mask, seed, ROWS_IN, LENGTH_IN)
+    place = rows[:ROWS_IN], sorted(columns[:LENGTH_IN])
     rng = jax.random.key(seed)
     value, grads = _whole(name)(batch, rng)
 
@@ -204,20 +204,20 @@ def test_padding_order_and_microbatches(
 
 
 def test_clip_cov_draws_survive_padding(minibatch):
-  """Rows below and columns to the right do not move the draw."""
+  """Rows below and columns to the right do not change the draw."""
   loss = objective.make_policy_loss(UNCHANGED['clip_cov'] | dict(
       clip=ROWS['clip_cov']['clip'] | dict(fraction=0.2, band=(-5.0, 5.0))))
-  batch = minibatch('mild', 'holes', 3, ROWS_IN, SLOTS_IN)
-  wide = _scatter(batch, range(ROWS_IN), range(SLOTS_IN))
+  batch = minibatch('mild', 'holes', 3, ROWS_IN, LENGTH_IN)
+  wide = _scatter(batch, range(ROWS_IN), range(LENGTH_IN))
   kept = [np.asarray(loss.statistics(objective.Tokens(**b), jax.random.key(5))
                      .keep_BT) for b in (batch, wide)]
   assert 0 < (~kept[0]).sum() < batch['mask_BT'].sum()
-  np.testing.assert_array_equal(kept[1][:ROWS_IN, :SLOTS_IN], kept[0])
+  np.testing.assert_array_equal(kept[1][:ROWS_IN, :LENGTH_IN], kept[0])
 
 
 @pytest.mark.parametrize('name', ['tepo', 'kl_cov', 'clip_cov', 'steer'])
 def test_the_mesh_changes_nothing(x64, minibatch, name):
-  batch = minibatch('mild', 'holes', 8, rows=8, slots=6)
+  batch = minibatch('mild', 'holes', 8, rows=8, length=6)
   mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ('data',))
   sharding = jax.sharding.NamedSharding(
       mesh, jax.sharding.PartitionSpec('data'))

@@ -1,4 +1,4 @@
-"""Every row against torch autograd, from the formulas of the methods' sheet.
+"""Every row against torch autograd, by the formulas of the methods' sheet.
 
 The reference never sees a mask: it works on lists of completions, each a
 vector of its valid tokens, in float64.
@@ -177,7 +177,7 @@ def _check(run, row, batch, value_tolerance=1e-7, gradient_tolerance=1e-8):
 
 
 def _assert_legal_drop(clip, batch, dropped):
-  """Which tokens Clip-Cov dropped is chance; how many and whence is not."""
+  """Clip-Cov drops random tokens, but a fixed number of the candidates."""
   mask = batch['mask_BT']
   l, a = batch['logp_BT'][mask], batch['advantage_BT'][mask]
   w = np.exp(np.clip(l - batch['old_logp_BT'][mask], -20, 20))
@@ -272,7 +272,7 @@ SMOOTH = 'grpo', 'kl_misaligned', 'gspo', 'prefix_is', 'kl_k3_is_1'
 @pytest.mark.parametrize('name', SMOOTH)
 def test_finite_differences(x64, minibatch, name):
   """Of the rows without a stop-gradient where they are differentiable."""
-  batch = minibatch('mild', 'holes', seed=2, rows=3, slots=4, garbage=False)
+  batch = minibatch('mild', 'holes', seed=2, rows=3, length=4, garbage=False)
   loss = objective.make_policy_loss(ROWS[name])
   keys = ['logp_BT', 'entropy_BT', 'kl_BT']
   sizes = batch['logp_BT'].shape
@@ -296,10 +296,10 @@ def test_gradient_in_the_logits(x64, minibatch):
   batch = minibatch('violent', 'empty_row', seed=4, garbage=False)
   rng = np.random.default_rng(5)
   mask, advantage = batch['mask_BT'], batch['advantage_BT']
-  rows, slots = mask.shape
-  old_z = rng.normal(size=(rows, slots, 5))
-  z = old_z + rng.normal(size=(rows, slots, 5))
-  token = rng.integers(0, 5, (rows, slots))
+  rows, length = mask.shape
+  old_z = rng.normal(size=(rows, length, 5))
+  z = old_z + rng.normal(size=(rows, length, 5))
+  token = rng.integers(0, 5, (rows, length))
   beta, low, high = 0.7, 0.2, 0.28
 
   def read(z):

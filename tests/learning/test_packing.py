@@ -5,43 +5,41 @@ import numpy as np
 import pytest
 
 from tepo_jax.learning import packing
-from tests.rollout import batches
-from tests.rollout.batches import P, T
+from tests.learning import batches
+from tests.learning.batches import P, T
 
 
 def _batch(prompts, lengths):
-  """Completions whose tokens are 100 i + 1, 100 i + 2, … behind each other."""
+  """Completions whose tokens are 100 i + 1, 100 i + 2, … in sequence."""
   return batches.of_tokens(
       np.split(100 * i + 1 + np.arange(prompt + length), [prompt])
       for i, (prompt, length) in enumerate(zip(prompts, lengths)))
 
 
 def _found(minibatch, i):
-  """Tokens that stand behind the states which score completion i."""
-  block = minibatch.blocks[minibatch.block_B[i]]
+  """The tokens that follow the columns whose scores belong to completion i."""
   row = minibatch.microbatch_B[i], minibatch.row_B[i]
-  slots = np.flatnonzero(block.scored_RS[row])
+  columns = np.flatnonzero(minibatch.rows.scored_RS[row])
   start = minibatch.column_B[i]
   length = int(minibatch.mask_BT[i].sum())
-  return block.token_RS[row][slots[start:start + length] + 1]
+  return minibatch.rows.token_RS[row][columns[start:start + length] + 1]
 
 
 def test_two_sequences_in_a_row():
-  """Tokens, positions, segments and scored slots as one would write them."""
-  pack = packing.make('segments', row_tokens=11, microbatch_tokens=11, room=1,
-                      shards=1)
+  """Tokens, positions, segments and scored columns, written out by hand."""
+  pack = packing.Packer(row_tokens=11, microbatch_tokens=11, shards=1)
   minibatch = pack(_batch([2, 1, 3], [3, 4, 0]))  # the last one is filler
-  block, = minibatch.blocks
-  assert block.token_RS.shape == (3, 1, 11)  # room for one row a completion
-  np.testing.assert_array_equal(minibatch.used_K, [1])
-  np.testing.assert_array_equal(minibatch.block_B, [0, 0, -1])
+  rows = minibatch.rows
+  assert rows.token_RS.shape == (3, 1, 11)  # at worst one row a completion
+  assert minibatch.used == 1
+  np.testing.assert_array_equal(minibatch.microbatch_B, [0, 0, -1])
   for name, want in {
       'token_RS': [1, 2, 3, 4, 5, 101, 102, 103, 104, 105, 0],
       'position_RS': [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, -1],
       'segment_RS': [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, -1],
       'scored_RS': [0, 1, 1, 1, 0, 1, 1, 1, 1, 0, 0]}.items():
-    np.testing.assert_array_equal(getattr(block, name)[0, 0], want, name)
-    unused = getattr(block, name)[1:]
+    np.testing.assert_array_equal(getattr(rows, name)[0, 0], want, name)
+    unused = getattr(rows, name)[1:]
     empty = -1 if name in ('position_RS', 'segment_RS') else 0
     assert (unused == empty).all()
   np.testing.assert_array_equal(minibatch.column_B[:2], [0, 3])
@@ -50,42 +48,37 @@ def test_two_sequences_in_a_row():
   assert packing.efficiency(minibatch) == 10 / 11
 
 
-@pytest.mark.parametrize('mode, row_tokens, microbatch_tokens, shards', [
-    ('segments', 11, 30, 1), ('segments', 32, 70, 2), ('segments', 500, 1, 1),
-    ('buckets', 11, 30, 2), ('none', 11, 1, 4)])
-def test_every_completion_is_somewhere_once(
-    mode, row_tokens, microbatch_tokens, shards):
+@pytest.mark.parametrize('row_tokens, microbatch_tokens, shards, alone', [
+    (11, 30, 1, False), (32, 70, 2, False), (500, 1, 1, False),
+    (11, 30, 2, True), (11, 1, 4, True)])
+def test_every_completion_is_packed_once(
+    row_tokens, microbatch_tokens, shards, alone):
   generator = np.random.default_rng(0)
   prompts = generator.integers(1, P + 1, 30)
   lengths = generator.integers(0, T + 1, 30)
   batch = _batch(prompts, lengths)
-  pack = packing.make(mode, row_tokens=row_tokens, shards=shards, room=1,
-                      microbatch_tokens=microbatch_tokens)
+  pack = packing.Packer(row_tokens, microbatch_tokens, shards, alone)
   minibatch = pack(batch)
   for i in np.flatnonzero(lengths):
     np.testing.assert_array_equal(
         _found(minibatch, i), 100 * i + 1 + prompts[i] + np.arange(lengths[i]))
-  real = 0
-  for block, used in zip(minibatch.blocks, minibatch.used_K):
-    microbatches, rows, slots = block.token_RS.shape
-    assert rows % shards == 0 and microbatches * rows >= 30
-    assert rows * slots <= microbatch_tokens or rows == shards
-    assert (block.position_RS[used:] == -1).all()
-    assert block.scored_RS[:used].any(axis=(1, 2)).all()
-    assert (block.segment_RS is None) == (mode != 'segments')
-    if mode != 'segments':  # one a row, in the shortest block that holds it
-      tokens = (block.position_RS >= 0).sum(-1)
-      shorter = [k for k in pack.slots_K if k < slots]
-      assert ((tokens == 0) | (tokens > max(shorter, default=0))).all()
-    real += (block.position_RS >= 0).sum()
+  packed, used = minibatch.rows, minibatch.used
+  microbatches, rows, _ = packed.token_RS.shape
+  assert rows % shards == 0 and microbatches * rows >= 30
+  assert rows * row_tokens <= microbatch_tokens or rows == shards
+  assert (packed.position_RS[used:] == -1).all()
+  assert packed.scored_RS[:used].any(axis=(1, 2)).all()
+  assert (packed.segment_RS is None) == alone
   filler = lengths == 0
-  assert real == (prompts + lengths)[~filler].sum()
-  assert minibatch.block_B[filler].max(initial=-1) == -1
+  assert (packed.position_RS >= 0).sum() == (prompts + lengths)[~filler].sum()
+  np.testing.assert_array_equal(minibatch.microbatch_B == -1, filler)
+  if alone:
+    tokens = (packed.position_RS >= 0).sum(-1)
+    assert tokens.max() <= P + T and (tokens > 0).sum() == (~filler).sum()
 
 
 def test_shapes_do_not_depend_on_the_lengths():
-  pack = packing.make('segments', row_tokens=22, microbatch_tokens=44, room=1,
-                      shards=1)
+  pack = packing.Packer(row_tokens=22, microbatch_tokens=44, shards=1)
   shapes = {
       tuple(x.shape for x in jax.tree.leaves(m))
       for m in (pack(_batch([1] * 9, [n] * 9)) for n in (0, 1, 4, 7))}
@@ -93,10 +86,8 @@ def test_shapes_do_not_depend_on_the_lengths():
 
 
 def test_a_microbatch_is_not_larger_than_the_minibatch():
-  pack = packing.make('none', row_tokens=11, microbatch_tokens=10**6, room=1,
-                      shards=2)
-  block, = pack(_batch([1] * 6, [3] * 6)).blocks
-  assert block.token_RS.shape == (1, 6, 11)
+  pack = packing.Packer(row_tokens=11, microbatch_tokens=10**6, shards=2)
+  assert pack(_batch([1] * 6, [3] * 6)).rows.token_RS.shape == (1, 6, 11)
 
 
 def test_first_fit_decreasing():
@@ -106,27 +97,25 @@ def test_first_fit_decreasing():
 
 
 def test_rows_are_evenly_full():
-  """What first-fit would leave to the last row is shared out."""
+  """First-fit would fill one row and leave the rest to the last."""
   row = packing.spread_evenly([4, 4, 4, 4], 12, 2)
   np.testing.assert_array_equal(np.bincount(row), [2, 2])
   assert packing.spread_evenly([7, 7, 7], 12, 2) is None
-  pack = packing.make('segments', row_tokens=12, microbatch_tokens=24, room=1,
-                      shards=1)
+  pack = packing.Packer(row_tokens=12, microbatch_tokens=24, shards=1)
   minibatch = pack(_batch([1] * 4, [3] * 4))
-  tokens = (minibatch.blocks[0].position_RS[0] >= 0).sum(-1)
+  tokens = (minibatch.rows.position_RS[0] >= 0).sum(-1)
   np.testing.assert_array_equal(tokens, [8, 8])
 
 
 def test_a_sequence_that_does_not_fit_is_an_error():
-  pack = packing.make('none', row_tokens=8, microbatch_tokens=8, room=1,
-                      shards=1)
-  with pytest.raises(ValueError, match='9 tokens'):
+  pack = packing.Packer(row_tokens=8, microbatch_tokens=8, shards=1)
+  with pytest.raises(ValueError, match='9 tokens does not fit into rows of 8'):
     pack(_batch([2], [7]))
 
 
-def test_nine_slots_of_ten_are_real_on_the_papers_lengths():
+def test_nine_columns_of_ten_hold_a_token_on_the_papers_lengths():
   """Prompts around 81 tokens; completions mostly of 1k to 4k, at most 8,192;
-  128 to a minibatch, rows of 10,240 slots."""
+  128 to a minibatch, rows of 10,240 columns."""
   generator = np.random.default_rng(0)
   for mean in 1000, 2000, 4000:
     tokens = generator.geometric(1 / 100, 128).clip(20, 2048) + np.minimum(

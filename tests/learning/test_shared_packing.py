@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from tepo_jax.learning import packing
-from tests.rollout import batches
-from tests.rollout.batches import T
+from tests.learning import batches
+from tests.learning.batches import T
 
 
 def _batch(prompts, lengths):
@@ -17,27 +17,26 @@ def _batch(prompts, lengths):
 
 
 def _pack(batch, **arguments):
-  return packing.make('shared', **arguments)(batch)
+  return packing.SharedPacker(**arguments)(batch)
 
 
 def test_two_completions_of_a_prompt():
-  """'abc' with 2 and 1 tokens, 'z' with 2, as one would write them."""
+  """'abc' with 2 and 1 tokens, 'z' with 2, written out by hand."""
   minibatch = _pack(
       _batch(['abc', 'abc', 'z', 'q'], [2, 1, 2, 0]),  # the last is filler
-      row_tokens=11, microbatch_tokens=12, room=1.5, shards=1)
-  block, = minibatch.blocks
-  sequences = block.sequences
-  assert block.token_RS.shape == (4, 1, 12)  # room for one bin a completion
+      row_tokens=11, microbatch_tokens=12, attention_capacity=1.5, shards=1)
+  rows, sequences = minibatch.rows, minibatch.rows.sequences
+  assert rows.token_RS.shape == (4, 1, 12)  # at worst one bin a completion
   assert sequences.source_RA.shape == (4, 2, 11)
-  np.testing.assert_array_equal(minibatch.used_K, [1])
-  np.testing.assert_array_equal(minibatch.block_B, [0, 0, 0, -1])
+  assert minibatch.used == 1
+  np.testing.assert_array_equal(minibatch.microbatch_B, [0, 0, 0, -1])
   a, b, c, z = map(ord, 'abcz')
-  # 'ab' once; behind it c with the tokens of completion 0, and of 1; z's.
+  # 'ab' once; then c with the tokens of completion 0, c with those of 1; z.
   for name, want in {
       'token_RS': [a, b, c, 1, 2, c, 101, z, 201, 202, 0, 0],
       'position_RS': [0, 1, 2, 3, 4, 2, 3, 0, 1, 2, -1, -1],
       'scored_RS': [0, 0, 1, 1, 0, 1, 0, 1, 1, 0, 0, 0]}.items():
-    np.testing.assert_array_equal(getattr(block, name)[0, 0], want, name)
+    np.testing.assert_array_equal(getattr(rows, name)[0, 0], want, name)
   np.testing.assert_array_equal(minibatch.column_B[:3], [0, 2, 3])
   for name, want in {
       'source_RA': [[0, 1, 2, 3, 4, 0, 1, 5, 6, 0, 0],
@@ -52,24 +51,24 @@ def test_two_completions_of_a_prompt():
   assert packing.efficiency(minibatch) == 10 / 12
 
 
-@pytest.mark.parametrize('row_tokens, microbatch_tokens, room, shards', [
+@pytest.mark.parametrize('row_tokens, microbatch_tokens, capacity, shards', [
     (11, 30, 1.0, 1), (32, 70, 1.5, 2), (500, 1, 1.0, 1), (11, 1, 2.0, 4)])
-def test_every_sequence_is_whole_once(
-    row_tokens, microbatch_tokens, room, shards):
+def test_attention_sees_every_sequence_once_and_whole(
+    row_tokens, microbatch_tokens, capacity, shards):
   generator = np.random.default_rng(0)
   prompts = generator.choice(['a', 'ab', 'abcd', 'xyz', 'xyw'], 30)
   lengths = generator.integers(0, T + 1, 30)
   batch = _batch(prompts, lengths)
-  minibatch = _pack(batch, row_tokens=row_tokens, room=room, shards=shards,
+  minibatch = _pack(batch, row_tokens=row_tokens, shards=shards,
+                    attention_capacity=capacity,
                     microbatch_tokens=microbatch_tokens)
-  block, = minibatch.blocks
-  whole = block.sequences
-  slots, rows = block.token_RS.shape[2], whole.source_RA.shape[1] // shards
-  assert slots == max(row_tokens, microbatch_tokens // shards)
-  assert 0 <= rows * row_tokens - room * slots < row_tokens
-  used, = minibatch.used_K
-  assert (block.position_RS[used:] == -1).all()
-  assert (block.position_RS[used - 1] >= 0).any()
+  packed, whole = minibatch.rows, minibatch.rows.sequences
+  columns, rows = packed.token_RS.shape[2], whole.source_RA.shape[1] // shards
+  assert columns == max(row_tokens, microbatch_tokens // shards)
+  assert 0 <= rows * row_tokens - capacity * columns < row_tokens
+  used = minibatch.used
+  assert (packed.position_RS[used:] == -1).all()
+  assert (packed.position_RS[used - 1] >= 0).any()
   found = {}
   for m, row in np.ndindex(whole.source_RA.shape[:2]):
     for i in set(whole.segment_RA[m, row]) - {-1}:
@@ -79,10 +78,10 @@ def test_every_sequence_is_whole_once(
       shard = row // rows
       found[i] = m, shard, source
       np.testing.assert_array_equal(
-          block.token_RS[m, shard, source],
+          packed.token_RS[m, shard, source],
           batch.token_BS[i, batch.position_BS[i] >= 0])
       np.testing.assert_array_equal(
-          block.position_RS[m, shard, source], np.arange(len(at)))
+          packed.position_RS[m, shard, source], np.arange(len(at)))
       np.testing.assert_array_equal(
           whole.position_RA[m, row, at], np.arange(len(at)))
   assert set(found) == set(np.flatnonzero(lengths))
@@ -90,11 +89,11 @@ def test_every_sequence_is_whole_once(
     home = whole.home_NS[m, shard, source]
     sources = whole.source_RA[m].reshape(shards, -1)[shard]
     np.testing.assert_array_equal(sources[home], source)
-    # What the state at a home has seen is this sequence's own beginning.
+    # The layers take a scored column's output from this very sequence.
     np.testing.assert_array_equal(
         whole.segment_RA[m].reshape(shards, -1)[shard, home[-lengths[i] - 1:]],
         i)
-    scored, = np.nonzero(block.scored_RS[m, shard])
+    scored, = np.nonzero(packed.scored_RS[m, shard])
     start = minibatch.column_B[i]
     assert (minibatch.microbatch_B[i], minibatch.row_B[i]) == (m, shard)
     np.testing.assert_array_equal(
@@ -105,29 +104,29 @@ def test_shapes_do_not_depend_on_the_lengths():
   shapes = {
       tuple(x.shape for x in jax.tree.leaves(_pack(
           _batch(['ab'] * 9, [n] * 9), row_tokens=22, microbatch_tokens=44,
-          room=1.0, shards=1)))
+          attention_capacity=1.0, shards=1)))
       for n in (0, 1, 4, 7)}
   assert len(shapes) == 1
 
 
 def test_a_microbatch_is_not_larger_than_the_minibatch():
-  minibatch = _pack(_batch(['ab'] * 6, [3] * 6), row_tokens=11, room=1.0,
-                    microbatch_tokens=10**6, shards=2)
-  assert minibatch.blocks[0].token_RS.shape == (1, 2, 33)
-  np.testing.assert_array_equal(minibatch.used_K, [1])
+  minibatch = _pack(_batch(['ab'] * 6, [3] * 6), row_tokens=11, shards=2,
+                    attention_capacity=1.0, microbatch_tokens=10**6)
+  assert minibatch.rows.token_RS.shape == (1, 2, 33)
+  assert minibatch.used == 1
 
 
 def test_a_group_stays_together_where_it_can():
   """Three groups of three, one a bin: each prompt is computed once."""
   minibatch = _pack(
       _batch([p * 4 for p in 'xyzxyzxyz'], [5] * 9), row_tokens=11,
-      microbatch_tokens=21, room=1.5, shards=1)
+      microbatch_tokens=21, attention_capacity=1.5, shards=1)
   np.testing.assert_array_equal(
       minibatch.microbatch_B, [0, 1, 2, 0, 1, 2, 0, 1, 2])
   assert packing.efficiency(minibatch) == 1.0
 
 
 def test_a_sequence_that_does_not_fit_is_an_error():
-  with pytest.raises(ValueError, match='9 tokens'):
-    _pack(_batch(['ab'], [7]), row_tokens=8, microbatch_tokens=8, room=1.0,
-          shards=1)
+  with pytest.raises(ValueError, match='9 tokens does not fit into rows of 8'):
+    _pack(_batch(['ab'], [7]), row_tokens=8, microbatch_tokens=8,
+          attention_capacity=1.0, shards=1)

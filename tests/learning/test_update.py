@@ -1,5 +1,6 @@
-"""Updates: packing, meshes and padding invisible; π = π_old exactly."""
+"""Updates do not depend on packing, mesh or padding; π = π_old is exact."""
 
+import dataclasses
 import functools
 import re
 
@@ -30,11 +31,11 @@ B, P, T = 8, 4, 7
 LENGTHS = np.array([7, 2, 5, 1, 6, 7, 3, 4])
 PROMPTS = np.array([1, 4, 2, 3, 4, 2, 3, 1])
 ONE_DEVICE = dict(data=1, fsdp=1, tensor=1)
-# Compiling is what costs here. The tests of exactness do without this.
+# Compiling dominates these tests; those of exactness do not use this.
 QUICK = {'xla_backend_optimization_level': 0,
          'xla_cpu_use_fusion_emitters': False}
-# Everything that is a statistic of the whole minibatch, in one row: Clip-Cov's
-# drop, KL-Cov's top-k, STEER's maximum. Shares that choose some tokens of 35.
+# All statistics of the whole minibatch in one row: Clip-Cov's drop, KL-Cov's
+# top-k, STEER's maximum. The shares select a few of 35 tokens.
 STATISTICAL = dict(
     weight='sequence', aggregate='seq_mean_token_mean',
     clip=dict(name='covariance', low=0.2, high=0.28, fraction=0.2,
@@ -44,19 +45,20 @@ STATISTICAL = dict(
              fraction=0.2))
 
 
-def _config(packing='none', row_tokens=P + T, microbatch_tokens=10**3,
-            remat='none', beta=0.5, room=1.2):
+def _config(packing='segments', row_tokens=P + T, microbatch_tokens=10**3,
+            remat='none', max_grad_norm=1.0):
   c = tiny.get_config('tepo')
   c.train.packing = packing
   c.train.row_tokens = row_tokens
   c.train.microbatch_tokens = microbatch_tokens
-  c.train.attention_room = room
+  c.train.attention_room = 1.2
   c.train.chunk_size = 16
   c.compute.remat = remat
   c.compute.unroll = 1
   c.rollout.temperature = 0.9
-  c.method.reg.coef = beta  # large, so that an error in the KL shows
-  c.optimizer.epsilon = 1e-2  # Adam must not blow up what is rounding
+  c.method.reg.coef = 0.5  # large, so that an error in the KL shows
+  c.optimizer.epsilon = 1e-2  # Adam must not magnify rounding
+  c.optimizer.max_grad_norm = max_grad_norm
   c.optimizer.learning_rate = 1e-2
   return c
 
@@ -71,7 +73,7 @@ def _weights():
           jax.tree.map(lambda a, b: np.asarray(3.9 * a + 0.4 * b), one, two))
 
 
-def _batch(width=P, slots=T, rows=B, seed=0):
+def _batch(width=P, length=T, rows=B, seed=0):
   """B completions as the host has them; `rows` beyond them are filler."""
   rng = np.random.default_rng(seed)
   token_BS = rng.integers(0, 40, (B, P + T))
@@ -79,12 +81,12 @@ def _batch(width=P, slots=T, rows=B, seed=0):
   for row in range(B):
     position_BS[row, P - PROMPTS[row]:P + LENGTHS[row]] = np.arange(
         PROMPTS[row] + LENGTHS[row])
-    twin = np.flatnonzero(PROMPTS == PROMPTS[row])[-1]  # alike, two by two
+    twin = np.flatnonzero(PROMPTS == PROMPTS[row])[-1]  # pairs share a prompt
     token_BS[row, :P] = token_BS[twin, :P]
   mask_BT = np.arange(T) < LENGTHS[:, None]
-  wider = ((0, rows - B), (width - P, slots - T))
-  fill = functools.partial(np.pad, pad_width=((0, rows - B), (0, slots - T)))
-  zeros_BT = np.zeros((rows, slots), np.float32)
+  wider = ((0, rows - B), (width - P, length - T))
+  fill = functools.partial(np.pad, pad_width=((0, rows - B), (0, length - T)))
+  zeros_BT = np.zeros((rows, length), np.float32)
   return batch_lib.Batch(
       token_BS=np.pad(token_BS, wider).astype(np.int32),
       position_BS=np.pad(position_BS, wider,
@@ -112,14 +114,23 @@ def _scored(programs, params, batch, options):
   return minibatch.replace(old_logp_BT=logp_BT, old_entropy_BT=entropy_BT)
 
 
+def _programs(mesh, packing='padded', **settings):
+  """The programs of a run; 'padded' puts every sequence in its own row."""
+  mode = 'segments' if packing == 'padded' else packing
+  programs = programs_lib.make(_config(mode, **settings), MODEL, mesh)
+  if packing != 'padded':
+    return programs
+  return dataclasses.replace(
+      programs, pack=dataclasses.replace(programs.pack, alone=True))
+
+
 @functools.cache
-def _compiled(shape=tuple(ONE_DEVICE.items()), rows=B, width=P, slots=T,
+def _compiled(shape=tuple(ONE_DEVICE.items()), rows=B, width=P, length=T,
               **settings):
-  """programs.train_step for one shape and mesh; programs; π_old on devices."""
-  mesh = _mesh(dict(shape))
-  programs = programs_lib.make(_config(**settings), MODEL, mesh)
+  """The programs, and train_step compiled for one shape and mesh."""
+  programs = _programs(_mesh(dict(shape)), **settings)
   state = programs_lib.abstract_state(programs)
-  batch = _put(programs, _batch(width, slots, rows))
+  batch = _put(programs, _batch(width, length, rows))
   compiled = programs.train_step.lower(
       state, batch, jax.random.key(0), 0.0, state.params).compile(QUICK)
   return programs, compiled
@@ -191,31 +202,31 @@ def test_the_case_is_worth_testing():
   assert min(jax.tree.leaves(moved)) > 1e-4
 
 
-# 55 tokens: 3 rows of 24 in 3, 2 and 1 microbatches; 6 rows of 11 in 2; and
-# one sequence a row, in rows of 2, 3, 6 and 11; rows of whole vector registers.
+# 55 tokens: 3 rows of 24 in 3, 2 and 1 microbatches; 6 rows of 11 in 2; one
+# sequence a row in 4; rows of whole vector registers.
 # Prompts shared: 49 tokens in 3 bins of 24, and in 2 of 30.
 PACKINGS = [('segments', 24, 24), ('segments', 24, 50), ('segments', 24, 100),
-            ('segments', 11, 33), ('buckets', 11, 24), ('segments', 32, 32),
+            ('segments', 11, 33), ('padded', 11, 24), ('segments', 32, 32),
             ('shared', 11, 24), ('shared', 24, 30)]
 
 
 @pytest.mark.parametrize('packing, row_tokens, microbatch_tokens', PACKINGS)
-def test_packing_does_not_show(packing, row_tokens, microbatch_tokens):
+def test_packing_changes_nothing(packing, row_tokens, microbatch_tokens):
   """Against one microbatch of padded rows."""
   arguments = dict(packing=packing, row_tokens=row_tokens,
                    microbatch_tokens=microbatch_tokens)
   minibatch = _compiled(**arguments)[0].pack(_batch())
-  assert sum(minibatch.used_K) > 1 or microbatch_tokens == 100
+  assert minibatch.used > 1 or microbatch_tokens == 100
   _assert_same_update(_step(_off_policy_batch(), **arguments))
 
 
 @pytest.mark.parametrize('shape, packing', [
-    (dict(data=4, fsdp=1, tensor=1), 'none'),
+    (dict(data=4, fsdp=1, tensor=1), 'padded'),
     (dict(data=1, fsdp=4, tensor=1), 'segments'),
     (dict(data=1, fsdp=2, tensor=2), 'segments'),
     (dict(data=1, fsdp=2, tensor=2), 'shared')])
-def test_meshes_do_not_show(shape, packing):
-  """Against one device; parameters and moments are really cut."""
+def test_the_mesh_changes_nothing(shape, packing):
+  """Against one device; parameters and moments are sharded indeed."""
   arguments = dict(shape=tuple(shape.items()), packing=packing,
                    microbatch_tokens=44)
   _assert_same_update(_step(_off_policy_batch(), **arguments))
@@ -230,7 +241,7 @@ def test_meshes_do_not_show(shape, packing):
         shape['fsdp'] * shape['tensor'])
 
 
-def test_rows_and_padding_do_not_show():
+def test_order_and_padding_change_nothing():
   """Another order; filler rows, wider prompts and longer completions."""
   batch = _off_policy_batch()
   order = np.array([3, 1, 7, 0, 2, 6, 5, 4])
@@ -241,10 +252,10 @@ def test_rows_and_padding_do_not_show():
                       old_entropy_BT=fill(batch.old_entropy_BT))
   order = np.random.default_rng(0).permutation(B + 4)
   _assert_same_update(_step(jax.tree.map(lambda x: x[order], wide),
-                            rows=B + 4, width=P + 2, slots=T + 3))
+                            rows=B + 4, width=P + 2, length=T + 3))
 
 
-def test_masked_slots_may_hold_anything():
+def test_masked_tokens_may_hold_anything():
   batch = _off_policy_batch()
   hidden_BT = batch.mask_BT == 0
   token_BS = np.where(batch.position_BS < 0, 39, batch.token_BS)
@@ -256,7 +267,7 @@ def test_masked_slots_may_hold_anything():
 
 
 def test_gradient_that_is_not_finite_is_skipped():
-  """Parameters, moments and step stay as they are, bit by bit."""
+  """Parameters, moments and step are unchanged to the bit."""
   batch = _off_policy_batch()
   advantage_B = batch.advantage_B.copy()
   advantage_B[2] = np.nan
@@ -266,7 +277,7 @@ def test_gradient_that_is_not_finite_is_skipped():
       _state(_compiled()[0])))
 
 
-def test_nan_in_a_filler_row_is_not_seen():
+def test_nan_in_a_filler_row_changes_nothing():
   batch = _off_policy_batch()
   mask_BT, advantage_B = batch.mask_BT.copy(), batch.advantage_B.copy()
   mask_BT[2] = 0
@@ -278,7 +289,8 @@ def test_nan_in_a_filler_row_is_not_seen():
 
 
 def test_minibatch_statistics_of_microbatches():
-  """Clip-Cov's draw, KL-Cov's top-k, STEER's maximum: of the minibatch."""
+  """Clip-Cov's draw, KL-Cov's top-k, STEER's maximum do not depend on the
+  microbatches."""
   params, _ = _weights()
   policy_loss = objective.make_policy_loss(STATISTICAL)
   assert policy_loss.needs_scoring
@@ -289,8 +301,8 @@ def test_minibatch_statistics_of_microbatches():
                          gradient_dtype='float32')
   for arguments in PACKINGS[0], PACKINGS[2], PACKINGS[4]:
     mode, row_tokens, microbatch_tokens = arguments
-    pack = packing.make(mode, row_tokens=row_tokens, shards=1, room=1.0,
-                        microbatch_tokens=microbatch_tokens)
+    pack = packing.Packer(
+        row_tokens, microbatch_tokens, shards=1, alone=mode == 'padded')
     state = update.TrainState(jnp.int32(0), params, optimizer.init(params))
     after, metrics = jax.jit(
         functools.partial(update.train_step, scorer, policy_loss, optimizer),
@@ -307,7 +319,7 @@ def test_minibatch_statistics_of_microbatches():
 
 @functools.cache
 def _pull_back():
-  """Gradient of Σ weight · log π(token) by a plain softmax: no scoring.py."""
+  """Gradient of Σ weight · log π(token) by a plain softmax, not scoring.py."""
   def total(params, weight_BS, token_BS, position_BS, temperature):
     hidden_BSD, _ = transformer.forward(MODEL, params, token_BS, position_BS)
     z_BSV = transformer.logits(MODEL, params, hidden_BSD) / temperature
@@ -318,23 +330,23 @@ def _pull_back():
 
 
 @pytest.mark.parametrize('packing, microbatch_tokens, remat, short', [
-    ('none', 100, 'none', 256), ('segments', 24, 'none', 256),
-    ('segments', 50, 'full', 256), ('buckets', 24, 'dots', 256),
+    ('padded', 100, 'none', 256), ('segments', 24, 'none', 256),
+    ('segments', 50, 'full', 256), ('padded', 24, 'dots', 256),
     ('shared', 24, 'full', 256), ('segments', 24, 'none', 0),
     ('shared', 24, 'full', 0)])
 def test_first_update_is_reinforce_exactly(
     packing, microbatch_tokens, remat, short, monkeypatch):
   """π = π_old: w = 1, ΔH = 0, M = 0, KL = 0 to the last bit (reading 2).
 
-  As a run does it: the programs of `steps.make`, fully optimised, the same
-  shapes. The gradient is that of −Σ A ℓ / N. Packed rows of more than `short`
-  slots are `packed_attention`'s, in blocks of 8.
+  As in a run: the programs of `programs.make`, fully optimised, the same
+  shapes. The gradient is that of −Σ A ℓ / N. `packed_attention` computes packed
+  rows of more than `short` columns, in blocks of 8.
   """
   monkeypatch.setattr(attention, '_SHORT', short)
   monkeypatch.setattr(packed_attention, '_BLOCK', 8)
-  config = _config(packing, 24, microbatch_tokens, remat)
-  config.optimizer.max_grad_norm = 1e9
-  programs = programs_lib.make(config, MODEL, _mesh(ONE_DEVICE))
+  programs = _programs(
+      _mesh(ONE_DEVICE), packing=packing, row_tokens=24, remat=remat,
+      microbatch_tokens=microbatch_tokens, max_grad_norm=1e9)
   params = _weights()[0]
   batch = _batch()
   scored = _scored(programs, params, batch, {})
@@ -393,7 +405,7 @@ def test_supervised_step():
   """One step of plain descent: θ − lr · ∇(−Σ m ℓ / Σ m)."""
   params, batch = _weights()[0], _batch()
   mask_BT = np.pad(batch.mask_BT, ((0, 0), (P - 1, 0)))
-  mask_BT[0, 0] = 1  # a prompt's token may be learnt too
+  mask_BT[0, 0] = 1  # prompt tokens may be learnt too
   optimizer = optax.sgd(0.5)
   state = update.TrainState(jnp.int32(4), params, optimizer.init(params))
   after, loss = jax.jit(

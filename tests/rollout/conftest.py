@@ -29,7 +29,7 @@ class Engine:
         self.weights, requests, jax.random.key(seed), stats)
             for completion in some]
     got = {(requests[c.request].prompt_id, c.sample): c for c in done}
-    assert len(got) == len(done)  # none twice
+    assert len(got) == len(done)  # no duplicates
     return got, stats
 
 

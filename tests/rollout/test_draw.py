@@ -43,7 +43,7 @@ def test_inverse_cdf_is_the_search_in_float64_sums(vocabulary):
 
 @pytest.mark.parametrize('vocabulary', [129, 3000])
 def test_inverse_cdf_never_draws_the_impossible(vocabulary):
-  """Whatever the sums round to, at both ends of the uniform and between."""
+  """However the sums are rounded, at both ends of [0, 1) and between."""
   rng = np.random.default_rng(vocabulary)
   rows = 2000
   p_BV = rng.random((rows, vocabulary)) ** 20
@@ -71,7 +71,7 @@ def test_inverse_cdf_never_draws_the_impossible(vocabulary):
 
 
 def _draws(logits_V, decoding, draws):
-  """That many draws of as many rows."""
+  """(token_B, logp_B) of `draws` rows of the same logits."""
   rows = jnp.arange(draws)
   return jax.jit(draw.draw, static_argnums=1)(
       jnp.broadcast_to(logits_V, (draws, len(logits_V))), decoding,
@@ -112,7 +112,7 @@ def test_truncation_is_that_of_transformers(top_k, top_p):
 
 
 def test_ties_at_the_last_of_top_k_are_kept():
-  """As transformers does: which of them is left out would be arbitrary."""
+  """As in transformers: excluding some of them would be arbitrary."""
   logits_V = jnp.array([0.0, 1.0, 1.0, 1.0, -3.0])
   token_B, logp_B = _draws(logits_V, draw.Decoding(1.0, 2), 200)
   assert set(np.unique(token_B)) == {1, 2, 3}

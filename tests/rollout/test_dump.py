@@ -1,4 +1,4 @@
-"""Rollouts on disk: read back to the bit, bounded, readable by datasets."""
+"""Rollouts on disk: bit-exact, bounded in size, readable by datasets."""
 
 import dataclasses
 import json
@@ -22,7 +22,8 @@ def group(cursor, verdicts, seed=0):
   inside_GT = np.arange(SLOTS) < length_G[:, None]
   return groups_lib.Group(
       prompt=groups_lib.Prompt(
-          problem_lib.Problem(f'p{cursor}', '1 + 1 = ?\n', ('2', '2.0'), 'made'),
+          problem_lib.Problem(
+              f'p{cursor}', '1 + 1 = ?\n', ('2', '2.0'), 'made'),
           (3, 1, 4), cursor),
       token_GT=np.where(inside_GT, generator.integers(
           0, 9, (size, SLOTS)), 0).astype(np.int32),
@@ -75,7 +76,7 @@ def test_datasets_reads_them(form, builder, tmp_path):
       0, :SAMPLED[0].length_G[0]].tolist()
 
 
-def test_the_oldest_go_when_it_is_too_much(tmp_path):
+def test_the_oldest_are_deleted_above_the_bound(tmp_path):
   size = sum(len(json.dumps(row)) + 1 for row in rows())
   for step in range(1, 6):
     dump.write(tmp_path, step, rows(), 'jsonl', 3.5 * size / 1e6)
@@ -84,9 +85,9 @@ def test_the_oldest_go_when_it_is_too_much(tmp_path):
   assert dump.steps(tmp_path) == [6]  # the newest stays, whatever its size
 
 
-def test_what_is_not_there_or_damaged_is_named(tmp_path):
+def test_a_missing_or_damaged_file_is_named(tmp_path):
   dump.write(tmp_path, 3, rows(), 'jsonl', 1)
-  with pytest.raises(errors.InputError, match=r'step 4 \(there: 3\)'):
+  with pytest.raises(errors.InputError, match=r'step 4 \(has: 3\)'):
     dump.read(tmp_path, 4)
   path = tmp_path / 'step_000003.jsonl'
   path.write_text(path.read_text()[:-30])

@@ -1,4 +1,4 @@
-"""The host's side of sampling, around a schedule and a grader that are toys."""
+"""GroupSampler with a toy schedule and a toy grader."""
 
 import types
 
@@ -20,7 +20,7 @@ class _Tokenizer:
 
 
 class _Grader:
-  """Right is what is one token long."""
+  """Accepts completions of one token."""
 
   def __init__(self):
     self.seen = []
@@ -31,7 +31,7 @@ class _Grader:
 
 
 def _run(weights, requests, key, stats):
-  """Two samples a prompt: its last token, counted on; the last ones first."""
+  """Two samples of each prompt, which count up from its last token."""
   assert weights == 'weights' and key == 'key'
   order = [(i, j) for j in (1, 0) for i in (2, 0, 1)]
   for part in (order[:4], order[4:]):
@@ -43,7 +43,7 @@ def _run(weights, requests, key, stats):
   assert all(r.limits == [3, 3] for r in requests)
 
 
-def test_groups_are_put_together_and_graded():
+def test_groups_are_assembled_and_graded():
   grader = _Grader()
   prompts = [groups_lib.Prompt(problem_lib.Problem(
       id=str(i), problem='?', answers=(str(i),), source='test'), (i, 10 * i), i)

@@ -1,4 +1,4 @@
-"""Dynamic sampling, batches and orders on hand-written groups."""
+"""Dynamic sampling, batches and minibatch orders of hand-written groups."""
 
 import collections
 
@@ -80,9 +80,9 @@ def test_refill_ends_in_its_last_batch_or_with_an_error():
     world.collect('refill', max_batches=2)
   message = str(caught.value)
   assert '\n' not in message
-  # 0: mixed, 1 and 3: right, 2: wrong; 5 of 8 completions are right.
+  # 0: mixed, 1 and 3: correct, 2: wrong; 5 of 8 completions are correct.
   for part in ('1 of 2', 'max_generation_batches=2', 'pass rate 62.5%',
-               '2 of 4 groups all right', '1 all wrong'):
+               '2 of 4 groups all correct', '1 all wrong'):
     assert part in message
 
 
@@ -109,8 +109,8 @@ def test_off_keeps_everything():
 
 
 def test_data_order():
-  """A permutation each epoch, another one in the next and with another seed;
-  a function of (seed, cursor), whatever was asked before."""
+  """Every epoch and every seed has its own permutation; an entry depends on
+  (seed, cursor) only, not on earlier reads."""
   order = groups_lib.DataOrder(50, seed=3)
   epochs = [[order[50 * e + i] for i in range(50)] for e in range(3)]
   for epoch in epochs:
@@ -123,18 +123,6 @@ def test_data_order():
   other = groups_lib.DataOrder(50, seed=4)
   assert [other[i] for i in range(50)] not in epochs
   assert [groups_lib.DataOrder(1, seed=0)[i] for i in range(3)] == [0, 0, 0]
-
-
-def test_pad_prompts():
-  prompts = [_prompt(8, (5, 6)), _prompt(2, (7, 8, 9))]
-  token_QP, position_QP, prompt_id_Q = minibatches_lib.pad_prompts(prompts, 3, 4)
-  np.testing.assert_array_equal(
-      token_QP, [[0, 0, 5, 6], [0, 7, 8, 9], [0, 0, 0, 0]])
-  np.testing.assert_array_equal(
-      position_QP, [[-1, -1, 0, 1], [-1, 0, 1, 2], [-1, -1, -1, -1]])
-  np.testing.assert_array_equal(prompt_id_Q, [8, 2, 0])
-  assert {x.dtype for x in (token_QP, position_QP, prompt_id_Q)} == {
-      np.dtype('int32')}
 
 
 def _sample(token_T, ended, text, verdict):
@@ -156,7 +144,7 @@ def test_to_group_pads_and_counts_the_truncated_as_wrong():
   np.testing.assert_array_equal(group.accuracy_G, [1, 0, 0])
 
 
-def test_a_group_that_is_right_but_truncated_is_mixed():
+def test_a_group_whose_correct_completion_is_truncated_is_mixed():
   assert groups_lib.is_mixed(groups_lib.to_group(_prompt(0), [
       _sample([1], True, '', True), _sample([1], False, '', True)], 1))
 
@@ -193,7 +181,7 @@ def _two_groups():
 
 
 def test_to_batch():
-  """Two prompts of 2 samples and a row of filler; token 0 can be real."""
+  """Two prompts of 2 samples and a row of filler; token 0 is a valid id."""
   batch = minibatches_lib.to_batch(
       _two_groups(), np.array([0., 1., 1., 0.]), rows=5, width=3,
       estimator='drgrpo')
@@ -220,8 +208,9 @@ def test_to_batch():
     ('grpo', [-.7071, .7071, 1.4142 / 2, -1.4142 / 2]),
     ('gpg', [-.5, .5, .5, -.5])])
 def test_advantages_are_the_groups(estimator, want):
-  batch = minibatches_lib.to_batch(_two_groups(), np.array([0., 1., 1., 0.]), rows=4,
-                           width=2, estimator=estimator)
+  batch = minibatches_lib.to_batch(
+      _two_groups(), np.array([0., 1., 1., 0.]), rows=4, width=2,
+      estimator=estimator)
   np.testing.assert_allclose(batch.advantage_B, want, atol=1e-4)
 
 

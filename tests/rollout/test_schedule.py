@@ -1,6 +1,6 @@
-"""The slot engine: against full forwards, and itself in other slots.
+"""Sampling through slots: against full forward passes, and other schedules.
 
-Axes: Q prompts · T completion slots.
+Axes: Q prompts · T tokens of a completion.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ MODEL = transformer.ModelConfig(
     head_dim=8, d_ff=48, max_position=64, qkv_bias=True)
 LENGTHS = (5, 1, 14, 4, 2, 9, 5)
 IDS = (7, 0, 123456, 3, 8, 9, 2)
-# Several sizes of everything, with steps between them that are all taken.
+# Several sizes of each array; the tests use all of them.
 SHAPES = dict(prompts=(5, 14), columns=(16, 30))
 
 
@@ -37,7 +37,7 @@ def params():
 
 @pytest.fixture(scope='module')
 def engine(make_engine, params):
-  """engine(**options): made once for the same options."""
+  """engine(**options): cached by its options."""
   @functools.cache
   def make(slots=4, **options):
     return make_engine(
@@ -60,7 +60,7 @@ def _sample(engine, which=range(7), **options):
 
 
 def _assert_same(got, want):
-  """The same tokens bit for bit; the same log-probabilities to rounding."""
+  """The same tokens exactly; the same log-probabilities up to rounding."""
   assert got.keys() == want.keys()
   for name, completion in got.items():
     np.testing.assert_array_equal(completion.token_T, want[name].token_T)
@@ -71,7 +71,7 @@ def _assert_same(got, want):
 
 @pytest.fixture(scope='module')
 def free(engine):
-  """Every prompt's samples where nothing ends them."""
+  """Every prompt's samples without EOS, so all have full length."""
   return _sample(engine())[0]
 
 
@@ -102,7 +102,7 @@ def test_logp_is_the_scoring_functions(params, engine, temperature):
 @pytest.mark.parametrize('options', [
     dict(slots=1), dict(slots=3, chunk=1), dict(slots=64, chunk=32),
     dict(slots=8, columns=(30,), prompts=(14,))], ids=str)
-def test_slots_chunks_and_shapes_do_not_show(engine, free, options):
+def test_slots_chunks_and_shapes_change_nothing(engine, free, options):
   _assert_same(_sample(engine(**options))[0], free)
 
 
@@ -110,7 +110,7 @@ def test_slots_chunks_and_shapes_do_not_show(engine, free, options):
     dict(data=4), dict(data=2, tensor=2), dict(fsdp=2, tensor=2),
     dict(tensor=4)], ids=str)
 @pytest.mark.parametrize('slots', [8, 64])
-def test_the_mesh_does_not_show(engine, free, mesh, slots):
+def test_the_mesh_changes_nothing(engine, free, mesh, slots):
   got, _ = _sample(_on_mesh(engine, slots, tuple(mesh.items())))
   _assert_same(got, free)
 
@@ -121,40 +121,40 @@ def _on_mesh(engine, slots, mesh):
   return engine(slots=slots, mesh=mesh_lib.make(shape, jax.devices()))
 
 
-@pytest.mark.parametrize('shape, enough, steps', [
+@pytest.mark.parametrize('shape, stop_at_live, steps', [
     (dict(data=2), 8, 4), (dict(data=2), 7, 8), (dict(fsdp=2), 8, 4),
     (dict(data=2, fsdp=2), 8, 4), (dict(), 8, 2), (dict(), 7, 7)], ids=str)
-def test_shards_count_their_live_rows_together(
-    make_engine, params, shape, enough, steps):
-  """8 rows end at 2 tokens, of the first shards, 8 at 7: counted at every
-  fourth step, with a single shard at every one."""
+def test_shards_count_their_live_slots_together(
+    make_engine, params, shape, stop_at_live, steps):
+  """The first 8 slots end at 2 tokens, the others at 7. Several shards count
+  every fourth step, a single one every step."""
   shape = dict(data=1, fsdp=1, tensor=1) | shape
   shards = shape['data'] * shape['fsdp']
   engine = make_engine(
       MODEL, params, slots=16, prompt_tokens=4, max_tokens=20, chunk=20,
       mesh=mesh_lib.make(shape, jax.devices()[:shards]))
   programs = engine.schedule.programs
-  rows = schedule.no_rows(16)
-  rows = rows.replace(live=~rows.live, start=rows.start + 1,
-                      limit=np.repeat([2, 7], 8).astype(np.int32))
+  slots = schedule.idle_slots(16)
+  slots = slots.replace(live=~slots.live, start=slots.start + 1,
+                        limit=np.repeat([2, 7], 8).astype(np.int32))
   _, chunk = programs.decode(
-      engine.weights, programs.empty(16, 24, 0), rows, jax.random.key(0), 20,
-      enough)
+      engine.weights, programs.empty(16, 24, 0), slots, jax.random.key(0), 20,
+      stop_at_live)
   assert chunk.steps == steps
-  # As it lies on the devices: nothing is gathered for the host.
+  # Each device keeps its own slots: nothing is gathered for the host.
   assert chunk.token_NC.sharding.shard_shape((16, 20)) == (16 // shards, 20)
   np.testing.assert_array_equal(
-      chunk.length_N, np.minimum(rows.limit, steps))
-  np.testing.assert_array_equal(chunk.live_N, rows.limit > steps)
+      chunk.length_N, np.minimum(slots.limit, steps))
+  np.testing.assert_array_equal(chunk.live_N, slots.limit > steps)
 
 
-def test_no_step_is_done_behind_the_last_token(engine):
+def test_no_step_is_computed_after_the_last_token(engine):
   _, stats = _sample(_on_mesh(engine, 64, (('data', 4),)), group_size=8)
   assert stats.steps == T
 
 
 def test_draws_depend_on_key_prompt_and_sample_alone(engine, free):
-  """Not on the order of the prompts, their number, G, or the limit."""
+  """Not on the order or number of prompts, nor on G or the limit."""
   some = {name: c for name, c in free.items() if name[0] in (2, 3, 123456)}
   _assert_same(_sample(engine(), which=(6, 2, 3))[0], some)
   fewer, _ = _sample(engine(), group_size=1)
@@ -164,7 +164,7 @@ def test_draws_depend_on_key_prompt_and_sample_alone(engine, free):
 
 
 def test_draws_depend_on_each_of_them(engine):
-  """A uniform policy: every token is its own number, so all must differ."""
+  """With a uniform policy each token shows its random number: all differ."""
   engine = dataclasses.replace(
       engine(), weights=jax.tree.map(np.zeros_like, engine().weights))
   base, other = _sample(engine)[0], _sample(engine, seed=1)[0]
@@ -173,21 +173,21 @@ def test_draws_depend_on_each_of_them(engine):
       [c.logp_T for c in base.values()], -np.log(V), rtol=1e-6)
   assert len(np.unique(rows, axis=0)) == len(rows)
   assert len(np.unique(rows.T, axis=0)) == T
-  # Any two of them agree in about one slot of V.
+  # Any two of them have about one token in V in common.
   first, second = np.split(rows, 2)
   assert (first == second).mean() < 4 / V
   assert (first[1:] == first[:-1]).mean() < 4 / V
 
 
 def _cut(completion, eos_ids):
-  """What a run that knows these EOS ids must give, from one that does not."""
+  """Length, and number of EOS, of a completion cut at its first EOS id."""
   hits = np.flatnonzero(np.isin(completion.token_T, eos_ids))
   return len(completion.token_T) if not hits.size else hits[0] + 1, hits.size
 
 
 def test_ends_at_each_of_several_eos_ids(engine, free):
-  """As if cut behind the first one: the draws do not depend on the ends."""
-  # 0 is also what stands behind an end: only lengths say what is padding.
+  """As if cut after the first one: the draws do not depend on the ends."""
+  # 0 also pads completions: only lengths mark their ends.
   eos_ids = (0, int(free[7, 0].token_T[3]), int(free[2, 1].token_T[-1]))
   got, stats = _sample(engine(eos_ids=eos_ids))
   lengths = set()
@@ -217,7 +217,7 @@ def test_nothing_to_do(engine):
 
 
 def test_slots_stay_busy_and_prompts_are_prefilled_once(make_engine, params):
-  """What is done is counted: prefills, slots and columns times steps."""
+  """By the counts of prefills, tokens and slots times steps."""
   engine = make_engine(
       MODEL, params, slots=32, prompt_tokens=4, max_tokens=48,
       columns=(16, 32, 64))
@@ -226,14 +226,14 @@ def test_slots_stay_busy_and_prompts_are_prefilled_once(make_engine, params):
   _, stats = engine.sample(rng.integers(0, V, (40, 3)), 8, lengths)
   assert stats.prefills == 10  # of 4 prompts each
   assert stats.occupancy > 0.85
-  # Until the queue is empty nearly all that is computed is wanted; then the
-  # rows are compacted.
+  # Nearly every slot is live until the queue is empty; then the live slots are
+  # compacted.
   tail = lengths.sum() - stats.busy_tokens
   assert stats.slot_steps - stats.busy_slot_steps < 3 * tail
 
 
 def _warm_up(shapes, plan, weights):
-  """Every program at every size that a queue may ask for."""
+  """Runs every program at every size that a queue may need."""
   programs, key, prompts = plan.programs, jax.random.key(0), []
   for width in shapes.prompts:
     empty = -np.ones((plan.prefill_rows(width), width), np.int32)
@@ -242,14 +242,14 @@ def _warm_up(shapes, plan, weights):
   for slots in shapes.slots:
     for columns in shapes.columns:
       cache, _ = programs.decode(
-          weights, programs.empty(slots, columns, 0), schedule.no_rows(slots),
-          key, 0, 0)
+          weights, programs.empty(slots, columns, 0),
+          schedule.idle_slots(slots), key, 0, 0)
       for prompt in prompts if slots == shapes.slots[-1] else ():
         cache = programs.insert(cache, prompt, 0 * nowhere, nowhere)
       for fewer in shapes.slots[:shapes.slots.index(slots) + 1]:
         for other in shapes.columns:
-          programs.relay(programs.empty(slots, columns, 0), np.arange(fewer),
-                         0, other)
+          programs.compact(programs.empty(slots, columns, 0), np.arange(fewer),
+                           0, other)
 
 
 def test_nothing_is_compiled_after_the_warm_up(make_engine, params):
@@ -266,7 +266,7 @@ def test_nothing_is_compiled_after_the_warm_up(make_engine, params):
   jax.monitoring.register_event_duration_secs_listener(listen)
   try:
     jax.jit(lambda x: 3 * x)(1.0)
-    assert compiled  # the listener hears
+    assert compiled  # the listener works
     compiled.clear()
     for seed in range(3):
       rng = np.random.default_rng(seed)

@@ -25,8 +25,8 @@ class _Tokenizer:
     (['a } b {', '\\text{no}', '\\boxed', ' {3}'], None),
     (['\\boxed{3', '{}'], None),
     ([], None)])
-def test_the_end_is_behind_the_closing_brace(pieces, want):
-  """Whether the tokens come at once or one by one."""
+def test_the_completion_ends_after_the_closing_brace(pieces, want):
+  """Whether the tokens are fed at once or one by one."""
   tokens = np.arange(len(pieces))
   assert stopping.after_boxed(_Tokenizer(pieces))(tokens) == want
   feed = stopping.after_boxed(_Tokenizer(pieces))

@@ -53,7 +53,7 @@ def _compiled(slice_, shards):
                            transformer.abstract_params(MODEL, 'bfloat16'))
   cache = jax.eval_shape(lambda: cache_lib.init_cache(
       MODEL, slots, COLUMNS, MODEL.dtype))
-  host = (schedule.no_rows(slots), jax.eval_shape(jax.random.key, 0),
+  host = (schedule.idle_slots(slots), jax.eval_shape(jax.random.key, 0),
           np.int32(0), np.int32(0))
   return programs.decode.lower(
       abstract(weights, sampling_lib.decode_shardings(MODEL, mesh)),
@@ -63,7 +63,7 @@ def _compiled(slice_, shards):
 
 
 def test_no_weights_are_gathered(compiled):
-  """What is gathered is of the sampled row: far below any weight's size."""
+  """Only the logits of a step are gathered: far fewer bytes than a weight."""
   gathered = re.findall(
       r'= \(?(\w+)\[([\d,]*)\]\S* all-gather(?:-start)?\(', compiled.as_text())
   sizes = [np.prod([int(n) for n in shape.split(',')]) for _, shape in gathered]
@@ -72,7 +72,7 @@ def test_no_weights_are_gathered(compiled):
 
 
 def test_a_step_reads_the_weights_and_the_cache_once(compiled):
-  """As the plan counts it; activations and logits are the rest."""
+  """By the plan's count, which includes activations and logits."""
   layer = 2 * MODEL.d_model * (
       2 * 28 * 128 + 2 * 4 * 128 + 3 * MODEL.d_ff) / 4
   head = 2 * MODEL.d_model * MODEL.vocab_size / 4
@@ -84,7 +84,7 @@ def test_a_step_reads_the_weights_and_the_cache_once(compiled):
 
 @pytest.mark.parametrize('program', ['compiled', 'two_shards'])
 def test_the_cache_is_updated_in_place(program, request):
-  """No second copy of the keys, or of any layer's part of them."""
+  """There is no second copy of the keys, nor of one layer's keys."""
   memory = request.getfixturevalue(program).memory_analysis()
   cache = 2 * MODEL.num_layers * SLOTS * COLUMNS * 128 * 2
   assert memory.alias_size_in_bytes >= cache
@@ -92,7 +92,7 @@ def test_the_cache_is_updated_in_place(program, request):
 
 
 def test_a_shard_of_the_batch_costs_what_it_costs_alone(compiled, two_shards):
-  """A chip reads as much, and shares a number and what was drawn."""
+  """A chip reads the same bytes, and sends only a count and the draws."""
   alone, shard = (cost.of(program.as_text())
                   for program in (compiled, two_shards))
   assert shard.hbm_bytes == pytest.approx(alone.hbm_bytes, rel=0.01)

@@ -197,7 +197,7 @@ def _decode_steps(engine, workload):
 
 def _decode_step(engine, count, columns, rounds):
   """Seconds a step of each round, and the compiler's bytes of one."""
-  rows = schedule.no_rows(count)
+  rows = schedule.idle_slots(count)
   rows = rows.replace(live=~rows.live, limit=rows.limit + 2 ** 30)
   chunk = engine.chunk
 

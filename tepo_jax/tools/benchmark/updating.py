@@ -46,6 +46,7 @@ def case(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
          mode: str) -> Case:
   """Random weights, and one minibatch of all the workload's completions.
 
+  mode: of packing, or 'unpacked': one sequence a row.
   Where the config's packing shares prompts and `mode` does not, a microbatch
   has the slots that attention would have.
   """
@@ -58,8 +59,11 @@ def case(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
     packer = programs_lib.make_packer(config, mesh)
     config.train.microbatch_tokens = packer.shards * packer.row_tokens * (
         packer.rows(workload.prompts * workload.samples))
-  config.train.packing = mode
+  config.train.packing = 'segments' if mode == 'unpacked' else mode
   programs = programs_lib.make(config, workload.model, mesh)
+  if mode == 'unpacked':
+    programs = dataclasses.replace(programs, pack=dataclasses.replace(
+        programs.pack, alone=True))
   params = jax.jit(
       functools.partial(transformer.init, workload.model),
       out_shardings=programs.state_sharding.params)(jax.random.key(0))
@@ -176,7 +180,7 @@ def measure_step(config, workload, peers) -> Iterator[timing.Measurement]:
 
 def _measure(config, workload, peers, what, name, passes):
   """Packings and peers in turn, beside the machine's matrix product."""
-  modes = {'packed': 'segments', 'padded': 'none'}
+  modes = {'packed': 'segments', 'padded': 'unpacked'}
   if config.train.packing == 'shared':
     modes = {'shared': 'shared'} | modes
   cases = {how: case(config, workload, mode) for how, mode in modes.items()}

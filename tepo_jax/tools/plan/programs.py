@@ -126,13 +126,13 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
                                  cache)})
   for shape in dict.fromkeys([*largest, *([] if brief else sorted(counts))]):
     held, runs, given = state_bytes, counts[shape], 0
-    if shape.name in ('insert', 'relay'):
+    if shape.name in ('insert', 'compact'):
       held += chip_bytes(weights)
     if shape.name != 'insert':
       held += waiting
     if shape.name == 'prefill':  # slots are refilled while others are at work
       held, given = held + cache, chip_bytes(weights)
-    if shape.name == 'relay':  # an array at a time; values are as large as keys
+    if shape.name == 'compact':  # one array at a time; v is as large as k
       whole = arguments.cache(shape.rows, shape.columns)
       held += chip_bytes(whole) - chip_bytes(whole.k[0])
       runs *= 2 * len(whole.k)
@@ -148,7 +148,7 @@ def _largest(shapes) -> list[traffic.Shape]:
   return [
       traffic.Shape('decode', slots, columns),
       traffic.Shape('insert', slots, columns, width),
-      traffic.Shape('relay', slots, columns, (slots, columns)),
+      traffic.Shape('compact', slots, columns, (slots, columns)),
       traffic.Shape('prefill', schedule.Schedule(None, shapes).prefill_rows(
           width), width)]
 
@@ -164,7 +164,7 @@ def _as_if_largest(counts, largest, weights, cache):
 
 def _label(shape):
   name = f'{shape.name} {shape.rows}x{shape.columns}'
-  if shape.name == 'relay':
+  if shape.name == 'compact':
     return f'{name} to {shape.more[0]}x{shape.more[1]}'
   return name if shape.more is None else f'{name} of {shape.more}'
 
@@ -206,16 +206,15 @@ def _turns(minibatch, chunk_size, passes):
 
   Each of the passes over a microbatch (1: forward, 2: and backward) loops over
   its chunks but for one, on average so many; there is no such loop where a row
-  fits into a chunk. Around them is the loop over a block's microbatches.
+  fits into a chunk. Around them is the loop over the microbatches.
   """
-  for rows, used in zip(minibatch.blocks, minibatch.used_K):
-    shape = rows.scored_RS.shape[1:]
-    width = scoring.chunk_width(*shape, chunk_size)
-    if width < shape[1]:
-      columns_M = rows.scored_RS[:used].sum(-1).max(-1)
-      more_M = np.maximum(-(-columns_M // width) - 1, 0)
-      yield from passes * (float(more_M.sum() / max(used, 1)),)
-    yield float(used)
+  scored_MRS, used = minibatch.rows.scored_RS, minibatch.used
+  width = scoring.chunk_width(*scored_MRS.shape[1:], chunk_size)
+  if width < scored_MRS.shape[2]:
+    columns_M = scored_MRS[:used].sum(-1).max(-1)
+    more_M = np.maximum(-(-columns_M // width) - 1, 0)
+    yield from passes * (float(more_M.sum() / max(used, 1)),)
+  yield float(used)
 
 
 def _batch(config, workload):
@@ -270,9 +269,9 @@ class _Arguments:
         self.cache(shape.rows, shape.columns),
         self.prompts(rows, shape.more), places, places)
 
-  def _relay(self, shape):
+  def _compact(self, shape):
     rows, columns = shape.more
-    return self._sampling.relay.of_array('k', columns).lower(
+    return self._sampling.compact.of_array('k', columns).lower(
         self.cache(shape.rows, shape.columns).k[0],
         jax.ShapeDtypeStruct((rows,), np.int32), np.int32(0))
 
@@ -280,7 +279,7 @@ class _Arguments:
     def numbers(dtype):
       return jax.ShapeDtypeStruct((shape.rows,), dtype)
 
-    rows = engine.Rows(*6 * [numbers(np.int32)], live=numbers(bool))
+    rows = engine.Slots(*6 * [numbers(np.int32)], live=numbers(bool))
     scalar = jax.ShapeDtypeStruct((), np.int32)
     return self._sampling.decode.lower(
         self._weights, self.cache(shape.rows, shape.columns), rows,

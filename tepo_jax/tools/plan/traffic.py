@@ -17,7 +17,7 @@ from tepo_jax.tools.benchmark import workload as workload_lib
 class Shape(NamedTuple):
   """What a program of the sampler was called with.
 
-  name: 'prefill', 'insert', 'relay' or 'decode'. rows, columns: of the cache;
+  name: 'prefill', 'insert', 'compact' or 'decode'. rows, columns: of the cache;
   of a prefill, prompts and their width. more: the width of the prompts
   inserted; (rows, columns) that the cache is moved into; else None.
   """
@@ -54,10 +54,10 @@ def of_rollout(workload: workload_lib.Workload, shapes: schedule.Shapes
                  prompts.position.shape[1])] += 1
     return cache
 
-  def relay(cache, row_M, shift, columns):
+  def compact(cache, slot_M, shift, columns):
     del shift
-    moved = len(row_M), columns
-    counts[Shape('relay', *cache.position.shape, moved)] += 1
+    moved = len(slot_M), columns
+    counts[Shape('compact', *cache.position.shape, moved)] += 1
     return _cache(*moved)
 
   def decode(weights, cache, rows, key, steps, enough):
@@ -78,7 +78,7 @@ def of_rollout(workload: workload_lib.Workload, shapes: schedule.Shapes
       schedule.Request([0] * workload.prompt_tokens, prompt,
                        [workload.max_tokens] * workload.samples)
       for prompt in range(workload.prompts)]
-  programs = schedule.SamplingPrograms(empty, prefill, insert, relay, decode)
+  programs = schedule.SamplingPrograms(empty, prefill, insert, compact, decode)
   for _ in schedule.Schedule(programs, shapes).run(None, requests, None):
     pass
   return counts

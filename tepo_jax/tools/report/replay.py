@@ -120,7 +120,7 @@ class Step:
     batches = {
         estimator: minibatch.replace(
             advantage_B=self._advantages(estimator)[rows])
-        for estimator in {loss.row.estimator for loss in losses.values()}}
+        for estimator in {loss.method.estimator for loss in losses.values()}}
     outcomes = replay_rows.evaluate(
         self.programs, losses, self.learner.state, batches,
         self.plan.rng(index), self.old_params)
@@ -139,7 +139,7 @@ class Step:
     size = len(self.plan.order[0])
     group_size = len(self.sampled[0].text_G)
     total = -(-len(self.sampled) * group_size // size) * size
-    batch = self.learner.to_batch(self.sampled, loss.row.estimator, total)
+    batch = self.learner.to_batch(self.sampled, loss.method.estimator, total)
     views = [self._view(loss, batch, np.arange(start, start + size))
              for start in range(0, total, size)]
     old_logp_BT, old_entropy_BT, new, selection = (

@@ -105,7 +105,7 @@ def evaluate(programs: Programs, losses: Mapping[str, objective.PolicyLoss],
       old_params)
 
   def outcome(loss):
-    mine = batches[loss.row.estimator]
+    mine = batches[loss.method.estimator]
     value, metrics, cotangents = _slopes(loss, update.tokens(mine, now), rng)
     gradient, _ = programs.pull_back(
         state.params, mine, cotangents, old_params)

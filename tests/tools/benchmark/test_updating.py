@@ -51,7 +51,7 @@ def test_a_group_fills_a_microbatch(size):
       config, mesh_lib.make(config.mesh, jax.devices()[:1]))
   minibatch = pack(updating.random_batch(workload_lib.of(config)))
   assert packing.efficiency(minibatch) == 1
-  assert list(minibatch.used_K) == [config.rollout.prompts]
+  assert minibatch.used == config.rollout.prompts
 
 
 def test_a_batch_of_the_workloads_lengths():

@@ -40,7 +40,7 @@ def _plan():
 
 def test_every_program_of_the_step_is_there(plan):
   assert {e.name.split()[0] for e in plan.estimates} == {
-      'reshard', 'prefill', 'insert', 'relay', 'decode', 'old', 'score',
+      'reshard', 'prefill', 'insert', 'compact', 'decode', 'old', 'score',
       'update'}
   assert plan.fits and plan.slots == 32
   for estimate in plan.estimates:
@@ -108,11 +108,12 @@ def test_the_update_of_qwen2_5_7b_fits_a_v6e_16():
 def test_turns_of_the_chunks():
   """Of 8 slots a chunk: 9 and 17 scored of 24, two microbatches; none used."""
   scored_MRS = np.arange(24) < np.array([[9, 2], [16, 17], [24, 24]])[..., None]
-  rows = [scoring.Rows(None, None, None, scored) for scored in (
-      scored_MRS, scored_MRS, scored_MRS[:, :, :8])]
-  minibatch = types.SimpleNamespace(blocks=rows, used_K=np.array([2, 0, 3]))
-  assert [*programs._turns(minibatch, chunk_size=16, passes=2)] == [
-      1.5, 1.5, 2, 0, 0, 0, 3]
+  for scored, used, want in (
+      (scored_MRS, 2, [1.5, 1.5, 2]), (scored_MRS, 0, [0, 0, 0]),
+      (scored_MRS[:, :, :8], 3, [3])):
+    minibatch = types.SimpleNamespace(
+        rows=scoring.Rows(None, None, None, scored), used=used)
+    assert [*programs._turns(minibatch, chunk_size=16, passes=2)] == want
 
 
 @pytest.mark.long

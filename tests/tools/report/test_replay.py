@@ -124,7 +124,7 @@ def _train_steps(step, start, chosen, last):
       config.method = chosen[name]
     programs = programs_lib.make(config, learner.session.model, mesh)
     advantage_B = learner.to_batch(
-        step.trained, programs.policy_loss.row.estimator).advantage_B
+        step.trained, programs.policy_loss.method.estimator).advantage_B
     for outcomes, (index, state) in zip(found, states.items()):
       _, metrics = programs.train_step(
           jax.device_put(state, programs.state_sharding),

@@ -27,5 +27,6 @@ def of_tokens(completions: Iterable[tuple[np.ndarray, np.ndarray]]
     position_BS[i, first:first + len(tokens)] = np.arange(len(tokens))
     mask_BT[i, :len(completion)] = 1
   zeros_BT = np.zeros_like(mask_BT)
-  return batch_lib.Batch(token_BS, position_BS, mask_BT,
-                      np.zeros(count, np.float32), zeros_BT, zeros_BT, zeros_BT)
+  return batch_lib.Batch(
+      token_BS, position_BS, mask_BT, np.zeros(count, np.float32), zeros_BT,
+      zeros_BT, zeros_BT)
