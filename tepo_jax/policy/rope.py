@@ -7,7 +7,6 @@ pairs.
 import dataclasses
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -87,27 +86,8 @@ def turn(position_BS, size: int, theta: float,
 
 def rotate(x_BSNH, turn):
   """Rotates the pairs (i, i + I) of each head, in float32."""
-  return jax.lax.platform_dependent(
-      x_BSNH, *turn, cpu=_rotate_pairs, default=_rotate_halves)
-
-
-def _rotate_halves(x_BSNH, cos_BS1I, sin_BS1I):
+  cos_BS1I, sin_BS1I = turn
   first, second = jnp.split(x_BSNH.astype(jnp.float32), 2, axis=-1)
   return jnp.concatenate(
       [first * cos_BS1I - second * sin_BS1I,
        second * cos_BS1I + first * sin_BS1I], axis=-1).astype(x_BSNH.dtype)
-
-
-def _rotate_pairs(x_BSNH, cos_BS1I, sin_BS1I):
-  """The same, by a matrix for each pair.
-
-  A CPU joins halves one number at a time, with a branch, and makes cosines
-  again for every head; what is stacked is made once.
-  """
-  x_BSN2I = x_BSNH.astype(jnp.float32).reshape(*x_BSNH.shape[:-1], 2, -1)
-  matrix_BS122I = jnp.stack(
-      [cos_BS1I, -sin_BS1I, sin_BS1I, cos_BS1I], axis=-2).reshape(
-          *cos_BS1I.shape[:-1], 2, 2, -1)
-  turned_BSN2I = (x_BSN2I[..., :1, :] * matrix_BS122I[..., 0, :]
-                  + x_BSN2I[..., 1:, :] * matrix_BS122I[..., 1, :])
-  return turned_BSN2I.reshape(x_BSNH.shape).astype(x_BSNH.dtype)
