@@ -40,7 +40,7 @@ class Minibatch:
   block_B, microbatch_B, row_B, column_B: int32, where the scores of a
     completion begin; block −1: filler, nowhere.
   used_K: int32, the microbatches of each block that hold anything.
-  blocks: K times scoring.Rows, arrays [M, R, S] with a shape of their own.
+  blocks: K times scoring.PackedRows, arrays [M, R, S] with a shape of their own.
   """
   mask_BT: jax.Array
   advantage_B: jax.Array
@@ -51,7 +51,7 @@ class Minibatch:
   row_B: jax.Array
   column_B: jax.Array
   used_K: jax.Array
-  blocks: tuple[scoring.Rows, ...]
+  blocks: tuple[scoring.PackedRows, ...]
 
   @classmethod
   def of(cls, batch: Batch, **layout: Any) -> 'Minibatch':

@@ -162,6 +162,6 @@ class _Block:
     """[M, R, S]."""
     def cut(x_RS):
       return None if x_RS is None else x_RS.reshape(-1, rows, x_RS.shape[1])
-    return scoring.Rows(*map(cut, (
+    return scoring.PackedRows(*map(cut, (
         self._token_RS, self._position_RS, self._segment_RS,
         self._scored_RS)))

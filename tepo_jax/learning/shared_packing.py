@@ -81,7 +81,7 @@ class SharedPacker:
     return _Bin(self.slots(count), self.rows(count), self.row_tokens)
 
   def _block(self, bins):
-    """scoring.Rows of the bins, arrays [M, N, S] and [M, R, A]."""
+    """scoring.PackedRows of the bins, arrays [M, N, S] and [M, R, A]."""
     def slots(name):
       x = np.stack([getattr(b, name) for b in bins])
       return x.reshape(-1, self.shards, *x.shape[1:])
@@ -90,7 +90,7 @@ class SharedPacker:
       x = slots(name)
       return x.reshape(len(x), -1, self.row_tokens)
 
-    return scoring.Rows(
+    return scoring.PackedRows(
         slots('token_S'), slots('position_S'), None, slots('scored_S'),
         prompt_sharing.Sequences(
             rows('source_RA'), rows('position_RA'), rows('segment_RA'),

@@ -108,7 +108,7 @@ def test_the_update_of_qwen2_5_7b_fits_a_v6e_16():
 def test_turns_of_the_chunks():
   """Of 8 slots a chunk: 9 and 17 scored of 24, two microbatches; none used."""
   scored_MRS = np.arange(24) < np.array([[9, 2], [16, 17], [24, 24]])[..., None]
-  rows = [scoring.Rows(None, None, None, scored) for scored in (
+  rows = [scoring.PackedRows(None, None, None, scored) for scored in (
       scored_MRS, scored_MRS, scored_MRS[:, :, :8])]
   minibatch = types.SimpleNamespace(blocks=rows, used_K=np.array([2, 0, 3]))
   assert [*programs._turns(minibatch, chunk_size=16, passes=2)] == [
