@@ -20,7 +20,9 @@ from tepo_jax.learning import optimizer as optimizer_lib
 from tepo_jax.learning import packing
 from tepo_jax.learning import update
 from tepo_jax.policy import attention
+from tepo_jax.policy.cpu import ops as cpu_ops
 from tepo_jax.policy import lora
+from tepo_jax.policy import ops
 from tepo_jax.policy import padding as padding_lib
 from tepo_jax.policy import transformer
 from tepo_jax.runtime import checkpoint
@@ -94,10 +96,12 @@ def execution(model: transformer.ModelConfig,
       have that attention.
   """
   device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+  is_cpu = device.platform == 'cpu'
   if mesh is not None:
     model = padding_lib.sharded_over(model, mesh.shape['tensor'])
   return dataclasses.replace(
       model, dtype=compute.dtype, remat=compute.remat, unroll=compute.unroll,
+      ops=cpu_ops.OPS if is_cpu else ops.PLAIN,
       attention=attention.choose(
           compute.attention, device.platform, compute.dtype, model.head_dim))
 

@@ -19,8 +19,7 @@ from tepo_jax.runtime import mesh as mesh_lib
 def make_decode_cast(model: transformer.ModelConfig, mesh: jax.sharding.Mesh):
   """Jitted: weights to the compute dtype in the layout and form of decoding."""
   def to_decode(params):
-    return cache_lib.convert(
-        cast(model.dtype, params), mesh_lib.platform(mesh))
+    return cache_lib.convert(model, cast(model.dtype, params))
 
   return jax.jit(to_decode, out_shardings=decode_shardings(model, mesh))
 
@@ -28,8 +27,7 @@ def make_decode_cast(model: transformer.ModelConfig, mesh: jax.sharding.Mesh):
 def decode_shardings(model: transformer.ModelConfig, mesh: jax.sharding.Mesh):
   """Of the weights that decoding takes."""
   return mesh_lib.shardings(
-      mesh, cache_lib.logical_axes(model, mesh_lib.platform(mesh)),
-      mesh_lib.DECODE_RULES)
+      mesh, cache_lib.logical_axes(model), mesh_lib.DECODE_RULES)
 
 
 def make(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,

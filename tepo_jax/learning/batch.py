@@ -52,4 +52,4 @@ class Minibatch:
   row_B: jax.Array
   column_B: jax.Array
   used: jax.Array
-  rows: scoring.Rows
+  rows: scoring.PackedRows

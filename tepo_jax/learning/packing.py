@@ -84,7 +84,7 @@ class Packer:
     def cut(x_RS):
       return x_RS.reshape(-1, rows, self.row_tokens)
 
-    return _minibatch(batch, place_B, column_B, rows, scoring.Rows(
+    return _minibatch(batch, place_B, column_B, rows, scoring.PackedRows(
         cut(token_RS), cut(position_RS),
         None if self.alone else cut(segment_RS), cut(scored_RS)))
 
@@ -163,7 +163,7 @@ class SharedPacker:
       x = layers(name)
       return x.reshape(len(x), -1, self.row_tokens)
 
-    return scoring.Rows(
+    return scoring.PackedRows(
         layers('token_S'), layers('position_S'), None, layers('scored_S'),
         prompt_sharing.Sequences(
             attention('source_RA'), attention('position_RA'),

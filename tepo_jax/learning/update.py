@@ -50,7 +50,7 @@ class Scorer:
   gradient_dtype: str
   frozen: Any = None
 
-  def __call__(self, params: Any, rows: scoring.Rows,
+  def __call__(self, params: Any, rows: scoring.PackedRows,
                old_params: Any = None) -> scoring.Scores:
     params = lora.combine(self.frozen, params)
     if old_params is not None:

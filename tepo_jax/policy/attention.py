@@ -1,18 +1,19 @@
 """Attention over positions: one function, several backends.
 
-One visibility rule serves causality, padding, empty cache slots, packed rows
-and sliding windows: a key is visible iff it is of the query's segment, 0 <= its
-position <= the query's, and, with a window w, its position > the query's - w.
+The visibility rule: a key is visible iff 0 <= its position <= the query's (and
+it is of the same segment, and within the window: its position > the query's -
+window). It covers causality, padding, empty cache columns, packed rows and
+sliding windows.
 
-Backends: `xla` does everything, and holds the scores [B, N, S, T] of one block
-of queries; on a CPU it skips what is hidden in long packed rows. `cudnn` (GPU)
-and `splash` (TPU) hold none, and serve sequences that attend to themselves:
-prefill, scoring, training. One query a row (decoding) is always xla's.
+Backends: `xla` handles every case and holds the scores [B, N, S, T] of one
+block of queries. `cudnn` (GPU) and `splash` (TPU) hold no scores and serve
+sequences that attend to themselves: prefill, scoring, training.
 
-Axes: B completions, S query slots, T key slots, N query heads, K key/value
-heads, G = N / K query heads a key/value head, H head size.
+Axes: B rows, S query columns, T key columns, N query heads, K key/value heads,
+G = N / K query heads per key/value head, H head size.
 """
 
+from collections.abc import Callable
 import functools
 
 import jax
@@ -20,65 +21,67 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
 from tepo_jax import errors
-from tepo_jax.policy.cpu import packed_attention
-from tepo_jax.policy import plain_attention
-from tepo_jax.policy import visibility
 from tepo_jax.runtime import mesh as mesh_lib
 
+# A hidden key's score: finite, so that a query without a visible key (padding)
+# yields no NaN, neither in its output nor in its gradient.
+HIDDEN = -1e30
 _SPLASH_BLOCK = 512  # queries and keys that the kernel holds at a time
-_SHORT = 256  # slots of a packed row in which skipping blocks gains nothing
-# Of queries, keys, values, and of what each slot has, for `per_device`.
-_AXES = (('batch', None, 'heads', None), ('batch', None, 'kv_heads', None),
-         ('batch', None, 'kv_heads', None), ('batch', None))
+_MIN_BLOCK = 64  # columns of a block of queries of `xla`
+_MAX_BLOCKS = 8  # they are unrolled
+# Logical axes of queries, keys, values and per-column arrays, for `per_device`.
+AXES = (('batch', None, 'heads', None), ('batch', None, 'kv_heads', None),
+        ('batch', None, 'kv_heads', None), ('batch', None))
 
 
 def attend(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT=None,
-           window=None, backend='xla', query_segment_BS=None,
-           key_segment_BT=None):
-  """softmax(q k^T / sqrt(H)) v over the visible keys.
+           window=None, backend='xla', segment_BS=None,
+           xla: Callable | None = None):
+  """softmax(q kᵀ / √H) v over the visible keys.
 
   Args:
     q_BSNH: queries, rotated.
     k_BTKH: keys, rotated; N is a multiple of K, heads n // G share key head. A
       mesh's `tensor` divides both.
     v_BTKH: values.
-    query_position_BS: i32, -1 for padding (whose output means nothing).
-    key_position_BT: i32, -1 for padding and empty cache slots. None: keys and
-      queries are the same slots, and inside a sequence positions rise by one a
-      slot (padding before, behind and between sequences is well). xla then
-      computes on half of the square at most; the others ask for it.
+    query_position_BS: i32, -1 for padding (whose output is undefined).
+    key_position_BT: i32, -1 for padding and empty cache columns. None: keys and
+      queries are the same columns, each sequence lies contiguously in its row,
+      and its positions rise by one per column; padding may stand anywhere
+      between sequences. All backends but xla require None or the queries'
+      positions.
     window: how many positions back a query sees, itself included; None: all.
-    backend: a name of BACKENDS.
-    query_segment_BS, key_segment_BT: i32, which sequence of a packed row a
-      slot belongs to; None: a row is one sequence. key_segment_BT goes with
-      key_position_BT.
+    backend: a name of BACKENDS. Single queries (decoding) always use xla.
+    segment_BS: i32, the sequence of a packed row that a column belongs to, of
+      queries and keys alike (T = S); None: a row is one sequence.
+    xla: the function for backend xla; None: `attend_xla`.
 
   Returns:
     out_BSNH in the dtype of q; scores and softmax are float32.
   """
-  if q_BSNH.shape[1] == 1:
-    backend = 'xla'
-  return BACKENDS[backend](
-      q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT, window,
-      query_segment_BS, key_segment_BT)
+  function = BACKENDS[backend]
+  if backend == 'xla' or q_BSNH.shape[1] == 1:
+    function = xla or attend_xla
+  return function(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
+                  window, segment_BS)
 
 
 def choose(backend, platform, dtype, head_dim) -> str:
-  """The name of BACKENDS for a config's choice; 'auto' is the platform's own.
+  """Returns the name of BACKENDS for a value of `config.compute.attention`.
 
   Args:
-    backend: a name of CHOICES.
+    backend: one of CHOICES; 'auto' selects the platform's fastest.
     platform: of the devices: 'cpu', 'gpu' or 'tpu'.
     dtype: of the computation.
     head_dim: H.
 
   Raises:
-    InputError: that backend cannot serve here.
+    InputError: the backend does not support the platform, dtype or head size.
   """
   fits_cudnn = dtype == 'bfloat16' and head_dim % 8 == 0 and head_dim <= 128
   if backend == 'auto':
-    own = {'gpu': 'cudnn' if fits_cudnn else 'xla', 'tpu': 'splash'}
-    return own.get(platform, 'xla')
+    fastest = {'gpu': 'cudnn' if fits_cudnn else 'xla', 'tpu': 'splash'}
+    return fastest.get(platform, 'xla')
   needed = {'cudnn': 'gpu', 'splash': 'tpu'}.get(backend, platform)
   if platform != needed:
     raise errors.InputError(
@@ -91,79 +94,89 @@ def choose(backend, platform, dtype, head_dim) -> str:
   return backend
 
 
-def _attend_xla(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
-                window, query_segment_BS, key_segment_BT):
-  """By `packed_attention` long packed rows on a CPU, else `_attend_blocks`."""
-  blocks = functools.partial(_attend_blocks, window=window)
-  if (key_position_BT is not None or query_segment_BS is None
-      or q_BSNH.shape[1] <= _SHORT):
-    return blocks(q_BSNH, k_BTKH, v_BTKH, query_position_BS, query_segment_BS,
-                  key_position_BT, key_segment_BT)
-  return jax.lax.platform_dependent(
-      q_BSNH, k_BTKH, v_BTKH, query_position_BS, query_segment_BS,
-      cpu=functools.partial(_attend_packed, window=window), default=blocks)
+def attend_xla(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
+               window, segment_BS, attend_block=None):
+  """Backend `xla`: one block of queries after the other.
 
-
-def _attend_packed(q_BSNH, k_BSKH, v_BSKH, position_BS, segment_BS, window):
-  """On each device's own piece: it takes one row after the other."""
-  def of_piece(q_BSNH, k_BSKH, v_BSKH, *layout):
-    return packed_attention.attend(
-        window, _by_key_head(q_BSNH, k_BSKH), k_BSKH, v_BSKH, *layout
-    ).reshape(q_BSNH.shape)
-
-  return mesh_lib.per_device(
-      of_piece, _AXES + (('batch', None),), q_BSNH, k_BSKH, v_BSKH,
-      position_BS, segment_BS)
-
-
-def _attend_blocks(q_BSNH, k_BTKH, v_BTKH, query_position_BS, query_segment_BS,
-                   key_position_BT=None, key_segment_BT=None, *, window):
-  """Block by block; the repeated keys are never written out."""
-  q_BSKGH = _by_key_head(q_BSNH, k_BTKH)
+  Without key_position_BT a block sees no column after its own, so that b
+  blocks compute (b + 1) / 2b of the scores; less with a window.
+  """
+  attend_block = attend_block or _attend_block
+  q_BSKGH = by_key_head(q_BSNH, k_BTKH)
   k_BTKH, v_BTKH = (x.astype(q_BSNH.dtype) for x in (k_BTKH, v_BTKH))
   pieces = [(slice(None), slice(None))]
   if key_position_BT is None:
-    key_position_BT, key_segment_BT = query_position_BS, query_segment_BS
-    pieces = plain_attention.blocks(q_BSNH.shape[1], window)
+    key_position_BT = query_position_BS
+    pieces = _blocks(q_BSNH.shape[1], window)
 
-  def of_piece(x, piece):
-    return None if x is None else x[:, piece]
+  def block(queries, keys):
+    segments = None
+    if segment_BS is not None:
+      segments = segment_BS[:, queries], segment_BS[:, keys]
+    return attend_block(
+        q_BSKGH[:, queries], k_BTKH[:, keys], v_BTKH[:, keys],
+        visible(query_position_BS[:, queries], key_position_BT[:, keys],
+                window, segments))
 
-  def block(mine, keys):
-    return plain_attention.attend(
-        q_BSKGH[:, mine], k_BTKH[:, keys], v_BTKH[:, keys],
-        visibility.visible(
-            query_position_BS[:, mine], key_position_BT[:, keys], window,
-            of_piece(query_segment_BS, mine), of_piece(key_segment_BT, keys)))
-
-  out_BSKGH = jnp.concatenate(
-      [block(mine, keys) for mine, keys in pieces], axis=1)
+  out_BSKGH = jnp.concatenate([block(*piece) for piece in pieces], axis=1)
   return out_BSKGH.reshape(q_BSNH.shape)
 
 
-def _by_key_head(q_BSNH, k_BTKH):
-  """[B, S, K, G, H]."""
+def visible(query_position_BS, key_position_BT, window=None, segments=None):
+  """The visibility rule, bool [B, S, T]; segments: of queries and of keys."""
+  query_BS1 = query_position_BS[:, :, None]
+  key_B1T = key_position_BT[:, None, :]
+  visible_BST = (key_B1T >= 0) & (key_B1T <= query_BS1)
+  if window is not None:
+    visible_BST &= key_B1T > query_BS1 - window
+  if segments is not None:
+    query_segment_BS, key_segment_BT = segments
+    visible_BST &= query_segment_BS[:, :, None] == key_segment_BT[:, None, :]
+  return visible_BST
+
+
+def _blocks(length, window):
+  """Yields (queries, keys) of each block, as slices of a row's columns."""
+  size = max(_MIN_BLOCK, -(-length // _MAX_BLOCKS))
+  for start in range(0, length, size):
+    stop = min(start + size, length)
+    first = 0 if window is None else max(0, start - window + 1)
+    yield slice(start, stop), slice(first, stop)
+
+
+@jax.checkpoint  # The backward pass computes the scores again.
+def _attend_block(q_BSKGH, k_BTKH, v_BTKH, visible_BST):
+  """softmax(q kᵀ / √H) v over the visible keys, [B, S, K, G, H]."""
+  product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+  score_BKSGT = product('BSKGH,BTKH->BKSGT', q_BSKGH, k_BTKH)
+  score_BKSGT *= q_BSKGH.shape[-1] ** -0.5
+  weight_BKSGT = jax.nn.softmax(
+      jnp.where(visible_BST[:, None, :, None], score_BKSGT, HIDDEN))
+  return product('BKSGT,BTKH->BSKGH', weight_BKSGT.astype(q_BSKGH.dtype),
+                 v_BTKH).astype(q_BSKGH.dtype)
+
+
+def by_key_head(q_BSNH, k_BTKH):
+  """The queries by the key head they share, [B, S, K, G, H]."""
   batch, length, heads, size = q_BSNH.shape
   kv_heads = k_BTKH.shape[2]
   return q_BSNH.reshape(batch, length, kv_heads, heads // kv_heads, size)
 
 
 def _attend_cudnn(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
-                  window, query_segment_BS, key_segment_BT,
-                  implementation='cudnn'):
-  """cuDNN's flash attention under the visibility rule as a mask.
+                  window, segment_BS, implementation='cudnn'):
+  """cuDNN's flash attention, with the visibility rule as a mask.
 
-  The mask costs 2 B S T bytes, a head's 1/N of what xla holds. cuDNN by itself
-  knows lengths and causality but no segments, with which packed sequences
-  would see each other; with the mask nothing is left to its own rules.
-  Causality beside it only spares the half that the mask forbids anyway.
+  The mask takes 2 B S T bytes, 1/N of the scores. cuDNN itself knows lengths
+  and causality but no segments: without the mask, packed sequences would see
+  each other. `is_causal` only skips the half that the mask hides anyway.
   """
-  del key_position_BT, key_segment_BT  # as the queries'
+  del key_position_BT  # equal to the queries'
   length = q_BSNH.shape[1]
-  pad = -length % 2  # with a mask, its gradient takes even lengths alone
-  visible_BST = visibility.visible(
-      query_position_BS, query_position_BS, window, query_segment_BS,
-      query_segment_BS)
+  pad = -length % 2  # with a mask, its gradient requires even lengths
+  visible_BST = visible(
+      query_position_BS, query_position_BS, window,
+      None if segment_BS is None else (segment_BS, segment_BS))
   out_BSNH = jax.nn.dot_product_attention(
       *(_pad(x, 1, pad) for x in (q_BSNH, k_BTKH, v_BTKH)),
       mask=_pad(_pad(visible_BST, 1, pad), 2, pad)[:, None],
@@ -172,17 +185,18 @@ def _attend_cudnn(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
 
 
 def _attend_splash(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
-                   window, query_segment_BS, key_segment_BT, interpret=False):
-  """Splash attention of jax's Pallas kernels, on each device's own piece.
+                   window, segment_BS, interpret=False):
+  """JAX's Pallas splash attention, on each device's own rows and heads.
 
-  It tells slots apart by order and segment: padding is a segment of its own.
+  The kernel knows columns by order and segment only: padding becomes a segment
+  of its own.
   """
-  del key_position_BT, key_segment_BT  # as the queries'
-  segment_BS = 0 if query_segment_BS is None else query_segment_BS
+  del key_position_BT  # equal to the queries'
+  segment_BS = 0 if segment_BS is None else segment_BS
   segment_BS = jnp.where(query_position_BS >= 0, segment_BS, -1)
   return mesh_lib.per_device(
       functools.partial(_splash_piece, window=window, interpret=interpret),
-      _AXES, q_BSNH, k_BTKH, v_BTKH, segment_BS)
+      AXES, q_BSNH, k_BTKH, v_BTKH, segment_BS)
 
 
 def _splash_piece(q_BSNH, k_BSKH, v_BSKH, segment_BS, *, window, interpret):
@@ -219,10 +233,10 @@ def _pad(x, axis, amount):
 
 
 BACKENDS = {
-    'xla': _attend_xla,
+    'xla': attend_xla,
     'cudnn': _attend_cudnn,
     'splash': _attend_splash,
-    # The same kernels on any device, very slowly: for tests.
+    # The same kernels on any device, very slow: for tests.
     'splash_interpreted': functools.partial(_attend_splash, interpret=True),
 }
-CHOICES = ('auto', 'xla', 'cudnn', 'splash')  # of a config
+CHOICES = ('auto', 'xla', 'cudnn', 'splash')  # values of the config's field

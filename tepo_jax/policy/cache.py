@@ -1,10 +1,9 @@
-"""The form of parameters and cache for a loop over single tokens.
+"""Parameter and cache layout for decoding: one array per layer.
 
-`transformer.forward` takes the two together, `transformer.logits` parameters in
-either form. Stacked, XLA slices every layer's weights and cache by copy at
-every token, and the products over the cache transpose it first.
+With stacked arrays XLA would copy every layer's slice of weights and cache at
+every token, and transpose the cache before its products.
 
-Axes: B completions, T key slots, L layers, K key/value heads, H head size.
+Axes: B completions, T key columns, L layers, K key/value heads, H head size.
 """
 
 from typing import Any
@@ -16,33 +15,29 @@ from tepo_jax.policy import layers as layers_lib
 from tepo_jax.policy import transformer
 
 
-def convert(params: dict[str, Any], platform: str) -> dict[str, Any]:
-  """The parameters with an array of its own for each layer.
+def convert(config: transformer.ModelConfig, params: dict[str, Any]
+            ) -> dict[str, Any]:
+  """Returns the parameters with params['layers'] as a tuple of L dicts.
 
-  params['layers'] is a tuple of L dicts, on a CPU with `layers.turned` kernels.
-  Convert outside the loop (under the same jit or not).
+  Kernels are `layers.transposed` if config.ops has a product for that. Call it
+  outside the decoding loop; `transformer.forward` with a cache takes the result.
   """
-  count = len(jax.tree.leaves(params['layers'])[0])
   return {**params, 'layers': tuple(
-      _layer(jax.tree.map(lambda leaf: leaf[i], params['layers']), platform)
-      for i in range(count))}
+      _layer(config, jax.tree.map(lambda leaf: leaf[i], params['layers']))
+      for i in range(config.num_layers))}
 
 
-def logical_axes(config: transformer.ModelConfig, platform: str
-                 ) -> dict[str, Any]:
-  """The tree of `convert`, each leaf as of `transformer.logical_axes`."""
+def logical_axes(config: transformer.ModelConfig) -> dict[str, Any]:
+  """The tree of `convert`; leaves as in `transformer.logical_axes`."""
   axes = transformer.logical_axes(config)
   layer = jax.tree.map(lambda names: names[1:], axes['layers'],
                        is_leaf=lambda node: isinstance(node, tuple))
-  return {**axes, 'layers': (_layer(layer, platform),) * config.num_layers}
+  return {**axes, 'layers': (_layer(config, layer),) * config.num_layers}
 
 
 def init_cache(config: transformer.ModelConfig, batch: int, length: int,
                dtype) -> transformer.KVCache:
-  """An empty cache for `batch` rows of `length` slots.
-
-  Of each layer, k of [B, K, H, T] and v of [B, K, T, H].
-  """
+  """An empty cache for `batch` rows of `length` columns."""
   kv_heads, size = config.cache_heads, config.head_dim
 
   def stores(*shape):
@@ -55,5 +50,7 @@ def init_cache(config: transformer.ModelConfig, batch: int, length: int,
       index=jnp.zeros((), jnp.int32))
 
 
-def _layer(layer, platform):
-  return layers_lib.turned(layer) if platform == 'cpu' else layer
+def _layer(config, layer):
+  if config.ops.transposed_linear is None:
+    return layer
+  return layers_lib.transposed(layer)

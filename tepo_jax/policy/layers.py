@@ -1,4 +1,4 @@
-"""The parts of the transformer that hold parameters, with their logical axes.
+"""The modules that hold the transformer's parameters, with their logical axes.
 
 Axes: M tokens, I inputs, O outputs, R rank of an adapter.
 """
@@ -9,11 +9,11 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from tepo_jax.policy.cpu import products
 from tepo_jax.policy import lora as lora_lib
+from tepo_jax.policy import ops as ops_lib
 
 INIT_STDDEV = 0.02  # of every kernel and the embedding
-_TURNED = 'turned_kernel'
+_TRANSPOSED = 'transposed_kernel'
 
 
 class Norm(nn.Module):
@@ -35,26 +35,27 @@ class Norm(nn.Module):
 class Linear(nn.Module):
   """x @ kernel (+ bias) (+ scale (x @ lora_a) @ lora_b), on [M, inputs].
 
-  The adapter starts as 0: A uniform in ±1/√I, B = 0 (arXiv 2106.09685, and as
-  peft has it). The parameters may be those of `turned`.
+  The adapter starts as 0: A uniform in ±1/√I, B = 0 (arXiv 2106.09685, as in
+  peft). Also takes the parameters that `transposed` returns.
   """
 
   features: int
   axes: tuple[str | None, str | None]
   use_bias: bool = False
   lora: lora_lib.Lora | None = None
+  ops: ops_lib.Ops = ops_lib.PLAIN
 
   @nn.compact
   def __call__(self, x_MI):
     inputs, dtype = x_MI.shape[-1], x_MI.dtype
-    if self.has_variable('params', _TURNED):
-      y_MO = products.turned_linear(
-          x_MI, self.get_variable('params', _TURNED).astype(dtype))
+    if self.has_variable('params', _TRANSPOSED):
+      kernel_OI = self.get_variable('params', _TRANSPOSED)
+      y_MO = self.ops.transposed_linear(x_MI, kernel_OI.astype(dtype))
     else:
       kernel_IO = self._param(
           'kernel', nn.initializers.normal(INIT_STDDEV), self.axes,
           (inputs, self.features))
-      y_MO = products.linear(x_MI, kernel_IO.astype(dtype))
+      y_MO = self.ops.linear(x_MI, kernel_IO.astype(dtype))
     if self.use_bias:
       bias_O = self._param(
           'bias', nn.initializers.zeros, self.axes[1:], (self.features,))
@@ -67,8 +68,8 @@ class Linear(nn.Module):
       b_RO = self._param(
           'lora_b', nn.initializers.zeros, (None, self.axes[1]),
           (self.lora.rank, self.features))
-      y_MR = products.linear(x_MI, a_IR.astype(dtype))
-      y_MO += products.linear(y_MR, b_RO.astype(dtype)) * self.lora.scale
+      y_MR = self.ops.linear(x_MI, a_IR.astype(dtype))
+      y_MO += self.ops.linear(y_MR, b_RO.astype(dtype)) * self.lora.scale
     return y_MO
 
   def _param(self, name, init, axes, shape):
@@ -76,15 +77,18 @@ class Linear(nn.Module):
 
 
 class Gated(Linear):
-  """Linear(silu(gate) * up). Its argument is made again in the backward pass,
-  under `nn.remat`: gate and up are kept for it anyway."""
+  """Linear(silu(gate) * up).
+
+  Under `nn.remat` the backward pass recomputes the product from gate and up,
+  which it keeps anyway.
+  """
 
   def __call__(self, gate_MI, up_MI):
     return super().__call__(nn.silu(gate_MI) * up_MI)
 
 
 class Weight(nn.Module):
-  """A parameter by itself: the embedding table, the head."""
+  """One parameter without an operation: the embedding table, the head."""
 
   leaf: str
   shape: tuple[int, int]
@@ -96,16 +100,17 @@ class Weight(nn.Module):
         nn.initializers.normal(INIT_STDDEV), self.axes), self.shape)
 
 
-def turned(layer: dict[str, Any]) -> dict[str, Any]:
-  """A layer's parameters with its kernels as [O, I], for products of few rows.
+def transposed(layer: dict[str, Any]) -> dict[str, Any]:
+  """A layer's parameters with kernels stored as [O, I], for CPU decoding.
 
-  Also of its logical axes. A CPU copies the second operand of a product into
-  an order of its own, which at a token a row takes as long as the product.
+  Accepts parameters or logical axes. XLA's CPU backend first copies the second
+  operand of a product, which for one token a row takes as long as the product.
   """
   if 'kernel' in layer:
     others = {name: x for name, x in layer.items() if name != 'kernel'}
     kernel = layer['kernel']
-    return {_TURNED: kernel[::-1] if isinstance(kernel, tuple) else kernel.T,
-            **others}
-  return {name: turned(x) if isinstance(x, dict) else x
+    return {
+        _TRANSPOSED: kernel[::-1] if isinstance(kernel, tuple) else kernel.T,
+        **others}
+  return {name: transposed(x) if isinstance(x, dict) else x
           for name, x in layer.items()}

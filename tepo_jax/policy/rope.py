@@ -1,33 +1,33 @@
-"""Rotary position embedding and how its frequencies are stretched.
+"""Rotary position embedding, and the scaling of its frequencies.
 
-Axes: B rows, S slots, N heads (of queries or keys), H head size, I = H / 2
+Axes: B rows, S columns, N heads (of queries or keys), H head size, I = H / 2
 pairs.
 """
 
 import dataclasses
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-  """How rotary frequencies are stretched beyond the trained context.
+  """How frequencies are lowered for contexts longer than the trained one.
 
-  The fields and formulas are those of Hugging Face's `rope_parameters`;
-  `kind` is 'linear', 'llama3' or 'yarn', and the fields below the gaps are
-  read by that kind alone.
+  Fields and formulas are those of Hugging Face's `rope_parameters`; `kind` is
+  'linear', 'llama3' or 'yarn'.
   """
 
   kind: str
   factor: float
   original_max_position: int = 0  # llama3, yarn
 
+  # llama3 only
   low_freq_factor: float = 1.0
   high_freq_factor: float = 4.0
 
+  # yarn only
   beta_fast: float = 32.0
   beta_slow: float = 1.0
   attention_factor: float = 1.0
@@ -36,11 +36,11 @@ class RopeScaling:
 
 def frequencies(size: int, theta: float,
                 scaling: RopeScaling | None = None) -> np.ndarray:
-  """Radians a position turns each pair of a head: float32 [I].
+  """Angular frequency of each pair, in radians per position: float32 [I].
 
-  Default: theta^(-2i/H). linear divides by the factor; llama3 divides the
-  slow ones and blends between; yarn (arXiv 2309.00071) blends by the number
-  of turns in the original context.
+  Default: theta^(-2i/H). linear divides by the factor; llama3 divides the low
+  frequencies and interpolates up to the high ones; yarn (arXiv 2309.00071)
+  interpolates by pair index.
   """
   exponent_I = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
   fast_I = np.float32(1) / np.float32(theta) ** exponent_I
@@ -50,8 +50,8 @@ def frequencies(size: int, theta: float,
   if scaling.kind == 'linear':
     return slow_I
   if scaling.kind == 'llama3':
-    turns_I = scaling.original_max_position * fast_I / (2 * np.pi)
-    keep_I = (turns_I - scaling.low_freq_factor) / (
+    periods_I = scaling.original_max_position * fast_I / (2 * np.pi)
+    keep_I = (periods_I - scaling.low_freq_factor) / (
         scaling.high_freq_factor - scaling.low_freq_factor)
   elif scaling.kind == 'yarn':
     keep_I = 1 - _yarn_ramp(size, theta, scaling)
@@ -62,10 +62,11 @@ def frequencies(size: int, theta: float,
 
 
 def _yarn_ramp(size, theta, scaling) -> np.ndarray:
-  """0 where a pair turns often in the original context, 1 where seldom."""
-  def pair(turns):
+  """0 for pairs with many periods in the original context, 1 for few."""
+  def pair(periods):
+    """Fractional index of the pair with this number of periods."""
     return size * math.log(
-        scaling.original_max_position / (turns * 2 * math.pi)
+        scaling.original_max_position / (periods * 2 * math.pi)
     ) / (2 * math.log(theta))
 
   low, high = pair(scaling.beta_fast), pair(scaling.beta_slow)
@@ -76,38 +77,19 @@ def _yarn_ramp(size, theta, scaling) -> np.ndarray:
   return (np.arange(size // 2, dtype=np.float32) - low) / (high - low)
 
 
-def turn(position_BS, size: int, theta: float,
-         scaling: RopeScaling | None = None):
-  """(cos, sin), each float32 [B, S, 1, I], for `rotate`."""
+def rotation(position_BS, size: int, theta: float,
+             scaling: RopeScaling | None = None):
+  """(cos, sin) of each pair's angle, each float32 [B, S, 1, I], for `rotate`."""
   angle_BS1I = position_BS[:, :, None, None] * frequencies(
       size, theta, scaling)
   factor = 1.0 if scaling is None else scaling.attention_factor
   return jnp.cos(angle_BS1I) * factor, jnp.sin(angle_BS1I) * factor
 
 
-def rotate(x_BSNH, turn):
-  """Rotates the pairs (i, i + I) of each head, in float32."""
-  return jax.lax.platform_dependent(
-      x_BSNH, *turn, cpu=_rotate_pairs, default=_rotate_halves)
-
-
-def _rotate_halves(x_BSNH, cos_BS1I, sin_BS1I):
+def rotate(x_BSNH, rotation):
+  """Rotates the pairs (i, i + I) of each head by `rotation`, in float32."""
+  cos_BS1I, sin_BS1I = rotation
   first, second = jnp.split(x_BSNH.astype(jnp.float32), 2, axis=-1)
   return jnp.concatenate(
       [first * cos_BS1I - second * sin_BS1I,
        second * cos_BS1I + first * sin_BS1I], axis=-1).astype(x_BSNH.dtype)
-
-
-def _rotate_pairs(x_BSNH, cos_BS1I, sin_BS1I):
-  """The same, by a matrix for each pair.
-
-  A CPU joins halves one number at a time, with a branch, and makes cosines
-  again for every head; what is stacked is made once.
-  """
-  x_BSN2I = x_BSNH.astype(jnp.float32).reshape(*x_BSNH.shape[:-1], 2, -1)
-  matrix_BS122I = jnp.stack(
-      [cos_BS1I, -sin_BS1I, sin_BS1I, cos_BS1I], axis=-2).reshape(
-          *cos_BS1I.shape[:-1], 2, 2, -1)
-  turned_BSN2I = (x_BSN2I[..., :1, :] * matrix_BS122I[..., 0, :]
-                  + x_BSN2I[..., 1:, :] * matrix_BS122I[..., 1, :])
-  return turned_BSN2I.reshape(x_BSNH.shape).astype(x_BSNH.dtype)

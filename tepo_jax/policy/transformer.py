@@ -2,11 +2,11 @@
 
 The families differ by fields of `ModelConfig` only. Parameters are a plain
 nested dict with the layers stacked on axis 0; the key/value cache is an
-argument in and a value out.
+argument in and a value out. Prompt and completion are not distinguished here.
 
-Axes: B completions, S token slots, M = B * S, T key slots, V vocabulary,
+Axes: B rows, S columns (token indices), M = B * S, T key columns, V vocabulary,
 D model, F feed-forward, L layers, N query heads, K key/value heads, H head
-size. Nothing here divides a sequence into prompt and completion.
+size.
 """
 
 import dataclasses
@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from tepo_jax.policy import attention
 from tepo_jax.policy import layers as layers_lib
 from tepo_jax.policy import lora as lora_lib
+from tepo_jax.policy import ops as ops_lib
 from tepo_jax.policy import padding as padding_lib
 from tepo_jax.policy import prompt_sharing
 from tepo_jax.policy import rope
@@ -28,7 +29,7 @@ from tepo_jax.policy import rope
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-  """What the model is, and below the gap how it is executed."""
+  """Architecture first, then execution options (EXECUTION_FIELDS)."""
 
   vocab_size: int
   d_model: int
@@ -44,19 +45,20 @@ class ModelConfig:
   tie_embeddings: bool = False
   qkv_bias: bool = False
   qk_norm: bool = False
-  # Positions a query sees, itself included; None: all before it.
+  # Positions a query sees, itself included; None: all up to its own.
   sliding_window: int | None = None
   # The first layers ignore the window (Qwen's max_window_layers).
   num_full_layers: int = 0
 
   dtype: str = 'float32'  # of the computation; parameters are cast at use
-  remat: str = 'none'  # what the backward pass recomputes: of REMAT
+  remat: str = 'none'  # what the backward pass recomputes: a key of REMAT
   unroll: int = 1  # layers per scan step; num_layers: no loop at all
   attention: str = 'xla'  # a name of attention.BACKENDS
+  ops: ops_lib.Ops = ops_lib.PLAIN  # or the table of policy.cpu.ops
 
   lora: lora_lib.Lora | None = None  # adapters in the same tree
 
-  # What a mesh asks for: see `on_mesh.sharded_over`.
+  # Set for a mesh by `padding.sharded_over`.
   vocab_padding: int = 0  # rows of embedding and head beyond the vocabulary
   kv_copies: int = 1  # of each key/value head, in attention and in the cache
 
@@ -65,25 +67,26 @@ class ModelConfig:
     return self.num_kv_heads * self.kv_copies
 
 
-# Not of the model: changed with dataclasses.replace, never saved.
+# Not part of the architecture: never saved with a model.
 EXECUTION_FIELDS = (
-    'dtype', 'remat', 'unroll', 'attention', 'lora', 'vocab_padding',
+    'dtype', 'remat', 'unroll', 'attention', 'ops', 'lora', 'vocab_padding',
     'kv_copies')
 
-# What is recomputed in the backward pass: nothing; all of a layer; all but the
-# outputs of its linear maps (attention and what is element by element).
+# What the backward pass recomputes: nothing; whole layers; all but the outputs
+# of linear maps (that is, attention and elementwise operations).
 REMAT = {'none': None, 'full': None,
          'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
+
 
 @flax.struct.dataclass
 class KVCache:
   """Keys and values of every layer; `index` is the next column to write.
 
-  Stacked as noted, or one array a layer: see `decoding.init_cache`.
+  `cache.init_cache` makes an empty one.
   """
 
-  k: Any  # [L, B, T, K, H]
-  v: Any  # [L, B, T, K, H]
+  k: tuple[jax.Array, ...]  # L arrays [B, K, H, T]
+  v: tuple[jax.Array, ...]  # L arrays [B, K, T, H]
   position: jax.Array  # i32 [B, T], -1 = empty
   index: jax.Array  # i32 []
 
@@ -94,7 +97,7 @@ def init(config: ModelConfig, key: jax.Array) -> dict[str, Any]:
 
 
 def logical_axes(config: ModelConfig) -> dict[str, Any]:
-  """The tree of `init`, each leaf a tuple of one logical name a dimension."""
+  """The tree of `init`; each leaf is a tuple of a logical name per dimension."""
   boxed = jax.eval_shape(functools.partial(_boxed, config), jax.random.key(0))
   return jax.tree.map(
       lambda leaf: tuple(leaf.names), boxed, is_leaf=_is_boxed)
@@ -107,17 +110,6 @@ def abstract_params(config: ModelConfig, dtype='float32') -> dict[str, Any]:
       lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), shapes)
 
 
-def init_cache(
-    config: ModelConfig, batch: int, length: int, dtype) -> KVCache:
-  """An empty cache for `batch` rows of `length` slots."""
-  shape = (config.num_layers, batch, length,
-           config.cache_heads, config.head_dim)
-  return KVCache(
-      k=jnp.zeros(shape, dtype), v=jnp.zeros(shape, dtype),
-      position=jnp.full((batch, length), -1, jnp.int32),
-      index=jnp.zeros((), jnp.int32))
-
-
 def forward(config: ModelConfig, params, token_BS, position_BS,
             cache: KVCache | None = None, segment_BS=None,
             sequences: prompt_sharing.Sequences | None = None):
@@ -125,19 +117,19 @@ def forward(config: ModelConfig, params, token_BS, position_BS,
 
   Args:
     config: static under jit.
-    params: as of `init`, in any floating dtype: cast to config.dtype at use. Or
-      as of `decoding.convert`, with a cache of `decoding.init_cache`.
-    token_BS: i32 ids; a padding slot may hold any valid id.
-    position_BS: i32, -1 = padding (its output means nothing).
-    cache: None: the S tokens see each other. Else the S new columns are
-      written at cache.index (which must leave room: the caller's promise) and
-      the tokens see the whole cache. Several tokens at once (a prefill) see
-      only each other where config.attention is not 'xla': the cache must be
-      empty then, or all is NaN.
-    segment_BS: i32, which sequence of a packed row a slot belongs to; tokens
-      see their own sequence only. None: a row is one sequence. Not with a
+    params: the tree of `init` in any floating dtype: cast to config.dtype at
+      use. With a cache, the tree of `cache.convert`.
+    token_BS: i32 ids; padding may hold any valid id.
+    position_BS: i32, -1 = padding (its output is undefined).
+    cache: None: the S tokens see each other. Else S new columns are written at
+      cache.index (the caller ensures the capacity) and the tokens see the whole
+      cache. If config.attention is not 'xla', several tokens at once (a
+      prefill) see only each other: a cache that is not empty then yields NaN.
+    segment_BS: i32, the sequence of a packed row that a column belongs to;
+      tokens see their own sequence only. None: a row is one sequence. Not with
+      a cache.
+    sequences: the rows that attention processes instead of these. Not with a
       cache.
-    sequences: the rows that attention sees instead of these. Not with a cache.
 
   Returns:
     hidden_BSD in config.dtype, and the cache with index + S (None without).
@@ -147,112 +139,128 @@ def forward(config: ModelConfig, params, token_BS, position_BS,
 
 
 def head_weight(config: ModelConfig, params):
-  """[D, V] of the head, or [V, D] of the tied embedding, as stored."""
+  """The head [D, V], or the tied embedding [V, D], in the stored dtype."""
   if config.tie_embeddings:
     return params['embed']['embedding']
   return params['head']['kernel']
 
 
 def logits(config: ModelConfig, params, hidden):
-  """float32 [..., V] of hidden [..., D]: the head, or the tied embedding.
+  """The logits, float32 [..., V], of hidden [..., D], for decoding.
 
-  Where a mesh padded the vocabulary, V includes the padding. The weight comes
-  first in a product where V is its first axis: on a CPU the others are slower,
-  and XLA is kept from making one of them where `draw` turns the logits.
+  Where a mesh padded the vocabulary, V includes the padding.
   """
   weight = head_weight(config, params).astype(config.dtype)
-  hidden_MD = hidden.reshape(-1, config.d_model)
-  product = functools.partial(
-      jax.lax.dot_general, preferred_element_type=jnp.float32)
-  if config.tie_embeddings:
-    logits_MV = product(weight, hidden_MD, (((1,), (1,)), ((), ()))).T
-  else:
-    logits_MV = jax.lax.optimization_barrier(
-        product(hidden_MD, weight, (((1,), (0,)), ((), ()))))
+  logits_MV = config.ops.decoding_logits(
+      hidden.reshape(-1, config.d_model), weight, config.tie_embeddings)
   return padding_lib.without_padding(config.vocab_size, logits_MV).reshape(
       *hidden.shape[:-1], -1)
 
 
 def constrain(x, axes):
-  """Lays x out by logical axis names, where rules for them are in force."""
+  """Shards x by logical axis names, if `mesh.under_rules` set rules for them."""
   return nn.with_logical_constraint(x, axes)
+
+
+@flax.struct.dataclass
+class _Columns:
+  """What the layers need besides hidden states; the last two with a cache.
+
+  rotation: of `rope.rotation`. key_position_BT: positions of the cache with
+  the new columns; index: the first of these.
+  """
+
+  position_BS: jax.Array
+  rotation: tuple[jax.Array, jax.Array]
+  segment_BS: jax.Array | None
+  sequences: prompt_sharing.Sequences | None
+  key_position_BT: jax.Array | None = None
+  index: jax.Array | None = None
 
 
 class _Layer(nn.Module):
   """x += attention(norm(x)); x += mlp(norm(x)). One step of the layer scan.
 
-  The cache of all the layers rides in the carry, so that XLA updates it in
-  place; each layer writes its own S columns.
+  `stores` are the layer's part of the cache, returned with S new columns.
   """
 
   config: ModelConfig
 
   @nn.compact
-  def __call__(self, carry, layer, turn, position_BS, key_position_BT, index,
-               segment_BS, sequences):
+  def __call__(self, x_MD, layer, columns, stores=None):
     config = self.config
-    x_MD, stores = carry
+    linear = functools.partial(
+        layers_lib.Linear, lora=config.lora, ops=config.ops)
     attended_MD, stores = self._attention(
         layers_lib.Norm(config.norm_eps, name='attention_norm')(x_MD),
-        stores, layer, turn, position_BS, key_position_BT, index, segment_BS,
-        sequences)
+        linear, layer, columns, stores)
     x_MD = _by_rows(x_MD + attended_MD)
     y_MD = layers_lib.Norm(config.norm_eps, name='mlp_norm')(x_MD)
-    linear = functools.partial(layers_lib.Linear, lora=config.lora)
     gate_MF = linear(config.d_ff, ('embed', 'mlp'), name='gate')(y_MD)
     up_MF = linear(config.d_ff, ('embed', 'mlp'), name='up')(y_MD)
     down_MD = nn.remat(layers_lib.Gated)(
-        config.d_model, ('mlp', 'embed'), lora=config.lora, name='down')(
-            gate_MF, up_MF)
-    return (_by_rows(x_MD + down_MD), stores), None
+        config.d_model, ('mlp', 'embed'), lora=config.lora, ops=config.ops,
+        name='down')(gate_MF, up_MF)
+    return _by_rows(x_MD + down_MD), stores
 
-  def _attention(self, x_MD, stores, layer, turn, position_BS,
-                 key_position_BT, index, segment_BS, sequences):
+  def _attention(self, x_MD, linear, layer, columns, stores):
+    config = self.config
+    q_BSNH, k_BSKH, v_BSKH = self._project(x_MD, linear, columns)
+    position_BS = columns.position_BS
+    key_position_BT = columns.key_position_BT
+    k_BTKH, v_BTKH = k_BSKH, v_BSKH
+    if stores is not None:
+      stores, k_BTKH, v_BTKH = _write(stores, k_BSKH, v_BSKH, columns.index)
+      if config.attention != 'xla' and position_BS.shape[1] > 1:
+        # These backends see only the S new columns. NaN if there are others.
+        k_BTKH = jnp.where(columns.index == 0, k_BSKH, jnp.nan)
+        v_BTKH, key_position_BT = v_BSKH, None
+    if columns.sequences is None:
+      out_BSNH = _attend(config, layer, q_BSNH, k_BTKH, v_BTKH, position_BS,
+                         key_position_BT, columns.segment_BS)
+    else:
+      sequences = columns.sequences
+      out_BSNH = sequences.collect(_attend(
+          config, layer, *map(sequences.spread, (q_BSNH, k_BTKH, v_BTKH)),
+          sequences.position_RA, None, sequences.segment_RA))
+    out_MD = linear(config.d_model, ('heads', 'embed'), name='o')(
+        out_BSNH.reshape(x_MD.shape[0], -1))
+    return out_MD, stores
+
+  def _project(self, x_MD, linear, columns):
+    """Queries, keys and values by head; queries and keys are rotated."""
     config = self.config
 
     def heads(name, axis, count, norm=False):
       whole = axis == 'kv_heads' and config.kv_copies > 1
-      y = layers_lib.Linear(
+      y = linear(
           count * config.head_dim, ('embed', None if whole else axis),
-          config.qkv_bias, config.lora, name=name)(x_MD)
-      y = y.reshape(*position_BS.shape, count, config.head_dim)
+          config.qkv_bias, name=name)(x_MD)
+      y = y.reshape(*columns.position_BS.shape, count, config.head_dim)
       if not norm:
         return y
       return layers_lib.Norm(config.norm_eps, name=f'{name}_norm')(y)
 
     q_BSNH = rope.rotate(
-        heads('q', 'heads', config.num_heads, config.qk_norm), turn)
+        heads('q', 'heads', config.num_heads, config.qk_norm),
+        columns.rotation)
     k_BSKH = rope.rotate(
-        heads('k', 'kv_heads', config.num_kv_heads, config.qk_norm), turn)
+        heads('k', 'kv_heads', config.num_kv_heads, config.qk_norm),
+        columns.rotation)
     v_BSKH = heads('v', 'kv_heads', config.num_kv_heads)
     if config.kv_copies > 1:
       k_BSKH, v_BSKH = (
-          nn.with_logical_constraint(
-              jnp.repeat(x, config.kv_copies, axis=2),
-              ('batch', None, 'kv_heads', None)) for x in (k_BSKH, v_BSKH))
-    k_BTKH, v_BTKH = k_BSKH, v_BSKH
-    if stores is not None:
-      stores, k_BTKH, v_BTKH = _write(stores, k_BSKH, v_BSKH, layer, index)
-      if config.attention != 'xla' and position_BS.shape[1] > 1:
-        # Kernels attend inside these S columns. With others before them the
-        # result is wrong: NaN shows it.
-        k_BTKH = jnp.where(index == 0, k_BSKH, jnp.nan)
-        v_BTKH, key_position_BT = v_BSKH, None
-    if sequences is None:
-      out_BSNH = _attend(config, layer, q_BSNH, k_BTKH, v_BTKH, position_BS,
-                         key_position_BT, segment_BS)
-    else:
-      out_BSNH = sequences.collect(_attend(
-          config, layer, *map(sequences.spread, (q_BSNH, k_BTKH, v_BTKH)),
-          sequences.position_RA, None, sequences.segment_RA))
-    out_MD = layers_lib.Linear(
-        config.d_model, ('heads', 'embed'), lora=config.lora, name='o')(
-            out_BSNH.reshape(x_MD.shape[0], -1))
-    return out_MD, stores
+          constrain(jnp.repeat(x, config.kv_copies, axis=2),
+                    ('batch', None, 'kv_heads', None))
+          for x in (k_BSKH, v_BSKH))
+    return q_BSNH, k_BSKH, v_BSKH
 
 
 class _Transformer(nn.Module):
-  """Embedding, the layer scan, the final norm; `logits` applies the head."""
+  """Embedding, layers, final norm; `logits` applies the head.
+
+  The layers are scanned, or unrolled with a cache.
+  """
 
   config: ModelConfig
 
@@ -269,81 +277,73 @@ class _Transformer(nn.Module):
                         ('embed', 'vocab'), name='head')()
     x_MD = jnp.take(embedding_VD, token_BS.reshape(-1), axis=0)
     x_MD = _by_rows(x_MD.astype(config.dtype))
-    stores, key_position_BT, index = None, None, None
-    if cache is not None:
-      stores, index = (cache.k, cache.v), cache.index
-      key_position_BT = jax.lax.dynamic_update_slice(
-          cache.position, position_BS, (0, index))
-    turn = rope.turn(
-        position_BS, config.head_dim, config.rope_theta, config.rope_scaling)
-    shared = (turn, position_BS, key_position_BT, index, segment_BS, sequences)
-    layers = self.get_variable('params', 'layers')
-    if isinstance(layers, tuple):
-      layer = _layer(config)(config, parent=None)
-      stores = list(zip(*stores))
-      for i, params in enumerate(layers):
-        (x_MD, stores[i]), _ = layer.apply(
-            {'params': params}, (x_MD, stores[i]), i, *shared)
-      stores = tuple(zip(*stores))
+    columns = _Columns(
+        position_BS, rope.rotation(position_BS, config.head_dim,
+                                   config.rope_theta, config.rope_scaling),
+        segment_BS, sequences)
+    if cache is None:
+      x_MD, _ = _scan(config)(config, name='layers')(
+          x_MD, jnp.arange(config.num_layers), columns)
     else:
-      (x_MD, stores), _ = _scan(config)(config, name='layers')(
-          (x_MD, stores), jnp.arange(config.num_layers), *shared)
+      columns = columns.replace(
+          index=cache.index, key_position_BT=jax.lax.dynamic_update_slice(
+              cache.position, position_BS, (0, cache.index)))
+      x_MD, cache = self._decode(x_MD, columns, cache)
     x_MD = layers_lib.Norm(config.norm_eps, name='final_norm')(x_MD)
-    if cache is not None:
-      cache = KVCache(*stores, key_position_BT, index + position_BS.shape[1])
     return x_MD.reshape(*position_BS.shape, config.d_model), cache
+
+  def _decode(self, x_MD, columns, cache):
+    """The layers, each with its own arrays of parameters and cache."""
+    layer, stores = _layer(self.config)(self.config, parent=None), []
+    for i, params in enumerate(self.get_variable('params', 'layers')):
+      x_MD, new = layer.apply(
+          {'params': params}, x_MD, i, columns, (cache.k[i], cache.v[i]))
+      stores.append(new)
+    return x_MD, KVCache(*zip(*stores), columns.key_position_BT,
+                         cache.index + columns.position_BS.shape[1])
 
 
 def _layer(config: ModelConfig):
-  """`_Layer`, of which the backward pass recomputes what the config says."""
+  """`_Layer`, rematerialised as config.remat says."""
   if config.remat == 'none':
     return _Layer
-  # Inside a loop nothing can be merged with the forward pass; unrolled, XLA
-  # would merge the recomputation away.
+  # In an unrolled loop XLA would merge the recomputation with the forward pass.
   return nn.remat(_Layer, prevent_cse=config.unroll != 1,
                   policy=REMAT[config.remat])
 
 
 def _scan(config: ModelConfig):
-  """The layer over the stacked parameters; only its number varies."""
+  """Scans the layer over the stacked parameters and the layers' numbers."""
   return nn.scan(
       _layer(config), variable_axes={'params': 0}, split_rngs={'params': True},
-      in_axes=(0,) + 6 * (nn.broadcast,), length=config.num_layers,
+      in_axes=(0, nn.broadcast), length=config.num_layers,
       unroll=config.unroll, metadata_params={nn.PARTITION_NAME: 'layers'})
 
 
-def _write(stores, k_BSKH, v_BSKH, layer, index):
-  """The stores with S new columns, and all the keys and values of the layer.
+def _write(stores, k_BSKH, v_BSKH, index):
+  """Returns a layer's stores with S new columns, and all its keys and values.
 
-  The transposes of the decoding form cost nothing: they cancel against those
-  that XLA puts before the products.
+  The transposes are free: they cancel against those of attention's products.
   """
   k_store, v_store = stores
   k_BSKH, v_BSKH = k_BSKH.astype(k_store.dtype), v_BSKH.astype(v_store.dtype)
   update = jax.lax.dynamic_update_slice
-  if k_store.ndim == 5:
-    k_store = update(k_store, k_BSKH[None], (layer, 0, index, 0, 0))
-    v_store = update(v_store, v_BSKH[None], (layer, 0, index, 0, 0))
-    k_BTKH, v_BTKH = (
-        jax.lax.dynamic_index_in_dim(store, layer, keepdims=False)
-        for store in (k_store, v_store))
-  else:
-    k_store = update(
-        k_store, jnp.transpose(k_BSKH, (0, 2, 3, 1)), (0, 0, 0, index))
-    v_store = update(
-        v_store, jnp.transpose(v_BSKH, (0, 2, 1, 3)), (0, 0, index, 0))
-    k_BTKH = jnp.transpose(k_store, (0, 3, 1, 2))
-    v_BTKH = jnp.transpose(v_store, (0, 2, 1, 3))
+  k_store = update(
+      k_store, jnp.transpose(k_BSKH, (0, 2, 3, 1)), (0, 0, 0, index))
+  v_store = update(
+      v_store, jnp.transpose(v_BSKH, (0, 2, 1, 3)), (0, 0, index, 0))
+  k_BTKH = jnp.transpose(k_store, (0, 3, 1, 2))
+  v_BTKH = jnp.transpose(v_store, (0, 2, 1, 3))
   return (k_store, v_store), k_BTKH, v_BTKH
 
 
 def _attend(config: ModelConfig, layer, q_BSNH, k_BTKH, v_BTKH, position_BS,
             key_position_BT, segment_BS):
-  """`attention.attend` with the window of this layer."""
+  """`attention.attend` with this layer's window."""
   def attend(window, *arrays):
     return attention.attend(
         *arrays, position_BS, key_position_BT, window, config.attention,
-        segment_BS)
+        segment_BS, config.ops.attend)
 
   arrays = (q_BSNH, k_BTKH, v_BTKH)
   if not config.num_full_layers:

@@ -263,7 +263,7 @@ def test_one_chunk_makes_its_logits_once(params):
     return sum(jnp.sum(x) for x in jax.tree.leaves(scores))
 
   token_BS, position_BS = _rows()
-  rows = scoring.Rows(token_BS, position_BS, None, position_BS >= 0)
+  rows = scoring.PackedRows(token_BS, position_BS, None, position_BS >= 0)
   states = jnp.ones((*token_BS.shape, MODEL.d_model)), params['head']['kernel']
   for old, products in (None, 2), (states, 3):  # logits, ∂ weight; old logits
     jaxpr = jax.make_jaxpr(jax.grad(total, (0, 1)))(*states, old)
@@ -282,7 +282,7 @@ def test_the_gradient_of_the_logits_takes_their_place(with_kl):
 
   model, zeros_RS = dataclasses.replace(MODEL, vocab_size=2048), jnp.zeros(
       (1, 256), jnp.int32)
-  rows = scoring.Rows(zeros_RS, zeros_RS, None, zeros_RS == 0)
+  rows = scoring.PackedRows(zeros_RS, zeros_RS, None, zeros_RS == 0)
   mesh = mesh_lib.make(dict(data=1, fsdp=1, tensor=1), jax.devices()[:1])
   compiled = programs_lib.compiled(mesh, jax.grad(loss, (0, 1))).lower(
       jnp.zeros((1, 256, MODEL.d_model)), jnp.zeros((MODEL.d_model, 2048))

@@ -49,7 +49,7 @@ def _compiled(slice_, shards):
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(
         x.shape, x.dtype, sharding=s), tree, shardings)
 
-  weights = jax.eval_shape(lambda p: cache_lib.convert(p, 'tpu'),
+  weights = jax.eval_shape(lambda p: cache_lib.convert(MODEL, p),
                            transformer.abstract_params(MODEL, 'bfloat16'))
   cache = jax.eval_shape(lambda: cache_lib.init_cache(
       MODEL, slots, COLUMNS, MODEL.dtype))

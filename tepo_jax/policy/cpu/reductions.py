@@ -1,11 +1,11 @@
 """Reductions of rows in the form that XLA's CPU backend vectorises.
 
-A CPU takes element after element along the last axis, but vectors along any
-other, and writes out what a long reduction goes over. So a row is cut into
-pieces that are combined element by element, in vectors and in one pass with
-what makes them; the barriers keep XLA from merging the steps into one again.
-Where a CPU mesh cuts the axis, each shard should be a multiple of 128: other
-pieces lie on two shards.
+XLA reduces the last axis element by element and any other axis in vectors, and
+it materialises the operand of a long reduction. So each row is cut into pieces
+that are combined elementwise: in vectors, and fused with the operand's
+computation. Barriers stop XLA from merging the steps into one reduction again.
+If a CPU mesh shards the axis, each shard should be a multiple of 128, else
+pieces span two shards.
 """
 
 from collections.abc import Callable
@@ -17,36 +17,25 @@ import jax
 import jax.numpy as jnp
 
 _LANES = 16  # float32 numbers in a vector register
-_PIECES = 8  # at most, combined before anything is written
+_PIECES = 8  # at most, combined before the first result is materialised
 
 
 def row_max(x: jax.Array) -> jax.Array:
-  """max over the last axis, which is kept with size 1."""
-  return _row(jnp.maximum, jnp.max, _itself, x)
+  """As `policy.ops.row_max`."""
+  return _row(jnp.maximum, jnp.max, lambda x: x, x)
 
 
-def row_sum(*x: jax.Array, term: Callable[..., jax.Array] | None = None
+def row_sum(*x: jax.Array, term: Callable[..., jax.Array] = lambda x: x
             ) -> jax.Array:
-  """Σ term(*x) over the last axis, which is kept with size 1.
-
-  `term` works element by element, and is x itself if not given; arrays with a
-  last axis of 1 have one value for a row.
-  """
-  return _row(operator.add, jnp.sum, term or _itself, *x)
-
-
-def _itself(x):
-  return x
+  """As `policy.ops.row_sum`."""
+  return _row(operator.add, jnp.sum, term, *x)
 
 
 def _row(combine, reduce, term, *x):
-  """`reduce` of term(*x); `combine` is the same of two arrays."""
-  def at_once(*x):
-    return reduce(term(*x), axis=-1, keepdims=True)
-
+  """`reduce` of term(*x); `combine` is the same reduction of two arrays."""
   vectors, rest = divmod(max(array.shape[-1] for array in x), _LANES)
   if rest:
-    return at_once(*x)
+    return reduce(term(*x), axis=-1, keepdims=True)
   count = math.gcd(vectors, _PIECES)
 
   def pieces(x):
@@ -55,10 +44,6 @@ def _row(combine, reduce, term, *x):
     x = x.reshape(*x.shape[:-1], -1, count, _LANES)
     return [x[..., i, :] for i in range(count)]
 
-  def by_lanes(*x):
-    partial = functools.reduce(combine, map(term, *map(pieces, x)))
-    partial = reduce(jax.lax.optimization_barrier(partial), axis=-2)
-    return reduce(
-        jax.lax.optimization_barrier(partial), axis=-1, keepdims=True)
-
-  return jax.lax.platform_dependent(*x, cpu=by_lanes, default=at_once)
+  partial = functools.reduce(combine, map(term, *map(pieces, x)))
+  partial = reduce(jax.lax.optimization_barrier(partial), axis=-2)
+  return reduce(jax.lax.optimization_barrier(partial), axis=-1, keepdims=True)

@@ -26,7 +26,8 @@ def measure(config: ml_collections.ConfigDict,
   """Bytes of ℓ, H and their gradient over 1k to 64k tokens, V 152,064 and
   D 3,584; and those of the plain form, which holds all logits, at 16k."""
   del peers
-  head = dataclasses.replace(_HEAD, dtype=workload.model.dtype)
+  head = dataclasses.replace(
+      _HEAD, dtype=workload.model.dtype, ops=workload.model.ops)
   for tokens in _TOKENS:
     yield timing.Measurement(f'memory/scoring/{tokens}', scoring_bytes(
         head, tokens, config.train.chunk_size), 'byte')
@@ -39,7 +40,7 @@ def scoring_bytes(model: transformer.ModelConfig, tokens: int,
   """Temporaries of Σ(ℓ + H) and its gradient in hidden states and head;
   chunk None: of the form that holds all logits."""
   def total(hidden_RSD, weight_DV, token_RS, scored_RS):
-    rows = scoring.Rows(token_RS, None, None, scored_RS)
+    rows = scoring.PackedRows(token_RS, None, None, scored_RS)
     score = _all_logits if chunk_size is None else scoring.score_states
     return sum(map(jnp.sum, jax.tree.leaves(score(
         model, hidden_RSD, weight_DV, rows, temperature=1.0,

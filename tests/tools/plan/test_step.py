@@ -112,7 +112,7 @@ def test_turns_of_the_chunks():
       (scored_MRS, 2, [1.5, 1.5, 2]), (scored_MRS, 0, [0, 0, 0]),
       (scored_MRS[:, :, :8], 3, [3])):
     minibatch = types.SimpleNamespace(
-        rows=scoring.Rows(None, None, None, scored), used=used)
+        rows=scoring.PackedRows(None, None, None, scored), used=used)
     assert [*programs._turns(minibatch, chunk_size=16, passes=2)] == want
 
 
