@@ -41,7 +41,8 @@ def programs_of(name):
   config.compute.unroll = 1
   config.optimizer.learning_rate = 1e-2
   mesh = mesh_lib.make({'data': 1, 'fsdp': 1, 'tensor': 1}, jax.devices()[:1])
-  return programs_lib.make(config, MODEL, mesh)
+  return programs_lib.make(
+      config, programs_lib.prepare_model(MODEL, config, mesh), mesh)
 
 
 @pytest.fixture(scope='module')

@@ -117,7 +117,9 @@ def _compiled(shape=tuple(ONE_DEVICE.items()), rows=B, width=P, slots=T,
               **settings):
   """programs.train_step for one shape and mesh; programs; π_old on devices."""
   mesh = _mesh(dict(shape))
-  programs = programs_lib.make(_config(**settings), MODEL, mesh)
+  config = _config(**settings)
+  programs = programs_lib.make(
+      config, programs_lib.prepare_model(MODEL, config, mesh), mesh)
   state = programs_lib.abstract_state(programs)
   batch = _put(programs, _batch(width, slots, rows))
   compiled = programs.train_step.lower(
@@ -334,7 +336,9 @@ def test_first_update_is_reinforce_exactly(
   monkeypatch.setattr(packed_attention, '_BLOCK', 8)
   config = _config(packing, 24, microbatch_tokens, remat)
   config.optimizer.max_grad_norm = 1e9
-  programs = programs_lib.make(config, MODEL, _mesh(ONE_DEVICE))
+  mesh = _mesh(ONE_DEVICE)
+  programs = programs_lib.make(
+      config, programs_lib.prepare_model(MODEL, config, mesh), mesh)
   params = _weights()[0]
   batch = _batch()
   scored = _scored(programs, params, batch, {})

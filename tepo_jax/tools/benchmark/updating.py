@@ -59,7 +59,8 @@ def case(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
     config.train.microbatch_tokens = packer.shards * packer.row_tokens * (
         packer.rows(workload.prompts * workload.samples))
   config.train.packing = mode
-  programs = programs_lib.make(config, workload.model, mesh)
+  programs = programs_lib.make(
+      config, programs_lib.prepare_model(workload.model, config, mesh), mesh)
   params = jax.jit(
       functools.partial(transformer.init, workload.model),
       out_shardings=programs.state_sharding.params)(jax.random.key(0))
