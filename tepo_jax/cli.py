@@ -134,7 +134,8 @@ def load_config(spec: str) -> ml_collections.ConfigDict:
     loader.exec_module(module)
     config = module.get_config(*argument)
   except ValueError as error:
-    raise errors.InputError(f'--config={spec}: {errors.one_line(error)}') from error
+    raise errors.InputError(
+        f'--config={spec}: {errors.one_line(error)}') from error
   except Exception as error:  # the user's file may raise anything
     raise errors.InputError(
         f'--config={spec}: {_where(error, path)}{type(error).__name__}: '

@@ -1,4 +1,4 @@
-"""Runs evaluation sets under their decodings, and keeps their samples on disk."""
+"""Runs evaluation sets under their decodings; keeps their samples on disk."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 import dataclasses

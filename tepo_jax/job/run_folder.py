@@ -16,8 +16,8 @@ from tepo_jax.runtime import files
 # Fields that may change on resume without changing any result.
 _CONTINUABLE = frozenset({'steps', 'compute.cache', 'profile.steps'})
 
-# Fields of how a run is computed. They may change on resume too, with a message:
-# results are then not bit-identical, but differ by rounding only.
+# Fields of how a run is computed. They may change on resume too, with a
+# message: results are then not bit-identical, but differ by rounding only.
 _EXECUTION = frozenset({
     'mesh.data', 'mesh.fsdp', 'mesh.tensor', 'rollout.slots', 'rollout.chunk',
     'train.microbatch_tokens', 'train.attention_room', 'train.chunk_size',
@@ -119,7 +119,7 @@ def check_out(path: str) -> pathlib.Path:
     if not found.is_dir():
       raise errors.InputError(f'--out={path}: {found} is not a folder')
     if not os.access(found, os.W_OK):
-      raise errors.InputError(f'--out={path}: no permission to write to {found}')
+      raise errors.InputError(f'--out={path}: no permission to write {found}')
   except OSError as error:
     raise errors.InputError(
         f'--out={path}: {error.strerror or error}') from error

@@ -256,7 +256,7 @@ def device_bytes(tree) -> int:
 
 
 def memory_limit(mesh: jax.sharding.Mesh) -> int | None:
-  """Bytes that a device of the mesh may use; None if it does not report them."""
+  """Bytes that a device of the mesh may use; None if it reports none."""
   stats = mesh.local_devices[0].memory_stats()
   return stats['bytes_limit'] if stats else None
 
