@@ -51,7 +51,7 @@ def test_no_more_slots_than_work(monkeypatch):
 
 
 @pytest.mark.parametrize('free, wanted', [(0.5, None), (63, 256)])
-def test_slots_that_do_not_fit_are_refused_with_their_sizes(monkeypatch, free, wanted):
+def test_too_large_a_cache_is_refused_with_its_size(monkeypatch, free, wanted):
   with pytest.raises(errors.InputError) as caught:
     _shapes(monkeypatch, free, wanted)
   said = str(caught.value)

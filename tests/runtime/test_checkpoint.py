@@ -120,8 +120,9 @@ def test_a_changed_bit_is_found(tmp_path, place, monkeypatch):
   checkpointer.save(2, flipped(_state(2)), {})
   checkpointer.wait()
   monkeypatch.undo()
-  with pytest.raises(checkpoint.DamagedError,
-                     match=f'{tmp_path}/2: {place} differs from what was saved'):
+  with pytest.raises(
+      checkpoint.DamagedError,
+      match=f'{tmp_path}/2: {place} differs from what was saved'):
     checkpointer.restore(2, _abstract(_state()))
   checkpointer.close()
 

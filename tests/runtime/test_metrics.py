@@ -79,7 +79,8 @@ def test_tensorboard_hides_what_was_truncated(tmp_path):
   assert starts == [4]
 
 
-def test_a_failing_tensorboard_warns_once_and_the_run_continues(tmp_path, capsys):
+def test_a_failing_tensorboard_warns_once_and_the_run_continues(
+    tmp_path, capsys):
   (tmp_path / 'tensorboard').write_text('in the way')
   writer = metrics.Writer(tmp_path)
   writer.write(1, {'x': 1})
