@@ -87,7 +87,9 @@ def prepare(session: session_lib.Session) -> list[Evaluation]:
           session.sampler(
               prompts=len(prompts), samples=samples,
               max_tokens=settings.max_tokens,
-              decoding=_decoding(settings, temperature),
+              decoding=draw.Decoding(temperature, settings.top_k,
+                                     settings.top_p)
+              if temperature > 0 else draw.Decoding(0.0),
               stop_after_boxed=settings.stop_after_boxed),
           samples, index == 0, style))
   return evaluations
@@ -108,12 +110,6 @@ def _decodings(settings, name):
   if settings.greedy and temperature > 0:
     decodings.append((1, 0.0))
   return decodings
-
-
-def _decoding(settings, temperature):
-  if temperature == 0:  # greedy: nothing to truncate
-    return draw.Decoding(temperature)
-  return draw.Decoding(temperature, settings.top_k, settings.top_p)
 
 
 def sample_lines(name: str, groups: list[groups_lib.Group]) -> list[dict]:

@@ -121,16 +121,10 @@ def make_packer(config: ml_collections.ConfigDict,
       shards=mesh_lib.batch_shards(mesh))
 
 
-def make_optimizer(config: ml_collections.ConfigDict
-                   ) -> optax.GradientTransformation:
-  """The optimiser of `config.optimizer`."""
-  return optimizer_lib.make(**config.optimizer)
-
-
 def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
          mesh: jax.sharding.Mesh) -> TrainingPrograms:
   """Builds, but does not compile, the programs; see `prepare_model`."""
-  optimizer = make_optimizer(config)
+  optimizer = optimizer_lib.make(**config.optimizer)
   policy_loss = objective.make_policy_loss(config.method)
   frozen_sharding, param_sharding = split_trained(
       model, mesh_lib.shardings(mesh, transformer.logical_axes(model)))

@@ -1,6 +1,6 @@
 """A run's metrics: metrics.jsonl, TensorBoard, Weights & Biases."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 import contextlib
 import hashlib
 import json
@@ -49,7 +49,7 @@ class Writer:
     self._file.write(json.dumps(line, allow_nan=False) + '\n')
     self._file.flush()
     for sink in self._sinks:
-      sink.write(int(step), values)
+      sink.call(sink.write, int(step), values)
 
   def truncate(self, step: int) -> None:
     """Deletes the metrics after `step`, for a run that resumes there.
@@ -65,12 +65,12 @@ class Writer:
     files.replace_text(self._path, ''.join(kept))
     self._file = self._path.open('a', encoding='utf-8')
     for sink in self._sinks:
-      sink.purge_from(step + 1)
+      sink.call(sink.purge_from, step + 1)
 
   def close(self) -> None:
     self._file.close()
     for sink in self._sinks:
-      sink.close()
+      sink.call(sink.close)
 
 
 class NoWriter:
@@ -95,16 +95,15 @@ class _Sink:
   errors: tuple[type[Exception], ...]
   _broken = False
 
-  @contextlib.contextmanager
-  def _warning_once(self) -> Iterator[None]:
+  def call(self, method: Callable[..., None], *arguments: Any) -> None:
+    """Calls one of the sink's methods, unless the sink is disabled."""
     try:
-      yield
-    except self.errors as error:
       if not self._broken:
-        print(f'warning: {self.name} disabled: {errors.one_line(error)}',
-              file=sys.stderr, flush=True)
+        method(*arguments)
+    except self.errors as error:
+      print(f'warning: {self.name} disabled: {errors.one_line(error)}',
+            file=sys.stderr, flush=True)
       self._broken = True
-      self._writer = None
 
 
 class _Events(_Sink):
@@ -117,8 +116,7 @@ class _Events(_Sink):
   name, errors = 'TensorBoard events', (OSError, ValueError)
 
   def __init__(self, directory: pathlib.Path):
-    self._directory = directory
-    self._writer = None
+    self._directory, self._writer = directory, None
 
   def write(self, step: int, scalars: Mapping[str, float]) -> None:
     value = summary_pb2.Summary.Value
@@ -131,20 +129,16 @@ class _Events(_Sink):
         status=event_pb2.SessionLog.START))
 
   def close(self) -> None:
-    with self._warning_once():
-      if self._writer is not None:
-        self._writer.close()
+    if self._writer is not None:
+      self._writer.close()
 
   def _append(self, **event) -> None:
-    with self._warning_once():
-      if self._writer is None and not self._broken:
-        self._directory.mkdir(parents=True, exist_ok=True)
-        self._writer = event_file_writer.EventsWriter(
-            str(self._directory / 'events'), f'.{time.time_ns()}')
-      if self._writer is not None:
-        self._writer.write_event(
-            event_pb2.Event(wall_time=time.time(), **event))
-        self._writer.flush()
+    if self._writer is None:
+      self._directory.mkdir(parents=True, exist_ok=True)
+      self._writer = event_file_writer.EventsWriter(
+          str(self._directory / 'events'), f'.{time.time_ns()}')
+    self._writer.write_event(event_pb2.Event(wall_time=time.time(), **event))
+    self._writer.flush()
 
 
 class _Wandb(_Sink):
@@ -156,23 +150,20 @@ class _Wandb(_Sink):
 
   def __init__(self, workdir: str | os.PathLike, project: str,
                config: Mapping[str, Any]):
-    path, self._writer = pathlib.Path(workdir).absolute(), None
-    with self._warning_once():
-      import wandb  # optional: not in requirements.txt
-      self._writer = wandb.init(
-          project=project, name=path.name, dir=path, config=dict(config),
-          id=hashlib.sha256(str(path).encode()).hexdigest()[:16],
-          resume='allow')
+    self._run = None
+    self.call(self._init, pathlib.Path(workdir).absolute(), project, config)
+
+  def _init(self, path, project, config):
+    import wandb  # optional: not in requirements.txt
+    self._run = wandb.init(
+        project=project, name=path.name, dir=path, config=dict(config),
+        id=hashlib.sha256(str(path).encode()).hexdigest()[:16], resume='allow')
 
   def write(self, step: int, scalars: Mapping[str, float]) -> None:
-    with self._warning_once():
-      if self._writer is not None:
-        self._writer.log(scalars, step=step)
+    self._run.log(scalars, step=step)
 
   def purge_from(self, step: int) -> None:
     """Does nothing: its steps only increase, so it keeps later ones."""
 
   def close(self) -> None:
-    with self._warning_once():
-      if self._writer is not None:
-        self._writer.finish()
+    self._run.finish()
