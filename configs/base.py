@@ -1,9 +1,11 @@
-"""Every field of a run, with its meaning: the paper's settings (§4.1).
+"""Every field of a run, with its meaning and the paper's setting (§4.1).
 
-Other configs start from `get_config` and change what differs. A field that is
-not here does not exist; a `placeholder` must be given a value by the config
-or on the command line, or says what None means.
+Other configs start from `get_config` and change what differs. There are no
+other fields. A `placeholder` is None until a config or the command line sets
+it. ★ marks the ten fields that users change first.
 """
+
+import difflib
 
 import ml_collections
 from ml_collections import config_dict
@@ -12,73 +14,75 @@ from configs import methods
 
 
 def get_config(method: str = 'tepo', beta: float = 1e-3):
-  """The paper's geometry and optimiser; `method` is a row of methods.py."""
+  """The paper's sizes and optimiser; `method` is a row of methods.py."""
   c = ml_collections.ConfigDict()
 
-  c.seed = 0  # of the data order, the sampler and a freshly made model
-  c.steps = 80  # rollout steps; the paper trains on about 80 x 64 prompts
+  c.seed = 0  # of the data order, sampling and the embedded model
+  c.steps = 80  # ★ rollout steps; the paper trains on about 80 x 64 prompts
 
-  # Hugging Face folder or hub id; None: the embedded model (`c.pretrain`).
+  # ★ Hugging Face folder or hub id; None: the embedded model (`c.pretrain`).
   c.model = config_dict.placeholder(str)
 
   rows = methods.methods(beta)
   if method not in rows:
-    raise ValueError(
-        f'unknown method {method!r}; one of: {", ".join(sorted(rows))}')
+    near = difflib.get_close_matches(method, rows, 1)
+    hint = f'did you mean {near[0]}? ' if near else ''
+    raise ValueError(f'unknown method {method!r}: {hint}known methods: '
+                     f'{", ".join(sorted(rows))}')
   c.method_name = method
   c.method = ml_collections.ConfigDict(rows[method])
 
   c.data = ml_collections.ConfigDict()
-  c.data.name = 'dapo_math'  # a name of tasks/datasets.py, or a local file
-  c.data.template = 'qwen_boxed'  # a name of tasks/prompts.py
-  c.data.max_prompt_tokens = 2048  # longer prompts are left out and counted
+  c.data.name = 'dapo_math'  # ★ set of tasks/datasets.py, or a local file
+  c.data.template = 'qwen_boxed'  # prompt template of tasks/prompts.py
+  c.data.max_prompt_tokens = 2048  # P; longer prompts are skipped and counted
   c.data.limit = config_dict.placeholder(int)  # first N problems; None: all
 
   c.rollout = ml_collections.ConfigDict()
-  c.rollout.prompts = 64  # groups a rollout step trains on
-  c.rollout.samples = 8  # G, completions a prompt
-  c.rollout.max_tokens = 8192  # T, completion slots; longer is truncated
-  c.rollout.temperature = 1.0  # the loss scores at the same temperature
-  # Completions decoded at one time; None: as many as there are, or as memory
-  # allows. Evaluation takes the same number.
+  c.rollout.prompts = 64  # ★ groups per rollout step
+  c.rollout.samples = 8  # ★ G, the group size: completions per prompt
+  c.rollout.max_tokens = 8192  # ★ T; longer completions are truncated
+  c.rollout.temperature = 1.0  # of sampling and of the loss
+  # Completions decoded at once, also in evaluation; None: all, or as many as
+  # fit in memory.
   c.rollout.slots = config_dict.placeholder(int)
-  c.rollout.chunk = 32  # most decode steps between two looks of the host
-  # Groups whose rewards are all equal teach nothing. 'refill': sample more
-  # prompts until `prompts` mixed groups are there; 'drop': train on those
-  # there are; 'off': train on all.
+  c.rollout.chunk = 32  # maximum decode steps per host sync
+  # Groups whose verdicts are all equal have no gradient. 'refill': sample more
+  # prompts until there are `prompts` mixed groups; 'drop': train on the mixed
+  # groups alone; 'off': train on all groups.
   c.rollout.dynamic_sampling = 'refill'
-  c.rollout.max_generation_batches = 10  # bound of 'refill', then an error
-  # DAPO's soft penalty on the last `overlong_buffer` tokens of the length
-  # limit; 0 is off, as in the paper.
+  c.rollout.max_generation_batches = 10  # of 'refill'; more is an error
+  # DAPO's soft length penalty on the last `overlong_buffer` tokens before
+  # `max_tokens`; 0: none, as in the paper.
   c.rollout.overlong_buffer = 0
-  c.rollout.overlong_factor = 1.0  # the penalty at the limit itself
-  # Largest mean |log π| gap of sampler and trainer at which a run goes on.
+  c.rollout.overlong_factor = 1.0  # the penalty at `max_tokens`
+  # Stop if the mean |log π| gap of sampler and trainer exceeds this (nats).
   c.rollout.logp_gap_limit = 0.05
 
   c.grading = ml_collections.ConfigDict()
   c.grading.workers = 8  # processes that run math-verify
-  c.grading.timeout = 10  # seconds an answer may take; then it is wrong
+  c.grading.timeout = 10  # seconds per answer; a timeout counts as wrong
 
   c.train = ml_collections.ConfigDict()
-  c.train.minibatch_prompts = 16  # groups an optimiser update sees
+  c.train.minibatch_prompts = 16  # groups per optimiser update
   c.train.epochs = 2  # passes over a rollout: 2 x 64 / 16 = 8 updates
   # How scoring and updates lay completions out. 'segments': several to a row;
   # 'shared': prompts are computed once per microbatch, attention rows stay
   # packed; this pays where prompts are a good part of the tokens.
   c.train.packing = 'segments'
-  # With 'shared': slots of attention for each slot of the layers, in whole rows
-  # of a shard. Prompts of 64 with 8 completions of 128 tokens need (64 + 128) /
-  # (64 / 8 + 128) = 1.4.
+  # With 'shared': attention capacity as a multiple of packed-token capacity,
+  # rounded up to rows per shard. Prompts of 64 tokens with 8 completions of 128
+  # need (64 + 128) / (64 / 8 + 128) = 1.4.
   c.train.attention_room = 1.2
-  # Slots of a row; None: the longest prompt and completion.
+  # Tokens of a packed row; None: max_prompt_tokens + max_tokens.
   c.train.row_tokens = config_dict.placeholder(int)
-  # Slots of one forward/backward pass over the whole mesh, in whole rows: one
-  # for each of its data x fsdp shards at least.
+  # ★ Tokens of one forward/backward pass over all devices; at least a row per
+  # data x fsdp shard. Lower it if memory is short.
   c.train.microbatch_tokens = 16384
-  c.train.chunk_size = 1024  # tokens of a shard whose logits exist at one time
+  c.train.chunk_size = 1024  # tokens per shard whose logits exist at once
 
   c.optimizer = ml_collections.ConfigDict()
-  c.optimizer.learning_rate = 5e-7  # constant
+  c.optimizer.learning_rate = 5e-7  # ★ constant
   c.optimizer.beta1 = 0.9
   c.optimizer.beta2 = 0.999
   c.optimizer.epsilon = 1e-8
@@ -87,73 +91,73 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
 
   c.compute = ml_collections.ConfigDict()
   c.compute.dtype = 'bfloat16'  # of activations and sampling; masters are fp32
-  # What the backward pass computes again: 'none'; 'dots': all of a layer but
-  # the outputs of its linear maps; 'full': all of it.
+  # What the backward pass recomputes: 'none'; 'dots': everything in a layer
+  # except the outputs of its linear maps; 'full': everything.
   c.compute.remat = 'full'
-  # Of the layers' kernels in an update, and of the gradient of a microbatch;
-  # gradients are summed in fp32.
+  # Of kernels in updates, and of a microbatch's gradient; gradients are summed
+  # in fp32.
   c.compute.gradient_dtype = 'bfloat16'
-  c.compute.unroll = 1  # layers unrolled in one iteration of the layer scan
-  # Of scoring, updates and prefill: 'xla' anywhere, 'cudnn' on GPUs, 'splash'
-  # on TPUs; 'auto': the device's own where it can serve.
+  c.compute.unroll = 1  # layers per iteration of the layer scan
+  # Backend for scoring, updates and prefill: 'xla' anywhere, 'cudnn' on GPUs,
+  # 'splash' on TPUs; 'auto': the device's own if it supports the model.
   c.compute.attention = 'auto'
-
-  # Low-rank adapters: the model's own weights stay as they are, in the compute
-  # dtype, without gradients or moments. Learning rates are 10 to 100 times
-  # those of full training.
-  c.lora = ml_collections.ConfigDict()
-  c.lora.rank = 0  # 0: all weights are trained
-  c.lora.alpha = 32.0  # an adapter is scaled by alpha / rank
-  c.lora.targets = ('q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_proj',
-                    'up_proj', 'down_proj')  # as peft names them
-
-  # Folder of compiled programs; None: .jax_cache beside the workdir, or what
-  # JAX_COMPILATION_CACHE_DIR says.
+  # Folder of compiled programs; None: JAX_COMPILATION_CACHE_DIR, or .jax_cache
+  # next to the workdir.
   c.compute.cache = config_dict.placeholder(str)
 
-  c.mesh = ml_collections.ConfigDict()  # sizes of the mesh axes; -1: the rest
-  c.mesh.data = 1
-  c.mesh.fsdp = -1
-  c.mesh.tensor = 1
+  # Low-rank adapters. The base weights are frozen: compute dtype, no gradients,
+  # no moments. Use 10 to 100 times the learning rate of full training.
+  c.lora = ml_collections.ConfigDict()
+  c.lora.rank = 0  # ★ 0: train all weights
+  c.lora.alpha = 32.0  # adapters are scaled by alpha / rank
+  c.lora.targets = ('q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_proj',
+                    'up_proj', 'down_proj')  # peft's names
+
+  # Sizes of the mesh axes; -1: the devices that the other axes leave.
+  c.mesh = ml_collections.ConfigDict()
+  c.mesh.data = 1  # replicas of the parameters
+  c.mesh.fsdp = -1  # shards of parameters and optimiser state
+  c.mesh.tensor = 1  # ★ shards of vocabulary, heads and feed-forward width
 
   c.eval = ml_collections.ConfigDict()
   c.eval.sets = ('aime24', 'amc', 'math500')  # of tasks/datasets.py, or files
-  c.eval.period = 20  # rollout steps; also before and after; 0 is never
+  c.eval.period = 20  # rollout steps; also before and after training; 0: never
   c.eval.limit = config_dict.placeholder(int)  # first N problems of each set
-  # None: the set's own decoding (greedy, or 32 samples at 0.6).
+  # Completions per problem and their temperature; None: the set's own (greedy,
+  # or 32 samples at 0.6).
   c.eval.samples = config_dict.placeholder(int)
   c.eval.temperature = config_dict.placeholder(float)
-  c.eval.greedy = False  # greedy decoding beside a sampled one
+  c.eval.greedy = False  # also decode greedily if the temperature is not 0
   c.eval.top_k = 0  # sample from the k most probable tokens; 0: from all
-  c.eval.top_p = 1.0  # from the fewest that hold this probability; 1: all
-  c.eval.stop_after_boxed = False  # a completion ends where its box closes
-  c.eval.max_tokens = 8192
+  c.eval.top_p = 1.0  # sample from the smallest set with this probability
+  c.eval.stop_after_boxed = False  # stop after \boxed{…} closes
+  c.eval.max_tokens = 8192  # longer completions are truncated
 
-  # The best is the one with the highest avg@k of the first set in eval.sets,
-  # of those that an evaluation fell on.
+  # Besides the fields below, the best checkpoint is kept: of those saved with
+  # an evaluation, the one with the highest avg@k of the first set in eval.sets.
   c.checkpoint = ml_collections.ConfigDict()
-  c.checkpoint.period = 5  # rollout steps
-  c.checkpoint.keep = 2  # the newest N; and always the best, as below
-  c.checkpoint.keep_every = 0  # steps that are a multiple stay too; 0: none
+  c.checkpoint.period = 5  # rollout steps between checkpoints
+  c.checkpoint.keep = 2  # keep the latest N
+  c.checkpoint.keep_every = 0  # keep the steps that are a multiple; 0: none
 
-  # Rollouts on disk, one record a completion: see tepo_jax/rollout/dump.py.
+  # Rollouts on disk, one record per completion: see tepo_jax/rollout/dump.py.
   c.dump = ml_collections.ConfigDict()
   c.dump.period = 1  # rollout steps; 0: none
   c.dump.format = 'jsonl'  # or 'parquet'
-  c.dump.max_megabytes = 2000.0  # of all of them; the oldest go first
+  c.dump.max_megabytes = 2000.0  # of all files; the oldest are deleted first
 
   c.wandb_project = config_dict.placeholder(str)  # None: no Weights & Biases
 
   c.profile = ml_collections.ConfigDict()
   c.profile.steps = ()  # rollout steps traced to WORKDIR/profile, for xprof
 
-  # The embedded model, made where `c.model` is None: a Qwen3-shaped network,
+  # The embedded model, made if `c.model` is None: a Qwen3-shaped network,
   # trained on worked solutions, then on a mixture with direct answers.
   c.pretrain = ml_collections.ConfigDict()
-  c.pretrain.worked_steps = 0  # 0: none is made, a model must be given
+  c.pretrain.worked_steps = 0  # 0: no model is made, set `c.model`
   c.pretrain.mixed_steps = 0
   c.pretrain.direct_share = 0.6  # of direct answers in the mixture
-  c.pretrain.batch = 32  # demonstrations an update
+  c.pretrain.batch = 32  # demonstrations per update
   c.pretrain.demonstrations = 8000  # different problems
   c.pretrain.learning_rate = 6e-3  # peak, after a tenth of the steps
   c.pretrain.d_model = 64
@@ -163,10 +167,11 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   c.pretrain.head_dim = 32
   c.pretrain.d_ff = 192
 
-  # Of tepo_jax.benchmark; its model and geometry are the fields above.
+  # For tepo_jax.benchmark and tepo_jax.plan, with the model and sizes above.
   c.benchmark = ml_collections.ConfigDict()
-  c.benchmark.vocabulary = 8192  # where `c.model` is None
+  c.benchmark.vocabulary = 8192  # if `c.model` is None
   c.benchmark.prompt_tokens = 81  # the median of DAPO-Math
-  c.benchmark.mean_tokens = 2048  # of completions; max_tokens: all that long
+  # Mean completion length; at rollout.max_tokens all completions have it.
+  c.benchmark.mean_tokens = 2048
   c.benchmark.rounds = 5  # timed runs of each function
   return c

@@ -1,4 +1,4 @@
-"""Workloads to measure: random weights, no download, no training.
+"""Workloads for measurements: random weights, no download, no training.
 
   python -m tepo_jax.benchmark --config=configs/benchmark.py:tiny
 
@@ -19,7 +19,7 @@ _SHAPES = {
 
 
 def get_config(shape: str = 'tiny'):
-  """The base config with a model and a geometry that a laptop can run.
+  """The base config with a model and sizes that a laptop can run.
 
   `shape` is a size, or 'SIZE,METHOD' with a row of methods.py.
   """
@@ -28,7 +28,7 @@ def get_config(shape: str = 'tiny'):
     raise ValueError(
         f'unknown size {size!r}; one of: {", ".join(sorted(_SHAPES))}')
   shape = dict(_SHAPES[size])
-  c = base.get_config(method or 'grpo')  # what other libraries' updates do
+  c = base.get_config(method or 'grpo')  # as the libraries compared with
   c.benchmark.vocabulary = shape.pop('vocabulary')
   c.benchmark.prompt_tokens = shape.pop('prompt_tokens')
   c.data.max_prompt_tokens = c.benchmark.prompt_tokens
@@ -36,9 +36,9 @@ def get_config(shape: str = 'tiny'):
   c.rollout.prompts = 4
   c.rollout.samples = 8
   c.train.minibatch_prompts = 4
-  # A group, its prompt once, in 8 rows for attention. On a CPU a larger
-  # microbatch takes longer: its memory is new to the process at every call,
-  # and the system hands it out page by page.
+  # One group, its prompt once, in 8 attention rows. On a CPU a larger
+  # microbatch is slower: each call allocates fresh memory, which causes page
+  # faults.
   c.train.packing = 'shared'
   c.train.microbatch_tokens = c.benchmark.prompt_tokens - 1 + (
       c.rollout.samples * (c.rollout.max_tokens + 1))

@@ -2,25 +2,25 @@
 
   python -m tepo_jax.train --config=configs/mistral_7b.py:tepo --workdir=DIR
 
-For a slice v6e:4x8 (TYPE=v6e-32, 32 chips): 492 completions are decoded at one
-time, a chip holds at most 29.1 of its 31.25 GiB, and a step takes 66 s, by
+For a v6e:4x8 slice (TYPE=v6e-32, 32 chips). The plan predicts 492 slots, at
+most 29.1 of 31.25 GiB per chip, and 66 s per rollout step:
 
   python -m tepo_jax.plan --config=configs/mistral_7b.py:tepo --topology=v6e:4x8
 
-The paper states no KL coefficient for Table 2: 1e-3. Its chat template has no
-system turn.
+The paper states no KL coefficient for Table 2; this uses 1e-3. The model's chat
+template has no system turn.
 """
 
 from configs import base
 
 
 def get_config(method: str = 'tepo'):
-  """The paper's geometry; `method` is a row of methods.py."""
+  """The paper's sizes; `method` is a row of methods.py."""
   c = base.get_config(method, beta=1e-3)
   c.model = 'mistralai/Mistral-7B-Instruct-v0.2'
   c.data.template = 'dapo_boxed'
 
-  # Of training and of decoding: the rest of the chips is fsdp.
+  # For training and decoding; the other chips are fsdp shards.
   c.mesh.tensor = 8
-  c.train.microbatch_tokens = 4 * 10_240  # a row for each of 4 fsdp shards
+  c.train.microbatch_tokens = 4 * 10_240  # one row per fsdp shard of 4
   return c

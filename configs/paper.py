@@ -1,4 +1,4 @@
-"""What the paper's tables have in common: columns, rows, and a row's config."""
+"""Columns and rows of the paper's tables, and the config of a row."""
 
 import dataclasses
 
@@ -14,26 +14,32 @@ MODELS = {'qwen2_5_7b': qwen2_5_7b, 'qwen3_14b': qwen3_14b,
           'r1_llama_8b': r1_llama_8b, 'mistral_7b': mistral_7b,
           'r1_qwen_7b': r1_qwen_7b}
 
-# Evaluation set: (column, samples its cells are shares of). Omni-Math's are
-# the 2,811 problems that its 2,821 rows hold once; the average counts all.
+# Evaluation set: (column, samples graded for a cell). Of Omni-Math's 2,821 rows
+# 2,811 are different problems; the average counts all rows.
 COLUMNS = {
     'aime24': ('AIME24', 960), 'aime25': ('AIME25', 960),
     'amc': ('AMC', 2656), 'math500': ('MATH-500', 500),
     'omni_math': ('OMNI-MATH', 2811), 'olympiadbench': ('OlympiadBench', 675),
     'minerva': ('Minerva', 272)}
-GRADED = 8844  # samples of all sets
+GRADED = 8844  # samples graded for an average
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
   """A row of a table.
 
-  name: behind the colon of --config. label: as printed. model: of MODELS.
-  method: of methods.py; None is the untrained model. cells: percent, in the
-  order of COLUMNS, None where none is printed; average: the printed one.
-  seeds: runs whose mean the row is. panel: of Table 3. is_change: a row of
-  differences. overrides: config fields besides. Where a table states neither
-  steps nor seed: 72 and 2, which Table 4 has with the same digits.
+  Attributes:
+    name: after the colon of --config.
+    label: as printed.
+    model: of MODELS.
+    method: of methods.py; None: the untrained model.
+    cells: printed percentages, in the order of COLUMNS; None: no number.
+    average: as printed.
+    steps, seeds: of the runs that the row averages. If a table states neither,
+      they are 72 and 2, whose row in Table 4 has the same digits.
+    panel: of Table 3.
+    is_change: a row of differences.
+    overrides: further config fields.
   """
   name: str
   label: str
@@ -50,15 +56,15 @@ class Row:
 
 def config(rows: tuple[Row, ...], name: str | None
            ) -> ml_collections.ConfigDict:
-  """The config of a row, for its first seed, evaluated on all the columns."""
+  """The config of a row: its first seed, evaluated on all columns."""
   named = {row.name: row for row in rows if not row.is_change}
   if name not in named:
     raise ValueError(f'no row {name!r}; one of: {", ".join(named)}')
   row = named[name]
   c = MODELS[row.model].get_config(row.method or 'tepo')
   c.steps, c.seed = row.steps, row.seeds[0]
-  # Once, after training (launch/sweep.sh). The paper's Omni-Math is a file:
-  # --config.eval.sets="(..., 'omni_math:FILE', ...)".
+  # Evaluated once, after training (launch/sweep.sh). For the paper's Omni-Math
+  # give a file: --config.eval.sets="(..., 'omni_math:FILE', ...)".
   c.eval.sets = tuple(COLUMNS)
   c.eval.period = 0
   c.update_from_flattened_dict(dict(row.overrides))

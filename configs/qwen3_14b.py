@@ -2,9 +2,8 @@ r"""Qwen3-14B, Table 1.
 
   python -m tepo_jax.train --config=configs/qwen3_14b.py:tepo --workdir=DIR
 
-For a slice v5p:2x4x4 (TYPE=v5p-64, 32 chips): all 512 completions are decoded
-at one time, a chip holds at most 36.5 of its 95.7 GiB, and a step takes 101 s,
-by
+For a v5p:2x4x4 slice (TYPE=v5p-64, 32 chips). The plan predicts 512 slots, at
+most 36.5 of 95.7 GiB per chip, and 101 s per rollout step:
 
   python -m tepo_jax.plan --config=configs/qwen3_14b.py:tepo \
       --topology=v5p:2x4x4
@@ -16,11 +15,11 @@ from configs import base
 
 
 def get_config(method: str = 'tepo'):
-  """The paper's geometry; `method` is a row of methods.py."""
+  """The paper's sizes; `method` is a row of methods.py."""
   c = base.get_config(method, beta=1.0)
   c.model = 'Qwen/Qwen3-14B'
 
-  # Of training and of decoding: the rest of the chips is fsdp.
+  # For training and decoding; the other chips are fsdp shards.
   c.mesh.tensor = 8
-  c.train.microbatch_tokens = 4 * 10_240  # a row for each of 4 fsdp shards
+  c.train.microbatch_tokens = 4 * 10_240  # one row per fsdp shard of 4
   return c

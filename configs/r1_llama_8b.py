@@ -2,27 +2,26 @@ r"""DeepSeek-R1-Distill-Llama-8B, Table 2.
 
   python -m tepo_jax.train --config=configs/r1_llama_8b.py:tepo --workdir=DIR
 
-For a slice v5p:2x2x4 (TYPE=v5p-32, 16 chips): all 512 completions are decoded
-at one time, a chip holds at most 55.2 of its 95.7 GiB, and a step takes 111 s,
-by
+For a v5p:2x2x4 slice (TYPE=v5p-32, 16 chips). The plan predicts 512 slots, at
+most 55.2 of 95.7 GiB per chip, and 111 s per rollout step:
 
   python -m tepo_jax.plan --config=configs/r1_llama_8b.py:tepo \
       --topology=v5p:2x2x4
 
-The paper states no KL coefficient for Table 2: 1e-3. Its authors advise
-against a system prompt.
+The paper states no KL coefficient for Table 2; this uses 1e-3. The model's
+authors advise against a system prompt.
 """
 
 from configs import base
 
 
 def get_config(method: str = 'tepo'):
-  """The paper's geometry; `method` is a row of methods.py."""
+  """The paper's sizes; `method` is a row of methods.py."""
   c = base.get_config(method, beta=1e-3)
   c.model = 'deepseek-ai/DeepSeek-R1-Distill-Llama-8B'
   c.data.template = 'dapo_boxed'
 
-  # Of training and of decoding: the rest of the chips is fsdp.
+  # For training and decoding; the other chips are fsdp shards.
   c.mesh.tensor = 4
-  c.train.microbatch_tokens = 4 * 10_240  # a row for each of 4 fsdp shards
+  c.train.microbatch_tokens = 4 * 10_240  # one row per fsdp shard of 4
   return c

@@ -39,5 +39,5 @@ ROWS = (
 
 
 def get_config(row: str | None = None):
-  """The config of a row by its name."""
+  """The config of a row, by name."""
   return paper.config(ROWS, row)

@@ -1,7 +1,7 @@
 r"""Table 3: the ablations, Qwen2.5-7B.
 
-Panel A is the exact KL; by the k1 estimator its rows are kl_k1_1 and the like
-(configs/methods.py).
+Panel A uses the exact KL. Methods kl_k1_1 to kl_k1_1e-4 of configs/methods.py
+are its rows with the k1 estimator.
 
   python -m tepo_jax.train --config=configs/table3.py:b.max_entropy \
       --workdir=DIR
@@ -103,5 +103,5 @@ ROWS = (
 
 
 def get_config(row: str | None = None):
-  """The config of a row by its name."""
+  """The config of a row, by name."""
   return paper.config(ROWS, row)

@@ -2,8 +2,9 @@
 
   python -m tepo_jax.train --config=configs/tiny.py:tepo --workdir=runs/tiny
 
-Makes a 0.2M-parameter Qwen3-shaped model, trains it on mixed demonstrations,
-saves it as a Hugging Face folder in the workdir, and trains on from there.
+Makes a 0.2M-parameter Qwen3-shaped model, trains it on demonstrations, saves it
+as a Hugging Face folder in the workdir, and continues with reinforcement
+learning from there.
 """
 
 from configs import base

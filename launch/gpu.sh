@@ -1,20 +1,25 @@
 #!/usr/bin/env bash
-# NVIDIA GPUs: sets up and trains; arguments go to the program.
+# Sets up and trains on NVIDIA GPUs; the arguments are those of tepo_jax.train.
 #
 #   launch/gpu.sh --config=configs/tiny.py:tepo --workdir=DIR [--config.FIELD=…]
 #
-# On one machine: one process on all its GPUs, here and now. On several, which
-# all have this folder and a --workdir that all can write to:
+# On one machine it runs one process for all GPUs. On several machines, which
+# must share this folder and be able to write to --workdir:
 #
-#   HOSTS='host1 host2' launch/gpu.sh ARGUMENTS   starts it on each by ssh, and
-#                       returns; the output is in train.0.log, train.1.log, …
+#   HOSTS='host1 host2' launch/gpu.sh ARGUMENTS
+#     starts a process on each host by ssh and returns; the output goes to
+#     train.0.log, train.1.log, …; DRY_RUN=1 prints the ssh commands instead
 #   srun --nodes=2 --ntasks-per-node=8 --gpus-per-node=8 launch/gpu.sh ARGUMENTS
-#                       under Slurm, a task a GPU
+#     under Slurm, with one task per GPU
 #
-# A relative --workdir lies in the repository. DRY_RUN=1 prints the commands of
-# HOSTS.
+# A relative --workdir is relative to the repository.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+if [[ ${1:-} == --help || ${1:-} == -h ]]; then
+  sed -n '2,/^set /{s/^# \{0,1\}//p}' launch/gpu.sh
+  exit
+fi
 
 if [[ -n ${HOSTS:-} ]]; then
   read -ra hosts <<<"$HOSTS"
@@ -34,14 +39,14 @@ launch/supervise.sh launch/gpu.sh $(printf '%q ' "$@")>>train.$id.log 2>&1 \
   exit
 fi
 
-# Tasks of one machine take turns; the first sets up.
+# The tasks of a machine run this one after another; the first installs.
 flock launch/setup.sh launch/setup.sh gpu
 [[ -z ${SLURM_JOB_ID:-}${JAX_COORDINATOR_ADDRESS:-} ]] \
   || export TEPO_MULTIHOST=1
-# XLA takes memory once, up to this share; by default three quarters. What is
-# left is for CUDA, cuDNN and NCCL.
+# XLA preallocates this share of the memory (its default is 0.75). The rest is
+# for CUDA, cuDNN and NCCL.
 export XLA_PYTHON_CLIENT_MEM_FRACTION=${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.92}
-# Gather the next layer's weights while this one computes.
+# Overlap gathering the next layer's weights with computing this one.
 export XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=true \
 ${XLA_FLAGS:-}"
 exec env JAX_PLATFORMS=cuda,cpu .venv/bin/python -m tepo_jax.train "$@"

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The main job on a laptop: sets up, makes the tiny base model, trains it, and
-# ends with accuracy before and after. Run again, it continues or reprints.
+# Sets up a laptop, makes the tiny base model, trains it, and prints accuracy
+# before and after. Run it again to resume an interrupted run.
 #
 #   [METHOD=tepo] [SEED=0] [WORKDIR=DIR] launch/local.sh [--config.FIELD=VALUE]
 #
-# A relative WORKDIR lies in the repository.
+# A relative WORKDIR is relative to the repository.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 launch/setup.sh cpu

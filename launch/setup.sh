@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Makes .venv and installs the pinned packages. Run again, it does what changed.
+# Makes .venv and installs the pinned packages; skips what is up to date.
 #
 #   launch/setup.sh cpu|gpu|tpu [tests]
 #
-# gpu takes the CUDA that the driver supports; tests adds what the tests need.
+# gpu installs the CUDA version that the driver supports; tests adds the packages
+# of the tests.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -15,7 +16,7 @@ usage="usage: launch/setup.sh cpu|gpu|tpu [tests]"
 kind=$1
 [[ $kind =~ ^(cpu|gpu|tpu)$ && ${2:-tests} == tests ]] || fail "$usage"
 
-# The first Python >= 3.11 on the path.
+# Prints the first Python >= 3.11 on the path.
 find_python() {
   local name
   for name in python3 python3.13 python3.12 python3.11; do
@@ -28,7 +29,7 @@ find_python() {
   return 1
 }
 
-# Debian and Ubuntu: as root, or by sudo.
+# On Debian and Ubuntu, as root or with sudo.
 apt_install() {
   local sudo=()
   command -v apt-get >/dev/null || return 1
@@ -54,27 +55,27 @@ make_venv() {
       'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
     apt_install "$package" || true
     has_venv "$python" || fail "$python has no venv module:" \
-      "sudo apt-get install $package, then run this again"
+      "run sudo apt-get install $package and try again"
   fi
   say "making .venv with $("$python" --version)"
   "$python" -m venv --clear .venv
 }
 
-# as_before NAME FILE...: what NAME installs from these files is installed.
-# done_with NAME FILE... notes that it is.
+# up_to_date NAME FILE...: whether NAME was installed from these very files.
+# record NAME FILE...: records that it was.
 digest() { cat "$@" launch/constraints.txt launch/setup.sh | sha256sum; }
-as_before() {
+up_to_date() {
   [[ -x .venv/bin/python && -f .venv/.installed-$1 ]] \
     && [[ $(<".venv/.installed-$1") == "$(digest "${@:2}")" ]]
 }
-done_with() { digest "${@:2}" >".venv/.installed-$1"; }
+record() { digest "${@:2}" >".venv/.installed-$1"; }
 
 pip_install() {
   .venv/bin/python -m pip install --quiet --disable-pip-version-check \
     --constraint launch/constraints.txt "$@"
 }
 
-# The driver of CUDA 13 is 580 or later.
+# CUDA 13 needs driver 580 or later.
 cuda_extra() {
   local driver
   driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader \
@@ -84,7 +85,7 @@ cuda_extra() {
 }
 
 files=(requirements.txt)
-if ! as_before "$kind" "${files[@]}"; then
+if ! up_to_date "$kind" "${files[@]}"; then
   accelerator=()
   if [[ $kind != cpu ]]; then
     extra=tpu
@@ -92,23 +93,23 @@ if ! as_before "$kind" "${files[@]}"; then
     accelerator=("$(sed -n "s/^jax==/jax[$extra]==/p" requirements.txt)")
   fi
   .venv/bin/python -m pip --version >/dev/null 2>&1 || make_venv
-  say "installing into .venv (minutes, the first time)"
+  say "installing into .venv (takes minutes the first time)"
   pip_install -r requirements.txt "${accelerator[@]}" \
     || fail "pip could not install requirements.txt ${accelerator[*]}"
-  done_with "$kind" "${files[@]}"
+  record "$kind" "${files[@]}"
 fi
 
 files+=(tests/requirements.txt)
-if [[ ${2:-} == tests ]] && ! as_before tests "${files[@]}"; then
-  say "installing what the tests need"
-  # PyPI's torch brings gigabytes of CUDA along; the CPU build is elsewhere.
-  # Where that is out of reach, PyPI's does as well.
+if [[ ${2:-} == tests ]] && ! up_to_date tests "${files[@]}"; then
+  say "installing the tests' packages"
+  # PyPI's torch comes with gigabytes of CUDA; PyTorch's own index has a CPU
+  # build. If it cannot be reached, use PyPI's.
   torch=$(grep '^torch==' tests/requirements.txt)
   .venv/bin/python -m pip show --quiet torch 2>/dev/null \
     || pip_install --retries 1 --timeout 15 "$torch" \
       --index-url https://download.pytorch.org/whl/cpu 2>/dev/null \
-    || say "no CPU build of torch in reach: taking PyPI's, which is large"
+    || say "cannot reach the CPU build of torch: installing PyPI's (large)"
   pip_install -r tests/requirements.txt \
     || fail "pip could not install tests/requirements.txt"
-  done_with tests "${files[@]}"
+  record tests "${files[@]}"
 fi

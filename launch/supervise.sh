@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Runs a command, and again where it was killed or lost another process of its
-# job. What ended by itself (status 0, 1 or 2) has ended.
+# Runs a command and restarts it if it is killed or loses another process of its
+# job, but not if it exits with status 0, 1 or 2.
 #
 #   [RESTARTS=20] [PAUSE=10] launch/supervise.sh COMMAND...
 #
-# SIGTERM is passed on, and nothing is started again.
+# SIGTERM is passed on to the command, which is then not restarted. PAUSE is in
+# seconds.
 set -euo pipefail
 child='' stopped=''
 trap 'stopped=yes; [[ -z $child ]] || kill -TERM "$child" || true' TERM
@@ -14,7 +15,7 @@ for (( left = ${RESTARTS:-20}; ; left-- )); do
   "$@" &
   child=$! status=0
   wait "$child" || status=$?
-  # A signal ends `wait` before the child has ended.
+  # A signal ends `wait` before the child has exited.
   while kill -0 "$child" 2>/dev/null; do
     status=0
     wait "$child" || status=$?
@@ -23,7 +24,7 @@ for (( left = ${RESTARTS:-20}; ; left-- )); do
   if (( status <= 2 || left == 0 )) || [[ -n $stopped ]]; then
     exit "$status"
   fi
-  echo "launch/supervise.sh: ended with status $status; starting it again" >&2
+  echo "launch/supervise.sh: exited with status $status; restarting" >&2
   sleep "${PAUSE:-10}" &
   wait $! || true
 done

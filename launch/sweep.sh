@@ -1,19 +1,21 @@
 #!/usr/bin/env bash
-# Many runs, then what they say. Complete runs are skipped, interrupted ones go
-# on, and one that fails is told while the others are run.
+# Makes many runs, then their report. It skips complete runs and resumes
+# interrupted ones; a failed run is reported, and the others continue.
 #
 #   [METHODS="tepo grpo ..."] [SEEDS="0 1 2 3 4"] [JOBS=N] [OUT=runs/study] \
 #     launch/sweep.sh tiny [--config.FIELD=VALUE ...]
 #   [RUNS=runs] launch/sweep.sh [--dry-run] table1|table2|table3|table4 \
 #     [--config.FIELD=VALUE ...]
 #
-# tiny: every row of the paper unless METHODS says which, on the embedded task.
-# All start from one base model, made first; a seed is of the data's order and
-# of the sampling. The report is OUT/report/report.html.
+# tiny: trains METHODS (default: every row of the paper) on the embedded task,
+# JOBS at a time (default: one per core). All runs start from one base model; a
+# seed determines the data order and the sampling. The report is
+# OUT/report/report.html.
 #
-# table: the rows of a table of the paper, training, then evaluation; ends with
-# the table. --dry-run prints the commands. Needs an environment that
-# launch/setup.sh made. Fields are given to every training and evaluation.
+# table1 to table4: train and evaluate the rows of a table of the paper, then
+# print the table. --dry-run prints the commands. Run launch/setup.sh first.
+#
+# --config.FIELD=VALUE applies to every training and evaluation.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -47,7 +49,7 @@ table() {
       printf '%q ' "${command[@]}"
       echo
     elif [[ -n $skip && $line == *"--checkpoint=$skip "* ]]; then
-      continue  # its training failed
+      continue  # evaluates a run whose training failed
     elif ! "${command[@]}" </dev/null; then
       echo "launch/sweep.sh: failed: ${command[*]}" >&2
       failed=$((failed + 1))
@@ -82,7 +84,7 @@ tiny() {
   methods=${METHODS:-$(.venv/bin/python -c \
     'from configs import methods; print(*methods.paper(1e-3))')}
   read -ra seeds <<<"${SEEDS:-0 1 2 3 4}"
-  # The runs compile the same programs: the first does it for all.
+  # All runs compile the same programs; share the first one's.
   export JAX_COMPILATION_CACHE_DIR=$PWD/$out/compiled
   [[ $out != /* ]] || JAX_COMPILATION_CACHE_DIR=$out/compiled
   export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
@@ -90,7 +92,7 @@ tiny() {
   [[ -d $out/base_model ]] || .venv/bin/python -m tepo_jax.pretrain \
     --config=configs/tiny.py --out="$out/base_model"
   export -f train
-  # Seed by seed, so that a study that is stopped has all methods alike.
+  # Seed by seed, so that an interrupted study has the same seeds of all methods.
   for seed in "${seeds[@]}"; do
     for method in $methods; do printf '%s\0%s\0' "$method" "$seed"; done
   done | xargs -0 -n 2 -P "${JOBS:-$(nproc)}" bash -c 'train "$@"' sweep "$@" \

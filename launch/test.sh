@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Sets up and runs the tests on the CPU; arguments go to pytest.
+# Sets up and runs the quick tests on the CPU; -m '' runs all. Arguments go to
+# pytest.
 #
 #   launch/test.sh [-k NAME ...]
 set -euo pipefail

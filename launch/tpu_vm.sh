@@ -1,25 +1,29 @@
 #!/usr/bin/env bash
-# A Cloud TPU slice from your machine: every command goes to all its hosts.
+# Runs training on a Cloud TPU slice from your machine.
 #
 #   NAME=… ZONE=… PROJECT=… [TYPE=v6e-16] [SPOT=1] [BUCKET=…] \
-#       launch/tpu_vm.sh COMMAND
+#       launch/tpu_vm.sh [--dry-run] COMMAND
 #
-#   create            asks for the slice (TYPE says which; SPOT=1 is cheaper and
-#                     can be taken away), and waits until it is there
-#   setup             copies this repository to its hosts and sets them up;
-#                     with BUCKET=…, mounts that bucket there as tepo/bucket
-#   run ARGUMENTS     starts python -m tepo_jax.train ARGUMENTS, and returns
+#   create            requests a slice of TYPE and waits until it is active;
+#                     SPOT=1 is cheaper, but can be preempted
+#   setup             copies this repository to all hosts and installs there;
+#                     with BUCKET=…, mounts that bucket as tepo/bucket
+#   run ARGUMENTS     starts python -m tepo_jax.train ARGUMENTS and returns
 #   logs              follows the output of the first host
-#   stop              makes the run save and end
-#   delete            gives the slice back
+#   stop              makes the run save and exit
+#   delete            deletes the slice
 #
-# A run goes on from its last checkpoint: by itself where a process was lost,
-# and after `create`, `setup` and the same `run` where the slice was. For that
-# its --workdir lies in the bucket: --workdir=gs://BUCKET/NAME, which is
-# bucket/NAME on the hosts. --dry-run as the first argument prints what would be
-# run.
+# A run resumes from its last checkpoint: by itself if a process is lost; after
+# `delete`, `create`, `setup` and the same `run` if the slice was preempted. For
+# that its --workdir must be in the bucket: --workdir=gs://BUCKET/NAME, which is
+# bucket/NAME on the hosts. --dry-run prints the commands instead.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+if [[ ${1:-} == --help || ${1:-} == -h ]]; then
+  sed -n '2,/^set /{s/^# \{0,1\}//p}' launch/tpu_vm.sh
+  exit
+fi
 
 fail() { echo "launch/tpu_vm.sh: error: $*" >&2; exit 2; }
 
@@ -44,7 +48,7 @@ do_it() {
 tpus() { do_it gcloud compute tpus "$@" "${where[@]}"; }
 on_hosts() { tpus tpu-vm ssh "${NAME:?}" --worker="$1" --command="$2"; }
 
-# What `run` was given, with a --workdir in the bucket as a folder of the hosts.
+# The arguments of `run`, with gs://BUCKET/… replaced by the hosts' folder.
 arguments=()
 in_bucket() {
   local argument there=--workdir=gs://${BUCKET:-}/
@@ -67,7 +71,7 @@ software() {
   esac
 }
 
-# A folder of the hosts that shows the bucket, by Google's gcsfuse.
+# Prints the command that mounts the bucket with Google's gcsfuse.
 mount_bucket() {
   local apt=https://packages.cloud.google.com/apt
   local key=/usr/share/keyrings/cloud.google.asc
@@ -80,16 +84,17 @@ gcsfuse-\$(lsb_release -cs) main\" | sudo tee \
 --rename-dir-limit=1000000 $(printf %q "$BUCKET") tepo/bucket; }"
 }
 
-# Until the slice is there; asked again, it goes on waiting.
+# Returns once the slice is active. `create` can be repeated to keep waiting.
 wait_for_slice() {
   local state=
   while :; do
-    state=$(tpus queued-resources describe "$NAME" --format='value(state.state)')
+    state=$(tpus queued-resources describe "$NAME" \
+      --format='value(state.state)')
     echo "launch/tpu_vm.sh: $NAME is $state" >&2
     case $state in
       ACTIVE) return ;;
       FAILED|SUSPENDED|SUSPENDING)
-        fail "the slice is $state: launch/tpu_vm.sh delete, then create" ;;
+        fail "the slice is $state: run launch/tpu_vm.sh delete, then create" ;;
     esac
     sleep "${PAUSE:-30}"
   done
@@ -125,9 +130,9 @@ case $command in
     [[ $# -gt 0 ]] || fail "run needs the program's arguments, for example" \
       "--config=configs/tiny.py:tepo --workdir=bucket/tiny"
     in_bucket "$@"
-    # nohup: a lost connection does not end the run.
+    # nohup: the run survives a lost connection.
     on_hosts all "cd tepo || exit; if kill -0 \$(cat train.pid) 2>/dev/null; \
-then echo a run is going on here: stop it first >&2; exit 2; fi; \
+then echo a run is in progress here: stop it first >&2; exit 2; fi; \
 TEPO_MULTIHOST=1 JAX_PLATFORMS=tpu,cpu nohup launch/supervise.sh \
 .venv/bin/python -m tepo_jax.train $(printf '%q ' "${arguments[@]}")\
 >>train.log 2>&1 </dev/null & echo \$! >train.pid"

@@ -1,4 +1,4 @@
-"""The programs' common front door: flags, config, workdir, errors.
+"""The programs' command line: flags, configs, error messages, exit status.
 
 A program defines its flags at module level and ends with `cli.run(main)`:
 
@@ -10,7 +10,7 @@ A program defines its flags at module level and ends with `cli.run(main)`:
   if __name__ == '__main__':
     cli.run(main)
 
-What the user got wrong is told in one line on stderr, with status 2.
+Bad input ends in one line on stderr and status 2.
 """
 
 import collections
@@ -37,33 +37,33 @@ from ml_collections import config_flags
 from tepo_jax import errors
 from tepo_jax.job import run_folder
 
-# Read when transformers is imported: it would advise to install PyTorch.
+# Read when transformers is imported, which otherwise suggests PyTorch.
 os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
 
 flags.disclaim_key_flags()  # flags defined here are the calling program's
 
-# A disk that is full, or fails.
+# The disk is full or fails.
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO,
                    errno.EROFS})
 
-# What a run's memory on the devices grows with.
+# The fields that determine a run's device memory.
 _MEMORY_FIELDS = (
     'in sampling, lower config.rollout.slots; in updates, '
     'config.train.microbatch_tokens or config.train.chunk_size, or set '
     'config.compute.remat=full')
 
-_WANTED = {int: 'a whole number', float: 'a number', bool: 'true or false',
-           tuple: "a tuple such as '(1, 2)'"}
+_EXPECTED = {int: 'an integer', float: 'a number', bool: 'true or false',
+             tuple: "a tuple such as '(1, 2)'"}
 
 
 def run(main: Callable[[], None]) -> None:
   """Parses the command line, calls `main`, and exits.
 
-  Status 0 on success or --help, 2 with one line on stderr for bad input
-  (flags, config, errors.InputError, a file without permission), 1 with one
-  line when the run cannot go on (errors.RunError, a full disk, no device
-  memory), 130 when interrupted from the keyboard; anything else is a defect
-  and keeps its traceback.
+  Status 0 on success or --help; 2 with one line on stderr for bad input
+  (flags, config, errors.InputError, a file without permission); 1 with one
+  line if the run cannot continue (errors.RunError, a full disk, no device
+  memory); 130 if interrupted from the keyboard. Anything else is a bug and
+  keeps its traceback.
   """
   program = _program_name()
   quiet()
@@ -75,34 +75,34 @@ def run(main: Callable[[], None]) -> None:
     _parse(sys.argv)
     main()
   except errors.InputError as error:
-    print(f'{program}: error: {_one_line(error)}', file=sys.stderr)
+    print(f'{program}: error: {errors.one_line(error)}', file=sys.stderr)
     sys.exit(2)
   except PermissionError as error:
     print(f'{program}: error: {error.filename}: {error.strerror}',
           file=sys.stderr)
     sys.exit(2)
   except errors.RunError as error:
-    print(f'{program}: error: {_one_line(error)}', file=sys.stderr)
+    print(f'{program}: error: {errors.one_line(error)}', file=sys.stderr)
     sys.exit(1)
   except KeyboardInterrupt:
     print(f'{program}: interrupted', file=sys.stderr)
     sys.exit(130)
   except Exception as error:
-    reason = _no_defect(error)
+    reason = _machine_error(error)
     if reason is None:
       raise
     print(f'{program}: error: {reason}', file=sys.stderr)
     sys.exit(1)
 
 
-def _no_defect(error: Exception) -> str | None:
-  """What to say of an error that the machine is to blame for, else None."""
+def _machine_error(error: Exception) -> str | None:
+  """The message of an error of the disk or the device memory, else None."""
   if isinstance(error, OSError) and error.errno in _DISK:
     where = f'{error.filename}: ' if error.filename else ''
     return f'{where}{error.strerror}'
   if 'RESOURCE_EXHAUSTED' in str(error):  # jax's error, without importing jax
-    return (f'out of device memory: {_one_line(error)[:800]}; '
-            f'{_MEMORY_FIELDS}; `python -m tepo_jax.plan` says what fits')
+    return (f'out of device memory: {errors.one_line(error)[:800]}; '
+            f'{_MEMORY_FIELDS}; `python -m tepo_jax.plan` shows what fits')
   return None
 
 
@@ -110,15 +110,15 @@ def DEFINE_config() -> flags.FlagHolder:  # pylint: disable=invalid-name
   """The --config flag: FILE.py[:ARGUMENT], and --config.field=value."""
   return config_flags.DEFINE_config_file(
       'config', help_string='FILE.py or FILE.py:ARGUMENT, for example '
-      'configs/tiny.py:tepo. A field is overridden by --config.FIELD=VALUE, '
-      'for example --config.optimizer.learning_rate=1e-6.')
+      'configs/tiny.py:tepo. --config.FIELD=VALUE overrides a field, for '
+      'example --config.optimizer.learning_rate=1e-6.')
 
 
 def load_config(spec: str) -> ml_collections.ConfigDict:
-  """What get_config(ARGUMENT) of FILE.py returns, for FILE.py[:ARGUMENT].
+  """Calls get_config(ARGUMENT) of FILE.py, for FILE.py[:ARGUMENT].
 
   Raises:
-    InputError: the file is missing or fails, or knows no such argument.
+    InputError: the file is missing or fails, or rejects the argument.
   """
   path, *argument = spec.split(':', 1)
   if not os.path.isfile(path):
@@ -134,13 +134,15 @@ def load_config(spec: str) -> ml_collections.ConfigDict:
     loader.exec_module(module)
     config = module.get_config(*argument)
   except ValueError as error:
-    raise errors.InputError(f'--config={spec}: {_one_line(error)}') from error
-  except Exception as error:  # whatever the user's file may raise
+    raise errors.InputError(
+        f'--config={spec}: {errors.one_line(error)}') from error
+  except Exception as error:  # the user's file may raise anything
     raise errors.InputError(
         f'--config={spec}: {_where(error, path)}{type(error).__name__}: '
-        f'{_one_line(error)}') from error
+        f'{errors.one_line(error)}') from error
   if not isinstance(config, ml_collections.ConfigDict):
-    raise errors.InputError(f'--config={spec}: get_config gave no ConfigDict')
+    raise errors.InputError(
+        f'--config={spec}: get_config did not return a ConfigDict')
   return config
 
 
@@ -151,11 +153,10 @@ def overridden() -> list[str]:
 
 
 def quiet() -> None:
-  """Keeps the libraries' chatter off the terminal.
+  """Silences the libraries' log messages; their errors are exceptions anyway.
 
-  What libraries must say they raise. Orbax logs an error before it raises the
-  same: hence FATAL. Our own rooms' log lines, such as how many rows of a data
-  set were left out, go to stderr.
+  FATAL, because Orbax logs errors that it also raises. This package's own log
+  lines, such as the number of data set rows skipped, go to stderr.
   """
   for name, value in {
       'TF_CPP_MIN_LOG_LEVEL': '2', 'TOKENIZERS_PARALLELISM': 'false',
@@ -167,7 +168,7 @@ def quiet() -> None:
   ours.setLevel(logging.INFO)
   if not ours.handlers:
     ours.addHandler(logging.StreamHandler())
-  for handler in logging.root.handlers:  # some library's, by basicConfig
+  for handler in logging.root.handlers:  # a library called basicConfig
     if type(handler) is logging.StreamHandler:
       handler.addFilter(lambda record: not record.name.startswith('tepo_jax'))
   for name in ('jax', 'transformers', 'datasets', 'huggingface_hub', 'httpx',
@@ -176,13 +177,13 @@ def quiet() -> None:
 
 
 def _leave_libtpu_alone() -> None:
-  """Where libtpu is installed only as a compiler, jax looks for no TPU."""
+  """Keeps jax from looking for a TPU if libtpu is only here as a compiler."""
   if ('JAX_PLATFORMS' in os.environ or glob.glob('/dev/accel*')
       or glob.glob('/dev/vfio/*') or not importlib.util.find_spec('libtpu')):
     return
   gpu = 'cuda,' if os.path.exists('/dev/nvidia0') else ''
   os.environ['JAX_PLATFORMS'] = f'{gpu}cpu'
-  if 'jax' in sys.modules:  # it has read its environment
+  if 'jax' in sys.modules:  # it has already read its environment
     sys.modules['jax'].config.update('jax_platforms', f'{gpu}cpu')
 
 
@@ -199,7 +200,7 @@ def _parse(argv: list[str]) -> None:
     raise errors.InputError(
         f'unknown flag --{error.flagname}{hint}') from error
   except (flags.Error, AttributeError, KeyError, OSError, TypeError, ValueError
-          ) as error:  # the latter from config_flags
+          ) as error:  # config_flags raises all of these
     raise errors.InputError(_flag_error(error, config)) from error
   if len(rest) > 1:
     raise errors.InputError(f'unexpected argument {rest[1]!r}')
@@ -209,7 +210,7 @@ def _parse(argv: list[str]) -> None:
 
 
 def _config_spec(argv: list[str]) -> str | None:
-  """The value of --config on the command line, in either of its forms."""
+  """The value of --config on the command line, as --config=X or --config X."""
   for index, argument in enumerate(argv[1:], 1):
     if argument == '--':
       return None
@@ -222,7 +223,7 @@ def _config_spec(argv: list[str]) -> str | None:
 
 
 def _check_overrides(argv: list[str], fields: dict[str, Any]) -> None:
-  """Refuses --config.NAME for a name that is no field."""
+  """Refuses --config.NAME if there is no such field."""
   for argument in argv[1:]:
     found = re.match(r'--?(?:no)?config\.([^=]*)', argument)
     if argument == '--':
@@ -232,7 +233,7 @@ def _check_overrides(argv: list[str], fields: dict[str, Any]) -> None:
     inside = [name for name in fields if name.startswith(found[1] + '.')]
     if inside:
       raise errors.InputError(
-          f'--config.{found[1]} is a section, not a field; it holds '
+          f'--config.{found[1]} is a section, not a field; its fields: '
           f'{run_folder.listed(inside)}')
     hint = _did_you_mean(found[1], fields, 'config.')
     raise errors.InputError(f'unknown field --config.{found[1]}{hint}')
@@ -240,8 +241,8 @@ def _check_overrides(argv: list[str], fields: dict[str, Any]) -> None:
 
 def _flag_error(error: Exception,
                 config: ml_collections.ConfigDict | None) -> str:
-  """The parser's message in one line, saying what a config field wants."""
-  text = _one_line(error)
+  """The parser's message in one line, with a config field's type."""
+  text = errors.one_line(error)
   required = re.match(r'flag --(\S+)=None: Flag --\1 must have', text)
   if required:
     return f'--{required[1]} is required'
@@ -251,8 +252,8 @@ def _flag_error(error: Exception,
     *sections, name = found[2].split('.')
     for part in sections:
       section = section[part]
-    if section.get_type(name) in _WANTED:
-      return f'{found[1]}: {_WANTED[section.get_type(name)]} is wanted'
+    if section.get_type(name) in _EXPECTED:
+      return f'{found[1]}: expected {_EXPECTED[section.get_type(name)]}'
   return text.removeprefix('flag ')
 
 
@@ -262,7 +263,7 @@ def _program_name() -> str:
 
 
 def _own_flags() -> dict[str, flags.Flag]:
-  """The program's own flags; not the hundreds of the imported libraries."""
+  """The program's own flags, without those of imported libraries."""
   own = flags.FLAGS.get_key_flags_for_module('__main__')
   return {flag.name: flag for flag in own}
 
@@ -288,7 +289,7 @@ def _where(error: Exception, path: str) -> str:
 
 
 def _nearest(name: str, names: Iterable[str]) -> list[str]:
-  """The most similar name; for a name without its section, in any section."""
+  """The most similar name; without a section, the best in every section."""
   by_tail = collections.defaultdict(list)
   for candidate in names:
     by_tail[candidate.rpartition('.')[2]].append(candidate)
@@ -301,7 +302,3 @@ def _nearest(name: str, names: Iterable[str]) -> list[str]:
 def _did_you_mean(name: str, names: Iterable[str], prefix: str = '') -> str:
   near = ' or '.join(f'--{prefix}{found}' for found in _nearest(name, names))
   return f'; did you mean {near}?' if near else ''
-
-
-def _one_line(error: BaseException) -> str:
-  return ' '.join(str(error).split())

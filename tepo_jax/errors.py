@@ -2,7 +2,7 @@
 
 
 class InputError(ValueError):
-  """Bad input from outside: a flag, config, file, model folder or checkpoint.
+  """Bad input: a flag, config, file, model folder or checkpoint.
 
   The message is one line that says what is wrong and where. The programs
   print it on stderr and exit with status 2, without a traceback (`cli.run`).
@@ -10,8 +10,14 @@ class InputError(ValueError):
 
 
 class RunError(RuntimeError):
-  """The run cannot go on, through no fault of its input's form.
+  """A run that started with valid input cannot continue.
 
-  Three gradients in a row that are not finite, a pass rate of 0: one line on
-  stderr, status 1, no traceback; the last checkpoint stays.
+  For example three non-finite gradients in a row. The programs print one line
+  on stderr and exit with status 1, without a traceback; the last checkpoint
+  stays.
   """
+
+
+def one_line(error: BaseException) -> str:
+  """The error's message without line breaks."""
+  return ' '.join(str(error).split())

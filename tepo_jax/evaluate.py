@@ -1,13 +1,13 @@
-r"""Accuracy of a model or a checkpoint on the config's evaluation sets.
+r"""Evaluates a model or a checkpoint on the config's evaluation sets.
 
   python -m tepo_jax.evaluate --config=configs/tiny.py:tepo \
       --checkpoint=DIR --out=DIR
 
---checkpoint is a Hugging Face folder, or the workdir of a training run (its
-last checkpoint then); without it, config.model is evaluated. Writes
-results.json and samples.jsonl into --out, and prints accuracies with their
-intervals. Killed and started again, it goes on where it was, to the same
-results.
+--checkpoint is a Hugging Face folder, or the workdir of a training run, whose
+last checkpoint is used; without it, config.model is evaluated. Writes
+results.json and samples.jsonl to --out, and prints accuracies with their
+intervals. If it is killed, the same command resumes it; the results are the
+same.
 """
 
 import contextlib
@@ -33,17 +33,17 @@ from tepo_jax.tools.report import tables
 
 _CONFIG = cli.DEFINE_config()
 _CHECKPOINT = flags.DEFINE_string(
-    'checkpoint', None, 'A Hugging Face folder or the workdir of a run; '
-    'config.model if not given.')
+    'checkpoint', None, 'A Hugging Face folder or the workdir of a run; by '
+    'default config.model.')
 _OUT = flags.DEFINE_string(
-    'out', None, 'Folder for results.json and samples.jsonl: a new one, or '
-    'that of this evaluation.', required=True)
+    'out', None, 'Folder for results.json and samples.jsonl, new or of the '
+    'same evaluation.', required=True)
 
 
 def main() -> None:
   config, out = _CONFIG.value, pathlib.Path(_OUT.value)
   checks.check_values(config)
-  config.lora.rank = 0  # adapters are merged before
+  config.lora.rank = 0  # adapters are merged on restore
   folder, params, step = _checkpoint(config), None, None
   checkpoints = folder / session_lib.CHECKPOINTS
   if checkpoints.is_dir():
@@ -73,12 +73,12 @@ def _checkpoint(config):
     return pathlib.Path(_CHECKPOINT.value)
   if config.model is None:
     raise errors.InputError(
-        '--checkpoint is required where config.model is not set')
+        '--checkpoint is required if config.model is not set')
   return pathlib.Path(session_lib.model_folder(config, ''))
 
 
 def _identity(config, checkpoint, step):
-  """What makes an evaluation what it is."""
+  """The settings that determine the samples."""
   fields = run_folder.field_names(config)
   kept = ('seed', 'data.template', 'data.max_prompt_tokens', 'compute.dtype')
   return {'checkpoint': str(checkpoint.resolve()), 'step': step} | {
@@ -96,7 +96,7 @@ def _run(item, params, key, samples):
 
 
 def _results(evaluations, samples):
-  """As results.json holds them."""
+  """The contents of results.json."""
   lines = samples.finish({
       item.name: [p.problem.id for p in item.prompts] for item in evaluations})
   first = [lines[item.name] for item in evaluations if item.is_first]

@@ -1,11 +1,10 @@
-r"""Takes the trained weights out of a run, as a Hugging Face folder.
+r"""Exports the trained weights of a run as a Hugging Face folder.
 
   python -m tepo_jax.export --workdir=DIR [--step=N] [--adapter] --out=DIR
 
 The folder holds config.json, safetensors (fp32), the tokenizer and the
-generation config: transformers' from_pretrained reads it. Of a LoRA run the
-adapters are merged in; with --adapter they are written alone, as a folder that
-peft reads.
+generation config, for transformers' from_pretrained. The adapters of a LoRA run
+are merged in; with --adapter they are written alone, as a folder for peft.
 """
 
 from absl import flags
@@ -21,15 +20,16 @@ from tepo_jax.runtime import mesh as mesh_lib
 _WORKDIR = flags.DEFINE_string(
     'workdir', None, 'Workdir of a training run.', required=True)
 _STEP = flags.DEFINE_integer(
-    'step', None, 'Rollout step of the checkpoint; the last one if not given.')
+    'step', None, 'Rollout step of the checkpoint; by default the last.')
 _OUT = flags.DEFINE_string(
-    'out', None, 'Folder to make; must not exist or be empty.', required=True)
+    'out', None, 'Folder to make; if it exists, it must be empty.',
+    required=True)
 _ADAPTER = flags.DEFINE_bool(
-    'adapter', False, 'Of a LoRA run: a peft folder of the adapters alone.')
+    'adapter', False, 'Export only the adapters of a LoRA run, for peft.')
 
 
 def main() -> None:
-  out = run_folder.new_folder(_OUT.value)
+  out = run_folder.check_out(_OUT.value)
   mesh = mesh_lib.make({'data': 1, 'fsdp': -1, 'tensor': 1})
   if _ADAPTER.value:
     folder, model, params = restore.restore_trained(

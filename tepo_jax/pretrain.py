@@ -2,10 +2,10 @@ r"""Makes the embedded task's base model, as a Hugging Face folder.
 
   python -m tepo_jax.pretrain --config=configs/tiny.py --out=DIR
 
-Next-token learning on demonstrations that mix short direct answers, which a
-small model mostly gets wrong, with worked solutions, which it mostly gets
-right, as real corpora do. `tepo_jax.train` does the same by itself where the
-config names no model.
+Trains next-token prediction on demonstrations. Like real corpora they mix short
+direct answers, which a small model mostly gets wrong, with worked solutions,
+which it mostly gets right. `tepo_jax.train` does the same if the config names
+no model.
 """
 
 from absl import flags
@@ -18,15 +18,16 @@ from tepo_jax.job import run_folder
 
 _CONFIG = cli.DEFINE_config()
 _OUT = flags.DEFINE_string(
-    'out', None, 'Folder to make; must not exist or be empty.', required=True)
+    'out', None, 'Folder to make; if it exists, it must be empty.',
+    required=True)
 
 
 def main() -> None:
-  config, out = _CONFIG.value, run_folder.new_folder(_OUT.value)
+  config, out = _CONFIG.value, run_folder.check_out(_OUT.value)
   checks.check_values(config)
   if not config.pretrain.worked_steps:
     raise errors.InputError(
-        'config.pretrain.worked_steps=0: this config makes no model')
+        'config.pretrain.worked_steps=0: this config does not make a model')
   base_model.make(config, out)
   print(f'made {out}')
 

@@ -3,14 +3,14 @@ r"""Trains a policy with TEPO or any row of configs/methods.py.
   python -m tepo_jax.train --config=configs/tiny.py:tepo --workdir=DIR \
       [--config.field=value ...]
 
-A rollout step: sample groups until enough of them are mixed, grade them,
-recompute π_old's statistics, update by minibatches. The same command on the
-same DIR goes on from the last checkpoint. DIR then holds
+A rollout step samples groups until enough of them are mixed, grades them,
+recomputes π_old's statistics, and updates by minibatches. The same command
+resumes the run in DIR from its last checkpoint. DIR then holds
 
   config.json      metrics.jsonl     tensorboard/
   checkpoints/     rollouts/step_*.jsonl
 
-and base_model/ where the config names no model.
+and base_model/ if the config names no model.
 """
 
 import contextlib
@@ -33,12 +33,12 @@ from tepo_jax.runtime import processes
 
 _CONFIG = cli.DEFINE_config()
 _WORKDIR = flags.DEFINE_string(
-    'workdir', None, 'Folder of the run: made, or continued.', required=True)
+    'workdir', None, 'Folder of the run, new or to resume.', required=True)
 
 
 def make_base_model(config: ml_collections.ConfigDict,
                     workdir: pathlib.Path, folder: pathlib.Path) -> None:
-  """The embedded model, after everything else in the config is found good."""
+  """Makes the embedded model, after checking the rest of the config."""
   with tempfile.TemporaryDirectory() as scratch:
     untrained = pathlib.Path(scratch) / 'untrained'
     base_model.make(config, untrained, trained=False)
@@ -50,8 +50,8 @@ def make_base_model(config: ml_collections.ConfigDict,
 
 
 def train(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
-  """The whole run, from the workdir's last checkpoint on."""
-  stop = trainer.StopRequest()
+  """Starts the run, or resumes it from the workdir's last checkpoint."""
+  stop = processes.StopRequest()
   folder = pathlib.Path(session_lib.model_folder(config, workdir))
   if processes.any_of(config.model is None and not folder.exists()):
     processes.on_first(make_base_model, config, workdir, folder)
@@ -69,8 +69,8 @@ def main() -> None:
   config = _CONFIG.value
   if '://' in _WORKDIR.value:
     raise errors.InputError(
-        f'--workdir={_WORKDIR.value}: a folder is wanted; mount the bucket '
-        '(launch/tpu_vm.sh setup with BUCKET=... does)')
+        f'--workdir={_WORKDIR.value}: must be a local folder; mount the bucket '
+        '(BUCKET=... launch/tpu_vm.sh setup)')
   checks.check(config, cli.overridden())
   processes.initialize()
   with processes.ending_together():

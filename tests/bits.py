@@ -1,14 +1,13 @@
-r"""Digests of what short runs write: a move or a rename must not change a bit.
+r"""Digests of what short runs write: refactoring must not change a bit.
 
   python -m tests.bits --out=FILE                 # on the commit before
   python -m tests.bits --against=FILE             # on the commit after
 
 Trains `configs/tiny.py` for five rollout steps with the rows below and with
-LoRA, from one base model, and digests of each run the metrics (without times
-and the host's use), the rollouts, and the checkpoint's arrays (parameters and
-moments). Digests hold for one kind of CPU and one version of jax only, which
-are written down with them: `--against` refuses a file made elsewhere.
-`tests/bits.json` holds those of the last commit that was meant to keep them.
+LoRA, from one base model, and computes digests of each run's metrics (without
+times and host usage), rollouts, and checkpointed arrays (parameters and
+moments). Digests hold for one kind of CPU and one version of jax, which the file
+names: `--against` refuses a file made elsewhere.
 """
 
 import argparse
@@ -28,12 +27,12 @@ from tests import runs
 RUNS = {
     'tepo': (), 'grpo': (), 'clip_cov': (), 'kl_cov': (),
     'lora': ('--config.lora.rank=4', '--config.optimizer.learning_rate=1e-3')}
-_STEPS = ('--config.steps=5', '--config.eval.limit=32', '--config.eval.period=5',
-          '--config.checkpoint.period=5')
+_STEPS = ('--config.steps=5', '--config.eval.limit=32',
+          '--config.eval.period=5', '--config.checkpoint.period=5')
 
 
 def machine() -> dict[str, str]:
-  """What the bits depend on besides the code."""
+  """The CPU and jax version, on which the bits depend."""
   cpu = pathlib.Path('/proc/cpuinfo')
   lines = cpu.read_text().splitlines() if cpu.exists() else []
   model = next((line.split(':')[1].strip() for line in lines
@@ -42,7 +41,7 @@ def machine() -> dict[str, str]:
 
 
 def digests(workdir: pathlib.Path) -> dict[str, str]:
-  """name -> sha256 of a run's metrics, rollouts and checkpoint."""
+  """name -> SHA-256 of a run's metrics, rollouts and checkpoint."""
   def digest(text):
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -57,7 +56,7 @@ def digests(workdir: pathlib.Path) -> dict[str, str]:
 
 
 def all_digests(folder: pathlib.Path) -> dict[str, dict[str, str]]:
-  """Makes the base model and every run, two at a time."""
+  """Makes the base model, then the runs, two at a time."""
   model = folder / 'model'
   runs.run('pretrain', '--config=configs/tiny.py', f'--out={model}',
            '--config.pretrain.worked_steps=300',

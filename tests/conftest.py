@@ -8,12 +8,12 @@ os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['XLA_FLAGS'] = (
     os.environ.get('XLA_FLAGS', '')
     + ' --xla_force_host_platform_device_count=4'
-    # Two cores are late now and then; the devices must wait for each other.
+    # Devices must wait for each other if the cores are busy.
     + ' --xla_cpu_collective_call_terminate_timeout_seconds=600')
 
 
 def pytest_collection_modifyitems(items):
-  """The longest files first: a parallel run then ends together."""
+  """Runs the longest files first, so that parallel workers end together."""
   long = ('test_programs.py', 'test_layouts.py', 'test_kill.py',
           'test_replay.py', 'test_lora_run.py', 'test_schedule.py',
           'test_step.py', 'test_bad_input.py')
@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope='module')
 def quick_compile():
-  """Tests of many small programs spend their time in the compiler."""
+  """Disables optimisations in tests that compile many small programs."""
   import jax  # after the environment is set
   before = jax.config.read('jax_disable_most_optimizations')
   jax.config.update('jax_disable_most_optimizations', True)
@@ -32,7 +32,7 @@ def quick_compile():
 
 @pytest.fixture(scope='session', autouse=True)
 def compile_once(tmp_path_factory):
-  """For the programs that tests run: what one has compiled, all have."""
+  """Lets the programs that tests run share their compiled functions."""
   cache = tmp_path_factory.mktemp('compiled')
   os.environ['JAX_COMPILATION_CACHE_DIR'] = str(cache)
   os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'

@@ -3,9 +3,9 @@
   with Server() as server:
     done = server.run('train', '--config=configs/tiny.py:tepo', ...)
 
-The server process imports what the programs import and does nothing with it;
-each run is a fork of it that executes the module as __main__, without root's
-right to read and write what is closed to it.
+The server process only imports what the programs import; each run is a fork of
+it that executes the module as __main__, without root's right to ignore file
+permissions.
 """
 
 import json
@@ -23,7 +23,7 @@ from tepo_jax.job import base_model, checks, trainer
 
 def drop_capabilities():
   libc = ctypes.CDLL(None)
-  if hasattr(libc, 'capset'):  # version 3, this process; nothing is kept
+  if hasattr(libc, 'capset'):  # version 3, this process; drop everything
     assert not libc.capset(
         struct.pack('Ii', 0x20080522, 0), struct.pack('6I', *[0] * 6))
 
@@ -56,7 +56,7 @@ for line in sys.stdin:
 
 
 class Server:
-  """A process with everything imported, and its forks."""
+  """A process that has imported everything, and its forks."""
 
   def __init__(self):
     self._process = subprocess.Popen(

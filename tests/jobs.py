@@ -1,4 +1,4 @@
-"""Several processes on the CPU that are one job, for tests."""
+"""Starts jobs of several processes on the CPU, for tests."""
 
 import os
 import socket
@@ -28,7 +28,7 @@ def start(count, program, *arguments, devices=2, **changes):
 
 
 def finish(job, timeout=60):
-  """(status, stdout, stderr) of each process, or all of them are killed."""
+  """(status, stdout, stderr) of each process; kills all on a timeout."""
   try:
     outputs = [process.communicate(timeout=timeout) for process in job]
     return [(process.returncode, *output)

@@ -1,4 +1,4 @@
-"""Small runs of the programs, and what they leave behind."""
+"""Small runs of the programs, and their records."""
 
 import json
 import os
@@ -8,8 +8,8 @@ import sys
 
 ROOT = pathlib.Path(__file__).parents[1]
 
-# The tiny config at a size that compiles in seconds. An untrained model is
-# never right: the overlong penalty gives its groups rewards that differ.
+# The tiny config at a size that compiles in seconds. An untrained model is never
+# correct: the overlong penalty makes the rewards of its groups differ.
 SMALL = (
     '--config.steps=8', '--config.data.limit=64', '--config.rollout.prompts=4',
     '--config.rollout.samples=4', '--config.rollout.max_tokens=16',

@@ -1,4 +1,4 @@
-"""Whatever the user got wrong: one line that names it, status 2, no change."""
+"""Bad input ends in one line that names it, status 2, nothing changed."""
 
 import json
 import os
@@ -55,11 +55,11 @@ def contents(folder):
 
 
 def refused(programs, named, tmp_path, program, *arguments):
-  """Runs it, and checks that it ends as bad input must."""
+  """Runs a program and checks that it refuses the input in one line."""
   before = contents(tmp_path)
   done = programs.run(program, *arguments)
   lines = [line for line in done.stderr.splitlines()
-           if not line.endswith((' and left out', ' 1 problems'))]
+           if ': skipped ' not in line and not line.endswith(' 1 problems')]
   assert done.returncode == 2, done.stderr
   assert len(lines) == 1, done.stderr
   assert lines[0].startswith(f'tepo_jax.{program}: error: ')
@@ -67,7 +67,7 @@ def refused(programs, named, tmp_path, program, *arguments):
   assert contents(tmp_path) == before
 
 
-# Overrides of a training run's config, and what the line names.
+# Overrides of a training run's config, and text that the line must contain.
 CONFIG = [
     ('optimiser.learning_rate=1', 'config.optimizer.learning_rate'),
     ('lerning_rate=1', 'config.lerning_rate'),
@@ -171,7 +171,7 @@ COMMANDS = {
     'config missing': ('train', ['--config=configs/tinny.py',
                                  '--workdir={tmp}/run'], 'configs/tiny.py'),
     'method': ('train', ['--config=configs/tiny.py:tepoo',
-                         '--workdir={tmp}/run'], 'tepoo'),
+                         '--workdir={tmp}/run'], 'did you mean tepo?'),
     'no workdir': ('train', [TINY], '--workdir'),
     'flag': ('train', [TINY, '--workdirr={tmp}/run'], '--workdir'),
     'argument': ('train', [TINY, '--workdir={tmp}/run', 'now'], 'now'),
@@ -368,7 +368,7 @@ def test_workdir(programs, finished, tmp_path, case):
           f'--out={tmp_path / "out"}')
 
 
-# Of evaluations: files of one, and what the line names.
+# Files of an evaluation, and text that the line must contain.
 RESULTS = {
     'no results': ({'samples.jsonl': b''}, 'results.json'),
     'cut': ({'results.json': b'{"sets": ', 'samples.jsonl': b''},
@@ -389,7 +389,7 @@ def test_results(programs, tmp_path, case):
           f'--compare={tmp_path},{tmp_path}')
 
 
-# What is closed to the program: {tmp}/model, …/rows.jsonl or …/closed.
+# Without permission: files of {tmp}/model, {tmp}/rows.jsonl, {tmp}/closed.
 CLOSED = {
     'model folder': ('model', 'model'),
     'model config': ('model/config.json', 'config.json'),

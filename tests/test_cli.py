@@ -1,4 +1,4 @@
-"""cli: a program's command line, and what it says when wrong."""
+"""cli: a program's command line and its error messages."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
-_PROGRAM = '''"""Says what it was given.
+_PROGRAM = '''"""Prints its config.
 
   python -m program --config=FILE --workdir=DIR
 """
@@ -19,7 +19,7 @@ import json
 from absl import flags
 from tepo_jax import cli
 from tepo_jax import errors
-from tepo_jax import run_folder
+from tepo_jax.job import run_folder
 
 _CONFIG = cli.DEFINE_config()
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Where.', required=True)
@@ -112,15 +112,15 @@ def test_overrides_are_typed_and_saved(run):
     (('--config=config.py', '--workdir=w', '--config.optimizer.larning_rate=1'),
      'did you mean --config.optimizer.learning_rate?'),
     (('--config=config.py', '--workdir=w', '--config.eval=1'),
-     '--config.eval is a section, not a field; it holds eval.sets'),
+     '--config.eval is a section, not a field; its fields: eval.sets'),
     (('--config=config.py', '--workdir=w', '--config.seed=1.5'),
-     '--config.seed=1.5: a whole number is wanted'),
+     '--config.seed=1.5: expected an integer'),
     (('--config=config.py', '--workdir=w', '--config.limit=all'),
-     '--config.limit=all: a whole number is wanted'),
+     '--config.limit=all: expected an integer'),
     (('--config=config.py', '--workdir=w', '--config.compute.remat=maybe'),
-     'true or false is wanted'),
+     'expected true or false'),
     (('--config=config.py', '--workdir=w',
-      '--config.optimizer.learning_rate=high'), 'a number is wanted'),
+      '--config.optimizer.learning_rate=high'), 'expected a number'),
     (('--config=config.py:tpeo', '--workdir=w'),
      "unknown method 'tpeo'; one of: grpo, tepo"),
     (('--config=confg.py', '--workdir=w'),
@@ -152,7 +152,7 @@ def test_bad_input_is_one_line_and_status_2(run, arguments, said):
   assert not done.stdout and not (run.path / 'w').exists()
 
 
-def test_a_defect_keeps_its_traceback(run):
+def test_a_bug_keeps_its_traceback(run):
   done = run('--config=config.py', '--workdir=w', '--step=14')
   assert done.returncode == 1
   assert 'ZeroDivisionError' in done.stderr
@@ -161,7 +161,7 @@ def test_a_defect_keeps_its_traceback(run):
 @pytest.mark.parametrize('step, said', [
     (15, 'w/metrics.jsonl: No space left on device'),
     (16, 'out of device memory: RESOURCE_EXHAUSTED: Out of memory allocating')])
-def test_what_the_machine_is_to_blame_for_is_one_line(run, step, said):
+def test_errors_of_the_machine_are_one_line(run, step, said):
   done = run('--config=config.py', '--workdir=w', f'--step={step}')
   assert done.returncode == 1
   [line] = done.stderr.splitlines()
@@ -171,7 +171,7 @@ def test_what_the_machine_is_to_blame_for_is_one_line(run, step, said):
 def test_help_is_the_docstring_and_the_program_s_flags(run):
   done = run('--help')
   assert done.returncode == 0 and not done.stderr
-  assert done.stdout.startswith('Says what it was given.')
+  assert done.stdout.startswith('Prints its config.')
   for own in ('--config: ', '--workdir: ', '--step: ', '(default: 3)'):
     assert own in done.stdout
   assert 'verbosity' not in done.stdout

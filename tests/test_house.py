@@ -2,7 +2,6 @@
 
 import ast
 import collections
-import pathlib
 import subprocess
 import sys
 

@@ -1,4 +1,4 @@
-"""launch/*.sh, with stand-ins for python, apt-get, nvidia-smi, gcloud, ssh."""
+"""launch/*.sh, with stand-ins for python, apt-get, nvidia-smi and gcloud."""
 
 import os
 import pathlib
@@ -36,7 +36,7 @@ _DRIVER = '#!/bin/bash\n[[ -n $DRIVER ]] && echo "$DRIVER"'
 
 @pytest.fixture(name='launch')
 def _launch(tmp_path):
-  """Runs a script of a copy of the repository, in a folder elsewhere."""
+  """Runs a script of a copy of the repository, from another folder."""
   root, stubs = tmp_path / 'a folder', tmp_path / 'stubs'
   for name in ('launch', 'requirements.txt', 'tests/requirements.txt'):
     copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
@@ -84,7 +84,7 @@ def test_setup_of_a_fresh_machine(launch):
       ' launch/constraints.txt -r requirements.txt']
 
 
-def test_setup_does_only_what_changed(launch):
+def test_setup_skips_what_is_up_to_date(launch):
   (launch.stubs / 'venv_is_there').touch()
   for kind in (['cpu'], ['cpu', 'tests']):
     assert launch('setup.sh', *kind).returncode == 0
@@ -105,7 +105,7 @@ def test_setup_without_venv_says_what_to_do(launch):
     assert 'sudo apt-get install python3.11-venv' in done.stderr
 
 
-def test_a_failed_install_is_tried_again(launch):
+def test_a_failed_install_is_repeated(launch):
   (launch.stubs / 'venv_is_there').touch()
   (launch.stubs / 'pip_fails').touch()
   done = launch('setup.sh', 'cpu')
@@ -215,7 +215,7 @@ def test_tpu_vm_dry_run(launch):
 
 
 def test_tpu_vm_runs_the_program_on_a_host(launch, tmp_path):
-  """What is sent to a host, run there by a shell: arguments and all."""
+  """A shell runs the command that is sent to a host, with its arguments."""
   arguments = ["--config.eval.sets=('x', 'y')", '--workdir=$(id)']
   (*_, command, _, _), = _dry_run(launch, 'run', *arguments)
   command = command.removeprefix('--command=')
@@ -244,7 +244,7 @@ def test_tpu_vm_runs_the_program_on_a_host(launch, tmp_path):
   _wait_for(lambda: log.read_text().endswith('saved\n'))
 
 
-def test_a_workdir_in_the_bucket_is_a_folder_of_the_hosts(launch):
+def test_a_workdir_in_the_bucket_becomes_a_folder_of_the_hosts(launch):
   (*_, command, _, _), = _dry_run(
       launch, 'run', '--config=c.py', '--workdir=gs://b/a run', BUCKET='b')
   assert '--config=c.py --workdir=bucket/a\\ run >>train.log' in command
@@ -287,6 +287,18 @@ esac
   assert 'create' not in {line.split()[3] for line in launch.log()}
 
 
+@pytest.mark.parametrize('script', ['gpu.sh', 'tpu_vm.sh'])
+@pytest.mark.parametrize('flag', ['--help', '-h'])
+def test_help_is_the_script_s_head(launch, script, flag):
+  done = launch(script, flag)
+  assert done.returncode == 0 and not done.stderr and not launch.log()
+  assert f'  launch/{script} ' in done.stdout and '#' not in done.stdout
+  head = (launch.root / 'launch' / script).read_text().partition('\nset ')[0]
+  assert done.stdout.splitlines() == [
+      line.removeprefix('#').removeprefix(' ')
+      for line in head.splitlines()[1:]]
+
+
 @pytest.mark.parametrize('arguments, without, said', [
     ((), '', 'usage'), (('fly',), '', 'usage'), (('create', 'x'), '', "'x'"),
     (('run',), '', 'arguments'), (('create',), 'ZONE', 'ZONE is not set'),
@@ -301,7 +313,7 @@ def test_tpu_vm_refuses(launch, arguments, without, said):
 @pytest.mark.parametrize('statuses, restarts, ends, starts', [
     ([0], 5, 0, 1), ([2], 5, 2, 1), ([1], 5, 1, 1), ([134, 3, 0], 5, 0, 3),
     ([3, 3, 3], 1, 3, 2)])
-def test_supervise_starts_again_what_was_lost(
+def test_supervise_restarts_after_a_loss(
     launch, tmp_path, statuses, restarts, ends, starts):
   (tmp_path / 'statuses').write_text('\n'.join(map(str, statuses)) + '\n')
   program = (f'cd {shlex.quote(str(tmp_path))}; echo start >>log; '
@@ -367,7 +379,7 @@ _UNTRAINED = 'python -m tepo_jax.evaluate --config=c.py:b --out=r/b'
 _REPORT = 'python -m tepo_jax.report --table=3 --runs=r'
 
 
-def test_sweep_runs_what_the_report_says(launch, sweep):
+def test_sweep_runs_the_report_s_commands(launch, sweep):
   done = sweep('table3', "--config.eval.sets=('a', 'b')")
   assert done.returncode == 0, done.stderr
   sets = " --config.eval.sets=('a', 'b')"
@@ -385,7 +397,7 @@ def test_sweep_dry_run(launch, sweep):
       for program in ('train', 'evaluate', 'evaluate')]
 
 
-def test_sweep_goes_on_after_a_failure(launch, sweep):
+def test_sweep_continues_after_a_failure(launch, sweep):
   (launch.stubs / 'fails').touch()
   done = sweep('table3')
   assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""One run on several layouts of processes and devices, and a lost process."""
+"""A run on several layouts of processes and devices; a lost process."""
 
 import json
 import shutil
@@ -74,28 +74,28 @@ def test_layouts_give_the_same_run(one, tmp_path):
                first, second)
 
 
-def test_a_run_goes_on_on_another_mesh(one, tmp_path):
-  """From fsdp=2 to fsdp=2 x tensor=2, and two slots fewer at a time."""
+def test_a_run_resumes_on_another_mesh(one, tmp_path):
+  """From fsdp=2 to fsdp=2 x tensor=2, with two slots fewer."""
   same, other = tmp_path / 'same', tmp_path / 'other'
   for folder in (same, other):
     shutil.copytree(one, folder)
   (status, _, said), = jobs.finish(_train(same, 1, 2, 4), 400)
-  assert status == 0 and 'computed otherwise' not in said
+  assert status == 0 and 'bit-identical' not in said
   (status, out, said), = jobs.finish(_train(
       other, 1, 4, 4, '--config.mesh.tensor=2', '--config.rollout.slots=6'),
                                      400)
   assert status == 0 and 'continuing' in out, said
-  assert 'mesh.tensor (1 there, 2 here), rollout.slots (None there' in said
+  assert 'mesh.tensor (was 1, now 2), rollout.slots (was None' in said
   assert _steps(other) == [1, 2, 3, 4]
   assert _tokens(same) == _tokens(other) and len(_tokens(other)) == 4 * 8
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6),
                _params(same), _params(other))
   (status, _, said), = jobs.finish(_train(
       other, 1, 4, 5, '--config.seed=1'), 100)
-  assert status == 2 and 'seed (0 there, 1 here)' in said
+  assert status == 2 and 'seed (was 0, now 1)' in said
 
 
-def test_a_lost_process_ends_the_job_which_goes_on_elsewhere(one, tmp_path):
+def test_a_lost_process_ends_the_job_which_resumes_elsewhere(one, tmp_path):
   workdir = tmp_path / 'lost'
   job = _train(workdir, 2, 1, 100)
   try:
@@ -119,7 +119,7 @@ def test_a_lost_process_ends_the_job_which_goes_on_elsewhere(one, tmp_path):
 
 
 def test_sigterm_to_one_process_saves_and_ends_them_all(tmp_path):
-  """As when one host of a slice is to be taken away."""
+  """As when one host of a slice is preempted."""
   workdir = tmp_path / 'run'
   job = _train(workdir, 2, 1, 1000)
   deadline = time.monotonic() + 400

@@ -1,4 +1,4 @@
-"""A run with LoRA as a user does it: train, continue, export for peft."""
+"""A run with LoRA: train, resume, export for peft."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ def test_train_continue_and_export_with_lora(tmp_path, monkeypatch):
   runs.run('train', *arguments)
   first = runs.records(workdir)
   assert all(record['grad_norm'] > 0 for record in first[-2:])
-  # From the step before, on the base of the model folder: the same again.
+  # Resumed from step 1, on the base of the model folder: the same metrics.
   shutil.rmtree(workdir / 'checkpoints' / '2')
   assert 'after step 1' in runs.run('train', *arguments).stdout
   assert list(map(runs.untimed, runs.records(workdir))) == list(
@@ -45,7 +45,7 @@ def test_train_continue_and_export_with_lora(tmp_path, monkeypatch):
   model = peft.PeftModel.from_pretrained(
       transformers.AutoModelForCausalLM.from_pretrained(
           base, dtype=torch.float32), out).merge_and_unload()
-  # Against what `export` without --adapter and `evaluate` take.
+  # Compared with the weights of `export` without --adapter and `evaluate`.
   mesh = mesh_lib.make(
       {'data': 1, 'fsdp': 1, 'tensor': 1}, jax.devices()[:1])
   _, params = restore.restore_params(workdir, mesh)

@@ -1,4 +1,4 @@
-"""The programs as a user runs them: train, kill, continue, evaluate, export."""
+"""The programs as users run them: train, kill, resume, evaluate, export."""
 
 import json
 import signal
@@ -28,7 +28,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def finished(model, tmp_path_factory):
-  """An uninterrupted run of eight steps, and what it printed."""
+  """An uninterrupted run of eight steps, and its output."""
   workdir = tmp_path_factory.mktemp('finished') / 'run'
   done = runs.run('train', *runs.train_arguments(model, workdir),
                   '--config.profile.steps=(2,)')
@@ -73,7 +73,7 @@ def test_a_run_leaves_nothing_open(finished):
   host = [{name: value for name, value in record.items()
            if name.startswith('host/')} for record in runs.records(finished[0])]
   files = [usage['host/open_files'] for usage in host[1:]]
-  assert min(files[-3:]) <= min(files[:3])  # a save may be going on
+  assert min(files[-3:]) <= min(files[:3])  # a save may be in progress
   assert len({usage['host/processes'] for usage in host[1:]}) == 1
   assert all(1e8 < usage['host/resident_bytes'] < 1e10 for usage in host[1:])
 
@@ -108,7 +108,7 @@ def test_a_finished_run_is_not_run_again(model, finished):
   assert (workdir / 'metrics.jsonl').read_bytes() == before
 
 
-def test_sigterm_saves_and_ends_well(model, tmp_path):
+def test_sigterm_saves_and_exits_with_status_0(model, tmp_path):
   workdir = tmp_path / 'run'
   process = subprocess.Popen(
       runs.command('train', *runs.train_arguments(model, workdir),
@@ -125,7 +125,7 @@ def test_sigterm_saves_and_ends_well(model, tmp_path):
   assert saved == [runs.records(workdir)[-1]['step']]
 
 
-def test_the_export_speaks_in_transformers_as_it_does_here(
+def test_transformers_generates_the_same_text_from_the_export(
     finished, export_of_finished, tmp_path):
   runs.run('evaluate', '--config=configs/tiny.py', *runs.SMALL,
       f'--checkpoint={finished[0]}', f'--out={tmp_path / "run"}')
@@ -164,7 +164,7 @@ def test_results_count_what_the_samples_hold(finished, tmp_path):
   assert results['avg_micro'] == results['sets']['arithmetic']['avg@2']
 
 
-def test_a_killed_evaluation_goes_on_to_the_same_results(finished, tmp_path):
+def test_a_killed_evaluation_resumes_to_the_same_results(finished, tmp_path):
   arguments = (
       '--config=configs/tiny.py', *runs.SMALL, '--config.eval.limit=64',
       f'--checkpoint={finished[0]}')
@@ -189,17 +189,18 @@ def test_a_killed_evaluation_goes_on_to_the_same_results(finished, tmp_path):
   assert 'avg_micro' in done.stdout
   same = runs.run('report', f'--compare={whole},{killed}').stdout
   assert same.startswith('arithmetic: ') and 'difference +0.00%' in same
-  # Once more: nothing is left to do, and another evaluation is refused.
+  # Again: nothing is left to do; another evaluation is refused.
   runs.run('evaluate', *arguments, f'--out={killed}')
   refused = runs.run('evaluate', *arguments, '--config.seed=5',
                      f'--out={killed}', status=2)
   assert 'another evaluation: seed differ' in refused.stderr
 
 
-def test_a_model_that_overflows_stops_the_run_and_says_why(model, tmp_path):
+def test_a_model_that_overflows_stops_the_run_with_the_reason(model, tmp_path):
   done = runs.run('train', *runs.train_arguments(model, tmp_path / 'run'),
              '--config.optimizer.learning_rate=1e30', status=1)
-  assert 'not finite' in done.stderr.splitlines()[-1]
+  line = done.stderr.splitlines()[-1]
+  assert 'not finite' in line and 'there is no checkpoint yet' in line
 
 
 def test_the_workdir_of_another_config_is_left_alone(model, finished):

@@ -1,1 +1,1 @@
-"""A run put together from its config: what the programs share."""
+"""Puts a run together from its config, for training, evaluation and tools."""

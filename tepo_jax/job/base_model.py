@@ -1,4 +1,7 @@
-"""The embedded task's base model: made, trained on demonstrations, saved."""
+"""Makes the embedded task's base model: trains it on demonstrations, saves it.
+
+Axes: N problems · R = 2N demonstrations · S tokens · T = S − 1 predicted ones.
+"""
 
 import functools
 import json
@@ -24,15 +27,15 @@ from tepo_jax.runtime import progress as progress_lib
 from tepo_jax.tasks import arithmetic
 from tepo_jax.tasks import prompts
 
-_DEMONSTRATIONS = 1_000_000  # their seeds, apart from the trained problems'
+_DEMONSTRATIONS = 1_000_000  # first seed; the training problems' are lower
 
 
 def make(config: ml_collections.ConfigDict, out: pathlib.Path,
          trained: bool = True) -> None:
-  """Makes the folder by `config.pretrain` and `config.seed`.
+  """Makes the model folder `out` as `config.pretrain` and `config.seed` say.
 
-  It appears when it is complete, or not at all. Not `trained`: the same with
-  random weights, in a second.
+  The folder appears complete or not at all. With `trained` false the weights
+  are random, which takes a second.
   """
   settings = config.pretrain
   with tempfile.TemporaryDirectory() as scratch:
@@ -45,16 +48,17 @@ def make(config: ml_collections.ConfigDict, out: pathlib.Path,
     params = jax.jit(functools.partial(_init, model))(
         jax.random.key(config.seed))
     if trained:
-      params = _train(config, programs_lib.execution(model, config.compute), params,
-                      _demonstrations(config, tokenizer))
+      params = _train(
+          config, programs_lib.execution(model, config.compute), params,
+          _demonstrations(config, tokenizer))
     weights.save(out, model, params, source=scratch)
 
 
 def _train(config, model, params, demonstrations):
-  """Worked solutions alone first, then a mixture.
+  """Trains on worked solutions first, then on a mixture with direct answers.
 
-  The answers of direct demonstrations are noise to a small model: mixed in
-  from the start they hold up the learning of the sums.
+  To a small model direct answers are noise: mixed in from the start, they
+  delay learning to add.
   """
   settings = config.pretrain
   total = settings.worked_steps + settings.mixed_steps
@@ -63,7 +67,7 @@ def _train(config, model, params, demonstrations):
           0, settings.learning_rate, total // 10, total),
       beta1=0.9, beta2=0.99, epsilon=1e-8, weight_decay=0.01,
       max_grad_norm=1.0)
-  state = update.TrainState(jax.numpy.int32(0), params, optimizer.init(params))
+  state = update.TrainState(jnp.int32(0), params, optimizer.init(params))
   step = jax.jit(functools.partial(next_token_step, model, optimizer),
                  donate_argnums=0)
   generator = np.random.default_rng((config.seed, _DEMONSTRATIONS))
@@ -81,7 +85,7 @@ def _train(config, model, params, demonstrations):
 
 
 def _init(model, key):
-  """Weights of standard deviation 1/√D: at D = 64, 0.02 would start slowly."""
+  """Weights of standard deviation 1/√D: at D = 64, 0.02 learns slowly."""
   gain = model.d_model ** -0.5 / layers.INIT_STDDEV
   return jax.tree_util.tree_map_with_path(
       lambda path, x: x * gain if path[-1].key in ('kernel', 'embedding')
@@ -100,11 +104,11 @@ def model_config(settings: ml_collections.ConfigDict,
 
 
 def _demonstrations(config, tokenizer):
-  """Worked [0] and direct [1] solutions of N problems, right-padded.
+  """Tokenizes worked [0] and direct [1] solutions of N problems, right-padded.
 
   Returns:
-    tokens and positions, int32 [2, N, S]; the solutions' mask over the
-    predicted slots, float32 [2, N, S − 1].
+    Token ids and positions, int32 [2, N, S]; the solutions' mask over the
+    predicted tokens, float32 [2, N, T].
   """
   rng = random.Random(config.seed)
   problems = arithmetic.problems(
@@ -133,17 +137,17 @@ def _demonstrations(config, tokenizer):
 def next_token_loss(model: transformer.ModelConfig, params: Any,
                     token_BS: jax.Array, position_BS: jax.Array,
                     mask_BT: jax.Array) -> jax.Array:
-  """−Σ m log π(y_t | s_t) / Σ m over the tokens behind the first, nats."""
+  """−Σ m log π(y_t | s_t) / Σ m over all tokens but the first, in nats."""
   scores = scoring.score(model, params, token_BS, position_BS,
                          num_targets=mask_BT.shape[1])
   return -jnp.sum(mask_BT * scores.logp_BT) / jnp.sum(mask_BT)
 
 
-def next_token_step(model: transformer.ModelConfig,
-         optimizer: optax.GradientTransformation, state: update.TrainState,
-         token_BS: jax.Array, position_BS: jax.Array, mask_BT: jax.Array
-         ) -> tuple[update.TrainState, jax.Array]:
-  """One optimiser update; returns the new state and the loss before it."""
+def next_token_step(
+    model: transformer.ModelConfig, optimizer: optax.GradientTransformation,
+    state: update.TrainState, token_BS: jax.Array, position_BS: jax.Array,
+    mask_BT: jax.Array) -> tuple[update.TrainState, jax.Array]:
+  """Makes one optimiser update; returns the new state and the loss before."""
   loss, gradient = jax.value_and_grad(next_token_loss, argnums=1)(
       model, state.params, token_BS, position_BS, mask_BT)
   updates, opt_state = optimizer.update(gradient, state.opt_state,

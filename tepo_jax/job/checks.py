@@ -1,6 +1,6 @@
-"""What a config may say: ranges, contradictions, fields without effect.
+"""Checks a config: ranges, contradictions, overrides without effect.
 
-Names and types are checked where the command line is read (`cli`).
+`cli` checks names and types when it reads the command line.
 """
 
 from collections.abc import Iterable
@@ -54,12 +54,11 @@ _POSITIVE_IF_GIVEN = (
 
 
 def check(config: ml_collections.ConfigDict, overridden: Iterable[str]) -> None:
-  """Refuses a config that cannot run or does not do what it seems to say.
+  """Refuses a config that cannot run, or overrides that have no effect.
 
   Args:
     config: of a training run.
-    overridden: dotted names given on the command line; one of them that has
-      no effect under this config is refused.
+    overridden: dotted names of the fields given on the command line.
 
   Raises:
     errors.InputError: names the field, its value and what is wrong.
@@ -74,7 +73,7 @@ def check(config: ml_collections.ConfigDict, overridden: Iterable[str]) -> None:
 
 
 def check_values(config: ml_collections.ConfigDict) -> None:
-  """Refuses a value that is out of range, whatever program reads it.
+  """Refuses values that are out of range; for every program.
 
   Raises:
     errors.InputError: names the field, its value and what it must be.
@@ -106,10 +105,10 @@ def check_values(config: ml_collections.ConfigDict) -> None:
   _require(config, 'eval.top_p', 0 < config.eval.top_p <= 1, 'in (0, 1]')
   _require(config, 'profile.steps',
            all(type(step) is int and step > 0 for step in config.profile.steps),
-           'rollout steps: whole numbers from 1 on')
+           'rollout steps: integers from 1 on')
   _require(config, 'lora.targets', config.lora.targets and set(
       config.lora.targets) <= set(lora.TARGETS),
-           f'some of {", ".join(lora.TARGETS)}')
+           f'a non-empty subset of {", ".join(lora.TARGETS)}')
   temperature = config.eval.temperature
   _require(config, 'eval.temperature',
            temperature is None or temperature >= 0, '0 (greedy) or more')
@@ -118,8 +117,8 @@ def check_values(config: ml_collections.ConfigDict) -> None:
 def _check_wandb(config):
   if config.wandb_project and importlib.util.find_spec('wandb') is None:
     raise errors.InputError(
-        f'config.wandb_project={config.wandb_project}: there is no wandb '
-        'package; .venv/bin/python -m pip install wandb')
+        f'config.wandb_project={config.wandb_project}: wandb is not '
+        'installed; run .venv/bin/python -m pip install wandb')
 
 
 def _check_geometry(config):
@@ -129,11 +128,11 @@ def _check_geometry(config):
     raise errors.InputError(
         f'config.rollout.prompts={prompts} is not a multiple of '
         f'config.train.minibatch_prompts={minibatch}')
-  slots = config.data.max_prompt_tokens + config.rollout.max_tokens
-  if config.train.row_tokens is not None and config.train.row_tokens < slots:
+  longest = config.data.max_prompt_tokens + config.rollout.max_tokens
+  if config.train.row_tokens is not None and config.train.row_tokens < longest:
     raise errors.InputError(
         f'config.train.row_tokens={config.train.row_tokens} is less than '
-        f'data.max_prompt_tokens + rollout.max_tokens = {slots}')
+        f'data.max_prompt_tokens + rollout.max_tokens = {longest}')
   if config.rollout.overlong_buffer > config.rollout.max_tokens:
     raise errors.InputError(
         f'config.rollout.overlong_buffer={config.rollout.overlong_buffer} is '
@@ -144,14 +143,14 @@ def _check_geometry(config):
 
 
 def _inert(config, name):
-  """Why a field has no effect under this config, or None."""
+  """The reason why a field has no effect under this config, or None."""
   section = name.split('.')[0]
   if name == 'method_name':
-    return 'it only says what stands behind the colon of --config'
+    return 'select the method by name, --config=FILE.py:METHOD'
   if section == 'benchmark':
-    return 'it is of tepo_jax.benchmark'
+    return 'only tepo_jax.benchmark uses it'
   if section == 'pretrain' and config.model is not None:
-    return 'config.model is given, so no model is made'
+    return 'config.model is set, so no model is made'
   if section == 'lora' and name != 'lora.rank' and not config.lora.rank:
     return 'config.lora.rank is 0'
   if section == 'eval' and name != 'eval.period' and not config.eval.period:

@@ -1,4 +1,4 @@
-"""Evaluation sets under their decodings, and what is said of the outcome."""
+"""Runs evaluation sets under their decodings; keeps their samples on disk."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 import dataclasses
@@ -20,13 +20,17 @@ from tepo_jax.tasks import datasets
 from tepo_jax.tasks import prompts as prompts_lib
 from tepo_jax.tasks import results as results_lib
 
+IDENTITY = 'evaluation.json'  # in an evaluation's folder
+
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
   """One set under one decoding, named 'SET' or 'SET/greedy'.
 
-  samples: k, completions a problem. is_first: the set's decoding that counts
-  in averages over sets. style: where the template's answers are to be found.
+  Attributes:
+    samples: k, completions per problem.
+    is_first: whether averages over sets use this decoding of the set.
+    style: how the prompt template marks answers.
   """
   name: str
   prompts: list[groups_lib.Prompt]
@@ -37,7 +41,7 @@ class Evaluation:
 
   def run(self, params: Any, key: jax.Array
           ) -> tuple[list[groups_lib.Group], dict[str, float]]:
-    """A group of each prompt, and what `results.brief` says of them.
+    """Samples a group per prompt; returns the groups and their metrics.
 
     `params` are in the decode layout.
     """
@@ -49,10 +53,9 @@ class Evaluation:
 
   def stream(self, params: Any, key: jax.Array,
              done: Collection[str] = ()) -> Iterator[groups_lib.Group]:
-    """The groups of the prompts, as they are done, in any order.
+    """Yields the groups of the prompts as they finish, in any order.
 
-    done: ids of problems to skip; the others' completions are the same with
-    and without them.
+    done: ids of problems to skip, which does not change other completions.
     """
     todo = [p for p in self.prompts if p.problem.id not in done]
     if todo:
@@ -63,7 +66,7 @@ class Evaluation:
           disable=None if processes.is_first() else True)
 
   def take_counts(self) -> dict[str, float]:
-    """What the grader counted since the last call: timeouts and deaths."""
+    """Returns the grader's timeouts and dead workers since the last call."""
     counts = {name: self.sampler.counts[name] for name in ('timeout', 'died')}
     self.sampler.counts.clear()
     return counts
@@ -84,14 +87,16 @@ def prepare(session: session_lib.Session) -> list[Evaluation]:
           session.sampler(
               prompts=len(prompts), samples=samples,
               max_tokens=settings.max_tokens,
-              decoding=_decoding(settings, temperature),
+              decoding=draw.Decoding(temperature, settings.top_k,
+                                     settings.top_p)
+              if temperature > 0 else draw.Decoding(0.0),
               stop_after_boxed=settings.stop_after_boxed),
           samples, index == 0, style))
   return evaluations
 
 
 def _decodings(settings, name):
-  """(samples, temperature) pairs: the config's, else the set's own."""
+  """(samples, temperature) pairs, by the config or else by the set."""
   source = datasets.SETS.get(name.partition(':')[0])
   samples, temperature = settings.samples, settings.temperature
   if source is not None:
@@ -99,7 +104,7 @@ def _decodings(settings, name):
     temperature = source.temperature if temperature is None else temperature
   if samples is None or temperature is None:
     raise errors.InputError(
-        f'{name} has no decoding of its own: set eval.samples and '
+        f'{name} has no default decoding: set eval.samples and '
         'eval.temperature')
   decodings = [(samples, temperature)]
   if settings.greedy and temperature > 0:
@@ -107,15 +112,8 @@ def _decodings(settings, name):
   return decodings
 
 
-def _decoding(settings, temperature):
-  """Greedy decoding has nothing to truncate."""
-  if temperature == 0:
-    return draw.Decoding(temperature)
-  return draw.Decoding(temperature, settings.top_k, settings.top_p)
-
-
 def sample_lines(name: str, groups: list[groups_lib.Group]) -> list[dict]:
-  """One JSON object a completion, for samples.jsonl."""
+  """The groups' completions as JSON objects, for samples.jsonl."""
   lines = []
   for g in groups:
     problem = g.prompt.problem
@@ -129,14 +127,15 @@ def sample_lines(name: str, groups: list[groups_lib.Group]) -> list[dict]:
         for j, text in enumerate(g.text_G)]
   return lines
 
-IDENTITY = 'evaluation.json'
-
 
 class SampleFile:
-  """The completions of an evaluation in `folder`."""
+  """The samples of an evaluation on disk; complete groups survive a kill."""
 
   def __init__(self, folder: str | os.PathLike, identity: dict[str, Any]):
     """Checks that the folder is new or this evaluation's; writes nothing.
+
+    Args:
+      identity: every setting that determines the samples.
 
     Raises:
       errors.InputError: it holds another evaluation or other files.
@@ -150,7 +149,7 @@ class SampleFile:
       self._check(found)
     elif self._folder.is_dir() and any(self._folder.iterdir()):
       raise errors.InputError(
-          f'--out={folder}: is there, not empty, and not an evaluation\'s')
+          f'--out={folder}: not empty, and not the folder of an evaluation')
 
   def _check(self, path):
     try:
@@ -165,9 +164,9 @@ class SampleFile:
           f'{", ".join(sorted(differing))} differ')
 
   def open(self, samples: Mapping[str, int]) -> None:
-    """Makes the folder, or reads what is there.
+    """Makes the folder, or reads its complete groups and deletes others.
 
-    samples: {name of an evaluation: its completions a problem}.
+    samples: {name of an evaluation: its completions per problem}.
     """
     self._folder.mkdir(parents=True, exist_ok=True)
     self._groups = {name: {} for name in samples}
@@ -184,17 +183,20 @@ class SampleFile:
       self._rewrite()
 
   def done(self, name: str) -> set[str]:
-    """Ids of the problems that this evaluation has its completions of."""
+    """Ids of the problems whose completions the evaluation `name` has."""
     return set(self._groups[name])
 
   def add(self, lines: Sequence[dict]) -> None:
-    """One group's lines, on disk when this returns."""
+    """Appends one group's lines; they are on disk when this returns."""
     self._groups[lines[0]['set']][lines[0]['id']] = list(lines)
     with self._path.open('a') as file:
       file.write(_lines_text(lines))
 
   def finish(self, order: Mapping[str, Sequence[str]]) -> dict[str, list[dict]]:
-    """The lines of each evaluation; the file gets the order of the problems."""
+    """Sorts the file by problem; returns the lines of each evaluation.
+
+    order: {name of an evaluation: ids of its problems}.
+    """
     self._groups = {name: {problem: self._groups[name][problem]
                            for problem in order[name]} for name in order}
     self._rewrite()
@@ -208,7 +210,7 @@ class SampleFile:
 
 
 def _whole_lines(path):
-  """Parsed lines; the last is left out if it was cut off."""
+  """Yields the parsed lines, except a last one that was cut off."""
   for line in path.read_text().splitlines(keepends=True):
     if line.endswith('\n'):
       yield json.loads(line)

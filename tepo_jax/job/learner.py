@@ -1,4 +1,4 @@
-"""The policy of a run, and the updates that a rollout step makes to it."""
+"""The policy of a run, and its updates in a rollout step."""
 
 import dataclasses
 from typing import Any
@@ -19,16 +19,20 @@ from tepo_jax.policy import lora
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.runtime import mesh as mesh_lib
 
-MAX_SKIPPED = 3  # updates in a row that are not finite before a run stops
+MAX_SKIPPED = 3  # consecutive non-finite updates before a run stops
 
 
 @dataclasses.dataclass(frozen=True)
 class UpdatePlan:
   """The updates of a rollout step.
 
-  batch: on the host, with ℓ° and H°. noise_floor: see `update.train_step`.
-  order: the rows of each update. first: the minibatches of the first epoch,
-  on the devices. key: of the step's random numbers. scalars: metrics.
+  Attributes:
+    batch: on the host, with ℓ° and H°.
+    noise_floor: see `update.train_step`.
+    order: the batch rows of each update.
+    first: the minibatches of the first epoch, on the devices.
+    key: of the step's random numbers.
+    scalars: metrics.
   """
   batch: batch_lib.Batch
   noise_floor: float
@@ -38,16 +42,18 @@ class UpdatePlan:
   scalars: dict[str, float]
 
   def rng(self, index: int) -> jax.Array:
-    """Of one update."""
+    """The random key of one update."""
     return jax.random.fold_in(self.key, index)
 
 
 class Learner:
-  """The policy, and what updates it.
+  """The policy and its updates.
 
   Attributes:
-    state: update.TrainState. frozen: with LoRA the base, else None.
-    skipped_in_a_row: updates that were not finite.
+    programs: the run's jitted functions.
+    state: update.TrainState; set it before anything is learned or sampled.
+    frozen: with LoRA the base weights, else None.
+    skipped_in_a_row: consecutive updates that were not finite.
   """
 
   def __init__(self, config: ml_collections.ConfigDict,
@@ -55,35 +61,35 @@ class Learner:
     self.config, self.session = config, session
     self.programs = programs_lib.make(config, session.model, session.mesh)
     memory_lib.check(self.programs)
-    self.state, self.frozen, self.skipped_in_a_row = None, None, 0
+    self.state: update.TrainState | None = None
+    self.frozen, self.skipped_in_a_row = None, 0
 
   def load_base(self) -> None:
-    """With LoRA: the model folder's weights, frozen."""
-    self.frozen = None
+    """With LoRA, loads the model folder's weights as the frozen base."""
     if self.programs.model.lora:
       self.frozen = self.programs.freeze(self.session.load_params())
 
   def first_state(self) -> update.TrainState:
-    """Of step 0; `load_base` comes first."""
+    """The state of step 0; call `load_base` before."""
     params = (self.session.load_params() if self.frozen is None else
               self.programs.init_adapters(
                   programs_lib.stream(self.config.seed, 'adapters')))
     return self.programs.init_state(params)
 
   def policy(self) -> Any:
-    """The whole weights, as the model has them."""
+    """The complete weights of the policy."""
     return lora.combine(self.frozen, self.state.params)
 
   def base(self) -> tuple:
-    """What the jitted functions take besides, with LoRA."""
+    """The jitted functions' last arguments: with LoRA, the base weights."""
     return () if self.frozen is None else (self.frozen,)
 
   def learn(self, number: int, groups: list[groups_lib.Group]
             ) -> dict[str, float]:
-    """All the updates of a rollout step; returns their metrics, averaged.
+    """Makes all updates of a rollout step; returns their average metrics.
 
     Raises:
-      errors.RunError: MAX_SKIPPED updates in a row were not finite, or the
+      errors.RunError: MAX_SKIPPED consecutive updates were not finite, or the
         sampler's log-probabilities are too far from the trainer's.
     """
     plan = self.plan_updates(number, groups)
@@ -97,8 +103,16 @@ class Learner:
       self._count_skipped(outcome, number)
     return plan.scalars | summaries.average(history)
 
-  def plan_updates(self, number: int, groups: list[groups_lib.Group]) -> UpdatePlan:
-    """The updates of rollout step `number`, from the policy as it is now."""
+  def rewards(self, groups: list[groups_lib.Group]) -> np.ndarray:
+    """Training rewards of the groups' completions, by `config.rollout`: [B]."""
+    rollout = self.config.rollout
+    return minibatches_lib.rewards(
+        groups, rollout.max_tokens, rollout.overlong_buffer,
+        rollout.overlong_factor)
+
+  def plan_updates(self, number: int, groups: list[groups_lib.Group]
+                   ) -> UpdatePlan:
+    """Prepares the updates of rollout step `number` from the current policy."""
     batch = self.to_batch(groups, self.programs.policy_loss.method.estimator)
     order, later = self._orders(batch, number)
     with self.session.timers('score'):
@@ -107,41 +121,42 @@ class Learner:
       noise_floor = self._noise_floor(batch, number)
     return UpdatePlan(
         batch, noise_floor, order + later, minibatches,
-        jax.random.fold_in(programs_lib.stream(self.config.seed, 'update'), number),
+        jax.random.fold_in(
+            programs_lib.stream(self.config.seed, 'update'), number),
         {'noise_floor': noise_floor} | self._gap(batch)
         | summaries.packing_metrics(batch, packed))
 
   def to_batch(self, groups: list[groups_lib.Group], estimator: str,
                rows: int | None = None) -> batch_lib.Batch:
-    """Host arrays of the groups; `rows` is a rollout's if not given."""
+    """Host arrays of the groups, padded to `rows` (None: a rollout's size)."""
     rollout = self.config.rollout
     return minibatches_lib.to_batch(
-        groups, summaries.rewards(groups, rollout),
+        groups, self.rewards(groups),
         rows=rows or rollout.prompts * rollout.samples,
         width=self.config.data.max_prompt_tokens, estimator=estimator)
 
   def make_update(self, plan: UpdatePlan, index: int, old_params: Any
                   ) -> dict[str, jax.Array]:
-    """One of the plan's updates; its metrics, on the devices."""
+    """Makes one of the plan's updates; its metrics stay on the devices."""
     self.state, outcome = self.programs.train_step(
         self.state, self.minibatch(plan, index), plan.rng(index),
         plan.noise_floor, old_params, *self.base())
     return outcome
 
   def minibatch(self, plan: UpdatePlan, index: int) -> batch_lib.Minibatch:
-    """What one of the plan's updates sees, on the devices."""
+    """The minibatch of one of the plan's updates, on the devices."""
     if index < len(plan.first):
       return plan.first[index]
     return self.on_devices(_rows(plan.batch, plan.order[index]))
 
   def on_devices(self, batch: batch_lib.Batch) -> batch_lib.Minibatch:
-    """The rows of a host batch, packed."""
+    """Packs a host batch and copies it to the devices."""
     return self._put(self.programs.pack(batch))
 
   def _orders(self, batch, number, epochs=None):
-    """Rows of each update, of the first epoch and of the others.
+    """The batch rows of each update: (first epoch, later epochs).
 
-    A minibatch of filler alone (mode 'drop') is left out.
+    Minibatches of filler rows alone (mode 'drop') are skipped.
     """
     settings = self.config.train
     order = list(minibatches_lib.minibatch_order(
@@ -156,9 +171,9 @@ class Learner:
     return mesh_lib.put(minibatch, self.programs.minibatch_sharding)
 
   def _score(self, batch, order, packed):
-    """The minibatches with ℓ° and H°, on the devices, and the batch with them.
+    """Adds ℓ° and H° to the minibatches, on the devices, and to the batch.
 
-    Each is scored as it will be trained on: the same rows, packed alike.
+    Each minibatch is scored exactly as it will be trained on.
     """
     minibatches = list(map(self._put, packed))
     scored = [self.programs.score(self.state.params, minibatch, *self.base())
@@ -173,10 +188,10 @@ class Learner:
     ], batch.replace(old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT)
 
   def _noise_floor(self, batch, number):
-    """p99 of |H − H°| when only the packing changes, nats.
+    """p99 of |H − H°| when only the packing changes, in nats.
 
-    What later epochs see of rounding: measured on a minibatch of theirs, whose
-    completions come from all over the batch.
+    It measures the rounding that later epochs see, on one of their minibatches,
+    whose completions come from all parts of the batch.
     """
     *_, rows = self._orders(batch, number, epochs=2)[1]
     again = _rows(batch, rows)
@@ -186,7 +201,7 @@ class Learner:
     return float(np.quantile(moved[again.mask_BT > 0], 0.99))
 
   def _gap(self, batch):
-    """How far the sampler's log π is from the trainer's, nats."""
+    """|log π| gap of the sampler and the trainer, in nats."""
     gaps = np.abs(batch.sampler_logp_BT - batch.old_logp_BT)[
         batch.mask_BT > 0]
     limit = self.config.rollout.logp_gap_limit

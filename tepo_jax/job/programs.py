@@ -1,7 +1,7 @@
-"""The jitted programs of a run, made from its config and mesh.
+"""The jitted programs of training, made from a config and a mesh.
 
-One place, so that training, evaluation and measurement compile the very same
-functions: cast and reshard for decoding, generate, score, update.
+Training, replays, plans and benchmarks all compile these same functions. Those
+of sampling are in `sampling`.
 """
 
 from collections.abc import Callable
@@ -29,10 +29,9 @@ from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import mesh as mesh_lib
 
 
-# `score` and `train_step` must round alike, else the ratios at π_θ = π_old are
-# not exactly 1. A fusion may keep bfloat16 values in float32; and on the CPU
-# what a library call is fused with decides how it rounds: products go there by
-# themselves.
+# `score` and `train_step` must round identically, so that the ratios at
+# π_θ = π_old are exactly 1: no fusion may keep bfloat16 values in float32, and
+# on a CPU matrix products are isolated from the fusion context.
 _COMPILER_OPTIONS = {'xla_allow_excess_precision': False}
 _COMPILER_OPTIONS_CPU = {'xla_cpu_experimental_ynn_fusion_type':
                          'LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT'}
@@ -40,20 +39,20 @@ _COMPILER_OPTIONS_CPU = {'xla_cpu_experimental_ynn_fusion_type':
 
 @dataclasses.dataclass(frozen=True)
 class TrainingPrograms:
-  """Everything that runs on the devices, bound to one mesh.
+  """The functions that training runs on the devices of one mesh.
 
   Attributes:
-    mesh, model: where and what; `model` carries the execution fields.
+    model: with adapters and execution fields, see `prepare_model`.
     policy_loss: the objective of `config.method`.
-    scorer, optimizer: what `train_step` is made of.
+    scorer, optimizer: the parts of `train_step`.
     state_sharding: of `update.TrainState`.
-    init_state: params -> TrainState; takes the params over.
-    freeze: with LoRA: the model's weights -> the base in the compute dtype.
-      init_adapters: key -> the first params.
-    to_decode: as of `make_decode_cast`.
-    to_old_policy: the same dtype in the training layout, for the exact KL.
-    pack: update.Batch on the host -> update.Minibatch there.
-    minibatch_sharding: of `update.Minibatch`.
+    init_state: params -> TrainState; donates the params.
+    freeze: only with LoRA: weights -> frozen base in the compute dtype.
+    init_adapters: only with LoRA: key -> params.
+    to_decode: see `sampling.make_decode_cast`.
+    to_old_policy: params -> compute dtype, training layout, for the exact KL.
+    pack: Batch -> Minibatch, both on the host.
+    minibatch_sharding: of `batch.Minibatch`.
     score: (params, Minibatch) -> ℓ° and H°.
     train_step: (state, Minibatch, rng, noise_floor, old_params) -> state,
       metrics; donates the state.
@@ -79,11 +78,19 @@ class TrainingPrograms:
   train_step: Any
 
 
-def adapted(model: transformer.ModelConfig, settings: ml_collections.ConfigDict
-            ) -> transformer.ModelConfig:
-  """The model with the adapters of `config.lora`."""
+def prepare_model(model: transformer.ModelConfig,
+                  config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh
+                  ) -> transformer.ModelConfig:
+  """The model with the adapters of `config.lora` and its execution fields.
+
+  Raises:
+    errors.InputError: as `execution`.
+  """
+  settings = config.lora
   adapters = lora.Lora(settings.rank, settings.alpha, tuple(settings.targets))
-  return dataclasses.replace(model, lora=adapters if settings.rank else None)
+  return execution(
+      dataclasses.replace(model, lora=adapters if settings.rank else None),
+      config.compute, mesh)
 
 
 def execution(model: transformer.ModelConfig,
@@ -109,7 +116,7 @@ def execution(model: transformer.ModelConfig,
 def make_packer(config: ml_collections.ConfigDict,
                 mesh: jax.sharding.Mesh
                 ) -> Callable[[batch_lib.Batch], batch_lib.Minibatch]:
-  """How `config.train` lays the rows of an update out."""
+  """The packing of `config.train`."""
   train = config.train
   longest = config.data.max_prompt_tokens + config.rollout.max_tokens
   return packing.make(
@@ -119,17 +126,10 @@ def make_packer(config: ml_collections.ConfigDict,
       shards=mesh_lib.batch_shards(mesh))
 
 
-def make_optimizer(config: ml_collections.ConfigDict
-                   ) -> optax.GradientTransformation:
-  """The optimiser of `config.optimizer`."""
-  return optimizer_lib.make(**config.optimizer)
-
-
 def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
          mesh: jax.sharding.Mesh) -> TrainingPrograms:
-  """Builds (does not compile yet) the programs of a training run."""
-  model = execution(adapted(model, config.lora), config.compute, mesh)
-  optimizer = make_optimizer(config)
+  """Builds, but does not compile, the programs; see `prepare_model`."""
+  optimizer = optimizer_lib.make(**config.optimizer)
   policy_loss = objective.make_policy_loss(config.method)
   frozen_sharding, param_sharding = split_trained(
       model, mesh_lib.shardings(mesh, transformer.logical_axes(model)))
@@ -180,7 +180,7 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
 
 
 def compiled(mesh: jax.sharding.Mesh, function: Callable, **options: Any):
-  """jax.jit under the rules of the mesh, rounding alike in every program."""
+  """jax.jit under the mesh's rules, with equal rounding in all programs."""
   compiler_options = _COMPILER_OPTIONS
   if mesh_lib.platform(mesh) == 'cpu':
     compiler_options = compiler_options | _COMPILER_OPTIONS_CPU
@@ -189,9 +189,10 @@ def compiled(mesh: jax.sharding.Mesh, function: Callable, **options: Any):
 
 
 def stream(seed: int, name: str) -> jax.Array:
-  """The key of one use of randomness: 'rollout', 'eval', 'update', ….
+  """The random key of one use: 'rollout', 'eval', 'update' or 'adapters'.
 
-  Folded with the rollout step, it is all the random state of a run.
+  A run has no other random state: its keys are these, folded with the rollout
+  step.
   """
   uses = ('rollout', 'eval', 'update', 'adapters')
   return jax.random.fold_in(jax.random.key(seed), uses.index(name))
@@ -199,7 +200,7 @@ def stream(seed: int, name: str) -> jax.Array:
 
 def restorable(programs: TrainingPrograms
                ) -> tuple[update.TrainState, checkpoint.Unpadded]:
-  """What `Checkpointer.restore` needs to know of the state."""
+  """The arguments of `Checkpointer.restore` that describe the state."""
   state = abstract_state(programs)
   return state, padding_lib.unpadded(programs.model, state)
 
@@ -214,7 +215,7 @@ def abstract_state(programs: TrainingPrograms) -> update.TrainState:
 
 
 def split_trained(model, tree):
-  """(what is frozen, what is trained) of a tree like the parameters'."""
+  """Splits a tree like the parameters' into (frozen or None, trained)."""
   return lora.split(tree) if model.lora else (None, tree)
 
 
@@ -230,7 +231,7 @@ def _init_state(optimizer, params):
 
 
 def _minibatch_sharding(mesh):
-  """The rows of each microbatch over data and fsdp; the rest everywhere."""
+  """Shards each microbatch's rows over data and fsdp; replicates the rest."""
   names = (field.name for field in dataclasses.fields(batch_lib.Minibatch))
   everywhere = mesh_lib.replicated(mesh)
   return batch_lib.Minibatch(**dict.fromkeys(names, everywhere)).replace(
@@ -238,7 +239,7 @@ def _minibatch_sharding(mesh):
 
 
 def _state_sharding(model, mesh, optimizer):
-  """Moments are laid out as the parameters they belong to."""
+  """Moments get the sharding of their parameters."""
   opt_state = jax.eval_shape(optimizer.init, _trained(model))
   _, param_sharding = split_trained(
       model, mesh_lib.shardings(mesh, transformer.logical_axes(model)))

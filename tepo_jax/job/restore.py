@@ -1,4 +1,4 @@
-"""The weights of a finished or running run, from its checkpoints."""
+"""Trained weights, read from the checkpoints of a finished or running run."""
 
 import functools
 import os
@@ -21,45 +21,52 @@ from tepo_jax.runtime import checkpoint
 def restore_trained(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
                     step: int | None = None
                     ) -> tuple[str, transformer.ModelConfig, Any]:
-  """What a checkpoint holds: all the fp32 weights, or LoRA's adapters.
+  """Reads the trained parameters: all fp32 weights, or the LoRA adapters.
+
+  Args:
+    workdir: of a training run. mesh: where the parameters are placed.
+    step: of the checkpoint; None: the latest.
 
   Returns:
-    The folder the run started from, the model with its execution fields, and
-    the parameters on the mesh.
+    The model folder that the run started from, the model with its execution
+    fields, and the parameters on the mesh.
 
   Raises:
     errors.InputError: not a run's workdir, or no such checkpoint.
   """
   config = run_folder.read_config(workdir)
-  there = run_folder.field_names(config)
-  lacking = sorted(
+  found = run_folder.field_names(config)
+  missing = sorted(
       name for name in run_folder.field_names(base.get_config())
-      if name not in there and not name.startswith('method.'))
-  if lacking:
+      if name not in found and not name.startswith('method.'))
+  if missing:
     raise errors.InputError(
-        f'{workdir}/config.json is not the config of a run of this version: '
-        f'{lacking[0]} is missing')
+        f'{workdir}/config.json was not written by this version: '
+        f'{missing[0]} is missing')
   folder = session_lib.model_folder(config, workdir)
+  model = programs_lib.prepare_model(weights.read_config(folder), config, mesh)
   checkpointer = checkpoint.Checkpointer(
       pathlib.Path(workdir) / session_lib.CHECKPOINTS, read_only=True)
-  programs = programs_lib.make(config, weights.read_config(folder), mesh)
-  state, _ = checkpointer.restore(step, *programs_lib.restorable(programs))
+  state, _ = checkpointer.restore(
+      step, *programs_lib.restorable(programs_lib.make(config, model, mesh)))
   checkpointer.close()
-  return folder, programs.model, state.params
+  return folder, model, state.params
 
 
 def restore_params(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
                    step: int | None = None) -> tuple[str, Any]:
-  """The folder a run started from, and the fp32 weights of a checkpoint.
+  """Reads the complete fp32 weights; LoRA adapters are merged.
 
-  They are laid out as `weights.load` would; adapters are merged.
+  Returns:
+    The model folder that the run started from, and the weights, in the layout
+    of `weights.load`.
 
   Raises:
     errors.InputError: as `restore_trained`.
   """
   folder, model, params = restore_trained(workdir, mesh, step)
   if model.lora:
-    _, base = weights.load(folder, 'float32', mesh)
+    _, base_params = weights.load(folder, 'float32', mesh)
     merge = functools.partial(lora.merge, model.lora)
-    return folder, jax.jit(merge, donate_argnums=0)(base, params)
+    return folder, jax.jit(merge, donate_argnums=0)(base_params, params)
   return folder, params

@@ -1,4 +1,4 @@
-"""A run's folder, and whose it is: the config saved in it."""
+"""A run's folder, and the config in it that decides which run may use it."""
 
 import hashlib
 import json
@@ -13,11 +13,11 @@ import ml_collections
 from tepo_jax import errors
 from tepo_jax.runtime import files
 
-# What may differ between an interrupted run and its continuation.
+# Fields that may change on resume without changing any result.
 _CONTINUABLE = frozenset({'steps', 'compute.cache', 'profile.steps'})
 
-# How a run is computed. What it computes is the same but for rounding: a
-# continuation may change these too, and says so.
+# Fields of how a run is computed. They may change on resume too, with a
+# message: results are then not bit-identical, but differ by rounding only.
 _EXECUTION = frozenset({
     'mesh.data', 'mesh.fsdp', 'mesh.tensor', 'rollout.slots', 'rollout.chunk',
     'train.microbatch_tokens', 'train.attention_room', 'train.chunk_size',
@@ -25,7 +25,7 @@ _EXECUTION = frozenset({
 
 
 def field_names(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """{'optimizer.learning_rate': 1e-6, ...}: dotted names of all the fields."""
+  """{'optimizer.learning_rate': 1e-6, ...}: all fields by dotted name."""
   fields = {}
   for name, value in config.items():
     if isinstance(value, ml_collections.ConfigDict):
@@ -37,10 +37,10 @@ def field_names(config: ml_collections.ConfigDict) -> dict[str, Any]:
 
 
 def digest(config: ml_collections.ConfigDict) -> str:
-  """SHA-256 of the fields that make a run what it is, sorted.
+  """SHA-256 of the fields that must not change on resume, sorted.
 
-  All of them but `_CONTINUABLE` and `_EXECUTION`: a run that goes on for
-  longer, is traced, or goes on on another mesh is the same run.
+  These are all but `_CONTINUABLE` and `_EXECUTION`: a run that is extended,
+  traced, or resumed on another mesh is the same run.
   """
   fields = {name: value for name, value in field_names(config).items()
             if name not in _CONTINUABLE | _EXECUTION}
@@ -52,7 +52,7 @@ def save_config(config: ml_collections.ConfigDict,
                 workdir: str | os.PathLike) -> None:
   """Writes DIR/config.json: every field, sorted, replaced by rename.
 
-  JSON has no infinity: it is the text 'Infinity', which `read_config` takes.
+  JSON has no infinity: it is saved as the string 'Infinity'.
   """
   text = json.dumps(_for_json(config.to_dict()), indent=2, sort_keys=True,
                     allow_nan=False)
@@ -60,7 +60,7 @@ def save_config(config: ml_collections.ConfigDict,
 
 
 def read_config(workdir: str | os.PathLike) -> ml_collections.ConfigDict:
-  """The config that a run saved in its workdir, locked.
+  """Reads the config that a run saved in its workdir; it is locked.
 
   Raises:
     InputError: there is no DIR/config.json or it is not a JSON object.
@@ -70,7 +70,8 @@ def read_config(workdir: str | os.PathLike) -> ml_collections.ConfigDict:
     saved = json.loads(path.read_text('utf-8'))
   except FileNotFoundError as error:
     raise errors.InputError(
-        f'{workdir} is not the workdir of a run: no config.json') from error
+        f'{workdir} is not the workdir of a run: it has no config.json'
+    ) from error
   except (OSError, ValueError) as error:
     raise errors.InputError(f'{path}: {error}') from error
   if not isinstance(saved, dict):
@@ -82,11 +83,11 @@ def claim(config: ml_collections.ConfigDict,
           workdir: str | os.PathLike) -> None:
   """Makes DIR the workdir of this config, or checks that it is.
 
-  Says on stderr how the run is computed now, where that has changed.
+  Changes of `_EXECUTION` fields are logged on stderr.
 
   Raises:
-    InputError: DIR holds another config (the fields are named) or files that
-      are no run's. Nothing in it is changed then.
+    InputError: DIR holds another config (the fields are named) or other files
+      than a run's. Nothing in it is changed then.
   """
   workdir = pathlib.Path(workdir)
   try:
@@ -96,7 +97,7 @@ def claim(config: ml_collections.ConfigDict,
       _check_same_run(config, workdir)
     elif found - {'config.json.tmp'}:
       raise errors.InputError(
-          f'--workdir={workdir}: holds {listed(sorted(found))} and no '
+          f'--workdir={workdir}: holds {listed(sorted(found))} but no '
           'config.json, so it is not the folder of a run; choose another')
     save_config(config, workdir)
   except OSError as error:
@@ -104,21 +105,21 @@ def claim(config: ml_collections.ConfigDict,
         f'--workdir={workdir}: {error.strerror or error}') from error
 
 
-def new_folder(path: str) -> pathlib.Path:
-  """A folder of that name that is to be made; nothing is made yet.
+def check_out(path: str) -> pathlib.Path:
+  """Checks that --out=`path` is empty or can be made; makes nothing.
 
   Raises:
-    InputError: it holds something already, or cannot be made.
+    InputError: it is not empty, or cannot be made.
   """
   folder = pathlib.Path(path)
   try:
     if folder.is_dir() and any(folder.iterdir()):
-      raise errors.InputError(f'--out={path}: is there and not empty')
-    there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    if not there.is_dir():
-      raise errors.InputError(f'--out={path}: {there} is not a folder')
-    if not os.access(there, os.W_OK):
-      raise errors.InputError(f'--out={path}: no permission to write there')
+      raise errors.InputError(f'--out={path}: exists and is not empty')
+    found = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    if not found.is_dir():
+      raise errors.InputError(f'--out={path}: {found} is not a folder')
+    if not os.access(found, os.W_OK):
+      raise errors.InputError(f'--out={path}: no permission to write {found}')
   except OSError as error:
     raise errors.InputError(
         f'--out={path}: {error.strerror or error}') from error
@@ -128,21 +129,21 @@ def new_folder(path: str) -> pathlib.Path:
 def _check_same_run(config: ml_collections.ConfigDict,
                     workdir: pathlib.Path) -> None:
   saved = field_names(read_config(workdir))
-  # Through JSON, as the saved one: whatever that does to it.
+  # Through JSON like the saved one, so that both changed in the same way.
   asked = field_names(ml_collections.ConfigDict(_from_json(
       json.loads(json.dumps(_for_json(config.to_dict()))))))
   differing = {
-      name: f'{name} ({_shown(saved, name)} there, {_shown(asked, name)} here)'
+      name: f'{name} (was {_shown(saved, name)}, now {_shown(asked, name)})'
       for name in sorted((saved.keys() | asked.keys()) - _CONTINUABLE)
       if _shown(saved, name) != _shown(asked, name)}
-  other = [said for name, said in differing.items() if name not in _EXECUTION]
+  other = [text for name, text in differing.items() if name not in _EXECUTION]
   if other:
     raise errors.InputError(
         f'--workdir={workdir} belongs to another config: {listed(other)}')
   if differing:
-    changes = listed(list(differing.values()))
-    print(f'{workdir} was computed otherwise, and rounds otherwise from here '
-          f'on: {changes}', file=sys.stderr, flush=True)
+    print(f'{workdir}: these fields have changed, so results are not '
+          f'bit-identical from here on: {listed(list(differing.values()))}',
+          file=sys.stderr, flush=True)
 
 
 def _shown(fields: dict[str, Any], name: str) -> str:
@@ -156,7 +157,7 @@ def _for_json(node: Any) -> Any:
 
 
 def _from_json(node: Any) -> Any:
-  """JSON's lists as the tuples that configs hold; see `save_config`."""
+  """Turns lists into tuples and 'Infinity' into infinity."""
   if isinstance(node, dict):
     return {key: _from_json(value) for key, value in node.items()}
   if isinstance(node, list):
@@ -165,6 +166,6 @@ def _from_json(node: Any) -> Any:
 
 
 def listed(names: list[str]) -> str:
-  """Up to six of them, and how many more."""
+  """The first six names, and the number of the others."""
   more = f' and {len(names) - 6} more' if len(names) > 6 else ''
   return ', '.join(names[:6]) + more

@@ -1,4 +1,4 @@
-"""The jitted programs of sampling: cast and reshard for decoding, and `engine`."""
+"""The jitted programs of sampling: `engine`, and the cast for decoding."""
 
 from collections.abc import Callable
 import dataclasses
@@ -16,8 +16,9 @@ from tepo_jax.rollout import schedule
 from tepo_jax.runtime import mesh as mesh_lib
 
 
-def make_decode_cast(model: transformer.ModelConfig, mesh: jax.sharding.Mesh):
-  """Jitted: weights to the compute dtype in the layout and form of decoding."""
+def make_decode_cast(model: transformer.ModelConfig, mesh: jax.sharding.Mesh
+                     ) -> Any:
+  """Jitted: weights -> weights for decoding, in compute dtype and layout."""
   def to_decode(params):
     return cache_lib.convert(model, cast(model.dtype, params))
 
@@ -25,28 +26,29 @@ def make_decode_cast(model: transformer.ModelConfig, mesh: jax.sharding.Mesh):
 
 
 def decode_shardings(model: transformer.ModelConfig, mesh: jax.sharding.Mesh):
-  """Of the weights that decoding takes."""
+  """The shardings of the weights for decoding."""
   return mesh_lib.shardings(
       mesh, cache_lib.logical_axes(model), mesh_lib.DECODE_RULES)
 
 
 def make(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
-         decoding: draw.Decoding, eos_ids: tuple[int, ...], chunk: int) -> schedule.SamplingPrograms:
-  """The functions of `engine`, jitted: slots over data and fsdp."""
+         decoding: draw.Decoding, eos_ids: tuple[int, ...], chunk: int
+         ) -> schedule.SamplingPrograms:
+  """Jits the functions of `engine`; slots are sharded over data and fsdp."""
   cache, prompts = (cache_shardings(model, mesh, rows)
                     for rows in ('batch', None))
-  whole = drawn = mesh_lib.replicated(mesh)
+  replicated = drawn = mesh_lib.replicated(mesh)
   decode = functools.partial(
       engine.decode, model, chunk=chunk, decoding=decoding, eos_ids=eos_ids)
   if mesh_lib.batch_shards(mesh) > 1:
     decode = _decode_by_shard(mesh, decode)
     if not mesh.is_multi_process:
-      # The host sees every device: they need not gather what they drew.
+      # The host can read every device, so that tokens need not be gathered.
       rows = mesh_lib.batch_sharding(mesh)
-      drawn = engine.Chunk(rows, rows, rows, rows, rows, whole)
+      drawn = engine.Chunk(rows, rows, rows, rows, rows, replicated)
 
   def jit(function, **options):
-    # Without the options that the updates need: they halve the rate on a CPU.
+    # Without `programs.compiled`'s options: they halve the speed on a CPU.
     return jax.jit(mesh_lib.under_rules(mesh, function, mesh_lib.DECODE_RULES),
                    **options)
 
@@ -65,23 +67,23 @@ def make(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
 
 
 def _decode_by_shard(mesh, decode):
-  """Shards with slots of their own, which count the live rows together."""
-  rows, whole = ('batch',), ()
-  cache = transformer.KVCache(rows, rows, rows, whole)
+  """Each shard decodes its slots; shards synchronise active-slot counts."""
+  rows, replicated = ('batch',), ()
+  cache = transformer.KVCache(rows, rows, rows, replicated)
   return mesh_lib.by_batch_shard(
       mesh, functools.partial(
           decode, total=mesh_lib.total_over_batch,
           count_every=engine.count_every(mesh_lib.batch_shards(mesh))),
-      in_axes=(whole, cache, rows, whole, whole, whole),
-      out_axes=(cache, engine.Chunk(rows, rows, rows, rows, rows, whole)))
+      in_axes=(replicated, cache, rows, replicated, replicated, replicated),
+      out_axes=(cache, engine.Chunk(rows, rows, rows, rows, rows, replicated)))
 
 
 def cache_shardings(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
                     rows: str | None = 'batch') -> transformer.KVCache:
-  """Of a decoding cache: its rows over `rows`, its heads over tensor.
+  """The shardings of a decoding cache: slots over `rows`, heads over tensor.
 
-  A TPU keeps the keys' head size innermost whatever the order of their axes;
-  unless told, it would copy all of them at the start and end of every chunk.
+  On a TPU the layout states that the keys' head size is innermost, as the
+  decode loop has it: otherwise XLA copies all keys before and after each chunk.
   """
   store = mesh_lib.shardings(mesh, (rows, 'kv_heads', None, None))
   keys = store
@@ -94,19 +96,20 @@ def cache_shardings(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Compact:
-  """`engine.compact` of a whole cache, one array at a time.
+  """`engine.compact` of a complete cache, one array at a time.
 
-  So the memory of two caches is never needed at once; all the layers share
-  one program.
+  This never needs memory for two caches, and all layers share one program.
 
-  jit: as for the sampler's other functions. sharding: of the cache.
+  Attributes:
+    jit: of the sampler's functions.
+    sharding: of the cache.
   """
   jit: Callable[..., Any]
   sharding: transformer.KVCache
 
   @functools.cache
   def of_array(self, part: str, columns: int) -> Any:
-    """Jitted: (array, row_M, shift) -> array; of 'k', 'v' or 'position'."""
+    """Jitted: (array, row_M, shift) -> array, for 'k', 'v' or 'position'."""
     axis, empty = {'k': (3, 0), 'v': (2, 0), 'position': (1, -1)}[part]
     return self.jit(
         functools.partial(
@@ -127,9 +130,10 @@ class _Compact:
 
 
 def cast(dtype, params):
-  """To the compute dtype; but norm scales are used in fp32 and stay so.
+  """Casts weights to the compute dtype, except norm scales, which stay fp32.
 
-  The policy of these weights is then exactly that of the masters.
+  The model computes with fp32 scales and casts the others, so the policy of
+  the cast weights is exactly that of the masters.
   """
   return jax.tree_util.tree_map_with_path(
       lambda path, x: x if path[-1].key == 'scale' else x.astype(dtype),

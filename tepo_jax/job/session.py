@@ -1,4 +1,4 @@
-"""What training and evaluation share: mesh, model folder, prompts, sampler."""
+"""An opened model folder on a mesh, with prompts, samplers and a grader."""
 
 from collections.abc import Callable
 import dataclasses
@@ -31,23 +31,23 @@ from tepo_jax.tasks import grading
 from tepo_jax.tasks import problem as problem_lib
 from tepo_jax.tasks import prompts
 
-BASE_MODEL = 'base_model'  # in the workdir, where the config names no model
-CHECKPOINTS = 'checkpoints'  # in the workdir
-ROLLOUTS = 'rollouts'  # in the workdir
+# Folders in the workdir.
+BASE_MODEL = 'base_model'  # only if the config names no model
+CHECKPOINTS = 'checkpoints'
+ROLLOUTS = 'rollouts'
 
 
 @dataclasses.dataclass
 class Session:
-  """An opened model folder on a mesh.
+  """What training and evaluation share; a context manager.
 
   Attributes:
-    config, mesh, tokenizer, eos_ids: what the names say.
-    model: architecture and execution fields.
-    folder: where the model came from.
-    grader: to be closed with the session.
+    model: architecture and execution fields, for `mesh`.
+    folder: of the model.
+    grader: closed with the session.
     timers: seconds by phase.
     check_stop: called between chunks of decoding; may raise.
-    sets: the problems of each set asked for so far.
+    sets: name -> problems, of the sets loaded so far.
   """
   config: ml_collections.ConfigDict
   mesh: jax.sharding.Mesh
@@ -68,13 +68,14 @@ class Session:
     self.grader.close()
 
   def load_params(self) -> Any:
-    """The folder's weights as fp32, in the training layout."""
+    """Loads the folder's weights as fp32, in the training layout."""
     return weights.load(self.folder, 'float32', self.mesh)[1]
 
   def prompts(self, name: str, split: str | None,
               limit: int | None) -> list[groups_lib.Prompt]:
-    """The set's prompts that are short enough; says how many are not, and
-    how many of its problems another set has too.
+    """Loads the set's prompts that are short enough.
+
+    It logs how many are too long, and how many problems other sets share.
 
     Raises:
       errors.InputError: a bad set, or no prompt is short enough.
@@ -83,19 +84,19 @@ class Session:
     for other, others in self.sets.items():
       count = datasets.overlap(problems, others) if other != name else 0
       if count:
-        print(f'{name}: {count} of {len(problems)} problems are in {other} '
-              'too', file=sys.stderr)
+        print(f'{name}: {count} of {len(problems)} problems are also in '
+              f'{other}', file=sys.stderr)
     self.sets[name] = problems
     data = self.config.data
     rendered, dropped = prompts.render_short(
         problems, data.template, self.tokenizer, data.max_prompt_tokens)
     if dropped:
-      print(f'{name}: {dropped} of {len(problems)} prompts are longer than '
-            f'data.max_prompt_tokens={data.max_prompt_tokens} and left out',
+      print(f'{name}: skipped {dropped} of {len(problems)} prompts, longer '
+            f'than data.max_prompt_tokens={data.max_prompt_tokens}',
             file=sys.stderr)
     if not rendered:
       raise errors.InputError(
-          f'{name}: no prompt of at most data.max_prompt_tokens='
+          f'{name}: every prompt is longer than data.max_prompt_tokens='
           f'{data.max_prompt_tokens} tokens')
     return [groups_lib.Prompt(problem, tuple(ids), index)
             for index, (problem, ids) in enumerate(rendered)]
@@ -103,7 +104,11 @@ class Session:
   def sampler(self, *, prompts: int, samples: int, max_tokens: int,
               decoding: draw.Decoding, stop_after_boxed: bool = False
               ) -> groups_lib.GroupSampler:
-    """A sampler for so many prompts; slots as `config.rollout` says."""
+    """Makes a sampler for calls with up to `prompts` prompts.
+
+    It sizes the slots at its first call, by `config.rollout.slots` or the
+    memory that is then free.
+    """
     settings = self.config.rollout
 
     @functools.cache
@@ -127,23 +132,21 @@ class Session:
 
 def open_folder(config: ml_collections.ConfigDict, folder: str | os.PathLike
                 ) -> Session:
-  """Reads everything of a model folder but its weights.
+  """Reads a model folder, except its weights.
 
   Raises:
-    errors.InputError: a bad folder, mesh, or lengths beyond the model's
+    errors.InputError: a bad folder or mesh, or lengths that exceed the model's
       positions.
   """
   mesh = mesh_lib.make(config.mesh)
   weights.check(folder, mesh)
-  model = programs_lib.execution(
-      programs_lib.adapted(weights.read_config(folder), config.lora), config.compute,
-      mesh)
+  model = programs_lib.prepare_model(weights.read_config(folder), config, mesh)
   longest = config.data.max_prompt_tokens + max(
       config.rollout.max_tokens, config.eval.max_tokens)
   if longest > model.max_position:
     raise errors.InputError(
-        f'{folder}: data.max_prompt_tokens + max_tokens = {longest} is more '
-        f'than the model\'s {model.max_position} positions')
+        f'{folder}: data.max_prompt_tokens + max_tokens = {longest} exceeds '
+        f'the model\'s {model.max_position} positions')
   tokenizer = weights.load_tokenizer(folder)
   return Session(
       config=config, mesh=mesh, model=model, folder=str(folder),
@@ -159,7 +162,7 @@ def model_folder(config: ml_collections.ConfigDict,
   """The local folder of the model that a run starts from.
 
   Raises:
-    errors.InputError: neither a folder nor to be had from the hub.
+    errors.InputError: config.model is no folder, and the hub does not have it.
   """
   if config.model is None:
     return str(pathlib.Path(workdir) / BASE_MODEL)
@@ -168,16 +171,16 @@ def model_folder(config: ml_collections.ConfigDict,
 
 def cache_compilations(config: ml_collections.ConfigDict,
                        workdir: str | os.PathLike) -> None:
-  """Keeps compiled programs in `config.compute.cache`, for later processes.
+  """Makes `config.compute.cache` the folder of JAX's compilation cache.
 
-  Makes the folder: to be called when the workdir is found good.
+  Creates the folder, so call it after the workdir has been checked.
   """
   if config.compute.cache is not None:
     folder = config.compute.cache
   elif jax.config.jax_compilation_cache_dir is None:
     folder = str(pathlib.Path(workdir).absolute().parent / '.jax_cache')
   else:
-    return  # the environment says where
+    return  # set by the environment
   jax.config.update('jax_compilation_cache_dir', folder)
-  # What was compiled before has settled that there is no cache.
+  # Earlier compilations may have recorded that there is no cache.
   compilation_cache.reset_cache()

@@ -1,26 +1,24 @@
-"""What a rollout step and a run tell: numbers, lines, a closing table."""
+"""Metrics of a rollout step, its progress line, and a run's closing table."""
 
 import json
 import pathlib
 from typing import Any
 
-import ml_collections
 import numpy as np
 
-from tepo_jax.job import minibatches as minibatches_lib
 from tepo_jax.learning import batch as batch_lib
 from tepo_jax.learning import packing
 from tepo_jax.rollout import groups as groups_lib
 
 
-def rollout_metrics(rollout: groups_lib.Rollout,
-                    settings: ml_collections.ConfigDict) -> dict[str, float]:
-  """What the step's sampling looked like, over all groups sampled."""
+def rollout_metrics(rollout: groups_lib.Rollout, reward_B: np.ndarray
+                    ) -> dict[str, float]:
+  """Statistics over all groups sampled; `reward_B` is of their completions."""
   groups = rollout.sampled
   length_B = np.concatenate([g.length_G for g in groups])
   ended_B = np.concatenate([g.ended_G for g in groups])
   return {
-      'reward': rewards(groups, settings).mean(),
+      'reward': reward_B.mean(),
       'accuracy': np.mean([g.accuracy_G for g in groups]),
       'response_length_mean': length_B.mean(),
       'response_length_max': length_B.max(),
@@ -32,18 +30,18 @@ def rollout_metrics(rollout: groups_lib.Rollout,
 
 def packing_metrics(batch: batch_lib.Batch,
                     minibatches: list[batch_lib.Minibatch]) -> dict[str, float]:
-  """padding_share: of the slots of unpacked rows, what holds no token.
+  """Shares of token positions: padding unpacked, real tokens when packed.
 
-  packing_efficiency: of the slots that the updates' layers compute, what holds
-  one.
+  padding_share: the padding in the unpacked batch. packing_efficiency: the real
+  tokens among the positions that the layers compute in updates.
   """
-  shares = [packing.efficiency(m) for m in minibatches]
   return {'padding_share': np.mean(batch.position_BS < 0),
-          'packing_efficiency': np.mean(shares)}
+          'packing_efficiency': np.mean(
+              [packing.efficiency(m) for m in minibatches])}
 
 
 def average(history: list[dict[str, Any]]) -> dict[str, float]:
-  """Means over a step's updates; extremes of weight_min and _max; counts."""
+  """A step's mean over its updates, except for extremes and counts."""
   reduce = {'weight_min': np.min, 'weight_max': np.max, 'skipped': np.sum,
             'empty_minibatches': np.sum}
   return {name: reduce.get(name, np.mean)([h[name] for h in history])
@@ -51,7 +49,7 @@ def average(history: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def summary(scalars: dict[str, float]) -> str:
-  """What a step was like, for the progress lines."""
+  """The progress line's summary of a step."""
   clipped = [scalars[f'clip_fraction_{part}'] for part in (
       'low', 'high', 'covariance') if f'clip_fraction_{part}' in scalars]
   shown = {'reward': 'reward', 'accuracy': 'acc', 'entropy': 'H',
@@ -66,26 +64,19 @@ def summary(scalars: dict[str, float]) -> str:
 
 
 def evaluated(scalars: dict[str, float]) -> str:
-  """The evaluations of a step, or nothing."""
+  """The progress line's accuracies, empty if the step has no evaluation."""
   return '  '.join(f'{name.removeprefix("eval/")} {value:.1%}'
                    for name, value in scalars.items()
                    if name.startswith('eval/') and '/avg@' in name)
 
 
-def rewards(groups: list[groups_lib.Group],
-            settings: ml_collections.ConfigDict) -> np.ndarray:
-  """Of the groups' completions, by `config.rollout`."""
-  return minibatches_lib.rewards(groups, settings.max_tokens, settings.overlong_buffer,
-                         settings.overlong_factor)
-
-
 def results_table(workdir: pathlib.Path) -> str:
-  """Before and after, from the first and last evaluation on record."""
+  """A table of the first and the last recorded evaluation."""
   records = [json.loads(line) for line in
              (workdir / 'metrics.jsonl').read_text().splitlines()]
   records = [r for r in records if any(name.startswith('eval/') for name in r)]
   if not records:
-    return 'no evaluation on record'
+    return 'no evaluation was recorded'
   first, last = records[0], records[-1]
   rows = [f'{"":<36}{"step " + str(first["step"]):>10}'
           f'{"step " + str(last["step"]):>10}']

@@ -2,9 +2,9 @@
 
 from concurrent import futures
 import contextlib
+import dataclasses
 import io
 import pathlib
-import signal
 import sys
 import time
 
@@ -25,27 +25,46 @@ from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import schedule
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import host
+from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import metrics
 from tepo_jax.runtime import processes
 from tepo_jax.runtime import progress as progress_lib
 from tepo_jax.tasks import prompts
 
 
+@dataclasses.dataclass(frozen=True)
+class _Records:
+  """What a run writes to: its folder, checkpoints and metrics."""
+  workdir: pathlib.Path
+  checkpointer: checkpoint.Checkpointer
+  writer: metrics.Writer | metrics.NoWriter
+
+  def close(self) -> None:
+    """Waits for the last checkpoint."""
+    self.checkpointer.close()
+    self.writer.close()
+
+
 class Trainer:
-  """One run: the policy's state, and what a rollout step does to it.
+  """One run. Its state is learner, step, cursor, unrecorded, and the config.
 
   Attributes:
-    learner: the policy's state. cursor: the data order's place. step: rollout
-    steps done. unrecorded: metrics of the last one while its evaluation is
-    still to come, else None. These, and the config, are all there is to a run.
+    learner: holds the policy.
+    step: rollout steps done.
+    cursor: position in the data order.
+    unrecorded: metrics of the last step until its evaluation is done, or None.
+    records: made by `open`.
   """
 
   def __init__(self, config: ml_collections.ConfigDict,
                session: session_lib.Session):
-    """Reads and checks all that a run needs; writes nothing."""
+    """Reads and checks everything that a run needs; writes nothing."""
     self.config, self.session = config, session
     rollout = config.rollout
     self.learner = learner_lib.Learner(config, session)
+    self.step, self.cursor = 0, 0
+    self.unrecorded: dict[str, float] | None = None
+    self.records: _Records | None = None
     self.prompts = session.prompts(config.data.name, None, config.data.limit)
     self.order = groups_lib.DataOrder(len(self.prompts), config.seed)
     self.sampler = session.sampler(
@@ -59,61 +78,56 @@ class Trainer:
     self.background = futures.ThreadPoolExecutor(1)
 
   def open(self, workdir: pathlib.Path) -> None:
-    """Makes `workdir` this run's, and goes to its last checkpoint."""
+    """Claims `workdir` for this run and restores its last checkpoint."""
     processes.on_first(run_folder.claim, self.config, workdir)
     session_lib.cache_compilations(self.config, workdir)
-    self.workdir = workdir
     settings = self.config.checkpoint
-    self.checkpointer = checkpoint.Checkpointer(
-        workdir / session_lib.CHECKPOINTS, settings.keep, settings.keep_every)
-    self.writer = metrics.NoWriter()
-    if processes.is_first():
-      self.writer = metrics.Writer(
-          workdir, self.config.wandb_project, self.config.to_dict())
+    self.records = _Records(
+        workdir, checkpoint.Checkpointer(
+            workdir / session_lib.CHECKPOINTS, settings.keep,
+            settings.keep_every),
+        metrics.Writer(workdir, self.config.wandb_project,
+                       self.config.to_dict())
+        if processes.is_first() else metrics.NoWriter())
     self._restore()
     if processes.is_first():
       host.record(workdir, self.step)
 
   def _restore(self):
-    """The last good checkpoint, or the model's weights at step 0.
+    """Takes the last undamaged checkpoint, or the model's weights at step 0.
 
-    With LoRA the frozen weights are the model folder's in either case.
+    With LoRA the frozen weights come from the model folder in either case.
     """
-    learner = self.learner
+    learner, records = self.learner, self.records
     learner.load_base()
-    saved = self.checkpointer.restore_last_good(
+    saved = records.checkpointer.restore_last_good(
         *programs_lib.restorable(learner.programs))
     if saved is None:
       self.progress.phase(f'loading {self.session.folder}')
       learner.state = learner.first_state()
-      self.cursor, self.step, self.unrecorded = 0, 0, None
-      self.writer.truncate(-1)
-    else:
-      self.step, learner.state, extra = saved
-      self._check_config(extra['config_digest'])
-      self.cursor, self.unrecorded = extra['cursor'], extra['unrecorded']
-      learner.skipped_in_a_row = extra['skipped_in_a_row']
-      self.writer.truncate(self.step - (self.unrecorded is not None))
-      if processes.is_first():
-        print(f'continuing {self.workdir} after step {self.step}', flush=True)
-
-  def _check_config(self, digest):
-    """The workdir's config.json is ours; are the checkpoints too?"""
-    if digest != run_folder.digest(self.config):
+      records.writer.truncate(-1)
+      return
+    self.step, learner.state, extra = saved
+    if extra['config_digest'] != run_folder.digest(self.config):
       raise errors.InputError(
-          f'{self.workdir / session_lib.CHECKPOINTS}/{self.step} is of a run '
-          'with another config than this workdir\'s config.json')
+          f'{records.workdir / session_lib.CHECKPOINTS}/{self.step} belongs to '
+          'another config than this workdir\'s config.json')
+    self.cursor, self.unrecorded = extra['cursor'], extra['unrecorded']
+    learner.skipped_in_a_row = extra['skipped_in_a_row']
+    records.writer.truncate(self.step - (self.unrecorded is not None))
+    if processes.is_first():
+      print(f'continuing {records.workdir} after step {self.step}', flush=True)
 
-  def run(self, stop: 'StopRequest') -> None:
-    """Steps until `config.steps`, or until it is asked to stop.
+  def run(self, stop: processes.StopRequest) -> None:
+    """Makes steps until `config.steps`, or until it is asked to stop.
 
-    Asked while it samples or evaluates, it gives that up: the step, or its
-    evaluation, is done anew by the run that continues. Updates are finished.
+    A stop request during sampling or evaluation discards that work: the run
+    that resumes does it again. Updates are finished before stopping.
     """
     self.session.check_stop = stop.check
     try:
       if self.step == 0 and self.evaluations:
-        self.writer.write(0, self.evaluate())
+        self.records.writer.write(0, self.evaluate())
       if self.unrecorded is not None:
         self._record()
       while self.step < self.config.steps:
@@ -122,73 +136,64 @@ class Trainer:
           self.unrecorded = self.rollout_step()
         self.step += 1
         self._record()
-    except Stopped:
+    except processes.Stopped:
       pass
-    if self.step and self.checkpointer.latest() != self.step:
-      self._save(None)  # asked to stop between two checkpoints
+    if self.step and self.records.checkpointer.latest() != self.step:
+      self._save(None)  # stopped between two checkpoints
 
   def _record(self):
-    """Evaluates where that is due; writes down and saves what a step did."""
+    """Evaluates if it is due; writes the step's metrics and saves."""
     scalars = self.unrecorded
     if self._is_due(self.config.eval.period):
       scalars = scalars | self.evaluate()
-    self.writer.write(self.step, scalars)
+    self.records.writer.write(self.step, scalars)
     self.unrecorded = None
     self.progress.step(self.step, summaries.summary(scalars),
                        summaries.evaluated(scalars))
     if (self._is_due(self.config.checkpoint.period)
-        and self.checkpointer.latest() != self.step):
+        and self.records.checkpointer.latest() != self.step):
       self._save(next((value for name, value in scalars.items()
                        if name.startswith('eval/') and '/avg@' in name), None))
 
   def close(self) -> None:
-    """Waits for the last checkpoint and closes the records."""
+    """Waits for the last checkpoint and closes all files."""
     self.progress.close()
     self.background.shutdown()
-    self.checkpointer.close()
-    self.writer.close()
+    self.records.close()
 
   def _traced(self):
-    """A profiler trace of the step that comes, if the config asks for it."""
+    """A profiler trace of the next step, if the config asks for one."""
     if self.step + 1 in self.config.profile.steps:
-      return jax.profiler.trace(self.workdir / 'profile')
+      return jax.profiler.trace(self.records.workdir / 'profile')
     return contextlib.nullcontext()
 
   def _save(self, score):
+    unrecorded = self.unrecorded and {
+        name: float(value) for name, value in self.unrecorded.items()}
     with self.session.timers('save'):
-      self.checkpointer.save(self.step, self.learner.state, {
-          'cursor': self.cursor, 'unrecorded': self._unrecorded_numbers(),
+      self.records.checkpointer.save(self.step, self.learner.state, {
+          'cursor': self.cursor, 'unrecorded': unrecorded,
           'skipped_in_a_row': self.learner.skipped_in_a_row,
           'config_digest': run_folder.digest(self.config)}, score)
-
-  def _unrecorded_numbers(self):
-    if self.unrecorded is None:
-      return None
-    return {name: float(value) for name, value in self.unrecorded.items()}
 
   def _is_due(self, period):
     return bool(period) and (
         self.step % period == 0 or self.step == self.config.steps)
 
   def rollout_step(self) -> dict[str, float]:
-    """Samples, grades, updates; returns the step's metrics."""
+    """Samples, grades and updates; returns the step's metrics."""
     start = time.perf_counter()
     number = self.step + 1
     self.progress.phase('sampling')
-    rollout = self._collect(number)
+    rollout, sampling = self._collect(number)
     self.cursor = rollout.cursor
+    reward_B = self.learner.rewards(rollout.sampled)
     dumped = self.background.submit(
-        self._dump, number, rollout,
-        summaries.rewards(rollout.sampled, self.config.rollout),
-        self.config.dump.period)
-    scalars = summaries.rollout_metrics(rollout, self.config.rollout)
-    scalars |= {f'grading/{name}': count
-                for name, count in self.sampler.counts.items()}
-    self.sampler.counts.clear()
-    scalars |= self._sampling_metrics()
+        self._dump, number, rollout, reward_B, self.config.dump.period)
+    scalars = summaries.rollout_metrics(rollout, reward_B) | sampling
     if rollout.groups:
       self.progress.phase('updating')
-      scalars |= self._update(number, rollout)
+      scalars |= self._update(number, rollout, reward_B)
     dumped.result()
     seconds = time.perf_counter() - start
     scalars |= {f'seconds/{phase}': value
@@ -201,44 +206,49 @@ class Trainer:
         'seconds/step': seconds, 'tokens_per_second': tokens / seconds,
         'compilations': compilations}
 
-  def _update(self, number, rollout):
-    """The learner's; a rollout on which it fails is kept for a replay."""
+  def _update(self, number, rollout, reward_B):
+    """Learns from a rollout; if that fails, dumps it for a replay."""
     try:
       return self.learner.learn(number, rollout.groups)
     except errors.RunError as error:
       self.background.shutdown()
-      self._dump(number, rollout, summaries.rewards(
-          rollout.sampled, self.config.rollout), period=1)
+      self._dump(number, rollout, reward_B, period=1)
       raise errors.RunError(
           f'{error}; the step\'s completions are in {session_lib.ROLLOUTS}/, '
-          f'the last checkpoint is of step {self.checkpointer.latest()}'
-      ) from error
-
-  def _sampling_metrics(self):
-    """Of the slots, since the last call; bytes of the decoding weights."""
-    stats, self.sampler.stats = self.sampler.stats, schedule.Stats()
-    return {'sampling/occupancy': stats.occupancy,
-            'sampling/slot_share': stats.tokens / stats.slot_steps,
-            'sampling/steps': stats.steps, 'sampling/prefills': stats.prefills,
-            'sampling/weight_bytes': self.weight_bytes}
+          f'{self.records.checkpointer.describe_latest()}') from error
 
   def _collect(self, number):
+    """Samples a rollout step's groups; returns them and metrics of sampling."""
     rollout = self.config.rollout
     with self.session.timers('reshard'):
       params = jax.block_until_ready(
           self.learner.programs.to_decode(self.learner.policy()))
-    self.weight_bytes = sum(x.nbytes for x in jax.tree.leaves(params))
-    key = jax.random.fold_in(programs_lib.stream(self.config.seed, 'rollout'), number)
+    key = jax.random.fold_in(
+        programs_lib.stream(self.config.seed, 'rollout'), number)
 
-    def draw(cursor):
-      places = range(cursor, cursor + rollout.prompts)
-      return [self.prompts[self.order[i]].at(i) for i in places]
+    def draw_prompts(cursor):
+      indices = range(cursor, cursor + rollout.prompts)
+      return [self.prompts[self.order[i]].at(i) for i in indices]
 
-    return groups_lib.collect(
-        draw, lambda prompts: self.sampler(params, prompts, key),
+    collected = groups_lib.collect(
+        draw_prompts, lambda prompts: self.sampler(params, prompts, key),
         cursor=self.cursor, wanted=rollout.prompts,
         mode=rollout.dynamic_sampling,
         max_batches=rollout.max_generation_batches)
+    return collected, self._sampling_metrics(mesh_lib.device_bytes(params))
+
+  def _sampling_metrics(self, weight_bytes):
+    """Counts since the last call, and a device's bytes of decoding weights."""
+    sampler = self.sampler
+    scalars = {f'grading/{name}': count
+               for name, count in sampler.counts.items()}
+    sampler.counts.clear()
+    stats, sampler.stats = sampler.stats, schedule.Stats()
+    return scalars | {
+        'sampling/occupancy': stats.occupancy,
+        'sampling/slot_share': stats.tokens / stats.slot_steps,
+        'sampling/steps': stats.steps, 'sampling/prefills': stats.prefills,
+        'sampling/weight_bytes': weight_bytes}
 
   def evaluate(self) -> dict[str, float]:
     """Every evaluation of the config, as metrics 'eval/SET/…'."""
@@ -253,41 +263,21 @@ class Trainer:
     self.session.timers.pop()
     return scalars | {'seconds/eval': time.perf_counter() - start}
 
-  def _dump(self, number, rollout, rewards_B, period):
-    """rollouts/step_N.jsonl: one record a completion."""
+  def _dump(self, number, rollout, reward_B, period):
+    """Writes rollouts/step_N.jsonl: one record per completion."""
     settings, data = self.config.dump, self.config.data
     if not processes.is_first() or not period or number % period:
       return
     dump.write(
-        self.workdir / session_lib.ROLLOUTS, number, dump.records(
-            number, rollout, np.split(rewards_B, len(rollout.sampled)),
+        self.records.workdir / session_lib.ROLLOUTS, number, dump.records(
+            number, rollout, np.split(reward_B, len(rollout.sampled)),
             data.name, prompts.get(data.template).style),
         settings.format, settings.max_megabytes)
 
 
 def _warm_up(config):
-  """Steps until all has been compiled that every run does.
+  """Steps until everything that recurs in every run has been compiled.
 
   What follows a step, its evaluation and its save, counts with the next one.
   """
   return 1 + max(10, config.eval.period, config.checkpoint.period)
-
-
-class Stopped(Exception):
-  """The run was asked to stop."""
-
-
-class StopRequest:
-  """Turns SIGTERM into a request to save and end."""
-
-  def __init__(self):
-    self.requested = False
-    signal.signal(signal.SIGTERM, self._request)
-
-  def check(self) -> None:
-    """Raises Stopped on every process if one of them was asked."""
-    if processes.any_of(self.requested):
-      raise Stopped
-
-  def _request(self, *_):
-    self.requested = True

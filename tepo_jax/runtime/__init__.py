@@ -1,1 +1,1 @@
-"""The machine: meshes, checkpoints, metrics."""
+"""Mesh, checkpoints, metrics, processes and host: nothing about the paper."""

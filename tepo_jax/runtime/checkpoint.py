@@ -1,9 +1,8 @@
-"""Checkpoints of a run: Orbax, asynchronous, atomic, bit exact, sharded.
+"""Checkpoints of a run by Orbax: asynchronous, atomic, bit-exact, sharded.
 
 DIR/<step>/state holds the arrays, DIR/<step>/extra a small JSON object with
-their digests. A step is listed only once it is whole: a process killed while
-saving leaves the step before it as the latest. What was damaged afterwards is
-found by the digests.
+their digests. A step is listed only once it is complete: if a process is killed
+while saving, the step before stays the latest. The digests detect later damage.
 """
 
 import contextlib
@@ -27,24 +26,24 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy
 from tepo_jax import errors
 from tepo_jax.runtime import processes
 
-# Arrays by name, 'params/w', whose ends are zeros and may be saved in another
-# length: their shapes without.
+# Arrays that are padded with zeros at their ends, by name ('params/w'): their
+# shapes without padding. A checkpoint may hold them padded otherwise.
 Unpadded = Mapping[str, tuple[int, ...]]
 _NONE: Unpadded = {}
 
 
 class DamagedError(errors.InputError):
-  """A checkpoint that was whole once and is no more."""
+  """A checkpoint that was damaged after it was saved."""
 
 
 class Checkpointer:
   """Saves and restores (state, extra) by step.
 
-  Kept are the last `keep` steps, every step that is a multiple of
-  `keep_every` (0: none), and the step of the highest score.
+  It keeps the last `keep` steps, every step that is a multiple of `keep_every`
+  (0: none), and the step with the highest score.
 
-  With `read_only` nothing is created, saved or tidied up: for programs that
-  look at a run which may still be going on.
+  With `read_only` it creates, saves and deletes nothing: for programs that
+  read the checkpoints of a run that may still be training.
   """
 
   def __init__(self, directory: str | os.PathLike, keep: int = 2,
@@ -70,21 +69,21 @@ class Checkpointer:
            score: float | None = None) -> None:
     """Starts saving; returns once `state` may be donated or changed.
 
-    A save that fails (a full disk) is told on stderr and leaves the steps
-    before it as they are; only when it is the last does `close` raise.
+    A failed save (a full disk) is logged on stderr and leaves earlier steps
+    intact; `close` raises only if the last save failed.
 
     Args:
       step: later than every saved step.
       state: a tree of arrays.
-      extra: what JSON can hold.
-      score: the highest-scored step is kept; None is not in the running.
+      extra: JSON-serialisable values.
+      score: the step with the highest score is kept; None: never the highest.
     """
     self.wait()
     if self._manager.latest_step() is not None and (
         step <= self._manager.latest_step()):
       raise ValueError(f'step {step} does not follow step {self.latest()}')
     self._saving, self._failure = step, None
-    with self._failure_told():
+    with self._logging_failure():
       self._manager.save(
           step, metrics=None if score is None else {'score': score},
           args=ocp.args.Composite(
@@ -93,23 +92,24 @@ class Checkpointer:
                   {'extra': extra, 'digests': _digests(state)})))
 
   def latest(self) -> int | None:
-    """The last whole step, None when there is none; waits for a save."""
+    """The last complete step, or None; waits for a save in progress."""
     self.wait()
     return self._manager.latest_step()
 
   def restore(self, step: int | None, abstract_state: Any,
               unpadded: Unpadded = _NONE) -> tuple[Any, dict[str, Any]]:
-    """The state and extra of `step` (None: the latest).
+    """Reads the state and extra of `step` (None: the latest).
 
     Args:
       step: one that was saved and kept.
-      abstract_state: tree of jax.ShapeDtypeStruct with shardings; the arrays
-        come back in exactly these, whatever the mesh they were saved from.
-      unpadded: the arrays that may have been padded otherwise.
+      abstract_state: tree of jax.ShapeDtypeStruct with shardings, which the
+        restored arrays get, whatever mesh they were saved from.
+      unpadded: the arrays whose padding may differ from the saved one.
 
     Raises:
-      InputError: there is no such step, its arrays are not those of
-        `abstract_state`, or it is damaged (a DamagedError).
+      InputError: there is no such step, or its arrays are not those of
+        `abstract_state`.
+      DamagedError: the checkpoint is damaged.
     """
     step = self._existing(step)
     where = f'checkpoint {self._directory}/{step}'
@@ -125,13 +125,13 @@ class Checkpointer:
             extra=ocp.args.JsonRestore()))
         extra, digests = restored.extra['extra'], restored.extra['digests']
       except (errors.InputError, jax.errors.JaxRuntimeError):
-        raise  # out of device memory is not the checkpoint's fault
+        raise  # running out of device memory is no damage
       except Exception as error:
         raise DamagedError(f'{where} cannot be restored: '
                            f'{_reason(error)}') from None
     for name, digest in _digests(restored.state, saved.tree).items():
       if digests.get(name) != digest:
-        raise DamagedError(f'{where}: {name} is not what was saved')
+        raise DamagedError(f'{where}: {name} differs from what was saved')
     return restored.state, extra
 
   def _existing(self, step):
@@ -141,15 +141,15 @@ class Checkpointer:
     if step not in steps:
       wanted = '' if step is None else f' of step {step}'
       raise errors.InputError(
-          f'no checkpoint{wanted} in {self._directory} (there: {steps})')
+          f'no checkpoint{wanted} in {self._directory} (it has: {steps})')
     return step
 
   def restore_last_good(self, abstract_state: Any, unpadded: Unpadded = _NONE
                         ) -> tuple[int, Any, dict[str, Any]] | None:
-    """(step, state, extra) of the last undamaged step; None: nothing saved.
+    """Reads (step, state, extra) of the last undamaged step, if any was saved.
 
-    Damaged steps behind it are named on stderr and set aside as
-    DIR/damaged_<step>, so that the run can save these steps anew.
+    Later, damaged steps are named on stderr and moved to DIR/damaged_<step>, so
+    that the run can save these steps again.
 
     Raises:
       InputError: every step is damaged, or as `restore`.
@@ -172,31 +172,36 @@ class Checkpointer:
     return None
 
   def _set_aside(self, step, damage):
-    print(f'warning: {damage}; going back to the checkpoint before it',
+    print(f'warning: {damage}; using the checkpoint before it',
           file=sys.stderr, flush=True)
     (self._directory / str(step)).rename(_unused(
         self._directory / f'damaged_{step}'))
 
   def wait(self) -> None:
-    """Until the save that was started is whole, or has failed."""
-    with self._failure_told():
+    """Waits until the save in progress is complete or has failed."""
+    with self._logging_failure():
       self._manager.wait_until_finished()
 
+  def describe_latest(self) -> str:
+    """'the last checkpoint is of step 3', for messages."""
+    latest = self.latest()
+    return ('there is no checkpoint yet' if latest is None else
+            f'the last checkpoint is of step {latest}')
+
   def close(self) -> None:
-    """Waits, and lets the threads go.
+    """Waits for the save in progress and ends Orbax's threads.
 
     Raises:
       RunError: the last save failed.
     """
-    self.wait()
+    latest = self.describe_latest()
     self._manager.close()
     if self._failure:
-      raise errors.RunError(f'{self._failure}; the last good one is of step '
-                            f'{self._manager.latest_step()}')
+      raise errors.RunError(f'{self._failure}; {latest}')
 
   @contextlib.contextmanager
-  def _failure_told(self) -> Iterator[None]:
-    """Turns what a save raises, here or in its thread, into a warning."""
+  def _logging_failure(self) -> Iterator[None]:
+    """Logs a warning instead of what a save raises, here or in its thread."""
     try:
       yield
     except Exception as error:  # Orbax and tensorstore raise many kinds
@@ -206,8 +211,9 @@ class Checkpointer:
       for left in self._directory.glob(f'{self._saving}.orbax-checkpoint-tmp*'):
         shutil.rmtree(left, ignore_errors=True)
 
+
 def _kept(keep, keep_every):
-  """Which steps outlive the next save."""
+  """The policy that decides which steps the next save keeps."""
   policies = [
       preservation_policy.LatestN(keep),
       preservation_policy.BestN(
@@ -219,10 +225,10 @@ def _kept(keep, keep_every):
 
 
 def _check_arrays(where, saved, abstract_state, unpadded) -> None:
-  """Refuses another shape or dtype, which Orbax would cast to, by name."""
+  """Refuses arrays of other names, shapes or dtypes; Orbax would cast."""
   there, here = _named(saved), _named(abstract_state)
   for name in sorted(there.keys() ^ here.keys()):
-    but = 'not in it' if name in here else 'in it, not in this run'
+    but = 'not in it' if name in here else 'in it, but not in this run'
     raise errors.InputError(f'{where}: {name} is {but}')
   for name, array in there.items():
     fits = _signature(array) == _signature(here[name])
@@ -246,15 +252,15 @@ def _named(tree) -> dict[str, Any]:
 
 
 def _digests(tree, saved=None) -> dict[str, int]:
-  """A digest of the bits of each array, by its path; as that of `saved`.
+  """A digest of each array's bits, by the array's path.
 
-  By one program: many small ones, each of which communicates, can block one
-  another on a CPU.
+  One program computes them all: on a CPU, many small programs with collectives
+  can deadlock.
 
   Args:
     tree: of arrays.
-    saved: a tree of what has the shapes that the arrays were saved with; None:
-      their own.
+    saved: the same tree with the shapes that the arrays were saved in; None:
+      their own shapes.
   """
   named, shaped = _named(tree), _named(tree if saved is None else saved)
   shapes = tuple(tuple(shaped[name].shape) for name in named)
@@ -270,9 +276,10 @@ def _digest_all(arrays, shapes) -> list[jax.Array]:
 def _digest(x, shape) -> jax.Array:
   """Σ_i m_i · bits(x_i) mod 2^32 with odd m_i: uint32.
 
-  Whatever the sharding, as sums mod 2^32 have no order; a single changed
-  element always changes it. The elements of an array of `shape` are numbered,
-  of which x has a part, or which is part of x: zeros add nothing.
+  Independent of the sharding, as the order of a sum mod 2^32 is irrelevant; a
+  single changed element always changes it. i numbers the elements of an array
+  of `shape`; x may be padded or cut at its ends relative to it, as zeros add
+  nothing.
   """
   x = jnp.atleast_1d(jnp.asarray(x))
   bits = jax.lax.bitcast_convert_type(x, f'uint{8 * x.dtype.itemsize}')
@@ -280,17 +287,18 @@ def _digest(x, shape) -> jax.Array:
   for axis, size in enumerate(shape or (1,)):
     index = index * jnp.uint32(size) + jax.lax.broadcasted_iota(
         jnp.uint32, x.shape, axis)
-  scrambled = (index + 1) * jnp.uint32(2654435761)  # Knuth's, 2^32 / golden
+  # Knuth's multiplier: 2^32 / golden ratio.
+  scrambled = (index + 1) * jnp.uint32(2654435761)
   odd = scrambled ^ (scrambled >> 15) | 1
   return jnp.sum(bits.astype(jnp.uint32) * odd, dtype=jnp.uint32)
 
 
 def _reason(error):
-  return ' '.join(str(error).split())[:500] or type(error).__name__
+  return errors.one_line(error)[:500] or type(error).__name__
 
 
 def _unused(path):
-  """`path`, or with a number behind it where that exists."""
+  """`path`, with a number appended if it exists."""
   candidates = itertools.chain([path], (
       path.with_name(f'{path.name}.{i}') for i in itertools.count(1)))
   return next(candidate for candidate in candidates if not candidate.exists())
@@ -298,7 +306,7 @@ def _unused(path):
 
 @contextlib.contextmanager
 def _no_stray_tracebacks() -> Iterator[None]:
-  """Orbax drops failed coroutines, of which Python prints the tracebacks."""
+  """Silences the tracebacks that Python prints of Orbax's lost coroutines."""
   hook = sys.unraisablehook
   sys.unraisablehook = lambda _: None
   try:

@@ -1,4 +1,4 @@
-"""What this process takes of its host: it should not grow with the steps."""
+"""The process and its host: resources used, recompilations, environment."""
 
 import contextlib
 import ctypes
@@ -15,11 +15,16 @@ from typing import Any
 
 import jax
 
+_COMPILED = '/jax/core/compile/backend_compile_duration'
+_PACKAGES = (
+    'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy',
+    'transformers', 'tokenizers', 'datasets', 'math-verify', 'safetensors')
 _PROC = pathlib.Path('/proc')
+_ROOT = pathlib.Path(__file__).parents[2]
 
 
 def usage() -> dict[str, int]:
-  """Resident bytes, open files, and processes started; {} but on Linux."""
+  """Resident bytes, open files, and child processes; {} except on Linux."""
   if not (_PROC / 'self' / 'statm').exists():
     return {}
   pages = int((_PROC / 'self' / 'statm').read_text().split()[1])
@@ -29,31 +34,28 @@ def usage() -> dict[str, int]:
 
 
 def settle() -> None:
-  """Gives back what compiling took: hundreds of megabytes.
+  """Returns memory that compiling used, hundreds of megabytes, to the system.
 
-  The C library keeps them else, and a leak would long not be seen.
+  Otherwise the C library keeps it, and would hide a leak for a long time.
   """
   gc.collect()
-  libc = ctypes.CDLL(None)
-  if hasattr(libc, 'malloc_trim'):  # glibc
-    libc.malloc_trim(0)
+  with contextlib.suppress(AttributeError):  # only glibc has it
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def _is_mine(stat: pathlib.Path) -> bool:
-  with contextlib.suppress(OSError):  # it may end meanwhile
-    # pid (name) state parent …, where the name may hold anything.
+  with contextlib.suppress(OSError):  # the process may have ended
+    # pid (name) state parent …, where the name may contain anything.
     return int(stat.read_text().rpartition(')')[2].split()[1]) == os.getpid()
   return False
 
-_COMPILED = '/jax/core/compile/backend_compile_duration'
-
 
 class CompilationCounter:
-  """Counts the programs that are compiled, or read from the cache.
+  """Counts the programs that are compiled or read from the cache.
 
-  What is compiled after `warm_up` calls of `pop` is told on stderr: a few
-  times it may be a completion longer than any before; again and again it is a
-  shape that changes from step to step, and time lost.
+  Compilations after `warm_up` calls of `pop` are logged on stderr. A few may
+  come from completions that are longer than any before; if they recur, a shape
+  changes from step to step, which costs time.
   """
 
   def __init__(self, warm_up: int):
@@ -62,7 +64,7 @@ class CompilationCounter:
     jax.monitoring.register_event_duration_secs_listener(self._listen)
 
   def pop(self) -> int:
-    """How many since the last call."""
+    """Returns the number of compilations since the last call."""
     names, self._names = self._names, []
     if names and not self._left:
       print(f'warning: {len(names)} programs compiled after the warm-up: '
@@ -74,14 +76,9 @@ class CompilationCounter:
     if event == _COMPILED:
       self._names.append(fun_name)
 
-_PACKAGES = (
-    'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy',
-    'transformers', 'tokenizers', 'datasets', 'math-verify', 'safetensors')
-_ROOT = pathlib.Path(__file__).parents[2]
-
 
 def describe() -> dict[str, Any]:
-  """Name -> value, all of them text or numbers."""
+  """The environment of a run: name -> text or number."""
   devices = jax.devices()
   return {
       'started': time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime()),
@@ -93,13 +90,13 @@ def describe() -> dict[str, Any]:
 
 
 def record(workdir: pathlib.Path, step: int) -> None:
-  """Appends a start at `step` to DIR/environment.jsonl."""
+  """Appends the environment of a start at `step` to DIR/environment.jsonl."""
   with (workdir / 'environment.jsonl').open('a', encoding='utf-8') as file:
     file.write(json.dumps({'step': step} | describe()) + '\n')
 
 
 def _commit():
-  """The source's commit, `+` behind it if files were changed; or None."""
+  """The source's commit, with `+` if files were changed; None if unknown."""
   with contextlib.suppress(OSError, subprocess.SubprocessError):
     commit, changed = (subprocess.run(
         ['git', '-C', str(_ROOT), *command], capture_output=True, text=True,

@@ -1,11 +1,11 @@
-"""Where arrays live: the device mesh, one rules table, host <-> device.
+"""Where arrays live: the device mesh, its rules table, transfers, memory.
 
-Everything above names the axes of its arrays logically ('embed', 'heads',
-'batch', ...); a rules table maps those names to mesh axes.
+Other packages name the axes of their arrays logically ('embed', 'heads',
+'batch', ...); a rules table maps these names to mesh axes.
 
-Mesh axes: `data` copies of the parameters; `fsdp` shards of parameters and
-optimiser state (the batch is split over data and fsdp together); `tensor`
-shards of the vocabulary, heads and feed-forward width.
+Mesh axes: `data` replicates the parameters; `fsdp` shards parameters and
+optimiser state (data and fsdp together shard the batch); `tensor` shards the
+vocabulary, heads and feed-forward width.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,6 @@ import contextlib
 import contextvars
 import functools
 import math
-from typing import Any
 
 from flax import linen as nn
 import jax
@@ -37,25 +36,24 @@ RULES = {
     None: None,
 }
 
-# Decoding: weights whole on every fsdp shard, so that no decode step has to
-# gather them.
+# Decoding: every fsdp shard holds complete weights, so that no decode step has
+# to gather them.
 DECODE_RULES = {**RULES, 'embed': None}
 
-# (mesh, rules) of the `under_rules` that is being traced.
+# (mesh, rules) of the `under_rules` function that is being traced.
 _IN_FORCE = contextvars.ContextVar('in force', default=None)
 
 
 def make(
     shape: Mapping[str, int], devices: Sequence[jax.Device] | None = None
 ) -> jax.sharding.Mesh:
-  """The mesh of `shape` (one size per name of AXES) over all the devices.
+  """The mesh of `shape`, one size per name of AXES, over all devices.
 
-  One size may be -1: what the others leave. Every device is used: a product
-  smaller than their number is refused, as leaving devices idle is never meant
-  (pass `devices` to choose a part).
+  One size may be -1: it takes the devices that the others leave. A shape that
+  leaves devices idle is refused; pass `devices` to use only some of them.
 
   Raises:
-    InputError: with the numbers, when the shape does not fit the devices.
+    InputError: with the numbers, if the shape does not fit the devices.
   """
   devices = jax.devices() if devices is None else devices
   sizes = [shape[name] for name in AXES]
@@ -63,14 +61,14 @@ def make(
   known = math.prod(size for size in sizes if size != -1)
   if sizes.count(-1) > 1 or any(s < 1 and s != -1 for s in sizes):
     raise errors.InputError(
-        f'mesh {text}: sizes are positive, and one of them may be -1')
+        f'mesh {text}: sizes must be positive, except that one may be -1')
   if len(devices) % known:
     raise errors.InputError(
         f'mesh {text}: {known} does not divide the {len(devices)} '
         f'{devices[0].platform} devices')
   if -1 not in sizes and known != len(devices):
     raise errors.InputError(
-        f'mesh {text} takes {known} devices and there are {len(devices)}: '
+        f'mesh {text} takes {known} devices, but there are {len(devices)}: '
         'set one of the sizes to -1 to use them all')
   sizes = [len(devices) // known if size == -1 else size for size in sizes]
   # make_mesh defaults to Explicit axes; Auto lets XLA propagate shardings.
@@ -91,31 +89,35 @@ def shardings(mesh: jax.sharding.Mesh, axes_tree, rules=RULES):
 
 
 def batch_sharding(mesh: jax.sharding.Mesh) -> jax.sharding.NamedSharding:
-  """Axis 0 over data and fsdp, whatever the rank."""
+  """Axis 0 over data and fsdp, for arrays of any rank."""
   return shardings(mesh, ('batch',))
 
 
 def batch_shards(mesh: jax.sharding.Mesh) -> int:
-  """Into how many pieces axis 0 of a batch is cut: data x fsdp."""
+  """Number of shards of a batch's axis 0: data x fsdp."""
   return _parts(mesh, RULES['batch'])
 
 
 def replicated(mesh: jax.sharding.Mesh) -> jax.sharding.NamedSharding:
-  """The whole array on every device."""
+  """A complete copy on every device."""
   return shardings(mesh, ())
+
+
+def platform(mesh: jax.sharding.Mesh) -> str:
+  """The mesh's kind of device: 'cpu', 'gpu' or 'tpu'."""
+  return mesh.devices.flat[0].platform
 
 
 def under_rules(mesh: jax.sharding.Mesh, function: Callable, rules=RULES
                 ) -> Callable:
-  """`function`, traced with the rules in force.
+  """Wraps `function` so that tracing it applies the rules on this mesh.
 
-  The constraints that it puts on logical axes (flax's with_logical_constraint)
-  then hold on this mesh, and `per_device` cuts by it; without it neither does
-  anything.
+  Inside, flax's with_logical_constraint and `per_device` take effect; without
+  it neither does anything.
   """
   @functools.wraps(function)
   def wrapped(*args, **kwargs):
-    # Flax looks for an abstract mesh; without one it drops the constraints.
+    # Without an abstract mesh, flax drops the constraints.
     with (jax.sharding.use_abstract_mesh(mesh.abstract_mesh),
           _in_force(mesh, rules)):
       return function(*args, **kwargs)
@@ -136,15 +138,15 @@ def _in_force(mesh, rules):
 
 def by_batch_shard(mesh: jax.sharding.Mesh, function: Callable, in_axes,
                    out_axes) -> Callable:
-  """`function` of a shard of the batch, on all the shards at one time.
+  """Runs `function` on every shard of the batch in parallel.
 
-  They do not wait for each other but in `total_over_batch`. To be called under
-  `under_rules`; inside a shard its rules hold but for `batch`, which is whole
-  there, and there is no `per_device`.
+  Shards synchronise only in `total_over_batch`. Call it within `under_rules`,
+  whose rules also hold inside, except that `batch` is not sharded there;
+  `per_device` must not be used inside.
 
   Args:
     in_axes, out_axes: of arguments and results, or of their subtrees:
-      ('batch',) is cut along axis 0, () is whole everywhere.
+      ('batch',) is sharded along axis 0, () is replicated.
   """
   def specs(axes_tree):
     return jax.tree.map(
@@ -162,21 +164,21 @@ def by_batch_shard(mesh: jax.sharding.Mesh, function: Callable, in_axes,
 
 
 def total_over_batch(x: jax.Array) -> jax.Array:
-  """The sum of what each shard of the batch has, in `by_batch_shard`."""
+  """The sum of x over the batch shards, within `by_batch_shard`."""
   return jax.lax.psum(x, RULES['batch'])
 
 
 def per_device(function: Callable, axes: Sequence[tuple[str | None, ...]],
                *arrays: jax.Array) -> jax.Array:
-  """function(*arrays), each device computing on its own pieces.
+  """function(*arrays), computed by each device on its own shards.
 
-  For kernels, which XLA cannot cut by itself. Where no rules are in force,
-  or on one device, it is the plain call.
+  For custom kernels, which XLA cannot partition. Without `under_rules`, or on
+  one device, it is a plain call.
 
   Args:
-    function: of one array a piece; its result is cut as the first is.
-    axes: logical names of each array's dimensions. One that its mesh axes do
-      not divide is whole everywhere.
+    function: of one shard per array; its result is sharded as the first array.
+    axes: logical names of each array's dimensions. A dimension that its mesh
+      axes do not divide is replicated.
   """
   if _IN_FORCE.get() is None or _IN_FORCE.get()[0].size == 1:
     return function(*arrays)
@@ -194,10 +196,10 @@ def per_device(function: Callable, axes: Sequence[tuple[str | None, ...]],
 
 
 def check(mesh: jax.sharding.Mesh, axes_tree, abstract_tree, rules=RULES):
-  """Refuses a mesh that does not divide some array's dimension.
+  """Refuses a mesh that does not divide a dimension of some array.
 
   Raises:
-    InputError: the first such array, by its path, with the numbers.
+    InputError: names the first such array and gives the numbers.
   """
   axes_of = dict(
       jax.tree_util.tree_flatten_with_path(axes_tree, is_leaf=_is_axes)[0])
@@ -214,54 +216,14 @@ def check(mesh: jax.sharding.Mesh, axes_tree, abstract_tree, rules=RULES):
             f'dimension {index} ({axis}) of {name} {tuple(array.shape)}')
 
 
-def check_memory(mesh: jax.sharding.Mesh, parts: Mapping[str, Any],
-                 limit: int | None = None) -> None:
-  """Refuses what cannot lie in a device's memory at one time.
-
-  Args:
-    mesh: whose devices; those that do not tell their memory hold anything.
-    parts: what is there -> its tree of ShapeDtypeStructs with shardings.
-    limit: bytes of a device; None: as it says.
-
-  Raises:
-    InputError: with the bytes of each part.
-  """
-  if limit is None:
-    stats = mesh.local_devices[0].memory_stats()
-    limit = stats['bytes_limit'] if stats else math.inf
-  sizes = bytes_on_device(parts)
-  if sum(sizes.values()) > limit:
-    raise errors.InputError(
-        f'mesh {dict(mesh.shape)}: a device has {limit / 1e9:.4g} GB of memory '
-        f'and would have to hold {sum(sizes.values()) / 1e9:.4g} GB: '
-        f'{in_gigabytes(sizes)}')
-
-
-def bytes_on_device(parts: Mapping[str, Any]) -> dict[str, int]:
-  """What a device holds of each tree of ShapeDtypeStructs with shardings."""
-  return {name: sum(map(_bytes_on_device, jax.tree.leaves(tree)))
-          for name, tree in parts.items()}
-
-
-def in_gigabytes(sizes: Mapping[str, float]) -> str:
-  """'weights 1.5 GB, gradient 0.5 GB'."""
-  return ', '.join(f'{name} {size / 1e9:.4g} GB'
-                   for name, size in sizes.items() if size)
-
-
-def _bytes_on_device(leaf):
-  return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-
-
 def put(tree, sharding_tree):
-  """Host arrays to global arrays on the mesh.
+  """Copies host arrays to global arrays on the mesh.
 
-  Every process passes the whole arrays, and the same; each device takes its
-  slice of them.
+  Every process passes the same complete arrays; each device takes its slice.
 
   Args:
     tree: of numpy arrays.
-    sharding_tree: shardings, of the whole tree or of its subtrees.
+    sharding_tree: shardings of the tree or of its subtrees.
   """
   def place(sharding, subtree):
     return jax.tree.map(lambda x: jax.make_array_from_callback(
@@ -271,9 +233,9 @@ def put(tree, sharding_tree):
 
 
 def to_host(tree):
-  """Global arrays to numpy arrays, whole, on every process.
+  """Copies global arrays to complete numpy arrays on every process.
 
-  A collective when there are several processes: all of them must call it.
+  A collective: with several processes, all of them must call it.
   """
   def get(array):
     if isinstance(array, jax.Array) and not (
@@ -284,10 +246,25 @@ def to_host(tree):
   return jax.tree.map(get, tree)
 
 
-def free_bytes() -> int | None:
-  """Memory left on the fullest device of the job; None where nobody knows.
+def device_bytes(tree) -> int:
+  """Bytes that one device holds of the tree's arrays.
 
-  A collective when there are several processes.
+  A leaf is an array, or a ShapeDtypeStruct with its sharding.
+  """
+  return sum(math.prod(leaf.sharding.shard_shape(leaf.shape))
+             * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def memory_limit(mesh: jax.sharding.Mesh) -> int | None:
+  """Bytes that a device of the mesh may use; None if it reports none."""
+  stats = mesh.local_devices[0].memory_stats()
+  return stats['bytes_limit'] if stats else None
+
+
+def free_bytes() -> int | None:
+  """Free bytes of the job's fullest device; None if devices report none.
+
+  A collective: with several processes, all of them must call it.
   """
   free = [stats['bytes_limit'] - stats['bytes_in_use']
           for stats in (device.memory_stats()
@@ -300,17 +277,12 @@ def free_bytes() -> int | None:
 
 
 def _is_axes(node) -> bool:
-  # Not isinstance: optax's states are named tuples, some of them empty.
+  # Not isinstance: optax states are named tuples, some of them empty.
   return type(node) is tuple and all(
       name is None or isinstance(name, str) for name in node)
 
 
 def _parts(mesh: jax.sharding.Mesh, axes: str | tuple[str, ...] | None) -> int:
-  """Into how many pieces a dimension mapped to these mesh axes is cut."""
+  """Number of shards of a dimension that is mapped to these mesh axes."""
   axes = (axes,) if isinstance(axes, str) else axes or ()
   return math.prod(mesh.shape[axis] for axis in axes)
-
-
-def platform(mesh: jax.sharding.Mesh) -> str:
-  """'cpu', 'gpu' or 'tpu': of the mesh's devices."""
-  return mesh.devices.flat[0].platform

@@ -1,6 +1,6 @@
-"""What a run tells: metrics.jsonl, TensorBoard, phase times, progress."""
+"""A run's metrics: metrics.jsonl, TensorBoard, Weights & Biases."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 import contextlib
 import hashlib
 import json
@@ -15,17 +15,18 @@ from tensorboardX import event_file_writer
 from tensorboardX.proto import event_pb2
 from tensorboardX.proto import summary_pb2
 
+from tepo_jax import errors
 from tepo_jax.runtime import files
 
 
 class Writer:
   """Appends scalars to DIR/metrics.jsonl and DIR/tensorboard/.
 
-  One line a step, `{"step": 3, "reward": 0.5, ...}`, flushed at once. Every
-  line is valid JSON: NaN and the infinities are written as null (TensorBoard
-  gets them as they are). metrics.jsonl is the record of the run and errors
-  in writing it are raised; TensorBoard and Weights & Biases are conveniences:
-  the first error of each is told on stderr and ends it.
+  metrics.jsonl gets one line per step, `{"step": 3, "reward": 0.5, ...}`,
+  flushed at once and valid JSON: NaN and infinities become null (TensorBoard
+  gets them unchanged). It is the record of the run, so errors in writing it are
+  raised. TensorBoard and Weights & Biases are conveniences: the first error of
+  each is logged on stderr and disables it.
   """
 
   def __init__(self, workdir: str | os.PathLike,
@@ -48,13 +49,12 @@ class Writer:
     self._file.write(json.dumps(line, allow_nan=False) + '\n')
     self._file.flush()
     for sink in self._sinks:
-      sink.write(int(step), values)
+      sink.call(sink.write, int(step), values)
 
   def truncate(self, step: int) -> None:
-    """Forgets what lies after `step`, for a run that resumes there.
+    """Deletes the metrics after `step`, for a run that resumes there.
 
-    The file is replaced by rename, so that a crash leaves the old one or the
-    new one. A torn last line (the process was killed while writing) goes too.
+    A torn last line, of a process killed while writing, is deleted too.
     """
     kept = []
     for line in self._path.read_text('utf-8', 'replace').splitlines():
@@ -65,16 +65,16 @@ class Writer:
     files.replace_text(self._path, ''.join(kept))
     self._file = self._path.open('a', encoding='utf-8')
     for sink in self._sinks:
-      sink.purge_from(step + 1)
+      sink.call(sink.purge_from, step + 1)
 
   def close(self) -> None:
     self._file.close()
     for sink in self._sinks:
-      sink.close()
+      sink.call(sink.close)
 
 
 class NoWriter:
-  """In the place of a Writer, on processes that write nothing."""
+  """The Writer of processes that write nothing."""
 
   def write(self, step: int, scalars: Mapping[str, float]) -> None:
     del step, scalars
@@ -87,38 +87,36 @@ class NoWriter:
 
 
 class _Sink:
-  """Where a run's numbers are shown; a run goes on without.
+  """An optional output: after its first error, the run continues without it.
 
-  name: in the warning. errors: what may go wrong with it.
+  name: for the warning. errors: the exceptions that only disable it.
   """
   name: str
   errors: tuple[type[Exception], ...]
   _broken = False
 
-  @contextlib.contextmanager
-  def _told_once(self) -> Iterator[None]:
+  def call(self, method: Callable[..., None], *arguments: Any) -> None:
+    """Calls one of the sink's methods, unless the sink is disabled."""
     try:
-      yield
-    except self.errors as error:
       if not self._broken:
-        print(f'warning: no more {self.name}: {" ".join(str(error).split())}',
-              file=sys.stderr, flush=True)
+        method(*arguments)
+    except self.errors as error:
+      print(f'warning: {self.name} disabled: {errors.one_line(error)}',
+            file=sys.stderr, flush=True)
       self._broken = True
-      self._writer = None
 
 
 class _Events(_Sink):
   """TensorBoard events, written in the caller's thread.
 
-  tensorboardX's SummaryWriter has a thread and a bounded queue: when its disk
-  fails the thread dies and training hangs on the full queue. Its event writer
-  alone is all that scalars need.
+  tensorboardX's SummaryWriter has a thread and a bounded queue: if the disk
+  fails, the thread dies and training hangs on the full queue. Scalars need only
+  its event writer.
   """
   name, errors = 'TensorBoard events', (OSError, ValueError)
 
   def __init__(self, directory: pathlib.Path):
-    self._directory = directory
-    self._writer = None
+    self._directory, self._writer = directory, None
 
   def write(self, step: int, scalars: Mapping[str, float]) -> None:
     value = summary_pb2.Summary.Value
@@ -126,53 +124,46 @@ class _Events(_Sink):
         value(tag=name, simple_value=x) for name, x in scalars.items()]))
 
   def purge_from(self, step: int) -> None:
-    """TensorBoard hides what older files hold from `step` on."""
+    """Makes TensorBoard hide the events from `step` on in older files."""
     self._append(step=step, session_log=event_pb2.SessionLog(
         status=event_pb2.SessionLog.START))
 
   def close(self) -> None:
-    with self._told_once():
-      if self._writer is not None:
-        self._writer.close()
+    if self._writer is not None:
+      self._writer.close()
 
   def _append(self, **event) -> None:
-    with self._told_once():
-      if self._writer is None and not self._broken:
-        self._directory.mkdir(parents=True, exist_ok=True)
-        self._writer = event_file_writer.EventsWriter(
-            str(self._directory / 'events'), f'.{time.time_ns()}')
-      if self._writer is not None:
-        self._writer.write_event(
-            event_pb2.Event(wall_time=time.time(), **event))
-        self._writer.flush()
+    if self._writer is None:
+      self._directory.mkdir(parents=True, exist_ok=True)
+      self._writer = event_file_writer.EventsWriter(
+          str(self._directory / 'events'), f'.{time.time_ns()}')
+    self._writer.write_event(event_pb2.Event(wall_time=time.time(), **event))
+    self._writer.flush()
 
 
 class _Wandb(_Sink):
-  """The Weights & Biases run of this workdir, continued if it is known there.
+  """The Weights & Biases run of this workdir, continued if it exists.
 
-  Its mode (online, offline) is that of the environment's WANDB_MODE.
+  The environment's WANDB_MODE selects its mode (online, offline).
   """
-  name, errors = 'Weights & Biases', (Exception,)  # it raises many kinds
+  name, errors = 'Weights & Biases', (Exception,)  # it raises many types
 
   def __init__(self, workdir: str | os.PathLike, project: str,
                config: Mapping[str, Any]):
-    path, self._writer = pathlib.Path(workdir).absolute(), None
-    with self._told_once():
-      import wandb  # optional: not in requirements.txt
-      self._writer = wandb.init(
-          project=project, name=path.name, dir=path, config=dict(config),
-          id=hashlib.sha256(str(path).encode()).hexdigest()[:16],
-          resume='allow')
+    self._run = None
+    self.call(self._init, pathlib.Path(workdir).absolute(), project, config)
+
+  def _init(self, path, project, config):
+    import wandb  # optional: not in requirements.txt
+    self._run = wandb.init(
+        project=project, name=path.name, dir=path, config=dict(config),
+        id=hashlib.sha256(str(path).encode()).hexdigest()[:16], resume='allow')
 
   def write(self, step: int, scalars: Mapping[str, float]) -> None:
-    with self._told_once():
-      if self._writer is not None:
-        self._writer.log(scalars, step=step)
+    self._run.log(scalars, step=step)
 
   def purge_from(self, step: int) -> None:
-    """Its steps only go up: what it has of later ones it keeps."""
+    """Does nothing: its steps only increase, so it keeps later ones."""
 
   def close(self) -> None:
-    with self._told_once():
-      if self._writer is not None:
-        self._writer.finish()
+    self._run.finish()

@@ -1,13 +1,14 @@
-"""Several processes that are one job: joining, agreeing, ending together.
+"""A job of several processes: joining, agreeing, stopping, failing together.
 
-Every process runs the same program on the same host data, and each holds its
-part of the global arrays. What touches the outside, a file or the terminal, is
-the first one's. With a single process all of this is nothing.
+Every process runs the same program on the same host data and holds its part of
+the global arrays. Only the first process writes files and to the terminal. With
+a single process these functions do nothing special.
 """
 
 import contextlib
 import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -19,13 +20,13 @@ import numpy as np
 
 from tepo_jax import errors
 
-LOST = 3  # exit status where another process is gone: worth another start
+LOST = 3  # exit status after another process was lost: worth a restart
 
-_HEARTBEAT_SECONDS = 60  # a process that is silent for so long is gone
-_SHUTDOWN_SECONDS = 60  # how long one that has ended waits for the others
+_HEARTBEAT_SECONDS = 60  # a process that is silent for longer is lost
+_SHUTDOWN_SECONDS = 60  # how long a finished process waits for the others
 _MESSAGE_BYTES = 4096
 
-# What the transports say when the other side is gone.
+# In the transports' messages when the other side is gone.
 _GONE = re.compile(
     r'gloo|nccl|heartbeat|coordination|barrier|socket|unavailable|'
     r'connection (closed|reset|refused)', re.IGNORECASE)
@@ -34,11 +35,11 @@ _Item = TypeVar('_Item')
 
 
 def initialize() -> None:
-  """Joins the job's other processes; nothing on one process.
+  """Joins the job's other processes if TEPO_MULTIHOST=1.
 
-  TEPO_MULTIHOST=1 asks for it. JAX then finds the coordinator, the number of
-  processes and this one's index: from the TPU slice, from Slurm, or from
-  JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+  JAX takes the coordinator, the number of processes and this one's index from
+  the TPU slice, from Slurm, or from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES
+  and JAX_PROCESS_ID.
   """
   if os.environ.get('TEPO_MULTIHOST') == '1':
     jax.distributed.initialize(
@@ -57,17 +58,17 @@ def _coordinates() -> dict[str, str | int]:
     }
   except (KeyError, ValueError) as error:
     raise errors.InputError(
-        'JAX_COORDINATOR_ADDRESS is set: JAX_NUM_PROCESSES and JAX_PROCESS_ID '
-        f'must be integers beside it ({error})') from error
+        'JAX_COORDINATOR_ADDRESS is set, so JAX_NUM_PROCESSES and '
+        f'JAX_PROCESS_ID must be set to integers ({error})') from error
 
 
 def is_first() -> bool:
-  """Whether this process writes and speaks for the job."""
+  """Whether this process writes files and messages for the job."""
   return jax.process_index() == 0
 
 
 def on_first(function: Callable[..., Any], *arguments: Any) -> None:
-  """Calls it on the first process, while the others wait for its end.
+  """Calls the function on the first process; the others wait for it.
 
   Raises:
     errors.InputError: on every process, if the function raised it.
@@ -83,18 +84,18 @@ def on_first(function: Callable[..., Any], *arguments: Any) -> None:
       message = str(error).encode()[:_MESSAGE_BYTES] or b'bad input'
   text = np.zeros(_MESSAGE_BYTES, np.uint8)
   text[:len(message)] = np.frombuffer(message, np.uint8)
-  told = bytes(multihost_utils.broadcast_one_to_all(text)).rstrip(b'\0')
-  if told:
-    raise errors.InputError(told.decode(errors='replace'))
+  message = bytes(multihost_utils.broadcast_one_to_all(text)).rstrip(b'\0')
+  if message:
+    raise errors.InputError(message.decode(errors='replace'))
 
 
 def any_of(flag: bool) -> bool:
-  """Whether any process says so; all of them must ask."""
+  """Whether the flag is set on any process; all of them must call it."""
   return bool(total(np.array(flag, np.int32)))
 
 
 def total(array: np.ndarray) -> np.ndarray:
-  """The sum of the processes' arrays, on all of them; all must ask."""
+  """The sum of all processes' arrays; all of them must call it."""
   if jax.process_count() == 1:
     return array
   return np.asarray(multihost_utils.process_allgather(array)).sum(
@@ -102,27 +103,47 @@ def total(array: np.ndarray) -> np.ndarray:
 
 
 def mine(items: Sequence[_Item]) -> Sequence[_Item]:
-  """This process's share of a list that all of them have: every n-th."""
+  """This process's share of a list that all of them have: every n-th item."""
   return items[jax.process_index()::jax.process_count()]
 
 
 def whole(part: Sequence[float], length: int) -> np.ndarray:
-  """The list of which every process has its share (`mine`), float32.
+  """Joins the processes' shares (`mine`) of a list, as float32.
 
-  All of them must ask, with the same length.
+  All processes must call it, with the same length.
   """
   values = np.zeros(length, np.float32)
   values[jax.process_index()::jax.process_count()] = part
   return total(values)
 
 
+class Stopped(Exception):
+  """The run was asked to stop."""
+
+
+class StopRequest:
+  """Makes SIGTERM a request to save and exit."""
+
+  def __init__(self):
+    self.requested = False
+    signal.signal(signal.SIGTERM, self._request)
+
+  def check(self) -> None:
+    """Raises Stopped on every process if any of them received SIGTERM."""
+    if any_of(self.requested):
+      raise Stopped
+
+  def _request(self, *_):
+    self.requested = True
+
+
 @contextlib.contextmanager
 def ending_together() -> Iterator[None]:
-  """Ends this process at once when it fails, so that the others notice.
+  """Ends this process at once if it fails, so that the others notice.
 
-  Bad input and a run that cannot go on are found by all alike, and pass. Of
-  anything else the others know nothing: leaving in order would wait for them,
-  as they wait for this one.
+  All processes find bad input and RunErrors alike; these pass. Of other errors
+  the other processes know nothing: an orderly exit would wait for them while
+  they wait for this process.
   """
   try:
     yield
@@ -135,8 +156,8 @@ def ending_together() -> Iterator[None]:
       raise
     if reason is not None:
       print(f'error: process {jax.process_index()}: another process of the '
-            f'job is gone ({reason}); started again, the job goes on from its '
-            'last checkpoint', file=sys.stderr)
+            f'job is gone ({reason}); restarted, the job resumes from its last '
+            'checkpoint', file=sys.stderr)
       status = LOST
     else:
       traceback.print_exc()
@@ -147,12 +168,12 @@ def ending_together() -> Iterator[None]:
 
 
 def _lost(error: BaseException | None) -> str | None:
-  """What an error, or one behind it, says of a process that is gone.
+  """The message of an error that a lost process caused, else None.
 
-  Closing a run after such an error may fail for the same reason.
+  It may be the cause of the given error: closing the run can fail again.
   """
   while error is not None:
     if _GONE.search(str(error)):
-      return ' '.join(str(error).split())[:200]
+      return errors.one_line(error)[:200]
     error = error.__cause__ or error.__context__
   return None

@@ -1,4 +1,4 @@
-"""TODO"""
+"""Phase times and progress lines of a run."""
 
 import collections
 from collections.abc import Iterator
@@ -8,11 +8,11 @@ import shutil
 import sys
 import time
 
-PLAIN_PHASE_SECONDS = 5.0  # least time between phase lines off a terminal
+PLAIN_PHASE_SECONDS = 5.0  # minimum between phase lines without a terminal
 
 
 class Timers:
-  """Wall-clock seconds by phase: `with timers('rollout'): ...`."""
+  """Sums wall-clock seconds by phase: `with timers('rollout'): ...`."""
 
   def __init__(self):
     self._seconds = collections.defaultdict(float)
@@ -26,18 +26,19 @@ class Timers:
       self._seconds[name] += time.perf_counter() - start
 
   def pop(self) -> dict[str, float]:
-    """The seconds since the last pop, by phase; starts again from none."""
-    seconds, self._seconds = dict(self._seconds), self._seconds.__class__(float)
+    """Returns the seconds since the last call, by phase."""
+    seconds = dict(self._seconds)
+    self._seconds.clear()
     return seconds
 
 
 class Progress:
-  """Says on `stream` what is happening and how long it will take.
+  """Writes a run's progress and estimated time left to `stream`.
 
-  On a terminal two lines are rewritten in place: step, phase and time left,
-  and what the last step was like; what must stay is printed above them.
-  Elsewhere every step is one line, and so is a phase, but no more than one
-  every PLAIN_PHASE_SECONDS.
+  On a terminal it rewrites two lines in place: step, phase and time left; and
+  the summary of the last step. Permanent lines are printed above them.
+  Elsewhere it prints a line per step, and one per phase, at most every
+  PLAIN_PHASE_SECONDS.
   """
 
   def __init__(self, total_steps: int, stream=None):
@@ -51,7 +52,7 @@ class Progress:
     self._drawn = 0  # lines of the block on the terminal
 
   def phase(self, text: str) -> None:
-    """Shows what is happening now."""
+    """Shows the current phase."""
     now = time.monotonic()
     if self._tty:
       self._draw(f'{self._head}{text} ...{self._left}')
@@ -60,7 +61,7 @@ class Progress:
       self._print(f'{self._head}{text} ...\n')
 
   def step(self, step: int, summary: str, kept: str = '') -> None:
-    """Shows a step that is done; `step` counts from 1. `kept` must stay."""
+    """Shows a finished step, counted from 1; `kept` stays on the terminal."""
     self._finished += 1
     seconds = (time.monotonic() - self._start) / self._finished
     left = _duration(seconds * (self._total - step))
@@ -76,7 +77,7 @@ class Progress:
     self._draw(f'step {step}/{self._total}  {self._bar(step)}{self._left}')
 
   def close(self) -> None:
-    """Leaves the last lines on the terminal, the cursor below them."""
+    """Keeps the last lines on the terminal and moves the cursor below."""
     if self._drawn:
       self._drawn = 0
       self._print('\n')
@@ -93,7 +94,7 @@ class Progress:
     self._print(text)
 
   def _erase(self):
-    """To the block's first line, clearing from there on."""
+    """Control codes: go to the block's first line and clear from there."""
     up = f'\x1b[{self._drawn - 1}A' if self._drawn > 1 else ''
     self._drawn = 0
     return f'\r{up}\x1b[J'

@@ -1,12 +1,12 @@
-r"""Kills a training run again and again: it must not show.
+r"""Kills training runs repeatedly; their results must not change.
 
   python -m tests.faults.kill --kills=50 [--seed=0]
 
-Runs tiny training with SIGKILL, or now and then SIGTERM, at random moments,
-the same command each time, until so many are sent; each run that reaches its
-end is compared with one that was left alone, file by file and bit by bit.
-After SIGTERM it must end by itself, with status 0, within 30 seconds. Exits
-with 1 if a run differs.
+Repeats one command of tiny training and sends SIGKILL, or sometimes SIGTERM, at
+random moments, until --kills signals are sent. Each run that finishes is
+compared with an uninterrupted run, file by file and bit by bit. After SIGTERM
+the process must exit with status 0 within 30 seconds. Exits with 1 if a run
+differs.
 """
 
 import argparse
@@ -25,9 +25,9 @@ from tests import runs
 
 
 def fingerprint(workdir: pathlib.Path) -> dict[str, str]:
-  """What a run has left behind, but for times and TensorBoard's events.
+  """The contents of a run's folder, without times and TensorBoard's events.
 
-  The checkpoint counts by the digests of its arrays: parameters, moments.
+  A checkpoint is compared by the digests of its arrays: parameters, moments.
   """
   left = {'metrics': json.dumps([
       runs.untimed(record) for record in runs.records(workdir)])}
@@ -48,14 +48,14 @@ def start(model: pathlib.Path, workdir: pathlib.Path) -> subprocess.Popen:
 
 
 def moment(rng: random.Random, longest: float):
-  """What to send under which condition: after a time, or while it saves.
+  """Draws a signal and when to send it: after a time, or during a save.
 
   Returns:
     (its name, the signal, (seconds since the start, workdir) -> bool).
   """
   sent = signal.SIGTERM if rng.random() < 0.25 else signal.SIGKILL
   if rng.random() < 0.3:
-    left = None  # by a run that was killed: not a save that goes on
+    left = None  # unfinished saves of killed runs
 
     def saving(_, workdir):
       nonlocal left
@@ -74,10 +74,10 @@ def half_saved(workdir: pathlib.Path) -> set[pathlib.Path]:
 
 
 def run_until(process, workdir, sent, condition) -> tuple[float, str] | None:
-  """Sends the signal when it is time.
+  """Sends the signal once the condition holds.
 
   Returns:
-    (seconds from the signal to the end, what the run was at); None if it ended
+    (seconds from the signal to the exit, the run's phase); None if it exited
     by itself before.
   """
   begin = time.monotonic()
@@ -87,17 +87,17 @@ def run_until(process, workdir, sent, condition) -> tuple[float, str] | None:
       break
     time.sleep(0.01)
   was_sent, begin = process.poll() is None, time.monotonic()
-  _, told = process.communicate(timeout=30 if was_sent else None)
+  _, stderr = process.communicate(timeout=30 if was_sent else None)
   if process.returncode not in (0, -sent):
-    raise RuntimeError(told.decode()[-2000:])
+    raise RuntimeError(stderr.decode()[-2000:])
   if was_sent:
-    return time.monotonic() - begin, phase(workdir, told)
+    return time.monotonic() - begin, phase(workdir, stderr)
   return None
 
 
-def phase(workdir: pathlib.Path, told: bytes) -> str:
-  """What a killed run was at, by its files; after SIGTERM, at its end."""
-  if not told:
+def phase(workdir: pathlib.Path, stderr: bytes) -> str:
+  """The phase of a killed run, by its files; after SIGTERM, at its exit."""
+  if not stderr:
     return 'starting'
   if half_saved(workdir):
     return 'saving'
@@ -110,8 +110,8 @@ def phase(workdir: pathlib.Path, told: bytes) -> str:
 
 def kill_and_compare(model: pathlib.Path, folder: pathlib.Path, kills: int,
                      seed: int) -> list[str]:
-  """Names of what differs from the run that was left alone; none if equal."""
-  for name in ('compiling', 'alone'):  # the second is as fast as those below
+  """Names of the files that differ from those of an uninterrupted run."""
+  for name in ('compiling', 'alone'):  # the second finds all compiled, like those below
     begin = time.monotonic()
     run_until(start(model, folder / name), folder, signal.SIGKILL,
               lambda *_: False)
@@ -130,7 +130,7 @@ def kill_and_compare(model: pathlib.Path, folder: pathlib.Path, kills: int,
       phases[ended[1]] += 1
       if sent == signal.SIGTERM:
         longest_end = max(longest_end, ended[0])
-      print(f'kill {done}/{kills}: {name}, {ended[1]}, gone in '
+      print(f'kill {done}/{kills}: {name}, {ended[1]}, exited after '
             f'{ended[0]:.1f} s', flush=True)
       continue
     runs_finished += 1

@@ -1,4 +1,4 @@
-"""Text from outside, mangled: it is read, or refused in one line."""
+"""Mangled input is read, or refused in one line."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The shortened harness: `python -m tests.faults.kill` is the whole."""
+"""A short run of `python -m tests.faults.kill`."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests import runs
 pytestmark = pytest.mark.long
 
 
-def test_kills_do_not_show(tmp_path):
+def test_kills_do_not_change_results(tmp_path):
   model = tmp_path / 'model'
   runs.run('pretrain', '--config=configs/tiny.py', f'--out={model}',
            *runs.UNTRAINED)

@@ -1,6 +1,6 @@
-"""A run in bad surroundings: what fails costs a warning, or ends it clearly.
+"""A run whose environment fails: a warning, or a clear end.
 
-One run, continued test by test.
+The tests share one run, which each resumes.
 """
 
 import shutil
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.long
 
 SECRET = 'do-not-tell-4711'
 
-# In the place of the package: keeps what it is given, then loses its server.
+# Replaces the package: writes its arguments to a file, then fails.
 _WANDB = """
 import json, pathlib
 def init(dir, config, **given):
@@ -31,7 +31,7 @@ class Run:
 
 
 def train(place, steps, start=('-m', 'tepo_jax.train')):
-  """Runs or continues the run of a place: from there, with its home."""
+  """Starts or resumes the run of a place, in its folder, with its home."""
   environment = runs.environment() | {
       'HOME': str(place.home), 'TMPDIR': str(place.temporary),
       'PYTHONPATH': f'{runs.ROOT}:{place.packages}',
@@ -55,7 +55,7 @@ def recorded(place):
 
 @pytest.fixture(name='place', scope='module')
 def _place(tmp_path_factory):
-  """The folders of a run that has made a step, and what it printed."""
+  """The folders of a run that has made a step, and its output."""
   root = tmp_path_factory.mktemp('place')
   place = types.SimpleNamespace(**{
       name: root / name for name in (
@@ -79,7 +79,7 @@ def test_files_are_written_in_the_workdir_only(place):
   assert {path.name for path in place.runs.iterdir()} == {'run', '.jax_cache'}
 
 
-def test_secrets_are_told_nowhere(place):
+def test_secrets_are_written_nowhere(place):
   assert SECRET not in place.done.stdout + place.done.stderr
   files = [path for path in place.runs.rglob('*') if path.is_file()]
   assert place.workdir / 'wandb.json' in files
@@ -89,7 +89,7 @@ def test_secrets_are_told_nowhere(place):
 def test_a_dead_wandb_costs_a_warning(place):
   assert [line for line in place.done.stderr.splitlines()
           if 'warning' in line] == [
-              'warning: no more Weights & Biases: no server']
+              'warning: Weights & Biases disabled: no server']
 
 
 def test_a_dead_tensorboard_costs_a_warning(place):
@@ -97,7 +97,7 @@ def test_a_dead_tensorboard_costs_a_warning(place):
   (place.workdir / 'tensorboard').write_text('in the way')
   done = train(place, 2)
   assert done.returncode == 0, done.stderr
-  assert done.stderr.count('warning: no more TensorBoard events: ') == 1
+  assert done.stderr.count('warning: TensorBoard events disabled: ') == 1
   assert recorded(place) == [1, 2]
 
 
@@ -127,7 +127,7 @@ runpy.run_module('tepo_jax.train', run_name='__main__', alter_sys=True)
 """
 
 
-def test_full_device_memory_is_told_with_its_numbers(place):
+def test_full_device_memory_is_reported_with_its_numbers(place):
   """XLA's own error, for an array of 4 PB."""
   done = train(place, 4, ('-c', _FULL))
   assert done.returncode == 1 and 'Traceback' not in done.stderr

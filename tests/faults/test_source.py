@@ -1,4 +1,4 @@
-"""What the package's source never does with text from outside."""
+"""The package's source never executes input as code."""
 
 import ast
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests import runs
 
-# Modules that run what they read; calls that do; arguments that allow it.
+# Modules that execute what they read, calls that do, arguments that allow it.
 _MODULES = {'pickle', 'cPickle', 'dill', 'cloudpickle', 'joblib', 'marshal',
             'shelve', 'code', 'runpy'}
 _CALLS = {'eval', 'exec', 'compile', '__import__', 'builtins.eval',
@@ -19,7 +19,7 @@ SOURCES = sorted((runs.ROOT / 'tepo_jax').rglob('*.py')) + sorted(
 
 
 def unsafe(source: str) -> list[str]:
-  """'LINE: what' for each such import, call and argument."""
+  """'LINE: name' of each such import, call and argument."""
   found = []
   for node in ast.walk(ast.parse(source)):
     if isinstance(node, (ast.Import, ast.ImportFrom)):

@@ -1,4 +1,4 @@
-"""Where compiled programs are kept."""
+"""The folder of compiled programs."""
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
@@ -12,7 +12,7 @@ from tepo_jax.job import session
     (None, None, 'runs/.jax_cache'), ('elsewhere', None, 'elsewhere'),
     ('elsewhere', 'named', 'named')])
 def test_folder(tmp_path, monkeypatch, set_before, in_config, want):
-  """Beside the workdir, unless the environment or the config says where."""
+  """Next to the workdir, unless the environment or the config sets it."""
   monkeypatch.chdir(tmp_path)
   config = tiny.get_config()
   config.compute.cache = in_config

@@ -1,4 +1,4 @@
-"""Configs that are refused, each by a line that names the field."""
+"""Bad configs are refused in a line that names the field."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tepo_jax.job import checks
 
 NAN = float('nan')
 
-# field, value, and what the line says besides the field.
+# Field, bad value, and text that the line contains besides the field.
 BAD = [
     ('steps', 0, 'positive'),
     ('seed', -1, '0 or more'),
@@ -115,9 +115,9 @@ def test_refused(name, value, said):
 
 
 def test_every_number_is_in_the_table():
-  """A number of the config that nothing refuses is found here."""
-  unchecked = {'grading.timeout',  # the grader's own
-               'mesh.data', 'mesh.fsdp', 'mesh.tensor'}  # runtime.mesh's
+  """Every number of the config has a value in BAD that is refused."""
+  unchecked = {'grading.timeout',  # tested in test_bad_input
+               'mesh.data', 'mesh.fsdp', 'mesh.tensor'}  # by runtime.mesh
   config = tiny.get_config()
   fields = {f'{section}.{name}' for section, inside in config.items()
             if hasattr(inside, 'items') and section != 'method'
@@ -134,7 +134,7 @@ def test_a_model_is_needed():
   checks.check(config, ['model'])
 
 
-# What is set, the overridden field without effect, and why.
+# Settings, an overridden field without effect, and the reason.
 INERT = [
     ({}, 'lora.alpha', 'config.lora.rank is 0'),
     ({}, 'train.attention_room', 'config.train.packing is not shared'),
@@ -162,7 +162,7 @@ def test_override_without_effect_is_refused(settings, name, why):
   config = tiny.get_config()
   for field, value in settings.items():
     _set(config, field, value)
-  checks.check(config, settings)  # the settings themselves are no error
+  checks.check(config, settings)  # the settings alone are no error
   with pytest.raises(errors.InputError) as caught:
     checks.check(config, [*settings, name])
   message = str(caught.value)

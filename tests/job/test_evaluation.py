@@ -1,4 +1,4 @@
-"""What is said of an evaluation, from hand-written verdicts."""
+"""Evaluations and their metrics, from hand-written verdicts."""
 
 import collections
 import json
@@ -42,7 +42,7 @@ def test_sample_lines_are_json():
 
 
 def _prepare(**settings):
-  """prepare() on a session that remembers what it was asked."""
+  """prepare() on a session that records its calls."""
   asked = []
   settings = dict(sets=('arithmetic',), limit=5, samples=8, temperature=1.0,
                   greedy=False, max_tokens=9, top_k=0, top_p=1.0,
@@ -55,7 +55,7 @@ def _prepare(**settings):
   return evaluation.prepare(session), asked
 
 
-def test_evaluations_are_the_configs():
+def test_evaluations_follow_the_config():
   evaluations, asked = _prepare(greedy=True)
   assert asked == [('arithmetic', 'test', 5)]  # never the training split
   assert [e.name for e in evaluations] == ['arithmetic', 'arithmetic/greedy']
@@ -68,7 +68,7 @@ def test_evaluations_are_the_configs():
            decoding=draw.Decoding(0.0))]
 
 
-def test_truncation_is_of_sampled_decodings_alone():
+def test_only_sampled_decodings_are_truncated():
   evaluations, _ = _prepare(greedy=True, top_k=5, top_p=0.9, temperature=0.6)
   assert [e.sampler['decoding'] for e in evaluations] == [
       draw.Decoding(0.6, 5, 0.9), draw.Decoding(0.0)]
@@ -90,7 +90,7 @@ def test_a_file_needs_a_decoding(missing):
 
 
 class _Sampler:
-  """Gives the groups of GROUPS in another order."""
+  """Yields the groups of GROUPS in another order."""
 
   def __init__(self):
     self.asked = []
@@ -121,7 +121,7 @@ def test_run_summarizes_in_the_order_of_the_prompts():
   assert sampler.asked == 2 * [['p0', 'p1', 'p2']]
 
 
-def test_what_is_done_is_not_asked_for():
+def test_problems_that_are_done_are_skipped():
   sampler = _Sampler()
   left = list(_evaluation(sampler).stream('weights', 'key', {'p0', 'p2'}))
   assert left == [GROUPS[1]]

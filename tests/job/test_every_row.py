@@ -1,4 +1,4 @@
-"""Every row of the paper makes updates in the jitted programs of a run."""
+"""Every row of the paper makes updates with the jitted programs of a run."""
 
 import jax
 import numpy as np
@@ -41,12 +41,13 @@ def programs_of(name):
   config.compute.unroll = 1
   config.optimizer.learning_rate = 1e-2
   mesh = mesh_lib.make({'data': 1, 'fsdp': 1, 'tensor': 1}, jax.devices()[:1])
-  return programs_lib.make(config, MODEL, mesh)
+  return programs_lib.make(
+      config, programs_lib.prepare_model(MODEL, config, mesh), mesh)
 
 
 @pytest.fixture(scope='module')
 def start():
-  """Parameters, and a batch with the statistics of π_old: of any row."""
+  """Parameters, and a batch with the statistics of π_old, for every row."""
   programs = programs_of('tepo')
   params = transformer.init(MODEL, jax.random.key(0))
   batch = jax.device_put(programs.pack(random_batch(0)),
@@ -56,7 +57,7 @@ def start():
       old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT)
 
 
-# One of each form; the others differ in a coefficient.
+# One row per form; the others differ in a coefficient.
 ROWS_OF_THE_PAPER = [name for name in methods.methods(1e-3)
                      if not name.endswith(('_1', '1e-1', '1e-2', '1e-4'))]
 

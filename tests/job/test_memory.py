@@ -1,4 +1,4 @@
-"""How many slots the memory allows, and what is said where it does not."""
+"""The number of decoding slots that fit, and the error if too few fit."""
 
 import jax
 import pytest
@@ -22,18 +22,19 @@ def _shapes(monkeypatch, free_gib, wanted=None, **shape):
   mesh = mesh_lib.make(dict(data=1, fsdp=1, tensor=1) | shape,
                        jax.devices()[:max(shape.values(), default=1)])
   model = padding_lib.sharded_over(MODEL, mesh.shape['tensor'])
-  return memory_lib.sampling_shapes(model, mesh, wanted=wanted, work=512, prompt_tokens=1024,
-                      max_tokens=7168, chunk=32)
+  return memory_lib.sampling_shapes(
+      model, mesh, wanted=wanted, work=512, prompt_tokens=1024,
+      max_tokens=7168, chunk=32)
 
 
-def test_a_slot_takes_what_its_keys_and_values_take():
+def test_slot_bytes_are_those_of_its_keys_and_values():
   mesh = mesh_lib.make(dict(data=1, fsdp=1, tensor=4), jax.devices())
   model = padding_lib.sharded_over(MODEL, 4)
   assert memory_lib.slot_bytes(model, mesh, 1000) == 1000 * 56 * 1024 / 4
 
 
 def test_as_many_slots_as_fit(monkeypatch):
-  """With room to refill, 8,192 + 1,024 columns: 504 MiB a slot, of 80 %."""
+  """With columns to refill, 8,192 + 1,024: 504 MiB per slot, of 80 %."""
   shapes = _shapes(monkeypatch, 63)
   assert shapes.columns[-1] == 9216
   assert shapes.slots[-1] == int(0.8 * 63 * 1024 / 504)
@@ -50,7 +51,7 @@ def test_no_more_slots_than_work(monkeypatch):
 
 
 @pytest.mark.parametrize('free, wanted', [(0.5, None), (63, 256)])
-def test_what_does_not_fit_is_said_with_its_sizes(monkeypatch, free, wanted):
+def test_too_large_a_cache_is_refused_with_its_size(monkeypatch, free, wanted):
   with pytest.raises(errors.InputError) as caught:
     _shapes(monkeypatch, free, wanted)
   said = str(caught.value)

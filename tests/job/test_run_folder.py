@@ -1,4 +1,4 @@
-"""A run's folder: claimed, refused, read back."""
+"""run_folder: claims, refusals, saved configs."""
 
 import json
 import math
@@ -28,8 +28,8 @@ def test_workdir_of_another_config_is_left_alone(tmp_path):
   other = _config(**{'seed': 1, 'eval.sets': ('a',)})
   with pytest.raises(errors.InputError) as error:
     run_folder.claim(other, tmp_path / 'run')
-  assert "eval.sets (('a', 'b') there, ('a',) here)" in str(error.value)
-  assert 'seed (0 there, 1 here)' in str(error.value)
+  assert "eval.sets (was ('a', 'b'), now ('a',))" in str(error.value)
+  assert 'seed (was 0, now 1)' in str(error.value)
   assert 'period' not in str(error.value)
   assert _contents(tmp_path / 'run') == before
 
@@ -55,17 +55,17 @@ def test_an_infinite_field_is_saved_as_json_and_read_back(tmp_path):
   assert json.loads(text, parse_constant=pytest.fail)['clip']['high'] == 0.3
   assert run_folder.read_config(tmp_path).to_dict() == config.to_dict()
   config.clip.low = 0.2
-  with pytest.raises(errors.InputError, match='clip.low .inf there, 0.2 here'):
+  with pytest.raises(errors.InputError, match='clip.low .was inf, now 0.2'):
     run_folder.claim(config, tmp_path)
 
 
-def test_how_a_run_is_computed_may_change_and_is_told(tmp_path, capsys):
+def test_execution_fields_may_change_and_are_logged(tmp_path, capsys):
   run_folder.claim(_config(**{'rollout.slots': 8}), tmp_path)
   assert not capsys.readouterr().err
   changed = _config(**{'rollout.slots': 4})
   run_folder.claim(changed, tmp_path)
   line, = capsys.readouterr().err.splitlines()
-  assert 'rollout.slots (8 there, 4 here)' in line
+  assert 'rollout.slots (was 8, now 4)' in line and 'bit-identical' in line
   assert run_folder.read_config(tmp_path).to_dict() == changed.to_dict()
   assert run_folder.digest(changed) == run_folder.digest(
       _config(**{'rollout.slots': 8}))
@@ -74,14 +74,14 @@ def test_how_a_run_is_computed_may_change_and_is_told(tmp_path, capsys):
   assert 'slots' not in str(error.value)
 
 
-def test_a_folder_that_is_no_run_s_is_refused(tmp_path):
+def test_a_folder_of_other_files_is_refused(tmp_path):
   (tmp_path / 'thesis.tex').write_text('mine')
-  with pytest.raises(errors.InputError, match='holds thesis.tex and no conf'):
+  with pytest.raises(errors.InputError, match='holds thesis.tex but no conf'):
     run_folder.claim(_config(), tmp_path)
   assert _contents(tmp_path) == {'thesis.tex': b'mine'}
 
 
-def test_a_claim_that_was_killed_half_way_is_taken_over(tmp_path):
+def test_an_interrupted_claim_is_repeated(tmp_path):
   (tmp_path / 'config.json.tmp').write_text('{"see')
   run_folder.claim(_config(), tmp_path)
   assert list(_contents(tmp_path)) == ['config.json']

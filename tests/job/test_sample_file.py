@@ -1,4 +1,4 @@
-"""Completions on disk: whole groups, one evaluation a folder."""
+"""SampleFile: complete groups on disk, one evaluation per folder."""
 
 import json
 
@@ -23,7 +23,7 @@ def _opened(folder, identity=IDENTITY):
   return file
 
 
-def test_a_group_is_there_or_not(tmp_path):
+def test_groups_are_complete_or_absent(tmp_path):
   folder = tmp_path / 'out'
   file = _opened(folder)
   assert file.done('toy') == set()
@@ -40,7 +40,7 @@ def test_a_group_is_there_or_not(tmp_path):
   assert _opened(folder).done('toy') == {'a', 'b'}
 
 
-def test_the_order_at_the_end_is_that_of_the_problems(tmp_path):
+def test_the_final_order_is_that_of_the_problems(tmp_path):
   order = {'toy': ['a', 'b'], 'more': ['x']}
   found = []
   for name, coming in (('one', 'ab'), ('two', 'ba')):
@@ -61,7 +61,7 @@ def test_nothing_is_written_before_open(tmp_path):
   assert not (tmp_path / 'out').exists()
 
 
-def test_the_folder_of_something_else_is_left_alone(tmp_path):
+def test_other_folders_are_left_alone(tmp_path):
   _opened(tmp_path / 'out').add(_group('toy', 'a'))
   before = (tmp_path / 'out' / results.SAMPLES).read_bytes()
   with pytest.raises(errors.InputError, match='another evaluation: seed diff'):
@@ -69,7 +69,7 @@ def test_the_folder_of_something_else_is_left_alone(tmp_path):
   assert (tmp_path / 'out' / results.SAMPLES).read_bytes() == before
   (tmp_path / 'mine').mkdir()
   (tmp_path / 'mine' / 'thesis.tex').touch()
-  with pytest.raises(errors.InputError, match='not an evaluation'):
+  with pytest.raises(errors.InputError, match='not the folder of an evaluation'):
     evaluation.SampleFile(tmp_path / 'mine', IDENTITY)
   (tmp_path / 'out' / evaluation.IDENTITY).write_text('{')
   with pytest.raises(errors.InputError, match='evaluation.json'):

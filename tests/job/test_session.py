@@ -1,4 +1,4 @@
-"""Weights of a run's checkpoint, on another mesh than the run's."""
+"""Restores weights of a run's checkpoint on another mesh than the run's."""
 
 import dataclasses
 
@@ -28,10 +28,15 @@ def _mesh(tensor):
   return mesh_lib.make({'data': 1, 'fsdp': -1, 'tensor': tensor})
 
 
+def _programs(config, model, mesh):
+  return programs_lib.make(
+      config, programs_lib.prepare_model(model, config, mesh), mesh)
+
+
 @pytest.mark.parametrize('trained_on,read_on', [(4, 1), (1, 2), (2, 4)])
-def test_padding_of_the_vocabulary_is_the_mesh_s_alone(
+def test_vocabulary_padding_depends_on_the_mesh_alone(
     trained_on, read_on, tmp_path):
-  """31 words: 32 rows of weights and moments, or 31."""
+  """A vocabulary of 31 tokens: 32 rows of weights and moments, or 31."""
   params = transformer.init(MODEL, jax.random.key(0))
   weights.save(tmp_path / 'model', MODEL, params)
   config = tiny.get_config('grpo')
@@ -39,7 +44,7 @@ def test_padding_of_the_vocabulary_is_the_mesh_s_alone(
   workdir = tmp_path / 'run'
   run_folder.claim(config, workdir)
   mesh = _mesh(trained_on)
-  programs = programs_lib.make(config, MODEL, mesh)
+  programs = _programs(config, MODEL, mesh)
   _, sharded = weights.load(tmp_path / 'model', 'float32', mesh)
   checkpointer = checkpoint.Checkpointer(workdir / session.CHECKPOINTS)
   checkpointer.save(3, programs.init_state(sharded), {})
@@ -54,15 +59,16 @@ def test_padding_of_the_vocabulary_is_the_mesh_s_alone(
       lambda a, b: a.sharding == b.sharding, restored, placed))
 
 
-@pytest.mark.parametrize('vocab_size', [30, 33])
-def test_another_vocabulary_is_no_padding(vocab_size, tmp_path):
+@pytest.mark.parametrize('vocab_size, message', [
+    (30, 'embed/embedding differs'), (33, 'embed/embedding is float32')])
+def test_another_vocabulary_size_is_refused(vocab_size, message, tmp_path):
   config = tiny.get_config('grpo')
   saved, other = (
-      programs_lib.make(config, dataclasses.replace(MODEL, vocab_size=size), _mesh(1))
+      _programs(config, dataclasses.replace(MODEL, vocab_size=size), _mesh(1))
       for size in (31, vocab_size))
   checkpointer = checkpoint.Checkpointer(tmp_path)
   checkpointer.save(1, saved.init_state(
       transformer.init(MODEL, jax.random.key(0))), {})
-  with pytest.raises(errors.InputError, match='embed/embedding is'):
+  with pytest.raises(errors.InputError, match=message):
     checkpointer.restore(1, *programs_lib.restorable(other))
   checkpointer.close()

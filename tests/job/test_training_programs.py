@@ -1,6 +1,4 @@
-"""The jitted programs in bfloat16: casts that must not move the policy."""
-
-import functools
+"""The jitted programs in bfloat16: casts must not change the policy."""
 
 import jax
 import numpy as np
@@ -54,11 +52,12 @@ def _programs(rank, devices=1):
   config.lora.rank = rank
   mesh = mesh_lib.make({'data': 1, 'fsdp': -1, 'tensor': 1},
                        jax.devices()[:devices])
-  return programs_lib.make(config, MODEL, mesh)
+  return programs_lib.make(
+      config, programs_lib.prepare_model(MODEL, config, mesh), mesh)
 
 
 def test_in_bfloat16_the_old_policy_is_the_policy_exactly():
-  """Norm scales off bfloat16's grid, as after any update, stay as they are."""
+  """Norm scales that bfloat16 cannot represent keep their values."""
   programs, generator = _programs(0), np.random.default_rng(0)
   state = programs.init_state(_random_params(generator))
   _, metrics = _update(programs, state, generator)
@@ -69,7 +68,7 @@ def test_in_bfloat16_the_old_policy_is_the_policy_exactly():
 
 
 def test_lora_trains_adapters_alone(quick_compile):
-  """On a base in bfloat16, which no update sees but as an argument."""
+  """The base in bfloat16 is an argument of an update, not part of the state."""
   programs, generator = _programs(3, devices=4), np.random.default_rng(0)
   frozen = programs.freeze(_random_params(generator))
   assert frozen['layers']['q']['kernel'].dtype == 'bfloat16'
@@ -88,7 +87,7 @@ def test_lora_trains_adapters_alone(quick_compile):
   assert metrics['weight_min'] == metrics['weight_max'] == 1
   before = programs.init_adapters(jax.random.key(1))
   for name, node in state.params['layers'].items():
-    # B is 0 at first, so that A has no gradient yet.
+    # B starts at 0, so that A has no gradient at first.
     np.testing.assert_array_equal(
         node['lora_a'], before['layers'][name]['lora_a'])
     assert np.abs(node['lora_b']).max() > 0, name
@@ -97,16 +96,21 @@ def test_lora_trains_adapters_alone(quick_compile):
              for name, node in state.params['layers'].items())
 
 
-def test_what_does_not_fit_is_refused_before_it_is_loaded(monkeypatch):
+def test_a_model_that_does_not_fit_is_refused_before_loading(monkeypatch):
   programs = _programs(0)
   count = 3_696  # parameters: 16 bytes of state and gradient each, 2 to decode
   shapes = transformer.abstract_params(MODEL)
   assert sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)) == count
-  check = mesh_lib.check_memory
-  monkeypatch.setattr(
-      mesh_lib, 'check_memory', functools.partial(check, limit=18 * count + 8))
+  size = 18 * count + 8
+  assert sum(memory_lib.held(programs).values()) == size
+  memory_lib.check(programs)  # CPUs do not report their memory
+  monkeypatch.setattr(mesh_lib, 'memory_limit', lambda mesh: size)
   memory_lib.check(programs)
-  monkeypatch.setattr(
-      mesh_lib, 'check_memory', functools.partial(check, limit=18 * count + 7))
-  with pytest.raises(errors.InputError, match='weights and moments'):
+  monkeypatch.setattr(mesh_lib, 'memory_limit', lambda mesh: size - 1)
+  with pytest.raises(errors.InputError) as error:
     memory_lib.check(programs)
+  for part in ("'fsdp': 1", f'has {(size - 1) / 1e9:.4g} GB',
+               f'weights and moments {(12 * count + 8) / 1e9:.4g} GB',
+               f'gradient {4 * count / 1e9:.4g} GB',
+               f'weights for decoding {2 * count / 1e9:.4g} GB'):
+    assert part in str(error.value)

@@ -117,7 +117,9 @@ def _scored(programs, params, batch, options):
 def _programs(mesh, packing='padded', **settings):
   """The programs of a run; 'padded' puts every sequence in its own row."""
   mode = 'segments' if packing == 'padded' else packing
-  programs = programs_lib.make(_config(mode, **settings), MODEL, mesh)
+  config = _config(mode, **settings)
+  programs = programs_lib.make(
+      config, programs_lib.prepare_model(MODEL, config, mesh), mesh)
   if packing != 'padded':
     return programs
   return dataclasses.replace(

@@ -1,4 +1,4 @@
-"""runtime.checkpoint: exact, sharded, atomic; what is broken is named."""
+"""runtime.checkpoint: exact, sharded, atomic; damage is reported by name."""
 
 import os
 import pathlib
@@ -24,7 +24,7 @@ def _state(seed=0):
   params = {
       'w': jnp.asarray(rng.normal(size=(64, 48)), jnp.float32),
       'half': jnp.asarray(rng.normal(size=(8, 4)), jnp.bfloat16)}
-  # Values that a careless round trip would change.
+  # Values that an inexact round trip would change.
   params['w'] = params['w'].at[0, :4].set(
       jnp.array([jnp.nan, -0.0, jnp.inf, 1e-45]))
   return {'step': jnp.int32(seed), 'params': params,
@@ -103,7 +103,7 @@ def test_the_state_may_be_donated_while_it_is_saved(tmp_path):
 
 @pytest.mark.parametrize('place', ['params/w', 'params/half', 'step'])
 def test_a_changed_bit_is_found(tmp_path, place, monkeypatch):
-  """What the disk holds is whole by its own lights, but not what was saved."""
+  """The files are readable, but differ from what was saved by one bit."""
   def flipped(state):
     *path, last = place.split('/')
     node = state
@@ -120,14 +120,15 @@ def test_a_changed_bit_is_found(tmp_path, place, monkeypatch):
   checkpointer.save(2, flipped(_state(2)), {})
   checkpointer.wait()
   monkeypatch.undo()
-  with pytest.raises(checkpoint.DamagedError,
-                     match=f'{tmp_path}/2: {place} is not what was saved'):
+  with pytest.raises(
+      checkpoint.DamagedError,
+      match=f'{tmp_path}/2: {place} differs from what was saved'):
     checkpointer.restore(2, _abstract(_state()))
   checkpointer.close()
 
 
 def test_the_digest_is_a_sum_over_bits():
-  """One literal, by hand; every flip and every exchange shows; no sharding."""
+  """A value by hand; it detects flips and swaps, and ignores the sharding."""
   # bits of 1.0 and 2.0, times (1·K ^ (1·K >> 15)) | 1, the same of 2K.
   k = 2654435761
   first, second = k, 2 * k % 2 ** 32
@@ -149,7 +150,7 @@ def test_the_digest_is_a_sum_over_bits():
       checkpoint._digests({'w': w}))
 
 
-def test_goes_back_to_the_last_good_step(tmp_path, capsys):
+def test_restores_the_last_undamaged_step(tmp_path, capsys):
   _save(tmp_path, 1, 2)
   os.truncate(_largest(tmp_path / '2' / 'state'), 0)
   checkpointer = checkpoint.Checkpointer(tmp_path)
@@ -159,14 +160,14 @@ def test_goes_back_to_the_last_good_step(tmp_path, capsys):
   warned = capsys.readouterr().err
   assert f'{tmp_path}/2 cannot be restored' in warned
   assert (tmp_path / 'damaged_2' / 'state').is_dir()
-  checkpointer.save(2, _state(2), {'cursor': 2})  # the step, anew
+  checkpointer.save(2, _state(2), {'cursor': 2})  # the step again
   checkpointer.close()
   checkpointer = checkpoint.Checkpointer(tmp_path)
   assert checkpointer.restore_last_good(_abstract(_state()))[0] == 2
   checkpointer.close()
 
 
-def test_nothing_good_is_left(tmp_path):
+def test_all_steps_damaged(tmp_path):
   _save(tmp_path, 1)
   os.truncate(_largest(tmp_path / '1' / 'state'), 0)
   checkpointer = checkpoint.Checkpointer(tmp_path)
@@ -176,7 +177,7 @@ def test_nothing_good_is_left(tmp_path):
   assert (tmp_path / '1').is_dir()
 
 
-def test_of_another_run_nothing_is_set_aside(tmp_path):
+def test_checkpoints_of_another_run_are_left_alone(tmp_path):
   _save(tmp_path, 1, 2)
   other = _state()
   other.pop('step')
@@ -187,7 +188,7 @@ def test_of_another_run_nothing_is_set_aside(tmp_path):
   assert {p.name for p in tmp_path.iterdir()} == {'1', '2'}
 
 
-def test_what_is_kept(tmp_path):
+def test_which_steps_are_kept(tmp_path):
   """The last two, multiples of 4, and the best of those with a score."""
   checkpointer = checkpoint.Checkpointer(tmp_path, keep=2, keep_every=4)
   scores = {1: .1, 2: .9, 3: None, 4: .5, 5: None, 6: .9, 7: .2, 9: None}
@@ -201,8 +202,9 @@ def test_what_is_kept(tmp_path):
 def test_nothing_saved_yet(tmp_path):
   checkpointer = checkpoint.Checkpointer(tmp_path)
   assert checkpointer.latest() is None
+  assert checkpointer.describe_latest() == 'there is no checkpoint yet'
   assert checkpointer.restore_last_good(_abstract(_state())) is None
-  with pytest.raises(errors.InputError, match=r'no checkpoint.*there: \[\]'):
+  with pytest.raises(errors.InputError, match=r'no checkpoint.*it has: \[\]'):
     checkpointer.restore(None, _abstract(_state()))
   checkpointer.close()
 
@@ -213,7 +215,7 @@ def test_nothing_saved_yet(tmp_path):
     (lambda s: s['params'].update(w=jnp.zeros((64, 48), jnp.bfloat16)),
      r'params/w is float32\[64, 48\] in it, bfloat16\[64, 48\] in this run'),
     (lambda s: s.update(new=jnp.zeros(3)), 'new is not in it'),
-    (lambda s: s.pop('step'), 'step is in it, not in this run')])
+    (lambda s: s.pop('step'), 'step is in it, but not in this run')])
 def test_arrays_of_another_run_are_named(tmp_path, change, said):
   _save(tmp_path, 1)
   other = _state()
@@ -309,6 +311,8 @@ def test_killed_while_saving(tmp_path, delay):
       map(str, {step, 5, *([1] if step == 2 else [])}))[-2:]
 
 
+# Saves steps 1 (unless the second argument is 'from the start'), 2, which fails
+# on a limit of file sizes, and 3 (if it is 'space again'), then closes.
 _FULL = """
 import os, resource, sys
 import jax.numpy as jnp
@@ -322,11 +326,13 @@ def save(step):
   c.save(step, {'w': jnp.arange(300_000.) + step}, {'cursor': step})
   c.wait()
 
-save(1)
+saved = [] if sys.argv[2] == 'from the start' else ['1']
+if saved:
+  save(1)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
 save(2)
-assert sorted(os.listdir(sys.argv[1])) == ['1'], os.listdir(sys.argv[1])
-if len(sys.argv) > 2:
+assert sorted(os.listdir(sys.argv[1])) == saved, os.listdir(sys.argv[1])
+if sys.argv[2] == 'space again':
   resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
   save(3)
 try:
@@ -345,7 +351,7 @@ def _full_disk(*arguments):
 
 
 def test_a_full_disk_costs_one_save(tmp_path):
-  done = _full_disk(str(tmp_path), 'then room')
+  done = _full_disk(str(tmp_path), 'space again')
   [warning] = done.stderr.splitlines()
   assert f'{tmp_path}/2 could not be saved: ' in warning and not done.stdout
   checkpointer = checkpoint.Checkpointer(tmp_path)
@@ -355,7 +361,10 @@ def test_a_full_disk_costs_one_save(tmp_path):
   checkpointer.close()
 
 
-def test_a_full_disk_to_the_end_is_an_error(tmp_path):
-  done = _full_disk(str(tmp_path))
-  assert 'the last good one is of step 1' in done.stdout
-  assert checkpoint.Checkpointer(tmp_path).latest() == 1
+@pytest.mark.parametrize('when, latest, message', [
+    ('to the end', 1, 'the last checkpoint is of step 1'),
+    ('from the start', None, 'there is no checkpoint yet')])
+def test_a_full_disk_to_the_end_is_an_error(tmp_path, when, latest, message):
+  done = _full_disk(str(tmp_path), when)
+  assert message in done.stdout
+  assert checkpoint.Checkpointer(tmp_path).latest() == latest

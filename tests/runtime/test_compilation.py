@@ -1,4 +1,4 @@
-"""What is compiled is counted, and told where it comes late."""
+"""Compilations are counted, and logged after the warm-up."""
 
 import jax
 import numpy as np
@@ -6,18 +6,18 @@ import numpy as np
 from tepo_jax.runtime import host
 
 
-def test_what_is_compiled_after_the_warm_up_is_told(capsys):
+def test_compilations_after_the_warm_up_are_logged(capsys):
   counter = host.CompilationCounter(warm_up=2)
 
   @jax.jit
   def double(x_N):
     return 2 * x_N
 
-  sizes, counts, told = (1, 1, 2, 2, 3), [], []
+  sizes, counts, logged = (1, 1, 2, 2, 3), [], []
   for size in sizes:
     double(np.zeros(size, np.float32))
     counts.append(counter.pop())
-    told.append(capsys.readouterr().err)
+    logged.append(capsys.readouterr().err)
   assert counts == [1, 0, 1, 0, 1]
   warning = 'warning: 1 programs compiled after the warm-up: jit(double)\n'
-  assert told == ['', '', warning, '', warning]
+  assert logged == ['', '', warning, '', warning]

@@ -1,4 +1,4 @@
-"""What a process takes of its host, seen to change."""
+"""The resources that a process uses on its host."""
 
 import json
 import pathlib
@@ -29,7 +29,7 @@ print(json.dumps([before, during, host.usage()]))
 
 
 def test_usage_sees_memory_files_and_processes(tmp_path):
-  """Of a process that does nothing else: others give memory back meanwhile."""
+  """In a process of its own: pytest's would free memory at any time."""
   before, during, after = json.loads(subprocess.run(
       [sys.executable, '-c', _TAKES, tmp_path / 'open'], text=True, check=True,
       stdout=subprocess.PIPE, cwd=pathlib.Path(__file__).parents[2]).stdout)
@@ -40,6 +40,6 @@ def test_usage_sees_memory_files_and_processes(tmp_path):
   assert after['host/processes'] == before['host/processes']
 
 
-def test_nothing_is_said_where_nothing_is_known(tmp_path, monkeypatch):
+def test_no_usage_without_proc(tmp_path, monkeypatch):
   monkeypatch.setattr(host, '_PROC', tmp_path)
   assert host.usage() == {}

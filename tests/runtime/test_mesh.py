@@ -37,10 +37,10 @@ def test_make_on_chosen_devices():
 @pytest.mark.parametrize('shape, said', [
     ((3, -1, 1), '3 does not divide the 4 cpu devices'),
     ((8, 1, 1), '8 does not divide the 4'),
-    ((1, 2, 1), 'takes 2 devices and there are 4'),
-    ((-1, -1, 1), 'one of them may be -1'),
-    ((0, 1, -1), 'sizes are positive'),
-    ((-2, 1, 1), 'sizes are positive')])
+    ((1, 2, 1), 'takes 2 devices, but there are 4'),
+    ((-1, -1, 1), 'one may be -1'),
+    ((0, 1, -1), 'sizes must be positive'),
+    ((-2, 1, 1), 'sizes must be positive')])
 def test_make_refuses(shape, said):
   with pytest.raises(errors.InputError, match=said) as error:
     mesh_lib.make(dict(zip(mesh_lib.AXES, shape)))
@@ -115,20 +115,20 @@ def test_check_names_the_tensor_the_dimension_and_the_axis():
     mesh_lib.check(mesh, AXES, _abstract(bias=(3, 4), step=(2,)))
 
 
-def test_check_memory_counts_what_one_device_holds():
+def test_device_bytes_are_those_of_one_device():
   mesh = mesh_lib.make({'data': 1, 'fsdp': 2, 'tensor': 2})
-  parts = {'weights': jax.tree.map(
+  abstract = jax.tree.map(
       lambda leaf, sharding: jax.ShapeDtypeStruct(
           leaf.shape, leaf.dtype, sharding=sharding),
-      _abstract(), mesh_lib.shardings(mesh, AXES))}
+      _abstract(), mesh_lib.shardings(mesh, AXES))
   # Floats: embed 32 / 4, q 64 / 4, scale 8, bias 18 / 2, step 1.
-  mesh_lib.check_memory(mesh, parts, limit=4 * 42)
-  mesh_lib.check_memory(mesh, parts)  # CPUs do not tell
-  with pytest.raises(errors.InputError) as error:
-    mesh_lib.check_memory(mesh, parts, limit=4 * 42 - 1)
-  assert "'tensor': 2" in str(error.value)
-  assert '1.67e-07 GB' in str(error.value)
-  assert 'weights 1.68e-07 GB' in str(error.value)
+  assert mesh_lib.device_bytes(abstract) == 4 * 42
+  arrays = jax.tree.map(
+      lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding),
+      abstract)
+  assert mesh_lib.device_bytes(arrays) == 4 * 42
+  assert mesh_lib.device_bytes(None) == 0
+  assert mesh_lib.memory_limit(mesh) is None  # CPUs do not report it
 
 
 def test_batch_goes_and_comes_back():

@@ -21,7 +21,7 @@ def _lines(workdir):
 
 
 def _events(workdir):
-  """All TensorBoard events, by file in the order of their making."""
+  """All TensorBoard events, by file in order of creation."""
   events = []
   for path in sorted((workdir / 'tensorboard').iterdir(),
                      key=lambda p: int(p.name.rsplit('.', 1)[-1])):
@@ -52,7 +52,7 @@ def test_every_line_is_valid_json_and_there_at_once(tmp_path):
   assert math.isnan(_scalars(tmp_path)[2][2])
 
 
-def test_truncate_forgets_later_steps_and_a_torn_line(tmp_path):
+def test_truncate_deletes_later_steps_and_a_torn_line(tmp_path):
   writer = metrics.Writer(tmp_path)
   for step in range(1, 6):
     writer.write(step, {'x': step})
@@ -79,7 +79,8 @@ def test_tensorboard_hides_what_was_truncated(tmp_path):
   assert starts == [4]
 
 
-def test_a_failing_tensorboard_warns_once_and_goes_on(tmp_path, capsys):
+def test_a_failing_tensorboard_warns_once_and_the_run_continues(
+    tmp_path, capsys):
   (tmp_path / 'tensorboard').write_text('in the way')
   writer = metrics.Writer(tmp_path)
   writer.write(1, {'x': 1})
@@ -106,7 +107,7 @@ def test_tensorboard_failing_later_warns_once(tmp_path, capsys, monkeypatch):
 
 
 class _DeadWandb:
-  """In the place of the package: fails from one of its calls on."""
+  """Replaces the package; the calls named in `dead` fail."""
 
   def __init__(self, dead):
     self.dead, self.calls = dead, []
@@ -123,7 +124,7 @@ class _DeadWandb:
 @pytest.mark.parametrize('dead, calls', [
     (('init',), ['init']), (('log',), ['init', 'log']),
     (('finish',), ['init', 'log', 'log', 'finish'])])
-def test_a_dead_wandb_warns_once_and_goes_on(
+def test_a_dead_wandb_warns_once_and_the_run_continues(
     tmp_path, capsys, monkeypatch, dead, calls):
   wandb = _DeadWandb(dead)
   monkeypatch.setitem(sys.modules, 'wandb', wandb)
@@ -134,7 +135,7 @@ def test_a_dead_wandb_warns_once_and_goes_on(
   assert wandb.calls == calls
   assert len(_lines(tmp_path)) == len(_scalars(tmp_path)) == 2
   assert capsys.readouterr().err == (
-      'warning: no more Weights & Biases: cannot reach the server\n')
+      'warning: Weights & Biases disabled: cannot reach the server\n')
 
 
 def test_timers_add_up_and_start_again(monkeypatch):
@@ -190,7 +191,7 @@ def test_progress_on_a_terminal_rewrites_two_lines(monkeypatch):
 
 
 def _screen(text):
-  """What a terminal shows that knows \\n, \\r, ESC[nA and ESC[J."""
+  """The lines on a terminal that supports \\n, \\r, ESC[nA and ESC[J."""
   lines, row, column = [''], 0, 0
   for part in re.findall(r'\x1b\[\d*[AJ]|.|\n', text):
     if part == '\n':
@@ -208,7 +209,7 @@ def _screen(text):
   return lines
 
 
-def test_progress_after_resume_counts_only_what_it_saw(monkeypatch):
+def test_progress_after_resume_averages_over_its_own_steps(monkeypatch):
   now = [0.0]
   monkeypatch.setattr(metrics.time, 'monotonic', lambda: now[0])
   stream = io.StringIO()

@@ -1,4 +1,4 @@
-"""runtime.processes: one process, and several that are one job."""
+"""runtime.processes: a single process, and a job of several."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from tepo_jax.runtime import processes
 from tests import jobs
 
 
-def test_one_process_is_the_first_and_alone():
+def test_a_single_process():
   done = []
   processes.on_first(done.append, 1)
   assert done == [1] and processes.is_first()
@@ -84,13 +84,13 @@ def test_a_killed_process_ends_the_other(lost):
   program = _LOSE.format(how='os.kill(os.getpid(), 9)')
   outcomes = jobs.finish(jobs.start(2, ['-c', program], str(lost)), 200)
   status, _, said = outcomes[1 - lost]
-  # JAX's own watch on the others may come first: it aborts.
+  # JAX's own heartbeat may detect the loss first: it aborts.
   assert status in (processes.LOST, -6)
   assert 'another process of the job is gone' in said or (
       'another task died' in said)
 
 
-def test_a_failing_process_ends_the_other_and_tells_why():
+def test_a_failing_process_ends_the_other_and_reports_why():
   program = _LOSE.format(how='raise ValueError("of its own")')
   failed, other = jobs.finish(jobs.start(2, ['-c', program], '0'), 200)
   assert failed[0] == 1 and 'ValueError: of its own' in failed[2]

@@ -181,7 +181,7 @@ def _decode_steps(engine, workload):
   """A decode step at several sizes: seconds, and a device's bytes against the
   floor."""
   shapes = engine.plan(engine.rows).shapes
-  weights = mesh_lib.bytes_on_device({'weights': engine.weights})['weights']
+  weights = mesh_lib.device_bytes(engine.weights)
   shards = mesh_lib.batch_shards(engine.mesh)
   for count in shapes.slots:
     for columns in shapes.columns:

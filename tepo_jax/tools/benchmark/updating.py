@@ -60,7 +60,8 @@ def case(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
     config.train.microbatch_tokens = packer.shards * packer.row_tokens * (
         packer.rows(workload.prompts * workload.samples))
   config.train.packing = 'segments' if mode == 'unpacked' else mode
-  programs = programs_lib.make(config, workload.model, mesh)
+  programs = programs_lib.make(
+      config, programs_lib.prepare_model(workload.model, config, mesh), mesh)
   if mode == 'unpacked':
     programs = dataclasses.replace(programs, pack=dataclasses.replace(
         programs.pack, alone=True))

@@ -24,6 +24,7 @@ from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import engine
 from tepo_jax.rollout import schedule
+from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools.benchmark import workload as workload_lib
 from tepo_jax.tools.plan import traffic
 
@@ -67,7 +68,8 @@ def of_step(config: ml_collections.ConfigDict,
     slots: completions decoded at one time, at most.
     brief: only the largest of each kind.
   """
-  programs = programs_lib.make(config, workload.model, mesh)
+  programs = programs_lib.make(
+      config, programs_lib.prepare_model(workload.model, config, mesh), mesh)
   state = programs_lib.abstract_state(programs)
   frozen = _frozen(config, workload, programs)
   policy = lora.combine(frozen, state.params)
@@ -104,9 +106,7 @@ def sampling_shapes(config: ml_collections.ConfigDict,
 
 def chip_bytes(tree: Any) -> int:
   """What a tree of shapes with shardings takes on one chip."""
-  return sum(
-      int(np.prod(leaf.sharding.shard_shape(leaf.shape)))
-      * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+  return mesh_lib.device_bytes(tree)
 
 
 def _sampling(config, workload, programs, shapes, weights, state_bytes, brief

@@ -18,6 +18,7 @@ from tepo_jax.job import session as session_lib
 from tepo_jax.job import trainer as trainer_lib
 from tepo_jax.learning import objective
 from tepo_jax.rollout import dump
+from tepo_jax.runtime import processes
 from tepo_jax.tools.report import replay
 from tepo_jax.tools.report import replay_rows
 from tepo_jax.tools.report import runs as runs_lib
@@ -76,7 +77,7 @@ def workdir(tmp_path_factory):
   with session_lib.open_folder(config, untrained) as session:
     trainer = trainer_lib.Trainer(config, session)
     trainer.open(folder)
-    trainer.run(trainer_lib.StopRequest())
+    trainer.run(processes.StopRequest())
     trainer.close()
   return folder
 
