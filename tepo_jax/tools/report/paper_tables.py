@@ -15,8 +15,7 @@ TABLES = ('1', '2', '3', '4')
 
 def comparison(folders: Sequence[str]) -> str:
   """The second evaluation minus the first, on the same problems."""
-  first, second = (results.read(folder)[1] for folder in folders)
-  return tables.of_comparison(results.compare(first, second))
+  return tables.of_comparison(results.compare(*map(results.read, folders)))
 
 
 def commands(number: str, runs: str) -> str:
