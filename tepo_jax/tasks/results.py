@@ -171,7 +171,7 @@ def compare(first: tuple[dict, list[dict]],
   for name in names:
     groups, others = by_problem(a[name]), by_problem(b[name])
     if groups.keys() != others.keys():
-      raise errors.InputError(f'{name}: the evaluations have different problems')
+      raise errors.InputError(f'{name}: the two have different problems')
     pairs[name] = verdicts(groups), verdicts({g: others[g] for g in groups})
     rows.append({'set': name} | _compared([pairs[name]]))
   main, other = (found['first_decodings'] for found, _ in (first, second))

@@ -1,4 +1,4 @@
-"""A step of a run once more, from its dumped rollout and its checkpoint."""
+"""Replays a step of a run from its saved rollout and checkpoint."""
 
 from collections.abc import Iterator, Mapping
 import contextlib
@@ -22,15 +22,16 @@ from tepo_jax.learning import update
 from tepo_jax.rollout import dump
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.runtime import checkpoint
-from tepo_jax.tools.report import replay_rows
+from tepo_jax.tools.report import counterfactual
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenView:
-  """What became of every token sampled in a step; rows as in `groups`.
+  """The tokens sampled in a step; arrays are [B, T] on the host.
 
-  Arrays are [B, T] on the host: `old` before the step's updates, `new` after
-  all of them. selection: of the run's row, by `PolicyLoss.selection`.
+  groups: in the order of B. batch: with the values before the step's updates.
+  logp_BT, entropy_BT, kl_BT: after all of them.
+  selection: of the run's method, see `PolicyLoss.selection`.
   """
   groups: list[groups_lib.Group]
   batch: batch_lib.Batch
@@ -42,21 +43,21 @@ class TokenView:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-  """Every row at one minibatch of the step.
+  """Every method on one minibatch of the step.
 
-  where: says which update it is. tokens: in the minibatch.
+  where: such as 'update 1 of 4'. tokens: in the minibatch.
   """
   where: str
   tokens: int
-  outcomes: dict[str, replay_rows.Outcome]
+  outcomes: dict[str, counterfactual.Outcome]
 
 
 class Step:
-  """A rollout step that can be gone through again.
+  """A rollout step whose updates can be made again.
 
   Attributes:
-    learner: its state is the policy at the step's start.
-    sampled, trained: the groups of the dump.
+    learner: starts with the policy at the step's start.
+    sampled, trained: the groups of the saved rollout.
     plan: the step's updates. old_params: π_old.
   """
 
@@ -74,27 +75,27 @@ class Step:
         programs.to_old_policy(learner.state.params))
     like = programs.state_sharding.params
     pull_back = programs_lib.compiled(
-        programs.mesh, lambda frozen, *arguments: replay_rows.pull_back(
+        programs.mesh, lambda frozen, *arguments: counterfactual.pull_back(
             dataclasses.replace(programs.scorer, frozen=frozen), *arguments),
         out_shardings=(like, None))
-    self.programs = replay_rows.Programs(
-        score=self._score,
-        pull_back=functools.partial(pull_back, learner.frozen),
-        move=programs_lib.compiled(programs.mesh, lambda *arguments:
-                       programs.optimizer.update(*arguments)[0],
-                       out_shardings=like))
+    move = programs_lib.compiled(
+        programs.mesh,
+        lambda *arguments: programs.optimizer.update(*arguments)[0],
+        out_shardings=like)
+    self.programs = counterfactual.ReplayPrograms(
+        self._score, functools.partial(pull_back, learner.frozen), move)
 
   def _score(self, params, batch):
     return self.learner.programs.score(params, batch, *self.learner.base())
 
-  def compare(self, rows: Mapping[str, Any]) -> list[Comparison]:
-    """The rows at the step's first and last update; makes the updates.
+  def compare(self, methods: Mapping[str, Any]) -> list[Comparison]:
+    """Evaluates the methods at the step's first and last update.
 
-    At the first, the policy is the old one: all weights are 1 and no penalty
-    acts. At the last, it has made the run's own updates before.
+    At the first, the policy equals π_old: all weights are 1 and no penalty
+    acts. In between, this makes the run's own updates.
     """
-    losses = {name: objective.make_policy_loss(row)
-              for name, row in rows.items()}
+    losses = {name: objective.make_policy_loss(method)
+              for name, method in methods.items()}
     last = len(self.plan.order) - 1
     comparisons = [self._compare(losses, 0)]
     for index in range(last):
@@ -105,7 +106,7 @@ class Step:
     return comparisons
 
   def finish(self) -> None:
-    """Makes all of the step's updates, as the run did."""
+    """Makes all of the step's updates as the run did."""
     for index in range(len(self.plan.order)):
       self._update(index)
 
@@ -115,27 +116,24 @@ class Step:
         self.plan, index, self.old_params if needs_kl else None)
 
   def _compare(self, losses, index):
-    rows = self.plan.order[index]
+    members = self.plan.order[index]
     minibatch = self.learner.minibatch(self.plan, index)
     batches = {
-        estimator: minibatch.replace(
-            advantage_B=self._advantages(estimator)[rows])
+        estimator: minibatch.replace(advantage_B=self.learner.to_batch(
+            self.trained, estimator).advantage_B[members])
         for estimator in {loss.row.estimator for loss in losses.values()}}
-    outcomes = replay_rows.evaluate(
+    outcomes = counterfactual.evaluate(
         self.programs, losses, self.learner.state, batches,
         self.plan.rng(index), self.old_params)
     return Comparison(f'update {index + 1} of {len(self.plan.order)}',
-                      int(self.plan.batch.mask_BT[rows].sum()), outcomes)
+                      int(self.plan.batch.mask_BT[members].sum()), outcomes)
 
-  def _advantages(self, estimator):
-    return self.learner.to_batch(self.trained, estimator).advantage_B
+  def view(self, method: Any) -> TokenView:
+    """Returns the sampled tokens under the current policy and under π_old.
 
-  def view(self, row: Any) -> TokenView:
-    """The sampled tokens under the policy as it is now, and under π_old.
-
-    `row` is the method whose choices are shown.
+    `method` decides which tokens are clipped and in M.
     """
-    loss = objective.make_policy_loss(row)
+    loss = objective.make_policy_loss(method)
     size = len(self.plan.order[0])
     group_size = len(self.sampled[0].text_G)
     total = -(-len(self.sampled) * group_size // size) * size
@@ -150,13 +148,13 @@ class Step:
             old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT),
         new.logp_BT, new.entropy_BT, new.kl_BT, selection)
 
-  def _view(self, loss, batch, rows):
-    mine = self.learner.on_devices(jax.tree.map(lambda x: x[rows], batch))
+  def _view(self, loss, batch, members):
+    mine = self.learner.on_devices(jax.tree.map(lambda x: x[members], batch))
     old_logp_BT, old_entropy_BT = self.programs.score(self.start, mine)
     mine = mine.replace(
         old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT)
-    new = replay_rows.scores(self.programs, self.learner.state.params, mine,
-                        self.old_params)
+    new = counterfactual.scores(
+        self.programs, self.learner.state.params, mine, self.old_params)
     tokens = update.tokens(mine, new)
     statistics = loss.statistics(tokens, self.plan.rng(0))
     return jax.device_get((mine.old_logp_BT, mine.old_entropy_BT, new,
@@ -165,35 +163,36 @@ class Step:
 
 @contextlib.contextmanager
 def open_step(workdir: pathlib.Path, number: int) -> Iterator[Step]:
-  """Step `number` of a run, on this machine's devices.
+  """Opens step `number` of a run on this machine's devices.
 
   Raises:
-    errors.InputError: the step's rollout or the checkpoint before it is not
-      there; says which steps have both.
+    errors.InputError: the step's rollout or the checkpoint before it is
+      missing; lists the steps that have both.
   """
   workdir = pathlib.Path(workdir)
   config = run_folder.read_config(workdir)
   with config.unlocked():
     config.mesh = ml_collections.ConfigDict(dict(data=1, fsdp=-1, tensor=1))
     config.eval.period = 0
-  there = available(workdir)
-  if number not in there:
+  replayable = available(workdir)
+  if number not in replayable:
     raise errors.InputError(
-        f'{workdir}: step {number} cannot be replayed: that takes its rollout '
+        f'{workdir}: step {number} cannot be replayed: this needs its rollout '
         f'and the checkpoint of step {number - 1}; the steps with both: '
-        f'{", ".join(map(str, there)) or "none"}')
-  rows = dump.read(workdir / session_lib.ROLLOUTS, number)
+        f'{", ".join(map(str, replayable)) or "none"}')
+  records = dump.read(workdir / session_lib.ROLLOUTS, number)
   folder = session_lib.model_folder(config, workdir)
   with session_lib.open_folder(config, folder) as session:
     learner = learner_lib.Learner(config, session)
     learner.load_base()
     learner.state = _state(learner, workdir, number - 1)
-    yield Step(learner, number, dump.to_groups(rows, config.rollout.max_tokens),
-               {row['cursor'] for row in rows if row['trained']})
+    yield Step(
+        learner, number, dump.to_groups(records, config.rollout.max_tokens),
+        {record['cursor'] for record in records if record['trained']})
 
 
 def available(workdir: pathlib.Path) -> list[int]:
-  """The steps whose rollout and preceding checkpoint are there.
+  """Returns the steps whose rollout and preceding checkpoint exist.
 
   Step 1 starts from the model's own weights.
   """

@@ -1,10 +1,10 @@
-"""Every row of the paper on one minibatch: what each would have done.
+"""Evaluates every method on one minibatch: the update each would have made.
 
-A row's loss reaches the parameters through ℓ, H and the exact KL of each
-token alone. So one compiled program, which pulls cotangents of these back,
-serves every row; the objective itself runs on the scores.
+A method's loss depends on the parameters only through ℓ, H and the exact KL of
+each token. So one compiled program, their vector-Jacobian product, serves every
+method; the objective itself runs on the scores.
 
-Axes: B completions · T completion slots.
+Axes: B completions · T completion tokens.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,12 +24,12 @@ from tepo_jax.policy import scoring
 
 
 @dataclasses.dataclass(frozen=True)
-class Programs:
-  """Jitted by the caller.
+class ReplayPrograms:
+  """Jitted functions.
 
-  score: (params, batch) -> ℓ, H; bit for bit those of the run's updates.
-  pull_back: (params, batch, cotangents, old_params) -> gradient, Scores; see
-    `pull_back` below, its scorer bound.
+  score: (params, batch) -> ℓ, H; bit-identical to those of the run's updates.
+  pull_back: (params, batch, cotangents, old_params) -> gradient, Scores; the
+    function `pull_back` below with its scorer bound.
   move: (gradient, opt_state, params) -> the optimiser's change of params.
   """
   score: Callable
@@ -39,13 +39,14 @@ class Programs:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-  """What one update of a row would be.
+  """One update by a method.
 
-  entropy_predicted: ⟨∇H̄, Δθ⟩, entropy_measured: H̄(θ + Δθ) − H̄(θ), both in
-  nats, with H̄ the minibatch's mean entropy at its tokens and Δθ the change
-  the optimiser makes of the row's gradient. clip_fraction: tokens on which a
-  bound acts or that are dropped. region_share: tokens in M. gradient: on the
-  host.
+  clip_fraction: share of tokens that a bound clips or that are dropped.
+  region_share: share of tokens in M.
+  entropy_predicted: ⟨∇H̄, Δθ⟩; entropy_measured: H̄(θ + Δθ) − H̄(θ); in nats.
+    H̄ is the mean entropy of the minibatch's tokens, Δθ the optimiser's change
+    for the method's gradient.
+  gradient: on the host.
   """
   loss: float
   grad_norm: float
@@ -59,7 +60,7 @@ class Outcome:
 def pull_back(scorer: update.Scorer, params: Any, batch: batch_lib.Minibatch,
               cotangents: scoring.Scores, old_params: Any
               ) -> tuple[Any, scoring.Scores]:
-  """Σ_it ⟨cotangents, ∂(ℓ, H, KL)_it/∂θ⟩ and the scores, over microbatches."""
+  """Returns Σ_it ⟨cotangents, ∂(ℓ, H, KL)_it/∂θ⟩ and the scores."""
   _, gradient, scores = update.loss_and_gradient(
       scorer, _linear, params, batch, cotangents, old_params)
   return gradient, scores
@@ -72,27 +73,29 @@ def _linear(tokens, cotangents):
                  + cotangents.kl_BT * x.kl_BT)
 
 
-def scores(programs: Programs, params: Any, batch: batch_lib.Minibatch,
+def scores(programs: ReplayPrograms, params: Any, batch: batch_lib.Minibatch,
            old_params: Any) -> scoring.Scores:
-  """ℓ, H and the exact KL to π_old of the batch's tokens."""
+  """Returns ℓ, H and the exact KL to π_old of the batch's tokens."""
   logp_BT, entropy_BT = programs.score(params, batch)
-  _, whole = programs.pull_back(params, batch, nothing(batch), old_params)
+  _, whole = programs.pull_back(params, batch, _zeros(batch), old_params)
   return whole.replace(logp_BT=logp_BT, entropy_BT=entropy_BT)
 
 
-def nothing(batch: batch_lib.Minibatch) -> scoring.Scores:
-  """Cotangents of zero: `pull_back` then only scores."""
+def _zeros(batch):
+  """Returns zero cotangents, with which `pull_back` only scores."""
   zeros_BT = jnp.zeros(batch.mask_BT.shape, jnp.float32)
   return scoring.Scores(zeros_BT, zeros_BT, zeros_BT)
 
 
-def evaluate(programs: Programs, losses: Mapping[str, objective.PolicyLoss],
-             state: update.TrainState, batches: Mapping[str, batch_lib.Minibatch],
-             rng: jax.Array, old_params: Any) -> dict[str, Outcome]:
-  """The outcome of each row at the same parameters.
+def evaluate(programs: ReplayPrograms,
+             losses: Mapping[str, objective.PolicyLoss],
+             state: update.TrainState,
+             batches: Mapping[str, batch_lib.Minibatch], rng: jax.Array,
+             old_params: Any) -> dict[str, Outcome]:
+  """Returns the outcome of each method at the same parameters.
 
   Args:
-    losses: the rows. batches: the minibatch by advantage estimator, on the
+    losses: by method. batches: the minibatch by advantage estimator, on the
       devices, with ℓ° and H°.
     state: before the update. rng: of the update.
     old_params: π_old, for the exact KL.
@@ -100,8 +103,8 @@ def evaluate(programs: Programs, losses: Mapping[str, objective.PolicyLoss],
   batch = next(iter(batches.values()))
   now = scores(programs, state.params, batch, old_params)
   mean_BT = objective.token_mean(batch.mask_BT)
-  of_entropy, _ = programs.pull_back(
-      state.params, batch, nothing(batch).replace(entropy_BT=mean_BT),
+  d_entropy, _ = programs.pull_back(
+      state.params, batch, _zeros(batch).replace(entropy_BT=mean_BT),
       old_params)
 
   def outcome(loss):
@@ -117,7 +120,7 @@ def evaluate(programs: Programs, losses: Mapping[str, objective.PolicyLoss],
         clip_fraction=float(sum(metrics[f'clip_fraction_{part}'] for part in (
             'low', 'high', 'covariance'))),
         region_share=float(metrics['region_share']),
-        entropy_predicted=float(optax.tree.vdot(of_entropy, change)),
+        entropy_predicted=float(optax.tree.vdot(d_entropy, change)),
         entropy_measured=float(jnp.sum(mean_BT * jnp.where(
             batch.mask_BT > 0, entropy_BT - now.entropy_BT, 0))),
         gradient=jax.device_get(gradient))
@@ -126,7 +129,7 @@ def evaluate(programs: Programs, losses: Mapping[str, objective.PolicyLoss],
 
 
 def _slopes(loss, tokens, rng):
-  """L, its metrics, and ∂L/∂(ℓ, H, KL) over the whole minibatch."""
+  """Returns L, its metrics, and ∂L/∂(ℓ, H, KL) of the whole minibatch."""
   statistics = loss.statistics(tokens, rng)
 
   def value(scores):
@@ -139,7 +142,7 @@ def _slopes(loss, tokens, rng):
 
 
 def cosines(outcomes: Sequence[Outcome]) -> np.ndarray:
-  """Cosine of each pair of gradients; 0 with a gradient of zero. [n, n]."""
+  """Returns the cosines [n, n] of the gradients; 0 with a zero gradient."""
   flat = np.stack([np.concatenate([
       np.ravel(leaf) for leaf in jax.tree.leaves(outcome.gradient)])
       for outcome in outcomes]).astype(np.float64)
