@@ -17,8 +17,10 @@ PEERS = {
               '--no-deps google-tunix==0.1.7 clu google-metrax jaxtyping '
               'perfetto sentencepiece wadler-lindig wrapt')}
 
-# name: class, made of (workload, batch, optimizer config), with methods
-# score, update and step.
+# name: class, constructed with (workload, batch, optimizer config). Methods:
+#   score() -> log π of the completion tokens.
+#   update() -> loss; makes one update.
+#   step() -> loss; samples T tokens per completion, scores, makes one update.
 Peers = Mapping[str, Callable[..., Any]]
 
 
@@ -28,13 +30,6 @@ def load(names: Sequence[str]) -> Peers:
   Raises:
     errors.InputError: a peer is unknown, or a package it needs is missing.
   """
-  require(*names)
-  return {name: getattr(importlib.import_module(
-      f'{__package__}.{PEERS[name][0]}'), PEERS[name][1]) for name in names}
-
-
-def require(*names: str) -> None:
-  """Checks that the peers are known and installed; raises as `load` does."""
   for name in names:
     if name not in PEERS:
       raise errors.InputError(
@@ -51,3 +46,5 @@ def require(*names: str) -> None:
         raise errors.InputError(
             f'--peer={name}: {package} {state} installed here; '
             f'pip install {requirements}')
+  return {name: getattr(importlib.import_module(
+      f'{__package__}.{PEERS[name][0]}'), PEERS[name][1]) for name in names}

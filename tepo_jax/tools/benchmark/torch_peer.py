@@ -31,7 +31,6 @@ class TorchUpdate:
     self._advantage_B1 = torch.tensor(batch.advantage_B)[:, None]
 
   def step(self) -> float:
-    """Samples T tokens for every completion, scores, updates; the loss."""
     width, samples = self._workload.prompt_tokens, self._workload.samples
     tokens = self._workload.max_tokens
     self.model.generate(
@@ -43,12 +42,10 @@ class TorchUpdate:
     return self.update()
 
   def score(self) -> torch.Tensor:
-    """Returns log π of the completion tokens."""
     with torch.no_grad():
       return self._logp()
 
   def update(self) -> float:
-    """Makes one update; returns its loss."""
     logp_BT = self._logp()
     ratio_BT = torch.exp(logp_BT - logp_BT.detach())
     loss_BT = -torch.minimum(

@@ -49,11 +49,9 @@ class TrlUpdate:
     self.trainer.current_gradient_accumulation_steps = 1
 
   def step(self) -> float:
-    """Samples T tokens for every completion, updates; the loss."""
     return self._train(self.prompts)
 
   def score(self) -> torch.Tensor:
-    """Returns log π of the completion tokens."""
     rows = self._rows
     with torch.no_grad():
       logp_BT, _, _ = self.trainer._get_per_token_logps_and_entropies(
@@ -64,7 +62,6 @@ class TrlUpdate:
     return logp_BT
 
   def update(self) -> float:
-    """Makes one update; returns its loss."""
     return self._train(self._rows)
 
   def _train(self, inputs: Any) -> float:

@@ -50,17 +50,14 @@ class TunixUpdate:
         self.cluster, _algorithm(workload), reward_fns=peers.every_second)
 
   def step(self) -> float:
-    """Samples T tokens for every completion, scores, updates; the loss."""
     return self._train(self.learner._generate_and_compute_advantage(
         {'prompts': self.prompts}))
 
   def score(self) -> jax.Array:
-    """Returns log π of the completion tokens."""
     return self.cluster.get_old_per_token_logps(
         self._batch.prompt_ids, self._batch.completion_ids)
 
   def update(self) -> float:
-    """Makes one update; returns its loss."""
     return self._train(self._batch)
 
   def _train(self, batch: grpo_learner.TrainExample) -> float:

@@ -119,16 +119,6 @@ def forward_flops(workload: workload_lib.Workload,
   return 2 * (model.num_layers * (layer * tokens + attention) + head)
 
 
-def measure_scoring(config, workload, peers) -> Iterator[timing.Measurement]:
-  """Measures ℓ and H of one minibatch."""
-  yield from _measure(config, workload, peers, 'score', 'scoring', passes=1)
-
-
-def measure_update(config, workload, peers) -> Iterator[timing.Measurement]:
-  """Measures forward, backward and optimiser on one minibatch."""
-  yield from _measure(config, workload, peers, 'update', 'update', passes=3)
-
-
 def measure_growth(config, workload, peers) -> Iterator[timing.Measurement]:
   """Measures the update with one size of the workload halved at a time."""
   del peers
@@ -209,6 +199,13 @@ def _of_peers(peers: registry.Peers, what, workload, batch, config):
   """Returns each peer's method 'score', 'update' or 'step'."""
   return {name: getattr(peer(workload, batch, config.optimizer), what)
           for name, peer in peers.items()}
+
+
+# ℓ and H of one minibatch; forward, backward and optimiser.
+measure_scoring = functools.partial(
+    _measure, what='score', name='scoring', passes=1)
+measure_update = functools.partial(
+    _measure, what='update', name='update', passes=3)
 
 
 def _ratios(name, ours, seconds):

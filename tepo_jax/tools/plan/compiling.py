@@ -254,38 +254,32 @@ class _Arguments:
 
   @functools.cache
   def prompts(self, rows, width):
-    tokens = jax.ShapeDtypeStruct((rows, width), np.int32)
+    tokens = _int32(rows, width)
     return self._sampling.prefill.eval_shape(self._weights, tokens, tokens)
 
   def lower(self, shape: traffic.Shape) -> jax.stages.Lowered:
-    return getattr(self, f'_{shape.name}')(shape)
-
-  def _prefill(self, shape):
-    tokens = jax.ShapeDtypeStruct((shape.rows, shape.columns), np.int32)
-    return self._sampling.prefill.lower(self._weights, tokens, tokens)
-
-  def _insert(self, shape):
-    rows = schedule.Schedule(None, self._shapes).prefill_rows(shape.more)
-    places = jax.ShapeDtypeStruct((self._shapes.refill,), np.int32)
-    return self._sampling.insert.lower(
-        self.cache(shape.rows, shape.columns),
-        self.prompts(rows, shape.more), places, places)
-
-  def _relay(self, shape):
-    rows, columns = shape.more
-    return self._sampling.relay.of_array('k', columns).lower(
-        self.cache(shape.rows, shape.columns).k[0],
-        jax.ShapeDtypeStruct((rows,), np.int32), np.int32(0))
-
-  def _decode(self, shape):
-    def numbers(dtype):
-      return jax.ShapeDtypeStruct((shape.rows,), dtype)
-
-    rows = engine.Rows(*6 * [numbers(np.int32)], live=numbers(bool))
-    scalar = jax.ShapeDtypeStruct((), np.int32)
+    if shape.name == 'prefill':
+      tokens = _int32(shape.rows, shape.columns)
+      return self._sampling.prefill.lower(self._weights, tokens, tokens)
+    cache = self.cache(shape.rows, shape.columns)
+    if shape.name == 'insert':
+      rows = schedule.Schedule(None, self._shapes).prefill_rows(shape.more)
+      places = _int32(self._shapes.refill)
+      return self._sampling.insert.lower(
+          cache, self.prompts(rows, shape.more), places, places)
+    if shape.name == 'relay':
+      rows, columns = shape.more
+      return self._sampling.relay.of_array('k', columns).lower(
+          cache.k[0], _int32(rows), np.int32(0))
+    rows = engine.Rows(*6 * [_int32(shape.rows)],
+                       live=jax.ShapeDtypeStruct((shape.rows,), bool))
     return self._sampling.decode.lower(
-        self._weights, self.cache(shape.rows, shape.columns), rows,
-        jax.eval_shape(lambda: jax.random.key(0)), scalar, scalar)
+        self._weights, cache, rows, jax.eval_shape(
+            lambda: jax.random.key(0)), _int32(), _int32())
+
+
+def _int32(*shape):
+  return jax.ShapeDtypeStruct(shape, np.int32)
 
 
 def _placed(host, shardings):

@@ -39,29 +39,24 @@ def of_rollout(workload: workload_lib.Workload, shapes: schedule.Shapes
   length_B = workload.lengths(workload.prompts * workload.samples).reshape(
       workload.prompts, workload.samples)
 
-  def empty(slots, columns, index):
-    del index
+  def empty(slots, columns, _):
     return _cache(slots, columns)
 
-  def prefill(weights, token_QP, position_QP):
-    del weights, position_QP
+  def prefill(_, token_QP, __):
     counts[Shape('prefill', *token_QP.shape)] += 1
     return _cache(*token_QP.shape)
 
-  def insert(cache, prompts, source_R, slot_R):
-    del source_R, slot_R
+  def insert(cache, prompts, *_):
     counts[Shape('insert', *cache.position.shape,
                  prompts.position.shape[1])] += 1
     return cache
 
-  def relay(cache, row_M, shift, columns):
-    del shift
+  def relay(cache, row_M, _, columns):
     moved = len(row_M), columns
     counts[Shape('relay', *cache.position.shape, moved)] += 1
     return _cache(*moved)
 
-  def decode(weights, cache, rows, key, steps, enough):
-    del weights, key
+  def decode(_, cache, rows, __, steps, enough):
     length_N = length_B[rows.prompt_id, rows.sample]
     left_N = np.where(rows.live, length_N - rows.length, 0)
     steps = _steps(left_N[rows.live], steps, enough,

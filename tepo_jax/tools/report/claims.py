@@ -26,36 +26,25 @@ _ACCURACY = figures.Panel('', '', 'accuracy')
 class Measure:
   """A number of a run that the paper makes a claim about.
 
-  value: {step: metric} -> number or None. sign: +1 if the paper claims higher
+  value: metric by step, not empty -> number or None. sign: +1 if the paper claims higher
   values for TEPO, −1 for lower. scale, unit: for display.
   """
   title: str
   claim: str
   metric: str | Callable
-  value: Callable[[dict[int, float]], float | None]
+  value: Callable[[Sequence[float]], float | None]
   sign: int
   scale: float = 1.0
   unit: str = ''
 
 
-def _mean(series):
-  return float(np.mean(list(series.values()))) if series else None
-
-
-def _median(series):
-  return float(np.median(list(series.values()))) if series else None
-
-
-def final(series: dict[int, float]) -> float | None:
+def final(values: Sequence[float]) -> float:
   """Returns the mean over the last FINAL of the steps."""
-  values = list(series.values())
-  return float(np.mean(values[-max(1, round(FINAL * len(values))):])
-               ) if values else None
+  return float(np.mean(values[-max(1, round(FINAL * len(values))):]))
 
 
-def unsteadiness(series: dict[int, float]) -> float | None:
+def unsteadiness(values: Sequence[float]) -> float | None:
   """Returns the mean |change| from one step to the next."""
-  values = list(series.values())
   return float(np.mean(np.abs(np.diff(values)))) if len(values) > 1 else None
 
 
@@ -63,17 +52,17 @@ MEASURES = (
     Measure('Final accuracy', 'higher (Table 1)', 'accuracy', final, +1, 100,
             '%'),
     Measure('Reward, mean over the run', 'higher (Figure 3a)', 'reward',
-            _mean, +1, 100, '%'),
+            np.mean, +1, 100, '%'),
     Measure('Entropy, mean |change| a step', 'steadier (3.3.2)', 'entropy',
             unsteadiness, -1, 1, 'nats'),
-    Measure('Clip ratio, mean', 'lower (Figure 2a)', figures.clip_ratio, _mean,
+    Measure('Clip ratio, mean', 'lower (Figure 2a)', figures.clip_ratio, np.mean,
             -1, 100, '%'),
-    Measure('Gradient norm, mean', 'higher (Figure 3b)', 'grad_norm', _mean,
+    Measure('Gradient norm, mean', 'higher (Figure 3b)', 'grad_norm', np.mean,
             +1),
     Measure('Time of a step, median', 'less (Figure 2b)', 'seconds/step',
-            _median, -1, 1, 's'),
+            np.median, -1, 1, 's'),
     Measure('Response length, mean', 'shorter (Figure 2b)',
-            'response_length_mean', _mean, -1, 1, 'tokens'),
+            'response_length_mean', np.mean, -1, 1, 'tokens'),
 )
 
 
@@ -119,14 +108,15 @@ def contrasts(groups: Sequence[runs_lib.Group]) -> list[Contrast]:
 
 
 def _contrast(group, base, measure):
-  pairs = [
-      tuple(measure.value({s: x[s] for s in x if s in y}) for x, y in (
-          (mine, theirs), (theirs, mine)))
-      for a, b in _pairs(group, base)
-      for mine, theirs in [
-          (a.series(measure.metric), b.series(measure.metric))]]
-  pairs = [(measure.scale * x, measure.scale * y) for x, y in pairs
-           if x is not None and y is not None]
+  pairs = []
+  for both in _pairs(group, base):
+    series = [run.series(measure.metric) for run in both]
+    steps = [step for step in series[0] if step in series[1]]
+    if steps:
+      pairs.append([measure.value([x[step] for step in steps])
+                    for x in series])
+  pairs = [[measure.scale * x for x in pair] for pair in pairs
+           if None not in pair]
   return _compared(group.label, measure.title, measure.claim, measure.unit,
                    pairs, measure.sign)
 
@@ -158,8 +148,8 @@ def _pairs(group, base):
 
 def target(base: runs_lib.Group) -> float | None:
   """Returns TARGET times the baseline's final accuracy, mean over seeds."""
-  finals = [final(figures.smoothed(run, _ACCURACY)) for run in base.runs]
-  finals = [value for value in finals if value is not None]
+  finals = [final(list(series.values())) for run in base.runs
+            if (series := figures.smoothed(run, _ACCURACY))]
   return TARGET * float(np.mean(finals)) if finals else None
 
 

@@ -32,7 +32,8 @@ _PAGE = """<!DOCTYPE html>
 </html>
 """
 
-_INSPECTOR = """
+# The elements that inspector.js fills.
+INSPECTOR = """
 <p>Tokens are coloured by the selected quantity. Point at a token, tap it, or
 use the keys, to see its exact values. <span class="muted"
 id="inspector-about"></span></p>
@@ -145,11 +146,6 @@ def figures(panels: Sequence[dict[str, Any]]) -> str:
       _CARD.format(name=text(p['name']), title=text(p['title']),
                    unit=text(f', {p["unit"]}' if p['unit'] else ''),
                    caption=text(p['caption'])) for p in panels))
-
-
-def inspector() -> str:
-  """Returns the elements that inspector.js fills."""
-  return _INSPECTOR
 
 
 def heat_map(names: Sequence[str], matrix: Sequence[Sequence[float]]) -> str:

@@ -19,7 +19,6 @@ from tepo_jax.job import run_folder
 from tepo_jax.job import session as session_lib
 from tepo_jax.policy.huggingface import weights
 from tepo_jax.rollout import dump
-from tepo_jax.tools.report import counterfactual
 from tepo_jax.tools.report import figures
 from tepo_jax.tools.report import inspector
 from tepo_jax.tools.report import page
@@ -150,7 +149,7 @@ def _replay(run, step, out, methods):
   for index, item in enumerate(comparisons):
     figures.draw_heat_map(
         list(item.outcomes),
-        counterfactual.cosines(list(item.outcomes.values())),
+        replay.cosines(list(item.outcomes.values())),
         f'{run.name}, step {step}, {item.where}', out / f'{name}_{index}')
   return (f'Replay: {run.name}, step {step}',
           ''.join(map(_section, comparisons)))
@@ -167,7 +166,7 @@ def _numbers(comparison):
                  if field.name != 'gradient'}
           for name, outcome in comparison.outcomes.items()}
   return {'where': comparison.where, 'tokens': comparison.tokens, 'rows': rows,
-          'cosines': counterfactual.cosines(
+          'cosines': replay.cosines(
               list(comparison.outcomes.values())).tolist()}
 
 

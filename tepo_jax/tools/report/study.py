@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 import dataclasses
 import json
+import operator
 import pathlib
 import time
 from typing import Any
@@ -38,7 +39,7 @@ def write(out: pathlib.Path, runs: Sequence[runs_lib.Run],
     sections.append(('The panels of Table 3', _tables(groups, tables)))
   sections += more
   if inspectors:
-    sections.append(('Token inspector', page.inspector()))
+    sections.append(('Token inspector', page.INSPECTOR))
   sections += [('Configs', _configs(groups)),
                ('Environment', _environment(runs))]
   path = out / 'report.html'
@@ -79,11 +80,10 @@ def _accuracies(groups):
   names = figures.accuracies(run for group in groups for run in group.runs)
   head = ['method', 'seeds', *(f'{name.removeprefix("eval/")} %, last'
                                for name in names), 'training samples %']
-  rows = [[group.label, len(group.runs), *(
-      _over_seeds([_last(run.series(name)) for run in group.runs])
-      for name in names), _over_seeds([claims.final(run.series('accuracy'))
-                                       for run in group.runs])]
-          for group in groups]
+  last = operator.itemgetter(-1)
+  rows = [[group.label, len(group.runs),
+           *(_over_seeds(group, name, last) for name in names),
+           _over_seeds(group, 'accuracy', claims.final)] for group in groups]
   return page.table(head, rows, range(1, len(head)))
 
 
@@ -98,12 +98,9 @@ def _tables(groups, tables):
   return ''.join(parts)
 
 
-def _last(series):
-  return list(series.values())[-1] if series else None
-
-
-def _over_seeds(values):
-  values = [100 * value for value in values if value is not None]
+def _over_seeds(group, metric, reduce):
+  values = [100 * reduce(list(series.values())) for run in group.runs
+            if (series := run.series(metric))]
   return _with_interval(seeds_lib.interval(values), len(values)) if (
       values) else '–'
 
@@ -150,21 +147,18 @@ def _configs(groups):
 
 def _environment(runs):
   """Returns a table of values; where runs differ, with the names of runs."""
-  starts = [(run.name, start) for run in runs for start in run.starts]
-  if not starts:
+  found = {}  # {name: {value: names of runs}}
+  for run in runs:
+    for start in run.starts:
+      for name, value in start.items():
+        if name not in ('step', 'started'):
+          found.setdefault(name, {}).setdefault(
+              str(value), []).append(run.name)
+  if not found:
     return '<p class="muted">Not recorded.</p>'
-  rows = []
-  for name in dict.fromkeys(key for _, start in starts for key in start):
-    if name in ('step', 'started'):
-      continue
-    by_value = {}
-    for run, start in starts:
-      if name in start:
-        by_value.setdefault(str(start[name]), []).append(run)
-    rows.append([name, '; '.join(
-        value if len(by_value) == 1 else f'{value} ({_some(members)})'
-        for value, members in by_value.items())])
-  return page.table(['', 'value'], rows)
+  return page.table(['', 'value'], [[name, '; '.join(
+      value if len(members) == 1 else f'{value} ({_some(names)})'
+      for value, names in members.items())] for name, members in found.items()])
 
 
 def _some(names):

@@ -128,31 +128,33 @@ def _mean(cells):
   return Cell(value, value - below, value + above)
 
 
-def _shown(cell, plus_minus):
+def _shown(cell):
   if cell.value is None:
     return cell.text + cell.mark
   half = (cell.high - cell.low) / 2
-  error = f'{plus_minus}{half:.2f}' if half else ''
+  error = f'±{half:.2f}' if half else ''
   return f'{cell.value:.2f}{error}{cell.mark}'
+
+
+def _texts(lines, columns):
+  """Returns the header, and the texts of each line."""
+  return ['', *columns, AVERAGE], [
+      [f'{_panel(line)}{line.label}', *map(_shown, line.cells)]
+      for line in lines]
 
 
 def markdown(lines: Sequence[Line], columns: Sequence[str]) -> str:
   """Formats as Markdown; ± is half the width of the 95 % interval."""
-  text = [['', *columns, AVERAGE]] + [
-      [f'{_panel(line)}{line.label}', *(_shown(cell, '±')
-                                        for cell in line.cells)]
-      for line in lines]
-  ruled = [text[0], ['---'] + ['---:'] * (len(columns) + 1), *text[1:]]
+  head, texts = _texts(lines, columns)
+  ruled = [head, ['---'] + ['---:'] * (len(columns) + 1), *texts]
   return '\n'.join('| ' + ' | '.join(row) + ' |' for row in ruled)
 
 
 def latex(lines: Sequence[Line], columns: Sequence[str]) -> str:
   """Formats as a LaTeX tabular, which needs booktabs."""
-  rows = [['', *columns, AVERAGE]] + [
-      [_escaped(f'{_panel(line)}{line.label}'),
-       *(_escaped(_shown(cell, '±')) for cell in line.cells)]
-      for line in lines]
-  body = [' & '.join(row) + r' \\' for row in rows]
+  head, texts = _texts(lines, columns)
+  body = [' & '.join(row) + r' \\' for row in (
+      head, *(map(_escaped, row) for row in texts))]
   return '\n'.join([
       rf'\begin{{tabular}}{{l{"r" * (len(columns) + 1)}}}', r'\toprule',
       body[0], r'\midrule', *body[1:], r'\bottomrule', r'\end{tabular}'])

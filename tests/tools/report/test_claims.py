@@ -81,5 +81,5 @@ def test_a_single_method_has_no_contrasts(make_run):
 
 
 def test_unsteadiness():
-  assert claims.unsteadiness({1: 1.0, 2: 3.0, 3: 2.0}) == pytest.approx(1.5)
-  assert claims.unsteadiness({1: 1.0}) is None
+  assert claims.unsteadiness([1.0, 3.0, 2.0]) == pytest.approx(1.5)
+  assert claims.unsteadiness([1.0]) is None

@@ -18,7 +18,6 @@ from tepo_jax.job import session as session_lib
 from tepo_jax.job import trainer as trainer_lib
 from tepo_jax.learning import objective
 from tepo_jax.rollout import dump
-from tepo_jax.tools.report import counterfactual
 from tepo_jax.tools.report import replay
 from tepo_jax.tools.report import runs as runs_lib
 from tepo_jax.tools.report import sections
@@ -102,7 +101,7 @@ def _small_step(step, method):
     return jax.tree.map(
         lambda x: x / 100, step.programs.move(*arguments))
 
-  return counterfactual.evaluate(
+  return replay.evaluate(
       dataclasses.replace(step.programs, move=move),
       {'method': objective.make_policy_loss(method)}, step.learner.state,
       {'grpo': step.learner.minibatch(step.plan, 0)}, step.plan.rng(0),
@@ -166,9 +165,9 @@ def test_at_the_first_update_the_policy_equals_the_old_one(replayed):
 
 def test_cosines(replayed):
   first, last = (comparison.outcomes for comparison in replayed[0])
-  cosine = dict(zip(METHODS, counterfactual.cosines(list(first.values()))[0]))
+  cosine = dict(zip(METHODS, replay.cosines(list(first.values()))[0]))
   assert cosine['tepo'] == pytest.approx(1, abs=1e-5)  # both are REINFORCE
-  late = counterfactual.cosines(list(last.values()))
+  late = replay.cosines(list(last.values()))
   assert np.diag(late) == pytest.approx(np.ones(len(METHODS)))
   assert late == pytest.approx(late.T) and late[0, 1] < 0.9999
 
