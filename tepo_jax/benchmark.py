@@ -1,10 +1,11 @@
-r"""Measures a config's programs on this machine, and peers beside them.
+r"""Measures a config's programs on this machine, and compares other libraries.
 
   python -m tepo_jax.benchmark --config=configs/benchmark.py:tiny \
       [--parts=machine,update] [--peer=transformers,trl,tunix] [--json]
 
-Every part is measured warm, in turn with what it is compared to, several
-times: the median, with the extremes behind it. Weights and prompts are random.
+Each part is timed after a warm-up, several times, interleaved with what it is
+compared with. A line shows the median, followed by the extremes in parentheses.
+Weights and prompts are random.
 """
 
 import dataclasses
@@ -16,13 +17,13 @@ from tepo_jax import cli
 from tepo_jax import errors
 from tepo_jax.tools.benchmark import machine
 from tepo_jax.tools.benchmark import memory
-from tepo_jax.tools.benchmark import peers
+from tepo_jax.tools.benchmark import registry
 from tepo_jax.tools.benchmark import sampling
 from tepo_jax.tools.benchmark import timing
 from tepo_jax.tools.benchmark import updating
 from tepo_jax.tools.benchmark import workload as workload_lib
 
-# Each a function of (config, workload, peers) that yields Measurements.
+# Functions of (config, workload, peers) that yield Measurements.
 PARTS = {
     'machine': machine.measure, 'sampling': sampling.measure,
     'scoring': updating.measure_scoring,
@@ -31,10 +32,10 @@ PARTS = {
 
 _CONFIG = cli.DEFINE_config()
 _PARTS = flags.DEFINE_list(
-    'parts', list(PARTS), f'What to measure, of: {", ".join(PARTS)}.')
+    'parts', list(PARTS), f'Parts to measure: {", ".join(PARTS)}.')
 _PEERS = flags.DEFINE_list(
-    'peer', [], f'Other libraries to run beside, of: {", ".join(peers.PEERS)}. '
-    'Beside "sampling" is transformers only, by which trl samples.')
+    'peer', [], f'Libraries to compare with: {", ".join(registry.PEERS)}. The '
+    'part "sampling" compares with transformers only, which trl also uses.')
 _JSON = flags.DEFINE_bool('json', False, 'Print JSON lines, not a table.')
 
 
@@ -44,10 +45,10 @@ def main() -> None:
     if part not in PARTS:
       raise errors.InputError(
           f'--parts: unknown part {part!r}; one of: {", ".join(PARTS)}')
-  peers.require(*_PEERS.value)
+  peers = registry.load(_PEERS.value)
   workload = workload_lib.of(config)
   for part in _PARTS.value:
-    for measurement in PARTS[part](config, workload, tuple(_PEERS.value)):
+    for measurement in PARTS[part](config, workload, peers):
       print(_line(measurement), flush=True)
 
 

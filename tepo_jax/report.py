@@ -1,24 +1,23 @@
-r"""Looks at runs: one page with figures and tokens; the paper's tables.
+r"""Reports on runs: an HTML page with figures and tokens; the paper's tables.
 
   python -m tepo_jax.report --runs=runs/a,runs/b --out=DIR \
       [--inspect=STEP] [--replay=STEP]
   python -m tepo_jax.report --table=3 --runs=runs [--format=latex] [--out=FILE]
   python -m tepo_jax.report --compare=DIR,DIR
 
-The first: DIR/report.html needs no network; the figures lie beside it as PNG
-and SVG. Finished, running and broken runs do. A pattern such as 'runs/study/*'
-stands for the runs that it matches. --inspect goes through a rollout step
-again and shows every sampled token with its ratio, entropy, mask and the like.
---replay evaluates every row of the paper on that step's first and last
-minibatch. Both take the step's rollout and the checkpoint of the step before
-it (step 1: the model), and name the steps that have them where this one has
-not.
+The first form writes DIR/report.html, which needs no network, and its figures
+as PNG and SVG. Runs may be finished, still running or broken; a pattern such as
+'runs/study/*' selects several. --inspect replays a rollout step and shows every
+sampled token with its ratio, entropy, mask and other values. --replay evaluates
+every method of the paper on the step's first and last minibatch. Both need the
+step's rollout and the checkpoint of the step before it (for step 1: the model);
+if these are missing, the error lists the steps that have both.
 
---table: each row of the paper with its 95 % interval, ours below it ("not
-run" where it was not), and what an audit of the paper's cells finds. ±, of the
-paper's numbers, is the binomial error of their samples; of ours, it is the
-bootstrap over problems. --compare: the second evaluation minus the first, on
-the same problems. --commands prints what a table still needs to be run.
+--table prints each row of the paper with its 95 % interval, our result below it
+("not run" if there is none), and an audit of the paper's cells. ± is the
+binomial error of the samples for the paper's numbers, the bootstrap over
+problems for ours. --commands prints the runs that a table still needs.
+--compare subtracts the first evaluation from the second, on the same problems.
 """
 
 import contextlib
@@ -36,34 +35,35 @@ from tepo_jax.tools.report import study
 from tepo_jax.tools.report import tables
 
 _RUNS = flags.DEFINE_list(
-    'runs', None, 'Folders of runs, by commas; patterns are expanded. With '
-    '--table: the folder that holds them, runs if it is not given.')
+    'runs', None, 'Folders of runs, comma-separated; patterns are expanded. '
+    'With --table: the folder that contains the runs (default: runs).')
 _OUT = flags.DEFINE_string(
     'out', None, 'Folder for report.html and the figures. With --table or '
-    '--compare: a file to write instead of stdout.')
+    '--compare: file to write to instead of stdout.')
 _INSPECT = flags.DEFINE_integer(
     'inspect', None, 'Rollout step to show token by token.', lower_bound=1)
 _REPLAY = flags.DEFINE_integer(
-    'replay', None, 'Rollout step to replay with every row.', lower_bound=1)
+    'replay', None, 'Rollout step on which to evaluate every method.',
+    lower_bound=1)
 _TABLE = flags.DEFINE_enum(
-    'table', None, paper_tables.TABLES, 'Which table of the paper.')
+    'table', None, paper_tables.TABLES, 'Table of the paper to print.')
 _FORMAT = flags.DEFINE_enum(
-    'format', 'markdown', list(tables.FORMATS), 'What the table is printed as.')
+    'format', 'markdown', list(tables.FORMATS), 'Format of the table.')
 _COMMANDS = flags.DEFINE_bool(
-    'commands', False, 'Print what is to be run for the table, a line each.')
+    'commands', False, 'Print the commands that --table still needs.')
 _COMPARE = flags.DEFINE_list(
-    'compare', None, 'Two folders of evaluations: the second minus the first.')
+    'compare', None, 'Two folders of evaluations: prints second minus first.')
 
 
 def main() -> None:
   if _TABLE.value is not None and _COMPARE.value is not None:
-    raise errors.InputError('either --table or --compare, not both')
+    raise errors.InputError('--table and --compare exclude each other')
   if _TABLE.value is not None:
-    _tell(_table())
+    _write(_table())
   elif _COMPARE.value is not None:
     if len(_COMPARE.value) != 2:
-      raise errors.InputError('--compare wants two folders: --compare=DIR,DIR')
-    _tell(paper_tables.comparison(_COMPARE.value))
+      raise errors.InputError('--compare needs two folders: --compare=DIR,DIR')
+    _write(paper_tables.comparison(_COMPARE.value))
   else:
     _write_page()
 
@@ -71,13 +71,13 @@ def main() -> None:
 def _table():
   runs = _RUNS.value or ['runs']
   if len(runs) > 1:
-    raise errors.InputError('--runs: with --table, the one folder of the runs')
+    raise errors.InputError('--runs: give one folder with --table')
   if _COMMANDS.value:
     return paper_tables.commands(_TABLE.value, runs[0])
   return paper_tables.table(_TABLE.value, runs[0], _FORMAT.value)
 
 
-def _tell(text):
+def _write(text):
   if _OUT.value is None:
     print(text)
     return

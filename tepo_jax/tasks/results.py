@@ -1,7 +1,8 @@
-"""From the lines of samples.jsonl to results.json.
+"""An evaluation's accuracies, from samples.jsonl to results.json.
 
-A line is one completion: set, id, problem, answers, sample, completion,
-correct, tokens, truncated, and level and subject where the data has them.
+A line of samples.jsonl is one completion: set, id, problem, answers, sample,
+completion, correct, tokens, truncated, and level and subject where the data
+has them. A set that is also decoded greedily has a second name, 'SET/greedy'.
 """
 
 import collections
@@ -19,15 +20,16 @@ from tepo_jax.tasks import statistics
 
 SAMPLES, RESULTS = 'samples.jsonl', 'results.json'
 
-_SAMPLE = {'set', 'id', 'sample', 'correct'}  # what a comparison reads
+# What a comparison reads.
+_RESULTS, _SAMPLE = {'first_decodings'}, {'set', 'id', 'sample', 'correct'}
 
 
 def summarize(lines: Sequence[dict], style: str) -> dict[str, Any]:
-  """What is said of one set under one decoding.
+  """Returns the metrics of one set under one decoding.
 
-  avg@k with its interval, pass@1…k, maj@1…k (powers of 2, and k), shares
-  without an answer and truncated, mean length, and avg@k by level and
-  subject.
+  These are avg@k with its interval, pass@1…k, maj@1…k (powers of 2, and k),
+  the shares of completions without an answer and truncated, the mean length,
+  and avg@k by level and subject.
   """
   groups = by_problem(lines)
   verdict_Nk = verdicts(groups)
@@ -52,7 +54,7 @@ def summarize(lines: Sequence[dict], style: str) -> dict[str, Any]:
 
 
 def brief(summary: dict[str, Any]) -> dict[str, float]:
-  """The numbers of a summary that are worth a line, k a power of 2 or n."""
+  """Returns the summary's main numbers: k is a power of 2 or n."""
   ks = {name.partition('@')[2] for name in summary if name.startswith('maj@')}
   return {name: value for name, value in summary.items()
           if isinstance(value, float | int) and name not in ('low', 'high')
@@ -60,7 +62,7 @@ def brief(summary: dict[str, Any]) -> dict[str, float]:
 
 
 def by_problem(lines: Iterable[dict]) -> dict[str, list[dict]]:
-  """The lines of each problem, in the order of their samples."""
+  """Groups lines by problem, each in the order of its samples."""
   groups = collections.defaultdict(list)
   for line in lines:
     groups[line['id']].append(line)
@@ -69,20 +71,20 @@ def by_problem(lines: Iterable[dict]) -> dict[str, list[dict]]:
 
 
 def verdicts(groups: dict[str, list[dict]]) -> np.ndarray:
-  """[N, k] of 0/1."""
+  """Returns whether each sample is correct: [N, k] of 0/1."""
   return np.array([[line['correct'] for line in group]
                    for group in groups.values()], float)
 
 
 def _ballot(group, style):
-  """What `maj_at_k` takes: votes by answer, and blanks."""
-  right = collections.defaultdict(list)
+  """Returns the arguments of `maj_at_k`: votes by answer, and blanks."""
+  correct = collections.defaultdict(list)
   for line in group:
     answer = answers.extract(line['completion'], style)
     if answer is not None and not line['truncated']:
-      right[grading.canonical_key(answer)].append(line['correct'])
-  votes = {key: (len(r), sum(r) / len(r)) for key, r in right.items()}
-  return votes, len(group) - sum(map(len, right.values()))
+      correct[grading.canonical_key(answer)].append(line['correct'])
+  votes = {key: (len(c), sum(c) / len(c)) for key, c in correct.items()}
+  return votes, len(group) - sum(map(len, correct.values()))
 
 
 def _by(groups, field):
@@ -96,7 +98,15 @@ def _by(groups, field):
 
 
 def averages(sets: Sequence[Sequence[dict]]) -> dict[str, Any]:
-  """avg_micro (the paper's Avg.) and avg_macro, with their intervals."""
+  """Returns avg_micro and avg_macro, each with its interval.
+
+  avg_micro, the paper's "Avg.", is the mean over all graded samples; avg_macro
+  is the mean of the sets' means.
+
+  Args:
+    sets: the lines of each set's first (main) decoding. Greedy decodings that
+      only accompany it do not belong here.
+  """
   arrays = [verdicts(by_problem(lines)) for lines in sets]
   found = {}
   for name, average in (('micro', statistics.micro),
@@ -108,46 +118,55 @@ def averages(sets: Sequence[Sequence[dict]]) -> dict[str, Any]:
 
 
 def read(folder: str | pathlib.Path) -> tuple[dict, list[dict]]:
-  """results.json and the lines of samples.jsonl of a finished evaluation.
+  """Reads results.json and the lines of samples.jsonl from a folder.
 
   Raises:
-    errors.InputError: they are not there, or not what they should be.
+    errors.InputError: the evaluation is unfinished, or a file is damaged.
   """
   folder = pathlib.Path(folder)
   try:
-    found = _parsed(folder / RESULTS, (folder / RESULTS).read_text('utf-8'))
-    samples = (folder / SAMPLES).read_text('utf-8').splitlines()
+    found, samples = ((folder / name).read_text('utf-8')
+                      for name in (RESULTS, SAMPLES))
   except FileNotFoundError as error:
     raise errors.InputError(
-        f'{error.filename}: is missing; no finished evaluation is '
-        'there') from error
+        f'{error.filename} is missing: {folder} holds no finished evaluation'
+        ) from error
   except ValueError as error:
     raise errors.InputError(f'{folder}: {error}') from error
-  return found, [_parsed(folder / SAMPLES, line, _SAMPLE) for line in samples]
+  lines = [_parsed(folder / SAMPLES, line, _SAMPLE)
+           for line in samples.splitlines()]
+  return _parsed(folder / RESULTS, found, _RESULTS), lines
 
 
-def _parsed(path, text, fields=frozenset()):
-  """The JSON object, which must have these fields."""
+def _parsed(path, text, fields):
+  """Parses a JSON object, which must have these fields."""
   try:
     found = json.loads(text)
   except (ValueError, RecursionError) as error:
     raise errors.InputError(f'{path}: {error}') from error
   if not isinstance(found, dict) or not fields <= found.keys():
-    raise errors.InputError(f'{path}: not of an evaluation: {text[:60]!r}')
+    raise errors.InputError(f'{path}: not written by evaluate: {text[:60]!r}')
   return found
 
 
-def compare(first: Sequence[dict], second: Sequence[dict]) -> list[dict]:
-  """Of each set in both and of all of them: second − first, paired.
+def compare(first: tuple[dict, list[dict]],
+            second: tuple[dict, list[dict]]) -> list[dict]:
+  """Compares two evaluations: second − first, paired by problem.
+
+  Returns a row for each set that both have, under each decoding, and a row
+  avg_micro as in `averages`: over the sets' first decodings.
+
+  Args:
+    first, second: results.json and the lines of samples.jsonl, from `read`.
 
   Raises:
-    errors.InputError: no common set, or a set with other problems.
+    errors.InputError: the two share no set, or differ in a set's problems.
   """
-  a, b = _by_set(first), _by_set(second)
+  a, b = _by_set(first[1]), _by_set(second[1])
   names = [name for name in a if name in b]
   if not names:
     raise errors.InputError(
-        f'no set in both: {", ".join(a)}; {", ".join(b)}')
+        f'the evaluations share no set: {", ".join(a)}; {", ".join(b)}')
   pairs, rows = {}, []
   for name in names:
     groups, others = by_problem(a[name]), by_problem(b[name])
@@ -155,8 +174,12 @@ def compare(first: Sequence[dict], second: Sequence[dict]) -> list[dict]:
       raise errors.InputError(f'{name}: the two have different problems')
     pairs[name] = verdicts(groups), verdicts({g: others[g] for g in groups})
     rows.append({'set': name} | _compared([pairs[name]]))
-  if len(names) > 1:
-    rows.append({'set': 'avg_micro'} | _compared(list(pairs.values())))
+  main, other = (found['first_decodings'] for found, _ in (first, second))
+  shared = [name for name in main if name in other and name in pairs]
+  if shared and len(names) > 1:
+    title = ('avg_micro' if set(main) == set(other)
+             else 'avg_micro of the shared sets')
+    rows.append({'set': title} | _compared([pairs[name] for name in shared]))
   return rows
 
 

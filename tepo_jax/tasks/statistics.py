@@ -1,7 +1,7 @@
 """Accuracies, their uncertainty, and the comparison of two models.
 
-N problems with k graded samples each; problems are what is drawn at random,
-so every interval resamples problems, and the samples of one stay together.
+A set has N problems with k graded samples each. Every interval resamples
+problems; the samples of a problem stay together, as they are not independent.
 """
 
 import collections
@@ -17,40 +17,40 @@ Interval = tuple[float, float]
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
-  """1 − C(n − c, k) / C(n, k): unbiased (Chen et al. 2021, 2107.03374)."""
+  """1 − C(n − c, k) / C(n, k), unbiased (Chen et al. 2021, 2107.03374)."""
   return 1 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 
 def maj_at_k(votes: Mapping[str, tuple[int, float]], blanks: int, k: int
              ) -> float:
-  """Expected accuracy of the majority among k of n samples, drawn without
-  replacement.
+  """Returns the expected accuracy of a majority vote among k of n samples.
 
-  The most frequent answer wins; ties split; blanks do not vote, and without
-  any vote the answer is wrong. Exact: for each answer and each number w of
-  its votes, the subsets in which no other has more are counted by how many
-  others have w too.
+  The k samples are drawn without replacement. The most frequent answer wins;
+  ties split; blanks do not vote, and a draw of blanks alone is wrong. The
+  result is exact: for each answer and each number w of its votes, it counts
+  the subsets in which no other answer has more than w votes, by the number of
+  answers that tie with w.
 
   Args:
-    votes: {answer: (its samples, share of them that is right)}.
-    blanks: samples without an answer. n is blanks plus the samples of all.
+    votes: {answer: (number of samples, share of them that is correct)}.
+    blanks: samples without an answer; n is blanks plus all answers' samples.
     k: 1 to n.
   """
   total = math.comb(blanks + sum(count for count, _ in votes.values()), k)
   expected = 0.0
-  for answer, (count, right) in votes.items():
-    if not right:
+  for answer, (count, accuracy) in votes.items():
+    if not accuracy:
       continue
     others = [other for name, (other, _) in votes.items() if name != answer]
     for wins in range(1, min(count, k) + 1):
       ways = _ways(others, blanks, k - wins, wins)
-      expected += right * math.comb(count, wins) * sum(
+      expected += accuracy * math.comb(count, wins) * sum(
           number / (ties + 1) for ties, number in ways.items())
   return expected / total
 
 
 def _ways(others, blanks, seats, most):
-  """{ties: subsets} that fill `seats`, no other with more than `most`."""
+  """Returns {ties: subsets of size `seats`}, no answer above `most` votes."""
   ways = collections.Counter({(0, 0): 1})  # (seats filled, ties): subsets
   for count in others:
     step = collections.Counter()
@@ -66,19 +66,19 @@ def _ways(others, blanks, seats, most):
 
 
 def micro(sets: Sequence[np.ndarray]) -> float:
-  """Mean over all samples of all sets; each is [N, k] of 0/1: the paper's."""
+  """Returns the mean over all samples of all sets, each [N, k] of 0/1."""
   return (sum(float(verdict_Nk.sum()) for verdict_Nk in sets)
           / sum(verdict_Nk.size for verdict_Nk in sets))
 
 
 def macro(sets: Sequence[np.ndarray]) -> float:
-  """Mean of the sets' means."""
+  """Returns the mean of the sets' means."""
   return float(np.mean([verdict_Nk.mean() for verdict_Nk in sets]))
 
 
 def interval(sets: Sequence[np.ndarray], average=micro, seed: int = 0
              ) -> Interval:
-  """The bootstrap's 95 % percentile interval, problems drawn within sets."""
+  """Returns the 95 % percentile bootstrap interval, resampling within sets."""
   return _quantiles(_resampled(
       [verdict_Nk.mean(1) for verdict_Nk in sets],
       [verdict_Nk.size for verdict_Nk in sets], average, seed))
@@ -86,11 +86,11 @@ def interval(sets: Sequence[np.ndarray], average=micro, seed: int = 0
 
 def difference(first: Sequence[np.ndarray], second: Sequence[np.ndarray],
                average=micro, seed: int = 0) -> dict[str, float]:
-  """second − first on the same problems: the paired bootstrap.
+  """Compares two models on the same problems by the paired bootstrap.
 
   Returns:
-    difference, low and high of its interval, and p: twice the share of
-    resamples on the far side of 0, at least 1 / RESAMPLES.
+    difference: second − first; low, high: its interval; p: twice the share of
+    resamples on the other side of 0, at least 1 / RESAMPLES.
   """
   means = [b_Nk.mean(1) - a_Nk.mean(1) for a_Nk, b_Nk in zip(first, second)]
   sizes = [b_Nk.size for b_Nk in second]
@@ -102,7 +102,7 @@ def difference(first: Sequence[np.ndarray], second: Sequence[np.ndarray],
 
 
 def _resampled(means, sizes, average, seed):
-  """The average of RESAMPLES draws, from the problems' means."""
+  """Returns the averages [RESAMPLES] of bootstrap draws of problem means."""
   generator = np.random.default_rng(seed)
   drawn = []
   for mean_N in means:
@@ -118,11 +118,11 @@ def _quantiles(drawn):
 
 
 def mcnemar(first: np.ndarray, second: np.ndarray) -> dict[str, float]:
-  """The exact test on two models' single verdicts [N] of the same problems.
+  """Returns McNemar's exact test (1947) on verdicts [N] of the same problems.
 
   Returns:
-    only_first, only_second: problems that one alone has right; p: two-sided,
-    of a fair coin (McNemar 1947).
+    only_first, only_second: problems that only one model solves; p: of a
+    two-sided binomial test against 1/2.
   """
   only_first = int((first > second).sum())
   only_second = int((second > first).sum())
@@ -134,5 +134,5 @@ def mcnemar(first: np.ndarray, second: np.ndarray) -> dict[str, float]:
 
 
 def binomial_error(share: float, samples: int) -> float:
-  """Standard error of a share of that many independent samples."""
+  """Returns the standard error of a share of independent samples."""
   return math.sqrt(share * (1 - share) / samples)

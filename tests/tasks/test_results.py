@@ -1,4 +1,4 @@
-"""From hand-written lines to results and comparisons."""
+"""Results and comparisons of hand-written samples."""
 
 import json
 
@@ -6,14 +6,15 @@ import pytest
 
 from tepo_jax import errors
 from tepo_jax.tasks import results
+from tepo_jax.tools.report import paper_tables
 from tepo_jax.tools.report import tables
 
 
-def _lines(name, problem, texts, right, **fields):
+def _lines(name, problem, texts, correct, **fields):
   return [{'set': name, 'id': problem, 'problem': '?', 'answers': ['1'],
-           'sample': i, 'completion': text, 'correct': bool(r), 'tokens': 3 + i,
+           'sample': i, 'completion': text, 'correct': bool(c), 'tokens': 3 + i,
            'truncated': False, **fields}
-          for i, (text, r) in enumerate(zip(texts, right))]
+          for i, (text, c) in enumerate(zip(texts, correct))]
 
 
 def _boxes(*texts):
@@ -69,15 +70,25 @@ def test_averages():
   assert 0 <= low < 5 / 13 < high < 1
 
 
-def _single(rights, name='toy', first=0):
-  return [line for i, right in enumerate(rights, first)
-          for line in _lines(name, f'p{i}', _boxes('1'), (right,))]
+def _single(verdicts, name='toy', first=0):
+  return [line for i, correct in enumerate(verdicts, first)
+          for line in _lines(name, f'p{i}', _boxes('1'), (correct,))]
+
+
+def _evaluation(lines):
+  """What `read` returns; 'SET/greedy' only accompanies 'SET'."""
+  names = dict.fromkeys(line['set'] for line in lines)
+  return {'first_decodings': [n for n in names if '/greedy' not in n]}, lines
+
+
+def _compare(first, second):
+  return results.compare(_evaluation(first), _evaluation(second))
 
 
 def test_comparison():
   first = _single([0, 0, 0, 1, 1]) + _single([1], 'more')
   second = _single([1, 1, 1, 1, 0])[::-1] + _single([0], 'more')
-  toy, more, everything = results.compare(first, second)
+  toy, more, everything = _compare(first, second)
   assert (toy['set'], toy['first'], toy['second']) == ('toy', 2 / 5, 4 / 5)
   assert toy['difference'] == pytest.approx(2 / 5)
   assert toy['mcnemar'] == {'only_first': 1, 'only_second': 3, 'p': .625}
@@ -88,11 +99,49 @@ def test_comparison():
       tables.of_comparison([toy]))
 
 
+def _write_evaluation(folder, decodings):
+  """The files as `evaluate` writes them; `decodings`: {name: lines}."""
+  folder.mkdir()
+  main = [name for name in decodings if '/greedy' not in name]
+  found = {
+      'sets': {name: results.summarize(lines, 'boxed')
+               for name, lines in decodings.items()},
+      'first_decodings': main,
+      **results.averages([decodings[name] for name in main])}
+  (folder / results.RESULTS).write_text(json.dumps(found))
+  (folder / results.SAMPLES).write_text(''.join(
+      json.dumps(line) + '\n' for lines in decodings.values()
+      for line in lines))
+  return found
+
+
+def test_evaluate_and_compare_report_the_same_avg_micro(tmp_path):
+  """Greedy decodings beyond a set's first one are not pooled in."""
+  correct = {'toy': (1, 0, 1, 0), 'toy/greedy': (1,), 'other': (0,)}
+  decodings = {name: _lines(name, 'p', _boxes(*'1234'), verdicts)
+               for name, verdicts in correct.items()}
+  found = _write_evaluation(tmp_path / 'a', decodings)
+  assert found['avg_micro'] == pytest.approx(2 / 5)
+  printed = paper_tables.comparison([tmp_path / 'a', tmp_path / 'a'])
+  assert [line.partition(',')[0] for line in printed.splitlines()] == [
+      'toy: 50.00% → 50.00%', 'toy/greedy: 100.00% → 100.00%',
+      'other: 0.00% → 0.00%', 'avg_micro: 40.00% → 40.00%']
+  assert tables.of_results(found).splitlines()[-2].split()[:2] == [
+      'avg_micro', '40.0%']
+
+
+def test_an_average_over_fewer_sets_has_another_name(tmp_path):
+  lines = _single([1, 0]) + _single([1], 'more')
+  rows = _compare(lines + _single([0], 'third'), lines)
+  assert rows[-1]['set'] == 'avg_micro of the shared sets'
+  assert rows[-1]['first'] == pytest.approx(2 / 3)
+
+
 def test_what_cannot_be_compared_is_refused(tmp_path):
-  with pytest.raises(errors.InputError, match='other problems|different prob'):
-    results.compare(_single([1]), _single([1], first=1))
-  with pytest.raises(errors.InputError, match='no set in both'):
-    results.compare(_single([1]), _single([1], 'more'))
+  with pytest.raises(errors.InputError, match='different problems'):
+    _compare(_single([1]), _single([1], first=1))
+  with pytest.raises(errors.InputError, match='share no set'):
+    _compare(_single([1]), _single([1], 'more'))
   with pytest.raises(errors.InputError, match='no finished evaluation'):
     results.read(tmp_path)
   (tmp_path / results.RESULTS).write_text('{')

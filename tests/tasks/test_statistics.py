@@ -12,7 +12,7 @@ from tepo_jax.tasks import statistics
 
 
 @pytest.mark.parametrize('samples', [1, 5, 7])
-def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(samples):
+def test_pass_at_k_is_the_share_of_subsets_with_a_correct_sample(samples):
   for correct in range(samples + 1):
     verdicts = [1] * correct + [0] * (samples - correct)
     for k in range(1, samples + 1):
@@ -22,29 +22,29 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(samples):
 
 
 def test_pass_at_k_does_not_resample():
-  """verl's best@k draws with replacement and says .638 here."""
+  """verl's best@k draws with replacement and gives .638 here."""
   assert statistics.pass_at_k(32, 1, 32) == 1
 
 
-def _majority(subset, right):
+def _majority(subset, correct):
   """The rule itself: most votes win, ties split, None does not vote."""
   votes = collections.Counter(answer for answer in subset if answer)
   if not votes:
     return fractions.Fraction(0)
   winners = [a for a in votes if votes[a] == max(votes.values())]
-  return fractions.Fraction(sum(a in right for a in winners), len(winners))
+  return fractions.Fraction(sum(a in correct for a in winners), len(winners))
 
 
 @pytest.mark.parametrize('samples', [
     'aabbc', 'aaab', 'abcdef', 'a', '....', 'aa..bb.', 'aabbccd.', 'ab......'])
-@pytest.mark.parametrize('right', ['a', 'bd', ''])
-def test_maj_at_k_is_the_mean_over_all_subsets(samples, right):
+@pytest.mark.parametrize('correct', ['a', 'bd', ''])
+def test_maj_at_k_is_the_mean_over_all_subsets(samples, correct):
   answers = [None if answer == '.' else answer for answer in samples]
-  votes = {answer: (count, float(answer in right))
+  votes = {answer: (count, float(answer in correct))
            for answer, count in collections.Counter(answers).items() if answer}
   for k in range(1, len(answers) + 1):
     subsets = list(itertools.combinations(answers, k))
-    want = sum(_majority(s, right) for s in subsets) / len(subsets)
+    want = sum(_majority(s, correct) for s in subsets) / len(subsets)
     assert statistics.maj_at_k(votes, answers.count(None), k) == (
         pytest.approx(float(want)))
 
@@ -73,13 +73,13 @@ def test_the_interval_of_a_share_is_the_binomials():
 
 
 def test_samples_of_a_problem_are_not_independent():
-  """32 equal samples of a problem tell no more than one."""
+  """32 equal samples of a problem give the interval of one."""
   once = (np.arange(100) % 2).astype(float)[:, None]
   assert statistics.interval([np.repeat(once, 32, 1)]) == pytest.approx(
       statistics.interval([once]))
 
 
-def test_macro_weighs_sets_alike():
+def test_macro_weighs_sets_equally():
   sure, unsure = np.ones((900, 1)), (np.arange(50) % 2).astype(float)[:, None]
   low, high = statistics.interval([sure, unsure], statistics.macro)
   half = 1.96 * math.sqrt(.25 / 50) / 2

@@ -1,1 +1,1 @@
-"""What `tepo_jax.benchmark` measures: times, rates and memory of a config."""
+"""Measures a config's programs on this machine."""

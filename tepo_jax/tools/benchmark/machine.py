@@ -1,4 +1,4 @@
-"""The ceilings of this machine: matrix products and memory."""
+"""This machine's peak rates: matrix products and memory bandwidth."""
 
 from collections.abc import Callable, Iterator
 import functools
@@ -7,18 +7,19 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 
+from tepo_jax.tools.benchmark import registry
 from tepo_jax.tools.benchmark import timing
 from tepo_jax.tools.benchmark import workload as workload_lib
 
-_PRODUCTS = 8  # of one call
-_BYTES = 1 << 28  # of the array that is read and written
+_PRODUCTS = 8  # in one program
+_BYTES = 1 << 28  # size of the array that is copied
 
 
 def product_of(dtype: str) -> tuple[Callable[[], jax.Array], float]:
-  """Large matrix products to be timed, and their FLOPs.
+  """Returns a function that multiplies large matrices, and its FLOPs.
 
-  Several in one program, each on the last one's result: neither the call nor
-  memory that is new to the process takes a share of their time.
+  One program makes several products, each on the result of the last, so that
+  dispatch and page faults on fresh memory do not count.
   """
   size = 2048 if jax.default_backend() == 'cpu' else 8192
   a = (jax.random.normal(jax.random.key(0), (size, size)) * size ** -0.5
@@ -29,16 +30,15 @@ def product_of(dtype: str) -> tuple[Callable[[], jax.Array], float]:
 
 
 def measure(config: ml_collections.ConfigDict,
-            workload: workload_lib.Workload, peers: tuple[str, ...]
+            workload: workload_lib.Workload, peers: registry.Peers
             ) -> Iterator[timing.Measurement]:
-  """Rate of a large matrix product in the compute dtype; memory bandwidth."""
+  """Measures large matrix products in the compute dtype, and copying."""
   del config, peers
   x = jnp.ones(_BYTES // 4, jnp.float32)
   product, flops = product_of(workload.model.dtype)
   scale = jax.jit(lambda x: x * 1.5)
   seconds = timing.interleaved(
-      {'matmul': product, 'copy': lambda: scale(x)},
-      workload.rounds)
+      {'matmul': product, 'copy': lambda: scale(x)}, workload.rounds)
   yield timing.summary(
       f'machine/matmul/{workload.model.dtype}',
       [flops / s for s in seconds['matmul']], 'FLOP/s')

@@ -1,4 +1,4 @@
-"""Temporary memory of scoring, by the compiler: nothing is run."""
+"""Temporary memory of scoring, as the compiler reports it; nothing runs."""
 
 from collections.abc import Iterator
 import dataclasses
@@ -9,22 +9,23 @@ import ml_collections
 
 from tepo_jax.policy import scoring
 from tepo_jax.policy import transformer
+from tepo_jax.tools.benchmark import registry
 from tepo_jax.tools.benchmark import timing
 from tepo_jax.tools.benchmark import workload as workload_lib
 
-_SLOTS = 512  # of a row: attention stays small beside the head
-# Qwen2.5-7B's head; nothing of what is in front of it is measured.
+_COLUMNS = 512  # of a row
+# Qwen2.5-7B's head; the layers before it are not measured.
 _HEAD = transformer.ModelConfig(
     vocab_size=152_064, d_model=3584, num_layers=1, num_heads=1,
-    num_kv_heads=1, head_dim=8, d_ff=8, max_position=_SLOTS)
+    num_kv_heads=1, head_dim=8, d_ff=8, max_position=_COLUMNS)
 _TOKENS = tuple(2 ** i * 1024 for i in (0, 1, 2, 3, 4, 6))
 
 
 def measure(config: ml_collections.ConfigDict,
-            workload: workload_lib.Workload, peers: tuple[str, ...]
+            workload: workload_lib.Workload, peers: registry.Peers
             ) -> Iterator[timing.Measurement]:
-  """Bytes of ℓ, H and their gradient over 1k to 64k tokens, V 152,064 and
-  D 3,584; and those of the plain form, which holds all logits, at 16k."""
+  """Measures ℓ, H and their gradient over 1k to 64k tokens (V 152,064, D
+  3,584), and a form that holds all logits, at 16k tokens."""
   del peers
   head = dataclasses.replace(
       _HEAD, dtype=workload.model.dtype, ops=workload.model.ops)
@@ -37,8 +38,8 @@ def measure(config: ml_collections.ConfigDict,
 
 def scoring_bytes(model: transformer.ModelConfig, tokens: int,
                   chunk_size: int | None) -> int:
-  """Temporaries of Σ(ℓ + H) and its gradient in hidden states and head;
-  chunk None: of the form that holds all logits."""
+  """Returns the temporary bytes of Σ(ℓ + H) and its gradient with respect to
+  hidden states and head; chunk_size None: with all logits at once."""
   def total(hidden_RSD, weight_DV, token_RS, scored_RS):
     rows = scoring.PackedRows(token_RS, None, None, scored_RS)
     score = _all_logits if chunk_size is None else scoring.score_states
@@ -46,7 +47,7 @@ def scoring_bytes(model: transformer.ModelConfig, tokens: int,
         model, hidden_RSD, weight_DV, rows, temperature=1.0,
         chunk_size=chunk_size))))
 
-  shape = tokens // _SLOTS, _SLOTS
+  shape = tokens // _COLUMNS, _COLUMNS
   abstract = jax.ShapeDtypeStruct
   compiled = jax.jit(jax.value_and_grad(total, (0, 1))).lower(
       abstract((*shape, model.d_model), model.dtype),
@@ -57,7 +58,7 @@ def scoring_bytes(model: transformer.ModelConfig, tokens: int,
 
 def _all_logits(model, hidden_RSD, weight_DV, rows, *, temperature,
                 chunk_size):
-  """What scoring avoids: [R, S, V], and autodiff through it."""
+  """Computes ℓ and H from logits [R, S, V], which `scoring` avoids."""
   del chunk_size
   logits_RSV = transformer.logits(
       model, {'head': {'kernel': weight_DV}}, hidden_RSD)

@@ -1,9 +1,9 @@
-"""Sampling: rates, occupancy, memory traffic, and transformers beside it.
+"""Sampling: rates, occupancy and memory traffic, compared with transformers.
 
-'uniform' is a batch whose completions all have the most tokens; 'geometric' a
-queue of 16 times as much work with lengths of a geometric distribution, forced
-by a table, through as many slots. 'static' is the same engine with one size of
-everything and no refill: a batch waits for its longest row.
+'uniform' is one batch whose completions all have T tokens. 'geometric' is a
+queue of 16 such batches with geometrically distributed lengths, which a table
+forces, decoded in as many slots. 'static' is the same engine without refill,
+compaction and cache growth: a batch waits for its longest row.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,19 +18,19 @@ from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
-from tepo_jax.rollout import schedule
+from tepo_jax.rollout import schedule as schedule_lib
 from tepo_jax.runtime import mesh as mesh_lib
-from tepo_jax.tools.benchmark import peers as peers_lib
+from tepo_jax.tools.benchmark import registry
 from tepo_jax.tools.benchmark import timing
 from tepo_jax.tools.benchmark import workload as workload_lib
 
-_QUEUE = 16  # times the prompts of a step, in the geometric queue
-_SHARE = 5  # the cap is so many times the mean of the geometric lengths
+_BATCHES = 16  # in the geometric queue
+_SHARE = 5  # T as a multiple of the mean geometric length
 
 
 @dataclasses.dataclass
-class _Case:
-  """A queue of prompts with the length of every sample."""
+class _Queue:
+  """Prompts with the length of every completion."""
   token_QP: np.ndarray
   length_QG: np.ndarray
 
@@ -40,7 +40,7 @@ class _Case:
 
 
 class Engine:
-  """Runs cases, in one or many sizes, and remembers the last Stats."""
+  """Decodes queues; `stats` are those of the last run."""
 
   def __init__(self, config, workload):
     self._workload = workload
@@ -52,48 +52,51 @@ class Engine:
         lambda: transformer.init(workload.model, jax.random.key(0)),
         out_shardings=mesh_lib.shardings(
             self.mesh, transformer.logical_axes(workload.model)))()
-    self.weights = sampling_lib.make_decode_cast(workload.model, self.mesh)(params)
+    self.weights = sampling_lib.make_decode_cast(
+        workload.model, self.mesh)(params)
     self.rows = workload.prompts * workload.samples
     self.chunk = config.rollout.chunk
-    self.stats = schedule.Stats()
+    self.stats = schedule_lib.Stats()
 
-  def plan(self, work: int) -> schedule.Schedule:
+  def schedule(self, work: int) -> schedule_lib.Schedule:
+    """Returns the schedule for a queue of `work` completions."""
     workload = self._workload
-    return schedule.Schedule(self.programs, memory_lib.sampling_shapes(
+    return schedule_lib.Schedule(self.programs, memory_lib.sampling_shapes(
         workload.model, self.mesh, wanted=self.rows, work=work,
         prompt_tokens=workload.prompt_tokens, max_tokens=workload.max_tokens,
         chunk=self.chunk))
 
-  def static_plan(self) -> schedule.Schedule:
-    """One size of everything: nothing is compacted, no cache grows."""
-    full = self.plan(self.rows)
+  def static_schedule(self) -> schedule_lib.Schedule:
+    """Returns a schedule that neither compacts rows nor grows the cache."""
+    full = self.schedule(self.rows)
     return dataclasses.replace(full, shapes=dataclasses.replace(
         full.shapes, slots=full.shapes.slots[-1:],
         columns=full.shapes.columns[-1:]))
 
-  def run(self, plan: schedule.Schedule, case: _Case) -> None:
-    """All of the case as one queue."""
-    self.stats = schedule.Stats()
-    requests = [schedule.Request(tokens, index, lengths)
+  def run(self, schedule: schedule_lib.Schedule, queue: _Queue) -> None:
+    """Decodes the queue."""
+    self.stats = schedule_lib.Stats()
+    requests = [schedule_lib.Request(tokens, index, lengths)
                 for index, (tokens, lengths) in enumerate(
-                    zip(case.token_QP, case.length_QG))]
-    for _ in plan.run(self.weights, requests, jax.random.key(1), self.stats):
+                    zip(queue.token_QP, queue.length_QG))]
+    for _ in schedule.run(
+        self.weights, requests, jax.random.key(1), self.stats):
       pass
 
 
 def measure(config: ml_collections.ConfigDict,
-            workload: workload_lib.Workload, peers: tuple[str, ...]
+            workload: workload_lib.Workload, peers: registry.Peers
             ) -> Iterator[timing.Measurement]:
-  """Everything of the engine, and transformers where it is a peer."""
+  """Measures the engine, and transformers where it is a peer."""
   engine = Engine(config, workload)
-  cases = {'uniform': uniform(workload), 'geometric': _geometric(workload)}
+  queues = {'uniform': uniform(workload), 'geometric': _geometric(workload)}
   yield from _compile(engine, workload)
-  for name, case in cases.items():
-    functions, stats = _functions(engine, name, case, workload, peers)
+  for name, queue in queues.items():
+    functions, stats = _functions(engine, name, queue, workload, peers)
     seconds = timing.interleaved(functions, workload.rounds)
     for who, times in seconds.items():
       yield timing.summary(f'sampling/{name}/{who}/tokens',
-                           [case.tokens / s for s in times], 'token/s')
+                           [queue.tokens / s for s in times], 'token/s')
     for who in set(seconds) - {'engine'}:
       yield timing.summary(
           f'sampling/{name}/engine_over_{who}',
@@ -109,9 +112,10 @@ def measure(config: ml_collections.ConfigDict,
   yield from _memory()
 
 
-def uniform(workload):
+def uniform(workload: workload_lib.Workload) -> _Queue:
+  """Makes a queue of one step's prompts, each completion of T tokens."""
   generator = np.random.default_rng(0)
-  return _Case(
+  return _Queue(
       generator.integers(0, workload.model.vocab_size, (
           workload.prompts, workload.prompt_tokens)).astype(np.int32),
       np.full((workload.prompts, workload.samples), workload.max_tokens))
@@ -119,68 +123,71 @@ def uniform(workload):
 
 def _geometric(workload):
   generator = np.random.default_rng(0)
-  prompts = workload.prompts * _QUEUE
-  few = dataclasses.replace(
+  prompts = workload.prompts * _BATCHES
+  shorter = dataclasses.replace(
       workload, mean_tokens=max(1, workload.max_tokens // _SHARE))
-  return _Case(
+  return _Queue(
       generator.integers(0, workload.model.vocab_size, (
           prompts, workload.prompt_tokens)).astype(np.int32),
-      few.lengths(prompts * workload.samples).reshape(prompts, -1))
+      shorter.lengths(prompts * workload.samples).reshape(prompts, -1))
 
 
-def _functions(engine, name, case, workload, peers):
-  """What is timed in turn, and a list that gets the engine's Stats."""
+def _functions(engine, name, queue, workload, peers):
+  """Returns the functions to time, and a list of the engine's Stats by run."""
   stats = []
-  dynamic = engine.plan(case.length_QG.size)
+  dynamic = engine.schedule(queue.length_QG.size)
 
   def run():
-    engine.run(dynamic, case)
+    engine.run(dynamic, queue)
     stats.append(engine.stats)
 
   functions: dict[str, Callable[[], None]] = {'engine': run}
   batches = [
-      _Case(case.token_QP[start:start + workload.prompts],
-            case.length_QG[start:start + workload.prompts])
-      for start in range(0, len(case.token_QP), workload.prompts)]
+      _Queue(queue.token_QP[start:start + workload.prompts],
+             queue.length_QG[start:start + workload.prompts])
+      for start in range(0, len(queue.token_QP), workload.prompts)]
   if name == 'geometric':
-    static = engine.static_plan()
+    static = engine.static_schedule()
     functions['static'] = lambda: [engine.run(static, b) for b in batches]
   if 'transformers' in peers:
-    peer = peers_lib.TorchGenerator(workload.model)
+    from tepo_jax.tools.benchmark import torch_peer  # torch is optional
+    peer = torch_peer.TorchGenerator(workload.model)
     functions['transformers'] = lambda: [
         peer.run(batch.token_QP, batch.length_QG) for batch in batches]
   return functions, stats
 
 
 def _compile(engine, workload):
-  """Seconds by which the first run of the uniform case is longer."""
-  case, plan, seconds = uniform(workload), engine.plan(engine.rows), []
+  """Measures by how much the first run takes longer than the second."""
+  queue, schedule = uniform(workload), engine.schedule(engine.rows)
+  seconds = []
   for _ in range(2):
     start = time.perf_counter()
-    engine.run(plan, case)
+    engine.run(schedule, queue)
     seconds.append(time.perf_counter() - start)
   yield timing.Measurement('sampling/compile', seconds[0] - seconds[1], 's')
 
 
 def _prefill(engine, workload):
-  """A step's prompts once each, and once for every sample."""
+  """Measures prefill with each prompt once, and once per sample."""
   shape = (workload.prompts, workload.prompt_tokens)
   token_QP = np.zeros(shape, np.int32)
   position_QP = np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1))
-  many = [np.repeat(x, workload.samples, 0) for x in (token_QP, position_QP)]
+  repeated = [np.repeat(x, workload.samples, 0)
+              for x in (token_QP, position_QP)]
   seconds = timing.interleaved({
       'shared': lambda: engine.programs.prefill(
           engine.weights, token_QP, position_QP),
-      'unshared': lambda: engine.programs.prefill(engine.weights, *many),
+      'unshared': lambda: engine.programs.prefill(engine.weights, *repeated),
   }, workload.rounds)
   for name, times in seconds.items():
     yield timing.summary(f'sampling/prefill/{name}', times, 's')
 
 
 def _decode_steps(engine, workload):
-  """A decode step at several sizes: seconds, and a device's bytes against the
-  floor."""
-  shapes = engine.plan(engine.rows).shapes
+  """Measures decode steps of all sizes: seconds, and bytes accessed on a device
+  compared with the least possible, the weights and the cache."""
+  shapes = engine.schedule(engine.rows).shapes
   weights = mesh_lib.device_bytes(engine.weights)
   shards = mesh_lib.batch_shards(engine.mesh)
   for count in shapes.slots:
@@ -196,8 +203,8 @@ def _decode_steps(engine, workload):
 
 
 def _decode_step(engine, count, columns, rounds):
-  """Seconds a step of each round, and the compiler's bytes of one."""
-  rows = schedule.idle_slots(count)
+  """Returns seconds a step by round, and the bytes that the compiler counts."""
+  rows = schedule_lib.idle_slots(count)
   rows = rows.replace(live=~rows.live, limit=rows.limit + 2 ** 30)
   chunk = engine.chunk
 
@@ -221,7 +228,7 @@ def _decode_step(engine, count, columns, rounds):
 
 
 def _memory():
-  """The most that this process, or its first device, has held."""
+  """Measures the peak memory of the first device, else of this process."""
   stats = jax.local_devices()[0].memory_stats()
   if stats:
     yield timing.Measurement(

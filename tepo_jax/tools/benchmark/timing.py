@@ -1,4 +1,4 @@
-"""Times of functions run in turn, so that they can be compared."""
+"""Interleaved timing of functions that are to be compared."""
 
 from collections.abc import Callable, Mapping
 import dataclasses
@@ -14,10 +14,9 @@ import numpy as np
 class Measurement:
   """One line of a benchmark.
 
-  name: 'what/of which/quantity', such as 'update/packed/seconds'.
-  value: the median where there were several runs.
+  name: 'part/variant/quantity', such as 'update/packed/seconds'.
+  value: the median of several runs. low, high: their extremes, else None.
   unit: 's', 'token/s', 'FLOP/s', 'byte', '1' for a ratio or a share.
-  low, high: the extremes of several runs, else None.
   """
   name: str
   value: float
@@ -28,10 +27,10 @@ class Measurement:
 
 def interleaved(functions: Mapping[str, Callable[[], Any]], rounds: int
                 ) -> dict[str, list[float]]:
-  """Seconds of each function, called in turn `rounds` times after a warm-up.
+  """Returns the seconds of each call, `rounds` per function.
 
-  What a function returns is waited for where it is of jax. In turn, so that
-  whatever else the machine does falls on all of them alike.
+  A warm-up round comes first. Rounds interleave the functions, so that a noisy
+  machine slows all of them alike; each call waits for its jax results.
   """
   seconds = {name: [] for name in functions}
   for index in range(rounds + 1):
@@ -44,11 +43,11 @@ def interleaved(functions: Mapping[str, Callable[[], Any]], rounds: int
 
 
 def summary(name: str, values: list[float], unit: str) -> Measurement:
-  """The median of several runs, with the extremes."""
+  """Returns the median of several runs with their extremes."""
   return Measurement(name, float(np.median(values)), unit,
                      float(min(values)), float(max(values)))
 
 
 def peak_resident_bytes() -> int:
-  """The most memory that this process has held, its peers' share included."""
+  """Returns the peak resident memory of this process."""
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

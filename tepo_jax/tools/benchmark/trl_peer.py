@@ -1,7 +1,4 @@
-"""The same step by TRL's GRPOTrainer; written for TRL 1.16.
-
-Only `peers` imports it, where TRL is asked for.
-"""
+"""The same work by TRL's GRPOTrainer; written for TRL 1.16."""
 
 import tempfile
 from typing import Any
@@ -19,10 +16,10 @@ from tepo_jax.tools.benchmark import workload as workload_lib
 
 
 class TrlUpdate:
-  """Generate, score and update, each by the trainer's own code, on the CPU.
+  """Generates, scores and updates with the trainer's own code, on the CPU.
 
-  What the workload does not state is TRL's default: the loss is 'dapo', and a
-  step has no scoring pass, since its one update is on-policy.
+  Everything that the workload does not state is TRL's default: the loss is
+  'dapo', and a step has no scoring pass, since its one update is on-policy.
   """
 
   def __init__(self, workload: workload_lib.Workload, batch: batch_lib.Batch,
@@ -40,23 +37,21 @@ class TrlUpdate:
     self.prompts = [{'prompt': text} for text in peers.repeated_texts(
         batch.token_BS[::samples, :width], samples)]
     self.model = peers.torch_model(workload.model)
-    # TRL makes the folder; nothing is written into it.
+    # TRL creates the folder and writes nothing into it.
     with tempfile.TemporaryDirectory() as folder:
       self.trainer = _Trainer(
           model=self.model, reward_funcs=peers.every_second,
           args=_arguments(workload, optimizer, folder),
           train_dataset=datasets.Dataset.from_list(self.prompts),
           processing_class=_tokenizer(workload.model.vocab_size))
-    # What its loop does ahead of its steps.
+    # TRL's training loop does this before its first step.
     self.trainer.create_optimizer()
     self.trainer.current_gradient_accumulation_steps = 1
 
   def step(self) -> float:
-    """A rollout without early end, its rewards, one update; the loss."""
     return self._train(self.prompts)
 
   def score(self) -> torch.Tensor:
-    """log π of the completion tokens."""
     rows = self._rows
     with torch.no_grad():
       logp_BT, _, _ = self.trainer._get_per_token_logps_and_entropies(
@@ -67,7 +62,6 @@ class TrlUpdate:
     return logp_BT
 
   def update(self) -> float:
-    """The loss of one update."""
     return self._train(self._rows)
 
   def _train(self, inputs: Any) -> float:
@@ -81,7 +75,7 @@ class TrlUpdate:
 
 
 class _Trainer(trl.GRPOTrainer):
-  """Takes prompts, as TRL's does, or rows that are generated already."""
+  """Also accepts completions that were generated before."""
 
   def _prepare_inputs(self, generation_batch):
     if isinstance(generation_batch, dict):
@@ -92,9 +86,9 @@ class _Trainer(trl.GRPOTrainer):
 def _arguments(workload: workload_lib.Workload,
                optimizer: ml_collections.ConfigDict, folder: str
                ) -> trl.GRPOConfig:
-  """The workload's work in fp32, all of it in one batch."""
+  """Returns settings for the workload in fp32, as one batch."""
   peers.require_group('TRL', workload)
-  # The model's own config, made for updates, would generate without a cache.
+  # The model's config, which is for updates, turns the cache off.
   return trl.GRPOConfig(
       folder, use_cpu=True, bf16=False, activation_checkpointing=False,
       report_to='none', save_strategy='no',
@@ -109,7 +103,7 @@ def _arguments(workload: workload_lib.Workload,
 
 
 def _tokenizer(vocab_size: int) -> transformers.PreTrainedTokenizerFast:
-  """A word for each token; the end's id is behind what the model can say."""
+  """Makes a word of each token id; the end token is outside the vocabulary."""
   words = tokenizers.Tokenizer(tokenizers.models.WordLevel(
       {str(token): token for token in range(vocab_size)}, unk_token='0'))
   words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()

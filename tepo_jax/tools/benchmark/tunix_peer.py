@@ -1,7 +1,4 @@
-"""The same step by Tunix's GRPOLearner; written for Tunix 0.1.7.
-
-Only `peers` imports it, where Tunix is asked for.
-"""
+"""The same work by Tunix's GRPOLearner; written for Tunix 0.1.7."""
 
 from flax import nnx
 import jax
@@ -19,16 +16,16 @@ from tepo_jax.policy import transformer
 from tepo_jax.tools.benchmark import peers
 from tepo_jax.tools.benchmark import workload as workload_lib
 
-_PADDING = -1  # no token of the workload; as an index it is the last one
+_PADDING = -1  # outside the vocabulary; as an index it is the last token
 
 
 class TunixUpdate:
-  """Generate, score and update, each by the learner's own code.
+  """Generates, scores and updates with the learner's own code.
 
-  What the workload does not state is Tunix's default: the loss is the mean of
-  the sequences' means, nothing is recomputed in the backward pass. There is no
-  reference model. A step scores its rollout, as the workload's does; Tunix
-  would not where a rollout has one update.
+  Everything that the workload does not state is Tunix's default: the loss is
+  the mean of the sequences' means, and the backward pass recomputes nothing.
+  There is no reference model. A step scores its rollout, as ours does; Tunix
+  alone would skip this for a rollout with one update.
   """
 
   def __init__(self, workload: workload_lib.Workload, batch: batch_lib.Batch,
@@ -53,27 +50,24 @@ class TunixUpdate:
         self.cluster, _algorithm(workload), reward_fns=peers.every_second)
 
   def step(self) -> float:
-    """A rollout without early end, its scores and rewards, one update."""
     return self._train(self.learner._generate_and_compute_advantage(
         {'prompts': self.prompts}))
 
   def score(self) -> jax.Array:
-    """log π of the completion tokens."""
     return self.cluster.get_old_per_token_logps(
         self._batch.prompt_ids, self._batch.completion_ids)
 
   def update(self) -> float:
-    """The loss of one update."""
     return self._train(self._batch)
 
   def _train(self, batch: grpo_learner.TrainExample) -> float:
     self.cluster.update_actor([batch], None)
-    self.cluster.global_steps += 1  # its loop's; the weights are shared
+    self.cluster.global_steps += 1  # as Tunix's own loop does
     return float(self.trainer._prev_buffered_train_metrics.loss)
 
 
 class _Tokenizer:
-  """A word for each token; the end's id is behind what the model can say."""
+  """Makes a word of each token id; the end token is outside the vocabulary."""
 
   def __init__(self, vocab_size: int):
     self._end = vocab_size
@@ -95,7 +89,7 @@ class _Tokenizer:
 
 
 def _model(model: transformer.ModelConfig) -> qwen3.Qwen3:
-  """The Qwen3 of that shape: fp32, random weights."""
+  """Makes the Qwen3 of that shape: fp32, random weights."""
   rngs = nnx.Rngs(0)
   made = qwen3.Qwen3(qwen3.ModelConfig(
       vocab_size=model.vocab_size, embed_dim=model.d_model,
@@ -104,7 +98,7 @@ def _model(model: transformer.ModelConfig) -> qwen3.Qwen3:
       head_dim=model.head_dim, rope_theta=int(model.rope_theta),
       norm_eps=model.norm_eps, use_tied_embedding=model.tie_embeddings),
                      rngs=rngs)
-  # Tunix makes these zero, to be loaded.
+  # Tunix initialises these to zero, for weights that are loaded later.
   initializer = nnx.initializers.normal(.02)
   for layer in made.layers:
     for linear in (layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj):
@@ -115,7 +109,7 @@ def _model(model: transformer.ModelConfig) -> qwen3.Qwen3:
 def _cluster_config(workload: workload_lib.Workload,
                     optimizer: ml_collections.ConfigDict
                     ) -> rl_cluster.ClusterConfig:
-  """Everything on all the devices, each pass in one batch."""
+  """Returns settings for all devices, each pass as one batch."""
   mesh = jax.sharding.Mesh(
       np.array(jax.devices()).reshape(-1, 1), ('fsdp', 'tp'))
   return rl_cluster.ClusterConfig(
@@ -133,6 +127,6 @@ def _cluster_config(workload: workload_lib.Workload,
 
 def _algorithm(workload: workload_lib.Workload) -> grpo_learner.GRPOConfig:
   peers.require_group('Tunix', workload)
-  # With one iteration the rollout would not be scored.
+  # With one iteration Tunix would not score the rollout.
   return grpo_learner.GRPOConfig(
       num_generations=workload.samples, num_iterations=2, beta=0.0)

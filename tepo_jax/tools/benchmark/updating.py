@@ -1,4 +1,4 @@
-"""The scoring pass and the update, by packing, and how they grow."""
+"""Times of the scoring pass, the update and a whole step, by packing."""
 
 from collections.abc import Iterator
 import dataclasses
@@ -15,7 +15,7 @@ from tepo_jax.learning import update
 from tepo_jax.policy import transformer
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools.benchmark import machine
-from tepo_jax.tools.benchmark import peers as peers_lib
+from tepo_jax.tools.benchmark import registry
 from tepo_jax.tools.benchmark import sampling
 from tepo_jax.tools.benchmark import timing
 from tepo_jax.tools.benchmark import workload as workload_lib
@@ -23,18 +23,18 @@ from tepo_jax.tools.benchmark import workload as workload_lib
 
 @dataclasses.dataclass
 class Case:
-  """Programs with a state and a minibatch; each call makes one update."""
+  """Compiled programs with a state and one minibatch to call them on."""
   programs: programs_lib.TrainingPrograms
   state: update.TrainState
   minibatch: batch_lib.Minibatch
   efficiency: float
 
   def score(self):
-    """ℓ° and H° of the minibatch."""
+    """Returns ℓ° and H° of the minibatch."""
     return self.programs.score(self.state.params, self.minibatch)
 
   def update(self):
-    """The loss of one update; the state moves on."""
+    """Makes one update, which changes `state`; returns its loss."""
     old_params = (self.programs.to_old_policy(self.state.params)
                   if self.programs.policy_loss.needs_kl else None)
     self.state, metrics = self.programs.train_step(
@@ -44,11 +44,13 @@ class Case:
 
 def case(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
          mode: str) -> Case:
-  """Random weights, and one minibatch of all the workload's completions.
+  """Makes a case: random weights, and all completions as one minibatch.
 
   mode: of packing, or 'unpacked': one sequence a row.
-  Where the config's packing shares prompts and `mode` does not, a microbatch
-  has the slots that attention would have.
+
+  A config that shares prompts allows more packed tokens in attention than in
+  the layers. Where `mode` does not share them, a microbatch gets attention's
+  capacity, so that both modes process the same completions at a time.
   """
   config = config.copy_and_resolve_references()
   config.train.minibatch_prompts = workload.prompts
@@ -78,17 +80,17 @@ def case(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
 
 
 def random_batch(workload: workload_lib.Workload) -> batch_lib.Batch:
-  """Random prompts, each with random completions of the workload's lengths."""
+  """Makes random prompts with random completions of the workload's lengths."""
   rows = workload.prompts * workload.samples
   generator = np.random.default_rng(0)
-  slots = workload.prompt_tokens + workload.max_tokens
+  columns = workload.prompt_tokens + workload.max_tokens
   length_B = workload.lengths(rows)
   mask_BT = np.arange(workload.max_tokens) < length_B[:, None]
-  position_BS = np.broadcast_to(np.arange(slots), (rows, slots))
+  position_BS = np.broadcast_to(np.arange(columns), (rows, columns))
   real_BS = position_BS < workload.prompt_tokens + length_B[:, None]
   zeros_BT = np.zeros(mask_BT.shape, np.float32)
   token_BS = generator.integers(
-      workload.model.vocab_size, size=(rows, slots), dtype=np.int32)
+      workload.model.vocab_size, size=(rows, columns), dtype=np.int32)
   first_B = np.arange(rows) // workload.samples * workload.samples
   width = workload.prompt_tokens
   token_BS[:, :width] = token_BS[first_B, :width]
@@ -102,11 +104,11 @@ def random_batch(workload: workload_lib.Workload) -> batch_lib.Batch:
 
 def forward_flops(workload: workload_lib.Workload,
                   shared: bool = False) -> float:
-  """Of a forward pass over the real tokens; an update is three of them.
+  """Returns the FLOPs of a forward pass; an update costs three times as much.
 
-  Products only: the layers on every token, causal attention, the head on
-  completion tokens. `shared`: the layers once on all of a prompt but its last
-  token. Neither recomputation nor padding counts.
+  Counted are matrix products on real tokens: the layers on every token, causal
+  attention, and the head on completion tokens; not padding and recomputation.
+  `shared`: the layers process a prompt, except its last token, once.
   """
   model = workload.model
   length_B = workload.lengths(workload.prompts * workload.samples).astype(float)
@@ -114,7 +116,7 @@ def forward_flops(workload: workload_lib.Workload,
   width = model.num_heads * model.head_dim
   kv_width = model.num_kv_heads * model.head_dim
   layer = model.d_model * (2 * width + 2 * kv_width + 3 * model.d_ff)
-  attention = width * np.sum(total_B ** 2)  # two products, half of the square
+  attention = width * np.sum(total_B ** 2)  # 2 products, half
   head = model.d_model * model.vocab_size * length_B.sum()
   tokens = total_B.sum()
   if shared:
@@ -123,18 +125,8 @@ def forward_flops(workload: workload_lib.Workload,
   return 2 * (model.num_layers * (layer * tokens + attention) + head)
 
 
-def measure_scoring(config, workload, peers) -> Iterator[timing.Measurement]:
-  """ℓ and H of one minibatch."""
-  yield from _measure(config, workload, peers, 'score', 'scoring', passes=1)
-
-
-def measure_update(config, workload, peers) -> Iterator[timing.Measurement]:
-  """Forward, backward and optimiser on one minibatch."""
-  yield from _measure(config, workload, peers, 'update', 'update', passes=3)
-
-
 def measure_growth(config, workload, peers) -> Iterator[timing.Measurement]:
-  """The packed update with half of one size at a time."""
+  """Measures the update with one size of the workload halved at a time."""
   del peers
   model = workload.model
   halved = {
@@ -157,37 +149,36 @@ def measure_growth(config, workload, peers) -> Iterator[timing.Measurement]:
 
 
 def measure_step(config, workload, peers) -> Iterator[timing.Measurement]:
-  """Generate, score and one update, with completions of full length."""
+  """Measures sampling, scoring and one update, with T tokens a completion."""
   workload = dataclasses.replace(workload, mean_tokens=workload.max_tokens)
   ours = case(config, workload, config.train.packing)
   batch = random_batch(workload)
   engine = sampling.Engine(config, workload)
   queue = sampling.uniform(workload)
-  plan = engine.plan(queue.length_QG.size)
+  schedule = engine.schedule(queue.length_QG.size)
 
   def step():
     engine.weights = ours.programs.to_decode(ours.state.params)
-    engine.run(plan, queue)
+    engine.run(schedule, queue)
     jax.block_until_ready(ours.score())
     return ours.update()
 
-  functions = {'ours': step} | peers_lib.functions(
-      peers, 'step', workload, batch, config.optimizer)
-  seconds = timing.interleaved(functions, workload.rounds)
+  seconds = timing.interleaved({'ours': step} | _of_peers(
+      peers, 'step', workload, batch, config), workload.rounds)
   for name, values in seconds.items():
     yield timing.summary(f'step/{name}/seconds', values, 's')
   yield from _ratios('step', 'ours', seconds)
 
 
 def _measure(config, workload, peers, what, name, passes):
-  """Packings and peers in turn, beside the machine's matrix product."""
+  """Measures packings, peers and the machine's matrix product, interleaved."""
   modes = {'packed': 'segments', 'padded': 'unpacked'}
   if config.train.packing == 'shared':
     modes = {'shared': 'shared'} | modes
   cases = {how: case(config, workload, mode) for how, mode in modes.items()}
   functions = {how: getattr(c, what) for how, c in cases.items()}
-  functions |= peers_lib.functions(
-      peers, what, workload, random_batch(workload), config.optimizer)
+  functions |= _of_peers(
+      peers, what, workload, random_batch(workload), config)
   product, product_flops = machine.product_of(workload.model.dtype)
   seconds = timing.interleaved(
       functions | {'product': product}, workload.rounds)
@@ -210,8 +201,21 @@ def _measure(config, workload, peers, what, name, passes):
   yield from _ratios(name, next(iter(cases)), seconds)
 
 
+def _of_peers(peers: registry.Peers, what, workload, batch, config):
+  """Returns each peer's method 'score', 'update' or 'step'."""
+  return {name: getattr(peer(workload, batch, config.optimizer), what)
+          for name, peer in peers.items()}
+
+
+# ℓ and H of one minibatch; forward, backward and optimiser.
+measure_scoring = functools.partial(
+    _measure, what='score', name='scoring', passes=1)
+measure_update = functools.partial(
+    _measure, what='update', name='update', passes=3)
+
+
 def _ratios(name, ours, seconds):
-  """How many times longer the others took, round by round."""
+  """Yields how many times longer the others took, by round."""
   for other in seconds.keys() - {ours}:
     yield timing.summary(
         f'{name}/{other} over {ours}',

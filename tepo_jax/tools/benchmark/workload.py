@@ -1,4 +1,4 @@
-"""The work that is measured: a model's shape, and the geometry of a step."""
+"""What is measured: a model's shape and the sizes of a rollout step."""
 
 import dataclasses
 
@@ -14,12 +14,12 @@ from tepo_jax.policy import transformer
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-  """Random weights and random prompts of a stated shape.
+  """Sizes of a workload with random weights and random prompts.
 
   model: with its execution fields. prompts, samples: Q and G.
-  prompt_tokens, max_tokens: P and T, slots.
-  mean_tokens: mean completion length; T is all of that length, less is a
-    geometric distribution cut at T.
+  prompt_tokens, max_tokens: P and T.
+  mean_tokens: mean completion length. At T, all completions have T tokens;
+    below it, lengths follow a geometric distribution truncated at T.
   rounds: how often each function is timed.
   """
   model: transformer.ModelConfig
@@ -31,7 +31,7 @@ class Workload:
   rounds: int
 
   def lengths(self, rows: int, seed: int = 0) -> np.ndarray:
-    """Completion lengths, int32 [rows], each in 1…T."""
+    """Draws completion lengths, int32 [rows], each in 1…T."""
     if self.mean_tokens >= self.max_tokens:
       return np.full(rows, self.max_tokens, np.int32)
     generator = np.random.default_rng(seed)
@@ -40,10 +40,10 @@ class Workload:
 
 
 def of(config: ml_collections.ConfigDict) -> Workload:
-  """The workload of `config.benchmark`, with the model of the config.
+  """Returns the workload of `config.benchmark` with the config's model.
 
-  Only config.json of `config.model` is read; where the config names no model
-  it is the embedded one with `config.benchmark.vocabulary` tokens.
+  Only config.json of `config.model` is read. Without `config.model`, it is the
+  embedded model with `config.benchmark.vocabulary` tokens.
   """
   settings = config.benchmark
   if config.model is None:

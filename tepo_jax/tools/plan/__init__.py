@@ -1,1 +1,1 @@
-"""What `tepo_jax.plan` computes: a step's memory and time without a chip."""
+"""Predicts a step's memory and time on TPU slices, without a TPU."""

@@ -1,6 +1,6 @@
-"""TPU chips, and slices of them that are not there.
+"""TPU chips, and descriptions of slices to compile for.
 
-libtpu compiles for a slice without one: what it needs is the slice's shape.
+libtpu compiles for a slice without a TPU: it needs only the slice's shape.
 """
 
 import dataclasses
@@ -18,9 +18,9 @@ GIB = 1 << 30
 class Chip:
   """One chip's datasheet.
 
-  flops: bf16 FLOP/s of the matrix units. hbm_bytes: what a program may use of
-  the memory, as the compiler says. hbm_bandwidth: byte/s. ici_bandwidth:
-  byte/s over the two directions of one axis of the torus: a ring's.
+  flops: bf16 FLOP/s of the matrix units. hbm_bytes: memory that the compiler
+  lets a program use. hbm_bandwidth: byte/s. ici_bandwidth: byte/s of a ring,
+  over both directions of one torus axis.
   https://cloud.google.com/tpu/docs/v5e, v5p, v6e;
   https://jax-ml.github.io/scaling-book/tpus
   """
@@ -39,24 +39,24 @@ CHIPS = {
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-  """name: 'v5p:4x4x4'. devices: one a chip, to compile for."""
+  """name: such as 'v5p:4x4x4'. devices: to compile for, one per chip."""
   name: str
   chip: Chip
   devices: list[jax.Device]
 
 
 def topology(name: str) -> Slice:
-  """The slice of that name: a chip of CHIPS and its torus, 'v5e:4x4'.
+  """Describes a slice named by a chip of CHIPS and its torus: 'v5e:4x4'.
 
   Raises:
-    errors.InputError: no such slice, or no libtpu.
+    errors.InputError: there is no such slice, or libtpu is not installed.
   """
   generation, _, torus = name.partition(':')
   if generation not in CHIPS or not torus:
     raise errors.InputError(
-        f'--topology={name}: CHIP:TORUS is wanted, such as v5e:4x4 or '
+        f'--topology={name}: must be CHIP:TORUS, such as v5e:4x4 or '
         f'v5p:2x2x2; the chips are {", ".join(CHIPS)}')
-  # No metadata server to ask, no host to join, and several plans at a time.
+  # Without a metadata server and other hosts; several processes may load it.
   os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
   os.environ.setdefault('TPU_WORKER_HOSTNAMES', 'localhost')
   os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')
@@ -68,6 +68,6 @@ def topology(name: str) -> Slice:
     raise errors.InputError(f'--topology={name}: {error}') from error
   except (RuntimeError, ImportError) as error:
     raise errors.InputError(
-        'the TPU compiler is missing: launch/setup.sh cpu tests installs '
+        'the TPU compiler is missing; `launch/setup.sh cpu tests` installs '
         f'libtpu ({error})') from error
   return Slice(name, CHIPS[generation], list(description.devices))

@@ -1,13 +1,12 @@
-"""What a compiled program costs one chip: arithmetic, memory, communication.
+"""Costs of a compiled program on one chip: arithmetic, memory, communication.
 
-The compiler's own cost analysis counts the body of a loop once, and knows no
-communication. Here a loop counts as often as it turns; a loop whose number of
-turns is known on the device only (a `while_loop` of decoding, the microbatches
-in use, the chunks that are scored) as often as the caller says.
+The compiler's own cost analysis counts a loop's body once and ignores
+communication. Here the body counts times the loop's trip count; the caller
+gives trip counts that only the device knows (those of decoding, of the
+microbatches in use, of the scored chunks).
 
-FLOPs are those of matrix products. Bytes are what is read from and written to
-HBM by each instruction, with slices counted as slices, as long as a program's
-fast memory is not large enough for more.
+FLOPs are those of matrix products. Bytes are what each instruction reads from
+and writes to HBM; a slice of an array counts as the slice.
 """
 
 import collections
@@ -26,7 +25,7 @@ from tepo_jax.tools.plan import hlo
 COLLECTIVES = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all',
                'collective-permute')
 
-# Neither arithmetic nor memory: names, and halves of what is counted already.
+# These cost nothing, or are counted with their other half.
 _FREE = frozenset((
     'parameter', 'constant', 'get-tuple-element', 'tuple', 'bitcast', 'iota',
     'partition-id', 'replica-id', 'after-all', 'opt-barrier', 'domain'))
@@ -39,13 +38,12 @@ _FORMS = ('bitcast', 'convert', 'copy', 'reshape', 'transpose')
 
 @dataclasses.dataclass
 class Cost:
-  """Of one run of a program on one chip.
+  """Costs of one run of a program on one chip.
 
   flops: of matrix products. hbm_bytes: read and written.
-  wire_bytes: by kind of collective, what a chip sends.
-  collective_counts: how often, by kind.
-  busy: pairs (flops, hbm_bytes) of the instructions, times their count: what
-    bounds an instruction bounds it by itself.
+  wire_bytes, collective_counts: bytes a chip sends and number of runs, by kind
+    of collective.
+  busy: (flops, hbm_bytes, count) of each instruction, for its own roofline.
   """
   flops: float = 0.0
   hbm_bytes: float = 0.0
@@ -66,23 +64,23 @@ class Cost:
     self.busy += [(f, b, n * times) for f, b, n in other.busy]
 
   def seconds(self, flops_per_second: float, bytes_per_second: float) -> float:
-    """Σ over the instructions of the longer of arithmetic and memory."""
+    """Returns Σ over instructions of max(arithmetic, memory) time."""
     return sum(n * max(f / flops_per_second, b / bytes_per_second)
                for f, b, n in self.busy)
 
 
 def of(text: str, open_trips: Sequence[float] = (1.0,)) -> Cost:
-  """The cost of a module's text (`compiled.as_text()`).
+  """Returns the cost of a module's text (`compiled.as_text()`).
 
-  open_trips: of the loops that say no number, in the program's order, a loop
-  behind those inside it; and again from the first.
+  open_trips: trip counts of the loops that do not state theirs, in program
+  order, inner loops first; repeated if there are more loops.
   """
   module = hlo.parse(text)
   return _Analysis(module, open_trips).computation(module.entry)
 
 
 class _Analysis:
-  """Costs of a module's computations, each found once."""
+  """Computes the cost of each of a module's computations once."""
 
   def __init__(self, module: hlo.Module, open_trips: Sequence[float]):
     self._module, self._open_trips = module, itertools.cycle(open_trips)
@@ -98,7 +96,7 @@ class _Analysis:
     return self._known[name]
 
   def _instruction(self, computation, instruction):
-    """The cost, and how often it is paid."""
+    """Returns the instruction's cost and how often it runs."""
     opcode = instruction.opcode
     if opcode == 'while':
       return (self.computation(instruction.attribute('body')),
@@ -147,7 +145,7 @@ class _Analysis:
       return 0.0
     if opcode == 'fusion':
       return self._fusion_bytes(computation, instruction)
-    if opcode.endswith('-start'):  # the source and the copy are its arrays
+    if opcode.endswith('-start'):  # its first arrays: source and copy
       arrays = instruction.arrays[:2]
       size = min(a.bytes for a in arrays)
       return size * sum(a.in_hbm for a in arrays)
@@ -179,7 +177,7 @@ class _Analysis:
         for output, array in zip(outputs, instruction.arrays) if array.in_hbm)
 
   def _read(self, inside: hlo.Computation, number: int) -> float:
-    """Bytes of parameter `number` that a fused computation looks at."""
+    """Returns the bytes that a fused computation reads of a parameter."""
     if _is_result(inside, number):
       return math.inf
     total, queue = 0.0, [inside.parameters[number]]
@@ -206,7 +204,8 @@ class _Analysis:
     return total
 
   def _trips(self, computation, loop) -> float:
-    """Turns of a loop over start … n − 1; as told where n is not known."""
+    """Returns the trip count of a loop start … n − 1; if n is open, the next of
+    `open_trips`."""
     condition = self._module.computations[loop.attribute('condition')]
     test = condition.instructions[condition.root]
     if test.opcode != 'compare' or 'direction=LT' not in test.text:
@@ -222,7 +221,7 @@ class _Analysis:
 
 
 def _is_result(inside, number):
-  """Whether a computation only changes the form of parameter `number`."""
+  """Whether a computation returns parameter `number`, possibly reshaped."""
   root = inside.instructions[inside.root]
   while root.opcode in _FORMS:
     root = inside.instructions[root.operands[0]]
@@ -230,11 +229,11 @@ def _is_result(inside, number):
 
 
 def _step(body, place):
-  """By how much the counter grows in the body of a loop."""
+  """Returns by how much a loop's body increases its counter."""
   root = body.instructions[body.root]
   addition = body.origin(root.operands[place])
   if addition.opcode != 'add':
-    raise ValueError(f'a loop counts by {addition.opcode}')
+    raise ValueError(f'a loop\'s counter changes by {addition.opcode}')
   steps = [o for o in map(body.origin, addition.operands)
            if o.opcode == 'constant']
   return _value(steps[0])
@@ -254,7 +253,8 @@ def _value(constant):
 
 
 def _written(inside, output, array):
-  """Bytes of a fusion's output that change: of an update in place, a slice."""
+  """Returns the bytes of a fusion's output that it writes: an update in place
+  writes a slice."""
   while output.opcode in _FORMS and output.opcode != 'transpose':
     output = inside.instructions[output.operands[0]]
   if output.opcode == 'dynamic-update-slice':
@@ -264,22 +264,19 @@ def _written(inside, output, array):
 
 
 def _collectives(module, instruction) -> Iterator[tuple[str, float]]:
-  """(kind, bytes a chip sends) of a collective, also inside of a fusion.
+  """Yields (kind, bytes a chip sends) of collectives, also inside a fusion.
 
-  One that is spread over several fusions counts where it ends.
+  A collective that spans several fusions counts in the last one.
   """
   if instruction.opcode == 'fusion':
     inside = module.computations[instruction.attribute('calls')]
     found = [i for i in inside.instructions.values()
              if _kind(i.opcode) is not None]
-    spread = [i for i in found if 'chain_id=' in i.text]
     ends = any('"AsyncCollectiveDone"' in i.text
                for i in inside.instructions.values())
-    for item in found:
-      if item not in spread or ends:
-        yield _sent(inside, item)
+    yield from (_sent(i) for i in found if ends or 'chain_id=' not in i.text)
   elif _kind(instruction.opcode) is not None:
-    yield _sent(None, instruction)
+    yield _sent(instruction)
 
 
 def _kind(opcode):
@@ -287,9 +284,9 @@ def _kind(opcode):
   return kind if kind in COLLECTIVES else None
 
 
-def _sent(computation, instruction):
-  """Over a ring of n chips, s bytes whole: s (n − 1)/n; twice to reduce all."""
-  del computation
+def _sent(instruction):
+  """Returns the kind, and s (n − 1)/n bytes for s bytes on a ring of n chips;
+  an all-reduce sends twice as much."""
   kind = _kind(instruction.opcode)
   sizes = [a.bytes for a in instruction.arrays]
   size = max(sizes) if instruction.opcode.endswith('-start') else sum(sizes)
@@ -303,19 +300,19 @@ def _sent(computation, instruction):
 
 
 def _group_size(text):
-  """Chips of one group, in any of the three ways of writing groups."""
+  """Returns the chips per group, in any of HLO's three notations."""
   if found := re.search(r'replica_groups=\[(\d+),(\d+)\]', text):
     return int(found[2])
   if found := re.search(r'replica_groups=\{\{([\d,]+)\}', text):
     return len(found[1].split(','))
   found = re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", text)
   sizes = dict(re.findall(r"'([^']+)'=(\d+)", found[1]))
-  axes = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", found[2])  # part of one
+  axes = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", found[2])  # or a part
   return math.prod(int(part or sizes[axis]) for axis, part in axes)
 
 
 def _kernel_estimate(instruction):
-  """What the author of a Pallas kernel says that it costs; {} where nothing."""
+  """Returns the cost estimate in a Pallas kernel's attributes, or {}."""
   found = re.search(r'"cost_estimate":(\{[^}]*\})', instruction.text)
   return {k: float(v) for k, v in json.loads(found[1]).items()} if found else {}
 
@@ -329,8 +326,8 @@ def _dot_flops(computation, instruction):
 
 
 def _convolution_flops(computation, instruction):
-  """2 · products, as XLA counts them: a batched matrix product on a TPU is a
-  convolution whose windows see one batch entry each."""
+  """Returns 2 · multiplications, as XLA counts: on a TPU, a batched matrix
+  product is a convolution whose windows cover one batch entry each."""
   left, right = (computation.instructions[name].arrays[0].shape
                  for name in instruction.operands)
   out = instruction.arrays[0].shape
@@ -346,7 +343,7 @@ def _convolution_flops(computation, instruction):
 
 
 def _window(text, count):
-  """(size, stride, low padding, left and right dilation) of each dimension."""
+  """Returns (size, stride, low pad, left and right dilation) by dimension."""
   found = re.search(r'window=\{([^}]*)\}', text)
   fields = dict(re.findall(r'(\w+)=(\S+)', found[1])) if found else {}
 
@@ -361,7 +358,7 @@ def _window(text, count):
 
 @functools.cache
 def _valid_positions(inputs, outputs, size, stride, low, dilate, rhs_dilate):
-  """Pairs of an output and a window place that meet an input element."""
+  """Counts the pairs of output and window position that read an input."""
   place = (np.arange(outputs)[:, None] * stride
            + np.arange(size) * rhs_dilate - low)
   return int(np.sum((place >= 0) & (place % dilate == 0)

@@ -1,6 +1,6 @@
-"""The text of a compiled program, as far as its costs need it.
+"""Parses the parts of a compiled program's text that determine its costs.
 
-An optimised, scheduled and partitioned HLO module: what one chip executes.
+The text is an optimised, scheduled, partitioned HLO module, for one chip.
 https://openxla.org/xla/operation_semantics
 """
 
@@ -22,7 +22,7 @@ _OPERAND = re.compile(r'%([\w.-]+)')
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-  """A shape in the text. in_hbm: not in a chip's own smaller memories."""
+  """An array in the text. in_hbm: not in a chip's smaller memories."""
   dtype: str
   shape: tuple[int, ...]
   in_hbm: bool
@@ -35,33 +35,33 @@ class Array:
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-  """name = arrays opcode(operands), attributes. A tuple has several arrays."""
+  """name = arrays opcode(operands), attributes; a tuple has several arrays."""
   name: str
   arrays: tuple[Array, ...]
   opcode: str
   operands: tuple[str, ...]
-  text: str  # from the opening parenthesis of the operands on
+  text: str  # operands, with their parentheses, and attributes
 
   def attribute(self, name: str) -> str | None:
-    """The word behind `name=`, without a leading %."""
+    """Returns the word after `name=`, without a leading %."""
     found = re.search(rf'[ ,]{name}=%?([^\s,}}]+)', self.text)
     return found and found[1]
 
   @property
   def hbm_bytes(self) -> int:
-    """Of the arrays that it leaves in the chip's main memory."""
+    """Bytes of its arrays in the chip's main memory."""
     return sum(a.bytes for a in self.arrays if a.in_hbm)
 
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-  """Instructions in order, by name; root: the last one's name."""
+  """Instructions by name, in order; root: the name of the result."""
   instructions: dict[str, Instruction]
   root: str
 
   @functools.cached_property
   def users(self) -> dict[str, list[Instruction]]:
-    """By name, the instructions that take it as an operand."""
+    """For each name, the instructions that take it as an operand."""
     users = collections.defaultdict(list)
     for instruction in self.instructions.values():
       for operand in instruction.operands:
@@ -70,12 +70,12 @@ class Computation:
 
   @functools.cached_property
   def parameters(self) -> dict[int, Instruction]:
-    """By number."""
+    """Parameters by number."""
     return {int(i.text[1:i.text.index(')')]): i
             for i in self.instructions.values() if i.opcode == 'parameter'}
 
   def origin(self, name: str) -> Instruction:
-    """Where a value comes from, through copies and changes of form."""
+    """Finds the source of a value through copies and reshapes."""
     instruction = self.instructions[name]
     while instruction.opcode in ('bitcast', 'copy', 'reshape', 'convert'):
       instruction = self.instructions[instruction.operands[0]]
@@ -84,13 +84,13 @@ class Computation:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-  """computations by name; entry: the name of the one that is run."""
+  """Computations by name; entry: the name of the one that runs."""
   computations: dict[str, Computation]
   entry: str
 
 
 def parse(text: str) -> Module:
-  """The module that `compiled.as_text()` shows."""
+  """Parses `compiled.as_text()`."""
   computations, entry = {}, None
   name, instructions, root = None, {}, None
   for line in text.splitlines():
@@ -117,7 +117,7 @@ def _instruction(name, rest):
 
 
 def _end_of_group(text, start):
-  """The place behind the parenthesis that closes the one at `start`."""
+  """Returns the index after the parenthesis that closes the one at `start`."""
   depth = 0
   for place in range(start, len(text)):
     depth += (text[place] == '(') - (text[place] == ')')

@@ -1,8 +1,8 @@
-"""A rollout step on a slice: does it fit, what does it take, what bounds it.
+"""Plans a rollout step on a slice: memory, time, and what bounds each program.
 
-The roofline of a program is the larger of two times: of its instructions one
-after another, each bound by arithmetic or by memory, and of its communication.
-No program reaches it: seconds are predicted as the roofline over EFFICIENCY.
+The roofline of a program is the larger of two times: the sum over its
+instructions, each bound by arithmetic or by memory, and its communication. No
+program reaches it: predicted seconds are the roofline divided by EFFICIENCY.
 """
 
 from concurrent import futures
@@ -15,30 +15,35 @@ import time
 import jax
 import ml_collections
 
+from tepo_jax import errors
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools.benchmark import workload as workload_lib
 from tepo_jax.tools.plan import chips
+from tepo_jax.tools.plan import compiling
 from tepo_jax.tools.plan import cost as cost_lib
-from tepo_jax.tools.plan import programs as plan_programs_lib
 
-# Well-kept programs elsewhere reach 45 to 65 % of a TPU's FLOP/s in training
-# (MaxText), 37 to 52 % of its bandwidth in decoding (vLLM, SGLang), counted
-# from what must be computed and read; the roofline here counts what is.
+# Well-tuned programs reach 45 to 65 % of a TPU's FLOP/s in training (MaxText)
+# and 37 to 52 % of its bandwidth in decoding (vLLM, SGLang), relative to what
+# must be computed and read; the roofline here counts what the program does.
 EFFICIENCY = 0.6
 
-_COMPILERS = 4  # at a time, at most: each takes gigabytes
-_TRIES = 6  # to find the slots that fit
+_COMPILERS = 4  # at a time: each needs gigabytes
+_TRIES = 6  # to find a number of slots that fits
 _SHRINK = 0.8
+_TENSOR = (1, 2, 4, 8)  # sizes of the mesh axis to compare
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-  """A compiled program on one chip. Bytes, FLOPs and seconds of one run.
+  """Memory and cost of one run of a compiled program, per chip.
 
-  resident: what else the run holds. hbm: all of that, outputs and code.
-  failure: what the compiler says where it does not fit, else None.
+  name, phase, runs, equivalent: as in `compiling.PlannedProgram`.
+  arguments, temporaries: bytes. resident: bytes of other arrays that stay
+    allocated during the run. hbm: all of these, outputs and code.
+  roofline, compile_seconds: seconds. bound: 'compute', 'memory' or 'network'.
+  failure: the compiler's message if the program does not fit, else None.
   """
   name: str
   phase: str
@@ -59,11 +64,11 @@ class Estimate:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-  """A step on a slice under one mesh.
+class StepPlan:
+  """A rollout step on a slice under one mesh.
 
-  slots: completions decoded at one time. tokens: sampled in a step.
-  seconds: predicted, by phase. fits: every program's hbm is within the chip's.
+  slots: completions decoded at a time. tokens: sampled in a step.
+  seconds: predicted, by phase. fits: whether every program fits a chip's HBM.
   """
   slice: chips.Slice
   mesh: dict[str, int]
@@ -84,11 +89,11 @@ class Plan:
   def seconds(self) -> dict[str, float]:
     return {phase: sum(e.runs * e.roofline for e in self.estimates
                        if e.phase == phase) / EFFICIENCY
-            for phase in plan_programs_lib.PHASES}
+            for phase in compiling.PHASES}
 
   @property
   def brief_seconds(self) -> float:
-    """The step from the largest programs alone, so that meshes compare."""
+    """Seconds of a step from its largest programs only, to compare meshes."""
     return sum(e.equivalent * e.roofline for e in self.estimates) / EFFICIENCY
 
   @property
@@ -98,19 +103,22 @@ class Plan:
 
 def make(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
          slice_: chips.Slice, shape: dict[str, int], brief: bool = False
-         ) -> Plan:
-  """The plan of a mesh, with the slots of the config or as many as fit.
+         ) -> StepPlan:
+  """Plans a step on a mesh, with the config's slots or as many as fit.
+
+  brief: compile only the largest program of each kind.
 
   Raises:
-    errors.InputError: a mesh that the slice or the model does not allow.
+    errors.InputError: the mesh does not suit the slice or the model.
   """
   mesh = mesh_lib.make(shape, slice_.devices)
   wanted = config.rollout.slots
   slots = wanted or min(config.rollout.prompts * config.rollout.samples,
                         _guess(config, workload, mesh, slice_.chip))
   for _ in range(_TRIES):
-    programs = plan_programs_lib.of_step(config, workload, mesh, slots, brief)
-    plan = _empty(workload, slice_, mesh, slots)
+    programs = compiling.step_programs(config, workload, mesh, slots, brief)
+    length_B = workload.lengths(workload.prompts * workload.samples)
+    plan = StepPlan(slice_, dict(mesh.shape), slots, int(length_B.sum()), [])
     _estimate(plan, [p for p in programs if p.name.startswith('decode')
                      and p.largest])
     if plan.fits or wanted:
@@ -118,7 +126,7 @@ def make(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
     _say(f'{slots} slots do not fit')
     slots = max(1, int(slots * _SHRINK))
     slots += -slots % mesh_lib.batch_shards(mesh)
-  # Where the largest do not fit, nothing else is compiled.
+  # If the largest programs do not fit, no others are compiled.
   for largest in (True, False):
     if plan.fits:
       done = {estimate.name for estimate in plan.estimates}
@@ -127,31 +135,47 @@ def make(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
   return plan
 
 
-def _empty(workload, slice_, mesh, slots):
-  length_B = workload.lengths(workload.prompts * workload.samples)
-  return Plan(slice_, dict(mesh.shape), slots, int(length_B.sum()), [])
+def compare_meshes(config: ml_collections.ConfigDict,
+                   workload: workload_lib.Workload, planned: StepPlan
+                   ) -> list[StepPlan]:
+  """Returns `planned` and brief plans of other meshes, fastest first.
+
+  The others shard parameters over all chips (`data` is 1), with sizes of
+  `tensor` that divide the heads.
+  """
+  plans, count = [planned], len(planned.slice.devices)
+  for tensor in _TENSOR:
+    mesh = {'data': 1, 'fsdp': count // tensor, 'tensor': tensor}
+    if (count % tensor or workload.model.num_heads % tensor
+        or mesh == planned.mesh):
+      continue
+    try:
+      plans.append(make(config, workload, planned.slice, mesh, brief=True))
+    except errors.InputError:  # the mesh does not divide the model's sizes
+      continue
+  return sorted(plans, key=lambda plan: (not plan.fits, plan.brief_seconds))
 
 
 def _estimate(plan, programs):
-  """Adds the programs' estimates, of several at a time."""
+  """Adds the programs' estimates; compiles several programs at a time."""
   with futures.ThreadPoolExecutor(min(_COMPILERS, os.cpu_count())) as threads:
     plan.estimates.extend(threads.map(
         lambda program: _compile(program, plan.slice.chip), programs))
 
 
 def _guess(config, workload, mesh, chip):
-  """Slots that leave room for what decoding needs beside the cache."""
+  """Estimates how many slots fit next to the other arrays of decoding."""
   shards = mesh_lib.batch_shards(mesh)
-  reference = plan_programs_lib.of_step(config, workload, mesh, shards)
+  reference = compiling.step_programs(config, workload, mesh, shards)
   held = max(p.resident for p in reference if p.name.startswith('insert'))
   model = programs_lib.execution(workload.model, config.compute, mesh)
-  shapes = plan_programs_lib.sampling_shapes(config, model, mesh, shards)
+  shapes = compiling.sampling_shapes(config, model, mesh, shards)
   slot = memory_lib.slot_bytes(model, mesh, shapes.columns[-1])
   return max(1, int(_SHRINK * (chip.hbm_bytes - held) / slot)) * shards
 
 
-def _compile(program: plan_programs_lib.Program, chip: chips.Chip) -> Estimate:
-  """Compiles a program and reads its costs off."""
+def _compile(program: compiling.PlannedProgram, chip: chips.Chip) -> Estimate:
+  """Compiles a program and estimates its costs."""
   known = dict(name=program.name, phase=program.phase, runs=program.runs,
                resident=program.resident, equivalent=(
                    program.runs if program.equivalent is None
@@ -184,7 +208,7 @@ def _compile(program: plan_programs_lib.Program, chip: chips.Chip) -> Estimate:
 
 
 def _roofline(cost, chip):
-  """Seconds, and what takes the largest part of them."""
+  """Returns seconds, and which of three resources takes the most of them."""
   sent = sum(cost.wire_bytes.values()) / chip.ici_bandwidth
   busy = cost.seconds(chip.flops, chip.hbm_bandwidth)
   parts = {'compute': cost.flops / chip.flops,
@@ -193,7 +217,7 @@ def _roofline(cost, chip):
 
 
 def _reason(error):
-  """The compiler's own numbers: '… 20.1G … exceeds … (15.75G)'."""
+  """Extracts the compiler's numbers: '… 20.1G … exceeds … (15.75G)'."""
   text = ' '.join(str(error).split())
   found = re.search(r'(Ran out of memory|Used \S+ of|total memory required).*?'
                     r'(hbm|HBM)[^.]*(\.\d+\w+[^.]*)*\.', text)

@@ -1,11 +1,10 @@
-"""A plan as text and as JSON."""
+"""Formats a plan as text and as JSON."""
 
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from tepo_jax.tools.benchmark import workload as workload_lib
-from tepo_jax.tools.plan import advice
 from tepo_jax.tools.plan import chips
 from tepo_jax.tools.plan import step
 
@@ -14,15 +13,15 @@ _HEAD = (f'{"program":<28}{"runs":>7}{"HBM GiB":>9}{"args":>7}{"temp":>7}'
          f'{"compile s":>9}  sent, GB (times)')
 
 
-def text(plan: step.Plan, workload: workload_lib.Workload,
-         choices: Sequence[advice.Choice]) -> str:
-  """Programs, phases, and advice; a run's numbers are of one chip."""
+def text(plan: step.StepPlan, workload: workload_lib.Workload,
+         plans: Sequence[step.StepPlan]) -> str:
+  """Formats the programs, per chip and run; the phases; and `plans` by mesh."""
   slice_ = plan.slice
   count, memory = len(slice_.devices), slice_.chip.hbm_bytes / chips.GIB
   lines = [
       f'{slice_.name}: {count} chips of {memory:.2f} GiB, mesh '
       f'{mesh_text(plan.mesh)}, {plan.slots} slots', _HEAD,
-      *map(_row, plan.estimates), verdict(plan)]
+      *map(_line, plan.estimates), verdict(plan)]
   if plan.fits:
     seconds = plan.seconds
     lines += [
@@ -31,27 +30,27 @@ def text(plan: step.Plan, workload: workload_lib.Workload,
         f'average: {sum(seconds.values()):.0f} s predicted ('
         + ', '.join(f'{name} {value:.1f}' for name, value in seconds.items())
         + f'), {plan.tokens_per_second_a_chip:.0f} tokens/s a chip']
-  lines += ['meshes, by the largest programs alone:', *(
-      f'  {mesh_text(choice.mesh):<32}{choice.slots:>5} slots  '
-      + (f'{choice.seconds:8.0f} s' if choice.fits else 'does not fit')
-      for choice in choices)]
+  lines += ['meshes compared by their largest programs:', *(
+      f'  {mesh_text(p.mesh):<32}{p.slots:>5} slots  '
+      + (f'{p.brief_seconds:8.0f} s' if p.fits else 'does not fit')
+      for p in plans)]
   return '\n'.join(lines)
 
 
-def verdict(plan: step.Plan) -> str:
-  """Whether it fits, with the numbers of what needs the most."""
+def verdict(plan: step.StepPlan) -> str:
+  """Says whether the plan fits, with the memory of the largest program."""
   worst, memory = plan.worst, plan.slice.chip.hbm_bytes / chips.GIB
   if worst.failure:
     return f'does not fit: {worst.name}: {worst.failure}'
   says = 'fits' if plan.fits else 'does not fit'
   return (f'{says}: {worst.name} needs {_gib(worst.hbm)} of {memory:.2f} GiB '
           f'(arguments {_gib(worst.arguments)}, temporaries '
-          f'{_gib(worst.temporaries)}, held beside {_gib(worst.resident)})')
+          f'{_gib(worst.temporaries)}, other arrays {_gib(worst.resident)})')
 
 
-def record(plan: step.Plan, choices: Sequence[advice.Choice]
+def record(plan: step.StepPlan, plans: Sequence[step.StepPlan]
            ) -> dict[str, Any]:
-  """All of it, for JSON; bytes, FLOPs and seconds."""
+  """Returns the same for JSON, in bytes, FLOPs and seconds."""
   return {
       'topology': plan.slice.name, 'chips': len(plan.slice.devices),
       'hbm_bytes': plan.slice.chip.hbm_bytes, 'mesh': plan.mesh,
@@ -60,14 +59,15 @@ def record(plan: step.Plan, choices: Sequence[advice.Choice]
       'tokens_per_second_a_chip':
           plan.tokens_per_second_a_chip if plan.fits else None,
       'programs': [dataclasses.asdict(e) for e in plan.estimates],
-      'meshes': [dataclasses.asdict(choice) for choice in choices]}
+      'meshes': [{'mesh': p.mesh, 'slots': p.slots, 'fits': p.fits,
+                  'seconds': p.brief_seconds} for p in plans]}
 
 
 def mesh_text(mesh: dict[str, int]) -> str:
   return ' '.join(f'{name}={size}' for name, size in mesh.items())
 
 
-def _row(e: step.Estimate) -> str:
+def _line(e: step.Estimate) -> str:
   if e.failure:
     return f'{e.name:<28}{e.runs:>7.0f}  does not compile: {e.failure}'
   sent = ', '.join(

@@ -1,7 +1,7 @@
-"""How often each program of a rollout step runs, at given lengths.
+"""Counts how often each program of a rollout runs, at given lengths.
 
-The sampler's own schedule decides, with stand-ins for the devices' part: a
-completion ends where a table of lengths says so.
+It runs the sampler's own schedule with programs that compute nothing: a table
+of lengths decides where a completion ends.
 """
 
 import collections
@@ -15,11 +15,11 @@ from tepo_jax.tools.benchmark import workload as workload_lib
 
 
 class Shape(NamedTuple):
-  """What a program of the sampler was called with.
+  """A sampling program and the array sizes it was called with.
 
   name: 'prefill', 'insert', 'compact' or 'decode'. rows, columns: of the cache;
-  of a prefill, prompts and their width. more: the width of the prompts
-  inserted; (rows, columns) that the cache is moved into; else None.
+  for 'prefill', of the prompts. more: for 'insert', the width of the prompts;
+  for 'compact', (rows, columns) of the new cache; else None.
   """
   name: str
   rows: int
@@ -28,40 +28,35 @@ class Shape(NamedTuple):
 
 
 class _Cache(NamedTuple):
-  """As much of a cache as the schedule looks at: a shape."""
+  """The part of a cache that the schedule reads: its shape."""
   position: np.ndarray
 
 
 def of_rollout(workload: workload_lib.Workload, shapes: schedule.Shapes
                ) -> collections.Counter:
-  """Runs of each Shape in a rollout; of 'decode', tokens a slot (steps)."""
+  """Counts the runs of each Shape in a rollout; for 'decode', the steps."""
   counts = collections.Counter()
   length_B = workload.lengths(workload.prompts * workload.samples).reshape(
       workload.prompts, workload.samples)
 
-  def empty(slots, columns, index):
-    del index
+  def empty(slots, columns, _):
     return _cache(slots, columns)
 
-  def prefill(weights, token_QP, position_QP):
-    del weights, position_QP
+  def prefill(_, token_QP, __):
     counts[Shape('prefill', *token_QP.shape)] += 1
     return _cache(*token_QP.shape)
 
-  def insert(cache, prompts, source_R, slot_R):
-    del source_R, slot_R
+  def insert(cache, prompts, *_):
     counts[Shape('insert', *cache.position.shape,
                  prompts.position.shape[1])] += 1
     return cache
 
-  def compact(cache, slot_M, shift, columns):
-    del shift
+  def compact(cache, slot_M, _, columns):
     moved = len(slot_M), columns
     counts[Shape('compact', *cache.position.shape, moved)] += 1
     return _cache(*moved)
 
-  def decode(weights, cache, rows, key, steps, enough):
-    del weights, key
+  def decode(_, cache, rows, __, steps, enough):
     length_N = length_B[rows.prompt_id, rows.sample]
     left_N = np.where(rows.live, length_N - rows.length, 0)
     steps = _steps(left_N[rows.live], steps, enough,
@@ -85,13 +80,13 @@ def of_rollout(workload: workload_lib.Workload, shapes: schedule.Shapes
 
 
 def _cache(rows, columns):
-  # Nobody looks at the entries, which take no memory so.
+  # Nobody reads the entries; broadcasting takes no memory for them.
   return _Cache(np.broadcast_to(np.int32(-1), (rows, columns)))
 
 
 def _steps(left, most, enough, count_every):
-  """Steps until `most` are done, or a multiple of `count_every` of them leaves
-  at most `enough` rows live."""
+  """Returns `most`, or the first multiple of `count_every` steps after which at
+  most `enough` rows are live, if that is less."""
   ends = np.sort(left)[::-1]
   stop = ends[enough] if enough < len(ends) else 0
   return int(min(most, stop + -stop % count_every))

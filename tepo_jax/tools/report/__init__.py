@@ -1,1 +1,1 @@
-"""Looking at runs and evaluations: tables, figures, pages, replay."""
+"""Reports on runs and evaluations: tables, figures, HTML pages, replay."""

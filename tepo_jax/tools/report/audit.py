@@ -1,37 +1,36 @@
-"""Do a table's printed cells agree with one another? Computed, not typed in.
+"""Checks whether the printed cells of a table are consistent.
 
-A cell is a share k/N of N samples, its percentage rounded or cut to two
-digits. A printed average is that of all graded samples, among them those that
-the cells leave out (the problems that Omni-Math holds twice), which may be
-right or wrong.
+A cell is a share k/N of N samples, as a percentage rounded or truncated to two
+digits. A printed average is over all graded samples. These include a few that
+no cell counts (duplicate problems of Omni-Math), which may be correct or not.
+
+Rows are those of configs/paper.py; read are their name, label, model, method,
+cells, average, seeds and is_change.
 """
 
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-# What is read of a row: name, label, model, method, cells, average, seeds,
-# is_change (configs/paper.py).
-Row = object
-
-DIGIT = 0.01  # the last one printed
+DIGIT = 0.01  # the last printed digit
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-  """What is wrong with a cell, or with the average (column None) of a row."""
+  """An inconsistency of a cell, or of the average (column None) of a row."""
   row: str
   column: str | None
   text: str
 
 
-def audit(rows: Sequence[Row], columns: Mapping[str, int], graded: int
+def audit(rows: Sequence[Any], columns: Mapping[str, int], graded: int
           ) -> list[Finding]:
-  """Every finding, in the order of the rows.
+  """Returns all findings in the order of the rows.
 
   Args:
     rows: of one table or several. columns: {name: samples N of its cells}.
-    graded: samples of all columns, and of what the cells leave out.
+    graded: samples of the average, including those that no cell counts.
   """
   findings = []
   for row in rows:
@@ -46,30 +45,30 @@ def audit(rows: Sequence[Row], columns: Mapping[str, int], graded: int
 
 
 def counts(percent: float, samples: int) -> list[int]:
-  """Every k of which k/N is printed so, rounded or cut."""
+  """Returns every k for which k/N prints as `percent`."""
   near = math.floor(percent * samples / 100)
   return [k for k in range(max(0, near - 1), near + 3)
-          if _is_printed_so(100 * k / samples, percent)]
+          if _prints_as(100 * k / samples, percent)]
 
 
-def _is_printed_so(value, printed):
+def _prints_as(value, printed):
   rounded = abs(value - printed) <= DIGIT / 2 + 1e-9
   return rounded or -1e-9 <= value - printed < DIGIT - 1e-9
 
 
-def reproduces(row: Row, columns: Mapping[str, int], graded: int) -> bool:
-  """Whether the printed average is that of the cells' samples.
+def reproduces(row: Any, columns: Mapping[str, int], graded: int) -> bool:
+  """Returns whether the cells' samples give the printed average.
 
-  An unprinted cell counts as no sample right; with a cell that is no k/N
-  nothing is reproduced.
+  A missing cell counts as 0 correct samples. If a cell is no k/N, the average
+  cannot be reproduced.
   """
-  right = [counts(cell or 0, samples)
-           for cell, samples in zip(row.cells, columns.values())]
-  if not all(right):
+  correct = [counts(cell or 0, samples)
+             for cell, samples in zip(row.cells, columns.values())]
+  if not all(correct):
     return False
-  lowest, highest = (sum(map(end, right)) for end in (min, max))
+  lowest, highest = (sum(map(end, correct)) for end in (min, max))
   left_out = graded - sum(columns.values())
-  return any(_is_printed_so(100 * k / graded, row.average)
+  return any(_prints_as(100 * k / graded, row.average)
              for k in range(lowest, highest + left_out + 1))
 
 
@@ -84,7 +83,7 @@ def _impossible(row, columns):
       around = ' or '.join(f'{100 * n / samples:.2f}'
                            for n in (math.floor(k), math.ceil(k)))
       yield Finding(row.name, column,
-                    f'{cell} is no multiple of 1/{samples}: {around} is')
+                    f'{cell} is not a multiple of 1/{samples}; {around} is')
 
 
 def _wrong_average(row, columns, graded):
@@ -92,15 +91,15 @@ def _wrong_average(row, columns, graded):
               for cell, samples in zip(row.cells, columns.values()))
   left_out = graded - sum(columns.values())
   low, high = (100 * (total + x) / graded for x in (0, left_out))
-  slack = len(columns) * DIGIT  # of the cells' own rounding
+  slack = len(columns) * DIGIT  # for the rounding of the cells
   if not reproduces(row, columns, graded) and not (
       low - slack <= row.average <= high + slack):
     yield Finding(row.name, None, f'the cells give {low:.2f} to {high:.2f}, '
-                                  f'printed is {row.average}')
+                                  f'the paper prints {row.average}')
 
 
 def _repeated(row, rows, columns) -> Iterator[Finding]:
-  """Neighbouring cells that another method has with the same digits."""
+  """Yields pairs of neighbouring cells that equal those of another method."""
   others = [other for other in rows
             if not other.is_change and len(other.seeds) == 1
             and other.model == row.model and other.method != row.method]
@@ -114,7 +113,7 @@ def _repeated(row, rows, columns) -> Iterator[Finding]:
 
 
 def _wrong_changes(row, rows, columns):
-  """Differences that are not those of the rows they are said to be of."""
+  """Yields printed differences that are not those of the printed rows."""
   ours, grpo, base = (
       next(r for r in rows if r.model == row.model and r.method == method
            and not r.is_change) for method in (row.method, 'grpo', None))
@@ -123,7 +122,7 @@ def _wrong_changes(row, rows, columns):
       (*grpo.cells, grpo.average), (*base.cells, base.average)))
   for column, printed, new, old, untrained in values:
     if abs(new - old - printed) > 1.5 * DIGIT:
-      against = ('; against the untrained model it is that'
+      against = ('; the difference to the untrained model matches'
                  if abs(new - untrained - printed) <= 1.5 * DIGIT else '')
-      yield Finding(row.name, column, f'printed is {printed}, the rows differ '
-                                      f'by {new - old:.2f}{against}')
+      yield Finding(row.name, column, f'the paper prints {printed}, the rows '
+                                      f'differ by {new - old:.2f}{against}')

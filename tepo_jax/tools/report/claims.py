@@ -1,8 +1,8 @@
-"""The paper's claims as numbers: each method against a baseline, by seed.
+"""Tests the paper's claims: each method against a baseline, paired by seed.
 
-Runs of the same seed are compared over the steps that both have, so that the
-seed's own luck cancels. A claim is "as the paper says" only where the interval
-of the paired difference leaves out 0.
+Runs with the same seed are compared over the steps that both have, so that
+effects of the seed cancel. A claim is "as the paper says" only if the interval
+of the paired difference excludes 0.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,44 +15,36 @@ from tepo_jax.tools.report import runs as runs_lib
 from tepo_jax.tools.report import seeds as seeds_lib
 
 BASELINE = 'grpo'
-TARGET = 0.95  # of the baseline's final accuracy, to be reached
-FINAL = 0.2  # of the steps: their mean is the final accuracy
-FEWEST = 3  # seeds, for a verdict
+TARGET = 0.95  # of the baseline's final accuracy, for "steps to accuracy"
+FINAL = 0.2  # last part of the steps, whose mean is the final accuracy
+FEWEST = 3  # seeds for a verdict
 
 _ACCURACY = figures.Panel('', '', 'accuracy')
 
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-  """value: {step: of the run} -> number or None. sign: +1 higher, −1 lower is
-  the paper's claim for TEPO. scale, unit: as they are shown."""
+  """A number of a run that the paper makes a claim about.
+
+  value: metric by step, not empty -> number or None. sign: +1 if the paper claims higher
+  values for TEPO, −1 for lower. scale, unit: for display.
+  """
   title: str
   claim: str
   metric: str | Callable
-  value: Callable[[dict[int, float]], float | None]
+  value: Callable[[Sequence[float]], float | None]
   sign: int
   scale: float = 1.0
   unit: str = ''
 
 
-def _mean(series):
-  return float(np.mean(list(series.values()))) if series else None
+def final(values: Sequence[float]) -> float:
+  """Returns the mean over the last FINAL of the steps."""
+  return float(np.mean(values[-max(1, round(FINAL * len(values))):]))
 
 
-def _median(series):
-  return float(np.median(list(series.values()))) if series else None
-
-
-def final(series: dict[int, float]) -> float | None:
-  """Mean over the last FINAL of the steps."""
-  values = list(series.values())
-  return float(np.mean(values[-max(1, round(FINAL * len(values))):])
-               ) if values else None
-
-
-def unsteadiness(series: dict[int, float]) -> float | None:
-  """Mean |change| from one step to the next."""
-  values = list(series.values())
+def unsteadiness(values: Sequence[float]) -> float | None:
+  """Returns the mean |change| from one step to the next."""
   return float(np.mean(np.abs(np.diff(values)))) if len(values) > 1 else None
 
 
@@ -60,26 +52,25 @@ MEASURES = (
     Measure('Final accuracy', 'higher (Table 1)', 'accuracy', final, +1, 100,
             '%'),
     Measure('Reward, mean over the run', 'higher (Figure 3a)', 'reward',
-            _mean, +1, 100, '%'),
+            np.mean, +1, 100, '%'),
     Measure('Entropy, mean |change| a step', 'steadier (3.3.2)', 'entropy',
             unsteadiness, -1, 1, 'nats'),
-    Measure('Clip ratio, mean', 'lower (Figure 2a)', figures.clip_ratio, _mean,
+    Measure('Clip ratio, mean', 'lower (Figure 2a)', figures.clip_ratio, np.mean,
             -1, 100, '%'),
-    Measure('Gradient norm, mean', 'higher (Figure 3b)', 'grad_norm', _mean,
+    Measure('Gradient norm, mean', 'higher (Figure 3b)', 'grad_norm', np.mean,
             +1),
     Measure('Time of a step, median', 'less (Figure 2b)', 'seconds/step',
-            _median, -1, 1, 's'),
+            np.median, -1, 1, 's'),
     Measure('Response length, mean', 'shorter (Figure 2b)',
-            'response_length_mean', _mean, -1, 1, 'tokens'),
+            'response_length_mean', np.mean, -1, 1, 'tokens'),
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-  """One measure of one method beside the baseline's.
+class Contrast:
+  """One measure of one method compared with the baseline.
 
-  own, base: (mean, low, high) over the seeds. difference: of the pairs, or
-  None. pairs: how many. verdict, note: in words.
+  own, base, difference: (mean, low, high) over the pairs of runs.
   """
   label: str
   title: str
@@ -94,38 +85,38 @@ class Row:
 
 
 def baseline(groups: Sequence[runs_lib.Group]) -> runs_lib.Group | None:
-  """The group that the others are compared with; None: only one group."""
+  """Returns the group to compare with, or None if there is only one."""
   if len(groups) < 2:
     return None
   named = [group for group in groups if group.label == BASELINE]
   return named[0] if named else groups[0]
 
 
-def rows(groups: Sequence[runs_lib.Group]) -> list[Row]:
-  """Every method against the baseline, measure by measure."""
+def contrasts(groups: Sequence[runs_lib.Group]) -> list[Contrast]:
+  """Compares every method with the baseline, by measure."""
   base = baseline(groups)
   if base is None:
     return []
   others = [group for group in groups if group is not base]
-  found = [_row(group, base, measure) for group in others
-           for measure in MEASURES]
   goal = target(base)
-  if goal is not None:
-    found += [_steps_row(group, base, goal) for group in others]
-  order = [group.label for group in others]
-  return sorted((row for row in found if row is not None),
-                key=lambda row: order.index(row.label))
+  found = []
+  for group in others:
+    found += [_contrast(group, base, measure) for measure in MEASURES]
+    if goal is not None:
+      found.append(_steps_contrast(group, base, goal))
+  return [contrast for contrast in found if contrast is not None]
 
 
-def _row(group, base, measure):
-  pairs = [
-      tuple(measure.value({s: x[s] for s in x if s in y}) for x, y in (
-          (mine, theirs), (theirs, mine)))
-      for a, b in _pairs(group, base)
-      for mine, theirs in [
-          (a.series(measure.metric), b.series(measure.metric))]]
-  pairs = [(measure.scale * x, measure.scale * y) for x, y in pairs
-           if x is not None and y is not None]
+def _contrast(group, base, measure):
+  pairs = []
+  for both in _pairs(group, base):
+    series = [run.series(measure.metric) for run in both]
+    steps = [step for step in series[0] if step in series[1]]
+    if steps:
+      pairs.append([measure.value([x[step] for step in steps])
+                    for x in series])
+  pairs = [[measure.scale * x for x in pair] for pair in pairs
+           if None not in pair]
   return _compared(group.label, measure.title, measure.claim, measure.unit,
                    pairs, measure.sign)
 
@@ -135,18 +126,18 @@ def _compared(label, title, claim, unit, pairs, sign, note=''):
     return None
   own, base = zip(*pairs)
   difference = seeds_lib.interval([x - y for x, y in pairs])
-  return Row(label, title, claim, unit, seeds_lib.interval(own),
-             seeds_lib.interval(base), difference, len(pairs),
-             _verdict(difference, sign, len(pairs)), note)
+  return Contrast(label, title, claim, unit, seeds_lib.interval(own),
+                  seeds_lib.interval(base), difference, len(pairs),
+                  _verdict(difference, sign, len(pairs)), note)
 
 
 def _verdict(difference, sign, pairs):
   _, low, high = difference
   if pairs < FEWEST:
-    return 'too few seeds to say'
+    return 'too few seeds'
   if low > 0 or high < 0:
     return 'as the paper says' if sign * low > 0 else 'against the paper'
-  return 'not told apart'
+  return 'no significant difference'
 
 
 def _pairs(group, base):
@@ -156,30 +147,28 @@ def _pairs(group, base):
 
 
 def target(base: runs_lib.Group) -> float | None:
-  """TARGET of the baseline's final accuracy, mean over its seeds."""
-  finals = [final(figures.smoothed(run, _ACCURACY)) for run in base.runs]
-  finals = [value for value in finals if value is not None]
+  """Returns TARGET times the baseline's final accuracy, mean over seeds."""
+  finals = [final(list(series.values())) for run in base.runs
+            if (series := figures.smoothed(run, _ACCURACY))]
   return TARGET * float(np.mean(finals)) if finals else None
 
 
 def steps_to(run: runs_lib.Run, goal: float) -> int | None:
-  """First step whose smoothed accuracy of the samples is `goal` or more."""
+  """Returns the first step with a smoothed sample accuracy of `goal`."""
   return next((step for step, value in figures.smoothed(run, _ACCURACY).items()
                if value >= goal), None)
 
 
-def _steps_row(group, base, goal):
+def _steps_contrast(group, base, goal):
   pairs, late = [], 0
-  for mine, theirs in _pairs(group, base):
-    shared = min(run.records[-1]['step'] if run.records else 0
-                 for run in (mine, theirs))
-    reached = [steps_to(run, goal) for run in (mine, theirs)]
-    late += sum(step is None or step > shared for step in reached)
-    pairs.append(tuple(
-        shared + 1 if step is None or step > shared else step
-        for step in reached))
-  note = (f'{late} runs did not reach it: they count as one step more than '
-          'they had' if late else '')
+  for pair in _pairs(group, base):
+    limit = 1 + min(
+        run.records[-1]['step'] if run.records else 0 for run in pair)
+    reached = [min(steps_to(run, goal) or limit, limit) for run in pair]
+    late += reached.count(limit)
+    pairs.append(tuple(reached))
+  note = (f'{late} runs did not reach it; they count as one step more than '
+          'they have' if late else '')
   return _compared(
       group.label, f'Steps to {100 * goal:.1f} % accuracy',
       'fewer (72 against 132)', 'steps', pairs, -1, note)

@@ -1,11 +1,12 @@
-"""The figures: what is drawn, the curves' data, and PNG and SVG files.
+"""The figures: their panels, the data of the curves, and PNG and SVG files.
 
-The page draws the same data (see page.py), so a figure is its `Curve`s.
+page.py draws the same curves with JavaScript.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 import pathlib
+import textwrap
 from typing import Any
 
 from tepo_jax.tools.report import runs as runs_lib
@@ -13,14 +14,14 @@ from tepo_jax.tools.report import seeds as seeds_lib
 
 SMOOTHING = 5  # steps of the centred moving mean; evaluations are not smoothed
 
-# Okabe and Ito's colours, told apart by colour-blind eyes; then dashes.
+# Okabe and Ito's colours for colour-blind readers; then dashes.
 COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9',
            '#8c6d31', '#7f7f7f')
 _DASHES = ('-', '--', ':', '-.')
 
 
 def clip_ratio(record: dict[str, Any]) -> float | None:
-  """Share of tokens whose weight a bound acts on, or that Clip-Cov drops."""
+  """Returns the share of tokens that are clipped or that Clip-Cov drops."""
   parts = [record.get(f'clip_fraction_{part}')
            for part in ('low', 'high', 'covariance')]
   return None if None in parts else sum(parts)
@@ -28,10 +29,10 @@ def clip_ratio(record: dict[str, Any]) -> float | None:
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-  """A figure: what it shows of each run.
+  """A figure of one metric.
 
   name: of its files. metric: a recorded name, or a function of a record.
-  scale: factor of the values as they are drawn, in `unit`.
+  scale: factor from the recorded value to `unit`.
   """
   name: str
   title: str
@@ -71,29 +72,27 @@ PANELS = (
 
 
 def panels(runs: Iterable[runs_lib.Run]) -> list[Panel]:
-  """PANELS with one for each evaluation's avg@k, best known first."""
-  names = sorted({name for run in runs for record in run.records
-                  for name in record if is_accuracy(name)})
+  """Returns a panel for each evaluation's avg@k, then PANELS."""
   evaluations = [
-      Panel('eval_' + name.removeprefix('eval/').replace('/', '_')
-            .replace('@', '_'),
+      Panel(name.replace('/', '_').replace('@', '_'),
             'Evaluation: ' + name.removeprefix('eval/'), name, '%', 100, 1)
-      for name in names]
+      for name in accuracies(runs)]
   return evaluations + list(PANELS)
 
 
-def is_accuracy(name: str) -> bool:
-  """Whether a recorded name is an evaluation's accuracy."""
-  return name.startswith('eval/') and '/avg@' in name
+def accuracies(runs: Iterable[runs_lib.Run]) -> list[str]:
+  """Returns the recorded names of evaluation accuracies."""
+  return sorted({name for run in runs for record in run.records
+                 for name in record
+                 if name.startswith('eval/') and '/avg@' in name})
 
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-  """One group in one panel; lists along the steps, in the panel's unit.
+  """One group in one panel: lists by step, in the panel's unit.
 
-  mean, low, high: see `seeds.interval`, over the seeds that have the
-  step; count: how many have it. seeds: run name -> its own {step: value}.
-  All are smoothed run by run.
+  mean, low, high: `seeds.interval` over the seeds that have the step; count:
+  their number. seeds: run name -> {step: value}. Runs are smoothed first.
   """
   label: str
   step: list[int]
@@ -105,7 +104,7 @@ class Curve:
 
 
 def curves(groups: Sequence[runs_lib.Group], panel: Panel) -> list[Curve]:
-  """The panel's curves; a group without the metric has an empty one."""
+  """Returns the panel's curves; empty for a group without the metric."""
   return [_curve(group, panel) for group in groups]
 
 
@@ -121,14 +120,14 @@ def _curve(group, panel):
 
 
 def smoothed(run: runs_lib.Run, panel: Panel) -> dict[int, float]:
-  """{step: value}, smoothed and in the panel's unit."""
+  """Returns {step: value}, smoothed and in the panel's unit."""
   series = run.series(panel.metric)
   values = seeds_lib.smooth(list(series.values()), panel.smoothing)
   return {step: panel.scale * value for step, value in zip(series, values)}
 
 
 def caption(panel: Panel, groups: Sequence[runs_lib.Group]) -> str:
-  """How the curves were made, in words."""
+  """Describes the smoothing and the bands."""
   text = ('Not smoothed.' if panel.smoothing == 1 else
           f'Smoothed: centred moving mean of {panel.smoothing} steps.')
   most = max(len(group.runs) for group in groups)
@@ -143,43 +142,60 @@ def caption(panel: Panel, groups: Sequence[runs_lib.Group]) -> str:
 def draw(panel: Panel, drawn: Sequence[Curve], text: str,
          directory: pathlib.Path) -> list[pathlib.Path]:
   """Writes NAME.png and NAME.svg; returns their paths."""
-  import matplotlib.figure  # a second to load: not where nothing is drawn
+  import matplotlib.figure  # takes a second, so only where it is needed
   figure = matplotlib.figure.Figure((6, 3.8), layout='constrained')
-  axes = figure.subplots()
+  axes, handles = figure.subplots(), []
   for index, curve in enumerate(drawn):
     style = dict(color=COLOURS[index % len(COLOURS)],
                  linestyle=_DASHES[index // len(COLOURS) % len(_DASHES)])
-    axes.plot(curve.step, curve.mean, linewidth=1.8, label=curve.label,
-              marker='o' if len(curve.step) < 2 else None, **style)
+    handles += axes.plot(curve.step, curve.mean, linewidth=1.8,
+                         marker='o' if len(curve.step) < 2 else None, **style)
     axes.fill_between(curve.step, curve.low, curve.high, alpha=0.18,
                       linewidth=0, color=style['color'])
-  axes.set_title(panel.title)
+  axes.set_title(_drawable(panel.title, 60))
   axes.set_xlabel(f'rollout step\n{text}', fontsize='small')
   axes.set_ylabel(panel.unit)
   axes.grid(alpha=0.25)
   axes.spines[['top', 'right']].set_visible(False)
-  axes.legend(fontsize='small', frameon=False)
-  paths = [directory / f'{panel.name}.{form}' for form in ('png', 'svg')]
-  for path in paths:
-    figure.savefig(path, dpi=160)
-  return paths
+  # Explicit handles: labels that start with '_' would be left out. A long
+  # legend must not shrink the axes.
+  axes.legend(handles, [_drawable(curve.label, 40) for curve in drawn],
+              fontsize='small', frameon=False).set_in_layout(False)
+  return _save(figure, directory / panel.name)
 
 
 def draw_heat_map(names: Sequence[str], matrix: Any, title: str,
                   path: pathlib.Path) -> None:
   """Writes PATH.png and PATH.svg of cosines, −1 … 1."""
   import matplotlib.figure
+  names = [_drawable(name, 40) for name in names]
   side = 2 + 0.38 * len(names)
   figure = matplotlib.figure.Figure((side + 1, side), layout='constrained')
   axes = figure.subplots()
   image = axes.imshow(matrix, vmin=-1, vmax=1, cmap='RdBu_r')
   axes.set_xticks(range(len(names)), names, rotation=90, fontsize='small')
   axes.set_yticks(range(len(names)), names, fontsize='small')
-  axes.set_title(f'Cosine of gradients: {title}', fontsize='small')
+  axes.set_title(_drawable(f'Cosines of gradients: {title}', 60),
+                 fontsize='small')
   for i, row in enumerate(matrix):
     for j, value in enumerate(row):
       axes.text(j, i, f'{value:.2f}', ha='center', va='center', fontsize=5,
                 color='white' if abs(value) > 0.7 else 'black')
   figure.colorbar(image, shrink=0.8)
-  for form in ('png', 'svg'):
-    figure.savefig(path.with_name(f'{path.name}.{form}'), dpi=160)
+  _save(figure, path)
+
+
+def _drawable(text, width):
+  """Wraps a text; replaces what the font lacks and what starts a formula."""
+  from matplotlib import font_manager
+  font = font_manager.get_font(font_manager.findfont(
+      font_manager.FontProperties()))
+  text = ''.join(c if font.get_char_index(ord(c)) else '?' for c in text)
+  return '\n'.join(textwrap.wrap(text.replace('$', r'\$'), width))
+
+
+def _save(figure, path):
+  paths = [path.with_name(f'{path.name}.{form}') for form in ('png', 'svg')]
+  for written in paths:
+    figure.savefig(written, dpi=160)
+  return paths

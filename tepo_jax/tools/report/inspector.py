@@ -1,6 +1,6 @@
-"""What the token inspector shows: groups, tokens, values, the mask's summary.
+"""Data of the token inspector: groups, tokens, values, most frequent in M.
 
-Plain data for page.py. Axes: B completions · T completion slots.
+Plain data for page.py. Axes: B completions · T completion tokens.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-MOST_TOKENS = 60_000  # of completions, in one page; whole groups
-SUMMARY = 40  # tokens in the list of those most often masked
+MOST_TOKENS = 60_000  # of completions in one page, by whole groups
+SUMMARY = 40  # tokens in the list of those most often in M
 
 
 @dataclasses.dataclass(frozen=True)
 class Quantity:
-  """A number a token has. scale: 'diverging' (around `centre`), 'sequential'
+  """A value of each token. scale: 'diverging' (around `centre`), 'sequential'
   (from 0) or 'flag'."""
   key: str
   label: str
@@ -27,9 +27,9 @@ class Quantity:
 QUANTITIES = (
     Quantity('advantage', 'advantage A', 'diverging'),
     Quantity('ratio', 'ratio ρ', 'diverging', 1.0),
-    Quantity('weight', 'the row\'s weight w', 'diverging', 1.0),
+    Quantity('weight', 'importance weight w', 'diverging', 1.0),
     Quantity('sequence_weight', 'sequence weight s', 'diverging', 1.0),
-    Quantity('entropy', 'entropy H before, nats', 'sequential'),
+    Quantity('entropy', 'entropy H before the update, nats', 'sequential'),
     Quantity('entropy_change', 'ΔH after the update, nats', 'diverging'),
     Quantity('kl', 'KL(new ‖ old), nats', 'sequential'),
     Quantity('region', 'region mask M', 'flag'),
@@ -42,12 +42,12 @@ QUANTITIES = (
 def values(batch: Any, logp_BT: np.ndarray, entropy_BT: np.ndarray,
            kl_BT: np.ndarray, selection: Mapping[str, np.ndarray]
            ) -> dict[str, np.ndarray]:
-  """Every quantity of QUANTITIES, [B, T]; under the mask 0.
+  """Returns every quantity of QUANTITIES, [B, T]; 0 where masked.
 
   Args:
-    batch: update.Batch of the sampled completions, with ℓ° and H°.
+    batch: batch.Batch of the sampled completions, with ℓ° and H°.
     logp_BT, entropy_BT, kl_BT: after the step's updates.
-    selection: of the row, see `PolicyLoss.selection`.
+    selection: of the method, see `PolicyLoss.selection`.
   """
   mask_BT = batch.mask_BT > 0
   change_BT = np.where(mask_BT, logp_BT - batch.old_logp_BT, 0)
@@ -67,80 +67,80 @@ def values(batch: Any, logp_BT: np.ndarray, entropy_BT: np.ndarray,
           for key, value_BT in found.items()}
 
 
-def payload(rows: Sequence[dict[str, Any]], decode: Callable[[int], str],
+def payload(records: Sequence[dict[str, Any]], decode: Callable[[int], str],
             arrays: Mapping[str, np.ndarray], **about: Any) -> dict[str, Any]:
-  """What the page embeds, of the groups in the dump's order.
+  """Returns the data that the page embeds.
 
   Args:
-    rows: records of a dump (rollout/dump.py).
-    decode: the text of a token id.
-    arrays: quantity -> [B, T], rows as in `rows`; those that are known.
-    about: said of the whole: run, step, notes.
+    records: of a saved rollout (rollout/dump.py), one per completion.
+    decode: returns the text of a token id.
+    arrays: quantity -> [B, T] in the order of `records`.
+    about: further fields: title, notes.
 
   Returns:
-    JSON data: `quantities`, `vocabulary` (id -> text), `groups`, `summary`,
-    `left_out` (groups), and `about`.
+    JSON data: `quantities`, `vocabulary` (id -> text), `groups` (those trained
+    on come first), `summary`, `left_out` (number of groups), and `about`.
   """
   members = collections.defaultdict(list)
-  for index, row in enumerate(rows):
-    members[row['cursor']].append(index)
+  for index, record in enumerate(records):
+    members[record['cursor']].append(index)
   shown, tokens = [], 0
   for indices in sorted(members.values(),
-                        key=lambda some: not rows[some[0]]['trained']):
-    tokens += sum(rows[i]['tokens'] for i in indices)
+                        key=lambda some: not records[some[0]]['trained']):
+    tokens += sum(records[i]['tokens'] for i in indices)
     if shown and tokens > MOST_TOKENS:
       break
     shown.append(indices)
-  groups = [_group(rows, indices, arrays) for indices in shown]
+  groups = [_group(records, indices, arrays) for indices in shown]
   ids = {i for indices in shown for index in indices
-         for i in rows[index]['token_ids']}
+         for i in records[index]['token_ids']}
   return about | {
       'quantities': [dataclasses.asdict(q) for q in QUANTITIES
                      if q.key in arrays],
       'vocabulary': {str(i): decode(i) for i in sorted(ids)},
       'groups': groups, 'left_out': len(members) - len(shown),
-      'summary': most_masked(rows, arrays['region'], decode)
+      'summary': most_masked(records, arrays['region'], decode)
                  if 'region' in arrays else []}
 
 
-def _group(rows, indices, arrays):
-  first = rows[indices[0]]
+def _group(records, indices, arrays):
+  first = records[indices[0]]
   return {
       'id': f'{first["set"]}/{first["id"]}', 'cursor': first['cursor'],
       'problem': first['problem'], 'answers': list(first['answers']),
-      'mixed': len({rows[i]['correct'] for i in indices}) > 1,
+      'mixed': len({records[i]['correct'] for i in indices}) > 1,
       'trained': first['trained'],
-      'completions': [_completion(rows[i], i, arrays) for i in indices]}
+      'completions': [_completion(records[i], i, arrays) for i in indices]}
 
 
-def _completion(row, index, arrays):
-  length = row['tokens']
-  return {name: row[name] for name in (
+def _completion(record, index, arrays):
+  length = record['tokens']
+  return {name: record[name] for name in (
       'completion', 'extracted', 'correct', 'reward', 'truncated')} | {
-          'tokens': row['token_ids'],
+          'tokens': record['token_ids'],
           'values': {key: exact(value_BT[index, :length])
                      for key, value_BT in arrays.items()}}
 
 
 def exact(values_T: np.ndarray) -> list[float | int | None]:
-  """The shortest decimals that read back to the same float32; NaN is None."""
+  """Returns the shortest decimals that parse to the same float32, or None."""
   if np.issubdtype(values_T.dtype, np.integer):
     return values_T.tolist()
   return [float(str(x)) if np.isfinite(x) else None
           for x in values_T.astype(np.float32)]
 
 
-def most_masked(rows: Sequence[dict[str, Any]], region_BT: np.ndarray,
+def most_masked(records: Sequence[dict[str, Any]], region_BT: np.ndarray,
                 decode: Callable[[int], str]) -> list[dict[str, Any]]:
-  """The tokens most often in M, among the completions that were trained on.
+  """Returns the tokens most often in M, of the completions trained on.
 
-  Returns token, id, masked, count (occurrences), share; most masked first.
+  Fields: token, id, masked (times in M), count (occurrences), share.
   """
   count, masked = collections.Counter(), collections.Counter()
-  for row, region_T in zip(rows, region_BT):
-    if row['trained']:
-      count.update(row['token_ids'])
-      masked.update(i for i, inside in zip(row['token_ids'], region_T)
+  for record, region_T in zip(records, region_BT):
+    if record['trained']:
+      count.update(record['token_ids'])
+      masked.update(i for i, inside in zip(record['token_ids'], region_T)
                     if inside)
   return [{'token': decode(i), 'id': i, 'masked': n, 'count': count[i],
            'share': n / count[i]}

@@ -1,7 +1,7 @@
-"""One self-contained HTML page: no network, light and dark, wide and narrow.
+"""Renders one self-contained HTML page, which needs no network.
 
-Whatever came from a model, a data set or a config is text: escaped where HTML
-is written here, set as textContent by the scripts.
+Text from models, data sets and configs is escaped here, and set as textContent
+by the scripts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,9 +32,10 @@ _PAGE = """<!DOCTYPE html>
 </html>
 """
 
-_INSPECTOR = """
-<p>Every token is coloured by the chosen quantity; point at one, tap it, or
-walk with the keys for its exact values. <span class="muted"
+# The elements that inspector.js fills.
+INSPECTOR = """
+<p>Tokens are coloured by the selected quantity. Point at a token, tap it, or
+use the keys, to see its exact values. <span class="muted"
 id="inspector-about"></span></p>
 <div class="card" id="inspector" tabindex="0">
 <div class="controls">
@@ -44,13 +45,13 @@ id="inspector-about"></span></p>
 <option value="all">all groups</option>
 <option value="mixed">mixed groups</option>
 <option value="trained">trained on</option>
-<option value="right">all right</option>
+<option value="right">all correct</option>
 <option value="wrong">all wrong</option></select>
 <select id="sort" aria-label="order">
 <option value="order">in data order</option>
 <option value="gap">largest sampler gap first</option>
 <option value="entropy">largest entropy change first</option>
-<option value="masked">most masked first</option>
+<option value="masked">most tokens in M first</option>
 <option value="reward">highest reward first</option></select>
 <button type="button" id="previous">‹ previous</button>
 <button type="button" id="next">next ›</button>
@@ -60,15 +61,15 @@ id="inspector-about"></span></p>
 <div id="group"></div>
 <p class="caption">Keys: <kbd>←</kbd> <kbd>→</kbd> token, <kbd>↑</kbd>
 <kbd>↓</kbd> completion, <kbd>n</kbd> <kbd>p</kbd> group, <kbd>q</kbd>
-quantity, <kbd>Esc</kbd> closes the values.</p>
+quantity, <kbd>Esc</kbd> hides the values.</p>
 </div>
-<h3 style="margin-top: 1rem">Tokens most often masked</h3>
-<p class="caption">In M after the step's updates, among the completions that
-were trained on; count: how often the token occurs there.</p>
-<p class="muted" id="masked-none">None, or not computed: that takes
---inspect.</p>
+<h3 style="margin-top: 1rem">Tokens most often in M</h3>
+<p class="caption">After the step's updates, in the completions that were
+trained on; count: all occurrences there.</p>
+<p class="muted" id="masked-none">None, or not computed: --inspect computes
+them.</p>
 <div class="scroll"><table id="masked-table"><thead><tr><th>token</th>
-<th class="number">id</th><th class="number">masked</th>
+<th class="number">id</th><th class="number">in M</th>
 <th class="number">count</th><th class="number">share</th></tr></thead>
 <tbody id="masked"></tbody></table></div>
 <div class="tip" id="tip" role="status" hidden></div>
@@ -77,8 +78,8 @@ were trained on; count: how often the token occurs there.</p>
 _FIGURES = """
 <div class="controls" id="legend"></div>
 <p class="caption">Point at a figure, or focus it and use <kbd>←</kbd>
-<kbd>→</kbd>, for its numbers. The same figures lie beside this page as PNG and
-SVG.</p>
+<kbd>→</kbd>, to see its numbers. The folder of this page has the same figures
+as PNG and SVG.</p>
 <div class="grid">{cards}</div>
 """
 
@@ -93,12 +94,12 @@ _CARD = """<div class="card" id="panel-{name}">
 
 def render(title: str, intro: str, sections: Sequence[tuple[str, str]],
            data: dict[str, Any]) -> str:
-  """The page.
+  """Renders the page.
 
   Args:
     title: plain text. intro: HTML below it.
     sections: (heading, HTML) in order.
-    data: what the scripts read: `panels`, `labels`, `inspectors`.
+    data: for the scripts: `panels`, `labels`, `inspectors`.
   """
   links = ''.join(f'<a href="#s{i}">{text(heading)}</a>'
                   for i, (heading, _) in enumerate(sections))
@@ -114,19 +115,19 @@ def render(title: str, intro: str, sections: Sequence[tuple[str, str]],
 
 
 def _embedded(data):
-  """JSON that cannot end the script element it stands in."""
+  """Returns JSON that cannot end its script element."""
   return json.dumps(data, allow_nan=False, ensure_ascii=False).replace(
       '<', '\\u003c').replace('\u2028', '\\u2028').replace('\u2029', '\\u2029')
 
 
 def text(value: Any) -> str:
-  """Escaped for HTML."""
+  """Escapes for HTML."""
   return html.escape(str(value))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]],
           numbers: Iterable[int] = ()) -> str:
-  """Rows of text; the columns in `numbers` are set to the right."""
+  """Returns a table of text; the columns in `numbers` are right-aligned."""
   right = set(numbers)
 
   def cells(row, tag):
@@ -140,20 +141,15 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]],
 
 
 def figures(panels: Sequence[dict[str, Any]]) -> str:
-  """Places that charts.js draws into."""
+  """Returns the elements that charts.js fills."""
   return _FIGURES.format(cards=''.join(
       _CARD.format(name=text(p['name']), title=text(p['title']),
                    unit=text(f', {p["unit"]}' if p['unit'] else ''),
                    caption=text(p['caption'])) for p in panels))
 
 
-def inspector() -> str:
-  """Places that inspector.js fills."""
-  return _INSPECTOR
-
-
 def heat_map(names: Sequence[str], matrix: Sequence[Sequence[float]]) -> str:
-  """A table of cosines, −1 … 1, coloured."""
+  """Returns a coloured table of cosines, −1 … 1."""
   head = ''.join(f'<th>{text(name)}</th>' for name in names)
   rows = ''.join(
       f'<tr><th>{text(name)}</th>' + ''.join(map(_heat_cell, row)) + '</tr>'

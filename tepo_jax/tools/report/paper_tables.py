@@ -1,4 +1,4 @@
-"""The paper's tables as text, with our numbers beside them."""
+"""Texts for --table, --commands and --compare."""
 
 from collections.abc import Sequence
 import importlib
@@ -14,23 +14,22 @@ TABLES = ('1', '2', '3', '4')
 
 
 def comparison(folders: Sequence[str]) -> str:
-  """The second evaluation minus the first, on the same problems."""
-  first, second = (results.read(folder)[1] for folder in folders)
-  return tables.of_comparison(results.compare(first, second))
+  """Formats the second evaluation minus the first, on the same problems."""
+  return tables.of_comparison(results.compare(*map(results.read, folders)))
 
 
 def commands(number: str, runs: str) -> str:
-  """What is still to be run for a table, a command line each."""
+  """Returns the command lines that a table still needs."""
   return '\n'.join(map(shlex.join, tables.commands(
       _rows(number), int(number), runs)))
 
 
 def table(number: str, runs: str, form: str) -> str:
-  """A table of the paper with ours beside it, and the audit of its cells.
+  """Formats a table of the paper with our results and the audit's findings.
 
   Args:
-    number: one of TABLES. runs: the folder of the runs' folders.
-    form: a name of `tables.FORMATS`.
+    number: one of TABLES. runs: the folder that contains the runs.
+    form: one of `tables.FORMATS`.
   """
   everything = {n: _rows(n) for n in TABLES}
   rows = everything[number]
@@ -52,7 +51,7 @@ def _rows(number):
 
 
 def _findings(rows, everything, columns):
-  """Of these rows, as seen beside the rows of all the tables."""
+  """Audits `rows`, comparing them with the rows of all tables."""
   names = {row.name for row in rows}
   others = [row for row in everything if row.name not in names]
   found = audit.audit([*rows, *others], columns, paper.GRADED)
@@ -64,11 +63,11 @@ def _notes(rows, columns, findings):
   models = {row.name: row.model for row in rows}
   averaged = {(row.model, row.cells, row.average): row for row in rows
               if len(row.seeds) == 1 and not row.is_change and any(row.cells)}
-  good = sum(audit.reproduces(row, columns, paper.GRADED)
-             for row in averaged.values())
+  reproduced = sum(audit.reproduces(row, columns, paper.GRADED)
+                   for row in averaged.values())
   yield (f'Audit of the paper: the average over its {paper.GRADED:,} samples '
-         f'reproduces {good} of {len(averaged)} different rows to the last '
-         'digit.')
+         f'reproduces {reproduced} of {len(averaged)} different rows to the '
+         'last digit.')
   for finding in findings:
     yield (f'* {models[finding.row]}, {labels[finding.row]}, '
            f'{finding.column or tables.AVERAGE}: {finding.text}')

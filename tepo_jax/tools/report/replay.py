@@ -1,6 +1,14 @@
-"""A step of a run once more, from its dumped rollout and its checkpoint."""
+"""Replays a step of a run from its saved rollout and checkpoint.
 
-from collections.abc import Iterator, Mapping
+It can make the step's updates again, and evaluate every method on them: the
+update each would have made. A method's loss depends on the parameters only
+through ℓ, H and the exact KL of each token, so one compiled program, their
+vector-Jacobian product, serves every method; the objective runs on the scores.
+
+Axes: B completions · T completion tokens.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
@@ -8,8 +16,10 @@ import pathlib
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
+import optax
 
 from tepo_jax import errors
 from tepo_jax.job import learner as learner_lib
@@ -17,20 +27,22 @@ from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import run_folder
 from tepo_jax.job import session as session_lib
 from tepo_jax.learning import batch as batch_lib
+from tepo_jax.learning import numerics
 from tepo_jax.learning import objective
 from tepo_jax.learning import update
+from tepo_jax.policy import scoring
 from tepo_jax.rollout import dump
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.runtime import checkpoint
-from tepo_jax.tools.report import replay_rows
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenView:
-  """What became of every token sampled in a step; rows as in `groups`.
+  """The tokens sampled in a step; arrays are [B, T] on the host.
 
-  Arrays are [B, T] on the host: `old` before the step's updates, `new` after
-  all of them. selection: of the run's row, by `PolicyLoss.selection`.
+  groups: in the order of B. batch: with the values before the step's updates.
+  logp_BT, entropy_BT, kl_BT: after all of them.
+  selection: of the run's method, see `PolicyLoss.selection`.
   """
   groups: list[groups_lib.Group]
   batch: batch_lib.Batch
@@ -41,22 +53,56 @@ class TokenView:
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
-  """Every row at one minibatch of the step.
+class ReplayPrograms:
+  """Jitted functions.
 
-  where: says which update it is. tokens: in the minibatch.
+  score: (params, batch) -> ℓ, H; bit-identical to those of the run's updates.
+  pull_back: (params, batch, cotangents, old_params) -> gradient, Scores; the
+    function `pull_back` below with its scorer bound.
+  move: (gradient, opt_state, params) -> the optimiser's change of params.
+  """
+  score: Callable
+  pull_back: Callable
+  move: Callable
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """One update by a method.
+
+  clip_fraction: share of tokens that a bound clips or that are dropped.
+  region_share: share of tokens in M.
+  entropy_predicted: ⟨∇H̄, Δθ⟩; entropy_measured: H̄(θ + Δθ) − H̄(θ); in nats.
+    H̄ is the mean entropy of the minibatch's tokens, Δθ the optimiser's change
+    for the method's gradient.
+  gradient: on the host.
+  """
+  loss: float
+  grad_norm: float
+  clip_fraction: float
+  region_share: float
+  entropy_predicted: float
+  entropy_measured: float
+  gradient: Any = dataclasses.field(repr=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+  """Every method on one minibatch of the step.
+
+  where: such as 'update 1 of 4'. tokens: in the minibatch.
   """
   where: str
   tokens: int
-  outcomes: dict[str, replay_rows.Outcome]
+  outcomes: dict[str, Outcome]
 
 
 class Step:
-  """A rollout step that can be gone through again.
+  """A rollout step whose updates can be made again.
 
   Attributes:
-    learner: its state is the policy at the step's start.
-    sampled, trained: the groups of the dump.
+    learner: starts with the policy at the step's start.
+    sampled, trained: the groups of the saved rollout.
     plan: the step's updates. old_params: π_old.
   """
 
@@ -73,28 +119,28 @@ class Step:
     self.old_params = jax.block_until_ready(
         programs.to_old_policy(learner.state.params))
     like = programs.state_sharding.params
-    pull_back = programs_lib.compiled(
-        programs.mesh, lambda frozen, *arguments: replay_rows.pull_back(
+    jitted = programs_lib.compiled(
+        programs.mesh, lambda frozen, *arguments: pull_back(
             dataclasses.replace(programs.scorer, frozen=frozen), *arguments),
         out_shardings=(like, None))
-    self.programs = replay_rows.Programs(
-        score=self._score,
-        pull_back=functools.partial(pull_back, learner.frozen),
-        move=programs_lib.compiled(programs.mesh, lambda *arguments:
-                       programs.optimizer.update(*arguments)[0],
-                       out_shardings=like))
+    move = programs_lib.compiled(
+        programs.mesh,
+        lambda *arguments: programs.optimizer.update(*arguments)[0],
+        out_shardings=like)
+    self.programs = ReplayPrograms(
+        self._score, functools.partial(jitted, learner.frozen), move)
 
   def _score(self, params, batch):
     return self.learner.programs.score(params, batch, *self.learner.base())
 
-  def compare(self, rows: Mapping[str, Any]) -> list[Comparison]:
-    """The rows at the step's first and last update; makes the updates.
+  def compare(self, methods: Mapping[str, Any]) -> list[Comparison]:
+    """Evaluates the methods at the step's first and last update.
 
-    At the first, the policy is the old one: all weights are 1 and no penalty
-    acts. At the last, it has made the run's own updates before.
+    At the first, the policy equals π_old: all weights are 1 and no penalty
+    acts. In between, this makes the run's own updates.
     """
-    losses = {name: objective.make_policy_loss(row)
-              for name, row in rows.items()}
+    losses = {name: objective.make_policy_loss(method)
+              for name, method in methods.items()}
     last = len(self.plan.order) - 1
     comparisons = [self._compare(losses, 0)]
     for index in range(last):
@@ -105,7 +151,7 @@ class Step:
     return comparisons
 
   def finish(self) -> None:
-    """Makes all of the step's updates, as the run did."""
+    """Makes all of the step's updates as the run did."""
     for index in range(len(self.plan.order)):
       self._update(index)
 
@@ -115,27 +161,24 @@ class Step:
         self.plan, index, self.old_params if needs_kl else None)
 
   def _compare(self, losses, index):
-    rows = self.plan.order[index]
+    members = self.plan.order[index]
     minibatch = self.learner.minibatch(self.plan, index)
     batches = {
-        estimator: minibatch.replace(
-            advantage_B=self._advantages(estimator)[rows])
+        estimator: minibatch.replace(advantage_B=self.learner.to_batch(
+            self.trained, estimator).advantage_B[members])
         for estimator in {loss.method.estimator for loss in losses.values()}}
-    outcomes = replay_rows.evaluate(
+    outcomes = evaluate(
         self.programs, losses, self.learner.state, batches,
         self.plan.rng(index), self.old_params)
     return Comparison(f'update {index + 1} of {len(self.plan.order)}',
-                      int(self.plan.batch.mask_BT[rows].sum()), outcomes)
+                      int(self.plan.batch.mask_BT[members].sum()), outcomes)
 
-  def _advantages(self, estimator):
-    return self.learner.to_batch(self.trained, estimator).advantage_B
+  def view(self, method: Any) -> TokenView:
+    """Returns the sampled tokens under the current policy and under π_old.
 
-  def view(self, row: Any) -> TokenView:
-    """The sampled tokens under the policy as it is now, and under π_old.
-
-    `row` is the method whose choices are shown.
+    `method` decides which tokens are clipped and in M.
     """
-    loss = objective.make_policy_loss(row)
+    loss = objective.make_policy_loss(method)
     size = len(self.plan.order[0])
     group_size = len(self.sampled[0].text_G)
     total = -(-len(self.sampled) * group_size // size) * size
@@ -150,50 +193,145 @@ class Step:
             old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT),
         new.logp_BT, new.entropy_BT, new.kl_BT, selection)
 
-  def _view(self, loss, batch, rows):
-    mine = self.learner.on_devices(jax.tree.map(lambda x: x[rows], batch))
+  def _view(self, loss, batch, members):
+    mine = self.learner.on_devices(jax.tree.map(lambda x: x[members], batch))
     old_logp_BT, old_entropy_BT = self.programs.score(self.start, mine)
     mine = mine.replace(
         old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT)
-    new = replay_rows.scores(self.programs, self.learner.state.params, mine,
-                        self.old_params)
+    new = scores(
+        self.programs, self.learner.state.params, mine, self.old_params)
     tokens = update.tokens(mine, new)
     statistics = loss.statistics(tokens, self.plan.rng(0))
     return jax.device_get((mine.old_logp_BT, mine.old_entropy_BT, new,
                            loss.selection(tokens, statistics)))
 
 
+def pull_back(scorer: update.Scorer, params: Any, batch: batch_lib.Minibatch,
+              cotangents: scoring.Scores, old_params: Any
+              ) -> tuple[Any, scoring.Scores]:
+  """Returns Σ_it ⟨cotangents, ∂(ℓ, H, KL)_it/∂θ⟩ and the scores."""
+  _, gradient, scores = update.loss_and_gradient(
+      scorer, _linear, params, batch, cotangents, old_params)
+  return gradient, scores
+
+
+def _linear(tokens, cotangents):
+  x = numerics.clean(tokens)
+  return jnp.sum(cotangents.logp_BT * x.logp_BT
+                 + cotangents.entropy_BT * x.entropy_BT
+                 + cotangents.kl_BT * x.kl_BT)
+
+
+def scores(programs: ReplayPrograms, params: Any, batch: batch_lib.Minibatch,
+           old_params: Any) -> scoring.Scores:
+  """Returns ℓ, H and the exact KL to π_old of the batch's tokens."""
+  logp_BT, entropy_BT = programs.score(params, batch)
+  _, whole = programs.pull_back(params, batch, _zeros(batch), old_params)
+  return whole.replace(logp_BT=logp_BT, entropy_BT=entropy_BT)
+
+
+def _zeros(batch):
+  """Returns zero cotangents, with which `pull_back` only scores."""
+  zeros_BT = jnp.zeros(batch.mask_BT.shape, jnp.float32)
+  return scoring.Scores(zeros_BT, zeros_BT, zeros_BT)
+
+
+def evaluate(programs: ReplayPrograms,
+             losses: Mapping[str, objective.PolicyLoss],
+             state: update.TrainState,
+             batches: Mapping[str, batch_lib.Minibatch], rng: jax.Array,
+             old_params: Any) -> dict[str, Outcome]:
+  """Returns the outcome of each method at the same parameters.
+
+  Args:
+    losses: by method. batches: the minibatch by advantage estimator, on the
+      devices, with ℓ° and H°.
+    state: before the update. rng: of the update.
+    old_params: π_old, for the exact KL.
+  """
+  batch = next(iter(batches.values()))
+  now = scores(programs, state.params, batch, old_params)
+  mean_BT = objective.token_mean(batch.mask_BT)
+  d_entropy, _ = programs.pull_back(
+      state.params, batch, _zeros(batch).replace(entropy_BT=mean_BT),
+      old_params)
+
+  def outcome(loss):
+    mine = batches[loss.row.estimator]
+    value, metrics, cotangents = _slopes(loss, update.tokens(mine, now), rng)
+    gradient, _ = programs.pull_back(
+        state.params, mine, cotangents, old_params)
+    change = programs.move(gradient, state.opt_state, state.params)
+    after = optax.apply_updates(state.params, change)
+    _, entropy_BT = programs.score(after, batch)
+    return Outcome(
+        loss=float(value), grad_norm=float(optax.global_norm(gradient)),
+        clip_fraction=float(sum(metrics[f'clip_fraction_{part}'] for part in (
+            'low', 'high', 'covariance'))),
+        region_share=float(metrics['region_share']),
+        entropy_predicted=float(optax.tree.vdot(d_entropy, change)),
+        entropy_measured=float(jnp.sum(mean_BT * jnp.where(
+            batch.mask_BT > 0, entropy_BT - now.entropy_BT, 0))),
+        gradient=jax.device_get(gradient))
+
+  return {name: outcome(loss) for name, loss in losses.items()}
+
+
+def _slopes(loss, tokens, rng):
+  """Returns L, its metrics, and ∂L/∂(ℓ, H, KL) of the whole minibatch."""
+  statistics = loss.statistics(tokens, rng)
+
+  def value(scores):
+    return loss.partial(tokens.replace(**scores), statistics)
+
+  scores = dict(logp_BT=tokens.logp_BT, entropy_BT=tokens.entropy_BT,
+                kl_BT=tokens.kl_BT)
+  total, slopes = jax.value_and_grad(value)(scores)
+  return total, loss.metrics(tokens, statistics), scoring.Scores(**slopes)
+
+
+def cosines(outcomes: Sequence[Outcome]) -> np.ndarray:
+  """Returns the cosines [n, n] of the gradients; 0 with a zero gradient."""
+  flat = np.stack([np.concatenate([
+      np.ravel(leaf) for leaf in jax.tree.leaves(outcome.gradient)])
+      for outcome in outcomes]).astype(np.float64)
+  norm = np.linalg.norm(flat, axis=1, keepdims=True)
+  unit = flat / np.where(norm > 0, norm, 1)
+  return unit @ unit.T
+
+
 @contextlib.contextmanager
 def open_step(workdir: pathlib.Path, number: int) -> Iterator[Step]:
-  """Step `number` of a run, on this machine's devices.
+  """Opens step `number` of a run on this machine's devices.
 
   Raises:
-    errors.InputError: the step's rollout or the checkpoint before it is not
-      there; says which steps have both.
+    errors.InputError: the step's rollout or the checkpoint before it is
+      missing; lists the steps that have both.
   """
   workdir = pathlib.Path(workdir)
   config = run_folder.read_config(workdir)
   with config.unlocked():
     config.mesh = ml_collections.ConfigDict(dict(data=1, fsdp=-1, tensor=1))
     config.eval.period = 0
-  there = available(workdir)
-  if number not in there:
+  replayable = available(workdir)
+  if number not in replayable:
     raise errors.InputError(
-        f'{workdir}: step {number} cannot be replayed: that takes its rollout '
+        f'{workdir}: step {number} cannot be replayed: this needs its rollout '
         f'and the checkpoint of step {number - 1}; the steps with both: '
-        f'{", ".join(map(str, there)) or "none"}')
-  rows = dump.read(workdir / session_lib.ROLLOUTS, number)
+        f'{", ".join(map(str, replayable)) or "none"}')
+  records = dump.read(workdir / session_lib.ROLLOUTS, number)
   folder = session_lib.model_folder(config, workdir)
   with session_lib.open_folder(config, folder) as session:
     learner = learner_lib.Learner(config, session)
     learner.load_base()
     learner.state = _state(learner, workdir, number - 1)
-    yield Step(learner, number, dump.to_groups(rows, config.rollout.max_tokens),
-               {row['cursor'] for row in rows if row['trained']})
+    yield Step(
+        learner, number, dump.to_groups(records, config.rollout.max_tokens),
+        {record['cursor'] for record in records if record['trained']})
 
 
 def available(workdir: pathlib.Path) -> list[int]:
-  """The steps whose rollout and preceding checkpoint are there.
+  """Returns the steps whose rollout and preceding checkpoint exist.
 
   Step 1 starts from the model's own weights.
   """

@@ -1,7 +1,6 @@
-"""Reading runs from their folders: finished, running or broken.
+"""Reads runs from their folders: finished, running or broken.
 
-Nothing of a run is needed to be whole. What is missing or damaged becomes a
-note that the report shows.
+Every file may be missing or damaged; notes for the report say which are.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 
 from tepo_jax import errors
 
-# Fields in which the runs of one group may differ.
+# The runs of one group may differ in these fields.
 SEED_FIELDS = frozenset({'seed', 'steps'})
 
 
@@ -23,10 +22,10 @@ SEED_FIELDS = frozenset({'seed', 'steps'})
 class Run:
   """One run.
 
-  name: its folder's, made unique. path: the folder. fields: the config,
+  name: of its folder, made unique. path: the folder. fields: the config,
   dotted name -> value; None if it cannot be read. records: of metrics.jsonl,
-  by step. starts: of environment.jsonl. notes: what is wrong, for people.
-  state: 'finished', or how far it is and when it last wrote.
+  by step. starts: of environment.jsonl. notes: problems found.
+  state: 'finished', or the last step and when it was written.
   """
   name: str
   path: pathlib.Path
@@ -42,7 +41,7 @@ class Run:
 
   def series(self, metric: str | Callable[[dict], float | None]
              ) -> dict[int, float]:
-    """{step: value} of a metric, where it is there and finite."""
+    """Returns {step: value} of a metric where it is recorded and finite."""
     take = metric if callable(metric) else lambda record: record.get(metric)
     values = {r['step']: take(r) for r in self.records}
     return {step: value for step, value in values.items() if value is not None}
@@ -50,23 +49,23 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-  """Runs of one config, apart from the seed. label: for legends."""
+  """Runs of one config that differ in the seed. label: for legends."""
   label: str
   runs: list[Run]
 
 
 def read(paths: Sequence[str]) -> list[Run]:
-  """The runs of these folders; a pattern such as 'runs/tiny/*' is expanded.
+  """Reads the runs in these folders; expands patterns such as 'runs/tiny/*'.
 
   Raises:
-    errors.InputError: a path is no folder, or none of them is a run's.
+    errors.InputError: a path is not a folder, or no folder has a run.
   """
   folders = [folder for path in paths for folder in _expand(path)]
   names = _unique_names(folders)
   runs = [_read(folder, name) for folder, name in zip(folders, names)]
   if not any(run.records for run in runs):
     raise errors.InputError(
-        f'--runs={",".join(paths)}: no metrics.jsonl with a record in it')
+        f'--runs={",".join(paths)}: no metrics.jsonl with a record')
   return runs
 
 
@@ -81,7 +80,7 @@ def _expand(path):
 
 
 def _unique_names(folders):
-  """As many of the last parts of the paths as tell them apart."""
+  """Returns the shortest ends of the paths that are all different."""
   depth = 1
   parts = [folder.absolute().parts for folder in folders]
   while depth < max(map(len, parts)) and len(
@@ -95,12 +94,12 @@ def _read(folder, name):
   fields = _fields(folder, notes)
   records = sorted(
       _lines(folder / 'metrics.jsonl', notes), key=lambda r: r['step'])
-  unfinite = sum(value is None for r in records for value in r.values())
-  if unfinite:
-    notes.append(f'{unfinite} recorded values are NaN or infinite')
+  invalid = sum(value is None for r in records for value in r.values())
+  if invalid:
+    notes.append(f'{invalid} recorded values are NaN or infinite')
   skipped = sum(r.get('skipped') or 0 for r in records)
   if skipped:
-    notes.append(f'{skipped:g} updates were skipped: not finite')
+    notes.append(f'{skipped:g} updates were skipped: gradient not finite')
   return Run(name, folder, fields, records,
              _lines(folder / 'environment.jsonl', notes, needed=False), notes,
              _state(folder, fields, records))
@@ -118,14 +117,14 @@ def _fields(folder, notes):
 
 
 def _lines(path, notes, needed=True):
-  """The JSON objects of a file of lines that have a step."""
+  """Reads the JSON lines that have a step."""
   try:
     lines = path.read_text('utf-8', 'replace').splitlines()
   except OSError:
     if needed:
       notes.append(f'no {path.name}')
     return []
-  found, torn = [], 0
+  found, damaged = [], 0
   for line in lines:
     try:
       record = json.loads(line)
@@ -133,9 +132,9 @@ def _lines(path, notes, needed=True):
           key: _finite(value) for key, value in record.items()
           if key != 'step'})
     except (ValueError, TypeError, KeyError, AttributeError):
-      torn += 1
-  if torn:
-    notes.append(f'{torn} lines of {path.name} cannot be read')
+      damaged += 1
+  if damaged:
+    notes.append(f'{damaged} lines of {path.name} cannot be read')
   return found
 
 
@@ -175,10 +174,10 @@ def _flat(config, prefix=''):
 
 
 def group(runs: Sequence[Run]) -> list[Group]:
-  """Groups of seeds, in the order of their first runs.
+  """Groups runs that differ only in the seed, in the order of the first runs.
 
-  A label is the method's name; where two groups have the same, the fields
-  that tell them apart follow.
+  A label is the method's name, followed by the fields that distinguish groups
+  of the same method.
   """
   members = {}
   for run in runs:
@@ -198,15 +197,15 @@ def _label(some, groups):
            and g[0].fields['method_name'] == fields['method_name']]
   if len(alike) == 1:
     return fields['method_name']
-  told = [f'{name}={fields[name]}' for name in differing(alike)
-          if name in fields]
-  return f'{fields["method_name"]} ({", ".join(told)})'
+  values = [f'{name}={fields[name]}' for name in differing(alike)
+            if name in fields]
+  return f'{fields["method_name"]} ({", ".join(values)})'
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-  """Names of the config fields that are not the same in all runs.
+  """Returns the config fields that differ between runs, except SEED_FIELDS.
 
-  Not the seed and the steps; runs without a config do not count.
+  Runs without a readable config are ignored.
   """
   configs = [run.fields for run in runs if run.fields is not None]
   names = sorted({name for fields in configs for name in fields})

@@ -1,4 +1,4 @@
-"""Means over seeds with their intervals."""
+"""Means over seeds, with intervals, and smoothing."""
 
 from collections.abc import Sequence
 import math
@@ -10,10 +10,10 @@ LEVEL = 0.95
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
-  """(mean, low, high) of the mean over seeds.
+  """Returns (mean, low, high) over seeds.
 
-  From three values on, Student's t interval at LEVEL; of two, their range;
-  of one, itself.
+  Three or more values have Student's t interval at LEVEL, two their range, one
+  itself.
   """
   x = np.asarray(values, float)
   mean = float(x.mean())
@@ -25,7 +25,7 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def smooth(values: Sequence[float], width: int) -> list[float]:
-  """Centred moving mean of `width` (odd) values, shorter at both ends."""
+  """Returns the centred mean of `width` (odd) values, fewer at both ends."""
   half = width // 2
   x = np.asarray(values, float)
   return [float(x[max(0, i - half):i + half + 1].mean())

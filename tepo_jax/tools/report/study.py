@@ -1,8 +1,9 @@
-"""The report of some runs: report.html, and its figures as PNG and SVG."""
+"""Writes the report of runs: report.html, and its figures as PNG and SVG."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
 import json
+import operator
 import pathlib
 import time
 from typing import Any
@@ -13,8 +14,8 @@ from tepo_jax.tools.report import page
 from tepo_jax.tools.report import runs as runs_lib
 from tepo_jax.tools.report import seeds as seeds_lib
 
-_INTERVAL = (f'Intervals: {seeds_lib.LEVEL:.0%}, Student\'s t over seeds, '
-             'from three seeds on; of two seeds, their range.')
+_INTERVAL = (f'Intervals: {seeds_lib.LEVEL:.0%}, Student\'s t over three or '
+             'more seeds; the range of two.')
 
 
 def write(out: pathlib.Path, runs: Sequence[runs_lib.Run],
@@ -24,9 +25,9 @@ def write(out: pathlib.Path, runs: Sequence[runs_lib.Run],
   """Writes the report into `out`; returns the page's path.
 
   Args:
-    tables: a panel's title -> the methods it has, see `_tables`.
-    inspectors: of `inspector.payload`.
-    more: further sections: (heading, HTML).
+    tables: title of a panel of Table 3 -> its methods.
+    inspectors: from `inspector.payload`.
+    more: further sections, (heading, HTML).
   """
   groups = runs_lib.group(runs)
   panels = [_panel(groups, panel, out) for panel in figures.panels(runs)]
@@ -38,7 +39,7 @@ def write(out: pathlib.Path, runs: Sequence[runs_lib.Run],
     sections.append(('The panels of Table 3', _tables(groups, tables)))
   sections += more
   if inspectors:
-    sections.append(('Token inspector', page.inspector()))
+    sections.append(('Token inspector', page.INSPECTOR))
   sections += [('Configs', _configs(groups)),
                ('Environment', _environment(runs))]
   path = out / 'report.html'
@@ -50,7 +51,7 @@ def write(out: pathlib.Path, runs: Sequence[runs_lib.Run],
 
 
 def _panel(groups, panel, out):
-  """Draws the files; returns what the page draws."""
+  """Writes the files; returns the data that the page draws."""
   drawn, caption = figures.curves(groups, panel), figures.caption(panel, groups)
   figures.draw(panel, drawn, caption, out)
   return {'name': panel.name, 'title': panel.title, 'unit': panel.unit,
@@ -58,60 +59,48 @@ def _panel(groups, panel, out):
 
 
 def _intro(runs):
-  made = time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())
+  now = time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())
   done = sum(run.state == 'finished' for run in runs)
-  return (f'<p class="muted">{len(runs)} runs, {done} finished. Made {made}.'
-          '</p>')
+  return (f'<p class="muted">{len(runs)} runs, {done} finished. Report of '
+          f'{now}.</p>')
 
 
 def _results(groups):
-  """A table of the groups, and one of the runs."""
+  """Returns a table of the groups, and one of the runs."""
   runs = [[run.name, group.label, run.seed, run.state, '; '.join(run.notes)]
           for group in groups for run in group.runs]
   return (_accuracies(groups)
-          + f'<p class="caption">Accuracy of samples: mean over the last '
-          f'{claims.FINAL:.0%} of the steps. {_INTERVAL}'
-          f'{_unfinished(groups)}</p>'
+          + f'<p class="caption">Accuracy of training samples: mean over the '
+          f'last {claims.FINAL:.0%} of the steps. {_INTERVAL} Unfinished runs '
+          'count with the steps they have.</p>'
           + page.table(['run', 'method', 'seed', 'state', 'notes'], runs))
 
 
-def _unfinished(groups):
-  if all(run.state == 'finished' for group in groups for run in group.runs):
-    return ''
-  return ' Runs that are not finished count with what they have.'
-
-
 def _accuracies(groups):
-  names = sorted({name for group in groups for run in group.runs
-                  for record in run.records for name in record
-                  if figures.is_accuracy(name)})
+  names = figures.accuracies(run for group in groups for run in group.runs)
   head = ['method', 'seeds', *(f'{name.removeprefix("eval/")} %, last'
-                               for name in names), 'accuracy of samples %']
-  rows = [[group.label, len(group.runs), *(
-      _over_seeds([_last(run.series(name)) for run in group.runs])
-      for name in names), _over_seeds([claims.final(run.series('accuracy'))
-                                       for run in group.runs])]
-          for group in groups]
+                               for name in names), 'training samples %']
+  last = operator.itemgetter(-1)
+  rows = [[group.label, len(group.runs),
+           *(_over_seeds(group, name, last) for name in names),
+           _over_seeds(group, 'accuracy', claims.final)] for group in groups]
   return page.table(head, rows, range(1, len(head)))
 
 
 def _tables(groups, tables):
-  """The methods panel by panel, in the paper's order."""
+  """Returns a table per panel of Table 3, in the paper's order."""
   by_label = {group.label: group for group in groups}
   parts = []
   for title, methods in tables.items():
-    there = [by_label[name] for name in methods if name in by_label]
-    if there:
-      parts.append(f'<h3>Panel {page.text(title)}</h3>{_accuracies(there)}')
+    present = [by_label[name] for name in methods if name in by_label]
+    if present:
+      parts.append(f'<h3>Panel {page.text(title)}</h3>{_accuracies(present)}')
   return ''.join(parts)
 
 
-def _last(series):
-  return list(series.values())[-1] if series else None
-
-
-def _over_seeds(values):
-  values = [100 * value for value in values if value is not None]
+def _over_seeds(group, metric, reduce):
+  values = [100 * reduce(list(series.values())) for run in group.runs
+            if (series := run.series(metric))]
   return _with_interval(seeds_lib.interval(values), len(values)) if (
       values) else '–'
 
@@ -122,34 +111,33 @@ def _with_interval(interval, count=2):
 
 
 def _claims(groups):
-  """Each method against the baseline, measure by measure."""
+  """Compares each method with the baseline, by measure."""
   base = claims.baseline(groups)
-  rows = claims.rows(groups)
-  head = ['method', 'measure', 'its value', f'{base.label}\'s',
-          'paired difference', 'seeds', 'the paper', 'seen here']
+  head = ['method', 'measure', 'value', f'value of {base.label}',
+          'paired difference', 'seeds', 'claim of the paper', 'result']
   return (
-      f'<p>Every method against {page.text(base.label)}, by pairs of the same '
-      'seed over the steps that both runs have. "As the paper says" and '
-      '"against the paper" only where the interval of the paired difference '
-      'leaves out 0. The paper claims these of TEPO alone.</p>'
+      f'<p>Each method compared with {page.text(base.label)}, paired by seed, '
+      'over the steps that both runs have. The result is "as the paper says" '
+      'or "against the paper" only if the interval of the paired difference '
+      'excludes 0. The paper makes these claims for TEPO only.</p>'
       + page.table(head, [
-          [row.label, f'{row.title}{f", {row.unit}" if row.unit else ""}'
-           + (f' ({row.note})' if row.note else ''),
-           _with_interval(row.own, row.pairs),
-           _with_interval(row.base, row.pairs),
-           _with_interval(row.difference, row.pairs), row.pairs, row.claim,
-           row.verdict] for row in rows], (5,))
-      + f'<p class="caption">{_INTERVAL} Steps to an accuracy: of the samples, '
-      f'smoothed over {figures.SMOOTHING} steps; the accuracy is '
-      f'{claims.TARGET:.0%} of {page.text(base.label)}\'s final one.</p>')
+          [c.label, f'{c.title}{f", {c.unit}" if c.unit else ""}'
+           + (f' ({c.note})' if c.note else ''),
+           *(_with_interval(x, c.pairs) for x in (c.own, c.base, c.difference)),
+           c.pairs, c.claim, c.verdict] for c in claims.contrasts(groups)],
+                   (5,))
+      + f'<p class="caption">{_INTERVAL} "Steps to accuracy" uses the accuracy '
+      f'of training samples, smoothed over {figures.SMOOTHING} steps; the '
+      f'target is {claims.TARGET:.0%} of the final accuracy of '
+      f'{page.text(base.label)}.</p>')
 
 
 def _configs(groups):
-  """Only what differs between the methods."""
+  """Returns a table of the fields that differ between the methods."""
   heads = [group.runs[0] for group in groups]
   names = runs_lib.differing(heads)
   if not names:
-    return '<p class="muted">No field differs but the seed.</p>'
+    return '<p class="muted">No field differs except seed and steps.</p>'
   return page.table(
       ['field', *(group.label for group in groups)],
       [[name, *('–' if run.fields is None or name not in run.fields
@@ -158,22 +146,19 @@ def _configs(groups):
 
 
 def _environment(runs):
-  """One line each where all runs agree, else the values with their runs."""
-  starts = [(run.name, start) for run in runs for start in run.starts]
-  if not starts:
+  """Returns a table of values; where runs differ, with the names of runs."""
+  found = {}  # {name: {value: names of runs}}
+  for run in runs:
+    for start in run.starts:
+      for name, value in start.items():
+        if name not in ('step', 'started'):
+          found.setdefault(name, {}).setdefault(
+              str(value), []).append(run.name)
+  if not found:
     return '<p class="muted">Not recorded.</p>'
-  rows = []
-  for name in dict.fromkeys(key for _, start in starts for key in start):
-    by_value = {}
-    for run, start in starts:
-      if name in start:
-        by_value.setdefault(str(start[name]), []).append(run)
-    if name in ('step', 'started'):
-      continue
-    rows.append([name, '; '.join(
-        value if len(by_value) == 1 else f'{value} ({_some(members)})'
-        for value, members in by_value.items())])
-  return page.table(['', 'value'], rows)
+  return page.table(['', 'value'], [[name, '; '.join(
+      value if len(members) == 1 else f'{value} ({_some(names)})'
+      for value, names in members.items())] for name, members in found.items()])
 
 
 def _some(names):

@@ -1,4 +1,4 @@
-"""A paper's table with our numbers beside it, in Markdown, LaTeX and CSV."""
+"""The paper's tables with our results, in Markdown, LaTeX and CSV."""
 
 import csv
 import dataclasses
@@ -15,15 +15,15 @@ from tepo_jax.tasks import results as results_lib
 from tepo_jax.tasks import statistics
 
 NOT_RUN = 'not run'
-EVALUATION = 'evaluation'  # in a run's folder
+EVALUATION = 'evaluation'  # subfolder of a run's folder
 AVERAGE = 'Avg.'
 
-Z = 1.96  # of a 95 % interval
+Z = 1.96  # for a 95 % interval
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-  """A percentage with its 95 % interval; value None is printed as `text`."""
+  """A percentage with its 95 % interval; `text` replaces a value of None."""
   value: float | None
   low: float = 0.0
   high: float = 0.0
@@ -33,7 +33,7 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-  """A line of a table: cells of the columns, the average last."""
+  """A line of a table: a cell for each column, and the average."""
   label: str
   cells: tuple[Cell, ...]
   is_ours: bool = False
@@ -41,7 +41,7 @@ class Line:
 
 
 def run_name(row: Any, seed: int) -> str:
-  """The folder of a row's run; rows that are one run share it."""
+  """Returns the folder of a row's run; rows with the same run share it."""
   if row.method is None:
     return f'{row.model}_base'
   changes = ''.join(f'_{name}={value}' for name, value in row.overrides)
@@ -51,12 +51,12 @@ def run_name(row: Any, seed: int) -> str:
 def compared(rows: Sequence[Any], columns: Mapping[str, tuple[str, int]],
              graded: int, runs: str | pathlib.Path,
              marks: Mapping[tuple[str, str | None], str]) -> list[Line]:
-  """The paper's line of each row, and ours below it.
+  """Returns the paper's line of each row, followed by ours.
 
   Args:
     rows, columns, graded: as in configs/paper.py.
-    runs: the folder of the runs' folders.
-    marks: {(row, column or None): mark of a footnote}.
+    runs: the folder that contains the runs.
+    marks: {(row, column or None): footnote mark}.
   """
   lines = []
   for row in rows:
@@ -82,7 +82,7 @@ def _papers(value, samples, is_change, mark):
 
 
 def _ours(row, columns, runs):
-  """Cells from the evaluations of the row's seeds; all of them or none."""
+  """Returns cells over the row's seeds, empty until all are evaluated."""
   folders = [runs / run_name(row, seed) / EVALUATION for seed in row.seeds]
   if row.method is None:
     folders = folders[:1]
@@ -118,7 +118,7 @@ def _average_cell(results, columns):
 
 
 def _mean(cells):
-  """Of independent runs: half widths add in squares."""
+  """Averages independent runs: squares of the half widths add."""
   if any(cell.value is None for cell in cells):
     return Cell(None)
   value = float(np.mean([cell.value for cell in cells]))
@@ -128,34 +128,33 @@ def _mean(cells):
   return Cell(value, value - below, value + above)
 
 
-# ---- as text ----
-
-
-def _shown(cell, plus_minus):
+def _shown(cell):
   if cell.value is None:
     return cell.text + cell.mark
   half = (cell.high - cell.low) / 2
-  error = f'{plus_minus}{half:.2f}' if half else ''
+  error = f'±{half:.2f}' if half else ''
   return f'{cell.value:.2f}{error}{cell.mark}'
 
 
-def markdown(lines: Sequence[Line], columns: Sequence[str]) -> str:
-  """± is half the width of the 95 % interval."""
-  text = [['', *columns, AVERAGE]] + [
-      [f'{_panel(line)}{line.label}', *(_shown(cell, '±')
-                                        for cell in line.cells)]
+def _texts(lines, columns):
+  """Returns the header, and the texts of each line."""
+  return ['', *columns, AVERAGE], [
+      [f'{_panel(line)}{line.label}', *map(_shown, line.cells)]
       for line in lines]
-  ruled = [text[0], ['---'] + ['---:'] * (len(columns) + 1), *text[1:]]
+
+
+def markdown(lines: Sequence[Line], columns: Sequence[str]) -> str:
+  """Formats as Markdown; ± is half the width of the 95 % interval."""
+  head, texts = _texts(lines, columns)
+  ruled = [head, ['---'] + ['---:'] * (len(columns) + 1), *texts]
   return '\n'.join('| ' + ' | '.join(row) + ' |' for row in ruled)
 
 
 def latex(lines: Sequence[Line], columns: Sequence[str]) -> str:
-  """A tabular; needs booktabs."""
-  rows = [['', *columns, AVERAGE]] + [
-      [_escaped(f'{_panel(line)}{line.label}'),
-       *(_escaped(_shown(cell, '±')) for cell in line.cells)]
-      for line in lines]
-  body = [' & '.join(row) + r' \\' for row in rows]
+  """Formats as a LaTeX tabular, which needs booktabs."""
+  head, texts = _texts(lines, columns)
+  body = [' & '.join(row) + r' \\' for row in (
+      head, *(map(_escaped, row) for row in texts))]
   return '\n'.join([
       rf'\begin{{tabular}}{{l{"r" * (len(columns) + 1)}}}', r'\toprule',
       body[0], r'\midrule', *body[1:], r'\bottomrule', r'\end{tabular}'])
@@ -171,7 +170,7 @@ def _escaped(text):
 
 
 def comma_separated(lines: Sequence[Line], columns: Sequence[str]) -> str:
-  """One line a cell: panel, row, of whom, column, value, low, high, note."""
+  """Formats as CSV: panel, row, of (paper or ours), column, value, low, …"""
   out = io.StringIO()
   writer = csv.writer(out, lineterminator='\n')
   writer.writerow(['panel', 'row', 'of', 'column', 'value', 'low', 'high',
@@ -180,8 +179,8 @@ def comma_separated(lines: Sequence[Line], columns: Sequence[str]) -> str:
   for line in lines:
     label = label if line.is_ours else line.label
     for column, cell in zip([*columns, AVERAGE], line.cells):
-      numbers = ([f'{x:.4f}' for x in (cell.value, cell.low, cell.high)]
-                 if cell.value is not None else ['', '', ''])
+      numbers = 3 * [''] if cell.value is None else [
+          f'{x:.4f}' for x in (cell.value, cell.low, cell.high)]
       note = cell.text if cell.value is None else cell.mark
       writer.writerow([line.panel, label, 'ours' if line.is_ours else 'paper',
                        column, *numbers, note])
@@ -196,7 +195,7 @@ def _panel(line):
 
 
 def of_results(results: Mapping[str, Any]) -> str:
-  """An evaluation's own table: a line a set, and the averages."""
+  """Formats an evaluation: a line for each set, and the averages."""
   rows = [('', 'accuracy', '95 % interval', 'pass@n', 'maj@n', 'no answer',
            'truncated', 'tokens', 'problems')]
   for name, summary in results['sets'].items():
@@ -221,7 +220,7 @@ def of_results(results: Mapping[str, Any]) -> str:
 
 
 def of_comparison(rows: Sequence[Mapping[str, Any]]) -> str:
-  """What `results.compare` found, a line a set."""
+  """Formats the rows of `results.compare`."""
   lines = []
   for row in rows:
     line = (f'{row["set"]}: {row["first"]:.2%} → {row["second"]:.2%}, '
@@ -229,7 +228,7 @@ def of_comparison(rows: Sequence[Mapping[str, Any]]) -> str:
             f'[{row["low"]:+.2%}, {row["high"]:+.2%}], p {row["p"]:.3g}')
     if 'mcnemar' in row:
       test = row['mcnemar']
-      line += (f'; McNemar: right in one only {test["only_first"]} / '
+      line += (f'; McNemar: solved by one only {test["only_first"]} / '
                f'{test["only_second"]}, p {test["p"]:.3g}')
     lines.append(line)
   return '\n'.join(lines)
@@ -237,10 +236,10 @@ def of_comparison(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def commands(rows: Sequence[Any], table: int, runs: str | pathlib.Path
              ) -> list[list[str]]:
-  """What remains to be run for a table: trainings, then evaluations.
+  """Returns the commands that a table still needs: train, then evaluate.
 
-  A run is complete when its evaluation has its results; a training that was
-  interrupted goes on by the same command.
+  A run is complete when its evaluation has results. The same command resumes
+  an interrupted training.
   """
   done, found = set(), []
   for row in rows:

@@ -1,11 +1,11 @@
-"""The ceilings that shares are of."""
+"""The machine's peak rates."""
 
 import numpy as np
 
 from tepo_jax.tools.benchmark import machine
 
 
-def test_the_ceiling_counts_the_products_that_are_made():
+def test_the_flops_are_those_of_the_products():
   products, flops = machine.product_of('float32')
   a, = map(np.asarray, products.args)
   size = len(a)

@@ -1,7 +1,8 @@
-"""What other libraries are given is the workload, and they do it alike."""
+"""Other libraries get our workload and compute the same."""
 
 import dataclasses
 import importlib.util
+import sys
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from configs import benchmark
 from tepo_jax import errors
 from tepo_jax.policy.huggingface import weights
-from tepo_jax.tools.benchmark import peers
+from tepo_jax.tools.benchmark import registry
 from tepo_jax.tools.benchmark import updating
 from tepo_jax.tools.benchmark import workload as workload_lib
 
@@ -33,18 +34,19 @@ def _config():
 @pytest.fixture(name='trl_peer', scope='module')
 def _trl_peer():
   pytest.importorskip('trl')
-  from tepo_jax.measure import trl_peer
+  from tepo_jax.tools.benchmark import trl_peer
   return trl_peer
 
 
 @pytest.fixture(name='case', scope='module')
 def _case(trl_peer):
-  """TRL and torch with the same weights, and their batch of many lengths."""
+  """TRL and torch with the same weights, and a batch of different lengths."""
   config = _config()
   workload = workload_lib.of(config)
   batch = updating.random_batch(workload)
   trl = trl_peer.TrlUpdate(workload, batch, config.optimizer)
-  torch = peers.TorchUpdate(workload, batch, config.optimizer)
+  from tepo_jax.tools.benchmark import torch_peer
+  torch = torch_peer.TorchUpdate(workload, batch, config.optimizer)
   torch.model.load_state_dict(trl.model.state_dict())
   return workload, batch, trl, torch
 
@@ -53,7 +55,7 @@ def _case(trl_peer):
                     reason='TRL is installed')
 def test_without_trl_it_is_refused():
   with pytest.raises(errors.InputError, match='pip install torch trl==1.16.0'):
-    peers.require('transformers', 'trl')
+    registry.load(['transformers', 'trl'])
 
 
 def test_trl_scores_what_torch_scores(case):
@@ -65,7 +67,7 @@ def test_trl_scores_what_torch_scores(case):
 
 
 def test_trl_updates_as_torch_does(case):
-  """The loss, and the clipped gradient, which the optimiser leaves."""
+  """Compares the loss and the clipped gradient, which TRL keeps."""
   *_, trl, torch = case
   assert trl.update() == pytest.approx(torch.update(), abs=1e-6)
   others = dict(torch.model.named_parameters())
@@ -80,7 +82,7 @@ def test_trl_updates_as_torch_does(case):
 
 
 def test_trl_steps_on_the_workloads_prompts(case):
-  """Every sample of a prompt, T tokens each, by a cache; the weights move."""
+  """All samples have T tokens, decoded with a cache; the weights change."""
   workload, batch, trl, _ = case
   widths = []
   hook = trl.model.get_input_embeddings().register_forward_hook(
@@ -100,27 +102,27 @@ def test_trl_steps_on_the_workloads_prompts(case):
   assert (weight != before).any()
 
 
-def test_trl_takes_no_group_of_one(trl_peer):
-  _takes_no_group_of_one(trl_peer.TrlUpdate)
+def test_trl_refuses_groups_of_one(trl_peer):
+  _refuses_groups_of_one(trl_peer.TrlUpdate)
 
 
 @pytest.fixture(name='tunix_peer', scope='module')
 def _tunix_peer():
   pytest.importorskip('tunix')
-  from tepo_jax.measure import tunix_peer
+  from tepo_jax.tools.benchmark import tunix_peer
   return tunix_peer
 
 
-@pytest.fixture(name='beside_ours', scope='module')
-def _beside_ours(tunix_peer, tmp_path_factory):
-  """Tunix and a case of ours with the same weights, loaded by its loader."""
+@pytest.fixture(name='with_ours', scope='module')
+def _with_ours(tunix_peer, tmp_path_factory):
+  """Tunix and our case with the same weights, through Tunix's loader."""
   from flax import nnx
   from tunix.models.qwen3 import params as tunix_params
   config = _config()
   config.method.aggregate = 'seq_mean_token_mean'  # Tunix's default
   workload = workload_lib.of(config)
   workload = dataclasses.replace(workload, model=dataclasses.replace(
-      workload.model, rope_theta=1e6))  # the only one that Tunix has
+      workload.model, rope_theta=1e6))  # the only value in Tunix
   batch = updating.random_batch(workload)
   tunix = tunix_peer.TunixUpdate(workload, batch, config.optimizer)
   made = jax.tree.leaves(nnx.state(tunix.trainer.model))
@@ -142,25 +144,25 @@ def _beside_ours(tunix_peer, tmp_path_factory):
                     reason='Tunix is installed')
 def test_without_tunix_it_is_refused():
   with pytest.raises(errors.InputError, match='--no-deps google-tunix==0.1.7'):
-    peers.require('tunix')
+    registry.load(['tunix'])
 
 
-def test_tunix_is_what_is_required(tunix_peer):
+def test_the_installed_tunix_meets_the_requirements(tunix_peer):
   del tunix_peer
-  peers.require('tunix')
+  registry.load(['tunix'])
 
 
-def test_tunix_scores_what_we_score(beside_ours):
-  _, batch, tunix, ours, _ = beside_ours
+def test_tunix_scores_what_we_score(with_ours):
+  _, batch, tunix, ours, _ = with_ours
   real_BT = batch.mask_BT > 0
   np.testing.assert_allclose(
       np.array(tunix.score())[real_BT], np.array(ours.score()[0])[real_BT],
       atol=1e-5)
 
 
-def test_tunix_updates_as_we_do(beside_ours):
-  """The loss, and the clipped gradient, which is a tenth of Adam's mean."""
-  *_, tunix, ours, to_tunix = beside_ours
+def test_tunix_updates_as_we_do(with_ours):
+  """Compares the loss and the clipped gradient, ten times Adam's mean."""
+  *_, tunix, ours, to_tunix = with_ours
   assert tunix.update() == pytest.approx(float(ours.update()), abs=1e-6)
   found = jax.tree.leaves_with_path(optax.tree.get(
       tunix.trainer.optimizer.opt_state, 'mu'))
@@ -174,9 +176,9 @@ def test_tunix_updates_as_we_do(beside_ours):
   assert 10 * squares ** .5 == pytest.approx(_NORM, rel=1e-3)
 
 
-def test_tunix_steps_on_the_workloads_prompts(beside_ours, monkeypatch):
-  """Every sample of a prompt, T tokens each, scored; the weights move."""
-  workload, batch, tunix, *_ = beside_ours
+def test_tunix_steps_on_the_workloads_prompts(with_ours, monkeypatch):
+  """All samples have T tokens and are scored; the weights change."""
+  workload, batch, tunix, *_ = with_ours
   trained = []
   update_actor = tunix.cluster.update_actor
   monkeypatch.setattr(
@@ -195,18 +197,32 @@ def test_tunix_steps_on_the_workloads_prompts(beside_ours, monkeypatch):
   assert rows.old_per_token_logps.shape == batch.mask_BT.shape
   assert len({tuple(row) for row in rows.completion_ids.tolist()}) > 30
   assert (before != np.array(weight[...])).any()
-  # What generates next has the weights of the update.
+  # The next rollout uses the updated weights.
   np.testing.assert_array_equal(
       tunix.cluster.rollout.model().embedder.input_embedding[...], weight[...])
 
 
-def test_tunix_takes_no_group_of_one(tunix_peer):
-  _takes_no_group_of_one(tunix_peer.TunixUpdate)
+def test_tunix_refuses_groups_of_one(tunix_peer):
+  _refuses_groups_of_one(tunix_peer.TunixUpdate)
 
 
-def _takes_no_group_of_one(peer):
+def _refuses_groups_of_one(peer):
   config = _config()
   config.rollout.samples = 1
   workload = workload_lib.of(config)
   with pytest.raises(errors.InputError, match='rollout.samples'):
     peer(workload, updating.random_batch(workload), config.optimizer)
+
+
+@pytest.mark.parametrize('name', registry.PEERS)
+def test_every_peer_can_be_loaded(name):
+  module, class_name, _ = registry.PEERS[name]
+  for needed in ('torch', name):
+    pytest.importorskip(needed)
+  assert registry.load([name])[name].__name__ == class_name
+  assert sys.modules[f'tepo_jax.tools.benchmark.{module}']
+
+
+def test_an_unknown_peer_is_refused():
+  with pytest.raises(errors.InputError, match="unknown peer 'vllm'"):
+    registry.load(['vllm'])

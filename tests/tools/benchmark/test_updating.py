@@ -1,4 +1,4 @@
-"""What the benchmark counts, and that it measures what it says."""
+"""The benchmark's FLOPs, and the measurements of its parts."""
 
 import dataclasses
 
@@ -34,8 +34,8 @@ def _config():
 def test_flops_of_the_tiny_workload():
   """By hand: 3 passes of 2 x (layers x tokens + causal attention + head).
 
-  A layer: q, o 256 x 256, k, v 256 x 64, three of 256 x 1024 = 950,272; 32
-  rows of 64 + 128; the head 256 x 8192 on 128 of them.
+  A layer has q, o 256 x 256, k, v 256 x 64, and three of 256 x 1024: 950,272.
+  There are 32 rows of 64 + 128 tokens; the head is 256 x 8192 on 128 of them.
   """
   workload = workload_lib.of(benchmark.get_config('tiny'))
   want = 2 * (4 * 950_272 * 32 * 192 + 4 * 256 * 32 * 192 ** 2
@@ -54,7 +54,7 @@ def test_a_group_fills_a_microbatch(size):
   assert minibatch.used == config.rollout.prompts
 
 
-def test_a_batch_of_the_workloads_lengths():
+def test_a_batch_has_the_workloads_lengths():
   workload = dataclasses.replace(
       workload_lib.of(_config()), mean_tokens=5, samples=50)
   batch = updating.random_batch(workload)
@@ -78,7 +78,7 @@ def test_parts_measure_every_packing():
   workload = workload_lib.of(config)
   found = {m.name: m.value for part in (
       updating.measure_scoring, updating.measure_update)
-           for m in part(config, workload, ())}
+           for m in part(config, workload, {})}
   for what in 'scoring', 'update':
     for mode in 'shared', 'packed', 'padded':
       seconds = found[f'{what}/{mode}/seconds']
@@ -91,15 +91,15 @@ def test_parts_measure_every_packing():
       3 * updating.forward_flops(workload) / found['update/packed/seconds'])
 
 
-def test_a_step_is_generation_scores_and_an_update():
+def test_a_step_is_measured():
   config = _config()
-  found = list(updating.measure_step(config, workload_lib.of(config), ()))
+  found = list(updating.measure_step(config, workload_lib.of(config), {}))
   assert [m.name for m in found] == ['step/ours/seconds']
   assert found[0].value > 0
 
 
 def test_memory_does_not_grow_with_tokens():
-  """The whole vocabulary; a narrow model, so that it compiles quickly."""
+  """The vocabulary is full; the model is narrow, to compile quickly."""
   head = dataclasses.replace(memory._HEAD, d_model=64)
   short, long = (memory.scoring_bytes(head, tokens, 1024)
                  for tokens in (2048, 8192))

@@ -1,4 +1,4 @@
-"""tools.plan.cost against counts by hand, of programs compiled for a TPU."""
+"""Costs of programs compiled for a TPU, against counts by hand."""
 
 import jax
 import jax.numpy as jnp
@@ -36,18 +36,18 @@ def _layers(x_MD, w_LDD):
   return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x_MD, w_LDD)[0]
 
 
-def test_a_scan_counts_as_often_as_it_turns(mesh):
+def test_a_scan_counts_times_its_trip_count(mesh):
   found = _cost(mesh, _layers, [((M, D), jnp.bfloat16),
                                 ((L, D, D), jnp.bfloat16)],
                 [P('x'), P()], P('x'))
   assert found.flops == 2 * M / 4 * D * D * L
   assert not found.wire_bytes
-  # Each layer is read once; activations may stay in the chip.
+  # Each layer is read once; activations may stay in on-chip memory.
   weights = 2 * L * D * D
   assert weights <= found.hbm_bytes <= 1.5 * weights + 6 * 2 * M // 4 * D
 
 
-def test_the_gradient_costs_twice_more(mesh):
+def test_the_gradient_adds_twice_the_flops(mesh):
   def loss(x, w):
     return jnp.sum(_layers(x, w).astype(jnp.float32))
 
@@ -55,14 +55,14 @@ def test_the_gradient_costs_twice_more(mesh):
       ((M, D), jnp.bfloat16), ((L, D, D), jnp.bfloat16)], [P('x'), P()],
                 P())
   assert found.flops == pytest.approx(3 * 2 * M / 4 * D * D * L)
-  # Partial sums of the weights' gradient are added up over the chips.
+  # The weights' gradient is reduced over the chips.
   gradient = L * D * D
   assert 2 * 2 * gradient * 3 / 4 <= found.wire_bytes['all-reduce'] + (
       found.wire_bytes['reduce-scatter'] + found.wire_bytes['all-gather'])
 
 
 def test_batched_products(mesh):
-  """On a TPU these are convolutions with dilations."""
+  """A TPU computes them as convolutions with dilations."""
   def attend(q_BTNH, k_BSNH):
     return jnp.einsum('BTNH,BSNH->BNTS', q_BTNH, k_BSNH)
 
@@ -72,24 +72,24 @@ def test_batched_products(mesh):
   assert found.flops == 2 * 128 * 256 * 3 * 64
 
 
-def test_a_loop_of_unknown_length_counts_as_told(mesh):
-  def loop(x_MD, w_DD, turns):
-    return jax.lax.fori_loop(0, turns, lambda _, x: jnp.tanh(x @ w_DD), x_MD)
+def test_a_loop_of_unknown_length_counts_as_the_caller_says(mesh):
+  def loop(x_MD, w_DD, trips):
+    return jax.lax.fori_loop(0, trips, lambda _, x: jnp.tanh(x @ w_DD), x_MD)
 
   flops = [_cost(mesh, loop, [
       ((M, D), jnp.bfloat16), ((D, D), jnp.bfloat16), ((), jnp.int32)],
-                 [P('x'), P(), P()], P('x'), (turns,)).flops
-           for turns in (1, 7)]
+                 [P('x'), P(), P()], P('x'), (trips,)).flops
+           for trips in (1, 7)]
   assert flops == [2 * M / 4 * D * D, 7 * 2 * M / 4 * D * D]
 
 
 def test_open_loops_inside_open_loops(mesh):
-  """The numbers of turns are those of the inner loop, then of the outer."""
-  def loops(x_MD, w_DD, turns):
+  """The inner loop's trip count comes first."""
+  def loops(x_MD, w_DD, trips):
     def outer(_, x_MD):
       return jnp.tanh(jax.lax.fori_loop(
-          0, turns[0], lambda _, x: jnp.tanh(x @ w_DD), x_MD @ w_DD))
-    return jax.lax.fori_loop(0, turns[1], outer, x_MD)
+          0, trips[0], lambda _, x: jnp.tanh(x @ w_DD), x_MD @ w_DD))
+    return jax.lax.fori_loop(0, trips[1], outer, x_MD)
 
   found = _cost(mesh, loops, [
       ((M, D), jnp.bfloat16), ((D, D), jnp.bfloat16), ((2,), jnp.int32)],
@@ -97,13 +97,13 @@ def test_open_loops_inside_open_loops(mesh):
   assert found.flops == 5 * (1 + 3) * 2 * M / 4 * D * D
 
 
-def test_what_is_sent(mesh):
+def test_bytes_sent_by_a_collective(mesh):
   found = _cost(mesh, lambda x: x, [((M, D), jnp.float32)], [P('x')])
   assert dict(found.wire_bytes) == {'all-gather': 4 * M * D * 3 / 4}
   assert found.collective_counts == {'all-gather': 1}
 
 
-def test_a_write_in_place_costs_the_slice(mesh):
+def test_an_update_in_place_costs_the_slice(mesh):
   def write(cache, row, place):
     return jax.lax.fori_loop(
         0, 8, lambda i, c: jax.lax.dynamic_update_slice(
@@ -112,7 +112,7 @@ def test_a_write_in_place_costs_the_slice(mesh):
   shapes = [((65536, D), jnp.float32), ((8, D), jnp.float32), ((), jnp.int32)]
   found = _cost(mesh, write, shapes, [P(), P(), P()])
   whole = 4 * 65536 * D
-  assert found.hbm_bytes < 2.2 * whole  # at most one copy: nothing is donated
+  assert found.hbm_bytes < 2.2 * whole  # one copy, as nothing is donated
 
 
 @pytest.mark.parametrize('groups, size', [
@@ -128,6 +128,6 @@ def test_group_sizes(groups, size):
 
 @pytest.mark.parametrize('name, said', [
     ('v5e', 'CHIP:TORUS'), ('v9:2x2', 'v5e, v5p, v6e'), ('v5e:3x1', 'v5e:3x1')])
-def test_no_such_slice(name, said):
+def test_unknown_slices_are_refused(name, said):
   with pytest.raises(errors.InputError, match=said):
     chips.topology(name)

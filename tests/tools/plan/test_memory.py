@@ -1,4 +1,4 @@
-"""What the plan says a device holds, against what it held in a run."""
+"""The plan's memory of a device, against the memory in a run."""
 
 import collections
 import dataclasses
@@ -13,12 +13,12 @@ from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.policy.huggingface import weights
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools.benchmark import workload as workload_lib
-from tepo_jax.tools.plan import programs as plan_programs_lib
+from tepo_jax.tools.plan import compiling
 from tepo_jax import train
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures('quick_compile')]
 
-SLOTS = 12  # no multiple of a prefill's samples: some wait while others decode
+SLOTS = 12  # no multiple of a prefill's samples: some wait during decoding
 CHANGES = {
     'steps': 1, 'eval.period': 0, 'data.limit': 16, 'rollout.prompts': 8,
     'rollout.samples': 4, 'rollout.max_tokens': 8, 'rollout.slots': SLOTS,
@@ -31,7 +31,7 @@ NAMES = {'to_decode': 'reshard', 'to_old_policy': 'old policy',
 
 
 def _held(others):
-  """Bytes of all the arrays on the first device but those."""
+  """Bytes of all arrays on the first device except `others`."""
   device, others = jax.devices()[0], set(map(id, others))
   return sum(math.prod(array.sharding.shard_shape(array.shape))
              * array.dtype.itemsize for array in jax.live_arrays()
@@ -39,7 +39,7 @@ def _held(others):
 
 
 class _Watched:
-  """A jitted function that notes what is held when it is called."""
+  """A jitted function that records the memory in use at each call."""
 
   def __init__(self, function, label, found, others):
     self._function, self._label, self._found = function, label, found
@@ -55,9 +55,9 @@ class _Watched:
 
 
 def _watch(monkeypatch, found):
-  """Every program of a step that `job.steps` makes from now on."""
+  """Records memory for every program that is made from now on."""
   make, make_sampling = programs_lib.make, sampling_lib.make
-  others = jax.live_arrays()  # of other tests
+  others = jax.live_arrays()  # those of other tests
 
   def size(cache):
     return 'x'.join(map(str, cache.position.shape))
@@ -77,11 +77,11 @@ def _watch(monkeypatch, found):
   monkeypatch.setattr(programs_lib, 'make', lambda *a: watched(
       make(*a), {field: lambda *_, name=name: name
                  for field, name in NAMES.items()}))
-  monkeypatch.setattr(programs_lib, 'make_sampling', lambda *a, **k: watched(
+  monkeypatch.setattr(sampling_lib, 'make', lambda *a, **k: watched(
       make_sampling(*a, **k), labels))
 
 
-def test_what_is_held_when_a_program_starts(tmp_path, monkeypatch):
+def test_memory_in_use_when_a_program_starts(tmp_path, monkeypatch):
   config = cli.load_config('configs/tiny.py:tepo')
   config.update_from_flattened_dict(CHANGES)
   found = collections.defaultdict(list)
@@ -91,9 +91,10 @@ def test_what_is_held_when_a_program_starts(tmp_path, monkeypatch):
 
   model = weights.read_config(tmp_path / 'run' / 'base_model')
   workload = dataclasses.replace(
-      workload_lib.of(config), model=programs_lib.execution(model, config.compute))
+      workload_lib.of(config),
+      model=programs_lib.execution(model, config.compute))
   predicted = {}
-  for program in plan_programs_lib.of_step(
+  for program in compiling.step_programs(
       config, workload, mesh_lib.make(config.mesh), SLOTS):
     if program.name in found:
       memory = program.lower().compile().memory_analysis()
@@ -102,6 +103,6 @@ def test_what_is_held_when_a_program_starts(tmp_path, monkeypatch):
   assert predicted.keys() == found.keys()
   assert {name.split()[0] for name in found} == {
       'reshard', 'prefill', 'insert', 'decode', 'old', 'score', 'update'}
-  # Small arrays come and go: scores of a minibatch, a chunk that was drawn.
+  # Small arrays come and go: scores of a minibatch, a decoded chunk.
   most = {name: max(held) for name, held in found.items()}
   assert most == pytest.approx(predicted, rel=0.02)

@@ -1,4 +1,4 @@
-"""A plan of the tiny config on a TPU slice that is not there."""
+"""A plan of the tiny config on a TPU slice."""
 
 import json
 import pathlib
@@ -11,10 +11,9 @@ from tepo_jax import cli
 from tepo_jax.policy import scoring
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools.benchmark import workload as workload_lib
-from tepo_jax.tools.plan import advice
 from tepo_jax.tools.plan import chips
+from tepo_jax.tools.plan import compiling
 from tepo_jax.tools.plan import cost as cost_lib
-from tepo_jax.tools.plan import programs
 from tepo_jax.tools.plan import step
 from tepo_jax.tools.plan import table
 
@@ -38,7 +37,7 @@ def _plan():
                    chips.topology('v5e:2x2'), config.mesh, brief=True)
 
 
-def test_every_program_of_the_step_is_there(plan):
+def test_a_plan_has_every_program_of_a_step(plan):
   assert {e.name.split()[0] for e in plan.estimates} == {
       'reshard', 'prefill', 'insert', 'compact', 'decode', 'old', 'score',
       'update'}
@@ -47,7 +46,7 @@ def test_every_program_of_the_step_is_there(plan):
     assert estimate.failure is None and estimate.compile_seconds > 0
     assert estimate.hbm >= estimate.arguments + estimate.resident
     assert estimate.bound in ('compute', 'memory', 'network')
-  assert set(plan.seconds) == set(programs.PHASES)
+  assert set(plan.seconds) == set(compiling.PHASES)
   assert all(seconds > 0 for seconds in plan.seconds.values())
 
 
@@ -65,18 +64,20 @@ def test_arguments_are_the_shards(plan):
   assert floor < by_name['update'].arguments < 1.2 * floor
 
 
-def test_the_table_and_the_record_say_the_same(plan):
+def test_the_table_and_the_record_agree(plan):
   config = _config()
-  choice = advice.Choice(plan.mesh, plan.slots, plan.fits, plan.brief_seconds)
-  text = table.text(plan, workload_lib.of(config), [choice])
+  text = table.text(plan, workload_lib.of(config), [plan])
   assert 'v5e:2x2: 4 chips of 15.75 GiB, mesh data=1 fsdp=4 tensor=1' in text
   assert 'fits: ' in text and 'does not fit' not in text
-  record = json.loads(json.dumps(table.record(plan, [choice])))
+  record = json.loads(json.dumps(table.record(plan, [plan])))
   assert record['fits'] and record['seconds'] == plan.seconds
+  assert record['meshes'] == [{
+      'mesh': plan.mesh, 'slots': plan.slots, 'fits': True,
+      'seconds': plan.brief_seconds}]
   assert len(record['programs']) == len(plan.estimates)
 
 
-def test_what_does_not_fit_is_told_with_the_numbers():
+def test_a_plan_that_does_not_fit_states_its_memory():
   config = _config()
   slice_ = chips.topology('v5e:2x2')
   small = chips.Slice(slice_.name, chips.Chip(1e12, 1e4, 1e9, 1e9),
@@ -94,36 +95,37 @@ def test_the_update_of_qwen2_5_7b_fits_a_v6e_16():
   config = cli.load_config('configs/qwen2_5_7b.py:tepo')
   config.model = str(MODELS / 'qwen2_5_7b')
   slice_ = chips.topology('v6e:4x4')
-  update, = (p for p in programs.of_step(
+  update, = (p for p in compiling.step_programs(
       config, workload_lib.of(config),
       mesh_lib.make(config.mesh, slice_.devices), 64, brief=True)
              if p.name == 'update')
   estimate = step._compile(update, slice_.chip)
   assert estimate.failure is None and estimate.hbm < slice_.chip.hbm_bytes
-  # 6 FLOPs a weight and token, twice 2 for recomputing and π_old.
+  # 6 FLOPs per weight and token, and 2 each for recomputation and π_old.
   tokens = 128 * (81 + 2048)
   assert 10 * 7e9 * tokens / 16 < estimate.flops < 16 * 7.6e9 * tokens / 16
 
 
-def test_turns_of_the_chunks():
-  """Of 8 slots a chunk: 9 and 17 scored of 24, two microbatches; none used."""
+def test_trip_counts_of_the_chunk_loops():
+  """Chunks of 8 columns; 9 and 17 of 24 are scored in two microbatches."""
   scored_MRS = np.arange(24) < np.array([[9, 2], [16, 17], [24, 24]])[..., None]
   for scored, used, want in (
       (scored_MRS, 2, [1.5, 1.5, 2]), (scored_MRS, 0, [0, 0, 0]),
       (scored_MRS[:, :, :8], 3, [3])):
     minibatch = types.SimpleNamespace(
         rows=scoring.PackedRows(None, None, None, scored), used=used)
-    assert [*programs._turns(minibatch, chunk_size=16, passes=2)] == want
+    assert [*compiling._trip_counts(
+        minibatch, chunk_size=16, passes=2)] == want
 
 
 @pytest.mark.long
 def test_flops_of_scoring_and_update_by_hand():
-  """Of a microbatch, by the size of its chunks: rows of 2 · (24 + 48) slots.
+  """One microbatch, by chunk size: rows of 2 · (24 + 48) columns.
 
-  Two rows a chip, of which 2 · 48 columns are scored, by whole chunks: all 144
-  at once, one chunk of 128, three of 32 tokens a row. Scoring makes all
-  logits; the update those of both policies, again but for one chunk, and two
-  products for the gradient.
+  A chip has two rows, of which 2 · 48 columns are scored, in whole chunks: one
+  of 144, one of 128, or three of 32 tokens a row. Scoring computes the logits;
+  the update those of both policies, recomputes all but one chunk, and makes
+  two products for the gradient.
   """
   of_layer = 2 * 144 * 2 * (4 * 64 * 64 + 3 * 64 * 192)
   of_column = 2 * 2 * 64 * 8192
@@ -136,7 +138,8 @@ def test_flops_of_scoring_and_update_by_hand():
     flops = {
         program.name: cost_lib.of(
             program.lower().compile().as_text(), program.open_trips).flops
-        for program in programs.of_step(config, workload, mesh, 32, brief=True)
+        for program in compiling.step_programs(
+            config, workload, mesh, 32, brief=True)
         if program.name in ('score', 'update')}
     assert flops == {
         'score': of_layer + scored * of_column,

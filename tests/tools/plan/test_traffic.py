@@ -1,4 +1,4 @@
-"""tools.plan.traffic: the counts of a rollout follow the table of lengths."""
+"""Program counts of a rollout follow from the table of lengths."""
 
 import numpy as np
 import pytest
@@ -10,13 +10,14 @@ from tepo_jax.tools.plan import traffic
 
 def _rollout(slots, mean, chunk=8):
   workload = workload_lib.Workload(None, 8, 4, 5, 64, mean, 1)
-  shapes = schedule.make_shapes(slots=slots, work=32, prompt_tokens=32,
-                           max_tokens=64, chunk=chunk, shards=1)
+  shapes = schedule.make_shapes(
+      slots=slots, work=32, prompt_tokens=32, max_tokens=64, chunk=chunk,
+      shards=1)
   return workload, shapes, traffic.of_rollout(workload, shapes)
 
 
 @pytest.mark.parametrize('slots', [8, 32])
-def test_equal_lengths_keep_every_slot_at_work(slots):
+def test_equal_lengths_keep_every_slot_busy(slots):
   _, _, counts = _rollout(slots, mean=64)
   decoded = {s: n for s, n in counts.items() if s.name == 'decode'}
   assert {shape.rows for shape in decoded} == {slots}

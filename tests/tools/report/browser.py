@@ -11,7 +11,7 @@ import tempfile
 import time
 from typing import Any
 
-_SECONDS = 60  # for an answer of a browser that starts on a busy machine
+_SECONDS = 60  # until the browser answers on a busy machine
 
 
 def find() -> str | None:
@@ -62,7 +62,7 @@ class Browser:
 
   def open(self, path: pathlib.Path, width: int = 1200, height: int = 900,
            dark: bool = False) -> None:
-    """Loads a file, without network."""
+    """Loads a file while offline."""
     self.complaints.clear()
     self._call('Emulation.setDeviceMetricsOverride', width=width,
                height=height, deviceScaleFactor=1, mobile=width < 600)
@@ -75,20 +75,20 @@ class Browser:
       time.sleep(0.05)
 
   def run(self, expression: str) -> Any:
-    """The value of a JavaScript expression."""
+    """Returns the value of a JavaScript expression."""
     answer = self._call('Runtime.evaluate', expression=expression,
                         returnByValue=True)
     assert 'exceptionDetails' not in answer, answer
     return answer['result'].get('value')
 
   def press(self, key: str) -> None:
-    """A key, as typed by a person."""
+    """Types a key."""
     text = {'text': key} if len(key) == 1 else {}
     self._call('Input.dispatchKeyEvent', type='keyDown', key=key, **text)
     self._call('Input.dispatchKeyEvent', type='keyUp', key=key)
 
   def move_to(self, selector: str) -> None:
-    """The mouse, over the middle of an element."""
+    """Moves the mouse over the middle of an element."""
     self.run(f'document.querySelector({json.dumps(selector)})'
              '.scrollIntoView({block: "center"})')
     x, y = self.run(

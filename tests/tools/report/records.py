@@ -1,4 +1,4 @@
-"""Runs made up: folders as a training run leaves them."""
+"""Makes folders of runs as training writes them."""
 
 import json
 
@@ -9,7 +9,7 @@ CONFIG = {
 
 
 def record(step, **changed):
-  """What a step records, enough for every figure."""
+  """Metrics of a step, for every figure."""
   return {
       'step': step, 'reward': 0.1 * step, 'accuracy': 0.1 * step,
       'entropy': 0.5 - 0.05 * step, 'grad_norm': 1.0, 'kl_k3': 1e-4,
@@ -22,9 +22,9 @@ def record(step, **changed):
 
 
 def make_run(directory, name, lines, **changed):
-  """A run's folder with these records; its path.
+  """Writes a run's folder with these records; returns its path.
 
-  `changed`: config fields, with __ for the dots.
+  `changed`: config fields, with __ for dots.
   """
   folder = directory / name
   folder.mkdir(parents=True)

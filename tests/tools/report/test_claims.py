@@ -7,7 +7,7 @@ from tepo_jax.tools.report import runs
 from tests.tools.report.records import record
 
 
-def rows_of(make_run, seeds, tepo, grpo, steps=6):
+def contrasts_of(make_run, seeds, tepo, grpo, steps=6):
   """tepo, grpo: (step, seed) -> changed fields."""
   for seed in range(seeds):
     for name, change in (('grpo', grpo), ('tepo', tepo)):
@@ -15,12 +15,12 @@ def rows_of(make_run, seeds, tepo, grpo, steps=6):
                [record(s, **change(s, seed)) for s in range(1, steps + 1)],
                seed=seed, method_name=name)
   folder = make_run('other', [record(1)], method_name='zz').rsplit('/', 1)[0]
-  found = claims.rows(runs.group(runs.read([folder + '/*'])))
-  return {row.title: row for row in found if row.label == 'tepo'}
+  found = claims.contrasts(runs.group(runs.read([folder + '/*'])))
+  return {c.title: c for c in found if c.label == 'tepo'}
 
 
-def test_pairs_of_a_seed_cancel_its_luck(make_run):
-  found = rows_of(
+def test_pairing_by_seed_cancels_effects_of_the_seed(make_run):
+  found = contrasts_of(
       make_run, 3,
       lambda s, seed: dict(grad_norm=100.0 * seed + 2 + 0.1 * seed),
       lambda s, seed: dict(grad_norm=100.0 * seed + 1))
@@ -37,10 +37,10 @@ def test_pairs_of_a_seed_cancel_its_luck(make_run):
 @pytest.mark.parametrize('seeds, difference, verdict', [
     (3, (-0.2, -0.21, -0.22), 'as the paper says'),
     (3, (0.2, 0.21, 0.22), 'against the paper'),
-    (3, (-0.2, 0.3, 0.01), 'not told apart'),
-    (2, (-0.2, -0.21), 'too few seeds to say')])
+    (3, (-0.2, 0.3, 0.01), 'no significant difference'),
+    (2, (-0.2, -0.21), 'too few seeds')])
 def test_verdicts_on_the_clip_ratio(make_run, seeds, difference, verdict):
-  found = rows_of(
+  found = contrasts_of(
       make_run, seeds,
       lambda s, seed: dict(clip_fraction_low=0.5 + difference[seed]),
       lambda s, seed: dict(clip_fraction_low=0.5))
@@ -48,8 +48,8 @@ def test_verdicts_on_the_clip_ratio(make_run, seeds, difference, verdict):
 
 
 def test_steps_to_the_baselines_accuracy(make_run):
-  """grpo ends at 50 %, so 47.5 % is to be reached; smoothed over 5 steps."""
-  found = rows_of(
+  """grpo ends at 50 %, so the target is 47.5 %; smoothed over 5 steps."""
+  found = contrasts_of(
       make_run, 3, lambda s, seed: dict(accuracy=1.0 if s > 7 else 0.0),
       lambda s, seed: dict(accuracy=0.5 if s > 10 else 0.0), steps=20)
   [row] = [r for title, r in found.items() if title.startswith('Steps to')]
@@ -59,8 +59,8 @@ def test_steps_to_the_baselines_accuracy(make_run):
   assert row.verdict == 'as the paper says' and not row.note
 
 
-def test_a_run_that_does_not_arrive_is_counted_and_said(make_run):
-  found = rows_of(
+def test_runs_that_miss_the_target_are_counted_and_noted(make_run):
+  found = contrasts_of(
       make_run, 3, lambda s, seed: dict(accuracy=0.0),
       lambda s, seed: dict(accuracy=0.5), steps=6)
   [row] = [r for title, r in found.items() if title.startswith('Steps to')]
@@ -71,15 +71,15 @@ def test_only_shared_steps_count(make_run):
   paths = [make_run('g', [record(s, reward=1.0) for s in (1, 2)]),
            make_run('t', [record(s, reward=float(s)) for s in (1, 2, 30)],
                     method_name='tepo')]
-  found = claims.rows(runs.group(runs.read(paths)))
+  found = claims.contrasts(runs.group(runs.read(paths)))
   [row] = [r for r in found if r.title.startswith('Reward')]
   assert row.own[0] == 150 and row.base[0] == 100
 
 
-def test_one_method_has_nothing_to_be_compared_with(make_run):
-  assert claims.rows(runs.group(runs.read([make_run('a', [record(1)])]))) == []
+def test_a_single_method_has_no_contrasts(make_run):
+  assert claims.contrasts(runs.group(runs.read([make_run('a', [record(1)])]))) == []
 
 
-def test_entropys_unsteadiness():
-  assert claims.unsteadiness({1: 1.0, 2: 3.0, 3: 2.0}) == pytest.approx(1.5)
-  assert claims.unsteadiness({1: 1.0}) is None
+def test_unsteadiness():
+  assert claims.unsteadiness([1.0, 3.0, 2.0]) == pytest.approx(1.5)
+  assert claims.unsteadiness([1.0]) is None

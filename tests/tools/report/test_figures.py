@@ -1,5 +1,6 @@
-"""Curves by their data: smoothing, bands, files."""
+"""Curves: smoothing, bands, files."""
 
+import numpy as np
 import pytest
 
 from tepo_jax.tools.report import figures
@@ -13,7 +14,7 @@ def panel(name):
   return found
 
 
-def test_students_interval_of_three_and_the_range_of_two():
+def test_the_interval_of_three_seeds_and_the_range_of_two():
   # t(0.975, 2) = 4.30265 (any table); std of 1, 2, 3 is 1.
   assert seeds_lib.interval([1, 2, 3]) == pytest.approx(
       (2, 2 - 4.30265 / 3 ** 0.5, 2 + 4.30265 / 3 ** 0.5), abs=1e-4)
@@ -21,7 +22,7 @@ def test_students_interval_of_three_and_the_range_of_two():
   assert seeds_lib.interval([7]) == (7, 7, 7)
 
 
-def test_smoothing_is_a_centred_mean_that_is_shorter_at_the_ends():
+def test_smoothing_is_a_centred_mean_of_fewer_values_at_the_ends():
   assert seeds_lib.smooth([1, 2, 6, 4, 10], 3) == pytest.approx(
       [1.5, 3, 4, 20 / 3, 7])
   assert seeds_lib.smooth([3, 1], 1) == [3, 1]
@@ -77,7 +78,22 @@ def test_files_hold_the_curves(make_run, tmp_path):
       make_run('a', [record(s) for s in range(1, 5)]),
       make_run('b', [record(1, entropy=None)], method_name='tepo')]))
   drawn = figures.curves(groups, panel('entropy'))
-  assert drawn[1].step == []  # nothing known of it
+  assert drawn[1].step == []
   png, svg = figures.draw(panel('entropy'), drawn, 'a caption', tmp_path)
   assert png.read_bytes().startswith(b'\x89PNG')
   assert svg.read_text().lstrip().startswith('<?xml')
+
+
+@pytest.mark.filterwarnings('error')
+def test_matplotlib_has_no_warning_for_any_label(tmp_path):
+  """Leading '_', formulas, missing glyphs, and labels wider than the axes."""
+  labels = ['_a', r'a$\q$', '数学', 'x' * 300,
+            *(f'tepo (optimizer.learning_rate={i}e-5, method.coef={i})'
+              for i in range(20))]
+  drawn = [figures.Curve(label, [1, 2], [1, 2], [1, 2], [1, 2], [1, 1], {})
+           for label in labels]
+  wide = figures.Panel('wide', 'Evaluation: ' + '/path' * 80, 'metric')
+  _, svg = figures.draw(wide, drawn, 'a caption', tmp_path)
+  for shown in '_a', r'a$\q$', '??':
+    assert f'<!-- {shown} -->' in svg.read_text()
+  figures.draw_heat_map(labels, np.eye(len(labels)), 'made up', tmp_path / 'h')

@@ -1,4 +1,4 @@
-"""The report in a real browser: drawn, quiet, right, and safe."""
+"""The report in a real browser: drawn without errors, correct, and safe."""
 
 import functools
 import json
@@ -19,24 +19,24 @@ HOSTILE = '</script><img src=x onerror="window.hacked=1"><b>bold</b>'
 
 
 def dumped(cursor, verdicts, text='ok'):
-  """Records of one group, one a verdict; tokens 0, 1, 2, …"""
+  """Records of one group, one for each verdict; tokens 0, 1, 2, …"""
   return [{
       'cursor': cursor, 'sample': j, 'set': 'made', 'id': f'p{cursor}',
       'problem': f'Problem {cursor} {text}', 'answers': [text],
-      'completion': text, 'extracted': text, 'correct': right,
-      'reward': float(right), 'tokens': 3 + j, 'truncated': False,
+      'completion': text, 'extracted': text, 'correct': correct,
+      'reward': float(correct), 'tokens': 3 + j, 'truncated': False,
       'trained': len(set(verdicts)) > 1, 'token_ids': list(range(3 + j))}
-      for j, right in enumerate(verdicts)]
+      for j, correct in enumerate(verdicts)]
 
 
-ROWS = (dumped(0, [True, True]) + dumped(1, [True, False], HOSTILE)
-        + dumped(2, [False, False]) + dumped(3, [False, True]))
+RECORDS = (dumped(0, [True, True]) + dumped(1, [True, False], HOSTILE)
+           + dumped(2, [False, False]) + dumped(3, [False, True]))
 WORDS = [HOSTILE, '\n', ' a', '4', '']
 
 
 def arrays():
   generator = np.random.default_rng(0)
-  found = {q.key: generator.normal(size=(len(ROWS), 5)).astype(np.float32)
+  found = {q.key: generator.normal(size=(len(RECORDS), 5)).astype(np.float32)
            for q in inspector.QUANTITIES}
   found['region'] = (found['region'] > 0).astype(int)
   found['sampler_gap'][:] = 0.01
@@ -57,13 +57,13 @@ def _report(tmp_path_factory):
   broken = pathlib.Path(make_run('broken', [record(1)], method_name=HOSTILE))
   (broken / 'metrics.jsonl').write_text('{"step": 1')
   read = runs.read([str(broken.parent / '*')])
-  payload = inspector.payload(ROWS, WORDS.__getitem__, arrays(),
+  payload = inspector.payload(RECORDS, WORDS.__getitem__, arrays(),
                               title='made up', about=HOSTILE)
   return study.write(tmp_path, read, {'A': ('tepo', HOSTILE)}, [payload],
                      [('More', '<p id="more">more</p>')])
 
 
-def test_it_is_drawn_without_complaint(report, browser):
+def test_the_page_is_drawn_without_errors(report, browser):
   for settings in ({}, {'dark': True}, {'width': 390, 'height': 844}):
     browser.open(report, **settings)
     assert browser.complaints == []
@@ -79,7 +79,7 @@ def test_it_is_drawn_without_complaint(report, browser):
     assert (text > ground) == settings.get('dark', False)
 
 
-def test_nothing_comes_from_elsewhere(report):
+def test_the_page_loads_nothing_else(report):
   page = report.read_text()
   assert not re.search(r'(?:src|href)="(?!#)', page)
   assert "default-src 'none'" in page
@@ -90,8 +90,8 @@ def test_nothing_comes_from_elsewhere(report):
     ('figure2a_clip_ratio', [[36] * 6, [16] * 6]),
     # Reward is 10 % times the step; smoothed over 5 steps, fewer at the ends.
     ('figure3a_reward', [[20, 25, 30, 40, 45, 50]] * 2)])
-def test_lines_are_where_their_numbers_are(name, expected, report, browser):
-  """The drawn points, read by the axis' own labels."""
+def test_lines_are_drawn_at_their_values(name, expected, report, browser):
+  """Reads the drawn points by the labels of the axis."""
   browser.open(report)
   paths = browser.run(f'[...document.querySelectorAll("#panel-{name} .mean")]'
                       '.map(p => p.getAttribute("d"))')
@@ -109,7 +109,7 @@ def test_lines_are_where_their_numbers_are(name, expected, report, browser):
     assert steps_apart == pytest.approx([steps_apart[0]] * 5, abs=0.2)
 
 
-def test_figures_are_read_by_keys_and_hidden_by_the_legend(report, browser):
+def test_keys_read_a_figure_and_the_legend_hides_curves(report, browser):
   browser.open(report)
   card = '#panel-figure2a_clip_ratio'
   browser.run(f'document.querySelector("{card} svg").focus()')
@@ -165,14 +165,14 @@ def test_filters_and_orders(report, browser):
       'entropy': lambda i: np.abs(found['entropy_change'][i]).mean(),
       'masked': lambda i: found['region'][i].mean()}.items():
     choose(browser, 'sort', name)
-    by_group = {row['cursor']: [] for row in ROWS}
-    for index, row in enumerate(ROWS):
+    by_group = {row['cursor']: [] for row in RECORDS}
+    for index, row in enumerate(RECORDS):
       by_group[row['cursor']] += [(index, t) for t in range(row['tokens'])]
     best = max(by_group, key=lambda g: order(tuple(zip(*by_group[g]))))
     assert shown(browser).startswith(f'Problem {best}'), name
 
 
-def test_the_keyboard_walks_tokens_completions_groups(report, browser):
+def test_keys_move_between_tokens_completions_and_groups(report, browser):
   browser.open(report)
   browser.run('document.getElementById("inspector").focus()')
   first = shown(browser)
@@ -191,7 +191,7 @@ def test_the_keyboard_walks_tokens_completions_groups(report, browser):
   assert browser.run('document.getElementById("tip").hidden')
 
 
-def test_text_with_html_is_shown_and_not_run(report, browser):
+def test_html_in_text_is_shown_and_not_executed(report, browser):
   browser.open(report)
   choose(browser, 'filter', 'mixed')
   assert HOSTILE in shown(browser)
@@ -204,23 +204,23 @@ def test_text_with_html_is_shown_and_not_run(report, browser):
   assert browser.run('document.images.length') == 0
 
 
-def test_the_summary_counts_the_masked_tokens(report, browser):
+def test_the_summary_counts_the_tokens_in_m(report, browser):
   browser.open(report)
   cells = browser.run('[...document.querySelectorAll("#masked tr")].map('
                       'tr => [...tr.cells].map(td => td.textContent))')
   region_BT = arrays()['region']
-  trained = [i for i, row in enumerate(ROWS) if row['trained']]
+  trained = [i for i, row in enumerate(RECORDS) if row['trained']]
   for _, token, masked, count, share in cells:
     inside = [region_BT[i, int(token)] for i in trained
-              if int(token) < ROWS[i]['tokens']]
+              if int(token) < RECORDS[i]['tokens']]
     assert (int(masked), int(count)) == (sum(inside), len(inside))
     assert share == f'{100 * np.mean(inside):.1f} %'
   counts = [int(row[2]) for row in cells]
   assert counts and counts == sorted(counts, reverse=True)
 
 
-def test_a_large_rollout_is_cut_to_whole_groups(monkeypatch):
+def test_a_large_rollout_is_truncated_to_whole_groups(monkeypatch):
   monkeypatch.setattr(inspector, 'MOST_TOKENS', 15)
-  cut = inspector.payload(ROWS, WORDS.__getitem__, arrays())
+  cut = inspector.payload(RECORDS, WORDS.__getitem__, arrays())
   assert [g['cursor'] for g in cut['groups']] == [1, 3]  # trained on first
   assert cut['left_out'] == 2

@@ -1,4 +1,4 @@
-"""A step gone through again is the step that was: on a run of two steps."""
+"""A replayed step equals the original, on a run of two steps."""
 
 import dataclasses
 import json
@@ -20,19 +20,18 @@ from tepo_jax.learning import objective
 from tepo_jax.rollout import dump
 from tepo_jax.runtime import processes
 from tepo_jax.tools.report import replay
-from tepo_jax.tools.report import replay_rows
 from tepo_jax.tools.report import runs as runs_lib
 from tepo_jax.tools.report import sections
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures('quick_compile')]
 
 STEP = 2
-ROWS = ('grpo', 'tepo', 'clip_cov', 'gpg')
-CHECKED = ROWS[1:]  # against train_step, which is compiled for each
+METHODS = ('grpo', 'tepo', 'clip_cov', 'gpg')
+CHECKED = METHODS[1:]  # against train_step, which compiles for each
 
 
 def small_config():
-  """An untrained model is never right: the overlong penalty mixes rewards."""
+  """An untrained model is never correct; the overlong penalty mixes rewards."""
   config = tiny.get_config('tepo')
   config.steps = 2
   config.data.limit = 16
@@ -52,7 +51,7 @@ def small_config():
 
 @pytest.fixture(scope='module', autouse=True)
 def compile_once(tmp_path_factory):
-  """Every opening of the run compiles the same programs."""
+  """Caches compilations: every opening of the run needs the same programs."""
   settings = {
       'jax_compilation_cache_dir': str(tmp_path_factory.mktemp('compiled')),
       'jax_persistent_cache_min_compile_time_secs': 0,
@@ -84,8 +83,8 @@ def workdir(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def replayed(workdir):
-  """Comparisons, `_train_steps`, view, the end state, `_small_step`."""
-  chosen = {name: methods.methods(1e-3)[name] for name in ROWS}
+  """Comparisons, `_train_steps`, view, the final state, `_small_step`."""
+  chosen = {name: methods.methods(1e-3)[name] for name in METHODS}
   with replay.open_step(workdir, STEP) as step:
     last = len(step.plan.order) - 1
     start = jax.device_get(step.learner.state)
@@ -97,21 +96,21 @@ def replayed(workdir):
     yield comparisons, trained, view, end, small
 
 
-def _small_step(step, row):
-  """The outcome of a row whose change is a hundredth of the optimiser's."""
+def _small_step(step, method):
+  """The outcome for a hundredth of the optimiser's change."""
   def move(*arguments):
     return jax.tree.map(
         lambda x: x / 100, step.programs.move(*arguments))
 
-  return replay_rows.evaluate(
+  return replay.evaluate(
       dataclasses.replace(step.programs, move=move),
-      {'row': objective.make_policy_loss(row)}, step.learner.state,
+      {'method': objective.make_policy_loss(method)}, step.learner.state,
       {'grpo': step.learner.minibatch(step.plan, 0)}, step.plan.rng(0),
-      step.old_params)['row']
+      step.old_params)['method']
 
 
 def _train_steps(step, start, chosen, last):
-  """Metrics of `train_step` of each row, at the first and the last update."""
+  """Metrics of `train_step` of each method at the first and last update."""
   learner, plan = step.learner, step.plan
   mesh = learner.session.mesh
   learner.state = jax.device_put(start, learner.programs.state_sharding)
@@ -139,7 +138,7 @@ def _train_steps(step, start, chosen, last):
 
 @pytest.mark.parametrize('name', CHECKED)
 @pytest.mark.parametrize('place', [0, 1])
-def test_a_row_is_what_train_step_says(name, place, replayed):
+def test_an_outcome_is_that_of_train_step(name, place, replayed):
   comparisons, trained = replayed[:2]
   mine, theirs = comparisons[place].outcomes[name], trained[place][name]
   assert mine.loss == pytest.approx(float(theirs['loss']), rel=1e-4, abs=1e-6)
@@ -150,14 +149,14 @@ def test_a_row_is_what_train_step_says(name, place, replayed):
           'low', 'high', 'covariance'))))
 
 
-def test_the_updates_made_again_end_in_the_checkpoint(workdir, replayed):
+def test_the_replayed_updates_give_the_saved_checkpoint(workdir, replayed):
   with replay.open_step(workdir, STEP) as step:
     saved = replay._state(step.learner, workdir, STEP)
   jax.tree.map(np.testing.assert_array_equal, replayed[3],
                jax.device_get(saved))
 
 
-def test_at_the_first_update_the_policy_is_the_old_one(replayed):
+def test_at_the_first_update_the_policy_equals_the_old_one(replayed):
   first, last = replayed[0]
   assert first.outcomes['tepo'].region_share == 0
   assert first.outcomes['grpo'].clip_fraction == 0
@@ -167,15 +166,15 @@ def test_at_the_first_update_the_policy_is_the_old_one(replayed):
 
 def test_cosines(replayed):
   first, last = (comparison.outcomes for comparison in replayed[0])
-  cosine = dict(zip(ROWS, replay_rows.cosines(list(first.values()))[0]))
-  assert cosine['tepo'] == pytest.approx(1, abs=1e-5)  # REINFORCE, both
-  late = replay_rows.cosines(list(last.values()))
-  assert np.diag(late) == pytest.approx(np.ones(len(ROWS)))
+  cosine = dict(zip(METHODS, replay.cosines(list(first.values()))[0]))
+  assert cosine['tepo'] == pytest.approx(1, abs=1e-5)  # both are REINFORCE
+  late = replay.cosines(list(last.values()))
+  assert np.diag(late) == pytest.approx(np.ones(len(METHODS)))
   assert late == pytest.approx(late.T) and late[0, 1] < 0.9999
 
 
 def test_the_entropy_change_is_first_order(replayed):
-  """A hundredth of the change is predicted, the whole only in its sign."""
+  """It predicts a hundredth of the change, and the sign of the whole."""
   small, whole = replayed[4], replayed[0][0].outcomes['grpo']
   assert abs(small.entropy_measured) > 1e-5
   assert small.entropy_predicted == pytest.approx(
@@ -185,12 +184,13 @@ def test_the_entropy_change_is_first_order(replayed):
   assert whole.entropy_predicted * whole.entropy_measured > 0
 
 
-def test_the_view_is_of_every_sampled_token(workdir, replayed):
+def test_the_view_has_every_sampled_token(workdir, replayed):
   view = replayed[2]
-  rows = dump.read(workdir / 'rollouts', STEP)
-  assert view.batch.mask_BT.sum(1).tolist() == [r['tokens'] for r in rows]
+  records = dump.read(workdir / 'rollouts', STEP)
+  assert view.batch.mask_BT.sum(1).tolist() == [
+      record['tokens'] for record in records]
   mask_BT = view.batch.mask_BT > 0
-  # π_old of the step is the policy that sampled it.
+  # π_old is the policy that sampled the step.
   assert np.abs(view.batch.sampler_logp_BT - view.batch.old_logp_BT)[
       mask_BT].max() < 1e-4
   moved_BT = view.entropy_BT - view.batch.old_entropy_BT
@@ -210,10 +210,10 @@ def test_a_step_without_its_checkpoint_is_refused(workdir):
       pass
 
 
-def test_what_the_report_is_given(workdir, tmp_path):
+def test_inspected_tokens_are_those_of_the_file(workdir, tmp_path):
   read = runs_lib.read([str(workdir)])
-  [glance] = sections.inspectors(read, None, tmp_path)
-  assert [q['key'] for q in glance['quantities']] == ['surprise']
+  [brief] = sections.inspectors(read, None, tmp_path)
+  assert [q['key'] for q in brief['quantities']] == ['surprise']
   [payload] = sections.inspectors(read, STEP, tmp_path)
   lines = [json.loads(line) for line in
            (tmp_path / f'inspect_run_{STEP}.jsonl').open()]
@@ -241,7 +241,7 @@ def test_replay_writes_numbers_and_heat_maps(workdir, tmp_path):
   assert pathlib.Path(workdir / 'environment.jsonl').exists()
 
 
-def test_a_selection_is_what_the_metrics_count():
+def test_a_selection_has_the_tokens_that_metrics_count():
   tokens = objective.Tokens(
       logp_BT=np.log([[0.5, 0.9], [0.5, 0.5]]), entropy_BT=np.ones((2, 2)),
       old_logp_BT=np.log([[0.5, 0.5], [0.5, 0.9]]),

@@ -1,4 +1,4 @@
-"""Runs as they are found on disk, whole or not."""
+"""Reading finished, running and broken runs."""
 
 import json
 import pathlib
@@ -13,15 +13,15 @@ from tests.tools.report.records import record
 def test_a_finished_and_a_running_run(make_run):
   paths = [make_run('a', [record(s) for s in range(1, 7)]),
            make_run('b', [record(s) for s in range(1, 4)], seed=1)]
-  done, going = runs.read(paths)
+  done, running = runs.read(paths)
   assert done.state == 'finished' and not done.notes
-  assert going.state.startswith('at step 3 of 6, last written')
+  assert running.state.startswith('at step 3 of 6, last written')
   assert done.series('reward') == {
       s: pytest.approx(0.1 * s) for s in range(1, 7)}
-  assert (done.seed, going.seed) == (0, 1)
+  assert (done.seed, running.seed) == (0, 1)
 
 
-def test_broken_runs_are_read_and_say_what_is_wrong(make_run, tmp_path):
+def test_broken_runs_are_read_with_notes(make_run, tmp_path):
   path = pathlib.Path(make_run('a', [
       record(1), record(2, entropy=None, skipped=3)]))
   (path / 'config.json').write_text('{"seed": ')
@@ -49,7 +49,7 @@ def test_patterns_are_expanded_and_names_are_unique(make_run, tmp_path):
 
 
 @pytest.mark.parametrize('path', ['nowhere', 'no*where'])
-def test_what_is_no_run_is_refused(path, tmp_path):
+def test_a_path_without_a_run_is_refused(path, tmp_path):
   with pytest.raises(errors.InputError, match='where'):
     runs.read([str(tmp_path / path)])
 
@@ -59,7 +59,7 @@ def test_runs_without_a_record_are_refused(make_run):
     runs.read([make_run('a', [])])
 
 
-def test_seeds_are_one_group_and_settings_tell_groups_apart(make_run):
+def test_seeds_form_one_group_and_other_fields_separate_groups(make_run):
   some = [record(1)]
   read = runs.read([
       make_run('a', some), make_run('b', some, seed=1, steps=9),
@@ -75,7 +75,7 @@ def test_seeds_are_one_group_and_settings_tell_groups_apart(make_run):
       'method.weight', 'method_name', 'optimizer.learning_rate']
 
 
-def test_environment_is_read(make_run):
+def test_the_environment_is_read(make_run):
   path = pathlib.Path(make_run('a', [record(1)]))
   (path / 'environment.jsonl').write_text(json.dumps(
       {'step': 0, 'jax': '1'}) + '\n')

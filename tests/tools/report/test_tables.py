@@ -1,4 +1,4 @@
-"""The paper's tables: configs, audit, and how they are printed."""
+"""The paper's tables: configs, audit, formats."""
 
 import csv
 import dataclasses
@@ -17,14 +17,14 @@ _SHARED = pathlib.Path(__file__).parents[3] / 'shared' / 'paper'
 COLUMNS = dict(paper.COLUMNS.values())
 ROWS = {number: importlib.import_module(f'configs.table{number}').ROWS
         for number in (1, 2, 3, 4)}
-EVERYTHING = sum(ROWS.values(), ())
+ALL_ROWS = sum(ROWS.values(), ())
 
 
-@pytest.mark.skipif(not _SHARED.is_dir(), reason='the tables are not here')
+@pytest.mark.skipif(not _SHARED.is_dir(), reason='the tables are missing')
 def test_cells_are_the_papers():
   printed = json.loads((_SHARED / 'tables.json').read_text())['rows']
   assert [tuple(row['cells'].values()) + (row['avg'],) for row in printed] == [
-      row.cells + (row.average,) for row in EVERYTHING]
+      row.cells + (row.average,) for row in ALL_ROWS]
 
 
 @pytest.mark.parametrize('number', ROWS)
@@ -49,13 +49,13 @@ def test_every_row_is_a_config(number):
     (33.34, 3, []), (0.0, 960, [0]), (32.22, 2811, []), (33.22, 2811, [934]),
     (100.0, 5, [5])])
 def test_counts(percent, samples, wanted):
-  """Rounded or cut to two digits."""
+  """Percentages are rounded or truncated to two digits."""
   assert audit.counts(percent, samples) == wanted
 
 
 def _different_rows():
-  """Rows of one run each, those printed twice once."""
-  return {(row.model, row.cells, row.average): row for row in EVERYTHING
+  """Different rows of one run each."""
+  return {(row.model, row.cells, row.average): row for row in ALL_ROWS
           if len(row.seeds) == 1 and not row.is_change and any(row.cells)
           }.values()
 
@@ -65,38 +65,39 @@ def test_the_average_is_that_of_all_samples_in_30_of_42_rows():
   good = [row for row in rows
           if audit.reproduces(row, COLUMNS, paper.GRADED)]
   assert (len(good), len(rows)) == (30, 42)
-  # The plain mean of the columns is the printed average of none.
+  # No printed average is the plain mean of the columns.
   assert not [row for row in rows if None not in row.cells and abs(
       sum(row.cells) / 7 - row.average) < 0.005]
 
 
 def test_the_audit_flags_the_other_rows_and_the_known_cells():
-  found = audit.audit(EVERYTHING, COLUMNS, paper.GRADED)
+  found = audit.audit(ALL_ROWS, COLUMNS, paper.GRADED)
   bad = {row.name for row in _different_rows()
          if not audit.reproduces(row, COLUMNS, paper.GRADED)}
   assert bad <= {finding.row for finding in found}
-  told = {(finding.row, finding.column): finding.text for finding in found}
-  assert '32.22 is no multiple of 1/2811' in told['qwen3_14b.gpg', 'OMNI-MATH']
-  assert told['qwen2_5_7b.change', 'AMC'] == (
-      'printed is 5.68, the rows differ by 0.68')
-  assert told['qwen3_14b.change', 'AIME24'] == (
-      'printed is 5.21, the rows differ by 2.29; against the untrained model '
-      'it is that')
-  assert 'printed is 42.23' in told['r1_llama_8b.grpo', None]
-  assert 'printed is 42.76' in told['r1_llama_8b.tepo', None]
-  assert 'printed is 45.99' in told['r1_qwen_7b.grpo', None]
-  assert 'printed is 26.25' in told['a.kl_1e-1', None]
-  assert 'equal those of w. CLIP-Cov' in told['a.kl_1e-1', 'AMC']
-  assert 'equal those of w. GRPO/DAPO' in told['b.max_entropy', 'AMC']
+  texts = {(finding.row, finding.column): finding.text for finding in found}
+  assert '32.22 is not a multiple of 1/2811' in texts[
+      'qwen3_14b.gpg', 'OMNI-MATH']
+  assert texts['qwen2_5_7b.change', 'AMC'] == (
+      'the paper prints 5.68, the rows differ by 0.68')
+  assert texts['qwen3_14b.change', 'AIME24'] == (
+      'the paper prints 5.21, the rows differ by 2.29; the difference to the '
+      'untrained model matches')
+  assert 'prints 42.23' in texts['r1_llama_8b.grpo', None]
+  assert 'prints 42.76' in texts['r1_llama_8b.tepo', None]
+  assert 'prints 45.99' in texts['r1_qwen_7b.grpo', None]
+  assert 'prints 26.25' in texts['a.kl_1e-1', None]
+  assert 'equal those of w. CLIP-Cov' in texts['a.kl_1e-1', 'AMC']
+  assert 'equal those of w. GRPO/DAPO' in texts['b.max_entropy', 'AMC']
 
 
-def test_a_sound_table_has_no_findings():
+def test_a_consistent_table_has_no_findings():
   row = paper.Row('x', 'x', 'm', 'tepo', (50.0, 33.33), 41.67)
   assert audit.audit([row], {'a': 6, 'b': 6}, 12) == []
   wrong = dataclasses.replace(row, average=44.0)
   [finding] = audit.audit([wrong], {'a': 6, 'b': 6}, 12)
   assert finding.column is None
-  # One sample that the cells leave out, right or wrong.
+  # One sample that no cell counts, correct or not.
   assert audit.reproduces(dataclasses.replace(row, average=46.15),
                           {'a': 6, 'b': 6}, 13)
 
@@ -123,7 +124,7 @@ def _compared(runs):
   return tables.compared(TOY_ROWS, TOY, 200, runs, {('tepo', None): '*'})
 
 
-def test_ours_stands_below_the_papers(tmp_path):
+def test_our_line_follows_the_papers(tmp_path):
   assert tables.markdown(_compared(tmp_path), ['A', 'B']).splitlines() == [
       '|  | A | B | Avg. |', '| --- | ---: | ---: | ---: |',
       '| Toy | 10.00±5.88 | - | 5.00±3.02 |',
@@ -152,7 +153,7 @@ def test_latex_and_csv(tmp_path):
   assert rows[1]['note'] == '-' and rows[9]['note'] == 'not run'
 
 
-def test_what_remains_to_be_run(tmp_path):
+def test_commands_that_a_table_still_needs(tmp_path):
   def programs():
     return [(line[0], line[-1].rpartition('/')[2])
             for line in tables.commands(TOY_ROWS, 1, tmp_path)]

@@ -38,16 +38,16 @@ function ticks(low, high, wanted) {
 
 const WIDTH = 360, HEIGHT = 210, LEFT = 46, RIGHT = 8, TOP = 8, BOTTOM = 30;
 
-// The range of the means; bands may widen it to twice as much on each side.
+// The range of the means; bands may widen it by its size on each side.
 function domain(curves) {
   const means = curves.flatMap(c => c.mean);
   const low = Math.min(...means), high = Math.max(...means);
-  const room = (high - low) || Math.abs(high) || 1;
-  const bottom = Math.max(low - room, Math.min(low, ...curves.flatMap(
+  const span = (high - low) || Math.abs(high) || 1;
+  const bottom = Math.max(low - span, Math.min(low, ...curves.flatMap(
     c => c.low)));
-  const top = Math.min(high + room, Math.max(high, ...curves.flatMap(
+  const top = Math.min(high + span, Math.max(high, ...curves.flatMap(
     c => c.high)));
-  const pad = ((top - bottom) || room) * 0.05;
+  const pad = ((top - bottom) || span) * 0.05;
   return [bottom - pad, top + pad];
 }
 

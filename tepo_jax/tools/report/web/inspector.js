@@ -1,5 +1,5 @@
 'use strict';
-// The token inspector: a group at a time, its tokens coloured by a quantity.
+// The token inspector: shows one group, with tokens coloured by a quantity.
 
 const view = {which: 0, quantity: '', filter: 'all', sort: 'order', place: 0};
 const byId = id => document.getElementById(id);
@@ -33,7 +33,7 @@ function groups() {
     .map(g => [key(g), g]).sort((a, b) => a[0] - b[0]).map(pair => pair[1]);
 }
 
-// The 98th percentile of the distance from the centre: one scale for all.
+// The colour scale's end: 98th percentile of the distance from the centre.
 function reach(quantity) {
   const all = current().groups.flatMap(g => g.completions.flatMap(
     c => c.values[quantity.key])).filter(v => v !== null)
@@ -65,7 +65,7 @@ function drawRamp(quantity, scale) {
     class: 'ramp', style: `background: linear-gradient(to right, ${from}` +
       'transparent, rgba(var(--up), .75))'}), ' ',
     digits(quantity.scale === 'diverging' ? quantity.centre + scale : scale),
-    ' (98 % of the tokens are within)');
+    ' (98 % of the tokens lie in this range)');
 }
 
 function tokenText(id) {
@@ -77,7 +77,7 @@ function drawCompletion(completion, index, quantity, scale) {
   const facts = element('div', {class: 'facts'});
   facts.append(
     element('span', {class: completion.correct ? 'good' : 'bad'},
-            completion.correct ? '✓ right' : '✗ wrong'),
+            completion.correct ? '✓ correct' : '✗ wrong'),
     element('span', {}, `reward ${completion.reward}`),
     element('span', {}, 'answer: ', completion.extracted === null
       ? element('em', {}, 'none') : element('b', {}, completion.extracted)),
@@ -101,14 +101,14 @@ function draw() {
   view.place = Math.max(0, Math.min(view.place, shown.length - 1));
   const quantity = chosen(), scale = reach(quantity);
   byId('tip').hidden = true;
-  // The focused token goes with its group: the keys must go on working.
+  // The focused token is about to be removed; keys still need a focus.
   const box = byId('inspector');
   if (byId('group').contains(document.activeElement)) {
     box.focus({preventScroll: true});
   }
   drawRamp(quantity, scale);
   byId('count').textContent = shown.length
-    ? `group ${view.place + 1} of ${shown.length}` : 'no such group';
+    ? `group ${view.place + 1} of ${shown.length}` : 'no group matches';
   const place = byId('group');
   place.replaceChildren();
   byId('inspector-about').textContent = current().about;
@@ -120,7 +120,7 @@ function draw() {
   const kind = (group.mixed ? 'mixed' : 'not mixed') +
     (group.trained ? ', trained on' : ', not trained on');
   const facts = element('p', {class: 'caption'});
-  facts.textContent = `${group.id} · ${kind} · right answer: ` +
+  facts.textContent = `${group.id} · ${kind} · reference answer: ` +
     group.answers.join(' or ');
   place.append(problem, facts);
   const list = element('div', {class: 'completions'});
@@ -167,8 +167,8 @@ function showToken(span) {
 }
 
 function placeTip(tip, box) {
-  const room = document.documentElement;
-  const left = Math.min(box.left, room.clientWidth - tip.offsetWidth - 8);
+  const page = document.documentElement;
+  const left = Math.min(box.left, page.clientWidth - tip.offsetWidth - 8);
   const below = box.bottom + 8 + tip.offsetHeight < window.innerHeight;
   tip.style.left = `${Math.max(4, left)}px`;
   tip.style.top = `${Math.max(4, below ? box.bottom + 8

@@ -1,7 +1,7 @@
 """The programs of a rollout step on a slice, ready to be lowered.
 
-The very functions that `job.steps` makes for a run, with shapes for
-arguments. One list for memory and for time: `of_step`.
+They are the jitted functions of a run, from `job.programs` and `job.sampling`,
+with shapes as arguments.
 """
 
 import collections
@@ -33,19 +33,18 @@ _NO_EOS = (-1,)
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
-  """One program and what it is to a rollout step.
+class PlannedProgram:
+  """A program and its part in a rollout step.
 
-  name: with the shapes that tell it from its sisters. phase: of PHASES.
-  lower: traces it. runs: how often it runs in a step.
-  resident: bytes a chip that the run holds beside what the program is given.
-  given: bytes of that; where it is more than the program's arguments, it does
-    not use all.
-  largest: whether no other of its kind needs more memory.
-  equivalent: runs that take as long as all those of its kind, in about: 0 for
-    all but the largest of a kind, None where it is the only one.
-  open_trips: turns of its loops of unknown length, in its order, a loop behind
-    those inside it.
+  name: its kind and array sizes. phase: one of PHASES. lower: traces it.
+  runs: how often it runs in a step.
+  resident: bytes per chip of arrays that are allocated while it runs and are
+    not passed to it. given: bytes passed to it; XLA drops unused ones.
+  largest: whether it needs the most memory of its kind.
+  equivalent: how many runs of it take about as long as all programs of its
+    kind; 0 if it is not the largest of its kind, None if it is the only one.
+  open_trips: trip counts of its loops of unknown length, in program order,
+    inner loops first.
   """
   name: str
   phase: str
@@ -58,14 +57,14 @@ class Program:
   open_trips: tuple[float, ...] = (1.0,)
 
 
-def of_step(config: ml_collections.ConfigDict,
-            workload: workload_lib.Workload, mesh: jax.sharding.Mesh,
-            slots: int, brief: bool = False) -> list[Program]:
-  """Every program of a rollout step with so many slots.
+def step_programs(config: ml_collections.ConfigDict,
+                  workload: workload_lib.Workload, mesh: jax.sharding.Mesh,
+                  slots: int, brief: bool = False) -> list[PlannedProgram]:
+  """Returns every program of a rollout step.
 
   Args:
     config: of a training run. workload: lengths. mesh: of a slice.
-    slots: completions decoded at one time, at most.
+    slots: completions decoded at a time, at most.
     brief: only the largest of each kind.
   """
   programs = programs_lib.make(
@@ -76,16 +75,17 @@ def of_step(config: ml_collections.ConfigDict,
   weights = programs.to_decode.eval_shape(policy)
   shapes = sampling_shapes(config, programs.model, mesh, slots)
   return [
-      Program('reshard', 'reshard',
-              functools.partial(programs.to_decode.lower, policy), 1,
-              chip_bytes(state.opt_state)),
+      PlannedProgram(
+          'reshard', 'reshard',
+          functools.partial(programs.to_decode.lower, policy), 1,
+          chip_bytes(state.opt_state)),
       *_sampling(config, workload, programs, shapes, weights,
                  chip_bytes((state, frozen)), brief),
       *_updating(config, workload, programs, state, frozen)]
 
 
 def _frozen(config, workload, programs):
-  """With LoRA the base, else None: shapes with shardings."""
+  """Returns the shapes and shardings of LoRA's base, else None."""
   if not programs.model.lora:
     return None
   model = programs_lib.execution(workload.model, config.compute, programs.mesh)
@@ -96,7 +96,7 @@ def _frozen(config, workload, programs):
 def sampling_shapes(config: ml_collections.ConfigDict,
                     model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
                     slots: int) -> schedule.Shapes:
-  """The shapes of a run with so many slots."""
+  """Returns the array sizes of a run that decodes in `slots` slots."""
   rollout = config.rollout
   return memory_lib.sampling_shapes(
       model, mesh, wanted=slots, work=rollout.prompts * rollout.samples,
@@ -105,13 +105,13 @@ def sampling_shapes(config: ml_collections.ConfigDict,
 
 
 def chip_bytes(tree: Any) -> int:
-  """What a tree of shapes with shardings takes on one chip."""
+  """Returns the bytes on one chip of a tree of shapes with shardings."""
   return mesh_lib.device_bytes(tree)
 
 
 def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
-              ) -> Iterator[Program]:
-  """The sampler's programs at the shapes that occur and at the widest."""
+              ) -> Iterator[PlannedProgram]:
+  """Yields the sampler's programs, the largest and those that occur."""
   sampling = sampling_lib.make(
       programs.model, programs.mesh,
       decoding=draw.Decoding(config.rollout.temperature), eos_ids=_NO_EOS,
@@ -130,19 +130,19 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
       held += chip_bytes(weights)
     if shape.name != 'insert':
       held += waiting
-    if shape.name == 'prefill':  # slots are refilled while others are at work
+    if shape.name == 'prefill':  # slots are refilled while others decode
       held, given = held + cache, chip_bytes(weights)
-    if shape.name == 'compact':  # one array at a time; v is as large as k
+    if shape.name == 'compact':  # one array at a time; keys and values are alike
       whole = arguments.cache(shape.rows, shape.columns)
       held += chip_bytes(whole) - chip_bytes(whole.k[0])
       runs *= 2 * len(whole.k)
-    yield Program(
+    yield PlannedProgram(
         _label(shape), 'rollout', functools.partial(arguments.lower, shape),
         runs, held, shape in largest, equivalent[shape], given)
 
 
 def _largest(shapes) -> list[traffic.Shape]:
-  """Of each kind the shape that needs the most memory; decode first."""
+  """Returns each kind's call that needs the most memory, decode first."""
   slots, columns = shapes.slots[-1], shapes.columns[-1]
   width = shapes.prompts[-1]
   return [
@@ -154,7 +154,7 @@ def _largest(shapes) -> list[traffic.Shape]:
 
 
 def _as_if_largest(counts, largest, weights, cache):
-  """All decode steps as steps of the largest shape, by the bytes they read."""
+  """Converts all decode steps to steps of the largest call, by bytes read."""
   slots = largest.rows * largest.columns
   return sum(
       count * (weights + cache * shape.rows * shape.columns / slots)
@@ -170,30 +170,30 @@ def _label(shape):
 
 
 def _updating(config, workload, programs, state, frozen
-              ) -> Iterator[Program]:
-  """Scoring and the update of one minibatch, at the mean lengths."""
+              ) -> Iterator[PlannedProgram]:
+  """Yields scoring and the update of one minibatch of the workload."""
   settings = config.train
   minibatches = config.rollout.prompts // settings.minibatch_prompts
   host = programs.pack(_batch(config, workload))
   minibatch = _placed(host, programs.minibatch_sharding)
   size = chip_bytes(minibatch)  # those of the first epoch stay
-  score, step = (tuple(_turns(host, programs.scorer.chunk_size, passes))
+  score, step = (tuple(_trip_counts(host, programs.scorer.chunk_size, passes))
                  for passes in (1, 2))
   scalar = jax.ShapeDtypeStruct((), np.float32)
   key = jax.eval_shape(lambda: jax.random.key(0))
   base, old_params = () if frozen is None else (frozen,), None
   if programs.policy_loss.needs_kl:
     old_params = programs.to_old_policy.eval_shape(state.params)
-    yield Program(
+    yield PlannedProgram(
         'old policy', 'update',
         functools.partial(programs.to_old_policy.lower, state.params), 1,
         chip_bytes((state.opt_state, base)) + minibatches * size)
-  yield Program(  # once more, to measure the noise floor
+  yield PlannedProgram(  # once more, to measure the noise floor
       'score', 'score', functools.partial(
           programs.score.lower, state.params, minibatch, *base),
       minibatches + 1, chip_bytes(state.opt_state) + minibatches * size,
       given=chip_bytes((state.params, base)) + size, open_trips=score)
-  yield Program(
+  yield PlannedProgram(
       'update', 'update', functools.partial(
           programs.train_step.lower, state, minibatch, key, scalar,
           old_params, *base), minibatches * settings.epochs,
@@ -201,12 +201,13 @@ def _updating(config, workload, programs, state, frozen
           (score if programs.policy_loss.needs_scoring else ()) + step))
 
 
-def _turns(minibatch, chunk_size, passes):
-  """Turns of the open loops of scoring or an update, as `open_trips` has them.
+def _trip_counts(minibatch, chunk_size, passes):
+  """Yields `open_trips` of scoring (1 pass) or an update (2 passes).
 
-  Each of the passes over a microbatch (1: forward, 2: and backward) loops over
-  its chunks but for one, on average so many; there is no such loop where a row
-  fits into a chunk. Around them is the loop over the microbatches.
+  The forward and the backward pass over a microbatch each loop over all of its
+  chunks except one; the trip count is the mean over microbatches. A row that
+  fits into one chunk needs no such loop. The outer loop is over the
+  microbatches.
   """
   scored_MRS, used = minibatch.rows.scored_RS, minibatch.used
   width = scoring.chunk_width(*scored_MRS.shape[1:], chunk_size)
@@ -218,29 +219,29 @@ def _turns(minibatch, chunk_size, passes):
 
 
 def _batch(config, workload):
-  """A minibatch of the workload's lengths; tokens only tell groups apart."""
+  """Makes a minibatch of the workload's lengths, one token id per group."""
   samples = config.rollout.samples
   rows = config.train.minibatch_prompts * samples
-  width, slots = config.data.max_prompt_tokens, config.rollout.max_tokens
+  width, tokens = config.data.max_prompt_tokens, config.rollout.max_tokens
   length_B = workload.lengths(rows)
   prompt_BP = np.arange(width) - (width - workload.prompt_tokens)
   position_BS = np.concatenate([
       np.broadcast_to(np.maximum(prompt_BP, -1), (rows, width)),
-      np.where(np.arange(slots) < length_B[:, None],
-               np.arange(slots) + workload.prompt_tokens, -1)], 1)
-  zeros_BT = np.zeros((rows, slots), np.float32)
+      np.where(np.arange(tokens) < length_B[:, None],
+               np.arange(tokens) + workload.prompt_tokens, -1)], 1)
+  zeros_BT = np.zeros((rows, tokens), np.float32)
   return batch_lib.Batch(
       token_BS=np.broadcast_to(
           np.arange(rows, dtype=np.int32)[:, None] // samples,
           position_BS.shape),
       position_BS=position_BS.astype(np.int32),
-      mask_BT=(np.arange(slots) < length_B[:, None]).astype(np.float32),
+      mask_BT=(np.arange(tokens) < length_B[:, None]).astype(np.float32),
       advantage_B=np.zeros(rows, np.float32), old_logp_BT=zeros_BT,
       old_entropy_BT=zeros_BT, sampler_logp_BT=zeros_BT)
 
 
 class _Arguments:
-  """Lowers the sampler's programs at given shapes."""
+  """Lowers the sampler's programs for given calls."""
 
   def __init__(self, sampling, shapes, weights):
     self._sampling, self._shapes = sampling, shapes
@@ -252,42 +253,36 @@ class _Arguments:
 
   @functools.cache
   def prompts(self, rows, width):
-    tokens = jax.ShapeDtypeStruct((rows, width), np.int32)
+    tokens = _int32(rows, width)
     return self._sampling.prefill.eval_shape(self._weights, tokens, tokens)
 
   def lower(self, shape: traffic.Shape) -> jax.stages.Lowered:
-    return getattr(self, f'_{shape.name}')(shape)
-
-  def _prefill(self, shape):
-    tokens = jax.ShapeDtypeStruct((shape.rows, shape.columns), np.int32)
-    return self._sampling.prefill.lower(self._weights, tokens, tokens)
-
-  def _insert(self, shape):
-    rows = schedule.Schedule(None, self._shapes).prefill_rows(shape.more)
-    places = jax.ShapeDtypeStruct((self._shapes.refill,), np.int32)
-    return self._sampling.insert.lower(
-        self.cache(shape.rows, shape.columns),
-        self.prompts(rows, shape.more), places, places)
-
-  def _compact(self, shape):
-    rows, columns = shape.more
-    return self._sampling.compact.of_array('k', columns).lower(
-        self.cache(shape.rows, shape.columns).k[0],
-        jax.ShapeDtypeStruct((rows,), np.int32), np.int32(0))
-
-  def _decode(self, shape):
-    def numbers(dtype):
-      return jax.ShapeDtypeStruct((shape.rows,), dtype)
-
-    rows = engine.Slots(*6 * [numbers(np.int32)], live=numbers(bool))
-    scalar = jax.ShapeDtypeStruct((), np.int32)
+    if shape.name == 'prefill':
+      tokens = _int32(shape.rows, shape.columns)
+      return self._sampling.prefill.lower(self._weights, tokens, tokens)
+    cache = self.cache(shape.rows, shape.columns)
+    if shape.name == 'insert':
+      rows = schedule.Schedule(None, self._shapes).prefill_rows(shape.more)
+      places = _int32(self._shapes.refill)
+      return self._sampling.insert.lower(
+          cache, self.prompts(rows, shape.more), places, places)
+    if shape.name == 'compact':
+      rows, columns = shape.more
+      return self._sampling.compact.of_array('k', columns).lower(
+          cache.k[0], _int32(rows), np.int32(0))
+    rows = engine.Slots(*6 * [_int32(shape.rows)],
+                        live=jax.ShapeDtypeStruct((shape.rows,), bool))
     return self._sampling.decode.lower(
-        self._weights, self.cache(shape.rows, shape.columns), rows,
-        jax.eval_shape(lambda: jax.random.key(0)), scalar, scalar)
+        self._weights, cache, rows, jax.eval_shape(
+            lambda: jax.random.key(0)), _int32(), _int32())
+
+
+def _int32(*shape):
+  return jax.ShapeDtypeStruct(shape, np.int32)
 
 
 def _placed(host, shardings):
-  """Shapes of host arrays with shardings, a prefix of their tree."""
+  """Returns the arrays' shapes with `shardings`, a prefix of their tree."""
   def place(sharding, tree):
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(
         x.shape, x.dtype, sharding=sharding), tree)
