@@ -257,7 +257,7 @@ def evaluate(programs: ReplayPrograms,
       old_params)
 
   def outcome(loss):
-    mine = batches[loss.row.estimator]
+    mine = batches[loss.method.estimator]
     value, metrics, cotangents = _slopes(loss, update.tokens(mine, now), rng)
     gradient, _ = programs.pull_back(
         state.params, mine, cotangents, old_params)
