@@ -3,8 +3,8 @@
 #
 #   launch/setup.sh cpu|gpu|tpu [tests]
 #
-# gpu installs the CUDA version that the driver supports; tests adds the packages
-# of the tests.
+# gpu installs the CUDA version that the driver supports; tests adds the tests'
+# packages.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

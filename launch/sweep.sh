@@ -92,7 +92,7 @@ tiny() {
   [[ -d $out/base_model ]] || .venv/bin/python -m tepo_jax.pretrain \
     --config=configs/tiny.py --out="$out/base_model"
   export -f train
-  # Seed by seed, so that an interrupted study has the same seeds of all methods.
+  # Seed by seed: an interrupted study then has the same seeds of all methods.
   for seed in "${seeds[@]}"; do
     for method in $methods; do printf '%s\0%s\0' "$method" "$seed"; done
   done | xargs -0 -n 2 -P "${JOBS:-$(nproc)}" bash -c 'train "$@"' sweep "$@" \

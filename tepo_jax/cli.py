@@ -65,7 +65,6 @@ def run(main: Callable[[], None]) -> None:
   memory); 130 if interrupted from the keyboard. Anything else is a bug and
   keeps its traceback.
   """
-  program = _program_name()
   quiet()
   faulthandler.enable(sys.__stderr__)
   try:
@@ -74,35 +73,32 @@ def run(main: Callable[[], None]) -> None:
       return
     _parse(sys.argv)
     main()
-  except errors.InputError as error:
-    print(f'{program}: error: {errors.one_line(error)}', file=sys.stderr)
-    sys.exit(2)
-  except PermissionError as error:
-    print(f'{program}: error: {error.filename}: {error.strerror}',
-          file=sys.stderr)
-    sys.exit(2)
-  except errors.RunError as error:
-    print(f'{program}: error: {errors.one_line(error)}', file=sys.stderr)
-    sys.exit(1)
-  except KeyboardInterrupt:
-    print(f'{program}: interrupted', file=sys.stderr)
-    sys.exit(130)
-  except Exception as error:
-    reason = _machine_error(error)
-    if reason is None:
+  except (Exception, KeyboardInterrupt) as error:
+    expected = _expected(error)
+    if expected is None:
       raise
-    print(f'{program}: error: {reason}', file=sys.stderr)
-    sys.exit(1)
+    status, message = expected
+    print(f'{_program_name()}: {message}', file=sys.stderr)
+    sys.exit(status)
 
 
-def _machine_error(error: Exception) -> str | None:
-  """The message of an error of the disk or the device memory, else None."""
+def _expected(error: BaseException) -> tuple[int, str] | None:
+  """(exit status, message) of an error, or None if it is a bug."""
+  text = errors.one_line(error)
+  if isinstance(error, KeyboardInterrupt):
+    return 130, 'interrupted'
+  if isinstance(error, errors.InputError):
+    return 2, f'error: {text}'
+  if isinstance(error, errors.RunError):
+    return 1, f'error: {text}'
+  if isinstance(error, PermissionError):
+    return 2, f'error: {error.filename}: {error.strerror}'
   if isinstance(error, OSError) and error.errno in _DISK:
     where = f'{error.filename}: ' if error.filename else ''
-    return f'{where}{error.strerror}'
-  if 'RESOURCE_EXHAUSTED' in str(error):  # jax's error, without importing jax
-    return (f'out of device memory: {errors.one_line(error)[:800]}; '
-            f'{_MEMORY_FIELDS}; `python -m tepo_jax.plan` shows what fits')
+    return 1, f'error: {where}{error.strerror}'
+  if 'RESOURCE_EXHAUSTED' in text:  # jax's error, without importing jax
+    return 1, (f'error: out of device memory: {text[:800]}; {_MEMORY_FIELDS}; '
+               '`python -m tepo_jax.plan` shows what fits')
   return None
 
 

@@ -6,8 +6,8 @@ r"""Digests of what short runs write: refactoring must not change a bit.
 Trains `configs/tiny.py` for five rollout steps with the rows below and with
 LoRA, from one base model, and computes digests of each run's metrics (without
 times and host usage), rollouts, and checkpointed arrays (parameters and
-moments). Digests hold for one kind of CPU and one version of jax, which the file
-names: `--against` refuses a file made elsewhere.
+moments). Digests hold for one kind of CPU and one version of jax, which the
+file names: `--against` refuses a file made elsewhere.
 """
 
 import argparse

@@ -8,8 +8,8 @@ import sys
 
 ROOT = pathlib.Path(__file__).parents[1]
 
-# The tiny config at a size that compiles in seconds. An untrained model is never
-# correct: the overlong penalty makes the rewards of its groups differ.
+# The tiny config at a size that compiles in seconds. An untrained model is
+# never correct: the overlong penalty makes the rewards of its groups differ.
 SMALL = (
     '--config.steps=8', '--config.data.limit=64', '--config.rollout.prompts=4',
     '--config.rollout.samples=4', '--config.rollout.max_tokens=16',

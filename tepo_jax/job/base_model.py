@@ -8,7 +8,6 @@ import json
 import pathlib
 import random
 import tempfile
-from typing import Any
 
 import jax
 from jax import numpy as jnp
@@ -134,23 +133,21 @@ def _demonstrations(config, tokenizer):
           for array in (token_RS, position_RS, mask_RT)]
 
 
-def next_token_loss(model: transformer.ModelConfig, params: Any,
-                    token_BS: jax.Array, position_BS: jax.Array,
-                    mask_BT: jax.Array) -> jax.Array:
-  """−Σ m log π(y_t | s_t) / Σ m over all tokens but the first, in nats."""
-  scores = scoring.score(model, params, token_BS, position_BS,
-                         num_targets=mask_BT.shape[1])
-  return -jnp.sum(mask_BT * scores.logp_BT) / jnp.sum(mask_BT)
-
-
 def next_token_step(
     model: transformer.ModelConfig, optimizer: optax.GradientTransformation,
     state: update.TrainState, token_BS: jax.Array, position_BS: jax.Array,
     mask_BT: jax.Array) -> tuple[update.TrainState, jax.Array]:
-  """Makes one optimiser update; returns the new state and the loss before."""
-  loss, gradient = jax.value_and_grad(next_token_loss, argnums=1)(
-      model, state.params, token_BS, position_BS, mask_BT)
+  """Makes one optimiser update; returns the new state and the loss before.
+
+  The loss, in nats, is −Σ m log π(y_t | s_t) / Σ m over tokens but the first.
+  """
+  def loss(params):
+    scores = scoring.score(model, params, token_BS, position_BS,
+                           num_targets=mask_BT.shape[1])
+    return -jnp.sum(mask_BT * scores.logp_BT) / jnp.sum(mask_BT)
+
+  value, gradient = jax.value_and_grad(loss)(state.params)
   updates, opt_state = optimizer.update(gradient, state.opt_state,
                                         state.params)
   params = optax.apply_updates(state.params, updates)
-  return update.TrainState(state.step + 1, params, opt_state), loss
+  return update.TrainState(state.step + 1, params, opt_state), value

@@ -34,12 +34,11 @@ _POSITIVE = (
     'rollout.max_generation_batches', 'rollout.temperature',
     'rollout.logp_gap_limit', 'grading.workers', 'lora.alpha',
     'train.minibatch_prompts', 'train.epochs', 'train.microbatch_tokens',
-    'train.chunk_size',
-    'optimizer.learning_rate', 'optimizer.epsilon', 'optimizer.max_grad_norm',
-    'compute.unroll', 'eval.max_tokens', 'rollout.chunk',
-    'checkpoint.period', 'checkpoint.keep', 'dump.max_megabytes',
-    'pretrain.batch',
-    'pretrain.demonstrations', 'pretrain.learning_rate', 'pretrain.d_model',
+    'train.chunk_size', 'optimizer.learning_rate', 'optimizer.epsilon',
+    'optimizer.max_grad_norm', 'compute.unroll', 'eval.max_tokens',
+    'rollout.chunk', 'checkpoint.period', 'checkpoint.keep',
+    'dump.max_megabytes', 'pretrain.batch', 'pretrain.demonstrations',
+    'pretrain.learning_rate', 'pretrain.d_model',
     'pretrain.num_layers', 'pretrain.num_heads', 'pretrain.num_kv_heads',
     'pretrain.head_dim', 'pretrain.d_ff', 'benchmark.vocabulary',
     'benchmark.prompt_tokens', 'benchmark.mean_tokens', 'benchmark.rounds')
@@ -51,6 +50,18 @@ _NOT_NEGATIVE = (
 _POSITIVE_IF_GIVEN = (
     'data.limit', 'eval.limit', 'eval.samples', 'train.row_tokens',
     'rollout.slots')
+
+# Fields that have no effect while another field has this value.
+_OFF = (
+    ('lora.', 'lora.rank', 0), ('eval.', 'eval.period', 0),
+    ('dump.', 'dump.period', 0),
+    ('rollout.overlong_factor', 'rollout.overlong_buffer', 0),
+    ('method.reg.', 'method.reg.region', 'none'),
+    ('method.reg.', 'method.reg.coef', 0))
+# Fields that have an effect only while another field has this value.
+_NEEDED = (
+    ('train.attention_room', 'train.packing', 'shared'),
+    ('rollout.max_generation_batches', 'rollout.dynamic_sampling', 'refill'))
 
 
 def check(config: ml_collections.ConfigDict, overridden: Iterable[str]) -> None:
@@ -144,35 +155,19 @@ def _check_geometry(config):
 
 def _inert(config, name):
   """The reason why a field has no effect under this config, or None."""
-  section = name.split('.')[0]
   if name == 'method_name':
     return 'select the method by name, --config=FILE.py:METHOD'
-  if section == 'benchmark':
+  if name.startswith('benchmark.'):
     return 'only tepo_jax.benchmark uses it'
-  if section == 'pretrain' and config.model is not None:
+  if name.startswith('pretrain.') and config.model is not None:
     return 'config.model is set, so no model is made'
-  if section == 'lora' and name != 'lora.rank' and not config.lora.rank:
-    return 'config.lora.rank is 0'
-  if section == 'eval' and name != 'eval.period' and not config.eval.period:
-    return 'config.eval.period is 0, so nothing is evaluated'
-  if section == 'dump' and name != 'dump.period' and not config.dump.period:
-    return 'config.dump.period is 0, so nothing is dumped'
-  if name == 'train.attention_room' and config.train.packing != 'shared':
-    return 'config.train.packing is not shared'
-  if name == 'rollout.overlong_factor' and not config.rollout.overlong_buffer:
-    return 'config.rollout.overlong_buffer is 0'
-  if (name == 'rollout.max_generation_batches'
-      and config.rollout.dynamic_sampling != 'refill'):
-    return 'config.rollout.dynamic_sampling is not refill'
-  return _inert_in_method(config.method.reg, name)
-
-
-def _inert_in_method(reg, name):
-  if name.startswith('method.reg.'):
-    if reg.region == 'none' and name != 'method.reg.region':
-      return 'config.method.reg.region is none'
-    if reg.coef == 0 and name != 'method.reg.coef':
-      return 'config.method.reg.coef is 0'
+  for fields, switch, off in _OFF:
+    if name.startswith(fields) and name != switch and (
+        _value(config, switch) == off):
+      return f'config.{switch} is {off}'
+  for field, switch, needed in _NEEDED:
+    if name == field and _value(config, switch) != needed:
+      return f'config.{switch} is not {needed}'
   return None
 
 

@@ -174,7 +174,10 @@ class SampleFile:
         self._folder / IDENTITY,
         json.dumps(self._identity, indent=2, sort_keys=True) + '\n')
     if self._path.exists():
-      for line in _whole_lines(self._path):
+      for text in self._path.read_text().splitlines(keepends=True):
+        if not text.endswith('\n'):
+          break  # the last line was cut off
+        line = json.loads(text)
         self._groups[line['set']].setdefault(line['id'], []).append(line)
       self._groups = {
           name: {problem: lines for problem, lines in groups.items()
@@ -207,13 +210,6 @@ class SampleFile:
     files.replace_text(self._path, ''.join(
         _lines_text(lines) for groups in self._groups.values()
         for lines in groups.values()))
-
-
-def _whole_lines(path):
-  """Yields the parsed lines, except a last one that was cut off."""
-  for line in path.read_text().splitlines(keepends=True):
-    if line.endswith('\n'):
-      yield json.loads(line)
 
 
 def _lines_text(lines):

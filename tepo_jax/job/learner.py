@@ -26,13 +26,9 @@ MAX_SKIPPED = 3  # consecutive non-finite updates before a run stops
 class UpdatePlan:
   """The updates of a rollout step.
 
-  Attributes:
-    batch: on the host, with ℓ° and H°.
-    noise_floor: see `update.train_step`.
-    order: the batch rows of each update.
-    first: the minibatches of the first epoch, on the devices.
-    key: of the step's random numbers.
-    scalars: metrics.
+  batch: on the host, with ℓ° and H°. noise_floor: see `update.train_step`.
+  order: the batch rows of each update. first: the minibatches of the first
+  epoch, on the devices. key: of the step's random numbers. scalars: metrics.
   """
   batch: batch_lib.Batch
   noise_floor: float

@@ -48,17 +48,6 @@ def digest(config: ml_collections.ConfigDict) -> str:
       json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
-def save_config(config: ml_collections.ConfigDict,
-                workdir: str | os.PathLike) -> None:
-  """Writes DIR/config.json: every field, sorted, replaced by rename.
-
-  JSON has no infinity: it is saved as the string 'Infinity'.
-  """
-  text = json.dumps(_for_json(config.to_dict()), indent=2, sort_keys=True,
-                    allow_nan=False)
-  files.replace_text(pathlib.Path(workdir) / 'config.json', text + '\n')
-
-
 def read_config(workdir: str | os.PathLike) -> ml_collections.ConfigDict:
   """Reads the config that a run saved in its workdir; it is locked.
 
@@ -83,7 +72,8 @@ def claim(config: ml_collections.ConfigDict,
           workdir: str | os.PathLike) -> None:
   """Makes DIR the workdir of this config, or checks that it is.
 
-  Changes of `_EXECUTION` fields are logged on stderr.
+  It then writes every field to DIR/config.json. Changes of `_EXECUTION` fields
+  are logged on stderr.
 
   Raises:
     InputError: DIR holds another config (the fields are named) or other files
@@ -99,7 +89,9 @@ def claim(config: ml_collections.ConfigDict,
       raise errors.InputError(
           f'--workdir={workdir}: holds {listed(sorted(found))} but no '
           'config.json, so it is not the folder of a run; choose another')
-    save_config(config, workdir)
+    files.replace_text(workdir / 'config.json', json.dumps(
+        _for_json(config.to_dict()), indent=2, sort_keys=True, allow_nan=False
+    ) + '\n')
   except OSError as error:
     raise errors.InputError(
         f'--workdir={workdir}: {error.strerror or error}') from error
@@ -151,6 +143,7 @@ def _shown(fields: dict[str, Any], name: str) -> str:
 
 
 def _for_json(node: Any) -> Any:
+  """Turns infinity, which JSON lacks, into 'Infinity'."""
   if isinstance(node, dict):
     return {key: _for_json(value) for key, value in node.items()}
   return 'Infinity' if node == math.inf else node

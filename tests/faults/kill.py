@@ -111,7 +111,7 @@ def phase(workdir: pathlib.Path, stderr: bytes) -> str:
 def kill_and_compare(model: pathlib.Path, folder: pathlib.Path, kills: int,
                      seed: int) -> list[str]:
   """Names of the files that differ from those of an uninterrupted run."""
-  for name in ('compiling', 'alone'):  # the second finds all compiled, like those below
+  for name in ('compiling', 'alone'):  # the second compiles nothing
     begin = time.monotonic()
     run_until(start(model, folder / name), folder, signal.SIGKILL,
               lambda *_: False)

@@ -69,7 +69,7 @@ def test_other_folders_are_left_alone(tmp_path):
   assert (tmp_path / 'out' / results.SAMPLES).read_bytes() == before
   (tmp_path / 'mine').mkdir()
   (tmp_path / 'mine' / 'thesis.tex').touch()
-  with pytest.raises(errors.InputError, match='not the folder of an evaluation'):
+  with pytest.raises(errors.InputError, match='not the folder of an eval'):
     evaluation.SampleFile(tmp_path / 'mine', IDENTITY)
   (tmp_path / 'out' / evaluation.IDENTITY).write_text('{')
   with pytest.raises(errors.InputError, match='evaluation.json'):
