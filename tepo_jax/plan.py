@@ -28,8 +28,8 @@ from tepo_jax.tools.plan import table
 
 _CONFIG = cli.DEFINE_config()
 _TOPOLOGY = flags.DEFINE_multi_string(
-    'topology', None, 'A slice, such as v5e:4x4, v5p:2x2x2 or v6e:8x8; may be '
-    'repeated.', required=True)
+    'topology', None, 'A slice, such as v5e:4x4, v5p:2x2x2 or v6e:8x8',
+    required=True)
 _JSON = flags.DEFINE_bool('json', False, 'Print JSON lines, not tables.')
 
 

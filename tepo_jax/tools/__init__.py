@@ -1,1 +1,1 @@
-"""About runs and machines, not about the paper: plan, benchmark, report."""
+"""Programs about runs and machines: plan, benchmark, report."""

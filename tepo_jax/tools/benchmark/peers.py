@@ -38,5 +38,5 @@ def repeated_texts(token_QP: np.ndarray, samples: int) -> list[str]:
 
 
 def every_second(completions: list[str], **_) -> list[float]:
-  """A reward function: 0 and 1 by turns, so that every group is mixed."""
+  """A reward function that alternates 0 and 1: every group is mixed."""
   return [float(index % 2) for index in range(len(completions))]

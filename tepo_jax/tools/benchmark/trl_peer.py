@@ -88,7 +88,7 @@ def _arguments(workload: workload_lib.Workload,
                ) -> trl.GRPOConfig:
   """Returns settings for the workload in fp32, as one batch."""
   peers.require_group('TRL', workload)
-  # The model's config, which is for updates, turns the cache off.
+  # The model's config, which is for updates, disables the cache.
   return trl.GRPOConfig(
       folder, use_cpu=True, bf16=False, activation_checkpointing=False,
       report_to='none', save_strategy='no',

@@ -116,7 +116,8 @@ def forward_flops(workload: workload_lib.Workload,
   width = model.num_heads * model.head_dim
   kv_width = model.num_kv_heads * model.head_dim
   layer = model.d_model * (2 * width + 2 * kv_width + 3 * model.d_ff)
-  attention = width * np.sum(total_B ** 2)  # 2 products, half
+  # Two products, each over the causal half of the square.
+  attention = width * np.sum(total_B ** 2)
   head = model.d_model * model.vocab_size * length_B.sum()
   tokens = total_B.sum()
   if shared:

@@ -126,8 +126,8 @@ def test_group_sizes(groups, size):
   assert cost._group_size(f'(%x), channel_id=1, {groups}, dims') == size
 
 
-@pytest.mark.parametrize('name, said', [
+@pytest.mark.parametrize('name, message', [
     ('v5e', 'CHIP:TORUS'), ('v9:2x2', 'v5e, v5p, v6e'), ('v5e:3x1', 'v5e:3x1')])
-def test_unknown_slices_are_refused(name, said):
-  with pytest.raises(errors.InputError, match=said):
+def test_unknown_slices_are_refused(name, message):
+  with pytest.raises(errors.InputError, match=message):
     chips.topology(name)

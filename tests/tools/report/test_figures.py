@@ -66,10 +66,10 @@ def test_evaluations_have_panels_and_are_not_smoothed(make_run):
 def test_captions_state_smoothing_and_band(make_run):
   some = [record(1)]
   paths = [make_run(str(seed), some, seed=seed) for seed in range(3)]
-  for count, said in ((1, ''), (2, 'range of the two'), (3, '95% interval')):
+  for count, band in ((1, ''), (2, 'range of the two'), (3, '95% interval')):
     text = figures.caption(panel('entropy'),
                            runs.group(runs.read(paths[:count])))
-    assert 'moving mean of 5 steps' in text and said in text
+    assert 'moving mean of 5 steps' in text and band in text
     assert ('Band' in text) == (count > 1)
 
 
