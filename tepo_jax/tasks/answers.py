@@ -1,4 +1,4 @@
-r"""The final answer of a completion, and the spelling it is compared in."""
+r"""Extracts a completion's final answer and normalises its spelling."""
 
 import decimal
 import re
@@ -52,15 +52,15 @@ _SYNONYMS = (
 
 
 def extract(completion: str, style: str) -> str | None:
-  r"""The completion's final answer, or None.
+  r"""Returns the completion's final answer, or None if it has none.
 
   'boxed': the content of the last `\boxed{...}` or `\fbox{...}` whose brace
-  is closed; unterminated ones are passed over. 'answer': the last line with
-  `Answer:`, of which the box where there is one. An answer longer than
-  MAX_CHARS is none.
+  is closed; unterminated ones are skipped. 'answer': the text after the last
+  `Answer:`, or the content of the box in it. An answer longer than MAX_CHARS
+  does not count.
   """
   if style not in STYLES:
-    raise ValueError(f'no answer style {style!r}, only {STYLES}')
+    raise ValueError(f'unknown answer style {style!r}: use one of {STYLES}')
   if style == 'boxed':
     answer = _last_box(completion)
   else:
@@ -74,7 +74,7 @@ def extract(completion: str, style: str) -> str | None:
 
 
 def _last_box(text):
-  """One pass from the first box on, whatever the nesting: linear in len."""
+  """Scans once from the first box on: linear time whatever the nesting."""
   starts = [i for i in (text.find('\\boxed'), text.find('\\fbox')) if i >= 0]
   if not starts:
     return None
@@ -90,17 +90,17 @@ def _last_box(text):
 
 
 def canonical(text: str) -> str:
-  r"""One spelling of what means the same without any calculation.
+  r"""Normalises spelling without calculating anything.
 
-  No wrappers, `$`, `\left`, thin or needless spaces, degrees, dollars; one
-  name for each of `\dfrac`, `\leqslant`, `−` and the like.
+  Removes wrappers, `$`, `\left`, needless spaces, degree and dollar signs;
+  replaces synonyms (`\dfrac`, `\leqslant`, `−`) by one command each.
   """
   text = text.translate(_UNICODE).strip()
   if '\\begin' not in text:  # where it ends a row
     text = _DOUBLED.sub(r'\\', text)
   text = text.rstrip('.').strip()
   text = _IGNORED.sub('', text).replace('{,}', ',')
-  # Degrees count inside of a sine; as a unit they may be left out.
+  # Degrees matter inside a sine; as a unit they may be omitted.
   degree = r'\\frac{\\pi}{180}' if _SINES.search(text) else ' '
   text = _DEGREES.sub(degree, _BLANKS.sub(' ', text))
   while match := _WRAPPERS.fullmatch(text.strip()):
@@ -117,7 +117,7 @@ def _repeating(whole, fixed, repeated):
 
 
 def number(text: str) -> decimal.Decimal | None:
-  """Of canonical `1,234`, `-0.5`, `8.7e8` or `8.7\\times 10^8`; or None."""
+  r"""Reads canonical `1,234`, `-0.5`, `8.7e8`, `8.7\times 10^8`; else None."""
   match = _NUMBER.fullmatch(text)
   if not match:
     return None

@@ -1,6 +1,6 @@
-r"""What an answer is: a value, a pair, an interval, a set, an equation.
+r"""Parses an answer's structure: value, pair, interval, set, equation.
 
-`read` makes a Node of canonical text (`answers.canonical`).
+`read` takes canonical text (`answers.canonical`) and returns a Node.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ _MATRIX = re.compile(r'\\begin\{([pbB]?)(?:matrix|array)\}(?:\{[lcr|]*\})?(.*)'
 _FENCES = {'(': ')', '[': ']', '\\{': '\\}', '{': '}', '\\langle': '\\rangle'}
 _NAMED = re.compile(r"\\?[a-zA-Z]+(?:_(?:\{[^{}]*\}|\w))?'*(?:\([^()]*\))?"
                     r'|\([a-zA-Z](?:,[a-zA-Z])+\)')
-# A number with its thousands apart, and something behind it.
+# A number with thousands separators, followed by something else.
 _THOUSANDS = re.compile(r'[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?[^,\d][^,]*')
 _LABEL = re.compile(r'[a-zA-Z ]{3,}')
 
@@ -63,10 +63,10 @@ class Node:
 
 @functools.lru_cache(65536)
 def read(text: str, depth: int = 0) -> Node:
-  """The Node of canonical text.
+  """Parses canonical text.
 
   Raises:
-    expressions.Unreadable: it is none of these things.
+    expressions.Unreadable: the text has none of the structures of Node.
   """
   text = text.strip()
   if not text or depth > MAX_DEPTH:
@@ -104,7 +104,7 @@ def _joined(kind, texts, depth):
 
 
 def _split(tokens, separators):
-  """Texts between separators outside of all brackets, and the separators."""
+  """Splits at separators outside all brackets: (texts, separators)."""
   parts, found, depth = [[]], [], 0
   for token in tokens:
     depth += (token in _OPENING) - (token in _CLOSING)
@@ -130,7 +130,7 @@ def _related(sides, relations, depth):
 
 
 def _fenced(tokens, depth):
-  """What stands in one pair of brackets as a whole, or None."""
+  """Reads a text enclosed in one pair of brackets, else None."""
   opening, closing = tokens[0], tokens[-1]
   is_mixed = {opening, closing} <= {'(', ')', '[', ']'} and len(tokens) > 2
   if _FENCES.get(opening) != closing and not (
@@ -172,7 +172,7 @@ def _matrix(body, depth):
 
 
 def _single(text, depth):
-  """A value, a word, a number in a base."""
+  """Reads a value, a word or a number in a base."""
   if match := _BASED.fullmatch(text):
     name = (match[2] or match[3]).strip()
     name = re.sub(r'\\text|[{}\s]', '', name)
@@ -203,13 +203,13 @@ def _value(text):
 
 
 def _plain(text):
-  """`np.exp(1)` and `8.7e8` without Python's spelling."""
+  """Replaces Python's spelling of `np.exp(1)` and `8.7e8`."""
   text = re.sub(r'\b(?:np|numpy|math)\.', '', text)
   return _SCIENTIFIC.sub(r'(\1*10^{\2})', text)
 
 
 def with_unit(node: Node, unit: units.Unit | None) -> Node:
-  """The same with the unit that its data set gives it, if it has none."""
+  """Adds the data set's unit to a value without one."""
   if unit is None or node.kind != 'value' or node.unit is not None:
     return node
   return dataclasses.replace(node, unit=unit)

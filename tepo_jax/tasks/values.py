@@ -1,8 +1,8 @@
-"""Trees of `expressions` compared by their values.
+"""Compares trees of `expressions` by their values.
 
-Exact fractions where they are rational, else many digits, at points of their
-variables that are a function of the variables' names. Bounded in time: what
-is beyond the bounds is expressions.Unreadable.
+Rational values are exact fractions, others have many digits. Variables take
+values derived from their names. Every step is bounded: a tree beyond the
+bounds raises expressions.Unreadable.
 """
 
 import fractions
@@ -13,8 +13,8 @@ import zlib
 
 from tepo_jax.tasks import expressions
 
-MAX_BITS = 40_000  # of an exact fraction; beyond that, digits
-MAX_FACTORIAL = 5000  # of factorials and binomials
+MAX_BITS = 40_000  # of an exact fraction; longer ones are rounded
+MAX_FACTORIAL = 5000  # in factorials and binomials
 MAX_FACTORIALS = 16  # in one value
 MAX_MAGNITUDE = 1 << 40  # of exponents and of logarithms of values
 DIGITS, MANY_DIGITS = 50, 400
@@ -23,11 +23,11 @@ _ONE = ('number', fractions.Fraction(1))
 
 
 def equal(first: tuple, second: tuple) -> bool | None:
-  """Whether two trees are the same function; None where it cannot tell.
+  """Whether two trees are the same function; None if undecided.
 
-  Same values at generic points of either sign; other values there but the
-  same at whole numbers, or the same only where all is positive: None. (True
-  where other numbers have no real value.)
+  True if they agree at generic points of either sign (positive ones only,
+  where others give no real value). None if they agree only at positive
+  points or only at integers.
   """
   names = expressions.symbols(first) | expressions.symbols(second)
   if not names:
@@ -45,7 +45,7 @@ def _is_real(tree, points):
     try:
       values = _Values(points, DIGITS)
       return not values.context.im(values.real(values.of(tree)))
-    except expressions.Unreadable:  # a logarithm's floor, say
+    except expressions.Unreadable:  # e.g. the floor of a complex number
       return False
 
 
@@ -54,7 +54,7 @@ def _are_same_integers(first, second):
 
 
 def proportional(first: tuple, second: tuple) -> bool | None:
-  """Whether first / second is the same, not 0, at several points."""
+  """Whether first / second is the same nonzero value at several points."""
   ratios = [_quotient_at(first, second, points)
             for points in ('positive', 'other', 'negative')]
   with _LOCK:
@@ -72,7 +72,7 @@ def _quotient_at(first: tuple, second: tuple, points: str):
 def is_within(first: tuple, second: tuple,
               absolute: fractions.Fraction = fractions.Fraction(0),
               relative: fractions.Fraction = fractions.Fraction(0)) -> bool:
-  """|first - second| <= absolute + relative |first|, of constants."""
+  """|first - second| <= absolute + relative |first|, for constants."""
   with _LOCK:
     values = _Values('constant', DIGITS)
     a, b = values.of(first), values.of(second)
@@ -83,7 +83,7 @@ def is_within(first: tuple, second: tuple,
 
 
 def fingerprint(tree: tuple) -> str:
-  """Many digits of its value, or of its values where it has variables."""
+  """Writes out digits of the value, or of values at points of variables."""
   points = ('constant',)
   if expressions.symbols(tree):
     points = 'positive', 'negative'
@@ -117,7 +117,7 @@ def _same_at(first, second, points):
       raise expressions.Unreadable('too large')
     if is_close or not values.cancelled:
       return is_close
-    # What is left of a cancellation may be a rounding error.
+    # The result of a cancellation may be a rounding error.
     values = _Values(points, MANY_DIGITS)
     c, d = values.of(first), values.of(second)
     before, after = (abs(values.real(x) - values.real(y))
@@ -127,7 +127,7 @@ def _same_at(first, second, points):
 
 
 def _close(a, b, digits):
-  """Equal, but for the last digits."""
+  """Whether a and b agree but for the last digits."""
   if _are_exact(a, b):
     return a == b
   context = _context()
@@ -138,7 +138,7 @@ def _close(a, b, digits):
   return bool(abs(a - b) <= tiny * max(abs(a), abs(b)))
 
 
-_LOCK = threading.RLock()  # mpmath's precision is a state
+_LOCK = threading.RLock()  # mpmath's precision is global state
 
 
 @functools.cache
@@ -150,8 +150,8 @@ def _context():
 class _Values:
   """Evaluates trees at one kind of points.
 
-  cancelled: some sum came out far smaller than its terms. rounded: some
-  fraction was too long to stay exact.
+  cancelled: a sum was far smaller than its terms. rounded: a fraction was
+  too long to stay exact.
   """
 
   def __init__(self, points, digits):
@@ -175,7 +175,7 @@ class _Values:
     return value
 
   def real(self, value):
-    """As an mpmath number (complex ones stay complex)."""
+    """Converts to an mpmath number, real or complex."""
     return self.context.convert(value)
 
   def number(self, value):
