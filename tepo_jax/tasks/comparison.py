@@ -10,9 +10,11 @@ import fractions
 
 from tepo_jax.tasks import expressions
 from tepo_jax.tasks import structures
+from tepo_jax.tasks import units
 from tepo_jax.tasks import values
 
-DECIMAL_TOLERANCE = fractions.Fraction(1, 10**6)  # relative, of decimals
+DECIMAL_TOLERANCE = fractions.Fraction(1, 10**6)  # relative
+IRRATIONAL_TOLERANCE = fractions.Fraction(1, 10**8)
 _ROUNDING = fractions.Fraction(1, 10**12)
 _FLIPPED = {'<': '>', '>': '<', '<=': '>=', '>=': '<='}
 _COLLECTIONS = frozenset(('value', 'tuple', 'set', 'list', 'matrix', 'union'))
@@ -35,6 +37,8 @@ def _same(reference, answer, abs_error=None):
       return False
     return _same(reference.parts[0], answer.parts[0], abs_error)
   reference, answer = _as_intervals(reference, answer)
+  reference, answer = (_ungrouped(reference, answer),
+                       _ungrouped(answer, reference))
   kinds = {reference.kind, answer.kind}
   if kinds == {'value'}:
     return _same_value(reference, answer, abs_error)
@@ -42,6 +46,10 @@ def _same(reference, answer, abs_error=None):
     return _same_base(reference, answer)
   if 'word' in kinds:
     return _same_word(reference, answer)
+  if 'dots' in kinds:
+    return len(kinds) == 1
+  if 'time' in kinds:
+    return _same_time(reference, answer)
   if kinds == {'chain'}:
     return _same_chain(reference, answer)
   if kinds == {'matrix', 'tuple'}:
@@ -55,6 +63,21 @@ def _same(reference, answer, abs_error=None):
   if kinds <= _COLLECTIONS | {'chain'} and kinds & {'set', 'list', 'union'}:
     return _any_order(_members(reference), _members(answer))
   return False if kinds <= _COLLECTIONS else None
+
+
+def _ungrouped(node, other):
+  """Reads the list `12,345` as a number unless the other one is a list."""
+  if node.kind == 'list' and node.text and other.kind in ('value', 'based'):
+    return structures.Node('value', (expressions.parse(node.text),), node.text)
+  return node
+
+
+def _same_time(reference, answer):
+  """A time of day without am or pm has that of the other one."""
+  time, other = sorted((reference, answer), key=lambda n: n.kind != 'time')
+  if other.kind == 'time':
+    return time.text == other.text
+  return other.text in (time.text[:-3], time.text[:-3].removesuffix(':00'))
 
 
 def _members(node):
@@ -155,6 +178,8 @@ def _same_word(reference, answer):
   if reference.kind == answer.kind:
     return reference.text == answer.text
   word, other = sorted((reference, answer), key=lambda n: n.kind != 'word')
+  if word.text in ('yes', 'no'):  # not n * o
+    return False
   if len(word.text) == 1 and other.kind == 'value':
     letter = structures.Node('value', (('symbol', word.text),))
     return _same_value(letter, other, None)
@@ -175,6 +200,8 @@ def _all(verdicts):
 def _any_order(references, answers):
   if len(references) != len(answers):
     return False
+  if any(node.kind == 'dots' for node in references):
+    return _in_order(references, answers)
   left, unsure = list(answers), False
   for reference in references:
     verdicts = [_same(reference, answer) for answer in left]
@@ -205,13 +232,14 @@ def _same_value(reference, answer, abs_error):
 
 
 def _without_letter(node, other):
-  """Reads the unit off `37/4 m` where the other side is a number."""
+  """Reads `37/4 m` as a number and a unit where the other one is a number."""
   tree = node.parts[0]
   if (tree[0] == 'product' and tree[2][0] == 'symbol'
       and tree[2][1] in _ONE_LETTER_UNITS
       and not expressions.symbols(tree[1])
       and not expressions.symbols(other.parts[0])):
-    return dataclasses.replace(node, parts=(tree[1],))
+    return dataclasses.replace(
+        node, parts=(tree[1],), unit=units.read(tree[2][1]))
   return node
 
 
@@ -224,26 +252,33 @@ def _same_tree(reference, answer, scale, abs_error):
     if abs_error is not None:
       return values.is_within(
           tree, other, fractions.Fraction(str(abs_error)) + _ROUNDING)
-    if _is_decimal(reference) or _is_decimal(answer):
-      return _is_close(reference, tree, answer, other)
+    if (expressions.has_decimal(tree) or expressions.has_decimal(other)) and (
+        _rounds_to(reference, tree, answer, other)):
+      return True
   verdict = values.equal(tree, other)
   return None if loose and not verdict else verdict
 
 
-def _is_decimal(node):
-  return expressions.has_decimal(node.parts[0])
-
-
-def _is_close(reference, tree, answer, other):
-  """Within the tolerance, or an exact answer rounds to a decimal reference."""
-  if values.is_within(tree, other, relative=DECIMAL_TOLERANCE):
-    return True
+def _rounds_to(reference, tree, answer, other):
+  """Applies the rules on rounding in the module's docstring."""
+  answer_tree = answer.parts[0]
   digits = reference.text.lstrip('+-0.').replace('.', '')
-  if '.' in reference.text and len(digits) >= 3 and not _is_decimal(answer):
+  if '.' in reference.text and len(digits) >= 3 and not (
+      expressions.has_decimal(answer_tree)):
     places = len(reference.text.partition('.')[2])
-    return values.is_within(
-        tree, other, fractions.Fraction(1, 2 * 10**places))
-  return False
+    if values.is_within(tree, other, fractions.Fraction(1, 2 * 10**places)):
+      return True
+  exact, is_decimal = values.rational(tree), expressions.is_decimal(tree)
+  if _is_integer(exact) or _is_integer(values.rational(other)) or not (
+      is_decimal or expressions.is_decimal(answer_tree)):
+    return False
+  tolerance = (IRRATIONAL_TOLERANCE if exact is None and not is_decimal
+               else DECIMAL_TOLERANCE)
+  return values.is_within(tree, other, relative=tolerance)
+
+
+def _is_integer(value):
+  return value is not None and value.denominator == 1
 
 
 def key(node: structures.Node) -> tuple:

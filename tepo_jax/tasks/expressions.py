@@ -83,10 +83,31 @@ def symbols(tree: tuple) -> frozenset:
 
 
 @functools.lru_cache(65536)
+def infinity(tree: tuple) -> int | None:
+  """1 or -1 for a signed infinity, 0 for a tree without any, else None."""
+  if tree == ('constant', 'inf'):
+    return 1
+  signs = {infinity(part) for part in tree[1:] if isinstance(part, tuple)}
+  if tree[0] == 'negative' and None not in signs:
+    return -signs.pop()
+  return None if signs - {0} else 0
+
+
+@functools.lru_cache(65536)
 def has_decimal(tree: tuple) -> bool:
   """Whether any number in the tree has a decimal point."""
   return tree[0] == 'decimal' or any(
       has_decimal(part) for part in tree[1:] if isinstance(part, tuple))
+
+
+def is_decimal(tree: tuple) -> bool:
+  """Whether it is a decimal such as -2.5 or 8.7 * 10^8, not a formula."""
+  if tree[0] == 'negative':
+    return is_decimal(tree[1])
+  if tree[0] == 'product':
+    return is_decimal(tree[1]) and tree[2][:2] == (
+        'power', ('number', fractions.Fraction(10)))
+  return tree[0] == 'decimal'
 
 
 @functools.lru_cache(65536)

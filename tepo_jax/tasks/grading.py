@@ -79,12 +79,10 @@ def _decide(answer, reference):
   numbers = [answers_lib.number(text) for text in (ours, theirs)]
   if reference[1:] == (None, None) and None not in numbers and (
       ',' not in ours or ',' not in theirs):
-    if _is_close(*numbers):
-      return True
-    if numbers[0] == numbers[0].to_integral_value():
-      return False  # Rounding cannot make it equal to the reference.
+    return _is_close(*numbers)
   try:
-    node, right = read(ours), read(theirs, reference.unit)
+    node, right = (read(text, unit or _sign(raw)) for text, unit, raw in (
+        (ours, None, answer), (theirs, reference.unit, reference.text)))
     if node is None or right is None:
       return None
     return comparison.same(right, node, reference.abs_error)
@@ -93,9 +91,13 @@ def _decide(answer, reference):
     return None
 
 
+def _sign(text):
+  return 'dollar' if '\\$' in text else None
+
+
 def _is_close(answer, reference):
   """Integers exactly, other numbers to a relative 1e-6."""
-  if all(n == n.to_integral_value() for n in (answer, reference)):
+  if any(n == n.to_integral_value() for n in (answer, reference)):
     return answer == reference
   return abs(answer - reference) <= NUMBER_TOLERANCE * abs(reference)
 
