@@ -6,6 +6,7 @@ column pairs (LAYOUTS): those of the hub, or plain `problem` with `answer` or
 set omits on purpose are counted and logged.
 """
 
+import ast
 import collections
 from collections.abc import Iterable, Iterator
 import dataclasses
@@ -30,6 +31,9 @@ LAYOUTS = (
     ('problem', 'answers'), ('problem', 'answer'), ('Problem', 'Answer'),
     ('question', 'final_answer'), ('question', 'answer'),
     ('prompt', 'reward_model'), ('prompt', 'solution'))
+
+MAX_CHARS = 10_000  # of a reference answer; Omni-MATH has whole proofs
+_LISTED = re.compile(r'\s*\[\s*["\']')  # no interval has a quote
 
 # Optional columns for each field, in order of preference.
 OPTIONAL = {
@@ -292,7 +296,7 @@ def _problem_text(row, column, where):
   if not isinstance(value, str):
     raise errors.InputError(
         f'{where}: {column!r} is {_type(value)}, not text')
-  text = prompts.strip_dapo(value).strip()
+  text = prompts.strip_dapo(_checked(value, column, where)).strip()
   if not text:
     raise errors.InputError(f'{where}: {column!r} is empty')
   return text
@@ -303,6 +307,8 @@ def _answers(row, column, where, may_be_empty):
   value = _cell(row, column, where)
   if column == 'reward_model' and isinstance(value, dict):
     column, value = 'ground_truth', _cell(value, 'ground_truth', where)
+  if isinstance(value, str) and _LISTED.match(value):
+    value = _listed(value, column, where)
   values = value if isinstance(value, list) else [value]
   references = tuple(_reference(value, column, where) for value in values)
   if references and all(references):
@@ -318,18 +324,49 @@ def _reference(value, column, where):
   text = _scalar(value, column, where)
   if '####' in text:
     text = text.rpartition('####')[2].replace(',', '')
-  return (answers.extract(text, 'boxed') or text).strip()
+  text = (answers.extract(text, 'boxed') or text).strip()
+  digits = max(map(len, re.findall(r'\d+', text)), default=0)
+  if len(text) > MAX_CHARS or digits > answers.MAX_CHARS:
+    raise errors.InputError(
+        f'{where}: {column!r} has {len(text)} characters, {digits} digits in '
+        f'a row; at most {MAX_CHARS} and {answers.MAX_CHARS} are read')
+  return text
+
+
+def _listed(text, column, where):
+  """Reads a list of texts written as text: '["5", "6"]'."""
+  try:
+    texts = ast.literal_eval(text.strip())
+    if all(text.isprintable() for text in texts):  # "\f" of \frac is not
+      return texts
+  except (AttributeError, MemoryError, RecursionError, SyntaxError, TypeError,
+          ValueError):
+    pass
+  raise errors.InputError(
+      f'{where}: {column!r} is text that looks like a list but is none; '
+      'write a list of answers')
 
 
 def _scalar(value, column, where):
   if isinstance(value, float) and value.is_integer():
     value = int(value)
-  is_number = (isinstance(value, int | float) and math.isfinite(value)
-               and not isinstance(value, bool))
+  is_number = (isinstance(value, int) and not isinstance(value, bool)
+               or isinstance(value, float) and math.isfinite(value))
   if not isinstance(value, str) and not is_number:
     raise errors.InputError(f'{where}: {column!r} is {_type(value)}, neither '
                             'text nor a number')
-  return str(value)
+  try:
+    text = str(value)
+  except ValueError as error:  # an integer of more than 4,300 digits
+    raise errors.InputError(f'{where}: {column!r}: {error}') from error
+  return _checked(text, column, where)
+
+
+def _checked(text, column, where):
+  if not text.isascii() and any('\ud800' <= c <= '\udfff' for c in text):
+    raise errors.InputError(f'{where}: {column!r} has a lone surrogate, which '
+                            'is no character')
+  return text
 
 
 def _type(value):
@@ -348,8 +385,11 @@ def _optional_fields(row, where):
           _scalar(part, present[0], where) for part in parts)
   if 'abs_error' in fields:
     try:
-      fields['abs_error'] = float(fields['abs_error'])
-    except ValueError as error:
-      raise errors.InputError(f'{where}: tolerance {fields["abs_error"]!r} '
-                              'is not a number') from error
+      tolerance = float(fields['abs_error'])
+    except ValueError:
+      tolerance = math.nan
+    if not 0 <= tolerance < math.inf:
+      raise errors.InputError(f'{where}: tolerance {fields["abs_error"]!r} is '
+                              'not a number from 0 up')
+    fields['abs_error'] = tolerance
   return fields

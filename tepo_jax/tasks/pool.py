@@ -25,6 +25,8 @@ MEMORY_BYTES = 2 << 30  # address space of a worker
 STARTUP_S = 120
 RECYCLE_AFTER = 2000  # questions, because sympy's caches grow
 ATTEMPTS = 3  # at a question whose worker died or got no CPU time
+STUCK_SHARE = 8  # of timeout_s, after which a worker counts as stuck
+MAX_EXTRA = 8  # workers more than `size`, started because others are stuck
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _SERVE = 'from tepo_jax.tasks import pool; pool.serve()'
@@ -39,10 +41,11 @@ Question = tuple[str, tuple[str, ...]]
 
 
 class Pool:
-  """At most `size` workers, started on demand.
+  """At most `size` workers that are not stuck, started on demand.
 
   A question that its worker does not answer within `timeout_s` gets the
-  verdict False, and the worker is replaced. A question whose worker died
+  verdict False, and the worker is replaced. Extra workers take over while
+  some are stuck, so that a batch takes about one `timeout_s`. A question whose worker died
   (killed from outside, out of memory) or got too little CPU time to answer is
   retried. Workers end with this process: their pipe closes, and a CPU time
   limit ends one that is too busy to notice.
@@ -75,8 +78,10 @@ class Pool:
     try:
       while len(outcomes) < len(questions):
         self._feed(waiting)
-        for worker, is_late in self._wait():
-          question, status, outcome = worker.collect(is_late)
+        for worker, is_late in self._wait(bool(waiting)):
+          busy = sum(w.question is not None for w in self._workers)
+          question, status, outcome = worker.collect(
+              is_late, min(1, os.cpu_count() / max(1, busy)))
           if status in ('died', 'starved', 'replace'):
             self._drop(worker)
           if status == 'ready':
@@ -95,8 +100,9 @@ class Pool:
           raise RuntimeError('grading workers do not start; to see why, run '
                              f'{sys.executable} -c "{_SERVE}"')
     finally:  # After an exception, no late answer may reach a later question.
-      for worker in [w for w in self._workers if w.question is not None]:
-        self._drop(worker)
+      for index, worker in reversed(list(enumerate(self._workers))):
+        if worker.question is not None or index >= self._size:
+          self._drop(worker)
     return outcomes, deaths
 
   def _drop(self, worker):
@@ -107,18 +113,26 @@ class Pool:
     for worker in list(self._workers):
       if worker.ready and worker.question is None and worker.is_dead():
         self._drop(worker)
-    busy = sum(worker.question is not None for worker in self._workers)
-    while len(self._workers) < min(self._size, busy + len(waiting)):
+    busy = [worker for worker in self._workers if worker.question is not None]
+    stuck_s = self._timeout_s * (1 - 1 / STUCK_SHARE)
+    stuck = sum(w.deadline - time.monotonic() < stuck_s for w in busy)
+    size = self._size + min(2 * stuck, MAX_EXTRA)
+    while len(self._workers) < min(size, len(busy) + len(waiting)):
       self._workers.append(_Worker())
     for worker in self._workers:
       if waiting and worker.ready and worker.question is None:
         worker.send(waiting.popleft(), self._timeout_s)
 
-  def _wait(self):
-    """Waits for output or a deadline: [(worker, whether it is late)]."""
+  def _wait(self, is_short):
+    """Waits for output or a deadline: [(worker, whether it is late)].
+
+    is_short: return early, because a worker may become stuck.
+    """
     active = [w for w in self._workers
               if w.question is not None or not w.ready]
     patience = min(worker.deadline for worker in active) - time.monotonic()
+    if is_short:
+      patience = min(patience, self._timeout_s / STUCK_SHARE)
     readable = connection.wait(
         [worker.process.stdout for worker in active], max(0, patience))
     now = time.monotonic()
@@ -152,18 +166,19 @@ class _Worker:
     with contextlib.suppress(BrokenPipeError):  # collect() will detect it.
       self.process.stdin.write(line)
 
-  def collect(self, is_late):
+  def collect(self, is_late, cpu_share):
     """Returns (question, status, (verdict, timed out)).
 
     status: 'ready' (started), 'answered', 'replace' (answered or late, and
     not to be reused), 'starved' (late for lack of CPU time) or 'died'. While
-    a worker starts, its question is None.
+    a worker starts, its question is None. cpu_share: of one CPU, that it had
+    at least unless other programs took it.
     """
     question, self.question = self.question, None
     if is_late:
       if question is None:
         return None, 'died', None
-      return question, self._why_late(), (False, True)
+      return question, self._why_late(cpu_share), (False, True)
     line = self.process.stdout.read(4096)  # Short lines arrive whole.
     if not line.endswith(b'\n'):
       return question, 'died', (False, False)
@@ -173,14 +188,14 @@ class _Worker:
     self.served += 1
     verdict, timed_out = json.loads(line)
     if timed_out:  # An alarm may leave sympy's caches inconsistent.
-      return question, self._why_late(), (verdict, True)
+      return question, self._why_late(cpu_share), (verdict, True)
     status = 'replace' if self.served >= RECYCLE_AFTER else 'answered'
     return question, status, (verdict, False)
 
-  def _why_late(self):
+  def _why_late(self, cpu_share):
     """'starved' if the worker ran for less than half its alarm's time."""
     used_s = self._cpu_s() - self.used_s
-    return 'starved' if used_s < self.timeout_s / 4 else 'replace'
+    return 'starved' if used_s < cpu_share * self.timeout_s / 4 else 'replace'
 
   def _cpu_s(self):
     """CPU time used so far; infinite if unknown."""

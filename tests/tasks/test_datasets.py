@@ -136,6 +136,22 @@ GOOD = {'problem': '1+1?', 'answer': '2'}
     ({'problem': '?', 'answer': '2', 'error': 'x'}, "row 3: tolerance 'x'"),
     ({'problem': '?', 'answer': '2', 'level': {}}, "row 3: 'level' is dict"),
     (['1+1?', '2'], 'row 3: not an object but list'),
+    ({'problem': '?', 'answer': '1' * 10**6},
+     "row 3: 'answer' has 1000000 characters, "),
+    ({'problem': '?', 'answer': '7' * 5000}, "row 3: 'answer' has 5000 "),
+    ({'problem': '?', 'answer': 'so ' * 4000}, "row 3: 'answer' has 11999 "),
+    ({'problem': '?', 'answer': 10**4000}, "row 3: 'answer' has 4001 "),
+    ({'problem': '?', 'answers': ['2', '7' * 5000]}, "row 3: missing column"),
+    ({'problem': 'a\ud800b', 'answer': '2'}, "row 3: 'problem' has a lone sur"),
+    ({'problem': '?', 'answer': '\udc00'}, "row 3: 'answer' has a lone surrog"),
+    ({'problem': '?', 'answer': '2', 'id': '\udc00'}, "row 3: 'id' has a lone"),
+    ({'problem': '?', 'answer': '2', 'error': 'nan'}, "row 3: tolerance 'nan'"),
+    ({'problem': '?', 'answer': '2', 'error': 'inf'}, "row 3: tolerance 'inf'"),
+    ({'problem': '?', 'answer': '2', 'error': -1}, "row 3: tolerance '-1' is "),
+    ({'problem': '?', 'answer': '2', 'error': '-1e-9'}, "row 3: tolerance '-1e"),
+    ({'problem': '?', 'answer': '["5"'}, "row 3: 'answer' is text that looks"),
+    ({'problem': '?', 'answer': '["\\frac12"]'}, "row 3: 'answer' is text tha"),
+    ({'problem': '?', 'answer': '["5", 6]'}, "row 3: 'answer' is text that lo"),
 ])
 def test_bad_rows_are_refused_with_file_and_row(bad, wrong, tmp_path):
   path = _write(tmp_path / 'a.jsonl', [GOOD, GOOD, bad, GOOD])
@@ -145,8 +161,19 @@ def test_bad_rows_are_refused_with_file_and_row(bad, wrong, tmp_path):
   assert '\n' not in str(caught.value)
 
 
+def test_answers_listed_as_text(tmp_path):
+  path = _write(tmp_path / 'a.jsonl', [
+      {'problem': '?', 'answer': text}
+      for text in ('["5"]', "['5', '6']", '[5,6]', r'["\\frac12"]')])
+  assert [p.answers for p in datasets.load(str(path))] == [
+      ('5',), ('5', '6'), ('[5,6]',), (r'\frac12',)]
+
+
 def test_bad_files_are_refused(tmp_path):
   path = tmp_path / 'a.jsonl'
+  path.write_text('{"problem": "1+1?", "answer": ' + '7' * 5000 + '}\n')
+  with pytest.raises(errors.InputError, match='a.jsonl: row 1: not JSON'):
+    datasets.load(str(path))
   path.write_text('{"problem": "1+1?", "answer": "2"}\n{"problem": "1\n')
   with pytest.raises(errors.InputError, match='a.jsonl: row 2: not JSON'):
     datasets.load(str(path))

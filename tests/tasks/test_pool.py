@@ -63,6 +63,29 @@ def test_hanging_questions_affect_no_others():
       question: (True, False) for question in fine}
 
 
+def test_hanging_questions_share_one_deadline(monkeypatch):
+  """Four questions that hang, deaf to alarms, and one worker."""
+  _serve_with(monkeypatch, '''
+import itertools
+from tepo_jax.tasks import verifying
+verifying.verify = lambda answer, *rest: (
+    all(itertools.repeat(1)) if answer.startswith('hang') else (True, False))
+pool.serve()''')
+  hanging = [(f'hang {n}', ('5',)) for n in range(4)]
+  fine = [_question(n) for n in range(20)]
+  asked = pool.Pool(1, 6)
+  asked.ask(fine[:1])
+  start = time.monotonic()
+  outcomes, deaths = asked.ask(hanging + fine)
+  took = time.monotonic() - start
+  assert len(asked._workers) <= 1
+  asked.close()
+  assert deaths == 0
+  assert outcomes == {question: (False, True) for question in hanging} | {
+      question: (True, False) for question in fine}
+  assert took < 2 * 6  # One after the other they would take 24 s.
+
+
 def test_idle_workers_killed_from_outside_are_replaced():
   questions = [_question(1), _question(2)]
   asked = pool.Pool(2, 10)
@@ -102,7 +125,7 @@ def test_after_an_interruption_no_late_answer_is_used(monkeypatch):
   asked = pool.Pool(1, 10)
   asked.ask([_question(1)])
 
-  def interrupt():
+  def interrupt(is_short):
     raise KeyboardInterrupt
 
   monkeypatch.setattr(asked, '_wait', interrupt)
