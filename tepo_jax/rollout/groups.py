@@ -232,7 +232,7 @@ class GroupSampler:
     """
     texts = self.tokenizer.batch_decode(
         [c.token_T for c in completions], skip_special_tokens=True)
-    answers = [prompts[c.request].problem.golds for c in completions]
+    answers = [prompts[c.request].problem.references for c in completions]
     return completions, texts, *self.grader.grade(
         processes.mine(list(zip(texts, answers))))
 

@@ -1,1 +1,1 @@
-"""What is asked and how it is graded: host Python, no jax."""
+"""Problems, prompts and grading: host Python, no jax."""

@@ -1,7 +1,8 @@
-r"""The final answer of a completion, and the spelling it is compared in."""
+r"""Extracts a completion's final answer and normalises its spelling."""
 
 import decimal
 import re
+import unicodedata
 
 STYLES = ('boxed', 'answer')
 MAX_CHARS = 2000
@@ -23,11 +24,19 @@ _UNICODE = str.maketrans({
     '−': '-', '–': '-', '×': '\\times ', '·': '\\cdot ', '÷': '\\div ',
     'π': '\\pi ', '√': '\\sqrt ', '∞': '\\infty ', '≤': '\\le ', '≥': '\\ge ',
     '≠': '\\ne ', '±': '\\pm ', '∪': '\\cup ', '∈': '\\in ', '°': '^\\circ ',
-    '²': '^2', '³': '^3', '½': '\\frac12 ', 'θ': '\\theta ', '∅': '\\emptyset ',
-    '\u00a0': ' ', '，': ',', '（': '(', '）': ')', '％': '%', '：': ':'})
+    'θ': '\\theta ', '∅': '\\emptyset ', 'Ø': '\\emptyset ', '⋯': '\\ldots ',
+    '⁄': '/', '∕': '/', '¢': '\\text{ cents}', '€': '', '£': '', '¥': '',
+    '₹': ''})
+_VULGAR = re.compile('[¼-¾⅐-⅞]')
+_RAISED = re.compile('[⁰¹²³⁴-⁹⁺⁻]+')
+_LOWERED = re.compile('[₀-₉]+')
 _IGNORED = re.compile(
     r'\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|nolimits|,|;|!|:|>)'
-    r'(?![a-zA-Z])|\\[!,;:>]|(?<!\\)\$|\\\$')
+    r'(?![a-zA-Z])|\\[!,;:>]|(?<!\\)\$|\\\$'
+    r'|(?:\\text\s*\{\s*)?\b(?:USD|EUR|GBP|INR|Rs)\b\.?\s*\}?(?=\s*[\d.])')
+_DOTS = re.compile(r'\\[lcvd]?dots[bcimo]?(?![a-zA-Z])|\.\.\.+')
+_SCALE = (r'(?P<scale>thousand|million|billion|trillion)(?![a-zA-Z])')
+_SCALES = {'t': '3', 'm': '6', 'b': '9', 'tr': '12'}
 _BLANKS = re.compile(r'\\(?:quad|qquad|enspace|hspace\{[^{}]*\})(?![a-zA-Z])'
                      r'|(?<!\\)\\\s|(?<!\\)~')
 _DEGREES = re.compile(r'\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))'
@@ -35,7 +44,19 @@ _DEGREES = re.compile(r'\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))'
 _SINES = re.compile(r'(?<!arc)(?<!a)(?:sin|cos|tan|cot|sec|csc)(?![a-gi-z])')
 _DOUBLED = re.compile(r'\\\\(?=[a-zA-Z])')
 _LOOSE_SPACE = re.compile(r'(?<![a-zA-Z0-9])\s+|\s+(?![a-zA-Z0-9])')
+_INTEGER = re.compile(r'[-+]?[0-9]+')
 _SYNONYMS = (
+    (re.compile(r'\\(?:mathrm|text|operatorname)\s*\{\s*([ie])\s*\}'), r' \1 '),
+    (re.compile(r'\\(?:text|mbox)\s*\{(\s*(?:or|and)\b[^{}]*|\s*)\}'), r' \1 '),
+    (re.compile(r'\\imath(?![a-zA-Z])'), 'i '),
+    (re.compile(r'\\(?:varnothing|O)(?![a-zA-Z])|^\\\{\s*\\\}$'),
+     r'\\emptyset'),
+    (re.compile(r'\\bigcup(?![a-zA-Z])'), r'\\cup'),
+    (re.compile(r'\s*\\(?:text|mathrm|mbox)\s*\{\s*([aApP])\.?\s*[mM]\.?\s*\}'),
+     r' \1m'),
+    (re.compile(r'\\(?:text|mathrm|mbox)\s*\{\s*' + _SCALE + r'([^{}]*)\}'),
+     lambda match: _scaled(match['scale']) + (
+         f'\\text{{{match[2]}}}' if match[2].strip() else '')),
     (re.compile(r'\s*\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![a-zA-Z]))'), "'"),
     (re.compile(r'\\[dtc]frac(?![a-zA-Z])'), r'\\frac'),
     (re.compile(r'\\(?:leqslant|leqq|leq)(?![a-zA-Z])'), r'\\le'),
@@ -49,18 +70,23 @@ _SYNONYMS = (
     (re.compile(r'(\d*)\.(\d*)\\(?:overline|bar)\s*\{(\d{1,20})\}'),
      lambda match: _repeating(*match.groups())),
 )
+_PLAIN_SYNONYMS = (
+    (re.compile(r'(?<=[)\]}])\s*U\s*(?=[(\[\\])'), r'\\cup'),
+    (re.compile(r'(?<=\d)\s*([aApP])\.?\s*[mM]\.?$'), r' \1m'),
+    (re.compile(r'(?<=\d)\s*' + _SCALE), lambda match: _scaled(match['scale'])),
+)
 
 
 def extract(completion: str, style: str) -> str | None:
-  r"""The completion's final answer, or None.
+  r"""Returns the completion's final answer, or None if it has none.
 
   'boxed': the content of the last `\boxed{...}` or `\fbox{...}` whose brace
-  is closed; unterminated ones are passed over. 'answer': the last line with
-  `Answer:`, of which the box where there is one. An answer longer than
-  MAX_CHARS is none.
+  is closed; unterminated ones are skipped. 'answer': the text after the last
+  `Answer:`, or the content of the box in it. An answer longer than MAX_CHARS
+  does not count.
   """
   if style not in STYLES:
-    raise ValueError(f'no answer style {style!r}, only {STYLES}')
+    raise ValueError(f'unknown answer style {style!r}: use one of {STYLES}')
   if style == 'boxed':
     answer = _last_box(completion)
   else:
@@ -74,7 +100,7 @@ def extract(completion: str, style: str) -> str | None:
 
 
 def _last_box(text):
-  """One pass from the first box on, whatever the nesting: linear in len."""
+  """Scans once from the first box on: linear time whatever the nesting."""
   starts = [i for i in (text.find('\\boxed'), text.find('\\fbox')) if i >= 0]
   if not starts:
     return None
@@ -90,24 +116,50 @@ def _last_box(text):
 
 
 def canonical(text: str) -> str:
-  r"""One spelling of what means the same without any calculation.
+  r"""Normalises spelling without calculating anything.
 
-  No wrappers, `$`, `\left`, thin or needless spaces, degrees, dollars; one
-  name for each of `\dfrac`, `\leqslant`, `−` and the like.
+  Removes wrappers, `$`, `\left`, needless spaces, degree and dollar signs;
+  replaces synonyms (`\dfrac`, `\leqslant`, `−`) by one command each.
   """
-  text = text.translate(_UNICODE).strip()
+  if _INTEGER.fullmatch(text):
+    return text
+  if not text.isascii():
+    text = _ascii(text)
   if '\\begin' not in text:  # where it ends a row
     text = _DOUBLED.sub(r'\\', text)
-  text = text.rstrip('.').strip()
-  text = _IGNORED.sub('', text).replace('{,}', ',')
-  # Degrees count inside of a sine; as a unit they may be left out.
+  if '.' in text or 'dots' in text:
+    text = _DOTS.sub(r'\\ldots ', text)
+  text = text.strip().rstrip('.')
+  text = _IGNORED.sub('', text).replace('{,}', ',').replace('{:}', ':')
+  # Degrees matter inside a sine; as a unit they may be omitted.
   degree = r'\\frac{\\pi}{180}' if _SINES.search(text) else ' '
   text = _DEGREES.sub(degree, _BLANKS.sub(' ', text))
   while match := _WRAPPERS.fullmatch(text.strip()):
     text = match['round'] or match['square'] or match['braces'] or ''
-  for pattern, replacement in _SYNONYMS:
+    text = text.strip().rstrip('.')
+  for pattern, replacement in (
+      *(_SYNONYMS if '\\' in text else ()), *_PLAIN_SYNONYMS):
     text = pattern.sub(replacement, text)
   return _LOOSE_SPACE.sub('', ' '.join(text.split())).strip()
+
+
+def _ascii(text):
+  """Replaces Unicode fractions, raised and lowered digits, and symbols."""
+  def fraction(match):
+    above, below = unicodedata.normalize('NFKC', match[0]).split('⁄')
+    return f'\\frac{above}{below if len(below) == 1 else f"{{{below}}}"} '
+
+  text = _VULGAR.sub(fraction, text)
+  for digits, sign in ((_RAISED, '^'), (_LOWERED, '_')):
+    text = digits.sub(lambda match, sign=sign: (
+        f'{sign}{match[0]}' if len(match[0]) == 1
+        else f'{sign}{{{match[0]}}}'), text)
+  return unicodedata.normalize('NFKC', text.translate(_UNICODE)).translate(
+      _UNICODE)
+
+
+def _scaled(name):
+  return rf'\cdot 10^{{{_SCALES.get(name[:2]) or _SCALES[name[0]]}}}'
 
 
 def _repeating(whole, fixed, repeated):
@@ -117,7 +169,7 @@ def _repeating(whole, fixed, repeated):
 
 
 def number(text: str) -> decimal.Decimal | None:
-  """Of canonical `1,234`, `-0.5`, `8.7e8` or `8.7\\times 10^8`; or None."""
+  r"""Reads canonical `1,234`, `-0.5`, `8.7e8`, `8.7\times 10^8`; else None."""
   match = _NUMBER.fullmatch(text)
   if not match:
     return None

@@ -2,16 +2,16 @@
 
   Start with 7 (1) * 6 (2) + 8 (3) - 5.
 
-Nothing is downloaded: problems are drawn from a seed, solutions are written
-from the problem text, and the tokenizer is built here. It is sized for two
-CPU cores: a prompt takes at most 24 tokens, a solution at most 38.
+Nothing is downloaded: this module draws problems from a seed, writes their
+solutions and builds the tokenizer. The task is sized for two CPU cores: a
+prompt has at most 24 tokens, a solution at most 38.
 
-A problem of level n has n operations on operands 1..9, worked from left to
-right; `*` can only come first. Only the last operation may take the running
-total below zero.
+A problem of level n has n operations on operands 1..9, evaluated from left to
+right; `*` can only come first. Only the last operation may make the running
+total negative.
 
-A problem belongs to the test set iff a hash of its text says so: the two
-splits are disjoint whatever the seeds and levels.
+A hash of a problem's text assigns it to a split, so the two splits are
+disjoint for all seeds and levels.
 """
 
 import hashlib
@@ -29,9 +29,9 @@ from tepo_jax.tasks import problem as problem_lib
 
 LEVELS = (3, 4, 5)
 SPLITS = ('train', 'test')
-TEST_SHARE = 8  # one text in so many belongs to the test set
+TEST_SHARE = 8  # one text in TEST_SHARE belongs to the test set
 
-# Real corpora mix short answers and worked ones; so do the demonstrations.
+# Real corpora mix bare and worked answers; so do the demonstrations.
 OPENINGS = {
     'direct': ('The answer is ', 'I guess '),
     'worked': ('Step by step:', 'Let us see:', 'One by one:'),
@@ -53,10 +53,10 @@ _CHAT_TEMPLATE = (
 
 def problems(split: str, count: int, seed: int = 0,
              levels: Sequence[int] = LEVELS) -> list[problem_lib.Problem]:
-  """`count` distinct problems; problem i has level levels[i % len(levels)].
+  """Draws `count` distinct problems; problem i has level levels[i % len].
 
-  A function of the arguments alone; a larger count only appends. Levels go
-  up to 9, the last step that the tokenizer has a word for.
+  The result depends on the arguments only; a larger count only appends.
+  Levels go up to 9, the last step number in the tokenizer's vocabulary.
 
   Raises:
     ValueError: no such split, or a level has too few problems.
@@ -84,7 +84,7 @@ def _fresh(rng, level, split, drawn):
 
 
 def _draw(rng, level):
-  """A random problem: its text and its answer."""
+  """Draws one problem: (its text, its answer)."""
   total = rng.randint(1, 9)
   text = f'Start with {total}'
   for number in range(1, level + 1):
@@ -99,13 +99,13 @@ def _draw(rng, level):
 
 def demonstration(problem: problem_lib.Problem, rng: random.Random,
                   style: str) -> str:
-  r"""A right solution, without the end-of-turn token.
+  r"""Writes a correct solution, without the end-of-turn token.
 
   Args:
     problem: one of `problems`.
     rng: chooses among OPENINGS[style].
-    style: 'direct', `I guess \boxed{45}`, which a small model cannot work out
-      in one go; or 'worked', with the running total after each operation:
+    style: 'direct', `I guess \boxed{45}`, which a small model cannot compute
+      in one step; or 'worked', with the running total after each operation:
       `One by one: (1) * 6 = 42 (2) + 8 = 50 (3) - 5 = 45 \boxed{45}`.
   """
   opening = rng.choice(OPENINGS[style])
@@ -126,9 +126,10 @@ def _chain(text):
 def build_tokenizer(directory: str | pathlib.Path) -> None:
   """Writes tokenizer.json and tokenizer_config.json for AutoTokenizer.
 
-  One token for each digit, operator and word: its own texts decode exactly.
-  ChatML turns as Qwen's: <|im_end|> ends a turn, <|endoftext|> pads. The
-  vocabulary is filled up to a multiple of 16.
+  Each digit, operator and word of the task is one token, so its texts
+  survive encoding and decoding. The chat format is ChatML as in Qwen:
+  <|im_end|> ends a turn, <|endoftext|> pads. Reserved tokens fill the
+  vocabulary up to a multiple of 16.
   """
   reserved = -(len(_SPECIAL) + len(_WORDS)) % 16
   words = _WORDS + tuple(f'<|reserved_{i}|>' for i in range(reserved))

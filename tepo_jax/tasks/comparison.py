@@ -1,8 +1,8 @@
-"""Whether two structured answers say the same.
+"""Decides whether two structured answers are equivalent.
 
-Order counts in pairs and intervals, whose brackets must agree; not in sets
-and bare lists. An inequality is the interval of its solutions; `x=` before a
-value is dropped; a unit counts where both have one.
+Order matters in pairs and intervals, whose brackets must agree, but not in
+sets and bare lists. An inequality equals the interval of its solutions; `x=`
+before a value is dropped; units are compared where both answers have one.
 """
 
 import dataclasses
@@ -10,67 +10,91 @@ import fractions
 
 from tepo_jax.tasks import expressions
 from tepo_jax.tasks import structures
+from tepo_jax.tasks import units
 from tepo_jax.tasks import values
 
-DECIMAL_TOLERANCE = fractions.Fraction(1, 10**6)  # relative, of decimals
+DECIMAL_TOLERANCE = fractions.Fraction(1, 10**6)  # relative
+IRRATIONAL_TOLERANCE = fractions.Fraction(1, 10**8)
 _ROUNDING = fractions.Fraction(1, 10**12)
 _FLIPPED = {'<': '>', '>': '<', '<=': '>=', '>=': '<='}
 _COLLECTIONS = frozenset(('value', 'tuple', 'set', 'list', 'matrix', 'union'))
 _ONE_LETTER_UNITS = frozenset('msgh')
 
 
-def same(gold: structures.Node, answer: structures.Node,
+def same(reference: structures.Node, answer: structures.Node,
          abs_error: float | None = None) -> bool | None:
-  """Whether the answer says what the gold says; None where it cannot tell."""
+  """Whether answer and reference are equivalent; None if undecided."""
   try:
-    return _same(gold, answer, abs_error)
+    return _same(reference, answer, abs_error)
   except expressions.Unreadable:
     return None
 
 
-def _same(gold, answer, abs_error=None):
-  gold, answer = _unnamed(gold, answer)
-  if gold.kind == 'named':  # and answer
-    if gold.text != answer.text:
+def _same(reference, answer, abs_error=None):
+  reference, answer = _unnamed(reference, answer)
+  if reference.kind == 'named':  # and answer
+    if reference.text != answer.text:
       return False
-    return _same(gold.parts[0], answer.parts[0], abs_error)
-  gold, answer = _as_intervals(gold, answer)
-  kinds = {gold.kind, answer.kind}
+    return _same(reference.parts[0], answer.parts[0], abs_error)
+  reference, answer = _as_intervals(reference, answer)
+  reference, answer = (_ungrouped(reference, answer),
+                       _ungrouped(answer, reference))
+  kinds = {reference.kind, answer.kind}
   if kinds == {'value'}:
-    return _same_value(gold, answer, abs_error)
+    return _same_value(reference, answer, abs_error)
   if 'based' in kinds:
-    return _same_base(gold, answer)
+    return _same_base(reference, answer)
   if 'word' in kinds:
-    return _same_word(gold, answer)
+    return _same_word(reference, answer)
+  if 'dots' in kinds:
+    return len(kinds) == 1
+  if 'time' in kinds:
+    return _same_time(reference, answer)
   if kinds == {'chain'}:
-    return _same_chain(gold, answer)
+    return _same_chain(reference, answer)
   if kinds == {'matrix', 'tuple'}:
-    return _same_matrix(gold, answer)
-  if gold.kind in ('tuple', 'matrix') and kinds == {gold.kind}:
-    return gold.text == answer.text and _in_order(gold.parts, answer.parts)
+    return _same_matrix(reference, answer)
+  if reference.kind in ('tuple', 'matrix') and kinds == {reference.kind}:
+    return reference.text == answer.text and _in_order(
+        reference.parts, answer.parts)
   if kinds == {'tuple', 'list'}:
-    brackets = gold.text + answer.text
-    return brackets == '()' and _in_order(gold.parts, answer.parts)
+    brackets = reference.text + answer.text
+    return brackets == '()' and _in_order(reference.parts, answer.parts)
   if kinds <= _COLLECTIONS | {'chain'} and kinds & {'set', 'list', 'union'}:
-    return _any_order(_members(gold), _members(answer))
+    return _any_order(_members(reference), _members(answer))
   return False if kinds <= _COLLECTIONS else None
+
+
+def _ungrouped(node, other):
+  """Reads the list `12,345` as a number unless the other one is a list."""
+  if node.kind == 'list' and node.text and other.kind in ('value', 'based'):
+    return structures.Node('value', (expressions.parse(node.text),), node.text)
+  return node
+
+
+def _same_time(reference, answer):
+  """A time of day without am or pm has that of the other one."""
+  time, other = sorted((reference, answer), key=lambda n: n.kind != 'time')
+  if other.kind == 'time':
+    return time.text == other.text
+  return other.text in (time.text[:-3], time.text[:-3].removesuffix(':00'))
 
 
 def _members(node):
   return node.parts if node.kind in ('set', 'list', 'union') else (node,)
 
 
-def _unnamed(gold, answer):
-  """Without `x=` where only one of them has it."""
-  if gold.kind == 'named' and answer.kind not in ('named', 'chain'):
-    return gold.parts[0], answer
-  if answer.kind == 'named' and gold.kind not in ('named', 'chain'):
-    return gold, answer.parts[0]
-  if {gold.kind, answer.kind} == {'named', 'chain'}:
-    return _as_chain(gold), _as_chain(answer)
-  if gold.kind == answer.kind == 'named' and gold.text != answer.text:
-    return _as_chain(gold), _as_chain(answer)
-  return gold, answer
+def _unnamed(reference, answer):
+  """Drops `x=` where only one of the two has it."""
+  if reference.kind == 'named' and answer.kind not in ('named', 'chain'):
+    return reference.parts[0], answer
+  if answer.kind == 'named' and reference.kind not in ('named', 'chain'):
+    return reference, answer.parts[0]
+  if {reference.kind, answer.kind} == {'named', 'chain'}:
+    return _as_chain(reference), _as_chain(answer)
+  if reference.kind == answer.kind == 'named' and reference.text != answer.text:
+    return _as_chain(reference), _as_chain(answer)
+  return reference, answer
 
 
 def _as_chain(node):
@@ -80,17 +104,17 @@ def _as_chain(node):
       'chain', (expressions.parse(node.text), *node.parts[0].parts), '=')
 
 
-def _as_intervals(gold, answer):
-  """An inequality next to an interval becomes one."""
-  if gold.kind == 'tuple' and answer.kind == 'chain':
-    return gold, _interval(answer)[1]
-  if gold.kind == 'chain' and answer.kind == 'tuple':
-    return _interval(gold)[1], answer
-  return gold, answer
+def _as_intervals(reference, answer):
+  """Converts an inequality to an interval if the other one is an interval."""
+  if reference.kind == 'tuple' and answer.kind == 'chain':
+    return reference, _interval(answer)[1]
+  if reference.kind == 'chain' and answer.kind == 'tuple':
+    return _interval(reference)[1], answer
+  return reference, answer
 
 
 def _interval(chain):
-  """(variable, the solutions' Node) of `a<x<b`, `x>=a` and the like."""
+  """Solves `a<x<b`, `x>=a` and the like: (variable, interval as a Node)."""
   relations, sides = chain.text.split(), list(chain.parts)
   places = [i for i, side in enumerate(sides) if side[0] == 'symbol']
   if len(places) == 1 and len(sides) <= 3:
@@ -113,57 +137,59 @@ def _interval(chain):
   raise expressions.Unreadable('no interval')
 
 
-def _same_chain(gold, answer):
-  if set(gold.text.split()) | set(answer.text.split()) == {'='}:
-    if len(gold.parts) == len(answer.parts) == 2:
+def _same_chain(reference, answer):
+  if set(reference.text.split()) | set(answer.text.split()) == {'='}:
+    if len(reference.parts) == len(answer.parts) == 2:
       return values.proportional(*(
           ('sum', node.parts[0], ('negative', node.parts[1]))
-          for node in (gold, answer)))
+          for node in (reference, answer)))
     return None
-  if gold.text == answer.text and _all(map(
-      values.equal, gold.parts, answer.parts)):
+  if reference.text == answer.text and _all(map(
+      values.equal, reference.parts, answer.parts)):
     return True
-  if '=' in gold.text.split() or '=' in answer.text.split():
+  if '=' in reference.text.split() or '=' in answer.text.split():
     return None
-  (variable, gold), (other, answer) = _interval(gold), _interval(answer)
-  return variable == other and _same(gold, answer)
+  (variable, reference), (other, answer) = map(_interval, (reference, answer))
+  return variable == other and _same(reference, answer)
 
 
-def _same_matrix(gold, answer):
-  """A matrix of one row or column is a vector."""
-  gold, answer = (
+def _same_matrix(reference, answer):
+  """Compares matrices, one row or column as a vector."""
+  reference, answer = (
       node if node.kind == 'tuple' or len(node.parts) > 1 and any(
           len(row.parts) > 1 for row in node.parts)
       else structures.Node(
           'tuple', sum((row.parts for row in node.parts), ()), '()')
-      for node in (gold, answer))
-  return gold.kind == answer.kind and _same(gold, answer)
+      for node in (reference, answer))
+  return reference.kind == answer.kind and _same(reference, answer)
 
 
-def _same_base(gold, answer):
-  """A base that is not written is the other's."""
-  if gold.kind == answer.kind:
-    return gold.text == answer.text and gold.parts == answer.parts
-  based, other = (gold, answer) if gold.kind == 'based' else (answer, gold)
+def _same_base(reference, answer):
+  """A number written without a base has the base of the other one."""
+  if reference.kind == answer.kind:
+    return reference.text == answer.text and reference.parts == answer.parts
+  based, other = sorted((reference, answer), key=lambda n: n.kind != 'based')
   if other.kind != 'value':
     return None
   return other.text == based.text
 
 
-def _same_word(gold, answer):
-  if gold.kind == answer.kind:
-    return gold.text == answer.text
-  word, other = (gold, answer) if gold.kind == 'word' else (answer, gold)
+def _same_word(reference, answer):
+  if reference.kind == answer.kind:
+    return reference.text == answer.text
+  word, other = sorted((reference, answer), key=lambda n: n.kind != 'word')
+  if word.text in ('yes', 'no'):  # not n * o
+    return False
   if len(word.text) == 1 and other.kind == 'value':
     letter = structures.Node('value', (('symbol', word.text),))
     return _same_value(letter, other, None)
   return None
 
 
-def _in_order(golds, answers):
-  if len(golds) != len(answers):
+def _in_order(references, answers):
+  if len(references) != len(answers):
     return False
-  return _all(_same(*pair) for pair in zip(golds, answers))
+  return _all(_same(*pair) for pair in zip(references, answers))
 
 
 def _all(verdicts):
@@ -171,12 +197,14 @@ def _all(verdicts):
   return False if False in verdicts else None if None in verdicts else True
 
 
-def _any_order(golds, answers):
-  if len(golds) != len(answers):
+def _any_order(references, answers):
+  if len(references) != len(answers):
     return False
+  if any(node.kind == 'dots' for node in references):
+    return _in_order(references, answers)
   left, unsure = list(answers), False
-  for gold in golds:
-    verdicts = [_same(gold, answer) for answer in left]
+  for reference in references:
+    verdicts = [_same(reference, answer) for answer in left]
     if True in verdicts:
       left.pop(verdicts.index(True))
     elif None in verdicts:
@@ -186,35 +214,37 @@ def _any_order(golds, answers):
   return None if unsure else True
 
 
-def _same_value(gold, answer, abs_error):
-  gold, answer = _without_letter(gold, answer), _without_letter(answer, gold)
+def _same_value(reference, answer, abs_error):
+  reference, answer = (_without_letter(reference, answer),
+                       _without_letter(answer, reference))
   scale = fractions.Fraction(1)
-  if gold.unit and answer.unit:
-    if gold.unit[0] != answer.unit[0]:
+  if reference.unit and answer.unit:
+    if reference.unit[0] != answer.unit[0]:
       return False
-    scale = answer.unit[1] / gold.unit[1]
-  if gold.is_percent != answer.is_percent:  # 9% is 9 or 0.09
+    scale = answer.unit[1] / reference.unit[1]
+  if reference.is_percent != answer.is_percent:  # 9% is 9 or 0.09
     hundredth = fractions.Fraction(1, 100)
-    verdicts = [_same_tree(gold, answer, s, abs_error)
+    verdicts = [_same_tree(reference, answer, s, abs_error)
                 for s in (scale, scale * (
                     hundredth if answer.is_percent else 1 / hundredth))]
     return True if True in verdicts else None if None in verdicts else False
-  return _same_tree(gold, answer, scale, abs_error)
+  return _same_tree(reference, answer, scale, abs_error)
 
 
 def _without_letter(node, other):
-  """`37/4 m` as 37/4, next to a number."""
+  """Reads `37/4 m` as a number and a unit where the other one is a number."""
   tree = node.parts[0]
   if (tree[0] == 'product' and tree[2][0] == 'symbol'
       and tree[2][1] in _ONE_LETTER_UNITS
       and not expressions.symbols(tree[1])
       and not expressions.symbols(other.parts[0])):
-    return dataclasses.replace(node, parts=(tree[1],))
+    return dataclasses.replace(
+        node, parts=(tree[1],), unit=units.read(tree[2][1]))
   return node
 
 
-def _same_tree(gold, answer, scale, abs_error):
-  tree, other = gold.parts[0], answer.parts[0]
+def _same_tree(reference, answer, scale, abs_error):
+  tree, other = reference.parts[0], answer.parts[0]
   if scale != 1:
     other = ('product', ('number', scale), other)
   loose = expressions.is_loose(tree) or expressions.is_loose(other)
@@ -222,30 +252,37 @@ def _same_tree(gold, answer, scale, abs_error):
     if abs_error is not None:
       return values.is_within(
           tree, other, fractions.Fraction(str(abs_error)) + _ROUNDING)
-    if _is_decimal(gold) or _is_decimal(answer):
-      return _is_close(gold, tree, answer, other)
+    if (expressions.has_decimal(tree) or expressions.has_decimal(other)) and (
+        _rounds_to(reference, tree, answer, other)):
+      return True
   verdict = values.equal(tree, other)
   return None if loose and not verdict else verdict
 
 
-def _is_decimal(node):
-  return expressions.has_decimal(node.parts[0])
+def _rounds_to(reference, tree, answer, other):
+  """Applies the rules on rounding in the module's docstring."""
+  answer_tree = answer.parts[0]
+  digits = reference.text.lstrip('+-0.').replace('.', '')
+  if '.' in reference.text and len(digits) >= 3 and not (
+      expressions.has_decimal(answer_tree)):
+    places = len(reference.text.partition('.')[2])
+    if values.is_within(tree, other, fractions.Fraction(1, 2 * 10**places)):
+      return True
+  exact, is_decimal = values.rational(tree), expressions.is_decimal(tree)
+  if _is_integer(exact) or _is_integer(values.rational(other)) or not (
+      is_decimal or expressions.is_decimal(answer_tree)):
+    return False
+  tolerance = (IRRATIONAL_TOLERANCE if exact is None and not is_decimal
+               else DECIMAL_TOLERANCE)
+  return values.is_within(tree, other, relative=tolerance)
 
 
-def _is_close(gold, tree, answer, other):
-  """Within the tolerance; or an exact answer that rounds to a decimal gold."""
-  if values.is_within(tree, other, relative=DECIMAL_TOLERANCE):
-    return True
-  digits = gold.text.lstrip('+-0.').replace('.', '')
-  if '.' in gold.text and len(digits) >= 3 and not _is_decimal(answer):
-    places = len(gold.text.partition('.')[2])
-    return values.is_within(
-        tree, other, fractions.Fraction(1, 2 * 10**places))
-  return False
+def _is_integer(value):
+  return value is not None and value.denominator == 1
 
 
 def key(node: structures.Node) -> tuple:
-  """Hashable; alike for nodes that are the same (to 15 digits)."""
+  """A hashable key, the same for equivalent nodes (to 15 digits)."""
   if node.kind == 'named':
     return key(node.parts[0])
   parts = node.parts

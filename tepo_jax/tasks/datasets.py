@@ -1,11 +1,12 @@
-"""Problems to be solved: the record, the named sets, local files.
+"""Loads problems: the named sets from the hub, and local files.
 
-A named set is one row of SETS. Rows of any origin go through one table of
-column pairs (LAYOUTS): the hub's own, or the plain form `problem` with
-`answer` or `answers`. A row that cannot be used is refused, with its file and
-its number; what a set leaves out on purpose is counted and logged.
+A named set is one row of SETS. Rows of any origin are read by one table of
+column pairs (LAYOUTS): those of the hub, or plain `problem` with `answer` or
+`answers`. A bad row is refused with its file and row number; rows that a
+set omits on purpose are counted and logged.
 """
 
+import ast
 import collections
 from collections.abc import Iterable, Iterator
 import dataclasses
@@ -24,14 +25,17 @@ from tepo_jax.tasks import prompts
 _LOG = logging.getLogger(__name__)
 
 
-# (problem column, answer column); a local file is read by the first pair
-# that its first row has.
+# (problem column, answer column). The first pair present in a file's first
+# row is used for the whole file.
 LAYOUTS = (
     ('problem', 'answers'), ('problem', 'answer'), ('Problem', 'Answer'),
     ('question', 'final_answer'), ('question', 'answer'),
     ('prompt', 'reward_model'), ('prompt', 'solution'))
 
-# Columns that a row may have besides, in order of preference.
+MAX_CHARS = 10_000  # of a reference answer; Omni-MATH has whole proofs
+_LISTED = re.compile(r'\s*\[\s*["\']')  # no interval has a quote
+
+# Optional columns for each field, in order of preference.
 OPTIONAL = {
     'id': ('id', 'unique_id', 'ID'),
     'source': ('source',),
@@ -44,16 +48,15 @@ OPTIONAL = {
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """One named set: where it is, and how the paper's evaluation decodes it.
+  """One named set: its origin, and how the paper's evaluation decodes it.
 
   Attributes:
-    hub, config, split: what `datasets.load_dataset` is asked for.
-    rows: how many rows it is known to have; more than one number where
-      copies differ.
-    licence: of the data, as its origin states it.
+    hub, config, split: the arguments of `datasets.load_dataset`.
+    rows: the expected number of rows; several where copies differ.
+    licence: the licence of the data, as stated by its origin.
     temperature, samples: decoding; temperature 0 is greedy. All sets: at most
       8,192 new tokens, top-p 1, no top-k.
-    leave_out: what is known to be wrong with it, of LEAVE_OUT.
+    leave_out: the rows to omit, keys of LEAVE_OUT.
   """
   hub: str
   config: str | None
@@ -66,7 +69,7 @@ class Source:
 
 
 LEAVE_OUT = {
-    'repeated': 'problems that were there before, spaces aside',
+    'repeated': 'problems that repeat an earlier one, up to spaces',
     'contradictory': 'problems that come with different answers',
     'above 2^53': 'integer answers above 2^53, corrupted by a float',
     'empty': 'rows without an answer',
@@ -87,7 +90,7 @@ SETS = {
     'amc': Source(
         'AI-MO/aimo-validation-amc', None, 'train', (83,), '(c) MAA', 0.6,
         32),
-    # The paper's is the rule-gradable subset: give its file, omni_math:FILE.
+    # The paper uses the rule-gradable subset: give its file, omni_math:FILE.
     'omni_math': Source(
         'KbsdJames/Omni-MATH', None, 'test', (4428, 2821), 'Apache-2.0',
         leave_out=('empty',)),
@@ -101,19 +104,19 @@ SETS = {
 
 def load(name_or_path: str, split: str | None = None,
          limit: int | None = None) -> list[problem_lib.Problem]:
-  """Problems by name or from a file.
+  """Loads problems by name or from a file.
 
   Args:
     name_or_path: 'arithmetic' (embedded, 10,000 problems unless limited); a
-      name of SETS, from the hub; 'NAME:PATH', the same from a local copy; or
-      a PATH: a .jsonl or .parquet file, or a folder that the `datasets`
-      library can read.
-    split: of arithmetic (default 'train'), of the hub or of a folder.
-    limit: only so many, the first ones.
+      name in SETS, loaded from the hub; 'NAME:PATH', a local copy of that
+      set; or a PATH: a .jsonl or .parquet file, or a folder that the
+      `datasets` library can read.
+    split: split of arithmetic (default 'train'), hub set or folder.
+    limit: return only the first `limit` problems.
 
   Raises:
-    InputError: no such set or file, or a bad row: its file, its number
-      (from 1) and what is wrong with it.
+    InputError: no such set or file, or a bad row; the message names the
+      file, the row number (from 1) and what is wrong.
   """
   if name_or_path == 'arithmetic':
     return _embedded(split or 'train', 10_000 if limit is None else limit)
@@ -142,18 +145,18 @@ def _embedded(split, count):
 
 
 def _local_rows(path: pathlib.Path, split) -> Iterator[tuple[int, object]]:
-  """(row number, row) of a file or folder."""
+  """Yields (row number, row) of a file or folder."""
   if path.is_dir():
     return enumerate(_load_dataset(str(path), None, split or 'train'), 1)
   if not path.is_file():
     raise errors.InputError(
-        f'{path}: no such file or folder, nor one of the sets arithmetic, '
+        f'{path}: no such file, folder or set; the sets are arithmetic, '
         f'{", ".join(SETS)}')
   if path.suffix == '.jsonl':
     return _jsonl_rows(path)
   if path.suffix == '.parquet':
     return _parquet_rows(path)
-  raise errors.InputError(f'{path}: neither .jsonl nor .parquet nor a folder')
+  raise errors.InputError(f'{path}: not a .jsonl or .parquet file or a folder')
 
 
 def _jsonl_rows(path):
@@ -186,14 +189,14 @@ def _load_dataset(path, config, split):
   import datasets  # the library; slow to import
   try:
     return datasets.load_dataset(path, config, split=split)
-  except Exception as error:  # the library and its hub client raise anything
+  except Exception as error:  # The library and its hub client raise anything.
     reason = ' '.join(str(error).split())
     raise errors.InputError(f'{path}: cannot be loaded: {reason}') from error
 
 
 def _convert(rows: Iterable[tuple[int, object]], origin: str,
              name: str | None) -> list[problem_lib.Problem]:
-  """Checked records; what the set leaves out is counted and logged."""
+  """Checks the rows; counts and logs those that the set omits."""
   leave_out = SETS[name].leave_out if name else ()
   fixed = {'source': name} if name else {}
   label = name or pathlib.Path(origin).stem
@@ -206,12 +209,13 @@ def _convert(rows: Iterable[tuple[int, object]], origin: str,
       raise errors.InputError(f'{where}: not an object but {_type(row)}')
     layout = layout or _find_layout(row, where)
     text = _problem_text(row, layout[0], where)
-    golds = _answers(row, layout[1], where, 'empty' in leave_out)
-    reasons.append(_reason_to_leave_out(_one_spaced(text), golds, answers_of))
-    problem = problem_lib.Problem(problem=text, answers=golds, **{
+    references = _answers(row, layout[1], where, 'empty' in leave_out)
+    reasons.append(
+        _reason_to_leave_out(_one_spaced(text), references, answers_of))
+    problem = problem_lib.Problem(problem=text, answers=references, **{
         'id': f'{label}/{number}', 'source': label,
         **_optional_fields(row, where), **fixed})
-    if problem.id in ids:  # as in the AMC set, two exams in one
+    if problem.id in ids:  # The AMC set joins two exams.
       problem = dataclasses.replace(problem, id=f'{problem.id}/row{number}')
     ids.add(problem.id)
     problems.append(problem)
@@ -229,7 +233,7 @@ def _convert(rows: Iterable[tuple[int, object]], origin: str,
 
 def overlap(problems: Iterable[problem_lib.Problem],
             others: Iterable[problem_lib.Problem]) -> int:
-  """How many of `problems` have their letters and digits among `others`."""
+  """Counts the problems whose letters and digits equal those of another."""
   texts = {_letters(other.problem) for other in others}
   return sum(_letters(problem.problem) in texts for problem in problems)
 
@@ -242,16 +246,16 @@ def _one_spaced(text):
   return ' '.join(text.split())
 
 
-def _reason_to_leave_out(key, golds, answers_of):
-  """answers_of: the different answers seen with each text; is added to."""
+def _reason_to_leave_out(key, references, answers_of):
+  """Records the answers seen with each text in answers_of."""
   seen = answers_of.setdefault(key, set())
   is_first = not seen
-  seen.add(tuple(map(answers.canonical, golds)))
-  if not golds:
+  seen.add(tuple(map(answers.canonical, references)))
+  if not references:
     return 'empty'
   if not is_first:
     return 'repeated'
-  return 'above 2^53' if any(map(_is_above_2_53, golds)) else None
+  return 'above 2^53' if any(map(_is_above_2_53, references)) else None
 
 
 def _is_above_2_53(answer):
@@ -261,10 +265,10 @@ def _is_above_2_53(answer):
 
 def _report(origin, total, left_out, expected):
   for reason, count in left_out.items():
-    _LOG.info('%s: left out %d %s', origin, count, LEAVE_OUT[reason])
+    _LOG.info('%s: omitted %d %s', origin, count, LEAVE_OUT[reason])
   if expected and total not in expected:
-    _LOG.warning('%s: %d rows where %s were expected', origin, total,
-                    ' or '.join(map(str, expected)))
+    _LOG.warning('%s: %d rows, expected %s', origin, total,
+                 ' or '.join(map(str, expected)))
 
 
 def _find_layout(row, where):
@@ -273,7 +277,7 @@ def _find_layout(row, where):
       return layout
   wanted = ' or '.join('+'.join(layout) for layout in LAYOUTS)
   raise errors.InputError(
-      f'{where}: has columns {", ".join(row)}, needs {wanted}')
+      f'{where}: has columns {", ".join(row)}; needs {wanted}')
 
 
 def _cell(row, column, where):
@@ -284,7 +288,7 @@ def _cell(row, column, where):
 
 def _problem_text(row, column, where):
   value = _cell(row, column, where)
-  if isinstance(value, list):  # chat turns, as DAPO and verl have them
+  if isinstance(value, list):  # chat turns, as in DAPO and verl
     users = [turn['content'] for turn in value
              if isinstance(turn, dict) and {'role', 'content'} <= turn.keys()
              and turn['role'] == 'user']
@@ -292,44 +296,77 @@ def _problem_text(row, column, where):
   if not isinstance(value, str):
     raise errors.InputError(
         f'{where}: {column!r} is {_type(value)}, not text')
-  text = prompts.strip_dapo(value).strip()
+  text = prompts.strip_dapo(_checked(value, column, where)).strip()
   if not text:
     raise errors.InputError(f'{where}: {column!r} is empty')
   return text
 
 
 def _answers(row, column, where, may_be_empty):
-  """The golds; () where there is none and that is allowed."""
+  """Returns the reference answers; () if there are none and may_be_empty."""
   value = _cell(row, column, where)
   if column == 'reward_model' and isinstance(value, dict):
     column, value = 'ground_truth', _cell(value, 'ground_truth', where)
+  if isinstance(value, str) and _LISTED.match(value):
+    value = _listed(value, column, where)
   values = value if isinstance(value, list) else [value]
-  golds = tuple(_gold(value, column, where) for value in values)
-  if golds and all(golds):
-    return golds
+  references = tuple(_reference(value, column, where) for value in values)
+  if references and all(references):
+    return references
   if may_be_empty:
     return ()
   raise errors.InputError(f'{where}: {column!r} is empty')
 
 
-def _gold(value, column, where):
-  r"""A gold as text: 142.0 -> 142, GSM8K's `... #### 1,080` -> 1080,
-  Omni-MATH's `\[\boxed{x}\]` -> x."""
+def _reference(value, column, where):
+  r"""Reads a reference answer as text: 142.0 -> 142, GSM8K's `... #### 1,080`
+  -> 1080, Omni-MATH's `\[\boxed{x}\]` -> x."""
   text = _scalar(value, column, where)
   if '####' in text:
     text = text.rpartition('####')[2].replace(',', '')
-  return (answers.extract(text, 'boxed') or text).strip()
+  text = (answers.extract(text, 'boxed') or text).strip()
+  digits = max(map(len, re.findall(r'\d+', text)), default=0)
+  if len(text) > MAX_CHARS or digits > answers.MAX_CHARS:
+    raise errors.InputError(
+        f'{where}: {column!r} has {len(text)} characters, {digits} digits in '
+        f'a row; at most {MAX_CHARS} and {answers.MAX_CHARS} are read')
+  return text
+
+
+def _listed(text, column, where):
+  """Reads a list of texts written as text: '["5", "6"]'."""
+  try:
+    texts = ast.literal_eval(text.strip())
+    if all(text.isprintable() for text in texts):  # "\f" of \frac is not
+      return texts
+  except (AttributeError, MemoryError, RecursionError, SyntaxError, TypeError,
+          ValueError):
+    pass
+  raise errors.InputError(
+      f'{where}: {column!r} is text that looks like a list but is none; '
+      'write a list of answers')
 
 
 def _scalar(value, column, where):
   if isinstance(value, float) and value.is_integer():
     value = int(value)
-  is_number = (isinstance(value, int | float) and math.isfinite(value)
-               and not isinstance(value, bool))
+  is_number = (isinstance(value, int) and not isinstance(value, bool)
+               or isinstance(value, float) and math.isfinite(value))
   if not isinstance(value, str) and not is_number:
     raise errors.InputError(f'{where}: {column!r} is {_type(value)}, neither '
                             'text nor a number')
-  return str(value)
+  try:
+    text = str(value)
+  except ValueError as error:  # an integer of more than 4,300 digits
+    raise errors.InputError(f'{where}: {column!r}: {error}') from error
+  return _checked(text, column, where)
+
+
+def _checked(text, column, where):
+  if not text.isascii() and any('\ud800' <= c <= '\udfff' for c in text):
+    raise errors.InputError(f'{where}: {column!r} has a lone surrogate, which '
+                            'is no character')
+  return text
 
 
 def _type(value):
@@ -337,7 +374,7 @@ def _type(value):
 
 
 def _optional_fields(row, where):
-  """The fields of Problem for the OPTIONAL columns that the row has."""
+  """Returns Problem's fields for the OPTIONAL columns of the row."""
   fields = {}
   for field, columns in OPTIONAL.items():
     present = [c for c in columns if c in row and row[c] not in (None, '')]
@@ -348,8 +385,11 @@ def _optional_fields(row, where):
           _scalar(part, present[0], where) for part in parts)
   if 'abs_error' in fields:
     try:
-      fields['abs_error'] = float(fields['abs_error'])
-    except ValueError as error:
-      raise errors.InputError(f'{where}: tolerance {fields["abs_error"]!r} '
-                              'is not a number') from error
+      tolerance = float(fields['abs_error'])
+    except ValueError:
+      tolerance = math.nan
+    if not 0 <= tolerance < math.inf:
+      raise errors.InputError(f'{where}: tolerance {fields["abs_error"]!r} is '
+                              'not a number from 0 up')
+    fields['abs_error'] = tolerance
   return fields

@@ -1,8 +1,8 @@
-r"""Closed forms such as `\frac{3\sqrt2}{2}` or `n(n+1)/2`, read into trees.
+r"""Parses closed forms such as `\frac{3\sqrt2}{2}` or `n(n+1)/2` into trees.
 
-LaTeX and plain notation alike. Every step is bounded, so model text may be
-read in the process that trains; what is beyond the bounds or not understood
-raises Unreadable, and someone else has to tell.
+Reads LaTeX and plain notation. Every step is bounded, so that the training
+process may parse model text; text beyond the bounds or not understood raises
+Unreadable and is left to math-verify.
 
   tree = (operation, *arguments): ('number' | 'decimal', Fraction),
   ('constant', 'pi' | 'e' | 'i' | 'inf'), ('symbol', name),
@@ -47,16 +47,16 @@ TWO = ('number', fractions.Fraction(2))
 
 
 class Unreadable(ValueError):
-  """Not a closed form that this module reads, or one beyond its bounds."""
+  """The text is no closed form known here, or exceeds a bound."""
 
 
 @functools.lru_cache(65536)
 def parse(text: str) -> tuple:
-  """The tree of an expression without `=`, `,` or \\pm; Unreadable if none."""
+  r"""Parses an expression without `=`, `,` or `\pm`, else Unreadable."""
   parser = _Parser(text)
   try:
     tree = parser.sum()
-  except (RecursionError, ValueError) as error:  # 5,000 digits, say
+  except (RecursionError, ValueError) as error:  # e.g. 5,000 digits
     raise Unreadable(text) from error
   if parser.token is not None or _depth(tree) > MAX_DEPTH * 4:
     raise Unreadable(text)
@@ -64,7 +64,7 @@ def parse(text: str) -> tuple:
 
 
 def _depth(tree):
-  """Without recursion."""
+  """Measures the depth without recursion."""
   depth, level = 0, [tree]
   while level:
     depth += 1
@@ -75,7 +75,7 @@ def _depth(tree):
 
 @functools.lru_cache(65536)
 def symbols(tree: tuple) -> frozenset:
-  """Names of the variables."""
+  """Returns the names of the variables."""
   if tree[0] == 'symbol':
     return frozenset(tree[1:])
   below = [symbols(part) for part in tree[1:] if isinstance(part, tuple)]
@@ -83,21 +83,42 @@ def symbols(tree: tuple) -> frozenset:
 
 
 @functools.lru_cache(65536)
+def infinity(tree: tuple) -> int | None:
+  """1 or -1 for a signed infinity, 0 for a tree without any, else None."""
+  if tree == ('constant', 'inf'):
+    return 1
+  signs = {infinity(part) for part in tree[1:] if isinstance(part, tuple)}
+  if tree[0] == 'negative' and None not in signs:
+    return -signs.pop()
+  return None if signs - {0} else 0
+
+
+@functools.lru_cache(65536)
 def has_decimal(tree: tuple) -> bool:
-  """Whether a number in it is written with a decimal point."""
+  """Whether any number in the tree has a decimal point."""
   return tree[0] == 'decimal' or any(
       has_decimal(part) for part in tree[1:] if isinstance(part, tuple))
 
 
+def is_decimal(tree: tuple) -> bool:
+  """Whether it is a decimal such as -2.5 or 8.7 * 10^8, not a formula."""
+  if tree[0] == 'negative':
+    return is_decimal(tree[1])
+  if tree[0] == 'product':
+    return is_decimal(tree[1]) and tree[2][:2] == (
+        'power', ('number', fractions.Fraction(10)))
+  return tree[0] == 'decimal'
+
+
 @functools.lru_cache(65536)
 def is_loose(tree: tuple) -> bool:
-  """Whether it may be meant in another way: `1/2x`, `a(b)`."""
+  """Whether the text has a second reading: `1/2x`, `a(b)`."""
   return tree[0] in ('loose', 'opaque') or any(
       is_loose(part) for part in tree[1:] if isinstance(part, tuple))
 
 
 class _Parser:
-  """Recursive descent; `token` is the next token, None at the end."""
+  """Parses by recursive descent; `token` is the next one, None at the end."""
 
   def __init__(self, text):
     self.tokens = [next(filter(None, groups))
@@ -185,7 +206,7 @@ class _Parser:
     return tree
 
   def group(self):
-    """A tree between fences."""
+    """Parses a sum between fences."""
     opening = self.take()
     tree = self.sum()
     self.take(_FENCES[opening])
@@ -194,7 +215,7 @@ class _Parser:
     return tree
 
   def argument(self):
-    r"""Of \frac, \sqrt, \binom: a group, or one token, or one digit."""
+    r"""Parses an argument of \frac, \sqrt, \binom: group, token or digit."""
     if self.token == '{':
       return self.group()
     token = self.take()
@@ -239,7 +260,7 @@ class _Parser:
     raise Unreadable(token)
 
   def number(self, token):
-    """A number, or a mixed one such as `2\\frac{1}{3}` or `2 1/3`."""
+    r"""Parses a number, perhaps mixed: `2\frac{1}{3}`, `2 1/3`."""
     value = fractions.Fraction(token)
     if '.' in token:
       return ('decimal', value)
@@ -264,7 +285,7 @@ class _Parser:
     return ('root', self.argument(), degree)
 
   def raw(self):
-    """The text of one braced argument or of one token."""
+    """Takes the text of one braced argument or of one token."""
     if self.token != '{':
       return self.take()
     parts, depth = [], 0
@@ -300,7 +321,7 @@ class _Parser:
     return tree if exponent is None else ('power', tree, exponent)
 
   def call_argument(self):
-    r"""`(x)`, `{x}`, or the factors up to a sign or a function: `\sin 2x`."""
+    r"""Parses `(x)`, `{x}`, or factors up to a sign or function: `\sin 2x`."""
     if self.token in ('(', '{', '['):
       return self.group()
     tree = self.signed()

@@ -1,8 +1,8 @@
-r"""Is the completion's final answer right? 0 or 1.
+r"""Grades a completion's final answer: correct or not.
 
-Only the extracted answer is judged (`answers`): its spelling and its number
-first, then its structure and values (`comparison`); what those
-cannot read goes to math-verify (`verifying`), whose parsing may hang, in
+Only the extracted answer (`answers`) is graded: first by its spelling and its
+number, then by its structure and values (`comparison`). Answers that these
+cannot decide go to math-verify (`verifying`), whose parsing may hang, in
 processes that can be killed (`pool`). Nothing here imports jax.
 """
 
@@ -26,83 +26,85 @@ _LOG = logging.getLogger(__name__)
 MIN_TIMEOUT_S = 2
 NUMBER_TOLERANCE = decimal.Decimal('1e-6')  # relative, of non-integers
 
-_ALARM_S = 5  # of `grade`
+_ALARM_S = 5  # in `grade`
 
 
-class Gold(NamedTuple):
-  """A right answer; its unit and absolute tolerance where the data has them."""
+class Reference(NamedTuple):
+  """A reference answer, its unit and absolute tolerance if the data has any."""
   text: str
   unit: str | None = None
   abs_error: float | None = None
 
 
-def grade(completion: str, answers: Sequence[str | Gold],
+def grade(completion: str, answers: Sequence[str | Reference],
           style: str = 'boxed') -> bool:
-  """Whether the completion's answer equals any of `answers`.
+  """Whether the completion's answer is equivalent to any of `answers`.
 
-  In this process: for the main thread only (math-verify's alarms raise
-  elsewhere), and with no more protection than those alarms. Completions of a
-  model in training belong to `Grader`.
+  Runs in this process, in the main thread only (math-verify's alarms raise
+  elsewhere), protected by those alarms alone. Use `Grader` for completions
+  of a model in training.
   """
-  answer, golds = answers_lib.extract(completion, style), _golds(answers)
+  answer = answers_lib.extract(completion, style)
   if answer is None:
     return False
-  verdict, undecided = decide_quickly(answer, golds)
+  verdict, undecided = decide_quickly(answer, _references(answers))
   if verdict is None:
     verdict, _ = verifying.verify(answer, undecided, _ALARM_S)
   return verdict
 
 
-def _golds(answers):
-  return tuple(gold if isinstance(gold, Gold) else Gold(gold)
-               for gold in answers)
+def _references(answers):
+  return tuple(answer if isinstance(answer, Reference) else Reference(answer)
+               for answer in answers)
 
 
-def decide_quickly(answer: str, golds: Sequence[Gold]
+def decide_quickly(answer: str, references: Sequence[Reference]
                    ) -> tuple[bool | None, tuple[str, ...]]:
-  """(True, False, or None where math-verify has to tell; by which golds)."""
+  """(verdict, or None to ask math-verify; the references to ask it about)."""
   undecided = []
-  for gold in golds:
-    verdict = _decide(answer, gold)
+  for reference in references:
+    verdict = _decide(answer, reference)
     if verdict:
       return True, ()
     if verdict is None:
-      undecided.append(gold.text)
+      undecided.append(reference.text)
   return (None if undecided else False), tuple(undecided)
 
 
-def _decide(answer, gold):
+def _decide(answer, reference):
   ours, theirs = (
-      answers_lib.canonical(text) for text in (answer, gold.text))
+      answers_lib.canonical(text) for text in (answer, reference.text))
   if ours == theirs:
     return True
   numbers = [answers_lib.number(text) for text in (ours, theirs)]
-  if gold.abs_error is None and gold.unit is None and None not in numbers and (
+  if reference[1:] == (None, None) and None not in numbers and (
       ',' not in ours or ',' not in theirs):
-    if _is_close(*numbers):
-      return True
-    if numbers[0] == numbers[0].to_integral_value():
-      return False  # Not even rounded is it the gold.
+    return _is_close(*numbers)
   try:
-    node, right = read(ours), read(theirs, gold.unit)
+    node, right = (read(text, unit or _sign(raw)) for text, unit, raw in (
+        (ours, None, answer), (theirs, reference.unit, reference.text)))
     if node is None or right is None:
       return None
-    return comparison.same(right, node, gold.abs_error)
-  except Exception:  # No text of a model may end its training.
-    _LOG.exception('cannot compare %r to %r', answer, gold.text)
+    return comparison.same(right, node, reference.abs_error)
+  except Exception:  # No text from a model may stop its training.
+    _LOG.exception('cannot compare %r to %r', answer, reference.text)
     return None
 
 
-def _is_close(answer, gold):
+def _sign(text):
+  return 'dollar' if '\\$' in text else None
+
+
+def _is_close(answer, reference):
   """Integers exactly, other numbers to a relative 1e-6."""
-  if all(number == number.to_integral_value() for number in (answer, gold)):
-    return answer == gold
-  return abs(answer - gold) <= NUMBER_TOLERANCE * abs(gold)
+  if any(n == n.to_integral_value() for n in (answer, reference)):
+    return answer == reference
+  return abs(answer - reference) <= NUMBER_TOLERANCE * abs(reference)
 
 
 @functools.lru_cache(65536)
 def read(text: str, unit: str | None = None) -> structures.Node | None:
-  """The structure of a canonical text; None where it has none."""
+  """Reads the structure of a canonical text; None if unreadable."""
   try:
     return structures.with_unit(
         structures.read(text), unit and units.read(unit))
@@ -112,7 +114,7 @@ def read(text: str, unit: str | None = None) -> structures.Node | None:
 
 @functools.lru_cache(65536)
 def canonical_key(answer: str) -> str:
-  """Alike for answers that say the same: what a majority votes on."""
+  """A key equal for equivalent answers, counted by majority votes."""
   text = answers_lib.canonical(answer)
   node = read(text)
   try:
@@ -122,34 +124,36 @@ def canonical_key(answer: str) -> str:
 
 
 class Grader:
-  """Grades lists of completions, the hard ones in workers (`pool.Pool`).
+  """Grades lists of completions, hard ones in worker processes (`pool`).
 
-  An answer that takes a worker more than `timeout_s` is wrong. `grade` may be
-  called from any thread.
+  An answer on which a worker spends more than `timeout_s` is wrong. Any
+  thread may call `grade`.
   """
 
   def __init__(self, workers: int = 2, style: str = 'boxed',
                timeout_s: int = 10):
     if style not in answers_lib.STYLES:
-      raise ValueError(f'no answer style {style!r}, only {answers_lib.STYLES}')
+      raise ValueError(f'unknown answer style {style!r}: use one of '
+                       f'{answers_lib.STYLES}')
     if workers < 1 or not isinstance(timeout_s, int) or (
         timeout_s < MIN_TIMEOUT_S):
       raise ValueError(
-          f'need a worker and a whole number of seconds from {MIN_TIMEOUT_S} '
-          f'on, got {workers} and {timeout_s!r}')
+          f'workers must be at least 1 and timeout_s an integer of at least '
+          f'{MIN_TIMEOUT_S}, got {workers} and {timeout_s!r}')
     self._style = style
     self._pool = pool.Pool(workers, timeout_s)
 
-  def grade(self, items: Iterable[tuple[str, Sequence[str | Gold]]]
+  def grade(self, items: Iterable[tuple[str, Sequence[str | Reference]]]
             ) -> tuple[list[bool], dict[str, int]]:
-    """Verdicts on (completion, answers) pairs, in their order, and counts.
+    """Grades (completion, answers) pairs.
 
     Returns:
-      verdicts, and {'no_answer', 'timeout', 'died'}: completions without an
-      answer; completions called wrong since time ran out; worker deaths.
+      The verdicts in the order of `items`, and counts: 'no_answer',
+      completions without an answer; 'timeout', completions graded wrong
+      because time ran out; 'died', worker deaths.
     """
-    pairs = [(answers_lib.extract(completion, self._style), _golds(answers))
-             for completion, answers in items]
+    pairs = [(answers_lib.extract(text, self._style), _references(answers))
+             for text, answers in items]
     occurrences = collections.Counter(pairs)
     verdicts, hard = {}, {}
     for pair in occurrences:
@@ -167,7 +171,7 @@ class Grader:
     return [verdicts[pair] for pair in pairs], counts
 
   def close(self) -> None:
-    """Ends the workers. `grade` would start new ones."""
+    """Ends the workers; a later `grade` starts new ones."""
     self._pool.close()
 
   def __enter__(self):

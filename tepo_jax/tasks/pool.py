@@ -1,8 +1,8 @@
-"""Processes that answer hard questions and can be killed.
+"""Runs math-verify in worker processes that can be killed.
 
-A question is (answer, golds); a process asks math-verify. Its parsing and
-simplification may hang, eat memory or crash: the parent has a deadline for
-each question, after which the process is killed and replaced.
+A question is (answer, references). Parsing and simplification may hang, use
+up memory or crash: the parent kills and replaces a worker that misses the
+deadline of its question.
 """
 
 import collections
@@ -23,14 +23,16 @@ from tepo_jax.tasks import verifying
 
 MEMORY_BYTES = 2 << 30  # address space of a worker
 STARTUP_S = 120
-RECYCLE_AFTER = 2000  # questions, since sympy's caches grow
-ATTEMPTS = 3  # of a question whose worker died or got no processor
+RECYCLE_AFTER = 2000  # questions, because sympy's caches grow
+ATTEMPTS = 3  # at a question whose worker died or got no CPU time
+STUCK_SHARE = 8  # of timeout_s, after which a worker counts as stuck
+MAX_EXTRA = 8  # workers more than `size`, started because others are stuck
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _SERVE = 'from tepo_jax.tasks import pool; pool.serve()'
 _ENVIRONMENT = {
     'JAX_PLATFORMS': 'cpu',
-    # gmpy2 holds the GIL in long operations, out of an alarm's reach.
+    # gmpy2 holds the GIL in long operations, which delays the alarms.
     'SYMPY_GROUND_TYPES': 'python',
     'MPMATH_NOGMPY': '1',
 }
@@ -39,15 +41,16 @@ Question = tuple[str, tuple[str, ...]]
 
 
 class Pool:
-  """Up to `size` workers, started when a question needs one.
+  """At most `size` workers that are not stuck, started on demand.
 
-  A question whose worker does not answer within `timeout_s` is answered no
-  and its worker is replaced; one whose worker dies (killed from outside, out
-  of memory), or was too starved of processor time to answer, is tried again.
-  Workers end with this process: their pipe closes, and a limit on CPU time
-  ends one that is too busy to notice.
+  A question that its worker does not answer within `timeout_s` gets the
+  verdict False, and the worker is replaced. Extra workers take over while
+  some are stuck, so that a batch takes about one `timeout_s`. A question whose worker died
+  (killed from outside, out of memory) or got too little CPU time to answer is
+  retried. Workers end with this process: their pipe closes, and a CPU time
+  limit ends one that is too busy to notice.
 
-  `ask` may be called from any thread; calls wait for one another.
+  Any thread may call `ask`; calls run one at a time.
   """
 
   def __init__(self, size: int, timeout_s: int):
@@ -57,12 +60,12 @@ class Pool:
 
   def ask(self, questions: Sequence[Question]
           ) -> tuple[dict[Question, tuple[bool, bool]], int]:
-    """{question: (verdict, timed out)} and the number of worker deaths."""
+    """Returns {question: (verdict, timed out)} and the count of deaths."""
     with self._lock:
       return self._dispatch(questions) if questions else ({}, 0)
 
   def close(self) -> None:
-    """Ends the workers. `ask` would start new ones."""
+    """Ends the workers; a later `ask` starts new ones."""
     with self._lock:
       for worker in self._workers:
         worker.kill()
@@ -75,8 +78,10 @@ class Pool:
     try:
       while len(outcomes) < len(questions):
         self._feed(waiting)
-        for worker, is_late in self._wait():
-          question, status, outcome = worker.collect(is_late)
+        for worker, is_late in self._wait(bool(waiting)):
+          busy = sum(w.question is not None for w in self._workers)
+          question, status, outcome = worker.collect(
+              is_late, min(1, os.cpu_count() / max(1, busy)))
           if status in ('died', 'starved', 'replace'):
             self._drop(worker)
           if status == 'ready':
@@ -92,11 +97,12 @@ class Pool:
           else:
             outcomes[question] = outcome
         if failed_starts > 2 * self._size:
-          raise RuntimeError('grading workers do not start: see what '
-                             f'{sys.executable} -c "{_SERVE}" prints')
-    finally:  # After an exception no answer may meet the next question.
-      for worker in [w for w in self._workers if w.question is not None]:
-        self._drop(worker)
+          raise RuntimeError('grading workers do not start; to see why, run '
+                             f'{sys.executable} -c "{_SERVE}"')
+    finally:  # After an exception, no late answer may reach a later question.
+      for index, worker in reversed(list(enumerate(self._workers))):
+        if worker.question is not None or index >= self._size:
+          self._drop(worker)
     return outcomes, deaths
 
   def _drop(self, worker):
@@ -107,18 +113,26 @@ class Pool:
     for worker in list(self._workers):
       if worker.ready and worker.question is None and worker.is_dead():
         self._drop(worker)
-    busy = sum(worker.question is not None for worker in self._workers)
-    while len(self._workers) < min(self._size, busy + len(waiting)):
+    busy = [worker for worker in self._workers if worker.question is not None]
+    stuck_s = self._timeout_s * (1 - 1 / STUCK_SHARE)
+    stuck = sum(w.deadline - time.monotonic() < stuck_s for w in busy)
+    size = self._size + min(2 * stuck, MAX_EXTRA)
+    while len(self._workers) < min(size, len(busy) + len(waiting)):
       self._workers.append(_Worker())
     for worker in self._workers:
       if waiting and worker.ready and worker.question is None:
         worker.send(waiting.popleft(), self._timeout_s)
 
-  def _wait(self):
-    """[(worker that has something to collect or is late, is late)]."""
+  def _wait(self, is_short):
+    """Waits for output or a deadline: [(worker, whether it is late)].
+
+    is_short: return early, because a worker may become stuck.
+    """
     active = [w for w in self._workers
               if w.question is not None or not w.ready]
     patience = min(worker.deadline for worker in active) - time.monotonic()
+    if is_short:
+      patience = min(patience, self._timeout_s / STUCK_SHARE)
     readable = connection.wait(
         [worker.process.stdout for worker in active], max(0, patience))
     now = time.monotonic()
@@ -137,7 +151,7 @@ class _Worker:
         [sys.executable, '-P', '-c', _SERVE], stdin=subprocess.PIPE,
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
         env={**os.environ, **_ENVIRONMENT, 'PYTHONPATH': search_path},
-        start_new_session=True)  # Ctrl-C at the terminal is not for it.
+        start_new_session=True)  # Ctrl-C at the terminal does not reach it.
     self.ready, self.question, self.served = False, None, 0
     self.deadline = time.monotonic() + STARTUP_S
     self.used_s = 0.0
@@ -149,21 +163,22 @@ class _Worker:
     self.question, self.deadline = question, time.monotonic() + timeout_s
     self.timeout_s, self.used_s = timeout_s, self._cpu_s()
     line = json.dumps([*question, timeout_s]).encode() + b'\n'
-    with contextlib.suppress(BrokenPipeError):  # collect() will find it dead.
+    with contextlib.suppress(BrokenPipeError):  # collect() will detect it.
       self.process.stdin.write(line)
 
-  def collect(self, is_late):
-    """(question, status, (verdict, timed out)).
+  def collect(self, is_late, cpu_share):
+    """Returns (question, status, (verdict, timed out)).
 
     status: 'ready' (started), 'answered', 'replace' (answered or late, and
-    not to be used again), 'starved' (late for want of a processor) or 'died'.
-    While a worker starts, its question is None.
+    not to be reused), 'starved' (late for lack of CPU time) or 'died'. While
+    a worker starts, its question is None. cpu_share: of one CPU, that it had
+    at least unless other programs took it.
     """
     question, self.question = self.question, None
     if is_late:
       if question is None:
         return None, 'died', None
-      return question, self._why_late(), (False, True)
+      return question, self._why_late(cpu_share), (False, True)
     line = self.process.stdout.read(4096)  # Short lines arrive whole.
     if not line.endswith(b'\n'):
       return question, 'died', (False, False)
@@ -172,18 +187,18 @@ class _Worker:
       return None, 'ready', None
     self.served += 1
     verdict, timed_out = json.loads(line)
-    if timed_out:  # An alarm may leave sympy's caches half written.
-      return question, self._why_late(), (verdict, True)
+    if timed_out:  # An alarm may leave sympy's caches inconsistent.
+      return question, self._why_late(cpu_share), (verdict, True)
     status = 'replace' if self.served >= RECYCLE_AFTER else 'answered'
     return question, status, (verdict, False)
 
-  def _why_late(self):
-    """An alarm comes after half the time, here or in the worker."""
+  def _why_late(self, cpu_share):
+    """'starved' if the worker ran for less than half its alarm's time."""
     used_s = self._cpu_s() - self.used_s
-    return 'starved' if used_s < self.timeout_s / 4 else 'replace'
+    return 'starved' if used_s < cpu_share * self.timeout_s / 4 else 'replace'
 
   def _cpu_s(self):
-    """CPU time so far; infinite where the system does not tell."""
+    """CPU time used so far; infinite if unknown."""
     try:
       stat = pathlib.Path(f'/proc/{self.process.pid}/stat').read_text()
     except OSError:
@@ -199,21 +214,21 @@ class _Worker:
 
 
 def serve() -> None:
-  """What a worker runs: one JSON question a line in, one answer a line out."""
+  """Runs in a worker: reads JSON questions, writes answers, one per line."""
   _limit(resource.RLIMIT_AS, MEMORY_BYTES)
   _limit(resource.RLIMIT_CORE, 0)
   logging.disable(logging.CRITICAL)
   answers = os.dup(1)
   os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
   verifying.verify('1', ('\\frac{1}{2}',), STARTUP_S)
-  _limit(resource.RLIMIT_FSIZE, 0)  # of files; answers go through a pipe
+  _limit(resource.RLIMIT_FSIZE, 0)  # of files; answers go to a pipe
   os.write(answers, b'ready\n')
   for line in sys.stdin.buffer:
-    answer, golds, timeout_s = json.loads(line)
-    # The kernel ends a worker that outlives its parent in a C call.
+    answer, references, timeout_s = json.loads(line)
+    # The kernel ends a worker whose parent died during a C call.
     used_s = int(time.process_time())
     _limit(resource.RLIMIT_CPU, used_s + timeout_s + 2)
-    outcome = verifying.verify(answer, golds, max(1, timeout_s // 2))
+    outcome = verifying.verify(answer, references, max(1, timeout_s // 2))
     os.write(answers, json.dumps(outcome).encode() + b'\n')
 
 

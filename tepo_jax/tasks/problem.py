@@ -1,4 +1,4 @@
-"""One problem of a data set, as every other part of the project sees it."""
+"""A problem of a data set."""
 
 import dataclasses
 
@@ -7,9 +7,9 @@ from tepo_jax.tasks import grading
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-  """One problem. Any of `answers` counts as right.
+  """One problem; a correct answer is equivalent to any of `answers`.
 
-  `unit` and `abs_error` (absolute tolerance) come with OlympiadBench golds.
+  OlympiadBench adds `unit` and `abs_error` (an absolute tolerance).
   """
   id: str
   problem: str
@@ -21,9 +21,9 @@ class Problem:
   abs_error: float | None = None
 
   @property
-  def golds(self) -> tuple[str | grading.Gold, ...]:
-    """What `grading.Grader` takes for answers."""
+  def references(self) -> tuple[str | grading.Reference, ...]:
+    """The reference answers as `grading.Grader` takes them."""
     if self.unit is None and self.abs_error is None:
       return self.answers
-    return tuple(grading.Gold(answer, self.unit, self.abs_error)
+    return tuple(grading.Reference(answer, self.unit, self.abs_error)
                  for answer in self.answers)

@@ -1,8 +1,8 @@
-r"""From a problem to the token ids the policy sees, by a template's name.
+r"""Renders problems as token ids, by the name of a prompt template.
 
-A template is a user turn, perhaps a system turn, and where its answer is to
-be found. Turns go through the tokenizer's own chat template where it has one,
-so R1-distills and Qwen3 keep their thinking format.
+A template is a user turn, an optional system turn and the style in which the
+answer is written. The tokenizer's own chat template, if any, formats the
+turns, so R1-distills and Qwen3 keep their thinking format.
 """
 
 import dataclasses
@@ -13,9 +13,9 @@ from tepo_jax import errors
 
 @dataclasses.dataclass(frozen=True)
 class Template:
-  """`{problem}` stands for the problem; `style` is a style of grading.
+  """`{problem}` is replaced by the problem; `style` is one of answers.STYLES.
 
-  With is_chat=False the text is the prompt itself, for base models.
+  With is_chat=False the text itself is the prompt, for base models.
   """
   user: str
   style: str = 'boxed'
@@ -29,7 +29,7 @@ TEMPLATES = {
         '{problem}',
         system='Please reason step by step, and put your final answer within '
                '\\boxed{}.'),
-    # Of DAPO-Math-17k, word for word.
+    # Verbatim from DAPO-Math-17k.
     'dapo_answer': Template(
         'Solve the following math problem step by step. The last line of your '
         'response should be of the form Answer: $Answer (without quotes) '
@@ -41,7 +41,7 @@ TEMPLATES = {
         'response should be of the form Answer: \\boxed{$Answer} where '
         '$Answer is the answer to the problem.\n\n{problem}\n\n'
         'Remember to put your answer on its own line after "Answer:".'),
-    # Of DeepSeek-R1-Zero, and a sentence that says where the grader looks.
+    # From DeepSeek-R1-Zero, plus a sentence on where the grader looks.
     'r1_zero': Template(
         'A conversation between User and Assistant. The User asks a question, '
         'and the Assistant solves it. The Assistant first thinks about the '
@@ -56,21 +56,20 @@ TEMPLATES = {
 
 
 def get(name: str) -> Template:
-  """The template of that name; InputError if there is none."""
+  """Returns the template; InputError if there is none of this name."""
   if name not in TEMPLATES:
     raise errors.InputError(
-        f'no prompt template {name!r}: choose from {", ".join(TEMPLATES)}')
+        f'no prompt template {name!r}; choose from {", ".join(TEMPLATES)}')
   return TEMPLATES[name]
 
 
 def render(template: str, tokenizer, problem: str) -> list[int]:
-  """Token ids of the prompt, up to where the completion begins.
+  """Returns the token ids of the prompt, up to the start of the completion.
 
-  A tokenizer without a chat template gets the turns as plain text, a blank
-  line between them.
+  Without a chat template, turns are plain text separated by a blank line.
 
   Raises:
-    InputError: no such template, or the chat template refuses it.
+    InputError: no such template, or the chat template rejects it.
   """
   row = get(template)
   user = row.user.replace('{problem}', problem)
@@ -85,21 +84,21 @@ def render(template: str, tokenizer, problem: str) -> list[int]:
     return tokenizer.apply_chat_template(
         turns, add_generation_prompt=True, return_dict=False)
   except jinja2.TemplateError as error:  # e.g. no system turns (Mistral)
-    raise errors.InputError(f'prompt template {template!r}: the model\'s chat '
-                            f'template refuses it: {error}') from error
+    raise errors.InputError(f'prompt template {template!r}: rejected by the '
+                            f'model\'s chat template: {error}') from error
 
 
 def strip_dapo(text: str) -> str:
-  """The problem inside a prompt of DAPO-Math-17k; other text as it is."""
+  """Returns the problem in a prompt of DAPO-Math-17k, other text unchanged."""
   before, after = TEMPLATES['dapo_answer'].user.split('{problem}')
   return text.removeprefix(before).removesuffix(after)
 
 
 def render_short(problems: Sequence, template: str, tokenizer,
                  max_tokens: int) -> tuple[list[tuple], int]:
-  """(problem, token ids) of prompts up to max_tokens; how many are longer.
+  """Returns [(problem, token ids)] up to max_tokens, and the number omitted.
 
-  A longer prompt is never cut: the caller reports the number left out.
+  Longer prompts are omitted, never truncated; the caller reports how many.
   """
   rendered = [(problem, render(template, tokenizer, problem.problem))
               for problem in problems]

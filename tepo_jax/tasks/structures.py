@@ -1,10 +1,11 @@
-r"""What an answer is: a value, a pair, an interval, a set, an equation.
+r"""Parses an answer's structure: value, pair, interval, set, equation.
 
-`read` makes a Node of canonical text (`answers.canonical`).
+`read` takes canonical text (`answers.canonical`) and returns a Node.
 """
 
 import dataclasses
 import functools
+import keyword
 import re
 
 from tepo_jax.tasks import expressions
@@ -22,8 +23,7 @@ _CLOSING = frozenset((')', ']', '}', '\\}', '\\rangle', '\\rfloor', '\\rceil',
 _RELATIONS = {'=': '=', '<': '<', '>': '>', '\\le': '<=', '\\ge': '>=',
               '\\in': 'in', ':': ':'}
 _UNREADABLE = frozenset(
-    ('\\ne', '\\approx', '\\equiv', '\\sim', '\\mid', '\\ldots', '\\dots',
-     '\\cdots', '\\to', '\\Rightarrow', '\\iff', '\\sum', '\\int', '\\prod'))
+    ('\\ne', '\\approx', '\\equiv', '\\sim', '\\mid', '\\to', '\\Rightarrow', '\\iff', '\\sum', '\\int', '\\prod'))
 _OR = re.compile(r'\\(?:text|mathrm|mbox)\s*\{\s*or\s*\}'
                  r'|(?<![a-zA-Z\\])(?:or|OR)(?![a-zA-Z])'
                  r'|\\(?:vee|lor)(?![a-zA-Z])')
@@ -31,8 +31,13 @@ _AND = re.compile(r'\\(?:text|mathrm|mbox)\s*\{\s*,?\s*and\s*\}'
                   r'|(?<![a-zA-Z\\]),?\s*and(?![a-zA-Z])|;')
 _WORD = re.compile(r"[A-Za-z][A-Za-z' ]{3,}")
 _CHOICE = re.compile(r'\(?\s*([A-Z])\s*\)?')
-_SCIENTIFIC = re.compile(r'(?<![\w.])(\d+\.?\d*)[eE]([-+]?\d{1,4})(?!\w)')
-_BASED = re.compile(r'([0-9A-Fa-f]+)_(?:\{(.{1,40})\}|(\d+))')
+_SCIENTIFIC = re.compile(r'(?<![\w.])(\d+\.?\d*)[eE]([-+]?\d{1,4})(?![\w.])')
+_SHORT_WORDS = frozenset(('yes', 'no', 'odd', 'all', 'any'))
+_EMPTY = re.compile(
+    r'\\emptyset|(?:the )?(?:empty|null) set|no (?:real )?solutions?')
+_TIME = re.compile(r'(\d{1,2})(?::(\d\d))? ([apAP])m')
+_BASED = re.compile(r'(\()?([0-9A-Fa-f]+)(?(1)\))(?:_(?:base)?|base)'
+                    r'(\()?(-?\d{1,3}|[a-z]{3,6})(?(3)\))')
 _BASES = {name: base for base, name in enumerate(
     'two three four five six seven eight nine ten eleven twelve'.split(), 2)}
 _MATRIX = re.compile(r'\\begin\{([pbB]?)(?:matrix|array)\}(?:\{[lcr|]*\})?(.*)'
@@ -40,9 +45,13 @@ _MATRIX = re.compile(r'\\begin\{([pbB]?)(?:matrix|array)\}(?:\{[lcr|]*\})?(.*)'
 _FENCES = {'(': ')', '[': ']', '\\{': '\\}', '{': '}', '\\langle': '\\rangle'}
 _NAMED = re.compile(r"\\?[a-zA-Z]+(?:_(?:\{[^{}]*\}|\w))?'*(?:\([^()]*\))?"
                     r'|\([a-zA-Z](?:,[a-zA-Z])+\)')
-# A number with its thousands apart, and something behind it.
+# A number with thousands separators: followed by something else, or alone.
 _THOUSANDS = re.compile(r'[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?[^,\d][^,]*')
+_GROUPED = re.compile(r'[-+]?\d{1,3}(?:,\d{3})+')
+# Certainly one number: no list has the item 000.
+_ZEROS = re.compile(r'(?<![\d.,])\d{1,3}(?:,\d{3})*,0\d\d(?:,\d{3})*(?!\d)')
 _LABEL = re.compile(r'[a-zA-Z ]{3,}')
+_CODE = frozenset(keyword.kwlist) - {'and', 'for', 'from', 'in', 'is', 'or'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +60,9 @@ class Node:
 
   kind: 'value' (parts: the tree; text: its digits if it is a plain number),
     'word' (text), 'based' (text; parts: the base), 'tuple' (text: brackets),
-    'set', 'list', 'union', 'matrix' (of tuples), 'named' (text: the name;
-    parts: what it equals), 'chain' (text: relations; parts: trees).
+    'set', 'list' (text: its digits if it may be one number), 'union',
+    'matrix' (of tuples), 'named' (text: the name; parts: what it equals),
+    'chain' (text: relations; parts: trees), 'time' (text), 'dots'.
   """
   kind: str
   parts: tuple = ()
@@ -63,18 +73,22 @@ class Node:
 
 @functools.lru_cache(65536)
 def read(text: str, depth: int = 0) -> Node:
-  """The Node of canonical text.
+  """Parses canonical text.
 
   Raises:
-    expressions.Unreadable: it is none of these things.
+    expressions.Unreadable: the text has none of the structures of Node.
   """
   text = text.strip()
   if not text or depth > MAX_DEPTH:
     raise expressions.Unreadable(text)
   if match := _MATRIX.fullmatch(text):
     return _matrix(match[2], depth)
+  if match := _TIME.fullmatch(text):
+    return Node('time', text=(
+        f'{match[1]}:{match[2] or "00"} {match[3].lower()}m'))
+  text = _ZEROS.sub(lambda match: match[0].replace(',', ''), text)
   for words, kind in ((_OR, 'union'), (_AND, 'list')):
-    if words.search(text) and not _WORD.fullmatch(text):
+    if words.search(text) and not _is_word(text):
       return _joined(kind, words.split(text), depth)
   tokens = _TOKEN.findall(text)
   if not _UNREADABLE.isdisjoint(tokens):
@@ -83,7 +97,10 @@ def read(text: str, depth: int = 0) -> Node:
     return _joined('union', _split(tokens, {'\\cup'})[0], depth)
   items, _ = _split(tokens, {','})
   if len(items) > 1 and not _THOUSANDS.fullmatch(text):
-    return _joined('list', items, depth)
+    if not _GROUPED.fullmatch(text):
+      return _joined('list', items, depth)
+    return dataclasses.replace(
+        _joined('list', items, depth), text=text.replace(',', ''))
   sides, relations = _split(tokens, _RELATIONS)
   if relations:
     return _related(sides, [_RELATIONS[r] for r in relations], depth)
@@ -104,7 +121,7 @@ def _joined(kind, texts, depth):
 
 
 def _split(tokens, separators):
-  """Texts between separators outside of all brackets, and the separators."""
+  """Splits at separators outside all brackets: (texts, separators)."""
   parts, found, depth = [[]], [], 0
   for token in tokens:
     depth += (token in _OPENING) - (token in _CLOSING)
@@ -118,11 +135,13 @@ def _split(tokens, separators):
 
 def _related(sides, relations, depth):
   if set(relations) <= {'=', 'in'} and _NAMED.fullmatch(sides[0].strip()) or (
-      relations == [':'] and _LABEL.fullmatch(sides[0].strip())):
+      relations == [':'] and _LABEL.fullmatch(sides[0].strip())
+      and not set(sides[0].split()) & _CODE):
     return Node('named', (read(sides[-1], depth + 1),), sides[0].strip())
   if relations == [':']:  # a ratio
     return Node('value', (
-        ('quotient', *(expressions.parse(side) for side in sides)),))
+        ('quotient', *(expressions.parse(side) for side in sides)),),
+                ':'.join(sides))
   if not {'in', ':'}.isdisjoint(relations):
     raise expressions.Unreadable(relations)
   return Node('chain', tuple(map(expressions.parse, sides)),
@@ -130,7 +149,7 @@ def _related(sides, relations, depth):
 
 
 def _fenced(tokens, depth):
-  """What stands in one pair of brackets as a whole, or None."""
+  """Reads a text enclosed in one pair of brackets, else None."""
   opening, closing = tokens[0], tokens[-1]
   is_mixed = {opening, closing} <= {'(', ')', '[', ']'} and len(tokens) > 2
   if _FENCES.get(opening) != closing and not (
@@ -172,17 +191,19 @@ def _matrix(body, depth):
 
 
 def _single(text, depth):
-  """A value, a word, a number in a base."""
-  if match := _BASED.fullmatch(text):
-    name = (match[2] or match[3]).strip()
-    name = re.sub(r'\\text|[{}\s]', '', name)
-    base = _BASES.get(name) or (
-        int(name) if re.fullmatch(r'-?\d{1,3}', name) else None)
-    if base:
-      return Node('based', (base,), match[1].upper())
+  """Reads a value, a word, a time of day or a number in a base."""
+  if match := _BASED.fullmatch(re.sub(r'\\(?:text|mathrm)|[{}\s]', '', text)):
+    base = _BASES.get(match[4]) or (
+        int(match[4]) if match[4].lstrip('-').isdigit() else 0)
+    if abs(base) > 1 and (match[2][0].isdigit() or abs(base) > 10):
+      return Node('based', (base,), match[2].upper())
+  if text == '\\ldots':
+    return Node('dots')
+  if _EMPTY.fullmatch(text.casefold()):
+    return Node('set')
   if match := _CHOICE.fullmatch(text):
     return Node('word', text=match[1])
-  if _WORD.fullmatch(text):
+  if _is_word(text):
     return Node('word', text=text.casefold().strip())
   if '\\pm' in text or '\\mp' in text:
     plus = text.replace('\\pm', '+').replace('\\mp', '-')
@@ -191,25 +212,29 @@ def _single(text, depth):
   return _value(text)
 
 
+def _is_word(text):
+  return _WORD.fullmatch(text) or text.casefold() in _SHORT_WORDS
+
+
 def _value(text):
   text, unit = units.split(text)
   is_percent = text.endswith('%')
   text = text.rstrip('%').rstrip('\\').strip() if is_percent else text
-  while re.fullmatch(r'\d{1,3}(,\d{3})+(\.\d+)?', text):
-    text = text.replace(',', '')
+  if re.fullmatch(r'[-+]?\d{1,3}([ ,]\d{3})+(\.\d+)?', text):
+    text = text.replace(',', '').replace(' ', '')
   digits = text if re.fullmatch(r'[-+]?(\d+\.?\d*|\.\d+)', text) else ''
   return Node('value', (expressions.parse(_plain(text)),), digits, unit,
               is_percent)
 
 
 def _plain(text):
-  """`np.exp(1)` and `8.7e8` without Python's spelling."""
+  """Replaces Python's spelling of `np.exp(1)` and `8.7e8`."""
   text = re.sub(r'\b(?:np|numpy|math)\.', '', text)
   return _SCIENTIFIC.sub(r'(\1*10^{\2})', text)
 
 
 def with_unit(node: Node, unit: units.Unit | None) -> Node:
-  """The same with the unit that its data set gives it, if it has none."""
+  """Adds the data set's unit to a value without one."""
   if unit is None or node.kind != 'value' or node.unit is not None:
     return node
   return dataclasses.replace(node, unit=unit)

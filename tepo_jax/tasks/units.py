@@ -1,10 +1,10 @@
-r"""Units behind a number: `5.4\text{ cents}`, `12 cm^2`, `50\mathrm{~km}/h`."""
+r"""Reads units: `5.4\text{ cents}`, `12 cm^2`, `50\mathrm{~km}/h`."""
 
 import fractions
 import functools
 import re
 
-# Name, without a plural s -> (dimension, factor).
+# Name without plural s -> (dimension, factor).
 _UNITS = {
     name: (dimension, fractions.Fraction(factor))
     for dimension, names in {
@@ -18,12 +18,14 @@ _UNITS = {
                  'day': 86400, 'week': 604800},
         'mass': {'g gram': 1, 'kg kilogram': 1000, 'mg milligram': '1/1000'},
         'money': {'cent': '1/100', 'dollar usd': 1},
+        'euro': {'euro eur': 1}, 'rupee': {'rupee': 1}, 'yen': {'yen': 1},
+        'pound': {'pound': 1},
         'angle': {'degree deg': 1},
         'share': {'% percent': 1}}.items()
     for joined, factor in names.items() for name in joined.split()}
 _TEXT = re.compile(
     r'^(?P<rest>.*?[^\s\\])\s*\\(?:text|mathrm|mathbf|textbf|mbox|textrm|rm)\s*'
-    r'\{(?P<unit>[^{}]*)\}(?P<tail>(?:\s*/\s*(?:\\(?:text|mathrm)\s*)?'
+    r'\{(?P<unit>(?:[a-zA-Z~ .,/%\'()-]|\^\s*-?\d|\\[,%~ ])*)\}(?P<tail>(?:\s*/\s*(?:\\(?:text|mathrm)\s*)?'
     r'\{?[\s~]*[a-zA-Z]+\s*\}?)?(?:\s*\^?\s*\{?-?\d\}?)?)$', re.DOTALL)
 _PLAIN = re.compile(
     r'^(?P<rest>.*[\d})!])\s*(?P<unit>[a-zA-Z][a-zA-Z ./^\d]*)$', re.DOTALL)
@@ -34,9 +36,9 @@ Unit = tuple[tuple[tuple[str, int], ...], fractions.Fraction]
 
 
 def split(text: str) -> tuple[str, Unit | None]:
-  """The text before its unit, and what `read` says of the unit.
+  r"""Splits off the unit: (the text before it, its Unit or None).
 
-  Words that are no known unit are taken off if they stand in \\text{}.
+  Unknown units are removed only if they are written in `\text{}`.
   """
   match = _TEXT.match(text)
   if match:
@@ -50,7 +52,7 @@ def split(text: str) -> tuple[str, Unit | None]:
 
 @functools.lru_cache(4096)
 def read(text: str) -> Unit | None:
-  """(dimensions, factor) of `km/h`, `cm^2`, `square feet`; None if unknown."""
+  """Reads `km/h`, `cm^2`, `square feet`: (dimensions, factor), else None."""
   text = re.sub(r'\\(?:text|mathrm)|[{}$\s~]|\\circ|\\|\.', '', (
       text.replace('^\\circ', 'degree').replace('^{\\circ}', 'degree')
       .replace('per ', '/').replace('\\%', '%'))).lower()

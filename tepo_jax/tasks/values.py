@@ -1,8 +1,8 @@
-"""Trees of `expressions` compared by their values.
+"""Compares trees of `expressions` by their values.
 
-Exact fractions where they are rational, else many digits, at points of their
-variables that are a function of the variables' names. Bounded in time: what
-is beyond the bounds is expressions.Unreadable.
+Rational values are exact fractions, others have many digits. Variables take
+values derived from their names. Every step is bounded: a tree beyond the
+bounds raises expressions.Unreadable.
 """
 
 import fractions
@@ -13,25 +13,34 @@ import zlib
 
 from tepo_jax.tasks import expressions
 
-MAX_BITS = 40_000  # of an exact fraction; beyond that, digits
-MAX_FACTORIAL = 5000  # of factorials and binomials
+MAX_BITS = 40_000  # of an exact fraction; longer ones are rounded
+MAX_FACTORIAL = 5000  # in factorials and binomials
 MAX_FACTORIALS = 16  # in one value
 MAX_MAGNITUDE = 1 << 40  # of exponents and of logarithms of values
-DIGITS, MANY_DIGITS = 50, 400
+DIGITS, MANY_DIGITS, MOST_DIGITS = 50, 400, 3000
+_STEPS = frozenset(('floor', 'ceil'))
+_STEP_POINTS = (*(f'small {i}' for i in range(13)),  # all of 1 to 13
+                *(f'large {i}' for i in range(1, 9)))
 
 _ONE = ('number', fractions.Fraction(1))
 
 
 def equal(first: tuple, second: tuple) -> bool | None:
-  """Whether two trees are the same function; None where it cannot tell.
+  """Whether two trees are the same function; None if undecided.
 
-  Same values at generic points of either sign; other values there but the
-  same at whole numbers, or the same only where all is positive: None. (True
-  where other numbers have no real value.)
+  True if they agree at generic points of either sign (positive ones only,
+  where others give no real value), and also at integers if they have a floor
+  or the like. None if they agree only at positive points or only at integers.
   """
+  infinities = expressions.infinity(first), expressions.infinity(second)
+  if infinities != (0, 0):
+    return first == second or infinities[0] == infinities[1] is not None
   names = expressions.symbols(first) | expressions.symbols(second)
   if not names:
     return _same_at(first, second, 'constant')
+  if (_has_steps(first) or _has_steps(second)) and not all(
+      _same_steps(first, second, points) for points in _STEP_POINTS):
+    return False
   for points in ('positive', 'other'):
     if not _same_at(first, second, points):
       return None if _are_same_integers(first, second) else False
@@ -40,12 +49,32 @@ def equal(first: tuple, second: tuple) -> bool | None:
   return _are_same_integers(first, second) or None
 
 
+@functools.lru_cache(65536)
+def _has_steps(tree):
+  """Whether it has a floor, a ceiling or (-1)^n."""
+  return (tree[0] == 'call' and tree[1] in _STEPS
+          or tree[0] == 'power' and tree[1][0] == 'negative'
+          or any(_has_steps(part) for part in tree[1:]
+                 if isinstance(part, tuple)))
+
+
+def _same_steps(first, second, points):
+  """Whether they agree at these points, as far as their values are reliable."""
+  try:
+    with _LOCK:
+      values = _Values(points, DIGITS)
+      a, b = values.of(first), values.of(second)
+      return _close(a, b, DIGITS) or values.cancelled
+  except expressions.Unreadable:  # e.g. a factorial
+    return True
+
+
 def _is_real(tree, points):
   with _LOCK:
     try:
       values = _Values(points, DIGITS)
       return not values.context.im(values.real(values.of(tree)))
-    except expressions.Unreadable:  # a logarithm's floor, say
+    except expressions.Unreadable:  # e.g. the floor of a complex number
       return False
 
 
@@ -54,7 +83,7 @@ def _are_same_integers(first, second):
 
 
 def proportional(first: tuple, second: tuple) -> bool | None:
-  """Whether first / second is the same, not 0, at several points."""
+  """Whether first / second is the same nonzero value at several points."""
   ratios = [_quotient_at(first, second, points)
             for points in ('positive', 'other', 'negative')]
   with _LOCK:
@@ -64,26 +93,37 @@ def proportional(first: tuple, second: tuple) -> bool | None:
 def _quotient_at(first: tuple, second: tuple, points: str):
   with _LOCK:
     quotient = _Values(points, DIGITS).of(('quotient', first, second))
-    if quotient == 0:
-      raise expressions.Unreadable('0')
+    if quotient == 0 or _is_infinite(quotient):
+      raise expressions.Unreadable('0 or infinite')
     return quotient
 
 
 def is_within(first: tuple, second: tuple,
               absolute: fractions.Fraction = fractions.Fraction(0),
               relative: fractions.Fraction = fractions.Fraction(0)) -> bool:
-  """|first - second| <= absolute + relative |first|, of constants."""
+  """|first - second| <= absolute + relative |first|, for finite constants."""
+  if expressions.infinity(first) != 0 or expressions.infinity(second) != 0:
+    return False
   with _LOCK:
     values = _Values('constant', DIGITS)
     a, b = values.of(first), values.of(second)
     if not _are_exact(a, b):
       a, b, absolute, relative = map(
           values.real, (a, b, absolute, relative))
+      if _is_infinite(a) or _is_infinite(b):  # e.g. of \ln 0
+        return False
     return bool(a == b or abs(a - b) <= absolute + relative * abs(a))
 
 
+def rational(tree: tuple) -> fractions.Fraction | None:
+  """The exact value of a constant tree; None if it is not rational."""
+  with _LOCK:
+    value = _Values('constant', DIGITS).of(tree)
+    return value if _are_exact(value) else None
+
+
 def fingerprint(tree: tuple) -> str:
-  """Many digits of its value, or of its values where it has variables."""
+  """Writes out digits of the value, or of values at points of variables."""
   points = ('constant',)
   if expressions.symbols(tree):
     points = 'positive', 'negative'
@@ -110,35 +150,42 @@ def _shown(values, tree):
 
 def _same_at(first, second, points):
   with _LOCK:
-    values = _Values(points, DIGITS)
-    a, b = values.of(first), values.of(second)
-    is_close = _close(a, b, DIGITS)
-    if is_close and values.rounded:
-      raise expressions.Unreadable('too large')
-    if is_close or not values.cancelled:
-      return is_close
-    # What is left of a cancellation may be a rounding error.
-    values = _Values(points, MANY_DIGITS)
-    c, d = values.of(first), values.of(second)
-    before, after = (abs(values.real(x) - values.real(y))
-                     for x, y in ((a, b), (c, d)))
-    return _close(c, d, MANY_DIGITS) or bool(
-        after <= before * values.real(10) ** (-2 * DIGITS))
+    gap = None
+    for digits in (DIGITS, MANY_DIGITS, MOST_DIGITS):
+      values = _Values(points, digits)
+      a, b = values.of(first), values.of(second)
+      is_close = _close(a, b, digits)
+      if is_close and values.rounded:
+        break
+      # A cancelled sum may be all rounding error; an absorbed term may differ.
+      is_unsure = values.absorbed if is_close else values.cancelled
+      if _are_exact(a, b) or _is_infinite(a) or _is_infinite(b) or (
+          not is_unsure):
+        return is_close
+      previous, gap = gap, abs(values.real(a) - values.real(b))
+      if not is_close and previous is not None:
+        return bool(gap <= previous * values.real(10) ** (-2 * DIGITS))
+    raise expressions.Unreadable('too large')
 
 
 def _close(a, b, digits):
-  """Equal, but for the last digits."""
+  """Whether a and b agree but for the last digits."""
   if _are_exact(a, b):
     return a == b
   context = _context()
   a, b = context.convert(a), context.convert(b)
-  if context.isinf(a) or context.isinf(b):
+  if _is_infinite(a) or _is_infinite(b):
     return bool(a == b)
   tiny = context.mpf(10) ** (-7 * digits // 10)
   return bool(abs(a - b) <= tiny * max(abs(a), abs(b)))
 
 
-_LOCK = threading.RLock()  # mpmath's precision is a state
+def _is_infinite(value):
+  """Infinities equal only themselves: any number is relatively close to one."""
+  return bool(_context().isinf(_context().convert(value)))
+
+
+_LOCK = threading.RLock()  # mpmath's precision is global state
 
 
 @functools.cache
@@ -150,15 +197,17 @@ def _context():
 class _Values:
   """Evaluates trees at one kind of points.
 
-  cancelled: some sum came out far smaller than its terms. rounded: some
-  fraction was too long to stay exact.
+  cancelled: a sum was far smaller than its terms. absorbed: a term was too
+  small to change the digits of its sum. rounded: a fraction was too long to
+  stay exact.
   """
 
   def __init__(self, points, digits):
-    self.points, self.factorials = points, 0
-    self.cancelled = self.rounded = False
+    self.points, self.digits, self.factorials = points, digits, 0
+    self.cancelled = self.absorbed = self.rounded = False
     self.context = _context()
     self.context.dps = digits + 10
+    self.huge = self.context.mpf(10) ** (digits // 6)
 
   def of(self, tree):
     try:
@@ -175,7 +224,8 @@ class _Values:
     return value
 
   def real(self, value):
-    """As an mpmath number (complex ones stay complex)."""
+    """Converts to an mpmath number, real or complex."""
+    self.absorbed |= _are_exact(value) and _bits(value) > 3 * self.digits
     return self.context.convert(value)
 
   def number(self, value):
@@ -192,6 +242,13 @@ class _Values:
     if self.points in ('whole', 'bigger'):
       return fractions.Fraction(
           3 + code % (9 if self.points == 'whole' else 90))
+    kind, _, index = self.points.partition(' ')
+    if kind == 'small':
+      code = zlib.crc32(name.encode())
+      return fractions.Fraction(
+          1 + (code + int(index) * (1 + code // 13 % 12)) % 13)
+    if kind == 'large':
+      return fractions.Fraction(10 + code % 10 ** int(index))
     size = 1 + fractions.Fraction(code % 991 + 1, 997)
     return -size if self.points == 'negative' else size
 
@@ -211,6 +268,8 @@ class _Values:
     first, second = self.real(first), self.real(second)
     total = first + second
     self.cancelled |= bool(abs(total) * 10**20 <= abs(first))
+    self.absorbed |= bool(
+        0 < min(abs(first), abs(second)) * self.huge < abs(total))
     return total
 
   def negative(self, tree):
@@ -277,15 +336,25 @@ class _Values:
     if name in ('floor', 'ceil', 'abs'):
       if isinstance(value, self.context.mpc) and name != 'abs':
         raise expressions.Unreadable('no order')
-      if isinstance(value, fractions.Fraction):
-        return fractions.Fraction(
-            {'floor': math.floor, 'ceil': math.ceil, 'abs': abs}[name](value))
-      return abs(value) if name == 'abs' else getattr(self.context, name)(value)
+      if name == 'abs':
+        return abs(value)
+      return self.step(math.floor if name == 'floor' else math.ceil, value)
     if name == 'factorial':
       return self.factorial(value)
     value = self.real(value)
     self.bound(value)
     return getattr(self.context, name)(value)
+
+  def step(self, function, value):
+    """An exact floor or ceiling, unless the value is too large for that."""
+    if not _are_exact(value):
+      nearest = self.context.nint(value)
+      if abs(value) >= self.huge ** 3:
+        self.cancelled = True  # Its last digits are unknown.
+        return nearest
+      if abs(value - nearest) * self.huge ** 2 < 1:
+        value = nearest  # e.g. of the root of a square
+    return fractions.Fraction(function(value))
 
   def factorial(self, value):
     self.bound_factorial(value)

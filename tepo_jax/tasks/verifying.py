@@ -1,10 +1,10 @@
-r"""math-verify on what the other modules cannot read, its errors corrected.
+r"""Asks math-verify about answers unreadable here; corrects known errors.
 
-It is used with its LaTeX extraction alone: its expression extraction calls
-sympy's parse_expr, which is `eval`, and model text never reaches eval
-(latex2sympy lets it make numbers of its lexer's number tokens, nothing else).
-Plain expressions are rewritten to LaTeX instead. Parsing and simplification
-may hang: only workers that can be killed should come here.
+Uses only its LaTeX extraction: its expression extraction calls sympy's
+parse_expr, which uses `eval`, and model text must never reach eval
+(latex2sympy applies it to its lexer's number tokens, nothing else). Plain
+expressions are rewritten to LaTeX instead. Parsing and simplification may
+hang: call this only in workers that can be killed.
 """
 
 import itertools
@@ -23,26 +23,29 @@ _PLAIN_TO_LATEX = (
      r'\\\1'),
 )
 _DOTS = re.compile(r'\\(?:l|c|v|d)?dots|\.\.\.')
-_BASE = re.compile(r'(?<=\d)_(?:\{(\d+)\}|(\d+))')
+# Parts that math-verify drops: bases, digits in \text{}, operands of \max.
+_DROPPED = re.compile(r'\d\)?_|\\(?:text|mathrm|mbox)\s*\{[^{}]*\d'
+                      r'|\\(?:max|min)\s*[a-zA-Z\d]')
+_INFINITY = re.compile(r'\\infty|∞')
 _BRACKETS = re.compile(r'^\s*(?:\\left)?\s*(\\\{|[(\[])')
 
 
-def verify(answer: str, golds: Sequence[str], alarm_s: int
+def verify(answer: str, references: Sequence[str], alarm_s: int
            ) -> tuple[bool, bool]:
-  """math-verify's opinion: (verdict, whether an alarm went off).
+  """Asks math-verify: (verdict, whether an alarm went off).
 
-  alarm_s: whole seconds for one parse or one comparison.
+  alarm_s: limit of one parse or one comparison, in whole seconds.
   """
   if threading.current_thread() is not threading.main_thread():
-    raise RuntimeError('grading.grade has its alarms in the main thread only: '
-                       'use grading.Grader')
-  from math_verify import errors  # slow to import, and most runs do without
+    raise RuntimeError('grading.grade works in the main thread only, because '
+                       'it uses alarms; use grading.Grader')
+  from math_verify import errors  # slow to import and rarely needed
   timed_out = False
-  for gold in golds:
-    if _cannot_be(gold, answer):
+  for reference in references:
+    if _cannot_be(reference, answer):
       continue
     try:
-      if _is_equal(gold, answer, alarm_s):
+      if _is_equal(reference, answer, alarm_s):
         return True, False
     except errors.TimeoutException:  # a BaseException
       timed_out = True
@@ -51,23 +54,20 @@ def verify(answer: str, golds: Sequence[str], alarm_s: int
   return False, timed_out
 
 
-def _cannot_be(gold, answer):
-  """Where math-verify is known to find equal what is not."""
-  if _DOTS.search(gold) or _DOTS.search(answer):
-    return True  # Equal texts have not come this far.
-  if {_base(gold), _base(answer)} - {None} and _base(gold) != _base(answer):
+def _cannot_be(reference, answer):
+  """Whether math-verify is known to wrongly call such texts equal."""
+  if _DOTS.search(reference) or _DOTS.search(answer):
+    return True  # Equal texts never get here.
+  if _DROPPED.search(reference) or _DROPPED.search(answer):
+    return True
+  if bool(_INFINITY.search(reference)) != bool(_INFINITY.search(answer)):
     return True
   kinds = [match and match[1] for match in map(
-      _BRACKETS.match, (gold, answer))]
+      _BRACKETS.match, (reference, answer))]
   return None not in kinds and kinds[0] != kinds[1]
 
 
-def _base(text):
-  match = _BASE.search(text)
-  return match and (match[1] or match[2])
-
-
-def _is_equal(gold, answer, alarm_s):
+def _is_equal(reference, answer, alarm_s):
   import math_verify
   config = [math_verify.LatexExtractionConfig(boxed_match_priority=0)]
 
@@ -76,7 +76,7 @@ def _is_equal(gold, answer, alarm_s):
         f'\\boxed{{{_as_latex(text)}}}', extraction_config=config,
         parsing_timeout=alarm_s, raise_on_error=True)
 
-  for pair in itertools.product(parse(gold), parse(answer)):
+  for pair in itertools.product(parse(reference), parse(answer)):
     try:
       if math_verify.verify(
           *pair, timeout_seconds=alarm_s, raise_on_error=True
@@ -88,7 +88,7 @@ def _is_equal(gold, answer, alarm_s):
 
 
 def _differ(first, second):
-  """Numbers that are equal to math-verify since both round to 0."""
+  """Whether two numbers differ that math-verify rounds to 0."""
   if not (getattr(first, 'is_number', False)
           and getattr(second, 'is_number', False)):
     return False

@@ -1,4 +1,4 @@
-r"""Extraction of the final answer, and its one spelling."""
+r"""Extracts final answers and normalises their spelling."""
 
 import decimal
 import time
@@ -63,7 +63,7 @@ def test_extraction_is_linear():
 
 
 def test_unknown_style():
-  with pytest.raises(ValueError, match='no answer style'):
+  with pytest.raises(ValueError, match="unknown answer style 'box'"):
     answers.extract('', 'box')
 
 

@@ -1,4 +1,4 @@
-"""The embedded task: right answers, disjoint splits, an exact tokenizer."""
+"""The embedded task: correct answers, disjoint splits, exact tokenizer."""
 
 import ast
 import operator
@@ -16,7 +16,7 @@ _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub,
 
 
 def _evaluate(expression):
-  """Python's own precedence, independent of the module's left-to-right."""
+  """Evaluates with Python's precedence, unlike the module's left-to-right."""
   def value(node):
     if isinstance(node, ast.Constant):
       return node.value
@@ -37,7 +37,7 @@ def tokenizer(tmp_path_factory):
   return transformers.AutoTokenizer.from_pretrained(directory)
 
 
-def test_answers_are_right():
+def test_answers_are_correct():
   for problem in arithmetic.problems('train', 3000, seed=3):
     assert problem.answers == (str(_evaluate(_expression(problem))),)
 
@@ -98,12 +98,12 @@ def test_demonstrations_by_hand():
                 for opening in arithmetic.OPENINGS[style]}
 
 
-def test_openings_tell_the_styles_apart():
+def test_openings_differ_between_styles():
   assert not (set(arithmetic.OPENINGS['direct'])
               & set(arithmetic.OPENINGS['worked']))
 
 
-def test_worked_steps_are_right():
+def test_worked_steps_are_correct():
   rng = random.Random(0)
   for problem in arithmetic.problems('train', 500):
     solution = arithmetic.demonstration(problem, rng, 'worked')

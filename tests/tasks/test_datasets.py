@@ -1,4 +1,4 @@
-"""Every set's own columns become the one record; bad rows are named."""
+"""Columns of every set are read; bad rows are refused by number."""
 
 import json
 import pathlib
@@ -22,7 +22,7 @@ def _write(path, rows):
   return path
 
 
-# One row of each hub set in its own columns -> the record's expected fields.
+# One row of each hub set in its own columns, and the expected Problem fields.
 HUB_ROWS = {
     'dapo_math': (
         {'data_source': 'math_dapo',
@@ -80,7 +80,7 @@ def test_hub_columns(name, suffix, tmp_path):
   assert problem.source == name
   assert (problem.problem, problem.answers, problem.level,
           problem.subject) == expected
-  # The columns alone say how to read the file, too.
+  # Without the name, the columns determine how to read the file.
   (same,) = datasets.load(str(path))
   assert (same.problem, same.answers) == (problem.problem, problem.answers)
 
@@ -112,7 +112,7 @@ def test_folder(tmp_path):
     datasets.load(str(tmp_path), split='nonsense')
 
 
-def test_repeated_ids_are_told_apart(tmp_path):
+def test_repeated_ids_become_unique(tmp_path):
   path = _write(tmp_path / 'a.jsonl', [
       {'id': 'x', 'problem': f'{i}?', 'answer': 1} for i in range(3)])
   assert [p.id for p in datasets.load(str(path))] == ['x', 'x/row2', 'x/row3']
@@ -136,6 +136,22 @@ GOOD = {'problem': '1+1?', 'answer': '2'}
     ({'problem': '?', 'answer': '2', 'error': 'x'}, "row 3: tolerance 'x'"),
     ({'problem': '?', 'answer': '2', 'level': {}}, "row 3: 'level' is dict"),
     (['1+1?', '2'], 'row 3: not an object but list'),
+    ({'problem': '?', 'answer': '1' * 10**6},
+     "row 3: 'answer' has 1000000 characters, "),
+    ({'problem': '?', 'answer': '7' * 5000}, "row 3: 'answer' has 5000 "),
+    ({'problem': '?', 'answer': 'so ' * 4000}, "row 3: 'answer' has 11999 "),
+    ({'problem': '?', 'answer': 10**4000}, "row 3: 'answer' has 4001 "),
+    ({'problem': '?', 'answers': ['2', '7' * 5000]}, "row 3: missing column"),
+    ({'problem': 'a\ud800b', 'answer': '2'}, "row 3: 'problem' has a lone sur"),
+    ({'problem': '?', 'answer': '\udc00'}, "row 3: 'answer' has a lone surrog"),
+    ({'problem': '?', 'answer': '2', 'id': '\udc00'}, "row 3: 'id' has a lone"),
+    ({'problem': '?', 'answer': '2', 'error': 'nan'}, "row 3: tolerance 'nan'"),
+    ({'problem': '?', 'answer': '2', 'error': 'inf'}, "row 3: tolerance 'inf'"),
+    ({'problem': '?', 'answer': '2', 'error': -1}, "row 3: tolerance '-1' is "),
+    ({'problem': '?', 'answer': '2', 'error': '-1e-9'}, "row 3: tolerance '-1e"),
+    ({'problem': '?', 'answer': '["5"'}, "row 3: 'answer' is text that looks"),
+    ({'problem': '?', 'answer': '["\\frac12"]'}, "row 3: 'answer' is text tha"),
+    ({'problem': '?', 'answer': '["5", 6]'}, "row 3: 'answer' is text that lo"),
 ])
 def test_bad_rows_are_refused_with_file_and_row(bad, wrong, tmp_path):
   path = _write(tmp_path / 'a.jsonl', [GOOD, GOOD, bad, GOOD])
@@ -145,8 +161,19 @@ def test_bad_rows_are_refused_with_file_and_row(bad, wrong, tmp_path):
   assert '\n' not in str(caught.value)
 
 
+def test_answers_listed_as_text(tmp_path):
+  path = _write(tmp_path / 'a.jsonl', [
+      {'problem': '?', 'answer': text}
+      for text in ('["5"]', "['5', '6']", '[5,6]', r'["\\frac12"]')])
+  assert [p.answers for p in datasets.load(str(path))] == [
+      ('5',), ('5', '6'), ('[5,6]',), (r'\frac12',)]
+
+
 def test_bad_files_are_refused(tmp_path):
   path = tmp_path / 'a.jsonl'
+  path.write_text('{"problem": "1+1?", "answer": ' + '7' * 5000 + '}\n')
+  with pytest.raises(errors.InputError, match='a.jsonl: row 1: not JSON'):
+    datasets.load(str(path))
   path.write_text('{"problem": "1+1?", "answer": "2"}\n{"problem": "1\n')
   with pytest.raises(errors.InputError, match='a.jsonl: row 2: not JSON'):
     datasets.load(str(path))
@@ -169,7 +196,7 @@ def test_bad_files_are_refused(tmp_path):
     datasets.load('arithmetic', 'validation')
 
 
-def test_what_a_set_leaves_out_is_counted(tmp_path, caplog):
+def test_omitted_rows_are_counted(tmp_path, caplog):
   rows = [{'prompt': text, 'solution': solution} for text, solution in [
       ('a  a?', '1'), ('a\na?\n', '1'), ('b?', str(2**53)),
       ('c?', str(2**53 + 1)), ('d?', str(-2**53 - 1)), ('e?', '-3'),
@@ -178,22 +205,22 @@ def test_what_a_set_leaves_out_is_counted(tmp_path, caplog):
   with caplog.at_level('INFO', logger='tepo_jax'):
     problems = datasets.load(f'dapo_math:{path}')
   assert [p.problem for p in problems] == ['a  a?', 'b?', 'e?']
-  assert 'left out 1 problems that were there before, spaces' in caplog.text
-  assert 'left out 2 integer answers above 2^53' in caplog.text
-  assert 'left out 3 problems that come with different answers' in caplog.text
-  assert '9 rows where 17398 or' in caplog.text
-  assert len(datasets.load(str(path))) == 9  # No name, no filter.
+  assert 'omitted 1 problems that repeat an earlier one, up to' in caplog.text
+  assert 'omitted 2 integer answers above 2^53' in caplog.text
+  assert 'omitted 3 problems that come with different answers' in caplog.text
+  assert '9 rows, expected 17398 or' in caplog.text
+  assert len(datasets.load(str(path))) == 9  # Unnamed sets omit nothing.
 
 
 def test_omni_math_may_lack_answers(tmp_path, caplog):
   path = _write(tmp_path / 'a.jsonl', [GOOD, {'problem': '?', 'answer': ''}])
   with caplog.at_level('INFO', logger='tepo_jax'):
     assert len(datasets.load(f'omni_math:{path}')) == 1
-  assert 'left out 1 rows without an answer' in caplog.text
+  assert 'omitted 1 rows without an answer' in caplog.text
 
 
 def test_overlap():
-  """By letters and digits: the set's own marks and spaces do not count."""
+  """Only letters and digits count, not punctuation or spaces."""
   one, same, other = (problem_lib.Problem('', text, ('1',), '') for text in (
       'Let $x_1 = 2$. Find it.', r'let \(x_1=2\); find IT', 'Let x_1 = 3.'))
   assert datasets.overlap([one, other], [same, same]) == 1
@@ -211,9 +238,10 @@ def test_overlap_of_the_real_copies():
     assert datasets.overlap(problems, training) == count, name
 
 
-def test_golds_carry_unit_and_tolerance():
-  problem = problem_lib.Problem('', '?', ('4.2', '4.3'), '', None, None, '%', 0.1)
-  assert problem.golds == (('4.2', '%', 0.1), ('4.3', '%', 0.1))
+def test_references_carry_unit_and_tolerance():
+  problem = problem_lib.Problem(
+      '', '?', ('4.2', '4.3'), '', None, None, '%', 0.1)
+  assert problem.references == (('4.2', '%', 0.1), ('4.3', '%', 0.1))
 
 
 def test_arithmetic_by_name():
@@ -233,7 +261,7 @@ def test_arithmetic_by_name():
 def test_real_copies_load(name, file, count, caplog):
   problems = datasets.load(f'{name}:{_SHARED / file}.jsonl')
   assert len(problems) == len({p.id for p in problems}) == count
-  assert 'were expected' not in caplog.text
+  assert 'expected' not in caplog.text
 
 
 def test_tasks_do_not_import_jax():

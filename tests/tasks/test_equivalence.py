@@ -1,4 +1,4 @@
-r"""Equal answers and near misses, written by hand: (gold, answer)."""
+r"""Equivalent answers and near misses by hand: (reference, answer)."""
 
 import pytest
 
@@ -225,7 +225,8 @@ def test_different(kind):
 
 
 def test_most_are_decided_without_math_verify():
-  verdicts = [(pair, grading.decide_quickly(pair[1], (grading.Gold(pair[0]),)))
+  verdicts = [(pair, grading.decide_quickly(
+      pair[1], (grading.Reference(pair[0]),)))
               for pair in _pairs(EQUAL) + _pairs(DIFFERENT)]
   undecided = [pair for pair, (verdict, _) in verdicts if verdict is None]
   assert len(undecided) < 0.06 * len(verdicts), undecided
@@ -233,7 +234,7 @@ def test_most_are_decided_without_math_verify():
 
 @pytest.mark.parametrize('kind', EQUAL)
 def test_equal_answers_vote_together(kind):
-  """But not what only counts as right: other units, percents, decimals."""
+  """Except where equivalence is wider: units, percents, decimals."""
   if kind in ('units, percents, degrees', 'decimals', 'bases',
               'names and equations'):
     return
@@ -243,7 +244,7 @@ def test_equal_answers_vote_together(kind):
 
 
 def test_different_answers_vote_apart():
-  """Names and units do not count: a problem's samples share them."""
+  """Names and units are ignored: samples of one problem share them."""
   together = [pair for kind, pairs in DIFFERENT.items() for pair in pairs
               if len(set(map(grading.canonical_key, pair))) == 1
               and kind != 'units, percents']

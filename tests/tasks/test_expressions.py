@@ -1,4 +1,4 @@
-"""Closed forms: their trees' values, and that no text escapes the bounds."""
+"""Closed forms: their trees' values, and bounds that hold for any text."""
 
 import fractions
 import random
@@ -45,7 +45,7 @@ def test_irrational_values(text, decimal):
                                F(1, 10**18)), text
 
 
-def test_points_tell_functions_apart():
+def test_points_distinguish_functions():
   for first, second, same in (
       ('n(n+1)', 'n^2+n', True), ('n(n+1)', 'n^2-n', False),
       ('|x|', 'x', None), (r'\sqrt{x^2}', 'x', None),
@@ -59,7 +59,7 @@ def test_points_tell_functions_apart():
     '', '1 2', '1+', '(1', '1)', r'\frac{1}{', '^2', '2^', r'\unknown', '*3',
     'a,b', 'a=b', r'\text{a', '(' * 3000, '-' * 3000, '2^' * 700 + '2',
     r'\sqrt' * 700, r'\sin' * 700, r'\sin' * 190 + ' 1', '1' * 5000])
-def test_what_is_no_closed_form_is_unreadable(text):
+def test_other_texts_are_unreadable(text):
   with pytest.raises(expressions.Unreadable):
     values.equal(expressions.parse(text), expressions.parse('1'))
 
@@ -73,7 +73,7 @@ def test_values_beyond_the_bounds_are_refused_at_once(text):
 
 
 def test_a_large_power_is_shown_by_its_digits():
-  """700 million bits are not written out; what is equal is shown alike."""
+  """700 million bits are not written out; equal values give equal text."""
   shown, same, other = (
       values.fingerprint(expressions.parse(text))
       for text in ('2^{700000000}', '4^{350000000}', '2^{700000001}'))
@@ -81,31 +81,32 @@ def test_a_large_power_is_shown_by_its_digits():
   assert len(shown) < 100
 
 
-def _noise(rng, golds, pieces):
-  gold = rng.choice(golds)
-  place = rng.randint(0, len(gold))
+def _noise(rng, references, pieces):
+  reference = rng.choice(references)
+  place = rng.randint(0, len(reference))
   return rng.choice((
       ''.join(rng.choices(pieces, k=rng.randint(1, 40))),
-      gold[:place] + rng.choice(pieces) + gold[place:],
-      gold[:place] + rng.choice(golds)[rng.randint(0, 5):],
-      gold[:place] + rng.choice(pieces) * rng.randint(1, 300)))[:2000]
+      reference[:place] + rng.choice(pieces) + reference[place:],
+      reference[:place] + rng.choice(references)[rng.randint(0, 5):],
+      reference[:place] + rng.choice(pieces) * rng.randint(1, 300)))[:2000]
 
 
-def test_no_text_breaks_or_delays_the_reader():
-  """What a model may write: pieces of answers in any order."""
-  golds = [
+def test_no_text_crashes_or_delays_parsing():
+  """Reads random sequences of pieces of answers."""
+  references = [
       r'\left( 3, \frac{\pi}{2} \right)', r'(-\infty, 2) \cup (3, \infty)',
       r'\{1\pm\sqrt{5},-2\}', '52_8', r'x \in [-2,7]', r'\frac{2n-1}{5!}',
       r'\begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix}', r'1620 \mathrm{~mm}^{2}',
       r'\lfloor\log _{2} n\rfloor+1', '-2<x<7', r'e^{-t} I(0)', r'9\%',
       r'\binom{n}{2} 2^{n-2}', '8.7e8', r'x=1 \text{ or } y^{\prime}=2']
-  pieces = [piece for gold in golds for piece in re.findall(
-      r'\\[a-zA-Z]+|\\.|.', gold)] + ['\\', '}', '|', '99999', '!', '4999!']
+  pieces = [piece for reference in references for piece in re.findall(
+      r'\\[a-zA-Z]+|\\.|.', reference)]
+  pieces += ['\\', '}', '|', '99999', '!', '4999!']
   rng, slowest = random.Random(0), 0
   for _ in range(4000):
-    text, start = _noise(rng, golds, pieces), time.process_time()
-    gold = rng.choice(golds)
-    nodes = [grading.read(answers.canonical(t)) for t in (gold, text)]
+    text, start = _noise(rng, references, pieces), time.process_time()
+    reference = rng.choice(references)
+    nodes = [grading.read(answers.canonical(t)) for t in (reference, text)]
     if None not in nodes:
       assert comparison.same(*nodes) in (True, False, None)
       assert comparison.same(nodes[1], nodes[1]) in (True, None)

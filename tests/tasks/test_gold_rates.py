@@ -1,6 +1,6 @@
-r"""Every gold of the real benchmarks, right by itself, wrong when shuffled.
+r"""References of the real benchmarks: correct alone, wrong when shuffled.
 
-  pytest tests/tasks/test_gold_rates.py -s     prints the rates and the speed
+  pytest tests/tasks/test_gold_rates.py -s     prints rates and speed
 """
 
 import pathlib
@@ -21,11 +21,11 @@ FILES = {
     'omni_math_rule': 'omni_math', 'minerva_math': 'minerva',
     'olympiadbench': 'olympiadbench'}
 
-# Golds with a brace missing: no box can hold them.
+# References with a missing brace: no box can contain them.
 UNBOXABLE = {
     '\\frac{5055}{2^{15}', '\\frac{81^{10}}{82^{10}', '\\frac{11}{2^{20}',
     '\\frac{2 k n}{n+k-1}-2 \\frac{k!n!}{(k+n-1)!'}
-# Golds of different problems that are equal indeed.
+# References of different problems that are equivalent.
 EQUAL = {frozenset(pair) for pair in (
     ('1', '\\frac{1}{2}+\\frac{1}{3}+\\frac{1}{7}+\\frac{1}{42}'), ('2', '+2'))}
 
@@ -48,17 +48,17 @@ def _boxed(text):
 
 
 @pytest.mark.parametrize('file', FILES)
-def test_golds_are_right_by_themselves(file, grader):
+def test_references_are_right_by_themselves(file, grader):
   problems = _problems(file)
   verdicts, counts = grader.grade(
-      [(_boxed(p.answers[0]), p.golds) for p in problems])
+      [(_boxed(p.answers[0]), p.references) for p in problems])
   wrong = {p.answers[0] for p, right in zip(problems, verdicts) if not right}
   assert wrong <= UNBOXABLE and counts['timeout'] == 0
   print(f'\n{file}: {sum(verdicts)} of {len(verdicts)} right by themselves')
 
 
 def _respelled(text):
-  """As another hand would write it."""
+  """Writes the same answer in another spelling."""
   text = re.sub(r'(?<!\\)\$', '', text).replace('\\frac', '\\dfrac')
   if ',' not in text and not text[-1].isdigit():
     return f'${text}$'
@@ -67,18 +67,18 @@ def _respelled(text):
 
 @pytest.mark.parametrize('file', ['math500', 'minerva_math', 'omni_math_rule',
                                   'olympiadbench'])
-def test_golds_are_right_in_another_spelling_and_by_value(file, grader):
-  """`1 * gold` where that is readable: no two texts are equal then."""
+def test_references_are_right_in_another_spelling_and_by_value(file, grader):
+  """Also grades `1 * reference`, so that no two texts are equal."""
   problems = [p for p in _problems(file) if p.answers[0] not in UNBOXABLE]
   verdicts, _ = grader.grade(
-      [(_boxed(_respelled(p.answers[0])), p.golds) for p in problems])
+      [(_boxed(_respelled(p.answers[0])), p.references) for p in problems])
   assert sum(verdicts) >= 0.998 * len(problems), [
       p.answers[0] for p, right in zip(problems, verdicts) if not right]
   read = [p for p in problems
           if (node := grading.read(answers.canonical(p.answers[0])))
           and node.kind == 'value' and not node.unit]
   verdicts, _ = grader.grade([
-      (_boxed(f'1\\cdot({answers.canonical(p.answers[0])})'), p.golds)
+      (_boxed(f'1\\cdot({answers.canonical(p.answers[0])})'), p.references)
       for p in read])
   assert len(read) > 0.7 * len(problems)
   assert sum(verdicts) >= 0.998 * len(read), [
@@ -86,18 +86,19 @@ def test_golds_are_right_in_another_spelling_and_by_value(file, grader):
 
 
 @pytest.mark.parametrize('file', FILES)
-def test_shuffled_golds_are_wrong(file, grader):
+def test_shuffled_references_are_wrong(file, grader):
   problems = _problems(file)
   others = random.Random(0).sample(problems, len(problems))
-  pairs = [(gold, other.answers[0]) for gold, other in zip(problems, others)
-           if answers.canonical(gold.answers[0]) != answers.canonical(
+  pairs = [(problem, other.answers[0])
+           for problem, other in zip(problems, others)
+           if answers.canonical(problem.answers[0]) != answers.canonical(
                other.answers[0])]
   start = time.perf_counter()
   verdicts, counts = grader.grade(
-      [(_boxed(text), gold.golds) for gold, text in pairs])
+      [(_boxed(text), problem.references) for problem, text in pairs])
   took = time.perf_counter() - start
-  right = {frozenset((gold.answers[0], text))
-           for (gold, text), verdict in zip(pairs, verdicts) if verdict}
+  right = {frozenset((problem.answers[0], text))
+           for (problem, text), verdict in zip(pairs, verdicts) if verdict}
   assert right <= EQUAL
   assert counts['timeout'] <= 0.001 * len(pairs)
   print(f'\n{file}: {sum(verdicts)} of {len(verdicts)} right when shuffled, '

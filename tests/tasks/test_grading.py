@@ -1,4 +1,4 @@
-r"""Grading of completions: order, counts, several golds, units, faults."""
+"""Grading of completions: order, counts, references, units, faults."""
 
 import builtins
 import threading
@@ -8,7 +8,7 @@ import pytest
 from tepo_jax.tasks import grading
 from tepo_jax.tasks import pool
 
-# (gold, answer), for math-verify; of the rest test_equivalence tells.
+# (reference, answer) for math-verify; test_equivalence covers the others.
 HARD_RIGHT = [('10', r'\sum_{k=1}^{4} k'), ('3', r'\max(2,3)'),
               ('1/2', r'\int_0^1 x dx')]
 HARD_WRONG = [('11', r'\sum_{k=1}^{4} k'), ('2', r'\max(2,3)'),
@@ -16,7 +16,8 @@ HARD_WRONG = [('11', r'\sum_{k=1}^{4} k'), ('2', r'\max(2,3)'),
 
 
 def _items(pairs):
-  return [(f'so \\boxed{{{answer}}}', [gold]) for gold, answer in pairs]
+  return [(f'so \\boxed{{{answer}}}', [reference])
+          for reference, answer in pairs]
 
 
 def test_grade_in_this_process():
@@ -36,7 +37,7 @@ def test_model_text_never_reaches_eval(monkeypatch):
                  r'\mathrm{zork()}', r'\text{zork()}', 'x_{zork}', '2 2/3',
                  r'\operatorname{zork}(3)', 'zork = 3', 'it is 3**4**5 .'):
     assert not grading.grade(f'\\boxed{{{answer}}}', ['7'])
-  assert evaluated  # sympify makes numbers of the lexer's number tokens.
+  assert evaluated  # sympify evaluates the lexer's number tokens.
   assert all(isinstance(source, str) for source in evaluated)  # no code
   assert not [source for source in evaluated if 'zork' in source]
 
@@ -44,7 +45,7 @@ def test_model_text_never_reaches_eval(monkeypatch):
 @pytest.mark.parametrize('answer, right', [
     (r'\boxed{0.5}', True), (r'\boxed{7}', True), (r'\boxed{6}', False),
     (r'\boxed{\max(6,7)}', True), (r'\boxed{\max(5,6)}', False)])
-def test_any_of_several_golds(answer, right):
+def test_any_of_several_references(answer, right):
   assert grading.grade(answer, ['7', r'\frac12']) is right
 
 
@@ -53,24 +54,24 @@ def test_answer_lines():
   assert not grading.grade('five', ['five'])
 
 
-@pytest.mark.parametrize('gold, answer, right', [
-    (grading.Gold('4.2', '%', 0.1), '4.25', True),
-    (grading.Gold('4.2', '%', 0.1), r'4.3\%', True),
-    (grading.Gold('4.2', '%', 0.1), '4.31', False),
-    (grading.Gold('4.2', None, 0.1), r'\frac{17}{4}', True),
-    (grading.Gold('166', '$cm^2$'), '166', True),
-    (grading.Gold('166', '$cm^2$'), r'166\text{ cm}^2', True),
-    (grading.Gold('166', '$cm^2$'), r'166\text{ mm}^2', False),
-    (grading.Gold('166', '$cm^2$'), r'0.0166\text{ m}^2', True),
-    (grading.Gold('45', 'minute'), r'45\text{ minutes}', True),
-    (grading.Gold('45', 'minute'), r'\frac{3}{4}\text{ hours}', True),
-    (grading.Gold('45', 'minute'), r'45\text{ hours}', False),
-    (grading.Gold(r'\frac{600}{7}',
+@pytest.mark.parametrize('reference, answer, right', [
+    (grading.Reference('4.2', '%', 0.1), '4.25', True),
+    (grading.Reference('4.2', '%', 0.1), r'4.3\%', True),
+    (grading.Reference('4.2', '%', 0.1), '4.31', False),
+    (grading.Reference('4.2', None, 0.1), r'\frac{17}{4}', True),
+    (grading.Reference('166', '$cm^2$'), '166', True),
+    (grading.Reference('166', '$cm^2$'), r'166\text{ cm}^2', True),
+    (grading.Reference('166', '$cm^2$'), r'166\text{ mm}^2', False),
+    (grading.Reference('166', '$cm^2$'), r'0.0166\text{ m}^2', True),
+    (grading.Reference('45', 'minute'), r'45\text{ minutes}', True),
+    (grading.Reference('45', 'minute'), r'\frac{3}{4}\text{ hours}', True),
+    (grading.Reference('45', 'minute'), r'45\text{ hours}', False),
+    (grading.Reference(r'\frac{600}{7}',
      'km/h'), r'\frac{600}{7}\mathrm{~km}/\mathrm{h}', True),
-    (grading.Gold('8', 'min'), r'8', True),
-    (grading.Gold('8', 'min'), '9', False)])
-def test_units_and_tolerances_of_the_data(gold, answer, right):
-  assert grading.grade(f'\\boxed{{{answer}}}', [gold]) is right
+    (grading.Reference('8', 'min'), r'8', True),
+    (grading.Reference('8', 'min'), '9', False)])
+def test_units_and_tolerances_of_the_data(reference, answer, right):
+  assert grading.grade(f'\\boxed{{{answer}}}', [reference]) is right
 
 
 def test_grade_refuses_other_threads():
@@ -100,7 +101,7 @@ def test_the_grader_keeps_order_and_counts():
         expected * 3, {'no_answer': 15, 'timeout': 0, 'died': 0})
 
 
-def test_timeouts_are_counted_by_completion():
+def test_timeouts_are_counted_per_completion():
   hang = _items([('5', '9^{9^{9^9}}')])
   with grading.Grader(1, timeout_s=2) as grader:
     assert grader.grade(hang * 3 + _items(HARD_RIGHT[1:2])) == (
@@ -126,7 +127,7 @@ def test_easy_items_start_no_worker(monkeypatch):
 
 
 def test_ten_thousand_long_answers():
-  """100 kB each: talk, an endless box, braces; one in ten with an answer."""
+  """Grades texts of 100 kB: prose, unclosed boxes, braces; 10 % answers."""
   talk, braces = 'so ' * 33_333, '{}' * 50_000
 
   def completions():
@@ -146,6 +147,6 @@ def test_ten_thousand_long_answers():
 
 @pytest.mark.parametrize('arguments', [
     (0,), (1, 'boxed', 1), (1, 'boxed', 8.), (1, 'box')])
-def test_senseless_graders_are_refused(arguments):
-  with pytest.raises(ValueError, match='need a worker|no answer style'):
+def test_bad_arguments_are_refused(arguments):
+  with pytest.raises(ValueError, match='workers must be|unknown answer style'):
     grading.Grader(*arguments)

@@ -17,7 +17,7 @@ HANG = ('9^{9^{9^9}}', ('5',))
 
 
 def _question(n, right=True):
-  """One for math-verify: the larger of two numbers."""
+  """A question for math-verify: the larger of two numbers."""
   return f'\\max({n},{n + 1})', (str(n + 1 if right else n),)
 
 
@@ -42,25 +42,48 @@ def test_answers_in_any_thread():
         for n, question in enumerate(questions)}, 0)]
 
 
-def test_no_question_no_worker():
+def test_without_questions_no_worker_starts():
   asked = pool.Pool(2, 10)
   assert asked.ask([]) == ({}, 0)
   assert not asked._workers
 
 
-def test_hangs_in_every_worker_harm_no_one_else():
+def test_hanging_questions_affect_no_others():
   also = (f'7^{{{HANG[0]}}}', ('5',))
   fine = [_question(n) for n in range(10)]
   asked = pool.Pool(2, 4)
   asked.ask(fine[:2])
   before = {worker.process.pid for worker in asked._workers}
   outcomes, deaths = asked.ask([HANG, also, *fine])
-  # sympy's caches may be half written where an alarm struck.
+  # sympy's caches may be inconsistent after an alarm.
   assert not before & {worker.process.pid for worker in asked._workers}
   asked.close()
   assert deaths == 0
   assert outcomes == {HANG: (False, True), also: (False, True)} | {
       question: (True, False) for question in fine}
+
+
+def test_hanging_questions_share_one_deadline(monkeypatch):
+  """Four questions that hang, deaf to alarms, and one worker."""
+  _serve_with(monkeypatch, '''
+import itertools
+from tepo_jax.tasks import verifying
+verifying.verify = lambda answer, *rest: (
+    all(itertools.repeat(1)) if answer.startswith('hang') else (True, False))
+pool.serve()''')
+  hanging = [(f'hang {n}', ('5',)) for n in range(4)]
+  fine = [_question(n) for n in range(20)]
+  asked = pool.Pool(1, 6)
+  asked.ask(fine[:1])
+  start = time.monotonic()
+  outcomes, deaths = asked.ask(hanging + fine)
+  took = time.monotonic() - start
+  assert len(asked._workers) <= 1
+  asked.close()
+  assert deaths == 0
+  assert outcomes == {question: (False, True) for question in hanging} | {
+      question: (True, False) for question in fine}
+  assert took < 2 * 6  # One after the other they would take 24 s.
 
 
 def test_idle_workers_killed_from_outside_are_replaced():
@@ -75,7 +98,7 @@ def test_idle_workers_killed_from_outside_are_replaced():
   asked.close()
 
 
-def test_workers_killed_at_work_lose_no_question():
+def test_questions_of_killed_workers_are_retried():
   questions = [_question(n) for n in range(40)]
   asked, done = pool.Pool(2, 10), threading.Event()
 
@@ -98,18 +121,18 @@ def test_workers_killed_at_work_lose_no_question():
   assert deaths >= 1
 
 
-def test_after_an_interruption_no_answer_meets_the_next_question(monkeypatch):
+def test_after_an_interruption_no_late_answer_is_used(monkeypatch):
   asked = pool.Pool(1, 10)
   asked.ask([_question(1)])
 
-  def interrupt():
+  def interrupt(is_short):
     raise KeyboardInterrupt
 
   monkeypatch.setattr(asked, '_wait', interrupt)
   with pytest.raises(KeyboardInterrupt):
     asked.ask([_question(2)])
   monkeypatch.undo()
-  time.sleep(0.5)  # time enough for the stale answer
+  time.sleep(0.5)  # for the stale answer to arrive
   wrong = _question(3, right=False)
   assert asked.ask([wrong]) == ({wrong: (False, False)}, 0)
   asked.close()
@@ -121,7 +144,7 @@ def _serve_with(monkeypatch, code):
       'import itertools, os, time\nfrom tepo_jax.tasks import pool\n' + code)
 
 
-def test_a_worker_deaf_to_alarms_is_killed(monkeypatch):
+def test_a_worker_that_ignores_alarms_is_killed(monkeypatch):
   _serve_with(
       monkeypatch, 'os.write(1, b"ready\\n")\nall(itertools.repeat(1))')
   start = time.monotonic()
@@ -130,22 +153,22 @@ def test_a_worker_deaf_to_alarms_is_killed(monkeypatch):
   assert time.monotonic() - start >= 2
 
 
-def test_a_question_without_processor_time_is_asked_again(
+def test_a_question_without_cpu_time_is_retried(
     monkeypatch, tmp_path):
-  """A right answer is not wrong because something else kept the machine."""
+  """Load on the machine does not make a correct answer wrong."""
   flag = tmp_path / 'flag'
   _serve_with(
       monkeypatch, f'if not os.path.exists({str(flag)!r}):\n'
       f'  open({str(flag)!r}, "w").close()\n'
       '  os.write(1, b"ready\\n")\n  time.sleep(600)\npool.serve()')
   assert _ask([_question(1)], 1, 2) == ({_question(1): (True, False)}, 0)
-  # Forever without: wrong at last.
+  # Wrong if the worker never gets CPU time.
   _serve_with(monkeypatch, 'os.write(1, b"ready\\n")\ntime.sleep(600)')
   monkeypatch.setattr(pool, 'ATTEMPTS', 2)
   assert _ask([_question(1)], 1, 2) == ({_question(1): (False, True)}, 0)
 
 
-def test_a_question_is_asked_again_when_its_worker_dies(monkeypatch, tmp_path):
+def test_a_question_is_retried_when_its_worker_dies(monkeypatch, tmp_path):
   flag = tmp_path / 'flag'
   dying = ('os.write(1, b"ready\\n")\nos.read(0, 1)\n'
            f'open({str(flag)!r}, "a").write("x")\nos._exit(1)\n')
@@ -165,8 +188,8 @@ def test_workers_that_cannot_start_are_an_error(monkeypatch):
 @pytest.mark.parametrize('greedy', [
     'bytearray(4 << 30)', 'open({file!r}, "wb", 0).write(b"x")'],
                          ids=['memory', 'file'])
-def test_a_worker_takes_no_more_than_its_limits(greedy, monkeypatch, tmp_path):
-  """What a question would take is refused, and only it is wrong."""
+def test_workers_keep_to_their_limits(greedy, monkeypatch, tmp_path):
+  """A question that exceeds a limit is wrong; the next one is answered."""
   path = tmp_path / 'file'
   _serve_with(monkeypatch, f'''
 import math_verify
@@ -201,7 +224,7 @@ def _is_alive(pid):
 
 
 def test_workers_die_with_their_parent():
-  """An idle one by its pipe; one in an endless C call by the CPU limit."""
+  """The pipe ends an idle worker, the CPU limit one in an endless C call."""
   script = r'''
 import os, signal, sys, threading, time
 from tepo_jax.tasks import pool
@@ -234,10 +257,9 @@ os.kill(os.getpid(), signal.SIGKILL)
   assert not alive
 
 
-
 _FAULTS = {
     'closed': 'for number in (0, 1, 2):\n  os.close(number)',
-    # What a full disk is to a program: no file grows. Pipes are none.
+    # Like a full disk: no file can grow. Pipes still work.
     'full': 'full = os.open("/dev/full", os.O_WRONLY)\n'
             'os.dup2(full, 1)\nos.dup2(full, 2)\n'
             'signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n'

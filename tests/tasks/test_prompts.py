@@ -1,4 +1,4 @@
-"""Templates word for word, chat templates, and the length filter."""
+"""Verbatim templates, chat templates and the length filter."""
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
@@ -17,7 +17,7 @@ NO_SYSTEM = ("{% if messages[0]['role'] == 'system' %}"
 
 
 def _bytes_tokenizer(chat_template):
-  """One token a byte: decoding gives back the very text."""
+  """A tokenizer with one token per byte: decoding is exact."""
   alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
   tokenizer = tokenizers.Tokenizer(models.BPE(
       vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
@@ -74,7 +74,7 @@ def test_answer_styles():
 
 
 def test_refusals():
-  with pytest.raises(errors.InputError, match="no prompt template 'qwen'"):
+  with pytest.raises(errors.InputError, match="no prompt template 'qwen';"):
     prompts.get('qwen')
   with pytest.raises(errors.InputError, match='no system turn'):
     _rendered('qwen_boxed', 'Q?', NO_SYSTEM)
