@@ -17,7 +17,7 @@ _MAY_IMPORT = {
     'runtime': ('errors',),
     'tasks': ('errors', 'runtime'),
     'policy': ('errors', 'runtime'),
-    'policy.cpu': ('policy',),
+    'policy.cpu': ('runtime', 'policy'),
     'policy.huggingface': ('errors', 'runtime', 'policy'),
     'learning': ('errors', 'runtime', 'policy'),
     'rollout': ('errors', 'runtime', 'policy', 'tasks'),
