@@ -26,8 +26,8 @@ _ACCURACY = figures.Panel('', '', 'accuracy')
 class Measure:
   """A number of a run that the paper makes a claim about.
 
-  value: metric by step, not empty -> number or None. sign: +1 if the paper claims higher
-  values for TEPO, −1 for lower. scale, unit: for display.
+  value: metric by step, not empty -> number or None. sign: +1 if the paper
+  claims higher values for TEPO, −1 for lower. scale, unit: for display.
   """
   title: str
   claim: str
@@ -55,8 +55,8 @@ MEASURES = (
             np.mean, +1, 100, '%'),
     Measure('Entropy, mean |change| a step', 'steadier (3.3.2)', 'entropy',
             unsteadiness, -1, 1, 'nats'),
-    Measure('Clip ratio, mean', 'lower (Figure 2a)', figures.clip_ratio, np.mean,
-            -1, 100, '%'),
+    Measure('Clip ratio, mean', 'lower (Figure 2a)', figures.clip_ratio,
+            np.mean, -1, 100, '%'),
     Measure('Gradient norm, mean', 'higher (Figure 3b)', 'grad_norm', np.mean,
             +1),
     Measure('Time of a step, median', 'less (Figure 2b)', 'seconds/step',
