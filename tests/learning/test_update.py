@@ -18,7 +18,6 @@ from tepo_jax.learning import objective
 from tepo_jax.learning import optimizer as optimizer_lib
 from tepo_jax.learning import packing
 from tepo_jax.learning import update
-from tepo_jax.policy import attention
 from tepo_jax.policy.cpu import packed_attention
 from tepo_jax.policy import transformer
 from tepo_jax.runtime import mesh as mesh_lib
@@ -330,7 +329,7 @@ def test_first_update_is_reinforce_exactly(
   shapes. The gradient is that of −Σ A ℓ / N. Packed rows of more than `short`
   slots are `packed_attention`'s, in blocks of 8.
   """
-  monkeypatch.setattr(attention, '_SHORT', short)
+  monkeypatch.setattr(packed_attention, '_SHORT', short)
   monkeypatch.setattr(packed_attention, '_BLOCK', 8)
   config = _config(packing, 24, microbatch_tokens, remat)
   config.optimizer.max_grad_norm = 1e9
