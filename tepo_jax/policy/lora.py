@@ -1,8 +1,8 @@
 """Low-rank adapters (arXiv 2106.09685): W + alpha / rank · A B.
 
-They lie in the parameter tree beside the kernels they adapt, as `lora_a` and
-`lora_b`; here the tree is taken apart into a frozen base and what is trained,
-and put together again.
+The parameter tree holds them next to the kernels they adapt, as `lora_a` and
+`lora_b`. This module splits the tree into a frozen base and trained adapters,
+and combines the two again.
 
 Axes: L layers, I inputs, O outputs, R rank.
 """
@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# The linear maps of a layer, by peft's names; ours are without '_proj'.
+# The linear maps of a layer by peft's names; ours lack the '_proj'.
 TARGETS = ('q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_proj', 'up_proj',
            'down_proj')
 _LEAVES = ('lora_a', 'lora_b')
@@ -21,7 +21,7 @@ _LEAVES = ('lora_a', 'lora_b')
 
 @dataclasses.dataclass(frozen=True)
 class Lora:
-  """rank R; alpha: scale times rank; targets: of TARGETS."""
+  """rank: R; alpha: scale times rank; targets: a subset of TARGETS."""
 
   rank: int
   alpha: float
@@ -33,7 +33,7 @@ class Lora:
 
 
 def split(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-  """(base, adapters) of a tree of anything; `combine` is the inverse."""
+  """(base, adapters) of a parameter tree with any leaves."""
   base, adapters = {}, {}
   for key, node in tree.items():
     if not isinstance(node, dict):
@@ -48,7 +48,7 @@ def split(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def combine(base: dict[str, Any] | None, adapters: dict[str, Any]
             ) -> dict[str, Any]:
-  """The tree of both; without a base, the other alone."""
+  """The inverse of `split`; without a base, the adapters as they are."""
   if base is None:
     return adapters
   return base | {
@@ -58,7 +58,7 @@ def combine(base: dict[str, Any] | None, adapters: dict[str, Any]
 
 def merge(lora: Lora, base: dict[str, Any], adapters: dict[str, Any]
           ) -> dict[str, Any]:
-  """The base with kernel + scale A B, in the kernels' dtype."""
+  """The base with kernel + scale A B for each kernel, in its dtype."""
   def one(name, node):
     if name not in adapters['layers']:
       return node

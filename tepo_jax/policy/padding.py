@@ -1,4 +1,7 @@
-"""Forms of a model that a mesh asks for; config: transformer.ModelConfig."""
+"""Padding and KV-head replication for tensor sharding.
+
+`config` is a transformer.ModelConfig.
+"""
 
 import dataclasses
 import math
@@ -13,11 +16,11 @@ _IMPOSSIBLE = -1e9  # a logit
 
 
 def sharded_over(config: Any, tensor: int) -> Any:
-  """The model in the form that `tensor` shards of the heads can hold.
+  """The config with what `tensor` shards of the heads require.
 
-  The vocabulary is padded to a multiple of `tensor`. Where that does not divide
-  the key/value heads, each shard holds copies of those it needs: their weights
-  are then whole on every shard, only activations and cache are sharded.
+  The vocabulary is padded to a multiple of `tensor`. If `tensor` does not
+  divide the key/value heads, each shard holds copies of the heads it needs:
+  their weights are then replicated, only activations and cache are sharded.
 
   Raises:
     InputError: `tensor` does not divide the query heads.
@@ -32,10 +35,10 @@ def sharded_over(config: Any, tensor: int) -> Any:
 
 
 def unpadded(config: Any, state: Any) -> dict[str, tuple[int, ...]]:
-  """Shapes without the vocabulary's padding, by path ('params/head/kernel').
+  """Shapes without vocabulary padding, by path ('params/head/kernel').
 
-  Of those arrays of a training state that have a vocabulary: its padding is
-  the mesh's, and zeros in parameters and moments alike.
+  Covers the arrays of a training state that have a vocabulary axis. The
+  padding depends on the mesh, and is 0 in parameters and moments.
   """
   found = {}
   for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
@@ -49,9 +52,9 @@ def unpadded(config: Any, state: Any) -> dict[str, tuple[int, ...]]:
 
 
 def without_padding(vocabulary: int, logits):
-  """The logits, those of padding so low that their probability is 0.
+  """The logits, with those of padding so low that their probability is 0.
 
-  Finite, as entropies multiply them by it.
+  They are finite because entropies multiply them by that probability.
   """
   if logits.shape[-1] == vocabulary:
     return logits

@@ -227,8 +227,7 @@ def _forward(head, hidden_RSD, weight, target_RS, scored_RS, old):
 
   def chunk(index, out):
     column_Rw = head.cut(column_RC, index)
-    z_MV, old_z_MV = logits = jax.lax.optimization_barrier(
-        _both_logits(head, column_Rw, *policies))
+    z_MV, old_z_MV = logits = _both_logits(head, column_Rw, *policies)
     target_M = head.pick(target_RS, column_Rw)
     target_z_M1 = jnp.take_along_axis(z_MV, target_M[..., None], -1)
     lse_M1 = _isolated(_log_sum_exp, head.ops, z_MV)

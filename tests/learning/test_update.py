@@ -19,7 +19,6 @@ from tepo_jax.learning import objective
 from tepo_jax.learning import optimizer as optimizer_lib
 from tepo_jax.learning import packing
 from tepo_jax.learning import update
-from tepo_jax.policy import attention
 from tepo_jax.policy.cpu import packed_attention
 from tepo_jax.policy import transformer
 from tepo_jax.runtime import mesh as mesh_lib
@@ -344,7 +343,7 @@ def test_first_update_is_reinforce_exactly(
   shapes. The gradient is that of −Σ A ℓ / N. `packed_attention` computes packed
   rows of more than `short` columns, in blocks of 8.
   """
-  monkeypatch.setattr(attention, '_SHORT', short)
+  monkeypatch.setattr(packed_attention, '_SHORT', short)
   monkeypatch.setattr(packed_attention, '_BLOCK', 8)
   programs = _programs(
       _mesh(ONE_DEVICE), packing=packing, row_tokens=24, remat=remat,

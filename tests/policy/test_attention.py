@@ -1,8 +1,6 @@
 """attention.attend against the definition, written with loops."""
 
 import functools
-import math
-import re
 
 import jax
 from jax._src.cudnn import fused_attention_stablehlo
@@ -12,9 +10,8 @@ import pytest
 
 from tepo_jax import errors
 from tepo_jax.policy import attention
+from tepo_jax.policy.cpu import block_attention
 from tepo_jax.policy.cpu import packed_attention
-from tepo_jax.policy import plain_attention
-from tepo_jax.policy import visibility
 from tepo_jax.runtime import mesh as mesh_lib
 
 _attend = jax.jit(attention.attend, static_argnames=('window', 'backend'))
@@ -25,7 +22,7 @@ def _arrays(heads=6, kv_heads=2, size=5):
   q = rng.randn(2, 4, heads, size).astype(np.float32)
   k, v = rng.randn(2, 2, 7, kv_heads, size).astype(np.float32)
   query_position = np.array([[2, 3, 4, 5], [-1, 0, 1, 2]], np.int32)
-  # Row 0: an empty slot at the end. Row 1: padding on the left.
+  # Row 0: an empty column at the end. Row 1: padding on the left.
   key_position = np.array(
       [[0, 1, 2, 3, 4, 5, -1], [-1, -1, -1, 0, 1, 2, 3]], np.int32)
   return q, k, v, query_position, key_position
@@ -64,8 +61,7 @@ def test_segments_of_a_packed_row_do_not_see_each_other(window):
   q, k, v = rng.randn(3, 1, 8, 2, 5).astype(np.float32)
   position = np.array([[0, 1, 2, 0, 1, 2, 3, -1]], np.int32)
   segment = np.array([[4, 4, 4, 7, 7, 7, 7, -1]], np.int32)
-  packed = _attend(q, k, v, position, position, window,
-                   query_segment_BS=segment, key_segment_BT=segment)
+  packed = _attend(q, k, v, position, position, window, segment_BS=segment)
   for part in slice(0, 3), slice(3, 7):
     q_, k_, v_, position_ = (x[:, part] for x in (q, k, v, position))
     np.testing.assert_allclose(
@@ -138,14 +134,14 @@ def _sequences(heads, kv_heads, size, packed):
     (4, 2, 8, None, False), (7, 1, 16, 5, False), (3, 3, 8, None, True),
     (4, 2, 16, 3, True)])
 def test_backends_agree(kernel, heads, kv_heads, size, window, packed):
-  """Values and gradients, as of xla."""
+  """Values and gradients equal those of xla."""
   arrays, position, segment = _sequences(heads, kv_heads, size, packed)
   real = position[..., None, None] >= 0
   weight = np.random.RandomState(3).randn(*arrays[0].shape)
 
   def total(attend, *arrays):
     out = jnp.where(real, attend(
-        *arrays, position, position, window, segment, segment), 0)
+        *arrays, position, position, window, segment), 0)
     return jnp.sum(out * weight), out
 
   def evaluate(attend):
@@ -162,7 +158,7 @@ def test_backends_agree(kernel, heads, kv_heads, size, window, packed):
 
 
 @pytest.mark.parametrize('window', [None, 100])
-def test_splash_skips_only_blocks_that_nobody_sees(window, monkeypatch):
+def test_splash_skips_only_hidden_blocks(window, monkeypatch):
   """Three blocks of keys; the window reaches over a block's edge."""
   monkeypatch.setattr(attention, '_SPLASH_BLOCK', 128)
   rng = np.random.RandomState(4)
@@ -174,38 +170,37 @@ def test_splash_skips_only_blocks_that_nobody_sees(window, monkeypatch):
   np.testing.assert_allclose(got[:, 5:], want[:, 5:], atol=2e-6)
 
 
-def test_splash_on_a_mesh_computes_on_each_device_its_own():
+def test_splash_on_a_mesh_computes_each_device_s_own_part():
   arrays, position, segment = _sequences(4, 2, 8, True)
   mesh = mesh_lib.make(dict(data=1, fsdp=2, tensor=2))
   attend = functools.partial(
       attention.attend, window=4, backend='splash_interpreted')
   rules = jax.jit(mesh_lib.under_rules(mesh, attend))
-  got = rules(*arrays, position, position, query_segment_BS=segment,
-              key_segment_BT=segment)
+  got = rules(*arrays, position, position, segment_BS=segment)
   assert got.sharding.shard_shape(got.shape) == (1, 21, 2, 8)
-  want = attend(*arrays, position, position, query_segment_BS=segment,
-                key_segment_BT=segment)
+  want = attend(*arrays, position, position, segment_BS=segment)
   np.testing.assert_allclose(
       np.asarray(got)[position >= 0], want[position >= 0], atol=1e-6)
 
 
 def _by_definition(q, k, v, position, segment, window):
-  """Softmax over all the slots at once."""
+  """Softmax over all the columns at once."""
   k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
   score = jnp.einsum('bsnh,btnh->bnst', q, k) / np.sqrt(q.shape[3])
-  visible = visibility.visible(position, position, window, segment, segment)
+  visible = attention.visible(position, position, window, (segment, segment))
   score = jnp.where(visible[:, None], score, -1e30)
   return jnp.einsum('bnst,btnh->bsnh', jax.nn.softmax(score), v)
 
 
-@pytest.mark.parametrize('short', [150, 149])
+@pytest.mark.parametrize('xla,short', [
+    (None, 0), (packed_attention.attend, 150), (packed_attention.attend, 149)])
 @pytest.mark.parametrize('window', [None, 30])
-def test_blocks_of_queries(window, short, monkeypatch):
-  """Three blocks, sequences over their edges, against all keys at once.
+def test_blocks_of_queries(window, xla, short, monkeypatch):
+  """Three blocks with sequences across their edges, against all keys at once.
 
-  By `plain_attention`, and by `packed_attention` where rows are not short.
+  The plain form; the CPU's for rows that are short and for those that are not.
   """
-  monkeypatch.setattr(attention, '_SHORT', short)
+  monkeypatch.setattr(packed_attention, '_SHORT', short)
   rng = np.random.RandomState(6)
   q = rng.randn(2, 150, 4, 8).astype(np.float32)
   k, v = rng.randn(2, 2, 150, 2, 8).astype(np.float32)
@@ -227,71 +222,30 @@ def test_blocks_of_queries(window, short, monkeypatch):
     return out, gradients
 
   got = evaluate(lambda *x: attention.attend(
-      *x, position, None, window, query_segment_BS=segment))
+      *x, position, None, window, segment_BS=segment, xla=xla))
   want = evaluate(
       lambda *x: _by_definition(*x, position, segment, window))
   jax.tree.map(functools.partial(
       np.testing.assert_allclose, rtol=0, atol=2e-5), got, want)
 
 
-@pytest.mark.parametrize('window,unseen', [(None, 128), (32, 192)])
-def test_a_long_packed_row_skips_blocks_that_nobody_sees(window, unseen):
-  """NaN as values of a row's first sequence, or of all behind the window's
-  reach, get as far as the blocks that hold them: forward and backward."""
-  length, first = 310, 128
-  rng = np.random.RandomState(7)
-  q, k, v = rng.randn(3, 1, length, 2, 8).astype(np.float32)
-  sizes = first, length - first
-  position = np.concatenate(list(map(np.arange, sizes)))[None]
-  segment = np.repeat(np.arange(2), sizes)[None]
-  v[:, :unseen] = np.nan
-  last = slice(256, length)  # a block of queries, not a whole one
+def test_forward_and_reverse_derivatives_agree():
+  """<∂out, J ∂x> = <Jᵀ ∂out, ∂x> of the plain form, over two blocks."""
+  rng = np.random.RandomState(9)
+  shapes = (1, 70, 4, 8), (1, 70, 2, 8), (1, 70, 2, 8)
+  arrays, tangents = ([jnp.asarray(rng.randn(*shape), jnp.float32)
+                       for shape in shapes] for _ in range(2))
+  position = np.arange(70)[None] - 3
 
-  def total(q, k, v):
-    out = attention.attend(
-        q, k, v, position, None, window, query_segment_BS=segment)
-    return jnp.sum(out[:, last] ** 2), out
+  def attend(*arrays):
+    out = attention.attend(*arrays, position, segment_BS=position * 0)
+    return jnp.where(position[..., None, None] >= 0, out, 0)
 
-  gradients, out = jax.jit(
-      jax.grad(total, argnums=(0, 1, 2), has_aux=True))(q, k, v)
-  assert np.isfinite(out[:, last]).all()
-  assert np.isnan(out[:, :first]).all()
-  assert np.isfinite(gradients[0][:, last]).all()
-
-
-def test_a_slot_that_sees_nothing_has_no_gradient(monkeypatch):
-  monkeypatch.setattr(attention, '_SHORT', 0)
-  q, k, v = np.random.RandomState(8).randn(3, 1, 70, 2, 8).astype(np.float32)
-  position = np.where(np.arange(70) < 60, np.arange(70), -1)[None]
-
-  def total(q, k, v):
-    out = attention.attend(
-        q, k, v, position, query_segment_BS=np.zeros_like(position))
-    return jnp.sum(out[position < 0])
-
-  for gradient in jax.jit(jax.grad(total, argnums=(0, 1, 2)))(q, k, v):
-    np.testing.assert_array_equal(gradient, 0)
-
-
-def test_long_packed_rows_on_a_mesh(monkeypatch):
-  """Blocks of 8 of 21 slots, forward and backward."""
-  arrays, position, segment = _sequences(4, 2, 8, True)
-  mesh = mesh_lib.make(dict(data=1, fsdp=2, tensor=2))
-
-  def total(q, k, v):
-    out = attention.attend(
-        q, k, v, position, window=9, query_segment_BS=segment)
-    return jnp.sum(jnp.where(position[..., None, None] >= 0, out, 0) ** 2), out
-
-  gradients = jax.grad(total, argnums=(0, 1, 2), has_aux=True)
-  want, out = gradients(*arrays)
-  monkeypatch.setattr(attention, '_SHORT', 0)
-  monkeypatch.setattr(packed_attention, '_BLOCK', 8)
-  got, packed = jax.jit(mesh_lib.under_rules(mesh, gradients))(*arrays)
-  assert packed.sharding.shard_shape(packed.shape) == (1, 21, 2, 8)
-  for a, b in zip((*got, packed), (*want, out)):
-    np.testing.assert_allclose(
-        np.asarray(a)[position >= 0], b[position >= 0], atol=1e-5)
+  out, d_out = jax.jit(lambda *x: jax.jvp(attend, *x))(arrays, tangents)
+  pulled = jax.jit(lambda out, *x: jax.vjp(attend, *x)[1](out))(out, *arrays)
+  want = sum(float(jnp.vdot(a, b)) for a, b in zip(pulled, tangents))
+  assert abs(want) > 1
+  np.testing.assert_allclose(jnp.vdot(out, d_out), want, rtol=1e-5)
 
 
 @pytest.mark.parametrize('length,window,pairs', [
@@ -299,37 +253,17 @@ def test_long_packed_rows_on_a_mesh(monkeypatch):
     (1024, None, 128 * 128 * 36), (128, 3, 64 * 64 + 64 * 66)])
 def test_what_blocks_compute(length, window, pairs):
   sizes = [(mine.stop - mine.start) * (keys.stop - keys.start)
-           for mine, keys in plain_attention.blocks(length, window)]
+           for mine, keys in attention._blocks(length, window)]
   assert sum(sizes) == pairs
 
 
-def _plain(q_BSKGH, k_BTKH, v_BTKH):
-  return plain_attention.attend(
-      q_BSKGH, k_BTKH, v_BTKH,
-      jnp.ones((len(q_BSKGH), q_BSKGH.shape[1], k_BTKH.shape[1]), bool))
+@pytest.mark.parametrize(
+    'attend_block', [attention._attend_block, block_attention.attend])
+def test_gradients_in_bfloat16_round_once(attend_block):
+  """Relative errors of the gradients of queries and keys, for large scores."""
+  def attend(*arrays):
+    return attend_block(*arrays, jnp.ones((2, 32, 32), bool))
 
-
-def _packed(q_BSKGH, k_BSKH, v_BSKH):
-  layout_BS = jnp.zeros(q_BSKGH.shape[:2], jnp.int32)
-  return packed_attention.attend(
-      None, q_BSKGH, k_BSKH, v_BSKH, layout_BS, layout_BS)
-
-
-@pytest.mark.parametrize('attend, slots, scores', [
-    (_plain, 24, 3 * 10 * 24 * 24), (_packed, 128, 10 * 64 * 64)])
-def test_no_product_transposes_the_scores(attend, slots, scores):
-  """As compiled for a CPU, with 10 heads; `scores` are made at one time."""
-  q_BSKGH = jax.ShapeDtypeStruct((3, slots, 2, 5, 8), jnp.float32)
-  k_BSKH = jax.ShapeDtypeStruct((3, slots, 2, 8), jnp.float32)
-  program = jax.jit(lambda of_out, *x: jax.vjp(attend, *x)[1](of_out)).lower(
-      q_BSKGH, q_BSKGH, k_BSKH, k_BSKH).compile().as_text()
-  turned = [math.prod(map(int, shape.split(','))) for shape in re.findall(
-      r' = f32\[([\d,]+)\]\S* (?:transpose|copy)\(', program)]
-  assert turned and scores not in turned
-
-
-def test_gradients_in_bfloat16_round_once():
-  """Relative errors of those of queries and keys, of large scores."""
   generator = np.random.default_rng(0)
   of_out, q, k, v = (
       jnp.asarray(generator.normal(size=(2, 32, 2, *shape)), jnp.bfloat16)
@@ -337,7 +271,7 @@ def test_gradients_in_bfloat16_round_once():
 
   def gradients(dtype):
     arrays = (x.astype(dtype) for x in (3 * q, k, v))
-    return jax.vjp(_plain, *arrays)[1](of_out.astype(dtype))[:2]
+    return jax.vjp(attend, *arrays)[1](of_out.astype(dtype))[:2]
 
   for got, want in zip(gradients(jnp.bfloat16), gradients(jnp.float32)):
     assert got.dtype == jnp.bfloat16
@@ -375,7 +309,7 @@ def test_choose(choice, platform, dtype, size, backend):
 
 
 def test_cudnn_is_given_the_mask_and_causality(monkeypatch):
-  """The program for a GPU, made without one: the call, its mask operand."""
+  """In the program for a GPU, lowered without one: the call has a mask operand."""
   lowering = fused_attention_stablehlo
   monkeypatch.setattr(lowering, 'check_cudnn_version', lambda: 91200)
   monkeypatch.setattr(lowering, 'check_compute_capability', lambda _: True)
@@ -384,7 +318,7 @@ def test_cudnn_is_given_the_mask_and_causality(monkeypatch):
 
   def loss(q, k, v, position, segment):
     return jnp.sum(attention.attend(
-        q, k, v, position, position, 5, 'cudnn', segment, segment
+        q, k, v, position, position, 5, 'cudnn', segment
     ).astype(jnp.float32))
 
   def shape(heads):

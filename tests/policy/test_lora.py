@@ -11,15 +11,17 @@ import torch
 
 from tepo_jax import errors
 from tepo_jax.policy import cache as cache_lib
+from tepo_jax.policy.cpu import ops as cpu_ops
 from tepo_jax.policy.huggingface import adapters as adapters_lib
 from tepo_jax.policy.huggingface import weights
 from tepo_jax.policy import lora as lora_lib
+from tepo_jax.policy import ops
 from tepo_jax.policy import transformer
 from tepo_jax.runtime import mesh as mesh_lib
 
 pytestmark = pytest.mark.usefixtures('quick_compile')
 
-# One of each family; a part of the targets too.
+# One case per family; some with a subset of the targets.
 LORA = {
     'qwen2': lora_lib.Lora(3, 6.0),
     'qwen3_yarn': lora_lib.Lora(2, 1.0, ('q_proj', 'v_proj')),
@@ -51,10 +53,10 @@ def model(request, hf_model):
   return folder, torch_model, config, base, adapters
 
 
-def test_peft_gives_the_same_logits(model, batch, tmp_path):
+def test_logits_are_those_of_peft(model, batch, tmp_path):
   folder, torch_model, config, base, adapters = model
   adapters_lib.save(tmp_path / 'out', config.lora, adapters, str(folder))
-  # A fresh model: peft puts its layers into the one it is given.
+  # A fresh model, because peft modifies the one it is given.
   torch_model = type(torch_model).from_pretrained(folder)
   with_peft = peft.PeftModel.from_pretrained(torch_model, tmp_path / 'out')
   assert with_peft.peft_config['default'].base_model_name_or_path == str(folder)
@@ -71,7 +73,7 @@ def test_peft_gives_the_same_logits(model, batch, tmp_path):
   got = np.asarray(_logits(config, params, *batch))
   assert np.abs(want).max() > 1
   np.testing.assert_allclose(got[real], want[real], rtol=0, atol=1e-4)
-  # Merged, it is a plain model with the same logits.
+  # The merged model has the same logits without adapters.
   merged = lora_lib.merge(config.lora, base, adapters)
   plain = _logits(dataclasses.replace(config, lora=None), merged, *batch)
   np.testing.assert_allclose(plain[real], got[real], rtol=0, atol=1e-4)
@@ -79,7 +81,7 @@ def test_peft_gives_the_same_logits(model, batch, tmp_path):
   assert np.abs(unadapted - got)[real].max() > 0.1
 
 
-def test_at_the_start_it_is_the_base(model, batch):
+def test_initial_adapters_do_not_change_the_base(model, batch):
   _, _, config, base, _ = model
   params = jax.jit(transformer.init, static_argnums=0)(
       config, jax.random.key(0))
@@ -104,17 +106,18 @@ def test_split_and_combine_are_inverse(model):
   assert lora_lib.combine(None, tree) is tree
 
 
-@pytest.mark.parametrize('platform', ['cpu', 'tpu'])
-def test_decoding_with_adapters(model, batch, platform):
-  """In the decoding form: layer by layer, one token at a time."""
+@pytest.mark.parametrize('table', [cpu_ops.OPS, ops.PLAIN])
+def test_decoding_with_adapters(model, batch, table):
+  """With a cache: layer by layer, one token at a time."""
   _, _, config, base, adapters = model
+  config = dataclasses.replace(config, ops=table)
   params = lora_lib.combine(base, adapters)
   want = _logits(config, params, *batch)[:, -1]
   token_BS, position_BS = batch
 
   @jax.jit
   def decode(params):
-    params = cache_lib.convert(params, platform)
+    params = cache_lib.convert(config, params)
     cache = cache_lib.init_cache(config, 3, 33, 'float32')
     _, cache = transformer.forward(
         config, params, token_BS[:, :-1], position_BS[:, :-1], cache)

@@ -10,7 +10,8 @@ def test_pairs_rotate_by_position_times_frequency():
   rng = np.random.default_rng(0)
   x_BSNH = rng.normal(size=(2, 5, 3, 8)).astype(np.float32)
   position_BS = rng.integers(-1, 30, (2, 5))
-  got_BSNH = np.asarray(rope.rotate(x_BSNH, rope.turn(position_BS, 8, 1e2)))
+  got_BSNH = np.asarray(rope.rotate(
+      x_BSNH, rope.rotation(position_BS, 8, 1e2)))
   angle_BS1I = position_BS[:, :, None, None] / 1e2 ** (np.arange(4) / 4)
   want_BSNI = (x_BSNH[..., :4] + 1j * x_BSNH[..., 4:]) * np.exp(1j * angle_BS1I)
   np.testing.assert_allclose(

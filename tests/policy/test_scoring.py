@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tepo_jax.job import programs as programs_lib
+from tepo_jax.policy.cpu import ops as cpu_ops
 from tepo_jax.policy import scoring
 from tepo_jax.policy import transformer
 from tepo_jax.runtime import mesh as mesh_lib
@@ -21,7 +22,7 @@ PROMPTS, LENGTHS = (4, 2, 3), (7, 5, 1)  # tokens of each row
 P, T = 4, 7
 MASK_BT = np.arange(T) < np.array(LENGTHS)[:, None]
 ENTRIES = ('logp_BT', 'entropy_BT', 'kl_BT')
-# Compiling is what costs here; the values do not hang on the optimiser.
+# Most of the time is compilation; the values do not depend on optimisation.
 QUICK = {'xla_backend_optimization_level': 0,
          'xla_cpu_use_fusion_emitters': False}
 
@@ -98,12 +99,12 @@ def test_values(params, old_params, temperature):
     assert got.dtype == np.float32
     np.testing.assert_allclose(got[MASK_BT], want[MASK_BT], rtol=0, atol=5e-6)
   kl = expected['kl_BT'].numpy()[MASK_BT]
-  assert kl.min() >= 0 and kl.max() > 0.05  # the case would show an error
+  assert kl.min() >= 0 and kl.max() > 0.05  # large enough to show an error
 
 
 @pytest.mark.parametrize('chunk_size', [1, 9, 10**6])
-def test_chunks_do_not_show(params, old_params, chunk_size):
-  """9 tokens of 3 rows: chunks of 3 slots, of which 7 is no multiple."""
+def test_chunk_size_does_not_change_scores(params, old_params, chunk_size):
+  """9 tokens of 3 rows: chunks of 3 targets, which do not divide 7."""
   base = _score(1.0, 6)(params, *_rows(), old_params=old_params)
   other = _score(1.0, chunk_size)(params, *_rows(), old_params=old_params)
   for name in ENTRIES:
@@ -111,8 +112,8 @@ def test_chunks_do_not_show(params, old_params, chunk_size):
         getattr(base, name), getattr(other, name), rtol=0, atol=2e-6)
 
 
-def test_padding_does_not_show(params, old_params):
-  """Neither what padding slots hold nor how many there are."""
+def test_padding_does_not_change_scores(params, old_params):
+  """Neither the tokens in padding nor its length change the scores."""
   token_BS, position_BS = _rows()
   base = _score(1.0, 6)(params, token_BS, position_BS, old_params=old_params)
   garbage_BS = np.where(position_BS < 0, 40, token_BS).astype(np.int32)
@@ -133,7 +134,7 @@ def test_padding_does_not_show(params, old_params):
 
 
 def test_every_target_of_a_sequence(params):
-  """num_targets = S - 1, as supervised learning asks."""
+  """num_targets = S - 1, as in supervised learning."""
   token_BS, position_BS = _rows()
   whole = _score(1.0, 6, P + T - 1)(params, token_BS, position_BS)
   part = _score(1.0, 6)(params, token_BS, position_BS)
@@ -144,7 +145,7 @@ def test_every_target_of_a_sequence(params):
 
 
 def _closed_form(params, old_params, temperature):
-  """∂(ℓ, H, KL)/∂logits, float64 numpy, at every slot: name -> [B, T, V]."""
+  """∂(ℓ, H, KL)/∂logits, float64 numpy, at every target: name -> [B, T, V]."""
   logp_BTV = _distribution(params, temperature).numpy()
   old_BTV = _distribution(old_params, temperature).numpy()
   p_BTV = np.exp(logp_BTV)
@@ -192,7 +193,7 @@ def test_gradients(params, old_params):
 
 
 def _shapes(jaxpr):
-  """Of everything that a program computes, its inner programs included."""
+  """Yields the shape of every array in a program and its inner programs."""
   for equation in jaxpr.eqns:
     yield from (v.aval.shape for v in equation.outvars)
     for value in jax.tree.leaves(
@@ -202,8 +203,8 @@ def _shapes(jaxpr):
         yield from _shapes(inner)
 
 
-def test_a_divergence_nobody_differentiates(params, old_params):
-  """In several chunks: no part of the gradient of ℓ."""
+def test_a_divergence_without_a_cotangent(params, old_params):
+  """In several chunks, it does not change the gradient of ℓ."""
   def total(params, old_params):
     return jnp.sum(scoring.score(
         MODEL, params, *_rows(), num_targets=T, chunk_size=6,
@@ -214,17 +215,17 @@ def test_a_divergence_nobody_differentiates(params, old_params):
                gradient(params, None))
 
 
-@pytest.mark.parametrize('rows, slots, chunk_size',
+@pytest.mark.parametrize('rows, targets, chunk_size',
                          [(4, 64, 48), (8, 10, 30), (5, 16, 30)])
-def test_never_holds_all_logits(rows, slots, chunk_size):
-  """Not more than chunk_size x V at a time, in the backward pass neither."""
+def test_never_holds_all_logits(rows, targets, chunk_size):
+  """At most chunk_size x V at a time, in the backward pass too."""
   model = dataclasses.replace(MODEL, d_model=8)
   params = transformer.abstract_params(model)
-  tokens = jax.ShapeDtypeStruct((rows, slots + 1), 'int32')
+  tokens = jax.ShapeDtypeStruct((rows, targets + 1), 'int32')
 
   def total(params, old_params, token_BS, position_BS):
     scores = scoring.score(
-        model, params, token_BS, position_BS, num_targets=slots,
+        model, params, token_BS, position_BS, num_targets=targets,
         chunk_size=chunk_size, old_params=old_params)
     return sum(jnp.sum(x) for x in jax.tree.leaves(scores))
 
@@ -235,27 +236,23 @@ def test_never_holds_all_logits(rows, slots, chunk_size):
 
 
 def _logit_products(jaxpr):
-  """Products that have a vocabulary; a loop counts as often as it turns."""
+  """Products over the vocabulary; a loop counts once per iteration."""
   count = 0
   for equation in jaxpr.eqns:
     if equation.primitive.name == 'dot_general':
       count += 41 in equation.outvars[0].aval.shape
     assert equation.primitive.name != 'while'
-    turns = equation.params.get('length', 1)
-    assert turns in (0, 1)
+    trip_count = equation.params.get('length', 1)
+    assert trip_count in (0, 1)
     for value in equation.params.values():
       inner = getattr(value, 'jaxpr', value)
       if hasattr(inner, 'eqns'):
-        count += turns * _logit_products(inner)
-    if equation.primitive.name == 'cond':  # of platforms
-      each, = {_logit_products(branch.jaxpr)
-               for branch in equation.params['branches']}
-      count += each
+        count += trip_count * _logit_products(inner)
   return count
 
 
 def test_one_chunk_makes_its_logits_once(params):
-  """Forward one product, backward those of the states and of the weight."""
+  """One product forward; backward one for the states, one for the weight."""
   def total(hidden_RSD, weight, old):
     scores = scoring.score_states(
         MODEL, hidden_RSD, weight, rows, temperature=1.0, chunk_size=10**6,
@@ -271,22 +268,22 @@ def test_one_chunk_makes_its_logits_once(params):
 
 
 @pytest.mark.parametrize('with_kl', [False, True])
-def test_the_gradient_of_the_logits_takes_their_place(with_kl):
-  """As a CPU's training programs are compiled: each policy's [M, V] once."""
-  def loss(hidden_RSD, weight):
-    old = (hidden_RSD, weight) if with_kl else None
+def test_the_gradient_of_the_logits_reuses_their_memory(with_kl):
+  """Compiled as a CPU's training programs: one [M, V] per policy."""
+  def loss(hidden_RSD, weight, old_weight):
+    old = (hidden_RSD, old_weight) if with_kl else None
     scores = scoring.score_states(
         model, hidden_RSD, weight, rows, temperature=0.7, chunk_size=10**6,
         old=jax.lax.stop_gradient(old))
     return sum(jnp.sum(x * x) for x in jax.tree.leaves(scores))
 
-  model, zeros_RS = dataclasses.replace(MODEL, vocab_size=2048), jnp.zeros(
-      (1, 256), jnp.int32)
+  model = dataclasses.replace(MODEL, vocab_size=2048, ops=cpu_ops.OPS)
+  zeros_RS = jnp.zeros((1, 256), jnp.int32)
   rows = scoring.PackedRows(zeros_RS, zeros_RS, None, zeros_RS == 0)
   mesh = mesh_lib.make(dict(data=1, fsdp=1, tensor=1), jax.devices()[:1])
   compiled = programs_lib.compiled(mesh, jax.grad(loss, (0, 1))).lower(
-      jnp.zeros((1, 256, MODEL.d_model)), jnp.zeros((MODEL.d_model, 2048))
-  ).compile()
+      jnp.zeros((1, 256, MODEL.d_model)),
+      *[jnp.zeros((MODEL.d_model, 2048))] * 2).compile()
   held = compiled.memory_analysis().temp_size_in_bytes / (256 * 2048 * 4)
   assert 1 + with_kl <= held < 1.5 + with_kl
 

@@ -1,4 +1,4 @@
-"""Models cut over four virtual devices, and over two processes."""
+"""Models sharded over four virtual devices, and over two processes."""
 
 import dataclasses
 import functools
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tepo_jax import errors
+from tepo_jax.policy import cache as cache_lib
 from tepo_jax.policy.huggingface import weights
 from tepo_jax.policy import padding as padding_lib
 from tepo_jax.policy import scoring
@@ -21,8 +22,8 @@ from tepo_jax.runtime import mesh as mesh_lib
 from tests import jobs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# No size of a tensor that tensor=4 or fsdp=4 would divide by chance: 61 words
-# are padded, 2 key/value heads copied.
+# tensor=4 and fsdp=4 divide no size by chance: the vocabulary of 61 is padded,
+# the 2 key/value heads are copied.
 MODEL = transformer.ModelConfig(
     vocab_size=61, d_model=24, num_layers=2, num_heads=4, num_kv_heads=2,
     head_dim=10, d_ff=40, max_position=64, qkv_bias=True)
@@ -42,13 +43,14 @@ def saved(tmp_path_factory):
 
 
 def _logits(config, params, token_BS, position_BS):
-  """By a cache that is written twice, so that its layout counts too."""
-  cache = transformer.init_cache(config, len(token_BS), 9, 'float32')
+  """Two forwards with a cache, so that its sharding is tested too."""
+  params = cache_lib.convert(config, params)
+  cache = cache_lib.init_cache(config, len(token_BS), 9, 'float32')
   _, cache = transformer.forward(
       config, params, token_BS[:, :6], position_BS[:, :6], cache)
   hidden_BSD, cache = transformer.forward(
       config, params, token_BS[:, 6:], position_BS[:, 6:], cache)
-  return transformer.logits(config, params, hidden_BSD), cache.k
+  return transformer.logits(config, params, hidden_BSD), cache.k[0]
 
 
 def _real(params):
@@ -81,7 +83,7 @@ def test_load_forward_and_save_are_those_of_one_device(
   assert dataclasses.replace(config, vocab_padding=0, kv_copies=1) == MODEL
   shardings = mesh_lib.shardings(mesh, transformer.logical_axes(config))
   jax.tree.map(_assert_leaf, sharded, params, shardings)
-  got, keys_LBTKH = _on(mesh)(config, sharded, *_put(mesh, rows))
+  got, key_BKHT = _on(mesh)(config, sharded, *_put(mesh, rows))
   got = np.asarray(got)[rows[1][:, 6:] >= 0]
   np.testing.assert_allclose(
       got[:, :61], want[rows[1][:, 6:] >= 0], atol=2e-5)
@@ -89,9 +91,9 @@ def test_load_forward_and_save_are_those_of_one_device(
   assert np.all(got[:, 61:] < -1e8)
   # Each device holds a part of the cache: rows by data and fsdp, heads by
   # tensor.
-  part = keys_LBTKH.sharding.shard_shape(keys_LBTKH.shape)
-  assert part[1] * shape[0] * shape[1] == 4
-  assert part[3] == max(1, 2 // shape[2])
+  part = key_BKHT.sharding.shard_shape(key_BKHT.shape)
+  assert part[0] * shape[0] * shape[1] == 4
+  assert part[1] == max(1, 2 // shape[2])
   weights.save(tmp_path / 'out', config, sharded)
   assert (tmp_path / 'out' / 'model.safetensors').read_bytes() == (
       folder / 'model.safetensors').read_bytes()
@@ -105,8 +107,8 @@ def _assert_leaf(got, want, sharding):
   assert np.count_nonzero(whole) == np.count_nonzero(want)  # padding is 0
 
 
-def test_scores_know_nothing_of_the_padding(saved, rows, quick_compile):
-  """ℓ, H, KL and the gradient of their sum, over 64 columns and over 61."""
+def test_scores_ignore_the_padding(saved, rows, quick_compile):
+  """ℓ, H, KL and the gradient of their sum, over a vocabulary of 64 and of 61."""
   folder, params = saved
   mesh = mesh_lib.make(dict(data=1, fsdp=1, tensor=4))
   padded, sharded = weights.load(folder, 'float32', mesh)
@@ -131,7 +133,7 @@ def test_scores_know_nothing_of_the_padding(saved, rows, quick_compile):
 
 
 def test_padding_the_vocabulary_gathers_no_logits(saved, rows):
-  """They stay on the devices that hold the columns."""
+  """The logits stay sharded by vocabulary."""
   mesh = mesh_lib.make(dict(data=1, fsdp=1, tensor=4))
   config, params = weights.load(saved[0], 'float32', mesh)
 
@@ -170,7 +172,7 @@ def test_a_mesh_that_cannot_hold_the_model_is_refused(tmp_path, shape, said):
   assert all(part in str(refusal.value) for part in said), refusal.value
 
 
-def test_each_device_reads_its_slice_alone(saved, monkeypatch):
+def test_each_device_reads_only_its_slice(saved, monkeypatch):
   sizes = []
   original = weights._slice
 
@@ -190,7 +192,7 @@ def test_each_device_reads_its_slice_alone(saved, monkeypatch):
 
 _PROCESS = """
 import sys
-from tepo_jax.policy import weights
+from tepo_jax.policy.huggingface import weights
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import processes
 processes.initialize()
@@ -214,13 +216,13 @@ def test_two_processes_load_and_save(saved, tmp_path):
 
 _MEMORY = """
 import re, sys, jax, numpy as np
-from tepo_jax.policy import weights
+from tepo_jax.policy.huggingface import weights
 
 def resident(name):
   status = open('/proc/self/status').read()
   return int(re.search(name + r':\\s+(\\d+) kB', status)[1]) * 1024
 
-weights.load(sys.argv[1], 'float32')  # a small one: what comes but once
+weights.load(sys.argv[1], 'float32')  # a small one: one-time allocations
 before = resident('VmRSS')
 _, params = weights.load(sys.argv[2], 'float32')
 sizes = [leaf.nbytes for leaf in jax.tree.leaves(params)]
@@ -229,7 +231,7 @@ print((resident('VmHWM') - before - sum(sizes)) / max(sizes))
 
 
 def test_peak_host_memory_of_loading(saved, tmp_path):
-  """Beside what the device holds: under 1.3 of the largest stacked tensor."""
+  """Besides the parameters, below 1.3 of the largest stacked tensor."""
   if not os.path.exists('/proc/self/status'):
     pytest.skip('needs /proc')
   config = dataclasses.replace(MODEL, d_model=512, d_ff=3072, num_layers=16)

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from tepo_jax.policy import cache as cache_lib
+from tepo_jax.policy.cpu import ops as cpu_ops
 from tepo_jax.policy.huggingface import weights
+from tepo_jax.policy import ops
 from tepo_jax.policy import rope
 from tepo_jax.policy import transformer
 from tepo_jax.runtime import mesh as mesh_lib
@@ -47,7 +49,7 @@ def test_logits_are_those_of_transformers(case, hf_model, torch_logits, batch):
 
 
 def test_packed_sequences_are_scored_as_if_alone(small):
-  """The same hidden states in one row of three, whatever stands beside."""
+  """One row of three sequences gives the hidden states of each alone."""
   config, params = small
   rng = np.random.default_rng(0)
   lengths = (9, 4, 8)
@@ -68,9 +70,11 @@ def test_packed_sequences_are_scored_as_if_alone(small):
 
 
 def test_greedy_tokens_are_those_of_transformers(case, hf_model, batch):
-  """64 tokens on, past the window and the rope's original context."""
-  decoding_form = (
-      None if case in ('qwen3_yarn', 'llama', 'mistral_window') else 'cpu')
+  """64 tokens, past the window and the rope scaling's original context.
+
+  With the operations of a CPU, and in three cases the plain ones.
+  """
+  plain = case in ('qwen3_yarn', 'llama', 'mistral_window')
   folder, model = hf_model(case)
   token_BS, position_BS = (x[:, -9:] for x in batch)
   position_BS = np.where(position_BS < 0, -1, position_BS - np.maximum(
@@ -80,17 +84,16 @@ def test_greedy_tokens_are_those_of_transformers(case, hf_model, batch):
         torch.tensor(token_BS), attention_mask=torch.tensor(position_BS >= 0),
         max_new_tokens=64, do_sample=False).numpy()[:, 9:]
   config, params = weights.load(folder, 'float32')
+  config = dataclasses.replace(config, ops=ops.PLAIN if plain else cpu_ops.OPS)
   np.testing.assert_array_equal(
-      _greedy(config, decoding_form, params, token_BS, position_BS), want)
+      _greedy(config, params, token_BS, position_BS), want)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _greedy(config, decoding_form, params, token_BS, position_BS):
+@functools.partial(jax.jit, static_argnums=0)
+def _greedy(config, params, token_BS, position_BS):
   rows, width = token_BS.shape
-  cache = transformer.init_cache(config, rows, width + 63, 'float32')
-  if decoding_form:
-    params = cache_lib.convert(params, decoding_form)
-    cache = cache_lib.init_cache(config, rows, width + 63, 'float32')
+  params = cache_lib.convert(config, params)
+  cache = cache_lib.init_cache(config, rows, width + 63, 'float32')
   hidden_BSD, cache = transformer.forward(
       config, params, token_BS, position_BS, cache)
 
@@ -110,16 +113,15 @@ def _greedy(config, decoding_form, params, token_BS, position_BS):
   return jnp.concatenate([first_B[:, None], token_TB.T], 1)
 
 
-@pytest.mark.parametrize('decoding_form', [None, 'cpu', 'tpu'])
-def test_the_cache_changes_nothing(small, batch, decoding_form):
-  """Written by 20, 12 and 1 columns, with 4 slots left empty."""
+@pytest.mark.parametrize('table', [cpu_ops.OPS, ops.PLAIN])
+def test_the_cache_changes_nothing(small, batch, table):
+  """20, 12 and 1 columns are written; 4 stay empty."""
   config, params = small
+  config = dataclasses.replace(config, ops=table)
   token_BS, position_BS = batch
   want, _ = _logits(config, params, token_BS, position_BS)
-  cache = transformer.init_cache(config, 3, 37, 'float32')
-  if decoding_form:
-    params = cache_lib.convert(params, decoding_form)
-    cache = cache_lib.init_cache(config, 3, 37, 'float32')
+  params = cache_lib.convert(config, params)
+  cache = cache_lib.init_cache(config, 3, 37, 'float32')
   got = []
   for columns in (slice(0, 20), slice(20, 32), slice(32, 33)):
     part, cache = _logits(
@@ -140,7 +142,8 @@ def test_kernels_serve_prefill_and_scoring(small, batch):
   token_BS, position_BS = batch
   want, _ = _logits(config, params, token_BS, position_BS)
   scored, _ = _logits(kernel, params, token_BS, position_BS)
-  cache = transformer.init_cache(config, 3, 37, 'float32')
+  params = cache_lib.convert(config, params)
+  cache = cache_lib.init_cache(config, 3, 37, 'float32')
   first, cache = _logits(
       kernel, params, token_BS[:, :32], position_BS[:, :32], cache)
   last, _ = _logits(
@@ -148,7 +151,7 @@ def test_kernels_serve_prefill_and_scoring(small, batch):
   real = position_BS >= 0
   for got in (scored, np.concatenate([first, last], 1)):
     np.testing.assert_allclose(got[real], want[real], atol=2e-5)
-  # A second block of several tokens would need what is in the cache.
+  # A second block of several tokens would have to see the cache.
   wrong, _ = _logits(
       kernel, params, token_BS[:, 30:], position_BS[:, 30:], cache)
   assert np.isnan(wrong).all()
@@ -158,8 +161,7 @@ def test_padding_and_row_order_are_invisible(small, batch):
   config, params = small
   token_BS, position_BS = batch
   want, _ = _logits(config, params, token_BS, position_BS)
-  # Padding in the middle and at the end instead, other ids under it, rows
-  # turned round.
+  # Padding in the middle and at the end instead, with other ids; rows reversed.
   order = np.random.RandomState(1).permutation(33)
   order = np.sort(order[:20]).tolist() + np.sort(order[20:]).tolist()
   moved_token, moved_position = (
@@ -173,7 +175,7 @@ def test_padding_and_row_order_are_invisible(small, batch):
 
 
 def test_gradients_with_padding_and_execution_fields(small, batch):
-  """Finite, whatever stands in the padding, and however executed."""
+  """Finite; independent of the padding's ids and of execution fields."""
   config, params = small
   token_BS, position_BS = (np.array(x) for x in batch)
   position_BS[1] = -1
@@ -189,10 +191,39 @@ def test_gradients_with_padding_and_execution_fields(small, batch):
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(want))
   other_BS = np.where(position_BS < 0, (token_BS + 7) % 61, token_BS)
   executed = dataclasses.replace(config, remat='dots', unroll=3)
+  on_cpu = dataclasses.replace(config, ops=cpu_ops.OPS)
   for got in (loss(config, params, other_BS),
-              loss(executed, params, token_BS)):
+              loss(executed, params, token_BS),
+              loss(on_cpu, params, token_BS)):
     jax.tree.map(functools.partial(
         np.testing.assert_allclose, rtol=1e-4, atol=1e-6), got, want)
+
+
+def test_the_forward_derivative_is_the_reverse_one(small, batch):
+  """<∂h, J ∂θ> = <Jᵀ ∂h, ∂θ>, and a finite difference agrees."""
+  config, params = small
+  token_BS, position_BS = batch
+  real_BS1 = jnp.asarray(position_BS)[..., None] >= 0
+  rng = np.random.default_rng(0)
+  tangent = jax.tree.map(
+      lambda x: rng.normal(size=x.shape).astype(np.float32), params)
+
+  @jax.jit
+  def hidden(params):
+    hidden_BSD, _ = transformer.forward(config, params, token_BS, position_BS)
+    return jnp.where(real_BS1, hidden_BSD, 0)
+
+  _, d_hidden = jax.jvp(hidden, (params,), (tangent,))
+  pulled, = jax.vjp(hidden, params)[1](d_hidden)
+  want = sum(float(np.vdot(a, b)) for a, b in zip(
+      jax.tree.leaves(pulled), jax.tree.leaves(tangent)))
+  np.testing.assert_allclose(jnp.vdot(d_hidden, d_hidden), want, rtol=1e-4)
+  step = 1e-3
+  ahead, back = (hidden(jax.tree.map(
+      lambda x, t: x + sign * step * t, params, tangent)) for sign in (1, -1))
+  np.testing.assert_allclose(
+      (ahead - back) / (2 * step), d_hidden, rtol=0,
+      atol=1e-2 * float(jnp.abs(d_hidden).max()))
 
 
 def test_bfloat16_computes_near_float32(small, batch):
@@ -238,9 +269,9 @@ def test_init_is_small_and_seeded(small):
   assert np.all(np.asarray(params['final_norm']['scale']) == 1)
 
 
-def test_rope_turns_by_position():
-  """Position p turns the first pair by p radians, whatever the theta."""
+def test_rope_rotates_by_position():
+  """Position p rotates the first pair by p radians, whatever theta is."""
   x = jnp.array([1.0, 0.0, 0.0, 0.0]).reshape(1, 1, 1, 4)
-  got = rope.rotate(x, rope.turn(jnp.array([[3]]), 4, 1e4))
+  got = rope.rotate(x, rope.rotation(jnp.array([[3]]), 4, 1e4))
   np.testing.assert_allclose(
       got.reshape(-1), [np.cos(3), 0, np.sin(3), 0], atol=1e-6)

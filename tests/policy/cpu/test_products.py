@@ -1,4 +1,4 @@
-"""Products and their gradients against float64 in numpy, and as compiled."""
+"""Products and their gradients: against float64 in numpy, and as compiled."""
 
 import functools
 import re
@@ -8,13 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tepo_jax.policy.cpu import ops as cpu_ops
 from tepo_jax.policy.cpu import products
+from tepo_jax.policy import ops
 
 TOKENS, SHAPES = 6, [(3, 5), (5, 3), (4, 4)]  # inputs, outputs
 
 
 def _arrays(inputs, outputs, dtype=jnp.float32):
-  """x_MI, kernel_IO and a gradient of_y_MO."""
+  """x_MI, kernel_IO and a gradient d_y_MO."""
   generator = np.random.default_rng(0)
   return [jnp.asarray(generator.normal(size=shape), dtype)
           for shape in ((TOKENS, inputs), (inputs, outputs), (TOKENS, outputs))]
@@ -22,37 +24,29 @@ def _arrays(inputs, outputs, dtype=jnp.float32):
 
 @pytest.mark.parametrize('inputs, outputs', SHAPES)
 def test_linear_and_its_gradients(inputs, outputs):
-  x_MI, kernel_IO, of_y_MO = _arrays(inputs, outputs)
+  x_MI, kernel_IO, d_y_MO = _arrays(inputs, outputs)
   y_MO, backward = jax.vjp(products.linear, x_MI, kernel_IO)
-  of_x_MI, of_kernel_IO = backward(of_y_MO)
-  x, kernel, of_y = (np.float64(a) for a in (x_MI, kernel_IO, of_y_MO))
+  d_x_MI, d_kernel_IO = backward(d_y_MO)
+  x, kernel, d_y = (np.float64(a) for a in (x_MI, kernel_IO, d_y_MO))
   np.testing.assert_allclose(y_MO, x @ kernel, rtol=1e-5, atol=1e-6)
-  np.testing.assert_allclose(of_x_MI, of_y @ kernel.T, rtol=1e-5, atol=1e-6)
-  np.testing.assert_allclose(of_kernel_IO, x.T @ of_y, rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(d_x_MI, d_y @ kernel.T, rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(d_kernel_IO, x.T @ d_y, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize('form', [products._by_smaller, products._at_once])
-@pytest.mark.parametrize('inputs, outputs', SHAPES)
-def test_both_forms_of_a_weight_gradient(form, inputs, outputs):
-  x_MI, _, of_y_MO = _arrays(inputs, outputs)
-  np.testing.assert_allclose(
-      form(jax.lax.dot_general, x_MI, of_y_MO),
-      np.float64(x_MI).T @ np.float64(of_y_MO), rtol=1e-5, atol=1e-6)
-
-
+@pytest.mark.parametrize('table', [cpu_ops.OPS, ops.PLAIN])
 @pytest.mark.parametrize('dtype', [None, jnp.float32])
 @pytest.mark.parametrize('inputs, outputs', SHAPES)
-def test_the_dtype_of_a_weight_gradient(dtype, inputs, outputs):
-  x_MI, _, of_y_MO = _arrays(inputs, outputs, jnp.bfloat16)
-  of_kernel_IO = products.weight_gradient(x_MI, of_y_MO, dtype)
-  assert of_kernel_IO.dtype == (dtype or jnp.bfloat16)
+def test_the_dtype_of_a_weight_gradient(dtype, inputs, outputs, table):
+  x_MI, _, d_y_MO = _arrays(inputs, outputs, jnp.bfloat16)
+  d_kernel_IO = table.weight_gradient(x_MI, d_y_MO, dtype)
+  assert d_kernel_IO.dtype == (dtype or jnp.bfloat16)
   np.testing.assert_allclose(
-      np.float64(of_kernel_IO), np.float64(x_MI).T @ np.float64(of_y_MO),
+      np.float64(d_kernel_IO), np.float64(x_MI).T @ np.float64(d_y_MO),
       rtol=1e-6 if dtype else 2 ** -7, atol=1e-6 if dtype else 2 ** -7)
 
 
-def test_a_policy_of_what_to_keep_sees_the_product():
-  """Kept, the first of two products is not made again; the second never is."""
+def test_a_remat_policy_sees_the_product():
+  """Saved, the first of two products is not recomputed; the second never is."""
   def count(policy):
     @functools.partial(jax.checkpoint, policy=policy)
     def layers(x_MI, kernel_II):
@@ -70,16 +64,16 @@ def test_a_policy_of_what_to_keep_sees_the_product():
 
 
 @pytest.mark.parametrize('inputs, outputs', SHAPES)
-def test_few_tokens(inputs, outputs):
+def test_a_transposed_kernel(inputs, outputs):
   x_MI, kernel_IO, _ = _arrays(inputs, outputs)
   np.testing.assert_allclose(
-      products.turned_linear(x_MI, kernel_IO.T),
+      products.transposed_linear(x_MI, kernel_IO.T),
       np.float64(x_MI) @ np.float64(kernel_IO), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize('inputs, outputs', [(256, 1024), (1024, 256)])
-def test_a_cpu_sums_over_the_last_axis_of_the_smaller_operand(inputs, outputs):
-  """As compiled: [256, M] @ [M, 1024], whichever of the two x is."""
+def test_a_weight_gradient_transposes_the_smaller_operand(inputs, outputs):
+  """Compiled to [256, M] @ [M, 1024], whichever of the two x is."""
   def struct(width):
     return jax.ShapeDtypeStruct((320, width), jnp.float32)
 

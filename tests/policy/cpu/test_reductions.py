@@ -1,4 +1,4 @@
-"""Reductions against numpy, in steps of vector registers and at once."""
+"""Reductions against numpy: by vector registers, and lengths that do not fit."""
 
 import jax
 import numpy as np
@@ -6,13 +6,13 @@ import pytest
 
 from tepo_jax.policy.cpu import reductions
 
-# Whole registers, of which 8, 4 or 1 are combined at a time; other lengths.
+# Whole registers, combined 8, 4 or 1 at a time; other lengths.
 SHAPES = [(3, 768), (30, 2, 192), (5, 16), (4, 37), (2, 1)]
 
 
 @pytest.mark.parametrize('shape', SHAPES)
 def test_row_max(shape):
-  """All negative, and −inf."""
+  """Of negative numbers, and of −inf."""
   x = np.random.default_rng(0).normal(size=shape).astype(np.float32) - 9
   x[0] = -np.inf
   got = jax.jit(reductions.row_max)(x)
@@ -21,7 +21,7 @@ def test_row_max(shape):
 
 @pytest.mark.parametrize('shape', SHAPES)
 def test_row_sum(shape):
-  """Of a term of two arrays and of a number for each row."""
+  """Of a term of two arrays and a number per row."""
   rng = np.random.default_rng(0)
   x, y = rng.normal(size=(2, *shape)).astype(np.float32)
   of_row = rng.normal(size=(*shape[:-1], 1)).astype(np.float32)

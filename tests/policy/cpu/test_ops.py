@@ -1,0 +1,87 @@
+"""The CPU's table against the plain one, operation by operation."""
+
+import dataclasses
+import functools
+
+import jax
+from jax import numpy as jnp
+import numpy as np
+import pytest
+
+from configs import tiny
+from tepo_jax.job import programs as programs_lib
+from tepo_jax.policy import cache as cache_lib
+from tepo_jax.policy.cpu import ops as cpu_ops
+from tepo_jax.policy import ops
+from tepo_jax.policy import transformer
+from tepo_jax.runtime import mesh as mesh_lib
+
+MODEL = transformer.ModelConfig(
+    vocab_size=32, d_model=16, num_layers=1, num_heads=2, num_kv_heads=1,
+    head_dim=8, d_ff=16, max_position=32)
+
+
+def _normal(*shapes):
+  rng = np.random.default_rng(0)
+  return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+
+
+def _packed_row():
+  """Queries, keys, values, positions and segments: 300 columns, 2 sequences."""
+  sizes = 180, 120
+  position = np.concatenate(list(map(np.arange, sizes)))[None]
+  return (*_normal((1, 300, 4, 8), (1, 300, 2, 8), (1, 300, 2, 8)), position,
+          None, 50, np.repeat(np.arange(2), sizes)[None])
+
+
+# name -> arguments; the axis of reductions has several registers.
+ARGUMENTS = {
+    'linear': lambda: _normal((6, 32), (32, 48)),
+    'weight_gradient': lambda: _normal((6, 48), (6, 32)),
+    'decoding_logits': lambda: (*_normal((6, 32), (48, 32)), True),
+    'row_max': lambda: _normal((3, 96)),
+    'row_sum': lambda: _normal((3, 96)),
+    'attend': _packed_row}
+
+
+@pytest.mark.parametrize('name', ARGUMENTS)
+def test_a_form_equals_the_plain_one(name):
+  plain, of_cpu = (getattr(table, name) for table in (ops.PLAIN, cpu_ops.OPS))
+  assert plain is not of_cpu
+  arguments = ARGUMENTS[name]()
+  np.testing.assert_allclose(
+      of_cpu(*arguments), plain(*arguments), rtol=0, atol=1e-5)
+
+
+def test_every_operation_has_a_form():
+  names = {field.name for field in dataclasses.fields(ops.Ops)}
+  assert names == {*ARGUMENTS, 'transposed_linear'}
+  for name in names:
+    assert getattr(cpu_ops.OPS, name) is not getattr(ops.PLAIN, name)
+
+
+def test_logits_of_an_untied_head():
+  hidden_MD, weight_DV = _normal((6, 32), (32, 48))
+  for table in (ops.PLAIN, cpu_ops.OPS):
+    np.testing.assert_allclose(
+        table.decoding_logits(hidden_MD, weight_DV, False),
+        np.float64(hidden_MD) @ np.float64(weight_DV), atol=1e-5)
+
+
+def test_kernels_are_transposed_if_the_table_has_a_product_for_that():
+  params = transformer.abstract_params(MODEL)
+  for table, leaf, shape, names in (
+      (ops.PLAIN, 'kernel', (16, 8), ('embed', 'kv_heads')),
+      (cpu_ops.OPS, 'transposed_kernel', (8, 16), ('kv_heads', 'embed'))):
+    config = dataclasses.replace(MODEL, ops=table)
+    layer, = jax.eval_shape(
+        functools.partial(cache_lib.convert, config), params)['layers']
+    assert layer['k'][leaf].shape == shape
+    assert cache_lib.logical_axes(config)['layers'][0]['k'][leaf] == names
+
+
+def test_the_platform_of_the_mesh_chooses_the_table():
+  model = programs_lib.execution(
+      MODEL, tiny.get_config('tepo').compute,
+      mesh_lib.make(dict(data=1, fsdp=1, tensor=1), jax.devices()[:1]))
+  assert model.ops is cpu_ops.OPS
