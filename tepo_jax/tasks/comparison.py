@@ -2,7 +2,19 @@
 
 Order matters in pairs and intervals, whose brackets must agree, but not in
 sets and bare lists. An inequality equals the interval of its solutions; `x=`
-before a value is dropped; units are compared where both answers have one.
+before a value is dropped. Units are compared and converted where both answers
+have a known one (5 m = 500 cm, 5 m != 5 cm); other words are ignored.
+
+Rounding. Values are compared exactly, with these exceptions, where a decimal
+is a number written with a point or exponent, not a formula containing one:
+  - absolute tolerances of the data set replace all of the following;
+  - integers are exact: nothing rounds to or from one;
+  - a decimal next to a decimal or a rational: relative 1e-6;
+  - a decimal answer to an irrational reference (roots, pi, e): relative 1e-8,
+    so 3.14159 is not pi but 3.14159265 is;
+  - an exact answer to a decimal reference of at least three digits: correct if
+    it rounds to these digits (22/7 for 3.14);
+  - infinities equal only themselves; arithmetic on them has no value.
 """
 
 import dataclasses
@@ -26,6 +38,8 @@ def same(reference: structures.Node, answer: structures.Node,
   """Whether answer and reference are equivalent; None if undecided."""
   try:
     return _same(reference, answer, abs_error)
+  except expressions.Undefined:
+    return False
   except expressions.Unreadable:
     return None
 
@@ -138,6 +152,9 @@ def _interval(chain):
 
 
 def _same_chain(reference, answer):
+  if len({any(map(expressions.symbols, node.parts))
+          for node in (reference, answer)}) == 2:
+    return False
   if set(reference.text.split()) | set(answer.text.split()) == {'='}:
     if len(reference.parts) == len(answer.parts) == 2:
       return values.proportional(*(

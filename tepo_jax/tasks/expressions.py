@@ -50,6 +50,10 @@ class Unreadable(ValueError):
   """The text is no closed form known here, or exceeds a bound."""
 
 
+class Undefined(Unreadable):
+  """The expression divides by zero."""
+
+
 @functools.lru_cache(65536)
 def parse(text: str) -> tuple:
   r"""Parses an expression without `=`, `,` or `\pm`, else Unreadable."""
@@ -242,7 +246,7 @@ class _Parser:
       return ('choose', self.argument(), self.argument())
     if name == 'sqrt':
       return self.root()
-    if name == 'pi':
+    if name == 'pi' and self.token != '_':
       return ('constant', 'pi')
     if token == '\\infty':
       return ('constant', 'inf')
@@ -255,7 +259,7 @@ class _Parser:
           return self.call(inside)
         return self.symbol(f'{name} {inside}')
       return self.symbol(f'{name} {self.raw()}')
-    if len(name) == 1 and name.isalpha() or name in _GREEK:
+    if len(name) == 1 and name.isalpha() or name in _GREEK or name == 'pi':
       return self.symbol(name)
     raise Unreadable(token)
 

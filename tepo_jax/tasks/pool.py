@@ -44,10 +44,10 @@ class Pool:
   """At most `size` workers that are not stuck, started on demand.
 
   A question that its worker does not answer within `timeout_s` gets the
-  verdict False, and the worker is replaced. Extra workers take over while
-  some are stuck, so that a batch takes about one `timeout_s`. A question whose worker died
-  (killed from outside, out of memory) or got too little CPU time to answer is
-  retried. Workers end with this process: their pipe closes, and a CPU time
+  verdict False, and the worker is replaced. Extra workers start while some are
+  stuck, so that a batch takes about one `timeout_s`. A question whose worker
+  died (killed from outside, out of memory) or got too little CPU time to
+  answer is retried. Workers end with this process: their pipe closes, and a CPU time
   limit ends one that is too busy to notice.
 
   Any thread may call `ask`; calls run one at a time.

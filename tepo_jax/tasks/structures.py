@@ -23,7 +23,8 @@ _CLOSING = frozenset((')', ']', '}', '\\}', '\\rangle', '\\rfloor', '\\rceil',
 _RELATIONS = {'=': '=', '<': '<', '>': '>', '\\le': '<=', '\\ge': '>=',
               '\\in': 'in', ':': ':'}
 _UNREADABLE = frozenset(
-    ('\\ne', '\\approx', '\\equiv', '\\sim', '\\mid', '\\to', '\\Rightarrow', '\\iff', '\\sum', '\\int', '\\prod'))
+    ('\\ne', '\\approx', '\\equiv', '\\sim', '\\mid', '\\to',
+     '\\Rightarrow', '\\iff', '\\sum', '\\int', '\\prod'))
 _OR = re.compile(r'\\(?:text|mathrm|mbox)\s*\{\s*or\s*\}'
                  r'|(?<![a-zA-Z\\])(?:or|OR)(?![a-zA-Z])'
                  r'|\\(?:vee|lor)(?![a-zA-Z])')

@@ -25,11 +25,12 @@ _UNITS = {
     for joined, factor in names.items() for name in joined.split()}
 _TEXT = re.compile(
     r'^(?P<rest>.*?[^\s\\])\s*\\(?:text|mathrm|mathbf|textbf|mbox|textrm|rm)\s*'
-    r'\{(?P<unit>(?:[a-zA-Z~ .,/%\'()-]|\^\s*-?\d|\\[,%~ ])*)\}(?P<tail>(?:\s*/\s*(?:\\(?:text|mathrm)\s*)?'
+    r'\{(?P<unit>(?:[a-zA-Z~ .,/%\'()-]|\^\s*-?\d|\\[,%~ ])*)\}'
+    r'(?P<tail>(?:\s*/\s*(?:\\(?:text|mathrm)\s*)?'
     r'\{?[\s~]*[a-zA-Z]+\s*\}?)?(?:\s*\^?\s*\{?-?\d\}?)?)$', re.DOTALL)
 _PLAIN = re.compile(
     r'^(?P<rest>.*[\d})!])\s*(?P<unit>[a-zA-Z][a-zA-Z ./^\d]*)$', re.DOTALL)
-_FACTOR = re.compile(r'(square|sq|cubic)?([a-z%]+)\^?(\d?)')
+_FACTOR = re.compile(r'(square|sq|cubic)?([a-z%]+)\^?(-?\d|)')
 _POWERS = {'square': 2, 'sq': 2, 'cubic': 3}
 
 Unit = tuple[tuple[tuple[str, int], ...], fractions.Fraction]

@@ -212,6 +212,8 @@ class _Values:
   def of(self, tree):
     try:
       value = getattr(self, tree[0])(*tree[1:])
+    except ZeroDivisionError as error:
+      raise expressions.Undefined('1/0') from error
     except (ArithmeticError, ValueError, TypeError, RecursionError) as error:
       raise expressions.Unreadable(str(error)) from error
     if isinstance(value, fractions.Fraction):

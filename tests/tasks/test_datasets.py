@@ -148,7 +148,7 @@ GOOD = {'problem': '1+1?', 'answer': '2'}
     ({'problem': '?', 'answer': '2', 'error': 'nan'}, "row 3: tolerance 'nan'"),
     ({'problem': '?', 'answer': '2', 'error': 'inf'}, "row 3: tolerance 'inf'"),
     ({'problem': '?', 'answer': '2', 'error': -1}, "row 3: tolerance '-1' is "),
-    ({'problem': '?', 'answer': '2', 'error': '-1e-9'}, "row 3: tolerance '-1e"),
+    ({'problem': '?', 'answer': '2', 'error': '-1e-9'}, "row 3: tolerance '-1"),
     ({'problem': '?', 'answer': '["5"'}, "row 3: 'answer' is text that looks"),
     ({'problem': '?', 'answer': '["\\frac12"]'}, "row 3: 'answer' is text tha"),
     ({'problem': '?', 'answer': '["5", 6]'}, "row 3: 'answer' is text that lo"),
