@@ -7,15 +7,14 @@ import unicodedata
 STYLES = ('boxed', 'answer')
 MAX_CHARS = 2000
 
+_BOX = re.compile(r'\\boxed|\\fbox')
 # An escaped backslash must not hide the \boxed that follows it.
 _BRACES = re.compile(
     r'(?P<box>\\(?:boxed|fbox)\s*\{)|\\[{}]|\\\\(?!boxed|fbox)|\{|\}')
 _ANSWER_LINE = re.compile(r'Answer\s*:\s*([^\n]+)', re.IGNORECASE)
 _WRAPPERS = re.compile(
-    r'\\\((?P<round>.*)\\\)|\\\[(?P<square>.*)\\\]'
-    r'|\\(?:boxed|fbox|text|mathrm|textbf|mathbf|textit|mbox)\s*'
-    r'\{(?P<braces>[^{}]*)\}',
-    re.DOTALL)
+    r'\\\((.*)\\\)|\\\[(.*)\\\]|\\(?:boxed|fbox|text|mathrm|textbf|mathbf'
+    r'|textit|mbox)\s*\{([^{}]*)\}', re.DOTALL)
 _NUMBER = re.compile(
     r'(?P<mantissa>[-+]?(?:(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d*)?|\.\d+))'
     r'(?:(?:[eE]|(?:\\times|\\cdot|\*)\s?10\^)'
@@ -35,8 +34,8 @@ _IGNORED = re.compile(
     r'(?![a-zA-Z])|\\[!,;:>]|(?<!\\)\$|\\\$'
     r'|(?:\\text\s*\{\s*)?\b(?:USD|EUR|GBP|INR|Rs)\b\.?\s*\}?(?=\s*[\d.])')
 _DOTS = re.compile(r'\\[lcvd]?dots[bcimo]?(?![a-zA-Z])|\.\.\.+')
-_SCALE = (r'(?P<scale>thousand|million|billion|trillion)(?![a-zA-Z])')
-_SCALES = {'t': '3', 'm': '6', 'b': '9', 'tr': '12'}
+_SCALES = {'thousand': 3, 'million': 6, 'billion': 9, 'trillion': 12}
+_SCALE = f'(?P<scale>{"|".join(_SCALES)})(?![a-zA-Z])'
 _BLANKS = re.compile(r'\\(?:quad|qquad|enspace|hspace\{[^{}]*\})(?![a-zA-Z])'
                      r'|(?<!\\)\\\s|(?<!\\)~')
 _DEGREES = re.compile(r'\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))'
@@ -59,13 +58,10 @@ _SYNONYMS = (
          f'\\text{{{match[2]}}}' if match[2].strip() else '')),
     (re.compile(r'\s*\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![a-zA-Z]))'), "'"),
     (re.compile(r'\\[dtc]frac(?![a-zA-Z])'), r'\\frac'),
-    (re.compile(r'\\(?:leqslant|leqq|leq)(?![a-zA-Z])'), r'\\le'),
-    (re.compile(r'\\(?:geqslant|geqq|geq)(?![a-zA-Z])'), r'\\ge'),
+    (re.compile(r'\\([lg]e)q(?:slant|q)?(?![a-zA-Z])'), r'\\\1'),
     (re.compile(r'\\neq(?![a-zA-Z])'), r'\\ne'),
-    (re.compile(r'\\lt(?![a-zA-Z])'), '<'),
-    (re.compile(r'\\gt(?![a-zA-Z])'), '>'),
-    (re.compile(r'\\lbrace(?![a-zA-Z])'), r'\\{'),
-    (re.compile(r'\\rbrace(?![a-zA-Z])'), r'\\}'),
+    (re.compile(r'\\([lg]t|[lr]brace)(?![a-zA-Z])'), lambda match: {
+        'lt': '<', 'gt': '>', 'lbrace': '\\{', 'rbrace': '\\}'}[match[1]]),
     # 0.1\overline{6} is the fraction (16 - 1) / 90.
     (re.compile(r'(\d*)\.(\d*)\\(?:overline|bar)\s*\{(\d{1,20})\}'),
      lambda match: _repeating(*match.groups())),
@@ -101,11 +97,9 @@ def extract(completion: str, style: str) -> str | None:
 
 def _last_box(text):
   """Scans once from the first box on: linear time whatever the nesting."""
-  starts = [i for i in (text.find('\\boxed'), text.find('\\fbox')) if i >= 0]
-  if not starts:
-    return None
+  start = _BOX.search(text)
   stack, last = [], None
-  for match in _BRACES.finditer(text, min(starts)):
+  for match in _BRACES.finditer(text, start.start()) if start else ():
     if match['box'] or match[0] == '{':
       stack.append(match)
     elif match[0] == '}' and stack:
@@ -135,8 +129,7 @@ def canonical(text: str) -> str:
   degree = r'\\frac{\\pi}{180}' if _SINES.search(text) else ' '
   text = _DEGREES.sub(degree, _BLANKS.sub(' ', text))
   while match := _WRAPPERS.fullmatch(text.strip()):
-    text = match['round'] or match['square'] or match['braces'] or ''
-    text = text.strip().rstrip('.')
+    text = match[match.lastindex].strip().rstrip('.')
   for pattern, replacement in (
       *(_SYNONYMS if '\\' in text else ()), *_PLAIN_SYNONYMS):
     text = pattern.sub(replacement, text)
@@ -147,19 +140,21 @@ def _ascii(text):
   """Replaces Unicode fractions, raised and lowered digits, and symbols."""
   def fraction(match):
     above, below = unicodedata.normalize('NFKC', match[0]).split('⁄')
-    return f'\\frac{above}{below if len(below) == 1 else f"{{{below}}}"} '
+    return f'\\frac{above}{_braced(below)} '
 
   text = _VULGAR.sub(fraction, text)
-  for digits, sign in ((_RAISED, '^'), (_LOWERED, '_')):
-    text = digits.sub(lambda match, sign=sign: (
-        f'{sign}{match[0]}' if len(match[0]) == 1
-        else f'{sign}{{{match[0]}}}'), text)
+  text = _RAISED.sub(lambda match: '^' + _braced(match[0]), text)
+  text = _LOWERED.sub(lambda match: '_' + _braced(match[0]), text)
   return unicodedata.normalize('NFKC', text.translate(_UNICODE)).translate(
       _UNICODE)
 
 
+def _braced(text):
+  return text if len(text) == 1 else f'{{{text}}}'
+
+
 def _scaled(name):
-  return rf'\cdot 10^{{{_SCALES.get(name[:2]) or _SCALES[name[0]]}}}'
+  return rf'\cdot 10^{{{_SCALES[name]}}}'
 
 
 def _repeating(whole, fixed, repeated):

@@ -108,10 +108,9 @@ def demonstration(problem: problem_lib.Problem, rng: random.Random,
       in one step; or 'worked', with the running total after each operation:
       `One by one: (1) * 6 = 42 (2) + 8 = 50 (3) - 5 = 45 \boxed{45}`.
   """
-  opening = rng.choice(OPENINGS[style])
-  boxed = f'\\boxed{{{problem.answers[0]}}}'
-  return opening + (
-      _chain(problem.problem) if style == 'worked' else '') + boxed
+  chain = _chain(problem.problem) if style == 'worked' else ''
+  return (f'{rng.choice(OPENINGS[style])}{chain}'
+          f'\\boxed{{{problem.answers[0]}}}')
 
 
 def _chain(text):
@@ -138,7 +137,9 @@ def build_tokenizer(directory: str | pathlib.Path) -> None:
       models.WordLevel(vocabulary, unk_token='<|unk|>'))
   longest_first = sorted(words, key=len, reverse=True)
   tokenizer.pre_tokenizer = pre_tokenizers.Split(
-      tokenizers.Regex('|'.join(map(_escape, longest_first))), 'isolated')
+      tokenizers.Regex('|'.join(
+          re.sub(r'([^\w\s,<>])', r'\\\1', word) for word in longest_first)),
+      'isolated')
   tokenizer.decoder = decoders.Fuse()
   tokenizer.add_special_tokens(list(_SPECIAL))
   directory = pathlib.Path(directory)
@@ -153,7 +154,3 @@ def build_tokenizer(directory: str | pathlib.Path) -> None:
       'clean_up_tokenization_spaces': False,
       'model_max_length': 1_000_000,
   }, indent=2) + '\n')
-
-
-def _escape(word):
-  return re.sub(r'([^\w\s,<>])', r'\\\1', word)

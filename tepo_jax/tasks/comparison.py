@@ -50,20 +50,18 @@ def _same(reference, answer, abs_error=None):
     if reference.text != answer.text:
       return False
     return _same(reference.parts[0], answer.parts[0], abs_error)
-  reference, answer = _as_intervals(reference, answer)
+  if {reference.kind, answer.kind} == {'tuple', 'chain'}:
+    reference, answer = (_interval(node)[1] if node.kind == 'chain' else node
+                         for node in (reference, answer))
   reference, answer = (_ungrouped(reference, answer),
                        _ungrouped(answer, reference))
   kinds = {reference.kind, answer.kind}
   if kinds == {'value'}:
     return _same_value(reference, answer, abs_error)
-  if 'based' in kinds:
-    return _same_base(reference, answer)
-  if 'word' in kinds:
-    return _same_word(reference, answer)
-  if 'dots' in kinds:
-    return len(kinds) == 1
-  if 'time' in kinds:
-    return _same_time(reference, answer)
+  for kind, compare in _SPECIAL.items():
+    if kind in kinds:
+      return compare(*sorted(
+          (reference, answer), key=lambda node: node.kind != kind))
   if kinds == {'chain'}:
     return _same_chain(reference, answer)
   if kinds == {'matrix', 'tuple'}:
@@ -86,9 +84,8 @@ def _ungrouped(node, other):
   return node
 
 
-def _same_time(reference, answer):
+def _same_time(time, other):
   """A time of day without am or pm has that of the other one."""
-  time, other = sorted((reference, answer), key=lambda n: n.kind != 'time')
   if other.kind == 'time':
     return time.text == other.text
   return other.text in (time.text[:-3], time.text[:-3].removesuffix(':00'))
@@ -100,15 +97,13 @@ def _members(node):
 
 def _unnamed(reference, answer):
   """Drops `x=` where only one of the two has it."""
-  if reference.kind == 'named' and answer.kind not in ('named', 'chain'):
-    return reference.parts[0], answer
-  if answer.kind == 'named' and reference.kind not in ('named', 'chain'):
-    return reference, answer.parts[0]
-  if {reference.kind, answer.kind} == {'named', 'chain'}:
-    return _as_chain(reference), _as_chain(answer)
-  if reference.kind == answer.kind == 'named' and reference.text != answer.text:
-    return _as_chain(reference), _as_chain(answer)
-  return reference, answer
+  nodes = reference, answer
+  kinds = {node.kind for node in nodes}
+  if kinds == {'named'} and reference.text == answer.text:
+    return nodes
+  if kinds <= {'named', 'chain'}:
+    return map(_as_chain, nodes)
+  return (n.parts[0] if n.kind == 'named' else n for n in nodes)
 
 
 def _as_chain(node):
@@ -116,15 +111,6 @@ def _as_chain(node):
     return node
   return structures.Node(
       'chain', (expressions.parse(node.text), *node.parts[0].parts), '=')
-
-
-def _as_intervals(reference, answer):
-  """Converts an inequality to an interval if the other one is an interval."""
-  if reference.kind == 'tuple' and answer.kind == 'chain':
-    return reference, _interval(answer)[1]
-  if reference.kind == 'chain' and answer.kind == 'tuple':
-    return _interval(reference)[1], answer
-  return reference, answer
 
 
 def _interval(chain):
@@ -181,20 +167,16 @@ def _same_matrix(reference, answer):
   return reference.kind == answer.kind and _same(reference, answer)
 
 
-def _same_base(reference, answer):
+def _same_base(based, other):
   """A number written without a base has the base of the other one."""
-  if reference.kind == answer.kind:
-    return reference.text == answer.text and reference.parts == answer.parts
-  based, other = sorted((reference, answer), key=lambda n: n.kind != 'based')
-  if other.kind != 'value':
-    return None
-  return other.text == based.text
+  if other.kind == 'based':
+    return based.text == other.text and based.parts == other.parts
+  return based.text == other.text if other.kind == 'value' else None
 
 
-def _same_word(reference, answer):
-  if reference.kind == answer.kind:
-    return reference.text == answer.text
-  word, other = sorted((reference, answer), key=lambda n: n.kind != 'word')
+def _same_word(word, other):
+  if other.kind == 'word':
+    return word.text == other.text
   if word.text in ('yes', 'no'):  # not n * o
     return False
   if len(word.text) == 1 and other.kind == 'value':
@@ -203,10 +185,15 @@ def _same_word(reference, answer):
   return None
 
 
+# Kinds compared with any other one: (node of that kind, the other node).
+_SPECIAL = {'based': _same_base, 'word': _same_word,
+            'dots': lambda dots, other: other.kind == 'dots',
+            'time': _same_time}
+
+
 def _in_order(references, answers):
-  if len(references) != len(answers):
-    return False
-  return _all(_same(*pair) for pair in zip(references, answers))
+  return len(references) == len(answers) and _all(
+      map(_same, references, answers))
 
 
 def _all(verdicts):
@@ -234,18 +221,15 @@ def _any_order(references, answers):
 def _same_value(reference, answer, abs_error):
   reference, answer = (_without_letter(reference, answer),
                        _without_letter(answer, reference))
-  scale = fractions.Fraction(1)
+  scales = [fractions.Fraction(1)]
   if reference.unit and answer.unit:
     if reference.unit[0] != answer.unit[0]:
       return False
-    scale = answer.unit[1] / reference.unit[1]
+    scales = [answer.unit[1] / reference.unit[1]]
   if reference.is_percent != answer.is_percent:  # 9% is 9 or 0.09
-    hundredth = fractions.Fraction(1, 100)
-    verdicts = [_same_tree(reference, answer, s, abs_error)
-                for s in (scale, scale * (
-                    hundredth if answer.is_percent else 1 / hundredth))]
-    return True if True in verdicts else None if None in verdicts else False
-  return _same_tree(reference, answer, scale, abs_error)
+    scales.append(scales[0] / 100 if answer.is_percent else scales[0] * 100)
+  verdicts = [_same_tree(reference, answer, s, abs_error) for s in scales]
+  return True if True in verdicts else None if None in verdicts else False
 
 
 def _without_letter(node, other):
@@ -300,19 +284,19 @@ def _is_integer(value):
 
 def key(node: structures.Node) -> tuple:
   """A hashable key, the same for equivalent nodes (to 15 digits)."""
-  if node.kind == 'named':
-    return key(node.parts[0])
   parts = node.parts
+  if node.kind == 'named':
+    return key(parts[0])
   if node.kind == 'value':
-    return ('value', *(values.fingerprint(tree) for tree in parts))
+    return ('value', *map(values.fingerprint, parts))
   if node.kind == 'chain':
     try:
       return key(_interval(node)[1])
     except expressions.Unreadable:
       return ('chain', node.text, *map(values.fingerprint, parts))
   if node.kind == 'based':
-    return ('based', node.text, node.parts)
-  keys = [key(part) for part in parts]
+    return ('based', node.text, parts)
+  keys = map(key, parts)
   if node.kind in ('set', 'list', 'union'):
     return ('set', *sorted(keys, key=repr))
   return (node.kind, node.text, *keys)

@@ -24,7 +24,6 @@ from tepo_jax.tasks import prompts
 
 _LOG = logging.getLogger(__name__)
 
-
 # (problem column, answer column). The first pair present in a file's first
 # row is used for the whole file.
 LAYOUTS = (
@@ -81,15 +80,13 @@ SETS = {
         (17398, 14116, 3282, 1_791_700), 'Apache-2.0', 1.0, 8,
         leave_out=('repeated', 'contradictory', 'above 2^53')),
     'gsm8k': Source('openai/gsm8k', 'main', 'test', (1319, 7473), 'MIT'),
-    'math500': Source(
-        'HuggingFaceH4/MATH-500', None, 'test', (500,), 'MIT'),
+    'math500': Source('HuggingFaceH4/MATH-500', None, 'test', (500,), 'MIT'),
     'aime24': Source(
         'HuggingFaceH4/aime_2024', None, 'train', (30,), '(c) MAA', 0.6, 32),
     'aime25': Source(
         'math-ai/aime25', None, 'test', (30,), '(c) MAA', 0.6, 32),
     'amc': Source(
-        'AI-MO/aimo-validation-amc', None, 'train', (83,), '(c) MAA', 0.6,
-        32),
+        'AI-MO/aimo-validation-amc', None, 'train', (83,), '(c) MAA', 0.6, 32),
     # The paper uses the rule-gradable subset: give its file, omni_math:FILE.
     'omni_math': Source(
         'KbsdJames/Omni-MATH', None, 'test', (4428, 2821), 'Apache-2.0',
@@ -128,7 +125,9 @@ def load(name_or_path: str, split: str | None = None,
   if path:
     origin, rows = path, _local_rows(pathlib.Path(path), split)
   else:
-    origin, rows = _hub_rows(SETS[name], split)
+    source, split = SETS[name], split or SETS[name].split
+    origin = f'{source.hub} ({split})'
+    rows = enumerate(_load_dataset(source.hub, source.config, split), 1)
   problems = _convert(rows, origin, name)
   _LOG.info('%s: %d problems', name_or_path, len(problems))
   return problems[:limit]
@@ -179,12 +178,6 @@ def _parquet_rows(path):
     raise errors.InputError(f'{path}: not a parquet file ({error})') from error
 
 
-def _hub_rows(source, split):
-  split = split or source.split
-  rows = _load_dataset(source.hub, source.config, split)
-  return f'{source.hub} ({split})', enumerate(rows, 1)
-
-
 def _load_dataset(path, config, split):
   import datasets  # the library; slow to import
   try:
@@ -200,11 +193,9 @@ def _convert(rows: Iterable[tuple[int, object]], origin: str,
   leave_out = SETS[name].leave_out if name else ()
   fixed = {'source': name} if name else {}
   label = name or pathlib.Path(origin).stem
-  layout, total = None, 0
-  problems, reasons = [], []
-  answers_of, ids = {}, set()
+  layout, problems, reasons, answers_of, ids = None, [], [], {}, set()
   for number, row in rows:
-    where, total = f'{origin}: row {number}', total + 1
+    where = f'{origin}: row {number}'
     if not isinstance(row, dict):
       raise errors.InputError(f'{where}: not an object but {_type(row)}')
     layout = layout or _find_layout(row, where)
@@ -227,7 +218,7 @@ def _convert(rows: Iterable[tuple[int, object]], origin: str,
               if reason not in leave_out]
   if not problems:
     raise errors.InputError(f'{origin}: no problems')
-  _report(origin, total, left_out, SETS[name].rows if name else ())
+  _report(origin, len(reasons), left_out, SETS[name].rows if name else ())
   return problems
 
 
@@ -255,12 +246,9 @@ def _reason_to_leave_out(key, references, answers_of):
     return 'empty'
   if not is_first:
     return 'repeated'
-  return 'above 2^53' if any(map(_is_above_2_53, references)) else None
-
-
-def _is_above_2_53(answer):
-  digits = answer.removeprefix('-')
-  return digits.isdecimal() and int(digits) > 2**53
+  digits = [reference.removeprefix('-') for reference in references]
+  return 'above 2^53' if any(
+      text.isdecimal() and int(text) > 2**53 for text in digits) else None
 
 
 def _report(origin, total, left_out, expected):
@@ -287,18 +275,17 @@ def _cell(row, column, where):
 
 
 def _problem_text(row, column, where):
-  value = _cell(row, column, where)
+  value, where = _cell(row, column, where), f'{where}: {column!r}'
   if isinstance(value, list):  # chat turns, as in DAPO and verl
     users = [turn['content'] for turn in value
-             if isinstance(turn, dict) and {'role', 'content'} <= turn.keys()
-             and turn['role'] == 'user']
+             if isinstance(turn, dict) and turn.get('role') == 'user'
+             and 'content' in turn]
     value = users[-1] if users else value
   if not isinstance(value, str):
-    raise errors.InputError(
-        f'{where}: {column!r} is {_type(value)}, not text')
-  text = prompts.strip_dapo(_checked(value, column, where)).strip()
+    raise errors.InputError(f'{where} is {_type(value)}, not text')
+  text = prompts.strip_dapo(_checked(value, where)).strip()
   if not text:
-    raise errors.InputError(f'{where}: {column!r} is empty')
+    raise errors.InputError(f'{where} is empty')
   return text
 
 
@@ -307,33 +294,34 @@ def _answers(row, column, where, may_be_empty):
   value = _cell(row, column, where)
   if column == 'reward_model' and isinstance(value, dict):
     column, value = 'ground_truth', _cell(value, 'ground_truth', where)
+  where = f'{where}: {column!r}'
   if isinstance(value, str) and _LISTED.match(value):
-    value = _listed(value, column, where)
+    value = _listed(value, where)
   values = value if isinstance(value, list) else [value]
-  references = tuple(_reference(value, column, where) for value in values)
+  references = tuple(_reference(value, where) for value in values)
   if references and all(references):
     return references
   if may_be_empty:
     return ()
-  raise errors.InputError(f'{where}: {column!r} is empty')
+  raise errors.InputError(f'{where} is empty')
 
 
-def _reference(value, column, where):
+def _reference(value, where):
   r"""Reads a reference answer as text: 142.0 -> 142, GSM8K's `... #### 1,080`
   -> 1080, Omni-MATH's `\[\boxed{x}\]` -> x."""
-  text = _scalar(value, column, where)
+  text = _scalar(value, where)
   if '####' in text:
     text = text.rpartition('####')[2].replace(',', '')
   text = (answers.extract(text, 'boxed') or text).strip()
   digits = max(map(len, re.findall(r'\d+', text)), default=0)
   if len(text) > MAX_CHARS or digits > answers.MAX_CHARS:
     raise errors.InputError(
-        f'{where}: {column!r} has {len(text)} characters, {digits} digits in '
+        f'{where} has {len(text)} characters, {digits} digits in '
         f'a row; at most {MAX_CHARS} and {answers.MAX_CHARS} are read')
   return text
 
 
-def _listed(text, column, where):
+def _listed(text, where):
   """Reads a list of texts written as text: '["5", "6"]'."""
   try:
     texts = ast.literal_eval(text.strip())
@@ -342,30 +330,28 @@ def _listed(text, column, where):
   except (AttributeError, MemoryError, RecursionError, SyntaxError, TypeError,
           ValueError):
     pass
-  raise errors.InputError(
-      f'{where}: {column!r} is text that looks like a list but is none; '
-      'write a list of answers')
+  raise errors.InputError(f'{where} is text that looks like a list but is '
+                          'none; write a list of answers')
 
 
-def _scalar(value, column, where):
+def _scalar(value, where):
   if isinstance(value, float) and value.is_integer():
     value = int(value)
-  is_number = (isinstance(value, int) and not isinstance(value, bool)
-               or isinstance(value, float) and math.isfinite(value))
-  if not isinstance(value, str) and not is_number:
-    raise errors.InputError(f'{where}: {column!r} is {_type(value)}, neither '
-                            'text nor a number')
+  if isinstance(value, bool) or not isinstance(value, str | int | float) or (
+      isinstance(value, float) and not math.isfinite(value)):
+    raise errors.InputError(
+        f'{where} is {_type(value)}, neither text nor a number')
   try:
     text = str(value)
   except ValueError as error:  # an integer of more than 4,300 digits
-    raise errors.InputError(f'{where}: {column!r}: {error}') from error
-  return _checked(text, column, where)
+    raise errors.InputError(f'{where}: {error}') from error
+  return _checked(text, where)
 
 
-def _checked(text, column, where):
+def _checked(text, where):
   if not text.isascii() and any('\ud800' <= c <= '\udfff' for c in text):
-    raise errors.InputError(f'{where}: {column!r} has a lone surrogate, which '
-                            'is no character')
+    raise errors.InputError(
+        f'{where} has a lone surrogate, which is no character')
   return text
 
 
@@ -377,12 +363,11 @@ def _optional_fields(row, where):
   """Returns Problem's fields for the OPTIONAL columns of the row."""
   fields = {}
   for field, columns in OPTIONAL.items():
-    present = [c for c in columns if c in row and row[c] not in (None, '')]
+    present = [c for c in columns if row.get(c) not in (None, '')]
     if present:
-      value = row[present[0]]
+      value, column = row[present[0]], f'{where}: {present[0]!r}'
       parts = value if isinstance(value, list) else [value]
-      fields[field] = '; '.join(
-          _scalar(part, present[0], where) for part in parts)
+      fields[field] = '; '.join(_scalar(part, column) for part in parts)
   if 'abs_error' in fields:
     try:
       tolerance = float(fields['abs_error'])

@@ -14,6 +14,7 @@ Unreadable and is left to math-verify.
 import fractions
 import functools
 import re
+from collections.abc import Iterator
 
 MAX_DEPTH = 40
 MAX_TOKENS = 600
@@ -24,9 +25,8 @@ _TOKEN = re.compile(
     r'|exp|log|ln|pi|floor|ceil|factorial|alpha|beta|gamma|delta|theta'
     r'|lambda|omega|sigma|phi|rho|tau|mu)(?![a-zA-Z])|([a-zA-Z])|(\*\*|\S))')
 _FUNCTIONS = {
-    name: name for name in (
-        'sin cos tan cot sec csc sinh cosh tanh exp ln floor ceil '
-        'factorial').split()} | {
+    name: name for name in 'sin cos tan cot sec csc sinh cosh tanh exp ln '
+    'floor ceil factorial'.split()} | {
     'arcsin': 'asin', 'arccos': 'acos', 'arctan': 'atan', 'asin': 'asin',
     'acos': 'acos', 'atan': 'atan', 'log': 'ln', 'lg': 'log10'}
 _INVERSES = {'sin': 'asin', 'cos': 'acos', 'tan': 'atan'}
@@ -40,8 +40,8 @@ _ACCENTS = frozenset(
 _FENCES = {'(': ')', '[': ']', '{': '}', '\\lfloor': '\\rfloor',
            '\\lceil': '\\rceil', '|': '|'}
 _ROUNDING = {'\\lfloor': 'floor', '\\lceil': 'ceil', '|': 'abs'}
-_TIMES = frozenset(('*', '\\cdot', '\\times'))
-_OVER = frozenset(('/', '\\div'))
+_OPERATIONS = {'*': 'product', '\\cdot': 'product', '\\times': 'product',
+               '/': 'quotient', '\\div': 'quotient'}
 
 TWO = ('number', fractions.Fraction(2))
 
@@ -72,9 +72,13 @@ def _depth(tree):
   depth, level = 0, [tree]
   while level:
     depth += 1
-    level = [part for node in level for part in node[1:]
-             if isinstance(part, tuple)]
+    level = [part for node in level for part in subtrees(node)]
   return depth
+
+
+def subtrees(tree: tuple) -> Iterator[tuple]:
+  """Yields the arguments that are trees."""
+  return (part for part in tree[1:] if isinstance(part, tuple))
 
 
 @functools.lru_cache(65536)
@@ -82,8 +86,7 @@ def symbols(tree: tuple) -> frozenset:
   """Returns the names of the variables."""
   if tree[0] == 'symbol':
     return frozenset(tree[1:])
-  below = [symbols(part) for part in tree[1:] if isinstance(part, tuple)]
-  return frozenset().union(*below)
+  return frozenset().union(*map(symbols, subtrees(tree)))
 
 
 @functools.lru_cache(65536)
@@ -91,7 +94,7 @@ def infinity(tree: tuple) -> int | None:
   """1 or -1 for a signed infinity, 0 for a tree without any, else None."""
   if tree == ('constant', 'inf'):
     return 1
-  signs = {infinity(part) for part in tree[1:] if isinstance(part, tuple)}
+  signs = set(map(infinity, subtrees(tree)))
   if tree[0] == 'negative' and None not in signs:
     return -signs.pop()
   return None if signs - {0} else 0
@@ -100,8 +103,7 @@ def infinity(tree: tuple) -> int | None:
 @functools.lru_cache(65536)
 def has_decimal(tree: tuple) -> bool:
   """Whether any number in the tree has a decimal point."""
-  return tree[0] == 'decimal' or any(
-      has_decimal(part) for part in tree[1:] if isinstance(part, tuple))
+  return tree[0] == 'decimal' or any(map(has_decimal, subtrees(tree)))
 
 
 def is_decimal(tree: tuple) -> bool:
@@ -117,8 +119,7 @@ def is_decimal(tree: tuple) -> bool:
 @functools.lru_cache(65536)
 def is_loose(tree: tuple) -> bool:
   """Whether the text has a second reading: `1/2x`, `a(b)`."""
-  return tree[0] in ('loose', 'opaque') or any(
-      is_loose(part) for part in tree[1:] if isinstance(part, tuple))
+  return tree[0] in ('loose', 'opaque') or any(map(is_loose, subtrees(tree)))
 
 
 class _Parser:
@@ -156,12 +157,10 @@ class _Parser:
   def product(self):
     tree, after_slash = self.signed(), False
     while True:
-      if self.token in _TIMES:
-        self.take()
-        tree, after_slash = ('product', tree, self.signed()), False
-      elif self.token in _OVER:
-        self.take()
-        tree, after_slash = ('quotient', tree, self.signed()), True
+      if self.token in _OPERATIONS:
+        operation = _OPERATIONS[self.take()]
+        tree = operation, tree, self.signed()
+        after_slash = operation == 'quotient'
       elif self.starts_factor():
         if tree[0] in ('number', 'decimal') and self.token[0] in '.0123456789':
           raise Unreadable('two numbers')
@@ -180,43 +179,33 @@ class _Parser:
   def starts_factor(self):
     token = self.token
     return token is not None and (
-        token[0].isalnum() or token[0] == '.' or token in ('(', '[', '{')
-        or token in ('\\lfloor', '\\lceil')
-        or token[0] == '\\' and token[1:].isalpha() and not (
-            token in _TIMES or token in _OVER
-            or token in ('\\rfloor', '\\rceil')))
+        token[0].isalnum() or token[0] in '.([{'
+        or token[0] == '\\' and token[1:].isalpha() and token not in (
+            *_OPERATIONS, '\\rfloor', '\\rceil'))
 
   def power(self):
-    base = self.postfix()
+    tree = self.atom()
+    while self.token == '!':
+      self.take()
+      tree = ('call', 'factorial', tree)
     if self.token in ('^', '**'):
       self.take()
-      return ('power', base, self.exponent())
-    return base
+      return ('power', tree, self.exponent())
+    return tree
 
   def exponent(self):
     if self.token in ('+', '-'):
       negative = self.take() == '-'
       tree = self.power()
       return ('negative', tree) if negative else tree
-    if self.token == '{':
-      return self.group()
-    return self.power()
-
-  def postfix(self):
-    tree = self.atom()
-    while self.token == '!':
-      self.take()
-      tree = ('call', 'factorial', tree)
-    return tree
+    return self.group() if self.token == '{' else self.power()
 
   def group(self):
     """Parses a sum between fences."""
     opening = self.take()
     tree = self.sum()
     self.take(_FENCES[opening])
-    if opening in _ROUNDING:
-      return ('call', _ROUNDING[opening], tree)
-    return tree
+    return ('call', _ROUNDING[opening], tree) if opening in _ROUNDING else tree
 
   def argument(self):
     r"""Parses an argument of \frac, \sqrt, \binom: group, token or digit."""
@@ -245,7 +234,8 @@ class _Parser:
     if name in ('binom', 'dbinom', 'tbinom'):
       return ('choose', self.argument(), self.argument())
     if name == 'sqrt':
-      return self.root()
+      degree = self.group() if self.token == '[' else TWO
+      return ('root', self.argument(), degree)
     if name == 'pi' and self.token != '_':
       return ('constant', 'pi')
     if token == '\\infty':
@@ -253,12 +243,10 @@ class _Parser:
     if name in _FUNCTIONS:
       return self.call(name)
     if token == '\\' + name and name in _ACCENTS:
-      if name in ('operatorname', 'mathrm', 'text'):
-        inside = self.raw()
-        if inside in _FUNCTIONS:
-          return self.call(inside)
-        return self.symbol(f'{name} {inside}')
-      return self.symbol(f'{name} {self.raw()}')
+      inside = self.raw()
+      if name in ('operatorname', 'mathrm', 'text') and inside in _FUNCTIONS:
+        return self.call(inside)
+      return self.symbol(f'{name} {inside}')
     if len(name) == 1 and name.isalpha() or name in _GREEK or name == 'pi':
       return self.symbol(name)
     raise Unreadable(token)
@@ -281,12 +269,6 @@ class _Parser:
       del self.tokens[-3:]
       value += fractions.Fraction(int(above), int(below))
     return ('number', value)
-
-  def root(self):
-    degree = TWO
-    if self.token == '[':
-      degree = self.group()
-    return ('root', self.argument(), degree)
 
   def raw(self):
     """Takes the text of one braced argument or of one token."""

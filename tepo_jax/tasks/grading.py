@@ -81,18 +81,16 @@ def _decide(answer, reference):
       ',' not in ours or ',' not in theirs):
     return _is_close(*numbers)
   try:
-    node, right = (read(text, unit or _sign(raw)) for text, unit, raw in (
-        (ours, None, answer), (theirs, reference.unit, reference.text)))
+    node, right = (
+        read(text, unit or ('dollar' if '\\$' in raw else None))
+        for text, unit, raw in ((ours, None, answer),
+                                (theirs, reference.unit, reference.text)))
     if node is None or right is None:
       return None
     return comparison.same(right, node, reference.abs_error)
   except Exception:  # No text from a model may stop its training.
     _LOG.exception('cannot compare %r to %r', answer, reference.text)
     return None
-
-
-def _sign(text):
-  return 'dollar' if '\\$' in text else None
 
 
 def _is_close(answer, reference):
@@ -157,10 +155,9 @@ class Grader:
     occurrences = collections.Counter(pairs)
     verdicts, hard = {}, {}
     for pair in occurrences:
-      verdict, undecided = (False, ()) if pair[0] is None else (
+      verdicts[pair], undecided = (False, ()) if pair[0] is None else (
           decide_quickly(*pair))
-      verdicts[pair] = verdict
-      if verdict is None:
+      if verdicts[pair] is None:
         hard[pair] = pair[0], undecided
     outcomes, deaths = self._pool.ask(list(dict.fromkeys(hard.values())))
     counts = {'no_answer': sum(answer is None for answer, _ in pairs),

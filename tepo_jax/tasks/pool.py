@@ -44,11 +44,11 @@ class Pool:
   """At most `size` workers that are not stuck, started on demand.
 
   A question that its worker does not answer within `timeout_s` gets the
-  verdict False, and the worker is replaced. Extra workers start while some are
-  stuck, so that a batch takes about one `timeout_s`. A question whose worker
-  died (killed from outside, out of memory) or got too little CPU time to
-  answer is retried. Workers end with this process: their pipe closes, and a CPU time
-  limit ends one that is too busy to notice.
+  verdict False, and the worker is replaced. Extra workers take over while
+  some are stuck, so that a batch takes about one `timeout_s`. A question whose
+  worker died (killed from outside, out of memory) or got too little CPU time
+  to answer is retried. Workers end with this process: their pipe closes, and a
+  CPU time limit ends one that is too busy to notice.
 
   Any thread may call `ask`; calls run one at a time.
   """
@@ -91,8 +91,7 @@ class Pool:
             continue
           deaths += status == 'died'
           attempts[question] += 1
-          if (status in ('died', 'starved')
-              and attempts[question] < ATTEMPTS):
+          if status in ('died', 'starved') and attempts[question] < ATTEMPTS:
             waiting.append(question)
           else:
             outcomes[question] = outcome
@@ -111,7 +110,8 @@ class Pool:
 
   def _feed(self, waiting):
     for worker in list(self._workers):
-      if worker.ready and worker.question is None and worker.is_dead():
+      if worker.ready and worker.question is None and (
+          worker.process.poll() is not None):
         self._drop(worker)
     busy = [worker for worker in self._workers if worker.question is not None]
     stuck_s = self._timeout_s * (1 - 1 / STUCK_SHARE)
@@ -154,10 +154,6 @@ class _Worker:
         start_new_session=True)  # Ctrl-C at the terminal does not reach it.
     self.ready, self.question, self.served = False, None, 0
     self.deadline = time.monotonic() + STARTUP_S
-    self.used_s = 0.0
-
-  def is_dead(self):
-    return self.process.poll() is not None
 
   def send(self, question, timeout_s):
     self.question, self.deadline = question, time.monotonic() + timeout_s
@@ -176,9 +172,8 @@ class _Worker:
     """
     question, self.question = self.question, None
     if is_late:
-      if question is None:
-        return None, 'died', None
-      return question, self._why_late(cpu_share), (False, True)
+      status = self._why_late(cpu_share) if question else 'died'
+      return question, status, (False, True)
     line = self.process.stdout.read(4096)  # Short lines arrive whole.
     if not line.endswith(b'\n'):
       return question, 'died', (False, False)
@@ -234,6 +229,5 @@ def serve() -> None:
 
 def _limit(kind, value):
   _, hard = resource.getrlimit(kind)
-  if hard != resource.RLIM_INFINITY:
-    value = min(value, hard)
-  resource.setrlimit(kind, (value, hard))
+  resource.setrlimit(kind, (
+      value if hard == resource.RLIM_INFINITY else min(value, hard), hard))

@@ -72,8 +72,7 @@ def render(template: str, tokenizer, problem: str) -> list[int]:
     InputError: no such template, or the chat template rejects it.
   """
   row = get(template)
-  user = row.user.replace('{problem}', problem)
-  turns = [{'role': 'user', 'content': user}]
+  turns = [{'role': 'user', 'content': row.user.replace('{problem}', problem)}]
   if row.system is not None:
     turns.insert(0, {'role': 'system', 'content': row.system})
   if not row.is_chat or tokenizer.chat_template is None:
@@ -102,6 +101,5 @@ def render_short(problems: Sequence, template: str, tokenizer,
   """
   rendered = [(problem, render(template, tokenizer, problem.problem))
               for problem in problems]
-  short = [(problem, ids) for problem, ids in rendered
-           if len(ids) <= max_tokens]
+  short = [pair for pair in rendered if len(pair[1]) <= max_tokens]
   return short, len(problems) - len(short)

@@ -63,11 +63,8 @@ def brief(summary: dict[str, Any]) -> dict[str, float]:
 
 def by_problem(lines: Iterable[dict]) -> dict[str, list[dict]]:
   """Groups lines by problem, each in the order of its samples."""
-  groups = collections.defaultdict(list)
-  for line in lines:
-    groups[line['id']].append(line)
-  return {name: sorted(groups[name], key=lambda line: line['sample'])
-          for name in groups}
+  return {name: sorted(group, key=lambda line: line['sample'])
+          for name, group in _grouped(lines, 'id').items()}
 
 
 def verdicts(groups: dict[str, list[dict]]) -> np.ndarray:
@@ -93,8 +90,8 @@ def _by(groups, field):
     if field in group[0]:
       parts[group[0][field]].append(
           np.mean([line['correct'] for line in group]))
-  return {name: {'accuracy': float(np.mean(parts[name])),
-                 'problems': len(parts[name])} for name in sorted(parts)}
+  return {name: {'accuracy': float(np.mean(part)), 'problems': len(part)}
+          for name, part in sorted(parts.items(), key=lambda item: item[0])}
 
 
 def averages(sets: Sequence[Sequence[dict]]) -> dict[str, Any]:
@@ -111,9 +108,8 @@ def averages(sets: Sequence[Sequence[dict]]) -> dict[str, Any]:
   found = {}
   for name, average in (('micro', statistics.micro),
                         ('macro', statistics.macro)):
-    low, high = statistics.interval(arrays, average)
     found[f'avg_{name}'] = average(arrays)
-    found[f'avg_{name}_interval'] = [low, high]
+    found[f'avg_{name}_interval'] = list(statistics.interval(arrays, average))
   return found
 
 
@@ -162,7 +158,7 @@ def compare(first: tuple[dict, list[dict]],
   Raises:
     errors.InputError: the two share no set, or differ in a set's problems.
   """
-  a, b = _by_set(first[1]), _by_set(second[1])
+  a, b = (_grouped(lines, 'set') for _, lines in (first, second))
   names = [name for name in a if name in b]
   if not names:
     raise errors.InputError(
@@ -193,8 +189,8 @@ def _compared(pairs):
   return row
 
 
-def _by_set(lines):
-  sets = collections.defaultdict(list)
+def _grouped(lines, field):
+  groups = collections.defaultdict(list)
   for line in lines:
-    sets[line['set']].append(line)
-  return sets
+    groups[line[field]].append(line)
+  return groups

@@ -13,8 +13,6 @@ import numpy as np
 RESAMPLES = 2000
 LEVEL = 0.95
 
-Interval = tuple[float, float]
-
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
   """1 − C(n − c, k) / C(n, k), unbiased (Chen et al. 2021, 2107.03374)."""
@@ -76,34 +74,33 @@ def macro(sets: Sequence[np.ndarray]) -> float:
   return float(np.mean([verdict_Nk.mean() for verdict_Nk in sets]))
 
 
-def interval(sets: Sequence[np.ndarray], average=micro, seed: int = 0
-             ) -> Interval:
+def interval(sets: Sequence[np.ndarray], average=micro
+             ) -> tuple[float, float]:
   """Returns the 95 % percentile bootstrap interval, resampling within sets."""
   return _quantiles(_resampled(
       [verdict_Nk.mean(1) for verdict_Nk in sets],
-      [verdict_Nk.size for verdict_Nk in sets], average, seed))
+      [verdict_Nk.size for verdict_Nk in sets], average))
 
 
-def difference(first: Sequence[np.ndarray], second: Sequence[np.ndarray],
-               average=micro, seed: int = 0) -> dict[str, float]:
+def difference(first: Sequence[np.ndarray], second: Sequence[np.ndarray]
+               ) -> dict[str, float]:
   """Compares two models on the same problems by the paired bootstrap.
 
   Returns:
-    difference: second − first; low, high: its interval; p: twice the share of
-    resamples on the other side of 0, at least 1 / RESAMPLES.
+    difference: second − first (`micro`); low, high: its interval; p: twice the
+    share of resamples on the other side of 0, at least 1 / RESAMPLES.
   """
   means = [b_Nk.mean(1) - a_Nk.mean(1) for a_Nk, b_Nk in zip(first, second)]
-  sizes = [b_Nk.size for b_Nk in second]
-  drawn = _resampled(means, sizes, average, seed)
+  drawn = _resampled(means, [b_Nk.size for b_Nk in second], micro)
   low, high = _quantiles(drawn)
   tail = min((drawn <= 0).mean(), (drawn >= 0).mean())
-  return {'difference': average(second) - average(first), 'low': low,
-          'high': high, 'p': float(min(1, max(2 * tail, 1 / RESAMPLES)))}
+  return {'difference': micro(second) - micro(first), 'low': low, 'high': high,
+          'p': float(min(1, max(2 * tail, 1 / RESAMPLES)))}
 
 
-def _resampled(means, sizes, average, seed):
+def _resampled(means, sizes, average):
   """Returns the averages [RESAMPLES] of bootstrap draws of problem means."""
-  generator = np.random.default_rng(seed)
+  generator = np.random.default_rng(0)
   drawn = []
   for mean_N in means:
     index = generator.integers(len(mean_N), size=(RESAMPLES, len(mean_N)))

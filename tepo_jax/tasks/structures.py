@@ -14,7 +14,6 @@ from tepo_jax.tasks import units
 MAX_DEPTH = 6
 MAX_ITEMS = 50
 
-
 _TOKEN = re.compile(r'\\[a-zA-Z]+|\\.|.', re.DOTALL)
 _OPENING = frozenset(('(', '[', '{', '\\{', '\\langle', '\\lfloor', '\\lceil',
                       '\\begin'))
@@ -23,8 +22,8 @@ _CLOSING = frozenset((')', ']', '}', '\\}', '\\rangle', '\\rfloor', '\\rceil',
 _RELATIONS = {'=': '=', '<': '<', '>': '>', '\\le': '<=', '\\ge': '>=',
               '\\in': 'in', ':': ':'}
 _UNREADABLE = frozenset(
-    ('\\ne', '\\approx', '\\equiv', '\\sim', '\\mid', '\\to',
-     '\\Rightarrow', '\\iff', '\\sum', '\\int', '\\prod'))
+    ('\\ne', '\\approx', '\\equiv', '\\sim', '\\mid', '\\to', '\\Rightarrow',
+     '\\iff', '\\sum', '\\int', '\\prod'))
 _OR = re.compile(r'\\(?:text|mathrm|mbox)\s*\{\s*or\s*\}'
                  r'|(?<![a-zA-Z\\])(?:or|OR)(?![a-zA-Z])'
                  r'|\\(?:vee|lor)(?![a-zA-Z])')
@@ -105,20 +104,16 @@ def read(text: str, depth: int = 0) -> Node:
   sides, relations = _split(tokens, _RELATIONS)
   if relations:
     return _related(sides, [_RELATIONS[r] for r in relations], depth)
-  fenced = _fenced(tokens, depth)
-  return fenced or _single(text, depth)
+  return _fenced(tokens, depth) or _single(text, depth)
 
 
 def _joined(kind, texts, depth):
-  nodes = [read(text, depth + 1) for text in texts if text.strip(' ,')]
-  if not 0 < len(nodes) <= MAX_ITEMS:
+  parts = _items([text for text in texts if text.strip(' ,')], depth, kind)
+  if not parts:
     raise expressions.Unreadable(kind)
-  parts = []
-  for node in nodes:  # `1 \pm 2, 5` is one list
-    parts += node.parts if node.kind == kind else (node,)
   if kind == 'union' and all(part.kind in ('value', 'named') for part in parts):
     kind = 'list'  # `x=1 or x=2`
-  return Node(kind, tuple(parts)) if len(parts) > 1 else parts[0]
+  return Node(kind, parts) if len(parts) > 1 else parts[0]
 
 
 def _split(tokens, separators):
@@ -152,9 +147,8 @@ def _related(sides, relations, depth):
 def _fenced(tokens, depth):
   """Reads a text enclosed in one pair of brackets, else None."""
   opening, closing = tokens[0], tokens[-1]
-  is_mixed = {opening, closing} <= {'(', ')', '[', ']'} and len(tokens) > 2
-  if _FENCES.get(opening) != closing and not (
-      is_mixed and opening in '([' and closing in ')]'):
+  if _FENCES.get(opening) != closing and (opening, closing) not in (
+      ('(', ']'), ('[', ')')):
     return None
   level = 0
   for token in tokens[:-1]:
@@ -163,26 +157,25 @@ def _fenced(tokens, depth):
       return None
   inside = tokens[1:-1]
   items, _ = _split(inside, {','})
-  if opening == '\\{':
-    return Node('set', _items(items, depth))
-  if len(items) == 1 and opening in '([' and inside[:1] == ['\\begin']:
-    return read(''.join(inside), depth + 1)
-  if len(items) == 1:
-    return read(''.join(inside), depth + 1) if opening in '({' else None
-  if opening == '{':
+  if len(items) == 1 and opening != '\\{':
+    if opening in '({' or opening == '[' and inside[:1] == ['\\begin']:
+      return read(''.join(inside), depth + 1)
+    return None
+  if opening in ('{', '\\{'):
     return Node('set', _items(items, depth))
   brackets = '()' if opening == '\\langle' else opening + closing
   return Node('tuple', _items(items, depth), brackets)
 
 
-def _items(texts, depth):
+def _items(texts, depth, kind='list'):
+  """Reads items; one of this kind is joined: `1 \\pm 2, 5` is one list."""
   if len(texts) > MAX_ITEMS:
     raise expressions.Unreadable('too many items')
-  nodes = [read(text, depth + 1) for text in texts]
-  flat = []
-  for node in nodes:
-    flat += node.parts if node.kind == 'list' else (node,)
-  return tuple(flat)
+  parts = []
+  for text in texts:
+    node = read(text, depth + 1)
+    parts += node.parts if node.kind == kind else (node,)
+  return tuple(parts)
 
 
 def _matrix(body, depth):
@@ -224,14 +217,10 @@ def _value(text):
   if re.fullmatch(r'[-+]?\d{1,3}([ ,]\d{3})+(\.\d+)?', text):
     text = text.replace(',', '').replace(' ', '')
   digits = text if re.fullmatch(r'[-+]?(\d+\.?\d*|\.\d+)', text) else ''
-  return Node('value', (expressions.parse(_plain(text)),), digits, unit,
-              is_percent)
-
-
-def _plain(text):
-  """Replaces Python's spelling of `np.exp(1)` and `8.7e8`."""
-  text = re.sub(r'\b(?:np|numpy|math)\.', '', text)
-  return _SCIENTIFIC.sub(r'(\1*10^{\2})', text)
+  # Python's spelling of `np.exp(1)` and `8.7e8`
+  text = _SCIENTIFIC.sub(
+      r'(\1*10^{\2})', re.sub(r'\b(?:np|numpy|math)\.', '', text))
+  return Node('value', (expressions.parse(text),), digits, unit, is_percent)
 
 
 def with_unit(node: Node, unit: units.Unit | None) -> Node:

@@ -19,15 +19,14 @@ _UNITS = {
         'mass': {'g gram': 1, 'kg kilogram': 1000, 'mg milligram': '1/1000'},
         'money': {'cent': '1/100', 'dollar usd': 1},
         'euro': {'euro eur': 1}, 'rupee': {'rupee': 1}, 'yen': {'yen': 1},
-        'pound': {'pound': 1},
-        'angle': {'degree deg': 1},
+        'pound': {'pound': 1}, 'angle': {'degree deg': 1},
         'share': {'% percent': 1}}.items()
     for joined, factor in names.items() for name in joined.split()}
 _TEXT = re.compile(
     r'^(?P<rest>.*?[^\s\\])\s*\\(?:text|mathrm|mathbf|textbf|mbox|textrm|rm)\s*'
     r'\{(?P<unit>(?:[a-zA-Z~ .,/%\'()-]|\^\s*-?\d|\\[,%~ ])*)\}'
-    r'(?P<tail>(?:\s*/\s*(?:\\(?:text|mathrm)\s*)?'
-    r'\{?[\s~]*[a-zA-Z]+\s*\}?)?(?:\s*\^?\s*\{?-?\d\}?)?)$', re.DOTALL)
+    r'(?P<tail>(?:\s*/\s*(?:\\(?:text|mathrm)\s*)?\{?[\s~]*[a-zA-Z]+\s*\}?)?'
+    r'(?:\s*\^?\s*\{?-?\d\}?)?)$', re.DOTALL)
 _PLAIN = re.compile(
     r'^(?P<rest>.*[\d})!])\s*(?P<unit>[a-zA-Z][a-zA-Z ./^\d]*)$', re.DOTALL)
 _FACTOR = re.compile(r'(square|sq|cubic)?([a-z%]+)\^?(-?\d|)')
@@ -41,8 +40,7 @@ def split(text: str) -> tuple[str, Unit | None]:
 
   Unknown units are removed only if they are written in `\text{}`.
   """
-  match = _TEXT.match(text)
-  if match:
+  if match := _TEXT.match(text):
     return match['rest'], read(match['unit'] + match['tail'])
   match = _PLAIN.match(text)
   if match and len(match['unit']) > 1 and (

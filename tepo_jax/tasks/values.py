@@ -8,6 +8,7 @@ bounds raises expressions.Unreadable.
 import fractions
 import functools
 import math
+import operator
 import threading
 import zlib
 
@@ -18,7 +19,6 @@ MAX_FACTORIAL = 5000  # in factorials and binomials
 MAX_FACTORIALS = 16  # in one value
 MAX_MAGNITUDE = 1 << 40  # of exponents and of logarithms of values
 DIGITS, MANY_DIGITS, MOST_DIGITS = 50, 400, 3000
-_STEPS = frozenset(('floor', 'ceil'))
 _STEP_POINTS = (*(f'small {i}' for i in range(13)),  # all of 1 to 13
                 *(f'large {i}' for i in range(1, 9)))
 
@@ -52,10 +52,9 @@ def equal(first: tuple, second: tuple) -> bool | None:
 @functools.lru_cache(65536)
 def _has_steps(tree):
   """Whether it has a floor, a ceiling or (-1)^n."""
-  return (tree[0] == 'call' and tree[1] in _STEPS
+  return (tree[0] == 'call' and tree[1] in ('floor', 'ceil')
           or tree[0] == 'power' and tree[1][0] == 'negative'
-          or any(_has_steps(part) for part in tree[1:]
-                 if isinstance(part, tuple)))
+          or any(map(_has_steps, expressions.subtrees(tree))))
 
 
 def _same_steps(first, second, points):
@@ -82,20 +81,14 @@ def _are_same_integers(first, second):
   return all(_same_at(first, second, p) for p in ('whole', 'bigger'))
 
 
-def proportional(first: tuple, second: tuple) -> bool | None:
+def proportional(first: tuple, second: tuple) -> bool:
   """Whether first / second is the same nonzero value at several points."""
-  ratios = [_quotient_at(first, second, points)
-            for points in ('positive', 'other', 'negative')]
   with _LOCK:
-    return all(_close(ratios[0], ratio, DIGITS) for ratio in ratios)
-
-
-def _quotient_at(first: tuple, second: tuple, points: str):
-  with _LOCK:
-    quotient = _Values(points, DIGITS).of(('quotient', first, second))
-    if quotient == 0 or _is_infinite(quotient):
+    ratios = [_Values(points, DIGITS).of(('quotient', first, second))
+              for points in ('positive', 'other', 'negative')]
+    if any(ratio == 0 or _is_infinite(ratio) for ratio in ratios):
       raise expressions.Unreadable('0 or infinite')
-    return quotient
+    return all(_close(ratios[0], ratio, DIGITS) for ratio in ratios)
 
 
 def is_within(first: tuple, second: tuple,
@@ -108,8 +101,7 @@ def is_within(first: tuple, second: tuple,
     values = _Values('constant', DIGITS)
     a, b = values.of(first), values.of(second)
     if not _are_exact(a, b):
-      a, b, absolute, relative = map(
-          values.real, (a, b, absolute, relative))
+      a, b, absolute, relative = map(values.real, (a, b, absolute, relative))
       if _is_infinite(a) or _is_infinite(b):  # e.g. of \ln 0
         return False
     return bool(a == b or abs(a - b) <= absolute + relative * abs(a))
@@ -124,28 +116,26 @@ def rational(tree: tuple) -> fractions.Fraction | None:
 
 def fingerprint(tree: tuple) -> str:
   """Writes out digits of the value, or of values at points of variables."""
-  points = ('constant',)
-  if expressions.symbols(tree):
-    points = 'positive', 'negative'
+  points = (('positive', 'negative') if expressions.symbols(tree)
+            else ('constant',))
   with _LOCK:
     return ' '.join(_shown(_Values(p, DIGITS), tree) for p in points)
 
 
 def _shown(values, tree):
-  value = values.of(tree)
-  if isinstance(value, fractions.Fraction):
+  value, context = values.of(tree), values.context
+  if _are_exact(value):
     return f'{value.numerator:x}/{value.denominator:x}'
   if values.cancelled:
-    value = values.context.chop(value, values.context.mpf(10) ** -30)
-  if values.context.isinf(value):
+    value = context.chop(value, context.mpf(10) ** -30)
+  if context.isinf(value):
     return str(value)
-  if (values.context.mag(value) <= MAX_BITS
-      and value == values.context.nint(values.context.re(value))):
-    return f'{int(values.context.re(value)):x}/1'
-  parts = values.context.re(value), values.context.im(value)
-  return '+'.join(
-      values.context.nstr(part if abs(part) > abs(value) / 10**30 else 0 * part,
-                          40) for part in parts)
+  parts = context.re(value), context.im(value)
+  if context.mag(value) <= MAX_BITS and value == context.nint(parts[0]):
+    return f'{int(parts[0]):x}/1'
+  return '+'.join(context.nstr(
+      part if abs(part) > abs(value) / 10**30 else 0 * part, 40)
+                  for part in parts)
 
 
 def _same_at(first, second, points):
@@ -217,8 +207,7 @@ class _Values:
     except (ArithmeticError, ValueError, TypeError, RecursionError) as error:
       raise expressions.Unreadable(str(error)) from error
     if isinstance(value, fractions.Fraction):
-      if max(value.numerator.bit_length(),
-             value.denominator.bit_length()) <= MAX_BITS:
+      if _bits(value) <= MAX_BITS:
         return value
       self.rounded, value = True, self.context.convert(value)
     if self.context.isnan(value):
@@ -262,33 +251,28 @@ class _Values:
     return self.symbol(f'{name}({digits})')
 
   def sum(self, first, second):
-    return self.add(self.of(first), self.of(second))
-
-  def add(self, first, second):
-    if _are_exact(first, second):
-      return first + second
-    first, second = self.real(first), self.real(second)
+    first, second = self.pair(first, second)
     total = first + second
+    if _are_exact(total):
+      return total
     self.cancelled |= bool(abs(total) * 10**20 <= abs(first))
     self.absorbed |= bool(
         0 < min(abs(first), abs(second)) * self.huge < abs(total))
     return total
 
   def negative(self, tree):
-    value = self.of(tree) if isinstance(tree, tuple) else tree
-    return -value
+    return -self.of(tree)
 
-  def product(self, first, second):
-    first, second = self.of(first), self.of(second)
-    if _are_exact(first, second):
-      return first * second
-    return self.real(first) * self.real(second)
+  def pair(self, first, second):
+    """Evaluates both: two exact fractions or two mpmath numbers."""
+    pair = self.of(first), self.of(second)
+    return pair if _are_exact(*pair) else map(self.real, pair)
 
-  def quotient(self, first, second):
-    first, second = self.of(first), self.of(second)
-    if _are_exact(first, second):
-      return first / second
-    return self.real(first) / self.real(second)
+  def product(self, *trees):
+    return operator.mul(*self.pair(*trees))
+
+  def quotient(self, *trees):
+    return operator.truediv(*self.pair(*trees))
 
   def power(self, base, exponent):
     base, exponent = self.of(base), self.of(exponent)
@@ -335,12 +319,12 @@ class _Values:
 
   def call(self, name, tree):
     value = self.of(tree)
-    if name in ('floor', 'ceil', 'abs'):
-      if isinstance(value, self.context.mpc) and name != 'abs':
+    if name == 'abs':
+      return abs(value)
+    if name in ('floor', 'ceil'):
+      if isinstance(value, self.context.mpc):
         raise expressions.Unreadable('no order')
-      if name == 'abs':
-        return abs(value)
-      return self.step(math.floor if name == 'floor' else math.ceil, value)
+      return self.step(getattr(math, name), value)
     if name == 'factorial':
       return self.factorial(value)
     value = self.real(value)

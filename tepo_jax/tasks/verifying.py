@@ -17,15 +17,13 @@ _PLAIN_TO_LATEX = (
     (re.compile(r'(?<![\w.])(\d+(?:\.\d+)?)[eE]([+-]?\d+)(?!\w)'),
      r'\1\\times 10^{\2}'),
     (re.compile(r'^(-?\d+)\s+(\d+)/(\d+)$'), r'\1\\frac{\2}{\3}'),
-    (re.compile(r'(?<![\\a-zA-Z])(pi)(?![a-zA-Z])'), r'\\\1'),
-    (re.compile(r'(?<![\\a-zA-Z])'
-                r'(exp|log|ln|sin|cos|tan|arcsin|arccos|arctan)(?=\s*\()'),
-     r'\\\1'),
+    (re.compile(r'(?<![\\a-zA-Z])(pi(?![a-zA-Z])|(?:exp|log|ln|sin|cos|tan'
+                r'|arcsin|arccos|arctan)(?=\s*\())'), r'\\\1'),
 )
-_DOTS = re.compile(r'\\(?:l|c|v|d)?dots|\.\.\.')
-# Parts that math-verify drops: bases, digits in \text{}, operands of \max.
+# Parts that math-verify drops: bases, digits in \text{}, operands of \max,
+# dots. (Texts of equal spelling were accepted before.)
 _DROPPED = re.compile(r'\d\)?_|\\(?:text|mathrm|mbox)\s*\{[^{}]*\d'
-                      r'|\\(?:max|min)\s*[a-zA-Z\d]')
+                      r'|\\(?:max|min)\s*[a-zA-Z\d]|\\[lcvd]?dots|\.\.\.')
 _INFINITY = re.compile(r'\\infty|∞')
 _BRACKETS = re.compile(r'^\s*(?:\\left)?\s*(\\\{|[(\[])')
 
@@ -42,10 +40,9 @@ def verify(answer: str, references: Sequence[str], alarm_s: int
   from math_verify import errors  # slow to import and rarely needed
   timed_out = False
   for reference in references:
-    if _cannot_be(reference, answer):
-      continue
     try:
-      if _is_equal(reference, answer, alarm_s):
+      if not _cannot_be(reference, answer) and _is_equal(
+          reference, answer, alarm_s):
         return True, False
     except errors.TimeoutException:  # a BaseException
       timed_out = True
@@ -56,8 +53,6 @@ def verify(answer: str, references: Sequence[str], alarm_s: int
 
 def _cannot_be(reference, answer):
   """Whether math-verify is known to wrongly call such texts equal."""
-  if _DOTS.search(reference) or _DOTS.search(answer):
-    return True  # Equal texts never get here.
   if _DROPPED.search(reference) or _DROPPED.search(answer):
     return True
   if bool(_INFINITY.search(reference)) != bool(_INFINITY.search(answer)):
@@ -89,8 +84,7 @@ def _is_equal(reference, answer, alarm_s):
 
 def _differ(first, second):
   """Whether two numbers differ that math-verify rounds to 0."""
-  if not (getattr(first, 'is_number', False)
-          and getattr(second, 'is_number', False)):
+  if not all(getattr(n, 'is_number', False) for n in (first, second)):
     return False
   first, second = first.evalf(30), second.evalf(30)
   return bool(abs(first - second) > 1e-6 * abs(first))
