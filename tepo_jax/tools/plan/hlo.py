@@ -48,6 +48,11 @@ class Instruction:
     return found and found[1]
 
   @property
+  def number(self) -> int:
+    """A parameter's number; the value of an integer constant."""
+    return int(self.text[1:self.text.index(')')])
+
+  @property
   def hbm_bytes(self) -> int:
     """Bytes of its arrays in the chip's main memory."""
     return sum(a.bytes for a in self.arrays if a.in_hbm)
@@ -71,8 +76,11 @@ class Computation:
   @functools.cached_property
   def parameters(self) -> dict[int, Instruction]:
     """Parameters by number."""
-    return {int(i.text[1:i.text.index(')')]): i
-            for i in self.instructions.values() if i.opcode == 'parameter'}
+    return {i.number: i for i in self.instructions.values()
+            if i.opcode == 'parameter'}
+
+  def operands(self, instruction: Instruction) -> list[Instruction]:
+    return [self.instructions[name] for name in instruction.operands]
 
   def origin(self, name: str) -> Instruction:
     """Finds the source of a value through copies and reshapes."""

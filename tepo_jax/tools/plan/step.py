@@ -191,8 +191,7 @@ def _compile(program: compiling.PlannedProgram, chip: chips.Chip) -> Estimate:
   seconds = time.perf_counter() - start
   _say(f'{program.name}: compiled in {seconds:.0f} s')
   memory = compiled.memory_analysis()
-  unused = max(0, program.given - memory.argument_size_in_bytes)
-  known['resident'] += unused
+  known['resident'] += max(0, program.given - memory.argument_size_in_bytes)
   used = (memory.argument_size_in_bytes + memory.output_size_in_bytes
           - memory.alias_size_in_bytes + memory.temp_size_in_bytes
           + memory.generated_code_size_in_bytes)
