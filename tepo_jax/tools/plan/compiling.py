@@ -269,7 +269,6 @@ def _int32(*shape):
 
 def _placed(host, shardings):
   """Returns the arrays' shapes with `shardings`, a prefix of their tree."""
-  def place(sharding, tree):
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(
-        x.shape, x.dtype, sharding=sharding), tree)
-  return jax.tree.map(place, shardings, host)
+  return jax.tree.map(lambda sharding, tree: jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+      tree), shardings, host)

@@ -146,12 +146,11 @@ class _Analysis:
       return self._fusion_bytes(computation, instruction)
     if opcode.endswith('-start'):  # its first arrays: source and copy
       arrays = instruction.arrays[:2]
-      size = min(a.bytes for a in arrays)
-      return size * sum(a.in_hbm for a in arrays)
+      return min(a.bytes for a in arrays) * sum(a.in_hbm for a in arrays)
     operands = computation.operands(instruction)
     if opcode in _SLICES:
-      read = operands[0].hbm_bytes and instruction.arrays[0].bytes
-      return read + instruction.hbm_bytes
+      return instruction.hbm_bytes + (
+          operands[0].hbm_bytes and instruction.arrays[0].bytes)
     if opcode in ('dynamic-update-slice', 'scatter'):
       update = operands[1 if opcode == 'dynamic-update-slice' else -1]
       return update.hbm_bytes + (
@@ -202,15 +201,14 @@ class _Analysis:
     `open_trips`."""
     condition = self._module.computations[loop.attribute('condition')]
     test = condition.instructions[condition.root]
-    if test.opcode != 'compare' or 'direction=LT' not in test.text:
-      return next(self._open_trips)
-    counter, limit = map(condition.origin, test.operands)
-    if limit.opcode != 'constant' or counter.opcode != 'get-tuple-element':
-      return next(self._open_trips)
-    place = int(counter.attribute('index'))
-    step = _step(self._module.computations[loop.attribute('body')], place)
-    start = _start(computation, loop, place)
-    return math.ceil((limit.number - start) / step)
+    if test.opcode == 'compare' and 'direction=LT' in test.text:
+      counter, limit = map(condition.origin, test.operands)
+      if limit.opcode == 'constant' and counter.opcode == 'get-tuple-element':
+        place = int(counter.attribute('index'))
+        step = _step(self._module.computations[loop.attribute('body')], place)
+        start = _start(computation, loop, place)
+        return math.ceil((limit.number - start) / step)
+    return next(self._open_trips)
 
 
 def _is_result(inside, number):

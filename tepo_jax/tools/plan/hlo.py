@@ -115,27 +115,24 @@ def parse(text: str) -> Module:
 
 
 def _instruction(name, rest):
-  end = _end_of_group(rest, 0) if rest[0] == '(' else rest.index(' ')
+  end = _end_of_group(rest) if rest[0] == '(' else rest.index(' ')
   shape, rest = rest[:end], rest[end:].lstrip()
   opcode = _OPCODE.match(rest)[1]
   text = rest[len(opcode):]
-  operands = _OPERAND.findall(text[:_end_of_group(text, 0)])
-  return Instruction(name, tuple(map(_array, _ARRAY.findall(shape))), opcode,
-                     tuple(operands), text)
+  operands = _OPERAND.findall(text[:_end_of_group(text)])
+  arrays = []
+  for dtype, sizes, layout in _ARRAY.findall(shape):
+    space = _SPACE.search(layout)
+    arrays.append(Array(dtype, tuple(int(n) for n in sizes.split(',') if n),
+                        in_hbm=space is None or space[1] == '0'))
+  return Instruction(name, tuple(arrays), opcode, tuple(operands), text)
 
 
-def _end_of_group(text, start):
-  """Returns the index after the parenthesis that closes the one at `start`."""
+def _end_of_group(text):
+  """Returns the index after the parenthesis that closes the first character."""
   depth = 0
-  for place in range(start, len(text)):
-    depth += (text[place] == '(') - (text[place] == ')')
+  for place, character in enumerate(text):
+    depth += (character == '(') - (character == ')')
     if not depth:
       return place + 1
-  raise ValueError(f'no closing parenthesis: {text[start:start + 80]}')
-
-
-def _array(found):
-  dtype, sizes, layout = found
-  space = _SPACE.search(layout)
-  return Array(dtype, tuple(int(n) for n in sizes.split(',') if n),
-               in_hbm=space is None or space[1] == '0')
+  raise ValueError(f'no closing parenthesis: {text[:80]}')

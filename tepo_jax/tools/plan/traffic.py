@@ -32,7 +32,7 @@ def of_rollout(workload: workload_lib.Workload, shapes: schedule.Shapes
                ) -> collections.Counter:
   """Counts the runs of each Shape in a rollout; for 'decode', the steps."""
   counts = collections.Counter()
-  length_B = workload.lengths(workload.prompts * workload.samples).reshape(
+  length_QG = workload.lengths(workload.prompts * workload.samples).reshape(
       workload.prompts, workload.samples)
 
   def prefill(_, token_QP, __):
@@ -50,17 +50,17 @@ def of_rollout(workload: workload_lib.Workload, shapes: schedule.Shapes
     return _cache(*moved)
 
   def decode(_, cache, rows, __, steps, enough):
-    length_N = length_B[rows.prompt_id, rows.sample]
-    left_N = np.where(rows.live, length_N - rows.length, 0)
+    left_N = np.where(
+        rows.live, length_QG[rows.prompt_id, rows.sample] - rows.length, 0)
     steps = _steps(left_N[rows.live], steps, enough,
                    engine.count_every(shapes.shards))
     counts[Shape('decode', *cache.position.shape)] += steps
-    drawn_N = np.minimum(left_N, steps)
     live_N = rows.live & (left_N > steps)
     zeros_NC = np.zeros((len(left_N), max(steps, 1)), np.int32)
     return cache, engine.Chunk(
-        zeros_NC, zeros_NC.astype(np.float32), rows.length + drawn_N,
-        rows.live & ~live_N, live_N, np.int32(steps))
+        zeros_NC, zeros_NC.astype(np.float32),
+        rows.length + np.minimum(left_N, steps), rows.live & ~live_N, live_N,
+        np.int32(steps))
 
   requests = [
       schedule.Request([0] * workload.prompt_tokens, prompt,
