@@ -8,7 +8,9 @@ compaction and cache growth: a batch waits for its longest row.
 
 from collections.abc import Callable, Iterator
 import dataclasses
+import resource
 import time
+from typing import NamedTuple
 
 import jax
 import ml_collections
@@ -28,15 +30,10 @@ _BATCHES = 16  # in the geometric queue
 _SHARE = 5  # T as a multiple of the mean geometric length
 
 
-@dataclasses.dataclass
-class _Queue:
+class _Queue(NamedTuple):
   """Prompts with the length of every completion."""
   token_QP: np.ndarray
   length_QG: np.ndarray
-
-  @property
-  def tokens(self) -> int:
-    return int(self.length_QG.sum())
 
 
 class Engine:
@@ -66,19 +63,11 @@ class Engine:
         prompt_tokens=workload.prompt_tokens, max_tokens=workload.max_tokens,
         chunk=self.chunk))
 
-  def static_schedule(self) -> schedule_lib.Schedule:
-    """Returns a schedule that neither compacts rows nor grows the cache."""
-    full = self.schedule(self.rows)
-    return dataclasses.replace(full, shapes=dataclasses.replace(
-        full.shapes, slots=full.shapes.slots[-1:],
-        columns=full.shapes.columns[-1:]))
-
   def run(self, schedule: schedule_lib.Schedule, queue: _Queue) -> None:
     """Decodes the queue."""
     self.stats = schedule_lib.Stats()
     requests = [schedule_lib.Request(tokens, index, lengths)
-                for index, (tokens, lengths) in enumerate(
-                    zip(queue.token_QP, queue.length_QG))]
+                for index, (tokens, lengths) in enumerate(zip(*queue))]
     for _ in schedule.run(
         self.weights, requests, jax.random.key(1), self.stats):
       pass
@@ -89,47 +78,44 @@ def measure(config: ml_collections.ConfigDict,
             ) -> Iterator[timing.Measurement]:
   """Measures the engine, and transformers where it is a peer."""
   engine = Engine(config, workload)
-  queues = {'uniform': uniform(workload), 'geometric': _geometric(workload)}
+  queues = {'uniform': uniform(workload), 'geometric': _queue(
+      dataclasses.replace(
+          workload, prompts=workload.prompts * _BATCHES,
+          mean_tokens=max(1, workload.max_tokens // _SHARE)))}
   yield from _compile(engine, workload)
   for name, queue in queues.items():
     functions, stats = _functions(engine, name, queue, workload, peers)
     seconds = timing.interleaved(functions, workload.rounds)
     for who, times in seconds.items():
       yield timing.summary(f'sampling/{name}/{who}/tokens',
-                           [queue.tokens / s for s in times], 'token/s')
+                           [queue.length_QG.sum() / s for s in times],
+                           'token/s')
     for who in set(seconds) - {'engine'}:
       yield timing.summary(
           f'sampling/{name}/engine_over_{who}',
           [b / a for a, b in zip(seconds['engine'], seconds[who])], '1')
     last = stats[-1]
-    yield timing.Measurement(
-        f'sampling/{name}/occupancy', last.occupancy, '1')
-    yield timing.Measurement(
-        f'sampling/{name}/share_of_slot_steps', last.tokens / last.slot_steps,
-        '1')
+    yield timing.Measurement(f'sampling/{name}/occupancy', last.occupancy, '1')
+    yield timing.Measurement(f'sampling/{name}/share_of_slot_steps',
+                             last.tokens / last.slot_steps, '1')
   yield from _prefill(engine, workload)
   yield from _decode_steps(engine, workload)
-  yield from _memory()
+  yield _memory()
 
 
 def uniform(workload: workload_lib.Workload) -> _Queue:
   """Makes a queue of one step's prompts, each completion of T tokens."""
-  generator = np.random.default_rng(0)
+  return _queue(dataclasses.replace(
+      workload, mean_tokens=workload.max_tokens))
+
+
+def _queue(workload):
+  """Makes random prompts, with completions of the workload's lengths."""
   return _Queue(
-      generator.integers(0, workload.model.vocab_size, (
+      np.random.default_rng(0).integers(0, workload.model.vocab_size, (
           workload.prompts, workload.prompt_tokens)).astype(np.int32),
-      np.full((workload.prompts, workload.samples), workload.max_tokens))
-
-
-def _geometric(workload):
-  generator = np.random.default_rng(0)
-  prompts = workload.prompts * _BATCHES
-  shorter = dataclasses.replace(
-      workload, mean_tokens=max(1, workload.max_tokens // _SHARE))
-  return _Queue(
-      generator.integers(0, workload.model.vocab_size, (
-          prompts, workload.prompt_tokens)).astype(np.int32),
-      shorter.lengths(prompts * workload.samples).reshape(prompts, -1))
+      workload.lengths(workload.prompts * workload.samples).reshape(
+          workload.prompts, workload.samples))
 
 
 def _functions(engine, name, queue, workload, peers):
@@ -142,42 +128,42 @@ def _functions(engine, name, queue, workload, peers):
     stats.append(engine.stats)
 
   functions: dict[str, Callable[[], None]] = {'engine': run}
-  batches = [
-      _Queue(queue.token_QP[start:start + workload.prompts],
-             queue.length_QG[start:start + workload.prompts])
-      for start in range(0, len(queue.token_QP), workload.prompts)]
+  batches = [_Queue(*(x[start:start + workload.prompts] for x in queue))
+             for start in range(0, len(queue.token_QP), workload.prompts)]
   if name == 'geometric':
-    static = engine.static_schedule()
+    # Neither compacts rows nor grows the cache.
+    full = engine.schedule(engine.rows)
+    static = dataclasses.replace(full, shapes=dataclasses.replace(
+        full.shapes, slots=full.shapes.slots[-1:],
+        columns=full.shapes.columns[-1:]))
     functions['static'] = lambda: [engine.run(static, b) for b in batches]
   if 'transformers' in peers:
     from tepo_jax.tools.benchmark import torch_peer  # torch is optional
     peer = torch_peer.TorchGenerator(workload.model)
     functions['transformers'] = lambda: [
-        peer.run(batch.token_QP, batch.length_QG) for batch in batches]
+        peer.run(*batch) for batch in batches]
   return functions, stats
 
 
 def _compile(engine, workload):
   """Measures by how much the first run takes longer than the second."""
   queue, schedule = uniform(workload), engine.schedule(engine.rows)
-  seconds = []
+  times = [time.perf_counter()]
   for _ in range(2):
-    start = time.perf_counter()
     engine.run(schedule, queue)
-    seconds.append(time.perf_counter() - start)
-  yield timing.Measurement('sampling/compile', seconds[0] - seconds[1], 's')
+    times.append(time.perf_counter())
+  first, second = np.diff(times)
+  yield timing.Measurement('sampling/compile', float(first - second), 's')
 
 
 def _prefill(engine, workload):
   """Measures prefill with each prompt once, and once per sample."""
   shape = (workload.prompts, workload.prompt_tokens)
-  token_QP = np.zeros(shape, np.int32)
-  position_QP = np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1))
-  repeated = [np.repeat(x, workload.samples, 0)
-              for x in (token_QP, position_QP)]
+  once = (np.zeros(shape, np.int32),
+          np.tile(np.arange(shape[1], dtype=np.int32), (shape[0], 1)))
+  repeated = [np.repeat(x, workload.samples, 0) for x in once]
   seconds = timing.interleaved({
-      'shared': lambda: engine.programs.prefill(
-          engine.weights, token_QP, position_QP),
+      'shared': lambda: engine.programs.prefill(engine.weights, *once),
       'unshared': lambda: engine.programs.prefill(engine.weights, *repeated),
   }, workload.rounds)
   for name, times in seconds.items():
@@ -198,41 +184,36 @@ def _decode_steps(engine, workload):
       floor = weights + count // shards * memory_lib.slot_bytes(
           workload.model, engine.mesh, columns)
       yield timing.Measurement(f'{name}/bytes', accessed, 'byte')
-      yield timing.Measurement(f'{name}/bytes_over_floor', accessed / floor,
-                               '1')
+      yield timing.Measurement(
+          f'{name}/bytes_over_floor', accessed / floor, '1')
 
 
 def _decode_step(engine, count, columns, rounds):
   """Returns seconds a step by round, and the bytes that the compiler counts."""
   rows = schedule_lib.idle_slots(count)
   rows = rows.replace(live=~rows.live, limit=rows.limit + 2 ** 30)
-  chunk = engine.chunk
-
-  def step(cache):
-    return engine.programs.decode(
-        engine.weights, cache, rows, jax.random.key(0), chunk, 0)[0]
+  more = rows, jax.random.key(0), engine.chunk, 0
 
   def timed():
-    cache = engine.programs.empty(count, columns, 0)
-    jax.block_until_ready(cache)
+    cache = jax.block_until_ready(engine.programs.empty(count, columns, 0))
     start = time.perf_counter()
-    jax.block_until_ready(step(cache))
-    return (time.perf_counter() - start) / chunk
+    jax.block_until_ready(
+        engine.programs.decode(engine.weights, cache, *more)[0])
+    return (time.perf_counter() - start) / engine.chunk
 
   timed()
   compiled = engine.programs.decode.lower(
-      engine.weights, engine.programs.empty(count, columns, 0), rows,
-      jax.random.key(0), chunk, 0).compile()
+      engine.weights, engine.programs.empty(count, columns, 0),
+      *more).compile()
   return ([timed() for _ in range(rounds)],
           float(compiled.cost_analysis()['bytes accessed']))
 
 
 def _memory():
   """Measures the peak memory of the first device, else of this process."""
-  stats = jax.local_devices()[0].memory_stats()
-  if stats:
-    yield timing.Measurement(
+  if stats := jax.local_devices()[0].memory_stats():
+    return timing.Measurement(
         'sampling/peak_device_memory', stats['peak_bytes_in_use'], 'byte')
-  else:
-    yield timing.Measurement(
-        'sampling/peak_memory', timing.peak_resident_bytes(), 'byte')
+  return timing.Measurement(
+      'sampling/peak_memory',
+      resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, 'byte')

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 import dataclasses
-import resource
 import time
 from typing import Any
 
@@ -46,8 +45,3 @@ def summary(name: str, values: list[float], unit: str) -> Measurement:
   """Returns the median of several runs with their extremes."""
   return Measurement(name, float(np.median(values)), unit,
                      float(min(values)), float(max(values)))
-
-
-def peak_resident_bytes() -> int:
-  """Returns the peak resident memory of this process."""
-  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -48,9 +48,8 @@ class TorchUpdate:
   def update(self) -> float:
     logp_BT = self._logp()
     ratio_BT = torch.exp(logp_BT - logp_BT.detach())
-    loss_BT = -torch.minimum(
-        ratio_BT * self._advantage_B1,
-        ratio_BT.clamp(0.8, 1.28) * self._advantage_B1)
+    loss_BT = -torch.minimum(ratio_BT * self._advantage_B1,
+                             ratio_BT.clamp(0.8, 1.28) * self._advantage_B1)
     loss = (loss_BT * self._mask_BT).sum() / self._mask_BT.sum()
     self._optimizer.zero_grad()
     loss.backward()

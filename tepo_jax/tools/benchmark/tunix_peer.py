@@ -30,6 +30,7 @@ class TunixUpdate:
 
   def __init__(self, workload: workload_lib.Workload, batch: batch_lib.Batch,
                optimizer: ml_collections.ConfigDict):
+    peers.require_group('Tunix', workload)
     width, samples = workload.prompt_tokens, workload.samples
     self._batch = grpo_learner.TrainExample(
         prompt_ids=jnp.array(batch.token_BS[:, :width]),
@@ -46,8 +47,11 @@ class TunixUpdate:
         tokenizer=_Tokenizer(workload.model.vocab_size),
         cluster_config=_cluster_config(workload, optimizer))
     self.trainer = self.cluster.actor_trainer
+    # With one iteration Tunix would not score the rollout.
     self.learner = grpo_learner.GRPOLearner(
-        self.cluster, _algorithm(workload), reward_fns=peers.every_second)
+        self.cluster, grpo_learner.GRPOConfig(
+            num_generations=samples, num_iterations=2, beta=0.0),
+        reward_fns=peers.every_second)
 
   def step(self) -> float:
     return self._train(self.learner._generate_and_compute_advantage(
@@ -123,10 +127,3 @@ def _cluster_config(workload: workload_lib.Workload,
           max_prompt_length=workload.prompt_tokens,
           kv_cache_size=workload.prompt_tokens + workload.max_tokens,
           temperature=1.0))
-
-
-def _algorithm(workload: workload_lib.Workload) -> grpo_learner.GRPOConfig:
-  peers.require_group('Tunix', workload)
-  # With one iteration Tunix would not score the rollout.
-  return grpo_learner.GRPOConfig(
-      num_generations=workload.samples, num_iterations=2, beta=0.0)

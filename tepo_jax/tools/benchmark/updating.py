@@ -65,8 +65,8 @@ def case(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
   programs = programs_lib.make(
       config, programs_lib.prepare_model(workload.model, config, mesh), mesh)
   if mode == 'unpacked':
-    programs = dataclasses.replace(programs, pack=dataclasses.replace(
-        programs.pack, alone=True))
+    programs = dataclasses.replace(
+        programs, pack=dataclasses.replace(programs.pack, alone=True))
   params = jax.jit(
       functools.partial(transformer.init, workload.model),
       out_shardings=programs.state_sharding.params)(jax.random.key(0))
@@ -84,10 +84,10 @@ def random_batch(workload: workload_lib.Workload) -> batch_lib.Batch:
   rows = workload.prompts * workload.samples
   generator = np.random.default_rng(0)
   columns = workload.prompt_tokens + workload.max_tokens
-  length_B = workload.lengths(rows)
-  mask_BT = np.arange(workload.max_tokens) < length_B[:, None]
-  position_BS = np.broadcast_to(np.arange(columns), (rows, columns))
-  real_BS = position_BS < workload.prompt_tokens + length_B[:, None]
+  length_B1 = workload.lengths(rows)[:, None]
+  mask_BT = np.arange(workload.max_tokens) < length_B1
+  column_S = np.arange(columns, dtype=np.int32)
+  real_BS = column_S < workload.prompt_tokens + length_B1
   zeros_BT = np.zeros(mask_BT.shape, np.float32)
   token_BS = generator.integers(
       workload.model.vocab_size, size=(rows, columns), dtype=np.int32)
@@ -96,7 +96,7 @@ def random_batch(workload: workload_lib.Workload) -> batch_lib.Batch:
   token_BS[:, :width] = token_BS[first_B, :width]
   return batch_lib.Batch(
       token_BS=token_BS,
-      position_BS=np.where(real_BS, position_BS, -1).astype(np.int32),
+      position_BS=np.where(real_BS, column_S, np.int32(-1)),
       mask_BT=mask_BT.astype(np.float32),
       advantage_B=np.where(np.arange(rows) % 2, 1, -1).astype(np.float32),
       old_logp_BT=zeros_BT, old_entropy_BT=zeros_BT, sampler_logp_BT=zeros_BT)
@@ -121,8 +121,7 @@ def forward_flops(workload: workload_lib.Workload,
   head = model.d_model * model.vocab_size * length_B.sum()
   tokens = total_B.sum()
   if shared:
-    copies = len(total_B) - workload.prompts
-    tokens -= copies * (workload.prompt_tokens - 1)
+    tokens -= (len(total_B) - workload.prompts) * (workload.prompt_tokens - 1)
   return 2 * (model.num_layers * (layer * tokens + attention) + head)
 
 
@@ -153,7 +152,6 @@ def measure_step(config, workload, peers) -> Iterator[timing.Measurement]:
   """Measures sampling, scoring and one update, with T tokens a completion."""
   workload = dataclasses.replace(workload, mean_tokens=workload.max_tokens)
   ours = case(config, workload, config.train.packing)
-  batch = random_batch(workload)
   engine = sampling.Engine(config, workload)
   queue = sampling.uniform(workload)
   schedule = engine.schedule(queue.length_QG.size)
@@ -165,7 +163,7 @@ def measure_step(config, workload, peers) -> Iterator[timing.Measurement]:
     return ours.update()
 
   seconds = timing.interleaved({'ours': step} | _of_peers(
-      peers, 'step', workload, batch, config), workload.rounds)
+      peers, 'step', workload, config), workload.rounds)
   for name, values in seconds.items():
     yield timing.summary(f'step/{name}/seconds', values, 's')
   yield from _ratios('step', 'ours', seconds)
@@ -177,33 +175,30 @@ def _measure(config, workload, peers, what, name, passes):
   if config.train.packing == 'shared':
     modes = {'shared': 'shared'} | modes
   cases = {how: case(config, workload, mode) for how, mode in modes.items()}
-  functions = {how: getattr(c, what) for how, c in cases.items()}
-  functions |= _of_peers(
-      peers, what, workload, random_batch(workload), config)
   product, product_flops = machine.product_of(workload.model.dtype)
   seconds = timing.interleaved(
-      functions | {'product': product}, workload.rounds)
+      {how: getattr(c, what) for how, c in cases.items()}
+      | _of_peers(peers, what, workload, config)
+      | {'product': product}, workload.rounds)
   ceiling = product_flops / np.median(seconds.pop('product'))
   rows = workload.prompts * workload.samples
   tokens = workload.prompt_tokens * rows + workload.lengths(rows).sum()
   for how, values in seconds.items():
     flops = passes * forward_flops(workload, shared=how == 'shared')
-    prefix = f'{name}/{how}'
-    yield timing.summary(f'{prefix}/seconds', values, 's')
-    yield timing.summary(
-        f'{prefix}/tokens', [tokens / s for s in values], 'token/s')
-    yield timing.summary(
-        f'{prefix}/model', [flops / s for s in values], 'FLOP/s')
-    yield timing.summary(
-        f'{prefix}/share of the machine\'s matmul',
-        [flops / s / ceiling for s in values], '1')
+    yield timing.summary(f'{name}/{how}/seconds', values, 's')
+    for quantity, work, unit in (
+        ('tokens', tokens, 'token/s'), ('model', flops, 'FLOP/s'),
+        ('share of the machine\'s matmul', flops / ceiling, '1')):
+      yield timing.summary(
+          f'{name}/{how}/{quantity}', [work / s for s in values], unit)
   for how, c in cases.items():
     yield timing.Measurement(f'{name}/{how}/slots real', c.efficiency, '1')
   yield from _ratios(name, next(iter(cases)), seconds)
 
 
-def _of_peers(peers: registry.Peers, what, workload, batch, config):
+def _of_peers(peers: registry.Peers, what, workload, config):
   """Returns each peer's method 'score', 'update' or 'step'."""
+  batch = random_batch(workload)
   return {name: getattr(peer(workload, batch, config.optimizer), what)
           for name, peer in peers.items()}
 

@@ -30,13 +30,13 @@ class Workload:
   mean_tokens: int
   rounds: int
 
-  def lengths(self, rows: int, seed: int = 0) -> np.ndarray:
+  def lengths(self, rows: int) -> np.ndarray:
     """Draws completion lengths, int32 [rows], each in 1…T."""
     if self.mean_tokens >= self.max_tokens:
       return np.full(rows, self.max_tokens, np.int32)
-    generator = np.random.default_rng(seed)
-    return np.minimum(generator.geometric(1 / self.mean_tokens, rows),
-                      self.max_tokens).astype(np.int32)
+    return np.minimum(
+        np.random.default_rng(0).geometric(1 / self.mean_tokens, rows),
+        self.max_tokens).astype(np.int32)
 
 
 def of(config: ml_collections.ConfigDict) -> Workload:

@@ -4,11 +4,9 @@ They are the jitted functions of a run, from `job.programs` and `job.sampling`,
 with shapes as arguments.
 """
 
-import collections
 from collections.abc import Callable, Iterator
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import ml_collections
@@ -29,7 +27,6 @@ from tepo_jax.tools.benchmark import workload as workload_lib
 from tepo_jax.tools.plan import traffic
 
 PHASES = ('reshard', 'rollout', 'score', 'update')
-_NO_EOS = (-1,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +67,11 @@ def step_programs(config: ml_collections.ConfigDict,
   programs = programs_lib.make(
       config, programs_lib.prepare_model(workload.model, config, mesh), mesh)
   state = programs_lib.abstract_state(programs)
-  frozen = _frozen(config, workload, programs)
+  frozen = None  # LoRA's base
+  if programs.model.lora:
+    frozen = programs.freeze.eval_shape(transformer.abstract_params(
+        programs_lib.execution(workload.model, config.compute, mesh),
+        'float32'))
   policy = lora.combine(frozen, state.params)
   weights = programs.to_decode.eval_shape(policy)
   shapes = sampling_shapes(config, programs.model, mesh, slots)
@@ -78,19 +79,10 @@ def step_programs(config: ml_collections.ConfigDict,
       PlannedProgram(
           'reshard', 'reshard',
           functools.partial(programs.to_decode.lower, policy), 1,
-          chip_bytes(state.opt_state)),
+          mesh_lib.device_bytes(state.opt_state)),
       *_sampling(config, workload, programs, shapes, weights,
-                 chip_bytes((state, frozen)), brief),
+                 mesh_lib.device_bytes((state, frozen)), brief),
       *_updating(config, workload, programs, state, frozen)]
-
-
-def _frozen(config, workload, programs):
-  """Returns the shapes and shardings of LoRA's base, else None."""
-  if not programs.model.lora:
-    return None
-  model = programs_lib.execution(workload.model, config.compute, programs.mesh)
-  return programs.freeze.eval_shape(
-      transformer.abstract_params(model, 'float32'))
 
 
 def sampling_shapes(config: ml_collections.ConfigDict,
@@ -104,41 +96,36 @@ def sampling_shapes(config: ml_collections.ConfigDict,
       max_tokens=rollout.max_tokens, chunk=rollout.chunk)
 
 
-def chip_bytes(tree: Any) -> int:
-  """Returns the bytes on one chip of a tree of shapes with shardings."""
-  return mesh_lib.device_bytes(tree)
-
-
 def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
               ) -> Iterator[PlannedProgram]:
   """Yields the sampler's programs, the largest and those that occur."""
   sampling = sampling_lib.make(
       programs.model, programs.mesh,
-      decoding=draw.Decoding(config.rollout.temperature), eos_ids=_NO_EOS,
+      decoding=draw.Decoding(config.rollout.temperature), eos_ids=(-1,),  # none
       chunk=config.rollout.chunk)
   arguments = _Arguments(sampling, shapes, weights)
   counts = traffic.of_rollout(workload, shapes)
   largest = _largest(shapes)
-  cache = chip_bytes(arguments.cache(*largest[0][1:3]))
-  waiting = chip_bytes(arguments.prompts(*largest[-1][1:3]))
-  equivalent = collections.Counter({
-      largest[0]: _as_if_largest(counts, largest[0], chip_bytes(weights),
-                                 cache)})
+  cache = mesh_lib.device_bytes(arguments.cache(*largest[0][1:3]))
+  waiting = mesh_lib.device_bytes(arguments.prompts(*largest[-1][1:3]))
+  equivalent = {largest[0]: _as_if_largest(
+      counts, largest[0], mesh_lib.device_bytes(weights), cache)}
   for shape in dict.fromkeys([*largest, *([] if brief else sorted(counts))]):
     held, runs, given = state_bytes, counts[shape], 0
     if shape.name in ('insert', 'compact'):
-      held += chip_bytes(weights)
+      held += mesh_lib.device_bytes(weights)
     if shape.name != 'insert':
       held += waiting
     if shape.name == 'prefill':  # slots are refilled while others decode
-      held, given = held + cache, chip_bytes(weights)
-    if shape.name == 'compact':  # one array at a time; keys and values are alike
+      held, given = held + cache, mesh_lib.device_bytes(weights)
+    if shape.name == 'compact':  # an array at a time; keys and values are alike
       whole = arguments.cache(shape.rows, shape.columns)
-      held += chip_bytes(whole) - chip_bytes(whole.k[0])
+      held += mesh_lib.device_bytes(whole) - mesh_lib.device_bytes(
+          whole.k[0])
       runs *= 2 * len(whole.k)
     yield PlannedProgram(
         _label(shape), 'rollout', functools.partial(arguments.lower, shape),
-        runs, held, shape in largest, equivalent[shape], given)
+        runs, held, shape in largest, equivalent.get(shape, 0), given)
 
 
 def _largest(shapes) -> list[traffic.Shape]:
@@ -176,7 +163,7 @@ def _updating(config, workload, programs, state, frozen
   minibatches = config.rollout.prompts // settings.minibatch_prompts
   host = programs.pack(_batch(config, workload))
   minibatch = _placed(host, programs.minibatch_sharding)
-  size = chip_bytes(minibatch)  # those of the first epoch stay
+  size = mesh_lib.device_bytes(minibatch)  # those of the first epoch stay
   score, step = (tuple(_trip_counts(host, programs.scorer.chunk_size, passes))
                  for passes in (1, 2))
   scalar = jax.ShapeDtypeStruct((), np.float32)
@@ -187,12 +174,14 @@ def _updating(config, workload, programs, state, frozen
     yield PlannedProgram(
         'old policy', 'update',
         functools.partial(programs.to_old_policy.lower, state.params), 1,
-        chip_bytes((state.opt_state, base)) + minibatches * size)
+        mesh_lib.device_bytes((state.opt_state, base)) + minibatches * size)
   yield PlannedProgram(  # once more, to measure the noise floor
       'score', 'score', functools.partial(
           programs.score.lower, state.params, minibatch, *base),
-      minibatches + 1, chip_bytes(state.opt_state) + minibatches * size,
-      given=chip_bytes((state.params, base)) + size, open_trips=score)
+      minibatches + 1,
+      mesh_lib.device_bytes(state.opt_state) + minibatches * size,
+      given=mesh_lib.device_bytes((state.params, base)) + size,
+      open_trips=score)
   yield PlannedProgram(
       'update', 'update', functools.partial(
           programs.train_step.lower, state, minibatch, key, scalar,
@@ -223,19 +212,17 @@ def _batch(config, workload):
   samples = config.rollout.samples
   rows = config.train.minibatch_prompts * samples
   width, tokens = config.data.max_prompt_tokens, config.rollout.max_tokens
-  length_B = workload.lengths(rows)
-  prompt_BP = np.arange(width) - (width - workload.prompt_tokens)
+  mask_BT = np.arange(tokens) < workload.lengths(rows)[:, None]
+  prompt_P = np.maximum(np.arange(width) - width + workload.prompt_tokens, -1)
   position_BS = np.concatenate([
-      np.broadcast_to(np.maximum(prompt_BP, -1), (rows, width)),
-      np.where(np.arange(tokens) < length_B[:, None],
-               np.arange(tokens) + workload.prompt_tokens, -1)], 1)
+      np.broadcast_to(prompt_P, (rows, width)), np.where(
+          mask_BT, np.arange(tokens) + workload.prompt_tokens, -1)], 1)
   zeros_BT = np.zeros((rows, tokens), np.float32)
+  group_B1 = np.arange(rows, dtype=np.int32)[:, None] // samples
   return batch_lib.Batch(
-      token_BS=np.broadcast_to(
-          np.arange(rows, dtype=np.int32)[:, None] // samples,
-          position_BS.shape),
+      token_BS=np.broadcast_to(group_B1, position_BS.shape),
       position_BS=position_BS.astype(np.int32),
-      mask_BT=(np.arange(tokens) < length_B[:, None]).astype(np.float32),
+      mask_BT=mask_BT.astype(np.float32),
       advantage_B=np.zeros(rows, np.float32), old_logp_BT=zeros_BT,
       old_entropy_BT=zeros_BT, sampler_logp_BT=zeros_BT)
 
@@ -244,8 +231,7 @@ class _Arguments:
   """Lowers the sampler's programs for given calls."""
 
   def __init__(self, sampling, shapes, weights):
-    self._sampling, self._shapes = sampling, shapes
-    self._weights = weights
+    self._sampling, self._shapes, self._weights = sampling, shapes, weights
 
   @functools.cache
   def cache(self, rows, columns):
@@ -283,7 +269,6 @@ def _int32(*shape):
 
 def _placed(host, shardings):
   """Returns the arrays' shapes with `shardings`, a prefix of their tree."""
-  def place(sharding, tree):
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(
-        x.shape, x.dtype, sharding=sharding), tree)
-  return jax.tree.map(place, shardings, host)
+  return jax.tree.map(lambda sharding, tree: jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+      tree), shardings, host)

@@ -57,10 +57,9 @@ class Cost:
   def add(self, other: 'Cost', times: float = 1.0) -> None:
     self.flops += times * other.flops
     self.hbm_bytes += times * other.hbm_bytes
-    for mine, others in ((self.wire_bytes, other.wire_bytes),
-                         (self.collective_counts, other.collective_counts)):
-      for kind, value in others.items():
-        mine[kind] += times * value
+    for kind, value in other.wire_bytes.items():
+      self.wire_bytes[kind] += times * value
+      self.collective_counts[kind] += times * other.collective_counts[kind]
     self.busy += [(f, b, n * times) for f, b, n in other.busy]
 
   def seconds(self, flops_per_second: float, bytes_per_second: float) -> float:
@@ -109,9 +108,8 @@ class _Analysis:
                if b in self._module.computations]
       return max(costs, key=lambda c: (c.flops, c.hbm_bytes)), 1
     if opcode in ('call', 'async-start'):
-      return self.computation(
-          instruction.attribute('to_apply')
-          or instruction.attribute('calls')), 1
+      return self.computation(instruction.attribute('to_apply')
+                              or instruction.attribute('calls')), 1
     return self._leaf(computation, instruction), 1
 
   def _leaf(self, computation, instruction):
@@ -130,8 +128,9 @@ class _Analysis:
       return _convolution_flops(computation, instruction)
     if instruction.opcode == 'dot':
       return _dot_flops(computation, instruction)
-    if instruction.opcode == 'custom-call':
-      return _kernel_estimate(instruction).get('flops', 0)
+    if instruction.opcode == 'custom-call':  # a Pallas kernel states its cost
+      found = re.search(r'"cost_estimate":(\{[^}]*\})', instruction.text)
+      return float(json.loads(found[1]).get('flops', 0)) if found else 0.0
     if instruction.opcode == 'fusion':
       inside = self._module.computations[instruction.attribute('calls')]
       return sum(self._flops(inside, i) for i in inside.instructions.values())
@@ -147,13 +146,11 @@ class _Analysis:
       return self._fusion_bytes(computation, instruction)
     if opcode.endswith('-start'):  # its first arrays: source and copy
       arrays = instruction.arrays[:2]
-      size = min(a.bytes for a in arrays)
-      return size * sum(a.in_hbm for a in arrays)
-    operands = [computation.instructions[name]
-                for name in instruction.operands]
+      return min(a.bytes for a in arrays) * sum(a.in_hbm for a in arrays)
+    operands = computation.operands(instruction)
     if opcode in _SLICES:
-      read = operands[0].hbm_bytes and instruction.arrays[0].bytes
-      return read + instruction.hbm_bytes
+      return instruction.hbm_bytes + (
+          operands[0].hbm_bytes and instruction.arrays[0].bytes)
     if opcode in ('dynamic-update-slice', 'scatter'):
       update = operands[1 if opcode == 'dynamic-update-slice' else -1]
       return update.hbm_bytes + (
@@ -164,12 +161,10 @@ class _Analysis:
     inside = self._module.computations[instruction.attribute('calls')]
     read = sum(
         min(self._read(inside, number), operand.hbm_bytes)
-        for number, operand in enumerate(
-            computation.instructions[name] for name in instruction.operands)
+        for number, operand in enumerate(computation.operands(instruction))
         if operand.hbm_bytes)
     root = inside.instructions[inside.root]
-    outputs = [inside.instructions[name] for name in root.operands
-               ] if root.opcode == 'tuple' else [root]
+    outputs = inside.operands(root) if root.opcode == 'tuple' else [root]
     if len(outputs) != len(instruction.arrays):
       return read + instruction.hbm_bytes
     return read + sum(
@@ -189,8 +184,6 @@ class _Analysis:
           queue.append(user)
         elif user.opcode in _SLICES and first:
           total += user.arrays[0].bytes
-        elif user.opcode == 'dynamic-update-slice' and first:
-          continue
         elif user.opcode == 'fusion':
           callee = self._module.computations[user.attribute('calls')]
           places = [place for place, name in enumerate(user.operands)
@@ -199,7 +192,7 @@ class _Analysis:
             queue.append(user)
           else:
             total += sum(self._read(callee, place) for place in places)
-        else:
+        elif user.opcode != 'dynamic-update-slice' or not first:
           return math.inf
     return total
 
@@ -208,16 +201,14 @@ class _Analysis:
     `open_trips`."""
     condition = self._module.computations[loop.attribute('condition')]
     test = condition.instructions[condition.root]
-    if test.opcode != 'compare' or 'direction=LT' not in test.text:
-      return next(self._open_trips)
-    counter, limit = map(condition.origin, test.operands)
-    if limit.opcode != 'constant' or counter.opcode != 'get-tuple-element':
-      return next(self._open_trips)
-    place = int(counter.attribute('index'))
-    body = self._module.computations[loop.attribute('body')]
-    step = _step(body, place)
-    start = _start(computation, loop, place)
-    return math.ceil((_value(limit) - start) / step)
+    if test.opcode == 'compare' and 'direction=LT' in test.text:
+      counter, limit = map(condition.origin, test.operands)
+      if limit.opcode == 'constant' and counter.opcode == 'get-tuple-element':
+        place = int(counter.attribute('index'))
+        step = _step(self._module.computations[loop.attribute('body')], place)
+        start = _start(computation, loop, place)
+        return math.ceil((limit.number - start) / step)
+    return next(self._open_trips)
 
 
 def _is_result(inside, number):
@@ -234,9 +225,8 @@ def _step(body, place):
   addition = body.origin(root.operands[place])
   if addition.opcode != 'add':
     raise ValueError(f'a loop\'s counter changes by {addition.opcode}')
-  steps = [o for o in map(body.origin, addition.operands)
-           if o.opcode == 'constant']
-  return _value(steps[0])
+  return next(o.number for o in map(body.origin, addition.operands)
+              if o.opcode == 'constant')
 
 
 def _start(computation, loop, place):
@@ -244,12 +234,8 @@ def _start(computation, loop, place):
   if values.opcode == 'tuple':
     start = computation.origin(values.operands[place])
     if start.opcode == 'constant':
-      return _value(start)
+      return start.number
   return 0
-
-
-def _value(constant):
-  return int(constant.text[1:constant.text.index(')')])
 
 
 def _written(inside, output, array):
@@ -270,24 +256,19 @@ def _collectives(module, instruction) -> Iterator[tuple[str, float]]:
   """
   if instruction.opcode == 'fusion':
     inside = module.computations[instruction.attribute('calls')]
-    found = [i for i in inside.instructions.values()
-             if _kind(i.opcode) is not None]
-    ends = any('"AsyncCollectiveDone"' in i.text
-               for i in inside.instructions.values())
-    yield from (_sent(i) for i in found if ends or 'chain_id=' not in i.text)
-  elif _kind(instruction.opcode) is not None:
-    yield _sent(instruction)
-
-
-def _kind(opcode):
-  kind = opcode.removesuffix('-start')
-  return kind if kind in COLLECTIVES else None
+    inside = inside.instructions.values()
+    ends = any('"AsyncCollectiveDone"' in i.text for i in inside)
+    found = [i for i in inside if ends or 'chain_id=' not in i.text]
+  else:
+    found = [instruction]
+  yield from (_sent(i) for i in found
+              if i.opcode.removesuffix('-start') in COLLECTIVES)
 
 
 def _sent(instruction):
   """Returns the kind, and s (n − 1)/n bytes for s bytes on a ring of n chips;
   an all-reduce sends twice as much."""
-  kind = _kind(instruction.opcode)
+  kind = instruction.opcode.removesuffix('-start')
   sizes = [a.bytes for a in instruction.arrays]
   size = max(sizes) if instruction.opcode.endswith('-start') else sum(sizes)
   if kind == 'collective-permute':
@@ -311,14 +292,8 @@ def _group_size(text):
   return math.prod(int(part or sizes[axis]) for axis, part in axes)
 
 
-def _kernel_estimate(instruction):
-  """Returns the cost estimate in a Pallas kernel's attributes, or {}."""
-  found = re.search(r'"cost_estimate":(\{[^}]*\})', instruction.text)
-  return {k: float(v) for k, v in json.loads(found[1]).items()} if found else {}
-
-
 def _dot_flops(computation, instruction):
-  lhs = computation.instructions[instruction.operands[0]].arrays[0]
+  lhs = computation.operands(instruction)[0].arrays[0]
   dimensions = re.search(r'lhs_contracting_dims=\{([\d,]*)\}',
                          instruction.text)[1]
   inner = math.prod(lhs.shape[int(d)] for d in dimensions.split(',') if d)
@@ -328,12 +303,10 @@ def _dot_flops(computation, instruction):
 def _convolution_flops(computation, instruction):
   """Returns 2 · multiplications, as XLA counts: on a TPU, a batched matrix
   product is a convolution whose windows cover one batch entry each."""
-  left, right = (computation.instructions[name].arrays[0].shape
-                 for name in instruction.operands)
-  out = instruction.arrays[0].shape
   labels = re.match(r'(\w+)_(\w+)->(\w+)', instruction.attribute('dim_labels'))
-  lhs, rhs, result = (dict(zip(labels[i], shape))
-                      for i, shape in ((1, left), (2, right), (3, out)))
+  lhs, rhs, result = (
+      dict(zip(names, i.arrays[0].shape)) for names, i in zip(
+          labels.groups(), (*computation.operands(instruction), instruction)))
   spatial = [d for d in labels[1] if d.isdigit()]
   window = _window(instruction.text, len(spatial))
   valid = math.prod(

@@ -48,6 +48,11 @@ class Instruction:
     return found and found[1]
 
   @property
+  def number(self) -> int:
+    """A parameter's number; the value of an integer constant."""
+    return int(self.text[1:self.text.index(')')])
+
+  @property
   def hbm_bytes(self) -> int:
     """Bytes of its arrays in the chip's main memory."""
     return sum(a.bytes for a in self.arrays if a.in_hbm)
@@ -71,8 +76,11 @@ class Computation:
   @functools.cached_property
   def parameters(self) -> dict[int, Instruction]:
     """Parameters by number."""
-    return {int(i.text[1:i.text.index(')')]): i
-            for i in self.instructions.values() if i.opcode == 'parameter'}
+    return {i.number: i for i in self.instructions.values()
+            if i.opcode == 'parameter'}
+
+  def operands(self, instruction: Instruction) -> list[Instruction]:
+    return [self.instructions[name] for name in instruction.operands]
 
   def origin(self, name: str) -> Instruction:
     """Finds the source of a value through copies and reshapes."""
@@ -107,27 +115,24 @@ def parse(text: str) -> Module:
 
 
 def _instruction(name, rest):
-  end = _end_of_group(rest, 0) if rest[0] == '(' else rest.index(' ')
+  end = _end_of_group(rest) if rest[0] == '(' else rest.index(' ')
   shape, rest = rest[:end], rest[end:].lstrip()
   opcode = _OPCODE.match(rest)[1]
   text = rest[len(opcode):]
-  operands = _OPERAND.findall(text[:_end_of_group(text, 0)])
-  return Instruction(name, tuple(map(_array, _ARRAY.findall(shape))), opcode,
-                     tuple(operands), text)
+  operands = _OPERAND.findall(text[:_end_of_group(text)])
+  arrays = []
+  for dtype, sizes, layout in _ARRAY.findall(shape):
+    space = _SPACE.search(layout)
+    arrays.append(Array(dtype, tuple(int(n) for n in sizes.split(',') if n),
+                        in_hbm=space is None or space[1] == '0'))
+  return Instruction(name, tuple(arrays), opcode, tuple(operands), text)
 
 
-def _end_of_group(text, start):
-  """Returns the index after the parenthesis that closes the one at `start`."""
+def _end_of_group(text):
+  """Returns the index after the parenthesis that closes the first character."""
   depth = 0
-  for place in range(start, len(text)):
-    depth += (text[place] == '(') - (text[place] == ')')
+  for place, character in enumerate(text):
+    depth += (character == '(') - (character == ')')
     if not depth:
       return place + 1
-  raise ValueError(f'no closing parenthesis: {text[start:start + 80]}')
-
-
-def _array(found):
-  dtype, sizes, layout = found
-  space = _SPACE.search(layout)
-  return Array(dtype, tuple(int(n) for n in sizes.split(',') if n),
-               in_hbm=space is None or space[1] == '0')
+  raise ValueError(f'no closing parenthesis: {text[:80]}')

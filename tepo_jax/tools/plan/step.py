@@ -6,6 +6,7 @@ program reaches it: predicted seconds are the roofline divided by EFFICIENCY.
 """
 
 from concurrent import futures
+import contextlib
 import dataclasses
 import os
 import re
@@ -117,8 +118,8 @@ def make(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
                         _guess(config, workload, mesh, slice_.chip))
   for _ in range(_TRIES):
     programs = compiling.step_programs(config, workload, mesh, slots, brief)
-    length_B = workload.lengths(workload.prompts * workload.samples)
-    plan = StepPlan(slice_, dict(mesh.shape), slots, int(length_B.sum()), [])
+    tokens = int(workload.lengths(workload.prompts * workload.samples).sum())
+    plan = StepPlan(slice_, dict(mesh.shape), slots, tokens, [])
     _estimate(plan, [p for p in programs if p.name.startswith('decode')
                      and p.largest])
     if plan.fits or wanted:
@@ -149,10 +150,8 @@ def compare_meshes(config: ml_collections.ConfigDict,
     if (count % tensor or workload.model.num_heads % tensor
         or mesh == planned.mesh):
       continue
-    try:
+    with contextlib.suppress(errors.InputError):  # not a divisor of some size
       plans.append(make(config, workload, planned.slice, mesh, brief=True))
-    except errors.InputError:  # the mesh does not divide the model's sizes
-      continue
   return sorted(plans, key=lambda plan: (not plan.fits, plan.brief_seconds))
 
 
@@ -169,17 +168,17 @@ def _guess(config, workload, mesh, chip):
   reference = compiling.step_programs(config, workload, mesh, shards)
   held = max(p.resident for p in reference if p.name.startswith('insert'))
   model = programs_lib.execution(workload.model, config.compute, mesh)
-  shapes = compiling.sampling_shapes(config, model, mesh, shards)
-  slot = memory_lib.slot_bytes(model, mesh, shapes.columns[-1])
+  slot = memory_lib.slot_bytes(model, mesh, compiling.sampling_shapes(
+      config, model, mesh, shards).columns[-1])
   return max(1, int(_SHRINK * (chip.hbm_bytes - held) / slot)) * shards
 
 
 def _compile(program: compiling.PlannedProgram, chip: chips.Chip) -> Estimate:
   """Compiles a program and estimates its costs."""
-  known = dict(name=program.name, phase=program.phase, runs=program.runs,
-               resident=program.resident, equivalent=(
-                   program.runs if program.equivalent is None
-                   else program.equivalent))
+  known = {name: getattr(program, name) for name in (
+      'name', 'phase', 'runs', 'resident', 'equivalent')}
+  if program.equivalent is None:
+    known['equivalent'] = program.runs
   start = time.perf_counter()
   try:
     compiled = program.lower().compile()
@@ -191,19 +190,18 @@ def _compile(program: compiling.PlannedProgram, chip: chips.Chip) -> Estimate:
   seconds = time.perf_counter() - start
   _say(f'{program.name}: compiled in {seconds:.0f} s')
   memory = compiled.memory_analysis()
-  unused = max(0, program.given - memory.argument_size_in_bytes)
-  known['resident'] += unused
-  used = (memory.argument_size_in_bytes + memory.output_size_in_bytes
+  arguments = memory.argument_size_in_bytes
+  known['resident'] += max(0, program.given - arguments)
+  used = (arguments + memory.output_size_in_bytes
           - memory.alias_size_in_bytes + memory.temp_size_in_bytes
           + memory.generated_code_size_in_bytes)
   cost = cost_lib.of(compiled.as_text(), program.open_trips)
   roofline, bound = _roofline(cost, chip)
   return Estimate(
-      **known, arguments=memory.argument_size_in_bytes,
-      temporaries=memory.temp_size_in_bytes, hbm=used + known['resident'],
-      flops=cost.flops, hbm_bytes=cost.hbm_bytes,
-      wire_bytes=dict(cost.wire_bytes), collectives=dict(
-          cost.collective_counts), roofline=roofline, bound=bound,
+      **known, arguments=arguments, temporaries=memory.temp_size_in_bytes,
+      hbm=used + known['resident'], flops=cost.flops, hbm_bytes=cost.hbm_bytes,
+      wire_bytes=dict(cost.wire_bytes),
+      collectives=dict(cost.collective_counts), roofline=roofline, bound=bound,
       compile_seconds=seconds)
 
 

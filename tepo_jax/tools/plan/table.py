@@ -17,21 +17,22 @@ def text(plan: step.StepPlan, workload: workload_lib.Workload,
          plans: Sequence[step.StepPlan]) -> str:
   """Formats the programs, per chip and run; the phases; and `plans` by mesh."""
   slice_ = plan.slice
-  count, memory = len(slice_.devices), slice_.chip.hbm_bytes / chips.GIB
   lines = [
-      f'{slice_.name}: {count} chips of {memory:.2f} GiB, mesh '
-      f'{mesh_text(plan.mesh)}, {plan.slots} slots', _HEAD,
+      f'{slice_.name}: {len(slice_.devices)} chips of '
+      f'{_gib(slice_.chip.hbm_bytes)} GiB, mesh {_mesh(plan.mesh)}, '
+      f'{plan.slots} slots', _HEAD,
       *map(_line, plan.estimates), verdict(plan)]
   if plan.fits:
     seconds = plan.seconds
+    mean = plan.tokens / (workload.prompts * workload.samples)
     lines += [
         f'a step of {workload.prompts} x {workload.samples} completions, '
-        f'{workload.prompt_tokens} + {_mean(plan, workload):.0f} tokens on '
+        f'{workload.prompt_tokens} + {mean:.0f} tokens on '
         f'average: {sum(seconds.values()):.0f} s predicted ('
         + ', '.join(f'{name} {value:.1f}' for name, value in seconds.items())
         + f'), {plan.tokens_per_second_a_chip:.0f} tokens/s a chip']
   lines += ['meshes compared by their largest programs:', *(
-      f'  {mesh_text(p.mesh):<32}{p.slots:>5} slots  '
+      f'  {_mesh(p.mesh):<32}{p.slots:>5} slots  '
       + (f'{p.brief_seconds:8.0f} s' if p.fits else 'does not fit')
       for p in plans)]
   return '\n'.join(lines)
@@ -39,11 +40,12 @@ def text(plan: step.StepPlan, workload: workload_lib.Workload,
 
 def verdict(plan: step.StepPlan) -> str:
   """Says whether the plan fits, with the memory of the largest program."""
-  worst, memory = plan.worst, plan.slice.chip.hbm_bytes / chips.GIB
+  worst = plan.worst
   if worst.failure:
     return f'does not fit: {worst.name}: {worst.failure}'
   says = 'fits' if plan.fits else 'does not fit'
-  return (f'{says}: {worst.name} needs {_gib(worst.hbm)} of {memory:.2f} GiB '
+  return (f'{says}: {worst.name} needs {_gib(worst.hbm)} of '
+          f'{_gib(plan.slice.chip.hbm_bytes)} GiB '
           f'(arguments {_gib(worst.arguments)}, temporaries '
           f'{_gib(worst.temporaries)}, other arrays {_gib(worst.resident)})')
 
@@ -63,7 +65,7 @@ def record(plan: step.StepPlan, plans: Sequence[step.StepPlan]
                   'seconds': p.brief_seconds} for p in plans]}
 
 
-def mesh_text(mesh: dict[str, int]) -> str:
+def _mesh(mesh: dict[str, int]) -> str:
   return ' '.join(f'{name}={size}' for name, size in mesh.items())
 
 
@@ -83,6 +85,3 @@ def _line(e: step.Estimate) -> str:
 def _gib(size: float) -> str:
   return f'{size / chips.GIB:.2f}'
 
-
-def _mean(plan, workload):
-  return plan.tokens / (workload.prompts * workload.samples)

@@ -5,6 +5,7 @@ of lengths decides where a completion ends.
 """
 
 import collections
+import types
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,20 +28,12 @@ class Shape(NamedTuple):
   more: Any = None
 
 
-class _Cache(NamedTuple):
-  """The part of a cache that the schedule reads: its shape."""
-  position: np.ndarray
-
-
 def of_rollout(workload: workload_lib.Workload, shapes: schedule.Shapes
                ) -> collections.Counter:
   """Counts the runs of each Shape in a rollout; for 'decode', the steps."""
   counts = collections.Counter()
-  length_B = workload.lengths(workload.prompts * workload.samples).reshape(
+  length_QG = workload.lengths(workload.prompts * workload.samples).reshape(
       workload.prompts, workload.samples)
-
-  def empty(slots, columns, _):
-    return _cache(slots, columns)
 
   def prefill(_, token_QP, __):
     counts[Shape('prefill', *token_QP.shape)] += 1
@@ -57,31 +50,34 @@ def of_rollout(workload: workload_lib.Workload, shapes: schedule.Shapes
     return _cache(*moved)
 
   def decode(_, cache, rows, __, steps, enough):
-    length_N = length_B[rows.prompt_id, rows.sample]
-    left_N = np.where(rows.live, length_N - rows.length, 0)
+    left_N = np.where(
+        rows.live, length_QG[rows.prompt_id, rows.sample] - rows.length, 0)
     steps = _steps(left_N[rows.live], steps, enough,
                    engine.count_every(shapes.shards))
     counts[Shape('decode', *cache.position.shape)] += steps
-    drawn_N = np.minimum(left_N, steps)
     live_N = rows.live & (left_N > steps)
     zeros_NC = np.zeros((len(left_N), max(steps, 1)), np.int32)
     return cache, engine.Chunk(
-        zeros_NC, zeros_NC.astype(np.float32), rows.length + drawn_N,
-        rows.live & ~live_N, live_N, np.int32(steps))
+        zeros_NC, zeros_NC.astype(np.float32),
+        rows.length + np.minimum(left_N, steps), rows.live & ~live_N, live_N,
+        np.int32(steps))
 
   requests = [
       schedule.Request([0] * workload.prompt_tokens, prompt,
                        [workload.max_tokens] * workload.samples)
       for prompt in range(workload.prompts)]
-  programs = schedule.SamplingPrograms(empty, prefill, insert, compact, decode)
+  programs = schedule.SamplingPrograms(
+      lambda slots, columns, _: _cache(slots, columns), prefill, insert,
+      compact, decode)
   for _ in schedule.Schedule(programs, shapes).run(None, requests, None):
     pass
   return counts
 
 
 def _cache(rows, columns):
-  # Nobody reads the entries; broadcasting takes no memory for them.
-  return _Cache(np.broadcast_to(np.int32(-1), (rows, columns)))
+  """Returns what the schedule reads of a cache: a shape, without memory."""
+  return types.SimpleNamespace(
+      position=np.broadcast_to(np.int32(-1), (rows, columns)))
 
 
 def _steps(left, most, enough, count_every):

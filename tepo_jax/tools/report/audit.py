@@ -66,19 +66,18 @@ def reproduces(row: Any, columns: Mapping[str, int], graded: int) -> bool:
              for cell, samples in zip(row.cells, columns.values())]
   if not all(correct):
     return False
-  lowest, highest = (sum(map(end, correct)) for end in (min, max))
-  left_out = graded - sum(columns.values())
+  most = sum(map(max, correct)) + graded - sum(columns.values())
   return any(_prints_as(100 * k / graded, row.average)
-             for k in range(lowest, highest + left_out + 1))
+             for k in range(sum(map(min, correct)), most + 1))
 
 
 def _impossible(row, columns):
   for (column, samples), cell in zip(columns.items(), row.cells):
-    runs = len(row.seeds)
+    total = samples * len(row.seeds)
     if cell is not None and not (
-        counts(cell, samples * runs) if runs == 1 else any(
-            abs(100 * k / (samples * runs) - cell) < 1.5 * DIGIT
-            for k in range(samples * runs + 1))):
+        counts(cell, samples) if total == samples else any(
+            abs(100 * k / total - cell) < 1.5 * DIGIT
+            for k in range(total + 1))):
       k = cell * samples / 100
       around = ' or '.join(f'{100 * n / samples:.2f}'
                            for n in (math.floor(k), math.ceil(k)))
@@ -117,10 +116,9 @@ def _wrong_changes(row, rows, columns):
   ours, grpo, base = (
       next(r for r in rows if r.model == row.model and r.method == method
            and not r.is_change) for method in (row.method, 'grpo', None))
-  values = list(zip(
-      [*columns, None], (*row.cells, row.average), (*ours.cells, ours.average),
-      (*grpo.cells, grpo.average), (*base.cells, base.average)))
-  for column, printed, new, old, untrained in values:
+  for column, printed, new, old, untrained in zip(
+      [*columns, None], *((*r.cells, r.average) for r in (
+          row, ours, grpo, base))):
     if abs(new - old - printed) > 1.5 * DIGIT:
       against = ('; the difference to the untrained model matches'
                  if abs(new - untrained - printed) <= 1.5 * DIGIT else '')

@@ -88,8 +88,7 @@ def baseline(groups: Sequence[runs_lib.Group]) -> runs_lib.Group | None:
   """Returns the group to compare with, or None if there is only one."""
   if len(groups) < 2:
     return None
-  named = [group for group in groups if group.label == BASELINE]
-  return named[0] if named else groups[0]
+  return next((g for g in groups if g.label == BASELINE), groups[0])
 
 
 def contrasts(groups: Sequence[runs_lib.Group]) -> list[Contrast]:
@@ -97,10 +96,10 @@ def contrasts(groups: Sequence[runs_lib.Group]) -> list[Contrast]:
   base = baseline(groups)
   if base is None:
     return []
-  others = [group for group in groups if group is not base]
-  goal = target(base)
-  found = []
-  for group in others:
+  goal, found = _target(base), []
+  for group in groups:
+    if group is base:
+      continue
     found += [_contrast(group, base, measure) for measure in MEASURES]
     if goal is not None:
       found.append(_steps_contrast(group, base, goal))
@@ -117,27 +116,24 @@ def _contrast(group, base, measure):
                     for x in series])
   pairs = [[measure.scale * x for x in pair] for pair in pairs
            if None not in pair]
-  return _compared(group.label, measure.title, measure.claim, measure.unit,
-                   pairs, measure.sign)
+  return _compared(group.label, measure, pairs)
 
 
-def _compared(label, title, claim, unit, pairs, sign, note=''):
+def _compared(label, measure, pairs, note=''):
   if not pairs:
     return None
-  own, base = zip(*pairs)
   difference = seeds_lib.interval([x - y for x, y in pairs])
-  return Contrast(label, title, claim, unit, seeds_lib.interval(own),
-                  seeds_lib.interval(base), difference, len(pairs),
-                  _verdict(difference, sign, len(pairs)), note)
-
-
-def _verdict(difference, sign, pairs):
   _, low, high = difference
-  if pairs < FEWEST:
-    return 'too few seeds'
-  if low > 0 or high < 0:
-    return 'as the paper says' if sign * low > 0 else 'against the paper'
-  return 'no significant difference'
+  verdict = 'no significant difference'
+  if len(pairs) < FEWEST:
+    verdict = 'too few seeds'
+  elif low > 0 or high < 0:
+    verdict = ('as the paper says' if measure.sign * low > 0
+               else 'against the paper')
+  return Contrast(
+      label, measure.title, measure.claim, measure.unit,
+      *map(seeds_lib.interval, zip(*pairs)), difference, len(pairs), verdict,
+      note)
 
 
 def _pairs(group, base):
@@ -146,29 +142,26 @@ def _pairs(group, base):
           if run.seed in by_seed]
 
 
-def target(base: runs_lib.Group) -> float | None:
+def _target(base):
   """Returns TARGET times the baseline's final accuracy, mean over seeds."""
   finals = [final(list(series.values())) for run in base.runs
             if (series := figures.smoothed(run, _ACCURACY))]
   return TARGET * float(np.mean(finals)) if finals else None
 
 
-def steps_to(run: runs_lib.Run, goal: float) -> int | None:
-  """Returns the first step with a smoothed sample accuracy of `goal`."""
-  return next((step for step, value in figures.smoothed(run, _ACCURACY).items()
-               if value >= goal), None)
-
-
 def _steps_contrast(group, base, goal):
+  """Compares the first steps with a smoothed sample accuracy of `goal`."""
   pairs, late = [], 0
   for pair in _pairs(group, base):
     limit = 1 + min(
         run.records[-1]['step'] if run.records else 0 for run in pair)
-    reached = [min(steps_to(run, goal) or limit, limit) for run in pair]
+    reached = [min([limit, *(
+        step for step, value in figures.smoothed(run, _ACCURACY).items()
+        if value >= goal)]) for run in pair]
     late += reached.count(limit)
-    pairs.append(tuple(reached))
+    pairs.append(reached)
   note = (f'{late} runs did not reach it; they count as one step more than '
           'they have' if late else '')
-  return _compared(
-      group.label, f'Steps to {100 * goal:.1f} % accuracy',
-      'fewer (72 against 132)', 'steps', pairs, -1, note)
+  return _compared(group.label, Measure(
+      f'Steps to {100 * goal:.1f} % accuracy', 'fewer (72 against 132)',
+      'accuracy', None, -1, 1, 'steps'), pairs, note)

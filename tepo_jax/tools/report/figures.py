@@ -73,11 +73,9 @@ PANELS = (
 
 def panels(runs: Iterable[runs_lib.Run]) -> list[Panel]:
   """Returns a panel for each evaluation's avg@k, then PANELS."""
-  evaluations = [
-      Panel(name.replace('/', '_').replace('@', '_'),
-            'Evaluation: ' + name.removeprefix('eval/'), name, '%', 100, 1)
-      for name in accuracies(runs)]
-  return evaluations + list(PANELS)
+  return [Panel(name.replace('/', '_').replace('@', '_'),
+                'Evaluation: ' + name.removeprefix('eval/'), name, '%', 100, 1)
+          for name in accuracies(runs)] + list(PANELS)
 
 
 def accuracies(runs: Iterable[runs_lib.Run]) -> list[str]:
@@ -105,18 +103,17 @@ class Curve:
 
 def curves(groups: Sequence[runs_lib.Group], panel: Panel) -> list[Curve]:
   """Returns the panel's curves; empty for a group without the metric."""
-  return [_curve(group, panel) for group in groups]
-
-
-def _curve(group, panel):
-  seeds = {run.name: smoothed(run, panel) for run in group.runs}
-  steps = sorted({step for values in seeds.values() for step in values})
-  at = [[values[step] for values in seeds.values() if step in values]
-        for step in steps]
-  intervals = [seeds_lib.interval(values) for values in at]
-  mean, low, high = (list(x) for x in zip(*intervals)) if at else ([], [], [])
-  return Curve(group.label, steps, mean, low, high, [len(x) for x in at],
-               seeds)
+  found = []
+  for group in groups:
+    seeds = {run.name: smoothed(run, panel) for run in group.runs}
+    steps = sorted(set().union(*seeds.values()))
+    at = [[values[step] for values in seeds.values() if step in values]
+          for step in steps]
+    mean, low, high = map(list, zip(*map(seeds_lib.interval, at))) if at else (
+        [], [], [])
+    found.append(Curve(group.label, steps, mean, low, high,
+                       list(map(len, at)), seeds))
+  return found
 
 
 def smoothed(run: runs_lib.Run, panel: Panel) -> dict[int, float]:
@@ -188,8 +185,8 @@ def draw_heat_map(names: Sequence[str], matrix: Any, title: str,
 def _drawable(text, width):
   """Wraps a text; replaces what the font lacks and what starts a formula."""
   from matplotlib import font_manager
-  font = font_manager.get_font(font_manager.findfont(
-      font_manager.FontProperties()))
+  font = font_manager.get_font(
+      font_manager.findfont(font_manager.FontProperties()))
   text = ''.join(c if font.get_char_index(ord(c)) else '?' for c in text)
   return '\n'.join(textwrap.wrap(text.replace('$', r'\$'), width))
 

@@ -44,23 +44,20 @@ def values(batch: Any, logp_BT: np.ndarray, entropy_BT: np.ndarray,
            ) -> dict[str, np.ndarray]:
   """Returns every quantity of QUANTITIES, [B, T]; 0 where masked.
 
-  Args:
-    batch: batch.Batch of the sampled completions, with ℓ° and H°.
-    logp_BT, entropy_BT, kl_BT: after the step's updates.
-    selection: of the method, see `PolicyLoss.selection`.
+  The arguments are the fields of `replay.TokenView`.
   """
   mask_BT = batch.mask_BT > 0
   change_BT = np.where(mask_BT, logp_BT - batch.old_logp_BT, 0)
-  count_B1 = np.maximum(mask_BT.sum(1, keepdims=True), 1)
-  mean_B1 = change_BT.sum(1, keepdims=True) / count_B1
-  clipped_BT = selection['high_BT'].astype(int) - selection['low_BT']
+  mean_B1 = change_BT.sum(1, keepdims=True) / np.maximum(
+      mask_BT.sum(1, keepdims=True), 1)
   found = {
       'advantage': np.broadcast_to(batch.advantage_B[:, None], mask_BT.shape),
       'ratio': np.exp(change_BT), 'weight': selection['weight_BT'],
       'sequence_weight': np.broadcast_to(np.exp(mean_B1), mask_BT.shape),
       'entropy': batch.old_entropy_BT,
       'entropy_change': entropy_BT - batch.old_entropy_BT, 'kl': kl_BT,
-      'region': selection['region_BT'].astype(int), 'clipped': clipped_BT,
+      'region': selection['region_BT'].astype(int),
+      'clipped': selection['high_BT'].astype(int) - selection['low_BT'],
       'sampler_gap': batch.sampler_logp_BT - batch.old_logp_BT,
       'surprise': -batch.sampler_logp_BT}
   return {key: np.where(mask_BT, value_BT, 0)
@@ -75,7 +72,7 @@ def payload(records: Sequence[dict[str, Any]], decode: Callable[[int], str],
     records: of a saved rollout (rollout/dump.py), one per completion.
     decode: returns the text of a token id.
     arrays: quantity -> [B, T] in the order of `records`.
-    about: further fields: title, notes.
+    about: further fields: title, about.
 
   Returns:
     JSON data: `quantities`, `vocabulary` (id -> text), `groups` (those trained
@@ -92,8 +89,7 @@ def payload(records: Sequence[dict[str, Any]], decode: Callable[[int], str],
       break
     shown.append(indices)
   groups = [_group(records, indices, arrays) for indices in shown]
-  ids = {i for indices in shown for index in indices
-         for i in records[index]['token_ids']}
+  ids = set().union(*(records[i]['token_ids'] for some in shown for i in some))
   return about | {
       'quantities': [dataclasses.asdict(q) for q in QUANTITIES
                      if q.key in arrays],
@@ -110,16 +106,13 @@ def _group(records, indices, arrays):
       'problem': first['problem'], 'answers': list(first['answers']),
       'mixed': len({records[i]['correct'] for i in indices}) > 1,
       'trained': first['trained'],
-      'completions': [_completion(records[i], i, arrays) for i in indices]}
-
-
-def _completion(record, index, arrays):
-  length = record['tokens']
-  return {name: record[name] for name in (
-      'completion', 'extracted', 'correct', 'reward', 'truncated')} | {
-          'tokens': record['token_ids'],
-          'values': {key: exact(value_BT[index, :length])
-                     for key, value_BT in arrays.items()}}
+      'completions': [
+          {name: records[i][name] for name in (
+              'completion', 'extracted', 'correct', 'reward', 'truncated')}
+          | {'tokens': records[i]['token_ids'],
+             'values': {key: exact(value_BT[i, :records[i]['tokens']])
+                        for key, value_BT in arrays.items()}}
+          for i in indices]}
 
 
 def exact(values_T: np.ndarray) -> list[float | int | None]:
@@ -143,6 +136,5 @@ def most_masked(records: Sequence[dict[str, Any]], region_BT: np.ndarray,
       masked.update(i for i, inside in zip(record['token_ids'], region_T)
                     if inside)
   return [{'token': decode(i), 'id': i, 'masked': n, 'count': count[i],
-           'share': n / count[i]}
-          for i, n in sorted(masked.items(), key=lambda kv: (-kv[1], kv[0]))[
-              :SUMMARY]]
+           'share': n / count[i]} for i, n in sorted(
+               masked.items(), key=lambda kv: (-kv[1], kv[0]))[:SUMMARY]]

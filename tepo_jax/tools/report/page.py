@@ -105,19 +105,15 @@ def render(title: str, intro: str, sections: Sequence[tuple[str, str]],
                   for i, (heading, _) in enumerate(sections))
   body = ''.join(f'<h2 id="s{i}">{text(heading)}</h2>{content}'
                  for i, (heading, content) in enumerate(sections))
-  parts = {name: (_WEB / name).read_text('utf-8') for name in (
-      'page.css', 'charts.js', 'inspector.js')}
-  return _PAGE.format(
-      title=text(title), style=parts['page.css'],
-      body=f'<h1>{text(title)}</h1>{intro}<nav>{links}</nav>{body}',
-      data=_embedded(data), charts=parts['charts.js'],
-      inspector=parts['inspector.js'])
-
-
-def _embedded(data):
-  """Returns JSON that cannot end its script element."""
-  return json.dumps(data, allow_nan=False, ensure_ascii=False).replace(
+  style, charts, inspector = ((_WEB / name).read_text('utf-8') for name in (
+      'page.css', 'charts.js', 'inspector.js'))
+  # JSON that cannot end its script element.
+  embedded = json.dumps(data, allow_nan=False, ensure_ascii=False).replace(
       '<', '\\u003c').replace('\u2028', '\\u2028').replace('\u2029', '\\u2029')
+  return _PAGE.format(
+      title=text(title), style=style, charts=charts, inspector=inspector,
+      body=f'<h1>{text(title)}</h1>{intro}<nav>{links}</nav>{body}',
+      data=embedded)
 
 
 def text(value: Any) -> str:
@@ -151,14 +147,9 @@ def figures(panels: Sequence[dict[str, Any]]) -> str:
 def heat_map(names: Sequence[str], matrix: Sequence[Sequence[float]]) -> str:
   """Returns a coloured table of cosines, −1 … 1."""
   head = ''.join(f'<th>{text(name)}</th>' for name in names)
-  rows = ''.join(
-      f'<tr><th>{text(name)}</th>' + ''.join(map(_heat_cell, row)) + '</tr>'
-      for name, row in zip(names, matrix))
+  rows = ''.join(f'<tr><th>{text(name)}</th>' + ''.join(
+      f'<td style="background: rgba(var(--{"up" if value > 0 else "down"}), '
+      f'{0.75 * abs(value):.3f})">{value:.2f}</td>' for value in row) + '</tr>'
+                 for name, row in zip(names, matrix))
   return ('<div class="scroll"><table class="heat"><thead><tr><td></td>'
           f'{head}</tr></thead><tbody>{rows}</tbody></table></div>')
-
-
-def _heat_cell(value):
-  hue = 'up' if value > 0 else 'down'
-  return (f'<td style="background: rgba(var(--{hue}), '
-          f'{0.75 * abs(value):.3f})">{value:.2f}</td>')

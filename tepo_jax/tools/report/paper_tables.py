@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 import importlib
-import pathlib
 import shlex
 
 from configs import paper
@@ -31,13 +30,16 @@ def table(number: str, runs: str, form: str) -> str:
     number: one of TABLES. runs: the folder that contains the runs.
     form: one of `tables.FORMATS`.
   """
-  everything = {n: _rows(n) for n in TABLES}
+  everything = {n: _rows(n) for n in TABLES}  # with which it is compared
   rows = everything[number]
   columns = dict(paper.COLUMNS.values())
-  findings = _findings(rows, sum(everything.values(), ()), columns)
+  names = {row.name for row in rows}
+  others = [row for row in sum(everything.values(), ())
+            if row.name not in names]
+  findings = [f for f in audit.audit([*rows, *others], columns, paper.GRADED)
+              if f.row in names]
   marks = {(f.row, f.column): '*' for f in findings}
-  lines = tables.compared(
-      rows, paper.COLUMNS, paper.GRADED, pathlib.Path(runs), marks)
+  lines = tables.compared(rows, paper.COLUMNS, paper.GRADED, runs, marks)
   text = tables.FORMATS[form](lines, list(columns))
   if form == 'csv':
     return text
@@ -50,17 +52,8 @@ def _rows(number):
   return importlib.import_module(f'configs.table{number}').ROWS
 
 
-def _findings(rows, everything, columns):
-  """Audits `rows`, comparing them with the rows of all tables."""
-  names = {row.name for row in rows}
-  others = [row for row in everything if row.name not in names]
-  found = audit.audit([*rows, *others], columns, paper.GRADED)
-  return [finding for finding in found if finding.row in names]
-
-
 def _notes(rows, columns, findings):
-  labels = {row.name: row.label for row in rows}
-  models = {row.name: row.model for row in rows}
+  named = {row.name: row for row in rows}
   averaged = {(row.model, row.cells, row.average): row for row in rows
               if len(row.seeds) == 1 and not row.is_change and any(row.cells)}
   reproduced = sum(audit.reproduces(row, columns, paper.GRADED)
@@ -69,5 +62,6 @@ def _notes(rows, columns, findings):
          f'reproduces {reproduced} of {len(averaged)} different rows to the '
          'last digit.')
   for finding in findings:
-    yield (f'* {models[finding.row]}, {labels[finding.row]}, '
+    row = named[finding.row]
+    yield (f'* {row.model}, {row.label}, '
            f'{finding.column or tables.AVERAGE}: {finding.text}')

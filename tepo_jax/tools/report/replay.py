@@ -40,11 +40,10 @@ from tepo_jax.runtime import checkpoint
 class TokenView:
   """The tokens sampled in a step; arrays are [B, T] on the host.
 
-  groups: in the order of B. batch: with the values before the step's updates.
+  batch: of all groups sampled, with the values before the step's updates.
   logp_BT, entropy_BT, kl_BT: after all of them.
   selection: of the run's method, see `PolicyLoss.selection`.
   """
-  groups: list[groups_lib.Group]
   batch: batch_lib.Batch
   logp_BT: np.ndarray
   entropy_BT: np.ndarray
@@ -57,8 +56,7 @@ class ReplayPrograms:
   """Jitted functions.
 
   score: (params, batch) -> ℓ, H; bit-identical to those of the run's updates.
-  pull_back: (params, batch, cotangents, old_params) -> gradient, Scores; the
-    function `pull_back` below with its scorer bound.
+  pull_back: the function `pull_back` below with its scorer bound.
   move: (gradient, opt_state, params) -> the optimiser's change of params.
   """
   score: Callable
@@ -71,11 +69,10 @@ class Outcome:
   """One update by a method.
 
   clip_fraction: share of tokens that a bound clips or that are dropped.
-  region_share: share of tokens in M.
+  region_share: share of tokens in M. gradient: on the host.
   entropy_predicted: ⟨∇H̄, Δθ⟩; entropy_measured: H̄(θ + Δθ) − H̄(θ); in nats.
     H̄ is the mean entropy of the minibatch's tokens, Δθ the optimiser's change
     for the method's gradient.
-  gradient: on the host.
   """
   loss: float
   grad_norm: float
@@ -108,14 +105,13 @@ class Step:
 
   def __init__(self, learner: learner_lib.Learner, number: int,
                groups: list[groups_lib.Group], trained: set[int]):
-    self.learner, self.number = learner, number
-    self.sampled = groups
+    self.learner, self.sampled = learner, groups
     self.trained = [g for g in groups if g.prompt.cursor in trained]
     if not self.trained:
       raise errors.InputError(f'step {number} trained on no group')
     programs = learner.programs
     self.plan = learner.plan_updates(number, self.trained)
-    self.start = jax.tree.map(jax.numpy.copy, learner.state.params)
+    self.start = jax.tree.map(jnp.copy, learner.state.params)
     self.old_params = jax.block_until_ready(
         programs.to_old_policy(learner.state.params))
     like = programs.state_sharding.params
@@ -123,15 +119,12 @@ class Step:
         programs.mesh, lambda frozen, *arguments: pull_back(
             dataclasses.replace(programs.scorer, frozen=frozen), *arguments),
         out_shardings=(like, None))
-    move = programs_lib.compiled(
-        programs.mesh,
-        lambda *arguments: programs.optimizer.update(*arguments)[0],
-        out_shardings=like)
     self.programs = ReplayPrograms(
-        self._score, functools.partial(jitted, learner.frozen), move)
-
-  def _score(self, params, batch):
-    return self.learner.programs.score(params, batch, *self.learner.base())
+        lambda params, batch: programs.score(params, batch, *learner.base()),
+        functools.partial(jitted, learner.frozen), programs_lib.compiled(
+            programs.mesh,
+            lambda *arguments: programs.optimizer.update(*arguments)[0],
+            out_shardings=like))
 
   def compare(self, methods: Mapping[str, Any]) -> list[Comparison]:
     """Evaluates the methods at the step's first and last update.
@@ -141,13 +134,11 @@ class Step:
     """
     losses = {name: objective.make_policy_loss(method)
               for name, method in methods.items()}
-    last = len(self.plan.order) - 1
-    comparisons = [self._compare(losses, 0)]
-    for index in range(last):
+    last, comparisons = len(self.plan.order) - 1, []
+    for index in range(last + 1):
+      if index in (0, last):
+        comparisons.append(self._compare(losses, index))
       self._update(index)
-    if last:
-      comparisons.append(self._compare(losses, last))
-    self._update(last)
     return comparisons
 
   def finish(self) -> None:
@@ -167,11 +158,11 @@ class Step:
         estimator: minibatch.replace(advantage_B=self.learner.to_batch(
             self.trained, estimator).advantage_B[members])
         for estimator in {loss.method.estimator for loss in losses.values()}}
-    outcomes = evaluate(
-        self.programs, losses, self.learner.state, batches,
-        self.plan.rng(index), self.old_params)
-    return Comparison(f'update {index + 1} of {len(self.plan.order)}',
-                      int(self.plan.batch.mask_BT[members].sum()), outcomes)
+    return Comparison(
+        f'update {index + 1} of {len(self.plan.order)}',
+        int(self.plan.batch.mask_BT[members].sum()),
+        evaluate(self.programs, losses, self.learner.state, batches,
+                 self.plan.rng(index), self.old_params))
 
   def view(self, method: Any) -> TokenView:
     """Returns the sampled tokens under the current policy and under π_old.
@@ -189,15 +180,13 @@ class Step:
         jax.tree.map(lambda *x: np.concatenate(x), *part)
         for part in zip(*views))
     return TokenView(
-        self.sampled, batch.replace(
-            old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT),
+        batch.replace(old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT),
         new.logp_BT, new.entropy_BT, new.kl_BT, selection)
 
   def _view(self, loss, batch, members):
     mine = self.learner.on_devices(jax.tree.map(lambda x: x[members], batch))
     old_logp_BT, old_entropy_BT = self.programs.score(self.start, mine)
-    mine = mine.replace(
-        old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT)
+    mine = mine.replace(old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT)
     new = scores(
         self.programs, self.learner.state.params, mine, self.old_params)
     tokens = update.tokens(mine, new)
@@ -246,8 +235,7 @@ def evaluate(programs: ReplayPrograms,
   Args:
     losses: by method. batches: the minibatch by advantage estimator, on the
       devices, with ℓ° and H°.
-    state: before the update. rng: of the update.
-    old_params: π_old, for the exact KL.
+    state, rng: before the update, of the update. old_params: π_old.
   """
   batch = next(iter(batches.values()))
   now = scores(programs, state.params, batch, old_params)
@@ -259,8 +247,7 @@ def evaluate(programs: ReplayPrograms,
   def outcome(loss):
     mine = batches[loss.method.estimator]
     value, metrics, cotangents = _slopes(loss, update.tokens(mine, now), rng)
-    gradient, _ = programs.pull_back(
-        state.params, mine, cotangents, old_params)
+    gradient, _ = programs.pull_back(state.params, mine, cotangents, old_params)
     change = programs.move(gradient, state.opt_state, state.params)
     after = optax.apply_updates(state.params, change)
     _, entropy_BT = programs.score(after, batch)
@@ -280,21 +267,18 @@ def evaluate(programs: ReplayPrograms,
 def _slopes(loss, tokens, rng):
   """Returns L, its metrics, and ∂L/∂(ℓ, H, KL) of the whole minibatch."""
   statistics = loss.statistics(tokens, rng)
-
-  def value(scores):
-    return loss.partial(tokens.replace(**scores), statistics)
-
-  scores = dict(logp_BT=tokens.logp_BT, entropy_BT=tokens.entropy_BT,
-                kl_BT=tokens.kl_BT)
-  total, slopes = jax.value_and_grad(value)(scores)
+  total, slopes = jax.value_and_grad(
+      lambda scores: loss.partial(tokens.replace(**scores), statistics))(dict(
+          logp_BT=tokens.logp_BT, entropy_BT=tokens.entropy_BT,
+          kl_BT=tokens.kl_BT))
   return total, loss.metrics(tokens, statistics), scoring.Scores(**slopes)
 
 
 def cosines(outcomes: Sequence[Outcome]) -> np.ndarray:
   """Returns the cosines [n, n] of the gradients; 0 with a zero gradient."""
-  flat = np.stack([np.concatenate([
-      np.ravel(leaf) for leaf in jax.tree.leaves(outcome.gradient)])
-      for outcome in outcomes]).astype(np.float64)
+  flat = np.stack([np.concatenate(list(map(
+      np.ravel, jax.tree.leaves(outcome.gradient)))) for outcome in outcomes
+                   ]).astype(np.float64)
   norm = np.linalg.norm(flat, axis=1, keepdims=True)
   unit = flat / np.where(norm > 0, norm, 1)
   return unit @ unit.T
@@ -320,8 +304,8 @@ def open_step(workdir: pathlib.Path, number: int) -> Iterator[Step]:
         f'and the checkpoint of step {number - 1}; the steps with both: '
         f'{", ".join(map(str, replayable)) or "none"}')
   records = dump.read(workdir / session_lib.ROLLOUTS, number)
-  folder = session_lib.model_folder(config, workdir)
-  with session_lib.open_folder(config, folder) as session:
+  with session_lib.open_folder(
+      config, session_lib.model_folder(config, workdir)) as session:
     learner = learner_lib.Learner(config, session)
     learner.load_base()
     learner.state = _state(learner, workdir, number - 1)
@@ -335,9 +319,8 @@ def available(workdir: pathlib.Path) -> list[int]:
 
   Step 1 starts from the model's own weights.
   """
-  folder = workdir / session_lib.CHECKPOINTS
-  saved = {0} | {int(entry.name) for entry in folder.glob('*')
-                 if entry.name.isdigit()}
+  saved = {0} | {int(entry.name) for entry in (
+      workdir / session_lib.CHECKPOINTS).glob('*') if entry.name.isdigit()}
   return [step for step in dump.steps(workdir / session_lib.ROLLOUTS)
           if step - 1 in saved]
 
@@ -345,8 +328,7 @@ def available(workdir: pathlib.Path) -> list[int]:
 def _state(learner, workdir, step):
   if step == 0:
     return learner.first_state()
-  checkpointer = checkpoint.Checkpointer(
-      workdir / session_lib.CHECKPOINTS, read_only=True)
-  with contextlib.closing(checkpointer):
+  with contextlib.closing(checkpoint.Checkpointer(
+      workdir / session_lib.CHECKPOINTS, read_only=True)) as checkpointer:
     return checkpointer.restore(
         step, *programs_lib.restorable(learner.programs))[0]

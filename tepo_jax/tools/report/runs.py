@@ -61,8 +61,7 @@ def read(paths: Sequence[str]) -> list[Run]:
     errors.InputError: a path is not a folder, or no folder has a run.
   """
   folders = [folder for path in paths for folder in _expand(path)]
-  names = _unique_names(folders)
-  runs = [_read(folder, name) for folder, name in zip(folders, names)]
+  runs = list(map(_read, folders, _unique_names(folders)))
   if not any(run.records for run in runs):
     raise errors.InputError(
         f'--runs={",".join(paths)}: no metrics.jsonl with a record')
@@ -81,8 +80,7 @@ def _expand(path):
 
 def _unique_names(folders):
   """Returns the shortest ends of the paths that are all different."""
-  depth = 1
-  parts = [folder.absolute().parts for folder in folders]
+  depth, parts = 1, [folder.absolute().parts for folder in folders]
   while depth < max(map(len, parts)) and len(
       {p[-depth:] for p in parts}) < len(set(parts)):
     depth += 1
@@ -128,19 +126,15 @@ def _lines(path, notes, needed=True):
   for line in lines:
     try:
       record = json.loads(line)
-      found.append({'step': int(record['step'])} | {
-          key: _finite(value) for key, value in record.items()
-          if key != 'step'})
+      found.append({
+          key: None if isinstance(value, (int, float))
+          and not math.isfinite(value) else value
+          for key, value in record.items()} | {'step': int(record['step'])})
     except (ValueError, TypeError, KeyError, AttributeError):
       damaged += 1
   if damaged:
     notes.append(f'{damaged} lines of {path.name} cannot be read')
   return found
-
-
-def _finite(value):
-  is_number = isinstance(value, (int, float))
-  return value if not is_number or math.isfinite(value) else None
 
 
 def _state(folder, fields, records):
@@ -149,27 +143,21 @@ def _state(folder, fields, records):
   last = records[-1]['step']
   if fields is None:
     return f'at step {last}'
-  total = fields['steps']
-  if last >= total:
+  if last >= fields['steps']:
     return 'finished'
-  seconds = time.time() - (folder / 'metrics.jsonl').stat().st_mtime
-  return f'at step {last} of {total}, last written {_ago(seconds)} ago'
-
-
-def _ago(seconds):
-  for unit, size in (('days', 86400), ('hours', 3600), ('minutes', 60)):
-    if seconds >= 2 * size:
-      return f'{seconds / size:.0f} {unit}'
-  return f'{max(seconds, 0):.0f} seconds'
+  seconds = max(time.time() - (folder / 'metrics.jsonl').stat().st_mtime, 0)
+  unit, size = next((pair for pair in (
+      ('days', 86400), ('hours', 3600), ('minutes', 60))
+                     if seconds >= 2 * pair[1]), ('seconds', 1))
+  return (f'at step {last} of {fields["steps"]}, last written '
+          f'{seconds / size:.0f} {unit} ago')
 
 
 def _flat(config, prefix=''):
   fields = {}
   for name, value in config.items():
-    if isinstance(value, dict):
-      fields |= _flat(value, f'{prefix}{name}.')
-    else:
-      fields[prefix + name] = value
+    fields |= _flat(value, f'{prefix}{name}.') if isinstance(
+        value, dict) else {prefix + name: value}
   return fields
 
 
@@ -197,9 +185,9 @@ def _label(some, groups):
            and g[0].fields['method_name'] == fields['method_name']]
   if len(alike) == 1:
     return fields['method_name']
-  values = [f'{name}={fields[name]}' for name in differing(alike)
-            if name in fields]
-  return f'{fields["method_name"]} ({", ".join(values)})'
+  values = ', '.join(f'{name}={fields[name]}' for name in differing(alike)
+                     if name in fields)
+  return f'{fields["method_name"]} ({values})'
 
 
 def differing(runs: Sequence[Run]) -> list[str]:

@@ -5,7 +5,6 @@ this module writes the results as files and formats them for the page.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-import dataclasses
 import json
 import pathlib
 import sys
@@ -40,9 +39,8 @@ def inspectors(runs: Sequence[runs_lib.Run], step: int | None,
     errors.InputError: no run has that step.
   """
   if step is None:
-    firsts = [group.runs[0] for group in runs_lib.group(runs)]
-    return _each(firsts, _last_rollout)
-  return _of_step(runs, lambda run: _inspect(run, step, out))
+    return _each([g.runs[0] for g in runs_lib.group(runs)], _last_rollout)
+  return _of_step(runs, _inspect, step, out)
 
 
 def replays(runs: Sequence[runs_lib.Run], step: int | None, out: pathlib.Path,
@@ -52,24 +50,22 @@ def replays(runs: Sequence[runs_lib.Run], step: int | None, out: pathlib.Path,
 
   `methods` maps TEPO's KL coefficient to the paper's methods.
   """
-  if step is None:
-    return []
-  return _of_step(runs, lambda run: _replay(run, step, out, methods))
+  return [] if step is None else _of_step(runs, _replay, step, out, methods)
 
 
-def _each(runs, function):
+def _each(runs, function, *arguments):
   """Returns results by run, without None; errors are printed to stderr."""
   found = []
   for run in runs:
     try:
-      found.append(function(run))
+      found.append(function(run, *arguments))
     except errors.InputError as error:
       print(f'{run.name}: {error}', file=sys.stderr)
   return [item for item in found if item is not None]
 
 
-def _of_step(runs, function):
-  found = _each(runs, function)
+def _of_step(runs, function, *arguments):
+  found = _each(runs, function, *arguments)
   if not found:
     raise errors.InputError('no run of --runs has that step, see above')
   return found
@@ -80,33 +76,33 @@ def _last_rollout(run):
   if not steps or run.fields is None:
     return None
   records = dump.read(run.path / session_lib.ROLLOUTS, steps[-1])
-  config = run_folder.read_config(run.path)
-  tokenizer = weights.load_tokenizer(
-      session_lib.model_folder(config, run.path))
+  tokenizer = weights.load_tokenizer(session_lib.model_folder(
+      run_folder.read_config(run.path), run.path))
   surprise_BT = np.zeros(
       (len(records), max(r['tokens'] for r in records)), np.float32)
   for surprise_T, record in zip(surprise_BT, records):
     surprise_T[:record['tokens']] = -np.float32(record['sampler_logp'])
   return inspector.payload(
-      records, _decoder(tokenizer), {'surprise': surprise_BT},
+      records, lambda token: tokenizer.decode([token]),
+      {'surprise': surprise_BT},
       title=f'{run.name}, step {steps[-1]}',
       about='From the saved rollout only; --inspect shows more values.')
 
 
-def _decoder(tokenizer):
-  return lambda token: tokenizer.decode([token])
-
-
 def _inspect(run, step, out):
   with replay.open_step(run.path, step) as opened:
-    config = opened.learner.config
+    method = opened.learner.config.method.to_dict()
+    region = f'the method\'s region, {method["reg"]["region"]}'
+    if method['reg']['region'] == 'none':
+      method['reg'] |= dict(region='positive_falling', coef=0.0)
+      region = 'TEPO\'s region (A > 0, ΔH < 0), which this run does not use'
     records = dump.read(run.path / session_lib.ROLLOUTS, step)
     opened.finish()
-    view = opened.view(_with_region(config.method))
+    view = opened.view(method)
     arrays = inspector.values(view.batch, view.logp_BT, view.entropy_BT,
                               view.kl_BT, view.selection)
-    decode = _decoder(opened.learner.session.tokenizer)
-  path = out / f'inspect_{_file_name(run)}_{step}.jsonl'
+    tokenizer = opened.learner.session.tokenizer
+  path = out / f'inspect_{run.name.replace("/", "_")}_{step}.jsonl'
   with path.open('w', encoding='utf-8') as file:
     for index, record in enumerate(records):
       file.write(json.dumps({name: record[name] for name in (
@@ -114,56 +110,36 @@ def _inspect(run, step, out):
               key: inspector.exact(value_BT[index, :record['tokens']])
               for key, value_BT in arrays.items()}) + '\n')
   return inspector.payload(
-      records, decode, arrays, title=f'{run.name}, step {step}',
-      about=_about(config.method, step))
-
-
-def _with_region(method):
-  """Returns the method, with TEPO's region to show if it has none."""
-  method = method.to_dict()
-  if method['reg']['region'] == 'none':
-    method['reg'] |= dict(region='positive_falling', coef=0.0)
-  return method
-
-
-def _about(method, step):
-  name = method.reg.region
-  region = (f'the method\'s region, {name}' if name != 'none' else
-            'TEPO\'s region (A > 0, ΔH < 0), which this run does not use')
-  return (f'"Before" is the policy that sampled step {step}; "after" is after '
-          f'all of the step\'s updates. M is {region}.')
+      records, lambda token: tokenizer.decode([token]), arrays,
+      title=f'{run.name}, step {step}', about=(
+          f'"Before" is the policy that sampled step {step}; "after" is after '
+          f'all of the step\'s updates. M is {region}.'))
 
 
 def _replay(run, step, out, methods):
   with replay.open_step(run.path, step) as opened:
     method = opened.learner.config.method
-    chosen = dict(methods(_beta(method)))
+    is_tepo = method.reg.penalty == 'kl_full' and method.reg.coef > 0
+    chosen = dict(methods(method.reg.coef if is_tepo else _BETA))
     if method.to_dict() not in [
         ml_collections.ConfigDict(row).to_dict() for row in chosen.values()]:
       chosen['this run'] = method
     comparisons = opened.compare(chosen)
-  name = f'replay_{_file_name(run)}_{step}'
+  name = f'replay_{run.name.replace("/", "_")}_{step}'
   (out / f'{name}.json').write_text(json.dumps({
       'run': run.name, 'step': step,
       'comparisons': list(map(_numbers, comparisons))}, indent=1) + '\n')
   for index, item in enumerate(comparisons):
     figures.draw_heat_map(
-        list(item.outcomes),
-        replay.cosines(list(item.outcomes.values())),
+        list(item.outcomes), replay.cosines(list(item.outcomes.values())),
         f'{run.name}, step {step}, {item.where}', out / f'{name}_{index}')
   return (f'Replay: {run.name}, step {step}',
           ''.join(map(_section, comparisons)))
 
 
-def _beta(method):
-  is_tepo = method.reg.penalty == 'kl_full' and method.reg.coef > 0
-  return method.reg.coef if is_tepo else _BETA
-
-
 def _numbers(comparison):
-  rows = {name: {field.name: getattr(outcome, field.name)
-                 for field in dataclasses.fields(outcome)
-                 if field.name != 'gradient'}
+  rows = {name: {key: value for key, value in vars(outcome).items()
+                 if key != 'gradient'}
           for name, outcome in comparison.outcomes.items()}
   return {'where': comparison.where, 'tokens': comparison.tokens, 'rows': rows,
           'cosines': replay.cosines(
@@ -188,7 +164,3 @@ def _section(comparison):
       + page.table(head, rows, range(1, len(head)))
       + '<p>Cosines between the methods\' gradients:</p>'
       + page.heat_map(list(numbers['rows']), numbers['cosines']))
-
-
-def _file_name(run):
-  return run.name.replace('/', '_')

@@ -27,6 +27,5 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
 def smooth(values: Sequence[float], width: int) -> list[float]:
   """Returns the centred mean of `width` (odd) values, fewer at both ends."""
   half = width // 2
-  x = np.asarray(values, float)
-  return [float(x[max(0, i - half):i + half + 1].mean())
-          for i in range(len(x))]
+  return [float(np.mean(values[max(0, i - half):i + half + 1]))
+          for i in range(len(values))]

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 import dataclasses
 import json
-import operator
 import pathlib
 import time
 from typing import Any
@@ -42,11 +41,15 @@ def write(out: pathlib.Path, runs: Sequence[runs_lib.Run],
     sections.append(('Token inspector', page.INSPECTOR))
   sections += [('Configs', _configs(groups)),
                ('Environment', _environment(runs))]
+  now = time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())
+  done = sum(run.state == 'finished' for run in runs)
+  labels = [group.label for group in groups]
   path = out / 'report.html'
   path.write_text(page.render(
-      'Runs: ' + ', '.join(group.label for group in groups), _intro(runs),
-      sections, {'labels': [group.label for group in groups],
-                 'panels': panels, 'inspectors': list(inspectors)}), 'utf-8')
+      'Runs: ' + ', '.join(labels), f'<p class="muted">{len(runs)} runs, '
+      f'{done} finished. Report of {now}.</p>', sections,
+      {'labels': labels, 'panels': panels, 'inspectors': list(inspectors)}),
+                  'utf-8')
   return path
 
 
@@ -56,13 +59,6 @@ def _panel(groups, panel, out):
   figures.draw(panel, drawn, caption, out)
   return {'name': panel.name, 'title': panel.title, 'unit': panel.unit,
           'caption': caption, 'curves': list(map(dataclasses.asdict, drawn))}
-
-
-def _intro(runs):
-  now = time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())
-  done = sum(run.state == 'finished' for run in runs)
-  return (f'<p class="muted">{len(runs)} runs, {done} finished. Report of '
-          f'{now}.</p>')
 
 
 def _results(groups):
@@ -80,9 +76,8 @@ def _accuracies(groups):
   names = figures.accuracies(run for group in groups for run in group.runs)
   head = ['method', 'seeds', *(f'{name.removeprefix("eval/")} %, last'
                                for name in names), 'training samples %']
-  last = operator.itemgetter(-1)
   rows = [[group.label, len(group.runs),
-           *(_over_seeds(group, name, last) for name in names),
+           *(_over_seeds(group, name, lambda x: x[-1]) for name in names),
            _over_seeds(group, 'accuracy', claims.final)] for group in groups]
   return page.table(head, rows, range(1, len(head)))
 
@@ -90,12 +85,10 @@ def _accuracies(groups):
 def _tables(groups, tables):
   """Returns a table per panel of Table 3, in the paper's order."""
   by_label = {group.label: group for group in groups}
-  parts = []
-  for title, methods in tables.items():
-    present = [by_label[name] for name in methods if name in by_label]
-    if present:
-      parts.append(f'<h3>Panel {page.text(title)}</h3>{_accuracies(present)}')
-  return ''.join(parts)
+  return ''.join(
+      f'<h3>Panel {page.text(title)}</h3>{_accuracies(present)}'
+      for title, methods in tables.items() if (present := [
+          by_label[name] for name in methods if name in by_label]))
 
 
 def _over_seeds(group, metric, reduce):
@@ -105,7 +98,7 @@ def _over_seeds(group, metric, reduce):
       values) else '–'
 
 
-def _with_interval(interval, count=2):
+def _with_interval(interval, count):
   mean, low, high = (f'{value:.3g}' for value in interval)
   return f'{mean} [{low}, {high}]' if count > 1 else mean
 
@@ -147,21 +140,19 @@ def _configs(groups):
 
 def _environment(runs):
   """Returns a table of values; where runs differ, with the names of runs."""
-  found = {}  # {name: {value: names of runs}}
+  found = {}  # {name: {value: {name of a run: None}}}
   for run in runs:
     for start in run.starts:
       for name, value in start.items():
         if name not in ('step', 'started'):
-          found.setdefault(name, {}).setdefault(
-              str(value), []).append(run.name)
+          found.setdefault(name, {}).setdefault(str(value), {})[run.name] = None
   if not found:
     return '<p class="muted">Not recorded.</p>'
   return page.table(['', 'value'], [[name, '; '.join(
-      value if len(members) == 1 else f'{value} ({_some(names)})'
+      value if len(members) == 1 else f'{value} ({_some(list(names))})'
       for value, names in members.items())] for name, members in found.items()])
 
 
 def _some(names):
-  names = list(dict.fromkeys(names))
   more = f' and {len(names) - 3} more' if len(names) > 3 else ''
   return ', '.join(names[:3]) + more

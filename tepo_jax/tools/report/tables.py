@@ -58,15 +58,13 @@ def compared(rows: Sequence[Any], columns: Mapping[str, tuple[str, int]],
     runs: the folder that contains the runs.
     marks: {(row, column or None): footnote mark}.
   """
-  lines = []
+  lines, graded_columns = [], [*columns.values(), (None, graded)]
   for row in rows:
-    names = [column for column, _ in columns.values()] + [None]
-    sizes = [samples for _, samples in columns.values()] + [graded]
     lines.append(Line(row.label, tuple(
-        _papers(value, size * len(row.seeds), row.is_change,
-                marks.get((row.name, name), ''))
-        for name, size, value in zip(
-            names, sizes, (*row.cells, row.average))), panel=row.panel))
+        _papers(value, samples * len(row.seeds), row.is_change,
+                marks.get((row.name, column), ''))
+        for (column, samples), value in zip(
+            graded_columns, (*row.cells, row.average))), panel=row.panel))
     if not row.is_change:
       lines.append(Line('ours', _ours(row, columns, pathlib.Path(runs)), True,
                         row.panel))
@@ -86,19 +84,17 @@ def _ours(row, columns, runs):
   folders = [runs / run_name(row, seed) / EVALUATION for seed in row.seeds]
   if row.method is None:
     folders = folders[:1]
-  if not all((folder / results_lib.RESULTS).exists() for folder in folders):
+  paths = [folder / results_lib.RESULTS for folder in folders]
+  if not all(path.exists() for path in paths):
     return (Cell(None),) * (len(columns) + 1)
-  found = [_read(folder / results_lib.RESULTS) for folder in folders]
-  return tuple(_mean([_set_cell(one, name) for one in found])
-               for name in columns) + (_mean([
-                   _average_cell(one, columns) for one in found]),)
-
-
-def _read(path):
-  try:
-    return json.loads(path.read_text())
-  except (OSError, ValueError) as error:
-    raise errors.InputError(f'{path}: {error}') from error
+  found = []
+  for path in paths:
+    try:
+      found.append(json.loads(path.read_text()))
+    except (OSError, ValueError) as error:
+      raise errors.InputError(f'{path}: {error}') from error
+  return (*(_mean([_set_cell(one, name) for one in found]) for name in columns),
+          _mean([_average_cell(one, columns) for one in found]))
 
 
 def _set_cell(results, column):
@@ -132,15 +128,14 @@ def _shown(cell):
   if cell.value is None:
     return cell.text + cell.mark
   half = (cell.high - cell.low) / 2
-  error = f'±{half:.2f}' if half else ''
-  return f'{cell.value:.2f}{error}{cell.mark}'
+  return f'{cell.value:.2f}{f"±{half:.2f}" if half else ""}{cell.mark}'
 
 
 def _texts(lines, columns):
   """Returns the header, and the texts of each line."""
   return ['', *columns, AVERAGE], [
-      [f'{_panel(line)}{line.label}', *map(_shown, line.cells)]
-      for line in lines]
+      [f'{line.panel}: {line.label}' if line.panel and not line.is_ours
+       else line.label, *map(_shown, line.cells)] for line in lines]
 
 
 def markdown(lines: Sequence[Line], columns: Sequence[str]) -> str:
@@ -150,31 +145,26 @@ def markdown(lines: Sequence[Line], columns: Sequence[str]) -> str:
   return '\n'.join('| ' + ' | '.join(row) + ' |' for row in ruled)
 
 
-def latex(lines: Sequence[Line], columns: Sequence[str]) -> str:
-  """Formats as a LaTeX tabular, which needs booktabs."""
-  head, texts = _texts(lines, columns)
-  body = [' & '.join(row) + r' \\' for row in (
-      head, *(map(_escaped, row) for row in texts))]
-  return '\n'.join([
-      rf'\begin{{tabular}}{{l{"r" * (len(columns) + 1)}}}', r'\toprule',
-      body[0], r'\midrule', *body[1:], r'\bottomrule', r'\end{tabular}'])
-
-
 _LATEX = str.maketrans({
     '_': r'\_', '%': r'\%', '&': r'\&', '±': r'$\pm$', 'β': r'$\beta$',
     'Δ': r'$\Delta$', '∧': r'$\wedge$', '∨': r'$\vee$', '<': '$<$', '>': '$>$'})
 
 
-def _escaped(text):
-  return text.translate(_LATEX)
+def latex(lines: Sequence[Line], columns: Sequence[str]) -> str:
+  """Formats as a LaTeX tabular, which needs booktabs."""
+  head, texts = _texts(lines, columns)
+  body = [' & '.join(row) + r' \\' for row in (
+      head, *([text.translate(_LATEX) for text in row] for row in texts))]
+  return '\n'.join([
+      rf'\begin{{tabular}}{{l{"r" * (len(columns) + 1)}}}', r'\toprule',
+      body[0], r'\midrule', *body[1:], r'\bottomrule', r'\end{tabular}'])
 
 
 def comma_separated(lines: Sequence[Line], columns: Sequence[str]) -> str:
   """Formats as CSV: panel, row, of (paper or ours), column, value, low, …"""
   out = io.StringIO()
   writer = csv.writer(out, lineterminator='\n')
-  writer.writerow(['panel', 'row', 'of', 'column', 'value', 'low', 'high',
-                   'note'])
+  writer.writerow('panel row of column value low high note'.split())
   label = ''
   for line in lines:
     label = label if line.is_ours else line.label
@@ -188,10 +178,6 @@ def comma_separated(lines: Sequence[Line], columns: Sequence[str]) -> str:
 
 
 FORMATS = {'markdown': markdown, 'latex': latex, 'csv': comma_separated}
-
-
-def _panel(line):
-  return f'{line.panel}: ' if line.panel and not line.is_ours else ''
 
 
 def of_results(results: Mapping[str, Any]) -> str:
@@ -226,8 +212,7 @@ def of_comparison(rows: Sequence[Mapping[str, Any]]) -> str:
     line = (f'{row["set"]}: {row["first"]:.2%} → {row["second"]:.2%}, '
             f'difference {row["difference"]:+.2%} '
             f'[{row["low"]:+.2%}, {row["high"]:+.2%}], p {row["p"]:.3g}')
-    if 'mcnemar' in row:
-      test = row['mcnemar']
+    if test := row.get('mcnemar'):
       line += (f'; McNemar: solved by one only {test["only_first"]} / '
                f'{test["only_second"]}, p {test["p"]:.3g}')
     lines.append(line)
@@ -253,7 +238,8 @@ def commands(rows: Sequence[Any], table: int, runs: str | pathlib.Path
                 f'--config.seed={seed}']
       if row.method is not None:
         found.append(['tepo_jax.train', *config, f'--workdir={folder}'])
-      checkpoint = [f'--checkpoint={folder}'] if row.method else []
-      found.append(['tepo_jax.evaluate', *config, *checkpoint,
-                    f'--out={folder / EVALUATION}'])
+      found.append([
+          'tepo_jax.evaluate', *config,
+          *([f'--checkpoint={folder}'] if row.method else []),
+          f'--out={folder / EVALUATION}'])
   return found
