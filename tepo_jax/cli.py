@@ -17,10 +17,12 @@ import collections
 import difflib
 import errno
 import faulthandler
+import functools
 import glob
 import importlib.machinery
 import importlib.util
 import logging
+import operator
 import os
 import pathlib
 import re
@@ -144,8 +146,14 @@ def load_config(spec: str) -> ml_collections.ConfigDict:
 
 def overridden() -> list[str]:
   """Dotted names of the config fields given on the command line."""
-  found = (re.match(r'--?(?:no)?config\.([^=]*)', a) for a in sys.argv[1:])
+  found = (re.match(r'--?(?:no)?config\.([^=]*)', a)
+           for a in _arguments(sys.argv))
   return [match[1] for match in found if match]
+
+
+def _arguments(argv: list[str]) -> list[str]:
+  """The arguments before `--`."""
+  return argv[1:argv.index('--')] if '--' in argv else argv[1:]
 
 
 def quiet() -> None:
@@ -188,13 +196,12 @@ def _parse(argv: list[str]) -> None:
   config = None
   if spec is not None and 'config' in flags.FLAGS:
     config = load_config(spec)
-    _check_overrides(argv, run_folder.field_names(config))
+    _check_overrides(run_folder.field_names(config))
   try:
     rest = flags.FLAGS(argv)
   except flags.UnrecognizedFlagError as error:
     hint = _did_you_mean(error.flagname, _own_flags())
-    raise errors.InputError(
-        f'unknown flag --{error.flagname}{hint}') from error
+    raise errors.InputError(f'unknown flag --{error.flagname}{hint}') from error
   except (flags.Error, AttributeError, KeyError, OSError, TypeError, ValueError
           ) as error:  # config_flags raises all of these
     raise errors.InputError(_flag_error(error, config)) from error
@@ -207,9 +214,7 @@ def _parse(argv: list[str]) -> None:
 
 def _config_spec(argv: list[str]) -> str | None:
   """The value of --config on the command line, as --config=X or --config X."""
-  for index, argument in enumerate(argv[1:], 1):
-    if argument == '--':
-      return None
+  for index, argument in enumerate(_arguments(argv), 1):
     found = re.fullmatch(r'--?config(?:=(.*))?', argument)
     if found and found[1] is not None:
       return found[1]
@@ -218,21 +223,18 @@ def _config_spec(argv: list[str]) -> str | None:
   return None
 
 
-def _check_overrides(argv: list[str], fields: dict[str, Any]) -> None:
+def _check_overrides(fields: dict[str, Any]) -> None:
   """Refuses --config.NAME if there is no such field."""
-  for argument in argv[1:]:
-    found = re.match(r'--?(?:no)?config\.([^=]*)', argument)
-    if argument == '--':
-      return
-    if not found or found[1] in fields:
+  for name in overridden():
+    if name in fields:
       continue
-    inside = [name for name in fields if name.startswith(found[1] + '.')]
+    inside = [field for field in fields if field.startswith(name + '.')]
     if inside:
       raise errors.InputError(
-          f'--config.{found[1]} is a section, not a field; its fields: '
+          f'--config.{name} is a section, not a field; its fields: '
           f'{run_folder.listed(inside)}')
-    hint = _did_you_mean(found[1], fields, 'config.')
-    raise errors.InputError(f'unknown field --config.{found[1]}{hint}')
+    hint = _did_you_mean(name, fields, 'config.')
+    raise errors.InputError(f'unknown field --config.{name}{hint}')
 
 
 def _flag_error(error: Exception,
@@ -244,10 +246,8 @@ def _flag_error(error: Exception,
     return f'--{required[1]} is required'
   found = re.match(r'flag (--config\.([^=\s]+)=.*?): ', text)
   if found and config is not None:
-    section = config
     *sections, name = found[2].split('.')
-    for part in sections:
-      section = section[part]
+    section = functools.reduce(operator.getitem, sections, config)
     if section.get_type(name) in _EXPECTED:
       return f'{found[1]}: expected {_EXPECTED[section.get_type(name)]}'
   return text.removeprefix('flag ')
@@ -265,8 +265,7 @@ def _own_flags() -> dict[str, flags.Flag]:
 
 
 def _asks_for_help(argv: list[str]) -> bool:
-  before = argv[1:argv.index('--')] if '--' in argv else argv[1:]
-  return any(a in ('-h', '--help', '-help') for a in before)
+  return any(a in ('-h', '--help', '-help') for a in _arguments(argv))
 
 
 def _help(main: Callable[[], None]) -> str:
@@ -284,17 +283,14 @@ def _where(error: Exception, path: str) -> str:
   return f'line {lines[-1]}: ' if lines else ''
 
 
-def _nearest(name: str, names: Iterable[str]) -> list[str]:
-  """The most similar name; without a section, the best in every section."""
+def _did_you_mean(name: str, names: Iterable[str], prefix: str = '') -> str:
+  """Suggests the most similar name; without a section, one of each section."""
   by_tail = collections.defaultdict(list)
   for candidate in names:
     by_tail[candidate.rpartition('.')[2]].append(candidate)
   section, _, tail = name.rpartition('.')
   tails = difflib.get_close_matches(tail, by_tail, 1)
   whole = difflib.get_close_matches(name, sum(by_tail.values(), []), 1)
-  return whole if whole and section else sum((by_tail[t] for t in tails), [])
-
-
-def _did_you_mean(name: str, names: Iterable[str], prefix: str = '') -> str:
-  near = ' or '.join(f'--{prefix}{found}' for found in _nearest(name, names))
+  found = whole if whole and section else sum((by_tail[t] for t in tails), [])
+  near = ' or '.join(f'--{prefix}{candidate}' for candidate in found)
   return f'; did you mean {near}?' if near else ''

@@ -82,9 +82,8 @@ def _identity(config, checkpoint, step):
   fields = run_folder.field_names(config)
   kept = ('seed', 'data.template', 'data.max_prompt_tokens', 'compute.dtype')
   return {'checkpoint': str(checkpoint.resolve()), 'step': step} | {
-      name: value for name, value in fields.items()
-      if name in kept or name.startswith('eval.')
-      and name != 'eval.period'}
+      name: value for name, value in fields.items() if name in kept
+      or name.startswith('eval.') and name != 'eval.period'}
 
 
 def _run(item, params, key, samples):

@@ -35,8 +35,7 @@ def main() -> None:
     folder, model, params = restore.restore_trained(
         _WORKDIR.value, mesh, _STEP.value)
     if model.lora is None:
-      raise errors.InputError(
-          f'--adapter: {_WORKDIR.value} is not a LoRA run')
+      raise errors.InputError(f'--adapter: {_WORKDIR.value} is not a LoRA run')
     adapters.save(out, model.lora, params, folder)
   else:
     folder, params = restore.restore_params(_WORKDIR.value, mesh, _STEP.value)

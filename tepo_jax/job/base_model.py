@@ -115,8 +115,7 @@ def _demonstrations(config, tokenizer):
   rows, starts = [], []
   for style in ('worked', 'direct'):
     for problem in problems:
-      prompt = prompts.render(
-          config.data.template, tokenizer, problem.problem)
+      prompt = prompts.render(config.data.template, tokenizer, problem.problem)
       solution = arithmetic.demonstration(problem, rng, style)
       rows.append(
           prompt + tokenizer.encode(solution) + [tokenizer.eos_token_id])
@@ -147,7 +146,7 @@ def next_token_step(
     return -jnp.sum(mask_BT * scores.logp_BT) / jnp.sum(mask_BT)
 
   value, gradient = jax.value_and_grad(loss)(state.params)
-  updates, opt_state = optimizer.update(gradient, state.opt_state,
-                                        state.params)
+  updates, opt_state = optimizer.update(
+      gradient, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
   return update.TrainState(state.step + 1, params, opt_state), value

@@ -4,8 +4,10 @@
 """
 
 from collections.abc import Iterable
+import functools
 import importlib.util
 import math
+import operator
 
 import ml_collections
 
@@ -38,8 +40,8 @@ _POSITIVE = (
     'optimizer.max_grad_norm', 'compute.unroll', 'eval.max_tokens',
     'rollout.chunk', 'checkpoint.period', 'checkpoint.keep',
     'dump.max_megabytes', 'pretrain.batch', 'pretrain.demonstrations',
-    'pretrain.learning_rate', 'pretrain.d_model',
-    'pretrain.num_layers', 'pretrain.num_heads', 'pretrain.num_kv_heads',
+    'pretrain.learning_rate', 'pretrain.d_model', 'pretrain.num_layers',
+    'pretrain.num_heads', 'pretrain.num_kv_heads',
     'pretrain.head_dim', 'pretrain.d_ff', 'benchmark.vocabulary',
     'benchmark.prompt_tokens', 'benchmark.mean_tokens', 'benchmark.rounds')
 _NOT_NEGATIVE = (
@@ -67,19 +69,19 @@ _NEEDED = (
 def check(config: ml_collections.ConfigDict, overridden: Iterable[str]) -> None:
   """Refuses a config that cannot run, or overrides that have no effect.
 
-  Args:
-    config: of a training run.
-    overridden: dotted names of the fields given on the command line.
+  `overridden` are dotted names of the fields given on the command line.
 
   Raises:
     errors.InputError: names the field, its value and what is wrong.
   """
   check_values(config)
   _check_geometry(config)
-  _check_wandb(config)
+  if config.wandb_project and importlib.util.find_spec('wandb') is None:
+    raise errors.InputError(
+        f'config.wandb_project={config.wandb_project}: wandb is not '
+        'installed; run .venv/bin/python -m pip install wandb')
   for name in overridden:
-    reason = _inert(config, name)
-    if reason:
+    if reason := _inert(config, name):
       raise errors.InputError(f'config.{name} has no effect: {reason}')
 
 
@@ -125,13 +127,6 @@ def check_values(config: ml_collections.ConfigDict) -> None:
            temperature is None or temperature >= 0, '0 (greedy) or more')
 
 
-def _check_wandb(config):
-  if config.wandb_project and importlib.util.find_spec('wandb') is None:
-    raise errors.InputError(
-        f'config.wandb_project={config.wandb_project}: wandb is not '
-        'installed; run .venv/bin/python -m pip install wandb')
-
-
 def _check_geometry(config):
   prompts = config.rollout.prompts
   minibatch = config.train.minibatch_prompts
@@ -172,9 +167,7 @@ def _inert(config, name):
 
 
 def _value(config, name):
-  for part in name.split('.'):
-    config = config[part]
-  return config
+  return functools.reduce(operator.getitem, name.split('.'), config)
 
 
 def _require(config, name, holds, wanted):

@@ -47,8 +47,7 @@ class Evaluation:
     """
     groups = sorted(self.stream(params, key),
                     key=lambda group: group.prompt.cursor)
-    summary = results_lib.summarize(
-        sample_lines(self.name, groups), self.style)
+    summary = results_lib.summarize(sample_lines(self.name, groups), self.style)
     return groups, results_lib.brief(summary) | self.take_counts()
 
   def stream(self, params: Any, key: jax.Array,
@@ -62,8 +61,7 @@ class Evaluation:
       yield from tqdm.tqdm(
           self.sampler.stream(params, todo, key), self.name,
           len(self.prompts), initial=len(self.prompts) - len(todo),
-          leave=False,
-          disable=None if processes.is_first() else True)
+          leave=False, disable=None if processes.is_first() else True)
 
   def take_counts(self) -> dict[str, float]:
     """Returns the grader's timeouts and dead workers since the last call."""
@@ -80,8 +78,7 @@ def prepare(session: session_lib.Session) -> list[Evaluation]:
   for name in settings.sets:
     split = 'test' if name == 'arithmetic' else None
     prompts = session.prompts(name, split, settings.limit)
-    for index, (samples, temperature) in enumerate(
-        _decodings(settings, name)):
+    for index, (samples, temperature) in enumerate(_decodings(settings, name)):
       evaluations.append(Evaluation(
           name if temperature > 0 else f'{name}/greedy', prompts,
           session.sampler(
@@ -106,10 +103,8 @@ def _decodings(settings, name):
     raise errors.InputError(
         f'{name} has no default decoding: set eval.samples and '
         'eval.temperature')
-  decodings = [(samples, temperature)]
-  if settings.greedy and temperature > 0:
-    decodings.append((1, 0.0))
-  return decodings
+  greedy = [(1, 0.0)] if settings.greedy and temperature > 0 else []
+  return [(samples, temperature), *greedy]
 
 
 def sample_lines(name: str, groups: list[groups_lib.Group]) -> list[dict]:
@@ -144,14 +139,12 @@ class SampleFile:
     self._path = self._folder / results_lib.SAMPLES
     self._identity = json.loads(json.dumps(identity))
     self._groups: dict[str, dict[str, list[dict]]] = {}
-    found = self._folder / IDENTITY
-    if found.exists():
-      self._check(found)
-    elif self._folder.is_dir() and any(self._folder.iterdir()):
-      raise errors.InputError(
-          f'--out={folder}: not empty, and not the folder of an evaluation')
-
-  def _check(self, path):
+    path = self._folder / IDENTITY
+    if not path.exists():
+      if self._folder.is_dir() and any(self._folder.iterdir()):
+        raise errors.InputError(
+            f'--out={folder}: not empty, and not the folder of an evaluation')
+      return
     try:
       saved = json.loads(path.read_text())
     except (OSError, ValueError) as error:

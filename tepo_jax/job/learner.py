@@ -147,7 +147,8 @@ class Learner:
 
   def on_devices(self, batch: batch_lib.Batch) -> batch_lib.Minibatch:
     """Packs a host batch and copies it to the devices."""
-    return self._put(self.programs.pack(batch))
+    return mesh_lib.put(
+        self.programs.pack(batch), self.programs.minibatch_sharding)
 
   def _orders(self, batch, number, epochs=None):
     """The batch rows of each update: (first epoch, later epochs).
@@ -163,15 +164,13 @@ class Learner:
     return [[rows for rows in part if batch.mask_BT[rows].any()]
             for part in (order[:first], order[first:])]
 
-  def _put(self, minibatch):
-    return mesh_lib.put(minibatch, self.programs.minibatch_sharding)
-
   def _score(self, batch, order, packed):
     """Adds ℓ° and H° to the minibatches, on the devices, and to the batch.
 
     Each minibatch is scored exactly as it will be trained on.
     """
-    minibatches = list(map(self._put, packed))
+    minibatches = [mesh_lib.put(minibatch, self.programs.minibatch_sharding)
+                   for minibatch in packed]
     scored = [self.programs.score(self.state.params, minibatch, *self.base())
               for minibatch in minibatches]
     old_logp_BT = np.zeros_like(batch.old_logp_BT)
@@ -186,8 +185,8 @@ class Learner:
   def _noise_floor(self, batch, number):
     """p99 of |H − H°| when only the packing changes, in nats.
 
-    It measures the rounding that later epochs see, on one of their minibatches,
-    whose completions come from all parts of the batch.
+    It is measured on a minibatch of a later epoch, whose completions come from
+    all parts of the batch.
     """
     *_, rows = self._orders(batch, number, epochs=2)[1]
     again = _rows(batch, rows)
@@ -198,16 +197,15 @@ class Learner:
 
   def _gap(self, batch):
     """|log π| gap of the sampler and the trainer, in nats."""
-    gaps = np.abs(batch.sampler_logp_BT - batch.old_logp_BT)[
-        batch.mask_BT > 0]
+    gaps = np.abs(batch.sampler_logp_BT - batch.old_logp_BT)[batch.mask_BT > 0]
     limit = self.config.rollout.logp_gap_limit
     if not gaps.mean() <= limit:
       raise errors.RunError(
           f'the sampler\'s log-probabilities are {gaps.mean():.3g} nats from '
           f'the trainer\'s on average, more than rollout.logp_gap_limit='
           f'{limit}: the ratios would be noise')
-    return {'logp_gap_mean': gaps.mean(), 'logp_gap_p99': np.quantile(
-        gaps, 0.99)}
+    return {
+        'logp_gap_mean': gaps.mean(), 'logp_gap_p99': np.quantile(gaps, 0.99)}
 
   def _count_skipped(self, outcome, number):
     skipped = outcome['skipped'] > 0

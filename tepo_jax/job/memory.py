@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 import contextlib
+import functools
 import math
 
 import jax
@@ -34,24 +35,21 @@ def sampling_shapes(
     prompt_tokens, max_tokens, chunk: P, T and C.
 
   Raises:
-    errors.InputError: not a single slot, or not `wanted` slots, fit; gives the
-      sizes.
+    errors.InputError: not one slot, or not `wanted` slots, fit; with the sizes.
   """
   shards = mesh_lib.batch_shards(mesh)
 
-  def shapes_with(slots):
-    return schedule.make_shapes(
-        slots=slots, work=work, prompt_tokens=prompt_tokens,
-        max_tokens=max_tokens, chunk=chunk, shards=shards)
-
+  shapes_with = functools.partial(
+      schedule.make_shapes, work=work, prompt_tokens=prompt_tokens,
+      max_tokens=max_tokens, chunk=chunk, shards=shards)
   most = work if wanted is None else min(wanted, work)
   free = mesh_lib.free_bytes()
   fitting = most if free is None else shards * int(
       _CACHE_SHARE * free
-      // slot_bytes(model, mesh, shapes_with(1).columns[-1]))
+      // slot_bytes(model, mesh, shapes_with(slots=1).columns[-1]))
   least = 1 if wanted is None else most
   if fitting < least:
-    shapes = shapes_with(least)
+    shapes = shapes_with(slots=least)
     slots, columns = shapes.slots[-1], shapes.columns[-1]
     size = slot_bytes(model, mesh, columns) * slots / shards
     raise errors.InputError(
@@ -59,7 +57,7 @@ def sampling_shapes(
         f'{size / 2**30:.3g} GiB on each device, but only {_CACHE_SHARE:.0%} '
         f'of the free {free / 2**30:.3g} GiB may be used: lower '
         'config.rollout.slots or the lengths, or use more devices')
-  return shapes_with(min(most, fitting))
+  return shapes_with(slots=min(most, fitting))
 
 
 def slot_bytes(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
@@ -70,13 +68,12 @@ def slot_bytes(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
           * jnp.dtype(model.dtype).itemsize)
 
 
-def check(programs: programs_lib.TrainingPrograms,
-          limit: int | None = None) -> None:
+def check(programs: programs_lib.TrainingPrograms, limit: int | None = None
+          ) -> None:
   """Refuses a mesh whose devices cannot hold the arrays of `held`.
 
-  Args:
-    limit: bytes of a device; None: what the device reports. A device that
-      reports nothing (a CPU) is not checked.
+  `limit` is in bytes of a device; None: what the device reports. A device that
+  reports nothing (a CPU) is not checked.
 
   Raises:
     errors.InputError: with the bytes of each part on a device.
@@ -96,7 +93,7 @@ def held(programs: programs_lib.TrainingPrograms) -> dict[str, int]:
 
   def placed(rules, dtype):
     return jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        lambda x, s: x.update(sharding=s),
         transformer.abstract_params(model, dtype), mesh_lib.shardings(
             mesh, transformer.logical_axes(model), rules))
 

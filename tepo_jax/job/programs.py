@@ -81,11 +81,7 @@ class TrainingPrograms:
 def prepare_model(model: transformer.ModelConfig,
                   config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh
                   ) -> transformer.ModelConfig:
-  """The model with the adapters of `config.lora` and its execution fields.
-
-  Raises:
-    errors.InputError: as `execution`.
-  """
+  """`execution` of the model with the adapters of `config.lora`."""
   settings = config.lora
   adapters = lora.Lora(settings.rank, settings.alpha, tuple(settings.targets))
   return execution(
@@ -99,8 +95,8 @@ def execution(model: transformer.ModelConfig,
   """The model with the execution fields of `config.compute`, for a mesh.
 
   Raises:
-    errors.InputError: the mesh cannot cut the model, or its devices do not
-      have that attention.
+    errors.InputError: the mesh cannot cut the model, or its devices lack that
+      attention.
   """
   device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
   is_cpu = device.platform == 'cpu'
@@ -113,8 +109,7 @@ def execution(model: transformer.ModelConfig,
           compute.attention, device.platform, compute.dtype, model.head_dim))
 
 
-def make_packer(config: ml_collections.ConfigDict,
-                mesh: jax.sharding.Mesh
+def make_packer(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh
                 ) -> Callable[[batch_lib.Batch], batch_lib.Minibatch]:
   """The packing of `config.train`."""
   train = config.train
@@ -133,9 +128,10 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
   policy_loss = objective.make_policy_loss(config.method)
   frozen_sharding, param_sharding = split_trained(
       model, mesh_lib.shardings(mesh, transformer.logical_axes(model)))
-  state_sharding = _state_sharding(model, mesh, optimizer)
-  minibatch_sharding = _minibatch_sharding(mesh)
   replicated = mesh_lib.replicated(mesh)
+  state_sharding = _state_sharding(
+      model, optimizer, param_sharding, replicated)
+  minibatch_sharding = _minibatch_sharding(mesh)
   shards = mesh_lib.batch_shards(mesh)
   scorer = update.Scorer(
       model=model, temperature=config.rollout.temperature,
@@ -189,11 +185,8 @@ def compiled(mesh: jax.sharding.Mesh, function: Callable, **options: Any):
 
 
 def stream(seed: int, name: str) -> jax.Array:
-  """The random key of one use: 'rollout', 'eval', 'update' or 'adapters'.
-
-  A run has no other random state: its keys are these, folded with the rollout
-  step.
-  """
+  """The random key of one use. Folded with the rollout step, these keys are
+  a run's only random state."""
   uses = ('rollout', 'eval', 'update', 'adapters')
   return jax.random.fold_in(jax.random.key(seed), uses.index(name))
 
@@ -207,11 +200,10 @@ def restorable(programs: TrainingPrograms
 
 def abstract_state(programs: TrainingPrograms) -> update.TrainState:
   """Shapes, dtypes and shardings of the state."""
-  params = _trained(programs.model)
-  shapes = jax.eval_shape(programs.init_state, params)
   return jax.tree.map(
-      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-      shapes, programs.state_sharding)
+      lambda x, s: x.update(sharding=s),
+      jax.eval_shape(programs.init_state, _trained(programs.model)),
+      programs.state_sharding)
 
 
 def split_trained(model, tree):
@@ -225,9 +217,7 @@ def _trained(model):
 
 
 def _init_state(optimizer, params):
-  return update.TrainState(
-      step=jax.numpy.int32(0), params=params,
-      opt_state=optimizer.init(params))
+  return update.TrainState(jax.numpy.int32(0), params, optimizer.init(params))
 
 
 def _minibatch_sharding(mesh):
@@ -238,12 +228,9 @@ def _minibatch_sharding(mesh):
       rows=mesh_lib.shardings(mesh, (None, 'batch')))
 
 
-def _state_sharding(model, mesh, optimizer):
+def _state_sharding(model, optimizer, param_sharding, replicated):
   """Moments get the sharding of their parameters."""
   opt_state = jax.eval_shape(optimizer.init, _trained(model))
-  _, param_sharding = split_trained(
-      model, mesh_lib.shardings(mesh, transformer.logical_axes(model)))
-  replicated = mesh_lib.replicated(mesh)
   return update.TrainState(
       step=replicated, params=param_sharding,
       opt_state=optax.tree_map_params(

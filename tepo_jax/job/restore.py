@@ -57,12 +57,8 @@ def restore_params(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
                    step: int | None = None) -> tuple[str, Any]:
   """Reads the complete fp32 weights; LoRA adapters are merged.
 
-  Returns:
-    The model folder that the run started from, and the weights, in the layout
-    of `weights.load`.
-
-  Raises:
-    errors.InputError: as `restore_trained`.
+  Returns the model folder that the run started from, and the weights, in the
+  layout of `weights.load`; arguments and errors are as in `restore_trained`.
   """
   folder, model, params = restore_trained(workdir, mesh, step)
   if model.lora:

@@ -44,8 +44,7 @@ def digest(config: ml_collections.ConfigDict) -> str:
   """
   fields = {name: value for name, value in field_names(config).items()
             if name not in _CONTINUABLE | _EXECUTION}
-  return hashlib.sha256(
-      json.dumps(fields, sort_keys=True).encode()).hexdigest()
+  return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def read_config(workdir: str | os.PathLike) -> ml_collections.ConfigDict:
@@ -68,8 +67,8 @@ def read_config(workdir: str | os.PathLike) -> ml_collections.ConfigDict:
   return ml_collections.ConfigDict(_from_json(saved)).lock()
 
 
-def claim(config: ml_collections.ConfigDict,
-          workdir: str | os.PathLike) -> None:
+def claim(config: ml_collections.ConfigDict, workdir: str | os.PathLike
+          ) -> None:
   """Makes DIR the workdir of this config, or checks that it is.
 
   It then writes every field to DIR/config.json. Changes of `_EXECUTION` fields
@@ -118,8 +117,7 @@ def check_out(path: str) -> pathlib.Path:
   return folder
 
 
-def _check_same_run(config: ml_collections.ConfigDict,
-                    workdir: pathlib.Path) -> None:
+def _check_same_run(config, workdir):
   saved = field_names(read_config(workdir))
   # Through JSON like the saved one, so that both changed in the same way.
   asked = field_names(ml_collections.ConfigDict(_from_json(

@@ -135,8 +135,7 @@ def open_folder(config: ml_collections.ConfigDict, folder: str | os.PathLike
   """Reads a model folder, except its weights.
 
   Raises:
-    errors.InputError: a bad folder or mesh, or lengths that exceed the model's
-      positions.
+    errors.InputError: a bad folder or mesh, or lengths that exceed the model's.
   """
   mesh = mesh_lib.make(config.mesh)
   weights.check(folder, mesh)

@@ -74,7 +74,10 @@ class Trainer:
     self.evaluations = evaluation.prepare(session) if config.eval.period else []
     self.progress = progress_lib.Progress(
         config.steps, sys.stderr if processes.is_first() else io.StringIO())
-    self.compilations = host.CompilationCounter(_warm_up(config))
+    # After that many steps, everything that recurs has been compiled. What
+    # follows a step, its evaluation and its save, counts with the next one.
+    self.compilations = host.CompilationCounter(
+        1 + max(10, config.eval.period, config.checkpoint.period))
     self.background = futures.ThreadPoolExecutor(1)
 
   def open(self, workdir: pathlib.Path) -> None:
@@ -182,8 +185,7 @@ class Trainer:
 
   def rollout_step(self) -> dict[str, float]:
     """Samples, grades and updates; returns the step's metrics."""
-    start = time.perf_counter()
-    number = self.step + 1
+    start, number = time.perf_counter(), self.step + 1
     self.progress.phase('sampling')
     rollout, sampling = self._collect(number)
     self.cursor = rollout.cursor
@@ -199,8 +201,7 @@ class Trainer:
     scalars |= {f'seconds/{phase}': value
                 for phase, value in self.session.timers.pop().items()}
     tokens = sum(g.length_G.sum() for g in rollout.sampled)
-    compilations = self.compilations.pop()
-    if compilations:
+    if compilations := self.compilations.pop():
       host.settle()
     return scalars | host.usage() | {
         'seconds/step': seconds, 'tokens_per_second': tokens / seconds,
@@ -235,20 +236,15 @@ class Trainer:
         cursor=self.cursor, wanted=rollout.prompts,
         mode=rollout.dynamic_sampling,
         max_batches=rollout.max_generation_batches)
-    return collected, self._sampling_metrics(mesh_lib.device_bytes(params))
-
-  def _sampling_metrics(self, weight_bytes):
-    """Counts since the last call, and a device's bytes of decoding weights."""
-    sampler = self.sampler
     scalars = {f'grading/{name}': count
-               for name, count in sampler.counts.items()}
-    sampler.counts.clear()
-    stats, sampler.stats = sampler.stats, schedule.Stats()
-    return scalars | {
+               for name, count in self.sampler.counts.items()}
+    self.sampler.counts.clear()
+    stats, self.sampler.stats = self.sampler.stats, schedule.Stats()
+    return collected, scalars | {
         'sampling/occupancy': stats.occupancy,
         'sampling/slot_share': stats.tokens / stats.slot_steps,
         'sampling/steps': stats.steps, 'sampling/prefills': stats.prefills,
-        'sampling/weight_bytes': weight_bytes}
+        'sampling/weight_bytes': mesh_lib.device_bytes(params)}
 
   def evaluate(self) -> dict[str, float]:
     """Every evaluation of the config, as metrics 'eval/SET/…'."""
@@ -273,11 +269,3 @@ class Trainer:
             number, rollout, np.split(reward_B, len(rollout.sampled)),
             data.name, prompts.get(data.template).style),
         settings.format, settings.max_megabytes)
-
-
-def _warm_up(config):
-  """Steps until everything that recurs in every run has been compiled.
-
-  What follows a step, its evaluation and its save, counts with the next one.
-  """
-  return 1 + max(10, config.eval.period, config.checkpoint.period)

@@ -10,8 +10,11 @@ import jax.numpy as jnp
 from tepo_jax import errors
 
 
-def _centred(reward_NG):
-  """r - mean_g. Shifted first, so that equal rewards give exactly 0."""
+def drgrpo(reward_NG):
+  """r - mean_g: Dr. GRPO (2503.20783), no division by the std.
+
+  Shifted first, so that equal rewards give exactly 0.
+  """
   shifted_NG = reward_NG - reward_NG[:, :1]
   return shifted_NG - jnp.mean(shifted_NG, axis=1, keepdims=True)
 
@@ -25,7 +28,7 @@ def grpo(reward_NG):
   size = reward_NG.shape[1]
   if size == 1:
     return reward_NG / (1 + 1e-6)
-  centred_NG = _centred(reward_NG)
+  centred_NG = drgrpo(reward_NG)
   variance_N1 = jnp.sum(centred_NG**2, axis=1, keepdims=True) / (size - 1)
   return centred_NG / (jnp.sqrt(variance_N1) + 1e-6)
 
@@ -38,12 +41,7 @@ def gpg(reward_NG):
   completions of non-zero reward instead of groups.
   """
   mixed = jnp.sum(jnp.max(reward_NG, axis=1) != jnp.min(reward_NG, axis=1))
-  return _centred(reward_NG) * (reward_NG.shape[0] / jnp.maximum(mixed, 1))
-
-
-def drgrpo(reward_NG):
-  """r - mean_g: Dr. GRPO (2503.20783), no division by the std."""
-  return _centred(reward_NG)
+  return drgrpo(reward_NG) * (reward_NG.shape[0] / jnp.maximum(mixed, 1))
 
 
 ESTIMATORS = {'grpo': grpo, 'gpg': gpg, 'drgrpo': drgrpo}
@@ -52,13 +50,8 @@ ESTIMATORS = {'grpo': grpo, 'gpg': gpg, 'drgrpo': drgrpo}
 def group_advantage(reward_B, group_size, estimator):
   """Advantage of each completion from the rewards of its group.
 
-  Args:
-    reward_B: rewards in the order of the groups.
-    group_size: G.
-    estimator: a name of ESTIMATORS.
-
-  Returns:
-    advantage_B, in the dtype of the rewards (integers become floats).
+  The rewards, in the order of the groups, keep their dtype (integers become
+  floats). `estimator` is a name of ESTIMATORS.
 
   Raises:
     errors.InputError: unknown estimator.

@@ -22,8 +22,7 @@ def bound(value, lower, upper):
   jnp.clip and jnp.minimum split the gradient at a tie; here a value exactly
   at a bound is not clipped.
   """
-  return jnp.where(
-      value > upper, upper, jnp.where(value < lower, lower, value))
+  return jnp.where(value > upper, upper, jnp.where(value < lower, lower, value))
 
 
 def exp(value):

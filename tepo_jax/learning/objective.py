@@ -266,8 +266,7 @@ def npg_change(x):
   """-A pi (l + H): Eq. 18 token by token."""
   return -x.advantage_BT * numerics.exp(x.logp_BT) * (x.logp_BT + x.entropy_BT)
 
-CHANGES = dict(
-    exact=exact_change, covariance=covariance_change, npg=npg_change)
+CHANGES = dict(exact=exact_change, covariance=covariance_change, npg=npg_change)
 
 
 # Regions: (tokens, dH) -> M.

@@ -145,8 +145,8 @@ def _apply(optimizer, state, loss, gradient):
   new = TrainState(state.step + 1, optax.apply_updates(state.params, updates),
                    opt_state)
   state = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state)
-  return state, {'loss': loss, 'grad_norm': grad_norm,
-                 'skipped': 1.0 - finite}
+  return state, {
+      'loss': loss, 'grad_norm': grad_norm, 'skipped': 1.0 - finite}
 
 
 def _to_differentiate(dtype, params):

@@ -69,8 +69,7 @@ def prefill(config: transformer.ModelConfig, params: Any,
   Decoding takes the last token of a prompt as its first input.
   """
   cache = cache_lib.init_cache(config, *token_QP.shape, config.dtype)
-  return transformer.forward(
-      config, params, token_QP, position_QP, cache)[1]
+  return transformer.forward(config, params, token_QP, position_QP, cache)[1]
 
 
 def insert(cache: transformer.KVCache, prompts: transformer.KVCache,
@@ -103,10 +102,8 @@ def compact(array: jax.Array, slot_M: jax.Array, shift: jax.Array, *,
             axis: int, columns: int, empty: int = 0) -> jax.Array:
   """Slots slot_M of one array of the cache, its columns moved left by `shift`.
 
-  Args:
-    array: [N, …W…] with the columns on `axis`.
-    columns: W of the result.
-    empty: the value of new columns.
+  `array` is [N, …W…] with the columns on `axis`, `columns` the W of the
+  result, and `empty` the value of new columns.
   """
   array = jnp.roll(array[slot_M], -shift, axis)
   width = array.shape[axis]
@@ -129,8 +126,7 @@ def decode(config: transformer.ModelConfig, params: Any,
   Args:
     config, params: the policy, with `params` in the form of decoding.
     cache: with at least `steps` free columns.
-    slots: their state. key: of (seed, rollout step).
-    steps: at most `chunk`.
+    slots: their state. key: of (seed, rollout step). steps: at most `chunk`.
     stop_at_live: return once at most this many slots are live.
     chunk, decoding, eos_ids: static.
     count_every: steps between counts of the live slots, see `count_every`;
@@ -173,9 +169,8 @@ def _step(config, params, slots, key_N, cache, token_N, drawn, *, decoding,
       config, params, token_N[:, None], position_N[:, None], cache)
   logits_NV = transformer.logits(config, params, hidden_N1D[:, 0])
   token_N, logp_N = draw_lib.draw(logits_NV, decoding, key_N, drawn.length_N)
-  live_N = drawn.live_N
+  live_N, length_N = drawn.live_N, drawn.length_N + drawn.live_N
   token_N = jnp.where(live_N, token_N, 0)
-  length_N = drawn.length_N + live_N
   ended_N = live_N & jnp.isin(token_N, jnp.array(eos_ids, jnp.int32))
   return cache, token_N, Chunk(
       token_NC=_write(drawn.token_NC, token_N, drawn.steps),

@@ -111,7 +111,13 @@ class Checkpointer:
         `abstract_state`.
       DamagedError: the checkpoint is damaged.
     """
-    step = self._existing(step)
+    self.wait()
+    steps = sorted(self._manager.all_steps())
+    step = steps[-1] if step is None and steps else step
+    if step not in steps:
+      wanted = '' if step is None else f' of step {step}'
+      raise errors.InputError(
+          f'no checkpoint{wanted} in {self._directory} (it has: {steps})')
     where = f'checkpoint {self._directory}/{step}'
     with _no_stray_tracebacks():
       try:  # Orbax and tensorstore raise many kinds
@@ -133,16 +139,6 @@ class Checkpointer:
       if digests.get(name) != digest:
         raise DamagedError(f'{where}: {name} differs from what was saved')
     return restored.state, extra
-
-  def _existing(self, step):
-    self.wait()
-    steps = sorted(self._manager.all_steps())
-    step = steps[-1] if step is None and steps else step
-    if step not in steps:
-      wanted = '' if step is None else f' of step {step}'
-      raise errors.InputError(
-          f'no checkpoint{wanted} in {self._directory} (it has: {steps})')
-    return step
 
   def restore_last_good(self, abstract_state: Any, unpadded: Unpadded = _NONE
                         ) -> tuple[int, Any, dict[str, Any]] | None:
@@ -174,8 +170,10 @@ class Checkpointer:
   def _set_aside(self, step, damage):
     print(f'warning: {damage}; using the checkpoint before it',
           file=sys.stderr, flush=True)
-    (self._directory / str(step)).rename(_unused(
-        self._directory / f'damaged_{step}'))
+    paths = (self._directory / f'damaged_{step}{suffix}' for suffix in
+             itertools.chain([''], map('.{}'.format, itertools.count(1))))
+    (self._directory / str(step)).rename(
+        next(path for path in paths if not path.exists()))
 
   def wait(self) -> None:
     """Waits until the save in progress is complete or has failed."""
@@ -214,11 +212,9 @@ class Checkpointer:
 
 def _kept(keep, keep_every):
   """The policy that decides which steps the next save keeps."""
-  policies = [
-      preservation_policy.LatestN(keep),
-      preservation_policy.BestN(
-          get_metric_fn=lambda metrics: metrics['score'], n=1,
-          keep_checkpoints_without_metrics=False)]
+  policies = [preservation_policy.LatestN(keep), preservation_policy.BestN(
+      get_metric_fn=lambda metrics: metrics['score'], n=1,
+      keep_checkpoints_without_metrics=False)]
   if keep_every:
     policies.append(preservation_policy.EveryNSteps(keep_every))
   return preservation_policy.AnyPreservationPolicy(policies)
@@ -255,12 +251,8 @@ def _digests(tree, saved=None) -> dict[str, int]:
   """A digest of each array's bits, by the array's path.
 
   One program computes them all: on a CPU, many small programs with collectives
-  can deadlock.
-
-  Args:
-    tree: of arrays.
-    saved: the same tree with the shapes that the arrays were saved in; None:
-      their own shapes.
+  can deadlock. `saved` is the same tree with the shapes that the arrays were
+  saved in; None: their own shapes.
   """
   named, shaped = _named(tree), _named(tree if saved is None else saved)
   shapes = tuple(tuple(shaped[name].shape) for name in named)
@@ -295,13 +287,6 @@ def _digest(x, shape) -> jax.Array:
 
 def _reason(error):
   return errors.one_line(error)[:500] or type(error).__name__
-
-
-def _unused(path):
-  """`path`, with a number appended if it exists."""
-  candidates = itertools.chain([path], (
-      path.with_name(f'{path.name}.{i}') for i in itertools.count(1)))
-  return next(candidate for candidate in candidates if not candidate.exists())
 
 
 @contextlib.contextmanager

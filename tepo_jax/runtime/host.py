@@ -11,7 +11,6 @@ import platform
 import subprocess
 import sys
 import time
-from typing import Any
 
 import jax
 
@@ -77,22 +76,19 @@ class CompilationCounter:
       self._names.append(fun_name)
 
 
-def describe() -> dict[str, Any]:
-  """The environment of a run: name -> text or number."""
+def record(workdir: pathlib.Path, step: int) -> None:
+  """Appends the environment of a start at `step` to DIR/environment.jsonl."""
   devices = jax.devices()
-  return {
+  environment = {
+      'step': step,
       'started': time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime()),
       'commit': _commit(), 'python': platform.python_version(),
       'system': f'{platform.system()} {platform.machine()}',
       'cpu_count': os.cpu_count(), 'processes': jax.process_count(),
       'devices': f'{len(devices)} x {devices[0].device_kind}',
   } | {name: importlib.metadata.version(name) for name in _PACKAGES}
-
-
-def record(workdir: pathlib.Path, step: int) -> None:
-  """Appends the environment of a start at `step` to DIR/environment.jsonl."""
   with (workdir / 'environment.jsonl').open('a', encoding='utf-8') as file:
-    file.write(json.dumps({'step': step} | describe()) + '\n')
+    file.write(json.dumps(environment) + '\n')
 
 
 def _commit():

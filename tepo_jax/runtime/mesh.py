@@ -25,16 +25,9 @@ AXES = ('data', 'fsdp', 'tensor')
 
 # Training: fp32 masters and Adam moments sharded over fsdp x tensor.
 RULES = {
-    'batch': ('data', 'fsdp'),
-    'vocab': 'tensor',
-    'heads': 'tensor',
-    'kv_heads': 'tensor',
-    'mlp': 'tensor',
-    'embed': 'fsdp',
-    'layers': None,
-    'norm': None,
-    None: None,
-}
+    'batch': ('data', 'fsdp'), 'vocab': 'tensor', 'heads': 'tensor',
+    'kv_heads': 'tensor', 'mlp': 'tensor', 'embed': 'fsdp',
+    'layers': None, 'norm': None, None: None}
 
 # Decoding: every fsdp shard holds complete weights, so that no decode step has
 # to gather them.
@@ -149,9 +142,7 @@ def by_batch_shard(mesh: jax.sharding.Mesh, function: Callable, in_axes,
       ('batch',) is sharded along axis 0, () is replicated.
   """
   def specs(axes_tree):
-    return jax.tree.map(
-        lambda axes: jax.sharding.PartitionSpec(*(RULES[a] for a in axes)),
-        axes_tree, is_leaf=_is_axes)
+    return jax.tree.map(lambda s: s.spec, shardings(mesh, axes_tree))
 
   def local(*args):
     _, rules = _IN_FORCE.get()
@@ -204,7 +195,7 @@ def check(mesh: jax.sharding.Mesh, axes_tree, abstract_tree, rules=RULES):
   axes_of = dict(
       jax.tree_util.tree_flatten_with_path(axes_tree, is_leaf=_is_axes)[0])
   for path, array in jax.tree_util.tree_flatten_with_path(abstract_tree)[0]:
-    name = '/'.join(str(getattr(p, 'key', p)) for p in path)
+    name = jax.tree_util.keystr(path, simple=True, separator='/')
     axes = axes_of[path]
     if len(axes) != len(array.shape):
       raise ValueError(f'{name}: axes {axes} for the shape {array.shape}')
@@ -220,10 +211,7 @@ def put(tree, sharding_tree):
   """Copies host arrays to global arrays on the mesh.
 
   Every process passes the same complete arrays; each device takes its slice.
-
-  Args:
-    tree: of numpy arrays.
-    sharding_tree: shardings of the tree or of its subtrees.
+  `sharding_tree` holds the shardings of the tree or of its subtrees.
   """
   def place(sharding, subtree):
     return jax.tree.map(lambda x: jax.make_array_from_callback(
@@ -247,10 +235,7 @@ def to_host(tree):
 
 
 def device_bytes(tree) -> int:
-  """Bytes that one device holds of the tree's arrays.
-
-  A leaf is an array, or a ShapeDtypeStruct with its sharding.
-  """
+  """Bytes that one device holds of arrays or sharded ShapeDtypeStructs."""
   return sum(math.prod(leaf.sharding.shard_shape(leaf.shape))
              * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
@@ -267,8 +252,7 @@ def free_bytes() -> int | None:
   A collective: with several processes, all of them must call it.
   """
   free = [stats['bytes_limit'] - stats['bytes_in_use']
-          for stats in (device.memory_stats()
-                        for device in jax.local_devices()) if stats]
+          for d in jax.local_devices() if (stats := d.memory_stats())]
   if not free:
     return None
   if jax.process_count() == 1:

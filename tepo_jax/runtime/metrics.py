@@ -76,14 +76,10 @@ class Writer:
 class NoWriter:
   """The Writer of processes that write nothing."""
 
-  def write(self, step: int, scalars: Mapping[str, float]) -> None:
-    del step, scalars
+  def write(self, *_: Any) -> None:
+    """Does nothing, like the other methods."""
 
-  def truncate(self, step: int) -> None:
-    del step
-
-  def close(self) -> None:
-    pass
+  truncate = close = write
 
 
 class _Sink:

@@ -51,11 +51,9 @@ def _coordinates() -> dict[str, str | int]:
   if 'JAX_COORDINATOR_ADDRESS' not in os.environ:
     return {}
   try:
-    return {
-        'coordinator_address': os.environ['JAX_COORDINATOR_ADDRESS'],
-        'num_processes': int(os.environ['JAX_NUM_PROCESSES']),
-        'process_id': int(os.environ['JAX_PROCESS_ID']),
-    }
+    return {'coordinator_address': os.environ['JAX_COORDINATOR_ADDRESS'],
+            'num_processes': int(os.environ['JAX_NUM_PROCESSES']),
+            'process_id': int(os.environ['JAX_PROCESS_ID'])}
   except (KeyError, ValueError) as error:
     raise errors.InputError(
         'JAX_COORDINATOR_ADDRESS is set, so JAX_NUM_PROCESSES and '

@@ -36,9 +36,8 @@ class Progress:
   """Writes a run's progress and estimated time left to `stream`.
 
   On a terminal it rewrites two lines in place: step, phase and time left; and
-  the summary of the last step. Permanent lines are printed above them.
-  Elsewhere it prints a line per step, and one per phase, at most every
-  PLAIN_PHASE_SECONDS.
+  the summary of the last step. Permanent lines are printed above them. Else
+  it prints a line per step and, at most every PLAIN_PHASE_SECONDS, per phase.
   """
 
   def __init__(self, total_steps: int, stream=None):
@@ -64,27 +63,26 @@ class Progress:
     """Shows a finished step, counted from 1; `kept` stays on the terminal."""
     self._finished += 1
     seconds = (time.monotonic() - self._start) / self._finished
-    left = _duration(seconds * (self._total - step))
-    self._head = f'step {step + 1}/{self._total}  {self._bar(step)}  '
-    self._left, self._summary = f'  eta {left}', summary
+    left = f'eta {_duration(seconds * (self._total - step))}'
+    done = f'step {step}/{self._total}'
+    self._head = f'step {step + 1}/{self._total}  '
     if not self._tty:
-      self._head = f'step {step + 1}/{self._total}  '
-      parts = [f'step {step}/{self._total}', summary, kept, f'eta {left}']
-      self._print('  '.join(filter(None, parts)) + '\n')
+      parts = filter(None, (done, summary, kept, left))
+      self._print('  '.join(parts) + '\n')
       return
+    filled = round(20 * step / self._total)
+    bar = '━' * filled + '─' * (20 - filled)
+    self._head += f'{bar}  '
+    self._left, self._summary = f'  {left}', summary
     if kept:
-      self._print(f'{self._erase()}step {step}/{self._total}  {kept}\n')
-    self._draw(f'step {step}/{self._total}  {self._bar(step)}{self._left}')
+      self._print(f'{self._erase()}{done}  {kept}\n')
+    self._draw(f'{done}  {bar}{self._left}')
 
   def close(self) -> None:
     """Keeps the last lines on the terminal and moves the cursor below."""
     if self._drawn:
       self._drawn = 0
       self._print('\n')
-
-  def _bar(self, step):
-    filled = round(20 * step / self._total)
-    return '━' * filled + '─' * (20 - filled)
 
   def _draw(self, line):
     width = shutil.get_terminal_size().columns - 1

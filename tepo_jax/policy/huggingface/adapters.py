@@ -17,12 +17,11 @@ def save(directory, lora: lora_lib.Lora, adapters: dict[str, Any],
          base_model: str) -> None:
   """Writes adapter_config.json and adapter_model.safetensors.
 
-  Every process of a run calls it; the first one writes. The folder is a
-  temporary sibling until it is complete.
+  Every process of a run calls it; the first one writes, in
+  `weights.new_folder`.
 
   Args:
     directory: must not exist, or be empty.
-    lora: what the adapters are.
     adapters: of `lora.split`, float32; may be sharded.
     base_model: the folder or hub id that they belong to.
 

@@ -37,15 +37,10 @@ FAMILIES = {
 # Fields that are harmless with these values and change the function with any
 # other, in the families above or in what is built on them.
 _ONLY = {
-    'hidden_act': ('silu',),
-    'attention_bias': (False, None),
-    'mlp_bias': (False, None),
-    'partial_rotary_factor': (1.0, None),
-    'quantization_config': (None,),
-    'num_experts': (None, 0),
-    'num_local_experts': (None, 0),
-    'n_routed_experts': (None, 0),
-}
+    'hidden_act': ('silu',), 'quantization_config': (None,),
+    'attention_bias': (False, None), 'mlp_bias': (False, None),
+    'partial_rotary_factor': (1.0, None), 'num_experts': (None, 0),
+    'num_local_experts': (None, 0), 'n_routed_experts': (None, 0)}
 
 _SIZES = {
     'vocab_size': 'vocab_size', 'hidden_size': 'd_model',
@@ -76,13 +71,8 @@ def from_json(raw: dict[str, Any], where: str) -> transformer.ModelConfig:
           f'{where}: {name} = {raw[name]!r} is not supported')
   sizes = {ours: _number(raw, name, where) for name, ours in _SIZES.items()}
   heads = sizes['num_heads']
-  kv_heads = heads
-  if raw.get('num_key_value_heads') is not None:
-    kv_heads = _number(raw, 'num_key_value_heads', where)
-  if raw.get('head_dim') is not None:
-    head_dim = _number(raw, 'head_dim', where)
-  else:
-    head_dim = sizes['d_model'] // heads
+  kv_heads = _number(raw, 'num_key_value_heads', where, heads)
+  head_dim = _number(raw, 'head_dim', where, sizes['d_model'] // heads)
   if heads % kv_heads or head_dim % 2:
     raise errors.InputError(
         f'{where}: {heads} query heads over {kv_heads} key/value heads of '
@@ -125,11 +115,8 @@ def _same(config, raw):
     parsed = from_json(raw, '')
   except errors.InputError:
     return False
-  architecture = {
-      field.name: getattr(parsed, field.name)
-      for field in dataclasses.fields(parsed)
-      if field.name not in transformer.EXECUTION_FIELDS}
-  return dataclasses.replace(config, **architecture) == config
+  return config == dataclasses.replace(parsed, **{
+      name: getattr(config, name) for name in transformer.EXECUTION_FIELDS})
 
 
 def _fields(config, name, dtype):
@@ -156,6 +143,7 @@ def _fields(config, name, dtype):
 def _window(raw, family, num_layers, where):
   """(positions a query sees or None, number of first layers without)."""
   window, full_layers = None, 0
+  kinds = raw.get('layer_types')
   if family.window == 'always' or (
       family.window == 'switched' and raw.get('use_sliding_window')):
     window = raw.get('sliding_window', 4096)
@@ -163,9 +151,8 @@ def _window(raw, family, num_layers, where):
     window = _number(raw, 'sliding_window', where, 4096)
     if family.window == 'switched':
       full_layers = _number(raw, 'max_window_layers', where, 28, least=0)
-  kinds = raw.get('layer_types')
-  if kinds is not None and window is not None and family.window == 'switched':
-    full_layers = kinds.count('full_attention')
+      if kinds is not None:
+        full_layers = kinds.count('full_attention')
   full_layers = min(full_layers, num_layers)
   if window is None or full_layers == num_layers:
     window, full_layers = None, 0

@@ -20,13 +20,9 @@ _ID = re.compile(r'[\w-][\w.-]*/[\w.-]+')
 
 def folder(name: str | os.PathLike,
            files: Sequence[str] = _MODEL_FILES) -> pathlib.Path:
-  """The local folder of that name, or the hub's copy of that id.
+  """The local folder `name`, or the hub's cached copy of the id OWNER/NAME.
 
-  What an id names is downloaded to the hub's cache, or taken from there.
-
-  Args:
-    name: a path, or OWNER/NAME.
-    files: patterns of those wanted of an id.
+  `files` are patterns of those to download of an id.
 
   Raises:
     InputError: neither a folder nor to be had from the hub.

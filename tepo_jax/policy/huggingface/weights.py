@@ -12,6 +12,7 @@ import pathlib
 import shutil
 from collections.abc import Iterator
 
+from flax import traverse_util
 import jax
 import numpy as np
 import tqdm
@@ -80,20 +81,16 @@ def load(directory, dtype, mesh=None):
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shardings = dict.fromkeys(rows, device)
   else:
-    shardings = dict(_leaves(
-        mesh_lib.shardings(mesh, transformer.logical_axes(config))))
+    shardings = traverse_util.flatten_dict(
+        mesh_lib.shardings(mesh, transformer.logical_axes(config)), sep='/')
   params = {}
   total = sum(tensor.nbytes for tensor in tensors.values())
   for path, (leaf, names, transpose) in tqdm.tqdm(
       rows.items(), desc=f'loading {directory}', unit='tensor',
       disable=total < _PROGRESS_BYTES):
     sources = [tensors[name] for name in names]
-    *parents, last = path.split('/')
-    node = params
-    for parent in parents:
-      node = node.setdefault(parent, {})
-    node[last] = _read(sources, leaf, transpose, shardings[path])
-  return config, params
+    params[path] = _read(sources, leaf, transpose, shardings[path])
+  return config, traverse_util.unflatten_dict(params, sep='/')
 
 
 def check(directory, mesh) -> None:
@@ -117,7 +114,7 @@ def _open(directory, dtype, mesh):
 
 def _rows(abstract):
   """path -> (leaf, its names in the files, transpose), from the TABLE."""
-  leaves = dict(_leaves(abstract))
+  leaves = traverse_util.flatten_dict(abstract, sep='/')
   rows = {}
   for name, path, transpose in TABLE:
     if path in leaves:
@@ -127,13 +124,6 @@ def _rows(abstract):
   if leaves:
     raise ValueError(f'no row of TABLE for {sorted(leaves)}')
   return rows
-
-
-def _leaves(tree):
-  """(path, leaf) pairs; a path is 'layers/q/kernel'."""
-  return [
-      ('/'.join(key.key for key in keys), leaf)
-      for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]]
 
 
 def _is_stacked(path):
@@ -186,10 +176,9 @@ def _read(sources, leaf, transpose, sharding):
 
 def _slice(sources, leaf, transpose, index):
   """A slice of a leaf, zero where the vocabulary is padding."""
-  shape = [len(range(*part.indices(size)))
-           for part, size in zip(index, leaf.shape)]
-  out = np.zeros(shape, leaf.dtype)
-  stacked = len(shape) > sources[0].ndim
+  out = np.zeros([len(range(*part.indices(size)))
+                  for part, size in zip(index, leaf.shape)], leaf.dtype)
+  stacked = out.ndim > sources[0].ndim
   layers, inner = (index[0], index[1:]) if stacked else (slice(0, 1), index)
   for target, source in zip(out if stacked else [out], sources[layers]):
     view = source.T[inner] if transpose else source[inner]
@@ -206,12 +195,11 @@ def _corner(shape):
 def save(directory, config: transformer.ModelConfig, params, source=None):
   """Writes a Hugging Face folder that transformers loads.
 
-  Every process of a run calls it (it gathers); the first one writes. The
-  folder is a temporary sibling until it is complete.
+  Every process of a run calls it (it gathers); the first one writes, in
+  `new_folder`.
 
   Args:
     directory: must not exist, or be empty.
-    config: of the model.
     params: float32 or bfloat16, saved as they are; may be sharded, and their
       vocabulary padded for a mesh.
     source: a folder whose tokenizer, generation_config and the other fields
