@@ -153,7 +153,7 @@ class Learner:
   def _orders(self, batch, number, epochs=None):
     """The batch rows of each update: (first epoch, later epochs).
 
-    Minibatches of filler rows alone (mode 'drop') are skipped.
+    Skips minibatches that hold only filler rows (possible in mode 'drop').
     """
     settings = self.config.train
     order = list(minibatches_lib.minibatch_order(

@@ -4,7 +4,7 @@ Takes a packed `Minibatch`, scores its rows one microbatch at a time, and hands
 the scores to the objective by completion, [B, T]. Every statistic (the
 denominator N, covariances, top-k) belongs to the whole minibatch: it is
 computed first, and the microbatches' partial losses only add up. So the number
-of microbatches, the packing and the mesh do not change the result.
+of microbatches, the packing and the mesh change the result by rounding only.
 
 Axes: B completions of a minibatch · T tokens of a completion · M microbatches ·
 R rows of a microbatch · S columns of a row · C columns of scores.
@@ -65,8 +65,8 @@ def old_policy_statistics(
 ) -> tuple[jax.Array, jax.Array]:
   """ℓ° and H° [B, T] by the training forward at the training shapes.
 
-  The sampler's own numbers differ from these by rounding, which would move
-  every ratio off 1 and draw TEPO's mask at random (METHODS reading 2).
+  The sampler's own numbers differ from these by rounding: as π_old's they would
+  move every ratio off 1, and noise would decide TEPO's mask, the sign of H − H°.
   """
   scores = _score(scorer, params, minibatch)
   return scores.logp_BT, scores.entropy_BT
@@ -117,7 +117,7 @@ def loss_and_gradient(
   def partial_loss(weights, rows, mine_B):
     scores = _by_completion(
         scorer(weights, rows, old_params), minibatch, mine_B)
-    # A mask and a coefficient of 0 in the other completions.
+    # Completions of other microbatches get mask 0 and coefficient 0.
     mine = jax.tree.map(
         lambda x_BT: jnp.where(mine_B[:, None], x_BT, 0).astype(x_BT.dtype),
         (tokens(minibatch, scores), statistics))
@@ -182,7 +182,7 @@ def _no_scores(minibatch, with_kl):
 def _by_completion(scores, minibatch, mine_B):
   """[R, C] -> [B, T]: the microbatch's own completions, zeros elsewhere.
 
-  T scores are taken from a completion's first one on. After its end these are
+  Takes T scores from each completion's first. Past its end these are
   the scores of whatever follows in the row; the mask hides them.
   """
   length = minibatch.mask_BT.shape[1]
@@ -208,8 +208,8 @@ def _score(scorer, params, minibatch):
 def _over_microbatches(body, carry, minibatch):
   """carry = body(carry, rows, mine_B) over the microbatches that are used.
 
-  mine_B: whether a completion's scores are among those of the rows. Only the
-  device knows how many microbatches are used: one program serves all packings.
+  mine_B: whether a completion is in this microbatch. The number of microbatches
+  used is an array, so one compiled program handles every packing.
   """
   def step(m, carry):
     rows = jax.tree.map(

@@ -98,8 +98,8 @@ def attend_xla(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
                window, segment_BS, attend_block=None):
   """Backend `xla`: one block of queries after the other.
 
-  Without key_position_BT a block sees no column after its own, so that b
-  blocks compute (b + 1) / 2b of the scores; less with a window.
+  Without key_position_BT a block skips the columns after it, so b blocks
+  compute a share (b + 1) / 2b of all scores, and less with a window.
   """
   attend_block = attend_block or _attend_block
   q_BSKGH = by_key_head(q_BSNH, k_BTKH)
@@ -167,8 +167,8 @@ def _attend_cudnn(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
                   window, segment_BS, implementation='cudnn'):
   """cuDNN's flash attention, with the visibility rule as a mask.
 
-  The mask takes 2 B S T bytes, 1/N of the scores. cuDNN itself knows lengths
-  and causality but no segments: without the mask, packed sequences would see
+  The mask takes 2 B S T bytes, 1/N of the scores. cuDNN itself supports
+  lengths and causality but not segments: without the mask, packed sequences would see
   each other. `is_causal` only skips the half that the mask hides anyway.
   """
   del key_position_BT  # equal to the queries'
@@ -188,8 +188,8 @@ def _attend_splash(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
                    window, segment_BS, interpret=False):
   """JAX's Pallas splash attention, on each device's own rows and heads.
 
-  The kernel knows columns by order and segment only: padding becomes a segment
-  of its own.
+  The kernel sees only the order and the segments of columns, not positions, so
+  padding is given a segment of its own.
   """
   del key_position_BT  # equal to the queries'
   segment_BS = 0 if segment_BS is None else segment_BS

@@ -1,9 +1,9 @@
 """Log-probability, entropy and exact KL of given tokens, without [B, T, V].
 
 The head is applied in chunks, and only to columns that predict a scored token.
-The forward pass keeps a few numbers per token; the backward pass computes the
-logits again, except those of one chunk: the last chunk of the forward pass is
-the first of the backward pass.
+The forward pass keeps a few numbers per token; the backward pass recomputes the
+logits, except those of chunk 0, which the forward pass computes last and keeps
+for the backward pass to start with.
 
 Axes: R rows (B: rows of one completion each) · S columns (token indices) of a
 row · T completion columns · C targets: the scored tokens of a row, without gaps
@@ -174,9 +174,9 @@ class _Head:
         jax.vmap(product)(*by_shard), self.weight_axes)
 
   def target_columns(self, scored_RS):
-    """The column that predicts each target, int32 [R, C], and the chunk count.
+    """Each target's predicting column, int32 [R, C], and how many chunks to run.
 
-    C is a multiple of the width. Chunk 0 is computed even without targets.
+    C is a multiple of the width. At least one chunk runs, even if nothing is scored.
     """
     column_RC = jnp.argsort(~scored_RS, axis=1, stable=True)
     padding = -column_RC.shape[1] % self.width

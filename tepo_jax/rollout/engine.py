@@ -74,9 +74,9 @@ def prefill(config: transformer.ModelConfig, params: Any,
 
 def insert(cache: transformer.KVCache, prompts: transformer.KVCache,
            source_R: jax.Array, slot_R: jax.Array) -> transformer.KVCache:
-  """Writes prompt source_R[r] to slot slot_R[r]; a slot of N is skipped.
+  """Writes prompt source_R[r] to slot slot_R[r], or nowhere if slot_R[r] is N.
 
-  The P columns before the current one receive it.
+  It goes into the P columns before the current one.
   """
   width = prompts.position.shape[1]
   column = cache.index - width
@@ -124,7 +124,7 @@ def decode(config: transformer.ModelConfig, params: Any,
   """Draws tokens for `steps` steps, or until few enough slots are live.
 
   Args:
-    config, params: the policy, with `params` in the form of decoding.
+    config, params: the policy, with `params` cast and laid out for decoding.
     cache: with at least `steps` free columns.
     slots: their state. key: of (seed, rollout step). steps: at most `chunk`.
     stop_at_live: return once at most this many slots are live.

@@ -160,16 +160,16 @@ def test_each_shard_has_the_key_heads_that_it_needs(
   assert (100 + cut.vocab_padding) % tensor == 0 <= cut.vocab_padding < tensor
 
 
-@pytest.mark.parametrize('shape,said', [
+@pytest.mark.parametrize('shape,parts', [
     ((1, 1, 4), ['tensor=4', '6 query heads', '2 key/value heads']),
     ((1, 4, 1), ['fsdp=4', 'dimension 1 (embed)', '(61, 30)'])])
-def test_a_mesh_that_cannot_hold_the_model_is_refused(tmp_path, shape, said):
+def test_a_mesh_that_cannot_hold_the_model_is_refused(tmp_path, shape, parts):
   config = dataclasses.replace(MODEL, num_heads=6, d_model=30)
   weights.save(tmp_path / 'in', config, _zeros(config))
   mesh = mesh_lib.make(dict(zip(mesh_lib.AXES, shape)))
   with pytest.raises(errors.InputError) as refusal:
     weights.load(tmp_path / 'in', 'float32', mesh)
-  assert all(part in str(refusal.value) for part in said), refusal.value
+  assert all(part in str(refusal.value) for part in parts), refusal.value
 
 
 def test_each_device_reads_only_its_slice(saved, monkeypatch):

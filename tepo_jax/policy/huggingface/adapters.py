@@ -1,4 +1,4 @@
-"""A folder of adapters as `peft` reads it: PeftModel.from_pretrained."""
+"""Saves adapters as a folder that peft's PeftModel.from_pretrained reads."""
 
 from typing import Any
 
@@ -17,18 +17,19 @@ def save(directory, lora: lora_lib.Lora, adapters: dict[str, Any],
          base_model: str) -> None:
   """Writes adapter_config.json and adapter_model.safetensors.
 
-  Every process of a run calls it; the first one writes, in
-  `weights.new_folder`.
+  Every process of a run must call it; only the first writes. The folder is
+  written under a temporary name and renamed when complete.
 
   Args:
     directory: must not exist, or be empty.
-    adapters: of `lora.split`, float32; may be sharded.
-    base_model: the folder or hub id that they belong to.
+    lora: rank, alpha and targets of the adapters.
+    adapters: as from `lora.split`, float32; may be sharded.
+    base_model: the folder or hub id of the adapted model.
 
   Raises:
-    InputError: the directory is in use.
+    InputError: the directory exists and is not empty.
   """
-  with weights.new_folder(directory) as partial:
+  with weights.atomic_folder(directory) as partial:
     entries = {}
     for name, path, _ in weights.TABLE:
       module = path.removesuffix('/kernel').removeprefix('layers/')

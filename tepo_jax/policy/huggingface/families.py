@@ -1,8 +1,8 @@
-"""config.json of Hugging Face <-> ModelConfig: one table of families.
+"""Hugging Face's config.json <-> ModelConfig: one table of families.
 
-A family is a row: the architecture's name and what transformers' class of
-that name does beyond the common frame. Whatever a config.json asks for that
-would change the function and is not built here is refused by its name.
+A row maps an architecture's name to what transformers' class of that name does
+beyond the common architecture. A field of config.json that would change the
+computed function and is not implemented is rejected by name.
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ class Family:
   model_type: str
   qkv_bias: bool = False
   qk_norm: bool = False
-  # Who reads `sliding_window`: 'never'; 'always'; or 'switched', by
-  # use_sliding_window and for the layers from max_window_layers on.
+  # Whether the class reads `sliding_window`: 'never'; 'always'; 'switched': if
+  # use_sliding_window is set, for the layers from max_window_layers on.
   window: str = 'never'
 
 
@@ -34,8 +34,8 @@ FAMILIES = {
     'MistralForCausalLM': Family('mistral', window='always'),
 }
 
-# Fields that are harmless with these values and change the function with any
-# other, in the families above or in what is built on them.
+# Fields and their supported values. Any other value changes the function, in
+# the families above or in models derived from them.
 _ONLY = {
     'hidden_act': ('silu',), 'quantization_config': (None,),
     'attention_bias': (False, None), 'mlp_bias': (False, None),
@@ -54,10 +54,10 @@ def from_json(raw: dict[str, Any], where: str) -> transformer.ModelConfig:
 
   Args:
     raw: the parsed file.
-    where: its path, for the messages.
+    where: its path, for messages.
 
   Raises:
-    InputError: what is missing or not supported, by the field's name.
+    InputError: a field is missing or not supported; names the field.
   """
   names = raw.get('architectures')
   if names not in [[name] for name in FAMILIES]:
@@ -90,14 +90,13 @@ def from_json(raw: dict[str, Any], where: str) -> transformer.ModelConfig:
 
 def to_json(config: transformer.ModelConfig, dtype: str,
             source: dict[str, Any] | None = None) -> dict[str, Any]:
-  """A config.json that transformers 4 and 5 read as this config.
+  """A config.json that transformers 4 and 5 read as `config`.
 
   Args:
     config: execution fields are not written.
     dtype: of the saved tensors.
-    source: the config.json that the model came from; its architecture is
-      kept where it can express `config`, and its other fields (token ids)
-      are carried over.
+    source: the config.json that the model came from. Its architecture is kept
+      if it can express `config`; its other fields (token ids) are copied.
   """
   source = dict(source or {})
   names = source.get('architectures', []) + list(FAMILIES)
@@ -141,7 +140,7 @@ def _fields(config, name, dtype):
 
 
 def _window(raw, family, num_layers, where):
-  """(positions a query sees or None, number of first layers without)."""
+  """(window or None, number of first layers that ignore the window)."""
   window, full_layers = None, 0
   kinds = raw.get('layer_types')
   if family.window == 'always' or (
@@ -166,7 +165,7 @@ def _window(raw, family, num_layers, where):
 
 
 def _rope(raw, max_position, where):
-  """(theta, RopeScaling or None), as transformers 5 or 4 keep them."""
+  """(theta, RopeScaling or None), from the fields of transformers 5 or 4."""
   settings = raw.get('rope_scaling') or raw.get('rope_parameters') or {}
   nested = not isinstance(settings, dict) or any(
       isinstance(value, dict) for value in settings.values())
@@ -181,7 +180,7 @@ def _rope(raw, max_position, where):
     raise errors.InputError(
         f'{where}: rope partial_rotary_factor = '
         f'{settings["partial_rotary_factor"]!r} is not supported')
-  # Where both places have a field, transformers lets these win.
+  # If both places have a field, transformers uses these.
   merged = {**raw, **settings}
   original = 'original_max_position_embeddings'
   if raw.get(original) is not None:
@@ -222,7 +221,7 @@ def _yarn_attention(settings, factor):
 
 
 def _rope_fields(config):
-  """The same settings where transformers 4 and where 5 look for them."""
+  """The rope settings under the names of transformers 4 and of 5."""
   scaling = config.rope_scaling
   fields = {'rope_type': 'default'}
   if scaling is not None:
@@ -244,7 +243,7 @@ def _rope_fields(config):
 
 
 def _number(raw, name, where, default=None, kind=int, least=1):
-  """A number of config.json: `kind`, positive; `default` where absent."""
+  """A positive number of type `kind` of config.json; `default` if absent."""
   value = raw.get(name)
   value = default if value is None else value
   whole = isinstance(value, int) and not isinstance(value, bool)

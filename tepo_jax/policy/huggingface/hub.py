@@ -1,4 +1,4 @@
-"""Model folders by name: a local folder, or an id of the Hugging Face hub."""
+"""Model folders by name: a local path, or a Hugging Face hub id."""
 
 import os
 import pathlib
@@ -20,12 +20,14 @@ _ID = re.compile(r'[\w-][\w.-]*/[\w.-]+')
 
 def folder(name: str | os.PathLike,
            files: Sequence[str] = _MODEL_FILES) -> pathlib.Path:
-  """The local folder `name`, or the hub's cached copy of the id OWNER/NAME.
+  """Returns a local folder: `name` itself, or the cached download of a hub id.
 
-  `files` are patterns of those to download of an id.
+  Args:
+    name: a path, or OWNER/NAME.
+    files: glob patterns of the files to download.
 
   Raises:
-    InputError: neither a folder nor to be had from the hub.
+    InputError: neither a folder nor available from the hub.
   """
   if os.path.isdir(name):
     return pathlib.Path(name)
@@ -39,5 +41,5 @@ def folder(name: str | os.PathLike,
           huggingface_hub.errors.LocalEntryNotFoundError, OSError) as error:
     reason = str(error).strip().split('\n')[0]
     raise errors.InputError(
-        f'{name}: no such model folder, and not to be had from the hub '
+        f'{name}: no such model folder, and not available from the hub '
         f'({reason})') from error

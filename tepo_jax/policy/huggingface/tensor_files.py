@@ -1,8 +1,8 @@
 """Safetensors files, memory-mapped: single, or shards with an index.
 
 The format: 8 bytes little-endian length n, n bytes of JSON (name -> dtype,
-shape, data_offsets), the tensors' bytes. Read and written here because the
-safetensors package gives numpy no bfloat16 and no writing in place.
+shape, data_offsets), the tensors' bytes. The safetensors package supports
+neither bfloat16 in numpy nor writing in place.
 """
 
 import json
@@ -26,10 +26,10 @@ _MAX_FILE_BYTES = 5 * 10**9
 
 
 def open_folder(folder: pathlib.Path) -> dict[str, np.ndarray]:
-  """name -> mapped tensor, of the single file or of every shard.
+  """name -> memory-mapped tensor, from a single file or from all shards.
 
   Raises:
-    InputError: the file or the tensor, and what is wrong with it.
+    InputError: names the file or tensor, and the problem.
   """
   if (folder / _SINGLE).is_file():
     return _open_file(folder / _SINGLE)
@@ -53,14 +53,14 @@ def open_folder(folder: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def create(folder: pathlib.Path, entries) -> dict[str, np.ndarray]:
-  """New files of at most 5 GB with room for tensors to be written into.
+  """Creates files of at most 5 GB, sized for tensors that are written later.
 
   Args:
-    folder: existing; gets one file, or shards and their index.
+    folder: an existing folder, for one file, or shards with their index.
     entries: (name, dtype, shape) in the order of the files.
 
   Returns:
-    name -> writable mapped array.
+    name -> writable memory-mapped array.
   """
   files = _split(entries)
   places, shard_of = {}, {}
@@ -77,7 +77,7 @@ def create(folder: pathlib.Path, entries) -> dict[str, np.ndarray]:
 
 
 def forget(tensor: np.ndarray) -> None:
-  """Lets go of the memory of a mapped tensor's file, which keeps its bytes.
+  """Releases the resident pages of a mapped tensor's file.
 
   Pages that were read or written count as this process's memory until then.
   """
@@ -87,7 +87,7 @@ def forget(tensor: np.ndarray) -> None:
 
 
 def read_json(file: pathlib.Path) -> dict:
-  """The object in a JSON file, or an InputError that says why not."""
+  """The object in a JSON file; raises InputError if there is none."""
   if not file.is_file():
     raise errors.InputError(f'{file}: missing')
   try:
@@ -100,7 +100,7 @@ def read_json(file: pathlib.Path) -> dict:
 
 
 def write_json(file: pathlib.Path, content: dict):
-  """As transformers writes them: indented, sorted."""
+  """Writes JSON in transformers' format: indented, sorted."""
   file.write_text(json.dumps(content, indent=2, sort_keys=True) + '\n')
 
 
@@ -149,20 +149,20 @@ def _view(data, entry, where):
 
 
 def _split(entries):
-  """The entries as a list of files within the limit (or of one tensor)."""
-  files, room = [], 0
+  """Groups the entries into files within the limit, or of one tensor."""
+  files, capacity = [], 0
   for name, dtype, shape in entries:
     size = math.prod(shape) * dtype.itemsize
-    if not files or size > room:
+    if not files or size > capacity:
       files.append([])
-      room = _MAX_FILE_BYTES
+      capacity = _MAX_FILE_BYTES
     files[-1].append((name, dtype, shape))
-    room -= size
+    capacity -= size
   return files
 
 
 def create_file(file: pathlib.Path, entries) -> dict[str, np.ndarray]:
-  """One new file of whatever size, else as `create`."""
+  """As `create`, for one file of any size."""
   header, end = {'__metadata__': {'format': 'pt'}}, 0
   for name, dtype, shape in entries:
     begin, end = end, end + math.prod(shape) * dtype.itemsize

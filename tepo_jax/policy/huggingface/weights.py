@@ -1,8 +1,8 @@
 """Hugging Face folders <-> params: config.json, safetensors, tokenizer.
 
 `TABLE` declares each weight once. Loading reads only what each device holds,
-from memory-mapped files, one stacked tensor at a time; saving gathers one
-stacked tensor at a time and appears under its name only when complete.
+from memory-mapped files, one stacked tensor at a time. Saving gathers one
+stacked tensor at a time; the folder is renamed to its name when complete.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from tepo_jax.policy import padding as padding_lib
 from tepo_jax.policy import transformer
 from tepo_jax.runtime import mesh as mesh_lib
 
-# Hugging Face name, our path, whether theirs is [out, in] and ours [in, out].
+# Hugging Face name, our path, whether to transpose theirs, [out, in].
 TABLE = (
     ('model.embed_tokens.weight', 'embed/embedding', False),
     ('model.layers.{}.input_layernorm.weight',
@@ -50,13 +50,14 @@ TABLE = (
 )
 
 _CONFIG = 'config.json'
-_PROGRESS_BYTES = 10**9
+_PROGRESS_BYTES = 10**9  # of files, from which on a progress bar is shown
+
 
 def read_config(directory) -> transformer.ModelConfig:
   """The ModelConfig of a Hugging Face folder's config.json.
 
   Raises:
-    InputError: no folder, no or no JSON config.json, unsupported.
+    InputError: no folder, no valid config.json, or an unsupported model.
   """
   file = hub.folder(directory) / _CONFIG
   return families.from_json(tensor_files.read_json(file), str(file))
@@ -68,13 +69,13 @@ def load(directory, dtype, mesh=None):
   Args:
     directory: config.json with model.safetensors, or with shards and
       model.safetensors.index.json; or a hub id.
-    dtype: of the params, whatever the files hold.
+    dtype: of the params, independent of the files' dtype.
     mesh: None: everything on the default device. Else each device reads its
       slices under `mesh_lib.RULES`, and the config and params are those of
-      `on_mesh.sharded_over`.
+      `padding.sharded_over`.
 
   Raises:
-    InputError: the file or tensor, and what is wrong with it.
+    InputError: names the file or tensor, and the problem.
   """
   config, tensors, rows = _open(directory, dtype, mesh)
   if mesh is None:
@@ -94,12 +95,12 @@ def load(directory, dtype, mesh=None):
 
 
 def check(directory, mesh) -> None:
-  """Raises what `load` would, having read the files' headers alone."""
+  """Raises the errors of `load`; reads only the files' headers."""
   _open(directory, 'float32', mesh)
 
 
 def _open(directory, dtype, mesh):
-  """The config, mapped tensors, and rows of a folder that can be loaded."""
+  """The config, mapped tensors, and `_rows` of a folder, all checked."""
   config = read_config(directory)
   tensors = tensor_files.open_folder(hub.folder(directory))
   rows = _rows(transformer.abstract_params(config, dtype))
@@ -131,13 +132,13 @@ def _is_stacked(path):
 
 
 def _file_shape(path, leaf, transpose):
-  """The shape of one tensor of a row in the files."""
+  """The shape of one of a row's tensors in the files."""
   shape = leaf.shape[1:] if _is_stacked(path) else leaf.shape
   return shape[::-1] if transpose else shape
 
 
 def _check(directory, tensors, rows, config):
-  """Refuses missing, misshapen and unexpected tensors, each by name."""
+  """Raises InputError for a missing, misshapen or unexpected tensor."""
   expected = set()
   for path, (leaf, names, transpose) in rows.items():
     shape = _file_shape(path, leaf, transpose)
@@ -149,7 +150,7 @@ def _check(directory, tensors, rows, config):
             f'{directory}: tensor {name} has shape '
             f'{list(tensors[name].shape)}, expected {list(shape)}')
     expected.update(names)
-  # Older exports hold the rotary frequencies; tied ones may hold the head.
+  # Older exports contain rotary frequencies; tied ones may contain the head.
   extra = sorted(
       name for name in set(tensors) - expected
       if not name.endswith('rotary_emb.inv_freq')
@@ -160,8 +161,8 @@ def _check(directory, tensors, rows, config):
 
 
 def _read(sources, leaf, transpose, sharding):
-  """One leaf, each device's slice copied out of the mapped files."""
-  slices = {}  # Replicas ask for the same slice one after another.
+  """One leaf; each device's slice is copied from the mapped files."""
+  slices = {}  # Replicas request the same slice one after another.
 
   def read(index):
     key = str(index)
@@ -169,13 +170,13 @@ def _read(sources, leaf, transpose, sharding):
       slices[key] = _slice(sources, leaf, transpose, index)
     return slices[key]
 
-  # Waited for, so that one tensor's host copy is gone before the next.
+  # Blocks, so that a tensor's host copy is freed before the next is read.
   return jax.block_until_ready(
       jax.make_array_from_callback(leaf.shape, sharding, read))
 
 
 def _slice(sources, leaf, transpose, index):
-  """A slice of a leaf, zero where the vocabulary is padding."""
+  """A slice of a leaf, with zeros as vocabulary padding."""
   out = np.zeros([len(range(*part.indices(size)))
                   for part, size in zip(index, leaf.shape)], leaf.dtype)
   stacked = out.ndim > sources[0].ndim
@@ -195,18 +196,20 @@ def _corner(shape):
 def save(directory, config: transformer.ModelConfig, params, source=None):
   """Writes a Hugging Face folder that transformers loads.
 
-  Every process of a run calls it (it gathers); the first one writes, in
-  `new_folder`.
+  Every process of a run must call it, as it gathers; only the first writes. The
+  folder is written under a temporary name and renamed when complete.
 
   Args:
     directory: must not exist, or be empty.
-    params: float32 or bfloat16, saved as they are; may be sharded, and their
+    config: of the model.
+    params: float32 or bfloat16, saved in that dtype; may be sharded, and their
       vocabulary padded for a mesh.
-    source: a folder whose tokenizer, generation_config and the other fields
-      of its config.json, where it has one, are taken over.
+    source: a folder to copy the tokenizer, generation_config and the other
+      fields of config.json from.
 
   Raises:
-    InputError: the directory is in use, or no architecture fits the config.
+    InputError: the directory exists and is not empty, or no architecture fits
+      the config.
   """
   rows = _rows(params)
   dtype = np.dtype(params['embed']['embedding'].dtype)
@@ -216,7 +219,7 @@ def save(directory, config: transformer.ModelConfig, params, source=None):
     if (source / _CONFIG).is_file():
       old = tensor_files.read_json(source / _CONFIG)
   raw = families.to_json(config, dtype.name, old)
-  with new_folder(directory) as partial:
+  with atomic_folder(directory) as partial:
     _write_tensors(partial, config, rows)
     if jax.process_index() == 0:
       tensor_files.write_json(partial / _CONFIG, raw)
@@ -227,10 +230,10 @@ def save(directory, config: transformer.ModelConfig, params, source=None):
 
 
 @contextlib.contextmanager
-def new_folder(directory) -> Iterator[pathlib.Path]:
-  """A folder to fill, which takes its name once it is complete.
+def atomic_folder(directory) -> Iterator[pathlib.Path]:
+  """Yields a temporary folder, which is renamed to `directory` on success.
 
-  On the first process; the others get the name alone.
+  The first process makes it; the others get only its name.
 
   Raises:
     InputError: the directory exists and is not empty.
@@ -251,7 +254,7 @@ def new_folder(directory) -> Iterator[pathlib.Path]:
 
 
 def _write_tensors(folder, config, rows):
-  """The files, laid out first and then filled one tensor at a time."""
+  """Creates the files, then writes one tensor at a time."""
   whole = _rows(transformer.abstract_params(
       dataclasses.replace(config, vocab_padding=0)))
   writer = jax.process_index() == 0
@@ -270,16 +273,16 @@ def _write_tensors(folder, config, rows):
 
 
 def load_tokenizer(directory):
-  """The tokenizer of a folder or hub id; never runs code that came with it.
+  """The tokenizer of a folder or hub id; never runs code of that folder.
 
   Raises:
-    InputError: no usable tokenizer, or none of its tokens ends a text.
+    InputError: no usable tokenizer, or it has no EOS token.
   """
   folder = hub.folder(directory, hub.TOKENIZER_FILES)
   try:
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         folder, trust_remote_code=False, local_files_only=True)
-  except Exception as error:  # transformers raises whatever a parser raised
+  except Exception as error:  # transformers passes on any parser's error
     reason = str(error).strip().split('\n')[0]
     raise errors.InputError(
         f'{directory}: no usable tokenizer ({reason})') from error
@@ -291,8 +294,8 @@ def load_tokenizer(directory):
 def eos_ids(directory, tokenizer) -> tuple[int, ...]:
   """Every id that ends a completion, sorted.
 
-  The tokenizer's, and those of generation_config.json and config.json: chat
-  models name there the end of a turn beside the end of a text.
+  Combines the tokenizer's with those of generation_config.json and config.json,
+  where chat models also list the token that ends a message.
   """
   ids = {tokenizer.eos_token_id}
   folder = hub.folder(directory, hub.TOKENIZER_FILES)

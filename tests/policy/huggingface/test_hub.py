@@ -28,7 +28,7 @@ def _save_tokenizer(folder, eos='<eos>'):
 
 @pytest.fixture
 def hub_id(hf_model, tmp_path, monkeypatch):
-  """'owner/model', as a download of it lies in the hub's cache; no network."""
+  """'owner/model' in the hub's cache, as a download leaves it; no network."""
   repository = tmp_path / 'models--owner--model'
   snapshot = repository / 'snapshots' / 'f00d'
   shutil.copytree(hf_model('llama')[0], snapshot)
@@ -52,14 +52,14 @@ def test_a_hub_id_serves_as_a_folder(hub_id, tmp_path):
   assert weights.eos_ids(hub_id, tokenizer) == (0,)
 
 
-@pytest.mark.parametrize('name,said', [
-    ('owner/other', 'not to be had from the hub'),
+@pytest.mark.parametrize('name,message', [
+    ('owner/other', 'not available from the hub'),
     ('/no/where', 'no such model folder'), ('./here', 'no such model folder'),
     ('a/b/c', 'no such model folder'), ('owner/', 'no such model folder')])
-def test_other_names_are_refused_in_one_line(hub_id, name, said):
+def test_other_names_are_refused_in_one_line(hub_id, name, message):
   with pytest.raises(errors.InputError, match=re.escape(name)) as refusal:
     hub.folder(name)
-  assert said in str(refusal.value) and '\n' not in str(refusal.value)
+  assert message in str(refusal.value) and '\n' not in str(refusal.value)
 
 
 def test_code_that_comes_with_a_tokenizer_is_not_run(tmp_path):
@@ -73,14 +73,14 @@ def test_code_that_comes_with_a_tokenizer_is_not_run(tmp_path):
   try:
     weights.load_tokenizer(tmp_path)
   except errors.InputError:
-    pass  # refused, or read without that class: either will do
+    pass  # rejecting it, or reading it without that class, are both fine
 
 
 @pytest.mark.parametrize('family,in_tokenizer,in_generation,in_config,ids', [
     # Llama 3.1: <|end_of_text|>, <|eom_id|>, <|eot_id|>.
     ('llama 3', 0, [128001, 128008, 128009], [128001, 128008, 128009],
      (0, 128001, 128008, 128009)),
-    # Qwen: <|im_end|> ends a turn, <|endoftext|> a text.
+    # Qwen: <|im_end|> ends a message, <|endoftext|> a text.
     ('qwen', 0, [151645, 151643], 151645, (0, 151643, 151645)),
     ('mistral', 0, 2, 2, (0, 2)),
     ('no generation_config', 0, ..., 5, (0, 5)),

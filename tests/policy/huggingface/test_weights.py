@@ -1,4 +1,4 @@
-"""Hugging Face folders: what transformers saves we load, and back."""
+"""Hugging Face folders: we load what transformers saves, and vice versa."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ def _assert_same_files(got, want):
 
 @pytest.fixture
 def folder(hf_model, tmp_path):
-  """A copy of a saved model, to be spoilt."""
+  """A copy of a saved model, which the test corrupts."""
   return shutil.copytree(hf_model('qwen2_window')[0], tmp_path / 'model')
 
 
@@ -125,8 +125,8 @@ def test_rope_settings_are_saved_for_transformers_4_and_5(
   assert families.from_json(raw, '') == config
 
 
-def test_the_config_keeps_what_its_source_said(folder, tmp_path):
-  """An architecture that the fields alone would not choose, token ids."""
+def test_the_config_keeps_the_source_s_other_fields(folder, tmp_path):
+  """It keeps the architecture, which the fields do not determine, and token ids."""
   _edit_config(folder, architectures=['MistralForCausalLM'],
                model_type='mistral', layer_types=..., sliding_window=None,
                eos_token_id=[3, 5])
