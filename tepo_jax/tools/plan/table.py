@@ -84,4 +84,3 @@ def _line(e: step.Estimate) -> str:
 
 def _gib(size: float) -> str:
   return f'{size / chips.GIB:.2f}'
-

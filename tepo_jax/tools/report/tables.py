@@ -81,10 +81,8 @@ def _papers(value, samples, is_change, mark):
 
 def _ours(row, columns, runs):
   """Returns cells over the row's seeds, empty until all are evaluated."""
-  folders = [runs / run_name(row, seed) / EVALUATION for seed in row.seeds]
-  if row.method is None:
-    folders = folders[:1]
-  paths = [folder / results_lib.RESULTS for folder in folders]
+  paths = [runs / run_name(row, seed) / EVALUATION / results_lib.RESULTS
+           for seed in (row.seeds if row.method else row.seeds[:1])]
   if not all(path.exists() for path in paths):
     return (Cell(None),) * (len(columns) + 1)
   found = []
