@@ -53,14 +53,10 @@ def open_folder(folder: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def create(folder: pathlib.Path, entries) -> dict[str, np.ndarray]:
-  """New files of at most 5 GB with room for tensors to be written into.
+  """New files of at most 5 GB in an existing folder: one, or shards and index.
 
-  Args:
-    folder: existing; gets one file, or shards and their index.
-    entries: (name, dtype, shape) in the order of the files.
-
-  Returns:
-    name -> writable mapped array.
+  `entries` are (name, dtype, shape) in the order of the files. Returns name ->
+  writable mapped array.
   """
   files = _split(entries)
   places, shard_of = {}, {}

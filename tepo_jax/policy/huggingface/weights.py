@@ -71,7 +71,7 @@ def load(directory, dtype, mesh=None):
     dtype: of the params, whatever the files hold.
     mesh: None: everything on the default device. Else each device reads its
       slices under `mesh_lib.RULES`, and the config and params are those of
-      `on_mesh.sharded_over`.
+      `padding.sharded_over`.
 
   Raises:
     InputError: the file or tensor, and what is wrong with it.
