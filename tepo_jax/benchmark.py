@@ -55,9 +55,8 @@ def main() -> None:
 def _line(measurement: timing.Measurement) -> str:
   if _JSON.value:
     return json.dumps(dataclasses.asdict(measurement))
-  spread = ''
-  if measurement.low is not None:
-    spread = f'  ({measurement.low:.4g} … {measurement.high:.4g})'
+  spread = '' if measurement.low is None else (
+      f'  ({measurement.low:.4g} … {measurement.high:.4g})')
   return (f'{measurement.name:<48}{measurement.value:>12.4g} '
           f'{measurement.unit}{spread}')
 

@@ -1,16 +1,7 @@
 """The programs' command line: flags, configs, error messages, exit status.
 
-A program defines its flags at module level and ends with `cli.run(main)`:
-
-  _CONFIG = cli.DEFINE_config()
-  _WORKDIR = flags.DEFINE_string('workdir', None, 'Where ...', required=True)
-
-  def main() -> None: ...
-
-  if __name__ == '__main__':
-    cli.run(main)
-
-Bad input ends in one line on stderr and status 2.
+A program defines its flags at module level, for example `_CONFIG =
+cli.DEFINE_config()`, and ends with `cli.run(main)`, where main() -> None.
 """
 
 import collections
@@ -61,11 +52,10 @@ _EXPECTED = {int: 'an integer', float: 'a number', bool: 'true or false',
 def run(main: Callable[[], None]) -> None:
   """Parses the command line, calls `main`, and exits.
 
-  Status 0 on success or --help; 2 with one line on stderr for bad input
-  (flags, config, errors.InputError, a file without permission); 1 with one
-  line if the run cannot continue (errors.RunError, a full disk, no device
-  memory); 130 if interrupted from the keyboard. Anything else is a bug and
-  keeps its traceback.
+  Status 0 on success or --help; 2 with one line on stderr for bad input (flags,
+  config, errors.InputError, a file without permission); 1 with one line if the
+  run cannot continue (errors.RunError, a full disk, no device memory); 130 if
+  interrupted. Anything else is a bug and keeps its traceback.
   """
   quiet()
   faulthandler.enable(sys.__stderr__)

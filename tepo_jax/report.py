@@ -56,9 +56,9 @@ _COMPARE = flags.DEFINE_list(
 
 
 def main() -> None:
-  if _TABLE.value is not None and _COMPARE.value is not None:
-    raise errors.InputError('--table and --compare exclude each other')
   if _TABLE.value is not None:
+    if _COMPARE.value is not None:
+      raise errors.InputError('--table and --compare exclude each other')
     _write(_table())
   elif _COMPARE.value is not None:
     if len(_COMPARE.value) != 2:
@@ -80,9 +80,9 @@ def _table():
 def _write(text):
   if _OUT.value is None:
     print(text)
-    return
-  with _writing():
-    pathlib.Path(_OUT.value).write_text(text + '\n', 'utf-8')
+  else:
+    with _writing():
+      pathlib.Path(_OUT.value).write_text(text + '\n', 'utf-8')
 
 
 def _write_page():

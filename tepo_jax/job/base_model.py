@@ -31,11 +31,8 @@ _DEMONSTRATIONS = 1_000_000  # first seed; the training problems' are lower
 
 def make(config: ml_collections.ConfigDict, out: pathlib.Path,
          trained: bool = True) -> None:
-  """Makes the model folder `out` as `config.pretrain` and `config.seed` say.
-
-  The folder appears complete or not at all. With `trained` false the weights
-  are random, which takes a second.
-  """
+  """Makes the model folder `out` by `config.pretrain` and `config.seed`; with
+  random weights if not `trained`. It appears complete or not at all."""
   settings = config.pretrain
   with tempfile.TemporaryDirectory() as scratch:
     arithmetic.build_tokenizer(scratch)
@@ -54,11 +51,8 @@ def make(config: ml_collections.ConfigDict, out: pathlib.Path,
 
 
 def _train(config, model, params, demonstrations):
-  """Trains on worked solutions first, then on a mixture with direct answers.
-
-  To a small model direct answers are noise: mixed in from the start, they
-  delay learning to add.
-  """
+  """Trains on worked solutions first, then on a mixture with direct answers:
+  mixed in from the start, they delay a small model's learning to add."""
   settings = config.pretrain
   total = settings.worked_steps + settings.mixed_steps
   optimizer = optimizer_lib.make(
@@ -105,9 +99,8 @@ def model_config(settings: ml_collections.ConfigDict,
 def _demonstrations(config, tokenizer):
   """Tokenizes worked [0] and direct [1] solutions of N problems, right-padded.
 
-  Returns:
-    Token ids and positions, int32 [2, N, S]; the solutions' mask over the
-    predicted tokens, float32 [2, N, T].
+  Returns token ids and positions, int32 [2, N, S], and the solutions' mask over
+  the predicted tokens, float32 [2, N, T].
   """
   rng = random.Random(config.seed)
   problems = arithmetic.problems(

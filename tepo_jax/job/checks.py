@@ -1,7 +1,5 @@
-"""Checks a config: ranges, contradictions, overrides without effect.
-
-`cli` checks names and types when it reads the command line.
-"""
+"""Checks a config: ranges, contradictions, overrides without effect; names and
+types are checked by `cli`."""
 
 from collections.abc import Iterable
 import functools

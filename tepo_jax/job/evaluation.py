@@ -129,8 +129,7 @@ class SampleFile:
   def __init__(self, folder: str | os.PathLike, identity: dict[str, Any]):
     """Checks that the folder is new or this evaluation's; writes nothing.
 
-    Args:
-      identity: every setting that determines the samples.
+    `identity` holds every setting that determines the samples.
 
     Raises:
       errors.InputError: it holds another evaluation or other files.

@@ -46,7 +46,6 @@ class Learner:
   """The policy and its updates.
 
   Attributes:
-    programs: the run's jitted functions.
     state: update.TrainState; set it before anything is learned or sampled.
     frozen: with LoRA the base weights, else None.
     skipped_in_a_row: consecutive updates that were not finite.

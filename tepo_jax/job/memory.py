@@ -123,8 +123,8 @@ def explaining_exhaustion(
 
 
 def _describe_held(config, programs):
-  longest = config.data.max_prompt_tokens + config.rollout.max_tokens
-  slot = slot_bytes(programs.model, programs.mesh, longest)
+  slot = slot_bytes(programs.model, programs.mesh,
+                    config.data.max_prompt_tokens + config.rollout.max_tokens)
   completions = config.rollout.prompts * config.rollout.samples
   most = min(config.rollout.slots or completions, completions)
   shards = mesh_lib.batch_shards(programs.mesh)

@@ -1,7 +1,6 @@
 """The jitted programs of training, made from a config and a mesh.
 
-Training, replays, plans and benchmarks all compile these same functions. Those
-of sampling are in `sampling`.
+Replays, plans and benchmarks compile the same functions.
 """
 
 from collections.abc import Callable
@@ -43,16 +42,13 @@ class TrainingPrograms:
 
   Attributes:
     model: with adapters and execution fields, see `prepare_model`.
-    policy_loss: the objective of `config.method`.
-    scorer, optimizer: the parts of `train_step`.
-    state_sharding: of `update.TrainState`.
+    policy_loss, scorer, optimizer: the parts of `train_step`.
     init_state: params -> TrainState; donates the params.
     freeze: only with LoRA: weights -> frozen base in the compute dtype.
     init_adapters: only with LoRA: key -> params.
     to_decode: see `sampling.make_decode_cast`.
     to_old_policy: params -> compute dtype, training layout, for the exact KL.
     pack: Batch -> Minibatch, both on the host.
-    minibatch_sharding: of `batch.Minibatch`.
     score: (params, Minibatch) -> ℓ° and H°.
     train_step: (state, Minibatch, rng, noise_floor, old_params) -> state,
       metrics; donates the state.
@@ -123,14 +119,13 @@ def make_packer(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh
 
 def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
          mesh: jax.sharding.Mesh) -> TrainingPrograms:
-  """Builds, but does not compile, the programs; see `prepare_model`."""
+  """Builds the programs; does not compile. `model` is of `prepare_model`."""
   optimizer = optimizer_lib.make(**config.optimizer)
   policy_loss = objective.make_policy_loss(config.method)
   frozen_sharding, param_sharding = split_trained(
       model, mesh_lib.shardings(mesh, transformer.logical_axes(model)))
   replicated = mesh_lib.replicated(mesh)
-  state_sharding = _state_sharding(
-      model, optimizer, param_sharding, replicated)
+  state_sharding = _state_sharding(model, optimizer, param_sharding, replicated)
   minibatch_sharding = _minibatch_sharding(mesh)
   shards = mesh_lib.batch_shards(mesh)
   scorer = update.Scorer(

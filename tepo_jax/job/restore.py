@@ -24,8 +24,7 @@ def restore_trained(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
   """Reads the trained parameters: all fp32 weights, or the LoRA adapters.
 
   Args:
-    workdir: of a training run. mesh: where the parameters are placed.
-    step: of the checkpoint; None: the latest.
+    workdir: of a training run. step: of the checkpoint; None: the latest.
 
   Returns:
     The model folder that the run started from, the model with its execution

@@ -37,11 +37,8 @@ def field_names(config: ml_collections.ConfigDict) -> dict[str, Any]:
 
 
 def digest(config: ml_collections.ConfigDict) -> str:
-  """SHA-256 of the fields that must not change on resume, sorted.
-
-  These are all but `_CONTINUABLE` and `_EXECUTION`: a run that is extended,
-  traced, or resumed on another mesh is the same run.
-  """
+  """SHA-256 of the fields that must not change on resume, sorted: all but
+  `_CONTINUABLE` and `_EXECUTION`."""
   fields = {name: value for name, value in field_names(config).items()
             if name not in _CONTINUABLE | _EXECUTION}
   return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

@@ -99,10 +99,6 @@ class _Compact:
   """`engine.compact` of a complete cache, one array at a time.
 
   This never needs memory for two caches, and all layers share one program.
-
-  Attributes:
-    jit: of the sampler's functions.
-    sharding: of the cache.
   """
   jit: Callable[..., Any]
   sharding: transformer.KVCache
@@ -130,11 +126,8 @@ class _Compact:
 
 
 def cast(dtype, params):
-  """Casts weights to the compute dtype, except norm scales, which stay fp32.
-
-  The model computes with fp32 scales and casts the others, so the policy of
-  the cast weights is exactly that of the masters.
-  """
+  """Casts weights, except norm scales, to the compute dtype; as the model does
+  the same, the policy of the cast weights is exactly that of the masters."""
   return jax.tree_util.tree_map_with_path(
       lambda path, x: x if path[-1].key == 'scale' else x.astype(dtype),
       params)

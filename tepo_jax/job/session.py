@@ -42,10 +42,8 @@ class Session:
   """What training and evaluation share; a context manager.
 
   Attributes:
-    model: architecture and execution fields, for `mesh`.
-    folder: of the model.
-    grader: closed with the session.
-    timers: seconds by phase.
+    model: architecture and execution fields, for `mesh`. folder: of the model.
+    grader: closed with the session. timers: seconds by phase.
     check_stop: called between chunks of decoding; may raise.
     sets: name -> problems, of the sets loaded so far.
   """
@@ -104,10 +102,8 @@ class Session:
   def sampler(self, *, prompts: int, samples: int, max_tokens: int,
               decoding: draw.Decoding, stop_after_boxed: bool = False
               ) -> groups_lib.GroupSampler:
-    """Makes a sampler for calls with up to `prompts` prompts.
-
-    It sizes the slots at its first call, by `config.rollout.slots` or the
-    memory that is then free.
+    """Makes a sampler for calls with up to `prompts` prompts. Its first call
+    sizes the slots, by `config.rollout.slots` or the memory that is then free.
     """
     settings = self.config.rollout
 
@@ -170,10 +166,8 @@ def model_folder(config: ml_collections.ConfigDict,
 
 def cache_compilations(config: ml_collections.ConfigDict,
                        workdir: str | os.PathLike) -> None:
-  """Makes `config.compute.cache` the folder of JAX's compilation cache.
-
-  Creates the folder, so call it after the workdir has been checked.
-  """
+  """Makes `config.compute.cache` the folder of JAX's compilation cache; creates
+  it, so call this after the workdir has been checked."""
   if config.compute.cache is not None:
     folder = config.compute.cache
   elif jax.config.jax_compilation_cache_dir is None:

@@ -30,11 +30,8 @@ def rollout_metrics(rollout: groups_lib.Rollout, reward_B: np.ndarray
 
 def packing_metrics(batch: batch_lib.Batch,
                     minibatches: list[batch_lib.Minibatch]) -> dict[str, float]:
-  """Shares of token positions: padding unpacked, real tokens when packed.
-
-  padding_share: the padding in the unpacked batch. packing_efficiency: the real
-  tokens among the positions that the layers compute in updates.
-  """
+  """The share of padding in the unpacked batch, and of real tokens among the
+  positions that the layers compute in updates."""
   return {'padding_share': np.mean(batch.position_BS < 0),
           'packing_efficiency': np.mean(
               [packing.efficiency(m) for m in minibatches])}
@@ -78,10 +75,8 @@ def results_table(workdir: pathlib.Path) -> str:
   if not records:
     return 'no evaluation was recorded'
   first, last = records[0], records[-1]
-  rows = [f'{"":<36}{"step " + str(first["step"]):>10}'
-          f'{"step " + str(last["step"]):>10}']
-  for name in first:
-    if name.startswith('eval/') and not name.endswith('/problems'):
-      rows.append(f'{name.removeprefix("eval/"):<36}{first[name]:>10.3f}'
-                  f'{last[name]:>10.3f}')
-  return '\n'.join(rows)
+  steps = [f'step {record["step"]}' for record in (first, last)]
+  return '\n'.join([f'{"":<36}{steps[0]:>10}{steps[1]:>10}'] + [
+      f'{name.removeprefix("eval/"):<36}{first[name]:>10.3f}{last[name]:>10.3f}'
+      for name in first
+      if name.startswith('eval/') and not name.endswith('/problems')])

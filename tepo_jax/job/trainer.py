@@ -229,7 +229,8 @@ class Trainer:
 
     def draw_prompts(cursor):
       indices = range(cursor, cursor + rollout.prompts)
-      return [self.prompts[self.order[i]].at(i) for i in indices]
+      return [dataclasses.replace(self.prompts[self.order[i]], cursor=i)
+              for i in indices]
 
     collected = groups_lib.collect(
         draw_prompts, lambda prompts: self.sampler(params, prompts, key),

@@ -99,14 +99,12 @@ def _choose(field, table, name):
 
 
 def _bind(field, table, settings, key='name', also=()):
-  """The function that `settings[key]` names, as a partial with its numbers.
+  """The function of `table` that `settings[key]` names, as a partial.
 
   Args:
     field: where the settings are, for the errors.
-    table: name -> function.
     settings: the name and the numbers, or the name alone; None for an
       optional number is the same as leaving it out.
-    key: the field of the name.
     also: fields that are not numbers of the function.
   """
   if isinstance(settings, str):

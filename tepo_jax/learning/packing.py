@@ -59,11 +59,7 @@ class Packer:
     return self.shards * max(1, wanted // self.shards)
 
   def __call__(self, batch: batch_lib.Batch) -> batch_lib.Minibatch:
-    """The batch's completions in packed rows; host arrays.
-
-    Raises:
-      ValueError: a sequence is longer than a row.
-    """
+    """The batch's completions in packed rows; ValueError if one is longer."""
     count = len(batch.mask_BT)
     rows = self.rows(count)
     sequences = _sequences(batch, self.row_tokens)
@@ -129,11 +125,8 @@ class SharedPacker:
                      / self.row_tokens)
 
   def __call__(self, batch: batch_lib.Batch) -> batch_lib.Minibatch:
-    """The batch's completions in bins; host arrays.
-
-    Raises:
-      ValueError: a sequence is longer than a row of attention.
-    """
+    """The batch's completions in bins; ValueError if one is longer than a row
+    of attention."""
     count, bins = len(batch.mask_BT), []
     place_B, column_B = np.full(count, -1), np.zeros(count, np.int32)
     empty = functools.partial(
@@ -160,8 +153,7 @@ class SharedPacker:
       return x.reshape(-1, self.shards, *x.shape[1:])
 
     def attention(name):
-      x = layers(name)
-      return x.reshape(len(x), -1, self.row_tokens)
+      return (x := layers(name)).reshape(len(x), -1, self.row_tokens)
 
     return scoring.PackedRows(
         layers('token_S'), layers('position_S'), None, layers('scored_S'),
@@ -270,8 +262,8 @@ class _Bin:
     self.scored_S = np.zeros(columns, bool)
     self.home_S = np.zeros(columns, np.int32)
     self.source_RA = np.zeros((rows, row_tokens), np.int32)
-    self.position_RA = np.full((rows, row_tokens), -1, np.int32)
-    self.segment_RA = np.full((rows, row_tokens), -1, np.int32)
+    self.position_RA, self.segment_RA = np.full(
+        (2, rows, row_tokens), -1, np.int32)
     self.start_of: dict[bytes, int] = {}
     self._filled, self._filled_R = 0, np.zeros(rows, np.int32)
 

@@ -150,11 +150,8 @@ def _apply(optimizer, state, loss, gradient):
 
 
 def _to_differentiate(dtype, params):
-  """The layers' kernels in `dtype`, cast once for all microbatches.
-
-  The rest stays in fp32: scales, biases, and the embedding and head, which
-  sum the gradients of the vocabulary.
-  """
+  """The layers' kernels in `dtype`, cast once for all microbatches; the rest
+  in fp32, as embedding and head sum the vocabulary's gradients."""
   return params | {'layers': jax.tree_util.tree_map_with_path(
       lambda path, x: x.astype(dtype) if path[-1].key == 'kernel' else x,
       params['layers'])}

@@ -45,9 +45,7 @@ def draw(logits_BV: jax.Array, decoding: Decoding, key_B: jax.Array,
   than the model.
 
   Args:
-    logits_BV: float32.
-    decoding: static.
-    key_B: from `row_keys`.
+    logits_BV: float32. decoding: static. key_B: from `row_keys`.
     step_B: int32, the index of the token in its completion.
 
   Returns:

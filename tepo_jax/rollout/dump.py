@@ -61,9 +61,8 @@ def records(step: int, rollout: groups_lib.Rollout,
             ) -> list[dict]:
   """The records of a rollout step.
 
-  Args:
-    rewards: [G] rewards of each group of `rollout.sampled`.
-    name: the data set's. style: of its answers, see `answers.extract`.
+  rewards: [G] of each group of `rollout.sampled`. name: the data set's. style:
+  of its answers, see `answers.extract`.
   """
   trained = {group.prompt.cursor for group in rollout.groups}
   return [
@@ -153,8 +152,7 @@ def read(directory: pathlib.Path, step: int) -> list[dict]:
 def to_groups(rows: list[dict], length: int) -> list[groups_lib.Group]:
   """The groups that were sampled, in the order in which they were written.
 
-  Args:
-    rows: from `read`. length: T, to which completions are padded.
+  `rows` are from `read`; completions are padded to T = `length`.
   """
   by_cursor = {}
   for row in rows:
@@ -185,7 +183,7 @@ def _group(members, length):
 
 
 def _some(found):
-  found = [str(step) for step in found]
+  found = list(map(str, found))
   if len(found) > 8:
     found = found[:4] + ['…'] + found[-4:]
   return ', '.join(found) or 'none'

@@ -36,10 +36,6 @@ class Prompt:
   token_ids: tuple[int, ...]
   cursor: int
 
-  def at(self, cursor: int) -> 'Prompt':
-    """The same prompt at another index of the order."""
-    return dataclasses.replace(self, cursor=cursor)
-
 
 @dataclasses.dataclass(frozen=True)
 class Group:
@@ -81,17 +77,14 @@ class DataOrder:
   """
 
   def __init__(self, count: int, seed: int):
-    self._count = count
-    self._seed = seed
-    self._epoch = None
-    self._permutation = None
+    self._count, self._seed = count, seed
+    self._epoch, self._permutation = None, None
 
   def __getitem__(self, cursor: int) -> int:
     epoch, index = divmod(cursor, self._count)
     if epoch != self._epoch:
       generator = np.random.default_rng((self._seed, _DATA_ORDER, epoch))
-      self._permutation = generator.permutation(self._count)
-      self._epoch = epoch
+      self._epoch, self._permutation = epoch, generator.permutation(self._count)
     return int(self._permutation[index])
 
 
@@ -109,7 +102,6 @@ def collect(draw: Callable[[int], list[Prompt]],
     sample: returns the group of each prompt.
     cursor: the first prompt's index in the data order.
     wanted: R, and the prompts sampled at a time.
-    mode: one of MODES.
     max_batches: how often 'refill' may sample.
 
   Raises:
@@ -155,15 +147,13 @@ def to_group(prompt: Prompt,
   completions, texts, verdicts = zip(*samples)
   token_GT = np.zeros((len(samples), max_tokens), np.int32)
   logp_GT = np.zeros((len(samples), max_tokens), np.float32)
-  for row, completion in enumerate(completions):
-    length = len(completion.token_T)
-    token_GT[row, :length] = completion.token_T
-    logp_GT[row, :length] = completion.logp_T
+  for row, c in enumerate(completions):
+    token_GT[row, :len(c.token_T)] = c.token_T
+    logp_GT[row, :len(c.token_T)] = c.logp_T
+  length_G = np.array([len(c.token_T) for c in completions], np.int32)
   ended_G = np.array([c.ended for c in completions])
-  return Group(
-      prompt, token_GT, logp_GT,
-      np.array([len(c.token_T) for c in completions], np.int32), ended_G,
-      texts, np.asarray(verdicts, np.float32) * ended_G)
+  return Group(prompt, token_GT, logp_GT, length_G, ended_G, texts,
+               np.asarray(verdicts, np.float32) * ended_G)
 
 
 @dataclasses.dataclass
@@ -228,8 +218,7 @@ class GroupSampler:
         yield completions
 
   def _grade(self, prompts, completions):
-    """Completions, texts, and the verdicts and counts of this process's share.
-    """
+    """(completions, texts, verdicts and counts of this process's share)."""
     texts = self.tokenizer.batch_decode(
         [c.token_T for c in completions], skip_special_tokens=True)
     answers = [prompts[c.request].problem.references for c in completions]

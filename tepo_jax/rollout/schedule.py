@@ -28,11 +28,10 @@ _REFILL_SHARE = 8  # refill when this part of the slots is free: 1/8
 class Shapes:
   """Allowed array sizes, ascending; each costs one compilation.
 
-  slots: N. prompts: P, columns of a prefill. columns: W of the cache. The
+  slots: N. prompts: P, columns of a prefill. columns: W of the cache; the
   largest holds the longest prompt and completion and, if there is more work
   than slots, spare columns, to avoid compacting at every step.
-  chunk: maximum decode steps per host sync. shards: of the batch; N and Q are
-  multiples of it.
+  chunk: maximum decode steps per host sync. shards: N and Q are its multiples.
   """
   slots: tuple[int, ...]
   prompts: tuple[int, ...]
@@ -129,10 +128,8 @@ class Completion:
 class Stats:
   """Counts of the work done.
 
-  tokens: drawn. slot_steps: decode steps times slots, the most tokens that
-    could have been drawn.
+  tokens: drawn. slot_steps: the most that could have been, steps times slots.
   busy_tokens, busy_slot_steps: the same while the queue was not empty.
-  steps: of decoding.
   """
   tokens: int = 0
   slot_steps: int = 0
@@ -145,9 +142,8 @@ class Stats:
   @property
   def occupancy(self) -> float:
     """Share of live slots while the queue was not empty; 1 if it always was."""
-    if not self.busy_slot_steps:
-      return 1.0
-    return self.busy_tokens / self.busy_slot_steps
+    return (self.busy_tokens / self.busy_slot_steps
+            if self.busy_slot_steps else 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,13 +237,11 @@ class _Run:
     are live to compact them.
     """
     slots = len(self.slots.live)
-    if self._waits():
-      stop_at_live = slots - self.shapes.refill
-    else:
-      stop_at_live = max((n for n in self.shapes.slots if n < slots), default=0)
+    stop_at_live = slots - self.shapes.refill if self._waits() else max(
+        (n for n in self.shapes.slots if n < slots), default=0)
     # Between two counts, a shard does not notice that all slots are done.
-    longest = int(self._left().max())
-    steps = min(self.shapes.chunk, self.columns - self.index, longest)
+    steps = min(self.shapes.chunk, self.columns - self.index,
+                int(self._left().max()))
     self.cache, chunk = self.programs.decode(
         self.weights, self.cache, self.slots, self.key, steps, stop_at_live)
     return chunk

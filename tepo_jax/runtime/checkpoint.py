@@ -73,8 +73,7 @@ class Checkpointer:
     intact; `close` raises only if the last save failed.
 
     Args:
-      step: later than every saved step.
-      state: a tree of arrays.
+      step: later than every saved step. state: a tree of arrays.
       extra: JSON-serialisable values.
       score: the step with the highest score is kept; None: never the highest.
     """
@@ -101,7 +100,6 @@ class Checkpointer:
     """Reads the state and extra of `step` (None: the latest).
 
     Args:
-      step: one that was saved and kept.
       abstract_state: tree of jax.ShapeDtypeStruct with shardings, which the
         restored arrays get, whatever mesh they were saved from.
       unpadded: the arrays whose padding may differ from the saved one.

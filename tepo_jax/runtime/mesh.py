@@ -135,11 +135,9 @@ def by_batch_shard(mesh: jax.sharding.Mesh, function: Callable, in_axes,
 
   Shards synchronise only in `total_over_batch`. Call it within `under_rules`,
   whose rules also hold inside, except that `batch` is not sharded there;
-  `per_device` must not be used inside.
-
-  Args:
-    in_axes, out_axes: of arguments and results, or of their subtrees:
-      ('batch',) is sharded along axis 0, () is replicated.
+  `per_device` must not be used inside. In `in_axes` and `out_axes`, for
+  arguments and results or their subtrees, ('batch',) is sharded along axis 0,
+  () is replicated.
   """
   def specs(axes_tree):
     return jax.tree.map(lambda s: s.spec, shardings(mesh, axes_tree))

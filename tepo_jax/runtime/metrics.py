@@ -105,9 +105,8 @@ class _Sink:
 class _Events(_Sink):
   """TensorBoard events, written in the caller's thread.
 
-  tensorboardX's SummaryWriter has a thread and a bounded queue: if the disk
-  fails, the thread dies and training hangs on the full queue. Scalars need only
-  its event writer.
+  If the disk fails, the thread of tensorboardX's SummaryWriter dies, and
+  training hangs on its full queue. Scalars need only its event writer.
   """
   name, errors = 'TensorBoard events', (OSError, ValueError)
 
@@ -138,10 +137,8 @@ class _Events(_Sink):
 
 
 class _Wandb(_Sink):
-  """The Weights & Biases run of this workdir, continued if it exists.
-
-  The environment's WANDB_MODE selects its mode (online, offline).
-  """
+  """The Weights & Biases run of this workdir, continued if it exists; the
+  environment's WANDB_MODE selects its mode (online, offline)."""
   name, errors = 'Weights & Biases', (Exception,)  # it raises many types
 
   def __init__(self, workdir: str | os.PathLike, project: str,

@@ -35,12 +35,8 @@ _Item = TypeVar('_Item')
 
 
 def initialize() -> None:
-  """Joins the job's other processes if TEPO_MULTIHOST=1.
-
-  JAX takes the coordinator, the number of processes and this one's index from
-  the TPU slice, from Slurm, or from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES
-  and JAX_PROCESS_ID.
-  """
+  """Joins the job's other processes if TEPO_MULTIHOST=1: by the TPU slice, by
+  Slurm, or by JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."""
   if os.environ.get('TEPO_MULTIHOST') == '1':
     jax.distributed.initialize(
         **_coordinates(), heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
@@ -111,7 +107,7 @@ def whole(part: Sequence[float], length: int) -> np.ndarray:
   All processes must call it, with the same length.
   """
   values = np.zeros(length, np.float32)
-  values[jax.process_index()::jax.process_count()] = part
+  mine(values)[:] = part
   return total(values)
 
 
@@ -152,17 +148,15 @@ def ending_together() -> Iterator[None]:
     if jax.process_count() == 1 or (
         reason is None and isinstance(error, errors.RunError)):
       raise
-    if reason is not None:
+    if reason is None:
+      traceback.print_exc()
+    else:
       print(f'error: process {jax.process_index()}: another process of the '
             f'job is gone ({reason}); restarted, the job resumes from its last '
             'checkpoint', file=sys.stderr)
-      status = LOST
-    else:
-      traceback.print_exc()
-      status = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)
+    os._exit(1 if reason is None else LOST)
 
 
 def _lost(error: BaseException | None) -> str | None:

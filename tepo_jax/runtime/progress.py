@@ -41,12 +41,10 @@ class Progress:
   """
 
   def __init__(self, total_steps: int, stream=None):
-    self._total = total_steps
+    self._total, self._finished = total_steps, 0
     self._stream = sys.stderr if stream is None else stream
     self._tty = self._stream.isatty()
-    self._start = time.monotonic()
-    self._finished = 0
-    self._last_phase = -math.inf
+    self._start, self._last_phase = time.monotonic(), -math.inf
     self._head, self._left, self._summary = '', '', ''
     self._drawn = 0  # lines of the block on the terminal
 

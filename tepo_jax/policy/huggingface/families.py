@@ -37,24 +37,21 @@ FAMILIES = {
 # Fields and their supported values. Any other value changes the function, in
 # the families above or in models derived from them.
 _ONLY = {
-    'hidden_act': ('silu',), 'quantization_config': (None,),
-    'attention_bias': (False, None), 'mlp_bias': (False, None),
-    'partial_rotary_factor': (1.0, None), 'num_experts': (None, 0),
+    'hidden_act': ('silu',), 'attention_bias': (False, None),
+    'mlp_bias': (False, None), 'partial_rotary_factor': (1.0, None),
+    'quantization_config': (None,), 'num_experts': (None, 0),
     'num_local_experts': (None, 0), 'n_routed_experts': (None, 0)}
 
 _SIZES = {
     'vocab_size': 'vocab_size', 'hidden_size': 'd_model',
     'num_hidden_layers': 'num_layers', 'num_attention_heads': 'num_heads',
-    'intermediate_size': 'd_ff', 'max_position_embeddings': 'max_position',
-}
+    'intermediate_size': 'd_ff', 'max_position_embeddings': 'max_position'}
 
 
 def from_json(raw: dict[str, Any], where: str) -> transformer.ModelConfig:
   """The ModelConfig of a parsed config.json, of transformers 4 or 5.
 
-  Args:
-    raw: the parsed file.
-    where: its path, for messages.
+  `where` is its path, for the messages.
 
   Raises:
     InputError: a field is missing or not supported; names the field.
@@ -92,11 +89,9 @@ def to_json(config: transformer.ModelConfig, dtype: str,
             source: dict[str, Any] | None = None) -> dict[str, Any]:
   """A config.json that transformers 4 and 5 read as `config`.
 
-  Args:
-    config: execution fields are not written.
-    dtype: of the saved tensors.
-    source: the config.json that the model came from. Its architecture is kept
-      if it can express `config`; its other fields (token ids) are copied.
+  Execution fields are not written; `dtype` is of the saved tensors. The
+  architecture of `source`, the config.json that the model came from, is kept
+  where it can express `config`; its other fields (token ids) are carried over.
   """
   source = dict(source or {})
   names = source.get('architectures', []) + list(FAMILIES)

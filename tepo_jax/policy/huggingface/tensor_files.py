@@ -53,14 +53,10 @@ def open_folder(folder: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def create(folder: pathlib.Path, entries) -> dict[str, np.ndarray]:
-  """Creates files of at most 5 GB, sized for tensors that are written later.
+  """New files of at most 5 GB in an existing folder: one, or shards and index.
 
-  Args:
-    folder: an existing folder, for one file, or shards with their index.
-    entries: (name, dtype, shape) in the order of the files.
-
-  Returns:
-    name -> writable memory-mapped array.
+  `entries` are (name, dtype, shape) in the order of the files. Returns name ->
+  writable mapped array.
   """
   files = _split(entries)
   places, shard_of = {}, {}
