@@ -66,7 +66,7 @@ def _same(reference, answer, abs_error=None):
     return _same_chain(reference, answer)
   if kinds == {'matrix', 'tuple'}:
     return _same_matrix(reference, answer)
-  if reference.kind in ('tuple', 'matrix') and kinds == {reference.kind}:
+  if kinds in ({'tuple'}, {'matrix'}):
     return reference.text == answer.text and _in_order(
         reference.parts, answer.parts)
   if kinds == {'tuple', 'list'}:

@@ -1,7 +1,4 @@
-r"""Parses an answer's structure: value, pair, interval, set, equation.
-
-`read` takes canonical text (`answers.canonical`) and returns a Node.
-"""
+r"""Parses an answer's structure: value, pair, interval, set, equation."""
 
 import dataclasses
 import functools
@@ -15,15 +12,13 @@ MAX_DEPTH = 6
 MAX_ITEMS = 50
 
 _TOKEN = re.compile(r'\\[a-zA-Z]+|\\.|.', re.DOTALL)
-_OPENING = frozenset(('(', '[', '{', '\\{', '\\langle', '\\lfloor', '\\lceil',
-                      '\\begin'))
-_CLOSING = frozenset((')', ']', '}', '\\}', '\\rangle', '\\rfloor', '\\rceil',
-                      '\\end'))
+_OPENING = frozenset(r'( [ { \{ \langle \lfloor \lceil \begin'.split())
+_CLOSING = frozenset(r') ] } \} \rangle \rfloor \rceil \end'.split())
 _RELATIONS = {'=': '=', '<': '<', '>': '>', '\\le': '<=', '\\ge': '>=',
               '\\in': 'in', ':': ':'}
 _UNREADABLE = frozenset(
-    ('\\ne', '\\approx', '\\equiv', '\\sim', '\\mid', '\\to', '\\Rightarrow',
-     '\\iff', '\\sum', '\\int', '\\prod'))
+    r'\ne \approx \equiv \sim \mid \to \Rightarrow \iff \sum \int '
+    r'\prod'.split())
 _OR = re.compile(r'\\(?:text|mathrm|mbox)\s*\{\s*or\s*\}'
                  r'|(?<![a-zA-Z\\])(?:or|OR)(?![a-zA-Z])'
                  r'|\\(?:vee|lor)(?![a-zA-Z])')
@@ -73,7 +68,7 @@ class Node:
 
 @functools.lru_cache(65536)
 def read(text: str, depth: int = 0) -> Node:
-  """Parses canonical text.
+  """Parses canonical text (`answers.canonical`).
 
   Raises:
     expressions.Unreadable: the text has none of the structures of Node.
@@ -97,10 +92,9 @@ def read(text: str, depth: int = 0) -> Node:
     return _joined('union', _split(tokens, {'\\cup'})[0], depth)
   items, _ = _split(tokens, {','})
   if len(items) > 1 and not _THOUSANDS.fullmatch(text):
-    if not _GROUPED.fullmatch(text):
-      return _joined('list', items, depth)
-    return dataclasses.replace(
-        _joined('list', items, depth), text=text.replace(',', ''))
+    node = _joined('list', items, depth)
+    return node if not _GROUPED.fullmatch(text) else dataclasses.replace(
+        node, text=text.replace(',', ''))
   sides, relations = _split(tokens, _RELATIONS)
   if relations:
     return _related(sides, [_RELATIONS[r] for r in relations], depth)

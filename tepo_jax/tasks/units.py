@@ -54,7 +54,7 @@ def read(text: str) -> Unit | None:
   """Reads `km/h`, `cm^2`, `square feet`: (dimensions, factor), else None."""
   text = re.sub(r'\\(?:text|mathrm)|[{}$\s~]|\\circ|\\|\.', '', (
       text.replace('^\\circ', 'degree').replace('^{\\circ}', 'degree')
-      .replace('per ', '/').replace('\\%', '%'))).lower()
+      .replace('per ', '/'))).lower()
   text = {'mph': 'mi/h', 'kph': 'km/h'}.get(text, text)
   dimensions, factor = {}, fractions.Fraction(1)
   for index, part in enumerate(text.split('/')):
