@@ -66,7 +66,8 @@ def old_policy_statistics(
   """ℓ° and H° [B, T] by the training forward at the training shapes.
 
   The sampler's own numbers differ from these by rounding: as π_old's they would
-  move every ratio off 1, and noise would decide TEPO's mask, the sign of H − H°.
+  move every ratio off 1, and noise would decide the sign of H − H° and so
+  TEPO's mask.
   """
   scores = _score(scorer, params, minibatch)
   return scores.logp_BT, scores.entropy_BT

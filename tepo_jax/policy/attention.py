@@ -168,8 +168,8 @@ def _attend_cudnn(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
   """cuDNN's flash attention, with the visibility rule as a mask.
 
   The mask takes 2 B S T bytes, 1/N of the scores. cuDNN itself supports
-  lengths and causality but not segments: without the mask, packed sequences would see
-  each other. `is_causal` only skips the half that the mask hides anyway.
+  lengths and causality but not segments: without the mask, packed sequences
+  would see each other. `is_causal` only skips the half that the mask hides.
   """
   del key_position_BT  # equal to the queries'
   length = q_BSNH.shape[1]

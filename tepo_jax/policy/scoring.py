@@ -174,9 +174,9 @@ class _Head:
         jax.vmap(product)(*by_shard), self.weight_axes)
 
   def target_columns(self, scored_RS):
-    """Each target's predicting column, int32 [R, C], and how many chunks to run.
+    """Each target's predicting column, int32 [R, C]; how many chunks to run.
 
-    C is a multiple of the width. At least one chunk runs, even if nothing is scored.
+    C is a multiple of the width. At least one chunk runs, scored or not.
     """
     column_RC = jnp.argsort(~scored_RS, axis=1, stable=True)
     padding = -column_RC.shape[1] % self.width
@@ -312,7 +312,8 @@ def _score_backward(head, residuals, cotangents):
     if logits is None:
       logits = _both_logits(head, column_Rw, (hidden_RSD, weight), old_policy)
     d_z_MV = _logits_gradient(
-        head, head.pick(target_RS, column_Rw)[..., None], *logits, *jax.tree.map(
+        head, head.pick(target_RS, column_Rw)[..., None], *logits,
+        *jax.tree.map(
             lambda x_RC: head.flat(head.cut(x_RC, index))[..., None],
             (kept, cotangents)))
     d_hidden_MD = jax.lax.dot_general(

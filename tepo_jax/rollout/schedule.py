@@ -3,9 +3,9 @@
 `Schedule.run` takes requests (prompts, each with some samples) and yields
 completions as they end. Between two chunks of decoding the host refills
 finished slots from the queue; it compacts the cache when its columns run out
-and, once the queue is empty, drops free slots. Decisions depend on the tokens drawn, never on the
-clock: all processes decide alike, and a run repeats bit for bit. Axes as in
-`engine`.
+and, once the queue is empty, drops free slots. Decisions depend on the
+tokens drawn, never on the clock: all processes decide alike, and a run repeats
+bit for bit. Axes as in `engine`.
 """
 
 import collections
@@ -293,7 +293,7 @@ class _Run:
     return (self.slots.limit - self.slots.length)[self.slots.live]
 
   def _prefill(self):
-    """Prefills the next prompts of the queue and adds their samples to `waiting`."""
+    """Prefills the queue's next prompts and adds their samples to `waiting`."""
     width, rows, members = self.batches.popleft()
     token_QP = np.zeros((rows, width), np.int32)
     position_QP = np.full((rows, width), -1, np.int32)

@@ -255,7 +255,9 @@ def free_bytes() -> int | None:
     return None
   if jax.process_count() == 1:
     return min(free)
-  return int(np.min(multihost_utils.process_allgather(np.array(min(free)))))
+  # In MiB: jax has no 64-bit integers by default.
+  return int(np.min(multihost_utils.process_allgather(
+      np.int32(min(free) >> 20)))) << 20
 
 
 def _is_axes(node) -> bool:

@@ -309,7 +309,7 @@ def test_choose(choice, platform, dtype, size, backend):
 
 
 def test_cudnn_is_given_the_mask_and_causality(monkeypatch):
-  """In the program for a GPU, lowered without one: the call has a mask operand."""
+  """Lowered for a GPU without one: the call has a mask operand."""
   lowering = fused_attention_stablehlo
   monkeypatch.setattr(lowering, 'check_cudnn_version', lambda: 91200)
   monkeypatch.setattr(lowering, 'check_compute_capability', lambda _: True)

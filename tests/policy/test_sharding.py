@@ -108,7 +108,7 @@ def _assert_leaf(got, want, sharding):
 
 
 def test_scores_ignore_the_padding(saved, rows, quick_compile):
-  """ℓ, H, KL and the gradient of their sum, over a vocabulary of 64 and of 61."""
+  """ℓ, H, KL and the gradient of their sum, for vocabularies of 64 and 61."""
   folder, params = saved
   mesh = mesh_lib.make(dict(data=1, fsdp=1, tensor=4))
   padded, sharded = weights.load(folder, 'float32', mesh)

@@ -1,4 +1,4 @@
-"""Reductions against numpy: by vector registers, and lengths that do not fit."""
+"""Reductions against numpy, of lengths that fill vector registers or do not."""
 
 import jax
 import numpy as np

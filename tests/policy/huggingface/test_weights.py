@@ -126,7 +126,7 @@ def test_rope_settings_are_saved_for_transformers_4_and_5(
 
 
 def test_the_config_keeps_the_source_s_other_fields(folder, tmp_path):
-  """It keeps the architecture, which the fields do not determine, and token ids."""
+  """The architecture, which fields do not determine, and token ids are kept."""
   _edit_config(folder, architectures=['MistralForCausalLM'],
                model_type='mistral', layer_types=..., sliding_window=None,
                eos_token_id=[3, 5])

@@ -77,7 +77,8 @@ def test_only_shared_steps_count(make_run):
 
 
 def test_a_single_method_has_no_contrasts(make_run):
-  assert claims.contrasts(runs.group(runs.read([make_run('a', [record(1)])]))) == []
+  groups = runs.group(runs.read([make_run('a', [record(1)])]))
+  assert claims.contrasts(groups) == []
 
 
 def test_unsteadiness():

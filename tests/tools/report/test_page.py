@@ -114,7 +114,8 @@ def test_keys_read_a_figure_and_the_legend_hides_curves(report, browser):
   card = '#panel-figure2a_clip_ratio'
   browser.run(f'document.querySelector("{card} svg").focus()')
   browser.press('ArrowLeft')
-  readout = browser.run(f'document.querySelector("{card} .readout").textContent')
+  readout = browser.run(
+      f'document.querySelector("{card} .readout").textContent')
   assert readout == 'step 5grpo 36 [31, 41] n=2tepo 16 [11, 21] n=2'
   browser.run('[...document.querySelectorAll("#legend button")]'
               '.find(b => b.textContent === "grpo").click()')
