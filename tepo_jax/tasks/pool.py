@@ -47,8 +47,8 @@ class Pool:
   verdict False, and the worker is replaced. Extra workers start while some are
   stuck, so that a batch takes about one `timeout_s`. A question whose worker
   died (killed from outside, out of memory) or got too little CPU time to
-  answer is retried. Workers end with this process: their pipe closes, and a CPU time
-  limit ends one that is too busy to notice.
+  answer is retried. Workers end with this process: their pipe closes, and a
+  CPU time limit ends one that is too busy to notice.
 
   Any thread may call `ask`; calls run one at a time.
   """
