@@ -20,7 +20,7 @@ def convert(config: transformer.ModelConfig, params: dict[str, Any]
   """Returns the parameters with params['layers'] as a tuple of L dicts.
 
   Kernels are `layers.transposed` if config.ops has a product for that. Call it
-  outside the decoding loop; `transformer.forward` takes it with a cache.
+  outside the decoding loop; `transformer.forward` requires it with a cache.
   """
   return {**params, 'layers': tuple(
       _layer(config, jax.tree.map(lambda leaf: leaf[i], params['layers']))

@@ -79,7 +79,7 @@ def _yarn_ramp(size, theta, scaling) -> np.ndarray:
 
 def rotation(position_BS, size: int, theta: float,
              scaling: RopeScaling | None = None):
-  """(cos, sin) of each pair's angle, float32 [B, S, 1, I], for `rotate`."""
+  """(cos, sin) of the pairs' angles, each float32 [B, S, 1, I]."""
   angle_BS1I = position_BS[:, :, None, None] * frequencies(
       size, theta, scaling)
   factor = 1.0 if scaling is None else scaling.attention_factor

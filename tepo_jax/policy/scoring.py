@@ -311,9 +311,9 @@ def _score_backward(head, residuals, cotangents):
     hidden_MD = head.pick(hidden_RSD, column_Rw)
     if logits is None:
       logits = _both_logits(head, column_Rw, (hidden_RSD, weight), old_policy)
+    target_M = head.pick(target_RS, column_Rw)
     d_z_MV = _logits_gradient(
-        head, head.pick(target_RS, column_Rw)[..., None], *logits,
-        *jax.tree.map(
+        head, target_M[..., None], *logits, *jax.tree.map(
             lambda x_RC: head.flat(head.cut(x_RC, index))[..., None],
             (kept, cotangents)))
     d_hidden_MD = jax.lax.dot_general(

@@ -97,7 +97,7 @@ def init(config: ModelConfig, key: jax.Array) -> dict[str, Any]:
 
 
 def logical_axes(config: ModelConfig) -> dict[str, Any]:
-  """The tree of `init`; a leaf is a tuple, one logical name per dimension."""
+  """The tree of `init`; leaves are tuples of a logical name per dimension."""
   boxed = jax.eval_shape(functools.partial(_boxed, config), jax.random.key(0))
   return jax.tree.map(
       lambda leaf: tuple(leaf.names), boxed, is_leaf=_is_boxed)
@@ -158,7 +158,7 @@ def logits(config: ModelConfig, params, hidden):
 
 
 def constrain(x, axes):
-  """Shards x by logical axis names, where `mesh.under_rules` set rules."""
+  """Shards x by logical axis names, where `mesh.under_rules` sets rules."""
   return nn.with_logical_constraint(x, axes)
 
 
