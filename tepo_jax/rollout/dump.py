@@ -41,18 +41,15 @@ from tepo_jax.tasks import problem as problem_lib
 FORMATS = ('jsonl', 'parquet')
 
 _NAME = re.compile(r'step_(\d{6,})\.(jsonl|parquet)')
-_SCHEMA = pyarrow.schema([
-    ('step', pyarrow.int32()), ('cursor', pyarrow.int64()),
-    ('sample', pyarrow.int32()), ('set', pyarrow.string()),
-    ('id', pyarrow.string()), ('problem', pyarrow.string()),
-    ('answers', pyarrow.list_(pyarrow.string())),
-    ('completion', pyarrow.string()), ('extracted', pyarrow.string()),
-    ('correct', pyarrow.bool_()), ('reward', pyarrow.float32()),
-    ('tokens', pyarrow.int32()), ('truncated', pyarrow.bool_()),
-    ('trained', pyarrow.bool_()),
-    ('prompt_ids', pyarrow.list_(pyarrow.int32())),
-    ('token_ids', pyarrow.list_(pyarrow.int32())),
-    ('sampler_logp', pyarrow.list_(pyarrow.float32()))])
+_INT, _FLOAT, _TEXT, _BOOL = (
+    pyarrow.int32(), pyarrow.float32(), pyarrow.string(), pyarrow.bool_())
+_SCHEMA = pyarrow.schema({
+    'step': _INT, 'cursor': pyarrow.int64(), 'sample': _INT, 'set': _TEXT,
+    'id': _TEXT, 'problem': _TEXT, 'answers': pyarrow.list_(_TEXT),
+    'completion': _TEXT, 'extracted': _TEXT, 'correct': _BOOL,
+    'reward': _FLOAT, 'tokens': _INT, 'truncated': _BOOL, 'trained': _BOOL,
+    'prompt_ids': pyarrow.list_(_INT), 'token_ids': pyarrow.list_(_INT),
+    'sampler_logp': pyarrow.list_(_FLOAT)})
 FIELDS = _SCHEMA.names
 
 

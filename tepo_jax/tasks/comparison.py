@@ -20,10 +20,7 @@ is a number written with a point or exponent, not a formula containing one:
 import dataclasses
 import fractions
 
-from tepo_jax.tasks import expressions
-from tepo_jax.tasks import structures
-from tepo_jax.tasks import units
-from tepo_jax.tasks import values
+from tepo_jax.tasks import expressions, structures, units, values
 
 DECIMAL_TOLERANCE = fractions.Fraction(1, 10**6)  # relative
 IRRATIONAL_TOLERANCE = fractions.Fraction(1, 10**8)

@@ -17,8 +17,7 @@ import pathlib
 import re
 
 from tepo_jax import errors
-from tepo_jax.tasks import answers
-from tepo_jax.tasks import arithmetic
+from tepo_jax.tasks import answers, arithmetic
 from tepo_jax.tasks import problem as problem_lib
 from tepo_jax.tasks import prompts
 

@@ -14,11 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tepo_jax.tasks import answers as answers_lib
-from tepo_jax.tasks import comparison
-from tepo_jax.tasks import expressions
-from tepo_jax.tasks import pool
-from tepo_jax.tasks import structures
-from tepo_jax.tasks import units
+from tepo_jax.tasks import comparison, expressions, pool, structures, units
 from tepo_jax.tasks import verifying
 
 _LOG = logging.getLogger(__name__)

@@ -14,9 +14,7 @@ from typing import Any
 import numpy as np
 
 from tepo_jax import errors
-from tepo_jax.tasks import answers
-from tepo_jax.tasks import grading
-from tepo_jax.tasks import statistics
+from tepo_jax.tasks import answers, grading, statistics
 
 SAMPLES, RESULTS = 'samples.jsonl', 'results.json'
 

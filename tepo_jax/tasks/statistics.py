@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from scipy import stats
 
 RESAMPLES = 2000
 LEVEL = 0.95
@@ -133,3 +134,18 @@ def mcnemar(first: np.ndarray, second: np.ndarray) -> dict[str, float]:
 def binomial_error(share: float, samples: int) -> float:
   """Returns the standard error of a share of independent samples."""
   return math.sqrt(share * (1 - share) / samples)
+
+
+def over_seeds(values: Sequence[float]) -> tuple[float, float, float]:
+  """Returns (mean, low, high) over the seeds of one method.
+
+  Three or more values have Student's t interval at LEVEL, two their range, one
+  itself.
+  """
+  x = np.asarray(values, float)
+  mean = float(x.mean())
+  if len(x) < 3:
+    return mean, float(x.min()), float(x.max())
+  half = float(stats.t.ppf(0.5 + LEVEL / 2, len(x) - 1) * x.std(ddof=1)
+               / math.sqrt(len(x)))
+  return mean, mean - half, mean + half

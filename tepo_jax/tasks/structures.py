@@ -5,8 +5,7 @@ import functools
 import keyword
 import re
 
-from tepo_jax.tasks import expressions
-from tepo_jax.tasks import units
+from tepo_jax.tasks import expressions, units
 
 MAX_DEPTH = 6
 MAX_ITEMS = 50

@@ -10,9 +10,9 @@ import dataclasses
 
 import numpy as np
 
+from tepo_jax.tasks import statistics
 from tepo_jax.tools.report import figures
 from tepo_jax.tools.report import runs as runs_lib
-from tepo_jax.tools.report import seeds as seeds_lib
 
 BASELINE = 'grpo'
 TARGET = 0.95  # of the baseline's final accuracy, for "steps to accuracy"
@@ -122,7 +122,7 @@ def _contrast(group, base, measure):
 def _compared(label, measure, pairs, note=''):
   if not pairs:
     return None
-  difference = seeds_lib.interval([x - y for x, y in pairs])
+  difference = statistics.over_seeds([x - y for x, y in pairs])
   _, low, high = difference
   verdict = 'no significant difference'
   if len(pairs) < FEWEST:
@@ -132,7 +132,7 @@ def _compared(label, measure, pairs, note=''):
                else 'against the paper')
   return Contrast(
       label, measure.title, measure.claim, measure.unit,
-      *map(seeds_lib.interval, zip(*pairs)), difference, len(pairs), verdict,
+      *map(statistics.over_seeds, zip(*pairs)), difference, len(pairs), verdict,
       note)
 
 

@@ -9,8 +9,10 @@ import pathlib
 import textwrap
 from typing import Any
 
+import numpy as np
+
+from tepo_jax.tasks import statistics
 from tepo_jax.tools.report import runs as runs_lib
-from tepo_jax.tools.report import seeds as seeds_lib
 
 SMOOTHING = 5  # steps of the centred moving mean; evaluations are not smoothed
 
@@ -109,7 +111,7 @@ def curves(groups: Sequence[runs_lib.Group], panel: Panel) -> list[Curve]:
     steps = sorted(set().union(*seeds.values()))
     at = [[values[step] for values in seeds.values() if step in values]
           for step in steps]
-    mean, low, high = map(list, zip(*map(seeds_lib.interval, at))) if at else (
+    mean, low, high = map(list, zip(*map(statistics.over_seeds, at))) if at else (
         [], [], [])
     found.append(Curve(group.label, steps, mean, low, high,
                        list(map(len, at)), seeds))
@@ -119,7 +121,7 @@ def curves(groups: Sequence[runs_lib.Group], panel: Panel) -> list[Curve]:
 def smoothed(run: runs_lib.Run, panel: Panel) -> dict[int, float]:
   """Returns {step: value}, smoothed and in the panel's unit."""
   series = run.series(panel.metric)
-  values = seeds_lib.smooth(list(series.values()), panel.smoothing)
+  values = smooth(list(series.values()), panel.smoothing)
   return {step: panel.scale * value for step, value in zip(series, values)}
 
 
@@ -129,7 +131,7 @@ def caption(panel: Panel, groups: Sequence[runs_lib.Group]) -> str:
           f'Smoothed: centred moving mean of {panel.smoothing} steps.')
   most = max(len(group.runs) for group in groups)
   if most >= 3:
-    text += (f' Band: {seeds_lib.LEVEL:.0%} interval of the mean over seeds '
+    text += (f' Band: {statistics.LEVEL:.0%} interval of the mean over seeds '
              '(Student\'s t).')
   elif most == 2:
     text += ' Band: the range of the two seeds.'
@@ -196,3 +198,10 @@ def _save(figure, path):
   for written in paths:
     figure.savefig(written, dpi=160)
   return paths
+
+
+def smooth(values: Sequence[float], width: int) -> list[float]:
+  """Returns the centred mean of `width` (odd) values, fewer at both ends."""
+  half = width // 2
+  return [float(np.mean(values[max(0, i - half):i + half + 1]))
+          for i in range(len(values))]

@@ -11,69 +11,9 @@ import pathlib
 from typing import Any
 
 _WEB = pathlib.Path(__file__).parent / 'web'
-
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy"
-  content="default-src 'none'; style-src 'unsafe-inline';
-  script-src 'unsafe-inline'; img-src data:">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-{body}
-<script type="application/json" id="data">{data}</script>
-<script>{charts}</script>
-<script>{inspector}</script>
-</body>
-</html>
-"""
-
+_PAGE = (_WEB / 'page.html').read_text('utf-8')
 # The elements that inspector.js fills.
-INSPECTOR = """
-<p>Tokens are coloured by the selected quantity. Point at a token, tap it, or
-use the keys, to see its exact values. <span class="muted"
-id="inspector-about"></span></p>
-<div class="card" id="inspector" tabindex="0">
-<div class="controls">
-<select id="which" aria-label="run"></select>
-<select id="quantity" aria-label="quantity"></select>
-<select id="filter" aria-label="filter">
-<option value="all">all groups</option>
-<option value="mixed">mixed groups</option>
-<option value="trained">trained on</option>
-<option value="right">all correct</option>
-<option value="wrong">all wrong</option></select>
-<select id="sort" aria-label="order">
-<option value="order">in data order</option>
-<option value="gap">largest sampler gap first</option>
-<option value="entropy">largest entropy change first</option>
-<option value="masked">most tokens in M first</option>
-<option value="reward">highest reward first</option></select>
-<button type="button" id="previous">‹ previous</button>
-<button type="button" id="next">next ›</button>
-<span id="count" class="muted"></span>
-</div>
-<p class="caption"><span id="ramp"></span></p>
-<div id="group"></div>
-<p class="caption">Keys: <kbd>←</kbd> <kbd>→</kbd> token, <kbd>↑</kbd>
-<kbd>↓</kbd> completion, <kbd>n</kbd> <kbd>p</kbd> group, <kbd>q</kbd>
-quantity, <kbd>Esc</kbd> hides the values.</p>
-</div>
-<h3 style="margin-top: 1rem">Tokens most often in M</h3>
-<p class="caption">After the step's updates, in the completions that were
-trained on; count: all occurrences there.</p>
-<p class="muted" id="masked-none">None, or not computed: --inspect computes
-them.</p>
-<div class="scroll"><table id="masked-table"><thead><tr><th>token</th>
-<th class="number">id</th><th class="number">in M</th>
-<th class="number">count</th><th class="number">share</th></tr></thead>
-<tbody id="masked"></tbody></table></div>
-<div class="tip" id="tip" role="status" hidden></div>
-"""
+INSPECTOR = (_WEB / 'inspector.html').read_text('utf-8')
 
 _FIGURES = """
 <div class="controls" id="legend"></div>

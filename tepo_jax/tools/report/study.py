@@ -7,13 +7,13 @@ import pathlib
 import time
 from typing import Any
 
+from tepo_jax.tasks import statistics
 from tepo_jax.tools.report import claims
 from tepo_jax.tools.report import figures
 from tepo_jax.tools.report import page
 from tepo_jax.tools.report import runs as runs_lib
-from tepo_jax.tools.report import seeds as seeds_lib
 
-_INTERVAL = (f'Intervals: {seeds_lib.LEVEL:.0%}, Student\'s t over three or '
+_INTERVAL = (f'Intervals: {statistics.LEVEL:.0%}, Student\'s t over three or '
              'more seeds; the range of two.')
 
 
@@ -94,7 +94,7 @@ def _tables(groups, tables):
 def _over_seeds(group, metric, reduce):
   values = [100 * reduce(list(series.values())) for run in group.runs
             if (series := run.series(metric))]
-  return _with_interval(seeds_lib.interval(values), len(values)) if (
+  return _with_interval(statistics.over_seeds(values), len(values)) if (
       values) else '–'
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from tepo_jax.tasks import statistics
 from tepo_jax.tools.report import figures
 from tepo_jax.tools.report import runs
-from tepo_jax.tools.report import seeds as seeds_lib
 from tests.tools.report.records import record
 
 
@@ -16,16 +16,16 @@ def panel(name):
 
 def test_the_interval_of_three_seeds_and_the_range_of_two():
   # t(0.975, 2) = 4.30265 (any table); std of 1, 2, 3 is 1.
-  assert seeds_lib.interval([1, 2, 3]) == pytest.approx(
+  assert statistics.over_seeds([1, 2, 3]) == pytest.approx(
       (2, 2 - 4.30265 / 3 ** 0.5, 2 + 4.30265 / 3 ** 0.5), abs=1e-4)
-  assert seeds_lib.interval([1, 4]) == (2.5, 1, 4)
-  assert seeds_lib.interval([7]) == (7, 7, 7)
+  assert statistics.over_seeds([1, 4]) == (2.5, 1, 4)
+  assert statistics.over_seeds([7]) == (7, 7, 7)
 
 
 def test_smoothing_is_a_centred_mean_of_fewer_values_at_the_ends():
-  assert seeds_lib.smooth([1, 2, 6, 4, 10], 3) == pytest.approx(
+  assert figures.smooth([1, 2, 6, 4, 10], 3) == pytest.approx(
       [1.5, 3, 4, 20 / 3, 7])
-  assert seeds_lib.smooth([3, 1], 1) == [3, 1]
+  assert figures.smooth([3, 1], 1) == [3, 1]
 
 
 def test_curves_over_seeds_of_different_length(make_run):
