@@ -117,16 +117,18 @@ def test_scores_ignore_the_padding(saved, rows, quick_compile):
     scores = scoring.score(
         config, params, *rows, num_targets=3, temperature=0.7, chunk_size=8,
         old_params=old_params)
-    return sum(map(jnp.sum, jax.tree.leaves(scores)))
+    return sum(map(jnp.sum, jax.tree.leaves(scores))), scores
 
   def evaluate(config, params):
     old_params = jax.tree.map(lambda x: 0.9 * x, params)
     return jax.jit(mesh_lib.under_rules(mesh, jax.value_and_grad(
-        functools.partial(total, config))))(params, old_params)
+        functools.partial(total, config), has_aux=True)))(params, old_params)
 
-  want, want_gradient = evaluate(MODEL, params)
-  got, gradient = evaluate(padded, sharded)
-  np.testing.assert_allclose(got, want, rtol=1e-5)
+  (_, want), want_gradient = evaluate(MODEL, params)
+  (_, got), gradient = evaluate(padded, sharded)
+  # Of each token: their sum nearly cancels.
+  jax.tree.map(functools.partial(
+      np.testing.assert_allclose, rtol=1e-5, atol=1e-6), got, want)
   jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5),
                _real(gradient), want_gradient)
   assert not gradient['head']['kernel'][:, 61:].any()
