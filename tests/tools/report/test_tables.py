@@ -13,7 +13,7 @@ from configs import paper
 from tepo_jax.tools.report import audit
 from tepo_jax.tools.report import tables
 
-_SHARED = pathlib.Path(__file__).parents[3] / 'shared' / 'paper'
+_SHARED = pathlib.Path(__file__).parents[4] / 'shared' / 'paper'
 COLUMNS = dict(paper.COLUMNS.values())
 ROWS = {number: importlib.import_module(f'configs.table{number}').ROWS
         for number in (1, 2, 3, 4)}
