@@ -74,8 +74,8 @@ class Trainer:
     self.evaluations = evaluation.prepare(session) if config.eval.period else []
     self.progress = progress_lib.Progress(
         config.steps, sys.stderr if processes.is_first() else io.StringIO())
-    # After that many steps, everything that recurs has been compiled. What
-    # follows a step, its evaluation and its save, counts with the next one.
+    # After this many steps nothing new should have to be compiled. Compilations
+    # of a step's evaluation and save count towards the next step.
     self.compilations = host.CompilationCounter(
         1 + max(10, config.eval.period, config.checkpoint.period))
     self.background = futures.ThreadPoolExecutor(1)

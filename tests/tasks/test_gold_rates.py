@@ -13,13 +13,9 @@ import pytest
 from tepo_jax.tasks import answers
 from tepo_jax.tasks import datasets
 from tepo_jax.tasks import grading
+from tests.tasks import benchmarks
 
 _SHARED = pathlib.Path(__file__).parents[3] / 'shared' / 'benchmarks'
-FILES = {
-    'dapo_math_17k': 'dapo_math', 'gsm8k_test': 'gsm8k', 'math500': 'math500',
-    'aime24': 'aime24', 'aime25': 'aime25', 'amc83': 'amc',
-    'omni_math_rule': 'omni_math', 'minerva_math': 'minerva',
-    'olympiadbench': 'olympiadbench'}
 
 # References with a missing brace: no box can contain them.
 UNBOXABLE = {
@@ -40,14 +36,14 @@ def _grader():
 
 
 def _problems(file):
-  return datasets.load(f'{FILES[file]}:{_SHARED / file}.jsonl')
+  return datasets.load(f'{benchmarks.FILES[file]}:{_SHARED / file}.jsonl')
 
 
 def _boxed(text):
   return f'so \\boxed{{{text}}}'
 
 
-@pytest.mark.parametrize('file', FILES)
+@pytest.mark.parametrize('file', benchmarks.FILES)
 def test_references_are_right_by_themselves(file, grader):
   problems = _problems(file)
   verdicts, counts = grader.grade(
@@ -85,7 +81,7 @@ def test_references_are_right_in_another_spelling_and_by_value(file, grader):
       p.answers[0] for p, right in zip(read, verdicts) if not right]
 
 
-@pytest.mark.parametrize('file', FILES)
+@pytest.mark.parametrize('file', benchmarks.FILES)
 def test_shuffled_references_are_wrong(file, grader):
   problems = _problems(file)
   others = random.Random(0).sample(problems, len(problems))

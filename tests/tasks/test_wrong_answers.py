@@ -17,13 +17,9 @@ import pytest
 from tepo_jax.tasks import answers
 from tepo_jax.tasks import datasets
 from tepo_jax.tasks import grading
+from tests.tasks import benchmarks
 
 _SHARED = pathlib.Path(__file__).parents[3] / 'shared' / 'benchmarks'
-FILES = {
-    'dapo_math_17k': 'dapo_math', 'gsm8k_test': 'gsm8k', 'math500': 'math500',
-    'aime24': 'aime24', 'aime25': 'aime25', 'amc83': 'amc',
-    'omni_math_rule': 'omni_math', 'minerva_math': 'minerva',
-    'olympiadbench': 'olympiadbench'}
 PER_REFERENCE = 45
 HARD = 200  # undecided ones that go to math-verify
 
@@ -158,7 +154,7 @@ def test_own_references(reference):
 @pytest.mark.skipif(not _SHARED.is_dir(), reason='no real copies here')
 def test_real_references():
   references = {}
-  for file, name in FILES.items():
+  for file, name in benchmarks.FILES.items():
     for problem in datasets.load(f'{name}:{_SHARED / file}.jsonl'):
       for reference in problem.references:
         if not isinstance(reference, grading.Reference):
