@@ -12,8 +12,17 @@ os.environ['XLA_FLAGS'] = (
     + ' --xla_cpu_collective_call_terminate_timeout_seconds=600')
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by mark
 def pytest_collection_modifyitems(items):
-  """Runs the longest files first, so that parallel workers end together."""
+  """Marks cases as long; runs the longest files first, so that parallel workers
+  end together."""
+  seen = set()
+  for item in items:
+    if item.get_closest_marker('long_after_first'):
+      test = item.path, item.originalname
+      if test in seen:
+        item.add_marker(pytest.mark.long)
+      seen.add(test)
   long = ('test_programs.py', 'test_layouts.py', 'test_kill.py',
           'test_replay.py', 'test_lora_run.py', 'test_schedule.py',
           'test_step.py', 'test_bad_input.py')

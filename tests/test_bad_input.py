@@ -221,6 +221,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.long_after_first
 @pytest.mark.parametrize('case', COMMANDS)
 def test_command(programs, model, finished, tmp_path, case):
   program, arguments, named = COMMANDS[case]
@@ -335,6 +336,7 @@ DATA = {
 }
 
 
+@pytest.mark.long_after_first
 @pytest.mark.parametrize('case', DATA)
 def test_data_file(programs, model, tmp_path, case):
   data, named = DATA[case]

@@ -78,6 +78,7 @@ def test_a_run_leaves_nothing_open(finished):
   assert all(1e8 < usage['host/resident_bytes'] < 1e10 for usage in host[1:])
 
 
+@pytest.mark.long
 def test_kill_and_the_same_command_continue_bit_for_bit(
     model, finished, tmp_path):
   workdir = tmp_path / 'run'
@@ -100,6 +101,7 @@ def test_kill_and_the_same_command_continue_bit_for_bit(
       finished[0], tmp_path / 'b')
 
 
+@pytest.mark.long
 def test_a_finished_run_is_not_run_again(model, finished):
   workdir, _ = finished
   before = (workdir / 'metrics.jsonl').read_bytes()
@@ -108,6 +110,7 @@ def test_a_finished_run_is_not_run_again(model, finished):
   assert (workdir / 'metrics.jsonl').read_bytes() == before
 
 
+@pytest.mark.long
 def test_sigterm_saves_and_exits_with_status_0(model, tmp_path):
   workdir = tmp_path / 'run'
   process = subprocess.Popen(
@@ -125,6 +128,7 @@ def test_sigterm_saves_and_exits_with_status_0(model, tmp_path):
   assert saved == [runs.records(workdir)[-1]['step']]
 
 
+@pytest.mark.long
 def test_transformers_generates_the_same_text_from_the_export(
     finished, export_of_finished, tmp_path):
   runs.run('evaluate', '--config=configs/tiny.py', *runs.SMALL,
@@ -149,6 +153,7 @@ def test_transformers_generates_the_same_text_from_the_export(
         completion, skip_special_tokens=True) == line['completion']
 
 
+@pytest.mark.long
 def test_results_count_what_the_samples_hold(finished, tmp_path):
   out = tmp_path / 'out'
   runs.run('evaluate', '--config=configs/tiny.py', *runs.SMALL,
@@ -164,6 +169,7 @@ def test_results_count_what_the_samples_hold(finished, tmp_path):
   assert results['avg_micro'] == results['sets']['arithmetic']['avg@2']
 
 
+@pytest.mark.long
 def test_a_killed_evaluation_resumes_to_the_same_results(finished, tmp_path):
   arguments = (
       '--config=configs/tiny.py', *runs.SMALL, '--config.eval.limit=64',
@@ -196,6 +202,7 @@ def test_a_killed_evaluation_resumes_to_the_same_results(finished, tmp_path):
   assert 'another evaluation: seed differ' in refused.stderr
 
 
+@pytest.mark.long
 def test_a_model_that_overflows_stops_the_run_with_the_reason(model, tmp_path):
   done = runs.run('train', *runs.train_arguments(model, tmp_path / 'run'),
              '--config.optimizer.learning_rate=1e30', status=1)
@@ -203,6 +210,7 @@ def test_a_model_that_overflows_stops_the_run_with_the_reason(model, tmp_path):
   assert 'not finite' in line and 'there is no checkpoint yet' in line
 
 
+@pytest.mark.long
 def test_the_workdir_of_another_config_is_left_alone(model, finished):
   workdir, _ = finished
   files = {path: path.read_bytes()

@@ -106,6 +106,7 @@ def programs():
     yield server
 
 
+@pytest.mark.long
 @hypothesis.settings(deadline=None, max_examples=40)
 @hypothesis.given(
     st.sampled_from(['steps', 'eval.sets', 'method', 'method.clip', 'seed',

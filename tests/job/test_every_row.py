@@ -62,6 +62,7 @@ ROWS_OF_THE_PAPER = [name for name in methods.methods(1e-3)
                      if not name.endswith(('_1', '1e-1', '1e-2', '1e-4'))]
 
 
+@pytest.mark.long_after_first
 @pytest.mark.parametrize('name', ROWS_OF_THE_PAPER)
 def test_row(name, start):
   before, batch = start

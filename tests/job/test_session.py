@@ -33,6 +33,7 @@ def _programs(config, model, mesh):
       config, programs_lib.prepare_model(model, config, mesh), mesh)
 
 
+@pytest.mark.long_after_first
 @pytest.mark.parametrize('trained_on,read_on', [(4, 1), (1, 2), (2, 4)])
 def test_vocabulary_padding_depends_on_the_mesh_alone(
     trained_on, read_on, tmp_path):

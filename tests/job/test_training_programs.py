@@ -56,6 +56,7 @@ def _programs(rank, devices=1):
       config, programs_lib.prepare_model(MODEL, config, mesh), mesh)
 
 
+@pytest.mark.long
 def test_in_bfloat16_the_old_policy_is_the_policy_exactly():
   """Norm scales that bfloat16 cannot represent keep their values."""
   programs, generator = _programs(0), np.random.default_rng(0)
@@ -67,6 +68,7 @@ def test_in_bfloat16_the_old_policy_is_the_policy_exactly():
   assert metrics['grad_norm'] > 0
 
 
+@pytest.mark.long
 def test_lora_trains_adapters_alone(quick_compile):
   """The base in bfloat16 is an argument of an update, not part of the state."""
   programs, generator = _programs(3, devices=4), np.random.default_rng(0)

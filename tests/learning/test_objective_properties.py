@@ -164,6 +164,7 @@ def _partial(name):
           objective.Tokens(**(batch | arrays)), statistics)))
 
 
+@pytest.mark.long_after_first
 @pytest.mark.parametrize('name', UNCHANGED)
 @hypothesis.given(
     regime=st.sampled_from(['on_policy', 'mild', 'violent']),

@@ -211,6 +211,7 @@ PACKINGS = [('segments', 24, 24), ('segments', 24, 50), ('segments', 24, 100),
             ('shared', 11, 24), ('shared', 24, 30)]
 
 
+@pytest.mark.long_after_first
 @pytest.mark.parametrize('packing, row_tokens, microbatch_tokens', PACKINGS)
 def test_packing_changes_nothing(packing, row_tokens, microbatch_tokens):
   """Against one microbatch of padded rows."""
@@ -221,6 +222,7 @@ def test_packing_changes_nothing(packing, row_tokens, microbatch_tokens):
   _assert_same_update(_step(_off_policy_batch(), **arguments))
 
 
+@pytest.mark.long_after_first
 @pytest.mark.parametrize('shape, packing', [
     (dict(data=4, fsdp=1, tensor=1), 'padded'),
     (dict(data=1, fsdp=4, tensor=1), 'segments'),
@@ -289,6 +291,7 @@ def test_nan_in_a_filler_row_changes_nothing():
   jax.tree.map(np.testing.assert_array_equal, nan, zero)
 
 
+@pytest.mark.long
 def test_minibatch_statistics_of_microbatches():
   """Clip-Cov's draw, KL-Cov's top-k, STEER's maximum do not depend on the
   microbatches."""
@@ -330,6 +333,7 @@ def _pull_back():
   return jax.jit(jax.value_and_grad(total), compiler_options=QUICK)
 
 
+@pytest.mark.long_after_first
 @pytest.mark.parametrize('packing, microbatch_tokens, remat, short', [
     ('padded', 100, 'none', 256), ('segments', 24, 'none', 256),
     ('segments', 50, 'full', 256), ('padded', 24, 'dots', 256),

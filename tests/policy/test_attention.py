@@ -129,6 +129,7 @@ def _sequences(heads, kv_heads, size, packed):
   return (q, k, v), position, segment if packed else None
 
 
+@pytest.mark.long_after_first
 @pytest.mark.parametrize('kernel', KERNELS)
 @pytest.mark.parametrize('heads,kv_heads,size,window,packed', [
     (4, 2, 8, None, False), (7, 1, 16, 5, False), (3, 3, 8, None, True),
@@ -192,6 +193,7 @@ def _by_definition(q, k, v, position, segment, window):
   return jnp.einsum('bnst,btnh->bsnh', jax.nn.softmax(score), v)
 
 
+@pytest.mark.long_after_first
 @pytest.mark.parametrize('xla,short', [
     (None, 0), (packed_attention.attend, 150), (packed_attention.attend, 149)])
 @pytest.mark.parametrize('window', [None, 30])
@@ -257,6 +259,7 @@ def test_what_blocks_compute(length, window, pairs):
   assert sum(sizes) == pairs
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     'attend_block', [attention._attend_block, block_attention.attend])
 def test_gradients_in_bfloat16_round_once(attend_block):

@@ -81,6 +81,7 @@ def test_logits_are_those_of_peft(model, batch, tmp_path):
   assert np.abs(unadapted - got)[real].max() > 0.1
 
 
+@pytest.mark.long_after_first
 def test_initial_adapters_do_not_change_the_base(model, batch):
   _, _, config, base, _ = model
   params = jax.jit(transformer.init, static_argnums=0)(
@@ -106,6 +107,7 @@ def test_split_and_combine_are_inverse(model):
   assert lora_lib.combine(None, tree) is tree
 
 
+@pytest.mark.long_after_first
 @pytest.mark.parametrize('table', [cpu_ops.OPS, ops.PLAIN])
 def test_decoding_with_adapters(model, batch, table):
   """With a cache: layer by layer, one token at a time."""

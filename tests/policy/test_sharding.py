@@ -73,6 +73,7 @@ def rows():
           np.maximum(position_BS, -1).astype(np.int32))
 
 
+@pytest.mark.long_after_first
 @pytest.mark.parametrize('shape', SHAPES)
 def test_load_forward_and_save_are_those_of_one_device(
     shape, saved, rows, tmp_path, quick_compile):
@@ -207,6 +208,7 @@ print('saved')
 """
 
 
+@pytest.mark.long
 def test_two_processes_load_and_save(saved, tmp_path):
   job = jobs.start(
       2, ['-c', _PROCESS], saved[0], tmp_path / 'out')
@@ -232,6 +234,7 @@ print((resident('VmHWM') - before - sum(sizes)) / max(sizes))
 """
 
 
+@pytest.mark.long
 def test_peak_host_memory_of_loading(saved, tmp_path):
   """Besides the parameters, below 1.3 of the largest stacked tensor."""
   if not os.path.exists('/proc/self/status'):

@@ -47,6 +47,7 @@ def test_splash_compiles_and_holds_no_scores(mesh, window, size):
   assert compiled.memory_analysis().temp_size_in_bytes < SCORES / 8
 
 
+@pytest.mark.long
 def test_xla_holds_the_scores_of_a_block(mesh):
   """Of eight; several arrays of that shape, in the backward pass too."""
   compiled = _compiled(mesh, 'xla')

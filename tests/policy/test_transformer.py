@@ -38,6 +38,7 @@ def small():
       transformer.abstract_params(config))
 
 
+@pytest.mark.long_after_first
 def test_logits_are_those_of_transformers(case, hf_model, torch_logits, batch):
   folder, model = hf_model(case)
   config, params = weights.load(folder, 'float32')
@@ -69,6 +70,7 @@ def test_packed_sequences_are_scored_as_if_alone(small):
         packed[0, mine], alone[index, mine], rtol=0, atol=1e-5)
 
 
+@pytest.mark.long_after_first
 def test_greedy_tokens_are_those_of_transformers(case, hf_model, batch):
   """64 tokens, past the window and the rope scaling's original context.
 
@@ -135,6 +137,7 @@ def test_the_cache_changes_nothing(small, batch, table):
   assert np.all(np.asarray(cache.position)[:, 33:] == -1)
 
 
+@pytest.mark.long
 def test_kernels_serve_prefill_and_scoring(small, batch):
   """With window and full layers; then decoding after the prefill."""
   config, params = small
@@ -174,6 +177,7 @@ def test_padding_and_row_order_are_invisible(small, batch):
       got[real], np.asarray(want)[::-1][:, order][real], atol=2e-5)
 
 
+@pytest.mark.long
 def test_gradients_with_padding_and_execution_fields(small, batch):
   """Finite; independent of the padding's ids and of execution fields."""
   config, params = small

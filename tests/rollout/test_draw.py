@@ -94,6 +94,7 @@ def test_frequencies():
   assert abs(statistic - freedom) < 5 * np.sqrt(2 * freedom)
 
 
+@pytest.mark.long_after_first
 @pytest.mark.parametrize('top_k, top_p', [
     (1, 1.0), (7, 1.0), (0, 0.8), (0, 1e-6), (20, 0.6), (1000, 0.999)])
 def test_truncation_is_that_of_transformers(top_k, top_p):

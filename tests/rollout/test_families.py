@@ -34,6 +34,7 @@ def _model(family):
   return model
 
 
+@pytest.mark.long_after_first
 @pytest.mark.parametrize('family', FAMILIES)
 def test_greedy_tokens_are_those_of_transformers(
     family, make_engine, tmp_path):

@@ -99,6 +99,7 @@ def test_logp_is_the_scoring_functions(params, engine, temperature):
       [got[name].logp_T for name in names], scores.logp_BT, rtol=0, atol=1e-4)
 
 
+@pytest.mark.long_after_first
 @pytest.mark.parametrize('options', [
     dict(slots=1), dict(slots=3, chunk=1), dict(slots=64, chunk=32),
     dict(slots=8, columns=(30,), prompts=(14,))], ids=str)
@@ -106,6 +107,7 @@ def test_slots_chunks_and_shapes_change_nothing(engine, free, options):
   _assert_same(_sample(engine(**options))[0], free)
 
 
+@pytest.mark.long_after_first
 @pytest.mark.parametrize('mesh', [
     dict(data=4), dict(data=2, tensor=2), dict(fsdp=2, tensor=2),
     dict(tensor=4)], ids=str)
@@ -121,6 +123,7 @@ def _on_mesh(engine, slots, mesh):
   return engine(slots=slots, mesh=mesh_lib.make(shape, jax.devices()))
 
 
+@pytest.mark.long_after_first
 @pytest.mark.parametrize('shape, stop_at_live, steps', [
     (dict(data=2), 8, 4), (dict(data=2), 7, 8), (dict(fsdp=2), 8, 4),
     (dict(data=2, fsdp=2), 8, 4), (dict(), 8, 2), (dict(), 7, 7)], ids=str)
@@ -252,6 +255,7 @@ def _warm_up(shapes, plan, weights):
                            0, other)
 
 
+@pytest.mark.long
 def test_nothing_is_compiled_after_the_warm_up(make_engine, params):
   engine = make_engine(
       MODEL, params, slots=16, prompt_tokens=8, max_tokens=24,

@@ -62,6 +62,7 @@ def _compiled(slice_, shards):
           lambda _: mesh_lib.replicated(mesh), host))).compile()
 
 
+@pytest.mark.long
 def test_no_weights_are_gathered(compiled):
   """Only the logits of a step are gathered: far fewer bytes than a weight."""
   gathered = re.findall(
@@ -82,6 +83,7 @@ def test_a_step_reads_the_weights_and_the_cache_once(compiled):
   assert least < read < 1.3 * least
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('program', ['compiled', 'two_shards'])
 def test_the_cache_is_updated_in_place(program, request):
   """There is no second copy of the keys, nor of one layer's keys."""

@@ -230,6 +230,7 @@ def _largest(folder):
              key=lambda p: p.stat().st_size)
 
 
+@pytest.mark.long_after_first
 @pytest.mark.parametrize('damage, said', [
     (lambda step: os.truncate(_largest(step / 'state'), 0), 'array'),
     (lambda step: _largest(step / 'state').unlink(), 'array'),
@@ -290,6 +291,7 @@ signal.pause()
 """
 
 
+@pytest.mark.long_after_first
 @pytest.mark.parametrize('delay', [0.0, 0.02, 0.05, 1.0])
 def test_killed_while_saving(tmp_path, delay):
   done = subprocess.run(

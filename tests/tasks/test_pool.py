@@ -153,6 +153,7 @@ def test_a_worker_that_ignores_alarms_is_killed(monkeypatch):
   assert time.monotonic() - start >= 2
 
 
+@pytest.mark.long
 def test_a_question_without_cpu_time_is_retried(
     monkeypatch, tmp_path):
   """Load on the machine does not make a correct answer wrong."""

@@ -73,6 +73,7 @@ def test_flops_of_shared_prompts():
   assert updating.forward_flops(workload, shared=True) == want
 
 
+@pytest.mark.long
 def test_parts_measure_every_packing():
   config = _config()
   workload = workload_lib.of(config)
@@ -91,6 +92,7 @@ def test_parts_measure_every_packing():
       3 * updating.forward_flops(workload) / found['update/packed/seconds'])
 
 
+@pytest.mark.long
 def test_a_step_is_measured():
   config = _config()
   found = list(updating.measure_step(config, workload_lib.of(config), {}))

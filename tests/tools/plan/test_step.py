@@ -37,6 +37,7 @@ def _plan():
                    chips.topology('v5e:2x2'), config.mesh, brief=True)
 
 
+@pytest.mark.long
 def test_a_plan_has_every_program_of_a_step(plan):
   assert {e.name.split()[0] for e in plan.estimates} == {
       'reshard', 'prefill', 'insert', 'compact', 'decode', 'old', 'score',
