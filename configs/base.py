@@ -173,5 +173,8 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   c.benchmark.prompt_tokens = 81  # the median of DAPO-Math
   # Mean completion length; at rollout.max_tokens all completions have it.
   c.benchmark.mean_tokens = 2048
+  # Of groups, those with both right and wrong answers: dynamic sampling draws
+  # more prompts where it is below 1.
+  c.benchmark.mixed_share = 0.6
   c.benchmark.rounds = 5  # timed runs of each function
   return c

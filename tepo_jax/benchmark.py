@@ -26,6 +26,7 @@ from tepo_jax.tools.benchmark import workload as workload_lib
 # Functions of (config, workload, peers) that yield Measurements.
 PARTS = {
     'machine': machine.measure, 'sampling': sampling.measure,
+    'rollout': sampling.measure_rollout,
     'scoring': updating.measure_scoring,
     'update': updating.measure_update, 'growth': updating.measure_growth,
     'step': updating.measure_step, 'memory': memory.measure}

@@ -5,12 +5,12 @@ r"""Predicts whether a run fits a TPU slice, and its time, without a TPU.
 
 Compiles the programs of a rollout step with the real TPU compiler, for chips
 you do not have (launch/setup.sh cpu tests installs it). Reads only config.json
-of the model; lengths are those of config.benchmark. In the table, numbers are
-per chip and per run of a program: `sent` is what a chip sends to others, `held`
-is other memory that stays allocated during the run, `ms` is a roofline.
-Predicted seconds divide it by the share that good programs reach, and assume
-one batch of prompts a step; dynamic sampling may need more. Exits with status
-2 if a step does not fit.
+of the model; lengths, and the share of groups that dynamic sampling keeps, are
+those of config.benchmark. In the table, numbers are per chip and per run of a
+program: `sent` is what a chip sends to others, `held` is other memory that
+stays allocated during the run, `ms` is a roofline. Predicted seconds divide it
+by the share that good programs reach. Exits with status 2 if a step does not
+fit.
 """
 
 import json

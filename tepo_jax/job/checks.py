@@ -16,12 +16,12 @@ from tepo_jax.policy import attention
 from tepo_jax.policy import lora
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import dump
-from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.rollout import selection
 from tepo_jax.tasks import grading
 
 _DTYPES = ('float32', 'bfloat16')
 _CHOICES = {
-    'rollout.dynamic_sampling': groups_lib.MODES,
+    'rollout.dynamic_sampling': selection.MODES,
     'train.packing': packing.MODES,
     'compute.dtype': _DTYPES,
     'compute.gradient_dtype': _DTYPES,
@@ -104,6 +104,8 @@ def check_values(config: ml_collections.ConfigDict) -> None:
            f'a multiple of num_kv_heads={config.pretrain.num_kv_heads}')
   _require(config, 'pretrain.direct_share',
            0 <= config.pretrain.direct_share <= 1, 'in [0, 1]')
+  _require(config, 'benchmark.mixed_share',
+           0 < config.benchmark.mixed_share <= 1, 'in (0, 1]')
   _require(config, 'rollout.samples', config.rollout.samples >= 2,
            'at least 2: the advantage compares a group\'s samples')
   _require(config, 'train.attention_room',

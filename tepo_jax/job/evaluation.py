@@ -14,6 +14,7 @@ from tepo_jax import errors
 from tepo_jax.job import session as session_lib
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.rollout import sampler as sampler_lib
 from tepo_jax.runtime import files
 from tepo_jax.runtime import processes
 from tepo_jax.tasks import datasets
@@ -34,7 +35,7 @@ class Evaluation:
   """
   name: str
   prompts: list[groups_lib.Prompt]
-  sampler: groups_lib.GroupSampler
+  sampler: sampler_lib.GroupSampler
   samples: int
   is_first: bool
   style: str

@@ -22,6 +22,7 @@ from tepo_jax.policy.huggingface import weights
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.rollout import sampler as sampler_lib
 from tepo_jax.rollout import schedule
 from tepo_jax.rollout import stopping
 from tepo_jax.runtime import mesh as mesh_lib
@@ -101,7 +102,7 @@ class Session:
 
   def sampler(self, *, prompts: int, samples: int, max_tokens: int,
               decoding: draw.Decoding, stop_after_boxed: bool = False
-              ) -> groups_lib.GroupSampler:
+              ) -> sampler_lib.GroupSampler:
     """Makes a sampler for calls with up to `prompts` prompts. Its first call
     sizes the slots, by `config.rollout.slots` or the memory that is then free.
     """
@@ -120,7 +121,7 @@ class Session:
           shapes, functools.partial(stopping.after_boxed, self.tokenizer)
           if stop_after_boxed else None)
 
-    return groups_lib.GroupSampler(
+    return sampler_lib.GroupSampler(
         schedule=make_schedule, group_size=samples, max_tokens=max_tokens,
         grader=self.grader, tokenizer=self.tokenizer, timers=self.timers,
         check=lambda: self.check_stop())

@@ -9,12 +9,19 @@ import numpy as np
 from tepo_jax.learning import batch as batch_lib
 from tepo_jax.learning import packing
 from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.rollout import schedule
+from tepo_jax.rollout import selection
 
 
-def rollout_metrics(rollout: groups_lib.Rollout, reward_B: np.ndarray
+def rollout_metrics(rollout: selection.Rollout, reward_B: np.ndarray
                     ) -> dict[str, float]:
-  """Statistics over all groups sampled; `reward_B` is of their completions."""
+  """Statistics over the groups up to the last one that is trained on.
+
+  The surplus is left out: of the prompts behind that group, only those with
+  short completions were completed. `reward_B` is of all completed groups.
+  """
   groups = rollout.sampled
+  reward_B = reward_B[:sum(len(g.text_G) for g in groups)]
   length_B = np.concatenate([g.length_G for g in groups])
   ended_B = np.concatenate([g.ended_G for g in groups])
   return {
@@ -26,6 +33,21 @@ def rollout_metrics(rollout: groups_lib.Rollout, reward_B: np.ndarray
       'mixed_share': np.mean([groups_lib.is_mixed(g) for g in groups]),
       'groups_sampled': len(groups),
       'groups_trained': len(rollout.groups)}
+
+
+def sampling_metrics(stats: schedule.Stats, rollout: selection.Rollout
+                     ) -> dict[str, float]:
+  """The work of the sampler, and the share of its tokens that is of no use:
+  those of the surplus and of completions that were stopped."""
+  tokens, trained = (
+      sum(int(g.length_G.sum()) for g in groups)
+      for groups in (rollout.sampled, rollout.groups))
+  return {
+      'sampling/occupancy': stats.occupancy,
+      'sampling/slot_share': stats.tokens / stats.slot_steps,
+      'sampling/steps': stats.steps, 'sampling/prefills': stats.prefills,
+      'sampling/tokens': stats.tokens, 'sampling/tokens_trained': trained,
+      'sampling/tokens_discarded': stats.tokens - tokens}
 
 
 def packing_metrics(batch: batch_lib.Batch,

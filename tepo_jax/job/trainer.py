@@ -23,6 +23,7 @@ from tepo_jax.rollout import draw
 from tepo_jax.rollout import dump
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import schedule
+from tepo_jax.rollout import selection
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import host
 from tepo_jax.runtime import mesh as mesh_lib
@@ -189,7 +190,7 @@ class Trainer:
     self.progress.phase('sampling')
     rollout, sampling = self._collect(number)
     self.cursor = rollout.cursor
-    reward_B = self.learner.rewards(rollout.sampled)
+    reward_B = self.learner.rewards(rollout.completed)
     dumped = self.background.submit(
         self._dump, number, rollout, reward_B, self.config.dump.period)
     scalars = summaries.rollout_metrics(rollout, reward_B) | sampling
@@ -227,25 +228,23 @@ class Trainer:
     key = jax.random.fold_in(
         programs_lib.stream(self.config.seed, 'rollout'), number)
 
-    def draw_prompts(cursor):
-      indices = range(cursor, cursor + rollout.prompts)
-      return [dataclasses.replace(self.prompts[self.order[i]], cursor=i)
-              for i in indices]
-
-    collected = groups_lib.collect(
-        draw_prompts, lambda prompts: self.sampler(params, prompts, key),
-        cursor=self.cursor, wanted=rollout.prompts,
-        mode=rollout.dynamic_sampling,
-        max_batches=rollout.max_generation_batches)
+    collected = self.sampler.select(
+        params, self._prompt, selection.Selection(
+            cursor=self.cursor, wanted=rollout.prompts,
+            group_size=rollout.samples, mode=rollout.dynamic_sampling,
+            max_batches=rollout.max_generation_batches), key)
     scalars = {f'grading/{name}': count
                for name, count in self.sampler.counts.items()}
     self.sampler.counts.clear()
     stats, self.sampler.stats = self.sampler.stats, schedule.Stats()
-    return collected, scalars | {
-        'sampling/occupancy': stats.occupancy,
-        'sampling/slot_share': stats.tokens / stats.slot_steps,
-        'sampling/steps': stats.steps, 'sampling/prefills': stats.prefills,
-        'sampling/weight_bytes': mesh_lib.device_bytes(params)}
+    return collected, (
+        scalars | summaries.sampling_metrics(stats, collected)
+        | {'sampling/weight_bytes': mesh_lib.device_bytes(params)})
+
+  def _prompt(self, cursor):
+    """The prompt at an index in the data order."""
+    return dataclasses.replace(
+        self.prompts[self.order[cursor]], cursor=cursor)
 
   def evaluate(self) -> dict[str, float]:
     """Every evaluation of the config, as metrics 'eval/SET/…'."""
@@ -267,6 +266,6 @@ class Trainer:
       return
     dump.write(
         self.records.workdir / session_lib.ROLLOUTS, number, dump.records(
-            number, rollout, np.split(reward_B, len(rollout.sampled)),
+            number, rollout, np.split(reward_B, len(rollout.completed)),
             data.name, prompts.get(data.template).style),
         settings.format, settings.max_megabytes)

@@ -35,6 +35,7 @@ from pyarrow import parquet
 
 from tepo_jax import errors
 from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.rollout import selection
 from tepo_jax.tasks import answers as answers_lib
 from tepo_jax.tasks import problem as problem_lib
 
@@ -53,19 +54,19 @@ _SCHEMA = pyarrow.schema({
 FIELDS = _SCHEMA.names
 
 
-def records(step: int, rollout: groups_lib.Rollout,
+def records(step: int, rollout: selection.Rollout,
             rewards: Sequence[np.ndarray], name: str, style: str
             ) -> list[dict]:
   """The records of a rollout step.
 
-  rewards: [G] of each group of `rollout.sampled`. name: the data set's. style:
-  of its answers, see `answers.extract`.
+  rewards: [G] of each group of `rollout.completed`. name: the data set's.
+  style: of its answers, see `answers.extract`.
   """
   trained = {group.prompt.cursor for group in rollout.groups}
   return [
       _record(group, j, float(str(reward_G[j])), name, style)
       | {'step': step, 'trained': group.prompt.cursor in trained}
-      for group, reward_G in zip(rollout.sampled, rewards, strict=True)
+      for group, reward_G in zip(rollout.completed, rewards, strict=True)
       for j in range(len(group.text_G))]
 
 

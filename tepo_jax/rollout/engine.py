@@ -103,13 +103,11 @@ def compact(array: jax.Array, slot_M: jax.Array, shift: jax.Array, *,
   `array` is [N, …W…] with the columns on `axis`, `columns` the W of the
   result, and `empty` the value of new columns.
   """
-  array = jnp.roll(array[slot_M], -shift, axis)
-  width = array.shape[axis]
-  if columns <= width:
-    return jax.lax.slice_in_dim(array, 0, columns, axis=axis)
-  padding = [(0, 0)] * array.ndim
-  padding[axis] = (0, columns - width)
-  return jnp.pad(array, padding, constant_values=empty)
+  array, padding = array[slot_M], [(0, 0)] * array.ndim
+  padding[axis] = (0, max(0, columns - array.shape[axis]))
+  array = jnp.pad(array, padding, constant_values=empty)
+  return jax.lax.slice_in_dim(
+      jnp.roll(array, -shift, axis), 0, columns, axis=axis)
 
 
 def decode(config: transformer.ModelConfig, params: Any,

@@ -1,15 +1,15 @@
-"""Schedules a queue of completions onto the slots of the engine; host code.
+"""Schedules completions onto the slots of the engine; host code.
 
-`Schedule.run` takes requests (prompts, each with some samples) and yields
-completions as they end. Between two chunks of decoding the host refills
-finished slots from the queue; it compacts the cache when its columns run out
-and, once the queue is empty, drops free slots. Decisions depend on the
-tokens drawn, never on the clock: all processes decide alike, and a run repeats
-bit for bit. Axes as in `engine`.
+`Schedule.run` takes requests (prompts, each with some samples) from a source
+and yields completions as they end. Between two chunks of decoding the host asks
+the source for more requests, frees the slots of those no longer wanted, and
+refills free slots. It compacts the cache when its columns run out and when
+fewer slots would do. Decisions depend on the tokens drawn, never on the clock:
+all processes decide alike, and a run repeats bit for bit. Axes as in `engine`.
 """
 
 import collections
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 import dataclasses
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import engine
+from tepo_jax.rollout import requests as requests_lib
 from tepo_jax.runtime import mesh as mesh_lib
 
 _PREFILL_TOKENS = 1 << 14  # of one prefill, padding included
@@ -98,32 +99,6 @@ class SamplingPrograms:
   decode: Callable[..., tuple[transformer.KVCache, engine.Chunk]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Request:
-  """A prompt to sample from.
-
-  prompt_id: selects the random numbers. limits: for each sample, the most
-  tokens (at least 1) that it may have.
-  """
-  token_ids: Sequence[int]
-  prompt_id: int
-  limits: Sequence[int]
-
-
-@dataclasses.dataclass(frozen=True)
-class Completion:
-  """Sample number `sample` of request number `request`.
-
-  token_T int32 with EOS, logp_T float32 (see `draw.draw`); no padding.
-  ended: False if the completion was truncated.
-  """
-  request: int
-  sample: int
-  token_T: np.ndarray
-  logp_T: np.ndarray
-  ended: bool
-
-
 @dataclasses.dataclass
 class Stats:
   """Counts of the work done.
@@ -148,7 +123,7 @@ class Stats:
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-  """Runs queues of requests.
+  """Runs requests.
 
   stop: None, or makes for each completion a function of its next tokens, which
     returns how many of them to keep if the completion stops there, else None.
@@ -157,20 +132,22 @@ class Schedule:
   shapes: Shapes
   stop: Callable[[], Callable[[np.ndarray], int | None]] | None = None
 
-  def run(self, weights: Any, requests: Sequence[Request], key: jax.Array,
-          stats: Stats | None = None) -> Iterator[list[Completion]]:
+  def run(self, weights: Any, source: requests_lib.Source, key: jax.Array,
+          stats: Stats | None = None) -> Iterator[list[requests_lib.Completion]]:
     """Yields the completions that ended, a list after each chunk.
 
     The devices decode the next chunk while the caller works on a list.
     """
-    run = _Run(self, weights, requests, key, stats or Stats())
-    done = []
-    while run.admit():
-      run.fit()
-      chunk = run.decode()
+    run, done = _Run(self, weights, source, key, stats or Stats()), []
+    while True:
+      chunk = run.decode() if run.prepare() else None
       yield done
-      done = run.harvest(chunk)
-    yield done
+      if chunk is not None:
+        done = run.harvest(chunk)
+      elif done:
+        done = []  # now that the caller has seen them, there may be more to do
+      else:
+        return
 
   def prefill_rows(self, width: int) -> int:
     """Q for prompts of that width."""
@@ -179,25 +156,53 @@ class Schedule:
 
 
 class _Run:
-  """One run of a queue: the cache, and the host's record of the slots."""
+  """One run: the cache, and the host's record of the slots."""
 
-  def __init__(self, schedule, weights, requests, key, stats):
+  def __init__(self, schedule, weights, source, key, stats):
     self.programs, self.shapes = schedule.programs, schedule.shapes
+    self.prefill_rows = schedule.prefill_rows
     self.stop, self.stats = schedule.stop, stats
-    self.weights, self.requests, self.key = weights, requests, key
-    self.batches = _batches(requests, self.shapes, schedule.prefill_rows)
+    self.weights, self.source, self.key = weights, source, key
+    self.batches = collections.deque()  # of prompts to prefill, see `_batches`
     self.waiting = collections.deque()  # (prompts' cache, row, request, sample)
-    count = self.shapes.slots[-1]
-    self.slots = idle_slots(count)
-    self.work = np.full((count, 2), -1)  # request and sample
-    self.first_N = np.zeros(count, int)  # first column in use
-    self.drawn, self.stops = [[] for _ in range(count)], [None] * count
-    self.index = self._widest_waiting()  # the current column
-    self.columns = self._columns(self.index)
+    self.slots = idle_slots(0)
+    self.work = []  # (request, sample) of each slot
+    self.first_N = np.zeros(0, int)  # first column in use
+    self.drawn, self.stops = [], []
+    self.index = self.columns = 0  # the current column; W
     self.cache = None
 
-  def admit(self) -> bool:
-    """Gives free slots to waiting samples; returns whether any slot is live."""
+  def prepare(self) -> bool:
+    """Gets the slots ready for a chunk; returns whether any slot is live."""
+    self._take()
+    self._cancel()
+    if self._waits() or self.slots.live.any():
+      self._fit()
+      self._admit()
+    return bool(self.slots.live.any())
+
+  def _take(self):
+    """Takes requests for the free slots and for the next refill."""
+    free = self.shapes.slots[-1] - int(self.slots.live.sum())
+    missing = free + self.shapes.refill - self._waits()
+    requests = self.source.take(max(0, missing))
+    self.batches.extend(_batches(requests, self.shapes, self.prefill_rows))
+
+  def _cancel(self):
+    """Frees the slots, and drops the waiting samples, of unwanted requests."""
+    for slot in np.flatnonzero(self.slots.live):
+      self.slots.live[slot] = self._wanted(self.work[slot][0])
+    self.waiting = collections.deque(
+        sample for sample in self.waiting if self._wanted(sample[2]))
+    self.batches = collections.deque(
+        (width, rows, wanted) for width, rows, members in self.batches
+        if (wanted := [m for m in members if self._wanted(m)]))
+
+  def _wanted(self, request):
+    return self.source.wanted(request.prompt_id)
+
+  def _admit(self):
+    """Gives free slots to waiting samples."""
     free = collections.deque(np.flatnonzero(~self.slots.live))
     while free and self._waits():
       if not self.waiting:
@@ -208,33 +213,48 @@ class _Run:
              and len(pairs) < self.shapes.refill):
         pairs.append((self.waiting.popleft()[1:], int(free.popleft())))
       self._insert(prompts, pairs)
-    return bool(self.slots.live.any())
 
-  def fit(self) -> None:
-    """Compacts the cache if it is full, or if a smaller one would do."""
+  def _fit(self):
+    """Moves the live slots to a cache of another size if theirs is full, if a
+    smaller one would do, or if more samples wait than it has slots for."""
     live_N = self.slots.live
-    used = max(self.index - int(self.first_N[live_N].min()),
-               self._widest_waiting())
-    columns, slots = self._columns(used), len(live_N)
-    if not self._waits():
-      slots = min(n for n in self.shapes.slots if n >= live_N.sum())
+    first = self.first_N[live_N].min(initial=self.index)
+    used = max(self.index - int(first), self._widest_waiting())
+    wanted = int(live_N.sum()) + self._waits()
+    slots = next((n for n in self.shapes.slots if n >= wanted),
+                 self.shapes.slots[-1])
+    columns = self._columns(used)
     if (slots == len(live_N) and columns >= self.columns
-        and self.index < self.columns):
+        and self._widest_waiting() <= self.index < self.columns):
       return
     order = np.argsort(~live_N, kind='stable')[:slots]
-    shift = self.index - used
-    self.cache = self.programs.compact(self.cache, order, shift, columns)
-    self.slots = jax.tree.map(lambda x: x[order], self.slots)
-    self.work, self.first_N = self.work[order], self.first_N[order] - shift
-    self.drawn = [self.drawn[slot] for slot in order]
-    self.stops = [self.stops[slot] for slot in order]
-    self.index, self.columns = used, columns
+    self._move(np.pad(order, (0, slots - len(order))), self.index - used,
+               columns)
+
+  def _move(self, order, shift, columns):
+    """Makes slot i what slot order[i] was, columns `shift` further left. Slots
+    beyond the present ones are free."""
+    kept = min(len(order), len(self.slots.live))
+    if self.cache is None:
+      self.cache = self.programs.empty(len(order), columns, -shift)
+      self.slots = idle_slots(len(order))
+    else:
+      self.cache = self.programs.compact(self.cache, order, shift, columns)
+      self.slots = jax.tree.map(lambda x: x[order], self.slots)
+      self.slots.live[kept:] = False
+    more = len(order) - kept
+    self.work = [self.work[slot] for slot in order[:kept]] + [None] * more
+    self.drawn = [self.drawn[slot] for slot in order[:kept]] + [[]] * more
+    self.stops = [self.stops[slot] for slot in order[:kept]] + [None] * more
+    self.first_N = np.append(
+        self.first_N[order[:kept]] - shift, np.zeros(more, int))
+    self.index, self.columns = self.index - shift, columns
 
   def decode(self) -> engine.Chunk:
     """Starts a chunk and does not wait for it.
 
-    It returns early when enough slots are free to refill them, or few enough
-    are live to compact them.
+    It ends early when enough slots are free to refill them, or few enough are
+    live to compact them.
     """
     slots = len(self.slots.live)
     stop_at_live = slots - self.shapes.refill if self._waits() else max(
@@ -246,7 +266,7 @@ class _Run:
         self.weights, self.cache, self.slots, self.key, steps, stop_at_live)
     return chunk
 
-  def harvest(self, chunk: engine.Chunk) -> list[Completion]:
+  def harvest(self, chunk: engine.Chunk) -> list[requests_lib.Completion]:
     """Waits for a chunk and records its tokens; returns ended completions."""
     chunk = jax.tree.map(np.array, mesh_lib.to_host(chunk))
     self._count(chunk)
@@ -266,18 +286,21 @@ class _Run:
                                chunk.logp_NC[slot, :count]))
       if not self.slots.live[slot]:
         token_T, logp_T = map(np.concatenate, zip(*self.drawn[slot]))
-        done.append(Completion(*map(int, self.work[slot]), token_T, logp_T,
-                               ended))
+        done.append(requests_lib.Completion(
+            *self.work[slot], token_T, logp_T, ended))
     return done
 
   def _waits(self):
-    return bool(self.waiting or self.batches)
+    """The number of samples that no slot has yet."""
+    return len(self.waiting) + sum(
+        len(m.limits) for *_, members in self.batches for m in members)
 
   def _widest_waiting(self):
-    """Columns of the next prompts; later ones are no wider."""
+    """Columns of the widest prompt that waits."""
+    widths = [width for width, *_ in self.batches]
     if self.waiting:
-      return self.waiting[0][0].position.shape[1]
-    return self.batches[0][0] if self.batches else 0
+      widths += {prompts.position.shape[1] for prompts, *_ in self.waiting}
+    return max(widths, default=0)
 
   def _columns(self, used):
     """The smallest W with spare columns after the used ones."""
@@ -293,30 +316,26 @@ class _Run:
     return (self.slots.limit - self.slots.length)[self.slots.live]
 
   def _prefill(self):
-    """Prefills the queue's next prompts and adds their samples to `waiting`."""
+    """Prefills the next prompts and adds their samples to `waiting`."""
     width, rows, members = self.batches.popleft()
     token_QP = np.zeros((rows, width), np.int32)
     position_QP = np.full((rows, width), -1, np.int32)
-    for row, index in enumerate(members):
-      inner = self.requests[index].token_ids[:-1]
+    for row, request in enumerate(members):
+      inner = request.token_ids[:-1]
       token_QP[row, width - len(inner):] = inner
       position_QP[row, width - len(inner):] = np.arange(len(inner))
     prompts = self.programs.prefill(self.weights, token_QP, position_QP)
     self.stats.prefills += 1
     self.waiting.extend(
-        (prompts, row, index, sample) for row, index in enumerate(members)
-        for sample in range(len(self.requests[index].limits)))
+        (prompts, row, request, sample) for row, request in enumerate(members)
+        for sample in range(len(request.limits)))
 
   def _insert(self, prompts, pairs):
     """Inserts prompts; pairs: ((row of `prompts`, request, sample), slot)."""
     slots = self.slots
-    if self.cache is None:
-      self.cache = self.programs.empty(
-          len(slots.live), self.columns, self.index)
     source_R = np.zeros(self.shapes.refill, np.int32)
     slot_R = np.full(self.shapes.refill, len(slots.live), np.int32)
-    for r, ((row, index, sample), slot) in enumerate(pairs):
-      request = self.requests[index]
+    for r, ((row, request, sample), slot) in enumerate(pairs):
       source_R[r], slot_R[r] = row, slot
       slots.token[slot] = request.token_ids[-1]
       slots.start[slot] = len(request.token_ids)
@@ -324,7 +343,7 @@ class _Run:
       slots.limit[slot] = request.limits[sample]
       slots.prompt_id[slot], slots.sample[slot] = request.prompt_id, sample
       slots.live[slot] = True
-      self.work[slot] = index, sample
+      self.work[slot] = request, sample
       self.first_N[slot] = self.index - len(request.token_ids) + 1
       self.drawn[slot] = []
       self.stops[slot] = None if self.stop is None else self.stop()
@@ -350,15 +369,13 @@ def idle_slots(count: int) -> engine.Slots:
 
 
 def _batches(requests, shapes, prefill_rows):
-  """(width, Q, indices of requests) of each prefill, the widest first."""
+  """(width, Q, requests) of each prefill, the widest first."""
   by_width = collections.defaultdict(list)
-  for index, request in enumerate(requests):
+  for request in requests:
     if len(request.limits):
       length = len(request.token_ids)
-      by_width[min(w for w in shapes.prompts if w >= length)].append(index)
-  batches = collections.deque()
+      by_width[min(w for w in shapes.prompts if w >= length)].append(request)
   for width in sorted(by_width, reverse=True):
     members, rows = by_width[width], prefill_rows(width)
     for start in range(0, len(members), rows):
-      batches.append((width, rows, members[start:start + rows]))
-  return batches
+      yield width, rows, members[start:start + rows]

@@ -12,18 +12,25 @@ PLAIN_PHASE_SECONDS = 5.0  # minimum between phase lines without a terminal
 
 
 class Timers:
-  """Sums wall-clock seconds by phase: `with timers('rollout'): ...`."""
+  """Sums wall-clock seconds by phase: `with timers('rollout'): ...`.
+
+  The seconds of a phase inside another one count for the inner one alone.
+  """
 
   def __init__(self):
     self._seconds = collections.defaultdict(float)
+    self._inside = 0.0  # seconds of phases that ended inside the current one
 
   @contextlib.contextmanager
   def __call__(self, name: str) -> Iterator[None]:
-    start = time.perf_counter()
+    start, inside_outer = time.perf_counter(), self._inside
+    self._inside = 0.0
     try:
       yield
     finally:
-      self._seconds[name] += time.perf_counter() - start
+      seconds = time.perf_counter() - start
+      self._seconds[name] += seconds - self._inside
+      self._inside = inside_outer + seconds
 
   def pop(self) -> dict[str, float]:
     """Returns the seconds since the last call, by phase."""

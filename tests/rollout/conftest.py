@@ -8,6 +8,7 @@ import pytest
 
 from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.rollout import draw
+from tepo_jax.rollout import requests
 from tepo_jax.rollout import schedule
 from tepo_jax.runtime import mesh as mesh_lib
 
@@ -23,12 +24,12 @@ class Engine:
     ids = range(len(prompts)) if ids is None else ids
     limits = np.broadcast_to(max_tokens, (len(prompts), group_size))
     stats = schedule.Stats()
-    requests = [schedule.Request(tuple(map(int, tokens)), int(i), list(limit))
+    queue = [requests.Request(tuple(map(int, tokens)), int(i), list(limit))
                 for tokens, i, limit in zip(prompts, ids, limits)]
     done = [completion for some in self.schedule.run(
-        self.weights, requests, jax.random.key(seed), stats)
+        self.weights, requests.Queue(queue), jax.random.key(seed), stats)
             for completion in some]
-    got = {(requests[c.request].prompt_id, c.sample): c for c in done}
+    got = {(c.request.prompt_id, c.sample): c for c in done}
     assert len(got) == len(done)  # no duplicates
     return got, stats
 

@@ -10,6 +10,7 @@ import pytest
 from tepo_jax import errors
 from tepo_jax.rollout import dump
 from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.rollout import selection
 from tepo_jax.tasks import problem as problem_lib
 
 SLOTS = 5
@@ -35,7 +36,8 @@ def group(cursor, verdicts, seed=0):
 
 
 SAMPLED = [group(7, [1, 0]), group(9, [1, 1]), group(8, [0, 1])]
-ROLLOUT = groups_lib.Rollout([SAMPLED[0], SAMPLED[2]], SAMPLED, 10)
+ROLLOUT = selection.Rollout(
+    [SAMPLED[0], SAMPLED[2]], SAMPLED[:2], SAMPLED[2:], 10)
 REWARDS = [np.float32([1, -0.1]), np.float32([1, 1]), np.float32([0, 0.3])]
 
 

@@ -1,14 +1,13 @@
-"""Dynamic sampling, batches and minibatch orders of hand-written groups."""
+"""Groups, batches and minibatch orders, written by hand."""
 
 import collections
 
 import numpy as np
 import pytest
 
-from tepo_jax import errors
 from tepo_jax.job import minibatches as minibatches_lib
 from tepo_jax.rollout import groups as groups_lib
-from tepo_jax.rollout import schedule
+from tepo_jax.rollout import requests
 from tepo_jax.tasks import problem as problem_lib
 
 
@@ -26,86 +25,6 @@ def _group(prompt, accuracy, *, length=None, slots=3):
       prompt=prompt, token_GT=np.zeros((size, slots), np.int32),
       logp_GT=np.zeros((size, slots), np.float32), length_G=length_G,
       ended_G=np.ones(size, bool), text_G=('',) * size, accuracy_G=accuracy_G)
-
-
-class _World:
-  """Prompts 0, 1, 2, … whose verdicts are `verdicts[cursor % len]`."""
-
-  def __init__(self, *verdicts, wanted):
-    self.verdicts, self.wanted = verdicts, wanted
-    self.drawn = []
-
-  def draw(self, cursor):
-    self.drawn.append(cursor)
-    return [_prompt(i) for i in range(cursor, cursor + self.wanted)]
-
-  def sample(self, prompts):
-    return [_group(p, self.verdicts[p.cursor % len(self.verdicts)])
-            for p in prompts]
-
-  def collect(self, mode, cursor=0, max_batches=10):
-    return groups_lib.collect(
-        self.draw, self.sample, cursor=cursor, wanted=self.wanted, mode=mode,
-        max_batches=max_batches)
-
-
-def _cursors(groups):
-  return [g.prompt.cursor for g in groups]
-
-
-RIGHT, WRONG, MIXED = (1, 1), (0, 0), (0, 1)
-
-
-def test_refill_samples_until_there_are_enough_and_drops_the_surplus():
-  world = _World(MIXED, RIGHT, MIXED, MIXED, WRONG, MIXED, wanted=3)
-  rollout = world.collect('refill')
-  assert world.drawn == [0, 3]
-  assert _cursors(rollout.groups) == [0, 2, 3]  # 5 is mixed too
-  assert _cursors(rollout.sampled) == [0, 1, 2, 3, 4, 5]
-  assert rollout.cursor == 6
-  assert _cursors(world.collect('refill', cursor=4).groups) == [5, 6, 8]
-
-
-def test_refill_does_not_sample_again_without_need():
-  world = _World(MIXED, wanted=3)
-  rollout = world.collect('refill', cursor=7, max_batches=1)
-  assert world.drawn == [7] and rollout.cursor == 10
-  assert _cursors(rollout.groups) == [7, 8, 9]
-
-
-def test_refill_ends_in_its_last_batch_or_with_an_error():
-  world = _World(*[MIXED, RIGHT, WRONG, RIGHT], wanted=2)
-  assert _cursors(world.collect('refill', max_batches=3).groups) == [0, 4]
-  with pytest.raises(errors.RunError) as caught:
-    world.collect('refill', max_batches=2)
-  message = str(caught.value)
-  assert '\n' not in message
-  # 0: mixed, 1 and 3: correct, 2: wrong; 5 of 8 completions are correct.
-  for part in ('1 of 2', 'max_generation_batches=2', 'pass rate 62.5%',
-               '2 of 4 groups all correct', '1 all wrong'):
-    assert part in message
-
-
-def test_hopeless_pass_rate_is_named():
-  with pytest.raises(errors.RunError, match=r'pass rate 0\.0%.*4 all wrong'):
-    _World(WRONG, wanted=2).collect('refill', max_batches=2)
-
-
-def test_drop_samples_once_and_keeps_what_is_mixed():
-  world = _World(MIXED, RIGHT, WRONG, wanted=4)
-  rollout = world.collect('drop')
-  assert world.drawn == [0] and rollout.cursor == 4
-  assert _cursors(rollout.groups) == [0, 3]
-  assert _cursors(rollout.sampled) == [0, 1, 2, 3]
-  nothing = _World(WRONG, wanted=4).collect('drop')
-  assert nothing.groups == [] and len(nothing.sampled) == 4
-
-
-def test_off_keeps_everything():
-  world = _World(MIXED, RIGHT, WRONG, wanted=4)
-  rollout = world.collect('off', cursor=2)
-  assert world.drawn == [2] and rollout.cursor == 6
-  assert _cursors(rollout.groups) == [2, 3, 4, 5]
 
 
 def test_data_order():
@@ -127,8 +46,8 @@ def test_data_order():
 
 def _sample(token_T, ended, text, verdict):
   logp_T = -np.array(token_T, np.float32) / 10
-  return schedule.Completion(
-      0, 0, np.array(token_T, np.int32), logp_T, ended), text, verdict
+  return requests.Completion(
+      requests.Request((1,), 0, [9]), 0, np.array(token_T, np.int32), logp_T, ended), text, verdict
 
 
 def test_to_group_pads_and_counts_the_truncated_as_wrong():

@@ -13,8 +13,10 @@ import pytest
 from tepo_jax.policy import scoring
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
+from tepo_jax.rollout import requests
 from tepo_jax.rollout import schedule
 from tepo_jax.runtime import mesh as mesh_lib
+from tepo_jax.tools.benchmark import streaming
 
 pytestmark = pytest.mark.usefixtures('quick_compile')
 
@@ -121,6 +123,50 @@ def test_the_mesh_changes_nothing(engine, free, mesh, slots):
 def _on_mesh(engine, slots, mesh):
   shape = dict(data=1, fsdp=1, tensor=1) | dict(mesh)
   return engine(slots=slots, mesh=mesh_lib.make(shape, jax.devices()))
+
+
+class _Table:
+  """Prompts of several widths, the widest not first; two of three groups are
+  not mixed. See benchmark.streaming.Table."""
+
+  def __init__(self):
+    generator = np.random.default_rng(3)
+    self.length_QG = generator.integers(1, T + 1, (40, G))
+    self.correct_QG = np.zeros((40, G), bool)
+    self.correct_QG[::3, 1] = True
+
+  def request(self, cursor):
+    return requests.Request(
+        tuple(map(int, _prompts()[(cursor + 3) % 7])), cursor,
+        list(self.length_QG[cursor]))
+
+  def is_mixed(self, cursor):
+    return cursor % 3 == 0
+
+
+def _mixed_groups(engine, sample, wanted=4):
+  """{(prompt, sample): Completion} of the first mixed groups, and Stats."""
+  known, stats = _Table(), schedule.Stats()
+  done = [completion for some in sample(
+      engine.schedule, engine.weights, known, wanted, jax.random.key(0), stats)
+          for completion in some]
+  return {(c.request.prompt_id, c.sample): c for c in done
+          if known.is_mixed(c.request.prompt_id)
+          and c.request.prompt_id < 3 * wanted}, stats
+
+
+@pytest.mark.long_after_first
+@pytest.mark.parametrize('slots, mesh', [
+    (8, dict(data=1)), (8, dict(data=4)), (16, dict(data=2, tensor=2)),
+    (64, dict(fsdp=4)), (64, dict(tensor=4))], ids=str)
+def test_a_stream_draws_what_whole_batches_draw(engine, slots, mesh):
+  """Later prompts may be wider than all before them, and need more slots."""
+  one = engine() if mesh == dict(data=1) else _on_mesh(
+      engine, slots, tuple(mesh.items()))
+  got, stats = _mixed_groups(one, streaming.stream)
+  want, more = _mixed_groups(engine(), streaming.batches)
+  _assert_same(got, want)
+  assert len(got) == 4 * G and stats.steps < more.steps
 
 
 @pytest.mark.long_after_first
@@ -247,12 +293,12 @@ def _warm_up(shapes, plan, weights):
       cache, _ = programs.decode(
           weights, programs.empty(slots, columns, 0),
           schedule.idle_slots(slots), key, 0, 0)
-      for prompt in prompts if slots == shapes.slots[-1] else ():
+      for prompt in prompts:
         cache = programs.insert(cache, prompt, 0 * nowhere, nowhere)
-      for fewer in shapes.slots[:shapes.slots.index(slots) + 1]:
+      for others in shapes.slots:
         for other in shapes.columns:
-          programs.compact(programs.empty(slots, columns, 0), np.arange(fewer),
-                           0, other)
+          programs.compact(programs.empty(slots, columns, 0),
+                           np.zeros(others, int), 0, other)
 
 
 @pytest.mark.long

@@ -8,6 +8,7 @@ compaction and cache growth: a batch waits for its longest row.
 
 from collections.abc import Callable, Iterator
 import dataclasses
+import functools
 import resource
 import time
 from typing import NamedTuple
@@ -20,9 +21,11 @@ from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
+from tepo_jax.rollout import requests as requests_lib
 from tepo_jax.rollout import schedule as schedule_lib
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools.benchmark import registry
+from tepo_jax.tools.benchmark import streaming
 from tepo_jax.tools.benchmark import timing
 from tepo_jax.tools.benchmark import workload as workload_lib
 
@@ -63,13 +66,22 @@ class Engine:
         prompt_tokens=workload.prompt_tokens, max_tokens=workload.max_tokens,
         chunk=self.chunk))
 
+  def run_step(self, sample: Callable[..., Iterator[list]],
+               known: streaming.Table) -> schedule_lib.Stats:
+    """Samples a rollout step by `streaming.stream` or `streaming.batches`."""
+    stats = schedule_lib.Stats()
+    for _ in sample(self.schedule(self.rows), self.weights, known,
+                    self._workload.prompts, jax.random.key(1), stats):
+      pass
+    return stats
+
   def run(self, schedule: schedule_lib.Schedule, queue: _Queue) -> None:
     """Decodes the queue."""
     self.stats = schedule_lib.Stats()
-    requests = [schedule_lib.Request(tokens, index, lengths)
+    requests = [requests_lib.Request(tokens, index, lengths)
                 for index, (tokens, lengths) in enumerate(zip(*queue))]
     for _ in schedule.run(
-        self.weights, requests, jax.random.key(1), self.stats):
+        self.weights, requests_lib.Queue(requests), jax.random.key(1), self.stats):
       pass
 
 
@@ -101,6 +113,36 @@ def measure(config: ml_collections.ConfigDict,
   yield from _prefill(engine, workload)
   yield from _decode_steps(engine, workload)
   yield _memory()
+
+
+def measure_rollout(config: ml_collections.ConfigDict,
+                    workload: workload_lib.Workload, peers: registry.Peers
+                    ) -> Iterator[timing.Measurement]:
+  """Measures rollout steps with dynamic sampling: as a stream, and in batches.
+
+  A group is mixed with a chance of `config.benchmark.mixed_share`; lengths are
+  geometric with a mean of T / 5. All rounds sample the same completions.
+  """
+  del peers
+  engine = Engine(config, workload)
+  known = streaming.table(dataclasses.replace(
+      workload, mean_tokens=max(1, workload.max_tokens // _SHARE)),
+                          config.rollout.max_generation_batches,
+                          config.benchmark.mixed_share)
+  stats, forms = {}, {'stream': streaming.stream, 'batches': streaming.batches}
+
+  def step(name):
+    stats[name] = engine.run_step(forms[name], known)
+
+  seconds = timing.interleaved(
+      {name: functools.partial(step, name) for name in forms}, workload.rounds)
+  for name, times in seconds.items():
+    yield timing.summary(f'rollout/{name}/seconds', times, 's')
+    yield timing.Measurement(f'rollout/{name}/steps', stats[name].steps, '1')
+    yield timing.Measurement(f'rollout/{name}/tokens', stats[name].tokens, '1')
+  yield timing.summary(
+      'rollout/stream_over_batches',
+      [b / a for a, b in zip(seconds['stream'], seconds['batches'])], '1')
 
 
 def uniform(workload: workload_lib.Workload) -> _Queue:

@@ -27,6 +27,7 @@ from tepo_jax.tools.benchmark import workload as workload_lib
 from tepo_jax.tools.plan import traffic
 
 PHASES = ('reshard', 'rollout', 'score', 'update')
+_SHARES = (1.0, 0.8, 0.6, 0.4)  # of mixed groups, to compare
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +43,8 @@ class PlannedProgram:
     kind; 0 if it is not the largest of its kind, None if it is the only one.
   open_trips: trip counts of its loops of unknown length, in program order,
     inner loops first.
+  by_share: for the largest decode program under dynamic sampling, {share of
+    mixed groups: (equivalent, decode steps of a rollout)}.
   """
   name: str
   phase: str
@@ -52,6 +55,8 @@ class PlannedProgram:
   equivalent: float | None = None
   given: int = 0
   open_trips: tuple[float, ...] = (1.0,)
+  by_share: dict[float, tuple[float, int]] = dataclasses.field(
+      default_factory=dict)
 
 
 def step_programs(config: ml_collections.ConfigDict,
@@ -104,12 +109,19 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
       decoding=draw.Decoding(config.rollout.temperature), eos_ids=(-1,),  # none
       chunk=config.rollout.chunk)
   arguments = _Arguments(sampling, shapes, weights)
-  counts = traffic.of_rollout(workload, shapes)
-  largest = _largest(shapes)
+  refill = config.rollout.dynamic_sampling == 'refill'
+  share = config.benchmark.mixed_share if refill else 1.0
+  counts, largest = traffic.of_rollout(workload, shapes, share), _largest(shapes)
   cache = mesh_lib.device_bytes(arguments.cache(*largest[0][1:3]))
   waiting = mesh_lib.device_bytes(arguments.prompts(*largest[-1][1:3]))
-  equivalent = {largest[0]: _as_if_largest(
-      counts, largest[0], mesh_lib.device_bytes(weights), cache)}
+  as_if_largest = functools.partial(
+      _as_if_largest, largest=largest[0], cache=cache,
+      weights=mesh_lib.device_bytes(weights))
+  equivalent = {largest[0]: as_if_largest(counts)}
+  by_share = {largest[0]: {
+      share: (as_if_largest(counts), traffic.decode_steps(counts))
+      for share in _SHARES
+      for counts in [traffic.of_rollout(workload, shapes, share)]}}
   for shape in dict.fromkeys([*largest, *([] if brief else sorted(counts))]):
     held, runs, given = state_bytes, counts[shape], 0
     if shape.name in ('insert', 'compact'):
@@ -125,7 +137,8 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
       runs *= 2 * len(whole.k)
     yield PlannedProgram(
         _label(shape), 'rollout', functools.partial(arguments.lower, shape),
-        runs, held, shape in largest, equivalent.get(shape, 0), given)
+        runs, held, shape in largest, equivalent.get(shape, 0), given,
+        by_share=by_share.get(shape, {}) if refill and not brief else {})
 
 
 def _largest(shapes) -> list[traffic.Shape]:
@@ -140,7 +153,7 @@ def _largest(shapes) -> list[traffic.Shape]:
           width), width)]
 
 
-def _as_if_largest(counts, largest, weights, cache):
+def _as_if_largest(counts, *, largest, weights, cache):
   """Converts all decode steps to steps of the largest call, by bytes read."""
   slots = largest.rows * largest.columns
   return sum(

@@ -45,6 +45,7 @@ class Estimate:
     allocated during the run. hbm: all of these, outputs and code.
   roofline, compile_seconds: seconds. bound: 'compute', 'memory' or 'network'.
   failure: the compiler's message if the program does not fit, else None.
+  by_share: as in `compiling.PlannedProgram`.
   """
   name: str
   phase: str
@@ -62,6 +63,8 @@ class Estimate:
   bound: str = ''
   compile_seconds: float = 0.0
   failure: str | None = None
+  by_share: dict[float, tuple[float, int]] = dataclasses.field(
+      default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +94,19 @@ class StepPlan:
     return {phase: sum(e.runs * e.roofline for e in self.estimates
                        if e.phase == phase) / EFFICIENCY
             for phase in compiling.PHASES}
+
+  @property
+  def rollout_by_share(self) -> dict[float, tuple[float, int]]:
+    """{share of mixed groups: (seconds, decode steps) of a rollout}.
+
+    The seconds of the planned rollout, scaled by the bytes that decode steps
+    read; empty without dynamic sampling.
+    """
+    return {
+        share: (self.seconds['rollout'] * equivalent / estimate.equivalent,
+                steps)
+        for estimate in self.estimates
+        for share, (equivalent, steps) in estimate.by_share.items()}
 
   @property
   def brief_seconds(self) -> float:
@@ -176,7 +192,7 @@ def _guess(config, workload, mesh, chip):
 def _compile(program: compiling.PlannedProgram, chip: chips.Chip) -> Estimate:
   """Compiles a program and estimates its costs."""
   known = {name: getattr(program, name) for name in (
-      'name', 'phase', 'runs', 'resident', 'equivalent')}
+      'name', 'phase', 'runs', 'resident', 'equivalent', 'by_share')}
   if program.equivalent is None:
     known['equivalent'] = program.runs
   start = time.perf_counter()

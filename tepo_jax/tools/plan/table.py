@@ -8,6 +8,9 @@ from tepo_jax.tools.benchmark import workload as workload_lib
 from tepo_jax.tools.plan import chips
 from tepo_jax.tools.plan import step
 
+# Seconds between the end of a decode step and the start of the next that no
+# roofline counts: an assumption, not a measurement.
+_LATENCY = 1e-3
 _HEAD = (f'{"program":<28}{"runs":>7}{"HBM GiB":>9}{"args":>7}{"temp":>7}'
          f'{"held":>7}{"TFLOP":>9}{"GB":>9}{"ms":>9}  {"bound":<8}'
          f'{"compile s":>9}  sent, GB (times)')
@@ -30,7 +33,8 @@ def text(plan: step.StepPlan, workload: workload_lib.Workload,
         f'{workload.prompt_tokens} + {mean:.0f} tokens on '
         f'average: {sum(seconds.values()):.0f} s predicted ('
         + ', '.join(f'{name} {value:.1f}' for name, value in seconds.items())
-        + f'), {plan.tokens_per_second_a_chip:.0f} tokens/s a chip']
+        + f'), {plan.tokens_per_second_a_chip:.0f} tokens/s a chip',
+        *map(_rollout_line, plan.rollout_by_share.items())]
   lines += ['meshes compared by their largest programs:', *(
       f'  {_mesh(p.mesh):<32}{p.slots:>5} slots  '
       + (f'{p.brief_seconds:8.0f} s' if p.fits else 'does not fit')
@@ -58,11 +62,19 @@ def record(plan: step.StepPlan, plans: Sequence[step.StepPlan]
       'hbm_bytes': plan.slice.chip.hbm_bytes, 'mesh': plan.mesh,
       'slots': plan.slots, 'fits': plan.fits, 'verdict': verdict(plan),
       'seconds': plan.seconds if plan.fits else None,
+      'rollout_by_share': plan.rollout_by_share if plan.fits else None,
       'tokens_per_second_a_chip':
           plan.tokens_per_second_a_chip if plan.fits else None,
       'programs': [dataclasses.asdict(e) for e in plan.estimates],
       'meshes': [{'mesh': p.mesh, 'slots': p.slots, 'fits': p.fits,
                   'seconds': p.brief_seconds} for p in plans]}
+
+
+def _rollout_line(item):
+  share, (seconds, steps) = item
+  return (f'  rollout if {share:.0%} of the groups are mixed: {seconds:.0f} s, '
+          f'{steps} decode steps; a latency of up to {_LATENCY * 1e3:.0f} ms '
+          f'each adds up to {steps * _LATENCY:.0f} s')
 
 
 def _mesh(mesh: dict[str, int]) -> str:

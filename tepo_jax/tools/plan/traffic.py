@@ -1,7 +1,8 @@
 """Counts how often each program of a rollout runs, at given lengths.
 
 It runs the sampler's own schedule with programs that compute nothing: a table
-of lengths decides where a completion ends.
+of lengths and verdicts decides where a completion ends, and which prompts are
+sampled.
 """
 
 import collections
@@ -12,7 +13,10 @@ import numpy as np
 
 from tepo_jax.rollout import engine
 from tepo_jax.rollout import schedule
+from tepo_jax.tools.benchmark import streaming
 from tepo_jax.tools.benchmark import workload as workload_lib
+
+_BATCHES = 64  # of prompts, enough for any share of mixed groups that trains
 
 
 class Shape(NamedTuple):
@@ -28,12 +32,16 @@ class Shape(NamedTuple):
   more: Any = None
 
 
-def of_rollout(workload: workload_lib.Workload, shapes: schedule.Shapes
+def of_rollout(workload: workload_lib.Workload, shapes: schedule.Shapes,
+               mixed_share: float, sample: Any = streaming.stream
                ) -> collections.Counter:
-  """Counts the runs of each Shape in a rollout; for 'decode', the steps."""
+  """Counts the runs of each Shape in a rollout; for 'decode', the steps.
+
+  mixed_share: of all groups, those that can be trained on. sample: `stream` or
+  `batches` of `benchmark.streaming`.
+  """
   counts = collections.Counter()
-  length_QG = workload.lengths(workload.prompts * workload.samples).reshape(
-      workload.prompts, workload.samples)
+  known = streaming.table(workload, _BATCHES, mixed_share)
 
   def prefill(_, token_QP, __):
     counts[Shape('prefill', *token_QP.shape)] += 1
@@ -51,7 +59,7 @@ def of_rollout(workload: workload_lib.Workload, shapes: schedule.Shapes
 
   def decode(_, cache, rows, __, steps, enough):
     left_N = np.where(
-        rows.live, length_QG[rows.prompt_id, rows.sample] - rows.length, 0)
+        rows.live, rows.limit - rows.length, 0)
     steps = _steps(left_N[rows.live], steps, enough,
                    engine.count_every(shapes.shards))
     counts[Shape('decode', *cache.position.shape)] += steps
@@ -62,16 +70,19 @@ def of_rollout(workload: workload_lib.Workload, shapes: schedule.Shapes
         rows.length + np.minimum(left_N, steps), rows.live & ~live_N, live_N,
         np.int32(steps))
 
-  requests = [
-      schedule.Request([0] * workload.prompt_tokens, prompt,
-                       [workload.max_tokens] * workload.samples)
-      for prompt in range(workload.prompts)]
   programs = schedule.SamplingPrograms(
       lambda slots, columns, _: _cache(slots, columns), prefill, insert,
       compact, decode)
-  for _ in schedule.Schedule(programs, shapes).run(None, requests, None):
+  for _ in sample(schedule.Schedule(programs, shapes), None, known,
+                  workload.prompts, None, schedule.Stats()):
     pass
   return counts
+
+
+def decode_steps(counts: collections.Counter) -> int:
+  """The decode steps among the counts of a rollout."""
+  return sum(count for shape, count in counts.items()
+             if shape.name == 'decode')
 
 
 def _cache(rows, columns):

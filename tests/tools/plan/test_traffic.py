@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tepo_jax.rollout import schedule
+from tepo_jax.tools.benchmark import streaming
 from tepo_jax.tools.benchmark import workload as workload_lib
 from tepo_jax.tools.plan import traffic
 
@@ -13,7 +14,8 @@ def _rollout(slots, mean, chunk=8):
   shapes = schedule.make_shapes(
       slots=slots, work=32, prompt_tokens=32, max_tokens=64, chunk=chunk,
       shards=1)
-  return workload, shapes, traffic.of_rollout(workload, shapes)
+  return workload, shapes, traffic.of_rollout(workload, shapes, 1.0,
+                                               streaming.batches)
 
 
 @pytest.mark.parametrize('slots', [8, 32])

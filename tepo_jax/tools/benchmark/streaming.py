@@ -1,0 +1,106 @@
+"""Rollout steps under dynamic sampling, with given lengths and verdicts.
+
+They run the sampler's own schedule; a table says how long each completion is,
+and whether it is correct. `stream` is what training does. `batches` is what it
+is compared with: it samples R prompts at a time, each batch to its last token,
+until it has R mixed groups. Both end with the same groups.
+
+Axes: Q prompts · G samples of a prompt.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from tepo_jax.rollout import requests as requests_lib
+from tepo_jax.rollout import schedule as schedule_lib
+from tepo_jax.rollout import selection as selection_lib
+from tepo_jax.tools.benchmark import workload as workload_lib
+
+
+class Table(NamedTuple):
+  """The length of, and the verdict on, every completion of equal prompts."""
+  token_P: np.ndarray
+  length_QG: np.ndarray
+  correct_QG: np.ndarray
+
+  def request(self, cursor: int) -> requests_lib.Request:
+    """The request of prompt `cursor`; its limits force the lengths."""
+    return requests_lib.Request(
+        self.token_P, cursor, self.length_QG[cursor])
+
+  def is_mixed(self, cursor: int) -> bool:
+    """Whether the verdicts on a prompt's completions differ."""
+    return bool(self.correct_QG[cursor].min() != self.correct_QG[cursor].max())
+
+
+def table(workload: workload_lib.Workload, batches: int, mixed_share: float
+          ) -> Table:
+  """A table of `batches` times the workload's prompts.
+
+  Lengths do not depend on verdicts; a group is mixed with a chance of
+  `mixed_share`, and then at least one of its samples is right, one wrong.
+  """
+  prompts, samples = batches * workload.prompts, workload.samples
+  generator = np.random.default_rng(1)
+  mixed_Q = generator.random(prompts) < mixed_share
+  one_verdict_Q = generator.random(prompts) < 0.5
+  right_Q = generator.integers(1, max(2, samples), prompts)
+  rank_QG = np.argsort(generator.random((prompts, samples)))
+  return Table(
+      np.zeros(workload.prompt_tokens, np.int32),
+      workload.lengths(prompts * samples).reshape(prompts, samples),
+      np.where(mixed_Q[:, None], rank_QG < right_Q[:, None],
+               one_verdict_Q[:, None]))
+
+
+class _Stream:
+  """The source of `stream`."""
+
+  def __init__(self, known, selection):
+    self._known, self._selection = known, selection
+
+  def take(self, samples):
+    """See requests.Source."""
+    return [self._known.request(cursor)
+            for cursor in self._selection.take(samples)]
+
+  def wanted(self, prompt_id):
+    """See requests.Source."""
+    return self._selection.wanted(prompt_id)
+
+  def see(self, completions):
+    """Gives the selection the verdicts on completions."""
+    for c in completions:
+      cursor = c.request.prompt_id
+      self._selection.add(cursor, bool(self._known.correct_QG[cursor, c.sample]))
+
+
+def stream(schedule: schedule_lib.Schedule, weights: Any, known: Table,
+           wanted: int, key: jax.Array, stats: schedule_lib.Stats
+           ) -> Iterator[list[requests_lib.Completion]]:
+  """Yields the completions of a step that needs `wanted` mixed groups."""
+  prompts, samples = known.length_QG.shape
+  source = _Stream(known, selection_lib.Selection(
+      cursor=0, wanted=wanted, group_size=samples, mode='refill',
+      max_batches=prompts // wanted))
+  for completions in schedule.run(weights, source, key, stats):
+    source.see(completions)
+    yield completions
+
+
+def batches(schedule: schedule_lib.Schedule, weights: Any, known: Table,
+            wanted: int, key: jax.Array, stats: schedule_lib.Stats
+            ) -> Iterator[list[requests_lib.Completion]]:
+  """Yields the same from whole batches of `wanted` prompts."""
+  mixed = 0
+  for start in range(0, len(known.length_QG), wanted):
+    cursors = range(start, start + wanted)
+    yield from schedule.run(
+        weights, requests_lib.Queue([known.request(c) for c in cursors]), key,
+        stats)
+    mixed += sum(known.is_mixed(c) for c in cursors)
+    if mixed >= wanted:
+      return
