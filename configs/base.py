@@ -47,11 +47,12 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   # fit in memory.
   c.rollout.slots = config_dict.placeholder(int)
   c.rollout.chunk = 32  # maximum decode steps per host sync
-  # Groups whose verdicts are all equal have no gradient. 'refill': sample more
-  # prompts until there are `prompts` mixed groups; 'drop': train on the mixed
-  # groups alone; 'off': train on all groups.
+  # Groups whose verdicts are all equal have no gradient. 'refill': sample until
+  # there are `prompts` mixed groups; 'drop': sample `prompts` groups and train
+  # on the mixed ones; 'off': train on all of them.
   c.rollout.dynamic_sampling = 'refill'
-  c.rollout.max_generation_batches = 10  # of 'refill'; more is an error
+  # 'refill' samples at most this many times `prompts` prompts, then fails.
+  c.rollout.max_generation_batches = 10
   # DAPO's soft length penalty on the last `overlong_buffer` tokens before
   # `max_tokens`; 0: none, as in the paper.
   c.rollout.overlong_buffer = 0
