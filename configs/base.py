@@ -60,6 +60,15 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   # Stop if the mean |log π| gap of sampler and trainer exceeds this (nats).
   c.rollout.logp_gap_limit = 0.05
 
+  # The reward is Σ weight · function(completions), over 'accuracy' (1 for a
+  # correct answer), rows of tasks/rewards.py and your own 'module:function'.
+  c.reward = ml_collections.ConfigDict()
+  c.reward.functions = ('accuracy',)
+  c.reward.weights = (1.0,)
+  c.reward.timeout = 10  # seconds for a function and the samples of a prompt
+  # When a function fails: 'stop' the run, or count its value as 'zero'.
+  c.reward.on_failure = 'stop'
+
   c.grading = ml_collections.ConfigDict()
   c.grading.workers = 8  # processes that run math-verify
   c.grading.timeout = 10  # seconds per answer; a timeout counts as wrong

@@ -18,6 +18,7 @@ from tepo_jax.policy import transformer
 from tepo_jax.rollout import dump
 from tepo_jax.rollout import selection
 from tepo_jax.tasks import grading
+from tepo_jax.tasks import rewards
 
 _DTYPES = ('float32', 'bfloat16')
 _CHOICES = {
@@ -27,6 +28,7 @@ _CHOICES = {
     'compute.gradient_dtype': _DTYPES,
     'compute.remat': tuple(transformer.REMAT),
     'compute.attention': attention.CHOICES,
+    'reward.on_failure': ('stop', 'zero'),
     'dump.format': dump.FORMATS}
 
 _POSITIVE = (
@@ -37,7 +39,7 @@ _POSITIVE = (
     'train.chunk_size', 'optimizer.learning_rate', 'optimizer.epsilon',
     'optimizer.max_grad_norm', 'compute.unroll', 'eval.max_tokens',
     'rollout.chunk', 'checkpoint.period', 'checkpoint.keep',
-    'dump.max_megabytes', 'pretrain.batch', 'pretrain.demonstrations',
+    'dump.max_megabytes', 'reward.timeout', 'pretrain.batch', 'pretrain.demonstrations',
     'pretrain.learning_rate', 'pretrain.d_model', 'pretrain.num_layers',
     'pretrain.num_heads', 'pretrain.num_kv_heads',
     'pretrain.head_dim', 'pretrain.d_ff', 'benchmark.vocabulary',
@@ -73,6 +75,7 @@ def check(config: ml_collections.ConfigDict, overridden: Iterable[str]) -> None:
     errors.InputError: names the field, its value and what is wrong.
   """
   check_values(config)
+  _check_rewards(config.reward)
   _check_geometry(config)
   if config.wandb_project and importlib.util.find_spec('wandb') is None:
     raise errors.InputError(
@@ -125,6 +128,21 @@ def check_values(config: ml_collections.ConfigDict) -> None:
   temperature = config.eval.temperature
   _require(config, 'eval.temperature',
            temperature is None or temperature >= 0, '0 (greedy) or more')
+
+
+def _check_rewards(settings):
+  functions, weights = settings.functions, settings.weights
+  if not functions or len(set(functions)) != len(functions):
+    raise errors.InputError(
+        f'config.reward.functions={functions} must name at least one function, '
+        'and none twice')
+  if len(weights) != len(functions) or not all(map(math.isfinite, weights)):
+    raise errors.InputError(
+        f'config.reward.weights={weights} must be a finite number for each of '
+        f'config.reward.functions={functions}')
+  for name in functions:
+    if name != rewards.ACCURACY:
+      rewards.find(name)
 
 
 def _check_geometry(config):

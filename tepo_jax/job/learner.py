@@ -99,10 +99,11 @@ class Learner:
     return plan.scalars | summaries.average(history)
 
   def rewards(self, groups: list[groups_lib.Group]) -> np.ndarray:
-    """Training rewards of the groups' completions, by `config.rollout`: [B]."""
+    """Training rewards of the groups' completions: [B]."""
     rollout = self.config.rollout
     return minibatches_lib.rewards(
-        groups, rollout.max_tokens, rollout.overlong_buffer,
+        groups, dict(zip(self.config.reward.functions,
+                         self.config.reward.weights)), rollout.max_tokens, rollout.overlong_buffer,
         rollout.overlong_factor)
 
   def plan_updates(self, number: int, groups: list[groups_lib.Group]

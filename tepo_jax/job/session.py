@@ -31,6 +31,7 @@ from tepo_jax.tasks import datasets
 from tepo_jax.tasks import grading
 from tepo_jax.tasks import problem as problem_lib
 from tepo_jax.tasks import prompts
+from tepo_jax.tasks import rewards
 
 # Folders in the workdir.
 BASE_MODEL = 'base_model'  # only if the config names no model
@@ -101,8 +102,8 @@ class Session:
             for index, (problem, ids) in enumerate(rendered)]
 
   def sampler(self, *, prompts: int, samples: int, max_tokens: int,
-              decoding: draw.Decoding, stop_after_boxed: bool = False
-              ) -> sampler_lib.GroupSampler:
+              decoding: draw.Decoding, stop_after_boxed: bool = False,
+              scorer: rewards.Scorer | None = None) -> sampler_lib.GroupSampler:
     """Makes a sampler for calls with up to `prompts` prompts. Its first call
     sizes the slots, by `config.rollout.slots` or the memory that is then free.
     """
@@ -124,7 +125,7 @@ class Session:
     return sampler_lib.GroupSampler(
         schedule=make_schedule, group_size=samples, max_tokens=max_tokens,
         grader=self.grader, tokenizer=self.tokenizer, timers=self.timers,
-        check=lambda: self.check_stop())
+        check=lambda: self.check_stop(), scorer=scorer)
 
 
 def open_folder(config: ml_collections.ConfigDict, folder: str | os.PathLike

@@ -22,6 +22,8 @@ def rollout_metrics(rollout: selection.Rollout, reward_B: np.ndarray
   """
   groups = rollout.sampled
   reward_B = reward_B[:sum(len(g.text_G) for g in groups)]
+  scores = {name: np.concatenate([g.scores[name] for g in groups])
+            for name in groups[0].scores}
   length_B = np.concatenate([g.length_G for g in groups])
   ended_B = np.concatenate([g.ended_G for g in groups])
   return {
@@ -32,7 +34,9 @@ def rollout_metrics(rollout: selection.Rollout, reward_B: np.ndarray
       'truncated_share': 1 - ended_B.mean(),
       'mixed_share': np.mean([groups_lib.is_mixed(g) for g in groups]),
       'groups_sampled': len(groups),
-      'groups_trained': len(rollout.groups)}
+      'groups_trained': len(rollout.groups)} | {
+          f'reward/{name}': np.nan_to_num(score_B).mean()
+          for name, score_B in scores.items()}
 
 
 def sampling_metrics(stats: schedule.Stats, rollout: selection.Rollout

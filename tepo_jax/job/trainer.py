@@ -31,6 +31,7 @@ from tepo_jax.runtime import metrics
 from tepo_jax.runtime import processes
 from tepo_jax.runtime import progress as progress_lib
 from tepo_jax.tasks import prompts
+from tepo_jax.tasks import rewards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Trainer:
     self.sampler = session.sampler(
         prompts=rollout.prompts, samples=rollout.samples,
         max_tokens=rollout.max_tokens,
-        decoding=draw.Decoding(rollout.temperature))
+        decoding=draw.Decoding(rollout.temperature), scorer=self._scorer())
     self.evaluations = evaluation.prepare(session) if config.eval.period else []
     self.progress = progress_lib.Progress(
         config.steps, sys.stderr if processes.is_first() else io.StringIO())
@@ -163,6 +164,8 @@ class Trainer:
     """Waits for the last checkpoint and closes all files."""
     self.progress.close()
     self.background.shutdown()
+    if self.sampler.scorer is not None:
+      self.sampler.scorer.close()
     self.records.close()
 
   def _traced(self):
@@ -211,6 +214,7 @@ class Trainer:
   def _update(self, number, rollout, reward_B):
     """Learns from a rollout; if that fails, dumps it for a replay."""
     try:
+      self._check_scores(rollout.sampled)
       return self.learner.learn(number, rollout.groups)
     except errors.RunError as error:
       self.background.shutdown()
@@ -218,6 +222,26 @@ class Trainer:
       raise errors.RunError(
           f'{error}; the step\'s completions are in {session_lib.ROLLOUTS}/, '
           f'{self.records.checkpointer.describe_latest()}') from error
+
+  def _scorer(self):
+    """Calls the reward functions, if there are others than the accuracy."""
+    settings = self.config.reward
+    names = [n for n in settings.functions if n != rewards.ACCURACY]
+    return rewards.Scorer(
+        names, self.config.grading.workers, settings.timeout) if names else None
+
+  def _check_scores(self, groups):
+    """Stops the run, or says why, if a reward function failed."""
+    failed = sum(int(np.isnan(score_G).any())
+                 for group in groups for score_G in group.scores.values())
+    if not failed:
+      return
+    failures, self.sampler.scorer.failures = self.sampler.scorer.failures, []
+    reason = failures[0] if failures else 'see the other processes'
+    message = f'reward {reason} ({failed} of {len(groups)} groups)'
+    if self.config.reward.on_failure == 'stop':
+      raise errors.RunError(message)
+    print(f'{message}: counted as 0', file=sys.stderr, flush=True)
 
   def _collect(self, number):
     """Samples a rollout step's groups; returns them and metrics of sampling."""

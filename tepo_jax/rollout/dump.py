@@ -12,7 +12,9 @@ reads them, and `to_groups` restores the groups.
   completion      decoded, without special tokens
   extracted       the final answer found in it, or null
   correct         the grader's verdict; a truncated completion is wrong
-  reward          the verdict plus penalties, from which advantages are computed
+  reward          what advantages are computed from: the weighted sum of the
+                  reward functions, plus penalties
+  reward/NAME     what each reward function other than accuracy gave, or null
   tokens          length in tokens, EOS included
   truncated       true if there is no EOS
   trained         true if the group was trained on
@@ -52,6 +54,7 @@ _SCHEMA = pyarrow.schema({
     'prompt_ids': pyarrow.list_(_INT), 'token_ids': pyarrow.list_(_INT),
     'sampler_logp': pyarrow.list_(_FLOAT)})
 FIELDS = _SCHEMA.names
+_SCORE = 'reward/'
 
 
 def records(step: int, rollout: selection.Rollout,
@@ -82,7 +85,9 @@ def _record(group, j, reward, name, style):
       'tokens': length, 'truncated': not group.ended_G[j],
       'prompt_ids': list(map(int, group.prompt.token_ids)),
       'token_ids': group.token_GT[j, :length].tolist(),
-      'sampler_logp': [float(str(x)) for x in group.logp_GT[j, :length]]}
+      'sampler_logp': [float(str(x)) for x in group.logp_GT[j, :length]]} | {
+          _SCORE + name: None if np.isnan(score_G[j]) else float(str(score_G[j]))
+          for name, score_G in group.scores.items()}
 
 
 def write(directory: pathlib.Path, step: int, rows: list[dict], form: str,
@@ -93,13 +98,21 @@ def write(directory: pathlib.Path, step: int, rows: list[dict], form: str,
   path = directory / f'step_{step:06d}.{form}'
   temporary = path.with_name(path.name + '.tmp')
   if form == 'parquet':
-    parquet.write_table(pyarrow.Table.from_pylist(rows, _SCHEMA), temporary)
+    schema = pyarrow.schema([*_SCHEMA, *(
+        pyarrow.field(name, _FLOAT) for name in _scores(rows[0]))])
+    parquet.write_table(pyarrow.Table.from_pylist(rows, schema), temporary)
   else:
     with temporary.open('w', encoding='utf-8') as file:
-      file.writelines(json.dumps({k: row[k] for k in FIELDS}) + '\n'
+      names = [*FIELDS, *_scores(rows[0])]
+      file.writelines(json.dumps({k: row[k] for k in names}) + '\n'
                       for row in rows)
   os.replace(temporary, path)
   _bound(directory, path, max_megabytes * 1e6)
+
+
+def _scores(row):
+  """The columns of reward functions."""
+  return [name for name in row if name.startswith(_SCORE)]
 
 
 def _bound(directory, newest, max_bytes):
@@ -177,7 +190,9 @@ def _group(members, length):
       length_G=np.array([m['tokens'] for m in members], np.int32),
       ended_G=np.array([not m['truncated'] for m in members]),
       text_G=tuple(m['completion'] for m in members),
-      accuracy_G=np.array([m['correct'] for m in members], np.float32))
+      accuracy_G=np.array([m['correct'] for m in members], np.float32),
+      scores={name.removeprefix(_SCORE): np.array(
+          [m[name] for m in members], np.float32) for name in _scores(first)})
 
 
 def _some(found):

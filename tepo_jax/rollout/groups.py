@@ -3,7 +3,7 @@
 Axes: G samples of a prompt · T tokens of a completion.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 
 import numpy as np
@@ -32,6 +32,7 @@ class Group:
   length_G: int32, tokens with EOS; no token id marks the end.
   ended_G: bool; False if the completion was truncated.
   text_G: decoded completions. accuracy_G: 0/1 verdicts, truncated is 0.
+  scores: {reward function: float32 [G]}, NaN where the function failed.
   """
   prompt: Prompt
   token_GT: np.ndarray
@@ -40,6 +41,7 @@ class Group:
   ended_G: np.ndarray
   text_G: tuple[str, ...]
   accuracy_G: np.ndarray
+  scores: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 class DataOrder:

@@ -20,6 +20,7 @@ from tepo_jax.rollout import selection as selection_lib
 from tepo_jax.runtime import processes
 from tepo_jax.runtime import progress as progress_lib
 from tepo_jax.tasks import grading
+from tepo_jax.tasks import rewards
 
 
 @dataclasses.dataclass
@@ -31,6 +32,7 @@ class GroupSampler:
       number of slots may depend on the free memory.
     group_size, max_tokens: G and T.
     check: called after every chunk of decoding; it may raise to stop sampling.
+    scorer: calls the reward functions; None: there are none but accuracy.
     counts, stats: the grader's counts (no_answer, timeout, died) and the
       schedule's, summed over all calls.
   """
@@ -41,6 +43,7 @@ class GroupSampler:
   tokenizer: transformers.PreTrainedTokenizerBase
   timers: progress_lib.Timers
   check: Callable[[], None] = lambda: None
+  scorer: rewards.Scorer | None = None
   counts: collections.Counter = dataclasses.field(
       default_factory=collections.Counter)
   stats: schedule_lib.Stats = dataclasses.field(
@@ -65,11 +68,11 @@ class GroupSampler:
 
     prompt: returns the prompt at an index in the data order.
     """
-    with _Grading(self) as graded:
-      source = _SelectedPrompts(prompt, selection, graded)
+    with _Grading(self) as graded, _Scoring(self) as scored:
+      source = _SelectedPrompts(prompt, selection, graded, scored)
       for completions in self._completions(weights, source, key):
         graded.submit(completions)
-    return selection.rollout(source.groups)
+      return selection.rollout(scored.groups())
 
   def _completions(self, weights, source, key):
     """Yields lists of completions as they end; times the sampling."""
@@ -148,6 +151,58 @@ class _Grading:
             self._sampler.max_tokens)
 
 
+class _Scoring:
+  """Complete groups, and a thread in which reward functions score them.
+
+  Each process scores its share of the groups.
+  """
+
+  def __init__(self, sampler):
+    self._scorer, self._timers = sampler.scorer, sampler.timers
+    self._thread = futures.ThreadPoolExecutor(1)
+    self._pending = []  # of (groups, future)
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *exception):
+    self._thread.shutdown(cancel_futures=True)
+
+  def submit(self, groups):
+    """Starts to score them."""
+    self._pending.append((groups, self._thread.submit(
+        self._scorer.score, list(map(_to_score, processes.mine(groups))))
+                          if self._scorer and groups else None))
+
+  def groups(self):
+    """Waits for all groups, and returns them with their scores."""
+    scored = []
+    for groups, future in self._pending:
+      if future is not None:
+        with self._timers('reward'):
+          groups = _with_scores(groups, self._scorer.names, future.result())
+      scored += groups
+    return scored
+
+
+def _to_score(group):
+  """What `rewards.Scorer.score` takes."""
+  problem = group.prompt.problem
+  return problem.id, (group.text_G, problem.columns, group.length_G.tolist(),
+                      group.ended_G.tolist())
+
+
+def _with_scores(groups, names, share):
+  """The groups with their scores; `share` has those of this process's groups."""
+  score_BFG = np.zeros(
+      (len(groups), len(names), len(groups[0].text_G)), np.float32)
+  for score_FG, scores in zip(processes.mine(score_BFG), share):
+    score_FG[:] = [scores[name] for name in names]
+  score_BFG = processes.total(score_BFG)
+  return [dataclasses.replace(group, scores=dict(zip(names, score_FG)))
+          for group, score_FG in zip(groups, score_BFG)]
+
+
 class _SelectedPrompts:
   """The source of a schedule that samples what a selection asks for.
 
@@ -156,9 +211,9 @@ class _SelectedPrompts:
   So what it gives does not depend on how fast they are graded.
   """
 
-  def __init__(self, prompt, selection, graded):
-    self._prompt, self._selection, self._graded = prompt, selection, graded
-    self.groups = []
+  def __init__(self, prompt, selection, graded, scored):
+    self._prompt, self._selection = prompt, selection
+    self._graded, self._scored = graded, scored
 
   def take(self, samples):
     """See requests.Source."""
@@ -166,7 +221,7 @@ class _SelectedPrompts:
     for completion, _, verdict in verdicts:
       self._selection.add(
           completion.request.prompt_id, completion.ended and verdict > 0)
-    self.groups += self._graded.groups(verdicts)
+    self._scored.submit(list(self._graded.groups(verdicts)))
     return [self._graded.request(self._prompt(cursor))
             for cursor in self._selection.take(samples)]
 

@@ -1,25 +1,27 @@
-"""Runs math-verify in worker processes that can be killed.
+"""Calls functions that may hang or crash in worker processes.
 
-A question is (answer, references). Parsing and simplification may hang, use
-up memory or crash: the parent kills and replaces a worker that misses the
-deadline of its question.
+math-verify's parsing and a user's reward function may hang, use up memory or
+crash: the parent kills and replaces a worker that misses the deadline of its
+question.
 """
 
 import collections
 import contextlib
+import dataclasses
+import importlib
 import json
 import logging
 import os
 import pathlib
 import resource
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from multiprocessing import connection
-
-from tepo_jax.tasks import verifying
+from typing import Any
 
 MEMORY_BYTES = 2 << 30  # address space of a worker
 STARTUP_S = 120
@@ -29,7 +31,6 @@ STUCK_SHARE = 8  # of timeout_s, after which a worker counts as stuck
 MAX_EXTRA = 8  # workers more than `size`, started because others are stuck
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_SERVE = 'from tepo_jax.tasks import pool; pool.serve()'
 _ENVIRONMENT = {
     'JAX_PLATFORMS': 'cpu',
     # gmpy2 holds the GIL in long operations, which delays the alarms.
@@ -37,14 +38,36 @@ _ENVIRONMENT = {
     'MPMATH_NOGMPY': '1',
 }
 
-Question = tuple[str, tuple[str, ...]]
+# The arguments of the workers' function: what JSON can hold, in tuples.
+Question = tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """What a pool's workers do.
+
+  function: 'module:name' of a function of (*question, alarm_s) -> (answer,
+    whether an alarm went off); alarm_s is a limit that it may set itself.
+  first: a question that a worker answers before it counts as ready, or None.
+  missing: the answer to a question whose worker hung or died.
+  path: folders from which workers may import, besides this process's.
+  """
+  function: str
+  first: Question | None = None
+  missing: Any = None
+  path: tuple[str, ...] = ()
+
+  def command(self) -> str:
+    """The program of a worker."""
+    return (f'from tepo_jax.tasks import pool; '
+            f'pool.serve({self.function!r}, {self.first!r})')
 
 
 class Pool:
   """At most `size` workers that are not stuck, started on demand.
 
-  A question that its worker does not answer within `timeout_s` gets the
-  verdict False, and the worker is replaced. Extra workers take over while
+  A question that its worker does not answer within `timeout_s` gets the answer
+  `job.missing`, and the worker is replaced. Extra workers take over while
   some are stuck, so that a batch takes about one `timeout_s`. A question whose
   worker died (killed from outside, out of memory) or got too little CPU time
   to answer is retried. Workers end with this process: their pipe closes, and a
@@ -53,14 +76,14 @@ class Pool:
   Any thread may call `ask`; calls run one at a time.
   """
 
-  def __init__(self, size: int, timeout_s: int):
-    self._size, self._timeout_s = size, timeout_s
+  def __init__(self, size: int, timeout_s: int, job: Job):
+    self._size, self._timeout_s, self._job = size, timeout_s, job
     self._workers: list[_Worker] = []
     self._lock = threading.Lock()
 
   def ask(self, questions: Sequence[Question]
-          ) -> tuple[dict[Question, tuple[bool, bool]], int]:
-    """Returns {question: (verdict, timed out)} and the count of deaths."""
+          ) -> tuple[dict[Question, tuple[Any, bool]], int]:
+    """Returns {question: (answer, timed out)} and the count of deaths."""
     with self._lock:
       return self._dispatch(questions) if questions else ({}, 0)
 
@@ -97,7 +120,7 @@ class Pool:
             outcomes[question] = outcome
         if failed_starts > 2 * self._size:
           raise RuntimeError('grading workers do not start; to see why, run '
-                             f'{sys.executable} -c "{_SERVE}"')
+                             f'{sys.executable} -c "{self._job.command()}"')
     finally:  # After an exception, no late answer may reach a later question.
       for index, worker in reversed(list(enumerate(self._workers))):
         if worker.question is not None or index >= self._size:
@@ -118,7 +141,7 @@ class Pool:
     stuck = sum(w.deadline - time.monotonic() < stuck_s for w in busy)
     size = self._size + min(2 * stuck, MAX_EXTRA)
     while len(self._workers) < min(size, len(busy) + len(waiting)):
-      self._workers.append(_Worker())
+      self._workers.append(_Worker(self._job))
     for worker in self._workers:
       if waiting and worker.ready and worker.question is None:
         worker.send(waiting.popleft(), self._timeout_s)
@@ -144,11 +167,12 @@ class Pool:
 class _Worker:
   """A process that answers one question at a time."""
 
-  def __init__(self):
-    search_path = os.pathsep.join(
-        filter(None, (str(_ROOT), os.environ.get('PYTHONPATH'))))
+  def __init__(self, job):
+    self.missing = job.missing
+    search_path = os.pathsep.join(filter(
+        None, (str(_ROOT), *job.path, os.environ.get('PYTHONPATH'))))
     self.process = subprocess.Popen(
-        [sys.executable, '-P', '-c', _SERVE], stdin=subprocess.PIPE,
+        [sys.executable, '-P', '-c', job.command()], stdin=subprocess.PIPE,
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
         env={**os.environ, **_ENVIRONMENT, 'PYTHONPATH': search_path},
         start_new_session=True)  # Ctrl-C at the terminal does not reach it.
@@ -163,7 +187,7 @@ class _Worker:
       self.process.stdin.write(line)
 
   def collect(self, is_late, cpu_share):
-    """Returns (question, status, (verdict, timed out)).
+    """Returns (question, status, (answer, timed out)).
 
     status: 'ready' (started), 'answered', 'replace' (answered or late, and
     not to be reused), 'starved' (late for lack of CPU time) or 'died'. While
@@ -173,19 +197,27 @@ class _Worker:
     question, self.question = self.question, None
     if is_late:
       status = self._why_late(cpu_share) if question else 'died'
-      return question, status, (False, True)
-    line = self.process.stdout.read(4096)  # Short lines arrive whole.
+      return question, status, (self.missing, True)
+    line = self._read_line()
     if not line.endswith(b'\n'):
-      return question, 'died', (False, False)
+      return question, 'died', (self.missing, False)
     if not self.ready:
       self.ready = True
       return None, 'ready', None
     self.served += 1
-    verdict, timed_out = json.loads(line)
+    answer, timed_out = json.loads(line)
     if timed_out:  # An alarm may leave sympy's caches inconsistent.
-      return question, self._why_late(cpu_share), (verdict, True)
+      return question, self._why_late(cpu_share), (answer, True)
     status = 'replace' if self.served >= RECYCLE_AFTER else 'answered'
-    return question, status, (verdict, False)
+    return question, status, (answer, False)
+
+  def _read_line(self):
+    """A line of the worker's output; without its end if the worker died."""
+    line = b''
+    while not line.endswith(b'\n') and (
+        part := self.process.stdout.read(1 << 16)):
+      line += part
+    return line
 
   def _why_late(self, cpu_share):
     """'starved' if the worker ran for less than half its alarm's time."""
@@ -202,28 +234,35 @@ class _Worker:
     return (int(user) + int(system)) / os.sysconf('SC_CLK_TCK')
 
   def kill(self):
-    self.process.kill()
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(self.process.pid, signal.SIGKILL)  # with what it started
     self.process.wait()
     self.process.stdin.close()
     self.process.stdout.close()
 
 
-def serve() -> None:
-  """Runs in a worker: reads JSON questions, writes answers, one per line."""
+def serve(function: str, first: Question | None) -> None:
+  """Runs in a worker: reads JSON questions, writes answers, one per line.
+
+  function, first: see `Job`.
+  """
   _limit(resource.RLIMIT_AS, MEMORY_BYTES)
   _limit(resource.RLIMIT_CORE, 0)
   logging.disable(logging.CRITICAL)
   answers = os.dup(1)
   os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-  verifying.verify('1', ('\\frac{1}{2}',), STARTUP_S)
+  module, _, name = function.partition(':')
+  call = getattr(importlib.import_module(module), name)
+  if first is not None:
+    call(*first, STARTUP_S)
   _limit(resource.RLIMIT_FSIZE, 0)  # of files; answers go to a pipe
   os.write(answers, b'ready\n')
   for line in sys.stdin.buffer:
-    answer, references, timeout_s = json.loads(line)
+    *question, timeout_s = json.loads(line)
     # The kernel ends a worker whose parent died during a C call.
     used_s = int(time.process_time())
     _limit(resource.RLIMIT_CPU, used_s + timeout_s + 2)
-    outcome = verifying.verify(answer, references, max(1, timeout_s // 2))
+    outcome = call(*question, max(1, timeout_s // 2))
     os.write(answers, json.dumps(outcome).encode() + b'\n')
 
 

@@ -46,6 +46,23 @@ def rows(step=12):
 
 
 @pytest.mark.parametrize('form', dump.FORMATS)
+def test_scores_come_back(form, tmp_path):
+  groups = [dataclasses.replace(g, scores={
+      'm:f': np.float32([0.1, np.nan]), 'brevity': np.float32([1, -.5])})
+            for g in SAMPLED]
+  rollout = selection.Rollout(groups, groups, [], 10)
+  dump.write(tmp_path, 3, dump.records(3, rollout, REWARDS, 'made', 'boxed'),
+             form, 1)
+  read = dump.read(tmp_path, 3)
+  assert read[1]['reward/m:f'] is None and read[1]['reward/brevity'] == -.5
+  for before, after in zip(groups, dump.to_groups(read, SLOTS), strict=True):
+    assert after.scores.keys() == before.scores.keys()
+    for name, score_G in before.scores.items():
+      np.testing.assert_array_equal(after.scores[name], score_G)
+      assert after.scores[name].dtype == np.float32
+
+
+@pytest.mark.parametrize('form', dump.FORMATS)
 def test_groups_come_back_to_the_bit(form, tmp_path):
   dump.write(tmp_path / 'rollouts', 12, rows(), form, 1)
   assert dump.steps(tmp_path / 'rollouts') == [12]

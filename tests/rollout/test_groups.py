@@ -1,6 +1,7 @@
 """Groups, batches and minibatch orders, written by hand."""
 
 import collections
+import dataclasses
 
 import numpy as np
 import pytest
@@ -71,17 +72,30 @@ def test_a_group_whose_correct_completion_is_truncated_is_mixed():
 def test_rewards():
   groups = [_group(_prompt(0), (1, 0, 1), length=(6, 8, 10), slots=10),
             _group(_prompt(1), (0, 1, 0), length=(7, 2, 9), slots=10)]
-  np.testing.assert_array_equal(minibatches_lib.rewards(groups, 10, 0, 1.0),
+  np.testing.assert_array_equal(minibatches_lib.rewards(
+      groups, {'accuracy': 1.0}, 10, 0, 1.0),
                                 [1, 0, 1, 0, 1, 0])
   # Free up to 10 − 4 tokens, then half a point at the limit.
   np.testing.assert_allclose(
-      minibatches_lib.rewards(groups, 10, 4, 0.5),
+      minibatches_lib.rewards(groups, {'accuracy': 1.0}, 10, 4, 0.5),
       [1, -.25, 1 - .5, -.125, 1, -.375], rtol=1e-6)
+
+
+def test_rewards_are_weighted_sums_of_functions():
+  """A function that failed counts as 0."""
+  group = dataclasses.replace(
+      _group(_prompt(0), (1, 0, 1)), scores={
+          'style': np.float32([.5, np.nan, 1]), 'other': np.float32([9, 9, 9])})
+  np.testing.assert_allclose(minibatches_lib.rewards(
+      [group], {'accuracy': 2.0, 'style': -1.0}, 10, 0, 1.0), [1.5, 0, 1])
+  np.testing.assert_array_equal(
+      minibatches_lib.rewards([group], {'other': 0.5}, 10, 0, 1.0), [4.5] * 3)
 
 
 def test_the_penalty_does_not_make_a_group_mixed():
   group = _group(_prompt(0), (0, 0), length=(1, 10), slots=10)
-  assert len(set(minibatches_lib.rewards([group], 10, 4, 1.0))) == 2
+  assert len(set(minibatches_lib.rewards(
+      [group], {'accuracy': 1.0}, 10, 4, 1.0))) == 2
   assert not groups_lib.is_mixed(group)
 
 

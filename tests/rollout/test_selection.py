@@ -186,6 +186,27 @@ def test_few_prompts_are_sampled_in_vain_where_all_groups_are_mixed():
   assert len(rollout.completed) <= 36
 
 
+class _Scorer:
+  """Scores a group by its prompt, length and row."""
+  names = ('first', 'second')
+
+  def score(self, problems):
+    return [{'first': np.float32(tokens) + int(id_), 'second': np.array(
+        [np.nan, len(texts)], np.float32)}
+            for id_, (texts, row, tokens, ended) in problems]
+
+
+def test_groups_get_the_scores_of_their_own_completions():
+  world = World([MIXED, RIGHT], [(4, 2), (1, 1), (3, 3)])
+  world.sampler.scorer = _Scorer()
+  rollout = world.select('refill', wanted=2)
+  for group in rollout.completed:
+    np.testing.assert_array_equal(
+        group.scores['first'], group.length_G + group.prompt.cursor)
+    np.testing.assert_array_equal(group.scores['second'], [np.nan, 2])
+    assert group.scores['first'].dtype == np.float32
+
+
 worlds = st.integers(2, 4).flatmap(lambda size: st.tuples(
     st.lists(st.lists(st.booleans(), min_size=size, max_size=size).map(tuple),
              min_size=1, max_size=12),

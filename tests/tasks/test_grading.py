@@ -119,7 +119,7 @@ def test_equal_questions_are_asked_once(monkeypatch):
 
 
 def test_easy_items_start_no_worker(monkeypatch):
-  monkeypatch.setattr(pool, '_SERVE', 'raise SystemExit(1)')
+  monkeypatch.setattr(pool.Job, 'command', lambda self: 'raise SystemExit(1)')
   with grading.Grader(2) as grader:
     assert grader.grade([(r'\boxed{5}', ['5']), (r'\boxed{5}', ['6'])]) == (
         [True, False], {'no_answer': 0, 'timeout': 0, 'died': 0})

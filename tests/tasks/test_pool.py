@@ -10,9 +10,11 @@ import time
 
 import pytest
 
+from tepo_jax.tasks import grading
 from tepo_jax.tasks import pool
 
 _ROOT = pathlib.Path(__file__).parents[2]
+SERVE = "pool.serve('tepo_jax.tasks.verifying:verify', None)"
 HANG = ('9^{9^{9^9}}', ('5',))
 
 
@@ -22,7 +24,7 @@ def _question(n, right=True):
 
 
 def _ask(questions, size=2, timeout_s=10):
-  asked = pool.Pool(size, timeout_s)
+  asked = pool.Pool(size, timeout_s, grading.VERIFYING)
   try:
     return asked.ask(questions)
   finally:
@@ -31,7 +33,7 @@ def _ask(questions, size=2, timeout_s=10):
 
 def test_answers_in_any_thread():
   questions = [_question(n, n % 2) for n in range(20)]
-  asked, outcomes = pool.Pool(2, 10), []
+  asked, outcomes = pool.Pool(2, 10, grading.VERIFYING), []
   thread = threading.Thread(
       target=lambda: outcomes.append(asked.ask(questions)))
   thread.start()
@@ -43,7 +45,7 @@ def test_answers_in_any_thread():
 
 
 def test_without_questions_no_worker_starts():
-  asked = pool.Pool(2, 10)
+  asked = pool.Pool(2, 10, grading.VERIFYING)
   assert asked.ask([]) == ({}, 0)
   assert not asked._workers
 
@@ -51,7 +53,7 @@ def test_without_questions_no_worker_starts():
 def test_hanging_questions_affect_no_others():
   also = (f'7^{{{HANG[0]}}}', ('5',))
   fine = [_question(n) for n in range(10)]
-  asked = pool.Pool(2, 4)
+  asked = pool.Pool(2, 4, grading.VERIFYING)
   asked.ask(fine[:2])
   before = {worker.process.pid for worker in asked._workers}
   outcomes, deaths = asked.ask([HANG, also, *fine])
@@ -73,7 +75,7 @@ verifying.verify = lambda answer, *rest: (
 pool.serve()''')
   hanging = [(f'hang {n}', ('5',)) for n in range(4)]
   fine = [_question(n) for n in range(20)]
-  asked = pool.Pool(1, 6)
+  asked = pool.Pool(1, 6, grading.VERIFYING)
   asked.ask(fine[:1])
   start = time.monotonic()
   outcomes, deaths = asked.ask(hanging + fine)
@@ -88,7 +90,7 @@ pool.serve()''')
 
 def test_idle_workers_killed_from_outside_are_replaced():
   questions = [_question(1), _question(2)]
-  asked = pool.Pool(2, 10)
+  asked = pool.Pool(2, 10, grading.VERIFYING)
   expected = {question: (True, False) for question in questions}, 0
   assert asked.ask(questions) == expected
   for worker in asked._workers:
@@ -100,7 +102,7 @@ def test_idle_workers_killed_from_outside_are_replaced():
 
 def test_questions_of_killed_workers_are_retried():
   questions = [_question(n) for n in range(40)]
-  asked, done = pool.Pool(2, 10), threading.Event()
+  asked, done = pool.Pool(2, 10, grading.VERIFYING), threading.Event()
 
   def kill_some():
     killed = set()
@@ -122,7 +124,7 @@ def test_questions_of_killed_workers_are_retried():
 
 
 def test_after_an_interruption_no_late_answer_is_used(monkeypatch):
-  asked = pool.Pool(1, 10)
+  asked = pool.Pool(1, 10, grading.VERIFYING)
   asked.ask([_question(1)])
 
   def interrupt(is_short):
@@ -139,8 +141,10 @@ def test_after_an_interruption_no_late_answer_is_used(monkeypatch):
 
 
 def _serve_with(monkeypatch, code):
+  """Lets workers run `code`, with SERVE in place of 'pool.serve()'."""
+  code = code.replace('pool.serve()', SERVE)
   monkeypatch.setattr(
-      pool, '_SERVE',
+      pool.Job, 'command', lambda self:
       'import itertools, os, time\nfrom tepo_jax.tasks import pool\n' + code)
 
 
@@ -210,7 +214,7 @@ pool.serve()''')
 
 def test_workers_are_recycled(monkeypatch):
   monkeypatch.setattr(pool, 'RECYCLE_AFTER', 2)
-  asked = pool.Pool(1, 10)
+  asked = pool.Pool(1, 10, grading.VERIFYING)
   outcomes, deaths = asked.ask([_question(n) for n in range(3)])
   assert all(verdict for verdict, _ in outcomes.values()) and deaths == 0
   assert asked._workers[0].served == 1
@@ -228,14 +232,15 @@ def test_workers_die_with_their_parent():
   """The pipe ends an idle worker, the CPU limit one in an endless C call."""
   script = r'''
 import os, signal, sys, threading, time
+from tepo_jax.tasks import grading
 from tepo_jax.tasks import pool
-idle = pool.Pool(1, 10)
+idle = pool.Pool(1, 10, grading.VERIFYING)
 idle.ask([(r'\max(1,2)', ('2',))])
-pool._SERVE = (
-    'import itertools\nfrom tepo_jax.tasks import pool, verifying\nverify = '
-    'verifying.verify\nverifying.verify = lambda answer, *rest: verify(answer, '
-    '*rest) if answer == "1" else all(itertools.repeat(1))\npool.serve()')
-busy = pool.Pool(1, 2)
+pool.Job.command = lambda self: (
+    'import itertools\nfrom tepo_jax.tasks import pool, verifying\n'
+    'verifying.verify = lambda *question: all(itertools.repeat(1))\n'
+    'pool.serve("tepo_jax.tasks.verifying:verify", None)')
+busy = pool.Pool(1, 2, grading.VERIFYING)
 threading.Thread(
     target=busy.ask, args=([(r'\max(1,2)', ('2',))],), daemon=True).start()
 while not (busy._workers and busy._workers[0].question):
