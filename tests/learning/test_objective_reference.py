@@ -120,6 +120,17 @@ def _penalty(name, v, i):
   }[name]
 
 
+def _coefficient(aggregate, n, total, rows):
+  if isinstance(aggregate, str):
+    aggregate = dict(name=aggregate)
+  return {
+      'token_mean': lambda: 1 / total,
+      'seq_mean_token_mean': lambda: 1 / (n * rows),
+      'seq_mean_token_sum': lambda: 1 / rows,
+      'constant_length': lambda: 1 / (aggregate['length'] * rows),
+  }[aggregate['name']]()
+
+
 def reference(row, batch, dropped=None, weights=None):
   """Loss and its gradients in logp, entropy and kl; `dropped`: bool [B,T];
   `weights`: a vector of behaviour weights per completion."""
@@ -140,9 +151,7 @@ def reference(row, batch, dropped=None, weights=None):
     r = _penalty(row['reg']['penalty'], v, i)
     inside = _region(row['reg'], v, i)
     each = row['reg']['coef'] * torch.where(inside, r, 0 * r) - s
-    loss = loss + each.sum() * {
-        'token_mean': 1 / total, 'seq_mean_token_mean': 1 / (n * rows),
-        'seq_mean_token_sum': 1 / rows}[row['aggregate']]
+    loss = loss + each.sum() * _coefficient(row['aggregate'], n, total, rows)
   wanted = [leaves[k] for k in ('logp_BT', 'entropy_BT', 'kl_BT')]
   grads = torch.autograd.grad(
       loss, wanted, allow_unused=True, materialize_grads=True)
@@ -314,11 +323,15 @@ def _check_weighted(run, row, batch, sampler, settings, weight_BT):
       row, clean, weights=_behaviour(clean, sampler, settings)), 1e-7, 1e-8)
 
 
+NUMBERS = {'constant_length': dict(length=5.0)}
+
+
 @pytest.mark.parametrize('aggregate', aggregation.AGGREGATES)
 @pytest.mark.parametrize('name', BEHAVIOURS)
 def test_behaviour_weights_in_float64(x64, minibatch, name, aggregate):
   """They multiply the surrogate, not the penalty, and leave c as it is."""
-  row = ROWS['kl_k3_1e-1'] | dict(weight='token', aggregate=aggregate)
+  row = ROWS['kl_k3_1e-1'] | dict(weight='token', aggregate=dict(
+      name=aggregate, **(NUMBERS[aggregate] if aggregate in NUMBERS else {})))
   run, settings = jax.jit(_ours(row)), BEHAVIOURS[name]
   for regime, mask in INPUTS:
     batch, sampler = _sampled(minibatch, regime, mask)
