@@ -91,6 +91,16 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   c.train.microbatch_tokens = 16384
   c.train.chunk_size = 1024  # tokens per shard whose logits exist at once
 
+  # Behaviour weights correct the surrogate for the sampler's probabilities,
+  # which differ from the trainer's by rounding; r = π_old / π_sampler. 'token':
+  # min(r, cap) of each token; 'sequence': min(r, cap) of each completion, r the
+  # product over its tokens; 'off': none.
+  c.train.behaviour = ml_collections.ConfigDict()
+  c.train.behaviour.weight = 'off'
+  c.train.behaviour.cap = 2.0
+  c.train.behaviour.reject_below = 0.0  # r outside these bounds: weight 0
+  c.train.behaviour.reject_above = float('inf')
+
   c.optimizer = ml_collections.ConfigDict()
   c.optimizer.learning_rate = 5e-7  # ★ constant
   c.optimizer.beta1 = 0.9

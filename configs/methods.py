@@ -1,4 +1,4 @@
-"""Every method of the paper's tables, one row each.
+"""Every method, one row each: the paper's tables, and methods from elsewhere.
 
     from configs import methods
     row = methods.methods(beta=1e-3)['tepo']
@@ -76,6 +76,25 @@ def _baselines():
   }
 
 
+def _elsewhere():
+  """Methods that are in none of the paper's tables."""
+  return {
+      # RLOO (2402.14740), without its KL to a reference model: REINFORCE with
+      # the other samples' mean as the baseline, no importance weight.
+      'rloo': _row('none', dict(name='none'), aggregate='seq_mean_token_sum',
+                   estimator='rloo'),
+      # Dr. GRPO (2503.20783): GRPO without the two divisions that bias it, by
+      # the group's std and by the completion's length. The constant length is
+      # rollout.max_tokens of base.py.
+      'dr_grpo': _row('token', _PPO, estimator='drgrpo', aggregate=dict(
+          name='constant_length', length=8192)),
+      # REINFORCE++ with baseline (2501.03262), without its KL to a reference
+      # model.
+      'reinforce_pp_baseline': _row(
+          'token', _PPO, estimator='reinforce_pp_baseline'),
+  }
+
+
 def _undifferentiated_kl():
   """T3A: a KL on all tokens, exact and by each estimator.
 
@@ -134,4 +153,4 @@ def methods(beta):
       # Other readings of the entropy change in the mask: Eq. 19, Eq. 18.
       'tepo_covariance': _tepo(reg=kl | dict(delta_entropy='covariance')),
       'tepo_npg': _tepo(reg=kl | dict(delta_entropy='npg')),
-  } | _undifferentiated_kl() | _baselines()
+  } | _undifferentiated_kl() | _baselines() | _elsewhere()

@@ -51,7 +51,8 @@ def test_a_run_leaves_its_records(finished):
       'reward', 'accuracy', 'response_length_mean', 'response_length_max',
       'truncated_share', 'entropy', 'kl_k3', 'kl_full', 'clip_fraction_low',
       'clip_fraction_high', 'region_share', 'grad_norm', 'mixed_share',
-      'logp_gap_mean', 'logp_gap_p99', 'padding_share', 'packing_efficiency',
+      'logp_gap_mean', 'logp_gap_p99', 'behaviour_ess', 'behaviour_kl',
+      'padding_share', 'packing_efficiency',
       'seconds/score', 'seconds/rollout', 'seconds/update',
       'tokens_per_second'}
   for record in runs.records(workdir)[1:]:

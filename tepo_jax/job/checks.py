@@ -10,6 +10,7 @@ import operator
 import ml_collections
 
 from tepo_jax import errors
+from tepo_jax.learning import behaviour
 from tepo_jax.learning import objective
 from tepo_jax.learning import packing
 from tepo_jax.policy import attention
@@ -24,6 +25,7 @@ _DTYPES = ('float32', 'bfloat16')
 _CHOICES = {
     'rollout.dynamic_sampling': selection.MODES,
     'train.packing': packing.MODES,
+    'train.behaviour.weight': behaviour.WEIGHTS,
     'compute.dtype': _DTYPES,
     'compute.gradient_dtype': _DTYPES,
     'compute.remat': tuple(transformer.REMAT),
@@ -57,6 +59,7 @@ _POSITIVE_IF_GIVEN = (
 _OFF = (
     ('lora.', 'lora.rank', 0), ('eval.', 'eval.period', 0),
     ('dump.', 'dump.period', 0),
+    ('train.behaviour.', 'train.behaviour.weight', 'off'),
     ('rollout.overlong_factor', 'rollout.overlong_buffer', 0),
     ('method.reg.', 'method.reg.region', 'none'),
     ('method.reg.', 'method.reg.coef', 0))
@@ -113,6 +116,13 @@ def check_values(config: ml_collections.ConfigDict) -> None:
            'at least 2: the advantage compares a group\'s samples')
   _require(config, 'train.attention_room',
            1 <= config.train.attention_room < math.inf, 'at least 1')
+  # Equal log-probabilities must give weight 1.
+  _require(config, 'train.behaviour.cap', config.train.behaviour.cap >= 1,
+           'at least 1')
+  _require(config, 'train.behaviour.reject_below',
+           0 <= config.train.behaviour.reject_below <= 1, 'in [0, 1]')
+  _require(config, 'train.behaviour.reject_above',
+           config.train.behaviour.reject_above >= 1, 'at least 1')
   _require(config, 'grading.timeout', config.grading.timeout
            >= grading.MIN_TIMEOUT_S, f'at least {grading.MIN_TIMEOUT_S}')
   for name, choices in _CHOICES.items():

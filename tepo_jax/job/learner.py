@@ -14,6 +14,7 @@ from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import summaries
 from tepo_jax.learning import batch as batch_lib
+from tepo_jax.learning import behaviour
 from tepo_jax.learning import update
 from tepo_jax.policy import lora
 from tepo_jax.rollout import groups as groups_lib
@@ -26,7 +27,7 @@ MAX_SKIPPED = 3  # consecutive non-finite updates before a run stops
 class UpdatePlan:
   """The updates of a rollout step.
 
-  batch: on the host, with ℓ° and H°. noise_floor: see `update.train_step`.
+  batch: on the host, with ℓ°, H° and b. noise_floor: see `update.train_step`.
   order: the batch rows of each update. first: the minibatches of the first
   epoch, on the devices. key: of the step's random numbers. scalars: metrics.
   """
@@ -115,12 +116,13 @@ class Learner:
       packed = [self.programs.pack(_rows(batch, rows)) for rows in order]
       minibatches, batch = self._score(batch, order, packed)
       noise_floor = self._noise_floor(batch, number)
+      scalars = {'noise_floor': noise_floor} | self._gap(batch)
+      minibatches, batch, weighed = self._weigh(batch, order, minibatches)
     return UpdatePlan(
         batch, noise_floor, order + later, minibatches,
         jax.random.fold_in(
             programs_lib.stream(self.config.seed, 'update'), number),
-        {'noise_floor': noise_floor} | self._gap(batch)
-        | summaries.packing_metrics(batch, packed))
+        scalars | weighed | summaries.packing_metrics(batch, packed))
 
   def to_batch(self, groups: list[groups_lib.Group], estimator: str,
                rows: int | None = None) -> batch_lib.Batch:
@@ -206,6 +208,21 @@ class Learner:
           f'{limit}: the ratios would be noise')
     return {
         'logp_gap_mean': gaps.mean(), 'logp_gap_p99': np.quantile(gaps, 0.99)}
+
+  def _weigh(self, batch, order, minibatches):
+    """Adds the behaviour weights if they are on; their metrics in any case."""
+    settings = self.config.train.behaviour
+    arrays = batch.old_logp_BT, batch.sampler_logp_BT, batch.mask_BT
+    weight_BT = behaviour.weights(*arrays, **settings)
+    scalars = behaviour.metrics(
+        weight_BT, *arrays, weight=settings.weight, cap=settings.cap)
+    if settings.weight == 'off':
+      return minibatches, batch, scalars
+    sharding = self.programs.minibatch_sharding.behaviour_BT
+    return [
+        minibatch.replace(behaviour_BT=mesh_lib.put(weight_BT[rows], sharding))
+        for rows, minibatch in zip(order, minibatches)
+    ], batch.replace(behaviour_BT=weight_BT), scalars
 
   def _count_skipped(self, outcome, number):
     skipped = outcome['skipped'] > 0

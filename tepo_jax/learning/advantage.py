@@ -44,7 +44,30 @@ def gpg(reward_NG):
   return drgrpo(reward_NG) * (reward_NG.shape[0] / jnp.maximum(mixed, 1))
 
 
-ESTIMATORS = {'grpo': grpo, 'gpg': gpg, 'drgrpo': drgrpo}
+def rloo(reward_NG):
+  """r - the mean of the group's other rewards: RLOO (2402.14740).
+
+  This is G / (G - 1) (r - mean_g); 0 in a group of one.
+  """
+  size = reward_NG.shape[1]
+  return drgrpo(reward_NG) * (size / max(size - 1, 1))
+
+
+def reinforce_pp_baseline(reward_NG):
+  """(r - mean_g) / (std + 1e-6): REINFORCE++ with baseline (2501.03262).
+
+  std is that of r - mean_g over the batch, with ddof=1, so that groups keep
+  their relative scale. The batch is the completions that a rollout step trains
+  on, each counted once; verl and OpenRLHF count each token. The batch's mean,
+  which the paper subtracts too, is 0 already.
+  """
+  centred_NG = drgrpo(reward_NG)
+  variance = jnp.sum(centred_NG**2) / max(centred_NG.size - 1, 1)
+  return centred_NG / (jnp.sqrt(variance) + 1e-6)
+
+
+ESTIMATORS = {'grpo': grpo, 'gpg': gpg, 'drgrpo': drgrpo, 'rloo': rloo,
+              'reinforce_pp_baseline': reinforce_pp_baseline}
 
 
 def group_advantage(reward_B, group_size, estimator):

@@ -23,6 +23,7 @@ class Batch:
   advantage_B: float32.
   old_logp_BT, old_entropy_BT: of π_old by the training forward, nats.
   sampler_logp_BT: the sampler's own log-probability, nats.
+  behaviour_BT: float32 behaviour weights (`behaviour`); None if they are off.
   """
   token_BS: jax.Array
   position_BS: jax.Array
@@ -31,13 +32,15 @@ class Batch:
   old_logp_BT: jax.Array
   old_entropy_BT: jax.Array
   sampler_logp_BT: jax.Array
+  behaviour_BT: jax.Array | None = None
 
 
 @flax.struct.dataclass
 class Minibatch:
   """The completions of one update, and the packed rows that hold their tokens.
 
-  mask_BT, advantage_B, old_logp_BT, old_entropy_BT: as in `Batch`.
+  mask_BT, advantage_B, old_logp_BT, old_entropy_BT, behaviour_BT: as in
+    `Batch`.
   microbatch_B, row_B, column_B: int32, where a completion's scores begin in
     the scores [M, R, C] of the rows (`scoring.score_rows`); microbatch −1 is
     filler, which has none.
@@ -53,3 +56,4 @@ class Minibatch:
   column_B: jax.Array
   used: jax.Array
   rows: scoring.PackedRows
+  behaviour_BT: jax.Array | None = None

@@ -1,16 +1,17 @@
 """The paper's objective and every baseline, as five independent choices.
 
-    L = sum_it c_it * (coef * M_it * R_it - S(w_it, A_it))          (Eq. 4)
+    L = sum_it c_it * (coef * M_it * R_it - b_it * S(w_it, A_it))   (Eq. 4)
 
     weight     w  how far the policy moved from the old one   WEIGHTS
     clip       S  the surrogate: how w meets the advantage    CLIPS
     shape      A  the advantage that a token sees             SHAPES
-    aggregate  c  how tokens are averaged                     AGGREGATES
+    aggregate  c  how tokens are averaged          aggregation.AGGREGATES
     reg        R  a penalty on the tokens M of a region       PENALTIES, REGIONS
 
 A method (a row of configs/methods.py) names one of each; `make_policy_loss`
 composes them. A new method is a function here, annotated with the ranges of its
-numbers (`ranges`), an entry of a table, a row, and a test entry.
+numbers (`ranges`), an entry of a table, a row, and a test entry. b is no choice
+of a method: it is 1, or the run's behaviour weight (`behaviour`).
 
 l, l0: log pi of the sampled token under the policy and the old policy;
 d = l - l0; H, H0: entropies in nats, dH = H - H0; m: mask; n_i: tokens of
@@ -27,6 +28,7 @@ from jax.lax import stop_gradient as sg
 import jax.numpy as jnp
 
 from tepo_jax.learning import advantage
+from tepo_jax.learning import aggregation
 from tepo_jax.learning import diagnostics
 from tepo_jax.learning import method as method_lib
 from tepo_jax.learning import numerics
@@ -43,6 +45,7 @@ class Tokens:
   advantage_BT: Any  # one number per completion, spread over its tokens
   mask_BT: Any  # completion tokens up to and including EOS
   kl_BT: Any = None  # exact KL(policy || old) at each state, differentiable
+  behaviour_BT: Any = None  # b, a constant; None: 1
 
 
 @struct.dataclass
@@ -190,28 +193,6 @@ SHAPES = dict(
     none=lambda x: x.advantage_BT, entropy=entropy_shape, steer=steer_shape)
 
 
-# Aggregates: mask as floats -> coefficients c.
-
-def token_mean(mask_BT):
-  """m / N, the same for every token: TEPO (Eq. 4), DAPO (Table 5)."""
-  return mask_BT / jnp.maximum(jnp.sum(mask_BT), 1)
-
-
-def seq_mean_token_sum(mask_BT):
-  """m / number of non-empty completions (Tables 3D, 5)."""
-  return mask_BT / jnp.maximum(jnp.sum(jnp.max(mask_BT, axis=1)), 1)
-
-
-def seq_mean_token_mean(mask_BT):
-  """m / (n_i * number of non-empty ones): GRPO's paper, GSPO (Tables 3D, 5)."""
-  count_B1 = jnp.sum(mask_BT, axis=1, keepdims=True)
-  return seq_mean_token_sum(mask_BT) / jnp.maximum(count_B1, 1)
-
-AGGREGATES = dict(
-    token_mean=token_mean, seq_mean_token_mean=seq_mean_token_mean,
-    seq_mean_token_sum=seq_mean_token_sum)
-
-
 # Penalties: tokens -> R. k1, k2, k3 estimate KL(policy || old) from samples
 # (Schulman, 2020); used as a loss, on policy, the expected gradient of k1 is 0,
 # and that of k2 is the KL's (Table 3A).
@@ -336,6 +317,8 @@ class PolicyLoss:
     advantage_BT, region_BT, keep_BT = self._decide(x, statistics)
     surrogate_BT, _, _ = self._surrogate(x, advantage_BT)
     loss_BT = -jnp.where(keep_BT, surrogate_BT, 0)
+    if x.behaviour_BT is not None:
+      loss_BT *= x.behaviour_BT
     if self.method.regularised:
       penalty_BT = jnp.where(region_BT, self.method.penalty(x), 0)
       loss_BT += self.method.coef * penalty_BT
@@ -388,9 +371,9 @@ class PolicyLoss:
 def make_policy_loss(method):
   """The PolicyLoss of a dict or ConfigDict; errors as in method.read."""
   method = method_lib.read(method, dict(
-      weight=WEIGHTS, clip=CLIPS, shape=SHAPES, aggregate=AGGREGATES,
-      penalty=PENALTIES, region=REGIONS, delta_entropy=CHANGES,
-      estimator=advantage.ESTIMATORS))
+      weight=WEIGHTS, clip=CLIPS, shape=SHAPES,
+      aggregate=aggregation.AGGREGATES, penalty=PENALTIES, region=REGIONS,
+      delta_entropy=CHANGES, estimator=advantage.ESTIMATORS))
   return PolicyLoss(
       method, needs_kl=method.regularised and method.penalty is kl_full,
       needs_scoring=not WHOLE_MINIBATCH.isdisjoint((

@@ -250,7 +250,8 @@ def _minibatch(batch, place_B, column_B, size, rows):
       mask_BT=batch.mask_BT, advantage_B=batch.advantage_B,
       old_logp_BT=batch.old_logp_BT, old_entropy_BT=batch.old_entropy_BT,
       microbatch_B=microbatch_B, row_B=np.where(place_B < 0, 0, row_B),
-      column_B=column_B, used=np.int32(microbatch_B.max() + 1), rows=rows)
+      column_B=column_B, used=np.int32(microbatch_B.max() + 1), rows=rows,
+      behaviour_BT=batch.behaviour_BT)
 
 
 class _Bin:

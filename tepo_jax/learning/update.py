@@ -169,7 +169,8 @@ def tokens(minibatch: batch_lib.Minibatch, scores: scoring.Scores | None
       old_entropy_BT=minibatch.old_entropy_BT,
       advantage_BT=jnp.broadcast_to(minibatch.advantage_B[:, None],
                                     minibatch.mask_BT.shape),
-      mask_BT=minibatch.mask_BT, kl_BT=scores.kl_BT)
+      mask_BT=minibatch.mask_BT, kl_BT=scores.kl_BT,
+      behaviour_BT=minibatch.behaviour_BT)
 
 
 def _no_scores(minibatch, with_kl):

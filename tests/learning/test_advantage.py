@@ -5,6 +5,7 @@ import math
 import jax
 import numpy as np
 import pytest
+import torch
 
 from tepo_jax import errors
 from tepo_jax.learning import advantage
@@ -46,11 +47,50 @@ def test_drgrpo_by_hand():
   np.testing.assert_allclose(got, [2 / 3, -1 / 3, -1 / 3, 0, 0, 0], rtol=1e-6)
 
 
+def _torch(reward, estimator):
+  """float64 [N, G] by torch, each completion by itself."""
+  reward = torch.tensor(reward, dtype=torch.float64)
+  size = reward.shape[1]
+  if estimator == 'rloo':
+    return torch.stack([torch.stack([
+        row[i] - torch.cat([row[:i], row[i + 1:]]).mean() for i in range(size)])
+                        for row in reward])
+  centred = reward - reward.mean(1, keepdim=True)
+  if estimator == 'reinforce_pp_baseline':
+    return (centred - centred.mean()) / (centred.std() + 1e-6)
+  return centred
+
+
+@pytest.mark.parametrize('group_size', [2, 5, 8])
+@pytest.mark.parametrize(
+    'estimator', ['rloo', 'drgrpo', 'reinforce_pp_baseline'])
+def test_estimators_are_torchs(x64, estimator, group_size):
+  rng = np.random.default_rng(2)
+  for reward in (rng.normal(size=(6, group_size)) * 3 + 1,
+                 (rng.random((6, group_size)) < 0.3).astype(float)):
+    got = advantage.group_advantage(reward.ravel(), group_size, estimator)
+    np.testing.assert_allclose(
+        got, _torch(reward, estimator).numpy().ravel(), rtol=0, atol=1e-7)
+
+
+def test_rloo_by_hand():
+  got = advantage.group_advantage([1, 0, 0, 1, 1, 1], 3, 'rloo')
+  np.testing.assert_allclose(got, [1, -0.5, -0.5, 0, 0, 0], rtol=1e-6)
+
+
+def test_reinforce_pp_baseline_by_hand():
+  """Centred: 1/2, -1/2, 2, -2, 0, 0, so the variance over five is 17/10."""
+  got = advantage.group_advantage([1, 0, 4, 0, 1, 1], 2,
+                                  'reinforce_pp_baseline')
+  np.testing.assert_allclose(
+      got, np.array([0.5, -0.5, 2, -2, 0, 0]) / math.sqrt(1.7), rtol=1e-5)
+
+
 def test_a_group_of_one():
   np.testing.assert_allclose(
       advantage.group_advantage([3.0, -1.0], 1, 'grpo'),
       np.float32([3, -1]) / np.float32(1 + 1e-6))
-  for estimator in 'gpg', 'drgrpo':
+  for estimator in 'gpg', 'drgrpo', 'rloo':
     assert not advantage.group_advantage([3.0, -1.0], 1, estimator).any()
 
 

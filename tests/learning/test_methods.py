@@ -20,6 +20,7 @@ ENTROPY = ('entropy', dict(alpha=4e-4, kappa=2))
 MEAN = 'token_mean'
 GSPO = 'seq_mean_token_mean'
 NO_REG = ('none', 'none', 0)
+CONSTANT = dict(name='constant_length', length=8192)
 TEPO = ('kl_full', 'positive_falling', BETA)
 
 # row: weight, clip, shape, estimator, aggregate, (penalty, region, coef)
@@ -55,6 +56,10 @@ TABLE = {
     'tepo_sequence_token': ('sequence_token', PPO, NONE, 'grpo', MEAN, TEPO),
     'tepo_covariance': ('sequence', PPO, NONE, 'grpo', MEAN, TEPO),
     'tepo_npg': ('sequence', PPO, NONE, 'grpo', MEAN, TEPO),
+    'rloo': ('none', NONE, NONE, 'rloo', 'seq_mean_token_sum', NO_REG),
+    'dr_grpo': ('token', PPO, NONE, 'drgrpo', CONSTANT, NO_REG),
+    'reinforce_pp_baseline': ('token', PPO, NONE, 'reinforce_pp_baseline',
+                              MEAN, NO_REG),
 } | {
     f'{name}_{text}': ('sequence', PPO, NONE, 'grpo', MEAN,
                        (penalty, 'all', coef))

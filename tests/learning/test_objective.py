@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tepo_jax import errors
+from tepo_jax.learning import aggregation
 from tepo_jax.learning import numerics
 from tepo_jax.learning import objective
 from tepo_jax.learning import ranges
@@ -502,7 +503,7 @@ def test_a_function_with_a_new_number_is_a_table_entry_and_a_row(
     x64, monkeypatch):
   """Ratios 1.5, .9 of A = 1, .5 of A = -2; six rows of four tokens."""
   monkeypatch.setitem(objective.CLIPS, 'tail', tail_clip)
-  monkeypatch.setitem(objective.AGGREGATES, 'per_slot', per_slot)
+  monkeypatch.setitem(aggregation.AGGREGATES, 'per_slot', per_slot)
   row = dict(clip=dict(name='tail', tau_positive=1.2),
              aggregate=dict(name='per_slot', length=4))
   check(value_and_grad(make(**row), two_completions()),
@@ -517,7 +518,7 @@ def test_a_number_without_a_range_is_named(monkeypatch):
   def half(mask_BT, *, share):
     return share * mask_BT
 
-  monkeypatch.setitem(objective.AGGREGATES, 'half', half)
+  monkeypatch.setitem(aggregation.AGGREGATES, 'half', half)
   with pytest.raises(
       errors.InputError, match='method.aggregate.share: no range; .* of half'):
     make(aggregate=dict(name='half', share=0.5))

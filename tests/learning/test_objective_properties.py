@@ -125,7 +125,7 @@ def test_tight_bounds_keep_no_wrong_side(batch):
 
 UNCHANGED = {name: ROWS[name] for name in (
     'tepo', 'tepo_covariance', 'kl_cov', 'steer', 'gspo', 'prefix_is',
-    'seq_mean_token_sum', 'entropy_advantage', 'max_entropy')}
+    'seq_mean_token_sum', 'entropy_advantage', 'max_entropy', 'dr_grpo')}
 UNCHANGED['kl_cov'] = ROWS['kl_cov'] | dict(
     reg=ROWS['kl_cov']['reg'] | dict(fraction=0.3))
 # Its draw depends on row and column; this one drops every candidate.

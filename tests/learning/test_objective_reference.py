@@ -4,6 +4,8 @@ The reference never sees a mask: it works on lists of completions, each a
 vector of its valid tokens, in float64.
 """
 
+import math
+
 import jax
 from jax import numpy as jnp
 import numpy as np
@@ -11,6 +13,8 @@ import pytest
 import torch
 
 from configs import methods
+from tepo_jax.learning import aggregation
+from tepo_jax.learning import behaviour
 from tepo_jax.learning import objective
 
 pytestmark = pytest.mark.usefixtures('quick_compile')
@@ -116,8 +120,20 @@ def _penalty(name, v, i):
   }[name]
 
 
-def reference(row, batch, dropped=None):
-  """Loss and its gradients in logp, entropy and kl; `dropped`: bool [B,T]."""
+def _coefficient(aggregate, n, total, rows):
+  if isinstance(aggregate, str):
+    aggregate = dict(name=aggregate)
+  return {
+      'token_mean': lambda: 1 / total,
+      'seq_mean_token_mean': lambda: 1 / (n * rows),
+      'seq_mean_token_sum': lambda: 1 / rows,
+      'constant_length': lambda: 1 / (aggregate['length'] * rows),
+  }[aggregate['name']]()
+
+
+def reference(row, batch, dropped=None, weights=None):
+  """Loss and its gradients in logp, entropy and kl; `dropped`: bool [B,T];
+  `weights`: a vector of behaviour weights per completion."""
   leaves, v = _completions(batch)
   sizes = [len(l) for l in v['logp']]
   total, rows = sum(sizes), sum(n > 0 for n in sizes)
@@ -130,12 +146,12 @@ def reference(row, batch, dropped=None):
     if dropped is not None:
       valid = np.flatnonzero(batch['mask_BT'][i])
       s = s * torch.tensor(~dropped[i][valid])
+    if weights is not None:
+      s = s * weights[i]
     r = _penalty(row['reg']['penalty'], v, i)
     inside = _region(row['reg'], v, i)
     each = row['reg']['coef'] * torch.where(inside, r, 0 * r) - s
-    loss = loss + each.sum() * {
-        'token_mean': 1 / total, 'seq_mean_token_mean': 1 / (n * rows),
-        'seq_mean_token_sum': 1 / rows}[row['aggregate']]
+    loss = loss + each.sum() * _coefficient(row['aggregate'], n, total, rows)
   wanted = [leaves[k] for k in ('logp_BT', 'entropy_BT', 'kl_BT')]
   grads = torch.autograd.grad(
       loss, wanted, allow_unused=True, materialize_grads=True)
@@ -264,6 +280,85 @@ def test_other_combinations_in_float64(x64, minibatch, name):
   run = jax.jit(_ours(VARIANTS[name]))
   for regime, mask in INPUTS:
     _check(run, VARIANTS[name], minibatch(regime, mask, seed=1))
+
+
+# Behaviour weights
+
+NO_BOUNDS = dict(cap=math.inf, reject_below=0.0, reject_above=math.inf)
+BEHAVIOURS = {
+    'token': NO_BOUNDS | dict(weight='token', cap=1.5),
+    'sequence': NO_BOUNDS | dict(weight='sequence', cap=1.5),
+    'token_rejected': NO_BOUNDS | dict(weight='token', reject_above=1.5),
+    'sequence_rejected': dict(weight='sequence', cap=2.0, reject_below=0.3,
+                              reject_above=3.0)}
+
+
+def _behaviour(batch, sampler, settings):
+  """The weights by torch, a vector per completion."""
+  weights = []
+  for i, mask in enumerate(batch['mask_BT']):
+    l0, mu = (torch.tensor(x[i][mask]) for x in (batch['old_logp_BT'], sampler))
+    r = _held(l0 - mu)
+    if settings['weight'] == 'sequence':
+      r = _held((l0 - mu).sum()).expand(len(r))
+    inside = (r >= settings['reject_below']) & (r <= settings['reject_above'])
+    weights.append(torch.where(
+        inside, torch.clamp(r, max=settings['cap']), 0 * r))
+  return weights
+
+
+def _sampled(minibatch, regime, mask):
+  """A minibatch, and the sampler's log-probabilities; garbage under the mask."""
+  batch = minibatch(regime, mask, seed=6)
+  rng = np.random.default_rng(7)
+  return batch, batch['old_logp_BT'] + 0.7 * rng.normal(
+      size=batch['old_logp_BT'].shape)
+
+
+def _check_weighted(run, row, batch, sampler, settings, weight_BT):
+  (value, _), grads = run(dict(batch, behaviour_BT=weight_BT), None)
+  clean = {k: np.where(batch['mask_BT'], a, 0.5) if k != 'mask_BT' else a
+           for k, a in batch.items()}
+  _assert_close((value, grads), reference(
+      row, clean, weights=_behaviour(clean, sampler, settings)), 1e-7, 1e-8)
+
+
+NUMBERS = {'constant_length': dict(length=5.0)}
+
+
+@pytest.mark.parametrize('aggregate', aggregation.AGGREGATES)
+@pytest.mark.parametrize('name', BEHAVIOURS)
+def test_behaviour_weights_in_float64(x64, minibatch, name, aggregate):
+  """They multiply the surrogate, not the penalty, and leave c as it is."""
+  row = ROWS['kl_k3_1e-1'] | dict(weight='token', aggregate=dict(
+      name=aggregate, **(NUMBERS[aggregate] if aggregate in NUMBERS else {})))
+  run, settings = jax.jit(_ours(row)), BEHAVIOURS[name]
+  for regime, mask in INPUTS:
+    batch, sampler = _sampled(minibatch, regime, mask)
+    weight_BT = behaviour.weights(
+        batch['old_logp_BT'], sampler, batch['mask_BT'], **settings)
+    valid = weight_BT[batch['mask_BT']]
+    assert valid.std() > 0.1
+    assert (valid == 0).any() == name.endswith('_rejected')
+    _check_weighted(run, row, batch, sampler, settings, weight_BT)
+
+
+@pytest.mark.parametrize('bug', [
+    dict(cap=1.6), dict(weight='sequence'), dict(reject_above=1.4),
+    dict(reject_below=0.5), 'inverted', 'off'])
+def test_a_wrong_behaviour_weight_fails(x64, minibatch, bug):
+  batch, sampler = _sampled(minibatch, 'mild', 'ragged')
+  settings = BEHAVIOURS['token']
+  arrays = batch['old_logp_BT'], sampler
+  if bug == 'off':
+    weight_BT = np.ones_like(sampler)
+  else:
+    weight_BT = behaviour.weights(
+        *(arrays[::-1] if bug == 'inverted' else arrays), batch['mask_BT'],
+        **(settings | (bug if isinstance(bug, dict) else {})))
+  with pytest.raises(AssertionError):
+    _check_weighted(_ours(ROWS['grpo']), ROWS['grpo'], batch, sampler,
+                    settings, weight_BT)
 
 
 SMOOTH = 'grpo', 'kl_misaligned', 'gspo', 'prefix_is', 'kl_k3_is_1'

@@ -127,11 +127,14 @@ def _programs(mesh, packing='padded', **settings):
 
 @functools.cache
 def _compiled(shape=tuple(ONE_DEVICE.items()), rows=B, width=P, length=T,
-              **settings):
-  """The programs, and train_step compiled for one shape and mesh."""
+              weighted=False, **settings):
+  """The programs, and train_step compiled for one shape and mesh, without or
+  with behaviour weights."""
   programs = _programs(_mesh(dict(shape)), **settings)
   state = programs_lib.abstract_state(programs)
-  batch = _put(programs, _batch(width, length, rows))
+  batch = _batch(width, length, rows)
+  batch = _put(programs, batch.replace(
+      behaviour_BT=batch.mask_BT if weighted else None))
   compiled = programs.train_step.lower(
       state, batch, jax.random.key(0), 0.0, state.params).compile(QUICK)
   return programs, compiled
@@ -256,6 +259,18 @@ def test_order_and_padding_change_nothing():
   order = np.random.default_rng(0).permutation(B + 4)
   _assert_same_update(_step(jax.tree.map(lambda x: x[order], wide),
                             rows=B + 4, width=P + 2, length=T + 3))
+
+
+def test_behaviour_weights_are_those_of_their_completions():
+  """In several microbatches and on a mesh as in one microbatch."""
+  rng = np.random.default_rng(3)
+  batch = _off_policy_batch().replace(
+      behaviour_BT=rng.uniform(0.1, 2, (B, T)).astype(np.float32))
+  want = _step(batch, weighted=True)
+  assert abs(want[1]['loss'] - _base()[1]['loss']) > 1e-3
+  _assert_same_update(_step(
+      batch, weighted=True, shape=tuple(dict(data=1, fsdp=4, tensor=1).items()),
+      packing='segments', microbatch_tokens=44), want)
 
 
 def test_masked_tokens_may_hold_anything():

@@ -1,0 +1,133 @@
+"""Behaviour weights in the updates of a rollout step, from groups by hand."""
+
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from configs import tiny
+from tepo_jax.job import learner as learner_lib
+from tepo_jax.job import programs as programs_lib
+from tepo_jax.learning import behaviour
+from tepo_jax.policy import transformer
+from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.runtime import mesh as mesh_lib
+from tepo_jax.runtime import progress as progress_lib
+from tepo_jax.tasks import problem as problem_lib
+
+pytestmark = pytest.mark.usefixtures('quick_compile')
+
+MODEL = transformer.ModelConfig(
+    vocab_size=32, d_model=16, num_layers=1, num_heads=2, num_kv_heads=1,
+    head_dim=8, d_ff=16, max_position=32, tie_embeddings=True)
+GROUPS, SAMPLES, T = 4, 2, 6
+METRICS = ('behaviour_mean', 'behaviour_capped_share',
+           'behaviour_rejected_share', 'behaviour_ess', 'behaviour_kl')
+
+
+@pytest.fixture(scope='module')
+def learner():
+  """Two epochs of two updates."""
+  config = tiny.get_config('grpo')
+  config.data.max_prompt_tokens = 4
+  config.rollout.update(
+      prompts=GROUPS, samples=SAMPLES, max_tokens=T, logp_gap_limit=10.0)
+  config.train.update(minibatch_prompts=2, row_tokens=10, microbatch_tokens=40)
+  config.compute.unroll = 1
+  mesh = mesh_lib.make(config.mesh, jax.devices()[:1])
+  return learner_lib.Learner(config, types.SimpleNamespace(
+      model=programs_lib.prepare_model(MODEL, config, mesh), mesh=mesh,
+      timers=progress_lib.Timers(),
+      load_params=lambda: transformer.init(MODEL, jax.random.key(0))))
+
+
+def start(learner, **settings):
+  """Sets the first state and `config.train.behaviour`."""
+  learner.state = learner.first_state()
+  learner.config.train.behaviour.update(dict(
+      weight='off', cap=2.0, reject_below=0.0, reject_above=float('inf'))
+      | settings)
+
+
+def groups_of(logp_BT):
+  """One right and one wrong completion a group, with the sampler's logp."""
+  rng = np.random.default_rng(0)
+  length_NG = rng.integers(1, T + 1, (GROUPS, SAMPLES), np.int32)
+  mask_NGT = np.arange(T) < length_NG[..., None]
+  token_NGT = rng.integers(0, 32, mask_NGT.shape, np.int32) * mask_NGT
+  logp_NGT = np.where(mask_NGT, logp_BT.reshape(mask_NGT.shape), 0)
+  problem = problem_lib.Problem('0', '?', ('1',), 'test')
+  return [groups_lib.Group(
+      groups_lib.Prompt(problem, (1 + n, 2), n), token_NGT[n],
+      logp_NGT[n].astype(np.float32), length_NG[n], np.ones(SAMPLES, bool),
+      ('', ''), np.array([1, 0], np.float32)) for n in range(GROUPS)]
+
+
+@pytest.fixture(scope='module')
+def old_logp_BT(learner):
+  """ℓ° of the groups' tokens."""
+  start(learner)
+  return learner.plan_updates(
+      1, groups_of(np.full((GROUPS * SAMPLES, T), -3.0))).batch.old_logp_BT
+
+
+def first_update(learner, groups):
+  """(plan, metrics of the first update)."""
+  plan = learner.plan_updates(1, groups)
+  return plan, jax.device_get(learner.make_update(plan, 0, None))
+
+
+def test_off_adds_metrics_and_no_array(learner, old_logp_BT):
+  start(learner)
+  plan = learner.plan_updates(1, groups_of(old_logp_BT))
+  assert plan.batch.behaviour_BT is None and len(plan.order) == 4
+  for index in range(4):
+    assert learner.minibatch(plan, index).behaviour_BT is None
+  # The sampler's log-probabilities are ℓ°.
+  assert [plan.scalars[name] for name in METRICS] == [1, 0, 0, 1, 0]
+
+
+@pytest.mark.parametrize('weight', ['token', 'sequence'])
+def test_every_minibatch_has_its_weights(learner, old_logp_BT, weight):
+  start(learner, weight=weight)
+  noise_BT = np.random.default_rng(1).normal(0, 0.5, old_logp_BT.shape)
+  plan = learner.plan_updates(1, groups_of(old_logp_BT + noise_BT))
+  batch = plan.batch
+  want_BT = behaviour.weights(
+      batch.old_logp_BT, batch.sampler_logp_BT, batch.mask_BT,
+      **learner.config.train.behaviour)
+  assert want_BT.std() > 0.1
+  for index, rows in enumerate(plan.order):
+    np.testing.assert_array_equal(
+        learner.minibatch(plan, index).behaviour_BT, want_BT[rows])
+  assert plan.scalars['behaviour_ess'] < 1 and plan.scalars['behaviour_kl'] > 0
+  assert learner.programs.score._cache_size() == 1
+
+
+def test_the_loss_is_weighted(learner, old_logp_BT):
+  """The sampler drew every token 1.5 times less often than the trainer."""
+  rarer = groups_of(old_logp_BT - np.log(1.5))
+  start(learner)
+  _, plain = first_update(learner, rarer)
+  start(learner, weight='token')
+  plan, weighted = first_update(learner, rarer)
+  assert plan.scalars['behaviour_mean'] == pytest.approx(1.5, rel=1e-6)
+  assert plain['grad_norm'] > 0.01
+  for name in ('loss', 'grad_norm'):
+    assert weighted[name] == pytest.approx(1.5 * plain[name], rel=1e-5), name
+  assert weighted['weight_min'] == weighted['weight_max'] == 1
+  start(learner, weight='token', reject_above=1.4)
+  _, rejected = first_update(learner, rarer)
+  assert rejected['loss'] == rejected['grad_norm'] == 0
+
+
+def test_equal_log_probabilities_change_no_bit(learner, old_logp_BT):
+  """A step of four updates with weights of 1, and without weights."""
+  outcomes = []
+  for weight in 'off', 'token', 'sequence':
+    start(learner, weight=weight)
+    metrics = learner.learn(1, groups_of(old_logp_BT))
+    outcomes.append((mesh_lib.to_host(learner.state), metrics))
+  for other in outcomes[1:]:
+    jax.tree.map(np.testing.assert_array_equal, other, outcomes[0])

@@ -1,0 +1,112 @@
+"""The recipe for a method in configs/README.md, carried out in a copy."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from tests import runs
+
+# Prints loss and gradient of the new row by a jitted program, and the errors
+# of three wrong numbers.
+_PROGRAM = """
+import inspect, json
+import jax
+import numpy as np
+from configs import base
+from tepo_jax import errors
+from tepo_jax.learning import objective
+
+assert inspect.getfile(objective).startswith(FOLDER)
+batch = {name: np.array(value) for name, value in BATCH.items()}
+
+def refusal(**numbers):
+  row = base.get_config('sapo').method.to_dict()
+  row['clip'].update(numbers)
+  try:
+    objective.make_policy_loss(row)
+  except errors.InputError as error:
+    return str(error)
+
+with jax.enable_x64(True):
+  loss = objective.make_policy_loss(base.get_config('sapo').method)
+  (value, metrics), gradient = jax.jit(jax.value_and_grad(
+      lambda logp: loss(objective.Tokens(**(batch | dict(logp_BT=logp)))),
+      has_aux=True))(batch['logp_BT'])
+refused = [refusal(tau_negative=-1.0), refusal(tau=1.0)]
+objective.CLIPS['soft'].__annotations__.clear()
+print(json.dumps(dict(
+    value=float(value), gradient=gradient.tolist(),
+    clipped=float(metrics['clip_fraction_high']),
+    refused=[*refused, refusal()])))
+"""
+
+
+@pytest.fixture(scope='module')
+def blocks():
+  """The recipe's python blocks: function, entry, row."""
+  text = (runs.ROOT / 'configs' / 'README.md').read_text('utf-8')
+  section = text.partition('## Your own method\n')[2].partition('\n## ')[0]
+  return re.findall(r'^```python\n([\s\S]*?)^```$', section, re.M)
+
+
+def _insert(path, block, after=None, before=None):
+  """Inserts the block at the only place where the text is."""
+  text, place = path.read_text('utf-8'), after or before
+  assert text.count(place) == 1, f'{path}: {place}'
+  path.write_text(text.replace(
+      place, place + block if after else block + place), 'utf-8')
+
+
+@pytest.fixture
+def copy(tmp_path, blocks):
+  """A copy of the code with the method."""
+  for name in 'tepo_jax', 'configs':
+    shutil.copytree(runs.ROOT / name, tmp_path / name,
+                    ignore=shutil.ignore_patterns('__pycache__'))
+  function, entry, row = blocks
+  objective = tmp_path / 'tepo_jax' / 'learning' / 'objective.py'
+  _insert(objective, function + '\n', before='CLIPS = dict(')
+  _insert(objective, entry, after='CLIPS = dict(')
+  _insert(tmp_path / 'configs' / 'methods.py', row,
+          after="paper's tables.\"\"\"\n  return {\n")
+  return tmp_path
+
+
+def test_the_recipe(copy, minibatch, blocks):
+  batch = minibatch('violent', 'empty_row', garbage=False)
+  program = _PROGRAM.replace('FOLDER', repr(str(copy))).replace(
+      'BATCH', repr({name: array.tolist() for name, array in batch.items()}))
+  done = subprocess.run(
+      [sys.executable, '-c', program], cwd=copy, text=True, capture_output=True,
+      env=os.environ | {'PYTHONPATH': str(copy)})
+  assert done.returncode == 0, done.stderr[-3000:]
+  found = json.loads(done.stdout)
+
+  logp = torch.tensor(batch['logp_BT'], requires_grad=True)
+  mask = torch.tensor(batch['mask_BT'])
+  a = torch.tensor(batch['advantage_BT'])
+  w = torch.exp(logp - torch.tensor(batch['old_logp_BT']))
+  tau = torch.where(a > 0, 1.0, 1.05)
+  each = 4 / tau * torch.sigmoid(tau * (w - 1)) * a
+  loss = -torch.stack([
+      row[m].mean() for row, m in zip(each, mask) if m.any()]).mean()
+  loss.backward()
+  assert found['value'] == pytest.approx(loss.item(), abs=1e-7)
+  np.testing.assert_allclose(found['gradient'], logp.grad, rtol=0, atol=1e-7)
+  assert found['clipped'] == 0
+  for line, start in zip(found['refused'], (
+      'method.clip.tau_negative: -1.0 is not a number > 0',
+      'method.clip.tau: no such field',
+      'method.clip.tau_positive: no range; annotate parameter tau_positive of '
+      'soft_clip')):
+    assert line.startswith(start) and '\n' not in line
+  text = (runs.ROOT / 'configs' / 'README.md').read_text('utf-8')
+  lines = sum(len(block.splitlines()) for block in blocks)
+  assert f'in {lines} lines' in text
