@@ -3,6 +3,7 @@
 from collections.abc import Callable
 import dataclasses
 import functools
+import math
 import os
 import pathlib
 import sys
@@ -68,6 +69,11 @@ class Session:
   def load_params(self) -> Any:
     """Loads the folder's weights as fp32, in the training layout."""
     return weights.load(self.folder, 'float32', self.mesh)[1]
+
+  def parameters(self) -> int:
+    """The number of the folder's weights, without adapters and padding."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(
+        transformer.abstract_params(weights.read_config(self.folder))))
 
   def prompts(self, name: str, split: str | None,
               limit: int | None) -> list[groups_lib.Prompt]:

@@ -72,12 +72,14 @@ class Trainer:
         max_tokens=rollout.max_tokens,
         decoding=draw.Decoding(rollout.temperature))
     self.evaluations = evaluation.prepare(session) if config.eval.period else []
-    self.progress = progress_lib.Progress(
-        config.steps, sys.stderr if processes.is_first() else io.StringIO())
     # After this many steps nothing new should have to be compiled. Compilations
     # of a step's evaluation and save count towards the next step.
     self.compilations = host.CompilationCounter(
         1 + max(10, config.eval.period, config.checkpoint.period))
+    self.progress = progress_lib.Progress(
+        config.steps, sys.stderr if processes.is_first() else io.StringIO(),
+        eval_period=config.eval.period,
+        compile_seconds=self.compilations.seconds)
     self.background = futures.ThreadPoolExecutor(1)
 
   def open(self, workdir: pathlib.Path) -> None:
@@ -94,7 +96,8 @@ class Trainer:
         if processes.is_first() else metrics.NoWriter())
     self._restore()
     if processes.is_first():
-      host.record(workdir, self.step)
+      host.record(workdir, self.step,
+                  {'parameters': self.session.parameters()})
 
   def _restore(self):
     """Takes the last undamaged checkpoint, or the model's weights at step 0.
@@ -130,7 +133,10 @@ class Trainer:
     self.session.check_stop = stop.check
     try:
       if self.step == 0 and self.evaluations:
-        self.records.writer.write(0, self.evaluate())
+        scalars = self.evaluate()
+        self.records.writer.write(0, scalars)
+        self.progress.note(f'step 0/{self.config.steps}  '
+                           f'{summaries.evaluated(scalars)}')
       if self.unrecorded is not None:
         self._record()
       while self.step < self.config.steps:
@@ -186,7 +192,10 @@ class Trainer:
   def rollout_step(self) -> dict[str, float]:
     """Samples, grades and updates; returns the step's metrics."""
     start, number = time.perf_counter(), self.step + 1
-    self.progress.phase('sampling')
+    self.progress.begin(number)
+    rows = self.config.rollout
+    self.progress.phase(
+        f'sampling {rows.prompts} × {rows.samples} completions')
     rollout, sampling = self._collect(number)
     self.cursor = rollout.cursor
     reward_B = self.learner.rewards(rollout.sampled)
@@ -194,7 +203,7 @@ class Trainer:
         self._dump, number, rollout, reward_B, self.config.dump.period)
     scalars = summaries.rollout_metrics(rollout, reward_B) | sampling
     if rollout.groups:
-      self.progress.phase('updating')
+      self.progress.phase('updating the policy')
       scalars |= self._update(number, rollout, reward_B)
     dumped.result()
     seconds = time.perf_counter() - start
@@ -249,14 +258,15 @@ class Trainer:
 
   def evaluate(self) -> dict[str, float]:
     """Every evaluation of the config, as metrics 'eval/SET/…'."""
-    self.progress.phase('evaluating')
-    params = self.learner.programs.to_decode(self.learner.policy())
     scalars, start = {}, time.perf_counter()
-    key = programs_lib.stream(self.config.seed, 'eval')
-    for index, item in enumerate(self.evaluations):
-      _, results = item.run(params, jax.random.fold_in(key, index))
-      scalars |= {f'eval/{item.name}/{name}': value
-                  for name, value in results.items()}
+    with self.progress.evaluating(
+        ', '.join(item.name for item in self.evaluations)):
+      params = self.learner.programs.to_decode(self.learner.policy())
+      key = programs_lib.stream(self.config.seed, 'eval')
+      for index, item in enumerate(self.evaluations):
+        _, results = item.run(params, jax.random.fold_in(key, index))
+        scalars |= {f'eval/{item.name}/{name}': value
+                    for name, value in results.items()}
     self.session.timers.pop()
     return scalars | {'seconds/eval': time.perf_counter() - start}
 

@@ -1,5 +1,8 @@
 """Compilations are counted, and logged after the warm-up."""
 
+import logging
+import time
+
 import jax
 import numpy as np
 
@@ -21,3 +24,42 @@ def test_compilations_after_the_warm_up_are_logged(capsys):
   assert counts == [1, 0, 1, 0, 1]
   warning = 'warning: 1 programs compiled after the warm-up: jit(double)\n'
   assert logged == ['', '', warning, '', warning]
+
+
+def test_compilations_are_named_with_their_largest_array_of_integers():
+  events = []
+
+  @jax.jit
+  def decode(slots_N, position_NC, table_AB):
+    return slots_N + position_NC.sum() + table_AB.sum().astype(int)
+
+  arrays = [np.zeros(shape, dtype) for shape, dtype in (
+      (64, np.int32), ((64, 1024), np.int32), ((90, 4000), np.float32))]
+  with host.compilations_shown(events.append, lambda: events.append('done')):
+    decode(*arrays)
+    decode(*arrays)  # is compiled already
+  assert [e for e in events if e != 'done'] == ['decode 64 × 1,024']
+  assert events[-1] == 'done'
+  decode(*(array[:32] for array in arrays))
+  assert events.count('decode 32 × 1,024') == 0
+  assert not logging.getLogger(host._LOGGER).filters
+
+
+def test_the_seconds_of_compilation_are_counted_once():
+  counter = host.CompilationCounter(warm_up=9)
+
+  @jax.jit
+  def inner(x_N):
+    return 2 * x_N
+
+  @jax.jit
+  def outer(x_N):  # tracing it traces inner
+    for _ in range(30):
+      x_N = inner(x_N) + 1
+    return x_N
+
+  start = time.monotonic()
+  outer(np.zeros(7, np.float32))
+  elapsed = time.monotonic() - start
+  assert 0.3 * elapsed < counter.seconds() <= elapsed
+  assert counter.seconds() == counter.seconds()
