@@ -221,6 +221,15 @@ def _convert(rows: Iterable[tuple[int, object]], origin: str,
   return problems
 
 
+def short_name(name_or_path: str) -> str:
+  """A set's name for metrics: 'gsm8k:FILE' -> 'gsm8k', 'a/b.jsonl' -> 'b'."""
+  name = name_or_path.partition(':')[0]
+  if name in SETS:
+    return name
+  path = pathlib.Path(name_or_path)
+  return path.stem if path.suffix in ('.jsonl', '.parquet') else path.name
+
+
 def overlap(problems: Iterable[problem_lib.Problem],
             others: Iterable[problem_lib.Problem]) -> int:
   """Counts the problems whose letters and digits equal those of another."""
