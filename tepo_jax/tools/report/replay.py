@@ -37,7 +37,7 @@ from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.runtime import checkpoint
 
 
-SAME = 1e-4  # relative distance of gradients that differ by rounding
+SAME = 1e-3  # relative distance of gradients that count as the same
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,8 +282,8 @@ def evaluate(programs: ReplayPrograms,
 def identical(outcomes: Mapping[str, Outcome]) -> list[list[str]]:
   """Groups the methods that make the same update here, in their order.
 
-  Their gradients differ by at most SAME of their length, and their loss and
-  their shares of tokens by as little.
+  Their gradients differ by at most SAME of their length; loss, clip and M may
+  differ.
   """
   groups: list[list[str]] = []
   for name, outcome in outcomes.items():
@@ -297,12 +297,10 @@ def identical(outcomes: Mapping[str, Outcome]) -> list[list[str]]:
 
 
 def _is_same(one, other):
-  numbers = [(getattr(one, field), getattr(other, field)) for field in (
-      'loss', 'grad_norm', 'clip_fraction', 'region_share')]
-  return all(math.isclose(x, y, rel_tol=SAME, abs_tol=1e-7)
-             for x, y in numbers) and optax.global_norm(jax.tree.map(
-                 np.subtract, one.gradient, other.gradient)) <= (
-                     SAME * one.grad_norm)
+  # The norms decide most pairs without a pass over the gradients.
+  return math.isclose(one.grad_norm, other.grad_norm, rel_tol=SAME) and (
+      optax.global_norm(jax.tree.map(np.subtract, one.gradient, other.gradient))
+      <= SAME * other.grad_norm)
 
 
 def _slopes(loss, tokens, rng):

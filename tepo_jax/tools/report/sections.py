@@ -179,15 +179,16 @@ def _section(comparison):
   cosine = {name: numbers['cosines'][names.index(base)][i]
             for name, i in zip(heads, index)}
   table = [[', '.join(group_of[name]), f'{cosine[name]:.3f}', *(
-      _with_difference(rows[name][field], rows[base][field], factor, digits,
-                       name == base_head)
+      _cell([factor * rows[member][field] for member in group_of[name]],
+            None if name == base_head else factor * rows[base][field], digits)
       for _, field, factor, digits in _COLUMNS)] for name in heads]
   head = ['method', f'cosine with {base}', *(title for title, *_ in _COLUMNS)]
   content = (
       f'<p class="caption">{comparison.tokens:,} tokens, the same for every '
       f'method; {len(names)} methods make {len(heads)} different updates here: '
-      'those of one row agree in gradient, loss, clip and M. In brackets: the '
-      f'difference to {page.text(base)}. ΔH: change of the tokens\' mean '
+      f'the gradients of one row differ by at most {replay.SAME:.1%}. In '
+      f'brackets: the difference to {page.text(base)}; a … b: the row\'s least '
+      'and largest. ΔH: change of the tokens\' mean '
       'entropy by one optimiser update, predicted to first order and measured.'
       '</p>' + page.table(head, table, range(1, len(head))))
   if len(heads) > 1:
@@ -199,10 +200,12 @@ def _section(comparison):
   return content
 
 
-def _with_difference(value, base, factor, digits, is_base):
-  text = f'{factor * value:.{digits}f}'
-  return text if is_base else (
-      f'{text} ({factor * (value - base):+.{digits}f})')
+def _cell(values, base, digits):
+  """The value of a row's methods, and its difference to `base` unless None."""
+  low, high = (f'{end(values):.{digits}f}' for end in (min, max))
+  if low != high:
+    return f'{low} … {high}'
+  return low if base is None else f'{low} ({values[0] - base:+.{digits}f})'
 
 
 def _short(group):

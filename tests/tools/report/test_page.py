@@ -40,6 +40,7 @@ def arrays():
            for q in inspector.QUANTITIES}
   found['region'] = (found['region'] > 0).astype(int)
   found['sampler_gap'][:] = 0.01
+  found['kl'][:] = np.float32(-1.0772692e-7)  # shown as a power of ten
   found['sampler_gap'][7, 1] = -9  # group 3 has the largest gap
   return found
 
@@ -458,7 +459,7 @@ def test_an_empty_filter_says_why(report, browser):
 
 
 def test_m_has_a_key_and_values_have_three_digits(report, browser):
-  browser.open(report)
+  browser.open(report, width=360)
   choose(browser, 'quantity', 'region')
   assert 'in M: the penalty acts' in browser.run(
       'document.getElementById("ramp").textContent')
@@ -467,3 +468,5 @@ def test_m_has_a_key_and_values_have_three_digits(report, browser):
       '[...document.querySelectorAll("#tip tr")].map('
       'r => [Number(r.cells[1].textContent), Number(r.cells[2].textContent)])'))
   assert list(rounded) == [float(f'{x:.3g}') for x in exact]
+  assert browser.run('[...document.querySelectorAll("#tip td")].every(td => '
+                     'td.getBoundingClientRect().right < 360)')

@@ -28,11 +28,13 @@ LAST = comparison(
     tepo=outcome([1, 0], clip=0.01, loss=0.6), gpg=outcome([2, 0]))
 
 
-def test_identical_updates_are_found_by_gradient_and_numbers():
+def test_identical_updates_are_found_by_their_gradients():
   assert replay.identical(FIRST.outcomes) == [
-      ['gspo', 'grpo', 'gpg'], ['tepo']]  # 1e-6 is rounding; M differs
+      ['gspo', 'grpo', 'tepo', 'gpg']]  # 1e-6 is rounding
   assert replay.identical(LAST.outcomes) == [
-      ['gspo'], ['grpo'], ['tepo'], ['gpg']]
+      ['gspo'], ['grpo', 'tepo'], ['gpg']]
+  turned = {'grpo': outcome([1, 0]), 'tepo': outcome([0, 1])}
+  assert replay.identical(turned) == [['grpo'], ['tepo']]  # of equal length
 
 
 def _rows(content):
@@ -51,15 +53,15 @@ def test_the_last_update_comes_first_and_the_rest_is_folded():
 
 def test_rows_are_merged_and_show_differences_to_grpo():
   rows = _rows(sections._section(FIRST))
-  assert [row[0] for row in rows] == ['gspo, grpo, gpg', 'tepo']
+  assert [row[0] for row in rows] == ['gspo, grpo, tepo, gpg']
   assert rows[0][2] == '0.50000'  # the baseline's own values
-  assert rows[1][5] == '25.00 (+25.00)'
+  assert rows[0][5] == '0.00 … 25.00'  # M differs within the row
   rows = _rows(sections._section(LAST))
-  assert [row[0] for row in rows] == ['grpo', 'gspo', 'tepo', 'gpg']
+  assert [row[0] for row in rows] == ['grpo, tepo', 'gspo', 'gpg']
   found = {row[0]: row for row in rows}
-  assert found['tepo'][2] == '0.60000 (+0.10000)'
+  assert found['grpo, tepo'][2] == '0.50000 … 0.60000'
   assert found['gspo'][4] == '0.00 (-1.00)'
   assert found['gpg'][3] == '2.0000 (+1.0000)'
   assert found['gspo'][1] == f'{1 / 1.01 ** 0.5:.3f}'  # cosine with grpo
-  assert '4 methods make 4 different updates' in sections._section(LAST)
-  assert '4 methods make 2 different updates' in sections._section(FIRST)
+  assert '4 methods make 3 different updates' in sections._section(LAST)
+  assert '4 methods make 1 different updates' in sections._section(FIRST)

@@ -17,9 +17,7 @@ function element(name, attributes = {}, ...children) {
 function digits(value, wanted = 4) {
   if (value === null || value === undefined) return '–';
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e6)) {
-    return value.toExponential(wanted - 2);
-  }
+  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2);
   return String(Number(value.toPrecision(wanted)));
 }
 
