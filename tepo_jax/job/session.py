@@ -70,11 +70,6 @@ class Session:
     """Loads the folder's weights as fp32, in the training layout."""
     return weights.load(self.folder, 'float32', self.mesh)[1]
 
-  def parameters(self) -> int:
-    """The number of the folder's weights, without adapters and padding."""
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(
-        transformer.abstract_params(weights.read_config(self.folder))))
-
   def prompts(self, name: str, split: str | None,
               limit: int | None) -> list[groups_lib.Prompt]:
     """Loads the set's prompts that are short enough.
@@ -130,6 +125,11 @@ class Session:
         schedule=make_schedule, group_size=samples, max_tokens=max_tokens,
         grader=self.grader, tokenizer=self.tokenizer, timers=self.timers,
         check=lambda: self.check_stop())
+
+  def parameters(self) -> int:
+    """The number of the folder's weights, without adapters and padding."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(
+        transformer.abstract_params(weights.read_config(self.folder))))
 
 
 def open_folder(config: ml_collections.ConfigDict, folder: str | os.PathLike

@@ -133,7 +133,7 @@ class Trainer:
     self.session.check_stop = stop.check
     try:
       if self.step == 0 and self.evaluations:
-        scalars = self.evaluate()
+        scalars = self._timed_evaluation()
         self.records.writer.write(0, scalars)
         self.progress.note(f'step 0/{self.config.steps}  '
                            f'{summaries.evaluated(scalars)}')
@@ -154,7 +154,7 @@ class Trainer:
     """Evaluates if it is due; writes the step's metrics and saves."""
     scalars = self.unrecorded
     if self._is_due(self.config.eval.period):
-      scalars = scalars | self.evaluate()
+      scalars = scalars | self._timed_evaluation()
     self.records.writer.write(self.step, scalars)
     self.unrecorded = None
     self.progress.step(self.step, summaries.summary(scalars),
@@ -163,6 +163,11 @@ class Trainer:
         and self.records.checkpointer.latest() != self.step):
       self._save(next((value for name, value in scalars.items()
                        if name.startswith('eval/') and '/avg@' in name), None))
+
+  def _timed_evaluation(self):
+    with self.progress.evaluating(
+        ', '.join(item.name for item in self.evaluations)):
+      return self.evaluate()
 
   def close(self) -> None:
     """Waits for the last checkpoint and closes all files."""
@@ -258,15 +263,13 @@ class Trainer:
 
   def evaluate(self) -> dict[str, float]:
     """Every evaluation of the config, as metrics 'eval/SET/…'."""
+    params = self.learner.programs.to_decode(self.learner.policy())
     scalars, start = {}, time.perf_counter()
-    with self.progress.evaluating(
-        ', '.join(item.name for item in self.evaluations)):
-      params = self.learner.programs.to_decode(self.learner.policy())
-      key = programs_lib.stream(self.config.seed, 'eval')
-      for index, item in enumerate(self.evaluations):
-        _, results = item.run(params, jax.random.fold_in(key, index))
-        scalars |= {f'eval/{item.name}/{name}': value
-                    for name, value in results.items()}
+    key = programs_lib.stream(self.config.seed, 'eval')
+    for index, item in enumerate(self.evaluations):
+      _, results = item.run(params, jax.random.fold_in(key, index))
+      scalars |= {f'eval/{item.name}/{name}': value
+                  for name, value in results.items()}
     self.session.timers.pop()
     return scalars | {'seconds/eval': time.perf_counter() - start}
 
