@@ -208,7 +208,7 @@ class Trainer:
         self._dump, number, rollout, reward_B, self.config.dump.period)
     scalars = summaries.rollout_metrics(rollout, reward_B) | sampling
     if rollout.groups:
-      self.progress.phase('updating the policy')
+      self.progress.phase('updating')
       scalars |= self._update(number, rollout, reward_B)
     dumped.result()
     seconds = time.perf_counter() - start

@@ -221,15 +221,6 @@ def _convert(rows: Iterable[tuple[int, object]], origin: str,
   return problems
 
 
-def short_name(name_or_path: str) -> str:
-  """A set's name for metrics: 'gsm8k:FILE' -> 'gsm8k', 'a/b.jsonl' -> 'b'."""
-  name = name_or_path.partition(':')[0]
-  if name in SETS:
-    return name
-  path = pathlib.Path(name_or_path)
-  return path.stem if path.suffix in ('.jsonl', '.parquet') else path.name
-
-
 def overlap(problems: Iterable[problem_lib.Problem],
             others: Iterable[problem_lib.Problem]) -> int:
   """Counts the problems whose letters and digits equal those of another."""
@@ -239,6 +230,15 @@ def overlap(problems: Iterable[problem_lib.Problem],
 
 def _letters(text):
   return re.sub(r'\W', '', text.lower())
+
+
+def short_name(name_or_path: str) -> str:
+  """A set's name for metrics: 'gsm8k:FILE' -> 'gsm8k', 'a/b.jsonl' -> 'b'."""
+  name = name_or_path.partition(':')[0]
+  if name in SETS:
+    return name
+  path = pathlib.Path(name_or_path)
+  return path.stem if path.suffix in ('.jsonl', '.parquet') else path.name
 
 
 def _one_spaced(text):
