@@ -44,9 +44,11 @@ def table(number: str, runs: str, form: str) -> str:
   if form == 'markdown' and not any(
       cell.value is not None for line in lines if line.is_ours
       for cell in line.cells):
-    return (f'Table {number}: no run of its {len(rows)} rows in {runs}. They '
-            f'need these commands:\n{commands(number, runs)}\n'
-            '--format=csv and --format=latex print the paper\'s rows.')
+    return '\n'.join([
+        f'Table {number}: no run of its {len(rows)} rows in {runs}. They need '
+        'these commands:', *(f'python -m {line}' for line in commands(
+            number, runs).splitlines()),
+        '--format=csv and --format=latex print the paper\'s rows.'])
   text = tables.FORMATS[form](lines, list(columns))
   if form == 'csv':
     return text

@@ -144,7 +144,8 @@ def test_a_table_without_any_result_is_one_line_and_the_commands(tmp_path):
   first, *lines, last = text.splitlines()
   assert first == (f'Table 3: no run of its {len(ROWS[3])} rows in {tmp_path}. '
                    'They need these commands:')
-  assert lines == paper_tables.commands('3', str(tmp_path)).splitlines()
+  assert lines == [f'python -m {line}' for line in paper_tables.commands(
+      '3', str(tmp_path)).splitlines()]
   assert 'not run' not in text and '--format=csv' in last
   assert 'not run' in paper_tables.table('3', str(tmp_path), 'csv')
   row = next(row for row in ROWS[3] if row.method and not row.is_change)
