@@ -70,9 +70,13 @@ up_to_date() {
 }
 record() { digest "${@:2}" >".venv/.installed-$1"; }
 
+# Shows pip's output only if it fails: its warnings are for others.
 pip_install() {
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check \
-    --constraint launch/constraints.txt "$@"
+  local output
+  output=$(.venv/bin/python -m pip install --quiet --disable-pip-version-check \
+    --constraint launch/constraints.txt "$@" 2>&1) && return
+  tail -n 20 <<<"$output" >&2
+  return 1
 }
 
 # CUDA 13 needs driver 580 or later.

@@ -71,6 +71,7 @@ train() {
   XLA_FLAGS=--xla_cpu_multi_thread_eigen=false \
     .venv/bin/python -m tepo_jax.train --config="configs/tiny.py:$method" \
     --config.seed="$seed" --config.model="$out/base_model" \
+    --config.eval.period=4 \
     --workdir="$out/runs/$name" "$@" >>"$out/logs/$name.log" 2>&1 \
     || { echo "$name failed: $(tail -n 1 "$out/logs/$name.log")" >&2
          return 1; }

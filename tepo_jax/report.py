@@ -14,7 +14,8 @@ step's rollout and the checkpoint of the step before it (for step 1: the model);
 if these are missing, the error lists the steps that have both.
 
 --table prints each row of the paper with its 95 % interval, our result below it
-("not run" if there is none), and an audit of the paper's cells. ± is the
+("not run" if there is none; if there is none at all, only the commands), and an
+audit of the paper's cells. ± is the
 binomial error of the samples for the paper's numbers, the bootstrap over
 problems for ours. --commands prints the runs that a table still needs.
 --compare subtracts the first evaluation from the second, on the same problems.

@@ -11,6 +11,27 @@ resumes the run in DIR from its last checkpoint. DIR then holds
   checkpoints/     rollouts/step_*.jsonl
 
 and base_model/ if the config names no model.
+
+Methods, the rows of configs/methods.py (the part of --config after the colon):
+
+  cispo, clip_cov, entropy_advantage, gpg, grpo, gspo, gspo_original, kl_1,
+  kl_1e-1, kl_1e-2, kl_1e-3, kl_1e-4, kl_cov, kl_k1_1, kl_k1_1e-1, kl_k1_1e-2,
+  kl_k1_1e-3, kl_k1_1e-4, kl_k2_1, kl_k2_1e-1, kl_k2_1e-2, kl_k2_1e-3,
+  kl_k2_1e-4, kl_k3_1, kl_k3_1e-1, kl_k3_1e-2, kl_k3_1e-3, kl_k3_1e-4,
+  kl_k3_is_1, kl_k3_is_1e-1, kl_k3_is_1e-2, kl_k3_is_1e-3, kl_k3_is_1e-4,
+  kl_misaligned, kl_negative_rising, max_entropy, min_entropy, prefix_is,
+  seq_mean_token_sum, steer, tepo, tepo_algorithm1, tepo_covariance,
+  tepo_no_kl, tepo_npg, tepo_printed, tepo_sequence_token
+
+Every field, with its meaning: configs/base.py; ★ marks those that are changed
+first. Examples:
+
+  the same command again                     # resumes from the last checkpoint
+  --config=configs/qwen2_5_7b.py:grpo                     # GRPO on Qwen2.5-7B
+  --config.lora.rank=16 --config.optimizer.learning_rate=1e-5      # with LoRA
+  --config=configs/base.py:tepo --config.model=FOLDER \
+      --config.data.name=train.jsonl --config.eval.sets="('test.jsonl',)"
+                            # own model and data: {"problem": …, "answer": …}
 """
 
 import contextlib
@@ -29,6 +50,7 @@ from tepo_jax.job import run_folder
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import summaries
 from tepo_jax.job import trainer
+from tepo_jax.runtime import host
 from tepo_jax.runtime import processes
 
 _CONFIG = cli.DEFINE_config()
@@ -43,7 +65,7 @@ def make_base_model(config: ml_collections.ConfigDict,
     untrained = pathlib.Path(scratch) / 'untrained'
     base_model.make(config, untrained, trained=False)
     with session_lib.open_folder(config, untrained) as session:
-      trainer.Trainer(config, session)
+      _announced(config, session, workdir)
   run_folder.claim(config, workdir)
   session_lib.cache_compilations(config, workdir)
   base_model.make(config, folder)
@@ -53,16 +75,33 @@ def train(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
   """Starts the run, or resumes it from the workdir's last checkpoint."""
   stop = processes.StopRequest()
   folder = pathlib.Path(session_lib.model_folder(config, workdir))
-  if processes.any_of(config.model is None and not folder.exists()):
+  announced = processes.any_of(config.model is None and not folder.exists())
+  if announced:
     processes.on_first(make_base_model, config, workdir, folder)
   with session_lib.open_folder(config, folder) as session:
-    run = trainer.Trainer(config, session)
-    with memory_lib.explaining_exhaustion(config, run.learner.programs):
+    run = (trainer.Trainer(config, session) if announced
+           else _announced(config, session, workdir))
+    with memory_lib.explaining_exhaustion(config, run.learner.programs), (
+        host.compilations_shown(run.progress.compiling, run.progress.compiled)):
       run.open(workdir)
       with contextlib.closing(run):
         run.run(stop)
   if processes.is_first():
     print(summaries.results_table(workdir))
+    print(summaries.next_command(workdir, run.step, config.steps))
+
+
+def _announced(config: ml_collections.ConfigDict, session: session_lib.Session,
+               workdir: pathlib.Path) -> trainer.Trainer:
+  """A trainer, after its run has been described: the data sets, which may take
+  long to load, last."""
+  if processes.is_first():
+    print(summaries.header(config, session, workdir), flush=True)
+  run = trainer.Trainer(config, session)
+  if processes.is_first():
+    print(summaries.data(config, len(run.prompts), run.evaluations),
+          f'\n{summaries.LEGEND}', sep='', flush=True)
+  return run
 
 
 def main() -> None:

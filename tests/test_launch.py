@@ -27,7 +27,9 @@ _VENV_PYTHON = '''#!/bin/bash
 case "$*" in
   "-m pip --version") ;;
   "-m pip show"*) exit 1 ;;
-  *) echo "python $*" >>"$STUBS/log"; [[ ! -e "$STUBS/pip_fails" ]] ;;
+  *) echo "python $*" >>"$STUBS/log"
+     [[ "$*" != *"pip install"* ]] || echo "a warning of pip" | tee /dev/stderr
+     [[ ! -e "$STUBS/pip_fails" ]] ;;
 esac
 '''
 _APT = '#!/bin/bash\necho "apt-get $*" >>"$STUBS/log"\ntouch "$STUBS/$APT_DOES"'
@@ -78,6 +80,7 @@ def test_scripts_are_well_formed(script):
 def test_setup_of_a_fresh_machine(launch):
   done = launch('setup.sh', 'cpu')
   assert done.returncode == 0, done.stderr
+  assert 'of pip' not in done.stdout + done.stderr
   assert launch.log() == [
       'apt-get update -qq', 'apt-get install -y -qq python3.11-venv',
       'python -m pip install --quiet --disable-pip-version-check --constraint'
@@ -110,6 +113,7 @@ def test_a_failed_install_is_repeated(launch):
   (launch.stubs / 'pip_fails').touch()
   done = launch('setup.sh', 'cpu')
   assert done.returncode == 2 and 'pip could not install' in done.stderr
+  assert 'a warning of pip' in done.stderr
   (launch.stubs / 'pip_fails').unlink()
   launch.log()
   assert launch('setup.sh', 'cpu').returncode == 0
@@ -161,6 +165,7 @@ def test_sweep_runs_every_method_and_seed_and_reports(launch):
   assert sorted(commands[1:-1]) == sorted(
       f'python -m tepo_jax.train --config=configs/tiny.py:{method} '
       f'--config.seed={seed} --config.model=a study/base_model '
+      '--config.eval.period=4 '
       f'--workdir=a study/runs/{method}_{seed} --config.steps=3 '
       '--config.x=a b' for method in ('tepo', 'grpo') for seed in (4, 5))
 

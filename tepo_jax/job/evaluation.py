@@ -72,14 +72,22 @@ class Evaluation:
 
 
 def prepare(session: session_lib.Session) -> list[Evaluation]:
-  """The evaluations of `config.eval`, in its order."""
+  """The evaluations of `config.eval`, in its order.
+
+  They are called by `datasets.short_name`; where two sets would have the same
+  name, by the config's.
+  """
   settings = session.config.eval
   style = prompts_lib.get(session.config.data.template).style
   evaluations = []
-  for name in settings.sets:
-    split = 'test' if name == 'arithmetic' else None
-    prompts = session.prompts(name, split, settings.limit)
-    for index, (samples, temperature) in enumerate(_decodings(settings, name)):
+  short = list(map(datasets.short_name, settings.sets))
+  for source in settings.sets:
+    split = 'test' if source == 'arithmetic' else None
+    prompts = session.prompts(source, split, settings.limit)
+    name = datasets.short_name(source)
+    name = name if short.count(name) == 1 else source
+    for index, (samples, temperature) in enumerate(
+        _decodings(settings, source)):
       evaluations.append(Evaluation(
           name if temperature > 0 else f'{name}/greedy', prompts,
           session.sampler(

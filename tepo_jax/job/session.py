@@ -3,6 +3,7 @@
 from collections.abc import Callable
 import dataclasses
 import functools
+import math
 import os
 import pathlib
 import sys
@@ -126,6 +127,11 @@ class Session:
         schedule=make_schedule, group_size=samples, max_tokens=max_tokens,
         grader=self.grader, tokenizer=self.tokenizer, timers=self.timers,
         check=lambda: self.check_stop(), scorer=scorer)
+
+  def parameters(self) -> int:
+    """The number of the folder's weights, without adapters and padding."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(
+        transformer.abstract_params(weights.read_config(self.folder))))
 
 
 def open_folder(config: ml_collections.ConfigDict, folder: str | os.PathLike

@@ -1,16 +1,28 @@
-"""Metrics of a rollout step, its progress line, and a run's closing table."""
+"""Metrics of a rollout step; what a run prints: header, steps, closing table.
+"""
 
+from collections.abc import Sequence
 import json
 import pathlib
+import shlex
 from typing import Any
 
+import ml_collections
 import numpy as np
 
+from tepo_jax.job import session as session_lib
 from tepo_jax.learning import batch as batch_lib
 from tepo_jax.learning import packing
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import schedule
 from tepo_jax.rollout import selection
+
+FEW = 5  # rows of the closing table
+
+LEGEND = (
+    'Columns: reward and accuracy of the samples; entropy in nats; gradient '
+    'norm before clipping;\nclip: share of tokens with an active clip bound; '
+    'mean and max tokens of a completion; tokens and seconds of a step.')
 
 
 def rollout_metrics(rollout: selection.Rollout, reward_B: np.ndarray
@@ -75,10 +87,10 @@ def summary(scalars: dict[str, float]) -> str:
   """The progress line's summary of a step."""
   clipped = [scalars[f'clip_fraction_{part}'] for part in (
       'low', 'high', 'covariance') if f'clip_fraction_{part}' in scalars]
-  shown = {'reward': 'reward', 'accuracy': 'acc', 'entropy': 'H',
-           'grad_norm': 'grad', 'response_length_mean': 'len',
-           'response_length_max': 'max', 'tokens_per_second': 'tok/s',
-           'seconds/step': 's'}
+  shown = {'reward': 'reward', 'accuracy': 'accuracy', 'entropy': 'entropy',
+           'grad_norm': 'gradient', 'response_length_mean': 'tokens',
+           'response_length_max': 'max', 'tokens_per_second': 'tokens/s',
+           'seconds/step': 'seconds'}
   parts = [f'{label} {scalars[name]:.{4 if scalars[name] >= 1000 else 3}g}'
            for name, label in shown.items() if name in scalars]
   if clipped:
@@ -88,21 +100,99 @@ def summary(scalars: dict[str, float]) -> str:
 
 def evaluated(scalars: dict[str, float]) -> str:
   """The progress line's accuracies, empty if the step has no evaluation."""
-  return '  '.join(f'{name.removeprefix("eval/")} {value:.1%}'
-                   for name, value in scalars.items()
-                   if name.startswith('eval/') and '/avg@' in name)
+  return '  '.join(f'{name.removeprefix("eval/")} {scalars[name]:.1%}'
+                   for name in _averages(scalars))
 
 
 def results_table(workdir: pathlib.Path) -> str:
-  """A table of the first and the last recorded evaluation."""
+  """The first, the last and the best recorded evaluation, in about five rows.
+
+  These are avg@k of every set under each decoding; up to FEW rows, more of the
+  first set. The best is that of the highest avg@k of the first set.
+  """
   records = [json.loads(line) for line in
              (workdir / 'metrics.jsonl').read_text().splitlines()]
-  records = [r for r in records if any(name.startswith('eval/') for name in r)]
+  records = [r for r in records if _averages(r)]
   if not records:
     return 'no evaluation was recorded'
   first, last = records[0], records[-1]
-  steps = [f'step {record["step"]}' for record in (first, last)]
-  return '\n'.join([f'{"":<36}{steps[0]:>10}{steps[1]:>10}'] + [
-      f'{name.removeprefix("eval/"):<36}{first[name]:>10.3f}{last[name]:>10.3f}'
-      for name in first
-      if name.startswith('eval/') and not name.endswith('/problems')])
+  names = _averages(first)
+  best = max(records, key=lambda r: r[names[0]])
+  largest = names[0].rpartition('@')[2]
+  head = names[0].rpartition('/')[0]
+  names += [name for part in (f'pass@{largest}', f'maj@{largest}',
+                              'mean_length', 'truncated')
+            if (name := f'{head}/{part}') in first][:max(0, FEW - len(names))]
+  titles = [f'step {first["step"]}', f'step {last["step"]}',
+            f'best, step {best["step"]}']
+  width = max(map(len, names)) - len('eval/')
+  return '\n'.join(''.join([f'{name:<{width}}', *(
+      f'{value:>{max(12, len(titles[2]) + 2)}}' for value in values)])
+      for name, values in [('', titles), *(
+          (name.removeprefix('eval/'),
+           [_shown(name, r[name]) for r in (first, last, best)])
+          for name in names)])
+
+
+def _averages(record):
+  return [name for name in record
+          if name.startswith('eval/') and '/avg@' in name]
+
+
+def _shown(name, value):
+  return f'{value:.1f}' if name.endswith('mean_length') else f'{value:.1%}'
+
+
+def header(config: ml_collections.ConfigDict, session: session_lib.Session,
+           workdir: pathlib.Path) -> str:
+  """What is about to run, without what takes long to load."""
+  mesh = session.mesh
+  saved = [int(entry.name) for entry in (
+      workdir / session_lib.CHECKPOINTS).glob('*') if entry.name.isdigit()]
+  adapters = f', LoRA of rank {config.lora.rank}' if config.lora.rank else ''
+  kinds = {device.device_kind for device in mesh.devices.flat}
+  return _rows(
+      method=config.method_name,
+      model=f'{config.model or "embedded, made for this run"}: '
+            f'{_short(session.parameters())} parameters{adapters}, '
+            f'{config.compute.dtype}',
+      devices=f'{mesh.devices.size} × {", ".join(sorted(kinds))}; mesh ' + (
+          ', '.join(f'{name} {size}' for name, size in mesh.shape.items())),
+      steps=f'{config.steps}, each {config.rollout.prompts} prompts × '
+            f'{config.rollout.samples} completions of at most '
+            f'{config.rollout.max_tokens:,} tokens',
+      workdir=f'{workdir}, ' + (
+          f'resumes after step {max(saved)}' if saved else 'new'))
+
+
+def data(config: ml_collections.ConfigDict, problems: int,
+         evaluations: Sequence[Any]) -> str:
+  """The sizes of the data sets; `evaluations` are `evaluation.Evaluation`s."""
+  return _rows(
+      data=f'{config.data.name}: {problems:,} problems',
+      evaluation='; '.join(
+          f'{item.name}: {len(item.prompts):,} problems × {item.samples}'
+          for item in evaluations) + f', every {config.eval.period} steps'
+      if evaluations else 'none')
+
+
+def _rows(**lines):
+  return '\n'.join(f'{name:<12}{text}' for name, text in lines.items())
+
+
+def _short(count):
+  """7615616512 -> '7.6B'."""
+  for size, unit in ((1e9, 'B'), (1e6, 'M')):
+    if count >= size / 10:
+      return f'{count / size:.1f}{unit}'
+  return f'{count:,}'
+
+
+def next_command(workdir: pathlib.Path, step: int, steps: int) -> str:
+  """The closing lines of a run that has made `step` of `steps` steps."""
+  if step < steps:
+    return f'{workdir}: stopped after step {step}; the same command resumes'
+  report = shlex.quote(str(workdir / 'report'))
+  return (f'{workdir}: done; for figures and completions run\n'
+          f'  .venv/bin/python -m tepo_jax.report --runs='
+          f'{shlex.quote(str(workdir))} --out={report}')

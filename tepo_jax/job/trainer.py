@@ -74,12 +74,14 @@ class Trainer:
         max_tokens=rollout.max_tokens,
         decoding=draw.Decoding(rollout.temperature), scorer=self._scorer())
     self.evaluations = evaluation.prepare(session) if config.eval.period else []
-    self.progress = progress_lib.Progress(
-        config.steps, sys.stderr if processes.is_first() else io.StringIO())
     # After this many steps nothing new should have to be compiled. Compilations
     # of a step's evaluation and save count towards the next step.
     self.compilations = host.CompilationCounter(
         1 + max(10, config.eval.period, config.checkpoint.period))
+    self.progress = progress_lib.Progress(
+        config.steps, sys.stderr if processes.is_first() else io.StringIO(),
+        eval_period=config.eval.period,
+        compile_seconds=self.compilations.seconds)
     self.background = futures.ThreadPoolExecutor(1)
 
   def open(self, workdir: pathlib.Path) -> None:
@@ -96,7 +98,8 @@ class Trainer:
         if processes.is_first() else metrics.NoWriter())
     self._restore()
     if processes.is_first():
-      host.record(workdir, self.step)
+      host.record(workdir, self.step,
+                  {'parameters': self.session.parameters()})
 
   def _restore(self):
     """Takes the last undamaged checkpoint, or the model's weights at step 0.
@@ -132,7 +135,10 @@ class Trainer:
     self.session.check_stop = stop.check
     try:
       if self.step == 0 and self.evaluations:
-        self.records.writer.write(0, self.evaluate())
+        scalars = self._timed_evaluation()
+        self.records.writer.write(0, scalars)
+        self.progress.note(f'step 0/{self.config.steps}  '
+                           f'{summaries.evaluated(scalars)}')
       if self.unrecorded is not None:
         self._record()
       while self.step < self.config.steps:
@@ -150,7 +156,7 @@ class Trainer:
     """Evaluates if it is due; writes the step's metrics and saves."""
     scalars = self.unrecorded
     if self._is_due(self.config.eval.period):
-      scalars = scalars | self.evaluate()
+      scalars = scalars | self._timed_evaluation()
     self.records.writer.write(self.step, scalars)
     self.unrecorded = None
     self.progress.step(self.step, summaries.summary(scalars),
@@ -159,6 +165,11 @@ class Trainer:
         and self.records.checkpointer.latest() != self.step):
       self._save(next((value for name, value in scalars.items()
                        if name.startswith('eval/') and '/avg@' in name), None))
+
+  def _timed_evaluation(self):
+    with self.progress.evaluating(
+        ', '.join(item.name for item in self.evaluations)):
+      return self.evaluate()
 
   def close(self) -> None:
     """Waits for the last checkpoint and closes all files."""
@@ -190,7 +201,10 @@ class Trainer:
   def rollout_step(self) -> dict[str, float]:
     """Samples, grades and updates; returns the step's metrics."""
     start, number = time.perf_counter(), self.step + 1
-    self.progress.phase('sampling')
+    self.progress.begin(number)
+    rows = self.config.rollout
+    self.progress.phase(
+        f'sampling {rows.prompts} × {rows.samples} completions')
     rollout, sampling = self._collect(number)
     self.cursor = rollout.cursor
     reward_B = self.learner.rewards(rollout.completed)
@@ -272,7 +286,6 @@ class Trainer:
 
   def evaluate(self) -> dict[str, float]:
     """Every evaluation of the config, as metrics 'eval/SET/…'."""
-    self.progress.phase('evaluating')
     params = self.learner.programs.to_decode(self.learner.policy())
     scalars, start = {}, time.perf_counter()
     key = programs_lib.stream(self.config.seed, 'eval')

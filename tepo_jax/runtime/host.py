@@ -1,20 +1,30 @@
 """The process and its host: resources used, recompilations, environment."""
 
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import ctypes
 import gc
 import importlib.metadata
 import json
+import logging
+import math
 import os
 import pathlib
 import platform
+import re
 import subprocess
 import sys
 import time
+from typing import Any
 
 import jax
 
 _COMPILED = '/jax/core/compile/backend_compile_duration'
+_PARTS = (_COMPILED, '/jax/core/compile/jaxpr_trace_duration',
+          '/jax/core/compile/jaxpr_to_mlir_module_duration')
+# jax has no public event for the start of a compilation. This logger says so at
+# level DEBUG: ('Compiling %s with …', name of the program, its inputs, …).
+_LOGGER = 'jax._src.interpreters.pxla'
 _PACKAGES = (
     'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy',
     'transformers', 'tokenizers', 'datasets', 'math-verify', 'safetensors')
@@ -60,6 +70,9 @@ class CompilationCounter:
   def __init__(self, warm_up: int):
     self._left = warm_up
     self._names = []
+    # (start, end) of tracing, lowering and compilation, none inside another:
+    # tracing a program traces the functions that it calls.
+    self._spans: list[tuple[float, float]] = []
     jax.monitoring.register_event_duration_secs_listener(self._listen)
 
   def pop(self) -> int:
@@ -71,13 +84,62 @@ class CompilationCounter:
     self._left = max(0, self._left - 1)
     return len(names)
 
-  def _listen(self, event, *_, fun_name='?', **__):
+  def seconds(self) -> float:
+    """Returns the seconds of tracing, lowering and compilation so far."""
+    return sum(end - start for start, end in self._spans)
+
+  def _listen(self, event, duration, *, fun_name='?', **_):
     if event == _COMPILED:
       self._names.append(fun_name)
+    if event in _PARTS:
+      end = time.monotonic()
+      while self._spans and self._spans[-1][0] >= end - duration:
+        self._spans.pop()
+      self._spans.append((end - duration, end))
 
 
-def record(workdir: pathlib.Path, step: int) -> None:
-  """Appends the environment of a start at `step` to DIR/environment.jsonl."""
+@contextlib.contextmanager
+def compilations_shown(started: Callable[[str], None],
+                       ended: Callable[[], None]) -> Iterator[None]:
+  """Calls `started` with each program that compiles, such as 'decode 64 ×
+  1,024', and then `ended`; also if the cache has it.
+
+  The sizes are those of the program's largest array of integers: tokens, or
+  positions in the cache.
+  """
+  def announce(record):
+    if record.msg.startswith('Compiling %s'):
+      started(_program(*record.args[:2]))
+    return record.levelno >= logging.WARNING
+
+  def listen(event, *_, **__):
+    if event == _COMPILED:
+      ended()
+
+  logger, level = logging.getLogger(_LOGGER), logging.getLogger(_LOGGER).level
+  logger.setLevel(logging.DEBUG)
+  logger.addFilter(announce)
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  try:
+    yield
+  finally:
+    logger.setLevel(level)
+    logger.removeFilter(announce)
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def _program(name, inputs):
+  """'jit(decode)' and the shapes of its inputs -> 'decode 64 × 1,024'."""
+  name = re.sub(r'^jit[_(](.*?)\)?$', r'\1', name)
+  shapes = [x.shape for x in inputs
+            if jax.dtypes.issubdtype(x.dtype, jax.numpy.integer) and x.ndim > 1]
+  size = max(shapes, key=math.prod, default=())
+  return ' '.join([name, ' × '.join(f'{n:,}' for n in size)]).strip()
+
+
+def record(workdir: pathlib.Path, step: int, more: Mapping[str, Any]) -> None:
+  """Appends the environment of a start at `step`, and `more`, to
+  DIR/environment.jsonl."""
   devices = jax.devices()
   environment = {
       'step': step,
@@ -86,7 +148,8 @@ def record(workdir: pathlib.Path, step: int) -> None:
       'system': f'{platform.system()} {platform.machine()}',
       'cpu_count': os.cpu_count(), 'processes': jax.process_count(),
       'devices': f'{len(devices)} x {devices[0].device_kind}',
-  } | {name: importlib.metadata.version(name) for name in _PACKAGES}
+  } | dict(more) | {
+      name: importlib.metadata.version(name) for name in _PACKAGES}
   with (workdir / 'environment.jsonl').open('a', encoding='utf-8') as file:
     file.write(json.dumps(environment) + '\n')
 

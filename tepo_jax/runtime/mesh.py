@@ -115,7 +115,15 @@ def under_rules(mesh: jax.sharding.Mesh, function: Callable, rules=RULES
           _in_force(mesh, rules)):
       return function(*args, **kwargs)
 
+  wrapped.__name__ = _name(function)
   return wrapped
+
+
+def _name(function):
+  """The function's name, for messages about compilation; partials have none."""
+  while isinstance(function, functools.partial):
+    function = function.func
+  return function.__name__
 
 
 @contextlib.contextmanager
@@ -147,6 +155,7 @@ def by_batch_shard(mesh: jax.sharding.Mesh, function: Callable, in_axes,
     with _in_force(mesh, {**rules, 'batch': None}):
       return function(*args)
 
+  local.__name__ = _name(function)
   return jax.shard_map(
       local, mesh=mesh, in_specs=specs(in_axes), out_specs=specs(out_axes),
       axis_names=set(RULES['batch']), check_vma=False)

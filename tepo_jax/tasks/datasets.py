@@ -232,6 +232,15 @@ def _letters(text):
   return re.sub(r'\W', '', text.lower())
 
 
+def short_name(name_or_path: str) -> str:
+  """A set's name for metrics: 'gsm8k:FILE' -> 'gsm8k', 'a/b.jsonl' -> 'b'."""
+  name = name_or_path.partition(':')[0]
+  if name in SETS:
+    return name
+  path = pathlib.Path(name_or_path)
+  return path.stem if path.suffix in ('.jsonl', '.parquet') else path.name
+
+
 def _one_spaced(text):
   return ' '.join(text.split())
 

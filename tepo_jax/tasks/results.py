@@ -52,10 +52,11 @@ def summarize(lines: Sequence[dict], style: str) -> dict[str, Any]:
 
 
 def brief(summary: dict[str, Any]) -> dict[str, float]:
-  """Returns the summary's main numbers: k is a power of 2 or n."""
+  """Returns the summary's main numbers, and avg@k's interval as low and high:
+  k is a power of 2 or n."""
   ks = {name.partition('@')[2] for name in summary if name.startswith('maj@')}
   return {name: value for name, value in summary.items()
-          if isinstance(value, float | int) and name not in ('low', 'high')
+          if isinstance(value, float | int)
           and (not name.startswith('pass@') or name[5:] in ks | {'1'})}
 
 
@@ -123,8 +124,9 @@ def read(folder: str | pathlib.Path) -> tuple[dict, list[dict]]:
                       for name in (RESULTS, SAMPLES))
   except FileNotFoundError as error:
     raise errors.InputError(
-        f'{error.filename} is missing: {folder} holds no finished evaluation'
-        ) from error
+        f'{error.filename} is missing: {folder} holds no finished evaluation; '
+        f'make one: python -m tepo_jax.evaluate --config=FILE.py:METHOD '
+        f'--checkpoint={folder} --out=DIR') from error
   except ValueError as error:
     raise errors.InputError(f'{folder}: {error}') from error
   lines = [_parsed(folder / SAMPLES, line, _SAMPLE)

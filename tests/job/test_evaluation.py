@@ -55,6 +55,18 @@ def _prepare(**settings):
   return evaluation.prepare(session), asked
 
 
+@pytest.mark.parametrize('sets, names', [
+    (('a/b/toy.jsonl', 'arithmetic'), ['toy', 'arithmetic']),
+    (('gsm8k:a/test.jsonl', 'c/own.parquet', 'folder/v1.5'),
+     ['gsm8k', 'own', 'v1.5']),
+    (('a/toy.jsonl', 'b/toy.jsonl', 'c.jsonl'),
+     ['a/toy.jsonl', 'b/toy.jsonl', 'c'])])
+def test_local_sets_are_named_by_their_stem(sets, names):
+  evaluations, asked = _prepare(sets=sets)
+  assert [item.name for item in evaluations] == names
+  assert [source for source, *_ in asked] == list(sets)
+
+
 def test_evaluations_follow_the_config():
   evaluations, asked = _prepare(greedy=True)
   assert asked == [('arithmetic', 'test', 5)]  # never the training split
@@ -114,6 +126,9 @@ def test_run_summarizes_in_the_order_of_the_prompts():
     groups, found = _evaluation(sampler).run('weights', 'key')
     assert groups == GROUPS
     assert found == pytest.approx({
+        # Of the means of three problems, 1/27 of the draws has the least
+        # three times, and 1/27 the largest.
+        'low': 0, 'high': 3 / 4,
         'avg@4': 4 / 12, 'pass@1': 4 / 12, 'pass@2': (1 / 2 + 0 + 1) / 3,
         'pass@4': 2 / 3, 'maj@1': 0, 'maj@2': 0, 'maj@4': 0, 'no_answer': 1,
         'truncated': 2 / 12, 'mean_length': 50 / 12, 'problems': 3,

@@ -1,5 +1,8 @@
 """Compilations are counted, and logged after the warm-up."""
 
+import logging
+import time
+
 import jax
 import numpy as np
 
@@ -21,3 +24,45 @@ def test_compilations_after_the_warm_up_are_logged(capsys):
   assert counts == [1, 0, 1, 0, 1]
   warning = 'warning: 1 programs compiled after the warm-up: jit(double)\n'
   assert logged == ['', '', warning, '', warning]
+
+
+def test_compilations_are_named_with_their_largest_array_of_integers():
+  events = []
+
+  @jax.jit
+  def decode(slots_N, position_NC, table_AB):
+    return slots_N + position_NC.sum() + table_AB.sum().astype(int)
+
+  arrays = [np.zeros(shape, dtype) for shape, dtype in (
+      (64, np.int32), ((64, 1024), np.int32), ((90, 4000), np.float32))]
+  with host.compilations_shown(events.append, lambda: events.append('done')):
+    decode(*arrays)
+    decode(*arrays)  # is compiled already
+  assert [e for e in events if e != 'done'] == ['decode 64 × 1,024']
+  assert events[-1] == 'done'
+  decode(*(array[:32] for array in arrays))
+  assert events.count('decode 32 × 1,024') == 0
+  assert not logging.getLogger(host._LOGGER).filters
+
+
+def test_the_seconds_of_compilation_are_counted_once(monkeypatch):
+  """Tracing a program from 6 to 12 s traces another from 8 to 10 s."""
+  now = [0.0]
+  monkeypatch.setattr(host.time, 'monotonic', lambda: now[0])
+  counter = host.CompilationCounter(warm_up=9)
+  for end, part, seconds in (
+      (10, 'jaxpr_trace', 2), (12, 'jaxpr_trace', 6),
+      (13, 'jaxpr_to_mlir_module', 1), (20, 'backend_compile', 7),
+      (30, 'something_else', 5)):
+    now[0] = end
+    jax.monitoring.record_event_duration_secs(
+        f'/jax/core/compile/{part}_duration', seconds)
+  assert counter.seconds() == 14
+
+
+def test_the_events_of_compilation_are_those_of_jax():
+  counter = host.CompilationCounter(warm_up=9)
+  start = time.monotonic()
+  jax.jit(lambda x_N: 2 * x_N)(np.zeros(7, np.float32))
+  assert 0 < counter.seconds() <= time.monotonic() - start
+  assert len(counter._spans) == len(host._PARTS)

@@ -1,5 +1,7 @@
 """runtime.mesh on four virtual devices."""
 
+import functools
+
 from flax import linen as nn
 import jax
 import numpy as np
@@ -143,3 +145,15 @@ def test_batch_goes_and_comes_back():
     np.testing.assert_array_equal(back[name], array)
     assert back[name].dtype == array.dtype
   assert back['loss'] == 1.5
+
+
+def test_compiled_functions_keep_their_name():
+  mesh = mesh_lib.make({'data': 1, 'fsdp': -1, 'tensor': 1})
+
+  def decode(model, x):
+    return model * x
+
+  partial = functools.partial(functools.partial(decode, 2))
+  assert mesh_lib.under_rules(mesh, partial).__name__ == 'decode'
+  shards = mesh_lib.by_batch_shard(mesh, partial, ((),), ())
+  assert mesh_lib.under_rules(mesh, shards).__name__ == 'decode'

@@ -43,8 +43,8 @@ def test_summary():
                                '2': {'accuracy': 1 / 8, 'problems': 2}}
   assert found['by_subject'] == {'x': {'accuracy': 3 / 4, 'problems': 1}}
   assert set(results.brief(found)) == {
-      'avg@4', 'pass@1', 'pass@2', 'pass@4', 'maj@1', 'maj@2', 'maj@4',
-      'no_answer', 'truncated', 'mean_length', 'problems'}
+      'avg@4', 'low', 'high', 'pass@1', 'pass@2', 'pass@4', 'maj@1', 'maj@2',
+      'maj@4', 'no_answer', 'truncated', 'mean_length', 'problems'}
 
 
 def test_one_sample_has_no_majority():

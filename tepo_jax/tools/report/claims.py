@@ -19,8 +19,6 @@ TARGET = 0.95  # of the baseline's final accuracy, for "steps to accuracy"
 FINAL = 0.2  # last part of the steps, whose mean is the final accuracy
 FEWEST = 3  # seeds for a verdict
 
-_ACCURACY = figures.Panel('', '', 'accuracy')
-
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
@@ -41,6 +39,11 @@ class Measure:
 def final(values: Sequence[float]) -> float:
   """Returns the mean over the last FINAL of the steps."""
   return float(np.mean(values[-max(1, round(FINAL * len(values))):]))
+
+
+def initial(values: Sequence[float]) -> float:
+  """Returns the mean over the first FINAL of the steps."""
+  return final(values[::-1])
 
 
 def unsteadiness(values: Sequence[float]) -> float | None:
@@ -145,18 +148,18 @@ def _pairs(group, base):
 def _target(base):
   """Returns TARGET times the baseline's final accuracy, mean over seeds."""
   finals = [final(list(series.values())) for run in base.runs
-            if (series := figures.smoothed(run, _ACCURACY))]
+            if (series := run.series('accuracy'))]
   return TARGET * float(np.mean(finals)) if finals else None
 
 
 def _steps_contrast(group, base, goal):
-  """Compares the first steps with a smoothed sample accuracy of `goal`."""
+  """Compares the first steps whose samples have an accuracy of `goal`."""
   pairs, late = [], 0
   for pair in _pairs(group, base):
     limit = 1 + min(
         run.records[-1]['step'] if run.records else 0 for run in pair)
     reached = [min([limit, *(
-        step for step, value in figures.smoothed(run, _ACCURACY).items()
+        step for step, value in run.series('accuracy').items()
         if value >= goal)]) for run in pair]
     late += reached.count(limit)
     pairs.append(reached)

@@ -1,6 +1,7 @@
 """The figures: their panels, the data of the curves, and PNG and SVG files.
 
-page.py draws the same curves with JavaScript.
+Curves are what was measured. A trailing mean, which sees no later step, is
+drawn over them; no statistic uses it. charts.js draws the same.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,12 +15,16 @@ import numpy as np
 from tepo_jax.tasks import statistics
 from tepo_jax.tools.report import runs as runs_lib
 
-SMOOTHING = 5  # steps of the centred moving mean; evaluations are not smoothed
+WINDOWS = (1, 5, 20)  # steps of the trailing mean that the page offers
+WINDOW = 5  # of the files, and of the page at first
 
 # Okabe and Ito's colours for colour-blind readers; then dashes.
 COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9',
            '#8c6d31', '#7f7f7f')
 _DASHES = ('-', '--', ':', '-.')
+_INK = '#757c86'  # text and axes: contrast 4.2 and more on white and on black
+HIGHLIGHTED = 'tepo'  # among the differences to the baseline
+_OTHERS = '#2b86c5'
 
 
 def clip_ratio(record: dict[str, Any]) -> float | None:
@@ -34,27 +39,33 @@ class Panel:
   """A figure of one metric.
 
   name: of its files. metric: a recorded name, or a function of a record.
-  scale: factor from the recorded value to `unit`.
+  scale: factor from the recorded value to `unit`. has_mean: whether the
+  trailing mean is drawn. is_machine: shown apart from the learning's figures.
+  is_compared: whether differences to the baseline are drawn too.
   """
   name: str
   title: str
   metric: str | Callable[[dict], float | None]
   unit: str = ''
   scale: float = 1.0
-  smoothing: int = SMOOTHING
+  has_mean: bool = True
+  is_machine: bool = False
+  is_compared: bool = False
 
 
 PANELS = (
     Panel('figure2a_clip_ratio', 'Clip ratio (Figure 2a)', clip_ratio,
-          '% of tokens', 100),
+          '% of tokens', 100, is_compared=True),
     Panel('figure2b_seconds', 'Time of a step (Figure 2b)', 'seconds/step',
           'seconds'),
     Panel('figure2b_length', 'Response length (Figure 2b)',
           'response_length_mean', 'tokens'),
     Panel('figure3a_reward', 'Reward (Figure 3a)', 'reward', '%', 100),
-    Panel('figure3b_grad_norm', 'Gradient norm (Figure 3b)', 'grad_norm'),
-    Panel('accuracy', 'Accuracy of the samples', 'accuracy', '%', 100),
-    Panel('entropy', 'Entropy', 'entropy', 'nats'),
+    Panel('figure3b_grad_norm', 'Gradient norm (Figure 3b)', 'grad_norm',
+          is_compared=True),
+    Panel('accuracy', 'Accuracy of the samples', 'accuracy', '%', 100,
+          is_compared=True),
+    Panel('entropy', 'Entropy', 'entropy', 'nats', is_compared=True),
     Panel('kl', 'KL(policy ‖ old policy), k3 estimate', 'kl_k3', 'nats'),
     Panel('mask_share', 'Tokens in the penalty\'s region M', 'region_share',
           '% of tokens', 100),
@@ -63,20 +74,23 @@ PANELS = (
           100),
     Panel('sampler_gap', 'Sampler gap, mean |Δ log π|', 'logp_gap_mean',
           'nats'),
-    Panel('tokens_per_second', 'Speed', 'tokens_per_second', 'tokens/s'),
+    Panel('tokens_per_second', 'Speed', 'tokens_per_second', 'tokens/s',
+          is_machine=True),
     Panel('host_memory', 'Memory of the host\'s process',
-          'host/resident_bytes', 'MB', 1e-6, 1),
-    Panel('open_files', 'Its open files', 'host/open_files', smoothing=1),
-    Panel('processes', 'Processes it started (graders)', 'host/processes',
-          smoothing=1),
-    Panel('compilations', 'Programs compiled', 'compilations', smoothing=1),
+          'host/resident_bytes', 'MB', 1e-6, False, True),
+    Panel('open_files', 'Its open files', 'host/open_files', '', 1, False, True),
+    Panel('processes', 'Processes it started (graders)', 'host/processes', '',
+          1, False, True),
+    Panel('compilations', 'Programs compiled', 'compilations', '', 1, False,
+          True),
 )
 
 
 def panels(runs: Iterable[runs_lib.Run]) -> list[Panel]:
   """Returns a panel for each evaluation's avg@k, then PANELS."""
   return [Panel(name.replace('/', '_').replace('@', '_'),
-                'Evaluation: ' + name.removeprefix('eval/'), name, '%', 100, 1)
+                'Evaluation: ' + name.removeprefix('eval/'), name, '%', 100, False,
+                is_compared=True)
           for name in accuracies(runs)] + list(PANELS)
 
 
@@ -89,10 +103,10 @@ def accuracies(runs: Iterable[runs_lib.Run]) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-  """One group in one panel: lists by step, in the panel's unit.
+  """One group in one panel: lists by step, as measured, in the panel's unit.
 
-  mean, low, high: `seeds.interval` over the seeds that have the step; count:
-  their number. seeds: run name -> {step: value}. Runs are smoothed first.
+  mean, low, high: `statistics.over_seeds` of the seeds that have the step;
+  count: their number. seeds: run name -> {step: value}.
   """
   label: str
   step: list[int]
@@ -105,83 +119,171 @@ class Curve:
 
 def curves(groups: Sequence[runs_lib.Group], panel: Panel) -> list[Curve]:
   """Returns the panel's curves; empty for a group without the metric."""
-  found = []
-  for group in groups:
-    seeds = {run.name: smoothed(run, panel) for run in group.runs}
-    steps = sorted(set().union(*seeds.values()))
-    at = [[values[step] for values in seeds.values() if step in values]
-          for step in steps]
-    mean, low, high = map(list, zip(*map(statistics.over_seeds, at))) if at else (
-        [], [], [])
-    found.append(Curve(group.label, steps, mean, low, high,
-                       list(map(len, at)), seeds))
-  return found
+  return [_curve(group.label, {
+      run.name: measured(run, panel) for run in group.runs})
+          for group in groups]
 
 
-def smoothed(run: runs_lib.Run, panel: Panel) -> dict[int, float]:
-  """Returns {step: value}, smoothed and in the panel's unit."""
-  series = run.series(panel.metric)
-  values = smooth(list(series.values()), panel.smoothing)
-  return {step: panel.scale * value for step, value in zip(series, values)}
+def _curve(label, seeds):
+  """A Curve of {run: {step: value}}."""
+  steps = sorted(set().union(*seeds.values()))
+  at = [[values[step] for values in seeds.values() if step in values]
+        for step in steps]
+  mean, low, high = map(list, zip(*map(statistics.over_seeds, at))) if at else (
+      [], [], [])
+  return Curve(label, steps, mean, low, high, list(map(len, at)), seeds)
+
+
+def differences(groups: Sequence[runs_lib.Group], base: runs_lib.Group,
+                panel: Panel) -> list[Curve]:
+  """Returns the other groups' curves minus the baseline's, paired by seed.
+
+  Empty for a group that shares no seed or no step with the baseline.
+  """
+  theirs = {run.seed: measured(run, panel) for run in base.runs}
+  return [_curve(group.label, {
+      run.name: {step: value - other[step] for step, value in
+                 measured(run, panel).items() if step in other}
+      for run in group.runs if (other := theirs.get(run.seed)) is not None})
+          for group in groups if group is not base]
+
+
+def measured(run: runs_lib.Run, panel: Panel) -> dict[int, float]:
+  """Returns {step: value} in the panel's unit."""
+  return {step: panel.scale * value
+          for step, value in run.series(panel.metric).items()}
+
+
+def trailing_mean(steps: Sequence[int], values: Sequence[float], window: int
+                  ) -> list[float]:
+  """Returns, at each step s, the mean of the values of steps s − window + 1 to
+  s, as far as there are any."""
+  return [float(np.mean([value for other, value in zip(steps, values)
+                         if step - window < other <= step])) for step in steps]
+
+
+def bands(groups: Sequence[runs_lib.Group]) -> str:
+  """Describes the bands."""
+  most = max(len(group.runs) for group in groups)
+  if most >= 3:
+    return (f'Band: {statistics.LEVEL:.0%} interval of the mean over seeds at '
+            'each step (Student\'s t).')
+  return 'Band: the range of the two seeds.' if most == 2 else ''
 
 
 def caption(panel: Panel, groups: Sequence[runs_lib.Group]) -> str:
-  """Describes the smoothing and the bands."""
-  text = ('Not smoothed.' if panel.smoothing == 1 else
-          f'Smoothed: centred moving mean of {panel.smoothing} steps.')
-  most = max(len(group.runs) for group in groups)
-  if most >= 3:
-    text += (f' Band: {statistics.LEVEL:.0%} interval of the mean over seeds '
-             '(Student\'s t).')
-  elif most == 2:
-    text += ' Band: the range of the two seeds.'
-  return text
+  """Describes the lines and the bands of a file."""
+  lines = (f'Faint: as measured; bold: mean of the last {WINDOW} steps.'
+           if panel.has_mean else 'As measured.')
+  return f'{lines} {bands(groups)}'.rstrip()
 
 
 def draw(panel: Panel, drawn: Sequence[Curve], text: str,
          directory: pathlib.Path) -> list[pathlib.Path]:
   """Writes NAME.png and NAME.svg; returns their paths."""
-  import matplotlib.figure  # takes a second, so only where it is needed
-  figure = matplotlib.figure.Figure((6, 3.8), layout='constrained')
+  figure = _figure(6, 3.8)
   axes, handles = figure.subplots(), []
   for index, curve in enumerate(drawn):
     style = dict(color=COLOURS[index % len(COLOURS)],
                  linestyle=_DASHES[index // len(COLOURS) % len(_DASHES)])
-    handles += axes.plot(curve.step, curve.mean, linewidth=1.8,
+    bold = curve.mean
+    if panel.has_mean:
+      bold = trailing_mean(curve.step, curve.mean, WINDOW)
+      axes.plot(curve.step, curve.mean, linewidth=0.8, alpha=0.4, **style)
+    handles += axes.plot(curve.step, bold, linewidth=1.8,
                          marker='o' if len(curve.step) < 2 else None, **style)
     axes.fill_between(curve.step, curve.low, curve.high, alpha=0.18,
                       linewidth=0, color=style['color'])
   axes.set_title(_drawable(panel.title, 60))
-  axes.set_xlabel(f'rollout step\n{text}', fontsize='small')
+  axes.set_xlabel('\n'.join(['rollout step', *textwrap.wrap(text, 78)]),
+                  fontsize='small')
   axes.set_ylabel(panel.unit)
-  axes.grid(alpha=0.25)
-  axes.spines[['top', 'right']].set_visible(False)
+  if min((min(curve.mean) for curve in drawn if curve.step), default=0) >= 0:
+    axes.set_ylim(bottom=max(0, axes.get_ylim()[0]))
+  _plain(axes)
   # Explicit handles: labels that start with '_' would be left out. A long
   # legend must not shrink the axes.
   axes.legend(handles, [_drawable(curve.label, 40) for curve in drawn],
-              fontsize='small', frameon=False).set_in_layout(False)
+              fontsize='small', frameon=False, labelcolor=_INK
+              ).set_in_layout(False)
   return _save(figure, directory / panel.name)
+
+
+def draw_differences(panel: Panel, drawn: Sequence[Curve], base: str,
+                     directory: pathlib.Path, note: str = 'paired by seed'
+                     ) -> list[pathlib.Path]:
+  """Writes difference_NAME.png and .svg: a small figure for each curve.
+
+  Args:
+    drawn: of `differences`. base: the baseline's label. note: what the
+      intervals are.
+  """
+  shown = [curve for curve in drawn if curve.step]
+  if not shown:
+    return []
+  columns = min(3, len(shown))
+  rows = -(-len(shown) // columns)
+  figure = _figure(2.7 * columns + 0.4, 2 * rows + 0.7)
+  grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+  for axes, curve in zip(grid.flat, shown):
+    is_tepo = curve.label == HIGHLIGHTED
+    colour = COLOURS[1] if is_tepo else _OTHERS
+    axes.axhline(0, color=_INK, linewidth=0.8)
+    axes.fill_between(curve.step, curve.low, curve.high, alpha=0.25,
+                      linewidth=0, color=colour)
+    axes.plot(curve.step, curve.mean, color=colour, linewidth=1.5,
+              marker='o' if len(curve.step) < 12 else None, markersize=3)
+    _plain(axes)
+    axes.set_title(_drawable(curve.label, 40), fontsize='small',
+                   color=colour if is_tepo else _INK,
+                   fontweight='bold' if is_tepo else 'normal')
+  for index in range(len(shown), grid.size):
+    grid.flat[index].set_visible(False)
+    grid.flat[index - columns].tick_params(labelbottom=True)
+  figure.suptitle(_drawable(f'{panel.title}: difference to {base}', 60),
+                  fontsize='medium', color=_INK)
+  figure.supxlabel(f'rollout step; band: {statistics.LEVEL:.0%} interval, '
+                   f'{note}', fontsize='small', color=_INK)
+  unit = 'points' if panel.unit == '%' else panel.unit
+  figure.supylabel(unit, fontsize='small', color=_INK)
+  return _save(figure, directory / f'difference_{panel.name}')
 
 
 def draw_heat_map(names: Sequence[str], matrix: Any, title: str,
                   path: pathlib.Path) -> None:
   """Writes PATH.png and PATH.svg of cosines, −1 … 1."""
-  import matplotlib.figure
   names = [_drawable(name, 40) for name in names]
   side = 2 + 0.38 * len(names)
-  figure = matplotlib.figure.Figure((side + 1, side), layout='constrained')
+  figure = _figure(side + 1, side)
   axes = figure.subplots()
   image = axes.imshow(matrix, vmin=-1, vmax=1, cmap='RdBu_r')
   axes.set_xticks(range(len(names)), names, rotation=90, fontsize='small')
   axes.set_yticks(range(len(names)), names, fontsize='small')
   axes.set_title(_drawable(f'Cosines of gradients: {title}', 60),
-                 fontsize='small')
+                 fontsize='small', color=_INK)
+  axes.tick_params(colors=_INK)
   for i, row in enumerate(matrix):
     for j, value in enumerate(row):
       axes.text(j, i, f'{value:.2f}', ha='center', va='center', fontsize=5,
                 color='white' if abs(value) > 0.7 else 'black')
-  figure.colorbar(image, shrink=0.8)
+  figure.colorbar(image, shrink=0.8).ax.tick_params(colors=_INK)
   _save(figure, path)
+
+
+def _figure(width, height):
+  import matplotlib.figure  # takes a second, so only where it is needed
+  return matplotlib.figure.Figure((width, height), layout='constrained')
+
+
+def _plain(axes):
+  """Ink that is readable on light and on dark pages; no frame."""
+  axes.grid(alpha=0.25, color=_INK)
+  axes.spines[['top', 'right']].set_visible(False)
+  axes.spines[['left', 'bottom']].set_color(_INK)
+  axes.tick_params(colors=_INK)
+  for text in (axes.title, axes.xaxis.label, axes.yaxis.label):
+    text.set_color(_INK)
+  axes.patch.set_visible(False)
 
 
 def _drawable(text, width):
@@ -195,13 +297,6 @@ def _drawable(text, width):
 
 def _save(figure, path):
   paths = [path.with_name(f'{path.name}.{form}') for form in ('png', 'svg')]
-  for written in paths:
-    figure.savefig(written, dpi=160)
+  for written in paths:  # an SVG has the background of its page
+    figure.savefig(written, dpi=160, transparent=written.suffix == '.svg')
   return paths
-
-
-def smooth(values: Sequence[float], width: int) -> list[float]:
-  """Returns the centred mean of `width` (odd) values, fewer at both ends."""
-  half = width // 2
-  return [float(np.mean(values[max(0, i - half):i + half + 1]))
-          for i in range(len(values))]

@@ -32,7 +32,7 @@ QUANTITIES = (
     Quantity('entropy', 'entropy H before the update, nats', 'sequential'),
     Quantity('entropy_change', 'ΔH after the update, nats', 'diverging'),
     Quantity('kl', 'KL(new ‖ old), nats', 'sequential'),
-    Quantity('region', 'region mask M', 'flag'),
+    Quantity('region', 'mask M: where the penalty acts', 'flag'),
     Quantity('clipped', 'clipped (−1 below, 1 above)', 'flag'),
     Quantity('sampler_gap', 'sampler gap, nats', 'diverging'),
     Quantity('surprise', 'surprise −log π of the sampler, nats', 'sequential'),
@@ -95,7 +95,7 @@ def payload(records: Sequence[dict[str, Any]], decode: Callable[[int], str],
                      if q.key in arrays],
       'vocabulary': {str(i): decode(i) for i in sorted(ids)},
       'groups': groups, 'left_out': len(members) - len(shown),
-      'summary': most_masked(records, arrays['region'], decode)
+      'summary': most_in_region(records, arrays['region'], decode)
                  if 'region' in arrays else []}
 
 
@@ -123,18 +123,18 @@ def exact(values_T: np.ndarray) -> list[float | int | None]:
           for x in values_T.astype(np.float32)]
 
 
-def most_masked(records: Sequence[dict[str, Any]], region_BT: np.ndarray,
-                decode: Callable[[int], str]) -> list[dict[str, Any]]:
+def most_in_region(records: Sequence[dict[str, Any]], region_BT: np.ndarray,
+                   decode: Callable[[int], str]) -> list[dict[str, Any]]:
   """Returns the tokens most often in M, of the completions trained on.
 
-  Fields: token, id, masked (times in M), count (occurrences), share.
+  Fields: token, id, inside (times in M), count (occurrences), share.
   """
-  count, masked = collections.Counter(), collections.Counter()
+  count, inside = collections.Counter(), collections.Counter()
   for record, region_T in zip(records, region_BT):
     if record['trained']:
       count.update(record['token_ids'])
-      masked.update(i for i, inside in zip(record['token_ids'], region_T)
-                    if inside)
-  return [{'token': decode(i), 'id': i, 'masked': n, 'count': count[i],
+      inside.update(i for i, is_in in zip(record['token_ids'], region_T)
+                    if is_in)
+  return [{'token': decode(i), 'id': i, 'inside': n, 'count': count[i],
            'share': n / count[i]} for i, n in sorted(
-               masked.items(), key=lambda kv: (-kv[1], kv[0]))[:SUMMARY]]
+               inside.items(), key=lambda kv: (-kv[1], kv[0]))[:SUMMARY]]

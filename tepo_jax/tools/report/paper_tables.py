@@ -28,7 +28,8 @@ def table(number: str, runs: str, form: str) -> str:
 
   Args:
     number: one of TABLES. runs: the folder that contains the runs.
-    form: one of `tables.FORMATS`.
+    form: one of `tables.FORMATS`. In 'markdown', a table without any result
+      of ours is replaced by the commands that it needs.
   """
   everything = {n: _rows(n) for n in TABLES}  # with which it is compared
   rows = everything[number]
@@ -40,6 +41,14 @@ def table(number: str, runs: str, form: str) -> str:
               if f.row in names]
   marks = {(f.row, f.column): '*' for f in findings}
   lines = tables.compared(rows, paper.COLUMNS, paper.GRADED, runs, marks)
+  if form == 'markdown' and not any(
+      cell.value is not None for line in lines if line.is_ours
+      for cell in line.cells):
+    return '\n'.join([
+        f'Table {number}: no run of its {len(rows)} rows in {runs}. They need '
+        'these commands:', *(f'python -m {line}' for line in commands(
+            number, runs).splitlines()),
+        '--format=csv and --format=latex print the paper\'s rows.'])
   text = tables.FORMATS[form](lines, list(columns))
   if form == 'csv':
     return text

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
+import math
 import pathlib
 from typing import Any
 
@@ -35,6 +36,9 @@ from tepo_jax.policy import scoring
 from tepo_jax.rollout import dump
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.runtime import checkpoint
+
+
+SAME = 1e-3  # relative distance of gradients that count as the same
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,18 +131,22 @@ class Step:
             lambda *arguments: programs.optimizer.update(*arguments)[0],
             out_shardings=like))
 
-  def compare(self, methods: Mapping[str, Any]) -> list[Comparison]:
+  def compare(self, methods: Mapping[str, Any],
+              progress: Callable[[str], None] = lambda text: None
+              ) -> list[Comparison]:
     """Evaluates the methods at the step's first and last update.
 
     At the first, the policy equals π_old: all weights are 1 and no penalty
-    acts. In between, this makes the run's own updates.
+    acts. In between, this makes the run's own updates. `progress` is called
+    with what is done next.
     """
     losses = {name: objective.make_policy_loss(method)
               for name, method in methods.items()}
     last, comparisons = len(self.plan.order) - 1, []
     for index in range(last + 1):
       if index in (0, last):
-        comparisons.append(self._compare(losses, index))
+        comparisons.append(self._compare(losses, index, progress))
+      progress(f'making update {index + 1} of {last + 1}')
       self._update(index)
     return comparisons
 
@@ -152,18 +160,19 @@ class Step:
     self.learner.make_update(
         self.plan, index, self.old_params if needs_kl else None)
 
-  def _compare(self, losses, index):
+  def _compare(self, losses, index, progress):
     members = self.plan.order[index]
     minibatch = self.learner.minibatch(self.plan, index)
     batches = {
         estimator: minibatch.replace(advantage_B=self.learner.to_batch(
             self.trained, estimator).advantage_B[members])
         for estimator in {loss.method.estimator for loss in losses.values()}}
+    where = f'update {index + 1} of {len(self.plan.order)}'
     return Comparison(
-        f'update {index + 1} of {len(self.plan.order)}',
-        int(self.plan.batch.mask_BT[members].sum()),
+        where, int(self.plan.batch.mask_BT[members].sum()),
         evaluate(self.programs, losses, self.learner.state, batches,
-                 self.plan.rng(index), self.old_params))
+                 self.plan.rng(index), self.old_params,
+                 lambda text: progress(f'{where}, {text}')))
 
   def view(self, method: Any) -> TokenView:
     """Returns the sampled tokens under the current policy and under π_old.
@@ -230,13 +239,15 @@ def evaluate(programs: ReplayPrograms,
              losses: Mapping[str, objective.PolicyLoss],
              state: update.TrainState,
              batches: Mapping[str, batch_lib.Minibatch], rng: jax.Array,
-             old_params: Any) -> dict[str, Outcome]:
+             old_params: Any, progress: Callable[[str], None] = lambda text: None
+             ) -> dict[str, Outcome]:
   """Returns the outcome of each method at the same parameters.
 
   Args:
     losses: by method. batches: the minibatch by advantage estimator, on the
       devices, with ℓ° and H°.
     state, rng: before the update, of the update. old_params: π_old.
+    progress: called before each method.
   """
   batch = next(iter(batches.values()))
   now = scores(programs, state.params, batch, old_params)
@@ -262,7 +273,35 @@ def evaluate(programs: ReplayPrograms,
             batch.mask_BT > 0, entropy_BT - now.entropy_BT, 0))),
         gradient=jax.device_get(gradient))
 
-  return {name: outcome(loss) for name, loss in losses.items()}
+  outcomes = {}
+  for number, (name, loss) in enumerate(losses.items(), 1):
+    progress(f'method {number} of {len(losses)}: {name}')
+    outcomes[name] = outcome(loss)
+  return outcomes
+
+
+def identical(outcomes: Mapping[str, Outcome]) -> list[list[str]]:
+  """Groups the methods that make the same update here, in their order.
+
+  Their gradients differ by at most SAME of their length; loss, clip and M may
+  differ.
+  """
+  groups: list[list[str]] = []
+  for name, outcome in outcomes.items():
+    for group in groups:
+      if _is_same(outcome, outcomes[group[0]]):
+        group.append(name)
+        break
+    else:
+      groups.append([name])
+  return groups
+
+
+def _is_same(one, other):
+  # The norms decide most pairs without a pass over the gradients.
+  return math.isclose(one.grad_norm, other.grad_norm, rel_tol=SAME) and (
+      optax.global_norm(jax.tree.map(np.subtract, one.gradient, other.gradient))
+      <= SAME * other.grad_norm)
 
 
 def _slopes(loss, tokens, rng):

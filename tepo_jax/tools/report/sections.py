@@ -18,6 +18,8 @@ from tepo_jax.job import run_folder
 from tepo_jax.job import session as session_lib
 from tepo_jax.policy.huggingface import weights
 from tepo_jax.rollout import dump
+from tepo_jax.runtime import progress as progress_lib
+from tepo_jax.tools.report import claims
 from tepo_jax.tools.report import figures
 from tepo_jax.tools.report import inspector
 from tepo_jax.tools.report import page
@@ -124,7 +126,10 @@ def _replay(run, step, out, methods):
     if method.to_dict() not in [
         ml_collections.ConfigDict(row).to_dict() for row in chosen.values()]:
       chosen['this run'] = method
-    comparisons = opened.compare(chosen)
+    shown = progress_lib.Progress(step)
+    comparisons = opened.compare(
+        chosen, lambda text: shown.phase(f'replay of {run.name}: {text}'))
+    shown.close()
   name = f'replay_{run.name.replace("/", "_")}_{step}'
   (out / f'{name}.json').write_text(json.dumps({
       'run': run.name, 'step': step,
@@ -133,8 +138,7 @@ def _replay(run, step, out, methods):
     figures.draw_heat_map(
         list(item.outcomes), replay.cosines(list(item.outcomes.values())),
         f'{run.name}, step {step}, {item.where}', out / f'{name}_{index}')
-  return (f'Replay: {run.name}, step {step}',
-          ''.join(map(_section, comparisons)))
+  return f'Replay: {run.name}, step {step}', _sections(comparisons)
 
 
 def _numbers(comparison):
@@ -142,25 +146,67 @@ def _numbers(comparison):
                  if key != 'gradient'}
           for name, outcome in comparison.outcomes.items()}
   return {'where': comparison.where, 'tokens': comparison.tokens, 'rows': rows,
+          'identical': replay.identical(comparison.outcomes),
           'cosines': replay.cosines(
               list(comparison.outcomes.values())).tolist()}
 
 
+# (heading, field of Outcome, factor, digits).
+_COLUMNS = (
+    ('loss', 'loss', 1, 5), ('gradient norm', 'grad_norm', 1, 4),
+    ('clip %', 'clip_fraction', 100, 2), ('in M %', 'region_share', 100, 2),
+    ('ΔH predicted, mnat', 'entropy_predicted', 1e3, 4),
+    ('ΔH measured, mnat', 'entropy_measured', 1e3, 4))
+
+
+def _sections(comparisons):
+  """Returns the last update first, the others folded."""
+  last, *others = map(_section, comparisons[::-1])
+  return (f'<h3>{page.text(comparisons[-1].where)}</h3>{last}' + ''.join(
+      f'<details><summary>{page.text(comparison.where)}</summary>{content}'
+      '</details>' for comparison, content in zip(comparisons[-2::-1], others)))
+
+
 def _section(comparison):
   numbers = _numbers(comparison)
-  head = ['method', 'loss', 'gradient norm', 'clip %', 'in M %',
-          'ΔH predicted, mnat', 'ΔH measured, mnat']
-  rows = [[name, f'{outcome["loss"]:.5f}', f'{outcome["grad_norm"]:.4f}',
-           f'{100 * outcome["clip_fraction"]:.2f}',
-           f'{100 * outcome["region_share"]:.2f}',
-           f'{1e3 * outcome["entropy_predicted"]:.4f}',
-           f'{1e3 * outcome["entropy_measured"]:.4f}']
-          for name, outcome in numbers['rows'].items()]
-  return (
-      f'<h3>{page.text(comparison.where)}</h3>'
-      f'<p class="caption">{comparison.tokens} tokens, the same for every '
-      'method. ΔH: change of their mean entropy by one optimiser update, '
-      'predicted to first order and measured.</p>'
-      + page.table(head, rows, range(1, len(head)))
-      + '<p>Cosines between the methods\' gradients:</p>'
-      + page.heat_map(list(numbers['rows']), numbers['cosines']))
+  names, rows = list(numbers['rows']), numbers['rows']
+  heads = [group[0] for group in numbers['identical']]
+  base = claims.BASELINE if claims.BASELINE in rows else names[0]
+  group_of = {name: group for group in numbers['identical'] for name in group}
+  base_head = group_of[base][0]
+  heads.sort(key=lambda name: name != base_head)  # the baseline's row first
+  index = [names.index(name) for name in heads]
+  cosine = {name: numbers['cosines'][names.index(base)][i]
+            for name, i in zip(heads, index)}
+  table = [[', '.join(group_of[name]), f'{cosine[name]:.3f}', *(
+      _cell([factor * rows[member][field] for member in group_of[name]],
+            None if name == base_head else factor * rows[base][field], digits)
+      for _, field, factor, digits in _COLUMNS)] for name in heads]
+  head = ['method', f'cosine with {base}', *(title for title, *_ in _COLUMNS)]
+  content = (
+      f'<p class="caption">{comparison.tokens:,} tokens, the same for every '
+      f'method; {len(names)} methods make {len(heads)} different updates here: '
+      f'the gradients of one row differ by at most {replay.SAME:.1%}. In '
+      f'brackets: the difference to {page.text(base)}; a … b: the row\'s least '
+      'and largest. ΔH: change of the tokens\' mean '
+      'entropy by one optimiser update, predicted to first order and measured.'
+      '</p>' + page.table(head, table, range(1, len(head))))
+  if len(heads) > 1:
+    content += (
+        '<details><summary>Cosines between the gradients of the rows</summary>'
+        + page.heat_map([_short(group_of[name]) for name in heads], [
+            [numbers['cosines'][i][j] for j in index] for i in index])
+        + '</details>')
+  return content
+
+
+def _cell(values, base, digits):
+  """The value of a row's methods, and its difference to `base` unless None."""
+  low, high = (f'{end(values):.{digits}f}' for end in (min, max))
+  if low != high:
+    return f'{low} … {high}'
+  return low if base is None else f'{low} ({values[0] - base:+.{digits}f})'
+
+
+def _short(group):
+  return group[0] + (f' + {len(group) - 1}' if len(group) > 1 else '')

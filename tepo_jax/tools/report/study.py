@@ -7,14 +7,11 @@ import pathlib
 import time
 from typing import Any
 
-from tepo_jax.tasks import statistics
 from tepo_jax.tools.report import claims
 from tepo_jax.tools.report import figures
+from tepo_jax.tools.report import overview
 from tepo_jax.tools.report import page
 from tepo_jax.tools.report import runs as runs_lib
-
-_INTERVAL = (f'Intervals: {statistics.LEVEL:.0%}, Student\'s t over three or '
-             'more seeds; the range of two.')
 
 
 def write(out: pathlib.Path, runs: Sequence[runs_lib.Run],
@@ -30,10 +27,10 @@ def write(out: pathlib.Path, runs: Sequence[runs_lib.Run],
   """
   groups = runs_lib.group(runs)
   panels = [_panel(groups, panel, out) for panel in figures.panels(runs)]
-  sections = [('Results', _results(groups))]
+  sections = [('Results', overview.results(groups, out))]
   if len(groups) > 1:
     sections.append(('The paper\'s claims', _claims(groups)))
-  sections.append(('Figures', page.figures(panels)))
+  sections.append(('Figures', page.figures(panels, figures.bands(groups))))
   if any(group.label in rows for group in groups for rows in tables.values()):
     sections.append(('The panels of Table 3', _tables(groups, tables)))
   sections += more
@@ -47,8 +44,10 @@ def write(out: pathlib.Path, runs: Sequence[runs_lib.Run],
   path = out / 'report.html'
   path.write_text(page.render(
       'Runs: ' + ', '.join(labels), f'<p class="muted">{len(runs)} runs, '
-      f'{done} finished. Report of {now}.</p>', sections,
-      {'labels': labels, 'panels': panels, 'inspectors': list(inspectors)}),
+      f'{done} finished. Report of {now}.</p>' + overview.header(groups),
+      sections, {
+          'labels': labels, 'panels': panels, 'windows': figures.WINDOWS,
+          'window': figures.WINDOW, 'inspectors': list(inspectors)}),
                   'utf-8')
   return path
 
@@ -57,50 +56,22 @@ def _panel(groups, panel, out):
   """Writes the files; returns the data that the page draws."""
   drawn, caption = figures.curves(groups, panel), figures.caption(panel, groups)
   figures.draw(panel, drawn, caption, out)
+  base = claims.baseline(groups)
+  if base is not None and panel.is_compared:
+    figures.draw_differences(
+        panel, figures.differences(groups, base, panel), base.label, out)
   return {'name': panel.name, 'title': panel.title, 'unit': panel.unit,
-          'caption': caption, 'curves': list(map(dataclasses.asdict, drawn))}
-
-
-def _results(groups):
-  """Returns a table of the groups, and one of the runs."""
-  runs = [[run.name, group.label, run.seed, run.state, '; '.join(run.notes)]
-          for group in groups for run in group.runs]
-  return (_accuracies(groups)
-          + f'<p class="caption">Accuracy of training samples: mean over the '
-          f'last {claims.FINAL:.0%} of the steps. {_INTERVAL} Unfinished runs '
-          'count with the steps they have.</p>'
-          + page.table(['run', 'method', 'seed', 'state', 'notes'], runs))
-
-
-def _accuracies(groups):
-  names = figures.accuracies(run for group in groups for run in group.runs)
-  head = ['method', 'seeds', *(f'{name.removeprefix("eval/")} %, last'
-                               for name in names), 'training samples %']
-  rows = [[group.label, len(group.runs),
-           *(_over_seeds(group, name, lambda x: x[-1]) for name in names),
-           _over_seeds(group, 'accuracy', claims.final)] for group in groups]
-  return page.table(head, rows, range(1, len(head)))
+          'has_mean': panel.has_mean, 'is_machine': panel.is_machine,
+          'curves': list(map(dataclasses.asdict, drawn))}
 
 
 def _tables(groups, tables):
   """Returns a table per panel of Table 3, in the paper's order."""
   by_label = {group.label: group for group in groups}
   return ''.join(
-      f'<h3>Panel {page.text(title)}</h3>{_accuracies(present)}'
+      f'<h3>Panel {page.text(title)}</h3>{overview.accuracies(present)}'
       for title, methods in tables.items() if (present := [
           by_label[name] for name in methods if name in by_label]))
-
-
-def _over_seeds(group, metric, reduce):
-  values = [100 * reduce(list(series.values())) for run in group.runs
-            if (series := run.series(metric))]
-  return _with_interval(statistics.over_seeds(values), len(values)) if (
-      values) else '–'
-
-
-def _with_interval(interval, count):
-  mean, low, high = (f'{value:.3g}' for value in interval)
-  return f'{mean} [{low}, {high}]' if count > 1 else mean
 
 
 def _claims(groups):
@@ -116,11 +87,12 @@ def _claims(groups):
       + page.table(head, [
           [c.label, f'{c.title}{f", {c.unit}" if c.unit else ""}'
            + (f' ({c.note})' if c.note else ''),
-           *(_with_interval(x, c.pairs) for x in (c.own, c.base, c.difference)),
+           *(overview.with_interval(x[:3 if c.pairs > 1 else 1])
+             for x in (c.own, c.base, c.difference)),
            c.pairs, c.claim, c.verdict] for c in claims.contrasts(groups)],
                    (5,))
-      + f'<p class="caption">{_INTERVAL} "Steps to accuracy" uses the accuracy '
-      f'of training samples, smoothed over {figures.SMOOTHING} steps; the '
+      + f'<p class="caption">{overview.INTERVAL} "Steps to accuracy": the first '
+      'step whose training samples reach it; the '
       f'target is {claims.TARGET:.0%} of the final accuracy of '
       f'{page.text(base.label)}.</p>')
 
@@ -149,10 +121,5 @@ def _environment(runs):
   if not found:
     return '<p class="muted">Not recorded.</p>'
   return page.table(['', 'value'], [[name, '; '.join(
-      value if len(members) == 1 else f'{value} ({_some(list(names))})'
+      value if len(members) == 1 else f'{value} ({overview.some(list(names))})'
       for value, names in members.items())] for name, members in found.items()])
-
-
-def _some(names):
-  more = f' and {len(names) - 3} more' if len(names) > 3 else ''
-  return ', '.join(names[:3]) + more

@@ -21,10 +21,11 @@ def find() -> str | None:
 
 
 class Browser:
-  """One tab. complaints: console errors and uncaught exceptions."""
+  """One tab. complaints: console errors and uncaught exceptions. requests:
+  addresses that the page has asked for, itself included."""
 
   def __init__(self):
-    self.complaints = []
+    self.complaints, self.requests = [], []
     self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     read_here, write_there = os.pipe()
     read_there, write_here = os.pipe()
@@ -61,14 +62,17 @@ class Browser:
     self._profile.cleanup()
 
   def open(self, path: pathlib.Path, width: int = 1200, height: int = 900,
-           dark: bool = False) -> None:
-    """Loads a file while offline."""
+           dark: bool = False, view: str = '') -> None:
+    """Loads a file while offline; `view` is what follows # in its address."""
+    self._call('Page.navigate', url='about:blank')  # a new # loads nothing
     self.complaints.clear()
+    self.requests.clear()
     self._call('Emulation.setDeviceMetricsOverride', width=width,
                height=height, deviceScaleFactor=1, mobile=width < 600)
     self._call('Emulation.setEmulatedMedia', features=[{
         'name': 'prefers-color-scheme', 'value': 'dark' if dark else 'light'}])
-    self._call('Page.navigate', url=path.absolute().as_uri())
+    self._call('Page.navigate', url=path.absolute().as_uri() + (
+        f'#{view}' if view else ''))
     deadline = time.monotonic() + _SECONDS
     while not self.run('document.readyState === "complete"'):
       assert time.monotonic() < deadline
@@ -97,6 +101,19 @@ class Browser:
         'return [b.x + b.width / 2, b.y + b.height / 2]; })()')
     self._call('Input.dispatchMouseEvent', type='mouseMoved', x=x, y=y)
 
+  def drag(self, selector: str, start: float, end: float) -> None:
+    """Drags the mouse along an element's middle, by shares of its width."""
+    self.move_to(selector)
+    left, width, y = self.run(
+        '(() => { const b = document.querySelector('
+        f'{json.dumps(selector)}).getBoundingClientRect();'
+        'return [b.x, b.width, b.y + b.height / 2]; })()')
+    for kind, share, buttons in (
+        ('mousePressed', start, 1), ('mouseMoved', (start + end) / 2, 1),
+        ('mouseMoved', end, 1), ('mouseReleased', end, 0)):
+      self._call('Input.dispatchMouseEvent', type=kind, x=left + share * width,
+                 y=y, button='left', buttons=buttons, clickCount=1)
+
   def screenshot(self, whole: bool = False) -> bytes:
     """PNG of the window, or of the whole page."""
     return base64.b64decode(self._call(
@@ -124,7 +141,9 @@ class Browser:
 
   def _note(self, event):
     parameters = event.get('params', {})
-    if event['method'] == 'Runtime.exceptionThrown':
+    if event['method'] == 'Network.requestWillBeSent':
+      self.requests.append(parameters['request']['url'])
+    elif event['method'] == 'Runtime.exceptionThrown':
       self.complaints.append(parameters['exceptionDetails'])
     elif event['method'] == 'Log.entryAdded':
       if parameters['entry']['level'] == 'error':

@@ -1,4 +1,6 @@
-"""Curves: smoothing, bands, files."""
+"""Curves: means, bands, differences, files."""
+
+import re
 
 import numpy as np
 import pytest
@@ -22,10 +24,11 @@ def test_the_interval_of_three_seeds_and_the_range_of_two():
   assert statistics.over_seeds([7]) == (7, 7, 7)
 
 
-def test_smoothing_is_a_centred_mean_of_fewer_values_at_the_ends():
-  assert figures.smooth([1, 2, 6, 4, 10], 3) == pytest.approx(
-      [1.5, 3, 4, 20 / 3, 7])
-  assert figures.smooth([3, 1], 1) == [3, 1]
+def test_the_trailing_mean_sees_no_later_step_and_no_missing_one():
+  assert figures.trailing_mean([1, 2, 3, 4, 5], [1, 2, 6, 4, 10], 3) == (
+      pytest.approx([1, 1.5, 3, 4, 20 / 3]))
+  assert figures.trailing_mean([1, 2, 9], [3, 1, 5], 3) == [3, 2, 5]
+  assert figures.trailing_mean([1, 2], [3, 1], 1) == [3, 1]
 
 
 def test_curves_over_seeds_of_different_length(make_run):
@@ -34,14 +37,26 @@ def test_curves_over_seeds_of_different_length(make_run):
       make_run(name, [record(s + 1, grad_norm=v) for s, v in enumerate(some)],
                seed=seed)
       for seed, (name, some) in enumerate(values.items())]))
-  plain = figures.Panel('x', 'X', 'grad_norm', scale=10, smoothing=1)
+  plain = figures.Panel('x', 'X', 'grad_norm', scale=10)
   [curve] = figures.curves(groups, plain)
   assert curve.step == [1, 2, 3] and curve.count == [2, 2, 1]
   assert curve.mean == [20, 30, 30]
   assert curve.low == [10, 20, 30] and curve.high == [30, 40, 30]
   assert curve.seeds == {'a': {1: 10, 2: 20, 3: 30}, 'b': {1: 30, 2: 40}}
-  [curve] = figures.curves(groups, panel('figure3b_grad_norm'))
-  assert curve.seeds['a'] == {1: 2, 2: 2, 3: 2}  # means of all three
+
+
+def test_differences_are_paired_by_seed(make_run):
+  groups = runs.group(runs.read([
+      make_run(f'{name}_{seed}', [record(s, grad_norm=10 * seed + change)
+                                  for s in range(1, 4 + seed)],
+               seed=seed, method_name=name)
+      for name, change in (('grpo', 0), ('tepo', 0.5)) for seed in (0, 1, 2)
+      if (name, seed) != ('grpo', 2)]))
+  [curve] = figures.differences(
+      groups, groups[0], panel('figure3b_grad_norm'))
+  assert curve.label == 'tepo' and curve.step == [1, 2, 3, 4]
+  assert curve.mean == curve.low == curve.high == [0.5] * 4
+  assert curve.count == [2, 2, 2, 1]  # seed 2 has no partner
 
 
 def test_the_clip_ratio_counts_both_bounds_and_clip_cov(make_run):
@@ -52,7 +67,7 @@ def test_the_clip_ratio_counts_both_bounds_and_clip_cov(make_run):
   assert curve.step == [1] and curve.mean == pytest.approx([7])  # per cent
 
 
-def test_evaluations_have_panels_and_are_not_smoothed(make_run):
+def test_evaluations_have_panels_without_a_mean(make_run):
   read = runs.read([make_run('a', [
       record(1, **{'eval/set/avg@8': 0.25, 'eval/set/pass@8': 1.0}),
       record(2, **{'eval/set/avg@8': 0.5})])])
@@ -60,16 +75,17 @@ def test_evaluations_have_panels_and_are_not_smoothed(make_run):
   assert first.title == 'Evaluation: set/avg@8'
   [curve] = figures.curves(runs.group(read), first)
   assert curve.mean == [25, 50]
-  assert figures.caption(first, runs.group(read)) == 'Not smoothed.'
+  assert figures.caption(first, runs.group(read)) == 'As measured.'
 
 
-def test_captions_state_smoothing_and_band(make_run):
+def test_captions_state_the_lines_and_the_band(make_run):
   some = [record(1)]
   paths = [make_run(str(seed), some, seed=seed) for seed in range(3)]
   for count, band in ((1, ''), (2, 'range of the two'), (3, '95% interval')):
     text = figures.caption(panel('entropy'),
                            runs.group(runs.read(paths[:count])))
-    assert 'moving mean of 5 steps' in text and band in text
+    assert 'Faint: as measured' in text and 'last 5 steps' in text
+    assert band in text
     assert ('Band' in text) == (count > 1)
 
 
@@ -96,4 +112,33 @@ def test_matplotlib_has_no_warning_for_any_label(tmp_path):
   _, svg = figures.draw(wide, drawn, 'a caption', tmp_path)
   for shown in '_a', r'a$\q$', '??':
     assert f'<!-- {shown} -->' in svg.read_text()
+  figures.draw_differences(wide, drawn[:7], labels[3], tmp_path)
   figures.draw_heat_map(labels, np.eye(len(labels)), 'made up', tmp_path / 'h')
+
+
+def test_a_file_shows_what_was_measured_and_the_mean(make_run, tmp_path):
+  """Reads the lines' points from the SVG."""
+  values = [10.0, 0.0, 5.0, 5.0, 0.0, 40.0]
+  groups = runs.group(runs.read([make_run('a', [
+      record(s, entropy=v) for s, v in enumerate(values, 1)])]))
+  drawn = figures.curves(groups, panel('entropy'))
+  _, svg = figures.draw(panel('entropy'), drawn, '', tmp_path)
+  lines = [np.array(re.findall(r'[ML] ([-\d.]+) ([-\d.]+)', points), float)
+           for points in re.findall(
+               r'<path d="([^"]*)" clip-path="[^"]*" style="fill: none', (
+                   svg.read_text())) if points.count('L') == 5]
+  raw, bold = (line[:, 1] for line in lines)
+  scale = (raw[5] - raw[1]) / 40
+  np.testing.assert_allclose((raw - raw[1]) / scale, values, atol=1e-3)
+  np.testing.assert_allclose((bold - raw[1]) / scale,
+                             [10, 5, 5, 5, 4, 10], atol=1e-3)
+  assert 'fill: #ffffff' not in svg.read_text()  # no white panel
+
+
+def test_a_clip_ratio_of_zero_has_no_negative_axis(make_run, tmp_path):
+  groups = runs.group(runs.read([make_run('a', [
+      record(s, clip_fraction_low=0, clip_fraction_high=0)
+      for s in range(1, 5)])]))
+  chosen = panel('figure2a_clip_ratio')
+  _, svg = figures.draw(chosen, figures.curves(groups, chosen), '', tmp_path)
+  assert '<!-- −' not in svg.read_text()

@@ -40,12 +40,24 @@ def arrays():
            for q in inspector.QUANTITIES}
   found['region'] = (found['region'] > 0).astype(int)
   found['sampler_gap'][:] = 0.01
+  found['kl'][:] = np.float32(-1.0772692e-7)  # shown as a power of ten
   found['sampler_gap'][7, 1] = -9  # group 3 has the largest gap
   return found
 
 
+@pytest.fixture(name='drawn_files', scope='module')
+def _drawn_files():
+  """Keeps the report from drawing files, which takes seconds; their names."""
+  names = []
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(figures, 'draw', lambda panel, *_: names.append(panel.name))
+    patch.setattr(figures, 'draw_differences', lambda panel, curves, *_:
+                  names.append(f'difference_{panel.name}'))
+    yield names
+
+
 @pytest.fixture(name='report', scope='module')
-def _report(tmp_path_factory):
+def _report(tmp_path_factory, drawn_files):
   """Two methods of two seeds, one broken run, and an inspector."""
   tmp_path = tmp_path_factory.mktemp('report')
   make_run = functools.partial(make_run_in, tmp_path / 'runs')
@@ -63,15 +75,22 @@ def _report(tmp_path_factory):
                      [('More', '<p id="more">more</p>')])
 
 
+WIDTHS = (360, 420, 768, 1400, 2560)
+
+
 def test_the_page_is_drawn_without_errors(report, browser):
-  for settings in ({}, {'dark': True}, {'width': 390, 'height': 844}):
+  for settings in ({}, {'dark': True}, *({'width': w} for w in WIDTHS)):
     browser.open(report, **settings)
-    assert browser.complaints == []
+    assert browser.complaints == [] and browser.requests == [
+        report.absolute().as_uri()]
     for panel in figures.PANELS:
       drawn = f'document.querySelectorAll("#panel-{panel.name} .mean").length'
       assert browser.run(drawn) == 2, panel
-    assert browser.run('document.documentElement.scrollWidth') <= (
-        settings.get('width', 1200))
+    for opened in (False, True):  # what is folded has to fit too
+      browser.run('document.querySelectorAll("details").forEach('
+                  f'd => d.open = {str(opened).lower()})')
+      assert browser.run('document.documentElement.scrollWidth') <= (
+          settings.get('width', 1200))
     # Dark text on light, light text on dark.
     text, ground = (sum(map(int, re.findall(r'\d+', browser.run(
         f'getComputedStyle(document.body).{name}'))[:3]))
@@ -79,21 +98,32 @@ def test_the_page_is_drawn_without_errors(report, browser):
     assert (text > ground) == settings.get('dark', False)
 
 
+def test_every_figure_has_its_file(noisy, drawn_files):
+  names = {panel.name for panel in figures.PANELS} | {'eval_set_avg_8'}
+  assert set(drawn_files) == names | {f'difference_{name}' for name in (
+      'eval_set_avg_8', 'figure2a_clip_ratio', 'figure3b_grad_norm', 'accuracy',
+      'entropy')}
+
+
 def test_the_page_loads_nothing_else(report):
   page = report.read_text()
-  assert not re.search(r'(?:src|href)="(?!#)', page)
+  # Links lead to the runs and within the page.
+  assert 'src="' not in page
+  assert {target.rpartition('/')[0] for target in re.findall(
+      r'href="([^"]*)"', page)} == {'', 'runs'}
   assert "default-src 'none'" in page
 
 
-@pytest.mark.parametrize('name, expected', [
+@pytest.mark.parametrize('name, line, expected', [
     # low + high, mean of the two seeds, per cent.
-    ('figure2a_clip_ratio', [[36] * 6, [16] * 6]),
-    # Reward is 10 % times the step; smoothed over 5 steps, fewer at the ends.
-    ('figure3a_reward', [[20, 25, 30, 40, 45, 50]] * 2)])
-def test_lines_are_drawn_at_their_values(name, expected, report, browser):
+    ('figure2a_clip_ratio', 'mean', [[36] * 6, [16] * 6]),
+    # Reward is 10 % times the step.
+    ('figure3a_reward', 'raw', [[10, 20, 30, 40, 50, 60]] * 2),
+    ('figure3a_reward', 'mean', [[10, 15, 20, 25, 30, 40]] * 2)])
+def test_lines_are_drawn_at_their_values(name, line, expected, report, browser):
   """Reads the drawn points by the labels of the axis."""
   browser.open(report)
-  paths = browser.run(f'[...document.querySelectorAll("#panel-{name} .mean")]'
+  paths = browser.run(f'[...document.querySelectorAll("#panel-{name} .{line}")]'
                       '.map(p => p.getAttribute("d"))')
   labels = browser.run(
       f'[...document.querySelectorAll("#panel-{name} text")]'
@@ -116,7 +146,8 @@ def test_keys_read_a_figure_and_the_legend_hides_curves(report, browser):
   browser.press('ArrowLeft')
   readout = browser.run(
       f'document.querySelector("{card} .readout").textContent')
-  assert readout == 'step 5grpo 36 [31, 41] n=2tepo 16 [11, 21] n=2'
+  assert readout == ('step 5grpo 36 [31, 41] n=2 (mean 36)'
+                     'tepo 16 [11, 21] n=2 (mean 16)')
   browser.run('[...document.querySelectorAll("#legend button")]'
               '.find(b => b.textContent === "grpo").click()')
   assert browser.run(
@@ -225,3 +256,217 @@ def test_a_large_rollout_is_truncated_to_whole_groups(monkeypatch):
   cut = inspector.payload(RECORDS, WORDS.__getitem__, arrays())
   assert [g['cursor'] for g in cut['groups']] == [1, 3]  # trained on first
   assert cut['left_out'] == 2
+
+
+@pytest.fixture(name='noisy', scope='module')
+def _noisy(tmp_path_factory, drawn_files):
+  """Three runs of 40 steps with evaluations; the report, and their folders."""
+  folder = tmp_path_factory.mktemp('noisy')
+  generator = np.random.default_rng(0)
+  for name in ('grpo', 'tepo', 'gspo'):
+    lines = [record(s, reward=generator.uniform(), accuracy=generator.uniform(),
+                    grad_norm=generator.uniform(), entropy=0.5,
+                    clip_fraction_low=0, clip_fraction_high=0,
+                    **{'seconds/step': 47.8 if s == 1 else 5.0},
+                    **({} if s % 10 else {
+                        'eval/set/avg@8': generator.uniform(),
+                        'eval/set/low': 0.1, 'eval/set/high': 0.9}))
+             for s in range(1, 41)]
+    before = {'step': 0, 'eval/set/avg@8': 0.25, 'eval/set/low': 0.2,
+              'eval/set/high': 0.3}
+    path = pathlib.Path(make_run_in(folder / 'runs', name, [before, *lines],
+                                    method_name=name, steps=40,
+                                    data={'name': 'arithmetic'}))
+    (path / 'environment.jsonl').write_text(json.dumps(
+        {'step': 0, 'devices': '1 x cpu', 'commit': 'abc123+',
+         'parameters': 212345}) + '\n')
+  read = runs.read([str(folder / 'runs' / '*')])
+  return study.write(folder, read, {}), folder / 'runs'
+
+
+def measured(folder, name):
+  """{step: value} of metrics.jsonl."""
+  lines = (folder / 'metrics.jsonl').read_text().splitlines()
+  return {line['step']: line[name] for line in map(json.loads, lines)
+          if name in line}
+
+
+def values_read(browser, panel):
+  """[[label, value, mean or None], …] of a figure's read-out, and its step."""
+  step, *values = browser.run(
+      f'[...document.querySelectorAll("#panel-{panel} .readout > span")]'
+      '.map(s => s.textContent)')
+  parts = [re.fullmatch(r'(\S+) (\S+)(?: \(mean (\S+)\))?', v).groups()
+           for v in values]
+  return int(step.removeprefix('step ')), {
+      label: (float(value), mean and float(mean))
+      for label, value, mean in parts}
+
+
+def test_the_page_reads_out_what_metrics_jsonl_has(noisy, browser):
+  """At several steps and windows; the mean sees no later step."""
+  report, folders = noisy
+  browser.open(report)
+  for window in (5, 1, 20):
+    choose(browser, 'window', window)
+    for step in (1, 2, 17, 40):
+      browser.run(f'showStep({step})')
+      for panel, metric, scale in (
+          ('figure3a_reward', 'reward', 100), ('accuracy', 'accuracy', 100),
+          ('figure2b_seconds', 'seconds/step', 1),
+          ('figure3b_grad_norm', 'grad_norm', 1)):
+        shown_at, found = values_read(browser, panel)
+        assert shown_at == step and set(found) == {'grpo', 'gspo', 'tepo'}
+        for label, (value, mean) in found.items():
+          series = measured(folders / label, metric)
+          assert value == pytest.approx(scale * series[step], rel=6e-4)
+          if window == 1:
+            assert mean is None
+          else:
+            recent = [series[s] for s in range(max(1, step - window + 1),
+                                               step + 1)]
+            assert mean == pytest.approx(scale * np.mean(recent), rel=6e-4)
+  choose(browser, 'window', 20)
+  for step in (0, 10, 40):
+    browser.run(f'showStep({step})')
+    shown_at, found = values_read(browser, 'eval_set_avg_8')
+    assert shown_at == step
+    for label, (value, mean) in found.items():
+      assert mean is None and value == pytest.approx(
+          100 * measured(folders / label, 'eval/set/avg@8')[step], rel=6e-4)
+  assert browser.complaints == []
+
+
+def labels_of(browser, panel, anchor):
+  return browser.run(
+      f'[...document.querySelectorAll("#panel-{panel} text")]'
+      f'.filter(t => t.getAttribute("text-anchor") === "{anchor}")'
+      '.map(t => t.textContent)')
+
+
+def test_axes(noisy, browser):
+  browser.open(noisy[0])
+  for panel in figures.PANELS:
+    values = list(map(float, labels_of(browser, panel.name, 'end')))
+    assert len(values) >= 3 and min(values) >= 0, panel
+    steps = labels_of(browser, panel.name, 'middle')
+    assert steps[0] == '1' and '40' in steps
+  # Markers are not cut off: they lie inside the figure, outside the clip.
+  assert browser.run(
+      '[...document.querySelectorAll("circle")].every('
+      'c => c.closest("[clip-path]") === null)')
+
+
+def test_figures_are_read_and_zoomed_together(noisy, browser):
+  browser.open(noisy[0])
+  browser.move_to('#panel-figure3a_reward svg')
+  step, _ = values_read(browser, 'figure3a_reward')
+  assert 15 < step < 25
+  assert values_read(browser, 'accuracy')[0] == step
+  browser.drag('#panel-accuracy svg', 0.3, 0.6)
+  zoomed = labels_of(browser, 'figure3a_reward', 'middle')[:-1]
+  assert int(zoomed[0]) > 5 and int(zoomed[-1]) < 30
+  assert zoomed == labels_of(browser, 'entropy', 'middle')[:-1]
+  address = browser.run('location.hash')
+  assert f'from={zoomed[0]}' in address and f'to={zoomed[-1]}' in address
+  browser.run('document.getElementById("whole").click()')
+  assert labels_of(browser, 'entropy', 'middle')[0] == '1'
+
+
+def test_the_address_keeps_the_view(noisy, browser):
+  browser.open(noisy[0], view='window=20&hide=1&from=10&to=20')
+  assert browser.run('document.getElementById("window").value') == '20'
+  assert labels_of(browser, 'entropy', 'middle')[0] == '10'
+  assert browser.run(
+      'document.querySelectorAll("#panel-entropy .mean").length') == 2
+  browser.open(noisy[0], view='window=7&hide=99&from=x&which=5&place=-1')
+  assert browser.complaints == []
+  assert browser.run('document.getElementById("window").value') == '5'
+
+
+def test_the_legend_stays_in_view(noisy, browser):
+  browser.open(noisy[0])
+  browser.run('document.getElementById("panel-entropy").scrollIntoView()')
+  assert browser.run('document.getElementById("legend")'
+                     '.getBoundingClientRect().top') == pytest.approx(0, abs=1)
+
+
+def cells(browser, table, column):
+  return browser.run(
+      f'[...document.querySelectorAll("table")[{table}].tBodies[0].rows]'
+      f'.map(r => r.cells[{column}].textContent)')
+
+
+def test_tables_are_sorted_by_their_heads(noisy, browser):
+  browser.open(noisy[0])
+  last = 'document.querySelector("table").tHead.rows[0].cells[4]'
+  for direction in (1, -1):
+    browser.run(f'{last}.querySelector("button").click()')
+    values = [float(text.split()[0]) for text in cells(browser, 0, 4)]
+    assert values == sorted(values, reverse=direction < 0)
+  assert browser.run(f'{last}.getAttribute("aria-sort")') == 'descending'
+
+
+def test_the_header_says_what_ran_and_what_came_of_it(noisy, browser):
+  report, folders = noisy
+  browser.open(report)
+  facts = dict(browser.run(
+      '[...document.querySelectorAll("dt")].map('
+      't => [t.textContent, t.nextElementSibling.textContent])'))
+  assert facts == {
+      'model': 'embedded', 'parameters': '212,345', 'data': 'arithmetic',
+      'steps': '40', 'seeds': '0', 'devices': '1 x cpu', 'commit': 'abc123+',
+      'duration': '4m03s a run (4m03s to 4m03s)',
+      'config': 'they differ in method_name'}
+  rows = browser.run('[...document.querySelector("table").tBodies[0].rows].map('
+                     'r => [...r.cells].map(c => c.textContent))')
+  for label in ('grpo', 'gspo', 'tepo'):
+    series = measured(folders / label, 'eval/set/avg@8')
+    best = max(series, key=series.get)
+    [row] = [r for r in rows if r[:2] == [label, 'set/avg@8']]
+    assert row[2:] == [
+        '1', '25 [20, 30] at step 0',
+        f'{100 * series[40]:.3g} [10, 90] at step 40',
+        f'{100 * series[best]:.3g} [{"20, 30" if best == 0 else "10, 90"}] '
+        f'at step {best}']
+
+
+def test_narrow_tables_keep_their_first_column_and_whole_words(noisy, browser):
+  browser.open(noisy[0], width=420)
+  table = 'document.querySelector(".scroll")'
+  assert browser.run(f'{table}.scrollWidth > {table}.clientWidth')
+  place = f'{table}.querySelector("tbody td").getBoundingClientRect().left'
+  before = browser.run(place)
+  browser.run(f'{table}.scrollLeft = 150')
+  assert browser.run(place) == pytest.approx(before, abs=1)
+  assert browser.run(f'getComputedStyle({table}.querySelector("td"))'
+                     '.overflowWrap') == 'normal'
+
+
+def test_machine_panels_are_folded(noisy, browser):
+  browser.open(noisy[0])
+  assert browser.run('document.getElementById("machine").open') is False
+  assert browser.run('document.querySelectorAll("#machine .card").length') == (
+      sum(panel.is_machine for panel in figures.PANELS))
+
+
+def test_an_empty_filter_says_why(report, browser):
+  browser.open(report)
+  browser.run('current().groups = current().groups.filter(g => g.mixed)')
+  choose(browser, 'filter', 'right')
+  said = browser.run('document.getElementById("group").textContent')
+  assert 'No group of this step has only correct completions' in said
+
+
+def test_m_has_a_key_and_values_have_three_digits(report, browser):
+  browser.open(report, width=360)
+  choose(browser, 'quantity', 'region')
+  assert 'in M: the penalty acts' in browser.run(
+      'document.getElementById("ramp").textContent')
+  browser.move_to('.token[data-c="0"][data-t="0"]')
+  rounded, exact = zip(*browser.run(
+      '[...document.querySelectorAll("#tip tr")].map('
+      'r => [Number(r.cells[1].textContent), Number(r.cells[2].textContent)])'))
+  assert list(rounded) == [float(f'{x:.3g}') for x in exact]
+  assert browser.run('[...document.querySelectorAll("#tip td")].every(td => '
+                     'td.getBoundingClientRect().right < 360)')

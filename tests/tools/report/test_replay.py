@@ -228,7 +228,7 @@ def test_inspected_tokens_are_those_of_the_file(workdir, tmp_path):
     sections.inspectors(read, 9, tmp_path)
 
 
-def test_replay_writes_numbers_and_heat_maps(workdir, tmp_path):
+def test_replay_writes_numbers_and_heat_maps(workdir, tmp_path, capsys):
   read = runs_lib.read([str(workdir)])
   [(heading, content)] = sections.replays(
       read, 1, tmp_path, lambda beta: {'grpo': methods.methods(beta)['grpo']})
@@ -239,6 +239,8 @@ def test_replay_writes_numbers_and_heat_maps(workdir, tmp_path):
   assert set(saved['comparisons'][0]['rows']) == {'grpo', 'this run'}
   assert (tmp_path / 'replay_run_1_0.png').exists()
   assert pathlib.Path(workdir / 'environment.jsonl').exists()
+  assert 'replay of run: update 1 of 4, method 1 of 2: grpo' in (
+      capsys.readouterr().err)
 
 
 def test_a_selection_has_the_tokens_that_metrics_count():

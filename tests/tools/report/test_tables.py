@@ -11,6 +11,7 @@ import pytest
 from configs import methods
 from configs import paper
 from tepo_jax.tools.report import audit
+from tepo_jax.tools.report import paper_tables
 from tepo_jax.tools.report import tables
 
 _SHARED = pathlib.Path(__file__).parents[4] / 'shared' / 'paper'
@@ -136,6 +137,26 @@ def test_our_line_follows_the_papers(tmp_path):
   _evaluated(tmp_path, 'm_tepo_steps72_seed2', .7, .5)
   assert tables.markdown(_compared(tmp_path), 'AB').splitlines()[5] == (
       '| ours | 60.00±7.07 | 40.00±7.07 | 50.00±7.07 |')
+
+
+def test_a_table_without_any_result_is_one_line_and_the_commands(tmp_path):
+  text = paper_tables.table('3', str(tmp_path), 'markdown')
+  first, *lines, last = text.splitlines()
+  assert first == (f'Table 3: no run of its {len(ROWS[3])} rows in {tmp_path}. '
+                   'They need these commands:')
+  assert lines == [f'python -m {line}' for line in paper_tables.commands(
+      '3', str(tmp_path)).splitlines()]
+  assert 'not run' not in text and '--format=csv' in last
+  assert 'not run' in paper_tables.table('3', str(tmp_path), 'csv')
+  row = next(row for row in ROWS[3] if row.method and not row.is_change)
+  folder = tmp_path / tables.run_name(row, row.seeds[0]) / tables.EVALUATION
+  folder.mkdir(parents=True)
+  (folder / 'results.json').write_text(json.dumps({
+      'sets': {name: {'avg@1': .5, 'low': .4, 'high': .6}
+               for name in paper.COLUMNS},
+      'first_decodings': list(paper.COLUMNS), 'avg_micro': .5,
+      'avg_micro_interval': [.4, .6]}))
+  assert 'not run' in paper_tables.table('3', str(tmp_path), 'markdown')
 
 
 def test_latex_and_csv(tmp_path):

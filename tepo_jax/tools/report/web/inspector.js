@@ -1,9 +1,6 @@
 'use strict';
 // The token inspector: shows one group, with tokens coloured by a quantity.
 
-const view = {which: 0, quantity: '', filter: 'all', sort: 'order', place: 0};
-const byId = id => document.getElementById(id);
-
 function current() { return report.inspectors[view.which]; }
 
 function chosen() {
@@ -55,16 +52,34 @@ function shade(quantity, value, scale) {
   return strength > 0.004 ? `rgba(var(${hue}), ${strength.toFixed(3)})` : '';
 }
 
+// The colours of quantities that are 0 or ±1.
+const FLAGS = {
+  region: [['--flag', 'in M: the penalty acts on this token']],
+  clipped: [['--flag', 'clipped above'], ['--down', 'clipped below']]};
+
+const EMPTY = {
+  mixed: 'has both correct and wrong completions, so none has a gradient',
+  trained: 'was trained on: all verdicts of each group agree',
+  right: 'has only correct completions',
+  wrong: 'has only wrong completions'};
+
 function drawRamp(quantity, scale) {
   const ramp = byId('ramp');
   ramp.replaceChildren();
-  if (quantity.scale === 'flag') return;
+  if (quantity.scale === 'flag') {
+    for (const [hue, text] of FLAGS[quantity.key]) {
+      ramp.append(element('span', {class: 'ramp flag', style:
+        `background: rgba(var(${hue}), .6)`}), ` ${text}  `);
+    }
+    return;
+  }
   const low = quantity.scale === 'diverging' ? quantity.centre - scale : 0;
   const from = quantity.scale === 'diverging' ? 'rgba(var(--down), .75), ' : '';
-  ramp.append(digits(low), ' ', element('span', {
+  ramp.append(digits(low, 3), ' ', element('span', {
     class: 'ramp', style: `background: linear-gradient(to right, ${from}` +
       'transparent, rgba(var(--up), .75))'}), ' ',
-    digits(quantity.scale === 'diverging' ? quantity.centre + scale : scale),
+    digits(quantity.scale === 'diverging' ? quantity.centre + scale : scale,
+           3),
     ' (98 % of the tokens lie in this range)');
 }
 
@@ -78,7 +93,8 @@ function drawCompletion(completion, index, quantity, scale) {
   facts.append(
     element('span', {class: completion.correct ? 'good' : 'bad'},
             completion.correct ? '✓ correct' : '✗ wrong'),
-    element('span', {}, `reward ${completion.reward}`),
+    element('span', {title: String(completion.reward)},
+            `reward ${digits(completion.reward, 3)}`),
     element('span', {}, 'answer: ', completion.extracted === null
       ? element('em', {}, 'none') : element('b', {}, completion.extracted)),
     element('span', {}, `${completion.tokens.length} tokens` +
@@ -113,7 +129,11 @@ function draw() {
   place.replaceChildren();
   byId('inspector-about').textContent = current().about;
   drawSummary();
-  if (!shown.length) return;
+  if (!shown.length) {
+    place.append(element('p', {class: 'muted'}, 'No group of this step ' +
+      `${EMPTY[view.filter]}. Choose "all groups" to see the others.`));
+    return;
+  }
   const group = shown[view.place];
   const problem = element('div', {class: 'problem'});
   problem.textContent = group.problem;
@@ -138,7 +158,7 @@ function drawSummary() {
     const token = element('td');
     token.append(element('code', {}, JSON.stringify(row.token)));
     body.append(element('tr', {}, token, ...[
-      row.id, row.masked, row.count, `${(100 * row.share).toFixed(1)} %`]
+      row.id, row.inside, row.count, `${(100 * row.share).toFixed(1)} %`]
       .map(value => element('td', {class: 'number'}, String(value)))));
   }
 }
@@ -153,8 +173,11 @@ function showToken(span) {
   for (const quantity of current().quantities) {
     const value = completion.values[quantity.key][t];
     body.append(element(
-      'tr', {}, element('td', {}, quantity.label),
-      element('td', {class: 'number', 'data-key': quantity.key},
+      'tr', {class: quantity.key === view.quantity ? 'chosen' : ''},
+      element('td', {}, quantity.label),
+      element('td', {class: 'number'}, value === null ? 'NaN'
+        : digits(value, 3)),
+      element('td', {class: 'number muted', 'data-key': quantity.key},
               value === null ? 'NaN' : String(value))));
   }
   const tip = byId('tip');
@@ -188,13 +211,13 @@ function moveToken(dc, dt) {
 }
 
 function moveGroup(by) {
-  view.place += by;
+  choose({place: Math.max(0, Math.min(view.place + by, groups().length - 1))});
   draw();
 }
 
 function nextQuantity() {
   const keys = current().quantities.map(q => q.key);
-  view.quantity = keys[(keys.indexOf(view.quantity) + 1) % keys.length];
+  choose({quantity: keys[(keys.indexOf(view.quantity) + 1) % keys.length]});
   byId('quantity').value = view.quantity;
   draw();
 }
@@ -220,16 +243,19 @@ function startInspector() {
   byId('which').append(...report.inspectors.map(
     (item, i) => element('option', {value: i}, item.title)));
   fillQuantities();
+  byId('which').value = String(view.which);
+  byId('filter').value = view.filter in FILTERS ? view.filter : 'all';
+  byId('sort').value = view.sort in SORTS ? view.sort : 'order';
+  Object.assign(view, {filter: byId('filter').value, sort: byId('sort').value});
   byId('which').addEventListener('change', event => {
-    view.which = Number(event.target.value);
-    view.place = 0;
+    choose({which: Number(event.target.value), place: 0});
     fillQuantities();
     draw();
   });
   for (const name of ['quantity', 'filter', 'sort']) {
     byId(name).addEventListener('change', event => {
-      view[name] = event.target.value;
-      if (name !== 'quantity') view.place = 0;
+      choose({[name]: event.target.value});
+      if (name !== 'quantity') choose({place: 0});
       draw();
     });
   }

@@ -1,0 +1,159 @@
+"""The report's first sections: what ran, and what came of it."""
+
+from collections.abc import Callable, Sequence
+import os
+import pathlib
+
+import numpy as np
+
+from tepo_jax.runtime import progress
+from tepo_jax.tasks import statistics
+from tepo_jax.tools.report import claims
+from tepo_jax.tools.report import figures
+from tepo_jax.tools.report import page
+from tepo_jax.tools.report import runs as runs_lib
+
+INTERVAL = (f'Intervals: {statistics.LEVEL:.0%}, Student\'s t over three or '
+            'more seeds; the range of two.')
+_NOTES = f"""{INTERVAL} Of one run: {statistics.LEVEL:.0%}, bootstrap over the
+problems. Accuracy of training samples: mean over the first and the last
+{claims.FINAL:.0%} of the steps. The best is chosen on these same problems, so it
+is a little too high. Unfinished runs count with the steps they have."""
+
+
+def header(groups: Sequence[runs_lib.Group]) -> str:
+  """Returns what ran: model, data, sizes, duration, machine, commit."""
+  by_run = [(run.name, run) for group in groups for run in group.runs]
+  by_group = [(group.label, group) for group in groups]
+  facts = {
+      'model': _each(by_run, lambda run: _field(
+          run, 'model', lambda name: name or 'embedded')),
+      'parameters': _each(by_run, lambda run: _started(run, 'parameters')),
+      'data': _each(by_run, lambda run: _field(run, 'data.name')),
+      'steps': _each(by_run, lambda run: _field(run, 'steps')),
+      'seeds': _each(by_group, lambda group: ', '.join(
+          str(run.seed) for run in group.runs)),
+      'duration': _durations([run for _, run in by_run]),
+      'devices': _each(by_run, lambda run: _started(run, 'devices')),
+      'commit': _each(by_run, lambda run: _started(run, 'commit')),
+      'config': _differences(groups)}
+  return page.facts(facts.items())
+
+
+def _each(named, value):
+  """Returns the value that all share, or each value with its names."""
+  found = {}
+  for name, item in named:
+    found.setdefault(value(item), []).append(name)
+  if len(found) == 1:
+    return next(iter(found))
+  return '; '.join(f'{text} ({some(names)})' for text, names in found.items())
+
+
+def some(names: Sequence[str]) -> str:
+  """Returns the first three names, and the number of the others."""
+  more = f' and {len(names) - 3} more' if len(names) > 3 else ''
+  return ', '.join(names[:3]) + more
+
+
+def _field(run, name, shown=str):
+  return '–' if run.fields is None or name not in run.fields else shown(
+      run.fields[name])
+
+
+def _started(run, name):
+  """Returns a value of the run's last start."""
+  value = run.starts[-1].get(name) if run.starts else None
+  return '–' if value is None else (
+      f'{value:,}' if isinstance(value, int) else str(value))
+
+
+def seconds(run: runs_lib.Run) -> float:
+  """Returns the seconds of a run's steps and evaluations."""
+  return sum(record.get(name) or 0 for record in run.records
+             for name in ('seconds/step', 'seconds/eval'))
+
+
+def _durations(runs):
+  values = sorted(seconds(run) for run in runs)
+  low, middle, high = (progress.duration(x) for x in (
+      values[0], float(np.median(values)), values[-1]))
+  return low if len(values) == 1 else f'{middle} a run ({low} to {high})'
+
+
+def _differences(groups):
+  names = runs_lib.differing([group.runs[0] for group in groups])
+  if not names:
+    return 'the same for all'
+  shown = ', '.join(names[:6]) + (
+      f' and {len(names) - 6} more' if len(names) > 6 else '')
+  return f'they differ in {shown}'
+
+
+def results(groups: Sequence[runs_lib.Group], out: pathlib.Path) -> str:
+  """Returns a table of the groups' accuracies, and one of the runs.
+
+  `out` is the folder of the page, from which the runs are linked.
+  """
+  rows = [[page.link(os.path.relpath(run.path, out), run.name), group.label,
+           run.seed, run.state, progress.duration(seconds(run)),
+           '; '.join(run.notes)] for group in groups for run in group.runs]
+  return (accuracies(groups) + f'<p class="caption">{page.text(_NOTES)}</p>'
+          + page.table(['run', 'method', 'seed', 'state', 'duration', 'notes'],
+                       rows))
+
+
+def accuracies(groups: Sequence[runs_lib.Group]) -> str:
+  """Returns a table: a row for each evaluation of each group."""
+  names = figures.accuracies(run for group in groups for run in group.runs)
+  rows = [row for group in groups for row in [
+      *(_evaluated(group, name) for name in names), _trained(group)] if row]
+  return page.table(['method', 'accuracy, %', 'seeds', 'first', 'last', 'best'],
+                    rows, range(2, 6))
+
+
+def _evaluated(group, name):
+  """Returns a row: the first, the last and the best evaluation."""
+  runs = [(run, series) for run in group.runs if (series := run.series(name))]
+  if not runs:
+    return None
+  return [group.label, name.removeprefix('eval/'), len(runs), *(
+      _at(runs, name, choose) for choose in (
+          min, max, lambda series: max(series, key=series.get)))]
+
+
+def _at(runs, name, choose: Callable[[dict[int, float]], int]):
+  """Returns the accuracy at a step of each run: value, interval, steps."""
+  steps = [choose(series) for _, series in runs]
+  values = [100 * series[step] for (_, series), step in zip(runs, steps)]
+  interval = statistics.over_seeds(values)
+  if len(runs) == 1:
+    interval = (values[0], *_bootstrapped(runs[0][0], name, steps[0]))
+  where = str(min(steps)) if min(steps) == max(steps) else (
+      f'{min(steps)}–{max(steps)}')
+  return f'{with_interval(interval)} at step {where}'
+
+
+def _bootstrapped(run, name, step):
+  """Returns the recorded interval; () for runs that did not record it."""
+  head = name.rpartition('/')[0]
+  ends = [run.series(f'{head}/{end}').get(step) for end in ('low', 'high')]
+  return [] if None in ends else [100 * end for end in ends]
+
+
+def _trained(group):
+  """Returns a row of the accuracy of training samples."""
+  series = [list(values.values()) for run in group.runs
+            if (values := run.series('accuracy'))]
+  if not series:
+    return None
+  first, last = (with_interval(statistics.over_seeds([
+      100 * reduce(values) for values in series])[:3 if len(series) > 1 else 1])
+      for reduce in (claims.initial, claims.final))
+  return [group.label, 'training samples', len(series), first, last, '']
+
+
+def with_interval(interval: Sequence[float]) -> str:
+  """Formats (mean, low, high), or (value,)."""
+  value, *ends = (f'{x:.3g}' for x in interval)
+  return f'{value} [{", ".join(ends)}]' if ends else value

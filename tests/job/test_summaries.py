@@ -1,0 +1,117 @@
+"""What a run prints: header, columns, closing table, next command."""
+
+import json
+import pathlib
+import types
+
+import jax
+import pytest
+
+from configs import methods
+from configs import tiny
+from tepo_jax import train
+from tepo_jax.job import session as session_lib
+from tepo_jax.job import summaries
+from tepo_jax.runtime import mesh as mesh_lib
+
+
+def _scalars(**changed):
+  return {'reward': 0.5, 'accuracy': 0.75, 'entropy': 0.25, 'grad_norm': 1.0,
+          'clip_fraction_low': 0.01, 'clip_fraction_high': 0.02,
+          'response_length_mean': 29.7, 'response_length_max': 48,
+          'tokens_per_second': 7375.0, 'seconds/step': 2.06} | changed
+
+
+def test_every_column_is_named_and_explained():
+  line = summaries.summary(_scalars())
+  assert line == (
+      'reward 0.5  accuracy 0.75  entropy 0.25  gradient 1  clip 3.00%  '
+      'tokens 29.7  max 48  tokens/s 7375  seconds 2.06')
+  for part in line.split('  '):
+    assert part.split()[0].partition('/')[0] in summaries.LEGEND
+
+
+def _write(folder, *records):
+  (folder / 'metrics.jsonl').write_text(
+      ''.join(json.dumps(record) + '\n' for record in records))
+
+
+def _evaluation(step, name, k, value, **more):
+  return {'step': step, f'eval/{name}/avg@{k}': value,
+          f'eval/{name}/pass@{k}': value + 0.1,
+          f'eval/{name}/maj@{k}': value + 0.05,
+          f'eval/{name}/mean_length': 20 + step,
+          f'eval/{name}/truncated': 0.01, f'eval/{name}/low': 0.0} | more
+
+
+def test_the_closing_table_has_five_rows(tmp_path):
+  _write(tmp_path, *(_evaluation(step, 'a', 8, value, **{
+      'eval/a/greedy/avg@1': value / 2}) for step, value in (
+          (0, 0.2), (10, 0.6), (20, 0.5))), {'step': 21})
+  lines = summaries.results_table(tmp_path).splitlines()
+  assert lines[0].split('  ')[-1].strip() == 'best, step 10'
+  assert [line.split() for line in lines[1:]] == [
+      ['a/avg@8', '20.0%', '50.0%', '60.0%'],
+      ['a/greedy/avg@1', '10.0%', '25.0%', '30.0%'],
+      ['a/pass@8', '30.0%', '60.0%', '70.0%'],
+      ['a/maj@8', '25.0%', '55.0%', '65.0%'],
+      ['a/mean_length', '20.0', '40.0', '30.0']]
+  assert len({len(line) for line in lines}) == 1  # columns are aligned
+
+
+def test_the_closing_table_has_every_set(tmp_path):
+  records = [_evaluation(step, 'a', 8, 0.5) for step in (0, 10)]
+  for record in records:
+    record |= {f'eval/set{i}/avg@1': 0.1 for i in range(6)}
+  _write(tmp_path, *records)
+  names = [line.split()[0]
+           for line in summaries.results_table(tmp_path).splitlines()[1:]]
+  assert names == ['a/avg@8', *(f'set{i}/avg@1' for i in range(6))]
+  _write(tmp_path, {'step': 1, 'reward': 0.5})
+  assert summaries.results_table(tmp_path) == 'no evaluation was recorded'
+
+
+def test_the_next_command():
+  done = summaries.next_command(pathlib.Path('runs/a b'), 40, 40)
+  assert "tepo_jax.report --runs='runs/a b' --out='runs/a b/report'" in done
+  stopped = summaries.next_command(pathlib.Path('runs/a'), 20, 40)
+  assert 'after step 20' in stopped and 'the same command resumes' in stopped
+
+
+def _session(parameters):
+  return types.SimpleNamespace(
+      mesh=mesh_lib.make({'data': 1, 'fsdp': -1, 'tensor': 1}),
+      parameters=lambda: parameters)
+
+
+@pytest.mark.parametrize('count, text', [
+    (7_615_616_512, '7.6B'), (212_345, '0.2M'), (4_321, '4,321')])
+def test_the_header(count, text, tmp_path):
+  config = tiny.get_config('gspo')
+  config.lora.rank = 16
+  header = summaries.header(config, _session(count), tmp_path)
+  devices = f'{jax.device_count()} × {jax.devices()[0].device_kind}'
+  for shown in ('gspo', f'{text} parameters, LoRA of rank 16', devices, 'fsdp',
+                '40, each 32 prompts × 8', f'{tmp_path}, new'):
+    assert shown in header
+  (tmp_path / session_lib.CHECKPOINTS / '20').mkdir(parents=True)
+  (tmp_path / session_lib.CHECKPOINTS / '5').mkdir()
+  (tmp_path / session_lib.CHECKPOINTS / 'damaged_25').mkdir()
+  assert 'resumes after step 20' in summaries.header(
+      config, _session(count), tmp_path)
+
+
+def test_the_data_sets_with_their_sizes():
+  sets = [types.SimpleNamespace(name='arithmetic', prompts=[0] * 512,
+                                samples=8)]
+  lines = summaries.data(tiny.get_config(), 4096, sets)
+  assert 'arithmetic: 4,096 problems' in lines
+  assert 'arithmetic: 512 problems × 8, every 10 steps' in lines
+  assert summaries.data(tiny.get_config(), 1, []).endswith('none')
+
+
+def test_help_lists_every_method():
+  words = train.__doc__.replace(',', ' ').split()
+  assert set(methods.methods(1e-3)) <= set(words)
+  assert 'configs/base.py' in train.__doc__
+  assert max(map(len, train.__doc__.splitlines())) <= 80
