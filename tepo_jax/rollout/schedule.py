@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from tepo_jax import errors
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import engine
 from tepo_jax.runtime import mesh as mesh_lib
@@ -178,6 +179,17 @@ class Schedule:
     return rows + -rows % self.shapes.shards
 
 
+class NonFiniteError(errors.RunError):
+  """The model computed NaN or an infinite logit for a prompt.
+
+  prompt_id: see `Request`.
+  """
+
+  def __init__(self, prompt_id: int):
+    super().__init__(f'prompt {prompt_id}: the model\'s logits are not finite')
+    self.prompt_id = prompt_id
+
+
 class _Run:
   """One run of a queue: the cache, and the host's record of the slots."""
 
@@ -254,6 +266,7 @@ class _Run:
     last = chunk.token_NC[:, max(int(chunk.steps) - 1, 0)]
     self.slots = before.replace(
         token=last, length=chunk.length_N, live=chunk.live_N)
+    _check_finite(chunk, before)
     done = []
     for slot in np.flatnonzero(before.live):
       count = int(chunk.length_N[slot] - before.length[slot])
@@ -341,6 +354,13 @@ class _Run:
     if self._waits():
       stats.busy_tokens += tokens
       stats.busy_slot_steps += possible
+
+
+def _check_finite(chunk, slots):
+  """Refuses tokens whose log-probabilities, and so logits, are not finite."""
+  bad_N = ~np.isfinite(chunk.logp_NC).all(1)
+  if bad_N.any():
+    raise NonFiniteError(int(slots.prompt_id[np.argmax(bad_N)]))
 
 
 def idle_slots(count: int) -> engine.Slots:
