@@ -301,8 +301,6 @@ MODELS = {
     'tensor type': (tensors(lambda a: a.update({NORM: np.zeros(16, 'i4')})),
                     NORM),
     'no tokenizer': (remove('tokenizer.json'), 'tokenizer'),
-    'tensor not finite': (tensors(lambda a: a[NORM].__setitem__(0, np.nan)),
-                          NORM),
     'tokenizer cut': (cut('tokenizer.json', 100), 'tokenizer'),
 }
 
@@ -381,7 +379,7 @@ CHECKPOINTS = {
     'a field is text': (edit('config.json', seed='0'), "seed is '0'"),
     'a field is a list': (edit('config.json', steps=[1]), 'steps is (1,)'),
     'a section is a number': (edit('config.json', rollout=3),
-                              'config.json: rollout.prompts is missing'),
+                              'rollout.chunk is missing'),
     'a field is a section': (edit('config.json', seed={'a': 1}),
                              'config.json: seed is'),
     'the method is a number': (edit('config.json', method=3), 'method'),
@@ -419,20 +417,36 @@ def test_a_folder_in_use(programs, model, finished, tmp_path, program):
 
 
 @pytest.mark.parametrize('program', ['train', 'export'])
-def test_a_model_folder_that_has_changed(programs, model, tmp_path, program):
-  folder, workdir = tmp_path / 'model', tmp_path / 'run'
+def test_a_model_folder_that_has_changed(
+    programs, model, finished, tmp_path, program):
+  before, config = contents(finished), (model / 'config.json').read_bytes()
+  arguments = [f'--workdir={finished}', f'--out={tmp_path / "out"}']
+  if program == 'train':
+    arguments = [TINY, *SMALL, f'--config.model={model}', arguments[0]]
+  try:
+    edit('config.json', rope_theta=5e3)(model)
+    refused(programs, f'{model}/config.json has changed', tmp_path, program,
+            *arguments)
+  finally:
+    (model / 'config.json').write_bytes(config)
+  assert contents(finished) == before
+
+
+def test_weights_that_are_not_finite(programs, model, tmp_path):
+  """They are read after the workdir has been claimed."""
+  folder = tmp_path / 'model'
   shutil.copytree(model, folder)
-  arguments = (TINY, *SMALL, f'--config.model={folder}',
-               f'--workdir={workdir}')
-  assert programs.run('train', *arguments).returncode == 0
-  shutil.copyfile(folder / 'config.json', tmp_path / 'kept')
-  edit('config.json', rope_theta=5e3)(folder)
-  if program == 'export':
-    arguments = f'--workdir={workdir}', f'--out={tmp_path / "out"}'
-  refused(programs, f'{folder}/config.json has changed', tmp_path, program,
-          *arguments)
-  shutil.copyfile(tmp_path / 'kept', folder / 'config.json')
-  assert programs.run(program, *arguments).returncode == 0
+  tensors(lambda a: a[NORM].__setitem__(0, np.nan))(folder)
+  for program, *arguments in (
+      ('train', *SMALL, f'--config.model={folder}',
+       f'--workdir={tmp_path / "run"}'),
+      ('evaluate', '--config.eval.limit=4', f'--checkpoint={folder}',
+       f'--out={tmp_path / "out"}')):
+    done = programs.run(program, TINY, *arguments)
+    *_, line = done.stderr.splitlines()
+    assert done.returncode == 2 and 'Traceback' not in done.stderr
+    assert line == (f'tepo_jax.{program}: error: {folder}: tensor {NORM} has '
+                    'weights that are not finite')
 
 
 def test_logits_that_overflow(programs, model, tmp_path):
@@ -461,12 +475,12 @@ def test_a_tokenizer_without_a_chat_template_is_reported_once(
   for name in ('chat_template.jinja', 'chat_template.json'):
     (folder / name).unlink(missing_ok=True)
   edit('tokenizer_config.json', chat_template=None)(folder)
-  done = programs.run('train', TINY, *SMALL, f'--config.model={folder}',
-                      f'--workdir={tmp_path / "run"}')
-  assert done.returncode == 0, done.stderr
-  [line] = [line for line in done.stderr.splitlines() if 'warning' in line]
-  assert f'{folder}: the tokenizer has no chat template' in line
-  assert 'data.template=plain' in line
+  done = programs.run(
+      'train', TINY, *SMALL, f'--config.model={folder}',
+      '--config.data.name=/nowhere.jsonl', f'--workdir={tmp_path / "run"}')
+  said, refusal = done.stderr.splitlines()
+  assert said.startswith(f'warning: {folder}: the tokenizer has no chat template')
+  assert 'data.template=plain' in said and '/nowhere.jsonl' in refusal
 
 
 # Files of an evaluation, and text that the line must contain.
