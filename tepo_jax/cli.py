@@ -179,6 +179,7 @@ def quiet() -> None:
   lines, such as the number of data set rows skipped, go to stderr.
   """
   _leave_libtpu_alone()
+  sys.unraisablehook = _unraisable
   absl_logging.set_verbosity(absl_logging.FATAL)
   ours = logging.getLogger('tepo_jax')
   ours.setLevel(logging.INFO)
@@ -190,6 +191,14 @@ def quiet() -> None:
   for name in ('jax', 'transformers', 'datasets', 'huggingface_hub', 'httpx',
                'fsspec', 'matplotlib'):
     logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _unraisable(found: Any) -> None:
+  """Passes over what tensorstore, after a failed save, calls too late: dozens
+  of tracebacks of asyncio. The failure itself is reported by the checkpoint."""
+  if not (isinstance(found.exc_value, RuntimeError)
+          and str(found.exc_value) == 'Event loop is closed'):
+    sys.__unraisablehook__(found)
 
 
 def _leave_libtpu_alone() -> None:

@@ -81,6 +81,7 @@ class Trainer:
     self.compilations = host.CompilationCounter(
         1 + max(10, config.eval.period, config.checkpoint.period))
     self.background = futures.ThreadPoolExecutor(1)
+    self._before_update = lambda: None
 
   def open(self, workdir: pathlib.Path, lock: lock_lib.FolderLock) -> None:
     """Claims `workdir` for this run and restores its last checkpoint."""
@@ -133,7 +134,7 @@ class Trainer:
     A stop request during sampling or evaluation discards that work: the run
     that resumes does it again. Updates are finished before stopping.
     """
-    stop.defer_interrupts()
+    self._before_update = stop.defer_interrupts
     self.session.check_stop = stop.check
     try:
       if self.step == 0 and self.evaluations:
@@ -205,6 +206,7 @@ class Trainer:
     scalars = summaries.rollout_metrics(rollout, reward_B) | sampling
     if rollout.groups:
       self.progress.phase('updating')
+      self._before_update()
       scalars |= self._update(number, rollout, reward_B)
     dumped.result()
     seconds = time.perf_counter() - start

@@ -119,8 +119,8 @@ class Stopped(Exception):
 class StopRequest:
   """Makes SIGTERM, and after `defer_interrupts` Ctrl-C, a request to stop.
 
-  Ctrl-C before that ends the process at once: there is nothing to save. So does
-  a second one.
+  Ctrl-C before that, when there is nothing to save, ends the process at once.
+  So does a second one.
 
   Attributes:
     requested: a signal has arrived in this process.

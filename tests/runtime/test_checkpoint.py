@@ -383,3 +383,39 @@ def test_a_full_disk_to_the_end_is_an_error(tmp_path, when, latest, message):
   done = _full_disk(str(tmp_path), when)
   assert message in done.stdout
   assert checkpoint.Checkpointer(tmp_path).latest() == latest
+
+
+# Saves on a file system that holds one step, or none.
+_SMALL = """
+import sys
+import jax.numpy as jnp
+from tepo_jax import cli, errors
+from tepo_jax.runtime import checkpoint
+cli.quiet()
+c = checkpoint.Checkpointer(sys.argv[1])
+for step in range(1, 7):
+  c.save(step, {f'w{i}': jnp.arange(20_000.) + i for i in range(12)}, {})
+try:
+  c.close()
+except errors.RunError:
+  print('failed')
+"""
+_MOUNT = 'mount -t tmpfs -o size="$1" none "$2" && shift 2 && exec "$@"'
+
+
+@pytest.mark.parametrize('size', ['200k', '1m'])
+def test_a_small_file_system_gives_our_warnings_alone(tmp_path, size):
+  def run(*command):
+    return subprocess.run(
+        ['unshare', '--mount', 'bash', '-c', _MOUNT, 'bash', size, tmp_path,
+         *command], capture_output=True, text=True, timeout=100,
+        env=os.environ | {'PYTHONPATH': str(ROOT)})
+
+  if run('true').returncode:
+    pytest.skip('no permission to mount a file system')
+  done = run(sys.executable, '-c', _SMALL, str(tmp_path / 'c'))
+  assert done.stdout == 'failed\n'
+  lines = done.stderr.splitlines()
+  assert lines and all(
+      line.startswith(f'warning: checkpoint {tmp_path}/c/')
+      and 'could not be saved' in line for line in lines)
