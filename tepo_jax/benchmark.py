@@ -15,6 +15,8 @@ from absl import flags
 
 from tepo_jax import cli
 from tepo_jax import errors
+from tepo_jax.job import checks
+from tepo_jax.job import sizes
 from tepo_jax.tools.benchmark import machine
 from tepo_jax.tools.benchmark import memory
 from tepo_jax.tools.benchmark import registry
@@ -46,6 +48,8 @@ def main() -> None:
     if part not in PARTS:
       raise errors.InputError(
           f'--parts: unknown part {part!r}; one of: {", ".join(PARTS)}')
+  checks.check_values(config)
+  sizes.check(config)
   peers = registry.load(_PEERS.value)
   workload = workload_lib.of(config)
   for part in _PARTS.value:

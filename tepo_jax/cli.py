@@ -29,15 +29,24 @@ from ml_collections import config_flags
 
 from tepo_jax import errors
 from tepo_jax.job import run_folder
+from tepo_jax.runtime import interrupts
 
-# Read when transformers is imported, which otherwise suggests PyTorch.
-os.environ.setdefault('TRANSFORMERS_VERBOSITY', 'error')
+# Libraries read these when they are imported.
+for _name, _value in {
+    'TF_CPP_MIN_LOG_LEVEL': '2', 'TOKENIZERS_PARALLELISM': 'false',
+    'HF_DATASETS_DISABLE_PROGRESS_BARS': '1',
+    'HF_HUB_DISABLE_PROGRESS_BARS': '1',
+    'TRANSFORMERS_VERBOSITY': 'error',  # else it suggests PyTorch
+}.items():
+  os.environ.setdefault(_name, _value)
 
 flags.disclaim_key_flags()  # flags defined here are the calling program's
 
 # The disk is full or fails.
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO,
                    errno.EROFS})
+
+_BROKEN_PIPE = 141  # the status of a program that SIGPIPE ended, in a shell
 
 # The fields that determine a run's device memory.
 _MEMORY_FIELDS = (
@@ -49,22 +58,39 @@ _EXPECTED = {int: 'an integer', float: 'a number', bool: 'true or false',
              tuple: "a tuple such as '(1, 2)'"}
 
 
-def run(main: Callable[[], None]) -> None:
+def run(main: Callable[[], None], joins_job: bool = False) -> None:
   """Parses the command line, calls `main`, and exits.
 
   Status 0 on success or --help; 2 with one line on stderr for bad input (flags,
   config, errors.InputError, a file without permission); 1 with one line if the
   run cannot continue (errors.RunError, a full disk, no device memory); 130 if
-  interrupted. Anything else is a bug and keeps its traceback.
+  interrupted; 141, quietly, if the reader of its output has gone. Anything else
+  is a bug and keeps its traceback.
+
+  Args:
+    joins_job: whether the program joins the other processes of a job, as
+      TEPO_MULTIHOST=1 asks; if not, it is refused then.
   """
   quiet()
   faulthandler.enable(sys.__stderr__)
+  interrupts.install()
+  interrupts.unwind_on_first()
   try:
     if _asks_for_help(sys.argv):
       print(_help(main))
-      return
-    _parse(sys.argv)
-    main()
+    else:
+      if os.environ.get('TEPO_MULTIHOST') == '1' and not joins_job:
+        raise errors.InputError(
+            'TEPO_MULTIHOST=1: only tepo_jax.train runs on several processes; '
+            'start this program once, without it')
+      _parse(sys.argv)
+      main()
+    sys.stdout.flush()
+    if interrupts.happened():
+      raise KeyboardInterrupt
+  except BrokenPipeError:  # the reader of the output has gone
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(_BROKEN_PIPE)
   except (Exception, KeyboardInterrupt) as error:
     expected = _expected(error)
     if expected is None:
@@ -78,7 +104,7 @@ def _expected(error: BaseException) -> tuple[int, str] | None:
   """(exit status, message) of an error, or None if it is a bug."""
   text = errors.one_line(error)
   if isinstance(error, KeyboardInterrupt):
-    return 130, 'interrupted'
+    return interrupts.STATUS, 'interrupted'
   if isinstance(error, errors.InputError):
     return 2, f'error: {text}'
   if isinstance(error, errors.RunError):
@@ -152,11 +178,8 @@ def quiet() -> None:
   FATAL, because Orbax logs errors that it also raises. This package's own log
   lines, such as the number of data set rows skipped, go to stderr.
   """
-  for name, value in {
-      'TF_CPP_MIN_LOG_LEVEL': '2', 'TOKENIZERS_PARALLELISM': 'false',
-      'HF_DATASETS_DISABLE_PROGRESS_BARS': '1'}.items():
-    os.environ.setdefault(name, value)
   _leave_libtpu_alone()
+  sys.unraisablehook = _unraisable
   absl_logging.set_verbosity(absl_logging.FATAL)
   ours = logging.getLogger('tepo_jax')
   ours.setLevel(logging.INFO)
@@ -168,6 +191,16 @@ def quiet() -> None:
   for name in ('jax', 'transformers', 'datasets', 'huggingface_hub', 'httpx',
                'fsspec', 'matplotlib'):
     logging.getLogger(name).setLevel(logging.ERROR)
+  # It reports each of a failed save's tasks; the checkpoint reports the save.
+  logging.getLogger('asyncio').setLevel(logging.CRITICAL)
+
+
+def _unraisable(found: Any) -> None:
+  """Passes over what tensorstore, after a failed save, calls too late: dozens
+  of tracebacks of asyncio. The failure itself is reported by the checkpoint."""
+  if not (isinstance(found.exc_value, RuntimeError)
+          and str(found.exc_value) == 'Event loop is closed'):
+    sys.__unraisablehook__(found)
 
 
 def _leave_libtpu_alone() -> None:

@@ -26,7 +26,9 @@ from tepo_jax.job import restore
 from tepo_jax.job import run_folder
 from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.job import session as session_lib
+from tepo_jax.job import sizes
 from tepo_jax.runtime import checkpoint as checkpoint_lib
+from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tasks import results as results_lib
 from tepo_jax.tools.report import tables
@@ -43,6 +45,7 @@ _OUT = flags.DEFINE_string(
 def main() -> None:
   config, out = _CONFIG.value, pathlib.Path(_OUT.value)
   checks.check_values(config)
+  sizes.check(config)
   config.lora.rank = 0  # adapters are merged on restore
   folder, params, step = _checkpoint(config), None, None
   checkpoints = folder / session_lib.CHECKPOINTS
@@ -54,8 +57,10 @@ def main() -> None:
   if checkpoints.is_dir():
     folder, params = restore.restore_params(
         folder, mesh_lib.make(config.mesh), step)
-  with session_lib.open_folder(config, folder) as session:
+  with (lock_lib.FolderLock(out) as lock,
+        session_lib.open_folder(config, folder) as session):
     evaluations = evaluation_lib.prepare(session)
+    lock.acquire()
     samples.open({item.name: item.samples for item in evaluations})
     session_lib.cache_compilations(config, out)
     cast = sampling_lib.make_decode_cast(session.model, session.mesh)
@@ -63,8 +68,9 @@ def main() -> None:
     key = programs_lib.stream(config.seed, 'eval')
     for index, item in enumerate(evaluations):
       _run(item, params, jax.random.fold_in(key, index), samples)
-  results = _results(evaluations, samples)
-  (out / results_lib.RESULTS).write_text(json.dumps(results, indent=2) + '\n')
+    results = _results(evaluations, samples)
+    (out / results_lib.RESULTS).write_text(
+        json.dumps(results, indent=2) + '\n')
   print(tables.of_results(results))
 
 

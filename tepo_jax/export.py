@@ -32,11 +32,10 @@ def main() -> None:
   out = run_folder.check_out(_OUT.value)
   mesh = mesh_lib.make({'data': 1, 'fsdp': -1, 'tensor': 1})
   if _ADAPTER.value:
-    folder, model, params = restore.restore_trained(
-        _WORKDIR.value, mesh, _STEP.value)
-    if model.lora is None:
+    trained = restore.restore_trained(_WORKDIR.value, mesh, _STEP.value)
+    if trained.base is None:
       raise errors.InputError(f'--adapter: {_WORKDIR.value} is not a LoRA run')
-    adapters.save(out, model.lora, params, folder)
+    adapters.save(out, trained.model.lora, trained.params, trained.folder)
   else:
     folder, params = restore.restore_params(_WORKDIR.value, mesh, _STEP.value)
     weights.save(out, weights.read_config(folder), params, source=folder)

@@ -15,6 +15,7 @@ from tepo_jax import errors
 from tepo_jax.job import base_model
 from tepo_jax.job import checks
 from tepo_jax.job import run_folder
+from tepo_jax.job import sizes
 
 _CONFIG = cli.DEFINE_config()
 _OUT = flags.DEFINE_string(
@@ -25,6 +26,7 @@ _OUT = flags.DEFINE_string(
 def main() -> None:
   config, out = _CONFIG.value, run_folder.check_out(_OUT.value)
   checks.check_values(config)
+  sizes.check(config)
   if not config.pretrain.worked_steps:
     raise errors.InputError(
         'config.pretrain.worked_steps=0: this config does not make a model')

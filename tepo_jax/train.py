@@ -48,9 +48,11 @@ from tepo_jax.job import checks
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import run_folder
 from tepo_jax.job import session as session_lib
+from tepo_jax.job import sizes
 from tepo_jax.job import summaries
 from tepo_jax.job import trainer
 from tepo_jax.runtime import host
+from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.runtime import processes
 
 _CONFIG = cli.DEFINE_config()
@@ -58,34 +60,42 @@ _WORKDIR = flags.DEFINE_string(
     'workdir', None, 'Folder of the run, new or to resume.', required=True)
 
 
-def make_base_model(config: ml_collections.ConfigDict,
-                    workdir: pathlib.Path, folder: pathlib.Path) -> None:
+def make_base_model(config: ml_collections.ConfigDict, workdir: pathlib.Path,
+                    folder: pathlib.Path, lock: lock_lib.FolderLock) -> None:
   """Makes the embedded model, after checking the rest of the config."""
   with tempfile.TemporaryDirectory() as scratch:
     untrained = pathlib.Path(scratch) / 'untrained'
     base_model.make(config, untrained, trained=False)
     with session_lib.open_folder(config, untrained) as session:
       _announced(config, session, workdir)
-  run_folder.claim(config, workdir)
+  run_folder.claim(config, workdir, lock)
   session_lib.cache_compilations(config, workdir)
   base_model.make(config, folder)
 
 
 def train(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
-  """Starts the run, or resumes it from the workdir's last checkpoint."""
+  """Starts the run, or resumes it from the workdir's last checkpoint.
+
+  Raises:
+    KeyboardInterrupt: Ctrl-C stopped the run; its state is saved.
+  """
   stop = processes.StopRequest()
   folder = pathlib.Path(session_lib.model_folder(config, workdir))
-  announced = processes.any_of(config.model is None and not folder.exists())
-  if announced:
-    processes.on_first(make_base_model, config, workdir, folder)
-  with session_lib.open_folder(config, folder) as session:
-    run = (trainer.Trainer(config, session) if announced
-           else _announced(config, session, workdir))
-    with memory_lib.explaining_exhaustion(config, run.learner.programs), (
-        host.compilations_shown(run.progress.compiling, run.progress.compiled)):
-      run.open(workdir)
-      with contextlib.closing(run):
-        run.run(stop)
+  with lock_lib.FolderLock(workdir) as lock:
+    announced = processes.any_of(config.model is None and not folder.exists())
+    if announced:
+      processes.on_first(make_base_model, config, workdir, folder, lock)
+    with session_lib.open_folder(config, folder) as session:
+      run = (trainer.Trainer(config, session) if announced
+             else _announced(config, session, workdir))
+      with memory_lib.explaining_exhaustion(config, run.learner.programs), (
+          host.compilations_shown(
+              run.progress.compiling, run.progress.compiled)):
+        run.open(workdir, lock)
+        with contextlib.closing(run):
+          run.run(stop)
+  if stop.interrupted:
+    raise KeyboardInterrupt
   if processes.is_first():
     print(summaries.results_table(workdir))
     print(summaries.next_command(workdir, run.step, config.steps))
@@ -111,10 +121,11 @@ def main() -> None:
         f'--workdir={_WORKDIR.value}: must be a local folder; mount the bucket '
         '(BUCKET=... launch/tpu_vm.sh setup)')
   checks.check(config, cli.overridden())
+  sizes.check(config)
   processes.initialize()
   with processes.ending_together():
     train(config, pathlib.Path(_WORKDIR.value))
 
 
 if __name__ == '__main__':
-  cli.run(main)
+  cli.run(main, joins_job=True)

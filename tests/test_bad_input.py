@@ -3,11 +3,13 @@
 import json
 import os
 import shutil
+import socket
 
 import numpy as np
 import pytest
 from safetensors import numpy as safetensors_numpy
 
+from tepo_jax.runtime import lock as lock_lib
 from tests import fork_server
 
 TINY = '--config=configs/tiny.py:tepo'
@@ -82,6 +84,15 @@ CONFIG = [
     ('steps=0', 'steps'),
     ('steps=-3', 'steps'),
     ('seed=-1', 'seed'),
+    ('seed=99999999999999999999', 'less than 2^32'),
+    ('rollout.samples=100000000', 'GB of memory'),
+    ('rollout.prompts=100000000000', 'GB of memory'),
+    ('train.epochs=10000000000000', 'GB of memory'),
+    ('lora.rank=1000000000', 'GB'),
+    ('grading.workers=1000000', 'GB of memory'),
+    ('grading.timeout=100000000000000000', 'from 2 to 3600'),
+    ('data.name=', 'data.name'),
+    ('data.skip_bad=-1', 'data.skip_bad'),
     ('compute.remat=maybe', 'compute.remat'),
     ('compute.dtype=float8', 'float32'),
     ('compute.unroll=0', 'compute.unroll'),
@@ -335,6 +346,16 @@ DATA = {
     'huge problem': (rows(GOOD | {'problem': '1 + ' * (1 << 16)}),
                      'max_prompt_tokens'),
     'deep': (b'[' * 100_000, 'rows.jsonl'),
+    'lone surrogate': (rb'{"problem": "\ud800", "answers": ["2"]}', 'row 1'),
+    'surrogate in the answer': (rb'{"problem": "1", "answers": ["\ud800"]}',
+                                'row 1'),
+    'long answer': (rows(GOOD, GOOD | {'answers': ['7' * 5000]}), 'row 2'),
+    'long integer': (b'{"problem": "1", "answer": %s}' % (b'7' * 4000),
+                     'row 1'),
+    'longer integer': (b'{"problem": "1", "answer": %s}' % (b'7' * 5000),
+                       'row 1'),
+    'integer id': (b'{"problem": "1", "answer": 2, "error": %s}' % (
+        b'7' * 4000), 'row 1'),
 }
 
 
@@ -359,6 +380,17 @@ CHECKPOINTS = {
     'config cut': (cut('config.json', 50), 'config.json'),
     'config lacks fields': (write('config.json', b'{"seed": 0}'),
                             'config.json'),
+    'a field is text': (edit('config.json', seed='0'), "seed is '0'"),
+    'a field is a list': (edit('config.json', steps=[1]), 'steps is (1,)'),
+    'a section is a number': (edit('config.json', rollout=3),
+                              'rollout.chunk is missing'),
+    'a field is a section': (edit('config.json', seed={'a': 1}),
+                             'config.json: seed is'),
+    'the method is a number': (edit('config.json', method=3), 'method'),
+    'the method has a new number': (
+        edit('config.json', method=dict(tau_positive=1.0)), 'method'),
+    'a value is out of range': (edit('config.json', steps=-1), 'steps=-1'),
+    'a name has a dot': (edit('config.json', **{'a.b': 1}), 'config.json'),
 }
 
 
@@ -370,6 +402,89 @@ def test_workdir(programs, finished, tmp_path, case):
   change(workdir)
   refused(programs, named, tmp_path, 'export', f'--workdir={workdir}',
           f'--out={tmp_path / "out"}')
+
+
+@pytest.mark.parametrize('program', ['train', 'evaluate'])
+def test_a_folder_in_use(programs, model, finished, tmp_path, program):
+  """The lock of a live process: this one."""
+  shutil.copytree(finished, tmp_path / 'run')
+  folder = tmp_path / ('run' if program == 'train' else 'out')
+  with lock_lib.FolderLock(folder) as lock:
+    lock.acquire()
+    out = (f'--workdir={folder}',) if program == 'train' else (
+        f'--checkpoint={model}', f'--out={folder}')
+    arguments = SMALL if program == 'train' else (
+        '--config.eval.limit=4', '--config.eval.samples=1')
+    refused(programs, f'{folder} is in use by process {os.getpid()} on host '
+            f'{socket.gethostname()}', tmp_path, program, TINY, *arguments,
+            f'--config.model={model}', *out)
+
+
+@pytest.mark.parametrize('program', ['train', 'export'])
+def test_a_model_folder_that_has_changed(
+    programs, model, finished, tmp_path, program):
+  before, config = contents(finished), (model / 'config.json').read_bytes()
+  arguments = [f'--workdir={finished}', f'--out={tmp_path / "out"}']
+  if program == 'train':
+    arguments = [TINY, *SMALL, f'--config.model={model}', arguments[0]]
+  try:
+    edit('config.json', rope_theta=5e3)(model)
+    refused(programs, f'{model}/config.json has changed', tmp_path, program,
+            *arguments)
+  finally:
+    (model / 'config.json').write_bytes(config)
+  assert contents(finished) == before
+
+
+def test_weights_that_are_not_finite(programs, model, tmp_path):
+  """They are read after the workdir has been claimed."""
+  folder = tmp_path / 'model'
+  shutil.copytree(model, folder)
+  tensors(lambda a: a[NORM].__setitem__(0, np.nan))(folder)
+  for program, *arguments in (
+      ('train', *SMALL, f'--config.model={folder}',
+       f'--workdir={tmp_path / "run"}'),
+      ('evaluate', '--config.eval.limit=4', f'--checkpoint={folder}',
+       f'--out={tmp_path / "out"}')):
+    done = programs.run(program, TINY, *arguments)
+    *_, line = done.stderr.splitlines()
+    assert done.returncode == 2 and 'Traceback' not in done.stderr
+    assert line == (f'tepo_jax.{program}: error: {folder}: tensor {NORM} has '
+                    'weights that are not finite')
+
+
+def test_logits_that_overflow(programs, model, tmp_path):
+  """The weights are finite: the step and the problem are named."""
+  folder = tmp_path / 'model'
+  shutil.copytree(model, folder)
+  tensors(lambda a: a.update({NORM: np.full_like(a[NORM], 3e38)}))(folder)
+  done = programs.run('train', TINY, *SMALL, f'--config.model={folder}',
+                      f'--workdir={tmp_path / "run"}')
+  *_, line = done.stderr.splitlines()
+  assert done.returncode == 1 and 'Traceback' not in done.stderr
+  assert line.startswith('tepo_jax.train: error: step 1, problem arithmetic')
+  assert 'logits are not finite' in line
+  done = programs.run(
+      'evaluate', TINY, '--config.eval.limit=4', '--config.eval.samples=1',
+      f'--checkpoint={folder}', f'--out={tmp_path / "out"}')
+  *_, line = done.stderr.splitlines()
+  assert done.returncode == 1 and 'Traceback' not in done.stderr
+  assert line.startswith('tepo_jax.evaluate: error: arithmetic, arithmetic')
+
+
+def test_a_tokenizer_without_a_chat_template_is_reported_once(
+    programs, model, tmp_path):
+  folder = tmp_path / 'model'
+  shutil.copytree(model, folder)
+  for name in ('chat_template.jinja', 'chat_template.json'):
+    (folder / name).unlink(missing_ok=True)
+  edit('tokenizer_config.json', chat_template=None)(folder)
+  done = programs.run(
+      'train', TINY, *SMALL, f'--config.model={folder}',
+      '--config.data.name=/nowhere.jsonl', f'--workdir={tmp_path / "run"}')
+  said, refusal = done.stderr.splitlines()
+  assert said.startswith(f'warning: {folder}: the tokenizer has no chat template')
+  assert 'data.template=plain' in said and '/nowhere.jsonl' in refusal
 
 
 # Files of an evaluation, and text that the line must contain.

@@ -20,6 +20,8 @@ from absl import flags
 from tepo_jax import cli
 from tepo_jax import errors
 from tepo_jax.job import run_folder
+from tepo_jax.runtime import interrupts
+from tepo_jax.runtime import lock
 
 _CONFIG = cli.DEFINE_config()
 _WORKDIR = flags.DEFINE_string('workdir', None, 'Where.', required=True)
@@ -35,7 +37,12 @@ def main():
     raise OSError(errno.ENOSPC, 'No space left on device', 'w/metrics.jsonl')
   if _STEP.value == 16:
     raise RuntimeError('RESOURCE_EXHAUSTED: Out of memory\\nallocating 9 bytes')
-  run_folder.claim(_CONFIG.value, _WORKDIR.value)
+  if _STEP.value == 17:
+    interrupts.happened = lambda: True  # a library swallowed the exception
+  if _STEP.value == 18:
+    print('long\\n' * 100_000)
+  with lock.FolderLock(_WORKDIR.value) as lock_:
+    run_folder.claim(_CONFIG.value, _WORKDIR.value, lock_)
   print(json.dumps(_CONFIG.value.to_dict()))
 
 
@@ -166,6 +173,49 @@ def test_errors_of_the_machine_are_one_line(run, step, said):
   assert done.returncode == 1
   [line] = done.stderr.splitlines()
   assert line.startswith(f'program: error: {said}')
+
+
+def test_a_swallowed_interrupt_ends_with_status_130(run):
+  done = run('--config=config.py', '--workdir=w', '--step=17')
+  assert done.returncode == 130
+  assert done.stderr == 'program: interrupted\n'
+
+
+def test_a_reader_that_goes_away_ends_the_program_quietly(run):
+  done = subprocess.run(
+      f'set -o pipefail; {sys.executable} -m program --config=config.py '
+      '--workdir=w --step=18 | head -1', shell=True, executable='/bin/bash',
+      cwd=run.path, capture_output=True, text=True, timeout=60,
+      env=os.environ | {'PYTHONPATH': str(ROOT)})
+  assert (done.returncode, done.stdout, done.stderr) == (141, 'long\n', '')
+
+
+def test_only_programs_that_join_a_job_run_in_one(run, monkeypatch):
+  monkeypatch.setenv('TEPO_MULTIHOST', '1')
+  done = run('--config=config.py', '--workdir=w')
+  assert done.returncode == 2 and done.stderr.count('\n') == 1
+  assert 'TEPO_MULTIHOST=1: only tepo_jax.train' in done.stderr
+  assert not (run.path / 'w').exists()
+  (run.path / 'program.py').write_text(
+      _PROGRAM.replace('cli.run(main)', 'cli.run(main, joins_job=True)'))
+  assert run('--config=config.py', '--workdir=w').returncode == 0
+
+
+_BARS = """
+from tepo_jax import cli
+import datasets, huggingface_hub, transformers
+cli.quiet()
+assert datasets.utils.are_progress_bars_disabled()
+assert huggingface_hub.utils.are_progress_bars_disabled()
+assert not transformers.utils.logging.is_progress_bar_enabled()
+"""
+
+
+def test_libraries_show_no_progress_bars():
+  done = subprocess.run([sys.executable, '-c', _BARS], check=False, text=True,
+                        capture_output=True,
+                        env=os.environ | {'PYTHONPATH': str(ROOT)})
+  assert (done.returncode, done.stderr) == (0, '')
 
 
 def test_help_is_the_docstring_and_the_program_s_flags(run):

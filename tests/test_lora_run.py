@@ -6,6 +6,7 @@ import shutil
 import jax
 import numpy as np
 import peft
+from safetensors import numpy as safetensors_numpy
 import torch
 import transformers
 import pytest
@@ -55,3 +56,17 @@ def test_train_continue_and_export_with_lora(tmp_path, monkeypatch):
         params['layers'][name]['kernel'][1], merged.detach().T, atol=1e-6)
   norm = model.get_parameter('model.norm.weight').detach()
   np.testing.assert_array_equal(params['final_norm']['scale'], norm)
+
+  # Another base under the same name: neither resumed nor exported.
+  weights = safetensors_numpy.load_file(base / 'model.safetensors')
+  weights['model.norm.weight'][0] += 1e-3
+  safetensors_numpy.save_file(weights, base / 'model.safetensors')
+  for program, *rest in (
+      ('train', *arguments[:1], '--config.steps=3', *(
+          a for a in arguments[1:] if 'steps' not in a)),
+      ('export', f'--workdir={workdir}', f'--out={tmp_path / "merged"}'),
+      ('export', f'--workdir={workdir}', '--adapter',
+       f'--out={tmp_path / "again"}')):
+    said = runs.run(program, *rest, status=2).stderr.splitlines()[-1]
+    assert f'model.norm.weight in the safetensors of {base} has changed' in said
+    assert f'{workdir}/checkpoints/2' in said

@@ -9,7 +9,9 @@ import operator
 
 import ml_collections
 
+from configs import base
 from tepo_jax import errors
+from tepo_jax.job import run_folder
 from tepo_jax.learning import behaviour
 from tepo_jax.learning import objective
 from tepo_jax.learning import packing
@@ -47,7 +49,7 @@ _POSITIVE = (
     'pretrain.head_dim', 'pretrain.d_ff', 'benchmark.vocabulary',
     'benchmark.prompt_tokens', 'benchmark.mean_tokens', 'benchmark.rounds')
 _NOT_NEGATIVE = (
-    'seed', 'lora.rank', 'optimizer.weight_decay', 'eval.period',
+    'seed', 'data.skip_bad', 'lora.rank', 'optimizer.weight_decay', 'eval.period',
     'eval.top_k', 'checkpoint.keep_every', 'dump.period',
     'pretrain.worked_steps', 'pretrain.mixed_steps',
     'rollout.overlong_buffer', 'rollout.overlong_factor')
@@ -89,6 +91,35 @@ def check(config: ml_collections.ConfigDict, overridden: Iterable[str]) -> None:
       raise errors.InputError(f'config.{name} has no effect: {reason}')
 
 
+def check_saved(config: ml_collections.ConfigDict, path: str) -> None:
+  """Checks fields, types and values of a config that was read from `path`.
+
+  Raises:
+    errors.InputError: names the file and the field.
+  """
+  known = base.get_config()
+  found = run_folder.field_names(config)
+  for name in run_folder.field_names(known):
+    if name.startswith('method.'):
+      name = 'method'  # its other fields depend on the method
+    *sections, field = name.split('.')
+    kind = functools.reduce(
+        operator.getitem, sections, known).get_type(field)
+    if name not in (*found, *config):
+      raise errors.InputError(
+          f'{path} was not written by this version: {name} is missing')
+    value = _value(config, name)
+    optional = _value(known, name) is None
+    if not (type(value) is kind or kind is float and type(value) is int
+            or optional and value is None):
+      raise errors.InputError(
+          f'{path}: {name} is {value!r}, not of type {kind.__name__}')
+  try:
+    check_values(config)
+  except errors.InputError as error:
+    raise errors.InputError(f'{path}: {error}') from error
+
+
 def check_values(config: ml_collections.ConfigDict) -> None:
   """Refuses values that are out of range; for every program.
 
@@ -123,8 +154,14 @@ def check_values(config: ml_collections.ConfigDict) -> None:
            0 <= config.train.behaviour.reject_below <= 1, 'in [0, 1]')
   _require(config, 'train.behaviour.reject_above',
            config.train.behaviour.reject_above >= 1, 'at least 1')
-  _require(config, 'grading.timeout', config.grading.timeout
-           >= grading.MIN_TIMEOUT_S, f'at least {grading.MIN_TIMEOUT_S}')
+  low, high = grading.MIN_TIMEOUT_S, grading.MAX_TIMEOUT_S
+  _require(config, 'grading.timeout', low <= config.grading.timeout <= high,
+           f'from {low} to {high}')
+  _require(config, 'seed', config.seed < 2**32, 'less than 2^32')
+  _require(config, 'data.name', config.data.name, 'a set or a file')
+  _require(config, 'eval.sets', all(
+      isinstance(name, str) and name for name in config.eval.sets),
+           'names of sets or files')
   for name, choices in _CHOICES.items():
     _require(config, name, _value(config, name) in choices,
              f'one of {", ".join(choices)}')

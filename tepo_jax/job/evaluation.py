@@ -15,7 +15,9 @@ from tepo_jax.job import session as session_lib
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import sampler as sampler_lib
+from tepo_jax.rollout import schedule
 from tepo_jax.runtime import files
+from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.runtime import processes
 from tepo_jax.tasks import datasets
 from tepo_jax.tasks import prompts as prompts_lib
@@ -56,13 +58,21 @@ class Evaluation:
     """Yields the groups of the prompts as they finish, in any order.
 
     done: ids of problems to skip, which does not change other completions.
+
+    Raises:
+      errors.RunError: the model's logits are not finite; names the problem.
     """
     todo = [p for p in self.prompts if p.problem.id not in done]
-    if todo:
+    if not todo:
+      return
+    try:
       yield from tqdm.tqdm(
           self.sampler.stream(params, todo, key), self.name,
           len(self.prompts), initial=len(self.prompts) - len(todo),
           leave=False, disable=None if processes.is_first() else True)
+    except schedule.NonFiniteError as error:
+      problem = self.prompts[error.prompt_id].problem
+      raise errors.RunError(f'{self.name}, {problem.id}: {error}') from error
 
   def take_counts(self) -> dict[str, float]:
     """Returns the grader's timeouts and dead workers since the last call."""
@@ -147,11 +157,15 @@ class SampleFile:
     self._path = self._folder / results_lib.SAMPLES
     self._identity = json.loads(json.dumps(identity))
     self._groups: dict[str, dict[str, list[dict]]] = {}
+    self._check_folder()
+
+  def _check_folder(self):
     path = self._folder / IDENTITY
     if not path.exists():
-      if self._folder.is_dir() and any(self._folder.iterdir()):
-        raise errors.InputError(
-            f'--out={folder}: not empty, and not the folder of an evaluation')
+      if self._folder.is_dir() and any(
+          entry.name != lock_lib.FILE for entry in self._folder.iterdir()):
+        raise errors.InputError(f'--out={self._folder}: not empty, and not the '
+                                'folder of an evaluation')
       return
     try:
       saved = json.loads(path.read_text())
@@ -167,8 +181,13 @@ class SampleFile:
   def open(self, samples: Mapping[str, int]) -> None:
     """Makes the folder, or reads its complete groups and deletes others.
 
-    samples: {name of an evaluation: its completions per problem}.
+    The caller holds the folder's lock. samples: {name of an evaluation: its
+    completions per problem}.
+
+    Raises:
+      errors.InputError: another evaluation has taken the folder since.
     """
+    self._check_folder()
     self._folder.mkdir(parents=True, exist_ok=True)
     self._groups = {name: {} for name in samples}
     files.replace_text(

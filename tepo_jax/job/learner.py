@@ -11,6 +11,7 @@ from tepo_jax import errors
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import minibatches as minibatches_lib
 from tepo_jax.job import programs as programs_lib
+from tepo_jax.job import provenance
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import summaries
 from tepo_jax.learning import batch as batch_lib
@@ -49,6 +50,7 @@ class Learner:
   Attributes:
     state: update.TrainState; set it before anything is learned or sampled.
     frozen: with LoRA the base weights, else None.
+    base_digests: of the base weights, {} without LoRA; see `provenance`.
     skipped_in_a_row: consecutive updates that were not finite.
   """
 
@@ -59,11 +61,15 @@ class Learner:
     memory_lib.check(self.programs)
     self.state: update.TrainState | None = None
     self.frozen, self.skipped_in_a_row = None, 0
+    self.base_digests: dict[str, int] = {}
 
   def load_base(self) -> None:
     """With LoRA, loads the model folder's weights as the frozen base."""
     if self.programs.model.lora:
-      self.frozen = self.programs.freeze(self.session.load_params())
+      params = self.session.load_params()
+      self.base_digests = provenance.weight_digests(
+          self.programs.model, params)
+      self.frozen = self.programs.freeze(params)
 
   def first_state(self) -> update.TrainState:
     """The state of step 0; call `load_base` before."""
@@ -71,6 +77,16 @@ class Learner:
               self.programs.init_adapters(
                   programs_lib.stream(self.config.seed, 'adapters')))
     return self.programs.init_state(params)
+
+  def stands_on(self) -> dict[str, dict]:
+    """For checkpoints, the `provenance.record`; call `load_base` before."""
+    return provenance.record(self.session.folder, self.base_digests)
+
+  def check_stands_on(self, where: str, extra: dict[str, Any]) -> None:
+    """A `checkpoint.Check`: refuses a run on another model folder; call
+    `load_base` before."""
+    provenance.check(where, extra['stands_on'], self.session.folder,
+                     self.base_digests)
 
   def policy(self) -> Any:
     """The complete weights of the policy."""

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 import contextlib
 import functools
-import math
 
 import jax
 from jax import numpy as jnp
@@ -13,6 +12,7 @@ from tepo_jax import errors
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import schedule
+from tepo_jax.runtime import host
 from tepo_jax.runtime import mesh as mesh_lib
 
 # The cache's share of the free memory. The rest is for logits, activations,
@@ -72,13 +72,13 @@ def check(programs: programs_lib.TrainingPrograms, limit: int | None = None
           ) -> None:
   """Refuses a mesh whose devices cannot hold the arrays of `held`.
 
-  `limit` is in bytes of a device; None: what the device reports. A device that
-  reports nothing (a CPU) is not checked.
+  `limit` is in bytes of a device; None: what the device reports, or for a CPU,
+  which reports nothing, its part of the machine's memory.
 
   Raises:
     errors.InputError: with the bytes of each part on a device.
   """
-  limit = limit or mesh_lib.memory_limit(programs.mesh) or math.inf
+  limit = limit or mesh_lib.memory_limit(programs.mesh) or _cpu_bytes()
   sizes = held(programs)
   if sum(sizes.values()) > limit:
     raise errors.InputError(
@@ -105,6 +105,29 @@ def held(programs: programs_lib.TrainingPrograms) -> dict[str, int]:
       'frozen weights': frozen,
       'weights for decoding': placed(mesh_lib.DECODE_RULES, model.dtype),
   }.items()}
+
+
+def check_cache(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
+                shapes: schedule.Shapes) -> None:
+  """On CPUs, whose free memory `sampling_shapes` cannot see, refuses a cache
+  that is larger than the machine's memory.
+
+  Raises:
+    errors.InputError: with the sizes.
+  """
+  slots, columns = shapes.slots[-1], shapes.columns[-1]
+  size = slot_bytes(model, mesh, columns) * slots / mesh_lib.batch_shards(mesh)
+  if mesh_lib.memory_limit(mesh) is None and size > _cpu_bytes():
+    raise errors.InputError(
+        f'the cache of {slots} completions of up to {columns} tokens takes '
+        f'{size / 2**30:,.3g} GiB on each device, of which each has '
+        f'{_cpu_bytes() / 2**30:.3g} GiB: lower config.rollout.slots, '
+        'config.rollout.chunk or the lengths')
+
+
+def _cpu_bytes():
+  """A CPU device's part of the machine's memory."""
+  return host.memory_bytes() / len(jax.local_devices())
 
 
 @contextlib.contextmanager

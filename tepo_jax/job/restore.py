@@ -1,5 +1,6 @@
 """Trained weights, read from the checkpoints of a finished or running run."""
 
+import dataclasses
 import functools
 import os
 import pathlib
@@ -7,9 +8,9 @@ from typing import Any
 
 import jax
 
-from configs import base
-from tepo_jax import errors
+from tepo_jax.job import checks
 from tepo_jax.job import programs as programs_lib
+from tepo_jax.job import provenance
 from tepo_jax.job import run_folder
 from tepo_jax.job import session as session_lib
 from tepo_jax.policy.huggingface import weights
@@ -18,38 +19,50 @@ from tepo_jax.policy import transformer
 from tepo_jax.runtime import checkpoint
 
 
+@dataclasses.dataclass(frozen=True)
+class Trained:
+  """What a run has trained, on a mesh.
+
+  folder: the model folder that the run started from. model: with its execution
+  fields. params: all fp32 weights, or the LoRA adapters. base: with LoRA, the
+  folder's fp32 weights, else None.
+  """
+  folder: str
+  model: transformer.ModelConfig
+  params: Any
+  base: Any
+
+
 def restore_trained(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
-                    step: int | None = None
-                    ) -> tuple[str, transformer.ModelConfig, Any]:
-  """Reads the trained parameters: all fp32 weights, or the LoRA adapters.
+                    step: int | None = None) -> Trained:
+  """Reads the trained parameters from a checkpoint.
 
   Args:
     workdir: of a training run. step: of the checkpoint; None: the latest.
 
-  Returns:
-    The model folder that the run started from, the model with its execution
-    fields, and the parameters on the mesh.
-
   Raises:
-    errors.InputError: not a run's workdir, or no such checkpoint.
+    errors.InputError: not a run's workdir, no such checkpoint, or the model
+      folder has changed since.
   """
   config = run_folder.read_config(workdir)
-  found = run_folder.field_names(config)
-  missing = sorted(
-      name for name in run_folder.field_names(base.get_config())
-      if name not in found and not name.startswith('method.'))
-  if missing:
-    raise errors.InputError(
-        f'{workdir}/config.json was not written by this version: '
-        f'{missing[0]} is missing')
+  checks.check_saved(config, f'{workdir}/config.json')
   folder = session_lib.model_folder(config, workdir)
   model = programs_lib.prepare_model(weights.read_config(folder), config, mesh)
+  base, digests = None, {}
+  if model.lora:
+    base = provenance.load(folder, mesh)[1]
+    digests = provenance.weight_digests(model, base)
+
+  def check(where, extra):
+    provenance.check(where, extra['stands_on'], folder, digests)
+
   checkpointer = checkpoint.Checkpointer(
       pathlib.Path(workdir) / session_lib.CHECKPOINTS, read_only=True)
   state, _ = checkpointer.restore(
-      step, *programs_lib.restorable(programs_lib.make(config, model, mesh)))
+      step, *programs_lib.restorable(programs_lib.make(config, model, mesh)),
+      check)
   checkpointer.close()
-  return folder, model, state.params
+  return Trained(folder, model, state.params, base)
 
 
 def restore_params(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
@@ -59,9 +72,9 @@ def restore_params(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
   Returns the model folder that the run started from, and the weights, in the
   layout of `weights.load`; arguments and errors are as in `restore_trained`.
   """
-  folder, model, params = restore_trained(workdir, mesh, step)
-  if model.lora:
-    _, base_params = weights.load(folder, 'float32', mesh)
-    merge = functools.partial(lora.merge, model.lora)
-    return folder, jax.jit(merge, donate_argnums=0)(base_params, params)
-  return folder, params
+  trained = restore_trained(workdir, mesh, step)
+  if trained.base is None:
+    return trained.folder, trained.params
+  merge = functools.partial(lora.merge, trained.model.lora)
+  return trained.folder, jax.jit(merge, donate_argnums=0)(
+      trained.base, trained.params)

@@ -12,6 +12,7 @@ import ml_collections
 
 from tepo_jax import errors
 from tepo_jax.runtime import files
+from tepo_jax.runtime import lock as lock_lib
 
 # Fields that may change on resume without changing any result.
 _CONTINUABLE = frozenset({'steps', 'compute.cache', 'profile.steps'})
@@ -52,36 +53,40 @@ def read_config(workdir: str | os.PathLike) -> ml_collections.ConfigDict:
   """
   path = pathlib.Path(workdir) / 'config.json'
   try:
-    saved = json.loads(path.read_text('utf-8'))
+    saved = _from_json(json.loads(path.read_text('utf-8')))
+    if not isinstance(saved, dict):
+      raise errors.InputError(f'{path}: not a JSON object')
+    return ml_collections.ConfigDict(saved).lock()
   except FileNotFoundError as error:
     raise errors.InputError(
         f'{workdir} is not the workdir of a run: it has no config.json'
     ) from error
-  except (OSError, ValueError) as error:
-    raise errors.InputError(f'{path}: {error}') from error
-  if not isinstance(saved, dict):
-    raise errors.InputError(f'{path}: not a JSON object')
-  return ml_collections.ConfigDict(_from_json(saved)).lock()
+  except errors.InputError:
+    raise
+  except (OSError, RecursionError, TypeError, ValueError) as error:
+    raise errors.InputError(f'{path}: {errors.one_line(error)}') from error
 
 
-def claim(config: ml_collections.ConfigDict, workdir: str | os.PathLike
-          ) -> None:
+def claim(config: ml_collections.ConfigDict, workdir: str | os.PathLike,
+          lock: lock_lib.FolderLock) -> None:
   """Makes DIR the workdir of this config, or checks that it is.
 
-  It then writes every field to DIR/config.json. Changes of `_EXECUTION` fields
-  are logged on stderr.
+  It acquires the lock, which is DIR's and which the caller releases. It then
+  writes every field to DIR/config.json. Changes of `_EXECUTION` fields are
+  logged on stderr.
 
   Raises:
-    InputError: DIR holds another config (the fields are named) or other files
-      than a run's. Nothing in it is changed then.
+    InputError: another process holds the lock, or DIR holds another config (the
+      fields are named) or other files than a run's. Nothing in it is changed
+      then.
   """
   workdir = pathlib.Path(workdir)
   try:
-    workdir.mkdir(parents=True, exist_ok=True)
+    lock.acquire()
     found = {entry.name for entry in workdir.iterdir()}
     if 'config.json' in found:
       _check_same_run(config, workdir)
-    elif found - {'config.json.tmp'}:
+    elif found := found - {'config.json.tmp', lock_lib.FILE}:
       raise errors.InputError(
           f'--workdir={workdir}: holds {listed(sorted(found))} but no '
           'config.json, so it is not the folder of a run; choose another')

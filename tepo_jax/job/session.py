@@ -17,6 +17,7 @@ import transformers
 from tepo_jax import errors
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
+from tepo_jax.job import provenance
 from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.policy.huggingface import hub
 from tepo_jax.policy.huggingface import weights
@@ -27,6 +28,7 @@ from tepo_jax.rollout import sampler as sampler_lib
 from tepo_jax.rollout import schedule
 from tepo_jax.rollout import stopping
 from tepo_jax.runtime import mesh as mesh_lib
+from tepo_jax.runtime import processes
 from tepo_jax.runtime import progress as progress_lib
 from tepo_jax.tasks import datasets
 from tepo_jax.tasks import grading
@@ -69,19 +71,23 @@ class Session:
     self.grader.close()
 
   def load_params(self) -> Any:
-    """Loads the folder's weights as fp32, in the training layout."""
-    return weights.load(self.folder, 'float32', self.mesh)[1]
+    """Loads the folder's weights as fp32, in the training layout.
 
-  def prompts(self, name: str, split: str | None,
-              limit: int | None) -> list[groups_lib.Prompt]:
-    """Loads the set's prompts that are short enough.
+    Raises:
+      errors.InputError: they are not finite, or as `weights.load`.
+    """
+    return provenance.load(self.folder, self.mesh)[1]
+
+  def prompts(self, name: str, split: str | None, limit: int | None,
+              skip_bad: int = 0) -> list[groups_lib.Prompt]:
+    """Loads the set's prompts that are short enough; see `datasets.load`.
 
     It logs how many are too long, and how many problems other sets share.
 
     Raises:
       errors.InputError: a bad set, or no prompt is short enough.
     """
-    problems = datasets.load(name, split, limit)
+    problems = datasets.load(name, split, limit, skip_bad)
     for other, others in self.sets.items():
       count = datasets.overlap(problems, others) if other != name else 0
       if count:
@@ -116,6 +122,7 @@ class Session:
           self.model, self.mesh, wanted=settings.slots, work=prompts * samples,
           prompt_tokens=self.config.data.max_prompt_tokens,
           max_tokens=max_tokens, chunk=settings.chunk)
+      memory_lib.check_cache(self.model, self.mesh, shapes)
       return schedule.Schedule(
           sampling_lib.make(
               self.model, self.mesh, decoding=decoding, eos_ids=self.eos_ids,
@@ -151,6 +158,11 @@ def open_folder(config: ml_collections.ConfigDict, folder: str | os.PathLike
         f'{folder}: data.max_prompt_tokens + max_tokens = {longest} exceeds '
         f'the model\'s {model.max_position} positions')
   tokenizer = weights.load_tokenizer(folder)
+  if (tokenizer.chat_template is None
+      and prompts.get(config.data.template).is_chat and processes.is_first()):
+    print(f'warning: {folder}: the tokenizer has no chat template, so prompts '
+          f'are plain text (data.template={config.data.template})',
+          file=sys.stderr, flush=True)
   return Session(
       config=config, mesh=mesh, model=model, folder=str(folder),
       tokenizer=tokenizer, eos_ids=weights.eos_ids(folder, tokenizer),

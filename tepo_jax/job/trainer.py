@@ -26,6 +26,7 @@ from tepo_jax.rollout import schedule
 from tepo_jax.rollout import selection
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import host
+from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import metrics
 from tepo_jax.runtime import processes
@@ -67,7 +68,8 @@ class Trainer:
     self.step, self.cursor = 0, 0
     self.unrecorded: dict[str, float] | None = None
     self.records: _Records | None = None
-    self.prompts = session.prompts(config.data.name, None, config.data.limit)
+    self.prompts = session.prompts(
+        config.data.name, None, config.data.limit, config.data.skip_bad)
     self.order = groups_lib.DataOrder(len(self.prompts), config.seed)
     self.sampler = session.sampler(
         prompts=rollout.prompts, samples=rollout.samples,
@@ -83,10 +85,11 @@ class Trainer:
         eval_period=config.eval.period,
         compile_seconds=self.compilations.seconds)
     self.background = futures.ThreadPoolExecutor(1)
+    self._before_update = lambda: None
 
-  def open(self, workdir: pathlib.Path) -> None:
+  def open(self, workdir: pathlib.Path, lock: lock_lib.FolderLock) -> None:
     """Claims `workdir` for this run and restores its last checkpoint."""
-    processes.on_first(run_folder.claim, self.config, workdir)
+    processes.on_first(run_folder.claim, self.config, workdir, lock)
     session_lib.cache_compilations(self.config, workdir)
     settings = self.config.checkpoint
     self.records = _Records(
@@ -108,23 +111,27 @@ class Trainer:
     """
     learner, records = self.learner, self.records
     learner.load_base()
+    self.stands_on = learner.stands_on()
     saved = records.checkpointer.restore_last_good(
-        *programs_lib.restorable(learner.programs))
+        *programs_lib.restorable(learner.programs), self._check_saved)
     if saved is None:
       self.progress.phase(f'loading {self.session.folder}')
       learner.state = learner.first_state()
       records.writer.truncate(-1)
       return
     self.step, learner.state, extra = saved
-    if extra['config_digest'] != run_folder.digest(self.config):
-      raise errors.InputError(
-          f'{records.workdir / session_lib.CHECKPOINTS}/{self.step} belongs to '
-          'another config than this workdir\'s config.json')
     self.cursor, self.unrecorded = extra['cursor'], extra['unrecorded']
     learner.skipped_in_a_row = extra['skipped_in_a_row']
     records.writer.truncate(self.step - (self.unrecorded is not None))
     if processes.is_first():
       print(f'continuing {records.workdir} after step {self.step}', flush=True)
+
+  def _check_saved(self, where, extra):
+    """Refuses a checkpoint of another config or on another model."""
+    if extra['config_digest'] != run_folder.digest(self.config):
+      raise errors.InputError(
+          f'{where} belongs to another config than this workdir\'s config.json')
+    self.learner.check_stands_on(where, extra)
 
   def run(self, stop: processes.StopRequest) -> None:
     """Makes steps until `config.steps`, or until it is asked to stop.
@@ -132,6 +139,7 @@ class Trainer:
     A stop request during sampling or evaluation discards that work: the run
     that resumes does it again. Updates are finished before stopping.
     """
+    self._before_update = stop.defer_interrupts
     self.session.check_stop = stop.check
     try:
       if self.step == 0 and self.evaluations:
@@ -192,7 +200,10 @@ class Trainer:
       self.records.checkpointer.save(self.step, self.learner.state, {
           'cursor': self.cursor, 'unrecorded': unrecorded,
           'skipped_in_a_row': self.learner.skipped_in_a_row,
-          'config_digest': run_folder.digest(self.config)}, score)
+          'config_digest': run_folder.digest(self.config),
+          'stands_on': self.stands_on}, score,
+                                     programs_lib.restorable(
+                                         self.learner.programs)[1])
 
   def _is_due(self, period):
     return bool(period) and (
@@ -213,6 +224,7 @@ class Trainer:
     scalars = summaries.rollout_metrics(rollout, reward_B) | sampling
     if rollout.groups:
       self.progress.phase('updating')
+      self._before_update()
       scalars |= self._update(number, rollout, reward_B)
     dumped.result()
     seconds = time.perf_counter() - start
@@ -266,11 +278,17 @@ class Trainer:
     key = jax.random.fold_in(
         programs_lib.stream(self.config.seed, 'rollout'), number)
 
-    collected = self.sampler.select(
-        params, self._prompt, selection.Selection(
-            cursor=self.cursor, wanted=rollout.prompts,
-            group_size=rollout.samples, mode=rollout.dynamic_sampling,
-            max_batches=rollout.max_generation_batches), key)
+    try:
+      collected = self.sampler.select(
+          params, self._prompt, selection.Selection(
+              cursor=self.cursor, wanted=rollout.prompts,
+              group_size=rollout.samples, mode=rollout.dynamic_sampling,
+              max_batches=rollout.max_generation_batches), key)
+    except schedule.NonFiniteError as error:
+      raise errors.RunError(
+          f'step {number}, problem '
+          f'{self._prompt(error.prompt_id).problem.id}: {error}; '
+          f'{self.records.checkpointer.describe_latest()}') from error
     scalars = {f'grading/{name}': count
                for name, count in self.sampler.counts.items()}
     self.sampler.counts.clear()
@@ -290,7 +308,10 @@ class Trainer:
     scalars, start = {}, time.perf_counter()
     key = programs_lib.stream(self.config.seed, 'eval')
     for index, item in enumerate(self.evaluations):
-      _, results = item.run(params, jax.random.fold_in(key, index))
+      try:
+        _, results = item.run(params, jax.random.fold_in(key, index))
+      except errors.RunError as error:
+        raise errors.RunError(f'after step {self.step}: {error}') from error
       scalars |= {f'eval/{item.name}/{name}': value
                   for name, value in results.items()}
     self.session.timers.pop()

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from tepo_jax import errors
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import engine
 from tepo_jax.rollout import requests as requests_lib
@@ -155,6 +156,17 @@ class Schedule:
     return rows + -rows % self.shapes.shards
 
 
+class NonFiniteError(errors.RunError):
+  """The model computed NaN or an infinite logit for a prompt.
+
+  prompt_id: see `Request`.
+  """
+
+  def __init__(self, prompt_id: int):
+    super().__init__(f'prompt {prompt_id}: the model\'s logits are not finite')
+    self.prompt_id = prompt_id
+
+
 class _Run:
   """One run: the cache, and the host's record of the slots."""
 
@@ -190,16 +202,14 @@ class _Run:
 
   def _cancel(self):
     """Frees the slots, and drops the waiting samples, of unwanted requests."""
+    wanted = self.source.wanted
     for slot in np.flatnonzero(self.slots.live):
-      self.slots.live[slot] = self._wanted(self.work[slot][0])
+      self.slots.live[slot] = wanted(self.work[slot][0].prompt_id)
     self.waiting = collections.deque(
-        sample for sample in self.waiting if self._wanted(sample[2]))
+        sample for sample in self.waiting if wanted(sample[2].prompt_id))
     self.batches = collections.deque(
-        (width, rows, wanted) for width, rows, members in self.batches
-        if (wanted := [m for m in members if self._wanted(m)]))
-
-  def _wanted(self, request):
-    return self.source.wanted(request.prompt_id)
+        (width, rows, kept) for width, rows, members in self.batches
+        if (kept := [m for m in members if wanted(m.prompt_id)]))
 
   def _admit(self):
     """Gives free slots to waiting samples."""
@@ -274,6 +284,7 @@ class _Run:
     last = chunk.token_NC[:, max(int(chunk.steps) - 1, 0)]
     self.slots = before.replace(
         token=last, length=chunk.length_N, live=chunk.live_N)
+    _check_finite(chunk, before)
     done = []
     for slot in np.flatnonzero(before.live):
       count = int(chunk.length_N[slot] - before.length[slot])
@@ -360,6 +371,13 @@ class _Run:
     if self._waits():
       stats.busy_tokens += tokens
       stats.busy_slot_steps += possible
+
+
+def _check_finite(chunk, slots):
+  """Refuses tokens whose log-probabilities, and so logits, are not finite."""
+  bad_N = ~np.isfinite(chunk.logp_NC).all(1)
+  if bad_N.any():
+    raise NonFiniteError(int(slots.prompt_id[np.argmax(bad_N)]))
 
 
 def idle_slots(count: int) -> engine.Slots:

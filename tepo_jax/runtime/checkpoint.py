@@ -9,12 +9,11 @@ import contextlib
 import functools
 import gc
 import itertools
-import operator
 import os
 import pathlib
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -30,6 +29,9 @@ from tepo_jax.runtime import processes
 # shapes without padding. A checkpoint may hold them padded otherwise.
 Unpadded = Mapping[str, tuple[int, ...]]
 _NONE: Unpadded = {}
+
+Check = Callable[[str, dict[str, Any]], None]  # (where, extra)
+_NO_CHECK: Check = lambda *_: None
 
 
 class DamagedError(errors.InputError):
@@ -66,7 +68,7 @@ class Checkpointer:
           f'checkpoint folder {self._directory}: {error}') from error
 
   def save(self, step: int, state: Any, extra: dict[str, Any],
-           score: float | None = None) -> None:
+           score: float | None = None, unpadded: Unpadded = _NONE) -> None:
     """Starts saving; returns once `state` may be donated or changed.
 
     A failed save (a full disk) is logged on stderr and leaves earlier steps
@@ -76,6 +78,7 @@ class Checkpointer:
       step: later than every saved step. state: a tree of arrays.
       extra: JSON-serialisable values.
       score: the step with the highest score is kept; None: never the highest.
+      unpadded: the arrays that are padded, perhaps by nothing.
     """
     self.wait()
     if self._manager.latest_step() is not None and (
@@ -87,8 +90,10 @@ class Checkpointer:
           step, metrics=None if score is None else {'score': score},
           args=ocp.args.Composite(
               state=ocp.args.StandardSave(state),
-              extra=ocp.args.JsonSave(
-                  {'extra': extra, 'digests': _digests(state)})))
+              extra=ocp.args.JsonSave({
+                  'extra': extra, 'digests': digests(state),
+                  'unpadded': {name: list(shape)
+                               for name, shape in unpadded.items()}})))
 
   def latest(self) -> int | None:
     """The last complete step, or None; waits for a save in progress."""
@@ -96,17 +101,20 @@ class Checkpointer:
     return self._manager.latest_step()
 
   def restore(self, step: int | None, abstract_state: Any,
-              unpadded: Unpadded = _NONE) -> tuple[Any, dict[str, Any]]:
+              unpadded: Unpadded = _NONE, check: Check = _NO_CHECK
+              ) -> tuple[Any, dict[str, Any]]:
     """Reads the state and extra of `step` (None: the latest).
 
     Args:
       abstract_state: tree of jax.ShapeDtypeStruct with shardings, which the
         restored arrays get, whatever mesh they were saved from.
       unpadded: the arrays whose padding may differ from the saved one.
+      check: called before any array is read, with 'checkpoint DIR/STEP' and
+        extra; it raises InputError to refuse the checkpoint.
 
     Raises:
-      InputError: there is no such step, or its arrays are not those of
-        `abstract_state`.
+      InputError: there is no such step, its arrays are not those of
+        `abstract_state`, or `check` refused it.
       DamagedError: the checkpoint is damaged.
     """
     self.wait()
@@ -122,24 +130,29 @@ class Checkpointer:
         saved = self._manager.item_metadata(step).state
         if saved is None:
           raise ValueError('its list of arrays is missing')
-        _check_arrays(where, saved.tree, abstract_state, unpadded)
-        restored = self._manager.restore(step, args=ocp.args.Composite(
+        record = self._manager.restore(step, args=ocp.args.Composite(
+            extra=ocp.args.JsonRestore())).extra
+        extra, found = record['extra'], record['digests']
+        check(where, extra)
+        _check_arrays(where, saved.tree, abstract_state, unpadded,
+                      record['unpadded'])
+        state = self._manager.restore(step, args=ocp.args.Composite(
             state=ocp.args.StandardRestore(
-                abstract_state, strict=not unpadded),
-            extra=ocp.args.JsonRestore()))
-        extra, digests = restored.extra['extra'], restored.extra['digests']
+                abstract_state, strict=not unpadded))).state
       except (errors.InputError, jax.errors.JaxRuntimeError):
         raise  # running out of device memory is no damage
       except Exception as error:
         raise DamagedError(f'{where} cannot be restored: '
                            f'{_reason(error)}') from None
-    for name, digest in _digests(restored.state, saved.tree).items():
-      if digests.get(name) != digest:
+    shapes = {name: array.shape for name, array in _named(saved.tree).items()}
+    for name, digest in digests(state, shapes).items():
+      if found.get(name) != digest:
         raise DamagedError(f'{where}: {name} differs from what was saved')
-    return restored.state, extra
+    return state, extra
 
-  def restore_last_good(self, abstract_state: Any, unpadded: Unpadded = _NONE
-                        ) -> tuple[int, Any, dict[str, Any]] | None:
+  def restore_last_good(
+      self, abstract_state: Any, unpadded: Unpadded = _NONE,
+      check: Check = _NO_CHECK) -> tuple[int, Any, dict[str, Any]] | None:
     """Reads (step, state, extra) of the last undamaged step, if any was saved.
 
     Later, damaged steps are named on stderr and moved to DIR/damaged_<step>, so
@@ -151,7 +164,7 @@ class Checkpointer:
     while (step := self.latest()) is not None:
       damage = None
       try:
-        restored = self.restore(step, abstract_state, unpadded)
+        restored = self.restore(step, abstract_state, unpadded, check)
       except DamagedError as error:
         damage = error
       if not processes.any_of(damage is not None):
@@ -218,24 +231,23 @@ def _kept(keep, keep_every):
   return preservation_policy.AnyPreservationPolicy(policies)
 
 
-def _check_arrays(where, saved, abstract_state, unpadded) -> None:
+def _check_arrays(where, saved, abstract_state, unpadded, was_unpadded) -> None:
   """Refuses arrays of other names, shapes or dtypes; Orbax would cast."""
   there, here = _named(saved), _named(abstract_state)
   for name in sorted(there.keys() ^ here.keys()):
     but = 'not in it' if name in here else 'in it, but not in this run'
     raise errors.InputError(f'{where}: {name} is {but}')
   for name, array in there.items():
-    fits = _signature(array) == _signature(here[name])
-    if name in unpadded:
-      fits = np.dtype(array.dtype) == here[name].dtype and all(
-          map(operator.ge, array.shape, unpadded[name]))
-    if not fits:
-      raise errors.InputError(f'{where}: {name} is {_signature(array)} in it, '
-                              f'{_signature(here[name])} in this run')
+    there_is = _signature(array.dtype, was_unpadded.get(name, array.shape))
+    here_is = _signature(
+        here[name].dtype, unpadded.get(name, here[name].shape))
+    if there_is != here_is:
+      raise errors.InputError(
+          f'{where}: {name} is {there_is} in it, {here_is} in this run')
 
 
-def _signature(array) -> str:
-  return f'{np.dtype(array.dtype).name}{list(array.shape)}'
+def _signature(dtype, shape) -> str:
+  return f'{np.dtype(dtype).name}{list(shape)}'
 
 
 def _named(tree) -> dict[str, Any]:
@@ -245,17 +257,24 @@ def _named(tree) -> dict[str, Any]:
       for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
 
-def _digests(tree, saved=None) -> dict[str, int]:
-  """A digest of each array's bits, by the array's path.
+def digests(tree: Any, shapes: Mapping[str, tuple[int, ...]] = _NONE
+            ) -> dict[str, int]:
+  """A digest of each array's bits, by the array's path ('params/w').
 
-  One program computes them all: on a CPU, many small programs with collectives
-  can deadlock. `saved` is the same tree with the shapes that the arrays were
-  saved in; None: their own shapes.
+  It does not depend on the sharding. A single changed element always changes
+  it; any other change does with a probability of 1 − 2^-32. One program
+  computes them all: on a CPU, many small programs with collectives can
+  deadlock.
+
+  Args:
+    shapes: of the arrays that are padded with zeros or cut, by path: their
+      shapes otherwise.
   """
-  named, shaped = _named(tree), _named(tree if saved is None else saved)
-  shapes = tuple(tuple(shaped[name].shape) for name in named)
+  named = _named(tree)
+  sizes = tuple(tuple(shapes.get(name, np.shape(x)))
+                for name, x in named.items())
   return dict(zip(named, map(int, jax.device_get(
-      _digest_all(list(named.values()), shapes)))))
+      _digest_all(list(named.values()), sizes)))))
 
 
 @functools.partial(jax.jit, static_argnums=1)

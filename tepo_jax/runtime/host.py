@@ -29,6 +29,7 @@ _PACKAGES = (
     'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy',
     'transformers', 'tokenizers', 'datasets', 'math-verify', 'safetensors')
 _PROC = pathlib.Path('/proc')
+_CONTAINER_LIMIT = pathlib.Path('/sys/fs/cgroup/memory.max')
 _ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -40,6 +41,14 @@ def usage() -> dict[str, int]:
   return {'host/resident_bytes': pages * os.sysconf('SC_PAGE_SIZE'),
           'host/open_files': len(os.listdir(_PROC / 'self' / 'fd')),
           'host/processes': sum(map(_is_mine, _PROC.glob('[0-9]*/stat')))}
+
+
+def memory_bytes() -> int:
+  """The memory of this machine, or of its container if that has less."""
+  total = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+  with contextlib.suppress(OSError, ValueError):  # 'max', or not Linux
+    total = min(total, int(_CONTAINER_LIMIT.read_text()))
+  return total
 
 
 def settle() -> None:

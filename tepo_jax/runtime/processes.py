@@ -19,6 +19,7 @@ from jax.experimental import multihost_utils
 import numpy as np
 
 from tepo_jax import errors
+from tepo_jax.runtime import interrupts
 
 LOST = 3  # exit status after another process was lost: worth a restart
 
@@ -116,19 +117,38 @@ class Stopped(Exception):
 
 
 class StopRequest:
-  """Makes SIGTERM a request to save and exit."""
+  """Makes SIGTERM, and after `defer_interrupts` Ctrl-C, a request to stop.
+
+  Ctrl-C before that, when there is nothing to save, ends the process at once.
+  So does a second one.
+
+  Attributes:
+    requested: a signal has arrived in this process.
+    interrupted: it was Ctrl-C, in this process or another of the job.
+  """
 
   def __init__(self):
-    self.requested = False
+    self.requested = self.interrupted = False
     signal.signal(signal.SIGTERM, self._request)
+    interrupts.on_first(None)
+
+  def defer_interrupts(self) -> None:
+    """From now on the first Ctrl-C only requests a stop."""
+    interrupts.on_first(self._interrupt)
 
   def check(self) -> None:
-    """Raises Stopped on every process if any of them received SIGTERM."""
+    """Raises Stopped on every process if any of them received a signal."""
     if any_of(self.requested):
+      self.interrupted = any_of(self.interrupted)
       raise Stopped
 
   def _request(self, *_):
     self.requested = True
+
+  def _interrupt(self):
+    self.requested = self.interrupted = True
+    os.write(2, b'interrupted: the run saves its state and ends; a second '
+             b'Ctrl-C ends it at once\n')
 
 
 @contextlib.contextmanager

@@ -8,11 +8,11 @@ set omits on purpose are counted and logged.
 
 import ast
 import collections
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 import dataclasses
-import json
 import logging
 import math
+import os
 import pathlib
 import re
 
@@ -20,6 +20,7 @@ from tepo_jax import errors
 from tepo_jax.tasks import answers, arithmetic
 from tepo_jax.tasks import problem as problem_lib
 from tepo_jax.tasks import prompts
+from tepo_jax.tasks import sources
 
 _LOG = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ LAYOUTS = (
     ('question', 'final_answer'), ('question', 'answer'),
     ('prompt', 'reward_model'), ('prompt', 'solution'))
 
+_NAMED = 10  # bad rows that are skipped and named
 MAX_CHARS = 10_000  # of a reference answer; Omni-MATH has whole proofs
 _LISTED = re.compile(r'\s*\[\s*["\']')  # no interval has a quote
 
@@ -98,8 +100,8 @@ SETS = {
 }
 
 
-def load(name_or_path: str, split: str | None = None,
-         limit: int | None = None) -> list[problem_lib.Problem]:
+def load(name_or_path: str, split: str | None = None, limit: int | None = None,
+         skip_bad: int = 0) -> list[problem_lib.Problem]:
   """Loads problems by name or from a file.
 
   Args:
@@ -109,9 +111,10 @@ def load(name_or_path: str, split: str | None = None,
       `datasets` library can read.
     split: split of arithmetic (default 'train'), hub set or folder.
     limit: return only the first `limit` problems.
+    skip_bad: skip up to so many bad rows; they are counted and logged.
 
   Raises:
-    InputError: no such set or file, or a bad row; the message names the
+    InputError: no such set or file, or more bad rows; the message names the
       file, the row number (from 1) and what is wrong.
   """
   if name_or_path == 'arithmetic':
@@ -119,15 +122,21 @@ def load(name_or_path: str, split: str | None = None,
   name, colon, path = name_or_path.partition(':')
   if name not in SETS:
     name, path = None, name_or_path
+  if not name_or_path:
+    raise errors.InputError('the name of a data set is empty')
   if colon and not path:
     raise errors.InputError(f'{name_or_path}: no path after the colon')
   if path:
-    origin, rows = path, _local_rows(pathlib.Path(path), split)
+    if not os.path.exists(path):
+      raise errors.InputError(
+          f'{path}: no such file, folder or set; the sets are arithmetic, '
+          f'{", ".join(SETS)}')
+    origin, rows = path, sources.local_rows(pathlib.Path(path), split)
   else:
     source, split = SETS[name], split or SETS[name].split
     origin = f'{source.hub} ({split})'
-    rows = enumerate(_load_dataset(source.hub, source.config, split), 1)
-  problems = _convert(rows, origin, name)
+    rows = sources.dataset_rows(source.hub, source.config, split)
+  problems = _convert(rows, origin, name, skip_bad)
   _LOG.info('%s: %d problems', name_or_path, len(problems))
   return problems[:limit]
 
@@ -142,72 +151,27 @@ def _embedded(split, count):
     raise errors.InputError(f'{count} problems of {error}') from error
 
 
-def _local_rows(path: pathlib.Path, split) -> Iterator[tuple[int, object]]:
-  """Yields (row number, row) of a file or folder."""
-  if path.is_dir():
-    return enumerate(_load_dataset(str(path), None, split or 'train'), 1)
-  if not path.is_file():
-    raise errors.InputError(
-        f'{path}: no such file, folder or set; the sets are arithmetic, '
-        f'{", ".join(SETS)}')
-  if path.suffix == '.jsonl':
-    return _jsonl_rows(path)
-  if path.suffix == '.parquet':
-    return _parquet_rows(path)
-  raise errors.InputError(f'{path}: not a .jsonl or .parquet file or a folder')
-
-
-def _jsonl_rows(path):
-  with path.open('rb') as file:
-    for number, line in enumerate(file, 1):
-      if line.strip():
-        try:
-          yield number, json.loads(line)
-        except (ValueError, RecursionError) as error:
-          raise errors.InputError(
-              f'{path}: row {number}: not JSON ({error})') from error
-
-
-def _parquet_rows(path):
-  from pyarrow import lib, parquet
-  try:
-    batches = parquet.ParquetFile(path).iter_batches()
-    yield from enumerate((row for b in batches for row in b.to_pylist()), 1)
-  except (lib.ArrowException, OSError) as error:
-    raise errors.InputError(f'{path}: not a parquet file ({error})') from error
-
-
-def _load_dataset(path, config, split):
-  import datasets  # the library; slow to import
-  try:
-    return datasets.load_dataset(path, config, split=split)
-  except Exception as error:  # The library and its hub client raise anything.
-    reason = ' '.join(str(error).split())
-    raise errors.InputError(f'{path}: cannot be loaded: {reason}') from error
-
-
 def _convert(rows: Iterable[tuple[int, object]], origin: str,
-             name: str | None) -> list[problem_lib.Problem]:
-  """Checks the rows; counts and logs those that the set omits."""
+             name: str | None, skip_bad: int) -> list[problem_lib.Problem]:
+  """Checks the rows; counts and logs those that are bad or that the set omits.
+  """
   leave_out = SETS[name].leave_out if name else ()
-  fixed = {'source': name} if name else {}
-  label = name or pathlib.Path(origin).stem
-  layout, problems, reasons, answers_of, ids = None, [], [], {}, set()
+  reader = _Reader(origin, name)
+  problems, reasons, answers_of, bad = [], [], {}, []
   for number, row in rows:
-    where = f'{origin}: row {number}'
-    if not isinstance(row, dict):
-      raise errors.InputError(f'{where}: not an object but {_type(row)}')
-    layout = layout or _find_layout(row, where)
-    text = _problem_text(row, layout[0], where)
-    references = _answers(row, layout[1], where, 'empty' in leave_out)
-    reasons.append(
-        _reason_to_leave_out(_one_spaced(text), references, answers_of))
-    problem = problem_lib.Problem(problem=text, answers=references, **{
-        'id': f'{label}/{number}', 'source': label,
-        **_optional_fields(row, where), **fixed})
-    if problem.id in ids:  # The AMC set joins two exams.
-      problem = dataclasses.replace(problem, id=f'{problem.id}/row{number}')
-    ids.add(problem.id)
+    try:
+      problem = reader.read(number, row)
+    except errors.InputError as error:
+      bad.append(str(error))
+      if len(bad) > skip_bad:
+        if not skip_bad:
+          raise
+        raise errors.InputError(
+            f'{origin}: more than data.skip_bad={skip_bad} bad rows; the '
+            f'first: {bad[0]}; the last: {error}') from error
+      continue
+    reasons.append(_reason_to_leave_out(
+        _one_spaced(problem.problem), problem.answers, answers_of))
     problems.append(problem)
   for index, problem in enumerate(problems):
     if len(answers_of[_one_spaced(problem.problem)]) > 1:
@@ -217,8 +181,43 @@ def _convert(rows: Iterable[tuple[int, object]], origin: str,
               if reason not in leave_out]
   if not problems:
     raise errors.InputError(f'{origin}: no problems')
+  for text in bad[:_NAMED]:
+    _LOG.warning('skipped: %s', text)
+  if bad:
+    _LOG.warning('%s: skipped %d bad rows of %d', origin, len(bad),
+                 len(bad) + len(reasons))
   _report(origin, len(reasons), left_out, SETS[name].rows if name else ())
   return problems
+
+
+class _Reader:
+  """Reads the rows of one file; the first readable one decides its layout."""
+
+  def __init__(self, origin: str, name: str | None):
+    self._origin, self._name = origin, name
+    self._label = name or pathlib.Path(origin).stem
+    self._fixed = {'source': name} if name else {}
+    self._may_be_empty = bool(name) and 'empty' in SETS[name].leave_out
+    self._layout, self._ids = None, set()
+
+  def read(self, number: int, row: object) -> problem_lib.Problem:
+    """The problem of a row; raises InputError if it is bad."""
+    where = f'{self._origin}: row {number}'
+    if isinstance(row, errors.InputError):
+      raise row
+    if not isinstance(row, dict):
+      raise errors.InputError(f'{where}: not an object but {_type(row)}')
+    layout = self._layout or _find_layout(row, where)
+    problem = problem_lib.Problem(
+        problem=_problem_text(row, layout[0], where),
+        answers=_answers(row, layout[1], where, self._may_be_empty), **{
+            'id': f'{self._label}/{number}', 'source': self._label,
+            **_optional_fields(row, where), **self._fixed})
+    if problem.id in self._ids:  # The AMC set joins two exams.
+      problem = dataclasses.replace(problem, id=f'{problem.id}/row{number}')
+    self._ids.add(problem.id)
+    self._layout = layout
+    return problem
 
 
 def overlap(problems: Iterable[problem_lib.Problem],

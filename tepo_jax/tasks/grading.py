@@ -20,6 +20,7 @@ from tepo_jax.tasks import verifying
 _LOG = logging.getLogger(__name__)
 
 MIN_TIMEOUT_S = 2
+MAX_TIMEOUT_S = 3600
 NUMBER_TOLERANCE = decimal.Decimal('1e-6')  # relative, of non-integers
 
 VERIFYING = pool.Job(

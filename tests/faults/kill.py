@@ -1,12 +1,13 @@
 r"""Kills training runs repeatedly; their results must not change.
 
-  python -m tests.faults.kill --kills=50 [--seed=0]
+  python -m tests.faults.kill --kills=50 [--seed=0] [--interrupts]
 
 Repeats one command of tiny training and sends SIGKILL, or sometimes SIGTERM, at
-random moments, until --kills signals are sent. Each run that finishes is
-compared with an uninterrupted run, file by file and bit by bit. After SIGTERM
-the process must exit with status 0 within 30 seconds. Exits with 1 if a run
-differs.
+random moments, until --kills signals are sent; with --interrupts, SIGINT, and
+half of the runs compile everything again. Each run that finishes is compared
+with an uninterrupted run, file by file and bit by bit. After SIGTERM the process
+must exit with status 0 within 30 seconds, after SIGINT with status 130 within
+120 seconds, without a traceback. Exits with 1 if a run differs.
 """
 
 import argparse
@@ -40,20 +41,26 @@ def fingerprint(workdir: pathlib.Path) -> dict[str, str]:
   return left
 
 
-def start(model: pathlib.Path, workdir: pathlib.Path) -> subprocess.Popen:
+def start(model: pathlib.Path, workdir: pathlib.Path, compiles: bool = False
+          ) -> subprocess.Popen:
+  environment = runs.environment()
+  if compiles:
+    environment['JAX_ENABLE_COMPILATION_CACHE'] = 'false'
   return subprocess.Popen(
       runs.command('train', *runs.train_arguments(model, workdir)),
-      cwd=runs.ROOT, env=runs.environment(),
+      cwd=runs.ROOT, env=environment,
       stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
-def moment(rng: random.Random, longest: float):
+def moment(rng: random.Random, longest: float, interrupts: bool):
   """Draws a signal and when to send it: after a time, or during a save.
 
   Returns:
     (its name, the signal, (seconds since the start, workdir) -> bool).
   """
   sent = signal.SIGTERM if rng.random() < 0.25 else signal.SIGKILL
+  if interrupts:
+    sent = signal.SIGINT
   if rng.random() < 0.3:
     left = None  # unfinished saves of killed runs
 
@@ -80,19 +87,37 @@ def run_until(process, workdir, sent, condition) -> tuple[float, str] | None:
     (seconds from the signal to the exit, the run's phase); None if it exited
     by itself before.
   """
-  begin = time.monotonic()
+  begin, interrupted_in = time.monotonic(), None
   while process.poll() is None:
     if condition(time.monotonic() - begin, workdir):
+      interrupted_in = phase(workdir, b'any')
       process.send_signal(sent)
       break
     time.sleep(0.01)
   was_sent, begin = process.poll() is None, time.monotonic()
-  _, stderr = process.communicate(timeout=30 if was_sent else None)
-  if process.returncode not in (0, -sent):
+  patience = 120 if sent == signal.SIGINT else 30  # it may be compiling
+  _, stderr = process.communicate(timeout=patience if was_sent else None)
+  if process.returncode not in (0, -sent, 130 if sent == signal.SIGINT else 0):
     raise RuntimeError(stderr.decode()[-2000:])
+  if sent == signal.SIGINT and was_sent:
+    check_interrupted(process.returncode, stderr.decode())
+    return time.monotonic() - begin, interrupted_in
   if was_sent:
     return time.monotonic() - begin, phase(workdir, stderr)
   return None
+
+
+def check_interrupted(status: int, stderr: str) -> None:
+  """Raises unless an interrupted run ended as promised.
+
+  Before the interpreter has imported this package, the signal itself ends the
+  process, which shells report as 130 too.
+  """
+  if status == 130 and 'Traceback' not in stderr and 'interrupted' in stderr:
+    return
+  if status == -signal.SIGINT and 'tepo_jax/train.py' not in stderr:
+    return
+  raise RuntimeError(f'status {status}: {stderr[-2000:]}')
 
 
 def phase(workdir: pathlib.Path, stderr: bytes) -> str:
@@ -109,26 +134,29 @@ def phase(workdir: pathlib.Path, stderr: bytes) -> str:
 
 
 def kill_and_compare(model: pathlib.Path, folder: pathlib.Path, kills: int,
-                     seed: int) -> list[str]:
+                     seed: int, interrupts: bool = False) -> list[str]:
   """Names of the files that differ from those of an uninterrupted run."""
+  longest = {}
   for name in ('compiling', 'alone'):  # the second compiles nothing
     begin = time.monotonic()
     run_until(start(model, folder / name), folder, signal.SIGKILL,
               lambda *_: False)
-    longest = time.monotonic() - begin
+    longest[name == 'compiling'] = time.monotonic() - begin
   expected = fingerprint(folder / 'alone')
   rng, done, runs_finished, differing = random.Random(seed), 0, 0, []
   phases, longest_end = collections.Counter(), 0.0
   while done < kills or not runs_finished:
     workdir = folder / f'killed_{runs_finished}'
-    name, sent, condition = moment(rng, longest)
+    compiles = interrupts and rng.random() < 0.5
+    name, sent, condition = moment(rng, longest[compiles], interrupts)
     if done >= kills:
       condition = lambda *_: False
-    ended = run_until(start(model, workdir), workdir, sent, condition)
+    ended = run_until(start(model, workdir, compiles), workdir, sent,
+                      condition)
     if ended:
       done += 1
       phases[ended[1]] += 1
-      if sent == signal.SIGTERM:
+      if sent != signal.SIGKILL:
         longest_end = max(longest_end, ended[0])
       print(f'kill {done}/{kills}: {name}, {ended[1]}, exited after '
             f'{ended[0]:.1f} s', flush=True)
@@ -140,7 +168,7 @@ def kill_and_compare(model: pathlib.Path, folder: pathlib.Path, kills: int,
                   if expected.get(name) != found.get(name)]
     print(f'run {runs_finished} after {done} kills: '
           f'{"differs" if differing else "equal"}', flush=True)
-  print(f'{dict(phases)}; after SIGTERM at most {longest_end:.1f} s')
+  print(f'{dict(phases)}; after SIGTERM or SIGINT at most {longest_end:.1f} s')
   return differing
 
 
@@ -149,6 +177,7 @@ def main() -> None:
       description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
   parser.add_argument('--kills', type=int, default=50)
   parser.add_argument('--seed', type=int, default=0)
+  parser.add_argument('--interrupts', action='store_true')
   settings = parser.parse_args()
   os.environ['JAX_PLATFORMS'] = 'cpu'
   with tempfile.TemporaryDirectory() as scratch:
@@ -158,7 +187,8 @@ def main() -> None:
     runs.run('pretrain', '--config=configs/tiny.py',
              f'--out={folder / "model"}', *runs.UNTRAINED)
     differing = kill_and_compare(
-        folder / 'model', folder, settings.kills, settings.seed)
+        folder / 'model', folder, settings.kills, settings.seed,
+        settings.interrupts)
   print('\n'.join(differing) or 'equal')
   sys.exit(bool(differing))
 

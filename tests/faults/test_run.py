@@ -3,6 +3,7 @@
 The tests share one run, which each resumes.
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -140,3 +141,48 @@ def test_full_device_memory_is_reported_with_its_numbers(place):
                'config.rollout.slots', 'config.train.microbatch_tokens',
                'config.train.chunk_size', 'config.compute.remat'):
     assert said in line
+
+
+def test_files_are_private_under_a_private_umask(place):
+  before = os.umask(0o077)
+  try:
+    private = types.SimpleNamespace(**vars(place) | {
+        'workdir': place.here.parent / 'private' / 'run'})
+    done = train(private, 2)
+  finally:
+    os.umask(before)
+  assert done.returncode == 0, done.stderr
+  paths = [path for path in private.workdir.rglob('*')]
+  assert len(paths) > 20
+  assert [path for path in paths if path.stat().st_mode & 0o077] == []
+
+
+# Runs a command with a workdir on a file system of 1 MB.
+_SMALL = 'mount -t tmpfs -o size=1m none "$1" && shift && exec "$@"'
+
+
+def _on_a_small_file_system(folder, *command, **options):
+  return subprocess.run(
+      ['unshare', '--mount', 'bash', '-c', _SMALL, 'bash', folder, *command],
+      capture_output=True, text=True, **options)
+
+
+def test_a_full_file_system_gives_our_lines_alone(place):
+  """The first save does not fit, and neither does any later one."""
+  full = place.here.parent / 'full'
+  full.mkdir()
+  if _on_a_small_file_system(full, 'true').returncode:
+    pytest.skip('no permission to mount a file system')
+  command = runs.command(
+      'train', *runs.train_arguments(place.model, full / 'run'),
+      f'--config.compute.cache={place.here.parent / "cache"}')
+  done = _on_a_small_file_system(
+      full, *command, cwd=runs.ROOT, env=runs.environment())
+  lines = done.stderr.splitlines()
+  assert done.returncode == 1, done.stderr
+  strange = [line for line in lines if not line.startswith((
+      'warning: checkpoint ', 'warning: TensorBoard ', 'step ',
+      'tepo_jax.train: error: ')) and not line.endswith(' ...')]
+  assert not strange
+  assert any('No space left on device' in line for line in lines)
+  assert 'Event loop' not in done.stderr and 'Traceback' not in done.stderr

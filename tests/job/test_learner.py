@@ -1,4 +1,4 @@
-"""Behaviour weights in the updates of a rollout step, from groups by hand."""
+"""Behaviour weights in updates; when non-finite updates stop a run."""
 
 import types
 
@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from configs import tiny
+from tepo_jax import errors
 from tepo_jax.job import learner as learner_lib
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.learning import behaviour
@@ -131,3 +132,17 @@ def test_equal_log_probabilities_change_no_bit(learner, old_logp_BT):
     outcomes.append((mesh_lib.to_host(learner.state), metrics))
   for other in outcomes[1:]:
     jax.tree.map(np.testing.assert_array_equal, other, outcomes[0])
+
+
+def _count(run, skipped):
+  learner_lib.Learner._count_skipped(run, {
+      'skipped': float(skipped), 'loss': float('nan'), 'grad_norm': 1.0}, 5)
+
+
+def test_a_finite_update_resets_the_count_of_skipped_ones():
+  run = types.SimpleNamespace(skipped_in_a_row=0)
+  for skipped in (True, True, False, True, True):
+    _count(run, skipped)
+  assert run.skipped_in_a_row == 2
+  with pytest.raises(errors.RunError, match='3 updates in a row .* in step 5'):
+    _count(run, True)

@@ -2,12 +2,14 @@
 
 import json
 import math
+import os
 
 import ml_collections
 import pytest
 
 from tepo_jax import errors
 from tepo_jax.job import run_folder
+from tepo_jax.runtime import lock as lock_lib
 
 
 def _config(**changes):
@@ -18,16 +20,21 @@ def _config(**changes):
   return config
 
 
+def _claim(config, folder):
+  with lock_lib.FolderLock(folder) as lock:
+    run_folder.claim(config, folder, lock)
+
+
 def _contents(folder):
   return {p.name: p.read_bytes() for p in folder.iterdir()}
 
 
 def test_workdir_of_another_config_is_left_alone(tmp_path):
-  run_folder.claim(_config(), tmp_path / 'run')
+  _claim(_config(), tmp_path / 'run')
   before = _contents(tmp_path / 'run')
   other = _config(**{'seed': 1, 'eval.sets': ('a',)})
   with pytest.raises(errors.InputError) as error:
-    run_folder.claim(other, tmp_path / 'run')
+    _claim(other, tmp_path / 'run')
   assert "eval.sets (was ('a', 'b'), now ('a',))" in str(error.value)
   assert 'seed (was 0, now 1)' in str(error.value)
   assert 'period' not in str(error.value)
@@ -35,9 +42,9 @@ def test_workdir_of_another_config_is_left_alone(tmp_path):
 
 
 def test_only_steps_may_change(tmp_path):
-  run_folder.claim(_config(), tmp_path)
-  run_folder.claim(_config(), tmp_path)
-  run_folder.claim(_config(steps=9), tmp_path)
+  _claim(_config(), tmp_path)
+  _claim(_config(), tmp_path)
+  _claim(_config(steps=9), tmp_path)
   longer = _config(steps=9)
   assert run_folder.read_config(tmp_path).to_dict() == longer.to_dict()
   assert run_folder.digest(_config()) == run_folder.digest(longer)
@@ -49,45 +56,58 @@ def test_only_steps_may_change(tmp_path):
 def test_an_infinite_field_is_saved_as_json_and_read_back(tmp_path):
   config = _config()
   config.clip = ml_collections.ConfigDict({'low': math.inf, 'high': 0.3})
-  run_folder.claim(config, tmp_path)
-  run_folder.claim(config, tmp_path)
+  _claim(config, tmp_path)
+  _claim(config, tmp_path)
   text = (tmp_path / 'config.json').read_text()
   assert json.loads(text, parse_constant=pytest.fail)['clip']['high'] == 0.3
   assert run_folder.read_config(tmp_path).to_dict() == config.to_dict()
   config.clip.low = 0.2
   with pytest.raises(errors.InputError, match='clip.low .was inf, now 0.2'):
-    run_folder.claim(config, tmp_path)
+    _claim(config, tmp_path)
 
 
 def test_execution_fields_may_change_and_are_logged(tmp_path, capsys):
-  run_folder.claim(_config(**{'rollout.slots': 8}), tmp_path)
+  _claim(_config(**{'rollout.slots': 8}), tmp_path)
   assert not capsys.readouterr().err
   changed = _config(**{'rollout.slots': 4})
-  run_folder.claim(changed, tmp_path)
+  _claim(changed, tmp_path)
   line, = capsys.readouterr().err.splitlines()
   assert 'rollout.slots (was 8, now 4)' in line and 'bit-identical' in line
   assert run_folder.read_config(tmp_path).to_dict() == changed.to_dict()
   assert run_folder.digest(changed) == run_folder.digest(
       _config(**{'rollout.slots': 8}))
   with pytest.raises(errors.InputError, match='seed') as error:
-    run_folder.claim(_config(**{'rollout.slots': 2, 'seed': 1}), tmp_path)
+    _claim(_config(**{'rollout.slots': 2, 'seed': 1}), tmp_path)
   assert 'slots' not in str(error.value)
 
 
 def test_a_folder_of_other_files_is_refused(tmp_path):
   (tmp_path / 'thesis.tex').write_text('mine')
   with pytest.raises(errors.InputError, match='holds thesis.tex but no conf'):
-    run_folder.claim(_config(), tmp_path)
+    _claim(_config(), tmp_path)
   assert _contents(tmp_path) == {'thesis.tex': b'mine'}
 
 
 def test_an_interrupted_claim_is_repeated(tmp_path):
   (tmp_path / 'config.json.tmp').write_text('{"see')
-  run_folder.claim(_config(), tmp_path)
+  _claim(_config(), tmp_path)
   assert list(_contents(tmp_path)) == ['config.json']
 
 
-@pytest.mark.parametrize('text', ['{"seed": ', '[1]', None])
+def test_a_folder_in_use_is_left_alone(tmp_path):
+  _claim(_config(), tmp_path)
+  with lock_lib.FolderLock(tmp_path) as lock:
+    lock.acquire()
+    before = _contents(tmp_path)
+    with pytest.raises(errors.InputError, match=f'in use by process '
+                                                f'{os.getpid()} on host'):
+      _claim(_config(steps=9), tmp_path)
+    assert _contents(tmp_path) == before
+  assert list(_contents(tmp_path)) == ['config.json']
+
+
+@pytest.mark.parametrize('text', ['{"seed": ', '[1]', None, '{"a.b": 1}',
+                                  '[' * 100_000])
 def test_unreadable_saved_config(tmp_path, text):
   if text is not None:
     (tmp_path / 'config.json').write_text(text)

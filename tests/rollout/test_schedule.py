@@ -326,3 +326,19 @@ def test_nothing_is_compiled_after_the_warm_up(make_engine, params):
     assert not compiled
   finally:
     jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.parametrize('temperature', [0.0, 1.0])
+def test_logits_that_are_not_finite_name_their_prompt(
+    make_engine, params, temperature):
+  """NaN in the embedding of a token that only the prompt of id 8 has."""
+  prompts = [np.full(4, token) for token in (3, 5, 7)]
+  embedding = params['embed']['embedding'].at[5].set(np.nan)
+  broken = params | {'embed': {'embedding': embedding}}
+  engine = make_engine(
+      MODEL, broken, slots=4, prompt_tokens=4, max_tokens=T,
+      decoding=draw.Decoding(temperature))
+  with pytest.raises(schedule.NonFiniteError, match='prompt 8: .*not finite'
+                     ) as error:
+    engine.sample(prompts, ids=(4, 8, 9), group_size=2, max_tokens=T)
+  assert error.value.prompt_id == 8

@@ -114,8 +114,8 @@ def test_a_changed_bit_is_found(tmp_path, place, monkeypatch):
     node[last] = jnp.asarray(bits)
     return state
 
-  honest = checkpoint._digests
-  monkeypatch.setattr(checkpoint, '_digests', lambda tree: honest(_state(2)))
+  honest = checkpoint.digests
+  monkeypatch.setattr(checkpoint, 'digests', lambda tree: honest(_state(2)))
   checkpointer = checkpoint.Checkpointer(tmp_path)
   checkpointer.save(2, flipped(_state(2)), {})
   checkpointer.wait()
@@ -134,20 +134,20 @@ def test_the_digest_is_a_sum_over_bits():
   first, second = k, 2 * k % 2 ** 32
   odd = [(m ^ (m >> 15)) | 1 for m in (first, second)]
   want = (0x3f800000 * odd[0] + 0x40000000 * odd[1]) % 2 ** 32
-  assert checkpoint._digests({'x': jnp.array([1.0, 2.0])}) == {'x': want}
+  assert checkpoint.digests({'x': jnp.array([1.0, 2.0])}) == {'x': want}
   w = np.random.default_rng(0).normal(size=(8, 12)).astype(np.float32)
-  seen = {checkpoint._digests({'w': w})['w']}
+  seen = {checkpoint.digests({'w': w})['w']}
   for bit in range(32):
     changed = w.copy()
     changed.view(np.uint32)[3, 5] ^= np.uint32(1 << bit)
-    seen.add(checkpoint._digests({'w': changed})['w'])
-  seen.add(checkpoint._digests({'w': w[::-1].copy()})['w'])
+    seen.add(checkpoint.digests({'w': changed})['w'])
+  seen.add(checkpoint.digests({'w': w[::-1].copy()})['w'])
   assert len(seen) == 34
   sharding = mesh_lib.shardings(
       mesh_lib.make({'data': 1, 'fsdp': 2, 'tensor': 2}),
       {'w': ('embed', 'mlp')})
-  assert checkpoint._digests(jax.device_put({'w': w}, sharding)) == (
-      checkpoint._digests({'w': w}))
+  assert checkpoint.digests(jax.device_put({'w': w}, sharding)) == (
+      checkpoint.digests({'w': w}))
 
 
 def test_restores_the_last_undamaged_step(tmp_path, capsys):
@@ -352,6 +352,21 @@ def _full_disk(*arguments):
   return done
 
 
+def test_a_checkpoint_may_be_refused_before_its_arrays_are_read(tmp_path):
+  _save(tmp_path, 1, 2)
+  os.truncate(_largest(tmp_path / '2' / 'state'), 0)
+
+  def refuse(where, extra):
+    raise errors.InputError(f'{where} is not mine: {extra["cursor"]}')
+
+  checkpointer = checkpoint.Checkpointer(tmp_path)
+  with pytest.raises(errors.InputError,
+                     match=f'checkpoint {tmp_path}/2 is not mine: 2'):
+    checkpointer.restore_last_good(_abstract(_state()), check=refuse)
+  checkpointer.close()
+  assert {p.name for p in tmp_path.iterdir()} == {'1', '2'}
+
+
 def test_a_full_disk_costs_one_save(tmp_path):
   done = _full_disk(str(tmp_path), 'space again')
   [warning] = done.stderr.splitlines()
@@ -370,3 +385,39 @@ def test_a_full_disk_to_the_end_is_an_error(tmp_path, when, latest, message):
   done = _full_disk(str(tmp_path), when)
   assert message in done.stdout
   assert checkpoint.Checkpointer(tmp_path).latest() == latest
+
+
+# Saves on a file system that holds one step, or none.
+_SMALL = """
+import sys
+import jax.numpy as jnp
+from tepo_jax import cli, errors
+from tepo_jax.runtime import checkpoint
+cli.quiet()
+c = checkpoint.Checkpointer(sys.argv[1])
+for step in range(1, 7):
+  c.save(step, {f'w{i}': jnp.arange(20_000.) + i for i in range(12)}, {})
+try:
+  c.close()
+except errors.RunError:
+  print('failed')
+"""
+_MOUNT = 'mount -t tmpfs -o size="$1" none "$2" && shift 2 && exec "$@"'
+
+
+@pytest.mark.parametrize('size', ['200k', '1m'])
+def test_a_small_file_system_gives_our_warnings_alone(tmp_path, size):
+  def run(*command):
+    return subprocess.run(
+        ['unshare', '--mount', 'bash', '-c', _MOUNT, 'bash', size, tmp_path,
+         *command], capture_output=True, text=True, timeout=100,
+        env=os.environ | {'PYTHONPATH': str(ROOT)})
+
+  if run('true').returncode:
+    pytest.skip('no permission to mount a file system')
+  done = run(sys.executable, '-c', _SMALL, str(tmp_path / 'c'))
+  assert done.stdout == 'failed\n'
+  lines = done.stderr.splitlines()
+  assert lines and all(
+      line.startswith(f'warning: checkpoint {tmp_path}/c/')
+      and 'could not be saved' in line for line in lines)

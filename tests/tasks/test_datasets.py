@@ -272,3 +272,45 @@ def test_tasks_do_not_import_jax():
        'assert not {"jax", "flax", "transformers", "datasets", "sympy"} '
        '& set(sys.modules)'],
       cwd=pathlib.Path(__file__).parents[2], check=True)
+
+
+BAD_ROWS = [b'{"problem": \n', b'[1]\n', b'{"answer": "2"}\n',
+            b'{"problem": "", "answer": "2"}\n',
+            b'{"problem": "x", "answer": null}\n']
+
+
+@pytest.mark.parametrize('order', [1, -1])
+def test_up_to_n_bad_rows_are_skipped_counted_and_named(
+    tmp_path, caplog, order):
+  good = [b'{"problem": "p%d", "answer": "%d"}\n' % (i, i) for i in range(4)]
+  path = tmp_path / 'rows.jsonl'
+  path.write_bytes(b''.join((BAD_ROWS + good)[::order]))
+  caplog.set_level('INFO', datasets.__name__)
+  problems = datasets.load(str(path), skip_bad=5)
+  assert sorted(p.answers[0] for p in problems) == ['0', '1', '2', '3']
+  skipped = [r.getMessage() for r in caplog.records if 'skipped: ' in
+             r.getMessage()]
+  numbers = range(1, 6) if order == 1 else range(5, 10)
+  assert [text.split(': ')[2] for text in skipped] == [
+      f'row {number}' for number in numbers]
+  assert f'{path}: skipped 5 bad rows of 9' in caplog.text
+  with pytest.raises(errors.InputError) as error:
+    datasets.load(str(path), skip_bad=4)
+  said = str(error.value)
+  assert f'more than data.skip_bad=4 bad rows; the first: {path}: row ' in said
+  with pytest.raises(errors.InputError) as error:
+    datasets.load(str(path))
+  assert str(error.value).startswith(f'{path}: row ')
+  assert 'skip_bad' not in str(error.value)
+
+
+def test_a_file_of_bad_rows_alone_is_refused(tmp_path):
+  path = tmp_path / 'rows.jsonl'
+  path.write_bytes(b''.join(BAD_ROWS))
+  with pytest.raises(errors.InputError, match='no problems'):
+    datasets.load(str(path), skip_bad=9)
+
+
+def test_an_empty_name_is_refused():
+  with pytest.raises(errors.InputError, match='empty'):
+    datasets.load('')

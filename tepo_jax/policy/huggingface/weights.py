@@ -7,6 +7,7 @@ stacked tensor at a time; the folder is renamed to its name when complete.
 
 import contextlib
 import dataclasses
+import errno
 import os
 import pathlib
 import shutil
@@ -248,7 +249,13 @@ def atomic_folder(directory) -> Iterator[pathlib.Path]:
   try:
     yield partial
     if jax.process_index() == 0:
-      os.replace(partial, directory)
+      try:
+        os.replace(partial, directory)
+      except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+          raise
+        raise errors.InputError(
+            f'{directory}: another program has filled it meanwhile') from error
   finally:
     shutil.rmtree(partial, ignore_errors=True)
 

@@ -23,6 +23,7 @@ import numpy as np
 import optax
 
 from tepo_jax import errors
+from tepo_jax.job import checks
 from tepo_jax.job import learner as learner_lib
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import run_folder
@@ -334,6 +335,7 @@ def open_step(workdir: pathlib.Path, number: int) -> Iterator[Step]:
   """
   workdir = pathlib.Path(workdir)
   config = run_folder.read_config(workdir)
+  checks.check_saved(config, f'{workdir}/config.json')
   with config.unlocked():
     config.mesh = ml_collections.ConfigDict(dict(data=1, fsdp=-1, tensor=1))
     config.eval.period = 0
@@ -371,4 +373,5 @@ def _state(learner, workdir, step):
   with contextlib.closing(checkpoint.Checkpointer(
       workdir / session_lib.CHECKPOINTS, read_only=True)) as checkpointer:
     return checkpointer.restore(
-        step, *programs_lib.restorable(learner.programs))[0]
+        step, *programs_lib.restorable(learner.programs),
+        learner.check_stands_on)[0]

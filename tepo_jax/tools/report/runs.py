@@ -17,6 +17,8 @@ from tepo_jax import errors
 # The runs of one group may differ in these fields.
 SEED_FIELDS = frozenset({'seed', 'steps'})
 
+_USED = {'seed': int, 'steps': int, 'method_name': str}  # of the config
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -106,10 +108,14 @@ def _read(folder, name):
 def _fields(folder, notes):
   path = folder / 'config.json'
   try:
-    return _flat(json.loads(path.read_text('utf-8')))
+    fields = _flat(json.loads(path.read_text('utf-8')))
+    for name, kind in _USED.items():
+      if type(fields.get(name)) is not kind:
+        raise ValueError(f'{name} is {fields.get(name)!r}')
+    return fields
   except FileNotFoundError:
     notes.append('no config.json')
-  except (OSError, ValueError, AttributeError) as error:
+  except (OSError, ValueError, AttributeError, RecursionError) as error:
     notes.append(f'config.json cannot be read: {error}')
   return None
 

@@ -81,3 +81,11 @@ def test_the_environment_is_read(make_run):
       {'step': 0, 'jax': '1'}) + '\n')
   [run] = runs.read([str(path)])
   assert run.starts == [{'step': 0, 'jax': '1'}]
+
+
+@pytest.mark.parametrize('field, value', [
+    ('steps', 'many'), ('steps', [3]), ('method_name', 3), ('seed', None)])
+def test_an_edited_config_of_a_wrong_type_is_noted(make_run, field, value):
+  [run] = runs.read([make_run('a', [record(1)], **{field: value})])
+  assert run.fields is None
+  assert [f'config.json cannot be read: {field} is {value!r}'] == run.notes
