@@ -170,8 +170,11 @@ def _convert(rows: Iterable[tuple[int, object]], origin: str,
             f'{origin}: more than data.skip_bad={skip_bad} bad rows; the '
             f'first: {bad[0]}; the last: {error}') from error
       continue
-    reasons.append(_reason_to_leave_out(
-        _one_spaced(problem.problem), problem.answers, answers_of))
+    reason = _reason_to_leave_out(
+        _one_spaced(problem.problem), problem.answers, answers_of)
+    if reason in leave_out:  # Of millions of repeated rows, free the columns.
+      problem = dataclasses.replace(problem, row=None)
+    reasons.append(reason)
     problems.append(problem)
   for index, problem in enumerate(problems):
     if len(answers_of[_one_spaced(problem.problem)]) > 1:
@@ -210,7 +213,8 @@ class _Reader:
     layout = self._layout or _find_layout(row, where)
     problem = problem_lib.Problem(
         problem=_problem_text(row, layout[0], where),
-        answers=_answers(row, layout[1], where, self._may_be_empty), **{
+        answers=_answers(row, layout[1], where, self._may_be_empty),
+        row=row, **{
             'id': f'{self._label}/{number}', 'source': self._label,
             **_optional_fields(row, where), **self._fixed})
     if problem.id in self._ids:  # The AMC set joins two exams.

@@ -1,6 +1,7 @@
 """A problem of a data set."""
 
 import dataclasses
+from typing import Any
 
 from tepo_jax.tasks import grading
 
@@ -9,7 +10,9 @@ from tepo_jax.tasks import grading
 class Problem:
   """One problem; a correct answer is equivalent to any of `answers`.
 
-  OlympiadBench adds `unit` and `abs_error` (an absolute tolerance).
+  OlympiadBench adds `unit` and `abs_error` (an absolute tolerance). `row` has
+  all columns as they were read, for a reward function; None for embedded
+  tasks. It counts neither in comparisons nor in hashes.
   """
   id: str
   problem: str
@@ -19,6 +22,8 @@ class Problem:
   subject: str | None = None
   unit: str | None = None
   abs_error: float | None = None
+  row: dict[str, Any] | None = dataclasses.field(
+      default=None, compare=False, repr=False)
 
   @property
   def references(self) -> tuple[str | grading.Reference, ...]:

@@ -1,5 +1,6 @@
 """Columns of every set are read; bad rows are refused by number."""
 
+import dataclasses
 import json
 import pathlib
 import subprocess
@@ -101,6 +102,16 @@ def test_plain_form(tmp_path):
   path = _write(tmp_path / 'mine.jsonl',
                 [{'problem': '1+1?', 'answers': ['2', 'two', 2.5]}])
   assert datasets.load(str(path))[0].answers == ('2', 'two', '2.5')
+
+
+def test_a_problem_keeps_its_whole_row(tmp_path):
+  rows = [{'problem': '1+1?', 'answer': 2, 'numbers': [1, 1], 'target': None},
+          {'problem': '2+2?', 'answer': 4, 'more': {'a': 'b'}}]
+  first, second = datasets.load(str(_write(tmp_path / 'mine.jsonl', rows)))
+  assert [first.row, second.row] == rows
+  assert first == dataclasses.replace(first, row=None)
+  assert hash(first) == hash(dataclasses.replace(first, row=None))
+  assert datasets.load('arithmetic', limit=1)[0].row is None
 
 
 def test_folder(tmp_path):
