@@ -19,7 +19,6 @@ from tepo_jax.runtime import files
 from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.runtime import processes
 from tepo_jax.tasks import datasets
-from tepo_jax.tasks import prompts as prompts_lib
 from tepo_jax.tasks import results as results_lib
 
 IDENTITY = 'evaluation.json'  # in an evaluation's folder
@@ -83,11 +82,9 @@ class Evaluation:
 def prepare(session: session_lib.Session) -> list[Evaluation]:
   """The evaluations of `config.eval`, in its order."""
   settings = session.config.eval
-  style = prompts_lib.get(session.config.data.template).style
   evaluations = []
   for name in settings.sets:
-    split = 'test' if name == 'arithmetic' else None
-    prompts = session.prompts(name, split, settings.limit)
+    prompts = session.evaluation_prompts(name)
     for index, (samples, temperature) in enumerate(_decodings(settings, name)):
       evaluations.append(Evaluation(
           name if temperature > 0 else f'{name}/greedy', prompts,
@@ -98,7 +95,7 @@ def prepare(session: session_lib.Session) -> list[Evaluation]:
                                      settings.top_p)
               if temperature > 0 else draw.Decoding(0.0),
               stop_after_boxed=settings.stop_after_boxed),
-          samples, index == 0, style))
+          samples, index == 0, session.template.style))
   return evaluations
 
 
