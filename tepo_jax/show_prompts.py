@@ -27,6 +27,7 @@ _CONFIG = cli.DEFINE_config()
 _COUNT = flags.DEFINE_integer(
     'count', 3, 'Prompts to print of each set.', lower_bound=0)
 
+_STYLES = {'boxed': r'the last \boxed{}', 'answer': 'the last line "Answer: …"'}
 _NAMED = 5  # rows or problems that are named for each reason
 
 
@@ -44,9 +45,6 @@ def main() -> None:
   for name in config.eval.sets if config.eval.period else ():
     _show(prompt_sets.evaluation(config, template, tokenizer, name), config,
           tokenizer)
-
-
-_STYLES = {'boxed': r'the last \boxed{}', 'answer': 'the last line "Answer: …"'}
 
 
 def _tokenizer(config: ml_collections.ConfigDict):

@@ -96,9 +96,9 @@ def _find_layout(row, columns, where):
 
 
 def _has(row):
-  names = [str(name) for name in row]
+  names = [name if str(name).isprintable() else repr(name) for name in row]
   more = f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else ''
-  return f'has columns {", ".join(names[:_SHOWN])}{more}'
+  return f'has columns {", ".join(map(str, names[:_SHOWN]))}{more}'
 
 
 def _cell(row, column, where):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import csv
 import dataclasses
 import json
+import os
 import pathlib
 import re
 
@@ -40,14 +41,14 @@ def find(spec: str, split: str | None, names: Sequence[str]) -> Origin:
     InputError: there is none, or nothing of it can be read.
   """
   name, at, given = spec, '', ''
-  if not pathlib.Path(spec).exists() and '@' in spec:
+  if not os.path.exists(spec) and '@' in spec:
     name, at, given = spec.rpartition('@')
   path = pathlib.Path(name)
-  if path.is_dir():
+  if os.path.isdir(path):
     return Origin(spec, path.stem, _library_rows(
         spec, str(path), None, given or split or 'train'))
   read = READERS.get(path.suffix)
-  if path.exists():
+  if os.path.exists(path):
     if at:
       raise errors.InputError(f'{spec}: {path} is a file, which has no splits')
     if read is None:
