@@ -145,7 +145,16 @@ def _environment():
   """Of templates by users: safe, as the chat templates of transformers."""
   import jinja2
   from jinja2 import sandbox
-  return sandbox.ImmutableSandboxedEnvironment(
+
+  class Environment(sandbox.ImmutableSandboxedEnvironment):
+
+    def getattr(self, obj, attribute):
+      """Reads row.values as a column if there is one, not as dict.values."""
+      if isinstance(obj, dict) and attribute in obj:
+        return obj[attribute]
+      return super().getattr(obj, attribute)
+
+  return Environment(
       undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 
 

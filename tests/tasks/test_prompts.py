@@ -130,6 +130,13 @@ def test_a_jinja_file(tmp_path):
   assert prompts.get(str(path)).style == 'boxed'
 
 
+def test_a_column_named_like_a_method_of_dict(tmp_path):
+  path = tmp_path / 'mine.jinja'
+  path.write_text('{{ row.values | sum }}{{ row.items }}')
+  assert _rendered(str(path), '?', row={'values': [1, 2], 'items': 'x'}) == (
+      '<user>3x</><assistant>')
+
+
 @pytest.mark.parametrize('text, wrong', [
     ('{{ problem', 'line 1: '),
     ('a\n{% if %}', 'line 2: '),
