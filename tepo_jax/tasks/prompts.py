@@ -104,40 +104,48 @@ def _read(file: str) -> Template:
   `system` and `is_chat`, set the other fields of Template, by constants.
   """
   import jinja2
-  from jinja2 import meta, nodes
+  import jinja2.meta
+  where = f'data.template={file}'
   try:
     source = pathlib.Path(file).read_text('utf-8')
     tree = _environment().parse(source)
-    fields = {}
-    for node in tree.body:
-      if isinstance(node, nodes.Assign | nodes.AssignBlock) and (
-          getattr(node.target, 'name', None) in _FIELDS):
-        if isinstance(node, nodes.AssignBlock):
-          raise nodes.Impossible
-        fields[node.target.name] = node.node.as_const()
   except (OSError, UnicodeDecodeError) as error:
-    raise errors.InputError(f'data.template={file}: '
-                            f'{getattr(error, "strerror", error)}') from error
+    raise errors.InputError(
+        f'{where}: {getattr(error, "strerror", error)}') from error
   except jinja2.TemplateSyntaxError as error:
-    raise errors.InputError(f'data.template={file}: line {error.lineno}: '
-                            f'{error.message}') from error
-  except nodes.Impossible as error:
-    raise errors.InputError(f'data.template={file}: line {node.lineno}: '
-                            f'{node.target.name} must be a constant') from error
-  for name, value in fields.items():
-    if not _FIELDS[name](value):
-      raise errors.InputError(
-          f'data.template={file}: {name} is {value!r}; style is one of '
-          f'{", ".join(answers.STYLES)}, system a text, is_chat true or false')
-  used = meta.find_undeclared_variables(tree) - set(_environment().globals)
+    raise errors.InputError(
+        f'{where}: line {error.lineno}: {error.message}') from error
+  used = jinja2.meta.find_undeclared_variables(tree) - set(
+      _environment().globals)
   if unknown := used - {'problem', 'row'}:
     raise errors.InputError(
-        f'data.template={file}: uses {min(unknown)!r}; there are only problem '
-        'and row, whose columns are row.NAME')
+        f'{where}: uses {min(unknown)!r}; there are only problem and row, '
+        'whose columns are row.NAME')
   if not used:
-    raise errors.InputError(f'data.template={file}: uses neither problem nor '
-                            'row, so all prompts would be equal')
-  return Template(source, file=file, **fields)
+    raise errors.InputError(
+        f'{where}: uses neither problem nor row, so all prompts would be equal')
+  return Template(source, file=file, **_fields(tree, where))
+
+
+def _fields(tree, where):
+  """The fields of Template that a parsed file sets."""
+  from jinja2 import nodes
+  fields = {}
+  for node in tree.body:
+    name = getattr(getattr(node, 'target', None), 'name', None)
+    if name not in _FIELDS or not isinstance(
+        node, nodes.Assign | nodes.AssignBlock):
+      continue
+    try:
+      fields[name] = node.node.as_const()
+    except (AttributeError, nodes.Impossible) as error:  # a block has no node
+      raise errors.InputError(f'{where}: line {node.lineno}: {name} must be a '
+                              'constant') from error
+    if not _FIELDS[name](fields[name]):
+      raise errors.InputError(
+          f'{where}: {name} is {fields[name]!r}; style is one of '
+          f'{", ".join(answers.STYLES)}, system a text, is_chat true or false')
+  return fields
 
 
 @functools.cache
