@@ -33,8 +33,18 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   c.method = ml_collections.ConfigDict(rows[method])
 
   c.data = ml_collections.ConfigDict()
-  c.data.name = 'dapo_math'  # ★ set of tasks/datasets.py, or a local file
-  c.data.template = 'qwen_boxed'  # prompt template of tasks/prompts.py
+  # ★ Set of tasks/datasets.py; or a .jsonl, .json, .csv or .parquet file; or a
+  # hub data set, OWNER/NAME[:SUBSET][@SPLIT].
+  c.data.name = 'dapo_math'
+  # Columns of `name`, and of `eval.sets`, where they are files or hub data
+  # sets; None: found by name.
+  c.data.columns = ml_collections.ConfigDict()
+  c.data.columns.problem = config_dict.placeholder(str)
+  c.data.columns.answer = config_dict.placeholder(str)  # the reference answer
+  # Prompt template of tasks/prompts.py, or a .jinja file.
+  c.data.template = 'qwen_boxed'
+  # System turn; None: the template's own; '': none.
+  c.data.system = config_dict.placeholder(str)
   c.data.max_prompt_tokens = 2048  # P; longer prompts are skipped and counted
   c.data.limit = config_dict.placeholder(int)  # first N problems; None: all
   c.data.skip_bad = 0  # skip up to N bad rows, with a warning; more are an error
@@ -141,7 +151,7 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   c.mesh.tensor = 1  # ★ shards of vocabulary, heads and feed-forward width
 
   c.eval = ml_collections.ConfigDict()
-  c.eval.sets = ('aime24', 'amc', 'math500')  # of tasks/datasets.py, or files
+  c.eval.sets = ('aime24', 'amc', 'math500')  # like data.name
   c.eval.period = 20  # rollout steps; also before and after training; 0: never
   c.eval.limit = config_dict.placeholder(int)  # first N problems of each set
   # Completions per problem and their temperature; None: the set's own (greedy,

@@ -86,10 +86,11 @@ def _checkpoint(config):
 def _identity(config, checkpoint, step):
   """The settings that determine the samples."""
   fields = run_folder.field_names(config)
-  kept = ('seed', 'data.template', 'data.max_prompt_tokens', 'compute.dtype')
+  kept = ('seed', 'data.template', 'data.system', 'data.max_prompt_tokens',
+          'compute.dtype')
   return {'checkpoint': str(checkpoint.resolve()), 'step': step} | {
       name: value for name, value in fields.items() if name in kept
-      or name.startswith('eval.') and name != 'eval.period'}
+      or name.startswith(('eval.', 'data.columns.')) and name != 'eval.period'}
 
 
 def _run(item, params, key, samples):

@@ -27,8 +27,8 @@ _MAY_IMPORT = {
     'tools': ('errors', 'runtime', 'tasks', 'policy', 'policy.cpu',
               'policy.huggingface', 'learning', 'rollout', 'job'),
 }
-_PROGRAMS = ('train', 'evaluate', 'export', 'pretrain', 'plan', 'report',
-             'benchmark')
+_PROGRAMS = ('train', 'evaluate', 'export', 'pretrain', 'show_prompts', 'plan',
+             'report', 'benchmark')
 _WITH_TOOLS = ('evaluate', 'plan', 'report', 'benchmark')
 # Where jax.jit and ConfigDict may stand. A checkpoint's digests are computed
 # on the devices, in one pass over each array: run without jit, they would need

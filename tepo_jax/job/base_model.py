@@ -105,10 +105,11 @@ def _demonstrations(config, tokenizer):
   rng = random.Random(config.seed)
   problems = arithmetic.problems(
       'train', config.pretrain.demonstrations, _DEMONSTRATIONS + config.seed)
+  template = prompts.get(config.data.template, config.data.system)
   rows, starts = [], []
   for style in ('worked', 'direct'):
     for problem in problems:
-      prompt = prompts.render(config.data.template, tokenizer, problem.problem)
+      prompt = prompts.render(template, tokenizer, problem)
       solution = arithmetic.demonstration(problem, rng, style)
       rows.append(
           prompt + tokenizer.encode(solution) + [tokenizer.eos_token_id])

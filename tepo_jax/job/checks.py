@@ -20,6 +20,7 @@ from tepo_jax.policy import lora
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import dump
 from tepo_jax.rollout import selection
+from tepo_jax.tasks import datasets
 from tepo_jax.tasks import grading
 from tepo_jax.tasks import rewards
 
@@ -221,6 +222,10 @@ def _inert(config, name):
     return 'only tepo_jax.benchmark uses it'
   if name.startswith('pretrain.') and config.model is not None:
     return 'config.model is set, so no model is made'
+  if name.startswith('data.columns.') and all(
+      map(datasets.is_named, (config.data.name, *(
+          config.eval.sets if config.eval.period else ())))):
+    return 'named sets have columns of their own'
   for fields, switch, off in _OFF:
     if name.startswith(fields) and name != switch and (
         _value(config, switch) == off):

@@ -20,7 +20,6 @@ from tepo_jax.runtime import files
 from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.runtime import processes
 from tepo_jax.tasks import datasets
-from tepo_jax.tasks import prompts as prompts_lib
 from tepo_jax.tasks import results as results_lib
 
 IDENTITY = 'evaluation.json'  # in an evaluation's folder
@@ -88,12 +87,10 @@ def prepare(session: session_lib.Session) -> list[Evaluation]:
   name, by the config's.
   """
   settings = session.config.eval
-  style = prompts_lib.get(session.config.data.template).style
   evaluations = []
   short = list(map(datasets.short_name, settings.sets))
   for source in settings.sets:
-    split = 'test' if source == 'arithmetic' else None
-    prompts = session.prompts(source, split, settings.limit)
+    prompts = session.evaluation_prompts(source)
     name = datasets.short_name(source)
     name = name if short.count(name) == 1 else source
     for index, (samples, temperature) in enumerate(
@@ -107,7 +104,7 @@ def prepare(session: session_lib.Session) -> list[Evaluation]:
                                      settings.top_p)
               if temperature > 0 else draw.Decoding(0.0),
               stop_after_boxed=settings.stop_after_boxed),
-          samples, index == 0, style))
+          samples, index == 0, session.template.style))
   return evaluations
 
 

@@ -17,6 +17,7 @@ import transformers
 from tepo_jax import errors
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
+from tepo_jax.job import prompt_sets
 from tepo_jax.job import provenance
 from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.policy.huggingface import hub
@@ -48,6 +49,7 @@ class Session:
 
   Attributes:
     model: architecture and execution fields, for `mesh`. folder: of the model.
+    template: of the prompts.
     grader: closed with the session. timers: seconds by phase.
     check_stop: called between chunks of decoding; may raise.
     sets: name -> problems, of the sets loaded so far.
@@ -58,6 +60,7 @@ class Session:
   folder: str
   tokenizer: transformers.PreTrainedTokenizerBase
   eos_ids: tuple[int, ...]
+  template: prompts.Template
   grader: grading.Grader
   timers: progress_lib.Timers
   check_stop: Callable[[], None] = lambda: None
@@ -78,35 +81,39 @@ class Session:
     """
     return provenance.load(self.folder, self.mesh)[1]
 
-  def prompts(self, name: str, split: str | None, limit: int | None,
-              skip_bad: int = 0) -> list[groups_lib.Prompt]:
-    """Loads the set's prompts that are short enough; see `datasets.load`.
+  def training_prompts(self) -> list[groups_lib.Prompt]:
+    """Loads the prompts of `config.data` that are short enough.
 
     It logs how many are too long, and how many problems other sets share.
 
     Raises:
       errors.InputError: a bad set, or no prompt is short enough.
     """
-    problems = datasets.load(name, split, limit, skip_bad)
+    return self._prompts(prompt_sets.training(
+        self.config, self.template, self.tokenizer))
+
+  def evaluation_prompts(self, name: str) -> list[groups_lib.Prompt]:
+    """Loads a set of `config.eval.sets`, as `training_prompts` does."""
+    return self._prompts(prompt_sets.evaluation(
+        self.config, self.template, self.tokenizer, name))
+
+  def _prompts(self, found):
+    name, problems = found.name, found.problems
     for other, others in self.sets.items():
       count = datasets.overlap(problems, others) if other != name else 0
       if count:
         print(f'{name}: {count} of {len(problems)} problems are also in '
               f'{other}', file=sys.stderr)
     self.sets[name] = problems
-    data = self.config.data
-    rendered, dropped = prompts.render_short(
-        problems, data.template, self.tokenizer, data.max_prompt_tokens)
-    if dropped:
-      print(f'{name}: skipped {dropped} of {len(problems)} prompts, longer '
-            f'than data.max_prompt_tokens={data.max_prompt_tokens}',
-            file=sys.stderr)
-    if not rendered:
-      raise errors.InputError(
-          f'{name}: every prompt is longer than data.max_prompt_tokens='
-          f'{data.max_prompt_tokens} tokens')
+    longest = self.config.data.max_prompt_tokens
+    if found.long:
+      print(f'{name}: skipped {len(found.long)} of {len(problems)} prompts, '
+            f'longer than data.max_prompt_tokens={longest}', file=sys.stderr)
+    if not found.short:
+      raise errors.InputError(f'{name}: every prompt is longer than '
+                              f'data.max_prompt_tokens={longest} tokens')
     return [groups_lib.Prompt(problem, tuple(ids), index)
-            for index, (problem, ids) in enumerate(rendered)]
+            for index, (problem, ids) in enumerate(found.short)]
 
   def sampler(self, *, prompts: int, samples: int, max_tokens: int,
               decoding: draw.Decoding, stop_after_boxed: bool = False,
@@ -158,17 +165,18 @@ def open_folder(config: ml_collections.ConfigDict, folder: str | os.PathLike
         f'{folder}: data.max_prompt_tokens + max_tokens = {longest} exceeds '
         f'the model\'s {model.max_position} positions')
   tokenizer = weights.load_tokenizer(folder)
-  if (tokenizer.chat_template is None
-      and prompts.get(config.data.template).is_chat and processes.is_first()):
+  template = prompts.get(config.data.template, config.data.system)
+  if (tokenizer.chat_template is None and template.is_chat
+      and processes.is_first()):
     print(f'warning: {folder}: the tokenizer has no chat template, so prompts '
           f'are plain text (data.template={config.data.template})',
           file=sys.stderr, flush=True)
   return Session(
       config=config, mesh=mesh, model=model, folder=str(folder),
       tokenizer=tokenizer, eos_ids=weights.eos_ids(folder, tokenizer),
+      template=template,
       grader=grading.Grader(
-          config.grading.workers, prompts.get(config.data.template).style,
-          config.grading.timeout),
+          config.grading.workers, template.style, config.grading.timeout),
       timers=progress_lib.Timers())
 
 

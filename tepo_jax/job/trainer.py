@@ -31,7 +31,6 @@ from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import metrics
 from tepo_jax.runtime import processes
 from tepo_jax.runtime import progress as progress_lib
-from tepo_jax.tasks import prompts
 from tepo_jax.tasks import rewards
 
 
@@ -68,8 +67,7 @@ class Trainer:
     self.step, self.cursor = 0, 0
     self.unrecorded: dict[str, float] | None = None
     self.records: _Records | None = None
-    self.prompts = session.prompts(
-        config.data.name, None, config.data.limit, config.data.skip_bad)
+    self.prompts = session.training_prompts()
     self.order = groups_lib.DataOrder(len(self.prompts), config.seed)
     self.sampler = session.sampler(
         prompts=rollout.prompts, samples=rollout.samples,
@@ -319,11 +317,11 @@ class Trainer:
 
   def _dump(self, number, rollout, reward_B, period):
     """Writes rollouts/step_N.jsonl: one record per completion."""
-    settings, data = self.config.dump, self.config.data
+    settings = self.config.dump
     if not processes.is_first() or not period or number % period:
       return
     dump.write(
         self.records.workdir / session_lib.ROLLOUTS, number, dump.records(
             number, rollout, np.split(reward_B, len(rollout.completed)),
-            data.name, prompts.get(data.template).style),
+            self.config.data.name, self.session.template.style),
         settings.format, settings.max_megabytes)

@@ -1,46 +1,95 @@
 """The rows of data sets, unchecked: local files and folders, and the hub."""
 
+from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Sequence
+import csv
+import dataclasses
 import json
+import os
 import pathlib
+import re
 
 from tepo_jax import errors
 
+# A row's number, from 1, with the row; an InputError if it cannot be read.
+Rows = Iterable[tuple[int, object]]
 
-def local_rows(path: pathlib.Path, split: str | None
-               ) -> Iterator[tuple[int, object]]:
-  """Yields (row number, row) of an existing file or folder.
+_HUB_ID = re.compile(r'(?P<id>\w[\w.-]*/\w[\w.-]*)(:(?P<subset>[^:]+))?')
 
-  A row that cannot be read is an InputError.
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+  """Where rows come from.
+
+  Attributes:
+    name: what messages call it. label: a short name, for ids of problems.
+  """
+  name: str
+  label: str
+  rows: Rows
+
+
+def find(spec: str, split: str | None, names: Sequence[str]) -> Origin:
+  """Finds a local file or folder, or OWNER/NAME[:SUBSET] of the hub.
+
+  The spec may end in @SPLIT; the default is `split`, or else 'train'. `names`
+  are what else the user could have meant, for the message.
 
   Raises:
-    InputError: nothing of the path can be read.
+    InputError: there is none, or nothing of it can be read.
   """
-  if path.is_dir():
-    return dataset_rows(str(path), None, split or 'train')
-  if path.suffix == '.jsonl':
-    return _jsonl_rows(path)
-  if path.suffix == '.parquet':
-    return _parquet_rows(path)
-  raise errors.InputError(f'{path}: not a .jsonl or .parquet file or a folder')
+  name, at, given = spec, '', ''
+  if not os.path.exists(spec) and '@' in spec:
+    name, at, given = spec.rpartition('@')
+  path = pathlib.Path(name)
+  if os.path.isdir(path):
+    return Origin(spec, path.stem, _library_rows(
+        spec, str(path), None, given or split or 'train'))
+  read = READERS.get(path.suffix)
+  if os.path.exists(path):
+    if at:
+      raise errors.InputError(f'{spec}: {path} is a file, which has no splits')
+    if read is None:
+      raise errors.InputError(f'{path}: not a {" or ".join(READERS)} file or a '
+                              'folder')
+    return Origin(spec, path.stem, read(path))
+  found = _HUB_ID.fullmatch(name)
+  if found is None or read is not None:
+    raise errors.InputError(
+        f'{spec}: no such file, folder or set; the sets are '
+        f'{", ".join(names)}; of the hub, OWNER/NAME[:SUBSET][@SPLIT]')
+  try:
+    return on_hub(found['id'], found['subset'], given or split or 'train')
+  except errors.InputError as error:
+    raise errors.InputError(
+        f'{spec}: no such file or folder; as a hub id, {error}') from error
 
 
-def dataset_rows(path: str, config: str | None, split: str
-                 ) -> Iterator[tuple[int, object]]:
-  """Yields (row number, row) of what the `datasets` library can load.
+def on_hub(name: str, subset: str | None, split: str) -> Origin:
+  """The rows of a data set of the Hugging Face hub.
 
   Raises:
-    InputError: it cannot.
+    InputError: it cannot be loaded.
   """
+  shown = f'{name}:{subset} ({split})' if subset else f'{name} ({split})'
+  return Origin(shown, name.rpartition('/')[2], _library_rows(
+      shown, name, subset, split))
+
+
+def _library_rows(shown: str, path: str, subset: str | None, split: str
+                  ) -> Rows:
+  """The rows of what the `datasets` library can load."""
   import datasets  # the library; slow to import
   try:
-    return enumerate(datasets.load_dataset(path, config, split=split), 1)
+    return enumerate(datasets.load_dataset(path, subset, split=split), 1)
   except Exception as error:  # The library and its hub client raise anything.
     raise errors.InputError(
-        f'{path}: cannot be loaded: {errors.one_line(error)}') from error
+        f'{shown}: cannot be loaded: {errors.one_line(error)}') from error
 
 
-def _jsonl_rows(path):
+def _jsonl_rows(path: pathlib.Path) -> Iterator[tuple[int, object]]:
   with path.open('rb') as file:
     for number, line in enumerate(file, 1):
       if line.strip():
@@ -51,10 +100,49 @@ def _jsonl_rows(path):
         yield number, row
 
 
-def _parquet_rows(path):
+def _json_rows(path: pathlib.Path) -> Iterator[tuple[int, object]]:
+  """The items of a list; of other files, the lines, as in a .jsonl file."""
+  data = path.read_bytes().removeprefix(b'\xef\xbb\xbf')
+  if not data.lstrip().startswith(b'['):
+    yield from _jsonl_rows(path)
+    return
+  try:
+    rows = json.loads(data)
+  except (ValueError, RecursionError) as error:
+    raise errors.InputError(f'{path}: not JSON ({error})') from error
+  yield from enumerate(rows, 1)
+
+
+def _csv_rows(path: pathlib.Path) -> Iterator[tuple[int, object]]:
+  """The rows after the header, as texts."""
+  with path.open(encoding='utf-8-sig', newline='') as file:
+    reader = csv.reader(file, strict=True)
+    try:
+      header = next(reader, [])
+      twice = {name for name in header if header.count(name) > 1}
+      if twice:
+        raise errors.InputError(
+            f'{path}: two columns are called {min(twice)!r}')
+      for number, cells in enumerate(filter(None, reader), 1):
+        yield number, (
+            dict(zip(header, cells)) if len(cells) == len(header) else
+            errors.InputError(f'{path}: row {number}: {len(cells)} cells, but '
+                              f'the header has {len(header)} columns'))
+    except (csv.Error, UnicodeDecodeError) as error:
+      raise errors.InputError(
+          f'{path}: after line {reader.line_num}: not CSV in UTF-8 ({error})'
+      ) from error
+
+
+def _parquet_rows(path: pathlib.Path) -> Iterator[tuple[int, object]]:
   from pyarrow import lib, parquet
   try:
     batches = parquet.ParquetFile(path).iter_batches()
     yield from enumerate((row for b in batches for row in b.to_pylist()), 1)
   except (lib.ArrowException, OSError) as error:
     raise errors.InputError(f'{path}: not a parquet file ({error})') from error
+
+
+READERS: dict[str, Callable[[pathlib.Path], Rows]] = {
+    '.jsonl': _jsonl_rows, '.json': _json_rows, '.csv': _csv_rows,
+    '.parquet': _parquet_rows}

@@ -1,6 +1,7 @@
 """Mangled input is read, or refused in one line."""
 
 import json
+from unittest import mock
 
 import hypothesis
 from hypothesis import strategies as st
@@ -13,6 +14,8 @@ from tepo_jax.policy.huggingface import tensor_files
 from tepo_jax.policy.huggingface import weights
 from tepo_jax.tasks import answers
 from tepo_jax.tasks import datasets
+from tepo_jax.tasks import problem as problem_lib
+from tepo_jax.tasks import prompts
 from tests import fork_server
 
 TENSORS = safetensors_numpy.save(
@@ -86,6 +89,36 @@ def test_data_rows(folder, lines):
   path = folder / 'rows.jsonl'
   path.write_bytes(b'\n'.join(lines))
   read_or_refused(datasets.load, str(path))
+
+
+CSV = b'problem,answer,level\n1+1?,2,1\n"a, ""b""?",3,2\n'
+JSON = json.dumps([ROW, ROW | {'id': 'b'}]).encode()
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(st.sampled_from(['csv', 'json']), mangled(CSV) | mangled(JSON)
+                  | st.binary(max_size=40))
+def test_data_files(folder, suffix, data):
+  path = folder / f'rows.{suffix}'
+  path.write_bytes(data)
+  read_or_refused(datasets.load, str(path))
+
+
+TEMPLATE = b"""{% set style = 'answer' %}
+{% set is_chat = false %}
+{{ problem }}{% if row.level %} {{ row.level | upper }}{% endif %}
+"""
+
+
+@hypothesis.settings(deadline=None)
+@hypothesis.given(mangled(TEMPLATE))
+def test_prompt_templates(folder, data):
+  path = folder / 'mine.jinja'
+  path.write_bytes(data)
+  problem = problem_lib.Problem('a', '1+1?', ('2',), 's', row={'level': '1'})
+  tokenizer = mock.MagicMock(chat_template=None)
+  read_or_refused(lambda: prompts.render(
+      prompts.get(str(path)), tokenizer, problem))
 
 
 latex = st.lists(st.sampled_from(

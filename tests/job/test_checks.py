@@ -155,6 +155,8 @@ INERT = [
     ({}, 'method_name', '--config'),
     ({}, 'benchmark.rounds', 'tepo_jax.benchmark'),
     ({'model': 'somewhere'}, 'pretrain.d_model', 'config.model'),
+    ({}, 'data.columns.problem', 'named sets'),
+    ({'data.name': 'gsm8k:a.csv'}, 'data.columns.answer', 'named sets'),
     ({'eval.period': 0}, 'eval.samples', 'config.eval.period'),
     ({'dump.period': 0}, 'dump.format', 'config.dump.period'),
     ({}, 'rollout.overlong_factor', 'config.rollout.overlong_buffer'),
@@ -199,3 +201,11 @@ def test_every_method_passes(method):
   config = base.get_config(method)
   config.model = 'somewhere'
   checks.check(config, ['model'])
+
+
+@pytest.mark.parametrize('field, value', [
+    ('data.name', 'a.csv'), ('data.name', 'own/set'), ('eval.sets', ('a.csv',))])
+def test_columns_are_for_files_and_hub_ids(field, value):
+  config = tiny.get_config()
+  _set(config, field, value)
+  checks.check(config, [field, 'data.columns.problem'])

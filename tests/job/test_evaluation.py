@@ -13,6 +13,7 @@ from tepo_jax.job import evaluation
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.tasks import problem as problem_lib
+from tepo_jax.tasks import prompts
 
 
 def _group(number, accuracy, length, ended):
@@ -48,9 +49,9 @@ def _prepare(**settings):
                   greedy=False, max_tokens=9, top_k=0, top_p=1.0,
                   stop_after_boxed=False) | settings
   session = types.SimpleNamespace(
-      config=ml_collections.ConfigDict(
-          {'eval': settings, 'data': {'template': 'dapo_answer'}}),
-      prompts=lambda *arguments: asked.append(arguments) or ['a', 'b', 'c'],
+      config=ml_collections.ConfigDict({'eval': settings}),
+      template=prompts.get('dapo_answer'),
+      evaluation_prompts=lambda name: asked.append(name) or ['a', 'b', 'c'],
       sampler=lambda **arguments: arguments)
   return evaluation.prepare(session), asked
 
@@ -69,7 +70,7 @@ def test_local_sets_are_named_by_their_stem(sets, names):
 
 def test_evaluations_follow_the_config():
   evaluations, asked = _prepare(greedy=True)
-  assert asked == [('arithmetic', 'test', 5)]  # never the training split
+  assert asked == ['arithmetic']
   assert [e.name for e in evaluations] == ['arithmetic', 'arithmetic/greedy']
   assert [(e.samples, e.is_first, e.style) for e in evaluations] == [
       (8, True, 'answer'), (1, False, 'answer')]

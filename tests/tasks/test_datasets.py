@@ -1,5 +1,7 @@
 """Columns of every set are read; bad rows are refused by number."""
 
+import csv
+import dataclasses
 import json
 import pathlib
 import subprocess
@@ -101,6 +103,163 @@ def test_plain_form(tmp_path):
   path = _write(tmp_path / 'mine.jsonl',
                 [{'problem': '1+1?', 'answers': ['2', 'two', 2.5]}])
   assert datasets.load(str(path))[0].answers == ('2', 'two', '2.5')
+
+
+def test_a_problem_keeps_its_whole_row(tmp_path):
+  rows = [{'problem': '1+1?', 'answer': 2, 'numbers': [1, 1], 'target': None},
+          {'problem': '2+2?', 'answer': 4, 'more': {'a': 'b'}}]
+  first, second = datasets.load(str(_write(tmp_path / 'mine.jsonl', rows)))
+  assert [first.row, second.row] == rows
+  assert first == dataclasses.replace(first, row=None)
+  assert hash(first) == hash(dataclasses.replace(first, row=None))
+  assert datasets.load('arithmetic', limit=1)[0].row is None
+
+
+ROWS = [{'frage': '1+1?', 'antwort': '2', 'level': '1'},
+        {'frage': 'a\n"b", c?', 'antwort': '1,000', 'level': '2'}]
+COLUMNS = {'problem': 'frage', 'answer': 'antwort'}
+
+
+def _write_csv(path, rows):
+  with path.open('w', encoding='utf-8-sig', newline='') as file:
+    writer = csv.DictWriter(file, rows[0])
+    writer.writeheader()
+    writer.writerows(rows)
+
+
+WRITERS = {
+    'a.jsonl': _write,
+    'a.json': lambda path, rows: path.write_text(json.dumps(rows, indent=1)),
+    'lines.json': _write,
+    'a.csv': _write_csv,
+    'a.parquet': lambda path, rows: parquet.write_table(
+        pyarrow.Table.from_pylist(rows), path)}
+
+
+@pytest.mark.parametrize('file', WRITERS)
+def test_any_columns_of_any_file(tmp_path, file):
+  path = tmp_path / file
+  WRITERS[file](path, ROWS)
+  problems = datasets.load(str(path), columns=COLUMNS)
+  assert [(p.id, p.problem, p.answers, p.level, p.row) for p in problems] == [
+      (f'{path.stem}/{number}', row['frage'], (row['antwort'],), row['level'],
+       row) for number, row in enumerate(ROWS, 1)]
+  with pytest.raises(errors.InputError) as error:
+    datasets.load(str(path), columns={'problem': 'frage', 'answer': 'reply'})
+  assert str(error.value) == (
+      f"{path}: row 1: no column 'reply', which is data.columns.answer; has "
+      'columns frage, antwort, level')
+  with pytest.raises(errors.InputError) as error:
+    datasets.load(str(path))
+  assert str(error.value).startswith(
+      f'{path}: row 1: has columns frage, antwort, level; needs problem+answers')
+  assert str(error.value).endswith(
+      'columns named by data.columns.problem and data.columns.answer')
+
+
+def test_one_column_is_named_and_the_other_found(tmp_path):
+  path = _write(tmp_path / 'a.jsonl', [
+      {'problem': '1+1?', 'answer': 'so 2', 'short': 2}])
+  for columns in ({'answer': 'short'}, {'answer': 'short', 'problem': None}):
+    assert datasets.load(str(path), columns=columns)[0].answers == ('2',)
+  path = _write(tmp_path / 'a.jsonl', [{'q': '1+1?', 'solution': '2'}])
+  assert datasets.load(str(path), columns={'problem': 'q'})[0].problem == '1+1?'
+
+
+def test_named_sets_keep_their_own_columns(tmp_path):
+  path = _write(tmp_path / 'a.jsonl', [HUB_ROWS['aime25'][0]])
+  assert len(datasets.load(f'aime25:{path}', columns=COLUMNS)) == 1
+  assert datasets.is_named(f'aime25:{path}') and datasets.is_named('arithmetic')
+  assert not datasets.is_named(str(path))
+
+
+@pytest.mark.parametrize('file, data, wrong', [
+    ('a.csv', b'problem,answer\n1+1?,2\n2+2?\n',
+     'row 2: 1 cells, but the header has 2 columns'),
+    ('a.csv', b'problem,answer\n1+1?,2,3\n', 'row 1: 3 cells'),
+    ('a.csv', b'problem,answer,answer\n1+1?,2,3\n',
+     "two columns are called 'answer'"),
+    ('a.csv', b'problem,answer\n1+1?,\n', "row 1: 'answer' is empty"),
+    ('a.csv', b'problem,answer\n"1+1?,2\n', 'after line 2: not CSV in UTF-8'),
+    ('a.csv', b'problem,answer\n\xff,2\n', 'not CSV in UTF-8'),
+    ('a.csv', b'', 'no problems'),
+    ('a.csv', b'problem;answer\n1+1?;2\n', 'row 1: has columns problem;answer'),
+    ('a.json', b'[{"problem": "1+1?"', 'not JSON'),
+    ('a.json', b'[{"problem": "?", "answer": 1}, 3]', 'row 2: not an object'),
+    ('a.json', b'{\n "problem": "1+1?"}', 'row 1: not JSON'),
+    ('a.tsv', b'problem\tanswer', 'not a .jsonl or .json or .csv or .parquet'),
+])
+def test_bad_csv_and_json_files(tmp_path, file, data, wrong):
+  (tmp_path / file).write_bytes(data)
+  with pytest.raises(errors.InputError) as error:
+    datasets.load(str(tmp_path / file))
+  assert str(error.value).startswith(f'{tmp_path / file}: ')
+  assert wrong in str(error.value) and '\n' not in str(error.value)
+
+
+def test_a_bad_row_of_a_csv_file_can_be_skipped(tmp_path):
+  (tmp_path / 'a.csv').write_text('problem,answer\nx\n\n1+1?,2\n')
+  loaded = datasets.read(str(tmp_path / 'a.csv'), skip_bad=1)
+  assert [p.id for p in loaded.problems] == ['a/2'] and loaded.rows == 2
+  assert loaded.bad == [f'{tmp_path}/a.csv: row 1: 1 cells, but the header has '
+                        '2 columns']
+
+
+def test_what_was_omitted_is_listed_by_row(tmp_path):
+  path = _write(tmp_path / 'a.jsonl', [
+      {'prompt': text, 'solution': solution} for text, solution in [
+          ('a?', '1'), ('b?', '1'), ('a?', '1'), ('b?', '2')]])
+  loaded = datasets.read(f'dapo_math:{path}')
+  assert loaded.omitted == {'repeated': [3], 'contradictory': [2, 4]}
+  assert loaded.rows == 4 and len(loaded.problems) == 1
+
+
+@pytest.mark.parametrize('spec, expected', [
+    ('own/set', ('own/set', None, 'train')),
+    ('own/set-1.5@test', ('own/set-1.5', None, 'test')),
+    ('own/set:main@train[:9]', ('own/set', 'main', 'train[:9]')),
+    ('math500:own/copy@test', ('own/copy', None, 'test')),
+    ('math500', ('HuggingFaceH4/MATH-500', None, 'test')),
+])
+def test_hub_ids(spec, expected, monkeypatch):
+  import datasets as library
+  calls = []
+
+  def load_dataset(path, subset, split):
+    calls.append((path, subset, split))
+    return [{'problem': '1+1?', 'answer': '2'}]
+
+  monkeypatch.setattr(library, 'load_dataset', load_dataset)
+  (problem,) = datasets.load(spec)
+  assert calls == [expected]
+  named = spec.startswith('math500')
+  assert problem.id == f'{"math500" if named else expected[0][4:]}/1'
+
+
+def test_what_the_hub_lacks_is_refused_by_name(monkeypatch):
+  import datasets as library
+
+  def load_dataset(*_, **__):
+    raise ConnectionError('no network\nat all')
+
+  monkeypatch.setattr(library, 'load_dataset', load_dataset)
+  with pytest.raises(errors.InputError) as error:
+    datasets.load('data/train')
+  assert str(error.value) == (
+      'data/train: no such file or folder; as a hub id, data/train (train): '
+      'cannot be loaded: no network at all')
+  for spec in ('data/train.csv', './data/train', '/data/train', 'a/b/c'):
+    with pytest.raises(errors.InputError, match='no such file, folder or set'):
+      datasets.load(spec)
+
+
+def test_the_split_of_a_folder(tmp_path):
+  _write(tmp_path / 'train.jsonl', [GOOD])
+  _write(tmp_path / 'test.jsonl', [GOOD, GOOD | {'answer': '3'}])
+  assert len(datasets.load(str(tmp_path))) == 1
+  assert len(datasets.load(f'{tmp_path}@test')) == 2
+  with pytest.raises(errors.InputError, match='is a file, which has no splits'):
+    datasets.load(f'{tmp_path / "test.jsonl"}@test')
 
 
 def test_folder(tmp_path):

@@ -1,0 +1,53 @@
+"""The prompts of a config's data sets: what is read, rendered, left out."""
+
+import dataclasses
+
+import ml_collections
+import transformers
+
+from tepo_jax.tasks import datasets
+from tepo_jax.tasks import problem as problem_lib
+from tepo_jax.tasks import prompts
+
+# A problem with its token ids.
+Rendered = tuple[problem_lib.Problem, list[int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptSet:
+  """A data set as prompts.
+
+  Attributes:
+    name: of data.name or eval.sets. loaded: also what reading left out.
+    problems: of `loaded`, up to the limit.
+    short, long: prompts up to data.max_prompt_tokens, and longer ones, which
+      are left out.
+  """
+  name: str
+  loaded: datasets.Loaded
+  problems: list[problem_lib.Problem]
+  short: list[Rendered]
+  long: list[Rendered]
+
+
+def training(config: ml_collections.ConfigDict, template: prompts.Template,
+             tokenizer: transformers.PreTrainedTokenizerBase) -> PromptSet:
+  """The set of `config.data`; raises InputError as `datasets.read`."""
+  data = config.data
+  return _load(config, template, tokenizer, data.name, None, data.limit,
+               data.skip_bad)
+
+
+def evaluation(config: ml_collections.ConfigDict, template: prompts.Template,
+               tokenizer: transformers.PreTrainedTokenizerBase, name: str
+               ) -> PromptSet:
+  """A set of `config.eval.sets`; raises InputError as `datasets.read`."""
+  split = 'test' if name == 'arithmetic' else None
+  return _load(config, template, tokenizer, name, split, config.eval.limit, 0)
+
+
+def _load(config, template, tokenizer, name, split, limit, skip_bad):
+  loaded = datasets.read(name, split, limit, skip_bad, config.data.columns)
+  problems = loaded.problems[:limit]
+  return PromptSet(name, loaded, problems, *prompts.render_short(
+      problems, template, tokenizer, config.data.max_prompt_tokens))

@@ -1,0 +1,93 @@
+r"""Prints the prompts of a config's data sets as the model will read them.
+
+  python -m tepo_jax.show_prompts --config=configs/tiny.py:tepo [--count=3] \
+      [--config.field=value ...]
+
+For data.name, and for each set of eval.sets unless eval.period is 0, it prints
+how many prompts there are, how many tokens they have, what was left out and
+why, and the first prompts with their reference answers. It needs the model's
+tokenizer, but no weights and no accelerator, and writes no files.
+"""
+
+import statistics
+import tempfile
+
+from absl import flags
+import ml_collections
+
+from tepo_jax import cli
+from tepo_jax.job import checks
+from tepo_jax.job import prompt_sets
+from tepo_jax.policy.huggingface import weights
+from tepo_jax.tasks import arithmetic
+from tepo_jax.tasks import datasets
+from tepo_jax.tasks import prompts
+
+_CONFIG = cli.DEFINE_config()
+_COUNT = flags.DEFINE_integer(
+    'count', 3, 'Prompts to print of each set.', lower_bound=0)
+
+_STYLES = {'boxed': r'the last \boxed{}', 'answer': 'the last line "Answer: …"'}
+_NAMED = 5  # rows or problems that are named for each reason
+
+
+def main() -> None:
+  config = _CONFIG.value
+  checks.check(config, cli.overridden())
+  template = prompts.get(config.data.template, config.data.system)
+  tokenizer = _tokenizer(config)
+  print(f'data.template={config.data.template}: the grader looks for '
+        f'{_STYLES[template.style]}; '
+        + ('the tokenizer\'s chat template formats the turns'
+           if template.is_chat and tokenizer.chat_template is not None else
+           'plain text, without a chat template'))
+  _show(prompt_sets.training(config, template, tokenizer), config, tokenizer)
+  for name in config.eval.sets if config.eval.period else ():
+    _show(prompt_sets.evaluation(config, template, tokenizer, name), config,
+          tokenizer)
+
+
+def _tokenizer(config: ml_collections.ConfigDict):
+  """The tokenizer of config.model, or the embedded model's."""
+  if config.model is not None:
+    return weights.load_tokenizer(config.model)
+  with tempfile.TemporaryDirectory() as scratch:
+    arithmetic.build_tokenizer(scratch)
+    return weights.load_tokenizer(scratch)
+
+
+def _show(found: prompt_sets.PromptSet, config: ml_collections.ConfigDict,
+          tokenizer) -> None:
+  counts = [len(ids) for _, ids in found.short]
+  print(f'\n{found.name}: {found.loaded.rows} rows, {len(counts)} prompts' + (
+      f' of {min(counts)} to {max(counts)} tokens, median '
+      f'{statistics.median(counts):g}' if counts else ''))
+  for why, number, named in _left_out(found, config):
+    more = ['…'] if len(named) < number else []
+    print(f'  left out, {why}: {number}'
+          + (f' ({", ".join(named + more)})' if named else ''))
+  for problem, ids in found.short[:_COUNT.value]:
+    print(f'--- {problem.id}: {len(ids)} tokens; reference answer: '
+          f'{" or ".join(problem.answers)}\n{tokenizer.decode(ids)}')
+
+
+def _left_out(found, config):
+  """Yields (reason, count, names of some rows or problems)."""
+  loaded = found.loaded
+  if loaded.bad:
+    yield 'bad rows', len(loaded.bad), loaded.bad[:_NAMED]
+  for reason, numbers in loaded.omitted.items():
+    yield (datasets.LEAVE_OUT[reason], len(numbers),
+           [f'row {number}' for number in numbers[:_NAMED]])
+  if beyond := len(loaded.problems) - len(found.problems):
+    yield 'problems beyond the limit', beyond, []
+  if found.long:
+    yield (f'prompts longer than '
+           f'data.max_prompt_tokens={config.data.max_prompt_tokens}',
+           len(found.long),
+           [f'{problem.id} ({len(ids)} tokens)'
+            for problem, ids in found.long[:_NAMED]])
+
+
+if __name__ == '__main__':
+  cli.run(main)

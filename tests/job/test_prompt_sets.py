@@ -1,0 +1,66 @@
+"""The prompts of a config's sets, and what is left out of them."""
+
+import json
+
+import pytest
+
+from configs import tiny
+from tepo_jax import errors
+from tepo_jax.job import prompt_sets
+from tepo_jax.policy.huggingface import weights
+from tepo_jax.tasks import arithmetic
+from tepo_jax.tasks import prompts
+
+TEMPLATE = prompts.get('plain')
+
+
+@pytest.fixture(scope='module')
+def tokenizer(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('tokenizer')
+  arithmetic.build_tokenizer(folder)
+  return weights.load_tokenizer(folder)
+
+
+def _config(**fields):
+  config = tiny.get_config()
+  config.update_from_flattened_dict(
+      {name.replace('__', '.'): value for name, value in fields.items()})
+  return config
+
+
+def test_evaluation_reads_the_test_split_and_training_does_not(tokenizer):
+  config = _config(data__limit=7, eval__limit=5)
+  found = prompt_sets.evaluation(config, TEMPLATE, tokenizer, 'arithmetic')
+  assert found.problems == arithmetic.problems('test', 5)
+  found = prompt_sets.training(config, TEMPLATE, tokenizer)
+  assert found.problems == arithmetic.problems('train', 7)
+  assert [problem for problem, _ in found.short] == found.problems
+  assert not found.long
+
+
+@pytest.mark.parametrize('which', ['training', 'evaluation'])
+def test_columns_limits_and_lengths(tokenizer, tmp_path, which):
+  path = tmp_path / 'a.jsonl'
+  path.write_text(''.join(json.dumps({'q': text, 'a': '1'}) + '\n' for text in (
+      'Start with 1.', '123456789 ' * 3, 'Start with 2.', 'Start with 3.')))
+  config = _config(
+      data__name=str(path), data__columns__problem='q', data__limit=3,
+      data__columns__answer='a', eval__sets=(str(path),), eval__limit=3)
+  found = (prompt_sets.training(config, TEMPLATE, tokenizer)
+           if which == 'training' else
+           prompt_sets.evaluation(config, TEMPLATE, tokenizer, str(path)))
+  assert [problem.id for problem, _ in found.short] == ['a/1', 'a/3']
+  assert [(problem.id, len(ids)) for problem, ids in found.long] == [('a/2', 35)]
+  assert len(found.problems) == 3 and found.loaded.rows == 4
+
+
+def test_bad_rows_are_skipped_in_training_only(tokenizer, tmp_path):
+  path = tmp_path / 'a.jsonl'
+  path.write_text('{"problem": "1"}\n{"problem": "1", "answer": "1"}\n')
+  config = _config(data__name=str(path), data__skip_bad=1)
+  config.data.columns.answer = 'answer'
+  found = prompt_sets.training(config, TEMPLATE, tokenizer)
+  assert [problem.id for problem, _ in found.short] == ['a/2']
+  assert len(found.loaded.bad) == 1
+  with pytest.raises(errors.InputError, match='row 1: no column'):
+    prompt_sets.evaluation(config, TEMPLATE, tokenizer, str(path))

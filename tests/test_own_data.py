@@ -1,0 +1,134 @@
+"""The recipe for data in configs/README.md, carried out in an empty folder."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import jax
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+import transformers
+
+from tepo_jax.policy.huggingface import weights
+from tepo_jax.policy import transformer
+from tests import runs
+
+_CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant"
+    "\n{% endif %}")
+_SPECIAL = ('<|im_start|>', '<|im_end|>')
+
+# The recipe's run at a size for a test.
+_SMALL = (
+    '--config.steps=2', '--config.rollout.prompts=2',
+    '--config.rollout.samples=2', '--config.rollout.max_tokens=8',
+    '--config.rollout.dynamic_sampling=off',
+    '--config.train.minibatch_prompts=2', '--config.train.microbatch_tokens=512',
+    '--config.data.max_prompt_tokens=200', '--config.eval.max_tokens=8',
+    '--config.compute.dtype=float32', '--config.compute.gradient_dtype=float32',
+    '--config.grading.workers=1', '--config.mesh.tensor=1')
+
+
+def _save_tokenizer(folder):
+  """One token per byte, and those that begin and end a turn."""
+  alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+  tokenizer = tokenizers.Tokenizer(models.BPE(
+      vocab={text: i for i, text in enumerate((*alphabet, *_SPECIAL))},
+      merges=[]))
+  tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  tokenizer.decoder = decoders.ByteLevel()
+  tokenizer.add_special_tokens(list(_SPECIAL))
+  transformers.PreTrainedTokenizerFast(
+      tokenizer_object=tokenizer, chat_template=_CHATML,
+      eos_token='<|im_end|>', pad_token='<|im_end|>').save_pretrained(folder)
+
+
+class _Recipe:
+  """The section's blocks, and a folder with its files and a tokenizer."""
+
+  def __init__(self, folder):
+    text = (runs.ROOT / 'configs' / 'README.md').read_text('utf-8')
+    self.text = text.partition('## Your own data\n')[2].partition('\n## ')[0]
+    self.blocks = re.findall(r'^```(\w*)\n([\s\S]*?)^```$', self.text, re.M)
+    self.folder = folder
+    for name, language in (('pupils.csv', 'csv'), ('test.jsonl', 'json'),
+                           ('pupils.jinja', 'jinja')):
+      (folder / name).write_text(self.block(language))
+    (folder / 'configs').symlink_to(runs.ROOT / 'configs')
+    _save_tokenizer(folder / 'FOLDER')
+
+  def block(self, language):
+    """The only block of a language."""
+    (found,) = [block for name, block in self.blocks if name == language]
+    return found
+
+  def command(self, program):
+    """The only command of a program, as words."""
+    (found,) = [block for name, block in self.blocks
+                if not name and f'tepo_jax.{program} ' in block]
+    return shlex.split(found.replace('\\\n', ' '))
+
+  def run(self, program, *more, **environment):
+    _, *arguments = self.command(program)
+    return subprocess.run(
+        [sys.executable, *arguments, *more], cwd=self.folder, text=True,
+        capture_output=True, env=runs.environment() | environment | {
+            'PYTHONPATH': str(runs.ROOT)})
+
+
+@pytest.fixture
+def recipe(tmp_path):
+  return _Recipe(tmp_path)
+
+
+def test_the_number_of_lines(recipe):
+  data, template = (
+      sum(len(recipe.block(name).splitlines()) for name in names)
+      for names in (('csv', 'json'), ('jinja',)))
+  blocks = [block for name, block in recipe.blocks if not name]
+  flags = max(block.count('\n    --') for block in blocks)
+  assert (f'in {data + template + flags} lines: {data} of data, {template} of '
+          f'template, {flags} of flags') in ' '.join(recipe.text.split())
+
+
+def test_both_commands_have_the_same_fields(recipe):
+  fields = [{word for word in recipe.command(program)
+             if word.startswith('--config')}
+            for program in ('show_prompts', 'train')]
+  assert fields[0] == fields[1]
+
+
+def test_it_shows_the_prompts(recipe):
+  """Without weights, and without a device that JAX could find."""
+  done = recipe.run('show_prompts', JAX_PLATFORMS='none_such')
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.startswith(recipe.block('text'))
+  rest = done.stdout.removeprefix(recipe.block('text'))
+  assert '\ntest.jsonl: 2 rows, 2 prompts of ' in rest
+  assert '--- test/1: ' in rest and '--- test/2: ' not in rest
+  assert not (recipe.folder / 'DIR').exists()
+
+
+@pytest.mark.long
+def test_it_trains(recipe):
+  model = transformer.ModelConfig(
+      vocab_size=258, d_model=16, num_layers=1, num_heads=2, num_kv_heads=1,
+      head_dim=8, d_ff=16, max_position=512)
+  weights.save(recipe.folder / 'MODEL', model,
+               transformer.init(model, jax.random.key(0)),
+               source=recipe.folder / 'FOLDER')
+  os.rename(recipe.folder / 'FOLDER', recipe.folder / 'TOKENIZER')
+  os.rename(recipe.folder / 'MODEL', recipe.folder / 'FOLDER')
+  done = recipe.run('train', *_SMALL)
+  assert done.returncode == 0, done.stderr[-3000:]
+  assert "skipped: pupils.csv: row 3: 'solution' is empty" in done.stderr
+  records = runs.records(recipe.folder / 'DIR')
+  assert [record['step'] for record in records] == [0, 1, 2]
+  dumped = [json.loads(line) for line in (
+      recipe.folder / 'DIR' / 'rollouts' / 'step_000001.jsonl').open()]
+  assert {line['id'] for line in dumped} == {'pupils/1', 'pupils/2'}
