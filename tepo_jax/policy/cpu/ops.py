@@ -9,8 +9,6 @@ from tepo_jax.policy.cpu import reductions
 from tepo_jax.policy import ops
 
 OPS = ops.Ops(
-    linear=products.linear,
-    weight_gradient=products.weight_gradient,
     decoding_logits=products.decoding_logits,
     row_max=reductions.row_max,
     row_sum=reductions.row_sum,

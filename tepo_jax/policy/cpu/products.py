@@ -11,42 +11,10 @@ import jax
 from tepo_jax.policy import ops
 
 
-@jax.custom_vjp
-def linear(x_MI, kernel_IO):
-  """x @ kernel, [M, O]; the kernel's gradient is `weight_gradient`."""
-  return x_MI @ kernel_IO
-
-
-def _linear_forward(x_MI, kernel_IO):
-  # Not linear(x, kernel): a remat policy must see the product.
-  return x_MI @ kernel_IO, (x_MI, kernel_IO)
-
-
-def _linear_backward(kept, d_y_MO):
-  x_MI, kernel_IO = kept
-  return d_y_MO @ kernel_IO.T, weight_gradient(x_MI, d_y_MO)
-
-
-linear.defvjp(_linear_forward, _linear_backward)
-
-
 def transposed_linear(x_MI, kernel_OI):
   """x @ kernel.T, [M, O], for few tokens: the kernel is the first operand, as
   a CPU copies the second one."""
   return jax.lax.optimization_barrier(kernel_OI @ _transposed(x_MI)).T
-
-
-def weight_gradient(x_MI, d_y_MO, dtype=None):
-  """As `policy.ops.weight_gradient`, transposing the smaller operand.
-
-  If that is ∂y, computes the transpose of the result.
-  """
-  if x_MI.shape[1] > d_y_MO.shape[1]:
-    return jax.lax.optimization_barrier(
-        weight_gradient(d_y_MO, x_MI, dtype)).T
-  return jax.lax.dot_general(
-      _transposed(x_MI), d_y_MO, (((1,), (0,)), ((), ())),
-      preferred_element_type=dtype)
 
 
 def decoding_logits(hidden_MD, weight, tied):

@@ -36,8 +36,6 @@ def _packed_row():
 
 # name -> arguments; the axis of reductions has several registers.
 ARGUMENTS = {
-    'linear': lambda: _normal((6, 32), (32, 48)),
-    'weight_gradient': lambda: _normal((6, 48), (6, 32)),
     'decoding_logits': lambda: (*_normal((6, 32), (48, 32)), True),
     'row_max': lambda: _normal((3, 96)),
     'row_sum': lambda: _normal((3, 96)),
