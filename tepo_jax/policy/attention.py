@@ -35,8 +35,7 @@ AXES = (('batch', None, 'heads', None), ('batch', None, 'kv_heads', None),
 
 
 def attend(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT=None,
-           window=None, backend='xla', segment_BS=None,
-           xla: Callable | None = None):
+           window=None, backend='xla', segment_BS=None, *, xla: Callable):
   """softmax(q kᵀ / √H) v over the visible keys.
 
   Args:
@@ -51,23 +50,24 @@ def attend(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT=None,
       between sequences. All backends but xla require None or the queries'
       positions.
     window: how many positions back a query sees, itself included; None: all.
-    backend: a name of BACKENDS. Single queries (decoding) always use xla.
+    backend: 'xla' or a name of KERNELS. Single queries (decoding) always use
+      xla.
     segment_BS: i32, the sequence of a packed row that a column belongs to, of
       queries and keys alike (T = S); None: a row is one sequence.
-    xla: the function for backend xla; None: `attend_xla`.
+    xla: the function for backend xla: `attend_xla`, or another of its
+      signature.
 
   Returns:
     out_BSNH in the dtype of q; scores and softmax are float32.
   """
-  function = BACKENDS[backend]
-  if backend == 'xla' or q_BSNH.shape[1] == 1:
-    function = xla or attend_xla
+  single = q_BSNH.shape[1] == 1
+  function = xla if backend == 'xla' or single else KERNELS[backend]
   return function(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
                   window, segment_BS)
 
 
 def choose(backend, platform, dtype, head_dim) -> str:
-  """Returns the name of BACKENDS for a value of `config.compute.attention`.
+  """Returns the backend for a value of `config.compute.attention`.
 
   Args:
     backend: one of CHOICES; 'auto' selects the platform's fastest.
@@ -94,14 +94,25 @@ def choose(backend, platform, dtype, head_dim) -> str:
   return backend
 
 
+@jax.checkpoint  # The backward pass computes the scores again.
+def _attend_block(q_BSKGH, k_BTKH, v_BTKH, visible_BST):
+  """softmax(q kᵀ / √H) v over the visible keys, [B, S, K, G, H]."""
+  product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+  score_BKSGT = product('BSKGH,BTKH->BKSGT', q_BSKGH, k_BTKH)
+  score_BKSGT *= q_BSKGH.shape[-1] ** -0.5
+  weight_BKSGT = jax.nn.softmax(
+      jnp.where(visible_BST[:, None, :, None], score_BKSGT, HIDDEN))
+  return product('BKSGT,BTKH->BSKGH', weight_BKSGT.astype(q_BSKGH.dtype),
+                 v_BTKH).astype(q_BSKGH.dtype)
+
+
 def attend_xla(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
-               window, segment_BS, attend_block=None):
+               window, segment_BS, attend_block=_attend_block):
   """Backend `xla`: one block of queries after the other.
 
   Without key_position_BT a block skips the columns after it, so b blocks
   compute a share (b + 1) / 2b of all scores, and less with a window.
   """
-  attend_block = attend_block or _attend_block
   q_BSKGH = by_key_head(q_BSNH, k_BTKH)
   k_BTKH, v_BTKH = (x.astype(q_BSNH.dtype) for x in (k_BTKH, v_BTKH))
   pieces = [(slice(None), slice(None))]
@@ -142,18 +153,6 @@ def _blocks(length, window):
     stop = min(start + size, length)
     first = 0 if window is None else max(0, start - window + 1)
     yield slice(start, stop), slice(first, stop)
-
-
-@jax.checkpoint  # The backward pass computes the scores again.
-def _attend_block(q_BSKGH, k_BTKH, v_BTKH, visible_BST):
-  """softmax(q kᵀ / √H) v over the visible keys, [B, S, K, G, H]."""
-  product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-  score_BKSGT = product('BSKGH,BTKH->BKSGT', q_BSKGH, k_BTKH)
-  score_BKSGT *= q_BSKGH.shape[-1] ** -0.5
-  weight_BKSGT = jax.nn.softmax(
-      jnp.where(visible_BST[:, None, :, None], score_BKSGT, HIDDEN))
-  return product('BKSGT,BTKH->BSKGH', weight_BKSGT.astype(q_BSKGH.dtype),
-                 v_BTKH).astype(q_BSKGH.dtype)
 
 
 def by_key_head(q_BSNH, k_BTKH):
@@ -232,8 +231,7 @@ def _pad(x, axis, amount):
   return jnp.pad(x, widths)
 
 
-BACKENDS = {
-    'xla': attend_xla,
+KERNELS = {
     'cudnn': _attend_cudnn,
     'splash': _attend_splash,
     # The same kernels on any device, very slow: for tests.

@@ -55,7 +55,7 @@ class Linear(nn.Module):
       kernel_IO = self._param(
           'kernel', nn.initializers.normal(INIT_STDDEV), self.axes,
           (inputs, self.features))
-      y_MO = self.ops.linear(x_MI, kernel_IO.astype(dtype))
+      y_MO = x_MI @ kernel_IO.astype(dtype)
     if self.use_bias:
       bias_O = self._param(
           'bias', nn.initializers.zeros, self.axes[1:], (self.features,))
@@ -68,8 +68,8 @@ class Linear(nn.Module):
       b_RO = self._param(
           'lora_b', nn.initializers.zeros, (None, self.axes[1]),
           (self.lora.rank, self.features))
-      y_MR = self.ops.linear(x_MI, a_IR.astype(dtype))
-      y_MO += self.ops.linear(y_MR, b_RO.astype(dtype)) * self.lora.scale
+      y_MR = x_MI @ a_IR.astype(dtype)
+      y_MO += y_MR @ b_RO.astype(dtype) * self.lora.scale
     return y_MO
 
   def _param(self, name, init, axes, shape):

@@ -5,7 +5,7 @@ and GPUs; `policy.cpu.ops` has a table of the same names for CPUs, and
 `job.programs.execution` chooses between them. The plain forms can be
 differentiated forward (jvp) and in reverse (vjp).
 
-Axes: M tokens, I inputs, O outputs, D model, V vocabulary.
+Axes: M tokens, D model, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -15,17 +15,6 @@ import jax
 import jax.numpy as jnp
 
 from tepo_jax.policy import attention
-
-
-def linear(x_MI, kernel_IO):
-  """x @ kernel, [M, O]."""
-  return x_MI @ kernel_IO
-
-
-def weight_gradient(x_MI, d_y_MO, dtype=None):
-  """xᵀ @ ∂y, [I, O], in `dtype` (None: the dtype of the operands)."""
-  return jax.lax.dot_general(
-      x_MI, d_y_MO, (((0,), (0,)), ((), ())), preferred_element_type=dtype)
 
 
 def logits(hidden_MD, weight, tied: bool):
@@ -62,8 +51,6 @@ class Ops:
   attend: `attention.attend_xla`.
   """
 
-  linear: Callable = linear
-  weight_gradient: Callable = weight_gradient
   decoding_logits: Callable = logits
   row_max: Callable = row_max
   row_sum: Callable = row_sum

@@ -169,9 +169,9 @@ class _Head:
     """Each row shard's summand, float32 [n, V, D] or [n, D, V]."""
     pair = (d_z_MV, hidden_MD) if self.tied else (hidden_MD, d_z_MV)
     by_shard = (x.reshape(self.shards, -1, x.shape[-1]) for x in pair)
-    product = functools.partial(self.ops.weight_gradient, dtype=jnp.float32)
     return transformer.constrain(
-        jax.vmap(product)(*by_shard), self.weight_axes)
+        jnp.einsum('nMI,nMO->nIO', *by_shard,
+                   preferred_element_type=jnp.float32), self.weight_axes)
 
   def target_columns(self, scored_RS):
     """Each target's predicting column, int32 [R, C]; how many chunks to run.

@@ -53,7 +53,7 @@ class ModelConfig:
   dtype: str = 'float32'  # of the computation; parameters are cast at use
   remat: str = 'none'  # what the backward pass recomputes: a key of REMAT
   unroll: int = 1  # layers per scan step; num_layers: no loop at all
-  attention: str = 'xla'  # a name of attention.BACKENDS
+  attention: str = 'xla'  # or a name of attention.KERNELS
   ops: ops_lib.Ops = ops_lib.PLAIN  # or the table of policy.cpu.ops
 
   lora: lora_lib.Lora | None = None  # adapters in the same tree
@@ -343,7 +343,7 @@ def _attend(config: ModelConfig, layer, q_BSNH, k_BTKH, v_BTKH, position_BS,
   def attend(window, *arrays):
     return attention.attend(
         *arrays, position_BS, key_position_BT, window, config.attention,
-        segment_BS, config.ops.attend)
+        segment_BS, xla=config.ops.attend)
 
   arrays = (q_BSNH, k_BTKH, v_BTKH)
   if not config.num_full_layers:

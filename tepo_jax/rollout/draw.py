@@ -1,8 +1,8 @@
 """Draws one token per row of logits: greedily, or by inverse CDF.
 
 The functions take and return rows first but compute with the vocabulary first,
-the order in which `transformer.logits` lays it out with tied embeddings:
-reducing over the last axis is slow on a CPU.
+because reducing over the last axis is slow on a CPU. With tied embeddings XLA
+merges the transpose of the logits with the head's product.
 
 Axes: B rows · V vocabulary · U blocks of the vocabulary · b entries of a block.
 """

@@ -14,7 +14,8 @@ from tepo_jax.policy.cpu import block_attention
 from tepo_jax.policy.cpu import packed_attention
 from tepo_jax.runtime import mesh as mesh_lib
 
-_attend = jax.jit(attention.attend, static_argnames=('window', 'backend'))
+_plain = functools.partial(attention.attend, xla=attention.attend_xla)
+_attend = jax.jit(_plain, static_argnames=('window', 'backend'))
 
 
 def _arrays(heads=6, kv_heads=2, size=5):
@@ -74,7 +75,7 @@ def test_rows_without_a_visible_key_are_finite_and_leave_no_gradient():
   padding = query_position < 0
 
   def loss(q, k, v):
-    out = attention.attend(q, k, v, query_position, key_position)
+    out = _plain(q, k, v, query_position, key_position)
     return jnp.sum(jnp.where(padding[..., None, None], 0, out) ** 2), out
 
   gradients, out = jax.jit(
@@ -109,7 +110,7 @@ def _cudnn_on_cpu(*arrays):
 
 KERNELS = {
     'cudnn': _cudnn_on_cpu,
-    'splash': attention.BACKENDS['splash_interpreted']}
+    'splash': attention.KERNELS['splash_interpreted']}
 
 
 def _sequences(heads, kv_heads, size, packed):
@@ -151,7 +152,7 @@ def test_backends_agree(kernel, heads, kv_heads, size, window, packed):
             *arrays)
     return out, gradients
 
-  want = evaluate(attention.BACKENDS['xla'])
+  want = evaluate(attention.attend_xla)
   got = evaluate(KERNELS[kernel])
   jax.tree.map(functools.partial(
       np.testing.assert_allclose, rtol=0, atol=2e-5), got, want)
@@ -174,8 +175,7 @@ def test_splash_skips_only_hidden_blocks(window, monkeypatch):
 def test_splash_on_a_mesh_computes_each_device_s_own_part():
   arrays, position, segment = _sequences(4, 2, 8, True)
   mesh = mesh_lib.make(dict(data=1, fsdp=2, tensor=2))
-  attend = functools.partial(
-      attention.attend, window=4, backend='splash_interpreted')
+  attend = functools.partial(_plain, window=4, backend='splash_interpreted')
   rules = jax.jit(mesh_lib.under_rules(mesh, attend))
   got = rules(*arrays, position, position, segment_BS=segment)
   assert got.sharding.shard_shape(got.shape) == (1, 21, 2, 8)
@@ -195,7 +195,8 @@ def _by_definition(q, k, v, position, segment, window):
 
 @pytest.mark.long_after_first
 @pytest.mark.parametrize('xla,short', [
-    (None, 0), (packed_attention.attend, 150), (packed_attention.attend, 149)])
+    (attention.attend_xla, 0), (packed_attention.attend, 150),
+    (packed_attention.attend, 149)])
 @pytest.mark.parametrize('window', [None, 30])
 def test_blocks_of_queries(window, xla, short, monkeypatch):
   """Three blocks with sequences across their edges, against all keys at once.
@@ -240,7 +241,7 @@ def test_forward_and_reverse_derivatives_agree():
   position = np.arange(70)[None] - 3
 
   def attend(*arrays):
-    out = attention.attend(*arrays, position, segment_BS=position * 0)
+    out = _plain(*arrays, position, segment_BS=position * 0)
     return jnp.where(position[..., None, None] >= 0, out, 0)
 
   out, d_out = jax.jit(lambda *x: jax.jvp(attend, *x))(arrays, tangents)
@@ -304,7 +305,7 @@ def test_one_query_is_always_xla():
     ('cudnn', 'cpu', 'bfloat16', 64, 'needs a gpu, and the devices are cpu'),
     ('splash', 'gpu', 'bfloat16', 64, 'needs a tpu')])
 def test_choose(choice, platform, dtype, size, backend):
-  if backend in attention.BACKENDS:
+  if backend in ('xla', *attention.KERNELS):
     assert attention.choose(choice, platform, dtype, size) == backend
   else:
     with pytest.raises(errors.InputError, match=backend):
@@ -320,7 +321,7 @@ def test_cudnn_is_given_the_mask_and_causality(monkeypatch):
       lowering, 'is_cuda_compute_capability_equal', lambda _: False)
 
   def loss(q, k, v, position, segment):
-    return jnp.sum(attention.attend(
+    return jnp.sum(_plain(
         q, k, v, position, position, 5, 'cudnn', segment
     ).astype(jnp.float32))
 

@@ -4,6 +4,8 @@ XLA reduces the last axis element by element and any other axis in vectors, and
 it materialises the operand of a long reduction. So each row is cut into pieces
 that are combined elementwise: in vectors, and fused with the operand's
 computation. Barriers stop XLA from merging the steps into one reduction again.
+For the logits the gain is memory, not time: the gradient of `scoring` holds one
+[M, V] per policy, and two with the plain form of either function.
 If a CPU mesh shards the axis, each shard should be a multiple of 128, else
 pieces span two shards.
 """

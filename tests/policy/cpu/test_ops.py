@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 from jax import numpy as jnp
@@ -36,9 +37,6 @@ def _packed_row():
 
 # name -> arguments; the axis of reductions has several registers.
 ARGUMENTS = {
-    'linear': lambda: _normal((6, 32), (32, 48)),
-    'weight_gradient': lambda: _normal((6, 48), (6, 32)),
-    'decoding_logits': lambda: (*_normal((6, 32), (48, 32)), True),
     'row_max': lambda: _normal((3, 96)),
     'row_sum': lambda: _normal((3, 96)),
     'attend': _packed_row}
@@ -55,17 +53,34 @@ def test_a_form_equals_the_plain_one(name):
 
 def test_every_operation_has_a_form():
   names = {field.name for field in dataclasses.fields(ops.Ops)}
-  assert names == {*ARGUMENTS, 'transposed_linear'}
+  assert names == {*ARGUMENTS, 'decoding_logits', 'transposed_linear'}
   for name in names:
     assert getattr(cpu_ops.OPS, name) is not getattr(ops.PLAIN, name)
 
 
-def test_logits_of_an_untied_head():
-  hidden_MD, weight_DV = _normal((6, 32), (32, 48))
-  for table in (ops.PLAIN, cpu_ops.OPS):
-    np.testing.assert_allclose(
-        table.decoding_logits(hidden_MD, weight_DV, False),
-        np.float64(hidden_MD) @ np.float64(weight_DV), atol=1e-5)
+@pytest.mark.parametrize('inputs, outputs', [(3, 5), (5, 3), (4, 4)])
+def test_a_transposed_kernel(inputs, outputs):
+  x_MI, kernel_OI = _normal((6, inputs), (outputs, inputs))
+  np.testing.assert_allclose(
+      cpu_ops.transposed_linear(x_MI, kernel_OI),
+      np.float64(x_MI) @ np.float64(kernel_OI).T, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('tied', [True, False])
+def test_logits_contract_the_last_axis_of_the_first_operand(tied):
+  """As compiled with the transpose that follows in `draw`; and their values."""
+  generator = np.random.default_rng(0)
+  hidden_MD, weight = (
+      jnp.asarray(generator.normal(size=shape), jnp.float32)
+      for shape in ((6, 32), (48, 32) if tied else (32, 48)))
+  program = jax.jit(lambda *x: 2 * cpu_ops.OPS.decoding_logits(*x, tied).T
+                    ).lower(hidden_MD, weight).compile()
+  contracted = re.findall(r'lhs_contracting_dims={(\d)}', program.as_text())
+  assert contracted == ['1']
+  weight_DV = np.float64(weight).T if tied else np.float64(weight)
+  np.testing.assert_allclose(
+      program(hidden_MD, weight), 2 * (np.float64(hidden_MD) @ weight_DV).T,
+      atol=2e-5)
 
 
 def test_kernels_are_transposed_if_the_table_has_a_product_for_that():
