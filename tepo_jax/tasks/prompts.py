@@ -109,14 +109,14 @@ def _read(file: str) -> Template:
   try:
     source = pathlib.Path(file).read_text('utf-8')
     tree = _environment().parse(source)
+    used = jinja2.meta.find_undeclared_variables(tree)
   except (OSError, UnicodeDecodeError) as error:
     raise errors.InputError(
         f'{where}: {getattr(error, "strerror", error)}') from error
   except jinja2.TemplateSyntaxError as error:
     raise errors.InputError(
         f'{where}: line {error.lineno}: {error.message}') from error
-  used = jinja2.meta.find_undeclared_variables(tree) - set(
-      _environment().globals)
+  used -= set(_environment().globals)
   if unknown := used - {'problem', 'row'}:
     raise errors.InputError(
         f'{where}: uses {min(unknown)!r}; there are only problem and row, '

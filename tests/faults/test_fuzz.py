@@ -106,7 +106,7 @@ def test_data_files(folder, suffix, data):
 
 TEMPLATE = b"""{% set style = 'answer' %}
 {% set is_chat = false %}
-{{ problem }}{% if row.level %} {{ row.level | upper }}{% endif %}
+{{ problem | trim }}{% if row.level %} {{ row.level | upper }}{% endif %}
 """
 
 

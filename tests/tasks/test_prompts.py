@@ -140,6 +140,7 @@ def test_a_column_named_like_a_method_of_dict(tmp_path):
 @pytest.mark.parametrize('text, wrong', [
     ('{{ problem', 'line 1: '),
     ('a\n{% if %}', 'line 2: '),
+    ('a\n{{ problem | uper }}', "line 2: No filter named 'uper'"),
     ('{{ question }}', "uses 'question'; there are only problem and row"),
     ('Solve it.', 'uses neither problem nor row'),
     ("{% set style = 'box' %}{{ problem }}", "style is 'box'"),
