@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import logging
+import pathlib
 import re
 
 from tepo_jax import errors
@@ -210,7 +211,7 @@ def short_name(name_or_path: str) -> str:
   if name in SETS:
     return name
   path = pathlib.Path(name_or_path)
-  return path.stem if path.suffix in ('.jsonl', '.parquet') else path.name
+  return path.stem if path.suffix in sources.READERS else path.name
 
 
 def _one_spaced(text):
