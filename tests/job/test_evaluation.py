@@ -65,7 +65,7 @@ def _prepare(**settings):
 def test_local_sets_are_named_by_their_stem(sets, names):
   evaluations, asked = _prepare(sets=sets)
   assert [item.name for item in evaluations] == names
-  assert [source for source, *_ in asked] == list(sets)
+  assert asked == list(sets)
 
 
 def test_evaluations_follow_the_config():
