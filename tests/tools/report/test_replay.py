@@ -18,6 +18,7 @@ from tepo_jax.job import session as session_lib
 from tepo_jax.job import trainer as trainer_lib
 from tepo_jax.learning import objective
 from tepo_jax.rollout import dump
+from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.runtime import processes
 from tepo_jax.tools.report import replay
 from tepo_jax.tools.report import runs as runs_lib
@@ -73,9 +74,10 @@ def workdir(tmp_path_factory):
   untrained = tmp_path_factory.mktemp('model') / 'base'
   base_model.make(config, untrained, trained=False)
   config.model = str(untrained)
-  with session_lib.open_folder(config, untrained) as session:
+  with (session_lib.open_folder(config, untrained) as session,
+        lock_lib.FolderLock(folder) as lock):
     trainer = trainer_lib.Trainer(config, session)
-    trainer.open(folder)
+    trainer.open(folder, lock)
     trainer.run(processes.StopRequest())
     trainer.close()
   return folder
