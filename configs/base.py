@@ -47,7 +47,7 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   c.data.system = config_dict.placeholder(str)
   c.data.max_prompt_tokens = 2048  # P; longer prompts are skipped and counted
   c.data.limit = config_dict.placeholder(int)  # first N problems; None: all
-  c.data.skip_bad = 0  # skip up to N bad rows, with a warning; more are an error
+  c.data.skip_bad = 0  # bad rows to skip, with a warning; more are an error
 
   c.rollout = ml_collections.ConfigDict()
   c.rollout.prompts = 64  # ★ groups per rollout step

@@ -486,7 +486,8 @@ def test_a_tokenizer_without_a_chat_template_is_reported_once(
       'train', TINY, *SMALL, f'--config.model={folder}',
       '--config.data.name=/nowhere.jsonl', f'--workdir={tmp_path / "run"}')
   said, refusal = done.stderr.splitlines()
-  assert said.startswith(f'warning: {folder}: the tokenizer has no chat template')
+  assert said.startswith(
+      f'warning: {folder}: the tokenizer has no chat template')
   assert 'data.template=plain' in said and '/nowhere.jsonl' in refusal
 
 

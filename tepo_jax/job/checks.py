@@ -50,7 +50,8 @@ _POSITIVE = (
     'pretrain.head_dim', 'pretrain.d_ff', 'benchmark.vocabulary',
     'benchmark.prompt_tokens', 'benchmark.mean_tokens', 'benchmark.rounds')
 _NOT_NEGATIVE = (
-    'seed', 'data.skip_bad', 'lora.rank', 'optimizer.weight_decay', 'eval.period',
+    'seed', 'data.skip_bad', 'lora.rank', 'optimizer.weight_decay',
+    'eval.period',
     'eval.top_k', 'checkpoint.keep_every', 'dump.period',
     'pretrain.worked_steps', 'pretrain.mixed_steps',
     'rollout.overlong_buffer', 'rollout.overlong_factor')

@@ -5,9 +5,9 @@ r"""Kills training runs repeatedly; their results must not change.
 Repeats one command of tiny training and sends SIGKILL, or sometimes SIGTERM, at
 random moments, until --kills signals are sent; with --interrupts, SIGINT, and
 half of the runs compile everything again. Each run that finishes is compared
-with an uninterrupted run, file by file and bit by bit. After SIGTERM the process
-must exit with status 0 within 30 seconds, after SIGINT with status 130 within
-120 seconds, without a traceback. Exits with 1 if a run differs.
+with an uninterrupted run, file by file and bit by bit. After SIGTERM the
+process must exit with status 0 within 30 seconds, after SIGINT with status 130
+within 120 seconds, without a traceback. Exits with 1 if a run differs.
 """
 
 import argparse

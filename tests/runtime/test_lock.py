@@ -1,4 +1,4 @@
-"""runtime.lock: one process per folder; dead and silent holders are replaced."""
+"""runtime.lock: one process per folder; dead or silent ones are replaced."""
 
 import json
 import os
