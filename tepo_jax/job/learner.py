@@ -117,11 +117,10 @@ class Learner:
 
   def rewards(self, groups: list[groups_lib.Group]) -> np.ndarray:
     """Training rewards of the groups' completions: [B]."""
-    rollout = self.config.rollout
+    rollout, settings = self.config.rollout, self.config.reward
     return minibatches_lib.rewards(
-        groups, dict(zip(self.config.reward.functions,
-                         self.config.reward.weights)), rollout.max_tokens, rollout.overlong_buffer,
-        rollout.overlong_factor)
+        groups, dict(zip(settings.functions, settings.weights)),
+        rollout.max_tokens, rollout.overlong_buffer, rollout.overlong_factor)
 
   def plan_updates(self, number: int, groups: list[groups_lib.Group]
                    ) -> UpdatePlan:

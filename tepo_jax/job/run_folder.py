@@ -86,7 +86,8 @@ def claim(config: ml_collections.ConfigDict, workdir: str | os.PathLike,
     found = {entry.name for entry in workdir.iterdir()}
     if 'config.json' in found:
       _check_same_run(config, workdir)
-    elif found := found - {'config.json.tmp', lock_lib.FILE}:
+    elif found := {name for name in found if name != 'config.json.tmp'
+                   and not name.startswith(lock_lib.FILE)}:
       raise errors.InputError(
           f'--workdir={workdir}: holds {listed(sorted(found))} but no '
           'config.json, so it is not the folder of a run; choose another')

@@ -256,16 +256,19 @@ class Trainer:
 
   def _check_scores(self, groups):
     """Stops the run, or says why, if a reward function failed."""
-    failed = sum(int(np.isnan(score_G).any())
-                 for group in groups for score_G in group.scores.values())
+    failed = [group.prompt.problem.id for group in groups
+              if any(np.isnan(score_G).any()
+                     for score_G in group.scores.values())]
     if not failed:
       return
-    failures, self.sampler.scorer.failures = self.sampler.scorer.failures, []
-    reason = failures[0] if failures else 'see the other processes'
-    message = f'reward {reason} ({failed} of {len(groups)} groups)'
+    reasons, self.sampler.scorer.failures = self.sampler.scorer.failures, {}
+    reason = next((reasons[name] for name in failed if name in reasons), None)
+    message = f'reward {reason} ({len(failed)} of {len(groups)} groups)'
     if self.config.reward.on_failure == 'stop':
-      raise errors.RunError(message)
-    print(f'{message}: counted as 0', file=sys.stderr, flush=True)
+      raise errors.RunError(message if reason else 'a reward function failed '
+                            'on another process, which names it')
+    if reason:
+      print(f'{message}: counted as 0', file=sys.stderr, flush=True)
 
   def _collect(self, number):
     """Samples a rollout step's groups; returns them and metrics of sampling."""

@@ -1,8 +1,9 @@
 """Aggregates: how a loss averages tokens, as coefficients c of a minibatch.
 
 Each takes the mask as floats, 1 on completion tokens, and returns c, 0
-elsewhere; its numbers are annotated with their ranges (`ranges`). n_i: tokens of completion i, N: of the minibatch. Axes: B
-completions, T tokens of a completion.
+elsewhere; its numbers are annotated with their ranges (`ranges`). n_i: tokens
+of completion i, N: of the minibatch. Axes: B completions, T tokens of a
+completion.
 """
 
 import jax.numpy as jnp
@@ -33,6 +34,7 @@ def constant_length(mask_BT, *, length: ranges.POSITIVE):
   weight does not depend on its completion's length.
   """
   return seq_mean_token_sum(mask_BT) / length
+
 
 AGGREGATES = dict(
     token_mean=token_mean, seq_mean_token_mean=seq_mean_token_mean,

@@ -171,7 +171,7 @@ class _Scoring:
   def submit(self, groups):
     """Starts to score them."""
     self._pending.append((groups, self._thread.submit(
-        self._scorer.score, list(map(_to_score, processes.mine(groups))))
+        self._scorer.score, [_to_score(g) for g in groups if _is_mine(g)])
                           if self._scorer and groups else None))
 
   def groups(self):
@@ -185,6 +185,11 @@ class _Scoring:
     return scored
 
 
+def _is_mine(group):
+  """Whether this process scores the group."""
+  return group.prompt.cursor % jax.process_count() == jax.process_index()
+
+
 def _to_score(group):
   """What `rewards.Scorer.score` takes."""
   problem = group.prompt.problem
@@ -196,8 +201,9 @@ def _with_scores(groups, names, share):
   """The groups with their scores; `share` has those of this process's groups."""
   score_BFG = np.zeros(
       (len(groups), len(names), len(groups[0].text_G)), np.float32)
-  for score_FG, scores in zip(processes.mine(score_BFG), share):
-    score_FG[:] = [scores[name] for name in names]
+  mine = [i for i, group in enumerate(groups) if _is_mine(group)]
+  for i, scores in zip(mine, share, strict=True):
+    score_BFG[i] = [scores[name] for name in names]
   score_BFG = processes.total(score_BFG)
   return [dataclasses.replace(group, scores=dict(zip(names, score_FG)))
           for group, score_FG in zip(groups, score_BFG)]

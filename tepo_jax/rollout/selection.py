@@ -77,6 +77,7 @@ class Selection:
     self._seen = np.zeros(most, int)
     self._right = np.zeros(most, int)
     self._taken = 0
+    self._end = most
     self._share = _PRIOR_SHARE
 
   def take(self, samples: int) -> range:
@@ -84,7 +85,8 @@ class Selection:
     samples in all, but no more than are needed by what is known so far."""
     most = min(len(self._seen), self._taken + -(-samples // self._size))
     if self._mode == 'refill':
-      most = min(most, self._needed(), self._end())
+      self._end = self._find_end()
+      most = min(most, self._needed(), self._end)
     taken, self._taken = self._taken, max(self._taken, most)
     return range(self._first + taken, self._first + self._taken)
 
@@ -94,9 +96,9 @@ class Selection:
     self._right[cursor - self._first] += correct
 
   def wanted(self, cursor: int) -> bool:
-    """Whether the prompt's group can still be among those to train on, or the
-    prompt decide which they are."""
-    return cursor - self._first < self._end()
+    """Whether, at the last `take`, the prompt's group could still be among
+    those to train on, or decide which they are."""
+    return cursor - self._first < self._end
 
   def rollout(self, groups: Sequence[groups_lib.Group]) -> Rollout:
     """Selects from all groups that were completed.
@@ -120,10 +122,10 @@ class Selection:
     change that."""
     return (0 < self._right) & (self._right < self._seen)
 
-  def _end(self):
+  def _find_end(self):
     """Prompts from this one on cannot be among the first R mixed ones."""
     mixed = np.flatnonzero(self._mixed()[:self._taken])
-    if self._mode == 'refill' and len(mixed) >= self._goal:
+    if len(mixed) >= self._goal:
       return int(mixed[self._goal - 1]) + 1
     return len(self._seen)
 

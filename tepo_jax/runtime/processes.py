@@ -134,7 +134,8 @@ class StopRequest:
 
   def defer_interrupts(self) -> None:
     """From now on the first Ctrl-C only requests a stop."""
-    interrupts.on_first(self._interrupt)
+    if not self.interrupted:
+      interrupts.on_first(self._interrupt)
 
   def check(self) -> None:
     """Raises Stopped on every process if any of them received a signal."""

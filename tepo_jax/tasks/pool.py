@@ -51,16 +51,22 @@ class Job:
   first: a question that a worker answers before it counts as ready, or None.
   missing: the answer to a question whose worker hung or died.
   path: folders from which workers may import, besides this process's.
+  modules: imported before a worker counts as ready.
+  alarmed: whether the function ends by itself after alarm_s of work. A late
+    worker that used little CPU time then had none, and its question is retried;
+    otherwise it may have waited for something else.
   """
   function: str
   first: Question | None = None
   missing: Any = None
   path: tuple[str, ...] = ()
+  modules: tuple[str, ...] = ()
+  alarmed: bool = True
 
   def command(self) -> str:
     """The program of a worker."""
-    return (f'from tepo_jax.tasks import pool; '
-            f'pool.serve({self.function!r}, {self.first!r})')
+    return (f'from tepo_jax.tasks import pool; pool.serve({self.function!r}, '
+            f'{self.first!r}, {self.modules!r}, {self.alarmed})')
 
 
 class Pool:
@@ -168,7 +174,7 @@ class _Worker:
   """A process that answers one question at a time."""
 
   def __init__(self, job):
-    self.missing = job.missing
+    self.job = job
     search_path = os.pathsep.join(filter(
         None, (str(_ROOT), *job.path, os.environ.get('PYTHONPATH'))))
     self.process = subprocess.Popen(
@@ -197,10 +203,10 @@ class _Worker:
     question, self.question = self.question, None
     if is_late:
       status = self._why_late(cpu_share) if question else 'died'
-      return question, status, (self.missing, True)
+      return question, status, (self.job.missing, True)
     line = self._read_line()
     if not line.endswith(b'\n'):
-      return question, 'died', (self.missing, False)
+      return question, 'died', (self.job.missing, False)
     if not self.ready:
       self.ready = True
       return None, 'ready', None
@@ -221,6 +227,8 @@ class _Worker:
 
   def _why_late(self, cpu_share):
     """'starved' if the worker ran for less than half its alarm's time."""
+    if not self.job.alarmed:
+      return 'replace'
     used_s = self._cpu_s() - self.used_s
     return 'starved' if used_s < cpu_share * self.timeout_s / 4 else 'replace'
 
@@ -241,10 +249,11 @@ class _Worker:
     self.process.stdout.close()
 
 
-def serve(function: str, first: Question | None) -> None:
+def serve(function: str, first: Question | None,
+          modules: Sequence[str] = (), alarmed: bool = True) -> None:
   """Runs in a worker: reads JSON questions, writes answers, one per line.
 
-  function, first: see `Job`.
+  The arguments are those of `Job`.
   """
   _limit(resource.RLIMIT_AS, MEMORY_BYTES)
   _limit(resource.RLIMIT_CORE, 0)
@@ -253,15 +262,19 @@ def serve(function: str, first: Question | None) -> None:
   os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
   module, _, name = function.partition(':')
   call = getattr(importlib.import_module(module), name)
+  for module in modules:
+    with contextlib.suppress(Exception):  # said again when it is called
+      importlib.import_module(module)
   if first is not None:
     call(*first, STARTUP_S)
+  threads = 1 if alarmed else os.cpu_count()
   _limit(resource.RLIMIT_FSIZE, 0)  # of files; answers go to a pipe
   os.write(answers, b'ready\n')
   for line in sys.stdin.buffer:
     *question, timeout_s = json.loads(line)
     # The kernel ends a worker whose parent died during a C call.
     used_s = int(time.process_time())
-    _limit(resource.RLIMIT_CPU, used_s + timeout_s + 2)
+    _limit(resource.RLIMIT_CPU, used_s + threads * (timeout_s + 2))
     outcome = call(*question, max(1, timeout_s // 2))
     os.write(answers, json.dumps(outcome).encode() + b'\n')
 

@@ -106,15 +106,18 @@ class Scorer:
 
   Attributes:
     names: of the functions.
-    failures: what went wrong since they were last cleared, one line each.
+    failures: {id of a problem: what went wrong, in one line} since they were
+      last taken.
   """
 
   def __init__(self, names: Sequence[str], workers: int, timeout_s: int):
     self.names = tuple(names)
-    self.failures: list[str] = []
+    self.failures: dict[str, str] = {}
     self._timeout_s = timeout_s
     self._pool = pool.Pool(workers, timeout_s, pool.Job(
-        f'{__name__}:answer', path=(os.getcwd(),)))
+        f'{__name__}:answer', path=(os.getcwd(),), alarmed=False,
+        modules=tuple(name.partition(':')[0] for name in names
+                      if name not in FUNCTIONS)))
 
   def score(self, problems: Sequence[tuple[str, tuple]]
             ) -> list[dict[str, np.ndarray]]:
@@ -132,7 +135,8 @@ class Scorer:
       if not isinstance(values, list):
         reason = values or (f'took more than {self._timeout_s} s' if timed_out
                             else 'its worker died')
-        self.failures.append(f'{name}: problem {problems[index][0]}: {reason}')
+        problem = problems[index][0]
+        self.failures[problem] = f'{name}: problem {problem}: {reason}'
         values = [math.nan] * len(problems[index][1][0])
       scores[index][name] = np.array(values, np.float32)
     return scores

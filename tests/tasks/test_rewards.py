@@ -26,6 +26,9 @@ def hanging(completions, row, tokens, ended):
   while True:
     pass
 
+def sleeping(completions, row, tokens, ended):
+  time.sleep(600)
+
 def crashing(completions, row, tokens, ended):
   os._exit(3)
 
@@ -88,18 +91,39 @@ def test_own_functions_get_the_whole_row_and_may_print():
     ('no_numbers', 'ValueError')])
 def test_a_function_that_fails_is_named_with_its_problem(name, reason):
   """Other functions of the same group are not affected."""
-  (scores,), (failure,) = _score(f'own_rewards:{name}', 'brevity')
+  (scores,), failures = _score(f'own_rewards:{name}', 'brevity')
+  failure = failures['p']
   assert failure.startswith(f'own_rewards:{name}: problem p: ')
   assert reason in failure and '\n' not in failure
   assert np.isnan(scores[f'own_rewards:{name}']).all()
   np.testing.assert_array_equal(scores['brevity'], np.float32([.5, -.5]))
 
 
+def test_a_function_that_waits_is_killed_at_its_deadline():
+  """It uses no CPU time; unlike an answer, it is not asked again."""
+  _score('own_rewards:words')  # a worker's start is not measured
+  start = time.monotonic()
+  (scores,), failures = _score('own_rewards:sleeping', timeout_s=3)
+  assert 'took more than 3 s' in failures['p']
+  assert time.monotonic() - start < 8
+  assert np.isnan(scores['own_rewards:sleeping']).all()
+
+
+def test_importing_a_module_does_not_count(tmp_path):
+  (tmp_path / 'slow_rewards.py').write_text(
+      'import time\ntime.sleep(3)\n'
+      'def f(completions, *_):\n  return [1.0] * len(completions)\n')
+  scores, failures = _score('slow_rewards:f', timeout_s=2)
+  assert not failures
+  np.testing.assert_array_equal(scores[0]['slow_rewards:f'], [1, 1])
+
+
 @pytest.mark.long
 def test_a_function_that_hangs_is_killed():
   start = time.monotonic()
-  (scores,), (failure,) = _score('own_rewards:hanging', timeout_s=3)
-  assert 'took more than 3 s' in failure and time.monotonic() - start < 60
+  (scores,), failures = _score('own_rewards:hanging', timeout_s=3)
+  assert 'took more than 3 s' in failures['p']
+  assert time.monotonic() - start < 60
   assert np.isnan(scores['own_rewards:hanging']).all()
 
 

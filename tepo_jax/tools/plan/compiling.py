@@ -23,6 +23,7 @@ from tepo_jax.rollout import draw
 from tepo_jax.rollout import engine
 from tepo_jax.rollout import schedule
 from tepo_jax.runtime import mesh as mesh_lib
+from tepo_jax.tools.benchmark import streaming
 from tepo_jax.tools.benchmark import workload as workload_lib
 from tepo_jax.tools.plan import traffic
 
@@ -111,7 +112,10 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
   arguments = _Arguments(sampling, shapes, weights)
   refill = config.rollout.dynamic_sampling == 'refill'
   share = config.benchmark.mixed_share if refill else 1.0
-  counts, largest = traffic.of_rollout(workload, shapes, share), _largest(shapes)
+  counts = traffic.of_rollout(
+      workload, shapes, share,
+      streaming.stream if refill else streaming.batches)
+  largest = _largest(shapes)
   cache = mesh_lib.device_bytes(arguments.cache(*largest[0][1:3]))
   waiting = mesh_lib.device_bytes(arguments.prompts(*largest[-1][1:3]))
   as_if_largest = functools.partial(
@@ -120,7 +124,7 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
   equivalent = {largest[0]: as_if_largest(counts)}
   by_share = {largest[0]: {
       share: (as_if_largest(counts), traffic.decode_steps(counts))
-      for share in _SHARES
+      for share in (_SHARES if refill and not brief else ())
       for counts in [traffic.of_rollout(workload, shapes, share)]}}
   for shape in dict.fromkeys([*largest, *([] if brief else sorted(counts))]):
     held, runs, given = state_bytes, counts[shape], 0
@@ -138,7 +142,7 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
     yield PlannedProgram(
         _label(shape), 'rollout', functools.partial(arguments.lower, shape),
         runs, held, shape in largest, equivalent.get(shape, 0), given,
-        by_share=by_share.get(shape, {}) if refill and not brief else {})
+        by_share=by_share.get(shape, {}))
 
 
 def _largest(shapes) -> list[traffic.Shape]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tepo_jax.rollout import engine
+from tepo_jax.rollout import requests
 from tepo_jax.rollout import schedule
 from tepo_jax.tools.benchmark import streaming
 from tepo_jax.tools.benchmark import workload as workload_lib
@@ -32,6 +33,15 @@ class Shape(NamedTuple):
   more: Any = None
 
 
+class _Table(streaming.Table):
+  """A table whose requests do not tell the sampler how long they will be."""
+  max_tokens: int
+
+  def request(self, cursor):
+    return requests.Request(
+        self.token_P, cursor, [self.max_tokens] * self.length_QG.shape[1])
+
+
 def of_rollout(workload: workload_lib.Workload, shapes: schedule.Shapes,
                mixed_share: float, sample: Any = streaming.stream
                ) -> collections.Counter:
@@ -41,7 +51,8 @@ def of_rollout(workload: workload_lib.Workload, shapes: schedule.Shapes,
   `batches` of `benchmark.streaming`.
   """
   counts = collections.Counter()
-  known = streaming.table(workload, _BATCHES, mixed_share)
+  known = _Table(*streaming.table(workload, _BATCHES, mixed_share))
+  known.max_tokens = workload.max_tokens
 
   def prefill(_, token_QP, __):
     counts[Shape('prefill', *token_QP.shape)] += 1
@@ -59,7 +70,8 @@ def of_rollout(workload: workload_lib.Workload, shapes: schedule.Shapes,
 
   def decode(_, cache, rows, __, steps, enough):
     left_N = np.where(
-        rows.live, rows.limit - rows.length, 0)
+        rows.live, known.length_QG[rows.prompt_id, rows.sample] - rows.length,
+        0)
     steps = _steps(left_N[rows.live], steps, enough,
                    engine.count_every(shapes.shards))
     counts[Shape('decode', *cache.position.shape)] += steps
