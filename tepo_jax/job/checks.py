@@ -190,6 +190,10 @@ def _check_rewards(settings):
     raise errors.InputError(
         f'config.reward.weights={weights} must be a finite number for each of '
         f'config.reward.functions={functions}')
+  if settings.timeout > grading.MAX_TIMEOUT_S:
+    raise errors.InputError(
+        f'config.reward.timeout={settings.timeout} must be at most '
+        f'{grading.MAX_TIMEOUT_S} seconds')
   for name in functions:
     if name != rewards.ACCURACY:
       rewards.find(name)

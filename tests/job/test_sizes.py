@@ -33,7 +33,8 @@ UNBOUNDED = {
     'mesh.fsdp': 'at most the devices', 'mesh.tensor': 'at most the devices',
     'benchmark.prompt_tokens': 'at most data.max_prompt_tokens',
     'benchmark.mean_tokens': 'at most rollout.max_tokens',
-    'benchmark.rounds': 'a count of measurements'}
+    'benchmark.rounds': 'a count of measurements',
+    'reward.timeout': 'seconds'}
 
 _INTEGERS = sorted(
     name for name, value in run_folder.field_names(tiny.get_config()).items()
