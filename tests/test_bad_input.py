@@ -237,7 +237,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.long_after_first
+@pytest.mark.long
 @pytest.mark.parametrize('case', COMMANDS)
 def test_command(programs, model, finished, tmp_path, case):
   program, arguments, named = COMMANDS[case]
@@ -456,6 +456,7 @@ def test_weights_that_are_not_finite(programs, model, tmp_path):
                     'weights that are not finite')
 
 
+@pytest.mark.long
 def test_logits_that_overflow(programs, model, tmp_path):
   """The weights are finite: the step and the problem are named."""
   folder = tmp_path / 'model'

@@ -106,6 +106,7 @@ def test_every_minibatch_has_its_weights(learner, old_logp_BT, weight):
   assert learner.programs.score._cache_size() == 1
 
 
+@pytest.mark.long
 def test_the_loss_is_weighted(learner, old_logp_BT):
   """The sampler drew every token 1.5 times less often than the trainer."""
   rarer = groups_of(old_logp_BT - np.log(1.5))
@@ -123,6 +124,7 @@ def test_the_loss_is_weighted(learner, old_logp_BT):
   assert rejected['loss'] == rejected['grad_norm'] == 0
 
 
+@pytest.mark.long
 def test_equal_log_probabilities_change_no_bit(learner, old_logp_BT):
   """A step of four updates with weights of 1, and without weights."""
   outcomes = []

@@ -219,6 +219,7 @@ def test_coefficient_in_float64(x64, minibatch, name):
   _check(_ours(ROWS[name]), ROWS[name], minibatch('violent', 'empty_row'))
 
 
+@pytest.mark.long_after_first
 @pytest.mark.parametrize('name', FULL)
 def test_row_in_float32(minibatch, name):
   """The whole call, loss and metrics, in one jitted float32 program."""

@@ -261,6 +261,7 @@ def test_order_and_padding_change_nothing():
                             rows=B + 4, width=P + 2, length=T + 3))
 
 
+@pytest.mark.long
 def test_behaviour_weights_are_those_of_their_completions():
   """In several microbatches and on a mesh as in one microbatch."""
   rng = np.random.default_rng(3)

@@ -53,6 +53,7 @@ def model(request, hf_model):
   return folder, torch_model, config, base, adapters
 
 
+@pytest.mark.long_after_first
 def test_logits_are_those_of_peft(model, batch, tmp_path):
   folder, torch_model, config, base, adapters = model
   adapters_lib.save(tmp_path / 'out', config.lora, adapters, str(folder))

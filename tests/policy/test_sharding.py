@@ -108,6 +108,7 @@ def _assert_leaf(got, want, sharding):
   assert np.count_nonzero(whole) == np.count_nonzero(want)  # padding is 0
 
 
+@pytest.mark.long
 def test_scores_ignore_the_padding(saved, rows, quick_compile):
   """ℓ, H, KL and the gradient of their sum, for vocabularies of 64 and 61."""
   folder, params = saved

@@ -203,6 +203,7 @@ def test_gradients_with_padding_and_execution_fields(small, batch):
         np.testing.assert_allclose, rtol=1e-4, atol=1e-6), got, want)
 
 
+@pytest.mark.long
 def test_the_forward_derivative_is_the_reverse_one(small, batch):
   """<∂h, J ∂θ> = <Jᵀ ∂h, ∂θ>, and a finite difference agrees."""
   config, params = small

@@ -83,6 +83,7 @@ def test_every_sample_is_drawn_once_and_whole(free):
              for c in free.values())
 
 
+@pytest.mark.long_after_first
 @pytest.mark.parametrize('temperature', [1.0, 0.7])
 def test_logp_is_the_scoring_functions(params, engine, temperature):
   got, _ = _sample(engine(decoding=draw.Decoding(temperature)))
@@ -234,6 +235,7 @@ def _cut(completion, eos_ids):
   return len(completion.token_T) if not hits.size else hits[0] + 1, hits.size
 
 
+@pytest.mark.long
 def test_ends_at_each_of_several_eos_ids(engine, free):
   """As if cut after the first one: the draws do not depend on the ends."""
   # 0 also pads completions: only lengths mark their ends.
@@ -265,6 +267,7 @@ def test_nothing_to_do(engine):
   assert _sample(engine(), which=())[0] == {}
 
 
+@pytest.mark.long
 def test_slots_stay_busy_and_prompts_are_prefilled_once(make_engine, params):
   """By the counts of prefills, tokens and slots times steps."""
   engine = make_engine(

@@ -72,6 +72,7 @@ def test_no_weights_are_gathered(compiled):
   assert 'all-to-all' not in compiled.as_text()
 
 
+@pytest.mark.long
 def test_a_step_reads_the_weights_and_the_cache_once(compiled):
   """By the plan's count, which includes activations and logits."""
   layer = 2 * MODEL.d_model * (
@@ -93,6 +94,7 @@ def test_the_cache_is_updated_in_place(program, request):
   assert memory.temp_size_in_bytes < cache / 2 / MODEL.num_layers * 2
 
 
+@pytest.mark.long
 def test_a_shard_of_the_batch_costs_what_it_costs_alone(compiled, two_shards):
   """A chip reads the same bytes, and sends only a count and the draws."""
   alone, shard = (cost.of(program.as_text())

@@ -50,6 +50,7 @@ def test_without_questions_no_worker_starts():
   assert not asked._workers
 
 
+@pytest.mark.long
 def test_hanging_questions_affect_no_others():
   also = (f'7^{{{HANG[0]}}}', ('5',))
   fine = [_question(n) for n in range(10)]

@@ -42,6 +42,7 @@ ARGUMENTS = {
     'attend': _packed_row}
 
 
+@pytest.mark.long_after_first
 @pytest.mark.parametrize('name', ARGUMENTS)
 def test_a_form_equals_the_plain_one(name):
   plain, of_cpu = (getattr(table, name) for table in (ops.PLAIN, cpu_ops.OPS))

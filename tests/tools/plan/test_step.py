@@ -51,6 +51,7 @@ def test_a_plan_has_every_program_of_a_step(plan):
   assert all(seconds > 0 for seconds in plan.seconds.values())
 
 
+@pytest.mark.long
 def test_arguments_are_the_shards(plan):
   """fp32 parameters and two moments, over four chips, and the old policy."""
   by_name = {e.name: e for e in plan.estimates}
@@ -65,6 +66,7 @@ def test_arguments_are_the_shards(plan):
   assert floor < by_name['update'].arguments < 1.2 * floor
 
 
+@pytest.mark.long
 def test_the_table_and_the_record_agree(plan):
   config = _config()
   text = table.text(plan, workload_lib.of(config), [plan])

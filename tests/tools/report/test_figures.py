@@ -100,6 +100,7 @@ def test_files_hold_the_curves(make_run, tmp_path):
   assert svg.read_text().lstrip().startswith('<?xml')
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings('error')
 def test_matplotlib_has_no_warning_for_any_label(tmp_path):
   """Leading '_', formulas, missing glyphs, and labels wider than the axes."""
