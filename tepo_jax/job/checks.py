@@ -160,6 +160,8 @@ def check_values(config: ml_collections.ConfigDict) -> None:
   low, high = grading.MIN_TIMEOUT_S, grading.MAX_TIMEOUT_S
   _require(config, 'grading.timeout', low <= config.grading.timeout <= high,
            f'from {low} to {high}')
+  _require(config, 'reward.timeout', config.reward.timeout <= high,
+           f'at most {high}')
   _require(config, 'seed', config.seed < 2**32, 'less than 2^32')
   _require(config, 'data.name', config.data.name, 'a set or a file')
   _require(config, 'eval.sets', all(
@@ -190,10 +192,6 @@ def _check_rewards(settings):
     raise errors.InputError(
         f'config.reward.weights={weights} must be a finite number for each of '
         f'config.reward.functions={functions}')
-  if settings.timeout > grading.MAX_TIMEOUT_S:
-    raise errors.InputError(
-        f'config.reward.timeout={settings.timeout} must be at most '
-        f'{grading.MAX_TIMEOUT_S} seconds')
   for name in functions:
     if name != rewards.ACCURACY:
       rewards.find(name)

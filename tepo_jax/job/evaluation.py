@@ -14,8 +14,8 @@ from tepo_jax import errors
 from tepo_jax.job import session as session_lib
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.rollout import requests
 from tepo_jax.rollout import sampler as sampler_lib
-from tepo_jax.rollout import schedule
 from tepo_jax.runtime import files
 from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.runtime import processes
@@ -69,7 +69,7 @@ class Evaluation:
           self.sampler.stream(params, todo, key), self.name,
           len(self.prompts), initial=len(self.prompts) - len(todo),
           leave=False, disable=None if processes.is_first() else True)
-    except schedule.NonFiniteError as error:
+    except requests.NonFiniteError as error:
       problem = self.prompts[error.prompt_id].problem
       raise errors.RunError(f'{self.name}, {problem.id}: {error}') from error
 

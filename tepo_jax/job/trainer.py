@@ -22,6 +22,7 @@ from tepo_jax.job import summaries
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import dump
 from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.rollout import requests
 from tepo_jax.rollout import schedule
 from tepo_jax.rollout import selection
 from tepo_jax.runtime import checkpoint
@@ -55,7 +56,8 @@ class Trainer:
     step: rollout steps done.
     cursor: position in the data order.
     unrecorded: metrics of the last step until its evaluation is done, or None.
-    records: made by `open`.
+    records, stands_on: set by `open`; the latter is what checkpoints say of the
+      model folder, see `provenance`.
   """
 
   def __init__(self, config: ml_collections.ConfigDict,
@@ -67,6 +69,7 @@ class Trainer:
     self.step, self.cursor = 0, 0
     self.unrecorded: dict[str, float] | None = None
     self.records: _Records | None = None
+    self.stands_on: dict[str, dict] = {}
     self.prompts = session.training_prompts()
     self.order = groups_lib.DataOrder(len(self.prompts), config.seed)
     self.sampler = session.sampler(
@@ -211,9 +214,9 @@ class Trainer:
     """Samples, grades and updates; returns the step's metrics."""
     start, number = time.perf_counter(), self.step + 1
     self.progress.begin(number)
-    rows = self.config.rollout
+    settings = self.config.rollout
     self.progress.phase(
-        f'sampling {rows.prompts} × {rows.samples} completions')
+        f'sampling {settings.prompts} × {settings.samples} completions')
     rollout, sampling = self._collect(number)
     self.cursor = rollout.cursor
     reward_B = self.learner.rewards(rollout.completed)
@@ -256,12 +259,15 @@ class Trainer:
 
   def _check_scores(self, groups):
     """Stops the run, or says why, if a reward function failed."""
+    if self.sampler.scorer is None:
+      return
+    # Of this process's share, the surplus included.
+    reasons, self.sampler.scorer.failures = self.sampler.scorer.failures, {}
     failed = [group.prompt.problem.id for group in groups
               if any(np.isnan(score_G).any()
                      for score_G in group.scores.values())]
     if not failed:
       return
-    reasons, self.sampler.scorer.failures = self.sampler.scorer.failures, {}
     reason = next((reasons[name] for name in failed if name in reasons), None)
     message = f'reward {reason} ({len(failed)} of {len(groups)} groups)'
     if self.config.reward.on_failure == 'stop':
@@ -285,7 +291,7 @@ class Trainer:
               cursor=self.cursor, wanted=rollout.prompts,
               group_size=rollout.samples, mode=rollout.dynamic_sampling,
               max_batches=rollout.max_generation_batches), key)
-    except schedule.NonFiniteError as error:
+    except requests.NonFiniteError as error:
       raise errors.RunError(
           f'step {number}, problem '
           f'{self._prompt(error.prompt_id).problem.id}: {error}; '

@@ -67,13 +67,16 @@ def is_mixed(group: Group) -> bool:
   return bool(group.accuracy_G.min() != group.accuracy_G.max())
 
 
+def is_correct(completion: requests_lib.Completion, verdict: bool) -> bool:
+  """Whether it counts as correct: a truncated completion never does, whatever
+  its text."""
+  return bool(completion.ended and verdict)
+
+
 def to_group(prompt: Prompt,
              samples: Sequence[tuple[requests_lib.Completion, str, bool]],
              max_tokens: int) -> Group:
-  """The group of a prompt's (completion, text, verdict), in sample order.
-
-  A truncated completion counts as wrong, whatever its text.
-  """
+  """The group of a prompt's (completion, text, verdict), in sample order."""
   completions, texts, verdicts = zip(*samples)
   token_GT = np.zeros((len(samples), max_tokens), np.int32)
   logp_GT = np.zeros((len(samples), max_tokens), np.float32)
@@ -83,4 +86,5 @@ def to_group(prompt: Prompt,
   length_G = np.array([len(c.token_T) for c in completions], np.int32)
   ended_G = np.array([c.ended for c in completions])
   return Group(prompt, token_GT, logp_GT, length_G, ended_G, texts,
-               np.asarray(verdicts, np.float32) * ended_G)
+               np.array(list(map(is_correct, completions, verdicts)),
+                        np.float32))

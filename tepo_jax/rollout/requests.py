@@ -1,4 +1,4 @@
-"""What a schedule samples, and what it returns.
+"""What a schedule samples, returns and raises.
 
 Axes: T tokens of a completion.
 """
@@ -8,6 +8,8 @@ import dataclasses
 from typing import Protocol
 
 import numpy as np
+
+from tepo_jax import errors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,3 +69,14 @@ class Completion:
   token_T: np.ndarray
   logp_T: np.ndarray
   ended: bool
+
+
+class NonFiniteError(errors.RunError):
+  """The model computed NaN or an infinite logit for a prompt.
+
+  prompt_id: see `Request`.
+  """
+
+  def __init__(self, prompt_id: int):
+    super().__init__(f'prompt {prompt_id}: the model\'s logits are not finite')
+    self.prompt_id = prompt_id

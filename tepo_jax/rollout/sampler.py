@@ -160,7 +160,7 @@ class _Scoring:
   def __init__(self, sampler):
     self._scorer, self._timers = sampler.scorer, sampler.timers
     self._thread = futures.ThreadPoolExecutor(1)
-    self._pending = []  # of (groups, future)
+    self._pending = []  # of (groups, future or None)
 
   def __enter__(self):
     return self
@@ -170,9 +170,11 @@ class _Scoring:
 
   def submit(self, groups):
     """Starts to score them."""
-    self._pending.append((groups, self._thread.submit(
-        self._scorer.score, [_to_score(g) for g in groups if _is_mine(g)])
-                          if self._scorer and groups else None))
+    future = None
+    if self._scorer is not None:
+      future = self._thread.submit(self._scorer.score, [
+          _to_score(g) for g in groups if _is_mine(g)])
+    self._pending.append((groups, future))
 
   def groups(self):
     """Waits for all groups, and returns them with their scores."""
@@ -187,7 +189,7 @@ class _Scoring:
 
 def _is_mine(group):
   """Whether this process scores the group."""
-  return group.prompt.cursor % jax.process_count() == jax.process_index()
+  return processes.is_mine(group.prompt.cursor)
 
 
 def _to_score(group):
@@ -225,9 +227,10 @@ class _SelectedPrompts:
     """See requests.Source."""
     verdicts = list(self._graded.verdicts())
     for completion, _, verdict in verdicts:
-      self._selection.add(
-          completion.request.prompt_id, completion.ended and verdict > 0)
-    self._scored.submit(list(self._graded.groups(verdicts)))
+      self._selection.add(completion.request.prompt_id,
+                          groups_lib.is_correct(completion, verdict))
+    if groups := list(self._graded.groups(verdicts)):
+      self._scored.submit(groups)
     return [self._graded.request(self._prompt(cursor))
             for cursor in self._selection.take(samples)]
 

@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from tepo_jax import errors
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import engine
 from tepo_jax.rollout import requests as requests_lib
@@ -156,15 +155,18 @@ class Schedule:
     return rows + -rows % self.shapes.shards
 
 
-class NonFiniteError(errors.RunError):
-  """The model computed NaN or an infinite logit for a prompt.
+@dataclasses.dataclass
+class _Sample:
+  """What a slot draws: sample number `sample` of a request.
 
-  prompt_id: see `Request`.
+  stop: see `Schedule`, or None. parts: (tokens, their log-probabilities) of
+  each chunk so far.
   """
-
-  def __init__(self, prompt_id: int):
-    super().__init__(f'prompt {prompt_id}: the model\'s logits are not finite')
-    self.prompt_id = prompt_id
+  request: requests_lib.Request
+  sample: int
+  stop: Callable[[np.ndarray], int | None] | None
+  parts: list[tuple[np.ndarray, np.ndarray]] = dataclasses.field(
+      default_factory=list)
 
 
 class _Run:
@@ -178,9 +180,8 @@ class _Run:
     self.batches = collections.deque()  # of prompts to prefill, see `_batches`
     self.waiting = collections.deque()  # (prompts' cache, row, request, sample)
     self.slots = idle_slots(0)
-    self.work = []  # (request, sample) of each slot
+    self.work = []  # the _Sample of each slot; of a free one the last, or None
     self.first_N = np.zeros(0, int)  # first column in use
-    self.drawn, self.stops = [], []
     self.index = self.columns = 0  # the current column; W
     self.cache = None
 
@@ -204,7 +205,7 @@ class _Run:
     """Frees the slots, and drops the waiting samples, of unwanted requests."""
     wanted = self.source.wanted
     for slot in np.flatnonzero(self.slots.live):
-      self.slots.live[slot] = wanted(self.work[slot][0].prompt_id)
+      self.slots.live[slot] = wanted(self.work[slot].request.prompt_id)
     self.waiting = collections.deque(
         sample for sample in self.waiting if wanted(sample[2].prompt_id))
     self.batches = collections.deque(
@@ -254,8 +255,6 @@ class _Run:
       self.slots.live[kept:] = False
     more = len(order) - kept
     self.work = [self.work[slot] for slot in order[:kept]] + [None] * more
-    self.drawn = [self.drawn[slot] for slot in order[:kept]] + [[]] * more
-    self.stops = [self.stops[slot] for slot in order[:kept]] + [None] * more
     self.first_N = np.append(
         self.first_N[order[:kept]] - shift, np.zeros(more, int))
     self.index, self.columns = self.index - shift, columns
@@ -288,17 +287,17 @@ class _Run:
     done = []
     for slot in np.flatnonzero(before.live):
       count = int(chunk.length_N[slot] - before.length[slot])
-      ended = bool(chunk.ended_N[slot])
-      if self.stops[slot] is not None:
-        cut = self.stops[slot](chunk.token_NC[slot, :count])
+      ended, work = bool(chunk.ended_N[slot]), self.work[slot]
+      if work.stop is not None:
+        cut = work.stop(chunk.token_NC[slot, :count])
         if cut is not None:
           count, ended, self.slots.live[slot] = cut, True, False
-      self.drawn[slot].append((chunk.token_NC[slot, :count],
-                               chunk.logp_NC[slot, :count]))
+      work.parts.append((chunk.token_NC[slot, :count],
+                         chunk.logp_NC[slot, :count]))
       if not self.slots.live[slot]:
-        token_T, logp_T = map(np.concatenate, zip(*self.drawn[slot]))
+        token_T, logp_T = map(np.concatenate, zip(*work.parts))
         done.append(requests_lib.Completion(
-            *self.work[slot], token_T, logp_T, ended))
+            work.request, work.sample, token_T, logp_T, ended))
     return done
 
   def _waits(self):
@@ -354,10 +353,9 @@ class _Run:
       slots.limit[slot] = request.limits[sample]
       slots.prompt_id[slot], slots.sample[slot] = request.prompt_id, sample
       slots.live[slot] = True
-      self.work[slot] = request, sample
+      self.work[slot] = _Sample(
+          request, sample, None if self.stop is None else self.stop())
       self.first_N[slot] = self.index - len(request.token_ids) + 1
-      self.drawn[slot] = []
-      self.stops[slot] = None if self.stop is None else self.stop()
     self.cache = self.programs.insert(self.cache, prompts, source_R, slot_R)
 
   def _count(self, chunk):
@@ -377,7 +375,7 @@ def _check_finite(chunk, slots):
   """Refuses tokens whose log-probabilities, and so logits, are not finite."""
   bad_N = ~np.isfinite(chunk.logp_NC).all(1)
   if bad_N.any():
-    raise NonFiniteError(int(slots.prompt_id[np.argmax(bad_N)]))
+    raise requests_lib.NonFiniteError(int(slots.prompt_id[np.argmax(bad_N)]))
 
 
 def idle_slots(count: int) -> engine.Slots:

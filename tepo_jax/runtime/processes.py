@@ -102,6 +102,11 @@ def mine(items: Sequence[_Item]) -> Sequence[_Item]:
   return items[jax.process_index()::jax.process_count()]
 
 
+def is_mine(number: int) -> bool:
+  """Whether this process does the work of that number: every n-th one."""
+  return number % jax.process_count() == jax.process_index()
+
+
 def whole(part: Sequence[float], length: int) -> np.ndarray:
   """Joins the processes' shares (`mine`) of a list, as float32.
 

@@ -24,6 +24,8 @@ from tepo_jax.tasks import sources
 _LOG = logging.getLogger(__name__)
 
 _NAMED = 10  # bad rows that are skipped and named
+
+
 @dataclasses.dataclass(frozen=True)
 class Source:
   """One named set: its origin, and how the paper's evaluation decodes it.

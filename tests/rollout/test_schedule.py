@@ -341,7 +341,7 @@ def test_logits_that_are_not_finite_name_their_prompt(
   engine = make_engine(
       MODEL, broken, slots=4, prompt_tokens=4, max_tokens=T,
       decoding=draw.Decoding(temperature))
-  with pytest.raises(schedule.NonFiniteError, match='prompt 8: .*not finite'
+  with pytest.raises(requests.NonFiniteError, match='prompt 8: .*not finite'
                      ) as error:
     engine.sample(prompts, ids=(4, 8, 9), group_size=2, max_tokens=T)
   assert error.value.prompt_id == 8

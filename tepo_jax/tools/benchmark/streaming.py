@@ -21,15 +21,22 @@ from tepo_jax.tools.benchmark import workload as workload_lib
 
 
 class Table(NamedTuple):
-  """The length of, and the verdict on, every completion of equal prompts."""
+  """The length of, and the verdict on, every completion of equal prompts.
+
+  limit: what requests state as the most tokens of every completion; None: the
+  lengths, which this forces on a model.
+  """
   token_P: np.ndarray
   length_QG: np.ndarray
   correct_QG: np.ndarray
+  limit: int | None = None
 
   def request(self, cursor: int) -> requests_lib.Request:
-    """The request of prompt `cursor`; its limits force the lengths."""
+    """The request of prompt `cursor`."""
+    length_G = self.length_QG[cursor]
     return requests_lib.Request(
-        self.token_P, cursor, self.length_QG[cursor])
+        self.token_P, cursor,
+        length_G if self.limit is None else np.full_like(length_G, self.limit))
 
   def is_mixed(self, cursor: int) -> bool:
     """Whether the verdicts on a prompt's completions differ."""

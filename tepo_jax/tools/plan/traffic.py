@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tepo_jax.rollout import engine
-from tepo_jax.rollout import requests
 from tepo_jax.rollout import schedule
 from tepo_jax.tools.benchmark import streaming
 from tepo_jax.tools.benchmark import workload as workload_lib
@@ -33,15 +32,6 @@ class Shape(NamedTuple):
   more: Any = None
 
 
-class _Table(streaming.Table):
-  """A table whose requests do not tell the sampler how long they will be."""
-  max_tokens: int
-
-  def request(self, cursor):
-    return requests.Request(
-        self.token_P, cursor, [self.max_tokens] * self.length_QG.shape[1])
-
-
 def of_rollout(workload: workload_lib.Workload, shapes: schedule.Shapes,
                mixed_share: float, sample: Any = streaming.stream
                ) -> collections.Counter:
@@ -51,8 +41,9 @@ def of_rollout(workload: workload_lib.Workload, shapes: schedule.Shapes,
   `batches` of `benchmark.streaming`.
   """
   counts = collections.Counter()
-  known = _Table(*streaming.table(workload, _BATCHES, mixed_share))
-  known.max_tokens = workload.max_tokens
+  # The sampler does not know the lengths before it has drawn them.
+  known = streaming.table(workload, _BATCHES, mixed_share)._replace(
+      limit=workload.max_tokens)
 
   def prefill(_, token_QP, __):
     counts[Shape('prefill', *token_QP.shape)] += 1

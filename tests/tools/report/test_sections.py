@@ -33,8 +33,8 @@ def test_identical_updates_are_found_by_their_gradients():
       ['gspo', 'grpo', 'tepo', 'gpg']]  # 1e-6 is rounding
   assert replay.identical(LAST.outcomes) == [
       ['gspo'], ['grpo', 'tepo'], ['gpg']]
-  turned = {'grpo': outcome([1, 0]), 'tepo': outcome([0, 1])}
-  assert replay.identical(turned) == [['grpo'], ['tepo']]  # of equal length
+  orthogonal = {'grpo': outcome([1, 0]), 'tepo': outcome([0, 1])}
+  assert replay.identical(orthogonal) == [['grpo'], ['tepo']]  # of equal length
 
 
 def _rows(content):
