@@ -168,6 +168,7 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   # an evaluation, the one with the highest avg@k of the first set in eval.sets.
   c.checkpoint = ml_collections.ConfigDict()
   c.checkpoint.period = 5  # rollout steps between checkpoints
+  c.checkpoint.minutes = config_dict.placeholder(float)  # at most, if given
   c.checkpoint.keep = 2  # keep the latest N
   c.checkpoint.keep_every = 0  # keep the steps that are a multiple; 0: none
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Sets up and trains on NVIDIA GPUs; the arguments are those of tepo_jax.train.
+# Sets up and runs a program on NVIDIA GPUs: train, evaluate, export or pretrain.
 #
 #   launch/gpu.sh --config=configs/tiny.py:tepo --workdir=DIR [--config.FIELD=…]
+#   launch/gpu.sh PROGRAM ARGUMENTS
 #
 # On one machine it runs one process for all GPUs. On several machines, which
 # must share this folder and be able to write to --workdir:
@@ -39,6 +40,11 @@ launch/supervise.sh launch/gpu.sh $(printf '%q ' "$@")>>train.$id.log 2>&1 \
   exit
 fi
 
+program=train
+if [[ ${1:-} =~ ^(train|evaluate|export|pretrain)$ ]]; then
+  program=$1; shift
+fi
+
 # The tasks of a machine run this one after another; the first installs.
 flock launch/setup.sh launch/setup.sh gpu
 [[ -z ${SLURM_JOB_ID:-}${JAX_COORDINATOR_ADDRESS:-} ]] \
@@ -49,4 +55,4 @@ export XLA_PYTHON_CLIENT_MEM_FRACTION=${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.92}
 # Overlap gathering the next layer's weights with computing this one.
 export XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=true \
 ${XLA_FLAGS:-}"
-exec env JAX_PLATFORMS=cuda,cpu .venv/bin/python -m tepo_jax.train "$@"
+exec env JAX_PLATFORMS=cuda,cpu .venv/bin/python -m "tepo_jax.$program" "$@"

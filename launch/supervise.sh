@@ -2,12 +2,13 @@
 # Runs a command and restarts it if it is killed or loses another process of its
 # job, but not if it exits with status 0, 1 or 2.
 #
-#   [RESTARTS=20] [PAUSE=10] launch/supervise.sh COMMAND...
+#   [RESTARTS=20] [PAUSE=10] [STATUS=FILE] launch/supervise.sh COMMAND...
 #
 # SIGTERM is passed on to the command, which is then not restarted. PAUSE is in
-# seconds.
+# seconds. STATUS is a file for the exit status.
 set -euo pipefail
 child='' stopped=''
+trap 'echo $? >"${STATUS:-/dev/null}"' EXIT
 trap 'stopped=yes; [[ -z $child ]] || kill -TERM "$child" || true' TERM
 
 for (( left = ${RESTARTS:-20}; ; left-- )); do

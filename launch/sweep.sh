@@ -4,8 +4,8 @@
 #
 #   [METHODS="tepo grpo ..."] [SEEDS="0 1 2 3 4"] [JOBS=N] [OUT=runs/study] \
 #     launch/sweep.sh tiny [--config.FIELD=VALUE ...]
-#   [RUNS=runs] launch/sweep.sh [--dry-run] table1|table2|table3|table4 \
-#     [--config.FIELD=VALUE ...]
+#   [RUNS=runs] launch/sweep.sh [--dry-run] [--slice] \
+#     table1|table2|table3|table4 [--config.FIELD=VALUE ...]
 #
 # tiny: trains METHODS (default: every row of the paper) on the embedded task,
 # JOBS at a time (default: one per core). All runs start from one base model; a
@@ -14,6 +14,9 @@
 #
 # table1 to table4: train and evaluate the rows of a table of the paper, then
 # print the table. --dry-run prints the commands. Run launch/setup.sh first.
+# --slice runs them on the slice that NAME, ZONE and PROJECT name, after
+# launch/tpu_vm.sh create and setup; RUNS=bucket/FOLDER must be in its bucket.
+# Each result is copied to the same folder here.
 #
 # --config.FIELD=VALUE applies to every training and evaluation.
 set -euo pipefail
@@ -21,17 +24,30 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 fail() { echo "launch/sweep.sh: error: $*" >&2; exit 2; }
 
-dry_run=
+dry_run='' slice=''
 if [[ ${1:-} == --dry-run ]]; then dry_run=yes; shift; fi
-[[ ${1:-} =~ ^table[1-4]$ || ( ${1:-} == tiny && -z $dry_run ) ]] \
+if [[ ${1:-} == --slice ]]; then slice=yes; shift; fi
+[[ ${1:-} =~ ^table[1-4]$ || ( ${1:-} == tiny && -z $dry_run$slice ) ]] \
   || fail "usage: launch/sweep.sh tiny [--config.FIELD=VALUE ...], or" \
-    "launch/sweep.sh [--dry-run] table1|table2|table3|table4" \
+    "launch/sweep.sh [--dry-run] [--slice] table1|table2|table3|table4" \
     "[--config.FIELD=VALUE ...]"
 what=$1
 shift
 for argument in "$@"; do
   [[ $argument == --config.* ]] || fail "unexpected argument '$argument'"
 done
+
+# execute COMMAND...: if it starts a program on a slice, waits for that too, and
+# copies what an evaluation has written.
+execute() {
+  local argument
+  [[ -n $slice ]] || { "$@"; return; }
+  launch/tpu_vm.sh wait || true  # for what an interrupted sweep left behind
+  "$@" && launch/tpu_vm.sh wait || return
+  for argument in "$@"; do
+    [[ $argument != --out=* ]] || launch/tpu_vm.sh fetch "${argument#--out=}"
+  done
+}
 
 # table NUMBER [OVERRIDE ...]
 table() {
@@ -45,12 +61,14 @@ table() {
     [[ -n $line ]] || continue
     read -ra words <<<"$line"
     command=(.venv/bin/python -m "${words[@]}" "$@")
+    [[ -z $slice ]] \
+      || command=(launch/tpu_vm.sh run "${words[@]#tepo_jax.}" "$@")
     if [[ -n $dry_run ]]; then
       printf '%q ' "${command[@]}"
       echo
     elif [[ -n $skip && $line == *"--checkpoint=$skip "* ]]; then
       continue  # evaluates a run whose training failed
-    elif ! "${command[@]}" </dev/null; then
+    elif ! execute "${command[@]}" </dev/null; then
       echo "launch/sweep.sh: failed: ${command[*]}" >&2
       failed=$((failed + 1))
       [[ $line != *--workdir=* ]] || skip=${line##*--workdir=}

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs training on a Cloud TPU slice from your machine.
+# Runs the programs on a Cloud TPU slice from your machine.
 #
 #   NAME=… ZONE=… PROJECT=… [TYPE=v6e-16] [SPOT=1] [BUCKET=…] \
 #       launch/tpu_vm.sh [--dry-run] COMMAND
@@ -8,15 +8,25 @@
 #                     SPOT=1 is cheaper, but can be preempted
 #   setup             copies this repository to all hosts and installs there;
 #                     with BUCKET=…, mounts that bucket as tepo/bucket
-#   run ARGUMENTS     starts python -m tepo_jax.train ARGUMENTS and returns
+#   run [PROGRAM] ARGUMENTS
+#                     starts python -m tepo_jax.PROGRAM ARGUMENTS on all hosts
+#                     and returns; PROGRAM is train, evaluate, export or
+#                     pretrain, by default train
+#   wait              waits until it ends; exits with its status
+#   watch [PROGRAM] ARGUMENTS
+#                     create and setup unless the slice is active, run, wait;
+#                     if the slice is preempted, again, until the program ends
 #   logs              follows the output of the first host
-#   stop              makes the run save and exit
+#   fetch PATH        copies a file or folder of the first host's repository to
+#                     the same place in this one
+#   stop              makes a training run save and exit
 #   delete            deletes the slice
 #
 # A run resumes from its last checkpoint: by itself if a process is lost; after
 # `delete`, `create`, `setup` and the same `run` if the slice was preempted. For
-# that its --workdir must be in the bucket: --workdir=gs://BUCKET/NAME, which is
-# bucket/NAME on the hosts. --dry-run prints the commands instead.
+# that its folders must be in the bucket: --workdir=gs://BUCKET/NAME, which is
+# bucket/NAME on the hosts; so must --checkpoint and --out if there are several
+# hosts. --dry-run prints the commands instead.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -27,14 +37,15 @@ fi
 
 fail() { echo "launch/tpu_vm.sh: error: $*" >&2; exit 2; }
 
-commands='create|setup|run|logs|stop|delete'
+commands='create|setup|run|wait|watch|logs|fetch|stop|delete'
 dry_run=
 if [[ ${1:-} == --dry-run ]]; then dry_run=yes; shift; fi
 command=${1:-}
 [[ $command =~ ^($commands)$ ]] \
   || fail "usage: launch/tpu_vm.sh [--dry-run] $commands"
 shift
-[[ $command == run || $# -eq 0 ]] || fail "unexpected argument '$1'"
+[[ $command =~ ^(run|watch|fetch)$ || $# -eq 0 ]] \
+  || fail "unexpected argument '$1'"
 for name in NAME ZONE PROJECT; do
   [[ -n ${!name:-} ]] || fail "$name is not set in the environment"
 done
@@ -48,15 +59,22 @@ do_it() {
 tpus() { do_it gcloud compute tpus "$@" "${where[@]}"; }
 on_hosts() { tpus tpu-vm ssh "${NAME:?}" --worker="$1" --command="$2"; }
 
-# The arguments of `run`, with gs://BUCKET/… replaced by the hosts' folder.
-arguments=()
-in_bucket() {
-  local argument there=--workdir=gs://${BUCKET:-}/
+# Splits the arguments of `run` into `program` and `arguments`; in the latter
+# gs://BUCKET/… becomes the hosts' folder.
+parse_run() {
+  local argument
+  program=train arguments=()
+  if [[ ${1:-} =~ ^(train|evaluate|export|pretrain)$ ]]; then
+    program=$1; shift
+  fi
+  [[ $# -gt 0 ]] || fail "$command needs the program's arguments, for example" \
+    "--config=configs/tiny.py:tepo --workdir=bucket/tiny"
   for argument in "$@"; do
-    if [[ $argument == --workdir=gs://* ]]; then
-      [[ -n ${BUCKET:-} && $argument == "$there"?* ]] || fail "$argument:" \
-        "only folders of gs://BUCKET are mounted; BUCKET=${BUCKET:-}"
-      argument=--workdir=bucket/${argument#"$there"}
+    if [[ $argument =~ ^(--[a-z.]+=)gs://(.*)$ ]]; then
+      [[ -n ${BUCKET:-} && ${BASH_REMATCH[2]} == "$BUCKET"/?* ]] \
+        || fail "$argument: only folders of gs://BUCKET are mounted;" \
+        "BUCKET=${BUCKET:-}"
+      argument=${BASH_REMATCH[1]}bucket/${BASH_REMATCH[2]#"$BUCKET"/}
     fi
     arguments+=("$argument")
   done
@@ -100,44 +118,93 @@ wait_for_slice() {
   done
 }
 
-case $command in
-  create)
-    [[ -n ${TYPE:-} ]] || fail "TYPE is not set, for example TYPE=v6e-16"
-    spot=()
-    [[ -z ${SPOT:-} ]] || spot=(--spot)
-    if [[ -n $dry_run ]] \
-        || ! tpus queued-resources describe "$NAME" >/dev/null 2>&1; then
-      tpus queued-resources create "$NAME" --node-id="$NAME" \
-        --accelerator-type="$TYPE" --runtime-version="$(software)" "${spot[@]}"
-    fi
-    if [[ -n $dry_run ]]; then
-      tpus queued-resources describe "$NAME" --format='value(state.state)'
-    else
-      wait_for_slice
-    fi
-    ;;
-  setup)
-    archive=$(mktemp -d)/tepo.tgz
-    trap 'rm -rf "$(dirname "$archive")"' EXIT
-    do_it tar -czf "$archive" --exclude=__pycache__ \
-      tepo_jax configs launch tests requirements.txt
-    tpus tpu-vm scp "$archive" "$NAME:tepo.tgz" --worker=all
-    on_hosts all "mkdir -p tepo && tar -xzf tepo.tgz -C tepo \
+create() {
+  local spot=()
+  [[ -z ${SPOT:-} ]] || spot=(--spot)
+  if [[ -n $dry_run ]] \
+      || ! tpus queued-resources describe "$NAME" >/dev/null 2>&1; then
+    tpus queued-resources create "$NAME" --node-id="$NAME" \
+      --accelerator-type="$TYPE" --runtime-version="$(software)" "${spot[@]}"
+  fi
+  if [[ -n $dry_run ]]; then
+    tpus queued-resources describe "$NAME" --format='value(state.state)'
+  else
+    wait_for_slice
+  fi
+}
+
+setup() {
+  local archive
+  archive=$(mktemp -d)/tepo.tgz
+  do_it tar -czf "$archive" --exclude=__pycache__ \
+    tepo_jax configs launch tests requirements.txt
+  tpus tpu-vm scp "$archive" "$NAME:tepo.tgz" --worker=all
+  rm -rf "$(dirname "$archive")"
+  on_hosts all "mkdir -p tepo && tar -xzf tepo.tgz -C tepo \
 && tepo/launch/setup.sh tpu"
-    [[ -z ${BUCKET:-} ]] || on_hosts all "$(mount_bucket)"
-    ;;
-  run)
-    [[ $# -gt 0 ]] || fail "run needs the program's arguments, for example" \
-      "--config=configs/tiny.py:tepo --workdir=bucket/tiny"
-    in_bucket "$@"
-    # nohup: the run survives a lost connection.
-    on_hosts all "cd tepo || exit; if kill -0 \$(cat train.pid) 2>/dev/null; \
-then echo a run is in progress here: stop it first >&2; exit 2; fi; \
-TEPO_MULTIHOST=1 JAX_PLATFORMS=tpu,cpu nohup launch/supervise.sh \
-.venv/bin/python -m tepo_jax.train $(printf '%q ' "${arguments[@]}")\
->>train.log 2>&1 </dev/null & echo \$! >train.pid"
-    ;;
-  logs) on_hosts 0 "tail -n 100 -F tepo/train.log" ;;
-  stop) on_hosts all "kill -TERM \$(cat tepo/train.pid)" ;;
-  delete) tpus queued-resources delete "$NAME" --force --quiet ;;
+  [[ -z ${BUCKET:-} ]] || on_hosts all "$(mount_bucket)"
+}
+
+run() {
+  # nohup: the program survives a lost connection.
+  on_hosts all "cd tepo || exit; if kill -0 \$(cat job.pid) 2>/dev/null; \
+then echo a program is in progress here: stop it first >&2; exit 2; fi; \
+rm -f job.status; STATUS=job.status TEPO_MULTIHOST=1 JAX_PLATFORMS=tpu,cpu \
+nohup launch/supervise.sh .venv/bin/python -m tepo_jax.$program \
+$(printf '%q ' "${arguments[@]}")>>job.log 2>&1 </dev/null & echo \$! >job.pid"
+}
+
+# Prints the status that the program ended with on the first host.
+wait_for_status() {
+  on_hosts 0 "cd tepo; while kill -0 \$(cat job.pid) 2>/dev/null; \
+do sleep ${PAUSE:-30}; done; tail -n 3 job.log >&2; cat job.status || echo 1"
+}
+
+# Waits for the program, also over a lost connection; exits with its status, or
+# with $gone.
+gone=75
+wait_for_program() {
+  local status
+  until status=$(wait_for_status); do
+    is_active || { echo "launch/tpu_vm.sh: $NAME is gone" >&2; exit $gone; }
+    sleep "${PAUSE:-30}"
+  done
+  [[ -z $dry_run ]] || { echo "$status"; return; }
+  exit "$status"
+}
+
+is_active() {
+  [[ $(tpus queued-resources describe "$NAME" --format='value(state.state)') \
+    == ACTIVE ]]
+}
+
+delete() { tpus queued-resources delete "$NAME" --force --quiet; }
+
+watch() {
+  local status=$gone
+  while [[ $status -eq $gone ]]; do
+    if ! is_active; then
+      delete || true
+      create
+      setup
+    fi
+    run || true  # if it is in progress already
+    status=0
+    (wait_for_program) || status=$?
+  done
+  exit "$status"
+}
+
+case $command in
+  create | watch)
+    [[ -n ${TYPE:-} ]] || fail "TYPE is not set, for example TYPE=v6e-16" ;;&
+  run | watch) parse_run "$@" ;;&
+  create | setup | run | watch | delete) "$command" ;;
+  wait) wait_for_program ;;
+  logs) on_hosts 0 "tail -n 100 -F tepo/job.log" ;;
+  fetch)
+    [[ $# -eq 1 ]] || fail "fetch needs one path"
+    do_it mkdir -p "$(dirname "$1")"
+    tpus tpu-vm scp --recurse "$NAME:tepo/$1" "$(dirname "$1")" --worker=0 ;;
+  stop) on_hosts all "kill -TERM \$(cat tepo/job.pid)" ;;
 esac

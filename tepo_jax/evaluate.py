@@ -7,7 +7,7 @@ r"""Evaluates a model or a checkpoint on the config's evaluation sets.
 last checkpoint is used; without it, config.model is evaluated. Writes
 results.json and samples.jsonl to --out, and prints accuracies with their
 intervals. If it is killed, the same command resumes it; the results are the
-same.
+same. On several hosts (TEPO_MULTIHOST=1) all take part and the first one writes.
 """
 
 import contextlib
@@ -16,6 +16,8 @@ import pathlib
 
 from absl import flags
 import jax
+import ml_collections
+import numpy as np
 
 from tepo_jax import cli
 from tepo_jax import errors
@@ -30,6 +32,7 @@ from tepo_jax.job import sizes
 from tepo_jax.runtime import checkpoint as checkpoint_lib
 from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.runtime import mesh as mesh_lib
+from tepo_jax.runtime import processes
 from tepo_jax.tasks import results as results_lib
 from tepo_jax.tools.report import tables
 
@@ -43,10 +46,17 @@ _OUT = flags.DEFINE_string(
 
 
 def main() -> None:
-  config, out = _CONFIG.value, pathlib.Path(_OUT.value)
+  config = _CONFIG.value
   checks.check_values(config)
   sizes.check(config)
   config.lora.rank = 0  # adapters are merged on restore
+  processes.initialize()
+  with processes.ending_together():
+    evaluate(config, pathlib.Path(_OUT.value))
+
+
+def evaluate(config: ml_collections.ConfigDict, out: pathlib.Path) -> None:
+  """Evaluates; all processes of a job must call it."""
   folder, params, step = _checkpoint(config), None, None
   checkpoints = folder / session_lib.CHECKPOINTS
   if checkpoints.is_dir():
@@ -54,24 +64,27 @@ def main() -> None:
         checkpoint_lib.Checkpointer(checkpoints, read_only=True)) as saved:
       step = saved.latest()
   samples = evaluation_lib.SampleFile(out, _identity(config, folder, step))
+  processes.on_first(samples.check)
   if checkpoints.is_dir():
     folder, params = restore.restore_params(
         folder, mesh_lib.make(config.mesh), step)
   with (lock_lib.FolderLock(out) as lock,
         session_lib.open_folder(config, folder) as session):
     evaluations = evaluation_lib.prepare(session)
-    lock.acquire()
-    samples.open({item.name: item.samples for item in evaluations})
+    processes.on_first(lock.acquire)
+    processes.on_first(
+        samples.open, {item.name: item.samples for item in evaluations})
     session_lib.cache_compilations(config, out)
     cast = sampling_lib.make_decode_cast(session.model, session.mesh)
     params = cast(session.load_params() if params is None else params)
     key = programs_lib.stream(config.seed, 'eval')
     for index, item in enumerate(evaluations):
       _run(item, params, jax.random.fold_in(key, index), samples)
-    results = _results(evaluations, samples)
-    (out / results_lib.RESULTS).write_text(
-        json.dumps(results, indent=2) + '\n')
-  print(tables.of_results(results))
+    if processes.is_first():
+      results = _results(evaluations, samples)
+      (out / results_lib.RESULTS).write_text(
+          json.dumps(results, indent=2) + '\n')
+      print(tables.of_results(results))
 
 
 def _checkpoint(config):
@@ -94,10 +107,15 @@ def _identity(config, checkpoint, step):
 
 
 def _run(item, params, key, samples):
-  for group in item.stream(params, key, samples.done(item.name)):
-    samples.add(evaluation_lib.sample_lines(item.name, [group]))
+  done = samples.done(item.name)  # nothing but on the first process
+  is_done = processes.total(np.array(
+      [prompt.problem.id in done for prompt in item.prompts], np.int32))
+  todo = [p for p, skip in zip(item.prompts, is_done) if not skip]
+  for group in item.stream(params, key, todo):
+    if processes.is_first():
+      samples.add(evaluation_lib.sample_lines(item.name, [group]))
   for name, count in item.take_counts().items():
-    if count:
+    if count and processes.is_first():
       print(f'{item.name}: grading: {count} {name}', flush=True)
 
 
@@ -114,4 +132,4 @@ def _results(evaluations, samples):
 
 
 if __name__ == '__main__':
-  cli.run(main)
+  cli.run(main, joins_job=True)

@@ -5,7 +5,11 @@ r"""Exports the trained weights of a run as a Hugging Face folder.
 The folder holds config.json, safetensors (fp32), the tokenizer and the
 generation config, for transformers' from_pretrained. The adapters of a LoRA run
 are merged in; with --adapter they are written alone, as a folder for peft.
+On several hosts (TEPO_MULTIHOST=1) each reads its part of the checkpoint, and
+the first one writes, one tensor at a time.
 """
+
+import pathlib
 
 from absl import flags
 
@@ -16,6 +20,7 @@ from tepo_jax.job import run_folder
 from tepo_jax.policy.huggingface import adapters
 from tepo_jax.policy.huggingface import weights
 from tepo_jax.runtime import mesh as mesh_lib
+from tepo_jax.runtime import processes
 
 _WORKDIR = flags.DEFINE_string(
     'workdir', None, 'Workdir of a training run.', required=True)
@@ -29,7 +34,14 @@ _ADAPTER = flags.DEFINE_bool(
 
 
 def main() -> None:
-  out = run_folder.check_out(_OUT.value)
+  processes.initialize()
+  with processes.ending_together():
+    export(pathlib.Path(_OUT.value))
+
+
+def export(out: pathlib.Path) -> None:
+  """Writes the folder; all processes of a job must call it."""
+  processes.on_first(run_folder.check_out, out)
   mesh = mesh_lib.make({'data': 1, 'fsdp': -1, 'tensor': 1})
   if _ADAPTER.value:
     trained = restore.restore_trained(_WORKDIR.value, mesh, _STEP.value)
@@ -39,8 +51,9 @@ def main() -> None:
   else:
     folder, params = restore.restore_params(_WORKDIR.value, mesh, _STEP.value)
     weights.save(out, weights.read_config(folder), params, source=folder)
-  print(f'exported {_WORKDIR.value} to {out}')
+  if processes.is_first():
+    print(f'exported {_WORKDIR.value} to {out}')
 
 
 if __name__ == '__main__':
-  cli.run(main)
+  cli.run(main, joins_job=True)

@@ -9,6 +9,7 @@ no model.
 """
 
 from absl import flags
+import ml_collections
 
 from tepo_jax import cli
 from tepo_jax import errors
@@ -16,6 +17,7 @@ from tepo_jax.job import base_model
 from tepo_jax.job import checks
 from tepo_jax.job import run_folder
 from tepo_jax.job import sizes
+from tepo_jax.runtime import processes
 
 _CONFIG = cli.DEFINE_config()
 _OUT = flags.DEFINE_string(
@@ -24,15 +26,23 @@ _OUT = flags.DEFINE_string(
 
 
 def main() -> None:
-  config, out = _CONFIG.value, run_folder.check_out(_OUT.value)
+  config = _CONFIG.value
   checks.check_values(config)
   sizes.check(config)
   if not config.pretrain.worked_steps:
     raise errors.InputError(
         'config.pretrain.worked_steps=0: this config does not make a model')
+  processes.initialize()
+  with processes.ending_together():
+    processes.on_first(pretrain, config)
+
+
+def pretrain(config: ml_collections.ConfigDict) -> None:
+  """Makes the model: on one host, whatever the job's number of them."""
+  out = run_folder.check_out(_OUT.value)
   base_model.make(config, out)
   print(f'made {out}')
 
 
 if __name__ == '__main__':
-  cli.run(main)
+  cli.run(main, joins_job=True)

@@ -206,6 +206,15 @@ def test_tpu_vm_dry_run(launch):
   ssh = _TPUS + ['tpu-vm', 'ssh', 'n']
   (*logs, _, _, _), = _dry_run(launch, 'logs')
   assert logs == ssh + ['--worker=0']
+  (*wait, command, _, _), = _dry_run(launch, 'wait')
+  assert wait == ssh + ['--worker=0'] and 'cat job.status' in command
+  made, fetch = _dry_run(launch, 'fetch', 'runs/a/b')
+  assert made == ['mkdir', '-p', 'runs/a']
+  assert fetch[4:8] == ['scp', '--recurse', 'n:tepo/runs/a/b', 'runs/a']
+  assert [line[4:6] for line in _dry_run(launch, 'watch', '--x') if
+          line[0] == 'gcloud'][-1] == ['ssh', 'n']
+  (*_, command, _, _), = _dry_run(launch, 'run', 'export', '--x')
+  assert '-m tepo_jax.export --x ' in command
   (*stop, command, _, _), = _dry_run(launch, 'stop')
   assert stop == ssh + ['--worker=all'] and 'kill -TERM' in command
   tar, copy, setup = _dry_run(launch, 'setup')
@@ -238,7 +247,7 @@ def test_tpu_vm_runs_the_program_on_a_host(launch, tmp_path):
                           capture_output=True, timeout=30)
 
   assert on_host(command).returncode == 0
-  log = host / 'tepo/train.log'
+  log = host / 'tepo/job.log'
   _wait_for(lambda: '--workdir' in log.read_text())
   assert log.read_text() == (
       "1|-m|tepo_jax.train|--config.eval.sets=('x', 'y')|--workdir=$(id)|")
@@ -252,7 +261,7 @@ def test_tpu_vm_runs_the_program_on_a_host(launch, tmp_path):
 def test_a_workdir_in_the_bucket_becomes_a_folder_of_the_hosts(launch):
   (*_, command, _, _), = _dry_run(
       launch, 'run', '--config=c.py', '--workdir=gs://b/a run', BUCKET='b')
-  assert '--config=c.py --workdir=bucket/a\\ run >>train.log' in command
+  assert '--config=c.py --workdir=bucket/a\\ run >>job.log' in command
   for bucket, workdir in (('b', 'gs://other/x'), ('', 'gs://b/x'),
                           ('b', 'gs://b/')):
     done = launch('tpu_vm.sh', '--dry-run', 'run', f'--workdir={workdir}',
@@ -266,6 +275,96 @@ def _wait_for(holds):
   while not holds():
     assert time.monotonic() < deadline
     time.sleep(0.05)
+
+
+_SLICE_STUB = r"""#!/bin/bash
+# A slice of one host, $STUBS/host; $STUBS/state is missing if there is none.
+echo "$4 $3" >>"$STUBS/gcloud_log"
+state() { cat "$STUBS/state" 2>/dev/null; }
+case "$*" in
+  *describe*) state ;;
+  *create*) mkdir -p "$STUBS/host"; echo ACTIVE >"$STUBS/state" ;;
+  *delete*) rm -rf "$STUBS/state" "$STUBS/host" ;;
+  *" ssh "*)
+    [[ $(state) == ACTIVE ]] || exit 255
+    for argument; do case $argument in --command=*)
+      (cd "$STUBS/host" && bash -c "${argument#--command=}") ;;
+    esac; done
+    status=$?
+    [[ $(state) == ACTIVE ]] || exit 255
+    exit $status ;;
+  *" scp --recurse "*) cp -r "$STUBS/host/${6#n:}" "$7" ;;
+  *" scp "*) cp "$5" "$STUBS/host/${6#n:}" ;;
+esac
+"""
+# Is taken away with the slice, as often as $STUBS/taken says.
+_PROGRAM = r"""#!/bin/bash
+[[ "$*" == *tepo_jax* ]] || exit 0
+echo "$TEPO_MULTIHOST $*" >>"$STUBS/log"
+left=$(cat "$STUBS/taken" 2>/dev/null || echo 0)
+if (( left > 0 )); then
+  echo $((left - 1)) >"$STUBS/taken"
+  echo SUSPENDED >"$STUBS/state"
+fi
+for argument; do case $argument in --out=*)
+  mkdir -p "${argument#--out=}"; echo done >"${argument#--out=}/results.json" ;;
+esac; done
+[[ "$*" != *seed=7* ]]
+"""
+
+
+@pytest.fixture(name='tpu')
+def _tpu(launch):
+  """Runs tpu_vm.sh with a stand-in for gcloud that runs what hosts are sent."""
+  for name, text in (('gcloud', _SLICE_STUB), ('venv_python', _PROGRAM)):
+    (launch.stubs / name).write_text(text)
+    (launch.stubs / name).chmod(0o755)
+  for name in ('tepo_jax', 'configs', 'tests'):
+    (launch.root / name).mkdir(exist_ok=True)
+  (launch.stubs / 'venv_is_there').touch()
+  return lambda *arguments: launch(
+      'tpu_vm.sh', *arguments, **_SLICE, PAUSE='0.1')
+
+
+def test_a_slice_that_is_taken_away_is_made_again(launch, tpu):
+  (launch.stubs / 'taken').write_text('2')
+  done = tpu('watch', '--workdir=bucket/a run')
+  assert done.returncode == 0, done.stderr
+  assert launch.log() == 3 * [
+      '1 -m tepo_jax.train --workdir=bucket/a run']
+  assert done.stderr.count('n is gone') == 2
+  # The program's own failure is none of the slice's.
+  done = tpu('watch', '--config.seed=7')
+  assert done.returncode == 1 and len(launch.log()) == 1
+  assert 'n is gone' not in done.stderr
+
+
+def test_programs_run_on_a_slice_one_after_the_other(launch, tpu):
+  assert tpu('create').returncode == tpu('setup').returncode == 0
+  assert tpu('run', 'evaluate', '--out=runs/e').returncode == 0
+  assert tpu('wait').returncode == 0
+  assert tpu('fetch', 'runs/e').returncode == 0
+  assert (launch.root / 'runs/e/results.json').read_text() == 'done\n'
+  assert tpu('run', '--config.seed=7').returncode == 0
+  assert tpu('wait').returncode == 1
+  assert launch.log() == ['1 -m tepo_jax.evaluate --out=runs/e',
+                          '1 -m tepo_jax.train --config.seed=7']
+
+
+def test_sweep_on_a_slice(launch, tpu, sweep):
+  assert tpu('create').returncode == tpu('setup').returncode == 0
+  launch.log()
+  done = sweep('--slice', 'table3', **_SLICE, PAUSE='0.1')
+  assert done.returncode == 0, done.stderr
+  assert launch.log() == [
+      line.replace('python', '1', 1) for line in (
+          _TRAIN, _EVALUATE, _UNTRAINED)] + [_REPORT]
+  for name in 'eb':  # what the report reads
+    assert (launch.root / 'r' / name / 'results.json').exists()
+  done = sweep('--dry-run', '--slice', 'table3')
+  assert [line.split()[:3] for line in done.stdout.splitlines()] == [
+      ['launch/tpu_vm.sh', 'run', program]
+      for program in ('train', 'evaluate', 'evaluate')]
 
 
 def test_tpu_vm_waits_for_the_slice(launch):
@@ -306,7 +405,8 @@ def test_help_is_the_script_s_head(launch, script, flag):
 
 @pytest.mark.parametrize('arguments, without, said', [
     ((), '', 'usage'), (('fly',), '', 'usage'), (('create', 'x'), '', "'x'"),
-    (('run',), '', 'arguments'), (('create',), 'ZONE', 'ZONE is not set'),
+    (('run',), '', 'arguments'), (('run', 'evaluate'), '', 'arguments'),
+    (('watch', '--x'), 'TYPE', 'TYPE is not set'), (('fetch',), '', 'path'), (('create',), 'ZONE', 'ZONE is not set'),
     (('create',), 'TYPE', 'TYPE is not set')])
 def test_tpu_vm_refuses(launch, arguments, without, said):
   environment = {k: v for k, v in _SLICE.items() if k != without}
@@ -374,7 +474,8 @@ def _sweep(launch):
   python.parent.mkdir(parents=True)
   python.write_text(_SWEEP_PYTHON)
   python.chmod(0o755)
-  return lambda *arguments: launch('sweep.sh', *arguments, RUNS='r')
+  return lambda *arguments, **environment: launch(
+      'sweep.sh', *arguments, RUNS='r', **environment)
 
 
 _TRAIN = 'python -m tepo_jax.train --config=c.py:a --workdir=r/a'

@@ -1,4 +1,5 @@
-"""A run on several layouts of processes and devices; a lost process."""
+"""Runs, evaluations, exports on several layouts of processes and devices; a lost
+process."""
 
 import json
 import shutil
@@ -121,17 +122,69 @@ def test_a_lost_process_ends_the_job_which_resumes_elsewhere(one, tmp_path):
 def test_sigterm_to_one_process_saves_and_ends_them_all(tmp_path):
   """As when one host of a slice is preempted."""
   workdir = tmp_path / 'run'
-  job = _train(workdir, 2, 1, 1000)
+  job = _train(workdir, 4, 1, 1000, '--config.checkpoint.period=1000',
+               '--config.checkpoint.minutes=0.001',
+               '--config.train.microbatch_tokens=144')
   deadline = time.monotonic() + 400
   try:
     while 2 not in _steps(workdir):
       assert time.monotonic() < deadline and job[0].poll() is None
       time.sleep(0.1)
-    job[1].send_signal(signal.SIGTERM)
+    # By the clock: the period has not passed.
+    assert (workdir / 'checkpoints/1').is_dir()
+    job[2].send_signal(signal.SIGTERM)
     outcomes = jobs.finish(job, 30)
   finally:
     for process in job:
       process.kill()
-  assert [status for status, *_ in outcomes] == [0, 0], outcomes
+  assert [status for status, *_ in outcomes] == [0] * 4, outcomes
   saved = max(int(step.name) for step in (workdir / 'checkpoints').iterdir())
   assert saved == _steps(workdir)[-1]
+
+
+def _program(name, one_or_two, devices, *arguments):
+  """Runs a program as that many processes; what the first one printed."""
+  outcomes = jobs.finish(jobs.start(
+      one_or_two, ['-m', f'tepo_jax.{name}'], *arguments, devices=devices,
+      **_QUICK), 400)
+  assert {status for status, *_ in outcomes} == {0}, outcomes
+  assert not any(out for _, out, _ in outcomes[1:])  # only the first prints
+  return outcomes[0][1]
+
+
+def test_evaluations_and_exports_do_not_depend_on_the_processes(one, tmp_path):
+  """Also if a process is lost in the middle."""
+  evaluate = ('--config=configs/tiny.py', f'--checkpoint={one}',
+              '--config.eval.limit=96', '--config.rollout.max_tokens=12',
+              '--config.eval.max_tokens=12', '--config.compute.unroll=1',
+              '--config.rollout.slots=64')
+  whole, resumed = tmp_path / 'whole', tmp_path / 'resumed'
+  printed = _program('evaluate', 1, 2, *evaluate, f'--out={whole}')
+  job = jobs.start(2, ['-m', 'tepo_jax.evaluate'], *evaluate,
+                   f'--out={resumed}', devices=1, **_QUICK)
+  try:
+    deadline = time.monotonic() + 400
+    while not (resumed / 'samples.jsonl').exists():
+      assert time.monotonic() < deadline and job[0].poll() is None
+      time.sleep(0.01)
+    job[1].kill()
+    (status, _, said), _ = jobs.finish(job, 200)
+  finally:
+    for process in job:
+      process.kill()
+  assert status in (processes.LOST, -6), said
+  lines = (resumed / 'samples.jsonl').read_text().count('\n')
+  assert 0 < lines < 96 * 9
+  assert _program(
+      'evaluate', 2, 1, *evaluate, f'--out={resumed}') == printed
+  for name in ('samples.jsonl', 'results.json'):
+    assert (resumed / name).read_bytes() == (whole / name).read_bytes()
+
+  for count in (1, 2):
+    out = tmp_path / f'exported_{count}'
+    _program('export', count, 2 // count, f'--workdir={one}', f'--out={out}')
+  first, second = (sorted((tmp_path / f'exported_{count}').iterdir())
+                   for count in (1, 2))
+  assert [file.name for file in first] == [file.name for file in second]
+  assert 'model.safetensors' in {file.name for file in first}
+  assert all(a.read_bytes() == b.read_bytes() for a, b in zip(first, second))

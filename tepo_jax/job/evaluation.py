@@ -1,6 +1,6 @@
 """Runs evaluation sets under their decodings; keeps their samples on disk."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import json
 import os
@@ -47,21 +47,20 @@ class Evaluation:
 
     `params` are in the decode layout.
     """
-    groups = sorted(self.stream(params, key),
+    groups = sorted(self.stream(params, key, self.prompts),
                     key=lambda group: group.prompt.cursor)
     summary = results_lib.summarize(sample_lines(self.name, groups), self.style)
     return groups, results_lib.brief(summary) | self.take_counts()
 
   def stream(self, params: Any, key: jax.Array,
-             done: Collection[str] = ()) -> Iterator[groups_lib.Group]:
-    """Yields the groups of the prompts as they finish, in any order.
+             todo: Sequence[groups_lib.Prompt]) -> Iterator[groups_lib.Group]:
+    """Yields the groups of some of the prompts as they finish, in any order.
 
-    done: ids of problems to skip, which does not change other completions.
+    Which ones these are does not change a completion.
 
     Raises:
       errors.RunError: the model's logits are not finite; names the problem.
     """
-    todo = [p for p in self.prompts if p.problem.id not in done]
     if not todo:
       return
     try:
@@ -143,20 +142,18 @@ class SampleFile:
   """The samples of an evaluation on disk; complete groups survive a kill."""
 
   def __init__(self, folder: str | os.PathLike, identity: dict[str, Any]):
-    """Checks that the folder is new or this evaluation's; writes nothing.
-
-    `identity` holds every setting that determines the samples.
-
-    Raises:
-      errors.InputError: it holds another evaluation or other files.
-    """
+    """`identity` holds every setting that determines the samples."""
     self._folder = pathlib.Path(folder)
     self._path = self._folder / results_lib.SAMPLES
     self._identity = json.loads(json.dumps(identity))
     self._groups: dict[str, dict[str, list[dict]]] = {}
-    self._check_folder()
 
-  def _check_folder(self):
+  def check(self) -> None:
+    """Checks that the folder is new or this evaluation's; writes nothing.
+
+    Raises:
+      errors.InputError: it holds another evaluation or other files.
+    """
     path = self._folder / IDENTITY
     if not path.exists():
       if self._folder.is_dir() and any(
@@ -184,7 +181,7 @@ class SampleFile:
     Raises:
       errors.InputError: another evaluation has taken the folder since.
     """
-    self._check_folder()
+    self.check()
     self._folder.mkdir(parents=True, exist_ok=True)
     self._groups = {name: {} for name in samples}
     files.replace_text(
@@ -203,8 +200,9 @@ class SampleFile:
       self._rewrite()
 
   def done(self, name: str) -> set[str]:
-    """Ids of the problems whose completions the evaluation `name` has."""
-    return set(self._groups[name])
+    """Ids of the problems whose completions the evaluation `name` has; none if
+    this process has not opened the file."""
+    return set(self._groups.get(name, ()))
 
   def add(self, lines: Sequence[dict]) -> None:
     """Appends one group's lines; they are on disk when this returns."""

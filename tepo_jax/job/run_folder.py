@@ -15,7 +15,8 @@ from tepo_jax.runtime import files
 from tepo_jax.runtime import lock as lock_lib
 
 # Fields that may change on resume without changing any result.
-_CONTINUABLE = frozenset({'steps', 'compute.cache', 'profile.steps'})
+_CONTINUABLE = frozenset({
+    'steps', 'compute.cache', 'profile.steps', 'checkpoint.minutes'})
 
 # Fields of how a run is computed. They may change on resume too, with a
 # message: results are then not bit-identical, but differ by rounding only.

@@ -87,6 +87,7 @@ class Trainer:
         compile_seconds=self.compilations.seconds)
     self.background = futures.ThreadPoolExecutor(1)
     self._before_update = lambda: None
+    self._saved = time.monotonic()  # when the last save began
 
   def open(self, workdir: pathlib.Path, lock: lock_lib.FolderLock) -> None:
     """Claims `workdir` for this run and restores its last checkpoint."""
@@ -170,8 +171,8 @@ class Trainer:
     self.unrecorded = None
     self.progress.step(self.step, summaries.summary(scalars),
                        summaries.evaluated(scalars))
-    if (self._is_due(self.config.checkpoint.period)
-        and self.records.checkpointer.latest() != self.step):
+    if self._save_is_due() and (
+        self.records.checkpointer.latest() != self.step):
       self._save(next((value for name, value in scalars.items()
                        if name.startswith('eval/') and '/avg@' in name), None))
 
@@ -195,6 +196,7 @@ class Trainer:
     return contextlib.nullcontext()
 
   def _save(self, score):
+    self._saved = time.monotonic()
     unrecorded = self.unrecorded and {
         name: float(value) for name, value in self.unrecorded.items()}
     with self.session.timers('save'):
@@ -205,6 +207,14 @@ class Trainer:
           'stands_on': self.stands_on}, score,
                                      programs_lib.restorable(
                                          self.learner.programs)[1])
+
+  def _save_is_due(self):
+    settings = self.config.checkpoint
+    # Clocks differ between processes.
+    late = processes.any_of(
+        settings.minutes is not None
+        and time.monotonic() - self._saved >= 60 * settings.minutes)
+    return late or self._is_due(settings.period)
 
   def _is_due(self, period):
     return bool(period) and (

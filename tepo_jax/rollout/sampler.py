@@ -55,10 +55,11 @@ class GroupSampler:
     with _Grading(self) as graded:
       queue = requests_lib.Queue([graded.request(p) for p in prompts])
       for completions in self._completions(weights, queue, key):
+        # Several processes may differ in what they have graded by now: they
+        # wait for all but this chunk's completions.
+        yield from graded.groups(
+            graded.verdicts(wait=jax.process_count() > 1))
         graded.submit(completions)
-        # Processes may differ in what they have graded by now.
-        if jax.process_count() == 1:
-          yield from graded.groups(graded.verdicts(wait=False))
       yield from graded.groups(graded.verdicts())
 
   def select(self, weights: Any, prompt: Callable[[int], groups_lib.Prompt],

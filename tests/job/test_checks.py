@@ -94,6 +94,7 @@ BAD = [
     ('benchmark.mean_tokens', 0, 'positive'),
     ('benchmark.rounds', 0, 'positive'),
     ('benchmark.mixed_share', 0.0, 'in (0, 1]'),
+    ('checkpoint.minutes', 0.0, 'positive'),
     ('reward.timeout', 0, 'positive'), ('reward.timeout', 3601, 'at most 3600'),
     ('reward.on_failure', 'ignore', 'one of stop, zero'),
     ('profile.steps', (0,), 'from 1 on'),

@@ -137,10 +137,9 @@ def test_run_summarizes_in_the_order_of_the_prompts():
   assert sampler.asked == 2 * [['p0', 'p1', 'p2']]
 
 
-def test_problems_that_are_done_are_skipped():
+def test_only_what_is_to_do_is_sampled():
   sampler = _Sampler()
-  left = list(_evaluation(sampler).stream('weights', 'key', {'p0', 'p2'}))
-  assert left == [GROUPS[1]]
-  assert not list(_evaluation(sampler).stream(
-      'weights', 'key', {'p0', 'p1', 'p2'}))
+  item = _evaluation(sampler)
+  assert list(item.stream('weights', 'key', item.prompts[1:2])) == [GROUPS[1]]
+  assert not list(item.stream('weights', 'key', []))
   assert sampler.asked == [['p1']]

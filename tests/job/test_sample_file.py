@@ -57,7 +57,7 @@ def test_the_final_order_is_that_of_the_problems(tmp_path):
 
 
 def test_nothing_is_written_before_open(tmp_path):
-  evaluation.SampleFile(tmp_path / 'out', IDENTITY)
+  evaluation.SampleFile(tmp_path / 'out', IDENTITY).check()
   assert not (tmp_path / 'out').exists()
 
 
@@ -65,12 +65,12 @@ def test_other_folders_are_left_alone(tmp_path):
   _opened(tmp_path / 'out').add(_group('toy', 'a'))
   before = (tmp_path / 'out' / results.SAMPLES).read_bytes()
   with pytest.raises(errors.InputError, match='another evaluation: seed diff'):
-    evaluation.SampleFile(tmp_path / 'out', IDENTITY | {'seed': 1})
+    evaluation.SampleFile(tmp_path / 'out', IDENTITY | {'seed': 1}).check()
   assert (tmp_path / 'out' / results.SAMPLES).read_bytes() == before
   (tmp_path / 'mine').mkdir()
   (tmp_path / 'mine' / 'thesis.tex').touch()
   with pytest.raises(errors.InputError, match='not the folder of an eval'):
-    evaluation.SampleFile(tmp_path / 'mine', IDENTITY)
+    evaluation.SampleFile(tmp_path / 'mine', IDENTITY).check()
   (tmp_path / 'out' / evaluation.IDENTITY).write_text('{')
   with pytest.raises(errors.InputError, match='evaluation.json'):
-    evaluation.SampleFile(tmp_path / 'out', IDENTITY)
+    evaluation.SampleFile(tmp_path / 'out', IDENTITY).check()

@@ -1,14 +1,17 @@
-"""GroupSampler with a toy schedule and a toy grader."""
+"""GroupSampler with toy schedules and toy graders; on two processes."""
 
+import json
 import types
 
 import numpy as np
+import pytest
 
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import requests as requests_lib
 from tepo_jax.rollout import sampler
 from tepo_jax.runtime import progress as progress_lib
 from tepo_jax.tasks import problem as problem_lib
+from tests import jobs
 
 LENGTHS = np.array([[3, 1], [2, 3], [1, 1]])
 
@@ -67,3 +70,72 @@ def test_groups_are_assembled_and_graded():
   list(draw.stream('weights', prompts, 'key'))
   assert draw.counts == {'no_answer': 4} and draw.stats.chunks == 4
   assert set(draw.timers.pop()) == {'rollout', 'grade'}
+
+
+_STREAM = """
+import json, sys
+import jax, numpy as np
+from tepo_jax.job import sampling
+from tepo_jax.policy import transformer
+from tepo_jax.rollout import draw, groups, sampler, schedule, selection
+from tepo_jax.runtime import mesh as mesh_lib, processes, progress
+from tepo_jax.tasks import problem
+processes.initialize()
+devices, slots = map(int, sys.argv[1:])
+jax.config.update('jax_disable_most_optimizations', True)
+model = transformer.ModelConfig(
+    vocab_size=16, d_model=16, num_layers=1, num_heads=2, num_kv_heads=2,
+    head_dim=8, d_ff=16, max_position=32)
+mesh = mesh_lib.make({'data': 1, 'fsdp': devices, 'tensor': 1})
+weights = sampling.make_decode_cast(model, mesh)(jax.jit(
+    lambda: transformer.init(model, jax.random.key(0)),
+    out_shardings=mesh_lib.replicated(mesh))())
+
+class Tokenizer:
+  def batch_decode(self, rows, skip_special_tokens):
+    return [' '.join(map(str, row)) for row in rows]
+
+class Grader:
+  # Every fourth answer, whoever grades it.
+  def grade(self, items):
+    return [len(text) % 4 == 0 for text, _ in items], {'graded': len(items)}
+
+def prompt(cursor):
+  return groups.Prompt(problem.Problem(
+      id=str(cursor), problem='?', answers=('1',), source='test'),
+      (cursor % 16, 3), cursor)
+
+draws = sampler.GroupSampler(
+    schedule=lambda: schedule.Schedule(
+        sampling.make(model, mesh, decoding=draw.Decoding(), eos_ids=(5, 6, 7),
+                      chunk=2),
+        schedule.make_shapes(
+            slots=slots, work=4 * 3 * 8, prompt_tokens=4, max_tokens=12,
+            chunk=2, shards=devices)),
+    group_size=3, max_tokens=12, grader=Grader(), tokenizer=Tokenizer(),
+    timers=progress.Timers())
+rollout = draws.select(weights, prompt, selection.Selection(
+    cursor=7, wanted=4, group_size=3, mode='refill', max_batches=8),
+    jax.random.key(1))
+print(json.dumps([
+    rollout.cursor, draws.counts, vars(draws.stats),
+    [(g.prompt.cursor, g.text_G, g.accuracy_G.tolist())
+     for g in rollout.completed]]))
+"""
+
+
+@pytest.mark.parametrize('slots', [4, 12])
+@pytest.mark.long_after_first
+def test_two_processes_take_the_same_decisions(slots):
+  """As one process with the two devices, down to the steps and the tokens."""
+  def run(count):
+    outcomes = jobs.finish(jobs.start(
+        count, ['-c', _STREAM], '2', str(slots), devices=2 // count), 120)
+    assert {status for status, *_ in outcomes} == {0}, outcomes
+    return [json.loads(out.splitlines()[-1]) for _, out, _ in outcomes]
+
+  (one,), two = run(1), run(2)
+  assert two == [one, one]
+  cursor, counts, stats, groups = one
+  assert counts['graded'] >= 3 * len(groups) > 3 * 4
+  assert cursor > 7 + 4 and stats['steps'] > 12
