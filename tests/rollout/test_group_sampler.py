@@ -1,8 +1,10 @@
 """GroupSampler with a toy schedule and a toy grader."""
 
+import threading
 import types
 
 import numpy as np
+import pytest
 
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import requests as requests_lib
@@ -45,18 +47,26 @@ def _run(weights, queue, key, stats):
   assert all(r.limits == [3, 3] for r in requests)
 
 
+PROMPTS = [
+    groups_lib.Prompt(problem_lib.Problem(
+        id=str(i), problem='?', answers=(str(i),), source='test'),
+        (i, 10 * i), i)
+    for i in (1, 2, 3)]
+
+
+def _sampler(grader, run=_run, **fields):
+  return sampler.GroupSampler(
+      schedule=lambda: types.SimpleNamespace(run=run), group_size=2,
+      max_tokens=3, grader=grader, tokenizer=_Tokenizer(),
+      timers=progress_lib.Timers(), **fields)
+
+
 def test_groups_are_assembled_and_graded():
   grader = _Grader()
-  prompts = [groups_lib.Prompt(problem_lib.Problem(
-      id=str(i), problem='?', answers=(str(i),), source='test'), (i, 10 * i), i)
-             for i in (1, 2, 3)]
-  draw = sampler.GroupSampler(
-      schedule=lambda: types.SimpleNamespace(run=_run), group_size=2,
-      max_tokens=3, grader=grader, tokenizer=_Tokenizer(),
-      timers=progress_lib.Timers())
-  groups = sorted(draw.stream('weights', prompts, 'key'),
+  draw = _sampler(grader)
+  groups = sorted(draw.stream('weights', PROMPTS, 'key'),
                   key=lambda group: group.prompt.cursor)
-  assert [g.prompt for g in groups] == prompts
+  assert [g.prompt for g in groups] == PROMPTS
   assert [g.text_G for g in groups] == [
       ('10 11 12', '10'), ('20 21', '20 21 22'), ('30', '30')]
   assert sorted(grader.seen) == sorted([
@@ -64,6 +74,47 @@ def test_groups_are_assembled_and_graded():
       ('20 21 22', ('2',)), ('30', ('3',)), ('30', ('3',))])
   np.testing.assert_array_equal(  # the fifth is truncated
       [g.accuracy_G for g in groups], [[0, 1], [0, 0], [0, 1]])
-  list(draw.stream('weights', prompts, 'key'))
+  list(draw.stream('weights', PROMPTS, 'key'))
   assert draw.counts == {'no_answer': 4} and draw.stats.chunks == 4
   assert set(draw.timers.pop()) == {'rollout', 'grade'}
+
+
+def test_groups_arrive_while_others_are_sampled_and_graded():
+  """The second call of the grader ends after the first group has arrived."""
+  grader, received = _Grader(), []
+  grading, arrived = threading.Event(), threading.Event()
+
+  def grade(items):
+    if grader.seen:
+      grading.set()
+      assert arrived.wait(60)
+    return _Grader.grade(grader, items)
+
+  def run(_, queue, *rest):
+    of_prompt = [[requests_lib.Completion(
+        request, j, np.ones(1), np.zeros(1), True) for j in (0, 1)]
+                 for request in queue.take(0)[:2]]
+    yield from of_prompt
+    assert grading.wait(60)  # the second's, so the first is graded
+    yield []
+    early.extend(received)
+    arrived.set()
+
+  early = []
+  draw = _sampler(types.SimpleNamespace(grade=grade), run)
+  for group in draw.stream('weights', PROMPTS, 'key'):
+    received.append(group.prompt.cursor)
+  assert early == [1] and received == [1, 2]
+
+
+def test_a_check_stops_sampling_after_a_chunk():
+  checks = []
+
+  def check():
+    checks.append(None)
+    if len(checks) == 2:
+      raise InterruptedError
+
+  with pytest.raises(InterruptedError):
+    list(_sampler(_Grader(), check=check).stream('weights', PROMPTS, 'key'))
+  assert len(checks) == 2
