@@ -1,15 +1,14 @@
-r"""Breaks the code in small ways; the tests of its package must notice.
+"""Breaks the code in small ways; the tests of its package must notice.
 
   python -m tests.faults.mutants --out=FILE.jsonl [--count=150] [--seed=0]
 
-Draws --count lines of the packages below, uniformly over those that can be
-changed, and in each a change: an operator, number, bound or return value, or a
-deleted statement. In a copy of the repository with one change, tests run until
-one fails: the quick ones of the files that import the module, then of the
-package; once all changes had this, CI's tier. A test that takes too long counts
-as failed. The same command continues after an interruption; with --again, the
-changes that survived run once more. A field "equivalent" in a line of FILE is
-the reason why no test can notice that change.
+Draws --count lines of six packages, uniformly over those that can be changed,
+and for each a change: of an operator, number, bound or return value, or a
+deleted statement. Tests run in a copy of the repository with one change until
+one fails: the quick ones of the module, then of the package, then CI's tier.
+A test that takes too long fails. The same command continues after an
+interruption; with --again, changes that survived run once more. A field
+"equivalent" in a line of FILE is the reason why no test can notice the change.
 """
 
 import argparse
@@ -32,52 +31,46 @@ import pytest
 
 from tests import runs
 
-# Package -> test files outside of its folder, for CI's tier.
-_PACKAGES = {
-    'learning': ['job/test_training_programs.py', 'job/test_every_row.py'],
-    'policy': ['job/test_training_programs.py', 'test_layouts.py',
-               'test_lora_run.py', 'faults/test_fuzz.py'],
-    'rollout': ['job/test_learner.py', 'test_programs.py', 'test_layouts.py'],
-    'tasks': ['faults', 'test_own_data.py', 'test_own_reward.py',
-              'test_bad_input.py'],
-    'runtime': ['faults', 'test_programs.py', 'test_layouts.py'],
-    'job': ['faults', 'test_programs.py', 'test_bad_input.py', 'test_cli.py',
-            'test_lora_run.py', 'test_layouts.py', 'test_own_data.py',
-            'test_own_reward.py']}
-# Of modules without a test file of their own name.
+_PACKAGES = 'learning', 'policy', 'rollout', 'tasks', 'runtime', 'job'
+# Tests of modules that have no test file of their own name.
 _MODULES = {
     'test_objective.py': 'aggregation diagnostics method numerics ranges',
     'test_objective_reference.py': 'aggregation numerics',
-    'test_update.py': 'batch optimizer', 'test_lora.py': 'adapters',
+    'test_update.py': 'batch optimizer', 'test_shared_packing.py': 'packing',
+    'test_lora.py': 'adapters', 'test_weights.py': 'tensor_files',
     'test_transformer.py': 'cache layers padding prompt_sharing',
-    'test_sharding.py': 'padding prompt_sharing', 'test_weights.py':
-    'tensor_files', 'test_attention.py': 'block_attention',
+    'test_sharding.py': 'padding prompt_sharing',
+    'test_attention.py': 'block_attention',
+    'test_packed_attention.py': 'block_attention',
     'test_schedule.py': 'engine requests', 'test_selection.py': 'sampler',
-    'test_group_sampler.py': 'requests sampler', 'test_equivalence.py':
-    'comparison structures units values verifying', 'test_spellings.py':
-    'structures units', 'test_grading.py': 'comparison verifying',
+    'test_group_sampler.py': 'requests sampler',
+    'test_equivalence.py': 'comparison structures units values verifying',
     'test_expressions.py': 'comparison structures values',
-    'test_datasets.py': 'problem rows sources', 'test_checkpoint.py': 'files',
-    'test_metrics.py': 'progress', 'test_learner.py': 'minibatches sampling',
-    'test_training_programs.py': 'programs', 'test_session.py': 'restore'}
-_PATIENCE_S = {'not long': 150, 'long': 900, '': 900}  # for a test, by mark
+    'test_grading.py': 'comparison verifying',
+    'test_spellings.py': 'structures units',
+    'test_datasets.py': 'problem rows sources',
+    'test_checkpoint.py': 'files', 'test_metrics.py': 'progress',
+    'test_learner.py': 'minibatches sampling', 'test_session.py': 'restore',
+    'test_training_programs.py': 'programs'}
+_PROGRAMS = [f'tests/{name}' for name in (
+    'test_programs.py', 'test_bad_input.py', 'test_cli.py', 'test_layouts.py',
+    'test_lora_run.py', 'test_own_data.py', 'test_own_reward.py', 'faults')]
 # Imported once, before the forks that run the tests.
-_IMPORTED = ('hypothesis', 'jax', 'flax.linen', 'optax', 'torch',
-             'transformers', 'orbax.checkpoint', 'ml_collections', 'sympy',
-             'math_verify', 'safetensors.numpy')
+_IMPORTED = (
+    'flax.linen', 'hypothesis', 'jax', 'math_verify', 'ml_collections', 'optax',
+    'orbax.checkpoint', 'safetensors.numpy', 'sympy', 'torch', 'transformers')
+_PATIENCE_S = {'not long': 150, 'long': 900, '': 900}  # for a test, by mark
 
-_OPERATORS = {
-    'Lt': ['LtE', 'GtE'], 'LtE': ['Lt', 'Gt'], 'Gt': ['GtE', 'LtE'],
-    'GtE': ['Gt', 'Lt'], 'Eq': ['NotEq'], 'NotEq': ['Eq'], 'Is': ['IsNot'],
-    'IsNot': ['Is'], 'In': ['NotIn'], 'NotIn': ['In'], 'Add': ['Sub'],
-    'Sub': ['Add'], 'Mult': ['Div'], 'Div': ['Mult'], 'FloorDiv': ['Mult'],
-    'Mod': ['FloorDiv'], 'Pow': ['Mult'], 'BitAnd': ['BitOr'],
-    'BitOr': ['BitAnd'], 'And': ['Or'], 'Or': ['And']}
-_NAMES = {
-    'min': 'max', 'max': 'min', 'minimum': 'maximum', 'maximum': 'minimum',
-    'any': 'all', 'all': 'any', 'floor': 'ceil', 'ceil': 'floor',
-    'argmin': 'argmax', 'argmax': 'argmin', 'cumsum': 'cumprod', 'sum': 'max',
-    'zeros': 'ones', 'ones': 'zeros', 'zeros_like': 'ones_like'}
+# A name, and what replaces it.
+_OPERATORS = {name: others for name, *others in map(str.split, (
+    'Lt LtE GtE, LtE Lt Gt, Gt GtE LtE, GtE Gt Lt, Eq NotEq, NotEq Eq, '
+    'Is IsNot, IsNot Is, In NotIn, NotIn In, And Or, Or And, Add Sub, Sub Add, '
+    'Mult Div, Div Mult, FloorDiv Mult, Mod FloorDiv, Pow Mult, '
+    'BitAnd BitOr, BitOr BitAnd').split(', '))}
+_NAMES = dict(map(str.split, (
+    'min max, max min, minimum maximum, maximum minimum, any all, all any, '
+    'floor ceil, ceil floor, argmin argmax, argmax argmin, cumsum cumprod, '
+    'sum max, zeros ones, ones zeros, zeros_like ones_like').split(', ')))
 _SPEAKING = re.compile(r'print|log|info|warning|error|exception|debug')
 
 
@@ -99,25 +92,24 @@ def _replacements(node: ast.AST):
         yield 'operator', copy(op=new)
     case ast.UnaryOp():
       yield 'operator removed', node.operand
-    case ast.Constant(value=bool()):
-      yield 'constant', copy(value=not node.value)
-    case ast.Constant(value=int()):
-      yield 'constant', copy(value=node.value + 1)
-      yield 'constant', copy(value=node.value - 1)
-    case ast.Constant(value=float()):
-      yield 'constant', copy(value=node.value * 2 or 1.0)
-    case ast.Attribute(attr=name) if name in _NAMES:
-      yield 'function', copy(attr=_NAMES[name])
-    case ast.Name(id=name) if name in _NAMES:
-      yield 'function', copy(id=_NAMES[name])
+    case ast.Constant(value=bool(x)):
+      yield 'constant', copy(value=not x)
+    case ast.Constant(value=int(x)):
+      yield 'constant', copy(value=x + 1)
+      yield 'constant', copy(value=x - 1)
+    case ast.Constant(value=float(x)):
+      yield 'constant', copy(value=x * 2 or 1.0)
+    case ast.Attribute(attr=x) if x in _NAMES:
+      yield 'function', copy(attr=_NAMES[x])
+    case ast.Name(id=x) if x in _NAMES:
+      yield 'function', copy(id=_NAMES[x])
     case ast.Slice():
       for name in ('lower', 'upper'):
         if bound := getattr(node, name):
           yield 'slice', copy(
               **{name: ast.BinOp(bound, ast.Add(), ast.Constant(1))})
-    case ast.Return(value=value):
-      if not isinstance(value, (ast.Constant, type(None))):
-        yield 'return value', copy(value=ast.Constant(None))
+    case ast.Return(value=x) if not isinstance(x, (ast.Constant, type(None))):
+      yield 'return value', copy(value=ast.Constant(None))
     case (ast.Raise() | ast.Expr(value=ast.Call())
           | ast.Assign(targets=[ast.Attribute() | ast.Subscript()])):
       yield 'statement deleted', ast.Pass()
@@ -169,41 +161,24 @@ def draw(count: int, seed: int) -> list[dict]:
   return [rng.choice(of_line) for of_line in places[:count]]
 
 
-def _apply(change: dict, path: pathlib.Path) -> str:
-  """Makes the change at the place nearest to its line; returns the diff."""
-  source = '\n' + path.read_text()
-  before, after = (f'\n{change[name]}\n' for name in ('before', 'after'))
-  at = min((match.start() for match in re.finditer(
-      f'(?={re.escape(before)})', source)), key=lambda at: abs(
-          source.count('\n', 0, at) + 1 - change['line']))
-  changed = source[:at] + after + source[at + len(before):]
-  path.write_text(changed[1:])
-  return ''.join(difflib.unified_diff(
-      *(text[1:].splitlines(True) for text in (source, changed)),
-      change['module'], change['module'], n=1))
-
-
-def _tests(change: dict, tier: str) -> list[tuple[list[str], str]]:
+def _tests(change: dict, tier: str, root: pathlib.Path
+           ) -> list[tuple[list[str], str]]:
   """[(files, marks)] for pytest, in the order in which they run."""
   _, package, *_, name = pathlib.Path(change['module']).with_suffix('').parts
-  files = [str(path.relative_to(runs.ROOT)) for path in
-           sorted((runs.ROOT / 'tests' / package).rglob('test_*.py'))]
-  own = [file for file in files
-         if pathlib.Path(file).name == f'test_{name}.py'
+  files = [str(path.relative_to(root)) for path in
+           sorted((root / 'tests' / package).rglob('test_*.py'))]
+  own = [file for file in files if file.endswith(f'/test_{name}.py')
          or name in _MODULES.get(pathlib.Path(file).name, '').split()]
   return {'module': [(own, 'not long')],
-          'package': [([file for file in files if file not in own],
-                       'not long')],
-          'CI': [(files, 'long'), (
-              [f'tests/{name}' for name in _PACKAGES[package]], '')]}[tier]
+          'package': [(sorted({*files} - {*own}), 'not long')],
+          'CI': [(files, 'long'), (_PROGRAMS, '')]}[tier]
 
 
-def _pytest(root, files, tier) -> str | None:
+def _pytest(root, files, marks) -> str | None:
   """Runs pytest in a fork; the first test that fails, None if all pass."""
   log = root / 'pytest.log'
   log.write_text('')
-  pid = os.fork()
-  if not pid:
+  if not (pid := os.fork()):
     os.setsid()
     os.chdir(root)
     for number in (1, 2):
@@ -213,33 +188,43 @@ def _pytest(root, files, tier) -> str | None:
     for name in [name for name in sys.modules if name.startswith('tests')]:
       del sys.modules[name]
     os._exit(pytest.main([
-        *files, '-n0', '-x', '-m', tier, '-p', 'no:cacheprovider']))
+        *files, '-n0', '-x', '-m', marks, '-p', 'no:cacheprovider']))
   size, since = 0, time.monotonic()
   while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
     time.sleep(0.05)
     if log.stat().st_size != size:
       size, since = log.stat().st_size, time.monotonic()
-    if time.monotonic() - since > _PATIENCE_S[tier]:
+    if time.monotonic() - since > _PATIENCE_S[marks]:
       os.killpg(pid, signal.SIGKILL)
       os.waitpid(pid, 0)
       return 'time limit'
+  status = os.waitstatus_to_exitcode(ended[1])
+  assert status != pytest.ExitCode.USAGE_ERROR, log.read_text()
   failed = re.search(r'^(?:FAILED|ERROR) (.+?)(?: - |$)', log.read_text(),
                      re.MULTILINE)
-  status = os.waitstatus_to_exitcode(ended[1])  # 5: no test has these marks
-  return None if status in (0, 5) else failed[1] if failed else f'{status}'
+  return None if status in (0, pytest.ExitCode.NO_TESTS_COLLECTED) else (
+      failed[1] if failed else f'pytest ended with {status}')
 
 
 def run(change: dict, root: pathlib.Path, tier: str) -> dict:
-  """The change with the test that killed it, if any, and the diff."""
+  """Makes the change nearest to its line; adds the diff and what killed it."""
   path, begin, killed = root / change['module'], time.monotonic(), None
-  original, times = path.read_bytes(), path.stat()
-  diff = _apply(change, path)
-  for files, marks in _tests(change, tier):
+  original, times = path.read_text(), path.stat()
+  before, after = (f'\n{change[name]}\n' for name in ('before', 'after'))
+  source = f'\n{original}'
+  at = min((m.start() for m in re.finditer(f'(?={re.escape(before)})', source)),
+           key=lambda at: abs(source.count('\n', 0, at) + 1 - change['line']))
+  changed = (source[:at] + after + source[at + len(before):])[1:]
+  path.write_text(changed)
+  for files, marks in _tests(change, tier, root):
     killed = killed or (_pytest(root, files, marks) if files else None)
-  path.write_bytes(original)
+  path.write_text(original)
   os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # as in its .pyc
-  return dict(change, diff=diff, killed=killed, tier=tier,
-              seconds=round(time.monotonic() - begin, 1))
+  return dict(
+      change, killed=killed, tier=tier, seconds=round(time.monotonic() - begin),
+      diff=''.join(difflib.unified_diff(
+          *(text.splitlines(True) for text in (original, changed)),
+          *2 * [change['module']], n=1)))
 
 
 def _outcome(change: dict) -> str:
@@ -253,11 +238,11 @@ def table(done: list[dict]) -> str:
   counts = collections.Counter(
       (package, _outcome(change)) for change in done
       for package in (change['module'].split('/')[1], 'all'))
-  rows = ['%-10s%12s%12s%12s' % (row, *(counts[row, name] for name in names))
-          for row in (*_PACKAGES, 'all')]
-  return '\n'.join(['%-10s%12s%12s%12s' % ('', *names), *rows, *(
-      f'{change.get("equivalent", "survived")}\n{change["diff"]}'
-      for change in done if not change['killed'])])
+  return '\n'.join('%-10s%12s%12s%12s' % row for row in [('', *names), *(
+      (package, *(counts[package, name] for name in names))
+      for package in (*_PACKAGES, 'all'))]) + ''.join(
+          f'\n\n{change.get("equivalent", "survived")}\n{change["diff"]}'
+          for change in done if not change['killed'])
 
 
 def main() -> None:

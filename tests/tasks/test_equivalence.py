@@ -232,6 +232,13 @@ def test_most_are_decided_without_math_verify():
   assert len(undecided) < 0.06 * len(verdicts), undecided
 
 
+def test_a_number_is_no_tuple_or_matrix_without_math_verify():
+  for several in '(5,6)', r'\begin{pmatrix}5\\6\end{pmatrix}':
+    for reference, answer in (several, '5'), ('5', several):
+      assert grading.decide_quickly(
+          answer, (grading.Reference(reference),)) == (False, ())
+
+
 @pytest.mark.parametrize('kind', EQUAL)
 def test_equal_answers_vote_together(kind):
   """Except where equivalence is wider: units, percents, decimals."""
