@@ -14,7 +14,6 @@ interruption; with --again, changes that survived run once more. A field
 import argparse
 import ast
 import collections
-import difflib
 import importlib
 import json
 import os
@@ -32,26 +31,21 @@ import pytest
 from tests import runs
 
 _PACKAGES = 'learning', 'policy', 'rollout', 'tasks', 'runtime', 'job'
-# Tests of modules that have no test file of their own name.
+# test_NAME.py also tests these modules, which have no test file of their name.
 _MODULES = {
-    'test_objective.py': 'aggregation diagnostics method numerics ranges',
-    'test_objective_reference.py': 'aggregation numerics',
-    'test_update.py': 'batch optimizer', 'test_shared_packing.py': 'packing',
-    'test_lora.py': 'adapters', 'test_weights.py': 'tensor_files',
-    'test_transformer.py': 'cache layers padding prompt_sharing',
-    'test_sharding.py': 'padding prompt_sharing',
-    'test_attention.py': 'block_attention',
-    'test_packed_attention.py': 'block_attention',
-    'test_schedule.py': 'engine requests', 'test_selection.py': 'sampler',
-    'test_group_sampler.py': 'requests sampler',
-    'test_equivalence.py': 'comparison structures units values verifying',
-    'test_expressions.py': 'comparison structures values',
-    'test_grading.py': 'comparison verifying',
-    'test_spellings.py': 'structures units',
-    'test_datasets.py': 'problem rows sources',
-    'test_checkpoint.py': 'files', 'test_metrics.py': 'progress',
-    'test_learner.py': 'minibatches sampling', 'test_session.py': 'restore',
-    'test_training_programs.py': 'programs'}
+    'objective': 'aggregation diagnostics method numerics ranges',
+    'objective_reference': 'aggregation numerics', 'update': 'batch optimizer',
+    'shared_packing': 'packing', 'lora': 'adapters', 'weights': 'tensor_files',
+    'transformer': 'cache layers padding prompt_sharing',
+    'sharding': 'padding prompt_sharing', 'attention': 'block_attention',
+    'packed_attention': 'block_attention', 'selection': 'sampler',
+    'schedule': 'engine requests', 'group_sampler': 'requests sampler',
+    'equivalence': 'comparison structures units values verifying',
+    'expressions': 'comparison structures values', 'spellings': 'structures',
+    'grading': 'comparison verifying', 'datasets': 'problem rows sources',
+    'checkpoint': 'files', 'metrics': 'progress', 'session': 'restore',
+    'learner': 'minibatches sampling', 'training_programs': 'programs',
+    'sample_file': 'evaluation'}
 _PROGRAMS = [f'tests/{name}' for name in (
     'test_programs.py', 'test_bad_input.py', 'test_cli.py', 'test_layouts.py',
     'test_lora_run.py', 'test_own_data.py', 'test_own_reward.py', 'faults')]
@@ -75,7 +69,7 @@ _SPEAKING = re.compile(r'print|log|info|warning|error|exception|debug')
 
 
 def _replacements(node: ast.AST):
-  """Yields (kind, what may replace the node)."""
+  """Yields what may replace the node."""
   copy = lambda **fields: type(node)(**dict(ast.iter_fields(node), **fields))
   others = lambda op: [
       getattr(ast, name)() for name in _OPERATORS.get(type(op).__name__, ())]
@@ -85,34 +79,32 @@ def _replacements(node: ast.AST):
     case ast.Compare():
       for index, op in enumerate(node.ops):
         for new in others(op):
-          yield 'comparison', copy(
-              ops=[*node.ops[:index], new, *node.ops[index + 1:]])
+          yield copy(ops=[*node.ops[:index], new, *node.ops[index + 1:]])
     case ast.BinOp() | ast.BoolOp() | ast.AugAssign():
       for new in others(node.op):
-        yield 'operator', copy(op=new)
+        yield copy(op=new)
     case ast.UnaryOp():
-      yield 'operator removed', node.operand
+      yield node.operand
     case ast.Constant(value=bool(x)):
-      yield 'constant', copy(value=not x)
+      yield copy(value=not x)
     case ast.Constant(value=int(x)):
-      yield 'constant', copy(value=x + 1)
-      yield 'constant', copy(value=x - 1)
+      yield copy(value=x + 1)
+      yield copy(value=x - 1)
     case ast.Constant(value=float(x)):
-      yield 'constant', copy(value=x * 2 or 1.0)
+      yield copy(value=x * 2 or 1.0)
     case ast.Attribute(attr=x) if x in _NAMES:
-      yield 'function', copy(attr=_NAMES[x])
+      yield copy(attr=_NAMES[x])
     case ast.Name(id=x) if x in _NAMES:
-      yield 'function', copy(id=_NAMES[x])
+      yield copy(id=_NAMES[x])
     case ast.Slice():
       for name in ('lower', 'upper'):
         if bound := getattr(node, name):
-          yield 'slice', copy(
-              **{name: ast.BinOp(bound, ast.Add(), ast.Constant(1))})
+          yield copy(**{name: ast.BinOp(bound, ast.Add(), ast.Constant(1))})
     case ast.Return(value=x) if not isinstance(x, (ast.Constant, type(None))):
-      yield 'return value', copy(value=ast.Constant(None))
+      yield copy(value=ast.Constant(None))
     case (ast.Raise() | ast.Expr(value=ast.Call())
           | ast.Assign(targets=[ast.Attribute() | ast.Subscript()])):
-      yield 'statement deleted', ast.Pass()
+      yield ast.Pass()
 
 
 def _nodes(node: ast.AST):
@@ -136,7 +128,7 @@ def changes(path: pathlib.Path) -> dict[int, list[dict]]:
   """{line: the changes that begin there}, with the lines before and after."""
   lines, found = path.read_text().splitlines(), collections.defaultdict(list)
   for node in _nodes(ast.parse(path.read_text())):
-    for kind, new in _replacements(node):
+    for new in _replacements(node):
       text = ast.unparse(ast.fix_missing_locations(new))
       if isinstance(node, ast.expr) and not isinstance(
           node, (ast.Slice, ast.Name, ast.Attribute)):
@@ -145,9 +137,9 @@ def changes(path: pathlib.Path) -> dict[int, list[dict]]:
       head = before[0].encode()[:node.col_offset].decode()  # counts bytes
       tail = before[-1].encode()[node.end_col_offset:].decode()
       found[node.lineno].append(dict(
-          module=str(path.relative_to(runs.ROOT)), line=node.lineno, kind=kind,
+          module=str(path.relative_to(runs.ROOT)), line=node.lineno,
           before='\n'.join(before), after=head + text + tail,
-          killed=None, tier=None))
+          killed=None, tier=None, equivalent=None))
   return found
 
 
@@ -167,8 +159,9 @@ def _tests(change: dict, tier: str, root: pathlib.Path
   _, package, *_, name = pathlib.Path(change['module']).with_suffix('').parts
   files = [str(path.relative_to(root)) for path in
            sorted((root / 'tests' / package).rglob('test_*.py'))]
-  own = [file for file in files if file.endswith(f'/test_{name}.py')
-         or name in _MODULES.get(pathlib.Path(file).name, '').split()]
+  own = [file for file in files
+         if (tested := pathlib.Path(file).stem.removeprefix('test_')) == name
+         or name in _MODULES.get(tested, '').split()]
   return {'module': [(own, 'not long')],
           'package': [(sorted({*files} - {*own}), 'not long')],
           'CI': [(files, 'long'), (_PROGRAMS, '')]}[tier]
@@ -202,47 +195,59 @@ def _pytest(root, files, marks) -> str | None:
   assert status != pytest.ExitCode.USAGE_ERROR, log.read_text()
   failed = re.search(r'^(?:FAILED|ERROR) (.+?)(?: - |$)', log.read_text(),
                      re.MULTILINE)
-  return None if status in (0, pytest.ExitCode.NO_TESTS_COLLECTED) else (
-      failed[1] if failed else f'pytest ended with {status}')
+  if status not in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
+    return failed[1] if failed else f'pytest ended with {status}'
 
 
 def run(change: dict, root: pathlib.Path, tier: str) -> dict:
-  """Makes the change nearest to its line; adds the diff and what killed it."""
-  path, begin, killed = root / change['module'], time.monotonic(), None
+  """Makes the change at the place nearest to its line; adds what killed it."""
+  path, killed = root / change['module'], None
   original, times = path.read_text(), path.stat()
   before, after = (f'\n{change[name]}\n' for name in ('before', 'after'))
   source = f'\n{original}'
   at = min((m.start() for m in re.finditer(f'(?={re.escape(before)})', source)),
            key=lambda at: abs(source.count('\n', 0, at) + 1 - change['line']))
-  changed = (source[:at] + after + source[at + len(before):])[1:]
-  path.write_text(changed)
+  path.write_text((source[:at] + after + source[at + len(before):])[1:])
   for files, marks in _tests(change, tier, root):
     killed = killed or (_pytest(root, files, marks) if files else None)
   path.write_text(original)
   os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # as in its .pyc
-  return dict(
-      change, killed=killed, tier=tier, seconds=round(time.monotonic() - begin),
-      diff=''.join(difflib.unified_diff(
-          *(text.splitlines(True) for text in (original, changed)),
-          *2 * [change['module']], n=1)))
-
-
-def _outcome(change: dict) -> str:
-  return ('killed' if change['killed'] else
-          'equivalent' if 'equivalent' in change else 'survived')
+  return dict(change, killed=killed, tier=tier)
 
 
 def table(done: list[dict]) -> str:
-  """Counts by package; then each change that no test noticed, as a diff."""
-  names = 'killed', 'equivalent', 'survived'
-  counts = collections.Counter(
-      (package, _outcome(change)) for change in done
-      for package in (change['module'].split('/')[1], 'all'))
-  return '\n'.join('%-10s%12s%12s%12s' % row for row in [('', *names), *(
-      (package, *(counts[package, name] for name in names))
-      for package in (*_PACKAGES, 'all'))]) + ''.join(
-          f'\n\n{change.get("equivalent", "survived")}\n{change["diff"]}'
-          for change in done if not change['killed'])
+  """Counts by package; then each change that no test noticed."""
+  names, counts = ('killed', 'equivalent', 'survived'), collections.Counter()
+  lines = []
+  for change in done:
+    outcome = 'killed' if change['killed'] else (
+        'equivalent' if change['equivalent'] else 'survived')
+    counts.update((package, outcome) for package in (
+        change['module'].split('/')[1], 'all'))
+    if not change['killed']:
+      lines += ['', f'{change["module"]}:{change["line"]}: '
+                f'{change["equivalent"] or "survived"}',
+                *('-' + line for line in change['before'].split('\n')),
+                *('+' + line for line in change['after'].split('\n'))]
+  return '\n'.join(['%-10s%12s%12s%12s' % ('', *names), *(
+      '%-10s%12s%12s%12s' % (package, *(counts[package, n] for n in names))
+      for package in (*_PACKAGES, 'all')), *lines])
+
+
+def _run_all(done, out, root):
+  """Runs what is left of each tier and saves each outcome."""
+  tiers = None, 'module', 'package', 'CI'
+  for before, tier in zip(tiers, tiers[1:]):
+    for index, change in enumerate(done):
+      if change['tier'] == before and not (
+          change['killed'] or change['equivalent']):
+        done[index] = run(change, root, tier)
+        out.write_text(''.join(json.dumps(change) + '\n' for change in done))
+        print(f'{index + 1} {change["module"]}:{change["line"]}, '
+              f'{tier}: {done[index]["killed"]}', flush=True)
+  # Tests that fail without a change kill nothing.
+  failing = {c['killed'] for c in done if '::' in (c['killed'] or '')}
+  print('fails without a change:', _pytest(root, sorted(failing), ''))
 
 
 def main() -> None:
@@ -257,8 +262,8 @@ def main() -> None:
   if settings.out.exists():
     done = [json.loads(line) for line in settings.out.open()]
   if settings.again:
-    done = [dict(change, tier=None) if _outcome(change) == 'survived'
-            else change for change in done]
+    done = [change if change['killed'] else dict(change, tier=None)
+            for change in done]
   os.environ.update(JAX_PLATFORMS='cpu', COLUMNS='200')
   with tempfile.TemporaryDirectory() as scratch:
     os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', f'{scratch}/compiled')
@@ -268,18 +273,7 @@ def main() -> None:
     shutil.copytree(runs.ROOT, root, ignore=shutil.ignore_patterns(
         '.*', '__pycache__', 'runs'))
     pathlib.Path(scratch, 'shared').symlink_to(runs.ROOT.parent / 'shared')
-    for before, tier in ((None, 'module'), ('module', 'package'),
-                         ('package', 'CI')):
-      for index, change in enumerate(done):
-        if change['tier'] == before and _outcome(change) == 'survived':
-          done[index] = run(change, root, tier)
-          settings.out.write_text(
-              ''.join(json.dumps(change) + '\n' for change in done))
-          print(f'{index + 1}/{len(done)} {change["module"]}:{change["line"]}, '
-                f'{change["kind"]}: {done[index]["killed"]}', flush=True)
-    # Tests that fail without a change kill nothing.
-    failing = {c['killed'] for c in done if '::' in (c['killed'] or '')}
-    print('fails without a change:', _pytest(root, sorted(failing), ''))
+    _run_all(done, settings.out, root)
   print(table(done))
 
 

@@ -85,6 +85,8 @@ def test_the_shapes_for_given_maxima():
   assert shapes(slots=100, work=200, shards=3) == schedule.Shapes(
       slots=(15, 27, 51, 102), prompts=(50, 100),
       columns=(64, 96, 128, 192, 256, 352, 512, 768), chunk=4, shards=3)
+  least = shapes(slots=16, work=17, shards=1, prompt_tokens=64)
+  assert (least.slots, least.prompts) == ((8, 16), (32, 64))
   few = shapes(slots=100, work=7, shards=1)  # all at once: no spare columns
   assert few.slots == (7,) and few.columns[-1] == 640
   assert few.refill == 1 and shapes(slots=64, work=65, shards=1).refill == 8

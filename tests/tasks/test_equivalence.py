@@ -68,7 +68,7 @@ EQUAL = {
         ('y=2x+3', 'y-2x=3'), ('y = 2x + 3', '2x-y+3=0'),
         ('5x - 7y + 11z + 4 = 0', '-5x+7y-11z=4'), (r'x=\frac64', r'\frac32'),
         ('x^2+y^2=4', r'\frac{x^2}{4}+\frac{y^2}{4}=1'),
-        ('MR=SRMC', 'MR = SRMC'),
+        ('MR=SRMC', 'MR = SRMC'), ('12', 'area: 12'),
         ('3:5', r'\frac35'), ('3:5', '6:10')],
     'pairs and vectors': [
         (r'\left( 3, 4 \right)', '(3,4)'), ('(3,4)', '3,4'),

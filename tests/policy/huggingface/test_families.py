@@ -83,7 +83,8 @@ def test_published_configs(name):
 
 
 def test_a_config_without_rope_theta_has_the_default_of_transformers():
-  raw = {name: value for name, value in _MISTRAL.items() if name != 'rope_theta'}
+  raw = dict(_MISTRAL)
+  del raw['rope_theta']
   config = families.from_json(raw, '')
   published = transformers.MistralConfig(**raw)
   assert config.rope_theta == published.rope_parameters['rope_theta']
