@@ -193,7 +193,7 @@ def _pytest(root, files, marks) -> str | None:
       return 'time limit'
   status = os.waitstatus_to_exitcode(ended[1])
   assert status != pytest.ExitCode.USAGE_ERROR, log.read_text()
-  failed = re.search(r'^(?:FAILED|ERROR) (.+?)(?: - |$)', log.read_text(),
+  failed = re.search(r'^(?:FAILED|ERROR) (tests.+?)(?: - |$)', log.read_text(),
                      re.MULTILINE)
   if status not in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
     return failed[1] if failed else f'pytest ended with {status}'
