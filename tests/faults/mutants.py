@@ -44,7 +44,7 @@ _MODULES = {
     'expressions': 'comparison structures values', 'spellings': 'structures',
     'grading': 'comparison verifying', 'datasets': 'problem rows sources',
     'checkpoint': 'files', 'metrics': 'progress', 'session': 'restore',
-    'learner': 'minibatches sampling', 'training_programs': 'programs',
+    'learner': 'minibatches sampling', 'training_programs': 'memory programs',
     'sample_file': 'evaluation'}
 _PROGRAMS = [f'tests/{name}' for name in (
     'test_programs.py', 'test_bad_input.py', 'test_cli.py', 'test_layouts.py',
