@@ -164,7 +164,7 @@ def _tests(change: dict, tier: str, root: pathlib.Path
          or name in _MODULES.get(tested, '').split()]
   return {'module': [(own, 'not long')],
           'package': [(sorted({*files} - {*own}), 'not long')],
-          'CI': [(files, 'long'), (_PROGRAMS, '')]}[tier]
+          'CI': [(_PROGRAMS, ''), (files, 'long')]}[tier]
 
 
 def _pytest(root, files, marks) -> str | None:
