@@ -80,27 +80,25 @@ def test_groups_are_assembled_and_graded():
 
 
 def test_groups_arrive_while_others_are_sampled_and_graded():
-  """The second call of the grader ends after the first group has arrived."""
-  grader, received = _Grader(), []
-  grading, arrived = threading.Event(), threading.Event()
+  grader, received, early = _Grader(), [], []
+  first, second, arrived = (threading.Event() for _ in range(3))
 
   def grade(items):
     if grader.seen:
-      grading.set()
-      assert arrived.wait(60)
+      second.set()
+    assert (arrived if grader.seen else first).wait(60)
     return _Grader.grade(grader, items)
 
   def run(_, queue, *rest):
-    of_prompt = [[requests_lib.Completion(
-        request, j, np.ones(1), np.zeros(1), True) for j in (0, 1)]
-                 for request in queue.take(0)[:2]]
-    yield from of_prompt
-    assert grading.wait(60)  # the second's, so the first is graded
+    for request in queue.take(0)[:2]:
+      yield [requests_lib.Completion(
+          request, j, np.ones(1), np.zeros(1), True) for j in (0, 1)]
+    first.set()
+    assert second.wait(60)  # the first is graded, the second being graded
     yield []
     early.extend(received)
     arrived.set()
 
-  early = []
   draw = _sampler(types.SimpleNamespace(grade=grade), run)
   for group in draw.stream('weights', PROMPTS, 'key'):
     received.append(group.prompt.cursor)
