@@ -50,9 +50,8 @@ _PROGRAMS = [f'tests/{name}' for name in (
     'test_programs.py', 'test_bad_input.py', 'test_cli.py', 'test_layouts.py',
     'test_lora_run.py', 'test_own_data.py', 'test_own_reward.py', 'faults')]
 # Imported once, before the forks that run the tests.
-_IMPORTED = (
-    'flax.linen', 'hypothesis', 'jax', 'math_verify', 'ml_collections', 'optax',
-    'orbax.checkpoint', 'safetensors.numpy', 'sympy', 'torch', 'transformers')
+_IMPORTED = ('flax.linen hypothesis jax math_verify ml_collections optax '
+             'orbax.checkpoint safetensors.numpy sympy torch transformers')
 _PATIENCE_S = {'not long': 150, 'long': 900, '': 900}  # for a test, by mark
 
 # A name, and what replaces it.
@@ -218,20 +217,20 @@ def run(change: dict, root: pathlib.Path, tier: str) -> dict:
 def table(done: list[dict]) -> str:
   """Counts by package; then each change that no test noticed."""
   names, counts = ('killed', 'equivalent', 'survived'), collections.Counter()
-  lines = []
+  survived = []
   for change in done:
     outcome = 'killed' if change['killed'] else (
         'equivalent' if change['equivalent'] else 'survived')
     counts.update((package, outcome) for package in (
         change['module'].split('/')[1], 'all'))
     if not change['killed']:
-      lines += ['', f'{change["module"]}:{change["line"]}: '
+      survived += ['', f'{change["module"]}:{change["line"]}: '
                 f'{change["equivalent"] or "survived"}',
                 *('-' + line for line in change['before'].split('\n')),
                 *('+' + line for line in change['after'].split('\n'))]
   return '\n'.join(['%-10s%12s%12s%12s' % ('', *names), *(
       '%-10s%12s%12s%12s' % (package, *(counts[package, n] for n in names))
-      for package in (*_PACKAGES, 'all')), *lines])
+      for package in (*_PACKAGES, 'all')), *survived])
 
 
 def _run_all(done, out, root):
@@ -267,7 +266,7 @@ def main() -> None:
   os.environ.update(JAX_PLATFORMS='cpu', COLUMNS='200')
   with tempfile.TemporaryDirectory() as scratch:
     os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', f'{scratch}/compiled')
-    for name in _IMPORTED:
+    for name in _IMPORTED.split():
       importlib.import_module(name)
     root = pathlib.Path(scratch) / 'repository'
     shutil.copytree(runs.ROOT, root, ignore=shutil.ignore_patterns(
