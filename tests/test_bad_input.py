@@ -37,6 +37,7 @@ def model(programs, tmp_path_factory):
   out = tmp_path_factory.mktemp('model') / 'base'
   done = programs.run('pretrain', TINY, f'--out={out}', *UNTRAINED)
   assert done.returncode == 0, done.stderr
+  assert 'making the base model: 0/' in done.stderr
   return out
 
 

@@ -55,6 +55,8 @@ def test_a_run_leaves_its_records(finished):
       'padding_share', 'packing_efficiency',
       'seconds/score', 'seconds/rollout', 'seconds/update',
       'tokens_per_second'}
+  start = json.loads((workdir / 'environment.jsonl').open().readline())
+  assert start['step'] == 0 and start['parameters'] > 1000
   for record in runs.records(workdir)[1:]:
     assert expected <= record.keys()
     assert all(np.isfinite(value) for value in record.values())

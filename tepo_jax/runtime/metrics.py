@@ -129,7 +129,7 @@ class _Events(_Sink):
 
   def _append(self, **event) -> None:
     if self._writer is None:
-      self._directory.mkdir(parents=True, exist_ok=True)
+      self._directory.mkdir(exist_ok=True)
       self._writer = event_file_writer.EventsWriter(
           str(self._directory / 'events'), f'.{time.time_ns()}')
     self._writer.write_event(event_pb2.Event(wall_time=time.time(), **event))

@@ -234,7 +234,6 @@ def _without_letter(node, other):
   tree = node.parts[0]
   if (tree[0] == 'product' and tree[2][0] == 'symbol'
       and tree[2][1] in _ONE_LETTER_UNITS
-      and not expressions.symbols(tree[1])
       and not expressions.symbols(other.parts[0])):
     return dataclasses.replace(
         node, parts=(tree[1],), unit=units.read(tree[2][1]))

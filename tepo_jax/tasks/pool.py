@@ -108,7 +108,7 @@ class Pool:
       while len(outcomes) < len(questions):
         self._feed(waiting)
         for worker, is_late in self._wait(bool(waiting)):
-          busy = sum(w.question is not None for w in self._workers)
+          busy = sum(map(_is_busy, self._workers))
           question, status, outcome = worker.collect(
               is_late, min(1, os.cpu_count() / max(1, busy)))
           if status in ('died', 'starved', 'replace'):
@@ -157,8 +157,7 @@ class Pool:
 
     is_short: return early, because a worker may become stuck.
     """
-    active = [w for w in self._workers
-              if w.question is not None or not w.ready]
+    active = list(filter(_is_busy, self._workers))
     patience = min(worker.deadline for worker in active) - time.monotonic()
     if is_short:
       patience = min(patience, self._timeout_s / STUCK_SHARE)
@@ -168,6 +167,11 @@ class Pool:
     return [(worker, worker.process.stdout not in readable)
             for worker in active
             if worker.process.stdout in readable or worker.deadline <= now]
+
+
+def _is_busy(worker):
+  """Whether it uses CPU time: it answers a question or starts."""
+  return worker.question is not None or not worker.ready
 
 
 class _Worker:

@@ -43,6 +43,14 @@ def learner():
       load_params=lambda: transformer.init(MODEL, jax.random.key(0))))
 
 
+def test_a_model_that_does_not_fit_is_refused(learner, monkeypatch):
+  monkeypatch.setattr(mesh_lib, 'memory_limit', lambda mesh: 1)
+  with pytest.raises(errors.InputError, match='would have to hold'):
+    learner_lib.Learner(learner.config, types.SimpleNamespace(
+        model=learner.programs.model, mesh=learner.programs.mesh,
+        timers=None))
+
+
 def start(learner, **settings):
   """Sets the first state and `config.train.behaviour`."""
   learner.state = learner.first_state()

@@ -113,3 +113,11 @@ def test_unreadable_saved_config(tmp_path, text):
     (tmp_path / 'config.json').write_text(text)
   with pytest.raises(errors.InputError, match='config.json'):
     run_folder.read_config(tmp_path)
+
+
+def test_a_workdir_that_cannot_be_made_is_refused(tmp_path):
+  (tmp_path / 'file').touch()
+  with pytest.raises(
+      errors.InputError,
+      match=f'^--workdir={tmp_path}/file/run: Not a directory$'):
+    _claim(_config(), tmp_path / 'file' / 'run')

@@ -101,6 +101,9 @@ def test_rows_are_evenly_full():
   row = packing.spread_evenly([4, 4, 4, 4], 12, 2)
   np.testing.assert_array_equal(np.bincount(row), [2, 2])
   assert packing.spread_evenly([7, 7, 7], 12, 2) is None
+  # 12 of 12 columns fit, 13 do not.
+  assert sorted(packing.spread_evenly([6, 6, 6, 6], 12, 2)) == [0, 0, 1, 1]
+  assert packing.spread_evenly([7, 7, 6], 12, 2) is None
   pack = packing.Packer(row_tokens=12, microbatch_tokens=24, shards=1)
   minibatch = pack(_batch([1] * 4, [3] * 4))
   tokens = (minibatch.rows.position_RS[0] >= 0).sum(-1)

@@ -283,6 +283,17 @@ def test_gradients_in_bfloat16_round_once(attend_block):
     assert 0 < error < 0.0045
 
 
+def test_a_block_on_a_cpu_without_a_gradient():
+  """Where nothing is differentiated, another function computes it."""
+  rng = np.random.default_rng(2)
+  q, k, v = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in (
+      (2, 6, 2, 3, 4), (2, 10, 2, 4), (2, 10, 2, 4)))
+  visible_BST = (rng.random((2, 6, 10)) < 0.5) | (np.arange(10) == 0)
+  np.testing.assert_allclose(
+      block_attention.attend(q, k, v, visible_BST),
+      attention._attend_block(q, k, v, visible_BST), atol=1e-6)
+
+
 def test_one_query_is_always_xla():
   arrays = _arrays()
   query = arrays[0][:, -1:], arrays[3][:, -1:]

@@ -49,6 +49,22 @@ def test_logits_are_those_of_transformers(case, hf_model, torch_logits, batch):
   np.testing.assert_allclose(got[real], want[real], rtol=0, atol=1e-4)
 
 
+def test_by_default_a_window_holds_for_the_first_layer_too():
+  """A token that sees itself alone does not depend on those before it."""
+  config = transformer.ModelConfig(
+      vocab_size=9, d_model=8, num_layers=1, num_heads=2, num_kv_heads=1,
+      head_dim=4, d_ff=8, max_position=8, sliding_window=1)
+  rng = np.random.RandomState(0)
+  params = jax.tree.map(
+      lambda leaf: rng.normal(0.1, 0.3, leaf.shape).astype(np.float32),
+      transformer.abstract_params(config))
+  token_BS = np.int32([[1, 2, 3], [4, 5, 3]])
+  logits_BSV, _ = _logits(
+      config, params, token_BS, 0 * token_BS + np.arange(3, dtype=np.int32))
+  np.testing.assert_array_equal(logits_BSV[0, 2], logits_BSV[1, 2])
+  assert np.ptp(logits_BSV[:, 1], axis=0).max() > 0
+
+
 def test_packed_sequences_are_scored_as_if_alone(small):
   """One row of three sequences gives the hidden states of each alone."""
   config, params = small

@@ -113,3 +113,12 @@ def test_a_missing_or_damaged_file_is_named(tmp_path):
   with pytest.raises(errors.InputError, match='step_000003.jsonl'):
     dump.read(tmp_path, 3)
   assert dump.steps(tmp_path / 'nowhere') == []
+
+
+@pytest.mark.parametrize('count, named', [
+    (0, 'none'), (8, '1, 2, 3, 4, 5, 6, 7, 8'), (9, '1, 2, 3, 4, …, 6, 7, 8, 9')])
+def test_at_most_eight_steps_are_named(count, named, tmp_path):
+  for step in range(1, count + 1):
+    (tmp_path / f'step_{step:06}.jsonl').touch()
+  with pytest.raises(errors.InputError, match=rf'\(has: {named}\)'):
+    dump.read(tmp_path, 10)

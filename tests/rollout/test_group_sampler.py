@@ -1,6 +1,7 @@
 """GroupSampler with toy schedules and toy graders; on two processes."""
 
 import json
+import threading
 import types
 
 import numpy as np
@@ -48,18 +49,26 @@ def _run(weights, queue, key, stats):
   assert all(r.limits == [3, 3] for r in requests)
 
 
+PROMPTS = [
+    groups_lib.Prompt(problem_lib.Problem(
+        id=str(i), problem='?', answers=(str(i),), source='test'),
+        (i, 10 * i), i)
+    for i in (1, 2, 3)]
+
+
+def _sampler(grader, run=_run, **fields):
+  return sampler.GroupSampler(
+      schedule=lambda: types.SimpleNamespace(run=run), group_size=2,
+      max_tokens=3, grader=grader, tokenizer=_Tokenizer(),
+      timers=progress_lib.Timers(), **fields)
+
+
 def test_groups_are_assembled_and_graded():
   grader = _Grader()
-  prompts = [groups_lib.Prompt(problem_lib.Problem(
-      id=str(i), problem='?', answers=(str(i),), source='test'), (i, 10 * i), i)
-             for i in (1, 2, 3)]
-  draw = sampler.GroupSampler(
-      schedule=lambda: types.SimpleNamespace(run=_run), group_size=2,
-      max_tokens=3, grader=grader, tokenizer=_Tokenizer(),
-      timers=progress_lib.Timers())
-  groups = sorted(draw.stream('weights', prompts, 'key'),
+  draw = _sampler(grader)
+  groups = sorted(draw.stream('weights', PROMPTS, 'key'),
                   key=lambda group: group.prompt.cursor)
-  assert [g.prompt for g in groups] == prompts
+  assert [g.prompt for g in groups] == PROMPTS
   assert [g.text_G for g in groups] == [
       ('10 11 12', '10'), ('20 21', '20 21 22'), ('30', '30')]
   assert sorted(grader.seen) == sorted([
@@ -67,13 +76,52 @@ def test_groups_are_assembled_and_graded():
       ('20 21 22', ('2',)), ('30', ('3',)), ('30', ('3',))])
   np.testing.assert_array_equal(  # the fifth is truncated
       [g.accuracy_G for g in groups], [[0, 1], [0, 0], [0, 1]])
-  list(draw.stream('weights', prompts, 'key'))
+  list(draw.stream('weights', PROMPTS, 'key'))
   assert draw.counts == {'no_answer': 4} and draw.stats.chunks == 4
   assert set(draw.timers.pop()) == {'rollout', 'grade'}
 
 
+def test_groups_arrive_while_others_are_sampled_and_graded():
+  grader, received, early = _Grader(), [], []
+  first, second, arrived = (threading.Event() for _ in range(3))
+
+  def grade(items):
+    if grader.seen:
+      second.set()
+    assert (arrived if grader.seen else first).wait(60)
+    return _Grader.grade(grader, items)
+
+  def run(_, queue, *rest):
+    for request in queue.take(0)[:2]:
+      yield [requests_lib.Completion(
+          request, j, np.ones(1), np.zeros(1), True) for j in (0, 1)]
+    first.set()
+    assert second.wait(60)  # the first is graded, the second being graded
+    yield []
+    early.extend(received)
+    arrived.set()
+
+  draw = _sampler(types.SimpleNamespace(grade=grade), run)
+  for group in draw.stream('weights', PROMPTS, 'key'):
+    received.append(group.prompt.cursor)
+  assert early == [1] and received == [1, 2]
+
+
+def test_a_check_stops_sampling_after_a_chunk():
+  checks = []
+
+  def check():
+    checks.append(None)
+    if len(checks) == 2:
+      raise InterruptedError
+
+  with pytest.raises(InterruptedError):
+    list(_sampler(_Grader(), check=check).stream('weights', PROMPTS, 'key'))
+  assert len(checks) == 2
+
+
 _STREAM = """
-import json, sys
+import json
 import jax, numpy as np
 from tepo_jax.job import sampling
 from tepo_jax.policy import transformer
@@ -81,7 +129,7 @@ from tepo_jax.rollout import draw, groups, sampler, schedule, selection
 from tepo_jax.runtime import mesh as mesh_lib, processes, progress
 from tepo_jax.tasks import problem
 processes.initialize()
-devices, slots = map(int, sys.argv[1:])
+devices = 2
 jax.config.update('jax_disable_most_optimizations', True)
 model = transformer.ModelConfig(
     vocab_size=16, d_model=16, num_layers=1, num_heads=2, num_kv_heads=2,
@@ -110,7 +158,7 @@ draws = sampler.GroupSampler(
         sampling.make(model, mesh, decoding=draw.Decoding(), eos_ids=(5, 6, 7),
                       chunk=2),
         schedule.make_shapes(
-            slots=slots, work=4 * 3 * 8, prompt_tokens=4, max_tokens=12,
+            slots=4, work=4 * 3 * 8, prompt_tokens=4, max_tokens=12,
             chunk=2, shards=devices)),
     group_size=3, max_tokens=12, grader=Grader(), tokenizer=Tokenizer(),
     timers=progress.Timers())
@@ -124,13 +172,12 @@ print(json.dumps([
 """
 
 
-@pytest.mark.parametrize('slots', [4, 12])
-@pytest.mark.long_after_first
-def test_two_processes_take_the_same_decisions(slots):
+@pytest.mark.long
+def test_two_processes_take_the_same_decisions():
   """As one process with the two devices, down to the steps and the tokens."""
   def run(count):
     outcomes = jobs.finish(jobs.start(
-        count, ['-c', _STREAM], '2', str(slots), devices=2 // count), 120)
+        count, ['-c', _STREAM], devices=2 // count), 300)
     assert {status for status, *_ in outcomes} == {0}, outcomes
     return [json.loads(out.splitlines()[-1]) for _, out, _ in outcomes]
 

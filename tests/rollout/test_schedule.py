@@ -5,6 +5,7 @@ Axes: Q prompts · T tokens of a completion.
 
 import dataclasses
 import functools
+import types
 
 import jax
 import numpy as np
@@ -75,6 +76,31 @@ def _assert_same(got, want):
 def free(engine):
   """Every prompt's samples without EOS, so all have full length."""
   return _sample(engine())[0]
+
+
+def test_the_shapes_for_given_maxima():
+  """By hand: slots in multiples of the shards, columns of 32, then of 128."""
+  shapes = functools.partial(
+      schedule.make_shapes, prompt_tokens=100, max_tokens=500, chunk=4)
+  assert shapes(slots=100, work=200, shards=3) == schedule.Shapes(
+      slots=(15, 27, 51, 102), prompts=(50, 100),
+      columns=(64, 96, 128, 192, 256, 352, 512, 768), chunk=4, shards=3)
+  least = shapes(slots=16, work=17, shards=1, prompt_tokens=64)
+  assert (least.slots, least.prompts) == ((8, 16), (32, 64))
+  few = shapes(slots=100, work=7, shards=1)  # all at once: no spare columns
+  assert few.slots == (7,) and few.columns[-1] == 640
+  assert few.refill == 1 and shapes(slots=64, work=65, shards=1).refill == 8
+
+
+@pytest.mark.parametrize('waits, left, used, columns', [
+    (0, [2, 1], 28, 32), (0, [9, 5], 28, 64),  # what the longest may need
+    (0, [], 28, 64), (3, [2, 1], 28, 64),  # a quarter, for new samples
+    (3, [2, 1], 80, 96)])  # there is nothing wider
+def test_columns_that_may_be_needed_are_reserved(waits, left, used, columns):
+  run = types.SimpleNamespace(
+      shapes=schedule.Shapes((8,), (32,), (32, 64, 96), chunk=4),
+      _waits=lambda: waits, _left=lambda: np.array(left, int))
+  assert schedule._Run._columns(run, used) == columns
 
 
 def test_every_sample_is_drawn_once_and_whole(free):

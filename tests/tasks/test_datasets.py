@@ -93,6 +93,13 @@ def test_olympiad_unit_and_tolerance(tmp_path):
   assert (problem.id, problem.unit, problem.abs_error) == ('1606', 'km', 0.1)
 
 
+def test_of_two_columns_for_one_field_the_first_that_is_filled_counts(tmp_path):
+  path = _write(tmp_path / 'a.jsonl', [
+      {'problem': '1?', 'answer': '1', 'level': 3, 'difficulty': 8},
+      {'problem': '2?', 'answer': '2', 'level': '', 'difficulty': 8}])
+  assert [p.level for p in datasets.load(str(path))] == ['3', '8']
+
+
 def test_plain_form(tmp_path):
   path = _write(tmp_path / 'mine.jsonl', [
       {'problem': '1+1?', 'answer': 2},

@@ -68,7 +68,7 @@ EQUAL = {
         ('y=2x+3', 'y-2x=3'), ('y = 2x + 3', '2x-y+3=0'),
         ('5x - 7y + 11z + 4 = 0', '-5x+7y-11z=4'), (r'x=\frac64', r'\frac32'),
         ('x^2+y^2=4', r'\frac{x^2}{4}+\frac{y^2}{4}=1'),
-        ('MR=SRMC', 'MR = SRMC'),
+        ('MR=SRMC', 'MR = SRMC'), ('12', 'area: 12'),
         ('3:5', r'\frac35'), ('3:5', '6:10')],
     'pairs and vectors': [
         (r'\left( 3, 4 \right)', '(3,4)'), ('(3,4)', '3,4'),
@@ -230,6 +230,13 @@ def test_most_are_decided_without_math_verify():
               for pair in _pairs(EQUAL) + _pairs(DIFFERENT)]
   undecided = [pair for pair, (verdict, _) in verdicts if verdict is None]
   assert len(undecided) < 0.06 * len(verdicts), undecided
+
+
+def test_a_number_is_no_tuple_or_matrix_without_math_verify():
+  for several in '(5,6)', r'\begin{pmatrix}5\\6\end{pmatrix}':
+    for reference, answer in (several, '5'), ('5', several):
+      assert grading.decide_quickly(
+          answer, (grading.Reference(reference),)) == (False, ())
 
 
 @pytest.mark.parametrize('kind', EQUAL)

@@ -55,6 +55,22 @@ def test_points_distinguish_functions():
         expressions.parse(first), expressions.parse(second)) is same, first
 
 
+def test_brackets_may_be_nested_to_a_bound():
+  at_most = expressions.MAX_DEPTH - 1  # inside the expression itself
+  assert values.equal(*(expressions.parse('(' * n + '1' + ')' * n)
+                        for n in (0, at_most)))
+  with pytest.raises(expressions.Unreadable):
+    expressions.parse('(' * (at_most + 1) + '1' + ')' * (at_most + 1))
+
+
+def test_a_sum_cancels_only_if_most_of_its_digits_are_lost():
+  for text, is_cancelled in ((r'1000\sqrt2-999\sqrt2', False),
+                             (r'\sqrt2^2-2', True)):
+    found = values._Values('constant', values.DIGITS)
+    found.of(expressions.parse(text))
+    assert found.cancelled is is_cancelled, text
+
+
 @pytest.mark.parametrize('text', [
     '', '1 2', '1+', '(1', '1)', r'\frac{1}{', '^2', '2^', r'\unknown', '*3',
     'a,b', 'a=b', r'\text{a', '(' * 3000, '-' * 3000, '2^' * 700 + '2',

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 
@@ -87,6 +88,26 @@ pool.serve()''')
   assert outcomes == {question: (False, True) for question in hanging} | {
       question: (True, False) for question in fine}
   assert took < 2 * 6  # One after the other they would take 24 s.
+
+
+def test_workers_that_start_share_the_cpus(monkeypatch):
+  """Else a late worker beside them seems to have had too little CPU time."""
+  shares = []
+
+  def worker(question):
+    return types.SimpleNamespace(
+        question=question, ready=question is not None, kill=lambda: None,
+        collect=lambda is_late, cpu_share: (
+            shares.append(cpu_share) or (question, 'replace', (False, True))))
+
+  asked, late = pool.Pool(1, 10, grading.VERIFYING), worker(HANG)
+  monkeypatch.setattr(os, 'cpu_count', lambda: 2)
+  monkeypatch.setattr(asked, '_feed', lambda waiting: None)
+  monkeypatch.setattr(asked, '_wait', lambda is_short: [(late, True)])
+  monkeypatch.setattr(
+      asked, '_workers', [late, worker(None), worker(None), worker(None)])
+  assert asked.ask([HANG]) == ({HANG: (False, True)}, 0)
+  assert shares == [2 / 4]
 
 
 def test_idle_workers_killed_from_outside_are_replaced():

@@ -137,6 +137,16 @@ def test_an_average_over_fewer_sets_has_another_name(tmp_path):
   assert rows[-1]['first'] == pytest.approx(2 / 3)
 
 
+def test_the_average_is_over_sets_that_both_decode_first():
+  lines = _single([1, 0]) + _single([1], 'more') + _single([0], 'third')
+  both = ({'first_decodings': ['toy', 'more', 'third']}, lines), (
+      {'first_decodings': ['toy', 'more']}, lines)
+  for pair in (both, both[::-1]):
+    *_, average = results.compare(*pair)
+    assert average['set'] == 'avg_micro of the shared sets'
+    assert average['first'] == pytest.approx(2 / 3)
+
+
 def test_what_cannot_be_compared_is_refused(tmp_path):
   with pytest.raises(errors.InputError, match='different problems'):
     _compare(_single([1]), _single([1], first=1))

@@ -4,6 +4,7 @@ import math
 
 import jax
 import pytest
+import transformers
 
 from tepo_jax.policy.huggingface import families
 from tepo_jax.policy import rope
@@ -79,3 +80,11 @@ def test_published_configs(name):
   # Written and read again, for transformers 4 and 5, it is the same model.
   assert families.from_json(families.to_json(config, 'bfloat16', raw), '') == (
       config)
+
+
+def test_a_config_without_rope_theta_has_the_default_of_transformers():
+  raw = dict(_MISTRAL)
+  del raw['rope_theta']
+  config = families.from_json(raw, '')
+  published = transformers.MistralConfig(**raw)
+  assert config.rope_theta == published.rope_parameters['rope_theta']
