@@ -35,6 +35,8 @@ _TOPOLOGY = flags.DEFINE_multi_string(
     required=True)
 _CHECK = flags.DEFINE_bool(
     'check', False, 'Compare memory with programs compiled on this machine.')
+_BRIEF = flags.DEFINE_bool(
+    'brief', False, 'Compile the largest program of each kind, for one mesh.')
 _JSON = flags.DEFINE_bool('json', False, 'Print JSON lines, not tables.')
 
 
@@ -49,8 +51,9 @@ def main() -> None:
   workload = workload_lib.of(config)
   refused = []
   for slice_ in slices:
-    plan = step.make(config, workload, slice_, config.mesh)
-    plans = step.compare_meshes(config, workload, plan)
+    plan = step.make(config, workload, slice_, config.mesh, _BRIEF.value)
+    plans = [plan] if _BRIEF.value else step.compare_meshes(
+        config, workload, plan)
     if _JSON.value:
       print(json.dumps(table.record(plan, plans)), flush=True)
     else:

@@ -74,12 +74,15 @@ class StepPlan:
 
   slots: completions decoded at a time. tokens: sampled in a step.
   seconds: predicted, by phase. fits: whether every program fits a chip's HBM.
+  brief: whether it has the largest program of each kind only, which then stands
+    for all of its kind.
   """
   slice: chips.Slice
   mesh: dict[str, int]
   slots: int
   tokens: int
   estimates: list[Estimate]
+  brief: bool = False
 
   @property
   def worst(self) -> Estimate:
@@ -92,8 +95,8 @@ class StepPlan:
 
   @property
   def seconds(self) -> dict[str, float]:
-    return {phase: sum(e.runs * e.roofline for e in self.estimates
-                       if e.phase == phase) / EFFICIENCY
+    return {phase: sum((e.equivalent if self.brief else e.runs) * e.roofline
+                       for e in self.estimates if e.phase == phase) / EFFICIENCY
             for phase in compiling.PHASES}
 
   @property
@@ -136,7 +139,7 @@ def make(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
   for _ in range(_TRIES):
     programs = compiling.step_programs(config, workload, mesh, slots, brief)
     tokens = int(workload.lengths(workload.prompts * workload.samples).sum())
-    plan = StepPlan(slice_, dict(mesh.shape), slots, tokens, [])
+    plan = StepPlan(slice_, dict(mesh.shape), slots, tokens, [], brief)
     _estimate(plan, [p for p in programs if p.name.startswith('decode')
                      and p.largest])
     if plan.fits or wanted:
