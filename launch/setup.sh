@@ -4,8 +4,10 @@
 #   launch/setup.sh cpu [plan|tests]
 #   launch/setup.sh gpu|tpu [tests]
 #
-# gpu installs the CUDA version that the driver supports; plan adds the TPU and
-# the GPU compiler, for tepo_jax.plan; tests these and the tests' packages.
+# gpu installs the CUDA version that the driver supports. After installing, gpu
+# and tpu run tepo_jax.selftest, unless SKIP_SELFTEST is set, as it must be on a
+# host of several. plan adds the TPU and the GPU compiler, for tepo_jax.plan;
+# tests adds these and the tests' packages.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -102,6 +104,11 @@ if ! up_to_date "$kind" "${files[@]}"; then
   pip_install -r requirements.txt "${accelerator[@]}" \
     || fail "pip could not install requirements.txt ${accelerator[*]}"
   record "$kind" "${files[@]}"
+  if [[ $kind != cpu && -z ${SKIP_SELFTEST:-} ]]; then
+    say "testing the $kind (about a minute)"
+    .venv/bin/python -m tepo_jax.selftest --device="$kind" >&2 \
+      || say "not all is well, see above"
+  fi
 fi
 
 # A machine with a GPU or TPU has its compiler. That for GPUs is not installed

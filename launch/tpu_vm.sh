@@ -123,7 +123,7 @@ case $command in
       tepo_jax configs launch tests requirements.txt
     tpus tpu-vm scp "$archive" "$NAME:tepo.tgz" --worker=all
     on_hosts all "mkdir -p tepo && tar -xzf tepo.tgz -C tepo \
-&& tepo/launch/setup.sh tpu"
+&& SKIP_SELFTEST=1 tepo/launch/setup.sh tpu"
     [[ -z ${BUCKET:-} ]] || on_hosts all "$(mount_bucket)"
     ;;
   run)

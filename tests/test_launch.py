@@ -139,7 +139,11 @@ def test_a_failed_install_is_repeated(launch):
 def test_setup_of_accelerators(launch, kind, driver, extra):
   (launch.stubs / 'venv_is_there').touch()
   assert launch('setup.sh', kind, DRIVER=driver).returncode == 0
-  assert launch.log()[-1].endswith(f'-r requirements.txt jax[{extra}]==0.10.2')
+  *_, installs, tests = launch.log()
+  assert installs.endswith(f'-r requirements.txt jax[{extra}]==0.10.2')
+  assert tests == f'python -m tepo_jax.selftest --device={kind}'
+  assert launch('setup.sh', kind, DRIVER=driver).returncode == 0
+  assert not launch.log()
 
 
 @pytest.mark.parametrize('arguments', [[], ['xpu'], ['cpu', 'test'],
