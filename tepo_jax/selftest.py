@@ -77,15 +77,15 @@ def compare_attention(config: ml_collections.ConfigDict) -> str:
   """
   model = programs_lib.execution(transformer.ModelConfig(
       vocab_size=8, d_model=8, num_layers=1, num_heads=8, num_kv_heads=2,
-      head_dim=128, d_ff=8, max_position=512, tie_embeddings=True),
+      head_dim=128, d_ff=8, max_position=256, tie_embeddings=True),
                                  config.compute)
   generator = np.random.default_rng(0)
-  column_S = np.arange(512)
+  column_S = np.arange(256)
   position_BS = np.broadcast_to(np.select(
-      [column_S < 200, column_S < 450], [column_S, column_S - 200], -1),
-                                (2, 512)).astype(np.int32)
-  segment_BS = np.broadcast_to(column_S >= 200, (2, 512)).astype(np.int32)
-  *arrays, seed = (generator.normal(size=(2, 512, heads, 128)).astype(
+      [column_S < 100, column_S < 230], [column_S, column_S - 100], -1),
+                                (2, 256)).astype(np.int32)
+  segment_BS = np.broadcast_to(column_S >= 100, (2, 256)).astype(np.int32)
+  *arrays, seed = (generator.normal(size=(2, 256, heads, 128)).astype(
       np.float32) for heads in (8, 2, 2, 8))
   seed *= position_BS[..., None, None] >= 0  # the gradient of the outputs
 

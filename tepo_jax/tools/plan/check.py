@@ -11,6 +11,7 @@ from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools.benchmark import workload as workload_lib
 from tepo_jax.tools.plan import chips
 from tepo_jax.tools.plan import compiling
+from tepo_jax.tools.plan import gpus
 from tepo_jax.tools.plan import step
 
 
@@ -25,7 +26,7 @@ class Comparison:
 def compare(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
             plan: step.StepPlan, devices: Sequence[jax.Device]
             ) -> list[Comparison]:
-  """Compiles the plan's largest programs for `devices`, with their options.
+  """Compiles the plan's largest programs for `devices`, as runs do.
 
   Raises:
     errors.InputError: the devices are not those that were planned for.
@@ -36,7 +37,9 @@ def compare(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
     raise errors.InputError(
         f'--check: the plan is for {len(planned)} x {planned[0].device_kind}, '
         f'and there are {len(devices)} x {devices[0].device_kind}')
-  here = chips.Slice(plan.slice.name, plan.slice.chip, list(devices))
+  here = chips.Slice(
+      plan.slice.name, plan.slice.chip, list(devices),
+      gpus.RUN_OPTIONS if devices[0].platform == 'gpu' else {})
   estimates = {e.name: e for e in plan.estimates}
   return [
       Comparison(program.name, *(

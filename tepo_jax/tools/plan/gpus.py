@@ -5,6 +5,7 @@ ask the driver for. What it then cannot know is corrected in `step` and `cost`:
 how GEMMs are tuned, and the workspace of cuDNN's attention.
 """
 
+import contextlib
 import dataclasses
 import importlib.util
 import logging
@@ -74,8 +75,9 @@ GPUS = {
                    3.1e9),
 }
 
-_OPTIONS = {
-    'xla_gpu_enable_latency_hiding_scheduler': True,  # as in launch/gpu.sh
+# As in launch/gpu.sh.
+RUN_OPTIONS = {'xla_gpu_enable_latency_hiding_scheduler': True}
+_OPTIONS = RUN_OPTIONS | {
     # Without a device no GEMM is tuned: XLA would take the first of Triton's
     # kernels for it, which may not suit its shape, and without a workspace. So
     # all are cuBLAS's, with its workspace: 32 MiB on an H100.
@@ -165,7 +167,20 @@ def _load_compiler():
   importlib.invalidate_caches()
   from jax_plugins import xla_cuda12  # not on the path before
   logging.getLogger(xla_cuda12.__name__).setLevel(logging.CRITICAL)
-  xla_cuda12.initialize()
+  with _stderr_hidden():  # the library prints that there is no driver
+    xla_cuda12.initialize()
+
+
+@contextlib.contextmanager
+def _stderr_hidden():
+  kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+  os.dup2(nowhere, 2)
+  try:
+    yield
+  finally:
+    os.dup2(kept, 2)
+    os.close(kept)
+    os.close(nowhere)
 
 
 def _spec(gpu):

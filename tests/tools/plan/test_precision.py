@@ -38,7 +38,7 @@ def _products(topology, dtype):
       if program.name.split()[0] in ('prefill', 'decode', 'score', 'update')}
 
 
-@pytest.mark.long_after_first
+@pytest.mark.long
 @pytest.mark.parametrize('topology', ['v5e:1x1', 'rtx4090x1'])
 def test_float32_is_float32(topology):
   found = _products(topology, 'float32')
