@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Plans every model of configs/small.py on every machine, with all weights and
 # with adapters, and Qwen2.5-7B on eight GPUs; prints the table of
-# launch/README.md. A plan takes a minute or more, and the table some hours; what
-# is in runs/plans is not planned again.
+# launch/README.md. A plan takes a minute or more, and the table some hours;
+# what is in runs/plans is not planned again.
 #
 #   launch/plans.sh [NAME ...]    such as qwen2_5_1_5b,gpu24,lora
 set -euo pipefail

@@ -45,7 +45,7 @@ def test_arguments_are_as_planned():
 
 @pytest.mark.parametrize('dtype, limit', [('float32', 1e-5), ('bfloat16', .02)])
 def test_products(dtype, limit):
-  """Relative error of a product, which TF32 or one bfloat16 pass would break."""
+  """Relative error of a product, which TF32 or a bfloat16 pass would break."""
   x = np.random.default_rng(0).normal(size=(512, 512)).astype(dtype)
   mesh = mesh_lib.make({'data': 1, 'fsdp': 1, 'tensor': 1}, jax.devices()[:1])
   found = np.asarray(jax.jit(mesh_lib.under_rules(

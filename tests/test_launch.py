@@ -147,8 +147,8 @@ def test_setup_of_accelerators(launch, kind, driver, extra):
 
 
 @pytest.mark.parametrize('arguments', [[], ['xpu'], ['cpu', 'test'],
-                                       ['cpu', 'tests', 'more'], ['gpu', 'plan'],
-                                       ['gpu']])
+                                       ['cpu', 'tests', 'more'],
+                                       ['gpu', 'plan'], ['gpu']])
 def test_setup_refuses(launch, arguments):
   (launch.stubs / 'venv_is_there').touch()
   done = launch('setup.sh', *arguments, DRIVER='')

@@ -167,8 +167,8 @@ def test_flops_of_scoring_and_update_by_hand():
   """As `test_step` counts them for TPUs, and the attention of xla.
 
   Two rows of 144 columns in blocks of 64 queries, which see the columns up to
-  their last. The update attends for π_old, forward, half again for the scores in
-  the backward pass, and twice as much for the gradient.
+  their last. The update attends for π_old, forward, half again for the scores
+  in the backward pass, and twice as much for the gradient.
   """
   pairs = 2 * (64 * 64 + 64 * 128 + 16 * 144)
   attend = 2 * 2 * pairs * 64
