@@ -150,7 +150,8 @@ def small_config() -> ml_collections.ConfigDict:
       'compute.unroll': 1, 'pretrain.num_layers': 1,
       'pretrain.worked_steps': 20, 'pretrain.mixed_steps': 1,
       'pretrain.demonstrations': 64, 'data.limit': 64, 'rollout.prompts': 8,
-      'rollout.overlong_buffer': 47,  # else all rewards may be alike
+      'rollout.max_tokens': 16, 'train.minibatch_prompts': 8,
+      'rollout.overlong_buffer': 15,  # else all rewards may be alike
       'rollout.dynamic_sampling': 'off',
       'train.microbatch_tokens': config.train.row_tokens * max(8, devices)})
   return config

@@ -186,16 +186,18 @@ def test_flops_of_scoring_and_update_by_hand():
 
 
 @compiled_for_gpus
-@pytest.mark.long
 def test_the_plan_compares_sizes_itself():
   """XLA refuses no program for a GPU, however large."""
-  config = _tiny()
-  config.rollout.slots = 8
   slice_ = gpus.topology('rtx4090x1')
-  small = chips.Slice(slice_.name, chips.Chip(1e12, 1e4, 1e9, 1e9),
-                      slice_.devices, slice_.options)
-  plan = step.make(config, workload_lib.of(config), small, config.mesh)
-  assert not plan.fits and 'does not fit: decode' in table.verdict(plan)
+  x = jax.ShapeDtypeStruct(
+      (1 << 18, 1 << 18), jnp.bfloat16,
+      sharding=jax.sharding.SingleDeviceSharding(slice_.devices[0]))
+  estimate = step.estimate(compiling.PlannedProgram(
+      'huge', 'update', lambda: jax.jit(lambda x: -x).lower(x), 1, 0), slice_)
+  assert estimate.failure is None and estimate.hbm == 2 * 2 << 36
+  plan = step.StepPlan(slice_, {}, 1, 1, [estimate])
+  assert not plan.fits
+  assert 'does not fit: huge needs 256.00 of 21.68 GiB' in table.verdict(plan)
 
 
 @pytest.mark.long
