@@ -82,6 +82,9 @@ _OPTIONS = RUN_OPTIONS | {
     # kernels for it, which may not suit its shape, and without a workspace. So
     # all are cuBLAS's, with its workspace: 32 MiB on an H100.
     'xla_gpu_enable_triton_gemm': False, 'xla_gpu_autotune_level': 0,
+    # Products of the same activations are not merged: cuBLAS, unlike Triton,
+    # needs a copy of their weights in one array then.
+    'xla_gpu_dot_merger_threshold_mb': 0,
     # CUB asks the device for the workspace of a large sort.
     'xla_gpu_enable_cub_radix_sort': False,
     # The code is never run. This changes neither the module nor its memory.
