@@ -119,6 +119,8 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   c.optimizer.epsilon = 1e-8
   c.optimizer.weight_decay = 0.0
   c.optimizer.max_grad_norm = 1.0
+  # Of Adam's first moment; bfloat16 saves 2 of 12 bytes per trained weight.
+  c.optimizer.momentum_dtype = 'float32'
 
   c.compute = ml_collections.ConfigDict()
   c.compute.dtype = 'bfloat16'  # of activations and sampling; masters are fp32

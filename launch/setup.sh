@@ -1,20 +1,23 @@
 #!/usr/bin/env bash
 # Makes .venv and installs the pinned packages; skips what is up to date.
 #
-#   launch/setup.sh cpu|gpu|tpu [tests]
+#   launch/setup.sh cpu [plan|tests]
+#   launch/setup.sh gpu|tpu [tests]
 #
-# gpu installs the CUDA version that the driver supports; tests adds the tests'
-# packages.
+# gpu installs the CUDA version that the driver supports. After installing, gpu
+# and tpu run tepo_jax.selftest, unless SKIP_SELFTEST is set, as it must be on a
+# host of several. plan adds the TPU and the GPU compiler, for tepo_jax.plan;
+# tests adds these and the tests' packages.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 say() { echo "launch/setup.sh: $*" >&2; }
 fail() { say "error: $*"; exit 2; }
 
-usage="usage: launch/setup.sh cpu|gpu|tpu [tests]"
+usage="usage: launch/setup.sh cpu [plan|tests], or gpu|tpu [tests]"
 [[ $# -ge 1 && $# -le 2 ]] || fail "$usage"
 kind=$1
-[[ $kind =~ ^(cpu|gpu|tpu)$ && ${2:-tests} == tests ]] || fail "$usage"
+[[ "$kind ${2:-tests}" =~ ^(cpu\ plan|(cpu|gpu|tpu)\ tests)$ ]] || fail "$usage"
 
 # Prints the first Python >= 3.11 on the path.
 find_python() {
@@ -101,6 +104,22 @@ if ! up_to_date "$kind" "${files[@]}"; then
   pip_install -r requirements.txt "${accelerator[@]}" \
     || fail "pip could not install requirements.txt ${accelerator[*]}"
   record "$kind" "${files[@]}"
+  if [[ $kind != cpu && -z ${SKIP_SELFTEST:-} ]]; then
+    say "testing the $kind (about a minute)"
+    .venv/bin/python -m tepo_jax.selftest --device="$kind" >&2 \
+      || say "not all is well, see above"
+  fi
+fi
+
+# A machine with a GPU or TPU has its compiler. That for GPUs is not installed
+# among the other packages, where jax would start it in every program.
+compilers=(launch/gpu_compiler.txt tests/requirements.txt)
+if [[ $kind == cpu && $# == 2 ]] && ! up_to_date plan "${compilers[@]}"; then
+  say "installing the TPU and the GPU compiler"
+  pip_install "$(grep '^libtpu==' tests/requirements.txt)" \
+    && pip_install --no-deps --upgrade --target .venv/gpu_compiler \
+      -r launch/gpu_compiler.txt || fail "pip could not install the compilers"
+  record plan "${compilers[@]}"
 fi
 
 files+=(tests/requirements.txt)

@@ -141,7 +141,7 @@ setup() {
   tpus tpu-vm scp "$archive" "$NAME:tepo.tgz" --worker=all
   rm -rf "$(dirname "$archive")"
   on_hosts all "mkdir -p tepo && tar -xzf tepo.tgz -C tepo \
-&& tepo/launch/setup.sh tpu"
+&& SKIP_SELFTEST=1 tepo/launch/setup.sh tpu"
   [[ -z ${BUCKET:-} ]] || on_hosts all "$(mount_bucket)"
 }
 

@@ -1,16 +1,17 @@
-r"""Predicts whether a run fits a TPU slice, and its time, without a TPU.
+r"""Predicts whether a run fits TPUs or GPUs, and its time, without them.
 
   python -m tepo_jax.plan --config=configs/qwen3_14b.py:tepo \
-      --topology=v5p:4x4x4 [--topology=v6e:8x8] [--json]
+      --topology=v5p:4x4x4 [--topology=h100x8] [--json]
 
-Compiles the programs of a rollout step with the real TPU compiler, for chips
-you do not have (launch/setup.sh cpu tests installs it). Reads only config.json
-of the model; lengths, and the share of groups that dynamic sampling keeps, are
+Compiles the programs of a rollout step with the real compilers, for chips you
+do not have (launch/setup.sh cpu plan installs both). Reads only config.json of
+the model; lengths, and the share of groups that dynamic sampling keeps, are
 those of config.benchmark. In the table, numbers are per chip and per run of a
 program: `sent` is what a chip sends to others, `held` is other memory that
 stays allocated during the run, `ms` is a roofline. Predicted seconds divide it
 by the share that good programs reach. Exits with status 2 if a step does not
-fit.
+fit. With --check, on a machine that has these chips, it also compiles the
+programs for them and compares the memory.
 """
 
 import json
@@ -22,32 +23,44 @@ from tepo_jax import cli
 from tepo_jax import errors
 from tepo_jax.job import checks
 from tepo_jax.tools.benchmark import workload as workload_lib
+from tepo_jax.tools.plan import check
 from tepo_jax.tools.plan import chips
+from tepo_jax.tools.plan import gpus
 from tepo_jax.tools.plan import step
 from tepo_jax.tools.plan import table
 
 _CONFIG = cli.DEFINE_config()
 _TOPOLOGY = flags.DEFINE_multi_string(
-    'topology', None, 'A slice, such as v5e:4x4, v5p:2x2x2 or v6e:8x8',
+    'topology', None, 'A slice, such as v5e:4x4, or GPUs, such as h100x8',
     required=True)
+_CHECK = flags.DEFINE_bool(
+    'check', False, 'Compare memory with programs compiled on this machine.')
+_BRIEF = flags.DEFINE_bool(
+    'brief', False, 'Compile the largest program of each kind, for one mesh.')
 _JSON = flags.DEFINE_bool('json', False, 'Print JSON lines, not tables.')
 
 
 def main() -> None:
   config = _CONFIG.value
-  jax.config.update('jax_platforms', 'cpu')  # nothing runs on a device
+  if not _CHECK.value:
+    jax.config.update('jax_platforms', 'cpu')  # nothing runs on a device
   checks.check(config, (name for name in cli.overridden()
                         if not name.startswith('benchmark.')))
-  slices = [chips.topology(name) for name in _TOPOLOGY.value]
+  slices = [(chips if ':' in name else gpus).topology(name)
+            for name in _TOPOLOGY.value]
   workload = workload_lib.of(config)
   refused = []
   for slice_ in slices:
-    plan = step.make(config, workload, slice_, config.mesh)
-    plans = step.compare_meshes(config, workload, plan)
+    plan = step.make(config, workload, slice_, config.mesh, _BRIEF.value)
+    plans = [plan] if _BRIEF.value else step.compare_meshes(
+        config, workload, plan)
     if _JSON.value:
       print(json.dumps(table.record(plan, plans)), flush=True)
     else:
       print(table.text(plan, workload, plans) + '\n', flush=True)
+    if _CHECK.value:
+      print(check.text(check.compare(config, workload, plan, jax.devices())),
+            flush=True)
     if not plan.fits:
       refused.append(f'{slice_.name}: {table.verdict(plan)}')
   if refused:

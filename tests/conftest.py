@@ -1,10 +1,13 @@
-"""Every test runs on the CPU with four virtual devices."""
+"""Every test runs on the CPU with four virtual devices, except those that need
+a GPU or TPU: launch/test.sh names it in TEPO_TEST_DEVICE."""
 
 import os
 
 import pytest
 
-os.environ['JAX_PLATFORMS'] = 'cpu'
+os.environ['JAX_PLATFORMS'] = {
+    None: 'cpu', 'gpu': 'cuda,cpu', 'tpu': 'tpu,cpu'}[
+        os.environ.get('TEPO_TEST_DEVICE')]
 os.environ['XLA_FLAGS'] = (
     os.environ.get('XLA_FLAGS', '')
     + ' --xla_force_host_platform_device_count=4'

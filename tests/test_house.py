@@ -28,7 +28,7 @@ _MAY_IMPORT = {
               'policy.huggingface', 'learning', 'rollout', 'job'),
 }
 _PROGRAMS = ('train', 'evaluate', 'export', 'pretrain', 'show_prompts', 'plan',
-             'report', 'benchmark')
+             'report', 'benchmark', 'selftest')
 _WITH_TOOLS = ('evaluate', 'plan', 'report', 'benchmark')
 # Where jax.jit and ConfigDict may stand. A checkpoint's digests are computed
 # on the devices, in one pass over each array: run without jit, they would need

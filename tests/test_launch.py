@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import shlex
 import shutil
 import stat
@@ -100,6 +101,18 @@ def test_setup_skips_what_is_up_to_date(launch):
   assert len(launch.log()) == 1
 
 
+def test_setup_installs_the_compilers_of_plans(launch):
+  """That for GPUs in a folder that no other program reads."""
+  (launch.stubs / 'venv_is_there').touch()
+  assert launch('setup.sh', 'cpu', 'plan').returncode == 0
+  tpu, gpu = launch.log()[-2:]
+  assert re.search(r' libtpu==\S+$', tpu)
+  assert gpu.endswith('--no-deps --upgrade --target .venv/gpu_compiler'
+                      ' -r launch/gpu_compiler.txt')
+  assert launch('setup.sh', 'gpu', 'tests', DRIVER='590').returncode == 0
+  assert not any('gpu_compiler' in line for line in launch.log())
+
+
 def test_setup_without_venv_says_what_to_do(launch):
   for apt in (_APT, '#!/bin/bash\nexit 1'):
     (launch.stubs / 'apt-get').write_text(apt)
@@ -126,11 +139,16 @@ def test_a_failed_install_is_repeated(launch):
 def test_setup_of_accelerators(launch, kind, driver, extra):
   (launch.stubs / 'venv_is_there').touch()
   assert launch('setup.sh', kind, DRIVER=driver).returncode == 0
-  assert launch.log()[-1].endswith(f'-r requirements.txt jax[{extra}]==0.10.2')
+  *_, installs, tests = launch.log()
+  assert installs.endswith(f'-r requirements.txt jax[{extra}]==0.10.2')
+  assert tests == f'python -m tepo_jax.selftest --device={kind}'
+  assert launch('setup.sh', kind, DRIVER=driver).returncode == 0
+  assert not launch.log()
 
 
 @pytest.mark.parametrize('arguments', [[], ['xpu'], ['cpu', 'test'],
-                                       ['cpu', 'tests', 'more'], ['gpu']])
+                                       ['cpu', 'tests', 'more'],
+                                       ['gpu', 'plan'], ['gpu']])
 def test_setup_refuses(launch, arguments):
   (launch.stubs / 'venv_is_there').touch()
   done = launch('setup.sh', *arguments, DRIVER='')

@@ -31,6 +31,7 @@ _CHOICES = {
     'train.behaviour.weight': behaviour.WEIGHTS,
     'compute.dtype': _DTYPES,
     'compute.gradient_dtype': _DTYPES,
+    'optimizer.momentum_dtype': _DTYPES,
     'compute.remat': tuple(transformer.REMAT),
     'compute.attention': attention.CHOICES,
     'reward.on_failure': ('stop', 'zero'),

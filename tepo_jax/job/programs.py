@@ -143,7 +143,7 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
         state, minibatch, rng, noise_floor, old_params)
 
   frozen = () if frozen_sharding is None else (frozen_sharding,)
-  jit = functools.partial(compiled, mesh)
+  jit = functools.partial(compiled, mesh, dtype=model.dtype)
   return TrainingPrograms(
       mesh=mesh, model=model, policy_loss=policy_loss, scorer=scorer,
       optimizer=optimizer, state_sharding=state_sharding,
@@ -170,12 +170,13 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
           out_shardings=(state_sharding, replicated), donate_argnums=0))
 
 
-def compiled(mesh: jax.sharding.Mesh, function: Callable, **options: Any):
+def compiled(mesh: jax.sharding.Mesh, function: Callable, dtype: str,
+             **options: Any):
   """jax.jit under the mesh's rules, with equal rounding in all programs."""
   compiler_options = _COMPILER_OPTIONS
   if mesh_lib.platform(mesh) == 'cpu':
     compiler_options = compiler_options | _COMPILER_OPTIONS_CPU
-  return jax.jit(mesh_lib.under_rules(mesh, function),
+  return jax.jit(mesh_lib.under_rules(mesh, function, dtype=dtype),
                  compiler_options=compiler_options, **options)
 
 

@@ -101,18 +101,21 @@ def platform(mesh: jax.sharding.Mesh) -> str:
   return mesh.devices.flat[0].platform
 
 
-def under_rules(mesh: jax.sharding.Mesh, function: Callable, rules=RULES
-                ) -> Callable:
+def under_rules(mesh: jax.sharding.Mesh, function: Callable, rules=RULES,
+                dtype: str | None = None) -> Callable:
   """Wraps `function` so that tracing it applies the rules on this mesh.
 
   Inside, flax's with_logical_constraint and `per_device` take effect; without
-  it neither does anything.
+  it neither does anything. If `dtype` is float32, so are products: a TPU would
+  round their factors to bfloat16, a GPU to TF32. A CPU never does.
   """
+  exact = dtype == 'float32' and platform(mesh) != 'cpu'
   @functools.wraps(function)
   def wrapped(*args, **kwargs):
     # Without an abstract mesh, flax drops the constraints.
     with (jax.sharding.use_abstract_mesh(mesh.abstract_mesh),
-          _in_force(mesh, rules)):
+          _in_force(mesh, rules),
+          jax.default_matmul_precision('highest' if exact else None)):
       return function(*args, **kwargs)
 
   wrapped.__name__ = _name(function)

@@ -56,6 +56,7 @@ BAD = [
     ('optimizer.max_grad_norm', 0.0, 'positive'),
     ('compute.dtype', 'float16', 'float32, bfloat16'),
     ('compute.gradient_dtype', 'float16', 'float32, bfloat16'),
+    ('optimizer.momentum_dtype', 'float16', 'float32, bfloat16'),
     ('compute.remat', 'some', 'none, full, dots'),
     ('compute.unroll', 0, 'positive'),
     ('compute.attention', 'flash', 'auto, xla, cudnn, splash'),

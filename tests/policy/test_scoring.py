@@ -281,7 +281,8 @@ def test_the_gradient_of_the_logits_reuses_their_memory(with_kl):
   zeros_RS = jnp.zeros((1, 256), jnp.int32)
   rows = scoring.PackedRows(zeros_RS, zeros_RS, None, zeros_RS == 0)
   mesh = mesh_lib.make(dict(data=1, fsdp=1, tensor=1), jax.devices()[:1])
-  compiled = programs_lib.compiled(mesh, jax.grad(loss, (0, 1))).lower(
+  compiled = programs_lib.compiled(
+      mesh, jax.grad(loss, (0, 1)), 'float32').lower(
       jnp.zeros((1, 256, MODEL.d_model)),
       *[jnp.zeros((MODEL.d_model, 2048))] * 2).compile()
   held = compiled.memory_analysis().temp_size_in_bytes / (256 * 2048 * 4)

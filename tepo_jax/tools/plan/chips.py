@@ -1,10 +1,11 @@
-"""TPU chips, and descriptions of slices to compile for.
+"""TPU chips, and descriptions of slices to compile for; GPUs are in `gpus`.
 
 libtpu compiles for a slice without a TPU: it needs only the slice's shape.
 """
 
 import dataclasses
 import os
+from typing import Any
 
 import jax
 from jax.experimental import topologies
@@ -18,16 +19,16 @@ GIB = 1 << 30
 class Chip:
   """One chip's datasheet.
 
-  flops: bf16 FLOP/s of the matrix units. hbm_bytes: memory that the compiler
-  lets a program use. hbm_bandwidth: byte/s. ici_bandwidth: byte/s of a ring,
-  over both directions of one torus axis.
+  flops: bf16 FLOP/s of the matrix units. hbm_bytes: memory that a program may
+  use. hbm_bandwidth: byte/s. link_bandwidth: byte/s of a ring, on a TPU over
+  both directions of one torus axis.
   https://cloud.google.com/tpu/docs/v5e, v5p, v6e;
   https://jax-ml.github.io/scaling-book/tpus
   """
   flops: float
   hbm_bytes: float
   hbm_bandwidth: float
-  ici_bandwidth: float
+  link_bandwidth: float
 
 
 CHIPS = {
@@ -39,10 +40,15 @@ CHIPS = {
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-  """name: such as 'v5p:4x4x4'. devices: to compile for, one per chip."""
+  """Chips to compile for.
+
+  name: such as 'v5p:4x4x4' or 'h100x8'. devices: one per chip. options: of the
+  compiler.
+  """
   name: str
   chip: Chip
   devices: list[jax.Device]
+  options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def topology(name: str) -> Slice:
@@ -68,6 +74,6 @@ def topology(name: str) -> Slice:
     raise errors.InputError(f'--topology={name}: {error}') from error
   except (RuntimeError, ImportError) as error:
     raise errors.InputError(
-        'the TPU compiler is missing; `launch/setup.sh cpu tests` installs '
+        'the TPU compiler is missing; `launch/setup.sh cpu plan` installs '
         f'libtpu ({error})') from error
   return Slice(name, CHIPS[generation], list(description.devices))

@@ -20,6 +20,7 @@ import re
 
 import numpy as np
 
+from tepo_jax.tools.plan import cudnn
 from tepo_jax.tools.plan import hlo
 
 COLLECTIVES = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all',
@@ -128,9 +129,8 @@ class _Analysis:
       return _convolution_flops(computation, instruction)
     if instruction.opcode == 'dot':
       return _dot_flops(computation, instruction)
-    if instruction.opcode == 'custom-call':  # a Pallas kernel states its cost
-      found = re.search(r'"cost_estimate":(\{[^}]*\})', instruction.text)
-      return float(json.loads(found[1]).get('flops', 0)) if found else 0.0
+    if instruction.opcode == 'custom-call':
+      return _call_flops(computation, instruction)
     if instruction.opcode == 'fusion':
       inside = self._module.computations[instruction.attribute('calls')]
       return sum(self._flops(inside, i) for i in inside.instructions.values())
@@ -148,6 +148,8 @@ class _Analysis:
       arrays = instruction.arrays[:2]
       return min(a.bytes for a in arrays) * sum(a.in_hbm for a in arrays)
     operands = computation.operands(instruction)
+    if _is_cublas(instruction):  # its second result is a workspace
+      return instruction.arrays[0].bytes + sum(o.hbm_bytes for o in operands)
     if opcode in _SLICES:
       return instruction.hbm_bytes + (
           operands[0].hbm_bytes and instruction.arrays[0].bytes)
@@ -197,8 +199,10 @@ class _Analysis:
     return total
 
   def _trips(self, computation, loop) -> float:
-    """Returns the trip count of a loop start … n − 1; if n is open, the next of
-    `open_trips`."""
+    """Returns the trip count that the compiler states (for a GPU), or of a loop
+    start … n − 1; if n is open, the next of `open_trips`."""
+    if known := re.search(r'"known_trip_count":{"n":"(\d+)"}', loop.text):
+      return float(known[1])
     condition = self._module.computations[loop.attribute('condition')]
     test = condition.instructions[condition.root]
     if test.opcode == 'compare' and 'direction=LT' in test.text:
@@ -270,9 +274,12 @@ def _sent(instruction):
   an all-reduce sends twice as much."""
   kind = instruction.opcode.removesuffix('-start')
   sizes = [a.bytes for a in instruction.arrays]
-  size = max(sizes) if instruction.opcode.endswith('-start') else sum(sizes)
   if kind == 'collective-permute':
-    return kind, float(size)
+    return kind, float(max(sizes))
+  if instruction.opcode.endswith('-start'):
+    # It returns operands and results; that of an all-reduce, only results.
+    sizes = sizes[len(instruction.operands):] or sizes
+  size = sum(sizes)
   chips = _group_size(instruction.text)
   if kind == 'reduce-scatter':
     size *= chips
@@ -292,10 +299,26 @@ def _group_size(text):
   return math.prod(int(part or sizes[axis]) for axis, part in axes)
 
 
-def _dot_flops(computation, instruction):
+def _is_cublas(instruction):
+  return (instruction.attribute('custom_call_target') or '').startswith(
+      '"__cublas$')
+
+
+def _call_flops(computation, instruction):
+  """Returns the FLOPs of a library's or a Pallas kernel's matrix products."""
+  if cudnn.is_attention(instruction):
+    return cudnn.flops(computation, instruction)
+  if _is_cublas(instruction):
+    return _dot_flops(computation, instruction,
+                      r'"lhs_contracting_dimensions":\[([\d",]*)\]')
+  found = re.search(r'"cost_estimate":(\{[^}]*\})', instruction.text)
+  return float(json.loads(found[1]).get('flops', 0)) if found else 0.0
+
+
+def _dot_flops(computation, instruction,
+               contracting=r'lhs_contracting_dims=\{([\d,]*)\}'):
   lhs = computation.operands(instruction)[0].arrays[0]
-  dimensions = re.search(r'lhs_contracting_dims=\{([\d,]*)\}',
-                         instruction.text)[1]
+  dimensions = re.search(contracting, instruction.text)[1].replace('"', '')
   inner = math.prod(lhs.shape[int(d)] for d in dimensions.split(',') if d)
   return 2.0 * inner * math.prod(instruction.arrays[0].shape)
 

@@ -24,6 +24,7 @@ from tepo_jax.tools.benchmark import workload as workload_lib
 from tepo_jax.tools.plan import chips
 from tepo_jax.tools.plan import compiling
 from tepo_jax.tools.plan import cost as cost_lib
+from tepo_jax.tools.plan import cudnn
 
 # Well-tuned programs reach 45 to 65 % of a TPU's FLOP/s in training (MaxText)
 # and 37 to 52 % of its bandwidth in decoding (vLLM, SGLang), relative to what
@@ -73,12 +74,15 @@ class StepPlan:
 
   slots: completions decoded at a time. tokens: sampled in a step.
   seconds: predicted, by phase. fits: whether every program fits a chip's HBM.
+  brief: whether it has the largest program of each kind only, which then stands
+    for all of its kind.
   """
   slice: chips.Slice
   mesh: dict[str, int]
   slots: int
   tokens: int
   estimates: list[Estimate]
+  brief: bool = False
 
   @property
   def worst(self) -> Estimate:
@@ -91,8 +95,8 @@ class StepPlan:
 
   @property
   def seconds(self) -> dict[str, float]:
-    return {phase: sum(e.runs * e.roofline for e in self.estimates
-                       if e.phase == phase) / EFFICIENCY
+    return {phase: sum((e.equivalent if self.brief else e.runs) * e.roofline
+                       for e in self.estimates if e.phase == phase) / EFFICIENCY
             for phase in compiling.PHASES}
 
   @property
@@ -135,7 +139,7 @@ def make(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
   for _ in range(_TRIES):
     programs = compiling.step_programs(config, workload, mesh, slots, brief)
     tokens = int(workload.lengths(workload.prompts * workload.samples).sum())
-    plan = StepPlan(slice_, dict(mesh.shape), slots, tokens, [])
+    plan = StepPlan(slice_, dict(mesh.shape), slots, tokens, [], brief)
     _estimate(plan, [p for p in programs if p.name.startswith('decode')
                      and p.largest])
     if plan.fits or wanted:
@@ -175,7 +179,7 @@ def _estimate(plan, programs):
   """Adds the programs' estimates; compiles several programs at a time."""
   with futures.ThreadPoolExecutor(min(_COMPILERS, os.cpu_count())) as threads:
     plan.estimates.extend(threads.map(
-        lambda program: _compile(program, plan.slice.chip), programs))
+        lambda program: estimate(program, plan.slice), programs))
 
 
 def _guess(config, workload, mesh, chip):
@@ -189,7 +193,8 @@ def _guess(config, workload, mesh, chip):
   return max(1, int(_SHRINK * (chip.hbm_bytes - held) / slot)) * shards
 
 
-def _compile(program: compiling.PlannedProgram, chip: chips.Chip) -> Estimate:
+def estimate(program: compiling.PlannedProgram, slice_: chips.Slice
+             ) -> Estimate:
   """Compiles a program and estimates its costs."""
   known = {name: getattr(program, name) for name in (
       'name', 'phase', 'runs', 'resident', 'equivalent', 'by_share')}
@@ -197,7 +202,7 @@ def _compile(program: compiling.PlannedProgram, chip: chips.Chip) -> Estimate:
     known['equivalent'] = program.runs
   start = time.perf_counter()
   try:
-    compiled = program.lower().compile()
+    compiled = program.lower().compile(slice_.options)
   except jax.errors.JaxRuntimeError as error:
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise
@@ -205,16 +210,17 @@ def _compile(program: compiling.PlannedProgram, chip: chips.Chip) -> Estimate:
                     compile_seconds=time.perf_counter() - start)
   seconds = time.perf_counter() - start
   _say(f'{program.name}: compiled in {seconds:.0f} s')
-  memory = compiled.memory_analysis()
+  text, memory = compiled.as_text(), compiled.memory_analysis()
   arguments = memory.argument_size_in_bytes
+  temporaries = memory.temp_size_in_bytes + cudnn.workspace(text)
   known['resident'] += max(0, program.given - arguments)
   used = (arguments + memory.output_size_in_bytes
-          - memory.alias_size_in_bytes + memory.temp_size_in_bytes
+          - memory.alias_size_in_bytes + temporaries
           + memory.generated_code_size_in_bytes)
-  cost = cost_lib.of(compiled.as_text(), program.open_trips)
-  roofline, bound = _roofline(cost, chip)
+  cost = cost_lib.of(text, program.open_trips)
+  roofline, bound = _roofline(cost, slice_.chip)
   return Estimate(
-      **known, arguments=arguments, temporaries=memory.temp_size_in_bytes,
+      **known, arguments=arguments, temporaries=temporaries,
       hbm=used + known['resident'], flops=cost.flops, hbm_bytes=cost.hbm_bytes,
       wire_bytes=dict(cost.wire_bytes),
       collectives=dict(cost.collective_counts), roofline=roofline, bound=bound,
@@ -223,7 +229,7 @@ def _compile(program: compiling.PlannedProgram, chip: chips.Chip) -> Estimate:
 
 def _roofline(cost, chip):
   """Returns seconds, and which of three resources takes the most of them."""
-  sent = sum(cost.wire_bytes.values()) / chip.ici_bandwidth
+  sent = sum(cost.wire_bytes.values()) / chip.link_bandwidth
   busy = cost.seconds(chip.flops, chip.hbm_bandwidth)
   parts = {'compute': cost.flops / chip.flops,
            'memory': cost.hbm_bytes / chip.hbm_bandwidth, 'network': sent}

@@ -6,6 +6,7 @@ from typing import Any
 
 from tepo_jax.tools.benchmark import workload as workload_lib
 from tepo_jax.tools.plan import chips
+from tepo_jax.tools.plan import gpus
 from tepo_jax.tools.plan import step
 
 # Seconds between the end of a decode step and the start of the next that no
@@ -24,7 +25,7 @@ def text(plan: step.StepPlan, workload: workload_lib.Workload,
       f'{slice_.name}: {len(slice_.devices)} chips of '
       f'{_gib(slice_.chip.hbm_bytes)} GiB, mesh {_mesh(plan.mesh)}, '
       f'{plan.slots} slots', _HEAD,
-      *map(_line, plan.estimates), verdict(plan)]
+      *map(_line, plan.estimates), verdict(plan), *_accuracy(slice_)]
   if plan.fits:
     seconds = plan.seconds
     mean = plan.tokens / (workload.prompts * workload.samples)
@@ -40,6 +41,15 @@ def text(plan: step.StepPlan, workload: workload_lib.Workload,
       + (f'{p.brief_seconds:8.0f} s' if p.fits else 'does not fit')
       for p in plans)]
   return '\n'.join(lines)
+
+
+def _accuracy(slice_):
+  """Says what is known of a plan for GPUs."""
+  if slice_.devices[0].platform == 'gpu':
+    yield (f'compiled without a GPU: {gpus.USABLE:.0%} of the memory counts as '
+           'usable, as launch/gpu.sh sets; GEMMs are untuned cuBLAS, the '
+           'workspace of attention is that of cuDNN 9.28; compared with a '
+           'device: nothing')
 
 
 def verdict(plan: step.StepPlan) -> str:

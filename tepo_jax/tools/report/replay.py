@@ -121,14 +121,15 @@ class Step:
     self.old_params = jax.block_until_ready(
         programs.to_old_policy(learner.state.params))
     like = programs.state_sharding.params
-    jitted = programs_lib.compiled(
-        programs.mesh, lambda frozen, *arguments: pull_back(
+    compiled = functools.partial(programs_lib.compiled, programs.mesh,
+                                 dtype=programs.model.dtype)
+    jitted = compiled(
+        lambda frozen, *arguments: pull_back(
             dataclasses.replace(programs.scorer, frozen=frozen), *arguments),
         out_shardings=(like, None))
     self.programs = ReplayPrograms(
         lambda params, batch: programs.score(params, batch, *learner.base()),
-        functools.partial(jitted, learner.frozen), programs_lib.compiled(
-            programs.mesh,
+        functools.partial(jitted, learner.frozen), compiled(
             lambda *arguments: programs.optimizer.update(*arguments)[0],
             out_shardings=like))
 

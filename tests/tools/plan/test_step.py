@@ -102,7 +102,7 @@ def test_the_update_of_qwen2_5_7b_fits_a_v6e_16():
       config, workload_lib.of(config),
       mesh_lib.make(config.mesh, slice_.devices), 64, brief=True)
              if p.name == 'update')
-  estimate = step._compile(update, slice_.chip)
+  estimate = step.estimate(update, slice_)
   assert estimate.failure is None and estimate.hbm < slice_.chip.hbm_bytes
   # 6 FLOPs per weight and token, and 2 each for recomputation and π_old.
   tokens = 128 * (81 + 2048)

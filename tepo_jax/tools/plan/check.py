@@ -1,0 +1,61 @@
+"""Compares a plan's memory with programs compiled on the devices themselves."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import ml_collections
+
+from tepo_jax import errors
+from tepo_jax.runtime import mesh as mesh_lib
+from tepo_jax.tools.benchmark import workload as workload_lib
+from tepo_jax.tools.plan import chips
+from tepo_jax.tools.plan import compiling
+from tepo_jax.tools.plan import gpus
+from tepo_jax.tools.plan import step
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+  """Bytes of a program's arguments and temporaries, predicted and found."""
+  name: str
+  predicted: tuple[int, int]
+  found: tuple[int, int]
+
+
+def compare(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
+            plan: step.StepPlan, devices: Sequence[jax.Device]
+            ) -> list[Comparison]:
+  """Compiles the plan's largest programs for `devices`, as runs do.
+
+  Raises:
+    errors.InputError: the devices are not those that were planned for.
+  """
+  planned = plan.slice.devices
+  if len(devices) != len(planned) or {d.device_kind for d in devices} != {
+      d.device_kind for d in planned}:
+    raise errors.InputError(
+        f'--check: the plan is for {len(planned)} x {planned[0].device_kind}, '
+        f'and there are {len(devices)} x {devices[0].device_kind}')
+  here = chips.Slice(
+      plan.slice.name, plan.slice.chip, list(devices),
+      gpus.RUN_OPTIONS if devices[0].platform == 'gpu' else {})
+  estimates = {e.name: e for e in plan.estimates}
+  return [
+      Comparison(program.name, *(
+          (e.arguments, e.temporaries)
+          for e in (estimates[program.name], step.estimate(program, here))))
+      for program in compiling.step_programs(
+          config, workload, mesh_lib.make(plan.mesh, devices), plan.slots,
+          brief=True) if program.name in estimates]
+
+
+def text(comparisons: Sequence[Comparison]) -> str:
+  """Formats the comparisons, in GiB a chip."""
+  return '\n'.join([
+      'GiB, predicted and on the device:', *(
+          f'{c.name:<28}' + ', '.join(
+              f'{part} {predicted / chips.GIB:.3f} and {found / chips.GIB:.3f}'
+              for part, predicted, found in zip(
+                  ('arguments', 'temporaries'), c.predicted, c.found))
+          for c in comparisons)])

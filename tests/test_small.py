@@ -1,0 +1,57 @@
+"""Every row of configs/small.py."""
+
+import itertools
+import json
+import pathlib
+
+import pytest
+
+from configs import small
+from tepo_jax import cli
+from tepo_jax import errors
+from tepo_jax.job import checks
+from tepo_jax.tools.plan import chips
+from tepo_jax.tools.plan import gpus
+
+_MODELS = pathlib.Path(__file__).parent / 'tools/plan/models'
+
+
+@pytest.mark.parametrize('machine', small.MACHINES)
+def test_every_row_is_a_config(machine):
+  topology, devices, _ = small.MACHINES[machine]
+  count = 1
+  if ':' in topology:
+    kind, _, torus = topology.partition(':')
+    assert kind in chips.CHIPS
+    for size in torus.split('x'):
+      count *= int(size)
+  else:
+    kind, _, count = topology.rpartition('x')
+    assert kind in gpus.GPUS and count in gpus.MACHINES
+  assert int(count) == devices
+  for model, lora, dapo in itertools.product(
+      small.MODELS, ('', ',lora'), ('', ',dapo,grpo')):
+    config = cli.load_config(f'configs/small.py:{model},{machine}{lora}{dapo}')
+    checks.check(config, ())
+    assert config.lora.rank == (16 if lora else 0)
+    assert config.method_name == ('grpo' if dapo else 'tepo')
+    assert config.data.name == (
+        'dapo_math' if dapo else 'openai/gsm8k:main@train')
+    # A device computes at least a row of its own at a time.
+    assert config.train.microbatch_tokens >= devices * (
+        config.data.max_prompt_tokens + config.rollout.max_tokens)
+    assert config.model.split('/')[1].lower().replace('-', '_').replace(
+        '.', '_') == model
+    assert json.loads((_MODELS / model / 'config.json').read_text())[
+        'model_type'] == model[:5]
+
+
+@pytest.mark.parametrize('row, message', [
+    ('qwen2_5_7b,gpu24', "no 'qwen2_5_7b' in qwen2_5_0_5b"),
+    ('qwen3_0_6b,gpu48', "no 'gpu48' in gpu24"),
+    ('qwen3_0_6b', "no '' in gpu24"),
+    ('qwen3_0_6b,gpu24,Lora', 'unknown method'),
+    ('qwen3_0_6b,gpu24,grpo,gspo', 'grpo and gspo cannot both')])
+def test_other_rows_are_refused(row, message):
+  with pytest.raises(errors.InputError, match=message):
+    cli.load_config(f'configs/small.py:{row}')

@@ -1,0 +1,225 @@
+"""Programs compiled for GPUs that are not there, against counts by hand."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tepo_jax import cli
+from tepo_jax import errors
+from tepo_jax.policy import attention
+from tepo_jax.runtime import mesh as mesh_lib
+from tepo_jax.tools.benchmark import workload as workload_lib
+from tepo_jax.tools.plan import check
+from tepo_jax.tools.plan import chips
+from tepo_jax.tools.plan import compiling
+from tepo_jax.tools.plan import cost
+from tepo_jax.tools.plan import cudnn
+from tepo_jax.tools.plan import gpus
+from tepo_jax.tools.plan import step
+from tepo_jax.tools.plan import table
+
+compiled_for_gpus = pytest.mark.skipif(
+    not gpus.FOLDER.exists(), reason='the GPU compiler is not installed')
+P = jax.sharding.PartitionSpec
+M, D = 512, 256
+
+
+def _compiled(function, shapes, specs, out=P(), by_shard=False):
+  """Compiles for h100x8. by_shard: `function` is that of each device."""
+  slice_ = gpus.topology('h100x8')
+  mesh = jax.sharding.Mesh(np.array(slice_.devices), ('x',))
+  if by_shard:
+    function = jax.shard_map(function, mesh=mesh, in_specs=tuple(specs),
+                             out_specs=out, check_vma=False)
+
+  def sharding(spec):
+    return jax.sharding.NamedSharding(mesh, spec)
+
+  arguments = [jax.ShapeDtypeStruct(shape, dtype, sharding=sharding(spec))
+               for (shape, dtype), spec in zip(shapes, specs)]
+  return jax.jit(function, out_shardings=sharding(out)).lower(
+      *arguments).compile(slice_.options)
+
+
+@compiled_for_gpus
+@pytest.mark.parametrize('name, count', [
+    ('rtx4090x1', 1), ('a100-80x4', 4), ('l40sx8', 8), ('h200x2x8', 16)])
+def test_machines(name, count):
+  slice_ = gpus.topology(name)
+  gpu = gpus.GPUS[name.rpartition('x')[0].removesuffix('x2')]
+  assert len(slice_.devices) == count
+  assert {d.platform for d in slice_.devices} == {'gpu'}
+  assert {d.device_kind for d in slice_.devices} == {gpu.name}
+  assert slice_.chip.hbm_bytes == gpus.USABLE * gpu.memory
+  hosts = {d.process_index for d in slice_.devices}
+  assert len(hosts) == (2 if '2x8' in name else 1)
+  assert slice_.chip.link_bandwidth == (
+      gpu.network if '2x8' in name else gpu.link)
+
+
+@pytest.mark.parametrize('name', ['h100', 'h100x3', 'v100x8', 'rtx4090x2x4'])
+def test_unknown_machines_are_refused(name):
+  with pytest.raises(errors.InputError, match='must be GPUxN, such as h100x8'):
+    gpus.topology(name)
+
+
+@compiled_for_gpus
+def test_a_product_has_the_workspace_and_flops_of_cublas():
+  """Untuned, it would be a Triton kernel, without a workspace."""
+  compiled = _compiled(lambda x, w: x @ w, 2 * [((M, M), jnp.bfloat16)],
+                       [P(), P()])
+  assert compiled.memory_analysis().temp_size_in_bytes >= 32 << 20
+  found = cost.of(compiled.as_text())
+  assert found.flops == 2 * M ** 3
+  assert found.hbm_bytes == 3 * 2 * M * M
+
+
+@compiled_for_gpus
+def test_nested_loops_count_times_their_trip_counts():
+  def loops(x_MD, w_DD):
+    def inner(x_MD, _):
+      return jnp.tanh(x_MD @ w_DD), None
+
+    def outer(x_MD, _):
+      return 2 * jax.lax.scan(inner, x_MD, None, length=3)[0], None
+
+    return jax.lax.scan(outer, x_MD, None, length=5)[0]
+
+  compiled = _compiled(loops, [((M, D), jnp.bfloat16), ((D, D), jnp.bfloat16)],
+                       [P('x'), P()], P('x'))
+  assert cost.of(compiled.as_text(), (100.,)).flops == (
+      15 * 2 * M / 8 * D * D)
+
+
+_COLLECTIVES = {  # program, specs of argument and result, bytes sent by byte
+    'all-gather': (lambda x: x, P('x'), P(), 7 / 8),
+    'reduce-scatter': (lambda x: jax.lax.psum_scatter(
+        x, 'x', tiled=True), P(), P('x'), 7 / 8),
+    'all-reduce': (lambda x: jax.lax.psum(x, 'x'), P(), P(), 2 * 7 / 8),
+    'collective-permute': (lambda x: jax.lax.ppermute(
+        x, 'x', [(i, (i + 1) % 8) for i in range(8)]), P('x'), P('x'), 1 / 8)}
+
+
+@compiled_for_gpus
+@pytest.mark.parametrize('kind', _COLLECTIVES)
+def test_bytes_sent_by_a_collective(kind):
+  function, before, after, share = _COLLECTIVES[kind]
+  compiled = _compiled(function, [((M, D), jnp.float32)], [before], after,
+                       by_shard=kind != 'all-gather')
+  assert dict(cost.of(compiled.as_text()).wire_bytes) == {
+      kind: 4 * M * D * share}
+
+
+@compiled_for_gpus
+@pytest.mark.parametrize('kind', ['all-gather', 'reduce-scatter'])
+def test_bytes_sent_by_combined_collectives(kind):
+  """XLA makes one operation of two arrays."""
+  function, before, after, share = _COLLECTIVES[kind]
+
+  def both(x, y):
+    return function(2 * x), function(3 * y)
+
+  compiled = _compiled(both, [((M, D), jnp.float32), ((M,), jnp.float32)],
+                       [before, before], after, kind != 'all-gather')
+  found = cost.of(compiled.as_text())
+  assert found.collective_counts == {kind: 1}
+  assert dict(found.wire_bytes) == {kind: 4 * (M * D + M) * share}
+
+
+@compiled_for_gpus
+@pytest.mark.long_after_first
+@pytest.mark.parametrize('kv_heads', [2, 8])
+def test_attention_has_the_workspace_and_flops_of_cudnn(kv_heads):
+  """5 + 2 products, half of each; the workspace that cuDNN 9.28 stated."""
+  rows, length, heads, size = 2, 128, 8, 128
+
+  def loss(q, k, v, position_BS):
+    return jnp.sum(attention.attend(
+        q, k, v, position_BS, backend='cudnn',
+        xla=attention.attend_xla).astype(jnp.float32))
+
+  compiled = _compiled(
+      jax.grad(loss, (0, 1, 2)), [
+          ((8 * rows, length, n, size), jnp.bfloat16)
+          for n in (heads, kv_heads, kv_heads)] + [
+              ((8 * rows, length), jnp.int32)], 4 * [P('x')], P('x'))
+  text = compiled.as_text()
+  product = 2 * rows * heads * length * length * size
+  assert cost.of(text).flops == 7 * product / 2
+  of_queries = 4 * rows * heads * length * (size + 1)
+  of_keys = 4 * rows * heads * length * size if kv_heads < heads else 0
+  assert cudnn.workspace(text) == of_queries + of_keys
+
+
+def _tiny():
+  config = cli.load_config('configs/tiny.py:tepo')
+  config.rollout.prompts, config.train.minibatch_prompts = 4, 2
+  config.pretrain.num_layers = config.compute.unroll = 1
+  return config
+
+
+@compiled_for_gpus
+@pytest.mark.long
+def test_flops_of_scoring_and_update_by_hand():
+  """As `test_step` counts them for TPUs, and the attention of xla.
+
+  Two rows of 144 columns in blocks of 64 queries, which see the columns up to
+  their last. The update attends for π_old, forward, half again for the scores
+  in the backward pass, and twice as much for the gradient.
+  """
+  pairs = 2 * (64 * 64 + 64 * 128 + 16 * 144)
+  attend = 2 * 2 * pairs * 64
+  layer = 2 * 144 * 2 * (4 * 64 * 64 + 3 * 64 * 192)
+  head = 144 * 2 * 2 * 64 * 8192
+  config, slice_ = _tiny(), gpus.topology('h100x4')
+  flops = {
+      program.name: step.estimate(program, slice_).flops
+      for program in compiling.step_programs(
+          config, workload_lib.of(config),
+          mesh_lib.make(config.mesh, slice_.devices), 32, brief=True)
+      if program.name in ('score', 'update')}
+  assert flops == {'score': layer + head + attend,
+                   'update': 4 * (layer + head) + 4.5 * attend}
+
+
+@compiled_for_gpus
+def test_the_plan_compares_sizes_itself():
+  """XLA refuses no program for a GPU, however large."""
+  slice_ = gpus.topology('rtx4090x1')
+  x = jax.ShapeDtypeStruct(
+      (1 << 18, 1 << 18), jnp.bfloat16,
+      sharding=jax.sharding.SingleDeviceSharding(slice_.devices[0]))
+  estimate = step.estimate(compiling.PlannedProgram(
+      'huge', 'update', lambda: jax.jit(lambda x: -x).lower(x), 1, 0), slice_)
+  assert estimate.failure is None and estimate.hbm == 2 * 2 << 36
+  plan = step.StepPlan(slice_, {}, 1, 1, [estimate])
+  assert not plan.fits
+  assert 'does not fit: huge needs 256.00 of 21.68 GiB' in table.verdict(plan)
+
+
+@pytest.mark.long
+def test_predictions_are_compared_with_this_machines_programs():
+  """CPU devices stand for the accelerator, and for what was planned."""
+  config = _tiny()
+  workload = workload_lib.of(config)
+  here = chips.Slice('cpux4', chips.Chip(1e12, 1e12, 1e9, 1e9), jax.devices())
+  mesh = mesh_lib.make(config.mesh, here.devices)
+  estimates = [
+      step.estimate(program, here) for program in compiling.step_programs(
+          config, workload, mesh, 8, brief=True)
+      if program.name in ('reshard', 'old policy')]
+  wrong = dataclasses.replace(estimates[1],
+                              temporaries=estimates[1].temporaries + 7)
+  plan = step.StepPlan(here, dict(mesh.shape), 8, 1, [estimates[0], wrong])
+  found = {c.name: c for c in check.compare(
+      config, workload, plan, jax.devices())}
+  assert found['reshard'].predicted == found['reshard'].found
+  predicted, real = found['old policy'].predicted, found['old policy'].found
+  assert predicted == (real[0], real[1] + 7)
+  text = check.text(list(found.values()))
+  assert 'old policy' in text and 'temporaries 0.000 and 0.000' in text
+  with pytest.raises(errors.InputError, match='the plan is for 4 x cpu'):
+    check.compare(config, workload, plan, jax.devices()[:2])
