@@ -73,6 +73,7 @@ class OldPolicy:
       flat = mesh_lib.to_host(place_MRS).ravel()
       self._place_of.update(zip(rows, (
           flat[columns] for columns in packing.scored_columns(packed))))
+    self._places.clear()
 
   def of_minibatch(self, rows: np.ndarray, packed: batch_lib.Minibatch,
                    minibatch: batch_lib.Minibatch) -> update.OldPolicy | None:
