@@ -106,6 +106,15 @@ def keeping(programs: programs_lib.TrainingPrograms, minibatches: int,
       programs, kept=kept.update(shape=(rows, count, *rest)))
 
 
+def describe_kept(states: jax.ShapeDtypeStruct) -> str:
+  """What becomes of π_old's hidden states; `states` is `programs.kept`."""
+  rows, count, columns, _ = states.shape
+  return (f'exact KL: π_old\'s hidden states of up to {count} microbatches of '
+          f'{rows} × {columns:,} tokens are kept from scoring, '
+          f'{mesh_lib.device_bytes(states) / 1e9:.3g} GB on each device; in a '
+          'step with more, they are computed again before each update')
+
+
 def held(programs: programs_lib.TrainingPrograms) -> dict[str, int]:
   """Bytes on one device of the arrays that outlive a jitted call."""
   model, mesh = programs.model, programs.mesh

@@ -74,6 +74,7 @@ class OldPolicy:
       self._place_of.update(zip(rows, (
           flat[columns] for columns in packing.scored_columns(packed))))
     self._places.clear()
+    self._policy = self._policy.replace(place_MRS=None)
 
   def of_minibatch(self, rows: np.ndarray, packed: batch_lib.Minibatch,
                    minibatch: batch_lib.Minibatch) -> update.OldPolicy | None:
