@@ -146,24 +146,6 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
       model=model, temperature=config.rollout.temperature,
       chunk_size=config.train.chunk_size * shards, shards=shards,
       gradient_dtype=config.compute.gradient_dtype)
-
-  def on(frozen):
-    return dataclasses.replace(scorer, frozen=frozen)
-
-  def score(params, minibatch, frozen=None):
-    return update.score(on(frozen), params, minibatch)[:2]
-
-  def score_and_keep(params, minibatch, states, first, frozen=None):
-    return update.score(on(frozen), params, minibatch, states, first)
-
-  def old_policy(params, minibatch, frozen=None):
-    return update.old_policy(on(frozen), params, minibatch)
-
-  def train_step(state, minibatch, rng, noise_floor, old, frozen=None):
-    return update.train_step(on(frozen), policy_loss, optimizer, state,
-                             minibatch, rng, noise_floor, old)
-
-  frozen = () if frozen_sharding is None else (frozen_sharding,)
   jit = functools.partial(compiled, mesh)
   return TrainingPrograms(
       mesh=mesh, model=model, policy_loss=policy_loss, scorer=scorer,
@@ -180,21 +162,44 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
                         out_shardings=param_sharding),
       pack=pack, minibatch_sharding=minibatch_sharding,
       old_sharding=old_sharding,
-      kept=(_of_one_minibatch(config, model, pack, old_sharding)
+      kept=(_states_of_a_minibatch(config, model, pack, old_sharding)
             if policy_loss.needs_kl else None),
-      score=jit(score,
-                in_shardings=(param_sharding, minibatch_sharding, *frozen),
+      **_minibatch_programs(
+          jit, scorer, policy_loss, optimizer, state_sharding,
+          minibatch_sharding, old_sharding, replicated,
+          () if frozen_sharding is None else (frozen_sharding,)))
+
+
+def _minibatch_programs(jit, scorer, policy_loss, optimizer, state_sharding,
+                        minibatch_sharding, old_sharding, replicated, frozen):
+  """The programs from `score` to `train_step`; `frozen`: () or (sharding,)."""
+  def on(frozen):
+    return dataclasses.replace(scorer, frozen=frozen)
+
+  def score(params, minibatch, frozen=None):
+    return update.score(on(frozen), params, minibatch)[:2]
+
+  def score_and_keep(params, minibatch, states, first, frozen=None):
+    return update.score(on(frozen), params, minibatch, states, first)
+
+  def old_policy(params, minibatch, frozen=None):
+    return update.old_policy(on(frozen), params, minibatch)
+
+  def train_step(state, minibatch, rng, noise_floor, old, frozen=None):
+    return update.train_step(on(frozen), policy_loss, optimizer, state,
+                             minibatch, rng, noise_floor, old)
+
+  given = state_sharding.params, minibatch_sharding
+  return dict(
+      score=jit(score, in_shardings=(*given, *frozen),
                 out_shardings=replicated),
       score_and_keep=jit(
-          score_and_keep,
-          in_shardings=(param_sharding, minibatch_sharding,
-                        old_sharding.states_RKSD, replicated, *frozen),
+          score_and_keep, in_shardings=(
+              *given, old_sharding.states_RKSD, replicated, *frozen),
           out_shardings=(replicated, replicated, old_sharding),
           donate_argnums=2),
-      old_policy=jit(
-          old_policy,
-          in_shardings=(param_sharding, minibatch_sharding, *frozen),
-          out_shardings=old_sharding),
+      old_policy=jit(old_policy, in_shardings=(*given, *frozen),
+                     out_shardings=old_sharding),
       train_step=jit(
           train_step,
           in_shardings=(state_sharding, minibatch_sharding, replicated,
@@ -204,7 +209,7 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
           out_shardings=(state_sharding, replicated), donate_argnums=0))
 
 
-def _of_one_minibatch(config, model, pack, old_sharding):
+def _states_of_a_minibatch(config, model, pack, old_sharding):
   """The hidden states of all microbatches that a minibatch may have."""
   rows = config.train.minibatch_prompts * config.rollout.samples
   length = config.rollout.max_tokens
