@@ -10,6 +10,7 @@ import numpy as np
 from tepo_jax import errors
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import minibatches as minibatches_lib
+from tepo_jax.job import old_policy
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import provenance
 from tepo_jax.job import session as session_lib
@@ -29,13 +30,16 @@ class UpdatePlan:
   """The updates of a rollout step.
 
   batch: on the host, with ℓ°, H° and b. noise_floor: see `update.train_step`.
-  order: the batch rows of each update. first: the minibatches of the first
-  epoch, on the devices. key: of the step's random numbers. scalars: metrics.
+  order: the batch rows of each update. packed, first: the minibatches of the
+  first epoch, on the host and on the devices. old: π_old.
+  key: of the step's random numbers. scalars: metrics.
   """
   batch: batch_lib.Batch
   noise_floor: float
   order: list[np.ndarray]
+  packed: list[batch_lib.Minibatch]
   first: list[batch_lib.Minibatch]
+  old: old_policy.OldPolicy
   key: jax.Array
   scalars: dict[str, float]
 
@@ -57,8 +61,10 @@ class Learner:
   def __init__(self, config: ml_collections.ConfigDict,
                session: session_lib.Session):
     self.config, self.session = config, session
-    self.programs = programs_lib.make(config, session.model, session.mesh)
-    memory_lib.check(self.programs)
+    programs = programs_lib.make(config, session.model, session.mesh)
+    memory_lib.check(programs)
+    self.programs = memory_lib.keeping(
+        programs, config.rollout.prompts // config.train.minibatch_prompts)
     self.state: update.TrainState | None = None
     self.frozen, self.skipped_in_a_row = None, 0
     self.base_digests: dict[str, int] = {}
@@ -105,11 +111,9 @@ class Learner:
         sampler's log-probabilities are too far from the trainer's.
     """
     plan = self.plan_updates(number, groups)
-    old_params = (self.programs.to_old_policy(self.state.params)
-                  if self.programs.policy_loss.needs_kl else None)
     with self.session.timers('update'):
       history = jax.device_get([
-          self.make_update(plan, index, old_params)
+          self.make_update(plan, index)
           for index in range(len(plan.order))])
     for outcome in history:
       self._count_skipped(outcome, number)
@@ -129,12 +133,16 @@ class Learner:
     order, later = self._orders(batch, number)
     with self.session.timers('score'):
       packed = [self.programs.pack(_rows(batch, rows)) for rows in order]
-      minibatches, batch = self._score(batch, order, packed)
-      noise_floor = self._noise_floor(batch, number)
+      old = old_policy.OldPolicy(
+          self.programs, self.state.params, self.base())
+      moved = self._orders(batch, number, epochs=2)[1][-1]
+      moved_BT = old.score(self.on_devices(_rows(batch, moved)))[1]
+      minibatches, batch = self._score(batch, old, order, packed)
+      noise_floor = _noise_floor(_rows(batch, moved), moved_BT)
       scalars = {'noise_floor': noise_floor} | self._gap(batch)
       minibatches, batch, weighed = self._weigh(batch, order, minibatches)
     return UpdatePlan(
-        batch, noise_floor, order + later, minibatches,
+        batch, noise_floor, order + later, packed, minibatches, old,
         jax.random.fold_in(
             programs_lib.stream(self.config.seed, 'update'), number),
         scalars | weighed | summaries.packing_metrics(batch, packed))
@@ -148,24 +156,32 @@ class Learner:
         rows=rows or rollout.prompts * rollout.samples,
         width=self.config.data.max_prompt_tokens, estimator=estimator)
 
-  def make_update(self, plan: UpdatePlan, index: int, old_params: Any
-                  ) -> dict[str, jax.Array]:
+  def make_update(self, plan: UpdatePlan, index: int) -> dict[str, jax.Array]:
     """Makes one of the plan's updates; its metrics stay on the devices."""
+    minibatch, old = self.minibatch(plan, index)
     self.state, outcome = self.programs.train_step(
-        self.state, self.minibatch(plan, index), plan.rng(index),
-        plan.noise_floor, old_params, *self.base())
+        self.state, minibatch, plan.rng(index), plan.noise_floor, old,
+        *self.base())
     return outcome
 
-  def minibatch(self, plan: UpdatePlan, index: int) -> batch_lib.Minibatch:
-    """The minibatch of one of the plan's updates, on the devices."""
+  def minibatch(self, plan: UpdatePlan, index: int
+                ) -> tuple[batch_lib.Minibatch, update.OldPolicy | None]:
+    """The minibatch of one of the plan's updates and, for an exact KL, π_old;
+    on the devices."""
+    rows = plan.order[index]
     if index < len(plan.first):
-      return plan.first[index]
-    return self.on_devices(_rows(plan.batch, plan.order[index]))
+      packed, minibatch = plan.packed[index], plan.first[index]
+    else:
+      packed = self.programs.pack(_rows(plan.batch, rows))
+      minibatch = self._put(packed)
+    return minibatch, plan.old.of_minibatch(rows, packed, minibatch)
 
   def on_devices(self, batch: batch_lib.Batch) -> batch_lib.Minibatch:
     """Packs a host batch and copies it to the devices."""
-    return mesh_lib.put(
-        self.programs.pack(batch), self.programs.minibatch_sharding)
+    return self._put(self.programs.pack(batch))
+
+  def _put(self, packed):
+    return mesh_lib.put(packed, self.programs.minibatch_sharding)
 
   def _orders(self, batch, number, epochs=None):
     """The batch rows of each update: (first epoch, later epochs).
@@ -181,15 +197,15 @@ class Learner:
     return [[rows for rows in part if batch.mask_BT[rows].any()]
             for part in (order[:first], order[first:])]
 
-  def _score(self, batch, order, packed):
+  def _score(self, batch, old, order, packed):
     """Adds ℓ° and H° to the minibatches, on the devices, and to the batch.
 
     Each minibatch is scored exactly as it will be trained on.
     """
-    minibatches = [mesh_lib.put(minibatch, self.programs.minibatch_sharding)
-                   for minibatch in packed]
-    scored = [self.programs.score(self.state.params, minibatch, *self.base())
-              for minibatch in minibatches]
+    minibatches = [self._put(minibatch) for minibatch in packed]
+    scored = [old.score_and_keep(*arrays)
+              for arrays in zip(order, packed, minibatches)]
+    old.start_updates()
     old_logp_BT = np.zeros_like(batch.old_logp_BT)
     old_entropy_BT = np.zeros_like(batch.old_entropy_BT)
     for rows, scores in zip(order, mesh_lib.to_host(scored)):
@@ -198,19 +214,6 @@ class Learner:
         minibatch.replace(old_logp_BT=logp_BT, old_entropy_BT=entropy_BT)
         for minibatch, (logp_BT, entropy_BT) in zip(minibatches, scored)
     ], batch.replace(old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT)
-
-  def _noise_floor(self, batch, number):
-    """p99 of |H − H°| when only the packing changes, in nats.
-
-    It is measured on a minibatch of a later epoch, whose completions come from
-    all parts of the batch.
-    """
-    *_, rows = self._orders(batch, number, epochs=2)[1]
-    again = _rows(batch, rows)
-    _, entropy_BT = mesh_lib.to_host(self.programs.score(
-        self.state.params, self.on_devices(again), *self.base()))
-    moved = np.abs(entropy_BT - again.old_entropy_BT)
-    return float(np.quantile(moved[again.mask_BT > 0], 0.99))
 
   def _gap(self, batch):
     """|log π| gap of the sampler and the trainer, in nats."""
@@ -247,6 +250,16 @@ class Learner:
           f'{MAX_SKIPPED} updates in a row had a loss or gradient that is not '
           f'finite (the last: loss {outcome["loss"]}, gradient norm '
           f'{outcome["grad_norm"]}) in step {number}')
+
+
+def _noise_floor(batch, entropy_BT):
+  """p99 of |H − H°| when only the packing changes, in nats.
+
+  entropy_BT: of a minibatch of a later epoch, whose completions come from all
+  parts of the rollout step.
+  """
+  moved = np.abs(mesh_lib.to_host(entropy_BT) - batch.old_entropy_BT)
+  return float(np.quantile(moved[batch.mask_BT > 0], 0.99))
 
 
 def _rows(batch, rows):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 import contextlib
+import dataclasses
 import functools
 
 import jax
@@ -18,6 +19,9 @@ from tepo_jax.runtime import mesh as mesh_lib
 # The cache's share of the free memory. The rest is for logits, activations,
 # and one cache array while it is copied.
 _CACHE_SHARE = 0.8
+# The share, of what the arrays leave free, for hidden states of π_old beyond
+# those of one minibatch. An update needs the rest.
+_STATES_SHARE = 0.2
 _MAX_MESSAGE = 200  # characters of XLA's message, which may list every buffer
 
 
@@ -78,13 +82,37 @@ def check(programs: programs_lib.TrainingPrograms, limit: int | None = None
   Raises:
     errors.InputError: with the bytes of each part on a device.
   """
-  limit = limit or mesh_lib.memory_limit(programs.mesh) or _cpu_bytes()
+  limit = limit or _limit(programs)
   sizes = held(programs)
   if sum(sizes.values()) > limit:
     raise errors.InputError(
         f'mesh {dict(programs.mesh.shape)}: a device has {limit / 1e9:.4g} GB '
         f'of memory and would have to hold {sum(sizes.values()) / 1e9:.4g} '
         f'GB: {_in_gigabytes(sizes)}')
+
+
+def keeping(programs: programs_lib.TrainingPrograms, minibatches: int,
+            limit: int | None = None) -> programs_lib.TrainingPrograms:
+  """The programs with `kept` enlarged from one minibatch to all of an epoch, or
+  to as many of their microbatches as fit; `limit` as in `check`."""
+  kept = programs.kept
+  if kept is None:
+    return programs
+  rows, least, *rest = kept.shape
+  free = (limit or _limit(programs)) - sum(held(programs).values())
+  more = int(_STATES_SHARE * free * least // mesh_lib.device_bytes(kept))
+  count = min(least * minibatches, least + max(0, more))
+  return dataclasses.replace(
+      programs, kept=kept.update(shape=(rows, count, *rest)))
+
+
+def describe_kept(states: jax.ShapeDtypeStruct) -> str:
+  """What becomes of π_old's hidden states; `states` is `programs.kept`."""
+  rows, count, columns, _ = states.shape
+  return (f'exact KL: π_old\'s hidden states of up to {count} microbatches of '
+          f'{rows} × {columns:,} tokens are kept from scoring, '
+          f'{mesh_lib.device_bytes(states) / 1e9:.3g} GB on each device; in a '
+          'step with more, they are computed again before each update')
 
 
 def held(programs: programs_lib.TrainingPrograms) -> dict[str, int]:
@@ -104,6 +132,7 @@ def held(programs: programs_lib.TrainingPrograms) -> dict[str, int]:
       'weights and moments': state, 'gradient': state.params,
       'frozen weights': frozen,
       'weights for decoding': placed(mesh_lib.DECODE_RULES, model.dtype),
+      'hidden states of π_old': programs.kept,
   }.items()}
 
 
@@ -123,6 +152,11 @@ def check_cache(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
         f'{size / 2**30:,.3g} GiB on each device, of which each has '
         f'{_cpu_bytes() / 2**30:.3g} GiB: lower config.rollout.slots, '
         'config.rollout.chunk or the lengths')
+
+
+def _limit(programs):
+  """Bytes of a device, as in `check`."""
+  return mesh_lib.memory_limit(programs.mesh) or _cpu_bytes()
 
 
 def _cpu_bytes():

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import ml_collections
+import numpy as np
 import optax
 
 from tepo_jax.job import sampling as sampling_lib
@@ -47,15 +48,21 @@ class TrainingPrograms:
     freeze: only with LoRA: weights -> frozen base in the compute dtype.
     init_adapters: only with LoRA: key -> params.
     to_decode: see `sampling.make_decode_cast`.
-    to_old_policy: params -> compute dtype, training layout, for the exact KL.
+    to_old_policy: params -> compute dtype, training layout, for `old_policy`.
     pack: Batch -> Minibatch, both on the host.
+    old_sharding: of an `update.OldPolicy`, π_old for the exact KL.
+    kept: with an exact KL, the shape [R, K, S, D] and sharding of the hidden
+      states of π_old that a run keeps; else None. See `memory.keeping`.
     score: (params, Minibatch) -> ℓ° and H°.
-    train_step: (state, Minibatch, rng, noise_floor, old_params) -> state,
+    score_and_keep: (params, Minibatch, states, first) -> ℓ°, H°, OldPolicy; see
+      `update.score`; donates the states.
+    old_policy: (params, Minibatch) -> OldPolicy.
+    train_step: (state, Minibatch, rng, noise_floor, OldPolicy) -> state,
       metrics; donates the state.
 
-  With LoRA the params of the state and of π_old are adapters; `score` and
-  `train_step` take the frozen base as one more argument, and `to_decode` takes
-  `lora.combine` of both.
+  With LoRA the params of the state and of π_old are adapters; those from `score`
+  to `train_step` take the frozen base as one more argument, and `to_decode`
+  takes `lora.combine` of both.
   """
   mesh: jax.sharding.Mesh
   model: transformer.ModelConfig
@@ -70,7 +77,11 @@ class TrainingPrograms:
   to_old_policy: Any
   pack: Callable[[batch_lib.Batch], batch_lib.Minibatch]
   minibatch_sharding: batch_lib.Minibatch
+  old_sharding: update.OldPolicy
+  kept: jax.ShapeDtypeStruct | None
   score: Any
+  score_and_keep: Any
+  old_policy: Any
   train_step: Any
 
 
@@ -122,27 +133,19 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
   """Builds the programs; does not compile. `model` is of `prepare_model`."""
   optimizer = optimizer_lib.make(**config.optimizer)
   policy_loss = objective.make_policy_loss(config.method)
-  frozen_sharding, param_sharding = split_trained(
-      model, mesh_lib.shardings(mesh, transformer.logical_axes(model)))
+  whole_sharding = mesh_lib.shardings(mesh, transformer.logical_axes(model))
+  frozen_sharding, param_sharding = split_trained(model, whole_sharding)
   replicated = mesh_lib.replicated(mesh)
   state_sharding = _state_sharding(model, optimizer, param_sharding, replicated)
   minibatch_sharding = _minibatch_sharding(mesh)
-  shards = mesh_lib.batch_shards(mesh)
+  old_sharding = update.OldPolicy(
+      mesh_lib.shardings(mesh, ('batch', None, None, 'states')),
+      minibatch_sharding.rows, transformer.head_weight(model, whole_sharding))
+  pack, shards = make_packer(config, mesh), mesh_lib.batch_shards(mesh)
   scorer = update.Scorer(
       model=model, temperature=config.rollout.temperature,
       chunk_size=config.train.chunk_size * shards, shards=shards,
       gradient_dtype=config.compute.gradient_dtype)
-
-  def score(params, minibatch, frozen=None):
-    return update.old_policy_statistics(
-        dataclasses.replace(scorer, frozen=frozen), params, minibatch)
-
-  def train_step(state, minibatch, rng, noise_floor, old_params, frozen=None):
-    return update.train_step(
-        dataclasses.replace(scorer, frozen=frozen), policy_loss, optimizer,
-        state, minibatch, rng, noise_floor, old_params)
-
-  frozen = () if frozen_sharding is None else (frozen_sharding,)
   jit = functools.partial(compiled, mesh, dtype=model.dtype)
   return TrainingPrograms(
       mesh=mesh, model=model, policy_loss=policy_loss, scorer=scorer,
@@ -157,17 +160,66 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
       to_decode=sampling_lib.make_decode_cast(model, mesh),
       to_old_policy=jit(functools.partial(sampling_lib.cast, model.dtype),
                         out_shardings=param_sharding),
-      pack=make_packer(config, mesh), minibatch_sharding=minibatch_sharding,
-      score=jit(score,
-                in_shardings=(param_sharding, minibatch_sharding, *frozen),
+      pack=pack, minibatch_sharding=minibatch_sharding,
+      old_sharding=old_sharding,
+      kept=(_states_of_a_minibatch(config, model, pack, old_sharding)
+            if policy_loss.needs_kl else None),
+      **_minibatch_programs(
+          jit, scorer, policy_loss, optimizer, state_sharding,
+          minibatch_sharding, old_sharding, replicated,
+          () if frozen_sharding is None else (frozen_sharding,)))
+
+
+def _minibatch_programs(jit, scorer, policy_loss, optimizer, state_sharding,
+                        minibatch_sharding, old_sharding, replicated, frozen):
+  """The programs from `score` to `train_step`; `frozen`: () or (sharding,)."""
+  def on(frozen):
+    return dataclasses.replace(scorer, frozen=frozen)
+
+  def score(params, minibatch, frozen=None):
+    return update.score(on(frozen), params, minibatch)[:2]
+
+  def score_and_keep(params, minibatch, states, first, frozen=None):
+    return update.score(on(frozen), params, minibatch, states, first)
+
+  def old_policy(params, minibatch, frozen=None):
+    return update.old_policy(on(frozen), params, minibatch)
+
+  def train_step(state, minibatch, rng, noise_floor, old, frozen=None):
+    return update.train_step(on(frozen), policy_loss, optimizer, state,
+                             minibatch, rng, noise_floor, old)
+
+  given = state_sharding.params, minibatch_sharding
+  return dict(
+      score=jit(score, in_shardings=(*given, *frozen),
                 out_shardings=replicated),
+      score_and_keep=jit(
+          score_and_keep, in_shardings=(
+              *given, old_sharding.states_RKSD, replicated, *frozen),
+          out_shardings=(replicated, replicated, old_sharding),
+          donate_argnums=2),
+      old_policy=jit(old_policy, in_shardings=(*given, *frozen),
+                     out_shardings=old_sharding),
       train_step=jit(
           train_step,
           in_shardings=(state_sharding, minibatch_sharding, replicated,
                         replicated,
-                        param_sharding if policy_loss.needs_kl else None,
+                        old_sharding if policy_loss.needs_kl else None,
                         *frozen),
           out_shardings=(state_sharding, replicated), donate_argnums=0))
+
+
+def _states_of_a_minibatch(config, model, pack, old_sharding):
+  """The hidden states of all microbatches that a minibatch may have."""
+  rows = config.train.minibatch_prompts * config.rollout.samples
+  length = config.rollout.max_tokens
+  nothing_BS = np.full((rows, config.data.max_prompt_tokens + length), -1)
+  microbatches, rows, columns = pack(batch_lib.Batch(
+      nothing_BS, nothing_BS, np.zeros((rows, length)),
+      *4 * [None])).rows.token_RS.shape
+  return jax.ShapeDtypeStruct(
+      (rows, microbatches, columns, model.d_model), model.dtype,
+      sharding=old_sharding.states_RKSD)
 
 
 def compiled(mesh: jax.sharding.Mesh, function: Callable, dtype: str,

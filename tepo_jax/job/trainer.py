@@ -15,6 +15,7 @@ import numpy as np
 from tepo_jax import errors
 from tepo_jax.job import evaluation
 from tepo_jax.job import learner as learner_lib
+from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import run_folder
 from tepo_jax.job import session as session_lib
@@ -143,6 +144,8 @@ class Trainer:
     """
     self._before_update = stop.defer_interrupts
     self.session.check_stop = stop.check
+    if (kept := self.learner.programs.kept) is not None:
+      self.progress.note(memory_lib.describe_kept(kept))
     try:
       if self.step == 0 and self.evaluations:
         scalars = self._timed_evaluation()

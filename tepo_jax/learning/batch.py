@@ -42,7 +42,7 @@ class Minibatch:
   mask_BT, advantage_B, old_logp_BT, old_entropy_BT, behaviour_BT: as in
     `Batch`.
   microbatch_B, row_B, column_B: int32, where a completion's scores begin in
-    the scores [M, R, C] of the rows (`scoring.score_rows`); microbatch −1 is
+    the scores [M, R, C] of the rows (`scoring.Scores`); microbatch −1 is
     filler, which has none.
   used: int32 scalar, the number of microbatches that hold tokens; the first.
   rows: arrays [M, R, S].

@@ -198,6 +198,19 @@ def efficiency(minibatch: batch_lib.Minibatch) -> float:
   return float((position_MRS >= 0).mean()) if position_MRS.size else 1.0
 
 
+def scored_columns(minibatch: batch_lib.Minibatch) -> list[np.ndarray]:
+  """Of each completion: the columns, counted through [M, R, S], that predict
+  its tokens."""
+  scored_MRS = minibatch.rows.scored_RS
+  count_P = scored_MRS.sum(-1).ravel()  # by row of any microbatch
+  before_P = np.cumsum(count_P) - count_P
+  row_B = minibatch.microbatch_B * scored_MRS.shape[1] + minibatch.row_B
+  first_B = before_P[row_B] + minibatch.column_B
+  columns = np.flatnonzero(scored_MRS)
+  return [columns[first:first + count] for first, count in zip(
+      first_B, minibatch.mask_BT.sum(1).astype(int))]
+
+
 @dataclasses.dataclass(frozen=True)
 class _Sequence:
   """A prompt and completion: tokens, of which the last `scored` are scored."""

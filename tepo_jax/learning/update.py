@@ -6,8 +6,14 @@ denominator N, covariances, top-k) belongs to the whole minibatch: it is
 computed first, and the microbatches' partial losses only add up. So the number
 of microbatches, the packing and the mesh change the result by rounding only.
 
+The exact KL needs π_old's distributions at the states of every update. `score`
+runs π_old over these tokens in any case, for ℓ° and H°; it keeps the final
+hidden states, so that an update applies π_old's head to them and never runs its
+layers. They are the bits of the training forward: KL(π_old ‖ π_old) = 0 exactly.
+
 Axes: B completions of a minibatch · T tokens of a completion · M microbatches ·
-R rows of a microbatch · S columns of a row · C columns of scores.
+R rows of a microbatch · S columns of a row · C columns of scores · D model ·
+K microbatches whose hidden states are kept.
 """
 
 from collections.abc import Callable
@@ -34,11 +40,33 @@ class TrainState:
   opt_state: optax.OptState
 
 
+@flax.struct.dataclass
+class OldPolicy:
+  """π_old's distributions in a minibatch, for the exact KL.
+
+  states_RKSD: its final hidden states, in the compute dtype.
+  place_MRS: int32, where the state of a scored column of the minibatch is among
+    the R K S of `states_RKSD`; arbitrary where no token is scored.
+  weight: of the head, in the compute dtype.
+  """
+  states_RKSD: jax.Array
+  place_MRS: jax.Array
+  weight: jax.Array
+
+  def of_microbatch(self, m: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Hidden states [R, S, D] of a microbatch, and the head's weight."""
+    states_ND = self.states_RKSD.reshape(-1, self.states_RKSD.shape[-1])
+    hidden_RSD = states_ND.at[_at(self.place_MRS, m)].get(
+        mode='promise_in_bounds')
+    return transformer.constrain(
+        hidden_RSD, ('batch', None, None)), self.weight
+
+
 @dataclasses.dataclass(frozen=True)
 class Scorer:
   """Scores rows under a policy: the same for ℓ°, H° and for the update.
 
-  temperature: the sampler's. chunk_size, shards: see `scoring.score_rows`.
+  temperature: the sampler's. chunk_size, shards: see `scoring.score_states`.
   gradient_dtype: of the layers' kernels in an update, and of their gradient
     from one microbatch; the sum over microbatches is fp32.
   frozen: with LoRA the frozen base weights, whose adapters are the params.
@@ -50,39 +78,83 @@ class Scorer:
   gradient_dtype: str
   frozen: Any = None
 
-  def __call__(self, params: Any, rows: scoring.PackedRows,
-               old_params: Any = None) -> scoring.Scores:
-    params = lora.combine(self.frozen, params)
-    if old_params is not None:
-      old_params = lora.combine(self.frozen, old_params)
-    return scoring.score_rows(
-        self.model, params, rows, temperature=self.temperature,
-        chunk_size=self.chunk_size, shards=self.shards, old_params=old_params)
+  def states(self, params: Any, rows: scoring.PackedRows
+             ) -> tuple[jax.Array, jax.Array]:
+    """As `scoring.states`."""
+    return scoring.states(
+        self.model, lora.combine(self.frozen, params), rows)
+
+  def score(self, states: tuple[jax.Array, jax.Array],
+            rows: scoring.PackedRows, old: Any = None) -> scoring.Scores:
+    """The scores from `states`, and the exact KL to `old`, if given."""
+    return scoring.score_states(
+        self.model, *states, rows, temperature=self.temperature,
+        chunk_size=self.chunk_size, shards=self.shards, old=old)
 
 
-def old_policy_statistics(
-    scorer: Scorer, params: Any, minibatch: batch_lib.Minibatch
-) -> tuple[jax.Array, jax.Array]:
+def score(scorer: Scorer, params: Any, minibatch: batch_lib.Minibatch,
+          states_RKSD: jax.Array | None = None, first: int | jax.Array = 0
+          ) -> tuple[jax.Array, jax.Array, OldPolicy | None]:
   """ℓ° and H° [B, T] by the training forward at the training shapes.
 
   The sampler's own numbers differ from these by rounding: as π_old's they would
   move every ratio off 1, and noise would decide the sign of H − H° and so
   TEPO's mask.
+
+  Args:
+    states_RKSD: where the hidden states are kept, from microbatch `first` of
+      the K; None: nowhere.
+
+  Returns:
+    ℓ°, H°, and π_old for `train_step`; None without `states_RKSD`.
   """
-  scores = _score(scorer, params, minibatch)
-  return scores.logp_BT, scores.entropy_BT
+  def body(carry, m, rows, mine_B):
+    scores, kept_RKSD = carry
+    states = scorer.states(params, rows)
+    new = _by_completion(scorer.score(states, rows), minibatch, mine_B)
+    if kept_RKSD is not None:
+      kept_RKSD = jax.lax.dynamic_update_slice_in_dim(
+          kept_RKSD, states[0][:, None], first + m, axis=1)
+    return jax.tree.map(jnp.add, scores, new), kept_RKSD
+
+  scores, states_RKSD = _over_microbatches(
+      body, (_no_scores(minibatch, False), states_RKSD), minibatch)
+  old = None
+  if states_RKSD is not None:
+    weight = transformer.head_weight(
+        scorer.model, lora.combine(scorer.frozen, params))
+    old = OldPolicy(
+        states_RKSD, _places(minibatch, states_RKSD.shape[1], first),
+        weight.astype(scorer.model.dtype))
+  return scores.logp_BT, scores.entropy_BT, old
+
+
+def old_policy(scorer: Scorer, params: Any, minibatch: batch_lib.Minibatch
+               ) -> OldPolicy:
+  """π_old in one minibatch, computed anew from its weights."""
+  microbatches, rows, columns = minibatch.rows.token_RS.shape
+  model = scorer.model
+  return score(scorer, params, minibatch, jnp.zeros(
+      (rows, microbatches, columns, model.d_model), model.dtype))[2]
+
+
+def _places(minibatch, kept, first):
+  """`OldPolicy.place_MRS` of a minibatch kept as it is, from `first`."""
+  shape = minibatch.rows.token_RS.shape
+  m, r, s = (jax.lax.broadcasted_iota(jnp.int32, shape, i) for i in range(3))
+  return (r * kept + first + m) * shape[2] + s
 
 
 def train_step(
     scorer: Scorer, policy_loss: objective.PolicyLoss,
     optimizer: optax.GradientTransformation, state: TrainState,
     minibatch: batch_lib.Minibatch, rng: jax.Array, noise_floor: jax.Array,
-    old_params: Any = None) -> tuple[TrainState, dict[str, jax.Array]]:
+    old: OldPolicy | None = None) -> tuple[TrainState, dict[str, jax.Array]]:
   """One update from one minibatch (TEPO Eq. 4, Algorithm 1 steps 5–7).
 
   A gradient that is not finite leaves the state unchanged and sets the metric
   `skipped` to 1. `noise_floor` is how far H − H° moves by rounding alone
-  (nats), for the metrics; `old_params` is needed iff `policy_loss.needs_kl`.
+  (nats), for the metrics; `old` is needed iff `policy_loss.needs_kl`.
 
   Returns:
     The new state and float32 scalars: those of the objective, `loss`,
@@ -90,11 +162,12 @@ def train_step(
   """
   scores = None
   if policy_loss.needs_scoring:
-    scores = _score(scorer, state.params, minibatch)
+    logp_BT, entropy_BT, _ = score(scorer, state.params, minibatch)
+    scores = scoring.Scores(logp_BT, entropy_BT)
   statistics = policy_loss.statistics(tokens(minibatch, scores), rng)
   loss, gradient, scores = loss_and_gradient(
       scorer, policy_loss.partial, state.params, minibatch, statistics,
-      old_params if policy_loss.needs_kl else None)
+      old if policy_loss.needs_kl else None)
   metrics = policy_loss.metrics(tokens(minibatch, scores), statistics,
                                 noise_floor)
   state, update_metrics = _apply(optimizer, state, loss, gradient)
@@ -103,7 +176,7 @@ def train_step(
 
 def loss_and_gradient(
     scorer: Scorer, partial: Callable[..., jax.Array], params: Any,
-    minibatch: batch_lib.Minibatch, statistics: Any, old_params: Any
+    minibatch: batch_lib.Minibatch, statistics: Any, old: OldPolicy | None
 ) -> tuple[jax.Array, Any, scoring.Scores]:
   """A loss that adds up over completions, its gradient, and the scores.
 
@@ -111,30 +184,31 @@ def loss_and_gradient(
     partial: (objective.Tokens, statistics) -> the part of the loss that the
       unmasked completions contribute.
     statistics: tree of [B, T].
-    old_params: of π_old, or None: no exact KL.
+    old: π_old, or None: no exact KL.
   """
   weights = _to_differentiate(scorer.gradient_dtype, params)
 
-  def partial_loss(weights, rows, mine_B):
-    scores = _by_completion(
-        scorer(weights, rows, old_params), minibatch, mine_B)
+  def partial_loss(weights, m, rows, mine_B):
+    scores = _by_completion(scorer.score(
+        scorer.states(weights, rows), rows, old and old.of_microbatch(m)),
+                            minibatch, mine_B)
     # Completions of other microbatches get mask 0 and coefficient 0.
     mine = jax.tree.map(
         lambda x_BT: jnp.where(mine_B[:, None], x_BT, 0).astype(x_BT.dtype),
         (tokens(minibatch, scores), statistics))
     return partial(*mine), scores
 
-  def accumulate(carry, rows, mine_B):
+  def accumulate(carry, m, rows, mine_B):
     loss, gradient, scores = carry
     (part, new), partial_gradient = jax.value_and_grad(
-        partial_loss, has_aux=True)(weights, rows, mine_B)
+        partial_loss, has_aux=True)(weights, m, rows, mine_B)
     gradient = jax.tree.map(
         lambda a, b: a + b.astype(a.dtype), gradient, partial_gradient)
     return loss + part, gradient, jax.tree.map(jnp.add, scores, new)
 
   return _over_microbatches(accumulate, (
       jnp.float32(0), jax.tree.map(jnp.zeros_like, params),
-      _no_scores(minibatch, old_params is not None)), minibatch)
+      _no_scores(minibatch, old is not None)), minibatch)
 
 
 def _apply(optimizer, state, loss, gradient):
@@ -196,23 +270,17 @@ def _by_completion(scores, minibatch, mine_B):
   return jax.tree.map(take, scores)
 
 
-def _score(scorer, params, minibatch):
-  """Scores [B, T] of a whole minibatch, one microbatch at a time."""
-  def body(scores, rows, mine_B):
-    new = _by_completion(scorer(params, rows), minibatch, mine_B)
-    return jax.tree.map(jnp.add, scores, new)
-  return _over_microbatches(body, _no_scores(minibatch, False), minibatch)
-
-
 def _over_microbatches(body, carry, minibatch):
-  """carry = body(carry, rows, mine_B) over the microbatches that are used.
+  """carry = body(carry, m, rows, mine_B) over the microbatches that are used.
 
-  mine_B: whether a completion is in this microbatch. The number of microbatches
+  m: the microbatch's number. mine_B: whether a completion is in this microbatch. The number of microbatches
   used is an array, so one compiled program handles every packing.
   """
   def step(m, carry):
-    rows = jax.tree.map(
-        lambda x: jax.lax.dynamic_index_in_dim(x, m, keepdims=False),
-        minibatch.rows)
-    return body(carry, rows, minibatch.microbatch_B == m)
+    rows = jax.tree.map(lambda x: _at(x, m), minibatch.rows)
+    return body(carry, m, rows, minibatch.microbatch_B == m)
   return jax.lax.fori_loop(0, minibatch.used, step, carry)
+
+
+def _at(x_M, m):
+  return jax.lax.dynamic_index_in_dim(x_M, m, keepdims=False)

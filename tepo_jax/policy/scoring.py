@@ -65,7 +65,8 @@ def score(config: transformer.ModelConfig, params: Any, token_BS: jax.Array,
     config, params: the policy.
     token_BS, position_BS: prompt and completion; position −1 is padding.
     num_targets: T; the last T tokens of a row are scored.
-    temperature, chunk_size, old_params: as in `score_rows`.
+    temperature, chunk_size: as in `score_states`.
+    old_params: π_old's weights, for the exact KL.
 
   Returns:
     Scores over [B, T], float32.
@@ -73,46 +74,44 @@ def score(config: transformer.ModelConfig, params: Any, token_BS: jax.Array,
   later_S = jnp.arange(token_BS.shape[1] - 1, -1, -1)  # tokens after a column
   scored_BS = jnp.broadcast_to(
       (1 <= later_S) & (later_S <= num_targets), token_BS.shape)
-  scores = score_rows(
-      config, params, PackedRows(token_BS, position_BS, None, scored_BS),
-      temperature=temperature, chunk_size=chunk_size, old_params=old_params)
+  rows = PackedRows(token_BS, position_BS, None, scored_BS)
+  old = None
+  if old_params is not None:
+    old = jax.lax.stop_gradient(states(config, old_params, rows))
+  scores = score_states(
+      config, *states(config, params, rows), rows, temperature=temperature,
+      chunk_size=chunk_size, old=old)
   return jax.tree.map(lambda x: x[:, :num_targets], scores)
 
 
-def score_rows(config: transformer.ModelConfig, params: Any, rows: PackedRows,
-               *, temperature: float, chunk_size: int, shards: int = 1,
-               old_params: Any = None) -> Scores:
+def states(config: transformer.ModelConfig, params: Any, rows: PackedRows
+           ) -> tuple[jax.Array, jax.Array]:
+  """Hidden states [R, S, D], and the head's weight in the stored dtype."""
+  hidden_RSD, _ = transformer.forward(
+      config, params, rows.token_RS, rows.position_RS,
+      segment_BS=rows.segment_RS, sequences=rows.sequences)
+  return hidden_RSD, transformer.head_weight(config, params)
+
+
+def score_states(config: transformer.ModelConfig, hidden_RSD: jax.Array,
+                 weight: jax.Array, rows: PackedRows, *, temperature: float,
+                 chunk_size: int, shards: int = 1,
+                 old: tuple[jax.Array, jax.Array] | None = None) -> Scores:
   """Scores the tokens after the scored columns under the policy.
 
   Args:
-    config, params: the policy.
+    hidden_RSD, weight: of `states`.
     rows: the sequences.
     temperature: divides the logits, as in the sampler.
     chunk_size: tokens whose logits exist at one time (at least one per row);
       peak memory is a few times [chunk_size, V] floats.
     shards: the number of pieces into which the mesh cuts R.
-    old_params: π_old's weights; if given, the exact KL (TEPO Eq. 4) is computed
-      too, differentiable in `params` only.
+    old: hidden states and head of π_old; if given, the exact KL (TEPO Eq. 4) is
+      computed too. Without gradient.
 
   Returns:
     Scores over [R, C], C >= S, float32, of each row's scored tokens in order.
     Entries beyond a row's scored tokens are undefined.
-  """
-  old = None
-  if old_params is not None:
-    old = jax.lax.stop_gradient(_policy(config, old_params, rows))
-  return score_states(
-      config, *_policy(config, params, rows), rows, temperature=temperature,
-      chunk_size=chunk_size, shards=shards, old=old)
-
-
-def score_states(config: transformer.ModelConfig, hidden_RSD: jax.Array,
-                 weight: jax.Array, rows: PackedRows, *, temperature: float,
-                 chunk_size: int, shards: int = 1, old: Any = None) -> Scores:
-  """As `score_rows`, starting from the hidden states.
-
-  `weight` is that of `transformer.head_weight`; `old` is the pair of hidden
-  states and weight of π_old, without gradient.
   """
   head = _Head(
       tied=config.tie_embeddings, dtype=config.dtype, ops=config.ops,
@@ -126,14 +125,6 @@ def score_states(config: transformer.ModelConfig, hidden_RSD: jax.Array,
 def chunk_width(count: int, length: int, chunk_size: int) -> int:
   """Targets per row of a chunk, of `count` rows of `length` columns."""
   return min(length, max(1, chunk_size // count))
-
-
-def _policy(config, params, rows):
-  """Hidden states [R, S, D], and the head's weight in the stored dtype."""
-  hidden_RSD, _ = transformer.forward(
-      config, params, rows.token_RS, rows.position_RS,
-      segment_BS=rows.segment_RS, sequences=rows.sequences)
-  return hidden_RSD, transformer.head_weight(config, params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,7 +202,7 @@ class _Head:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _score(head, hidden_RSD, weight, target_RS, scored_RS, old):
-  """(ℓ, H, KL or None), each [R, C]; `old` is None or π_old's `_policy`."""
+  """(ℓ, H, KL or None), each [R, C]; `old` is None or π_old's `states`."""
   return _forward(head, hidden_RSD, weight, target_RS, scored_RS, old)[0][:3]
 
 

@@ -23,10 +23,11 @@ from tepo_jax import errors
 
 AXES = ('data', 'fsdp', 'tensor')
 
-# Training: fp32 masters and Adam moments sharded over fsdp x tensor.
+# Training: fp32 masters and Adam moments sharded over fsdp x tensor; 'states':
+# hidden states that only wait to be used.
 RULES = {
     'batch': ('data', 'fsdp'), 'vocab': 'tensor', 'heads': 'tensor',
-    'kv_heads': 'tensor', 'mlp': 'tensor', 'embed': 'fsdp',
+    'kv_heads': 'tensor', 'mlp': 'tensor', 'states': 'tensor', 'embed': 'fsdp',
     'layers': None, 'norm': None, None: None}
 
 # Decoding: every fsdp shard holds complete weights, so that no decode step has

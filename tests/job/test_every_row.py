@@ -68,11 +68,11 @@ def test_row(name, start):
   before, batch = start
   programs = programs_of(name)
   state = programs.init_state(jax.tree.map(jax.numpy.array, before))
-  old_params = (programs.to_old_policy(state.params)
-                if programs.policy_loss.needs_kl else None)
+  old = (programs.old_policy(state.params, batch)
+         if programs.policy_loss.needs_kl else None)
   for index in range(2):
     state, metrics = programs.train_step(
-        state, batch, jax.random.key(index), 0.0, old_params)
+        state, batch, jax.random.key(index), 0.0, old)
     assert all(np.isfinite(value) for value in metrics.values()), metrics
     assert metrics['skipped'] == 0
     if index == 0:

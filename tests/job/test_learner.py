@@ -84,7 +84,7 @@ def old_logp_BT(learner):
 def first_update(learner, groups):
   """(plan, metrics of the first update)."""
   plan = learner.plan_updates(1, groups)
-  return plan, jax.device_get(learner.make_update(plan, 0, None))
+  return plan, jax.device_get(learner.make_update(plan, 0))
 
 
 def test_off_adds_metrics_and_no_array(learner, old_logp_BT):
@@ -92,7 +92,7 @@ def test_off_adds_metrics_and_no_array(learner, old_logp_BT):
   plan = learner.plan_updates(1, groups_of(old_logp_BT))
   assert plan.batch.behaviour_BT is None and len(plan.order) == 4
   for index in range(4):
-    assert learner.minibatch(plan, index).behaviour_BT is None
+    assert learner.minibatch(plan, index)[0].behaviour_BT is None
   # The sampler's log-probabilities are ℓ°.
   assert [plan.scalars[name] for name in METRICS] == [1, 0, 0, 1, 0]
 
@@ -109,7 +109,7 @@ def test_every_minibatch_has_its_weights(learner, old_logp_BT, weight):
   assert want_BT.std() > 0.1
   for index, rows in enumerate(plan.order):
     np.testing.assert_array_equal(
-        learner.minibatch(plan, index).behaviour_BT, want_BT[rows])
+        learner.minibatch(plan, index)[0].behaviour_BT, want_BT[rows])
   assert plan.scalars['behaviour_ess'] < 1 and plan.scalars['behaviour_kl'] > 0
   assert learner.programs.score._cache_size() == 1
 

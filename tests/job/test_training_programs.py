@@ -35,15 +35,15 @@ def _batch(generator):
 
 def _update(programs, state, generator, *frozen):
   """(state, metrics) of an update from freshly scored completions."""
-  old_params = programs.to_old_policy(state.params)
   minibatch = jax.device_put(programs.pack(_batch(generator)),
                              programs.minibatch_sharding)
+  old = programs.old_policy(state.params, minibatch, *frozen)
   old_logp_BT, old_entropy_BT = programs.score(
       state.params, minibatch, *frozen)
   minibatch = minibatch.replace(
       old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT)
   return programs.train_step(
-      state, minibatch, jax.random.key(0), 0.0, old_params, *frozen)
+      state, minibatch, jax.random.key(0), 0.0, old, *frozen)
 
 
 def _programs(rank, devices=1):

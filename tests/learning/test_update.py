@@ -136,7 +136,8 @@ def _compiled(shape=tuple(ONE_DEVICE.items()), rows=B, width=P, length=T,
   batch = _put(programs, batch.replace(
       behaviour_BT=batch.mask_BT if weighted else None))
   compiled = programs.train_step.lower(
-      state, batch, jax.random.key(0), 0.0, state.params).compile(QUICK)
+      state, batch, jax.random.key(0), 0.0,
+      programs.old_policy.eval_shape(state.params, batch)).compile(QUICK)
   return programs, compiled
 
 
@@ -145,16 +146,22 @@ def _state(programs):
       _weights()[0], programs.state_sharding.params))
 
 
+def _old_policy(programs, params, minibatch):
+  params = jax.device_put(params, programs.state_sharding.params)
+  return programs.old_policy.lower(
+      params, minibatch).compile(QUICK)(params, minibatch)
+
+
 def _step(batch, **arguments):
   """(state, metrics) after an off-policy TEPO update of π."""
   programs, train_step = _compiled(**arguments)
   state = _state(programs)
-  old_params = programs.to_old_policy(jax.device_put(
-      _weights()[1], programs.state_sharding.params))
+  minibatch = _put(programs, batch)
+  old = _old_policy(programs, _weights()[1], minibatch)
   after, metrics = train_step(
-      state, _put(programs, batch), jax.random.key(0), 0.0, old_params)
+      state, minibatch, jax.random.key(0), 0.0, old)
   assert all(x.is_deleted() for x in jax.tree.leaves(state))  # donated
-  assert not any(x.is_deleted() for x in jax.tree.leaves(old_params))
+  assert not any(x.is_deleted() for x in jax.tree.leaves(old))
   return mesh_lib.to_host(after), mesh_lib.to_host(metrics)
 
 
@@ -373,9 +380,9 @@ def test_first_update_is_reinforce_exactly(
   scored = _scored(programs, params, batch, {})
   assert np.abs(np.asarray(scored.old_logp_BT)[batch.mask_BT > 0]).min() > 0
   state = _state(programs)
-  old_params = programs.to_old_policy(state.params)
+  old = programs.old_policy(state.params, scored)
   after, metrics = mesh_lib.to_host(programs.train_step(
-      state, scored, jax.random.key(0), 0.0, old_params))
+      state, scored, jax.random.key(0), 0.0, old))
   assert metrics['weight_min'] == metrics['weight_max'] == 1
   assert metrics['noise_floor_share'] == 1
   for name in ('region_share', 'kl_full', 'kl_k1', 'kl_k3', 'skipped',

@@ -27,6 +27,7 @@ class Case:
   programs: programs_lib.TrainingPrograms
   state: update.TrainState
   minibatch: batch_lib.Minibatch
+  old: update.OldPolicy | None
   efficiency: float
 
   def score(self):
@@ -35,10 +36,8 @@ class Case:
 
   def update(self):
     """Makes one update, which changes `state`; returns its loss."""
-    old_params = (self.programs.to_old_policy(self.state.params)
-                  if self.programs.policy_loss.needs_kl else None)
     self.state, metrics = self.programs.train_step(
-        self.state, self.minibatch, jax.random.key(0), 0.0, old_params)
+        self.state, self.minibatch, jax.random.key(0), 0.0, self.old)
     return metrics['loss']
 
 
@@ -73,10 +72,12 @@ def case(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
   packed = programs.pack(random_batch(workload))
   minibatch = jax.device_put(packed, programs.minibatch_sharding)
   old_logp_BT, old_entropy_BT = programs.score(params, minibatch)
+  old = (programs.old_policy(params, minibatch)
+         if programs.policy_loss.needs_kl else None)
   return Case(
       programs, programs.init_state(params),
       minibatch.replace(old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT),
-      packing.efficiency(packed))
+      old, packing.efficiency(packed))
 
 
 def random_batch(workload: workload_lib.Workload) -> batch_lib.Batch:

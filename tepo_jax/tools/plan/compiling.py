@@ -62,16 +62,20 @@ class PlannedProgram:
 
 def step_programs(config: ml_collections.ConfigDict,
                   workload: workload_lib.Workload, mesh: jax.sharding.Mesh,
-                  slots: int, brief: bool = False) -> list[PlannedProgram]:
+                  slots: int, brief: bool = False, limit: int | None = None
+                  ) -> list[PlannedProgram]:
   """Returns every program of a rollout step.
 
   Args:
     config: of a training run. workload: lengths. mesh: of a slice.
     slots: completions decoded at a time, at most.
     brief: only the largest of each kind.
+    limit: bytes of a device; None: what these devices report.
   """
-  programs = programs_lib.make(
-      config, programs_lib.prepare_model(workload.model, config, mesh), mesh)
+  programs = memory_lib.keeping(
+      programs_lib.make(config, programs_lib.prepare_model(
+          workload.model, config, mesh), mesh),
+      config.rollout.prompts // config.train.minibatch_prompts, limit)
   state = programs_lib.abstract_state(programs)
   frozen = None  # LoRA's base
   if programs.model.lora:
@@ -185,26 +189,39 @@ def _updating(config, workload, programs, state, frozen
                  for passes in (1, 2))
   scalar = jax.ShapeDtypeStruct((), np.float32)
   key = jax.eval_shape(lambda: jax.random.key(0))
-  base, old_params = () if frozen is None else (frozen,), None
-  if programs.policy_loss.needs_kl:
-    old_params = programs.to_old_policy.eval_shape(state.params)
-    yield PlannedProgram(
-        'old policy', 'update',
-        functools.partial(programs.to_old_policy.lower, state.params), 1,
-        mesh_lib.device_bytes((state.opt_state, base)) + minibatches * size)
+  base, old = () if frozen is None else (frozen,), None
+  lower_score = functools.partial(
+      programs.score.lower, state.params, minibatch, *base)
+  if programs.kept is not None:
+    *_, old = programs.score_and_keep.eval_shape(
+        state.params, minibatch, programs.kept, 0, *base)
+    lower_score = functools.partial(
+        programs.score_and_keep.lower, state.params, minibatch, programs.kept,
+        0, *base)
   yield PlannedProgram(  # once more, to measure the noise floor
-      'score', 'score', functools.partial(
-          programs.score.lower, state.params, minibatch, *base),
-      minibatches + 1,
+      'score', 'score', lower_score, minibatches + 1,
       mesh_lib.device_bytes(state.opt_state) + minibatches * size,
       given=mesh_lib.device_bytes((state.params, base)) + size,
       open_trips=score)
+  updates, held = minibatches * settings.epochs, minibatches * size
+  if old is not None and minibatches * host.used > programs.kept.shape[1]:
+    params = programs.to_old_policy.eval_shape(state.params)
+    old = programs.old_policy.eval_shape(params, minibatch, *base)
+    yield PlannedProgram(
+        'old policy', 'update',
+        functools.partial(programs.to_old_policy.lower, state.params), 1,
+        mesh_lib.device_bytes((state.opt_state, base)) + held)
+    yield PlannedProgram(
+        'old states', 'update', functools.partial(
+            programs.old_policy.lower, params, minibatch, *base), updates,
+        mesh_lib.device_bytes(state) + held - size,
+        given=mesh_lib.device_bytes(base) + size, open_trips=score[-1:])
+    held += mesh_lib.device_bytes(params)
   yield PlannedProgram(
       'update', 'update', functools.partial(
-          programs.train_step.lower, state, minibatch, key, scalar,
-          old_params, *base), minibatches * settings.epochs,
-      minibatches * size, open_trips=(
-          (score if programs.policy_loss.needs_scoring else ()) + step))
+          programs.train_step.lower, state, minibatch, key, scalar, old,
+          *base), updates, held, open_trips=(
+              (score if programs.policy_loss.needs_scoring else ()) + step))
 
 
 def _trip_counts(minibatch, chunk_size, passes):

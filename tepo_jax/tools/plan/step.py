@@ -137,7 +137,8 @@ def make(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
   slots = wanted or min(config.rollout.prompts * config.rollout.samples,
                         _guess(config, workload, mesh, slice_.chip))
   for _ in range(_TRIES):
-    programs = compiling.step_programs(config, workload, mesh, slots, brief)
+    programs = compiling.step_programs(
+        config, workload, mesh, slots, brief, slice_.chip.hbm_bytes)
     tokens = int(workload.lengths(workload.prompts * workload.samples).sum())
     plan = StepPlan(slice_, dict(mesh.shape), slots, tokens, [], brief)
     _estimate(plan, [p for p in programs if p.name.startswith('decode')
@@ -185,7 +186,8 @@ def _estimate(plan, programs):
 def _guess(config, workload, mesh, chip):
   """Estimates how many slots fit next to the other arrays of decoding."""
   shards = mesh_lib.batch_shards(mesh)
-  reference = compiling.step_programs(config, workload, mesh, shards)
+  reference = compiling.step_programs(
+      config, workload, mesh, shards, limit=chip.hbm_bytes)
   held = max(p.resident for p in reference if p.name.startswith('insert'))
   model = programs_lib.execution(workload.model, config.compute, mesh)
   slot = memory_lib.slot_bytes(model, mesh, compiling.sampling_shapes(

@@ -106,7 +106,7 @@ class Step:
   Attributes:
     learner: starts with the policy at the step's start.
     sampled, trained: the groups of the saved rollout.
-    plan: the step's updates. old_params: π_old.
+    plan: the step's updates. start: π_old's trained weights.
   """
 
   def __init__(self, learner: learner_lib.Learner, number: int,
@@ -118,8 +118,6 @@ class Step:
     programs = learner.programs
     self.plan = learner.plan_updates(number, self.trained)
     self.start = jax.tree.map(jnp.copy, learner.state.params)
-    self.old_params = jax.block_until_ready(
-        programs.to_old_policy(learner.state.params))
     like = programs.state_sharding.params
     compiled = functools.partial(programs_lib.compiled, programs.mesh,
                                  dtype=programs.model.dtype)
@@ -158,13 +156,16 @@ class Step:
       self._update(index)
 
   def _update(self, index):
-    needs_kl = self.learner.programs.policy_loss.needs_kl
-    self.learner.make_update(
-        self.plan, index, self.old_params if needs_kl else None)
+    self.learner.make_update(self.plan, index)
+
+  def old_policy(self, minibatch: batch_lib.Minibatch) -> update.OldPolicy:
+    """π_old in any minibatch."""
+    return self.learner.programs.old_policy(
+        self.start, minibatch, *self.learner.base())
 
   def _compare(self, losses, index, progress):
     members = self.plan.order[index]
-    minibatch = self.learner.minibatch(self.plan, index)
+    minibatch, _ = self.learner.minibatch(self.plan, index)
     batches = {
         estimator: minibatch.replace(advantage_B=self.learner.to_batch(
             self.trained, estimator).advantage_B[members])
@@ -173,7 +174,7 @@ class Step:
     return Comparison(
         where, int(self.plan.batch.mask_BT[members].sum()),
         evaluate(self.programs, losses, self.learner.state, batches,
-                 self.plan.rng(index), self.old_params,
+                 self.plan.rng(index), self.old_policy(minibatch),
                  lambda text: progress(f'{where}, {text}')))
 
   def view(self, method: Any) -> TokenView:
@@ -200,7 +201,7 @@ class Step:
     old_logp_BT, old_entropy_BT = self.programs.score(self.start, mine)
     mine = mine.replace(old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT)
     new = scores(
-        self.programs, self.learner.state.params, mine, self.old_params)
+        self.programs, self.learner.state.params, mine, self.old_policy(mine))
     tokens = update.tokens(mine, new)
     statistics = loss.statistics(tokens, self.plan.rng(0))
     return jax.device_get((mine.old_logp_BT, mine.old_entropy_BT, new,
@@ -208,11 +209,11 @@ class Step:
 
 
 def pull_back(scorer: update.Scorer, params: Any, batch: batch_lib.Minibatch,
-              cotangents: scoring.Scores, old_params: Any
+              cotangents: scoring.Scores, old: update.OldPolicy
               ) -> tuple[Any, scoring.Scores]:
   """Returns Σ_it ⟨cotangents, ∂(ℓ, H, KL)_it/∂θ⟩ and the scores."""
   _, gradient, scores = update.loss_and_gradient(
-      scorer, _linear, params, batch, cotangents, old_params)
+      scorer, _linear, params, batch, cotangents, old)
   return gradient, scores
 
 
@@ -224,10 +225,10 @@ def _linear(tokens, cotangents):
 
 
 def scores(programs: ReplayPrograms, params: Any, batch: batch_lib.Minibatch,
-           old_params: Any) -> scoring.Scores:
+           old: update.OldPolicy) -> scoring.Scores:
   """Returns ℓ, H and the exact KL to π_old of the batch's tokens."""
   logp_BT, entropy_BT = programs.score(params, batch)
-  _, whole = programs.pull_back(params, batch, _zeros(batch), old_params)
+  _, whole = programs.pull_back(params, batch, _zeros(batch), old)
   return whole.replace(logp_BT=logp_BT, entropy_BT=entropy_BT)
 
 
@@ -241,27 +242,27 @@ def evaluate(programs: ReplayPrograms,
              losses: Mapping[str, objective.PolicyLoss],
              state: update.TrainState,
              batches: Mapping[str, batch_lib.Minibatch], rng: jax.Array,
-             old_params: Any, progress: Callable[[str], None] = lambda text: None
+             old: update.OldPolicy,
+             progress: Callable[[str], None] = lambda text: None
              ) -> dict[str, Outcome]:
   """Returns the outcome of each method at the same parameters.
 
   Args:
     losses: by method. batches: the minibatch by advantage estimator, on the
       devices, with ℓ° and H°.
-    state, rng: before the update, of the update. old_params: π_old.
+    state, rng: before the update, of the update. old: π_old.
     progress: called before each method.
   """
   batch = next(iter(batches.values()))
-  now = scores(programs, state.params, batch, old_params)
+  now = scores(programs, state.params, batch, old)
   mean_BT = aggregation.token_mean(batch.mask_BT)
   d_entropy, _ = programs.pull_back(
-      state.params, batch, _zeros(batch).replace(entropy_BT=mean_BT),
-      old_params)
+      state.params, batch, _zeros(batch).replace(entropy_BT=mean_BT), old)
 
   def outcome(loss):
     mine = batches[loss.method.estimator]
     value, metrics, cotangents = _slopes(loss, update.tokens(mine, now), rng)
-    gradient, _ = programs.pull_back(state.params, mine, cotangents, old_params)
+    gradient, _ = programs.pull_back(state.params, mine, cotangents, old)
     change = programs.move(gradient, state.opt_state, state.params)
     after = optax.apply_updates(state.params, change)
     _, entropy_BT = programs.score(after, batch)

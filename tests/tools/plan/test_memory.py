@@ -26,8 +26,8 @@ CHANGES = {
     'train.microbatch_tokens': 256, 'train.minibatch_prompts': 4,
     'compute.unroll': 1, 'pretrain.num_layers': 2, 'pretrain.worked_steps': 1,
     'pretrain.mixed_steps': 1, 'mesh.tensor': 2}
-NAMES = {'to_decode': 'reshard', 'to_old_policy': 'old policy',
-         'score': 'score', 'train_step': 'update'}
+NAMES = {'to_decode': 'reshard', 'score_and_keep': 'score',
+         'train_step': 'update'}
 
 
 def _held(others):
@@ -102,7 +102,7 @@ def test_memory_in_use_when_a_program_starts(tmp_path, monkeypatch):
           program.given, memory.argument_size_in_bytes)
   assert predicted.keys() == found.keys()
   assert {name.split()[0] for name in found} == {
-      'reshard', 'prefill', 'insert', 'decode', 'old', 'score', 'update'}
+      'reshard', 'prefill', 'insert', 'decode', 'score', 'update'}
   # Small arrays come and go: scores of a minibatch, a decoded chunk.
   most = {name: max(held) for name, held in found.items()}
   assert most == pytest.approx(predicted, rel=0.02)

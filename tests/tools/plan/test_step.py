@@ -40,7 +40,7 @@ def _plan():
 @pytest.mark.long
 def test_a_plan_has_every_program_of_a_step(plan):
   assert {e.name.split()[0] for e in plan.estimates} == {
-      'reshard', 'prefill', 'insert', 'compact', 'decode', 'old', 'score',
+      'reshard', 'prefill', 'insert', 'compact', 'decode', 'score',
       'update'}
   assert plan.fits and plan.slots == 32
   for estimate in plan.estimates:

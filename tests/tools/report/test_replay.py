@@ -104,11 +104,12 @@ def _small_step(step, method):
     return jax.tree.map(
         lambda x: x / 100, step.programs.move(*arguments))
 
+  minibatch, _ = step.learner.minibatch(step.plan, 0)
   return replay.evaluate(
       dataclasses.replace(step.programs, move=move),
       {'method': objective.make_policy_loss(method)}, step.learner.state,
-      {'grpo': step.learner.minibatch(step.plan, 0)}, step.plan.rng(0),
-      step.old_params)['method']
+      {'grpo': minibatch}, step.plan.rng(0),
+      step.old_policy(minibatch))['method']
 
 
 def _train_steps(step, start, chosen, last):
@@ -128,12 +129,12 @@ def _train_steps(step, start, chosen, last):
     advantage_B = learner.to_batch(
         step.trained, programs.policy_loss.method.estimator).advantage_B
     for outcomes, (index, state) in zip(found, states.items()):
+      minibatch, _ = learner.minibatch(plan, index)
       _, metrics = programs.train_step(
           jax.device_put(state, programs.state_sharding),
-          learner.minibatch(plan, index).replace(
-              advantage_B=advantage_B[plan.order[index]]), plan.rng(index),
-          plan.noise_floor,
-          step.old_params if programs.policy_loss.needs_kl else None)
+          minibatch.replace(advantage_B=advantage_B[plan.order[index]]),
+          plan.rng(index), plan.noise_floor, step.old_policy(minibatch)
+          if programs.policy_loss.needs_kl else None)
       outcomes[name] = jax.device_get(metrics)
   return found
 
