@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import transformers
 
 from tepo_jax.policy.huggingface import weights
 from tepo_jax.policy import transformer
+from tests import recipes
 from tests import runs
 
 _CHATML = (
@@ -22,6 +22,7 @@ _CHATML = (
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant"
     "\n{% endif %}")
 _SPECIAL = ('<|im_start|>', '<|im_end|>')
+TITLE = 'Your own data'
 
 # The recipe's run at a size for a test.
 _SMALL = (
@@ -49,12 +50,9 @@ def _save_tokenizer(folder):
 
 
 class _Recipe:
-  """The section's blocks, and a folder with its files and a tokenizer."""
+  """The section, and a folder with its files and a tokenizer."""
 
   def __init__(self, folder):
-    text = (runs.ROOT / 'configs' / 'README.md').read_text('utf-8')
-    self.text = text.partition('## Your own data\n')[2].partition('\n## ')[0]
-    self.blocks = re.findall(r'^```(\w*)\n([\s\S]*?)^```$', self.text, re.M)
     self.folder = folder
     for name, language in (('pupils.csv', 'csv'), ('test.jsonl', 'json'),
                            ('pupils.jinja', 'jinja')):
@@ -64,13 +62,13 @@ class _Recipe:
 
   def block(self, language):
     """The only block of a language."""
-    (found,) = [block for name, block in self.blocks if name == language]
+    (found,) = recipes.blocks(TITLE, language)
     return found
 
   def command(self, program):
     """The only command of a program, as words."""
-    (found,) = [block for name, block in self.blocks
-                if not name and f'tepo_jax.{program} ' in block]
+    (found,) = [block for block in recipes.blocks(TITLE, '')
+                if f'tepo_jax.{program} ' in block]
     return shlex.split(found.replace('\\\n', ' '))
 
   def run(self, program, *more, **environment):
@@ -90,10 +88,9 @@ def test_the_number_of_lines(recipe):
   data, template = (
       sum(len(recipe.block(name).splitlines()) for name in names)
       for names in (('csv', 'json'), ('jinja',)))
-  blocks = [block for name, block in recipe.blocks if not name]
-  flags = max(block.count('\n    --') for block in blocks)
+  flags = max(block.count('\n    --') for block in recipes.blocks(TITLE, ''))
   assert (f'in {data + template + flags} lines: {data} of data, {template} of '
-          f'template, {flags} of flags') in ' '.join(recipe.text.split())
+          f'template, {flags} of flags') in ' '.join(recipes.section(TITLE).split())
 
 
 def test_both_commands_have_the_same_fields(recipe):
