@@ -4,7 +4,20 @@ import pathlib
 import re
 import shutil
 
+import jax
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+import transformers
+
+from tepo_jax.policy.huggingface import weights
+from tepo_jax.policy import transformer
 from tests import runs
+
+_CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant"
+    "\n{% endif %}")
+_SPECIAL = ('<|im_start|>', '<|im_end|>')
 
 
 def section(title: str) -> str:
@@ -34,3 +47,26 @@ def insert(path: pathlib.Path, block: str, *, after: str = '',
   assert text.count(place) == 1, f'{path}: {place}'
   path.write_text(text.replace(
       place, place + block if after else block + place), 'utf-8')
+
+
+def save_tokenizer(folder: pathlib.Path) -> None:
+  """One token per byte, and those that begin and end a turn."""
+  alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+  tokenizer = tokenizers.Tokenizer(models.BPE(
+      vocab={text: i for i, text in enumerate((*alphabet, *_SPECIAL))},
+      merges=[]))
+  tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  tokenizer.decoder = decoders.ByteLevel()
+  tokenizer.add_special_tokens(list(_SPECIAL))
+  transformers.PreTrainedTokenizerFast(
+      tokenizer_object=tokenizer, chat_template=_CHATML,
+      eos_token='<|im_end|>', pad_token='<|im_end|>').save_pretrained(folder)
+
+
+def save_model(folder: pathlib.Path, tokenizer: pathlib.Path) -> None:
+  """A random model, with the tokenizer of that folder."""
+  model = transformer.ModelConfig(
+      vocab_size=258, d_model=16, num_layers=1, num_heads=2, num_kv_heads=1,
+      head_dim=8, d_ff=16, max_position=512)
+  weights.save(folder, model, transformer.init(model, jax.random.key(0)),
+               source=tokenizer)
