@@ -186,7 +186,8 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   c.profile.steps = ()  # rollout steps traced to WORKDIR/profile, for xprof
 
   # The embedded model, made if `c.model` is None: a Qwen3-shaped network,
-  # trained on worked solutions, then on a mixture with direct answers.
+  # trained on worked solutions of `c.data.name`, then on a mixture with direct
+  # answers.
   c.pretrain = ml_collections.ConfigDict()
   c.pretrain.worked_steps = 0  # 0: no model is made, set `c.model`
   c.pretrain.mixed_steps = 0

@@ -1,11 +1,11 @@
-r"""Makes the embedded task's base model, as a Hugging Face folder.
+r"""Makes an embedded task's base model, as a Hugging Face folder.
 
   python -m tepo_jax.pretrain --config=configs/tiny.py --out=DIR
 
 Trains next-token prediction on demonstrations. Like real corpora they mix short
 direct answers, which a small model mostly gets wrong, with worked solutions,
-which it mostly gets right. `tepo_jax.train` does the same if the config names
-no model.
+which it mostly gets right. The task is config.data.name. `tepo_jax.train` does
+the same if the config names no model.
 """
 
 from absl import flags

@@ -19,8 +19,8 @@ from tepo_jax import cli
 from tepo_jax.job import checks
 from tepo_jax.job import prompt_sets
 from tepo_jax.policy.huggingface import weights
-from tepo_jax.tasks import arithmetic
 from tepo_jax.tasks import datasets
+from tepo_jax.tasks import embedded
 from tepo_jax.tasks import prompts
 
 _CONFIG = cli.DEFINE_config()
@@ -52,7 +52,7 @@ def _tokenizer(config: ml_collections.ConfigDict):
   if config.model is not None:
     return weights.load_tokenizer(config.model)
   with tempfile.TemporaryDirectory() as scratch:
-    arithmetic.build_tokenizer(scratch)
+    embedded.build_tokenizer(config.data.name, scratch)
     return weights.load_tokenizer(scratch)
 
 

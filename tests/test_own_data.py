@@ -2,26 +2,16 @@
 
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
 
-import jax
 import pytest
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
-import transformers
 
-from tepo_jax.policy.huggingface import weights
-from tepo_jax.policy import transformer
+from tests import recipes
 from tests import runs
 
-_CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
-    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant"
-    "\n{% endif %}")
-_SPECIAL = ('<|im_start|>', '<|im_end|>')
+TITLE = 'Your own data'
 
 # The recipe's run at a size for a test.
 _SMALL = (
@@ -34,43 +24,26 @@ _SMALL = (
     '--config.grading.workers=1', '--config.mesh.tensor=1')
 
 
-def _save_tokenizer(folder):
-  """One token per byte, and those that begin and end a turn."""
-  alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-  tokenizer = tokenizers.Tokenizer(models.BPE(
-      vocab={text: i for i, text in enumerate((*alphabet, *_SPECIAL))},
-      merges=[]))
-  tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-  tokenizer.decoder = decoders.ByteLevel()
-  tokenizer.add_special_tokens(list(_SPECIAL))
-  transformers.PreTrainedTokenizerFast(
-      tokenizer_object=tokenizer, chat_template=_CHATML,
-      eos_token='<|im_end|>', pad_token='<|im_end|>').save_pretrained(folder)
-
-
 class _Recipe:
-  """The section's blocks, and a folder with its files and a tokenizer."""
+  """The section, and a folder with its files and a tokenizer."""
 
   def __init__(self, folder):
-    text = (runs.ROOT / 'configs' / 'README.md').read_text('utf-8')
-    self.text = text.partition('## Your own data\n')[2].partition('\n## ')[0]
-    self.blocks = re.findall(r'^```(\w*)\n([\s\S]*?)^```$', self.text, re.M)
     self.folder = folder
     for name, language in (('pupils.csv', 'csv'), ('test.jsonl', 'json'),
                            ('pupils.jinja', 'jinja')):
       (folder / name).write_text(self.block(language))
     (folder / 'configs').symlink_to(runs.ROOT / 'configs')
-    _save_tokenizer(folder / 'FOLDER')
+    recipes.save_tokenizer(folder / 'FOLDER')
 
   def block(self, language):
     """The only block of a language."""
-    (found,) = [block for name, block in self.blocks if name == language]
+    (found,) = recipes.blocks(TITLE, language)
     return found
 
   def command(self, program):
     """The only command of a program, as words."""
-    (found,) = [block for name, block in self.blocks
-                if not name and f'tepo_jax.{program} ' in block]
+    (found,) = [block for block in recipes.blocks(TITLE, '')
+                if f'tepo_jax.{program} ' in block]
     return shlex.split(found.replace('\\\n', ' '))
 
   def run(self, program, *more, **environment):
@@ -90,10 +63,9 @@ def test_the_number_of_lines(recipe):
   data, template = (
       sum(len(recipe.block(name).splitlines()) for name in names)
       for names in (('csv', 'json'), ('jinja',)))
-  blocks = [block for name, block in recipe.blocks if not name]
-  flags = max(block.count('\n    --') for block in blocks)
+  flags = max(block.count('\n    --') for block in recipes.blocks(TITLE, ''))
   assert (f'in {data + template + flags} lines: {data} of data, {template} of '
-          f'template, {flags} of flags') in ' '.join(recipe.text.split())
+          f'template, {flags} of flags') in ' '.join(recipes.section(TITLE).split())
 
 
 def test_both_commands_have_the_same_fields(recipe):
@@ -116,14 +88,8 @@ def test_it_shows_the_prompts(recipe):
 
 @pytest.mark.long
 def test_it_trains(recipe):
-  model = transformer.ModelConfig(
-      vocab_size=258, d_model=16, num_layers=1, num_heads=2, num_kv_heads=1,
-      head_dim=8, d_ff=16, max_position=512)
-  weights.save(recipe.folder / 'MODEL', model,
-               transformer.init(model, jax.random.key(0)),
-               source=recipe.folder / 'FOLDER')
   os.rename(recipe.folder / 'FOLDER', recipe.folder / 'TOKENIZER')
-  os.rename(recipe.folder / 'MODEL', recipe.folder / 'FOLDER')
+  recipes.save_model(recipe.folder / 'FOLDER', recipe.folder / 'TOKENIZER')
   done = recipe.run('train', *_SMALL)
   assert done.returncode == 0, done.stderr[-3000:]
   assert "skipped: pupils.csv: row 3: 'solution' is empty" in done.stderr

@@ -1,4 +1,4 @@
-"""Makes the embedded task's base model: trains it on demonstrations, saves it.
+"""Makes an embedded task's base model: trains it on demonstrations, saves it.
 
 Axes: N problems · R = 2N demonstrations · S tokens · T = S − 1 predicted ones.
 """
@@ -23,7 +23,7 @@ from tepo_jax.policy import layers
 from tepo_jax.policy import scoring
 from tepo_jax.policy import transformer
 from tepo_jax.runtime import progress as progress_lib
-from tepo_jax.tasks import arithmetic
+from tepo_jax.tasks import embedded
 from tepo_jax.tasks import prompts
 
 _DEMONSTRATIONS = 1_000_000  # first seed; the training problems' are lower
@@ -35,7 +35,7 @@ def make(config: ml_collections.ConfigDict, out: pathlib.Path,
   random weights if not `trained`. It appears complete or not at all."""
   settings = config.pretrain
   with tempfile.TemporaryDirectory() as scratch:
-    arithmetic.build_tokenizer(scratch)
+    embedded.build_tokenizer(config.data.name, scratch)
     tokenizer = weights.load_tokenizer(scratch)
     (pathlib.Path(scratch) / 'generation_config.json').write_text(json.dumps({
         'eos_token_id': tokenizer.eos_token_id,
@@ -103,14 +103,14 @@ def _demonstrations(config, tokenizer):
   the predicted tokens, float32 [2, N, T].
   """
   rng = random.Random(config.seed)
-  problems = arithmetic.problems(
-      'train', config.pretrain.demonstrations, _DEMONSTRATIONS + config.seed)
+  problems = embedded.problems(
+      config.data.name, 'train', config.pretrain.demonstrations, _DEMONSTRATIONS + config.seed)
   template = prompts.get(config.data.template, config.data.system)
   rows, starts = [], []
   for style in ('worked', 'direct'):
     for problem in problems:
       prompt = prompts.render(template, tokenizer, problem)
-      solution = arithmetic.demonstration(problem, rng, style)
+      solution = embedded.TASKS[config.data.name].demonstration(problem, rng, style)
       rows.append(
           prompt + tokenizer.encode(solution) + [tokenizer.eos_token_id])
       starts.append(len(prompt))

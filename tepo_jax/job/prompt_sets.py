@@ -6,6 +6,7 @@ import ml_collections
 import transformers
 
 from tepo_jax.tasks import datasets
+from tepo_jax.tasks import embedded
 from tepo_jax.tasks import problem as problem_lib
 from tepo_jax.tasks import prompts
 
@@ -42,7 +43,7 @@ def evaluation(config: ml_collections.ConfigDict, template: prompts.Template,
                tokenizer: transformers.PreTrainedTokenizerBase, name: str
                ) -> PromptSet:
   """A set of `config.eval.sets`; raises InputError as `datasets.read`."""
-  split = 'test' if name == 'arithmetic' else None
+  split = 'test' if name in embedded.TASKS else None
   return _load(config, template, tokenizer, name, split, config.eval.limit, 0)
 
 

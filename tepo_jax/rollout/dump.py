@@ -54,7 +54,7 @@ _SCHEMA = pyarrow.schema({
     'prompt_ids': pyarrow.list_(_INT), 'token_ids': pyarrow.list_(_INT),
     'sampler_logp': pyarrow.list_(_FLOAT)})
 FIELDS = _SCHEMA.names
-_SCORE = 'reward/'
+SCORE = 'reward/'  # begins the columns of reward functions
 
 
 def records(step: int, rollout: selection.Rollout,
@@ -86,7 +86,7 @@ def _record(group, j, reward, name, style):
       'prompt_ids': list(map(int, group.prompt.token_ids)),
       'token_ids': group.token_GT[j, :length].tolist(),
       'sampler_logp': [float(str(x)) for x in group.logp_GT[j, :length]]} | {
-          _SCORE + name: None if np.isnan(score_G[j]) else float(str(score_G[j]))
+          SCORE + name: None if np.isnan(score_G[j]) else float(str(score_G[j]))
           for name, score_G in group.scores.items()}
 
 
@@ -112,7 +112,7 @@ def write(directory: pathlib.Path, step: int, rows: list[dict], form: str,
 
 def _scores(row):
   """The columns of reward functions."""
-  return [name for name in row if name.startswith(_SCORE)]
+  return [name for name in row if name.startswith(SCORE)]
 
 
 def _bound(directory, newest, max_bytes):
@@ -191,7 +191,7 @@ def _group(members, length):
       ended_G=np.array([not m['truncated'] for m in members]),
       text_G=tuple(m['completion'] for m in members),
       accuracy_G=np.array([m['correct'] for m in members], np.float32),
-      scores={name.removeprefix(_SCORE): np.array(
+      scores={name.removeprefix(SCORE): np.array(
           [m[name] for m in members], np.float32) for name in _scores(first)})
 
 

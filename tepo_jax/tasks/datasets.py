@@ -16,7 +16,7 @@ import re
 
 from tepo_jax import errors
 from tepo_jax.tasks import answers
-from tepo_jax.tasks import arithmetic
+from tepo_jax.tasks import embedded
 from tepo_jax.tasks import problem as problem_lib
 from tepo_jax.tasks import rows as rows_lib
 from tepo_jax.tasks import sources
@@ -110,11 +110,10 @@ def read(name_or_path: str, split: str | None = None, limit: int | None = None,
   """Reads problems by name, from a file or from the hub.
 
   Args:
-    name_or_path: 'arithmetic' (embedded, `limit` or 10,000 problems); a name in
-      SETS, loaded from the hub; a file, folder or hub id that `sources.find`
+    name_or_path: a name in embedded.TASKS (`limit` or 10,000 problems) or SETS, loaded from the hub; a file, folder or hub id that `sources.find`
       accepts; or 'NAME:' and one of these, a copy of that set.
-    split: split of arithmetic (default 'train'), hub set or folder.
-    limit: of arithmetic only.
+    split: of an embedded task (default 'train'), hub set or folder.
+    limit: of an embedded task only.
     skip_bad: skip up to so many bad rows; they are counted and logged.
     columns: {'problem': column, 'answer': column} of files, folders and hub ids
       that are not read as a named set; None or absent: found by rows.LAYOUTS.
@@ -125,16 +124,17 @@ def read(name_or_path: str, split: str | None = None, limit: int | None = None,
   """
   if not name_or_path:
     raise errors.InputError('the name of a data set is empty')
-  if name_or_path == 'arithmetic':
-    problems = _embedded(split or 'train', 10_000 if limit is None else limit)
-    return Loaded('arithmetic', problems, len(problems))
+  if name_or_path in embedded.TASKS:
+    problems = _embedded(name_or_path, split or 'train',
+                         10_000 if limit is None else limit)
+    return Loaded(name_or_path, problems, len(problems))
   name, colon, path = name_or_path.partition(':')
   if name not in SETS:
     name, path = None, name_or_path
   elif colon and not path:
     raise errors.InputError(f'{name_or_path}: no path after the colon')
   if path:
-    origin = sources.find(path, split, ('arithmetic', *SETS))
+    origin = sources.find(path, split, (*embedded.TASKS, *SETS))
   else:
     origin = sources.on_hub(SETS[name].hub, SETS[name].config,
                             split or SETS[name].split)
@@ -149,15 +149,12 @@ def read(name_or_path: str, split: str | None = None, limit: int | None = None,
 
 def is_named(name_or_path: str) -> bool:
   """Whether `read` takes the columns from a named set, not from the caller."""
-  return name_or_path.partition(':')[0] in ('arithmetic', *SETS)
+  return name_or_path.partition(':')[0] in (*embedded.TASKS, *SETS)
 
 
-def _embedded(split, count):
-  if split not in arithmetic.SPLITS:
-    raise errors.InputError(f'arithmetic: no split {split!r}, only '
-                            f'{" and ".join(arithmetic.SPLITS)}')
+def _embedded(name, split, count):
   try:
-    return arithmetic.problems(split, count)
+    return embedded.problems(name, split, count)
   except ValueError as error:
     raise errors.InputError(f'{count} problems of {error}') from error
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tepo_jax.tasks import answers as answers_lib
-from tepo_jax.tasks import comparison, expressions, pool, structures, units
-from tepo_jax.tasks import verifying
+from tepo_jax.tasks import comparison, countdown, expressions, pool
+from tepo_jax.tasks import structures, units, verifying
 
 _LOG = logging.getLogger(__name__)
 
@@ -30,10 +30,12 @@ _ALARM_S = 5  # in `grade`
 
 
 class Reference(NamedTuple):
-  """A reference answer, its unit and absolute tolerance if the data has any."""
+  """A reference answer; its unit and absolute tolerance if the data has any; of
+  Countdown, the numbers that an expression of this value uses."""
   text: str
   unit: str | None = None
   abs_error: float | None = None
+  numbers: tuple[int, ...] | None = None
 
 
 def grade(completion: str, answers: Sequence[str | Reference],
@@ -72,12 +74,14 @@ def decide_quickly(answer: str, references: Sequence[Reference]
 
 
 def _decide(answer, reference):
+  if reference.numbers is not None:
+    return countdown.is_solution(answer, reference.numbers, reference.text)
   ours, theirs = (
       answers_lib.canonical(text) for text in (answer, reference.text))
   if ours == theirs:
     return True
   numbers = [answers_lib.number(text) for text in (ours, theirs)]
-  if reference[1:] == (None, None) and None not in numbers and (
+  if reference[1:3] == (None, None) and None not in numbers and (
       ',' not in ours or ',' not in theirs):
     return _is_close(*numbers)
   try:

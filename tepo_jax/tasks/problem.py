@@ -10,7 +10,8 @@ from tepo_jax.tasks import grading
 class Problem:
   """One problem; a correct answer is equivalent to any of `answers`.
 
-  OlympiadBench adds `unit` and `abs_error` (an absolute tolerance). `row` has
+  OlympiadBench adds `unit` and `abs_error` (an absolute tolerance). With
+  `numbers`, a correct answer is an expression of them (`countdown`). `row` has
   all columns as they were read, for a reward function; None for embedded
   tasks. It counts neither in comparisons nor in hashes.
   """
@@ -22,6 +23,7 @@ class Problem:
   subject: str | None = None
   unit: str | None = None
   abs_error: float | None = None
+  numbers: tuple[int, ...] | None = None
   row: dict[str, Any] | None = dataclasses.field(
       default=None, compare=False, repr=False)
 
@@ -35,7 +37,8 @@ class Problem:
   @property
   def references(self) -> tuple[str | grading.Reference, ...]:
     """The reference answers as `grading.Grader` takes them."""
-    if self.unit is None and self.abs_error is None:
+    if self.unit is self.abs_error is self.numbers is None:
       return self.answers
-    return tuple(grading.Reference(answer, self.unit, self.abs_error)
-                 for answer in self.answers)
+    return tuple(
+        grading.Reference(answer, self.unit, self.abs_error, self.numbers)
+        for answer in self.answers)

@@ -8,7 +8,7 @@ from configs import tiny
 from tepo_jax import errors
 from tepo_jax.job import prompt_sets
 from tepo_jax.policy.huggingface import weights
-from tepo_jax.tasks import arithmetic
+from tepo_jax.tasks import embedded
 from tepo_jax.tasks import prompts
 
 TEMPLATE = prompts.get('plain')
@@ -17,7 +17,7 @@ TEMPLATE = prompts.get('plain')
 @pytest.fixture(scope='module')
 def tokenizer(tmp_path_factory):
   folder = tmp_path_factory.mktemp('tokenizer')
-  arithmetic.build_tokenizer(folder)
+  embedded.build_tokenizer('arithmetic', folder)
   return weights.load_tokenizer(folder)
 
 
@@ -31,9 +31,9 @@ def _config(**fields):
 def test_evaluation_reads_the_test_split_and_training_does_not(tokenizer):
   config = _config(data__limit=7, eval__limit=5)
   found = prompt_sets.evaluation(config, TEMPLATE, tokenizer, 'arithmetic')
-  assert found.problems == arithmetic.problems('test', 5)
+  assert found.problems == embedded.problems('arithmetic', 'test', 5)
   found = prompt_sets.training(config, TEMPLATE, tokenizer)
-  assert found.problems == arithmetic.problems('train', 7)
+  assert found.problems == embedded.problems('arithmetic', 'train', 7)
   assert [problem for problem, _ in found.short] == found.problems
   assert not found.long
 

@@ -2,8 +2,6 @@
 
 import json
 import os
-import re
-import shutil
 import subprocess
 import sys
 
@@ -11,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests import runs
+from tests import recipes
 
 # Prints loss and gradient of the new row by a jitted program, and the errors
 # of three wrong numbers.
@@ -48,38 +46,23 @@ print(json.dumps(dict(
 """
 
 
-@pytest.fixture(scope='module')
-def blocks():
-  """The recipe's python blocks: function, entry, row."""
-  text = (runs.ROOT / 'configs' / 'README.md').read_text('utf-8')
-  section = text.partition('## Your own method\n')[2].partition('\n## ')[0]
-  return re.findall(r'^```python\n([\s\S]*?)^```$', section, re.M)
-
-
-def _insert(path, block, after=None, before=None):
-  """Inserts the block at the only place where the text is."""
-  text, place = path.read_text('utf-8'), after or before
-  assert text.count(place) == 1, f'{path}: {place}'
-  path.write_text(text.replace(
-      place, place + block if after else block + place), 'utf-8')
+TITLE = 'Your own method'
 
 
 @pytest.fixture
-def copy(tmp_path, blocks):
+def copy(tmp_path):
   """A copy of the code with the method."""
-  for name in 'tepo_jax', 'configs':
-    shutil.copytree(runs.ROOT / name, tmp_path / name,
-                    ignore=shutil.ignore_patterns('__pycache__'))
-  function, entry, row = blocks
+  recipes.copy(tmp_path, 'tepo_jax', 'configs')
+  function, entry, row = recipes.blocks(TITLE, 'python')
   objective = tmp_path / 'tepo_jax' / 'learning' / 'objective.py'
-  _insert(objective, function + '\n', before='CLIPS = dict(')
-  _insert(objective, entry, after='CLIPS = dict(')
-  _insert(tmp_path / 'configs' / 'methods.py', row,
-          after="paper's tables.\"\"\"\n  return {\n")
+  recipes.insert(objective, function + '\n', before='CLIPS = dict(')
+  recipes.insert(objective, entry, after='CLIPS = dict(')
+  recipes.insert(tmp_path / 'configs' / 'methods.py', row,
+                 after="paper's tables.\"\"\"\n  return {\n")
   return tmp_path
 
 
-def test_the_recipe(copy, minibatch, blocks):
+def test_the_recipe(copy, minibatch):
   batch = minibatch('violent', 'empty_row', garbage=False)
   program = _PROGRAM.replace('FOLDER', repr(str(copy))).replace(
       'BATCH', repr({name: array.tolist() for name, array in batch.items()}))
@@ -107,6 +90,6 @@ def test_the_recipe(copy, minibatch, blocks):
       'method.clip.tau_positive: no range; annotate parameter tau_positive of '
       'soft_clip')):
     assert line.startswith(start) and '\n' not in line
-  text = (runs.ROOT / 'configs' / 'README.md').read_text('utf-8')
-  lines = sum(len(block.splitlines()) for block in blocks)
-  assert f'in {lines} lines' in text
+  lines = sum(len(block.splitlines())
+              for block in recipes.blocks(TITLE, 'python'))
+  assert f'in {lines} lines' in recipes.section(TITLE)

@@ -9,6 +9,7 @@ import pytest
 import transformers
 
 from tepo_jax.tasks import arithmetic
+from tepo_jax.tasks import embedded
 from tepo_jax.tasks import problem as problem_lib
 
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub,
@@ -33,24 +34,25 @@ def _expression(problem):
 @pytest.fixture(scope='module')
 def tokenizer(tmp_path_factory):
   directory = tmp_path_factory.mktemp('tokenizer')
-  arithmetic.build_tokenizer(directory)
+  embedded.build_tokenizer('arithmetic', directory)
   return transformers.AutoTokenizer.from_pretrained(directory)
 
 
 def test_answers_are_correct():
-  for problem in arithmetic.problems('train', 3000, seed=3):
+  for problem in embedded.problems('arithmetic', 'train', 3000, seed=3):
     assert problem.answers == (str(_evaluate(_expression(problem))),)
 
 
 def test_the_level_is_the_number_of_operations():
-  for i, problem in enumerate(arithmetic.problems('test', 200, levels=(3, 6))):
+  for i, problem in enumerate(embedded.problems(
+      'arithmetic', 'test', 200, levels=(3, 6))):
     assert problem.level == ('3', '6')[i % 2]
     assert len(re.findall('[-+*]', problem.problem)) == int(problem.level)
 
 
 def test_operands_and_running_totals_stay_small():
   negative = 0
-  for problem in arithmetic.problems('train', 1000, levels=(3, 9)):
+  for problem in embedded.problems('arithmetic', 'train', 1000, levels=(3, 9)):
     first, *rest = _expression(problem).split(' ')
     assert all(1 <= int(operand) <= 9 for operand in (first, *rest[1::2]))
     assert '*' not in rest[2::2]
@@ -65,25 +67,25 @@ def test_operands_and_running_totals_stay_small():
 
 def test_train_and_test_are_disjoint_for_any_seed():
   train = {p.problem for seed in range(3)
-           for p in arithmetic.problems('train', 3000, seed)}
+           for p in embedded.problems('arithmetic', 'train', 3000, seed)}
   test = {p.problem for seed in range(3)
-          for p in arithmetic.problems('test', 1000, seed)}
+          for p in embedded.problems('arithmetic', 'test', 1000, seed)}
   assert len(train) > 8000 and len(test) > 2000
   assert not train & test
 
 
 def test_problems_are_distinct_and_a_function_of_the_seed():
-  first = arithmetic.problems('train', 500, seed=1)
-  assert arithmetic.problems('train', 600, seed=1)[:500] == first
-  assert arithmetic.problems('train', 500, seed=2) != first
+  first = embedded.problems('arithmetic', 'train', 500, seed=1)
+  assert embedded.problems('arithmetic', 'train', 600, seed=1)[:500] == first
+  assert embedded.problems('arithmetic', 'train', 500, seed=2) != first
   assert len({p.problem for p in first}) == len({p.id for p in first}) == 500
 
 
 def test_impossible_requests_are_refused():
   with pytest.raises(ValueError, match='no split'):
-    arithmetic.problems('validation', 1)
+    embedded.problems('arithmetic', 'validation', 1)
   with pytest.raises(ValueError, match='too few problems'):
-    arithmetic.problems('test', 2000, levels=(0,))
+    embedded.problems('arithmetic', 'test', 2000, levels=(0,))
 
 
 def test_demonstrations_by_hand():
@@ -105,7 +107,7 @@ def test_openings_differ_between_styles():
 
 def test_worked_steps_are_correct():
   rng = random.Random(0)
-  for problem in arithmetic.problems('train', 500):
+  for problem in embedded.problems('arithmetic', 'train', 500):
     solution = arithmetic.demonstration(problem, rng, 'worked')
     steps = re.findall(r'([-+*]) (\d+) = (-?\d+)', solution)
     total = int(re.search(r'\d+', problem.problem)[0])
@@ -121,7 +123,7 @@ def test_tokenizer_round_trip_and_lengths(tokenizer):
   assert tokenizer.eos_token == '<|im_end|>'
   assert tokenizer.pad_token == '<|endoftext|>'
   rng = random.Random(0)
-  for problem in arithmetic.problems('train', 1000):
+  for problem in embedded.problems('arithmetic', 'train', 1000):
     prompt = tokenizer.apply_chat_template(
         [{'role': 'user', 'content': problem.problem}],
         add_generation_prompt=True, return_dict=False)

@@ -12,8 +12,9 @@ from pyarrow import parquet
 import pytest
 
 from tepo_jax import errors
-from tepo_jax.tasks import arithmetic
 from tepo_jax.tasks import datasets
+from tepo_jax.tasks import embedded
+from tepo_jax.tasks import grading
 from tepo_jax.tasks import problem as problem_lib
 
 _SHARED = pathlib.Path(__file__).parents[2].parent / 'shared' / 'benchmarks'
@@ -407,12 +408,13 @@ def test_overlap_of_the_real_copies():
 def test_references_carry_unit_and_tolerance():
   problem = problem_lib.Problem(
       '', '?', ('4.2', '4.3'), '', None, None, '%', 0.1)
-  assert problem.references == (('4.2', '%', 0.1), ('4.3', '%', 0.1))
+  assert problem.references == tuple(
+      grading.Reference(text, '%', 0.1) for text in ('4.2', '4.3'))
 
 
 def test_arithmetic_by_name():
   assert datasets.load('arithmetic', 'test', 6) == (
-      arithmetic.problems('test', 6))
+      embedded.problems('arithmetic', 'test', 6))
   assert len(datasets.load('arithmetic', limit=0)) == 0
 
 

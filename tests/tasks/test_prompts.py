@@ -6,7 +6,7 @@ import pytest
 import transformers
 
 from tepo_jax import errors
-from tepo_jax.tasks import arithmetic
+from tepo_jax.tasks import embedded
 from tepo_jax.tasks import problem as problem_lib
 from tepo_jax.tasks import prompts
 
@@ -94,9 +94,9 @@ def test_long_prompts_are_counted_not_cut():
 
 
 def test_the_embedded_tokenizer(tmp_path):
-  arithmetic.build_tokenizer(tmp_path)
+  embedded.build_tokenizer('arithmetic', tmp_path)
   tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-  (problem,) = arithmetic.problems('test', 1)
+  (problem,) = embedded.problems('arithmetic', 'test', 1)
   ids = prompts.render(prompts.get('plain'), tokenizer, problem)
   assert tokenizer.decode(ids) == (
       f'<|im_start|>user\n{problem.problem}<|im_end|>\n'

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from tepo_jax.rollout import dump
+
 MOST_TOKENS = 60_000  # of completions in one page, by whole groups
 SUMMARY = 40  # tokens in the list of those most often in M
 
@@ -109,6 +111,9 @@ def _group(records, indices, arrays):
       'completions': [
           {name: records[i][name] for name in (
               'completion', 'extracted', 'correct', 'reward', 'truncated')}
+          | {'scores': {name.removeprefix(dump.SCORE): value
+                        for name, value in records[i].items()
+                        if name.startswith(dump.SCORE)}}
           | {'tokens': records[i]['token_ids'],
              'values': {key: exact(value_BT[i, :records[i]['tokens']])
                         for key, value_BT in arrays.items()}}

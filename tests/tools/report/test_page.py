@@ -15,6 +15,7 @@ from tepo_jax.tools.report import study
 from tests.tools.report.records import make_run as make_run_in
 from tests.tools.report.records import record
 
+SCORE = 'reward/own_reward:' + 'a_long_name_' * 8
 HOSTILE = '</script><img src=x onerror="window.hacked=1"><b>bold</b>'
 
 
@@ -24,7 +25,8 @@ def dumped(cursor, verdicts, text='ok'):
       'cursor': cursor, 'sample': j, 'set': 'made', 'id': f'p{cursor}',
       'problem': f'Problem {cursor} {text}', 'answers': [text],
       'completion': text, 'extracted': text, 'correct': correct,
-      'reward': float(correct), 'tokens': 3 + j, 'truncated': False,
+      'reward': correct + 0.03125 * j, SCORE: 0.125 * j if j else None,
+      f'reward/{HOSTILE}': 1 / 3, 'tokens': 3 + j, 'truncated': False,
       'trained': len(set(verdicts)) > 1, 'token_ids': list(range(3 + j))}
       for j, correct in enumerate(verdicts)]
 
@@ -234,6 +236,20 @@ def test_html_in_text_is_shown_and_not_executed(report, browser):
   assert HOSTILE in browser.run('document.body.innerText')
   assert browser.run('typeof window.hacked') == 'undefined'
   assert browser.run('document.images.length') == 0
+
+
+def test_each_reward_function_has_its_value(report, browser):
+  browser.open(report)
+  choose(browser, 'filter', 'wrong')
+  facts = [browser.run(
+      f'[...document.querySelectorAll(".facts")[{j}].children].slice(0, 4)'
+      '.map(e => [e.textContent, e.title])') for j in (0, 1)]
+  name = SCORE.removeprefix('reward/')
+  hostile = [f'{HOSTILE} 0.333', '0.3333333333333333']
+  assert facts == [
+      [['✗ wrong', ''], ['reward 0', '0'], [f'{name} failed', 'null'], hostile],
+      [['✗ wrong', ''], ['reward 0.0313', '0.03125'], [f'{name} 0.125', '0.125'],
+       hostile]]
 
 
 def test_the_summary_counts_the_tokens_in_m(report, browser):

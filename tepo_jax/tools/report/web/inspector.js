@@ -95,6 +95,9 @@ function drawCompletion(completion, index, quantity, scale) {
             completion.correct ? '✓ correct' : '✗ wrong'),
     element('span', {title: String(completion.reward)},
             `reward ${digits(completion.reward, 3)}`),
+    ...Object.entries(completion.scores).map(([name, value]) => element(
+      'span', {title: String(value)},
+      `${name} ${value === null ? 'failed' : digits(value, 3)}`)),
     element('span', {}, 'answer: ', completion.extracted === null
       ? element('em', {}, 'none') : element('b', {}, completion.extracted)),
     element('span', {}, `${completion.tokens.length} tokens` +

@@ -1,0 +1,27 @@
+"""A laptop: the embedded task Countdown, no download, two CPU cores.
+
+  python -m tepo_jax.train --config=configs/countdown.py:tepo --workdir=runs/countdown
+
+Like tiny.py, with another task: its answers are expressions, which a checker
+grades, and accuracy still rises when the run ends.
+"""
+
+from configs import tiny
+
+
+def get_config(method: str = 'tepo'):
+  """The tiny config on Countdown."""
+  c = tiny.get_config(method)
+  c.steps = 60
+  c.data.name = 'countdown'
+  c.data.limit = 2048
+  c.rollout.max_tokens = 56
+  c.train.row_tokens = 160
+  c.train.microbatch_tokens = 1280
+  c.optimizer.learning_rate = 1e-4
+  c.eval.sets = ('countdown',)
+  c.eval.limit = 256
+  c.eval.greedy = False
+  c.eval.max_tokens = 56
+  c.pretrain.demonstrations = 3000
+  return c

@@ -1,0 +1,110 @@
+r"""The embedded task Countdown: make a number from others; and its checker.
+
+  Make 13 from 1 4 9.
+
+An answer such as `\boxed{(4+9)*1}` uses each number exactly once. It is graded
+by `is_solution`: a problem has many answers, which nobody lists.
+
+A problem of level n has n numbers 1..12; its target is the value of a random
+expression of them. Sized for two CPU cores: a prompt has at most 22 tokens, a
+solution at most 58.
+"""
+
+import ast
+import fractions
+import operator
+import random
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from tepo_jax.tasks import arithmetic
+
+LEVELS = (3,)
+OPENINGS = arithmetic.OPENINGS
+WORDS = (
+    *'0123456789', '+', '-', '*', '/', '(', ')', '=', ' ', '.', '\n',
+    ' no ', ' yes ', 'user\n', 'assistant\n', 'system\n', 'Make ', ' from ',
+    '\\boxed{', '}', *OPENINGS['direct'], *OPENINGS['worked'])
+
+_LARGEST_NUMBER = 12
+_LARGEST_VALUE = 99  # of every step of an expression that is drawn
+_TRIES = 3  # in a worked solution
+_MAX_CHARS = 100  # of an answer
+
+_DRAWN = {'+': operator.add, '-': operator.sub, '*': operator.mul}
+_ALLOWED = {ast.Add: operator.add, ast.Sub: operator.sub,
+            ast.Mult: operator.mul, ast.Div: operator.truediv}
+_ALPHABET = re.compile(r'[-+*/() 0-9]*')
+
+
+def is_solution(answer: str, numbers: Sequence[int], target: str) -> bool:
+  """Whether an expression equals `target` and has each of `numbers` once.
+
+  It may hold decimal numbers without a sign, + - * / between two operands,
+  parentheses and spaces, in at most 100 characters; nothing else, such as "=".
+  Values are exact fractions. Python's parser reads it; nothing is executed.
+  """
+  if len(answer) > _MAX_CHARS or not _ALPHABET.fullmatch(answer):
+    return False
+  used = []
+  try:
+    value = _value(ast.parse(answer.strip(), mode='eval').body, used)
+  except (SyntaxError, ZeroDivisionError):
+    return False
+  return value == int(target) and sorted(used) == sorted(numbers)
+
+
+def _value(node, used):
+  """The value of a node; appends its numbers to `used`."""
+  if isinstance(node, ast.Constant):
+    used.append(node.value)
+    return fractions.Fraction(node.value)
+  if isinstance(node, ast.BinOp) and type(node.op) in _ALLOWED:
+    return _ALLOWED[type(node.op)](
+        _value(node.left, used), _value(node.right, used))
+  raise SyntaxError  # a sign, a power, a call
+
+
+def draw(rng: random.Random, level: int) -> dict[str, Any]:
+  """Draws a problem: its fields `problem`, `answers` and `numbers`."""
+  numbers = tuple(sorted(
+      rng.randint(1, _LARGEST_NUMBER) for _ in range(level)))
+  _, _, target = _attempt(rng, numbers)
+  return dict(problem=f'Make {target} from {" ".join(map(str, numbers))}.',
+              answers=(str(target),), numbers=numbers)
+
+
+def _attempt(rng, numbers):
+  """A random expression from the left: (its text, its steps, its value)."""
+  first, *others = rng.sample(numbers, len(numbers))
+  text, steps, value = str(first), str(first), first
+  for number in others:
+    sign = rng.choice([
+        sign for sign, operation in _DRAWN.items()
+        if 0 < operation(value, number) <= _LARGEST_VALUE])
+    value = _DRAWN[sign](value, number)
+    text = f'{text if text.isdigit() else f"({text})"}{sign}{number}'
+    steps += f'{sign}{number}={value}'
+  return text, steps, value
+
+
+def demonstration(problem, rng: random.Random, style: str) -> str:
+  r"""Writes a solution, without the end-of-turn token.
+
+  Args:
+    problem: a problem.Problem of this task.
+    rng: draws the attempts.
+    style: 'direct', a random expression, `I guess \boxed{(1+4)*9}`, which is
+      mostly wrong; or 'worked', up to two attempts that fail and one that does
+      not: `One by one:9+1=10*4=40 no 4+9=13*1=13 yes \boxed{(4+9)*1}`.
+  """
+  opening = rng.choice(OPENINGS[style])
+  text, steps, value = _attempt(rng, problem.numbers)
+  failed = []
+  while style == 'worked' and str(value) != problem.answers[0]:
+    failed.append(f'{steps} no ')
+    text, steps, value = _attempt(rng, problem.numbers)
+  if style == 'worked':
+    opening += ''.join(failed[:rng.randrange(_TRIES)]) + f'{steps} yes '
+  return f'{opening}\\boxed{{{text}}}'
