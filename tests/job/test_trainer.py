@@ -44,3 +44,16 @@ def test_an_evaluations_time_is_not_that_of_the_next_step():
   scalars = trainer_lib.Trainer.evaluate(trainer)
   assert scalars['eval/sums/avg@8'] == 0.5 and scalars['seconds/eval'] > 0
   assert trainer.session.timers.pop() == {}
+
+
+def test_a_step_that_was_stopped_before_its_record_gets_one():
+  """The last step was saved when its evaluation was stopped."""
+  recorded = []
+  trainer = _trainer(
+      evaluations=[], unrecorded={'reward': 1.0}, records=types.SimpleNamespace(
+          checkpointer=types.SimpleNamespace(latest=lambda: 40)),
+      _record=lambda: recorded.append(trainer.step))
+  trainer.step = trainer.config.steps = 40
+  trainer_lib.Trainer.run(
+      trainer, types.SimpleNamespace(defer_interrupts=None, check=None))
+  assert recorded == [40]
