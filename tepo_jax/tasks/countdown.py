@@ -6,7 +6,7 @@ An answer such as `\boxed{(4+9)*1}` uses each number exactly once. It is graded
 by `is_solution`: a problem has many answers, which nobody lists.
 
 A problem of level n has n numbers 1..12; its target is the value of a random
-expression of them. Sized for two CPU cores: a prompt has at most 22 tokens, a
+expression of them. Sized for two CPU cores: a prompt has at most 19 tokens, a
 solution at most 58.
 """
 
