@@ -9,7 +9,7 @@ of microbatches, the packing and the mesh change the result by rounding only.
 The exact KL needs π_old's distributions at the states of every update. `score`
 runs π_old over these tokens in any case, for ℓ° and H°; it keeps the final
 hidden states, so that an update applies π_old's head to them and never runs its
-layers. They are the bits of the training forward: KL(π_old ‖ π_old) = 0 exactly.
+layers. They are the training forward's bits: KL(π_old ‖ π_old) = 0 exactly.
 
 Axes: B completions of a minibatch · T tokens of a completion · M microbatches ·
 R rows of a microbatch · S columns of a row · C columns of scores · D model ·
@@ -273,8 +273,9 @@ def _by_completion(scores, minibatch, mine_B):
 def _over_microbatches(body, carry, minibatch):
   """carry = body(carry, m, rows, mine_B) over the microbatches that are used.
 
-  m: the microbatch's number. mine_B: whether a completion is in this microbatch. The number of microbatches
-  used is an array, so one compiled program handles every packing.
+  m: the microbatch's number. mine_B: whether a completion is in it. The number
+  of microbatches used is an array, so one compiled program handles every
+  packing.
   """
   def step(m, carry):
     rows = jax.tree.map(lambda x: _at(x, m), minibatch.rows)

@@ -1,4 +1,4 @@
-"""π_old's hidden states: where they are kept, and where an update finds them."""
+"""π_old's hidden states: where they are kept, where an update finds them."""
 
 import dataclasses
 
