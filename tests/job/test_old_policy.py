@@ -82,7 +82,7 @@ def states(programs, policy, packed):
   def of(policy, m):
     return policy.of_microbatch(m)[0]
 
-  of = programs_lib.compiled(programs.mesh, of)
+  of = programs_lib.compiled(programs.mesh, of, programs.model.dtype)
   hidden_MRSD = np.stack([of(policy, m) for m in range(packed.used)])
   return hidden_MRSD[packed.rows.scored_RS[:packed.used]]
 

@@ -13,6 +13,7 @@ import os
 import pathlib
 import sys
 
+from jax._src import xla_bridge
 from jax._src.cudnn import fused_attention_stablehlo
 from jax.experimental import topologies
 
@@ -172,6 +173,10 @@ def _load_compiler():
   logging.getLogger(xla_cuda12.__name__).setLevel(logging.CRITICAL)
   with _stderr_hidden():  # the library prints that there is no driver
     xla_cuda12.initialize()
+  if xla_bridge.backends_are_initialized():
+    # jax does this as it starts, for the plugins that it knows then.
+    for callback in xla_bridge._plugin_callbacks:
+      callback(c_api=xla_bridge._backend_factories['cuda'].c_api)
 
 
 @contextlib.contextmanager

@@ -34,7 +34,8 @@ def _products(topology, dtype):
                        line)]
       for program in compiling.step_programs(
           config, workload_lib.of(config),
-          mesh_lib.make(config.mesh, slice_.devices), 8, brief=True)
+          mesh_lib.make(config.mesh, slice_.devices), 8, brief=True,
+          limit=slice_.chip.hbm_bytes)
       if program.name.split()[0] in ('prefill', 'decode', 'score', 'update')}
 
 

@@ -53,7 +53,8 @@ def test_a_plan_has_every_program_of_a_step(plan):
 
 @pytest.mark.long
 def test_arguments_are_the_shards(plan):
-  """fp32 parameters and two moments, over four chips, and the old policy."""
+  """Over four chips: fp32 parameters and two moments; of the old policy the head,
+  and hidden states for 2 minibatches of up to 2 microbatches."""
   by_name = {e.name: e for e in plan.estimates}
   config = _config()
   model = workload_lib.of(config).model
@@ -62,7 +63,9 @@ def test_arguments_are_the_shards(plan):
                            + 3 * model.d_ff)
   tables = 1 if model.tie_embeddings else 2
   sharded = layer + tables * model.vocab_size * model.d_model
-  floor = 4 * 4 * sharded / 4
+  head = model.vocab_size * model.d_model
+  states = 2 * 2 * config.train.microbatch_tokens * model.d_model
+  floor = 4 * (3 * sharded + head + states) / 4
   assert floor < by_name['update'].arguments < 1.2 * floor
 
 
