@@ -170,7 +170,8 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   # an evaluation, the one with the highest avg@k of the first set in eval.sets.
   c.checkpoint = ml_collections.ConfigDict()
   c.checkpoint.period = 5  # rollout steps between checkpoints
-  c.checkpoint.minutes = config_dict.placeholder(float)  # at most, if given
+  # Also save after a step if the last save is older than this; None: do not.
+  c.checkpoint.minutes = config_dict.placeholder(float)
   c.checkpoint.keep = 2  # keep the latest N
   c.checkpoint.keep_every = 0  # keep the steps that are a multiple; 0: none
 

@@ -5,14 +5,15 @@ r"""Qwen models of 0.5B to 3B on one GPU, eight GPUs or a small TPU slice.
 
 The argument is MODEL,MACHINE of MODELS and MACHINES, and then, in any order:
 `lora` trains adapters of rank 16; `dapo` trains on DAPO-Math instead of GSM8K;
-a row of methods.py replaces tepo. launch/plans.sh plans them all; its table, in
-launch/README.md, says what fits, the slots, and the seconds of a step.
+a row of methods.py replaces tepo. launch/plans.sh plans them on GSM8K;
+launch/README.md has the plans made so far: what fits, slots, seconds of a step.
 
 GSM8K: the training split, evaluated greedily on all 1,319 problems of the test
 split. Its longest problem has 212 tokens (Qwen's tokenizer), to which the
 template adds about 40; 1,024 tokens for an answer and the learning rate 1e-6
 are those of verl's examples (run_qwen2_5-3b_gsm8k_grpo_lora.sh and
-run_qwen2-7b.sh). 100 steps of 64 problems are 0.86 epochs.
+run_qwen2-7b.sh). 100 steps of 64 problems are 0.86 epochs,
+or 1.4 if dynamic sampling keeps 60 % of the groups.
 
 DAPO-Math: 99.9 % of its problems have at most 773 tokens. 4,096 for an answer
 is the context for which Qwen2.5-Math was trained; the paper's 8,192 are for 7B

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up and runs a program on NVIDIA GPUs: train, evaluate, export or pretrain.
+# Sets up, and runs train, evaluate, export or pretrain on NVIDIA GPUs.
 #
 #   launch/gpu.sh --config=configs/tiny.py:tepo --workdir=DIR [--config.FIELD=…]
 #   launch/gpu.sh PROGRAM ARGUMENTS

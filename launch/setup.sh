@@ -5,8 +5,8 @@
 #   launch/setup.sh gpu|tpu [tests]
 #
 # gpu installs the CUDA version that the driver supports. After installing, gpu
-# and tpu run tepo_jax.selftest, unless SKIP_SELFTEST is set, as it must be on a
-# host of several. plan adds the TPU and the GPU compiler, for tepo_jax.plan;
+# and tpu run tepo_jax.selftest, unless SKIP_SELFTEST is set, as it must be on the
+# hosts of a TPU slice. plan adds the TPU and the GPU compiler, for tepo_jax.plan;
 # tests adds these and the tests' packages.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -107,7 +107,7 @@ if ! up_to_date "$kind" "${files[@]}"; then
   if [[ $kind != cpu && -z ${SKIP_SELFTEST:-} ]]; then
     say "testing the $kind (about a minute)"
     .venv/bin/python -m tepo_jax.selftest --device="$kind" >&2 \
-      || say "not all is well, see above"
+      || say "the self-test failed, see above"
   fi
 fi
 

@@ -31,6 +31,8 @@ if [[ ${1:-} == --slice ]]; then slice=yes; shift; fi
   || fail "usage: launch/sweep.sh tiny [--config.FIELD=VALUE ...], or" \
     "launch/sweep.sh [--dry-run] [--slice] table1|table2|table3|table4" \
     "[--config.FIELD=VALUE ...]"
+[[ -z $slice || ${RUNS:-} == bucket/?* ]] \
+  || fail "--slice needs RUNS=bucket/FOLDER, in the bucket of the slice"
 what=$1
 shift
 for argument in "$@"; do
@@ -45,7 +47,8 @@ execute() {
   launch/tpu_vm.sh wait || true  # for what an interrupted sweep left behind
   "$@" && launch/tpu_vm.sh wait || return
   for argument in "$@"; do
-    [[ $argument != --out=* ]] || launch/tpu_vm.sh fetch "${argument#--out=}"
+    [[ $argument != --out=* ]] \
+      || launch/tpu_vm.sh fetch "${argument#--out=}" || return
   done
 }
 

@@ -12,7 +12,7 @@
 #                     starts python -m tepo_jax.PROGRAM ARGUMENTS on all hosts
 #                     and returns; PROGRAM is train, evaluate, export or
 #                     pretrain, by default train
-#   wait              waits until it ends; exits with its status
+#   wait              waits until the program ends; exits with its status
 #   watch [PROGRAM] ARGUMENTS
 #                     create and setup unless the slice is active, run, wait;
 #                     if the slice is preempted, again, until the program ends
@@ -22,11 +22,11 @@
 #   stop              makes a training run save and exit
 #   delete            deletes the slice
 #
-# A run resumes from its last checkpoint: by itself if a process is lost; after
-# `delete`, `create`, `setup` and the same `run` if the slice was preempted. For
-# that its folders must be in the bucket: --workdir=gs://BUCKET/NAME, which is
-# bucket/NAME on the hosts; so must --checkpoint and --out if there are several
-# hosts. --dry-run prints the commands instead.
+# A run resumes from its last checkpoint: by itself if a process is lost; with
+# `watch`, or `delete`, `create`, `setup` and the same `run`, if the slice was
+# preempted. For that its --workdir must be in the bucket: gs://BUCKET/NAME is
+# bucket/NAME on the hosts. On several hosts, --checkpoint and --out must be there
+# too. --dry-run prints the commands instead.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -102,17 +102,30 @@ gcsfuse-\$(lsb_release -cs) main\" | sudo tee \
 --rename-dir-limit=1000000 $(printf %q "$BUCKET") tepo/bucket; }"
 }
 
+# Prints the state of the slice; nothing if there is none. Asks again if gcloud
+# fails for another reason, such as a lost connection.
+slice_state() {
+  local answer
+  [[ -z $dry_run ]] || return 0
+  until answer=$(tpus queued-resources describe "$NAME" \
+      --format='value(state.state)' 2>&1); do
+    [[ $answer != *NOT_FOUND* ]] || return 0
+    sleep "${PAUSE:-30}"
+  done
+  echo "${answer##*$'\n'}"
+}
+
 # Returns once the slice is active. `create` can be repeated to keep waiting.
 wait_for_slice() {
   local state=
   while :; do
-    state=$(tpus queued-resources describe "$NAME" \
-      --format='value(state.state)')
+    state=$(slice_state)
     echo "launch/tpu_vm.sh: $NAME is $state" >&2
     case $state in
       ACTIVE) return ;;
-      FAILED|SUSPENDED|SUSPENDING)
-        fail "the slice is $state: run launch/tpu_vm.sh delete, then create" ;;
+      '' | FAILED | SUSPENDED | SUSPENDING)
+        fail "the slice is ${state:-gone}: run launch/tpu_vm.sh delete, then" \
+          "create" ;;
     esac
     sleep "${PAUSE:-30}"
   done
@@ -121,11 +134,9 @@ wait_for_slice() {
 create() {
   local spot=()
   [[ -z ${SPOT:-} ]] || spot=(--spot)
-  if [[ -n $dry_run ]] \
-      || ! tpus queued-resources describe "$NAME" >/dev/null 2>&1; then
-    tpus queued-resources create "$NAME" --node-id="$NAME" \
-      --accelerator-type="$TYPE" --runtime-version="$(software)" "${spot[@]}"
-  fi
+  [[ -n $(slice_state) ]] || tpus queued-resources create "$NAME" \
+    --node-id="$NAME" --accelerator-type="$TYPE" \
+    --runtime-version="$(software)" "${spot[@]}"
   if [[ -n $dry_run ]]; then
     tpus queued-resources describe "$NAME" --format='value(state.state)'
   else
@@ -134,77 +145,99 @@ create() {
 }
 
 setup() {
-  local archive
   archive=$(mktemp -d)/tepo.tgz
+  trap 'rm -rf "$(dirname "$archive")"' EXIT
   do_it tar -czf "$archive" --exclude=__pycache__ \
     tepo_jax configs launch tests requirements.txt
   tpus tpu-vm scp "$archive" "$NAME:tepo.tgz" --worker=all
-  rm -rf "$(dirname "$archive")"
   on_hosts all "mkdir -p tepo && tar -xzf tepo.tgz -C tepo \
 && SKIP_SELFTEST=1 tepo/launch/setup.sh tpu"
   [[ -z ${BUCKET:-} ]] || on_hosts all "$(mount_bucket)"
 }
 
+in_progress="kill -0 \$(cat job.pid 2>/dev/null) 2>/dev/null"  # on a host
+
 run() {
-  # nohup: the program survives a lost connection.
-  on_hosts all "cd tepo || exit; if kill -0 \$(cat job.pid) 2>/dev/null; \
+  # The hosts end at slightly different times. nohup: the program survives a lost
+  # connection.
+  on_hosts all "cd tepo || exit; for _ in \$(seq ${PAUSE:-30}); do \
+$in_progress || break; sleep 1; done; if $in_progress; \
 then echo a program is in progress here: stop it first >&2; exit 2; fi; \
 rm -f job.status; STATUS=job.status TEPO_MULTIHOST=1 JAX_PLATFORMS=tpu,cpu \
 nohup launch/supervise.sh .venv/bin/python -m tepo_jax.$program \
 $(printf '%q ' "${arguments[@]}")>>job.log 2>&1 </dev/null & echo \$! >job.pid"
 }
 
-# Prints the status that the program ended with on the first host.
-wait_for_status() {
-  on_hosts 0 "cd tepo; while kill -0 \$(cat job.pid) 2>/dev/null; \
-do sleep ${PAUSE:-30}; done; tail -n 3 job.log >&2; cat job.status || echo 1"
-}
-
-# Waits for the program, also over a lost connection; exits with its status, or
-# with $gone.
-gone=75
-wait_for_program() {
-  local status
-  until status=$(wait_for_status); do
-    is_active || { echo "launch/tpu_vm.sh: $NAME is gone" >&2; exit $gone; }
-    sleep "${PAUSE:-30}"
-  done
-  [[ -z $dry_run ]] || { echo "$status"; return; }
-  exit "$status"
-}
-
-is_active() {
-  [[ $(tpus queued-resources describe "$NAME" --format='value(state.state)') \
-    == ACTIVE ]]
-}
+stop() { on_hosts all "kill -TERM \$(cat tepo/job.pid)"; }
 
 delete() { tpus queued-resources delete "$NAME" --force --quiet; }
 
-watch() {
-  local status=$gone
-  while [[ $status -eq $gone ]]; do
-    if ! is_active; then
-      delete || true
-      create
-      setup
+# Waits for the program, also over a lost connection; exits with its status, or
+# with $taken if the slice was taken away.
+taken=75
+wait_for_program() {
+  local status state
+  while :; do
+    if status=$(on_hosts 0 \
+        "cd tepo; $in_progress || cat job.status || echo 1"); then
+      [[ -z $status ]] || break
+    else
+      state=$(slice_state)
+      [[ -n $state ]] || fail "there is no slice $NAME"
+      [[ $state == ACTIVE ]] || {
+        echo "launch/tpu_vm.sh: $NAME is $state" >&2; exit $taken; }
     fi
-    run || true  # if it is in progress already
-    status=0
-    (wait_for_program) || status=$?
+    sleep "${PAUSE:-30}"
   done
+  [[ -z $dry_run ]] || { echo "$status"; return; }
+  on_hosts 0 "tail -n 3 tepo/job.log" >&2 || true
+  # The others restart theirs if they see only that a process is lost.
+  [[ $status == 0 ]] || stop >/dev/null 2>&1 || true
   exit "$status"
+}
+
+# Starts the program on an active slice, unless one is in progress there.
+start() {
+  local state
+  state=$(slice_state)
+  if [[ $state == ACTIVE ]] && on_hosts 0 "cd tepo && $in_progress"; then
+    echo "launch/tpu_vm.sh: waiting for the program in progress" >&2
+    return
+  fi
+  [[ ! $state =~ ^(FAILED|SUSPENDED|SUSPENDING)$ ]] || delete
+  create
+  setup
+  run
+}
+
+watch() {
+  local status
+  while :; do
+    set +e
+    (set -e; start)
+    status=$?
+    if [[ $status -eq 0 ]]; then
+      (set -e; wait_for_program)
+      status=$?
+      [[ $status -eq $taken ]] || exit "$status"
+    elif [[ ! $(slice_state) =~ ^(FAILED|SUSPENDED|SUSPENDING)$ ]]; then
+      exit "$status"  # not for want of the slice
+    fi
+    set -e
+    echo "launch/tpu_vm.sh: $NAME was taken away; starting again" >&2
+    sleep "${PAUSE:-30}"
+  done
 }
 
 case $command in
   create | watch)
     [[ -n ${TYPE:-} ]] || fail "TYPE is not set, for example TYPE=v6e-16" ;;&
   run | watch) parse_run "$@" ;;&
-  create | setup | run | watch | delete) "$command" ;;
+  create | setup | run | watch | stop | delete) "$command" ;;
   wait) wait_for_program ;;
   logs) on_hosts 0 "tail -n 100 -F tepo/job.log" ;;
   fetch)
     [[ $# -eq 1 ]] || fail "fetch needs one path"
     do_it mkdir -p "$(dirname "$1")"
     tpus tpu-vm scp --recurse "$NAME:tepo/$1" "$(dirname "$1")" --worker=0 ;;
-  stop) on_hosts all "kill -TERM \$(cat tepo/job.pid)" ;;
 esac

@@ -81,8 +81,8 @@ def run(main: Callable[[], None], joins_job: bool = False) -> None:
     else:
       if os.environ.get('TEPO_MULTIHOST') == '1' and not joins_job:
         raise errors.InputError(
-            'TEPO_MULTIHOST=1: this program runs on one process; start it '
-            'once, without it')
+            'TEPO_MULTIHOST=1: this program runs as one process; unset it and '
+            'start one')
       _parse(sys.argv)
       main()
     sys.stdout.flush()

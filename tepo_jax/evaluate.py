@@ -7,7 +7,7 @@ r"""Evaluates a model or a checkpoint on the config's evaluation sets.
 last checkpoint is used; without it, config.model is evaluated. Writes
 results.json and samples.jsonl to --out, and prints accuracies with their
 intervals. If it is killed, the same command resumes it; the results are the
-same. On several hosts (TEPO_MULTIHOST=1) all take part and the first one writes.
+same. On several hosts (TEPO_MULTIHOST=1) all take part, and the first writes.
 """
 
 import contextlib
@@ -62,7 +62,8 @@ def evaluate(config: ml_collections.ConfigDict, out: pathlib.Path) -> None:
   if checkpoints.is_dir():
     with contextlib.closing(
         checkpoint_lib.Checkpointer(checkpoints, read_only=True)) as saved:
-      step = saved.latest()
+      # Of a run in progress, processes may see different ones.
+      step = processes.of_first(saved.latest() or 0) or None
   samples = evaluation_lib.SampleFile(out, _identity(config, folder, step))
   processes.on_first(samples.check)
   if checkpoints.is_dir():

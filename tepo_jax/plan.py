@@ -48,6 +48,11 @@ def main() -> None:
                         if not name.startswith('benchmark.')))
   slices = [(chips if ':' in name else gpus).topology(name)
             for name in _TOPOLOGY.value]
+  if _CHECK.value:
+    if _JSON.value:
+      raise errors.InputError('--check prints text: leave out --json')
+    for slice_ in slices:
+      check.require(slice_, jax.devices())
   workload = workload_lib.of(config)
   refused = []
   for slice_ in slices:

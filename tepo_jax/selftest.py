@@ -62,7 +62,7 @@ def read_memory() -> str:
   """States the memory of a device and of the machine."""
   stats = jax.devices()[0].memory_stats()
   device = (f'{stats["bytes_limit"] / 2**30:.1f} GiB a device'
-            if stats else 'devices state none')
+            if stats else 'devices report none')
   return f'{device}; machine {host.memory_bytes() / 2**30:.1f} GiB'
 
 

@@ -194,7 +194,7 @@ def test_only_programs_that_join_a_job_run_in_one(run, monkeypatch):
   monkeypatch.setenv('TEPO_MULTIHOST', '1')
   done = run('--config=config.py', '--workdir=w')
   assert done.returncode == 2 and done.stderr.count('\n') == 1
-  assert 'TEPO_MULTIHOST=1: this program runs on one process' in done.stderr
+  assert 'TEPO_MULTIHOST=1: this program runs as one process' in done.stderr
   assert not (run.path / 'w').exists()
   (run.path / 'program.py').write_text(
       _PROGRAM.replace('cli.run(main)', 'cli.run(main, joins_job=True)'))

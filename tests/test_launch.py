@@ -229,8 +229,9 @@ def test_tpu_vm_dry_run(launch):
   made, fetch = _dry_run(launch, 'fetch', 'runs/a/b')
   assert made == ['mkdir', '-p', 'runs/a']
   assert fetch[4:8] == ['scp', '--recurse', 'n:tepo/runs/a/b', 'runs/a']
-  assert [line[4:6] for line in _dry_run(launch, 'watch', '--x') if
-          line[0] == 'gcloud'][-1] == ['ssh', 'n']
+  lines = _dry_run(launch, 'watch', '--x')
+  assert lines[0] == create + _WHERE and 'tepo_jax.train --x ' in lines[-2][7]
+  assert 'cat job.status' in lines[-1][7]
   (*_, command, _, _), = _dry_run(launch, 'run', 'export', '--x')
   assert '-m tepo_jax.export --x ' in command
   (*stop, command, _, _), = _dry_run(launch, 'stop')
@@ -249,7 +250,7 @@ def test_tpu_vm_dry_run(launch):
 def test_tpu_vm_runs_the_program_on_a_host(launch, tmp_path):
   """A shell runs the command that is sent to a host, with its arguments."""
   arguments = ["--config.eval.sets=('x', 'y')", '--workdir=$(id)']
-  (*_, command, _, _), = _dry_run(launch, 'run', *arguments)
+  (*_, command, _, _), = _dry_run(launch, 'run', *arguments, PAUSE='1')
   command = command.removeprefix('--command=')
   host = tmp_path / 'host'
   (host / 'tepo/.venv/bin').mkdir(parents=True)
@@ -296,20 +297,23 @@ def _wait_for(holds):
 
 
 _SLICE_STUB = r"""#!/bin/bash
-# A slice of one host, $STUBS/host; $STUBS/state is missing if there is none.
+# A slice of one host, $STUBS/host; $STUBS/state is missing if there is none. As
+# many calls as $STUBS/lost says fail.
 echo "$4 $3" >>"$STUBS/gcloud_log"
-state() { cat "$STUBS/state" 2>/dev/null; }
+lost=$(cat "$STUBS/lost" 2>/dev/null || echo 0)
+if (( lost > 0 )); then echo $((lost - 1)) >"$STUBS/lost"; exit 1; fi
+state() { cat "$STUBS/state" 2>/dev/null || { echo NOT_FOUND >&2; exit 1; }; }
 case "$*" in
   *describe*) state ;;
   *create*) mkdir -p "$STUBS/host"; echo ACTIVE >"$STUBS/state" ;;
   *delete*) rm -rf "$STUBS/state" "$STUBS/host" ;;
   *" ssh "*)
-    [[ $(state) == ACTIVE ]] || exit 255
+    [[ $(state 2>&1) == ACTIVE ]] || exit 255
     for argument; do case $argument in --command=*)
-      (cd "$STUBS/host" && bash -c "${argument#--command=}") ;;
+      status=0
+      (cd "$STUBS/host" && bash -c "${argument#--command=}") || status=$? ;;
     esac; done
-    status=$?
-    [[ $(state) == ACTIVE ]] || exit 255
+    [[ $(state 2>&1) == ACTIVE ]] || exit 255
     exit $status ;;
   *" scp --recurse "*) cp -r "$STUBS/host/${6#n:}" "$7" ;;
   *" scp "*) cp "$5" "$STUBS/host/${6#n:}" ;;
@@ -350,16 +354,22 @@ def test_a_slice_that_is_taken_away_is_made_again(launch, tpu):
   assert done.returncode == 0, done.stderr
   assert launch.log() == 3 * [
       '1 -m tepo_jax.train --workdir=bucket/a run']
-  assert done.stderr.count('n is gone') == 2
-  # The program's own failure is none of the slice's.
+  assert done.stderr.count('n was taken away') == 2
+  # The program's own failure is none of the slice's, and neither is a lost
+  # connection.
+  log = launch.stubs / 'gcloud_log'
+  made = log.read_text().count('create')
+  (launch.stubs / 'lost').write_text('1')
   done = tpu('watch', '--config.seed=7')
   assert done.returncode == 1 and len(launch.log()) == 1
-  assert 'n is gone' not in done.stderr
+  assert log.read_text().count('create') == made
+  assert 'taken away' not in done.stderr
 
 
 def test_programs_run_on_a_slice_one_after_the_other(launch, tpu):
   assert tpu('create').returncode == tpu('setup').returncode == 0
   assert tpu('run', 'evaluate', '--out=runs/e').returncode == 0
+  (launch.stubs / 'lost').write_text('2')
   assert tpu('wait').returncode == 0
   assert tpu('fetch', 'runs/e').returncode == 0
   assert (launch.root / 'runs/e/results.json').read_text() == 'done\n'
@@ -372,14 +382,17 @@ def test_programs_run_on_a_slice_one_after_the_other(launch, tpu):
 def test_sweep_on_a_slice(launch, tpu, sweep):
   assert tpu('create').returncode == tpu('setup').returncode == 0
   launch.log()
-  done = sweep('--slice', 'table3', **_SLICE, PAUSE='0.1')
+  where = _SLICE | {'RUNS': 'bucket/r', 'PAUSE': '0.1'}
+  done = sweep('--slice', 'table3', **where)
   assert done.returncode == 0, done.stderr
-  assert launch.log() == [
-      line.replace('python', '1', 1) for line in (
-          _TRAIN, _EVALUATE, _UNTRAINED)] + [_REPORT]
+  assert launch.log() == [line.replace('=r', '=bucket/r') for line in (
+      *(line.replace('python', '1', 1) for line in (
+          _TRAIN, _EVALUATE, _UNTRAINED)), _REPORT)]
   for name in 'eb':  # what the report reads
-    assert (launch.root / 'r' / name / 'results.json').exists()
-  done = sweep('--dry-run', '--slice', 'table3')
+    assert (launch.root / 'bucket/r' / name / 'results.json').exists()
+  done = sweep('--slice', 'table3', **where | {'RUNS': 'runs'})
+  assert done.returncode == 2 and 'RUNS=bucket/FOLDER' in done.stderr
+  done = sweep('--dry-run', '--slice', 'table3', **where)
   assert [line.split()[:3] for line in done.stdout.splitlines()] == [
       ['launch/tpu_vm.sh', 'run', program]
       for program in ('train', 'evaluate', 'evaluate')]
@@ -392,7 +405,7 @@ echo "$*" >>"$STUBS/log"
 case "$*" in
   *create*) touch "$STUBS/asked" ;;
   *describe*)
-    [[ -e $STUBS/asked ]] || exit 1
+    [[ -e $STUBS/asked ]] || { echo NOT_FOUND >&2; exit 1; }
     [[ -e $STUBS/once ]] && echo "${STATE:-ACTIVE}" || echo WAITING
     touch "$STUBS/once" ;;
 esac
@@ -493,7 +506,7 @@ def _sweep(launch):
   python.write_text(_SWEEP_PYTHON)
   python.chmod(0o755)
   return lambda *arguments, **environment: launch(
-      'sweep.sh', *arguments, RUNS='r', **environment)
+      'sweep.sh', *arguments, **({'RUNS': 'r'} | environment))
 
 
 _TRAIN = 'python -m tepo_jax.train --config=c.py:a --workdir=r/a'

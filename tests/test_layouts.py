@@ -123,7 +123,7 @@ def test_sigterm_to_one_process_saves_and_ends_them_all(tmp_path):
   """As when one host of a slice is preempted."""
   workdir = tmp_path / 'run'
   job = _train(workdir, 4, 1, 1000, '--config.checkpoint.period=1000',
-               '--config.checkpoint.minutes=0.001',
+               '--config.checkpoint.minutes=0.001', '--config.checkpoint.keep=1000',
                '--config.train.microbatch_tokens=144')
   deadline = time.monotonic() + 400
   try:

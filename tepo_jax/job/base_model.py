@@ -104,13 +104,15 @@ def _demonstrations(config, tokenizer):
   """
   rng = random.Random(config.seed)
   problems = embedded.problems(
-      config.data.name, 'train', config.pretrain.demonstrations, _DEMONSTRATIONS + config.seed)
+      config.data.name, 'train', config.pretrain.demonstrations,
+      _DEMONSTRATIONS + config.seed)
   template = prompts.get(config.data.template, config.data.system)
   rows, starts = [], []
   for style in ('worked', 'direct'):
     for problem in problems:
       prompt = prompts.render(template, tokenizer, problem)
-      solution = embedded.TASKS[config.data.name].demonstration(problem, rng, style)
+      solution = embedded.TASKS[config.data.name].demonstration(
+          problem, rng, style)
       rows.append(
           prompt + tokenizer.encode(solution) + [tokenizer.eos_token_id])
       starts.append(len(prompt))

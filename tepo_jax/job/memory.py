@@ -110,7 +110,7 @@ def describe_kept(states: jax.ShapeDtypeStruct) -> str:
   """What becomes of π_old's hidden states; `states` is `programs.kept`."""
   rows, count, columns, _ = states.shape
   return (f'exact KL: π_old\'s hidden states of up to {count} microbatches of '
-          f'{rows} × {columns:,} tokens are kept from scoring, '
+          f'{rows} × {columns:,} tokens are kept after scoring, '
           f'{mesh_lib.device_bytes(states) / 1e9:.3g} GB on each device; in a '
           'step with more, they are computed again before each update')
 

@@ -65,8 +65,9 @@ class OldPolicy:
     if self._policy is None:
       return
     if self._used > self._programs.kept.shape[1]:
-      self._params = self._programs.to_old_policy(self._params)
       self._policy = self._states_RKSD = None
+      self._places.clear()
+      self._params = self._programs.to_old_policy(self._params)
       return
     self._params = None
     for rows, packed, place_MRS in self._places:

@@ -60,8 +60,8 @@ class TrainingPrograms:
     train_step: (state, Minibatch, rng, noise_floor, OldPolicy) -> state,
       metrics; donates the state.
 
-  With LoRA the params of the state and of π_old are adapters; the functions from
-  `score` to `train_step` take the frozen base as one more argument, and
+  With LoRA the params of the state and of π_old are adapters; the functions
+  from `score` to `train_step` take the frozen base as one more argument, and
   `to_decode` takes `lora.combine` of both.
   """
   mesh: jax.sharding.Mesh

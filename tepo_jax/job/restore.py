@@ -17,6 +17,7 @@ from tepo_jax.policy.huggingface import weights
 from tepo_jax.policy import lora
 from tepo_jax.policy import transformer
 from tepo_jax.runtime import checkpoint
+from tepo_jax.runtime import processes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +59,8 @@ def restore_trained(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
 
   checkpointer = checkpoint.Checkpointer(
       pathlib.Path(workdir) / session_lib.CHECKPOINTS, read_only=True)
+  if step is None:  # of a run in progress, processes may see different ones
+    step = processes.of_first(checkpointer.latest() or 0) or None
   state, _ = checkpointer.restore(
       step, *programs_lib.restorable(programs_lib.make(config, model, mesh)),
       check)

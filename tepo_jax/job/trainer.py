@@ -88,7 +88,7 @@ class Trainer:
         compile_seconds=self.compilations.seconds)
     self.background = futures.ThreadPoolExecutor(1)
     self._before_update = lambda: None
-    self._saved = time.monotonic()  # when the last save began
+    self._saved = 0.0  # when the last save or the run began
 
   def open(self, workdir: pathlib.Path, lock: lock_lib.FolderLock) -> None:
     """Claims `workdir` for this run and restores its last checkpoint."""
@@ -144,6 +144,7 @@ class Trainer:
     """
     self._before_update = stop.defer_interrupts
     self.session.check_stop = stop.check
+    self._saved = time.monotonic()
     if (kept := self.learner.programs.kept) is not None:
       self.progress.note(memory_lib.describe_kept(kept))
     try:

@@ -93,7 +93,7 @@ class _Grading:
   def __init__(self, sampler):
     self._sampler = sampler
     self._thread = futures.ThreadPoolExecutor(1)
-    self._pending = collections.deque()  # of (completions, future), as submitted
+    self._pending = collections.deque()  # of (completions, future), in order
     self._prompts = {}  # by cursor
     self._members = collections.defaultdict(dict)  # by cursor, then by sample
 
@@ -201,7 +201,7 @@ def _to_score(group):
 
 
 def _with_scores(groups, names, share):
-  """The groups with their scores; `share` has those of this process's groups."""
+  """The groups with their scores; `share`: of this process's groups."""
   score_BFG = np.zeros(
       (len(groups), len(names), len(groups[0].text_G)), np.float32)
   mine = [i for i, group in enumerate(groups) if _is_mine(group)]

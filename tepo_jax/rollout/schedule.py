@@ -133,7 +133,8 @@ class Schedule:
   stop: Callable[[], Callable[[np.ndarray], int | None]] | None = None
 
   def run(self, weights: Any, source: requests_lib.Source, key: jax.Array,
-          stats: Stats | None = None) -> Iterator[list[requests_lib.Completion]]:
+          stats: Stats | None = None
+          ) -> Iterator[list[requests_lib.Completion]]:
     """Yields the completions that ended, a list after each chunk.
 
     The devices decode the next chunk while the caller works on a list.

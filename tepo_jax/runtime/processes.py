@@ -97,6 +97,11 @@ def total(array: np.ndarray) -> np.ndarray:
       0, dtype=array.dtype)
 
 
+def of_first(number: int) -> int:
+  """The first process's number; all of them must call it."""
+  return int(total(np.array(number if is_first() else 0, np.int32)))
+
+
 def mine(items: Sequence[_Item]) -> Sequence[_Item]:
   """This process's share of a list that all of them have: every n-th item."""
   return items[jax.process_index()::jax.process_count()]

@@ -50,7 +50,7 @@ def is_solution(answer: str, numbers: Sequence[int], target: str) -> bool:
   used = []
   try:
     value = _value(ast.parse(answer.strip(), mode='eval').body, used)
-  except (SyntaxError, ZeroDivisionError):
+  except (MemoryError, RecursionError, SyntaxError, ZeroDivisionError):
     return False
   return value == int(target) and sorted(used) == sorted(numbers)
 

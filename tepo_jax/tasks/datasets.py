@@ -110,7 +110,8 @@ def read(name_or_path: str, split: str | None = None, limit: int | None = None,
   """Reads problems by name, from a file or from the hub.
 
   Args:
-    name_or_path: a name in embedded.TASKS (`limit` or 10,000 problems) or SETS, loaded from the hub; a file, folder or hub id that `sources.find`
+    name_or_path: a name in embedded.TASKS (`limit` or 10,000 problems), or in
+      SETS, loaded from the hub; a file, folder or hub id that `sources.find`
       accepts; or 'NAME:' and one of these, a copy of that set.
     split: of an embedded task (default 'train'), hub set or folder.
     limit: of an embedded task only.

@@ -32,7 +32,10 @@ class Problem:
     """The whole row, or what there is of one, for a reward function."""
     if self.row is not None:
       return self.row
-    return {'problem': self.problem, 'answers': list(self.answers)}
+    columns = {'problem': self.problem, 'answers': list(self.answers)}
+    if self.numbers is not None:
+      columns['numbers'] = list(self.numbers)
+    return columns
 
   @property
   def references(self) -> tuple[str | grading.Reference, ...]:

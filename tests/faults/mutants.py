@@ -166,21 +166,29 @@ def _tests(change: dict, tier: str, root: pathlib.Path
           'CI': [(_PROGRAMS, ''), (files, 'long')]}[tier]
 
 
+def _run_tests(root, log, arguments):
+  """Runs pytest in this process, which it ends."""
+  os.setsid()
+  os.chdir(root)
+  for number in (1, 2):
+    os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND), number)
+  sys.path[:] = [str(root), *(
+      path for path in sys.path if path not in ('', str(runs.ROOT)))]
+  for name in [name for name in sys.modules if name.startswith('tests')]:
+    del sys.modules[name]
+  os._exit(pytest.main([
+      *arguments, '-n0', '-x', '-p', 'no:cacheprovider']))
+
+
 def _pytest(root, files, marks) -> str | None:
   """Runs pytest in a fork; the first test that fails, None if all pass."""
   log = root / 'pytest.log'
   log.write_text('')
   if not (pid := os.fork()):
-    os.setsid()
-    os.chdir(root)
-    for number in (1, 2):
-      os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND), number)
-    sys.path[:] = [str(root), *(
-        path for path in sys.path if path not in ('', str(runs.ROOT)))]
-    for name in [name for name in sys.modules if name.startswith('tests')]:
-      del sys.modules[name]
-    os._exit(pytest.main([
-        *files, '-n0', '-x', '-m', marks, '-p', 'no:cacheprovider']))
+    try:
+      _run_tests(root, log, [*files, '-m', marks])
+    finally:
+      os._exit(1)
   size, since = 0, time.monotonic()
   while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
     time.sleep(0.05)
@@ -246,7 +254,8 @@ def _run_all(done, out, root):
               f'{tier}: {done[index]["killed"]}', flush=True)
   # Tests that fail without a change kill nothing.
   failing = {c['killed'] for c in done if '::' in (c['killed'] or '')}
-  print('fails without a change:', _pytest(root, sorted(failing), ''))
+  if failing:
+    print('fails without a change:', _pytest(root, sorted(failing), ''))
 
 
 def main() -> None:
@@ -271,7 +280,8 @@ def main() -> None:
     root = pathlib.Path(scratch) / 'repository'
     shutil.copytree(runs.ROOT, root, ignore=shutil.ignore_patterns(
         '.*', '__pycache__', 'runs'))
-    pathlib.Path(scratch, 'shared').symlink_to(runs.ROOT.parent / 'shared')
+    if (shared := runs.ROOT.parent / 'shared').exists():  # as in .ci/run
+      pathlib.Path(scratch, 'shared').symlink_to(shared)
     _run_all(done, settings.out, root)
   print(table(done))
 

@@ -128,7 +128,7 @@ def test_states_that_do_not_fit_are_computed_anew():
         states(programs, policy, packed), want, atol=2e-6)
 
 
-def test_as_many_states_as_fit(monkeypatch):
+def test_as_many_states_as_fit():
   """Of one minibatch in any case, of all if a fifth of what is free holds
   them."""
   programs = programs_of(*LAYOUTS[0])

@@ -234,7 +234,7 @@ def save(directory, config: transformer.ModelConfig, params, source=None):
 def atomic_folder(directory) -> Iterator[pathlib.Path]:
   """Yields a temporary folder, which is renamed to `directory` on success.
 
-  The first process makes it; the others get only its name.
+  The first process makes it; the others get only a name.
 
   Raises:
     InputError: the directory exists and is not empty.
@@ -257,7 +257,8 @@ def atomic_folder(directory) -> Iterator[pathlib.Path]:
         raise errors.InputError(
             f'{directory}: another program has filled it meanwhile') from error
   finally:
-    shutil.rmtree(partial, ignore_errors=True)
+    if jax.process_index() == 0:  # another's name may be the same
+      shutil.rmtree(partial, ignore_errors=True)
 
 
 def _write_tensors(folder, config, rows):

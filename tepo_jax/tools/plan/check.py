@@ -23,23 +23,24 @@ class Comparison:
   found: tuple[int, int]
 
 
-def compare(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
-            plan: step.StepPlan, devices: Sequence[jax.Device]
-            ) -> list[Comparison]:
-  """Compiles the plan's largest programs for `devices`, as runs do.
-
-  Raises:
-    errors.InputError: the devices are not those that were planned for.
-  """
-  planned = plan.slice.devices
+def require(slice_: chips.Slice, devices: Sequence[jax.Device]) -> None:
+  """Raises errors.InputError unless the devices are of the slice's kind, and as
+  many."""
+  planned = slice_.devices
   if len(devices) != len(planned) or {d.device_kind for d in devices} != {
       d.device_kind for d in planned}:
     raise errors.InputError(
         f'--check: the plan is for {len(planned)} x {planned[0].device_kind}, '
         f'and there are {len(devices)} x {devices[0].device_kind}')
+
+
+def compare(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
+            plan: step.StepPlan, devices: Sequence[jax.Device]
+            ) -> list[Comparison]:
+  """Compiles the plan's largest programs for `devices`, as runs do."""
   here = chips.Slice(
       plan.slice.name, plan.slice.chip, list(devices),
-      gpus.RUN_OPTIONS if devices[0].platform == 'gpu' else {})
+      gpus.RUN_OPTIONS if devices[0].platform == 'gpu' else {}, is_here=True)
   estimates = {e.name: e for e in plan.estimates}
   return [
       Comparison(program.name, *(
@@ -47,7 +48,8 @@ def compare(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
           for e in (estimates[program.name], step.estimate(program, here))))
       for program in compiling.step_programs(
           config, workload, mesh_lib.make(plan.mesh, devices), plan.slots,
-          brief=True) if program.name in estimates]
+          brief=True, limit=int(plan.slice.chip.hbm_bytes))
+      if program.name in estimates]
 
 
 def text(comparisons: Sequence[Comparison]) -> str:

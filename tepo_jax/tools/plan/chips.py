@@ -43,12 +43,13 @@ class Slice:
   """Chips to compile for.
 
   name: such as 'v5p:4x4x4' or 'h100x8'. devices: one per chip. options: of the
-  compiler.
+  compiler. is_here: they are devices of this machine, not descriptions.
   """
   name: str
   chip: Chip
   devices: list[jax.Device]
   options: dict[str, Any] = dataclasses.field(default_factory=dict)
+  is_here: bool = False
 
 
 def topology(name: str) -> Slice:

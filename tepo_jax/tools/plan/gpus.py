@@ -13,6 +13,7 @@ import os
 import pathlib
 import sys
 
+import jax
 from jax._src import xla_bridge
 from jax._src.cudnn import fused_attention_stablehlo
 from jax.experimental import topologies
@@ -140,7 +141,8 @@ def topology(name: str) -> chips.Slice:
   count = name.removeprefix(kind + 'x')
   if not kind or count not in MACHINES:
     raise errors.InputError(
-        f'--topology={name}: must be GPUxN, such as h100x8; the GPUs are '
+        f'--topology={name}: must be CHIP:TORUS of a TPU, such as v5e:4x4, or '
+        'GPUxN, such as h100x8; the GPUs are '
         f'{", ".join(GPUS)}, and N is one of {", ".join(MACHINES)}')
   gpu = GPUS[kind]
   _assume_cudnn()
@@ -150,6 +152,8 @@ def topology(name: str) -> chips.Slice:
     description = topologies.get_topology_desc(
         platform='cuda', target_config=_spec(gpu),
         topology=f'1x{count}' if 'x' in count else f'1x1x{count}')
+  except jax.errors.JaxRuntimeError as error:
+    raise errors.InputError(f'--topology={name}: {error}') from error
   except (RuntimeError, ImportError) as error:
     raise errors.InputError(
         'the GPU compiler is missing; `launch/setup.sh cpu plan` installs it '

@@ -214,7 +214,9 @@ def estimate(program: compiling.PlannedProgram, slice_: chips.Slice
   _say(f'{program.name}: compiled in {seconds:.0f} s')
   text, memory = compiled.as_text(), compiled.memory_analysis()
   arguments = memory.argument_size_in_bytes
-  temporaries = memory.temp_size_in_bytes + cudnn.workspace(text)
+  temporaries = memory.temp_size_in_bytes
+  if not slice_.is_here:  # there XLA knows it
+    temporaries += cudnn.workspace(text)
   known['resident'] += max(0, program.given - arguments)
   used = (arguments + memory.output_size_in_bytes
           - memory.alias_size_in_bytes + temporaries
