@@ -182,6 +182,7 @@ def test_a_full_file_system_gives_our_lines_alone(place):
   assert done.returncode == 1, done.stderr
   strange = [line for line in lines if not line.startswith((
       'warning: checkpoint ', 'warning: TensorBoard ', 'step ', 'compil',
+      'exact KL: ',
       'tepo_jax.train: error: ')) and not line.endswith(' ...')]
   assert not strange
   assert any('No space left on device' in line for line in lines)
