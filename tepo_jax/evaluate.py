@@ -62,8 +62,7 @@ def evaluate(config: ml_collections.ConfigDict, out: pathlib.Path) -> None:
   if checkpoints.is_dir():
     with contextlib.closing(
         checkpoint_lib.Checkpointer(checkpoints, read_only=True)) as saved:
-      # Of a run in progress, processes may see different ones.
-      step = processes.of_first(saved.latest() or 0) or None
+      step = restore.latest_step(saved)
   samples = evaluation_lib.SampleFile(out, _identity(config, folder, step))
   processes.on_first(samples.check)
   if checkpoints.is_dir():

@@ -5,7 +5,8 @@ r"""Makes an embedded task's base model, as a Hugging Face folder.
 Trains next-token prediction on demonstrations. Like real corpora they mix short
 direct answers, which a small model mostly gets wrong, with worked solutions,
 which it mostly gets right. The task is config.data.name. `tepo_jax.train` does
-the same if the config names no model. On several hosts (TEPO_MULTIHOST=1) the first one does all.
+the same if the config names no model. On several hosts (TEPO_MULTIHOST=1) the
+first one does all.
 """
 
 from absl import flags

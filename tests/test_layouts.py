@@ -54,6 +54,20 @@ def _steps(workdir):
   return [json.loads(line)['step'] for line in lines]
 
 
+def _finish_after(job, ready, index, sent, seconds):
+  """Sends a process of the job a signal when `ready`; the job's outcomes."""
+  deadline = time.monotonic() + 400
+  try:
+    while not ready():
+      assert time.monotonic() < deadline and job[0].poll() is None
+      time.sleep(0.01)
+    job[index].send_signal(sent)
+    return jobs.finish(job, seconds)
+  finally:
+    for process in job:
+      process.kill()
+
+
 def _three_steps(workdir, count, devices):
   outcomes = jobs.finish(_train(workdir, count, devices, 3), 400)
   assert [status for status, *_ in outcomes] == [0] * count, outcomes
@@ -98,17 +112,9 @@ def test_a_run_resumes_on_another_mesh(one, tmp_path):
 
 def test_a_lost_process_ends_the_job_which_resumes_elsewhere(one, tmp_path):
   workdir = tmp_path / 'lost'
-  job = _train(workdir, 2, 1, 100)
-  try:
-    deadline = time.monotonic() + 400
-    while 2 not in _steps(workdir):
-      assert time.monotonic() < deadline and job[0].poll() is None
-      time.sleep(0.1)
-    job[1].kill()
-    (status, _, said), _ = jobs.finish(job, 200)
-  finally:
-    for process in job:
-      process.kill()
+  (status, _, said), _ = _finish_after(
+      _train(workdir, 2, 1, 100), lambda: 2 in _steps(workdir), 1,
+      signal.SIGKILL, 200)
   assert status in (processes.LOST, -6), said
   assert 'another process' in said or 'another task died' in said
   saved = max(int(step.name) for step in (workdir / 'checkpoints').iterdir()
@@ -125,18 +131,10 @@ def test_sigterm_to_one_process_saves_and_ends_them_all(tmp_path):
   job = _train(workdir, 4, 1, 1000, '--config.checkpoint.period=1000',
                '--config.checkpoint.minutes=0.001', '--config.checkpoint.keep=1000',
                '--config.train.microbatch_tokens=144')
-  deadline = time.monotonic() + 400
-  try:
-    while 2 not in _steps(workdir):
-      assert time.monotonic() < deadline and job[0].poll() is None
-      time.sleep(0.1)
-    # By the clock: the period has not passed.
-    assert (workdir / 'checkpoints/1').is_dir()
-    job[2].send_signal(signal.SIGTERM)
-    outcomes = jobs.finish(job, 30)
-  finally:
-    for process in job:
-      process.kill()
+  outcomes = _finish_after(
+      job, lambda: 2 in _steps(workdir), 2, signal.SIGTERM, 30)
+  # By the clock: the period has not passed.
+  assert (workdir / 'checkpoints/1').is_dir()
   assert [status for status, *_ in outcomes] == [0] * 4, outcomes
   saved = max(int(step.name) for step in (workdir / 'checkpoints').iterdir())
   assert saved == _steps(workdir)[-1]
@@ -165,16 +163,8 @@ def test_evaluations_and_exports_do_not_depend_on_the_processes(one, tmp_path):
   printed = _program('evaluate', 1, 2, *evaluate, f'--out={whole}')
   job = jobs.start(2, ['-m', 'tepo_jax.evaluate'], *evaluate,
                    f'--out={resumed}', devices=1, **_QUICK)
-  try:
-    deadline = time.monotonic() + 400
-    while not (resumed / 'samples.jsonl').exists():
-      assert time.monotonic() < deadline and job[0].poll() is None
-      time.sleep(0.01)
-    job[1].kill()
-    (status, _, said), _ = jobs.finish(job, 200)
-  finally:
-    for process in job:
-      process.kill()
+  (status, _, said), _ = _finish_after(
+      job, (resumed / 'samples.jsonl').exists, 1, signal.SIGKILL, 200)
   assert status in (processes.LOST, -6), said
   lines = (resumed / 'samples.jsonl').read_text().count('\n')
   assert 0 < lines < 96 * 9

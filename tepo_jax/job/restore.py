@@ -34,6 +34,12 @@ class Trained:
   base: Any
 
 
+def latest_step(checkpointer: checkpoint.Checkpointer) -> int | None:
+  """The latest step as the first process of a job sees it: of a run in progress,
+  processes may see different ones. All of them must call it."""
+  return processes.of_first(checkpointer.latest() or 0) or None
+
+
 def restore_trained(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
                     step: int | None = None) -> Trained:
   """Reads the trained parameters from a checkpoint.
@@ -59,8 +65,8 @@ def restore_trained(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
 
   checkpointer = checkpoint.Checkpointer(
       pathlib.Path(workdir) / session_lib.CHECKPOINTS, read_only=True)
-  if step is None:  # of a run in progress, processes may see different ones
-    step = processes.of_first(checkpointer.latest() or 0) or None
+  if step is None:
+    step = latest_step(checkpointer)
   state, _ = checkpointer.restore(
       step, *programs_lib.restorable(programs_lib.make(config, model, mesh)),
       check)

@@ -91,7 +91,7 @@ pool.serve()''')
 
 
 def test_workers_that_start_share_the_cpus(monkeypatch):
-  """Else a late worker beside them seems to have had too little CPU time."""
+  """Else a late worker seems to have had too little CPU time."""
   shares = []
 
   def worker(question):
