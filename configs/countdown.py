@@ -4,7 +4,8 @@ r"""A laptop: the embedded task Countdown, no download, two CPU cores.
       --workdir=runs/countdown
 
 Like tiny.py, with another task: its answers are expressions, which a checker
-grades. avg@8 rises from 11 % to 24 % and is still rising when the run ends.
+grades. In three runs of about five minutes on two cores, each with its own base
+model, avg@8 rose from 11, 10 and 14 % to 27, 20 and 27 %.
 """
 
 from configs import tiny
