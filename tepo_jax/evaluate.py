@@ -48,6 +48,7 @@ _OUT = flags.DEFINE_string(
 def main() -> None:
   config = _CONFIG.value
   checks.check_values(config)
+  checks.check_decodings(config.eval)
   sizes.check(config)
   config.lora.rank = 0  # adapters are merged on restore
   processes.initialize()

@@ -203,6 +203,14 @@ COMMANDS = {
     'another config': ('train', ['--config=configs/tiny.py:grpo',
                                  '--workdir={run}', '--config.model={model}'],
                        'another config'),
+    'train without a decoding': (
+        'train', ['--config=configs/base.py', '--workdir={tmp}/run',
+                  '--config.model={model}', '--config.eval.sets=("a.csv",)'],
+        'a.csv has no default decoding'),
+    'evaluate without a decoding': (
+        'evaluate', ['--config=configs/base.py', '--checkpoint={model}',
+                     '--out={tmp}/out', '--config.eval.sets=("a.csv",)'],
+        'a.csv has no default decoding'),
     'evaluate nothing': ('evaluate', [TINY, '--checkpoint=/nowhere',
                                       '--out={tmp}/out'], '/nowhere'),
     'evaluate a file': ('evaluate', [TINY, '--out={tmp}/out',

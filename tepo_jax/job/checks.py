@@ -84,6 +84,8 @@ def check(config: ml_collections.ConfigDict, overridden: Iterable[str]) -> None:
     errors.InputError: names the field, its value and what is wrong.
   """
   check_values(config)
+  if config.eval.period:
+    check_decodings(config.eval)
   _check_rewards(config.reward)
   _check_geometry(config)
   if config.wandb_project and importlib.util.find_spec('wandb') is None:
@@ -122,6 +124,16 @@ def check_saved(config: ml_collections.ConfigDict, path: str) -> None:
     check_values(config)
   except errors.InputError as error:
     raise errors.InputError(f'{path}: {error}') from error
+
+
+def check_decodings(settings: ml_collections.ConfigDict) -> None:
+  """Refuses sets of `config.eval` without samples or temperature.
+
+  Raises:
+    errors.InputError: names the set.
+  """
+  for name in settings.sets:
+    datasets.decoding(name, settings.samples, settings.temperature)
 
 
 def check_values(config: ml_collections.ConfigDict) -> None:

@@ -108,16 +108,9 @@ def prepare(session: session_lib.Session) -> list[Evaluation]:
 
 
 def _decodings(settings, name):
-  """(samples, temperature) pairs, by the config or else by the set."""
-  source = datasets.SETS.get(name.partition(':')[0])
-  samples, temperature = settings.samples, settings.temperature
-  if source is not None:
-    samples = source.samples if samples is None else samples
-    temperature = source.temperature if temperature is None else temperature
-  if samples is None or temperature is None:
-    raise errors.InputError(
-        f'{name} has no default decoding: set eval.samples and '
-        'eval.temperature')
+  """(samples, temperature) pairs: the main decoding, perhaps a greedy one."""
+  samples, temperature = datasets.decoding(
+      name, settings.samples, settings.temperature)
   greedy = [(1, 0.0)] if settings.greedy and temperature > 0 else []
   return [(samples, temperature), *greedy]
 

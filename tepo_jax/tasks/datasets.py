@@ -153,6 +153,24 @@ def is_named(name_or_path: str) -> bool:
   return name_or_path.partition(':')[0] in (*embedded.TASKS, *SETS)
 
 
+def decoding(name_or_path: str, samples: int | None, temperature: float | None
+             ) -> tuple[int, float]:
+  """(samples, temperature) of an evaluation set, its own where None.
+
+  Raises:
+    InputError: one is None, and only the named sets of SETS have their own.
+  """
+  source = SETS.get(name_or_path.partition(':')[0])
+  if source is not None:
+    samples = source.samples if samples is None else samples
+    temperature = source.temperature if temperature is None else temperature
+  if samples is None or temperature is None:
+    raise errors.InputError(
+        f'{name_or_path} has no default decoding: set config.eval.samples and '
+        'config.eval.temperature')
+  return samples, temperature
+
+
 def _embedded(name, split, count):
   try:
     return embedded.problems(name, split, count)
