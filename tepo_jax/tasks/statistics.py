@@ -13,6 +13,7 @@ from scipy import stats
 
 RESAMPLES = 2000
 LEVEL = 0.95
+POWER = 0.8
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
@@ -149,3 +150,45 @@ def over_seeds(values: Sequence[float]) -> tuple[float, float, float]:
   half = float(stats.t.ppf(0.5 + LEVEL / 2, len(x) - 1) * x.std(ddof=1)
                / math.sqrt(len(x)))
   return mean, mean - half, mean + half
+
+
+def paired_p(differences: Sequence[float]) -> float:
+  """Returns p of Student's t-test that paired differences have mean 0.
+
+  Equal differences: 1 if they are 0, else 0.
+  """
+  x = np.asarray(differences, float)
+  if np.all(x == x[0]):
+    return float(x[0] == 0)
+  return float(stats.ttest_1samp(x, 0).pvalue)
+
+
+def holm(p: Sequence[float]) -> list[float]:
+  """Returns Holm's adjusted p-values (1979): of the i-th smallest of n, the
+  largest (n − j + 1) p_j of j ≤ i, at most 1."""
+  order, adjusted, largest = np.argsort(p), [0.0] * len(p), 0.0
+  for rank, index in enumerate(order):
+    largest = max(largest, min(1.0, (len(p) - rank) * p[index]))
+    adjusted[index] = largest
+  return adjusted
+
+
+def seeds_needed(deviation: float, effect: float) -> int:
+  """Returns the fewest pairs with which a two-sided t-test at LEVEL finds a
+  mean difference of `effect` with probability POWER.
+
+  deviation: standard deviation of the paired differences, known.
+  """
+  if deviation == 0:
+    return 3
+  pairs = 3
+  while _power(pairs, effect / deviation) < POWER:
+    pairs += 1
+  return pairs
+
+
+def _power(pairs, effect):
+  """Of a two-sided t-test, by the noncentral t distribution."""
+  critical = stats.t.ppf(0.5 + LEVEL / 2, pairs - 1)
+  shifted = stats.nct(pairs - 1, effect * math.sqrt(pairs))
+  return float(shifted.sf(critical) + shifted.cdf(-critical))

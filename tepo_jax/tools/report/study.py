@@ -7,6 +7,7 @@ import pathlib
 import time
 from typing import Any
 
+from tepo_jax.tasks import statistics
 from tepo_jax.tools.report import claims
 from tepo_jax.tools.report import figures
 from tepo_jax.tools.report import overview
@@ -76,25 +77,40 @@ def _tables(groups, tables):
 
 def _claims(groups):
   """Compares each method with the baseline, by measure."""
-  base = claims.baseline(groups)
+  base, found = claims.baseline(groups), claims.contrasts(groups)
   head = ['method', 'measure', 'value', f'value of {base.label}',
           'paired difference', 'seeds', 'claim of the paper', 'result']
   return (
       f'<p>Each method compared with {page.text(base.label)}, paired by seed, '
-      'over the steps that both runs have. The result is "as the paper says" '
-      'or "against the paper" only if the interval of the paired difference '
-      'excludes 0. The paper makes these claims for TEPO only.</p>'
+      'over the steps that both runs have. The result is "supported" or '
+      '"contradicted" only if a paired t-test is significant at '
+      f'{1 - statistics.LEVEL:.0%} after Holm\'s correction over the claims of '
+      'the method; else the half width of the uncorrected interval is given. '
+      'The paper makes these claims for TEPO only.</p>'
       + page.table(head, [
           [c.label, f'{c.title}{f", {c.unit}" if c.unit else ""}'
            + (f' ({c.note})' if c.note else ''),
-           *(overview.with_interval(x[:3 if c.pairs > 1 else 1])
+           *(overview.with_interval(x[:3 if len(c.pairs) > 1 else 1])
              for x in (c.own, c.base, c.difference)),
-           c.pairs, c.claim, c.verdict] for c in claims.contrasts(groups)],
+           len(c.pairs), c.claim, c.verdict] for c in found],
                    (5,))
       + f'<p class="caption">{overview.INTERVAL} "Steps to accuracy": the first '
       'step whose training samples reach it; the '
       f'target is {claims.TARGET:.0%} of the final accuracy of '
-      f'{page.text(base.label)}.</p>')
+      f'{page.text(base.label)}.</p>' + _power(claims.seeds_needed(found)))
+
+
+def _power(needed):
+  """Returns a table of the seeds that differences of accuracy need."""
+  if not needed:
+    return ''
+  return page.table(
+      ['method', *(f'{effect:g} points' for effect in claims.EFFECTS)],
+      [[label, *seeds] for label, seeds in needed.items()], (1, 2, 3)) + (
+          '<p class="caption">Seeds with which a difference of final accuracy '
+          f'to the baseline is found with probability {statistics.POWER:.0%}, '
+          'one claim tested, if the paired differences spread as they do '
+          'here.</p>')
 
 
 def _configs(groups):

@@ -25,7 +25,7 @@ def test_pairing_by_seed_cancels_effects_of_the_seed(make_run):
       lambda s, seed: dict(grad_norm=100.0 * seed + 2 + 0.1 * seed),
       lambda s, seed: dict(grad_norm=100.0 * seed + 1))
   row = found['Gradient norm, mean']
-  assert row.pairs == 3 and row.verdict == 'as the paper says'
+  assert len(row.pairs) == 3 and row.verdict == 'supported'
   # Differences 1, 1.1, 1.2: std 0.1, t = 4.30265.
   assert row.difference == pytest.approx(
       (1.1, 1.1 - 4.30265 * 0.1 / 3 ** 0.5, 1.1 + 4.30265 * 0.1 / 3 ** 0.5),
@@ -35,9 +35,9 @@ def test_pairing_by_seed_cancels_effects_of_the_seed(make_run):
 
 
 @pytest.mark.parametrize('seeds, difference, verdict', [
-    (3, (-0.2, -0.21, -0.22), 'as the paper says'),
-    (3, (0.2, 0.21, 0.22), 'against the paper'),
-    (3, (-0.2, 0.3, 0.01), 'no significant difference'),
+    (3, (-0.2, -0.21, -0.22), 'supported'),
+    (3, (0.2, 0.21, 0.22), 'contradicted'),
+    (3, (-0.2, 0.3, 0.01), 'not resolved at ±62'),
     (2, (-0.2, -0.21), 'too few seeds')])
 def test_verdicts_on_the_clip_ratio(make_run, seeds, difference, verdict):
   found = contrasts_of(
@@ -55,7 +55,7 @@ def test_steps_to_the_baselines_accuracy(make_run):
   [row] = [r for title, r in found.items() if title.startswith('Steps to')]
   assert row.title == 'Steps to 47.5 % accuracy'
   assert row.own[0] == 8 and row.base[0] == 11
-  assert row.verdict == 'as the paper says' and not row.note
+  assert row.verdict == 'supported' and not row.note
 
 
 def test_runs_that_miss_the_target_are_counted_and_noted(make_run):
@@ -83,3 +83,22 @@ def test_a_single_method_has_no_contrasts(make_run):
 def test_unsteadiness():
   assert claims.unsteadiness([1.0, 3.0, 2.0]) == pytest.approx(1.5)
   assert claims.unsteadiness([1.0]) is None
+
+
+def test_claims_of_a_method_are_corrected_together(make_run):
+  """p of the gradient norm alone is 0.03; with eight claims it is not enough."""
+  change = (0.2, 1.1, 0.8, 1.3)  # t = 3.6
+  found = contrasts_of(
+      make_run, 4, lambda s, seed: dict(grad_norm=1 + change[seed]),
+      lambda s, seed: dict(grad_norm=1.0))
+  row = found['Gradient norm, mean']
+  assert row.difference[1] > 0 and row.verdict.startswith('not resolved at ±')
+
+
+def test_seeds_for_a_difference_of_accuracy(make_run):
+  change = (0.01, -0.01, 0.02, -0.02)  # spread of 1.83 points
+  found = contrasts_of(
+      make_run, 4, lambda s, seed: dict(accuracy=0.5 + change[seed]),
+      lambda s, seed: dict(accuracy=0.5))
+  # In 60,000 simulated studies of these sizes, 80.4, 81.6 and 82.1 % see it.
+  assert claims.seeds_needed(list(found.values())) == {'tepo': [107, 29, 9]}
