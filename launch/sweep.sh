@@ -4,6 +4,9 @@
 #
 #   [METHODS="tepo grpo ..."] [SEEDS="0 1 2 3 4"] [JOBS=N] [OUT=runs/study] \
 #     launch/sweep.sh tiny [--config.FIELD=VALUE ...]
+#   [METHODS="tepo tepo,method.reg.coef=10 ..."] [RATES="3e-5 ..."] \
+#     [UPDATES="8 16 32"] [SEEDS="1 2 3 4 5"] [JOBS=N] [OUT=runs/map] \
+#     [MAP=OUT/map.jsonl.gz] launch/sweep.sh map [--config.FIELD=VALUE ...]
 #   [RUNS=runs] launch/sweep.sh [--dry-run] [--slice] \
 #     table1|table2|table3|table4 [--config.FIELD=VALUE ...]
 #
@@ -11,6 +14,13 @@
 # JOBS at a time (default: one per core). All runs start from one base model; a
 # seed determines the data order and the sampling. The report is
 # OUT/report/report.html.
+#
+# map: trains METHODS on Countdown at each of RATES (learning rates) and UPDATES
+# (per rollout step) with seed 0, then each method with SEEDS at the rate that was
+# best with the last of UPDATES. A method may have numbers of its own, after
+# commas. MAP gets a line per run, and what it has already is not made again. The
+# map is OUT/report/map.md, the curves of SEEDS are in OUT/report/report.html.
+# Defaults: 63 and 35 runs, about two hours on two cores (planned, not measured).
 #
 # table1 to table4: train and evaluate the rows of a table of the paper, then
 # print the table. --dry-run prints the commands. Run launch/setup.sh first.
@@ -27,8 +37,8 @@ fail() { echo "launch/sweep.sh: error: $*" >&2; exit 2; }
 dry_run='' slice=''
 if [[ ${1:-} == --dry-run ]]; then dry_run=yes; shift; fi
 if [[ ${1:-} == --slice ]]; then slice=yes; shift; fi
-[[ ${1:-} =~ ^table[1-4]$ || ( ${1:-} == tiny && -z $dry_run$slice ) ]] \
-  || fail "usage: launch/sweep.sh tiny [--config.FIELD=VALUE ...], or" \
+[[ ${1:-} =~ ^table[1-4]$ || ( ${1:-} =~ ^(tiny|map)$ && -z $dry_run$slice ) ]] \
+  || fail "usage: launch/sweep.sh tiny|map [--config.FIELD=VALUE ...], or" \
     "launch/sweep.sh [--dry-run] [--slice] table1|table2|table3|table4" \
     "[--config.FIELD=VALUE ...]"
 [[ -z $slice || ${RUNS:-} == bucket/?* ]] \
@@ -83,48 +93,106 @@ table() {
     return 1; }
 }
 
-# train [OVERRIDE ...] METHOD SEED
+# train [OVERRIDE ...] NAME CONFIG SEED OVERRIDES
 train() {
-  local method=${*: -2:1} seed=${*: -1} name
-  name=${method}_$seed
-  set -- "${@:1:$#-2}"
+  local name=${*: -4:1} config=${*: -3:1} seed=${*: -2:1} own
+  read -ra own <<<"${*: -1}"
+  set -- "${@:1:$#-4}"
   echo "$name: see $out/logs/$name.log"
   XLA_FLAGS=--xla_cpu_multi_thread_eigen=false \
-    .venv/bin/python -m tepo_jax.train --config="configs/tiny.py:$method" \
+    .venv/bin/python -m tepo_jax.train --config="$config" \
     --config.seed="$seed" --config.model="$out/base_model" \
-    --config.eval.period=4 \
-    --workdir="$out/runs/$name" "$@" >>"$out/logs/$name.log" 2>&1 \
+    --workdir="$out/runs/$name" "${own[@]}" "$@" >>"$out/logs/$name.log" 2>&1 \
     || { echo "$name failed: $(tail -n 1 "$out/logs/$name.log")" >&2
          return 1; }
 }
 
-# tiny [OVERRIDE ...]
-tiny() {
-  local methods seeds seed method status=0
+# prepare CONFIG OUT: the base model that all runs start from.
+prepare() {
   launch/setup.sh cpu
-  export JAX_PLATFORMS=cpu out=${OUT:-runs/study}
-  methods=${METHODS:-$(.venv/bin/python -c \
-    'from configs import methods; print(*methods.paper(1e-3))')}
-  read -ra seeds <<<"${SEEDS:-0 1 2 3 4}"
+  export JAX_PLATFORMS=cpu out=$2
   # All runs compile the same programs; share the first one's.
   export JAX_COMPILATION_CACHE_DIR=$PWD/$out/compiled
   [[ $out != /* ]] || JAX_COMPILATION_CACHE_DIR=$out/compiled
   export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
   mkdir -p "$out/logs" "$out/runs"
   [[ -d $out/base_model ]] || .venv/bin/python -m tepo_jax.pretrain \
-    --config=configs/tiny.py --out="$out/base_model"
+    --config="$1" --out="$out/base_model"
   export -f train
+}
+
+# train_all [OVERRIDE ...]: trains what stdin lists, four words ended by NUL a
+# run: `train`'s last arguments.
+train_all() {
+  xargs -0 -r -n 4 -P "${JOBS:-$(nproc)}" bash -c 'train "$@"' sweep "$@"
+}
+
+# tiny [OVERRIDE ...]
+tiny() {
+  local methods seeds seed method status=0
+  prepare configs/tiny.py "${OUT:-runs/study}"
+  methods=${METHODS:-$(.venv/bin/python -c \
+    'from configs import methods; print(*methods.paper(1e-3))')}
+  read -ra seeds <<<"${SEEDS:-0 1 2 3 4}"
   # Seed by seed: an interrupted study then has the same seeds of all methods.
   for seed in "${seeds[@]}"; do
-    for method in $methods; do printf '%s\0%s\0' "$method" "$seed"; done
-  done | xargs -0 -n 2 -P "${JOBS:-$(nproc)}" bash -c 'train "$@"' sweep "$@" \
-    || status=1
+    for method in $methods; do
+      printf '%s\0' "${method}_$seed" "configs/tiny.py:$method" "$seed" \
+        --config.eval.period=4
+    done
+  done | train_all "$@" || status=1
   .venv/bin/python -m tepo_jax.report --runs="$out/runs/*" --out="$out/report"
   return "$status"
 }
 
-if [[ $what == tiny ]]; then
-  tiny "$@"
+# cell METHOD RATE UPDATES SEED: a job, unless the map has it.
+cell() {
+  local name=$1@$2@$3@$4 own=${1#"${1%%,*}"}
+  [[ -f $map ]] && gzip -cd "$map" | grep -qF "\"name\": \"$name\"" && return
+  printf '%s\0' "$name" "configs/countdown.py:${1%%,*}" "$4" \
+    "--config.steps=24 --config.eval.period=6 --config.dump.period=6 \
+--config.train.minibatch_prompts=$((64 / $3)) \
+--config.optimizer.learning_rate=$2 ${own//,/ --config.}"
+}
+
+# map [OVERRIDE ...]
+map() {
+  local methods rates updates seeds method rate count seed name status=0
+  prepare configs/countdown.py "${OUT:-runs/map}"
+  map=${MAP:-$out/map.jsonl.gz}
+  read -ra methods <<<"${METHODS:-grpo gpg gspo_original tepo \
+tepo,method.reg.coef=10 tepo,method.clip.low=0.02,method.clip.high=0.028 \
+tepo,method.clip.low=3e-4,method.clip.high=4e-4}"
+  read -ra rates <<<"${RATES:-3e-5 1e-4 3e-4}"
+  read -ra updates <<<"${UPDATES:-8 16 32}"
+  read -ra seeds <<<"${SEEDS:-1 2 3 4 5}"
+  for count in "${updates[@]}"; do
+    for rate in "${rates[@]}"; do
+      for method in "${methods[@]}"; do cell "$method" "$rate" "$count" 0; done
+    done
+  done | train_all "$@" || status=1
+  add_to_map
+  for seed in "${seeds[@]}"; do
+    while IFS=@ read -r method rate count _; do
+      [[ $count != "${updates[-1]}" ]] || cell "$method" "$rate" "$count" "$seed"
+    done <"$out/report/best.txt"
+  done | train_all "$@" || status=1
+  add_to_map
+  mkdir -p "$out/seeds"
+  for name in "$out"/runs/*; do
+    [[ $name == *@0 ]] || ln -sfn "../runs/${name##*/}" "$out/seeds/"
+  done
+  .venv/bin/python -m tepo_jax.report --runs="$out/seeds/*" --out="$out/report"
+  return "$status"
+}
+
+add_to_map() {
+  .venv/bin/python -m tepo_jax.report --map="$map" --runs="$out/runs/*" \
+    --out="$out/report"
+}
+
+if [[ $what =~ ^(tiny|map)$ ]]; then
+  "$what" "$@"
 else
   table "${what#table}" "$@"
 fi

@@ -4,6 +4,7 @@ r"""Reports on runs: an HTML page with figures and tokens; the paper's tables.
       [--inspect=STEP] [--replay=STEP]
   python -m tepo_jax.report --table=3 --runs=runs [--format=latex] [--out=FILE]
   python -m tepo_jax.report --compare=DIR,DIR
+  python -m tepo_jax.report --map=FILE [--runs=runs/a,runs/b] --out=DIR
 
 The first form writes DIR/report.html, which needs no network, and its figures
 as PNG and SVG. Runs may be finished, still running or broken; a pattern such as
@@ -19,6 +20,10 @@ audit of the paper's cells. ± is the
 binomial error of the samples for the paper's numbers, the bootstrap over
 problems for ours. --commands prints the runs that a table still needs.
 --compare subtracts the first evaluation from the second, on the same problems.
+--map adds runs that differ in method, learning rate and updates per rollout step
+to FILE (.jsonl.gz), and writes DIR/map.md, map.png and map.svg: where each ends,
+and how far from the model it started from; DIR/best.txt names each method's best
+run at each number of updates. launch/sweep.sh map makes the runs.
 """
 
 import contextlib
@@ -30,6 +35,7 @@ from configs import methods
 from tepo_jax import cli
 from tepo_jax import errors
 from tepo_jax.tools.report import paper_tables
+from tepo_jax.tools.report import regimes
 from tepo_jax.tools.report import runs as runs_lib
 from tepo_jax.tools.report import sections
 from tepo_jax.tools.report import study
@@ -54,6 +60,9 @@ _COMMANDS = flags.DEFINE_bool(
     'commands', False, 'Print the commands that --table still needs.')
 _COMPARE = flags.DEFINE_list(
     'compare', None, 'Two folders of evaluations: prints second minus first.')
+_MAP = flags.DEFINE_string(
+    'map', None, 'Map of methods over learning rates and updates: a .jsonl.gz '
+    'file, to which the runs are added.')
 
 
 def main() -> None:
@@ -65,6 +74,8 @@ def main() -> None:
     if len(_COMPARE.value) != 2:
       raise errors.InputError('--compare needs two folders: --compare=DIR,DIR')
     _write(paper_tables.comparison(_COMPARE.value))
+  elif _MAP.value is not None:
+    _write_map()
   else:
     _write_page()
 
@@ -96,6 +107,22 @@ def _write_page():
   inspectors = sections.inspectors(runs, _INSPECT.value, out)
   replays = sections.replays(runs, _REPLAY.value, out, methods.paper)
   print(f'wrote {study.write(out, runs, methods.PANELS, inspectors, replays)}')
+
+
+def _write_map():
+  if not _OUT.value:
+    raise errors.InputError('--out is required')
+  out = pathlib.Path(_OUT.value)
+  runs = runs_lib.read(_RUNS.value) if _RUNS.value else []
+  with _writing():
+    out.mkdir(parents=True, exist_ok=True)
+    entries = regimes.update(pathlib.Path(_MAP.value), runs)
+    text = regimes.table(entries)
+    (out / 'map.md').write_text(text + '\n', 'utf-8')
+    (out / 'best.txt').write_text(
+        ''.join(f'{entry.name}\n' for entry in regimes.best(entries)), 'utf-8')
+    regimes.draw(entries, out)
+  print(text)
 
 
 @contextlib.contextmanager

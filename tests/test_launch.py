@@ -1,5 +1,6 @@
 """launch/*.sh, with stand-ins for python, apt-get, nvidia-smi and gcloud."""
 
+import gzip
 import os
 import pathlib
 import re
@@ -183,9 +184,44 @@ def test_sweep_runs_every_method_and_seed_and_reports(launch):
   assert sorted(commands[1:-1]) == sorted(
       f'python -m tepo_jax.train --config=configs/tiny.py:{method} '
       f'--config.seed={seed} --config.model=a study/base_model '
-      '--config.eval.period=4 '
-      f'--workdir=a study/runs/{method}_{seed} --config.steps=3 '
+      f'--workdir=a study/runs/{method}_{seed} --config.eval.period=4 '
+      '--config.steps=3 '
       '--config.x=a b' for method in ('tepo', 'grpo') for seed in (4, 5))
+
+
+def test_sweep_map_makes_the_grid_then_the_best_rates_seeds(launch):
+  """Without what the map has; the stand-in for the report chooses nothing, so
+  best.txt is of an earlier report."""
+  report = launch.root / 'runs' / 'map' / 'report'
+  report.mkdir(parents=True)
+  (report / 'best.txt').write_text(
+      'tepo,method.reg.coef=10@1e-4@8@0\ntepo,method.reg.coef=10@3e-5@16@0\n')
+  with gzip.open(launch.root / 'old.jsonl.gz', 'wt') as file:
+    file.write('{"name": "grpo@3e-5@8@0", "seed": 0}\n')
+  done = launch('sweep.sh', 'map', '--config.steps=3', SEEDS='1 2',
+                METHODS='grpo tepo,method.reg.coef=10', RATES='3e-5 1e-4',
+                UPDATES='8 16', MAP='old.jsonl.gz')
+  assert done.returncode == 0, done.stderr
+  log = launch.log()
+  trained = [dict(word.removeprefix('--').split('=', 1)
+                  for word in line.split()[3:])
+             for line in log if 'tepo_jax.train' in line]
+  names = {run['workdir'].removeprefix('runs/map/runs/') for run in trained}
+  assert names == {
+      f'{method}@{rate}@{count}@0' for count in (8, 16)
+      for rate in ('3e-5', '1e-4')
+      for method in ('grpo', 'tepo,method.reg.coef=10')} - {'grpo@3e-5@8@0'} | {
+          f'tepo,method.reg.coef=10@3e-5@16@{seed}' for seed in (1, 2)}
+  for run in trained:
+    method, rate, count, seed = run['workdir'].rpartition('/')[2].split('@')
+    assert run['config'] == f'configs/countdown.py:{method.split(",")[0]}'
+    assert run['config.optimizer.learning_rate'] == rate
+    assert 64 / int(run['config.train.minibatch_prompts']) == int(count)
+    assert run['config.seed'] == seed and run['config.steps'] == '3'
+    assert ('config.method.reg.coef' in run) == ('coef' in method)
+  reports = [line for line in log if 'tepo_jax.report' in line]
+  assert [line.split()[3].split('=')[0] for line in reports] == [
+      '--map', '--map', '--runs']
 
 
 def test_test_passes_its_arguments_on(launch):
@@ -543,7 +579,7 @@ def test_sweep_continues_after_a_failure(launch, sweep):
 
 
 @pytest.mark.parametrize('arguments', [
-    (), ('huge',), ('table5',), ('--dry-run',), ('--dry-run', 'tiny'),
+    (), ('huge',), ('table5',), ('--dry-run',), ('--dry-run', 'tiny'), ('--slice', 'map'),
     ('table3', 'table4'), ('table3', '-x')])
 def test_sweep_refuses(launch, sweep, arguments):
   done = sweep(*arguments)

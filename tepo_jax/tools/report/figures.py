@@ -252,20 +252,36 @@ def draw_differences(panel: Panel, drawn: Sequence[Curve], base: str,
 def draw_heat_map(names: Sequence[str], matrix: Any, title: str,
                   path: pathlib.Path) -> None:
   """Writes PATH.png and PATH.svg of cosines, −1 … 1."""
-  names = [_drawable(name, 40) for name in names]
-  side = 2 + 0.38 * len(names)
-  figure = _figure(side + 1, side)
+  draw_matrix(names, names, matrix, f'Cosines of gradients: {title}', path,
+              '.2f', (-1, 1), 'RdBu_r')
+
+
+def draw_matrix(rows: Sequence[str], columns: Sequence[str], matrix: Any,
+                title: str, path: pathlib.Path, form: str,
+                limits: tuple[float, float] | None = None,
+                colours: str = 'viridis') -> None:
+  """Writes PATH.png and PATH.svg: a coloured matrix with its numbers.
+
+  form: of a number. limits: of the colours; None: the matrix's own. NaN is left
+  blank.
+  """
+  matrix = np.asarray(matrix, float)
+  low, high = limits or (np.nanmin(matrix), np.nanmax(matrix))
+  figure = _figure(3 + 0.38 * len(columns), 2 + 0.38 * len(rows))
   axes = figure.subplots()
-  image = axes.imshow(matrix, vmin=-1, vmax=1, cmap='RdBu_r')
-  axes.set_xticks(range(len(names)), names, rotation=90, fontsize='small')
-  axes.set_yticks(range(len(names)), names, fontsize='small')
-  axes.set_title(_drawable(f'Cosines of gradients: {title}', 60),
-                 fontsize='small', color=_INK)
+  image = axes.imshow(matrix, vmin=low, vmax=high, cmap=colours)
+  for axis, names in ((axes.xaxis, columns), (axes.yaxis, rows)):
+    axis.set_ticks(range(len(names)), [_drawable(name, 40) for name in names],
+                   fontsize='small')
+  axes.xaxis.set_tick_params(rotation=90)
+  axes.set_title(_drawable(title, 60), fontsize='small', color=_INK)
   axes.tick_params(colors=_INK)
-  for i, row in enumerate(matrix):
-    for j, value in enumerate(row):
-      axes.text(j, i, f'{value:.2f}', ha='center', va='center', fontsize=5,
-                color='white' if abs(value) > 0.7 else 'black')
+  for (i, j), value in np.ndenumerate(matrix):
+    if np.isfinite(value):
+      red, green, blue, _ = image.to_rgba(value)
+      is_dark = 0.3 * red + 0.6 * green + 0.1 * blue < 0.5
+      axes.text(j, i, f'{value:{form}}', ha='center', va='center', fontsize=5,
+                color='white' if is_dark else 'black')
   figure.colorbar(image, shrink=0.8).ax.tick_params(colors=_INK)
   _save(figure, path)
 

@@ -1,0 +1,222 @@
+"""A map of methods over learning rates and updates per rollout step.
+
+A regime is a learning rate and a number of updates. The map is a file of one
+JSON line per run, compressed, so that runs made elsewhere can be added. Where
+does each method end, and how far has it moved from the model it started from?
+"""
+
+from collections.abc import Iterable, Sequence
+import dataclasses
+import gzip
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from tepo_jax import errors
+from tepo_jax.job import learner as learner_lib
+from tepo_jax.job import run_folder
+from tepo_jax.job import session as session_lib
+from tepo_jax.rollout import dump
+from tepo_jax.tools.report import figures
+from tepo_jax.tools.report import runs as runs_lib
+
+# Name in the file -> metric of a record.
+_KEPT = {'entropy': 'entropy', 'tokens': 'response_length_mean',
+         'clip': figures.clip_ratio, 'gradient': 'grad_norm',
+         'accuracy': 'accuracy'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """One run of the map.
+
+  name: of its folder. method: dotted name -> value. updates: per rollout step.
+  metrics: name -> {step: value}: those of _KEPT; 'evaluation', avg@k of the
+  first set; 'start_kl', see `start_kl`.
+  """
+  name: str
+  method_name: str
+  method: dict[str, Any]
+  learning_rate: float
+  updates: int
+  seed: int
+  metrics: dict[str, dict[int, float]]
+
+  def last(self, metric: str) -> float:
+    """Returns the metric at its last step."""
+    return list(self.metrics[metric].values())[-1]
+
+
+def update(path: pathlib.Path, runs: Sequence[runs_lib.Run]) -> list[Entry]:
+  """Adds the finished runs to the file, replacing those of the same name;
+  returns all its entries.
+
+  Raises:
+    errors.InputError: the file is damaged, or nothing is in it.
+  """
+  entries = {entry.name: entry for entry in read(path)} if path.exists() else {}
+  done = [run for run in runs if run.state == 'finished' and run.fields]
+  new = [run for run in done if run.name not in entries]
+  moved = start_kl(new)
+  entries |= {run.name: _entry(run, moved[run.name]) for run in new}
+  if not entries:
+    raise errors.InputError(f'{path}: no finished run to map')
+  with gzip.GzipFile(path, 'wb', mtime=0) as file:
+    for name in sorted(entries):
+      file.write((json.dumps(dataclasses.asdict(entries[name])) + '\n'
+                  ).encode())
+  return [entries[name] for name in sorted(entries)]
+
+
+def read(path: pathlib.Path) -> list[Entry]:
+  """Reads the entries of a map.
+
+  Raises:
+    errors.InputError: the file cannot be read; says why.
+  """
+  try:
+    with gzip.open(path, 'rt', encoding='utf-8') as file:
+      found = [Entry(**json.loads(line)) for line in file]
+    return [dataclasses.replace(entry, metrics={
+        name: {int(step): value for step, value in series.items()}
+        for name, series in entry.metrics.items()}) for entry in found]
+  except (OSError, EOFError, ValueError, TypeError, AttributeError) as error:
+    raise errors.InputError(f'{path}: {error}') from error
+
+
+def _entry(run, moved):
+  fields = run.fields
+  evaluation = figures.accuracies([run])
+  if not evaluation:
+    raise errors.InputError(f'{run.path}: the run was never evaluated')
+  metrics = {name: run.series(metric) for name, metric in _KEPT.items()}
+  metrics |= {'evaluation': run.series(evaluation[0]), 'start_kl': moved}
+  return Entry(
+      run.name, fields['method_name'],
+      {name.removeprefix('method.'): value for name, value in fields.items()
+       if name.startswith('method.')},
+      fields['optimizer.learning_rate'],
+      fields['rollout.prompts'] // fields['train.minibatch_prompts']
+      * fields['train.epochs'], run.seed,
+      {name: {step: float(f'{value:.5g}') for step, value in series.items()}
+       for name, series in metrics.items()})
+
+
+def start_kl(runs: Sequence[runs_lib.Run]) -> dict[str, dict[int, float]]:
+  """Returns, by run, {step: nats}: KL(policy ‖ starting policy) per token.
+
+  It is the mean of log π − log π_start over the tokens sampled in a quarter,
+  half, three quarters and all of the steps, before these steps' updates. π_start
+  is loaded once: all runs must start from one model.
+
+  Raises:
+    errors.InputError: the runs start from different models, or a rollout is
+      missing.
+  """
+  if not runs:
+    return {}
+  models = {run.fields['model'] for run in runs}
+  if len(models) > 1 or None in models:
+    raise errors.InputError(
+        f'the runs of a map must start from one config.model, not {models}')
+  config = run_folder.read_config(runs[0].path)
+  with session_lib.open_folder(
+      config, session_lib.model_folder(config, runs[0].path)) as session:
+    learner = learner_lib.Learner(config, session)
+    learner.load_base()
+    learner.state = learner.first_state()
+    return {run.name: {step: _moved(learner, dump.to_groups(
+        dump.read(run.path / session_lib.ROLLOUTS, step),
+        config.rollout.max_tokens)) for step in _quarters(run.fields['steps'])}
+            for run in runs}
+
+
+def _quarters(steps):
+  return sorted({max(1, round(steps * part / 4)) for part in (1, 2, 3, 4)})
+
+
+def _moved(learner, groups):
+  """Mean log π − log π_start of the groups' tokens."""
+  rollout, total, count = learner.config.rollout, 0.0, 0
+  for first in range(0, len(groups), rollout.prompts):
+    batch = learner.to_batch(groups[first:first + rollout.prompts], 'grpo')
+    logp_BT, _ = learner.programs.score(
+        learner.state.params, learner.on_devices(batch), *learner.base())
+    gap_BT = batch.sampler_logp_BT - np.asarray(logp_BT)
+    total += float(gap_BT[batch.mask_BT > 0].sum(dtype=np.float64))
+    count += int(batch.mask_BT.sum())
+  return total / count
+
+
+def labels(entries: Iterable[Entry]) -> dict[str, str]:
+  """Returns a label by run: the method, with what differs in its numbers."""
+  of_method, found = {}, {}
+  for entry in entries:
+    of_method.setdefault(entry.method_name, []).append(entry)
+  for name, members in of_method.items():
+    keys = {key for entry in members for key in entry.method}
+    differing = sorted(key for key in keys if len(
+        {json.dumps(entry.method[key]) for entry in members}) > 1)
+    for entry in members:
+      numbers = ', '.join(f'{key}={entry.method[key]}' for key in differing)
+      found[entry.name] = f'{name} ({numbers})' if numbers else name
+  return found
+
+
+def table(entries: Sequence[Entry]) -> str:
+  """Returns the map in Markdown: a row for each method and learning rate."""
+  label = labels(entries)
+  updates = sorted({entry.updates for entry in entries})
+  lines = ['| method | learning rate | '
+           + ' | '.join(f'{count} updates' for count in updates) + ' |',
+           '|---' * (2 + len(updates)) + '|']
+  for name, rate in sorted({(label[e.name], e.learning_rate) for e in entries}):
+    cells = [_cell([e for e in entries if (
+        label[e.name], e.learning_rate, e.updates) == (name, rate, count)])
+             for count in updates]
+    lines.append(f'| {name} | {rate:g} | ' + ' | '.join(cells) + ' |')
+  return '\n'.join(lines)
+
+
+def _cell(members):
+  """Accuracy at the end; KL to the start, entropy, tokens; means over seeds."""
+  if not members:
+    return ''
+  score, moved, entropy, tokens = (
+      np.mean([entry.last(name) for entry in members])
+      for name in ('evaluation', 'start_kl', 'entropy', 'tokens'))
+  return (f'**{100 * score:.1f}** (KL {moved:.2g}, H {entropy:.2g}, '
+          f'{tokens:.0f} tokens)')
+
+
+def best(entries: Sequence[Entry]) -> list[Entry]:
+  """Returns each method's run with the highest last evaluation at each number
+  of updates, among those with the lowest seed: later seeds are no contestants,
+  as only the best learning rates have them."""
+  label, found = labels(entries), {}
+  for entry in entries:
+    if entry.seed == min(entry.seed for entry in entries):
+      key = label[entry.name], entry.updates
+      if key not in found or (
+          entry.last('evaluation') > found[key].last('evaluation')):
+        found[key] = entry
+  return list(found.values())
+
+
+def draw(entries: Sequence[Entry], out: pathlib.Path) -> None:
+  """Writes map.png and map.svg: the last evaluation in each regime."""
+  label = labels(entries)
+  rows = sorted(set(label.values()))
+  columns = sorted({(e.updates, e.learning_rate) for e in entries})
+  cells = {}
+  for entry in entries:
+    key = label[entry.name], (entry.updates, entry.learning_rate)
+    cells.setdefault(key, []).append(100 * entry.last('evaluation'))
+  matrix = [[np.mean(cells[row, column]) if (row, column) in cells else np.nan
+             for column in columns] for row in rows]
+  figures.draw_matrix(
+      rows, [f'{count} updates, {rate:g}' for count, rate in columns], matrix,
+      'Accuracy at the end, %, by updates per rollout step and learning rate',
+      out / 'map', '.0f')
