@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up, and runs train, evaluate, export or pretrain on NVIDIA GPUs.
+# Sets up, and runs train, evaluate, export, pretrain, benchmark or report on GPUs.
 #
 #   launch/gpu.sh --config=configs/tiny.py:tepo --workdir=DIR [--config.FIELD=…]
 #   launch/gpu.sh PROGRAM ARGUMENTS
@@ -41,7 +41,7 @@ launch/supervise.sh launch/gpu.sh $(printf '%q ' "$@")>>train.$id.log 2>&1 \
 fi
 
 program=train
-if [[ ${1:-} =~ ^(train|evaluate|export|pretrain)$ ]]; then
+if [[ ${1:-} =~ ^(train|evaluate|export|pretrain|benchmark|report)$ ]]; then
   program=$1; shift
 fi
 

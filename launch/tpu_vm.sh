@@ -10,8 +10,9 @@
 #                     with BUCKET=…, mounts that bucket as tepo/bucket
 #   run [PROGRAM] ARGUMENTS
 #                     starts python -m tepo_jax.PROGRAM ARGUMENTS on all hosts
-#                     and returns; PROGRAM is train, evaluate, export or
-#                     pretrain, by default train
+#                     and returns; PROGRAM is train (the default),
+#                     evaluate, export, pretrain, benchmark, or report
+#                     with --replay or --inspect
 #   wait              waits until the program ends; exits with its status
 #   watch [PROGRAM] ARGUMENTS
 #                     create and setup unless the slice is active, run, wait;
@@ -64,7 +65,7 @@ on_hosts() { tpus tpu-vm ssh "${NAME:?}" --worker="$1" --command="$2"; }
 parse_run() {
   local argument
   program=train arguments=()
-  if [[ ${1:-} =~ ^(train|evaluate|export|pretrain)$ ]]; then
+  if [[ ${1:-} =~ ^(train|evaluate|export|pretrain|benchmark|report)$ ]]; then
     program=$1; shift
   fi
   [[ $# -gt 0 ]] || fail "$command needs the program's arguments, for example" \

@@ -5,18 +5,21 @@ r"""Measures a config's programs on this machine, and compares other libraries.
 
 Each part is timed after a warm-up, several times, interleaved with what it is
 compared with. A line shows the median, followed by the extremes in parentheses.
-Weights and prompts are random.
+Weights and prompts are random. On several hosts (TEPO_MULTIHOST=1) all take part,
+and the first prints its times; the parts machine and memory are of each host.
 """
 
 import dataclasses
 import json
 
 from absl import flags
+import jax
 
 from tepo_jax import cli
 from tepo_jax import errors
 from tepo_jax.job import checks
 from tepo_jax.job import sizes
+from tepo_jax.runtime import processes
 from tepo_jax.tools.benchmark import machine
 from tepo_jax.tools.benchmark import memory
 from tepo_jax.tools.benchmark import registry
@@ -51,10 +54,14 @@ def main() -> None:
   checks.check_values(config)
   sizes.check(config)
   peers = registry.load(_PEERS.value)
-  workload = workload_lib.of(config)
-  for part in _PARTS.value:
-    for measurement in PARTS[part](config, workload, peers):
-      print(_line(measurement), flush=True)
+  processes.initialize()
+  with processes.ending_together(), processes.first_writes():
+    if peers and jax.process_count() > 1:
+      raise errors.InputError('--peer: other libraries run as one process')
+    workload = workload_lib.of(config)
+    for part in _PARTS.value:
+      for measurement in PARTS[part](config, workload, peers):
+        print(_line(measurement), flush=True)
 
 
 def _line(measurement: timing.Measurement) -> str:
@@ -67,4 +74,4 @@ def _line(measurement: timing.Measurement) -> str:
 
 
 if __name__ == '__main__':
-  cli.run(main)
+  cli.run(main, joins_job=True)

@@ -79,10 +79,8 @@ def run(main: Callable[[], None], joins_job: bool = False) -> None:
     if _asks_for_help(sys.argv):
       print(_help(main))
     else:
-      if os.environ.get('TEPO_MULTIHOST') == '1' and not joins_job:
-        raise errors.InputError(
-            'TEPO_MULTIHOST=1: this program runs as one process; unset it and '
-            'start one')
+      if not joins_job:
+        refuse_job()
       _parse(sys.argv)
       main()
     sys.stdout.flush()
@@ -98,6 +96,18 @@ def run(main: Callable[[], None], joins_job: bool = False) -> None:
     status, message = expected
     print(f'{_program_name()}: {message}', file=sys.stderr)
     sys.exit(status)
+
+
+def refuse_job() -> None:
+  """For what one process does alone.
+
+  Raises:
+    errors.InputError: TEPO_MULTIHOST=1 asks for a job of several processes.
+  """
+  if os.environ.get('TEPO_MULTIHOST') == '1':
+    raise errors.InputError(
+        'TEPO_MULTIHOST=1: this program runs as one process; unset it and '
+        'start one')
 
 
 def _expected(error: BaseException) -> tuple[int, str] | None:

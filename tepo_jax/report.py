@@ -12,7 +12,8 @@ as PNG and SVG. Runs may be finished, still running or broken; a pattern such as
 sampled token with its ratio, entropy, mask and other values. --replay evaluates
 every method of the paper on the step's first and last minibatch. Both need the
 step's rollout and the checkpoint of the step before it (for step 1: the model);
-if these are missing, the error lists the steps that have both.
+if these are missing, the error lists the steps that have both. On several hosts
+(TEPO_MULTIHOST=1) all take part in these two, and the first writes.
 
 --table prints each row of the paper with its 95 % interval, our result below it
 ("not run" if there is none; if there is none at all, only the commands), and an
@@ -34,6 +35,7 @@ from absl import flags
 from configs import methods
 from tepo_jax import cli
 from tepo_jax import errors
+from tepo_jax.runtime import processes
 from tepo_jax.tools.report import paper_tables
 from tepo_jax.tools.report import regimes
 from tepo_jax.tools.report import runs as runs_lib
@@ -66,6 +68,8 @@ _MAP = flags.DEFINE_string(
 
 
 def main() -> None:
+  if _TABLE.value or _COMPARE.value or _MAP.value:
+    cli.refuse_job()
   if _TABLE.value is not None:
     if _COMPARE.value is not None:
       raise errors.InputError('--table and --compare exclude each other')
@@ -101,7 +105,18 @@ def _write_page():
   for flag in (_RUNS, _OUT):
     if not flag.value:
       raise errors.InputError(f'--{flag.name} is required')
-  runs, out = runs_lib.read(_RUNS.value), pathlib.Path(_OUT.value)
+  if _INSPECT.value is None and _REPLAY.value is None:
+    cli.refuse_job()
+    _make_page(pathlib.Path(_OUT.value))
+    return
+  processes.initialize()
+  with (processes.ending_together(),
+        processes.first_writes(_OUT.value) as folder):
+    _make_page(pathlib.Path(folder))
+
+
+def _make_page(out):
+  runs = runs_lib.read(_RUNS.value)
   with _writing():
     out.mkdir(parents=True, exist_ok=True)
   inspectors = sections.inspectors(runs, _INSPECT.value, out)
@@ -135,4 +150,4 @@ def _writing():
 
 
 if __name__ == '__main__':
-  cli.run(main)
+  cli.run(main, joins_job=True)

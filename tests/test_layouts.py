@@ -154,30 +154,54 @@ def _program(name, count, devices, *arguments):
 
 
 def test_evaluations_and_exports_do_not_depend_on_the_processes(one, tmp_path):
-  """Also if a process is lost in the middle."""
+  """1 × 4, 4 × 1 and 2 × 2 processes × devices, also if a process is lost."""
   evaluate = ('--config=configs/tiny.py', f'--checkpoint={one}',
               '--config.eval.limit=96', '--config.rollout.max_tokens=12',
               '--config.eval.max_tokens=12', '--config.compute.unroll=1',
               '--config.rollout.slots=64')
   whole, resumed = tmp_path / 'whole', tmp_path / 'resumed'
-  printed = _program('evaluate', 1, 2, *evaluate, f'--out={whole}')
-  job = jobs.start(2, ['-m', 'tepo_jax.evaluate'], *evaluate,
+  printed = _program('evaluate', 1, 4, *evaluate, f'--out={whole}')
+  job = jobs.start(4, ['-m', 'tepo_jax.evaluate'], *evaluate,
                    f'--out={resumed}', devices=1, **_QUICK)
-  (status, _, said), _ = _finish_after(
+  (status, _, said), *_ = _finish_after(
       job, (resumed / 'samples.jsonl').exists, 1, signal.SIGKILL, 200)
   assert status in (processes.LOST, -6), said
   lines = (resumed / 'samples.jsonl').read_text().count('\n')
   assert 0 < lines < 96 * 9
   assert _program(
-      'evaluate', 2, 1, *evaluate, f'--out={resumed}') == printed
+      'evaluate', 2, 2, *evaluate, f'--out={resumed}') == printed
   for name in ('samples.jsonl', 'results.json'):
     assert (resumed / name).read_bytes() == (whole / name).read_bytes()
 
-  for count in (1, 2):
+  exported = []
+  for count in (1, 2, 4):
     out = tmp_path / f'exported_{count}'
-    _program('export', count, 2 // count, f'--workdir={one}', f'--out={out}')
-  first, second = (sorted((tmp_path / f'exported_{count}').iterdir())
-                   for count in (1, 2))
-  assert [file.name for file in first] == [file.name for file in second]
-  assert 'model.safetensors' in {file.name for file in first}
-  assert all(a.read_bytes() == b.read_bytes() for a, b in zip(first, second))
+    _program('export', count, 4 // count, f'--workdir={one}', f'--out={out}')
+    exported.append({file.name: file.read_bytes() for file in out.iterdir()})
+  assert 'model.safetensors' in exported[0]
+  assert exported[0] == exported[1] == exported[2]
+
+
+def test_a_replay_and_a_benchmark_by_two_processes(one, tmp_path):
+  """The first process writes; the numbers are those of one process."""
+  replays = []
+  for count in (1, 2):
+    out = tmp_path / f'report_{count}'
+    _program('report', count, 2 // count, f'--runs={one}', f'--out={out}',
+             '--replay=3')
+    assert (out / 'report.html').exists()
+    replays.append(json.loads((out / 'replay_one_3.json').read_text()))
+  first, second = ([rows for c in replay['comparisons']
+                    for row in c['rows'].values() for rows in row.items()]
+                   for replay in replays)
+  assert len(first) > 100 and first == [
+      (name, pytest.approx(value, rel=1e-4, abs=1e-7))
+      for name, value in second]
+
+  lines = _program(
+      'benchmark', 2, 1, '--config=configs/benchmark.py:tiny',
+      '--parts=update', '--config.benchmark.rounds=1',
+      '--config.rollout.prompts=4', '--config.rollout.samples=2',
+      '--config.rollout.max_tokens=16', '--json')
+  assert {json.loads(line)['name'] for line in lines} >= {
+      'update/segments/seconds'}

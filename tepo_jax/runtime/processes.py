@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -82,6 +83,19 @@ def on_first(function: Callable[..., Any], *arguments: Any) -> None:
   message = bytes(multihost_utils.broadcast_one_to_all(text)).rstrip(b'\0')
   if message:
     raise errors.InputError(message.decode(errors='replace'))
+
+
+@contextlib.contextmanager
+def first_writes(folder: str | None = None) -> Iterator[str | None]:
+  """Yields `folder` on the first process. The others get a temporary one, which
+  is deleted at the end; what they print is dropped."""
+  if jax.process_count() == 1 or is_first():
+    yield folder
+    return
+  with (tempfile.TemporaryDirectory() as temporary,
+        open(os.devnull, 'w', encoding='utf-8') as nowhere,
+        contextlib.redirect_stdout(nowhere)):
+    yield temporary
 
 
 def any_of(flag: bool) -> bool:

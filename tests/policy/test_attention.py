@@ -17,6 +17,8 @@ from tepo_jax.runtime import mesh as mesh_lib
 _plain = functools.partial(attention.attend, xla=attention.attend_xla)
 _attend = jax.jit(_plain, static_argnames=('window', 'backend'))
 
+pytestmark = pytest.mark.usefixtures('quick_compile')
+
 
 def _arrays(heads=6, kv_heads=2, size=5):
   rng = np.random.RandomState(0)

@@ -17,6 +17,8 @@ from tepo_jax.policy import rope
 from tepo_jax.policy import transformer
 from tepo_jax.runtime import mesh as mesh_lib
 
+pytestmark = pytest.mark.usefixtures('quick_compile')
+
 
 @functools.partial(jax.jit, static_argnums=0)
 def _logits(config, params, token_BS, position_BS, cache=None):

@@ -70,7 +70,7 @@ def case(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
       functools.partial(transformer.init, workload.model),
       out_shardings=programs.state_sharding.params)(jax.random.key(0))
   packed = programs.pack(random_batch(workload))
-  minibatch = jax.device_put(packed, programs.minibatch_sharding)
+  minibatch = mesh_lib.put(packed, programs.minibatch_sharding)
   old_logp_BT, old_entropy_BT = programs.score(params, minibatch)
   old = (programs.old_policy(params, minibatch)
          if programs.policy_loss.needs_kl else None)

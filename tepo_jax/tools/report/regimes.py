@@ -19,6 +19,7 @@ from tepo_jax.job import learner as learner_lib
 from tepo_jax.job import run_folder
 from tepo_jax.job import session as session_lib
 from tepo_jax.rollout import dump
+from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools.report import figures
 from tepo_jax.tools.report import runs as runs_lib
 
@@ -144,7 +145,7 @@ def _moved(learner, groups):
     batch = learner.to_batch(groups[first:first + rollout.prompts], 'grpo')
     logp_BT, _ = learner.programs.score(
         learner.state.params, learner.on_devices(batch), *learner.base())
-    gap_BT = batch.sampler_logp_BT - np.asarray(logp_BT)
+    gap_BT = batch.sampler_logp_BT - mesh_lib.to_host(logp_BT)
     total += float(gap_BT[batch.mask_BT > 0].sum(dtype=np.float64))
     count += int(batch.mask_BT.sum())
   return total / count

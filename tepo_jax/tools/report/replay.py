@@ -37,6 +37,7 @@ from tepo_jax.policy import scoring
 from tepo_jax.rollout import dump
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.runtime import checkpoint
+from tepo_jax.runtime import mesh as mesh_lib
 
 
 SAME = 1e-3  # relative distance of gradients that count as the same
@@ -204,8 +205,8 @@ class Step:
         self.programs, self.learner.state.params, mine, self.old_policy(mine))
     tokens = update.tokens(mine, new)
     statistics = loss.statistics(tokens, self.plan.rng(0))
-    return jax.device_get((mine.old_logp_BT, mine.old_entropy_BT, new,
-                           loss.selection(tokens, statistics)))
+    return mesh_lib.to_host((mine.old_logp_BT, mine.old_entropy_BT, new,
+                             loss.selection(tokens, statistics)))
 
 
 def pull_back(scorer: update.Scorer, params: Any, batch: batch_lib.Minibatch,
@@ -274,7 +275,7 @@ def evaluate(programs: ReplayPrograms,
         entropy_predicted=float(optax.tree.vdot(d_entropy, change)),
         entropy_measured=float(jnp.sum(mean_BT * jnp.where(
             batch.mask_BT > 0, entropy_BT - now.entropy_BT, 0))),
-        gradient=jax.device_get(gradient))
+        gradient=mesh_lib.to_host(gradient))
 
   outcomes = {}
   for number, (name, loss) in enumerate(losses.items(), 1):

@@ -17,6 +17,8 @@ from tepo_jax.policy.cpu import block_attention
 from tepo_jax.policy.cpu import packed_attention
 from tepo_jax.runtime import mesh as mesh_lib
 
+pytestmark = pytest.mark.usefixtures('quick_compile')
+
 
 def _attend(q, k, v, position, window, segment):
   return packed_attention.attend(q, k, v, position, None, window, segment)
