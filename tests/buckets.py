@@ -99,12 +99,15 @@ class _Proxy(http.server.BaseHTTPRequestHandler):
     for name, value in headers.items():
       self.send_header(name, value)
     self.send_header('Content-Length', str(len(data)))
-    with contextlib.suppress(ConnectionError):  # the client has given up
-      self.end_headers()
-      if self.command != 'HEAD':
-        self.wfile.write(data)
+    self.end_headers()
+    if self.command != 'HEAD':
+      self.wfile.write(data)
 
   do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = do_GET
+
+  def handle(self):
+    with contextlib.suppress(ConnectionError):  # the client has gone
+      super().handle()
 
   def _body(self):
     if self.headers.get('Transfer-Encoding') != 'chunked':
