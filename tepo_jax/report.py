@@ -22,13 +22,13 @@ problems for ours. --commands prints the runs that a table still needs.
 """
 
 import contextlib
-import pathlib
 
 from absl import flags
 
 from configs import methods
 from tepo_jax import cli
 from tepo_jax import errors
+from tepo_jax.runtime import files
 from tepo_jax.tools.report import paper_tables
 from tepo_jax.tools.report import runs as runs_lib
 from tepo_jax.tools.report import sections
@@ -83,19 +83,21 @@ def _write(text):
     print(text)
   else:
     with _writing():
-      pathlib.Path(_OUT.value).write_text(text + '\n', 'utf-8')
+      files.path(_OUT.value).write_text(text + '\n', 'utf-8')
 
 
 def _write_page():
   for flag in (_RUNS, _OUT):
     if not flag.value:
       raise errors.InputError(f'--{flag.name} is required')
-  runs, out = runs_lib.read(_RUNS.value), pathlib.Path(_OUT.value)
-  with _writing():
-    out.mkdir(parents=True, exist_ok=True)
-  inspectors = sections.inspectors(runs, _INSPECT.value, out)
-  replays = sections.replays(runs, _REPLAY.value, out, methods.paper)
-  print(f'wrote {study.write(out, runs, methods.PANELS, inspectors, replays)}')
+  runs, out = runs_lib.read(_RUNS.value), files.path(_OUT.value)
+  with contextlib.ExitStack() as uploading:
+    with _writing():
+      local = uploading.enter_context(files.local_folder(out))
+    inspectors = sections.inspectors(runs, _INSPECT.value, local)
+    replays = sections.replays(runs, _REPLAY.value, local, methods.paper)
+    page = study.write(local, runs, methods.PANELS, inspectors, replays, out)
+  print(f'wrote {out / page.name}')
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ import dataclasses
 import email.utils
 import errno
 import functools
+import glob
 import hashlib
 import json
 import os
@@ -95,6 +96,15 @@ def path(name: str | os.PathLike) -> Path:
     return pathlib.Path(name)
   _buckets()
   return BucketPath(name)
+
+
+def found(pattern: str) -> list[Path]:
+  """The paths that match a pattern such as 'runs/*', sorted."""
+  if is_remote(pattern):
+    names = map(f'{SCHEME}{{}}'.format, _buckets().glob(pattern))
+  else:
+    names = glob.glob(pattern)
+  return list(map(path, sorted(names)))
 
 
 def is_remote(name: str | os.PathLike) -> bool:
@@ -189,9 +199,19 @@ def downloaded(source: Path, names: tuple[str, ...] = ()
     yield local
 
 
-def read_range(path: BucketPath, start: int, size: int) -> bytes:
-  """The bytes [start, start + size) of an object, or as many as there are."""
-  return _buckets().cat_file(str(path), start, start + size)
+def read_range(path: Path, start: int, size: int) -> bytes:
+  """The bytes [start, start + size) of a file, or as many as there are."""
+  if is_remote(path):
+    return _buckets().cat_file(str(path), start, start + size)
+  with path.open('rb') as file:
+    file.seek(start)
+    return file.read(size)
+
+
+def browser_address(path: BucketPath) -> str:
+  """The page of Google's console that shows a folder of a bucket."""
+  return (f'https://console.cloud.google.com/storage/browser/'
+          f'{str(path).removeprefix(SCHEME)}')
 
 
 class GrowingFile:

@@ -1,8 +1,9 @@
 """Hugging Face folders <-> params: config.json, safetensors, tokenizer.
 
 `TABLE` declares each weight once. Loading reads only what each device holds,
-from memory-mapped files, one stacked tensor at a time. Saving gathers one
-stacked tensor at a time; the folder is renamed to its name when complete.
+from memory-mapped files or a bucket, one stacked tensor at a time. Saving
+gathers one stacked tensor at a time; the folder is renamed to its name, or
+uploaded, when complete.
 """
 
 import contextlib
@@ -25,6 +26,7 @@ from tepo_jax.policy.huggingface import hub
 from tepo_jax.policy.huggingface import tensor_files
 from tepo_jax.policy import padding as padding_lib
 from tepo_jax.policy import transformer
+from tepo_jax.runtime import files
 from tepo_jax.runtime import mesh as mesh_lib
 
 # Hugging Face name, our path, whether to transpose theirs, [out, in].
@@ -183,7 +185,7 @@ def _slice(sources, leaf, transpose, index):
   stacked = out.ndim > sources[0].ndim
   layers, inner = (index[0], index[1:]) if stacked else (slice(0, 1), index)
   for target, source in zip(out if stacked else [out], sources[layers]):
-    view = source.T[inner] if transpose else source[inner]
+    view = source[inner[::-1]].T if transpose else source[inner]
     target[_corner(view.shape)] = view
     tensor_files.forget(source)
   return out
@@ -227,22 +229,27 @@ def save(directory, config: transformer.ModelConfig, params, source=None):
       others = set(hub.TOKENIZER_FILES) - {_CONFIG}
       for name in others if source is not None else ():
         if (source / name).is_file():
-          shutil.copyfile(source / name, partial / name)
+          (partial / name).write_bytes((source / name).read_bytes())
 
 
 @contextlib.contextmanager
 def atomic_folder(directory) -> Iterator[pathlib.Path]:
-  """Yields a temporary folder, which is renamed to `directory` on success.
+  """Yields a temporary folder, which is renamed to `directory` on success, or
+  uploaded.
 
   The first process makes it; the others get only a name.
 
   Raises:
     InputError: the directory exists and is not empty.
   """
-  directory = pathlib.Path(directory)
-  if directory.exists() and (
-      not directory.is_dir() or any(directory.iterdir())):
+  directory = files.path(directory)
+  if not files.is_free(directory):
     raise errors.InputError(f'{directory}: exists and is not empty')
+  if files.is_remote(directory):
+    with (files.local_folder(directory) if jax.process_index() == 0
+          else contextlib.nullcontext(pathlib.Path(directory.name))) as partial:
+      yield partial
+    return
   partial = directory.with_name(f'.{directory.name}.partial-{os.getpid()}')
   if jax.process_index() == 0:
     partial.mkdir(parents=True)
@@ -288,8 +295,11 @@ def load_tokenizer(directory):
   """
   folder = hub.folder(directory, hub.TOKENIZER_FILES)
   try:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(
-        folder, trust_remote_code=False, local_files_only=True)
+    with files.downloaded(folder, hub.TOKENIZER_FILES) as local:
+      tokenizer = transformers.AutoTokenizer.from_pretrained(
+          local, trust_remote_code=False, local_files_only=True)
+  except files.BucketError:
+    raise
   except Exception as error:  # transformers passes on any parser's error
     reason = str(error).strip().split('\n')[0]
     raise errors.InputError(
