@@ -34,11 +34,14 @@ class Server:
   Attributes:
     failing, stalling: shares of the requests that are answered with 503 and
       that wait for two seconds.
+    held: requests for names that contain this text wait until it changes.
+    waiting: whether one of them does.
     log: (method, path, bytes of the answer), of all requests.
   """
 
   def __init__(self):
     self.failing = self.stalling = 0.0
+    self.held, self.waiting = '', False
     self.log: list[tuple[str, str, int]] = []
     self.uploads: dict[str, tuple] = {}  # complete ones
     self.random = random.Random(0)
@@ -120,6 +123,9 @@ class _Proxy(http.server.BaseHTTPRequestHandler):
     return body
 
   def _answer(self, state, body):
+    while state.held and state.held in urllib.parse.unquote(self.path):
+      state.waiting = True
+      time.sleep(0.05)
     if state.random.random() < state.stalling:
       time.sleep(2)
     if state.random.random() < state.failing:

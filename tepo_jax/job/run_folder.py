@@ -100,7 +100,7 @@ def claim(config: ml_collections.ConfigDict, workdir: str | os.PathLike,
 
 
 def check_out(path: str) -> files.Path:
-  """Checks that --out=`path` is empty or can be made; makes nothing.
+  """Checks that --out=`path` is empty or can be made; on a disk makes nothing.
 
   Raises:
     InputError: it is not empty, or cannot be made.
@@ -110,6 +110,7 @@ def check_out(path: str) -> files.Path:
     if folder.is_dir() and not files.is_free(folder):
       raise errors.InputError(f'--out={path}: exists and is not empty')
     if files.is_remote(folder):
+      files.reserve(folder)
       return folder
     found = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     if not found.is_dir():

@@ -149,14 +149,23 @@ def local_folder(folder: Path) -> Iterator[pathlib.Path]:
     return
   with tempfile.TemporaryDirectory() as scratch:
     yield pathlib.Path(scratch)
-    marker = folder / _UNFINISHED
-    marker.write_bytes(b'')
+    reserve(folder)
     for file in sorted(pathlib.Path(scratch).rglob('*'),
                        key=lambda file: (file.name == 'config.json', file)):
       target = folder / file.relative_to(scratch).as_posix()
       if file.is_file() and not _is_uploaded(file, target):
         _buckets().put_file(str(file), str(target))
-    marker.unlink()
+    (folder / _UNFINISHED).unlink()
+
+
+def reserve(folder: BucketPath) -> None:
+  """Begins an upload to a folder, so that a program finds out at its start
+  whether it may write there.
+
+  Raises:
+    BucketError: it may not.
+  """
+  (folder / _UNFINISHED).write_bytes(b'')
 
 
 def is_free(folder: Path) -> bool:

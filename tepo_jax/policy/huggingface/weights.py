@@ -164,7 +164,14 @@ def _check(directory, tensors, rows, config):
 
 
 def _read(sources, leaf, transpose, sharding):
-  """One leaf; each device's slice is copied from the mapped files."""
+  """One leaf; each device's slice is copied from the files.
+
+  An object is read by whole rows, each once in all processes, which then send
+  each other their slices.
+  """
+  by_rows = sharding
+  if isinstance(sources[0], tensor_files.RemoteTensor):
+    by_rows = _by_rows(sources[0], leaf, transpose, sharding)
   slices = {}  # Replicas request the same slice one after another.
 
   def read(index):
@@ -174,8 +181,18 @@ def _read(sources, leaf, transpose, sharding):
     return slices[key]
 
   # Blocks, so that a tensor's host copy is freed before the next is read.
-  return jax.block_until_ready(
-      jax.make_array_from_callback(leaf.shape, sharding, read))
+  return jax.block_until_ready(jax.device_put(
+      jax.make_array_from_callback(leaf.shape, by_rows, read), sharding))
+
+
+def _by_rows(source, leaf, transpose, sharding):
+  """Cuts the rows of a file's matrices over all devices, if they are so many."""
+  axis = leaf.ndim - (1 if transpose else 2)
+  if (source.ndim < 2 or isinstance(sharding, jax.sharding.SingleDeviceSharding)
+      or leaf.shape[axis] % sharding.mesh.size):
+    return sharding
+  return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(
+      *axis * [None], sharding.mesh.axis_names))
 
 
 def _slice(sources, leaf, transpose, index):
