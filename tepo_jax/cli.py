@@ -201,6 +201,8 @@ def quiet() -> None:
   for name in ('jax', 'transformers', 'datasets', 'huggingface_hub', 'httpx',
                'fsspec', 'matplotlib'):
     logging.getLogger(name).setLevel(logging.ERROR)
+  # It logs errors that it also raises.
+  logging.getLogger('gcsfs').setLevel(logging.CRITICAL)
   # It reports each of a failed save's tasks; the checkpoint reports the save.
   logging.getLogger('asyncio').setLevel(logging.CRITICAL)
 

@@ -12,7 +12,6 @@ same. On several hosts (TEPO_MULTIHOST=1) all take part, and the first writes.
 
 import contextlib
 import json
-import pathlib
 
 from absl import flags
 import jax
@@ -30,6 +29,7 @@ from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import sizes
 from tepo_jax.runtime import checkpoint as checkpoint_lib
+from tepo_jax.runtime import files
 from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import processes
@@ -53,10 +53,10 @@ def main() -> None:
   config.lora.rank = 0  # adapters are merged on restore
   processes.initialize()
   with processes.ending_together():
-    evaluate(config, pathlib.Path(_OUT.value))
+    evaluate(config, files.path(_OUT.value))
 
 
-def evaluate(config: ml_collections.ConfigDict, out: pathlib.Path) -> None:
+def evaluate(config: ml_collections.ConfigDict, out: files.Path) -> None:
   """Evaluates; all processes of a job must call it."""
   folder, params, step = _checkpoint(config), None, None
   checkpoints = folder / session_lib.CHECKPOINTS
@@ -83,18 +83,18 @@ def evaluate(config: ml_collections.ConfigDict, out: pathlib.Path) -> None:
       _run(item, params, jax.random.fold_in(key, index), samples)
     if processes.is_first():
       results = _results(evaluations, samples)
-      (out / results_lib.RESULTS).write_text(
-          json.dumps(results, indent=2) + '\n')
+      files.replace_text(
+          out / results_lib.RESULTS, json.dumps(results, indent=2) + '\n')
       print(tables.of_results(results))
 
 
 def _checkpoint(config):
   if _CHECKPOINT.value is not None:
-    return pathlib.Path(_CHECKPOINT.value)
+    return files.path(_CHECKPOINT.value)
   if config.model is None:
     raise errors.InputError(
         '--checkpoint is required if config.model is not set')
-  return pathlib.Path(session_lib.model_folder(config, ''))
+  return files.path(session_lib.model_folder(config, ''))
 
 
 def _identity(config, checkpoint, step):

@@ -9,8 +9,6 @@ On several hosts (TEPO_MULTIHOST=1) each reads its part of the checkpoint, and
 the first one writes, one tensor at a time.
 """
 
-import pathlib
-
 from absl import flags
 
 from tepo_jax import cli
@@ -19,6 +17,7 @@ from tepo_jax.job import restore
 from tepo_jax.job import run_folder
 from tepo_jax.policy.huggingface import adapters
 from tepo_jax.policy.huggingface import weights
+from tepo_jax.runtime import files
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import processes
 
@@ -36,10 +35,10 @@ _ADAPTER = flags.DEFINE_bool(
 def main() -> None:
   processes.initialize()
   with processes.ending_together():
-    export(pathlib.Path(_OUT.value))
+    export(files.path(_OUT.value))
 
 
-def export(out: pathlib.Path) -> None:
+def export(out: files.Path) -> None:
   """Writes the folder; all processes of a job must call it."""
   processes.on_first(run_folder.check_out, out)
   mesh = mesh_lib.make({'data': 1, 'fsdp': -1, 'tensor': 1})
@@ -51,8 +50,8 @@ def export(out: pathlib.Path) -> None:
   else:
     folder, params = restore.restore_params(_WORKDIR.value, mesh, _STEP.value)
     weights.save(out, weights.read_config(folder), params, source=folder)
-  if processes.is_first():
-    print(f'exported {_WORKDIR.value} to {out}')
+  # The others wait until everything is uploaded.
+  processes.on_first(print, f'exported {_WORKDIR.value} to {out}')
 
 
 if __name__ == '__main__':

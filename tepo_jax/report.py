@@ -28,13 +28,13 @@ run at each number of updates. launch/sweep.sh map makes the runs.
 """
 
 import contextlib
-import pathlib
 
 from absl import flags
 
 from configs import methods
 from tepo_jax import cli
 from tepo_jax import errors
+from tepo_jax.runtime import files
 from tepo_jax.runtime import processes
 from tepo_jax.tools.report import paper_tables
 from tepo_jax.tools.report import regimes
@@ -98,7 +98,7 @@ def _write(text):
     print(text)
   else:
     with _writing():
-      pathlib.Path(_OUT.value).write_text(text + '\n', 'utf-8')
+      files.path(_OUT.value).write_text(text + '\n', 'utf-8')
 
 
 def _write_page():
@@ -107,31 +107,31 @@ def _write_page():
       raise errors.InputError(f'--{flag.name} is required')
   if _INSPECT.value is None and _REPLAY.value is None:
     cli.refuse_job()
-    _make_page(pathlib.Path(_OUT.value))
+    _make_page(_OUT.value)
     return
   processes.initialize()
   with (processes.ending_together(),
         processes.first_writes(_OUT.value) as folder):
-    _make_page(pathlib.Path(folder))
+    _make_page(folder)
 
 
-def _make_page(out):
-  runs = runs_lib.read(_RUNS.value)
-  with _writing():
-    out.mkdir(parents=True, exist_ok=True)
-  inspectors = sections.inspectors(runs, _INSPECT.value, out)
-  replays = sections.replays(runs, _REPLAY.value, out, methods.paper)
-  print(f'wrote {study.write(out, runs, methods.PANELS, inspectors, replays)}')
+def _make_page(folder):
+  runs, out = runs_lib.read(_RUNS.value), files.path(folder)
+  with contextlib.ExitStack() as uploading:
+    with _writing():
+      local = uploading.enter_context(files.local_folder(out))
+    inspectors = sections.inspectors(runs, _INSPECT.value, local)
+    replays = sections.replays(runs, _REPLAY.value, local, methods.paper)
+    page = study.write(local, runs, methods.PANELS, inspectors, replays, out)
+  print(f'wrote {out / page.name}')
 
 
 def _write_map():
   if not _OUT.value:
     raise errors.InputError('--out is required')
-  out = pathlib.Path(_OUT.value)
   runs = runs_lib.read(_RUNS.value) if _RUNS.value else []
-  with _writing():
-    out.mkdir(parents=True, exist_ok=True)
-    entries = regimes.update(pathlib.Path(_MAP.value), runs)
+  with _writing(), files.local_folder(files.path(_OUT.value)) as out:
+    entries = regimes.update(files.path(_MAP.value), runs)
     text = regimes.table(entries)
     (out / 'map.md').write_text(text + '\n', 'utf-8')
     (out / 'best.txt').write_text(

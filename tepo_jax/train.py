@@ -43,7 +43,6 @@ from absl import flags
 import ml_collections
 
 from tepo_jax import cli
-from tepo_jax import errors
 from tepo_jax.job import base_model
 from tepo_jax.job import checks
 from tepo_jax.job import memory as memory_lib
@@ -52,17 +51,18 @@ from tepo_jax.job import session as session_lib
 from tepo_jax.job import sizes
 from tepo_jax.job import summaries
 from tepo_jax.job import trainer
+from tepo_jax.runtime import files
 from tepo_jax.runtime import host
 from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.runtime import processes
 
 _CONFIG = cli.DEFINE_config()
 _WORKDIR = flags.DEFINE_string(
-    'workdir', None, 'Folder of the run, new or to resume.', required=True)
+    'workdir', None, 'Folder of the run, new or to resume; also gs://BUCKET/…', required=True)
 
 
-def make_base_model(config: ml_collections.ConfigDict, workdir: pathlib.Path,
-                    folder: pathlib.Path, lock: lock_lib.FolderLock) -> None:
+def make_base_model(config: ml_collections.ConfigDict, workdir: files.Path,
+                    folder: files.Path, lock: lock_lib.FolderLock) -> None:
   """Makes the embedded model, after checking the rest of the config."""
   with tempfile.TemporaryDirectory() as scratch:
     untrained = pathlib.Path(scratch) / 'untrained'
@@ -74,16 +74,17 @@ def make_base_model(config: ml_collections.ConfigDict, workdir: pathlib.Path,
   base_model.make(config, folder)
 
 
-def train(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
+def train(config: ml_collections.ConfigDict, workdir: files.Path) -> None:
   """Starts the run, or resumes it from the workdir's last checkpoint.
 
   Raises:
     KeyboardInterrupt: Ctrl-C stopped the run; its state is saved.
   """
   stop = processes.StopRequest()
-  folder = pathlib.Path(session_lib.model_folder(config, workdir))
+  folder = files.path(session_lib.model_folder(config, workdir))
   with lock_lib.FolderLock(workdir) as lock:
-    announced = processes.any_of(config.model is None and not folder.exists())
+    announced = processes.any_of(
+        config.model is None and not (folder / 'config.json').exists())
     if announced:
       processes.on_first(make_base_model, config, workdir, folder, lock)
     with session_lib.open_folder(config, folder) as session:
@@ -103,7 +104,7 @@ def train(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
 
 
 def _announced(config: ml_collections.ConfigDict, session: session_lib.Session,
-               workdir: pathlib.Path) -> trainer.Trainer:
+               workdir: files.Path) -> trainer.Trainer:
   """A trainer, after its run has been described: the data sets, which may take
   long to load, last."""
   if processes.is_first():
@@ -117,15 +118,11 @@ def _announced(config: ml_collections.ConfigDict, session: session_lib.Session,
 
 def main() -> None:
   config = _CONFIG.value
-  if '://' in _WORKDIR.value:
-    raise errors.InputError(
-        f'--workdir={_WORKDIR.value}: must be a local folder; mount the bucket '
-        '(BUCKET=... launch/tpu_vm.sh setup)')
   checks.check(config, cli.overridden())
   sizes.check(config)
   processes.initialize()
   with processes.ending_together():
-    train(config, pathlib.Path(_WORKDIR.value))
+    train(config, files.path(_WORKDIR.value))
 
 
 if __name__ == '__main__':

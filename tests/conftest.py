@@ -48,3 +48,11 @@ def compile_once(tmp_path_factory):
   cache = tmp_path_factory.mktemp('compiled')
   os.environ['JAX_COMPILATION_CACHE_DIR'] = str(cache)
   os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
+
+
+@pytest.fixture(scope='session')
+def bucket_server():
+  """An emulator of Google Cloud Storage; it has the bucket gs://lab."""
+  from tests import buckets
+  with buckets.Server() as server:
+    yield server

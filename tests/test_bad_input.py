@@ -226,7 +226,6 @@ COMMANDS = {
                     'not empty'),
     'evaluate onto': ('evaluate', [TINY, '--checkpoint={run}',
                                    '--out={model}'], 'not empty'),
-    'a bucket': ('train', [TINY, '--workdir=gs://bucket/run'], 'gs://'),
     'report nothing': ('report', [], '--runs'),
     'report nowhere': ('report', ['--runs=/nowhere', '--out={tmp}/out'],
                        '/nowhere'),

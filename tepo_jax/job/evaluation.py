@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import json
 import os
-import pathlib
 from typing import Any
 
 import jax
@@ -136,8 +135,8 @@ class SampleFile:
 
   def __init__(self, folder: str | os.PathLike, identity: dict[str, Any]):
     """`identity` holds every setting that determines the samples."""
-    self._folder = pathlib.Path(folder)
-    self._path = self._folder / results_lib.SAMPLES
+    self._folder = files.path(folder)
+    self._file = files.GrowingFile(self._folder / results_lib.SAMPLES)
     self._identity = json.loads(json.dumps(identity))
     self._groups: dict[str, dict[str, list[dict]]] = {}
 
@@ -180,8 +179,8 @@ class SampleFile:
     files.replace_text(
         self._folder / IDENTITY,
         json.dumps(self._identity, indent=2, sort_keys=True) + '\n')
-    if self._path.exists():
-      for text in self._path.read_text().splitlines(keepends=True):
+    if self._file.exists():
+      for text in self._file.read().splitlines(keepends=True):
         if not text.endswith('\n'):
           break  # the last line was cut off
         line = json.loads(text)
@@ -198,10 +197,10 @@ class SampleFile:
     return set(self._groups.get(name, ()))
 
   def add(self, lines: Sequence[dict]) -> None:
-    """Appends one group's lines; they are on disk when this returns."""
+    """Appends one group's lines; they are on disk when this returns, in a bucket
+    some seconds later."""
     self._groups[lines[0]['set']][lines[0]['id']] = list(lines)
-    with self._path.open('a') as file:
-      file.write(_lines_text(lines))
+    self._file.append(_lines_text(lines))
 
   def finish(self, order: Mapping[str, Sequence[str]]) -> dict[str, list[dict]]:
     """Sorts the file by problem; returns the lines of each evaluation.
@@ -215,7 +214,7 @@ class SampleFile:
             for name, groups in self._groups.items()}
 
   def _rewrite(self):
-    files.replace_text(self._path, ''.join(
+    self._file.replace(''.join(
         _lines_text(lines) for groups in self._groups.values()
         for lines in groups.values()))
 

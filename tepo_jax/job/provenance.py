@@ -17,7 +17,6 @@ compared.
 
 from collections.abc import Mapping
 import hashlib
-import pathlib
 from typing import Any
 
 from flax import traverse_util
@@ -67,7 +66,7 @@ def file_digests(folder: str) -> dict[str, str]:
   folder = hub.folder(folder, hub.TOKENIZER_FILES)
   return {name: hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
           for name in sorted(hub.TOKENIZER_FILES)
-          if (path := pathlib.Path(folder) / name).is_file()}
+          if (path := folder / name).is_file()}
 
 
 def weight_digests(model: transformer.ModelConfig, params: Any

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import os
-import pathlib
 from typing import Any
 
 import jax
@@ -17,6 +16,7 @@ from tepo_jax.policy.huggingface import weights
 from tepo_jax.policy import lora
 from tepo_jax.policy import transformer
 from tepo_jax.runtime import checkpoint
+from tepo_jax.runtime import files
 from tepo_jax.runtime import processes
 
 
@@ -64,7 +64,7 @@ def restore_trained(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
     provenance.check(where, extra['stands_on'], folder, digests)
 
   checkpointer = checkpoint.Checkpointer(
-      pathlib.Path(workdir) / session_lib.CHECKPOINTS, read_only=True)
+      files.path(workdir) / session_lib.CHECKPOINTS, read_only=True)
   if step is None:
     step = latest_step(checkpointer)
   state, _ = checkpointer.restore(

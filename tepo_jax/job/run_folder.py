@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 import os
-import pathlib
 import sys
 from typing import Any
 
@@ -52,7 +51,7 @@ def read_config(workdir: str | os.PathLike) -> ml_collections.ConfigDict:
   Raises:
     InputError: there is no DIR/config.json or it is not a JSON object.
   """
-  path = pathlib.Path(workdir) / 'config.json'
+  path = files.path(workdir) / 'config.json'
   try:
     saved = _from_json(json.loads(path.read_text('utf-8')))
     if not isinstance(saved, dict):
@@ -81,7 +80,7 @@ def claim(config: ml_collections.ConfigDict, workdir: str | os.PathLike,
       fields are named) or other files than a run's. Nothing in it is changed
       then.
   """
-  workdir = pathlib.Path(workdir)
+  workdir = files.path(workdir)
   try:
     lock.acquire()
     found = {entry.name for entry in workdir.iterdir()}
@@ -100,16 +99,19 @@ def claim(config: ml_collections.ConfigDict, workdir: str | os.PathLike,
         f'--workdir={workdir}: {error.strerror or error}') from error
 
 
-def check_out(path: str) -> pathlib.Path:
-  """Checks that --out=`path` is empty or can be made; makes nothing.
+def check_out(path: str) -> files.Path:
+  """Checks that --out=`path` is empty or can be made; on a disk makes nothing.
 
   Raises:
     InputError: it is not empty, or cannot be made.
   """
-  folder = pathlib.Path(path)
+  folder = files.path(path)
   try:
-    if folder.is_dir() and any(folder.iterdir()):
+    if folder.is_dir() and not files.is_free(folder):
       raise errors.InputError(f'--out={path}: exists and is not empty')
+    if files.is_remote(folder):
+      files.reserve(folder)
+      return folder
     found = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     if not found.is_dir():
       raise errors.InputError(f'--out={path}: {found} is not a folder')

@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import math
 import os
-import pathlib
 import sys
 from typing import Any
 
@@ -28,6 +27,7 @@ from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import sampler as sampler_lib
 from tepo_jax.rollout import schedule
 from tepo_jax.rollout import stopping
+from tepo_jax.runtime import files
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import processes
 from tepo_jax.runtime import progress as progress_lib
@@ -182,13 +182,13 @@ def open_folder(config: ml_collections.ConfigDict, folder: str | os.PathLike
 
 def model_folder(config: ml_collections.ConfigDict,
                  workdir: str | os.PathLike) -> str:
-  """The local folder of the model that a run starts from.
+  """The folder of the model that a run starts from.
 
   Raises:
     errors.InputError: config.model is no folder, and the hub does not have it.
   """
   if config.model is None:
-    return str(pathlib.Path(workdir) / BASE_MODEL)
+    return str(files.path(workdir) / BASE_MODEL)
   return str(hub.folder(config.model))
 
 
@@ -199,7 +199,7 @@ def cache_compilations(config: ml_collections.ConfigDict,
   if config.compute.cache is not None:
     folder = config.compute.cache
   elif jax.config.jax_compilation_cache_dir is None:
-    folder = str(pathlib.Path(workdir).absolute().parent / '.jax_cache')
+    folder = str(files.path(workdir).absolute().parent / '.jax_cache')
   else:
     return  # set by the environment
   jax.config.update('jax_compilation_cache_dir', folder)

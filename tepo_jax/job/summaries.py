@@ -3,7 +3,6 @@
 
 from collections.abc import Sequence
 import json
-import pathlib
 import shlex
 from typing import Any
 
@@ -16,6 +15,8 @@ from tepo_jax.learning import packing
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import schedule
 from tepo_jax.rollout import selection
+from tepo_jax.runtime import checkpoint
+from tepo_jax.runtime import files
 
 FEW = 5  # rows of the closing table
 
@@ -104,7 +105,7 @@ def evaluated(scalars: dict[str, float]) -> str:
                    for name in _averages(scalars))
 
 
-def results_table(workdir: pathlib.Path) -> str:
+def results_table(workdir: files.Path) -> str:
   """The first, the last and the best recorded evaluation, in about five rows.
 
   These are avg@k of every set under each decoding; up to FEW rows, more of the
@@ -144,11 +145,10 @@ def _shown(name, value):
 
 
 def header(config: ml_collections.ConfigDict, session: session_lib.Session,
-           workdir: pathlib.Path) -> str:
+           workdir: files.Path) -> str:
   """What is about to run, without what takes long to load."""
   mesh = session.mesh
-  saved = [int(entry.name) for entry in (
-      workdir / session_lib.CHECKPOINTS).glob('*') if entry.name.isdigit()]
+  saved = checkpoint.steps(workdir / session_lib.CHECKPOINTS)
   adapters = f', LoRA of rank {config.lora.rank}' if config.lora.rank else ''
   kinds = {device.device_kind for device in mesh.devices.flat}
   return _rows(
@@ -188,7 +188,7 @@ def _short(count):
   return f'{count:,}'
 
 
-def next_command(workdir: pathlib.Path, step: int, steps: int) -> str:
+def next_command(workdir: files.Path, step: int, steps: int) -> str:
   """The closing lines of a run that has made `step` of `steps` steps."""
   if step < steps:
     return f'{workdir}: stopped after step {step}; the same command resumes'

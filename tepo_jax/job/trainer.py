@@ -4,7 +4,6 @@ from concurrent import futures
 import contextlib
 import dataclasses
 import io
-import pathlib
 import sys
 import time
 
@@ -27,6 +26,7 @@ from tepo_jax.rollout import requests
 from tepo_jax.rollout import schedule
 from tepo_jax.rollout import selection
 from tepo_jax.runtime import checkpoint
+from tepo_jax.runtime import files
 from tepo_jax.runtime import host
 from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.runtime import mesh as mesh_lib
@@ -39,7 +39,7 @@ from tepo_jax.tasks import rewards
 @dataclasses.dataclass(frozen=True)
 class _Records:
   """What a run writes to: its folder, checkpoints and metrics."""
-  workdir: pathlib.Path
+  workdir: files.Path
   checkpointer: checkpoint.Checkpointer
   writer: metrics.Writer | metrics.NoWriter
 
@@ -90,7 +90,7 @@ class Trainer:
     self._before_update = lambda: None
     self._saved = 0.0  # when the last save or the run began
 
-  def open(self, workdir: pathlib.Path, lock: lock_lib.FolderLock) -> None:
+  def open(self, workdir: files.Path, lock: lock_lib.FolderLock) -> None:
     """Claims `workdir` for this run and restores its last checkpoint."""
     processes.on_first(run_folder.claim, self.config, workdir, lock)
     session_lib.cache_compilations(self.config, workdir)
@@ -193,11 +193,15 @@ class Trainer:
       self.sampler.scorer.close()
     self.records.close()
 
+  @contextlib.contextmanager
   def _traced(self):
     """A profiler trace of the next step, if the config asks for one."""
-    if self.step + 1 in self.config.profile.steps:
-      return jax.profiler.trace(self.records.workdir / 'profile')
-    return contextlib.nullcontext()
+    if self.step + 1 not in self.config.profile.steps:
+      yield
+      return
+    with files.local_folder(self.records.workdir / 'profile') as folder:
+      with jax.profiler.trace(folder):
+        yield
 
   def _save(self, score):
     self._saved = time.monotonic()

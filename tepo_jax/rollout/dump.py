@@ -26,9 +26,8 @@ Axes: G samples of a prompt · T tokens of a completion.
 """
 
 from collections.abc import Sequence
+import io
 import json
-import os
-import pathlib
 import re
 
 import numpy as np
@@ -38,6 +37,7 @@ from pyarrow import parquet
 from tepo_jax import errors
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import selection
+from tepo_jax.runtime import files
 from tepo_jax.tasks import answers as answers_lib
 from tepo_jax.tasks import problem as problem_lib
 
@@ -90,23 +90,22 @@ def _record(group, j, reward, name, style):
           for name, score_G in group.scores.items()}
 
 
-def write(directory: pathlib.Path, step: int, rows: list[dict], form: str,
+def write(directory: files.Path, step: int, rows: list[dict], form: str,
           max_megabytes: float) -> None:
   """Writes a step's records atomically, and deletes the oldest steps while all
   take more than `max_megabytes`; never the step just written."""
   directory.mkdir(exist_ok=True)
   path = directory / f'step_{step:06d}.{form}'
-  temporary = path.with_name(path.name + '.tmp')
-  if form == 'parquet':
-    schema = pyarrow.schema([*_SCHEMA, *(
-        pyarrow.field(name, _FLOAT) for name in _scores(rows[0]))])
-    parquet.write_table(pyarrow.Table.from_pylist(rows, schema), temporary)
-  else:
-    with temporary.open('w', encoding='utf-8') as file:
-      names = [*FIELDS, *_scores(rows[0])]
-      file.writelines(json.dumps({k: row[k] for k in names}) + '\n'
-                      for row in rows)
-  os.replace(temporary, path)
+  with files.replacing(path) as temporary:
+    if form == 'parquet':
+      schema = pyarrow.schema([*_SCHEMA, *(
+          pyarrow.field(name, _FLOAT) for name in _scores(rows[0]))])
+      parquet.write_table(pyarrow.Table.from_pylist(rows, schema), temporary)
+    else:
+      with temporary.open('w', encoding='utf-8') as file:
+        names = [*FIELDS, *_scores(rows[0])]
+        file.writelines(json.dumps({k: row[k] for k in names}) + '\n'
+                        for row in rows)
   _bound(directory, path, max_megabytes * 1e6)
 
 
@@ -127,17 +126,17 @@ def _bound(directory, newest, max_bytes):
 
 def _paths(directory):
   """{step: path} of the files, oldest first."""
-  names = os.listdir(directory) if directory.is_dir() else ()
-  found = filter(None, map(_NAME.fullmatch, names))
+  entries = directory.iterdir() if directory.is_dir() else ()
+  found = filter(None, (_NAME.fullmatch(entry.name) for entry in entries))
   return dict(sorted((int(m[1]), directory / m[0]) for m in found))
 
 
-def steps(directory: pathlib.Path) -> list[int]:
+def steps(directory: files.Path) -> list[int]:
   """The steps in a directory, ascending."""
   return list(_paths(directory))
 
 
-def read(directory: pathlib.Path, step: int) -> list[dict]:
+def read(directory: files.Path, step: int) -> list[dict]:
   """The records of a step.
 
   Raises:
@@ -148,10 +147,11 @@ def read(directory: pathlib.Path, step: int) -> list[dict]:
     raise errors.InputError(
         f'{directory}: no rollout of step {step} (has: {_some(paths)})')
   try:
+    data = paths[step].read_bytes()
     if paths[step].suffix == '.parquet':
-      rows = parquet.read_table(paths[step]).to_pylist()
+      rows = parquet.read_table(io.BytesIO(data)).to_pylist()
     else:
-      rows = [json.loads(line) for line in paths[step].open(encoding='utf-8')]
+      rows = list(map(json.loads, data.decode().splitlines()))
     if not rows or any(set(FIELDS) - row.keys() for row in rows):
       raise ValueError('not the records of a rollout')
   except (OSError, ValueError, AttributeError, pyarrow.ArrowException

@@ -3,6 +3,7 @@
 DIR/<step>/state holds the arrays, DIR/<step>/extra a small JSON object with
 their digests. A step is listed only once it is complete: if a process is killed
 while saving, the step before stays the latest. The digests detect later damage.
+DIR may be in a bucket: arrays then go there without passing a disk.
 """
 
 import contextlib
@@ -10,7 +11,7 @@ import functools
 import gc
 import itertools
 import os
-import pathlib
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +24,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from tepo_jax import errors
+from tepo_jax.runtime import files
 from tepo_jax.runtime import processes
 
 # Arrays that are padded with zeros at their ends, by name ('params/w'): their
@@ -32,6 +34,11 @@ _NONE: Unpadded = {}
 
 Check = Callable[[str, dict[str, Any]], None]  # (where, extra)
 _NO_CHECK: Check = lambda *_: None
+
+
+# In tensorstore's errors if a bucket does not answer, or refuses.
+_UNREACHABLE = re.compile('PERMISSION_DENIED|UNAUTHENTICATED|UNAVAILABLE|'
+                          'DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED: .*HTTP')
 
 
 class DamagedError(errors.InputError):
@@ -50,7 +57,7 @@ class Checkpointer:
 
   def __init__(self, directory: str | os.PathLike, keep: int = 2,
                keep_every: int = 0, read_only: bool = False):
-    self._directory = pathlib.Path(directory).absolute()
+    self._directory = files.path(directory).absolute()
     self._saving, self._failure = None, None
     if read_only and not self._directory.is_dir():
       raise errors.InputError(f'no checkpoints: {self._directory} is missing')
@@ -60,9 +67,11 @@ class Checkpointer:
         save_root_metadata=False)
     try:
       self._manager = ocp.CheckpointManager(
-          self._directory, options=options, item_handlers={
+          str(self._directory), options=options, item_handlers={
               'state': ocp.StandardCheckpointHandler(),
               'extra': ocp.JsonCheckpointHandler()})
+    except files.BucketError:
+      raise
     except OSError as error:
       raise errors.InputError(
           f'checkpoint folder {self._directory}: {error}') from error
@@ -142,6 +151,8 @@ class Checkpointer:
       except (errors.InputError, jax.errors.JaxRuntimeError):
         raise  # running out of device memory is no damage
       except Exception as error:
+        if _UNREACHABLE.search(str(error)):
+          raise files.BucketError(f'{where}: {_reason(error)}') from error
         raise DamagedError(f'{where} cannot be restored: '
                            f'{_reason(error)}') from None
     shapes = {name: array.shape for name, array in _named(saved.tree).items()}
@@ -217,8 +228,27 @@ class Checkpointer:
       self._failure = (f'checkpoint {self._directory}/{self._saving} could not '
                        f'be saved: {_reason(error)}')
       print(f'warning: {self._failure}', file=sys.stderr, flush=True)
-      for left in self._directory.glob(f'{self._saving}.orbax-checkpoint-tmp*'):
-        shutil.rmtree(left, ignore_errors=True)
+      with contextlib.suppress(OSError):
+        self._remove_unfinished(self._saving)
+
+  def _remove_unfinished(self, step):
+    """Deletes what a failed save has left."""
+    if files.is_remote(self._directory):
+      if step not in steps(self._directory):
+        (self._directory / str(step)).rmtree(missing_ok=True)
+      return
+    for left in self._directory.glob(f'{step}.orbax-checkpoint-tmp*'):
+      shutil.rmtree(left, ignore_errors=True)
+
+
+def steps(directory: str | os.PathLike) -> list[int]:
+  """The complete steps in a folder, ascending; none if it is missing."""
+  directory = files.path(directory)
+  return sorted(
+      int(entry.name) for entry in
+      (directory.iterdir() if directory.is_dir() else ())
+      if entry.name.isdigit()
+      and ocp.utils.is_checkpoint_finalized(str(entry)))
 
 
 def _kept(keep, keep_every):

@@ -19,6 +19,8 @@ from typing import Any
 
 import jax
 
+from tepo_jax.runtime import files
+
 _COMPILED = '/jax/core/compile/backend_compile_duration'
 _PARTS = (_COMPILED, '/jax/core/compile/jaxpr_trace_duration',
           '/jax/core/compile/jaxpr_to_mlir_module_duration')
@@ -146,7 +148,7 @@ def _program(name, inputs):
   return ' '.join([name, ' × '.join(f'{n:,}' for n in size)]).strip()
 
 
-def record(workdir: pathlib.Path, step: int, more: Mapping[str, Any]) -> None:
+def record(workdir: files.Path, step: int, more: Mapping[str, Any]) -> None:
   """Appends the environment of a start at `step`, and `more`, to
   DIR/environment.jsonl."""
   devices = jax.devices()
@@ -159,8 +161,9 @@ def record(workdir: pathlib.Path, step: int, more: Mapping[str, Any]) -> None:
       'devices': f'{len(devices)} x {devices[0].device_kind}',
   } | dict(more) | {
       name: importlib.metadata.version(name) for name in _PACKAGES}
-  with (workdir / 'environment.jsonl').open('a', encoding='utf-8') as file:
-    file.write(json.dumps(environment) + '\n')
+  file = files.GrowingFile(workdir / 'environment.jsonl')
+  file.append(json.dumps(environment) + '\n')
+  file.flush()
 
 
 def _commit():

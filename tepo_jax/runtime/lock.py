@@ -5,9 +5,13 @@ REFRESH_S seconds. It is abandoned if its process has ended, which can be seen
 on the same machine only. A lock of another machine is abandoned if it has not
 been touched for EXPIRES_S. A holder that finds another's lock in place of its
 own, because it was suspended for longer than that, ends at once.
+
+In a bucket, every write replaces the version of the object that was read
+before, or fails: of several processes that find an abandoned lock one takes it.
 """
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
@@ -19,6 +23,7 @@ import time
 from collections.abc import Iterator
 
 from tepo_jax import errors
+from tepo_jax.runtime import files
 
 FILE = 'run.lock'
 REFRESH_S = 10
@@ -34,7 +39,9 @@ class FolderLock:
   """
 
   def __init__(self, folder: str | os.PathLike):
-    self._path = pathlib.Path(folder).absolute() / FILE
+    self._folder = files.path(folder).absolute()
+    self._file = (_Object if files.is_remote(folder) else _DiskFile)(
+        self._folder / FILE)
     self._mine = json.dumps({
         'host': socket.gethostname(), 'process': os.getpid(),
         'machine': _machine(), 'process_started': _started(os.getpid()),
@@ -56,14 +63,13 @@ class FolderLock:
     """
     if self._thread is not None:
       return
-    self._path.parent.mkdir(parents=True, exist_ok=True)
+    self._folder.mkdir(parents=True, exist_ok=True)
     while True:
-      found = _read(self._path)
+      found = self._file.read()
       if found is not None:
-        _wait_until_abandoned(self._path, found)
-      with _one_at_a_time(self._path.parent):
-        if _read(self._path) == found and self._write(found is None):
-          break
+        _wait_until_abandoned(self._file, found)
+      if self._file.replace(found, self._mine):
+        break
     self._thread = threading.Thread(target=self._refresh, daemon=True)
     self._thread.start()
 
@@ -74,74 +80,139 @@ class FolderLock:
     self._released.set()
     self._thread.join(REFRESH_S)
     with contextlib.suppress(OSError):
-      if _read(self._path) == self._mine:
-        self._path.unlink()
-
-  def _write(self, is_new):
-    """Writes the lock; False if there is one although `is_new`."""
-    if not is_new:
-      temporary = self._path.with_name(f'{FILE}.{_unique()}')
-      temporary.write_text(self._mine)
-      os.replace(temporary, self._path)
-      return True
-    try:
-      with self._path.open('x') as file:
-        file.write(self._mine)
-    except FileExistsError:
-      return False
-    except OSError:  # a full disk
-      self._path.unlink(missing_ok=True)
-      raise
-    return True
+      found = self._file.read()
+      if found is not None and found.text == self._mine:
+        self._file.remove(found)
 
   def _refresh(self):
     while not self._released.wait(REFRESH_S):
       with contextlib.suppress(OSError):  # a network's; the next may succeed
-        found = _read(self._path)
+        found = self._file.read()
         if found is None:
-          self._write(is_new=True)  # somebody removed it
-        elif found == self._mine:
-          os.utime(self._path)
+          self._file.replace(None, self._mine)  # somebody removed it
+        elif found.text == self._mine:
+          self._file.touch(found)
         else:
-          print(f'error: {self._path.parent} was taken over by '
-                f'{_described(found)}: this process was suspended, or its '
+          print(f'error: {self._folder} was taken over by '
+                f'{_described(found.text)}: this process was suspended, or its '
                 'lock removed', file=sys.stderr, flush=True)
           os._exit(1)
 
 
-def _wait_until_abandoned(path, found):
+@dataclasses.dataclass(frozen=True)
+class _Found:
+  """A lock as it was read; `stamp`: when it was touched, by the folder's own
+  clock."""
+  text: str
+  stamp: float
+
+
+class _DiskFile:
+  """The lock on a disk, perhaps another machine's."""
+
+  def __init__(self, path: pathlib.Path):
+    self.path = path
+
+  def read(self) -> _Found | None:
+    """The lock; None if there is none."""
+    try:
+      return _Found(self.path.read_text('utf-8', 'replace'),
+                    self.path.stat().st_mtime)
+    except FileNotFoundError:
+      return None
+
+  def age(self, found: _Found) -> float:
+    """Seconds since it was touched, by the folder's own clock."""
+    probe = self.path.with_name(f'{FILE}.clock.{_unique()}')
+    try:
+      probe.touch()
+      return probe.stat().st_mtime - found.stamp
+    finally:
+      probe.unlink(missing_ok=True)
+
+  def replace(self, found: _Found | None, text: str) -> bool:
+    """Writes the lock if it is still what was found; whether it was."""
+    with _one_at_a_time(self.path.parent):
+      now = self.read()
+      if (now and now.text) != (found and found.text):
+        return False
+      if found is None:
+        return self._create(text)
+      temporary = self.path.with_name(f'{FILE}.{_unique()}')
+      temporary.write_text(text)
+      os.replace(temporary, self.path)
+      return True
+
+  def _create(self, text):
+    try:
+      with self.path.open('x') as file:
+        file.write(text)
+    except FileExistsError:  # another machine's
+      return False
+    except OSError:  # a full disk
+      self.path.unlink(missing_ok=True)
+      raise
+    return True
+
+  def touch(self, _: _Found) -> None:
+    """Shows that the holder is alive."""
+    os.utime(self.path)
+
+  def remove(self, _: _Found) -> None:
+    """Deletes the lock."""
+    self.path.unlink()
+
+
+class _Object:
+  """The lock in a bucket. Its methods are those of _DiskFile."""
+
+  def __init__(self, path: files.BucketPath):
+    self.path = path
+
+  def read(self) -> files.Version | None:
+    return files.read_version(self.path)
+
+  def age(self, found: files.Version) -> float:
+    return found.age
+
+  def replace(self, found: files.Version | None, text: str) -> bool:
+    if files.replace_version(self.path, text, found):
+      return True
+    now = self.read()  # a repeated request finds what it has written
+    return now is not None and now.text == text
+
+  def touch(self, found: files.Version) -> None:
+    files.replace_version(self.path, found.text, found)
+
+  def remove(self, found: files.Version) -> None:
+    files.delete_version(self.path, found)
+
+
+def _wait_until_abandoned(file, found):
   """Returns once the lock is abandoned or has changed; it may take EXPIRES_S.
 
   Raises:
     InputError: its process is alive.
   """
-  holder = _parsed(found)
-  text = f'{path.parent} is in use by {_described(found)}'
+  holder = _parsed(found.text)
+  text = f'{file.path.parent} is in use by {_described(found.text)}'
   if (holder.get('host'), holder.get('machine')) == (
       socket.gethostname(), _machine()):
     if _started(holder.get('process')) == holder.get('process_started'):
       raise errors.InputError(text)
     return
-  touched = _touched(path)
-  if touched is not None and _clock(path) - touched <= EXPIRES_S:
-    print(f'{text}; waiting up to {EXPIRES_S} s for a sign of life',
-          file=sys.stderr, flush=True)
-  while touched is not None and _clock(path) - touched <= EXPIRES_S:
+  if file.age(found) > EXPIRES_S:
+    return
+  print(f'{text}; waiting up to {EXPIRES_S} s for a sign of life',
+        file=sys.stderr, flush=True)
+  while True:
     time.sleep(REFRESH_S / 10)
-    now = _touched(path)
-    if _read(path) != found:
+    now = file.read()
+    if now is None or now.text != found.text or file.age(now) > EXPIRES_S:
       return
-    if now != touched:
+    if now.stamp != found.stamp:
       raise errors.InputError(
-          f'{text}; if that process has ended, remove {path}')
-
-
-def _read(path) -> str | None:
-  """The contents of the lock; None if there is none."""
-  try:
-    return path.read_text('utf-8', 'replace')
-  except FileNotFoundError:
-    return None
+          f'{text}; if that process has ended, remove {file.path}')
 
 
 def _parsed(text):
@@ -156,22 +227,6 @@ def _described(text):
   holder = _parsed(text)
   return (f'process {holder.get("process", "?")} on host '
           f'{holder.get("host", "?")}, since {holder.get("locked", "?")}')
-
-
-def _touched(path):
-  with contextlib.suppress(FileNotFoundError):
-    return path.stat().st_mtime
-  return None
-
-
-def _clock(path):
-  """The time now by the folder's own clock, which may be another machine's."""
-  probe = path.with_name(f'{FILE}.clock.{_unique()}')
-  try:
-    probe.touch()
-    return probe.stat().st_mtime
-  finally:
-    probe.unlink(missing_ok=True)
 
 
 def _unique():

@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-import pathlib
 import sys
 import time
 from typing import Any
@@ -25,7 +24,7 @@ class Writer:
   metrics.jsonl gets one line per step, `{"step": 3, "reward": 0.5, ...}`,
   flushed at once and valid JSON: NaN and infinities become null (TensorBoard
   gets them unchanged). It is the record of the run, so errors in writing it are
-  raised. TensorBoard and Weights & Biases are conveniences: the first error of
+  raised; in a bucket it is uploaded whole at every step. TensorBoard and Weights & Biases are conveniences: the first error of
   each is logged on stderr and disables it.
   """
 
@@ -33,12 +32,13 @@ class Writer:
                wandb_project: str | None = None,
                config: Mapping[str, Any] | None = None):
     """`wandb_project`: also log there, with the config."""
-    self._path = pathlib.Path(workdir) / 'metrics.jsonl'
-    self._path.parent.mkdir(parents=True, exist_ok=True)
-    self._sinks = [_Events(pathlib.Path(workdir) / 'tensorboard')]
+    workdir = files.path(workdir)
+    workdir.mkdir(parents=True, exist_ok=True)
+    self._file = files.GrowingFile(workdir / 'metrics.jsonl')
+    self._file.append('')  # makes it
+    self._sinks: list[_Sink] = [_Events(workdir / 'tensorboard')]
     if wandb_project:
       self._sinks.append(_Wandb(workdir, wandb_project, config))
-    self._file = self._path.open('a', encoding='utf-8')
 
   def write(self, step: int, scalars: Mapping[str, float]) -> None:
     """Appends one step's scalars: floats, or 0-d arrays on the host."""
@@ -46,7 +46,8 @@ class Writer:
     line = {'step': int(step)} | {
         name: value if math.isfinite(value) else None
         for name, value in values.items()}
-    self._file.write(json.dumps(line, allow_nan=False) + '\n')
+    self._file.append(json.dumps(line, allow_nan=False) + '\n')
+    self._file.flush()  # before a checkpoint says that the step is done
     self._file.flush()
     for sink in self._sinks:
       sink.call(sink.write, int(step), values)
@@ -57,18 +58,15 @@ class Writer:
     A torn last line, of a process killed while writing, is deleted too.
     """
     kept = []
-    for line in self._path.read_text('utf-8', 'replace').splitlines():
+    for line in self._file.read().splitlines():
       with contextlib.suppress(json.JSONDecodeError):
         if json.loads(line)['step'] <= step:
           kept.append(line + '\n')
-    self._file.close()
-    files.replace_text(self._path, ''.join(kept))
-    self._file = self._path.open('a', encoding='utf-8')
+    self._file.replace(''.join(kept))
     for sink in self._sinks:
       sink.call(sink.purge_from, step + 1)
 
   def close(self) -> None:
-    self._file.close()
     for sink in self._sinks:
       sink.call(sink.close)
 
@@ -108,9 +106,9 @@ class _Events(_Sink):
   If the disk fails, the thread of tensorboardX's SummaryWriter dies, and
   training hangs on its full queue. Scalars need only its event writer.
   """
-  name, errors = 'TensorBoard events', (OSError, ValueError)
+  name, errors = 'TensorBoard events', (Exception,)  # a bucket raises many
 
-  def __init__(self, directory: pathlib.Path):
+  def __init__(self, directory: files.Path):
     self._directory, self._writer = directory, None
 
   def write(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -141,15 +139,16 @@ class _Wandb(_Sink):
   environment's WANDB_MODE selects its mode (online, offline)."""
   name, errors = 'Weights & Biases', (Exception,)  # it raises many types
 
-  def __init__(self, workdir: str | os.PathLike, project: str,
+  def __init__(self, workdir: files.Path, project: str,
                config: Mapping[str, Any]):
     self._run = None
-    self.call(self._init, pathlib.Path(workdir).absolute(), project, config)
+    self.call(self._init, workdir.absolute(), project, config)
 
   def _init(self, path, project, config):
     import wandb  # optional: not in requirements.txt
     self._run = wandb.init(
-        project=project, name=path.name, dir=path, config=dict(config),
+        project=project, name=path.name, config=dict(config),
+        dir=None if files.is_remote(path) else path,  # None: the current one
         id=hashlib.sha256(str(path).encode()).hexdigest()[:16], resume='allow')
 
   def write(self, step: int, scalars: Mapping[str, float]) -> None:

@@ -8,9 +8,9 @@ turns, so R1-distills and Qwen3 keep their thinking format.
 from collections.abc import Sequence
 import dataclasses
 import functools
-import pathlib
 
 from tepo_jax import errors
+from tepo_jax.runtime import files
 from tepo_jax.tasks import answers
 from tepo_jax.tasks import problem as problem_lib
 
@@ -107,7 +107,7 @@ def _read(file: str) -> Template:
   import jinja2.meta
   where = f'data.template={file}'
   try:
-    source = pathlib.Path(file).read_text('utf-8')
+    source = files.path(file).read_text('utf-8')
     tree = _environment().parse(source)
     used = jinja2.meta.find_undeclared_variables(tree)
   except (OSError, UnicodeDecodeError) as error:

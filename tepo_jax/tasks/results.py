@@ -7,13 +7,14 @@ has them. A set that is also decoded greedily has a second name, 'SET/greedy'.
 
 import collections
 import json
-import pathlib
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from tepo_jax import errors
+from tepo_jax.runtime import files
 from tepo_jax.tasks import answers, grading, statistics
 
 SAMPLES, RESULTS = 'samples.jsonl', 'results.json'
@@ -112,13 +113,13 @@ def averages(sets: Sequence[Sequence[dict]]) -> dict[str, Any]:
   return found
 
 
-def read(folder: str | pathlib.Path) -> tuple[dict, list[dict]]:
+def read(folder: str | os.PathLike) -> tuple[dict, list[dict]]:
   """Reads results.json and the lines of samples.jsonl from a folder.
 
   Raises:
     errors.InputError: the evaluation is unfinished, or a file is damaged.
   """
-  folder = pathlib.Path(folder)
+  folder = files.path(folder)
   try:
     found, samples = ((folder / name).read_text('utf-8')
                       for name in (RESULTS, SAMPLES))

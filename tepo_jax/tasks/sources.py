@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import csv
 import dataclasses
 import json
-import os
 import pathlib
 import re
 
 from tepo_jax import errors
+from tepo_jax.runtime import files
 
 # A row's number, from 1, with the row; an InputError if it cannot be read.
 Rows = Iterable[tuple[int, object]]
@@ -41,20 +41,21 @@ def find(spec: str, split: str | None, names: Sequence[str]) -> Origin:
     InputError: there is none, or nothing of it can be read.
   """
   name, at, given = spec, '', ''
-  if not os.path.exists(spec) and '@' in spec:
+  if '@' in spec and not files.path(spec).exists():
     name, at, given = spec.rpartition('@')
-  path = pathlib.Path(name)
-  if os.path.isdir(path):
-    return Origin(spec, path.stem, _library_rows(
-        spec, str(path), None, given or split or 'train'))
+  path = files.path(name)
+  if path.is_dir():
+    with files.downloaded(path) as local:  # the library keeps what it reads
+      return Origin(spec, path.stem, _library_rows(
+          spec, str(local), None, given or split or 'train'))
   read = READERS.get(path.suffix)
-  if os.path.exists(path):
+  if path.exists():
     if at:
       raise errors.InputError(f'{spec}: {path} is a file, which has no splits')
     if read is None:
       raise errors.InputError(f'{path}: not a {" or ".join(READERS)} file or a '
                               'folder')
-    return Origin(spec, path.stem, read(path))
+    return Origin(spec, path.stem, _file_rows(path, read))
   found = _HUB_ID.fullmatch(name)
   if found is None or read is not None:
     raise errors.InputError(
@@ -87,6 +88,26 @@ def _library_rows(shown: str, path: str, subset: str | None, split: str
   except Exception as error:  # The library and its hub client raise anything.
     raise errors.InputError(
         f'{shown}: cannot be loaded: {errors.one_line(error)}') from error
+
+
+def _file_rows(path, read):
+  """Whatever `read` yields of the file, or of a temporary copy of an object."""
+  if not files.is_remote(path):
+    yield from read(path)
+    return
+  with files.downloaded(path) as local:
+    try:
+      for number, row in read(local):
+        yield number, _at(row, local, path)
+    except errors.InputError as error:
+      raise _at(error, local, path) from error
+
+
+def _at(row, local, path):
+  """The row; an InputError names the object in place of its copy."""
+  if isinstance(row, errors.InputError):
+    return errors.InputError(str(row).replace(str(local), str(path)))
+  return row
 
 
 def _jsonl_rows(path: pathlib.Path) -> Iterator[tuple[int, object]]:

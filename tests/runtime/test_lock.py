@@ -1,4 +1,5 @@
-"""runtime.lock: one process per folder; dead or silent ones are replaced."""
+"""runtime.lock: one process per folder; dead or silent ones are replaced; on a
+disk and in a bucket."""
 
 import json
 import os
@@ -12,6 +13,7 @@ import time
 import pytest
 
 from tepo_jax import errors
+from tepo_jax.runtime import files
 from tepo_jax.runtime import lock as lock_lib
 from tests import runs
 
@@ -37,6 +39,20 @@ def _hold(folder, seconds=60):
       stdout=subprocess.PIPE, cwd=runs.ROOT)
 
 
+@pytest.fixture(name='folder', params=['disk', 'bucket'])
+def _folder(request, tmp_path):
+  """A folder that other processes can reach too."""
+  if request.param == 'disk':
+    return tmp_path
+  request.getfixturevalue('bucket_server')
+  return files.path(f'gs://lab/{tmp_path.name}')
+
+
+def _left(folder):
+  """The files in a folder that may be missing."""
+  return list(folder.iterdir()) if folder.exists() else []
+
+
 @pytest.fixture(name='quick')
 def _quick(monkeypatch):
   monkeypatch.setattr(lock_lib, 'REFRESH_S', 0.1)
@@ -54,81 +70,81 @@ def _of_another_host(folder, **changes):
   return path
 
 
-def test_it_is_made_and_removed(tmp_path):
-  folder = tmp_path / 'new' / 'run'
-  with lock_lib.FolderLock(folder) as lock:
+def test_it_is_made_and_removed(folder):
+  path = folder / 'new' / 'run'
+  with lock_lib.FolderLock(path) as lock:
     lock.acquire()
     lock.acquire()
-    assert [entry.name for entry in folder.iterdir()] == [lock_lib.FILE]
-  assert not list(folder.iterdir())
-  with lock_lib.FolderLock(tmp_path / 'never'):
+    assert [entry.name for entry in path.iterdir()] == [lock_lib.FILE]
+  assert not _left(path)
+  with lock_lib.FolderLock(folder / 'never'):
     pass
-  assert not (tmp_path / 'never').exists()
+  assert not (folder / 'never').exists()
 
 
-def test_a_second_process_is_refused_until_the_first_has_ended(tmp_path):
-  first = _hold(tmp_path)
+def test_a_second_process_is_refused_until_the_first_has_ended(folder):
+  first = _hold(folder)
   assert first.stdout.readline() == 'held\n'
-  before = (tmp_path / lock_lib.FILE).read_bytes()
-  second = _hold(tmp_path)
+  before = (folder / lock_lib.FILE).read_bytes()
+  second = _hold(folder)
   said = second.communicate(timeout=30)[0]
-  assert f'{tmp_path} is in use by process {first.pid} on host ' in said
+  assert f'{folder} is in use by process {first.pid} on host ' in said
   assert socket.gethostname() in said and said.count('\n') == 1
-  assert (tmp_path / lock_lib.FILE).read_bytes() == before
+  assert (folder / lock_lib.FILE).read_bytes() == before
   first.send_signal(signal.SIGKILL)  # not yet waited for: a zombie
   time.sleep(0.1)
-  with lock_lib.FolderLock(tmp_path) as lock:
+  with lock_lib.FolderLock(folder) as lock:
     lock.acquire()
-  assert not list(tmp_path.iterdir())
+  assert not _left(folder)
   first.wait()
 
 
-def test_a_later_process_of_the_same_number_is_not_the_holder(tmp_path):
-  path = tmp_path / lock_lib.FILE
-  _of_another_host(tmp_path, host=socket.gethostname(), process=os.getpid(),
+def test_a_later_process_of_the_same_number_is_not_the_holder(folder):
+  path = folder / lock_lib.FILE
+  _of_another_host(folder, host=socket.gethostname(), process=os.getpid(),
                    process_started='1')
-  with lock_lib.FolderLock(tmp_path) as lock:
+  with lock_lib.FolderLock(folder) as lock:
     lock.acquire()
     assert json.loads(path.read_text())['process_started'] != '1'
 
 
-def test_of_many_at_once_one_takes_over_an_abandoned_lock(tmp_path):
-  _of_another_host(tmp_path, host=socket.gethostname(), process=2**22 + 1)
-  crowd = [_hold(tmp_path, 3) for _ in range(4)]
+def test_of_many_at_once_one_takes_over_an_abandoned_lock(folder):
+  _of_another_host(folder, host=socket.gethostname(), process=2**22 + 1)
+  crowd = [_hold(folder, 3) for _ in range(4)]
   said = [process.communicate(timeout=60)[0] for process in crowd]
   assert sum(text == 'held\n' for text in said) == 1
   [winner] = [p.pid for p, text in zip(crowd, said) if text == 'held\n']
   assert sum(f'process {winner} on' in text for text in said) == 3
 
 
-def test_another_host_that_touches_its_lock_is_alive(tmp_path, quick):
-  path, ended = _of_another_host(tmp_path), threading.Event()
+def test_another_host_that_touches_its_lock_is_alive(folder, quick):
+  path, ended = _of_another_host(folder), threading.Event()
 
   def refresh():
     while not ended.wait(0.1):
-      path.touch()
+      path.write_text(path.read_text())
 
   thread = threading.Thread(target=refresh)
   thread.start()
   try:
     with pytest.raises(errors.InputError) as error:
-      lock_lib.FolderLock(tmp_path).acquire()
+      lock_lib.FolderLock(folder).acquire()
   finally:
     ended.set()
     thread.join()
   assert 'in use by process 77 on host elsewhere' in str(error.value)
   assert str(error.value).endswith(f'remove {path}')
-  assert [entry.name for entry in tmp_path.iterdir()] == [lock_lib.FILE]
+  assert [entry.name for entry in folder.iterdir()] == [lock_lib.FILE]
 
 
 @pytest.mark.parametrize('text', [None, '', '{"host": 3}', '[]', '\x00'])
 def test_a_silent_lock_of_another_host_is_taken_over(
-    tmp_path, quick, capsys, text):
-  path = _of_another_host(tmp_path)
+    folder, quick, capsys, text):
+  path = _of_another_host(folder)
   if text is not None:
     path.write_text(text)
   start = time.monotonic()
-  with lock_lib.FolderLock(tmp_path) as lock:
+  with lock_lib.FolderLock(folder) as lock:
     lock.acquire()
     assert 0.5 < time.monotonic() - start < 5
     assert json.loads(path.read_text())['process'] == os.getpid()
@@ -145,11 +161,11 @@ def test_an_old_lock_of_another_host_is_taken_over_at_once(tmp_path, capsys):
   assert not capsys.readouterr().err
 
 
-def test_a_lock_that_is_released_meanwhile_is_free(tmp_path, quick):
-  path = _of_another_host(tmp_path)
+def test_a_lock_that_is_released_meanwhile_is_free(folder, quick):
+  path = _of_another_host(folder)
   timer = threading.Timer(0.3, path.unlink)
   timer.start()
-  with lock_lib.FolderLock(tmp_path) as lock:
+  with lock_lib.FolderLock(folder) as lock:
     lock.acquire()
   timer.join()
 
@@ -167,13 +183,13 @@ def test_the_holder_touches_its_lock_and_makes_it_again(tmp_path, quick):
   assert not path.exists()
 
 
-def test_a_holder_that_lost_its_lock_ends(tmp_path):
+def test_a_holder_that_lost_its_lock_ends(folder):
   code = _HOLD.replace('try:', 'lock.REFRESH_S = 0.1\ntry:')
   process = subprocess.Popen(
-      [sys.executable, '-c', code, str(tmp_path), '60'], text=True,
+      [sys.executable, '-c', code, str(folder), '60'], text=True,
       stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=runs.ROOT)
   assert process.stdout.readline() == 'held\n'
-  path = tmp_path / lock_lib.FILE
+  path = folder / lock_lib.FILE
   path.write_text(json.dumps(
       json.loads(path.read_text()) | {'host': 'elsewhere', 'process': 77}))
   said = process.communicate(timeout=30)[1]

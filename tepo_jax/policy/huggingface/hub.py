@@ -1,4 +1,4 @@
-"""Model folders by name: a local path, or a Hugging Face hub id."""
+"""Model folders by name: a path, also gs://…, or a Hugging Face hub id."""
 
 import os
 import pathlib
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import huggingface_hub
 
 from tepo_jax import errors
+from tepo_jax.runtime import files
 
 TOKENIZER_FILES = (
     'tokenizer.json', 'tokenizer_config.json', 'tokenizer.model',
@@ -19,23 +20,24 @@ _ID = re.compile(r'[\w-][\w.-]*/[\w.-]+')
 
 
 def folder(name: str | os.PathLike,
-           files: Sequence[str] = _MODEL_FILES) -> pathlib.Path:
-  """Returns a local folder: `name` itself, or the cached download of a hub id.
+           names: Sequence[str] = _MODEL_FILES) -> files.Path:
+  """Returns the folder `name`, or the cached download of a hub id.
 
   Args:
     name: a path, or OWNER/NAME.
-    files: glob patterns of the files to download.
+    names: glob patterns of the files to download.
 
   Raises:
     InputError: neither a folder nor available from the hub.
   """
-  if os.path.isdir(name):
-    return pathlib.Path(name)
+  path = files.path(name)
+  if path.is_dir():
+    return path
   if not _ID.fullmatch(str(name)):
     raise errors.InputError(f'{name}: no such model folder')
   try:
     return pathlib.Path(huggingface_hub.snapshot_download(
-        str(name), allow_patterns=list(files)))
+        str(name), allow_patterns=list(names)))
   except (huggingface_hub.errors.HFValidationError,
           huggingface_hub.errors.HfHubHTTPError,
           huggingface_hub.errors.LocalEntryNotFoundError, OSError) as error:

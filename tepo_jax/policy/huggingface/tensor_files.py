@@ -1,10 +1,12 @@
-"""Safetensors files, memory-mapped: single, or shards with an index.
+"""Safetensors files: single, or shards with an index; memory-mapped, or read in
+ranges of bytes from a bucket.
 
 The format: 8 bytes little-endian length n, n bytes of JSON (name -> dtype,
 shape, data_offsets), the tensors' bytes. The safetensors package supports
 neither bfloat16 in numpy nor writing in place.
 """
 
+import dataclasses
 import json
 import math
 import mmap
@@ -14,6 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from tepo_jax import errors
+from tepo_jax.runtime import files
 
 _DTYPES = {
     'F64': np.dtype(np.float64), 'F32': np.dtype(np.float32),
@@ -25,8 +28,37 @@ _INDEX = 'model.safetensors.index.json'
 _MAX_FILE_BYTES = 5 * 10**9
 
 
-def open_folder(folder: pathlib.Path) -> dict[str, np.ndarray]:
-  """name -> memory-mapped tensor, from a single file or from all shards.
+@dataclasses.dataclass(frozen=True)
+class RemoteTensor:
+  """A tensor in an object of a bucket; `start`: its first byte there."""
+  file: files.BucketPath
+  start: int
+  dtype: np.dtype
+  shape: tuple[int, ...]
+
+  @property
+  def ndim(self) -> int:
+    return len(self.shape)
+
+  @property
+  def nbytes(self) -> int:
+    return self.dtype.itemsize * math.prod(self.shape)
+
+  def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
+    """A slice. Whole rows are read: the range of the first dimension."""
+    first, last, _ = index[0].indices(self.shape[0])
+    row = self.nbytes // max(self.shape[0], 1)
+    data = files.read_range(
+        self.file, self.start + first * row, (last - first) * row)
+    rows = np.frombuffer(data, self.dtype).reshape(-1, *self.shape[1:])
+    return rows[(slice(None), *index[1:])]
+
+
+Tensor = np.ndarray | RemoteTensor
+
+
+def open_folder(folder: files.Path) -> dict[str, Tensor]:
+  """name -> tensor, not yet read, from a single file or from all shards.
 
   Raises:
     InputError: names the file or tensor, and the problem.
@@ -58,31 +90,33 @@ def create(folder: pathlib.Path, entries) -> dict[str, np.ndarray]:
   `entries` are (name, dtype, shape) in the order of the files. Returns name ->
   writable mapped array.
   """
-  files = _split(entries)
+  parts = _split(entries)
   places, shard_of = {}, {}
-  for number, part in enumerate(files, 1):
-    file = _SINGLE if len(files) == 1 else (
-        f'model-{number:05d}-of-{len(files):05d}.safetensors')
+  for number, part in enumerate(parts, 1):
+    file = _SINGLE if len(parts) == 1 else (
+        f'model-{number:05d}-of-{len(parts):05d}.safetensors')
     places |= create_file(folder / file, part)
     shard_of |= {name: file for name, _, _ in part}
-  if len(files) > 1:
+  if len(parts) > 1:
     total = sum(place.nbytes for place in places.values())
     write_json(folder / _INDEX, {
         'metadata': {'total_size': total}, 'weight_map': shard_of})
   return places
 
 
-def forget(tensor: np.ndarray) -> None:
+def forget(tensor: Tensor) -> None:
   """Releases the resident pages of a mapped tensor's file.
 
   Pages that were read or written count as this process's memory until then.
   """
+  if isinstance(tensor, RemoteTensor):
+    return
   while not isinstance(tensor, mmap.mmap):
     tensor = tensor.base
   tensor.madvise(mmap.MADV_DONTNEED)
 
 
-def read_json(file: pathlib.Path) -> dict:
+def read_json(file: files.Path) -> dict:
   """The object in a JSON file; raises InputError if there is none."""
   if not file.is_file():
     raise errors.InputError(f'{file}: missing')
@@ -102,22 +136,25 @@ def write_json(file: pathlib.Path, content: dict):
 
 def _open_file(file):
   size = file.stat().st_size
-  with file.open('rb') as stream:
-    length = int.from_bytes(stream.read(8), 'little')
-    if size < 8 or length > size - 8:
-      raise errors.InputError(
-          f'{file}: truncated or not safetensors ({size} bytes)')
-    try:
-      header = json.loads(stream.read(length))
-      header.pop('__metadata__', None)
-      entries = {name: _entry(entry) for name, entry in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-      raise errors.InputError(f'{file}: bad safetensors header') from error
+  length = int.from_bytes(files.read_range(file, 0, 8), 'little')
+  if size < 8 or length > size - 8:
+    raise errors.InputError(
+        f'{file}: truncated or not safetensors ({size} bytes)')
+  try:
+    header = json.loads(files.read_range(file, 8, length))
+    header.pop('__metadata__', None)
+    entries = {name: _entry(entry) for name, entry in header.items()}
+  except (ValueError, KeyError, TypeError, AttributeError) as error:
+    raise errors.InputError(f'{file}: bad safetensors header') from error
   start = 8 + length
   end = start + max((entry[3] for entry in entries.values()), default=0)
   if size != end:
     raise errors.InputError(
         f'{file}: truncated or corrupt: {size} bytes, its header says {end}')
+  if files.is_remote(file):
+    return {name: RemoteTensor(
+        file, start + entry[2], _dtype(entry, f'{file}: tensor {name}'),
+        entry[1]) for name, entry in entries.items()}
   data = np.memmap(file, np.uint8, 'r')[start:]
   return {
       name: _view(data, entry, f'{file}: tensor {name}')
@@ -134,6 +171,13 @@ def _entry(entry):
 
 
 def _view(data, entry, where):
+  dtype = _dtype(entry, where)
+  _, shape, begin, end = entry
+  return data[begin:end].view(dtype).reshape(shape)
+
+
+def _dtype(entry, where):
+  """The dtype of an entry, after a check of its size."""
   kind, shape, begin, end = entry
   if kind not in _DTYPES:
     raise errors.InputError(f'{where} is {kind}, not one of {list(_DTYPES)}')
@@ -141,20 +185,20 @@ def _view(data, entry, where):
   if end - begin != dtype.itemsize * math.prod(shape):
     raise errors.InputError(
         f'{where}: {end - begin} bytes for {kind} {list(shape)}')
-  return data[begin:end].view(dtype).reshape(shape)
+  return dtype
 
 
 def _split(entries):
   """Groups the entries into files within the limit, or of one tensor."""
-  files, capacity = [], 0
+  parts, capacity = [], 0
   for name, dtype, shape in entries:
     size = math.prod(shape) * dtype.itemsize
-    if not files or size > capacity:
-      files.append([])
+    if not parts or size > capacity:
+      parts.append([])
       capacity = _MAX_FILE_BYTES
-    files[-1].append((name, dtype, shape))
+    parts[-1].append((name, dtype, shape))
     capacity -= size
-  return files
+  return parts
 
 
 def create_file(file: pathlib.Path, entries) -> dict[str, np.ndarray]:

@@ -1,8 +1,9 @@
 """Hugging Face folders <-> params: config.json, safetensors, tokenizer.
 
 `TABLE` declares each weight once. Loading reads only what each device holds,
-from memory-mapped files, one stacked tensor at a time. Saving gathers one
-stacked tensor at a time; the folder is renamed to its name when complete.
+from memory-mapped files or a bucket, one stacked tensor at a time. Saving
+gathers one stacked tensor at a time; the folder is renamed to its name, or
+uploaded, when complete.
 """
 
 import contextlib
@@ -25,6 +26,7 @@ from tepo_jax.policy.huggingface import hub
 from tepo_jax.policy.huggingface import tensor_files
 from tepo_jax.policy import padding as padding_lib
 from tepo_jax.policy import transformer
+from tepo_jax.runtime import files
 from tepo_jax.runtime import mesh as mesh_lib
 
 # Hugging Face name, our path, whether to transpose theirs, [out, in].
@@ -162,7 +164,14 @@ def _check(directory, tensors, rows, config):
 
 
 def _read(sources, leaf, transpose, sharding):
-  """One leaf; each device's slice is copied from the mapped files."""
+  """One leaf; each device's slice is copied from the files.
+
+  An object is read by whole rows, each once in all processes, which then send
+  each other their slices.
+  """
+  by_rows = sharding
+  if isinstance(sources[0], tensor_files.RemoteTensor):
+    by_rows = _by_rows(sources[0], leaf, transpose, sharding)
   slices = {}  # Replicas request the same slice one after another.
 
   def read(index):
@@ -172,8 +181,18 @@ def _read(sources, leaf, transpose, sharding):
     return slices[key]
 
   # Blocks, so that a tensor's host copy is freed before the next is read.
-  return jax.block_until_ready(
-      jax.make_array_from_callback(leaf.shape, sharding, read))
+  return jax.block_until_ready(jax.device_put(
+      jax.make_array_from_callback(leaf.shape, by_rows, read), sharding))
+
+
+def _by_rows(source, leaf, transpose, sharding):
+  """Cuts the rows of a file's matrices over all devices, if they are so many."""
+  axis = leaf.ndim - (1 if transpose else 2)
+  if (source.ndim < 2 or isinstance(sharding, jax.sharding.SingleDeviceSharding)
+      or leaf.shape[axis] % sharding.mesh.size):
+    return sharding
+  return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(
+      *axis * [None], sharding.mesh.axis_names))
 
 
 def _slice(sources, leaf, transpose, index):
@@ -183,7 +202,7 @@ def _slice(sources, leaf, transpose, index):
   stacked = out.ndim > sources[0].ndim
   layers, inner = (index[0], index[1:]) if stacked else (slice(0, 1), index)
   for target, source in zip(out if stacked else [out], sources[layers]):
-    view = source.T[inner] if transpose else source[inner]
+    view = source[inner[::-1]].T if transpose else source[inner]
     target[_corner(view.shape)] = view
     tensor_files.forget(source)
   return out
@@ -227,22 +246,27 @@ def save(directory, config: transformer.ModelConfig, params, source=None):
       others = set(hub.TOKENIZER_FILES) - {_CONFIG}
       for name in others if source is not None else ():
         if (source / name).is_file():
-          shutil.copyfile(source / name, partial / name)
+          (partial / name).write_bytes((source / name).read_bytes())
 
 
 @contextlib.contextmanager
 def atomic_folder(directory) -> Iterator[pathlib.Path]:
-  """Yields a temporary folder, which is renamed to `directory` on success.
+  """Yields a temporary folder, which is renamed to `directory` on success, or
+  uploaded.
 
   The first process makes it; the others get only a name.
 
   Raises:
     InputError: the directory exists and is not empty.
   """
-  directory = pathlib.Path(directory)
-  if directory.exists() and (
-      not directory.is_dir() or any(directory.iterdir())):
+  directory = files.path(directory)
+  if not files.is_free(directory):
     raise errors.InputError(f'{directory}: exists and is not empty')
+  if files.is_remote(directory):
+    with (files.local_folder(directory) if jax.process_index() == 0
+          else contextlib.nullcontext(pathlib.Path(directory.name))) as partial:
+      yield partial
+    return
   partial = directory.with_name(f'.{directory.name}.partial-{os.getpid()}')
   if jax.process_index() == 0:
     partial.mkdir(parents=True)
@@ -288,8 +312,11 @@ def load_tokenizer(directory):
   """
   folder = hub.folder(directory, hub.TOKENIZER_FILES)
   try:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(
-        folder, trust_remote_code=False, local_files_only=True)
+    with files.downloaded(folder, hub.TOKENIZER_FILES) as local:
+      tokenizer = transformers.AutoTokenizer.from_pretrained(
+          local, trust_remote_code=False, local_files_only=True)
+  except files.BucketError:
+    raise
   except Exception as error:  # transformers passes on any parser's error
     reason = str(error).strip().split('\n')[0]
     raise errors.InputError(

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 import os
-import pathlib
 
 import numpy as np
 
+from tepo_jax.runtime import files
 from tepo_jax.runtime import progress
 from tepo_jax.tasks import statistics
 from tepo_jax.tools.report import claims
@@ -90,17 +90,26 @@ def _differences(groups):
   return f'they differ in {shown}'
 
 
-def results(groups: Sequence[runs_lib.Group], out: pathlib.Path) -> str:
+def results(groups: Sequence[runs_lib.Group], out: files.Path) -> str:
   """Returns a table of the groups' accuracies, and one of the runs.
 
   `out` is the folder of the page, from which the runs are linked.
   """
-  rows = [[page.link(os.path.relpath(run.path, out), run.name), group.label,
+  rows = [[_link(run, out), group.label,
            run.seed, run.state, progress.duration(seconds(run)),
            '; '.join(run.notes)] for group in groups for run in group.runs]
   return (accuracies(groups) + f'<p class="caption">{page.text(_NOTES)}</p>'
           + page.table(['run', 'method', 'seed', 'state', 'duration', 'notes'],
                        rows))
+
+
+def _link(run, out):
+  """A link to the run's folder that works where the page is."""
+  if files.is_remote(run.path) == files.is_remote(out):
+    return page.link(os.path.relpath(run.path, out), run.name)
+  if files.is_remote(out):
+    return run.name
+  return page.link(files.browser_address(run.path), run.name)
 
 
 def accuracies(groups: Sequence[runs_lib.Group]) -> str:

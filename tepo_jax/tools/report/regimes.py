@@ -11,6 +11,7 @@ import gzip
 import json
 import pathlib
 from typing import Any
+import zlib
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from tepo_jax.job import learner as learner_lib
 from tepo_jax.job import run_folder
 from tepo_jax.job import session as session_lib
 from tepo_jax.rollout import dump
+from tepo_jax.runtime import files
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools.report import figures
 from tepo_jax.tools.report import runs as runs_lib
@@ -50,7 +52,7 @@ class Entry:
     return list(self.metrics[metric].values())[-1]
 
 
-def update(path: pathlib.Path, runs: Sequence[runs_lib.Run]) -> list[Entry]:
+def update(path: files.Path, runs: Sequence[runs_lib.Run]) -> list[Entry]:
   """Adds the finished runs to the file, replacing those of the same name;
   returns all its entries.
 
@@ -64,26 +66,27 @@ def update(path: pathlib.Path, runs: Sequence[runs_lib.Run]) -> list[Entry]:
   entries |= {run.name: _entry(run, moved[run.name]) for run in new}
   if not entries:
     raise errors.InputError(f'{path}: no finished run to map')
-  with gzip.GzipFile(path, 'wb', mtime=0) as file:
-    for name in sorted(entries):
-      file.write((json.dumps(dataclasses.asdict(entries[name])) + '\n'
-                  ).encode())
+  lines = [json.dumps(dataclasses.asdict(entries[name])) + '\n'
+           for name in sorted(entries)]
+  with files.replacing(path) as temporary:
+    temporary.write_bytes(gzip.compress(''.join(lines).encode(), mtime=0))
   return [entries[name] for name in sorted(entries)]
 
 
-def read(path: pathlib.Path) -> list[Entry]:
+def read(path: files.Path) -> list[Entry]:
   """Reads the entries of a map.
 
   Raises:
     errors.InputError: the file cannot be read; says why.
   """
   try:
-    with gzip.open(path, 'rt', encoding='utf-8') as file:
-      found = [Entry(**json.loads(line)) for line in file]
+    text = gzip.decompress(path.read_bytes()).decode()
+    found = [Entry(**json.loads(line)) for line in text.splitlines()]
     return [dataclasses.replace(entry, metrics={
         name: {int(step): value for step, value in series.items()}
         for name, series in entry.metrics.items()}) for entry in found]
-  except (OSError, EOFError, ValueError, TypeError, AttributeError) as error:
+  except (OSError, EOFError, zlib.error, ValueError, TypeError, AttributeError
+          ) as error:
     raise errors.InputError(f'{path}: {error}') from error
 
 

@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import functools
 import math
-import pathlib
 from typing import Any
 
 import jax
@@ -37,6 +36,7 @@ from tepo_jax.policy import scoring
 from tepo_jax.rollout import dump
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.runtime import checkpoint
+from tepo_jax.runtime import files
 from tepo_jax.runtime import mesh as mesh_lib
 
 
@@ -329,14 +329,14 @@ def cosines(outcomes: Sequence[Outcome]) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def open_step(workdir: pathlib.Path, number: int) -> Iterator[Step]:
+def open_step(workdir: files.Path, number: int) -> Iterator[Step]:
   """Opens step `number` of a run on this machine's devices.
 
   Raises:
     errors.InputError: the step's rollout or the checkpoint before it is
       missing; lists the steps that have both.
   """
-  workdir = pathlib.Path(workdir)
+  workdir = files.path(workdir)
   config = run_folder.read_config(workdir)
   checks.check_saved(config, f'{workdir}/config.json')
   with config.unlocked():
@@ -359,13 +359,12 @@ def open_step(workdir: pathlib.Path, number: int) -> Iterator[Step]:
         {record['cursor'] for record in records if record['trained']})
 
 
-def available(workdir: pathlib.Path) -> list[int]:
+def available(workdir: files.Path) -> list[int]:
   """Returns the steps whose rollout and preceding checkpoint exist.
 
   Step 1 starts from the model's own weights.
   """
-  saved = {0} | {int(entry.name) for entry in (
-      workdir / session_lib.CHECKPOINTS).glob('*') if entry.name.isdigit()}
+  saved = {0, *checkpoint.steps(workdir / session_lib.CHECKPOINTS)}
   return [step for step in dump.steps(workdir / session_lib.ROLLOUTS)
           if step - 1 in saved]
 

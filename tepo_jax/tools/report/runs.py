@@ -8,11 +8,11 @@ import dataclasses
 import glob
 import json
 import math
-import pathlib
 import time
 from typing import Any
 
 from tepo_jax import errors
+from tepo_jax.runtime import files
 
 # The runs of one group may differ in these fields.
 SEED_FIELDS = frozenset({'seed', 'steps'})
@@ -30,7 +30,7 @@ class Run:
   state: 'finished', or the last step and when it was written.
   """
   name: str
-  path: pathlib.Path
+  path: files.Path
   fields: dict[str, Any] | None
   records: list[dict[str, Any]]
   starts: list[dict[str, Any]]
@@ -71,7 +71,7 @@ def read(paths: Sequence[str]) -> list[Run]:
 
 
 def _expand(path):
-  folders = [pathlib.Path(found) for found in sorted(glob.glob(path))]
+  folders = files.found(path)
   if glob.has_magic(path):
     folders = [f for f in folders if (f / 'config.json').exists()
                or (f / 'metrics.jsonl').exists()]

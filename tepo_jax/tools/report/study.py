@@ -7,6 +7,7 @@ import pathlib
 import time
 from typing import Any
 
+from tepo_jax.runtime import files
 from tepo_jax.tasks import statistics
 from tepo_jax.tools.report import claims
 from tepo_jax.tools.report import figures
@@ -18,17 +19,19 @@ from tepo_jax.tools.report import runs as runs_lib
 def write(out: pathlib.Path, runs: Sequence[runs_lib.Run],
           tables: Mapping[str, Sequence[str]],
           inspectors: Sequence[dict[str, Any]] = (),
-          more: Sequence[tuple[str, str]] = ()) -> pathlib.Path:
+          more: Sequence[tuple[str, str]] = (),
+          place: files.Path | None = None) -> pathlib.Path:
   """Writes the report into `out`; returns the page's path.
 
   Args:
     tables: title of a panel of Table 3 -> its methods.
     inspectors: from `inspector.payload`.
     more: further sections, (heading, HTML).
+    place: where `out` will be uploaded to, for links; None: it stays.
   """
   groups = runs_lib.group(runs)
   panels = [_panel(groups, panel, out) for panel in figures.panels(runs)]
-  sections = [('Results', overview.results(groups, out))]
+  sections = [('Results', overview.results(groups, place or out))]
   if len(groups) > 1:
     sections.append(('The paper\'s claims', _claims(groups)))
   sections.append(('Figures', page.figures(panels, figures.bands(groups))))

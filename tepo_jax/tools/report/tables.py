@@ -4,13 +4,14 @@ import csv
 import dataclasses
 import io
 import json
-import pathlib
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tepo_jax import errors
+from tepo_jax.runtime import files
 from tepo_jax.tasks import results as results_lib
 from tepo_jax.tasks import statistics
 
@@ -49,7 +50,7 @@ def run_name(row: Any, seed: int) -> str:
 
 
 def compared(rows: Sequence[Any], columns: Mapping[str, tuple[str, int]],
-             graded: int, runs: str | pathlib.Path,
+             graded: int, runs: str | os.PathLike,
              marks: Mapping[tuple[str, str | None], str]) -> list[Line]:
   """Returns the paper's line of each row, followed by ours.
 
@@ -66,7 +67,7 @@ def compared(rows: Sequence[Any], columns: Mapping[str, tuple[str, int]],
         for (column, samples), value in zip(
             graded_columns, (*row.cells, row.average))), panel=row.panel))
     if not row.is_change:
-      lines.append(Line('ours', _ours(row, columns, pathlib.Path(runs)), True,
+      lines.append(Line('ours', _ours(row, columns, files.path(runs)), True,
                         row.panel))
   return lines
 
@@ -217,7 +218,7 @@ def of_comparison(rows: Sequence[Mapping[str, Any]]) -> str:
   return '\n'.join(lines)
 
 
-def commands(rows: Sequence[Any], table: int, runs: str | pathlib.Path
+def commands(rows: Sequence[Any], table: int, runs: str | os.PathLike
              ) -> list[list[str]]:
   """Returns the commands that a table still needs: train, then evaluate.
 
@@ -227,7 +228,7 @@ def commands(rows: Sequence[Any], table: int, runs: str | pathlib.Path
   done, found = set(), []
   for row in rows:
     for seed in row.seeds if row.method else row.seeds[:1]:
-      folder = pathlib.Path(runs) / run_name(row, seed)
+      folder = files.path(runs) / run_name(row, seed)
       if row.is_change or folder in done or (
           folder / EVALUATION / results_lib.RESULTS).exists():
         continue
