@@ -47,6 +47,11 @@ def test_a_plan_has_every_program_of_a_step(plan):
     assert estimate.failure is None and estimate.compile_seconds > 0
     assert estimate.hbm >= estimate.arguments + estimate.resident
     assert estimate.bound in ('compute', 'memory', 'network')
+    moves_data = estimate.name.split()[0] in ('reshard', 'insert', 'compact')
+    assert (estimate.useful == 0) == moves_data
+    assert estimate.useful <= estimate.flops
+    assert 0 <= step.share_of_peak(
+        estimate.flops, estimate, plan.slice.chip) <= step.EFFICIENCY
   assert set(plan.seconds) == set(compiling.PHASES)
   assert all(seconds > 0 for seconds in plan.seconds.values())
 
@@ -86,7 +91,7 @@ def test_the_table_and_the_record_agree(plan):
 def test_a_plan_that_does_not_fit_states_its_memory():
   config = _config()
   slice_ = chips.topology('v5e:2x2')
-  small = chips.Slice(slice_.name, chips.Chip(1e12, 1e4, 1e9, 1e9),
+  small = chips.Slice(slice_.name, chips.Chip('small', 1e12, 1e4, 1e9, 1e9),
                       slice_.devices)
   config.rollout.slots = 8
   plan = step.make(config, workload_lib.of(config), small, config.mesh)
