@@ -8,6 +8,7 @@ import jax
 import ml_collections
 import numpy as np
 
+from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.learning import batch as batch_lib
 from tepo_jax.learning import packing
@@ -61,8 +62,8 @@ def case(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
     config.train.microbatch_tokens = packer.shards * packer.row_tokens * (
         packer.rows(workload.prompts * workload.samples))
   config.train.packing = 'segments' if mode == 'unpacked' else mode
-  programs = programs_lib.make(
-      config, programs_lib.prepare_model(workload.model, config, mesh), mesh)
+  programs = memory_lib.fitted(config, programs_lib.make(
+      config, programs_lib.prepare_model(workload.model, config, mesh), mesh))
   if mode == 'unpacked':
     programs = dataclasses.replace(
         programs, pack=dataclasses.replace(programs.pack, alone=True))

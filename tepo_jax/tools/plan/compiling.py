@@ -49,6 +49,7 @@ class PlannedProgram:
     mixed groups: (equivalent, decode steps of a rollout)}.
   useful: FLOPs per chip that a run must make: 2 per weight and real token,
     forward, and 4 backward, and attention; 0 if it only moves data.
+  remat: of an update, what it recomputes.
   """
   name: str
   phase: str
@@ -62,6 +63,7 @@ class PlannedProgram:
   by_share: dict[float, tuple[float, int]] = dataclasses.field(
       default_factory=dict)
   useful: float = 0.0
+  remat: str = ''
 
 
 def step_programs(config: ml_collections.ConfigDict,
@@ -76,10 +78,9 @@ def step_programs(config: ml_collections.ConfigDict,
     brief: only the largest of each kind.
     limit: bytes of a device; None: what these devices report.
   """
-  programs = memory_lib.keeping(
-      programs_lib.make(config, programs_lib.prepare_model(
-          workload.model, config, mesh), mesh),
-      config.rollout.prompts // config.train.minibatch_prompts, limit)
+  programs = memory_lib.fitted(
+      config, programs_lib.make(config, programs_lib.prepare_model(
+          workload.model, config, mesh), mesh), limit)
   state = programs_lib.abstract_state(programs)
   frozen = None  # LoRA's base
   if programs.model.lora:
@@ -246,7 +247,7 @@ def _updating(config, workload, programs, state, frozen
           programs.train_step.lower, state, minibatch, key, scalar, old,
           *base), updates, held, open_trips=(
               (score if programs.policy_loss.needs_scoring else ()) + step),
-      useful=3 * forward)
+      useful=3 * forward, remat=programs.model.remat)
 
 
 def _trip_counts(minibatch, chunk_size, passes):

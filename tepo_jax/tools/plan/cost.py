@@ -257,8 +257,7 @@ def _collectives(module, instruction) -> Iterator[tuple[str, float]]:
   """Yields (kind, bytes a chip sends) of collectives, also inside a fusion.
 
   A collective that spans several fusions counts in the last one. An all-reduce
-  of which a fusion returns each chip's slice only is how a TPU's compiler writes
-  a reduce-scatter.
+  of which a fusion returns only each chip's slice is a TPU's reduce-scatter.
   """
   inside, found = None, [instruction]
   if instruction.opcode == 'fusion':

@@ -41,7 +41,8 @@ _TENSOR = (1, 2, 4, 8)  # sizes of the mesh axis to compare
 class Estimate:
   """Memory and cost of one run of a compiled program, per chip.
 
-  name, phase, runs, equivalent, useful: as in `compiling.PlannedProgram`.
+  name, phase, runs, equivalent, useful, remat: as in
+    `compiling.PlannedProgram`.
   arguments, temporaries: bytes. resident: bytes of other arrays that stay
     allocated during the run. hbm: all of these, outputs and code.
   roofline, compile_seconds: seconds. bound: 'compute', 'memory' or 'network'.
@@ -53,6 +54,7 @@ class Estimate:
   runs: float
   equivalent: float
   useful: float
+  remat: str
   arguments: int = 0
   temporaries: int = 0
   resident: int = 0
@@ -201,7 +203,7 @@ def estimate(program: compiling.PlannedProgram, slice_: chips.Slice
   """Compiles a program and estimates its costs."""
   known = {name: getattr(program, name) for name in (
       'name', 'phase', 'runs', 'resident', 'equivalent', 'by_share',
-      'useful')}
+      'useful', 'remat')}
   if program.equivalent is None:
     known['equivalent'] = program.runs
   start = time.perf_counter()

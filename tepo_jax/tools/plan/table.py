@@ -26,7 +26,9 @@ def text(plan: step.StepPlan, workload: workload_lib.Workload,
       f'{slice_.name}: {len(slice_.devices)} chips of '
       f'{_gib(slice_.chip.hbm_bytes)} GiB, mesh {_mesh(plan.mesh)}, '
       f'{plan.slots} slots', _HEAD,
-      *(_line(e, slice_.chip) for e in plan.estimates), verdict(plan), *_accuracy(slice_)]
+      *(_line(e, slice_.chip) for e in plan.estimates), *(
+          f'{e.name}: compute.remat={e.remat}' for e in plan.estimates
+          if e.remat), verdict(plan), *_accuracy(slice_)]
   if plan.fits:
     seconds = plan.seconds
     mean = plan.tokens / (workload.prompts * workload.samples)
