@@ -20,8 +20,9 @@ class Chip:
   """One chip's datasheet.
 
   kind: as jax names the device. flops: bf16 FLOP/s of the matrix units.
-  hbm_bytes: memory that a program may use. hbm_bandwidth: byte/s. link_bandwidth: byte/s of a ring, on a TPU over
-  both directions of one torus axis.
+  hbm_bytes: memory that a program may use. hbm_bandwidth: byte/s.
+  link_bandwidth: byte/s of a ring, on a TPU over both directions of one torus
+  axis.
   https://cloud.google.com/tpu/docs/v5e, v5p, v6e;
   https://jax-ml.github.io/scaling-book/tpus
   """
