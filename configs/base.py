@@ -124,9 +124,12 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
 
   c.compute = ml_collections.ConfigDict()
   c.compute.dtype = 'bfloat16'  # of activations and sampling; masters are fp32
-  # What the backward pass recomputes: 'none'; 'dots': everything in a layer
-  # except the outputs of its linear maps; 'full': everything.
-  c.compute.remat = 'full'
+  # What the backward pass recomputes, from most to least memory: 'none':
+  # nothing; 'dots': all in a layer but its matrix products and attention;
+  # 'mlp': also the products of its feed-forward part; 'full': whole layers.
+  # 'auto': 'dots', 'mlp' or 'full', the first that fits a TPU or GPU; on a CPU
+  # 'full'.
+  c.compute.remat = 'auto'
   # Of kernels in updates, and of a microbatch's gradient; gradients are summed
   # in fp32.
   c.compute.gradient_dtype = 'bfloat16'

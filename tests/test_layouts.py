@@ -97,10 +97,11 @@ def test_a_run_resumes_on_another_mesh(one, tmp_path):
   (status, _, said), = jobs.finish(_train(same, 1, 2, 4), 400)
   assert status == 0 and 'bit-identical' not in said
   (status, out, said), = jobs.finish(_train(
-      other, 1, 4, 4, '--config.mesh.tensor=2', '--config.rollout.slots=6'),
-                                     400)
+      other, 1, 4, 4, '--config.mesh.tensor=2', '--config.rollout.slots=6',
+      '--config.compute.remat=auto'), 400)
   assert status == 0 and 'continuing' in out, said
   assert 'mesh.tensor (was 1, now 2), rollout.slots (was None' in said
+  assert 'remat=auto: full fits these devices, and it was none: res' in said
   assert _steps(other) == [1, 2, 3, 4]
   assert _tokens(same) == _tokens(other) and len(_tokens(other)) == 4 * 8
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6),

@@ -17,7 +17,7 @@ from tepo_jax.learning import objective
 from tepo_jax.learning import packing
 from tepo_jax.policy import attention
 from tepo_jax.policy import lora
-from tepo_jax.policy import transformer
+from tepo_jax.policy import remat
 from tepo_jax.rollout import dump
 from tepo_jax.rollout import selection
 from tepo_jax.tasks import datasets
@@ -32,7 +32,7 @@ _CHOICES = {
     'compute.dtype': _DTYPES,
     'compute.gradient_dtype': _DTYPES,
     'optimizer.momentum_dtype': _DTYPES,
-    'compute.remat': tuple(transformer.REMAT),
+    'compute.remat': ('auto', *remat.POLICIES),
     'compute.attention': attention.CHOICES,
     'reward.on_failure': ('stop', 'zero'),
     'dump.format': dump.FORMATS}

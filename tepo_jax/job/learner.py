@@ -63,8 +63,7 @@ class Learner:
     self.config, self.session = config, session
     programs = programs_lib.make(config, session.model, session.mesh)
     memory_lib.check(programs)
-    self.programs = memory_lib.keeping(
-        programs, config.rollout.prompts // config.train.minibatch_prompts)
+    self.programs = memory_lib.fitted(config, programs)
     self.state: update.TrainState | None = None
     self.frozen, self.skipped_in_a_row = None, 0
     self.base_digests: dict[str, int] = {}

@@ -1,4 +1,5 @@
-"""Does a run fit on its devices? Decoding slots, and the arrays that stay."""
+"""Does a run fit on its devices? Decoding slots, arrays that stay, and what an
+update keeps for its backward pass."""
 
 from collections.abc import Iterator, Mapping
 import contextlib
@@ -11,6 +12,7 @@ import ml_collections
 
 from tepo_jax import errors
 from tepo_jax.job import programs as programs_lib
+from tepo_jax.policy import remat as remat_lib
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import schedule
 from tepo_jax.runtime import host
@@ -22,6 +24,8 @@ _CACHE_SHARE = 0.8
 # The share, of what the arrays leave free, for hidden states of π_old beyond
 # those of one minibatch. An update needs the rest.
 _STATES_SHARE = 0.2
+# What remat='auto' adds to its estimate of an update's other temporaries.
+_RESERVE = 1.25
 _MAX_MESSAGE = 200  # characters of XLA's message, which may list every buffer
 
 
@@ -76,8 +80,9 @@ def check(programs: programs_lib.TrainingPrograms, limit: int | None = None
           ) -> None:
   """Refuses a mesh whose devices cannot hold the arrays of `held`.
 
-  `limit` is in bytes of a device; None: what the device reports, or for a CPU,
-  which reports nothing, its part of the machine's memory.
+  `limit` is in bytes of a device; None: the least that a device of the job
+  reports, or for a CPU, which reports nothing, its part of the machine's
+  memory. With several processes, all of them must then call it.
 
   Raises:
     errors.InputError: with the bytes of each part on a device.
@@ -89,6 +94,72 @@ def check(programs: programs_lib.TrainingPrograms, limit: int | None = None
         f'mesh {dict(programs.mesh.shape)}: a device has {limit / 1e9:.4g} GB '
         f'of memory and would have to hold {sum(sizes.values()) / 1e9:.4g} '
         f'GB: {_in_gigabytes(sizes)}')
+
+
+def fitted(config: ml_collections.ConfigDict,
+           programs: programs_lib.TrainingPrograms, limit: int | None = None
+           ) -> programs_lib.TrainingPrograms:
+  """The programs with `kept` and, for compute.remat='auto', the model's `remat`
+  chosen by the memory of a device; `limit` as in `check`."""
+  limit = limit or _limit(programs)
+  fitting = keeping(
+      programs, config.rollout.prompts // config.train.minibatch_prompts, limit)
+  model = programs.model
+  # A CPU gains nothing; attention 'xla' needs memory that is not estimated.
+  if (config.compute.remat != 'auto' or model.attention == 'xla'
+      or mesh_lib.platform(programs.mesh) == 'cpu'):
+    return fitting
+  sizes = held(fitting)
+  free = limit - (sum(sizes.values()) - sizes['weights for decoding']
+                  + _RESERVE * _temporaries(fitting))
+  remat = next((name for name in ('dots', 'mlp')
+                if activations(fitting, name) <= free), 'full')
+  return dataclasses.replace(
+      programs_lib.make(config, dataclasses.replace(model, remat=remat),
+                        programs.mesh), kept=fitting.kept)
+
+
+def activations(programs: programs_lib.TrainingPrograms,
+                remat: str | None = None) -> float:
+  """Bytes that the layers keep on a device for the backward pass over a
+  microbatch; `remat` None: as the programs do."""
+  model = programs.model
+  return _tokens(programs) * remat_lib.bytes_a_token(
+      model, remat or model.remat, programs.mesh.shape['tensor'])
+
+
+def describe_remat(programs: programs_lib.TrainingPrograms) -> str:
+  """What remat='auto' has chosen."""
+  return (f'compute.remat=auto: {programs.model.remat}; the layers keep '
+          f'{activations(programs) / 1e9:.3g} GB of a microbatch on each '
+          'device for the backward pass')
+
+
+def _tokens(programs):
+  """Tokens of a microbatch on a device, those of its tensor shards included."""
+  _, rows, columns = programs.rows_shape
+  return rows * columns // mesh_lib.batch_shards(programs.mesh)
+
+
+def _temporaries(programs):
+  """Estimates the bytes of an update's other arrays on a device.
+
+  They are the weights in `gradient_dtype` and their gradient; embedding and
+  head, whole over fsdp, with their gradients; the logits of a chunk; and in the
+  layers a few arrays of each width, three layers' weights among them.
+  """
+  model, scorer = programs.model, programs.scorer
+  tensor = programs.mesh.shape['tensor']
+  size = jnp.dtype(model.dtype).itemsize
+  trained = mesh_lib.device_bytes(programs_lib.abstract_state(programs).params)
+  vocabulary = (model.vocab_size + model.vocab_padding) / tensor
+  heads = (model.num_heads + 2 * model.cache_heads) * model.head_dim / tensor
+  wide = heads + 2 * model.d_ff / tensor
+  return (2 * trained / 4 * jnp.dtype(scorer.gradient_dtype).itemsize
+          + (3 * 4 + 2 * size) * vocabulary * model.d_model
+          + 4 * 4 * vocabulary * scorer.chunk_size / scorer.shards
+          + size * (_tokens(programs) * (12 * model.d_model + 3 * wide)
+                    + 3 * model.d_model * 1.5 * wide))
 
 
 def keeping(programs: programs_lib.TrainingPrograms, minibatches: int,
@@ -156,7 +227,8 @@ def check_cache(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
 
 def _limit(programs):
   """Bytes of a device, as in `check`."""
-  return mesh_lib.memory_limit(programs.mesh) or _cpu_bytes()
+  return mesh_lib.least(
+      mesh_lib.memory_limit(programs.mesh) or int(_cpu_bytes()))
 
 
 def _cpu_bytes():

@@ -51,6 +51,7 @@ class TrainingPrograms:
     to_old_policy: params -> compute dtype, training layout, for `old_policy`.
     pack: Batch -> Minibatch, both on the host.
     old_sharding: of an `update.OldPolicy`, π_old for the exact KL.
+    rows_shape: (M, R, S) of the rows of a minibatch at the greatest lengths.
     kept: with an exact KL, the shape [R, K, S, D] and sharding of the hidden
       states of π_old that a run keeps; else None. See `memory.keeping`.
     score: (params, Minibatch) -> ℓ° and H°.
@@ -78,6 +79,7 @@ class TrainingPrograms:
   pack: Callable[[batch_lib.Batch], batch_lib.Minibatch]
   minibatch_sharding: batch_lib.Minibatch
   old_sharding: update.OldPolicy
+  rows_shape: tuple[int, int, int]
   kept: jax.ShapeDtypeStruct | None
   score: Any
   score_and_keep: Any
@@ -101,6 +103,8 @@ def execution(model: transformer.ModelConfig,
               mesh: jax.sharding.Mesh | None = None) -> transformer.ModelConfig:
   """The model with the execution fields of `config.compute`, for a mesh.
 
+  Its `remat` for 'auto' is 'full', which `memory.fitted` may change.
+
   Raises:
     errors.InputError: the mesh cannot cut the model, or its devices lack that
       attention.
@@ -110,7 +114,8 @@ def execution(model: transformer.ModelConfig,
   if mesh is not None:
     model = padding_lib.sharded_over(model, mesh.shape['tensor'])
   return dataclasses.replace(
-      model, dtype=compute.dtype, remat=compute.remat, unroll=compute.unroll,
+      model, dtype=compute.dtype, unroll=compute.unroll,
+      remat='full' if compute.remat == 'auto' else compute.remat,
       ops=cpu_ops.OPS if is_cpu else ops.PLAIN,
       attention=attention.choose(
           compute.attention, device.platform, compute.dtype, model.head_dim))
@@ -142,6 +147,7 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
       mesh_lib.shardings(mesh, ('batch', None, None, 'states')),
       minibatch_sharding.rows, transformer.head_weight(model, whole_sharding))
   pack, shards = make_packer(config, mesh), mesh_lib.batch_shards(mesh)
+  rows_shape = _rows_of_a_minibatch(config, pack)
   scorer = update.Scorer(
       model=model, temperature=config.rollout.temperature,
       chunk_size=config.train.chunk_size * shards, shards=shards,
@@ -161,8 +167,8 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
       to_old_policy=jit(functools.partial(sampling_lib.cast, model.dtype),
                         out_shardings=param_sharding),
       pack=pack, minibatch_sharding=minibatch_sharding,
-      old_sharding=old_sharding,
-      kept=(_states_of_a_minibatch(config, model, pack, old_sharding)
+      old_sharding=old_sharding, rows_shape=rows_shape,
+      kept=(_states(rows_shape, model, old_sharding)
             if policy_loss.needs_kl else None),
       **_minibatch_programs(
           jit, scorer, policy_loss, optimizer, state_sharding,
@@ -209,14 +215,19 @@ def _minibatch_programs(jit, scorer, policy_loss, optimizer, state_sharding,
           out_shardings=(state_sharding, replicated), donate_argnums=0))
 
 
-def _states_of_a_minibatch(config, model, pack, old_sharding):
-  """The hidden states of all microbatches that a minibatch may have."""
+def _rows_of_a_minibatch(config, pack):
+  """`TrainingPrograms.rows_shape`."""
   rows = config.train.minibatch_prompts * config.rollout.samples
   length = config.rollout.max_tokens
   nothing_BS = np.full((rows, config.data.max_prompt_tokens + length), -1)
-  microbatches, rows, columns = pack(batch_lib.Batch(
+  return pack(batch_lib.Batch(
       nothing_BS, nothing_BS, np.zeros((rows, length)),
       *4 * [None])).rows.token_RS.shape
+
+
+def _states(rows_shape, model, old_sharding):
+  """The hidden states of all microbatches that a minibatch may have."""
+  microbatches, rows, columns = rows_shape
   return jax.ShapeDtypeStruct(
       (rows, microbatches, columns, model.d_model), model.dtype,
       sharding=old_sharding.states_RKSD)

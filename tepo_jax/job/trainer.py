@@ -128,6 +128,12 @@ class Trainer:
     records.writer.truncate(self.step - (self.unrecorded is not None))
     if processes.is_first():
       print(f'continuing {records.workdir} after step {self.step}', flush=True)
+      remat = learner.programs.model.remat
+      before = extra['remat'] if 'remat' in extra else remat
+      if self.config.compute.remat == 'auto' and remat != before:
+        print(f'compute.remat=auto: {remat} fits these devices, and it was '
+              f'{before}: results are not bit-identical',
+              file=sys.stderr, flush=True)
 
   def _check_saved(self, where, extra):
     """Refuses a checkpoint of another config or on another model."""
@@ -147,6 +153,8 @@ class Trainer:
     self._saved = time.monotonic()
     if (kept := self.learner.programs.kept) is not None:
       self.progress.note(memory_lib.describe_kept(kept))
+    if self.config.compute.remat == 'auto':
+      self.progress.note(memory_lib.describe_remat(self.learner.programs))
     try:
       if self.step == 0 and self.evaluations:
         scalars = self._timed_evaluation()
@@ -212,6 +220,7 @@ class Trainer:
           'cursor': self.cursor, 'unrecorded': unrecorded,
           'skipped_in_a_row': self.learner.skipped_in_a_row,
           'config_digest': run_folder.digest(self.config),
+          'remat': self.learner.programs.model.remat,
           'stands_on': self.stands_on}, score,
                                      programs_lib.restorable(
                                          self.learner.programs)[1])

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
 from tepo_jax import errors
+from tepo_jax.policy import remat
 from tepo_jax.runtime import mesh as mesh_lib
 
 # A hidden key's score: finite, so that a query without a visible key (padding)
@@ -62,8 +63,11 @@ def attend(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT=None,
   """
   single = q_BSNH.shape[1] == 1
   function = xla if backend == 'xla' or single else KERNELS[backend]
-  return function(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
-                  window, segment_BS)
+  out_BSNH = function(q_BSNH, k_BTKH, v_BTKH, query_position_BS,
+                      key_position_BT, window, segment_BS)
+  if function in (KERNELS['splash'], KERNELS['splash_interpreted']):
+    return out_BSNH  # it names what its own backward pass needs
+  return remat.named(out_BSNH, remat.ATTENTION)
 
 
 def choose(backend, platform, dtype, head_dim) -> str:
@@ -217,7 +221,8 @@ def _splash_piece(q_BSNH, k_BSKH, v_BSKH, segment_BS, *, window, interpret):
       block_sizes=splash.BlockSizes(**dict.fromkeys((
           'block_q', 'block_kv', 'block_kv_compute', 'block_q_dkv',
           'block_kv_dkv', 'block_kv_dkv_compute', 'block_q_dq', 'block_kv_dq'),
-          block)), interpret=interpret)
+          block)), residual_checkpoint_name=remat.ATTENTION,
+      interpret=interpret)
   segment_BS = jnp.pad(segment_BS, ((0, 0), (0, pad)), constant_values=-1)
   out_BNSH = jax.vmap(kernel)(
       *map(heads_first, (scaled_BSNH, k_BSKH, v_BSKH)),

@@ -24,7 +24,10 @@ from tepo_jax.policy import lora as lora_lib
 from tepo_jax.policy import ops as ops_lib
 from tepo_jax.policy import padding as padding_lib
 from tepo_jax.policy import prompt_sharing
+from tepo_jax.policy import remat
 from tepo_jax.policy import rope
+from tepo_jax.policy import sharded_layers
+from tepo_jax.runtime import mesh as mesh_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +54,7 @@ class ModelConfig:
   num_full_layers: int = 0
 
   dtype: str = 'float32'  # of the computation; parameters are cast at use
-  remat: str = 'none'  # what the backward pass recomputes: a key of REMAT
+  remat: str = 'none'  # what the backward pass recomputes: of remat.POLICIES
   unroll: int = 1  # layers per scan step; num_layers: no loop at all
   attention: str = 'xla'  # or a name of attention.KERNELS
   ops: ops_lib.Ops = ops_lib.PLAIN  # or the table of policy.cpu.ops
@@ -71,11 +74,6 @@ class ModelConfig:
 EXECUTION_FIELDS = (
     'dtype', 'remat', 'unroll', 'attention', 'ops', 'lora', 'vocab_padding',
     'kv_copies')
-
-# What the backward pass recomputes: nothing; whole layers; all but the outputs
-# of linear maps (that is, attention and elementwise operations).
-REMAT = {'none': None, 'full': None,
-         'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
 
 
 @flax.struct.dataclass
@@ -178,10 +176,18 @@ class _Columns:
   index: jax.Array | None = None
 
 
+def _columns(config, position_BS, segment_BS, sequences):
+  return _Columns(
+      position_BS, rope.rotation(position_BS, config.head_dim,
+                                 config.rope_theta, config.rope_scaling),
+      segment_BS, sequences)
+
+
 class _Layer(nn.Module):
   """x += attention(norm(x)); x += mlp(norm(x)). One step of the layer scan.
 
-  `stores` are the layer's part of the cache, returned with S new columns.
+  `stores` are the layer's part of the cache, returned with S new columns. In
+  `sharded_layers`, x_MD and the config are those of one device.
   """
 
   config: ModelConfig
@@ -191,17 +197,24 @@ class _Layer(nn.Module):
     config = self.config
     linear = functools.partial(
         layers_lib.Linear, lora=config.lora, ops=config.ops)
+
+    def normed(name):
+      return mesh_lib.gathered(
+          layers_lib.Norm(config.norm_eps, name=name)(x_MD), 'tokens',
+          size=columns.position_BS.size)
+
     attended_MD, stores = self._attention(
-        layers_lib.Norm(config.norm_eps, name='attention_norm')(x_MD),
-        linear, layer, columns, stores)
-    x_MD = _by_rows(x_MD + attended_MD)
-    y_MD = layers_lib.Norm(config.norm_eps, name='mlp_norm')(x_MD)
-    gate_MF = linear(config.d_ff, ('embed', 'mlp'), name='gate')(y_MD)
-    up_MF = linear(config.d_ff, ('embed', 'mlp'), name='up')(y_MD)
+        normed('attention_norm'), linear, layer, columns, stores)
+    x_MD = _by_rows(x_MD + remat.named(
+        mesh_lib.summed(attended_MD, 'tokens'), remat.ATTENTION))
+    y_MD = normed('mlp_norm')
+    gate_MF, up_MF = (
+        remat.named(linear(config.d_ff, ('embed', 'mlp'), name=name)(y_MD),
+                    remat.MLP) for name in ('gate', 'up'))
     down_MD = nn.remat(layers_lib.Gated)(
         config.d_model, ('mlp', 'embed'), lora=config.lora, ops=config.ops,
         name='down')(gate_MF, up_MF)
-    return _by_rows(x_MD + down_MD), stores
+    return _by_rows(x_MD + mesh_lib.summed(down_MD, 'tokens')), stores
 
   def _attention(self, x_MD, linear, layer, columns, stores):
     config = self.config
@@ -233,9 +246,9 @@ class _Layer(nn.Module):
 
     def heads(name, axis, count, norm=False):
       whole = axis == 'kv_heads' and config.kv_copies > 1
-      y = linear(
+      y = remat.named(linear(
           count * config.head_dim, ('embed', None if whole else axis),
-          config.qkv_bias, name=name)(x_MD)
+          config.qkv_bias, name=name)(x_MD), remat.ATTENTION)
       y = y.reshape(*columns.position_BS.shape, count, config.head_dim)
       if not norm:
         return y
@@ -277,20 +290,35 @@ class _Transformer(nn.Module):
                         ('embed', 'vocab'), name='head')()
     x_MD = jnp.take(embedding_VD, token_BS.reshape(-1), axis=0)
     x_MD = _by_rows(x_MD.astype(config.dtype))
-    columns = _Columns(
-        position_BS, rope.rotation(position_BS, config.head_dim,
-                                   config.rope_theta, config.rope_scaling),
-        segment_BS, sequences)
-    if cache is None:
-      x_MD, _ = _scan(config)(config, name='layers')(
-          x_MD, jnp.arange(config.num_layers), columns)
-    else:
+    columns = _columns(config, position_BS, segment_BS, sequences)
+    if cache is not None:
       columns = columns.replace(
           index=cache.index, key_position_BT=jax.lax.dynamic_update_slice(
               cache.position, position_BS, (0, cache.index)))
       x_MD, cache = self._decode(x_MD, columns, cache)
+    elif sharded_layers.are_needed(config) and not self.is_initializing():
+      x_MD = self._sharded(x_MD, position_BS, segment_BS, sequences)
+    else:
+      x_MD, _ = _scan(config)(config, name='layers')(
+          x_MD, jnp.arange(config.num_layers), columns)
     x_MD = layers_lib.Norm(config.norm_eps, name='final_norm')(x_MD)
     return x_MD.reshape(*position_BS.shape, config.d_model), cache
+
+  def _sharded(self, x_MD, *rows):
+    """The layers on a mesh whose `tensor` cuts them."""
+    config = self.config
+
+    def make_layer(own, rows):
+      columns = _columns(config, *rows)
+      return lambda x_MD, params, number: _Layer(own, parent=None).apply(
+          {'params': params}, x_MD, number, columns)[0]
+
+    axes = jax.tree.map(lambda names: names[1:], logical_axes(config)['layers'],
+                        is_leaf=lambda node: type(node) is tuple)
+    x_BSD = sharded_layers.run(
+        config, axes, make_layer, self.get_variable('params', 'layers'),
+        x_MD.reshape(*rows[0].shape, -1), rows)
+    return _by_rows(x_BSD.reshape(x_MD.shape))
 
   def _decode(self, x_MD, columns, cache):
     """The layers, each with its own arrays of parameters and cache."""
@@ -307,9 +335,7 @@ def _layer(config: ModelConfig):
   """`_Layer`, rematerialised as config.remat says."""
   if config.remat == 'none':
     return _Layer
-  # In an unrolled loop XLA would merge the recomputation with the forward pass.
-  return nn.remat(_Layer, prevent_cse=config.unroll != 1,
-                  policy=REMAT[config.remat])
+  return nn.remat(_Layer, **remat.options(config))
 
 
 def _scan(config: ModelConfig):

@@ -13,10 +13,12 @@ import contextlib
 import contextvars
 import functools
 import math
+from typing import Any
 
 from flax import linen as nn
 import jax
 from jax.experimental import multihost_utils
+import jax.numpy as jnp
 import numpy as np
 
 from tepo_jax import errors
@@ -24,11 +26,13 @@ from tepo_jax import errors
 AXES = ('data', 'fsdp', 'tensor')
 
 # Training: fp32 masters and Adam moments sharded over fsdp x tensor; 'states':
-# hidden states that only wait to be used.
+# hidden states that only wait to be used; 'tokens': those between the large
+# products of a layer.
 RULES = {
     'batch': ('data', 'fsdp'), 'vocab': 'tensor', 'heads': 'tensor',
-    'kv_heads': 'tensor', 'mlp': 'tensor', 'states': 'tensor', 'embed': 'fsdp',
-    'layers': None, 'norm': None, None: None}
+    'kv_heads': 'tensor', 'mlp': 'tensor', 'states': 'tensor',
+    'tokens': 'tensor', 'embed': 'fsdp', 'layers': None, 'norm': None,
+    None: None}
 
 # Decoding: every fsdp shard holds complete weights, so that no decode step has
 # to gather them.
@@ -36,6 +40,8 @@ DECODE_RULES = {**RULES, 'embed': None}
 
 # (mesh, rules) of the `under_rules` function that is being traced.
 _IN_FORCE = contextvars.ContextVar('in force', default=None)
+# The same of the `by_device` function that is being traced.
+_BY_DEVICE = contextvars.ContextVar('by device', default=None)
 
 
 def make(
@@ -170,12 +176,20 @@ def total_over_batch(x: jax.Array) -> jax.Array:
   return jax.lax.psum(x, RULES['batch'])
 
 
+def shards(name: str) -> int:
+  """Number of shards of a logical axis, within `under_rules`; else 1."""
+  if _IN_FORCE.get() is None:
+    return 1
+  mesh, rules = _IN_FORCE.get()
+  return _parts(mesh, rules[name])
+
+
 def per_device(function: Callable, axes: Sequence[tuple[str | None, ...]],
                *arrays: jax.Array) -> jax.Array:
   """function(*arrays), computed by each device on its own shards.
 
-  For custom kernels, which XLA cannot partition. Without `under_rules`, or on
-  one device, it is a plain call.
+  For custom kernels, which XLA cannot partition. Without `under_rules`, on one
+  device or inside `by_device`, it is a plain call.
 
   Args:
     function: of one shard per array; its result is sharded as the first array.
@@ -184,6 +198,31 @@ def per_device(function: Callable, axes: Sequence[tuple[str | None, ...]],
   """
   if _IN_FORCE.get() is None or _IN_FORCE.get()[0].size == 1:
     return function(*arrays)
+  return _on_shards(function, axes, *arrays)
+
+
+def by_device(function: Callable, axes: Sequence[Any], *trees: Any
+              ) -> jax.Array:
+  """As `per_device`, of trees, for functions in which devices communicate.
+
+  They do so in `gathered` and `summed`. `per_device` and flax's constraints
+  do nothing inside. Call it within `under_rules`.
+  """
+  in_force = _IN_FORCE.get()
+
+  def local(*trees):
+    here = _BY_DEVICE.set(in_force), _IN_FORCE.set(None)
+    try:
+      with nn.logical_axis_rules([]):
+        return function(*trees)
+    finally:
+      _BY_DEVICE.reset(here[0])
+      _IN_FORCE.reset(here[1])
+
+  return _on_shards(local, axes, *trees)
+
+
+def _on_shards(function, axes, *trees):
   mesh, rules = _IN_FORCE.get()
 
   def spec(names, array):
@@ -191,10 +230,52 @@ def per_device(function: Callable, axes: Sequence[tuple[str | None, ...]],
         None if size % _parts(mesh, rules[name]) else rules[name]
         for name, size in zip(names, array.shape)))
 
-  specs = tuple(map(spec, axes, arrays))
+  specs = tuple(jax.tree.map(spec, names, tree, is_leaf=_is_axes)
+                for names, tree in zip(axes, trees))
   return jax.shard_map(
       function, mesh=mesh, in_specs=specs, out_specs=specs[0],
-      check_vma=False)(*arrays)
+      check_vma=False)(*trees)
+
+
+def gathered(x: jax.Array, name: str, axis: int = 0,
+             size: int | None = None) -> jax.Array:
+  """Inside `by_device`, joins the shards of x along an axis of this name.
+
+  size: of the result, without the padding of `own_part` and `summed`; None:
+  there is none. Elsewhere it returns x.
+  """
+  if (mesh_axes := _axes_by_device(name)) is None:
+    return x
+  x = jax.lax.all_gather(x, mesh_axes, axis=axis, tiled=True)
+  return x if size is None else jax.lax.slice_in_dim(x, 0, size, axis=axis)
+
+
+def summed(x: jax.Array, name: str) -> jax.Array:
+  """Inside `by_device`, this device's shard, along axis 0, of the sum of x over
+  the devices that share that axis; elsewhere x. Padded to equal shards."""
+  if (mesh_axes := _axes_by_device(name)) is None:
+    return x
+  return jax.lax.psum_scatter(_padded(x, mesh_axes), mesh_axes, tiled=True)
+
+
+def own_part(x: jax.Array, name: str, axis: int = 0) -> jax.Array:
+  """Inside `by_device`, this device's shard of an x that is whole along an axis
+  of this name; padded to equal shards."""
+  mesh_axes = _axes_by_device(name)
+  x = _padded(x, mesh_axes, axis)
+  size = x.shape[axis] // _parts(_BY_DEVICE.get()[0], mesh_axes)
+  return jax.lax.dynamic_slice_in_dim(
+      x, jax.lax.axis_index(mesh_axes) * size, size, axis)
+
+
+def _axes_by_device(name):
+  return None if _BY_DEVICE.get() is None else _BY_DEVICE.get()[1][name]
+
+
+def _padded(x, mesh_axes, axis=0):
+  widths = [(0, 0)] * x.ndim
+  widths[axis] = 0, -x.shape[axis] % _parts(_BY_DEVICE.get()[0], mesh_axes)
+  return jnp.pad(x, widths)
 
 
 def check(mesh: jax.sharding.Mesh, axes_tree, abstract_tree, rules=RULES):
@@ -264,13 +345,19 @@ def free_bytes() -> int | None:
   """
   free = [stats['bytes_limit'] - stats['bytes_in_use']
           for d in jax.local_devices() if (stats := d.memory_stats())]
-  if not free:
-    return None
+  return least(min(free)) if free else None
+
+
+def least(size: int) -> int:
+  """The smallest of all processes' sizes in bytes, so that they decide alike.
+
+  A collective: with several processes, all of them must call it.
+  """
   if jax.process_count() == 1:
-    return min(free)
+    return size
   # In MiB: jax has no 64-bit integers by default.
   return int(np.min(multihost_utils.process_allgather(
-      np.int32(min(free) >> 20)))) << 20
+      np.int32(size >> 20)))) << 20
 
 
 def _is_axes(node) -> bool:

@@ -57,7 +57,7 @@ BAD = [
     ('compute.dtype', 'float16', 'float32, bfloat16'),
     ('compute.gradient_dtype', 'float16', 'float32, bfloat16'),
     ('optimizer.momentum_dtype', 'float16', 'float32, bfloat16'),
-    ('compute.remat', 'some', 'none, full, dots'),
+    ('compute.remat', 'some', 'auto, none, dots, mlp, full'),
     ('compute.unroll', 0, 'positive'),
     ('compute.attention', 'flash', 'auto, xla, cudnn, splash'),
     ('lora.rank', -1, '0 or more'),

@@ -237,7 +237,8 @@ def test_packing_changes_nothing(packing, row_tokens, microbatch_tokens):
     (dict(data=4, fsdp=1, tensor=1), 'padded'),
     (dict(data=1, fsdp=4, tensor=1), 'segments'),
     (dict(data=1, fsdp=2, tensor=2), 'segments'),
-    (dict(data=1, fsdp=2, tensor=2), 'shared')])
+    (dict(data=1, fsdp=2, tensor=2), 'shared'),
+    (dict(data=1, fsdp=1, tensor=4), 'segments')])  # key heads are copied
 def test_the_mesh_changes_nothing(shape, packing):
   """Against one device; parameters and moments are sharded indeed."""
   arguments = dict(shape=tuple(shape.items()), packing=packing,
@@ -357,24 +358,26 @@ def _pull_back():
 
 
 @pytest.mark.long_after_first
-@pytest.mark.parametrize('packing, microbatch_tokens, remat, short', [
-    ('padded', 100, 'none', 256), ('segments', 24, 'none', 256),
-    ('segments', 50, 'full', 256), ('padded', 24, 'dots', 256),
-    ('shared', 24, 'full', 256), ('segments', 24, 'none', 0),
-    ('shared', 24, 'full', 0)])
+@pytest.mark.parametrize('packing, microbatch_tokens, remat, short, mesh', [
+    ('padded', 100, 'none', 256, (1, 1)), ('segments', 24, 'none', 256, (1, 1)),
+    ('segments', 50, 'full', 256, (1, 1)), ('padded', 24, 'dots', 256, (1, 1)),
+    ('shared', 24, 'full', 256, (1, 1)), ('segments', 24, 'none', 0, (1, 1)),
+    ('shared', 24, 'full', 0, (1, 1)), ('segments', 24, 'mlp', 256, (1, 4)),
+    ('segments', 24, 'dots', 0, (2, 2)), ('segments', 24, 'full', 256, (4, 1))])
 def test_first_update_is_reinforce_exactly(
-    packing, microbatch_tokens, remat, short, monkeypatch):
+    packing, microbatch_tokens, remat, short, mesh, monkeypatch):
   """π = π_old: w = 1, ΔH = 0, M = 0, KL = 0 to the last bit (reading 2).
 
   As in a run: the programs of `programs.make`, fully optimised, the same
   shapes. The gradient is that of −Σ A ℓ / N. `packed_attention` computes packed
-  rows of more than `short` columns, in blocks of 8.
+  rows of more than `short` columns, in blocks of 8. `mesh`: fsdp, tensor.
   """
   monkeypatch.setattr(packed_attention, '_SHORT', short)
   monkeypatch.setattr(packed_attention, '_BLOCK', 8)
   programs = _programs(
-      _mesh(ONE_DEVICE), packing=packing, row_tokens=24, remat=remat,
-      microbatch_tokens=microbatch_tokens, max_grad_norm=1e9)
+      _mesh(dict(zip(mesh_lib.AXES, (1, *mesh)))), packing=packing,
+      row_tokens=24, remat=remat, microbatch_tokens=microbatch_tokens,
+      max_grad_norm=1e9)
   params = _weights()[0]
   batch = _batch()
   scored = _scored(programs, params, batch, {})

@@ -15,6 +15,7 @@ import pytest
 from tepo_jax import errors
 from tepo_jax.policy import cache as cache_lib
 from tepo_jax.policy.huggingface import weights
+from tepo_jax.policy import lora
 from tepo_jax.policy import padding as padding_lib
 from tepo_jax.policy import scoring
 from tepo_jax.policy import transformer
@@ -134,6 +135,42 @@ def test_scores_ignore_the_padding(saved, rows, quick_compile):
   jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5),
                _real(gradient), want_gradient)
   assert not gradient['head']['kernel'][:, 61:].any()
+
+
+@pytest.mark.long_after_first
+@pytest.mark.parametrize('shape, remat', [
+    ((1, 1, 4), 'mlp'), ((1, 2, 2), 'none')])
+def test_gradients_are_those_of_one_device(shape, remat, rows, quick_compile):
+  """Of all weights and adapters; 21 tokens, or 14 a row shard, divide into no
+  equal parts, and `tensor=4` copies the key heads."""
+  model = dataclasses.replace(
+      MODEL, qk_norm=True, tie_embeddings=True, vocab_size=64,
+      lora=lora.Lora(3, 6.0))
+  count = 3 if shape[2] == 4 else 4
+  token_BS, position_BS = (x[:count, :7] for x in rows)
+  rng = np.random.RandomState(2)
+  params = jax.tree.map(
+      lambda leaf: rng.normal(0.1, 0.3, leaf.shape).astype(leaf.dtype),
+      transformer.abstract_params(model))
+
+  def loss(config, params):
+    hidden_BSD, _ = transformer.forward(config, params, token_BS, position_BS)
+    return jnp.sum(jnp.where(
+        position_BS[..., None] >= 0, jnp.sin(hidden_BSD), 0))
+
+  want = jax.jit(jax.value_and_grad(functools.partial(loss, model)))(params)
+  mesh = mesh_lib.make(dict(zip(mesh_lib.AXES, shape)))
+  cut = dataclasses.replace(
+      padding_lib.sharded_over(model, shape[2]), remat=remat)
+  assert cut.kv_copies == shape[2] // 2 and not cut.vocab_padding
+  params = jax.device_put(
+      params, mesh_lib.shardings(mesh, transformer.logical_axes(cut)))
+  compiled = jax.jit(mesh_lib.under_rules(mesh, jax.value_and_grad(
+      functools.partial(loss, cut)))).lower(params).compile()
+  # Between the products each device has its own tokens.
+  assert 'reduce-scatter' in compiled.as_text()
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(
+      a, b, rtol=0, atol=3e-6 * np.abs(b).max()), compiled(params), want)
 
 
 def test_padding_the_vocabulary_gathers_no_logits(saved, rows):

@@ -1,6 +1,6 @@
 """This machine's peak rates: matrix products and memory bandwidth."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import functools
 
 import jax
@@ -10,6 +10,8 @@ import ml_collections
 from tepo_jax.tools.benchmark import registry
 from tepo_jax.tools.benchmark import timing
 from tepo_jax.tools.benchmark import workload as workload_lib
+from tepo_jax.tools.plan import chips
+from tepo_jax.tools.plan import gpus
 
 _PRODUCTS = 8  # in one program
 _BYTES = 1 << 28  # size of the array that is copied
@@ -27,6 +29,16 @@ def product_of(dtype: str) -> tuple[Callable[[], jax.Array], float]:
   products = jax.jit(lambda a: jax.lax.fori_loop(
       0, _PRODUCTS, lambda _, x: x @ a, a))
   return functools.partial(products, a), 2.0 * _PRODUCTS * size ** 3
+
+
+def peak(devices: Sequence[jax.Device], dtype: str) -> float | None:
+  """Returns the devices' FLOP/s by their data sheet; None if not known."""
+  known = {chip.kind: chip.flops for chip in chips.CHIPS.values()} | {
+      gpu.name: gpu.flops for gpu in gpus.GPUS.values()}
+  kind = devices[0].device_kind
+  if dtype != 'bfloat16' or kind not in known:
+    return None
+  return known[kind] * len(devices)
 
 
 def measure(config: ml_collections.ConfigDict,

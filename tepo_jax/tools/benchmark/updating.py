@@ -8,6 +8,7 @@ import jax
 import ml_collections
 import numpy as np
 
+from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.learning import batch as batch_lib
 from tepo_jax.learning import packing
@@ -61,8 +62,8 @@ def case(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
     config.train.microbatch_tokens = packer.shards * packer.row_tokens * (
         packer.rows(workload.prompts * workload.samples))
   config.train.packing = 'segments' if mode == 'unpacked' else mode
-  programs = programs_lib.make(
-      config, programs_lib.prepare_model(workload.model, config, mesh), mesh)
+  programs = memory_lib.fitted(config, programs_lib.make(
+      config, programs_lib.prepare_model(workload.model, config, mesh), mesh))
   if mode == 'unpacked':
     programs = dataclasses.replace(
         programs, pack=dataclasses.replace(programs.pack, alone=True))
@@ -107,23 +108,18 @@ def forward_flops(workload: workload_lib.Workload,
                   shared: bool = False) -> float:
   """Returns the FLOPs of a forward pass; an update costs three times as much.
 
-  Counted are matrix products on real tokens: the layers on every token, causal
-  attention, and the head on completion tokens; not padding and recomputation.
-  `shared`: the layers process a prompt, except its last token, once.
+  Counted are the layers on every real token, causal attention, and the head on
+  completion tokens; not padding and recomputation. `shared`: the layers process
+  a prompt, except its last token, once.
   """
-  model = workload.model
   length_B = workload.lengths(workload.prompts * workload.samples).astype(float)
   total_B = workload.prompt_tokens + length_B
-  width = model.num_heads * model.head_dim
-  kv_width = model.num_kv_heads * model.head_dim
-  layer = model.d_model * (2 * width + 2 * kv_width + 3 * model.d_ff)
-  # Two products, each over the causal half of the square.
-  attention = width * np.sum(total_B ** 2)
-  head = model.d_model * model.vocab_size * length_B.sum()
   tokens = total_B.sum()
   if shared:
     tokens -= (len(total_B) - workload.prompts) * (workload.prompt_tokens - 1)
-  return 2 * (model.num_layers * (layer * tokens + attention) + head)
+  # Of attention, the causal half of the square.
+  return workload_lib.forward_flops(
+      workload.model, tokens, np.sum(total_B ** 2) / 2, length_B.sum())
 
 
 def measure_growth(config, workload, peers) -> Iterator[timing.Measurement]:
@@ -182,14 +178,17 @@ def _measure(config, workload, peers, what, name, passes):
       | _of_peers(peers, what, workload, config)
       | {'product': product}, workload.rounds)
   ceiling = product_flops / np.median(seconds.pop('product'))
+  devices = next(iter(cases.values())).programs.mesh.devices.ravel()
+  peak = machine.peak(devices, workload.model.dtype)
   rows = workload.prompts * workload.samples
   tokens = workload.prompt_tokens * rows + workload.lengths(rows).sum()
   for how, values in seconds.items():
     flops = passes * forward_flops(workload, shared=how == 'shared')
     yield timing.summary(f'{name}/{how}/seconds', values, 's')
     for quantity, work, unit in (
-        ('tokens', tokens, 'token/s'), ('model', flops, 'FLOP/s'),
-        ('share of the machine\'s matmul', flops / ceiling, '1')):
+        ('tokens', tokens, 'token/s'), ('useful', flops, 'FLOP/s'),
+        ('share of the machine\'s matmul', flops / ceiling, '1'),
+        *([('useful share of peak', flops / peak, '1')] if peak else [])):
       yield timing.summary(
           f'{name}/{how}/{quantity}', [work / s for s in values], unit)
   for how, c in cases.items():

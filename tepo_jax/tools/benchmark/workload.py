@@ -39,6 +39,20 @@ class Workload:
         self.max_tokens).astype(np.int32)
 
 
+def forward_flops(model: transformer.ModelConfig, tokens: float, pairs: float,
+                  scored: float) -> float:
+  """Returns the FLOPs that a forward pass must make: 2 per weight and token.
+
+  Counted are matrix products: the layers on `tokens`, attention's two on
+  `pairs` of a query and a key that it sees, and the head on `scored` tokens.
+  """
+  width = model.num_heads * model.head_dim
+  kv_width = model.num_kv_heads * model.head_dim
+  layer = model.d_model * (2 * width + 2 * kv_width + 3 * model.d_ff)
+  return 2.0 * (model.num_layers * (layer * tokens + 2 * width * pairs)
+                + model.d_model * model.vocab_size * scored)
+
+
 def of(config: ml_collections.ConfigDict) -> Workload:
   """Returns the workload of `config.benchmark` with the config's model.
 

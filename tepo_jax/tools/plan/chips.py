@@ -19,12 +19,14 @@ GIB = 1 << 30
 class Chip:
   """One chip's datasheet.
 
-  flops: bf16 FLOP/s of the matrix units. hbm_bytes: memory that a program may
-  use. hbm_bandwidth: byte/s. link_bandwidth: byte/s of a ring, on a TPU over
-  both directions of one torus axis.
+  kind: as jax names the device. flops: bf16 FLOP/s of the matrix units.
+  hbm_bytes: memory that a program may use. hbm_bandwidth: byte/s.
+  link_bandwidth: byte/s of a ring, on a TPU over both directions of one torus
+  axis.
   https://cloud.google.com/tpu/docs/v5e, v5p, v6e;
   https://jax-ml.github.io/scaling-book/tpus
   """
+  kind: str
   flops: float
   hbm_bytes: float
   hbm_bandwidth: float
@@ -32,9 +34,9 @@ class Chip:
 
 
 CHIPS = {
-    'v5e': Chip(197e12, 15.75 * GIB, 819e9, 90e9),
-    'v5p': Chip(459e12, 95.74 * GIB, 2765e9, 180e9),
-    'v6e': Chip(918e12, 31.25 * GIB, 1640e9, 180e9),
+    'v5e': Chip('TPU v5 lite', 197e12, 15.75 * GIB, 819e9, 90e9),
+    'v5p': Chip('TPU v5', 459e12, 95.74 * GIB, 2765e9, 180e9),
+    'v6e': Chip('TPU v6 lite', 918e12, 31.25 * GIB, 1640e9, 180e9),
 }
 
 

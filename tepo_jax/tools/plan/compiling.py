@@ -24,6 +24,7 @@ from tepo_jax.rollout import engine
 from tepo_jax.rollout import schedule
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools.benchmark import streaming
+from tepo_jax.tools.benchmark import updating
 from tepo_jax.tools.benchmark import workload as workload_lib
 from tepo_jax.tools.plan import traffic
 
@@ -46,6 +47,9 @@ class PlannedProgram:
     inner loops first.
   by_share: for the largest decode program under dynamic sampling, {share of
     mixed groups: (equivalent, decode steps of a rollout)}.
+  useful: FLOPs per chip that a run must make: 2 per weight and real token,
+    forward, and 4 backward, and attention; 0 if it only moves data.
+  remat: of an update, what it recomputes.
   """
   name: str
   phase: str
@@ -58,6 +62,8 @@ class PlannedProgram:
   open_trips: tuple[float, ...] = (1.0,)
   by_share: dict[float, tuple[float, int]] = dataclasses.field(
       default_factory=dict)
+  useful: float = 0.0
+  remat: str = ''
 
 
 def step_programs(config: ml_collections.ConfigDict,
@@ -72,10 +78,9 @@ def step_programs(config: ml_collections.ConfigDict,
     brief: only the largest of each kind.
     limit: bytes of a device; None: what these devices report.
   """
-  programs = memory_lib.keeping(
-      programs_lib.make(config, programs_lib.prepare_model(
-          workload.model, config, mesh), mesh),
-      config.rollout.prompts // config.train.minibatch_prompts, limit)
+  programs = memory_lib.fitted(
+      config, programs_lib.make(config, programs_lib.prepare_model(
+          workload.model, config, mesh), mesh), limit)
   state = programs_lib.abstract_state(programs)
   frozen = None  # LoRA's base
   if programs.model.lora:
@@ -146,7 +151,23 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
     yield PlannedProgram(
         _label(shape), 'rollout', functools.partial(arguments.lower, shape),
         runs, held, shape in largest, equivalent.get(shape, 0), given,
-        by_share=by_share.get(shape, {}))
+        by_share=by_share.get(shape, {}),
+        useful=_useful_of_sampling(workload, shape) / programs.mesh.size)
+
+
+def _useful_of_sampling(workload, shape):
+  """Returns `useful` over all chips; a decode step computes a token a slot, and
+  half of the mean completion is behind it."""
+  prompt, rows = workload.prompt_tokens, shape.rows
+  if shape.name == 'prefill':
+    return workload_lib.forward_flops(
+        workload.model, rows * prompt, rows * prompt ** 2 / 2, rows)
+  if shape.name == 'decode':
+    seen = prompt + workload.lengths(
+        workload.prompts * workload.samples).mean() / 2
+    return workload_lib.forward_flops(
+        workload.model, rows, rows * seen, rows)
+  return 0.0
 
 
 def _largest(shapes) -> list[traffic.Shape]:
@@ -185,6 +206,9 @@ def _updating(config, workload, programs, state, frozen
   host = programs.pack(_batch(config, workload))
   minibatch = _placed(host, programs.minibatch_sharding)
   size = mesh_lib.device_bytes(minibatch)  # those of the first epoch stay
+  forward = updating.forward_flops(
+      dataclasses.replace(workload, prompts=settings.minibatch_prompts),
+      settings.packing == 'shared') / programs.mesh.size
   score, step = (tuple(_trip_counts(host, programs.scorer.chunk_size, passes))
                  for passes in (1, 2))
   scalar = jax.ShapeDtypeStruct((), np.float32)
@@ -202,7 +226,7 @@ def _updating(config, workload, programs, state, frozen
       'score', 'score', lower_score, minibatches + 1,
       mesh_lib.device_bytes(state.opt_state) + minibatches * size,
       given=mesh_lib.device_bytes((state.params, base)) + size,
-      open_trips=score)
+      open_trips=score, useful=forward)
   updates, held = minibatches * settings.epochs, minibatches * size
   if old is not None and minibatches * host.used > programs.kept.shape[1]:
     params = programs.to_old_policy.eval_shape(state.params)
@@ -215,13 +239,15 @@ def _updating(config, workload, programs, state, frozen
         'old states', 'update', functools.partial(
             programs.old_policy.lower, params, minibatch, *base), updates,
         mesh_lib.device_bytes(state) + held - size,
-        given=mesh_lib.device_bytes(base) + size, open_trips=score[-1:])
+        given=mesh_lib.device_bytes(base) + size, open_trips=score[-1:],
+        useful=forward)
     held += mesh_lib.device_bytes(params)
   yield PlannedProgram(
       'update', 'update', functools.partial(
           programs.train_step.lower, state, minibatch, key, scalar, old,
           *base), updates, held, open_trips=(
-              (score if programs.policy_loss.needs_scoring else ()) + step))
+              (score if programs.policy_loss.needs_scoring else ()) + step),
+      useful=3 * forward, remat=programs.model.remat)
 
 
 def _trip_counts(minibatch, chunk_size, passes):

@@ -256,17 +256,23 @@ def _written(inside, output, array):
 def _collectives(module, instruction) -> Iterator[tuple[str, float]]:
   """Yields (kind, bytes a chip sends) of collectives, also inside a fusion.
 
-  A collective that spans several fusions counts in the last one.
+  A collective that spans several fusions counts in the last one. An all-reduce
+  of which a fusion returns only each chip's slice is a TPU's reduce-scatter.
   """
+  inside, found = None, [instruction]
   if instruction.opcode == 'fusion':
     inside = module.computations[instruction.attribute('calls')]
-    inside = inside.instructions.values()
-    ends = any('"AsyncCollectiveDone"' in i.text for i in inside)
-    found = [i for i in inside if ends or 'chain_id=' not in i.text]
-  else:
-    found = [instruction]
-  yield from (_sent(i) for i in found
-              if i.opcode.removesuffix('-start') in COLLECTIVES)
+    found = inside.instructions.values()
+    ends = any('"AsyncCollectiveDone"' in i.text for i in found)
+    found = [i for i in found if ends or 'chain_id=' not in i.text]
+  for i in found:
+    if i.opcode.removesuffix('-start') in COLLECTIVES:
+      kind, sent = _sent(i)
+      users = inside.users[i.name] if inside else ()
+      if kind == 'all-reduce' and {u.opcode for u in users} == {
+          'dynamic-slice'}:
+        kind, sent = 'reduce-scatter', sent / 2
+      yield kind, sent
 
 
 def _sent(instruction):

@@ -41,7 +41,8 @@ _TENSOR = (1, 2, 4, 8)  # sizes of the mesh axis to compare
 class Estimate:
   """Memory and cost of one run of a compiled program, per chip.
 
-  name, phase, runs, equivalent: as in `compiling.PlannedProgram`.
+  name, phase, runs, equivalent, useful, remat: as in
+    `compiling.PlannedProgram`.
   arguments, temporaries: bytes. resident: bytes of other arrays that stay
     allocated during the run. hbm: all of these, outputs and code.
   roofline, compile_seconds: seconds. bound: 'compute', 'memory' or 'network'.
@@ -52,6 +53,8 @@ class Estimate:
   phase: str
   runs: float
   equivalent: float
+  useful: float
+  remat: str
   arguments: int = 0
   temporaries: int = 0
   resident: int = 0
@@ -199,7 +202,8 @@ def estimate(program: compiling.PlannedProgram, slice_: chips.Slice
              ) -> Estimate:
   """Compiles a program and estimates its costs."""
   known = {name: getattr(program, name) for name in (
-      'name', 'phase', 'runs', 'resident', 'equivalent', 'by_share')}
+      'name', 'phase', 'runs', 'resident', 'equivalent', 'by_share',
+      'useful', 'remat')}
   if program.equivalent is None:
     known['equivalent'] = program.runs
   start = time.perf_counter()
@@ -229,6 +233,12 @@ def estimate(program: compiling.PlannedProgram, slice_: chips.Slice
       wire_bytes=dict(cost.wire_bytes),
       collectives=dict(cost.collective_counts), roofline=roofline, bound=bound,
       compile_seconds=seconds)
+
+
+def share_of_peak(flops: float, e: Estimate, chip: chips.Chip) -> float:
+  """Returns the share of the chip's FLOP/s that `flops` take in the predicted
+  time of a run."""
+  return flops and flops / (chip.flops * e.roofline / EFFICIENCY)
 
 
 def _roofline(cost, chip):

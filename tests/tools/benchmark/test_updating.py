@@ -88,7 +88,7 @@ def test_parts_measure_every_packing():
       # A completion a device: 3 + 1 + 12 of 16 slots, nothing to share.
       assert found[f'{what}/{mode}/slots real'] == 1
     assert found[f'{what}/packed over shared'] > 0
-  assert found['update/packed/model'] == pytest.approx(
+  assert found['update/packed/useful'] == pytest.approx(
       3 * updating.forward_flops(workload) / found['update/packed/seconds'])
 
 

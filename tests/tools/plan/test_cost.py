@@ -103,6 +103,18 @@ def test_bytes_sent_by_a_collective(mesh):
   assert found.collective_counts == {'all-gather': 1}
 
 
+def test_an_all_reduce_of_which_a_chip_takes_a_slice(mesh):
+  """A TPU computes a reduce-scatter so, and sends what that sends."""
+  def summed(x_MD, y_MO):
+    return jax.shard_map(
+        lambda x, y: jax.lax.psum_scatter(x.T @ y, 'x', tiled=True),
+        mesh=mesh, in_specs=P('x'), out_specs=P('x'))(x_MD, y_MO)
+
+  found = _cost(mesh, summed, [((M, D), jnp.bfloat16), ((M, 4096), jnp.bfloat16)
+                              ], [P('x'), P('x')], P('x'))
+  assert dict(found.wire_bytes) == {'reduce-scatter': 2 * D * 4096 * 3 / 4}
+
+
 def test_an_update_in_place_costs_the_slice(mesh):
   def write(cache, row, place):
     return jax.lax.fori_loop(

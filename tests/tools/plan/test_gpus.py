@@ -207,7 +207,8 @@ def test_predictions_are_compared_with_this_machines_programs():
   """CPU devices stand for the accelerator, and for what was planned."""
   config = _tiny()
   workload = workload_lib.of(config)
-  here = chips.Slice('cpux4', chips.Chip(1e12, 1e12, 1e9, 1e9), jax.devices())
+  here = chips.Slice('cpux4', chips.Chip('small', 1e12, 1e12, 1e9, 1e9),
+                     jax.devices())
   mesh = mesh_lib.make(config.mesh, here.devices)
   estimates = [
       step.estimate(program, here) for program in compiling.step_programs(

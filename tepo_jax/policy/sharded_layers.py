@@ -1,0 +1,97 @@
+"""The layers where a mesh's `tensor` cuts them, for scoring and updates.
+
+Each device has the heads and feed-forward columns of its weights, for all
+tokens of its rows. Between the large products it has only its own part of the
+tokens: it gathers all of them before the products that heads and columns
+follow, and after those that sum over heads or columns it keeps its part of the
+sum. So the residual stream, norms and additions are computed once, and
+reduce-scatter replaces all-reduce. XLA does not find this by itself.
+
+`config` is a transformer.ModelConfig. Axes: B rows, S columns, M tokens, D
+model.
+"""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tepo_jax.policy import remat
+from tepo_jax.runtime import mesh as mesh_lib
+
+
+def are_needed(config: Any) -> bool:
+  """Whether the mesh of the function that is being traced cuts the layers of a
+  model that is prepared for it, see `padding.sharded_over`."""
+  tensor = mesh_lib.shards('tokens')
+  return tensor > 1 and config.cache_heads % tensor == 0
+
+
+def run(config: Any, axes: Any, make_layer: Callable, params: Any,
+        x_BSD: jax.Array, rows: Any) -> jax.Array:
+  """The layers' output [B, S, D].
+
+  Args:
+    config: static under jit.
+    axes: logical names of a layer's parameters.
+    make_layer: (config of one device, rows of one device) -> a function of
+      x_MD, the device's tokens, of a layer's parameters and of its number.
+    params: of all layers, stacked.
+    rows: tree of [B, ...], what the layers need besides.
+  """
+  one_device = _on_one_device(config)
+
+  def layers(x_BSD, params, rows):
+    layer = make_layer(one_device, rows)
+
+    @remat.layer(config)
+    def step(x_MD, params, number):
+      return layer(x_MD, _own_weights(config, params, axes), number)
+
+    x_MD, _ = jax.lax.scan(
+        lambda x_MD, layer: (step(x_MD, *layer), None),
+        mesh_lib.own_part(x_BSD.reshape(-1, config.d_model), 'tokens'),
+        (params, jnp.arange(config.num_layers)), unroll=config.unroll)
+    return mesh_lib.gathered(
+        x_MD, 'tokens', size=x_BSD.shape[0] * x_BSD.shape[1]
+    ).reshape(x_BSD.shape)
+
+  stacked = jax.tree.map(
+      lambda names: (None, *names), axes, is_leaf=lambda x: type(x) is tuple)
+  return mesh_lib.by_device(
+      layers, (('batch', None, None), stacked,
+               jax.tree.map(lambda _: ('batch', None), rows)),
+      x_BSD, params, rows)
+
+
+def _on_one_device(config):
+  """The config of a layer with the heads and columns of one device."""
+  tensor = mesh_lib.shards('tokens')
+  return dataclasses.replace(
+      config, num_heads=config.num_heads // tensor,
+      num_kv_heads=config.cache_heads // tensor, kv_copies=1,
+      d_ff=config.d_ff // tensor)
+
+
+def _own_weights(config, params, axes):
+  """A layer's weights with the model's features whole, in the compute dtype."""
+  def own(path, x, names):
+    linear, leaf = path[0].key, path[-1].key
+    if config.kv_copies > 1 and linear in ('k', 'v') and leaf != 'lora_a':
+      x = _own_kv_heads(config, x)
+    if 'embed' not in names:
+      return x
+    return mesh_lib.gathered(
+        x.astype(config.dtype), 'embed', axis=names.index('embed'))
+
+  return jax.tree_util.tree_map_with_path(own, params, axes)
+
+
+def _own_kv_heads(config, x):
+  """This device's columns, of the copied key/value heads, from all heads'."""
+  heads = x.reshape(*x.shape[:-1], config.num_kv_heads, config.head_dim)
+  own = mesh_lib.own_part(
+      jnp.repeat(heads, config.kv_copies, axis=-2), 'kv_heads', axis=-2)
+  return own.reshape(*x.shape[:-1], -1)
