@@ -4,6 +4,7 @@
 #
 #   [METHODS="tepo grpo ..."] [SEEDS="0 1 2 3 4"] [JOBS=N] [OUT=runs/study] \
 #     launch/sweep.sh tiny [--config.FIELD=VALUE ...]
+#   [OUT=runs/mechanism] launch/sweep.sh mechanism [--config.FIELD=VALUE ...]
 #   [RUNS=runs] launch/sweep.sh [--dry-run] [--slice] \
 #     table1|table2|table3|table4 [--config.FIELD=VALUE ...]
 #
@@ -11,6 +12,9 @@
 # JOBS at a time (default: one per core). All runs start from one base model; a
 # seed determines the data order and the sampling. The report is
 # OUT/report/report.html.
+#
+# mechanism: measures gradient estimators, the mask and the KL on Countdown's
+# base model (tepo_jax/mechanism.py). The tables are OUT/results/mechanism.md.
 #
 # table1 to table4: train and evaluate the rows of a table of the paper, then
 # print the table. --dry-run prints the commands. Run launch/setup.sh first.
@@ -27,8 +31,9 @@ fail() { echo "launch/sweep.sh: error: $*" >&2; exit 2; }
 dry_run='' slice=''
 if [[ ${1:-} == --dry-run ]]; then dry_run=yes; shift; fi
 if [[ ${1:-} == --slice ]]; then slice=yes; shift; fi
-[[ ${1:-} =~ ^table[1-4]$ || ( ${1:-} == tiny && -z $dry_run$slice ) ]] \
-  || fail "usage: launch/sweep.sh tiny [--config.FIELD=VALUE ...], or" \
+[[ ${1:-} =~ ^table[1-4]$ \
+   || ( ${1:-} =~ ^(tiny|mechanism)$ && -z $dry_run$slice ) ]] \
+  || fail "usage: launch/sweep.sh tiny|mechanism [--config.FIELD=VALUE ...], or" \
     "launch/sweep.sh [--dry-run] [--slice] table1|table2|table3|table4" \
     "[--config.FIELD=VALUE ...]"
 [[ -z $slice || ${RUNS:-} == bucket/?* ]] \
@@ -123,8 +128,19 @@ tiny() {
   return "$status"
 }
 
-if [[ $what == tiny ]]; then
-  tiny "$@"
+# mechanism [OVERRIDE ...]
+mechanism() {
+  local out=${OUT:-runs/mechanism}
+  launch/setup.sh cpu
+  export JAX_PLATFORMS=cpu
+  [[ -d $out/base_model ]] || .venv/bin/python -m tepo_jax.pretrain \
+    --config=configs/countdown.py --out="$out/base_model"
+  .venv/bin/python -m tepo_jax.mechanism --config=configs/countdown.py:grpo \
+    --config.model="$out/base_model" --out="$out/results" "$@"
+}
+
+if [[ $what != table* ]]; then
+  "$what" "$@"
 else
   table "${what#table}" "$@"
 fi
