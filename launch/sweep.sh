@@ -33,7 +33,8 @@ if [[ ${1:-} == --dry-run ]]; then dry_run=yes; shift; fi
 if [[ ${1:-} == --slice ]]; then slice=yes; shift; fi
 [[ ${1:-} =~ ^table[1-4]$ \
    || ( ${1:-} =~ ^(tiny|mechanism)$ && -z $dry_run$slice ) ]] \
-  || fail "usage: launch/sweep.sh tiny|mechanism [--config.FIELD=VALUE ...], or" \
+  || fail "usage: launch/sweep.sh tiny|mechanism" \
+    "[--config.FIELD=VALUE ...], or" \
     "launch/sweep.sh [--dry-run] [--slice] table1|table2|table3|table4" \
     "[--config.FIELD=VALUE ...]"
 [[ -z $slice || ${RUNS:-} == bucket/?* ]] \

@@ -3,29 +3,25 @@ r"""Measures gradient estimators off policy, TEPO's mask, and its KL penalty.
   python -m tepo_jax.mechanism --config=configs/countdown.py:grpo \
       --config.model=FOLDER --out=DIR
 
-For small models: it holds one gradient per prompt. The policies are the model,
-θ_0, and what 8, 16 and 32 updates on one rollout make of it: by the config's
-method, by sequence weights with two bounds, and by TEPO with growing β. At the
-config's method's policies, on samples of θ_0 that are therefore old, it measures
-the variance of each estimator's gradient and its direction and length against
-the gradient on fresh samples; also the tokens in the mask M, and the entropy
-change that the paper's equations predict.
+The policies are the model, θ_0, and what 8, 16 and 32 updates on one rollout
+make of it: by the config's method, by sequence weights with two bounds, and by
+TEPO with growing β. At those of the config's method, on samples of θ_0 that are
+therefore old, it measures the variance of each estimator's gradient, and its
+direction and length against the gradient on fresh samples.
 
 Prompts are those of the first of config.eval.sets, config.rollout.samples
 completions each. Writes mechanism.json and the tables made from it,
 mechanism.md; if it is killed, the same command resumes after the last policy
-that is complete.
+that is complete. For small models: it holds one gradient per prompt.
 """
 
 import hashlib
 import importlib.metadata
 import json
 import pathlib
-import platform
 from typing import Any
 
 from absl import flags
-import jax
 
 from configs import base
 from tepo_jax import cli
@@ -54,20 +50,18 @@ _OUT = flags.DEFINE_string(
 
 def main() -> None:
   config, out = _CONFIG.value, pathlib.Path(_OUT.value)
-  with config.unlocked():
-    # One rollout for all updates.
+  with config.unlocked():  # one rollout for all updates
     config.rollout.prompts = -(-max(measure.COUNTS) // config.train.epochs) * (
         config.train.minibatch_prompts)
   checks.check(config, cli.overridden())
   sizes.check(config)
-  if config.model is None:
-    raise errors.InputError('config.model is not set: give a model folder, '
-                            'such as tepo_jax.pretrain makes')
+  if config.model is None or config.lora.rank:
+    raise errors.InputError('config.model must be a model folder, as '
+                            'tepo_jax.pretrain makes, and config.lora.rank 0')
   with (lock_lib.FolderLock(out) as lock, session_lib.open_folder(
       config, session_lib.model_folder(config, out)) as session):
     lab = observe.Lab(config, session)
-    results = _start(out, lock, _setup(lab))
-    _write(out, results)
+    results = start(out, lock, setup(lab))
     session_lib.cache_compilations(config, out)
     run(lab, results, out)
   files.replace_text(out / TABLES, tables.markdown(results))
@@ -76,68 +70,64 @@ def main() -> None:
 
 def run(lab: observe.Lab, results: dict[str, Any], out: pathlib.Path) -> None:
   """Measures what `results` lacks; writes them after each policy."""
-  config = lab.config
+  config, levels = lab.config, results['levels']
   methods = measure.rows(config.method_name, config.method)
-  names = [(name, count) for name in methods for count in measure.COUNTS]
-  progress = progress_lib.Progress(1 + len(names))
+  progress = progress_lib.Progress(1 + len(methods) * len(measure.COUNTS))
 
-  def finish(done):
-    _write(out, results)
-    progress.step(done, '')
+  def level(count, params):
+    groups = lab.sample(params, 1)
+    progress.phase(f'{count} updates: a gradient for each prompt')
+    levels[str(count)] = dict(
+        fresh=measure.own_samples(groups),
+        tokens=measure.drift(lab, held_out, params),
+        gradients=measure.gradients(lab, held_out, params, groups))
+    return levels[str(count)]['fresh']
 
   with host.compilations_shown(progress.compiling, progress.compiled):
-    progress.begin(1)
+    progress.begin(number := 1)
     progress.phase('sampling from the model')
     held_out = observe.Observed(lab, lab.sample(lab.start, 0))
-    rollout = lab.rollout()
-    trained = observe.Observed(lab, rollout)
-    if '0' not in results['levels']:
-      _level(lab, results, 0, held_out, lab.start, progress)
-    finish(1)
+    trained = observe.Observed(lab, rollout := lab.rollout())
+    if '0' not in levels:
+      level(0, lab.start)
+    write(results, out)
+    progress.step(number, '')
     for name, method in methods.items():
       rows = results['methods'].setdefault(name, {})
-      if all(str(count) in rows for count in measure.COUNTS):
+      if len(rows) == len(measure.COUNTS):
+        number += len(rows)
         continue
       for count, params, metrics in lab.updates(
           method, rollout, measure.COUNTS):
-        number = 2 + names.index((name, count))
-        progress.begin(number)
+        progress.begin(number := number + 1)
         progress.phase(f'{name}: {count} updates')
-        if str(count) in rows:
-          continue
-        if name == config.method_name:
-          fresh = _level(lab, results, count, held_out, params, progress)
-        else:
-          fresh = measure.own_samples(lab.sample(params, 1))
-        rows[str(count)] = dict(
-            measure.drift(lab, trained, params), fresh=fresh,
-            updates=measure.of_updates(metrics))
-        finish(number)
+        if str(count) not in rows:
+          rows[str(count)] = dict(
+              fresh=level(count, params) if name == config.method_name
+              else measure.own_samples(lab.sample(params, 1)),
+              updates={'clipped': float(metrics['clip_fraction_low']
+                                        + metrics['clip_fraction_high']),
+                       'region': float(metrics['region_share']),
+                       'grad_norm': float(metrics['grad_norm']),
+                       'skipped': float(metrics['skipped'])},
+              **measure.drift(lab, trained, params))
+          write(results, out)
+        progress.step(number, '')
 
 
-def _level(lab, results, count, held_out, params, progress):
-  """Adds the measurements at one policy; returns those of its samples."""
-  groups = lab.sample(params, 1)
-  progress.phase(f'{count} updates: a gradient for each prompt')
-  fresh = measure.own_samples(groups)
-  results['levels'][str(count)] = dict(
-      fresh=fresh, tokens=measure.drift(lab, held_out, params),
-      gradients=measure.gradients(lab, held_out, params, groups))
-  return fresh
-
-
-def _start(out, lock, setup):
-  """The results so far of the same measurement, or none; makes the folder."""
+def start(out: pathlib.Path, lock: lock_lib.FolderLock, wanted: dict[str, Any]
+          ) -> dict[str, Any]:
+  """Claims the folder; returns the results so far of the same `setup`, or
+  refuses it: it holds another measurement, or other files."""
   path = out / RESULTS
   if not path.exists():
     run_folder.check_out(out)
-    lock.acquire()
-    return dict(setup=setup, levels={}, methods={})
   lock.acquire()
+  if not path.exists():
+    write(dict(setup=wanted, levels={}, methods={}), out)
   try:
     saved = json.loads(path.read_text('utf-8'))
-    differing = [name for name in setup
-                 if name != 'versions' and saved['setup'][name] != setup[name]]
+    differing = [x for x in wanted if saved['setup'][x] != wanted[x]]
   except (KeyError, TypeError, ValueError) as error:
     raise errors.InputError(f'{path}: {errors.one_line(error)}') from error
   if differing:
@@ -146,30 +136,30 @@ def _start(out, lock, setup):
   return saved
 
 
-def _setup(lab):
+def setup(lab: observe.Lab) -> dict[str, Any]:
   """What determines the results; of a model its digest, not its folder."""
-  config, model = lab.config, lab.learner.programs.model
-  fields = run_folder.field_names(config)
+  config = lab.config
   defaults = run_folder.field_names(base.get_config(config.method_name))
-  digests = provenance.weight_digests(model, lab.session.load_params())
+  digests = provenance.weight_digests(
+      lab.learner.programs.model, lab.session.load_params())
   return json.loads(json.dumps(dict(
       method=config.method_name, seed=config.seed,
-      config={name: value for name, value in fields.items()
-              if name not in _HERE and value != defaults[name]},
+      config={name: value for name, value in run_folder.field_names(
+          config).items() if name not in _HERE and value != defaults[name]},
       model=hashlib.sha256(
           json.dumps(digests, sort_keys=True).encode()).hexdigest(),
       parameters=lab.session.parameters(), prompts=len(lab.prompts),
-      samples=config.rollout.samples, device=jax.devices()[0].device_kind,
-      versions={'python': platform.python_version()} | {
+      samples=config.rollout.samples, versions={
           name: importlib.metadata.version(name)
           for name in ('jax', 'jaxlib', 'numpy')})))
 
 
-def _write(out, results):
-  rounded = jax.tree.map(
-      lambda x: float(f'{x:.6g}') if isinstance(x, float) else x, results)
+def write(results: dict[str, Any], out: pathlib.Path) -> None:
+  """Writes the results so far, numbers with six digits."""
+  rounded = json.loads(json.dumps(results, allow_nan=False),
+                       parse_float=lambda text: float(f'{float(text):.6g}'))
   files.replace_text(out / RESULTS, json.dumps(
-      rounded, indent=1, allow_nan=False, ensure_ascii=False) + '\n')
+      rounded, indent=1, ensure_ascii=False) + '\n')
 
 
 if __name__ == '__main__':

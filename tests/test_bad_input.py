@@ -241,7 +241,7 @@ COMMANDS = {
     'benchmark peer': ('benchmark', ['--config=configs/benchmark.py:tiny',
                                      '--peer=none'], 'transformers, trl'),
     'mechanism without a model': (
-        'mechanism', [TINY, '--out={tmp}/out'], 'config.model is not set'),
+        'mechanism', [TINY, '--out={tmp}/out'], 'config.model must be a'),
     'mechanism onto': ('mechanism', [TINY, '--config.model={model}',
                                      '--out={model}'], 'not empty'),
     'pretrain onto': ('pretrain', [TINY, '--out={model}'], 'not empty'),

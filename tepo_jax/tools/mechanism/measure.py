@@ -1,12 +1,8 @@
 """What is measured at a fixed policy: gradients, the mask M, fresh samples.
 
-The surrogate's estimators are rows of configs/methods.py with another weight or
-clip. Their aggregate divides by a constant, the number of θ_0's tokens, so that
-a batch's gradient is the mean of one vector per prompt; on θ_0's samples this
-is the token mean.
-
 Axes: B completions · T completion tokens · P prompts · N = 2P halves of prompts
-(short and long completions) · D parameters · R resamples.
+(short and long completions) · G samples of a prompt · E estimators · D
+parameters.
 """
 
 from collections.abc import Mapping
@@ -17,7 +13,6 @@ import numpy as np
 
 from configs import methods
 from tepo_jax.learning import batch as batch_lib
-from tepo_jax.learning import numerics
 from tepo_jax.learning import objective
 from tepo_jax.policy import scoring
 from tepo_jax.rollout import groups as groups_lib
@@ -46,8 +41,12 @@ def rows(name: str, method: Any) -> dict[str, Any]:
 
 
 def estimators(tokens: float) -> dict[str, objective.PolicyLoss]:
-  """The losses whose gradients are compared; `tokens`: of a completion, the
-  constant by which they divide."""
+  """The losses whose gradients are compared.
+
+  They divide by a constant: `tokens`, θ_0's mean per completion. So a batch's
+  gradient is the mean of one vector per prompt; on θ_0's samples it is the
+  gradient of the token mean.
+  """
   return {name: objective.make_policy_loss(_SEQUENCE | dict(
       weight=weight, clip=clip,
       aggregate=dict(name='constant_length', length=tokens)))
@@ -64,18 +63,23 @@ def slope(loss: objective.PolicyLoss, tokens: objective.Tokens) -> np.ndarray:
 def vectors(lab: observe.Lab, params: Any, batch: batch_lib.Batch,
             tokens: objective.Tokens, losses: list[objective.PolicyLoss],
             longest_short: float) -> np.ndarray:
-  """One gradient per loss, prompt and half, [E, N, D], whose sum over the
-  halves has L's gradient as its mean over prompts.
-
-  longest_short: completions up to this length are in the first half.
-  """
+  """One gradient per loss, prompt and half, [E, N, D]: L's gradient is the mean
+  over prompts of the halves' sum. longest_short: tokens of a completion."""
   samples = lab.config.rollout.samples
   prompts = len(batch.mask_BT) // samples
-  part_B = 2 * (np.arange(len(batch.mask_BT)) // samples) + (
-      batch.mask_BT.sum(1) > longest_short)
-  return lab.gradients(
-      params, batch, prompts * np.stack([slope(x, tokens) for x in losses]),
-      part_B, 2 * prompts)
+  slope_EBT = prompts * np.stack([slope(loss, tokens) for loss in losses])
+  is_long_B = batch.mask_BT.sum(1) > longest_short
+  # Untouched pages of zeros take no memory.
+  found_END = np.zeros((len(losses), 2 * prompts, sum(
+      x.size for x in jax.tree.leaves(params))), np.float32)
+  for part in range(2 * prompts):
+    mine = slice(part // 2 * samples, (part // 2 + 1) * samples)
+    used_G = slope_EBT[:, mine].any((0, 2)) & (is_long_B[mine] == part % 2)
+    if used_G.any():
+      group = jax.tree.map(lambda x: x[mine], batch)
+      found_END[:, part] = lab.gradients(params, group.replace(
+          mask_BT=group.mask_BT * used_G[:, None]), slope_EBT[:, mine])
+  return found_END
 
 
 def inner_products(x_ND: np.ndarray, y_ND: np.ndarray) -> dict[str, np.ndarray]:
@@ -90,23 +94,22 @@ def inner_products(x_ND: np.ndarray, y_ND: np.ndarray) -> dict[str, np.ndarray]:
 
 def compare(off: Mapping[str, np.ndarray], on_ND: np.ndarray
             ) -> dict[str, dict[str, dict[str, moments.Interval]]]:
-  """Intervals by estimator, half ('all', 'short', 'long') and moment.
-
-  off: name -> vectors [N, D]; the first is the reference of the moment
-  `variance_ratio`. The others: `moments.of_gradients`.
-  """
+  """Intervals by estimator, half ('all', 'short', 'long') and moment: those of
+  `moments.of_gradients`, and variance_ratio, to that of the first estimator.
+  off: name -> vectors [N, D]."""
   weight_RP = moments.resample(len(on_ND) // 2)
-  on, values = inner_products(on_ND, on_ND), {}
+  on, found, first = inner_products(on_ND, on_ND), {}, {}
   for name, x_ND in off.items():
     own, cross = inner_products(x_ND, x_ND), inner_products(x_ND, on_ND)
-    values[name] = {half: moments.of_gradients(
-        weight_RP, own[half], cross[half], on[half]) for half in own}
-  reference = next(iter(values.values()))
-  for by_half in values.values():
-    for half, value in by_half.items():
-      value['variance_ratio'] = (
-          value['variance'] / reference[half]['variance'])
-  return jax.tree.map(moments.interval, values)
+    found[name] = {}
+    for half in own:
+      values = moments.of_gradients(
+          weight_RP, own[half], cross[half], on[half])
+      values['variance_ratio'] = values['variance'] / first.setdefault(
+          half, values['variance'])
+      found[name][half] = {
+          key: moments.interval(x) for key, x in values.items()}
+  return found
 
 
 def gradients(lab: observe.Lab, held_out: observe.Observed, params: Any,
@@ -115,33 +118,32 @@ def gradients(lab: observe.Lab, held_out: observe.Observed, params: Any,
   `fresh` samples of `params`; at θ_0, where all weights are 1, of one."""
   length_B = held_out.batch.mask_BT.sum(1)
   losses = estimators(float(length_B.mean()))
-  shortest = float(np.median(length_B))
+  shorter = float(np.median(length_B))
   batch = lab.batch(fresh)
   zeros_BT = np.zeros_like(batch.mask_BT)
   # With the weight `none`, the slope does not depend on the scores.
   [on_ND] = vectors(lab, params, batch, observe.tokens(
-      batch, scoring.Scores(zeros_BT, zeros_BT)), [losses['none']], shortest)
+      batch, scoring.Scores(zeros_BT, zeros_BT)), [losses['none']], shorter)
   if params is lab.start:
     losses = {'token': losses['token']}
   off_END = vectors(lab, params, held_out.batch, held_out.tokens(params),
-                    list(losses.values()), shortest)
+                    list(losses.values()), shorter)
   return compare(dict(zip(losses, off_END)), on_ND)
 
 
 def drift(lab: observe.Lab, observed: observe.Observed, params: Any
           ) -> dict[str, Any]:
-  """How `params` differ from θ_0 at the tokens that θ_0 sampled.
+  """How `params` differ from θ_0, as means over tokens that θ_0 sampled.
 
-  Returns intervals of means over tokens:
-    abs_d: |ℓ − ℓ°|. kl: exact, to θ_0. region: the share in TEPO's M. kl_region:
-    the KL in M. entropy_change, falling: ΔH, and the share where it is < 0.
+  Returns intervals:
+    abs_d: |ℓ − ℓ°|. kl: exact, to θ_0. region: the share in TEPO's M.
+    kl_region: the KL in M. entropy_change: ΔH. falling: the share with ΔH < 0.
     weights: by estimator, the share of w outside of the paper's bounds, and the
     share that its own bounds clip.
     readings: by name, the correlation of the predicted ΔH with the measured
     one, and the share of tokens on whose sign they agree, where A ≠ 0.
   """
-  given = observed.tokens(params)
-  x = numerics.clean(given)
+  x = observed.tokens(params)
   prompts = len(x.mask_BT) // lab.config.rollout.samples
   weight_RP = moments.resample(prompts)
 
@@ -153,23 +155,25 @@ def drift(lab: observe.Lab, observed: observe.Observed, params: Any
     return moments.interval(moments.mean(
         weight_RP, np.sum(by_prompt(value_BT) * among_PN, 1), among_PN.sum(1)))
 
-  region_BT = _selection(_TEPO, given)['region_BT']
+  def selection(loss):
+    return jax.device_get(loss.selection(x, loss.statistics(x)))
+
+  region_BT = selection(_TEPO)['region_BT']
   change_BT, acts_BT = objective.exact_change(x), x.advantage_BT != 0
-  readings = {}
+  readings, weights = {}, {}
   for name in ('covariance', 'npg'):
-    predicted_BT = objective.CHANGES[name](x)
+    predicted_BT = np.asarray(objective.CHANGES[name](x))
     readings[name] = dict(
         correlation=moments.interval(moments.correlation(
-            weight_RP, *map(by_prompt, (
-                predicted_BT, change_BT, acts_BT & x.mask_BT)))),
+            weight_RP, by_prompt(predicted_BT), by_prompt(change_BT),
+            by_prompt(acts_BT & x.mask_BT))),
         agreement=mean((predicted_BT < 0) == (change_BT < 0), acts_BT))
-  weights = {}
   for name, loss in estimators(1.0).items():
-    chosen = _selection(loss, given)
+    how = selection(loss)
     weights[name] = dict(
-        outside=mean((chosen['weight_BT'] < 1 - _PPO['low'])
-                     | (chosen['weight_BT'] > 1 + _PPO['high'])),
-        clipped=mean(chosen['low_BT'] | chosen['high_BT']))
+        outside=mean((how['weight_BT'] < 1 - _PPO['low'])
+                     | (how['weight_BT'] > 1 + _PPO['high'])),
+        clipped=mean(how['low_BT'] | how['high_BT']))
   return dict(
       abs_d=mean(np.abs(objective.log_ratio(x))), kl=mean(x.kl_BT),
       region=mean(region_BT), kl_region=mean(x.kl_BT, region_BT),
@@ -177,32 +181,13 @@ def drift(lab: observe.Lab, observed: observe.Observed, params: Any
       weights=weights, readings=readings)
 
 
-def _selection(loss, given):
-  return jax.device_get(loss.selection(given, loss.statistics(given)))
-
-
 def own_samples(groups: list[groups_lib.Group]) -> dict[str, moments.Interval]:
   """Intervals of a policy's own samples: accuracy, tokens of a completion, and
   entropy, the mean −log π of a token."""
   weight_RP = moments.resample(len(groups))
-
-  def mean(total, count):
-    return moments.interval(moments.mean(weight_RP, *(
-        np.array([np.sum(x(g)) for g in groups], float)
-        for x in (total, count))))
-
-  return dict(
-      accuracy=mean(lambda g: g.accuracy_G, lambda g: np.ones(len(g.length_G))),
-      length=mean(lambda g: g.length_G, lambda g: np.ones(len(g.length_G))),
-      entropy=mean(lambda g: -g.logp_GT, lambda g: g.length_G))
-
-
-def of_updates(metrics: Mapping[str, Any]) -> dict[str, float]:
-  """Averages over the updates so far: tokens clipped, share of M, gradient
-  norm, and the number of updates that were skipped."""
-  return dict(
-      clipped=float(metrics['clip_fraction_low']
-                    + metrics['clip_fraction_high']),
-      region=float(metrics['region_share']),
-      grad_norm=float(metrics['grad_norm']),
-      skipped=float(metrics['skipped']))
+  right_P, tokens_P, surprise_P, size_P = np.array([
+      (g.accuracy_G.sum(), g.length_G.sum(), -g.logp_GT.sum(), len(g.length_G))
+      for g in groups]).T
+  return {name: moments.interval(moments.mean(weight_RP, *of)) for name, of in (
+      ('accuracy', (right_P, size_P)), ('length', (tokens_P, size_P)),
+      ('entropy', (surprise_P, tokens_P)))}

@@ -5,11 +5,11 @@ gradient g. The inner products G_ij = x_i . x_j are all that is needed:
 
     |g|^2       mean of G_ij over pairs i != j             (unbiased)
     g . h       mean of x_i . y_j over pairs i != j        (unbiased)
-    tr Cov(x)   mean of G_ii - |g|^2                       (unbiased)
+    tr Cov(x)   mean of G_ii, minus |g|^2                  (unbiased)
 
-Pairs of one prompt are left out of g . h too: its two samples share the
-problem. A bootstrap draws prompts with replacement, as multiplicities w: a
-prompt drawn twice is no pair of distinct prompts, and does not count as one.
+Pairs of one prompt are left out of g . h too: both samples share the problem. A
+bootstrap draws prompts with replacement, as multiplicities w; a prompt drawn
+twice is no pair of distinct prompts.
 
 Axes: P prompts · R resamples after the sample itself, which is row 0.
 """
@@ -18,13 +18,13 @@ import numpy as np
 
 from tepo_jax.tasks import statistics
 
-Interval = list[float] | None  # [value, low, high]; None: no value
+Interval = list[float] | None  # [value, low, high]; None: see `interval`
 
 
-def resample(prompts: int, seed: int = 0, resamples: int = statistics.RESAMPLES
+def resample(prompts: int, resamples: int = statistics.RESAMPLES
              ) -> np.ndarray:
   """Multiplicities [1 + R, P]: all ones, then bootstrap draws."""
-  drawn_RP = np.random.default_rng(seed).multinomial(
+  drawn_RP = np.random.default_rng(0).multinomial(
       prompts, np.full(prompts, 1 / prompts), size=resamples)
   return np.concatenate([np.ones((1, prompts)), drawn_RP])
 
@@ -37,11 +37,9 @@ def pairs(weight_RP: np.ndarray, gram_PP: np.ndarray) -> np.ndarray:
       weight_RP.sum(1)**2 - twice_RP.sum(1))
 
 
-def mean(weight_RP: np.ndarray, total_P: np.ndarray,
-         count_P: np.ndarray | None = None) -> np.ndarray:
-  """sum w total / sum w count, as of tokens by prompt: [1 + R]; NaN without
-  any. count_P: None: 1."""
-  count_P = np.ones_like(total_P) if count_P is None else count_P
+def mean(weight_RP: np.ndarray, total_P: np.ndarray, count_P: np.ndarray
+         ) -> np.ndarray:
+  """sum w total / sum w count, as of tokens by prompt: [1 + R]; NaN of none."""
   with np.errstate(invalid='ignore', divide='ignore'):
     return (weight_RP @ total_P) / (weight_RP @ count_P)
 
@@ -61,7 +59,7 @@ def of_gradients(weight_RP: np.ndarray, off_PP: np.ndarray,
     |g| / |h|.
   """
   square_R, target_R = pairs(weight_RP, off_PP), pairs(weight_RP, on_PP)
-  variance_R = mean(weight_RP, np.diag(off_PP)) - square_R
+  variance_R = mean(weight_RP, np.diag(off_PP), np.ones(len(off_PP))) - square_R
   seen_R, known_R = (np.where(x > 0, x, np.nan) for x in (square_R, target_R))
   return dict(
       square=square_R, variance=variance_R, noise=variance_R / seen_R,
@@ -71,18 +69,15 @@ def of_gradients(weight_RP: np.ndarray, off_PP: np.ndarray,
 
 def correlation(weight_RP: np.ndarray, x_PN: np.ndarray, y_PN: np.ndarray,
                 mask_PN: np.ndarray) -> np.ndarray:
-  """Pearson's correlation of x and y over the tokens of the mask: [1 + R].
-
-  N: tokens of a prompt's completions.
-  """
+  """Pearson's correlation over the N tokens of each prompt: [1 + R]."""
   def average(value_PN):
     return mean(weight_RP, np.sum(value_PN * mask_PN, 1), mask_PN.sum(1))
 
   # Centred by the sample's own means, so that nothing cancels.
-  x_PN, y_PN = (z - np.sum(z * mask_PN) / mask_PN.sum() for z in (x_PN, y_PN))
-  x_R, y_R = average(x_PN), average(y_PN)
-  spread_R = (average(x_PN**2) - x_R**2) * (average(y_PN**2) - y_R**2)
   with np.errstate(invalid='ignore', divide='ignore'):
+    x_PN, y_PN = (z - np.sum(z * mask_PN) / mask_PN.sum() for z in (x_PN, y_PN))
+    x_R, y_R = average(x_PN), average(y_PN)
+    spread_R = (average(x_PN**2) - x_R**2) * (average(y_PN**2) - y_R**2)
     return (average(x_PN * y_PN) - x_R * y_R) / np.sqrt(spread_R)
 
 

@@ -1,133 +1,107 @@
 """The tables of `tepo_jax.mechanism` in Markdown, from its results alone."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tepo_jax.tools.mechanism import moments
-
-_HALVES = {'all': 'All completions', 'short': 'The shorter half',
-           'long': 'The longer half'}
-_INTRODUCTION = '''\
+_PAGE = '''\
 # Gradients off policy, the mask M, and the KL penalty
 
-Made by `tepo_jax.mechanism`; `mechanism.json` has the numbers. θ_0 is the base
-model. Brackets are 95 % bootstrap intervals over prompts; "–": some resample has
-no value.
-'''
-_POLICIES = '''
-## The policies: θ_0 after updates by `{method}` on another rollout
+Made by `tepo_jax.mechanism`; `mechanism.json` has all numbers. θ_0: a model of
+{parameters:,} parameters, digest `{model:.16}`; {prompts} held-out prompts ×
+{samples} completions, seed {seed}. Brackets: 95 % bootstrap intervals over
+prompts; "–": some resample has no value.
 
-d = ℓ − ℓ° and the exact KL are means over tokens that θ_0 sampled; the other
-columns are of fresh samples.
-'''
-_WEIGHTS = '''
-## Importance weights of θ_0's samples
+## θ_0 after updates by `{method}` on another rollout
 
-% of tokens with a weight outside [0.8, 1.28]; and % that an estimator clips, on
-the side that the sign of A selects.
-'''
-_GRADIENTS = '''
+d = ℓ − ℓ° and the exact KL are means over tokens that θ_0 sampled; accuracy,
+entropy and length, of fresh samples.
+
+{policies}
+
+% of θ_0's tokens whose weight is outside [0.8, 1.28], and % that an estimator
+clips, on the side that the sign of A selects:
+
+{weights}
+
 ## Variance and bias of the gradient on θ_0's samples
 
-Each prompt's {samples} completions give one vector; g is its mean. *Noise*:
-tr Cov / |g|², in prompts: the mean over that many has as much noise as signal.
-*Variance*: tr Cov relative to the token weight. *Cosine* and *length*: of g
-against h, the mean gradient of the policy's fresh samples. Without updates all
-weights are 1, and two samples of one policy are compared.
-'''
-_MASK = '''
+A prompt's completions give one vector; g is its mean. *Noise*: tr Cov / |g|²;
+the mean over that many prompts has as much noise as signal. *Variance*: tr Cov,
+relative to the token weight's. *Cosine* and *length*: of g against the mean
+gradient of the policy's fresh samples. After 0 updates all weights are 1: this
+compares two samples of one policy.
+
+{gradients}
+
 ## M, and the predicted entropy change
 
-{where} M: % of tokens with A > 0 and ΔH < 0. The predictions of ΔH by token,
-where A ≠ 0: their correlation with the measured ΔH, and % of tokens on whose
-sign they agree.
-'''
-_METHODS = '''
-## Updates of one rollout by several methods
+M: % of tokens with A > 0 and ΔH < 0. Eq. 19 and 18 predict ΔH by token:
+correlation with the measured ΔH, and % of signs that agree, where A ≠ 0.
+Held-out prompts, then those trained on:
 
-Of {prompts} prompts from θ_0. Clipped and M: % of tokens, averaged over the
-updates. KL to θ_0 and ΔH: after them, on the rollout's tokens; accuracy and
-entropy: of fresh samples.
+{mask}
+
+## {rollout} prompts from θ_0, updates by several methods
+
+Clipped and M: % of tokens, averaged over the updates. KL to θ_0 and ΔH: after
+them, on the tokens trained on. Accuracy and entropy: of fresh samples.
+
+{methods}
+
+## Fields that differ from configs/base.py
+
+{fields}; {versions}
 '''
+_WEIGHTS = [('outside', name) for name in ('token', 'sequence', 'prefix')] + [
+    ('clipped', name) for name in (
+        'token .2/.28', 'sequence .2/.28', 'sequence 3e-4/4e-4')]
 
 
 def markdown(results: Mapping[str, Any]) -> str:
   """The page with all tables."""
-  setup, levels = results['setup'], results['levels']
-  method, rows = setup['method'], results['methods']
-  policies = rows[method]
-  return '\n'.join((
-      _INTRODUCTION, *_setup(setup), _POLICIES.format(method=method),
-      *_table(('updates', 'mean \\|d\\|', 'KL to θ_0', 'accuracy %',
-               'entropy', 'tokens'), (
-          (count, _cell(x['tokens']['abs_d']), _cell(x['tokens']['kl']),
-           *_own(x['fresh']), _cell(x['fresh']['length']))
-          for count, x in levels.items())),
-      _WEIGHTS, *_weights(levels), _GRADIENTS.format(samples=setup['samples']),
-      *(line for half in _HALVES for line in _gradients(levels, half)),
-      _MASK.format(where='On prompts that were not trained on.'),
-      *_mask({count: x['tokens'] for count, x in levels.items()}),
-      '\nThe same on the rollout that was trained on:\n', *_mask(policies),
-      _METHODS.format(prompts=setup['config']['rollout.prompts']),
-      *_methods(rows))) + '\n'
-
-
-def _setup(setup):
-  versions = ', '.join(f'{k} {v}' for k, v in setup['versions'].items())
-  fields = ', '.join(f'`{k}={v}`' for k, v in setup['config'].items())
-  return (f'Model of {setup["parameters"]:,} parameters, digest '
-          f'`{setup["model"][:16]}`; {setup["prompts"]} prompts × '
-          f'{setup["samples"]} completions; seed {setup["seed"]}; {versions}.',
-          '', f'Fields that differ from configs/base.py: {fields}.')
-
-
-def _weights(levels):
-  first = next(iter(levels.values()))['tokens']['weights']
-  clipped = [name for name in first if ' ' in name]
-  plain = [name for name in first if name not in (*clipped, 'none')]
-  return _table(
-      ('updates', *(f'outside: {name}' for name in plain),
-       *(f'clipped: {name}' for name in clipped)), (
-           (count, *(_percent(x['tokens']['weights'][name]['outside'])
-                     for name in plain),
-            *(_percent(x['tokens']['weights'][name]['clipped'])
-              for name in clipped)) for count, x in levels.items()))
+  setup, levels, rows = (
+      results[part] for part in ('setup', 'levels', 'methods'))
+  return _PAGE.format(
+      **{name: setup[name] for name in (
+          'parameters', 'model', 'prompts', 'samples', 'seed', 'method')},
+      rollout=setup['config']['rollout.prompts'],
+      fields=_pairs(setup['config']), versions=_pairs(setup['versions']),
+      policies=_table('updates, mean abs d, KL, accuracy %, entropy, length', (
+          [k, _cell(x['tokens']['abs_d']), _cell(x['tokens']['kl']),
+           *_own(x['fresh']), _cell(x['fresh']['length'])]
+          for k, x in levels.items())),
+      weights=_table(', '.join(['updates', *map(': '.join, _WEIGHTS)]), (
+          [k, *(_percent(x['tokens']['weights'][name][part])
+                for part, name in _WEIGHTS)] for k, x in levels.items())),
+      gradients='\n\n'.join(_gradients(levels, half) for half in (
+          'all', 'short', 'long')),
+      mask='\n\n'.join(map(_mask, (
+          {k: x['tokens'] for k, x in levels.items()}, rows[setup['method']]))),
+      methods=_table('method, updates, clipped %, M %, KL, KL in M, ΔH, '
+                     'accuracy %, entropy', (
+          [name, k, *(f'{100 * x["updates"][key]:.3g}'
+                      for key in ('clipped', 'region')), _cell(x['kl']),
+           _cell(x['kl_region']), _cell(x['entropy_change']), *_own(x['fresh'])]
+          for name, by_count in rows.items() for k, x in by_count.items())))
 
 
 def _gradients(levels, half):
-  return ('', f'### {_HALVES[half]}', '', *_table(
-      ('updates', 'weight, clip', 'noise', 'variance', 'cosine', 'length'), (
-          (count, 'any' if count == '0' else name, *(
-              _cell(found[half][key]) for key in (
-                  'noise', 'variance_ratio', 'cosine', 'length')))
-          for count, x in levels.items()
-          for name, found in x['gradients'].items())))
+  return _table(f'updates, {half} completions, noise, variance, cosine, '
+                'length', (
+      [k, 'any' if k == '0' else name, *(_cell(by_half[half][key]) for key in (
+          'noise', 'variance_ratio', 'cosine', 'length'))]
+      for k, x in levels.items() for name, by_half in x['gradients'].items()))
 
 
 def _mask(by_count):
-  readings = {'Eq. 19': 'covariance', 'Eq. 18': 'npg'}
-  return _table(
-      ('updates', 'M %', 'KL in M', 'KL', 'ΔH < 0 %', *(
-          f'{label}: {what}' for label in readings
-          for what in ('correlation', 'agreement %'))), (
-              (count, _percent(x['region']), _cell(x['kl_region']),
-               _cell(x['kl']), _percent(x['falling']), *(
-                   cell for name in readings.values() for cell in (
-                       _cell(x['readings'][name]['correlation']),
-                       _percent(x['readings'][name]['agreement']))))
-              for count, x in by_count.items()))
-
-
-def _methods(rows):
-  return _table(
-      ('method', 'updates', 'clipped %', 'M %', 'KL', 'KL in M', 'ΔH',
-       'accuracy %', 'entropy'), (
-           (name, count, f'{100 * x["updates"]["clipped"]:.3g}',
-            f'{100 * x["updates"]["region"]:.3g}', _cell(x['kl']),
-            _cell(x['kl_region']), _cell(x['entropy_change']),
-            *_own(x['fresh']))
-           for name, by_count in rows.items()
-           for count, x in by_count.items()))
+  return _table('updates, M %, KL in M, KL, ΔH < 0 %, Eq. 19: correlation, '
+                'agreement %, Eq. 18: correlation, agreement %', (
+      [k, _percent(x['region']), _cell(x['kl_region']), _cell(x['kl']),
+       _percent(x['falling']), *(cell(x['readings'][name][key])
+                                 for name in ('covariance', 'npg')
+                                 for cell, key in ((_cell, 'correlation'),
+                                                   (_percent, 'agreement')))]
+      for k, x in by_count.items()))
 
 
 def _own(fresh):
@@ -138,14 +112,16 @@ def _percent(interval):
   return _cell(interval and [100 * x for x in interval])
 
 
-def _cell(interval: moments.Interval) -> str:
+def _cell(interval):
   """'1.23 [1.1, 1.4]', with three digits."""
-  if interval is None:
-    return '–'
-  value, low, high = (f'{x:.3g}' for x in interval)
-  return f'{value} [{low}, {high}]'
+  return '{:.3g} [{:.3g}, {:.3g}]'.format(*interval) if interval else '–'
 
 
-def _table(head: Sequence[str], lines: Iterator[Sequence[str]]) -> list[str]:
-  return [f'| {" | ".join(line)} |' for line in (
-      head, ['---'] * len(head), *lines)]
+def _pairs(fields):
+  return ', '.join(f'`{name}={value}`' for name, value in fields.items())
+
+
+def _table(head: str, lines: Iterable[list[str]]) -> str:
+  names = head.split(', ')
+  return '\n'.join(f'| {" | ".join(line)} |' for line in (
+      names, ['---'] * len(names), *lines))
