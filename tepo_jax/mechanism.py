@@ -5,14 +5,11 @@ r"""Measures gradient estimators off policy, TEPO's mask, and its KL penalty.
 
 The policies are the model, θ_0, and what 8, 16 and 32 updates on one rollout
 make of it: by the config's method, by sequence weights with two bounds, and by
-TEPO with growing β. At those of the config's method, on samples of θ_0 that are
-therefore old, it measures the variance of each estimator's gradient, and its
-direction and length against the gradient on fresh samples.
+TEPO with growing β. Prompts are those of the first of config.eval.sets.
 
-Prompts are those of the first of config.eval.sets, config.rollout.samples
-completions each. Writes mechanism.json and the tables made from it,
-mechanism.md; if it is killed, the same command resumes after the last policy
-that is complete. For small models: it holds one gradient per prompt.
+Writes mechanism.json and its tables, mechanism.md. If it is killed, the same
+command resumes after the last policy that is complete. For small models: it
+holds one gradient per prompt. tepo_jax/tools/README.md says what is measured.
 """
 
 import hashlib
@@ -40,7 +37,9 @@ from tepo_jax.tools.mechanism import observe
 from tepo_jax.tools.mechanism import tables
 
 RESULTS, TABLES = 'mechanism.json', 'mechanism.md'
-_HERE = ('model', 'compute.cache', 'grading.workers')  # differ by machine
+_METRICS = ('clip_fraction_low', 'clip_fraction_high', 'region_share',
+            'skipped')  # averages over the updates
+_LOCAL = ('model', 'compute.cache', 'grading.workers')
 
 _CONFIG = cli.DEFINE_config()
 _OUT = flags.DEFINE_string(
@@ -105,11 +104,7 @@ def run(lab: observe.Lab, results: dict[str, Any], out: pathlib.Path) -> None:
           rows[str(count)] = dict(
               fresh=level(count, params) if name == config.method_name
               else measure.own_samples(lab.sample(params, 1)),
-              updates={'clipped': float(metrics['clip_fraction_low']
-                                        + metrics['clip_fraction_high']),
-                       'region': float(metrics['region_share']),
-                       'grad_norm': float(metrics['grad_norm']),
-                       'skipped': float(metrics['skipped'])},
+              updates={x: float(metrics[x]) for x in _METRICS},
               **measure.drift(lab, trained, params))
           write(results, out)
         progress.step(number, '')
@@ -145,7 +140,7 @@ def setup(lab: observe.Lab) -> dict[str, Any]:
   return json.loads(json.dumps(dict(
       method=config.method_name, seed=config.seed,
       config={name: value for name, value in run_folder.field_names(
-          config).items() if name not in _HERE and value != defaults[name]},
+          config).items() if name not in _LOCAL and value != defaults[name]},
       model=hashlib.sha256(
           json.dumps(digests, sort_keys=True).encode()).hexdigest(),
       parameters=lab.session.parameters(), prompts=len(lab.prompts),

@@ -79,8 +79,8 @@ def markdown(results: Mapping[str, Any]) -> str:
           {k: x['tokens'] for k, x in levels.items()}, rows[setup['method']]))),
       methods=_table('method, updates, clipped %, M %, KL, KL in M, ΔH, '
                      'accuracy %, entropy', (
-          [name, k, *(f'{100 * x["updates"][key]:.3g}'
-                      for key in ('clipped', 'region')), _cell(x['kl']),
+          [name, k, f'{100 * _clipped(x["updates"]):.3g}',
+           f'{100 * x["updates"]["region_share"]:.3g}', _cell(x['kl']),
            _cell(x['kl_region']), _cell(x['entropy_change']), *_own(x['fresh'])]
           for name, by_count in rows.items() for k, x in by_count.items())))
 
@@ -102,6 +102,10 @@ def _mask(by_count):
                                  for cell, key in ((_cell, 'correlation'),
                                                    (_percent, 'agreement')))]
       for k, x in by_count.items()))
+
+
+def _clipped(metrics):
+  return metrics['clip_fraction_low'] + metrics['clip_fraction_high']
 
 
 def _own(fresh):

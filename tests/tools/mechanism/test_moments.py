@@ -13,7 +13,7 @@ from tepo_jax.tools.mechanism import measure
 from tepo_jax.tools.mechanism import moments
 
 OLD = np.log([[0.5, 0.3, 0.2], [0.2, 0.7, 0.1]])  # π_old by step and token
-NEW = np.log([[0.35, 0.5, 0.15], [0.4, 0.4, 0.2]])
+NEW = np.log([[0.35, 0.5, 0.15], [0.22, 0.58, 0.2]])
 COMPLETIONS = np.array(list(itertools.product(range(3), repeat=2)))
 REWARD = np.array([1.0, 0.2, -0.5, 0.1, 2.0, -1.0, 0.0, 0.4, -0.3])
 RATIO = np.exp((NEW - OLD)[[0, 1], COMPLETIONS])  # [9, 2]
