@@ -7,6 +7,7 @@
 #   [METHODS="tepo tepo,method.reg.coef=10 ..."] [RATES="3e-5 ..."] \
 #     [UPDATES="8 16 32"] [SEEDS="1 2 3 4 5"] [JOBS=N] [OUT=runs/map] \
 #     [MAP=OUT/map.jsonl.gz] launch/sweep.sh map [--config.FIELD=VALUE ...]
+#   [OUT=runs/mechanism] launch/sweep.sh mechanism [--config.FIELD=VALUE ...]
 #   [RUNS=runs] launch/sweep.sh [--dry-run] [--slice] \
 #     table1|table2|table3|table4 [--config.FIELD=VALUE ...]
 #
@@ -21,6 +22,9 @@
 # commas. MAP gets a line per run, and what it has already is not made again. The
 # map is OUT/report/map.md, the curves of SEEDS are in OUT/report/report.html.
 # Defaults: 63 and 35 runs, about two hours on two cores (planned, not measured).
+#
+# mechanism: measures gradient estimators, the mask and the KL on Countdown's
+# base model (tepo_jax/mechanism.py). The tables are OUT/results/mechanism.md.
 #
 # table1 to table4: train and evaluate the rows of a table of the paper, then
 # print the table. --dry-run prints the commands. Run launch/setup.sh first.
@@ -37,8 +41,10 @@ fail() { echo "launch/sweep.sh: error: $*" >&2; exit 2; }
 dry_run='' slice=''
 if [[ ${1:-} == --dry-run ]]; then dry_run=yes; shift; fi
 if [[ ${1:-} == --slice ]]; then slice=yes; shift; fi
-[[ ${1:-} =~ ^table[1-4]$ || ( ${1:-} =~ ^(tiny|map)$ && -z $dry_run$slice ) ]] \
-  || fail "usage: launch/sweep.sh tiny|map [--config.FIELD=VALUE ...], or" \
+[[ ${1:-} =~ ^table[1-4]$ \
+   || ( ${1:-} =~ ^(tiny|map|mechanism)$ && -z $dry_run$slice ) ]] \
+  || fail "usage: launch/sweep.sh tiny|map|mechanism" \
+    "[--config.FIELD=VALUE ...], or" \
     "launch/sweep.sh [--dry-run] [--slice] table1|table2|table3|table4" \
     "[--config.FIELD=VALUE ...]"
 [[ -z $slice || ${RUNS:-} == bucket/?* ]] \
@@ -191,7 +197,14 @@ add_to_map() {
     --out="$out/report"
 }
 
-if [[ $what =~ ^(tiny|map)$ ]]; then
+# mechanism [OVERRIDE ...]
+mechanism() {
+  prepare configs/countdown.py "${OUT:-runs/mechanism}"
+  .venv/bin/python -m tepo_jax.mechanism --config=configs/countdown.py:grpo \
+    --config.model="$out/base_model" --out="$out/results" "$@"
+}
+
+if [[ $what != table* ]]; then
   "$what" "$@"
 else
   table "${what#table}" "$@"

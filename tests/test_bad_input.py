@@ -239,6 +239,10 @@ COMMANDS = {
                                 '--parts=none'], 'none'),
     'benchmark peer': ('benchmark', ['--config=configs/benchmark.py:tiny',
                                      '--peer=none'], 'transformers, trl'),
+    'mechanism without a model': (
+        'mechanism', [TINY, '--out={tmp}/out'], 'config.model must be a'),
+    'mechanism onto': ('mechanism', [TINY, '--config.model={model}',
+                                     '--out={model}'], 'not empty'),
     'pretrain onto': ('pretrain', [TINY, '--out={model}'], 'not empty'),
     'pretrain none': ('pretrain', ['--config=configs/base.py',
                                    '--out={tmp}/out'], 'pretrain'),

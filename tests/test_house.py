@@ -28,8 +28,8 @@ _MAY_IMPORT = {
               'policy.huggingface', 'learning', 'rollout', 'job'),
 }
 _PROGRAMS = ('train', 'evaluate', 'export', 'pretrain', 'show_prompts', 'plan',
-             'report', 'benchmark', 'selftest')
-_WITH_TOOLS = ('evaluate', 'plan', 'report', 'benchmark')
+             'report', 'benchmark', 'mechanism', 'selftest')
+_WITH_TOOLS = ('evaluate', 'plan', 'report', 'benchmark', 'mechanism')
 # Where jax.jit and ConfigDict may stand. A checkpoint's digests are computed
 # on the devices, in one pass over each array: run without jit, they would need
 # several copies of the state.

@@ -224,6 +224,17 @@ def test_sweep_map_makes_the_grid_then_the_best_rates_seeds(launch):
       '--map', '--map', '--runs']
 
 
+def test_sweep_measures_the_mechanism(launch):
+  done = launch('sweep.sh', 'mechanism', '--config.seed=1', OUT='a study')
+  assert done.returncode == 0, done.stderr
+  assert [line for line in launch.log() if 'tepo_jax' in line] == [
+      'python -m tepo_jax.pretrain --config=configs/countdown.py '
+      '--out=a study/base_model',
+      'python -m tepo_jax.mechanism --config=configs/countdown.py:grpo '
+      '--config.model=a study/base_model --out=a study/results '
+      '--config.seed=1']
+
+
 def test_test_passes_its_arguments_on(launch):
   (launch.stubs / 'venv_is_there').touch()
   assert launch('test.sh', '-k', 'mesh').returncode == 0

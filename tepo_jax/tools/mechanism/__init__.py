@@ -1,0 +1,1 @@
+"""Measures gradient estimators at fixed policies, and what TEPO's mask does."""
