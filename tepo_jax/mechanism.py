@@ -70,16 +70,17 @@ def main() -> None:
 def run(lab: observe.Lab, results: dict[str, Any], out: pathlib.Path) -> None:
   """Measures what `results` lacks; writes them after each policy."""
   config, levels = lab.config, results['levels']
+  samples = config.rollout.samples
   methods = measure.rows(config.method_name, config.method)
   progress = progress_lib.Progress(1 + len(methods) * len(measure.COUNTS))
 
   def level(count, params):
-    groups = lab.sample(params, 1)
+    groups, tokens = lab.sample(params, 1), held_out.tokens(params)
     progress.phase(f'{count} updates: a gradient for each prompt')
     levels[str(count)] = dict(
         fresh=measure.own_samples(groups),
-        tokens=measure.drift(lab, held_out, params),
-        gradients=measure.gradients(lab, held_out, params, groups))
+        tokens=measure.drift(tokens, samples), gradients=measure.gradients(
+            lab, params, held_out.batch, tokens, lab.batch(groups)))
     return levels[str(count)]['fresh']
 
   with host.compilations_shown(progress.compiling, progress.compiled):
@@ -105,7 +106,7 @@ def run(lab: observe.Lab, results: dict[str, Any], out: pathlib.Path) -> None:
               fresh=level(count, params) if name == config.method_name
               else measure.own_samples(lab.sample(params, 1)),
               updates={x: float(metrics[x]) for x in _METRICS},
-              **measure.drift(lab, trained, params))
+              **measure.drift(trained.tokens(params), samples))
           write(results, out)
         progress.step(number, '')
 
@@ -153,8 +154,8 @@ def write(results: dict[str, Any], out: pathlib.Path) -> None:
   """Writes the results so far, numbers with six digits."""
   rounded = json.loads(json.dumps(results, allow_nan=False),
                        parse_float=lambda text: float(f'{float(text):.6g}'))
-  files.replace_text(out / RESULTS, json.dumps(
-      rounded, indent=1, ensure_ascii=False) + '\n')
+  files.replace_text(
+      out / RESULTS, json.dumps(rounded, ensure_ascii=False) + '\n')
 
 
 if __name__ == '__main__':

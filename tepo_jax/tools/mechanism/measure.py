@@ -112,28 +112,29 @@ def compare(off: Mapping[str, np.ndarray], on_ND: np.ndarray
   return found
 
 
-def gradients(lab: observe.Lab, held_out: observe.Observed, params: Any,
-              fresh: list[groups_lib.Group]) -> dict[str, Any]:
-  """`compare` of the estimators on θ_0's samples, against the gradient on
-  `fresh` samples of `params`; at θ_0, where all weights are 1, of one."""
-  length_B = held_out.batch.mask_BT.sum(1)
+def gradients(lab: observe.Lab, params: Any, batch: batch_lib.Batch,
+              tokens: objective.Tokens, fresh: batch_lib.Batch
+              ) -> dict[str, Any]:
+  """`compare` of the estimators at `params`, on a batch of θ_0's with its
+  tokens, against the gradient on the `fresh` samples of `params`; at θ_0, where
+  all weights are 1, of one estimator."""
+  length_B = batch.mask_BT.sum(1)
   losses = estimators(float(length_B.mean()))
   shorter = float(np.median(length_B))
-  batch = lab.batch(fresh)
-  zeros_BT = np.zeros_like(batch.mask_BT)
+  zeros_BT = np.zeros_like(fresh.mask_BT)
   # With the weight `none`, the slope does not depend on the scores.
-  [on_ND] = vectors(lab, params, batch, observe.tokens(
-      batch, scoring.Scores(zeros_BT, zeros_BT)), [losses['none']], shorter)
+  [on_ND] = vectors(lab, params, fresh, observe.tokens(
+      fresh, scoring.Scores(zeros_BT, zeros_BT)), [losses['none']], shorter)
   if params is lab.start:
     losses = {'token': losses['token']}
-  off_END = vectors(lab, params, held_out.batch, held_out.tokens(params),
-                    list(losses.values()), shorter)
+  off_END = vectors(
+      lab, params, batch, tokens, list(losses.values()), shorter)
   return compare(dict(zip(losses, off_END)), on_ND)
 
 
-def drift(lab: observe.Lab, observed: observe.Observed, params: Any
-          ) -> dict[str, Any]:
-  """How `params` differ from θ_0, as means over tokens that θ_0 sampled.
+def drift(x: objective.Tokens, samples: int) -> dict[str, Any]:
+  """How a policy differs from θ_0, as means over tokens that θ_0 sampled,
+  `samples` completions of each prompt.
 
   Returns intervals:
     abs_d: |ℓ − ℓ°|. kl: exact, to θ_0. region: the share in TEPO's M.
@@ -143,8 +144,7 @@ def drift(lab: observe.Lab, observed: observe.Observed, params: Any
     readings: by name, the correlation of the predicted ΔH with the measured
     one, and the share of tokens on whose sign they agree, where A ≠ 0.
   """
-  x = observed.tokens(params)
-  prompts = len(x.mask_BT) // lab.config.rollout.samples
+  prompts = len(x.mask_BT) // samples
   weight_RP = moments.resample(prompts)
 
   def by_prompt(value_BT):

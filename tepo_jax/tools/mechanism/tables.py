@@ -29,7 +29,7 @@ A prompt's completions give one vector; g is its mean. *Noise*: tr Cov / |g|²;
 the mean over that many prompts has as much noise as signal. *Variance*: tr Cov,
 relative to the token weight's. *Cosine* and *length*: of g against the mean
 gradient of the policy's fresh samples. After 0 updates all weights are 1: this
-compares two samples of one policy.
+compares two samples of one policy. Short: up to the median length.
 
 {gradients}
 
@@ -55,34 +55,35 @@ them, on the tokens trained on. Accuracy and entropy: of fresh samples.
 _WEIGHTS = [('outside', name) for name in ('token', 'sequence', 'prefix')] + [
     ('clipped', name) for name in (
         'token .2/.28', 'sequence .2/.28', 'sequence 3e-4/4e-4')]
+_CLIPPED = 'clip_fraction_low', 'clip_fraction_high'
 
 
 def markdown(results: Mapping[str, Any]) -> str:
   """The page with all tables."""
-  setup, levels, rows = (
-      results[part] for part in ('setup', 'levels', 'methods'))
+  setup, levels = results['setup'], results['levels']
+  drifts = {k: x['tokens'] for k, x in levels.items()}
+  rows = [(name, k, x) for name, by_count in results['methods'].items()
+          for k, x in by_count.items()]
   return _PAGE.format(
-      **{name: setup[name] for name in (
-          'parameters', 'model', 'prompts', 'samples', 'seed', 'method')},
+      **{key: setup[key] for key in setup if key not in ('config', 'versions')},
       rollout=setup['config']['rollout.prompts'],
       fields=_pairs(setup['config']), versions=_pairs(setup['versions']),
       policies=_table('updates, mean abs d, KL, accuracy %, entropy, length', (
           [k, _cell(x['tokens']['abs_d']), _cell(x['tokens']['kl']),
-           *_own(x['fresh']), _cell(x['fresh']['length'])]
-          for k, x in levels.items())),
+           *_own(x), _cell(x['fresh']['length'])] for k, x in levels.items())),
       weights=_table(', '.join(['updates', *map(': '.join, _WEIGHTS)]), (
-          [k, *(_percent(x['tokens']['weights'][name][part])
-                for part, name in _WEIGHTS)] for k, x in levels.items())),
+          [k, *(_cell(x['weights'][name][part], 100)
+                for part, name in _WEIGHTS)] for k, x in drifts.items())),
       gradients='\n\n'.join(_gradients(levels, half) for half in (
           'all', 'short', 'long')),
-      mask='\n\n'.join(map(_mask, (
-          {k: x['tokens'] for k, x in levels.items()}, rows[setup['method']]))),
+      mask='\n\n'.join((_mask(drifts), _mask(
+          results['methods'][setup['method']]))),
       methods=_table('method, updates, clipped %, M %, KL, KL in M, ΔH, '
                      'accuracy %, entropy', (
-          [name, k, f'{100 * _clipped(x["updates"]):.3g}',
-           f'{100 * x["updates"]["region_share"]:.3g}', _cell(x['kl']),
-           _cell(x['kl_region']), _cell(x['entropy_change']), *_own(x['fresh'])]
-          for name, by_count in rows.items() for k, x in by_count.items())))
+          [name, k, *(f'{100 * sum(x["updates"][key] for key in keys):.3g}'
+                      for keys in (_CLIPPED, ('region_share',))),
+           *(_cell(x[key]) for key in ('kl', 'kl_region', 'entropy_change')),
+           *_own(x)] for name, k, x in rows)))
 
 
 def _gradients(levels, half):
@@ -93,32 +94,25 @@ def _gradients(levels, half):
       for k, x in levels.items() for name, by_half in x['gradients'].items()))
 
 
-def _mask(by_count):
+def _mask(drifts):
   return _table('updates, M %, KL in M, KL, ΔH < 0 %, Eq. 19: correlation, '
                 'agreement %, Eq. 18: correlation, agreement %', (
-      [k, _percent(x['region']), _cell(x['kl_region']), _cell(x['kl']),
-       _percent(x['falling']), *(cell(x['readings'][name][key])
-                                 for name in ('covariance', 'npg')
-                                 for cell, key in ((_cell, 'correlation'),
-                                                   (_percent, 'agreement')))]
-      for k, x in by_count.items()))
+      [k, _cell(x['region'], 100), _cell(x['kl_region']), _cell(x['kl']),
+       _cell(x['falling'], 100), *(
+           _cell(x['readings'][name][key], scale)
+           for name in ('covariance', 'npg')
+           for key, scale in (('correlation', 1), ('agreement', 100)))]
+      for k, x in drifts.items()))
 
 
-def _clipped(metrics):
-  return metrics['clip_fraction_low'] + metrics['clip_fraction_high']
+def _own(x):
+  return _cell(x['fresh']['accuracy'], 100), _cell(x['fresh']['entropy'])
 
 
-def _own(fresh):
-  return _percent(fresh['accuracy']), _cell(fresh['entropy'])
-
-
-def _percent(interval):
-  return _cell(interval and [100 * x for x in interval])
-
-
-def _cell(interval):
+def _cell(interval, scale=1):
   """'1.23 [1.1, 1.4]', with three digits."""
-  return '{:.3g} [{:.3g}, {:.3g}]'.format(*interval) if interval else '–'
+  return '–' if interval is None else '{:.3g} [{:.3g}, {:.3g}]'.format(
+      *(scale * x for x in interval))
 
 
 def _pairs(fields):

@@ -88,12 +88,13 @@ def test_scores_are_those_of_scoring(lab, moved):
 
 
 def test_drift(lab, moved):
-  zero, found = 3 * [0.0], measure.drift(lab, moved[0], lab.start)
+  held_out, params = moved
+  zero, found = 3 * [0.0], measure.drift(held_out.tokens(lab.start), 4)
   assert found['abs_d'] == found['kl'] == found['region'] == zero
   assert found['kl_region'] is None  # M is empty
   assert all(x == dict(outside=zero, clipped=zero)
              for x in found['weights'].values())
-  found = measure.drift(lab, *moved)
+  found = measure.drift(held_out.tokens(params), 4)
   assert found['kl'][0] > 0 and 0 < found['region'][0] < 1
   assert found['weights']['token']['outside'][0] > (
       found['weights']['sequence']['outside'][0])
