@@ -17,6 +17,7 @@ from tepo_jax.policy import transformer
 from tepo_jax.rollout import schedule
 from tepo_jax.runtime import host
 from tepo_jax.runtime import mesh as mesh_lib
+from tepo_jax.runtime import processes
 
 # The cache's share of the free memory. The rest is for logits, activations,
 # and one cache array while it is copied.
@@ -227,7 +228,7 @@ def check_cache(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
 
 def _limit(programs):
   """Bytes of a device, as in `check`."""
-  return mesh_lib.least(
+  return processes.least(
       mesh_lib.memory_limit(programs.mesh) or int(_cpu_bytes()))
 
 

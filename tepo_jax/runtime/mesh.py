@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tepo_jax import errors
+from tepo_jax.runtime import processes
 
 AXES = ('data', 'fsdp', 'tensor')
 
@@ -345,19 +346,7 @@ def free_bytes() -> int | None:
   """
   free = [stats['bytes_limit'] - stats['bytes_in_use']
           for d in jax.local_devices() if (stats := d.memory_stats())]
-  return least(min(free)) if free else None
-
-
-def least(size: int) -> int:
-  """The smallest of all processes' sizes in bytes, so that they decide alike.
-
-  A collective: with several processes, all of them must call it.
-  """
-  if jax.process_count() == 1:
-    return size
-  # In MiB: jax has no 64-bit integers by default.
-  return int(np.min(multihost_utils.process_allgather(
-      np.int32(size >> 20)))) << 20
+  return processes.least(min(free)) if free else None
 
 
 def _is_axes(node) -> bool:
