@@ -29,8 +29,9 @@
 # table1 to table4: train and evaluate the rows of a table of the paper, then
 # print the table. --dry-run prints the commands. Run launch/setup.sh first.
 # --slice runs them on the slice that NAME, ZONE and PROJECT name, after
-# launch/tpu_vm.sh create and setup; RUNS=bucket/FOLDER must be in its bucket.
-# Each result is copied to the same folder here.
+# launch/tpu_vm.sh create and setup. RUNS=gs://BUCKET/FOLDER, or bucket/FOLDER in
+# the bucket that is mounted there: then each result is copied to the same folder
+# here.
 #
 # --config.FIELD=VALUE applies to every training and evaluation.
 set -euo pipefail
@@ -47,8 +48,9 @@ if [[ ${1:-} == --slice ]]; then slice=yes; shift; fi
     "[--config.FIELD=VALUE ...], or" \
     "launch/sweep.sh [--dry-run] [--slice] table1|table2|table3|table4" \
     "[--config.FIELD=VALUE ...]"
-[[ -z $slice || ${RUNS:-} == bucket/?* ]] \
-  || fail "--slice needs RUNS=bucket/FOLDER, in the bucket of the slice"
+[[ -z $slice || ${RUNS:-} == bucket/?* || ${RUNS:-} == gs://?* ]] \
+  || fail "--slice needs RUNS=gs://BUCKET/FOLDER, or bucket/FOLDER in the" \
+    "mounted bucket"
 what=$1
 shift
 for argument in "$@"; do
@@ -63,7 +65,7 @@ execute() {
   launch/tpu_vm.sh wait || true  # for what an interrupted sweep left behind
   "$@" && launch/tpu_vm.sh wait || return
   for argument in "$@"; do
-    [[ $argument != --out=* ]] \
+    [[ $argument != --out=* || $argument == --out=gs://* ]] \
       || launch/tpu_vm.sh fetch "${argument#--out=}" || return
   done
 }

@@ -19,15 +19,16 @@
 #                     if the slice is preempted, again, until the program ends
 #   logs              follows the output of the first host
 #   fetch PATH        copies a file or folder of the first host's repository to
-#                     the same place in this one
+#                     the same place in this one; for gs://… use
+#                     gcloud storage cp -r
 #   stop              makes a training run save and exit
 #   delete            deletes the slice
 #
 # A run resumes from its last checkpoint: by itself if a process is lost; with
 # `watch`, or `delete`, `create`, `setup` and the same `run`, if the slice was
-# preempted. For that its --workdir must be in the bucket: gs://BUCKET/NAME is
-# bucket/NAME on the hosts. On several hosts, --checkpoint and --out must be there
-# too. --dry-run prints the commands instead.
+# preempted. For that its --workdir must be in a bucket: gs://BUCKET/NAME, or
+# bucket/NAME in the mounted one. On several hosts, --checkpoint and --out must be
+# there too. --dry-run prints the commands instead.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -60,25 +61,15 @@ do_it() {
 tpus() { do_it gcloud compute tpus "$@" "${where[@]}"; }
 on_hosts() { tpus tpu-vm ssh "${NAME:?}" --worker="$1" --command="$2"; }
 
-# Splits the arguments of `run` into `program` and `arguments`; in the latter
-# gs://BUCKET/… becomes the hosts' folder.
+# Splits the arguments of `run` into `program` and `arguments`.
 parse_run() {
-  local argument
-  program=train arguments=()
+  program=train
   if [[ ${1:-} =~ ^(train|evaluate|export|pretrain|benchmark|report)$ ]]; then
     program=$1; shift
   fi
   [[ $# -gt 0 ]] || fail "$command needs the program's arguments, for example" \
-    "--config=configs/tiny.py:tepo --workdir=bucket/tiny"
-  for argument in "$@"; do
-    if [[ $argument =~ ^(--[a-z.]+=)gs://(.*)$ ]]; then
-      [[ -n ${BUCKET:-} && ${BASH_REMATCH[2]} == "$BUCKET"/?* ]] \
-        || fail "$argument: only folders of gs://BUCKET are mounted;" \
-        "BUCKET=${BUCKET:-}"
-      argument=${BASH_REMATCH[1]}bucket/${BASH_REMATCH[2]#"$BUCKET"/}
-    fi
-    arguments+=("$argument")
-  done
+    "--config=configs/tiny.py:tepo --workdir=gs://my-bucket/tiny"
+  arguments=("$@")
 }
 
 software() {
@@ -239,6 +230,7 @@ case $command in
   logs) on_hosts 0 "tail -n 100 -F tepo/job.log" ;;
   fetch)
     [[ $# -eq 1 ]] || fail "fetch needs one path"
+    [[ $1 != gs://* ]] || fail "$1 is on no host: gcloud storage cp -r $1 ."
     do_it mkdir -p "$(dirname "$1")"
     tpus tpu-vm scp --recurse "$NAME:tepo/$1" "$(dirname "$1")" --worker=0 ;;
 esac

@@ -324,16 +324,13 @@ def test_tpu_vm_runs_the_program_on_a_host(launch, tmp_path):
   _wait_for(lambda: log.read_text().endswith('saved\n'))
 
 
-def test_a_workdir_in_the_bucket_becomes_a_folder_of_the_hosts(launch):
+def test_addresses_in_a_bucket_are_passed_on_and_not_fetched(launch):
   (*_, command, _, _), = _dry_run(
-      launch, 'run', '--config=c.py', '--workdir=gs://b/a run', BUCKET='b')
-  assert '--config=c.py --workdir=bucket/a\\ run >>job.log' in command
-  for bucket, workdir in (('b', 'gs://other/x'), ('', 'gs://b/x'),
-                          ('b', 'gs://b/')):
-    done = launch('tpu_vm.sh', '--dry-run', 'run', f'--workdir={workdir}',
-                  **_SLICE, BUCKET=bucket)
-    assert done.returncode == 2 and f'--workdir={workdir}: ' in done.stderr
-    assert not done.stdout and done.stderr.count('\n') == 1
+      launch, 'run', '--config=c.py', '--workdir=gs://b/a run')
+  assert '--config=c.py --workdir=gs://b/a\\ run >>job.log' in command
+  done = launch('tpu_vm.sh', '--dry-run', 'fetch', 'gs://b/x', **_SLICE)
+  assert done.returncode == 2 and not done.stdout
+  assert done.stderr.endswith(': gcloud storage cp -r gs://b/x .\n')
 
 
 def _wait_for(holds):
@@ -437,8 +434,10 @@ def test_sweep_on_a_slice(launch, tpu, sweep):
           _TRAIN, _EVALUATE, _UNTRAINED)), _REPORT)]
   for name in 'eb':  # what the report reads
     assert (launch.root / 'bucket/r' / name / 'results.json').exists()
+  assert sweep('--slice', 'table3', **where | {'RUNS': 'gs://b/r'}
+               ).returncode == 0  # without fetching, which is refused
   done = sweep('--slice', 'table3', **where | {'RUNS': 'runs'})
-  assert done.returncode == 2 and 'RUNS=bucket/FOLDER' in done.stderr
+  assert done.returncode == 2 and 'RUNS=gs://BUCKET/FOLDER' in done.stderr
   done = sweep('--dry-run', '--slice', 'table3', **where)
   assert [line.split()[:3] for line in done.stdout.splitlines()] == [
       ['launch/tpu_vm.sh', 'run', program]
