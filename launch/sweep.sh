@@ -29,9 +29,9 @@
 # table1 to table4: train and evaluate the rows of a table of the paper, then
 # print the table. --dry-run prints the commands. Run launch/setup.sh first.
 # --slice runs them on the slice that NAME, ZONE and PROJECT name, after
-# launch/tpu_vm.sh create and setup. RUNS=gs://BUCKET/FOLDER, or bucket/FOLDER in
-# the bucket that is mounted there: then each result is copied to the same folder
-# here.
+# launch/tpu_vm.sh create and setup. RUNS=gs://BUCKET/FOLDER, or bucket/FOLDER
+# in the bucket that is mounted there: then each result is copied to the same
+# folder here.
 #
 # --config.FIELD=VALUE applies to every training and evaluation.
 set -euo pipefail

@@ -27,8 +27,8 @@
 # A run resumes from its last checkpoint: by itself if a process is lost; with
 # `watch`, or `delete`, `create`, `setup` and the same `run`, if the slice was
 # preempted. For that its --workdir must be in a bucket: gs://BUCKET/NAME, or
-# bucket/NAME in the mounted one. On several hosts, --checkpoint and --out must be
-# there too. --dry-run prints the commands instead.
+# bucket/NAME in the mounted one. On several hosts, --checkpoint and --out must
+# be there too. --dry-run prints the commands instead.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -58,7 +58,8 @@ from tepo_jax.runtime import processes
 
 _CONFIG = cli.DEFINE_config()
 _WORKDIR = flags.DEFINE_string(
-    'workdir', None, 'Folder of the run, new or to resume; also gs://BUCKET/…', required=True)
+    'workdir', None, 'Folder of the run, new or to resume; also gs://BUCKET/…',
+    required=True)
 
 
 def make_base_model(config: ml_collections.ConfigDict, workdir: files.Path,

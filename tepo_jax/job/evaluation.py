@@ -197,8 +197,8 @@ class SampleFile:
     return set(self._groups.get(name, ()))
 
   def add(self, lines: Sequence[dict]) -> None:
-    """Appends one group's lines; they are on disk when this returns, in a bucket
-    some seconds later."""
+    """Appends one group's lines; they are on disk when this returns, in a
+    bucket some seconds later."""
     self._groups[lines[0]['set']][lines[0]['id']] = list(lines)
     self._file.append(_lines_text(lines))
 

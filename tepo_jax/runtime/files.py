@@ -273,8 +273,8 @@ class GrowingFile:
 
 @dataclasses.dataclass(frozen=True)
 class Version:
-  """An object as it was read: its text; stamp, the generation, which is new with
-  every write; age, seconds since it was written, by the bucket's clock."""
+  """An object as it was read: its text; stamp, the generation, which every write
+  changes; age, seconds since it was written, by the bucket's clock."""
   text: str
   stamp: int
   age: float
@@ -304,11 +304,11 @@ def replace_version(path: BucketPath, text: str, old: Version | None) -> bool:
   body = '\n'.join(['--=', 'Content-Type: application/json', '', json.dumps(
       {'name': name}), '--=', 'Content-Type: text/plain', '', text, '--=--'])
   fs = _buckets()
+  uploads = fs.base.replace('/storage/', '/upload/storage/')
   try:
-    fs.call('POST', f'{fs.base.replace("/storage/", "/upload/storage/")}b/{{}}/o',
-            bucket, uploadType='multipart', data=body.encode(),
+    fs.call('POST', f'{uploads}b/{{}}/o', bucket, uploadType='multipart',
             headers={'Content-Type': 'multipart/related; boundary="="'},
-            ifGenerationMatch=old.stamp if old else 0)
+            data=body.encode(), ifGenerationMatch=old.stamp if old else 0)
   except FileExistsError:
     return False
   return True

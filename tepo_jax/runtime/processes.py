@@ -21,6 +21,7 @@ from jax.experimental import multihost_utils
 import numpy as np
 
 from tepo_jax import errors
+from tepo_jax.runtime import files
 from tepo_jax.runtime import interrupts
 
 LOST = 3  # exit status after another process was lost: worth a restart
@@ -199,10 +200,17 @@ def ending_together() -> Iterator[None]:
 
   All processes find bad input and RunErrors alike; these pass. Of other errors
   the other processes know nothing: an orderly exit would wait for them while
-  they wait for this process.
+  they wait for this process. So it is with a bucket that did not answer this
+  one.
   """
   try:
     yield
+  except files.BucketError as error:
+    if jax.process_count() == 1:
+      raise
+    print(f'error: process {jax.process_index()}: {error}', file=sys.stderr,
+          flush=True)
+    os._exit(2)
   except (errors.InputError, KeyboardInterrupt):
     raise
   except Exception as error:  # pylint: disable=broad-exception-caught
@@ -224,10 +232,11 @@ def ending_together() -> Iterator[None]:
 def _lost(error: BaseException | None) -> str | None:
   """The message of an error that a lost process caused, else None.
 
-  It may be the cause of the given error: closing the run can fail again.
+  It may be the cause of the given error: closing the run can fail again. What
+  names a bucket came of that.
   """
   while error is not None:
-    if _GONE.search(str(error)):
+    if _GONE.search(str(error)) and files.SCHEME not in str(error):
       return errors.one_line(error)[:200]
     error = error.__cause__ or error.__context__
   return None

@@ -94,8 +94,19 @@ def test_a_killed_process_ends_the_other(lost):
       'another task died' in said)
 
 
-def test_a_failing_process_ends_the_other_and_reports_why():
-  program = _LOSE.format(how='raise ValueError("of its own")')
+@pytest.mark.parametrize('how, status, said', [
+    ('raise ValueError("of its own")', 1, 'ValueError: of its own'),
+    ('from tepo_jax.runtime import files; '
+     'raise files.BucketError("gs://b/x: connection reset")', 2,
+     'error: process 0: gs://b/x: connection reset\n')])
+def test_a_failing_process_ends_the_other_and_reports_why(how, status, said):
+  program = _LOSE.format(how=how)
   failed, other = jobs.finish(jobs.start(2, ['-c', program], '0'), 200)
-  assert failed[0] == 1 and 'ValueError: of its own' in failed[2]
+  assert failed[0] == status and said in failed[2]
   assert other[0] in (processes.LOST, -6)
+
+
+def test_a_bucket_s_error_is_no_lost_process():
+  text = 'UNAVAILABLE: connection reset'
+  assert processes._lost(RuntimeError(text)) == text
+  assert processes._lost(RuntimeError(f'checkpoint gs://b/1: {text}')) is None

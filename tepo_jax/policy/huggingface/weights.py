@@ -186,7 +186,7 @@ def _read(sources, leaf, transpose, sharding):
 
 
 def _by_rows(source, leaf, transpose, sharding):
-  """Cuts the rows of a file's matrices over all devices, if they are so many."""
+  """Cuts the rows of a file's matrices over all devices, if that is even."""
   axis = leaf.ndim - (1 if transpose else 2)
   if (source.ndim < 2 or isinstance(sharding, jax.sharding.SingleDeviceSharding)
       or leaf.shape[axis] % sharding.mesh.size):
