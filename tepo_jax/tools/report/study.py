@@ -81,8 +81,8 @@ def _tables(groups, tables):
 def _claims(groups):
   """Compares each method with the baseline, by measure."""
   base, found = claims.baseline(groups), claims.contrasts(groups)
-  head = ['method', 'measure', 'value', f'value of {base.label}',
-          'paired difference', 'seeds', 'claim of the paper', 'result']
+  head = ['method', 'measure', 'result', 'paired difference', 'value',
+          f'value of {base.label}', 'seeds', 'claim of the paper']
   return (
       f'<p>Each method compared with {page.text(base.label)}, paired by seed, '
       'over the steps that both runs have. The result is "supported" or '
@@ -92,11 +92,10 @@ def _claims(groups):
       'The paper makes these claims for TEPO only.</p>'
       + page.table(head, [
           [c.label, f'{c.title}{f", {c.unit}" if c.unit else ""}'
-           + (f' ({c.note})' if c.note else ''),
+           + (f' ({c.note})' if c.note else ''), c.verdict,
            *(overview.with_interval(x[:3 if len(c.pairs) > 1 else 1])
-             for x in (c.own, c.base, c.difference)),
-           len(c.pairs), c.claim, c.verdict] for c in found],
-                   (5,))
+             for x in (c.difference, c.own, c.base)),
+           len(c.pairs), c.claim] for c in found], (6,))
       + f'<p class="caption">{overview.INTERVAL} "Steps to accuracy": the first '
       'step whose training samples reach it; the '
       f'target is {claims.TARGET:.0%} of the final accuracy of '
