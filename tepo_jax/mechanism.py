@@ -38,7 +38,7 @@ from tepo_jax.tools.mechanism import tables
 
 RESULTS, TABLES = 'mechanism.json', 'mechanism.md'
 _METRICS = ('clip_fraction_low', 'clip_fraction_high', 'region_share',
-            'skipped')  # averages over the updates
+            'skipped')  # of the updates so far
 _LOCAL = ('model', 'compute.cache', 'grading.workers')
 
 _CONFIG = cli.DEFINE_config()

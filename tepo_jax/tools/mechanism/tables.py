@@ -43,8 +43,8 @@ Held-out prompts, then those trained on:
 
 ## {rollout} prompts from θ_0, updates by several methods
 
-Clipped and M: % of tokens, averaged over the updates. KL to θ_0 and ΔH: after
-them, on the tokens trained on. Accuracy and entropy: of fresh samples.
+Clipped: % of tokens, averaged over the updates. TEPO's M, KL to θ_0 and ΔH:
+after them, on the tokens trained on. Accuracy and entropy: of fresh samples.
 
 {methods}
 
@@ -80,9 +80,8 @@ def markdown(results: Mapping[str, Any]) -> str:
           results['methods'][setup['method']]))),
       methods=_table('method, updates, clipped %, M %, KL, KL in M, ΔH, '
                      'accuracy %, entropy', (
-          [name, k, *(f'{100 * sum(x["updates"][key] for key in keys):.3g}'
-                      for keys in (_CLIPPED, ('region_share',))),
-           *(_cell(x[key]) for key in ('kl', 'kl_region', 'entropy_change')),
+          [name, k, f'{100 * sum(x["updates"][key] for key in _CLIPPED):.3g}',
+           _cell(x['region'], 100), *(_cell(x[key]) for key in ('kl', 'kl_region', 'entropy_change')),
            *_own(x)] for name, k, x in rows)))
 
 
@@ -102,7 +101,7 @@ def _mask(drifts):
            _cell(x['readings'][name][key], scale)
            for name in ('covariance', 'npg')
            for key, scale in (('correlation', 1), ('agreement', 100)))]
-      for k, x in drifts.items()))
+      for k, x in drifts.items() if k != '0'))  # there, nothing has moved
 
 
 def _own(x):
