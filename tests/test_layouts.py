@@ -183,26 +183,26 @@ def test_evaluations_and_exports_do_not_depend_on_the_processes(one, tmp_path):
   assert exported[0] == exported[1] == exported[2]
 
 
-def test_a_replay_and_a_benchmark_by_two_processes(one, tmp_path):
+def test_an_inspection_and_a_benchmark_by_two_processes(one, tmp_path):
   """The first process writes; the numbers are those of one process."""
-  replays = []
+  found = []
   for count in (1, 2):
     out = tmp_path / f'report_{count}'
     _program('report', count, 2 // count, f'--runs={one}', f'--out={out}',
-             '--replay=3')
+             '--inspect=3')
     assert (out / 'report.html').exists()
-    replays.append(json.loads((out / 'replay_one_3.json').read_text()))
-  first, second = ([rows for c in replay['comparisons']
-                    for row in c['rows'].values() for rows in row.items()]
-                   for replay in replays)
-  assert len(first) > 100 and first == [
-      (name, pytest.approx(value, rel=1e-4, abs=1e-7))
-      for name, value in second]
+    found.append([json.loads(line) for line in (
+        out / 'inspect_one_3.jsonl').read_text().splitlines()])
+  assert len(found[0]) == 8
+  for first, second in zip(*found):
+    assert first['token_ids'] == second['token_ids']
+    assert first == {name: pytest.approx(values, rel=1e-4, abs=1e-6)
+                     for name, values in second.items()}
 
   lines = _program(
       'benchmark', 2, 1, '--config=configs/benchmark.py:tiny',
-      '--parts=update', '--config.benchmark.rounds=1',
+      '--parts=scoring', '--config.benchmark.rounds=1',
       '--config.rollout.prompts=4', '--config.rollout.samples=2',
       '--config.rollout.max_tokens=16', '--json')
   assert {json.loads(line)['name'] for line in lines} >= {
-      'update/segments/seconds'}
+      'scoring/packed/seconds', 'scoring/packed/tokens'}

@@ -51,7 +51,9 @@ def test_a_plan_has_every_program_of_a_step(plan):
     assert estimate.bound in ('compute', 'memory', 'network')
     moves_data = estimate.name.split()[0] in ('reshard', 'insert', 'compact')
     assert (estimate.useful == 0) == moves_data
-    assert estimate.useful <= estimate.flops
+    if not estimate.name.startswith('decode'):
+      # In a decode step a product of attention may be none of the matrix units'.
+      assert estimate.useful <= estimate.flops
     assert 0 <= step.share_of_peak(
         estimate.flops, estimate, plan.slice.chip) <= step.EFFICIENCY
   assert set(plan.seconds) == set(compiling.PHASES)
