@@ -9,7 +9,6 @@ import pytest
 
 from configs import tiny
 from tepo_jax import errors
-from tepo_jax import mechanism
 from tepo_jax.job import base_model
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import session as session_lib
@@ -18,6 +17,7 @@ from tepo_jax.policy import scoring
 from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.tools.mechanism import measure
 from tepo_jax.tools.mechanism import observe
+from tepo_jax.tools.mechanism import progression
 from tepo_jax.tools.mechanism import tables
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures('quick_compile')]
@@ -104,11 +104,11 @@ def test_a_measurement_resumes_and_its_tables_need_only_the_file(
     lab, tmp_path, monkeypatch):
   monkeypatch.setattr(measure, 'COUNTS', (1, 2))
   monkeypatch.setattr(measure, 'BETAS', (1.0,))
-  out, setup = tmp_path / 'out', mechanism.setup(lab)
+  out, setup = tmp_path / 'out', progression.setup(lab)
   with lock_lib.FolderLock(out) as lock:
-    results = mechanism.start(out, lock, setup)
-    mechanism.run(lab, results, out)
-  saved = json.loads((out / mechanism.RESULTS).read_text())
+    results = progression.start(out, lock, setup)
+    progression.run(lab, results, out)
+  saved = json.loads((out / progression.RESULTS).read_text())
   assert list(saved['levels']) == ['0', '1', '2']
   assert list(saved['levels']['0']['gradients']) == ['token']
   assert len(saved['levels']['2']['gradients']) == 7
@@ -123,12 +123,12 @@ def test_a_measurement_resumes_and_its_tables_need_only_the_file(
 
   wanted = saved['methods'].pop('tepo, β = 1')
   grpo['1'] = saved['levels']['1'] = 'kept'
-  mechanism.write(saved, out)
+  progression.write(saved, out)
   with lock_lib.FolderLock(out) as lock:
-    resumed = mechanism.start(out, lock, setup)
-    mechanism.run(lab, resumed, out)
+    resumed = progression.start(out, lock, setup)
+    progression.run(lab, resumed, out)
     assert resumed['levels']['1'] == resumed['methods']['grpo']['1'] == 'kept'
     assert resumed['methods']['tepo, β = 1']['2']['kl'] == pytest.approx(
         wanted['2']['kl'], rel=1e-5)
     with pytest.raises(errors.InputError, match='measurement: seed differ'):
-      mechanism.start(out, lock, setup | dict(seed=7))
+      progression.start(out, lock, setup | dict(seed=7))
