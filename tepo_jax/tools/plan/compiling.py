@@ -158,15 +158,17 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
 def _useful_of_sampling(workload, shape):
   """Returns `useful` over all chips; a decode step computes a token a slot, and
   half of the mean completion is behind it."""
-  prompt, rows = workload.prompt_tokens, shape.rows
-  if shape.name == 'prefill':
+  model, prompt, rows = workload.model, workload.prompt_tokens, shape.rows
+  if shape.name == 'prefill':  # of the last layer only keys and values; no head
     return workload_lib.forward_flops(
-        workload.model, rows * prompt, rows * prompt ** 2 / 2, rows)
+        dataclasses.replace(model, num_layers=model.num_layers - 1),
+        rows * prompt, rows * prompt ** 2 / 2, 0) + (
+            4.0 * rows * prompt * model.d_model
+            * model.num_kv_heads * model.head_dim)
   if shape.name == 'decode':
     seen = prompt + workload.lengths(
         workload.prompts * workload.samples).mean() / 2
-    return workload_lib.forward_flops(
-        workload.model, rows, rows * seen, rows)
+    return workload_lib.forward_flops(model, rows, rows * seen, rows)
   return 0.0
 
 
