@@ -28,7 +28,8 @@ def pytest_collection_modifyitems(items):
       seen.add(test)
   long = ('test_programs.py', 'test_layouts.py', 'test_kill.py',
           'test_replay.py', 'test_lora_run.py', 'test_schedule.py',
-          'test_step.py', 'test_bad_input.py')
+          'test_step.py', 'test_bad_input.py', 'test_buckets.py',
+          'test_slice.py', 'test_run.py')
   items.sort(key=lambda item: item.path.name not in long)
 
 
