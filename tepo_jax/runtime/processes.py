@@ -97,7 +97,7 @@ def on_first(function: Callable[..., Any], *arguments: Any) -> None:
 def first_writes(folder: str | None = None) -> Iterator[str | None]:
   """Yields `folder` on the first process. The others get a temporary one, which
   is deleted at the end; what they print is dropped."""
-  if jax.process_count() == 1 or is_first():
+  if is_first():
     yield folder
     return
   with (tempfile.TemporaryDirectory() as temporary,

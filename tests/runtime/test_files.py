@@ -14,14 +14,6 @@ from tepo_jax.runtime import files
 from tests import runs
 
 
-@pytest.fixture(name='folder', params=['disk', 'bucket'])
-def _folder(request, tmp_path):
-  if request.param == 'disk':
-    return tmp_path
-  request.getfixturevalue('bucket_server')
-  return files.path(f'gs://lab/{tmp_path.name}')
-
-
 def _names(folder):
   return sorted(entry.name for entry in folder.iterdir())
 

@@ -13,7 +13,6 @@ import time
 import pytest
 
 from tepo_jax import errors
-from tepo_jax.runtime import files
 from tepo_jax.runtime import lock as lock_lib
 from tests import runs
 
@@ -37,15 +36,6 @@ def _hold(folder, seconds=60):
   return subprocess.Popen(
       [sys.executable, '-c', _HOLD, str(folder), str(seconds)], text=True,
       stdout=subprocess.PIPE, cwd=runs.ROOT)
-
-
-@pytest.fixture(name='folder', params=['disk', 'bucket'])
-def _folder(request, tmp_path):
-  """A folder that other processes can reach too."""
-  if request.param == 'disk':
-    return tmp_path
-  request.getfixturevalue('bucket_server')
-  return files.path(f'gs://lab/{tmp_path.name}')
 
 
 def _left(folder):
