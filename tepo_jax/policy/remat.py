@@ -50,8 +50,7 @@ def bytes_a_token(config: Any, remat: str, tensor: int) -> float:
   heads = config.num_heads * config.head_dim
   kept = config.d_model  # the layer's input
   if remat in ('mlp', 'dots'):
-    kept += 2 * heads + 2 * config.cache_heads * config.head_dim
-    kept += config.d_model
+    kept += 2 * (heads + config.cache_heads * config.head_dim) + config.d_model
   if remat == 'dots':
     kept += 2 * config.d_ff
   size = kept * jnp.dtype(config.dtype).itemsize

@@ -35,7 +35,7 @@ def run(config: Any, axes: Any, make_layer: Callable, params: Any,
 
   Args:
     config: static under jit.
-    axes: logical names of a layer's parameters.
+    axes: logical names of the layers' stacked parameters.
     make_layer: (config of one device, rows of one device) -> a function of
       x_MD, the device's tokens, of a layer's parameters and of its number.
     params: of all layers, stacked.
@@ -58,10 +58,8 @@ def run(config: Any, axes: Any, make_layer: Callable, params: Any,
         x_MD, 'tokens', size=x_BSD.shape[0] * x_BSD.shape[1]
     ).reshape(x_BSD.shape)
 
-  stacked = jax.tree.map(
-      lambda names: (None, *names), axes, is_leaf=lambda x: type(x) is tuple)
   return mesh_lib.by_device(
-      layers, (('batch', None, None), stacked,
+      layers, (('batch', None, None), axes,
                jax.tree.map(lambda _: ('batch', None), rows)),
       x_BSD, params, rows)
 
@@ -77,7 +75,8 @@ def _on_one_device(config):
 
 def _own_weights(config, params, axes):
   """A layer's weights with the model's features whole, in the compute dtype."""
-  def own(path, x, names):
+  def own(path, x, stacked_names):
+    names = stacked_names[1:]
     linear, leaf = path[0].key, path[-1].key
     if config.kv_copies > 1 and linear in ('k', 'v') and leaf != 'lora_a':
       x = _own_kv_heads(config, x)

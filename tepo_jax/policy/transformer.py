@@ -313,10 +313,9 @@ class _Transformer(nn.Module):
       return lambda x_MD, params, number: _Layer(own, parent=None).apply(
           {'params': params}, x_MD, number, columns)[0]
 
-    axes = jax.tree.map(lambda names: names[1:], logical_axes(config)['layers'],
-                        is_leaf=lambda node: type(node) is tuple)
     x_BSD = sharded_layers.run(
-        config, axes, make_layer, self.get_variable('params', 'layers'),
+        config, logical_axes(config)['layers'], make_layer,
+        self.get_variable('params', 'layers'),
         x_MD.reshape(*rows[0].shape, -1), rows)
     return _by_rows(x_BSD.reshape(x_MD.shape))
 
