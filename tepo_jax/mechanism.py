@@ -12,8 +12,6 @@ command resumes after the last policy that is complete. For small models: it
 holds one gradient per prompt. tepo_jax/tools/README.md says what is measured.
 """
 
-import pathlib
-
 from absl import flags
 
 from tepo_jax import cli
@@ -37,7 +35,7 @@ _OUT = flags.DEFINE_string(
 
 
 def main() -> None:
-  config, out = _CONFIG.value, pathlib.Path(_OUT.value)
+  config, out = _CONFIG.value, files.path(_OUT.value)
   with config.unlocked():  # one rollout for all updates
     config.rollout.prompts = -(-max(measure.COUNTS) // config.train.epochs) * (
         config.train.minibatch_prompts)

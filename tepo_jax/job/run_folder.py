@@ -1,5 +1,6 @@
 """A run's folder, and the config in it that decides which run may use it."""
 
+import contextlib
 import hashlib
 import json
 import math
@@ -100,27 +101,41 @@ def claim(config: ml_collections.ConfigDict, workdir: str | os.PathLike,
 
 
 def check_out(path: str) -> files.Path:
-  """Checks that --out=`path` is empty or can be made; on a disk makes nothing.
+  """As `check_free`; in a bucket begins the upload, for `files.local_folder`."""
+  folder = check_free(path)
+  if files.is_remote(folder):
+    with _naming_out(path):
+      files.reserve(folder)
+  return folder
+
+
+def check_free(path: str) -> files.Path:
+  """Checks that --out=`path` is empty or can be made; makes nothing.
 
   Raises:
     InputError: it is not empty, or cannot be made.
   """
   folder = files.path(path)
-  try:
+  with _naming_out(path):
     if folder.is_dir() and not files.is_free(folder):
       raise errors.InputError(f'--out={path}: exists and is not empty')
     if files.is_remote(folder):
-      files.reserve(folder)
       return folder
     found = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     if not found.is_dir():
       raise errors.InputError(f'--out={path}: {found} is not a folder')
     if not os.access(found, os.W_OK):
       raise errors.InputError(f'--out={path}: no permission to write {found}')
+  return folder
+
+
+@contextlib.contextmanager
+def _naming_out(path):
+  try:
+    yield
   except OSError as error:
     raise errors.InputError(
         f'--out={path}: {error.strerror or error}') from error
-  return folder
 
 
 def _check_same_run(config, workdir):

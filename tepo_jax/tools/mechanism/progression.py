@@ -3,7 +3,6 @@
 import hashlib
 import importlib.metadata
 import json
-import pathlib
 from typing import Any
 
 from configs import base
@@ -23,7 +22,7 @@ _METRICS = ('clip_fraction_low', 'clip_fraction_high', 'region_share',
 _LOCAL = ('model', 'compute.cache', 'grading.workers')
 
 
-def run(lab: observe.Lab, results: dict[str, Any], out: pathlib.Path) -> None:
+def run(lab: observe.Lab, results: dict[str, Any], out: files.Path) -> None:
   """Measures what `results` lacks; writes them after each policy."""
   config, levels = lab.config, results['levels']
   samples = config.rollout.samples
@@ -67,13 +66,13 @@ def run(lab: observe.Lab, results: dict[str, Any], out: pathlib.Path) -> None:
         progress.step(number, '')
 
 
-def start(out: pathlib.Path, lock: lock_lib.FolderLock, wanted: dict[str, Any]
+def start(out: files.Path, lock: lock_lib.FolderLock, wanted: dict[str, Any]
           ) -> dict[str, Any]:
   """Claims the folder; returns the results so far of the same `setup`, or
   refuses it: it holds another measurement, or other files."""
   path = out / RESULTS
   if not path.exists():
-    run_folder.check_out(out)
+    run_folder.check_free(out)
   lock.acquire()
   if not path.exists():
     write(dict(setup=wanted, levels={}, methods={}), out)
@@ -106,7 +105,7 @@ def setup(lab: observe.Lab) -> dict[str, Any]:
           for name in ('jax', 'jaxlib', 'numpy')})))
 
 
-def write(results: dict[str, Any], out: pathlib.Path) -> None:
+def write(results: dict[str, Any], out: files.Path) -> None:
   """Writes the results so far, numbers with six digits."""
   rounded = json.loads(json.dumps(results, allow_nan=False),
                        parse_float=lambda text: float(f'{float(text):.6g}'))
