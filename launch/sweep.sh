@@ -115,7 +115,7 @@ train() {
          return 1; }
 }
 
-# prepare CONFIG OUT: the base model that all runs start from.
+# prepare CONFIG OUT [OVERRIDE ...]: the base model that all runs start from.
 prepare() {
   launch/setup.sh cpu
   export JAX_PLATFORMS=cpu out=$2
@@ -125,7 +125,7 @@ prepare() {
   export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
   mkdir -p "$out/logs" "$out/runs"
   [[ -d $out/base_model ]] || .venv/bin/python -m tepo_jax.pretrain \
-    --config="$1" --out="$out/base_model"
+    --config="$1" --out="$out/base_model" "${@:3}"
   export -f train
 }
 
@@ -166,12 +166,13 @@ cell() {
 # map [OVERRIDE ...]
 map() {
   local methods rates updates seeds method rate count seed name status=0
-  prepare configs/countdown.py "${OUT:-runs/map}"
+  prepare configs/countdown.py "${OUT:-runs/map}" \
+    --config.pretrain.direct_share=0.2
   map=${MAP:-$out/map.jsonl.gz}
   read -ra methods <<<"${METHODS:-grpo gpg gspo_original tepo \
 tepo,method.reg.coef=10 tepo,method.clip.low=0.02,method.clip.high=0.028 \
 tepo,method.clip.low=3e-4,method.clip.high=4e-4}"
-  read -ra rates <<<"${RATES:-3e-5 1e-4 3e-4}"
+  read -ra rates <<<"${RATES:-1e-5 3e-5 1e-4 3e-4}"
   read -ra updates <<<"${UPDATES:-8 16 32}"
   read -ra seeds <<<"${SEEDS:-1 2 3 4 5}"
   for count in "${updates[@]}"; do
@@ -188,16 +189,22 @@ tepo,method.clip.low=3e-4,method.clip.high=4e-4}"
   add_to_map
   mkdir -p "$out/seeds"
   for name in "$out"/runs/*; do
-    [[ $name == *@0 ]] || ln -sfn "../runs/${name##*/}" "$out/seeds/"
+    [[ ! -d $name || $name == *@0 ]] \
+      || ln -sfn "../runs/${name##*/}" "$out/seeds/"
   done
-  .venv/bin/python -m tepo_jax.report --runs="$out/seeds/*" --out="$out/report"
+  has_any "$out/seeds" && .venv/bin/python -m tepo_jax.report \
+    --runs="$out/seeds/*" --out="$out/report"
   return "$status"
 }
 
 add_to_map() {
-  .venv/bin/python -m tepo_jax.report --map="$map" --runs="$out/runs/*" \
+  local new=()
+  has_any "$out/runs" && new=(--runs="$out/runs/*")
+  .venv/bin/python -m tepo_jax.report --map="$map" "${new[@]}" \
     --out="$out/report"
 }
+
+has_any() { compgen -G "$1/*" >/dev/null; }
 
 # mechanism [OVERRIDE ...]
 mechanism() {

@@ -1,5 +1,6 @@
 """launch/*.sh, with stand-ins for python, apt-get, nvidia-smi and gcloud."""
 
+import functools
 import gzip
 import os
 import pathlib
@@ -198,9 +199,11 @@ def test_sweep_map_makes_the_grid_then_the_best_rates_seeds(launch):
       'tepo,method.reg.coef=10@1e-4@8@0\ntepo,method.reg.coef=10@3e-5@16@0\n')
   with gzip.open(launch.root / 'old.jsonl.gz', 'wt') as file:
     file.write('{"name": "grpo@3e-5@8@0", "seed": 0}\n')
-  done = launch('sweep.sh', 'map', '--config.steps=3', SEEDS='1 2',
-                METHODS='grpo tepo,method.reg.coef=10', RATES='3e-5 1e-4',
-                UPDATES='8 16', MAP='old.jsonl.gz')
+  sweep = functools.partial(
+      launch, 'sweep.sh', 'map', '--config.steps=3', SEEDS='1 2',
+      METHODS='grpo tepo,method.reg.coef=10', RATES='3e-5 1e-4', UPDATES='8 16',
+      MAP='old.jsonl.gz')
+  done = sweep()
   assert done.returncode == 0, done.stderr
   log = launch.log()
   trained = [dict(word.removeprefix('--').split('=', 1)
@@ -219,9 +222,18 @@ def test_sweep_map_makes_the_grid_then_the_best_rates_seeds(launch):
     assert 64 / int(run['config.train.minibatch_prompts']) == int(count)
     assert run['config.seed'] == seed and run['config.steps'] == '3'
     assert ('config.method.reg.coef' in run) == ('coef' in method)
-  reports = [line for line in log if 'tepo_jax.report' in line]
-  assert [line.split()[3].split('=')[0] for line in reports] == [
-      '--map', '--map', '--runs']
+  assert {line.split(' ', 3)[3] for line in log if 'tepo_jax.report' in line
+          } == {'--map=old.jsonl.gz --out=runs/map/report'}  # no run is here
+  for seed in 0, 1:
+    (report.parent / f'runs/grpo@1e-4@8@{seed}').mkdir(parents=True)
+  assert sweep().returncode == 0
+  *added, curves = (line.split(' ', 3)[3] for line in launch.log()
+                    if 'tepo_jax.report' in line)
+  assert added == 2 * ['--map=old.jsonl.gz --runs=runs/map/runs/* '
+                       '--out=runs/map/report']
+  assert curves == '--runs=runs/map/seeds/* --out=runs/map/report'
+  assert [path.name for path in (report.parent / 'seeds').iterdir()] == [
+      'grpo@1e-4@8@1']
 
 
 def test_sweep_measures_the_mechanism(launch):
