@@ -25,23 +25,24 @@ from tepo_jax.runtime import mesh as mesh_lib
 MAX_SKIPPED = 3  # consecutive non-finite updates before a run stops
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class UpdatePlan:
   """The updates of a rollout step.
 
-  batch: on the host, with ℓ°, H° and b. noise_floor: see `update.train_step`.
   order: the batch rows of each update. packed, first: the minibatches of the
-  first epoch, on the host and on the devices. old: π_old.
-  key: of the step's random numbers. scalars: metrics.
+  first epoch, on the host and on the devices. old: π_old. noise_floor: see
+  `update.train_step`; on the devices. key: of the step's random numbers.
+  batch: on the host. scalars: metrics; None until `Learner.fetch_scores` has
+  added ℓ°, H° and b to the batch.
   """
   batch: batch_lib.Batch
-  noise_floor: float
   order: list[np.ndarray]
   packed: list[batch_lib.Minibatch]
   first: list[batch_lib.Minibatch]
   old: old_policy.OldPolicy
+  noise_floor: jax.Array
   key: jax.Array
-  scalars: dict[str, float]
+  scalars: dict[str, float] | None = None
 
   def rng(self, index: int) -> jax.Array:
     """The random key of one update."""
@@ -109,11 +110,16 @@ class Learner:
       errors.RunError: MAX_SKIPPED consecutive updates were not finite, or the
         sampler's log-probabilities are too far from the trainer's.
     """
-    plan = self.plan_updates(number, groups)
+    # The devices have all of an epoch's work before the host waits for a part.
+    with self.session.timers('score'):
+      plan = self.plan_updates(number, groups)
+      history = [self.make_update(plan, index)
+                 for index in range(len(plan.first))]
+      self.fetch_scores(plan)
     with self.session.timers('update'):
-      history = jax.device_get([
+      history = jax.device_get(history + [
           self.make_update(plan, index)
-          for index in range(len(plan.order))])
+          for index in range(len(history), len(plan.order))])
     for outcome in history:
       self._count_skipped(outcome, number)
     return plan.scalars | summaries.average(history)
@@ -127,24 +133,50 @@ class Learner:
 
   def plan_updates(self, number: int, groups: list[groups_lib.Group]
                    ) -> UpdatePlan:
-    """Prepares the updates of rollout step `number` from the current policy."""
+    """Starts the scoring of rollout step `number` by the current policy."""
     batch = self.to_batch(groups, self.programs.policy_loss.method.estimator)
     order, later = self._orders(batch, number)
-    with self.session.timers('score'):
-      packed = [self.programs.pack(_rows(batch, rows)) for rows in order]
-      old = old_policy.OldPolicy(
-          self.programs, self.state.params, self.base())
-      moved = self._orders(batch, number, epochs=2)[1][-1]
-      moved_BT = old.score(self.on_devices(_rows(batch, moved)))[1]
-      minibatches, batch = self._score(batch, old, order, packed)
-      noise_floor = _noise_floor(_rows(batch, moved), moved_BT)
-      scalars = {'noise_floor': noise_floor} | self._gap(batch)
-      minibatches, batch, weighed = self._weigh(batch, order, minibatches)
-    return UpdatePlan(
-        batch, noise_floor, order + later, packed, minibatches, old,
+    old = old_policy.OldPolicy(self.programs, self.state.params, self.base())
+    moved = self._orders(batch, number, epochs=2)[1][-1]
+    moved_BT = old.score(self.on_devices(_rows(batch, moved)))[1]
+    packed, first = self._score(batch, old, order)
+    old.start_updates()
+    row_of = {row: i for i, row in enumerate(np.concatenate(order))}
+    plan = UpdatePlan(
+        batch, order + later, packed, first, old, self.programs.noise_floor(
+            moved_BT, [minibatch.old_entropy_BT for minibatch in first],
+            # Rows of no minibatch have no token.
+            np.array([row_of.get(row, 0) for row in moved]),
+            batch.mask_BT[moved]),
         jax.random.fold_in(
-            programs_lib.stream(self.config.seed, 'update'), number),
-        scalars | weighed | summaries.packing_metrics(batch, packed))
+            programs_lib.stream(self.config.seed, 'update'), number))
+    if self.config.train.behaviour.weight != 'off':
+      self.fetch_scores(plan)
+      sharding = self.programs.minibatch_sharding.behaviour_BT
+      plan.first = [minibatch.replace(behaviour_BT=mesh_lib.put(
+          plan.batch.behaviour_BT[rows], sharding))
+                    for rows, minibatch in zip(order, first)]
+    return plan
+
+  def fetch_scores(self, plan: UpdatePlan) -> None:
+    """Waits for the scores; sets the plan's `scalars`, completes its `batch`.
+
+    Raises:
+      errors.RunError: the sampler's log-probabilities are too far from ℓ°.
+    """
+    if plan.scalars is not None:
+      return
+    old_logp_BT, old_entropy_BT = (
+        np.zeros_like(plan.batch.old_logp_BT) for _ in range(2))
+    for rows, minibatch in zip(plan.order, plan.first):
+      old_logp_BT[rows], old_entropy_BT[rows] = mesh_lib.to_host(
+          (minibatch.old_logp_BT, minibatch.old_entropy_BT))
+    batch = plan.batch.replace(
+        old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT)
+    gap = self._gap(batch)
+    plan.batch, weighed = self._weigh(batch)
+    plan.scalars = {'noise_floor': float(plan.noise_floor)} | gap | weighed | (
+        summaries.packing_metrics(batch, plan.packed))
 
   def to_batch(self, groups: list[groups_lib.Group], estimator: str,
                rows: int | None = None) -> batch_lib.Batch:
@@ -171,6 +203,7 @@ class Learner:
     if index < len(plan.first):
       packed, minibatch = plan.packed[index], plan.first[index]
     else:
+      self.fetch_scores(plan)
       packed = self.programs.pack(_rows(plan.batch, rows))
       minibatch = self._put(packed)
     return minibatch, plan.old.of_minibatch(rows, packed, minibatch)
@@ -196,23 +229,19 @@ class Learner:
     return [[rows for rows in part if batch.mask_BT[rows].any()]
             for part in (order[:first], order[first:])]
 
-  def _score(self, batch, old, order, packed):
-    """Adds ℓ° and H° to the minibatches, on the devices, and to the batch.
+  def _score(self, batch, old, order):
+    """The minibatches, on the host, and with ℓ° and H° on the devices.
 
-    Each minibatch is scored exactly as it will be trained on.
+    Each is scored exactly as it will be trained on, while the next is packed.
     """
-    minibatches = [self._put(minibatch) for minibatch in packed]
-    scored = [old.score_and_keep(*arrays)
-              for arrays in zip(order, packed, minibatches)]
-    old.start_updates()
-    old_logp_BT = np.zeros_like(batch.old_logp_BT)
-    old_entropy_BT = np.zeros_like(batch.old_entropy_BT)
-    for rows, scores in zip(order, mesh_lib.to_host(scored)):
-      old_logp_BT[rows], old_entropy_BT[rows] = scores
-    return [
-        minibatch.replace(old_logp_BT=logp_BT, old_entropy_BT=entropy_BT)
-        for minibatch, (logp_BT, entropy_BT) in zip(minibatches, scored)
-    ], batch.replace(old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT)
+    packed, scored = [], []
+    for rows in order:
+      packed.append(self.programs.pack(_rows(batch, rows)))
+      minibatch = self._put(packed[-1])
+      logp_BT, entropy_BT = old.score_and_keep(rows, packed[-1], minibatch)
+      scored.append(minibatch.replace(
+          old_logp_BT=logp_BT, old_entropy_BT=entropy_BT))
+    return packed, scored
 
   def _gap(self, batch):
     """|log π| gap of the sampler and the trainer, in nats."""
@@ -226,20 +255,16 @@ class Learner:
     return {
         'logp_gap_mean': gaps.mean(), 'logp_gap_p99': np.quantile(gaps, 0.99)}
 
-  def _weigh(self, batch, order, minibatches):
+  def _weigh(self, batch):
     """Adds the behaviour weights if they are on; their metrics in any case."""
     settings = self.config.train.behaviour
     arrays = batch.old_logp_BT, batch.sampler_logp_BT, batch.mask_BT
     weight_BT = behaviour.weights(*arrays, **settings)
     scalars = behaviour.metrics(
         weight_BT, *arrays, weight=settings.weight, cap=settings.cap)
-    if settings.weight == 'off':
-      return minibatches, batch, scalars
-    sharding = self.programs.minibatch_sharding.behaviour_BT
-    return [
-        minibatch.replace(behaviour_BT=mesh_lib.put(weight_BT[rows], sharding))
-        for rows, minibatch in zip(order, minibatches)
-    ], batch.replace(behaviour_BT=weight_BT), scalars
+    if settings.weight != 'off':
+      batch = batch.replace(behaviour_BT=weight_BT)
+    return batch, scalars
 
   def _count_skipped(self, outcome, number):
     skipped = outcome['skipped'] > 0
@@ -249,16 +274,6 @@ class Learner:
           f'{MAX_SKIPPED} updates in a row had a loss or gradient that is not '
           f'finite (the last: loss {outcome["loss"]}, gradient norm '
           f'{outcome["grad_norm"]}) in step {number}')
-
-
-def _noise_floor(batch, entropy_BT):
-  """p99 of |H − H°| when only the packing changes, in nats.
-
-  entropy_BT: of a minibatch of a later epoch, whose completions come from all
-  parts of the rollout step.
-  """
-  moved = np.abs(mesh_lib.to_host(entropy_BT) - batch.old_entropy_BT)
-  return float(np.quantile(moved[batch.mask_BT > 0], 0.99))
 
 
 def _rows(batch, rows):

@@ -33,8 +33,7 @@ class OldPolicy:
         kept.shape, kept.dtype, device=kept.sharding)
     self._policy: update.OldPolicy | None = None
     self._used = 0  # microbatches
-    self._places: list[tuple[np.ndarray, batch_lib.Minibatch, jax.Array]] = []
-    self._place_of: dict[int, np.ndarray] = {}
+    self._place_of: dict[int, np.ndarray] = {}  # batch row -> of its columns
 
   def score(self, minibatch: batch_lib.Minibatch
             ) -> tuple[jax.Array, jax.Array]:
@@ -55,7 +54,10 @@ class OldPolicy:
     """
     scores = self.score(minibatch)
     if self._policy is not None:
-      self._places.append((rows, packed, self._policy.place_MRS))
+      shape, kept = packed.rows.token_RS.shape, self._states_RKSD.shape[1]
+      self._place_of.update(zip(rows, (
+          update.place(columns, shape, kept, self._used)
+          for columns in packing.scored_columns(packed))))
       self._used += int(packed.used)
     return scores
 
@@ -66,15 +68,10 @@ class OldPolicy:
       return
     if self._used > self._programs.kept.shape[1]:
       self._policy = self._states_RKSD = None
-      self._places.clear()
+      self._place_of.clear()
       self._params = self._programs.to_old_policy(self._params)
       return
     self._params = None
-    for rows, packed, place_MRS in self._places:
-      flat = mesh_lib.to_host(place_MRS).ravel()
-      self._place_of.update(zip(rows, (
-          flat[columns] for columns in packing.scored_columns(packed))))
-    self._places.clear()
     self._policy = self._policy.replace(place_MRS=None)
 
   def of_minibatch(self, rows: np.ndarray, packed: batch_lib.Minibatch,

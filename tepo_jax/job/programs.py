@@ -15,6 +15,7 @@ import optax
 
 from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.learning import batch as batch_lib
+from tepo_jax.learning import diagnostics
 from tepo_jax.learning import objective
 from tepo_jax.learning import optimizer as optimizer_lib
 from tepo_jax.learning import packing
@@ -58,6 +59,7 @@ class TrainingPrograms:
     score_and_keep: (params, Minibatch, states, first) -> ℓ°, H°, OldPolicy; see
       `update.score`; donates the states.
     old_policy: (params, Minibatch) -> OldPolicy.
+    noise_floor: see `diagnostics.noise_floor`.
     train_step: (state, Minibatch, rng, noise_floor, OldPolicy) -> state,
       metrics; donates the state.
 
@@ -84,6 +86,7 @@ class TrainingPrograms:
   score: Any
   score_and_keep: Any
   old_policy: Any
+  noise_floor: Any
   train_step: Any
 
 
@@ -206,6 +209,8 @@ def _minibatch_programs(jit, scorer, policy_loss, optimizer, state_sharding,
           donate_argnums=2),
       old_policy=jit(old_policy, in_shardings=(*given, *frozen),
                      out_shardings=old_sharding),
+      noise_floor=jit(diagnostics.noise_floor, in_shardings=replicated,
+                      out_shardings=replicated),
       train_step=jit(
           train_step,
           in_shardings=(state_sharding, minibatch_sharding, replicated,

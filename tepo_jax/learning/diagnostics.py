@@ -62,3 +62,15 @@ def metrics(x, *, weight_BT, low_BT, high_BT, dropped_BT, region_BT,
   if x.kl_BT is not None:
     scalars['kl_full'] = numerics.mean(x.kl_BT, x.mask_BT)
   return scalars
+
+
+def noise_floor(entropy_BT, old_entropies, row_B, mask_BT):
+  """How far entropies move by rounding alone, nats: p99 of |H - H0| over tokens.
+
+  entropy_BT: H of completions in another packing than that of H0.
+  old_entropies: H0 of minibatches, a list of [b, T]. row_B: where each of the
+    completions is in their concatenation. mask_BT: of the completions.
+  """
+  old_entropy_BT = jnp.concatenate(old_entropies)[row_B]
+  moved_BT = jnp.abs(entropy_BT - old_entropy_BT)
+  return jnp.nanquantile(jnp.where(mask_BT > 0, moved_BT, jnp.nan), 0.99)

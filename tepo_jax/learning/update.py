@@ -18,6 +18,7 @@ K microbatches whose hidden states are kept.
 
 from collections.abc import Callable
 import dataclasses
+import math
 from typing import Any
 
 import flax.struct
@@ -123,8 +124,10 @@ def score(scorer: Scorer, params: Any, minibatch: batch_lib.Minibatch,
   if states_RKSD is not None:
     weight = transformer.head_weight(
         scorer.model, lora.combine(scorer.frozen, params))
+    shape = minibatch.rows.token_RS.shape
     old = OldPolicy(
-        states_RKSD, _places(minibatch, states_RKSD.shape[1], first),
+        states_RKSD, place(jnp.arange(math.prod(shape)).reshape(shape), shape,
+                           states_RKSD.shape[1], first),
         weight.astype(scorer.model.dtype))
   return scores.logp_BT, scores.entropy_BT, old
 
@@ -138,11 +141,16 @@ def old_policy(scorer: Scorer, params: Any, minibatch: batch_lib.Minibatch
       (rows, microbatches, columns, model.d_model), model.dtype))[2]
 
 
-def _places(minibatch, kept, first):
-  """`OldPolicy.place_MRS` of a minibatch kept as it is, from `first`."""
-  shape = minibatch.rows.token_RS.shape
-  m, r, s = (jax.lax.broadcasted_iota(jnp.int32, shape, i) for i in range(3))
-  return (r * kept + first + m) * shape[2] + s
+def place(index: Any, shape: tuple[int, int, int], kept: int, first: Any
+          ) -> Any:
+  """`OldPolicy.place_MRS` of columns of a minibatch of this shape, whose
+  microbatches are kept from `first` of `kept`.
+
+  index: of the columns, through all M R S.
+  """
+  _, rows, columns = shape
+  m, r, s = index // (rows * columns), index // columns % rows, index % columns
+  return (r * kept + first + m) * columns + s
 
 
 def train_step(

@@ -1,8 +1,10 @@
 """Behaviour weights in updates; when non-finite updates stop a run."""
 
+import dataclasses
 import types
 
 import jax
+from jax import numpy as jnp
 import numpy as np
 import pytest
 
@@ -77,19 +79,26 @@ def groups_of(logp_BT):
 def old_logp_BT(learner):
   """ℓ° of the groups' tokens."""
   start(learner)
-  return learner.plan_updates(
-      1, groups_of(np.full((GROUPS * SAMPLES, T), -3.0))).batch.old_logp_BT
+  return scored_plan(
+      learner, groups_of(np.full((GROUPS * SAMPLES, T), -3.0))
+  ).batch.old_logp_BT
+
+
+def scored_plan(learner, groups):
+  plan = learner.plan_updates(1, groups)
+  learner.fetch_scores(plan)
+  return plan
 
 
 def first_update(learner, groups):
   """(plan, metrics of the first update)."""
-  plan = learner.plan_updates(1, groups)
+  plan = scored_plan(learner, groups)
   return plan, jax.device_get(learner.make_update(plan, 0))
 
 
 def test_off_adds_metrics_and_no_array(learner, old_logp_BT):
   start(learner)
-  plan = learner.plan_updates(1, groups_of(old_logp_BT))
+  plan = scored_plan(learner, groups_of(old_logp_BT))
   assert plan.batch.behaviour_BT is None and len(plan.order) == 4
   for index in range(4):
     assert learner.minibatch(plan, index)[0].behaviour_BT is None
@@ -101,7 +110,7 @@ def test_off_adds_metrics_and_no_array(learner, old_logp_BT):
 def test_every_minibatch_has_its_weights(learner, old_logp_BT, weight):
   start(learner, weight=weight)
   noise_BT = np.random.default_rng(1).normal(0, 0.5, old_logp_BT.shape)
-  plan = learner.plan_updates(1, groups_of(old_logp_BT + noise_BT))
+  plan = scored_plan(learner, groups_of(old_logp_BT + noise_BT))
   batch = plan.batch
   want_BT = behaviour.weights(
       batch.old_logp_BT, batch.sampler_logp_BT, batch.mask_BT,
@@ -112,6 +121,58 @@ def test_every_minibatch_has_its_weights(learner, old_logp_BT, weight):
         learner.minibatch(plan, index)[0].behaviour_BT, want_BT[rows])
   assert plan.scalars['behaviour_ess'] < 1 and plan.scalars['behaviour_kl'] > 0
   assert learner.programs.score._cache_size() == 1
+
+
+def test_updates_are_queued_before_the_host_waits_for_scores(
+    learner, old_logp_BT, monkeypatch):
+  start(learner)
+  learner.learn(1, groups_of(old_logp_BT))  # compiles
+  start(learner)
+  programs, slow, pending = learner.programs, [], []
+
+  @jax.jit
+  def after_seconds(x):
+    y = jnp.ones((2000, 2000))
+    for _ in range(4):
+      y = y @ y
+    return x + 0 * jnp.tanh(y[0, 0])
+
+  jax.block_until_ready(after_seconds(old_logp_BT[:4]))
+
+  def score(*arguments):
+    logp_BT, entropy_BT = programs.score(*arguments)
+    slow.append(after_seconds(entropy_BT))
+    return logp_BT, slow[-1]
+
+  def train_step(*arguments):
+    pending.append(not slow[-1].is_ready())
+    return programs.train_step(*arguments)
+
+  monkeypatch.setattr(learner, 'programs', dataclasses.replace(
+      programs, score=score, train_step=train_step))
+  learner.learn(1, groups_of(old_logp_BT))
+  # Later epochs are packed with the scores, so the host waits once.
+  assert len(slow) == 3 and pending == [True, True, False, False]
+
+
+def test_the_noise_floor_compares_completions_with_themselves(
+    learner, old_logp_BT, monkeypatch):
+  """The second scoring of some completions, packed anew, against the first."""
+  start(learner)
+  programs, scored = learner.programs, []
+
+  def score(params, minibatch):
+    logp_BT, entropy_BT = programs.score(params, minibatch)
+    if not scored:  # that of completions in the order of a later epoch
+      entropy_BT = entropy_BT + np.float32(0.25)
+    scored.append(minibatch)
+    return logp_BT, entropy_BT
+
+  monkeypatch.setattr(learner, 'programs', dataclasses.replace(
+      programs, score=score))
+  plan = scored_plan(learner, groups_of(old_logp_BT))
+  assert len(scored) == 3
+  assert plan.scalars['noise_floor'] == pytest.approx(0.25, abs=1e-5)
 
 
 @pytest.mark.long
