@@ -141,13 +141,9 @@ class Learner:
     moved_BT = old.score(self.on_devices(_rows(batch, moved)))[1]
     packed, first = self._score(batch, old, order)
     old.start_updates()
-    row_of = {row: i for i, row in enumerate(np.concatenate(order))}
     plan = UpdatePlan(
-        batch, order + later, packed, first, old, self.programs.noise_floor(
-            moved_BT, [minibatch.old_entropy_BT for minibatch in first],
-            # Rows of no minibatch have no token.
-            np.array([row_of.get(row, 0) for row in moved]),
-            batch.mask_BT[moved]),
+        batch, order + later, packed, first, old,
+        self._noise_floor(batch, order, first, moved, moved_BT),
         jax.random.fold_in(
             programs_lib.stream(self.config.seed, 'update'), number))
     if self.config.train.behaviour.weight != 'off':
@@ -242,6 +238,20 @@ class Learner:
       scored.append(minibatch.replace(
           old_logp_BT=logp_BT, old_entropy_BT=entropy_BT))
     return packed, scored
+
+  def _noise_floor(self, batch, order, first, moved, moved_BT):
+    """|H − H°| when only the packing changes: of the rows `moved`, which come
+    from all parts of the rollout step."""
+    entropies = [minibatch.old_entropy_BT for minibatch in first]
+    # Skipped minibatches must not change the shapes.
+    count = (self.config.rollout.prompts
+             // self.config.train.minibatch_prompts)
+    entropies += entropies[-1:] * (count - len(entropies))
+    place = {row: i for i, row in enumerate(np.concatenate(order))}
+    return self.programs.noise_floor(
+        moved_BT, entropies,
+        np.array([place.get(row, 0) for row in moved]),  # 0: a row of no token
+        batch.mask_BT[moved])
 
   def _gap(self, batch):
     """|log π| gap of the sampler and the trainer, in nats."""

@@ -133,20 +133,31 @@ def phase(workdir: pathlib.Path, stderr: bytes) -> str:
   return 'updating' if dumped >= max(lines, 1) else 'sampling'
 
 
-def kill_and_compare(model: pathlib.Path, folder: pathlib.Path, kills: int,
-                     seed: int, interrupts: bool = False) -> list[str]:
-  """Names of the files that differ from those of an uninterrupted run."""
+def undisturbed(model: pathlib.Path, folder: pathlib.Path
+                ) -> dict[bool, float]:
+  """Makes the run folder/alone; returns the seconds of a run, by whether it
+  compiles."""
   longest = {}
   for name in ('compiling', 'alone'):  # the second compiles nothing
     begin = time.monotonic()
     run_until(start(model, folder / name), folder, signal.SIGKILL,
               lambda *_: False)
     longest[name == 'compiling'] = time.monotonic() - begin
+  return longest
+
+
+def kill_and_compare(model: pathlib.Path, folder: pathlib.Path,
+                     longest: dict[bool, float], kills: int, seed: int,
+                     interrupts: bool = False) -> list[str]:
+  """Names of the files that differ from those of folder/alone.
+
+  longest: of `undisturbed`.
+  """
   expected = fingerprint(folder / 'alone')
   rng, done, runs_finished, differing = random.Random(seed), 0, 0, []
   phases, longest_end = collections.Counter(), 0.0
   while done < kills or not runs_finished:
-    workdir = folder / f'killed_{runs_finished}'
+    workdir = folder / f'killed_{seed}_{runs_finished}'
     compiles = interrupts and rng.random() < 0.5
     name, sent, condition = moment(rng, longest[compiles], interrupts)
     if done >= kills:
@@ -186,9 +197,10 @@ def main() -> None:
     os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
     runs.run('pretrain', '--config=configs/tiny.py',
              f'--out={folder / "model"}', *runs.UNTRAINED)
+    model = folder / 'model'
     differing = kill_and_compare(
-        folder / 'model', folder, settings.kills, settings.seed,
-        settings.interrupts)
+        model, folder, undisturbed(model, folder), settings.kills,
+        settings.seed, settings.interrupts)
   print('\n'.join(differing) or 'equal')
   sys.exit(bool(differing))
 

@@ -8,17 +8,22 @@ from tests import runs
 pytestmark = pytest.mark.long
 
 
-def test_kills_do_not_change_results(tmp_path):
-  model = tmp_path / 'model'
+@pytest.fixture(name='kill_and_compare', scope='module')
+def _kill_and_compare(tmp_path_factory):
+  """`kill.kill_and_compare` beside one undisturbed run."""
+  folder = tmp_path_factory.mktemp('killed')
+  model = folder / 'model'
   runs.run('pretrain', '--config=configs/tiny.py', f'--out={model}',
            *runs.UNTRAINED)
-  assert kill.kill_and_compare(model, tmp_path, kills=3, seed=1) == []
-  assert len(kill.fingerprint(tmp_path / 'alone')) > 10
+  longest = kill.undisturbed(model, folder)
+  assert len(kill.fingerprint(folder / 'alone')) > 10
+  return lambda **settings: kill.kill_and_compare(
+      model, folder, longest, **settings)
 
 
-def test_interrupts_do_not_change_results(tmp_path):
-  model = tmp_path / 'model'
-  runs.run('pretrain', '--config=configs/tiny.py', f'--out={model}',
-           *runs.UNTRAINED)
-  assert kill.kill_and_compare(
-      model, tmp_path, kills=4, seed=2, interrupts=True) == []
+def test_kills_do_not_change_results(kill_and_compare):
+  assert kill_and_compare(kills=3, seed=1) == []
+
+
+def test_interrupts_do_not_change_results(kill_and_compare):
+  assert kill_and_compare(kills=3, seed=2, interrupts=True) == []
