@@ -5,8 +5,9 @@
 #   [METHODS="tepo grpo ..."] [SEEDS="0 1 2 3 4"] [JOBS=N] [OUT=runs/study] \
 #     launch/sweep.sh tiny [--config.FIELD=VALUE ...]
 #   [METHODS="tepo tepo,method.reg.coef=10 ..."] [RATES="3e-5 ..."] \
-#     [UPDATES="8 16 32"] [SEEDS="1 2 3 4 5"] [JOBS=N] [OUT=runs/map] \
-#     [MAP=OUT/map.jsonl.gz] launch/sweep.sh map [--config.FIELD=VALUE ...]
+#     [UPDATES="8 16 32"] [SEEDS="1 2 3 4 5"] [SEED_RATES="1e-4 ..."] \
+#     [JOBS=N] [OUT=runs/map] [MAP=OUT/map.jsonl.gz] \
+#     launch/sweep.sh map [--config.FIELD=VALUE ...]
 #   [OUT=runs/mechanism] launch/sweep.sh mechanism [--config.FIELD=VALUE ...]
 #   [RUNS=runs] launch/sweep.sh [--dry-run] [--slice] \
 #     table1|table2|table3|table4 [--config.FIELD=VALUE ...]
@@ -17,11 +18,11 @@
 # OUT/report/report.html.
 #
 # map: trains METHODS on Countdown at each of RATES (learning rates) and UPDATES
-# (per rollout step) with seed 0, then each method with SEEDS at the rate that was
-# best with the last of UPDATES. A method may have numbers of its own, after
-# commas. MAP gets a line per run, and what it has already is not made again. The
-# map is OUT/report/map.md, the curves of SEEDS are in OUT/report/report.html.
-# Defaults: 63 and 35 runs, about two hours on two cores (planned, not measured).
+# (per rollout step) with seed 0, then each method with SEEDS and the last of
+# UPDATES at the rate that was best there, and at SEED_RATES. A method may have
+# numbers of its own, after commas. MAP gets a line per run, and what it has
+# already is not made again. The map is OUT/report/map.md, the curves of SEEDS
+# are in OUT/report/report.html. Defaults: 84 and 35 runs, two hours on two cores.
 #
 # mechanism: measures gradient estimators, the mask and the KL on Countdown's
 # base model (tepo_jax/mechanism.py). The tables are OUT/results/mechanism.md.
@@ -165,7 +166,7 @@ cell() {
 
 # map [OVERRIDE ...]
 map() {
-  local methods rates updates seeds method rate count seed name status=0
+  local methods rates updates seeds method rate best count seed name status=0
   prepare configs/countdown.py "${OUT:-runs/map}" \
     --config.pretrain.direct_share=0.2
   map=${MAP:-$out/map.jsonl.gz}
@@ -182,8 +183,13 @@ tepo,method.clip.low=3e-4,method.clip.high=4e-4}"
   done | train_all "$@" || status=1
   add_to_map
   for seed in "${seeds[@]}"; do
-    while IFS=@ read -r method rate count _; do
-      [[ $count != "${updates[-1]}" ]] || cell "$method" "$rate" "$count" "$seed"
+    while IFS=@ read -r method best count _; do
+      [[ $count == "${updates[-1]}" && " ${methods[*]} " == *" $method "* ]] \
+        || continue
+      cell "$method" "$best" "$count" "$seed"
+      for rate in ${SEED_RATES:-}; do
+        [[ $rate == "$best" ]] || cell "$method" "$rate" "$count" "$seed"
+      done
     done <"$out/report/best.txt"
   done | train_all "$@" || status=1
   add_to_map

@@ -196,13 +196,14 @@ def test_sweep_map_makes_the_grid_then_the_best_rates_seeds(launch):
   report = launch.root / 'runs' / 'map' / 'report'
   report.mkdir(parents=True)
   (report / 'best.txt').write_text(
-      'tepo,method.reg.coef=10@1e-4@8@0\ntepo,method.reg.coef=10@3e-5@16@0\n')
+      'tepo,method.reg.coef=10@1e-4@8@0\ntepo,method.reg.coef=10@3e-5@16@0\n'
+      'gpg@3e-5@16@0\n')  # not of METHODS
   with gzip.open(launch.root / 'old.jsonl.gz', 'wt') as file:
     file.write('{"name": "grpo@3e-5@8@0", "seed": 0}\n')
   sweep = functools.partial(
       launch, 'sweep.sh', 'map', '--config.steps=3', SEEDS='1 2',
       METHODS='grpo tepo,method.reg.coef=10', RATES='3e-5 1e-4', UPDATES='8 16',
-      MAP='old.jsonl.gz')
+      SEED_RATES='1e-4 3e-5', MAP='old.jsonl.gz')
   done = sweep()
   assert done.returncode == 0, done.stderr
   log = launch.log()
@@ -214,7 +215,9 @@ def test_sweep_map_makes_the_grid_then_the_best_rates_seeds(launch):
       f'{method}@{rate}@{count}@0' for count in (8, 16)
       for rate in ('3e-5', '1e-4')
       for method in ('grpo', 'tepo,method.reg.coef=10')} - {'grpo@3e-5@8@0'} | {
-          f'tepo,method.reg.coef=10@3e-5@16@{seed}' for seed in (1, 2)}
+          f'tepo,method.reg.coef=10@{rate}@16@{seed}'
+          for rate in ('1e-4', '3e-5') for seed in (1, 2)}
+  assert len(trained) == len(names)
   for run in trained:
     method, rate, count, seed = run['workdir'].rpartition('/')[2].split('@')
     assert run['config'] == f'configs/countdown.py:{method.split(",")[0]}'
