@@ -180,8 +180,13 @@ def table(entries: Sequence[Entry]) -> str:
     cells = [_cell([e for e in entries if (
         label[e.name], e.learning_rate, e.updates) == (name, rate, count)])
              for count in updates]
-    lines.append(f'| {name} | {rate:g} | ' + ' | '.join(cells) + ' |')
+    lines.append(f'| {name} | {_short(rate)} | ' + ' | '.join(cells) + ' |')
   return '\n'.join(lines)
+
+
+def _short(rate):
+  """0.0001 -> '1e-4'."""
+  return np.format_float_scientific(rate, trim='-', exp_digits=1)
 
 
 def _cell(members):
@@ -221,6 +226,7 @@ def draw(entries: Sequence[Entry], out: pathlib.Path) -> None:
   matrix = [[np.mean(cells[row, column]) if (row, column) in cells else np.nan
              for column in columns] for row in rows]
   figures.draw_matrix(
-      rows, [f'{count} updates, {rate:g}' for count, rate in columns], matrix,
+      rows, [f'{count} updates, {_short(rate)}' for count, rate in columns],
+      matrix,
       'Accuracy at the end, %, by updates per rollout step and learning rate',
       out / 'map', '.0f')
