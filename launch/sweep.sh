@@ -157,7 +157,9 @@ tiny() {
 # cell METHOD RATE UPDATES SEED: a job, unless the map has it.
 cell() {
   local name=$1@$2@$3@$4 own=${1#"${1%%,*}"}
-  [[ -f $map ]] && gzip -cd "$map" | grep -qF "\"name\": \"$name\"" && return
+  # grep -q would end before gzip has written all, which then fails.
+  [[ -f $map ]] && gzip -cd "$map" | grep -cF "\"name\": \"$name\"" >/dev/null \
+    && return
   printf '%s\0' "$name" "configs/countdown.py:${1%%,*}" "$4" \
     "--config.steps=24 --config.eval.period=6 --config.dump.period=6 \
 --config.train.minibatch_prompts=$((64 / $3)) \

@@ -200,6 +200,7 @@ def test_sweep_map_makes_the_grid_then_the_best_rates_seeds(launch):
       'gpg@3e-5@16@0\n')  # not of METHODS
   with gzip.open(launch.root / 'old.jsonl.gz', 'wt') as file:
     file.write('{"name": "grpo@3e-5@8@0", "seed": 0}\n')
+    file.writelines(f'{{"name": "{i}", "seed": 0}}\n' for i in range(100_000))
   sweep = functools.partial(
       launch, 'sweep.sh', 'map', '--config.steps=3', SEEDS='1 2',
       METHODS='grpo tepo,method.reg.coef=10', RATES='3e-5 1e-4', UPDATES='8 16',
