@@ -51,7 +51,9 @@ def test_the_table_has_the_mean_over_seeds_by_regime():
   assert lines[3].endswith('| **25.0** (KL 0.5, H 1, 30 tokens) |  |')
 
 
-@pytest.mark.parametrize('content', [b'', b'not gzip', gzip.compress(b'[1]')])
+@pytest.mark.parametrize('content', [
+    b'', b'not gzip', gzip.compress(b'[1]', mtime=0)], ids=[
+        'empty', 'not gzip', 'no entry'])
 def test_a_damaged_map_is_refused(tmp_path, content):
   path = tmp_path / 'map.jsonl.gz'
   path.write_bytes(content)
