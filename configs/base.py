@@ -57,6 +57,8 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   # Completions decoded at once, also in evaluation; None: all, or as many as
   # fit in memory.
   c.rollout.slots = config_dict.placeholder(int)
+  # As mesh.tensor, for sampling on the same devices; None: the same.
+  c.rollout.tensor = config_dict.placeholder(int)
   c.rollout.chunk = 32  # maximum decode steps per host sync
   # Groups whose verdicts are all equal have no gradient. 'refill': sample until
   # there are `prompts` mixed groups; 'drop': sample `prompts` groups and train

@@ -90,17 +90,20 @@ def test_layouts_give_the_same_run(one, tmp_path):
 
 
 def test_a_run_resumes_on_another_mesh(one, tmp_path):
-  """From fsdp=2 to fsdp=2 x tensor=2, with two slots fewer."""
+  """From fsdp=2 to fsdp=2 x tensor=2, with two slots fewer; and sampling on
+  four shards instead of two."""
   same, other = tmp_path / 'same', tmp_path / 'other'
   for folder in (same, other):
     shutil.copytree(one, folder)
   (status, _, said), = jobs.finish(_train(same, 1, 2, 4), 400)
   assert status == 0 and 'bit-identical' not in said
   (status, out, said), = jobs.finish(_train(
-      other, 1, 4, 4, '--config.mesh.tensor=2', '--config.rollout.slots=6',
+      other, 1, 4, 4, '--config.mesh.tensor=2', '--config.rollout.tensor=1',
+      '--config.rollout.slots=6',
       '--config.compute.remat=auto'), 400)
   assert status == 0 and 'continuing' in out, said
-  assert 'mesh.tensor (was 1, now 2), rollout.slots (was None' in said
+  assert ('mesh.tensor (was 1, now 2), rollout.slots (was None, now 6), '
+          'rollout.tensor (was None, now 1)') in said
   assert 'remat=auto: full fits these devices, and it was none: res' in said
   assert _steps(other) == [1, 2, 3, 4]
   assert _tokens(same) == _tokens(other) and len(_tokens(other)) == 4 * 8

@@ -59,7 +59,7 @@ _NOT_NEGATIVE = (
     'rollout.overlong_buffer', 'rollout.overlong_factor')
 _POSITIVE_IF_GIVEN = (
     'data.limit', 'eval.limit', 'eval.samples', 'train.row_tokens',
-    'rollout.slots', 'checkpoint.minutes')
+    'rollout.slots', 'rollout.tensor', 'checkpoint.minutes')
 
 # Fields that have no effect while another field has this value.
 _OFF = (

@@ -189,9 +189,9 @@ def describe_kept(states: jax.ShapeDtypeStruct) -> str:
 
 def held(programs: programs_lib.TrainingPrograms) -> dict[str, int]:
   """Bytes on one device of the arrays that outlive a jitted call."""
-  model, mesh = programs.model, programs.mesh
+  model = programs.model
 
-  def placed(rules, dtype):
+  def placed(rules, dtype, model, mesh):
     return jax.tree.map(
         lambda x, s: x.update(sharding=s),
         transformer.abstract_params(model, dtype), mesh_lib.shardings(
@@ -199,11 +199,12 @@ def held(programs: programs_lib.TrainingPrograms) -> dict[str, int]:
 
   state = programs_lib.abstract_state(programs)
   frozen, _ = programs_lib.split_trained(
-      model, placed(mesh_lib.RULES, model.dtype))
+      model, placed(mesh_lib.RULES, model.dtype, model, programs.mesh))
   return {name: mesh_lib.device_bytes(tree) for name, tree in {
       'weights and moments': state, 'gradient': state.params,
       'frozen weights': frozen,
-      'weights for decoding': placed(mesh_lib.DECODE_RULES, model.dtype),
+      'weights for decoding': placed(
+          mesh_lib.DECODE_RULES, model.dtype, *programs.decoding),
       'hidden states of π_old': programs.kept,
   }.items()}
 
@@ -253,11 +254,11 @@ def explaining_exhaustion(
 
 
 def _describe_held(config, programs):
-  slot = slot_bytes(programs.model, programs.mesh,
+  slot = slot_bytes(*programs.decoding,
                     config.data.max_prompt_tokens + config.rollout.max_tokens)
   completions = config.rollout.prompts * config.rollout.samples
   most = min(config.rollout.slots or completions, completions)
-  shards = mesh_lib.batch_shards(programs.mesh)
+  shards = mesh_lib.batch_shards(programs.decoding[1])
   limit = mesh_lib.memory_limit(programs.mesh)
   size = f' of {limit / 1e9:.4g} GB' if limit else ''
   return (f'a device{size} holds {_in_gigabytes(held(programs))}, '

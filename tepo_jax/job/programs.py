@@ -48,6 +48,7 @@ class TrainingPrograms:
     init_state: params -> TrainState; donates the params.
     freeze: only with LoRA: weights -> frozen base in the compute dtype.
     init_adapters: only with LoRA: key -> params.
+    decoding: model and mesh of sampling, see `sampling.for_decoding`.
     to_decode: see `sampling.make_decode_cast`.
     to_old_policy: params -> compute dtype, training layout, for `old_policy`.
     pack: Batch -> Minibatch, both on the host.
@@ -76,6 +77,7 @@ class TrainingPrograms:
   init_state: Any
   freeze: Any
   init_adapters: Any
+  decoding: tuple[transformer.ModelConfig, jax.sharding.Mesh]
   to_decode: Any
   to_old_policy: Any
   pack: Callable[[batch_lib.Batch], batch_lib.Minibatch]
@@ -139,6 +141,7 @@ def make_packer(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh
 def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
          mesh: jax.sharding.Mesh) -> TrainingPrograms:
   """Builds the programs; does not compile. `model` is of `prepare_model`."""
+  decoding = sampling_lib.for_decoding(model, mesh, config.rollout.tensor)
   optimizer = optimizer_lib.make(**config.optimizer)
   policy_loss = objective.make_policy_loss(config.method)
   whole_sharding = mesh_lib.shardings(mesh, transformer.logical_axes(model))
@@ -166,7 +169,7 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
       init_adapters=jit(lambda key: split_trained(
           model, transformer.init(model, key))[1],
                         out_shardings=param_sharding),
-      to_decode=sampling_lib.make_decode_cast(model, mesh),
+      decoding=decoding, to_decode=sampling_lib.make_decode_cast(*decoding),
       to_old_policy=jit(functools.partial(sampling_lib.cast, model.dtype),
                         out_shardings=param_sharding),
       pack=pack, minibatch_sharding=minibatch_sharding,

@@ -21,8 +21,8 @@ _CONTINUABLE = frozenset({
 # Fields of how a run is computed. They may change on resume too, with a
 # message: results are then not bit-identical, but differ by rounding only.
 _EXECUTION = frozenset({
-    'mesh.data', 'mesh.fsdp', 'mesh.tensor', 'rollout.slots', 'rollout.chunk',
-    'train.microbatch_tokens', 'train.attention_room', 'train.chunk_size',
+    'mesh.data', 'mesh.fsdp', 'mesh.tensor', 'rollout.tensor', 'rollout.slots',
+    'rollout.chunk', 'train.microbatch_tokens', 'train.attention_room', 'train.chunk_size',
     'compute.attention', 'compute.remat', 'compute.unroll', 'grading.workers'})
 
 

@@ -9,6 +9,7 @@ import jax
 from jax.experimental import layout
 
 from tepo_jax.policy import cache as cache_lib
+from tepo_jax.policy import padding
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import engine
@@ -16,11 +17,27 @@ from tepo_jax.rollout import schedule
 from tepo_jax.runtime import mesh as mesh_lib
 
 
+def for_decoding(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
+                 tensor: int | None
+                 ) -> tuple[transformer.ModelConfig, jax.sharding.Mesh]:
+  """The model and the mesh of decoding with `config.rollout.tensor` shards of
+  the weights, on the devices that train `model` on `mesh`.
+
+  Raises:
+    errors.InputError: `tensor` does not divide the devices or the heads.
+  """
+  if tensor in (None, mesh.shape['tensor']):
+    return model, mesh
+  return padding.sharded_over(model, tensor), mesh_lib.with_tensor(mesh, tensor)
+
+
 def make_decode_cast(model: transformer.ModelConfig, mesh: jax.sharding.Mesh
                      ) -> Any:
-  """Jitted: weights -> weights for decoding, in compute dtype and layout."""
+  """Jitted: weights of any mesh of these devices -> weights for decoding, in
+  compute dtype and layout. `model` and `mesh` are those of `for_decoding`."""
   def to_decode(params):
-    return cache_lib.convert(model, cast(model.dtype, params))
+    return cache_lib.convert(
+        model, cast(model.dtype, padding.padded_as(model, params)))
 
   return jax.jit(to_decode, out_shardings=decode_shardings(model, mesh))
 

@@ -73,6 +73,11 @@ class Session:
   def __exit__(self, *exception):
     self.grader.close()
 
+  def decoding(self) -> tuple[transformer.ModelConfig, jax.sharding.Mesh]:
+    """The model and mesh of sampling, see `sampling.for_decoding`."""
+    return sampling_lib.for_decoding(
+        self.model, self.mesh, self.config.rollout.tensor)
+
   def load_params(self) -> Any:
     """Loads the folder's weights as fp32, in the training layout.
 
@@ -125,14 +130,15 @@ class Session:
 
     @functools.cache
     def make_schedule():
+      decoding_on = self.decoding()
       shapes = memory_lib.sampling_shapes(
-          self.model, self.mesh, wanted=settings.slots, work=prompts * samples,
+          *decoding_on, wanted=settings.slots, work=prompts * samples,
           prompt_tokens=self.config.data.max_prompt_tokens,
           max_tokens=max_tokens, chunk=settings.chunk)
-      memory_lib.check_cache(self.model, self.mesh, shapes)
+      memory_lib.check_cache(*decoding_on, shapes)
       return schedule.Schedule(
           sampling_lib.make(
-              self.model, self.mesh, decoding=decoding, eos_ids=self.eos_ids,
+              *decoding_on, decoding=decoding, eos_ids=self.eos_ids,
               chunk=settings.chunk),
           shapes, functools.partial(stopping.after_boxed, self.tokenizer)
           if stop_after_boxed else None)

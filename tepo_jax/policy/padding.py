@@ -42,13 +42,40 @@ def unpadded(config: Any, state: Any) -> dict[str, tuple[int, ...]]:
   """
   found = {}
   for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
-    name = jax.tree_util.keystr(path, simple=True, separator='/')
-    for ending, axis in (('embed/embedding', 0), ('head/kernel', 1)):
-      if name.endswith(ending):
-        shape = list(leaf.shape)
-        shape[axis] = config.vocab_size
-        found[name] = tuple(shape)
+    axis = _vocabulary_axis(path)
+    if axis is not None:
+      shape = list(leaf.shape)
+      shape[axis] = config.vocab_size
+      found[_name(path)] = tuple(shape)
   return found
+
+
+def padded_as(config: Any, params: Any) -> Any:
+  """The parameters with the config's vocabulary padding; they may have that of
+  another number of shards."""
+  size = config.vocab_size + config.vocab_padding
+
+  def padded(path, leaf):
+    axis = _vocabulary_axis(path)
+    if axis is None or leaf.shape[axis] == size:
+      return leaf
+    widths = [(0, 0)] * leaf.ndim
+    widths[axis] = 0, config.vocab_padding
+    return jnp.pad(jax.lax.slice_in_dim(
+        leaf, 0, config.vocab_size, axis=axis), widths)
+
+  return jax.tree_util.tree_map_with_path(padded, params)
+
+
+def _vocabulary_axis(path):
+  """The axis that is padded; None if the array has none."""
+  return next((axis for ending, axis in (
+      ('embed/embedding', 0), ('head/kernel', 1))
+               if _name(path).endswith(ending)), None)
+
+
+def _name(path):
+  return jax.tree_util.keystr(path, simple=True, separator='/')
 
 
 def without_padding(vocabulary: int, logits):

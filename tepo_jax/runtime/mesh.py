@@ -77,6 +77,23 @@ def make(
       sizes, AXES, (jax.sharding.AxisType.Auto,) * len(AXES), devices=devices)
 
 
+def with_tensor(mesh: jax.sharding.Mesh, tensor: int) -> jax.sharding.Mesh:
+  """The mesh of the same devices in the same order, `tensor` of them in a row
+  sharing the vocabulary, heads and feed-forward width; `fsdp` takes the rest.
+
+  One jitted function may take its arguments from one such mesh and leave its
+  results on another.
+
+  Raises:
+    InputError: `tensor` does not divide the devices.
+  """
+  if mesh.size % tensor:
+    raise errors.InputError(
+        f'rollout.tensor={tensor} does not divide the {mesh.size} devices')
+  return jax.sharding.Mesh(
+      mesh.devices.reshape(1, -1, tensor), AXES, axis_types=mesh.axis_types)
+
+
 def shardings(mesh: jax.sharding.Mesh, axes_tree, rules=RULES):
   """The tree of NamedShardings for a tree of logical axis names.
 

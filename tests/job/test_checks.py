@@ -29,7 +29,7 @@ BAD = [
     ('rollout.temperature', NAN, 'positive'),
     ('rollout.dynamic_sampling', 'refil', 'refill, drop, off'),
     ('rollout.max_generation_batches', 0, 'positive'),
-    ('rollout.slots', 0, 'positive'),
+    ('rollout.slots', 0, 'positive'), ('rollout.tensor', 0, 'positive'),
     ('rollout.chunk', 0, 'positive'),
     ('rollout.overlong_buffer', -1, '0 or more'),
     ('rollout.overlong_factor', -0.5, '0 or more'),

@@ -1,5 +1,7 @@
 """The jitted programs in bfloat16: casts must not change the policy."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from tepo_jax import errors
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.learning import batch as batch_lib
+from tepo_jax.policy import padding as padding_lib
 from tepo_jax.policy import transformer
 from tepo_jax.runtime import mesh as mesh_lib
 
@@ -66,6 +69,38 @@ def test_in_bfloat16_the_old_policy_is_the_policy_exactly():
   assert metrics['kl_full'] == 0 and metrics['region_share'] == 0
   assert metrics['weight_min'] == metrics['weight_max'] == 1
   assert metrics['grad_norm'] > 0
+
+
+def _weights(config, model, tensor):
+  """Weights for decoding of the same parameters, trained on 4 / tensor x tensor
+  devices; and what `memory.held` says of their size."""
+  mesh = mesh_lib.make({'data': 1, 'fsdp': -1, 'tensor': tensor},
+                       jax.devices()[:4])
+  programs = programs_lib.make(
+      config, programs_lib.prepare_model(model, config, mesh), mesh)
+  params = padding_lib.padded_as(
+      programs.model, transformer.init(model, jax.random.key(0)))
+  return programs.to_decode(jax.device_put(
+      params, programs.state_sharding.params)), memory_lib.held(
+          programs)['weights for decoding']
+
+
+def test_sampling_may_have_a_mesh_of_its_own():
+  """With 31 tokens, which one shard does not pad and two do."""
+  config = tiny.get_config('tepo')
+  model = dataclasses.replace(MODEL, vocab_size=31)
+  expected, size = _weights(config, model, 2)
+  config.rollout.tensor = 2
+  weights, own_size = _weights(config, model, 1)
+  assert size == own_size == mesh_lib.device_bytes(weights)
+  assert weights['embed']['embedding'].shape[0] == 32
+  assert not np.asarray(weights['embed']['embedding'])[31].any()
+  jax.tree.map(np.testing.assert_array_equal, weights, expected)
+  jax.tree.map(lambda a, b: a.sharding.is_equivalent_to(b.sharding, a.ndim)
+               or pytest.fail(f'{a.sharding} {b.sharding}'), weights, expected)
+  config.rollout.tensor = 3
+  with pytest.raises(errors.InputError, match='tensor=3 does not divide'):
+    _weights(config, model, 1)
 
 
 @pytest.mark.long

@@ -44,16 +44,18 @@ class Engine:
 
   def __init__(self, config, workload):
     self._workload = workload
-    self.mesh = mesh_lib.make(config.mesh)
+    mesh = mesh_lib.make(config.mesh)
+    self.model, self.mesh = sampling_lib.for_decoding(
+        workload.model, mesh, config.rollout.tensor)
     self.programs = sampling_lib.make(
-        workload.model, self.mesh, decoding=draw.Decoding(),
+        self.model, self.mesh, decoding=draw.Decoding(),
         eos_ids=(workload.model.vocab_size,), chunk=config.rollout.chunk)
     params = jax.jit(
         lambda: transformer.init(workload.model, jax.random.key(0)),
         out_shardings=mesh_lib.shardings(
-            self.mesh, transformer.logical_axes(workload.model)))()
+            mesh, transformer.logical_axes(workload.model)))()
     self.weights = sampling_lib.make_decode_cast(
-        workload.model, self.mesh)(params)
+        self.model, self.mesh)(params)
     self.rows = workload.prompts * workload.samples
     self.chunk = config.rollout.chunk
     self.stats = schedule_lib.Stats()
@@ -62,7 +64,7 @@ class Engine:
     """Returns the schedule for a queue of `work` completions."""
     workload = self._workload
     return schedule_lib.Schedule(self.programs, memory_lib.sampling_shapes(
-        workload.model, self.mesh, wanted=self.rows, work=work,
+        self.model, self.mesh, wanted=self.rows, work=work,
         prompt_tokens=workload.prompt_tokens, max_tokens=workload.max_tokens,
         chunk=self.chunk))
 
@@ -224,7 +226,7 @@ def _decode_steps(engine, workload):
       name = f'sampling/decode_step/{count}_slots_{columns}_columns'
       yield timing.summary(f'{name}/seconds', seconds, 's')
       floor = weights + count // shards * memory_lib.slot_bytes(
-          workload.model, engine.mesh, columns)
+          engine.model, engine.mesh, columns)
       yield timing.Measurement(f'{name}/bytes', accessed, 'byte')
       yield timing.Measurement(
           f'{name}/bytes_over_floor', accessed / floor, '1')

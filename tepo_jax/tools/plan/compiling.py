@@ -89,7 +89,7 @@ def step_programs(config: ml_collections.ConfigDict,
         'float32'))
   policy = lora.combine(frozen, state.params)
   weights = programs.to_decode.eval_shape(policy)
-  shapes = sampling_shapes(config, programs.model, mesh, slots)
+  shapes = sampling_shapes(config, *programs.decoding, slots)
   return [
       PlannedProgram(
           'reshard', 'reshard',
@@ -115,7 +115,7 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
               ) -> Iterator[PlannedProgram]:
   """Yields the sampler's programs, the largest and those that occur."""
   sampling = sampling_lib.make(
-      programs.model, programs.mesh,
+      *programs.decoding,
       decoding=draw.Decoding(config.rollout.temperature), eos_ids=(-1,),  # none
       chunk=config.rollout.chunk)
   arguments = _Arguments(sampling, shapes, weights)

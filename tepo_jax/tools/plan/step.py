@@ -5,6 +5,7 @@ instructions, each bound by arithmetic or by memory, and its communication. No
 program reaches it: predicted seconds are the roofline divided by EFFICIENCY.
 """
 
+from collections.abc import Sequence
 from concurrent import futures
 import contextlib
 import dataclasses
@@ -19,6 +20,7 @@ import ml_collections
 from tepo_jax import errors
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
+from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools.benchmark import workload as workload_lib
 from tepo_jax.tools.plan import chips
@@ -75,6 +77,7 @@ class Estimate:
 class StepPlan:
   """A rollout step on a slice under one mesh.
 
+  mesh, decoding: of training, and of sampling on the same chips.
   slots: completions decoded at a time. tokens: sampled in a step.
   seconds: predicted, by phase. fits: whether every program fits a chip's HBM.
   brief: whether it has the largest program of each kind only, which then stands
@@ -82,6 +85,7 @@ class StepPlan:
   """
   slice: chips.Slice
   mesh: dict[str, int]
+  decoding: dict[str, int]
   slots: int
   tokens: int
   estimates: list[Estimate]
@@ -98,9 +102,8 @@ class StepPlan:
 
   @property
   def seconds(self) -> dict[str, float]:
-    return {phase: sum((e.equivalent if self.brief else e.runs) * e.roofline
-                       for e in self.estimates if e.phase == phase) / EFFICIENCY
-            for phase in compiling.PHASES}
+    return self._by_phase(
+        lambda e: (e.equivalent if self.brief else e.runs) * e.roofline)
 
   @property
   def rollout_by_share(self) -> dict[float, tuple[float, int]]:
@@ -116,9 +119,14 @@ class StepPlan:
         for share, (equivalent, steps) in estimate.by_share.items()}
 
   @property
-  def brief_seconds(self) -> float:
-    """Seconds of a step from its largest programs only, to compare meshes."""
-    return sum(e.equivalent * e.roofline for e in self.estimates) / EFFICIENCY
+  def brief_seconds(self) -> dict[str, float]:
+    """`seconds` from the largest programs only, to compare meshes."""
+    return self._by_phase(lambda e: e.equivalent * e.roofline)
+
+  def _by_phase(self, roofline):
+    return {phase: sum(roofline(e) for e in self.estimates
+                       if e.phase == phase) / EFFICIENCY
+            for phase in compiling.PHASES}
 
   @property
   def tokens_per_second_a_chip(self) -> float:
@@ -136,6 +144,7 @@ def make(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
     errors.InputError: the mesh does not suit the slice or the model.
   """
   mesh = mesh_lib.make(shape, slice_.devices)
+  decoding = _decoding(config, workload, mesh)[1]
   wanted = config.rollout.slots
   slots = wanted or min(config.rollout.prompts * config.rollout.samples,
                         _guess(config, workload, mesh, slice_.chip))
@@ -143,14 +152,15 @@ def make(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
     programs = compiling.step_programs(
         config, workload, mesh, slots, brief, slice_.chip.hbm_bytes)
     tokens = int(workload.lengths(workload.prompts * workload.samples).sum())
-    plan = StepPlan(slice_, dict(mesh.shape), slots, tokens, [], brief)
+    plan = StepPlan(slice_, dict(mesh.shape), dict(decoding.shape), slots,
+                    tokens, [], brief)
     _estimate(plan, [p for p in programs if p.name.startswith('decode')
                      and p.largest])
     if plan.fits or wanted:
       break
     _say(f'{slots} slots do not fit')
     slots = max(1, int(slots * _SHRINK))
-    slots += -slots % mesh_lib.batch_shards(mesh)
+    slots += -slots % mesh_lib.batch_shards(decoding)
   # If the largest programs do not fit, no others are compiled.
   for largest in (True, False):
     if plan.fits:
@@ -176,7 +186,29 @@ def compare_meshes(config: ml_collections.ConfigDict,
       continue
     with contextlib.suppress(errors.InputError):  # not a divisor of some size
       plans.append(make(config, workload, planned.slice, mesh, brief=True))
-  return sorted(plans, key=lambda plan: (not plan.fits, plan.brief_seconds))
+  return sorted(plans, key=lambda plan: (
+      not plan.fits, sum(plan.brief_seconds.values())))
+
+
+def best_of_two(plans: Sequence[StepPlan]
+                ) -> tuple[StepPlan, StepPlan, float] | None:
+  """The plan that samples fastest, the one that does the rest fastest, and the
+  seconds of a step of both; None if a single plan is as fast.
+
+  Whether both fit together, a plan with `mesh` of the one and `rollout.tensor`
+  of the other has to show.
+  """
+  def rest(plan):
+    return sum(plan.brief_seconds.values()) - plan.brief_seconds['rollout']
+
+  plans = [plan for plan in plans if plan.fits]
+  if not plans:
+    return None
+  rollout = min(plans, key=lambda plan: plan.brief_seconds['rollout'])
+  update = min(plans, key=rest)
+  if rollout.decoding == update.decoding:
+    return None
+  return rollout, update, rollout.brief_seconds['rollout'] + rest(update)
 
 
 def _estimate(plan, programs):
@@ -188,14 +220,21 @@ def _estimate(plan, programs):
 
 def _guess(config, workload, mesh, chip):
   """Estimates how many slots fit next to the other arrays of decoding."""
-  shards = mesh_lib.batch_shards(mesh)
+  model, decoding_mesh = _decoding(config, workload, mesh)
+  shards = mesh_lib.batch_shards(decoding_mesh)
   reference = compiling.step_programs(
       config, workload, mesh, shards, limit=chip.hbm_bytes)
   held = max(p.resident for p in reference if p.name.startswith('insert'))
-  model = programs_lib.execution(workload.model, config.compute, mesh)
-  slot = memory_lib.slot_bytes(model, mesh, compiling.sampling_shapes(
-      config, model, mesh, shards).columns[-1])
+  slot = memory_lib.slot_bytes(model, decoding_mesh, compiling.sampling_shapes(
+      config, model, decoding_mesh, shards).columns[-1])
   return max(1, int(_SHRINK * (chip.hbm_bytes - held) / slot)) * shards
+
+
+def _decoding(config, workload, mesh):
+  """`sampling.for_decoding` of the workload's model."""
+  return sampling_lib.for_decoding(
+      programs_lib.execution(workload.model, config.compute, mesh), mesh,
+      config.rollout.tensor)
 
 
 def estimate(program: compiling.PlannedProgram, slice_: chips.Slice

@@ -24,7 +24,7 @@ def text(plan: step.StepPlan, workload: workload_lib.Workload,
   slice_ = plan.slice
   lines = [
       f'{slice_.name}: {len(slice_.devices)} chips of '
-      f'{_gib(slice_.chip.hbm_bytes)} GiB, mesh {_mesh(plan.mesh)}, '
+      f'{_gib(slice_.chip.hbm_bytes)} GiB, mesh {_mesh(plan)}, '
       f'{plan.slots} slots', _HEAD,
       *(_line(e, slice_.chip) for e in plan.estimates), *(
           f'{e.name}: compute.remat={e.remat}' for e in plan.estimates
@@ -35,14 +35,18 @@ def text(plan: step.StepPlan, workload: workload_lib.Workload,
     lines += [
         f'a step of {workload.prompts} x {workload.samples} completions, '
         f'{workload.prompt_tokens} + {mean:.0f} tokens on '
-        f'average: {sum(seconds.values()):.0f} s predicted ('
-        + ', '.join(f'{name} {value:.1f}' for name, value in seconds.items())
-        + f'), {plan.tokens_per_second_a_chip:.0f} tokens/s a chip',
+        f'average: predicted {_seconds(seconds)}, '
+        f'{plan.tokens_per_second_a_chip:.0f} tokens/s a chip',
         *map(_rollout_line, plan.rollout_by_share.items())]
   lines += ['meshes compared by their largest programs:', *(
-      f'  {_mesh(p.mesh):<32}{p.slots:>5} slots  '
-      + (f'{p.brief_seconds:8.0f} s' if p.fits else 'does not fit')
+      f'  {_mesh(p):<42}{p.slots:>5} slots  '
+      + (_seconds(p.brief_seconds) if p.fits else 'does not fit')
       for p in plans)]
+  if best := step.best_of_two(plans):
+    rollout, update, seconds = best
+    lines.append(
+        f'  {_mesh(update)} with rollout.tensor='
+        f'{rollout.decoding["tensor"]}: {seconds:.0f} s, if it fits')
   return '\n'.join(lines)
 
 
@@ -73,6 +77,7 @@ def record(plan: step.StepPlan, plans: Sequence[step.StepPlan]
   return {
       'topology': plan.slice.name, 'chips': len(plan.slice.devices),
       'hbm_bytes': plan.slice.chip.hbm_bytes, 'mesh': plan.mesh,
+      'rollout_tensor': plan.decoding['tensor'],
       'slots': plan.slots, 'fits': plan.fits, 'verdict': verdict(plan),
       'seconds': plan.seconds if plan.fits else None,
       'rollout_by_share': plan.rollout_by_share if plan.fits else None,
@@ -83,6 +88,11 @@ def record(plan: step.StepPlan, plans: Sequence[step.StepPlan]
                   'seconds': p.brief_seconds} for p in plans]}
 
 
+def _seconds(by_phase):
+  return (f'{sum(by_phase.values()):.0f} s (' + ', '.join(
+      f'{name} {value:.1f}' for name, value in by_phase.items()) + ')')
+
+
 def _rollout_line(item):
   share, (seconds, steps) = item
   return (f'  rollout if {share:.0%} of the groups are mixed: {seconds:.0f} s, '
@@ -90,8 +100,10 @@ def _rollout_line(item):
           f'each adds up to {steps * _LATENCY:.0f} s')
 
 
-def _mesh(mesh: dict[str, int]) -> str:
-  return ' '.join(f'{name}={size}' for name, size in mesh.items())
+def _mesh(plan: step.StepPlan) -> str:
+  tensor = plan.decoding['tensor']
+  return ' '.join(f'{name}={size}' for name, size in plan.mesh.items()) + (
+      f' rollout.tensor={tensor}' if tensor != plan.mesh['tensor'] else '')
 
 
 def _line(e: step.Estimate, chip: chips.Chip) -> str:

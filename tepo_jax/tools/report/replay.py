@@ -341,6 +341,7 @@ def open_step(workdir: files.Path, number: int) -> Iterator[Step]:
   checks.check_saved(config, f'{workdir}/config.json')
   with config.unlocked():
     config.mesh = ml_collections.ConfigDict(dict(data=1, fsdp=-1, tensor=1))
+    config.rollout.tensor = None
     config.eval.period = 0
   replayable = available(workdir)
   if number not in replayable:

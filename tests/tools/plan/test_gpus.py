@@ -197,7 +197,7 @@ def test_the_plan_compares_sizes_itself():
   estimate = step.estimate(compiling.PlannedProgram(
       'huge', 'update', lambda: jax.jit(lambda x: -x).lower(x), 1, 0), slice_)
   assert estimate.failure is None and estimate.hbm == 2 * 2 << 36
-  plan = step.StepPlan(slice_, {}, 1, 1, [estimate])
+  plan = step.StepPlan(slice_, {}, {}, 1, 1, [estimate])
   assert not plan.fits
   assert 'does not fit: huge needs 256.00 of 21.68 GiB' in table.verdict(plan)
 
@@ -216,7 +216,8 @@ def test_predictions_are_compared_with_this_machines_programs():
       if program.name.startswith(('reshard', 'insert'))]
   wrong = dataclasses.replace(estimates[1],
                               temporaries=estimates[1].temporaries + 7)
-  plan = step.StepPlan(here, dict(mesh.shape), 8, 1, [estimates[0], wrong])
+  plan = step.StepPlan(here, *2 * [dict(mesh.shape)], 8, 1,
+                       [estimates[0], wrong])
   found = {c.name: c for c in check.compare(
       config, workload, plan, jax.devices())}
   assert found['reshard'].predicted == found['reshard'].found

@@ -1,7 +1,9 @@
 """A plan of the tiny config on a TPU slice."""
 
+import dataclasses
 import json
 import pathlib
+import re
 import types
 
 import numpy as np
@@ -34,7 +36,9 @@ def _config(name='configs/tiny.py:tepo'):
 
 @pytest.fixture(name='plan', scope='module')
 def _plan():
+  """It trains on 4 x 1 chips and samples on 2 x 2."""
   config = _config()
+  config.rollout.tensor = 2
   return step.make(config, workload_lib.of(config),
                    chips.topology('v5e:2x2'), config.mesh, brief=True)
 
@@ -82,7 +86,8 @@ def test_arguments_are_the_shards(plan):
 def test_the_table_and_the_record_agree(plan):
   config = _config()
   text = table.text(plan, workload_lib.of(config), [plan])
-  assert 'v5e:2x2: 4 chips of 15.75 GiB, mesh data=1 fsdp=4 tensor=1' in text
+  assert ('v5e:2x2: 4 chips of 15.75 GiB, mesh data=1 fsdp=4 tensor=1 '
+          'rollout.tensor=2, 32 slots') in text
   assert 'fits: ' in text and 'does not fit' not in text
   record = json.loads(json.dumps(table.record(plan, [plan])))
   assert record['fits'] and record['seconds'] == plan.seconds
@@ -90,6 +95,44 @@ def test_the_table_and_the_record_agree(plan):
       'mesh': plan.mesh, 'slots': plan.slots, 'fits': True,
       'seconds': plan.brief_seconds}]
   assert len(record['programs']) == len(plan.estimates)
+
+
+@pytest.mark.parametrize('tensor, sends', [(1, False), (2, True)])
+def test_decoding_is_planned_on_its_own_mesh(tensor, sends):
+  """Only where chips share the heads do they add up the layers' results."""
+  config, slice_ = _config(), chips.topology('v5e:2x2')
+  config.rollout.tensor, config.mesh.tensor = tensor, 3 - tensor
+  decode = next(p for p in compiling.step_programs(
+      config, workload_lib.of(config),
+      mesh_lib.make(config.mesh, slice_.devices), 4, brief=True,
+      limit=slice_.chip.hbm_bytes) if p.name.startswith('decode'))
+  sent = step.estimate(decode, slice_).wire_bytes
+  assert (sum(sent.values()) > 1e3) == sends, sent
+
+
+def _timed(plan, tensor, rollout, update):
+  """The plan with one program for sampling and one for updates, in seconds."""
+  of_phase = {e.phase: e for e in plan.estimates}
+  return dataclasses.replace(
+      plan, mesh=plan.mesh | {'tensor': tensor},
+      decoding=plan.decoding | {'tensor': tensor}, estimates=[
+          dataclasses.replace(
+              of_phase[phase], equivalent=1, roofline=seconds * step.EFFICIENCY)
+          for phase, seconds in (('rollout', rollout), ('update', update))])
+
+
+@pytest.mark.long
+def test_the_best_meshes_of_sampling_and_of_updates(plan):
+  plans = [_timed(plan, 4, 20, 30), _timed(plan, 8, 10, 50),
+           _timed(plan, 2, 40, 28)]
+  rollout, update, seconds = step.best_of_two(plans)
+  assert (rollout, update) == (plans[1], plans[2])
+  assert seconds == pytest.approx(38)
+  text = table.text(plans[0], workload_lib.of(_config()), plans)
+  assert text.endswith(
+      'data=1 fsdp=4 tensor=2 with rollout.tensor=8: 38 s, if it fits')
+  assert re.search(r'tensor=4 +32 slots +50 s \(reshard', text)
+  assert step.best_of_two(plans[:1]) is None
 
 
 def test_a_plan_that_does_not_fit_states_its_memory():
