@@ -43,7 +43,7 @@ def evaluation(config: ml_collections.ConfigDict, template: prompts.Template,
                tokenizer: transformers.PreTrainedTokenizerBase, name: str
                ) -> PromptSet:
   """A set of `config.eval.sets`; raises InputError as `datasets.read`."""
-  split = 'test' if name in embedded.TASKS else None
+  split = 'test' if embedded.is_task(name) else None
   return _load(config, template, tokenizer, name, split, config.eval.limit, 0)
 
 

@@ -110,9 +110,10 @@ def read(name_or_path: str, split: str | None = None, limit: int | None = None,
   """Reads problems by name, from a file or from the hub.
 
   Args:
-    name_or_path: a name in embedded.TASKS (`limit` or 10,000 problems), or in
-      SETS, loaded from the hub; a file, folder or hub id that `sources.find`
-      accepts; or 'NAME:' and one of these, a copy of that set.
+    name_or_path: an `embedded` task, with or without levels (`limit` or 10,000
+      problems); a name in SETS, loaded from the hub; a file, folder or hub id
+      that `sources.find` accepts; or 'NAME:' and one of these, a copy of that
+      set.
     split: of an embedded task (default 'train'), hub set or folder.
     limit: of an embedded task only.
     skip_bad: skip up to so many bad rows; they are counted and logged.
@@ -125,7 +126,7 @@ def read(name_or_path: str, split: str | None = None, limit: int | None = None,
   """
   if not name_or_path:
     raise errors.InputError('the name of a data set is empty')
-  if name_or_path in embedded.TASKS:
+  if embedded.is_task(name_or_path):
     problems = _embedded(name_or_path, split or 'train',
                          10_000 if limit is None else limit)
     return Loaded(name_or_path, problems, len(problems))

@@ -2,7 +2,8 @@
 
 Nothing is downloaded. A row of TASKS is a module with
 
-  LEVELS                              of the problems, in turn
+  LEVELS                              of the problems, in turn; a name such as
+                                      'countdown:2,4' has others, 1 to HARDEST
   WORDS                               the tokenizer's vocabulary
   draw(rng, level)                    fields of a problem.Problem
   demonstration(problem, rng, style)  a solution, 'worked' or 'direct'
@@ -16,7 +17,7 @@ import json
 import pathlib
 import random
 import re
-from collections.abc import Sequence
+import types
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
@@ -27,6 +28,7 @@ from tepo_jax.tasks import countdown
 from tepo_jax.tasks import problem as problem_lib
 
 TASKS = {'arithmetic': arithmetic, 'countdown': countdown}
+HARDEST = 9
 SPLITS = ('train', 'test')
 TEST_SHARE = 8  # one text in TEST_SHARE belongs to the test set
 
@@ -37,24 +39,54 @@ _CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
 
 
-def problems(name: str, split: str, count: int, seed: int = 0,
-             levels: Sequence[int] | None = None) -> list[problem_lib.Problem]:
-  """Draws `count` distinct problems; problem i has level levels[i % len].
+def is_task(name: str) -> bool:
+  """Whether `name` is a task, or a task with levels: 'countdown:2,4'."""
+  return name.partition(':')[0] in TASKS
+
+
+def task(name: str) -> types.ModuleType:
+  """The module of a task, with or without levels.
+
+  Raises:
+    InputError: no such task.
+  """
+  if not is_task(name):
+    raise errors.InputError(
+        f'data.name={name}: a model is made for {" or ".join(TASKS)} only; '
+        'give config.model')
+  return TASKS[name.partition(':')[0]]
+
+
+def problems(name: str, split: str, count: int, seed: int = 0
+             ) -> list[problem_lib.Problem]:
+  """Draws `count` distinct problems of a task, with its levels in turn.
 
   The result depends on the arguments only; a larger count only appends.
 
   Raises:
+    InputError: levels that are not 1 to HARDEST.
     ValueError: no such split, or a level has too few problems.
   """
   if split not in SPLITS:
     raise ValueError(f'{name}: no split {split!r}, only {" and ".join(SPLITS)}')
-  levels = levels or TASKS[name].LEVELS
+  levels = _levels(name)
   rng = random.Random(f'{split}/{seed}')
   drawn = {}
   for i in range(count):
-    problem = _fresh(rng, name, levels[i % len(levels)], split, drawn)
+    problem = _fresh(rng, name.partition(':')[0], levels[i % len(levels)],
+                     split, drawn)
     drawn[problem.problem] = problem
   return list(drawn.values())
+
+
+def _levels(name):
+  _, colon, levels = name.partition(':')
+  if not colon:
+    return task(name).LEVELS
+  if not re.fullmatch(f'[1-{HARDEST}](,[1-{HARDEST}])*', levels):
+    raise errors.InputError(f'{name}: the levels after the colon must be numbers '
+                            f'from 1 to {HARDEST}, with commas between them')
+  return tuple(map(int, levels.split(',')))
 
 
 def _fresh(rng, name, level, split, drawn):
@@ -80,11 +112,7 @@ def build_tokenizer(name: str, directory: str | pathlib.Path) -> None:
   Raises:
     InputError: no such task.
   """
-  if name not in TASKS:
-    raise errors.InputError(
-        f'data.name={name}: a model is made for {" or ".join(TASKS)} only; '
-        'give config.model')
-  words = TASKS[name].WORDS
+  words = task(name).WORDS
   reserved = -(len(_SPECIAL) + len(words)) % 16
   words += tuple(f'<|reserved_{i}|>' for i in range(reserved))
   vocabulary = {word: i for i, word in enumerate(_SPECIAL + words)}

@@ -8,6 +8,7 @@ import re
 import pytest
 import transformers
 
+from tepo_jax import errors
 from tepo_jax.tasks import arithmetic
 from tepo_jax.tasks import embedded
 from tepo_jax.tasks import problem as problem_lib
@@ -45,14 +46,14 @@ def test_answers_are_correct():
 
 def test_the_level_is_the_number_of_operations():
   for i, problem in enumerate(embedded.problems(
-      'arithmetic', 'test', 200, levels=(3, 6))):
+      'arithmetic:3,6', 'test', 200)):
     assert problem.level == ('3', '6')[i % 2]
     assert len(re.findall('[-+*]', problem.problem)) == int(problem.level)
 
 
 def test_operands_and_running_totals_stay_small():
   negative = 0
-  for problem in embedded.problems('arithmetic', 'train', 1000, levels=(3, 9)):
+  for problem in embedded.problems('arithmetic:3,9', 'train', 1000):
     first, *rest = _expression(problem).split(' ')
     assert all(1 <= int(operand) <= 9 for operand in (first, *rest[1::2]))
     assert '*' not in rest[2::2]
@@ -85,7 +86,10 @@ def test_impossible_requests_are_refused():
   with pytest.raises(ValueError, match='no split'):
     embedded.problems('arithmetic', 'validation', 1)
   with pytest.raises(ValueError, match='too few problems'):
-    embedded.problems('arithmetic', 'test', 2000, levels=(0,))
+    embedded.problems('countdown:1', 'test', 20)
+  for levels in ('', '0', '10', '3,', '3-5'):
+    with pytest.raises(errors.InputError, match='from 1 to 9'):
+      embedded.problems(f'arithmetic:{levels}', 'test', 1)
 
 
 def test_demonstrations_by_hand():
