@@ -171,7 +171,7 @@ cell() {
 map() {
   local methods rates updates seeds method rate best count seed name status=0
   prepare configs/countdown.py "${OUT:-runs/map}" \
-    --config.pretrain.direct_share=0.2
+    --config.pretrain.direct_share=0.2 "$@"
   map=${MAP:-$out/map.jsonl.gz}
   read -ra methods <<<"${METHODS:-grpo gpg gspo_original tepo \
 tepo,method.reg.coef=10 tepo,method.clip.low=0.02,method.clip.high=0.028 \
