@@ -17,6 +17,7 @@ from typing import Any
 
 from flax import linen as nn
 import jax
+from jax.experimental import mesh_utils
 from jax.experimental import multihost_utils
 import jax.numpy as jnp
 import numpy as np
@@ -72,9 +73,13 @@ def make(
         f'mesh {text} takes {known} devices, but there are {len(devices)}: '
         'set one of the sizes to -1 to use them all')
   sizes = [len(devices) // known if size == -1 else size for size in sizes]
-  # make_mesh defaults to Explicit axes; Auto lets XLA propagate shardings.
-  return jax.make_mesh(
-      sizes, AXES, (jax.sharding.AxisType.Auto,) * len(AXES), devices=devices)
+  # jax.make_mesh would refuse tensor=2 on most 4x4 slices, as it splits an axis
+  # of the torus.
+  placed = mesh_utils.create_device_mesh(
+      sizes, devices, allow_split_physical_axes=True)
+  # Auto lets XLA propagate shardings.
+  return jax.sharding.Mesh(
+      placed, AXES, axis_types=(jax.sharding.AxisType.Auto,) * len(AXES))
 
 
 def with_tensor(mesh: jax.sharding.Mesh, tensor: int) -> jax.sharding.Mesh:

@@ -1,5 +1,8 @@
 """Every row of the paper makes updates with the jitted programs of a run."""
 
+import dataclasses
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -36,13 +39,14 @@ def random_batch(seed):
       sampler_logp_BT=np.zeros((ROWS, SLOTS), np.float32))
 
 
-def programs_of(name):
+def programs_of(name, shape=(1, 1, 1), model=MODEL, **optimizer):
   config = tiny.get_config(name)
   config.compute.unroll = 1
-  config.optimizer.learning_rate = 1e-2
-  mesh = mesh_lib.make({'data': 1, 'fsdp': 1, 'tensor': 1}, jax.devices()[:1])
+  config.optimizer.update({'learning_rate': 1e-2} | optimizer)
+  mesh = mesh_lib.make(dict(zip(mesh_lib.AXES, shape)),
+                       jax.devices()[:np.prod(shape)])
   return programs_lib.make(
-      config, programs_lib.prepare_model(MODEL, config, mesh), mesh)
+      config, programs_lib.prepare_model(model, config, mesh), mesh)
 
 
 @pytest.fixture(scope='module')
@@ -85,3 +89,50 @@ def test_row(name, start):
   changed = jax.tree.map(lambda a, b: np.any(a != b), before,
                          jax.device_get(state.params))
   assert all(jax.tree.leaves(changed))
+
+
+@functools.cache
+def _two_updates(name, shape):
+  """How far two updates move the parameters, and the metrics of both.
+
+  With so large an epsilon, rounding does not decide the sign of Adam's steps.
+  """
+  programs = programs_of(
+      name, shape, dataclasses.replace(MODEL, num_heads=4, num_kv_heads=2),
+      learning_rate=0.3, epsilon=1e-2)
+  before = jax.device_get(transformer.init(programs.model, jax.random.key(0)))
+  state = programs.init_state(mesh_lib.put(
+      before, programs.state_sharding.params))
+  minibatch = mesh_lib.put(
+      programs.pack(random_batch(0)), programs.minibatch_sharding)
+  old_logp_BT, old_entropy_BT = programs.score(state.params, minibatch)
+  minibatch = minibatch.replace(
+      old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT)
+  old = (programs.old_policy(state.params, minibatch)
+         if programs.policy_loss.needs_kl else None)
+  found = []
+  for index in range(2):
+    state, metrics = programs.train_step(
+        state, minibatch, jax.random.key(index), 0.0, old)
+    found.append(metrics)
+  return jax.tree.map(lambda a, b: a - b, jax.device_get(state.params),
+                      before), jax.device_get(found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('name, shape', [
+    ('tepo', (1, 4, 1)), ('tepo', (1, 1, 4)), *((name, (1, 2, 2)) for name in (
+        'tepo', 'grpo', 'gspo', 'cispo', 'clip_cov', 'kl_cov', 'kl_1e-3',
+        'entropy_advantage', 'gpg'))])
+def test_row_on_a_mesh(name, shape):
+  want, want_metrics = _two_updates(name, (1, 1, 1))
+  got, metrics = _two_updates(name, shape)
+  scale = max(np.abs(x).max() for x in jax.tree.leaves(want))
+  assert scale > 1e-3
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(
+      a, b, rtol=0, atol=2e-6 * scale + 3e-8), got, want)
+  for now, before in zip(metrics, want_metrics):
+    assert now.keys() == before.keys()
+    for key in now:
+      np.testing.assert_allclose(
+          now[key], before[key], rtol=2e-5, atol=2e-6, err_msg=key)

@@ -97,6 +97,14 @@ def test_the_table_and_the_record_agree(plan):
   assert len(record['programs']) == len(plan.estimates)
 
 
+@pytest.mark.parametrize('tensor', [1, 2, 4, 8, 16])
+def test_a_mesh_may_split_an_axis_of_the_torus(tensor):
+  devices = chips.topology('v6e:4x4').devices
+  mesh = mesh_lib.make({'data': 1, 'fsdp': -1, 'tensor': tensor}, devices)
+  assert mesh.devices.shape == (1, 16 // tensor, tensor)
+  assert set(mesh.devices.flat) == set(devices)
+
+
 @pytest.mark.parametrize('tensor, sends', [(1, False), (2, True)])
 def test_decoding_is_planned_on_its_own_mesh(tensor, sends):
   """Only where chips share the heads do they add up the layers' results."""
