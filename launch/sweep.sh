@@ -22,8 +22,9 @@
 # UPDATES at the rate that was best there, and at SEED_RATES. A method may have
 # numbers of its own, after commas. MAP gets a line per run, and what it has
 # already is not made again. The map is OUT/report/map.md, the curves of SEEDS
-# are in OUT/report/report.html. Defaults: 84 and 35 runs of a minute or two, on two
-# cores about two hours (estimated from 91 runs).
+# are in OUT/report/report.html. Defaults: 84 and 35 runs of half a minute to two
+# minutes, on two cores one to two hours (estimated from 134 runs). Options also
+# make the base model.
 #
 # mechanism: measures gradient estimators, the mask and the KL on Countdown's
 # base model (tepo_jax/mechanism.py). The tables are OUT/results/mechanism.md.
