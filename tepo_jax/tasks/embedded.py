@@ -84,8 +84,9 @@ def _levels(name):
   if not colon:
     return task(name).LEVELS
   if not re.fullmatch(f'[1-{HARDEST}](,[1-{HARDEST}])*', levels):
-    raise errors.InputError(f'{name}: the levels after the colon must be numbers '
-                            f'from 1 to {HARDEST}, with commas between them')
+    raise errors.InputError(
+        f'{name}: the levels after the colon must be numbers from 1 to '
+        f'{HARDEST}, with commas between them')
   return tuple(map(int, levels.split(',')))
 
 
