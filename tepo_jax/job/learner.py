@@ -117,9 +117,9 @@ class Learner:
                  for index in range(len(plan.first))]
       self.fetch_scores(plan)
     with self.session.timers('update'):
-      history = jax.device_get(history + [
-          self.make_update(plan, index)
-          for index in range(len(history), len(plan.order))])
+      history += [self.make_update(plan, index)
+                  for index in range(len(history), len(plan.order))]
+      history = mesh_lib.to_host(history)
     for outcome in history:
       self._count_skipped(outcome, number)
     return plan.scalars | summaries.average(history)

@@ -242,10 +242,13 @@ def _cpu_bytes():
 def explaining_exhaustion(
     config: ml_collections.ConfigDict,
     programs: programs_lib.TrainingPrograms) -> Iterator[None]:
-  """Adds what a device holds to XLA's out-of-memory errors."""
+  """Adds what a device holds to XLA's out-of-memory errors.
+
+  jax passes some of them on as other exceptions than its own: any counts.
+  """
   try:
     yield
-  except jax.errors.JaxRuntimeError as error:
+  except Exception as error:  # pylint: disable=broad-exception-caught
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise
     raise jax.errors.JaxRuntimeError(

@@ -346,7 +346,8 @@ def to_host(tree):
       array = multihost_utils.process_allgather(array, tiled=True)
     return np.asarray(array)
 
-  return jax.tree.map(get, tree)
+  # Copying the result of a failed program would crash jaxlib on a CPU.
+  return jax.tree.map(get, jax.block_until_ready(tree))
 
 
 def device_bytes(tree) -> int:

@@ -28,7 +28,10 @@ from tests import runs
 def fingerprint(workdir: pathlib.Path) -> dict[str, str]:
   """The contents of a run's folder, without times and TensorBoard's events.
 
-  A checkpoint is compared by the digests of its arrays: parameters, moments.
+  The last two checkpoints are compared by the digests of their arrays
+  (parameters, moments) and by their notes. A run that was stopped in an
+  evaluation saves the metrics that it has not written, `unrecorded`, and no
+  score; on the scores depends which earlier checkpoint is kept as the best.
   """
   left = {'metrics': json.dumps([
       runs.untimed(record) for record in runs.records(workdir)])}
@@ -36,8 +39,13 @@ def fingerprint(workdir: pathlib.Path) -> dict[str, str]:
     inside = path.relative_to(workdir)
     if path.is_file() and inside.parts[0] in ('config.json', 'rollouts'):
       left[str(inside)] = path.read_text()
-    if inside.match('checkpoints/*/extra/metadata'):
-      left[str(inside)] = path.read_text()
+  steps = sorted(int(path.parts[-3]) for path in workdir.glob(
+      'checkpoints/*/extra/metadata'))
+  for step in steps[-2:]:
+    saved = json.loads(
+        (workdir / f'checkpoints/{step}/extra/metadata').read_text())
+    del saved['extra']['unrecorded']
+    left[f'checkpoints/{step}'] = json.dumps(saved)
   return left
 
 

@@ -58,3 +58,13 @@ def test_too_large_a_cache_is_refused_with_its_size(monkeypatch, free, wanted):
   assert f'{wanted or 1} completions of up to 9216 tokens' in said
   assert f'{(wanted or 1) * 504 / 1024:.3g} GiB' in said
   assert f'{free} GiB' in said and 'config.rollout.slots' in said
+
+
+def test_full_memory_is_explained_whatever_the_exception(monkeypatch):
+  monkeypatch.setattr(memory_lib, '_describe_held', lambda *_: 'it holds 3')
+  full = pytest.raises(jax.errors.JaxRuntimeError, match='of 4 B; it holds 3')
+  with full, memory_lib.explaining_exhaustion(None, None):
+    raise ValueError('RESOURCE_EXHAUSTED: of 4 B')
+  with pytest.raises(ValueError, match='^another$'):
+    with memory_lib.explaining_exhaustion(None, None):
+      raise ValueError('another')
