@@ -171,16 +171,16 @@ def _load_compiler():
   and print that there is no driver.
   """
   os.environ['JAX_SKIP_CUDA_CONSTRAINTS_CHECK'] = '1'  # of libraries to run
+  jax.devices()  # else jax would load the plugin again as it starts
   sys.path.append(str(FOLDER))
   importlib.invalidate_caches()
   from jax_plugins import xla_cuda12  # not on the path before
   logging.getLogger(xla_cuda12.__name__).setLevel(logging.CRITICAL)
   with _stderr_hidden():  # the library prints that there is no driver
     xla_cuda12.initialize()
-  if xla_bridge.backends_are_initialized():
-    # jax does this as it starts, for the plugins that it knows then.
-    for callback in xla_bridge._plugin_callbacks:
-      callback(c_api=xla_bridge._backend_factories['cuda'].c_api)
+  # jax does this as it starts, for the plugins that it knows then.
+  for callback in xla_bridge._plugin_callbacks:
+    callback(c_api=xla_bridge._backend_factories['cuda'].c_api)
 
 
 @contextlib.contextmanager
