@@ -191,10 +191,14 @@ def loss_and_gradient(
   Args:
     partial: (objective.Tokens, statistics) -> the part of the loss that the
       unmasked completions contribute.
-    statistics: tree of [B, T].
+    minibatch: with ℓ°, if `old` is given. statistics: tree of [B, T].
     old: π_old, or None: no exact KL.
   """
   weights = _to_differentiate(scorer.gradient_dtype, params)
+
+  def with_kl(scores):
+    return scores if old is None else scoring.add_log_ratio(
+        scores, minibatch.old_logp_BT)
 
   def partial_loss(weights, m, rows, mine_B):
     scores = _by_completion(scorer.score(
@@ -203,7 +207,7 @@ def loss_and_gradient(
     # Completions of other microbatches get mask 0 and coefficient 0.
     mine = jax.tree.map(
         lambda x_BT: jnp.where(mine_B[:, None], x_BT, 0).astype(x_BT.dtype),
-        (tokens(minibatch, scores), statistics))
+        (tokens(minibatch, with_kl(scores)), statistics))
     return partial(*mine), scores
 
   def accumulate(carry, m, rows, mine_B):
@@ -214,9 +218,10 @@ def loss_and_gradient(
         lambda a, b: a + b.astype(a.dtype), gradient, partial_gradient)
     return loss + part, gradient, jax.tree.map(jnp.add, scores, new)
 
-  return _over_microbatches(accumulate, (
+  loss, gradient, scores = _over_microbatches(accumulate, (
       jnp.float32(0), jax.tree.map(jnp.zeros_like, params),
       _no_scores(minibatch, old is not None)), minibatch)
+  return loss, gradient, with_kl(scores)
 
 
 def _apply(optimizer, state, loss, gradient):

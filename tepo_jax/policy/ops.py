@@ -27,9 +27,18 @@ def logits(hidden_MD, weight, tied: bool):
       preferred_element_type=jnp.float32)
 
 
-def row_max(x):
-  """max over the last axis, which is kept with size 1."""
-  return jnp.max(x, axis=-1, keepdims=True)
+def log_sum_exp_and_entropy(z):
+  """log Σ exp z and the entropy of softmax z, over the last axis, which is kept
+  with size 1.
+
+  With m = max z, s = Σ exp(z − m) and t = Σ exp(z − m) (m − z) they are
+  m + log s and log s + t / s: two passes over z.
+  """
+  most = jnp.max(z, axis=-1, keepdims=True)
+  weight = jnp.exp(z - most)
+  s = row_sum(weight)
+  log_s = jnp.log(s)
+  return most + log_s, log_s + row_sum(weight * (most - z)) / s
 
 
 def row_sum(*x, term: Callable[..., jax.Array] = lambda x: x):
@@ -52,7 +61,7 @@ class Ops:
   """
 
   decoding_logits: Callable = logits
-  row_max: Callable = row_max
+  log_sum_exp_and_entropy: Callable = log_sum_exp_and_entropy
   row_sum: Callable = row_sum
   transposed_linear: Callable | None = None
   attend: Callable = attention.attend_xla

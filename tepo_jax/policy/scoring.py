@@ -48,7 +48,8 @@ class Scores:
 
   logp_BT: log π_θ(y_t | s_t) under the temperature-scaled full softmax, nats.
   entropy_BT: H(π_θ(· | s_t)) = −Σ_v π log π, nats.
-  kl_BT: Σ_v π_θ log(π_θ / π_old) at s_t, nats; None unless requested.
+  kl_BT: KL(π_θ ‖ π_old) = Σ_v π_θ log(π_θ / π_old) at s_t, nats; None unless
+    requested. `score_states` leaves out ℓ − ℓ°, which `add_log_ratio` adds.
   """
   logp_BT: jax.Array
   entropy_BT: jax.Array
@@ -75,12 +76,14 @@ def score(config: transformer.ModelConfig, params: Any, token_BS: jax.Array,
   scored_BS = jnp.broadcast_to(
       (1 <= later_S) & (later_S <= num_targets), token_BS.shape)
   rows = PackedRows(token_BS, position_BS, None, scored_BS)
+  head = functools.partial(score_states, config, rows=rows,
+                           temperature=temperature, chunk_size=chunk_size)
   old = None
   if old_params is not None:
     old = jax.lax.stop_gradient(states(config, old_params, rows))
-  scores = score_states(
-      config, *states(config, params, rows), rows, temperature=temperature,
-      chunk_size=chunk_size, old=old)
+  scores = head(*states(config, params, rows), old=old)
+  if old is not None:
+    scores = add_log_ratio(scores, head(*old).logp_BT)
   return jax.tree.map(lambda x: x[:, :num_targets], scores)
 
 
@@ -107,7 +110,7 @@ def score_states(config: transformer.ModelConfig, hidden_RSD: jax.Array,
       peak memory is a few times [chunk_size, V] floats.
     shards: the number of pieces into which the mesh cuts R.
     old: hidden states and head of π_old; if given, the exact KL (TEPO Eq. 4) is
-      computed too. Without gradient.
+      computed too, less ℓ − ℓ°. Without gradient.
 
   Returns:
     Scores over [R, C], C >= S, float32, of each row's scored tokens in order.
@@ -120,6 +123,17 @@ def score_states(config: transformer.ModelConfig, hidden_RSD: jax.Array,
   target_RS = jnp.roll(rows.token_RS, -1, axis=1)
   return Scores(*_score(head, hidden_RSD, weight, target_RS, rows.scored_RS,
                         old))
+
+
+def add_log_ratio(scores: Scores, old_logp_BT: jax.Array) -> Scores:
+  """Completes the exact KL of `score_states`; old_logp_BT: ℓ°.
+
+  KL = E_π[z − z°] − (z_y − z°_y) + (ℓ − ℓ°). As ℓ° is known, log Σ exp z° takes
+  no pass over π_old's logits; and if its bits are those of ℓ, the KL is 0. The
+  log-ratio counts as a constant: `score_states` has the KL's whole gradient.
+  """
+  return scores.replace(kl_BT=scores.kl_BT + jax.lax.stop_gradient(
+      scores.logp_BT - old_logp_BT))
 
 
 def chunk_width(count: int, length: int, chunk_size: int) -> int:
@@ -202,12 +216,15 @@ class _Head:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _score(head, hidden_RSD, weight, target_RS, scored_RS, old):
-  """(ℓ, H, KL or None), each [R, C]; `old` is None or π_old's `states`."""
+  """(ℓ, H, KL − (ℓ − ℓ°) or None), each [R, C]; `old`: None or its `states`.
+
+  With ℓ − ℓ° as a constant: the third has the gradient of the KL.
+  """
   return _forward(head, hidden_RSD, weight, target_RS, scored_RS, old)[0][:3]
 
 
 def _forward(head, hidden_RSD, weight, target_RS, scored_RS, old):
-  """(ℓ, H, KL, log Σ exp z, π_old's log Σ exp z), each [R, C] or None; logits.
+  """(ℓ, H, KL − (ℓ − ℓ°), log Σ exp z, E_π[z − z°]), [R, C] or None; logits.
 
   The logits are `_both_logits` of chunk 0, which is computed last here and
   first in the backward pass.
@@ -220,14 +237,18 @@ def _forward(head, hidden_RSD, weight, target_RS, scored_RS, old):
     column_Rw = head.cut(column_RC, index)
     z_MV, old_z_MV = logits = _both_logits(head, column_Rw, *policies)
     target_M = head.pick(target_RS, column_Rw)
-    target_z_M1 = jnp.take_along_axis(z_MV, target_M[..., None], -1)
-    lse_M1 = _isolated(_log_sum_exp, head.ops, z_MV)
-    entropy_M1 = _isolated(_entropy, head.ops, z_MV, lse_M1)
-    kl_M1 = old_lse_M1 = None
+    at_target = functools.partial(
+        jnp.take_along_axis, indices=target_M[..., None], axis=-1)
+    target_z_M1 = at_target(z_MV)
+    lse_M1, entropy_M1 = _isolated(head.ops.log_sum_exp_and_entropy, z_MV)
+    kl_M1 = shift_M1 = None
     if old is not None:
-      old_lse_M1 = _isolated(_log_sum_exp, head.ops, old_z_MV)
-      kl_M1 = _kl(head.ops, z_MV, lse_M1, old_z_MV, old_lse_M1)
-    values = target_z_M1 - lse_M1, entropy_M1, kl_M1, lse_M1, old_lse_M1
+      shift_M1 = head.ops.row_sum(
+          z_MV, lse_M1, old_z_MV,
+          term=lambda z, lse, old_z: (
+              jnp.exp(z - lse) * _shift(z, lse, old_z)))
+      kl_M1 = shift_M1 - _shift(target_z_M1, lse_M1, at_target(old_z_MV))
+    values = target_z_M1 - lse_M1, entropy_M1, kl_M1, lse_M1, shift_M1
     return jax.tree.map(lambda x_RC, value_M1: head.put(
         x_RC, value_M1[..., 0], index), out, values), logits
 
@@ -245,33 +266,18 @@ def _both_logits(head, column_Rw, policy, old):
       head.pick(pair[0], column_Rw), pair[1]) for pair in (policy, old)]
 
 
-def _isolated(function, ops, *x):
-  """function(ops, *x) between barriers, so that its rounding does not depend on
-  the fusion context.
-
-  ℓ and H of one policy are then bit-identical in every program, and the KL of a
-  policy to itself is exactly 0.
+def _isolated(function, x):
+  """function(x) between barriers, so that its rounding does not depend on the
+  fusion context: ℓ and H of one policy are bit-identical in every program.
   """
   return jax.lax.optimization_barrier(
-      function(ops, *jax.lax.optimization_barrier(x)))
+      function(jax.lax.optimization_barrier(x)))
 
 
-def _log_sum_exp(ops, z_MV):
-  most_M1 = ops.row_max(z_MV)
-  return most_M1 + jnp.log(ops.row_sum(
-      z_MV, most_M1, term=lambda z, most: jnp.exp(z - most)))
-
-
-def _entropy(ops, *z_and_lse):
-  return ops.row_sum(
-      *z_and_lse, term=lambda z, lse: jnp.exp(z - lse) * (lse - z))
-
-
-def _kl(ops, *both_z_and_lse):
-  def term(z, lse, old_z, old_lse):
-    logp = z - lse
-    return jnp.exp(logp) * (logp - (old_z - old_lse))
-  return ops.row_sum(*both_z_and_lse, term=term)
+def _shift(z, lse, old_z):
+  """z − z°; exactly 0 for equal policies, as both are rounded alike, also where
+  XLA fuses the temperature's product with one difference."""
+  return (z - lse) - (old_z - lse)
 
 
 def _score_forward(head, *primals):
@@ -280,7 +286,7 @@ def _score_forward(head, *primals):
       lambda leaf: leaf.value, primals,
       is_leaf=lambda leaf: hasattr(leaf, 'perturbed'))
   out, logits = _forward(head, *primals)
-  return out[:3], (primals, out[1:], logits)
+  return out[:3], (primals, (out[1], *out[3:]), logits)
 
 
 def _score_backward(head, residuals, cotangents):
@@ -326,9 +332,9 @@ def _score_backward(head, residuals, cotangents):
 
 
 def _logits_gradient(head, target_M1, z_MV, old_z_MV, kept, cotangents):
-  """∂z = gˡ (1[y] − p) − gᴴ p (log p + H) + gᴷ p (log p/q − KL), over the
-  temperature, in the compute dtype. A cotangent g of None means 0."""
-  entropy_M1, kl_M1, lse_M1, old_lse_M1 = kept
+  """∂z = gˡ (1[y] − p) − gᴴ p (log p + H) + gᴷ p (z − z° − E_p[z − z°]), over
+  the temperature, in the compute dtype. A cotangent g of None means 0."""
+  entropy_M1, lse_M1, shift_M1 = kept
   d_logp_M1, d_entropy_M1, d_kl_M1 = cotangents
   logp_MV = z_MV - lse_M1
   slope_MV = jnp.zeros(())
@@ -337,8 +343,7 @@ def _logits_gradient(head, target_M1, z_MV, old_z_MV, kept, cotangents):
   if d_entropy_M1 is not None:
     slope_MV -= d_entropy_M1 * (logp_MV + entropy_M1)
   if d_kl_M1 is not None:
-    slope_MV += d_kl_M1 * (
-        logp_MV - (old_z_MV - old_lse_M1) - kl_M1)
+    slope_MV += d_kl_M1 * (_shift(z_MV, lse_M1, old_z_MV) - shift_M1)
   d_z_MV = jnp.exp(logp_MV) * slope_MV
   if d_logp_M1 is not None:
     vocabulary_V = jnp.arange(z_MV.shape[-1])

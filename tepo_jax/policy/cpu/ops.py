@@ -36,7 +36,7 @@ def decoding_logits(hidden_MD, weight, tied):
 
 OPS = ops.Ops(
     decoding_logits=decoding_logits,
-    row_max=reductions.row_max,
+    log_sum_exp_and_entropy=reductions.log_sum_exp_and_entropy,
     row_sum=reductions.row_sum,
     transposed_linear=transposed_linear,
     attend=packed_attention.attend,

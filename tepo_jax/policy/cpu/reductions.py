@@ -22,8 +22,18 @@ _LANES = 16  # float32 numbers in a vector register
 _PIECES = 8  # at most, combined before the first result is materialised
 
 
+def log_sum_exp_and_entropy(z: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """As `policy.ops.log_sum_exp_and_entropy`, in three passes: XLA would store
+  exponentials that two sums share."""
+  most = row_max(z)
+  lse = most + jnp.log(row_sum(
+      z, most, term=lambda z, most: jnp.exp(z - most)))
+  return lse, row_sum(
+      z, lse, term=lambda z, lse: jnp.exp(z - lse) * (lse - z))
+
+
 def row_max(x: jax.Array) -> jax.Array:
-  """As `policy.ops.row_max`."""
+  """max over the last axis, which is kept with size 1."""
   return _row(jnp.maximum, jnp.max, lambda x: x, x)
 
 

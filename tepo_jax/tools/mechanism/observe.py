@@ -115,8 +115,10 @@ class Observed:
 
   def __init__(self, lab: Lab, groups: list[groups_lib.Group]):
     self._lab, batch = lab, lab.batch(groups)
-    self._minibatch = lab.learner.on_devices(batch)
-    logp_BT, entropy_BT, self._old = lab._begin(lab.start, self._minibatch)
+    minibatch = lab.learner.on_devices(batch)
+    logp_BT, entropy_BT, self._old = lab._begin(lab.start, minibatch)
+    self._minibatch = minibatch.replace(
+        old_logp_BT=logp_BT, old_entropy_BT=entropy_BT)
     self.batch = batch.replace(
         old_logp_BT=np.asarray(logp_BT), old_entropy_BT=np.asarray(entropy_BT))
 
