@@ -6,7 +6,7 @@ r"""Qwen models of 0.5B to 3B on one GPU, eight GPUs or a small TPU slice.
 The argument is MODEL,MACHINE of MODELS and MACHINES, and then, in any order:
 `lora` trains adapters of rank 16; `dapo` trains on DAPO-Math instead of GSM8K;
 a row of methods.py replaces tepo. launch/plans.sh plans them on GSM8K;
-launch/README.md has the plans made so far: what fits, slots, seconds of a step.
+launch/README.md has the table: what fits, slots, seconds of a step.
 
 GSM8K: the training split, evaluated greedily on all 1,319 problems of the test
 split. Its longest problem has 212 tokens (Qwen's tokenizer), to which the
@@ -34,6 +34,9 @@ MACHINES = {
     'gpu24': ('rtx4090x1', 1, 5_120), 'gpu80': ('h100x1', 1, 20_480),
     'gpu80x8': ('h100x8', 8, 20_480), 'v5e1': ('v5e:1x1', 1, 5_120),
     'v5e8': ('v5e:2x4', 8, 5_120), 'v6e1': ('v6e:1x1', 1, 10_240)}
+# Where, by the plan, the defaults do not fit: slots, or fewer tokens.
+SLOTS = {('qwen3_0_6b', 'v5e8'): 448, ('qwen3_1_7b', 'v5e8'): 256}
+TOKENS = {('qwen2_5_3b', 'v5e8'): 2_560}
 
 
 def get_config(argument: str = 'qwen2_5_0_5b,gpu24'):
@@ -63,7 +66,8 @@ def get_config(argument: str = 'qwen2_5_0_5b,gpu24'):
     c.eval.max_tokens = 1024
     c.steps = 100
   _, devices, tokens = MACHINES[machine]
-  c.train.microbatch_tokens = devices * tokens
+  c.rollout.slots = SLOTS.get((model, machine))
+  c.train.microbatch_tokens = devices * TOKENS.get((model, machine), tokens)
   c.optimizer.learning_rate = 1e-6
   if 'lora' in options:
     c.lora.rank = 16
