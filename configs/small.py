@@ -34,7 +34,7 @@ MACHINES = {
     'gpu24': ('rtx4090x1', 1, 5_120), 'gpu80': ('h100x1', 1, 20_480),
     'gpu80x8': ('h100x8', 8, 20_480), 'v5e1': ('v5e:1x1', 1, 5_120),
     'v5e8': ('v5e:2x4', 8, 5_120), 'v6e1': ('v6e:1x1', 1, 10_240)}
-# Where, by the plan, the defaults do not fit: slots, or fewer tokens.
+# Where, by the plan, GSM8K does not fit otherwise: slots, or fewer tokens.
 SLOTS = {('qwen3_0_6b', 'v5e8'): 448, ('qwen3_1_7b', 'v5e8'): 256}
 TOKENS = {('qwen2_5_3b', 'v5e8'): 2_560}
 
@@ -67,7 +67,9 @@ def get_config(argument: str = 'qwen2_5_0_5b,gpu24'):
     c.steps = 100
   _, devices, tokens = MACHINES[machine]
   c.rollout.slots = SLOTS.get((model, machine))
-  c.train.microbatch_tokens = devices * TOKENS.get((model, machine), tokens)
+  c.train.microbatch_tokens = devices * max(
+      TOKENS.get((model, machine), tokens),
+      c.data.max_prompt_tokens + c.rollout.max_tokens)  # a row
   c.optimizer.learning_rate = 1e-6
   if 'lora' in options:
     c.lora.rank = 16
