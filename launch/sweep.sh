@@ -9,6 +9,7 @@
 #     [JOBS=N] [OUT=runs/map] [MAP=OUT/map.jsonl.gz] \
 #     launch/sweep.sh map [--config.FIELD=VALUE ...]
 #   [OUT=runs/mechanism] launch/sweep.sh mechanism [--config.FIELD=VALUE ...]
+#   [JOBS=N] [OUT=runs] launch/sweep.sh study [--config.FIELD=VALUE ...]
 #   [RUNS=runs] launch/sweep.sh [--dry-run] [--slice] \
 #     table1|table2|table3|table4 [--config.FIELD=VALUE ...]
 #
@@ -29,6 +30,10 @@
 # mechanism: measures gradient estimators, the mask and the KL on Countdown's
 # base model (tepo_jax/mechanism.py). The tables are OUT/results/mechanism.md.
 #
+# study: everything of launch/study/README.md: tiny, map, the map of longer
+# completions, mechanism, in OUT. 170 runs, four to six hours on two cores
+# (estimated).
+#
 # table1 to table4: train and evaluate the rows of a table of the paper, then
 # print the table. --dry-run prints the commands. Run launch/setup.sh first.
 # --slice runs them on the slice that NAME, ZONE and PROJECT name, after
@@ -46,8 +51,8 @@ dry_run='' slice=''
 if [[ ${1:-} == --dry-run ]]; then dry_run=yes; shift; fi
 if [[ ${1:-} == --slice ]]; then slice=yes; shift; fi
 [[ ${1:-} =~ ^table[1-4]$ \
-   || ( ${1:-} =~ ^(tiny|map|mechanism)$ && -z $dry_run$slice ) ]] \
-  || fail "usage: launch/sweep.sh tiny|map|mechanism" \
+   || ( ${1:-} =~ ^(tiny|map|mechanism|study)$ && -z $dry_run$slice ) ]] \
+  || fail "usage: launch/sweep.sh tiny|map|mechanism|study" \
     "[--config.FIELD=VALUE ...], or" \
     "launch/sweep.sh [--dry-run] [--slice] table1|table2|table3|table4" \
     "[--config.FIELD=VALUE ...]"
@@ -221,6 +226,20 @@ mechanism() {
   prepare configs/countdown.py "${OUT:-runs/mechanism}"
   .venv/bin/python -m tepo_jax.mechanism --config=configs/countdown.py:grpo \
     --config.model="$out/base_model" --out="$out/results" "$@"
+}
+
+# study [OVERRIDE ...]
+study() {
+  local middle='tepo,method.clip.low=0.02,method.clip.high=0.028' small root
+  small='tepo,method.clip.low=3e-4,method.clip.high=4e-4' root=${OUT:-runs}
+  METHODS='grpo gspo tepo tepo_no_kl kl_cov gpg' OUT=$root/study "$0" tiny "$@"
+  OUT=$root/map "$0" map "$@"
+  METHODS="grpo tepo $middle $small" SEED_RATES=1e-4 OUT=$root/map "$0" map "$@"
+  METHODS="grpo tepo $middle $small" RATES=1e-4 UPDATES=32 SEEDS=' ' \
+    OUT=$root/long "$0" map --config.data.name=countdown:4 \
+    --config.eval.sets="('countdown:4',)" --config.rollout.max_tokens=96 \
+    --config.eval.max_tokens=96 "$@"
+  OUT=$root/mechanism "$0" mechanism "$@"
 }
 
 if [[ $what != table* ]]; then

@@ -1,5 +1,6 @@
 """launch/*.sh, with stand-ins for python, apt-get, nvidia-smi and gcloud."""
 
+import collections
 import functools
 import gzip
 import os
@@ -249,6 +250,26 @@ def test_sweep_measures_the_mechanism(launch):
       'python -m tepo_jax.mechanism --config=configs/countdown.py:grpo '
       '--config.model=a study/base_model --out=a study/results '
       '--config.seed=1']
+
+
+def test_sweep_makes_the_whole_study(launch):
+  """The stand-in for the report chooses no rates, and no run gets into a map."""
+  for part in 'map', 'long':
+    report = launch.root / 'out' / part / 'report'
+    report.mkdir(parents=True)
+    (report / 'best.txt').write_text('tepo@3e-5@32@0\n')
+  done = launch('sweep.sh', 'study', '--config.steps=3', OUT='out')
+  assert done.returncode == 0, done.stderr
+  log = launch.log()
+  trained = [line for line in log if 'tepo_jax.train' in line]
+  parts = [line.partition('--workdir=out/')[2].split('/')[0]
+           for line in trained]
+  assert collections.Counter(parts) == {
+      'study': 6 * 5, 'map': 7 * 4 * 3 + 5 + 4 * 4 * 3 + 2 * 5, 'long': 4}
+  assert all('--config.steps=3' in line for line in trained)
+  assert all(('--config.data.name=countdown:4' in line) == (part == 'long')
+             for line, part in zip(trained, parts))
+  assert 'tepo_jax.mechanism' in log[-1] and '--out=out/mechanism' in log[-1]
 
 
 def test_test_passes_its_arguments_on(launch):

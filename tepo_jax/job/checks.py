@@ -11,6 +11,7 @@ import ml_collections
 
 from configs import base
 from tepo_jax import errors
+from tepo_jax.job import programs
 from tepo_jax.job import run_folder
 from tepo_jax.learning import behaviour
 from tepo_jax.learning import objective
@@ -33,6 +34,7 @@ _CHOICES = {
     'compute.gradient_dtype': _DTYPES,
     'optimizer.momentum_dtype': _DTYPES,
     'compute.remat': ('auto', *remat.POLICIES),
+    'compute.collectives': ('auto', *programs.COLLECTIVES),
     'compute.attention': attention.CHOICES,
     'reward.on_failure': ('stop', 'zero'),
     'dump.format': dump.FORMATS}

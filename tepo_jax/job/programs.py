@@ -36,6 +36,33 @@ from tepo_jax.runtime import mesh as mesh_lib
 _COMPILER_OPTIONS = {'xla_allow_excess_precision': False}
 _COMPILER_OPTIONS_CPU = {'xla_cpu_experimental_ynn_fusion_type':
                          'LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT'}
+# What lets collectives proceed while a TPU computes; by default they block it (so
+# the schedules for v5e, v5p and v6e). The values of config.compute.collectives,
+# as MaxText sets them: fused with the instructions around them, which helps
+# gathers only; or run by the SparseCores, which v5p and v6e have.
+COLLECTIVES = {
+    'plain': {},
+    'fused': dict.fromkeys((
+        'xla_enable_async_all_gather', 'xla_tpu_overlap_compute_collective_tc',
+        'xla_tpu_enable_async_collective_fusion',
+        'xla_tpu_enable_async_collective_fusion_fuse_all_gather',
+        'xla_tpu_enable_async_collective_fusion_multiple_steps'), True),
+    'sparsecore': dict.fromkeys((
+        'xla_tpu_enable_sparse_core_collective_offload_all_gather',
+        'xla_tpu_enable_sparse_core_collective_offload_2d_all_gather',
+        'xla_tpu_enable_sparse_core_collective_offload_3d_all_gather',
+        'xla_tpu_enable_sparse_core_collective_offload_all_reduce',
+        'xla_tpu_enable_sparse_core_collective_offload_reduce_scatter',
+        'xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter',
+        'xla_tpu_enable_2d_cross_module_reduce_scatter',
+        'xla_tpu_enable_all_gather_offload_tracing',
+        'xla_tpu_enable_all_reduce_offload_tracing',
+        'xla_tpu_enable_reduce_scatter_offload_tracing',
+        'xla_tpu_use_tc_device_shape_on_sc',
+        'xla_sc_disable_megacore_partitioning'), True) | dict.fromkeys((
+            'xla_tpu_enable_async_collective_fusion_fuse_all_gather',
+            'xla_sc_enable_instruction_fusion'), False)}
+_WITH_SPARSECORES = ('TPU v5', 'TPU v6 lite')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +185,8 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
       model=model, temperature=config.rollout.temperature,
       chunk_size=config.train.chunk_size * shards, shards=shards,
       gradient_dtype=config.compute.gradient_dtype)
-  jit = functools.partial(compiled, mesh, dtype=model.dtype)
+  jit = functools.partial(compiled, mesh, dtype=model.dtype,
+                          collectives=config.compute.collectives)
   return TrainingPrograms(
       mesh=mesh, model=model, policy_loss=policy_loss, scorer=scorer,
       optimizer=optimizer, state_sharding=state_sharding,
@@ -242,11 +270,19 @@ def _states(rows_shape, model, old_sharding):
 
 
 def compiled(mesh: jax.sharding.Mesh, function: Callable, dtype: str,
-             **options: Any):
-  """jax.jit under the mesh's rules, with equal rounding in all programs."""
+             collectives: str = 'auto', **options: Any):
+  """jax.jit under the mesh's rules, with equal rounding in all programs.
+
+  collectives: 'auto' or of COLLECTIVES, for TPUs.
+  """
   compiler_options = _COMPILER_OPTIONS
   if mesh_lib.platform(mesh) == 'cpu':
     compiler_options = compiler_options | _COMPILER_OPTIONS_CPU
+  if mesh_lib.platform(mesh) == 'tpu' and mesh.size > 1:
+    if collectives == 'auto':
+      kind = mesh.devices.flat[0].device_kind
+      collectives = 'sparsecore' if kind in _WITH_SPARSECORES else 'fused'
+    compiler_options = compiler_options | COLLECTIVES[collectives]
   return jax.jit(mesh_lib.under_rules(mesh, function, dtype=dtype),
                  compiler_options=compiler_options, **options)
 

@@ -23,8 +23,8 @@ _CONTINUABLE = frozenset({
 _EXECUTION = frozenset({
     'mesh.data', 'mesh.fsdp', 'mesh.tensor', 'rollout.tensor', 'rollout.slots',
     'rollout.chunk', 'train.microbatch_tokens', 'train.attention_room',
-    'train.chunk_size', 'compute.attention', 'compute.remat', 'compute.unroll',
-    'grading.workers'})
+    'train.chunk_size', 'compute.attention', 'compute.collectives',
+    'compute.remat', 'compute.unroll', 'grading.workers'})
 
 
 def field_names(config: ml_collections.ConfigDict) -> dict[str, Any]:

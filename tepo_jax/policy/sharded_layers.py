@@ -1,11 +1,15 @@
-"""The layers where a mesh's `tensor` cuts them, for scoring and updates.
+"""The layers where a mesh cuts their weights, for scoring and updates.
 
-Each device has the heads and feed-forward columns of its weights, for all
-tokens of its rows. Between the large products it has only its own part of the
-tokens: it gathers all of them before the products that heads and columns
-follow, and after those that sum over heads or columns it keeps its part of the
-sum. So the residual stream, norms and additions are computed once, and
-reduce-scatter replaces all-reduce. XLA does not find this by itself.
+`fsdp` cuts the model's features: a device gathers them before it uses a weight,
+and its gradient is summed where it is kept. `tensor` cuts heads and feed-forward
+columns: each device has its own for all tokens of its rows. Between the large
+products it has only its own part of the tokens: it gathers all of them before
+the products that heads and columns follow, and after those that sum over heads
+or columns it keeps its part of the sum. So the residual stream, norms and
+additions are computed once, and reduce-scatter replaces all-reduce.
+
+XLA finds neither by itself: under `fsdp` alone, it cuts products into rings of
+small ones that pass over memory many times.
 
 `config` is a transformer.ModelConfig. Axes: B rows, S columns, M tokens, D
 model.
@@ -23,10 +27,11 @@ from tepo_jax.runtime import mesh as mesh_lib
 
 
 def are_needed(config: Any) -> bool:
-  """Whether the mesh of the function that is being traced cuts the layers of a
+  """Whether the mesh of the function that is being traced cuts the weights of a
   model that is prepared for it, see `padding.sharded_over`."""
   tensor = mesh_lib.shards('tokens')
-  return tensor > 1 and config.cache_heads % tensor == 0
+  return (tensor * mesh_lib.shards('embed') > 1
+          and config.cache_heads % tensor == 0)
 
 
 def run(config: Any, axes: Any, make_layer: Callable, params: Any,

@@ -305,7 +305,7 @@ class _Transformer(nn.Module):
     return x_MD.reshape(*position_BS.shape, config.d_model), cache
 
   def _sharded(self, x_MD, *rows):
-    """The layers on a mesh whose `tensor` cuts them."""
+    """The layers on a mesh that cuts their weights."""
     config = self.config
 
     def make_layer(own, rows):

@@ -58,6 +58,7 @@ BAD = [
     ('compute.gradient_dtype', 'float16', 'float32, bfloat16'),
     ('optimizer.momentum_dtype', 'float16', 'float32, bfloat16'),
     ('compute.remat', 'some', 'auto, none, dots, mlp, full'),
+    ('compute.collectives', 'fast', 'auto, plain, fused, sparsecore'),
     ('compute.unroll', 0, 'positive'),
     ('compute.attention', 'flash', 'auto, xla, cudnn, splash'),
     ('lora.rank', -1, '0 or more'),

@@ -3,12 +3,15 @@
 libtpu compiles for a slice without a TPU: it needs only the slice's shape.
 """
 
+from collections.abc import Sequence
 import dataclasses
+import math
 import os
 from typing import Any
 
 import jax
 from jax.experimental import topologies
+import numpy as np
 
 from tepo_jax import errors
 
@@ -22,7 +25,7 @@ class Chip:
   kind: as jax names the device. flops: bf16 FLOP/s of the matrix units.
   hbm_bytes: memory that a program may use. hbm_bandwidth: byte/s.
   link_bandwidth: byte/s of a ring, on a TPU over both directions of one torus
-  axis.
+  axis. directions: 2 if a transfer in one direction has half of it, else 1.
   https://cloud.google.com/tpu/docs/v5e, v5p, v6e;
   https://jax-ml.github.io/scaling-book/tpus
   """
@@ -31,6 +34,7 @@ class Chip:
   hbm_bytes: float
   hbm_bandwidth: float
   link_bandwidth: float
+  directions: int = 2
 
 
 CHIPS = {
@@ -44,14 +48,40 @@ CHIPS = {
 class Slice:
   """Chips to compile for.
 
-  name: such as 'v5p:4x4x4' or 'h100x8'. devices: one per chip. options: of the
-  compiler. is_here: they are devices of this machine, not descriptions.
+  name: such as 'v5p:4x4x4' or 'h100x8'. devices: one per chip, in the order of
+  the mesh if programs of one are planned. options: of the compiler. is_here: they
+  are devices of this machine, not descriptions.
   """
   name: str
   chip: Chip
   devices: list[jax.Device]
   options: dict[str, Any] = dataclasses.field(default_factory=dict)
   is_here: bool = False
+
+  def is_ring(self, group: Sequence[int]) -> bool:
+    """Whether links join these chips to a ring: a box of an even number of chips
+    with two sides or more, or a whole axis that wraps around. Chips behind a
+    switch always are one.
+
+    group: places in `devices`; none: a ring.
+    """
+    if self.chip.directions == 1 or not group:
+      return True
+    place_MX = np.array([self.devices[i].coords for i in group])
+    sides_X = np.ptp(place_MX, axis=0) + 1
+    if math.prod(sides_X) != len(group):
+      return False
+    if np.sum(sides_X > 1) > 1:
+      return len(group) % 2 == 0
+    return bool(np.all((sides_X == 1) | (sides_X == self._wrapped)))
+
+  @property
+  def _wrapped(self):
+    """The size of each axis of the torus that wraps around, else 0."""
+    size_X = np.max([d.coords for d in self.devices], axis=0) + 1
+    if self.name.startswith('v5p'):  # cubes of 4 chips a side
+      return size_X * np.all(size_X % 4 == 0)
+    return size_X * (size_X == 16)
 
 
 def topology(name: str) -> Slice:

@@ -3,14 +3,15 @@
 The compiler's own cost analysis counts a loop's body once and ignores
 communication. Here the body counts times the loop's trip count; the caller
 gives trip counts that only the device knows (those of decoding, of the
-microbatches in use, of the scored chunks).
+microbatches in use, of the scored chunks). `timeline` has the time that the
+schedule takes.
 
 FLOPs are those of matrix products. Bytes are what each instruction reads from
 and writes to HBM; a slice of an array counts as the slice.
 """
 
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 import dataclasses
 import functools
 import itertools
@@ -20,11 +21,10 @@ import re
 
 import numpy as np
 
+from tepo_jax.tools.plan import collectives
 from tepo_jax.tools.plan import cudnn
 from tepo_jax.tools.plan import hlo
-
-COLLECTIVES = ('all-gather', 'all-reduce', 'reduce-scatter', 'all-to-all',
-               'collective-permute')
+from tepo_jax.tools.plan import timeline
 
 # These cost nothing, or are counted with their other half.
 _FREE = frozenset((
@@ -44,7 +44,7 @@ class Cost:
   flops: of matrix products. hbm_bytes: read and written.
   wire_bytes, collective_counts: bytes a chip sends and number of runs, by kind
     of collective.
-  busy: (flops, hbm_bytes, count) of each instruction, for its own roofline.
+  events: the schedule, for `timeline.seconds`.
   """
   flops: float = 0.0
   hbm_bytes: float = 0.0
@@ -52,8 +52,7 @@ class Cost:
       default_factory=collections.Counter)
   collective_counts: collections.Counter = dataclasses.field(
       default_factory=collections.Counter)
-  busy: list[tuple[float, float, float]] = dataclasses.field(
-      default_factory=list)
+  events: list[timeline.Event] = dataclasses.field(default_factory=list)
 
   def add(self, other: 'Cost', times: float = 1.0) -> None:
     self.flops += times * other.flops
@@ -61,12 +60,8 @@ class Cost:
     for kind, value in other.wire_bytes.items():
       self.wire_bytes[kind] += times * value
       self.collective_counts[kind] += times * other.collective_counts[kind]
-    self.busy += [(f, b, n * times) for f, b, n in other.busy]
-
-  def seconds(self, flops_per_second: float, bytes_per_second: float) -> float:
-    """Returns Σ over instructions of max(arithmetic, memory) time."""
-    return sum(n * max(f / flops_per_second, b / bytes_per_second)
-               for f, b, n in self.busy)
+    self.events += other.events if times == 1 else [
+        timeline.Loop(times, tuple(other.events))]
 
 
 def of(text: str, open_trips: Sequence[float] = (1.0,)) -> Cost:
@@ -108,20 +103,26 @@ class _Analysis:
       costs = [self.computation(b) for b in branches
                if b in self._module.computations]
       return max(costs, key=lambda c: (c.flops, c.hbm_bytes)), 1
-    if opcode in ('call', 'async-start'):
-      return self.computation(instruction.attribute('to_apply')
-                              or instruction.attribute('calls')), 1
+    if opcode in ('call', 'call-start', 'async-start'):
+      cost = self.computation(instruction.attribute('to_apply')
+                              or instruction.attribute('calls'))
+      sends = [dataclasses.replace(event, name=instruction.name)
+               for event in cost.events if isinstance(event, timeline.Send)]
+      if opcode != 'call' and sends:  # another unit of the chip runs it
+        cost = dataclasses.replace(cost, events=sends)
+      return cost, 1
     return self._leaf(computation, instruction), 1
 
   def _leaf(self, computation, instruction):
-    cost = Cost()
-    for kind, count in _collectives(self._module, instruction):
-      cost.wire_bytes[kind] += count
-      cost.collective_counts[kind] += 1
-    cost.flops = self._flops(computation, instruction)
-    cost.hbm_bytes = self._bytes(computation, instruction)
-    if cost.flops or cost.hbm_bytes:
-      cost.busy.append((cost.flops, cost.hbm_bytes, 1.0))
+    sends, waits, carries = collectives.transfers(
+        self._module, instruction)
+    work = timeline.Work(self._flops(computation, instruction),
+                         self._bytes(computation, instruction), carries)
+    cost = Cost(work.flops, work.hbm_bytes, events=[
+        *([work] if work.flops or work.hbm_bytes else ()), *sends, *waits])
+    for send in sends:
+      cost.wire_bytes[send.kind] += send.size
+      cost.collective_counts[send.kind] += 1
     return cost
 
   def _flops(self, computation, instruction) -> float:
@@ -251,58 +252,6 @@ def _written(inside, output, array):
     return min(inside.instructions[output.operands[1]].arrays[0].bytes,
                array.bytes)
   return array.bytes
-
-
-def _collectives(module, instruction) -> Iterator[tuple[str, float]]:
-  """Yields (kind, bytes a chip sends) of collectives, also inside a fusion.
-
-  A collective that spans several fusions counts in the last one. An all-reduce
-  of which a fusion returns only each chip's slice is a TPU's reduce-scatter.
-  """
-  inside, found = None, [instruction]
-  if instruction.opcode == 'fusion':
-    inside = module.computations[instruction.attribute('calls')]
-    found = inside.instructions.values()
-    ends = any('"AsyncCollectiveDone"' in i.text for i in found)
-    found = [i for i in found if ends or 'chain_id=' not in i.text]
-  for i in found:
-    if i.opcode.removesuffix('-start') in COLLECTIVES:
-      kind, sent = _sent(i)
-      users = inside.users[i.name] if inside else ()
-      if kind == 'all-reduce' and {u.opcode for u in users} == {
-          'dynamic-slice'}:
-        kind, sent = 'reduce-scatter', sent / 2
-      yield kind, sent
-
-
-def _sent(instruction):
-  """Returns the kind, and s (n − 1)/n bytes for s bytes on a ring of n chips;
-  an all-reduce sends twice as much."""
-  kind = instruction.opcode.removesuffix('-start')
-  sizes = [a.bytes for a in instruction.arrays]
-  if kind == 'collective-permute':
-    return kind, float(max(sizes))
-  if instruction.opcode.endswith('-start'):
-    # It returns operands and results; that of an all-reduce, only results.
-    sizes = sizes[len(instruction.operands):] or sizes
-  size = sum(sizes)
-  chips = _group_size(instruction.text)
-  if kind == 'reduce-scatter':
-    size *= chips
-  share = (chips - 1) / chips
-  return kind, size * share * (2 if kind == 'all-reduce' else 1)
-
-
-def _group_size(text):
-  """Returns the chips per group, in any of HLO's three notations."""
-  if found := re.search(r'replica_groups=\[(\d+),(\d+)\]', text):
-    return int(found[2])
-  if found := re.search(r'replica_groups=\{\{([\d,]+)\}', text):
-    return len(found[1].split(','))
-  found = re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", text)
-  sizes = dict(re.findall(r"'([^']+)'=(\d+)", found[1]))
-  axes = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", found[2])  # or a part
-  return math.prod(int(part or sizes[axis]) for axis, part in axes)
 
 
 def _is_cublas(instruction):

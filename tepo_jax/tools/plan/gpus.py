@@ -159,7 +159,7 @@ def topology(name: str) -> chips.Slice:
         'the GPU compiler is missing; `launch/setup.sh cpu plan` installs it '
         f'({error})') from error
   chip = chips.Chip(gpu.name, gpu.flops, USABLE * gpu.memory, gpu.bandwidth,
-                    gpu.network if 'x' in count else gpu.link)
+                    gpu.network if 'x' in count else gpu.link, directions=1)
   return chips.Slice(name, chip, list(description.devices), _OPTIONS | {
       'xla_gpu_cuda_data_dir': str(FOLDER / 'nvidia' / 'cuda_nvcc')})
 

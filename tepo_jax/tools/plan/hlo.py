@@ -105,7 +105,7 @@ def parse(text: str) -> Module:
     if header := _HEADER.match(line):
       name, instructions, root = header[2], {}, None
       entry = name if header[1] else entry
-    elif line == '}':
+    elif line.startswith('}'):
       computations[name] = Computation(instructions, root)
     elif found := _LINE.match(line):
       instruction = _instruction(found[2], found[3])

@@ -1,8 +1,9 @@
 """Plans a rollout step on a slice: memory, time, and what bounds each program.
 
-The roofline of a program is the larger of two times: the sum over its
-instructions, each bound by arithmetic or by memory, and its communication. No
-program reaches it: predicted seconds are the roofline divided by EFFICIENCY.
+The roofline of a program is the time of the compiler's schedule: the sum over
+its instructions, each bound by arithmetic or by memory, and the waits for
+communication that they do not hide. No program reaches it: predicted seconds are
+the roofline divided by EFFICIENCY.
 """
 
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from tepo_jax.tools.plan import chips
 from tepo_jax.tools.plan import compiling
 from tepo_jax.tools.plan import cost as cost_lib
 from tepo_jax.tools.plan import cudnn
+from tepo_jax.tools.plan import timeline
 
 # Well-tuned programs reach 45 to 65 % of a TPU's FLOP/s in training (MaxText)
 # and 37 to 52 % of its bandwidth in decoding (vLLM, SGLang), relative to what
@@ -47,7 +49,8 @@ class Estimate:
     `compiling.PlannedProgram`.
   arguments, temporaries: bytes. resident: bytes of other arrays that stay
     allocated during the run. hbm: all of these, outputs and code.
-  roofline, compile_seconds: seconds. bound: 'compute', 'memory' or 'network'.
+  roofline, compile_seconds: seconds. waits: of the roofline, for communication.
+  bound: 'compute', 'memory' or 'network'.
   failure: the compiler's message if the program does not fit, else None.
   by_share: as in `compiling.PlannedProgram`.
   """
@@ -66,6 +69,7 @@ class Estimate:
   wire_bytes: dict[str, float] = dataclasses.field(default_factory=dict)
   collectives: dict[str, float] = dataclasses.field(default_factory=dict)
   roofline: float = 0.0
+  waits: float = 0.0
   bound: str = ''
   compile_seconds: float = 0.0
   failure: str | None = None
@@ -144,6 +148,7 @@ def make(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
     errors.InputError: the mesh does not suit the slice or the model.
   """
   mesh = mesh_lib.make(shape, slice_.devices)
+  slice_ = dataclasses.replace(slice_, devices=list(mesh.devices.flat))
   decoding = _decoding(config, workload, mesh)[1]
   wanted = config.rollout.slots
   slots = wanted or min(config.rollout.prompts * config.rollout.samples,
@@ -265,12 +270,13 @@ def estimate(program: compiling.PlannedProgram, slice_: chips.Slice
           - memory.alias_size_in_bytes + temporaries
           + memory.generated_code_size_in_bytes)
   cost = cost_lib.of(text, program.open_trips)
-  roofline, bound = _roofline(cost, slice_.chip)
+  work, waits = timeline.seconds(cost.events, slice_)
   return Estimate(
       **known, arguments=arguments, temporaries=temporaries,
       hbm=used + known['resident'], flops=cost.flops, hbm_bytes=cost.hbm_bytes,
       wire_bytes=dict(cost.wire_bytes),
-      collectives=dict(cost.collective_counts), roofline=roofline, bound=bound,
+      collectives=dict(cost.collective_counts), roofline=work + waits,
+      waits=waits, bound=_bound(cost, waits, slice_.chip),
       compile_seconds=seconds)
 
 
@@ -280,13 +286,11 @@ def share_of_peak(flops: float, e: Estimate, chip: chips.Chip) -> float:
   return flops and flops / (chip.flops * e.roofline / EFFICIENCY)
 
 
-def _roofline(cost, chip):
-  """Returns seconds, and which of three resources takes the most of them."""
-  sent = sum(cost.wire_bytes.values()) / chip.link_bandwidth
-  busy = cost.seconds(chip.flops, chip.hbm_bandwidth)
+def _bound(cost, waits, chip):
+  """Returns which of three resources takes the most time."""
   parts = {'compute': cost.flops / chip.flops,
-           'memory': cost.hbm_bytes / chip.hbm_bandwidth, 'network': sent}
-  return max(busy, sent), max(parts, key=parts.get)
+           'memory': cost.hbm_bytes / chip.hbm_bandwidth, 'network': waits}
+  return max(parts, key=parts.get)
 
 
 def _reason(error):

@@ -13,7 +13,8 @@ from tepo_jax.tools.plan import step
 # roofline counts: an assumption, not a measurement.
 _LATENCY = 1e-3
 _HEAD = (f'{"program":<28}{"runs":>7}{"HBM GiB":>9}{"args":>7}{"temp":>7}'
-         f'{"held":>7}{"TFLOP":>9}{"useful":>9}{"GB":>9}{"ms":>9}  {"bound":<8}'
+         f'{"held":>7}{"TFLOP":>9}{"useful":>9}{"GB":>9}{"ms":>9}{"wait":>8}  '
+         f'{"bound":<8}'
          f'{"% of peak":>9}{"useful":>7}'
          f'{"compile s":>9}  sent, GB (times)')
 
@@ -116,7 +117,7 @@ def _line(e: step.Estimate, chip: chips.Chip) -> str:
       f'{e.name:<28}{e.runs:>7.0f}{_gib(e.hbm):>9}{_gib(e.arguments):>7}'
       f'{_gib(e.temporaries):>7}{_gib(e.resident):>7}{e.flops / 1e12:>9.3g}'
       f'{e.useful / 1e12:>9.3g}{e.hbm_bytes / 1e9:>9.3g}'
-      f'{e.roofline * 1e3:>9.3g}  {e.bound:<8}'
+      f'{e.roofline * 1e3:>9.3g}{e.waits * 1e3:>8.3g}  {e.bound:<8}'
       f'{100 * step.share_of_peak(e.flops, e, chip):>9.1f}'
       f'{100 * step.share_of_peak(e.useful, e, chip):>7.1f}'
       f'{e.compile_seconds:>9.0f}  {sent}')

@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 
 from tepo_jax import errors
+from tepo_jax.job import programs
+from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools.plan import chips
+from tepo_jax.tools.plan import collectives
 from tepo_jax.tools.plan import cost
+from tepo_jax.tools.plan import timeline
 
 pytest.importorskip('libtpu')
 
@@ -127,15 +131,76 @@ def test_an_update_in_place_costs_the_slice(mesh):
   assert found.hbm_bytes < 2.2 * whole  # one copy, as nothing is donated
 
 
-@pytest.mark.parametrize('groups, size', [
-    ('replica_groups=[2,4]<=[8]', 4),
-    ('replica_groups={{0,1},{2,3}}', 2),
-    ("replica_groups=mesh['a'=2,'b'=4] {'b'}", 4),
+@pytest.mark.parametrize('groups, first', [
+    ('replica_groups=[2,4]<=[8]', (0, 1, 2, 3)),
+    ('replica_groups=[2,4]<=[4,2]T(1,0)', (0, 2, 4, 6)),
+    ('replica_groups={{0,5},{2,3}}', (0, 5)),
+    ("replica_groups=mesh['a'=2,'b'=4] {'b'}", (0, 1, 2, 3)),
+    ("replica_groups=mesh['a'=2,'b'=4] {'a'}", (0, 4)),
+    ("replica_groups=mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}",
+     (0, 1, 2, 3)),
     ("replica_groups=mesh['a'=2,'b'=4], device_ids=([2,4]T(1,0)) {'a','b'}",
-     8),
-    ("replica_groups=mesh['a'=8] {'a':(1)2}", 2)])
-def test_group_sizes(groups, size):
-  assert cost._group_size(f'(%x), channel_id=1, {groups}, dims') == size
+     (0, 4, 1, 5, 2, 6, 3, 7)),
+    ("replica_groups=mesh['a'=8] {'a':(1)2}", (0, 4)),
+    ("replica_groups=mesh['a'=8] {'a':(2)2}", (0, 2))])
+def test_groups(groups, first):
+  assert collectives.group(f'(%x), channel_id=1, {groups}, dims') == first
+
+
+@pytest.mark.parametrize('slice_, places, ring', [
+    ('v6e:4x4', [(0, 0), (1, 0), (2, 0), (3, 0)], False),  # a line
+    ('v6e:4x4', [(0, 0), (1, 0)], False),
+    ('v6e:4x4', [(0, 0), (1, 0), (0, 1), (1, 1)], True),
+    ('v6e:4x4', [(0, 0), (2, 0), (0, 1), (2, 1)], False),  # not neighbours
+    ('v6e:16x16', [(i, 3) for i in range(16)], True),  # it wraps around
+    ('v5p:4x4x4', [(0, i, 1) for i in range(4)], True),
+    ('v5p:2x4x4', [(0, i, 1) for i in range(4)], False),
+    ('v5p:2x4x4', [(i, j, k) for i in range(2) for j in range(4)
+                   for k in range(4)], True)])
+def test_which_chips_are_on_a_ring(slice_, places, ring):
+  slice_ = chips.topology(slice_)
+  number = {tuple(d.coords): i for i, d in enumerate(slice_.devices)}
+  group = [number[(*place, 0)[:3]] for place in places]
+  assert slice_.is_ring(group) == ring
+
+
+def _gathering(x_MD, w_LDF, w_LFD):
+  """Layers whose weights are gathered, as in training under fsdp."""
+  def gathered(w):
+    return jax.lax.all_gather(w, 'fsdp', tiled=True)
+
+  def layer(x_MD, weights):
+    w_DF, w_FD = weights
+    return jnp.tanh(jnp.tanh(x_MD @ gathered(w_DF)) @ gathered(w_FD)), None
+
+  return jax.lax.scan(layer, x_MD, (w_LDF, w_LFD))[0]
+
+
+@pytest.mark.parametrize('how', ['fused', 'sparsecore'])
+def test_weights_are_gathered_during_products(how):
+  """At least those of each layer's second product, which nothing holds up."""
+  slice_ = chips.topology('v6e:2x2')
+  mesh = mesh_lib.make(dict(data=1, fsdp=4, tensor=1), slice_.devices)
+  specs = P('fsdp'), P(None, 'fsdp'), P(None, 'fsdp')
+  function = jax.shard_map(_gathering, mesh=mesh, in_specs=specs,
+                           out_specs=specs[0], check_vma=False)
+  shapes = (4 * 8192, 2048), (L, 2048, 4096), (L, 4096, 2048)
+  arguments = [jax.ShapeDtypeStruct(
+      shape, jnp.bfloat16, sharding=jax.sharding.NamedSharding(mesh, spec))
+               for shape, spec in zip(shapes, specs)]
+  sent = 2 * L * 2 * 2048 * 4096 * 3 / 4
+
+  def times(how):
+    jitted = programs.compiled(mesh, function, 'bfloat16', collectives=how)
+    found = cost.of(jitted.lower(*arguments).compile().as_text())
+    assert dict(found.wire_bytes) == {'all-gather': sent}
+    return timeline.seconds(found.events, slice_)
+
+  work, waits = times('plain')
+  assert waits == pytest.approx(sent / slice_.chip.link_bandwidth)
+  new_work, new_waits = times(how)
+  assert new_waits < .501 * waits
+  assert new_work < 1.1 * work
 
 
 @pytest.mark.parametrize('name, message', [

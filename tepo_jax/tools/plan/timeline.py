@@ -1,0 +1,124 @@
+"""How long a chip takes for a compiled schedule: work, and waiting for the network.
+
+The schedule is a list of events in the order of the program. A transfer that
+one instruction starts and another ends proceeds while the chip works on those
+between them. A TPU can also fuse a collective with several other instructions;
+then it proceeds during those only. For any other transfer the chip waits.
+Transfers that need the same links proceed one after the other.
+"""
+
+from collections.abc import Iterable, Sequence
+import dataclasses
+
+from tepo_jax.tools.plan import chips
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+  """An instruction. carries: names of the fused transfers that proceed in it."""
+  flops: float
+  hbm_bytes: float
+  carries: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Send:
+  """A transfer starts.
+
+  kind: of the collective. size: bytes that a chip sends. name: of the transfer,
+  for `Wait`; '' if the chip waits at once. fused: it proceeds only during the
+  `Work` that carries it. direction: 1 or −1 if it goes around a ring one way
+  only, else 0. group: numbers of the chips that take part.
+  """
+  kind: str
+  size: float
+  name: str = ''
+  fused: bool = False
+  direction: int = 0
+  group: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Wait:
+  """The chip waits for the end of a transfer."""
+  name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+  """Events that repeat."""
+  times: float
+  events: tuple['Event', ...]
+
+
+Event = Work | Send | Wait | Loop
+
+
+@dataclasses.dataclass
+class _Transfer:
+  """lanes: the directions whose links it needs. left: seconds of it."""
+  send: Send
+  lanes: tuple[int, ...]
+  left: float
+
+
+def seconds(events: Iterable[Event], slice_: chips.Slice
+            ) -> tuple[float, float]:
+  """Returns seconds of work and seconds of waiting on a chip of a slice.
+
+  Work takes the larger of its times for arithmetic and for memory. A collective
+  whose chips are not on a ring has half of the bandwidth.
+  """
+  chip = slice_.chip
+  work = waiting = 0.0
+  pending = {}
+  for event in events:
+    match event:
+      case Work():
+        busy = max(event.flops / chip.flops,
+                   event.hbm_bytes / chip.hbm_bandwidth)
+        work += busy
+        _proceed(pending.values(), busy, event.carries)
+      case Loop():
+        once, waits = (event.times * t for t in seconds(event.events, slice_))
+        work, waiting = work + once, waiting + waits
+        _proceed(pending.values(), once)
+      case Send():
+        pending[event.name] = _transfer(event, slice_)
+        if not event.name:
+          waiting += _finish(pending, event.name)
+      case Wait():
+        waiting += _finish(pending, event.name)
+  # One that ends in the next iteration of a loop is not hidden by it.
+  return work, waiting + sum(_finish(pending, name) for name in list(pending))
+
+
+def _transfer(send, slice_):
+  one_way = send.direction and slice_.chip.directions == 2
+  halved = one_way or not slice_.is_ring(send.group)
+  return _Transfer(
+      send, (send.direction,) if one_way else (1, -1),
+      send.size * (2 if halved else 1) / slice_.chip.link_bandwidth)
+
+
+def _proceed(transfers: Iterable[_Transfer], time: float,
+             carries: Sequence[str] = (), lanes: Sequence[int] = (1, -1)):
+  """Lets transfers proceed for `time` on `lanes`, the oldest first."""
+  free = {1: 0.0, -1: 0.0} | dict.fromkeys(lanes, time)
+  for transfer in transfers:
+    if not transfer.send.fused or transfer.send.name in carries:
+      done = min(transfer.left, *(free[lane] for lane in transfer.lanes))
+      transfer.left -= done
+      for lane in transfer.lanes:
+        free[lane] -= done
+
+
+def _finish(pending, name):
+  """Returns how long the chip waits for a transfer, 0 if it is not known; the
+  others proceed on links that it leaves free."""
+  if name not in pending:
+    return 0.0
+  transfer = pending.pop(name)
+  _proceed(pending.values(), transfer.left,
+           lanes=[lane for lane in (1, -1) if lane not in transfer.lanes])
+  return transfer.left
