@@ -20,7 +20,7 @@ def get_config(method: str = 'tepo'):
   c = base.get_config(method, beta=1.0)
   c.model = 'Qwen/Qwen3-14B'
 
-  # For training and decoding; the other chips are fsdp shards.
-  c.mesh.tensor = 8
-  c.train.microbatch_tokens = 4 * 10_240  # one row per fsdp shard of 4
+  # Updates shard the weights over all chips, and a microbatch has a row per
+  # chip; sampling cuts heads and feed-forward columns by 8.
+  c.rollout.tensor = 8
   return c

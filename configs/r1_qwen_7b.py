@@ -21,7 +21,7 @@ def get_config(method: str = 'tepo'):
   c.model = 'deepseek-ai/DeepSeek-R1-Distill-Qwen-7B'
   c.data.template = 'dapo_boxed'
 
-  # For training and decoding; the other chips are fsdp shards.
-  c.mesh.tensor = 4
-  c.train.microbatch_tokens = 4 * 10_240  # one row per fsdp shard of 4
+  # Updates shard the weights over all chips, and a microbatch has a row per
+  # chip; sampling cuts heads and feed-forward columns by 4.
+  c.rollout.tensor = 4
   return c

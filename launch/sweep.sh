@@ -230,16 +230,23 @@ mechanism() {
 
 # study [OVERRIDE ...]
 study() {
-  local middle='tepo,method.clip.low=0.02,method.clip.high=0.028' small root
-  small='tepo,method.clip.low=3e-4,method.clip.high=4e-4' root=${OUT:-runs}
-  METHODS='grpo gspo tepo tepo_no_kl kl_cov gpg' OUT=$root/study "$0" tiny "$@"
-  OUT=$root/map "$0" map "$@"
-  METHODS="grpo tepo $middle $small" SEED_RATES=1e-4 OUT=$root/map "$0" map "$@"
-  METHODS="grpo tepo $middle $small" RATES=1e-4 UPDATES=32 SEEDS=' ' \
-    OUT=$root/long "$0" map --config.data.name=countdown:4 \
+  local middle='tepo,method.clip.low=0.02,method.clip.high=0.028' small methods
+  local root=${OUT:-runs} status=0
+  small='tepo,method.clip.low=3e-4,method.clip.high=4e-4'
+  methods="grpo tepo $middle $small"
+  unset METHODS RATES UPDATES SEEDS SEED_RATES MAP  # each part has its own
+  METHODS='grpo gspo tepo tepo_no_kl kl_cov gpg' \
+    OUT=$root/study launch/sweep.sh tiny "$@" || status=1
+  OUT=$root/map launch/sweep.sh map "$@" || status=1
+  METHODS=$methods SEED_RATES=1e-4 OUT=$root/map launch/sweep.sh map "$@" \
+    || status=1
+  # SEEDS: only seed 0.
+  METHODS=$methods RATES=1e-4 UPDATES=32 SEEDS=' ' OUT=$root/long \
+    launch/sweep.sh map --config.data.name=countdown:4 \
     --config.eval.sets="('countdown:4',)" --config.rollout.max_tokens=96 \
-    --config.eval.max_tokens=96 "$@"
-  OUT=$root/mechanism "$0" mechanism "$@"
+    --config.eval.max_tokens=96 "$@" || status=1
+  OUT=$root/mechanism launch/sweep.sh mechanism "$@" || status=1
+  return "$status"
 }
 
 if [[ $what != table* ]]; then

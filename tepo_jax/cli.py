@@ -51,7 +51,8 @@ _BROKEN_PIPE = 141  # the status of a program that SIGPIPE ended, in a shell
 # The fields that determine a run's device memory.
 _MEMORY_FIELDS = (
     'in sampling, lower config.rollout.slots; in updates, '
-    'config.train.microbatch_tokens or config.train.chunk_size, or set '
+    'config.train.microbatch_tokens (a row per shard at least) or '
+    'config.train.chunk_size, raise config.mesh.tensor, or set '
     'config.compute.remat=full')
 
 _EXPECTED = {int: 'an integer', float: 'a number', bool: 'true or false',

@@ -46,7 +46,7 @@ _SMALL = (
     '--config.rollout.overlong_buffer=11',
     '--config.train.minibatch_prompts=2', '--config.train.epochs=1',
     '--config.train.microbatch_tokens=72', '--config.compute.dtype=float32',
-    '--config.mesh.tensor=1', '--config.grading.workers=1',
+    '--config.rollout.tensor=1', '--config.grading.workers=1',
     '--config.eval.period=9', '--config.eval.samples=2',
     '--config.eval.temperature=1.0',
     '--config.eval.max_tokens=12')

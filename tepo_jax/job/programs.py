@@ -36,10 +36,10 @@ from tepo_jax.runtime import mesh as mesh_lib
 _COMPILER_OPTIONS = {'xla_allow_excess_precision': False}
 _COMPILER_OPTIONS_CPU = {'xla_cpu_experimental_ynn_fusion_type':
                          'LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT'}
-# What lets collectives proceed while a TPU computes; by default they block it (so
-# the schedules for v5e, v5p and v6e). The values of config.compute.collectives,
-# as MaxText sets them: fused with the instructions around them, which helps
-# gathers only; or run by the SparseCores, which v5p and v6e have.
+# Compiler options that let a TPU compute during collectives; without them it
+# waits, as the schedules for v5e, v5p and v6e show. By the values of
+# config.compute.collectives, as MaxText sets them: 'fused' with the instructions
+# around them, which helps gathers only; or run by the SparseCores of v5p and v6e.
 COLLECTIVES = {
     'plain': {},
     'fused': dict.fromkeys((
@@ -62,7 +62,7 @@ COLLECTIVES = {
         'xla_sc_disable_megacore_partitioning'), True) | dict.fromkeys((
             'xla_tpu_enable_async_collective_fusion_fuse_all_gather',
             'xla_sc_enable_instruction_fusion'), False)}
-_WITH_SPARSECORES = ('TPU v5', 'TPU v6 lite')
+_WITH_SPARSECORES = ('TPU v5', 'TPU v5p', 'TPU v6 lite', 'TPU v6e')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +70,7 @@ class TrainingPrograms:
   """The functions that training runs on the devices of one mesh.
 
   Attributes:
+    jit: `compiled` on the mesh, as for the functions below.
     model: with adapters and execution fields, see `prepare_model`.
     policy_loss, scorer, optimizer: the parts of `train_step`.
     init_state: params -> TrainState; donates the params.
@@ -96,6 +97,7 @@ class TrainingPrograms:
   `to_decode` takes `lora.combine` of both.
   """
   mesh: jax.sharding.Mesh
+  jit: Callable[..., Any]
   model: transformer.ModelConfig
   policy_loss: objective.PolicyLoss
   scorer: update.Scorer
@@ -188,7 +190,7 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
   jit = functools.partial(compiled, mesh, dtype=model.dtype,
                           collectives=config.compute.collectives)
   return TrainingPrograms(
-      mesh=mesh, model=model, policy_loss=policy_loss, scorer=scorer,
+      mesh=mesh, jit=jit, model=model, policy_loss=policy_loss, scorer=scorer,
       optimizer=optimizer, state_sharding=state_sharding,
       init_state=jit(functools.partial(_init_state, optimizer),
                      out_shardings=state_sharding, donate_argnums=0),

@@ -94,7 +94,8 @@ def with_tensor(mesh: jax.sharding.Mesh, tensor: int) -> jax.sharding.Mesh:
   """
   if mesh.size % tensor:
     raise errors.InputError(
-        f'rollout.tensor={tensor} does not divide the {mesh.size} devices')
+        f'rollout.tensor={tensor} does not divide the number of devices, '
+        f'{mesh.size}: set it to a number that does, such as 1')
   return jax.sharding.Mesh(
       mesh.devices.reshape(1, -1, tensor), AXES, axis_types=mesh.axis_types)
 

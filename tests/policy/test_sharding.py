@@ -139,7 +139,8 @@ def test_scores_ignore_the_padding(saved, rows, quick_compile):
 
 @pytest.mark.long_after_first
 @pytest.mark.parametrize('shape, remat', [
-    ((1, 1, 4), 'mlp'), ((1, 2, 2), 'none'), ((1, 4, 1), 'dots')])
+    ((1, 4, 1), 'dots'), ((1, 1, 4), 'mlp'), ((1, 2, 2), 'none'),
+    ((2, 2, 1), 'full')])
 def test_gradients_are_those_of_one_device(shape, remat, rows, quick_compile):
   """In float64, of all weights and adapters; 21 tokens, or 14 a row shard,
   divide into no equal parts, and `tensor=4` copies the key heads."""

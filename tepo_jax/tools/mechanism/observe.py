@@ -156,5 +156,4 @@ def _jitted(programs):
     return jnp.concatenate(
         [x.reshape(len(x), -1) for x in jax.tree.leaves(tree)], 1)
 
-  return [programs_lib.compiled(programs.mesh, function, model.dtype)
-          for function in (begin, scores, gradients)]
+  return [programs.jit(function) for function in (begin, scores, gradients)]

@@ -48,9 +48,8 @@ CHIPS = {
 class Slice:
   """Chips to compile for.
 
-  name: such as 'v5p:4x4x4' or 'h100x8'. devices: one per chip, in the order of
-  the mesh if programs of one are planned. options: of the compiler. is_here: they
-  are devices of this machine, not descriptions.
+  name: such as 'v5p:4x4x4' or 'h100x8'. devices: one per chip. options: of the
+  compiler. is_here: they are devices of this machine, not descriptions.
   """
   name: str
   chip: Chip
@@ -59,13 +58,11 @@ class Slice:
   is_here: bool = False
 
   def is_ring(self, group: Sequence[int]) -> bool:
-    """Whether links join these chips to a ring: a box of an even number of chips
-    with two sides or more, or a whole axis that wraps around. Chips behind a
-    switch always are one.
-
-    group: places in `devices`; none: a ring.
+    """Whether links join these chips to a ring: a box of an even number of
+    chips with two sides or more, or a whole axis that wraps around. Chips behind
+    a switch always are one. group: places in `devices`.
     """
-    if self.chip.directions == 1 or not group:
+    if self.chip.directions == 1 or len(group) == 1:
       return True
     place_MX = np.array([self.devices[i].coords for i in group])
     sides_X = np.ptp(place_MX, axis=0) + 1

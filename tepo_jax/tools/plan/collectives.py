@@ -41,7 +41,8 @@ def transfers(module: hlo.Module, instruction: hlo.Instruction) -> tuple[
       sends.append(timeline.Send(
           kind, size, chain[0] if chain else
           i.name if i.opcode.endswith('-start') else '',
-          fused=bool(chain), direction=_direction(i), group=group(i.text)))
+          fused=bool(chain), direction=_direction(i),
+          groups=groups(i.text)))
     elif '"AsyncCollectiveDone"' in calls:
       waits.append(timeline.Wait(chain[0]))
     else:
@@ -71,36 +72,45 @@ def _sent(instruction):
     # It returns operands and results; that of an all-reduce, only results.
     sizes = sizes[len(instruction.operands):] or sizes
   size = sum(sizes)
-  chips = len(group(instruction.text))
+  chips = len(groups(instruction.text)[0])
   if kind == 'reduce-scatter':
     size *= chips
   share = (chips - 1) / chips
   return kind, size * share * (2 if kind == 'all-reduce' else 1)
 
 
-def group(text: str) -> tuple[int, ...]:
-  """Returns the first group of chips of a collective, whose groups are alike,
-  from any of HLO's three notations; () of a permutation."""
-  if found := re.search(r'replica_groups=\{\{([\d,]+)\}', text):
-    return tuple(map(int, found[1].split(',')))
+def groups(text: str) -> tuple[tuple[int, ...], ...]:
+  """Returns the groups of chips of a collective, in any of HLO's three
+  notations; none for a permutation."""
+  if found := re.search(r'replica_groups=\{(\{[\d,{}]+\})\}', text):
+    return tuple(tuple(map(int, group.split(',')))
+                 for group in re.findall(r'\{([\d,]+)\}', found[1]))
   if found := re.search(r'replica_groups=\[(\d+),(\d+)\]<=(\S+)', text):
-    return tuple(_ids(found[3]).reshape(int(found[1]), -1)[0].tolist())
+    return _tuples(_ids(found[3]).reshape(int(found[1]), -1))
   found = re.search(
       r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\((\S+)\))?"
       r'[^{]*\{([^}]*)\}', text)
   if not found:
     return ()
-  sizes = [int(size) for size in re.findall(r"'=(\d+)", found[1])]
-  names = re.findall(r"'([^']+)'=", found[1])
-  ids = _ids(found[2] or f'[{math.prod(sizes)}]').reshape(sizes)
-  first = [0] * len(sizes)
-  for name, outer, size in re.findall(
-      r"'([^']+)'(?::\((\d+)\)(\d+))?", found[3]):
-    place = names.index(name)
-    # A part of an axis, of `size`, has `outer` times as many before it.
-    step = sizes[place] // (int(outer) * int(size)) if outer else 1
-    first[place] = slice(0, step * int(size) if outer else None, step)
-  return tuple(ids[tuple(first)].ravel().tolist())
+  axes = {name: int(size) for name, size in re.findall(
+      r"'([^']+)'=(\d+)", found[1])}
+  shape, ours = [], []  # the axes, cut into parts; places of the groups' parts
+  for axis, size in axes.items():
+    done = 1
+    for outer, part in sorted(
+        (int(outer or 1), int(part or size)) for name, outer, part in re.findall(
+            r"'([^']+)'(?::\((\d+)\)(\d+))?", found[3]) if name == axis):
+      shape += [outer // done, part]
+      ours.append(len(shape) - 1)
+      done = outer * part
+    shape.append(size // done)
+  ids = _ids(found[2] or f'[{math.prod(shape)}]').reshape(shape)
+  ids = np.moveaxis(ids, ours, range(-len(ours), 0))
+  return _tuples(ids.reshape(-1, math.prod(shape[i] for i in ours)))
+
+
+def _tuples(ids):
+  return tuple(map(tuple, ids.tolist()))
 
 
 def _ids(text):

@@ -47,6 +47,7 @@ class PlannedProgram:
     inner loops first.
   by_share: for the largest decode program under dynamic sampling, {share of
     mixed groups: (equivalent, decode steps of a rollout)}.
+  devices: of the mesh, in its order.
   useful: FLOPs per chip that a run must make: 2 per weight and real token,
     forward, and 4 backward, and attention; 0 if it only moves data.
   remat: of an update, what it recomputes.
@@ -64,6 +65,7 @@ class PlannedProgram:
       default_factory=dict)
   useful: float = 0.0
   remat: str = ''
+  devices: list[jax.Device] = dataclasses.field(default_factory=list)
 
 
 def step_programs(config: ml_collections.ConfigDict,
@@ -90,14 +92,15 @@ def step_programs(config: ml_collections.ConfigDict,
   policy = lora.combine(frozen, state.params)
   weights = programs.to_decode.eval_shape(policy)
   shapes = sampling_shapes(config, *programs.decoding, slots)
-  return [
+  devices = list(mesh.devices.flat)  # of both meshes
+  return [dataclasses.replace(program, devices=devices) for program in (
       PlannedProgram(
           'reshard', 'reshard',
           functools.partial(programs.to_decode.lower, policy), 1,
           mesh_lib.device_bytes(state.opt_state)),
       *_sampling(config, workload, programs, shapes, weights,
                  mesh_lib.device_bytes((state, frozen)), brief),
-      *_updating(config, workload, programs, state, frozen)]
+      *_updating(config, workload, programs, state, frozen))]
 
 
 def sampling_shapes(config: ml_collections.ConfigDict,

@@ -3,8 +3,8 @@
 The compiler's own cost analysis counts a loop's body once and ignores
 communication. Here the body counts times the loop's trip count; the caller
 gives trip counts that only the device knows (those of decoding, of the
-microbatches in use, of the scored chunks). `timeline` has the time that the
-schedule takes.
+microbatches in use, of the scored chunks). `timeline` computes the time that
+the schedule takes.
 
 FLOPs are those of matrix products. Bytes are what each instruction reads from
 and writes to HBM; a slice of an array counts as the slice.
@@ -106,10 +106,10 @@ class _Analysis:
     if opcode in ('call', 'call-start', 'async-start'):
       cost = self.computation(instruction.attribute('to_apply')
                               or instruction.attribute('calls'))
-      sends = [dataclasses.replace(event, name=instruction.name)
-               for event in cost.events if isinstance(event, timeline.Send)]
-      if opcode != 'call' and sends:  # another unit of the chip runs it
-        cost = dataclasses.replace(cost, events=sends)
+      if opcode != 'call' and cost.wire_bytes:  # another unit of the chip runs it
+        cost = dataclasses.replace(cost, events=[
+            dataclasses.replace(event, name=instruction.name)
+            for event in cost.events if isinstance(event, timeline.Send)])
       return cost, 1
     return self._leaf(computation, instruction), 1
 
@@ -118,8 +118,11 @@ class _Analysis:
         self._module, instruction)
     work = timeline.Work(self._flops(computation, instruction),
                          self._bytes(computation, instruction), carries)
-    cost = Cost(work.flops, work.hbm_bytes, events=[
-        *([work] if work.flops or work.hbm_bytes else ()), *sends, *waits])
+    # The memory's part of a collective is hidden by the network's.
+    works = (work.flops or work.hbm_bytes) and not (
+        sends and instruction.opcode != 'fusion')
+    cost = Cost(work.flops, work.hbm_bytes,
+                events=[*([work] if works else ()), *sends, *waits])
     for send in sends:
       cost.wire_bytes[send.kind] += send.size
       cost.collective_counts[send.kind] += 1

@@ -2,8 +2,8 @@
 
 The roofline of a program is the time of the compiler's schedule: the sum over
 its instructions, each bound by arithmetic or by memory, and the waits for
-communication that they do not hide. No program reaches it: predicted seconds are
-the roofline divided by EFFICIENCY.
+communication that they do not hide. No program reaches it: predicted seconds
+are the roofline divided by EFFICIENCY.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,8 @@ from tepo_jax.tools.plan import timeline
 
 # Well-tuned programs reach 45 to 65 % of a TPU's FLOP/s in training (MaxText)
 # and 37 to 52 % of its bandwidth in decoding (vLLM, SGLang), relative to what
-# must be computed and read; the roofline here counts what the program does.
+# must be computed and read, waits included; the roofline here counts what the
+# program does, and its waits.
 EFFICIENCY = 0.6
 
 _COMPILERS = 4  # at a time: each needs gigabytes
@@ -148,7 +149,6 @@ def make(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
     errors.InputError: the mesh does not suit the slice or the model.
   """
   mesh = mesh_lib.make(shape, slice_.devices)
-  slice_ = dataclasses.replace(slice_, devices=list(mesh.devices.flat))
   decoding = _decoding(config, workload, mesh)[1]
   wanted = config.rollout.slots
   slots = wanted or min(config.rollout.prompts * config.rollout.samples,
@@ -181,8 +181,10 @@ def compare_meshes(config: ml_collections.ConfigDict,
   """Returns `planned` and brief plans of other meshes, fastest first.
 
   The others shard parameters over all chips (`data` is 1), with sizes of
-  `tensor` that divide the heads.
+  `tensor` that divide the heads, for sampling too.
   """
+  config = config.copy_and_resolve_references()
+  config.rollout.tensor = None
   plans, count = [planned], len(planned.slice.devices)
   for tensor in _TENSOR:
     mesh = {'data': 1, 'fsdp': count // tensor, 'tensor': tensor}
@@ -270,7 +272,8 @@ def estimate(program: compiling.PlannedProgram, slice_: chips.Slice
           - memory.alias_size_in_bytes + temporaries
           + memory.generated_code_size_in_bytes)
   cost = cost_lib.of(text, program.open_trips)
-  work, waits = timeline.seconds(cost.events, slice_)
+  work, waits = timeline.seconds(cost.events, dataclasses.replace(
+      slice_, devices=program.devices))
   return Estimate(
       **known, arguments=arguments, temporaries=temporaries,
       hbm=used + known['resident'], flops=cost.flops, hbm_bytes=cost.hbm_bytes,

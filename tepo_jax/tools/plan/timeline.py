@@ -1,4 +1,4 @@
-"""How long a chip takes for a compiled schedule: work, and waiting for the network.
+"""How long a chip takes for a compiled schedule: its work and its waiting.
 
 The schedule is a list of events in the order of the program. A transfer that
 one instruction starts and another ends proceeds while the chip works on those
@@ -28,14 +28,14 @@ class Send:
   kind: of the collective. size: bytes that a chip sends. name: of the transfer,
   for `Wait`; '' if the chip waits at once. fused: it proceeds only during the
   `Work` that carries it. direction: 1 or −1 if it goes around a ring one way
-  only, else 0. group: numbers of the chips that take part.
+  only, else 0. groups: places in the mesh of the chips that take part together.
   """
   kind: str
   size: float
   name: str = ''
   fused: bool = False
   direction: int = 0
-  group: tuple[int, ...] = ()
+  groups: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Loop:
 Event = Work | Send | Wait | Loop
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Transfer:
   """lanes: the directions whose links it needs. left: seconds of it."""
   send: Send
@@ -67,35 +67,36 @@ def seconds(events: Iterable[Event], slice_: chips.Slice
   """Returns seconds of work and seconds of waiting on a chip of a slice.
 
   Work takes the larger of its times for arithmetic and for memory. A collective
-  whose chips are not on a ring has half of the bandwidth.
+  that has a group of chips which are not on a ring has half of the bandwidth.
   """
   chip = slice_.chip
   work = waiting = 0.0
-  pending = {}
+  pending = []
   for event in events:
     match event:
       case Work():
         busy = max(event.flops / chip.flops,
                    event.hbm_bytes / chip.hbm_bandwidth)
         work += busy
-        _proceed(pending.values(), busy, event.carries)
+        _proceed(pending, busy, event.carries)
       case Loop():
         once, waits = (event.times * t for t in seconds(event.events, slice_))
         work, waiting = work + once, waiting + waits
-        _proceed(pending.values(), once)
+        _proceed(pending, once)
       case Send():
-        pending[event.name] = _transfer(event, slice_)
+        pending.append(_transfer(event, slice_))
         if not event.name:
           waiting += _finish(pending, event.name)
       case Wait():
         waiting += _finish(pending, event.name)
   # One that ends in the next iteration of a loop is not hidden by it.
-  return work, waiting + sum(_finish(pending, name) for name in list(pending))
+  return work, waiting + sum(
+      _finish(pending, name) for name in {t.send.name for t in pending})
 
 
 def _transfer(send, slice_):
   one_way = send.direction and slice_.chip.directions == 2
-  halved = one_way or not slice_.is_ring(send.group)
+  halved = one_way or not all(map(slice_.is_ring, send.groups))
   return _Transfer(
       send, (send.direction,) if one_way else (1, -1),
       send.size * (2 if halved else 1) / slice_.chip.link_bandwidth)
@@ -114,11 +115,12 @@ def _proceed(transfers: Iterable[_Transfer], time: float,
 
 
 def _finish(pending, name):
-  """Returns how long the chip waits for a transfer, 0 if it is not known; the
-  others proceed on links that it leaves free."""
-  if name not in pending:
-    return 0.0
-  transfer = pending.pop(name)
-  _proceed(pending.values(), transfer.left,
-           lanes=[lane for lane in (1, -1) if lane not in transfer.lanes])
-  return transfer.left
+  """Returns how long the chip waits for the transfers of a name, 0 if there are
+  none; the others proceed on links that these leave free."""
+  waits = 0.0
+  for transfer in [t for t in pending if t.send.name == name]:
+    pending.remove(transfer)
+    _proceed(pending, transfer.left,
+             lanes=[lane for lane in (1, -1) if lane not in transfer.lanes])
+    waits += transfer.left
+  return waits

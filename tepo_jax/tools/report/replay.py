@@ -120,15 +120,13 @@ class Step:
     self.plan = learner.plan_updates(number, self.trained)
     self.start = jax.tree.map(jnp.copy, learner.state.params)
     like = programs.state_sharding.params
-    compiled = functools.partial(programs_lib.compiled, programs.mesh,
-                                 dtype=programs.model.dtype)
-    jitted = compiled(
+    jitted = programs.jit(
         lambda frozen, *arguments: pull_back(
             dataclasses.replace(programs.scorer, frozen=frozen), *arguments),
         out_shardings=(like, None))
     self.programs = ReplayPrograms(
         lambda params, batch: programs.score(params, batch, *learner.base()),
-        functools.partial(jitted, learner.frozen), compiled(
+        functools.partial(jitted, learner.frozen), programs.jit(
             lambda *arguments: programs.optimizer.update(*arguments)[0],
             out_shardings=like))
 

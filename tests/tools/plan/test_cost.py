@@ -1,5 +1,7 @@
 """Costs of programs compiled for a TPU, against counts by hand."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -131,20 +133,23 @@ def test_an_update_in_place_costs_the_slice(mesh):
   assert found.hbm_bytes < 2.2 * whole  # one copy, as nothing is donated
 
 
-@pytest.mark.parametrize('groups, first', [
-    ('replica_groups=[2,4]<=[8]', (0, 1, 2, 3)),
-    ('replica_groups=[2,4]<=[4,2]T(1,0)', (0, 2, 4, 6)),
-    ('replica_groups={{0,5},{2,3}}', (0, 5)),
-    ("replica_groups=mesh['a'=2,'b'=4] {'b'}", (0, 1, 2, 3)),
-    ("replica_groups=mesh['a'=2,'b'=4] {'a'}", (0, 4)),
+@pytest.mark.parametrize('text, first, last', [
+    ('replica_groups=[2,4]<=[8]', (0, 1, 2, 3), (4, 5, 6, 7)),
+    ('replica_groups=[2,4]<=[4,2]T(1,0)', (0, 2, 4, 6), (1, 3, 5, 7)),
+    ('replica_groups={{0,5},{2,3}}', (0, 5), (2, 3)),
+    ("replica_groups=mesh['a'=2,'b'=4] {'b'}", (0, 1, 2, 3), (4, 5, 6, 7)),
+    ("replica_groups=mesh['a'=2,'b'=4] {'a'}", (0, 4), (3, 7)),
     ("replica_groups=mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}",
-     (0, 1, 2, 3)),
+     (0, 1, 2, 3), (4, 5, 6, 7)),
     ("replica_groups=mesh['a'=2,'b'=4], device_ids=([2,4]T(1,0)) {'a','b'}",
-     (0, 4, 1, 5, 2, 6, 3, 7)),
-    ("replica_groups=mesh['a'=8] {'a':(1)2}", (0, 4)),
-    ("replica_groups=mesh['a'=8] {'a':(2)2}", (0, 2))])
-def test_groups(groups, first):
-  assert collectives.group(f'(%x), channel_id=1, {groups}, dims') == first
+     (0, 4, 1, 5, 2, 6, 3, 7), (0, 4, 1, 5, 2, 6, 3, 7)),
+    ("replica_groups=mesh['a'=8] {'a':(1)2}", (0, 4), (3, 7)),
+    ("replica_groups=mesh['a'=8] {'a':(2)2}", (0, 2), (5, 7)),
+    ("replica_groups=mesh['a'=8] {'a':(1)2,'a':(4)2}", (0, 1, 4, 5),
+     (2, 3, 6, 7))])
+def test_groups(text, first, last):
+  found = collectives.groups(f'(%x), channel_id=1, {text}, dims')
+  assert (found[0], found[-1]) == (first, last)
 
 
 @pytest.mark.parametrize('slice_, places, ring', [
@@ -194,12 +199,13 @@ def test_weights_are_gathered_during_products(how):
     jitted = programs.compiled(mesh, function, 'bfloat16', collectives=how)
     found = cost.of(jitted.lower(*arguments).compile().as_text())
     assert dict(found.wire_bytes) == {'all-gather': sent}
-    return timeline.seconds(found.events, slice_)
+    return timeline.seconds(found.events, dataclasses.replace(
+        slice_, devices=list(mesh.devices.flat)))
 
   work, waits = times('plain')
   assert waits == pytest.approx(sent / slice_.chip.link_bandwidth)
   new_work, new_waits = times(how)
-  assert new_waits < .501 * waits
+  assert .4 * waits < new_waits < .501 * waits
   assert new_work < 1.1 * work
 
 

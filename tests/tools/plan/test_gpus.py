@@ -20,6 +20,7 @@ from tepo_jax.tools.plan import cudnn
 from tepo_jax.tools.plan import gpus
 from tepo_jax.tools.plan import step
 from tepo_jax.tools.plan import table
+from tepo_jax.tools.plan import timeline
 
 compiled_for_gpus = pytest.mark.skipif(
     not gpus.FOLDER.exists(), reason='the GPU compiler is not installed')
@@ -109,8 +110,28 @@ def test_bytes_sent_by_a_collective(kind):
   function, before, after, share = _COLLECTIVES[kind]
   compiled = _compiled(function, [((M, D), jnp.float32)], [before], after,
                        by_shard=kind != 'all-gather')
-  assert dict(cost.of(compiled.as_text()).wire_bytes) == {
-      kind: 4 * M * D * share}
+  found = cost.of(compiled.as_text())
+  assert dict(found.wire_bytes) == {kind: 4 * M * D * share}
+  # Nothing hides it.
+  slice_ = gpus.topology('h100x8')
+  assert timeline.seconds(found.events, slice_)[1] == pytest.approx(
+      4 * M * D * share / slice_.chip.link_bandwidth)
+
+
+@compiled_for_gpus
+def test_a_gather_proceeds_during_a_product():
+  def both(w, x, y):
+    return jax.lax.all_gather(w, 'x', tiled=True), x @ y
+
+  compiled = _compiled(
+      both, [((64 * D, D), jnp.bfloat16)] + 2 * [((16 * D,) * 2, jnp.bfloat16)],
+      [P('x'), P(), P()], P(), by_shard=True)
+  found, slice_ = cost.of(compiled.as_text()), gpus.topology('h100x8')
+  sent = 2 * 64 * D * D * 7 / 8 / slice_.chip.link_bandwidth
+  work, waits = timeline.seconds(found.events, slice_)
+  product = 2 * (16 * D) ** 3 / slice_.chip.flops
+  assert found.collective_counts == {'all-gather': 1}
+  assert work >= product > sent and waits == 0
 
 
 @compiled_for_gpus

@@ -170,13 +170,15 @@ def test_the_update_of_qwen2_5_7b_fits_a_v6e_16():
   # 6 FLOPs per weight and token; padding, attention, the head's logits again.
   tokens = 128 * (81 + 2048)
   assert 6 * 7e9 * tokens / 16 < estimate.flops < 13 * 7.6e9 * tokens / 16
-  assert estimate.remat == 'dots' and estimate.roofline < 1.65
+  # Waits included.
+  assert estimate.remat == 'full' and estimate.roofline < 1.65
+  assert 0 < estimate.waits < 0.1 * estimate.roofline
   assert step.share_of_peak(estimate.useful, estimate, slice_.chip) > 0.33
 
 
 def test_an_update_recomputes_what_a_chip_cannot_hold():
-  """Of Qwen2.5-7B on v6e:4x4, 10,240 tokens of bf16 over four chips: layer
-  inputs; also q, k, v, what attention gives and `o`; also gate and up."""
+  """Of Qwen2.5-7B on v6e:4x4, 10,240 tokens of bf16 a chip: layer inputs; also
+  q, k, v, what attention gives and `o`; also gate and up."""
   config = cli.load_config('configs/qwen2_5_7b.py:tepo')
   config.model = str(MODELS / 'qwen2_5_7b')
   slice_ = chips.topology('v6e:4x4')
@@ -187,12 +189,12 @@ def test_an_update_recomputes_what_a_chip_cannot_hold():
   inputs = 2 * width
   attention = 2 * (3 * width + 2 * kv_width) + 4 * 28  # and log Σ exp
   for limit, remat, kept in (
-      (31.25, 'dots', inputs + attention + 2 * 2 * d_ff),
-      (22, 'mlp', inputs + attention), (1, 'full', inputs)):
+      (64, 'dots', inputs + attention + 2 * 2 * d_ff),
+      (40, 'mlp', inputs + attention), (31.25, 'full', inputs)):
     found = memory_lib.fitted(config, programs, int(limit * chips.GIB))
     assert found.model.remat == remat
     assert found.scorer.model.remat == remat
-    assert memory_lib.activations(found) == 28 * 10_240 / 4 * kept
+    assert memory_lib.activations(found) == 28 * 10_240 * kept
     assert remat in memory_lib.describe_remat(found)
   config.compute.remat = 'full'
   assert memory_lib.fitted(config, programs, 1 << 60).model.remat == 'full'

@@ -37,6 +37,8 @@ def _permute(size, name, direction):
     ([_gather(5, 'a'), _gather(2, 'b'), Work(6, 0), Wait('a'), Wait('b')], 6,
      1),
     ([_gather(5, 'a'), _gather(2, 'b'), Wait('b'), Wait('a')], 0, 7),
+    # Two of one name end together.
+    ([_gather(5, 'a'), _gather(2, 'a'), Work(4, 0), Wait('a')], 4, 3),
     # The end of something that sends nothing, such as a copy.
     ([Work(1, 0), Wait('copy')], 1, 0),
     ([Loop(10, (_gather(5, 'a'), Work(3, 0), Wait('a')))], 30, 20),

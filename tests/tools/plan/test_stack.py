@@ -1,0 +1,27 @@
+"""The planner's threads have stacks that large compilations do not overflow."""
+
+import os
+import resource
+import sys
+
+import pytest
+
+from tepo_jax import plan
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize('soft, hard, wanted', [
+    (8 * MIB, resource.RLIM_INFINITY, 256 * MIB), (8 * MIB, 64 * MIB, 64 * MIB),
+    (64 * MIB, 64 * MIB, None), (256 * MIB, resource.RLIM_INFINITY, None),
+    (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None)])
+def test_it_starts_again_with_a_larger_stack(monkeypatch, soft, hard, wanted):
+  limits, started = [(soft, hard)], []
+  monkeypatch.setattr(resource, 'getrlimit', lambda _: limits[-1])
+  monkeypatch.setattr(resource, 'setrlimit', lambda _, x: limits.append(x))
+  monkeypatch.setattr(os, 'execv', lambda *command: started.append(command))
+  plan._ensure_stack()
+  assert limits[1:] == ([] if wanted is None else [(wanted, hard)])
+  assert started == [(sys.executable, sys.orig_argv)] * len(limits[1:])
+  plan._ensure_stack()
+  assert len(limits[1:]) <= 1  # once
