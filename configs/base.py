@@ -139,8 +139,8 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   # Backend for scoring, updates and prefill: 'xla' anywhere, 'cudnn' on GPUs,
   # 'splash' on TPUs; 'auto': the device's own if it supports the model.
   c.compute.attention = 'auto'
-  # How communication proceeds while a TPU scores and updates: 'plain', 'fused' or
-  # 'sparsecore', see COLLECTIVES in job/programs.py; 'auto': by the chip.
+  # How communication proceeds while a TPU scores and updates: 'plain', 'fused'
+  # or 'sparsecore', see COLLECTIVES in job/programs.py; 'auto': by the chip.
   c.compute.collectives = 'auto'
   # Folder of compiled programs; None: JAX_COMPILATION_CACHE_DIR, or .jax_cache
   # next to the workdir.

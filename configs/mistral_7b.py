@@ -3,7 +3,7 @@
   python -m tepo_jax.train --config=configs/mistral_7b.py:tepo --workdir=DIR
 
 For a v6e:4x8 slice (TYPE=v6e-32, 32 chips). The plan predicts 492 slots, at
-most 29.1 of 31.25 GiB per chip, and 74 s per rollout step if 60 % of the groups
+most 29.1 of 31.25 GiB per chip, and 79 s per rollout step if 60 % of the groups
 are mixed:
 
   python -m tepo_jax.plan --config=configs/mistral_7b.py:tepo --topology=v6e:4x8
@@ -22,7 +22,7 @@ def get_config(method: str = 'tepo'):
   c.data.template = 'dapo_boxed'
 
   # Updates shard the weights over all chips, and a microbatch has a row per
-  # chip; sampling cuts heads and feed-forward columns by 8. By the plan, decoding
-  # on tensor 4 leaves room for fewer slots.
+  # chip; sampling cuts heads and feed-forward columns by 8. By the plan,
+  # decoding on tensor 4 leaves room for fewer slots.
   c.rollout.tensor = 8
   return c

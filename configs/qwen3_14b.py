@@ -3,7 +3,7 @@ r"""Qwen3-14B, Table 1.
   python -m tepo_jax.train --config=configs/qwen3_14b.py:tepo --workdir=DIR
 
 For a v5p:2x4x4 slice (TYPE=v5p-64, 32 chips). The plan predicts 512 slots, at
-most 36.5 of 95.7 GiB per chip, and 98 s per rollout step if 60 % of the groups
+most 72.1 of 95.7 GiB per chip, and 102 s per rollout step if 60 % of the groups
 are mixed:
 
   python -m tepo_jax.plan --config=configs/qwen3_14b.py:tepo \

@@ -3,7 +3,7 @@ r"""DeepSeek-R1-Distill-Llama-8B, Table 2.
   python -m tepo_jax.train --config=configs/r1_llama_8b.py:tepo --workdir=DIR
 
 For a v5p:2x2x4 slice (TYPE=v5p-32, 16 chips). The plan predicts 512 slots, at
-most 50.9 of 95.7 GiB per chip, and 107 s per rollout step if 60 % of the groups
+most 52.3 of 95.7 GiB per chip, and 113 s per rollout step if 60 % of the groups
 are mixed:
 
   python -m tepo_jax.plan --config=configs/r1_llama_8b.py:tepo \

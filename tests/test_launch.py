@@ -253,7 +253,7 @@ def test_sweep_measures_the_mechanism(launch):
 
 
 def test_sweep_makes_the_whole_study(launch):
-  """The stand-in for the report chooses no rates, and no run gets into a map."""
+  """The stand-in for the report chooses no rates; no run gets into a map."""
   for part in 'map', 'long':
     report = launch.root / 'out' / part / 'report'
     report.mkdir(parents=True)
@@ -270,6 +270,13 @@ def test_sweep_makes_the_whole_study(launch):
   assert all(('--config.data.name=countdown:4' in line) == (part == 'long')
              for line, part in zip(trained, parts))
   assert 'tepo_jax.mechanism' in log[-1] and '--out=out/mechanism' in log[-1]
+  # A run that stops, as gpg does at a high rate, does not stop the study.
+  python = launch.root / '.venv/bin/python'
+  python.write_text(python.read_text().replace(
+      '[[ ! -e "$STUBS/pip_fails" ]]', '[[ "$*" != *gpg@3e-4@* ]]'))
+  done = launch('sweep.sh', 'study', MAP='out/other', SEEDS='9', OUT='out')
+  assert done.returncode == 1
+  assert launch.log()[-1] == log[-1].removesuffix(' --config.steps=3')
 
 
 def test_test_passes_its_arguments_on(launch):

@@ -38,8 +38,9 @@ _COMPILER_OPTIONS_CPU = {'xla_cpu_experimental_ynn_fusion_type':
                          'LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT'}
 # Compiler options that let a TPU compute during collectives; without them it
 # waits, as the schedules for v5e, v5p and v6e show. By the values of
-# config.compute.collectives, as MaxText sets them: 'fused' with the instructions
-# around them, which helps gathers only; or run by the SparseCores of v5p and v6e.
+# config.compute.collectives, as MaxText sets them: 'fused' with the
+# instructions around them, which helps gathers only; or run by the SparseCores
+# of v5p and v6e.
 COLLECTIVES = {
     'plain': {},
     'fused': dict.fromkeys((

@@ -1,11 +1,11 @@
 """The layers where a mesh cuts their weights, for scoring and updates.
 
 `fsdp` cuts the model's features: a device gathers them before it uses a weight,
-and its gradient is summed where it is kept. `tensor` cuts heads and feed-forward
-columns: each device has its own for all tokens of its rows. Between the large
-products it has only its own part of the tokens: it gathers all of them before
-the products that heads and columns follow, and after those that sum over heads
-or columns it keeps its part of the sum. So the residual stream, norms and
+and keeps its part of the sum of the weight's gradients. `tensor` cuts heads and
+feed-forward columns: each device has its own for all tokens of its rows. Between
+the large products it has only its own part of the tokens: it gathers all of them
+before the products that heads and columns follow, and after those that sum over
+heads or columns it keeps its part of the sum. So the residual stream, norms and
 additions are computed once, and reduce-scatter replaces all-reduce.
 
 XLA finds neither by itself: under `fsdp` alone, it cuts products into rings of

@@ -59,8 +59,8 @@ class Slice:
 
   def is_ring(self, group: Sequence[int]) -> bool:
     """Whether links join these chips to a ring: a box of an even number of
-    chips with two sides or more, or a whole axis that wraps around. Chips behind
-    a switch always are one. group: places in `devices`.
+    chips with two sides or more, or a whole axis that wraps around. Chips
+    behind a switch always are one. group: places in `devices`.
     """
     if self.chip.directions == 1 or len(group) == 1:
       return True

@@ -98,7 +98,8 @@ def groups(text: str) -> tuple[tuple[int, ...], ...]:
   for axis, size in axes.items():
     done = 1
     for outer, part in sorted(
-        (int(outer or 1), int(part or size)) for name, outer, part in re.findall(
+        (int(outer or 1), int(part or size))
+        for name, outer, part in re.findall(
             r"'([^']+)'(?::\((\d+)\)(\d+))?", found[3]) if name == axis):
       shape += [outer // done, part]
       ours.append(len(shape) - 1)

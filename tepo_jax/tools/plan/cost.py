@@ -106,7 +106,7 @@ class _Analysis:
     if opcode in ('call', 'call-start', 'async-start'):
       cost = self.computation(instruction.attribute('to_apply')
                               or instruction.attribute('calls'))
-      if opcode != 'call' and cost.wire_bytes:  # another unit of the chip runs it
+      if opcode != 'call' and cost.wire_bytes:  # the network runs it
         cost = dataclasses.replace(cost, events=[
             dataclasses.replace(event, name=instruction.name)
             for event in cost.events if isinstance(event, timeline.Send)])

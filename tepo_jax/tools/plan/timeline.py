@@ -15,7 +15,7 @@ from tepo_jax.tools.plan import chips
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """An instruction. carries: names of the fused transfers that proceed in it."""
+  """An instruction. carries: names of fused transfers that proceed in it."""
   flops: float
   hbm_bytes: float
   carries: tuple[str, ...] = ()
