@@ -79,8 +79,11 @@ def main() -> None:
 
 
 def _ensure_stack() -> None:
-  """Starts this program again if its threads would have less than _STACK bytes
-  of stack: compilations of large updates overflowed the usual 8 MB."""
+  """Starts `python -m tepo_jax.plan` again if its threads would have less than
+  _STACK bytes of stack: compilations of large updates overflowed the usual 8 MB.
+  """
+  if 'tepo_jax.plan' not in sys.orig_argv:
+    return
   soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
   wanted = _STACK if hard == resource.RLIM_INFINITY else min(_STACK, hard)
   if soft != resource.RLIM_INFINITY and soft < wanted:

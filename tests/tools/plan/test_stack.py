@@ -20,8 +20,12 @@ def test_it_starts_again_with_a_larger_stack(monkeypatch, soft, hard, wanted):
   monkeypatch.setattr(resource, 'getrlimit', lambda _: limits[-1])
   monkeypatch.setattr(resource, 'setrlimit', lambda _, x: limits.append(x))
   monkeypatch.setattr(os, 'execv', lambda *command: started.append(command))
+  plan._ensure_stack()  # not for pytest's command
+  assert not started
+  command = [sys.executable, '-m', 'tepo_jax.plan', '--help']
+  monkeypatch.setattr(sys, 'orig_argv', command)
   plan._ensure_stack()
   assert limits[1:] == ([] if wanted is None else [(wanted, hard)])
-  assert started == [(sys.executable, sys.orig_argv)] * len(limits[1:])
+  assert started == [(sys.executable, command)] * len(limits[1:])
   plan._ensure_stack()
   assert len(limits[1:]) <= 1  # once
