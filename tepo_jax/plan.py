@@ -16,9 +16,6 @@ programs for them and compares the memory.
 """
 
 import json
-import os
-import resource
-import sys
 
 from absl import flags
 import jax
@@ -30,10 +27,9 @@ from tepo_jax.tools.benchmark import workload as workload_lib
 from tepo_jax.tools.plan import check
 from tepo_jax.tools.plan import chips
 from tepo_jax.tools.plan import gpus
+from tepo_jax.tools.plan import stack
 from tepo_jax.tools.plan import step
 from tepo_jax.tools.plan import table
-
-_STACK = 1 << 28
 
 _CONFIG = cli.DEFINE_config()
 _TOPOLOGY = flags.DEFINE_multi_string(
@@ -78,19 +74,6 @@ def main() -> None:
     raise errors.InputError('; '.join(refused))
 
 
-def _ensure_stack() -> None:
-  """Starts `python -m tepo_jax.plan` again if its threads would have less than
-  _STACK bytes of stack: compilations of large updates overflowed the usual 8 MB.
-  """
-  if 'tepo_jax.plan' not in sys.orig_argv:
-    return
-  soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
-  wanted = _STACK if hard == resource.RLIM_INFINITY else min(_STACK, hard)
-  if soft != resource.RLIM_INFINITY and soft < wanted:
-    resource.setrlimit(resource.RLIMIT_STACK, (wanted, hard))
-    os.execv(sys.executable, sys.orig_argv)
-
-
 if __name__ == '__main__':
-  _ensure_stack()
+  stack.ensure()
   cli.run(main)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tepo_jax import plan
+from tepo_jax.tools.plan import stack
 
 MIB = 1 << 20
 
@@ -20,12 +20,12 @@ def test_it_starts_again_with_a_larger_stack(monkeypatch, soft, hard, wanted):
   monkeypatch.setattr(resource, 'getrlimit', lambda _: limits[-1])
   monkeypatch.setattr(resource, 'setrlimit', lambda _, x: limits.append(x))
   monkeypatch.setattr(os, 'execv', lambda *command: started.append(command))
-  plan._ensure_stack()  # not for pytest's command
+  stack.ensure()  # not for pytest's command
   assert not started
   command = [sys.executable, '-m', 'tepo_jax.plan', '--help']
   monkeypatch.setattr(sys, 'orig_argv', command)
-  plan._ensure_stack()
+  stack.ensure()
   assert limits[1:] == ([] if wanted is None else [(wanted, hard)])
   assert started == [(sys.executable, command)] * len(limits[1:])
-  plan._ensure_stack()
+  stack.ensure()
   assert len(limits[1:]) <= 1  # once
