@@ -89,9 +89,9 @@ def seconds(events: Iterable[Event], slice_: chips.Slice
           waiting += _finish(pending, event.name)
       case Wait():
         waiting += _finish(pending, event.name)
-  # One that ends in the next iteration of a loop is not hidden by it.
-  return work, waiting + sum(
-      _finish(pending, name) for name in {t.send.name for t in pending})
+  while pending:  # what ends in the next iteration of a loop is not hidden by it
+    waiting += _finish(pending, pending[0].send.name)
+  return work, waiting
 
 
 def _transfer(send, slice_):
