@@ -63,7 +63,13 @@ COLLECTIVES = {
         'xla_sc_disable_megacore_partitioning'), True) | dict.fromkeys((
             'xla_tpu_enable_async_collective_fusion_fuse_all_gather',
             'xla_sc_enable_instruction_fusion'), False)}
-_WITH_SPARSECORES = ('TPU v5', 'TPU v5p', 'TPU v6 lite', 'TPU v6e')
+_V6E = ('TPU v6 lite', 'TPU v6e')
+_WITH_SPARSECORES = ('TPU v5', 'TPU v5p', *_V6E)
+# What an instruction may use of a v6e's 128 MiB of VMEM, as MaxText sets it. By
+# the schedule of Qwen2.5-7B on v6e:4x4, scoring and updates then wait less for
+# communication: 1.55 s an update instead of 1.63. One chip gains nothing: scoring
+# Qwen2.5-0.5B takes 0.13 s instead of 0.11.
+_VMEM = {'xla_tpu_scoped_vmem_limit_kib': 96 * 1024}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -278,16 +284,23 @@ def compiled(mesh: jax.sharding.Mesh, function: Callable, dtype: str,
 
   collectives: 'auto' or of COLLECTIVES, for TPUs.
   """
-  compiler_options = _COMPILER_OPTIONS
-  if mesh_lib.platform(mesh) == 'cpu':
-    compiler_options = compiler_options | _COMPILER_OPTIONS_CPU
-  if mesh_lib.platform(mesh) == 'tpu' and mesh.size > 1:
-    if collectives == 'auto':
-      kind = mesh.devices.flat[0].device_kind
-      collectives = 'sparsecore' if kind in _WITH_SPARSECORES else 'fused'
-    compiler_options = compiler_options | COLLECTIVES[collectives]
   return jax.jit(mesh_lib.under_rules(mesh, function, dtype=dtype),
-                 compiler_options=compiler_options, **options)
+                 compiler_options=compiler_options(mesh, collectives),
+                 **options)
+
+
+def compiler_options(mesh: jax.sharding.Mesh, collectives: str
+                     ) -> dict[str, Any]:
+  """XLA's options of scoring and updates, by platform, chip and mesh."""
+  if mesh_lib.platform(mesh) == 'cpu':
+    return _COMPILER_OPTIONS | _COMPILER_OPTIONS_CPU
+  if mesh_lib.platform(mesh) != 'tpu' or mesh.size == 1:
+    return _COMPILER_OPTIONS
+  kind = mesh.devices.flat[0].device_kind
+  if collectives == 'auto':
+    collectives = 'sparsecore' if kind in _WITH_SPARSECORES else 'fused'
+  return (_COMPILER_OPTIONS | COLLECTIVES[collectives]
+          | (_VMEM if kind in _V6E else {}))
 
 
 def stream(seed: int, name: str) -> jax.Array:

@@ -209,6 +209,17 @@ def test_weights_are_gathered_during_products(how):
   assert new_work < 1.1 * work
 
 
+@pytest.mark.parametrize('name, larger', [
+    ('v6e:2x2', True), ('v6e:1x1', False), ('v5e:2x2', False),
+    ('v5p:2x2x1', False)])
+def test_more_vmem_is_for_several_v6e(name, larger):
+  """That the compiler takes the option, the test of gathers shows."""
+  mesh = mesh_lib.make(dict(data=1, fsdp=-1, tensor=1),
+                       chips.topology(name).devices)
+  options = programs.compiler_options(mesh, 'auto')
+  assert ('xla_tpu_scoped_vmem_limit_kib' in options) == larger
+
+
 @pytest.mark.parametrize('name, message', [
     ('v5e', 'CHIP:TORUS'), ('v9:2x2', 'v5e, v5p, v6e'), ('v5e:3x1', 'v5e:3x1')])
 def test_unknown_slices_are_refused(name, message):
