@@ -31,8 +31,8 @@ MODELS = {
 # Machine -> topology of tepo_jax.plan, devices, tokens of a microbatch that a
 # device computes at a time.
 MACHINES = {
-    'gpu24': ('rtx4090x1', 1, 5_120), 'gpu80': ('h100x1', 1, 20_480),
-    'gpu80x8': ('h100x8', 8, 20_480), 'v5e1': ('v5e:1x1', 1, 5_120),
+    'gpu24': ('rtx4090x1', 1, 5_120), 'gpu80': ('h100x1', 1, 10_240),
+    'gpu80x8': ('h100x8', 8, 10_240), 'v5e1': ('v5e:1x1', 1, 5_120),
     'v5e8': ('v5e:2x4', 8, 5_120), 'v6e1': ('v6e:1x1', 1, 10_240)}
 # Where, by the plan, GSM8K does not fit otherwise: slots, or fewer tokens.
 SLOTS = {('qwen3_0_6b', 'v5e8'): 448, ('qwen3_1_7b', 'v5e8'): 256}

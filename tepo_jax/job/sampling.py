@@ -16,6 +16,8 @@ from tepo_jax.rollout import engine
 from tepo_jax.rollout import schedule
 from tepo_jax.runtime import mesh as mesh_lib
 
+_LANES = 128  # of a TPU's vector register
+
 
 def for_decoding(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
                  tensor: int | None
@@ -101,10 +103,13 @@ def cache_shardings(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
 
   On a TPU the layout states that the keys' head size is innermost, as the
   decode loop has it: otherwise XLA copies all keys before and after each chunk.
+  A smaller head size than a vector register would be padded: there XLA chooses
+  columns as innermost, in the loop too, and reads half of the bytes at size 64.
   """
   store = mesh_lib.shardings(mesh, (rows, 'kv_heads', None, None))
   keys = store
-  if mesh_lib.platform(mesh) == 'tpu':
+  if (mesh_lib.platform(mesh) == 'tpu'
+      and model.head_dim % _LANES == 0):
     keys = layout.Format(layout.Layout((0, 1, 3, 2)), store)
   return transformer.KVCache(
       (keys,) * model.num_layers, (store,) * model.num_layers,
