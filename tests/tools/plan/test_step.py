@@ -118,6 +118,27 @@ def test_decoding_is_planned_on_its_own_mesh(tensor, sends):
   assert (sum(sent.values()) > 1e3) == sends, sent
 
 
+@pytest.mark.parametrize('size, heads', [(64, 2), (128, 2)])
+def test_a_decode_step_copies_no_keys_and_pads_none(size, heads):
+  """On a TPU, with head sizes of half a vector register and of a whole one."""
+  config, slice_ = _config(), chips.topology('v5e:1x1')
+  config.compute.dtype, config.rollout.prompts = 'bfloat16', 32
+  config.rollout.max_tokens = 1000
+  config.train.row_tokens = config.train.microbatch_tokens = 1024
+  config.pretrain.update(num_layers=2, num_heads=2 * heads, num_kv_heads=heads,
+                         head_dim=size)
+  workload, slots = workload_lib.of(config), 256
+  mesh = mesh_lib.make(config.mesh, slice_.devices)
+  decode = next(p for p in compiling.step_programs(
+      config, workload, mesh, slots, brief=True, limit=slice_.chip.hbm_bytes)
+                if p.name == f'decode {slots}x1024')
+  estimate = step.estimate(decode, slice_)
+  cache = slots * memory_lib.slot_bytes(workload.model, mesh, 1024)
+  assert cache < estimate.arguments < 1.05 * cache  # the weights are small
+  assert estimate.temporaries < 0.01 * cache
+  assert estimate.hbm_bytes < 1.5 * cache
+
+
 def _timed(plan, tensor, rollout, update):
   """The plan with one program for sampling and one for updates, in seconds."""
   of_phase = {e.phase: e for e in plan.estimates}
