@@ -101,18 +101,22 @@ def cache_shardings(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
                     rows: str | None = 'batch') -> transformer.KVCache:
   """The shardings of a decoding cache: slots over `rows`, heads over tensor.
 
-  On a TPU the layout states that the keys' head size is innermost, as the
-  decode loop has it: otherwise XLA copies all keys before and after each chunk.
-  A smaller head size than a vector register would be padded: there XLA chooses
-  columns as innermost, in the loop too, and reads half of the bytes at size 64.
+  Where XLA would choose another layout for the arguments than for the decode
+  loop, and copy all keys or values before and after each chunk, the layout is
+  that of the loop, as the compilers' programs show: on a TPU the keys' head size
+  is innermost, unless that would pad it to a vector register; on a GPU with one
+  head on each device the values' columns are.
   """
   store = mesh_lib.shardings(mesh, (rows, 'kv_heads', None, None))
-  keys = store
-  if (mesh_lib.platform(mesh) == 'tpu'
-      and model.head_dim % _LANES == 0):
-    keys = layout.Format(layout.Layout((0, 1, 3, 2)), store)
+  swapped = layout.Format(layout.Layout((0, 1, 3, 2)), store)
+  keys = values = store
+  platform = mesh_lib.platform(mesh)
+  if platform == 'tpu' and model.head_dim % _LANES == 0:
+    keys = swapped
+  if platform == 'gpu' and model.cache_heads == mesh.shape['tensor']:
+    values = swapped
   return transformer.KVCache(
-      (keys,) * model.num_layers, (store,) * model.num_layers,
+      (keys,) * model.num_layers, (values,) * model.num_layers,
       mesh_lib.shardings(mesh, (rows, None)), mesh_lib.replicated(mesh))
 
 

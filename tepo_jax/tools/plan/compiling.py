@@ -130,8 +130,9 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
   largest = _largest(shapes)
   cache = mesh_lib.device_bytes(arguments.cache(*largest[0][1:3]))
   waiting = mesh_lib.device_bytes(arguments.prompts(*largest[-1][1:3]))
+  chunk = config.rollout.chunk  # decode steps of a run
   as_if_largest = functools.partial(
-      _as_if_largest, largest=largest[0], cache=cache,
+      _as_if_largest, largest=largest[0], chunk=chunk, cache=cache,
       weights=mesh_lib.device_bytes(weights))
   equivalent = {largest[0]: as_if_largest(counts)}
   by_share = {largest[0]: {
@@ -140,6 +141,7 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
       for counts in [traffic.of_rollout(workload, shapes, share)]}}
   for shape in dict.fromkeys([*largest, *([] if brief else sorted(counts))]):
     held, runs, given = state_bytes, counts[shape], 0
+    steps = chunk if shape.name == 'decode' else 1
     if shape.name in ('insert', 'compact'):
       held += mesh_lib.device_bytes(weights)
     if shape.name != 'insert':
@@ -153,9 +155,11 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
       runs *= 2 * len(whole.k)
     yield PlannedProgram(
         _label(shape), 'rollout', functools.partial(arguments.lower, shape),
-        runs, held, shape in largest, equivalent.get(shape, 0), given,
+        runs / steps, held, shape in largest,
+        equivalent.get(shape, 0), given, open_trips=(steps,),
         by_share=by_share.get(shape, {}),
-        useful=_useful_of_sampling(workload, shape) / programs.mesh.size)
+        useful=steps * _useful_of_sampling(workload, shape)
+        / programs.mesh.size)
 
 
 def _useful_of_sampling(workload, shape):
@@ -187,13 +191,13 @@ def _largest(shapes) -> list[traffic.Shape]:
           width), width)]
 
 
-def _as_if_largest(counts, *, largest, weights, cache):
-  """Converts all decode steps to steps of the largest call, by bytes read."""
+def _as_if_largest(counts, *, largest, chunk, weights, cache):
+  """Converts all decode steps to runs of the largest call, by bytes read."""
   slots = largest.rows * largest.columns
   return sum(
       count * (weights + cache * shape.rows * shape.columns / slots)
       for shape, count in counts.items() if shape.name == 'decode') / (
-          weights + cache)
+          (weights + cache) * chunk)
 
 
 def _label(shape):

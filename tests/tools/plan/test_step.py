@@ -18,6 +18,7 @@ from tepo_jax.tools.benchmark import workload as workload_lib
 from tepo_jax.tools.plan import chips
 from tepo_jax.tools.plan import compiling
 from tepo_jax.tools.plan import cost as cost_lib
+from tepo_jax.tools.plan import gpus
 from tepo_jax.tools.plan import step
 from tepo_jax.tools.plan import table
 
@@ -118,12 +119,17 @@ def test_decoding_is_planned_on_its_own_mesh(tensor, sends):
   assert (sum(sent.values()) > 1e3) == sends, sent
 
 
-@pytest.mark.parametrize('size, heads', [(64, 2), (128, 2)])
-def test_a_decode_step_copies_no_keys_and_pads_none(size, heads):
-  """On a TPU, with head sizes of half a vector register and of a whole one."""
-  config, slice_ = _config(), chips.topology('v5e:1x1')
+@pytest.mark.parametrize('name, size, heads', [
+    ('v5e:1x1', 64, 2), ('v5e:1x1', 128, 2), ('h100x1', 128, 1),
+    ('h100x1', 64, 2)])
+def test_decoding_copies_no_keys_and_pads_none(name, size, heads):
+  """With head sizes of a TPU's vector register and less, and the form that XLA
+  gives a GPU's program for a single head. A run is a chunk of steps."""
+  if name.startswith('h100') and not gpus.FOLDER.exists():
+    pytest.skip('the GPU compiler is not installed')
+  config, slice_ = _config(), (chips if ':' in name else gpus).topology(name)
   config.compute.dtype, config.rollout.prompts = 'bfloat16', 32
-  config.rollout.max_tokens = 1000
+  config.rollout.max_tokens, config.rollout.chunk = 1000, 2
   config.train.row_tokens = config.train.microbatch_tokens = 1024
   config.pretrain.update(num_layers=2, num_heads=2 * heads, num_kv_heads=heads,
                          head_dim=size)
@@ -135,8 +141,9 @@ def test_a_decode_step_copies_no_keys_and_pads_none(size, heads):
   estimate = step.estimate(decode, slice_)
   cache = slots * memory_lib.slot_bytes(workload.model, mesh, 1024)
   assert cache < estimate.arguments < 1.05 * cache  # the weights are small
-  assert estimate.temporaries < 0.01 * cache
-  assert estimate.hbm_bytes < 1.5 * cache
+  assert estimate.temporaries < 0.25 * cache  # no key array; workspaces
+  # Copies of the keys before and after the two steps would be 2 * cache.
+  assert 2 * cache < estimate.hbm_bytes < 3.5 * cache
 
 
 def _timed(plan, tensor, rollout, update):
