@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Plans every model of configs/small.py on every machine, with all weights and
 # with adapters, and Qwen2.5-7B on eight GPUs; prints the table of
-# launch/README.md. A plan takes a minute or more, and the table some hours;
-# what is in runs/plans is not planned again.
+# launch/README.md. A plan takes one to three minutes on two cores, the table
+# about two hours; what is in runs/plans is not planned again.
 #
 #   launch/plans.sh [NAME ...]    such as qwen2_5_1_5b,gpu24,lora
 set -euo pipefail
@@ -40,8 +40,10 @@ done
 .venv/bin/python - "$@" <<'EOF'
 import json, sys
 
-print('| plan | slots | GiB | of | rollout | score | updates | step, s |')
-print('|---|---|---|---|---|---|---|---|')
+from configs import qwen2_5_7b, small
+
+print('| plan | slots | GiB | of | rollout | score | updates | step, s | run, h |')
+print('|---|---|---|---|---|---|---|---|---|')
 for name in sys.argv[1:]:
   plan = json.load(open(f'runs/plans/{name}.json'))
   most = max(plan['programs'], key=lambda p: (bool(p['failure']), p['hbm']))
@@ -50,9 +52,13 @@ for name in sys.argv[1:]:
   if plan['fits']:
     seconds = plan['seconds']
     cells += [f'{seconds[phase]:.0f}' for phase in ('rollout', 'score')]
-    cells += [f'{seconds["update"]:.0f}', f'{sum(seconds.values()):.0f}']
+    step = sum(seconds.values())
+    config = (qwen2_5_7b.get_config() if name.startswith('qwen2_5_7b')
+              else small.get_config(name))
+    cells += [f'{seconds["update"]:.0f}', f'{step:.0f}',
+              f'{config.steps * step / 3600:.1f}']
   else:
     cells[0] = most['failure'] or cells[0]
-    cells += ['does not fit', '', '', '']
+    cells += ['does not fit', '', '', '', '']
   print('|', ' | '.join([f'`{name}`', str(plan['slots']), *cells]), '|')
 EOF

@@ -6,8 +6,9 @@
 #
 #   create            requests a slice of TYPE and waits until it is active;
 #                     SPOT=1 is cheaper, but can be preempted
-#   setup             copies this repository to all hosts and installs there;
-#                     with BUCKET=…, mounts that bucket as tepo/bucket
+#   setup             copies this repository to all hosts and installs there,
+#                     with files of yours in it, but not runs/; with BUCKET=…,
+#                     mounts that bucket as tepo/bucket
 #   run [PROGRAM] ARGUMENTS
 #                     starts python -m tepo_jax.PROGRAM ARGUMENTS on all hosts
 #                     and returns; PROGRAM is train (the default),
@@ -139,8 +140,8 @@ create() {
 setup() {
   archive=$(mktemp -d)/tepo.tgz
   trap 'rm -rf "$(dirname "$archive")"' EXIT
-  do_it tar -czf "$archive" --exclude=__pycache__ \
-    tepo_jax configs launch tests requirements.txt
+  do_it tar -czf "$archive" --exclude=__pycache__ --exclude='./.*' \
+    --exclude=./runs --exclude=./bucket .
   tpus tpu-vm scp "$archive" "$NAME:tepo.tgz" --worker=all
   on_hosts all "mkdir -p tepo && tar -xzf tepo.tgz -C tepo \
 && SKIP_SELFTEST=1 tepo/launch/setup.sh tpu"

@@ -3,6 +3,7 @@
 import collections
 import functools
 import gzip
+import io
 import os
 import pathlib
 import re
@@ -10,6 +11,7 @@ import shlex
 import shutil
 import stat
 import subprocess
+import tarfile
 import time
 
 import pytest
@@ -329,6 +331,15 @@ def test_tpu_vm_dry_run(launch):
   assert stop == ssh + ['--worker=all'] and 'kill -TERM' in command
   tar, copy, setup = _dry_run(launch, 'setup')
   assert tar[0] == 'tar' and copy[4] == 'scp' and copy[6] == 'n:tepo.tgz'
+  for name in 'own_reward.py', '.venv/x', 'runs/x', 'tepo_jax/runs/x':
+    (launch.root / name).parent.mkdir(parents=True, exist_ok=True)
+    (launch.root / name).touch()
+  packed = subprocess.run(
+      [*tar[:2], '-', *tar[3:]], cwd=launch.root, check=True,
+      capture_output=True).stdout
+  names = tarfile.open(fileobj=io.BytesIO(packed)).getnames()
+  assert {'./own_reward.py', './launch/setup.sh', './tepo_jax/runs/x'} <= set(
+      names) and not {'./.venv/x', './runs/x'} & set(names)
   assert '--worker=all' in copy and '--worker=all' in setup
   assert 'tepo/launch/setup.sh tpu' in setup[7]
   *_, mount = _dry_run(launch, 'setup', BUCKET='b')

@@ -179,6 +179,9 @@ def check_values(config: ml_collections.ConfigDict) -> None:
            f'at most {high}')
   _require(config, 'seed', config.seed < 2**32, 'less than 2^32')
   _require(config, 'data.name', config.data.name, 'a set or a file')
+  if source := datasets.SETS.get(config.data.name):
+    _require(config, 'data.name', source.trains, 'a training set: this is the '
+             f'benchmark {source.hub}, split {source.split}')
   _require(config, 'eval.sets', all(
       isinstance(name, str) and name for name in config.eval.sets),
            'names of sets or files')

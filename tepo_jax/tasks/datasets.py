@@ -37,6 +37,7 @@ class Source:
     temperature, samples: decoding; temperature 0 is greedy. All sets: at most
       8,192 new tokens, top-p 1, no top-k.
     leave_out: the rows to omit, keys of LEAVE_OUT.
+    trains: whether it is a training set; the others are benchmarks.
   """
   hub: str
   config: str | None
@@ -46,6 +47,7 @@ class Source:
   temperature: float = 0.0
   samples: int = 1
   leave_out: tuple[str, ...] = ()
+  trains: bool = False
 
 
 LEAVE_OUT = {
@@ -59,7 +61,7 @@ SETS = {
     'dapo_math': Source(
         'open-r1/DAPO-Math-17k-Processed', 'all', 'train',
         (17398, 14116, 3282, 1_791_700), 'Apache-2.0', 1.0, 8,
-        leave_out=('repeated', 'contradictory', 'above 2^53')),
+        leave_out=('repeated', 'contradictory', 'above 2^53'), trains=True),
     'gsm8k': Source('openai/gsm8k', 'main', 'test', (1319, 7473), 'MIT'),
     'math500': Source('HuggingFaceH4/MATH-500', None, 'test', (500,), 'MIT'),
     'aime24': Source(

@@ -16,6 +16,7 @@ BAD = [
     ('seed', -1, '0 or more'),
     ('seed', 2**32, 'less than 2^32'),
     ('data.name', '', 'a set or a file'),
+    ('data.name', 'gsm8k', 'the benchmark openai/gsm8k, split test'),
     ('data.skip_bad', -1, '0 or more'),
     ('eval.sets', ('a', 1), 'names of sets'),
     ('grading.timeout', 1, 'from 2 to 3600'),
