@@ -32,9 +32,10 @@ from configs import small; print(small.MACHINES['$machine'][0])")
   # Status 2 if it does not fit, which the table then says.
   .venv/bin/python -m tepo_jax.plan --config="$config" --topology="$topology" \
     --config.model="tests/tools/plan/models/$model" --brief --json \
-    >runs/plans/new 2>runs/plans/log || [[ $? -eq 2 && -s runs/plans/new ]] \
-    || { tail -n 1 runs/plans/log >&2; exit 1; }
-  mv runs/plans/new "runs/plans/$name.json"
+    >"runs/plans/$name.new" 2>"runs/plans/$name.log" \
+    || [[ $? -eq 2 && -s runs/plans/$name.new ]] \
+    || { tail -n 1 "runs/plans/$name.log" >&2; exit 1; }
+  mv "runs/plans/$name.new" "runs/plans/$name.json"
 done
 
 .venv/bin/python - "$@" <<'EOF'

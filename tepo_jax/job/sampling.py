@@ -17,6 +17,11 @@ from tepo_jax.rollout import schedule
 from tepo_jax.runtime import mesh as mesh_lib
 
 _LANES = 128  # of a TPU's vector register
+# A TPU's compiler takes minutes for the unrolled layers of a prefill, which is
+# less than a hundredth of a step. With the least effort, that of Qwen2.5-7B on
+# v6e:4x4 compiles in 10 s of one core instead of 147, and a run takes 36 ms
+# instead of 31, by its schedule.
+_QUICK_COMPILE = {'exec_time_optimization_effort': -1.0}
 
 
 def for_decoding(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
@@ -79,7 +84,9 @@ def make(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
   return schedule.SamplingPrograms(
       empty=jit(empty, static_argnums=(0, 1), out_shardings=cache),
       prefill=jit(functools.partial(engine.prefill, model),
-                  out_shardings=prompts),
+                  out_shardings=prompts, compiler_options=(
+                      _QUICK_COMPILE if mesh_lib.platform(mesh) == 'tpu'
+                      else None)),
       insert=jit(engine.insert, donate_argnums=0, out_shardings=cache),
       compact=_Compact(jit, cache),
       decode=jit(decode, donate_argnums=1, out_shardings=(cache, drawn)))
