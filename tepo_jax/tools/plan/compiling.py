@@ -132,15 +132,15 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
   waiting = mesh_lib.device_bytes(arguments.prompts(*largest[-1][1:3]))
   chunk = config.rollout.chunk  # decode steps of a run
   as_if_largest = functools.partial(
-      _as_if_largest, largest=largest[0], chunk=chunk, cache=cache,
+      _as_if_largest, chunk=chunk, cache=cache,
       weights=mesh_lib.device_bytes(weights))
-  equivalent = {largest[0]: as_if_largest(counts)}
   by_share = {largest[0]: {
-      share: (as_if_largest(counts), traffic.decode_steps(counts))
+      share: (as_if_largest(counts, largest[0]), traffic.decode_steps(counts))
       for share in (_SHARES if refill and not brief else ())
       for counts in [traffic.of_rollout(workload, shapes, share)]}}
   for shape in dict.fromkeys([*largest, *([] if brief else sorted(counts))]):
     held, runs, given = state_bytes, counts[shape], 0
+    equivalent = as_if_largest(counts, shape) if shape in largest else 0
     steps = chunk if shape.name == 'decode' else 1
     if shape.name in ('insert', 'compact'):
       held += mesh_lib.device_bytes(weights)
@@ -153,10 +153,11 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
       held += mesh_lib.device_bytes(whole) - mesh_lib.device_bytes(
           whole.k[0])
       runs *= 2 * len(whole.k)
+      equivalent *= 2 * len(whole.k)
     yield PlannedProgram(
         _label(shape), 'rollout', functools.partial(arguments.lower, shape),
-        runs / steps, held, shape in largest,
-        equivalent.get(shape, 0), given, open_trips=(steps,),
+        runs / steps, held, shape in largest, equivalent, given,
+        open_trips=(steps,),
         by_share=by_share.get(shape, {}),
         useful=steps * _useful_of_sampling(workload, shape)
         / programs.mesh.size)
@@ -191,13 +192,17 @@ def _largest(shapes) -> list[traffic.Shape]:
           width), width)]
 
 
-def _as_if_largest(counts, *, largest, chunk, weights, cache):
-  """Converts all decode steps to runs of the largest call, by bytes read."""
-  slots = largest.rows * largest.columns
-  return sum(
-      count * (weights + cache * shape.rows * shape.columns / slots)
-      for shape, count in counts.items() if shape.name == 'decode') / (
-          (weights + cache) * chunk)
+def _as_if_largest(counts, largest, *, chunk, weights, cache):
+  """Converts all runs of a kind to runs of its largest call: decode steps by
+  the bytes that they read, other programs by the sizes of their arrays."""
+  def share(shape):
+    size = shape.rows * shape.columns / (largest.rows * largest.columns)
+    if shape.name != 'decode':
+      return size
+    return (weights + cache * size) / (weights + cache) / chunk
+
+  return sum(count * share(shape) for shape, count in counts.items()
+             if shape.name == largest.name)
 
 
 def _label(shape):

@@ -34,6 +34,7 @@ _FREE_CALLS = frozenset((
     'AllocateBuffer', 'ConcatBitcast', 'AssumeGatherIndicesInBound',
     'AsyncCollectiveStart', 'AsyncCollectiveDone'))
 _SLICES = ('dynamic-slice', 'slice', 'gather')
+_IN_PLACE = {'dynamic-update-slice': 1, 'scatter': -1}  # and their updates
 _FORMS = ('bitcast', 'convert', 'copy', 'reshape', 'transpose')
 
 
@@ -157,8 +158,8 @@ class _Analysis:
     if opcode in _SLICES:
       return instruction.hbm_bytes + (
           operands[0].hbm_bytes and instruction.arrays[0].bytes)
-    if opcode in ('dynamic-update-slice', 'scatter'):
-      update = operands[1 if opcode == 'dynamic-update-slice' else -1]
+    if opcode in _IN_PLACE:
+      update = operands[_IN_PLACE[opcode]]
       return update.hbm_bytes + (
           operands[0].hbm_bytes and update.arrays[0].bytes)
     return instruction.hbm_bytes + sum(o.hbm_bytes for o in operands)
@@ -198,7 +199,7 @@ class _Analysis:
             queue.append(user)
           else:
             total += sum(self._read(callee, place) for place in places)
-        elif user.opcode != 'dynamic-update-slice' or not first:
+        elif user.opcode not in _IN_PLACE or not first:
           return math.inf
     return total
 
@@ -251,9 +252,9 @@ def _written(inside, output, array):
   writes a slice."""
   while output.opcode in _FORMS and output.opcode != 'transpose':
     output = inside.instructions[output.operands[0]]
-  if output.opcode == 'dynamic-update-slice':
-    return min(inside.instructions[output.operands[1]].arrays[0].bytes,
-               array.bytes)
+  if output.opcode in _IN_PLACE:
+    update = inside.instructions[output.operands[_IN_PLACE[output.opcode]]]
+    return min(update.arrays[0].bytes, array.bytes)
   return array.bytes
 
 

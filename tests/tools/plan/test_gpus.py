@@ -95,6 +95,22 @@ def test_nested_loops_count_times_their_trip_counts():
       15 * 2 * M / 8 * D * D)
 
 
+@compiled_for_gpus
+def test_a_scatter_in_place_costs_its_updates():
+  """XLA fuses it; each device reads and writes what it replaces."""
+  def put(x_MD, new_RD, row_R):
+    return x_MD.at[row_R].set(2 * new_RD, unique_indices=True)
+
+  mesh = jax.sharding.Mesh(np.array(gpus.topology('h100x1').devices), ('x',))
+  place = jax.sharding.NamedSharding(mesh, P())
+  found = cost.of(jax.jit(put, donate_argnums=0).lower(*(
+      jax.ShapeDtypeStruct(shape, dtype, sharding=place) for shape, dtype in (
+          ((64 * M, D), jnp.float32), ((4, D), jnp.float32), ((4,), jnp.int32)
+      ))).compile(gpus.topology('h100x1').options).as_text())
+  updates = 4 * 4 * D
+  assert 2 * updates <= found.hbm_bytes < 5 * updates
+
+
 _COLLECTIVES = {  # program, specs of argument and result, bytes sent by byte
     'all-gather': (lambda x: x, P('x'), P(), 7 / 8),
     'reduce-scatter': (lambda x: jax.lax.psum_scatter(

@@ -1,6 +1,7 @@
 """A plan of the tiny config on a TPU slice."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 import re
@@ -21,6 +22,7 @@ from tepo_jax.tools.plan import cost as cost_lib
 from tepo_jax.tools.plan import gpus
 from tepo_jax.tools.plan import step
 from tepo_jax.tools.plan import table
+from tepo_jax.tools.plan import traffic
 
 pytest.importorskip('libtpu')
 
@@ -117,6 +119,26 @@ def test_decoding_is_planned_on_its_own_mesh(tensor, sends):
       limit=slice_.chip.hbm_bytes) if p.name.startswith('decode'))
   sent = step.estimate(decode, slice_).wire_bytes
   assert (sum(sent.values()) > 1e3) == sends, sent
+
+
+def test_the_largest_programs_stand_for_all_of_their_kind():
+  """By columns, a decode step by the bytes that it reads; 4 steps a run."""
+  counts = {traffic.Shape('decode', 8, 100): 40, traffic.Shape(
+      'decode', 8, 50): 80, traffic.Shape('prefill', 4, 32): 3,
+            traffic.Shape('prefill', 2, 16): 4}
+  of = functools.partial(compiling._as_if_largest, counts, chunk=4,
+                         weights=10, cache=30)
+  assert of(traffic.Shape('decode', 8, 100)) == (40 + 80 * 25 / 40) / 4
+  assert of(traffic.Shape('prefill', 4, 32)) == 3 + 4 / 4
+  assert of(traffic.Shape('compact', 8, 100, (8, 100))) == 0
+
+
+@pytest.mark.long
+def test_a_brief_plan_counts_every_kind_of_program(plan):
+  counted = {e.name.split()[0] for e in plan.estimates
+             if (e.equivalent or 0) * e.roofline > 0}
+  assert counted >= {'reshard', 'decode', 'insert', 'prefill', 'score',
+                     'update'}
 
 
 @pytest.mark.parametrize('name, size, heads', [
