@@ -34,9 +34,12 @@ MACHINES = {
     'gpu24': ('rtx4090x1', 1, 5_120), 'gpu80': ('h100x1', 1, 10_240),
     'gpu80x8': ('h100x8', 8, 10_240), 'v5e1': ('v5e:1x1', 1, 5_120),
     'v5e8': ('v5e:2x4', 8, 5_120), 'v6e1': ('v6e:1x1', 1, 10_240)}
-# Where, by the plan, GSM8K does not fit otherwise: slots, or fewer tokens.
-SLOTS = {('qwen3_0_6b', 'v5e8'): 448, ('qwen3_1_7b', 'v5e8'): 256}
+# Where, by the plan, GSM8K does not fit otherwise: fewer tokens, other fields.
 TOKENS = {('qwen2_5_3b', 'v5e8'): 2_560}
+FIELDS = {
+    ('qwen2_5_3b', 'v5e8'): {'rollout.tensor': 2, 'train.chunk_size': 256},
+    ('qwen3_0_6b', 'v5e8'): {'rollout.slots': 448},
+    ('qwen3_1_7b', 'v5e8'): {'rollout.slots': 256}}
 
 
 def get_config(argument: str = 'qwen2_5_0_5b,gpu24'):
@@ -66,7 +69,7 @@ def get_config(argument: str = 'qwen2_5_0_5b,gpu24'):
     c.eval.max_tokens = 1024
     c.steps = 100
   _, devices, tokens = MACHINES[machine]
-  c.rollout.slots = SLOTS.get((model, machine))
+  c.update_from_flattened_dict(FIELDS.get((model, machine), {}))
   c.train.microbatch_tokens = devices * max(
       TOKENS.get((model, machine), tokens),
       c.data.max_prompt_tokens + c.rollout.max_tokens)  # a row

@@ -1,0 +1,58 @@
+"""The programs of sampling, with the layouts that other devices give a cache."""
+
+import jax
+from jax.experimental import layout
+import numpy as np
+import pytest
+
+from tepo_jax.job import sampling as sampling_lib
+from tepo_jax.policy import transformer
+from tepo_jax.rollout import draw
+from tepo_jax.rollout import engine
+from tepo_jax.runtime import mesh as mesh_lib
+
+MODEL = transformer.ModelConfig(
+    vocab_size=64, d_model=32, num_layers=2, num_heads=4, num_kv_heads=2,
+    head_dim=8, d_ff=64, max_position=128)
+
+
+def _sample(mesh):
+  """Prefill, insert, decode and compact: the tokens, and the cache."""
+  programs = sampling_lib.make(
+      MODEL, mesh, decoding=draw.Decoding(), eos_ids=(-1,), chunk=4)
+  weights = sampling_lib.make_decode_cast(MODEL, mesh)(
+      transformer.init(MODEL, jax.random.key(0)))
+  token_QP = np.arange(8, dtype=np.int32).reshape(2, 4)
+  prompts = programs.prefill(
+      weights, token_QP, np.tile(np.arange(4, dtype=np.int32), (2, 1)))
+  row_N = np.arange(4, dtype=np.int32)
+  cache = programs.insert(
+      programs.empty(4, 32, np.int32(8)), prompts, row_N % 2, row_N)
+  slots = engine.Slots(
+      *(np.full(4, x, np.int32) for x in (3, 5, 0, 9, 0)), sample=row_N,
+      live=np.ones(4, bool))
+  cache, drawn = programs.decode(
+      weights, cache, slots, jax.random.key(1), np.int32(4), np.int32(0))
+  cache = programs.compact(cache, row_N[::-1].copy(), np.int32(2), 32)
+  return np.asarray(drawn.token_NC), cache
+
+
+@pytest.mark.parametrize('part', ['k', 'v'])
+def test_the_layout_of_the_cache_changes_no_token(part, monkeypatch):
+  """`cache_shardings` chooses it by device; a CPU takes any."""
+  mesh = mesh_lib.make({'data': 1, 'fsdp': 2, 'tensor': 2}, jax.devices())
+  want_NC, before = _sample(mesh)
+  make = sampling_lib.cache_shardings
+
+  def swapped(*arguments):
+    shardings = make(*arguments)
+    stores = tuple(layout.Format(layout.Layout((0, 1, 3, 2)), store)
+                   for store in getattr(shardings, part))
+    return shardings.replace(**{part: stores})
+
+  monkeypatch.setattr(sampling_lib, 'cache_shardings', swapped)
+  token_NC, cache = _sample(mesh)
+  store = getattr(cache, part)[0]
+  assert store.format.layout.major_to_minor == (0, 1, 3, 2)
+  np.testing.assert_array_equal(token_NC, want_NC)
+  jax.tree.map(np.testing.assert_array_equal, cache, before)
