@@ -39,7 +39,7 @@ from configs import small; print(small.MACHINES['$machine'][0])")
 done
 
 .venv/bin/python - "$@" <<'EOF'
-import json, sys
+import json, re, sys
 
 from configs import qwen2_5_7b, small
 
@@ -59,7 +59,9 @@ for name in sys.argv[1:]:
     cells += [f'{seconds["update"]:.0f}', f'{step:.0f}',
               f'{config.steps * step / 3600:.1f}']
   else:
-    cells[0] = most['failure'] or cells[0]
+    if most['failure']:  # by the TPU's compiler
+      needed = float(re.search(r'([\d.]+)G', most['failure'])[1])
+      cells[0] = f'{needed:.1f} ({most["name"].split()[0]})'
     cells += ['does not fit', '', '', '', '']
   print('|', ' | '.join([f'`{name}`', str(plan['slots']), *cells]), '|')
 EOF
