@@ -168,7 +168,8 @@ cell() {
   [[ -f $map ]] && gzip -cd "$map" | grep -cF "\"name\": \"$name\"" >/dev/null \
     && return
   printf '%s\0' "$name" "configs/countdown.py:${1%%,*}" "$4" \
-    "--config.steps=24 --config.eval.period=6 --config.dump.period=6 \
+    "--config.steps=$steps --config.eval.period=6 \
+--config.dump.period=$((steps % 4 ? 1 : steps / 4)) \
 --config.train.minibatch_prompts=$((64 / $3)) \
 --config.optimizer.learning_rate=$2 ${own//,/ --config.}"
 }
@@ -176,6 +177,10 @@ cell() {
 # map [OVERRIDE ...]
 map() {
   local methods rates updates seeds method rate best count seed name status=0
+  local argument steps=24  # the map reads the rollouts of each quarter
+  for argument in "$@"; do
+    [[ $argument != --config.steps=* ]] || steps=${argument#*=}
+  done
   prepare configs/countdown.py "${OUT:-runs/map}" \
     --config.pretrain.direct_share=0.2 "$@"
   map=${MAP:-$out/map.jsonl.gz}

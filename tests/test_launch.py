@@ -228,6 +228,7 @@ def test_sweep_map_makes_the_grid_then_the_best_rates_seeds(launch):
     assert run['config.optimizer.learning_rate'] == rate
     assert 64 / int(run['config.train.minibatch_prompts']) == int(count)
     assert run['config.seed'] == seed and run['config.steps'] == '3'
+    assert run['config.dump.period'] == '1'  # the map reads all quarters
     assert ('config.method.reg.coef' in run) == ('coef' in method)
   assert {line.split(' ', 3)[3] for line in log if 'tepo_jax.report' in line
           } == {'--map=old.jsonl.gz --out=runs/map/report'}  # no run is here
