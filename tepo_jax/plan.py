@@ -8,11 +8,12 @@ do not have (launch/setup.sh cpu plan installs both). Reads only config.json of
 the model; lengths, and the share of groups that dynamic sampling keeps, are
 those of config.benchmark. In the table, numbers are per chip and per run of a
 program, which for decoding is config.rollout.chunk steps: `sent` is what a chip
-sends to others, `held` is other memory that stays allocated during the run, `ms` is a roofline, and `wait` the part of it in
-which the schedule waits for communication. Predicted seconds divide the
-roofline by the share that good programs reach. Exits with status 2 if a step does not
-fit. With --check, on a machine that has these chips, it also compiles the
-programs for them and compares the memory.
+sends to others, `held` is other memory that stays allocated during the run,
+`ms` is a roofline, and `wait` the part of it in which the schedule waits for
+communication. Predicted seconds divide the roofline by the share that good
+programs reach. Exits with status 2 if a step does not fit. With --check, on a
+machine that has these chips, it also compiles the programs for them and
+compares the memory.
 """
 
 import json
