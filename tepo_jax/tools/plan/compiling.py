@@ -4,6 +4,7 @@ They are the jitted functions of a run, from `job.programs` and `job.sampling`,
 with shapes as arguments.
 """
 
+import collections
 from collections.abc import Callable, Iterator
 import dataclasses
 import functools
@@ -130,18 +131,19 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
   largest = _largest(shapes)
   cache = mesh_lib.device_bytes(arguments.cache(*largest[0][1:3]))
   waiting = mesh_lib.device_bytes(arguments.prompts(*largest[-1][1:3]))
-  chunk = config.rollout.chunk  # decode steps of a run
+  runs_of = functools.partial(_runs, chunk=config.rollout.chunk,
+                              arrays=2 * programs.decoding[0].num_layers)
   as_if_largest = functools.partial(
-      _as_if_largest, chunk=chunk, cache=cache,
-      weights=mesh_lib.device_bytes(weights))
+      _as_if_largest, cache=cache, weights=mesh_lib.device_bytes(weights))
+  runs = runs_of(counts)
   by_share = {largest[0]: {
-      share: (as_if_largest(counts, largest[0]), traffic.decode_steps(counts))
+      share: (as_if_largest(runs_of(counts), largest[0]),
+              traffic.decode_steps(counts))
       for share in (_SHARES if refill and not brief else ())
       for counts in [traffic.of_rollout(workload, shapes, share)]}}
   for shape in dict.fromkeys([*largest, *([] if brief else sorted(counts))]):
-    held, runs, given = state_bytes, counts[shape], 0
-    equivalent = as_if_largest(counts, shape) if shape in largest else 0
-    steps = chunk if shape.name == 'decode' else 1
+    held, given = state_bytes, 0
+    steps = config.rollout.chunk if shape.name == 'decode' else 1
     if shape.name in ('insert', 'compact'):
       held += mesh_lib.device_bytes(weights)
     if shape.name != 'insert':
@@ -152,13 +154,11 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
       whole = arguments.cache(shape.rows, shape.columns)
       held += mesh_lib.device_bytes(whole) - mesh_lib.device_bytes(
           whole.k[0])
-      runs *= 2 * len(whole.k)
-      equivalent *= 2 * len(whole.k)
     yield PlannedProgram(
         _label(shape), 'rollout', functools.partial(arguments.lower, shape),
-        runs / steps, held, shape in largest, equivalent, given,
-        open_trips=(steps,),
-        by_share=by_share.get(shape, {}),
+        runs[shape], held, shape in largest,
+        as_if_largest(runs, shape) if shape in largest else 0, given,
+        open_trips=(steps,), by_share=by_share.get(shape, {}),
         useful=steps * _useful_of_sampling(workload, shape)
         / programs.mesh.size)
 
@@ -192,16 +192,24 @@ def _largest(shapes) -> list[traffic.Shape]:
           width), width)]
 
 
-def _as_if_largest(counts, largest, *, chunk, weights, cache):
-  """Converts all runs of a kind to runs of its largest call: decode steps by
-  the bytes that they read, other programs by the sizes of their arrays."""
+def _runs(counts, *, chunk, arrays):
+  """Counts runs of programs: one decodes a chunk of steps, and one moves a
+  single array of the cache to compact it."""
+  times = {'decode': 1 / chunk, 'compact': arrays}
+  return collections.Counter({shape: count * times.get(shape.name, 1)
+                              for shape, count in counts.items()})
+
+
+def _as_if_largest(runs, largest, *, weights, cache):
+  """Converts all runs of a kind to runs of its largest call: decoding by the
+  bytes that it reads, other programs by the sizes of their arrays."""
   def share(shape):
     size = shape.rows * shape.columns / (largest.rows * largest.columns)
     if shape.name != 'decode':
       return size
-    return (weights + cache * size) / (weights + cache) / chunk
+    return (weights + cache * size) / (weights + cache)
 
-  return sum(count * share(shape) for shape, count in counts.items()
+  return sum(count * share(shape) for shape, count in runs.items()
              if shape.name == largest.name)
 
 

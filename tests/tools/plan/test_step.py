@@ -126,8 +126,8 @@ def test_the_largest_programs_stand_for_all_of_their_kind():
   counts = {traffic.Shape('decode', 8, 100): 40, traffic.Shape(
       'decode', 8, 50): 80, traffic.Shape('prefill', 4, 32): 3,
             traffic.Shape('prefill', 2, 16): 4}
-  of = functools.partial(compiling._as_if_largest, counts, chunk=4,
-                         weights=10, cache=30)
+  of = functools.partial(compiling._as_if_largest, compiling._runs(
+      counts, chunk=4, arrays=6), weights=10, cache=30)
   assert of(traffic.Shape('decode', 8, 100)) == (40 + 80 * 25 / 40) / 4
   assert of(traffic.Shape('prefill', 4, 32)) == 3 + 4 / 4
   assert of(traffic.Shape('compact', 8, 100, (8, 100))) == 0
