@@ -153,7 +153,7 @@ in_progress="kill -0 \$(cat job.pid 2>/dev/null) 2>/dev/null"  # on a host
 run() {
   # The hosts end at slightly different times. nohup: the program survives a lost
   # connection.
-  on_hosts all "cd tepo || exit; for _ in \$(seq ${PAUSE:-30}); do \
+  on_hosts all "cd tepo || exit; for _ in \$(seq 30); do \
 $in_progress || break; sleep 1; done; if $in_progress; \
 then echo a program is in progress here: stop it first >&2; exit 2; fi; \
 rm -f job.status; STATUS=job.status TEPO_MULTIHOST=1 JAX_PLATFORMS=tpu,cpu \

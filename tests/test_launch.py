@@ -353,7 +353,7 @@ def test_tpu_vm_dry_run(launch):
 def test_tpu_vm_runs_the_program_on_a_host(launch, tmp_path):
   """A shell runs the command that is sent to a host, with its arguments."""
   arguments = ["--config.eval.sets=('x', 'y')", '--workdir=$(id)']
-  (*_, command, _, _), = _dry_run(launch, 'run', *arguments, PAUSE='1')
+  (*_, command, _, _), = _dry_run(launch, 'run', *arguments)
   command = command.removeprefix('--command=')
   host = tmp_path / 'host'
   (host / 'tepo/.venv/bin').mkdir(parents=True)
@@ -373,7 +373,8 @@ def test_tpu_vm_runs_the_program_on_a_host(launch, tmp_path):
   _wait_for(lambda: '--workdir' in log.read_text())
   assert log.read_text() == (
       "1|-m|tepo_jax.train|--config.eval.sets=('x', 'y')|--workdir=$(id)|")
-  again = on_host(command)
+  assert 'seq 30' in command  # seconds
+  again = on_host(command.replace('seq 30', 'seq 1'))
   assert again.returncode == 2 and 'stop it first' in again.stderr
   (*_, stop, _, _), = _dry_run(launch, 'stop')
   assert on_host(stop.removeprefix('--command=')).returncode == 0
