@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Plans every model of configs/small.py on every machine, with all weights and
 # with adapters, and Qwen2.5-7B on eight GPUs; prints the table of
-# launch/README.md. A plan takes one to three minutes on two cores, the table
+# launch/README.md. A plan takes one to six minutes on two cores, the table
 # about two hours; what is in runs/plans is not planned again.
 #
 #   launch/plans.sh [NAME ...]    such as qwen2_5_1_5b,gpu24,lora
@@ -60,8 +60,9 @@ for name in sys.argv[1:]:
               f'{config.steps * step / 3600:.1f}']
   else:
     if most['failure']:  # by the TPU's compiler
-      needed = float(re.search(r'([\d.]+)G', most['failure'])[1])
-      cells[0] = f'{needed:.1f} ({most["name"].split()[0]})'
+      needed = re.search(r'([\d.]+)G', most['failure'])
+      cells[0] = (f'{float(needed[1]):.1f} ' if needed else '') + (
+          f'({most["name"].split()[0]})')
     cells += ['does not fit', '', '', '', '']
   print('|', ' | '.join([f'`{name}`', str(plan['slots']), *cells]), '|')
 EOF

@@ -7,8 +7,8 @@
 #   create            requests a slice of TYPE and waits until it is active;
 #                     SPOT=1 is cheaper, but can be preempted
 #   setup             copies this repository to all hosts and installs there,
-#                     with files of yours in it, but not runs/; with BUCKET=…,
-#                     mounts that bucket as tepo/bucket
+#                     with files of yours in it, but not runs/ and *.log;
+#                     with BUCKET=…, mounts that bucket as tepo/bucket
 #   run [PROGRAM] ARGUMENTS
 #                     starts python -m tepo_jax.PROGRAM ARGUMENTS on all hosts
 #                     and returns; PROGRAM is train (the default),
@@ -140,8 +140,9 @@ create() {
 setup() {
   archive=$(mktemp -d)/tepo.tgz
   trap 'rm -rf "$(dirname "$archive")"' EXIT
+  # Status 1: a file grew meanwhile, such as the output of a run here.
   do_it tar -czf "$archive" --exclude=__pycache__ --exclude='./.*' \
-    --exclude=./runs --exclude=./bucket .
+    --exclude=./runs --exclude=./bucket --exclude='./*.log' . || [[ $? -eq 1 ]]
   tpus tpu-vm scp "$archive" "$NAME:tepo.tgz" --worker=all
   on_hosts all "mkdir -p tepo && tar -xzf tepo.tgz -C tepo \
 && SKIP_SELFTEST=1 tepo/launch/setup.sh tpu"

@@ -332,15 +332,6 @@ def test_tpu_vm_dry_run(launch):
   assert stop == ssh + ['--worker=all'] and 'kill -TERM' in command
   tar, copy, setup = _dry_run(launch, 'setup')
   assert tar[0] == 'tar' and copy[4] == 'scp' and copy[6] == 'n:tepo.tgz'
-  for name in 'own_reward.py', '.venv/x', 'runs/x', 'tepo_jax/runs/x':
-    (launch.root / name).parent.mkdir(parents=True, exist_ok=True)
-    (launch.root / name).touch()
-  packed = subprocess.run(
-      [*tar[:2], '-', *tar[3:]], cwd=launch.root, check=True,
-      capture_output=True).stdout
-  names = tarfile.open(fileobj=io.BytesIO(packed)).getnames()
-  assert {'./own_reward.py', './launch/setup.sh', './tepo_jax/runs/x'} <= set(
-      names) and not {'./.venv/x', './runs/x'} & set(names)
   assert '--worker=all' in copy and '--worker=all' in setup
   assert 'tepo/launch/setup.sh tpu' in setup[7]
   *_, mount = _dry_run(launch, 'setup', BUCKET='b')
@@ -348,6 +339,21 @@ def test_tpu_vm_dry_run(launch):
   assert mount[7].endswith(' b tepo/bucket; }')
   subprocess.run(['bash', '-n', '-c', mount[7].removeprefix('--command=')],
                  check=True)
+
+
+def test_setup_packs_the_users_files_but_no_results(launch):
+  packed = ['own_reward.py', 'tepo_jax/runs/x']
+  left = ['.venv/x', 'runs/x', 'bucket/x', 'train.0.log', 'tepo_jax/__pycache__/x']
+  for name in packed + left:
+    (launch.root / name).parent.mkdir(parents=True, exist_ok=True)
+    (launch.root / name).touch()
+  tar, *_ = _dry_run(launch, 'setup')
+  archive = subprocess.run(
+      [*tar[:2], '-', *tar[3:]], cwd=launch.root, check=True,
+      capture_output=True).stdout
+  names = {name.removeprefix('./') for name in tarfile.open(
+      fileobj=io.BytesIO(archive)).getnames()}
+  assert {*packed, 'launch/setup.sh'} <= names and not names & set(left)
 
 
 def test_tpu_vm_runs_the_program_on_a_host(launch, tmp_path):

@@ -145,6 +145,27 @@ def check_values(config: ml_collections.ConfigDict) -> None:
     errors.InputError: names the field, its value and what it must be.
   """
   objective.make_policy_loss(config.method)
+  _check_ranges(config)
+  for name, choices in _CHOICES.items():
+    _require(config, name, _value(config, name) in choices,
+             f'one of {", ".join(choices)}')
+  _require(config, 'data.name', config.data.name, 'a set or a file')
+  if source := datasets.SETS.get(config.data.name):
+    _require(config, 'data.name', source.trains, 'a training set: this is the '
+             f'benchmark {source.hub}, split {source.split}; '
+             f'{source.hub}@SPLIT is another split')
+  _require(config, 'eval.sets', all(
+      isinstance(name, str) and name for name in config.eval.sets),
+           'names of sets or files')
+  _require(config, 'profile.steps',
+           all(type(step) is int and step > 0 for step in config.profile.steps),
+           'rollout steps: integers from 1 on')
+  _require(config, 'lora.targets', config.lora.targets and set(
+      config.lora.targets) <= set(lora.TARGETS),
+           f'a non-empty subset of {", ".join(lora.TARGETS)}')
+
+
+def _check_ranges(config):
   for name in _POSITIVE:
     _require(config, name, 0 < _value(config, name) < math.inf, 'positive')
   for name in _NOT_NEGATIVE:
@@ -178,23 +199,7 @@ def check_values(config: ml_collections.ConfigDict) -> None:
   _require(config, 'reward.timeout', config.reward.timeout <= high,
            f'at most {high}')
   _require(config, 'seed', config.seed < 2**32, 'less than 2^32')
-  _require(config, 'data.name', config.data.name, 'a set or a file')
-  if source := datasets.SETS.get(config.data.name):
-    _require(config, 'data.name', source.trains, 'a training set: this is the '
-             f'benchmark {source.hub}, split {source.split}')
-  _require(config, 'eval.sets', all(
-      isinstance(name, str) and name for name in config.eval.sets),
-           'names of sets or files')
-  for name, choices in _CHOICES.items():
-    _require(config, name, _value(config, name) in choices,
-             f'one of {", ".join(choices)}')
   _require(config, 'eval.top_p', 0 < config.eval.top_p <= 1, 'in (0, 1]')
-  _require(config, 'profile.steps',
-           all(type(step) is int and step > 0 for step in config.profile.steps),
-           'rollout steps: integers from 1 on')
-  _require(config, 'lora.targets', config.lora.targets and set(
-      config.lora.targets) <= set(lora.TARGETS),
-           f'a non-empty subset of {", ".join(lora.TARGETS)}')
   temperature = config.eval.temperature
   _require(config, 'eval.temperature',
            temperature is None or temperature >= 0, '0 (greedy) or more')

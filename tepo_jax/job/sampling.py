@@ -108,11 +108,11 @@ def cache_shardings(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
                     rows: str | None = 'batch') -> transformer.KVCache:
   """The shardings of a decoding cache: slots over `rows`, heads over tensor.
 
-  The layout is that of the decode loop, where XLA would choose another one for
-  the arguments and copy all keys or values before and after each chunk. So say
-  the compiled programs: on a TPU the keys' head size is innermost, unless that
-  pads it to a vector register; on a GPU with one head on each device the
-  values' columns are innermost.
+  We fix the layout that the decode loop uses. Left alone, XLA gives the
+  arguments another one, and copies all keys or values before and after each
+  chunk (seen in the compiled programs). On a TPU the keys' head size is
+  innermost, unless that pads it to a vector register; on a GPU with one head on
+  each device the values' columns are innermost.
   """
   store = mesh_lib.shardings(mesh, (rows, 'kv_heads', None, None))
   swapped = layout.Format(layout.Layout((0, 1, 3, 2)), store)

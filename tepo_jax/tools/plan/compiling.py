@@ -130,7 +130,6 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
       streaming.stream if refill else streaming.batches)
   largest = _largest(shapes)
   cache = mesh_lib.device_bytes(arguments.cache(*largest[0][1:3]))
-  waiting = mesh_lib.device_bytes(arguments.prompts(*largest[-1][1:3]))
   runs_of = functools.partial(_runs, chunk=config.rollout.chunk,
                               arrays=2 * programs.decoding[0].num_layers)
   as_if_largest = functools.partial(
@@ -142,25 +141,32 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
       for share in (_SHARES if refill and not brief else ())
       for counts in [traffic.of_rollout(workload, shapes, share)]}}
   for shape in dict.fromkeys([*largest, *([] if brief else sorted(counts))]):
-    held, given = state_bytes, 0
     steps = config.rollout.chunk if shape.name == 'decode' else 1
-    if shape.name in ('insert', 'compact'):
-      held += mesh_lib.device_bytes(weights)
-    if shape.name != 'insert':
-      held += waiting
-    if shape.name == 'prefill':  # slots are refilled while others decode
-      held, given = held + cache, mesh_lib.device_bytes(weights)
-    if shape.name == 'compact':  # an array at a time; keys and values are alike
-      whole = arguments.cache(shape.rows, shape.columns)
-      held += mesh_lib.device_bytes(whole) - mesh_lib.device_bytes(
-          whole.k[0])
+    held, given = _held_by_sampling(arguments, shape, largest)
     yield PlannedProgram(
         _label(shape), 'rollout', functools.partial(arguments.lower, shape),
-        runs[shape], held, shape in largest,
+        runs[shape], state_bytes + held, shape in largest,
         as_if_largest(runs, shape) if shape in largest else 0, given,
         open_trips=(steps,), by_share=by_share.get(shape, {}),
         useful=steps * _useful_of_sampling(workload, shape)
         / programs.mesh.size)
+
+
+def _held_by_sampling(arguments, shape, largest):
+  """Returns `resident`, without the training state, and `given`."""
+  held, given = 0, 0
+  weights = mesh_lib.device_bytes(arguments.weights)
+  if shape.name in ('insert', 'compact'):
+    held += weights
+  if shape.name != 'insert':  # prefilled prompts that wait for a slot
+    held += mesh_lib.device_bytes(arguments.prompts(*largest[-1][1:3]))
+  if shape.name == 'prefill':  # slots are refilled while others decode
+    held += mesh_lib.device_bytes(arguments.cache(*largest[0][1:3]))
+    given = weights
+  if shape.name == 'compact':  # an array at a time; keys and values are alike
+    whole = arguments.cache(shape.rows, shape.columns)
+    held += mesh_lib.device_bytes(whole) - mesh_lib.device_bytes(whole.k[0])
+  return held, given
 
 
 def _useful_of_sampling(workload, shape):
@@ -193,21 +199,28 @@ def _largest(shapes) -> list[traffic.Shape]:
 
 
 def _runs(counts, *, chunk, arrays):
-  """Counts runs of programs: one decodes a chunk of steps, and one moves a
-  single array of the cache to compact it."""
+  """Counts runs of programs: a decode run is a chunk of steps; compact runs
+  once per array of the cache."""
   times = {'decode': 1 / chunk, 'compact': arrays}
   return collections.Counter({shape: count * times.get(shape.name, 1)
                               for shape, count in counts.items()})
 
 
 def _as_if_largest(runs, largest, *, weights, cache):
-  """Converts all runs of a kind to runs of its largest call: decoding by the
-  bytes that it reads, other programs by the sizes of their arrays."""
+  """Converts all runs of a kind to runs of its largest call, by the bytes that
+  it reads and writes."""
+  def size(shape):
+    if shape.name == 'insert':  # in place: the columns of the prompts
+      return shape.more
+    if shape.name == 'compact':  # of the new rows, the wider of both caches
+      return shape.more[0] * max(shape.columns, shape.more[1])
+    return shape.rows * shape.columns
+
   def share(shape):
-    size = shape.rows * shape.columns / (largest.rows * largest.columns)
+    share = size(shape) / size(largest)
     if shape.name != 'decode':
-      return size
-    return (weights + cache * size) / (weights + cache)
+      return share
+    return (weights + cache * share) / (weights + cache)
 
   return sum(count * share(shape) for shape, count in runs.items()
              if shape.name == largest.name)
@@ -313,7 +326,7 @@ class _Arguments:
   """Lowers the sampler's programs for given calls."""
 
   def __init__(self, sampling, shapes, weights):
-    self._sampling, self._shapes, self._weights = sampling, shapes, weights
+    self._sampling, self._shapes, self.weights = sampling, shapes, weights
 
   @functools.cache
   def cache(self, rows, columns):
@@ -322,12 +335,12 @@ class _Arguments:
   @functools.cache
   def prompts(self, rows, width):
     tokens = _int32(rows, width)
-    return self._sampling.prefill.eval_shape(self._weights, tokens, tokens)
+    return self._sampling.prefill.eval_shape(self.weights, tokens, tokens)
 
   def lower(self, shape: traffic.Shape) -> jax.stages.Lowered:
     if shape.name == 'prefill':
       tokens = _int32(shape.rows, shape.columns)
-      return self._sampling.prefill.lower(self._weights, tokens, tokens)
+      return self._sampling.prefill.lower(self.weights, tokens, tokens)
     cache = self.cache(shape.rows, shape.columns)
     if shape.name == 'insert':
       rows = schedule.Schedule(None, self._shapes).prefill_rows(shape.more)
@@ -341,7 +354,7 @@ class _Arguments:
     rows = engine.Slots(*6 * [_int32(shape.rows)],
                         live=jax.ShapeDtypeStruct((shape.rows,), bool))
     return self._sampling.decode.lower(
-        self._weights, cache, rows, jax.eval_shape(
+        self.weights, cache, rows, jax.eval_shape(
             lambda: jax.random.key(0)), _int32(), _int32())
 
 

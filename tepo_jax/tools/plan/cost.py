@@ -248,13 +248,16 @@ def _start(computation, loop, place):
 
 
 def _written(inside, output, array):
-  """Returns the bytes of a fusion's output that it writes: an update in place
-  writes a slice."""
-  while output.opcode in _FORMS and output.opcode != 'transpose':
+  """Returns the bytes of a fusion's output that it writes: updates of a
+  parameter in place, or all of an array that it makes."""
+  written = 0
+  while output.opcode in (*_FORMS, *_IN_PLACE) and output.opcode != 'transpose':
+    if output.opcode in _IN_PLACE:
+      update = inside.instructions[output.operands[_IN_PLACE[output.opcode]]]
+      written += update.arrays[0].bytes
     output = inside.instructions[output.operands[0]]
-  if output.opcode in _IN_PLACE:
-    update = inside.instructions[output.operands[_IN_PLACE[output.opcode]]]
-    return min(update.arrays[0].bytes, array.bytes)
+  if written and output.opcode == 'parameter':
+    return min(written, array.bytes)
   return array.bytes
 
 

@@ -122,15 +122,20 @@ def test_decoding_is_planned_on_its_own_mesh(tensor, sends):
 
 
 def test_the_largest_programs_stand_for_all_of_their_kind():
-  """By columns, a decode step by the bytes that it reads; 4 steps a run."""
-  counts = {traffic.Shape('decode', 8, 100): 40, traffic.Shape(
-      'decode', 8, 50): 80, traffic.Shape('prefill', 4, 32): 3,
-            traffic.Shape('prefill', 2, 16): 4}
+  """By the bytes that they read and write; a decode run is 4 steps, and each of
+  6 arrays is compacted by itself."""
+  Shape = traffic.Shape
+  counts = {
+      Shape('decode', 8, 100): 40, Shape('decode', 8, 50): 80,
+      Shape('prefill', 4, 32): 3, Shape('prefill', 2, 16): 4,
+      Shape('insert', 8, 50, 32): 5, Shape('insert', 8, 100, 16): 6,
+      Shape('compact', 8, 50, (8, 100)): 2, Shape('compact', 8, 100, (4, 50)): 4}
   of = functools.partial(compiling._as_if_largest, compiling._runs(
       counts, chunk=4, arrays=6), weights=10, cache=30)
-  assert of(traffic.Shape('decode', 8, 100)) == (40 + 80 * 25 / 40) / 4
-  assert of(traffic.Shape('prefill', 4, 32)) == 3 + 4 / 4
-  assert of(traffic.Shape('compact', 8, 100, (8, 100))) == 0
+  assert of(Shape('decode', 8, 100)) == (40 + 80 * 25 / 40) / 4
+  assert of(Shape('prefill', 4, 32)) == 3 + 4 / 4
+  assert of(Shape('insert', 8, 100, 32)) == 5 + 6 / 2
+  assert of(Shape('compact', 8, 100, (8, 100))) == 6 * (2 + 4 / 2)
 
 
 @pytest.mark.long
