@@ -88,7 +88,7 @@ def make(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
                       _QUICK_COMPILE if mesh_lib.platform(mesh) == 'tpu'
                       else None)),
       insert=jit(engine.insert, donate_argnums=0, out_shardings=cache),
-      compact=_Compact(jit, cache),
+      compact=_Compact(mesh, jit, cache),
       decode=jit(decode, donate_argnums=1, out_shardings=(cache, drawn)))
 
 
@@ -133,6 +133,7 @@ class _Compact:
 
   This never needs memory for two caches, and all layers share one program.
   """
+  mesh: jax.sharding.Mesh
   jit: Callable[..., Any]
   sharding: transformer.KVCache
 
@@ -140,10 +141,13 @@ class _Compact:
   def of_array(self, part: str, columns: int) -> Any:
     """Jitted: (array, row_M, shift) -> array, for 'k', 'v' or 'position'."""
     axis, empty = {'k': (3, 0), 'v': (2, 0), 'position': (1, -1)}[part]
+    compact = functools.partial(
+        engine.compact, axis=axis, columns=columns, empty=empty)
+    if mesh_lib.batch_shards(self.mesh) > 1:
+      compact = mesh_lib.by_batch_shard(
+          self.mesh, compact, (('batch',), ('batch',), ()), ('batch',))
     return self.jit(
-        functools.partial(
-            engine.compact, axis=axis, columns=columns, empty=empty),
-        out_shardings=jax.tree.leaves(getattr(self.sharding, part))[0])
+        compact, out_shardings=jax.tree.leaves(getattr(self.sharding, part))[0])
 
   def __call__(self, cache: transformer.KVCache, row_M: jax.Array,
                shift: jax.Array, columns: int) -> transformer.KVCache:

@@ -88,7 +88,8 @@ class SamplingPrograms:
   empty: (N, W, current column) -> cache.
   prefill: (weights, token_QP, position_QP) -> cache.
   insert: (cache, prompts, source_R, slot_R) -> cache; donates the first.
-  compact: (cache, slot_M, shift, W) -> cache; deletes the old one.
+  compact: (cache, slot_M, shift, W) -> cache; deletes the old one. Slots stay in
+    their shard of the batch, where slot_M counts them.
   decode: (weights, cache, Slots, key, steps, stop_at_live) -> cache, Chunk;
     donates the cache.
   """
@@ -215,7 +216,9 @@ class _Run:
 
   def _admit(self):
     """Gives free slots to waiting samples."""
-    free = collections.deque(np.flatnonzero(~self.slots.live))
+    # One of each shard, then another one of each.
+    slots = np.arange(len(self.slots.live)).reshape(self.shapes.shards, -1).T
+    free = collections.deque(slots[~self.slots.live[slots]])
     while free and self._waits():
       if not self.waiting:
         self._prefill()
@@ -229,35 +232,40 @@ class _Run:
   def _fit(self):
     """Moves the live slots to a cache of another size if theirs is full, if a
     smaller one would do, or if more samples wait than it has slots for."""
-    live_N = self.slots.live
+    live_N, shards = self.slots.live, self.shapes.shards
     first = self.first_N[live_N].min(initial=self.index)
     used = max(self.index - int(first), self._widest_waiting())
-    wanted = int(live_N.sum()) + self._waits()
+    live_SN = live_N.reshape(shards, -1)
+    wanted = max(int(live_N.sum()) + self._waits(),
+                 shards * int(live_SN.sum(1).max()))
     slots = next((n for n in self.shapes.slots if n >= wanted),
                  self.shapes.slots[-1])
     columns = self._columns(used)
     if (slots == len(live_N) and columns >= self.columns
         and self._widest_waiting() <= self.index < self.columns):
       return
-    order = np.argsort(~live_N, kind='stable')[:slots]
-    self._move(np.pad(order, (0, slots - len(order))), self.index - used,
-               columns)
+    order_SN = np.argsort(~live_SN, 1, kind='stable')[:, :slots // shards]
+    self._move(order_SN, slots, self.index - used, columns)
 
-  def _move(self, order, shift, columns):
-    """Makes slot i what slot order[i] was, columns `shift` further left. Slots
-    beyond the present ones are free."""
-    kept = min(len(order), len(self.slots.live))
+  def _move(self, order_SN, slots, shift, columns):
+    """Makes slot i of shard s what its slot order_SN[s, i] was, columns `shift`
+    further left. More slots than that are free."""
+    shards, kept = order_SN.shape
+    more = slots // shards - kept
     if self.cache is None:
-      self.cache = self.programs.empty(len(order), columns, -shift)
-      self.slots = idle_slots(len(order))
+      self.cache = self.programs.empty(slots, columns, -shift)
+      self.slots, self.work = idle_slots(slots), [None] * slots
+      self.first_N = np.zeros(slots, int)
     else:
-      self.cache = self.programs.compact(self.cache, order, shift, columns)
-      self.slots = jax.tree.map(lambda x: x[order], self.slots)
-      self.slots.live[kept:] = False
-    more = len(order) - kept
-    self.work = [self.work[slot] for slot in order[:kept]] + [None] * more
-    self.first_N = np.append(
-        self.first_N[order[:kept]] - shift, np.zeros(more, int))
+      slot_SM = np.pad(order_SN, ((0, 0), (0, more)))
+      self.cache = self.programs.compact(
+          self.cache, slot_SM.ravel(), shift, columns)
+      size = len(self.slots.live) // shards
+      slot_M = (slot_SM + size * np.arange(shards)[:, None]).ravel()
+      self.slots = jax.tree.map(lambda x: x[slot_M], self.slots)
+      self.slots.live.reshape(shards, -1)[:, kept:] = False
+      self.work = [self.work[slot] for slot in slot_M]
+      self.first_N = self.first_N[slot_M] - shift
     self.index, self.columns = self.index - shift, columns
 
   def decode(self) -> engine.Chunk:
@@ -266,9 +274,11 @@ class _Run:
     It ends early when enough slots are free to refill them, or few enough are
     live to compact them.
     """
-    slots = len(self.slots.live)
-    stop_at_live = slots - self.shapes.refill if self._waits() else max(
-        (n for n in self.shapes.slots if n < slots), default=0)
+    live = int(self.slots.live.sum())
+    # Too few, if one shard has too many of them.
+    stop_at_live = (
+        len(self.slots.live) - self.shapes.refill if self._waits() else
+        max((n for n in self.shapes.slots if n < live), default=0))
     # Between two counts, a shard does not notice that all slots are done.
     steps = min(self.shapes.chunk, self.columns - self.index,
                 int(self._left().max()))

@@ -11,6 +11,8 @@ from tepo_jax.rollout import draw
 from tepo_jax.rollout import engine
 from tepo_jax.runtime import mesh as mesh_lib
 
+pytestmark = pytest.mark.usefixtures('quick_compile')
+
 MODEL = transformer.ModelConfig(
     vocab_size=64, d_model=32, num_layers=2, num_heads=4, num_kv_heads=2,
     head_dim=8, d_ff=64, max_position=128)
@@ -33,8 +35,28 @@ def _sample(mesh):
       live=np.ones(4, bool))
   cache, drawn = programs.decode(
       weights, cache, slots, jax.random.key(1), np.int32(4), np.int32(0))
-  cache = programs.compact(cache, row_N[::-1].copy(), np.int32(2), 32)
+  cache = programs.compact(cache, row_N[::-1] % 2, np.int32(2), 32)
   return np.asarray(drawn.token_NC), cache
+
+
+@pytest.mark.parametrize('part, axis', [('k', 3), ('v', 2)])
+def test_to_compact_a_cache_sends_nothing(part, axis):
+  """Each shard of the batch keeps its slots; those of the first, 0 to 2, are
+  reversed, and 3 of the other's follow."""
+  mesh = mesh_lib.make({'data': 1, 'fsdp': 2, 'tensor': 2}, jax.devices())
+  programs = sampling_lib.make(
+      MODEL, mesh, decoding=draw.Decoding(), eos_ids=(-1,), chunk=4)
+  cache = programs.empty(8, 32, np.int32(8))
+  array = np.random.default_rng(0).random(getattr(cache, part)[0].shape)
+  placed = jax.device_put(
+      array.astype(np.float32), getattr(cache, part)[0].sharding)
+  compact = programs.compact.of_array(part, 16)
+  arguments = placed, np.int32([2, 1, 0, 3, 0, 1]), np.int32(5)
+  text = compact.lower(*arguments).compile().as_text()
+  assert not any(name in text for name in (
+      'all-gather', 'all-reduce', 'all-to-all', 'collective-permute'))
+  want = np.take(array[[2, 1, 0, 7, 4, 5]], np.arange(5, 21), axis)
+  np.testing.assert_array_equal(compact(*arguments), want.astype(np.float32))
 
 
 @pytest.mark.parametrize('part', ['k', 'v'])

@@ -18,6 +18,7 @@ from tepo_jax.rollout import requests
 from tepo_jax.rollout import schedule
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools.benchmark import streaming
+from tests.rollout import toy
 
 pytestmark = pytest.mark.usefixtures('quick_compile')
 
@@ -222,6 +223,36 @@ def test_shards_count_their_live_slots_together(
   np.testing.assert_array_equal(
       chunk.length_N, np.minimum(slots.limit, steps))
   np.testing.assert_array_equal(chunk.live_N, slots.limit > steps)
+
+
+def test_slots_stay_in_their_shard():
+  """Samples go to the two shards in turn. The four long ones are in one shard,
+  which shrinks when two of them are left: 4 slots in all."""
+  programs, calls = toy.programs(lambda prompt, sample: 99), []
+
+  def decode(_, cache, slots, *rest):
+    cache, chunk = programs.decode(_, cache, slots, *rest)
+    calls.append((slots.sample[slots.live].tolist(), len(slots.live),
+                  int(chunk.steps)))
+    return cache, chunk
+
+  def compact(cache, slot_M, *rest):
+    calls.append(slot_M.tolist())
+    return programs.compact(cache, slot_M, *rest)
+
+  plan = schedule.Schedule(
+      dataclasses.replace(programs, decode=decode, compact=compact),
+      schedule.Shapes((4, 8), (8,), (32,), chunk=4, shards=2))
+  limits = [9, 1, 13, 1, 9, 1, 13, 1]
+  done = [c for some in plan.run(None, requests.Queue([
+      requests.Request((1, 2), 3, limits)]), None) for c in some]
+  assert calls == [
+      ([0, 2, 4, 6, 1, 3, 5, 7], 8, 1), ([0, 2, 4, 6], 8, 4),
+      ([0, 2, 4, 6], 8, 4), [1, 3, 0, 1], ([2, 6], 4, 4)]
+  for c in done:
+    np.testing.assert_array_equal(
+        c.token_T, toy.token(3, c.sample, np.arange(limits[c.sample])))
+  assert len(done) == 8
 
 
 def test_no_step_is_computed_after_the_last_token(engine):
