@@ -2,9 +2,8 @@
 
   python -m tepo_jax.train --config=configs/mistral_7b.py:tepo --workdir=DIR
 
-For a v6e:4x8 slice (TYPE=v6e-32, 32 chips). The plan predicts 492 slots, at
-most 29.1 of 31.25 GiB per chip, and 79 s per rollout step if 60 % of the groups
-are mixed:
+For a v6e:4x8 slice (TYPE=v6e-32, 32 chips). Its plan, with numbers in
+launch/README.md:
 
   python -m tepo_jax.plan --config=configs/mistral_7b.py:tepo --topology=v6e:4x8
 

@@ -2,9 +2,8 @@ r"""Qwen3-14B, Table 1.
 
   python -m tepo_jax.train --config=configs/qwen3_14b.py:tepo --workdir=DIR
 
-For a v5p:2x4x4 slice (TYPE=v5p-64, 32 chips). The plan predicts 512 slots, at
-most 72.1 of 95.7 GiB per chip, and 102 s per rollout step if 60 % of the groups
-are mixed:
+For a v5p:2x4x4 slice (TYPE=v5p-64, 32 chips). Its plan, with numbers in
+launch/README.md:
 
   python -m tepo_jax.plan --config=configs/qwen3_14b.py:tepo \
       --topology=v5p:2x4x4

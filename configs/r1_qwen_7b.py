@@ -2,9 +2,8 @@
 
   python -m tepo_jax.train --config=configs/r1_qwen_7b.py:tepo --workdir=DIR
 
-For a v6e:4x4 slice (TYPE=v6e-16, 16 chips). The plan predicts 464 slots, at
-most 29.8 of 31.25 GiB per chip, and 106 s per rollout step if 60 % of the
-groups are mixed:
+For a v6e:4x4 slice (TYPE=v6e-16, 16 chips). Its plan, with numbers in
+launch/README.md:
 
   python -m tepo_jax.plan --config=configs/r1_qwen_7b.py:tepo --topology=v6e:4x4
 

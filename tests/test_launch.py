@@ -343,7 +343,8 @@ def test_tpu_vm_dry_run(launch):
 
 def test_setup_packs_the_users_files_but_no_results(launch):
   packed = ['own_reward.py', 'tepo_jax/runs/x']
-  left = ['.venv/x', 'runs/x', 'bucket/x', 'train.0.log', 'tepo_jax/__pycache__/x']
+  left = ['.venv/x', 'runs/x', 'bucket/x', 'train.0.log',
+          'tepo_jax/__pycache__/x']
   for name in packed + left:
     (launch.root / name).parent.mkdir(parents=True, exist_ok=True)
     (launch.root / name).touch()

@@ -215,9 +215,10 @@ class _Run:
         if (kept := [m for m in members if wanted(m.prompt_id)]))
 
   def _admit(self):
-    """Gives free slots to waiting samples."""
-    # One of each shard, then another one of each.
-    slots = np.arange(len(self.slots.live)).reshape(self.shapes.shards, -1).T
+    """Gives free slots to waiting samples, of the emptiest shard first."""
+    live_SN = self.slots.live.reshape(self.shapes.shards, -1)
+    load_SN = live_SN.sum(1, keepdims=True) + np.cumsum(~live_SN, 1)
+    slots = np.argsort(load_SN, None, 'stable')
     free = collections.deque(slots[~self.slots.live[slots]])
     while free and self._waits():
       if not self.waiting:

@@ -117,7 +117,9 @@ def test_a_scatter_in_place_costs_its_updates():
 def test_a_scatter_into_an_array_that_a_fusion_makes_costs_that(target, size):
   """By hand; the indices take 16 bytes more."""
   number = 1 if 'parameter' in target else 0
-  given = '%whole, ' * number
+  given = '%whole, ' * number + '%at, %values'
+  how = ('update_window_dims={1,2}, inserted_window_dims={}, index_vector_dim=1, '
+         'scatter_dims_to_operand_dims={0}, to_apply=%add')
   text = f'''HloModule m, is_scheduled=true
 
 %add (a: f32[], b: f32[]) -> f32[] {{
@@ -131,14 +133,14 @@ def test_a_scatter_into_an_array_that_a_fusion_makes_costs_that(target, size):
   %target = f32[65536,256]{{1,0}} {target}
   %rows = s32[4,1]{{1,0}} parameter({number})
   %new = f32[4,1,256]{{2,1,0}} parameter({number + 1})
-  ROOT %put = f32[65536,256]{{1,0}} scatter(%target, %rows, %new), update_window_dims={{1,2}}, inserted_window_dims={{}}, scatter_dims_to_operand_dims={{0}}, index_vector_dim=1, to_apply=%add
+  ROOT %put = f32[65536,256]{{1,0}} scatter(%target, %rows, %new), {how}
 }}
 
 ENTRY %main (…) -> f32[65536,256] {{
   %whole = f32[65536,256]{{1,0}} parameter(0)
   %at = s32[4,1]{{1,0}} parameter(1)
   %values = f32[4,1,256]{{2,1,0}} parameter(2)
-  ROOT %fusion = f32[65536,256]{{1,0}} fusion({given}%at, %values), kind=kInput, calls=%fused
+  ROOT %all = f32[65536,256]{{1,0}} fusion({given}), kind=kInput, calls=%fused
 }}
 '''
   assert cost.of(text).hbm_bytes == size + 16
