@@ -213,10 +213,12 @@ def test_a_plan_that_does_not_fit_states_its_memory():
 
 
 @pytest.mark.long
-def test_the_update_of_qwen2_5_7b_fits_a_v6e_16():
-  config = cli.load_config('configs/qwen2_5_7b.py:tepo')
-  config.model = str(MODELS / 'qwen2_5_7b')
-  slice_ = chips.topology('v6e:4x4')
+def test_the_update_of_qwen3_14b_fits_a_v5p_64():
+  """The largest model of the paper; that of the 7B on v6e:4x4 compiles for four
+  minutes."""
+  config = cli.load_config('configs/qwen3_14b.py:tepo')
+  config.model = str(MODELS / 'qwen3_14b')
+  slice_ = chips.topology('v5p:2x4x4')
   update, = (p for p in compiling.step_programs(
       config, workload_lib.of(config),
       mesh_lib.make(config.mesh, slice_.devices), 64, brief=True,
@@ -225,11 +227,11 @@ def test_the_update_of_qwen2_5_7b_fits_a_v6e_16():
   assert estimate.failure is None and estimate.hbm < slice_.chip.hbm_bytes
   # 6 FLOPs per weight and token; padding, attention, the head's logits again.
   tokens = 128 * (81 + 2048)
-  assert 6 * 7e9 * tokens / 16 < estimate.flops < 13 * 7.6e9 * tokens / 16
+  assert 6 * 14e9 * tokens / 32 < estimate.flops < 13 * 14.8e9 * tokens / 32
   # Waits included.
-  assert estimate.remat == 'full' and estimate.roofline < 1.65
+  assert estimate.remat == 'dots' and estimate.roofline < 2.4
   assert 0 < estimate.waits < 0.1 * estimate.roofline
-  assert step.share_of_peak(estimate.useful, estimate, slice_.chip) > 0.33
+  assert step.share_of_peak(estimate.useful, estimate, slice_.chip) > 0.45
 
 
 def test_an_update_recomputes_what_a_chip_cannot_hold():
