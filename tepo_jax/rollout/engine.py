@@ -18,6 +18,7 @@ from typing import Any
 import flax.struct
 import jax
 from jax import numpy as jnp
+import numpy as np
 
 from tepo_jax.policy import cache as cache_lib
 from tepo_jax.policy import transformer
@@ -40,6 +41,12 @@ class Slots:
   prompt_id: Any
   sample: Any
   live: Any
+
+
+def idle_slots(count: int) -> Slots:
+  """The state of slots none of which is live."""
+  zeros = [np.zeros(count, np.int32) for _ in range(6)]
+  return Slots(*zeros, live=np.zeros(count, bool))
 
 
 @flax.struct.dataclass

@@ -181,7 +181,7 @@ class _Run:
     self.weights, self.source, self.key = weights, source, key
     self.batches = collections.deque()  # of prompts to prefill, see `_batches`
     self.waiting = collections.deque()  # (prompts' cache, row, request, sample)
-    self.slots = idle_slots(0)
+    self.slots = engine.idle_slots(0)
     self.work = []  # the _Sample of each slot; of a free one the last, or None
     self.first_N = np.zeros(0, int)  # first column in use
     self.index = self.columns = 0  # the current column; W
@@ -252,13 +252,12 @@ class _Run:
     """Makes slot i of shard s what its slot order_SN[s, i] was, columns `shift`
     further left. More slots than that are free."""
     shards, kept = order_SN.shape
-    more = slots // shards - kept
     if self.cache is None:
       self.cache = self.programs.empty(slots, columns, -shift)
-      self.slots, self.work = idle_slots(slots), [None] * slots
+      self.slots, self.work = engine.idle_slots(slots), [None] * slots
       self.first_N = np.zeros(slots, int)
     else:
-      slot_SM = np.pad(order_SN, ((0, 0), (0, more)))
+      slot_SM = np.pad(order_SN, ((0, 0), (0, slots // shards - kept)))
       self.cache = self.programs.compact(
           self.cache, slot_SM.ravel(), shift, columns)
       size = len(self.slots.live) // shards
@@ -272,14 +271,12 @@ class _Run:
   def decode(self) -> engine.Chunk:
     """Starts a chunk and does not wait for it.
 
-    It ends early when enough slots are free to refill them, or few enough are
-    live to compact them.
+    It ends early when enough slots are free to refill them, or as few are live
+    as fit into the next smaller cache, if no shard has too many of them.
     """
-    live = int(self.slots.live.sum())
-    # Too few, if one shard has too many of them.
-    stop_at_live = (
-        len(self.slots.live) - self.shapes.refill if self._waits() else
-        max((n for n in self.shapes.slots if n < live), default=0))
+    live_N = self.slots.live
+    stop_at_live = len(live_N) - self.shapes.refill if self._waits() else max(
+        (n for n in self.shapes.slots if n < live_N.sum()), default=0)
     # Between two counts, a shard does not notice that all slots are done.
     steps = min(self.shapes.chunk, self.columns - self.index,
                 int(self._left().max()))
@@ -388,12 +385,6 @@ def _check_finite(chunk, slots):
   bad_N = ~np.isfinite(chunk.logp_NC).all(1)
   if bad_N.any():
     raise requests_lib.NonFiniteError(int(slots.prompt_id[np.argmax(bad_N)]))
-
-
-def idle_slots(count: int) -> engine.Slots:
-  """The state of slots none of which is live."""
-  zeros = [np.zeros(count, np.int32) for _ in range(6)]
-  return engine.Slots(*zeros, live=np.zeros(count, bool))
 
 
 def _batches(requests, shapes, prefill_rows):

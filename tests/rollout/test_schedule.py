@@ -14,6 +14,7 @@ import pytest
 from tepo_jax.policy import scoring
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
+from tepo_jax.rollout import engine as engine_lib
 from tepo_jax.rollout import requests
 from tepo_jax.rollout import schedule
 from tepo_jax.runtime import mesh as mesh_lib
@@ -211,7 +212,7 @@ def test_shards_count_their_live_slots_together(
       MODEL, params, slots=16, prompt_tokens=4, max_tokens=20, chunk=20,
       mesh=mesh_lib.make(shape, jax.devices()[:shards]))
   programs = engine.schedule.programs
-  slots = schedule.idle_slots(16)
+  slots = engine_lib.idle_slots(16)
   slots = slots.replace(live=~slots.live, start=slots.start + 1,
                         limit=np.repeat([2, 7], 8).astype(np.int32))
   _, chunk = programs.decode(
@@ -352,7 +353,7 @@ def _warm_up(shapes, plan, weights):
     for columns in shapes.columns:
       cache, _ = programs.decode(
           weights, programs.empty(slots, columns, 0),
-          schedule.idle_slots(slots), key, 0, 0)
+          engine_lib.idle_slots(slots), key, 0, 0)
       for prompt in prompts:
         cache = programs.insert(cache, prompt, 0 * nowhere, nowhere)
       for others in shapes.slots:

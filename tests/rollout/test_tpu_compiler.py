@@ -10,7 +10,7 @@ from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.policy import cache as cache_lib
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
-from tepo_jax.rollout import schedule
+from tepo_jax.rollout import engine
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools.plan import chips
 from tepo_jax.tools.plan import cost
@@ -53,7 +53,7 @@ def _compiled(slice_, shards):
                            transformer.abstract_params(MODEL, 'bfloat16'))
   cache = jax.eval_shape(lambda: cache_lib.init_cache(
       MODEL, slots, COLUMNS, MODEL.dtype))
-  host = (schedule.idle_slots(slots), jax.eval_shape(jax.random.key, 0),
+  host = (engine.idle_slots(slots), jax.eval_shape(jax.random.key, 0),
           np.int32(0), np.int32(0))
   return programs.decode.lower(
       abstract(weights, sampling_lib.decode_shardings(MODEL, mesh)),

@@ -21,6 +21,7 @@ from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
+from tepo_jax.rollout import engine as engine_lib
 from tepo_jax.rollout import requests as requests_lib
 from tepo_jax.rollout import schedule as schedule_lib
 from tepo_jax.runtime import mesh as mesh_lib
@@ -234,7 +235,7 @@ def _decode_steps(engine, workload):
 
 def _decode_step(engine, count, columns, rounds):
   """Returns seconds a step by round, and the bytes that the compiler counts."""
-  rows = schedule_lib.idle_slots(count)
+  rows = engine_lib.idle_slots(count)
   rows = rows.replace(live=~rows.live, limit=rows.limit + 2 ** 30)
   more = rows, jax.random.key(0), engine.chunk, 0
 
