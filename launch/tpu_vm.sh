@@ -7,8 +7,8 @@
 #   create            requests a slice of TYPE and waits until it is active;
 #                     SPOT=1 is cheaper, but can be preempted
 #   setup             copies this repository to all hosts and installs there,
-#                     with files of yours in it, but not runs/ and *.log;
-#                     with BUCKET=…, mounts that bucket as tepo/bucket
+#                     with files of yours in it, but without runs/ and any
+#                     *.log; with BUCKET=…, mounts that bucket as tepo/bucket
 #   run [PROGRAM] ARGUMENTS
 #                     starts python -m tepo_jax.PROGRAM ARGUMENTS on all hosts
 #                     and returns; PROGRAM is train (the default),

@@ -151,9 +151,9 @@ def check_values(config: ml_collections.ConfigDict) -> None:
              f'one of {", ".join(choices)}')
   _require(config, 'data.name', config.data.name, 'a set or a file')
   if source := datasets.SETS.get(config.data.name):
+    subset = f':{source.config}' if source.config else ''
     _require(config, 'data.name', source.trains, 'a training set: this is the '
-             f'benchmark {source.hub}, split {source.split}; '
-             f'{source.hub}@SPLIT is another split')
+             f'benchmark {source.hub}{subset}@{source.split}')
   _require(config, 'eval.sets', all(
       isinstance(name, str) and name for name in config.eval.sets),
            'names of sets or files')

@@ -107,7 +107,7 @@ def compact(array: jax.Array, slot_M: jax.Array, shift: jax.Array, *,
             axis: int, columns: int, empty: int = 0) -> jax.Array:
   """Slots slot_M of one array of the cache, its columns moved left by `shift`.
 
-  Each shard of the batch keeps its slots: others would have to be sent.
+  On a mesh each shard calls it for its own slots, so that nothing is sent.
   `array` is [N, …W…] with the columns on `axis`, `columns` the W of the
   result, and `empty` the value of new columns.
   """

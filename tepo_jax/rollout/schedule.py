@@ -88,8 +88,8 @@ class SamplingPrograms:
   empty: (N, W, current column) -> cache.
   prefill: (weights, token_QP, position_QP) -> cache.
   insert: (cache, prompts, source_R, slot_R) -> cache; donates the first.
-  compact: (cache, slot_M, shift, W) -> cache; deletes the old one. Slots stay in
-    their shard of the batch, where slot_M counts them.
+  compact: (cache, slot_M, shift, W) -> cache; deletes the old one. slot_M has
+    the slots of one shard after another, each numbered within its shard.
   decode: (weights, cache, Slots, key, steps, stop_at_live) -> cache, Chunk;
     donates the cache.
   """
@@ -272,7 +272,7 @@ class _Run:
     """Starts a chunk and does not wait for it.
 
     It ends early when enough slots are free to refill them, or as few are live
-    as fit into the next smaller cache, if no shard has too many of them.
+    as a smaller cache has. Then `_fit` compacts, unless a shard has too many.
     """
     live_N = self.slots.live
     stop_at_live = len(live_N) - self.shapes.refill if self._waits() else max(

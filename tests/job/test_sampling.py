@@ -41,8 +41,7 @@ def _sample(mesh):
 
 @pytest.mark.parametrize('part, axis', [('k', 3), ('v', 2)])
 def test_to_compact_a_cache_sends_nothing(part, axis):
-  """Each shard of the batch keeps its slots; those of the first, 0 to 2, are
-  reversed, and 3 of the other's follow."""
+  """Slots 2, 1 and 0 of the first shard, then 3, 0 and 1 of the other."""
   mesh = mesh_lib.make({'data': 1, 'fsdp': 2, 'tensor': 2}, jax.devices())
   programs = sampling_lib.make(
       MODEL, mesh, decoding=draw.Decoding(), eos_ids=(-1,), chunk=4)

@@ -233,6 +233,7 @@ def test_slots_stay_in_their_shard():
 
   def decode(_, cache, slots, *rest):
     cache, chunk = programs.decode(_, cache, slots, *rest)
+    assert chunk.steps > 0
     calls.append((slots.sample[slots.live].tolist(), len(slots.live),
                   int(chunk.steps)))
     return cache, chunk
@@ -254,6 +255,26 @@ def test_slots_stay_in_their_shard():
     np.testing.assert_array_equal(
         c.token_T, toy.token(3, c.sample, np.arange(limits[c.sample])))
   assert len(done) == 8
+
+
+def test_refills_go_to_the_emptiest_shard_first():
+  """Of 8 slots each, three of shard 0 are free and one of shard 1: both samples
+  of the second prompt go to shard 0."""
+  programs, seen = toy.programs(lambda prompt, sample: 99), []
+
+  def decode(_, cache, slots, *rest):
+    seen.append(slots.prompt_id[slots.live].tolist())
+    return programs.decode(_, cache, slots, *rest)
+
+  plan = schedule.Schedule(
+      dataclasses.replace(programs, decode=decode),
+      schedule.Shapes((16,), (8,), (32,), chunk=4, shards=2))
+  limits = [1, 9, 1, 9, 1, 9, 9, 1] + 8 * [9]  # shard 0 has samples 0, 2, …
+  for _ in plan.run(None, requests.Queue([
+      requests.Request((1, 2), 3, limits), requests.Request((1, 2), 4, [9, 9])
+  ]), None):
+    pass
+  assert seen[:2] == [16 * [3], [4, 4] + 5 * [3] + 7 * [3]]
 
 
 def test_no_step_is_computed_after_the_last_token(engine):

@@ -114,7 +114,7 @@ def test_a_scatter_in_place_costs_its_updates():
 @pytest.mark.parametrize('target, size', [
     ('parameter(0)', 2 * 4 * 4 * 256), ('broadcast(%zero), dimensions={}',
                                         4 * 4 * 256 + 4 * 65536 * 256)])
-def test_a_scatter_into_an_array_that_a_fusion_makes_costs_that(target, size):
+def test_a_fused_scatter_costs_its_updates_or_the_array_it_makes(target, size):
   """By hand; the indices take 16 bytes more."""
   number = 1 if 'parameter' in target else 0
   given = '%whole, ' * number + '%at, %values'
