@@ -41,7 +41,7 @@ FIELDS = {('qwen2_5_3b', 'v5e8'): {
 GSM8K_FIELDS = {
     ('qwen2_5_3b', 'v5e8'): {'train.microbatch_tokens': 8 * 2_560},
     ('qwen3_0_6b', 'v5e8'): {'rollout.slots': 448},
-    ('qwen3_1_7b', 'v5e8'): {'rollout.slots': 256}}
+    ('qwen3_1_7b', 'v5e8'): {'rollout.slots': 320}}
 
 
 def get_config(argument: str = 'qwen2_5_0_5b,gpu24'):
