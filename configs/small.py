@@ -34,8 +34,8 @@ MACHINES = {
     'gpu24': ('rtx4090x1', 1, 5_120), 'gpu80': ('h100x1', 1, 10_240),
     'gpu80x8': ('h100x8', 8, 10_240), 'v5e1': ('v5e:1x1', 1, 5_120),
     'v5e8': ('v5e:2x4', 8, 5_120), 'v6e1': ('v6e:1x1', 1, 10_240)}
-# Where, by the plan, GSM8K does not fit otherwise: other fields, and those that
-# hold for its lengths only.
+# Fields without which GSM8K does not fit, by the plan; the second table's suit
+# its lengths only.
 FIELDS = {('qwen2_5_3b', 'v5e8'): {
     'rollout.tensor': 2, 'train.chunk_size': 256}}
 GSM8K_FIELDS = {
@@ -59,6 +59,8 @@ def get_config(argument: str = 'qwen2_5_0_5b,gpu24'):
   c = base.get_config(*rows)
   c.model = MODELS[model]
   _, devices, tokens = MACHINES[machine]
+  c.train.microbatch_tokens = devices * tokens  # a row of either data set fits
+  c.update_from_flattened_dict(FIELDS.get((model, machine), {}))
   if 'dapo' in options:
     c.data.max_prompt_tokens, c.rollout.max_tokens = 1024, 4096
     c.benchmark.mean_tokens = 1024
@@ -71,9 +73,6 @@ def get_config(argument: str = 'qwen2_5_0_5b,gpu24'):
     c.eval.sets = ('gsm8k',)
     c.eval.max_tokens = 1024
     c.steps = 100
-  c.train.microbatch_tokens = devices * tokens  # a row of any data set fits
-  c.update_from_flattened_dict(FIELDS.get((model, machine), {}))
-  if 'dapo' not in options:
     c.update_from_flattened_dict(GSM8K_FIELDS.get((model, machine), {}))
   c.optimizer.learning_rate = 1e-6
   if 'lora' in options:
