@@ -132,8 +132,8 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   # 'auto': 'dots', 'mlp' or 'full', the first that fits a TPU or GPU; on a CPU
   # 'full'.
   c.compute.remat = 'auto'
-  # Of kernels in updates, and of a microbatch's gradient, which devices sum in
-  # the lower of this and `dtype`; microbatches are summed in fp32.
+  # Of kernels in updates and of a microbatch's gradient, unless `dtype` is finer;
+  # devices sum in `dtype`, and microbatches are summed in fp32.
   c.compute.gradient_dtype = 'bfloat16'
   c.compute.unroll = 1  # layers per iteration of the layer scan
   # Backend for scoring, updates and prefill: 'xla' anywhere, 'cudnn' on GPUs,

@@ -51,8 +51,8 @@ def _tokens(workdir):
 
 def _steps(workdir):
   file = workdir / 'metrics.jsonl'
-  lines = file.read_text().splitlines() if file.exists() else []
-  return [json.loads(line)['step'] for line in lines]
+  lines = file.read_text().splitlines(True) if file.exists() else []
+  return [json.loads(line)['step'] for line in lines if line.endswith('\n')]
 
 
 def _finish_after(job, ready, index, sent, seconds):
@@ -118,8 +118,8 @@ def test_a_run_resumes_on_another_mesh(one, tmp_path):
 def test_a_lost_process_ends_the_job_which_resumes_elsewhere(one, tmp_path):
   workdir = tmp_path / 'lost'
   (status, _, said), _ = _finish_after(
-      _train(workdir, 2, 1, 100), lambda: 2 in _steps(workdir), 1,
-      signal.SIGKILL, 200)
+      _train(workdir, 2, 1, 100), lambda: 2 in _steps(workdir) and (
+          workdir / 'checkpoints/1').is_dir(), 1, signal.SIGKILL, 200)
   assert status in (processes.LOST, -6), said
   assert 'another process' in said or 'another task died' in said
   saved = max(int(step.name) for step in (workdir / 'checkpoints').iterdir()
@@ -127,7 +127,8 @@ def test_a_lost_process_ends_the_job_which_resumes_elsewhere(one, tmp_path):
   (status, out, _), = jobs.finish(_train(workdir, 1, 2, saved + 1), 400)
   assert status == 0 and 'continuing' in out
   assert _steps(workdir) == list(range(1, saved + 2))
-  assert _rollouts(workdir)[:3] == _rollouts(one)[:saved + 1]
+  same = min(3, saved + 1)  # there may be the rollout of a step that was lost
+  assert _rollouts(workdir)[:same] == _rollouts(one)[:same]
 
 
 def test_sigterm_to_one_process_saves_and_ends_them_all(tmp_path):
@@ -137,7 +138,7 @@ def test_sigterm_to_one_process_saves_and_ends_them_all(tmp_path):
                '--config.checkpoint.minutes=0.001', '--config.checkpoint.keep=1000',
                '--config.train.microbatch_tokens=144')
   outcomes = _finish_after(
-      job, lambda: 2 in _steps(workdir), 2, signal.SIGTERM, 30)
+      job, lambda: 2 in _steps(workdir), 2, signal.SIGTERM, 120)
   # By the clock: the period has not passed.
   assert (workdir / 'checkpoints/1').is_dir()
   assert [status for status, *_ in outcomes] == [0] * 4, outcomes

@@ -26,12 +26,16 @@ def model(tmp_path_factory):
   return out
 
 
+# A save has files open; with this period the steps 6 and 7 have none in progress.
+_PERIOD = '--config.checkpoint.period=4'
+
+
 @pytest.fixture(scope='module')
 def finished(model, tmp_path_factory):
   """An uninterrupted run of eight steps, and its output."""
   workdir = tmp_path_factory.mktemp('finished') / 'run'
   done = runs.run('train', *runs.train_arguments(model, workdir),
-                  '--config.profile.steps=(2,)')
+                  '--config.profile.steps=(2,)', _PERIOD)
   return workdir, done
 
 
@@ -76,7 +80,7 @@ def test_a_run_leaves_nothing_open(finished):
   host = [{name: value for name, value in record.items()
            if name.startswith('host/')} for record in runs.records(finished[0])]
   files = [usage['host/open_files'] for usage in host[1:]]
-  assert min(files[-3:]) <= min(files[:3])  # a save may be in progress
+  assert min(files[-3:]) <= min(files[:3])  # none is saved in most of these
   assert len({usage['host/processes'] for usage in host[1:]}) == 1
   assert all(1e8 < usage['host/resident_bytes'] < 1e10 for usage in host[1:])
 
@@ -108,7 +112,7 @@ def test_kill_and_the_same_command_continue_bit_for_bit(
 def test_a_finished_run_is_not_run_again(model, finished):
   workdir, _ = finished
   before = (workdir / 'metrics.jsonl').read_bytes()
-  again = runs.run('train', *runs.train_arguments(model, workdir))
+  again = runs.run('train', *runs.train_arguments(model, workdir), _PERIOD)
   assert 'arithmetic' in again.stdout
   assert (workdir / 'metrics.jsonl').read_bytes() == before
 
@@ -126,7 +130,7 @@ def test_sigterm_saves_and_exits_with_status_0(model, tmp_path):
     assert process.poll() is None and time.monotonic() < deadline
     time.sleep(0.05)
   process.send_signal(signal.SIGTERM)
-  assert process.wait(30) == 0
+  assert process.wait(120) == 0
   saved = [int(entry.name) for entry in (workdir / 'checkpoints').iterdir()]
   assert saved == [runs.records(workdir)[-1]['step']]
 

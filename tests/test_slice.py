@@ -94,7 +94,7 @@ def test_the_sweep_makes_two_rows_on_two_processes(tmp_path):
           'ZONE': 'z', 'PROJECT': 'p', 'TYPE': 'v6e-8', 'RUNS': 'bucket/r',
           'PAUSE': '0.2', 'SLICE': str(tmp_path),
           'XLA_FLAGS': '--xla_force_host_platform_device_count=1'},
-      text=True, capture_output=True, timeout=500)
+      text=True, capture_output=True, timeout=1000)
   logs = [(host / 'job.log').read_text() for host in hosts]
   assert done.returncode == 0, (done.stderr, logs)
   for folder in folders[:2]:

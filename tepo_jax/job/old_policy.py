@@ -83,6 +83,7 @@ class OldPolicy:
       return self._programs.old_policy(self._params, minibatch, *self._base)
     place_MRS = np.zeros(packed.rows.token_RS.shape, np.int32)
     for row, columns in zip(rows, packing.scored_columns(packed)):
-      place_MRS.flat[columns] = self._place_of[row]
+      if columns.size:  # a filler row may never have been scored
+        place_MRS.flat[columns] = self._place_of[row]
     return self._policy.replace(place_MRS=mesh_lib.put(
         place_MRS, self._programs.old_sharding.place_MRS))

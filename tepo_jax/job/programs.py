@@ -9,6 +9,7 @@ import functools
 from typing import Any
 
 import jax
+from jax import numpy as jnp
 import ml_collections
 import numpy as np
 import optax
@@ -193,7 +194,8 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
   scorer = update.Scorer(
       model=model, temperature=config.rollout.temperature,
       chunk_size=config.train.chunk_size * shards, shards=shards,
-      gradient_dtype=config.compute.gradient_dtype)
+      gradient_dtype=jnp.promote_types(
+          model.dtype, config.compute.gradient_dtype).name)
   jit = functools.partial(compiled, mesh, dtype=model.dtype,
                           collectives=config.compute.collectives)
   return TrainingPrograms(

@@ -163,19 +163,22 @@ def _shown(fields: dict[str, Any], name: str) -> str:
 
 
 def _for_json(node: Any) -> Any:
-  """Turns infinity, which JSON lacks, into 'Infinity'."""
+  """Turns infinities, which JSON lacks, into 'Infinity' and '-Infinity'."""
   if isinstance(node, dict):
     return {key: _for_json(value) for key, value in node.items()}
-  return 'Infinity' if node == math.inf else node
+  if isinstance(node, (list, tuple)):
+    return [_for_json(value) for value in node]
+  return {math.inf: 'Infinity', -math.inf: '-Infinity'}.get(
+      node, node) if isinstance(node, float) else node
 
 
 def _from_json(node: Any) -> Any:
-  """Turns lists into tuples and 'Infinity' into infinity."""
+  """Turns lists into tuples and reads `_for_json`'s infinities."""
   if isinstance(node, dict):
     return {key: _from_json(value) for key, value in node.items()}
   if isinstance(node, list):
     return tuple(map(_from_json, node))
-  return math.inf if node == 'Infinity' else node
+  return float(node) if node in ('Infinity', '-Infinity') else node
 
 
 def listed(names: list[str]) -> str:

@@ -96,7 +96,7 @@ def answer(name: str, completions: list[str], row: str,
   if len(values) != len(completions):
     return (f'returned {len(values)} values for {len(completions)} '
             'completions'), False
-  if not all(map(math.isfinite, values)):
+  if not np.isfinite(np.array(values, np.float32)).all():
     return f'returned a value that is not finite: {values}'[:_MESSAGE], False
   return values, False
 

@@ -152,9 +152,16 @@ def _same_at(first, second, points):
       if _are_exact(a, b) or _is_infinite(a) or _is_infinite(b) or (
           not is_unsure):
         return is_close
-      previous, gap = gap, abs(values.real(a) - values.real(b))
-      if not is_close and previous is not None:
-        return bool(gap <= previous * values.real(10) ** (-2 * DIGITS))
+      a, b = values.real(a), values.real(b)
+      previous, gap = gap, abs(a - b)
+      if is_close or previous is None:
+        continue
+      accuracy = values.real(10) ** -DIGITS
+      if gap > previous * accuracy**2:  # not rounding error: it stays
+        return False
+      # Rounding error may be large and shrink; only a small gap is equality.
+      if gap <= accuracy * max(min(abs(a), abs(b)), accuracy):
+        return True
     raise expressions.Unreadable('too large')
 
 
@@ -300,7 +307,11 @@ class _Values:
       raise expressions.Unreadable('too large')
 
   def bound_factorial(self, *values):
-    self.factorials += 1
+    """Counts what takes long; with many digits, only integers are allowed."""
+    whole = all(_are_exact(x) and x.denominator == 1 for x in values)
+    if not whole and self.digits > MANY_DIGITS:
+      raise expressions.Unreadable('too large')
+    self.factorials += 1 if whole else 4
     if self.factorials > MAX_FACTORIALS or not (
         max(map(abs, values)) <= MAX_FACTORIAL):
       raise expressions.Unreadable('too large')

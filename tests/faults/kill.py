@@ -103,8 +103,8 @@ def run_until(process, workdir, sent, condition) -> tuple[float, str] | None:
       break
     time.sleep(0.01)
   was_sent, begin = process.poll() is None, time.monotonic()
-  patience = 120 if sent == signal.SIGINT else 30  # it may be compiling
-  _, stderr = process.communicate(timeout=patience if was_sent else None)
+  # It may be compiling.
+  _, stderr = process.communicate(timeout=120 if was_sent else None)
   if process.returncode not in (0, -sent, 130 if sent == signal.SIGINT else 0):
     raise RuntimeError(stderr.decode()[-2000:])
   if sent == signal.SIGINT and was_sent:

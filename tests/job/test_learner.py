@@ -31,8 +31,12 @@ METRICS = ('behaviour_mean', 'behaviour_capped_share',
 
 @pytest.fixture(scope='module')
 def learner():
+  return make_learner('grpo')
+
+
+def make_learner(method):
   """Two epochs of two updates."""
-  config = tiny.get_config('grpo')
+  config = tiny.get_config(method)
   config.data.max_prompt_tokens = 4
   config.rollout.update(
       prompts=GROUPS, samples=SAMPLES, max_tokens=T, logp_gap_limit=10.0)
@@ -94,6 +98,16 @@ def first_update(learner, groups):
   """(plan, metrics of the first update)."""
   plan = scored_plan(learner, groups)
   return plan, jax.device_get(learner.make_update(plan, 0))
+
+
+def test_an_exact_kl_with_few_mixed_groups():
+  """dynamic_sampling=drop: minibatches of filler alone are left out, and later
+  epochs mix filler rows with others."""
+  learner = make_learner('tepo')
+  for count in range(1, GROUPS + 1):
+    start(learner)
+    groups = groups_of(np.full((GROUPS * SAMPLES, T), -3.0))[:count]
+    assert np.isfinite(learner.learn(1, groups)['loss'])
 
 
 def test_off_adds_metrics_and_no_array(learner, old_logp_BT):

@@ -55,7 +55,8 @@ def test_only_steps_may_change(tmp_path):
 
 def test_an_infinite_field_is_saved_as_json_and_read_back(tmp_path):
   config = _config()
-  config.clip = ml_collections.ConfigDict({'low': math.inf, 'high': 0.3})
+  config.clip = ml_collections.ConfigDict({
+      'low': math.inf, 'high': 0.3, 'band': (-math.inf, 5.0)})
   _claim(config, tmp_path)
   _claim(config, tmp_path)
   text = (tmp_path / 'config.json').read_text()

@@ -100,7 +100,7 @@ def test_a_later_process_of_the_same_number_is_not_the_holder(folder):
 
 def test_of_many_at_once_one_takes_over_an_abandoned_lock(folder):
   _of_another_host(folder, host=socket.gethostname(), process=2**22 + 1)
-  crowd = [_hold(folder, 3) for _ in range(4)]
+  crowd = [_hold(folder, 8) for _ in range(4)]
   said = [process.communicate(timeout=60)[0] for process in crowd]
   assert sum(text == 'held\n' for text in said) == 1
   [winner] = [p.pid for p, text in zip(crowd, said) if text == 'held\n']

@@ -40,7 +40,9 @@ EQUAL = {
         (r'2\sqrt{3}', '2*sqrt(3)'), (r'2\sqrt{3}', r'\sqrt{12}'),
         (r'2\sqrt{3}', '2√3'), (r'\sqrt[3]{16}', r'2\sqrt[3]{2}'),
         (r'\sqrt[3]{2}', '2^{1/3}'), (r'\sqrt[3]{-8}', '-2'),
-        ('0', r'\sqrt{3+2\sqrt2}-\sqrt2-1'), (r'\sqrt{6+2\sqrt5}', r'1+\sqrt5'),
+        ('0', r'\sqrt{3+2\sqrt2}-\sqrt2-1'), ('1', r'\sqrt{3+2\sqrt2}-\sqrt2'),
+        ('1', r'\sqrt[3]{2+\sqrt5}+\sqrt[3]{2-\sqrt5}'),
+        ('0', r'\pi^{999}-\pi^{500}\pi^{499}'), (r'\sqrt{6+2\sqrt5}', r'1+\sqrt5'),
         (r'\frac{1+\sqrt5}{2}', r'\frac{2}{\sqrt5-1}'),
         (r'\ln 4', r'2\ln 2'), (r'\log_2 8', '3'), (r'\ln\frac12', r'-\ln 2'),
         (r'\sin 30^\circ', r'\frac12'),
@@ -124,7 +126,15 @@ EQUAL = {
         ('52_8', '52_{8}'), ('52_8', '52'), ('52', '52_8'), ('2516_8',
          r'2516_{\text{eight}}'), ('4343_6', '4343_{six}')],
 }
+# All are 0, with much rounding error.
+_CANCELLED = (r'\pi^{999}-\pi^{500}\pi^{499}',
+              *(rf'\pi10^{{{size}}}-\sqrt3^2\pi10^{{{size}}}/3'
+                for size in (40, 100, 300, 2900, 9900)))
 DIFFERENT = {
+    'rounding error that shrinks with more digits': [
+        (reference, answer) for answer in _CANCELLED
+        for reference in ('72', '-31', r'\frac{2}{3}', '0.25', 'x^2+1',
+                          r'\sqrt2')],
     'integers': [
         ('34', '35'), ('34', '-34'), ('12', '1.2'), ('12', '1 2'), ('0', '1'),
         ('9007199254740993', '9007199254740992'), ('100000000', '100000001'),
