@@ -25,6 +25,7 @@ from tepo_jax.tasks import datasets
 from tepo_jax.tasks import grading
 from tepo_jax.tasks import rewards
 
+_MAX_FLOAT32 = 3.4e38
 _DTYPES = ('float32', 'bfloat16')
 _CHOICES = {
     'rollout.dynamic_sampling': selection.MODES,
@@ -207,11 +208,14 @@ def _check_ranges(config):
 
 def _check_rewards(settings):
   functions, weights = settings.functions, settings.weights
-  if not functions or len(set(functions)) != len(functions):
+  if (not functions or not all(isinstance(name, str) for name in functions)
+      or len(set(functions)) != len(functions)):
     raise errors.InputError(
         f'config.reward.functions={functions} must name at least one function, '
         'and none twice')
-  if len(weights) != len(functions) or not all(map(math.isfinite, weights)):
+  if len(weights) != len(functions) or not all(
+      type(weight) in (int, float) and abs(weight) <= _MAX_FLOAT32
+      for weight in weights):
     raise errors.InputError(
         f'config.reward.weights={weights} must be a finite number for each of '
         f'config.reward.functions={functions}')

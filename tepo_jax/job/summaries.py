@@ -54,8 +54,8 @@ def rollout_metrics(rollout: selection.Rollout, reward_B: np.ndarray
 
 def sampling_metrics(stats: schedule.Stats, rollout: selection.Rollout
                      ) -> dict[str, float]:
-  """The work of the sampler, and the share of its tokens that is of no use:
-  those of the surplus and of completions that were stopped."""
+  """The work of the sampler, and how many of its tokens are of no use: those of
+  the surplus and of completions that were stopped."""
   tokens, trained = (
       sum(int(g.length_G.sum()) for g in groups)
       for groups in (rollout.sampled, rollout.groups))

@@ -63,7 +63,7 @@ class DataOrder:
 
 
 def is_mixed(group: Group) -> bool:
-  """Whether the verdicts differ; if not, all advantages are 0."""
+  """Whether the verdicts differ; if not, rewards for them give no advantage."""
   return bool(group.accuracy_G.min() != group.accuracy_G.max())
 
 

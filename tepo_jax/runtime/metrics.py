@@ -49,7 +49,6 @@ class Writer:
         for name, value in values.items()}
     self._file.append(json.dumps(line, allow_nan=False) + '\n')
     self._file.flush()  # before a checkpoint says that the step is done
-    self._file.flush()
     for sink in self._sinks:
       sink.call(sink.write, int(step), values)
 
