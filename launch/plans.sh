@@ -61,11 +61,11 @@ def cells(name, plan):
     return [f'**{needed}**', '', 'does not fit', '']
   config = (qwen2_5_7b.get_config() if name.startswith('qwen2_5_7b')
             else small.get_config(name))
-  seconds = [plan['seconds'][phase] for phase in ('rollout', 'score', 'update')]
-  return [needed, f'{plan["slots"]}',
-          f'**{seconds_text(sum(seconds))}** = ' + ' + '.join(
-              map(seconds_text, seconds)),
-          f'{config.steps * sum(seconds) / 3600:.1f}']
+  step = sum(plan['seconds'].values())
+  parts = ' + '.join(seconds_text(plan['seconds'][phase])
+                     for phase in ('rollout', 'score', 'update'))
+  return [needed, f'{plan["slots"]}', f'**{seconds_text(step)}** ({parts})',
+          f'{config.steps * step / 3600:.1f}']
 
 
 tables = {'GSM8K': {}, 'DAPO-Math': {}}

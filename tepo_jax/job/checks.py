@@ -25,7 +25,6 @@ from tepo_jax.tasks import datasets
 from tepo_jax.tasks import grading
 from tepo_jax.tasks import rewards
 
-_MAX_FLOAT32 = 3.4e38
 _DTYPES = ('float32', 'bfloat16')
 _CHOICES = {
     'rollout.dynamic_sampling': selection.MODES,
@@ -214,7 +213,7 @@ def _check_rewards(settings):
         f'config.reward.functions={functions} must name at least one function, '
         'and none twice')
   if len(weights) != len(functions) or not all(
-      type(weight) in (int, float) and abs(weight) <= _MAX_FLOAT32
+      type(weight) in (int, float) and abs(weight) <= rewards.LARGEST
       for weight in weights):
     raise errors.InputError(
         f'config.reward.weights={weights} must be a finite number for each of '

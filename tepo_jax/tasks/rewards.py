@@ -29,6 +29,7 @@ from tepo_jax.tasks import answers as answers_lib
 from tepo_jax.tasks import pool
 
 ACCURACY = 'accuracy'
+LARGEST = 3.4e38  # of float32, in which rewards are weighted and summed
 
 _MESSAGE = 300  # characters of an exception's message
 
@@ -96,7 +97,7 @@ def answer(name: str, completions: list[str], row: str,
   if len(values) != len(completions):
     return (f'returned {len(values)} values for {len(completions)} '
             'completions'), False
-  if not np.isfinite(np.array(values, np.float32)).all():
+  if not all(abs(value) <= LARGEST for value in values):  # nor NaN
     return f'returned a value that is not finite: {values}'[:_MESSAGE], False
   return values, False
 

@@ -307,11 +307,11 @@ class _Values:
       raise expressions.Unreadable('too large')
 
   def bound_factorial(self, *values):
-    """Counts what takes long; with many digits, only integers are allowed."""
-    whole = all(_are_exact(x) and x.denominator == 1 for x in values)
-    if not whole and self.digits > MANY_DIGITS:
+    """Counts a factorial, as four if it is of no integer, which takes longer; with
+    MOST_DIGITS that takes seconds and is refused."""
+    if not _are_integers(*values) and self.digits > MANY_DIGITS:
       raise expressions.Unreadable('too large')
-    self.factorials += 1 if whole else 4
+    self.factorials += 1 if _are_integers(*values) else 4
     if self.factorials > MAX_FACTORIALS or not (
         max(map(abs, values)) <= MAX_FACTORIAL):
       raise expressions.Unreadable('too large')
@@ -324,7 +324,7 @@ class _Values:
   def choose(self, n, k):
     n, k = self.of(n), self.of(k)
     self.bound_factorial(n, k)
-    if _are_exact(n, k) and n.denominator == k.denominator == 1 and n >= 0:
+    if _are_integers(n, k) and n >= 0:
       return fractions.Fraction(math.comb(int(n), int(k)) if k >= 0 else 0)
     return self.context.binomial(self.real(n), self.real(k))
 
@@ -355,13 +355,17 @@ class _Values:
 
   def factorial(self, value):
     self.bound_factorial(value)
-    if isinstance(value, fractions.Fraction) and value.denominator == 1:
+    if _are_integers(value):
       return fractions.Fraction(math.factorial(int(value)))
     return self.context.gamma(self.real(value) + 1)
 
 
 def _are_exact(*values):
   return all(isinstance(value, fractions.Fraction) for value in values)
+
+
+def _are_integers(*values):
+  return _are_exact(*values) and all(value.denominator == 1 for value in values)
 
 
 def _bits(value):

@@ -1,5 +1,7 @@
 r"""Equivalent answers and near misses by hand: (reference, answer)."""
 
+import time
+
 import pytest
 
 from tepo_jax.tasks import grading
@@ -232,6 +234,16 @@ def test_different(kind):
   wrong = [pair for pair in DIFFERENT[kind]
            if grading.grade(f'\\boxed{{{pair[1]}}}', [pair[0]])]
   assert not wrong
+
+
+def test_what_would_take_long_is_left_undecided():
+  """e^{-9999} demands most digits, with which each term takes a second."""
+  terms = '+'.join(
+      rf'\binom{{{n}+\pi}}{{\pi}}' for n in range(4900, 4886, -1))
+  answer = rf'5+e^{{-9999}}+0\cdot({terms})'
+  start = time.process_time()
+  assert grading.decide_quickly(answer, (grading.Reference('5'),))[0] is None
+  assert time.process_time() - start < 2
 
 
 def test_most_are_decided_without_math_verify():

@@ -44,6 +44,9 @@ def forking(completions, row, tokens, ended):
 def not_finite(completions, row, tokens, ended):
   return [0.0, float('nan')]
 
+def too_large(completions, row, tokens, ended):
+  return [0.0, 1e39]
+
 def too_few(completions, row, tokens, ended):
   return [0.0]
 
@@ -87,7 +90,8 @@ def test_own_functions_get_the_whole_row_and_may_print():
 @pytest.mark.parametrize('name, reason', [
     ('raising', 'ZeroDivisionError: division by zero'),
     ('crashing', 'its worker died'), ('greedy', 'MemoryError'),
-    ('not_finite', 'not finite'), ('too_few', '1 values for 2 completions'),
+    ('not_finite', 'not finite'), ('too_large', 'not finite'),
+    ('too_few', '1 values for 2 completions'),
     ('no_numbers', 'ValueError')])
 def test_a_function_that_fails_is_named_with_its_problem(name, reason):
   """Other functions of the same group are not affected."""
