@@ -31,13 +31,14 @@ _CHOICES = {
     'train.packing': packing.MODES,
     'train.behaviour.weight': behaviour.WEIGHTS,
     'compute.dtype': _DTYPES,
-    'compute.gradient_dtype': _DTYPES,
     'optimizer.momentum_dtype': _DTYPES,
     'compute.remat': ('auto', *remat.POLICIES),
     'compute.collectives': ('auto', *programs.COLLECTIVES),
     'compute.attention': attention.CHOICES,
     'reward.on_failure': ('stop', 'zero'),
     'dump.format': dump.FORMATS}
+
+_MOST_BATCHES = 10_000  # a step notes the verdicts on each of their prompts
 
 _POSITIVE = (
     'steps', 'data.max_prompt_tokens', 'rollout.prompts', 'rollout.max_tokens',
@@ -160,8 +161,8 @@ def check_values(config: ml_collections.ConfigDict) -> None:
   _require(config, 'profile.steps',
            all(type(step) is int and step > 0 for step in config.profile.steps),
            'rollout steps: integers from 1 on')
-  _require(config, 'lora.targets', config.lora.targets and set(
-      config.lora.targets) <= set(lora.TARGETS),
+  _require(config, 'lora.targets', config.lora.targets and all(
+      target in lora.TARGETS for target in config.lora.targets),
            f'a non-empty subset of {", ".join(lora.TARGETS)}')
 
 
@@ -182,6 +183,9 @@ def _check_ranges(config):
            0 <= config.pretrain.direct_share <= 1, 'in [0, 1]')
   _require(config, 'benchmark.mixed_share',
            0 < config.benchmark.mixed_share <= 1, 'in (0, 1]')
+  _require(config, 'rollout.max_generation_batches',
+           config.rollout.max_generation_batches <= _MOST_BATCHES,
+           f'at most {_MOST_BATCHES:,}')
   _require(config, 'rollout.samples', config.rollout.samples >= 2,
            'at least 2: the advantage compares a group\'s samples')
   _require(config, 'train.attention_room',

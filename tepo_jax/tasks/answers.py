@@ -32,6 +32,8 @@ _LOWERED = re.compile('[₀-₉]+')
 _IGNORED = re.compile(
     r'\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|nolimits|,|;|!|:|>)'
     r'(?![a-zA-Z])|\\[!,;:>]|(?<!\\)\$|\\\$'
+    r'|\\(?:boldsymbol|bm|pmb|underline|bf|it|sf)(?![a-zA-Z])'
+    r'|\\(?:text)?color\s*\{[^{}]*\}'
     r'|(?:\\text\s*\{\s*)?\b(?:USD|EUR|GBP|INR|Rs)\b\.?\s*\}?(?=\s*[\d.])')
 _DOTS = re.compile(r'\\[lcvd]?dots[bcimo]?(?![a-zA-Z])|\.\.\.+')
 _SCALES = {'thousand': 3, 'million': 6, 'billion': 9, 'trillion': 12}
@@ -45,6 +47,7 @@ _DOUBLED = re.compile(r'\\\\(?=[a-zA-Z])')
 _LOOSE_SPACE = re.compile(r'(?<![a-zA-Z0-9])\s+|\s+(?![a-zA-Z0-9])')
 _INTEGER = re.compile(r'[-+]?[0-9]+')
 _SYNONYMS = (
+    (re.compile(r'\\math(?:bf|rm)\s*(?=\{[^{}a-zA-Z]*\})'), ''),
     (re.compile(r'\\(?:mathrm|text|operatorname)\s*\{\s*([ie])\s*\}'), r' \1 '),
     (re.compile(r'\\(?:text|mbox)\s*\{(\s*(?:or|and)\b[^{}]*|\s*)\}'), r' \1 '),
     (re.compile(r'\\imath(?![a-zA-Z])'), 'i '),
@@ -110,10 +113,11 @@ def _last_box(text):
 
 
 def canonical(text: str) -> str:
-  r"""Normalises spelling without calculating anything.
+  r"""Normalises spelling.
 
-  Removes wrappers, `$`, `\left`, needless spaces, degree and dollar signs;
-  replaces synonyms (`\dfrac`, `\leqslant`, `−`) by one command each.
+  Removes wrappers, fonts, colours, `$`, `\left`, needless spaces, degree and
+  dollar signs; replaces synonyms (`\dfrac`, `\leqslant`, `−`) by one command
+  each, and repeating decimals by their fractions.
   """
   if _INTEGER.fullmatch(text):
     return text

@@ -191,9 +191,17 @@ def render(template: Template, tokenizer, problem: problem_lib.Problem
   Without a chat template, turns are plain text separated by a blank line.
 
   Raises:
-    InputError: the template's file fails on the problem, or the tokenizer's
-      chat template rejects the turns.
+    InputError: the template's file fails on the problem, the tokenizer's chat
+      template rejects the turns, or there is no token.
   """
+  token_ids = _render(template, tokenizer, problem)
+  if not token_ids:
+    raise errors.InputError(
+        f'the prompt of {problem.id} has no tokens: its template yields no text')
+  return token_ids
+
+
+def _render(template, tokenizer, problem):
   turns = [{'role': 'user', 'content': _user_turn(template, problem)}]
   if template.system is not None:
     turns.insert(0, {'role': 'system', 'content': template.system})

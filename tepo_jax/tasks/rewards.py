@@ -71,7 +71,7 @@ def find(name: str):
         f'{", ".join((ACCURACY, *FUNCTIONS))}, or module:function')
   try:
     function = getattr(importlib.import_module(module), attribute)
-  except Exception as error:
+  except (Exception, SystemExit) as error:
     raise errors.InputError(
         f'config.reward.functions: {name}: {errors.one_line(error)}'
         ) from error

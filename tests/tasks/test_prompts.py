@@ -164,6 +164,14 @@ def test_a_bad_jinja_file_is_refused_by_name(tmp_path, text, wrong):
   assert wrong in str(error.value) and '\n' not in str(error.value)
 
 
+def test_a_prompt_without_tokens_is_refused(tmp_path):
+  path = tmp_path / 'mine.jinja'
+  path.write_text('{% set is_chat = false %}{{ problem[1:] }}')
+  assert _rendered(str(path), '23') == '3'
+  with pytest.raises(errors.InputError, match='prompt of a/1 has no tokens'):
+    _rendered(str(path), '2')
+
+
 def test_an_unreadable_jinja_file_is_refused(tmp_path):
   with pytest.raises(errors.InputError, match='none.jinja: No such file'):
     prompts.get(str(tmp_path / 'none.jinja'))

@@ -155,6 +155,12 @@ def test_an_unknown_function_is_refused(name, reason):
   assert name in str(error.value) and reason in str(error.value)
 
 
+def test_a_module_that_exits_is_refused(tmp_path):
+  (tmp_path / 'exiting_rewards.py').write_text('raise SystemExit("usage: no")\n')
+  with pytest.raises(errors.InputError, match='exiting_rewards:f: usage: no'):
+    rewards.find('exiting_rewards:f')
+
+
 def test_boxed_is_one_box_that_ended():
   texts = [r'so \boxed{3}', r'\boxed{3} or \boxed{4}', '3', r'\boxed{3}',
            r'\boxed{3']

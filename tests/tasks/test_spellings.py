@@ -48,6 +48,15 @@ EQUAL = {
         ('No solution', r'\text{no solution}'), ('even', r'\text{Even. }'),
         ('two thirds', 'two  thirds'), ('Yes', r'\mathrm{yes}'),
         (r'\text{Evelyn.}', 'evelyn'), ('none', 'None'), ('True', 'true')],
+    'fonts and colours': [
+        ('5', r'\boldsymbol{5}'), ('-5', r'-\bm{5}'), ('5', r'\underline{5}'),
+        ('5', r'\textcolor{red}{5}'), ('6', r'\textcolor{5}{6}'),
+        ('5', r'\color{red}5'), ('x', r'\color{red}x'),
+        ('5', r'{\color{blue}{5}}'), ('12', r'1\color{red}2'),
+        ('5', r'\bf 5'), ('5', r'{\bf 5}'), ('x+5', r'x+\mathbf{5}'),
+        (r'\frac{1}{2}', r'\frac{\bf 1}{\mathrm{2}}'),
+        ('x^2', r'\boldsymbol{x}^2'), (r'\boldsymbol{5}', '5'),
+        (r'5\text{ m}', r'5\mathbf{m}')],
     'ellipses': [
         (r'1,2,\ldots,n', r'1,2,\dots,n'), (r'1,2,\ldots,n', r'1,2,\cdots,n'),
         (r'1,2,\dots,n', '1,2,...,n'), (r'1,2,\ldots,n', '1, 2, …, n'),
@@ -119,6 +128,10 @@ NOT_EQUAL = {
         ('yes', 'yesno'), ('AB', 'ab'), ('no', 'o n'), ('No', 'on'),
         ('two thirds', 'two third'), ('yes', 'y'), ('all', 'al'),
         ('no solution', 'one solution')],
+    'fonts and colours': [
+        ('5', r'\boldsymbol{6}'), ('5', r'\textcolor{5}{6}'),
+        ('5', r'\color{5}'), ('5', r'\color{red}'), ('x', r'\bfx'),
+        ('x+5', r'x-\mathbf{5}'), (r'5\text{ m}', r'5\mathbf{cm}')],
     'ellipses': [
         (r'1,2,\ldots,n', r'1,2,\dots,m'), (r'1,2,\ldots,n', '1,2,n'),
         ('1,3,5', '1,3,5,...'), (r'1,3,5,\ldots', '1,3,5'),
