@@ -125,16 +125,15 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   c.optimizer.momentum_dtype = 'float32'
 
   c.compute = ml_collections.ConfigDict()
-  c.compute.dtype = 'bfloat16'  # of activations and sampling; masters are fp32
+  # Of activations, sampling, and gradients until they are summed over microbatches;
+  # that sum and the weights that the optimizer updates are fp32.
+  c.compute.dtype = 'bfloat16'
   # What the backward pass recomputes, from most to least memory: 'none':
   # nothing; 'dots': all in a layer but its matrix products and attention;
   # 'mlp': also the products of its feed-forward part; 'full': whole layers.
   # 'auto': 'dots', 'mlp' or 'full', the first that fits a TPU or GPU; on a CPU
   # 'full'.
   c.compute.remat = 'auto'
-  # Of kernels in updates and of a microbatch's gradient, unless `dtype` is finer;
-  # devices sum in `dtype`, and microbatches are summed in fp32.
-  c.compute.gradient_dtype = 'bfloat16'
   c.compute.unroll = 1  # layers per iteration of the layer scan
   # Backend for scoring, updates and prefill: 'xla' anywhere, 'cudnn' on GPUs,
   # 'splash' on TPUs; 'auto': the device's own if it supports the model.

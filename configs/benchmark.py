@@ -45,7 +45,6 @@ def get_config(shape: str = 'tiny'):
   c.train.attention_room = 1.4
   c.pretrain.update(shape)
   c.compute.dtype = 'float32'
-  c.compute.gradient_dtype = 'float32'
   c.compute.remat = 'none'
   c.compute.unroll = c.pretrain.num_layers
   return c

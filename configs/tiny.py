@@ -32,7 +32,6 @@ def get_config(method: str = 'tepo'):
   c.optimizer.learning_rate = 3e-5
 
   c.compute.dtype = 'float32'
-  c.compute.gradient_dtype = 'float32'
   c.compute.remat = 'none'
   c.compute.unroll = 3
 

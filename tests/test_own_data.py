@@ -20,8 +20,8 @@ _SMALL = (
     '--config.rollout.dynamic_sampling=off',
     '--config.train.minibatch_prompts=2', '--config.train.microbatch_tokens=512',
     '--config.data.max_prompt_tokens=200', '--config.eval.max_tokens=8',
-    '--config.compute.dtype=float32', '--config.compute.gradient_dtype=float32',
-    '--config.grading.workers=1', '--config.mesh.tensor=1')
+    '--config.compute.dtype=float32', '--config.grading.workers=1',
+    '--config.mesh.tensor=1')
 
 
 class _Recipe:

@@ -1,7 +1,7 @@
 """Does a run fit on its devices? Decoding slots, arrays that stay, and what an
 update keeps for its backward pass."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import dataclasses
 import functools
@@ -22,6 +22,10 @@ from tepo_jax.runtime import processes
 # The cache's share of the free memory. The rest is for logits, activations,
 # and one cache array while it is copied.
 _CACHE_SHARE = 0.8
+# The cache's share together with prefills: each has its prompts' keys and values,
+# on every device all of them, and others wait for slots; the half is activations.
+_SAMPLING_SHARE = 0.95
+_PREFILLS = 2.5
 # The share, of what the arrays leave free, for hidden states of π_old beyond
 # those of one minibatch. An update needs the rest.
 _STATES_SHARE = 0.2
@@ -53,20 +57,44 @@ def sampling_shapes(
       max_tokens=max_tokens, chunk=chunk, shards=shards)
   most = work if wanted is None else min(wanted, work)
   free = mesh_lib.free_bytes()
-  fitting = most if free is None else shards * int(
-      _CACHE_SHARE * free
-      // slot_bytes(model, mesh, shapes_with(slots=1).columns[-1]))
-  least = 1 if wanted is None else most
-  if fitting < least:
-    shapes = shapes_with(slots=least)
-    slots, columns = shapes.slots[-1], shapes.columns[-1]
-    size = slot_bytes(model, mesh, columns) * slots / shards
+  if free is None:
+    return shapes_with(slots=most)
+  shapes = shapes_with(slots=most if wanted is not None else fitting_slots(
+      model, mesh, shapes_with, most, free))
+  size = _cache_bytes(model, mesh, shapes)
+  if size > _CACHE_SHARE * free:
     raise errors.InputError(
-        f'the cache of {slots} completions of up to {columns} tokens takes '
-        f'{size / 2**30:.3g} GiB on each device, but only {_CACHE_SHARE:.0%} '
-        f'of the free {free / 2**30:.3g} GiB may be used: lower '
-        'config.rollout.slots or the lengths, or use more devices')
-  return shapes_with(slots=min(most, fitting))
+        f'the cache of {shapes.slots[-1]} completions of up to '
+        f'{shapes.columns[-1]} tokens takes {size / 2**30:.3g} GiB on each '
+        f'device, but only {_CACHE_SHARE:.0%} of the free '
+        f'{free / 2**30:.3g} GiB may be used: lower config.rollout.slots or '
+        'the lengths, or use more devices')
+  return shapes
+
+
+def fitting_slots(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
+                  shapes_with: Callable[..., schedule.Shapes], most: int,
+                  free: float) -> int:
+  """The slots, up to `most`, whose cache and prefills fit into `free` bytes of a
+  device; at least one a shard, whether it fits or not.
+
+  shapes_with: slots=N -> the shapes.
+  """
+  shards = mesh_lib.batch_shards(mesh)
+  for slots in range(most + -most % shards, shards, -shards):
+    shapes = shapes_with(slots=slots)
+    cache, width = _cache_bytes(model, mesh, shapes), shapes.prompts[-1]
+    prompts = slot_bytes(model, mesh, width) * schedule.Schedule(
+        None, shapes).prefill_rows(width)
+    if (cache <= _CACHE_SHARE * free
+        and cache + _PREFILLS * prompts <= _SAMPLING_SHARE * free):
+      return slots
+  return shards
+
+
+def _cache_bytes(model, mesh, shapes):
+  return (slot_bytes(model, mesh, shapes.columns[-1]) * shapes.slots[-1]
+          // mesh_lib.batch_shards(mesh))
 
 
 def slot_bytes(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
@@ -145,9 +173,10 @@ def _tokens(programs):
 def _temporaries(programs):
   """Estimates the bytes of an update's other arrays on a device.
 
-  They are the weights in `gradient_dtype` and their gradient; embedding and
-  head, whole over fsdp, with their gradients; the logits of a chunk; and in the
-  layers a few arrays of each width, three layers' weights among them.
+  They are the weights in the compute dtype, of which XLA makes a copy on TPUs,
+  and if a mesh cuts them also the gradient of a microbatch; embedding and head,
+  whole over fsdp, with their gradients; the logits of a chunk; and in the layers
+  a few arrays of each width, three layers' weights among them.
   """
   model, scorer = programs.model, programs.scorer
   tensor = programs.mesh.shape['tensor']
@@ -156,7 +185,11 @@ def _temporaries(programs):
   vocabulary = (model.vocab_size + model.vocab_padding) / tensor
   heads = (model.num_heads + 2 * model.cache_heads) * model.head_dim / tensor
   wide = heads + 2 * model.d_ff / tensor
-  return (2 * trained / 4 * jnp.dtype(scorer.gradient_dtype).itemsize
+  if programs.mesh.shape['fsdp'] * tensor > 1:
+    copies = 2
+  else:
+    copies = int(mesh_lib.platform(programs.mesh) == 'tpu')
+  return (copies * trained / 4 * size
           + (3 * 4 + 2 * size) * vocabulary * model.d_model
           + 4 * 4 * vocabulary * scorer.chunk_size / scorer.shards
           + size * (_tokens(programs) * (12 * model.d_model + 3 * wide)
@@ -217,12 +250,11 @@ def check_cache(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
   Raises:
     errors.InputError: with the sizes.
   """
-  slots, columns = shapes.slots[-1], shapes.columns[-1]
-  size = slot_bytes(model, mesh, columns) * slots / mesh_lib.batch_shards(mesh)
+  size = _cache_bytes(model, mesh, shapes)
   if mesh_lib.memory_limit(mesh) is None and size > _cpu_bytes():
     raise errors.InputError(
-        f'the cache of {slots} completions of up to {columns} tokens takes '
-        f'{size / 2**30:,.3g} GiB on each device, of which each has '
+        f'the cache of {shapes.slots[-1]} completions of up to '
+        f'{shapes.columns[-1]} tokens takes {size / 2**30:,.3g} GiB on each device, of which each has '
         f'{_cpu_bytes() / 2**30:.3g} GiB: lower config.rollout.slots, '
         'config.rollout.chunk or the lengths')
 

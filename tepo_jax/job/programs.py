@@ -193,9 +193,7 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
   rows_shape = _rows_of_a_minibatch(config, pack)
   scorer = update.Scorer(
       model=model, temperature=config.rollout.temperature,
-      chunk_size=config.train.chunk_size * shards, shards=shards,
-      gradient_dtype=jnp.promote_types(
-          model.dtype, config.compute.gradient_dtype).name)
+      chunk_size=config.train.chunk_size * shards, shards=shards)
   jit = functools.partial(compiled, mesh, dtype=model.dtype,
                           collectives=config.compute.collectives)
   return TrainingPrograms(

@@ -68,15 +68,12 @@ class Scorer:
   """Scores rows under a policy: the same for ℓ°, H° and for the update.
 
   temperature: the sampler's. chunk_size, shards: see `scoring.score_states`.
-  gradient_dtype: of the layers' kernels in an update, and of their gradient
-    from one microbatch; the sum over microbatches is fp32.
   frozen: with LoRA the frozen base weights, whose adapters are the params.
   """
   model: transformer.ModelConfig
   temperature: float
   chunk_size: int
   shards: int
-  gradient_dtype: str
   frozen: Any = None
 
   def states(self, params: Any, rows: scoring.PackedRows
@@ -194,15 +191,13 @@ def loss_and_gradient(
     minibatch: with ℓ°, if `old` is given. statistics: tree of [B, T].
     old: π_old, or None: no exact KL.
   """
-  weights = _to_differentiate(scorer.gradient_dtype, params)
-
   def with_kl(scores):
     return scores if old is None else scoring.add_log_ratio(
         scores, minibatch.old_logp_BT)
 
-  def partial_loss(weights, m, rows, mine_B):
+  def partial_loss(params, m, rows, mine_B):
     scores = _by_completion(scorer.score(
-        scorer.states(weights, rows), rows, old and old.of_microbatch(m)),
+        scorer.states(params, rows), rows, old and old.of_microbatch(m)),
                             minibatch, mine_B)
     # Completions of other microbatches get mask 0 and coefficient 0.
     mine = jax.tree.map(
@@ -212,11 +207,15 @@ def loss_and_gradient(
 
   def accumulate(carry, m, rows, mine_B):
     loss, gradient, scores = carry
-    (part, new), partial_gradient = jax.value_and_grad(
-        partial_loss, has_aux=True)(weights, m, rows, mine_B)
-    gradient = jax.tree.map(
-        lambda a, b: a + b.astype(a.dtype), gradient, partial_gradient)
-    return loss + part, gradient, jax.tree.map(jnp.add, scores, new)
+    part, backward, new = jax.vjp(
+        lambda params: partial_loss(params, m, rows, mine_B), params,
+        has_aux=True)
+    # The backward pass adds each layer's gradient to the sum in place: a
+    # microbatch has no gradient of its own in memory.
+    sums = jax.tree.map(jax.new_ref, gradient)
+    backward.with_refs(sums)(jnp.ones_like(part))
+    return (loss + part, jax.tree.map(jax.freeze, sums),
+            jax.tree.map(jnp.add, scores, new))
 
   loss, gradient, scores = _over_microbatches(accumulate, (
       jnp.float32(0), jax.tree.map(jnp.zeros_like, params),
@@ -235,14 +234,6 @@ def _apply(optimizer, state, loss, gradient):
   state = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state)
   return state, {
       'loss': loss, 'grad_norm': grad_norm, 'skipped': 1.0 - finite}
-
-
-def _to_differentiate(dtype, params):
-  """The layers' kernels in `dtype`, cast once for all microbatches; the rest
-  in fp32, as embedding and head sum the vocabulary's gradients."""
-  return params | {'layers': jax.tree_util.tree_map_with_path(
-      lambda path, x: x.astype(dtype) if path[-1].key == 'kernel' else x,
-      params['layers'])}
 
 
 def tokens(minibatch: batch_lib.Minibatch, scores: scoring.Scores | None

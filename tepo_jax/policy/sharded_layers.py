@@ -66,7 +66,15 @@ def run(config: Any, axes: Any, make_layer: Callable, params: Any,
   return mesh_lib.by_device(
       layers, (('batch', None, None), axes,
                jax.tree.map(lambda _: ('batch', None), rows)),
-      x_BSD, params, rows)
+      x_BSD, _with_kernels_cast(config, params), rows)
+
+
+def _with_kernels_cast(config, params):
+  """All layers' kernels in the compute dtype, as then is their gradient, of which
+  a device has a whole tree for a microbatch."""
+  return jax.tree_util.tree_map_with_path(
+      lambda path, x: x.astype(config.dtype) if path[-1].key == 'kernel' else x,
+      params)
 
 
 def _on_one_device(config):

@@ -16,15 +16,15 @@ MODEL = transformer.ModelConfig(
     dtype='bfloat16')
 
 
-def _shapes(monkeypatch, free_gib, wanted=None, **shape):
+def _shapes(monkeypatch, free_gib, wanted=None, lengths=(1024, 7168), **shape):
   free = None if free_gib is None else int(free_gib * 2**30)
   monkeypatch.setattr(mesh_lib, 'free_bytes', lambda: free)
   mesh = mesh_lib.make(dict(data=1, fsdp=1, tensor=1) | shape,
                        jax.devices()[:max(shape.values(), default=1)])
   model = padding_lib.sharded_over(MODEL, mesh.shape['tensor'])
   return memory_lib.sampling_shapes(
-      model, mesh, wanted=wanted, work=512, prompt_tokens=1024,
-      max_tokens=7168, chunk=32)
+      model, mesh, wanted=wanted, work=512, prompt_tokens=lengths[0],
+      max_tokens=lengths[1], chunk=32)
 
 
 def test_slot_bytes_are_those_of_its_keys_and_values():
@@ -41,6 +41,17 @@ def test_as_many_slots_as_fit(monkeypatch):
   # Four devices, each with a quarter of the heads, or of the slots.
   assert _shapes(monkeypatch, 63, tensor=4).slots[-1] == 409
   assert _shapes(monkeypatch, 63, data=4).slots[-1] == 4 * 102
+
+
+def test_slots_leave_memory_for_prefills(monkeypatch):
+  """Prompts of 4,096 tokens: 224 MiB each; a prefill has 4, on every device all
+  of them, and needs memory for 10. A slot has 287 MiB."""
+  shapes = _shapes(monkeypatch, 10, lengths=(4096, 512), data=4)
+  assert shapes.columns[-1] == 5248
+  assert shapes.slots[-1] == 4 * int((0.95 * 10240 - 10 * 224) / 287)
+  assert int(0.8 * 10240 / 287) == 28 > shapes.slots[-1] / 4
+  # Who asks for more gets more.
+  assert _shapes(monkeypatch, 10, 112, (4096, 512), data=4).slots[-1] == 112
 
 
 def test_no_more_slots_than_work(monkeypatch):

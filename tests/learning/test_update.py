@@ -325,8 +325,7 @@ def test_minibatch_statistics_of_microbatches():
   optimizer = optimizer_lib.make(1e-2, beta1=0.9, beta2=0.999, epsilon=1e-2,
                                  weight_decay=0.0, max_grad_norm=1.0)
   outcomes = []
-  scorer = update.Scorer(MODEL, temperature=0.9, chunk_size=16, shards=1,
-                         gradient_dtype='float32')
+  scorer = update.Scorer(MODEL, temperature=0.9, chunk_size=16, shards=1)
   for arguments in PACKINGS[0], PACKINGS[2], PACKINGS[4]:
     mode, row_tokens, microbatch_tokens = arguments
     pack = packing.Packer(
@@ -402,6 +401,23 @@ def test_first_update_is_reinforce_exactly(
                              rtol=1e-5)
   np.testing.assert_allclose(  # w = 1: L = −Σ A / N
       metrics['loss'], weight_BT.sum(), rtol=1e-5)
+
+
+def test_gradients_of_microbatches_are_summed_in_place():
+  """The backward pass adds a layer's gradient to that of all microbatches, so
+  that no tree of the kernels' gradients is made, nor added as a whole."""
+  model = dataclasses.replace(MODEL, dtype='bfloat16', remat='full')
+  scorer = update.Scorer(model, temperature=0.9, chunk_size=16, shards=1)
+  policy_loss = objective.make_policy_loss(tiny.get_config('grpo').method)
+  params, optimizer = _weights()[0], optax.sgd(0.1)
+  pack = packing.Packer(11, 24, shards=1, alone=False)
+  program = jax.jit(functools.partial(
+      update.train_step, scorer, policy_loss, optimizer)).lower(
+          update.TrainState(jnp.int32(0), params, optimizer.init(params)),
+          pack(_off_policy_batch()), jax.random.key(2), 0.0).as_text()
+  down = 'tensor<2x48x32x'  # no other parameter has this shape
+  assert f'{down}f32>' in program and f'{down}bf16>' not in program
+  assert not re.search(rf'stablehlo.add %iterArg.*{down}f32>', program)
 
 
 @pytest.mark.parametrize('dtype, error', [('float32', 2e-6),

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent import futures
 import contextlib
 import dataclasses
+import functools
 import os
 import re
 import sys
@@ -151,8 +152,7 @@ def make(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
   mesh = mesh_lib.make(shape, slice_.devices)
   decoding = _decoding(config, workload, mesh)[1]
   wanted = config.rollout.slots
-  slots = wanted or min(config.rollout.prompts * config.rollout.samples,
-                        _guess(config, workload, mesh, slice_.chip))
+  slots = wanted or _guess(config, workload, mesh, slice_.chip)
   for _ in range(_TRIES):
     programs = compiling.step_programs(
         config, workload, mesh, slots, brief, slice_.chip.hbm_bytes)
@@ -227,14 +227,14 @@ def _estimate(plan, programs):
 
 def _guess(config, workload, mesh, chip):
   """Estimates how many slots fit next to the other arrays of decoding."""
-  model, decoding_mesh = _decoding(config, workload, mesh)
-  shards = mesh_lib.batch_shards(decoding_mesh)
+  decoding = _decoding(config, workload, mesh)
   reference = compiling.step_programs(
-      config, workload, mesh, shards, limit=chip.hbm_bytes)
+      config, workload, mesh, mesh_lib.batch_shards(decoding[1]),
+      limit=chip.hbm_bytes)
   held = max(p.resident for p in reference if p.name.startswith('insert'))
-  slot = memory_lib.slot_bytes(model, decoding_mesh, compiling.sampling_shapes(
-      config, model, decoding_mesh, shards).columns[-1])
-  return max(1, int(_SHRINK * (chip.hbm_bytes - held) / slot)) * shards
+  return memory_lib.fitting_slots(
+      *decoding, functools.partial(compiling.sampling_shapes, config, *decoding),
+      config.rollout.prompts * config.rollout.samples, chip.hbm_bytes - held)
 
 
 def _decoding(config, workload, mesh):

@@ -26,7 +26,7 @@ def _products(topology, dtype):
   config = cli.load_config('configs/tiny.py:tepo')
   config.rollout.prompts, config.train.minibatch_prompts = 4, 2
   config.pretrain.num_layers = config.compute.unroll = 1
-  config.compute.dtype = config.compute.gradient_dtype = dtype
+  config.compute.dtype = dtype
   return {
       program.name.split()[0]: [
           line for line in program.lower().as_text().splitlines()
