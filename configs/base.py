@@ -125,8 +125,8 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   c.optimizer.momentum_dtype = 'float32'
 
   c.compute = ml_collections.ConfigDict()
-  # Of activations, sampling, and gradients until they are summed over microbatches;
-  # that sum and the weights that the optimizer updates are fp32.
+  # Of activations, sampling, and the layers' gradients until they are summed over
+  # microbatches. That sum and the weights that are updated are fp32.
   c.compute.dtype = 'bfloat16'
   # What the backward pass recomputes, from most to least memory: 'none':
   # nothing; 'dots': all in a layer but its matrix products and attention;

@@ -81,9 +81,11 @@ def fitting_slots(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
   shapes_with: slots=N -> the shapes.
   """
   shards = mesh_lib.batch_shards(mesh)
+  columns = shapes_with(slots=1).columns[-1]  # with spare ones
   for slots in range(most + -most % shards, shards, -shards):
     shapes = shapes_with(slots=slots)
-    cache, width = _cache_bytes(model, mesh, shapes), shapes.prompts[-1]
+    width = shapes.prompts[-1]
+    cache = slot_bytes(model, mesh, columns) * slots // shards
     prompts = slot_bytes(model, mesh, width) * schedule.Schedule(
         None, shapes).prefill_rows(width)
     if (cache <= _CACHE_SHARE * free
@@ -254,9 +256,9 @@ def check_cache(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
   if mesh_lib.memory_limit(mesh) is None and size > _cpu_bytes():
     raise errors.InputError(
         f'the cache of {shapes.slots[-1]} completions of up to '
-        f'{shapes.columns[-1]} tokens takes {size / 2**30:,.3g} GiB on each device, of which each has '
-        f'{_cpu_bytes() / 2**30:.3g} GiB: lower config.rollout.slots, '
-        'config.rollout.chunk or the lengths')
+        f'{shapes.columns[-1]} tokens takes {size / 2**30:,.3g} GiB on each '
+        f'device, of which each has {_cpu_bytes() / 2**30:.3g} GiB: lower '
+        'config.rollout.slots, config.rollout.chunk or the lengths')
 
 
 def _limit(programs):

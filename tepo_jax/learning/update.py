@@ -210,8 +210,8 @@ def loss_and_gradient(
     part, backward, new = jax.vjp(
         lambda params: partial_loss(params, m, rows, mine_B), params,
         has_aux=True)
-    # The backward pass adds each layer's gradient to the sum in place: a
-    # microbatch has no gradient of its own in memory.
+    # The backward pass adds a layer's gradient to the sum in place; only where a
+    # mesh cuts the layers is there first a tree of a microbatch's gradient.
     sums = jax.tree.map(jax.new_ref, gradient)
     backward.with_refs(sums)(jnp.ones_like(part))
     return (loss + part, jax.tree.map(jax.freeze, sums),

@@ -32,9 +32,15 @@ _LOWERED = re.compile('[₀-₉]+')
 _IGNORED = re.compile(
     r'\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|nolimits|,|;|!|:|>)'
     r'(?![a-zA-Z])|\\[!,;:>]|(?<!\\)\$|\\\$'
-    r'|\\(?:boldsymbol|bm|pmb|underline|bf|it|sf)(?![a-zA-Z])'
-    r'|\\(?:text)?color\s*\{[^{}]*\}'
     r'|(?:\\text\s*\{\s*)?\b(?:USD|EUR|GBP|INR|Rs)\b\.?\s*\}?(?=\s*[\d.])')
+_FONT = (r'\\(?:boldsymbol|bm|pmb|underline|bf|it|sf)(?![a-zA-Z])'
+         r'|\\(?:text)?color\s*\{[^{}]*\}')
+_FONTS = (
+    # Some digits of a number: in braces they would be a factor of the others.
+    (re.compile(rf'(?<![\^_a-zA-Z])(?:{_FONT}|\\math(?:bf|rm))\s*'
+                r'\{([\d.,]+)\}'), r'\1'),
+    (re.compile(rf'(?<=[a-zA-Z])(?:{_FONT})'), ' '),
+    (re.compile(_FONT), ''))
 _DOTS = re.compile(r'\\[lcvd]?dots[bcimo]?(?![a-zA-Z])|\.\.\.+')
 _SCALES = {'thousand': 3, 'million': 6, 'billion': 9, 'trillion': 12}
 _SCALE = f'(?P<scale>{"|".join(_SCALES)})(?![a-zA-Z])'
@@ -47,7 +53,6 @@ _DOUBLED = re.compile(r'\\\\(?=[a-zA-Z])')
 _LOOSE_SPACE = re.compile(r'(?<![a-zA-Z0-9])\s+|\s+(?![a-zA-Z0-9])')
 _INTEGER = re.compile(r'[-+]?[0-9]+')
 _SYNONYMS = (
-    (re.compile(r'\\math(?:bf|rm)\s*(?=\{[^{}a-zA-Z]*\})'), ''),
     (re.compile(r'\\(?:mathrm|text|operatorname)\s*\{\s*([ie])\s*\}'), r' \1 '),
     (re.compile(r'\\(?:text|mbox)\s*\{(\s*(?:or|and)\b[^{}]*|\s*)\}'), r' \1 '),
     (re.compile(r'\\imath(?![a-zA-Z])'), 'i '),
@@ -128,6 +133,8 @@ def canonical(text: str) -> str:
   if '.' in text or 'dots' in text:
     text = _DOTS.sub(r'\\ldots ', text)
   text = text.strip().rstrip('.')
+  for pattern, replacement in _FONTS if '\\' in text else ():
+    text = pattern.sub(replacement, text)
   text = _IGNORED.sub('', text).replace('{,}', ',').replace('{:}', ':')
   # Degrees matter inside a sine; as a unit they may be omitted.
   degree = r'\\frac{\\pi}{180}' if _SINES.search(text) else ' '

@@ -78,6 +78,8 @@ def _decide(answer, reference):
     return countdown.is_solution(answer, reference.numbers, reference.text)
   ours, theirs = (
       answers_lib.canonical(text) for text in (answer, reference.text))
+  if not ours:  # a font or a colour without text
+    return False
   if ours == theirs:
     return True
   numbers = [answers_lib.number(text) for text in (ours, theirs)]

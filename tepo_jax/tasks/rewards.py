@@ -73,8 +73,8 @@ def find(name: str):
     function = getattr(importlib.import_module(module), attribute)
   except (Exception, SystemExit) as error:
     raise errors.InputError(
-        f'config.reward.functions: {name}: {errors.one_line(error)}'
-        ) from error
+        f'config.reward.functions: {name}: {type(error).__name__}: '
+        f'{errors.one_line(error)}') from error
   if not callable(function):
     raise errors.InputError(
         f'config.reward.functions: {name} is not a function')

@@ -157,7 +157,7 @@ def test_an_unknown_function_is_refused(name, reason):
 
 def test_a_module_that_exits_is_refused(tmp_path):
   (tmp_path / 'exiting_rewards.py').write_text('raise SystemExit("usage: no")\n')
-  with pytest.raises(errors.InputError, match='exiting_rewards:f: usage: no'):
+  with pytest.raises(errors.InputError, match='exiting_rewards:f: SystemExit: usage'):
     rewards.find('exiting_rewards:f')
 
 

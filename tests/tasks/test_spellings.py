@@ -55,6 +55,9 @@ EQUAL = {
         ('5', r'{\color{blue}{5}}'), ('12', r'1\color{red}2'),
         ('5', r'\bf 5'), ('5', r'{\bf 5}'), ('x+5', r'x+\mathbf{5}'),
         (r'\frac{1}{2}', r'\frac{\bf 1}{\mathrm{2}}'),
+        ('12', r'1\textcolor{red}{2}'), ('12', r'\mathbf{1}\mathbf{2}'),
+        (r'\pi r^2', r'\pi\color{red}r^2'), ('x^{12}', r'x^\boldsymbol{12}'),
+        (r'50\%', r'50\mathrm{\%}'), (r'25\mathrm{\%}', r'25\%'),
         ('x^2', r'\boldsymbol{x}^2'), (r'\boldsymbol{5}', '5'),
         (r'5\text{ m}', r'5\mathbf{m}')],
     'ellipses': [
@@ -130,6 +133,8 @@ NOT_EQUAL = {
         ('no solution', 'one solution')],
     'fonts and colours': [
         ('5', r'\boldsymbol{6}'), ('5', r'\textcolor{5}{6}'),
+        ('2', r'1\underline{2}'), ('15', r'3\mathbf{5}'),
+        (r'\$', r'\color{red}'), ('x^{12}', r'2 x^\mathbf{1}'),
         ('5', r'\color{5}'), ('5', r'\color{red}'), ('x', r'\bfx'),
         ('x+5', r'x-\mathbf{5}'), (r'5\text{ m}', r'5\mathbf{cm}')],
     'ellipses': [

@@ -92,7 +92,7 @@ def step_programs(config: ml_collections.ConfigDict,
         'float32'))
   policy = lora.combine(frozen, state.params)
   weights = programs.to_decode.eval_shape(policy)
-  shapes = sampling_shapes(config, *programs.decoding, slots)
+  shapes = sampling_shapes(config, programs.decoding[1], slots)
   devices = list(mesh.devices.flat)  # of both meshes
   return [dataclasses.replace(program, devices=devices) for program in (
       PlannedProgram(
@@ -104,15 +104,15 @@ def step_programs(config: ml_collections.ConfigDict,
       *_updating(config, workload, programs, state, frozen))]
 
 
-def sampling_shapes(config: ml_collections.ConfigDict,
-                    model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
+def sampling_shapes(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh,
                     slots: int) -> schedule.Shapes:
   """Returns the array sizes of a run that decodes in `slots` slots."""
   rollout = config.rollout
-  return memory_lib.sampling_shapes(
-      model, mesh, wanted=slots, work=rollout.prompts * rollout.samples,
+  return schedule.make_shapes(
+      slots=slots, work=rollout.prompts * rollout.samples,
       prompt_tokens=config.data.max_prompt_tokens,
-      max_tokens=rollout.max_tokens, chunk=rollout.chunk)
+      max_tokens=rollout.max_tokens, chunk=rollout.chunk,
+      shards=mesh_lib.batch_shards(mesh))
 
 
 def _sampling(config, workload, programs, shapes, weights, state_bytes, brief

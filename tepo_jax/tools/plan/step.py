@@ -233,7 +233,8 @@ def _guess(config, workload, mesh, chip):
       limit=chip.hbm_bytes)
   held = max(p.resident for p in reference if p.name.startswith('insert'))
   return memory_lib.fitting_slots(
-      *decoding, functools.partial(compiling.sampling_shapes, config, *decoding),
+      *decoding,
+      functools.partial(compiling.sampling_shapes, config, decoding[1]),
       config.rollout.prompts * config.rollout.samples, chip.hbm_bytes - held)
 
 

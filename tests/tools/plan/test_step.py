@@ -199,6 +199,17 @@ def test_the_best_meshes_of_sampling_and_of_updates(plan):
   assert step.best_of_two(plans[:1]) is None
 
 
+def test_slots_are_those_of_the_planned_chip(monkeypatch):
+  """Not those of a device that this machine may have, as with --check."""
+  monkeypatch.setattr(mesh_lib, 'free_bytes', lambda: 1)
+  config = cli.load_config('configs/tiny.py:tepo')
+  slice_ = chips.topology('v6e:1x1')
+  assert step._guess(  # pylint: disable=protected-access
+      config, workload_lib.of(config),
+      mesh_lib.make(config.mesh, slice_.devices), slice_.chip
+  ) == config.rollout.prompts * config.rollout.samples
+
+
 def test_a_plan_that_does_not_fit_states_its_memory():
   config = _config()
   slice_ = chips.topology('v5e:2x2')
