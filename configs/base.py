@@ -60,9 +60,9 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   # As mesh.tensor, for sampling on the same devices; None: the same.
   c.rollout.tensor = config_dict.placeholder(int)
   c.rollout.chunk = 32  # maximum decode steps per host sync
-  # Groups whose verdicts are all equal have no gradient. 'refill': sample until
-  # there are `prompts` mixed groups; 'drop': sample `prompts` groups and train
-  # on the mixed ones; 'off': train on all of them.
+  # With the default reward, groups whose verdicts are all equal have no gradient.
+  # 'refill': sample until there are `prompts` mixed groups; 'drop': sample
+  # `prompts` groups and train on the mixed ones; 'off': train on all of them.
   c.rollout.dynamic_sampling = 'refill'
   # 'refill' samples at most this many times `prompts` prompts, then fails.
   c.rollout.max_generation_batches = 10

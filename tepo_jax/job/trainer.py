@@ -250,10 +250,7 @@ class Trainer:
     dumped = self.background.submit(
         self._dump, number, rollout, reward_B, self.config.dump.period)
     scalars = summaries.rollout_metrics(rollout, reward_B) | sampling
-    if rollout.groups:
-      self.progress.phase('updating')
-      self._before_update()
-      scalars |= self._update(number, rollout, reward_B)
+    scalars |= self._update(number, rollout, reward_B)
     dumped.result()
     seconds = time.perf_counter() - start
     scalars |= {f'seconds/{phase}': value
@@ -266,9 +263,14 @@ class Trainer:
         'compilations': compilations}
 
   def _update(self, number, rollout, reward_B):
-    """Learns from a rollout; if that fails, dumps it for a replay."""
+    """Learns from a rollout's groups, if it has any; if that fails, dumps it for a
+    replay."""
     try:
       self._check_scores(rollout.sampled)
+      if not rollout.groups:
+        return {}
+      self.progress.phase('updating')
+      self._before_update()
       return self.learner.learn(number, rollout.groups)
     except errors.RunError as error:
       self.background.shutdown()
