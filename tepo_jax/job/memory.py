@@ -81,11 +81,9 @@ def fitting_slots(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
   shapes_with: slots=N -> the shapes.
   """
   shards = mesh_lib.batch_shards(mesh)
-  columns = shapes_with(slots=1).columns[-1]  # with spare ones
   for slots in range(most + -most % shards, shards, -shards):
     shapes = shapes_with(slots=slots)
-    width = shapes.prompts[-1]
-    cache = slot_bytes(model, mesh, columns) * slots // shards
+    cache, width = _cache_bytes(model, mesh, shapes), shapes.prompts[-1]
     prompts = slot_bytes(model, mesh, width) * schedule.Schedule(
         None, shapes).prefill_rows(width)
     if (cache <= _CACHE_SHARE * free
