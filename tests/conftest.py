@@ -51,6 +51,17 @@ def compile_once(tmp_path_factory):
   os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
 
 
+@pytest.fixture
+def compilation_folder():
+  """Restores the folder of compiled programs, which a run sets to its own."""
+  import jax
+  from jax.experimental.compilation_cache import compilation_cache
+  before = jax.config.jax_compilation_cache_dir
+  yield
+  jax.config.update('jax_compilation_cache_dir', before)
+  compilation_cache.reset_cache()
+
+
 @pytest.fixture(scope='session')
 def bucket_server():
   """An emulator of Google Cloud Storage; it has the bucket gs://lab."""

@@ -33,6 +33,7 @@ def test_another_device_than_wanted_is_named():
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures('compilation_folder')
 def test_every_check_is_reported_and_failures_stop_none(capsys, monkeypatch):
   def broken(*_, **__):
     raise RuntimeError('CUDNN_STATUS_EXECUTION_FAILED\nmore')

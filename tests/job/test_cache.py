@@ -1,13 +1,13 @@
 """The folder of compiled programs."""
 
 import jax
-from jax.experimental.compilation_cache import compilation_cache
 import pytest
 
 from configs import tiny
 from tepo_jax.job import session
 
 
+@pytest.mark.usefixtures('compilation_folder')
 @pytest.mark.parametrize('set_before, in_config, want', [
     (None, None, 'runs/.jax_cache'), ('elsewhere', None, 'elsewhere'),
     ('elsewhere', 'named', 'named')])
@@ -16,12 +16,7 @@ def test_folder(tmp_path, monkeypatch, set_before, in_config, want):
   monkeypatch.chdir(tmp_path)
   config = tiny.get_config()
   config.compute.cache = in_config
-  before = jax.config.jax_compilation_cache_dir
-  try:
-    jax.config.update('jax_compilation_cache_dir', set_before)
-    session.cache_compilations(config, 'runs/one')
-    found = jax.config.jax_compilation_cache_dir
-  finally:
-    jax.config.update('jax_compilation_cache_dir', before)
-    compilation_cache.reset_cache()
+  jax.config.update('jax_compilation_cache_dir', set_before)
+  session.cache_compilations(config, 'runs/one')
+  found = jax.config.jax_compilation_cache_dir
   assert str(tmp_path / found) == str(tmp_path / want)

@@ -16,7 +16,8 @@ from tepo_jax.tools.benchmark import workload as workload_lib
 from tepo_jax.tools.plan import compiling
 from tepo_jax import train
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures('quick_compile')]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures(
+    'quick_compile', 'compilation_folder')]
 
 SLOTS = 12  # no multiple of a prefill's samples: some wait during decoding
 CHANGES = {
