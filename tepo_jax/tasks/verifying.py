@@ -25,6 +25,7 @@ _PLAIN_TO_LATEX = (
 _DROPPED = re.compile(r'\d\)?_|\\(?:text|mathrm|mbox)\s*\{[^{}]*\d'
                       r'|\\(?:max|min)\s*[a-zA-Z\d]|\\[lcvd]?dots|\.\.\.')
 _INFINITY = re.compile(r'\\infty|∞')
+_FORMULA = re.compile(r'\\[(\[]')
 _BRACKETS = re.compile(r'^\s*(?:\\left)?\s*(\\\{|[(\[])')
 
 
@@ -67,9 +68,12 @@ def _is_equal(reference, answer, alarm_s):
   config = [math_verify.LatexExtractionConfig(boxed_match_priority=0)]
 
   def parse(text):
+    # Of what cannot be read as a whole, any_match reads the last fraction or
+    # formula. Only a sentence, whose formulas are marked, is compared by one.
+    mode = 'any_match' if _FORMULA.search(text) else 'first_match'
     return math_verify.parse(
         f'\\boxed{{{_as_latex(text)}}}', extraction_config=config,
-        parsing_timeout=alarm_s, raise_on_error=True)
+        extraction_mode=mode, parsing_timeout=alarm_s, raise_on_error=True)
 
   for pair in itertools.product(parse(reference), parse(answer)):
     try:

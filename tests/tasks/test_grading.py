@@ -25,6 +25,16 @@ def test_grade_in_this_process():
   assert not any(grading.grade(*item) for item in _items(HARD_WRONG))
 
 
+@pytest.mark.parametrize('reference, answer, right', [
+    (r'\frac{1}{3} E_{1}+\frac{2}{3} E_{2}',
+     r'\frac{1}{0} E_{1}+\frac{2}{3} E_{2}', False),
+    (r'\frac{2}{3}', r'\frac{1}{5} E_{1}+\frac{2}{3} E_{2}', False),
+    (r'\frac{2}{3}', r'It is \(\frac{2}{3}\).', True)])
+def test_no_part_stands_for_an_answer_unless_it_is_a_sentence(
+    reference, answer, right):
+  assert grading.grade(f'\\boxed{{{answer}}}', [reference]) is right
+
+
 def test_model_text_never_reaches_eval(monkeypatch):
   evaluated, builtin_eval = [], builtins.eval
 

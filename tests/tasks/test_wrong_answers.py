@@ -11,6 +11,7 @@ import collections
 import pathlib
 import random
 import re
+import zlib
 
 import pytest
 
@@ -21,7 +22,7 @@ from tests.tasks import benchmarks
 
 _SHARED = pathlib.Path(__file__).parents[3] / 'shared' / 'benchmarks'
 PER_REFERENCE = 45
-HARD = 200  # undecided ones that go to math-verify
+HARD = 4  # One of so many undecided ones goes to math-verify.
 
 OWN = (
     '34', '-5', '1,234', '0.125', '8.7e8', r'\frac{22}{7}', r'2\frac{2}{3}',
@@ -102,7 +103,7 @@ def _wrong_answers(text, count):
     if new == part[0] or re.fullmatch(r'[-+.\d]+', new + part[0]) and (
         float(new) == float(part[0])):
       continue
-    if any(a <= start < b for a, b in prose) and new.isalpha():
+    if any(a <= start < b for a, b in prose) and new.lstrip('-\\').isalpha():
       continue  # Words and unknown units are not compared.
     new = ' ' * text[:start][-1:].isalpha() + new
     new += ' ' * (new[-1].isalpha() and text[end:end + 1].isalpha())
@@ -134,7 +135,9 @@ def _accepted(references, count):
 
 
 def _accepted_by_math_verify(undecided):
-  undecided = random.Random(0).sample(undecided, min(HARD, len(undecided)))
+  # Each by its own text: a better reader must not draw other ones.
+  undecided = [pair for pair in undecided
+               if zlib.crc32(pair[1].encode()) % HARD == 0]
   with grading.Grader(2, timeout_s=4) as grader:
     verdicts, _ = grader.grade(
         [(f'\\boxed{{{answer}}}', [reference])
