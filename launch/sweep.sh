@@ -90,6 +90,8 @@ table() {
     [[ -n $line ]] || continue
     read -ra words <<<"$line"
     command=(.venv/bin/python -m "${words[@]}" "$@")
+    [[ ! -e .venv/.installed-gpu ]] \
+      || command=(launch/gpu.sh "${words[@]#tepo_jax.}" "$@")
     [[ -z $slice ]] \
       || command=(launch/tpu_vm.sh run "${words[@]#tepo_jax.}" "$@")
     if [[ -n $dry_run ]]; then

@@ -225,7 +225,9 @@ watch() {
 
 case $command in
   create | watch)
-    [[ -n ${TYPE:-} ]] || fail "TYPE is not set, for example TYPE=v6e-16" ;;&
+    [[ -n ${TYPE:-} ]] || fail "TYPE is not set, for example TYPE=v6e-16"
+    [[ $TYPE != v5e-* ]] \
+      || fail "TYPE=$TYPE: gcloud's name is v5litepod-${TYPE#v5e-}" ;;&
   run | watch) parse_run "$@" ;;&
   create | setup | run | watch | stop | delete) "$command" ;;
   wait) wait_for_program ;;

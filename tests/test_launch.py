@@ -556,6 +556,12 @@ def test_tpu_vm_refuses(launch, arguments, without, said):
   assert not done.stdout and done.stderr.count('\n') == 1
 
 
+def test_tpu_vm_says_gcloud_s_name_of_a_v5e(launch):
+  done = launch('tpu_vm.sh', '--dry-run', 'create', **_SLICE | {
+      'TYPE': 'v5e-8'})
+  assert done.returncode == 2 and 'v5litepod-8' in done.stderr
+
+
 @pytest.mark.parametrize('statuses, restarts, ends, starts', [
     ([0], 5, 0, 1), ([2], 5, 2, 1), ([1], 5, 1, 1), ([134, 3, 0], 5, 0, 3),
     ([3, 3, 3], 1, 3, 2)])
@@ -641,6 +647,14 @@ def test_sweep_dry_run(launch, sweep):
   assert [line[:3] + line[-1:] for line in lines] == [
       ['.venv/bin/python', '-m', f'tepo_jax.{program}',
        "--config.eval.sets=('a', 'b')"]
+      for program in ('train', 'evaluate', 'evaluate')]
+
+
+def test_sweep_starts_gpu_sh_where_that_is_installed(launch, sweep):
+  (launch.root / '.venv' / '.installed-gpu').touch()
+  done = sweep('--dry-run', 'table3')
+  assert [line.split()[:2] for line in done.stdout.splitlines()] == [
+      ['launch/gpu.sh', program]
       for program in ('train', 'evaluate', 'evaluate')]
 
 

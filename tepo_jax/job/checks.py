@@ -253,7 +253,7 @@ def _inert(config, name):
   if name == 'method_name':
     return 'select the method by name, --config=FILE.py:METHOD'
   if name.startswith('benchmark.'):
-    return 'only tepo_jax.benchmark uses it'
+    return 'only tepo_jax.benchmark and tepo_jax.plan use it'
   if name.startswith('pretrain.') and config.model is not None:
     return 'config.model is set, so no model is made'
   if name.startswith('data.columns.') and all(
