@@ -8,7 +8,8 @@ Unreadable and is left to math-verify.
   ('constant', 'pi' | 'e' | 'i' | 'inf'), ('symbol', name),
   ('sum' | 'product' | 'power' | 'quotient', tree, tree), ('negative', tree),
   ('call', function, tree), ('root', tree, degree), ('choose', tree, tree),
-  ('opaque', name, tree): an unknown function's value.
+  ('opaque', name, tree): an unknown function's value;
+  ('loose', tree): a quotient with a factor after it, `1/2x`.
 """
 
 import fractions
@@ -116,10 +117,27 @@ def is_decimal(tree: tuple) -> bool:
   return tree[0] == 'decimal'
 
 
+def is_number(tree: tuple) -> bool:
+  """Whether it is written as a number: integer, decimal or fraction of integers."""
+  if tree[0] == 'negative':
+    return is_number(tree[1])
+  return tree[0] == 'number' or is_decimal(tree) or tree[0] == 'quotient' and (
+      all(part[0] == 'number' for part in tree[1:]))
+
+
 @functools.lru_cache(65536)
-def is_loose(tree: tuple) -> bool:
-  """Whether the text has a second reading: `1/2x`, `a(b)`."""
-  return tree[0] in ('loose', 'opaque') or any(map(is_loose, subtrees(tree)))
+def has(tree: tuple, operation: str) -> bool:
+  """Whether it contains this operation: 'loose', such as `1/2x`, or 'opaque'."""
+  return tree[0] == operation or any(
+      has(part, operation) for part in subtrees(tree))
+
+
+def without_calls(tree: tuple) -> tuple:
+  """Reads `a(b)` as a product everywhere."""
+  if tree[0] == 'opaque':
+    tree = ('product', ('symbol', tree[1]), tree[2])
+  return tuple(without_calls(part) if isinstance(part, tuple) else part
+               for part in tree)
 
 
 class _Parser:

@@ -10,6 +10,7 @@ import collections
 import decimal
 import functools
 import logging
+import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -28,14 +29,19 @@ VERIFYING = pool.Job(
 
 _ALARM_S = 5  # in `grade`
 
+_MARKED = re.compile(r'(?:\$\$?|\\[(\[])(.+?)(?:\$\$?|\\[)\]])', re.DOTALL)
+_UNMARKED = re.compile(r'[\d(](?:[-+*/^().\d ]*[)\d])?')
+
 
 class Reference(NamedTuple):
   """A reference answer; its unit and absolute tolerance if the data has any; of
-  Countdown, the numbers that an expression of this value uses."""
+  Countdown, the numbers that an expression of this value uses; the problem, whose
+  own formulas are no answers to it where a number is asked for."""
   text: str
   unit: str | None = None
   abs_error: float | None = None
   numbers: tuple[int, ...] | None = None
+  problem: str | None = None
 
 
 def grade(completion: str, answers: Sequence[str | Reference],
@@ -91,12 +97,39 @@ def _decide(answer, reference):
         read(text, unit or ('dollar' if '\\$' in raw else None))
         for text, unit, raw in ((ours, None, answer),
                                 (theirs, reference.unit, reference.text)))
+    if reference.problem and _is_copied(ours, node, right, reference.problem):
+      return False
     if node is None or right is None:
       return None
     return comparison.same(right, node, reference.abs_error)
   except Exception:  # No text from a model may stop its training.
     _LOG.exception('cannot compare %r to %r', answer, reference.text)
     return None
+
+
+def _is_copied(answer, node, right, problem):
+  """Whether it is a formula of the problem, with the number left to compute."""
+  tree, wanted = map(_tree, (node, right))
+  return (wanted is not None and not expressions.symbols(wanted)
+          and (tree is None or tree != wanted and not expressions.is_number(tree))
+          and ''.join(answer.split()) in _formulas(problem))
+
+
+def _tree(node):
+  if node is not None and node.kind == 'named':
+    node = node.parts[0]
+  return node.parts[0] if node is not None and node.kind == 'value' else None
+
+
+@functools.lru_cache(4096)
+def _formulas(problem):
+  """The formulas of a problem and the sides of its equations, without spaces."""
+  parts = _MARKED.split(problem)
+  found = parts[1::2] + [
+      formula for text in parts[::2] for formula in _UNMARKED.findall(text)]
+  found = [answers_lib.canonical(formula.rstrip('?, ')) for formula in found]
+  found += [side for formula in found for side in structures.sides(formula)]
+  return frozenset(''.join(formula.split()) for formula in found)
 
 
 def _is_close(answer, reference):

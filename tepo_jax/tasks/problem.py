@@ -38,10 +38,8 @@ class Problem:
     return columns
 
   @property
-  def references(self) -> tuple[str | grading.Reference, ...]:
+  def references(self) -> tuple[grading.Reference, ...]:
     """The reference answers as `grading.Grader` takes them."""
-    if self.unit is self.abs_error is self.numbers is None:
-      return self.answers
-    return tuple(
-        grading.Reference(answer, self.unit, self.abs_error, self.numbers)
-        for answer in self.answers)
+    return tuple(grading.Reference(
+        answer, self.unit, self.abs_error, self.numbers, self.problem)
+                 for answer in self.answers)

@@ -109,6 +109,11 @@ def _joined(kind, texts, depth):
   return Node(kind, parts) if len(parts) > 1 else parts[0]
 
 
+def sides(text: str) -> list[str]:
+  """Splits canonical text at relations and commas outside all brackets."""
+  return _split(_TOKEN.findall(text), {*_RELATIONS, ',', '\\equiv', '\\approx'})[0]
+
+
 def _split(tokens, separators):
   """Splits at separators outside all brackets: (texts, separators)."""
   parts, found, depth = [[]], [], 0

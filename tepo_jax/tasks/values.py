@@ -19,6 +19,7 @@ MAX_FACTORIAL = 5000  # in factorials and binomials
 MAX_FACTORIALS = 16  # in one value
 MAX_MAGNITUDE = 1 << 40  # of exponents and of logarithms of values
 DIGITS, MANY_DIGITS, MOST_DIGITS = 50, 400, 3000
+_MIXED_POINTS = tuple(f'mixed {i}' for i in range(12))
 _STEP_POINTS = (*(f'small {i}' for i in range(13)),  # all of 1 to 13
                 *(f'large {i}' for i in range(1, 9)))
 
@@ -45,7 +46,8 @@ def equal(first: tuple, second: tuple) -> bool | None:
     if not _same_at(first, second, points):
       return None if _are_same_integers(first, second) else False
   if _is_real(first, 'negative'):
-    return _same_at(first, second, 'negative') or None
+    return _same_at(first, second, 'negative') and all(
+        _same_if_real(first, second, points) for points in _MIXED_POINTS) or None
   return _are_same_integers(first, second) or None
 
 
@@ -75,6 +77,15 @@ def _is_real(tree, points):
       return not values.context.im(values.real(values.of(tree)))
     except expressions.Unreadable:  # e.g. the floor of a complex number
       return False
+
+
+def _same_if_real(first, second, points):
+  """Whether they agree where both are real and not too large."""
+  try:
+    return not (_is_real(first, points) and _is_real(second, points)) or (
+        _same_at(first, second, points))
+  except expressions.Unreadable:
+    return True
 
 
 def _are_same_integers(first, second):
@@ -248,6 +259,9 @@ class _Values:
     if kind == 'large':
       return fractions.Fraction(10 + code % 10 ** int(index))
     size = 1 + fractions.Fraction(code % 991 + 1, 997)
+    if kind == 'mixed':  # signs by bits of the name, and all of them changed
+      sign = zlib.crc32(name.encode()) >> int(index) // 2 * 3 & 1
+      return 8 * (size if (sign + int(index)) % 2 else -size)
     return -size if self.points == 'negative' else size
 
   def loose(self, tree):

@@ -20,12 +20,19 @@ _PLAIN_TO_LATEX = (
     (re.compile(r'(?<![\\a-zA-Z])(pi(?![a-zA-Z])|(?:exp|log|ln|sin|cos|tan'
                 r'|arcsin|arccos|arctan)(?=\s*\())'), r'\\\1'),
 )
-# Parts that math-verify drops: bases, digits in \text{}, operands of \max,
-# dots. (Texts of equal spelling were accepted before.)
+# Parts that math-verify drops: bases, digits in \text{}, operands of \max, dots,
+# a side of a relation. (Texts of equal spelling were accepted before.)
 _DROPPED = re.compile(r'\d\)?_|\\(?:text|mathrm|mbox)\s*\{[^{}]*\d'
-                      r'|\\(?:max|min)\s*[a-zA-Z\d]|\\[lcvd]?dots|\.\.\.')
+                      r'|\\(?:max|min)\s*[a-zA-Z\d]|\\[lcvd]?dots|\.\.\.'
+                      r'|\\(?:approx|equiv|sim)(?![a-zA-Z])|[≈≡]|\|_')
+# It also drops all from the first words on.
+_WORDS = re.compile(r'\\(?:mbox|text(?:bf|it|rm|normal)?|math(?:rm|it|bf))\s*\{')
+_LAST_WORDS = re.compile(
+    _WORDS.pattern + r'[^{}]*\}\s*(?:\^\{?\d\}?)?[\s.,;:!$)\]}\\]*$')
+_JOINING = re.compile(_WORDS.pattern + r'[\s,]*(?:and|or)\s*\}')
 _INFINITY = re.compile(r'\\infty|∞')
 _FORMULA = re.compile(r'\\[(\[]')
+_LETTER = re.compile(r'\W*(?:\\?[a-zA-Z]+|\\math\w+\s*\{\w+\})\W*')
 _BRACKETS = re.compile(r'^\s*(?:\\left)?\s*(\\\{|[(\[])')
 
 
@@ -54,7 +61,12 @@ def verify(answer: str, references: Sequence[str], alarm_s: int
 
 def _cannot_be(reference, answer):
   """Whether math-verify is known to wrongly call such texts equal."""
-  if _DROPPED.search(reference) or _DROPPED.search(answer):
+  if any(map(_loses_a_part, (reference, answer))):
+    return True
+  # Of a sentence one formula is compared: the answer may have only that one,
+  # and a letter answers nothing.
+  if len(_FORMULA.findall(answer)) > 1 or (
+      _FORMULA.search(reference) and _LETTER.fullmatch(answer)):
     return True
   if bool(_INFINITY.search(reference)) != bool(_INFINITY.search(answer)):
     return True
@@ -63,8 +75,16 @@ def _cannot_be(reference, answer):
   return None not in kinds and kinds[0] != kinds[1]
 
 
+def _loses_a_part(text):
+  text = _JOINING.sub(',', text)
+  words = _WORDS.search(text)
+  return _DROPPED.search(text) or (
+      words and not _LAST_WORDS.match(text, words.start()))
+
+
 def _is_equal(reference, answer, alarm_s):
   import math_verify
+  import sympy
   config = [math_verify.LatexExtractionConfig(boxed_match_priority=0)]
 
   def parse(text):
@@ -76,6 +96,8 @@ def _is_equal(reference, answer, alarm_s):
         extraction_mode=mode, parsing_timeout=alarm_s, raise_on_error=True)
 
   for pair in itertools.product(parse(reference), parse(answer)):
+    if isinstance(pair[0], sympy.Eq) and not pair[0].free_symbols:
+      continue  # It would equal every equation without solutions.
     try:
       if math_verify.verify(
           *pair, timeout_seconds=alarm_s, raise_on_error=True

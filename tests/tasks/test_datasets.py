@@ -409,7 +409,7 @@ def test_references_carry_unit_and_tolerance():
   problem = problem_lib.Problem(
       '', '?', ('4.2', '4.3'), '', None, None, '%', 0.1)
   assert problem.references == tuple(
-      grading.Reference(text, '%', 0.1) for text in ('4.2', '4.3'))
+      grading.Reference(text, '%', 0.1, problem='?') for text in ('4.2', '4.3'))
 
 
 def test_arithmetic_by_name():
