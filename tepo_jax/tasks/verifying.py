@@ -28,7 +28,7 @@ _DROPPED = re.compile(r'\d\)?_|\\(?:text|mathrm|mbox)\s*\{[^{}]*\d'
 # It also drops all from the first words on.
 _WORDS = re.compile(r'\\(?:mbox|text(?:bf|it|rm|normal)?|math(?:rm|it|bf))\s*\{')
 _LAST_WORDS = re.compile(
-    _WORDS.pattern + r'[^{}]*\}\s*(?:\^\{?\d\}?)?[\s.,;:!$)\]}\\]*$')
+    _WORDS.pattern + r'[^{}]*\}\s*(?:\^\{?[1-3]\}?)?[\s.,;:!$)\]}\\]*$')
 _JOINING = re.compile(_WORDS.pattern + r'[\s,]*(?:and|or)\s*\}')
 _INFINITY = re.compile(r'\\infty|∞')
 _FORMULA = re.compile(r'\\[(\[]')

@@ -37,6 +37,7 @@ def test_a_reference_has_both_readings(reference):
 @pytest.mark.parametrize('answer', ['x(y)', 'xy', 'y(x)'])
 def test_a_letter_before_brackets_is_a_factor_where_the_reference_has_one(answer):
   assert _grade(answer, 'xy') and not _grade(answer, 'x')
+  assert not _grade('x(0)', '0') and not _grade('3(0)', 'I(0)')
 
 
 @pytest.mark.parametrize('answer', [
