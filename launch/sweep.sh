@@ -82,6 +82,7 @@ execute() {
 table() {
   local report list failed=0 skip='' line words command
   [[ -x .venv/bin/python ]] || fail "no .venv: run launch/setup.sh cpu|gpu|tpu"
+  [[ -z ${HOSTS:-} ]] || fail "HOSTS is set, with which launch/gpu.sh waits for no run"
   report=(.venv/bin/python -m tepo_jax.report "--table=$1"
           "--runs=${RUNS:-runs}")
   shift

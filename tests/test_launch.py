@@ -656,6 +656,8 @@ def test_sweep_starts_gpu_sh_where_that_is_installed(launch, sweep):
   assert [line.split()[:2] for line in done.stdout.splitlines()] == [
       ['launch/gpu.sh', program]
       for program in ('train', 'evaluate', 'evaluate')]
+  done = sweep('table3', HOSTS='a b')
+  assert done.returncode == 2 and 'HOSTS' in done.stderr and not launch.log()
 
 
 def test_sweep_continues_after_a_failure(launch, sweep):

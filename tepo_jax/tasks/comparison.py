@@ -248,9 +248,13 @@ def _same_tree(reference, answer, scale, abs_error):
   tree, other = reference.parts[0], answer.parts[0]
   if scale != 1:
     other = ('product', ('number', scale), other)
-  product = expressions.without_calls(other)  # a(b+1), where a is a variable
+  # A letter before brackets is a factor where it is a variable of the other one.
+  product = expressions.without_calls(other)
   if expressions.symbols(product) <= expressions.symbols(tree):
     other = product
+  product = expressions.without_calls(tree)
+  if expressions.symbols(product) <= expressions.symbols(other):
+    tree = product
   if not (expressions.symbols(tree) or expressions.symbols(other)):
     if abs_error is not None:
       return values.is_within(

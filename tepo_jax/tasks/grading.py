@@ -29,8 +29,10 @@ VERIFYING = pool.Job(
 
 _ALARM_S = 5  # in `grade`
 
-_MARKED = re.compile(r'(?:\$\$?|\\[(\[])(.+?)(?:\$\$?|\\[)\]])', re.DOTALL)
-_UNMARKED = re.compile(r'[\d(](?:[-+*/^().\d ]*[)\d])?')
+# Formulas of a problem: between signs, or a run of numbers and operations.
+_MARKED = re.compile(
+    r'(?:\$\$?|\\[(\[])(.{1,1000}?)(?:\$\$?|\\[)\]])', re.DOTALL)
+_UNMARKED = re.compile(r'[\d(](?:[-+*/^().\d ]{0,200}[)\d])?')
 
 
 class Reference(NamedTuple):
@@ -109,27 +111,38 @@ def _decide(answer, reference):
 
 def _is_copied(answer, node, right, problem):
   """Whether it is a formula of the problem, with the number left to compute."""
-  tree, wanted = map(_tree, (node, right))
-  return (wanted is not None and not expressions.symbols(wanted)
-          and (tree is None or tree != wanted and not expressions.is_number(tree))
-          and ''.join(answer.split()) in _formulas(problem))
+  wanted, tree = map(_tree, (right, node))
+  if wanted is None or not expressions.is_number(wanted):
+    return False
+  texts, trees = _formulas(problem)
+  if tree is None:
+    return ''.join(answer.split()) in texts
+  tree = expressions.normal(tree)
+  return not expressions.is_number(tree) and tree in trees
 
 
 def _tree(node):
+  """The value of `5`, `x=5` or `2+3=5`; None if there is none."""
   if node is not None and node.kind == 'named':
     node = node.parts[0]
-  return node.parts[0] if node is not None and node.kind == 'value' else None
+  if node is None or node.kind != 'value' and (node.kind, node.text) != (
+      'chain', '='):
+    return None
+  return node.parts[-1]
 
 
 @functools.lru_cache(4096)
 def _formulas(problem):
-  """The formulas of a problem and the sides of its equations, without spaces."""
+  """The formulas of a problem and the sides of its equations: (texts without
+  spaces, normal trees of those that can be read)."""
   parts = _MARKED.split(problem)
   found = parts[1::2] + [
       formula for text in parts[::2] for formula in _UNMARKED.findall(text)]
   found = [answers_lib.canonical(formula.rstrip('?, ')) for formula in found]
   found += [side for formula in found for side in structures.sides(formula)]
-  return frozenset(''.join(formula.split()) for formula in found)
+  trees = filter(None, (_tree(read(formula)) for formula in found))
+  return (frozenset(''.join(formula.split()) for formula in found),
+          frozenset(map(expressions.normal, trees)))
 
 
 def _is_close(answer, reference):

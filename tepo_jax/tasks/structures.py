@@ -1,11 +1,12 @@
 r"""Parses an answer's structure: value, pair, interval, set, equation."""
 
 import dataclasses
+import fractions
 import functools
 import keyword
 import re
 
-from tepo_jax.tasks import expressions, units
+from tepo_jax.tasks import expressions, units, values
 
 MAX_DEPTH = 6
 MAX_ITEMS = 50
@@ -14,9 +15,9 @@ _TOKEN = re.compile(r'\\[a-zA-Z]+|\\.|.', re.DOTALL)
 _OPENING = frozenset(r'( [ { \{ \langle \lfloor \lceil \begin'.split())
 _CLOSING = frozenset(r') ] } \} \rangle \rfloor \rceil \end'.split())
 _RELATIONS = {'=': '=', '<': '<', '>': '>', '\\le': '<=', '\\ge': '>=',
-              '\\in': 'in', ':': ':'}
+              '\\in': 'in', ':': ':', '\\approx': '~'}
 _UNREADABLE = frozenset(
-    r'\ne \approx \equiv \sim \mid \to \Rightarrow \iff \sum \int '
+    r'\ne \equiv \sim \mid \to \Rightarrow \iff \sum \int '
     r'\prod'.split())
 _OR = re.compile(r'\\(?:text|mathrm|mbox)\s*\{\s*or\s*\}'
                  r'|(?<![a-zA-Z\\])(?:or|OR)(?![a-zA-Z])'
@@ -37,8 +38,10 @@ _BASES = {name: base for base, name in enumerate(
 _MATRIX = re.compile(r'\\begin\{([pbB]?)(?:matrix|array)\}(?:\{[lcr|]*\})?(.*)'
                      r'\\end\{\1(?:matrix|array)\}', re.DOTALL)
 _FENCES = {'(': ')', '[': ']', '\\{': '\\}', '{': '}', '\\langle': '\\rangle'}
-_NAMED = re.compile(r"\\?[a-zA-Z]+(?:_(?:\{[^{}]*\}|\w))?'*(?:\([^()]*\))?"
-                    r'|\([a-zA-Z](?:,[a-zA-Z])+\)')
+_NAMED = re.compile(
+    r'(?:\\(?:text|mathrm|mbox|operatorname)\s*\{[a-zA-Z ]+\}|\\?[a-zA-Z]+)'
+    r"(?:_(?:\{(?:[^{}]|\{[^{}]*\})*\}|\w))?'*(?:\([^()]*\))?"
+    r'|\([a-zA-Z](?:,[a-zA-Z])+\)')
 # A number with thousands separators: followed by something else, or alone.
 _THOUSANDS = re.compile(r'[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?[^,\d][^,]*')
 _GROUPED = re.compile(r'[-+]?\d{1,3}(?:,\d{3})+')
@@ -95,6 +98,8 @@ def read(text: str, depth: int = 0) -> Node:
     return node if not _GROUPED.fullmatch(text) else dataclasses.replace(
         node, text=text.replace(',', ''))
   sides, relations = _split(tokens, _RELATIONS)
+  if relations[-1:] == ['\\approx']:
+    return _rounded(text.rpartition('\\approx')[0], sides[-1], depth)
   if relations:
     return _related(sides, [_RELATIONS[r] for r in relations], depth)
   return _fenced(tokens, depth) or _single(text, depth)
@@ -111,7 +116,7 @@ def _joined(kind, texts, depth):
 
 def sides(text: str) -> list[str]:
   """Splits canonical text at relations and commas outside all brackets."""
-  return _split(_TOKEN.findall(text), {*_RELATIONS, ',', '\\equiv', '\\approx'})[0]
+  return _split(_TOKEN.findall(text), {*_RELATIONS, ',', '\\equiv'})[0]
 
 
 def _split(tokens, separators):
@@ -136,10 +141,27 @@ def _related(sides, relations, depth):
     return Node('value', (
         ('quotient', *(expressions.parse(side) for side in sides)),),
                 ':'.join(sides))
-  if not {'in', ':'}.isdisjoint(relations):
+  if not {'in', ':', '~'}.isdisjoint(relations):
     raise expressions.Unreadable(relations)
   return Node('chain', tuple(map(expressions.parse, sides)),
               ' '.join(relations))
+
+
+def _rounded(exact, decimal, depth):
+  r"""Reads `2\sqrt2 \approx 2.83` as the exact side, if it rounds to the other."""
+  rounded = read(decimal, depth + 1)
+  if not exact.strip():
+    return rounded
+  if _NAMED.fullmatch(exact.strip()):
+    return Node('named', (rounded,), exact.strip())
+  node = read(exact, depth + 1)
+  value = node.parts[0] if node.kind == 'named' else node
+  if value.kind == rounded.kind == 'value' and '.' in rounded.text and (
+      not expressions.symbols(value.parts[0])) and values.is_within(
+          rounded.parts[0], value.parts[0], fractions.Fraction(
+              1, 2 * 10 ** len(rounded.text.partition('.')[2]))):
+    return node
+  raise expressions.Unreadable(decimal)
 
 
 def _fenced(tokens, depth):

@@ -26,7 +26,7 @@ _TEXT = re.compile(
     r'^(?P<rest>.*?[^\s\\])\s*\\(?:text|mathrm|mathbf|textbf|mbox|textrm|rm)\s*'
     r'\{(?P<unit>(?:[a-zA-Z~ .,/%\'()-]|\^\s*-?\d|\\[,%~ ])*)\}'
     r'(?P<tail>(?:\s*/\s*(?:\\(?:text|mathrm)\s*)?\{?[\s~]*[a-zA-Z]+\s*\}?)?'
-    r'(?:\s*\^\s*\{?-?[1-3]\}?)?)$', re.DOTALL)
+    r'(?:\s*\^\s*\{?-?[1-4]\}?)?)$', re.DOTALL)
 _PLAIN = re.compile(
     r'^(?P<rest>.*[\d})!])\s*(?P<unit>[a-zA-Z][a-zA-Z ./^\d]*)$', re.DOTALL)
 _FACTOR = re.compile(r'(square|sq|cubic)?([a-z%]+)\^?(-?\d|)')
@@ -42,8 +42,8 @@ def split(text: str) -> tuple[str, Unit | None]:
   """
   if match := _TEXT.match(text):
     unit = read(match['unit'] + match['tail'])
-    if unit or '/' not in match['tail']:
-      return match['rest'], unit
+    if unit or '/' not in match['tail'] or '\\' in match['tail']:
+      return match['rest'], unit  # a letter after `/` may be a variable
   match = _PLAIN.match(text)
   if match and len(match['unit']) > 1 and (
       read(match['unit']) or match['unit'].endswith(('unit', 'units'))):

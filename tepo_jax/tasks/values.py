@@ -46,8 +46,9 @@ def equal(first: tuple, second: tuple) -> bool | None:
     if not _same_at(first, second, points):
       return None if _are_same_integers(first, second) else False
   if _is_real(first, 'negative'):
+    points = _MIXED_POINTS[:2 if len(names) == 1 else None]
     return _same_at(first, second, 'negative') and all(
-        _same_if_real(first, second, points) for points in _MIXED_POINTS) or None
+        _same_if_real(first, second, p) for p in points) or None
   return _are_same_integers(first, second) or None
 
 
@@ -82,8 +83,11 @@ def _is_real(tree, points):
 def _same_if_real(first, second, points):
   """Whether they agree where both are real and not too large."""
   try:
-    return not (_is_real(first, points) and _is_real(second, points)) or (
-        _same_at(first, second, points))
+    with _LOCK:
+      values = _Values(points, DIGITS)
+      a, b = values.of(first), values.of(second)
+      return _close(a, b, DIGITS) or values.cancelled or any(
+          values.context.im(values.real(value)) for value in (a, b))
   except expressions.Unreadable:
     return True
 
@@ -259,9 +263,9 @@ class _Values:
     if kind == 'large':
       return fractions.Fraction(10 + code % 10 ** int(index))
     size = 1 + fractions.Fraction(code % 991 + 1, 997)
-    if kind == 'mixed':  # signs by bits of the name, and all of them changed
-      sign = zlib.crc32(name.encode()) >> int(index) // 2 * 3 & 1
-      return 8 * (size if (sign + int(index)) % 2 else -size)
+    if kind == 'mixed':  # Two names differ in a bit; odd points change all signs.
+      bit = zlib.crc32(name.encode()) >> int(index) // 2 * 3 & 1
+      return 8 * (size if (bit + int(index)) % 2 else -size)
     return -size if self.points == 'negative' else size
 
   def loose(self, tree):

@@ -20,15 +20,17 @@ _PLAIN_TO_LATEX = (
     (re.compile(r'(?<![\\a-zA-Z])(pi(?![a-zA-Z])|(?:exp|log|ln|sin|cos|tan'
                 r'|arcsin|arccos|arctan)(?=\s*\())'), r'\\\1'),
 )
-# Parts that math-verify drops: bases, digits in \text{}, operands of \max, dots,
-# a side of a relation. (Texts of equal spelling were accepted before.)
+# Parts that math-verify drops: bases, digits in \text{}, operands of \max,
+# dots. (Texts of equal spelling were accepted before.)
 _DROPPED = re.compile(r'\d\)?_|\\(?:text|mathrm|mbox)\s*\{[^{}]*\d'
-                      r'|\\(?:max|min)\s*[a-zA-Z\d]|\\[lcvd]?dots|\.\.\.'
-                      r'|\\(?:approx|equiv|sim)(?![a-zA-Z])|[≈≡]|\|_')
-# It also drops all from the first words on.
+                      r'|\\(?:max|min)\s*[a-zA-Z\d]|\\[lcvd]?dots|\.\.\.')
+# It reads one side of these.
+_RELATION = re.compile(r'\\(?:approx|equiv|sim|cong)(?![a-zA-Z])|[≈≡≃≅≒]|\|_')
+# If words end the text, it drops all from the first words on.
 _WORDS = re.compile(r'\\(?:mbox|text(?:bf|it|rm|normal)?|math(?:rm|it|bf))\s*\{')
 _LAST_WORDS = re.compile(
-    _WORDS.pattern + r'[^{}]*\}\s*(?:\^\{?[1-3]\}?)?[\s.,;:!$)\]}\\]*$')
+    rf'(?:{_WORDS.pattern}[^{{}}]*\}}\s*(?:\^\{{?[1-4]\}}?)?(?:\s|/|\\cdot)*)+'
+    r'[\s.,;:!$)\]}\\]*$')
 _JOINING = re.compile(_WORDS.pattern + r'[\s,]*(?:and|or)\s*\}')
 _INFINITY = re.compile(r'\\infty|∞')
 _FORMULA = re.compile(r'\\[(\[]')
@@ -63,10 +65,10 @@ def _cannot_be(reference, answer):
   """Whether math-verify is known to wrongly call such texts equal."""
   if any(map(_loses_a_part, (reference, answer))):
     return True
-  # Of a sentence one formula is compared: the answer may have only that one,
-  # and a letter answers nothing.
-  if len(_FORMULA.findall(answer)) > 1 or (
-      _FORMULA.search(reference) and _LETTER.fullmatch(answer)):
+  if _RELATION.search(answer) and not _RELATION.search(reference):
+    return True
+  # Of a sentence one formula is compared, perhaps a letter, which is no answer.
+  if _FORMULA.search(reference) and _LETTER.fullmatch(answer):
     return True
   if bool(_INFINITY.search(reference)) != bool(_INFINITY.search(answer)):
     return True

@@ -53,8 +53,18 @@ def test_words_and_relations_hide_no_second_value(answer):
 
 @pytest.mark.parametrize('answer, reference', [
     (r'5\text{ cm}', '5'), (r'25\text{ cm}^2', '25'), (r'5\text{ km}/\text{h}', '5'),
-    (r'5\text{ or }7', '5,7'), (r'25\text{ units}^2', '25')])
-def test_words_are_no_fault(answer, reference):
+    (r'5\text{ or }7', '5,7'), (r'25\text{ units}^2', '25'),
+    (r'5\ \mathrm{rad}/\mathrm{s}', '5'), (r'5\text{ boxes}/\text{day}', '5'),
+    (r'5\ \mathrm{kg}\cdot\mathrm{m}', '5'), (r'5\text{m}^4', '5'),
+    (r'\text{Area} = 5', '5'), (r'V_{\text{max}}=5', '5'),
+    (r'\text{gcd}(10,15)=5', '5'), (r'2\sqrt{2}\approx 2.83', r'2\sqrt2'),
+    (r'x=2\sqrt{2} \approx 2.83', r'2\sqrt2'), (r'\approx 17', '17'),
+    (r'\frac{1}{2}\approx 0.5', '0.5'), (r'x\approx 3.14', '3.14'),
+    (r'\approx 8.24', r'\approx 8.24\text{ mph}'), ('0', r'P(x)\equiv 0'),
+    (r'P(x)\equiv0', r'P(x)\equiv 0'), (r'\(2\) and \(3\)', '2,3'),
+    (r'The minimum value of \(f\) is \(\sqrt{2}+1\).', r'\sqrt2+1'),
+    ('(1+r)^2P', 'P(1+r)^2'), ('gh+g', 'g(h+1)')])
+def test_words_and_names_are_no_fault(answer, reference):
   assert _grade(answer, reference)
 
 
@@ -73,7 +83,8 @@ def test_parts_and_signs_count(reference, answer):
     (r'Find \(\frac{1}{\log_2 6}+\frac{1}{\log_3 6}\).', '1',
      r'\dfrac{1}{\log_2 6}+\frac{1}{\log_3 6}'),
     (r'If $S=\sum_{k=1}^{4} k$, what is $S$?', '10', r'\sum_{k=1}^{4} k'),
-    (r'Simplify \[\sqrt{242}.\]', r'11\sqrt{2}', r'\sqrt{242}'),
+    (r'Simplify \[\frac{\sqrt{242}}{\sqrt2}.\]', '11',
+     r'\frac{\sqrt{242}}{\sqrt2}'),
     ('What is 12+3-4?', '11', '12+3-4')])
 def test_a_formula_of_the_problem_is_no_answer(problem, reference, copy):
   assert _grade(copy, reference), 'it has the right value'
@@ -81,10 +92,22 @@ def test_a_formula_of_the_problem_is_no_answer(problem, reference, copy):
   assert _grade(reference, reference, problem)
 
 
+@pytest.mark.parametrize('copy', [
+    'x=99^2+99+1', '(99^2+99+1)', '{99^2+99+1}', r'99^2+99+1\text{ units}',
+    '99^{2}+99+1', '99**2+99+1', '1+99^2+99', '99^2+99+1+0', r'1\cdot(99^2+99+1)',
+    '99^2+99+1=99^2+99+1', '9901=99^2+99+1'])
+def test_a_copy_in_another_spelling_is_one_too(copy):
+  assert _grade(copy, '9901') and not _grade(
+      copy, '9901', r'Compute $99^2+99+1$.')
+  assert _grade('99^2+100', '9901', r'Compute $99^2+99+1$.')
+
+
 @pytest.mark.parametrize('problem, reference, answer', [
     ('Is $x=5$ or $x=6$ right, if $x+1=6$?', '5', 'x=5'),
     (r'Which is larger, $2^{10}$ or $3^6$?', '2^{10}', '2^{10}'),
     (r'Which is larger, $2^{10}$ or $3^6$?', '2^{10}', '2^10'),
+    (r'It is $\sqrt{20}/2$ or $-1/2$.', r'-\frac12', '-1/2'),
+    (r'It is $\sqrt{20}/2$ or $-1/2$.', r'\sqrt5', r'\sqrt{20}/2'),
     (r'He ate $\frac{1}{4}$ of it. What share?', '0.25', r'\frac{1}{4}'),
     ('Factor $x^2-1$.', '(x-1)(x+1)', '(x+1)(x-1)'),
     ('What is $2^{10}-1$?', '1023', '1024-1')])
