@@ -26,7 +26,8 @@ _DROPPED = re.compile(r'\d\)?_|\\(?:text|mathrm|mbox)\s*\{[^{}]*\d'
                       r'|\\(?:max|min)\s*[a-zA-Z\d]|\\[lcvd]?dots|\.\.\.')
 # It reads one side of these.
 _RELATION = re.compile(r'\\(?:approx|equiv|sim|cong)(?![a-zA-Z])|[≈≡≃≅≒]|\|_')
-# If words end the text, it drops all from the first words on.
+# If a brace ends the text, it drops all from the first words on.
+_BRACED = re.compile(r'\}(?:\^\d)?[\s.$]*$')
 _WORDS = re.compile(r'\\(?:mbox|text(?:bf|it|rm|normal)?|math(?:rm|it|bf))\s*\{')
 _LAST_WORDS = re.compile(
     rf'(?:{_WORDS.pattern}[^{{}}]*\}}\s*(?:\^\{{?[1-4]\}}?)?(?:\s|/|\\cdot)*)+'
@@ -81,7 +82,8 @@ def _loses_a_part(text):
   text = _JOINING.sub(',', text)
   words = _WORDS.search(text)
   return _DROPPED.search(text) or (
-      words and not _LAST_WORDS.match(text, words.start()))
+      words and _BRACED.search(text)
+      and not _LAST_WORDS.match(text, words.start()))
 
 
 def _is_equal(reference, answer, alarm_s):

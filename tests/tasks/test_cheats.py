@@ -56,7 +56,7 @@ def test_words_and_relations_hide_no_second_value(answer):
     (r'5\text{ or }7', '5,7'), (r'25\text{ units}^2', '25'),
     (r'5\ \mathrm{rad}/\mathrm{s}', '5'), (r'5\text{ boxes}/\text{day}', '5'),
     (r'5\ \mathrm{kg}\cdot\mathrm{m}', '5'), (r'5\text{m}^4', '5'),
-    (r'\text{Area} = 5', '5'), (r'V_{\text{max}}=5', '5'),
+    (r'\text{Area} = 5', '5'), (r'\text{Area of } \triangle ABC = 5', '5'), (r'V_{\text{max}}=5', '5'),
     (r'\text{gcd}(10,15)=5', '5'), (r'2\sqrt{2}\approx 2.83', r'2\sqrt2'),
     (r'x=2\sqrt{2} \approx 2.83', r'2\sqrt2'), (r'\approx 17', '17'),
     (r'\frac{1}{2}\approx 0.5', '0.5'), (r'x\approx 3.14', '3.14'),
