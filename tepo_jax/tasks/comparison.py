@@ -265,7 +265,7 @@ def _same_tree(reference, answer, scale, abs_error):
   verdict = values.equal(tree, other)
   # A reference has both readings of `1/2x`. An answer has one: with two it could
   # be right for two references.
-  return None if expressions.has(tree, 'loose') and not verdict else verdict
+  return None if expressions.is_loose(tree) and not verdict else verdict
 
 
 def _rounds_to(reference, tree, answer, other):
@@ -273,10 +273,9 @@ def _rounds_to(reference, tree, answer, other):
   answer_tree = answer.parts[0]
   digits = reference.text.lstrip('+-0.').replace('.', '')
   if '.' in reference.text and len(digits) >= 3 and not (
-      expressions.has_decimal(answer_tree)):
-    places = len(reference.text.partition('.')[2])
-    if values.is_within(tree, other, fractions.Fraction(1, 2 * 10**places)):
-      return True
+      expressions.has_decimal(answer_tree)) and (
+          values.rounds_to(tree, other, reference.text)):
+    return True
   exact, is_decimal = values.rational(tree), expressions.is_decimal(tree)
   if _is_integer(exact) or _is_integer(values.rational(other)) or not (
       is_decimal or expressions.is_decimal(answer_tree)):

@@ -141,10 +141,9 @@ def normal(tree: tuple) -> tuple:
 
 
 @functools.lru_cache(65536)
-def has(tree: tuple, operation: str) -> bool:
-  """Whether it contains this operation: 'loose', such as `1/2x`, or 'opaque'."""
-  return tree[0] == operation or any(
-      has(part, operation) for part in subtrees(tree))
+def is_loose(tree: tuple) -> bool:
+  """Whether the text has a second reading: `1/2x`."""
+  return tree[0] == 'loose' or any(map(is_loose, subtrees(tree)))
 
 
 def without_calls(tree: tuple) -> tuple:

@@ -114,11 +114,10 @@ def _is_copied(answer, node, right, problem):
   wanted, tree = map(_tree, (right, node))
   if wanted is None or not expressions.is_number(wanted):
     return False
-  texts, trees = _formulas(problem)
   if tree is None:
-    return ''.join(answer.split()) in texts
+    return ''.join(answer.split()) in _formulas(problem)[0]
   tree = expressions.normal(tree)
-  return not expressions.is_number(tree) and tree in trees
+  return not expressions.is_number(tree) and tree in _formulas(problem)[1]
 
 
 def _tree(node):

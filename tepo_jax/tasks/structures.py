@@ -1,7 +1,6 @@
 r"""Parses an answer's structure: value, pair, interval, set, equation."""
 
 import dataclasses
-import fractions
 import functools
 import keyword
 import re
@@ -157,9 +156,8 @@ def _rounded(exact, decimal, depth):
   node = read(exact, depth + 1)
   value = node.parts[0] if node.kind == 'named' else node
   if value.kind == rounded.kind == 'value' and '.' in rounded.text and (
-      not expressions.symbols(value.parts[0])) and values.is_within(
-          rounded.parts[0], value.parts[0], fractions.Fraction(
-              1, 2 * 10 ** len(rounded.text.partition('.')[2]))):
+      not expressions.symbols(value.parts[0])) and values.rounds_to(
+          rounded.parts[0], value.parts[0], rounded.text):
     return node
   raise expressions.Unreadable(decimal)
 

@@ -40,7 +40,7 @@ def equal(first: tuple, second: tuple) -> bool | None:
   if not names:
     return _same_at(first, second, 'constant')
   if (_has_steps(first) or _has_steps(second)) and not all(
-      _same_steps(first, second, points) for points in _STEP_POINTS):
+      _agree(first, second, points) for points in _STEP_POINTS):
     return False
   for points in ('positive', 'other'):
     if not _same_at(first, second, points):
@@ -48,7 +48,7 @@ def equal(first: tuple, second: tuple) -> bool | None:
   if _is_real(first, 'negative'):
     points = _MIXED_POINTS[:2 if len(names) == 1 else None]
     return _same_at(first, second, 'negative') and all(
-        _same_if_real(first, second, p) for p in points) or None
+        _agree(first, second, p, if_real=True) for p in points) or None
   return _are_same_integers(first, second) or None
 
 
@@ -60,13 +60,15 @@ def _has_steps(tree):
           or any(map(_has_steps, expressions.subtrees(tree))))
 
 
-def _same_steps(first, second, points):
-  """Whether they agree at these points, as far as their values are reliable."""
+def _agree(first, second, points, if_real=False):
+  """Whether they agree at these points, as far as their values are reliable, and
+  with `if_real` only where both are real."""
   try:
     with _LOCK:
       values = _Values(points, DIGITS)
       a, b = values.of(first), values.of(second)
-      return _close(a, b, DIGITS) or values.cancelled
+      return _close(a, b, DIGITS) or values.cancelled or if_real and any(
+          values.context.im(values.real(value)) for value in (a, b))
   except expressions.Unreadable:  # e.g. a factorial
     return True
 
@@ -78,18 +80,6 @@ def _is_real(tree, points):
       return not values.context.im(values.real(values.of(tree)))
     except expressions.Unreadable:  # e.g. the floor of a complex number
       return False
-
-
-def _same_if_real(first, second, points):
-  """Whether they agree where both are real and not too large."""
-  try:
-    with _LOCK:
-      values = _Values(points, DIGITS)
-      a, b = values.of(first), values.of(second)
-      return _close(a, b, DIGITS) or values.cancelled or any(
-          values.context.im(values.real(value)) for value in (a, b))
-  except expressions.Unreadable:
-    return True
 
 
 def _are_same_integers(first, second):
@@ -120,6 +110,12 @@ def is_within(first: tuple, second: tuple,
       if _is_infinite(a) or _is_infinite(b):  # e.g. of \ln 0
         return False
     return bool(a == b or abs(a - b) <= absolute + relative * abs(a))
+
+
+def rounds_to(decimal: tuple, exact: tuple, text: str) -> bool:
+  """Whether a constant rounds to a decimal, whose digits are `text`."""
+  places = len(text.partition('.')[2])
+  return is_within(decimal, exact, fractions.Fraction(1, 2 * 10**places))
 
 
 def rational(tree: tuple) -> fractions.Fraction | None:
