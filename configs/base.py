@@ -33,7 +33,7 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   c.method = ml_collections.ConfigDict(rows[method])
 
   c.data = ml_collections.ConfigDict()
-  # ★ Set of tasks/datasets.py; or a .jsonl, .json, .csv or .parquet file; or a
+  # ★ Set of data/datasets.py; or a .jsonl, .json, .csv or .parquet file; or a
   # hub data set, OWNER/NAME[:SUBSET][@SPLIT].
   c.data.name = 'dapo_math'
   # Columns of `name`, and of `eval.sets`, where they are files or hub data
@@ -41,7 +41,7 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   c.data.columns = ml_collections.ConfigDict()
   c.data.columns.problem = config_dict.placeholder(str)
   c.data.columns.answer = config_dict.placeholder(str)  # the reference answer
-  # Prompt template of tasks/prompts.py, or a .jinja file.
+  # Prompt template of data/prompts.py, or a .jinja file.
   c.data.template = 'qwen_boxed'
   # System turn; None: the template's own; '': none.
   c.data.system = config_dict.placeholder(str)
@@ -74,7 +74,7 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   c.rollout.logp_gap_limit = 0.05
 
   # The reward is Σ weight · function(completions), over 'accuracy' (1 for a
-  # correct answer), rows of tasks/rewards.py and your own 'module:function'.
+  # correct answer), rows of rollout/reward.py and your own 'module:function'.
   c.reward = ml_collections.ConfigDict()
   c.reward.functions = ('accuracy',)
   c.reward.weights = (1.0,)

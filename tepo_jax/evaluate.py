@@ -33,7 +33,7 @@ from tepo_jax.runtime import files
 from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import processes
-from tepo_jax.tasks import results as results_lib
+from tepo_jax.job import results as results_lib
 from tepo_jax.tools.report import tables
 
 _CONFIG = cli.DEFINE_config()

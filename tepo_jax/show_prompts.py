@@ -19,9 +19,9 @@ from tepo_jax import cli
 from tepo_jax.job import checks
 from tepo_jax.job import prompt_sets
 from tepo_jax.policy.huggingface import weights
-from tepo_jax.tasks import datasets
-from tepo_jax.tasks import embedded
-from tepo_jax.tasks import prompts
+from tepo_jax.data import datasets
+from tepo_jax.data import embedded
+from tepo_jax.data import prompts
 
 _CONFIG = cli.DEFINE_config()
 _COUNT = flags.DEFINE_integer(

@@ -3,7 +3,7 @@ r"""Digests of what short runs write: refactoring must not change a bit.
   python -m tests.bits --out=FILE                 # on the commit before
   python -m tests.bits --against=FILE             # on the commit after
 
-Trains `configs/tiny.py` for five rollout steps with the rows below and with
+One epoch, so that every version makes the same minibatches. Trains `configs/tiny.py` for five rollout steps with the rows below and with
 LoRA, from one base model, and computes digests of each run's metrics (without
 times and host usage), rollouts, and checkpointed arrays (parameters and
 moments). Digests hold for one kind of CPU and one version of jax, which the
@@ -27,7 +27,8 @@ from tests import runs
 RUNS = {
     'tepo': (), 'grpo': (), 'clip_cov': (), 'kl_cov': (),
     'lora': ('--config.lora.rank=4', '--config.optimizer.learning_rate=1e-3')}
-_STEPS = ('--config.steps=5', '--config.eval.limit=32',
+_STEPS = ('--config.steps=5', '--config.train.epochs=1',
+          '--config.eval.limit=32',
           '--config.eval.period=5', '--config.checkpoint.period=5')
 
 
@@ -41,15 +42,18 @@ def machine() -> dict[str, str]:
 
 
 def digests(workdir: pathlib.Path) -> dict[str, str]:
-  """name -> SHA-256 of a run's metrics, rollouts and checkpoint."""
+  """name -> SHA-256 of each of a run's metrics, its rollouts, its checkpoint."""
   def digest(text):
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
   records = [runs.untimed(record) for record in runs.records(workdir)]
   arrays = json.loads(
       (workdir / 'checkpoints/5/extra/metadata').read_text())
+  names = sorted(set().union(*records))
   return {
-      'metrics': digest(json.dumps(records, sort_keys=True)),
+      f'metrics/{name}': digest(json.dumps([
+          record[name] if name in record else None for record in records]))
+      for name in names} | {
       'rollouts': digest(''.join(
           path.read_text() for path in sorted(workdir.glob('rollouts/*')))),
       'checkpoint': digest(json.dumps(arrays['digests'], sort_keys=True))}
@@ -94,8 +98,13 @@ def main() -> None:
   if expected is None:
     print(json.dumps(found, indent=1))
     return
-  differing = [f'{run}/{name}' for run in RUNS for name in found[run]
-               if found[run][name] != expected['runs'][run][name]]
+  differing = []
+  for run in RUNS:
+    before, now = expected['runs'][run], found[run]
+    for name in sorted(before.keys() ^ now.keys()):
+      print(f'{run}/{name} is {"gone" if name in before else "new"}')
+    differing += [f'{run}/{name}' for name in sorted(before.keys() & now.keys())
+                  if before[name] != now[name]]
   print('\n'.join(f'{name} differs' for name in differing) or 'equal')
   sys.exit(bool(differing))
 

@@ -2,6 +2,7 @@
 
 import ast
 import collections
+import pathlib
 import subprocess
 import sys
 
@@ -15,16 +16,17 @@ _PACKAGE = runs.ROOT / 'tepo_jax'
 _MAY_IMPORT = {
     'errors': (),
     'runtime': ('errors',),
-    'tasks': ('errors', 'runtime'),
+    'grading': (),
+    'data': ('errors', 'grading', 'runtime'),
     'policy': ('errors', 'runtime'),
     'policy.cpu': ('runtime', 'policy'),
     'policy.huggingface': ('errors', 'runtime', 'policy'),
     'learning': ('errors', 'runtime', 'policy'),
-    'rollout': ('errors', 'runtime', 'policy', 'tasks'),
-    'job': ('errors', 'runtime', 'tasks', 'policy', 'policy.cpu',
+    'rollout': ('errors', 'runtime', 'policy', 'data', 'grading'),
+    'job': ('errors', 'runtime', 'data', 'grading', 'policy', 'policy.cpu',
             'policy.huggingface', 'learning', 'rollout'),
     'cli': ('errors', 'runtime', 'job'),
-    'tools': ('errors', 'runtime', 'tasks', 'policy', 'policy.cpu',
+    'tools': ('errors', 'runtime', 'data', 'grading', 'policy', 'policy.cpu',
               'policy.huggingface', 'learning', 'rollout', 'job'),
 }
 _PROGRAMS = ('train', 'evaluate', 'export', 'pretrain', 'show_prompts', 'plan',
@@ -38,11 +40,17 @@ _JITTED_BELOW = ('runtime.checkpoint',)
 
 
 def _modules() -> dict[str, ast.Module]:
-  """{'policy.scoring': its syntax tree}."""
+  """{'policy.scoring': its syntax tree}; a package's own file by its name."""
   return {
-      '.'.join(path.relative_to(_PACKAGE).with_suffix('').parts):
-      ast.parse(path.read_text())
-      for path in _PACKAGE.rglob('*.py') if path.name != '__init__.py'}
+      '.'.join(path.relative_to(_PACKAGE).with_suffix('').parts).removesuffix(
+          '.__init__'): ast.parse(path.read_text())
+      for path in _PACKAGE.rglob('*.py') if path.parent != _PACKAGE
+      or path.name != '__init__.py'}
+
+
+def _file(module: str) -> pathlib.Path:
+  path = _PACKAGE / module.replace('.', '/')
+  return path / '__init__.py' if path.is_dir() else path.with_suffix('.py')
 
 
 _MODULES = _modules()
@@ -123,8 +131,7 @@ def test_a_cpu_needs_forms_of_its_own_in_one_place_only():
 
 def test_modules_and_functions_stay_short():
   long = [f'{name}: {lines} lines' for name in _MODULES if (lines := len(
-      (_PACKAGE / (name.replace('.', '/') + '.py')).read_text().splitlines()
-      )) > 400]
+      _file(name).read_text().splitlines())) > 400]
   for name, tree in _MODULES.items():
     for node in ast.walk(tree):
       if isinstance(node, ast.FunctionDef):

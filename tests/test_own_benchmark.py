@@ -24,7 +24,7 @@ def test_the_recipe(tmp_path):
   (row,) = recipes.blocks(TITLE, 'python')
   (command,) = recipes.blocks(TITLE, '')
   recipes.copy(tmp_path, 'tepo_jax', 'configs')
-  recipes.insert(tmp_path / 'tepo_jax' / 'tasks' / 'datasets.py', row,
+  recipes.insert(tmp_path / 'tepo_jax' / 'data' / 'datasets.py', row,
                  after='SETS = {\n')
   recipes.save_tokenizer(tmp_path / 'TOKENIZER')
   recipes.save_model(tmp_path / 'FOLDER', tmp_path / 'TOKENIZER')

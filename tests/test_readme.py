@@ -256,8 +256,8 @@ def test_every_method_has_its_line():
     ('```\nMETHODZ=tepo launch/sweep.sh tiny\n```', 'reads no METHODZ'),
     ('```\nlaunch/sweep.sh --dryrun table3\n```', 'has no flag --dryrun'),
     ('```\nlaunch/cloud.sh\n```', 'launch/cloud.sh: no such script'),
-    ('```\npython -m pytest tests/tasks/test_gold.py\n```',
-     'tests/tasks/test_gold.py: no such file'),
+    ('```\npython -m pytest tests/grading/test_gold.py\n```',
+     'tests/grading/test_gold.py: no such file'),
 ])
 def test_a_wrong_name_is_found(text, message):
   assert message in '\n'.join(_problems(ROOT / 'README.md', text))

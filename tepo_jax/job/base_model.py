@@ -23,8 +23,8 @@ from tepo_jax.policy import layers
 from tepo_jax.policy import scoring
 from tepo_jax.policy import transformer
 from tepo_jax.runtime import progress as progress_lib
-from tepo_jax.tasks import embedded
-from tepo_jax.tasks import prompts
+from tepo_jax.data import embedded
+from tepo_jax.data import prompts
 
 _DEMONSTRATIONS = 1_000_000  # first seed; the training problems' are lower
 

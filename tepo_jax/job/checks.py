@@ -21,9 +21,9 @@ from tepo_jax.policy import lora
 from tepo_jax.policy import remat
 from tepo_jax.rollout import dump
 from tepo_jax.rollout import selection
-from tepo_jax.tasks import datasets
-from tepo_jax.tasks import grading
-from tepo_jax.tasks import rewards
+from tepo_jax.data import datasets
+from tepo_jax import grading
+from tepo_jax.rollout import reward as reward_lib
 
 _DTYPES = ('float32', 'bfloat16')
 _CHOICES = {
@@ -217,14 +217,14 @@ def _check_rewards(settings):
         f'config.reward.functions={functions} must name at least one function, '
         'and none twice')
   if len(weights) != len(functions) or not all(
-      type(weight) in (int, float) and abs(weight) <= rewards.LARGEST
+      type(weight) in (int, float) and abs(weight) <= reward_lib.LARGEST
       for weight in weights):
     raise errors.InputError(
         f'config.reward.weights={weights} must be a finite number for each of '
         f'config.reward.functions={functions}')
   for name in functions:
-    if name != rewards.ACCURACY:
-      rewards.find(name)
+    if name != reward_lib.ACCURACY:
+      reward_lib.find(name)
 
 
 def _check_geometry(config):

@@ -18,8 +18,8 @@ from tepo_jax.rollout import sampler as sampler_lib
 from tepo_jax.runtime import files
 from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.runtime import processes
-from tepo_jax.tasks import datasets
-from tepo_jax.tasks import results as results_lib
+from tepo_jax.data import datasets
+from tepo_jax.job import results as results_lib
 
 IDENTITY = 'evaluation.json'  # in an evaluation's folder
 

@@ -11,7 +11,7 @@ import numpy as np
 from tepo_jax.learning import advantage
 from tepo_jax.learning import batch as batch_lib
 from tepo_jax.rollout import groups as groups_lib
-from tepo_jax.tasks import rewards as reward_functions
+from tepo_jax.rollout import reward as reward_lib
 
 _MINIBATCHES = 2  # seeds the generator; the data order uses another number
 
@@ -38,7 +38,7 @@ def rewards(groups: Sequence[groups_lib.Group], weights: Mapping[str, float],
 def component(groups: Sequence[groups_lib.Group], name: str) -> np.ndarray:
   """What one reward function gave, or the accuracy: [B]."""
   return np.concatenate([
-      g.accuracy_G if name == reward_functions.ACCURACY else g.scores[name]
+      g.accuracy_G if name == reward_lib.ACCURACY else g.scores[name]
       for g in groups])
 
 

@@ -5,10 +5,10 @@ import dataclasses
 import ml_collections
 import transformers
 
-from tepo_jax.tasks import datasets
-from tepo_jax.tasks import embedded
-from tepo_jax.tasks import problem as problem_lib
-from tepo_jax.tasks import prompts
+from tepo_jax.data import datasets
+from tepo_jax.data import embedded
+from tepo_jax.data import problem as problem_lib
+from tepo_jax.data import prompts
 
 # A problem with its token ids.
 Rendered = tuple[problem_lib.Problem, list[int]]

@@ -31,11 +31,11 @@ from tepo_jax.runtime import files
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import processes
 from tepo_jax.runtime import progress as progress_lib
-from tepo_jax.tasks import datasets
-from tepo_jax.tasks import grading
-from tepo_jax.tasks import problem as problem_lib
-from tepo_jax.tasks import prompts
-from tepo_jax.tasks import rewards
+from tepo_jax.data import datasets
+from tepo_jax import grading
+from tepo_jax.data import problem as problem_lib
+from tepo_jax.data import prompts
+from tepo_jax.rollout import reward as reward_lib
 
 # Folders in the workdir.
 BASE_MODEL = 'base_model'  # only if the config names no model
@@ -122,7 +122,7 @@ class Session:
 
   def sampler(self, *, prompts: int, samples: int, max_tokens: int,
               decoding: draw.Decoding, stop_after_boxed: bool = False,
-              scorer: rewards.Scorer | None = None) -> sampler_lib.GroupSampler:
+              scorer: reward_lib.Scorer | None = None) -> sampler_lib.GroupSampler:
     """Makes a sampler for calls with up to `prompts` prompts. Its first call
     sizes the slots, by `config.rollout.slots` or the memory that is then free.
     """

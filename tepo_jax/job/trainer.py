@@ -33,7 +33,7 @@ from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import metrics
 from tepo_jax.runtime import processes
 from tepo_jax.runtime import progress as progress_lib
-from tepo_jax.tasks import rewards
+from tepo_jax.rollout import reward as reward_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,8 +282,8 @@ class Trainer:
   def _scorer(self):
     """Calls the reward functions, if there are others than the accuracy."""
     settings = self.config.reward
-    names = [n for n in settings.functions if n != rewards.ACCURACY]
-    return rewards.Scorer(
+    names = [n for n in settings.functions if n != reward_lib.ACCURACY]
+    return reward_lib.Scorer(
         names, self.config.grading.workers, settings.timeout) if names else None
 
   def _check_scores(self, groups):

@@ -35,11 +35,11 @@ import pyarrow
 from pyarrow import parquet
 
 from tepo_jax import errors
+from tepo_jax import grading
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import selection
 from tepo_jax.runtime import files
-from tepo_jax.tasks import answers as answers_lib
-from tepo_jax.tasks import problem as problem_lib
+from tepo_jax.data import problem as problem_lib
 
 FORMATS = ('jsonl', 'parquet')
 
@@ -80,7 +80,7 @@ def _record(group, j, reward, name, style):
       'cursor': group.prompt.cursor, 'sample': j, 'set': name,
       'id': problem.id, 'problem': problem.problem,
       'answers': list(problem.answers), 'completion': group.text_G[j],
-      'extracted': answers_lib.extract(group.text_G[j], style),
+      'extracted': grading.extract(group.text_G[j], style),
       'correct': bool(group.accuracy_G[j]), 'reward': reward,
       'tokens': length, 'truncated': not group.ended_G[j],
       'prompt_ids': list(map(int, group.prompt.token_ids)),

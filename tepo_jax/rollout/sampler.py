@@ -19,8 +19,8 @@ from tepo_jax.rollout import schedule as schedule_lib
 from tepo_jax.rollout import selection as selection_lib
 from tepo_jax.runtime import processes
 from tepo_jax.runtime import progress as progress_lib
-from tepo_jax.tasks import grading
-from tepo_jax.tasks import rewards
+from tepo_jax import grading
+from tepo_jax.rollout import reward as reward_lib
 
 
 @dataclasses.dataclass
@@ -43,7 +43,7 @@ class GroupSampler:
   tokenizer: transformers.PreTrainedTokenizerBase
   timers: progress_lib.Timers
   check: Callable[[], None] = lambda: None
-  scorer: rewards.Scorer | None = None
+  scorer: reward_lib.Scorer | None = None
   counts: collections.Counter = dataclasses.field(
       default_factory=collections.Counter)
   stats: schedule_lib.Stats = dataclasses.field(
@@ -194,7 +194,7 @@ def _is_mine(group):
 
 
 def _to_score(group):
-  """What `rewards.Scorer.score` takes."""
+  """What `reward_lib.Scorer.score` takes."""
   problem = group.prompt.problem
   return problem.id, (group.text_G, problem.columns, group.length_G.tolist(),
                       group.ended_G.tolist())

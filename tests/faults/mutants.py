@@ -30,7 +30,7 @@ import pytest
 
 from tests import runs
 
-_PACKAGES = 'learning', 'policy', 'rollout', 'tasks', 'runtime', 'job'
+_PACKAGES = 'learning', 'policy', 'rollout', 'data', 'grading', 'runtime', 'job'
 # test_NAME.py also tests these modules, which have no test file of their name.
 _MODULES = {
     'objective': 'aggregation diagnostics method numerics ranges',

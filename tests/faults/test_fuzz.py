@@ -12,10 +12,10 @@ from safetensors import numpy as safetensors_numpy
 from tepo_jax import errors
 from tepo_jax.policy.huggingface import tensor_files
 from tepo_jax.policy.huggingface import weights
-from tepo_jax.tasks import answers
-from tepo_jax.tasks import datasets
-from tepo_jax.tasks import problem as problem_lib
-from tepo_jax.tasks import prompts
+from tepo_jax.grading import answers
+from tepo_jax.data import datasets
+from tepo_jax.data import problem as problem_lib
+from tepo_jax.data import prompts
 from tests import fork_server
 
 TENSORS = safetensors_numpy.save(

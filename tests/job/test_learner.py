@@ -17,7 +17,7 @@ from tepo_jax.policy import transformer
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import progress as progress_lib
-from tepo_jax.tasks import problem as problem_lib
+from tepo_jax.data import problem as problem_lib
 
 pytestmark = pytest.mark.usefixtures('quick_compile')
 

@@ -8,8 +8,8 @@ from configs import tiny
 from tepo_jax import errors
 from tepo_jax.job import prompt_sets
 from tepo_jax.policy.huggingface import weights
-from tepo_jax.tasks import embedded
-from tepo_jax.tasks import prompts
+from tepo_jax.data import embedded
+from tepo_jax.data import prompts
 
 TEMPLATE = prompts.get('plain')
 

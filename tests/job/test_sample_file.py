@@ -6,7 +6,7 @@ import pytest
 
 from tepo_jax import errors
 from tepo_jax.job import evaluation
-from tepo_jax.tasks import results
+from tepo_jax.job import results
 
 IDENTITY = {'seed': 0, 'eval.sets': ('toy', 'more')}
 SAMPLES = {'toy': 2, 'more': 1}

@@ -11,7 +11,7 @@ from tepo_jax import errors
 from tepo_jax.rollout import dump
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import selection
-from tepo_jax.tasks import problem as problem_lib
+from tepo_jax.data import problem as problem_lib
 
 SLOTS = 5
 

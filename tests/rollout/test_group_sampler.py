@@ -11,7 +11,7 @@ from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import requests as requests_lib
 from tepo_jax.rollout import sampler
 from tepo_jax.runtime import progress as progress_lib
-from tepo_jax.tasks import problem as problem_lib
+from tepo_jax.data import problem as problem_lib
 from tests import jobs
 
 LENGTHS = np.array([[3, 1], [2, 3], [1, 1]])
@@ -128,7 +128,7 @@ from tepo_jax.job import sampling
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw, groups, sampler, schedule, selection
 from tepo_jax.runtime import mesh as mesh_lib, processes, progress
-from tepo_jax.tasks import problem
+from tepo_jax.data import problem
 processes.initialize()
 devices = 2
 jax.config.update('jax_disable_most_optimizations', True)

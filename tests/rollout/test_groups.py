@@ -9,7 +9,7 @@ import pytest
 from tepo_jax.job import minibatches as minibatches_lib
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import requests
-from tepo_jax.tasks import problem as problem_lib
+from tepo_jax.data import problem as problem_lib
 
 
 def _prompt(cursor, token_ids=(1,)):

@@ -14,7 +14,7 @@ from tepo_jax.rollout import sampler as sampler_lib
 from tepo_jax.rollout import schedule
 from tepo_jax.rollout import selection as selection_lib
 from tepo_jax.runtime import progress as progress_lib
-from tepo_jax.tasks import problem as problem_lib
+from tepo_jax.data import problem as problem_lib
 from tests.rollout import toy
 
 RIGHT, WRONG, MIXED = (1, 1), (0, 0), (0, 1)

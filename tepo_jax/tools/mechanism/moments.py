@@ -16,7 +16,7 @@ Axes: P prompts · R resamples after the sample itself, which is row 0.
 
 import numpy as np
 
-from tepo_jax.tasks import statistics
+from tepo_jax.job import statistics
 
 Interval = list[float] | None  # [value, low, high]; None: see `interval`
 

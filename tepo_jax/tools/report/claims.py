@@ -11,7 +11,7 @@ import dataclasses
 
 import numpy as np
 
-from tepo_jax.tasks import statistics
+from tepo_jax.job import statistics
 from tepo_jax.tools.report import figures
 from tepo_jax.tools.report import runs as runs_lib
 

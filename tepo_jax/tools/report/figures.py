@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tepo_jax.tasks import statistics
+from tepo_jax.job import statistics
 from tepo_jax.tools.report import runs as runs_lib
 
 WINDOWS = (1, 5, 20)  # steps of the trailing mean that the page offers

@@ -5,7 +5,7 @@ import importlib
 import shlex
 
 from configs import paper
-from tepo_jax.tasks import results
+from tepo_jax.job import results
 from tepo_jax.tools.report import audit
 from tepo_jax.tools.report import tables
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from tepo_jax import errors
 from tepo_jax.runtime import files
-from tepo_jax.tasks import results as results_lib
-from tepo_jax.tasks import statistics
+from tepo_jax.job import results as results_lib
+from tepo_jax.job import statistics
 
 NOT_RUN = 'not run'
 EVALUATION = 'evaluation'  # subfolder of a run's folder

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from tepo_jax.tasks import statistics
+from tepo_jax.job import statistics
 from tepo_jax.tools.report import figures
 from tepo_jax.tools.report import runs
 from tests.tools.report.records import record

@@ -1,0 +1,1 @@
+"""Problems, data sets and prompts. Host Python: no jax."""

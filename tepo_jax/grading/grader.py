@@ -1,0 +1,234 @@
+r"""Grades a completion's final answer: correct or not.
+
+Only the extracted answer (`answers`) is graded: first by its spelling and its
+number, then by its structure and values (`comparison`). Answers that these
+cannot decide go to math-verify (`verifying`), whose parsing may hang, in
+processes that can be killed (`pool`). Nothing here imports jax.
+"""
+
+import collections
+import decimal
+import functools
+import logging
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from tepo_jax.grading import answers as answers_lib
+from tepo_jax.grading import arithmetic
+from tepo_jax.grading import comparison
+from tepo_jax.grading import expressions
+from tepo_jax.grading import workers
+from tepo_jax.grading import structures
+from tepo_jax.grading import units
+from tepo_jax.grading import verifying
+
+_LOG = logging.getLogger(__name__)
+
+MIN_TIMEOUT_S = 2
+MAX_TIMEOUT_S = 3600
+NUMBER_TOLERANCE = decimal.Decimal('1e-6')  # relative, of non-integers
+
+VERIFYING = workers.Job(
+    'tepo_jax.grading.verifying:verify', ('1', ('\\frac{1}{2}',)), False)
+
+_ALARM_S = 5  # in `grade`
+
+# Formulas of a problem: between signs, or a run of numbers and operations.
+_MARKED = re.compile(
+    r'(?:\$\$?|\\[(\[])(.{1,1000}?)(?:\$\$?|\\[)\]])', re.DOTALL)
+_UNMARKED = re.compile(r'[\d(](?:[-+*/^().\d ]{0,200}[)\d])?')
+
+
+class Reference(NamedTuple):
+  """A reference answer; its unit and absolute tolerance if the data has any; of
+  Countdown, the numbers that an expression of this value uses; the problem, whose
+  own formulas are no answers to it where a number is asked for."""
+  text: str
+  unit: str | None = None
+  abs_error: float | None = None
+  numbers: tuple[int, ...] | None = None
+  problem: str | None = None
+
+
+def grade(completion: str, answers: Sequence[str | Reference],
+          style: str = 'boxed') -> bool:
+  """Whether the completion's answer is equivalent to any of `answers`.
+
+  Runs in this process, in the main thread only (math-verify's alarms raise
+  elsewhere), protected by those alarms alone. Use `Grader` for completions
+  of a model in training.
+  """
+  answer = answers_lib.extract(completion, style)
+  if answer is None:
+    return False
+  verdict, undecided = decide_quickly(answer, _references(answers))
+  if verdict is None:
+    verdict, _ = verifying.verify(answer, undecided, _ALARM_S)
+  return verdict
+
+
+def _references(answers):
+  return tuple(answer if isinstance(answer, Reference) else Reference(answer)
+               for answer in answers)
+
+
+def decide_quickly(answer: str, references: Sequence[Reference]
+                   ) -> tuple[bool | None, tuple[str, ...]]:
+  """(verdict, or None to ask math-verify; the references to ask it about)."""
+  undecided = []
+  for reference in references:
+    verdict = _decide(answer, reference)
+    if verdict:
+      return True, ()
+    if verdict is None:
+      undecided.append(reference.text)
+  return (None if undecided else False), tuple(undecided)
+
+
+def _decide(answer, reference):
+  if reference.numbers is not None:
+    return arithmetic.is_solution(answer, reference.numbers, reference.text)
+  ours, theirs = (
+      answers_lib.canonical(text) for text in (answer, reference.text))
+  if not ours:  # a font or a colour without text
+    return False
+  if ours == theirs:
+    return True
+  numbers = [answers_lib.number(text) for text in (ours, theirs)]
+  if reference[1:3] == (None, None) and None not in numbers and (
+      ',' not in ours or ',' not in theirs):
+    return _is_close(*numbers)
+  try:
+    node, right = (
+        read(text, unit or ('dollar' if '\\$' in raw else None))
+        for text, unit, raw in ((ours, None, answer),
+                                (theirs, reference.unit, reference.text)))
+    if reference.problem and _is_copied(ours, node, right, reference.problem):
+      return False
+    if node is None or right is None:
+      return None
+    return comparison.same(right, node, reference.abs_error)
+  except Exception:  # No text from a model may stop its training.
+    _LOG.exception('cannot compare %r to %r', answer, reference.text)
+    return None
+
+
+def _is_copied(answer, node, right, problem):
+  """Whether it is a formula of the problem, with the number left to compute."""
+  wanted, tree = map(_tree, (right, node))
+  if wanted is None or not expressions.is_number(wanted):
+    return False
+  if tree is None:
+    return ''.join(answer.split()) in _formulas(problem)[0]
+  tree = expressions.normal(tree)
+  return not expressions.is_number(tree) and tree in _formulas(problem)[1]
+
+
+def _tree(node):
+  """The value of `5`, `x=5` or `2+3=5`; None if there is none."""
+  if node is not None and node.kind == 'named':
+    node = node.parts[0]
+  if node is None or node.kind != 'value' and (node.kind, node.text) != (
+      'chain', '='):
+    return None
+  return node.parts[-1]
+
+
+@functools.lru_cache(4096)
+def _formulas(problem):
+  """The formulas of a problem and the sides of its equations: (texts without
+  spaces, normal trees of those that can be read)."""
+  parts = _MARKED.split(problem)
+  found = parts[1::2] + [
+      formula for text in parts[::2] for formula in _UNMARKED.findall(text)]
+  found = [answers_lib.canonical(formula.rstrip('?, ')) for formula in found]
+  found += [side for formula in found for side in structures.sides(formula)]
+  trees = filter(None, (_tree(read(formula)) for formula in found))
+  return (frozenset(''.join(formula.split()) for formula in found),
+          frozenset(map(expressions.normal, trees)))
+
+
+def _is_close(answer, reference):
+  """Integers exactly, other numbers to a relative 1e-6."""
+  if any(n == n.to_integral_value() for n in (answer, reference)):
+    return answer == reference
+  return abs(answer - reference) <= NUMBER_TOLERANCE * abs(reference)
+
+
+@functools.lru_cache(65536)
+def read(text: str, unit: str | None = None) -> structures.Node | None:
+  """Reads the structure of a canonical text; None if unreadable."""
+  try:
+    return structures.with_unit(
+        structures.read(text), unit and units.read(unit))
+  except expressions.Unreadable:
+    return None
+
+
+@functools.lru_cache(65536)
+def canonical_key(answer: str) -> str:
+  """A key equal for equivalent answers, counted by majority votes."""
+  text = answers_lib.canonical(answer)
+  node = read(text)
+  try:
+    return text if node is None else repr(comparison.key(node))
+  except expressions.Unreadable:
+    return text
+
+
+class Grader:
+  """Grades lists of completions, hard ones in worker processes (`pool`).
+
+  An answer on which a worker spends more than `timeout_s` is wrong. Any
+  thread may call `grade`.
+  """
+
+  def __init__(self, workers: int = 2, style: str = 'boxed',
+               timeout_s: int = 10):
+    if style not in answers_lib.STYLES:
+      raise ValueError(f'unknown answer style {style!r}: use one of '
+                       f'{answers_lib.STYLES}')
+    if workers < 1 or not isinstance(timeout_s, int) or (
+        timeout_s < MIN_TIMEOUT_S):
+      raise ValueError(
+          f'workers must be at least 1 and timeout_s an integer of at least '
+          f'{MIN_TIMEOUT_S}, got {workers} and {timeout_s!r}')
+    self._style = style
+    self._pool = workers.Pool(workers, timeout_s, VERIFYING)
+
+  def grade(self, items: Iterable[tuple[str, Sequence[str | Reference]]]
+            ) -> tuple[list[bool], dict[str, int]]:
+    """Grades (completion, answers) pairs.
+
+    Returns:
+      The verdicts in the order of `items`, and counts: 'no_answer',
+      completions without an answer; 'timeout', completions graded wrong
+      because time ran out; 'died', worker deaths.
+    """
+    pairs = [(answers_lib.extract(text, self._style), _references(answers))
+             for text, answers in items]
+    occurrences = collections.Counter(pairs)
+    verdicts, hard = {}, {}
+    for pair in occurrences:
+      verdicts[pair], undecided = (False, ()) if pair[0] is None else (
+          decide_quickly(*pair))
+      if verdicts[pair] is None:
+        hard[pair] = pair[0], undecided
+    outcomes, deaths = self._pool.ask(list(dict.fromkeys(hard.values())))
+    counts = {'no_answer': sum(answer is None for answer, _ in pairs),
+              'timeout': 0, 'died': deaths}
+    for pair, question in hard.items():
+      verdicts[pair], timed_out = outcomes[question]
+      counts['timeout'] += timed_out * occurrences[pair]
+    return [verdicts[pair] for pair in pairs], counts
+
+  def close(self) -> None:
+    """Ends the workers; a later `grade` starts new ones."""
+    self._pool.close()
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *exception):
+    self.close()

@@ -1,0 +1,289 @@
+"""Calls functions that may hang or crash in worker processes.
+
+math-verify's parsing and a user's reward function may hang, use up memory or
+crash: the parent kills and replaces a worker that misses the deadline of its
+question.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import importlib
+import json
+import logging
+import os
+import pathlib
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from multiprocessing import connection
+from typing import Any
+
+MEMORY_BYTES = 2 << 30  # address space of a worker
+STARTUP_S = 120
+RECYCLE_AFTER = 2000  # questions, because sympy's caches grow
+ATTEMPTS = 3  # at a question whose worker died or got no CPU time
+STUCK_SHARE = 8  # of timeout_s, after which a worker counts as stuck
+MAX_EXTRA = 8  # workers more than `size`, started because others are stuck
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_ENVIRONMENT = {
+    'JAX_PLATFORMS': 'cpu',
+    # gmpy2 holds the GIL in long operations, which delays the alarms.
+    'SYMPY_GROUND_TYPES': 'python',
+    'MPMATH_NOGMPY': '1',
+}
+
+# The arguments of the workers' function: what JSON can hold, in tuples.
+Question = tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """What a pool's workers do.
+
+  function: 'module:name' of a function of (*question, alarm_s) -> (answer,
+    whether an alarm went off); alarm_s is a limit that it may set itself.
+  first: a question that a worker answers before it counts as ready, or None.
+  missing: the answer to a question whose worker hung or died.
+  path: folders from which workers may import, besides this process's.
+  modules: imported before a worker counts as ready.
+  alarmed: whether the function ends by itself after alarm_s of work. A late
+    worker that used little CPU time then had none, and its question is retried;
+    otherwise it may have waited for something else.
+  """
+  function: str
+  first: Question | None = None
+  missing: Any = None
+  path: tuple[str, ...] = ()
+  modules: tuple[str, ...] = ()
+  alarmed: bool = True
+
+  def command(self) -> str:
+    """The program of a worker."""
+    return (f'from tepo_jax.grading import workers; workers.serve({self.function!r}, '
+            f'{self.first!r}, {self.modules!r}, {self.alarmed})')
+
+
+class Pool:
+  """At most `size` workers that are not stuck, started on demand.
+
+  A question that its worker does not answer within `timeout_s` gets the answer
+  `job.missing`, and the worker is replaced. Extra workers take over while
+  some are stuck, so that a batch takes about one `timeout_s`. A question whose
+  worker died (killed from outside, out of memory) or got too little CPU time
+  to answer is retried. Workers end with this process: their pipe closes, and a
+  CPU time limit ends one that is too busy to notice.
+
+  Any thread may call `ask`; calls run one at a time.
+  """
+
+  def __init__(self, size: int, timeout_s: int, job: Job):
+    self._size, self._timeout_s, self._job = size, timeout_s, job
+    self._workers: list[_Worker] = []
+    self._lock = threading.Lock()
+
+  def ask(self, questions: Sequence[Question]
+          ) -> tuple[dict[Question, tuple[Any, bool]], int]:
+    """Returns {question: (answer, timed out)} and the count of deaths."""
+    with self._lock:
+      return self._dispatch(questions) if questions else ({}, 0)
+
+  def close(self) -> None:
+    """Ends the workers; a later `ask` starts new ones."""
+    with self._lock:
+      for worker in self._workers:
+        worker.kill()
+      self._workers = []
+
+  def _dispatch(self, questions):
+    waiting = collections.deque(questions)
+    attempts, outcomes = collections.Counter(), {}
+    deaths = failed_starts = 0
+    try:
+      while len(outcomes) < len(questions):
+        self._feed(waiting)
+        for worker, is_late in self._wait(bool(waiting)):
+          busy = sum(map(_is_busy, self._workers))
+          question, status, outcome = worker.collect(
+              is_late, min(1, os.cpu_count() / max(1, busy)))
+          if status in ('died', 'starved', 'replace'):
+            self._drop(worker)
+          if status == 'ready':
+            continue
+          if question is None:
+            failed_starts += 1
+            continue
+          deaths += status == 'died'
+          attempts[question] += 1
+          if status in ('died', 'starved') and attempts[question] < ATTEMPTS:
+            waiting.append(question)
+          else:
+            outcomes[question] = outcome
+        if failed_starts > 2 * self._size:
+          raise RuntimeError('grading workers do not start; to see why, run '
+                             f'{sys.executable} -c "{self._job.command()}"')
+    finally:  # After an exception, no late answer may reach a later question.
+      for index, worker in reversed(list(enumerate(self._workers))):
+        if worker.question is not None or index >= self._size:
+          self._drop(worker)
+    return outcomes, deaths
+
+  def _drop(self, worker):
+    worker.kill()
+    self._workers.remove(worker)
+
+  def _feed(self, waiting):
+    for worker in list(self._workers):
+      if worker.ready and worker.question is None and (
+          worker.process.poll() is not None):
+        self._drop(worker)
+    busy = [worker for worker in self._workers if worker.question is not None]
+    stuck_s = self._timeout_s * (1 - 1 / STUCK_SHARE)
+    stuck = sum(w.deadline - time.monotonic() < stuck_s for w in busy)
+    size = self._size + min(2 * stuck, MAX_EXTRA)
+    while len(self._workers) < min(size, len(busy) + len(waiting)):
+      self._workers.append(_Worker(self._job))
+    for worker in self._workers:
+      if waiting and worker.ready and worker.question is None:
+        worker.send(waiting.popleft(), self._timeout_s)
+
+  def _wait(self, is_short):
+    """Waits for output or a deadline: [(worker, whether it is late)].
+
+    is_short: return early, because a worker may become stuck.
+    """
+    active = list(filter(_is_busy, self._workers))
+    patience = min(worker.deadline for worker in active) - time.monotonic()
+    if is_short:
+      patience = min(patience, self._timeout_s / STUCK_SHARE)
+    readable = connection.wait(
+        [worker.process.stdout for worker in active], max(0, patience))
+    now = time.monotonic()
+    return [(worker, worker.process.stdout not in readable)
+            for worker in active
+            if worker.process.stdout in readable or worker.deadline <= now]
+
+
+def _is_busy(worker):
+  """Whether it uses CPU time: it answers a question or starts."""
+  return worker.question is not None or not worker.ready
+
+
+class _Worker:
+  """A process that answers one question at a time."""
+
+  def __init__(self, job):
+    self.job = job
+    search_path = os.pathsep.join(filter(
+        None, (str(_ROOT), *job.path, os.environ.get('PYTHONPATH'))))
+    self.process = subprocess.Popen(
+        [sys.executable, '-P', '-c', job.command()], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
+        env={**os.environ, **_ENVIRONMENT, 'PYTHONPATH': search_path},
+        start_new_session=True)  # Ctrl-C at the terminal does not reach it.
+    self.ready, self.question, self.served = False, None, 0
+    self.deadline = time.monotonic() + STARTUP_S
+
+  def send(self, question, timeout_s):
+    self.question, self.deadline = question, time.monotonic() + timeout_s
+    self.timeout_s, self.used_s = timeout_s, self._cpu_s()
+    line = json.dumps([*question, timeout_s]).encode() + b'\n'
+    with contextlib.suppress(BrokenPipeError):  # collect() will detect it.
+      self.process.stdin.write(line)
+
+  def collect(self, is_late, cpu_share):
+    """Returns (question, status, (answer, timed out)).
+
+    status: 'ready' (started), 'answered', 'replace' (answered or late, and
+    not to be reused), 'starved' (late for lack of CPU time) or 'died'. While
+    a worker starts, its question is None. cpu_share: of one CPU, that it had
+    at least unless other programs took it.
+    """
+    question, self.question = self.question, None
+    if is_late:
+      status = self._why_late(cpu_share) if question else 'died'
+      return question, status, (self.job.missing, True)
+    line = self._read_line()
+    if not line.endswith(b'\n'):
+      return question, 'died', (self.job.missing, False)
+    if not self.ready:
+      self.ready = True
+      return None, 'ready', None
+    self.served += 1
+    answer, timed_out = json.loads(line)
+    if timed_out:  # An alarm may leave sympy's caches inconsistent.
+      return question, self._why_late(cpu_share), (answer, True)
+    status = 'replace' if self.served >= RECYCLE_AFTER else 'answered'
+    return question, status, (answer, False)
+
+  def _read_line(self):
+    """A line of the worker's output; without its end if the worker died."""
+    line = b''
+    while not line.endswith(b'\n') and (
+        part := self.process.stdout.read(1 << 16)):
+      line += part
+    return line
+
+  def _why_late(self, cpu_share):
+    """'starved' if the worker ran for less than half its alarm's time."""
+    if not self.job.alarmed:
+      return 'replace'
+    used_s = self._cpu_s() - self.used_s
+    return 'starved' if used_s < cpu_share * self.timeout_s / 4 else 'replace'
+
+  def _cpu_s(self):
+    """CPU time used so far; infinite if unknown."""
+    try:
+      stat = pathlib.Path(f'/proc/{self.process.pid}/stat').read_text()
+    except OSError:
+      return float('inf')
+    user, system = stat.rpartition(')')[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf('SC_CLK_TCK')
+
+  def kill(self):
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(self.process.pid, signal.SIGKILL)  # with what it started
+    self.process.wait()
+    self.process.stdin.close()
+    self.process.stdout.close()
+
+
+def serve(function: str, first: Question | None,
+          modules: Sequence[str] = (), alarmed: bool = True) -> None:
+  """Runs in a worker: reads JSON questions, writes answers, one per line.
+
+  The arguments are those of `Job`.
+  """
+  _limit(resource.RLIMIT_AS, MEMORY_BYTES)
+  _limit(resource.RLIMIT_CORE, 0)
+  logging.disable(logging.CRITICAL)
+  answers = os.dup(1)
+  os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+  module, _, name = function.partition(':')
+  call = getattr(importlib.import_module(module), name)
+  for module in modules:
+    with contextlib.suppress(Exception):  # said again when it is called
+      importlib.import_module(module)
+  if first is not None:
+    call(*first, STARTUP_S)
+  threads = 1 if alarmed else os.cpu_count()
+  _limit(resource.RLIMIT_FSIZE, 0)  # of files; answers go to a pipe
+  os.write(answers, b'ready\n')
+  for line in sys.stdin.buffer:
+    *question, timeout_s = json.loads(line)
+    # The kernel ends a worker whose parent died during a C call.
+    used_s = int(time.process_time())
+    _limit(resource.RLIMIT_CPU, used_s + threads * (timeout_s + 2))
+    outcome = call(*question, max(1, timeout_s // 2))
+    os.write(answers, json.dumps(outcome).encode() + b'\n')
+
+
+def _limit(kind, value):
+  _, hard = resource.getrlimit(kind)
+  resource.setrlimit(kind, (
+      value if hard == resource.RLIM_INFINITY else min(value, hard), hard))

@@ -1,0 +1,199 @@
+"""An evaluation's accuracies, from samples.jsonl to results.json.
+
+A line of samples.jsonl is one completion: set, id, problem, answers, sample,
+completion, correct, tokens, truncated, and level and subject where the data
+has them. A set that is also decoded greedily has a second name, 'SET/greedy'.
+"""
+
+import collections
+import json
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tepo_jax import errors
+from tepo_jax.runtime import files
+from tepo_jax.grading import answers
+from tepo_jax import grading
+from tepo_jax.job import statistics
+
+SAMPLES, RESULTS = 'samples.jsonl', 'results.json'
+
+# What a comparison reads.
+_RESULTS, _SAMPLE = {'first_decodings'}, {'set', 'id', 'sample', 'correct'}
+
+
+def summarize(lines: Sequence[dict], style: str) -> dict[str, Any]:
+  """Returns the metrics of one set under one decoding.
+
+  These are avg@k with its interval, pass@1…k, maj@1…k (powers of 2, and k),
+  the shares of completions without an answer and truncated, the mean length,
+  and avg@k by level and subject.
+  """
+  groups = by_problem(lines)
+  verdict_Nk = verdicts(groups)
+  samples = verdict_Nk.shape[1]
+  ks = sorted({samples, *(2**i for i in range(samples.bit_length()))})
+  ballots = [_ballot(group, style) for group in groups.values()]
+  low, high = statistics.interval([verdict_Nk])
+  return {
+      f'avg@{samples}': float(verdict_Nk.mean()), 'low': low, 'high': high,
+      **{f'pass@{k}': float(np.mean([statistics.pass_at_k(
+          samples, int(correct), k) for correct in verdict_Nk.sum(1)]))
+         for k in range(1, samples + 1)},
+      **{f'maj@{k}': float(np.mean([
+          statistics.maj_at_k(*ballot, k) for ballot in ballots]))
+         for k in ks if samples > 1},
+      'no_answer': sum(blanks for _, blanks in ballots) / verdict_Nk.size,
+      'truncated': float(np.mean([line['truncated'] for line in lines])),
+      'mean_length': float(np.mean([line['tokens'] for line in lines])),
+      'problems': len(groups),
+      **{f'by_{field}': _by(groups, field) for field in ('level', 'subject')
+         if any(field in line for line in lines)}}
+
+
+def brief(summary: dict[str, Any]) -> dict[str, float]:
+  """Returns the summary's main numbers, and avg@k's interval as low and high:
+  k is a power of 2 or n."""
+  ks = {name.partition('@')[2] for name in summary if name.startswith('maj@')}
+  return {name: value for name, value in summary.items()
+          if isinstance(value, float | int)
+          and (not name.startswith('pass@') or name[5:] in ks | {'1'})}
+
+
+def by_problem(lines: Iterable[dict]) -> dict[str, list[dict]]:
+  """Groups lines by problem, each in the order of its samples."""
+  return {name: sorted(group, key=lambda line: line['sample'])
+          for name, group in _grouped(lines, 'id').items()}
+
+
+def verdicts(groups: dict[str, list[dict]]) -> np.ndarray:
+  """Returns whether each sample is correct: [N, k] of 0/1."""
+  return np.array([[line['correct'] for line in group]
+                   for group in groups.values()], float)
+
+
+def _ballot(group, style):
+  """Returns the arguments of `maj_at_k`: votes by answer, and blanks."""
+  correct = collections.defaultdict(list)
+  for line in group:
+    answer = answers.extract(line['completion'], style)
+    if answer is not None and not line['truncated']:
+      correct[grading.canonical_key(answer)].append(line['correct'])
+  votes = {key: (len(c), sum(c) / len(c)) for key, c in correct.items()}
+  return votes, len(group) - sum(map(len, correct.values()))
+
+
+def _by(groups, field):
+  parts = collections.defaultdict(list)
+  for group in groups.values():
+    if field in group[0]:
+      parts[group[0][field]].append(
+          np.mean([line['correct'] for line in group]))
+  return {name: {'accuracy': float(np.mean(part)), 'problems': len(part)}
+          for name, part in sorted(parts.items(), key=lambda item: item[0])}
+
+
+def averages(sets: Sequence[Sequence[dict]]) -> dict[str, Any]:
+  """Returns avg_micro and avg_macro, each with its interval.
+
+  avg_micro, the paper's "Avg.", is the mean over all graded samples; avg_macro
+  is the mean of the sets' means.
+
+  Args:
+    sets: the lines of each set's first (main) decoding. Greedy decodings that
+      only accompany it do not belong here.
+  """
+  arrays = [verdicts(by_problem(lines)) for lines in sets]
+  found = {}
+  for name, average in (('micro', statistics.micro),
+                        ('macro', statistics.macro)):
+    found[f'avg_{name}'] = average(arrays)
+    found[f'avg_{name}_interval'] = list(statistics.interval(arrays, average))
+  return found
+
+
+def read(folder: str | os.PathLike) -> tuple[dict, list[dict]]:
+  """Reads results.json and the lines of samples.jsonl from a folder.
+
+  Raises:
+    errors.InputError: the evaluation is unfinished, or a file is damaged.
+  """
+  folder = files.path(folder)
+  try:
+    found, samples = ((folder / name).read_text('utf-8')
+                      for name in (RESULTS, SAMPLES))
+  except FileNotFoundError as error:
+    raise errors.InputError(
+        f'{error.filename} is missing: {folder} holds no finished evaluation; '
+        f'make one: python -m tepo_jax.evaluate --config=FILE.py:METHOD '
+        f'--checkpoint={folder} --out=DIR') from error
+  except ValueError as error:
+    raise errors.InputError(f'{folder}: {error}') from error
+  lines = [_parsed(folder / SAMPLES, line, _SAMPLE)
+           for line in samples.splitlines()]
+  return _parsed(folder / RESULTS, found, _RESULTS), lines
+
+
+def _parsed(path, text, fields):
+  """Parses a JSON object, which must have these fields."""
+  try:
+    found = json.loads(text)
+  except (ValueError, RecursionError) as error:
+    raise errors.InputError(f'{path}: {error}') from error
+  if not isinstance(found, dict) or not fields <= found.keys():
+    raise errors.InputError(f'{path}: not written by evaluate: {text[:60]!r}')
+  return found
+
+
+def compare(first: tuple[dict, list[dict]],
+            second: tuple[dict, list[dict]]) -> list[dict]:
+  """Compares two evaluations: second − first, paired by problem.
+
+  Returns a row for each set that both have, under each decoding, and a row
+  avg_micro as in `averages`: over the sets' first decodings.
+
+  Args:
+    first, second: results.json and the lines of samples.jsonl, from `read`.
+
+  Raises:
+    errors.InputError: the two share no set, or differ in a set's problems.
+  """
+  a, b = (_grouped(lines, 'set') for _, lines in (first, second))
+  names = [name for name in a if name in b]
+  if not names:
+    raise errors.InputError(
+        f'the evaluations share no set: {", ".join(a)}; {", ".join(b)}')
+  pairs, rows = {}, []
+  for name in names:
+    groups, others = by_problem(a[name]), by_problem(b[name])
+    if groups.keys() != others.keys():
+      raise errors.InputError(f'{name}: the two have different problems')
+    pairs[name] = verdicts(groups), verdicts({g: others[g] for g in groups})
+    rows.append({'set': name} | _compared([pairs[name]]))
+  main, other = (found['first_decodings'] for found, _ in (first, second))
+  shared = [name for name in main if name in other and name in pairs]
+  if shared and len(names) > 1:
+    title = ('avg_micro' if set(main) == set(other)
+             else 'avg_micro of the shared sets')
+    rows.append({'set': title} | _compared([pairs[name] for name in shared]))
+  return rows
+
+
+def _compared(pairs):
+  first, second = zip(*pairs)
+  row = {'first': statistics.micro(first), 'second': statistics.micro(second),
+         **statistics.difference(first, second)}
+  if all(array.shape[1] == 1 for array in first + second):
+    row['mcnemar'] = statistics.mcnemar(
+        *(np.concatenate(arrays)[:, 0] for arrays in (first, second)))
+  return row
+
+
+def _grouped(lines, field):
+  groups = collections.defaultdict(list)
+  for line in lines:
+    groups[line[field]].append(line)
+  return groups

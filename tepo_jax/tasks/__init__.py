@@ -1,1 +1,0 @@
-"""Problems, prompts and grading: host Python, no jax."""

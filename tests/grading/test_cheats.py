@@ -1,0 +1,116 @@
+r"""What a policy could learn to write in place of an answer.
+
+Answers with two readings, of which either could be right; words that hide a
+second value; formulas of the problem, copied. Each was right once.
+"""
+
+import pytest
+
+from tepo_jax import grading
+
+_ROOTS = r'\sqrt{35}/1\sqrt{\frac{5}{7}}'  # 5, or 7 if the last root is below
+_LOGARITHM = r'5+2\cdot\frac{\ln 10-\log 10}{\ln 10-1}'  # 5, or 7 if to base 10
+
+
+def _grade(answer, reference, problem=None):
+  return grading.grade(f'\\boxed{{{answer}}}', [
+      grading.Reference(reference, problem=problem)])
+
+
+@pytest.mark.parametrize('answer, right, wrong', [
+    (_ROOTS, '5', '7'), (f'x={_ROOTS}', '5', '7'),
+    (f'({_ROOTS},3)', '(5,3)', '(7,3)'),
+    (f'\\{{{_ROOTS},3\\}}', r'\{5,3\}', r'\{7,3\}'),
+    (r'\sqrt{35}x/1\sqrt{\frac57}', '5x', '7x'), ('x/1 y', 'xy', r'\frac{x}{y}'),
+    ('-5i/1(i)', '5', '-5'), (r'12/{1}\sqrt{4}', '24', '6'), ('24/2(2)', '24', '6'),
+    (f'{_LOGARITHM}+f(1)-f(1)', '5', '7'), (f'{_LOGARITHM}+a(b)-a(b)', '5', '7'),
+    ('1/2x', r'\frac{x}{2}', r'\frac{1}{2x}')])
+def test_an_answer_has_one_reading(answer, right, wrong):
+  assert _grade(answer, right) and not _grade(answer, wrong)
+
+
+@pytest.mark.parametrize('reference', [r'\frac{1}{2x}', r'\frac{x}{2}'])
+def test_a_reference_has_both_readings(reference):
+  assert _grade(reference, '1/2x')
+
+
+@pytest.mark.parametrize('answer', ['x(y)', 'xy', 'y(x)'])
+def test_a_letter_before_brackets_is_a_factor_where_the_reference_has_one(answer):
+  assert _grade(answer, 'xy') and not _grade(answer, 'x')
+  assert not _grade('x(0)', '0') and not _grade('3(0)', 'I(0)')
+
+
+@pytest.mark.parametrize('answer', [
+    r'5\text{ cm}-7', r'5\text{ perhaps }7', r'5\text{.}7', r'5\text{ times }7',
+    r'5\text{ a}/b', r'5\mathrm{x}-7', r'5\mathrm{E}-7',
+    r'5\text{ x } | 7\text{ y}', r'5\text{ x }\approx 7\text{ y}',
+    r'5\text{ cm}=7\text{ m}', r'5\text{ cm}+\frac{1}{2}', r'5 \approx 7',
+    r'x=5\approx 7', r'7 \equiv 5', r'5|_{x=7}', r'5\text{ or $7$}',
+    r'the answer is \(7\), not \(5\)'])
+def test_words_and_relations_hide_no_second_value(answer):
+  assert not _grade(answer, '5')
+
+
+@pytest.mark.parametrize('answer, reference', [
+    (r'5\text{ cm}', '5'), (r'25\text{ cm}^2', '25'), (r'5\text{ km}/\text{h}', '5'),
+    (r'5\text{ or }7', '5,7'), (r'25\text{ units}^2', '25'),
+    (r'5\ \mathrm{rad}/\mathrm{s}', '5'), (r'5\text{ boxes}/\text{day}', '5'),
+    (r'5\ \mathrm{kg}\cdot\mathrm{m}', '5'), (r'5\text{m}^4', '5'),
+    (r'\text{Area} = 5', '5'), (r'\text{Area of } \triangle ABC = 5', '5'),
+    (r'V_{\text{max}}=5', '5'),
+    (r'\text{gcd}(10,15)=5', '5'), (r'2\sqrt{2}\approx 2.83', r'2\sqrt2'),
+    (r'x=2\sqrt{2} \approx 2.83', r'2\sqrt2'), (r'\approx 17', '17'),
+    (r'\frac{1}{2}\approx 0.5', '0.5'), (r'x\approx 3.14', '3.14'),
+    (r'\approx 8.24', r'\approx 8.24\text{ mph}'), ('0', r'P(x)\equiv 0'),
+    (r'P(x)\equiv0', r'P(x)\equiv 0'), (r'\(2\) and \(3\)', '2,3'),
+    (r'The minimum value of \(f\) is \(\sqrt{2}+1\).', r'\sqrt2+1'),
+    ('(1+r)^2P', 'P(1+r)^2'), ('gh+g', 'g(h+1)')])
+def test_words_and_names_are_no_fault(answer, reference):
+  assert _grade(answer, reference)
+
+
+@pytest.mark.parametrize('reference, answer', [
+    ('x+y+z=0', '0'), (r'0.56=56\%', '0=1'), (r'0.56=56\%', 'x=x'),
+    ('3-x', '|x-3|'), ('x+3', r'\sqrt{(x+3)^2}'), ('xy', '|xy|'),
+    ('ab', r'\sqrt{a^2b^2}'), (r'\frac{x}{y}', r'\frac{|x|}{|y|}'),
+    (r'The smallest integer \( k \) is 2022.', 'k'),
+    (r'n-3 \text{ if } n \text{ is odd and } n-2 \text{ otherwise}', 'n-3')])
+def test_parts_and_signs_count(reference, answer):
+  assert not _grade(answer, reference)
+
+
+@pytest.mark.parametrize('problem, reference, copy', [
+    ('Compute $99^2+99+1$.', '9901', '99^2 + 99 + 1'),
+    (r'Find \(\frac{1}{\log_2 6}+\frac{1}{\log_3 6}\).', '1',
+     r'\dfrac{1}{\log_2 6}+\frac{1}{\log_3 6}'),
+    (r'If $S=\sum_{k=1}^{4} k$, what is $S$?', '10', r'\sum_{k=1}^{4} k'),
+    (r'Simplify \[\frac{\sqrt{242}}{\sqrt2}.\]', '11',
+     r'\frac{\sqrt{242}}{\sqrt2}'),
+    ('What is 12+3-4?', '11', '12+3-4')])
+def test_a_formula_of_the_problem_is_no_answer(problem, reference, copy):
+  assert _grade(copy, reference), 'it has the right value'
+  assert not _grade(copy, reference, problem)
+  assert _grade(reference, reference, problem)
+
+
+@pytest.mark.parametrize('copy', [
+    'x=99^2+99+1', '(99^2+99+1)', '{99^2+99+1}', r'99^2+99+1\text{ units}',
+    '99^{2}+99+1', '99**2+99+1', '1+99^2+99', '99^2+99+1+0', r'1\cdot(99^2+99+1)',
+    '99^2+99+1=99^2+99+1', '9901=99^2+99+1'])
+def test_a_copy_in_another_spelling_is_one_too(copy):
+  assert _grade(copy, '9901') and not _grade(
+      copy, '9901', r'Compute $99^2+99+1$.')
+  assert _grade('99^2+100', '9901', r'Compute $99^2+99+1$.')
+
+
+@pytest.mark.parametrize('problem, reference, answer', [
+    ('Is $x=5$ or $x=6$ right, if $x+1=6$?', '5', 'x=5'),
+    (r'Which is larger, $2^{10}$ or $3^6$?', '2^{10}', '2^{10}'),
+    (r'Which is larger, $2^{10}$ or $3^6$?', '2^{10}', '2^10'),
+    (r'It is $\sqrt{20}/2$ or $-1/2$.', r'-\frac12', '-1/2'),
+    (r'It is $\sqrt{20}/2$ or $-1/2$.', r'\sqrt5', r'\sqrt{20}/2'),
+    (r'He ate $\frac{1}{4}$ of it. What share?', '0.25', r'\frac{1}{4}'),
+    ('Factor $x^2-1$.', '(x-1)(x+1)', '(x+1)(x-1)'),
+    ('What is $2^{10}-1$?', '1023', '1024-1')])
+def test_what_the_problem_names_may_be_the_answer(problem, reference, answer):
+  assert _grade(answer, reference, problem)

@@ -1,0 +1,162 @@
+"""Grading of completions: order, counts, references, units, faults."""
+
+import builtins
+import threading
+
+import pytest
+
+from tepo_jax import grading
+from tepo_jax.grading import workers
+
+# (reference, answer) for math-verify; test_equivalence covers the others.
+HARD_RIGHT = [('10', r'\sum_{k=1}^{4} k'), ('3', r'\max(2,3)'),
+              ('1/2', r'\int_0^1 x dx')]
+HARD_WRONG = [('11', r'\sum_{k=1}^{4} k'), ('2', r'\max(2,3)'),
+              (r'\frac12', 'one half of it')]
+
+
+def _items(pairs):
+  return [(f'so \\boxed{{{answer}}}', [reference])
+          for reference, answer in pairs]
+
+
+def test_grade_in_this_process():
+  assert all(grading.grade(*item) for item in _items(HARD_RIGHT))
+  assert not any(grading.grade(*item) for item in _items(HARD_WRONG))
+
+
+@pytest.mark.parametrize('reference, answer, right', [
+    (r'\frac{1}{3} E_{1}+\frac{2}{3} E_{2}',
+     r'\frac{1}{0} E_{1}+\frac{2}{3} E_{2}', False),
+    (r'\frac{2}{3}', r'\frac{1}{5} E_{1}+\frac{2}{3} E_{2}', False),
+    (r'\frac{2}{3}', r'It is \(\frac{2}{3}\).', True)])
+def test_no_part_stands_for_an_answer_unless_it_is_a_sentence(
+    reference, answer, right):
+  assert grading.grade(f'\\boxed{{{answer}}}', [reference]) is right
+
+
+def test_model_text_never_reaches_eval(monkeypatch):
+  evaluated, builtin_eval = [], builtins.eval
+
+  def watching_eval(source, *scope):
+    evaluated.append(source)
+    return builtin_eval(source, *scope)
+
+  monkeypatch.setattr(builtins, 'eval', watching_eval)
+  for answer in ('zork()', '3*zork', '__import__("zork")', '7 + zork.zork',
+                 r'\mathrm{zork()}', r'\text{zork()}', 'x_{zork}', '2 2/3',
+                 r'\operatorname{zork}(3)', 'zork = 3', 'it is 3**4**5 .'):
+    assert not grading.grade(f'\\boxed{{{answer}}}', ['7'])
+  assert evaluated  # sympify evaluates the lexer's number tokens.
+  assert all(isinstance(source, str) for source in evaluated)  # no code
+  assert not [source for source in evaluated if 'zork' in source]
+
+
+@pytest.mark.parametrize('answer, right', [
+    (r'\boxed{0.5}', True), (r'\boxed{7}', True), (r'\boxed{6}', False),
+    (r'\boxed{\max(6,7)}', True), (r'\boxed{\max(5,6)}', False)])
+def test_any_of_several_references(answer, right):
+  assert grading.grade(answer, ['7', r'\frac12']) is right
+
+
+def test_answer_lines():
+  assert grading.grade('Answer: 5', ['5'], 'answer')
+  assert not grading.grade('five', ['five'])
+
+
+@pytest.mark.parametrize('reference, answer, right', [
+    (grading.Reference('4.2', '%', 0.1), '4.25', True),
+    (grading.Reference('4.2', '%', 0.1), r'4.3\%', True),
+    (grading.Reference('4.2', '%', 0.1), '4.31', False),
+    (grading.Reference('4.2', None, 0.1), r'\frac{17}{4}', True),
+    (grading.Reference('166', '$cm^2$'), '166', True),
+    (grading.Reference('166', '$cm^2$'), r'166\text{ cm}^2', True),
+    (grading.Reference('166', '$cm^2$'), r'166\text{ mm}^2', False),
+    (grading.Reference('166', '$cm^2$'), r'0.0166\text{ m}^2', True),
+    (grading.Reference('45', 'minute'), r'45\text{ minutes}', True),
+    (grading.Reference('45', 'minute'), r'\frac{3}{4}\text{ hours}', True),
+    (grading.Reference('45', 'minute'), r'45\text{ hours}', False),
+    (grading.Reference(r'\frac{600}{7}',
+     'km/h'), r'\frac{600}{7}\mathrm{~km}/\mathrm{h}', True),
+    (grading.Reference('8', 'min'), r'8', True),
+    (grading.Reference('8', 'min'), '9', False)])
+def test_units_and_tolerances_of_the_data(reference, answer, right):
+  assert grading.grade(f'\\boxed{{{answer}}}', [reference]) is right
+
+
+def test_grade_refuses_other_threads():
+  caught = []
+
+  def call():
+    try:
+      grading.grade(*_items(HARD_RIGHT)[0])
+    except RuntimeError as error:
+      caught.append(error)
+
+  thread = threading.Thread(target=call)
+  thread.start()
+  thread.join()
+  assert 'main thread' in str(caught[0])
+
+
+def test_the_grader_keeps_order_and_counts():
+  right = HARD_RIGHT + [('5', '5.0'), ('34', '34')]
+  wrong = HARD_WRONG + [('5', '6'), ('1/3', '0.34')]
+  items, expected = [], []
+  for pair in zip(right, wrong):
+    items += _items(pair) + [('I do not know', ['5'])]
+    expected += [True, False, False]
+  with grading.Grader(2) as grader:
+    assert grader.grade(items * 3) == (
+        expected * 3, {'no_answer': 15, 'timeout': 0, 'died': 0})
+
+
+def test_timeouts_are_counted_per_completion():
+  hang = _items([('5', '9^{9^{9^9}}')])
+  with grading.Grader(1, timeout_s=2) as grader:
+    assert grader.grade(hang * 3 + _items(HARD_RIGHT[1:2])) == (
+        [False] * 3 + [True], {'no_answer': 0, 'timeout': 3, 'died': 0})
+
+
+def test_equal_questions_are_asked_once(monkeypatch):
+  asked = []
+  monkeypatch.setattr(workers.Pool, 'ask', lambda self, questions: (
+      asked.extend(questions) or {q: (True, False) for q in questions}, 0))
+  with grading.Grader(1) as grader:
+    verdicts, _ = grader.grade(_items(HARD_RIGHT * 100))
+  assert verdicts == [True] * 300
+  assert sorted(asked) == sorted((a, (g,)) for g, a in HARD_RIGHT)
+
+
+def test_easy_items_start_no_worker(monkeypatch):
+  monkeypatch.setattr(workers.Job, 'command', lambda self: 'raise SystemExit(1)')
+  with grading.Grader(2) as grader:
+    assert grader.grade([(r'\boxed{5}', ['5']), (r'\boxed{5}', ['6'])]) == (
+        [True, False], {'no_answer': 0, 'timeout': 0, 'died': 0})
+    assert grader.grade([]) == ([], {'no_answer': 0, 'timeout': 0, 'died': 0})
+
+
+def test_ten_thousand_long_answers():
+  """Grades texts of 100 kB: prose, unclosed boxes, braces; 10 % answers."""
+  talk, braces = 'so ' * 33_333, '{}' * 50_000
+
+  def completions():
+    for i in range(10_000):
+      if i % 10 == 0:
+        yield f'{talk}\\boxed{{{i}}}', [str(i)]
+      else:
+        yield (f'\\boxed{{{talk}{i}}}' if i % 10 == 1 else talk), [str(i)]
+    for opening in ('\\boxed{' * 14_000, '\\boxed{' + braces, braces):
+      yield opening, ['5']
+
+  with grading.Grader(2) as grader:
+    verdicts, counts = grader.grade(completions())
+  assert verdicts == [i % 10 == 0 for i in range(10_000)] + [False] * 3
+  assert counts == {'no_answer': 9_003, 'timeout': 0, 'died': 0}
+
+
+@pytest.mark.parametrize('arguments', [
+    (0,), (1, 'boxed', 1), (1, 'boxed', 8.), (1, 'box')])
+def test_bad_arguments_are_refused(arguments):
+  with pytest.raises(ValueError, match='workers must be|unknown answer style'):
+    grading.Grader(*arguments)
