@@ -254,7 +254,7 @@ def test_workers_die_with_their_parent():
   """The pipe ends an idle worker, the CPU limit one in an endless C call."""
   script = r'''
 import os, signal, sys, threading, time
-from tepo_jax.grading import workers
+from tepo_jax.grading import grader, workers
 idle = workers.Pool(1, 10, grader.VERIFYING)
 idle.ask([(r'\max(1,2)', ('2',))])
 workers.Job.command = lambda self: (
@@ -298,6 +298,7 @@ def test_closed_or_full_output_changes_no_verdict(fault):
   script = f'''
 import os, resource, signal
 {_FAULTS[fault]}
+from tepo_jax import grading
 with grading.Grader(2) as grader:
   verdicts, counts = grader.grade(
       [(r"\\boxed{{\\max(1,2)}}", ["2"]), (r"\\boxed{{\\max(1,2)}}", ["1"]),
