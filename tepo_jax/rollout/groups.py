@@ -117,8 +117,7 @@ class Group:
 class DataOrder:
   """An endless order of n items: in each epoch a permutation by (seed, epoch).
 
-  Entry i is a function of (seed, i), so one integer, the cursor of the next
-  step's first prompt, resumes it.
+  Entry i is a function of (seed, i), so one integer, the cursor, resumes it.
   """
 
   def __init__(self, count: int, seed: int):
