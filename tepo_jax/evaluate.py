@@ -10,6 +10,7 @@ intervals. If it is killed, the same command resumes it; the results are the
 same. On several hosts (TEPO_MULTIHOST=1) all take part, and the first writes.
 """
 
+import collections
 import contextlib
 import json
 
@@ -112,10 +113,12 @@ def _run(item, params, key, samples):
   is_done = processes.total(np.array(
       [prompt.problem.id in done for prompt in item.prompts], np.int32))
   todo = [p for p, skip in zip(item.prompts, is_done) if not skip]
-  for group in item.stream(params, key, todo):
-    if processes.is_first():
+  counts = collections.Counter()
+  for groups, troubles in item.stream(params, key, todo):
+    counts.update(troubles)
+    for group in groups if processes.is_first() else []:
       samples.add(evaluation_lib.sample_lines(item.name, [group]))
-  for name, count in item.take_counts().items():
+  for name, count in counts.items():
     if count and processes.is_first():
       print(f'{item.name}: grading: {count} {name}', flush=True)
 

@@ -1,6 +1,7 @@
 """Runs evaluation sets under their decodings; keeps their samples on disk."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import collections
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import json
 import os
@@ -13,7 +14,6 @@ from tepo_jax import errors
 from tepo_jax.job import session as session_lib
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import groups as groups_lib
-from tepo_jax.rollout import requests
 from tepo_jax.rollout import sampler as sampler_lib
 from tepo_jax.runtime import files
 from tepo_jax.runtime import lock as lock_lib
@@ -22,6 +22,7 @@ from tepo_jax.data import datasets
 from tepo_jax.job import results as results_lib
 
 IDENTITY = 'evaluation.json'  # in an evaluation's folder
+TROUBLES = 'timeout', 'died'  # of the grader's counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,20 +41,27 @@ class Evaluation:
   is_first: bool
   style: str
 
-  def run(self, params: Any, key: jax.Array
+  def run(self, params: Any, key: jax.Array,
+          check: Callable[[], None] = lambda: None
           ) -> tuple[list[groups_lib.Group], dict[str, float]]:
     """Samples a group per prompt; returns the groups and their metrics.
 
-    `params` are in the decode layout.
+    `params` are in the decode layout. check: see `GroupSampler.stream`.
     """
-    groups = sorted(self.stream(params, key, self.prompts),
-                    key=lambda group: group.prompt.cursor)
+    groups, counts = [], collections.Counter()
+    for some, troubles in self.stream(params, key, self.prompts, check):
+      groups += some
+      counts.update(troubles)
+    groups.sort(key=lambda group: group.prompt.prompt_id)
     summary = results_lib.summarize(sample_lines(self.name, groups), self.style)
-    return groups, results_lib.brief(summary) | self.take_counts()
+    return groups, results_lib.brief(summary) | counts
 
   def stream(self, params: Any, key: jax.Array,
-             todo: Sequence[groups_lib.Prompt]) -> Iterator[groups_lib.Group]:
-    """Yields the groups of some of the prompts as they finish, in any order.
+             todo: Sequence[groups_lib.Prompt],
+             check: Callable[[], None] = lambda: None
+             ) -> Iterator[tuple[list[groups_lib.Group], dict[str, int]]]:
+    """Yields groups of some of the prompts as they finish, in any order, and
+    the grader's timeouts and dead workers since the last.
 
     Which ones these are does not change a completion.
 
@@ -63,19 +71,16 @@ class Evaluation:
     if not todo:
       return
     try:
-      yield from tqdm.tqdm(
-          self.sampler.stream(params, todo, key), self.name,
-          len(self.prompts), initial=len(self.prompts) - len(todo),
-          leave=False, disable=None if processes.is_first() else True)
-    except requests.NonFiniteError as error:
+      with tqdm.tqdm(
+          None, self.name, len(self.prompts),
+          initial=len(self.prompts) - len(todo), leave=False,
+          disable=None if processes.is_first() else True) as bar:
+        for groups, counts in self.sampler.stream(params, todo, key, check):
+          bar.update(len(groups))
+          yield groups, {name: counts[name] for name in TROUBLES}
+    except groups_lib.NonFiniteError as error:
       problem = self.prompts[error.prompt_id].problem
       raise errors.RunError(f'{self.name}, {problem.id}: {error}') from error
-
-  def take_counts(self) -> dict[str, float]:
-    """Returns the grader's timeouts and dead workers since the last call."""
-    counts = {name: self.sampler.counts[name] for name in ('timeout', 'died')}
-    self.sampler.counts.clear()
-    return counts
 
 
 def prepare(session: session_lib.Session) -> list[Evaluation]:

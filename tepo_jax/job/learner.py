@@ -102,9 +102,11 @@ class Learner:
     """The jitted functions' last arguments: with LoRA, the base weights."""
     return () if self.frozen is None else (self.frozen,)
 
-  def learn(self, number: int, groups: list[groups_lib.Group]
-            ) -> dict[str, float]:
+  def learn(self, number: int, groups: list[groups_lib.Group],
+            reward_B: np.ndarray) -> dict[str, float]:
     """Makes all updates of a rollout step; returns their average metrics.
+
+    reward_B: of the groups' completions, see `reward.Rewards`.
 
     Raises:
       errors.RunError: MAX_SKIPPED consecutive updates were not finite, or the
@@ -112,7 +114,7 @@ class Learner:
     """
     # The devices have all of an epoch's work before the host waits for a part.
     with self.session.timers('score'):
-      plan = self.plan_updates(number, groups)
+      plan = self.plan_updates(number, groups, reward_B)
       history = [self.make_update(plan, index)
                  for index in range(len(plan.first))]
       self.fetch_scores(plan)
@@ -124,17 +126,11 @@ class Learner:
       self._count_skipped(outcome, number)
     return plan.scalars | summaries.average(history)
 
-  def rewards(self, groups: list[groups_lib.Group]) -> np.ndarray:
-    """Training rewards of the groups' completions: [B]."""
-    rollout, settings = self.config.rollout, self.config.reward
-    return minibatches_lib.rewards(
-        groups, dict(zip(settings.functions, settings.weights)),
-        rollout.max_tokens, rollout.overlong_buffer, rollout.overlong_factor)
-
-  def plan_updates(self, number: int, groups: list[groups_lib.Group]
-                   ) -> UpdatePlan:
+  def plan_updates(self, number: int, groups: list[groups_lib.Group],
+                   reward_B: np.ndarray) -> UpdatePlan:
     """Starts the scoring of rollout step `number` by the current policy."""
-    batch = self.to_batch(groups, self.programs.policy_loss.method.estimator)
+    batch = self.to_batch(
+        groups, reward_B, self.programs.policy_loss.method.estimator)
     order, later = self._orders(batch, number)
     old = old_policy.OldPolicy(self.programs, self.state.params, self.base())
     moved = self._orders(batch, number, epochs=2)[1][-1]
@@ -174,13 +170,12 @@ class Learner:
     plan.scalars = {'noise_floor': float(plan.noise_floor)} | gap | weighed | (
         summaries.packing_metrics(batch, plan.packed))
 
-  def to_batch(self, groups: list[groups_lib.Group], estimator: str,
-               rows: int | None = None) -> batch_lib.Batch:
+  def to_batch(self, groups: list[groups_lib.Group], reward_B: np.ndarray,
+               estimator: str, rows: int | None = None) -> batch_lib.Batch:
     """Host arrays of the groups, padded to `rows` (None: a rollout's size)."""
     rollout = self.config.rollout
     return minibatches_lib.to_batch(
-        groups, self.rewards(groups),
-        rows=rows or rollout.prompts * rollout.samples,
+        groups, reward_B, rows=rows or rollout.prompts * rollout.samples,
         width=self.config.data.max_prompt_tokens, estimator=estimator)
 
   def make_update(self, plan: UpdatePlan, index: int) -> dict[str, jax.Array]:

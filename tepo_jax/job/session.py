@@ -1,6 +1,5 @@
 """An opened model folder on a mesh, with prompts, samplers and a grader."""
 
-from collections.abc import Callable
 import dataclasses
 import functools
 import math
@@ -50,8 +49,7 @@ class Session:
   Attributes:
     model: architecture and execution fields, for `mesh`. folder: of the model.
     template: of the prompts.
-    grader: closed with the session. timers: seconds by phase.
-    check_stop: called between chunks of decoding; may raise.
+    grader, rewards: closed with the session. timers: seconds by phase.
     sets: name -> problems, of the sets loaded so far.
   """
   config: ml_collections.ConfigDict
@@ -62,8 +60,8 @@ class Session:
   eos_ids: tuple[int, ...]
   template: prompts.Template
   grader: grading.Grader
+  rewards: reward_lib.RewardFunctions
   timers: progress_lib.Timers
-  check_stop: Callable[[], None] = lambda: None
   sets: dict[str, list[problem_lib.Problem]] = dataclasses.field(
       default_factory=dict)
 
@@ -71,6 +69,7 @@ class Session:
     return self
 
   def __exit__(self, *exception):
+    self.rewards.close()
     self.grader.close()
 
   def decoding(self) -> tuple[transformer.ModelConfig, jax.sharding.Mesh]:
@@ -121,8 +120,8 @@ class Session:
             for index, (problem, ids) in enumerate(found.short)]
 
   def sampler(self, *, prompts: int, samples: int, max_tokens: int,
-              decoding: draw.Decoding, stop_after_boxed: bool = False,
-              scorer: reward_lib.Scorer | None = None) -> sampler_lib.GroupSampler:
+              decoding: draw.Decoding, stop_after_boxed: bool = False
+              ) -> sampler_lib.GroupSampler:
     """Makes a sampler for calls with up to `prompts` prompts. Its first call
     sizes the slots, by `config.rollout.slots` or the memory that is then free.
     """
@@ -145,8 +144,7 @@ class Session:
 
     return sampler_lib.GroupSampler(
         schedule=make_schedule, group_size=samples, max_tokens=max_tokens,
-        grader=self.grader, tokenizer=self.tokenizer, timers=self.timers,
-        check=lambda: self.check_stop(), scorer=scorer)
+        grader=self.grader, tokenizer=self.tokenizer, timers=self.timers)
 
   def parameters(self) -> int:
     """The number of the folder's weights, without adapters and padding."""
@@ -183,7 +181,17 @@ def open_folder(config: ml_collections.ConfigDict, folder: str | os.PathLike
       template=template,
       grader=grading.Grader(
           config.grading.workers, template.style, config.grading.timeout),
-      timers=progress_lib.Timers())
+      rewards=_reward_functions(config), timers=progress_lib.Timers())
+
+
+def _reward_functions(config):
+  """Those of `config.reward`; their workers start when they are called."""
+  settings, rollout = config.reward, config.rollout
+  return reward_lib.RewardFunctions(
+      dict(zip(settings.functions, settings.weights)),
+      max_tokens=rollout.max_tokens, overlong_buffer=rollout.overlong_buffer,
+      overlong_factor=rollout.overlong_factor, workers=config.grading.workers,
+      timeout_s=settings.timeout)
 
 
 def model_folder(config: ml_collections.ConfigDict,

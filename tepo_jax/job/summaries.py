@@ -13,8 +13,7 @@ from tepo_jax.job import session as session_lib
 from tepo_jax.learning import batch as batch_lib
 from tepo_jax.learning import packing
 from tepo_jax.rollout import groups as groups_lib
-from tepo_jax.rollout import schedule
-from tepo_jax.rollout import selection
+from tepo_jax.rollout import sampler
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import files
 
@@ -26,21 +25,17 @@ LEGEND = (
     'mean and max tokens of a completion; tokens and seconds of a step.')
 
 
-def rollout_metrics(rollout: selection.Rollout, reward_B: np.ndarray
-                    ) -> dict[str, float]:
+def rollout_metrics(rollout: sampler.Rollout) -> dict[str, float]:
   """Statistics over the groups up to the last one that is trained on.
 
   The surplus is left out: of the prompts behind that group, only those with
-  short completions were completed. `reward_B` is of all completed groups.
+  short completions were completed.
   """
-  groups = rollout.sampled
-  reward_B = reward_B[:sum(len(g.text_G) for g in groups)]
-  scores = {name: np.concatenate([g.scores[name] for g in groups])
-            for name in groups[0].scores}
+  groups, rewards = rollout.sampled, rollout.rewards
   length_B = np.concatenate([g.length_G for g in groups])
   ended_B = np.concatenate([g.ended_G for g in groups])
   return {
-      'reward': reward_B.mean(),
+      'reward': rewards.reward_NG[:rollout.count].mean(),
       'accuracy': np.mean([g.accuracy_G for g in groups]),
       'response_length_mean': length_B.mean(),
       'response_length_max': length_B.max(),
@@ -48,14 +43,14 @@ def rollout_metrics(rollout: selection.Rollout, reward_B: np.ndarray
       'mixed_share': np.mean([groups_lib.is_mixed(g) for g in groups]),
       'groups_sampled': len(groups),
       'groups_trained': len(rollout.groups)} | {
-          f'reward/{name}': np.nan_to_num(score_B).mean()
-          for name, score_B in scores.items()}
+          f'reward/{name}': np.nan_to_num(part_NG[:rollout.count]).mean()
+          for name, part_NG in rewards.parts.items()}
 
 
-def sampling_metrics(stats: schedule.Stats, rollout: selection.Rollout
-                     ) -> dict[str, float]:
+def sampling_metrics(rollout: sampler.Rollout) -> dict[str, float]:
   """The work of the sampler, and how many of its tokens are of no use: those of
-  the surplus and of completions that were stopped."""
+  the surplus and of completions that were stopped; the grader's counts."""
+  stats = rollout.stats
   tokens, trained = (
       sum(int(g.length_G.sum()) for g in groups)
       for groups in (rollout.sampled, rollout.groups))
@@ -64,7 +59,8 @@ def sampling_metrics(stats: schedule.Stats, rollout: selection.Rollout
       'sampling/slot_share': stats.tokens / stats.slot_steps,
       'sampling/steps': stats.steps, 'sampling/prefills': stats.prefills,
       'sampling/tokens': stats.tokens, 'sampling/tokens_trained': trained,
-      'sampling/tokens_discarded': stats.tokens - tokens}
+      'sampling/tokens_discarded': stats.tokens - tokens} | {
+          f'grading/{name}': count for name, count in rollout.grading.items()}
 
 
 def packing_metrics(batch: batch_lib.Batch,

@@ -9,7 +9,6 @@ import time
 
 import jax
 import ml_collections
-import numpy as np
 
 from tepo_jax import errors
 from tepo_jax.job import evaluation
@@ -22,8 +21,6 @@ from tepo_jax.job import summaries
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import dump
 from tepo_jax.rollout import groups as groups_lib
-from tepo_jax.rollout import requests
-from tepo_jax.rollout import schedule
 from tepo_jax.rollout import selection
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import files
@@ -33,7 +30,6 @@ from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import metrics
 from tepo_jax.runtime import processes
 from tepo_jax.runtime import progress as progress_lib
-from tepo_jax.rollout import reward as reward_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +72,7 @@ class Trainer:
     self.sampler = session.sampler(
         prompts=rollout.prompts, samples=rollout.samples,
         max_tokens=rollout.max_tokens,
-        decoding=draw.Decoding(rollout.temperature), scorer=self._scorer())
+        decoding=draw.Decoding(rollout.temperature))
     self.evaluations = evaluation.prepare(session) if config.eval.period else []
     # After this many steps nothing new should have to be compiled. Compilations
     # of a step's evaluation and save count towards the next step.
@@ -87,7 +83,6 @@ class Trainer:
         eval_period=config.eval.period,
         compile_seconds=self.compilations.seconds)
     self.background = futures.ThreadPoolExecutor(1)
-    self._before_update = lambda: None
     self._saved = 0.0  # when the last save or the run began
 
   def open(self, workdir: files.Path, lock: lock_lib.FolderLock) -> None:
@@ -148,8 +143,6 @@ class Trainer:
     A stop request during sampling or evaluation discards that work: the run
     that resumes does it again. Updates are finished before stopping.
     """
-    self._before_update = stop.defer_interrupts
-    self.session.check_stop = stop.check
     self._saved = time.monotonic()
     if (kept := self.learner.programs.kept) is not None:
       self.progress.note(memory_lib.describe_kept(kept))
@@ -157,28 +150,28 @@ class Trainer:
       self.progress.note(memory_lib.describe_remat(self.learner.programs))
     try:
       if self.step == 0 and self.evaluations:
-        scalars = self._timed_evaluation()
+        scalars = self._timed_evaluation(stop)
         self.records.writer.write(0, scalars)
         self.progress.note(f'step 0/{self.config.steps}  '
                            f'{summaries.evaluated(scalars)}')
       if self.unrecorded is not None:
-        self._record()
+        self._record(stop)
       while self.step < self.config.steps:
         stop.check()
         with self._traced():
-          self.unrecorded = self.rollout_step()
+          self.unrecorded = self.rollout_step(stop)
         self.step += 1
-        self._record()
+        self._record(stop)
     except processes.Stopped:
       pass
     if self.step and self.records.checkpointer.latest() != self.step:
       self._save(None)  # stopped between two checkpoints
 
-  def _record(self):
+  def _record(self, stop):
     """Evaluates if it is due; writes the step's metrics and saves."""
     scalars = self.unrecorded
     if self._is_due(self.config.eval.period):
-      scalars = scalars | self._timed_evaluation()
+      scalars = scalars | self._timed_evaluation(stop)
     self.records.writer.write(self.step, scalars)
     self.unrecorded = None
     self.progress.step(self.step, summaries.summary(scalars),
@@ -188,17 +181,15 @@ class Trainer:
       self._save(next((value for name, value in scalars.items()
                        if name.startswith('eval/') and '/avg@' in name), None))
 
-  def _timed_evaluation(self):
+  def _timed_evaluation(self, stop):
     with self.progress.evaluating(
         ', '.join(item.name for item in self.evaluations)):
-      return self.evaluate()
+      return self.evaluate(stop)
 
   def close(self) -> None:
     """Waits for the last checkpoint and closes all files."""
     self.progress.close()
     self.background.shutdown()
-    if self.sampler.scorer is not None:
-      self.sampler.scorer.close()
     self.records.close()
 
   @contextlib.contextmanager
@@ -237,20 +228,20 @@ class Trainer:
     return bool(period) and (
         self.step % period == 0 or self.step == self.config.steps)
 
-  def rollout_step(self) -> dict[str, float]:
+  def rollout_step(self, stop: processes.StopRequest) -> dict[str, float]:
     """Samples, grades and updates; returns the step's metrics."""
     start, number = time.perf_counter(), self.step + 1
     self.progress.begin(number)
     settings = self.config.rollout
     self.progress.phase(
         f'sampling {settings.prompts} × {settings.samples} completions')
-    rollout, sampling = self._collect(number)
+    rollout, weight_bytes = self._collect(number, stop)
     self.cursor = rollout.cursor
-    reward_B = self.learner.rewards(rollout.completed)
     dumped = self.background.submit(
-        self._dump, number, rollout, reward_B, self.config.dump.period)
-    scalars = summaries.rollout_metrics(rollout, reward_B) | sampling
-    scalars |= self._update(number, rollout, reward_B)
+        self._dump, number, rollout, self.config.dump.period)
+    scalars = summaries.rollout_metrics(rollout) | summaries.sampling_metrics(
+        rollout) | {'sampling/weight_bytes': weight_bytes}
+    scalars |= self._update(number, rollout, stop)
     dumped.result()
     seconds = time.perf_counter() - start
     scalars |= {f'seconds/{phase}': value
@@ -262,52 +253,27 @@ class Trainer:
         'seconds/step': seconds, 'tokens_per_second': tokens / seconds,
         'compilations': compilations}
 
-  def _update(self, number, rollout, reward_B):
+  def _update(self, number, rollout, stop):
     """Learns from a rollout's groups, if it has any; if that fails, dumps it for a
     replay."""
     try:
-      self._check_scores(rollout.sampled)
+      rollout.rewards.check(rollout.count, self.config.reward.on_failure)
       if not rollout.groups:
         return {}
       self.progress.phase('updating')
-      self._before_update()
-      return self.learner.learn(number, rollout.groups)
+      stop.defer_interrupts()
+      return self.learner.learn(number, rollout.groups, rollout.reward_B)
     except errors.RunError as error:
       self.background.shutdown()
-      self._dump(number, rollout, reward_B, period=1)
+      self._dump(number, rollout, period=1)
       raise errors.RunError(
           f'{error}; the step\'s completions are in {session_lib.ROLLOUTS}/, '
           f'{self.records.checkpointer.describe_latest()}') from error
 
-  def _scorer(self):
-    """Calls the reward functions, if there are others than the accuracy."""
-    settings = self.config.reward
-    names = [n for n in settings.functions if n != reward_lib.ACCURACY]
-    return reward_lib.Scorer(
-        names, self.config.grading.workers, settings.timeout) if names else None
-
-  def _check_scores(self, groups):
-    """Stops the run, or says why, if a reward function failed."""
-    if self.sampler.scorer is None:
-      return
-    # Of this process's share, the surplus included.
-    reasons, self.sampler.scorer.failures = self.sampler.scorer.failures, {}
-    failed = [group.prompt.problem.id for group in groups
-              if any(np.isnan(score_G).any()
-                     for score_G in group.scores.values())]
-    if not failed:
-      return
-    reason = next((reasons[name] for name in failed if name in reasons), None)
-    message = f'reward {reason} ({len(failed)} of {len(groups)} groups)'
-    if self.config.reward.on_failure == 'stop':
-      raise errors.RunError(message if reason else 'a reward function failed '
-                            'on another process, which names it')
-    if reason:
-      print(f'{message}: counted as 0', file=sys.stderr, flush=True)
-
-  def _collect(self, number):
-    """Samples a rollout step's groups; returns them and metrics of sampling."""
-    rollout = self.config.rollout
+  def _collect(self, number, stop):
+    """Samples a rollout step's groups: (rollout, bytes of the weights for it).
+    """
+    settings = self.config.rollout
     with self.session.timers('reshard'):
       params = jax.block_until_ready(
           self.learner.programs.to_decode(self.learner.policy()))
@@ -315,37 +281,33 @@ class Trainer:
         programs_lib.stream(self.config.seed, 'rollout'), number)
 
     try:
-      collected = self.sampler.select(
+      rollout = self.sampler.select(
           params, self._prompt, selection.Selection(
-              cursor=self.cursor, wanted=rollout.prompts,
-              group_size=rollout.samples, mode=rollout.dynamic_sampling,
-              max_batches=rollout.max_generation_batches), key)
-    except requests.NonFiniteError as error:
+              cursor=self.cursor, wanted=settings.prompts,
+              group_size=settings.samples, mode=settings.dynamic_sampling,
+              max_batches=settings.max_generation_batches), key,
+          self.session.rewards, stop.check)
+    except groups_lib.NonFiniteError as error:
       raise errors.RunError(
           f'step {number}, problem '
           f'{self._prompt(error.prompt_id).problem.id}: {error}; '
           f'{self.records.checkpointer.describe_latest()}') from error
-    scalars = {f'grading/{name}': count
-               for name, count in self.sampler.counts.items()}
-    self.sampler.counts.clear()
-    stats, self.sampler.stats = self.sampler.stats, schedule.Stats()
-    return collected, (
-        scalars | summaries.sampling_metrics(stats, collected)
-        | {'sampling/weight_bytes': mesh_lib.device_bytes(params)})
+    return rollout, mesh_lib.device_bytes(params)
 
-  def _prompt(self, cursor):
+  def _prompt(self, prompt_id):
     """The prompt at an index in the data order."""
     return dataclasses.replace(
-        self.prompts[self.order[cursor]], cursor=cursor)
+        self.prompts[self.order[prompt_id]], prompt_id=prompt_id)
 
-  def evaluate(self) -> dict[str, float]:
+  def evaluate(self, stop: processes.StopRequest) -> dict[str, float]:
     """Every evaluation of the config, as metrics 'eval/SET/…'."""
     params = self.learner.programs.to_decode(self.learner.policy())
     scalars, start = {}, time.perf_counter()
     key = programs_lib.stream(self.config.seed, 'eval')
     for index, item in enumerate(self.evaluations):
       try:
-        _, results = item.run(params, jax.random.fold_in(key, index))
+        _, results = item.run(
+            params, jax.random.fold_in(key, index), stop.check)
       except errors.RunError as error:
         raise errors.RunError(f'after step {self.step}: {error}') from error
       scalars |= {f'eval/{item.name}/{name}': value
@@ -353,13 +315,13 @@ class Trainer:
     self.session.timers.pop()
     return scalars | {'seconds/eval': time.perf_counter() - start}
 
-  def _dump(self, number, rollout, reward_B, period):
+  def _dump(self, number, rollout, period):
     """Writes rollouts/step_N.jsonl: one record per completion."""
     settings = self.config.dump
     if not processes.is_first() or not period or number % period:
       return
     dump.write(
         self.records.workdir / session_lib.ROLLOUTS, number, dump.records(
-            number, rollout, np.split(reward_B, len(rollout.completed)),
-            self.config.data.name, self.session.template.style),
+            number, rollout, self.config.data.name,
+            self.session.template.style),
         settings.format, settings.max_megabytes)

@@ -91,16 +91,3 @@ def group_advantage(reward_B, group_size, estimator):
   reward_NG = reward_B.reshape(-1, group_size).astype(
       jnp.result_type(reward_B, float))
   return ESTIMATORS[estimator](reward_NG).reshape(-1)
-
-
-def overlong_penalty(length_B, max_length, buffer, factor):
-  """min(-(length - (max_length - buffer)) / buffer * factor, 0), added to r.
-
-  DAPO's soft overlong punishment (2503.14476, Eq. 13), off in the paper.
-  Lengths are in tokens: 0 up to max_length - buffer, -factor at max_length.
-  """
-  if not 0 < buffer <= max_length:
-    raise errors.InputError(
-        f'overlong buffer: {buffer} is not in 1 .. max_length {max_length}')
-  excess_B = jnp.asarray(length_B) - (max_length - buffer)
-  return jnp.minimum(-excess_B / buffer * factor, 0.0)

@@ -5,7 +5,7 @@ with the same columns. `datasets.load_dataset('json', data_files='DIR/*.jsonl')`
 reads them, and `to_groups` restores the groups.
 
   step            rollout step, from 1
-  cursor          the prompt's index in the run's data order; names its group
+  cursor          the prompt's `prompt_id`, its index in the run's data order
   sample          0 … G − 1 in the group
   set, id         data set and problem
   problem, answers    text; every reference answer
@@ -22,10 +22,9 @@ reads them, and `to_groups` restores the groups.
   sampler_logp    the sampler's log-probability of each token, nats
 
 Every number is written so that it reads back to the same float32.
-Axes: G samples of a prompt · T tokens of a completion.
+Axes: B completions · G samples of a prompt · T tokens of a completion.
 """
 
-from collections.abc import Sequence
 import io
 import json
 import re
@@ -37,7 +36,7 @@ from pyarrow import parquet
 from tepo_jax import errors
 from tepo_jax import grading
 from tepo_jax.rollout import groups as groups_lib
-from tepo_jax.rollout import selection
+from tepo_jax.rollout import sampler
 from tepo_jax.runtime import files
 from tepo_jax.data import problem as problem_lib
 
@@ -54,43 +53,43 @@ _SCHEMA = pyarrow.schema({
     'prompt_ids': pyarrow.list_(_INT), 'token_ids': pyarrow.list_(_INT),
     'sampler_logp': pyarrow.list_(_FLOAT)})
 FIELDS = _SCHEMA.names
-SCORE = 'reward/'  # begins the columns of reward functions
+PART = 'reward/'  # begins the columns of reward functions
 
 
-def records(step: int, rollout: selection.Rollout,
-            rewards: Sequence[np.ndarray], name: str, style: str
+def records(step: int, rollout: sampler.Rollout, name: str, style: str
             ) -> list[dict]:
   """The records of a rollout step.
 
-  rewards: [G] of each group of `rollout.completed`. name: the data set's.
-  style: of its answers, see `answers.extract`.
+  name: the data set's. style: of its answers, see `answers.extract`.
   """
-  trained = {group.prompt.cursor for group in rollout.groups}
+  rewards = rollout.rewards
   return [
-      _record(group, j, float(str(reward_G[j])), name, style)
-      | {'step': step, 'trained': group.prompt.cursor in trained}
-      for group, reward_G in zip(rollout.completed, rewards, strict=True)
+      _record(group, j, name, style) | {
+          'step': step, 'trained': n in rollout.trained,
+          'reward': float(str(rewards.reward_NG[n, j]))} | {
+              PART + part: None if np.isnan(part_NG[n, j]) else
+              float(str(part_NG[n, j]))
+              for part, part_NG in rewards.parts.items()}
+      for n, group in enumerate(rollout.completed)
       for j in range(len(group.text_G))]
 
 
-def _record(group, j, reward, name, style):
+def _record(group, j, name, style):
   length = int(group.length_G[j])
   problem = group.prompt.problem
   return {
-      'cursor': group.prompt.cursor, 'sample': j, 'set': name,
+      'cursor': group.prompt.prompt_id, 'sample': j, 'set': name,
       'id': problem.id, 'problem': problem.problem,
       'answers': list(problem.answers), 'completion': group.text_G[j],
       'extracted': grading.extract(group.text_G[j], style),
-      'correct': bool(group.accuracy_G[j]), 'reward': reward,
+      'correct': bool(group.accuracy_G[j]),
       'tokens': length, 'truncated': not group.ended_G[j],
       'prompt_ids': list(map(int, group.prompt.token_ids)),
       'token_ids': group.token_GT[j, :length].tolist(),
-      'sampler_logp': [float(str(x)) for x in group.logp_GT[j, :length]]} | {
-          SCORE + name: None if np.isnan(score_G[j]) else float(str(score_G[j]))
-          for name, score_G in group.scores.items()}
+      'sampler_logp': [float(str(x)) for x in group.logp_GT[j, :length]]}
 
 
-def write(directory: files.Path, step: int, rows: list[dict], form: str,
+def write(directory: files.Path, step: int, lines: list[dict], form: str,
           max_megabytes: float) -> None:
   """Writes a step's records atomically, and deletes the oldest steps while all
   take more than `max_megabytes`; never the step just written."""
@@ -99,19 +98,19 @@ def write(directory: files.Path, step: int, rows: list[dict], form: str,
   with files.replacing(path) as temporary:
     if form == 'parquet':
       schema = pyarrow.schema([*_SCHEMA, *(
-          pyarrow.field(name, _FLOAT) for name in _scores(rows[0]))])
-      parquet.write_table(pyarrow.Table.from_pylist(rows, schema), temporary)
+          pyarrow.field(name, _FLOAT) for name in _parts(lines[0]))])
+      parquet.write_table(pyarrow.Table.from_pylist(lines, schema), temporary)
     else:
       with temporary.open('w', encoding='utf-8') as file:
-        names = [*FIELDS, *_scores(rows[0])]
-        file.writelines(json.dumps({k: row[k] for k in names}) + '\n'
-                        for row in rows)
+        names = [*FIELDS, *_parts(lines[0])]
+        file.writelines(json.dumps({k: line[k] for k in names}) + '\n'
+                        for line in lines)
   _bound(directory, path, max_megabytes * 1e6)
 
 
-def _scores(row):
+def _parts(line):
   """The columns of reward functions."""
-  return [name for name in row if name.startswith(SCORE)]
+  return [name for name in line if name.startswith(PART)]
 
 
 def _bound(directory, newest, max_bytes):
@@ -149,33 +148,38 @@ def read(directory: files.Path, step: int) -> list[dict]:
   try:
     data = paths[step].read_bytes()
     if paths[step].suffix == '.parquet':
-      rows = parquet.read_table(io.BytesIO(data)).to_pylist()
+      lines = parquet.read_table(io.BytesIO(data)).to_pylist()
     else:
-      rows = list(map(json.loads, data.decode().splitlines()))
-    if not rows or any(set(FIELDS) - row.keys() for row in rows):
+      lines = list(map(json.loads, data.decode().splitlines()))
+    if not lines or any(set(FIELDS) - line.keys() for line in lines):
       raise ValueError('not the records of a rollout')
   except (OSError, ValueError, AttributeError, pyarrow.ArrowException
           ) as error:
     raise errors.InputError(f'{paths[step]}: {error}') from error
-  return rows
+  return lines
 
 
-def to_groups(rows: list[dict], length: int) -> list[groups_lib.Group]:
+def to_groups(lines: list[dict], length: int) -> list[groups_lib.Group]:
   """The groups that were sampled, in the order in which they were written.
 
-  `rows` are from `read`; completions are padded to T = `length`.
+  `lines` are from `read`; completions are padded to T = `length`.
   """
-  by_cursor = {}
-  for row in rows:
-    by_cursor.setdefault(row['cursor'], []).append(row)
-  return [_group(members, length) for members in by_cursor.values()]
+  by_prompt = {}
+  for line in lines:
+    by_prompt.setdefault(line['cursor'], []).append(line)
+  return [_group(members, length) for members in by_prompt.values()]
+
+
+def rewards(lines: list[dict]) -> np.ndarray:
+  """The rewards of the completions, in the order of the lines, float32 [B]."""
+  return np.array([line['reward'] for line in lines], np.float32)
 
 
 def _group(members, length):
   def padded(name, dtype):
     array_GT = np.zeros((len(members), length), dtype)
-    for row, member in zip(array_GT, members):
-      row[:len(member[name])] = member[name]
+    for value_T, member in zip(array_GT, members):
+      value_T[:len(member[name])] = member[name]
     return array_GT
 
   first = members[0]
@@ -190,9 +194,7 @@ def _group(members, length):
       length_G=np.array([m['tokens'] for m in members], np.int32),
       ended_G=np.array([not m['truncated'] for m in members]),
       text_G=tuple(m['completion'] for m in members),
-      accuracy_G=np.array([m['correct'] for m in members], np.float32),
-      scores={name.removeprefix(SCORE): np.array(
-          [m[name] for m in members], np.float32) for name in _scores(first)})
+      accuracy_G=np.array([m['correct'] for m in members], np.float32))
 
 
 def _some(found):

@@ -1,14 +1,15 @@
-"""Prompts, in the order of the data, and graded groups of their completions.
+"""Prompts, requests to sample from them, completions, and graded groups.
 
 Axes: G samples of a prompt · T tokens of a completion.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import dataclasses
+from typing import Protocol
 
 import numpy as np
 
-from tepo_jax.rollout import requests as requests_lib
+from tepo_jax import errors
 from tepo_jax.data import problem as problem_lib
 
 _DATA_ORDER = 1  # seeds the generator; minibatch orders use another number
@@ -16,10 +17,81 @@ _DATA_ORDER = 1  # seeds the generator; minibatch orders use another number
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-  """A problem, its token ids, and its index in the run's data order."""
+  """A problem with its token ids. prompt_id: its index in the run's data order,
+  or in an evaluation set."""
   problem: problem_lib.Problem
   token_ids: tuple[int, ...]
-  cursor: int
+  prompt_id: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """What a schedule samples from.
+
+  prompt_id: selects the random numbers. limits: for each sample, the most
+  tokens (at least 1) that it may have.
+  """
+  token_ids: Sequence[int]
+  prompt_id: int
+  limits: Sequence[int]
+
+
+class Requests(Protocol):
+  """Gives a schedule its requests, while it decodes."""
+
+  def take(self, samples: int) -> list[Request]:
+    """The next requests, with about that many samples in all; none if empty.
+
+    It is called before every chunk of decoding, also with 0 samples. When it is
+    called, the caller of `Schedule.run` has seen all completions except those
+    that ended in the last chunk.
+    """
+
+  def wanted(self, prompt_id: int) -> bool:
+    """Whether the samples of a request that it gave are still needed."""
+
+
+class Queue:
+  """Gives all its requests at once."""
+
+  def __init__(self, requests: Sequence[Request]):
+    self._requests = list(requests)
+
+  def take(self, samples: int) -> list[Request]:
+    """All the requests; none later."""
+    del samples
+    requests, self._requests = self._requests, []
+    return requests
+
+  def wanted(self, prompt_id: int) -> bool:
+    """Always."""
+    del prompt_id
+    return True
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+  """Sample number `sample` of a request.
+
+  token_T int32 with EOS, logp_T float32 (see `draw.draw`); no padding.
+  ended: False if the completion was truncated.
+  """
+  request: Request
+  sample: int
+  token_T: np.ndarray
+  logp_T: np.ndarray
+  ended: bool
+
+
+class NonFiniteError(errors.RunError):
+  """The model computed NaN or an infinite logit for a prompt.
+
+  prompt_id: see `Prompt`.
+  """
+
+  def __init__(self, prompt_id: int):
+    super().__init__(f'prompt {prompt_id}: the model\'s logits are not finite')
+    self.prompt_id = prompt_id
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +104,6 @@ class Group:
   length_G: int32, tokens with EOS; no token id marks the end.
   ended_G: bool; False if the completion was truncated.
   text_G: decoded completions. accuracy_G: 0/1 verdicts, truncated is 0.
-  scores: {reward function: float32 [G]}, NaN where the function failed.
   """
   prompt: Prompt
   token_GT: np.ndarray
@@ -41,21 +112,20 @@ class Group:
   ended_G: np.ndarray
   text_G: tuple[str, ...]
   accuracy_G: np.ndarray
-  scores: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 class DataOrder:
   """An endless order of n items: in each epoch a permutation by (seed, epoch).
 
-  Entry i is a function of (seed, i), so one integer cursor resumes it.
+  Entry i is a function of (seed, i), so one integer, the cursor, resumes it.
   """
 
   def __init__(self, count: int, seed: int):
     self._count, self._seed = count, seed
     self._epoch, self._permutation = None, None
 
-  def __getitem__(self, cursor: int) -> int:
-    epoch, index = divmod(cursor, self._count)
+  def __getitem__(self, prompt_id: int) -> int:
+    epoch, index = divmod(prompt_id, self._count)
     if epoch != self._epoch:
       generator = np.random.default_rng((self._seed, _DATA_ORDER, epoch))
       self._epoch, self._permutation = epoch, generator.permutation(self._count)
@@ -67,14 +137,14 @@ def is_mixed(group: Group) -> bool:
   return bool(group.accuracy_G.min() != group.accuracy_G.max())
 
 
-def is_correct(completion: requests_lib.Completion, verdict: bool) -> bool:
+def is_correct(completion: Completion, verdict: bool) -> bool:
   """Whether it counts as correct: a truncated completion never does, whatever
   its text."""
   return bool(completion.ended and verdict)
 
 
 def to_group(prompt: Prompt,
-             samples: Sequence[tuple[requests_lib.Completion, str, bool]],
+             samples: Sequence[tuple[Completion, str, bool]],
              max_tokens: int) -> Group:
   """The group of a prompt's (completion, text, verdict), in sample order."""
   completions, texts, verdicts = zip(*samples)

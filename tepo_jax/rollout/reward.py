@@ -1,4 +1,4 @@
-r"""Reward functions: what a completion earns, besides being correct.
+r"""Rewards: what completions earn, and what happens if that fails.
 
 A reward function takes the completions of one problem,
 
@@ -11,15 +11,22 @@ processes, which have a deadline, 2 GiB of memory, and no file to write to.
 
 `config.reward.functions` names them: rows of FUNCTIONS, 'module:function' for
 your own, or 'accuracy', the grader's verdict. The reward is their sum with
-`config.reward.weights`. Nothing here imports jax.
+`config.reward.weights`, plus DAPO's overlong penalty. `RewardFunctions` calls
+them for groups, `Rewards` holds what they gave, and `Rewards.check` stops the
+run, or says why, if one failed.
+
+Axes: N groups · G samples of a prompt · B = N G completions · F functions.
 """
 
 from collections.abc import Mapping, Sequence
+from concurrent import futures
+import dataclasses
 import functools
 import importlib
 import json
 import math
 import os
+import sys
 from typing import Any
 
 import numpy as np
@@ -27,6 +34,7 @@ import numpy as np
 from tepo_jax import errors
 from tepo_jax import grading
 from tepo_jax.grading import workers as workers_lib
+from tepo_jax.rollout import groups as groups_lib
 
 ACCURACY = 'accuracy'
 LARGEST = 3.4e38  # of float32, in which rewards are weighted and summed
@@ -102,52 +110,153 @@ def answer(name: str, completions: list[str], row: str,
   return values, False
 
 
-class Scorer:
-  """Calls reward functions for groups of completions, in worker processes.
+def overlong_penalty(length_B: np.ndarray, max_length: int, buffer: int,
+                     factor: float) -> np.ndarray:
+  """min(-(length - (max_length - buffer)) / buffer * factor, 0), float32 [B].
 
-  Attributes:
-    names: of the functions.
-    failures: {id of a problem: what went wrong, in one line} since they were
-      last taken.
+  DAPO's soft overlong punishment (2503.14476, Eq. 13), off in the paper.
+  Lengths are in tokens: 0 up to max_length - buffer, -factor at max_length.
+
+  Raises:
+    errors.InputError: the buffer is not in 1 .. max_length.
+  """
+  if not 0 < buffer <= max_length:
+    raise errors.InputError(
+        f'overlong buffer: {buffer} is not in 1 .. max_length {max_length}')
+  excess_B = np.asarray(length_B, np.float32) - np.float32(max_length - buffer)
+  return np.minimum(
+      -excess_B / np.float32(buffer) * np.float32(factor), np.float32(0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Rewards:
+  """What the completions of N groups earned.
+
+  reward_NG: float32; what advantages are computed from. A function that failed
+    counts as 0.
+  parts: {reward function other than the accuracy: float32 [N, G]}, NaN where
+    it failed.
+  reasons: {index of a group: what failed, in one line}, of the groups that this
+    process asked the functions about.
+  """
+  reward_NG: np.ndarray
+  parts: Mapping[str, np.ndarray]
+  reasons: Mapping[int, str]
+
+  def check(self, count: int, on_failure: str) -> None:
+    """Acts on functions that failed for the first `count` groups: 'stop' stops
+    the run, 'zero' says on stderr why their values count as 0.
+
+    Raises:
+      errors.RunError: a function failed, and `on_failure` is 'stop'.
+    """
+    failed = [n for n in range(count) if any(
+        np.isnan(part_NG[n]).any() for part_NG in self.parts.values())]
+    if not failed:
+      return
+    reason = next((self.reasons[n] for n in failed if n in self.reasons), None)
+    message = f'reward {reason} ({len(failed)} of {count} groups)'
+    if on_failure == 'stop':
+      raise errors.RunError(message if reason else 'a reward function failed '
+                            'on another process, which names it')
+    if reason:
+      print(f'{message}: counted as 0', file=sys.stderr, flush=True)
+
+
+# The values of a group's function, or what is wrong with them, by (prompt_id,
+# name of the function).
+_Outcomes = dict[tuple[int, str], list[float] | str]
+
+
+class RewardFunctions:
+  """Calls a run's reward functions, in worker processes, and adds up what they
+  give. Each process of the job asks about its share of the groups.
+
+  `start` does not wait, so that devices may decode meanwhile; `rewards` does.
   """
 
-  def __init__(self, names: Sequence[str], workers: int, timeout_s: int):
-    self.names = tuple(names)
-    self.failures: dict[str, str] = {}
+  def __init__(self, weights: Mapping[str, float], *, max_tokens: int,
+               overlong_buffer: int, overlong_factor: float, workers: int,
+               timeout_s: int):
+    """weights: {function, or 'accuracy': its weight}. max_tokens, overlong_…:
+    see `overlong_penalty`; a buffer of 0: none."""
+    # It imports jax, which the workers, who import this module, do without.
+    from tepo_jax.runtime import processes
+    self._processes = processes
+    self._weights = dict(weights)
+    self._overlong = max_tokens, overlong_buffer, overlong_factor
+    self._called = [name for name in weights if name != ACCURACY]
     self._timeout_s = timeout_s
+    self._thread = futures.ThreadPoolExecutor(1)
     self._pool = workers_lib.Pool(workers, timeout_s, workers_lib.Job(
         f'{__name__}:answer', path=(os.getcwd(),), alarmed=False,
-        modules=tuple(name.partition(':')[0] for name in names
+        modules=tuple(name.partition(':')[0] for name in self._called
                       if name not in FUNCTIONS)))
 
-  def score(self, problems: Sequence[tuple[str, tuple]]
-            ) -> list[dict[str, np.ndarray]]:
-    """{function: float32 [G]} of each problem; NaN where a function failed.
+  def of(self, groups: Sequence[groups_lib.Group]) -> Rewards:
+    """The rewards of the groups."""
+    return self.rewards(groups, self.start(groups))
 
-    problems: (id, (completions, row, tokens, ended)) of each.
-    """
-    questions = {
-        (index, name): (name, *_as_question(*group))
-        for index, (_, group) in enumerate(problems) for name in self.names}
-    outcomes, _ = self._pool.ask(list(dict.fromkeys(questions.values())))
-    scores = [{} for _ in problems]
-    for (index, name), question in questions.items():
-      values, timed_out = outcomes[question]
-      if not isinstance(values, list):
-        reason = values or (f'took more than {self._timeout_s} s' if timed_out
-                            else 'its worker died')
-        problem = problems[index][0]
-        self.failures[problem] = f'{name}: problem {problem}: {reason}'
-        values = [math.nan] * len(problems[index][1][0])
-      scores[index][name] = np.array(values, np.float32)
-    return scores
+  def start(self, groups: Sequence[groups_lib.Group]
+            ) -> list[futures.Future[_Outcomes]]:
+    """Starts to call the functions, if there are others than the accuracy."""
+    mine = [group for group in groups
+            if self._processes.is_mine(group.prompt.prompt_id)]
+    return [self._thread.submit(self._call, mine)] if self._called else []
+
+  def rewards(self, groups: Sequence[groups_lib.Group],
+              started: Sequence[futures.Future[_Outcomes]]) -> Rewards:
+    """Waits for what was started, for each of these groups once, and returns
+    their rewards; all processes must call it alike."""
+    parts, reasons = self._parts(groups, started)
+    values = {ACCURACY: np.stack([g.accuracy_G for g in groups])} | parts
+    reward_NG = sum(
+        (np.float32(weight) * np.nan_to_num(values[name])
+         for name, weight in self._weights.items()), np.float32(0))
+    max_tokens, buffer, factor = self._overlong
+    if buffer:
+      length_NG = np.stack([g.length_G for g in groups])
+      reward_NG = reward_NG + overlong_penalty(
+          length_NG, max_tokens, buffer, factor)
+    return Rewards(reward_NG, parts, reasons)
 
   def close(self) -> None:
-    """Ends the workers."""
+    """Ends the workers, after the calls that they answer."""
+    self._thread.shutdown(cancel_futures=True)
     self._pool.close()
 
+  def _call(self, groups):
+    """The functions' outcomes for the groups."""
+    questions = {
+        (group.prompt.prompt_id, name): (name, *_as_question(group))
+        for group in groups for name in self._called}
+    answers, _ = self._pool.ask(list(dict.fromkeys(questions.values())))
+    return {key: values or (f'took more than {self._timeout_s} s' if timed_out
+                            else 'its worker died')
+            for key, question in questions.items()
+            for values, timed_out in [answers[question]]}
 
-def _as_question(completions, row, tokens, ended):
+  def _parts(self, groups, started):
+    """`Rewards.parts` and `Rewards.reasons` of the groups."""
+    if not self._called:
+      return {}, {}
+    index = {group.prompt.prompt_id: n for n, group in enumerate(groups)}
+    part_FNG = np.zeros(
+        (len(self._called), len(groups), len(groups[0].text_G)), np.float32)
+    reasons = {}
+    for outcomes in started:
+      for (prompt_id, name), values in outcomes.result().items():
+        n = index[prompt_id]
+        if isinstance(values, str):
+          problem = groups[n].prompt.problem.id
+          reasons[n] = f'{name}: problem {problem}: {values}'
+          values = math.nan
+        part_FNG[self._called.index(name), n] = values
+    # The other processes' groups are 0 here.
+    return dict(zip(self._called, self._processes.total(part_FNG))), reasons
+
+
+def _as_question(group):
   """Hashable arguments of `answer`; what JSON cannot hold becomes text."""
-  return (tuple(completions), json.dumps(row, default=str),
-          tuple(map(int, tokens)), tuple(map(bool, ended)))
+  return (group.text_G, json.dumps(group.prompt.problem.columns, default=str),
+          tuple(group.length_G.tolist()), tuple(group.ended_G.tolist()))

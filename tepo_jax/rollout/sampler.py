@@ -1,10 +1,10 @@
-"""Samples groups of completions and grades them meanwhile.
+"""Samples groups of completions, grades and rewards them meanwhile.
 
-Axes: G samples of a prompt · T tokens of a completion.
+Axes: B completions · N groups · G samples of a prompt.
 """
 
 import collections
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 import dataclasses
 from typing import Any
@@ -14,7 +14,6 @@ import numpy as np
 import transformers
 
 from tepo_jax.rollout import groups as groups_lib
-from tepo_jax.rollout import requests as requests_lib
 from tepo_jax.rollout import schedule as schedule_lib
 from tepo_jax.rollout import selection as selection_lib
 from tepo_jax.runtime import processes
@@ -23,7 +22,42 @@ from tepo_jax import grading
 from tepo_jax.rollout import reward as reward_lib
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+  """The groups of a rollout step, and the work that they took.
+
+  completed: N groups, in data order. trained: the indices of those to train on.
+  count: of the groups up to the last one to train on. The others are surplus:
+    the next step samples their prompts again.
+  cursor: the index in the data order from which the next step takes prompts.
+  rewards: of all completed groups.
+  stats: the schedule's. grading: the grader's counts no_answer, timeout, died.
+  """
+  completed: list[groups_lib.Group]
+  trained: list[int]
+  count: int
+  cursor: int
+  rewards: reward_lib.Rewards
+  stats: schedule_lib.Stats
+  grading: Mapping[str, int]
+
+  @property
+  def groups(self) -> list[groups_lib.Group]:
+    """Those to train on."""
+    return [self.completed[n] for n in self.trained]
+
+  @property
+  def reward_B(self) -> np.ndarray:
+    """Rewards of the completions to train on."""
+    return self.rewards.reward_NG[self.trained].reshape(-1)
+
+  @property
+  def sampled(self) -> list[groups_lib.Group]:
+    """All groups but the surplus."""
+    return self.completed[:self.count]
+
+
+@dataclasses.dataclass(frozen=True)
 class GroupSampler:
   """Samples G completions of each prompt, and grades them meanwhile.
 
@@ -31,10 +65,6 @@ class GroupSampler:
     schedule: makes the schedule; called with the weights on the devices, as the
       number of slots may depend on the free memory.
     group_size, max_tokens: G and T.
-    check: called after every chunk of decoding; it may raise to stop sampling.
-    scorer: calls the reward functions; None: there are none but accuracy.
-    counts, stats: the grader's counts (no_answer, timeout, died) and the
-      schedule's, summed over all calls.
   """
   schedule: Callable[[], schedule_lib.Schedule]
   group_size: int
@@ -42,49 +72,74 @@ class GroupSampler:
   grader: grading.Grader
   tokenizer: transformers.PreTrainedTokenizerBase
   timers: progress_lib.Timers
-  check: Callable[[], None] = lambda: None
-  scorer: reward_lib.Scorer | None = None
-  counts: collections.Counter = dataclasses.field(
-      default_factory=collections.Counter)
-  stats: schedule_lib.Stats = dataclasses.field(
-      default_factory=schedule_lib.Stats)
 
   def stream(self, weights: Any, prompts: Sequence[groups_lib.Prompt],
-             key: jax.Array) -> Iterator[groups_lib.Group]:
-    """Yields each prompt's group when it is complete, in any order."""
+             key: jax.Array, check: Callable[[], None] = lambda: None
+             ) -> Iterator[tuple[list[groups_lib.Group], dict[str, int]]]:
+    """Yields groups as they become complete, in any order, and the grader's
+    counts (no_answer, timeout, died) since the last.
+
+    check: called after every chunk of decoding; it may raise to stop sampling.
+    """
     with _Grading(self) as graded:
-      queue = requests_lib.Queue([graded.request(p) for p in prompts])
-      for completions in self._completions(weights, queue, key):
+      queue = groups_lib.Queue([graded.request(p) for p in prompts])
+      for completions in self._completions(
+          weights, queue, key, schedule_lib.Stats(), check):
         # Several processes may differ in what they have graded by now: they
         # wait for all but this chunk's completions.
-        yield from graded.groups(
-            graded.verdicts(wait=jax.process_count() > 1))
+        for batch in graded.batches(wait=jax.process_count() > 1):
+          yield batch.groups, batch.counts
         graded.submit(completions)
-      yield from graded.groups(graded.verdicts())
+      for batch in graded.batches():
+        yield batch.groups, batch.counts
 
   def select(self, weights: Any, prompt: Callable[[int], groups_lib.Prompt],
-             selection: selection_lib.Selection, key: jax.Array
-             ) -> selection_lib.Rollout:
+             selection: selection_lib.Selection, key: jax.Array,
+             rewards: reward_lib.RewardFunctions,
+             check: Callable[[], None] = lambda: None) -> Rollout:
     """Samples what a selection asks for; returns what it selects.
 
-    prompt: returns the prompt at an index in the data order.
+    prompt: returns the prompt at an index in the data order. rewards: called as
+    groups become complete. check: as for `stream`.
     """
-    with _Grading(self) as graded, _Scoring(self) as scored:
-      source = _SelectedPrompts(prompt, selection, graded, scored)
-      for completions in self._completions(weights, source, key):
+    stats = schedule_lib.Stats()
+    with _Grading(self) as graded:
+      requests = _SelectedPrompts(prompt, selection, graded, rewards)
+      for completions in self._completions(
+          weights, requests, key, stats, check):
         graded.submit(completions)
-      return selection.rollout(scored.groups())
+    for started in requests.started:
+      with self.timers('reward'):
+        started.result()
+    completed = sorted(
+        requests.groups, key=lambda group: group.prompt.prompt_id)
+    return Rollout(
+        completed, *selection.choose(completed),
+        rewards=rewards.rewards(completed, requests.started), stats=stats,
+        grading=requests.counts)
 
-  def _completions(self, weights, source, key):
+  def _completions(self, weights, requests, key, stats, check):
     """Yields lists of completions as they end; times the sampling."""
-    run = self.schedule().run(weights, source, key, self.stats)
+    run = self.schedule().run(weights, requests, key, stats)
     while True:
       with self.timers('rollout'):
         completions = next(run, None)
       if completions is None:
         return
-      self.check()
+      check()
       yield completions
+
+
+@dataclasses.dataclass(frozen=True)
+class _Batch:
+  """Completions that were graded together.
+
+  verdicts: (completion, verdict) pairs. groups: those that they complete.
+  counts: the grader's.
+  """
+  verdicts: list[tuple[groups_lib.Completion, bool]]
+  groups: list[groups_lib.Group]
+  counts: dict[str, int]
 
 
 class _Grading:
@@ -94,8 +149,8 @@ class _Grading:
     self._sampler = sampler
     self._thread = futures.ThreadPoolExecutor(1)
     self._pending = collections.deque()  # of (completions, future), in order
-    self._prompts = {}  # by cursor
-    self._members = collections.defaultdict(dict)  # by cursor, then by sample
+    self._prompts = {}  # by prompt_id
+    self._members = collections.defaultdict(dict)  # by prompt_id, then sample
 
   def __enter__(self):
     return self
@@ -105,9 +160,9 @@ class _Grading:
 
   def request(self, prompt):
     """The request for a prompt's G samples; remembers the prompt."""
-    self._prompts[prompt.cursor] = prompt
-    return requests_lib.Request(
-        prompt.token_ids, prompt.cursor,
+    self._prompts[prompt.prompt_id] = prompt
+    return groups_lib.Request(
+        prompt.token_ids, prompt.prompt_id,
         [self._sampler.max_tokens] * self._sampler.group_size)
 
   def submit(self, completions):
@@ -125,8 +180,8 @@ class _Grading:
     return texts, *self._sampler.grader.grade(
         processes.mine(list(zip(texts, answers))))
 
-  def verdicts(self, wait=True):
-    """Yields (completion, text, verdict) in the order of submission.
+  def batches(self, wait=True):
+    """Yields the batches that are graded, in the order of submission.
 
     wait: for all that were submitted; all processes must call it alike.
     """
@@ -135,106 +190,58 @@ class _Grading:
       with self._sampler.timers('grade'):
         texts, verdicts, counts = future.result()
       verdicts = processes.whole(verdicts, len(completions))
-      self._sampler.counts.update(dict(zip(
-          counts, map(int, processes.total(np.array(list(counts.values())))))))
-      yield from zip(completions, texts, verdicts)
+      totals = processes.total(np.array(list(counts.values())))
+      yield _Batch(
+          list(zip(completions, verdicts)),
+          list(self._complete(zip(completions, texts, verdicts))),
+          dict(zip(counts, map(int, totals))))
 
-  def groups(self, verdicts):
+  def _complete(self, samples):
     """Adds samples to their groups; yields the groups that become complete."""
-    for completion, text, verdict in verdicts:
-      cursor = completion.request.prompt_id
-      group = self._members[cursor]
+    for completion, text, verdict in samples:
+      prompt_id = completion.request.prompt_id
+      group = self._members[prompt_id]
       group[completion.sample] = completion, text, verdict
       if len(group) == self._sampler.group_size:
-        del self._members[cursor]
+        del self._members[prompt_id]
         yield groups_lib.to_group(
-            self._prompts[cursor], [group[j] for j in range(len(group))],
+            self._prompts[prompt_id], [group[j] for j in range(len(group))],
             self._sampler.max_tokens)
 
 
-class _Scoring:
-  """Complete groups, and a thread in which reward functions score them.
-
-  Each process scores its share of the groups.
-  """
-
-  def __init__(self, sampler):
-    self._scorer, self._timers = sampler.scorer, sampler.timers
-    self._thread = futures.ThreadPoolExecutor(1)
-    self._pending = []  # of (groups, future or None)
-
-  def __enter__(self):
-    return self
-
-  def __exit__(self, *exception):
-    self._thread.shutdown(cancel_futures=True)
-
-  def submit(self, groups):
-    """Starts to score them."""
-    future = None
-    if self._scorer is not None:
-      future = self._thread.submit(self._scorer.score, [
-          _to_score(g) for g in groups if _is_mine(g)])
-    self._pending.append((groups, future))
-
-  def groups(self):
-    """Waits for all groups, and returns them with their scores."""
-    scored = []
-    for groups, future in self._pending:
-      if future is not None:
-        with self._timers('reward'):
-          groups = _with_scores(groups, self._scorer.names, future.result())
-      scored += groups
-    return scored
-
-
-def _is_mine(group):
-  """Whether this process scores the group."""
-  return processes.is_mine(group.prompt.cursor)
-
-
-def _to_score(group):
-  """What `reward_lib.Scorer.score` takes."""
-  problem = group.prompt.problem
-  return problem.id, (group.text_G, problem.columns, group.length_G.tolist(),
-                      group.ended_G.tolist())
-
-
-def _with_scores(groups, names, share):
-  """The groups with their scores; `share`: of this process's groups."""
-  score_BFG = np.zeros(
-      (len(groups), len(names), len(groups[0].text_G)), np.float32)
-  mine = [i for i, group in enumerate(groups) if _is_mine(group)]
-  for i, scores in zip(mine, share, strict=True):
-    score_BFG[i] = [scores[name] for name in names]
-  score_BFG = processes.total(score_BFG)
-  return [dataclasses.replace(group, scores=dict(zip(names, score_FG)))
-          for group, score_FG in zip(groups, score_BFG)]
-
-
 class _SelectedPrompts:
-  """The source of a schedule that samples what a selection asks for.
+  """Requests for what a selection asks for.
 
   Before each chunk of decoding it waits for the verdicts on all completions
   but those of the last chunk, which are graded while the next one is decoded.
   So what it gives does not depend on how fast they are graded.
+
+  Attributes:
+    groups: those complete. counts: the grader's.
+    started: see `RewardFunctions.start`.
   """
 
-  def __init__(self, prompt, selection, graded, scored):
+  def __init__(self, prompt, selection, graded, rewards):
     self._prompt, self._selection = prompt, selection
-    self._graded, self._scored = graded, scored
+    self._graded, self._rewards = graded, rewards
+    self.groups, self.started = [], []
+    self.counts = collections.Counter()
 
   def take(self, samples):
-    """See requests.Source."""
-    verdicts = list(self._graded.verdicts())
-    for completion, _, verdict in verdicts:
-      self._selection.add(completion.request.prompt_id,
-                          groups_lib.is_correct(completion, verdict))
-    if groups := list(self._graded.groups(verdicts)):
-      self._scored.submit(groups)
-    return [self._graded.request(self._prompt(cursor))
-            for cursor in self._selection.take(samples)]
+    """See `groups.Requests`."""
+    groups = []
+    for batch in self._graded.batches():
+      for completion, verdict in batch.verdicts:
+        self._selection.add(completion.request.prompt_id,
+                            groups_lib.is_correct(completion, verdict))
+      groups += batch.groups
+      self.counts.update(batch.counts)
+    if groups:
+      self.groups += groups
+      self.started += self._rewards.start(groups)
+    return [self._graded.request(self._prompt(prompt_id))
+            for prompt_id in self._selection.take(samples)]
 
   def wanted(self, prompt_id):
-    """See requests.Source."""
+    """See `groups.Requests`."""
     return self._selection.wanted(prompt_id)

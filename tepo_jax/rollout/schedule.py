@@ -1,11 +1,11 @@
 """Schedules completions onto the slots of the engine; host code.
 
-`Schedule.run` takes requests (prompts, each with some samples) from a source
-and yields completions as they end. Between two chunks of decoding the host asks
-the source for more requests, frees the slots of those no longer wanted, and
-refills free slots. It compacts the cache when its columns run out and when
-fewer slots would do. Decisions depend on the tokens drawn, never on the clock:
-all processes decide alike, and a run repeats bit for bit. Axes as in `engine`.
+`Schedule.run` takes requests (prompts, each with some samples) and yields
+completions as they end. Between two chunks of decoding the host takes more
+requests, frees the slots of those no longer wanted, and refills free slots. It
+compacts the cache when its columns run out and when fewer slots would do.
+Decisions depend on the tokens drawn, never on the clock: all processes decide
+alike, and a run repeats bit for bit. Axes as in `engine`.
 """
 
 import collections
@@ -18,7 +18,7 @@ import numpy as np
 
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import engine
-from tepo_jax.rollout import requests as requests_lib
+from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.runtime import mesh as mesh_lib
 
 _PREFILL_TOKENS = 1 << 14  # of one prefill, padding included
@@ -133,14 +133,14 @@ class Schedule:
   shapes: Shapes
   stop: Callable[[], Callable[[np.ndarray], int | None]] | None = None
 
-  def run(self, weights: Any, source: requests_lib.Source, key: jax.Array,
+  def run(self, weights: Any, requests: groups_lib.Requests, key: jax.Array,
           stats: Stats | None = None
-          ) -> Iterator[list[requests_lib.Completion]]:
+          ) -> Iterator[list[groups_lib.Completion]]:
     """Yields the completions that ended, a list after each chunk.
 
     The devices decode the next chunk while the caller works on a list.
     """
-    run, done = _Run(self, weights, source, key, stats or Stats()), []
+    run, done = _Run(self, weights, requests, key, stats or Stats()), []
     while True:
       chunk = run.decode() if run.prepare() else None
       yield done
@@ -164,7 +164,7 @@ class _Sample:
   stop: see `Schedule`, or None. parts: (tokens, their log-probabilities) of
   each chunk so far.
   """
-  request: requests_lib.Request
+  request: groups_lib.Request
   sample: int
   stop: Callable[[np.ndarray], int | None] | None
   parts: list[tuple[np.ndarray, np.ndarray]] = dataclasses.field(
@@ -174,11 +174,11 @@ class _Sample:
 class _Run:
   """One run: the cache, and the host's record of the slots."""
 
-  def __init__(self, schedule, weights, source, key, stats):
+  def __init__(self, schedule, weights, requests, key, stats):
     self.programs, self.shapes = schedule.programs, schedule.shapes
     self.prefill_rows = schedule.prefill_rows
     self.stop, self.stats = schedule.stop, stats
-    self.weights, self.source, self.key = weights, source, key
+    self.weights, self.requests, self.key = weights, requests, key
     self.batches = collections.deque()  # of prompts to prefill, see `_batches`
     self.waiting = collections.deque()  # (prompts' cache, row, request, sample)
     self.slots = engine.idle_slots(0)
@@ -200,12 +200,12 @@ class _Run:
     """Takes requests for the free slots and for the next refill."""
     free = self.shapes.slots[-1] - int(self.slots.live.sum())
     missing = free + self.shapes.refill - self._waits()
-    requests = self.source.take(max(0, missing))
+    requests = self.requests.take(max(0, missing))
     self.batches.extend(_batches(requests, self.shapes, self.prefill_rows))
 
   def _cancel(self):
     """Frees the slots, and drops the waiting samples, of unwanted requests."""
-    wanted = self.source.wanted
+    wanted = self.requests.wanted
     for slot in np.flatnonzero(self.slots.live):
       self.slots.live[slot] = wanted(self.work[slot].request.prompt_id)
     self.waiting = collections.deque(
@@ -284,7 +284,7 @@ class _Run:
         self.weights, self.cache, self.slots, self.key, steps, stop_at_live)
     return chunk
 
-  def harvest(self, chunk: engine.Chunk) -> list[requests_lib.Completion]:
+  def harvest(self, chunk: engine.Chunk) -> list[groups_lib.Completion]:
     """Waits for a chunk and records its tokens; returns ended completions."""
     chunk = jax.tree.map(np.array, mesh_lib.to_host(chunk))
     self._count(chunk)
@@ -305,7 +305,7 @@ class _Run:
                          chunk.logp_NC[slot, :count]))
       if not self.slots.live[slot]:
         token_T, logp_T = map(np.concatenate, zip(*work.parts))
-        done.append(requests_lib.Completion(
+        done.append(groups_lib.Completion(
             work.request, work.sample, token_T, logp_T, ended))
     return done
 
@@ -384,7 +384,7 @@ def _check_finite(chunk, slots):
   """Refuses tokens whose log-probabilities, and so logits, are not finite."""
   bad_N = ~np.isfinite(chunk.logp_NC).all(1)
   if bad_N.any():
-    raise requests_lib.NonFiniteError(int(slots.prompt_id[np.argmax(bad_N)]))
+    raise groups_lib.NonFiniteError(int(slots.prompt_id[np.argmax(bad_N)]))
 
 
 def _batches(requests, shapes, prefill_rows):

@@ -11,7 +11,6 @@ Axes: G samples of a prompt · R groups to train on.
 """
 
 from collections.abc import Sequence
-import dataclasses
 
 import numpy as np
 
@@ -30,32 +29,11 @@ _ESTIMATES = 8  # iterations; the estimate need not be exact
 _MARGIN = 2.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Rollout:
-  """The groups of a rollout step.
-
-  groups: those to train on, in data order: R, with 'drop' at most R.
-  sampled: all groups up to the last one to train on, in data order.
-  surplus: other groups that were completed: they stand behind those in the data
-    order, and the next step samples their prompts again.
-  cursor: the index in the data order from which the next step takes prompts.
-  """
-  groups: list[groups_lib.Group]
-  sampled: list[groups_lib.Group]
-  surplus: list[groups_lib.Group]
-  cursor: int
-
-  @property
-  def completed(self) -> list[groups_lib.Group]:
-    """All groups that were completed, in data order."""
-    return self.sampled + self.surplus
-
-
 class Selection:
   """The prompts of one rollout step, and what is known of their groups.
 
   `take` names prompts to sample, `add` learns a verdict, `wanted` says whether
-  a prompt's samples are still needed, `rollout` selects the groups.
+  a prompt's samples are still needed, `choose` selects the groups.
   """
 
   def __init__(self, *, cursor: int, wanted: int, group_size: int, mode: str,
@@ -81,8 +59,8 @@ class Selection:
     self._share = _PRIOR_SHARE
 
   def take(self, samples: int) -> range:
-    """Indices of the next prompts in the data order: as many as have `samples`
-    samples in all, but no more than are needed by what is known so far."""
+    """The prompt_id of the next prompts: as many as have `samples` samples in
+    all, but no more than are needed by what is known so far."""
     most = min(len(self._seen), self._taken + -(-samples // self._size))
     if self._mode == 'refill':
       self._end = self._find_end()
@@ -90,32 +68,36 @@ class Selection:
     taken, self._taken = self._taken, max(self._taken, most)
     return range(self._first + taken, self._first + self._taken)
 
-  def add(self, cursor: int, correct: bool) -> None:
-    """Notes the verdict on one sample of the prompt at `cursor`."""
-    self._seen[cursor - self._first] += 1
-    self._right[cursor - self._first] += correct
+  def add(self, prompt_id: int, correct: bool) -> None:
+    """Notes the verdict on one sample of a prompt."""
+    self._seen[prompt_id - self._first] += 1
+    self._right[prompt_id - self._first] += correct
 
-  def wanted(self, cursor: int) -> bool:
+  def wanted(self, prompt_id: int) -> bool:
     """Whether, at the last `take`, the prompt's group could still be among
     those to train on, or decide which they are."""
-    return cursor - self._first < self._end
+    return prompt_id - self._first < self._end
 
-  def rollout(self, groups: Sequence[groups_lib.Group]) -> Rollout:
-    """Selects from all groups that were completed.
+  def choose(self, groups: Sequence[groups_lib.Group]
+             ) -> tuple[list[int], int, int]:
+    """Selects from all groups that were completed, in data order.
+
+    Returns:
+      The indices of the groups to train on: R, with 'drop' at most R. How many
+      groups there are up to the last of these. The next step's cursor.
 
     Raises:
       errors.RunError: 'refill' found too few mixed groups; names the pass rate.
     """
-    groups = sorted(groups, key=lambda group: group.prompt.cursor)
-    kept = [g for g in groups if self._mode == 'off' or groups_lib.is_mixed(g)]
-    kept = kept[:self._goal]
+    chosen = [n for n, group in enumerate(groups)
+              if self._mode == 'off' or groups_lib.is_mixed(group)]
+    chosen = chosen[:self._goal]
     end = self._first + len(self._seen)
     if self._mode == 'refill':
-      if len(kept) < self._goal:
-        raise errors.RunError(self._starved(len(kept), groups))
-      end = kept[-1].prompt.cursor + 1
-    sampled = [g for g in groups if g.prompt.cursor < end]
-    return Rollout(kept, sampled, groups[len(sampled):], end)
+      if len(chosen) < self._goal:
+        raise errors.RunError(self._starved(len(chosen), groups))
+      end = groups[chosen[-1]].prompt.prompt_id + 1
+    return chosen, sum(g.prompt.prompt_id < end for g in groups), end
 
   def _mixed(self):
     """Whether each prompt has a right and a wrong sample: no other sample can

@@ -39,7 +39,7 @@ _MODULES = {
     'transformer': 'cache layers padding prompt_sharing',
     'sharding': 'padding prompt_sharing', 'attention': 'block_attention',
     'packed_attention': 'block_attention', 'selection': 'sampler',
-    'schedule': 'engine requests', 'group_sampler': 'requests sampler',
+    'schedule': 'engine groups', 'group_sampler': 'groups sampler',
     'equivalence': 'comparison structures units values verifying',
     'expressions': 'comparison structures values', 'spellings': 'structures',
     'grading': 'comparison verifying', 'datasets': 'problem rows sources',

@@ -1,6 +1,5 @@
 """Evaluations and their metrics, from hand-written verdicts."""
 
-import collections
 import json
 import types
 
@@ -107,13 +106,13 @@ class _Sampler:
 
   def __init__(self):
     self.asked = []
-    self.counts = collections.Counter()
 
-  def stream(self, params, prompts, key):
+  def stream(self, params, prompts, key, check):
     assert (params, key) == ('weights', 'key')
+    check()
     self.asked.append([p.problem.id for p in prompts])
-    self.counts.update(timeout=1, no_answer=3)
-    yield from reversed([GROUPS[p.cursor] for p in prompts])
+    for p in reversed(prompts):
+      yield [GROUPS[p.prompt_id]], dict(timeout=1, no_answer=3, died=0)
 
 
 def _evaluation(sampler):
@@ -133,13 +132,14 @@ def test_run_summarizes_in_the_order_of_the_prompts():
         'avg@4': 4 / 12, 'pass@1': 4 / 12, 'pass@2': (1 / 2 + 0 + 1) / 3,
         'pass@4': 2 / 3, 'maj@1': 0, 'maj@2': 0, 'maj@4': 0, 'no_answer': 1,
         'truncated': 2 / 12, 'mean_length': 50 / 12, 'problems': 3,
-        'timeout': 1, 'died': 0})
+        'timeout': 3, 'died': 0})
   assert sampler.asked == 2 * [['p0', 'p1', 'p2']]
 
 
 def test_only_what_is_to_do_is_sampled():
   sampler = _Sampler()
   item = _evaluation(sampler)
-  assert list(item.stream('weights', 'key', item.prompts[1:2])) == [GROUPS[1]]
+  assert list(item.stream('weights', 'key', item.prompts[1:2])) == [
+      ([GROUPS[1]], {'timeout': 1, 'died': 0})]
   assert not list(item.stream('weights', 'key', []))
   assert sampler.asked == [['p1']]

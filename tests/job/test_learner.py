@@ -88,8 +88,16 @@ def old_logp_BT(learner):
   ).batch.old_logp_BT
 
 
+def rewards_of(groups):
+  return np.concatenate([g.accuracy_G for g in groups])
+
+
+def learn(learner, groups):
+  return learner.learn(1, groups, rewards_of(groups))
+
+
 def scored_plan(learner, groups):
-  plan = learner.plan_updates(1, groups)
+  plan = learner.plan_updates(1, groups, rewards_of(groups))
   learner.fetch_scores(plan)
   return plan
 
@@ -107,7 +115,7 @@ def test_an_exact_kl_with_few_mixed_groups():
   for count in range(1, GROUPS + 1):
     start(learner)
     groups = groups_of(np.full((GROUPS * SAMPLES, T), -3.0))[:count]
-    assert np.isfinite(learner.learn(1, groups)['loss'])
+    assert np.isfinite(learn(learner, groups)['loss'])
 
 
 def test_off_adds_metrics_and_no_array(learner, old_logp_BT):
@@ -140,7 +148,7 @@ def test_every_minibatch_has_its_weights(learner, old_logp_BT, weight):
 def test_updates_are_queued_before_the_host_waits_for_scores(
     learner, old_logp_BT, monkeypatch):
   start(learner)
-  learner.learn(1, groups_of(old_logp_BT))  # compiles
+  learn(learner, groups_of(old_logp_BT))  # compiles
   start(learner)
   programs, slow, pending = learner.programs, [], []
 
@@ -164,7 +172,7 @@ def test_updates_are_queued_before_the_host_waits_for_scores(
 
   monkeypatch.setattr(learner, 'programs', dataclasses.replace(
       programs, score=score, train_step=train_step))
-  learner.learn(1, groups_of(old_logp_BT))
+  learn(learner, groups_of(old_logp_BT))
   # Later epochs are packed with the scores, so the host waits once.
   assert len(slow) == 3 and pending == [True, True, False, False]
 
@@ -213,7 +221,7 @@ def test_equal_log_probabilities_change_no_bit(learner, old_logp_BT):
   outcomes = []
   for weight in 'off', 'token', 'sequence':
     start(learner, weight=weight)
-    metrics = learner.learn(1, groups_of(old_logp_BT))
+    metrics = learn(learner, groups_of(old_logp_BT))
     outcomes.append((mesh_lib.to_host(learner.state), metrics))
   for other in outcomes[1:]:
     jax.tree.map(np.testing.assert_array_equal, other, outcomes[0])

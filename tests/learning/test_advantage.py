@@ -115,13 +115,3 @@ def test_bad_arguments():
   for size in 0, 3:
     with pytest.raises(ValueError, match='groups'):
       advantage.group_advantage([1, 0], size, 'grpo')
-
-
-def test_overlong_penalty():
-  """Maximum 100, buffer 20, factor 0.5: free up to 80, then linear."""
-  got = advantage.overlong_penalty(
-      np.array([1, 80, 81, 90, 100]), 100, 20, 0.5)
-  np.testing.assert_allclose(got, [0, 0, -0.025, -0.25, -0.5], rtol=1e-6)
-  for buffer in 0, 101:
-    with pytest.raises(errors.InputError, match='buffer'):
-      advantage.overlong_penalty([1], 100, buffer, 0.5)

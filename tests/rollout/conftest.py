@@ -8,7 +8,7 @@ import pytest
 
 from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.rollout import draw
-from tepo_jax.rollout import requests
+from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import schedule
 from tepo_jax.runtime import mesh as mesh_lib
 
@@ -24,10 +24,10 @@ class Engine:
     ids = range(len(prompts)) if ids is None else ids
     limits = np.broadcast_to(max_tokens, (len(prompts), group_size))
     stats = schedule.Stats()
-    queue = [requests.Request(tuple(map(int, tokens)), int(i), list(limit))
-                for tokens, i, limit in zip(prompts, ids, limits)]
+    queue = [groups_lib.Request(tuple(map(int, tokens)), int(i), list(limit))
+             for tokens, i, limit in zip(prompts, ids, limits)]
     done = [completion for some in self.schedule.run(
-        self.weights, requests.Queue(queue), jax.random.key(seed), stats)
+        self.weights, groups_lib.Queue(queue), jax.random.key(seed), stats)
             for completion in some]
     got = {(c.request.prompt_id, c.sample): c for c in done}
     assert len(got) == len(done)  # no duplicates

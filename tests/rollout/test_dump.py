@@ -10,22 +10,23 @@ import pytest
 from tepo_jax import errors
 from tepo_jax.rollout import dump
 from tepo_jax.rollout import groups as groups_lib
-from tepo_jax.rollout import selection
+from tepo_jax.rollout import reward as reward_lib
+from tepo_jax.rollout import sampler
 from tepo_jax.data import problem as problem_lib
 
 SLOTS = 5
 
 
-def group(cursor, verdicts, seed=0):
-  generator = np.random.default_rng((seed, cursor))
+def group(prompt_id, verdicts, seed=0):
+  generator = np.random.default_rng((seed, prompt_id))
   size = len(verdicts)
   length_G = generator.integers(1, SLOTS + 1, size).astype(np.int32)
   inside_GT = np.arange(SLOTS) < length_G[:, None]
   return groups_lib.Group(
       prompt=groups_lib.Prompt(
           problem_lib.Problem(
-              f'p{cursor}', '1 + 1 = ?\n', ('2', '2.0'), 'made'),
-          (3, 1, 4), cursor),
+              f'p{prompt_id}', '1 + 1 = ?\n', ('2', '2.0'), 'made'),
+          (3, 1, 4), prompt_id),
       token_GT=np.where(inside_GT, generator.integers(
           0, 9, (size, SLOTS)), 0).astype(np.int32),
       logp_GT=np.where(inside_GT, generator.normal(
@@ -36,41 +37,39 @@ def group(cursor, verdicts, seed=0):
 
 
 SAMPLED = [group(7, [1, 0]), group(9, [1, 1]), group(8, [0, 1])]
-ROLLOUT = selection.Rollout(
-    [SAMPLED[0], SAMPLED[2]], SAMPLED[:2], SAMPLED[2:], 10)
-REWARDS = [np.float32([1, -0.1]), np.float32([1, 1]), np.float32([0, 0.3])]
+REWARD_NG = np.float32([[1, -0.1], [1, 1], [0, 0.3]])
+ROLLOUT = sampler.Rollout(
+    SAMPLED, [0, 2], 2, 10, reward_lib.Rewards(REWARD_NG, {}, {}), None, {})
 
 
-def rows(step=12):
-  return dump.records(step, ROLLOUT, REWARDS, 'made', 'boxed')
+def lines(step=12):
+  return dump.records(step, ROLLOUT, 'made', 'boxed')
 
 
 @pytest.mark.parametrize('form', dump.FORMATS)
-def test_scores_come_back(form, tmp_path):
-  groups = [dataclasses.replace(g, scores={
-      'm:f': np.float32([0.1, np.nan]), 'brevity': np.float32([1, -.5])})
-            for g in SAMPLED]
-  rollout = selection.Rollout(groups, groups, [], 10)
-  dump.write(tmp_path, 3, dump.records(3, rollout, REWARDS, 'made', 'boxed'),
-             form, 1)
+def test_every_function_has_a_column(form, tmp_path):
+  parts = {'m:f': np.float32([[0.1, np.nan], [0.2, 0.3], [0.4, 0.7]]),
+           'brevity': np.float32([[1, -.5]] * 3)}
+  rollout = dataclasses.replace(
+      ROLLOUT, rewards=reward_lib.Rewards(REWARD_NG, parts, {}))
+  dump.write(tmp_path, 3, dump.records(3, rollout, 'made', 'boxed'), form, 1)
   read = dump.read(tmp_path, 3)
   assert read[1]['reward/m:f'] is None and read[1]['reward/brevity'] == -.5
-  for before, after in zip(groups, dump.to_groups(read, SLOTS), strict=True):
-    assert after.scores.keys() == before.scores.keys()
-    for name, score_G in before.scores.items():
-      np.testing.assert_array_equal(after.scores[name], score_G)
-      assert after.scores[name].dtype == np.float32
+  for name, part_NG in parts.items():
+    np.testing.assert_array_equal(
+        np.array([line[f'reward/{name}'] for line in read], np.float32),
+        part_NG.reshape(-1))
 
 
 @pytest.mark.parametrize('form', dump.FORMATS)
 def test_groups_come_back_to_the_bit(form, tmp_path):
-  dump.write(tmp_path / 'rollouts', 12, rows(), form, 1)
+  dump.write(tmp_path / 'rollouts', 12, lines(), form, 1)
   assert dump.steps(tmp_path / 'rollouts') == [12]
   read = dump.read(tmp_path / 'rollouts', 12)
   assert [r['trained'] for r in read] == [True] * 2 + [False] * 2 + [True] * 2
   assert [r['extracted'] for r in read] == ['0', '1'] * 3
-  assert np.float32([r['reward'] for r in read]).tolist() == (
-      np.concatenate(REWARDS).tolist())
+  np.testing.assert_array_equal(dump.rewards(read), REWARD_NG.reshape(-1))
+  assert dump.rewards(read).dtype == np.float32
   for before, after in zip(SAMPLED, dump.to_groups(read, SLOTS), strict=True):
     assert after.prompt == dataclasses.replace(
         before.prompt, problem=after.prompt.problem)
@@ -85,7 +84,7 @@ def test_groups_come_back_to_the_bit(form, tmp_path):
     ('jsonl', 'json'), ('parquet', 'parquet')])
 def test_datasets_reads_them(form, builder, tmp_path):
   for step in (1, 2):
-    dump.write(tmp_path / 'rollouts', step, rows(step), form, 1)
+    dump.write(tmp_path / 'rollouts', step, lines(step), form, 1)
   read = hf_datasets.load_dataset(
       builder, data_files=str(tmp_path / 'rollouts' / f'*.{form}'),
       split='train', cache_dir=str(tmp_path / 'cache'))
@@ -96,16 +95,16 @@ def test_datasets_reads_them(form, builder, tmp_path):
 
 
 def test_the_oldest_are_deleted_above_the_bound(tmp_path):
-  size = sum(len(json.dumps(row)) + 1 for row in rows())
+  size = sum(len(json.dumps(line)) + 1 for line in lines())
   for step in range(1, 6):
-    dump.write(tmp_path, step, rows(), 'jsonl', 3.5 * size / 1e6)
+    dump.write(tmp_path, step, lines(), 'jsonl', 3.5 * size / 1e6)
   assert dump.steps(tmp_path) == [3, 4, 5]
-  dump.write(tmp_path, 6, rows(), 'jsonl', 1e-6)
+  dump.write(tmp_path, 6, lines(), 'jsonl', 1e-6)
   assert dump.steps(tmp_path) == [6]  # the newest stays, whatever its size
 
 
 def test_a_missing_or_damaged_file_is_named(tmp_path):
-  dump.write(tmp_path, 3, rows(), 'jsonl', 1)
+  dump.write(tmp_path, 3, lines(), 'jsonl', 1)
   with pytest.raises(errors.InputError, match=r'step 4 \(has: 3\)'):
     dump.read(tmp_path, 4)
   path = tmp_path / 'step_000003.jsonl'

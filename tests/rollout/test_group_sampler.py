@@ -1,5 +1,6 @@
 """GroupSampler with toy schedules and toy graders; on two processes."""
 
+import collections
 import json
 import threading
 import types
@@ -8,7 +9,6 @@ import numpy as np
 import pytest
 
 from tepo_jax.rollout import groups as groups_lib
-from tepo_jax.rollout import requests as requests_lib
 from tepo_jax.rollout import sampler
 from tepo_jax.runtime import progress as progress_lib
 from tepo_jax.data import problem as problem_lib
@@ -42,7 +42,7 @@ def _run(weights, queue, key, stats):
   order = [(i, j) for j in (1, 0) for i in (2, 0, 1)]
   for part in (order[:4], order[4:]):
     stats.chunks += 1
-    yield [requests_lib.Completion(
+    yield [groups_lib.Completion(
         requests[i], j, requests[i].token_ids[-1] + np.arange(LENGTHS[i, j]),
         np.zeros(LENGTHS[i, j]), (i, j) != (2, 0)) for i, j in part]
   assert [r.prompt_id for r in requests] == [1, 2, 3]
@@ -56,18 +56,26 @@ PROMPTS = [
     for i in (1, 2, 3)]
 
 
-def _sampler(grader, run=_run, **fields):
+def _sampler(grader, run=_run):
   return sampler.GroupSampler(
       schedule=lambda: types.SimpleNamespace(run=run), group_size=2,
       max_tokens=3, grader=grader, tokenizer=_Tokenizer(),
-      timers=progress_lib.Timers(), **fields)
+      timers=progress_lib.Timers())
+
+
+def _streamed(draw, **settings):
+  """All groups of PROMPTS, in their order, and the sum of the counts."""
+  groups, counts = [], collections.Counter()
+  for some, graded in draw.stream('weights', PROMPTS, 'key', **settings):
+    groups += some
+    counts.update(graded)
+  return sorted(groups, key=lambda group: group.prompt.prompt_id), counts
 
 
 def test_groups_are_assembled_and_graded():
   grader = _Grader()
   draw = _sampler(grader)
-  groups = sorted(draw.stream('weights', PROMPTS, 'key'),
-                  key=lambda group: group.prompt.cursor)
+  groups, counts = _streamed(draw)
   assert [g.prompt for g in groups] == PROMPTS
   assert [g.text_G for g in groups] == [
       ('10 11 12', '10'), ('20 21', '20 21 22'), ('30', '30')]
@@ -77,8 +85,7 @@ def test_groups_are_assembled_and_graded():
       for text in texts)
   np.testing.assert_array_equal(  # the fifth is truncated
       [g.accuracy_G for g in groups], [[0, 1], [0, 0], [0, 1]])
-  list(draw.stream('weights', PROMPTS, 'key'))
-  assert draw.counts == {'no_answer': 4} and draw.stats.chunks == 4
+  assert counts == {'no_answer': 2} == _streamed(draw)[1]
   assert set(draw.timers.pop()) == {'rollout', 'grade'}
 
 
@@ -94,7 +101,7 @@ def test_groups_arrive_while_others_are_sampled_and_graded():
 
   def run(_, queue, *rest):
     for request in queue.take(0)[:2]:
-      yield [requests_lib.Completion(
+      yield [groups_lib.Completion(
           request, j, np.ones(1), np.zeros(1), True) for j in (0, 1)]
     first.set()
     assert second.wait(60)  # the first is graded, the second being graded
@@ -103,8 +110,8 @@ def test_groups_arrive_while_others_are_sampled_and_graded():
     arrived.set()
 
   draw = _sampler(types.SimpleNamespace(grade=grade), run)
-  for group in draw.stream('weights', PROMPTS, 'key'):
-    received.append(group.prompt.cursor)
+  for groups, _ in draw.stream('weights', PROMPTS, 'key'):
+    received.extend(group.prompt.prompt_id for group in groups)
   assert early == [1] and received == [1, 2]
 
 
@@ -117,7 +124,7 @@ def test_a_check_stops_sampling_after_a_chunk():
       raise InterruptedError
 
   with pytest.raises(InterruptedError):
-    list(_sampler(_Grader(), check=check).stream('weights', PROMPTS, 'key'))
+    _streamed(_sampler(_Grader()), check=check)
   assert len(checks) == 2
 
 
@@ -126,7 +133,8 @@ import json
 import jax, numpy as np
 from tepo_jax.job import sampling
 from tepo_jax.policy import transformer
-from tepo_jax.rollout import draw, groups, sampler, schedule, selection
+from tepo_jax.rollout import (
+    draw, groups, reward, sampler, schedule, selection)
 from tepo_jax.runtime import mesh as mesh_lib, processes, progress
 from tepo_jax.data import problem
 processes.initialize()
@@ -149,10 +157,10 @@ class Grader:
   def grade(self, items):
     return [len(text) % 4 == 0 for text, _ in items], {'graded': len(items)}
 
-def prompt(cursor):
+def prompt(prompt_id):
   return groups.Prompt(problem.Problem(
-      id=str(cursor), problem='?', answers=('1',), source='test'),
-      (cursor % 16, 3), cursor)
+      id=str(prompt_id), problem='?', answers=('1',), source='test'),
+      (prompt_id % 16, 3), prompt_id)
 
 draws = sampler.GroupSampler(
     schedule=lambda: schedule.Schedule(
@@ -165,10 +173,13 @@ draws = sampler.GroupSampler(
     timers=progress.Timers())
 rollout = draws.select(weights, prompt, selection.Selection(
     cursor=7, wanted=4, group_size=3, mode='refill', max_batches=8),
-    jax.random.key(1))
+    jax.random.key(1), reward.RewardFunctions(
+        {'accuracy': 1.0, 'brevity': 0.5}, max_tokens=12, overlong_buffer=3,
+        overlong_factor=1.0, workers=1, timeout_s=60))
 print(json.dumps([
-    rollout.cursor, draws.counts, vars(draws.stats),
-    [(g.prompt.cursor, g.text_G, g.accuracy_G.tolist())
+    rollout.cursor, rollout.grading, vars(rollout.stats),
+    rollout.rewards.reward_NG.tolist(),
+    [(g.prompt.prompt_id, g.text_G, g.accuracy_G.tolist())
      for g in rollout.completed]]))
 """
 
@@ -184,6 +195,7 @@ def test_two_processes_take_the_same_decisions():
 
   (one,), two = run(1), run(2)
   assert two == [one, one]
-  cursor, counts, stats, groups = one
+  cursor, counts, stats, rewards, groups = one
   assert counts['graded'] >= 3 * len(groups) > 3 * 4
   assert cursor > 7 + 4 and stats['steps'] > 12
+  assert len({x for reward_G in rewards for x in reward_G}) > 4

@@ -1,4 +1,4 @@
-"""Reward functions: the table's, and own ones that misbehave."""
+"""Rewards: their sum, and functions, own ones that misbehave among them."""
 
 import os
 import signal
@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from tepo_jax import errors
+from tepo_jax.data import problem as problem_lib
+from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import reward as reward_lib
+from tests.rollout.rewards import reward_functions
 
 OWN = '''
 import os, sys, time
@@ -56,7 +59,19 @@ def no_numbers(completions, row, tokens, ended):
 value = 3
 '''
 
-GROUP = (('one two', 'three'), {'bonus': 10}, (4, 8), (True, False))
+
+def _group(row, texts, length, ended=None, accuracy=None, prompt_id=0):
+  size = len(texts)
+  problem = problem_lib.Problem(
+      'pqr'[prompt_id], '?', ('1',), 'test', row=row)
+  return groups_lib.Group(
+      groups_lib.Prompt(problem, (1,), prompt_id),
+      np.zeros((size, 10), np.int32), np.zeros((size, 10), np.float32),
+      np.array(length, np.int32), np.array(ended or [True] * size), texts,
+      np.array(accuracy or [0] * size, np.float32))
+
+
+GROUP = _group({'bonus': 10}, ('one two', 'three'), (4, 8), (True, False))
 
 
 @pytest.fixture(autouse=True)
@@ -67,24 +82,24 @@ def own_module(tmp_path, monkeypatch):
   reward_lib.find.cache_clear()
 
 
-def _score(*names, groups=(('p', GROUP),), timeout_s=10):
-  scorer = reward_lib.Scorer(names, 2, timeout_s)
+def _rewards(*names, groups=(GROUP,), timeout_s=10):
+  functions = reward_functions(dict.fromkeys(names, 1.0), timeout_s=timeout_s)
   try:
-    return scorer.score(list(groups)), scorer.failures
+    return functions.of(groups)
   finally:
-    scorer.close()
+    functions.close()
 
 
 def test_own_functions_get_the_whole_row_and_may_print():
-  other = (('a',), {'bonus': 0}, (16,), (True,))
-  scores, failures = _score(
-      'own_rewards:words', 'brevity', groups=[('p', GROUP), ('q', other)])
-  assert not failures
+  other = _group({'bonus': 0}, ('a', 'b c'), (16, 8), prompt_id=1)
+  rewards = _rewards('own_rewards:words', 'brevity', groups=[GROUP, other])
+  assert not rewards.reasons
   np.testing.assert_array_equal(
-      scores[0]['own_rewards:words'], np.float32([13.5, 12]))
-  np.testing.assert_array_equal(scores[0]['brevity'], np.float32([.5, -.5]))
-  np.testing.assert_array_equal(scores[1]['own_rewards:words'], [4.0])
-  assert scores[0]['brevity'].dtype == np.float32
+      rewards.parts['own_rewards:words'], np.float32([[13.5, 12], [4, 4]]))
+  np.testing.assert_array_equal(
+      rewards.parts['brevity'], np.float32([[.5, -.5], [-.5, .5]]))
+  assert rewards.parts['brevity'].dtype == rewards.reward_NG.dtype == np.float32
+  np.testing.assert_array_equal(rewards.reward_NG, [[14, 11.5], [3.5, 4.5]])
 
 
 @pytest.mark.parametrize('name, reason', [
@@ -95,46 +110,46 @@ def test_own_functions_get_the_whole_row_and_may_print():
     ('no_numbers', 'ValueError')])
 def test_a_function_that_fails_is_named_with_its_problem(name, reason):
   """Other functions of the same group are not affected."""
-  (scores,), failures = _score(f'own_rewards:{name}', 'brevity')
-  failure = failures['p']
+  rewards = _rewards(f'own_rewards:{name}', 'brevity')
+  failure = rewards.reasons[0]
   assert failure.startswith(f'own_rewards:{name}: problem p: ')
   assert reason in failure and '\n' not in failure
-  assert np.isnan(scores[f'own_rewards:{name}']).all()
-  np.testing.assert_array_equal(scores['brevity'], np.float32([.5, -.5]))
+  assert np.isnan(rewards.parts[f'own_rewards:{name}']).all()
+  np.testing.assert_array_equal(rewards.reward_NG, [[.5, -.5]])
 
 
 def test_a_function_that_waits_is_killed_at_its_deadline():
   """It uses no CPU time; unlike an answer, it is not asked again."""
-  _score('own_rewards:words')  # a worker's start is not measured
+  _rewards('own_rewards:words')  # a worker's start is not measured
   start = time.monotonic()
-  (scores,), failures = _score('own_rewards:sleeping', timeout_s=3)
-  assert 'took more than 3 s' in failures['p']
+  rewards = _rewards('own_rewards:sleeping', timeout_s=3)
+  assert 'took more than 3 s' in rewards.reasons[0]
   assert time.monotonic() - start < 8
-  assert np.isnan(scores['own_rewards:sleeping']).all()
+  assert np.isnan(rewards.parts['own_rewards:sleeping']).all()
 
 
 def test_importing_a_module_does_not_count(tmp_path):
   (tmp_path / 'slow_rewards.py').write_text(
       'import time\ntime.sleep(3)\n'
       'def f(completions, *_):\n  return [1.0] * len(completions)\n')
-  scores, failures = _score('slow_rewards:f', timeout_s=2)
-  assert not failures
-  np.testing.assert_array_equal(scores[0]['slow_rewards:f'], [1, 1])
+  rewards = _rewards('slow_rewards:f', timeout_s=2)
+  assert not rewards.reasons
+  np.testing.assert_array_equal(rewards.reward_NG, [[1, 1]])
 
 
 @pytest.mark.long
 def test_a_function_that_hangs_is_killed():
   start = time.monotonic()
-  (scores,), failures = _score('own_rewards:hanging', timeout_s=3)
-  assert 'took more than 3 s' in failures['p']
+  rewards = _rewards('own_rewards:hanging', timeout_s=3)
+  assert 'took more than 3 s' in rewards.reasons[0]
   assert time.monotonic() - start < 60
-  assert np.isnan(scores['own_rewards:hanging']).all()
+  assert np.isnan(rewards.parts['own_rewards:hanging']).all()
 
 
 def test_what_a_function_starts_ends_with_its_worker():
-  (scores,), failures = _score('own_rewards:forking')
-  assert not failures
-  child = int(scores['own_rewards:forking'][0])
+  rewards = _rewards('own_rewards:forking')
+  assert not rewards.reasons
+  child = int(rewards.reward_NG[0, 0])
   deadline = time.monotonic() + 10
   while os.path.exists(f'/proc/{child}/cmdline') and open(
       f'/proc/{child}/cmdline').read() and time.monotonic() < deadline:
@@ -172,3 +187,71 @@ def test_brevity_compares_a_group():
   assert reward_lib.brevity(['a', 'b', 'c'], {}, [10, 20, 15], [True] * 3) == [
       .5, -.5, 0]
   assert reward_lib.brevity(['a', 'b'], {}, [7, 7], [True] * 2) == [0, 0]
+
+
+def test_rewards_are_verdicts_and_the_overlong_penalty():
+  groups = [
+      _group(None, ('',) * 3, (6, 8, 10), accuracy=(1, 0, 1)),
+      _group(None, ('',) * 3, (7, 2, 9), accuracy=(0, 1, 0), prompt_id=1)]
+  rewards = reward_functions().of(groups)
+  np.testing.assert_array_equal(rewards.reward_NG, [[1, 0, 1], [0, 1, 0]])
+  assert not rewards.parts and not rewards.reasons
+  # Free up to 10 − 4 tokens, then half a point at the limit.
+  np.testing.assert_allclose(
+      reward_functions(overlong_buffer=4, overlong_factor=0.5).of(
+          groups).reward_NG,
+      [[1, -.25, 1 - .5], [-.125, 1, -.375]], rtol=1e-6)
+
+
+def test_rewards_are_weighted_sums_of_functions():
+  """A function that failed counts as 0."""
+  group = _group({'bonus': 1}, ('a', 'b c', 'd'), (8, 8, 8),
+                 accuracy=(1, 0, 1))
+  functions = reward_functions({
+      'accuracy': 2.0, 'own_rewards:words': -0.5, 'own_rewards:raising': 9.0})
+  np.testing.assert_array_equal(functions.of([group]).reward_NG, [[0, -2.5, 0]])
+  functions.close()
+
+
+def test_the_penalty_does_not_make_a_group_mixed():
+  group = _group(None, ('', ''), (1, 10))
+  reward_NG = reward_functions(overlong_buffer=4).of([group]).reward_NG
+  assert len(set(reward_NG[0])) == 2 and not groups_lib.is_mixed(group)
+
+
+def test_overlong_penalty():
+  """Maximum 100, buffer 20, factor 0.5: free up to 80, then linear."""
+  got = reward_lib.overlong_penalty(
+      np.array([1, 80, 81, 90, 100]), 100, 20, 0.5)
+  np.testing.assert_allclose(got, [0, 0, -0.025, -0.25, -0.5], rtol=1e-6)
+  for buffer in 0, 101:
+    with pytest.raises(errors.InputError, match='buffer'):
+      reward_lib.overlong_penalty(np.array([1]), 100, buffer, 0.5)
+
+
+def _failed(reasons):
+  """Functions f and g for groups 0 … 3; f failed for 1 and 3, g for 3."""
+  parts = {'f': np.zeros((4, 2), np.float32), 'g': np.ones((4, 2), np.float32)}
+  parts['f'][[1, 3]] = parts['g'][3] = np.nan
+  return reward_lib.Rewards(np.zeros((4, 2), np.float32), parts, reasons)
+
+
+def test_a_failure_stops_the_run_or_is_said(capsys):
+  reasons = {1: 'f: problem q: why', 3: 'g: problem s: why'}
+  _failed(reasons).check(1, 'stop')  # the others are surplus
+  for count, failed in (2, 1), (3, 1), (4, 2):
+    with pytest.raises(errors.RunError) as error:
+      _failed(reasons).check(count, 'stop')
+    assert str(error.value) == (
+        f'reward f: problem q: why ({failed} of {count} groups)')
+  assert not any(capsys.readouterr())
+  _failed(reasons).check(4, 'zero')
+  assert capsys.readouterr() == (
+      '', 'reward f: problem q: why (2 of 4 groups): counted as 0\n')
+
+
+def test_another_process_names_its_failures(capsys):
+  with pytest.raises(errors.RunError, match='on another process, which names'):
+    _failed({}).check(4, 'stop')
+  _failed({}).check(4, 'zero')
+  assert not any(capsys.readouterr())

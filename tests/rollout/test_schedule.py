@@ -15,7 +15,7 @@ from tepo_jax.policy import scoring
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import engine as engine_lib
-from tepo_jax.rollout import requests
+from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import schedule
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools.benchmark import streaming
@@ -164,13 +164,13 @@ class _Table:
     self.correct_QG = np.zeros((40, G), bool)
     self.correct_QG[::3, 1] = True
 
-  def request(self, cursor):
-    return requests.Request(
-        tuple(map(int, _prompts()[(cursor + 3) % 7])), cursor,
-        list(self.length_QG[cursor]))
+  def request(self, prompt_id):
+    return groups_lib.Request(
+        tuple(map(int, _prompts()[(prompt_id + 3) % 7])), prompt_id,
+        list(self.length_QG[prompt_id]))
 
-  def is_mixed(self, cursor):
-    return cursor % 3 == 0
+  def is_mixed(self, prompt_id):
+    return prompt_id % 3 == 0
 
 
 def _mixed_groups(engine, sample, wanted=4):
@@ -246,8 +246,8 @@ def test_slots_stay_in_their_shard():
       dataclasses.replace(programs, decode=decode, compact=compact),
       schedule.Shapes((4, 8), (8,), (32,), chunk=4, shards=2))
   limits = [9, 1, 13, 1, 9, 1, 13, 1]
-  done = [c for some in plan.run(None, requests.Queue([
-      requests.Request((1, 2), 3, limits)]), None) for c in some]
+  done = [c for some in plan.run(None, groups_lib.Queue([
+      groups_lib.Request((1, 2), 3, limits)]), None) for c in some]
   assert calls == [
       ([0, 2, 4, 6, 1, 3, 5, 7], 8, 1), ([0, 2, 4, 6], 8, 4),
       ([0, 2, 4, 6], 8, 4), [1, 3, 0, 1], ([2, 6], 4, 4)]
@@ -270,9 +270,9 @@ def test_refills_go_to_the_emptiest_shard_first():
       dataclasses.replace(programs, decode=decode),
       schedule.Shapes((16,), (8,), (32,), chunk=4, shards=2))
   limits = [1, 9, 1, 9, 1, 9, 9, 1] + 8 * [9]  # shard 0 has samples 0, 2, …
-  for _ in plan.run(None, requests.Queue([
-      requests.Request((1, 2), 3, limits), requests.Request((1, 2), 4, [9, 9])
-  ]), None):
+  for _ in plan.run(None, groups_lib.Queue([
+      groups_lib.Request((1, 2), 3, limits),
+      groups_lib.Request((1, 2), 4, [9, 9])]), None):
     pass
   assert seen[:2] == [16 * [3], [4, 4] + 5 * [3] + 7 * [3]]
 
@@ -420,7 +420,7 @@ def test_logits_that_are_not_finite_name_their_prompt(
   engine = make_engine(
       MODEL, broken, slots=4, prompt_tokens=4, max_tokens=T,
       decoding=draw.Decoding(temperature))
-  with pytest.raises(requests.NonFiniteError, match='prompt 8: .*not finite'
+  with pytest.raises(groups_lib.NonFiniteError, match='prompt 8: .*not finite'
                      ) as error:
     engine.sample(prompts, ids=(4, 8, 9), group_size=2, max_tokens=T)
   assert error.value.prompt_id == 8

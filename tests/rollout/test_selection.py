@@ -1,5 +1,6 @@
 """Dynamic sampling as a stream: the groups of whole batches, with less work."""
 
+import dataclasses
 import itertools
 import time
 
@@ -16,6 +17,7 @@ from tepo_jax.rollout import selection as selection_lib
 from tepo_jax.runtime import progress as progress_lib
 from tepo_jax.data import problem as problem_lib
 from tests.rollout import toy
+from tests.rollout.rewards import reward_functions
 
 RIGHT, WRONG, MIXED = (1, 1), (0, 0), (0, 1)
 
@@ -31,13 +33,18 @@ class World:
     self.verdicts, self.lengths, self.delay = verdicts, lengths, delay
     self.size = len(verdicts[0])
     longest = max(map(max, lengths))
+    self.stats = []  # of the runs of `schedule`
+    self.schedule = schedule.Schedule(
+        toy.programs(self.length), schedule.make_shapes(
+            slots=slots, work=10**6, prompt_tokens=9, max_tokens=longest,
+            chunk=chunk, shards=1))
     self.sampler = sampler_lib.GroupSampler(
-        schedule=lambda: schedule.Schedule(
-            toy.programs(self.length), schedule.make_shapes(
-                slots=slots, work=10**6, prompt_tokens=9, max_tokens=longest,
-                chunk=chunk, shards=1)),
-        group_size=self.size, max_tokens=longest, grader=self, tokenizer=self,
-        timers=progress_lib.Timers())
+        schedule=lambda: self, group_size=self.size, max_tokens=longest,
+        grader=self, tokenizer=self, timers=progress_lib.Timers())
+
+  def run(self, weights, requests, key, stats):
+    self.stats.append(stats)
+    return self.schedule.run(weights, requests, key, stats)
 
   def length(self, prompt, sample):
     return self.lengths[prompt % len(self.lengths)][sample]
@@ -53,38 +60,40 @@ class World:
     return [bool(self.verdicts[prompt % len(self.verdicts)][sample])
             for prompt, sample in parts], {}
 
-  def prompt(self, cursor):
+  def prompt(self, prompt_id):
     problem = problem_lib.Problem(
-        id=str(cursor), problem='?', answers=('1',), source='test')
-    return groups_lib.Prompt(problem, (1,) * (1 + cursor * 5 % 9), cursor)
+        id=str(prompt_id), problem='?', answers=('1',), source='test')
+    return groups_lib.Prompt(
+        problem, (1,) * (1 + prompt_id * 5 % 9), prompt_id)
 
-  def select(self, mode, *, cursor=0, wanted, max_batches=10):
-    self.sampler.stats = schedule.Stats()
+  def select(self, mode, *, cursor=0, wanted, max_batches=10,
+             rewards=reward_functions()):
     return self.sampler.select(None, self.prompt, selection_lib.Selection(
         cursor=cursor, wanted=wanted, group_size=self.size, mode=mode,
-        max_batches=max_batches), None)
+        max_batches=max_batches), None, rewards)
 
   def select_in_batches(self, *, cursor=0, wanted, max_batches=10):
     """The groups that whole batches of `wanted` prompts find; None if none."""
-    self.sampler.stats, kept = schedule.Stats(), []
+    kept = []
     for _ in range(max_batches):
       prompts = [self.prompt(cursor + i) for i in range(wanted)]
-      groups = {g.prompt.cursor: g
-                for g in self.sampler.stream(None, prompts, None)}
-      kept += [groups[p.cursor] for p in prompts
-               if groups_lib.is_mixed(groups[p.cursor])]
+      groups = {g.prompt.prompt_id: g
+                for some, _ in self.sampler.stream(None, prompts, None)
+                for g in some}
+      kept += [groups[p.prompt_id] for p in prompts
+               if groups_lib.is_mixed(groups[p.prompt_id])]
       cursor += wanted
       if len(kept) >= wanted:
         return kept[:wanted]
     return None
 
 
-def _cursors(groups):
-  return [g.prompt.cursor for g in groups]
+def _prompt_ids(groups):
+  return [g.prompt.prompt_id for g in groups]
 
 
 def _assert_equal(groups, others):
-  assert _cursors(groups) == _cursors(others)
+  assert _prompt_ids(groups) == _prompt_ids(others)
   for group, other in zip(groups, others):
     assert group.text_G == other.text_G
     for name in ('token_GT', 'logp_GT', 'length_G', 'ended_G', 'accuracy_G'):
@@ -94,10 +103,10 @@ def _assert_equal(groups, others):
 def test_refill_finds_the_first_mixed_groups_of_the_data_order():
   world = World([MIXED, RIGHT, MIXED, MIXED, WRONG, MIXED])
   rollout = world.select('refill', wanted=3)
-  assert _cursors(rollout.groups) == [0, 2, 3]
-  assert _cursors(rollout.sampled) == [0, 1, 2, 3]
+  assert _prompt_ids(rollout.groups) == [0, 2, 3]
+  assert _prompt_ids(rollout.sampled) == [0, 1, 2, 3]
   assert rollout.cursor == 4  # right behind the last group
-  assert _cursors(world.select('refill', cursor=4, wanted=3).groups) == [
+  assert _prompt_ids(world.select('refill', cursor=4, wanted=3).groups) == [
       5, 6, 8]
 
 
@@ -105,9 +114,9 @@ def test_the_surplus_is_what_was_completed_behind_the_last_group():
   """Prompt 0 takes long; more than enough are completed meanwhile."""
   world = World([MIXED], [(90, 90)] + [(1, 2)] * 20, slots=8)
   rollout = world.select('refill', wanted=3)
-  assert _cursors(rollout.groups) == [0, 1, 2] and rollout.cursor == 3
-  assert rollout.surplus
-  assert _cursors(rollout.completed) == list(range(3 + len(rollout.surplus)))
+  assert _prompt_ids(rollout.groups) == [0, 1, 2] and rollout.cursor == 3
+  assert rollout.count == 3 < len(rollout.completed)
+  assert _prompt_ids(rollout.completed) == list(range(len(rollout.completed)))
 
 
 def test_a_slow_wrong_group_does_not_let_a_later_one_overtake_it():
@@ -116,13 +125,13 @@ def test_a_slow_wrong_group_does_not_let_a_later_one_overtake_it():
   for verdicts in [MIXED, MIXED], [WRONG, MIXED]:
     rollout = World(verdicts, lengths, slots=2).select('refill', wanted=2)
     first = 0 if verdicts[0] == MIXED else 1
-    assert _cursors(rollout.groups)[0] == first
+    assert _prompt_ids(rollout.groups)[0] == first
 
 
 def test_refill_ends_in_its_last_batch_or_with_an_error():
   world = World([MIXED, RIGHT, WRONG, RIGHT])
   rollout = world.select('refill', wanted=2, max_batches=3)
-  assert _cursors(rollout.groups) == [0, 4]
+  assert _prompt_ids(rollout.groups) == [0, 4]
   with pytest.raises(errors.RunError) as caught:
     world.select('refill', wanted=2, max_batches=2)
   message = str(caught.value)
@@ -140,9 +149,9 @@ def test_hopeless_pass_rate_is_named():
 
 def test_drop_samples_once_and_keeps_what_is_mixed():
   rollout = World([MIXED, RIGHT, WRONG]).select('drop', wanted=4)
-  assert rollout.cursor == 4 and not rollout.surplus
-  assert _cursors(rollout.groups) == [0, 3]
-  assert _cursors(rollout.sampled) == [0, 1, 2, 3]
+  assert rollout.cursor == rollout.count == len(rollout.completed) == 4
+  assert _prompt_ids(rollout.groups) == [0, 3]
+  assert _prompt_ids(rollout.sampled) == [0, 1, 2, 3]
   nothing = World([WRONG]).select('drop', wanted=4)
   assert nothing.groups == [] and len(nothing.sampled) == 4
 
@@ -150,34 +159,33 @@ def test_drop_samples_once_and_keeps_what_is_mixed():
 def test_off_keeps_everything():
   rollout = World([MIXED, RIGHT, WRONG]).select('off', cursor=2, wanted=4)
   assert rollout.cursor == 6
-  assert _cursors(rollout.groups) == [2, 3, 4, 5]
+  assert _prompt_ids(rollout.groups) == [2, 3, 4, 5]
 
 
 def test_the_truncated_count_as_wrong():
   """Sample 1 is right but does not end: not mixed until a third is right."""
-  sampler = World([(0, 1, 0), (0, 0, 1)], [(2, 30, 2)]).sampler
-  sampler.max_tokens = 9
-  world = sampler.grader
-  assert _cursors(world.select('refill', wanted=1).groups) == [1]
+  world = World([(0, 1, 0), (0, 0, 1)], [(2, 30, 2)])
+  world.sampler = dataclasses.replace(world.sampler, max_tokens=9)
+  assert _prompt_ids(world.select('refill', wanted=1).groups) == [1]
 
 
 def test_what_is_out_of_reach_is_stopped_at_once():
   """Prompts behind the last group of the step draw no further tokens."""
   world = World([MIXED], [(2, 2)] * 4 + [(500, 500)] * 30, slots=20, chunk=2)
-  world.select('refill', wanted=4)
+  stats = world.select('refill', wanted=4).stats
   # 16 tokens are needed. The verdicts on them are known two chunks later.
-  assert world.sampler.stats.tokens <= 16 + 12 * 6
-  assert world.sampler.stats.steps <= 6
+  assert stats.tokens <= 16 + 12 * 6
+  assert stats.steps <= 6
 
 
 def test_free_slots_take_prompts_further_on_in_the_order():
   """One long completion; its neighbours' slots look for more mixed groups."""
   lengths, verdicts = [(40, 1)] + [(4, 4)] * 50, [MIXED] + [WRONG] * 9
   world = World(verdicts, lengths, slots=8, chunk=2)
-  groups = world.select('refill', wanted=3).groups
-  stream = world.sampler.stats.steps
-  _assert_equal(groups, world.select_in_batches(wanted=3))
-  assert stream < 50 < world.sampler.stats.steps
+  rollout = world.select('refill', wanted=3)
+  _assert_equal(rollout.groups, world.select_in_batches(wanted=3))
+  assert world.stats[0] is rollout.stats
+  assert rollout.stats.steps < 50 < sum(s.steps for s in world.stats[1:])
 
 
 def test_few_prompts_are_sampled_in_vain_where_all_groups_are_mixed():
@@ -186,25 +194,33 @@ def test_few_prompts_are_sampled_in_vain_where_all_groups_are_mixed():
   assert len(rollout.completed) <= 36
 
 
-class _Scorer:
-  """Scores a group by its prompt, length and row."""
-  names = ('first', 'second')
+class _Workers:
+  """Answers by the function, the prompt and the length."""
 
-  def score(self, problems):
-    return [{'first': np.float32(tokens) + int(id_), 'second': np.array(
-        [np.nan, len(texts)], np.float32)}
-            for id_, (texts, row, tokens, ended) in problems]
+  def ask(self, questions):
+    return {(name, texts, *rest, tokens, ended): (
+        [n + int(texts[0].split()[0]) for n in tokens] if name == 'first'
+        else f'no {name}', False)
+            for name, texts, *rest, tokens, ended in questions}, 0
 
 
-def test_groups_get_the_scores_of_their_own_completions():
+def test_rewards_are_those_of_the_groups_own_completions(monkeypatch):
+  rewards = reward_functions({'second': 9.0, 'accuracy': 1.0, 'first': 0.5})
+  monkeypatch.setattr(rewards, '_pool', _Workers())
   world = World([MIXED, RIGHT], [(4, 2), (1, 1), (3, 3)])
-  world.sampler.scorer = _Scorer()
-  rollout = world.select('refill', wanted=2)
-  for group in rollout.completed:
+  rollout = world.select('refill', wanted=2, rewards=rewards)
+  assert len(rollout.completed) > 2 and rollout.trained == [0, 2]
+  for n, group in enumerate(rollout.completed):
+    first_G = rollout.rewards.parts['first'][n]
     np.testing.assert_array_equal(
-        group.scores['first'], group.length_G + group.prompt.cursor)
-    np.testing.assert_array_equal(group.scores['second'], [np.nan, 2])
-    assert group.scores['first'].dtype == np.float32
+        first_G, group.length_G + group.prompt.prompt_id)
+    assert first_G.dtype == np.float32
+    np.testing.assert_array_equal(
+        rollout.rewards.reward_NG[n], group.accuracy_G + first_G / 2)
+  assert np.isnan(rollout.rewards.parts['second']).all()
+  np.testing.assert_array_equal(rollout.reward_B, [2, 2, 2.5, 3.5])
+  with pytest.raises(errors.RunError, match='second: problem 0: no second'):
+    rollout.rewards.check(rollout.count, 'stop')
 
 
 worlds = st.integers(2, 4).flatmap(lambda size: st.tuples(
@@ -234,11 +250,10 @@ def test_the_groups_are_those_of_whole_batches(
       assert want is None
       return
     _assert_equal(got.groups, want)
-    assert got.cursor == got.groups[-1].prompt.cursor + 1
-    assert _cursors(got.sampled) == list(range(cursor, got.cursor))
-    stats = world.sampler.stats
+    assert got.cursor == got.groups[-1].prompt.prompt_id + 1
+    assert _prompt_ids(got.sampled) == list(range(cursor, got.cursor))
     again = world.select('refill', cursor=cursor, wanted=wanted, max_batches=6)
-    assert world.sampler.stats == stats
+    assert again.stats == got.stats
     _assert_equal(again.completed, got.completed)
 
 
@@ -252,5 +267,5 @@ def test_decisions_do_not_depend_on_the_clock():
     delay = itertools.cycle(delays)
     world = World(verdicts, lengths, slots=12, delay=lambda d=delay: next(d))
     rollout = world.select('refill', wanted=4)
-    results.append((_cursors(rollout.completed), world.sampler.stats))
+    results.append((_prompt_ids(rollout.completed), rollout.stats))
   assert results[0] == results[1] == results[2]

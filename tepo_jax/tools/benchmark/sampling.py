@@ -22,7 +22,7 @@ from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import engine as engine_lib
-from tepo_jax.rollout import requests as requests_lib
+from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import schedule as schedule_lib
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools.benchmark import registry
@@ -81,10 +81,10 @@ class Engine:
   def run(self, schedule: schedule_lib.Schedule, queue: _Queue) -> None:
     """Decodes the queue."""
     self.stats = schedule_lib.Stats()
-    requests = [requests_lib.Request(tokens, index, lengths)
+    requests = [groups_lib.Request(tokens, index, lengths)
                 for index, (tokens, lengths) in enumerate(zip(*queue))]
-    for _ in schedule.run(
-        self.weights, requests_lib.Queue(requests), jax.random.key(1), self.stats):
+    for _ in schedule.run(self.weights, groups_lib.Queue(requests),
+                          jax.random.key(1), self.stats):
       pass
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from tepo_jax.rollout import requests as requests_lib
+from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import schedule as schedule_lib
 from tepo_jax.rollout import selection as selection_lib
 from tepo_jax.tools.benchmark import workload as workload_lib
@@ -31,16 +31,17 @@ class Table(NamedTuple):
   correct_QG: np.ndarray
   limit: int | None = None
 
-  def request(self, cursor: int) -> requests_lib.Request:
-    """The request of prompt `cursor`."""
-    length_G = self.length_QG[cursor]
-    return requests_lib.Request(
-        self.token_P, cursor,
+  def request(self, prompt_id: int) -> groups_lib.Request:
+    """The request of prompt `prompt_id`."""
+    length_G = self.length_QG[prompt_id]
+    return groups_lib.Request(
+        self.token_P, prompt_id,
         length_G if self.limit is None else np.full_like(length_G, self.limit))
 
-  def is_mixed(self, cursor: int) -> bool:
+  def is_mixed(self, prompt_id: int) -> bool:
     """Whether the verdicts on a prompt's completions differ."""
-    return bool(self.correct_QG[cursor].min() != self.correct_QG[cursor].max())
+    correct_G = self.correct_QG[prompt_id]
+    return bool(correct_G.min() != correct_G.max())
 
 
 def table(workload: workload_lib.Workload, batches: int, mixed_share: float
@@ -64,50 +65,49 @@ def table(workload: workload_lib.Workload, batches: int, mixed_share: float
 
 
 class _Stream:
-  """The source of `stream`."""
+  """The requests of `stream`."""
 
   def __init__(self, known, selection):
     self._known, self._selection = known, selection
 
   def take(self, samples):
-    """See requests.Source."""
-    return [self._known.request(cursor)
-            for cursor in self._selection.take(samples)]
+    """See `groups.Requests`."""
+    return [self._known.request(prompt_id)
+            for prompt_id in self._selection.take(samples)]
 
   def wanted(self, prompt_id):
-    """See requests.Source."""
+    """See `groups.Requests`."""
     return self._selection.wanted(prompt_id)
 
   def see(self, completions):
     """Gives the selection the verdicts on completions."""
     for c in completions:
-      cursor = c.request.prompt_id
-      self._selection.add(cursor, bool(self._known.correct_QG[cursor, c.sample]))
+      correct_G = self._known.correct_QG[c.request.prompt_id]
+      self._selection.add(c.request.prompt_id, bool(correct_G[c.sample]))
 
 
 def stream(schedule: schedule_lib.Schedule, weights: Any, known: Table,
            wanted: int, key: jax.Array, stats: schedule_lib.Stats
-           ) -> Iterator[list[requests_lib.Completion]]:
+           ) -> Iterator[list[groups_lib.Completion]]:
   """Yields the completions of a step that needs `wanted` mixed groups."""
   prompts, samples = known.length_QG.shape
-  source = _Stream(known, selection_lib.Selection(
+  requests = _Stream(known, selection_lib.Selection(
       cursor=0, wanted=wanted, group_size=samples, mode='refill',
       max_batches=prompts // wanted))
-  for completions in schedule.run(weights, source, key, stats):
-    source.see(completions)
+  for completions in schedule.run(weights, requests, key, stats):
+    requests.see(completions)
     yield completions
 
 
 def batches(schedule: schedule_lib.Schedule, weights: Any, known: Table,
             wanted: int, key: jax.Array, stats: schedule_lib.Stats
-            ) -> Iterator[list[requests_lib.Completion]]:
+            ) -> Iterator[list[groups_lib.Completion]]:
   """Yields the same from whole batches of `wanted` prompts."""
   mixed = 0
   for start in range(0, len(known.length_QG), wanted):
-    cursors = range(start, start + wanted)
+    batch = range(start, start + wanted)
     yield from schedule.run(
-        weights, requests_lib.Queue([known.request(c) for c in cursors]), key,
-        stats)
-    mixed += sum(known.is_mixed(c) for c in cursors)
+        weights, groups_lib.Queue(list(map(known.request, batch))), key, stats)
+    mixed += sum(map(known.is_mixed, batch))
     if mixed >= wanted:
       return

@@ -72,20 +72,21 @@ class Lab:
     order = groups_lib.DataOrder(len(prompts), self.config.seed)
     return self._sampler.select(
         self.learner.programs.to_decode(self.start),
-        lambda cursor: dataclasses.replace(
-            prompts[order[cursor]], cursor=cursor),
+        lambda prompt_id: dataclasses.replace(
+            prompts[order[prompt_id]], prompt_id=prompt_id),
         selection.Selection(
             cursor=0, wanted=settings.prompts, group_size=settings.samples,
             mode=settings.dynamic_sampling,
             max_batches=settings.max_generation_batches),
-        programs_lib.stream(self.config.seed, 'rollout')).groups
+        programs_lib.stream(self.config.seed, 'rollout'),
+        self.session.rewards).groups
 
   def updates(self, method: Any, groups: list[groups_lib.Group],
               counts: Sequence[int]) -> Iterator[tuple[int, Any, dict]]:
     """Trains θ_0 on a rollout by `method`; yields (number of updates, weights,
     the updates' average metrics so far) at each of the counts."""
     learner = self._learner(method)
-    plan, history = learner.plan_updates(1, groups), []
+    plan, history = learner.plan_updates(1, groups, self._rewards(groups)), []
     for index in range(max(counts)):
       history.append(jax.device_get(learner.make_update(plan, index)))
       if index + 1 in counts:
@@ -95,8 +96,12 @@ class Lab:
   def batch(self, groups: list[groups_lib.Group]) -> batch_lib.Batch:
     """Host arrays of the groups, without filler."""
     return self.learner.to_batch(
-        groups, self.learner.programs.policy_loss.method.estimator,
+        groups, self._rewards(groups),
+        self.learner.programs.policy_loss.method.estimator,
         len(groups) * self.config.rollout.samples)
+
+  def _rewards(self, groups):
+    return self.session.rewards.of(groups).reward_NG.reshape(-1)
 
   def gradients(self, params: Any, batch: batch_lib.Batch,
                 slope_EBT: np.ndarray) -> np.ndarray:

@@ -111,9 +111,9 @@ def _group(records, indices, arrays):
       'completions': [
           {name: records[i][name] for name in (
               'completion', 'extracted', 'correct', 'reward', 'truncated')}
-          | {'scores': {name.removeprefix(dump.SCORE): value
+          | {'scores': {name.removeprefix(dump.PART): value
                         for name, value in records[i].items()
-                        if name.startswith(dump.SCORE)}}
+                        if name.startswith(dump.PART)}}
           | {'tokens': records[i]['token_ids'],
              'values': {key: exact(value_BT[i, :records[i]['tokens']])
                         for key, value_BT in arrays.items()}}

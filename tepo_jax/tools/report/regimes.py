@@ -145,7 +145,9 @@ def _moved(learner, groups):
   """Mean log π − log π_start of the groups' tokens."""
   rollout, total, count = learner.config.rollout, 0.0, 0
   for first in range(0, len(groups), rollout.prompts):
-    batch = learner.to_batch(groups[first:first + rollout.prompts], 'grpo')
+    some = groups[first:first + rollout.prompts]
+    batch = learner.to_batch(
+        some, np.zeros(len(some) * rollout.samples), 'grpo')  # no advantages
     logp_BT, _ = learner.programs.score(
         learner.state.params, learner.on_devices(batch), *learner.base())
     gap_BT = batch.sampler_logp_BT - mesh_lib.to_host(logp_BT)

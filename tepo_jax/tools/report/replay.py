@@ -34,7 +34,6 @@ from tepo_jax.learning import objective
 from tepo_jax.learning import update
 from tepo_jax.policy import scoring
 from tepo_jax.rollout import dump
-from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import files
 from tepo_jax.runtime import mesh as mesh_lib
@@ -106,18 +105,25 @@ class Step:
 
   Attributes:
     learner: starts with the policy at the step's start.
-    sampled, trained: the groups of the saved rollout.
+    sampled, trained: the groups of the saved rollout, with sampled_reward_B and
+      reward_B of their completions.
     plan: the step's updates. start: π_old's trained weights.
   """
 
   def __init__(self, learner: learner_lib.Learner, number: int,
-               groups: list[groups_lib.Group], trained: set[int]):
-    self.learner, self.sampled = learner, groups
-    self.trained = [g for g in groups if g.prompt.cursor in trained]
+               records: list[dict]):
+    """records: see `dump.read`."""
+    self.learner = learner
+    length = learner.config.rollout.max_tokens
+    self.sampled = dump.to_groups(records, length)
+    self.sampled_reward_B = dump.rewards(records)
+    records = [record for record in records if record['trained']]
+    self.trained = dump.to_groups(records, length)
+    self.reward_B = dump.rewards(records)
     if not self.trained:
       raise errors.InputError(f'step {number} trained on no group')
     programs = learner.programs
-    self.plan = learner.plan_updates(number, self.trained)
+    self.plan = learner.plan_updates(number, self.trained, self.reward_B)
     self.start = jax.tree.map(jnp.copy, learner.state.params)
     like = programs.state_sharding.params
     jitted = programs.jit(
@@ -167,7 +173,7 @@ class Step:
     minibatch, _ = self.learner.minibatch(self.plan, index)
     batches = {
         estimator: minibatch.replace(advantage_B=self.learner.to_batch(
-            self.trained, estimator).advantage_B[members])
+            self.trained, self.reward_B, estimator).advantage_B[members])
         for estimator in {loss.method.estimator for loss in losses.values()}}
     where = f'update {index + 1} of {len(self.plan.order)}'
     return Comparison(
@@ -185,7 +191,8 @@ class Step:
     size = len(self.plan.order[0])
     group_size = len(self.sampled[0].text_G)
     total = -(-len(self.sampled) * group_size // size) * size
-    batch = self.learner.to_batch(self.sampled, loss.method.estimator, total)
+    batch = self.learner.to_batch(self.sampled, self.sampled_reward_B,
+                                  loss.method.estimator, total)
     views = [self._view(loss, batch, np.arange(start, start + size))
              for start in range(0, total, size)]
     old_logp_BT, old_entropy_BT, new, selection = (
@@ -353,9 +360,7 @@ def open_step(workdir: files.Path, number: int) -> Iterator[Step]:
     learner = learner_lib.Learner(config, session)
     learner.load_base()
     learner.state = _state(learner, workdir, number - 1)
-    yield Step(
-        learner, number, dump.to_groups(records, config.rollout.max_tokens),
-        {record['cursor'] for record in records if record['trained']})
+    yield Step(learner, number, records)
 
 
 def available(workdir: files.Path) -> list[int]:

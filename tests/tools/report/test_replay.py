@@ -127,7 +127,8 @@ def _train_steps(step, start, chosen, last):
       config.method = chosen[name]
     programs = programs_lib.make(config, learner.session.model, mesh)
     advantage_B = learner.to_batch(
-        step.trained, programs.policy_loss.method.estimator).advantage_B
+        step.trained, step.reward_B,
+        programs.policy_loss.method.estimator).advantage_B
     for outcomes, (index, state) in zip(found, states.items()):
       minibatch, _ = learner.minibatch(plan, index)
       _, metrics = programs.train_step(
