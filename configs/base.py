@@ -88,17 +88,13 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
 
   c.train = ml_collections.ConfigDict()
   c.train.minibatch_prompts = 16  # groups per optimiser update
-  c.train.epochs = 2  # passes over a rollout: 2 x 64 / 16 = 8 updates
+  # Passes over a rollout's minibatches, which stay the same: 2 x 64 / 16 = 8
+  # updates.
+  c.train.epochs = 2
   # How scoring and updates lay completions out. 'segments': several to a row;
   # 'shared': prompts are computed once per microbatch, attention rows stay
   # packed; this pays where prompts are a good part of the tokens.
   c.train.packing = 'segments'
-  # With 'shared': attention capacity as a multiple of packed-token capacity,
-  # rounded up to rows per shard. Prompts of 64 tokens with 8 completions of 128
-  # need (64 + 128) / (64 / 8 + 128) = 1.4.
-  c.train.attention_room = 1.2
-  # Tokens of a packed row; None: max_prompt_tokens + max_tokens.
-  c.train.row_tokens = config_dict.placeholder(int)
   # ★ Tokens of one forward/backward pass over all devices; at least a row per
   # data x fsdp shard. Lower it if memory is short.
   c.train.microbatch_tokens = 16384

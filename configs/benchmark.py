@@ -42,7 +42,6 @@ def get_config(shape: str = 'tiny'):
   c.train.packing = 'shared'
   c.train.microbatch_tokens = c.benchmark.prompt_tokens - 1 + (
       c.rollout.samples * (c.rollout.max_tokens + 1))
-  c.train.attention_room = 1.4
   c.pretrain.update(shape)
   c.compute.dtype = 'float32'
   c.compute.remat = 'none'

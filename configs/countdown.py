@@ -18,7 +18,6 @@ def get_config(method: str = 'tepo'):
   c.data.name = 'countdown'
   c.data.limit = 2048
   c.rollout.max_tokens = 56  # the longest of the demonstrations have 58
-  c.train.row_tokens = 160
   c.train.microbatch_tokens = 1280
   c.optimizer.learning_rate = 1e-4
   c.eval.sets = ('countdown',)

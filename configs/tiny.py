@@ -26,7 +26,6 @@ def get_config(method: str = 'tepo'):
   c.grading.workers = 1
 
   c.train.minibatch_prompts = 8
-  c.train.row_tokens = 144
   c.train.microbatch_tokens = 1152
 
   c.optimizer.learning_rate = 3e-5

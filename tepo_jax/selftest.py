@@ -143,7 +143,6 @@ def train_one_step(config: ml_collections.ConfigDict, workdir: pathlib.Path
 def small_config() -> ml_collections.ConfigDict:
   """The embedded task, in bfloat16 and at a size that compiles fast."""
   config = cli.load_config(f'{_CONFIG}:tepo')
-  devices = len(jax.devices())
   config.update_from_flattened_dict({
       'steps': 1, 'eval.period': 0, 'checkpoint.period': 1,
       'compute.dtype': 'bfloat16', 'compute.unroll': 1, 'pretrain.num_layers': 1,
@@ -151,8 +150,7 @@ def small_config() -> ml_collections.ConfigDict:
       'pretrain.demonstrations': 64, 'data.limit': 64, 'rollout.prompts': 8,
       'rollout.max_tokens': 16, 'train.minibatch_prompts': 8,
       'rollout.overlong_buffer': 15,  # else all rewards may be alike
-      'rollout.dynamic_sampling': 'off',
-      'train.microbatch_tokens': config.train.row_tokens * max(8, devices)})
+      'rollout.dynamic_sampling': 'off'})
   return config
 
 

@@ -135,7 +135,6 @@ CONFIG = [
     ('data.columns.problem=question', 'data.columns.problem'),
     ('data.columns.solution=answer', 'data.columns.solution'),
     ('model=/nowhere', '/nowhere'),
-    ('train.row_tokens=9', 'train.row_tokens'),
     ('train.packing=tight', 'segments'),
     ('train.chunk_size=0', 'train.chunk_size'),
     ('train.behaviour.weight=both', 'sequence'),

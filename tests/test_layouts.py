@@ -20,7 +20,7 @@ pytestmark = pytest.mark.long
 
 _TINY = ('--config=configs/tiny.py:tepo', '--config.eval.period=0',
          '--config.rollout.prompts=2', '--config.rollout.samples=4',
-         '--config.rollout.max_tokens=12', '--config.train.row_tokens=36',
+         '--config.rollout.max_tokens=12',
          '--config.rollout.dynamic_sampling=off',
          '--config.train.minibatch_prompts=1', '--config.data.limit=16',
          '--config.checkpoint.period=1', '--config.pretrain.num_layers=1',

@@ -61,8 +61,8 @@ _NOT_NEGATIVE = (
     'pretrain.worked_steps', 'pretrain.mixed_steps',
     'rollout.overlong_buffer', 'rollout.overlong_factor')
 _POSITIVE_IF_GIVEN = (
-    'data.limit', 'eval.limit', 'eval.samples', 'train.row_tokens',
-    'rollout.slots', 'rollout.tensor', 'checkpoint.minutes')
+    'data.limit', 'eval.limit', 'eval.samples', 'rollout.slots',
+    'rollout.tensor', 'checkpoint.minutes')
 
 # Fields that have no effect while another field has this value.
 _OFF = (
@@ -74,8 +74,7 @@ _OFF = (
     ('method.reg.', 'method.reg.coef', 0))
 # Fields that have an effect only while another field has this value.
 _NEEDED = (
-    ('train.attention_room', 'train.packing', 'shared'),
-    ('rollout.max_generation_batches', 'rollout.dynamic_sampling', 'refill'))
+    ('rollout.max_generation_batches', 'rollout.dynamic_sampling', 'refill'),)
 
 
 def check(config: ml_collections.ConfigDict, overridden: Iterable[str]) -> None:
@@ -188,8 +187,6 @@ def _check_ranges(config):
            f'at most {_MOST_BATCHES:,}')
   _require(config, 'rollout.samples', config.rollout.samples >= 2,
            'at least 2: the advantage compares a group\'s samples')
-  _require(config, 'train.attention_room',
-           1 <= config.train.attention_room < math.inf, 'at least 1')
   # Equal log-probabilities must give weight 1.
   _require(config, 'train.behaviour.cap', config.train.behaviour.cap >= 1,
            'at least 1')
@@ -234,11 +231,6 @@ def _check_geometry(config):
     raise errors.InputError(
         f'config.rollout.prompts={prompts} is not a multiple of '
         f'config.train.minibatch_prompts={minibatch}')
-  longest = config.data.max_prompt_tokens + config.rollout.max_tokens
-  if config.train.row_tokens is not None and config.train.row_tokens < longest:
-    raise errors.InputError(
-        f'config.train.row_tokens={config.train.row_tokens} is less than '
-        f'data.max_prompt_tokens + rollout.max_tokens = {longest}')
   if config.rollout.overlong_buffer > config.rollout.max_tokens:
     raise errors.InputError(
         f'config.rollout.overlong_buffer={config.rollout.overlong_buffer} is '

@@ -1,22 +1,28 @@
-"""The policy of a run, and its updates in a rollout step."""
+"""The policy of a run, and its updates in a rollout step.
 
+Axes: B completions · P tokens of a prompt · T tokens of a completion ·
+S = P + T.
+"""
+
+from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
 import jax
+from jax import numpy as jnp
 import ml_collections
 import numpy as np
 
 from tepo_jax import errors
 from tepo_jax.job import memory as memory_lib
-from tepo_jax.job import minibatches as minibatches_lib
-from tepo_jax.job import old_policy
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import provenance
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import summaries
+from tepo_jax.learning import advantage
 from tepo_jax.learning import batch as batch_lib
 from tepo_jax.learning import behaviour
+from tepo_jax.learning import packing
 from tepo_jax.learning import update
 from tepo_jax.policy import lora
 from tepo_jax.rollout import groups as groups_lib
@@ -25,28 +31,37 @@ from tepo_jax.runtime import mesh as mesh_lib
 MAX_SKIPPED = 3  # consecutive non-finite updates before a run stops
 
 
-@dataclasses.dataclass
-class UpdatePlan:
-  """The updates of a rollout step.
+@dataclasses.dataclass(frozen=True)
+class ScoredStep:
+  """The updates of a rollout step, each with its minibatch scored by π_old.
 
-  order: the batch rows of each update. packed, first: the minibatches of the
-  first epoch, on the host and on the devices. old: π_old. noise_floor: see
-  `update.train_step`; on the devices. key: of the step's random numbers.
-  batch: on the host. scalars: metrics; None until `Learner.fetch_scores` has
-  added ℓ°, H° and b to the batch.
+  The lists have an entry for each update. Every epoch takes the same
+  minibatches in the same order, so later entries repeat those of the first.
+
+  batch: all completions, on the host. rows: of `batch`, in the minibatch.
+  minibatches: on the devices, with ℓ° and H°.
+  old: for an exact KL, π_old in the minibatch; empty if it is computed anew for
+    each update, from the weights `old_params` in the compute dtype.
+  efficiency: mean `packing.efficiency`. key: of the step's random numbers.
   """
   batch: batch_lib.Batch
-  order: list[np.ndarray]
-  packed: list[batch_lib.Minibatch]
-  first: list[batch_lib.Minibatch]
-  old: old_policy.OldPolicy
-  noise_floor: jax.Array
+  rows: list[np.ndarray]
+  minibatches: list[batch_lib.Minibatch]
+  old: list[update.OldPolicy]
+  old_params: Any
+  efficiency: float
   key: jax.Array
-  scalars: dict[str, float] | None = None
 
   def rng(self, index: int) -> jax.Array:
-    """The random key of one update."""
+    """The random key of an update."""
     return jax.random.fold_in(self.key, index)
+
+  def old_logp_BT(self) -> np.ndarray:
+    """ℓ° of `batch`, on the host; waits for it."""
+    old_logp_BT = np.zeros_like(self.batch.old_logp_BT)
+    for rows, minibatch in zip(self.rows, self.minibatches):
+      old_logp_BT[rows] = mesh_lib.to_host(minibatch.old_logp_BT)
+    return old_logp_BT
 
 
 class Learner:
@@ -112,92 +127,64 @@ class Learner:
       errors.RunError: MAX_SKIPPED consecutive updates were not finite, or the
         sampler's log-probabilities are too far from the trainer's.
     """
-    # The devices have all of an epoch's work before the host waits for a part.
     with self.session.timers('score'):
-      plan = self.plan_updates(number, groups, reward_B)
-      history = [self.make_update(plan, index)
-                 for index in range(len(plan.first))]
-      self.fetch_scores(plan)
+      step = self.pack_and_score(number, groups, reward_B)
+      # The devices have all of the step's work before the host waits.
+      history = [self.make_update(step, index)
+                 for index in range(len(step.minibatches))]
+      scalars = self._compare(step)
     with self.session.timers('update'):
-      history += [self.make_update(plan, index)
-                  for index in range(len(history), len(plan.order))]
       history = mesh_lib.to_host(history)
     for outcome in history:
       self._count_skipped(outcome, number)
-    return plan.scalars | summaries.average(history)
+    return scalars | summaries.average(history)
 
-  def plan_updates(self, number: int, groups: list[groups_lib.Group],
-                   reward_B: np.ndarray) -> UpdatePlan:
-    """Starts the scoring of rollout step `number` by the current policy."""
+  def pack_and_score(self, number: int, groups: list[groups_lib.Group],
+                     reward_B: np.ndarray) -> ScoredStep:
+    """Packs each minibatch of rollout step `number`, and scores it by the
+    current policy; adds the behaviour weights if they are on."""
+    programs, epochs = self.programs, self.config.train.epochs
     batch = self.to_batch(
-        groups, reward_B, self.programs.policy_loss.method.estimator)
-    order, later = self._orders(batch, number)
-    old = old_policy.OldPolicy(self.programs, self.state.params, self.base())
-    moved = self._orders(batch, number, epochs=2)[1][-1]
-    moved_BT = old.score(self.on_devices(_rows(batch, moved)))[1]
-    packed, first = self._score(batch, old, order)
-    old.start_updates()
-    plan = UpdatePlan(
-        batch, order + later, packed, first, old,
-        self._noise_floor(batch, order, first, moved, moved_BT),
+        groups, reward_B, programs.policy_loss.method.estimator)
+    rows = self._split(batch)
+    packed, minibatches, old = self._score(batch, rows)
+    first = np.cumsum([0, *(p.used for p in packed)], dtype=np.int32)
+    old_params = None
+    if old is not None and first[-1] > programs.kept.shape[1]:
+      old = None  # frees the hidden states, which are not complete
+      old_params = programs.to_old_policy(self.state.params)
+    step = ScoredStep(
+        batch, epochs * rows, epochs * minibatches,
+        [] if old is None else epochs * [
+            old.replace(first=m) for m in first[:-1]],
+        old_params, np.mean(list(map(packing.efficiency, packed))),
         jax.random.fold_in(
             programs_lib.stream(self.config.seed, 'update'), number))
-    if self.config.train.behaviour.weight != 'off':
-      self.fetch_scores(plan)
-      sharding = self.programs.minibatch_sharding.behaviour_BT
-      plan.first = [minibatch.replace(behaviour_BT=mesh_lib.put(
-          plan.batch.behaviour_BT[rows], sharding))
-                    for rows, minibatch in zip(order, first)]
-    return plan
+    weighted = self.config.train.behaviour.weight != 'off'
+    return self._weigh(step) if weighted else step
 
-  def fetch_scores(self, plan: UpdatePlan) -> None:
-    """Waits for the scores; sets the plan's `scalars`, completes its `batch`.
+  def make_update(self, step: ScoredStep, index: int) -> dict[str, jax.Array]:
+    """Makes one of the step's updates; its metrics stay on the devices."""
+    minibatch, old = step.minibatches[index], self.old_policy(step, index)
+    self.state, outcome = self.programs.train_step(
+        self.state, minibatch, step.rng(index), old, *self.base())
+    return outcome
 
-    Raises:
-      errors.RunError: the sampler's log-probabilities are too far from ℓ°.
-    """
-    if plan.scalars is not None:
-      return
-    old_logp_BT, old_entropy_BT = (
-        np.zeros_like(plan.batch.old_logp_BT) for _ in range(2))
-    for rows, minibatch in zip(plan.order, plan.first):
-      old_logp_BT[rows], old_entropy_BT[rows] = mesh_lib.to_host(
-          (minibatch.old_logp_BT, minibatch.old_entropy_BT))
-    batch = plan.batch.replace(
-        old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT)
-    gap = self._gap(batch)
-    plan.batch, weighed = self._weigh(batch)
-    plan.scalars = {'noise_floor': float(plan.noise_floor)} | gap | weighed | (
-        summaries.packing_metrics(batch, plan.packed))
+  def old_policy(self, step: ScoredStep, index: int
+                 ) -> update.OldPolicy | None:
+    """π_old in the minibatch of an update; None without an exact KL."""
+    if step.old_params is None:
+      return step.old[index] if step.old else None
+    return self.programs.old_policy(
+        step.old_params, step.minibatches[index], *self.base())
 
   def to_batch(self, groups: list[groups_lib.Group], reward_B: np.ndarray,
                estimator: str, rows: int | None = None) -> batch_lib.Batch:
     """Host arrays of the groups, padded to `rows` (None: a rollout's size)."""
     rollout = self.config.rollout
-    return minibatches_lib.to_batch(
+    return to_batch(
         groups, reward_B, rows=rows or rollout.prompts * rollout.samples,
         width=self.config.data.max_prompt_tokens, estimator=estimator)
-
-  def make_update(self, plan: UpdatePlan, index: int) -> dict[str, jax.Array]:
-    """Makes one of the plan's updates; its metrics stay on the devices."""
-    minibatch, old = self.minibatch(plan, index)
-    self.state, outcome = self.programs.train_step(
-        self.state, minibatch, plan.rng(index), plan.noise_floor, old,
-        *self.base())
-    return outcome
-
-  def minibatch(self, plan: UpdatePlan, index: int
-                ) -> tuple[batch_lib.Minibatch, update.OldPolicy | None]:
-    """The minibatch of one of the plan's updates and, for an exact KL, π_old;
-    on the devices."""
-    rows = plan.order[index]
-    if index < len(plan.first):
-      packed, minibatch = plan.packed[index], plan.first[index]
-    else:
-      self.fetch_scores(plan)
-      packed = self.programs.pack(_rows(plan.batch, rows))
-      minibatch = self._put(packed)
-    return minibatch, plan.old.of_minibatch(rows, packed, minibatch)
 
   def on_devices(self, batch: batch_lib.Batch) -> batch_lib.Minibatch:
     """Packs a host batch and copies it to the devices."""
@@ -206,51 +193,65 @@ class Learner:
   def _put(self, packed):
     return mesh_lib.put(packed, self.programs.minibatch_sharding)
 
-  def _orders(self, batch, number, epochs=None):
-    """The batch rows of each update: (first epoch, later epochs).
+  def _split(self, batch):
+    """The batch rows of each minibatch: whole groups in the data's order.
 
     Skips minibatches that hold only filler rows (possible in mode 'drop').
     """
-    settings = self.config.train
-    order = list(minibatches_lib.minibatch_order(
-        len(batch.mask_BT), self.config.rollout.samples,
-        settings.minibatch_prompts, epochs or settings.epochs,
-        self.config.seed, number))
-    first = self.config.rollout.prompts // settings.minibatch_prompts
-    return [[rows for rows in part if batch.mask_BT[rows].any()]
-            for part in (order[:first], order[first:])]
+    size = self.config.train.minibatch_prompts * self.config.rollout.samples
+    every_row = np.arange(len(batch.mask_BT)).reshape(-1, size)
+    return [rows for rows in every_row if batch.mask_BT[rows].any()]
 
-  def _score(self, batch, old, order):
-    """The minibatches, on the host, and with ℓ° and H° on the devices.
-
-    Each is scored exactly as it will be trained on, while the next is packed.
-    """
-    packed, scored = [], []
-    for rows in order:
-      packed.append(self.programs.pack(_rows(batch, rows)))
+  def _score(self, batch, rows):
+    """The packed minibatches on the host; the same on the devices, scored
+    exactly as they will be trained on; for an exact KL, π_old in all of them."""
+    programs, params, base = self.programs, self.state.params, self.base()
+    packed, minibatches, old, used = [], [], None, 0
+    states_RKSD = None if programs.kept is None else jnp.zeros(
+        programs.kept.shape, programs.kept.dtype,
+        device=programs.kept.sharding)
+    for mine in rows:  # the devices score one while the host packs the next
+      packed.append(programs.pack(_rows(batch, mine)))
       minibatch = self._put(packed[-1])
-      logp_BT, entropy_BT = old.score_and_keep(rows, packed[-1], minibatch)
-      scored.append(minibatch.replace(
+      if states_RKSD is None:
+        logp_BT, entropy_BT = programs.score(params, minibatch, *base)
+      else:
+        logp_BT, entropy_BT, old = programs.score_and_keep(
+            params, minibatch, states_RKSD, used, *base)
+        states_RKSD, used = old.states_RKSD, used + int(packed[-1].used)
+      minibatches.append(minibatch.replace(
           old_logp_BT=logp_BT, old_entropy_BT=entropy_BT))
-    return packed, scored
+    return packed, minibatches, old
 
-  def _noise_floor(self, batch, order, first, moved, moved_BT):
-    """|H − H°| when only the packing changes: of the rows `moved`, which come
-    from all parts of the rollout step."""
-    entropies = [minibatch.old_entropy_BT for minibatch in first]
-    # Skipped minibatches must not change the shapes.
-    count = (self.config.rollout.prompts
-             // self.config.train.minibatch_prompts)
-    entropies += entropies[-1:] * (count - len(entropies))
-    place = {row: i for i, row in enumerate(np.concatenate(order))}
-    return self.programs.noise_floor(
-        moved_BT, entropies,
-        np.array([place.get(row, 0) for row in moved]),  # 0: a row of no token
-        batch.mask_BT[moved])
+  def _weigh(self, step):
+    """The step with behaviour weights."""
+    weight_BT = behaviour.weights(
+        step.old_logp_BT(), step.batch.sampler_logp_BT, step.batch.mask_BT,
+        **self.config.train.behaviour)
+    sharding = self.programs.minibatch_sharding.behaviour_BT
+    return dataclasses.replace(step, minibatches=[
+        minibatch.replace(
+            behaviour_BT=mesh_lib.put(weight_BT[rows], sharding))
+        for rows, minibatch in zip(step.rows, step.minibatches)])
 
-  def _gap(self, batch):
+  def _compare(self, step):
+    """Metrics of the packing, and of the sampler's log-probabilities compared
+    with the trainer's.
+
+    Raises:
+      errors.RunError: they are too far apart.
+    """
+    settings, batch = self.config.train.behaviour, step.batch
+    arrays = step.old_logp_BT(), batch.sampler_logp_BT, batch.mask_BT
+    return self._gap(*arrays) | behaviour.metrics(
+        behaviour.weights(*arrays, **settings), *arrays,
+        weight=settings.weight, cap=settings.cap) | {
+            'padding_share': np.mean(batch.position_BS < 0),
+            'packing_efficiency': step.efficiency}
+
+  def _gap(self, old_logp_BT, sampler_logp_BT, mask_BT):
     """|log π| gap of the sampler and the trainer, in nats."""
-    gaps = np.abs(batch.sampler_logp_BT - batch.old_logp_BT)[batch.mask_BT > 0]
+    gaps = np.abs(sampler_logp_BT - old_logp_BT)[mask_BT > 0]
     limit = self.config.rollout.logp_gap_limit
     if not gaps.mean() <= limit:
       raise errors.RunError(
@@ -259,17 +260,6 @@ class Learner:
           f'{limit}: the ratios would be noise')
     return {
         'logp_gap_mean': gaps.mean(), 'logp_gap_p99': np.quantile(gaps, 0.99)}
-
-  def _weigh(self, batch):
-    """Adds the behaviour weights if they are on; their metrics in any case."""
-    settings = self.config.train.behaviour
-    arrays = batch.old_logp_BT, batch.sampler_logp_BT, batch.mask_BT
-    weight_BT = behaviour.weights(*arrays, **settings)
-    scalars = behaviour.metrics(
-        weight_BT, *arrays, weight=settings.weight, cap=settings.cap)
-    if settings.weight != 'off':
-      batch = batch.replace(behaviour_BT=weight_BT)
-    return batch, scalars
 
   def _count_skipped(self, outcome, number):
     skipped = outcome['skipped'] > 0
@@ -283,3 +273,38 @@ class Learner:
 
 def _rows(batch, rows):
   return jax.tree.map(lambda x: x[rows], batch)
+
+
+def to_batch(groups: Sequence[groups_lib.Group], reward_B: np.ndarray, *,
+             rows: int, width: int, estimator: str) -> batch_lib.Batch:
+  """The batch of the groups, with filler rows (an empty mask) up to `rows`.
+
+  Args:
+    groups: those to train on. reward_B: of their completions, in order.
+    rows: B, a constant of the run. width: P, the longest prompt.
+    estimator: see `advantage.group_advantage`.
+  """
+  def stacked(arrays):
+    joined = np.concatenate(arrays)
+    padding = [(0, rows - len(joined))] + [(0, 0)] * (joined.ndim - 1)
+    return np.pad(joined, padding)
+
+  group_size, length = groups[0].token_GT.shape
+  token_BS = np.zeros((rows, width + length), np.int32)
+  position_BS = np.full((rows, width + length), -1, np.int32)
+  token_BS[:, width:] = stacked([g.token_GT for g in groups])
+  length_B = stacked([g.length_G for g in groups])
+  prompts = [g.prompt.token_ids for g in groups for _ in range(group_size)]
+  for i, prompt in enumerate(prompts):
+    start, end = width - len(prompt), width + length_B[i]
+    token_BS[i, start:width] = prompt
+    position_BS[i, start:end] = np.arange(end - start)
+  advantage_B = advantage.group_advantage(reward_B, group_size, estimator)
+  mask_BT = np.arange(length) < length_B[:, None]
+  zeros_BT = np.zeros((rows, length), np.float32)
+  return batch_lib.Batch(
+      token_BS=token_BS, position_BS=position_BS,
+      mask_BT=mask_BT.astype(np.float32),
+      advantage_B=stacked([np.asarray(advantage_B, np.float32)]),
+      old_logp_BT=zeros_BT, old_entropy_BT=zeros_BT,
+      sampler_logp_BT=stacked([g.logp_GT for g in groups]))

@@ -16,7 +16,6 @@ import optax
 
 from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.learning import batch as batch_lib
-from tepo_jax.learning import diagnostics
 from tepo_jax.learning import objective
 from tepo_jax.learning import optimizer as optimizer_lib
 from tepo_jax.learning import packing
@@ -96,9 +95,8 @@ class TrainingPrograms:
     score_and_keep: (params, Minibatch, states, first) -> ℓ°, H°, OldPolicy; see
       `update.score`; donates the states.
     old_policy: (params, Minibatch) -> OldPolicy.
-    noise_floor: see `diagnostics.noise_floor`.
-    train_step: (state, Minibatch, rng, noise_floor, OldPolicy) -> state,
-      metrics; donates the state.
+    train_step: (state, Minibatch, rng, OldPolicy) -> state, metrics; donates
+      the state.
 
   With LoRA the params of the state and of π_old are adapters; the functions
   from `score` to `train_step` take the frozen base as one more argument, and
@@ -125,7 +123,6 @@ class TrainingPrograms:
   score: Any
   score_and_keep: Any
   old_policy: Any
-  noise_floor: Any
   train_step: Any
 
 
@@ -167,11 +164,10 @@ def make_packer(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh
                 ) -> Callable[[batch_lib.Batch], batch_lib.Minibatch]:
   """The packing of `config.train`."""
   train = config.train
-  longest = config.data.max_prompt_tokens + config.rollout.max_tokens
   return packing.make(
-      train.packing, row_tokens=train.row_tokens or longest,
+      train.packing, prompt_tokens=config.data.max_prompt_tokens,
+      max_tokens=config.rollout.max_tokens, samples=config.rollout.samples,
       microbatch_tokens=train.microbatch_tokens,
-      attention_capacity=train.attention_room,
       shards=mesh_lib.batch_shards(mesh))
 
 
@@ -188,7 +184,7 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
   minibatch_sharding = _minibatch_sharding(mesh)
   old_sharding = update.OldPolicy(
       mesh_lib.shardings(mesh, ('batch', None, None, 'states')),
-      minibatch_sharding.rows, transformer.head_weight(model, whole_sharding))
+      replicated, transformer.head_weight(model, whole_sharding))
   pack, shards = make_packer(config, mesh), mesh_lib.batch_shards(mesh)
   rows_shape = _rows_of_a_minibatch(config, pack)
   scorer = update.Scorer(
@@ -234,9 +230,9 @@ def _minibatch_programs(jit, scorer, policy_loss, optimizer, state_sharding,
   def old_policy(params, minibatch, frozen=None):
     return update.old_policy(on(frozen), params, minibatch)
 
-  def train_step(state, minibatch, rng, noise_floor, old, frozen=None):
-    return update.train_step(on(frozen), policy_loss, optimizer, state,
-                             minibatch, rng, noise_floor, old)
+  def train_step(state, minibatch, rng, old, frozen=None):
+    return update.train_step(
+        on(frozen), policy_loss, optimizer, state, minibatch, rng, old)
 
   given = state_sharding.params, minibatch_sharding
   return dict(
@@ -249,12 +245,9 @@ def _minibatch_programs(jit, scorer, policy_loss, optimizer, state_sharding,
           donate_argnums=2),
       old_policy=jit(old_policy, in_shardings=(*given, *frozen),
                      out_shardings=old_sharding),
-      noise_floor=jit(diagnostics.noise_floor, in_shardings=replicated,
-                      out_shardings=replicated),
       train_step=jit(
           train_step,
           in_shardings=(state_sharding, minibatch_sharding, replicated,
-                        replicated,
                         old_sharding if policy_loss.needs_kl else None,
                         *frozen),
           out_shardings=(state_sharding, replicated), donate_argnums=0))

@@ -10,8 +10,6 @@ import ml_collections
 import numpy as np
 
 from tepo_jax.job import session as session_lib
-from tepo_jax.learning import batch as batch_lib
-from tepo_jax.learning import packing
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import sampler
 from tepo_jax.runtime import checkpoint
@@ -61,15 +59,6 @@ def sampling_metrics(rollout: sampler.Rollout) -> dict[str, float]:
       'sampling/tokens': stats.tokens, 'sampling/tokens_trained': trained,
       'sampling/tokens_discarded': stats.tokens - tokens} | {
           f'grading/{name}': count for name, count in rollout.grading.items()}
-
-
-def packing_metrics(batch: batch_lib.Batch,
-                    minibatches: list[batch_lib.Minibatch]) -> dict[str, float]:
-  """The share of padding in the unpacked batch, and of real tokens among the
-  positions that the layers compute in updates."""
-  return {'padding_share': np.mean(batch.position_BS < 0),
-          'packing_efficiency': np.mean(
-              [packing.efficiency(m) for m in minibatches])}
 
 
 def average(history: list[dict[str, Any]]) -> dict[str, float]:

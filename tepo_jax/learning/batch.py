@@ -1,7 +1,7 @@
 """What an update is computed from: graded completions, and packed rows of them.
 
-`job.minibatches` makes a `Batch` of graded groups; a packer (`packing`) lays
-some of its completions out as a `Minibatch`, which `update` trains on.
+`job.learner` makes a `Batch` of graded groups; a packer (`packing`) lays some
+of its completions out as a `Minibatch`, which `update` trains on.
 
 Axes: B completions · T completion tokens · S tokens of a prompt and its
 completion; in packed rows, M microbatches · R rows · S columns.

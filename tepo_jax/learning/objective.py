@@ -324,13 +324,12 @@ class PolicyLoss:
       loss_BT += self.method.coef * penalty_BT
     return jnp.sum(statistics.coefficient_BT * loss_BT)
 
-  def metrics(self, tokens, statistics, noise_floor=0.0):
+  def metrics(self, tokens, statistics):
     """Scalars of the whole minibatch: see diagnostics.metrics."""
     x = sg(numerics.clean(tokens))
-    floor = jnp.maximum(noise_floor, self.method.entropy_tolerance)
     return diagnostics.metrics(
         x, **self.selection(tokens, statistics), covariance_BT=covariance(x),
-        k1_BT=log_ratio(x), k3_BT=kl_k3(x), noise_floor=floor)
+        k1_BT=log_ratio(x), k3_BT=kl_k3(x))
 
   def selection(self, tokens, statistics):
     """How the method treats each token, without gradient.

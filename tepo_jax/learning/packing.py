@@ -17,6 +17,7 @@ layers) · S columns of a bin · R rows of attention · A columns of such a row.
 
 from collections.abc import Sequence
 import dataclasses
+import fractions
 import functools
 import heapq
 import math
@@ -28,14 +29,28 @@ from tepo_jax.policy import prompt_sharing
 from tepo_jax.policy import scoring
 
 MODES = ('segments', 'shared')
+_ROWS = 8  # see `make`
 
 
-def make(mode: str, *, row_tokens: int, microbatch_tokens: int,
-         attention_capacity: float, shards: int) -> 'Packer | SharedPacker':
-  """The packer of a mode; see the two classes for the arguments."""
+def make(mode: str, *, prompt_tokens: int, max_tokens: int, samples: int,
+         microbatch_tokens: int, shards: int) -> 'Packer | SharedPacker':
+  """The packer of a mode, for groups of `samples` completions.
+
+  A row has the length of the longest sequence, prompt_tokens + max_tokens, or
+  twice that where a shard then still has _ROWS of them at a time: with more
+  sequences to a row, less of it is left empty.
+
+  With shared prompts, attention has capacity for whole groups of the greatest
+  lengths: of the columns below, a group takes `samples` times the longest
+  sequence in attention, and its prompt only once in the other layers.
+  """
+  longest = prompt_tokens + max_tokens
+  twice = microbatch_tokens >= 2 * longest * _ROWS * shards
+  row_tokens = 2 * longest if twice else longest
   if mode == 'shared':
-    return SharedPacker(
-        row_tokens, microbatch_tokens, attention_capacity, shards)
+    columns = prompt_tokens - 1 + samples * (max_tokens + 1)
+    return SharedPacker(row_tokens, microbatch_tokens,
+                        fractions.Fraction(samples * longest, columns), shards)
   return Packer(row_tokens, microbatch_tokens, shards)
 
 
@@ -45,13 +60,13 @@ class Packer:
 
   row_tokens: S. microbatch_tokens: R · S at most, but at least one row for
     each shard. shards: the mesh cuts R into as many pieces.
-  alone: one sequence a row and no segment ids, the padded form that the
-    benchmark compares with.
+  padded: one sequence a row and no segment ids, which the benchmark compares
+    with.
   """
   row_tokens: int
   microbatch_tokens: int
   shards: int
-  alone: bool = False
+  padded: bool = False
 
   def rows(self, completions: int) -> int:
     """R for that many completions, each of which may need a row."""
@@ -82,11 +97,11 @@ class Packer:
 
     return _minibatch(batch, place_B, column_B, rows, scoring.PackedRows(
         cut(token_RS), cut(position_RS),
-        None if self.alone else cut(segment_RS), cut(scored_RS)))
+        None if self.padded else cut(segment_RS), cut(scored_RS)))
 
   def _choose(self, lengths, rows):
     """The row of each sequence, int32."""
-    if self.alone:
+    if self.padded:
       return np.arange(len(lengths), dtype=np.int32)
     row = first_fit_decreasing(lengths, self.row_tokens)
     count = -(-(row.max(initial=-1) + 1) // rows) * rows
@@ -105,12 +120,12 @@ class SharedPacker:
 
   row_tokens: A. microbatch_tokens: N · S, but S is at least A.
   attention_capacity: columns of attention for each column of the layers,
-    rounded up to whole rows.
+    rounded up to whole rows; exact as a fraction.
   shards: the mesh cuts a microbatch into as many pieces.
   """
   row_tokens: int
   microbatch_tokens: int
-  attention_capacity: float
+  attention_capacity: float | fractions.Fraction
   shards: int
 
   def columns(self, completions: int) -> int:
@@ -196,19 +211,6 @@ def efficiency(minibatch: batch_lib.Minibatch) -> float:
   """Share of the computed columns that hold a token; 1 if there are none."""
   position_MRS = minibatch.rows.position_RS[:minibatch.used]
   return float((position_MRS >= 0).mean()) if position_MRS.size else 1.0
-
-
-def scored_columns(minibatch: batch_lib.Minibatch) -> list[np.ndarray]:
-  """Of each completion: the columns, counted through [M, R, S], that predict
-  its tokens."""
-  scored_MRS = minibatch.rows.scored_RS
-  count_P = scored_MRS.sum(-1).ravel()  # by row of any microbatch
-  before_P = np.cumsum(count_P) - count_P
-  row_B = minibatch.microbatch_B * scored_MRS.shape[1] + minibatch.row_B
-  first_B = before_P[row_B] + minibatch.column_B
-  columns = np.flatnonzero(scored_MRS)
-  return [columns[first:first + count] for first, count in zip(
-      first_B, minibatch.mask_BT.sum(1).astype(int))]
 
 
 @dataclasses.dataclass(frozen=True)

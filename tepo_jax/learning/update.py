@@ -9,7 +9,8 @@ of microbatches, the packing and the mesh change the result by rounding only.
 The exact KL needs π_old's distributions at the states of every update. `score`
 runs π_old over these tokens in any case, for ℓ° and H°; it keeps the final
 hidden states, so that an update applies π_old's head to them and never runs its
-layers. They are the training forward's bits: KL(π_old ‖ π_old) = 0 exactly.
+layers. `score` and `train_step` share the forward pass and its shapes: until
+the weights move, w = 1, H − H° = 0 and KL(π_old ‖ π_old) = 0 exactly.
 
 Axes: B completions of a minibatch · T tokens of a completion · M microbatches ·
 R rows of a microbatch · S columns of a row · C columns of scores · D model ·
@@ -18,7 +19,6 @@ K microbatches whose hidden states are kept.
 
 from collections.abc import Callable
 import dataclasses
-import math
 from typing import Any
 
 import flax.struct
@@ -46,19 +46,17 @@ class OldPolicy:
   """π_old's distributions in a minibatch, for the exact KL.
 
   states_RKSD: its final hidden states, in the compute dtype.
-  place_MRS: int32, where the state of a scored column of the minibatch is among
-    the R K S of `states_RKSD`; arbitrary where no token is scored.
+  first: int32, where among the K the minibatch's microbatches begin.
   weight: of the head, in the compute dtype.
   """
   states_RKSD: jax.Array
-  place_MRS: jax.Array
+  first: jax.Array
   weight: jax.Array
 
   def of_microbatch(self, m: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Hidden states [R, S, D] of a microbatch, and the head's weight."""
-    states_ND = self.states_RKSD.reshape(-1, self.states_RKSD.shape[-1])
-    hidden_RSD = states_ND.at[_at(self.place_MRS, m)].get(
-        mode='promise_in_bounds')
+    hidden_RSD = jax.lax.dynamic_index_in_dim(
+        self.states_RKSD, self.first + m, axis=1, keepdims=False)
     return transformer.constrain(
         hidden_RSD, ('batch', None, None)), self.weight
 
@@ -121,11 +119,8 @@ def score(scorer: Scorer, params: Any, minibatch: batch_lib.Minibatch,
   if states_RKSD is not None:
     weight = transformer.head_weight(
         scorer.model, lora.combine(scorer.frozen, params))
-    shape = minibatch.rows.token_RS.shape
-    old = OldPolicy(
-        states_RKSD, place(jnp.arange(math.prod(shape)).reshape(shape), shape,
-                           states_RKSD.shape[1], first),
-        weight.astype(scorer.model.dtype))
+    old = OldPolicy(states_RKSD, jnp.int32(first),
+                    weight.astype(scorer.model.dtype))
   return scores.logp_BT, scores.entropy_BT, old
 
 
@@ -138,28 +133,15 @@ def old_policy(scorer: Scorer, params: Any, minibatch: batch_lib.Minibatch
       (rows, microbatches, columns, model.d_model), model.dtype))[2]
 
 
-def place(index: Any, shape: tuple[int, int, int], kept: int, first: Any
-          ) -> Any:
-  """`OldPolicy.place_MRS` of columns of a minibatch of this shape, whose
-  microbatches are kept from `first` of `kept`.
-
-  index: of the columns, through all M R S.
-  """
-  _, rows, columns = shape
-  m, r, s = index // (rows * columns), index // columns % rows, index % columns
-  return (r * kept + first + m) * columns + s
-
-
 def train_step(
     scorer: Scorer, policy_loss: objective.PolicyLoss,
     optimizer: optax.GradientTransformation, state: TrainState,
-    minibatch: batch_lib.Minibatch, rng: jax.Array, noise_floor: jax.Array,
+    minibatch: batch_lib.Minibatch, rng: jax.Array,
     old: OldPolicy | None = None) -> tuple[TrainState, dict[str, jax.Array]]:
   """One update from one minibatch (TEPO Eq. 4, Algorithm 1 steps 5–7).
 
   A gradient that is not finite leaves the state unchanged and sets the metric
-  `skipped` to 1. `noise_floor` is how far H − H° moves by rounding alone
-  (nats), for the metrics; `old` is needed iff `policy_loss.needs_kl`.
+  `skipped` to 1. `old` is needed iff `policy_loss.needs_kl`.
 
   Returns:
     The new state and float32 scalars: those of the objective, `loss`,
@@ -173,8 +155,7 @@ def train_step(
   loss, gradient, scores = loss_and_gradient(
       scorer, policy_loss.partial, state.params, minibatch, statistics,
       old if policy_loss.needs_kl else None)
-  metrics = policy_loss.metrics(tokens(minibatch, scores), statistics,
-                                noise_floor)
+  metrics = policy_loss.metrics(tokens(minibatch, scores), statistics)
   state, update_metrics = _apply(optimizer, state, loss, gradient)
   return state, metrics | update_metrics
 

@@ -12,7 +12,7 @@ import numpy as np
 from tepo_jax import errors
 from tepo_jax.data import problem as problem_lib
 
-_DATA_ORDER = 1  # seeds the generator; minibatch orders use another number
+_DATA_ORDER = 1  # seeds the generator
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,8 +46,6 @@ BAD = [
     ('train.minibatch_prompts', 0, 'positive'),
     ('train.epochs', 0, 'positive'),
     ('train.packing', 'segment', 'segments, shared'),
-    ('train.attention_room', 0.9, 'at least 1'),
-    ('train.row_tokens', 0, 'positive'),
     ('train.microbatch_tokens', 0, 'positive'),
     ('train.chunk_size', 0, 'positive'),
     ('train.behaviour.weight', 'tokens', 'off, token, sequence'),
@@ -112,7 +110,6 @@ BAD = [
     # Contradictions: the line names both sides.
     ('rollout.prompts', 33, 'config.train.minibatch_prompts=8'),
     ('train.minibatch_prompts', 5, 'config.rollout.prompts=32'),
-    ('train.row_tokens', 71, 'rollout.max_tokens = 72'),
     ('rollout.overlong_buffer', 10**6, 'config.rollout.max_tokens'),
     # The method's row.
     ('method.weight', 'tokens', 'token'),
@@ -161,7 +158,6 @@ def test_a_model_is_needed():
 # Settings, an overridden field without effect, and the reason.
 INERT = [
     ({}, 'lora.alpha', 'config.lora.rank is 0'),
-    ({}, 'train.attention_room', 'config.train.packing is not shared'),
     ({}, 'train.behaviour.cap', 'config.train.behaviour.weight is off'),
     ({}, 'method_name', '--config'),
     ({}, 'benchmark.rounds', 'tepo_jax.benchmark'),

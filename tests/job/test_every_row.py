@@ -76,13 +76,13 @@ def test_row(name, start):
          if programs.policy_loss.needs_kl else None)
   for index in range(2):
     state, metrics = programs.train_step(
-        state, batch, jax.random.key(index), 0.0, old)
+        state, batch, jax.random.key(index), old)
     assert all(np.isfinite(value) for value in metrics.values()), metrics
     assert metrics['skipped'] == 0
     if index == 0:
       assert metrics['grad_norm'] > 0
       assert metrics['weight_min'] == metrics['weight_max'] == 1
-      assert metrics['noise_floor_share'] == 1
+      assert metrics['entropy_unchanged_share'] == 1
       assert metrics.get('kl_full', 0) == 0
   assert metrics['weight_max'] != 1 or name in ('gpg', 'rloo')
   assert int(state.step) == 2
@@ -113,7 +113,7 @@ def _two_updates(name, shape):
   found = []
   for index in range(2):
     state, metrics = programs.train_step(
-        state, minibatch, jax.random.key(index), 0.0, old)
+        state, minibatch, jax.random.key(index), old)
     found.append(metrics)
   return jax.tree.map(lambda a, b: a - b, jax.device_get(state.params),
                       before), jax.device_get(found)

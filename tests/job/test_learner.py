@@ -1,4 +1,5 @@
-"""Behaviour weights in updates; when non-finite updates stop a run."""
+"""The updates of a step: their minibatches, π_old, behaviour weights, and when
+updates that are not finite stop a run."""
 
 import dataclasses
 import types
@@ -11,6 +12,7 @@ import pytest
 from configs import tiny
 from tepo_jax import errors
 from tepo_jax.job import learner as learner_lib
+from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.learning import behaviour
 from tepo_jax.policy import transformer
@@ -22,7 +24,7 @@ from tepo_jax.data import problem as problem_lib
 pytestmark = pytest.mark.usefixtures('quick_compile')
 
 MODEL = transformer.ModelConfig(
-    vocab_size=32, d_model=16, num_layers=1, num_heads=2, num_kv_heads=1,
+    vocab_size=32, d_model=16, num_layers=1, num_heads=2, num_kv_heads=2,
     head_dim=8, d_ff=16, max_position=32, tie_embeddings=True)
 GROUPS, SAMPLES, T = 4, 2, 6
 METRICS = ('behaviour_mean', 'behaviour_capped_share',
@@ -34,19 +36,24 @@ def learner():
   return make_learner('grpo')
 
 
-def make_learner(method):
-  """Two epochs of two updates."""
+def make_learner(method, packing='segments', shape=(1, 1, 1), scale=1.0,
+                 microbatch_tokens=40, learning_rate=3e-5):
+  """Two epochs of two updates; the initial weights are multiplied by `scale`."""
   config = tiny.get_config(method)
   config.data.max_prompt_tokens = 4
   config.rollout.update(
       prompts=GROUPS, samples=SAMPLES, max_tokens=T, logp_gap_limit=10.0)
-  config.train.update(minibatch_prompts=2, row_tokens=10, microbatch_tokens=40)
+  config.train.update(minibatch_prompts=2, packing=packing,
+                      microbatch_tokens=microbatch_tokens)
+  config.optimizer.learning_rate = learning_rate
   config.compute.unroll = 1
-  mesh = mesh_lib.make(config.mesh, jax.devices()[:1])
+  mesh = mesh_lib.make(dict(zip(mesh_lib.AXES, shape)),
+                       jax.devices()[:np.prod(shape)])
   return learner_lib.Learner(config, types.SimpleNamespace(
       model=programs_lib.prepare_model(MODEL, config, mesh), mesh=mesh,
       timers=progress_lib.Timers(),
-      load_params=lambda: transformer.init(MODEL, jax.random.key(0))))
+      load_params=lambda: jax.tree.map(
+          lambda x: scale * x, transformer.init(MODEL, jax.random.key(0)))))
 
 
 def test_a_model_that_does_not_fit_is_refused(learner, monkeypatch):
@@ -83,9 +90,11 @@ def groups_of(logp_BT):
 def old_logp_BT(learner):
   """ℓ° of the groups' tokens."""
   start(learner)
-  return scored_plan(
-      learner, groups_of(np.full((GROUPS * SAMPLES, T), -3.0))
-  ).batch.old_logp_BT
+  return pack_and_score(learner, sampled()).old_logp_BT()
+
+
+def sampled():
+  return groups_of(np.full((GROUPS * SAMPLES, T), -3.0))
 
 
 def rewards_of(groups):
@@ -96,52 +105,145 @@ def learn(learner, groups):
   return learner.learn(1, groups, rewards_of(groups))
 
 
-def scored_plan(learner, groups):
-  plan = learner.plan_updates(1, groups, rewards_of(groups))
-  learner.fetch_scores(plan)
-  return plan
+def pack_and_score(learner, groups):
+  return learner.pack_and_score(1, groups, rewards_of(groups))
 
 
 def first_update(learner, groups):
-  """(plan, metrics of the first update)."""
-  plan = scored_plan(learner, groups)
-  return plan, jax.device_get(learner.make_update(plan, 0))
+  """(the step, metrics of its first update)."""
+  step = pack_and_score(learner, groups)
+  return step, jax.device_get(learner.make_update(step, 0))
 
 
 def test_an_exact_kl_with_few_mixed_groups():
-  """dynamic_sampling=drop: minibatches of filler alone are left out, and later
-  epochs mix filler rows with others."""
+  """dynamic_sampling=drop: minibatches of filler alone are left out."""
   learner = make_learner('tepo')
   for count in range(1, GROUPS + 1):
     start(learner)
-    groups = groups_of(np.full((GROUPS * SAMPLES, T), -3.0))[:count]
+    groups = sampled()[:count]
+    step = pack_and_score(learner, groups)
+    assert len(step.minibatches) == (2 if count <= 2 else 4)
     assert np.isfinite(learn(learner, groups)['loss'])
+
+
+@pytest.mark.long_after_first
+@pytest.mark.parametrize('method', ['tepo', 'grpo'])
+def test_until_weights_move_the_policy_is_the_old_one_exactly(method):
+  """In all updates where none moves a weight, else in the first."""
+  learner = make_learner(method, learning_rate=1e-30)
+  start(learner)
+  metrics = learn(learner, sampled())
+  learner = make_learner(method, learning_rate=1e-2)
+  start(learner)
+  step, first = first_update(learner, sampled())
+  for found in metrics, first:
+    assert found['weight_min'] == found['weight_max'] == 1
+    assert found['entropy_unchanged_share'] == 1 and found['grad_norm'] > 0
+    assert found.get('kl_full', 0) == 0
+    for name in ('kl_k1', 'kl_k3', 'region_share', 'clip_fraction_low',
+                 'clip_fraction_high', 'skipped'):
+      assert found[name] == 0, name
+  for index in (1, 2, 3):
+    later = jax.device_get(learner.make_update(step, index))
+    assert later['entropy_unchanged_share'] < 0.1 and later['kl_k3'] > 0
+
+
+def hidden_states(programs, old, minibatch):
+  """Of the scored columns [N, D], in the order of the rows."""
+  of = programs_lib.compiled(
+      programs.mesh, lambda old, m: old.of_microbatch(m)[0],
+      programs.model.dtype)
+  used = int(minibatch.used)
+  hidden_MRSD = np.stack([of(old, m) for m in range(used)])
+  return hidden_MRSD[np.asarray(minibatch.rows.scored_RS)[:used]]
+
+
+@pytest.mark.long_after_first
+@pytest.mark.parametrize('packing, shape', [
+    ('segments', (1, 1, 1)), ('segments', (1, 2, 2)), ('shared', (1, 2, 1))])
+def test_every_update_has_the_old_policy_of_the_step_s_start(packing, shape):
+  """After the updates, against its forward over the same minibatch: to the bit,
+  whether its hidden states are kept or computed anew."""
+  learner = make_learner('tepo', packing, shape, scale=4.0, learning_rate=1e-2,
+                         microbatch_tokens=10)
+  programs, groups = learner.programs, sampled()
+  for fits in True, False:
+    start(learner)
+    params = jax.tree.map(jnp.copy, learner.state.params)
+    step = pack_and_score(learner, groups)
+    if not fits:
+      rows, _, *rest = programs.kept.shape
+      used = sum(int(m.used) for m in step.minibatches[:2])
+      learner.programs = dataclasses.replace(
+          programs, kept=programs.kept.update(shape=(rows, used - 1, *rest)))
+      step = pack_and_score(learner, groups)
+    assert bool(step.old) == fits == (step.old_params is None)
+    for index in range(4):
+      assert not jax.device_get(learner.make_update(step, index))['skipped']
+    for index, minibatch in enumerate(step.minibatches):
+      assert minibatch is step.minibatches[index % 2] and minibatch.used > 1
+      got, want = (
+          hidden_states(programs, old, minibatch) for old in (
+              learner.old_policy(step, index),
+              programs.old_policy(params, minibatch)))
+      assert len(got) == np.asarray(minibatch.mask_BT).sum()
+      # Only the states that predict first tokens are equal within a group.
+      assert len(np.unique(want.round(3), axis=0)) == len(want) - 2
+      np.testing.assert_array_equal(got, want)
+
+
+def test_as_many_states_as_fit(learner):
+  """Of one minibatch in any case, of all if a fifth of what is free holds
+  them."""
+  programs = programs_lib.make(
+      make_learner('tepo', microbatch_tokens=20).config,
+      learner.programs.model, learner.programs.mesh)
+  rows, least, *rest = programs.kept.shape
+  each = rows * np.prod(rest) * 4
+  held = sum(memory_lib.held(programs).values())
+  assert memory_lib.held(programs)['hidden states of π_old'] == least * each
+  for free, count in ((0, least), (5 * each - 5, least), (5 * each, least + 1),
+                      (10 * each, least + 2), (10**9, 3 * least)):
+    kept = memory_lib.keeping(programs, 3, held + free).kept
+    assert kept.shape == (rows, count, *rest)
+    assert kept.sharding == programs.kept.sharding
+  no_kl = dataclasses.replace(programs, kept=None)
+  assert memory_lib.keeping(no_kl, 3, held) is no_kl
+
+
+def test_minibatches_hold_whole_groups_in_the_datas_order(learner):
+  start(learner)
+  step = pack_and_score(learner, sampled())
+  for index, rows in enumerate(step.rows):
+    np.testing.assert_array_equal(rows, np.arange(4) + 4 * (index % 2))
+    np.testing.assert_array_equal(
+        step.minibatches[index].mask_BT, step.batch.mask_BT[rows])
 
 
 def test_off_adds_metrics_and_no_array(learner, old_logp_BT):
   start(learner)
-  plan = scored_plan(learner, groups_of(old_logp_BT))
-  assert plan.batch.behaviour_BT is None and len(plan.order) == 4
-  for index in range(4):
-    assert learner.minibatch(plan, index)[0].behaviour_BT is None
+  step = pack_and_score(learner, groups_of(old_logp_BT))
+  assert len(step.minibatches) == 4
+  assert all(m.behaviour_BT is None for m in step.minibatches)
   # The sampler's log-probabilities are ℓ°.
-  assert [plan.scalars[name] for name in METRICS] == [1, 0, 0, 1, 0]
+  scalars = learn(learner, groups_of(old_logp_BT))
+  assert [scalars[name] for name in METRICS] == [1, 0, 0, 1, 0]
 
 
 @pytest.mark.parametrize('weight', ['token', 'sequence'])
 def test_every_minibatch_has_its_weights(learner, old_logp_BT, weight):
   start(learner, weight=weight)
   noise_BT = np.random.default_rng(1).normal(0, 0.5, old_logp_BT.shape)
-  plan = scored_plan(learner, groups_of(old_logp_BT + noise_BT))
-  batch = plan.batch
+  groups = groups_of(old_logp_BT + noise_BT)
+  step = pack_and_score(learner, groups)
   want_BT = behaviour.weights(
-      batch.old_logp_BT, batch.sampler_logp_BT, batch.mask_BT,
+      step.old_logp_BT(), step.batch.sampler_logp_BT, step.batch.mask_BT,
       **learner.config.train.behaviour)
   assert want_BT.std() > 0.1
-  for index, rows in enumerate(plan.order):
-    np.testing.assert_array_equal(
-        learner.minibatch(plan, index)[0].behaviour_BT, want_BT[rows])
-  assert plan.scalars['behaviour_ess'] < 1 and plan.scalars['behaviour_kl'] > 0
+  for rows, minibatch in zip(step.rows, step.minibatches):
+    np.testing.assert_array_equal(minibatch.behaviour_BT, want_BT[rows])
+  scalars = learn(learner, groups)
+  assert scalars['behaviour_ess'] < 1 and scalars['behaviour_kl'] > 0
   assert learner.programs.score._cache_size() == 1
 
 
@@ -173,28 +275,7 @@ def test_updates_are_queued_before_the_host_waits_for_scores(
   monkeypatch.setattr(learner, 'programs', dataclasses.replace(
       programs, score=score, train_step=train_step))
   learn(learner, groups_of(old_logp_BT))
-  # Later epochs are packed with the scores, so the host waits once.
-  assert len(slow) == 3 and pending == [True, True, False, False]
-
-
-def test_the_noise_floor_compares_completions_with_themselves(
-    learner, old_logp_BT, monkeypatch):
-  """The second scoring of some completions, packed anew, against the first."""
-  start(learner)
-  programs, scored = learner.programs, []
-
-  def score(params, minibatch):
-    logp_BT, entropy_BT = programs.score(params, minibatch)
-    if not scored:  # that of completions in the order of a later epoch
-      entropy_BT = entropy_BT + np.float32(0.25)
-    scored.append(minibatch)
-    return logp_BT, entropy_BT
-
-  monkeypatch.setattr(learner, 'programs', dataclasses.replace(
-      programs, score=score))
-  plan = scored_plan(learner, groups_of(old_logp_BT))
-  assert len(scored) == 3
-  assert plan.scalars['noise_floor'] == pytest.approx(0.25, abs=1e-5)
+  assert len(slow) == 2 and pending == 4 * [True]
 
 
 @pytest.mark.long
@@ -204,8 +285,10 @@ def test_the_loss_is_weighted(learner, old_logp_BT):
   start(learner)
   _, plain = first_update(learner, rarer)
   start(learner, weight='token')
-  plan, weighted = first_update(learner, rarer)
-  assert plan.scalars['behaviour_mean'] == pytest.approx(1.5, rel=1e-6)
+  step, weighted = first_update(learner, rarer)
+  for minibatch in step.minibatches:
+    np.testing.assert_allclose(np.asarray(minibatch.behaviour_BT)[
+        np.asarray(minibatch.mask_BT) > 0], 1.5, rtol=1e-6)
   assert plain['grad_norm'] > 0.01
   for name in ('loss', 'grad_norm'):
     assert weighted[name] == pytest.approx(1.5 * plain[name], rel=1e-5), name
@@ -239,3 +322,54 @@ def test_a_finite_update_resets_the_count_of_skipped_ones():
   assert run.skipped_in_a_row == 2
   with pytest.raises(errors.RunError, match='3 updates in a row .* in step 5'):
     _count(run, True)
+
+
+def _two_groups():
+  problem = problem_lib.Problem('0', '?', ('1',), 'test')
+  one = groups_lib.Group(
+      groups_lib.Prompt(problem, (5, 6), 8),
+      np.array([[1, 2, 3], [4, 0, 0]], np.int32),
+      np.array([[-.1, -.2, -.3], [-.4, 0, 0]], np.float32),
+      np.array([3, 1], np.int32), np.array([False, True]), ('', ''),
+      np.array([0, 1], np.float32))
+  two = groups_lib.Group(
+      groups_lib.Prompt(problem, (7,), 9),
+      np.array([[0, 0, 0], [9, 8, 0]], np.int32),
+      np.array([[-.5, 0, 0], [-.6, -.7, 0]], np.float32),
+      np.array([1, 2], np.int32), np.array([True, True]), ('', ''),
+      np.array([1, 0], np.float32))
+  return [one, two]
+
+
+def test_to_batch():
+  """Two prompts of 2 samples and a row of filler; token 0 is a valid id."""
+  batch = learner_lib.to_batch(
+      _two_groups(), np.array([0., 1., 1., 0.]), rows=5, width=3,
+      estimator='drgrpo')
+  np.testing.assert_array_equal(batch.token_BS, [
+      [0, 5, 6, 1, 2, 3], [0, 5, 6, 4, 0, 0], [0, 0, 7, 0, 0, 0],
+      [0, 0, 7, 9, 8, 0], [0, 0, 0, 0, 0, 0]])
+  np.testing.assert_array_equal(batch.position_BS, [
+      [-1, 0, 1, 2, 3, 4], [-1, 0, 1, 2, -1, -1], [-1, -1, 0, 1, -1, -1],
+      [-1, -1, 0, 1, 2, -1], [-1, -1, -1, -1, -1, -1]])
+  np.testing.assert_array_equal(batch.mask_BT, [
+      [1, 1, 1], [1, 0, 0], [1, 0, 0], [1, 1, 0], [0, 0, 0]])
+  np.testing.assert_allclose(batch.advantage_B, [-.5, .5, .5, -.5, 0])
+  np.testing.assert_allclose(batch.sampler_logp_BT, [
+      [-.1, -.2, -.3], [-.4, 0, 0], [-.5, 0, 0], [-.6, -.7, 0], [0, 0, 0]])
+  for name in ('token_BS', 'position_BS'):
+    assert getattr(batch, name).dtype == np.int32
+  for name in ('mask_BT', 'advantage_B', 'old_logp_BT', 'old_entropy_BT',
+               'sampler_logp_BT'):
+    assert getattr(batch, name).dtype == np.float32
+  assert not batch.old_logp_BT.any() and not batch.old_entropy_BT.any()
+
+
+@pytest.mark.parametrize('estimator, want', [
+    ('grpo', [-.7071, .7071, 1.4142 / 2, -1.4142 / 2]),
+    ('gpg', [-.5, .5, .5, -.5])])
+def test_advantages_are_the_groups(estimator, want):
+  batch = learner_lib.to_batch(
+      _two_groups(), np.array([0., 1., 1., 0.]), rows=4, width=2,
+      estimator=estimator)
+  np.testing.assert_allclose(batch.advantage_B, want, atol=1e-4)

@@ -39,7 +39,7 @@ UNBOUNDED = {
 _INTEGERS = sorted(
     name for name, value in run_folder.field_names(tiny.get_config()).items()
     if type(value) is int and not name.startswith('method.'))
-_INTEGERS += ['train.row_tokens', 'eval.samples', 'rollout.slots']
+_INTEGERS += ['eval.samples', 'rollout.slots']
 
 
 def _with(name, value):

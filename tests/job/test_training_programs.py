@@ -46,7 +46,7 @@ def _update(programs, state, generator, *frozen):
   minibatch = minibatch.replace(
       old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT)
   return programs.train_step(
-      state, minibatch, jax.random.key(0), 0.0, old, *frozen)
+      state, minibatch, jax.random.key(0), old, *frozen)
 
 
 def _programs(rank, devices=1):
@@ -65,7 +65,7 @@ def test_in_bfloat16_the_old_policy_is_the_policy_exactly():
   programs, generator = _programs(0), np.random.default_rng(0)
   state = programs.init_state(_random_params(generator))
   _, metrics = _update(programs, state, generator)
-  assert metrics['noise_floor_share'] == 1
+  assert metrics['entropy_unchanged_share'] == 1
   assert metrics['kl_full'] == 0 and metrics['region_share'] == 0
   assert metrics['weight_min'] == metrics['weight_max'] == 1
   assert metrics['grad_norm'] > 0

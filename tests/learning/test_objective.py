@@ -326,7 +326,7 @@ def test_metrics_by_hand(x64):
       weight_max=9.0, kl_k1=d.mean(), kl_k3=(np.exp(-d) + d - 1).mean(),
       kl_full=0.2, entropy=6.5 / 6,
       covariance=np.mean((d - d.mean()) * (advantage - advantage.mean())),
-      region_share=2 / 6, noise_floor_share=4 / 6, region_noise_share=0,
+      region_share=2 / 6, entropy_unchanged_share=4 / 6,
       empty_minibatches=0)
   assert metrics.keys() == expected.keys()
   for name, value in expected.items():
@@ -338,17 +338,6 @@ def test_weight_range_ignores_padding(ratio):
   metrics = make()(tokens([[ratio]], 1.0))[1]
   np.testing.assert_allclose(metrics['weight_min'], ratio, rtol=1e-6)
   np.testing.assert_allclose(metrics['weight_max'], ratio, rtol=1e-6)
-
-
-def test_measured_noise_floor(x64):
-  x = tokens(np.ones((1, 4)), 1.0,
-             entropy_BT=1 + np.array([[-0.1, -0.3, -0.5, 0.2]]))
-  loss = make(reg=dict(penalty='kl_k3', region='positive_falling', coef=1.0))
-  statistics = loss.statistics(x)
-  metrics = loss.metrics(x, statistics, noise_floor=0.35)
-  assert metrics['region_share'] == 0.75
-  assert metrics['noise_floor_share'] == 0.75
-  np.testing.assert_allclose(metrics['region_noise_share'], 2 / 3)
 
 
 def test_covariance_drops_are_counted(x64):

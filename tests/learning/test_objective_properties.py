@@ -62,7 +62,7 @@ def test_weights_are_one_at_the_old_policy(on_policy, name):
   metrics = loss(objective.Tokens(**on_policy))[1]
   assert metrics['weight_min'] == metrics['weight_max'] == 1
   assert metrics['kl_k1'] == metrics['kl_k3'] == 0
-  assert metrics['noise_floor_share'] == 1
+  assert metrics['entropy_unchanged_share'] == 1
 
 
 @pytest.mark.parametrize(

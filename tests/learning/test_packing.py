@@ -48,16 +48,16 @@ def test_two_sequences_in_a_row():
   assert packing.efficiency(minibatch) == 10 / 11
 
 
-@pytest.mark.parametrize('row_tokens, microbatch_tokens, shards, alone', [
+@pytest.mark.parametrize('row_tokens, microbatch_tokens, shards, padded', [
     (11, 30, 1, False), (32, 70, 2, False), (500, 1, 1, False),
     (11, 30, 2, True), (11, 1, 4, True)])
 def test_every_completion_is_packed_once(
-    row_tokens, microbatch_tokens, shards, alone):
+    row_tokens, microbatch_tokens, shards, padded):
   generator = np.random.default_rng(0)
   prompts = generator.integers(1, P + 1, 30)
   lengths = generator.integers(0, T + 1, 30)
   batch = _batch(prompts, lengths)
-  pack = packing.Packer(row_tokens, microbatch_tokens, shards, alone)
+  pack = packing.Packer(row_tokens, microbatch_tokens, shards, padded)
   minibatch = pack(batch)
   for i in np.flatnonzero(lengths):
     np.testing.assert_array_equal(
@@ -68,11 +68,11 @@ def test_every_completion_is_packed_once(
   assert rows * row_tokens <= microbatch_tokens or rows == shards
   assert (packed.position_RS[used:] == -1).all()
   assert packed.scored_RS[:used].any(axis=(1, 2)).all()
-  assert (packed.segment_RS is None) == alone
+  assert (packed.segment_RS is None) == padded
   filler = lengths == 0
   assert (packed.position_RS >= 0).sum() == (prompts + lengths)[~filler].sum()
   np.testing.assert_array_equal(minibatch.microbatch_B == -1, filler)
-  if alone:
+  if padded:
     tokens = (packed.position_RS >= 0).sum(-1)
     assert tokens.max() <= P + T and (tokens > 0).sum() == (~filler).sum()
 
@@ -125,3 +125,15 @@ def test_nine_columns_of_ten_hold_a_token_on_the_papers_lengths():
         generator.gamma(2, mean / 2, 128).astype(int) + 1, 8192)
     rows = packing.first_fit_decreasing(tokens, 10240).max() + 1
     assert tokens.sum() / (rows * 10240) >= 0.9
+
+
+@pytest.mark.parametrize('prompt, tokens, microbatch, shards, row', [
+    (24, 48, 1152, 1, 144), (24, 48, 1151, 1, 72), (24, 48, 1152, 2, 72),
+    (24, 48, 4608, 4, 144), (2048, 8192, 16384, 1, 10240),
+    (1024, 4096, 8 * 10240, 8, 5120), (256, 1024, 10240, 1, 1280)])
+def test_a_row_holds_the_longest_sequence_or_two(
+    prompt, tokens, microbatch, shards, row):
+  for mode in packing.MODES:
+    assert packing.make(
+        mode, prompt_tokens=prompt, max_tokens=tokens, samples=8,
+        microbatch_tokens=microbatch, shards=shards).row_tokens == row

@@ -130,3 +130,16 @@ def test_a_sequence_that_does_not_fit_is_an_error():
   with pytest.raises(ValueError, match='9 tokens does not fit into rows of 8'):
     _pack(_batch(['ab'], [7]), row_tokens=8, microbatch_tokens=8,
           attention_capacity=1.0, shards=1)
+
+
+@pytest.mark.parametrize('groups', [1, 2, 3])
+def test_attention_has_capacity_for_whole_groups_of_the_greatest_lengths(
+    groups):
+  """A microbatch of exactly their columns holds them, and no smaller one."""
+  columns = groups * (3 + 5 * (T + 1))
+  batch = _batch([4 * p for p in 'xyz'[:groups] for _ in range(5)],
+                 5 * groups * [T])
+  for tokens, used in (columns, 1), (columns - 1, 2):
+    pack = packing.make('shared', prompt_tokens=4, max_tokens=T, samples=5,
+                        microbatch_tokens=tokens, shards=1)
+    assert pack(batch).used == used

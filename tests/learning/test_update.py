@@ -44,13 +44,8 @@ STATISTICAL = dict(
              fraction=0.2))
 
 
-def _config(packing='segments', row_tokens=P + T, microbatch_tokens=10**3,
-            remat='none', max_grad_norm=1.0):
+def _config(remat, max_grad_norm):
   c = tiny.get_config('tepo')
-  c.train.packing = packing
-  c.train.row_tokens = row_tokens
-  c.train.microbatch_tokens = microbatch_tokens
-  c.train.attention_room = 1.2
   c.train.chunk_size = 16
   c.compute.remat = remat
   c.compute.unroll = 1
@@ -113,16 +108,23 @@ def _scored(programs, params, batch, options):
   return minibatch.replace(old_logp_BT=logp_BT, old_entropy_BT=entropy_BT)
 
 
-def _programs(mesh, packing='padded', **settings):
-  """The programs of a run; 'padded' puts every sequence in its own row."""
-  mode = 'segments' if packing == 'padded' else packing
-  config = _config(mode, **settings)
-  programs = programs_lib.make(
-      config, programs_lib.prepare_model(MODEL, config, mesh), mesh)
-  if packing != 'padded':
-    return programs
+def _packer(mode, row_tokens, microbatch_tokens, shards=1):
+  """'padded' puts every sequence in its own row."""
+  if mode == 'shared':
+    return packing.SharedPacker(row_tokens, microbatch_tokens, 1.2, shards)
+  return packing.Packer(
+      row_tokens, microbatch_tokens, shards, padded=mode == 'padded')
+
+
+def _programs(mesh, mode='padded', row_tokens=P + T, microbatch_tokens=10**3,
+              remat='none', max_grad_norm=1.0):
+  """The programs of a run, with the packer of the arguments."""
+  config = _config(remat, max_grad_norm)
   return dataclasses.replace(
-      programs, pack=dataclasses.replace(programs.pack, alone=True))
+      programs_lib.make(
+          config, programs_lib.prepare_model(MODEL, config, mesh), mesh),
+      pack=_packer(mode, row_tokens, microbatch_tokens,
+                   mesh_lib.batch_shards(mesh)))
 
 
 @functools.cache
@@ -136,7 +138,7 @@ def _compiled(shape=tuple(ONE_DEVICE.items()), rows=B, width=P, length=T,
   batch = _put(programs, batch.replace(
       behaviour_BT=batch.mask_BT if weighted else None))
   compiled = programs.train_step.lower(
-      state, batch, jax.random.key(0), 0.0,
+      state, batch, jax.random.key(0),
       programs.old_policy.eval_shape(state.params, batch)).compile(QUICK)
   return programs, compiled
 
@@ -159,7 +161,7 @@ def _step(batch, **arguments):
   minibatch = _put(programs, batch)
   old = _old_policy(programs, _weights()[1], minibatch)
   after, metrics = train_step(
-      state, minibatch, jax.random.key(0), 0.0, old)
+      state, minibatch, jax.random.key(0), old)
   assert all(x.is_deleted() for x in jax.tree.leaves(state))  # donated
   assert not any(x.is_deleted() for x in jax.tree.leaves(old))
   return mesh_lib.to_host(after), mesh_lib.to_host(metrics)
@@ -222,10 +224,10 @@ PACKINGS = [('segments', 24, 24), ('segments', 24, 50), ('segments', 24, 100),
 
 
 @pytest.mark.long_after_first
-@pytest.mark.parametrize('packing, row_tokens, microbatch_tokens', PACKINGS)
-def test_packing_changes_nothing(packing, row_tokens, microbatch_tokens):
+@pytest.mark.parametrize('mode, row_tokens, microbatch_tokens', PACKINGS)
+def test_packing_changes_nothing(mode, row_tokens, microbatch_tokens):
   """Against one microbatch of padded rows."""
-  arguments = dict(packing=packing, row_tokens=row_tokens,
+  arguments = dict(mode=mode, row_tokens=row_tokens,
                    microbatch_tokens=microbatch_tokens)
   minibatch = _compiled(**arguments)[0].pack(_batch())
   assert minibatch.used > 1 or microbatch_tokens == 100
@@ -233,15 +235,15 @@ def test_packing_changes_nothing(packing, row_tokens, microbatch_tokens):
 
 
 @pytest.mark.long_after_first
-@pytest.mark.parametrize('shape, packing', [
+@pytest.mark.parametrize('shape, mode', [
     (dict(data=4, fsdp=1, tensor=1), 'padded'),
     (dict(data=1, fsdp=4, tensor=1), 'segments'),
     (dict(data=1, fsdp=2, tensor=2), 'segments'),
     (dict(data=1, fsdp=2, tensor=2), 'shared'),
     (dict(data=1, fsdp=1, tensor=4), 'segments')])  # key heads are copied
-def test_the_mesh_changes_nothing(shape, packing):
+def test_the_mesh_changes_nothing(shape, mode):
   """Against one device; parameters and moments are sharded indeed."""
-  arguments = dict(shape=tuple(shape.items()), packing=packing,
+  arguments = dict(shape=tuple(shape.items()), mode=mode,
                    microbatch_tokens=44)
   _assert_same_update(_step(_off_policy_batch(), **arguments))
   programs, compiled = _compiled(**arguments)
@@ -279,7 +281,7 @@ def test_behaviour_weights_are_those_of_their_completions():
   assert abs(want[1]['loss'] - _base()[1]['loss']) > 1e-3
   _assert_same_update(_step(
       batch, weighted=True, shape=tuple(dict(data=1, fsdp=4, tensor=1).items()),
-      packing='segments', microbatch_tokens=44), want)
+      mode='segments', microbatch_tokens=44), want)
 
 
 def test_masked_tokens_may_hold_anything():
@@ -327,14 +329,12 @@ def test_minibatch_statistics_of_microbatches():
   outcomes = []
   scorer = update.Scorer(MODEL, temperature=0.9, chunk_size=16, shards=1)
   for arguments in PACKINGS[0], PACKINGS[2], PACKINGS[4]:
-    mode, row_tokens, microbatch_tokens = arguments
-    pack = packing.Packer(
-        row_tokens, microbatch_tokens, shards=1, alone=mode == 'padded')
+    pack = _packer(*arguments)
     state = update.TrainState(jnp.int32(0), params, optimizer.init(params))
     after, metrics = jax.jit(
         functools.partial(update.train_step, scorer, policy_loss, optimizer),
         compiler_options=QUICK)(
-            state, pack(_off_policy_batch()), jax.random.key(2), 0.0)
+            state, pack(_off_policy_batch()), jax.random.key(2))
     outcomes.append((mesh_lib.to_host(after), mesh_lib.to_host(metrics)))
   metrics = outcomes[0][1]
   tokens = LENGTHS.sum()
@@ -357,14 +357,14 @@ def _pull_back():
 
 
 @pytest.mark.long_after_first
-@pytest.mark.parametrize('packing, microbatch_tokens, remat, short, mesh', [
+@pytest.mark.parametrize('mode, microbatch_tokens, remat, short, mesh', [
     ('padded', 100, 'none', 256, (1, 1)), ('segments', 24, 'none', 256, (1, 1)),
     ('segments', 50, 'full', 256, (1, 1)), ('padded', 24, 'dots', 256, (1, 1)),
     ('shared', 24, 'full', 256, (1, 1)), ('segments', 24, 'none', 0, (1, 1)),
     ('shared', 24, 'full', 0, (1, 1)), ('segments', 24, 'mlp', 256, (1, 4)),
     ('segments', 24, 'dots', 0, (2, 2)), ('segments', 24, 'full', 256, (4, 1))])
 def test_first_update_is_reinforce_exactly(
-    packing, microbatch_tokens, remat, short, mesh, monkeypatch):
+    mode, microbatch_tokens, remat, short, mesh, monkeypatch):
   """π = π_old: w = 1, ΔH = 0, M = 0, KL = 0 to the last bit (reading 2).
 
   As in a run: the programs of `programs.make`, fully optimised, the same
@@ -374,7 +374,7 @@ def test_first_update_is_reinforce_exactly(
   monkeypatch.setattr(packed_attention, '_SHORT', short)
   monkeypatch.setattr(packed_attention, '_BLOCK', 8)
   programs = _programs(
-      _mesh(dict(zip(mesh_lib.AXES, (1, *mesh)))), packing=packing,
+      _mesh(dict(zip(mesh_lib.AXES, (1, *mesh)))), mode=mode,
       row_tokens=24, remat=remat, microbatch_tokens=microbatch_tokens,
       max_grad_norm=1e9)
   params = _weights()[0]
@@ -384,9 +384,9 @@ def test_first_update_is_reinforce_exactly(
   state = _state(programs)
   old = programs.old_policy(state.params, scored)
   after, metrics = mesh_lib.to_host(programs.train_step(
-      state, scored, jax.random.key(0), 0.0, old))
+      state, scored, jax.random.key(0), old))
   assert metrics['weight_min'] == metrics['weight_max'] == 1
-  assert metrics['noise_floor_share'] == 1
+  assert metrics['entropy_unchanged_share'] == 1
   for name in ('region_share', 'kl_full', 'kl_k1', 'kl_k3', 'skipped',
                'clip_fraction_low', 'clip_fraction_high'):
     assert metrics[name] == 0, name
@@ -410,11 +410,11 @@ def test_gradients_of_microbatches_are_summed_in_place():
   scorer = update.Scorer(model, temperature=0.9, chunk_size=16, shards=1)
   policy_loss = objective.make_policy_loss(tiny.get_config('grpo').method)
   params, optimizer = _weights()[0], optax.sgd(0.1)
-  pack = packing.Packer(11, 24, shards=1, alone=False)
+  pack = packing.Packer(11, 24, shards=1)
   program = jax.jit(functools.partial(
       update.train_step, scorer, policy_loss, optimizer)).lower(
           update.TrainState(jnp.int32(0), params, optimizer.init(params)),
-          pack(_off_policy_batch()), jax.random.key(2), 0.0).as_text()
+          pack(_off_policy_batch()), jax.random.key(2)).as_text()
   down = 'tensor<2x48x32x'  # no other parameter has this shape
   assert f'{down}f32>' in program and f'{down}bf16>' not in program
   assert not re.search(rf'stablehlo.add %iterArg.*{down}f32>', program)

@@ -38,7 +38,7 @@ class Case:
   def update(self):
     """Makes one update, which changes `state`; returns its loss."""
     self.state, metrics = self.programs.train_step(
-        self.state, self.minibatch, jax.random.key(0), 0.0, self.old)
+        self.state, self.minibatch, jax.random.key(0), self.old)
     return metrics['loss']
 
 
@@ -46,7 +46,7 @@ def case(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
          mode: str) -> Case:
   """Makes a case: random weights, and all completions as one minibatch.
 
-  mode: of packing, or 'unpacked': one sequence a row.
+  mode: of packing, or 'padded': one sequence a row.
 
   A config that shares prompts allows more packed tokens in attention than in
   the layers. Where `mode` does not share them, a microbatch gets attention's
@@ -61,12 +61,12 @@ def case(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
     packer = programs_lib.make_packer(config, mesh)
     config.train.microbatch_tokens = packer.shards * packer.row_tokens * (
         packer.rows(workload.prompts * workload.samples))
-  config.train.packing = 'segments' if mode == 'unpacked' else mode
+  config.train.packing = 'segments' if mode == 'padded' else mode
   programs = memory_lib.fitted(config, programs_lib.make(
       config, programs_lib.prepare_model(workload.model, config, mesh), mesh))
-  if mode == 'unpacked':
+  if mode == 'padded':
     programs = dataclasses.replace(
-        programs, pack=dataclasses.replace(programs.pack, alone=True))
+        programs, pack=dataclasses.replace(programs.pack, padded=True))
   params = jax.jit(
       functools.partial(transformer.init, workload.model),
       out_shardings=programs.state_sharding.params)(jax.random.key(0))
@@ -168,7 +168,7 @@ def measure_step(config, workload, peers) -> Iterator[timing.Measurement]:
 
 def _measure(config, workload, peers, what, name, passes):
   """Measures packings, peers and the machine's matrix product, interleaved."""
-  modes = {'packed': 'segments', 'padded': 'unpacked'}
+  modes = {'packed': 'segments', 'padded': 'padded'}
   if config.train.packing == 'shared':
     modes = {'shared': 'shared'} | modes
   cases = {how: case(config, workload, mode) for how, mode in modes.items()}

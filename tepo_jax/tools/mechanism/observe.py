@@ -86,9 +86,9 @@ class Lab:
     """Trains θ_0 on a rollout by `method`; yields (number of updates, weights,
     the updates' average metrics so far) at each of the counts."""
     learner = self._learner(method)
-    plan, history = learner.plan_updates(1, groups, self._rewards(groups)), []
+    step, history = learner.pack_and_score(1, groups, self._rewards(groups)), []
     for index in range(max(counts)):
-      history.append(jax.device_get(learner.make_update(plan, index)))
+      history.append(jax.device_get(learner.make_update(step, index)))
       if index + 1 in counts:
         yield (index + 1, jax.tree.map(jnp.copy, learner.state.params),
                summaries.average(history))
@@ -107,8 +107,8 @@ class Lab:
                 slope_EBT: np.ndarray) -> np.ndarray:
     """Σ_it slope_it ∇ℓ_it of a few completions, [E, D] float32."""
     # One row of several completions at a time.
-    programs, columns = self.learner.programs, batch.token_BS.shape[1]
-    columns = self.config.train.row_tokens or columns
+    programs = self.learner.programs
+    columns = programs.pack.row_tokens
     pack = packing.Packer(
         columns, columns, mesh_lib.batch_shards(programs.mesh))
     return self._gradients(params, mesh_lib.put(

@@ -240,13 +240,13 @@ def _updating(config, workload, programs, state, frozen
   minibatches = config.rollout.prompts // settings.minibatch_prompts
   host = programs.pack(_batch(config, workload))
   minibatch = _placed(host, programs.minibatch_sharding)
-  size = mesh_lib.device_bytes(minibatch)  # those of the first epoch stay
+  size = mesh_lib.device_bytes(minibatch)
+  others = (minibatches - 1) * size  # all minibatches stay
   forward = updating.forward_flops(
       dataclasses.replace(workload, prompts=settings.minibatch_prompts),
       settings.packing == 'shared') / programs.mesh.size
   score, step = (tuple(_trip_counts(host, programs.scorer.chunk_size, passes))
                  for passes in (1, 2))
-  scalar = jax.ShapeDtypeStruct((), np.float32)
   key = jax.eval_shape(lambda: jax.random.key(0))
   base, old = () if frozen is None else (frozen,), None
   lower_score = functools.partial(
@@ -257,31 +257,31 @@ def _updating(config, workload, programs, state, frozen
     lower_score = functools.partial(
         programs.score_and_keep.lower, state.params, minibatch, programs.kept,
         0, *base)
-  yield PlannedProgram(  # once more, to measure the noise floor
-      'score', 'score', lower_score, minibatches + 1,
-      mesh_lib.device_bytes(state.opt_state) + minibatches * size,
+  yield PlannedProgram(
+      'score', 'score', lower_score, minibatches,
+      mesh_lib.device_bytes(state.opt_state) + others,
       given=mesh_lib.device_bytes((state.params, base)) + size,
       open_trips=score, useful=forward)
-  updates, held = minibatches * settings.epochs, minibatches * size
+  updates = minibatches * settings.epochs
   if old is not None and minibatches * host.used > programs.kept.shape[1]:
     params = programs.to_old_policy.eval_shape(state.params)
     old = programs.old_policy.eval_shape(params, minibatch, *base)
     yield PlannedProgram(
         'old policy', 'update',
         functools.partial(programs.to_old_policy.lower, state.params), 1,
-        mesh_lib.device_bytes((state.opt_state, base)) + held)
+        mesh_lib.device_bytes((state.opt_state, base)) + others + size)
     yield PlannedProgram(
         'old states', 'update', functools.partial(
             programs.old_policy.lower, params, minibatch, *base), updates,
-        mesh_lib.device_bytes(state) + held - size,
+        mesh_lib.device_bytes(state) + others,
         given=mesh_lib.device_bytes(base) + size, open_trips=score[-1:],
         useful=forward)
-    held += mesh_lib.device_bytes(params)
+    others += mesh_lib.device_bytes(params)
   yield PlannedProgram(
       'update', 'update', functools.partial(
-          programs.train_step.lower, state, minibatch, key, scalar, old,
-          *base), updates, held, open_trips=(
-              (score if programs.policy_loss.needs_scoring else ()) + step),
+          programs.train_step.lower, state, minibatch, key, old, *base),
+      updates, others, open_trips=(
+          (score if programs.policy_loss.needs_scoring else ()) + step),
       useful=3 * forward, remat=programs.model.remat)
 
 

@@ -128,7 +128,7 @@ def _with_ours(tunix_peer, tmp_path_factory):
   made = jax.tree.leaves(nnx.state(tunix.trainer.model))
   assert all(np.any(leaf) for leaf in made)
   mesh = made[0].sharding.mesh
-  ours = updating.case(config, workload, 'unpacked')
+  ours = updating.case(config, workload, 'padded')
 
   def to_tunix(tree):
     folder = tmp_path_factory.mktemp('weights') / 'model'

@@ -32,7 +32,7 @@ def _lab(tmp_path_factory):
       prompts=4, samples=4, max_tokens=12, dynamic_sampling='off',
       overlong_buffer=11)
   config.train.update(
-      minibatch_prompts=4, epochs=2, row_tokens=36, microbatch_tokens=144)
+      minibatch_prompts=4, epochs=2, microbatch_tokens=144)
   config.optimizer.learning_rate = 2e-2
   config.pretrain.update(
       worked_steps=1, demonstrations=32, num_layers=1, num_heads=2,

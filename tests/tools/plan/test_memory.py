@@ -23,8 +23,8 @@ SLOTS = 12  # no multiple of a prefill's samples: some wait during decoding
 CHANGES = {
     'steps': 1, 'eval.period': 0, 'data.limit': 16, 'rollout.prompts': 8,
     'rollout.samples': 4, 'rollout.max_tokens': 8, 'rollout.slots': SLOTS,
-    'rollout.dynamic_sampling': 'off', 'train.row_tokens': 32,
-    'train.microbatch_tokens': 256, 'train.minibatch_prompts': 4,
+    'rollout.dynamic_sampling': 'off', 'train.microbatch_tokens': 256,
+    'train.minibatch_prompts': 4,
     'compute.unroll': 1, 'pretrain.num_layers': 2, 'pretrain.worked_steps': 1,
     'pretrain.mixed_steps': 1, 'mesh.tensor': 2}
 NAMES = {'to_decode': 'reshard', 'score_and_keep': 'score',

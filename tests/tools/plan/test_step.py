@@ -158,7 +158,7 @@ def test_decoding_copies_no_keys_and_pads_none(name, size, heads):
   config, slice_ = _config(), (chips if ':' in name else gpus).topology(name)
   config.compute.dtype, config.rollout.prompts = 'bfloat16', 32
   config.rollout.max_tokens, config.rollout.chunk = 1000, 2
-  config.train.row_tokens = config.train.microbatch_tokens = 1024
+  config.train.microbatch_tokens = 1024
   config.pretrain.update(num_layers=2, num_heads=2 * heads, num_kv_heads=heads,
                          head_dim=size)
   workload, slots = workload_lib.of(config), 256
@@ -275,8 +275,6 @@ def test_hidden_states_that_do_not_fit_are_planned_as_recomputed():
   config = _config()
   config.benchmark.mean_tokens = config.rollout.max_tokens
   config.benchmark.prompt_tokens = config.data.max_prompt_tokens
-  config.train.row_tokens = (
-      config.data.max_prompt_tokens + config.rollout.max_tokens)
   slice_ = chips.topology('v5e:2x2')
   mesh = mesh_lib.make(dict(config.mesh), slice_.devices)
   for limit, more in (slice_.chip.hbm_bytes, set()), (1, {
