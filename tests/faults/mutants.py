@@ -33,8 +33,8 @@ from tests import runs
 _PACKAGES = 'learning', 'policy', 'rollout', 'data', 'grading', 'runtime', 'job'
 # test_NAME.py also tests these modules, which have no test file of their name.
 _MODULES = {
-    'objective': 'aggregation diagnostics method numerics ranges',
-    'objective_reference': 'aggregation numerics', 'update': 'batch optimizer',
+    'objective': 'choices diagnostics numerics',
+    'objective_reference': 'numerics', 'update': 'batch optimizer',
     'shared_packing': 'packing', 'lora': 'adapters', 'weights': 'tensor_files',
     'transformer': 'cache layers padding prompt_sharing',
     'sharding': 'padding prompt_sharing', 'attention': 'block_attention',
