@@ -1,22 +1,20 @@
 """The paper's objective and every baseline, as five independent choices.
 
-    L = sum_it c_it * (coef * M_it * R_it - b_it * S(w_it, A_it))   (Eq. 4)
+    L = sum_it c_it (coef M_it R_it - b_it S(w_it, A_it))   (Eq. 4)
 
-    weight     w  how far the policy moved from the old one   WEIGHTS
-    clip       S  the surrogate: how w meets the advantage    CLIPS
-    shape      A  the advantage that a token sees             SHAPES
-    aggregate  c  how tokens are averaged          aggregation.AGGREGATES
-    reg        R  a penalty on the tokens M of a region       PENALTIES, REGIONS
+    weight     w  importance weight of the policy to the old one    WEIGHTS
+    clip       S  surrogate: w times the advantage, bounded         CLIPS
+    shape      A  the advantage of each token                       SHAPES
+    aggregate  c  how tokens are averaged                           AGGREGATES
+    reg        R  a penalty on the tokens M of a region   PENALTIES, REGIONS
 
-A method (a row of configs/methods.py) names one of each; `make_policy_loss`
-composes them. A new method is a function here, annotated with the ranges of its
-numbers (`ranges`), an entry of a table, a row, and a test entry. b is no choice
-of a method: it is 1, or the run's behaviour weight (`behaviour`).
+A method, a row of configs/methods.py, names one of each; `make_policy_loss`
+composes them. b is 1, or the run's behaviour weight (`behaviour`).
 
-l, l0: log pi of the sampled token under the policy and the old policy;
-d = l - l0; H, H0: entropies in nats, dH = H - H0; m: mask; n_i: tokens of
-completion i, N: of the minibatch; sg: stop-gradient. Axes: B completions, T
-tokens of a completion. `x` is Tokens with zeros under the mask.
+d = logp - old_logp of the sampled token; ratio = exp(d); pi = exp(logp); dH =
+entropy - old_entropy, nats; m: mask; n_i: tokens of completion i, N: of the
+minibatch; sg: stop-gradient. Axes: B completions, T tokens of a completion.
+`x`: Tokens with zeros where the mask is 0.
 """
 
 import dataclasses
@@ -28,50 +26,33 @@ from jax.lax import stop_gradient as sg
 import jax.numpy as jnp
 
 from tepo_jax.learning import advantage
-from tepo_jax.learning import aggregation
+from tepo_jax.learning import choices
 from tepo_jax.learning import diagnostics
-from tepo_jax.learning import method as method_lib
 from tepo_jax.learning import numerics
-from tepo_jax.learning import ranges
 
 
 @struct.dataclass
 class Tokens:
   """The objective's input; where the mask is 0, the rest may be garbage."""
-  logp_BT: Any  # l, differentiable
-  entropy_BT: Any  # H, differentiable
-  old_logp_BT: Any  # l0
-  old_entropy_BT: Any  # H0
+  logp_BT: Any  # differentiable
+  entropy_BT: Any  # differentiable
+  old_logp_BT: Any
+  old_entropy_BT: Any
   advantage_BT: Any  # one number per completion, spread over its tokens
   mask_BT: Any  # completion tokens up to and including EOS
   kl_BT: Any = None  # exact KL(policy || old) at each state, differentiable
   behaviour_BT: Any = None  # b, a constant; None: 1
 
 
-@struct.dataclass
-class Statistics:
-  """Of the whole minibatch, without gradient; None where not needed."""
-  coefficient_BT: Any  # c
-  advantage_BT: Any = None  # shaped
-  region_BT: Any = None  # M, bool
-  keep_BT: Any = None  # bool: False where Clip-Cov drops the surrogate
-
-
-def covariance(x):
-  """(A - mean A)(l - mean l), means over the minibatch (2505.22617, Eq. 19)."""
-  return sg((x.advantage_BT - numerics.mean(x.advantage_BT, x.mask_BT))
-            * (x.logp_BT - numerics.mean(x.logp_BT, x.mask_BT)))
-
-
 # Weights: tokens -> log w; numerics.exp bounds exponents to +-20.
 
 def log_ratio(x):
-  """d. w = exp(d), `token`: PPO, GRPO/DAPO (Table 5). Also the penalty k1."""
+  """d. w = ratio, `token`: PPO, GRPO/DAPO (Table 5). Also the penalty k1."""
   return x.logp_BT - x.old_logp_BT
 
 
 def score(x):
-  """l - sg(l). w = 1 with the gradient of l, `none`: GPG (Table 3C)."""
+  """logp - sg(logp). w = 1 with logp's gradient, `none`: GPG (Table 3C)."""
   return x.logp_BT - sg(x.logp_BT)
 
 
@@ -86,7 +67,7 @@ def sequence_weight(x):
 
 
 def sequence_token_weight(x):
-  """w = exp(sg(log s_i) + l - sg(l)): GSPO-token, and verl's code for GSPO."""
+  """w = sg(s_i) exp(logp - sg(logp)): GSPO-token, and verl's code for GSPO."""
   return sg(sequence_weight(x)) + score(x)
 
 
@@ -100,15 +81,15 @@ WEIGHTS = dict(
     sequence_token=sequence_token_weight, none=score)
 
 
-# Clips: (w, A, tokens) -> surrogate S, and the bounds that clip w.
+# Clips: (w, A, tokens) -> surrogate S, and the bounds that clip w. A clip may
+# also drop tokens: (tokens, already clipped, rng) -> those without a surrogate.
 
 def no_clip(w_BT, a_BT, x):
   """S = w A: Algorithm 1; KL-Cov, whose authors' code has no PPO clip."""
   return w_BT * a_BT, -jnp.inf, jnp.inf
 
 
-def ppo_clip(w_BT, a_BT, x, *, low: ranges.BELOW, high: ranges.ABOVE,
-             dual: ranges.ABOVE_ONE = None):
+def ppo_clip(w_BT, a_BT, x, *, low, high, dual=math.inf):
   """S = min(w A, C(w) A), C = clip(., 1 - low, 1 + high).
 
   PPO (1707.06347); low .2, high .28 is DAPO's Clip-Higher (2503.14476). Only
@@ -117,41 +98,36 @@ def ppo_clip(w_BT, a_BT, x, *, low: ranges.BELOW, high: ranges.ABOVE,
   """
   negative_BT = a_BT < 0
   lower_BT = jnp.where(negative_BT, 1 - low, -jnp.inf)
-  above = jnp.inf if dual is None else dual
-  upper_BT = jnp.where(negative_BT, above, 1 + high)
+  upper_BT = jnp.where(negative_BT, dual, 1 + high)
   return numerics.bound(w_BT, lower_BT, upper_BT) * a_BT, lower_BT, upper_BT
 
 
-def printed_clip(w_BT, a_BT, x, *, low: ranges.BELOW, high: ranges.ABOVE):
+def printed_clip(w_BT, a_BT, x, *, low, high):
   """S = min(w, C(w)) A, Eq. 4 as typeset, where `low` never binds."""
   return numerics.bound(w_BT, -jnp.inf, 1 + high) * a_BT, -jnp.inf, 1 + high
 
 
-def detached_clip(w_BT, a_BT, x, *, low: ranges.BELOW, high: ranges.ABOVE):
-  """S = sg(C(w)) A exp(l - sg(l)): CISPO (2506.13585; Table 3C).
+def detached_clip(w_BT, a_BT, x, *, low, high):
+  """S = sg(C(w)) A exp(logp - sg(logp)): CISPO (2506.13585; Table 3C).
 
-  No token loses its gradient. Its paper writes log pi for the exp: the same
-  gradient, another value. `low=inf`, no lower bound, is its authors' setting.
+  No token loses its gradient. `low=inf`, no bound, is its authors' setting.
   """
   bounded_BT = sg(numerics.bound(w_BT, 1 - low, 1 + high))
   return bounded_BT * a_BT * jnp.exp(score(x)), 1 - low, 1 + high
 
 
-def covariance_clip(w_BT, a_BT, x, *, low: ranges.BELOW, high: ranges.ABOVE,
-                    fraction: ranges.SHARE, band: ranges.BAND):
-  """Clip-Cov (2505.22617; Tables 1, 3B): `ppo` without `drop_in_band`'s tokens.
-
-  Its paper has no PPO clip; its authors' code widens it to low = high = 1.
-  """
-  return ppo_clip(w_BT, a_BT, x, low=low, high=high)
+def covariance(x):
+  """(A - mean A)(logp - mean logp), means over the minibatch (2505.22617)."""
+  return ((x.advantage_BT - numerics.mean(x.advantage_BT, x.mask_BT))
+          * (x.logp_BT - numerics.mean(x.logp_BT, x.mask_BT)))
 
 
-def drop_in_band(x, clipped_BT, rng, *, fraction, band, **_):
-  """Clip-Cov's drop: min(max(floor(fraction N), 1), candidates) at random.
+def drop_in_band(x, clipped_BT, rng, *, fraction, band):
+  """min(max(floor(fraction N), 1), candidates) tokens, at random: Clip-Cov.
 
-  Candidates: covariance strictly inside the band, not clipped already. They
-  contribute 0, N unchanged. The draw is a function of (rng, row, column). Its
-  authors' code draws in each microbatch; here, in the minibatch.
+  Candidates: covariance strictly inside the band, not clipped already. In its
+  paper (2505.22617; Tables 1, 3B) there is no PPO clip; its authors' code has
+  low = high = 1, and draws in each microbatch; here, in the minibatch.
   """
   if rng is None:
     raise ValueError("clip 'covariance' draws tokens at random: pass rng")
@@ -160,42 +136,83 @@ def drop_in_band(x, clipped_BT, rng, *, fraction, band, **_):
       numerics.draw(rng, x.mask_BT.shape), x.mask_BT & inside_BT & ~clipped_BT,
       numerics.share(fraction, x.mask_BT))
 
-CLIPS = dict(none=no_clip, ppo=ppo_clip, printed=printed_clip,
-             detached=detached_clip, covariance=covariance_clip)
-DROPS = {covariance_clip: drop_in_band}
+_BOUNDS = dict(low=choices.LOW, high=choices.HIGH)
+CLIPS = dict(
+    none=no_clip,
+    ppo=choices.Choice(ppo_clip, _BOUNDS, dict(dual=choices.ABOVE_ONE)),
+    printed=choices.Choice(printed_clip, _BOUNDS),
+    detached=choices.Choice(detached_clip, _BOUNDS),
+    covariance=choices.Choice(
+        ppo_clip, _BOUNDS, whole_minibatch=True, drop=choices.Choice(
+            drop_in_band, dict(fraction=choices.SHARE, band=choices.BAND))))
 
 
-# Shapes: tokens -> the advantage of each token.
+# Shapes: tokens without gradient -> the advantage of each token.
 
-def entropy_shape(x, *, alpha: ranges.AMOUNT, kappa: ranges.POSITIVE):
-  """A + min(alpha sg(H), |A| / kappa): 2506.14758 (Tables 1, 3B).
+def entropy_shape(x, *, alpha, kappa):
+  """A + min(alpha sg(entropy), |A| / kappa): 2506.14758 (Tables 1, 3B).
 
-  H is the current forward's. The paper prints alpha = 4e-4; the method's own
-  value with GRPO is 0.4.
+  The paper prints alpha = 4e-4; the method's own value with GRPO is 0.4.
   """
   return x.advantage_BT + jnp.minimum(
-      alpha * sg(x.entropy_BT), jnp.abs(x.advantage_BT) / kappa)
+      alpha * x.entropy_BT, jnp.abs(x.advantage_BT) / kappa)
 
 
-def steer_shape(x, *, floor: ranges.SHARE):
+def steer_shape(x, *, floor):
   """sg(lambda) A, lambda = exp(log(floor) |W| / max(max |W|, 0.02)).
 
-  STEER (2510.10150; "STEEL" in Table 3B): W = A / pi_old pi (1 - pi) (l + H0)
-  predicts dH; the token that moves it most in the minibatch keeps `floor`.
+  STEER (2510.10150; "STEEL" in Table 3B): W = ratio A (1 - pi) (logp +
+  old_entropy) predicts dH; the token with the largest |W| keeps `floor` A.
   """
   change_BT = jnp.abs(
       x.advantage_BT * numerics.exp(log_ratio(x)) * jnp.expm1(x.logp_BT)
       * (x.logp_BT + x.old_entropy_BT))
   relative_BT = change_BT / jnp.maximum(jnp.max(change_BT), 0.02)
-  return sg(jnp.exp(math.log(floor) * relative_BT)) * x.advantage_BT
+  return jnp.exp(math.log(floor) * relative_BT) * x.advantage_BT
 
 SHAPES = dict(
-    none=lambda x: x.advantage_BT, entropy=entropy_shape, steer=steer_shape)
+    none=lambda x: x.advantage_BT,
+    entropy=choices.Choice(
+        entropy_shape, dict(alpha=choices.AMOUNT, kappa=choices.POSITIVE)),
+    steer=choices.Choice(
+        steer_shape, dict(floor=choices.SHARE), whole_minibatch=True))
 
 
-# Penalties: tokens -> R. k1, k2, k3 estimate KL(policy || old) from samples
-# (Schulman, 2020); used as a loss, on policy, the expected gradient of k1 is 0,
-# and that of k2 is the KL's (Table 3A).
+# Aggregates: the mask as floats -> c, for all tokens of a minibatch.
+
+def token_mean(mask_BT):
+  """m / N, the same for every token: TEPO (Eq. 4), DAPO (Table 5)."""
+  return mask_BT / jnp.maximum(jnp.sum(mask_BT), 1)
+
+
+def seq_mean_token_sum(mask_BT):
+  """m / number of non-empty completions (Tables 3D, 5)."""
+  return mask_BT / jnp.maximum(jnp.sum(jnp.max(mask_BT, axis=1)), 1)
+
+
+def seq_mean_token_mean(mask_BT):
+  """m / (n_i * number of non-empty ones): GRPO's paper, GSPO (Tables 3D, 5)."""
+  count_B1 = jnp.sum(mask_BT, axis=1, keepdims=True)
+  return seq_mean_token_sum(mask_BT) / jnp.maximum(count_B1, 1)
+
+
+def constant_length(mask_BT, *, length):
+  """m / (length * number of non-empty completions): Dr. GRPO (2503.20783).
+
+  `length`: the longest completion allowed, the same for every completion.
+  """
+  return seq_mean_token_sum(mask_BT) / length
+
+AGGREGATES = dict(
+    token_mean=token_mean, seq_mean_token_mean=seq_mean_token_mean,
+    seq_mean_token_sum=seq_mean_token_sum,
+    constant_length=choices.Choice(
+        constant_length, dict(length=choices.POSITIVE)))
+
+
+# Penalties: tokens -> R. k1 = d, k2 = d^2 / 2 and k3 estimate KL(policy || old)
+# from samples (Schulman, 2020). As a loss, on policy, the expected gradient of
+# k1 is 0, and that of k2 is the KL's (Table 3A).
 
 def kl_full(x):
   """KL(policy || old) over the whole vocabulary: TEPO, Eq. 4."""
@@ -210,47 +227,44 @@ def kl_abs(x):
   return log_ratio(x) * sg(jnp.sign(log_ratio(x)))
 
 
-def kl_k2(x):
-  """d^2 / 2."""
-  return jnp.square(log_ratio(x)) / 2
-
-
 def kl_k3(x):
   """e^-d + d - 1: GRPO's paper (2402.03300), there against a reference."""
   return numerics.exp(-log_ratio(x)) + log_ratio(x) - 1
 
 
 def kl_k3_is(x):
-  """rho d - rho + 1 = rho k3: unbiased on samples of the old policy."""
+  """ratio d - ratio + 1 = ratio k3: unbiased on the old policy's samples."""
   ratio_BT = numerics.exp(log_ratio(x))
   return ratio_BT * log_ratio(x) - ratio_BT + 1
 
 PENALTIES = dict(
     none=lambda x: jnp.zeros_like(x.logp_BT), kl_full=kl_full,
-    kl_k1=log_ratio, kl_abs=kl_abs, kl_k2=kl_k2, kl_k3=kl_k3,
-    kl_k3_is=kl_k3_is, entropy=lambda x: x.entropy_BT)
+    kl_k1=log_ratio, kl_k2=lambda x: jnp.square(log_ratio(x)) / 2,
+    kl_abs=kl_abs, kl_k3=kl_k3, kl_k3_is=kl_k3_is, entropy=lambda x: x.entropy_BT)
 
 
-# Readings of dH, for the regions.
+# Readings of dH, for the regions: tokens without gradient -> dH.
 
 def exact_change(x):
-  """H - H0 at the rollout's states: the default reading of Eq. 4."""
+  """entropy - old_entropy at the rollout's states: Eq. 4's default reading."""
   return x.entropy_BT - x.old_entropy_BT
 
 
 def covariance_change(x):
-  """-(l - mean l)(A - mean A): Eq. 19 token by token."""
+  """-(logp - mean logp)(A - mean A): Eq. 19 token by token."""
   return -covariance(x)
 
 
 def npg_change(x):
-  """-A pi (l + H): Eq. 18 token by token."""
+  """-A pi (logp + entropy): Eq. 18 token by token."""
   return -x.advantage_BT * numerics.exp(x.logp_BT) * (x.logp_BT + x.entropy_BT)
 
-CHANGES = dict(exact=exact_change, covariance=covariance_change, npg=npg_change)
+CHANGES = dict(
+    exact=exact_change, npg=npg_change,
+    covariance=choices.Choice(covariance_change, whole_minibatch=True))
 
 
-# Regions: (tokens, dH) -> M.
+# Regions: (tokens without gradient, dH) -> M.
 
 def positive_falling(x, change_BT):
   """A > 0 and dH < 0: TEPO's mask, Eq. 4."""
@@ -267,11 +281,10 @@ def misaligned(x, change_BT):
   return positive_falling(x, change_BT) | negative_rising(x, change_BT)
 
 
-def top_covariance(x, change_BT, *, fraction: ranges.SHARE):
+def top_covariance(x, change_BT, *, fraction):
   """The max(1, floor(fraction N)) largest: KL-Cov (2505.22617; Tables 1, 3B).
 
-  The authors' script says 0.2, a percentage, and their code ranks each
-  microbatch by itself; here, the minibatch is ranked.
+  Its authors' code ranks each microbatch by itself; here, the minibatch.
   """
   return numerics.largest(
       covariance(x), x.mask_BT, numerics.share(fraction, x.mask_BT))
@@ -280,12 +293,18 @@ REGIONS = dict(
     none=lambda x, change_BT: jnp.zeros_like(x.mask_BT),
     all=lambda x, change_BT: x.mask_BT,
     positive_falling=positive_falling, negative_rising=negative_rising,
-    misaligned=misaligned, top_covariance=top_covariance)
+    misaligned=misaligned,
+    top_covariance=choices.Choice(
+        top_covariance, dict(fraction=choices.SHARE), whole_minibatch=True))
 
 
-# Choices that need l and H of the whole minibatch before any gradient.
-WHOLE_MINIBATCH = frozenset(
-    {covariance_clip, steer_shape, covariance_change, top_covariance})
+@struct.dataclass
+class Statistics:
+  """Of the whole minibatch, as constants; decisions only if `needs_scoring`."""
+  coefficient_BT: Any  # c
+  advantage_BT: Any = None  # decision: shaped; 0 where the clip drops the token
+  region_BT: Any = None  # decision: M, bool
+  dropped_BT: Any = None  # decision, bool
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -296,7 +315,7 @@ class PolicyLoss:
   of the whole, `partial` of some of its completions (the parts add up to L
   however it is split), `metrics` of the whole. Hashable by identity.
   """
-  method: method_lib.Method
+  method: choices.Method
   needs_kl: bool  # tokens.kl_BT is read
   needs_scoring: bool  # statistics() reads logp_BT and entropy_BT
 
@@ -307,22 +326,21 @@ class PolicyLoss:
   def statistics(self, tokens, rng=None):
     """Statistics of the whole minibatch; ValueError if Clip-Cov gets no rng."""
     x = numerics.clean(tokens)
-    decided = self._decide(x, rng=rng) if self.needs_scoring else ()
     mask_BT = x.mask_BT.astype(x.old_logp_BT.dtype)
-    return sg(Statistics(self.method.aggregate(mask_BT), *decided))
+    return Statistics(self.method.aggregate(mask_BT), **(
+        self._decide(x, rng) if self.needs_scoring else {}))
 
   def partial(self, tokens, statistics):
     """The part of L that these completions contribute."""
     x = numerics.clean(tokens)
-    advantage_BT, region_BT, keep_BT = self._decide(x, statistics)
-    surrogate_BT, _, _ = self._surrogate(x, advantage_BT)
-    loss_BT = -jnp.where(keep_BT, surrogate_BT, 0)
+    s = self._decided(x, statistics)
+    loss_BT = -self._surrogate(x, s.advantage_BT)[0]
     if x.behaviour_BT is not None:
       loss_BT *= x.behaviour_BT
     if self.method.regularised:
-      penalty_BT = jnp.where(region_BT, self.method.penalty(x), 0)
+      penalty_BT = jnp.where(s.region_BT, self.method.penalty(x), 0)
       loss_BT += self.method.coef * penalty_BT
-    return jnp.sum(statistics.coefficient_BT * loss_BT)
+    return jnp.sum(s.coefficient_BT * loss_BT)
 
   def metrics(self, tokens, statistics):
     """Scalars of the whole minibatch: see diagnostics.metrics."""
@@ -338,10 +356,15 @@ class PolicyLoss:
     (by Clip-Cov), region_BT (M).
     """
     x = sg(numerics.clean(tokens))
-    advantage_BT, region_BT, keep_BT = self._decide(x, statistics)
-    _, low_BT, high_BT = self._surrogate(x, advantage_BT)
+    s = self._decided(x, statistics)
+    _, low_BT, high_BT = self._surrogate(x, s.advantage_BT)
     return dict(weight_BT=numerics.exp(self.method.weight(x)), low_BT=low_BT,
-                high_BT=high_BT, dropped_BT=~keep_BT, region_BT=region_BT)
+                high_BT=high_BT, dropped_BT=s.dropped_BT, region_BT=s.region_BT)
+
+  def _decided(self, x, statistics):
+    """The statistics with the decisions about x."""
+    return statistics if self.needs_scoring else statistics.replace(
+        **self._decide(x))
 
   def _surrogate(self, x, advantage_BT):
     """S, and which tokens are clipped below and above."""
@@ -351,30 +374,27 @@ class PolicyLoss:
     low_BT, high_BT = weight_BT < lower, weight_BT > upper
     return surrogate_BT, pulls_BT & low_BT, pulls_BT & high_BT
 
-  def _decide(self, x, statistics=None, rng=None):
-    """Shaped advantage, M, and the tokens whose surrogate is kept."""
-    method, s = self.method, statistics
-    if self.needs_scoring and s is not None:
-      return s.advantage_BT, s.region_BT, s.keep_BT
+  def _decide(self, x, rng=None):
+    """Decisions about x, a whole minibatch if `needs_scoring`: no gradient."""
+    x, method = sg(x), self.method
     advantage_BT, change_BT = method.shape(x), method.delta_entropy(x)
     awake_BT = jnp.abs(change_BT) > method.entropy_tolerance
-    region_BT = method.region(x, jnp.where(awake_BT, change_BT, 0))
-    keep_BT = jnp.ones_like(x.mask_BT)
-    if method.clip.func in DROPS:
+    dropped_BT = jnp.zeros_like(x.mask_BT)
+    if method.clip.drop:
       _, low_BT, high_BT = self._surrogate(x, advantage_BT)
-      keep_BT = ~DROPS[method.clip.func](
-          x, low_BT | high_BT, rng, **method.clip.keywords)
-    return advantage_BT, region_BT, keep_BT
+      dropped_BT = method.clip.drop(x, low_BT | high_BT, rng)
+    return dict(advantage_BT=jnp.where(dropped_BT, 0, advantage_BT),
+                region_BT=method.region(x, jnp.where(awake_BT, change_BT, 0)),
+                dropped_BT=dropped_BT)
 
 
 def make_policy_loss(method):
-  """The PolicyLoss of a dict or ConfigDict; errors as in method.read."""
-  method = method_lib.read(method, dict(
-      weight=WEIGHTS, clip=CLIPS, shape=SHAPES,
-      aggregate=aggregation.AGGREGATES, penalty=PENALTIES, region=REGIONS,
-      delta_entropy=CHANGES, estimator=advantage.ESTIMATORS))
+  """The PolicyLoss of a dict or ConfigDict; errors as in choices.read."""
+  method = choices.read(method, dict(
+      weight=WEIGHTS, clip=CLIPS, shape=SHAPES, aggregate=AGGREGATES,
+      penalty=PENALTIES, region=REGIONS, delta_entropy=CHANGES,
+      estimator=advantage.ESTIMATORS))
   return PolicyLoss(
-      method, needs_kl=method.regularised and method.penalty is kl_full,
-      needs_scoring=not WHOLE_MINIBATCH.isdisjoint((
-          method.clip.func, method.shape.func, method.region.func,
-          method.delta_entropy)))
+      method, needs_kl=method.regularised and method.penalty.function is kl_full,
+      needs_scoring=any(choice.whole_minibatch for choice in (
+          method.clip, method.shape, method.region, method.delta_entropy)))

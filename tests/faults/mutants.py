@@ -33,8 +33,8 @@ from tests import runs
 _PACKAGES = 'learning', 'policy', 'rollout', 'data', 'grading', 'runtime', 'job'
 # test_NAME.py also tests these modules, which have no test file of their name.
 _MODULES = {
-    'objective': 'aggregation diagnostics method numerics ranges',
-    'objective_reference': 'aggregation numerics', 'update': 'batch optimizer',
+    'objective': 'choices diagnostics numerics',
+    'objective_reference': 'numerics', 'update': 'batch optimizer',
     'shared_packing': 'packing', 'lora': 'adapters', 'weights': 'tensor_files',
     'transformer': 'cache layers padding prompt_sharing',
     'sharding': 'padding prompt_sharing', 'attention': 'block_attention',
@@ -44,7 +44,7 @@ _MODULES = {
     'expressions': 'comparison structures values', 'spellings': 'structures',
     'grading': 'comparison verifying', 'datasets': 'problem rows sources',
     'checkpoint': 'files', 'metrics': 'progress', 'session': 'restore',
-    'learner': 'minibatches sampling', 'training_programs': 'memory programs',
+    'learner': 'sampling', 'training_programs': 'memory programs',
     'sample_file': 'evaluation'}
 _PROGRAMS = [f'tests/{name}' for name in (
     'test_programs.py', 'test_bad_input.py', 'test_cli.py', 'test_layouts.py',

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from tepo_jax import errors
-from tepo_jax.learning import aggregation
+from tepo_jax.learning import choices
 from tepo_jax.learning import numerics
 from tepo_jax.learning import objective
-from tepo_jax.learning import ranges
 
 pytestmark = pytest.mark.usefixtures('quick_compile')
 
@@ -200,9 +199,9 @@ def test_clip_cov_draws_uniformly():
   x = tokens(np.exp(logp), advantage, [[1, 1, 1, 0], [1, 1, 1, 0]])
   loss = make(clip=dict(name='covariance', low=1.0, high=1.0, fraction=0.2,
                         band=(0.0, 1.0)))
-  keep = jax.jit(jax.vmap(lambda key: loss.statistics(x, key).keep_BT))(
-      jax.random.split(jax.random.key(1), 3000))
-  dropped = ~np.asarray(keep)
+  dropped = np.asarray(jax.jit(jax.vmap(
+      lambda key: loss.statistics(x, key).dropped_BT))(
+          jax.random.split(jax.random.key(1), 3000)))
   assert (dropped.sum(axis=(1, 2)) == 1).all()
   counts = dropped.sum(axis=0)
   assert counts[:2, :3].sum() == 3000
@@ -477,13 +476,13 @@ def test_missing_choices_are_refused(key):
 # A new method
 
 
-def tail_clip(weight_BT, advantage_BT, x, *, tau_positive: ranges.POSITIVE):
+def tail_clip(weight_BT, advantage_BT, x, *, tau_positive):
   """S = min(w, tau) A."""
   bounded_BT = numerics.bound(weight_BT, -np.inf, tau_positive)
   return bounded_BT * advantage_BT, -np.inf, tau_positive
 
 
-def per_slot(mask_BT, *, length: ranges.POSITIVE):
+def per_slot(mask_BT, *, length):
   """m / (B * length)."""
   return mask_BT / (mask_BT.shape[0] * length)
 
@@ -491,8 +490,10 @@ def per_slot(mask_BT, *, length: ranges.POSITIVE):
 def test_a_function_with_a_new_number_is_a_table_entry_and_a_row(
     x64, monkeypatch):
   """Ratios 1.5, .9 of A = 1, .5 of A = -2; six rows of four tokens."""
-  monkeypatch.setitem(objective.CLIPS, 'tail', tail_clip)
-  monkeypatch.setitem(aggregation.AGGREGATES, 'per_slot', per_slot)
+  monkeypatch.setitem(objective.CLIPS, 'tail', choices.Choice(
+      tail_clip, dict(tau_positive=choices.POSITIVE)))
+  monkeypatch.setitem(objective.AGGREGATES, 'per_slot', choices.Choice(
+      per_slot, dict(length=choices.POSITIVE)))
   row = dict(clip=dict(name='tail', tau_positive=1.2),
              aggregate=dict(name='per_slot', length=4))
   check(value_and_grad(make(**row), two_completions()),
@@ -507,7 +508,7 @@ def test_a_number_without_a_range_is_named(monkeypatch):
   def half(mask_BT, *, share):
     return share * mask_BT
 
-  monkeypatch.setitem(aggregation.AGGREGATES, 'half', half)
+  monkeypatch.setitem(objective.AGGREGATES, 'half', half)
   with pytest.raises(
-      errors.InputError, match='method.aggregate.share: no range; .* of half'):
+      errors.InputError, match='method.aggregate.share: no such field'):
     make(aggregate=dict(name='half', share=0.5))

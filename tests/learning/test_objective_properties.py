@@ -210,10 +210,11 @@ def test_clip_cov_draws_survive_padding(minibatch):
       clip=ROWS['clip_cov']['clip'] | dict(fraction=0.2, band=(-5.0, 5.0))))
   batch = minibatch('mild', 'holes', 3, ROWS_IN, LENGTH_IN)
   wide = _scatter(batch, range(ROWS_IN), range(LENGTH_IN))
-  kept = [np.asarray(loss.statistics(objective.Tokens(**b), jax.random.key(5))
-                     .keep_BT) for b in (batch, wide)]
-  assert 0 < (~kept[0]).sum() < batch['mask_BT'].sum()
-  np.testing.assert_array_equal(kept[1][:ROWS_IN, :LENGTH_IN], kept[0])
+  dropped = [np.asarray(loss.statistics(
+      objective.Tokens(**b), jax.random.key(5)).dropped_BT)
+             for b in (batch, wide)]
+  assert 0 < dropped[0].sum() < batch['mask_BT'].sum()
+  np.testing.assert_array_equal(dropped[1][:ROWS_IN, :LENGTH_IN], dropped[0])
 
 
 @pytest.mark.parametrize('name', ['tepo', 'kl_cov', 'clip_cov', 'steer'])

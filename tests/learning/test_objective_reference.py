@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from configs import methods
-from tepo_jax.learning import aggregation
 from tepo_jax.learning import behaviour
 from tepo_jax.learning import objective
 
@@ -184,7 +183,7 @@ def _check(run, row, batch, value_tolerance=1e-7, gradient_tolerance=1e-8):
   (value, statistics), grads = run(batch, jax.random.key(3))
   dropped = None
   if row['clip']['name'] == 'covariance':
-    dropped = ~np.asarray(statistics.keep_BT)
+    dropped = np.asarray(statistics.dropped_BT)
     _assert_legal_drop(row['clip'], batch, dropped)
   clean = {k: np.where(batch['mask_BT'], a, 0.5) if k != 'mask_BT' else a
            for k, a in batch.items()}
@@ -327,7 +326,7 @@ def _check_weighted(run, row, batch, sampler, settings, weight_BT):
 NUMBERS = {'constant_length': dict(length=5.0)}
 
 
-@pytest.mark.parametrize('aggregate', aggregation.AGGREGATES)
+@pytest.mark.parametrize('aggregate', objective.AGGREGATES)
 @pytest.mark.parametrize('name', BEHAVIOURS)
 def test_behaviour_weights_in_float64(x64, minibatch, name, aggregate):
   """They multiply the surrogate, not the penalty, and leave c as it is."""

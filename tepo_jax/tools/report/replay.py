@@ -27,7 +27,6 @@ from tepo_jax.job import learner as learner_lib
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import run_folder
 from tepo_jax.job import session as session_lib
-from tepo_jax.learning import aggregation
 from tepo_jax.learning import batch as batch_lib
 from tepo_jax.learning import numerics
 from tepo_jax.learning import objective
@@ -262,7 +261,7 @@ def evaluate(programs: ReplayPrograms,
   """
   batch = next(iter(batches.values()))
   now = scores(programs, state.params, batch, old)
-  mean_BT = aggregation.token_mean(batch.mask_BT)
+  mean_BT = objective.token_mean(batch.mask_BT)
   d_entropy, _ = programs.pull_back(
       state.params, batch, _zeros(batch).replace(entropy_BT=mean_BT), old)
 
