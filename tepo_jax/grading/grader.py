@@ -18,7 +18,7 @@ from tepo_jax.grading import answers as answers_lib
 from tepo_jax.grading import arithmetic
 from tepo_jax.grading import comparison
 from tepo_jax.grading import expressions
-from tepo_jax.grading import workers
+from tepo_jax.grading import workers as workers_lib
 from tepo_jax.grading import structures
 from tepo_jax.grading import units
 from tepo_jax.grading import verifying
@@ -29,7 +29,7 @@ MIN_TIMEOUT_S = 2
 MAX_TIMEOUT_S = 3600
 NUMBER_TOLERANCE = decimal.Decimal('1e-6')  # relative, of non-integers
 
-VERIFYING = workers.Job(
+VERIFYING = workers_lib.Job(
     'tepo_jax.grading.verifying:verify', ('1', ('\\frac{1}{2}',)), False)
 
 _ALARM_S = 5  # in `grade`
@@ -195,7 +195,7 @@ class Grader:
           f'workers must be at least 1 and timeout_s an integer of at least '
           f'{MIN_TIMEOUT_S}, got {workers} and {timeout_s!r}')
     self._style = style
-    self._pool = workers.Pool(workers, timeout_s, VERIFYING)
+    self._pool = workers_lib.Pool(workers, timeout_s, VERIFYING)
 
   def grade(self, items: Iterable[tuple[str, Sequence[str | Reference]]]
             ) -> tuple[list[bool], dict[str, int]]:

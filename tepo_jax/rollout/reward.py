@@ -26,7 +26,7 @@ import numpy as np
 
 from tepo_jax import errors
 from tepo_jax import grading
-from tepo_jax.grading import workers
+from tepo_jax.grading import workers as workers_lib
 
 ACCURACY = 'accuracy'
 LARGEST = 3.4e38  # of float32, in which rewards are weighted and summed
@@ -115,7 +115,7 @@ class Scorer:
     self.names = tuple(names)
     self.failures: dict[str, str] = {}
     self._timeout_s = timeout_s
-    self._pool = workers.Pool(workers, timeout_s, workers.Job(
+    self._pool = workers_lib.Pool(workers, timeout_s, workers_lib.Job(
         f'{__name__}:answer', path=(os.getcwd(),), alarmed=False,
         modules=tuple(name.partition(':')[0] for name in names
                       if name not in FUNCTIONS)))

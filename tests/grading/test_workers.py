@@ -11,7 +11,6 @@ import types
 
 import pytest
 
-from tepo_jax import grading
 from tepo_jax.grading import grader
 from tepo_jax.grading import workers
 
@@ -188,11 +187,11 @@ def test_a_question_without_cpu_time_is_retried(
   _serve_with(
       monkeypatch, f'if not os.path.exists({str(flag)!r}):\n'
       f'  open({str(flag)!r}, "w").close()\n'
-      '  os.write(1, b"ready\\n")\n  time.sleep(600)\npool.serve()')
+      '  os.write(1, b"ready\\n")\n  time.sleep(600)\nworkers.serve()')
   assert _ask([_question(1)], 1, 2) == ({_question(1): (True, False)}, 0)
   # Wrong if the worker never gets CPU time.
   _serve_with(monkeypatch, 'os.write(1, b"ready\\n")\ntime.sleep(600)')
-  monkeypatch.setattr(pool, 'ATTEMPTS', 2)
+  monkeypatch.setattr(workers, 'ATTEMPTS', 2)
   assert _ask([_question(1)], 1, 2) == ({_question(1): (False, True)}, 0)
 
 
@@ -201,7 +200,7 @@ def test_a_question_is_retried_when_its_worker_dies(monkeypatch, tmp_path):
   dying = ('os.write(1, b"ready\\n")\nos.read(0, 1)\n'
            f'open({str(flag)!r}, "a").write("x")\nos._exit(1)\n')
   _serve_with(monkeypatch, f'if not os.path.exists({str(flag)!r}):\n  '
-              + dying.replace('\n', '\n  ') + '\npool.serve()')
+              + dying.replace('\n', '\n  ') + '\nworkers.serve()')
   assert _ask([_question(1)], 1) == ({_question(1): (True, False)}, 1)
   _serve_with(monkeypatch, dying)
   assert _ask([_question(1)], 1) == ({_question(1): (False, False)}, 3)
@@ -236,7 +235,7 @@ workers.serve()''')
 
 
 def test_workers_are_recycled(monkeypatch):
-  monkeypatch.setattr(pool, 'RECYCLE_AFTER', 2)
+  monkeypatch.setattr(workers, 'RECYCLE_AFTER', 2)
   asked = workers.Pool(1, 10, grader.VERIFYING)
   outcomes, deaths = asked.ask([_question(n) for n in range(3)])
   assert all(verdict for verdict, _ in outcomes.values()) and deaths == 0
@@ -255,7 +254,6 @@ def test_workers_die_with_their_parent():
   """The pipe ends an idle worker, the CPU limit one in an endless C call."""
   script = r'''
 import os, signal, sys, threading, time
-from tepo_jax import grading
 from tepo_jax.grading import workers
 idle = workers.Pool(1, 10, grader.VERIFYING)
 idle.ask([(r'\max(1,2)', ('2',))])
@@ -300,7 +298,6 @@ def test_closed_or_full_output_changes_no_verdict(fault):
   script = f'''
 import os, resource, signal
 {_FAULTS[fault]}
-from tepo_jax import grading
 with grading.Grader(2) as grader:
   verdicts, counts = grader.grade(
       [(r"\\boxed{{\\max(1,2)}}", ["2"]), (r"\\boxed{{\\max(1,2)}}", ["1"]),
