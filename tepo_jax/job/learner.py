@@ -1,6 +1,7 @@
 """The policy of a run, and its updates in a rollout step."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -54,6 +55,7 @@ class Learner:
 
   Attributes:
     state: update.TrainState; set it before anything is learned or sampled.
+    update_bytes: of a device, see `fit`.
     frozen: with LoRA the base weights, else None.
     base_digests: of the base weights, {} without LoRA; see `provenance`.
     skipped_in_a_row: consecutive updates that were not finite.
@@ -64,10 +66,19 @@ class Learner:
     self.config, self.session = config, session
     programs = programs_lib.make(config, session.model, session.mesh)
     memory_lib.check(programs)
-    self.programs = memory_lib.fitted(config, programs)
+    self.programs = memory_lib.keeping(
+        programs, config.rollout.prompts // config.train.minibatch_prompts)
+    self.update_bytes: float | None = None
     self.state: update.TrainState | None = None
     self.frozen, self.skipped_in_a_row = None, 0
     self.base_digests: dict[str, int] = {}
+
+  def fit(self, begin: str | None = None) -> None:
+    """For compute.remat='auto', compiles the update and chooses what it
+    recomputes; arguments and results are those of `memory.fitted`."""
+    self.programs, self.update_bytes = memory_lib.fitted(
+        self.config, self.programs,
+        functools.partial(memory_lib.update_bytes, self.config), begin=begin)
 
   def load_base(self) -> None:
     """With LoRA, loads the model folder's weights as the frozen base."""

@@ -145,7 +145,7 @@ def execution(model: transformer.ModelConfig,
               mesh: jax.sharding.Mesh | None = None) -> transformer.ModelConfig:
   """The model with the execution fields of `config.compute`, for a mesh.
 
-  Its `remat` for 'auto' is 'full', which `memory.fitted` may change.
+  Its `remat` for 'auto' is 'full' until `memory.fitted` chooses it.
 
   Raises:
     errors.InputError: the mesh cannot cut the model, or its devices lack that

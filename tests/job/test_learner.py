@@ -15,6 +15,7 @@ from tepo_jax.job import programs as programs_lib
 from tepo_jax.learning import behaviour
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.runtime import host
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import progress as progress_lib
 from tepo_jax.data import problem as problem_lib
@@ -34,9 +35,10 @@ def learner():
   return make_learner('grpo')
 
 
-def make_learner(method):
+def make_learner(method, remat='none'):
   """Two epochs of two updates."""
   config = tiny.get_config(method)
+  config.compute.remat = remat
   config.data.max_prompt_tokens = 4
   config.rollout.update(
       prompts=GROUPS, samples=SAMPLES, max_tokens=T, logp_gap_limit=10.0)
@@ -108,6 +110,20 @@ def test_an_exact_kl_with_few_mixed_groups():
     start(learner)
     groups = groups_of(np.full((GROUPS * SAMPLES, T), -3.0))[:count]
     assert np.isfinite(learner.learn(1, groups)['loss'])
+
+
+@pytest.mark.parametrize('method', ['tepo', 'grpo'])
+def test_remat_auto_compiles_the_update_once(method):
+  """Before a run, for the arguments that the run then passes."""
+  learner, compiled = make_learner(method, 'auto'), []
+  start(learner)
+  with host.compilations_shown(compiled.append, lambda: None):
+    learner.fit()
+    assert learner.programs.model.remat == 'none'  # it is small
+    state = mesh_lib.device_bytes(learner.state)
+    assert state < learner.update_bytes < 100 * state
+    learner.learn(1, groups_of(np.full((GROUPS * SAMPLES, T), -3.0)))
+  assert [name.split()[0] for name in compiled].count('train_step') == 1
 
 
 def test_off_adds_metrics_and_no_array(learner, old_logp_BT):
