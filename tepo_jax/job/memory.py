@@ -220,8 +220,10 @@ def _update_arguments(programs, packed):
   if programs.kept is not None:
     *_, old = programs.score_and_keep.eval_shape(
         state.params, minibatch, programs.kept, 0, *frozen)
+  noise_floor = jax.ShapeDtypeStruct(
+      (), np.float32, sharding=mesh_lib.replicated(programs.mesh))
   return (state, minibatch, jax.eval_shape(lambda: jax.random.key(0)),
-          jax.ShapeDtypeStruct((), np.float32), old, *frozen)
+          noise_floor, old, *frozen)
 
 
 def describe_remat(remat: str, size: float) -> str:

@@ -107,7 +107,7 @@ def test_an_update_recomputes_no_more_than_it_must():
   for limit, begin, tried in (
       (4e9, None, ('none', 'dots')), (3.9e9, 'dots', ('dots', 'mlp')),
       (9e9, 'mlp', ('mlp',)), (1e9, None, tuple(sizes)),
-      (1e6, None, ('full',))):  # the layers' inputs alone do not fit
+      (1e4, None, ('full',))):  # the arrays that stay alone do not fit
     asked = []
 
     def size_of(programs):
