@@ -127,8 +127,8 @@ def get_config(method: str = 'tepo', beta: float = 1e-3):
   # What the backward pass recomputes, from most to least memory: 'none':
   # nothing; 'dots': all in a layer but its matrix products and attention;
   # 'mlp': also the products of its feed-forward part; 'full': whole layers.
-  # 'auto': 'dots', 'mlp' or 'full', the first that fits a TPU or GPU; on a CPU
-  # 'full'.
+  # 'auto': the first whose compiled update fits a device, from 'none' on a CPU
+  # (half of the machine's memory), 'dots' elsewhere; a resumed run keeps its own.
   c.compute.remat = 'auto'
   c.compute.unroll = 1  # layers per iteration of the layer scan
   # Backend for scoring, updates and prefill: 'xla' anywhere, 'cudnn' on GPUs,

@@ -121,7 +121,7 @@ def train_one_step(config: ml_collections.ConfigDict, workdir: pathlib.Path
       base_model.make(config, workdir / 'base_model')
       with session_lib.open_folder(config, workdir / 'base_model') as session:
         run = trainer.Trainer(config, session)
-        run.open(workdir, lock)
+        run.open(workdir)
         with contextlib.closing(run):
           run.run(processes.StopRequest())
   record = json.loads(

@@ -36,8 +36,6 @@ first. Examples:
 """
 
 import contextlib
-import pathlib
-import tempfile
 
 from absl import flags
 import ml_collections
@@ -62,41 +60,33 @@ _WORKDIR = flags.DEFINE_string(
     required=True)
 
 
-def make_base_model(config: ml_collections.ConfigDict, workdir: files.Path,
-                    folder: files.Path, lock: lock_lib.FolderLock) -> None:
-  """Makes the embedded model, after checking the rest of the config."""
-  with tempfile.TemporaryDirectory() as scratch:
-    untrained = pathlib.Path(scratch) / 'untrained'
-    base_model.make(config, untrained, trained=False)
-    with session_lib.open_folder(config, untrained) as session:
-      _announced(config, session, workdir)
-  run_folder.claim(config, workdir, lock)
-  session_lib.cache_compilations(config, workdir)
-  base_model.make(config, folder)
-
-
 def train(config: ml_collections.ConfigDict, workdir: files.Path) -> None:
   """Starts the run, or resumes it from the workdir's last checkpoint.
+
+  Nothing is written before all of the config and its files have been checked.
 
   Raises:
     KeyboardInterrupt: Ctrl-C stopped the run; its state is saved.
   """
   stop = processes.StopRequest()
   folder = files.path(session_lib.model_folder(config, workdir))
-  with lock_lib.FolderLock(workdir) as lock:
-    announced = processes.any_of(
-        config.model is None and not (folder / 'config.json').exists())
-    if announced:
-      processes.on_first(make_base_model, config, workdir, folder, lock)
-    with session_lib.open_folder(config, folder) as session:
-      run = (trainer.Trainer(config, session) if announced
-             else _announced(config, session, workdir))
-      with memory_lib.explaining_exhaustion(config, run.learner.programs), (
-          host.compilations_shown(
-              run.progress.compiling, run.progress.compiled)):
-        run.open(workdir, lock)
-        with contextlib.closing(run):
-          run.run(stop)
+  is_unmade = processes.any_of(
+      config.model is None and not (folder / 'config.json').exists())
+  open_model = (session_lib.open_unmade if is_unmade
+                else session_lib.open_folder)
+  with (lock_lib.FolderLock(workdir) as lock,
+        open_model(config, folder) as session):
+    run = _announced(config, session, workdir)
+    processes.on_first(run_folder.claim, config, workdir, lock)
+    session_lib.cache_compilations(config, workdir)
+    if is_unmade:
+      processes.on_first(base_model.make, config, folder)
+    with memory_lib.explaining_exhaustion(config, run.learner.programs), (
+        host.compilations_shown(
+            run.progress.compiling, run.progress.compiled)):
+      run.open(workdir)
+      with contextlib.closing(run):
+        run.run(stop)
   if stop.interrupted:
     raise KeyboardInterrupt
   if processes.is_first():

@@ -5,6 +5,7 @@ Axes: N problems · R = 2N demonstrations · S tokens · T = S − 1 predicted o
 
 import functools
 import json
+import os
 import pathlib
 import random
 import tempfile
@@ -14,6 +15,7 @@ from jax import numpy as jnp
 import ml_collections
 import numpy as np
 import optax
+import transformers
 
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.learning import optimizer as optimizer_lib
@@ -29,25 +31,29 @@ from tepo_jax.data import prompts
 _DEMONSTRATIONS = 1_000_000  # first seed; the training problems' are lower
 
 
-def make(config: ml_collections.ConfigDict, out: pathlib.Path,
-         trained: bool = True) -> None:
-  """Makes the model folder `out` by `config.pretrain` and `config.seed`; with
-  random weights if not `trained`. It appears complete or not at all."""
-  settings = config.pretrain
+def make(config: ml_collections.ConfigDict, out: str | os.PathLike) -> None:
+  """Makes the model folder `out` by `config.pretrain` and `config.seed`. It
+  appears complete or not at all."""
   with tempfile.TemporaryDirectory() as scratch:
-    embedded.build_tokenizer(config.data.name, scratch)
-    tokenizer = weights.load_tokenizer(scratch)
-    (pathlib.Path(scratch) / 'generation_config.json').write_text(json.dumps({
-        'eos_token_id': tokenizer.eos_token_id,
-        'pad_token_id': tokenizer.pad_token_id}) + '\n')
-    model = model_config(settings, len(tokenizer))
+    tokenizer = make_tokenizer(config, scratch)
+    model = model_config(config.pretrain, len(tokenizer))
     params = jax.jit(functools.partial(_init, model))(
         jax.random.key(config.seed))
-    if trained:
-      params = _train(
-          config, programs_lib.execution(model, config.compute), params,
-          _demonstrations(config, tokenizer))
+    params = _train(
+        config, programs_lib.execution(model, config.compute), params,
+        _demonstrations(config, tokenizer))
     weights.save(out, model, params, source=scratch)
+
+
+def make_tokenizer(config: ml_collections.ConfigDict, folder: str
+                   ) -> transformers.PreTrainedTokenizerBase:
+  """Writes and loads the model folder's files but config.json and weights."""
+  embedded.build_tokenizer(config.data.name, folder)
+  tokenizer = weights.load_tokenizer(folder)
+  (pathlib.Path(folder) / 'generation_config.json').write_text(json.dumps({
+      'eos_token_id': tokenizer.eos_token_id,
+      'pad_token_id': tokenizer.pad_token_id}) + '\n')
+  return tokenizer
 
 
 def _train(config, model, params, demonstrations):

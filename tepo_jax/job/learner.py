@@ -6,6 +6,7 @@ S = P + T.
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -69,6 +70,7 @@ class Learner:
 
   Attributes:
     state: update.TrainState; set it before anything is learned or sampled.
+    update_bytes: of a device, see `fit`.
     frozen: with LoRA the base weights, else None.
     base_digests: of the base weights, {} without LoRA; see `provenance`.
     skipped_in_a_row: consecutive updates that were not finite.
@@ -79,10 +81,19 @@ class Learner:
     self.config, self.session = config, session
     programs = programs_lib.make(config, session.model, session.mesh)
     memory_lib.check(programs)
-    self.programs = memory_lib.fitted(config, programs)
+    self.programs = memory_lib.keeping(
+        programs, config.rollout.prompts // config.train.minibatch_prompts)
+    self.update_bytes: float | None = None
     self.state: update.TrainState | None = None
     self.frozen, self.skipped_in_a_row = None, 0
     self.base_digests: dict[str, int] = {}
+
+  def fit(self, begin: str | None = None) -> None:
+    """For compute.remat='auto', compiles the update and chooses what it
+    recomputes; arguments and results are those of `memory.fitted`."""
+    self.programs, self.update_bytes = memory_lib.fitted(
+        self.config, self.programs,
+        functools.partial(memory_lib.update_bytes, self.config), begin=begin)
 
   def load_base(self) -> None:
     """With LoRA, loads the model folder's weights as the frozen base."""
@@ -148,16 +159,13 @@ class Learner:
         groups, reward_B, programs.policy_loss.method.estimator)
     rows = self._split(batch)
     packed, minibatches, old = self._score(batch, rows)
-    first = np.cumsum([0, *(p.used for p in packed)], dtype=np.int32)
     old_params = None
-    if old is not None and first[-1] > programs.kept.shape[1]:
-      old = None  # frees the hidden states, which are not complete
+    if old and sum(p.used for p in packed) > programs.kept.shape[1]:
+      old = []  # frees the hidden states, which are not complete
       old_params = programs.to_old_policy(self.state.params)
     step = ScoredStep(
-        batch, epochs * rows, epochs * minibatches,
-        [] if old is None else epochs * [
-            old.replace(first=m) for m in first[:-1]],
-        old_params, np.mean(list(map(packing.efficiency, packed))),
+        batch, epochs * rows, epochs * minibatches, epochs * old, old_params,
+        np.mean(list(map(packing.efficiency, packed))),
         jax.random.fold_in(
             programs_lib.stream(self.config.seed, 'update'), number))
     weighted = self.config.train.behaviour.weight != 'off'
@@ -204,9 +212,9 @@ class Learner:
 
   def _score(self, batch, rows):
     """The packed minibatches on the host; the same on the devices, scored
-    exactly as they will be trained on; for an exact KL, π_old in all of them."""
+    exactly as they will be trained on; for an exact KL, π_old in each."""
     programs, params, base = self.programs, self.state.params, self.base()
-    packed, minibatches, old, used = [], [], None, 0
+    packed, minibatches, old, first, used = [], [], None, [], 0
     states_RKSD = None if programs.kept is None else jnp.zeros(
         programs.kept.shape, programs.kept.dtype,
         device=programs.kept.sharding)
@@ -219,9 +227,10 @@ class Learner:
         logp_BT, entropy_BT, old = programs.score_and_keep(
             params, minibatch, states_RKSD, used, *base)
         states_RKSD, used = old.states_RKSD, used + int(packed[-1].used)
+        first.append(old.first)
       minibatches.append(minibatch.replace(
           old_logp_BT=logp_BT, old_entropy_BT=entropy_BT))
-    return packed, minibatches, old
+    return packed, minibatches, [old.replace(first=m) for m in first]
 
   def _weigh(self, step):
     """The step with behaviour weights."""

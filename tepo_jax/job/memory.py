@@ -1,17 +1,20 @@
 """Does a run fit on its devices? Decoding slots, arrays that stay, and what an
-update keeps for its backward pass."""
+update recomputes, for which its compiled program is asked."""
 
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import dataclasses
 import functools
+import math
 
 import jax
 from jax import numpy as jnp
 import ml_collections
+import numpy as np
 
 from tepo_jax import errors
 from tepo_jax.job import programs as programs_lib
+from tepo_jax.learning import batch as batch_lib
 from tepo_jax.policy import remat as remat_lib
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import schedule
@@ -29,8 +32,9 @@ _PREFILLS = 2.5
 # The share, of what the arrays leave free, for hidden states of π_old beyond
 # those of one minibatch. An update needs the rest.
 _STATES_SHARE = 0.2
-# What remat='auto' adds to its estimate of an update's other temporaries.
-_RESERVE = 1.25
+# The share of a machine's memory that an update with remat='auto' may take on
+# CPUs: other programs need memory too.
+_CPU_SHARE = 0.5
 _MAX_MESSAGE = 200  # characters of XLA's message, which may list every buffer
 
 
@@ -126,74 +130,104 @@ def check(programs: programs_lib.TrainingPrograms, limit: int | None = None
 
 
 def fitted(config: ml_collections.ConfigDict,
-           programs: programs_lib.TrainingPrograms, limit: int | None = None
-           ) -> programs_lib.TrainingPrograms:
-  """The programs with `kept` and, for compute.remat='auto', the model's `remat`
-  chosen by the memory of a device; `limit` as in `check`."""
-  limit = limit or _limit(programs)
-  fitting = keeping(
-      programs, config.rollout.prompts // config.train.minibatch_prompts, limit)
-  model = programs.model
-  # A CPU gains nothing; attention 'xla' needs memory that is not estimated.
-  if (config.compute.remat != 'auto' or model.attention == 'xla'
-      or mesh_lib.platform(programs.mesh) == 'cpu'):
-    return fitting
-  sizes = held(fitting)
-  free = limit - (sum(sizes.values()) - sizes['weights for decoding']
-                  + _RESERVE * _temporaries(fitting))
-  remat = next((name for name in ('dots', 'mlp')
-                if activations(fitting, name) <= free), 'full')
-  return dataclasses.replace(
-      programs_lib.make(config, dataclasses.replace(model, remat=remat),
-                        programs.mesh), kept=fitting.kept)
+           programs: programs_lib.TrainingPrograms,
+           size_of: Callable[[programs_lib.TrainingPrograms], float], *,
+           limit: float | None = None, begin: str | None = None
+           ) -> tuple[programs_lib.TrainingPrograms, float | None]:
+  """For compute.remat='auto', the programs that recompute the least of those
+  whose update fits a device ('full' in any case), and that update's bytes.
 
+  The compiler decides: of remat.POLICIES from `begin` on, each with more to
+  recompute than the one before, it takes the first that fits.
 
-def activations(programs: programs_lib.TrainingPrograms,
-                remat: str | None = None) -> float:
-  """Bytes that the layers keep on a device for the backward pass over a
-  microbatch; `remat` None: as the programs do."""
-  model = programs.model
-  return _tokens(programs) * remat_lib.bytes_a_token(
-      model, remat or model.remat, programs.mesh.shape['tensor'])
-
-
-def describe_remat(programs: programs_lib.TrainingPrograms) -> str:
-  """What remat='auto' has chosen."""
-  return (f'compute.remat=auto: {programs.model.remat}; the layers keep '
-          f'{activations(programs) / 1e9:.3g} GB of a microbatch on each '
-          'device for the backward pass')
-
-
-def _tokens(programs):
-  """Tokens of a microbatch on a device, those of its tensor shards included."""
-  _, rows, columns = programs.rows_shape
-  return rows * columns // mesh_lib.batch_shards(programs.mesh)
-
-
-def _temporaries(programs):
-  """Estimates the bytes of an update's other arrays on a device.
-
-  They are the weights in the compute dtype, of which XLA makes a copy on TPUs,
-  and if a mesh cuts them also the gradient of a microbatch; embedding and head,
-  whole over fsdp, with their gradients; the logits of a chunk; and in the layers
-  a few arrays of each width, three layers' weights among them.
+  Args:
+    size_of: programs -> bytes of a device during an update; math.inf if the
+      compiler refuses it. A run passes `update_bytes`, a plan its estimate.
+    limit: bytes of a device; None: as in `check`, and on CPUs _CPU_SHARE of it.
+    begin: the choice of the run that resumes; None: estimated, as a large
+      update compiles for minutes.
   """
-  model, scorer = programs.model, programs.scorer
-  tensor = programs.mesh.shape['tensor']
-  size = jnp.dtype(model.dtype).itemsize
-  trained = mesh_lib.device_bytes(programs_lib.abstract_state(programs).params)
-  vocabulary = (model.vocab_size + model.vocab_padding) / tensor
-  heads = (model.num_heads + 2 * model.cache_heads) * model.head_dim / tensor
-  wide = heads + 2 * model.d_ff / tensor
-  if programs.mesh.shape['fsdp'] * tensor > 1:
-    copies = 2
-  else:
-    copies = int(mesh_lib.platform(programs.mesh) == 'tpu')
-  return (copies * trained / 4 * size
-          + (3 * 4 + 2 * size) * vocabulary * model.d_model
-          + 4 * 4 * vocabulary * scorer.chunk_size / scorer.shards
-          + size * (_tokens(programs) * (12 * model.d_model + 3 * wide)
-                    + 3 * model.d_model * 1.5 * wide))
+  if config.compute.remat != 'auto':
+    return programs, None
+  is_cpu = mesh_lib.platform(programs.mesh) == 'cpu'
+  limit = limit or _limit(programs) * (_CPU_SHARE if is_cpu else 1)
+  # Elsewhere a kernel that needs the results of elementwise operations computes
+  # them itself, faster than it could read them.
+  names = list(remat_lib.POLICIES)
+  begin = begin or _estimated(programs, names[not is_cpu:], limit)
+  for name in names[names.index(begin):]:
+    chosen = dataclasses.replace(programs_lib.make(
+        config, dataclasses.replace(programs.model, remat=name),
+        programs.mesh), kept=programs.kept)
+    size = size_of(chosen)
+    if not processes.any_of(size > limit):
+      break
+  return chosen, size
+
+
+def _estimated(programs, names, limit):
+  """The first policy whose layers' results fit next to the arrays that stay, an
+  update's other temporaries left out: a lower bound."""
+  model, (_, rows, columns) = programs.model, programs.rows_shape
+  tokens = rows * columns / mesh_lib.batch_shards(programs.mesh)
+  sizes = held(programs)
+  free = limit - sum(sizes.values()) + sizes['weights for decoding']
+  return next((name for name in names if tokens * remat_lib.bytes_a_token(
+      model, name, programs.mesh.shape['tensor']) <= free), 'full')
+
+
+def update_bytes(config: ml_collections.ConfigDict,
+                 programs: programs_lib.TrainingPrograms) -> float:
+  """Bytes of a device during an update, the epoch's other minibatches included;
+  math.inf if XLA refuses the program and another recomputes more.
+
+  It compiles the program for a run's arguments, and jax keeps it: the run's
+  first update does not compile it again.
+  """
+  rows = config.train.minibatch_prompts * config.rollout.samples
+  length = config.rollout.max_tokens
+  zeros_BT = np.zeros((rows, length), np.float32)
+  nothing_BS = np.full(
+      (rows, config.data.max_prompt_tokens + length), -1, np.int32)
+  arguments = _update_arguments(programs, programs.pack(batch_lib.Batch(
+      nothing_BS, nothing_BS, zeros_BT, zeros_BT[:, 0], *3 * [zeros_BT],
+      None if config.train.behaviour.weight == 'off' else zeros_BT)))
+  try:
+    found = programs.train_step.lower(*arguments).compile().memory_analysis()
+  except jax.errors.JaxRuntimeError as error:
+    if ('RESOURCE_EXHAUSTED' not in str(error)
+        or programs.model.remat == 'full'):
+      raise
+    return math.inf
+  others = config.rollout.prompts // config.train.minibatch_prompts - 1
+  return (found.argument_size_in_bytes + found.temp_size_in_bytes
+          + found.output_size_in_bytes - found.alias_size_in_bytes
+          + found.generated_code_size_in_bytes
+          + others * mesh_lib.device_bytes(arguments[1]))
+
+
+def _update_arguments(programs, packed):
+  """Shapes, dtypes and shardings of `train_step`'s arguments in a run; those of
+  any minibatch are those of `packed`."""
+  state = programs_lib.abstract_state(programs)
+  minibatch = jax.tree.map(lambda sharding, part: jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+      part), programs.minibatch_sharding, packed)
+  frozen, old = (), None
+  if programs.model.lora:
+    frozen = programs.freeze.eval_shape(transformer.abstract_params(
+        dataclasses.replace(programs.model, lora=None), 'float32')),
+  if programs.kept is not None:
+    *_, old = programs.score_and_keep.eval_shape(
+        state.params, minibatch, programs.kept, 0, *frozen)
+  return (state, minibatch, jax.eval_shape(lambda: jax.random.key(0)),
+          old, *frozen)
+
+
+def describe_remat(remat: str, size: float) -> str:
+  """What `fitted` has chosen."""
+  return (f'compute.remat=auto: {remat}; an update takes {size / 1e9:.3g} GB '
+          'of each device')
 
 
 def keeping(programs: programs_lib.TrainingPrograms, minibatches: int,

@@ -9,7 +9,6 @@ import functools
 from typing import Any
 
 import jax
-from jax import numpy as jnp
 import ml_collections
 import numpy as np
 import optax
@@ -142,7 +141,7 @@ def execution(model: transformer.ModelConfig,
               mesh: jax.sharding.Mesh | None = None) -> transformer.ModelConfig:
   """The model with the execution fields of `config.compute`, for a mesh.
 
-  Its `remat` for 'auto' is 'full', which `memory.fitted` may change.
+  Its `remat` for 'auto' is 'full' until `memory.fitted` chooses it.
 
   Raises:
     errors.InputError: the mesh cannot cut the model, or its devices lack that

@@ -5,6 +5,7 @@ import functools
 import math
 import os
 import sys
+import tempfile
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ import ml_collections
 import transformers
 
 from tepo_jax import errors
+from tepo_jax.job import base_model
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import prompt_sets
@@ -147,9 +149,11 @@ class Session:
         grader=self.grader, tokenizer=self.tokenizer, timers=self.timers)
 
   def parameters(self) -> int:
-    """The number of the folder's weights, without adapters and padding."""
+    """The number of the model's weights, without adapters and padding."""
+    model = dataclasses.replace(
+        self.model, lora=None, vocab_padding=0, kv_copies=1)
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(
-        transformer.abstract_params(weights.read_config(self.folder))))
+        transformer.abstract_params(model)))
 
 
 def open_folder(config: ml_collections.ConfigDict, folder: str | os.PathLike
@@ -161,14 +165,31 @@ def open_folder(config: ml_collections.ConfigDict, folder: str | os.PathLike
   """
   mesh = mesh_lib.make(config.mesh)
   weights.check(folder, mesh)
-  model = programs_lib.prepare_model(weights.read_config(folder), config, mesh)
+  tokenizer = weights.load_tokenizer(folder)
+  return _open(config, mesh, folder, weights.read_config(folder), tokenizer,
+               weights.eos_ids(folder, tokenizer))
+
+
+def open_unmade(config: ml_collections.ConfigDict, folder: str | os.PathLike
+                ) -> Session:
+  """As `open_folder` of the folder that `base_model.make` has yet to make."""
+  mesh = mesh_lib.make(config.mesh)
+  with tempfile.TemporaryDirectory() as scratch:
+    tokenizer = base_model.make_tokenizer(config, scratch)
+    eos_ids = weights.eos_ids(scratch, tokenizer)
+  model = base_model.model_config(config.pretrain, len(tokenizer))
+  weights.check_mesh(model, mesh)
+  return _open(config, mesh, folder, model, tokenizer, eos_ids)
+
+
+def _open(config, mesh, folder, model, tokenizer, eos_ids):
+  model = programs_lib.prepare_model(model, config, mesh)
   longest = config.data.max_prompt_tokens + max(
       config.rollout.max_tokens, config.eval.max_tokens)
   if longest > model.max_position:
     raise errors.InputError(
         f'{folder}: data.max_prompt_tokens + max_tokens = {longest} exceeds '
         f'the model\'s {model.max_position} positions')
-  tokenizer = weights.load_tokenizer(folder)
   template = prompts.get(config.data.template, config.data.system)
   if (tokenizer.chat_template is None and template.is_chat
       and processes.is_first()):
@@ -177,8 +198,7 @@ def open_folder(config: ml_collections.ConfigDict, folder: str | os.PathLike
           file=sys.stderr, flush=True)
   return Session(
       config=config, mesh=mesh, model=model, folder=str(folder),
-      tokenizer=tokenizer, eos_ids=weights.eos_ids(folder, tokenizer),
-      template=template,
+      tokenizer=tokenizer, eos_ids=eos_ids, template=template,
       grader=grading.Grader(
           config.grading.workers, template.style, config.grading.timeout),
       rewards=_reward_functions(config), timers=progress_lib.Timers())

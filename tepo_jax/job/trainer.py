@@ -25,7 +25,6 @@ from tepo_jax.rollout import selection
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import files
 from tepo_jax.runtime import host
-from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import metrics
 from tepo_jax.runtime import processes
@@ -85,10 +84,9 @@ class Trainer:
     self.background = futures.ThreadPoolExecutor(1)
     self._saved = 0.0  # when the last save or the run began
 
-  def open(self, workdir: files.Path, lock: lock_lib.FolderLock) -> None:
-    """Claims `workdir` for this run and restores its last checkpoint."""
-    processes.on_first(run_folder.claim, self.config, workdir, lock)
-    session_lib.cache_compilations(self.config, workdir)
+  def open(self, workdir: files.Path) -> None:
+    """Restores the last checkpoint of `workdir`, which is claimed for this run,
+    and compiles the update for compute.remat='auto'."""
     settings = self.config.checkpoint
     self.records = _Records(
         workdir, checkpoint.Checkpointer(
@@ -116,6 +114,7 @@ class Trainer:
       self.progress.phase(f'loading {self.session.folder}')
       learner.state = learner.first_state()
       records.writer.truncate(-1)
+      learner.fit()
       return
     self.step, learner.state, extra = saved
     self.cursor, self.unrecorded = extra['cursor'], extra['unrecorded']
@@ -123,12 +122,12 @@ class Trainer:
     records.writer.truncate(self.step - (self.unrecorded is not None))
     if processes.is_first():
       print(f'continuing {records.workdir} after step {self.step}', flush=True)
-      remat = learner.programs.model.remat
-      before = extra['remat'] if 'remat' in extra else remat
-      if self.config.compute.remat == 'auto' and remat != before:
-        print(f'compute.remat=auto: {remat} fits these devices, and it was '
-              f'{before}: results are not bit-identical',
-              file=sys.stderr, flush=True)
+    learner.fit(begin=extra['remat'])
+    if learner.programs.model.remat != extra['remat'] and (
+        self.config.compute.remat == 'auto' and processes.is_first()):
+      print(f'compute.remat=auto: {extra["remat"]}, as until now, does not fit '
+            'these devices: results are not bit-identical',
+            file=sys.stderr, flush=True)
 
   def _check_saved(self, where, extra):
     """Refuses a checkpoint of another config or on another model."""
@@ -146,8 +145,9 @@ class Trainer:
     self._saved = time.monotonic()
     if (kept := self.learner.programs.kept) is not None:
       self.progress.note(memory_lib.describe_kept(kept))
-    if self.config.compute.remat == 'auto':
-      self.progress.note(memory_lib.describe_remat(self.learner.programs))
+    if self.learner.update_bytes is not None:
+      self.progress.note(memory_lib.describe_remat(
+          self.learner.programs.model.remat, self.learner.update_bytes))
     try:
       if self.step == 0 and self.evaluations:
         scalars = self._timed_evaluation(stop)

@@ -43,17 +43,12 @@ def options(config: Any) -> dict[str, Any]:
 
 
 def bytes_a_token(config: Any, remat: str, tensor: int) -> float:
-  """Bytes that the layers keep of a token on each of `tensor` devices.
-
-  They are upper bounds: XLA may recompute more. That of 'none' is not known.
-  """
-  heads = config.num_heads * config.head_dim
+  """About the bytes that the layers keep of a token on each of `tensor`
+  devices; of 'none' the least, as what attention and norms keep is left out."""
+  heads = (config.num_heads + config.cache_heads) * config.head_dim
   kept = config.d_model  # the layer's input
-  if remat in ('mlp', 'dots'):
-    kept += 2 * (heads + config.cache_heads * config.head_dim) + config.d_model
-  if remat == 'dots':
+  if remat != 'full':
+    kept += 2 * heads + config.d_model
+  if remat in ('none', 'dots'):
     kept += 2 * config.d_ff
-  size = kept * jnp.dtype(config.dtype).itemsize
-  if remat in ('mlp', 'dots'):
-    size += 4 * config.num_heads  # attention's log Σ exp
-  return config.num_layers * size / tensor
+  return config.num_layers * kept * jnp.dtype(config.dtype).itemsize / tensor

@@ -6,7 +6,6 @@ a single process these functions do nothing special.
 """
 
 import contextlib
-import contextvars
 import os
 import re
 import signal
@@ -34,9 +33,6 @@ _MESSAGE_BYTES = 4096
 _GONE = re.compile(
     r'gloo|nccl|heartbeat|coordination|barrier|socket|unavailable|'
     r'connection (closed|reset|refused)', re.IGNORECASE)
-
-# Whether `on_first` runs a function, for which no other process answers.
-_ALONE = contextvars.ContextVar('alone', default=False)
 
 _Item = TypeVar('_Item')
 
@@ -79,13 +75,10 @@ def on_first(function: Callable[..., Any], *arguments: Any) -> None:
     return
   message = b''
   if is_first():
-    alone = _ALONE.set(True)
     try:
       function(*arguments)
     except errors.InputError as error:
       message = str(error).encode()[:_MESSAGE_BYTES] or b'bad input'
-    finally:
-      _ALONE.reset(alone)
   text = np.zeros(_MESSAGE_BYTES, np.uint8)
   text[:len(message)] = np.frombuffer(message, np.uint8)
   message = bytes(multihost_utils.broadcast_one_to_all(text)).rstrip(b'\0')
@@ -121,8 +114,8 @@ def total(array: np.ndarray) -> np.ndarray:
 
 def least(size: int) -> int:
   """The least of all processes' sizes in bytes, so that they decide alike; all
-  of them must call it, except inside `on_first`."""
-  if jax.process_count() == 1 or _ALONE.get():
+  of them must call it."""
+  if jax.process_count() == 1:
     return size
   # In MiB: jax has no 64-bit integers by default.
   return int(np.min(multihost_utils.process_allgather(

@@ -17,6 +17,7 @@ from tepo_jax.job import programs as programs_lib
 from tepo_jax.learning import behaviour
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.runtime import host
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import progress as progress_lib
 from tepo_jax.data import problem as problem_lib
@@ -37,9 +38,10 @@ def learner():
 
 
 def make_learner(method, packing='segments', shape=(1, 1, 1), scale=1.0,
-                 microbatch_tokens=40, learning_rate=3e-5):
+                 microbatch_tokens=40, learning_rate=3e-5, remat='none'):
   """Two epochs of two updates; the initial weights are multiplied by `scale`."""
   config = tiny.get_config(method)
+  config.compute.remat = remat
   config.data.max_prompt_tokens = 4
   config.rollout.update(
       prompts=GROUPS, samples=SAMPLES, max_tokens=T, logp_gap_limit=10.0)
@@ -218,6 +220,20 @@ def test_minibatches_hold_whole_groups_in_the_datas_order(learner):
     np.testing.assert_array_equal(rows, np.arange(4) + 4 * (index % 2))
     np.testing.assert_array_equal(
         step.minibatches[index].mask_BT, step.batch.mask_BT[rows])
+
+
+@pytest.mark.parametrize('method', ['tepo', 'grpo'])
+def test_remat_auto_compiles_the_update_once(method):
+  """Before a run, for the arguments that the run then passes."""
+  learner, compiled = make_learner(method, remat='auto'), []
+  start(learner)
+  with host.compilations_shown(compiled.append, lambda: None):
+    learner.fit()
+    assert learner.programs.model.remat == 'none'  # it is small
+    state = mesh_lib.device_bytes(learner.state)
+    assert state < learner.update_bytes < 100 * state
+    learn(learner, sampled())
+  assert [name.split()[0] for name in compiled].count('train_step') == 1
 
 
 def test_off_adds_metrics_and_no_array(learner, old_logp_BT):

@@ -2,7 +2,10 @@
 
 import types
 
+import pytest
+
 from configs import tiny
+from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import trainer as trainer_lib
 from tepo_jax.runtime import progress as progress_lib
 
@@ -38,3 +41,28 @@ def test_a_step_that_was_stopped_before_its_record_gets_one():
   trainer.step = trainer.config.steps = 40
   trainer_lib.Trainer.run(trainer, None)
   assert recorded == [40]
+
+
+def test_a_resumed_run_begins_with_its_own_choice(capsys):
+  """What recomputes an update, unless it does not fit any more."""
+  for fitting, said in ('dots', False), ('mlp', True):
+    begun = []
+    learner = types.SimpleNamespace(
+        load_base=lambda: None, stands_on=dict, state=None,
+        programs=types.SimpleNamespace(
+            model=types.SimpleNamespace(remat=fitting)),
+        fit=lambda begin: begun.append(begin))
+    trainer = types.SimpleNamespace(
+        config=tiny.get_config('tepo'), learner=learner, _check_saved=None,
+        records=types.SimpleNamespace(
+            workdir='run', writer=types.SimpleNamespace(truncate=lambda _: None),
+            checkpointer=types.SimpleNamespace(restore_last_good=lambda *_: (
+                3, 'state', {'cursor': 8, 'unrecorded': None, 'remat': 'dots',
+                             'skipped_in_a_row': 0}))))
+    trainer.config.compute.remat = 'auto'
+    with pytest.MonkeyPatch.context() as patch:
+      patch.setattr(programs_lib, 'restorable', lambda _: ())
+      trainer_lib.Trainer._restore(trainer)
+    assert begun == ['dots'] and trainer.step == 3
+    assert ('dots, as until now, does not fit' in capsys.readouterr().err
+            ) == said

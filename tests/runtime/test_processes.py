@@ -46,9 +46,6 @@ assert processes.mine('abcde') == ('ace', 'bd')[rank]
 part = processes.mine([5, 6, 7, 8, 9])
 assert processes.whole(part, 5).tolist() == [5, 6, 7, 8, 9]
 assert processes.least((3 + rank) << 20) == 3 << 20
-def alone():
-  assert processes.least(5 << 20) == 5 << 20
-processes.on_first(alone)
 processes.on_first(print, f'written by {rank}')
 def refuse():
   raise errors.InputError('what: why')

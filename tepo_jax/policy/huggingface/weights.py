@@ -109,11 +109,19 @@ def _open(directory, dtype, mesh):
   rows = _rows(transformer.abstract_params(config, dtype))
   _check(directory, tensors, rows, config)
   if mesh is not None:
-    config = padding_lib.sharded_over(config, mesh.shape['tensor'])
-    abstract = transformer.abstract_params(config, dtype)
-    mesh_lib.check(mesh, transformer.logical_axes(config), abstract)
-    rows = _rows(abstract)
+    config = check_mesh(config, mesh)
+    rows = _rows(transformer.abstract_params(config, dtype))
   return config, tensors, rows
+
+
+def check_mesh(config: transformer.ModelConfig, mesh: jax.sharding.Mesh
+               ) -> transformer.ModelConfig:
+  """`padding.sharded_over` the mesh, if that divides the weights' dimensions;
+  else raises InputError."""
+  config = padding_lib.sharded_over(config, mesh.shape['tensor'])
+  mesh_lib.check(mesh, transformer.logical_axes(config),
+                 transformer.abstract_params(config))
+  return config
 
 
 def _rows(abstract):

@@ -62,8 +62,9 @@ def case(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
     config.train.microbatch_tokens = packer.shards * packer.row_tokens * (
         packer.rows(workload.prompts * workload.samples))
   config.train.packing = 'segments' if mode == 'padded' else mode
-  programs = memory_lib.fitted(config, programs_lib.make(
-      config, programs_lib.prepare_model(workload.model, config, mesh), mesh))
+  programs, _ = memory_lib.fitted(config, programs_lib.make(
+      config, programs_lib.prepare_model(workload.model, config, mesh), mesh),
+      functools.partial(memory_lib.update_bytes, config))
   if mode == 'padded':
     programs = dataclasses.replace(
         programs, pack=dataclasses.replace(programs.pack, padded=True))

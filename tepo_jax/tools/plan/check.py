@@ -42,13 +42,16 @@ def compare(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
       plan.slice.name, plan.slice.chip, list(devices),
       gpus.RUN_OPTIONS if devices[0].platform == 'gpu' else {}, is_here=True)
   estimates = {e.name: e for e in plan.estimates}
+  programs = compiling.make_programs(
+      config, workload, mesh_lib.make(plan.mesh, devices),
+      int(plan.slice.chip.hbm_bytes),
+      next((e.remat for e in plan.estimates if e.remat), None))
   return [
       Comparison(program.name, *(
           (e.arguments, e.temporaries)
           for e in (estimates[program.name], step.estimate(program, here))))
       for program in compiling.step_programs(
-          config, workload, mesh_lib.make(plan.mesh, devices), plan.slots,
-          brief=True, limit=int(plan.slice.chip.hbm_bytes))
+          config, workload, programs, plan.slots, brief=True)
       if program.name in estimates]
 
 

@@ -69,31 +69,42 @@ class PlannedProgram:
   devices: list[jax.Device] = dataclasses.field(default_factory=list)
 
 
-def step_programs(config: ml_collections.ConfigDict,
+def make_programs(config: ml_collections.ConfigDict,
                   workload: workload_lib.Workload, mesh: jax.sharding.Mesh,
-                  slots: int, brief: bool = False, limit: int | None = None
-                  ) -> list[PlannedProgram]:
+                  limit: int | None = None, remat: str | None = None
+                  ) -> programs_lib.TrainingPrograms:
+  """Returns a run's programs on a slice.
+
+  limit: bytes of a device; None: what these devices report. remat: of the
+  model; None: the config's, or for 'auto' 'full', see `memory.fitted`.
+  """
+  model = programs_lib.prepare_model(workload.model, config, mesh)
+  return memory_lib.keeping(
+      programs_lib.make(config, dataclasses.replace(
+          model, remat=remat or model.remat), mesh),
+      config.rollout.prompts // config.train.minibatch_prompts, limit)
+
+
+def step_programs(config: ml_collections.ConfigDict,
+                  workload: workload_lib.Workload,
+                  programs: programs_lib.TrainingPrograms, slots: int,
+                  brief: bool = False) -> list[PlannedProgram]:
   """Returns every program of a rollout step.
 
   Args:
-    config: of a training run. workload: lengths. mesh: of a slice.
+    config: of a training run. workload: lengths. programs: on a slice.
     slots: completions decoded at a time, at most.
     brief: only the largest of each kind.
-    limit: bytes of a device; None: what these devices report.
   """
-  programs = memory_lib.fitted(
-      config, programs_lib.make(config, programs_lib.prepare_model(
-          workload.model, config, mesh), mesh), limit)
   state = programs_lib.abstract_state(programs)
   frozen = None  # LoRA's base
   if programs.model.lora:
     frozen = programs.freeze.eval_shape(transformer.abstract_params(
-        programs_lib.execution(workload.model, config.compute, mesh),
-        'float32'))
+        dataclasses.replace(programs.model, lora=None), 'float32'))
   policy = lora.combine(frozen, state.params)
   weights = programs.to_decode.eval_shape(policy)
   shapes = sampling_shapes(config, programs.decoding[1], slots)
-  devices = list(mesh.devices.flat)  # of both meshes
+  devices = list(programs.mesh.devices.flat)  # of both meshes
   return [dataclasses.replace(program, devices=devices) for program in (
       PlannedProgram(
           'reshard', 'reshard',

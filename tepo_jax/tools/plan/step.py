@@ -11,6 +11,7 @@ from concurrent import futures
 import contextlib
 import dataclasses
 import functools
+import math
 import os
 import re
 import sys
@@ -22,7 +23,6 @@ import ml_collections
 from tepo_jax import errors
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
-from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools.benchmark import workload as workload_lib
 from tepo_jax.tools.plan import chips
@@ -149,19 +149,19 @@ def make(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
   Raises:
     errors.InputError: the mesh does not suit the slice or the model.
   """
-  mesh = mesh_lib.make(shape, slice_.devices)
-  decoding = _decoding(config, workload, mesh)[1]
+  fitting, updates = fitted(
+      config, workload, slice_, mesh_lib.make(shape, slice_.devices))
+  mesh, decoding = fitting.mesh, fitting.decoding[1]
   wanted = config.rollout.slots
-  slots = wanted or _guess(config, workload, mesh, slice_.chip)
+  slots = wanted or _guess(config, workload, fitting, slice_.chip)
   for _ in range(_TRIES):
-    programs = compiling.step_programs(
-        config, workload, mesh, slots, brief, slice_.chip.hbm_bytes)
+    programs = compiling.step_programs(config, workload, fitting, slots, brief)
     tokens = int(workload.lengths(workload.prompts * workload.samples).sum())
     plan = StepPlan(slice_, dict(mesh.shape), dict(decoding.shape), slots,
-                    tokens, [], brief)
+                    tokens, list(updates), brief)
     _estimate(plan, [p for p in programs if p.name.startswith('decode')
                      and p.largest])
-    if plan.fits or wanted:
+    if plan.fits or wanted or plan.worst in updates:
       break
     _say(f'{slots} slots do not fit')
     slots = max(1, int(slots * _SHRINK))
@@ -172,7 +172,29 @@ def make(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
       done = {estimate.name for estimate in plan.estimates}
       _estimate(plan, [p for p in programs
                        if p.largest == largest and p.name not in done])
+  names = [program.name for program in programs]
+  plan.estimates.sort(key=lambda e: names.index(e.name))
   return plan
+
+
+def fitted(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
+           slice_: chips.Slice, mesh: jax.sharding.Mesh
+           ) -> tuple[programs_lib.TrainingPrograms, list[Estimate]]:
+  """The programs of a run, and for compute.remat='auto', which is chosen as a run
+  does (`memory.fitted`), the estimate of the update."""
+  estimates = {}
+
+  def size_of(programs):
+    update, = (p for p in compiling.step_programs(
+        config, workload, programs, 1, brief=True) if p.name == 'update')
+    found = estimates[programs.model.remat] = estimate(update, slice_)
+    return math.inf if found.failure else found.hbm
+
+  limit = slice_.chip.hbm_bytes
+  programs, _ = memory_lib.fitted(config, compiling.make_programs(
+      config, workload, mesh, limit), size_of, limit=limit)
+  return programs, [estimates[name] for name in estimates
+                    if name == programs.model.remat]
 
 
 def compare_meshes(config: ml_collections.ConfigDict,
@@ -225,24 +247,16 @@ def _estimate(plan, programs):
         lambda program: estimate(program, plan.slice), programs))
 
 
-def _guess(config, workload, mesh, chip):
+def _guess(config, workload, programs, chip):
   """Estimates how many slots fit next to the other arrays of decoding."""
-  decoding = _decoding(config, workload, mesh)
+  decoding = programs.decoding
   reference = compiling.step_programs(
-      config, workload, mesh, mesh_lib.batch_shards(decoding[1]),
-      limit=chip.hbm_bytes)
+      config, workload, programs, mesh_lib.batch_shards(decoding[1]))
   held = max(p.resident for p in reference if p.name.startswith('insert'))
   return memory_lib.fitting_slots(
       *decoding,
       functools.partial(compiling.sampling_shapes, config, decoding[1]),
       config.rollout.prompts * config.rollout.samples, chip.hbm_bytes - held)
-
-
-def _decoding(config, workload, mesh):
-  """`sampling.for_decoding` of the workload's model."""
-  return sampling_lib.for_decoding(
-      programs_lib.execution(workload.model, config.compute, mesh), mesh,
-      config.rollout.tensor)
 
 
 def estimate(program: compiling.PlannedProgram, slice_: chips.Slice

@@ -247,12 +247,14 @@ def test_flops_of_scoring_and_update_by_hand():
   layer = 2 * 144 * 2 * (4 * 64 * 64 + 3 * 64 * 192)
   head = 144 * 2 * 2 * 64 * 8192
   config, slice_ = _tiny(), gpus.topology('h100x4')
+  workload = workload_lib.of(config)
+  programs = compiling.make_programs(
+      config, workload, mesh_lib.make(config.mesh, slice_.devices),
+      slice_.chip.hbm_bytes)
   flops = {
       program.name: step.estimate(program, slice_).flops
       for program in compiling.step_programs(
-          config, workload_lib.of(config),
-          mesh_lib.make(config.mesh, slice_.devices), 32, brief=True,
-          limit=slice_.chip.hbm_bytes)
+          config, workload, programs, 32, brief=True)
       if program.name in ('score', 'update')}
   assert flops == {'score': layer + head + attend,
                    'update': 3 * layer + 4 * head + 3 * attend}
@@ -281,9 +283,10 @@ def test_predictions_are_compared_with_this_machines_programs():
   here = chips.Slice('cpux4', chips.Chip(
       'small', 1e12, 1e12, 1e9, 1e9, directions=1), jax.devices())
   mesh = mesh_lib.make(config.mesh, here.devices)
+  programs = compiling.make_programs(config, workload, mesh)
   estimates = [
       step.estimate(program, here) for program in compiling.step_programs(
-          config, workload, mesh, 8, brief=True)
+          config, workload, programs, 8, brief=True)
       if program.name.startswith(('reshard', 'insert'))]
   wrong = dataclasses.replace(estimates[1],
                               temporaries=estimates[1].temporaries + 7)

@@ -95,8 +95,9 @@ def test_memory_in_use_when_a_program_starts(tmp_path, monkeypatch):
       workload_lib.of(config),
       model=programs_lib.execution(model, config.compute))
   predicted = {}
-  for program in compiling.step_programs(
-      config, workload, mesh_lib.make(config.mesh), SLOTS):
+  programs = compiling.make_programs(
+      config, workload, mesh_lib.make(config.mesh))
+  for program in compiling.step_programs(config, workload, programs, SLOTS):
     if program.name in found:
       memory = program.lower().compile().memory_analysis()
       predicted[program.name] = program.resident + max(

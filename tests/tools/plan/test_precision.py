@@ -27,15 +27,17 @@ def _products(topology, dtype):
   config.rollout.prompts, config.train.minibatch_prompts = 4, 2
   config.pretrain.num_layers = config.compute.unroll = 1
   config.compute.dtype = dtype
+  workload = workload_lib.of(config)
+  programs = compiling.make_programs(
+      config, workload, mesh_lib.make(config.mesh, slice_.devices),
+      slice_.chip.hbm_bytes)
   return {
       program.name.split()[0]: [
           line for line in program.lower().as_text().splitlines()
           if re.search(r'dot_general.*: \(tensor<[\dx]+f32>, tensor<[\dx]+f32>',
                        line)]
       for program in compiling.step_programs(
-          config, workload_lib.of(config),
-          mesh_lib.make(config.mesh, slice_.devices), 8, brief=True,
-          limit=slice_.chip.hbm_bytes)
+          config, workload, programs, 8, brief=True)
       if program.name.split()[0] in ('prefill', 'decode', 'score', 'update')}
 
 

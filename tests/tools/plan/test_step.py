@@ -12,7 +12,6 @@ import pytest
 
 from tepo_jax import cli
 from tepo_jax.job import memory as memory_lib
-from tepo_jax.job import programs as programs_lib
 from tepo_jax.policy import scoring
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools.benchmark import workload as workload_lib
@@ -36,6 +35,14 @@ def _config(name='configs/tiny.py:tepo'):
     config.rollout.prompts, config.train.minibatch_prompts = 4, 2
     config.pretrain.num_layers = config.compute.unroll = 1
   return config
+
+
+def _programs(config, slice_, slots):
+  """The largest planned programs on a slice."""
+  workload = workload_lib.of(config)
+  return compiling.step_programs(config, workload, compiling.make_programs(
+      config, workload, mesh_lib.make(dict(config.mesh), slice_.devices),
+      slice_.chip.hbm_bytes), slots, brief=True)
 
 
 @pytest.fixture(name='plan', scope='module')
@@ -114,10 +121,8 @@ def test_decoding_is_planned_on_its_own_mesh(tensor, sends):
   """Only where chips share the heads do they add up the layers' results."""
   config, slice_ = _config(), chips.topology('v5e:2x2')
   config.rollout.tensor, config.mesh.tensor = tensor, 3 - tensor
-  decode = next(p for p in compiling.step_programs(
-      config, workload_lib.of(config),
-      mesh_lib.make(config.mesh, slice_.devices), 4, brief=True,
-      limit=slice_.chip.hbm_bytes) if p.name.startswith('decode'))
+  decode = next(p for p in _programs(config, slice_, 4)
+                if p.name.startswith('decode'))
   sent = step.estimate(decode, slice_).wire_bytes
   assert (sum(sent.values()) > 1e3) == sends, sent
 
@@ -161,13 +166,12 @@ def test_decoding_copies_no_keys_and_pads_none(name, size, heads):
   config.train.microbatch_tokens = 1024
   config.pretrain.update(num_layers=2, num_heads=2 * heads, num_kv_heads=heads,
                          head_dim=size)
-  workload, slots = workload_lib.of(config), 256
-  mesh = mesh_lib.make(config.mesh, slice_.devices)
-  decode = next(p for p in compiling.step_programs(
-      config, workload, mesh, slots, brief=True, limit=slice_.chip.hbm_bytes)
+  slots, mesh = 256, mesh_lib.make(config.mesh, slice_.devices)
+  decode = next(p for p in _programs(config, slice_, slots)
                 if p.name == f'decode {slots}x1024')
   estimate = step.estimate(decode, slice_)
-  cache = slots * memory_lib.slot_bytes(workload.model, mesh, 1024)
+  cache = slots * memory_lib.slot_bytes(
+      workload_lib.of(config).model, mesh, 1024)
   assert cache < estimate.arguments < 1.05 * cache  # the weights are small
   assert estimate.temporaries < 0.25 * cache  # no key array; workspaces
   # Copies of the keys before and after the two steps would be 2 * cache.
@@ -203,10 +207,12 @@ def test_slots_are_those_of_the_planned_chip(monkeypatch):
   """Not those of a device that this machine may have, as with --check."""
   monkeypatch.setattr(mesh_lib, 'free_bytes', lambda: 1)
   config = cli.load_config('configs/tiny.py:tepo')
-  slice_ = chips.topology('v6e:1x1')
+  slice_, workload = chips.topology('v6e:1x1'), workload_lib.of(config)
+  programs = compiling.make_programs(
+      config, workload, mesh_lib.make(config.mesh, slice_.devices),
+      slice_.chip.hbm_bytes)
   assert step._guess(  # pylint: disable=protected-access
-      config, workload_lib.of(config),
-      mesh_lib.make(config.mesh, slice_.devices), slice_.chip
+      config, workload, programs, slice_.chip
   ) == config.rollout.prompts * config.rollout.samples
 
 
@@ -230,11 +236,9 @@ def test_the_update_of_qwen3_14b_fits_a_v5p_64():
   config = cli.load_config('configs/qwen3_14b.py:tepo')
   config.model = str(MODELS / 'qwen3_14b')
   slice_ = chips.topology('v5p:2x4x4')
-  update, = (p for p in compiling.step_programs(
-      config, workload_lib.of(config),
-      mesh_lib.make(config.mesh, slice_.devices), 64, brief=True,
-      limit=slice_.chip.hbm_bytes) if p.name == 'update')
-  estimate = step.estimate(update, slice_)
+  _, (estimate,) = step.fitted(
+      config, workload_lib.of(config), slice_,
+      mesh_lib.make(config.mesh, slice_.devices))
   assert estimate.failure is None and estimate.hbm < slice_.chip.hbm_bytes
   # 6 FLOPs per weight and token; padding, attention, the head's logits again.
   tokens = 128 * (81 + 2048)
@@ -245,28 +249,21 @@ def test_the_update_of_qwen3_14b_fits_a_v5p_64():
   assert step.share_of_peak(estimate.useful, estimate, slice_.chip) > 0.45
 
 
-def test_an_update_recomputes_what_a_chip_cannot_hold():
-  """Of Qwen2.5-7B on v6e:4x4, 10,240 tokens of bf16 a chip: layer inputs; also
-  q, k, v, what attention gives and `o`; also gate and up."""
+def test_the_choice_begins_with_what_a_chip_can_hold():
+  """Of Qwen2.5-7B on v6e:4x4, 10,240 tokens of bf16 a chip. The layers keep 25
+  GB by 'dots', 9 by 'mlp' and 2 by 'full', beside 9 GB of arrays."""
   config = cli.load_config('configs/qwen2_5_7b.py:tepo')
   config.model = str(MODELS / 'qwen2_5_7b')
   slice_ = chips.topology('v6e:4x4')
-  mesh = mesh_lib.make(config.mesh, slice_.devices)
-  programs = programs_lib.make(config, programs_lib.prepare_model(
-      workload_lib.of(config).model, config, mesh), mesh)
-  width, kv_width, d_ff = 3584, 512, 18944
-  inputs = 2 * width
-  attention = 2 * (3 * width + 2 * kv_width) + 4 * 28  # and log Σ exp
-  for limit, remat, kept in (
-      (64, 'dots', inputs + attention + 2 * 2 * d_ff),
-      (40, 'mlp', inputs + attention), (31.25, 'full', inputs)):
-    found = memory_lib.fitted(config, programs, int(limit * chips.GIB))
-    assert found.model.remat == remat
-    assert found.scorer.model.remat == remat
-    assert memory_lib.activations(found) == 28 * 10_240 * kept
-    assert remat in memory_lib.describe_remat(found)
-  config.compute.remat = 'full'
-  assert memory_lib.fitted(config, programs, 1 << 60).model.remat == 'full'
+  programs = compiling.make_programs(
+      config, workload_lib.of(config),
+      mesh_lib.make(config.mesh, slice_.devices), slice_.chip.hbm_bytes)
+  for limit, remat in (64, 'dots'), (25, 'mlp'), (10, 'full'):
+    found, size = memory_lib.fitted(
+        config, programs, lambda _: 0, limit=limit * chips.GIB)
+    assert (found.model.remat, found.scorer.model.remat, size) == (
+        remat, remat, 0)
+    assert found.kept == programs.kept
 
 
 @pytest.mark.long
@@ -276,11 +273,11 @@ def test_hidden_states_that_do_not_fit_are_planned_as_recomputed():
   config.benchmark.mean_tokens = config.rollout.max_tokens
   config.benchmark.prompt_tokens = config.data.max_prompt_tokens
   slice_ = chips.topology('v5e:2x2')
-  mesh = mesh_lib.make(dict(config.mesh), slice_.devices)
   for limit, more in (slice_.chip.hbm_bytes, set()), (1, {
       'old policy', 'old states'}):
-    programs = compiling.step_programs(
-        config, workload_lib.of(config), mesh, 32, brief=True, limit=limit)
+    chip = dataclasses.replace(slice_.chip, hbm_bytes=limit)
+    programs = _programs(
+        config, dataclasses.replace(slice_, chip=chip), 32)
     assert {p.name for p in programs if p.phase == 'update'} == {
         'update'} | more
   states, = (p for p in programs if p.name == 'old states')
@@ -313,15 +310,11 @@ def test_flops_of_scoring_and_update_by_hand():
   for chunk_size, scored, again in (4096, 144, 0), (256, 128, 0), (64, 96, 64):
     config = _config()
     config.train.chunk_size = chunk_size
-    workload = workload_lib.of(config)
-    slice_ = chips.topology('v5e:2x2')
-    mesh = mesh_lib.make(dict(config.mesh), slice_.devices)
     flops = {
         program.name: cost_lib.of(
             program.lower().compile(_QUICK).as_text(), program.open_trips).flops
-        for program in compiling.step_programs(
-            config, workload, mesh, 32, brief=True,
-            limit=slice_.chip.hbm_bytes) if program.name in ('score', 'update')}
+        for program in _programs(config, chips.topology('v5e:2x2'), 32)
+        if program.name in ('score', 'update')}
     assert flops == {
         'score': of_layer + scored * of_column,
         'update': 3 * of_layer + (4 * scored + 2 * again) * of_column}

@@ -14,6 +14,7 @@ from configs import tiny
 from tepo_jax import errors
 from tepo_jax.job import base_model
 from tepo_jax.job import programs as programs_lib
+from tepo_jax.job import run_folder
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import trainer as trainer_lib
 from tepo_jax.learning import objective
@@ -72,12 +73,13 @@ def workdir(tmp_path_factory):
   folder = tmp_path_factory.mktemp('replay') / 'run'
   config = small_config()
   untrained = tmp_path_factory.mktemp('model') / 'base'
-  base_model.make(config, untrained, trained=False)
+  base_model.make(config, untrained)
   config.model = str(untrained)
   with (session_lib.open_folder(config, untrained) as session,
         lock_lib.FolderLock(folder) as lock):
     trainer = trainer_lib.Trainer(config, session)
-    trainer.open(folder, lock)
+    run_folder.claim(config, folder, lock)
+    trainer.open(folder)
     trainer.run(processes.StopRequest())
     trainer.close()
   return folder
