@@ -44,7 +44,7 @@ import ml_collections
 
 from tepo_jax import cli
 from tepo_jax.job import base_model
-from tepo_jax.job import checks
+from tepo_jax.job import configuration
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import run_folder
 from tepo_jax.job import session as session_lib
@@ -119,7 +119,7 @@ def _announced(config: ml_collections.ConfigDict, session: session_lib.Session,
 
 def main() -> None:
   config = _CONFIG.value
-  checks.check(config, cli.overridden())
+  configuration.check(config, cli.overridden())
   sizes.check(config)
   processes.initialize()
   with processes.ending_together():

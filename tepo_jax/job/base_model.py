@@ -15,6 +15,7 @@ import ml_collections
 import numpy as np
 import optax
 
+from tepo_jax import errors
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.learning import optimizer as optimizer_lib
 from tepo_jax.learning import update
@@ -35,7 +36,8 @@ def make(config: ml_collections.ConfigDict, out: pathlib.Path,
   random weights if not `trained`. It appears complete or not at all."""
   settings = config.pretrain
   with tempfile.TemporaryDirectory() as scratch:
-    embedded.build_tokenizer(config.data.name, scratch)
+    with errors.naming('config.model is not set, and config.data.name'):
+      embedded.build_tokenizer(config.data.name, scratch)
     tokenizer = weights.load_tokenizer(scratch)
     (pathlib.Path(scratch) / 'generation_config.json').write_text(json.dumps({
         'eos_token_id': tokenizer.eos_token_id,

@@ -362,4 +362,4 @@ class Trainer:
         self.records.workdir / session_lib.ROLLOUTS, number, dump.records(
             number, rollout, np.split(reward_B, len(rollout.completed)),
             self.config.data.name, self.session.template.style),
-        settings.format, settings.max_megabytes)
+        settings.format)

@@ -52,7 +52,7 @@ def test_scores_come_back(form, tmp_path):
             for g in SAMPLED]
   rollout = selection.Rollout(groups, groups, [], 10)
   dump.write(tmp_path, 3, dump.records(3, rollout, REWARDS, 'made', 'boxed'),
-             form, 1)
+             form)
   read = dump.read(tmp_path, 3)
   assert read[1]['reward/m:f'] is None and read[1]['reward/brevity'] == -.5
   for before, after in zip(groups, dump.to_groups(read, SLOTS), strict=True):
@@ -64,7 +64,7 @@ def test_scores_come_back(form, tmp_path):
 
 @pytest.mark.parametrize('form', dump.FORMATS)
 def test_groups_come_back_to_the_bit(form, tmp_path):
-  dump.write(tmp_path / 'rollouts', 12, rows(), form, 1)
+  dump.write(tmp_path / 'rollouts', 12, rows(), form)
   assert dump.steps(tmp_path / 'rollouts') == [12]
   read = dump.read(tmp_path / 'rollouts', 12)
   assert [r['trained'] for r in read] == [True] * 2 + [False] * 2 + [True] * 2
@@ -85,7 +85,7 @@ def test_groups_come_back_to_the_bit(form, tmp_path):
     ('jsonl', 'json'), ('parquet', 'parquet')])
 def test_datasets_reads_them(form, builder, tmp_path):
   for step in (1, 2):
-    dump.write(tmp_path / 'rollouts', step, rows(step), form, 1)
+    dump.write(tmp_path / 'rollouts', step, rows(step), form)
   read = hf_datasets.load_dataset(
       builder, data_files=str(tmp_path / 'rollouts' / f'*.{form}'),
       split='train', cache_dir=str(tmp_path / 'cache'))
@@ -95,17 +95,19 @@ def test_datasets_reads_them(form, builder, tmp_path):
       0, :SAMPLED[0].length_G[0]].tolist()
 
 
-def test_the_oldest_are_deleted_above_the_bound(tmp_path):
+def test_the_oldest_are_deleted_above_the_bound(tmp_path, monkeypatch):
   size = sum(len(json.dumps(row)) + 1 for row in rows())
+  monkeypatch.setattr(dump, '_MOST_BYTES', 3.5 * size)
   for step in range(1, 6):
-    dump.write(tmp_path, step, rows(), 'jsonl', 3.5 * size / 1e6)
+    dump.write(tmp_path, step, rows(), 'jsonl')
   assert dump.steps(tmp_path) == [3, 4, 5]
-  dump.write(tmp_path, 6, rows(), 'jsonl', 1e-6)
+  monkeypatch.setattr(dump, '_MOST_BYTES', 1)
+  dump.write(tmp_path, 6, rows(), 'jsonl')
   assert dump.steps(tmp_path) == [6]  # the newest stays, whatever its size
 
 
 def test_a_missing_or_damaged_file_is_named(tmp_path):
-  dump.write(tmp_path, 3, rows(), 'jsonl', 1)
+  dump.write(tmp_path, 3, rows(), 'jsonl')
   with pytest.raises(errors.InputError, match=r'step 4 \(has: 3\)'):
     dump.read(tmp_path, 4)
   path = tmp_path / 'step_000003.jsonl'

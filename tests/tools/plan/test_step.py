@@ -231,7 +231,7 @@ def test_the_update_of_qwen3_14b_fits_a_v5p_64():
   config.model = str(MODELS / 'qwen3_14b')
   slice_ = chips.topology('v5p:2x4x4')
   update, = (p for p in compiling.step_programs(
-      config, workload_lib.of(config),
+      config, workload_lib.of(config, 81, 2048),
       mesh_lib.make(config.mesh, slice_.devices), 64, brief=True,
       limit=slice_.chip.hbm_bytes) if p.name == 'update')
   estimate = step.estimate(update, slice_)
@@ -273,8 +273,6 @@ def test_an_update_recomputes_what_a_chip_cannot_hold():
 def test_hidden_states_that_do_not_fit_are_planned_as_recomputed():
   """Two minibatches at the full length, and no memory to spare."""
   config = _config()
-  config.benchmark.mean_tokens = config.rollout.max_tokens
-  config.benchmark.prompt_tokens = config.data.max_prompt_tokens
   config.train.row_tokens = (
       config.data.max_prompt_tokens + config.rollout.max_tokens)
   slice_ = chips.topology('v5e:2x2')
