@@ -24,8 +24,8 @@ Methods, the rows of configs/methods.py (the part of --config after the colon):
   tepo_algorithm1, tepo_covariance, tepo_no_kl, tepo_npg, tepo_printed,
   tepo_sequence_token
 
-Every field, with its meaning: configs/base.py; ★ marks those that are changed
-first. Examples:
+--help lists every field of configs/base.py with its meaning; ★ marks those that
+are changed first. Examples:
 
   the same command again                     # resumes from the last checkpoint
   --config=configs/qwen2_5_7b.py:grpo                     # GRPO on Qwen2.5-7B

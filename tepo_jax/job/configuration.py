@@ -53,25 +53,21 @@ def check_saved(config: ml_collections.ConfigDict, path: str) -> None:
   Raises:
     errors.InputError: names the file and the field.
   """
-  found = fields_lib.flat(config)
-  for name, field in _fields(config).items():
+  types = {name: (field.type, field.is_optional)
+           for name, field in _fields(config).items()}
+  found = {*fields_lib.flat(config), *config}
+  for name, (kind, is_optional) in (
+      types | {'method': (ml_collections.ConfigDict, False)}).items():
     if name not in found:
       raise errors.InputError(
           f'{path} was not written by this version: {name} is missing')
-    _check_type(path, name, found[name], field.type, field.is_optional)
-  if 'method' not in config:
-    raise errors.InputError(
-        f'{path} was not written by this version: method is missing')
-  _check_type(path, 'method', config.method, ml_collections.ConfigDict)
+    value = _value(config, name)
+    if not (type(value) is kind or kind is float and type(value) is int
+            or is_optional and value is None):
+      raise errors.InputError(
+          f'{path}: {name} is {value!r}, not of type {kind.__name__}')
   with errors.naming(path):
     check_values(config)
-
-
-def _check_type(path, name, value, kind, is_optional=False):
-  if not (type(value) is kind or kind is float and type(value) is int
-          or is_optional and value is None):
-    raise errors.InputError(
-        f'{path}: {name} is {value!r}, not of type {kind.__name__}')
 
 
 def check_decodings(settings: ml_collections.ConfigDict) -> None:

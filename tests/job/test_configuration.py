@@ -264,3 +264,12 @@ def test_columns_are_for_files_and_hub_ids(field, value):
   config = tiny.get_config()
   _set(config, field, value)
   configuration.check(config, [field, 'data.columns.problem'])
+
+
+@pytest.mark.parametrize('config', [base.get_config(), tiny.get_config()])
+def test_a_saved_config_has_its_own_sections(config):
+  configuration.check_saved(config, 'config.json')
+  with config.unlocked():
+    del config.rollout.samples
+  with pytest.raises(errors.InputError, match='rollout.samples is missing'):
+    configuration.check_saved(config, 'config.json')
