@@ -1,219 +1,259 @@
-"""Every field of a run, with its meaning and the paper's setting (§4.1).
+"""Every field of a run: its default, meaning and range.
 
-Other configs start from `get_config` and change what differs. There are no
-other fields. A `placeholder` is None until a config or the command line sets
-it. ★ marks the ten fields that users change first.
+Other configs start from `get_config`, which has the paper's settings (§4.1),
+and change what differs:
+
+    c = base.get_config('grpo')
+    c.rollout.samples = 16
+
+There are no other fields, but for the method's (methods.py) and those of an
+embedded model (PRETRAIN in tiny.py). A type in place of a default, such as
+`int`, means None, until a value of that type is set. ★ marks the ten fields
+that users change first. A resume may change fields with `resume` only.
 """
 
 import difflib
+import math
 
 import ml_collections
-from ml_collections import config_dict
 
+from configs import fields
 from configs import methods
+
+F = fields.Field
+POSITIVE, NOT_NEGATIVE = fields.POSITIVE, fields.NOT_NEGATIVE
+ROUNDING, FREE = fields.ROUNDING, fields.FREE
+
+FIELDS = dict(
+  seed=F(0, 'of the data order, sampling and the embedded model', fields.Range(
+      '0 or more and less than 2^32', lambda x: 0 <= x < 2**32)),
+  steps=F(80, '★ rollout steps; the paper trains on about 80 x 64 prompts',
+          POSITIVE, resume=FREE),
+  model=F(str, '★ Hugging Face folder or hub id; None: the embedded model, of '
+          'configs that have a section `pretrain`'),
+  method_name=F('tepo', 'row of methods.py; select it by --config=FILE.py:ROW. '
+                'method.* are its choices and numbers'),
+
+  data=dict(
+    name=F('dapo_math', '★ set of data/datasets.py; or a .jsonl, .json, .csv '
+           'or .parquet file; or a hub data set, '
+           'OWNER/NAME[:SUBSET][@SPLIT]',
+           fields.Range('a set or a file', lambda x: x != '')),
+    columns=dict(
+        problem=F(str, 'column of the problem in `data.name` and '
+                  '`eval.sets`, where they are files or hub data sets; '
+                  'None: found by name'),
+        answer=F(str, 'the same of the reference answer')),
+    template=F('qwen_boxed', 'prompt template of data/prompts.py, or a '
+               '.jinja file'),
+    system=F(str, "system turn; None: the template's own; '': none"),
+    max_prompt_tokens=F(2048, 'P; longer prompts are skipped and counted',
+                        POSITIVE),
+    limit=F(int, 'first N problems; None: all', POSITIVE),
+    skip_bad=F(0, 'bad rows to skip, with a warning; more are an error',
+               NOT_NEGATIVE),
+  ),
+
+  rollout=dict(
+    prompts=F(64, '★ groups per rollout step', POSITIVE),
+    samples=F(8, '★ G, the group size: completions per prompt', fields.Range(
+        "at least 2: the advantage compares a group's samples",
+        lambda x: x >= 2)),
+    max_tokens=F(8192, '★ T; longer completions are truncated', POSITIVE),
+    temperature=F(1.0, 'of sampling and of the loss', POSITIVE),
+    slots=F(int, 'completions decoded at once, also in evaluation; None: '
+            'all, or as many as fit in memory', POSITIVE, resume=ROUNDING),
+    tensor=F(int, 'as mesh.tensor, for sampling on the same devices; None: '
+             'the same', POSITIVE, resume=ROUNDING),
+    chunk=F(32, 'maximum decode steps per host sync', POSITIVE,
+            resume=ROUNDING),
+    # With the default reward, groups whose verdicts are all equal have no
+    # gradient.
+    dynamic_sampling=F(
+        'refill', "'refill': sample until there are `rollout.prompts` groups "
+        "with both right and wrong answers; 'drop': sample that many groups "
+        "and train on the mixed ones; 'off': train on all of them",
+        fields.one_of('refill', 'drop', 'off')),
+    max_generation_batches=F(
+        10, "'refill' samples at most this many times `rollout.prompts` "
+        'prompts, then fails', fields.up_to(10_000),
+        only_if=('rollout.dynamic_sampling', 'refill')),
+    overlong_buffer=F(
+        0, "DAPO's soft length penalty on so many tokens before "
+        '`rollout.max_tokens`; 0: none, as in the paper', NOT_NEGATIVE),
+    overlong_factor=F(1.0, 'the penalty at `rollout.max_tokens`',
+                      NOT_NEGATIVE, unless=('rollout.overlong_buffer', 0)),
+    logp_gap_limit=F(0.05, 'stop if the mean |log π| gap of sampler and '
+                     'trainer exceeds this (nats)', POSITIVE),
+  ),
+
+  # The reward is Σ weight · function(completions).
+  reward=dict(
+    functions=F(('accuracy',), "'accuracy', which is 1 for a correct answer, "
+                "rows of rollout/reward.py and your own 'module:function'"),
+    weights=F((1.0,), 'of each function in the sum that is the reward'),
+    timeout=F(10, 'seconds for a function and the samples of a prompt',
+              fields.up_to(3600)),
+    on_failure=F('stop', "when a function fails: 'stop' the run, or count "
+                 "its value as 'zero'", fields.one_of('stop', 'zero')),
+  ),
+
+  grading=dict(
+    workers=F(8, 'processes that run math-verify', POSITIVE,
+              resume=ROUNDING),
+    timeout=F(10, 'seconds per answer; a timeout counts as wrong',
+              fields.up_to(3600, least=2)),
+  ),
+
+  train=dict(
+    minibatch_prompts=F(16, 'groups per optimiser update', POSITIVE),
+    epochs=F(2, "passes over a rollout's minibatches, which stay the same: "
+             '2 x 64 / 16 = 8 updates', POSITIVE),
+    packing=F('segments', "how scoring and updates lay completions out: "
+              "'segments': several to a row; 'shared': prompts are computed "
+              'once per microbatch, attention rows stay packed, which pays '
+              'where prompts are a good part of the tokens',
+              fields.one_of('segments', 'shared')),
+    microbatch_tokens=F(
+        16384, '★ tokens of one forward/backward pass over all devices; at '
+        'least a row per data x fsdp shard. Lower it if memory is short',
+        POSITIVE, resume=ROUNDING),
+    chunk_size=F(1024, 'tokens per shard whose logits exist at once',
+                 POSITIVE, resume=ROUNDING),
+    # Behaviour weights correct the surrogate for the sampler's
+    # probabilities, which differ from the trainer's by rounding;
+    # r = π_old / π_sampler.
+    behaviour=fields.unless(
+        'train.behaviour.weight', 'off',
+        weight=F('off', "corrects for the sampler's rounding, r = π_old / "
+                 "π_sampler: 'token': min(r, cap) of each token; "
+                 "'sequence': min(r, cap) of each completion, r the product "
+                 "over its tokens; 'off': none",
+                 fields.one_of('off', 'token', 'sequence')),
+        cap=F(2.0, 'the largest weight', fields.AT_LEAST_ONE),
+        reject_below=F(0.0, 'a smaller r has weight 0', fields.SHARE),
+        reject_above=F(math.inf, 'a larger r has weight 0',
+                       fields.AT_LEAST_ONE)),
+  ),
+
+  optimizer=dict(
+    learning_rate=F(5e-7, '★ constant', POSITIVE),
+    beta1=F(0.9, "decay of Adam's first moment", fields.BELOW_ONE),
+    beta2=F(0.999, "decay of Adam's second moment", fields.BELOW_ONE),
+    epsilon=F(1e-8, "of Adam", POSITIVE),
+    weight_decay=F(0.0, 'decoupled, as in AdamW', NOT_NEGATIVE),
+    max_grad_norm=F(1.0, 'longer gradients are scaled down to it', POSITIVE),
+    momentum_dtype=F('float32', "of Adam's first moment; bfloat16 saves 2 of "
+                     '12 bytes per trained weight',
+                     fields.one_of('float32', 'bfloat16')),
+  ),
+
+  compute=dict(
+    # The sum over microbatches and the weights that are updated are fp32.
+    dtype=F('bfloat16', "of activations, sampling, and the layers' gradients "
+            'until they are summed over microbatches',
+            fields.one_of('float32', 'bfloat16')),
+    remat=F('auto', 'what the backward pass recomputes, from most to least '
+            "memory: 'none': nothing; 'dots': all in a layer but its matrix "
+            "products and attention; 'mlp': also the products of its "
+            "feed-forward part; 'full': whole layers. 'auto': the first whose "
+            "compiled update fits a device, from 'none' on a CPU (half of the "
+            "machine's memory), 'dots' elsewhere; a resumed run keeps its own",
+            fields.one_of('auto', 'none', 'dots', 'mlp', 'full'), ROUNDING),
+    unroll=F(1, 'layers per iteration of the layer scan', POSITIVE, ROUNDING),
+    attention=F('auto', "backend for scoring, updates and prefill: 'xla' "
+                "anywhere, 'cudnn' on GPUs, 'splash' on TPUs; 'auto': the "
+                "device's own if it supports the model",
+                fields.one_of('auto', 'xla', 'cudnn', 'splash'), ROUNDING),
+    collectives=F('auto', 'communication while a TPU scores and updates, see '
+                  'COLLECTIVES in job/programs.py', fields.one_of(
+                      'auto', 'plain', 'fused', 'sparsecore'), ROUNDING),
+    cache=F(str, 'folder of compiled programs; None: '
+            'JAX_COMPILATION_CACHE_DIR, or .jax_cache next to the workdir',
+            resume=FREE),
+  ),
+
+  # Low-rank adapters. The base weights are frozen: compute dtype, no
+  # gradients, no moments. Use 10 to 100 times the learning rate of full
+  # training.
+  lora=fields.unless(
+    'lora.rank', 0,
+    rank=F(0, '★ of low-rank adapters; 0: train all weights', NOT_NEGATIVE),
+    alpha=F(32.0, 'adapters are scaled by alpha / rank', POSITIVE),
+    targets=F(('q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_proj',
+               'up_proj', 'down_proj'), "adapted layers, by peft's names",
+              fields.some_of('q_proj', 'k_proj', 'v_proj', 'o_proj',
+                             'gate_proj', 'up_proj', 'down_proj')),
+  ),
+
+  # Sizes of the mesh axes; -1: the devices that the other axes leave.
+  mesh=dict(
+    data=F(1, 'replicas of the parameters', resume=ROUNDING),
+    fsdp=F(-1, 'shards of parameters and optimiser state; -1: the remaining '
+           'devices', resume=ROUNDING),
+    tensor=F(1, '★ shards of vocabulary, heads and feed-forward width',
+             resume=ROUNDING),
+  ),
+
+  eval=fields.unless(
+    'eval.period', 0,
+    sets=F(('aime24', 'amc', 'math500'), 'like data.name', fields.Range(
+        'names of sets or files',
+        lambda x: all(isinstance(name, str) and name for name in x))),
+    period=F(20, 'rollout steps; also before and after training; 0: never',
+             NOT_NEGATIVE),
+    limit=F(int, 'first N problems of each set; None: all', POSITIVE),
+    samples=F(int, "completions per problem; None: the set's own number, 1 "
+              'or 32', POSITIVE),
+    temperature=F(float, "None: the set's own, greedy or 0.6", fields.Range(
+        '0 (greedy) or more', lambda x: 0 <= x < math.inf)),
+    greedy=F(False, 'also decode greedily if the temperature is not 0'),
+    top_k=F(0, 'sample from the k most probable tokens; 0: from all',
+            NOT_NEGATIVE),
+    top_p=F(1.0, 'sample from the smallest set with this probability',
+            fields.POSITIVE_SHARE),
+    stop_after_boxed=F(False, r'stop after \boxed{…} closes'),
+    max_tokens=F(8192, 'longer completions are truncated', POSITIVE),
+  ),
+
+  # Besides these, the best checkpoint is kept: of those saved with an
+  # evaluation, the one with the highest avg@k of the first set in eval.sets.
+  checkpoint=dict(
+    period=F(5, 'rollout steps between checkpoints', POSITIVE),
+    minutes=F(float, 'also save after a step if the last save is older than '
+              'this; None: do not', POSITIVE, resume=FREE),
+    keep=F(2, 'keep the latest N, and the best evaluated one', POSITIVE),
+    keep_every=F(0, 'keep the steps that are a multiple; 0: none',
+                 NOT_NEGATIVE),
+  ),
+
+  dump=fields.unless(
+    'dump.period', 0,
+    period=F(1, 'rollout steps between rollouts on disk, one record per '
+             'completion (rollout/dump.py); 0: none', NOT_NEGATIVE),
+    format=F('jsonl', 'of rollouts', fields.one_of('jsonl', 'parquet')),
+  ),
+
+  wandb_project=F(str, 'None: no Weights & Biases'),
+
+  profile=dict(
+    steps=F((), 'rollout steps traced to WORKDIR/profile, for xprof',
+            fields.Range('rollout steps: integers from 1 on', lambda x: all(
+                type(step) is int and step > 0 for step in x)),
+            resume=FREE),
+  ),
+)
 
 
 def get_config(method: str = 'tepo', beta: float = 1e-3):
   """The paper's sizes and optimiser; `method` is a row of methods.py."""
-  c = ml_collections.ConfigDict()
-
-  c.seed = 0  # of the data order, sampling and the embedded model
-  c.steps = 80  # ★ rollout steps; the paper trains on about 80 x 64 prompts
-
-  # ★ Hugging Face folder or hub id; None: the embedded model (`c.pretrain`).
-  c.model = config_dict.placeholder(str)
-
   rows = methods.methods(beta)
   if method not in rows:
     near = difflib.get_close_matches(method, rows, 1)
     hint = f'did you mean {near[0]}? ' if near else ''
     raise ValueError(f'unknown method {method!r}: {hint}known methods: '
                      f'{", ".join(sorted(rows))}')
+  c = fields.config(FIELDS)
   c.method_name = method
   c.method = ml_collections.ConfigDict(rows[method])
-
-  c.data = ml_collections.ConfigDict()
-  # ★ Set of data/datasets.py; or a .jsonl, .json, .csv or .parquet file; or a
-  # hub data set, OWNER/NAME[:SUBSET][@SPLIT].
-  c.data.name = 'dapo_math'
-  # Columns of `name`, and of `eval.sets`, where they are files or hub data
-  # sets; None: found by name.
-  c.data.columns = ml_collections.ConfigDict()
-  c.data.columns.problem = config_dict.placeholder(str)
-  c.data.columns.answer = config_dict.placeholder(str)  # the reference answer
-  # Prompt template of data/prompts.py, or a .jinja file.
-  c.data.template = 'qwen_boxed'
-  # System turn; None: the template's own; '': none.
-  c.data.system = config_dict.placeholder(str)
-  c.data.max_prompt_tokens = 2048  # P; longer prompts are skipped and counted
-  c.data.limit = config_dict.placeholder(int)  # first N problems; None: all
-  c.data.skip_bad = 0  # bad rows to skip, with a warning; more are an error
-
-  c.rollout = ml_collections.ConfigDict()
-  c.rollout.prompts = 64  # ★ groups per rollout step
-  c.rollout.samples = 8  # ★ G, the group size: completions per prompt
-  c.rollout.max_tokens = 8192  # ★ T; longer completions are truncated
-  c.rollout.temperature = 1.0  # of sampling and of the loss
-  # Completions decoded at once, also in evaluation; None: all, or as many as
-  # fit in memory.
-  c.rollout.slots = config_dict.placeholder(int)
-  # As mesh.tensor, for sampling on the same devices; None: the same.
-  c.rollout.tensor = config_dict.placeholder(int)
-  c.rollout.chunk = 32  # maximum decode steps per host sync
-  # With the default reward, groups whose verdicts are all equal have no gradient.
-  # 'refill': sample until there are `prompts` mixed groups; 'drop': sample
-  # `prompts` groups and train on the mixed ones; 'off': train on all of them.
-  c.rollout.dynamic_sampling = 'refill'
-  # 'refill' samples at most this many times `prompts` prompts, then fails.
-  c.rollout.max_generation_batches = 10
-  # DAPO's soft length penalty on the last `overlong_buffer` tokens before
-  # `max_tokens`; 0: none, as in the paper.
-  c.rollout.overlong_buffer = 0
-  c.rollout.overlong_factor = 1.0  # the penalty at `max_tokens`
-  # Stop if the mean |log π| gap of sampler and trainer exceeds this (nats).
-  c.rollout.logp_gap_limit = 0.05
-
-  # The reward is Σ weight · function(completions), over 'accuracy' (1 for a
-  # correct answer), rows of rollout/reward.py and your own 'module:function'.
-  c.reward = ml_collections.ConfigDict()
-  c.reward.functions = ('accuracy',)
-  c.reward.weights = (1.0,)
-  c.reward.timeout = 10  # seconds for a function and the samples of a prompt
-  # When a function fails: 'stop' the run, or count its value as 'zero'.
-  c.reward.on_failure = 'stop'
-
-  c.grading = ml_collections.ConfigDict()
-  c.grading.workers = 8  # processes that run math-verify
-  c.grading.timeout = 10  # seconds per answer; a timeout counts as wrong
-
-  c.train = ml_collections.ConfigDict()
-  c.train.minibatch_prompts = 16  # groups per optimiser update
-  # Passes over a rollout's minibatches, which stay the same: 2 x 64 / 16 = 8
-  # updates.
-  c.train.epochs = 2
-  # How scoring and updates lay completions out. 'segments': several to a row;
-  # 'shared': prompts are computed once per microbatch, attention rows stay
-  # packed; this pays where prompts are a good part of the tokens.
-  c.train.packing = 'segments'
-  # ★ Tokens of one forward/backward pass over all devices; at least a row per
-  # data x fsdp shard. Lower it if memory is short.
-  c.train.microbatch_tokens = 16384
-  c.train.chunk_size = 1024  # tokens per shard whose logits exist at once
-
-  # Behaviour weights correct the surrogate for the sampler's probabilities,
-  # which differ from the trainer's by rounding; r = π_old / π_sampler. 'token':
-  # min(r, cap) of each token; 'sequence': min(r, cap) of each completion, r the
-  # product over its tokens; 'off': none.
-  c.train.behaviour = ml_collections.ConfigDict()
-  c.train.behaviour.weight = 'off'
-  c.train.behaviour.cap = 2.0
-  c.train.behaviour.reject_below = 0.0  # r outside these bounds: weight 0
-  c.train.behaviour.reject_above = float('inf')
-
-  c.optimizer = ml_collections.ConfigDict()
-  c.optimizer.learning_rate = 5e-7  # ★ constant
-  c.optimizer.beta1 = 0.9
-  c.optimizer.beta2 = 0.999
-  c.optimizer.epsilon = 1e-8
-  c.optimizer.weight_decay = 0.0
-  c.optimizer.max_grad_norm = 1.0
-  # Of Adam's first moment; bfloat16 saves 2 of 12 bytes per trained weight.
-  c.optimizer.momentum_dtype = 'float32'
-
-  c.compute = ml_collections.ConfigDict()
-  # Of activations, sampling, and the layers' gradients until they are summed over
-  # microbatches. That sum and the weights that are updated are fp32.
-  c.compute.dtype = 'bfloat16'
-  # What the backward pass recomputes, from most to least memory: 'none':
-  # nothing; 'dots': all in a layer but its matrix products and attention;
-  # 'mlp': also the products of its feed-forward part; 'full': whole layers.
-  # 'auto': the first whose compiled update fits a device, from 'none' on a CPU
-  # (half of the machine's memory), 'dots' elsewhere; a resumed run keeps its own.
-  c.compute.remat = 'auto'
-  c.compute.unroll = 1  # layers per iteration of the layer scan
-  # Backend for scoring, updates and prefill: 'xla' anywhere, 'cudnn' on GPUs,
-  # 'splash' on TPUs; 'auto': the device's own if it supports the model.
-  c.compute.attention = 'auto'
-  # How communication proceeds while a TPU scores and updates: 'plain', 'fused'
-  # or 'sparsecore', see COLLECTIVES in job/programs.py; 'auto': by the chip.
-  c.compute.collectives = 'auto'
-  # Folder of compiled programs; None: JAX_COMPILATION_CACHE_DIR, or .jax_cache
-  # next to the workdir.
-  c.compute.cache = config_dict.placeholder(str)
-
-  # Low-rank adapters. The base weights are frozen: compute dtype, no gradients,
-  # no moments. Use 10 to 100 times the learning rate of full training.
-  c.lora = ml_collections.ConfigDict()
-  c.lora.rank = 0  # ★ 0: train all weights
-  c.lora.alpha = 32.0  # adapters are scaled by alpha / rank
-  c.lora.targets = ('q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_proj',
-                    'up_proj', 'down_proj')  # peft's names
-
-  # Sizes of the mesh axes; -1: the devices that the other axes leave.
-  c.mesh = ml_collections.ConfigDict()
-  c.mesh.data = 1  # replicas of the parameters
-  c.mesh.fsdp = -1  # shards of parameters and optimiser state
-  c.mesh.tensor = 1  # ★ shards of vocabulary, heads and feed-forward width
-
-  c.eval = ml_collections.ConfigDict()
-  c.eval.sets = ('aime24', 'amc', 'math500')  # like data.name
-  c.eval.period = 20  # rollout steps; also before and after training; 0: never
-  c.eval.limit = config_dict.placeholder(int)  # first N problems of each set
-  # Completions per problem and their temperature; None: the set's own (greedy,
-  # or 32 samples at 0.6).
-  c.eval.samples = config_dict.placeholder(int)
-  c.eval.temperature = config_dict.placeholder(float)
-  c.eval.greedy = False  # also decode greedily if the temperature is not 0
-  c.eval.top_k = 0  # sample from the k most probable tokens; 0: from all
-  c.eval.top_p = 1.0  # sample from the smallest set with this probability
-  c.eval.stop_after_boxed = False  # stop after \boxed{…} closes
-  c.eval.max_tokens = 8192  # longer completions are truncated
-
-  # Besides the fields below, the best checkpoint is kept: of those saved with
-  # an evaluation, the one with the highest avg@k of the first set in eval.sets.
-  c.checkpoint = ml_collections.ConfigDict()
-  c.checkpoint.period = 5  # rollout steps between checkpoints
-  # Also save after a step if the last save is older than this; None: do not.
-  c.checkpoint.minutes = config_dict.placeholder(float)
-  c.checkpoint.keep = 2  # keep the latest N
-  c.checkpoint.keep_every = 0  # keep the steps that are a multiple; 0: none
-
-  # Rollouts on disk, one record per completion: see tepo_jax/rollout/dump.py.
-  c.dump = ml_collections.ConfigDict()
-  c.dump.period = 1  # rollout steps; 0: none
-  c.dump.format = 'jsonl'  # or 'parquet'
-  c.dump.max_megabytes = 2000.0  # of all files; the oldest are deleted first
-
-  c.wandb_project = config_dict.placeholder(str)  # None: no Weights & Biases
-
-  c.profile = ml_collections.ConfigDict()
-  c.profile.steps = ()  # rollout steps traced to WORKDIR/profile, for xprof
-
-  # The embedded model, made if `c.model` is None: a Qwen3-shaped network,
-  # trained on worked solutions of `c.data.name`, then on a mixture with direct
-  # answers.
-  c.pretrain = ml_collections.ConfigDict()
-  c.pretrain.worked_steps = 0  # 0: no model is made, set `c.model`
-  c.pretrain.mixed_steps = 0
-  c.pretrain.direct_share = 0.6  # of direct answers in the mixture
-  c.pretrain.batch = 32  # demonstrations per update
-  c.pretrain.demonstrations = 8000  # different problems
-  c.pretrain.learning_rate = 6e-3  # peak, after a tenth of the steps
-  c.pretrain.d_model = 64
-  c.pretrain.num_layers = 3
-  c.pretrain.num_heads = 2
-  c.pretrain.num_kv_heads = 2
-  c.pretrain.head_dim = 32
-  c.pretrain.d_ff = 192
-
-  # For tepo_jax.benchmark and tepo_jax.plan, with the model and sizes above.
-  c.benchmark = ml_collections.ConfigDict()
-  c.benchmark.vocabulary = 8192  # if `c.model` is None
-  c.benchmark.prompt_tokens = 81  # the median of DAPO-Math
-  # Mean completion length; at rollout.max_tokens all completions have it.
-  c.benchmark.mean_tokens = 2048
-  # Of groups, those with both right and wrong answers: dynamic sampling draws
-  # more prompts where it is below 1.
-  c.benchmark.mixed_share = 0.6
-  c.benchmark.rounds = 5  # timed runs of each function
   return c

@@ -7,6 +7,8 @@ tiny: 8.0M parameters, 4 prompts x 8 samples, 64 + 128 tokens. small: 64M, 4 x
 """
 
 from configs import base
+from configs import fields
+from configs import tiny
 
 _SHAPES = {
     'tiny': dict(vocabulary=8192, d_model=256, num_layers=4, num_heads=8,
@@ -29,10 +31,8 @@ def get_config(shape: str = 'tiny'):
         f'unknown size {size!r}; one of: {", ".join(sorted(_SHAPES))}')
   shape = dict(_SHAPES[size])
   c = base.get_config(method or 'grpo')  # as the libraries compared with
-  c.benchmark.vocabulary = shape.pop('vocabulary')
-  c.benchmark.prompt_tokens = shape.pop('prompt_tokens')
-  c.data.max_prompt_tokens = c.benchmark.prompt_tokens
-  c.rollout.max_tokens = c.benchmark.mean_tokens = shape.pop('max_tokens')
+  c.data.max_prompt_tokens = shape.pop('prompt_tokens')
+  c.rollout.max_tokens = shape.pop('max_tokens')
   c.rollout.prompts = 4
   c.rollout.samples = 8
   c.train.minibatch_prompts = 4
@@ -40,8 +40,9 @@ def get_config(shape: str = 'tiny'):
   # microbatch is slower: each call allocates fresh memory, which causes page
   # faults.
   c.train.packing = 'shared'
-  c.train.microbatch_tokens = c.benchmark.prompt_tokens - 1 + (
+  c.train.microbatch_tokens = c.data.max_prompt_tokens - 1 + (
       c.rollout.samples * (c.rollout.max_tokens + 1))
+  c.pretrain = fields.config(tiny.PRETRAIN)
   c.pretrain.update(shape)
   c.compute.dtype = 'float32'
   c.compute.remat = 'none'

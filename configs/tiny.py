@@ -8,6 +8,31 @@ learning from there.
 """
 
 from configs import base
+from configs import fields
+
+F = fields.Field
+POSITIVE = fields.POSITIVE
+
+# Section `pretrain` of configs that make their model if `c.model` is None: a
+# Qwen3-shaped network, trained on worked solutions of `c.data.name`, then on a
+# mixture with direct answers.
+PRETRAIN = dict(
+  worked_steps=F(900, 'updates on worked solutions', POSITIVE),
+  mixed_steps=F(150, 'updates on the mixture', fields.NOT_NEGATIVE),
+  direct_share=F(0.6, 'of direct answers in the mixture', fields.SHARE),
+  batch=F(32, 'demonstrations per update', POSITIVE),
+  demonstrations=F(8000, 'different problems', POSITIVE),
+  learning_rate=F(6e-3, 'peak, after a tenth of the steps', POSITIVE),
+  d_model=F(64, 'D', POSITIVE),
+  num_layers=F(3, 'L', POSITIVE),
+  num_heads=F(2, 'query heads, a multiple of num_kv_heads', POSITIVE),
+  num_kv_heads=F(2, 'key/value heads', POSITIVE),
+  head_dim=F(32, 'H', POSITIVE),
+  d_ff=F(192, 'F, the feed-forward width', POSITIVE),
+  vocabulary=F(8192, 'tokens of the model that tepo_jax.benchmark and '
+               'tepo_jax.plan assume; a made model has those of its task',
+               POSITIVE),
+)
 
 
 def get_config(method: str = 'tepo'):
@@ -44,6 +69,5 @@ def get_config(method: str = 'tepo'):
 
   c.checkpoint.period = 5
 
-  c.pretrain.worked_steps = 900
-  c.pretrain.mixed_steps = 150
+  c.pretrain = fields.config(PRETRAIN)
   return c

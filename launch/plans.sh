@@ -22,17 +22,19 @@ mkdir -p runs/plans
 for name in "$@"; do
   [[ ! -s runs/plans/$name.json ]] || continue
   IFS=, read -r model machine _ <<<"$name"
-  config=configs/small.py:$name topology=$machine
+  config=configs/small.py:$name topology=$machine prompt=96  # of GSM8K
   if [[ $model == qwen2_5_7b ]]; then
-    config=configs/qwen2_5_7b.py:tepo
+    config=configs/qwen2_5_7b.py:tepo prompt=81
   else
     topology=$(.venv/bin/python -c "
 from configs import small; print(small.MACHINES['$machine'][0])")
   fi
+  [[ $name != *,dapo* ]] || prompt=81
   echo "launch/plans.sh: $name" >&2
   # Status 2 if it does not fit, which the table then says.
   .venv/bin/python -m tepo_jax.plan --config="$config" --topology="$topology" \
-    --config.model="tests/tools/plan/models/$model" --brief --json \
+    --config.model="tests/tools/plan/models/$model" --prompt_tokens="$prompt" \
+    --brief --json \
     >"runs/plans/$name.new" 2>"runs/plans/$name.log" \
     || [[ $? -eq 2 && -s runs/plans/$name.new ]] \
     || { tail -n 1 "runs/plans/$name.log" >&2; exit 1; }

@@ -27,8 +27,10 @@ from absl import logging as absl_logging
 import ml_collections
 from ml_collections import config_flags
 
+from configs import fields as fields_lib
 from tepo_jax import errors
-from tepo_jax.job import run_folder
+from tepo_jax.job import configuration
+from tepo_jax.job import suggestions
 from tepo_jax.runtime import interrupts
 
 # Libraries read these when they are imported.
@@ -232,7 +234,7 @@ def _parse(argv: list[str]) -> None:
   config = None
   if spec is not None and 'config' in flags.FLAGS:
     config = load_config(spec)
-    _check_overrides(run_folder.field_names(config))
+    _check_overrides(fields_lib.flat(config))
   try:
     rest = flags.FLAGS(argv)
   except flags.UnrecognizedFlagError as error:
@@ -268,9 +270,18 @@ def _check_overrides(fields: dict[str, Any]) -> None:
     if inside:
       raise errors.InputError(
           f'--config.{name} is a section, not a field; its fields: '
-          f'{run_folder.listed(inside)}')
-    hint = _did_you_mean(name, fields, 'config.')
+          f'{errors.listed(inside)}')
+    hint = _field_hint(name, fields)
     raise errors.InputError(f'unknown field --config.{name}{hint}')
+
+
+def _field_hint(name: str, fields: Iterable[str]) -> str:
+  """Suggests the field of the same meaning; if there is none, of a like name."""
+  if why := suggestions.absence(name):
+    return f'; {why}'
+  if same := suggestions.means(name, fields):
+    return _did_you_mean_one_of(same, 'config.')
+  return _did_you_mean(name, fields, 'config.')
 
 
 def _flag_error(error: Exception,
@@ -310,6 +321,8 @@ def _help(main: Callable[[], None]) -> str:
     default = '' if flag.default is None else f' (default: {flag.default})'
     lines.append(flags.text_wrap(
         f'--{name}: {flag.help}{default}', 79, '      ', '  '))
+  if 'config' in _own_flags():
+    lines += ['', configuration.help_text()]
   return '\n'.join(lines)
 
 
@@ -328,5 +341,9 @@ def _did_you_mean(name: str, names: Iterable[str], prefix: str = '') -> str:
   tails = difflib.get_close_matches(tail, by_tail, 1)
   whole = difflib.get_close_matches(name, sum(by_tail.values(), []), 1)
   found = whole if whole and section else sum((by_tail[t] for t in tails), [])
-  near = ' or '.join(f'--{prefix}{candidate}' for candidate in found)
+  return _did_you_mean_one_of(found, prefix)
+
+
+def _did_you_mean_one_of(names: Iterable[str], prefix: str) -> str:
+  near = ' or '.join(f'--{prefix}{name}' for name in names)
   return f'; did you mean {near}?' if near else ''

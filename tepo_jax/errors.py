@@ -1,4 +1,8 @@
-"""Exceptions that the programs turn into one line and an exit status."""
+"""Exceptions that the programs turn into one line and an exit status, and forms
+of such lines."""
+
+from collections.abc import Iterator, Sequence
+import contextlib
 
 
 class InputError(ValueError):
@@ -21,3 +25,19 @@ class RunError(RuntimeError):
 def one_line(error: BaseException) -> str:
   """The error's message without line breaks."""
   return ' '.join(str(error).split())
+
+
+@contextlib.contextmanager
+def naming(what: str) -> Iterator[None]:
+  """Puts `what` before the message of an InputError, such as the field of a
+  config whose value a lower package refuses."""
+  try:
+    yield
+  except InputError as error:
+    raise InputError(f'{what}: {error}') from error
+
+
+def listed(names: Sequence[str], most: int = 6) -> str:
+  """The first names, and the number of the others."""
+  more = f' and {len(names) - most} more' if len(names) > most else ''
+  return ', '.join(names[:most]) + more

@@ -19,13 +19,13 @@ import jax
 import ml_collections
 import numpy as np
 
+from configs import fields as fields_lib
 from tepo_jax import cli
 from tepo_jax import errors
-from tepo_jax.job import checks
+from tepo_jax.job import configuration
 from tepo_jax.job import evaluation as evaluation_lib
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import restore
-from tepo_jax.job import run_folder
 from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import sizes
@@ -48,8 +48,8 @@ _OUT = flags.DEFINE_string(
 
 def main() -> None:
   config = _CONFIG.value
-  checks.check_values(config)
-  checks.check_decodings(config.eval)
+  configuration.check_values(config)
+  configuration.check_decodings(config.eval)
   sizes.check(config)
   config.lora.rank = 0  # adapters are merged on restore
   processes.initialize()
@@ -100,7 +100,7 @@ def _checkpoint(config):
 
 def _identity(config, checkpoint, step):
   """The settings that determine the samples."""
-  fields = run_folder.field_names(config)
+  fields = fields_lib.flat(config)
   kept = ('seed', 'data.template', 'data.system', 'data.max_prompt_tokens',
           'compute.dtype')
   return {'checkpoint': str(checkpoint.resolve()), 'step': step} | {

@@ -16,7 +16,7 @@ from absl import flags
 
 from tepo_jax import cli
 from tepo_jax import errors
-from tepo_jax.job import checks
+from tepo_jax.job import configuration
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import sizes
 from tepo_jax.runtime import files
@@ -39,7 +39,7 @@ def main() -> None:
   with config.unlocked():  # one rollout for all updates
     config.rollout.prompts = -(-max(measure.COUNTS) // config.train.epochs) * (
         config.train.minibatch_prompts)
-  checks.check(config, cli.overridden())
+  configuration.check(config, cli.overridden())
   sizes.check(config)
   if config.model is None or config.lora.rank:
     raise errors.InputError('config.model must be a model folder, as '

@@ -6,7 +6,7 @@ r"""Predicts whether a run fits TPUs or GPUs, and its time, without them.
 Compiles the programs of a rollout step with the real compilers, for chips you
 do not have (launch/setup.sh cpu plan installs both). Reads only config.json of
 the model; lengths, and the share of groups that dynamic sampling keeps, are
-those of config.benchmark. In the table, numbers are per chip and per run of a
+assumed by flags. In the table, numbers are per chip and per run of a
 program, which for decoding is config.rollout.chunk steps: `sent` is what a chip
 sends to others, `held` is other memory that stays allocated during the run,
 `ms` is a roofline, and `wait` the part of it in which the schedule waits for
@@ -17,13 +17,14 @@ compares the memory.
 """
 
 import json
+import math
 
 from absl import flags
 import jax
 
 from tepo_jax import cli
 from tepo_jax import errors
-from tepo_jax.job import checks
+from tepo_jax.job import configuration
 from tepo_jax.tools.benchmark import workload as workload_lib
 from tepo_jax.tools.plan import check
 from tepo_jax.tools.plan import chips
@@ -40,6 +41,17 @@ _CHECK = flags.DEFINE_bool(
     'check', False, 'Compare memory with programs compiled on this machine.')
 _BRIEF = flags.DEFINE_bool(
     'brief', False, 'Compile the largest program of each kind, for one mesh.')
+_PROMPT = flags.DEFINE_integer(
+    'prompt_tokens', 81, 'Length of the prompts, at most config.data.'
+    'max_prompt_tokens. 81 is the median of DAPO-Math.', lower_bound=1)
+_MEAN = flags.DEFINE_integer(
+    'mean_tokens', None, 'Mean completion length; by default a quarter of '
+    'config.rollout.max_tokens, at which all completions have it.',
+    lower_bound=1)
+_SHARE = flags.DEFINE_float(
+    'mixed_share', workload_lib.MIXED_SHARE, 'Share of groups with both right '
+    'and wrong answers: dynamic sampling draws more prompts where it is below '
+    '1.', 0.01, 1)
 _JSON = flags.DEFINE_bool('json', False, 'Print JSON lines, not tables.')
 
 
@@ -47,8 +59,8 @@ def main() -> None:
   config = _CONFIG.value
   if not _CHECK.value:
     jax.config.update('jax_platforms', 'cpu')  # nothing runs on a device
-  checks.check(config, (name for name in cli.overridden()
-                        if not name.startswith('benchmark.')))
+  configuration.check(config, (name for name in cli.overridden()
+                               if name != 'pretrain.vocabulary'))
   slices = [(chips if ':' in name else gpus).topology(name)
             for name in _TOPOLOGY.value]
   if _CHECK.value:
@@ -56,7 +68,10 @@ def main() -> None:
       raise errors.InputError('--check prints text: leave out --json')
     for slice_ in slices:
       check.require(slice_, jax.devices())
-  workload = workload_lib.of(config)
+  workload = workload_lib.of(
+      config, _PROMPT.value,
+      _MEAN.value or math.ceil(config.rollout.max_tokens / 4),
+      mixed_share=_SHARE.value)
   refused = []
   for slice_ in slices:
     plan = step.make(config, workload, slice_, config.mesh, _BRIEF.value)

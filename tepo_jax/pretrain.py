@@ -15,7 +15,7 @@ import ml_collections
 from tepo_jax import cli
 from tepo_jax import errors
 from tepo_jax.job import base_model
-from tepo_jax.job import checks
+from tepo_jax.job import configuration
 from tepo_jax.job import run_folder
 from tepo_jax.job import sizes
 from tepo_jax.runtime import processes
@@ -28,11 +28,11 @@ _OUT = flags.DEFINE_string(
 
 def main() -> None:
   config = _CONFIG.value
-  checks.check_values(config)
+  configuration.check_values(config)
   sizes.check(config)
-  if not config.pretrain.worked_steps:
+  if 'pretrain' not in config:
     raise errors.InputError(
-        'config.pretrain.worked_steps=0: this config does not make a model')
+        'this config does not make a model: it has no section pretrain')
   processes.initialize()
   with processes.ending_together():
     processes.on_first(pretrain, config)

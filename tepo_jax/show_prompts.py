@@ -16,7 +16,8 @@ from absl import flags
 import ml_collections
 
 from tepo_jax import cli
-from tepo_jax.job import checks
+from tepo_jax import errors
+from tepo_jax.job import configuration
 from tepo_jax.job import prompt_sets
 from tepo_jax.policy.huggingface import weights
 from tepo_jax.data import datasets
@@ -33,7 +34,7 @@ _NAMED = 5  # rows or problems that are named for each reason
 
 def main() -> None:
   config = _CONFIG.value
-  checks.check(config, cli.overridden())
+  configuration.check(config, cli.overridden())
   template = prompts.get(config.data.template, config.data.system)
   tokenizer = _tokenizer(config)
   print(f'data.template={config.data.template}: the grader looks for '
@@ -52,7 +53,8 @@ def _tokenizer(config: ml_collections.ConfigDict):
   if config.model is not None:
     return weights.load_tokenizer(config.model)
   with tempfile.TemporaryDirectory() as scratch:
-    embedded.build_tokenizer(config.data.name, scratch)
+    with errors.naming('config.model is not set, and config.data.name'):
+      embedded.build_tokenizer(config.data.name, scratch)
     return weights.load_tokenizer(scratch)
 
 

@@ -24,8 +24,8 @@ Methods, the rows of configs/methods.py (the part of --config after the colon):
   tepo_algorithm1, tepo_covariance, tepo_no_kl, tepo_npg, tepo_printed,
   tepo_sequence_token
 
-Every field, with its meaning: configs/base.py; ★ marks those that are changed
-first. Examples:
+--help lists every field of configs/base.py with its meaning; ★ marks those that
+are changed first. Examples:
 
   the same command again                     # resumes from the last checkpoint
   --config=configs/qwen2_5_7b.py:grpo                     # GRPO on Qwen2.5-7B
@@ -42,7 +42,7 @@ import ml_collections
 
 from tepo_jax import cli
 from tepo_jax.job import base_model
-from tepo_jax.job import checks
+from tepo_jax.job import configuration
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import run_folder
 from tepo_jax.job import session as session_lib
@@ -109,7 +109,7 @@ def _announced(config: ml_collections.ConfigDict, session: session_lib.Session,
 
 def main() -> None:
   config = _CONFIG.value
-  checks.check(config, cli.overridden())
+  configuration.check(config, cli.overridden())
   sizes.check(config)
   processes.initialize()
   with processes.ending_together():

@@ -19,7 +19,7 @@ from tests import runs
 _SERVER = """
 import ctypes, json, os, runpy, struct, sys
 from tepo_jax import cli
-from tepo_jax.job import base_model, checks, trainer
+from tepo_jax.job import base_model, configuration, trainer
 
 def drop_capabilities():
   libc = ctypes.CDLL(None)

@@ -113,6 +113,11 @@ def test_overrides_are_typed_and_saved(run):
     (('--config=config.py',), '--workdir is required'),
     (('--config', 'config.py', '--workdir=w', '--config.sed=1'),
      'unknown field --config.sed; did you mean --config.seed?'),
+    (('--config=config.py', '--workdir=w', '--config.actor.optim.lr=1'),
+     'unknown field --config.actor.optim.lr; did you mean '
+     '--config.optimizer.learning_rate?'),
+    (('--config=config.py', '--workdir=w', '--config.warmup_steps=1'),
+     'unknown field --config.warmup_steps; the learning rate is constant'),
     (('--config=config.py', '--workdir=w', '--config.learning_rate=1'),
      'did you mean --config.optimizer.learning_rate or '
      '--config.pretrain.learning_rate?'),
@@ -218,14 +223,14 @@ def test_libraries_show_no_progress_bars():
   assert (done.returncode, done.stderr) == (0, '')
 
 
-def test_help_is_the_docstring_and_the_program_s_flags(run):
+def test_help_is_the_docstring_the_program_s_flags_and_the_fields(run):
   done = run('--help')
   assert done.returncode == 0 and not done.stderr
   assert done.stdout.startswith('Prints its config.')
   for own in ('--config: ', '--workdir: ', '--step: ', '(default: 3)'):
     assert own in done.stdout
   assert 'verbosity' not in done.stdout
-  assert len(done.stdout.splitlines()) < 15
+  assert '\n  rollout.samples=8: ★ G, the group size' in done.stdout
 
 
 def test_quiet_programs_do_not_import_jax(run):

@@ -212,7 +212,7 @@ def test_an_inspection_and_a_benchmark_by_two_processes(one, tmp_path):
 
   lines = _program(
       'benchmark', 2, 1, '--config=configs/benchmark.py:tiny',
-      '--parts=scoring', '--config.benchmark.rounds=1',
+      '--parts=scoring', '--rounds=1',
       '--config.rollout.prompts=4', '--config.rollout.samples=2',
       '--config.rollout.max_tokens=16', '--json')
   assert {json.loads(line)['name'] for line in lines} >= {

@@ -13,11 +13,11 @@ import re
 import pytest
 
 from configs import base
+from configs import fields as fields_lib
 from configs import methods
 from tepo_jax import cli
 from tepo_jax import errors
-from tepo_jax.job import checks
-from tepo_jax.job import run_folder
+from tepo_jax.job import configuration
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 _SOURCES = ('tepo_jax', 'configs', 'launch', 'tests')
@@ -147,7 +147,7 @@ def _bad_script(before, script, rest):
 def _bad_field(spec, field, value):
   """Whether the config has the field, and takes the value if one is given."""
   config = cli.load_config(spec)
-  fields = run_folder.field_names(config)
+  fields = fields_lib.flat(config)
   if field.split('.')[-1] in ('field', 'FIELD') or any(
       name.startswith(f'{field}.') for name in fields):
     return  # a placeholder, or a section
@@ -162,7 +162,7 @@ def _bad_field(spec, field, value):
       config.update_from_flattened_dict({
           field: ast.literal_eval(value) if kind in (tuple, bool)
           else kind(value)})
-      checks.check_values(config)
+      configuration.check_values(config)
     except (errors.InputError, SyntaxError, TypeError, ValueError) as error:
       yield f'config.{field}={value}: {error}'
 

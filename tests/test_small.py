@@ -9,7 +9,7 @@ import pytest
 from configs import small
 from tepo_jax import cli
 from tepo_jax import errors
-from tepo_jax.job import checks
+from tepo_jax.job import configuration
 from tepo_jax.tools.plan import chips
 from tepo_jax.tools.plan import gpus
 
@@ -32,7 +32,7 @@ def test_every_row_is_a_config(machine):
   for model, lora, dapo in itertools.product(
       small.MODELS, ('', ',lora'), ('', ',dapo,grpo')):
     config = cli.load_config(f'configs/small.py:{model},{machine}{lora}{dapo}')
-    checks.check(config, ())
+    configuration.check(config, ())
     assert config.lora.rank == (16 if lora else 0)
     assert config.method_name == ('grpo' if dapo else 'tepo')
     assert config.data.name == (

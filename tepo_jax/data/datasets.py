@@ -168,9 +168,7 @@ def decoding(name_or_path: str, samples: int | None, temperature: float | None
     samples = source.samples if samples is None else samples
     temperature = source.temperature if temperature is None else temperature
   if samples is None or temperature is None:
-    raise errors.InputError(
-        f'{name_or_path} has no default decoding: set config.eval.samples and '
-        'config.eval.temperature')
+    raise errors.InputError(f'{name_or_path} has no default decoding')
   return samples, temperature
 
 
@@ -194,7 +192,7 @@ def _convert(origin: sources.Origin, reader: rows_lib.Reader,
         if not skip_bad:
           raise
         raise errors.InputError(
-            f'{origin.name}: more than data.skip_bad={skip_bad} bad rows; the '
+            f'{origin.name}: more than skip_bad={skip_bad} bad rows; the '
             f'first: {bad[0]}; the last: {error}') from error
       continue
     reason = _reason_to_leave_out(

@@ -51,9 +51,7 @@ def task(name: str) -> types.ModuleType:
     InputError: no such task.
   """
   if not is_task(name):
-    raise errors.InputError(
-        f'data.name={name}: a model is made for {" or ".join(TASKS)} only; '
-        'give config.model')
+    raise errors.InputError(f'{name} is not {" or ".join(TASKS)}')
   return TASKS[name.partition(':')[0]]
 
 

@@ -97,8 +97,7 @@ def _find_layout(row, columns, where):
 
 def _has(row):
   names = [name if str(name).isprintable() else repr(name) for name in row]
-  more = f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else ''
-  return f'has columns {", ".join(map(str, names[:_SHOWN]))}{more}'
+  return f'has columns {errors.listed(list(map(str, names)), _SHOWN)}'
 
 
 def _cell(row, column, where):

@@ -17,6 +17,7 @@ import numpy as np
 import optax
 import transformers
 
+from tepo_jax import errors
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.learning import optimizer as optimizer_lib
 from tepo_jax.learning import update
@@ -48,7 +49,8 @@ def make(config: ml_collections.ConfigDict, out: str | os.PathLike) -> None:
 def make_tokenizer(config: ml_collections.ConfigDict, folder: str
                    ) -> transformers.PreTrainedTokenizerBase:
   """Writes and loads the model folder's files but config.json and weights."""
-  embedded.build_tokenizer(config.data.name, folder)
+  with errors.naming('config.model is not set, and config.data.name'):
+    embedded.build_tokenizer(config.data.name, folder)
   tokenizer = weights.load_tokenizer(folder)
   (pathlib.Path(folder) / 'generation_config.json').write_text(json.dumps({
       'eos_token_id': tokenizer.eos_token_id,

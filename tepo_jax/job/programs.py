@@ -13,6 +13,7 @@ import ml_collections
 import numpy as np
 import optax
 
+from tepo_jax import errors
 from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.learning import batch as batch_lib
 from tepo_jax.learning import objective
@@ -151,12 +152,13 @@ def execution(model: transformer.ModelConfig,
   is_cpu = device.platform == 'cpu'
   if mesh is not None:
     model = padding_lib.sharded_over(model, mesh.shape['tensor'])
+  with errors.naming('config.compute.attention'):
+    backend = attention.choose(
+        compute.attention, device.platform, compute.dtype, model.head_dim)
   return dataclasses.replace(
       model, dtype=compute.dtype, unroll=compute.unroll,
       remat='full' if compute.remat == 'auto' else compute.remat,
-      ops=cpu_ops.OPS if is_cpu else ops.PLAIN,
-      attention=attention.choose(
-          compute.attention, device.platform, compute.dtype, model.head_dim))
+      ops=cpu_ops.OPS if is_cpu else ops.PLAIN, attention=backend)
 
 
 def make_packer(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from tepo_jax.job import checks
+from tepo_jax.job import configuration
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import provenance
 from tepo_jax.job import run_folder
@@ -52,7 +52,7 @@ def restore_trained(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
       folder has changed since.
   """
   config = run_folder.read_config(workdir)
-  checks.check_saved(config, f'{workdir}/config.json')
+  configuration.check_saved(config, f'{workdir}/config.json')
   folder = session_lib.model_folder(config, workdir)
   model = programs_lib.prepare_model(weights.read_config(folder), config, mesh)
   base, digests = None, {}

@@ -10,41 +10,18 @@ from typing import Any
 
 import ml_collections
 
+from configs import fields as fields_lib
 from tepo_jax import errors
+from tepo_jax.job import configuration
 from tepo_jax.runtime import files
 from tepo_jax.runtime import lock as lock_lib
 
-# Fields that may change on resume without changing any result.
-_CONTINUABLE = frozenset({
-    'steps', 'compute.cache', 'profile.steps', 'checkpoint.minutes'})
-
-# Fields of how a run is computed. They may change on resume too, with a
-# message: results are then not bit-identical, but differ by rounding only.
-_EXECUTION = frozenset({
-    'mesh.data', 'mesh.fsdp', 'mesh.tensor', 'rollout.tensor', 'rollout.slots',
-    'rollout.chunk', 'train.microbatch_tokens', 'train.chunk_size',
-    'compute.attention', 'compute.collectives',
-    'compute.remat', 'compute.unroll', 'grading.workers'})
-
-
-def field_names(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """{'optimizer.learning_rate': 1e-6, ...}: all fields by dotted name."""
-  fields = {}
-  for name, value in config.items():
-    if isinstance(value, ml_collections.ConfigDict):
-      inner = field_names(value)
-      fields |= {f'{name}.{key}': inner[key] for key in inner}
-    else:
-      fields[name] = value
-  return fields
-
 
 def digest(config: ml_collections.ConfigDict) -> str:
-  """SHA-256 of the fields that must not change on resume, sorted: all but
-  `_CONTINUABLE` and `_EXECUTION`."""
-  fields = {name: value for name, value in field_names(config).items()
-            if name not in _CONTINUABLE | _EXECUTION}
-  return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+  """SHA-256 of the fields that must not change on resume, sorted."""
+  fixed = {name: value for name, value in fields_lib.flat(config).items()
+           if configuration.resume_rule(name) == fields_lib.SAME}
+  return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
 
 
 def read_config(workdir: str | os.PathLike) -> ml_collections.ConfigDict:
@@ -74,8 +51,8 @@ def claim(config: ml_collections.ConfigDict, workdir: str | os.PathLike,
   """Makes DIR the workdir of this config, or checks that it is.
 
   It acquires the lock, which is DIR's and which the caller releases. It then
-  writes every field to DIR/config.json. Changes of `_EXECUTION` fields are
-  logged on stderr.
+  writes every field to DIR/config.json. Changes of fields that affect
+  rounding only are logged on stderr.
 
   Raises:
     InputError: another process holds the lock, or DIR holds another config (the
@@ -91,7 +68,7 @@ def claim(config: ml_collections.ConfigDict, workdir: str | os.PathLike,
     elif found := {name for name in found if name != 'config.json.tmp'
                    and not name.startswith(lock_lib.FILE)}:
       raise errors.InputError(
-          f'--workdir={workdir}: holds {listed(sorted(found))} but no '
+          f'--workdir={workdir}: holds {errors.listed(sorted(found))} but no '
           'config.json, so it is not the folder of a run; choose another')
     files.replace_text(workdir / 'config.json', json.dumps(
         _for_json(config.to_dict()), indent=2, sort_keys=True, allow_nan=False
@@ -140,21 +117,22 @@ def _naming_out(path):
 
 
 def _check_same_run(config, workdir):
-  saved = field_names(read_config(workdir))
+  saved = fields_lib.flat(read_config(workdir))
   # Through JSON like the saved one, so that both changed in the same way.
-  asked = field_names(ml_collections.ConfigDict(_from_json(
-      json.loads(json.dumps(_for_json(config.to_dict()))))))
-  differing = {
-      name: f'{name} (was {_shown(saved, name)}, now {_shown(asked, name)})'
-      for name in sorted((saved.keys() | asked.keys()) - _CONTINUABLE)
-      if _shown(saved, name) != _shown(asked, name)}
-  other = [text for name, text in differing.items() if name not in _EXECUTION]
-  if other:
-    raise errors.InputError(
-        f'--workdir={workdir} belongs to another config: {listed(other)}')
-  if differing:
+  asked = fields_lib.flat(_from_json(
+      json.loads(json.dumps(_for_json(config.to_dict())))))
+  differing = {fields_lib.SAME: [], fields_lib.ROUNDING: [],
+               fields_lib.FREE: []}
+  for name in sorted(saved.keys() | asked.keys()):
+    if _shown(saved, name) != _shown(asked, name):
+      differing[configuration.resume_rule(name)].append(
+          f'{name} (was {_shown(saved, name)}, now {_shown(asked, name)})')
+  if other := differing[fields_lib.SAME]:
+    raise errors.InputError(f'--workdir={workdir} belongs to another config: '
+                            f'{errors.listed(other)}')
+  if changed := differing[fields_lib.ROUNDING]:
     print(f'{workdir}: these fields have changed, so results are not '
-          f'bit-identical from here on: {listed(list(differing.values()))}',
+          f'bit-identical from here on: {errors.listed(changed)}',
           file=sys.stderr, flush=True)
 
 
@@ -179,9 +157,3 @@ def _from_json(node: Any) -> Any:
   if isinstance(node, list):
     return tuple(map(_from_json, node))
   return float(node) if node in ('Infinity', '-Infinity') else node
-
-
-def listed(names: list[str]) -> str:
-  """The first six names, and the number of the others."""
-  more = f' and {len(names) - 6} more' if len(names) > 6 else ''
-  return ', '.join(names[:6]) + more

@@ -13,8 +13,8 @@ import dataclasses
 
 import ml_collections
 
+from configs import fields as fields_lib
 from tepo_jax import errors
-from tepo_jax.job import run_folder
 from tepo_jax.runtime import host
 
 _WORKER = 64 << 20  # a grading worker: Python with math-verify
@@ -42,7 +42,7 @@ def _model(c):
   p = c.pretrain
   heads = 2 * p.head_dim * (p.num_heads + p.num_kv_heads)
   return 16 * p.d_model * (
-      p.num_layers * (heads + 3 * p.d_ff) + c.benchmark.vocabulary)
+      p.num_layers * (heads + 3 * p.d_ff) + p.vocabulary)
 
 
 BOUNDS = (
@@ -63,7 +63,7 @@ BOUNDS = (
     Bound('the weights, moments and gradients of the embedded model',
           ('pretrain.d_model', 'pretrain.num_layers', 'pretrain.num_heads',
            'pretrain.num_kv_heads', 'pretrain.head_dim', 'pretrain.d_ff',
-           'benchmark.vocabulary'), _model),
+           'pretrain.vocabulary'), _model),
     Bound('the demonstrations', ('pretrain.demonstrations',),
           lambda c: _DEMONSTRATION * c.pretrain.demonstrations),
     Bound('a batch of demonstrations', ('pretrain.batch', 'pretrain.d_model'),
@@ -74,16 +74,18 @@ BOUNDS = (
 def check(config: ml_collections.ConfigDict) -> None:
   """Refuses a config with a part that exceeds this machine's memory.
 
-  For programs that run it here. Call it after `checks.check_values`.
+  For programs that run it here. Call it after `configuration.check_values`.
 
   Raises:
     errors.InputError: names the part, its fields and both numbers.
   """
   memory = host.memory_bytes()
+  fields = fields_lib.flat(config)
   for bound in BOUNDS:
+    if not fields.keys() >= set(bound.fields):
+      continue  # of a model that this config does not make
     size = bound.size(config)
     if size > memory:
-      fields = run_folder.field_names(config)
       shown = ', '.join(
           f'config.{name}={fields[name]}' for name in bound.fields)
       raise errors.InputError(

@@ -324,4 +324,4 @@ class Trainer:
         self.records.workdir / session_lib.ROLLOUTS, number, dump.records(
             number, rollout, self.config.data.name,
             self.session.template.style),
-        settings.format, settings.max_megabytes)
+        settings.format)

@@ -71,7 +71,7 @@ def attend(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT=None,
 
 
 def choose(backend, platform, dtype, head_dim) -> str:
-  """Returns the backend for a value of `config.compute.attention`.
+  """Returns the backend for a choice of one.
 
   Args:
     backend: one of CHOICES; 'auto' selects the platform's fastest.
@@ -89,12 +89,12 @@ def choose(backend, platform, dtype, head_dim) -> str:
   needed = {'cudnn': 'gpu', 'splash': 'tpu'}.get(backend, platform)
   if platform != needed:
     raise errors.InputError(
-        f'config.compute.attention={backend}: needs a {needed}, and the '
-        f'devices are {platform}')
+        f'attention by {backend} needs a {needed}, and the devices are '
+        f'{platform}')
   if backend == 'cudnn' and not fits_cudnn:
     raise errors.InputError(
-        f'config.compute.attention=cudnn: needs bfloat16 and a head size of 8 '
-        f'to 128 in steps of 8; here {dtype} and {head_dim}')
+        'attention by cudnn needs bfloat16 and a head size of 8 to 128 in '
+        f'steps of 8; here {dtype} and {head_dim}')
   return backend
 
 

@@ -41,6 +41,7 @@ from tepo_jax.runtime import files
 from tepo_jax.data import problem as problem_lib
 
 FORMATS = ('jsonl', 'parquet')
+_MOST_BYTES = 2e9  # of all files
 
 _NAME = re.compile(r'step_(\d{6,})\.(jsonl|parquet)')
 _INT, _FLOAT, _TEXT, _BOOL = (
@@ -89,10 +90,10 @@ def _record(group, j, name, style):
       'sampler_logp': [float(str(x)) for x in group.logp_GT[j, :length]]}
 
 
-def write(directory: files.Path, step: int, lines: list[dict], form: str,
-          max_megabytes: float) -> None:
+def write(directory: files.Path, step: int, lines: list[dict], form: str
+          ) -> None:
   """Writes a step's records atomically, and deletes the oldest steps while all
-  take more than `max_megabytes`; never the step just written."""
+  take more than 2 GB; never the step just written."""
   directory.mkdir(exist_ok=True)
   path = directory / f'step_{step:06d}.{form}'
   with files.replacing(path) as temporary:
@@ -105,7 +106,7 @@ def write(directory: files.Path, step: int, lines: list[dict], form: str,
         names = [*FIELDS, *_parts(lines[0])]
         file.writelines(json.dumps({k: line[k] for k in names}) + '\n'
                         for line in lines)
-  _bound(directory, path, max_megabytes * 1e6)
+  _bound(directory, path)
 
 
 def _parts(line):
@@ -113,10 +114,10 @@ def _parts(line):
   return [name for name in line if name.startswith(PART)]
 
 
-def _bound(directory, newest, max_bytes):
+def _bound(directory, newest):
   paths = {path: path.stat().st_size for path in _paths(directory).values()}
   for path in list(paths):
-    if sum(paths.values()) <= max_bytes:
+    if sum(paths.values()) <= _MOST_BYTES:
       return
     if path != newest:
       path.unlink()

@@ -75,17 +75,16 @@ def find(name: str):
   module, _, attribute = name.partition(':')
   if not attribute:
     raise errors.InputError(
-        f'config.reward.functions: no reward {name!r}; one of: '
+        f'no reward {name!r}; one of: '
         f'{", ".join((ACCURACY, *FUNCTIONS))}, or module:function')
   try:
     function = getattr(importlib.import_module(module), attribute)
   except (Exception, SystemExit) as error:
     raise errors.InputError(
-        f'config.reward.functions: {name}: {type(error).__name__}: '
-        f'{errors.one_line(error)}') from error
+        f'{name}: {type(error).__name__}: {errors.one_line(error)}'
+    ) from error
   if not callable(function):
-    raise errors.InputError(
-        f'config.reward.functions: {name} is not a function')
+    raise errors.InputError(f'{name} is not a function')
   return function
 
 

@@ -465,7 +465,7 @@ def test_up_to_n_bad_rows_are_skipped_counted_and_named(
   with pytest.raises(errors.InputError) as error:
     datasets.load(str(path), skip_bad=4)
   said = str(error.value)
-  assert f'more than data.skip_bad=4 bad rows; the first: {path}: row ' in said
+  assert f'more than skip_bad=4 bad rows; the first: {path}: row ' in said
   with pytest.raises(errors.InputError) as error:
     datasets.load(str(path))
   assert str(error.value).startswith(f'{path}: row ')

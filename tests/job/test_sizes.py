@@ -5,11 +5,11 @@ import time
 import pytest
 
 from configs import base
+from configs import fields as fields_lib
 from configs import methods
 from configs import tiny
 from tepo_jax import errors
-from tepo_jax.job import checks
-from tepo_jax.job import run_folder
+from tepo_jax.job import configuration
 from tepo_jax.job import sizes
 from tepo_jax.runtime import host
 
@@ -31,13 +31,10 @@ UNBOUNDED = {
     'dump.period': 'a period', 'pretrain.worked_steps': 'steps',
     'pretrain.mixed_steps': 'steps', 'mesh.data': 'at most the devices',
     'mesh.fsdp': 'at most the devices', 'mesh.tensor': 'at most the devices',
-    'benchmark.prompt_tokens': 'at most data.max_prompt_tokens',
-    'benchmark.mean_tokens': 'at most rollout.max_tokens',
-    'benchmark.rounds': 'a count of measurements',
     'reward.timeout': 'seconds'}
 
 _INTEGERS = sorted(
-    name for name, value in run_folder.field_names(tiny.get_config()).items()
+    name for name, value in fields_lib.flat(tiny.get_config()).items()
     if type(value) is int and not name.startswith('method.'))
 _INTEGERS += ['eval.samples', 'rollout.slots']
 
@@ -52,7 +49,7 @@ def _with(name, value):
 def test_a_huge_size_is_refused_at_once(name):
   config, start = _with(name, HUGE), time.monotonic()
   with pytest.raises(errors.InputError) as error:
-    checks.check_values(config)
+    configuration.check_values(config)
     sizes.check(config)
   assert time.monotonic() - start < 1
   message = str(error.value)
@@ -62,7 +59,7 @@ def test_a_huge_size_is_refused_at_once(name):
 
 def test_every_bounded_field_is_an_integer_of_the_config():
   named = {name for bound in sizes.BOUNDS for name in bound.fields}
-  assert named <= set(run_folder.field_names(base.get_config()))
+  assert named <= set(fields_lib.flat(tiny.get_config()))
   assert not named & set(UNBOUNDED)
 
 

@@ -52,7 +52,7 @@ def test_every_function_has_a_column(form, tmp_path):
            'brevity': np.float32([[1, -.5]] * 3)}
   rollout = dataclasses.replace(
       ROLLOUT, rewards=reward_lib.Rewards(REWARD_NG, parts, {}))
-  dump.write(tmp_path, 3, dump.records(3, rollout, 'made', 'boxed'), form, 1)
+  dump.write(tmp_path, 3, dump.records(3, rollout, 'made', 'boxed'), form)
   read = dump.read(tmp_path, 3)
   assert read[1]['reward/m:f'] is None and read[1]['reward/brevity'] == -.5
   for name, part_NG in parts.items():
@@ -63,7 +63,7 @@ def test_every_function_has_a_column(form, tmp_path):
 
 @pytest.mark.parametrize('form', dump.FORMATS)
 def test_groups_come_back_to_the_bit(form, tmp_path):
-  dump.write(tmp_path / 'rollouts', 12, lines(), form, 1)
+  dump.write(tmp_path / 'rollouts', 12, lines(), form)
   assert dump.steps(tmp_path / 'rollouts') == [12]
   read = dump.read(tmp_path / 'rollouts', 12)
   assert [r['trained'] for r in read] == [True] * 2 + [False] * 2 + [True] * 2
@@ -84,7 +84,7 @@ def test_groups_come_back_to_the_bit(form, tmp_path):
     ('jsonl', 'json'), ('parquet', 'parquet')])
 def test_datasets_reads_them(form, builder, tmp_path):
   for step in (1, 2):
-    dump.write(tmp_path / 'rollouts', step, lines(step), form, 1)
+    dump.write(tmp_path / 'rollouts', step, lines(step), form)
   read = hf_datasets.load_dataset(
       builder, data_files=str(tmp_path / 'rollouts' / f'*.{form}'),
       split='train', cache_dir=str(tmp_path / 'cache'))
@@ -94,17 +94,19 @@ def test_datasets_reads_them(form, builder, tmp_path):
       0, :SAMPLED[0].length_G[0]].tolist()
 
 
-def test_the_oldest_are_deleted_above_the_bound(tmp_path):
+def test_the_oldest_are_deleted_above_the_bound(tmp_path, monkeypatch):
   size = sum(len(json.dumps(line)) + 1 for line in lines())
+  monkeypatch.setattr(dump, '_MOST_BYTES', 3.5 * size)
   for step in range(1, 6):
-    dump.write(tmp_path, step, lines(), 'jsonl', 3.5 * size / 1e6)
+    dump.write(tmp_path, step, lines(), 'jsonl')
   assert dump.steps(tmp_path) == [3, 4, 5]
-  dump.write(tmp_path, 6, lines(), 'jsonl', 1e-6)
+  monkeypatch.setattr(dump, '_MOST_BYTES', 1)
+  dump.write(tmp_path, 6, lines(), 'jsonl')
   assert dump.steps(tmp_path) == [6]  # the newest stays, whatever its size
 
 
 def test_a_missing_or_damaged_file_is_named(tmp_path):
-  dump.write(tmp_path, 3, lines(), 'jsonl', 1)
+  dump.write(tmp_path, 3, lines(), 'jsonl')
   with pytest.raises(errors.InputError, match=r'step 4 \(has: 3\)'):
     dump.read(tmp_path, 4)
   path = tmp_path / 'step_000003.jsonl'

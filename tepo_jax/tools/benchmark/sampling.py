@@ -123,7 +123,7 @@ def measure_rollout(config: ml_collections.ConfigDict,
                     ) -> Iterator[timing.Measurement]:
   """Measures rollout steps with dynamic sampling: as a stream, and in batches.
 
-  A group is mixed with a chance of `config.benchmark.mixed_share`; lengths are
+  A group is mixed with a chance of `workload.mixed_share`; lengths are
   geometric with a mean of T / 5. All rounds sample the same completions.
   """
   del peers
@@ -131,7 +131,7 @@ def measure_rollout(config: ml_collections.ConfigDict,
   known = streaming.table(dataclasses.replace(
       workload, mean_tokens=max(1, workload.max_tokens // _SHARE)),
                           config.rollout.max_generation_batches,
-                          config.benchmark.mixed_share)
+                          workload.mixed_share)
   stats, forms = {}, {'stream': streaming.stream, 'batches': streaming.batches}
 
   def step(name):

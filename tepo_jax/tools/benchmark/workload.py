@@ -11,6 +11,9 @@ from tepo_jax.policy.huggingface import hub
 from tepo_jax.policy.huggingface import weights
 from tepo_jax.policy import transformer
 
+MIXED_SHARE = 0.6
+ROUNDS = 5
+
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
@@ -20,6 +23,8 @@ class Workload:
   prompt_tokens, max_tokens: P and T.
   mean_tokens: mean completion length. At T, all completions have T tokens;
     below it, lengths follow a geometric distribution truncated at T.
+  mixed_share: of groups, those with both right and wrong answers; dynamic
+    sampling draws more prompts where it is below 1.
   rounds: how often each function is timed.
   """
   model: transformer.ModelConfig
@@ -28,6 +33,7 @@ class Workload:
   prompt_tokens: int
   max_tokens: int
   mean_tokens: int
+  mixed_share: float
   rounds: int
 
   def lengths(self, rows: int) -> np.ndarray:
@@ -53,19 +59,26 @@ def forward_flops(model: transformer.ModelConfig, tokens: float, pairs: float,
                 + model.d_model * model.vocab_size * scored)
 
 
-def of(config: ml_collections.ConfigDict) -> Workload:
-  """Returns the workload of `config.benchmark` with the config's model.
+def of(config: ml_collections.ConfigDict, prompt_tokens: int | None = None,
+       mean_tokens: int | None = None, mixed_share: float = MIXED_SHARE,
+       rounds: int = ROUNDS) -> Workload:
+  """Returns a workload with the config's model and sizes.
 
   Only config.json of `config.model` is read. Without `config.model`, it is the
-  embedded model with `config.benchmark.vocabulary` tokens.
+  embedded model with `config.pretrain.vocabulary` tokens.
+
+  Args:
+    prompt_tokens, mean_tokens: at most, and if None, the config's longest.
+    mixed_share, rounds: of the Workload.
   """
-  settings = config.benchmark
   if config.model is None:
-    model = base_model.model_config(config.pretrain, settings.vocabulary)
+    model = base_model.model_config(
+        config.pretrain, config.pretrain.vocabulary)
   else:
     model = weights.read_config(hub.folder(config.model, ('config.json',)))
+  longest, rollout = config.data.max_prompt_tokens, config.rollout
   return Workload(
-      programs_lib.execution(model, config.compute), config.rollout.prompts,
-      config.rollout.samples,
-      min(settings.prompt_tokens, config.data.max_prompt_tokens),
-      config.rollout.max_tokens, settings.mean_tokens, settings.rounds)
+      programs_lib.execution(model, config.compute), rollout.prompts,
+      rollout.samples, min(prompt_tokens or longest, longest),
+      rollout.max_tokens, min(mean_tokens or rollout.max_tokens,
+                              rollout.max_tokens), mixed_share, rounds)

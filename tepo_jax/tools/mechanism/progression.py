@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from configs import base
+from configs import fields as fields_lib
 from tepo_jax import errors
 from tepo_jax.job import provenance
 from tepo_jax.job import run_folder
@@ -90,12 +91,12 @@ def start(out: files.Path, lock: lock_lib.FolderLock, wanted: dict[str, Any]
 def setup(lab: observe.Lab) -> dict[str, Any]:
   """What determines the results; of a model its digest, not its folder."""
   config = lab.config
-  defaults = run_folder.field_names(base.get_config(config.method_name))
+  defaults = fields_lib.flat(base.get_config(config.method_name))
   digests = provenance.weight_digests(
       lab.learner.programs.model, lab.session.load_params())
   return json.loads(json.dumps(dict(
       method=config.method_name, seed=config.seed,
-      config={name: value for name, value in run_folder.field_names(
+      config={name: value for name, value in fields_lib.flat(
           config).items() if name not in _LOCAL and value != defaults[name]},
       model=hashlib.sha256(
           json.dumps(digests, sort_keys=True).encode()).hexdigest(),

@@ -135,7 +135,7 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
       chunk=config.rollout.chunk)
   arguments = _Arguments(sampling, shapes, weights)
   refill = config.rollout.dynamic_sampling == 'refill'
-  share = config.benchmark.mixed_share if refill else 1.0
+  share = workload.mixed_share if refill else 1.0
   counts = traffic.of_rollout(
       workload, shapes, share,
       streaming.stream if refill else streaming.batches)

@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 
+from tepo_jax import errors
 from tepo_jax.runtime import files
 from tepo_jax.runtime import progress
 from tepo_jax.job import statistics
@@ -47,13 +48,8 @@ def _each(named, value):
     found.setdefault(value(item), []).append(name)
   if len(found) == 1:
     return next(iter(found))
-  return '; '.join(f'{text} ({some(names)})' for text, names in found.items())
-
-
-def some(names: Sequence[str]) -> str:
-  """Returns the first three names, and the number of the others."""
-  more = f' and {len(names) - 3} more' if len(names) > 3 else ''
-  return ', '.join(names[:3]) + more
+  return '; '.join(f'{text} ({errors.listed(names, 3)})'
+                   for text, names in found.items())
 
 
 def _field(run, name, shown=str):
@@ -85,9 +81,7 @@ def _differences(groups):
   names = runs_lib.differing([group.runs[0] for group in groups])
   if not names:
     return 'the same for all'
-  shown = ', '.join(names[:6]) + (
-      f' and {len(names) - 6} more' if len(names) > 6 else '')
-  return f'they differ in {shown}'
+  return f'they differ in {errors.listed(names)}'
 
 
 def results(groups: Sequence[runs_lib.Group], out: files.Path) -> str:

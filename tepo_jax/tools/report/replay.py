@@ -22,7 +22,7 @@ import numpy as np
 import optax
 
 from tepo_jax import errors
-from tepo_jax.job import checks
+from tepo_jax.job import configuration
 from tepo_jax.job import learner as learner_lib
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import run_folder
@@ -343,7 +343,7 @@ def open_step(workdir: files.Path, number: int) -> Iterator[Step]:
   """
   workdir = files.path(workdir)
   config = run_folder.read_config(workdir)
-  checks.check_saved(config, f'{workdir}/config.json')
+  configuration.check_saved(config, f'{workdir}/config.json')
   with config.unlocked():
     config.mesh = ml_collections.ConfigDict(dict(data=1, fsdp=-1, tensor=1))
     config.rollout.tensor = None

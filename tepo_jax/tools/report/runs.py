@@ -11,6 +11,7 @@ import math
 import time
 from typing import Any
 
+from configs import fields as fields_lib
 from tepo_jax import errors
 from tepo_jax.runtime import files
 
@@ -108,7 +109,7 @@ def _read(folder, name):
 def _fields(folder, notes):
   path = folder / 'config.json'
   try:
-    fields = _flat(json.loads(path.read_text('utf-8')))
+    fields = fields_lib.flat(json.loads(path.read_text('utf-8')))
     for name, kind in _USED.items():
       if type(fields.get(name)) is not kind:
         raise ValueError(f'{name} is {fields.get(name)!r}')
@@ -157,14 +158,6 @@ def _state(folder, fields, records):
                      if seconds >= 2 * pair[1]), ('seconds', 1))
   return (f'at step {last} of {fields["steps"]}, last written '
           f'{seconds / size:.0f} {unit} ago')
-
-
-def _flat(config, prefix=''):
-  fields = {}
-  for name, value in config.items():
-    fields |= _flat(value, f'{prefix}{name}.') if isinstance(
-        value, dict) else {prefix + name: value}
-  return fields
 
 
 def group(runs: Sequence[Run]) -> list[Group]:

@@ -7,6 +7,7 @@ import pathlib
 import time
 from typing import Any
 
+from tepo_jax import errors
 from tepo_jax.runtime import files
 from tepo_jax.job import statistics
 from tepo_jax.tools.report import claims
@@ -139,5 +140,6 @@ def _environment(runs):
   if not found:
     return '<p class="muted">Not recorded.</p>'
   return page.table(['', 'value'], [[name, '; '.join(
-      value if len(members) == 1 else f'{value} ({overview.some(list(names))})'
+      value if len(members) == 1
+      else f'{value} ({errors.listed(list(names), 3)})'
       for value, names in members.items())] for name, members in found.items()])

@@ -21,12 +21,10 @@ _NORM = 1e-3  # less than the gradient's, so that it is clipped
 
 def _config():
   c = benchmark.get_config('tiny')
-  c.benchmark.vocabulary = 64
-  c.benchmark.prompt_tokens = 4
+  c.data.max_prompt_tokens = 4
   c.rollout.max_tokens = 12
-  c.benchmark.mean_tokens = 5
   c.pretrain.update(d_model=8, num_layers=1, num_heads=2, num_kv_heads=1,
-                    head_dim=4, d_ff=16)
+                    head_dim=4, d_ff=16, vocabulary=64)
   c.optimizer.max_grad_norm = _NORM
   return c
 
@@ -42,7 +40,7 @@ def _trl_peer():
 def _case(trl_peer):
   """TRL and torch with the same weights, and a batch of different lengths."""
   config = _config()
-  workload = workload_lib.of(config)
+  workload = workload_lib.of(config, mean_tokens=5)
   batch = updating.random_batch(workload)
   trl = trl_peer.TrlUpdate(workload, batch, config.optimizer)
   from tepo_jax.tools.benchmark import torch_peer
@@ -120,7 +118,7 @@ def _with_ours(tunix_peer, tmp_path_factory):
   from tunix.models.qwen3 import params as tunix_params
   config = _config()
   config.method.aggregate = 'seq_mean_token_mean'  # Tunix's default
-  workload = workload_lib.of(config)
+  workload = workload_lib.of(config, mean_tokens=5)
   workload = dataclasses.replace(workload, model=dataclasses.replace(
       workload.model, rope_theta=1e6))  # the only value in Tunix
   batch = updating.random_batch(workload)
@@ -209,7 +207,7 @@ def test_tunix_refuses_groups_of_one(tunix_peer):
 def _refuses_groups_of_one(peer):
   config = _config()
   config.rollout.samples = 1
-  workload = workload_lib.of(config)
+  workload = workload_lib.of(config, mean_tokens=5)
   with pytest.raises(errors.InputError, match='rollout.samples'):
     peer(workload, updating.random_batch(workload), config.optimizer)
 

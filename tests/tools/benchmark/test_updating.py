@@ -19,14 +19,12 @@ pytestmark = pytest.mark.usefixtures('quick_compile')
 
 def _config():
   c = benchmark.get_config('tiny')
-  c.benchmark.vocabulary = 64
-  c.benchmark.prompt_tokens = c.data.max_prompt_tokens = 4
-  c.rollout.max_tokens = c.benchmark.mean_tokens = 12
+  c.data.max_prompt_tokens = 4
+  c.rollout.max_tokens = 12
   c.rollout.prompts = 2
   c.rollout.samples = 2
-  c.benchmark.rounds = 1
   c.pretrain.update(d_model=8, num_layers=1, num_heads=2, num_kv_heads=1,
-                    head_dim=4, d_ff=16)
+                    head_dim=4, d_ff=16, vocabulary=64)
   c.mesh.fsdp = 4
   return c
 
@@ -76,7 +74,7 @@ def test_flops_of_shared_prompts():
 @pytest.mark.long
 def test_parts_measure_every_packing():
   config = _config()
-  workload = workload_lib.of(config)
+  workload = workload_lib.of(config, rounds=1)
   found = {m.name: m.value for part in (
       updating.measure_scoring, updating.measure_update)
            for m in part(config, workload, {})}
@@ -95,7 +93,8 @@ def test_parts_measure_every_packing():
 @pytest.mark.long
 def test_a_step_is_measured():
   config = _config()
-  found = list(updating.measure_step(config, workload_lib.of(config), {}))
+  found = list(updating.measure_step(
+      config, workload_lib.of(config, rounds=1), {}))
   assert [m.name for m in found] == ['step/ours/seconds']
   assert found[0].value > 0
 

@@ -237,7 +237,7 @@ def test_the_update_of_qwen3_14b_fits_a_v5p_64():
   config.model = str(MODELS / 'qwen3_14b')
   slice_ = chips.topology('v5p:2x4x4')
   _, (estimate,) = step.fitted(
-      config, workload_lib.of(config), slice_,
+      config, workload_lib.of(config, 81, 2048), slice_,
       mesh_lib.make(config.mesh, slice_.devices))
   assert estimate.failure is None and estimate.hbm < slice_.chip.hbm_bytes
   # 6 FLOPs per weight and token; padding, attention, the head's logits again.
@@ -270,8 +270,6 @@ def test_the_choice_begins_with_what_a_chip_can_hold():
 def test_hidden_states_that_do_not_fit_are_planned_as_recomputed():
   """Two minibatches at the full length, and no memory to spare."""
   config = _config()
-  config.benchmark.mean_tokens = config.rollout.max_tokens
-  config.benchmark.prompt_tokens = config.data.max_prompt_tokens
   slice_ = chips.topology('v5e:2x2')
   for limit, more in (slice_.chip.hbm_bytes, set()), (1, {
       'old policy', 'old states'}):

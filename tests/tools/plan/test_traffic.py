@@ -10,7 +10,7 @@ from tepo_jax.tools.plan import traffic
 
 
 def _rollout(slots, mean, chunk=8):
-  workload = workload_lib.Workload(None, 8, 4, 5, 64, mean, 1)
+  workload = workload_lib.Workload(None, 8, 4, 5, 64, mean, 0.6, 1)
   shapes = schedule.make_shapes(
       slots=slots, work=32, prompt_tokens=32, max_tokens=64, chunk=chunk,
       shards=1)

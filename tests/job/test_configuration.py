@@ -3,10 +3,20 @@
 import pytest
 
 from configs import base
+from configs import fields as fields_lib
 from configs import methods
 from configs import tiny
 from tepo_jax import errors
-from tepo_jax.job import checks
+from tepo_jax import grading
+from tepo_jax.job import configuration
+from tepo_jax.job import programs
+from tepo_jax.learning import behaviour
+from tepo_jax.learning import packing
+from tepo_jax.policy import attention
+from tepo_jax.policy import lora
+from tepo_jax.policy import remat
+from tepo_jax.rollout import dump
+from tepo_jax.rollout import selection
 
 NAN = float('nan')
 
@@ -35,8 +45,8 @@ BAD = [
     ('rollout.temperature', 0.0, 'positive'),
     ('rollout.temperature', NAN, 'positive'),
     ('rollout.dynamic_sampling', 'refil', 'refill, drop, off'),
-    ('rollout.max_generation_batches', 0, 'positive'),
-    ('rollout.max_generation_batches', 10**10, 'at most 10,000'),
+    ('rollout.max_generation_batches', 0, 'from 1 to 10000'),
+    ('rollout.max_generation_batches', 10**10, 'from 1 to 10000'),
     ('rollout.slots', 0, 'positive'), ('rollout.tensor', 0, 'positive'),
     ('rollout.chunk', 0, 'positive'),
     ('rollout.overlong_buffer', -1, '0 or more'),
@@ -83,9 +93,8 @@ BAD = [
     ('checkpoint.keep', 0, 'positive'),
     ('checkpoint.keep_every', -1, '0 or more'),
     ('dump.period', -1, '0 or more'),
-    ('dump.max_megabytes', 0.0, 'positive'),
     ('dump.format', 'csv', 'jsonl'),
-    ('pretrain.worked_steps', -1, '0 or more'),
+    ('pretrain.worked_steps', 0, 'positive'),
     ('pretrain.mixed_steps', -1, '0 or more'),
     ('pretrain.direct_share', 1.5, '[0, 1]'),
     ('pretrain.batch', 0, 'positive'),
@@ -97,13 +106,10 @@ BAD = [
     ('pretrain.num_kv_heads', 0, 'positive'),
     ('pretrain.head_dim', -2, 'positive'),
     ('pretrain.d_ff', 0, 'positive'),
-    ('benchmark.vocabulary', 0, 'positive'),
-    ('benchmark.prompt_tokens', 0, 'positive'),
-    ('benchmark.mean_tokens', 0, 'positive'),
-    ('benchmark.rounds', 0, 'positive'),
-    ('benchmark.mixed_share', 0.0, 'in (0, 1]'),
+    ('pretrain.vocabulary', 0, 'positive'),
     ('checkpoint.minutes', 0.0, 'positive'),
-    ('reward.timeout', 0, 'positive'), ('reward.timeout', 3601, 'at most 3600'),
+    ('reward.timeout', 0, 'from 1 to 3600'),
+    ('reward.timeout', 3601, 'from 1 to 3600'),
     ('reward.on_failure', 'ignore', 'one of stop, zero'),
     ('profile.steps', (0,), 'from 1 on'),
     ('profile.steps', ('2',), 'from 1 on'),
@@ -131,28 +137,66 @@ def test_refused(name, value, said):
   config = tiny.get_config()
   _set(config, name, value)
   with pytest.raises(errors.InputError) as caught:
-    checks.check(config, [name])
+    configuration.check(config, [name])
   message = str(caught.value)
   assert name in message and said in message and '\n' not in message
 
 
-def test_every_number_is_in_the_table():
-  """Every number of the config has a value in BAD that is refused."""
-  unchecked = {'mesh.data', 'mesh.fsdp', 'mesh.tensor'}  # by runtime.mesh
-  config = tiny.get_config()
-  fields = {f'{section}.{name}' for section, inside in config.items()
-            if hasattr(inside, 'items') and section != 'method'
-            for name, value in inside.items()
-            if isinstance(value, (int, float)) and not isinstance(value, bool)}
-  assert fields - {name for name, _, _ in BAD} == unchecked
+def test_every_range_is_tested():
+  """Every field with a range has a value in BAD; other numbers have one."""
+  bad = {name for name, _, _ in BAD}
+  assert not {name for name, field in configuration.FIELDS.items()
+              if field.range is not fields_lib.ANY} - bad
+  assert {name for name, field in configuration.FIELDS.items()
+          if field.range is fields_lib.ANY and field.type in (int, float)
+          } == {'mesh.data', 'mesh.fsdp', 'mesh.tensor'}  # by runtime.mesh
+
+
+@pytest.mark.parametrize('name, choices', [
+    ('rollout.dynamic_sampling', selection.MODES),
+    ('train.packing', packing.MODES),
+    ('train.behaviour.weight', behaviour.WEIGHTS),
+    ('compute.remat', ('auto', *remat.POLICIES)),
+    ('compute.collectives', ('auto', *programs.COLLECTIVES)),
+    ('compute.attention', attention.CHOICES),
+    ('dump.format', dump.FORMATS)])
+def test_choices_are_those_of_the_code(name, choices):
+  assert configuration.FIELDS[name].range.words == (
+      f'one of {", ".join(choices)}')
+
+
+def test_ranges_are_those_of_the_code():
+  assert configuration.FIELDS['lora.targets'].range.words == (
+      f'a non-empty subset of {", ".join(lora.TARGETS)}')
+  assert configuration.FIELDS['grading.timeout'].range.words == (
+      f'from {grading.MIN_TIMEOUT_S} to {grading.MAX_TIMEOUT_S}')
+
+
+def test_defaults_are_in_their_ranges():
+  for field in configuration.FIELDS.values():
+    assert field.is_optional or field.range.test(field.default)
+
+
+def test_conditions_name_fields_and_allow_what_they_should():
+  for name, field in configuration.FIELDS.items():
+    for switch, value in filter(None, (field.unless, field.only_if)):
+      other = configuration.FIELDS[switch]
+      assert switch != name and other.range.test(value)
+
+
+def test_help_has_every_field():
+  text = configuration.help_text()
+  for name, field in configuration.FIELDS.items():
+    assert f'\n  {name}=' in text and field.meaning
+  assert 'rollout.samples=8: ★ G, the group size' in text
 
 
 def test_a_model_is_needed():
   config = base.get_config()
   with pytest.raises(errors.InputError, match='config.model'):
-    checks.check(config, [])
+    configuration.check(config, [])
   config.model = 'somewhere'
-  checks.check(config, ['model'])
+  configuration.check(config, ['model'])
 
 
 # Settings, an overridden field without effect, and the reason.
@@ -160,7 +204,7 @@ INERT = [
     ({}, 'lora.alpha', 'config.lora.rank is 0'),
     ({}, 'train.behaviour.cap', 'config.train.behaviour.weight is off'),
     ({}, 'method_name', '--config'),
-    ({}, 'benchmark.rounds', 'tepo_jax.benchmark'),
+    ({}, 'pretrain.vocabulary', 'tepo_jax.benchmark'),
     ({'model': 'somewhere'}, 'pretrain.d_model', 'config.model'),
     ({}, 'data.columns.problem', 'named sets'),
     ({'data.name': 'gsm8k:a.csv'}, 'data.columns.answer', 'named sets'),
@@ -185,9 +229,9 @@ def test_override_without_effect_is_refused(settings, name, why):
   config = tiny.get_config()
   for field, value in settings.items():
     _set(config, field, value)
-  checks.check(config, settings)  # the settings alone are no error
+  configuration.check(config, settings)  # the settings alone are no error
   with pytest.raises(errors.InputError) as caught:
-    checks.check(config, [*settings, name])
+    configuration.check(config, [*settings, name])
   message = str(caught.value)
   assert f'config.{name} has no effect' in message and why in message
 
@@ -195,19 +239,19 @@ def test_override_without_effect_is_refused(settings, name, why):
 def test_override_with_effect_is_not_refused():
   config = tiny.get_config()
   config.rollout.overlong_buffer = 8
-  checks.check(config, [
+  configuration.check(config, [
       'rollout.overlong_buffer', 'rollout.overlong_factor', 'eval.samples',
       'rollout.max_generation_batches', 'method.reg.coef', 'pretrain.d_model'])
   config.eval.period = 0
-  checks.check(config, ['eval.period'])
+  configuration.check(config, ['eval.period'])
 
 
 @pytest.mark.parametrize('method', methods.methods(1e-3))
 def test_every_method_passes(method):
-  checks.check(tiny.get_config(method), [])
+  configuration.check(tiny.get_config(method), [])
   config = base.get_config(method)
   config.model = 'somewhere'
-  checks.check(config, ['model'])
+  configuration.check(config, ['model'])
 
 
 @pytest.mark.parametrize('field, value', [
@@ -215,4 +259,13 @@ def test_every_method_passes(method):
 def test_columns_are_for_files_and_hub_ids(field, value):
   config = tiny.get_config()
   _set(config, field, value)
-  checks.check(config, [field, 'data.columns.problem'])
+  configuration.check(config, [field, 'data.columns.problem'])
+
+
+@pytest.mark.parametrize('config', [base.get_config(), tiny.get_config()])
+def test_a_saved_config_has_its_own_sections(config):
+  configuration.check_saved(config, 'config.json')
+  with config.unlocked():
+    del config.rollout.samples
+  with pytest.raises(errors.InputError, match='rollout.samples is missing'):
+    configuration.check_saved(config, 'config.json')

@@ -1,0 +1,207 @@
+"""All that is asked of a config's fields: checks, resume, help, suggestions.
+
+A field's default, meaning, range and resume rule are its entry in the tables of
+configs/base.py and configs/tiny.py. What a table cannot say is here: what fields
+must be with each other, with data sets and with reward functions. Nothing here
+imports jax until a method is checked, so that --help answers at once.
+"""
+
+from collections.abc import Iterable
+import functools
+import importlib.util
+import operator
+import textwrap
+
+import ml_collections
+
+from configs import base
+from configs import fields as fields_lib
+from configs import tiny
+from tepo_jax import errors
+from tepo_jax.data import datasets
+from tepo_jax.rollout import reward as reward_lib
+
+_OPTIONAL = 'pretrain'  # the section that only some configs have
+FIELDS = fields_lib.flat(base.FIELDS | {_OPTIONAL: tiny.PRETRAIN})
+
+
+def check(config: ml_collections.ConfigDict, overridden: Iterable[str]) -> None:
+  """Refuses a config that cannot run, or overrides that have no effect.
+
+  `overridden` are dotted names of the fields given on the command line.
+
+  Raises:
+    errors.InputError: names the field, its value and what is wrong.
+  """
+  check_values(config)
+  if config.eval.period:
+    check_decodings(config.eval)
+  _check_rewards(config.reward)
+  _check_geometry(config)
+  if config.wandb_project and importlib.util.find_spec('wandb') is None:
+    raise errors.InputError(
+        f'config.wandb_project={config.wandb_project}: wandb is not '
+        'installed; run .venv/bin/python -m pip install wandb')
+  for name in overridden:
+    if reason := _without_effect(config, name):
+      raise errors.InputError(f'config.{name} has no effect: {reason}')
+
+
+def check_saved(config: ml_collections.ConfigDict, path: str) -> None:
+  """Checks fields, types and values of a config that was read from `path`.
+
+  Raises:
+    errors.InputError: names the file and the field.
+  """
+  types = {name: (field.type, field.is_optional)
+           for name, field in _fields(config).items()}
+  found = {*fields_lib.flat(config), *config}
+  for name, (kind, is_optional) in (
+      types | {'method': (ml_collections.ConfigDict, False)}).items():
+    if name not in found:
+      raise errors.InputError(
+          f'{path} was not written by this version: {name} is missing')
+    value = _value(config, name)
+    if not (type(value) is kind or kind is float and type(value) is int
+            or is_optional and value is None):
+      raise errors.InputError(
+          f'{path}: {name} is {value!r}, not of type {kind.__name__}')
+  with errors.naming(path):
+    check_values(config)
+
+
+def check_decodings(settings: ml_collections.ConfigDict) -> None:
+  """Refuses sets of `config.eval` without samples or temperature.
+
+  Raises:
+    errors.InputError: names the set.
+  """
+  for name in settings.sets:
+    try:
+      datasets.decoding(name, settings.samples, settings.temperature)
+    except errors.InputError as error:
+      raise errors.InputError(
+          f'{error}: set config.eval.samples and config.eval.temperature'
+      ) from error
+
+
+def check_values(config: ml_collections.ConfigDict) -> None:
+  """Refuses values that are out of range; for every program.
+
+  Raises:
+    errors.InputError: names the field, its value and what it must be.
+  """
+  from tepo_jax.learning import objective  # imports jax
+  for name, field in _fields(config).items():
+    value = _value(config, name)
+    if not (value is None and field.is_optional or field.range.test(value)):
+      _refuse(config, name, field.range.words)
+  objective.make_policy_loss(config.method)
+  if source := datasets.SETS.get(config.data.name):
+    subset = f':{source.config}' if source.config else ''
+    if not source.trains:
+      _refuse(config, 'data.name', 'a training set: this is the benchmark '
+              f'{source.hub}{subset}@{source.split}')
+  if _OPTIONAL in config:
+    heads = config.pretrain.num_kv_heads
+    if config.pretrain.num_heads % heads:
+      _refuse(config, 'pretrain.num_heads',
+              f'a multiple of num_kv_heads={heads}')
+
+
+def _fields(config):
+  """The entries of FIELDS that the config must have."""
+  return {name: field for name, field in FIELDS.items()
+          if _OPTIONAL in config or not name.startswith(f'{_OPTIONAL}.')}
+
+
+def _value(config, name):
+  return functools.reduce(operator.getitem, name.split('.'), config)
+
+
+def _refuse(config, name, wanted):
+  raise errors.InputError(
+      f'config.{name}={_value(config, name)!r}: must be {wanted}')
+
+
+def _check_rewards(settings):
+  functions, weights = settings.functions, settings.weights
+  if (not functions or not all(isinstance(name, str) for name in functions)
+      or len(set(functions)) != len(functions)):
+    raise errors.InputError(
+        f'config.reward.functions={functions} must name at least one function, '
+        'and none twice')
+  if len(weights) != len(functions) or not all(
+      type(weight) in (int, float) and abs(weight) <= reward_lib.LARGEST
+      for weight in weights):
+    raise errors.InputError(
+        f'config.reward.weights={weights} must be a finite number for each of '
+        f'config.reward.functions={functions}')
+  for name in functions:
+    if name != reward_lib.ACCURACY:
+      with errors.naming('config.reward.functions'):
+        reward_lib.find(name)
+
+
+def _check_geometry(config):
+  prompts = config.rollout.prompts
+  minibatch = config.train.minibatch_prompts
+  if prompts % minibatch:
+    raise errors.InputError(
+        f'config.rollout.prompts={prompts} is not a multiple of '
+        f'config.train.minibatch_prompts={minibatch}')
+  if config.rollout.overlong_buffer > config.rollout.max_tokens:
+    raise errors.InputError(
+        f'config.rollout.overlong_buffer={config.rollout.overlong_buffer} is '
+        f'more than config.rollout.max_tokens={config.rollout.max_tokens}')
+  if config.model is None and _OPTIONAL not in config:
+    raise errors.InputError(
+        'config.model is not set: give a Hugging Face folder')
+
+
+def _without_effect(config, name):
+  """The reason why a field has no effect under this config, or None."""
+  if name == 'method_name':
+    return 'select the method by name, --config=FILE.py:METHOD'
+  if name == f'{_OPTIONAL}.vocabulary':
+    return 'only tepo_jax.benchmark and tepo_jax.plan use it'
+  if name.startswith(f'{_OPTIONAL}.') and config.model is not None:
+    return 'config.model is set, so no model is made'
+  if name.startswith('data.columns.') and all(
+      map(datasets.is_named, (config.data.name, *(
+          config.eval.sets if config.eval.period else ())))):
+    return 'named sets have columns of their own'
+  if name.startswith('method.'):  # its fields are in no table
+    off = (('method.reg.region', 'none'), ('method.reg.coef', 0))
+    return next((f'config.{switch} is {value}' for switch, value in off
+                 if name.startswith('method.reg.') and name != switch
+                 and _value(config, switch) == value), None)
+  field = FIELDS[name]
+  if field.unless and _value(config, field.unless[0]) == field.unless[1]:
+    return f'config.{field.unless[0]} is {field.unless[1]}'
+  if field.only_if and _value(config, field.only_if[0]) != field.only_if[1]:
+    return f'config.{field.only_if[0]} is not {field.only_if[1]}'
+  return None
+
+
+def resume_rule(name: str) -> str:
+  """What a resume may do with a field: SAME, ROUNDING or FREE of `fields`."""
+  return FIELDS[name].resume if name in FIELDS else fields_lib.SAME
+
+
+def help_text() -> str:
+  """Every field by section: its default, meaning, range and resume rule."""
+  lines = ['Fields of a config, as --config.FIELD=VALUE, and the defaults of '
+           'configs/base.py', '(pretrain: configs/tiny.py). ★: changed first. '
+           'method.FIELD: see configs/methods.py.']
+  section = None
+  for name, field in FIELDS.items():
+    if (found := name.rpartition('.')[0].partition('.')[0]) != section:
+      section = found
+      lines.append('')
+    default = None if field.is_optional else field.default
+    notes = '; '.join(filter(None, (field.range.words, field.resume)))
+    lines.append(textwrap.fill(
+        f'{name}={default!r}: {field.meaning}' + (notes and f' ({notes})'), 79,
+        initial_indent='  ', subsequent_indent='      '))
+  return '\n'.join(lines)

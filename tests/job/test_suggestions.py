@@ -1,0 +1,62 @@
+"""Names of other libraries suggest the field that means the same here."""
+
+import collections
+
+import pytest
+
+from configs import fields as fields_lib
+from configs import tiny
+from tepo_jax import cli
+from tepo_jax.job import suggestions
+
+KNOWN = fields_lib.flat(tiny.get_config())
+
+
+@pytest.mark.parametrize('name, field', [
+    ('group_size', 'rollout.samples'), ('rollout.group_size', 'rollout.samples'),
+    ('n', 'rollout.samples'), ('num_generations', 'rollout.samples'),
+    ('actor_rollout_ref.rollout.n', 'rollout.samples'),
+    ('n_samples_per_prompt', 'rollout.samples'),
+    ('val_kwargs.n', 'eval.samples'),
+    ('train_batch_size', 'rollout.prompts'),
+    ('data.train_batch_size', 'rollout.prompts'),
+    ('rollout_batch_size', 'rollout.prompts'),
+    ('ppo_epochs', 'train.epochs'), ('num_iterations', 'train.epochs'),
+    ('ppo_mini_batch_size', 'train.minibatch_prompts'),
+    ('train.mini_batch_size', 'train.minibatch_prompts'),
+    ('micro_batch_size', 'train.microbatch_tokens'),
+    ('ppo_micro_batch_size_per_gpu', 'train.microbatch_tokens'),
+    ('per_device_train_batch_size', 'train.microbatch_tokens'),
+    ('lr', 'optimizer.learning_rate'),
+    ('actor.optim.lr', 'optimizer.learning_rate'),
+    ('max_response_length', 'rollout.max_tokens'),
+    ('max_new_tokens', 'rollout.max_tokens'),
+    ('max_completion_length', 'rollout.max_tokens'),
+    ('data.max_prompt_length', 'data.max_prompt_tokens'),
+    ('kl_coef', 'method.reg.coef'), ('kl_loss_coef', 'method.reg.coef'),
+    ('beta', 'method.reg.coef'), ('clip_ratio_high', 'method.clip.high'),
+    ('num_train_epochs', 'steps'), ('max_steps', 'steps'),
+    ('save_freq', 'checkpoint.period'), ('test_freq', 'eval.period'),
+    ('grad_clip', 'optimizer.max_grad_norm'), ('lora_r', 'lora.rank'),
+    ('tensor_model_parallel_size', 'mesh.tensor'),
+    ('gradient_checkpointing', 'compute.remat')])
+def test_the_field_that_means_the_same(name, field):
+  assert cli._field_hint(name, KNOWN) == f'; did you mean --config.{field}?'
+
+
+@pytest.mark.parametrize('name, why', [
+    ('rollout.top_p', 'training samples without truncation'),
+    ('lr_warmup_steps', 'the learning rate is constant'),
+    ('critic.lr', 'there is no critic'),
+    ('ref.log_prob', 'there is no reference model')])
+def test_what_is_not_here(name, why):
+  assert cli._field_hint(name, KNOWN).startswith(f'; {why}')
+
+
+def test_the_table_names_fields_and_no_name_is_a_field():
+  assert suggestions.NAMES.keys() <= KNOWN.keys()
+  names = [name for table in (suggestions.NAMES, suggestions.ABSENT)
+           for value in table.values() for name in value.split()]
+  assert not set(names) & KNOWN.keys()
+  twice = [n for n, count in collections.Counter(names).items() if count > 1]
+  assert twice == ['epsilon']  # of Adam here, of the clip in TRL
