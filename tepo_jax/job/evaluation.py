@@ -7,7 +7,6 @@ import os
 from typing import Any
 
 import jax
-import tqdm
 
 from tepo_jax import errors
 from tepo_jax.job import session as session_lib
@@ -17,7 +16,7 @@ from tepo_jax.rollout import requests
 from tepo_jax.rollout import sampler as sampler_lib
 from tepo_jax.runtime import files
 from tepo_jax.runtime import lock as lock_lib
-from tepo_jax.runtime import processes
+from tepo_jax.runtime import progress
 from tepo_jax.data import datasets
 from tepo_jax.job import results as results_lib
 
@@ -63,10 +62,9 @@ class Evaluation:
     if not todo:
       return
     try:
-      yield from tqdm.tqdm(
+      yield from progress.track(
           self.sampler.stream(params, todo, key), self.name,
-          len(self.prompts), initial=len(self.prompts) - len(todo),
-          leave=False, disable=None if processes.is_first() else True)
+          len(self.prompts), done=len(self.prompts) - len(todo))
     except requests.NonFiniteError as error:
       problem = self.prompts[error.prompt_id].problem
       raise errors.RunError(f'{self.name}, {problem.id}: {error}') from error

@@ -3,7 +3,6 @@
 from concurrent import futures
 import contextlib
 import dataclasses
-import io
 import sys
 import time
 
@@ -83,8 +82,7 @@ class Trainer:
     self.compilations = host.CompilationCounter(
         1 + max(10, config.eval.period, config.checkpoint.period))
     self.progress = progress_lib.Progress(
-        config.steps, sys.stderr if processes.is_first() else io.StringIO(),
-        eval_period=config.eval.period,
+        config.steps, eval_period=config.eval.period,
         compile_seconds=self.compilations.seconds)
     self.background = futures.ThreadPoolExecutor(1)
     self._before_update = lambda: None
@@ -195,7 +193,6 @@ class Trainer:
 
   def close(self) -> None:
     """Waits for the last checkpoint and closes all files."""
-    self.progress.close()
     self.background.shutdown()
     if self.sampler.scorer is not None:
       self.sampler.scorer.close()
