@@ -12,7 +12,7 @@ from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.policy.huggingface import weights
 from tepo_jax.runtime import mesh as mesh_lib
-from tepo_jax.tools.benchmark import workload as workload_lib
+from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.plan import compiling
 from tepo_jax import train
 
