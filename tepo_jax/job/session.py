@@ -151,7 +151,7 @@ class Session:
   def parameters(self) -> int:
     """The number of the folder's weights, without adapters and padding."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(
-        transformer.abstract_params(weights.read_config(self.folder))))
+        transformer.abstract_params(weights.model_config(self.folder))))
 
 
 def open_folder(config: ml_collections.ConfigDict, folder: str | os.PathLike
@@ -163,7 +163,7 @@ def open_folder(config: ml_collections.ConfigDict, folder: str | os.PathLike
   """
   mesh = mesh_lib.make(config.mesh)
   weights.check(folder, mesh)
-  model = programs_lib.prepare_model(weights.read_config(folder), config, mesh)
+  model = programs_lib.prepare_model(weights.model_config(folder), config, mesh)
   longest = config.data.max_prompt_tokens + max(
       config.rollout.max_tokens, config.eval.max_tokens)
   if longest > model.max_position:

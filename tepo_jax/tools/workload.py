@@ -78,7 +78,7 @@ def of(config: ml_collections.ConfigDict) -> Workload:
   if config.model is None:
     model = base_model.model_config(config.pretrain, settings.vocabulary)
   else:
-    model = weights.read_config(hub.folder(config.model, ('config.json',)))
+    model = weights.model_config(hub.folder(config.model, ('config.json',)))
   return Workload(
       programs_lib.execution(model, config.compute), config.rollout.prompts,
       config.rollout.samples,

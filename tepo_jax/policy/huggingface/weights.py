@@ -56,7 +56,7 @@ _CONFIG = 'config.json'
 _PROGRESS_BYTES = 10**9  # of files, from which on a progress bar is shown
 
 
-def read_config(directory) -> transformer.ModelConfig:
+def model_config(directory) -> transformer.ModelConfig:
   """The ModelConfig of a Hugging Face folder's config.json.
 
   Raises:
@@ -104,7 +104,7 @@ def check(directory, mesh) -> None:
 
 def _open(directory, dtype, mesh):
   """The config, mapped tensors, and `_rows` of a folder, all checked."""
-  config = read_config(directory)
+  config = model_config(directory)
   tensors = tensor_files.open_folder(hub.folder(directory))
   rows = _rows(transformer.abstract_params(config, dtype))
   _check(directory, tensors, rows, config)

@@ -16,7 +16,7 @@ from tepo_jax.tools.plan import step
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class ProgramMemory:
   """Bytes of a program's arguments and temporaries, predicted and found."""
   name: str
   predicted: tuple[int, int]
@@ -36,14 +36,14 @@ def require(slice_: chips.Slice, devices: Sequence[jax.Device]) -> None:
 
 def compare(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
             plan: step.StepPlan, devices: Sequence[jax.Device]
-            ) -> list[Comparison]:
+            ) -> list[ProgramMemory]:
   """Compiles the plan's largest programs for `devices`, as runs do."""
   here = chips.Slice(
       plan.slice.name, plan.slice.chip, list(devices),
       gpus.RUN_OPTIONS if devices[0].platform == 'gpu' else {}, is_here=True)
   estimates = {e.name: e for e in plan.estimates}
   return [
-      Comparison(program.name, *(
+      ProgramMemory(program.name, *(
           (e.arguments, e.temporaries)
           for e in (estimates[program.name], step.estimate(program, here))))
       for program in compiling.step_programs(
@@ -52,12 +52,12 @@ def compare(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
       if program.name in estimates]
 
 
-def text(comparisons: Sequence[Comparison]) -> str:
-  """Formats the comparisons, in GiB a chip."""
+def text(programs: Sequence[ProgramMemory]) -> str:
+  """Formats the programs, in GiB a chip."""
   return '\n'.join([
       'GiB, predicted and on the device:', *(
           f'{c.name:<28}' + ', '.join(
               f'{part} {predicted / chips.GIB:.3f} and {found / chips.GIB:.3f}'
               for part, predicted, found in zip(
                   ('arguments', 'temporaries'), c.predicted, c.found))
-          for c in comparisons)])
+          for c in programs)])

@@ -50,7 +50,7 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
+class Seeds:
   """Runs of one config that differ in the seed. label: for legends."""
   label: str
   runs: list[Run]
@@ -167,7 +167,7 @@ def _flat(config, prefix=''):
   return fields
 
 
-def group(runs: Sequence[Run]) -> list[Group]:
+def group(runs: Sequence[Run]) -> list[Seeds]:
   """Groups runs that differ only in the seed, in the order of the first runs.
 
   A label is the method's name, followed by the fields that distinguish groups
@@ -180,7 +180,7 @@ def group(runs: Sequence[Run]) -> list[Group]:
          if name not in SEED_FIELDS}, sort_keys=True)
     members.setdefault(key, []).append(run)
   groups = list(members.values())
-  return [Group(_label(some, groups), some) for some in groups]
+  return [Seeds(_label(some, groups), some) for some in groups]
 
 
 def _label(some, groups):

@@ -90,7 +90,7 @@ def test_memory_in_use_when_a_program_starts(tmp_path, monkeypatch):
     _watch(patch, found)
     train.train(config, tmp_path / 'run')
 
-  model = weights.read_config(tmp_path / 'run' / 'base_model')
+  model = weights.model_config(tmp_path / 'run' / 'base_model')
   workload = dataclasses.replace(
       workload_lib.of(config),
       model=programs_lib.execution(model, config.compute))
