@@ -5,8 +5,9 @@ r"""Measures a config's programs on this machine, and compares other libraries.
 
 Each part is timed after a warm-up, several times, interleaved with what it is
 compared with. A line shows the median, followed by the extremes in parentheses.
-Weights and prompts are random. On several hosts (TEPO_MULTIHOST=1) all take part,
-and the first prints its times; the parts machine and memory are of each host.
+Weights and prompts are random. On several hosts (TEPO_MULTIHOST=1) all take
+part, and the first prints its times; the parts machine and memory are of each
+host.
 """
 
 import dataclasses
