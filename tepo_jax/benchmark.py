@@ -21,13 +21,13 @@ from tepo_jax import errors
 from tepo_jax.job import configuration
 from tepo_jax.job import sizes
 from tepo_jax.runtime import processes
+from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.benchmark import machine
 from tepo_jax.tools.benchmark import memory
 from tepo_jax.tools.benchmark import registry
 from tepo_jax.tools.benchmark import sampling
 from tepo_jax.tools.benchmark import timing
 from tepo_jax.tools.benchmark import updating
-from tepo_jax.tools.benchmark import workload as workload_lib
 
 # Functions of (config, workload, peers) that yield Measurements.
 PARTS = {

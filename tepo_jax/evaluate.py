@@ -35,7 +35,6 @@ from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import processes
 from tepo_jax.job import results as results_lib
-from tepo_jax.tools.report import tables
 
 _CONFIG = cli.DEFINE_config()
 _CHECKPOINT = flags.DEFINE_string(
@@ -86,7 +85,7 @@ def evaluate(config: ml_collections.ConfigDict, out: files.Path) -> None:
       results = _results(evaluations, samples)
       files.replace_text(
           out / results_lib.RESULTS, json.dumps(results, indent=2) + '\n')
-      print(tables.of_results(results))
+      print(results_lib.table(results))
 
 
 def _checkpoint(config):

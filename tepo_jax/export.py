@@ -49,7 +49,7 @@ def export(out: files.Path) -> None:
     adapters.save(out, trained.model.lora, trained.params, trained.folder)
   else:
     folder, params = restore.restore_params(_WORKDIR.value, mesh, _STEP.value)
-    weights.save(out, weights.read_config(folder), params, source=folder)
+    weights.save(out, weights.model_config(folder), params, source=folder)
   # The others wait until everything is uploaded.
   processes.on_first(print, f'exported {_WORKDIR.value} to {out}')
 

@@ -25,7 +25,7 @@ import jax
 from tepo_jax import cli
 from tepo_jax import errors
 from tepo_jax.job import configuration
-from tepo_jax.tools.benchmark import workload as workload_lib
+from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.plan import check
 from tepo_jax.tools.plan import chips
 from tepo_jax.tools.plan import gpus

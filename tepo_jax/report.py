@@ -17,14 +17,14 @@ if these are missing, the error lists the steps that have both. On several hosts
 
 --table prints each row of the paper with its 95 % interval, our result below it
 ("not run" if there is none; if there is none at all, only the commands), and an
-audit of the paper's cells. ± is the
-binomial error of the samples for the paper's numbers, the bootstrap over
-problems for ours. --commands prints the runs that a table still needs.
---compare subtracts the first evaluation from the second, on the same problems.
---map adds runs that differ in method, learning rate and updates per rollout step
-to FILE (.jsonl.gz), and writes DIR/map.md, map.png and map.svg: where each ends,
-and how far from the model it started from; DIR/best.txt names each method's best
-run at each number of updates. launch/sweep.sh map makes the runs.
+audit of the paper's cells. ± is the binomial error of the samples for the
+paper's numbers, the bootstrap over problems for ours. --commands prints the
+runs that a table still needs. --compare subtracts the first evaluation from the
+second, on the same problems. --map adds runs that differ in method, learning
+rate and updates per rollout step to FILE (.jsonl.gz), and writes DIR/map.md,
+map.png and map.svg: where each ends, and how far from the model it started
+from; DIR/best.txt names each method's best run at each number of updates.
+launch/sweep.sh map makes the runs.
 """
 
 import contextlib

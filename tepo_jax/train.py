@@ -81,17 +81,17 @@ def train(config: ml_collections.ConfigDict, workdir: files.Path) -> None:
     session_lib.cache_compilations(config, workdir)
     if is_unmade:
       processes.on_first(base_model.make, config, folder)
-    with memory_lib.explaining_exhaustion(config, run.learner.programs), (
-        host.compilations_shown(
-            run.progress.compiling, run.progress.compiled)):
+    with (memory_lib.explaining_exhaustion(config, run.learner.programs),
+          contextlib.closing(run.progress), host.compilations_shown(
+              run.progress.compiling, run.progress.compiled)):
       run.open(workdir)
       with contextlib.closing(run):
         run.run(stop)
-  if stop.interrupted:
-    raise KeyboardInterrupt
   if processes.is_first():
     print(summaries.results_table(workdir))
-    print(summaries.next_command(workdir, run.step, config.steps))
+    print(summaries.next_command(workdir, run.step, config.steps), flush=True)
+  if stop.interrupted:
+    raise KeyboardInterrupt
 
 
 def _announced(config: ml_collections.ConfigDict, session: session_lib.Session,

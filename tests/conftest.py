@@ -51,6 +51,14 @@ def compile_once(tmp_path_factory):
   os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
 
 
+@pytest.fixture(scope='module')
+def programs():
+  """Runs the programs in forks of one process."""
+  from tests import fork_server
+  with fork_server.Server() as server:
+    yield server
+
+
 @pytest.fixture
 def compilation_folder():
   """Restores the folder of compiled programs, which a run sets to its own."""

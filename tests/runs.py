@@ -42,6 +42,11 @@ def run(program, *arguments, status=0):
   return done
 
 
+def make_model(out):
+  """Makes an untrained model that is trained in seconds."""
+  run('pretrain', '--config=configs/tiny.py', f'--out={out}', *UNTRAINED)
+
+
 def train_arguments(model, workdir, method='tepo'):
   return (f'--config=configs/tiny.py:{method}', f'--workdir={workdir}',
           f'--config.model={model}', *SMALL)

@@ -10,7 +10,6 @@ import pytest
 from safetensors import numpy as safetensors_numpy
 
 from tepo_jax.runtime import lock as lock_lib
-from tests import fork_server
 
 TINY = '--config=configs/tiny.py:tepo'
 SMALL = (
@@ -24,12 +23,6 @@ UNTRAINED = (
     '--config.pretrain.demonstrations=64', '--config.pretrain.num_layers=1',
     '--config.pretrain.d_model=16', '--config.pretrain.head_dim=8',
     '--config.pretrain.d_ff=16')
-
-
-@pytest.fixture(scope='module')
-def programs():
-  with fork_server.Server() as server:
-    yield server
 
 
 @pytest.fixture(scope='module')

@@ -9,7 +9,7 @@ import pytest
 from tepo_jax import cli
 from tepo_jax import selftest
 from tepo_jax.runtime import mesh as mesh_lib
-from tepo_jax.tools.benchmark import workload as workload_lib
+from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.plan import check
 from tepo_jax.tools.plan import gpus
 from tepo_jax.tools.plan import step

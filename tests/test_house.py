@@ -12,6 +12,8 @@ from tests import runs
 
 _PACKAGE = runs.ROOT / 'tepo_jax'
 
+_BELOW_TOOLS = ('errors', 'runtime', 'data', 'grading', 'policy', 'policy.cpu',
+                'policy.huggingface', 'learning', 'rollout', 'job')
 # What each part may import of the others, besides itself.
 _MAY_IMPORT = {
     'errors': (),
@@ -26,12 +28,15 @@ _MAY_IMPORT = {
     'job': ('errors', 'runtime', 'data', 'grading', 'policy', 'policy.cpu',
             'policy.huggingface', 'learning', 'rollout'),
     'cli': ('errors', 'runtime', 'job'),
-    'tools': ('errors', 'runtime', 'data', 'grading', 'policy', 'policy.cpu',
-              'policy.huggingface', 'learning', 'rollout', 'job'),
+    'tools': _BELOW_TOOLS,
+    'tools.plan': (*_BELOW_TOOLS, 'tools'),
+    'tools.benchmark': (*_BELOW_TOOLS, 'tools', 'tools.plan'),
+    'tools.report': _BELOW_TOOLS,
+    'tools.mechanism': _BELOW_TOOLS,
 }
 _PROGRAMS = ('train', 'evaluate', 'export', 'pretrain', 'show_prompts', 'plan',
              'report', 'benchmark', 'mechanism', 'selftest')
-_WITH_TOOLS = ('evaluate', 'plan', 'report', 'benchmark', 'mechanism')
+_WITH_TOOLS = ('plan', 'report', 'benchmark', 'mechanism')
 # Where jax.jit and ConfigDict may stand. A checkpoint's digests are computed
 # on the devices, in one pass over each array: run without jit, they would need
 # several copies of the state.
@@ -83,7 +88,7 @@ def test_packages_import_only_what_they_may():
     part = _part(name)
     for other in _imports(tree):
       if part in _PROGRAMS:
-        bad = _part(other) == 'tools' and part not in _WITH_TOOLS
+        bad = other.startswith('tools.') and part not in _WITH_TOOLS
       else:
         bad = _part(other) not in (part, *_MAY_IMPORT[part])
       if bad:

@@ -22,8 +22,7 @@ def test_train_continue_and_export_with_lora(tmp_path, monkeypatch):
   monkeypatch.setenv('JAX_COMPILATION_CACHE_DIR', str(tmp_path / 'compiled'))
   monkeypatch.setenv('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
   base, workdir = tmp_path / 'base', tmp_path / 'run'
-  runs.run('pretrain', '--config=configs/tiny.py', f'--out={base}',
-           *runs.UNTRAINED)
+  runs.make_model(base)
   arguments = (*runs.train_arguments(base, workdir, 'grpo'),
                '--config.lora.rank=4', '--config.steps=2',
                '--config.eval.period=0', '--config.optimizer.learning_rate=.01')

@@ -22,8 +22,7 @@ def sometimes_bad(completions, row, tokens, ended):
 @pytest.fixture(scope='module')
 def model(tmp_path_factory):
   out = tmp_path_factory.mktemp('model') / 'base'
-  runs.run('pretrain', '--config=configs/tiny.py', f'--out={out}',
-           *runs.UNTRAINED)
+  runs.make_model(out)
   return out
 
 

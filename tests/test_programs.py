@@ -21,8 +21,7 @@ def exported(workdir, out):
 @pytest.fixture(scope='module')
 def model(tmp_path_factory):
   out = tmp_path_factory.mktemp('model') / 'base'
-  runs.run('pretrain', '--config=configs/tiny.py', f'--out={out}',
-           *runs.UNTRAINED)
+  runs.make_model(out)
   return out
 
 

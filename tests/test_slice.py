@@ -65,8 +65,7 @@ def _tree(folder, bucket=None):
 
 def test_the_sweep_makes_two_rows_on_two_processes(tmp_path):
   model, bucket = tmp_path / 'model', tmp_path / 'bucket'
-  runs.run('pretrain', '--config=configs/tiny.py', f'--out={model}',
-           *runs.UNTRAINED)
+  runs.make_model(model)
   problems = tmp_path / 'aime.jsonl'
   problems.write_text(''.join(json.dumps(
       {'problem': f'Start with 1 (1) + {i}.', 'answer': str(1 + i)}) + '\n'

@@ -3,6 +3,7 @@
 Axes: N problems · R = 2N demonstrations · S tokens · T = S − 1 predicted ones.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -72,16 +73,16 @@ def _train(config, model, params, demonstrations):
   step = jax.jit(functools.partial(next_token_step, model, optimizer),
                  donate_argnums=0)
   generator = np.random.default_rng((config.seed, _DEMONSTRATIONS))
-  progress = progress_lib.Progress(total)
-  for index in range(total):
-    rows = generator.integers(settings.demonstrations, size=settings.batch)
-    share = settings.direct_share if index >= settings.worked_steps else 0
-    styles = (generator.random(settings.batch) < share).astype(int)
-    state, loss = step(state, *(array[styles, rows]
-                                for array in demonstrations))
-    if index % 50 == 0:
-      progress.phase(
-          f'making the base model: {index}/{total}, loss {float(loss):.3f}')
+  with contextlib.closing(progress_lib.Progress(total)) as progress:
+    for index in range(total):
+      rows = generator.integers(settings.demonstrations, size=settings.batch)
+      share = settings.direct_share if index >= settings.worked_steps else 0
+      styles = (generator.random(settings.batch) < share).astype(int)
+      state, loss = step(state, *(array[styles, rows]
+                                  for array in demonstrations))
+      if index % 50 == 0:
+        progress.phase(
+            f'making the base model: {index}/{total}, loss {float(loss):.3f}')
   return state.params
 
 

@@ -8,7 +8,6 @@ import os
 from typing import Any
 
 import jax
-import tqdm
 
 from tepo_jax import errors
 from tepo_jax.job import session as session_lib
@@ -17,7 +16,7 @@ from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import sampler as sampler_lib
 from tepo_jax.runtime import files
 from tepo_jax.runtime import lock as lock_lib
-from tepo_jax.runtime import processes
+from tepo_jax.runtime import progress
 from tepo_jax.data import datasets
 from tepo_jax.job import results as results_lib
 
@@ -71,12 +70,10 @@ class Evaluation:
     if not todo:
       return
     try:
-      with tqdm.tqdm(
-          None, self.name, len(self.prompts),
-          initial=len(self.prompts) - len(todo), leave=False,
-          disable=None if processes.is_first() else True) as bar:
+      with progress.counting(self.name, len(self.prompts),
+                             len(self.prompts) - len(todo)) as advance:
         for groups, counts in self.sampler.stream(params, todo, key, check):
-          bar.update(len(groups))
+          advance(len(groups))
           yield groups, {name: counts[name] for name in TROUBLES}
     except groups_lib.NonFiniteError as error:
       problem = self.prompts[error.prompt_id].problem

@@ -54,7 +54,7 @@ def restore_trained(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
   config = run_folder.read_config(workdir)
   configuration.check_saved(config, f'{workdir}/config.json')
   folder = session_lib.model_folder(config, workdir)
-  model = programs_lib.prepare_model(weights.read_config(folder), config, mesh)
+  model = programs_lib.prepare_model(weights.model_config(folder), config, mesh)
   base, digests = None, {}
   if model.lora:
     base = provenance.load(folder, mesh)[1]

@@ -8,7 +8,7 @@ has them. A set that is also decoded greedily has a second name, 'SET/greedy'.
 import collections
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -113,6 +113,31 @@ def averages(sets: Sequence[Sequence[dict]]) -> dict[str, Any]:
     found[f'avg_{name}'] = average(arrays)
     found[f'avg_{name}_interval'] = list(statistics.interval(arrays, average))
   return found
+
+
+def table(found: Mapping[str, Any]) -> str:
+  """Formats results.json: a line for each set, and the averages."""
+  rows = [('', 'accuracy', '95 % interval', 'pass@n', 'maj@n', 'no answer',
+           'truncated', 'tokens', 'problems')]
+  for name, summary in found['sets'].items():
+    average = next(key for key in summary if key.startswith('avg@'))
+    samples = average.removeprefix('avg@')
+    rows.append((
+        name, f'{average} {summary[average]:.1%}',
+        f'{summary["low"]:.1%} … {summary["high"]:.1%}',
+        f'{summary[f"pass@{samples}"]:.1%}',
+        f'{summary[f"maj@{samples}"]:.1%}' if samples != '1' else '',
+        f'{summary["no_answer"]:.1%}', f'{summary["truncated"]:.1%}',
+        f'{summary["mean_length"]:.1f}', str(summary['problems'])))
+  for name in ('avg_micro', 'avg_macro'):
+    low, high = found[f'{name}_interval']
+    rows.append((name, f'{found[name]:.1%}', f'{low:.1%} … {high:.1%}',
+                 *[''] * 6))
+  widths = [max(map(len, column)) for column in zip(*rows)]
+  return '\n'.join('  '.join(
+      cell.ljust(width) if i == 0 else cell.rjust(width)
+      for i, (cell, width) in enumerate(zip(row, widths))).rstrip()
+                   for row in rows)
 
 
 def read(folder: str | os.PathLike) -> tuple[dict, list[dict]]:

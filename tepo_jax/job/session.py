@@ -166,7 +166,7 @@ def open_folder(config: ml_collections.ConfigDict, folder: str | os.PathLike
   mesh = mesh_lib.make(config.mesh)
   weights.check(folder, mesh)
   tokenizer = weights.load_tokenizer(folder)
-  return _open(config, mesh, folder, weights.read_config(folder), tokenizer,
+  return _open(config, mesh, folder, weights.model_config(folder), tokenizer,
                weights.eos_ids(folder, tokenizer))
 
 

@@ -126,10 +126,8 @@ def mcnemar(first: np.ndarray, second: np.ndarray) -> dict[str, float]:
   only_first = int((first > second).sum())
   only_second = int((second > first).sum())
   total = only_first + only_second
-  tail = sum(math.comb(total, i) for i in range(
-      min(only_first, only_second) + 1)) / 2**total
-  return {'only_first': only_first, 'only_second': only_second,
-          'p': min(1.0, 2 * tail)}
+  p = float(stats.binomtest(only_first, total).pvalue) if total else 1.0
+  return {'only_first': only_first, 'only_second': only_second, 'p': p}
 
 
 def binomial_error(share: float, samples: int) -> float:

@@ -4,6 +4,7 @@
 from collections.abc import Sequence
 import json
 import shlex
+import sys
 from typing import Any
 
 import ml_collections
@@ -176,7 +177,9 @@ def _short(count):
 def next_command(workdir: files.Path, step: int, steps: int) -> str:
   """The closing lines of a run that has made `step` of `steps` steps."""
   if step < steps:
-    return f'{workdir}: stopped after step {step}; the same command resumes'
+    saved = f'step {step} is saved' if step else 'no step was finished'
+    return (f'{workdir}: stopped, {saved}; to resume, run\n'
+            f'  .venv/bin/python -m tepo_jax.train {shlex.join(sys.argv[1:])}')
   report = shlex.quote(str(workdir / 'report'))
   return (f'{workdir}: done; for figures and completions run\n'
           f'  .venv/bin/python -m tepo_jax.report --runs='

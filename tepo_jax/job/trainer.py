@@ -3,7 +3,6 @@
 from concurrent import futures
 import contextlib
 import dataclasses
-import io
 import sys
 import time
 
@@ -78,8 +77,7 @@ class Trainer:
     self.compilations = host.CompilationCounter(
         1 + max(10, config.eval.period, config.checkpoint.period))
     self.progress = progress_lib.Progress(
-        config.steps, sys.stderr if processes.is_first() else io.StringIO(),
-        eval_period=config.eval.period,
+        config.steps, eval_period=config.eval.period,
         compile_seconds=self.compilations.seconds)
     self.background = futures.ThreadPoolExecutor(1)
     self._saved = 0.0  # when the last save or the run began
@@ -188,7 +186,6 @@ class Trainer:
 
   def close(self) -> None:
     """Waits for the last checkpoint and closes all files."""
-    self.progress.close()
     self.background.shutdown()
     self.records.close()
 

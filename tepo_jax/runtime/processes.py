@@ -183,8 +183,8 @@ class StopRequest:
 
   def _interrupt(self):
     self.requested = self.interrupted = True
-    os.write(2, b'interrupted: the run saves its state and ends; a second '
-             b'Ctrl-C ends it at once\n')
+    print('interrupted: the run saves its state and ends; a second Ctrl-C '
+          'ends it at once', file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

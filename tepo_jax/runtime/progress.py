@@ -1,18 +1,38 @@
-"""Phase times and progress lines of a run."""
+"""Phase times of a run, and its progress on the terminal."""
 
 import collections
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 import contextlib
+import functools
 import math
-import shutil
 import sys
 import threading
 import time
 
+from rich import columns
+from rich import console as console_lib
+from rich import live
+from rich import markup
+from rich import progress as progress_lib
+from rich import progress_bar
+from rich import table
+from rich import text as text_lib
+
+from tepo_jax.runtime import processes
+
 PLAIN_PHASE_SECONDS = 5.0  # minimum between phase lines without a terminal
-TICK_SECONDS = 1.0  # between two views of a compilation's seconds
 LONG_SECONDS = 5  # a compilation that takes longer keeps a line
 RECENT = 5  # steps, or evaluations, whose mean estimates the time left
+
+
+class _Console(console_lib.Console):
+
+  def show_cursor(self, show: bool = True) -> bool:
+    """Leaves the cursor visible: a killed process could not show it again."""
+    return False
+
+
+_STDERR = _Console(stderr=True)
 
 
 class Timers:
@@ -44,52 +64,53 @@ class Timers:
 
 
 class Progress:
-  """Writes a run's progress and estimated time left to `stream`.
+  """Shows a run's progress and estimated time left on stderr.
 
-  On a terminal it rewrites two lines in place: the numbers of the last finished
-  step; and the current step, its phase and the time left. Permanent lines are
-  printed above them. Else it prints a line per step and, at most every
-  PLAIN_PHASE_SECONDS, per phase.
+  On a terminal, a live block: the numbers of the last finished step; and the
+  current step, its phase or the program that compiles, and the time left. What
+  is printed meanwhile appears above it, and at the end all of it stays. Else a
+  line per step and, at most every PLAIN_PHASE_SECONDS, per phase. Only the
+  first process of a job shows anything.
 
   The time left is the number of steps and of evaluations that remain, each
   times its mean over the last RECENT. Compilation is no part of it: the first
   step, which compiles most, does not count once there is another.
   """
 
-  def __init__(self, total_steps: int, stream=None, *, eval_period: int = 0,
+  def __init__(self, total_steps: int, *, eval_period: int = 0,
                compile_seconds: Callable[[], float] = lambda: 0.0):
     """`eval_period`: steps between evaluations, 0 if there are none.
     `compile_seconds`: returns the seconds spent on compilation so far."""
     self._total, self._eval_period = total_steps, eval_period
     self._compile_seconds = compile_seconds
-    self._stream = sys.stderr if stream is None else stream
-    self._tty = self._stream.isatty()
     self._step_seconds: list[float] = []
     self._eval_seconds: list[float] = []
     self._began = self._clock()
     self._evaluated = 0.0  # seconds of evaluations since the step began
     self._last_phase = -math.inf
-    self._head, self._left, self._summary, self._text = '', '', '', ''
-    self._drawn = 0  # lines of the block on the terminal
-    self._lock = threading.RLock()  # `_tick` draws from another thread
-    # Program, start, the event that ends its thread, and the thread.
-    self._compilation: tuple | None = None
+    self._done = 0  # steps
+    self._head, self._text, self._left, self._summary = '', '', '', ''
+    # A program, when its compilation began, and what announces a long one.
+    self._compilation: tuple[str, float, threading.Timer] | None = None
+    self._console = _console()
+    self._is_live = _is_live(self._console)
+    self._live = live.Live(
+        console=self._console, get_renderable=self._block,
+        refresh_per_second=1, redirect_stdout=sys.stdout.isatty())
 
   def begin(self, step: int) -> None:
     """Starts a step, counted from 1."""
     self._began, self._evaluated = self._clock(), 0.0
-    self._head = f'step {step}/{self._total}  '
-    if self._tty:
-      self._head += f'{self._bar(step - 1)}  '
+    self._done, self._head = step - 1, f'step {step}/{self._total}'
 
   def phase(self, text: str) -> None:
     """Shows the current phase."""
-    now, self._text = time.monotonic(), text
-    if self._tty:
-      self._draw(f'{self._head}{text} ...{self._left}')
+    now, self._text = time.monotonic(), f'{text} ...'
+    if self._is_live:
+      self._draw()
     elif now - self._last_phase >= PLAIN_PHASE_SECONDS:
       self._last_phase = now
-      self._print(f'{self._head}{text} ...\n')
+      self.note(self._head, self._text)
 
   @contextlib.contextmanager
   def evaluating(self, what: str) -> Iterator[None]:
@@ -100,24 +121,22 @@ class Progress:
     self._eval_seconds.append(self._clock() - start)
     self._evaluated += self._eval_seconds[-1]
 
-  def note(self, text: str) -> None:
-    """Prints a permanent line."""
-    with self._lock:
-      self._print(f'{self._erase() if self._tty else ""}{text}\n')
+  def note(self, *parts: str) -> None:
+    """Prints a permanent line of the parts that are not empty."""
+    self._console.out('  '.join(filter(None, parts)), highlight=False)
 
   def step(self, step: int, summary: str, kept: str = '') -> None:
     """Shows a finished step; `kept` stays on the terminal."""
     self._step_seconds.append(self._clock() - self._began - self._evaluated)
-    left = f'eta {duration(self.seconds_left(step))}'
-    done = f'step {step}/{self._total}'
-    if not self._tty:
-      parts = filter(None, (done, summary, kept, left))
-      self._print('  '.join(parts) + '\n')
+    self._left = f'eta {duration(self.seconds_left(step))}'
+    self._done, self._head = step, f'step {step}/{self._total}'
+    if not self._is_live:
+      self.note(self._head, summary, kept, self._left)
       return
-    self._left, self._summary = f'  {left}', f'step {step}: {summary}'
+    self._summary, self._text = f'step {step}: {summary}', ''
     if kept:
-      self.note(f'{done}  {kept}')
-    self._draw(f'{done}  {self._bar(step)}{self._left}')
+      self.note(self._head, kept)
+    self._draw()
 
   def seconds_left(self, step: int) -> float:
     """Estimates the seconds after the finished step `step`."""
@@ -129,75 +148,84 @@ class Progress:
             + evaluations * _recent(self._eval_seconds))
 
   def compiling(self, program: str) -> None:
-    """Shows from the first second on that `program` is being compiled."""
-    self._stop_ticking()
-    done = threading.Event()
-    ticker = threading.Thread(
-        target=self._tick, args=(program, done), daemon=True)
-    self._compilation = program, time.monotonic(), done, ticker
-    ticker.start()
+    """Shows that `program` is being compiled; without a terminal from
+    LONG_SECONDS on."""
+    self.compiled()
+    announcement = threading.Timer(LONG_SECONDS, self.note, (
+        self._head, f'compiling {program}, first run only ...'))
+    announcement.daemon = True
+    self._compilation = program, time.monotonic(), announcement
+    if not self._is_live:
+      announcement.start()
 
   def compiled(self) -> None:
     """Ends what `compiling` shows; keeps a line if it took LONG_SECONDS."""
     if self._compilation is None:
       return
-    program, start, *_ = self._compilation
-    self._stop_ticking()
-    seconds = time.monotonic() - start
-    if seconds >= LONG_SECONDS:
+    program, start, announcement = self._compilation
+    announcement.cancel()
+    self._compilation = None
+    if (seconds := time.monotonic() - start) >= LONG_SECONDS:
       self.note(f'compiled {program} in {duration(seconds)}')
-    if self._tty and self._text:
-      self.phase(self._text)
-
-  def _stop_ticking(self):
-    if self._compilation is not None:
-      *_, done, ticker = self._compilation
-      done.set()
-      ticker.join()
-      self._compilation = None
-
-  def _tick(self, program, done):
-    """Shows the seconds of a compilation, in a thread of its own."""
-    text, seconds = f'compiling {program}, first run only', 0
-    while not done.wait(TICK_SECONDS):
-      seconds += 1
-      if self._tty:
-        self._draw(f'{self._head}{text}: {duration(seconds)}')
-      elif seconds == LONG_SECONDS:
-        self._print(f'{self._head}{text} ...\n')
 
   def close(self) -> None:
-    """Keeps the last lines on the terminal and moves the cursor below."""
-    self._stop_ticking()
-    if self._drawn:
-      self._drawn = 0
-      self._print('\n')
+    """Ends the live block; its last state stays on the terminal."""
+    self.compiled()
+    self._live.stop()
 
   def _clock(self):
     """Seconds, without those of compilation."""
     return time.monotonic() - self._compile_seconds()
 
-  def _bar(self, step):
-    filled = round(20 * step / self._total)
-    return '━' * filled + '─' * (20 - filled)
+  def _draw(self):
+    self._live.start()  # unless it has been
+    self._live.refresh()
 
-  def _draw(self, line):
-    width = shutil.get_terminal_size().columns - 1
-    lines = [text[:width] for text in (self._summary, line) if text]
-    with self._lock:
-      text = self._erase() + '\n'.join(lines)
-      self._drawn = len(lines)
-      self._print(text)
+  def _block(self):
+    """What the live block shows now; it is as wide as the terminal."""
+    now, text = table.Table.grid(padding=(0, 2)), self._text
+    if self._compilation is not None:
+      program, start, _ = self._compilation
+      if (seconds := time.monotonic() - start) >= 1:
+        text = f'compiling {program}, first run only: {duration(seconds)}'
+    now.add_row(*([
+        text_lib.Text(self._head, no_wrap=True), progress_bar.ProgressBar(
+            self._total, self._done, width=20)] if self._head else []),
+                *map(text_lib.Text, filter(None, (text, self._left))))
+    last = [columns.Columns(map(text_lib.Text, self._summary.split('  ')),
+                            padding=(0, 2))] if self._summary else []
+    return console_lib.Group(*last, now)
 
-  def _erase(self):
-    """Control codes: go to the block's first line and clear from there."""
-    up = f'\x1b[{self._drawn - 1}A' if self._drawn > 1 else ''
-    self._drawn = 0
-    return f'\r{up}\x1b[J'
 
-  def _print(self, text: str) -> None:
-    self._stream.write(text)
-    self._stream.flush()
+@contextlib.contextmanager
+def counting(title: str, total: int, done: int = 0
+             ) -> Iterator[Callable[[int], None]]:
+  """Yields a function to call with the number of items that are finished;
+  meanwhile a terminal shows how many of `total` are, `done` of them before."""
+  console = _console()
+  with progress_lib.Progress(console=console, transient=True,
+                             disable=not _is_live(console)) as bar:
+    task = bar.add_task(markup.escape(title), total=total, completed=done)
+    yield functools.partial(bar.advance, task)
+
+
+def track(items: Iterable, title: str, total: int, done: int = 0) -> Iterator:
+  """Yields the items, shown by `counting`."""
+  with counting(title, total, done) as advance:
+    for item in items:
+      yield item
+      advance(1)
+
+
+def _console() -> console_lib.Console:
+  """That of stderr; nobody's on any process but the first."""
+  return _STDERR if processes.is_first() else console_lib.Console(quiet=True)
+
+
+def _is_live(console):
+  """Whether there is a terminal that can show a live block."""
+  return (not console.quiet and console.file.isatty()
+          and console.is_interactive)
 
 
 def _recent(seconds: list[float]) -> float:

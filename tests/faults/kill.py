@@ -203,9 +203,8 @@ def main() -> None:
     folder = pathlib.Path(scratch)
     os.environ['JAX_COMPILATION_CACHE_DIR'] = str(folder / 'compiled')
     os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
-    runs.run('pretrain', '--config=configs/tiny.py',
-             f'--out={folder / "model"}', *runs.UNTRAINED)
     model = folder / 'model'
+    runs.make_model(model)
     differing = kill_and_compare(
         model, folder, undisturbed(model, folder), settings.kills,
         settings.seed, settings.interrupts)

@@ -43,7 +43,7 @@ _MODULES = {
     'equivalence': 'comparison structures units values verifying',
     'expressions': 'comparison structures values', 'spellings': 'structures',
     'grading': 'comparison verifying', 'datasets': 'problem rows sources',
-    'checkpoint': 'files', 'metrics': 'progress', 'session': 'restore',
+    'checkpoint': 'files', 'session': 'restore',
     'learner': 'sampling', 'training_programs': 'memory programs',
     'sample_file': 'evaluation'}
 _PROGRAMS = [f'tests/{name}' for name in (

@@ -16,7 +16,6 @@ from tepo_jax.grading import answers
 from tepo_jax.data import datasets
 from tepo_jax.data import problem as problem_lib
 from tepo_jax.data import prompts
-from tests import fork_server
 
 TENSORS = safetensors_numpy.save(
     {'a': np.arange(6, dtype='f4').reshape(2, 3), 'b': np.zeros(2, 'f2')})
@@ -78,7 +77,7 @@ def test_safetensors(folder, data):
                   | mangled(json.dumps(CONFIG).encode()))
 def test_model_config(folder, data):
   (folder / 'config.json').write_bytes(data)
-  read_or_refused(weights.read_config, folder)
+  read_or_refused(weights.model_config, folder)
 
 
 @hypothesis.settings(deadline=None)
@@ -131,12 +130,6 @@ latex = st.lists(st.sampled_from(
 def test_answers_are_extracted_or_there_is_none(text, style):
   answer = answers.extract(text, style)
   assert answer is None or answer in text
-
-
-@pytest.fixture(scope='module')
-def programs():
-  with fork_server.Server() as server:
-    yield server
 
 
 @pytest.mark.long

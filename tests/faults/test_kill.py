@@ -13,8 +13,7 @@ def _kill_and_compare(tmp_path_factory):
   """`kill.kill_and_compare` with one undisturbed run for all tests."""
   folder = tmp_path_factory.mktemp('killed')
   model = folder / 'model'
-  runs.run('pretrain', '--config=configs/tiny.py', f'--out={model}',
-           *runs.UNTRAINED)
+  runs.make_model(model)
   longest = kill.undisturbed(model, folder)
   assert len(kill.fingerprint(folder / 'alone')) > 10
   return lambda **settings: kill.kill_and_compare(

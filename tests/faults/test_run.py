@@ -65,8 +65,7 @@ def _place(tmp_path_factory):
     folder.mkdir()
   (place.packages / 'wandb.py').write_text(_WANDB)
   place.workdir = place.runs / 'run'
-  runs.run('pretrain', '--config=configs/tiny.py', f'--out={place.model}',
-           *runs.UNTRAINED)
+  runs.make_model(place.model)
   place.done = train(place, 1)
   assert place.done.returncode == 0, place.done.stderr
   assert recorded(place) == [1]

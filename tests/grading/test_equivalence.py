@@ -6,6 +6,7 @@ import pytest
 
 from tepo_jax import grading
 from tepo_jax.grading import grader
+from tests.grading import grades
 
 EQUAL = {
     'integers': [
@@ -218,23 +219,14 @@ def _pairs(table):
   return [pair for pairs in table.values() for pair in pairs]
 
 
-def test_there_are_enough():
-  pairs = _pairs(EQUAL) + _pairs(DIFFERENT)
-  assert len(pairs) == len(set(pairs)) >= 200
-
-
 @pytest.mark.parametrize('kind', EQUAL)
 def test_equal(kind):
-  wrong = [pair for pair in EQUAL[kind]
-           if not grading.grade(f'\\boxed{{{pair[1]}}}', [pair[0]])]
-  assert not wrong
+  assert not grades.with_verdict(EQUAL[kind], False)
 
 
 @pytest.mark.parametrize('kind', DIFFERENT)
 def test_different(kind):
-  wrong = [pair for pair in DIFFERENT[kind]
-           if grading.grade(f'\\boxed{{{pair[1]}}}', [pair[0]])]
-  assert not wrong
+  assert not grades.with_verdict(DIFFERENT[kind], True)
 
 
 def test_what_would_take_long_is_left_undecided():

@@ -126,7 +126,7 @@ def test_evaluate_and_compare_report_the_same_avg_micro(tmp_path):
   assert [line.partition(',')[0] for line in printed.splitlines()] == [
       'toy: 50.00% → 50.00%', 'toy/greedy: 100.00% → 100.00%',
       'other: 0.00% → 0.00%', 'avg_micro: 40.00% → 40.00%']
-  assert tables.of_results(found).splitlines()[-2].split()[:2] == [
+  assert results.table(found).splitlines()[-2].split()[:2] == [
       'avg_micro', '40.0%']
 
 
@@ -161,7 +161,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
 
 
 def test_the_table_of_an_evaluation():
-  text = tables.of_results(json.loads(json.dumps({
+  text = results.table(json.loads(json.dumps({
       'sets': {'toy': results.summarize(LINES, 'boxed')},
       **results.averages([LINES])})))
   [_, toy, micro, macro] = text.splitlines()

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import sys
 import types
 
 import jax
@@ -71,11 +72,16 @@ def test_the_closing_table_has_every_set(tmp_path):
   assert summaries.results_table(tmp_path) == 'no evaluation was recorded'
 
 
-def test_the_next_command():
+def test_the_next_command(monkeypatch):
   done = summaries.next_command(pathlib.Path('runs/a b'), 40, 40)
   assert "tepo_jax.report --runs='runs/a b' --out='runs/a b/report'" in done
+  monkeypatch.setattr(sys, 'argv', ['train.py', "--config.eval.sets=('a',)"])
   stopped = summaries.next_command(pathlib.Path('runs/a'), 20, 40)
-  assert 'after step 20' in stopped and 'the same command resumes' in stopped
+  assert stopped.startswith('runs/a: stopped, step 20 is saved')
+  assert stopped.endswith(
+      """ -m tepo_jax.train '--config.eval.sets=('"'"'a'"'"',)'""")
+  new = summaries.next_command(pathlib.Path('runs/a'), 0, 40)
+  assert 'no step was finished' in new
 
 
 def _session(parameters):

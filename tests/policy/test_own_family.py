@@ -40,7 +40,7 @@ from tepo_jax.policy.huggingface import weights
 assert inspect.getfile(transformer).startswith(FOLDER)
 config, params = weights.load('MODEL', 'float32')
 weights.save('AGAIN', config, params, source='MODEL')
-assert weights.read_config('AGAIN') == config
+assert weights.model_config('AGAIN') == config
 batch = np.load('batch.npz')
 
 @jax.jit
@@ -72,7 +72,7 @@ def _model(tmp_path):
 @pytest.mark.long
 def test_the_recipe(tmp_path, model, batch, torch_logits):
   with pytest.raises(errors.InputError, match='SmolLM3ForCausalLM'):
-    weights.read_config(tmp_path / 'MODEL')
+    weights.model_config(tmp_path / 'MODEL')
   recipes.copy(tmp_path, 'tepo_jax')
   for block, (name, place) in zip(
       recipes.blocks(TITLE, 'python'), PLACES, strict=True):

@@ -18,7 +18,7 @@ from tepo_jax.rollout import engine as engine_lib
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import schedule
 from tepo_jax.runtime import mesh as mesh_lib
-from tepo_jax.tools.benchmark import streaming
+from tepo_jax.tools import streaming
 from tests.rollout import toy
 
 pytestmark = pytest.mark.usefixtures('quick_compile')
@@ -156,7 +156,7 @@ def _on_mesh(engine, slots, mesh):
 
 class _Table:
   """Prompts of several widths, the widest not first; two of three groups are
-  not mixed. See benchmark.streaming.Table."""
+  not mixed. See tools.streaming.Table."""
 
   def __init__(self):
     generator = np.random.default_rng(3)

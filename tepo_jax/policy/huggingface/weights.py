@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from flax import traverse_util
 import jax
 import numpy as np
-import tqdm
 import transformers
 
 from tepo_jax import errors
@@ -28,6 +27,7 @@ from tepo_jax.policy import padding as padding_lib
 from tepo_jax.policy import transformer
 from tepo_jax.runtime import files
 from tepo_jax.runtime import mesh as mesh_lib
+from tepo_jax.runtime import progress
 
 # Hugging Face name, our path, whether to transpose theirs, [out, in].
 TABLE = (
@@ -56,7 +56,7 @@ _CONFIG = 'config.json'
 _PROGRESS_BYTES = 10**9  # of files, from which on a progress bar is shown
 
 
-def read_config(directory) -> transformer.ModelConfig:
+def model_config(directory) -> transformer.ModelConfig:
   """The ModelConfig of a Hugging Face folder's config.json.
 
   Raises:
@@ -89,9 +89,9 @@ def load(directory, dtype, mesh=None):
         mesh_lib.shardings(mesh, transformer.logical_axes(config)), sep='/')
   params = {}
   total = sum(tensor.nbytes for tensor in tensors.values())
-  for path, (leaf, names, transpose) in tqdm.tqdm(
-      rows.items(), desc=f'loading {directory}', unit='tensor',
-      disable=total < _PROGRESS_BYTES):
+  for path, (leaf, names, transpose) in (
+      progress.track(rows.items(), f'loading {directory}', len(rows))
+      if total >= _PROGRESS_BYTES else rows.items()):
     sources = [tensors[name] for name in names]
     params[path] = _read(sources, leaf, transpose, shardings[path])
   return config, traverse_util.unflatten_dict(params, sep='/')
@@ -104,7 +104,7 @@ def check(directory, mesh) -> None:
 
 def _open(directory, dtype, mesh):
   """The config, mapped tensors, and `_rows` of a folder, all checked."""
-  config = read_config(directory)
+  config = model_config(directory)
   tensors = tensor_files.open_folder(hub.folder(directory))
   rows = _rows(transformer.abstract_params(config, dtype))
   _check(directory, tensors, rows, config)

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 
+from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.benchmark import registry
 from tepo_jax.tools.benchmark import timing
-from tepo_jax.tools.benchmark import workload as workload_lib
 from tepo_jax.tools.plan import chips
 from tepo_jax.tools.plan import gpus
 

@@ -9,9 +9,9 @@ import ml_collections
 
 from tepo_jax.policy import scoring
 from tepo_jax.policy import transformer
+from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.benchmark import registry
 from tepo_jax.tools.benchmark import timing
-from tepo_jax.tools.benchmark import workload as workload_lib
 
 _COLUMNS = 512  # of a row
 # Qwen2.5-7B's head; the layers before it are not measured.

@@ -4,7 +4,7 @@ import numpy as np
 
 from tepo_jax import errors
 from tepo_jax.policy import transformer
-from tepo_jax.tools.benchmark import workload as workload_lib
+from tepo_jax.tools import workload as workload_lib
 
 
 def require_group(library: str, workload: workload_lib.Workload) -> None:

@@ -25,10 +25,10 @@ from tepo_jax.rollout import engine as engine_lib
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import schedule as schedule_lib
 from tepo_jax.runtime import mesh as mesh_lib
+from tepo_jax.tools import streaming
+from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.benchmark import registry
-from tepo_jax.tools.benchmark import streaming
 from tepo_jax.tools.benchmark import timing
-from tepo_jax.tools.benchmark import workload as workload_lib
 
 _BATCHES = 16  # in the geometric queue
 _SHARE = 5  # T as a multiple of the mean geometric length

@@ -6,8 +6,8 @@ import torch
 
 from tepo_jax.learning import batch as batch_lib
 from tepo_jax.policy import transformer
+from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.benchmark import peers
-from tepo_jax.tools.benchmark import workload as workload_lib
 
 
 class TorchUpdate:

@@ -11,8 +11,8 @@ import transformers
 import trl
 
 from tepo_jax.learning import batch as batch_lib
+from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.benchmark import peers
-from tepo_jax.tools.benchmark import workload as workload_lib
 
 
 class TrlUpdate:

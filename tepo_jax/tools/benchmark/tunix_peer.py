@@ -13,8 +13,8 @@ from tunix.rl.rollout import base_rollout
 from tepo_jax.learning import batch as batch_lib
 from tepo_jax.learning import optimizer as optimizer_lib
 from tepo_jax.policy import transformer
+from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.benchmark import peers
-from tepo_jax.tools.benchmark import workload as workload_lib
 
 _PADDING = -1  # outside the vocabulary; as an index it is the last token
 

@@ -15,11 +15,11 @@ from tepo_jax.learning import packing
 from tepo_jax.learning import update
 from tepo_jax.policy import transformer
 from tepo_jax.runtime import mesh as mesh_lib
+from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.benchmark import machine
 from tepo_jax.tools.benchmark import registry
 from tepo_jax.tools.benchmark import sampling
 from tepo_jax.tools.benchmark import timing
-from tepo_jax.tools.benchmark import workload as workload_lib
 
 
 @dataclasses.dataclass
@@ -105,24 +105,6 @@ def random_batch(workload: workload_lib.Workload) -> batch_lib.Batch:
       old_logp_BT=zeros_BT, old_entropy_BT=zeros_BT, sampler_logp_BT=zeros_BT)
 
 
-def forward_flops(workload: workload_lib.Workload,
-                  shared: bool = False) -> float:
-  """Returns the FLOPs of a forward pass; an update costs three times as much.
-
-  Counted are the layers on every real token, causal attention, and the head on
-  completion tokens; not padding and recomputation. `shared`: the layers process
-  a prompt, except its last token, once.
-  """
-  length_B = workload.lengths(workload.prompts * workload.samples).astype(float)
-  total_B = workload.prompt_tokens + length_B
-  tokens = total_B.sum()
-  if shared:
-    tokens -= (len(total_B) - workload.prompts) * (workload.prompt_tokens - 1)
-  # Of attention, the causal half of the square.
-  return workload_lib.forward_flops(
-      workload.model, tokens, np.sum(total_B ** 2) / 2, length_B.sum())
-
-
 def measure_growth(config, workload, peers) -> Iterator[timing.Measurement]:
   """Measures the update with one size of the workload halved at a time."""
   del peers
@@ -184,7 +166,7 @@ def _measure(config, workload, peers, what, name, passes):
   rows = workload.prompts * workload.samples
   tokens = workload.prompt_tokens * rows + workload.lengths(rows).sum()
   for how, values in seconds.items():
-    flops = passes * forward_flops(workload, shared=how == 'shared')
+    flops = passes * workload.forward_flops(shared=how == 'shared')
     yield timing.summary(f'{name}/{how}/seconds', values, 's')
     for quantity, work, unit in (
         ('tokens', tokens, 'token/s'), ('useful', flops, 'FLOP/s'),

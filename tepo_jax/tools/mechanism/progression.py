@@ -1,5 +1,6 @@
 """The measurement, policy by policy: its results in a file, and its resuming."""
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -39,7 +40,8 @@ def run(lab: observe.Lab, results: dict[str, Any], out: files.Path) -> None:
             lab, params, held_out.batch, tokens, lab.batch(groups)))
     return levels[str(count)]['fresh']
 
-  with host.compilations_shown(progress.compiling, progress.compiled):
+  with (contextlib.closing(progress),
+        host.compilations_shown(progress.compiling, progress.compiled)):
     progress.begin(number := 1)
     progress.phase('sampling from the model')
     held_out = observe.Observed(lab, lab.sample(lab.start, 0))

@@ -8,7 +8,7 @@ import ml_collections
 
 from tepo_jax import errors
 from tepo_jax.runtime import mesh as mesh_lib
-from tepo_jax.tools.benchmark import workload as workload_lib
+from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.plan import chips
 from tepo_jax.tools.plan import compiling
 from tepo_jax.tools.plan import gpus
@@ -16,7 +16,7 @@ from tepo_jax.tools.plan import step
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class ProgramMemory:
   """Bytes of a program's arguments and temporaries, predicted and found."""
   name: str
   predicted: tuple[int, int]
@@ -36,7 +36,7 @@ def require(slice_: chips.Slice, devices: Sequence[jax.Device]) -> None:
 
 def compare(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
             plan: step.StepPlan, devices: Sequence[jax.Device]
-            ) -> list[Comparison]:
+            ) -> list[ProgramMemory]:
   """Compiles the plan's largest programs for `devices`, as runs do."""
   here = chips.Slice(
       plan.slice.name, plan.slice.chip, list(devices),
@@ -47,7 +47,7 @@ def compare(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
       int(plan.slice.chip.hbm_bytes),
       next((e.remat for e in plan.estimates if e.remat), None))
   return [
-      Comparison(program.name, *(
+      ProgramMemory(program.name, *(
           (e.arguments, e.temporaries)
           for e in (estimates[program.name], step.estimate(program, here))))
       for program in compiling.step_programs(
@@ -55,12 +55,12 @@ def compare(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
       if program.name in estimates]
 
 
-def text(comparisons: Sequence[Comparison]) -> str:
-  """Formats the comparisons, in GiB a chip."""
+def text(programs: Sequence[ProgramMemory]) -> str:
+  """Formats the programs, in GiB a chip."""
   return '\n'.join([
       'GiB, predicted and on the device:', *(
           f'{c.name:<28}' + ', '.join(
               f'{part} {predicted / chips.GIB:.3f} and {found / chips.GIB:.3f}'
               for part, predicted, found in zip(
                   ('arguments', 'temporaries'), c.predicted, c.found))
-          for c in comparisons)])
+          for c in programs)])

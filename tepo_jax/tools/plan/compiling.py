@@ -24,9 +24,8 @@ from tepo_jax.rollout import draw
 from tepo_jax.rollout import engine
 from tepo_jax.rollout import schedule
 from tepo_jax.runtime import mesh as mesh_lib
-from tepo_jax.tools.benchmark import streaming
-from tepo_jax.tools.benchmark import updating
-from tepo_jax.tools.benchmark import workload as workload_lib
+from tepo_jax.tools import streaming
+from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.plan import traffic
 
 PHASES = ('reshard', 'rollout', 'score', 'update')
@@ -185,7 +184,7 @@ def _useful_of_sampling(workload, shape):
   half of the mean completion is behind it."""
   model, prompt, rows = workload.model, workload.prompt_tokens, shape.rows
   if shape.name == 'prefill':  # of the last layer only keys and values; no head
-    return workload_lib.forward_flops(
+    return workload_lib.flops(
         dataclasses.replace(model, num_layers=model.num_layers - 1),
         rows * prompt, rows * prompt ** 2 / 2, 0) + (
             4.0 * rows * prompt * model.d_model
@@ -193,7 +192,7 @@ def _useful_of_sampling(workload, shape):
   if shape.name == 'decode':
     seen = prompt + workload.lengths(
         workload.prompts * workload.samples).mean() / 2
-    return workload_lib.forward_flops(model, rows, rows * seen, rows)
+    return workload_lib.flops(model, rows, rows * seen, rows)
   return 0.0
 
 
@@ -253,9 +252,9 @@ def _updating(config, workload, programs, state, frozen
   minibatch = _placed(host, programs.minibatch_sharding)
   size = mesh_lib.device_bytes(minibatch)
   others = (minibatches - 1) * size  # all minibatches stay
-  forward = updating.forward_flops(
-      dataclasses.replace(workload, prompts=settings.minibatch_prompts),
-      settings.packing == 'shared') / programs.mesh.size
+  forward = dataclasses.replace(
+      workload, prompts=settings.minibatch_prompts).forward_flops(
+          settings.packing == 'shared') / programs.mesh.size
   score, step = (tuple(_trip_counts(host, programs.scorer.chunk_size, passes))
                  for passes in (1, 2))
   key = jax.eval_shape(lambda: jax.random.key(0))

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from tepo_jax.tools.benchmark import workload as workload_lib
+from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.plan import chips
 from tepo_jax.tools.plan import gpus
 from tepo_jax.tools.plan import step

@@ -13,8 +13,8 @@ import numpy as np
 
 from tepo_jax.rollout import engine
 from tepo_jax.rollout import schedule
-from tepo_jax.tools.benchmark import streaming
-from tepo_jax.tools.benchmark import workload as workload_lib
+from tepo_jax.tools import streaming
+from tepo_jax.tools import workload as workload_lib
 
 _BATCHES = 64  # of prompts, enough for any share of mixed groups that trains
 
@@ -38,7 +38,7 @@ def of_rollout(workload: workload_lib.Workload, shapes: schedule.Shapes,
   """Counts the runs of each Shape in a rollout; for 'decode', the steps.
 
   mixed_share: of all groups, those that can be trained on. sample: `stream` or
-  `batches` of `benchmark.streaming`.
+  `batches` of `tools.streaming`.
   """
   counts = collections.Counter()
   # The sampler does not know the lengths before it has drawn them.

@@ -91,14 +91,14 @@ class Contrast:
   verdict: str = 'too few seeds'
 
 
-def baseline(groups: Sequence[runs_lib.Group]) -> runs_lib.Group | None:
+def baseline(groups: Sequence[runs_lib.Seeds]) -> runs_lib.Seeds | None:
   """Returns the group to compare with, or None if there is only one."""
   if len(groups) < 2:
     return None
   return next((g for g in groups if g.label == BASELINE), groups[0])
 
 
-def contrasts(groups: Sequence[runs_lib.Group]) -> list[Contrast]:
+def contrasts(groups: Sequence[runs_lib.Seeds]) -> list[Contrast]:
   """Compares every method with the baseline, by measure."""
   base = baseline(groups)
   if base is None:

@@ -117,7 +117,7 @@ class Curve:
   seeds: dict[str, dict[int, float]]
 
 
-def curves(groups: Sequence[runs_lib.Group], panel: Panel) -> list[Curve]:
+def curves(groups: Sequence[runs_lib.Seeds], panel: Panel) -> list[Curve]:
   """Returns the panel's curves; empty for a group without the metric."""
   return [_curve(group.label, {
       run.name: measured(run, panel) for run in group.runs})
@@ -134,7 +134,7 @@ def _curve(label, seeds):
   return Curve(label, steps, mean, low, high, list(map(len, at)), seeds)
 
 
-def differences(groups: Sequence[runs_lib.Group], base: runs_lib.Group,
+def differences(groups: Sequence[runs_lib.Seeds], base: runs_lib.Seeds,
                 panel: Panel) -> list[Curve]:
   """Returns the other groups' curves minus the baseline's, paired by seed.
 
@@ -162,7 +162,7 @@ def trailing_mean(steps: Sequence[int], values: Sequence[float], window: int
                          if step - window < other <= step])) for step in steps]
 
 
-def bands(groups: Sequence[runs_lib.Group]) -> str:
+def bands(groups: Sequence[runs_lib.Seeds]) -> str:
   """Describes the bands."""
   most = max(len(group.runs) for group in groups)
   if most >= 3:
@@ -171,7 +171,7 @@ def bands(groups: Sequence[runs_lib.Group]) -> str:
   return 'Band: the range of the two seeds.' if most == 2 else ''
 
 
-def caption(panel: Panel, groups: Sequence[runs_lib.Group]) -> str:
+def caption(panel: Panel, groups: Sequence[runs_lib.Seeds]) -> str:
   """Describes the lines and the bands of a file."""
   lines = (f'Faint: as measured; bold: mean of the last {WINDOW} steps.'
            if panel.has_mean else 'As measured.')

@@ -22,7 +22,7 @@ problems. Accuracy of training samples: mean over the first and the last
 is a little too high. Unfinished runs count with the steps they have."""
 
 
-def header(groups: Sequence[runs_lib.Group]) -> str:
+def header(groups: Sequence[runs_lib.Seeds]) -> str:
   """Returns what ran: model, data, sizes, duration, machine, commit."""
   by_run = [(run.name, run) for group in groups for run in group.runs]
   by_group = [(group.label, group) for group in groups]
@@ -84,7 +84,7 @@ def _differences(groups):
   return f'they differ in {errors.listed(names)}'
 
 
-def results(groups: Sequence[runs_lib.Group], out: files.Path) -> str:
+def results(groups: Sequence[runs_lib.Seeds], out: files.Path) -> str:
   """Returns a table of the groups' accuracies, and one of the runs.
 
   `out` is the folder of the page, from which the runs are linked.
@@ -106,7 +106,7 @@ def _link(run, out):
   return page.link(files.browser_address(run.path), run.name)
 
 
-def accuracies(groups: Sequence[runs_lib.Group]) -> str:
+def accuracies(groups: Sequence[runs_lib.Seeds]) -> str:
   """Returns a table: a row for each evaluation of each group."""
   names = figures.accuracies(run for group in groups for run in group.runs)
   rows = [row for group in groups for row in [

@@ -51,7 +51,7 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
+class Seeds:
   """Runs of one config that differ in the seed. label: for legends."""
   label: str
   runs: list[Run]
@@ -160,7 +160,7 @@ def _state(folder, fields, records):
           f'{seconds / size:.0f} {unit} ago')
 
 
-def group(runs: Sequence[Run]) -> list[Group]:
+def group(runs: Sequence[Run]) -> list[Seeds]:
   """Groups runs that differ only in the seed, in the order of the first runs.
 
   A label is the method's name, followed by the fields that distinguish groups
@@ -173,7 +173,7 @@ def group(runs: Sequence[Run]) -> list[Group]:
          if name not in SEED_FIELDS}, sort_keys=True)
     members.setdefault(key, []).append(run)
   groups = list(members.values())
-  return [Group(_label(some, groups), some) for some in groups]
+  return [Seeds(_label(some, groups), some) for some in groups]
 
 
 def _label(some, groups):

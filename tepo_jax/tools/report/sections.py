@@ -5,6 +5,7 @@ this module writes the results as files and formats them for the page.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+import contextlib
 import json
 import pathlib
 import sys
@@ -126,10 +127,9 @@ def _replay(run, step, out, methods):
     if method.to_dict() not in [
         ml_collections.ConfigDict(row).to_dict() for row in chosen.values()]:
       chosen['this run'] = method
-    shown = progress_lib.Progress(step)
-    comparisons = opened.compare(
-        chosen, lambda text: shown.phase(f'replay of {run.name}: {text}'))
-    shown.close()
+    with contextlib.closing(progress_lib.Progress(step)) as shown:
+      comparisons = opened.compare(
+          chosen, lambda text: shown.phase(f'replay of {run.name}: {text}'))
   name = f'replay_{run.name.replace("/", "_")}_{step}'
   (out / f'{name}.json').write_text(json.dumps({
       'run': run.name, 'step': step,

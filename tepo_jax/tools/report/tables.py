@@ -179,31 +179,6 @@ def comma_separated(lines: Sequence[Line], columns: Sequence[str]) -> str:
 FORMATS = {'markdown': markdown, 'latex': latex, 'csv': comma_separated}
 
 
-def of_results(results: Mapping[str, Any]) -> str:
-  """Formats an evaluation: a line for each set, and the averages."""
-  rows = [('', 'accuracy', '95 % interval', 'pass@n', 'maj@n', 'no answer',
-           'truncated', 'tokens', 'problems')]
-  for name, summary in results['sets'].items():
-    average = next(key for key in summary if key.startswith('avg@'))
-    samples = average.removeprefix('avg@')
-    rows.append((
-        name, f'{average} {summary[average]:.1%}',
-        f'{summary["low"]:.1%} … {summary["high"]:.1%}',
-        f'{summary[f"pass@{samples}"]:.1%}',
-        f'{summary[f"maj@{samples}"]:.1%}' if samples != '1' else '',
-        f'{summary["no_answer"]:.1%}', f'{summary["truncated"]:.1%}',
-        f'{summary["mean_length"]:.1f}', str(summary['problems'])))
-  for name in ('avg_micro', 'avg_macro'):
-    low, high = results[f'{name}_interval']
-    rows.append((name, f'{results[name]:.1%}', f'{low:.1%} … {high:.1%}',
-                 *[''] * 6))
-  widths = [max(map(len, column)) for column in zip(*rows)]
-  return '\n'.join('  '.join(
-      cell.ljust(width) if i == 0 else cell.rjust(width)
-      for i, (cell, width) in enumerate(zip(row, widths))).rstrip()
-                   for row in rows)
-
-
 def of_comparison(rows: Sequence[Mapping[str, Any]]) -> str:
   """Formats the rows of `results.compare`."""
   lines = []

@@ -44,7 +44,7 @@ def test_a_hub_id_serves_as_a_folder(hub_id, tmp_path):
   snapshot = tmp_path / 'models--owner--model' / 'snapshots' / 'f00d'
   assert hub.folder(hub_id).samefile(snapshot)
   assert hub.folder(snapshot) == snapshot
-  assert weights.load(hub_id, 'float32')[0] == weights.read_config(snapshot)
+  assert weights.load(hub_id, 'float32')[0] == weights.model_config(snapshot)
   tokenizer = weights.load_tokenizer(hub_id)
   assert tokenizer.eos_token_id == 0
   assert tokenizer.apply_chat_template(

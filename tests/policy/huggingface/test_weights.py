@@ -58,7 +58,7 @@ def test_load_save_is_bit_identical_and_transformers_agrees(
   config, params = weights.load(folder, 'float32')
   weights.save(tmp_path / 'out', config, params)  # without its source
   _assert_same_files(tmp_path / 'out', folder)
-  assert weights.read_config(tmp_path / 'out') == config
+  assert weights.model_config(tmp_path / 'out') == config
   again = type(model).from_pretrained(tmp_path / 'out')
   assert again.dtype == torch.float32
   np.testing.assert_array_equal(
@@ -100,16 +100,16 @@ def test_shards_with_index_both_ways(hf_model, tmp_path, monkeypatch):
 
 
 def test_rope_settings_of_transformers_4_and_5(folder):
-  config = weights.read_config(folder)
+  config = weights.model_config(folder)
   _edit_config(folder, rope_parameters=..., rope_theta=7e5, rope_scaling=None)
-  old = weights.read_config(folder)
+  old = weights.model_config(folder)
   assert old == dataclasses.replace(config, rope_theta=7e5)
   scaling = dict(factor=4.0, original_max_position_embeddings=32)
   _edit_config(folder, rope_scaling=dict(type='yarn', **scaling))
-  old = weights.read_config(folder)
+  old = weights.model_config(folder)
   _edit_config(folder, rope_theta=..., rope_scaling=..., rope_parameters=dict(
       rope_type='yarn', rope_theta=7e5, **scaling))
-  assert weights.read_config(folder) == old
+  assert weights.model_config(folder) == old
   assert old.rope_scaling.attention_factor == pytest.approx(
       0.1 * np.log(4) + 1)
 
@@ -118,7 +118,7 @@ def test_rope_settings_of_transformers_4_and_5(folder):
     ('rope_parameters',), ('rope_scaling', 'rope_theta')])
 def test_rope_settings_are_saved_for_transformers_4_and_5(
     case, left_out, hf_model):
-  config = weights.read_config(hf_model(case)[0])
+  config = weights.model_config(hf_model(case)[0])
   raw = families.to_json(config, 'float32')
   for name in left_out:
     raw.pop(name)
@@ -130,7 +130,7 @@ def test_the_config_keeps_the_source_s_other_fields(folder, tmp_path):
   _edit_config(folder, architectures=['MistralForCausalLM'],
                model_type='mistral', layer_types=..., sliding_window=None,
                eos_token_id=[3, 5])
-  config = weights.read_config(folder)
+  config = weights.model_config(folder)
   raw = families.to_json(
       config, 'bfloat16', json.loads((folder / 'config.json').read_text()))
   assert raw['architectures'] == ['MistralForCausalLM']

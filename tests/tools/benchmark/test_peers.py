@@ -12,9 +12,9 @@ import pytest
 from configs import benchmark
 from tepo_jax import errors
 from tepo_jax.policy.huggingface import weights
+from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.benchmark import registry
 from tepo_jax.tools.benchmark import updating
-from tepo_jax.tools.benchmark import workload as workload_lib
 
 _NORM = 1e-3  # less than the gradient's, so that it is clipped
 

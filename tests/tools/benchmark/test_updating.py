@@ -10,9 +10,9 @@ from configs import benchmark
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.learning import packing
 from tepo_jax.runtime import mesh as mesh_lib
+from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.benchmark import memory
 from tepo_jax.tools.benchmark import updating
-from tepo_jax.tools.benchmark import workload as workload_lib
 
 pytestmark = pytest.mark.usefixtures('quick_compile')
 
@@ -38,7 +38,7 @@ def test_flops_of_the_tiny_workload():
   workload = workload_lib.of(benchmark.get_config('tiny'))
   want = 2 * (4 * 950_272 * 32 * 192 + 4 * 256 * 32 * 192 ** 2
               + 256 * 8192 * 32 * 128)
-  assert updating.forward_flops(workload) == want
+  assert workload.forward_flops() == want
   assert 3 * want == pytest.approx(199e9, rel=0.01)
 
 
@@ -68,7 +68,7 @@ def test_flops_of_shared_prompts():
   workload = workload_lib.of(benchmark.get_config('tiny'))
   want = 2 * (4 * 950_272 * (4 * 63 + 32 * 129) + 4 * 256 * 32 * 192 ** 2
               + 256 * 8192 * 32 * 128)
-  assert updating.forward_flops(workload, shared=True) == want
+  assert workload.forward_flops(shared=True) == want
 
 
 @pytest.mark.long
@@ -87,7 +87,7 @@ def test_parts_measure_every_packing():
       assert found[f'{what}/{mode}/slots real'] == 1
     assert found[f'{what}/packed over shared'] > 0
   assert found['update/packed/useful'] == pytest.approx(
-      3 * updating.forward_flops(workload) / found['update/packed/seconds'])
+      3 * workload.forward_flops() / found['update/packed/seconds'])
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from tepo_jax import cli
 from tepo_jax import errors
 from tepo_jax.policy import attention
 from tepo_jax.runtime import mesh as mesh_lib
-from tepo_jax.tools.benchmark import workload as workload_lib
+from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.plan import check
 from tepo_jax.tools.plan import chips
 from tepo_jax.tools.plan import compiling

@@ -12,7 +12,7 @@ from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.policy.huggingface import weights
 from tepo_jax.runtime import mesh as mesh_lib
-from tepo_jax.tools.benchmark import workload as workload_lib
+from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.plan import compiling
 from tepo_jax import train
 
@@ -90,7 +90,7 @@ def test_memory_in_use_when_a_program_starts(tmp_path, monkeypatch):
     _watch(patch, found)
     train.train(config, tmp_path / 'run')
 
-  model = weights.read_config(tmp_path / 'run' / 'base_model')
+  model = weights.model_config(tmp_path / 'run' / 'base_model')
   workload = dataclasses.replace(
       workload_lib.of(config),
       model=programs_lib.execution(model, config.compute))

@@ -14,7 +14,7 @@ from tepo_jax import cli
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.policy import scoring
 from tepo_jax.runtime import mesh as mesh_lib
-from tepo_jax.tools.benchmark import workload as workload_lib
+from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.plan import chips
 from tepo_jax.tools.plan import compiling
 from tepo_jax.tools.plan import cost as cost_lib

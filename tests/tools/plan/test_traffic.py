@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tepo_jax.rollout import schedule
-from tepo_jax.tools.benchmark import streaming
-from tepo_jax.tools.benchmark import workload as workload_lib
+from tepo_jax.tools import streaming
+from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.plan import traffic
 
 

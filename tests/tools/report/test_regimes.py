@@ -64,8 +64,7 @@ def test_a_damaged_map_is_refused(tmp_path, content):
 @pytest.mark.long
 def test_a_map_of_a_run(tmp_path):
   model, run = tmp_path / 'base', tmp_path / 'grpo'
-  programs.run('pretrain', '--config=configs/tiny.py', f'--out={model}',
-               *programs.UNTRAINED)
+  programs.make_model(model)
   programs.run('train', *programs.train_arguments(model, run, 'grpo'),
                f'--config.steps={STEPS}', '--config.optimizer.learning_rate=3e-3')
   out, path = tmp_path / 'out', tmp_path / 'map.jsonl.gz'

@@ -44,9 +44,24 @@ class Workload:
         np.random.default_rng(0).geometric(1 / self.mean_tokens, rows),
         self.max_tokens).astype(np.int32)
 
+  def forward_flops(self, shared: bool = False) -> float:
+    """Returns the FLOPs of a forward pass; an update costs three times as much.
 
-def forward_flops(model: transformer.ModelConfig, tokens: float, pairs: float,
-                  scored: float) -> float:
+    Counted are the layers on every real token, causal attention, and the head
+    on completion tokens; not padding and recomputation. `shared`: the layers
+    process a prompt, except its last token, once.
+    """
+    length_B = self.lengths(self.prompts * self.samples).astype(float)
+    total_B = self.prompt_tokens + length_B
+    tokens = total_B.sum()
+    if shared:
+      tokens -= (len(total_B) - self.prompts) * (self.prompt_tokens - 1)
+    # Of attention, the causal half of the square.
+    return flops(self.model, tokens, np.sum(total_B ** 2) / 2, length_B.sum())
+
+
+def flops(model: transformer.ModelConfig, tokens: float, pairs: float,
+          scored: float) -> float:
   """Returns the FLOPs that a forward pass must make: 2 per weight and token.
 
   Counted are matrix products: the layers on `tokens`, attention's two on
@@ -75,7 +90,7 @@ def of(config: ml_collections.ConfigDict, prompt_tokens: int | None = None,
     model = base_model.model_config(
         config.pretrain, config.pretrain.vocabulary)
   else:
-    model = weights.read_config(hub.folder(config.model, ('config.json',)))
+    model = weights.model_config(hub.folder(config.model, ('config.json',)))
   longest, rollout = config.data.max_prompt_tokens, config.rollout
   return Workload(
       programs_lib.execution(model, config.compute), rollout.prompts,

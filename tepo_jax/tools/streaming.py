@@ -17,7 +17,7 @@ import numpy as np
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import schedule as schedule_lib
 from tepo_jax.rollout import selection as selection_lib
-from tepo_jax.tools.benchmark import workload as workload_lib
+from tepo_jax.tools import workload as workload_lib
 
 
 class Table(NamedTuple):
