@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tepo_jax import errors
+from tepo_jax.job import configuration
 from tepo_jax.job import evaluation
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import groups as groups_lib
@@ -97,8 +98,10 @@ def test_a_set_has_its_own_decoding():
 
 @pytest.mark.parametrize('missing', ['samples', 'temperature'])
 def test_a_file_needs_a_decoding(missing):
+  settings = ml_collections.ConfigDict(dict(
+      sets=('mine.jsonl',), samples=8, temperature=1.0) | {missing: None})
   with pytest.raises(errors.InputError, match='mine.jsonl.*eval.samples'):
-    _prepare(sets=('mine.jsonl',), **{missing: None})
+    configuration.check_decodings(settings)
 
 
 class _Sampler:
