@@ -184,12 +184,13 @@ def open_unmade(config: ml_collections.ConfigDict, folder: str | os.PathLike
 
 def _open(config, mesh, folder, model, tokenizer, eos_ids):
   model = programs_lib.prepare_model(model, config, mesh)
-  longest = config.data.max_prompt_tokens + max(
-      config.rollout.max_tokens, config.eval.max_tokens)
+  most, field = max((config.rollout.max_tokens, 'rollout.max_tokens'),
+                    (config.eval.max_tokens, 'eval.max_tokens'))
+  longest = config.data.max_prompt_tokens + most
   if longest > model.max_position:
     raise errors.InputError(
-        f'{folder}: data.max_prompt_tokens + max_tokens = {longest} exceeds '
-        f'the model\'s {model.max_position} positions')
+        f'{folder}: data.max_prompt_tokens + {field} = {longest} exceeds the '
+        f'model\'s {model.max_position} positions')
   template = prompts.get(config.data.template, config.data.system)
   if (tokenizer.chat_template is None and template.is_chat
       and processes.is_first()):
