@@ -167,7 +167,7 @@ def test_every_update_has_the_old_policy_of_the_step_s_start(packing, shape):
   """After the updates, against its forward over the same minibatch: to the bit,
   whether its hidden states are kept or computed anew."""
   learner = make_learner('tepo', packing, shape, scale=4.0, learning_rate=1e-2,
-                         microbatch_tokens=10)
+                         microbatch_tokens=20)
   programs, groups = learner.programs, sampled()
   for fits in True, False:
     start(learner)
@@ -180,10 +180,11 @@ def test_every_update_has_the_old_policy_of_the_step_s_start(packing, shape):
           programs, kept=programs.kept.update(shape=(rows, used - 1, *rest)))
       step = pack_and_score(learner, groups)
     assert bool(step.old) == fits == (step.old_params is None)
+    assert step.minibatches[0].used > 1
     for index in range(4):
       assert not jax.device_get(learner.make_update(step, index))['skipped']
     for index, minibatch in enumerate(step.minibatches):
-      assert minibatch is step.minibatches[index % 2] and minibatch.used > 1
+      assert minibatch is step.minibatches[index % 2]
       got, want = (
           hidden_states(programs, old, minibatch) for old in (
               learner.old_policy(step, index),

@@ -8,6 +8,7 @@ from typing import Any
 
 from configs import base
 from configs import fields as fields_lib
+from configs import tiny
 from tepo_jax import errors
 from tepo_jax.job import provenance
 from tepo_jax.job import run_folder
@@ -93,7 +94,8 @@ def start(out: files.Path, lock: lock_lib.FolderLock, wanted: dict[str, Any]
 def setup(lab: observe.Lab) -> dict[str, Any]:
   """What determines the results; of a model its digest, not its folder."""
   config = lab.config
-  defaults = fields_lib.flat(base.get_config(config.method_name))
+  defaults = fields_lib.flat(base.get_config(config.method_name)) | (
+      fields_lib.flat({'pretrain': fields_lib.config(tiny.PRETRAIN)}))
   digests = provenance.weight_digests(
       lab.learner.programs.model, lab.session.load_params())
   return json.loads(json.dumps(dict(
