@@ -25,7 +25,7 @@ def metrics(x, *, weight_BT, low_BT, high_BT, dropped_BT, region_BT,
   entropy: mean H, nats. covariance: mean of (A - mean A)(l - mean l).
   region_share: tokens in the penalty's region M.
   entropy_unchanged_share: tokens with H = H0 to the last bit; 1 until the
-    weights move, because H0 comes from the same forward.
+    weights move, if the compiler rounds scoring and update alike, as on CPUs.
   empty_minibatches: 1 if there is no valid token, else 0.
   """
   def share(event_BT, among_BT=x.mask_BT):
