@@ -298,6 +298,7 @@ def test_closed_or_full_output_changes_no_verdict(fault):
   script = f'''
 import os, resource, signal
 {_FAULTS[fault]}
+from tepo_jax import grading
 with grading.Grader(2) as grader:
   verdicts, counts = grader.grade(
       [(r"\\boxed{{\\max(1,2)}}", ["2"]), (r"\\boxed{{\\max(1,2)}}", ["1"]),
