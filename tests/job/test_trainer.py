@@ -15,7 +15,8 @@ def _trainer(**fields):
       config=tiny.get_config('tepo'), step=1, cursor=0, _prompt=None,
       session=types.SimpleNamespace(timers=progress_lib.Timers()),
       learner=types.SimpleNamespace(
-          policy=dict, programs=types.SimpleNamespace(to_decode=dict, kept=None)),
+          policy=dict, update_bytes=None,
+          programs=types.SimpleNamespace(to_decode=dict, kept=None)),
       **fields)
 
 
