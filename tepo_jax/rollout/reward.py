@@ -123,8 +123,9 @@ def overlong_penalty(length_B: np.ndarray, max_length: int, buffer: int,
     raise errors.InputError(
         f'overlong buffer: {buffer} is not in 1 .. max_length {max_length}')
   excess_B = np.asarray(length_B, np.float32) - np.float32(max_length - buffer)
-  return np.minimum(
-      -excess_B / np.float32(buffer) * np.float32(factor), np.float32(0))
+  # XLA divides by a scalar by its reciprocal; so does this, to the same bits.
+  share_B = -excess_B * (np.float32(1) / np.float32(buffer))
+  return np.minimum(share_B * np.float32(factor), np.float32(0))
 
 
 @dataclasses.dataclass(frozen=True)
