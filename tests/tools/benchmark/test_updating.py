@@ -25,6 +25,7 @@ def _config():
   c.rollout.samples = 2
   c.pretrain.update(d_model=8, num_layers=1, num_heads=2, num_kv_heads=1,
                     head_dim=4, d_ff=16, vocabulary=64)
+  c.train.microbatch_tokens = 4 * (4 + 12)
   c.mesh.fsdp = 4
   return c
 

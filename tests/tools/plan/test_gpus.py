@@ -238,14 +238,14 @@ def _tiny():
 def test_flops_of_scoring_and_update_by_hand():
   """As `test_step` counts them for TPUs, and the attention of xla.
 
-  Two rows of 144 columns in blocks of 64 queries, which see the columns up to
+  Four rows of 72 columns in blocks of 64 queries, which see the columns up to
   their last. The update attends forward, and twice as much for the gradient; of
   π_old it computes the head.
   """
-  pairs = 2 * (64 * 64 + 64 * 128 + 16 * 144)
+  pairs = 4 * (64 * 64 + 8 * 72)
   attend = 2 * 2 * pairs * 64
-  layer = 2 * 144 * 2 * (4 * 64 * 64 + 3 * 64 * 192)
-  head = 144 * 2 * 2 * 64 * 8192
+  layer = 4 * 72 * 2 * (4 * 64 * 64 + 3 * 64 * 192)
+  head = 4 * 72 * 2 * 64 * 8192
   config, slice_ = _tiny(), gpus.topology('h100x4')
   workload = workload_lib.of(config)
   programs = compiling.make_programs(
