@@ -5,6 +5,7 @@ cli.DEFINE_config()`, and ends with `cli.run(main)`, where main() -> None.
 """
 
 import collections
+from collections.abc import Callable, Iterable
 import difflib
 import errno
 import faulthandler
@@ -19,7 +20,6 @@ import pathlib
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable
 from typing import Any
 
 from absl import flags

@@ -26,6 +26,7 @@ from tepo_jax.job import configuration
 from tepo_jax.job import evaluation as evaluation_lib
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import restore
+from tepo_jax.job import results as results_lib
 from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import sizes
@@ -34,7 +35,6 @@ from tepo_jax.runtime import files
 from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import processes
-from tepo_jax.job import results as results_lib
 
 _CONFIG = cli.DEFINE_config()
 _CHECKPOINT = flags.DEFINE_string(

@@ -9,6 +9,7 @@ others continue; the status is then 1. launch/setup.sh runs it after it has
 installed jax for a GPU or TPU.
 """
 
+from collections.abc import Iterator
 import contextlib
 import functools
 import io
@@ -16,7 +17,6 @@ import json
 import pathlib
 import tempfile
 import time
-from collections.abc import Iterator
 
 from absl import flags
 import jax

@@ -17,12 +17,12 @@ import ml_collections
 
 from tepo_jax import cli
 from tepo_jax import errors
-from tepo_jax.job import configuration
-from tepo_jax.job import prompt_sets
-from tepo_jax.policy.huggingface import weights
 from tepo_jax.data import datasets
 from tepo_jax.data import embedded
 from tepo_jax.data import prompts
+from tepo_jax.job import configuration
+from tepo_jax.job import prompt_sets
+from tepo_jax.policy.huggingface import weights
 
 _CONFIG = cli.DEFINE_config()
 _COUNT = flags.DEFINE_integer(

@@ -6,11 +6,13 @@ import shutil
 
 import jax
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders
+from tokenizers import models
+from tokenizers import pre_tokenizers
 import transformers
 
-from tepo_jax.policy.huggingface import weights
 from tepo_jax.policy import transformer
+from tepo_jax.policy.huggingface import weights
 from tests import runs
 
 _CHATML = (

@@ -12,9 +12,9 @@ from pyarrow import parquet
 import pytest
 
 from tepo_jax import errors
+from tepo_jax.data import datasets
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import files
-from tepo_jax.data import datasets
 from tests import fork_server
 from tests import runs
 

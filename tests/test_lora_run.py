@@ -6,10 +6,10 @@ import shutil
 import jax
 import numpy as np
 import peft
+import pytest
 from safetensors import numpy as safetensors_numpy
 import torch
 import transformers
-import pytest
 
 from tepo_jax.job import restore
 from tepo_jax.runtime import mesh as mesh_lib

@@ -6,20 +6,18 @@ number; rows that a set omits on purpose are counted and logged.
 """
 
 import collections
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import logging
 import pathlib
 import re
 
 from tepo_jax import errors
-from tepo_jax.grading import answers
 from tepo_jax.data import embedded
 from tepo_jax.data import problem as problem_lib
 from tepo_jax.data import rows as rows_lib
 from tepo_jax.data import sources
+from tepo_jax.grading import answers
 
 _LOG = logging.getLogger(__name__)
 

@@ -20,7 +20,9 @@ import re
 import types
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders
+from tokenizers import models
+from tokenizers import pre_tokenizers
 
 from tepo_jax import errors
 from tepo_jax.data import arithmetic

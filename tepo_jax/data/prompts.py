@@ -10,9 +10,9 @@ import dataclasses
 import functools
 
 from tepo_jax import errors
-from tepo_jax.runtime import files
-from tepo_jax.grading import answers
 from tepo_jax.data import problem as problem_lib
+from tepo_jax.grading import answers
+from tepo_jax.runtime import files
 
 SUFFIX = '.jinja'  # of a file with a template
 

@@ -7,9 +7,9 @@ import math
 import re
 
 from tepo_jax import errors
-from tepo_jax.grading import answers
 from tepo_jax.data import problem as problem_lib
 from tepo_jax.data import prompts
+from tepo_jax.grading import answers
 
 # (problem column, answer column), unless the config names them. The first pair
 # present in a file's first row is used for the whole file.

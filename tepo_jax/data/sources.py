@@ -1,9 +1,6 @@
 """The rows of data sets, unchecked: local files and folders, and the hub."""
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import csv
 import dataclasses
 import json
@@ -156,7 +153,8 @@ def _csv_rows(path: pathlib.Path) -> Iterator[tuple[int, object]]:
 
 
 def _parquet_rows(path: pathlib.Path) -> Iterator[tuple[int, object]]:
-  from pyarrow import lib, parquet
+  from pyarrow import lib
+  from pyarrow import parquet
   try:
     batches = parquet.ParquetFile(path).iter_batches()
     yield from enumerate((row for b in batches for row in b.to_pylist()), 1)

@@ -1,10 +1,10 @@
 """Checks an arithmetic expression that must use given numbers (Countdown)."""
 
 import ast
+from collections.abc import Sequence
 import fractions
 import operator
 import re
-from collections.abc import Sequence
 
 _MAX_CHARS = 100  # of an answer
 _ALLOWED = {ast.Add: operator.add, ast.Sub: operator.sub,

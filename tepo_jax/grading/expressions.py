@@ -12,10 +12,10 @@ Unreadable and is left to math-verify.
   ('loose', tree): a quotient with a factor after it, `1/2x`.
 """
 
+from collections.abc import Iterator
 import fractions
 import functools
 import re
-from collections.abc import Iterator
 
 MAX_DEPTH = 40
 MAX_TOKENS = 600

@@ -7,21 +7,21 @@ processes that can be killed (`pool`). Nothing here imports jax.
 """
 
 import collections
+from collections.abc import Iterable, Sequence
 import decimal
 import functools
 import logging
 import re
-from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tepo_jax.grading import answers as answers_lib
 from tepo_jax.grading import arithmetic
 from tepo_jax.grading import comparison
 from tepo_jax.grading import expressions
-from tepo_jax.grading import workers as workers_lib
 from tepo_jax.grading import structures
 from tepo_jax.grading import units
 from tepo_jax.grading import verifying
+from tepo_jax.grading import workers as workers_lib
 
 _LOG = logging.getLogger(__name__)
 

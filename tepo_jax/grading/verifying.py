@@ -7,10 +7,10 @@ expressions are rewritten to LaTeX instead. Parsing and simplification may
 hang: call this only in workers that can be killed.
 """
 
+from collections.abc import Sequence
 import itertools
 import re
 import threading
-from collections.abc import Sequence
 
 _PLAIN_TO_LATEX = (
     (re.compile(r'\b(?:np|numpy|math)\.'), ''),

@@ -6,11 +6,13 @@ question.
 """
 
 import collections
+from collections.abc import Sequence
 import contextlib
 import dataclasses
 import importlib
 import json
 import logging
+from multiprocessing import connection
 import os
 import pathlib
 import resource
@@ -19,8 +21,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from multiprocessing import connection
 from typing import Any
 
 MEMORY_BYTES = 2 << 30  # address space of a worker

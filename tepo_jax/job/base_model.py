@@ -19,16 +19,16 @@ import optax
 import transformers
 
 from tepo_jax import errors
+from tepo_jax.data import embedded
+from tepo_jax.data import prompts
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.learning import optimizer as optimizer_lib
 from tepo_jax.learning import update
-from tepo_jax.policy.huggingface import weights
 from tepo_jax.policy import layers
 from tepo_jax.policy import scoring
 from tepo_jax.policy import transformer
+from tepo_jax.policy.huggingface import weights
 from tepo_jax.runtime import progress as progress_lib
-from tepo_jax.data import embedded
-from tepo_jax.data import prompts
 
 _DEMONSTRATIONS = 1_000_000  # first seed; the training problems' are lower
 

@@ -10,6 +10,8 @@ from typing import Any
 import jax
 
 from tepo_jax import errors
+from tepo_jax.data import datasets
+from tepo_jax.job import results as results_lib
 from tepo_jax.job import session as session_lib
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import groups as groups_lib
@@ -17,8 +19,6 @@ from tepo_jax.rollout import sampler as sampler_lib
 from tepo_jax.runtime import files
 from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.runtime import progress
-from tepo_jax.data import datasets
-from tepo_jax.job import results as results_lib
 
 IDENTITY = 'evaluation.json'  # in an evaluation's folder
 TROUBLES = 'timeout', 'died'  # of the grader's counts

@@ -21,14 +21,13 @@ from tepo_jax.learning import optimizer as optimizer_lib
 from tepo_jax.learning import packing
 from tepo_jax.learning import update
 from tepo_jax.policy import attention
-from tepo_jax.policy.cpu import ops as cpu_ops
 from tepo_jax.policy import lora
 from tepo_jax.policy import ops
 from tepo_jax.policy import padding as padding_lib
 from tepo_jax.policy import transformer
+from tepo_jax.policy.cpu import ops as cpu_ops
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import mesh as mesh_lib
-
 
 # `score` and `train_step` must round identically, so that the ratios at
 # π_θ = π_old are exactly 1: no fusion may keep bfloat16 values in float32, and

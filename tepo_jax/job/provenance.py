@@ -25,10 +25,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from tepo_jax import errors
-from tepo_jax.policy.huggingface import hub
-from tepo_jax.policy.huggingface import weights
 from tepo_jax.policy import padding as padding_lib
 from tepo_jax.policy import transformer
+from tepo_jax.policy.huggingface import hub
+from tepo_jax.policy.huggingface import weights
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import mesh as mesh_lib
 

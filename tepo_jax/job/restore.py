@@ -12,9 +12,9 @@ from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import provenance
 from tepo_jax.job import run_folder
 from tepo_jax.job import session as session_lib
-from tepo_jax.policy.huggingface import weights
 from tepo_jax.policy import lora
 from tepo_jax.policy import transformer
+from tepo_jax.policy.huggingface import weights
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import files
 from tepo_jax.runtime import processes

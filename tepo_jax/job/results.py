@@ -6,18 +6,18 @@ has them. A set that is also decoded greedily has a second name, 'SET/greedy'.
 """
 
 import collections
+from collections.abc import Iterable, Mapping, Sequence
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tepo_jax import errors
-from tepo_jax.runtime import files
-from tepo_jax.grading import answers
 from tepo_jax import grading
+from tepo_jax.grading import answers
 from tepo_jax.job import statistics
+from tepo_jax.runtime import files
 
 SAMPLES, RESULTS = 'samples.jsonl', 'results.json'
 

@@ -14,17 +14,22 @@ import ml_collections
 import transformers
 
 from tepo_jax import errors
+from tepo_jax import grading
+from tepo_jax.data import datasets
+from tepo_jax.data import problem as problem_lib
+from tepo_jax.data import prompts
 from tepo_jax.job import base_model
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import prompt_sets
 from tepo_jax.job import provenance
 from tepo_jax.job import sampling as sampling_lib
+from tepo_jax.policy import transformer
 from tepo_jax.policy.huggingface import hub
 from tepo_jax.policy.huggingface import weights
-from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.rollout import reward as reward_lib
 from tepo_jax.rollout import sampler as sampler_lib
 from tepo_jax.rollout import schedule
 from tepo_jax.rollout import stopping
@@ -32,11 +37,6 @@ from tepo_jax.runtime import files
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import processes
 from tepo_jax.runtime import progress as progress_lib
-from tepo_jax.data import datasets
-from tepo_jax import grading
-from tepo_jax.data import problem as problem_lib
-from tepo_jax.data import prompts
-from tepo_jax.rollout import reward as reward_lib
 
 # Folders in the workdir.
 BASE_MODEL = 'base_model'  # only if the config names no model

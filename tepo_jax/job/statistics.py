@@ -5,8 +5,8 @@ problems; the samples of a problem stay together, as they are not independent.
 """
 
 import collections
-import math
 from collections.abc import Mapping, Sequence
+import math
 
 import numpy as np
 from scipy import stats

@@ -17,8 +17,8 @@ from collections.abc import Callable
 import functools
 
 import jax
-import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
+import jax.numpy as jnp
 
 from tepo_jax import errors
 from tepo_jax.policy import remat

@@ -35,10 +35,10 @@ from pyarrow import parquet
 
 from tepo_jax import errors
 from tepo_jax import grading
+from tepo_jax.data import problem as problem_lib
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import sampler
 from tepo_jax.runtime import files
-from tepo_jax.data import problem as problem_lib
 
 FORMATS = ('jsonl', 'parquet')
 _MOST_BYTES = 2e9  # of all files

@@ -13,13 +13,13 @@ import jax
 import numpy as np
 import transformers
 
+from tepo_jax import grading
 from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.rollout import reward as reward_lib
 from tepo_jax.rollout import schedule as schedule_lib
 from tepo_jax.rollout import selection as selection_lib
 from tepo_jax.runtime import processes
 from tepo_jax.runtime import progress as progress_lib
-from tepo_jax import grading
-from tepo_jax.rollout import reward as reward_lib
 
 
 @dataclasses.dataclass(frozen=True)

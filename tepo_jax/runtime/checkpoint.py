@@ -6,6 +6,7 @@ while saving, the step before stays the latest. The digests detect later damage.
 DIR may be in a bucket: arrays then go there without passing a disk.
 """
 
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import functools
 import gc
@@ -14,7 +15,6 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax

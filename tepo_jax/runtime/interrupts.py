@@ -4,10 +4,10 @@ A thread reacts, not the main thread: Python runs signal handlers only between
 two bytecodes, and a compilation may keep the main thread busy for minutes.
 """
 
+from collections.abc import Callable
 import os
 import signal
 import threading
-from collections.abc import Callable
 
 STATUS = 130  # of an interrupted program: 128 + SIGINT
 

@@ -10,6 +10,7 @@ In a bucket, every write replaces the version of the object that was read
 before, or fails: of several processes that find an abandoned lock one takes it.
 """
 
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import fcntl
@@ -20,7 +21,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
 
 from tepo_jax import errors
 from tepo_jax.runtime import files

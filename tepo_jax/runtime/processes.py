@@ -5,6 +5,7 @@ the global arrays. Only the first process writes files and to the terminal. With
 a single process these functions do nothing special.
 """
 
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import os
 import re
@@ -12,7 +13,6 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax

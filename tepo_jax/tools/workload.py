@@ -7,9 +7,9 @@ import numpy as np
 
 from tepo_jax.job import base_model
 from tepo_jax.job import programs as programs_lib
+from tepo_jax.policy import transformer
 from tepo_jax.policy.huggingface import hub
 from tepo_jax.policy.huggingface import weights
-from tepo_jax.policy import transformer
 
 MIXED_SHARE = 0.6
 ROUNDS = 5

@@ -11,10 +11,10 @@ import pytest
 import transformers
 
 from tepo_jax import errors
-from tepo_jax.data import countdown
-from tepo_jax.grading import arithmetic as checker
-from tepo_jax.data import embedded
 from tepo_jax import grading
+from tepo_jax.data import countdown
+from tepo_jax.data import embedded
+from tepo_jax.grading import arithmetic as checker
 
 
 def _expressions(numbers):

@@ -12,9 +12,9 @@ from pyarrow import parquet
 import pytest
 
 from tepo_jax import errors
+from tepo_jax import grading
 from tepo_jax.data import datasets
 from tepo_jax.data import embedded
-from tepo_jax import grading
 from tepo_jax.data import problem as problem_lib
 
 _SHARED = pathlib.Path(__file__).parents[2].parent / 'shared' / 'benchmarks'

@@ -1,8 +1,10 @@
 """Verbatim templates, chat templates and the length filter."""
 
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
 import pytest
+import tokenizers
+from tokenizers import decoders
+from tokenizers import models
+from tokenizers import pre_tokenizers
 import transformers
 
 from tepo_jax import errors

@@ -10,12 +10,12 @@ import pytest
 from safetensors import numpy as safetensors_numpy
 
 from tepo_jax import errors
-from tepo_jax.policy.huggingface import tensor_files
-from tepo_jax.policy.huggingface import weights
-from tepo_jax.grading import answers
 from tepo_jax.data import datasets
 from tepo_jax.data import problem as problem_lib
 from tepo_jax.data import prompts
+from tepo_jax.grading import answers
+from tepo_jax.policy.huggingface import tensor_files
+from tepo_jax.policy.huggingface import weights
 
 TENSORS = safetensors_numpy.save(
     {'a': np.arange(6, dtype='f4').reshape(2, 3), 'b': np.zeros(2, 'f2')})

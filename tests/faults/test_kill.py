@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.faults import kill
 from tests import runs
+from tests.faults import kill
 
 pytestmark = pytest.mark.long
 

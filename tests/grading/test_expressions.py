@@ -7,10 +7,10 @@ import time
 
 import pytest
 
+from tepo_jax import grading
 from tepo_jax.grading import answers
 from tepo_jax.grading import comparison
 from tepo_jax.grading import expressions
-from tepo_jax import grading
 from tepo_jax.grading import grader
 from tepo_jax.grading import values
 

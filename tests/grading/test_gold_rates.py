@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from tepo_jax.grading import answers
-from tepo_jax.data import datasets
 from tepo_jax import grading
+from tepo_jax.data import datasets
+from tepo_jax.grading import answers
 from tepo_jax.grading import grader as grader_lib
 from tests.data import benchmarks
 

@@ -15,9 +15,9 @@ import zlib
 
 import pytest
 
-from tepo_jax.grading import answers
-from tepo_jax.data import datasets
 from tepo_jax import grading
+from tepo_jax.data import datasets
+from tepo_jax.grading import answers
 from tepo_jax.grading import grader
 from tests.data import benchmarks
 

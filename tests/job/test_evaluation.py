@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from tepo_jax import errors
+from tepo_jax.data import problem as problem_lib
+from tepo_jax.data import prompts
 from tepo_jax.job import configuration
 from tepo_jax.job import evaluation
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import groups as groups_lib
-from tepo_jax.data import problem as problem_lib
-from tepo_jax.data import prompts
 
 
 def _group(number, accuracy, length, ended):

@@ -11,6 +11,7 @@ import pytest
 
 from configs import tiny
 from tepo_jax import errors
+from tepo_jax.data import problem as problem_lib
 from tepo_jax.job import learner as learner_lib
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
@@ -20,7 +21,6 @@ from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.runtime import host
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import progress as progress_lib
-from tepo_jax.data import problem as problem_lib
 
 pytestmark = pytest.mark.usefixtures('quick_compile')
 

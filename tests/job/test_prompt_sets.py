@@ -6,10 +6,10 @@ import pytest
 
 from configs import tiny
 from tepo_jax import errors
-from tepo_jax.job import prompt_sets
-from tepo_jax.policy.huggingface import weights
 from tepo_jax.data import embedded
 from tepo_jax.data import prompts
+from tepo_jax.job import prompt_sets
+from tepo_jax.policy.huggingface import weights
 
 TEMPLATE = prompts.get('plain')
 

@@ -10,8 +10,8 @@ import pytest
 
 from tepo_jax import errors
 from tepo_jax.job import provenance
-from tepo_jax.policy.huggingface import weights
 from tepo_jax.policy import transformer
+from tepo_jax.policy.huggingface import weights
 from tepo_jax.runtime import mesh as mesh_lib
 
 MODEL = transformer.ModelConfig(

@@ -13,8 +13,8 @@ from tepo_jax.job import provenance
 from tepo_jax.job import restore
 from tepo_jax.job import run_folder
 from tepo_jax.job import session
-from tepo_jax.policy.huggingface import weights
 from tepo_jax.policy import transformer
+from tepo_jax.policy.huggingface import weights
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.runtime import mesh as mesh_lib

@@ -6,7 +6,8 @@ import pytest
 
 from tepo_jax.learning import packing
 from tests.learning import batches
-from tests.learning.batches import P, T
+from tests.learning.batches import P
+from tests.learning.batches import T
 
 
 def _batch(prompts, lengths):

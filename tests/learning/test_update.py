@@ -19,8 +19,8 @@ from tepo_jax.learning import objective
 from tepo_jax.learning import optimizer as optimizer_lib
 from tepo_jax.learning import packing
 from tepo_jax.learning import update
-from tepo_jax.policy.cpu import packed_attention
 from tepo_jax.policy import transformer
+from tepo_jax.policy.cpu import packed_attention
 from tepo_jax.runtime import mesh as mesh_lib
 
 MODEL = transformer.ModelConfig(

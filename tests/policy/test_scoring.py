@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tepo_jax.job import programs as programs_lib
-from tepo_jax.policy.cpu import ops as cpu_ops
 from tepo_jax.policy import scoring
 from tepo_jax.policy import transformer
+from tepo_jax.policy.cpu import ops as cpu_ops
 from tepo_jax.runtime import mesh as mesh_lib
 
 MODEL = transformer.ModelConfig(

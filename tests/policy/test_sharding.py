@@ -14,11 +14,11 @@ import pytest
 
 from tepo_jax import errors
 from tepo_jax.policy import cache as cache_lib
-from tepo_jax.policy.huggingface import weights
 from tepo_jax.policy import lora
 from tepo_jax.policy import padding as padding_lib
 from tepo_jax.policy import scoring
 from tepo_jax.policy import transformer
+from tepo_jax.policy.huggingface import weights
 from tepo_jax.runtime import mesh as mesh_lib
 from tests import jobs
 

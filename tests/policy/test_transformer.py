@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from tepo_jax.policy import cache as cache_lib
-from tepo_jax.policy.cpu import ops as cpu_ops
-from tepo_jax.policy.huggingface import weights
 from tepo_jax.policy import ops
 from tepo_jax.policy import rope
 from tepo_jax.policy import transformer
+from tepo_jax.policy.cpu import ops as cpu_ops
+from tepo_jax.policy.huggingface import weights
 from tepo_jax.runtime import mesh as mesh_lib
 
 pytestmark = pytest.mark.usefixtures('quick_compile')

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tepo_jax import errors
+from tepo_jax.data import problem as problem_lib
 from tepo_jax.rollout import dump
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import reward as reward_lib
 from tepo_jax.rollout import sampler
-from tepo_jax.data import problem as problem_lib
 
 SLOTS = 5
 

@@ -8,10 +8,10 @@ import types
 import numpy as np
 import pytest
 
+from tepo_jax.data import problem as problem_lib
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import sampler
 from tepo_jax.runtime import progress as progress_lib
-from tepo_jax.data import problem as problem_lib
 from tests import jobs
 
 LENGTHS = np.array([[3, 1], [2, 3], [1, 1]])

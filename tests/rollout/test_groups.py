@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.data import problem as problem_lib
+from tepo_jax.rollout import groups as groups_lib
 
 
 def _prompt(prompt_id, token_ids=(1,)):

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from tepo_jax import errors
+from tepo_jax.data import problem as problem_lib
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import sampler as sampler_lib
 from tepo_jax.rollout import schedule
 from tepo_jax.rollout import selection as selection_lib
 from tepo_jax.runtime import progress as progress_lib
-from tepo_jax.data import problem as problem_lib
 from tests.rollout import toy
 from tests.rollout.rewards import reward_functions
 

@@ -7,9 +7,9 @@ Axes: M tokens, I inputs, O outputs, D model, V vocabulary.
 
 import jax
 
+from tepo_jax.policy import ops
 from tepo_jax.policy.cpu import packed_attention
 from tepo_jax.policy.cpu import reductions
-from tepo_jax.policy import ops
 
 
 def transposed_linear(x_MI, kernel_OI):

@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from tepo_jax.policy import lora as lora_lib
 from tepo_jax.policy.huggingface import tensor_files
 from tepo_jax.policy.huggingface import weights
-from tepo_jax.policy import lora as lora_lib
 from tepo_jax.runtime import mesh as mesh_lib
 
 _SIDES = {'lora_a': 'lora_A', 'lora_b': 'lora_B'}

@@ -1,9 +1,9 @@
 """Model folders by name: a path, also gs://…, or a Hugging Face hub id."""
 
+from collections.abc import Sequence
 import os
 import pathlib
 import re
-from collections.abc import Sequence
 
 import huggingface_hub
 

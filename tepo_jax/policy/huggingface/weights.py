@@ -6,13 +6,13 @@ gathers one stacked tensor at a time; the folder is renamed to its name, or
 uploaded, when complete.
 """
 
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import errno
 import os
 import pathlib
 import shutil
-from collections.abc import Iterator
 
 from flax import traverse_util
 import jax
@@ -20,11 +20,11 @@ import numpy as np
 import transformers
 
 from tepo_jax import errors
+from tepo_jax.policy import padding as padding_lib
+from tepo_jax.policy import transformer
 from tepo_jax.policy.huggingface import families
 from tepo_jax.policy.huggingface import hub
 from tepo_jax.policy.huggingface import tensor_files
-from tepo_jax.policy import padding as padding_lib
-from tepo_jax.policy import transformer
 from tepo_jax.runtime import files
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import progress

@@ -1,7 +1,7 @@
 """Compares a plan's memory with programs compiled on the devices themselves."""
 
-import dataclasses
 from collections.abc import Sequence
+import dataclasses
 
 import jax
 import ml_collections

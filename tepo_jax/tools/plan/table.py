@@ -1,7 +1,7 @@
 """Formats a plan as text and as JSON."""
 
-import dataclasses
 from collections.abc import Sequence
+import dataclasses
 from typing import Any
 
 from tepo_jax.tools import workload as workload_lib

@@ -8,9 +8,9 @@ Rows are those of configs/paper.py; read are their name, label, model, method,
 cells, average, seeds and is_change.
 """
 
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 DIGIT = 0.01  # the last printed digit

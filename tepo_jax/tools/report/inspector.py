@@ -3,8 +3,8 @@
 Plain data for page.py. Axes: B completions · T completion tokens.
 """
 
-from collections.abc import Callable, Mapping, Sequence
 import collections
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from typing import Any
 

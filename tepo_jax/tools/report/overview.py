@@ -6,9 +6,9 @@ import os
 import numpy as np
 
 from tepo_jax import errors
+from tepo_jax.job import statistics
 from tepo_jax.runtime import files
 from tepo_jax.runtime import progress
-from tepo_jax.job import statistics
 from tepo_jax.tools.report import claims
 from tepo_jax.tools.report import figures
 from tepo_jax.tools.report import page

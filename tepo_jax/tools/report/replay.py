@@ -37,7 +37,6 @@ from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import files
 from tepo_jax.runtime import mesh as mesh_lib
 
-
 SAME = 1e-3  # relative distance of gradients that count as the same
 
 

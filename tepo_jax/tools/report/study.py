@@ -8,8 +8,8 @@ import time
 from typing import Any
 
 from tepo_jax import errors
-from tepo_jax.runtime import files
 from tepo_jax.job import statistics
+from tepo_jax.runtime import files
 from tepo_jax.tools.report import claims
 from tepo_jax.tools.report import figures
 from tepo_jax.tools.report import overview

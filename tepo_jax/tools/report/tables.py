@@ -1,19 +1,19 @@
 """The paper's tables with our results, in Markdown, LaTeX and CSV."""
 
+from collections.abc import Mapping, Sequence
 import csv
 import dataclasses
 import io
 import json
 import os
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tepo_jax import errors
-from tepo_jax.runtime import files
 from tepo_jax.job import results as results_lib
 from tepo_jax.job import statistics
+from tepo_jax.runtime import files
 
 NOT_RUN = 'not run'
 EVALUATION = 'evaluation'  # subfolder of a run's folder

@@ -12,9 +12,9 @@ import pytest
 from configs import tiny
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.policy import cache as cache_lib
-from tepo_jax.policy.cpu import ops as cpu_ops
 from tepo_jax.policy import ops
 from tepo_jax.policy import transformer
+from tepo_jax.policy.cpu import ops as cpu_ops
 from tepo_jax.runtime import mesh as mesh_lib
 
 MODEL = transformer.ModelConfig(

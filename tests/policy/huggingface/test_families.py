@@ -6,9 +6,9 @@ import jax
 import pytest
 import transformers
 
-from tepo_jax.policy.huggingface import families
 from tepo_jax.policy import rope
 from tepo_jax.policy import transformer
+from tepo_jax.policy.huggingface import families
 
 _QWEN_7B = dict(
     architectures=['Qwen2ForCausalLM'], attention_dropout=0.0,

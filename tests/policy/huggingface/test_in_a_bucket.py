@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tepo_jax import errors
-from tepo_jax.policy.huggingface import weights
 from tepo_jax.policy import transformer
+from tepo_jax.policy.huggingface import weights
 from tepo_jax.runtime import files
 from tepo_jax.runtime import mesh as mesh_lib
 from tests import jobs

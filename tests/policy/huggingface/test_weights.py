@@ -15,10 +15,10 @@ import torch
 import transformers
 
 from tepo_jax import errors
+from tepo_jax.policy import transformer
 from tepo_jax.policy.huggingface import families
 from tepo_jax.policy.huggingface import tensor_files
 from tepo_jax.policy.huggingface import weights
-from tepo_jax.policy import transformer
 
 
 def _tensors(folder):

@@ -8,13 +8,13 @@ import jax
 import pytest
 
 from tepo_jax import cli
+from tepo_jax import train
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.policy.huggingface import weights
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.plan import compiling
-from tepo_jax import train
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures(
     'quick_compile', 'compilation_folder')]

@@ -6,7 +6,10 @@ import pytest
 
 from tepo_jax.tools.plan import chips
 from tepo_jax.tools.plan import timeline
-from tepo_jax.tools.plan.timeline import Loop, Send, Wait, Work
+from tepo_jax.tools.plan.timeline import Loop
+from tepo_jax.tools.plan.timeline import Send
+from tepo_jax.tools.plan.timeline import Wait
+from tepo_jax.tools.plan.timeline import Work
 
 # One FLOP, two bytes of memory and one byte of a ring per second.
 CHIP = chips.Chip('', flops=1, hbm_bytes=0, hbm_bandwidth=2, link_bandwidth=1)
