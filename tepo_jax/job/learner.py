@@ -34,15 +34,15 @@ MAX_SKIPPED = 3  # consecutive non-finite updates before a run stops
 
 @dataclasses.dataclass(frozen=True)
 class ScoredStep:
-  """The updates of a rollout step, each with its minibatch scored by π_old.
+  """The minibatches of a rollout step, scored by π_old.
 
-  The lists have an entry for each update. Every epoch takes the same
-  minibatches in the same order, so later entries repeat those of the first.
+  The lists have an entry for each minibatch. Every epoch takes all minibatches
+  in this order, so there are epochs x minibatches updates.
 
-  batch: all completions, on the host. rows: of `batch`, in the minibatch.
+  batch: all completions, on the host. rows: of `batch`, in each minibatch.
   minibatches: on the devices, with ℓ° and H°.
-  old: for an exact KL, π_old in the minibatch; empty if it is computed anew for
-    each update, from the weights `old_params` in the compute dtype.
+  old: for an exact KL, π_old in each minibatch; empty if it is computed anew
+    for each update, from the weights `old_params` in the compute dtype.
   efficiency: mean `packing.efficiency`. key: of the step's random numbers.
   """
   batch: batch_lib.Batch
@@ -50,8 +50,18 @@ class ScoredStep:
   minibatches: list[batch_lib.Minibatch]
   old: list[update.OldPolicy]
   old_params: Any
+  epochs: int
   efficiency: float
   key: jax.Array
+
+  @property
+  def updates(self) -> int:
+    """How many updates the step makes."""
+    return self.epochs * len(self.minibatches)
+
+  def minibatch_of(self, index: int) -> int:
+    """Which of the minibatches the update `index` takes."""
+    return index % len(self.minibatches)
 
   def rng(self, index: int) -> jax.Array:
     """The random key of an update."""
@@ -142,7 +152,7 @@ class Learner:
       step = self.pack_and_score(number, groups, reward_B)
       # The devices have all of the step's work before the host waits.
       history = [self.make_update(step, index)
-                 for index in range(len(step.minibatches))]
+                 for index in range(step.updates)]
       scalars = self._compare(step)
     with self.session.timers('update'):
       history = mesh_lib.to_host(history)
@@ -154,7 +164,7 @@ class Learner:
                      reward_B: np.ndarray) -> ScoredStep:
     """Packs each minibatch of rollout step `number`, and scores it by the
     current policy; adds the behaviour weights if they are on."""
-    programs, epochs = self.programs, self.config.train.epochs
+    programs = self.programs
     batch = self.to_batch(
         groups, reward_B, programs.policy_loss.method.estimator)
     rows = self._split(batch)
@@ -164,7 +174,7 @@ class Learner:
       old = []  # frees the hidden states, which are not complete
       old_params = programs.to_old_policy(self.state.params)
     step = ScoredStep(
-        batch, epochs * rows, epochs * minibatches, epochs * old, old_params,
+        batch, rows, minibatches, old, old_params, self.config.train.epochs,
         np.mean(list(map(packing.efficiency, packed))),
         jax.random.fold_in(
             programs_lib.stream(self.config.seed, 'update'), number))
@@ -173,18 +183,20 @@ class Learner:
 
   def make_update(self, step: ScoredStep, index: int) -> dict[str, jax.Array]:
     """Makes one of the step's updates; its metrics stay on the devices."""
-    minibatch, old = step.minibatches[index], self.old_policy(step, index)
+    minibatch = step.minibatches[step.minibatch_of(index)]
     self.state, outcome = self.programs.train_step(
-        self.state, minibatch, step.rng(index), old, *self.base())
+        self.state, minibatch, step.rng(index), self.old_policy(step, index),
+        *self.base())
     return outcome
 
   def old_policy(self, step: ScoredStep, index: int
                  ) -> update.OldPolicy | None:
     """π_old in the minibatch of an update; None without an exact KL."""
+    mine = step.minibatch_of(index)
     if step.old_params is None:
-      return step.old[index] if step.old else None
+      return step.old[mine] if step.old else None
     return self.programs.old_policy(
-        step.old_params, step.minibatches[index], *self.base())
+        step.old_params, step.minibatches[mine], *self.base())
 
   def to_batch(self, groups: list[groups_lib.Group], reward_B: np.ndarray,
                estimator: str, rows: int | None = None) -> batch_lib.Batch:

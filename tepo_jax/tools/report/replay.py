@@ -105,7 +105,7 @@ class Step:
     learner: starts with the policy at the step's start.
     sampled, trained: the groups of the saved rollout, with sampled_reward_B and
       reward_B of their completions.
-    updates: of the step. start: π_old's trained weights.
+    scored: by π_old. start: π_old's trained weights.
   """
 
   def __init__(self, learner: learner_lib.Learner, number: int,
@@ -121,7 +121,7 @@ class Step:
     if not self.trained:
       raise errors.InputError(f'step {number} trained on no group')
     programs = learner.programs
-    self.updates = learner.pack_and_score(
+    self.scored = learner.pack_and_score(
         number, self.trained, self.reward_B)
     self.start = jax.tree.map(jnp.copy, learner.state.params)
     like = programs.state_sharding.params
@@ -146,7 +146,7 @@ class Step:
     """
     losses = {name: objective.make_policy_loss(method)
               for name, method in methods.items()}
-    last, comparisons = len(self.updates.minibatches) - 1, []
+    last, comparisons = self.scored.updates - 1, []
     for index in range(last + 1):
       if index in (0, last):
         comparisons.append(self._compare(losses, index, progress))
@@ -156,11 +156,11 @@ class Step:
 
   def finish(self) -> None:
     """Makes all of the step's updates as the run did."""
-    for index in range(len(self.updates.minibatches)):
+    for index in range(self.scored.updates):
       self._update(index)
 
   def _update(self, index):
-    self.learner.make_update(self.updates, index)
+    self.learner.make_update(self.scored, index)
 
   def old_policy(self, minibatch: batch_lib.Minibatch) -> update.OldPolicy:
     """π_old in any minibatch."""
@@ -168,17 +168,17 @@ class Step:
         self.start, minibatch, *self.learner.base())
 
   def _compare(self, losses, index, progress):
-    members = self.updates.rows[index]
-    minibatch = self.updates.minibatches[index]
+    mine = self.scored.minibatch_of(index)
+    members, minibatch = self.scored.rows[mine], self.scored.minibatches[mine]
     batches = {
         estimator: minibatch.replace(advantage_B=self.learner.to_batch(
             self.trained, self.reward_B, estimator).advantage_B[members])
         for estimator in {loss.method.estimator for loss in losses.values()}}
-    where = f'update {index + 1} of {len(self.updates.minibatches)}'
+    where = f'update {index + 1} of {self.scored.updates}'
     return Comparison(
-        where, int(self.updates.batch.mask_BT[members].sum()),
+        where, int(self.scored.batch.mask_BT[members].sum()),
         evaluate(self.programs, losses, self.learner.state, batches,
-                 self.updates.rng(index), self.old_policy(minibatch),
+                 self.scored.rng(index), self.old_policy(minibatch),
                  lambda text: progress(f'{where}, {text}')))
 
   def view(self, method: Any) -> TokenView:
@@ -187,7 +187,7 @@ class Step:
     `method` decides which tokens are clipped and in M.
     """
     loss = objective.make_policy_loss(method)
-    size = len(self.updates.rows[0])
+    size = len(self.scored.rows[0])
     group_size = len(self.sampled[0].text_G)
     total = -(-len(self.sampled) * group_size // size) * size
     batch = self.learner.to_batch(self.sampled, self.sampled_reward_B,
@@ -208,7 +208,7 @@ class Step:
     new = scores(
         self.programs, self.learner.state.params, mine, self.old_policy(mine))
     tokens = update.tokens(mine, new)
-    statistics = loss.statistics(tokens, self.updates.rng(0))
+    statistics = loss.statistics(tokens, self.scored.rng(0))
     return mesh_lib.to_host((mine.old_logp_BT, mine.old_entropy_BT, new,
                              loss.selection(tokens, statistics)))
 

@@ -90,7 +90,7 @@ def replayed(workdir):
   """Comparisons, `_train_steps`, view, the final state, `_small_step`."""
   chosen = {name: methods.methods(1e-3)[name] for name in METHODS}
   with replay.open_step(workdir, STEP) as step:
-    last = len(step.updates.minibatches) - 1
+    last = step.scored.updates - 1
     start = jax.device_get(step.learner.state)
     small = _small_step(step, chosen['grpo'])
     comparisons = step.compare(chosen)
@@ -106,17 +106,17 @@ def _small_step(step, method):
     return jax.tree.map(
         lambda x: x / 100, step.programs.move(*arguments))
 
-  minibatch = step.updates.minibatches[0]
+  minibatch = step.scored.minibatches[0]
   return replay.evaluate(
       dataclasses.replace(step.programs, move=move),
       {'method': objective.make_policy_loss(method)}, step.learner.state,
-      {'grpo': minibatch}, step.updates.rng(0),
+      {'grpo': minibatch}, step.scored.rng(0),
       step.old_policy(minibatch))['method']
 
 
 def _train_steps(step, start, chosen, last):
   """Metrics of `train_step` of each method at the first and last update."""
-  learner, updates = step.learner, step.updates
+  learner, scored = step.learner, step.scored
   mesh = learner.session.mesh
   learner.state = jax.device_put(start, learner.programs.state_sharding)
   for before in range(last):
@@ -132,11 +132,12 @@ def _train_steps(step, start, chosen, last):
         step.trained, step.reward_B,
         programs.policy_loss.method.estimator).advantage_B
     for outcomes, (index, state) in zip(found, states.items()):
-      minibatch = updates.minibatches[index]
+      mine = scored.minibatch_of(index)
+      minibatch = scored.minibatches[mine]
       _, metrics = programs.train_step(
           jax.device_put(state, programs.state_sharding),
-          minibatch.replace(advantage_B=advantage_B[updates.rows[index]]),
-          updates.rng(index), step.old_policy(minibatch)
+          minibatch.replace(advantage_B=advantage_B[scored.rows[mine]]),
+          scored.rng(index), step.old_policy(minibatch)
           if programs.policy_loss.needs_kl else None)
       outcomes[name] = jax.device_get(metrics)
   return found
