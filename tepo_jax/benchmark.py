@@ -6,8 +6,8 @@ r"""Measures a config's programs on this machine, and compares other libraries.
 Each part is timed after a warm-up, several times, interleaved with what it is
 compared with. A line shows the median, followed by the extremes in parentheses.
 Weights and prompts, of config.data.max_prompt_tokens, are random. On several
-hosts (TEPO_MULTIHOST=1) all take part, and the first prints its times; the parts
-machine and memory are of each host.
+hosts (TEPO_MULTIHOST=1) all take part, and the first prints its times; the
+parts machine and memory are of each host.
 """
 
 import dataclasses
@@ -50,7 +50,8 @@ _SHARE = flags.DEFINE_float(
     'mixed_share', workload_lib.MIXED_SHARE, 'Share of groups with both right '
     'and wrong answers, in the part "rollout".', 0.01, 1)
 _ROUNDS = flags.DEFINE_integer(
-    'rounds', workload_lib.ROUNDS, 'Timed runs of each function.', lower_bound=1)
+    'rounds', workload_lib.ROUNDS, 'Timed runs of each function.',
+    lower_bound=1)
 _JSON = flags.DEFINE_bool('json', False, 'Print JSON lines, not a table.')
 
 

@@ -276,7 +276,7 @@ def _check_overrides(fields: dict[str, Any]) -> None:
 
 
 def _field_hint(name: str, fields: Iterable[str]) -> str:
-  """Suggests the field of the same meaning; if there is none, of a like name."""
+  """Suggests the field of the same meaning, or else of a like name."""
   if why := suggestions.absence(name):
     return f'; {why}'
   if same := suggestions.means(name, fields):

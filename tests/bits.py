@@ -3,11 +3,12 @@ r"""Digests of what short runs write: refactoring must not change a bit.
   python -m tests.bits --out=FILE                 # on the commit before
   python -m tests.bits --against=FILE             # on the commit after
 
-One epoch, so that every version makes the same minibatches. Trains `configs/tiny.py` for five rollout steps with the rows below and with
+Trains `configs/tiny.py` for five rollout steps with the rows below and with
 LoRA, from one base model, and computes digests of each run's metrics (without
 times and host usage), rollouts, and checkpointed arrays (parameters and
-moments). Digests hold for one kind of CPU and one version of jax, which the
-file names: `--against` refuses a file made elsewhere.
+moments). One epoch, so that every version makes the same minibatches. Digests
+hold for one kind of CPU and one version of jax, which the file names:
+`--against` refuses a file made elsewhere.
 """
 
 import argparse
@@ -42,7 +43,7 @@ def machine() -> dict[str, str]:
 
 
 def digests(workdir: pathlib.Path) -> dict[str, str]:
-  """name -> SHA-256 of each of a run's metrics, its rollouts, its checkpoint."""
+  """name -> SHA-256 of a run's metrics, of its rollouts, of its checkpoint."""
   def digest(text):
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

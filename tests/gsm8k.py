@@ -1,5 +1,6 @@
 """GSM8K's job as configs/small.py has it, at a size for a CPU: the shape of
-Qwen2.5-0.5B with two layers and random weights, Qwen's tokenizer, real problems.
+Qwen2.5-0.5B with two layers and random weights, Qwen's tokenizer, real
+problems.
 
   python -m pytest tests/gsm8k.py
 

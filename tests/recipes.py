@@ -17,8 +17,8 @@ from tests import runs
 
 _CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
-    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant"
-    "\n{% endif %}")
+    "<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 _SPECIAL = ('<|im_start|>', '<|im_end|>')
 
 

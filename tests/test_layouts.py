@@ -1,5 +1,5 @@
-"""Runs, evaluations, exports on several layouts of processes and devices; a lost
-process."""
+"""Runs, evaluations and exports on several layouts of processes and devices;
+a lost process."""
 
 import json
 import re
@@ -135,7 +135,8 @@ def test_sigterm_to_one_process_saves_and_ends_them_all(tmp_path):
   """As when one host of a slice is preempted."""
   workdir = tmp_path / 'run'
   job = _train(workdir, 4, 1, 1000, '--config.checkpoint.period=1000',
-               '--config.checkpoint.minutes=0.001', '--config.checkpoint.keep=1000',
+               '--config.checkpoint.minutes=0.001',
+               '--config.checkpoint.keep=1000',
                '--config.train.microbatch_tokens=144')
   outcomes = _finish_after(
       job, lambda: 2 in _steps(workdir), 2, signal.SIGTERM, 120)
@@ -146,8 +147,8 @@ def test_sigterm_to_one_process_saves_and_ends_them_all(tmp_path):
   assert saved == _steps(workdir)[-1]
 
 
-# What jax's transport prints. Its threads write at once, so that lines may be made
-# of parts of several, or be empty.
+# What jax's transport prints. Its threads write at once, so that lines may be
+# made of parts of several, or be empty.
 _GLOO = re.compile(r'(\[Gloo\] Rank | is connected to | peer ranks\. |\d+|'
                    r'Expected number of connected peer ranks is : )*')
 

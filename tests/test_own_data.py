@@ -18,7 +18,8 @@ _SMALL = (
     '--config.steps=2', '--config.rollout.prompts=2',
     '--config.rollout.samples=2', '--config.rollout.max_tokens=8',
     '--config.rollout.dynamic_sampling=off',
-    '--config.train.minibatch_prompts=2', '--config.train.microbatch_tokens=512',
+    '--config.train.minibatch_prompts=2',
+    '--config.train.microbatch_tokens=512',
     '--config.data.max_prompt_tokens=200', '--config.eval.max_tokens=8',
     '--config.compute.dtype=float32', '--config.grading.workers=1',
     '--config.mesh.tensor=1')
@@ -64,8 +65,9 @@ def test_the_number_of_lines(recipe):
       sum(len(recipe.block(name).splitlines()) for name in names)
       for names in (('csv', 'json'), ('jinja',)))
   flags = max(block.count('\n    --') for block in recipes.blocks(TITLE, ''))
+  section = ' '.join(recipes.section(TITLE).split())
   assert (f'in {data + template + flags} lines: {data} of data, {template} of '
-          f'template, {flags} of flags') in ' '.join(recipes.section(TITLE).split())
+          f'template, {flags} of flags') in section
 
 
 def test_both_commands_have_the_same_fields(recipe):

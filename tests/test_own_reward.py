@@ -69,7 +69,7 @@ def test_a_failing_function_stops_the_run_or_counts_as_zero(
     assert part in line
   assert None in {r['reward/own_reward:sometimes_bad']
                   for r in _dumped(tmp_path, 1)}
-  dropping = tmp_path / 'dropping'  # no group is mixed, and so none learned from
+  dropping = tmp_path / 'dropping'  # no group is mixed: none is learned from
   dropping.mkdir()
   done = _train(model, dropping, monkeypatch, bad,
                 '--config.rollout.dynamic_sampling=drop', status=1)

@@ -25,7 +25,7 @@ def model(tmp_path_factory):
   return out
 
 
-# A save has files open; with this period the steps 6 and 7 have none in progress.
+# A save has files open; with this period, steps 6 and 7 have none in progress.
 _PERIOD = '--config.checkpoint.period=4'
 
 

@@ -197,7 +197,8 @@ def render(template: Template, tokenizer, problem: problem_lib.Problem
   token_ids = _render(template, tokenizer, problem)
   if not token_ids:
     raise errors.InputError(
-        f'the prompt of {problem.id} has no tokens: its template yields no text')
+        f'the prompt of {problem.id} has no tokens: its template yields no '
+        'text')
   return token_ids
 
 

@@ -1,9 +1,10 @@
 """All that is asked of a config's fields: checks, resume, help, suggestions.
 
 A field's default, meaning, range and resume rule are its entry in the tables of
-configs/base.py and configs/tiny.py. What a table cannot say is here: what fields
-must be with each other, with data sets and with reward functions. Nothing here
-imports jax until a method is checked, so that --help answers at once.
+configs/base.py and configs/tiny.py. What a table cannot say is here: what
+fields must be with each other, with data sets and with reward functions.
+Nothing here imports jax until a method is checked, so that --help answers at
+once.
 """
 
 from collections.abc import Iterable

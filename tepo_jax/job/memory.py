@@ -25,8 +25,9 @@ from tepo_jax.runtime import processes
 # The cache's share of the free memory. The rest is for logits, activations,
 # and one cache array while it is copied.
 _CACHE_SHARE = 0.8
-# The cache's share together with prefills: each has its prompts' keys and values,
-# on every device all of them, and others wait for slots; the half is activations.
+# The cache's share together with prefills: each has its prompts' keys and
+# values, on every device all of them, and others wait for slots; the half is
+# activations.
 _SAMPLING_SHARE = 0.95
 _PREFILLS = 2.5
 # The share, of what the arrays leave free, for hidden states of π_old beyond
@@ -79,8 +80,8 @@ def sampling_shapes(
 def fitting_slots(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
                   shapes_with: Callable[..., schedule.Shapes], most: int,
                   free: float) -> int:
-  """The slots, up to `most`, whose cache and prefills fit into `free` bytes of a
-  device; at least one a shard, whether it fits or not.
+  """The slots, up to `most`, whose cache and prefills fit into `free` bytes of
+  a device; at least one a shard, whether it fits or not.
 
   shapes_with: slots=N -> the shapes.
   """

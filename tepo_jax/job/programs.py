@@ -66,8 +66,8 @@ _V6E = ('TPU v6 lite', 'TPU v6e')
 _WITH_SPARSECORES = ('TPU v5', 'TPU v5p', *_V6E)
 # What an instruction may use of a v6e's 128 MiB of VMEM, as MaxText sets it. By
 # the schedule of Qwen2.5-7B on v6e:4x4, scoring and updates then wait less for
-# communication: 1.55 s an update instead of 1.63. One chip gains nothing: scoring
-# Qwen2.5-0.5B takes 0.13 s instead of 0.11.
+# communication: 1.55 s an update instead of 1.63. One chip gains nothing:
+# scoring Qwen2.5-0.5B takes 0.13 s instead of 0.11.
 _VMEM = {'xla_tpu_scoped_vmem_limit_kib': 96 * 1024}
 
 

@@ -35,8 +35,8 @@ class Trained:
 
 
 def latest_step(checkpointer: checkpoint.Checkpointer) -> int | None:
-  """The latest step as the first process of a job sees it: of a run in progress,
-  processes may see different ones. All of them must call it."""
+  """The latest step as the first process of a job sees it: of a run in
+  progress, processes may see different ones. All of them must call it."""
   return processes.of_first(checkpointer.latest() or 0) or None
 
 

@@ -79,7 +79,7 @@ def claim(config: ml_collections.ConfigDict, workdir: str | os.PathLike,
 
 
 def check_out(path: str) -> files.Path:
-  """As `check_free`; in a bucket begins the upload, for `files.local_folder`."""
+  """As `check_free`; begins `files.local_folder`'s upload if in a bucket."""
   folder = check_free(path)
   if files.is_remote(folder):
     with _naming_out(path):

@@ -1,4 +1,4 @@
-"""The field that another library's name for it means: verl's, TRL's, OpenRLHF's.
+"""The field that a name of another library means: verl's, TRL's, OpenRLHF's.
 
 A name that is spelt alike may mean something else: `group_size` is not
 `rollout.prompts`.
@@ -101,8 +101,8 @@ ABSENT = {
 
 
 def means(name: str, known: Collection[str]) -> list[str]:
-  """The fields among `known` that `name`, which is none of them, means elsewhere:
-  by its longest end in NAMES, so that actor.optim.lr is lr."""
+  """The fields among `known` that `name`, which is none of them, means
+  elsewhere: by its longest end in NAMES, so that actor.optim.lr is lr."""
   found = {}
   for field in known:
     for other in NAMES.get(field, '').split():

@@ -251,8 +251,8 @@ class Trainer:
         'compilations': compilations}
 
   def _update(self, number, rollout, stop):
-    """Learns from a rollout's groups, if it has any; if that fails, dumps it for a
-    replay."""
+    """Learns from a rollout's groups, if it has any; if that fails, dumps it
+    for a replay."""
     try:
       rollout.rewards.check(rollout.count, self.config.reward.on_failure)
       if not rollout.groups:

@@ -1,4 +1,4 @@
-"""Behaviour weights: what the sampler drew, weighted for the trainer. Host code.
+"""Behaviour weights: the sampler's tokens, weighted for the trainer. Host code.
 
 The sampler draws tokens with probability μ, the trainer computes π_old for
 them: the same weights, but other programs and layouts, so that the two differ

@@ -238,9 +238,9 @@ def kl_k3_is(x):
   return ratio_BT * log_ratio(x) - ratio_BT + 1
 
 PENALTIES = dict(
-    none=lambda x: jnp.zeros_like(x.logp_BT), kl_full=kl_full,
+    none=lambda x: jnp.zeros_like(x.logp_BT), entropy=lambda x: x.entropy_BT,
     kl_k1=log_ratio, kl_k2=lambda x: jnp.square(log_ratio(x)) / 2,
-    kl_abs=kl_abs, kl_k3=kl_k3, kl_k3_is=kl_k3_is, entropy=lambda x: x.entropy_BT)
+    kl_abs=kl_abs, kl_k3=kl_k3, kl_k3_is=kl_k3_is, kl_full=kl_full)
 
 
 # Readings of dH, for the regions: tokens without gradient -> dH.
@@ -395,6 +395,6 @@ def make_policy_loss(method):
       penalty=PENALTIES, region=REGIONS, delta_entropy=CHANGES,
       estimator=advantage.ESTIMATORS))
   return PolicyLoss(
-      method, needs_kl=method.regularised and method.penalty.function is kl_full,
-      needs_scoring=any(choice.whole_minibatch for choice in (
-          method.clip, method.shape, method.region, method.delta_entropy)))
+      method, needs_scoring=any(choice.whole_minibatch for choice in (
+          method.clip, method.shape, method.region, method.delta_entropy)),
+      needs_kl=method.regularised and method.penalty.function is kl_full)

@@ -10,9 +10,9 @@ The exact KL needs π_old's distributions at the states of every update. `score`
 runs π_old over these tokens in any case, for ℓ° and H°; it keeps the final
 hidden states, so that an update applies π_old's head to them and never runs its
 layers. `score` and `train_step` share the forward pass and its shapes: until
-the weights move, w = 1, H − H° = 0 and KL(π_old ‖ π_old) = 0 exactly. So it is on
-CPUs, where tests hold it. On an H200 in bfloat16 the two programs round apart:
-w from 0.988 to 1.005 was seen in the first update.
+the weights move, w = 1, H − H° = 0 and KL(π_old ‖ π_old) = 0 exactly. So it is
+on CPUs, where tests hold it. On an H200 in bfloat16 the two programs round
+apart: w from 0.988 to 1.005 was seen in the first update.
 
 Axes: B completions of a minibatch · T tokens of a completion · M microbatches ·
 R rows of a microbatch · S columns of a row · C columns of scores · D model ·
@@ -193,8 +193,8 @@ def loss_and_gradient(
     part, backward, new = jax.vjp(
         lambda params: partial_loss(params, m, rows, mine_B), params,
         has_aux=True)
-    # The backward pass adds a layer's gradient to the sum in place; only where a
-    # mesh cuts the layers is there first a tree of a microbatch's gradient.
+    # The backward pass adds a layer's gradient to the sum in place; only where
+    # a mesh cuts the layers is there first a tree of a microbatch's gradient.
     sums = jax.tree.map(jax.new_ref, gradient)
     backward.with_refs(sums)(jnp.ones_like(part))
     return (loss + part, jax.tree.map(jax.freeze, sums),

@@ -2,11 +2,12 @@
 
 `fsdp` cuts the model's features: a device gathers them before it uses a weight,
 and keeps its part of the sum of the weight's gradients. `tensor` cuts heads and
-feed-forward columns: each device has its own for all tokens of its rows. Between
-the large products it has only its own part of the tokens: it gathers all of them
-before the products that heads and columns follow, and after those that sum over
-heads or columns it keeps its part of the sum. So the residual stream, norms and
-additions are computed once, and reduce-scatter replaces all-reduce.
+feed-forward columns: each device has its own for all tokens of its rows.
+Between the large products it has only its own part of the tokens: it gathers
+all of them before the products that heads and columns follow, and after those
+that sum over heads or columns it keeps its part of the sum. So the residual
+stream, norms and additions are computed once, and reduce-scatter replaces
+all-reduce.
 
 XLA finds neither by itself: under `fsdp` alone, it cuts products into rings of
 small ones that pass over memory many times.
@@ -70,8 +71,8 @@ def run(config: Any, axes: Any, make_layer: Callable, params: Any,
 
 
 def _with_kernels_cast(config, params):
-  """All layers' kernels in the compute dtype, as then is their gradient, of which
-  a device has a whole tree for a microbatch."""
+  """All layers' kernels in the compute dtype, as then is their gradient, of
+  which a device has a whole tree for a microbatch."""
   return jax.tree_util.tree_map_with_path(
       lambda path, x: x.astype(config.dtype) if path[-1].key == 'kernel' else x,
       params)

@@ -2,10 +2,10 @@
 
 With the default reward, a group whose verdicts all agree has no gradient (DAPO
 §3.2). 'refill' samples prompts in the data's order until it has R mixed groups,
-and trains on the first R of that order: which groups these are depends neither on
-the speed of a completion nor on the number of slots. Prompts are admitted while
-others are still decoded, as many as the verdicts so far make necessary; those
-that can no longer be among the first R are stopped.
+and trains on the first R of that order: which groups these are depends neither
+on the speed of a completion nor on the number of slots. Prompts are admitted
+while others are still decoded, as many as the verdicts so far make necessary;
+those that can no longer be among the first R are stopped.
 
 Axes: G samples of a prompt · R groups to train on.
 """

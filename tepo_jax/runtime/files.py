@@ -273,8 +273,8 @@ class GrowingFile:
 
 @dataclasses.dataclass(frozen=True)
 class Version:
-  """An object as it was read: its text; stamp, the generation, which every write
-  changes; age, seconds since it was written, by the bucket's clock."""
+  """An object as it was read: its text; stamp, the generation, which every
+  write changes; age, seconds since it was written, by the bucket's clock."""
   text: str
   stamp: int
   age: float

@@ -24,9 +24,9 @@ class Writer:
   metrics.jsonl gets one line per step, `{"step": 3, "reward": 0.5, ...}`,
   flushed at once and valid JSON: NaN and infinities become null (TensorBoard
   gets them unchanged). It is the record of the run, so errors in writing it are
-  raised; in a bucket it is uploaded whole at every step. TensorBoard and Weights
-  & Biases are conveniences: the first error of each is logged on stderr and
-  disables it.
+  raised; in a bucket it is uploaded whole at every step. TensorBoard and
+  Weights & Biases are conveniences: the first error of each is logged on
+  stderr and disables it.
   """
 
   def __init__(self, workdir: str | os.PathLike,

@@ -54,7 +54,8 @@ def test_division_is_exact():
 
 def test_there_are_no_other_operators():
   for text, numbers, value in (
-      ('49//2', (2, 49), '24'), ('5**2', (2, 5), '25'), ('-3*-8', (3, 8), '24')):
+      ('49//2', (2, 49), '24'), ('5**2', (2, 5), '25'),
+      ('-3*-8', (3, 8), '24')):
     assert eval(text) == int(value)
     assert not checker.is_solution(text, numbers, value)
 

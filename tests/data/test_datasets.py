@@ -160,7 +160,8 @@ def test_any_columns_of_any_file(tmp_path, file):
   with pytest.raises(errors.InputError) as error:
     datasets.load(str(path))
   assert str(error.value).startswith(
-      f'{path}: row 1: has columns frage, antwort, level; needs problem+answers')
+      f'{path}: row 1: has columns frage, antwort, level; '
+      'needs problem+answers')
   assert str(error.value).endswith(
       'columns named by data.columns.problem and data.columns.answer')
 
@@ -436,7 +437,8 @@ def test_data_and_grading_do_not_import_jax():
   subprocess.run(
       [sys.executable, '-c',
        'import sys\n'
-       'from tepo_jax import grading; from tepo_jax.data import arithmetic, datasets, prompts\n'
+       'from tepo_jax import grading\n'
+       'from tepo_jax.data import arithmetic, datasets, prompts\n'
        'assert not {"jax", "flax", "transformers", "datasets", "sympy"} '
        '& set(sys.modules)'],
       cwd=pathlib.Path(__file__).parents[2], check=True)

@@ -255,7 +255,8 @@ def test_every_method_passes(method):
 
 
 @pytest.mark.parametrize('field, value', [
-    ('data.name', 'a.csv'), ('data.name', 'own/set'), ('eval.sets', ('a.csv',))])
+    ('data.name', 'a.csv'), ('data.name', 'own/set'),
+    ('eval.sets', ('a.csv',))])
 def test_columns_are_for_files_and_hub_ids(field, value):
   config = tiny.get_config()
   _set(config, field, value)

@@ -39,7 +39,7 @@ def learner():
 
 def make_learner(method, packing='segments', shape=(1, 1, 1), scale=1.0,
                  microbatch_tokens=40, learning_rate=3e-5, remat='none'):
-  """Two epochs of two updates; the initial weights are multiplied by `scale`."""
+  """Two epochs of two updates; `scale` multiplies the initial weights."""
   config = tiny.get_config(method)
   config.compute.remat = remat
   config.data.max_prompt_tokens = 4

@@ -60,7 +60,7 @@ def test_slots_leave_memory_for_prefills(monkeypatch):
 
 
 def test_a_slot_for_each_completion_needs_no_spare_columns(monkeypatch):
-  """8,192 columns instead of 9,216: 512 take less than 456 or more with them."""
+  """8,192 columns, not 9,216: 512 take less than 456 or more with them."""
   shapes = _shapes(monkeypatch, 512 * 448 / 1024 / 0.8)
   assert shapes.slots[-1] == 512 and shapes.columns[-1] == 8192
   assert _shapes(monkeypatch, 511 * 448 / 1024 / 0.8).slots[-1] == 454

@@ -50,7 +50,8 @@ def test_columns_limits_and_lengths(tokenizer, tmp_path, which):
            if which == 'training' else
            prompt_sets.evaluation(config, TEMPLATE, tokenizer, str(path)))
   assert [problem.id for problem, _ in found.short] == ['a/1', 'a/3']
-  assert [(problem.id, len(ids)) for problem, ids in found.long] == [('a/2', 35)]
+  assert [(problem.id, len(ids)) for problem, ids in found.long] == [
+      ('a/2', 35)]
   assert len(found.problems) == 3 and found.loaded.rows == 4
 
 

@@ -1,4 +1,4 @@
-"""The programs of sampling, with the layouts that other devices give a cache."""
+"""The programs of sampling, with the cache layouts of other devices."""
 
 import jax
 from jax.experimental import layout

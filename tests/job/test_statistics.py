@@ -131,7 +131,7 @@ def test_paired_p_is_that_of_the_interval():
 
 @pytest.mark.parametrize('effect', [0.6, 1.0, 2.0])
 def test_seeds_needed_by_simulation(effect):
-  """Of 20,000 studies of that size, 80 % see the effect; with a pair less, not."""
+  """80 % of 20,000 studies of that size see the effect; a pair less: fewer."""
   def seen(pairs):
     x = np.random.default_rng(0).normal(effect, 1, (20_000, pairs))
     return (scipy.stats.ttest_1samp(x, 0, axis=1).pvalue < 0.05).mean()

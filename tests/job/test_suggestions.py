@@ -13,7 +13,8 @@ KNOWN = fields_lib.flat(tiny.get_config())
 
 
 @pytest.mark.parametrize('name, field', [
-    ('group_size', 'rollout.samples'), ('rollout.group_size', 'rollout.samples'),
+    ('group_size', 'rollout.samples'),
+    ('rollout.group_size', 'rollout.samples'),
     ('n', 'rollout.samples'), ('num_generations', 'rollout.samples'),
     ('actor_rollout_ref.rollout.n', 'rollout.samples'),
     ('n_samples_per_prompt', 'rollout.samples'),

@@ -56,7 +56,8 @@ def test_a_resumed_run_begins_with_its_own_choice(capsys):
     trainer = types.SimpleNamespace(
         config=tiny.get_config('tepo'), learner=learner, _check_saved=None,
         records=types.SimpleNamespace(
-            workdir='run', writer=types.SimpleNamespace(truncate=lambda _: None),
+            workdir='run',
+            writer=types.SimpleNamespace(truncate=lambda _: None),
             checkpointer=types.SimpleNamespace(restore_last_good=lambda *_: (
                 3, 'state', {'cursor': 8, 'unrecorded': None, 'remat': 'dots',
                              'skipped_in_a_row': 0}))))

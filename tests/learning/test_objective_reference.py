@@ -42,27 +42,27 @@ def _held(exponent):
   return torch.exp(torch.clamp(exponent, -20, 20))
 
 
-def _weight(name, l, l0):
-  d = l - l0
+def _weight(name, logp, old_logp):
+  d = logp - old_logp
   log = {
       'token': lambda: d,
       'sequence': lambda: d.mean().expand(len(d)),
-      'sequence_token': lambda: d.mean().detach() + l - l.detach(),
+      'sequence_token': lambda: d.mean().detach() + logp - logp.detach(),
       'prefix': lambda: torch.stack(
           [d[:t + 1].mean() for t in range(len(d))]),
-      'none': lambda: l - l.detach(),
+      'none': lambda: logp - logp.detach(),
   }[name]()
   return _held(log)
 
 
-def _surrogate(clip, w, a, l):
+def _surrogate(clip, w, a, logp):
   if clip['name'] == 'none':
     return w * a
   clipped = torch.clamp(w, 1 - clip['low'], 1 + clip['high'])
   if clip['name'] == 'printed':
     return torch.minimum(w, clipped) * a
   if clip['name'] == 'detached':
-    return clipped.detach() * a * torch.exp(l - l.detach())
+    return clipped.detach() * a * torch.exp(logp - logp.detach())
   s = torch.minimum(w * a, clipped * a)
   if clip.get('dual'):
     s = torch.where(a < 0, torch.maximum(s, clip['dual'] * a), s)
@@ -75,9 +75,9 @@ def _shaped(shape, v, i):
     return a + torch.minimum(shape['alpha'] * h, a.abs() / shape['kappa'])
   if shape['name'] == 'steer':
     def omega(j):
-      l, l0 = v['logp'][j].detach(), v['old_logp'][j]
-      return (v['advantage'][j] * _held(l - l0) * (1 - torch.exp(l))
-              * (l + v['old_entropy'][j])).abs()
+      logp, old_logp = v['logp'][j].detach(), v['old_logp'][j]
+      return (v['advantage'][j] * _held(logp - old_logp) * (1 - torch.exp(logp))
+              * (logp + v['old_entropy'][j])).abs()
     top = max([0.02] + [omega(j).detach().max().item()
                         for j in range(len(v['logp'])) if len(v['logp'][j])])
     return torch.exp(np.log(shape['floor']) * omega(i) / top).detach() * a
@@ -85,18 +85,18 @@ def _shaped(shape, v, i):
 
 
 def _covariance(v):
-  a, l = torch.cat(v['advantage']), torch.cat(v['logp']).detach()
-  return [(v['advantage'][i] - a.mean()) * (v['logp'][i].detach() - l.mean())
+  a, logp = torch.cat(v['advantage']), torch.cat(v['logp']).detach()
+  return [(v['advantage'][i] - a.mean()) * (v['logp'][i].detach() - logp.mean())
           for i in range(len(v['logp']))]
 
 
 def _region(reg, v, i):
-  a, l = v['advantage'][i], v['logp'][i].detach()
+  a, logp = v['advantage'][i], v['logp'][i].detach()
   cov = _covariance(v)
   change = {
       'exact': v['entropy'][i].detach() - v['old_entropy'][i],
       'covariance': -cov[i],
-      'npg': -a * torch.exp(l) * (l + v['entropy'][i].detach()),
+      'npg': -a * torch.exp(logp) * (logp + v['entropy'][i].detach()),
   }[reg['delta_entropy']]
   falling = (a > 0) & (change < -reg['entropy_tolerance'])
   rising = (a < 0) & (change > reg['entropy_tolerance'])
@@ -134,7 +134,7 @@ def reference(row, batch, dropped=None, weights=None):
   """Loss and its gradients in logp, entropy and kl; `dropped`: bool [B,T];
   `weights`: a vector of behaviour weights per completion."""
   leaves, v = _completions(batch)
-  sizes = [len(l) for l in v['logp']]
+  sizes = [len(logp) for logp in v['logp']]
   total, rows = sum(sizes), sum(n > 0 for n in sizes)
   loss = 0.0
   for i, n in enumerate(sizes):
@@ -194,9 +194,9 @@ def _check(run, row, batch, value_tolerance=1e-7, gradient_tolerance=1e-8):
 def _assert_legal_drop(clip, batch, dropped):
   """Clip-Cov drops random tokens, but a fixed number of the candidates."""
   mask = batch['mask_BT']
-  l, a = batch['logp_BT'][mask], batch['advantage_BT'][mask]
-  w = np.exp(np.clip(l - batch['old_logp_BT'][mask], -20, 20))
-  cov = (a - a.mean()) * (l - l.mean())
+  logp, a = batch['logp_BT'][mask], batch['advantage_BT'][mask]
+  w = np.exp(np.clip(logp - batch['old_logp_BT'][mask], -20, 20))
+  cov = (a - a.mean()) * (logp - logp.mean())
   clipped = np.where(a > 0, w > 1 + clip['high'], w < 1 - clip['low'])
   low, high = clip['band']
   candidates = (cov > low) & (cov < high) & ~clipped
@@ -297,10 +297,11 @@ def _behaviour(batch, sampler, settings):
   """The weights by torch, a vector per completion."""
   weights = []
   for i, mask in enumerate(batch['mask_BT']):
-    l0, mu = (torch.tensor(x[i][mask]) for x in (batch['old_logp_BT'], sampler))
-    r = _held(l0 - mu)
+    old_logp, mu = (torch.tensor(x[i][mask])
+                    for x in (batch['old_logp_BT'], sampler))
+    r = _held(old_logp - mu)
     if settings['weight'] == 'sequence':
-      r = _held((l0 - mu).sum()).expand(len(r))
+      r = _held((old_logp - mu).sum()).expand(len(r))
     inside = (r >= settings['reject_below']) & (r <= settings['reject_above'])
     weights.append(torch.where(
         inside, torch.clamp(r, max=settings['cap']), 0 * r))
@@ -308,7 +309,7 @@ def _behaviour(batch, sampler, settings):
 
 
 def _sampled(minibatch, regime, mask):
-  """A minibatch, and the sampler's log-probabilities; garbage under the mask."""
+  """A minibatch and the sampler's logp, with garbage under the mask."""
   batch = minibatch(regime, mask, seed=6)
   rng = np.random.default_rng(7)
   return batch, batch['old_logp_BT'] + 0.7 * rng.normal(

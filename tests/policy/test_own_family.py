@@ -21,7 +21,8 @@ PLACES = (  # of the recipe's blocks
               '    config = self.config\n')),
     ('huggingface/families.py', dict(after='  qk_norm: bool = False\n')),
     ('huggingface/families.py', dict(
-        after="    'MistralForCausalLM': Family('mistral', window='always'),\n")),
+        after="    'MistralForCausalLM': "
+              "Family('mistral', window='always'),\n")),
     ('huggingface/families.py', dict(before='\n\ndef _window(')),
     ('huggingface/families.py', dict(
         after='qkv_bias=family.qkv_bias, qk_norm=family.qk_norm,\n')),

@@ -117,7 +117,8 @@ def test_a_missing_or_damaged_file_is_named(tmp_path):
 
 
 @pytest.mark.parametrize('count, named', [
-    (0, 'none'), (8, '1, 2, 3, 4, 5, 6, 7, 8'), (9, '1, 2, 3, 4, …, 6, 7, 8, 9')])
+    (0, 'none'), (8, '1, 2, 3, 4, 5, 6, 7, 8'),
+    (9, '1, 2, 3, 4, …, 6, 7, 8, 9')])
 def test_at_most_eight_steps_are_named(count, named, tmp_path):
   for step in range(1, count + 1):
     (tmp_path / f'step_{step:06}.jsonl').touch()

@@ -171,8 +171,10 @@ def test_an_unknown_function_is_refused(name, reason):
 
 
 def test_a_module_that_exits_is_refused(tmp_path):
-  (tmp_path / 'exiting_rewards.py').write_text('raise SystemExit("usage: no")\n')
-  with pytest.raises(errors.InputError, match='exiting_rewards:f: SystemExit: usage'):
+  (tmp_path / 'exiting_rewards.py').write_text(
+      'raise SystemExit("usage: no")\n')
+  with pytest.raises(errors.InputError,
+                     match='exiting_rewards:f: SystemExit: usage'):
     reward_lib.find('exiting_rewards:f')
 
 

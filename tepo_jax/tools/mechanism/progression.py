@@ -1,4 +1,4 @@
-"""The measurement, policy by policy: its results in a file, and its resuming."""
+"""The measurement, policy by policy: its file of results, and its resuming."""
 
 import contextlib
 import hashlib

@@ -81,7 +81,8 @@ def markdown(results: Mapping[str, Any]) -> str:
       methods=_table('method, updates, clipped %, M %, KL, KL in M, ΔH, '
                      'accuracy %, entropy', (
           [name, k, f'{100 * sum(x["updates"][key] for key in _CLIPPED):.3g}',
-           _cell(x['region'], 100), *(_cell(x[key]) for key in ('kl', 'kl_region', 'entropy_change')),
+           _cell(x['region'], 100),
+           *(_cell(x[key]) for key in ('kl', 'kl_region', 'entropy_change')),
            *_own(x)] for name, k, x in rows)))
 
 

@@ -9,7 +9,7 @@ _STACK = 1 << 28  # bytes
 
 def ensure() -> None:
   """Starts `python -m tepo_jax.plan` again if its threads would have less than
-  _STACK bytes of stack: compilations of large updates overflowed the usual 8 MB.
+  _STACK bytes of stack: large updates' compilations overflowed the usual 8 MB.
   """
   if 'tepo_jax.plan' not in sys.orig_argv:
     return

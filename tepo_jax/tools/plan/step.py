@@ -180,8 +180,8 @@ def make(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
 def fitted(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
            slice_: chips.Slice, mesh: jax.sharding.Mesh
            ) -> tuple[programs_lib.TrainingPrograms, list[Estimate]]:
-  """The programs of a run, and for compute.remat='auto', which is chosen as a run
-  does (`memory.fitted`), the estimate of the update."""
+  """The programs of a run, and for compute.remat='auto', which is chosen as a
+  run does (`memory.fitted`), the estimate of the update."""
   estimates = {}
 
   def size_of(programs):

@@ -89,7 +89,7 @@ def seconds(events: Iterable[Event], slice_: chips.Slice
           waiting += _finish(pending, event.name)
       case Wait():
         waiting += _finish(pending, event.name)
-  while pending:  # what ends in the next iteration of a loop is not hidden by it
+  while pending:  # what ends in a loop's next iteration is not hidden by it
     waiting += _finish(pending, pending[0].send.name)
   return work, waiting
 

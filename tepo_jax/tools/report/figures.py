@@ -78,7 +78,8 @@ PANELS = (
           is_machine=True),
     Panel('host_memory', 'Memory of the host\'s process',
           'host/resident_bytes', 'MB', 1e-6, False, True),
-    Panel('open_files', 'Its open files', 'host/open_files', '', 1, False, True),
+    Panel('open_files', 'Its open files', 'host/open_files', '', 1, False,
+          True),
     Panel('processes', 'Processes it started (graders)', 'host/processes', '',
           1, False, True),
     Panel('compilations', 'Programs compiled', 'compilations', '', 1, False,
@@ -89,8 +90,8 @@ PANELS = (
 def panels(runs: Iterable[runs_lib.Run]) -> list[Panel]:
   """Returns a panel for each evaluation's avg@k, then PANELS."""
   return [Panel(name.replace('/', '_').replace('@', '_'),
-                'Evaluation: ' + name.removeprefix('eval/'), name, '%', 100, False,
-                is_compared=True)
+                'Evaluation: ' + name.removeprefix('eval/'), name, '%', 100,
+                False, is_compared=True)
           for name in accuracies(runs)] + list(PANELS)
 
 

@@ -18,8 +18,8 @@ INTERVAL = (f'Intervals: {statistics.LEVEL:.0%}, Student\'s t over three or '
             'more seeds; the range of two.')
 _NOTES = f"""{INTERVAL} Of one run: {statistics.LEVEL:.0%}, bootstrap over the
 problems. Accuracy of training samples: mean over the first and the last
-{claims.FINAL:.0%} of the steps. The best is chosen on these same problems, so it
-is a little too high. Unfinished runs count with the steps they have."""
+{claims.FINAL:.0%} of the steps. The best is chosen on these same problems, so
+it is a little too high. Unfinished runs count with the steps they have."""
 
 
 def header(groups: Sequence[runs_lib.Seeds]) -> str:

@@ -89,8 +89,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]],
         for i, value in enumerate(row))
 
   body = ''.join(f'<tr>{cells(row, "td")}</tr>' for row in rows)
-  return (f'<div class="scroll" tabindex="0"><table><thead><tr>{cells(head, "th")}</tr>'
-          f'</thead><tbody>{body}</tbody></table></div>')
+  return ('<div class="scroll" tabindex="0"><table>'
+          f'<thead><tr>{cells(head, "th")}</tr></thead>'
+          f'<tbody>{body}</tbody></table></div>')
 
 
 def facts(rows: Iterable[tuple[str, Any]]) -> str:
@@ -117,5 +118,6 @@ def heat_map(names: Sequence[str], matrix: Sequence[Sequence[float]]) -> str:
       f'<td style="background: rgba(var(--{"up" if value > 0 else "down"}), '
       f'{0.75 * abs(value):.3f})">{value:.2f}</td>' for value in row) + '</tr>'
                  for name, row in zip(names, matrix))
-  return ('<div class="scroll" tabindex="0"><table class="heat"><thead><tr><td></td>'
-          f'{head}</tr></thead><tbody>{rows}</tbody></table></div>')
+  return ('<div class="scroll" tabindex="0"><table class="heat">'
+          f'<thead><tr><td></td>{head}</tr></thead>'
+          f'<tbody>{rows}</tbody></table></div>')

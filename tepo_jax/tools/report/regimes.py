@@ -112,8 +112,8 @@ def start_kl(runs: Sequence[runs_lib.Run]) -> dict[str, dict[int, float]]:
   """Returns, by run, {step: nats}: KL(policy ‖ starting policy) per token.
 
   It is the mean of log π − log π_start over the tokens sampled in a quarter,
-  half, three quarters and all of the steps, before these steps' updates. π_start
-  is loaded once: all runs must start from one model.
+  half, three quarters and all of the steps, before these steps' updates.
+  π_start is loaded once: all runs must start from one model.
 
   Raises:
     errors.InputError: the runs start from different models, or a rollout is

@@ -97,8 +97,8 @@ def _claims(groups):
            *(overview.with_interval(x[:3 if len(c.pairs) > 1 else 1])
              for x in (c.difference, c.own, c.base)),
            len(c.pairs), c.claim] for c in found], (6,))
-      + f'<p class="caption">{overview.INTERVAL} "Steps to accuracy": the first '
-      'step whose training samples reach it; the '
+      + f'<p class="caption">{overview.INTERVAL} "Steps to accuracy": the '
+      'first step whose training samples reach it; the '
       f'target is {claims.TARGET:.0%} of the final accuracy of '
       f'{page.text(base.label)}.</p>' + _power(claims.seeds_needed(found)))
 

@@ -118,8 +118,8 @@ def test_a_fused_scatter_costs_its_updates_or_the_array_it_makes(target, size):
   """By hand; the indices take 16 bytes more."""
   number = 1 if 'parameter' in target else 0
   given = '%whole, ' * number + '%at, %values'
-  how = ('update_window_dims={1,2}, inserted_window_dims={}, index_vector_dim=1, '
-         'scatter_dims_to_operand_dims={0}, to_apply=%add')
+  how = ('update_window_dims={1,2}, inserted_window_dims={}, '
+         'index_vector_dim=1, scatter_dims_to_operand_dims={0}, to_apply=%add')
   text = f'''HloModule m, is_scheduled=true
 
 %add (a: f32[], b: f32[]) -> f32[] {{

@@ -67,7 +67,7 @@ def test_a_plan_has_every_program_of_a_step(plan):
     moves_data = estimate.name.split()[0] in ('reshard', 'insert', 'compact')
     assert (estimate.useful == 0) == moves_data
     if not estimate.name.startswith('decode'):
-      # In a decode step a product of attention may be none of the matrix units'.
+      # In a decode step, attention's products may be off the matrix units.
       assert estimate.useful <= estimate.flops
     assert 0 <= step.share_of_peak(
         estimate.flops, estimate, plan.slice.chip) <= step.EFFICIENCY
@@ -77,8 +77,8 @@ def test_a_plan_has_every_program_of_a_step(plan):
 
 @pytest.mark.long
 def test_arguments_are_the_shards(plan):
-  """Over four chips: fp32 parameters and two moments; of the old policy the head,
-  and hidden states for 2 minibatches of up to 2 microbatches."""
+  """Over four chips: fp32 parameters and two moments; of the old policy the
+  head, and hidden states for 2 minibatches of up to 2 microbatches."""
   by_name = {e.name: e for e in plan.estimates}
   config = _config()
   model = workload_lib.of(config).model
@@ -135,7 +135,8 @@ def test_the_largest_programs_stand_for_all_of_their_kind():
       Shape('decode', 8, 100): 40, Shape('decode', 8, 50): 80,
       Shape('prefill', 4, 32): 3, Shape('prefill', 2, 16): 4,
       Shape('insert', 8, 50, 32): 5, Shape('insert', 8, 100, 16): 6,
-      Shape('compact', 8, 50, (8, 100)): 2, Shape('compact', 8, 100, (4, 50)): 4}
+      Shape('compact', 8, 50, (8, 100)): 2,
+      Shape('compact', 8, 100, (4, 50)): 4}
   of = functools.partial(compiling._as_if_largest, compiling._runs(
       counts, chunk=4, arrays=6), weights=10, cache=30)
   assert of(Shape('decode', 8, 100)) == (40 + 80 * 25 / 40) / 4

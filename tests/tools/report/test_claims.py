@@ -86,7 +86,7 @@ def test_unsteadiness():
 
 
 def test_claims_of_a_method_are_corrected_together(make_run):
-  """p of the gradient norm alone is 0.03; with eight claims it is not enough."""
+  """The gradient norm alone has p = 0.03; for eight claims it is too much."""
   change = (0.2, 1.1, 0.8, 1.3)  # t = 3.6
   found = contrasts_of(
       make_run, 4, lambda s, seed: dict(grad_norm=1 + change[seed]),

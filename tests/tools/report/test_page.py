@@ -248,8 +248,8 @@ def test_each_reward_function_has_its_value(report, browser):
   hostile = [f'{HOSTILE} 0.333', '0.3333333333333333']
   assert facts == [
       [['✗ wrong', ''], ['reward 0', '0'], [f'{name} failed', 'null'], hostile],
-      [['✗ wrong', ''], ['reward 0.0313', '0.03125'], [f'{name} 0.125', '0.125'],
-       hostile]]
+      [['✗ wrong', ''], ['reward 0.0313', '0.03125'],
+       [f'{name} 0.125', '0.125'], hostile]]
 
 
 def test_the_summary_counts_the_tokens_in_m(report, browser):

@@ -1,4 +1,4 @@
-"""The map of regimes: made-up entries, and a small run of an untrained model."""
+"""The map of regimes: made-up entries, and a small run of no trained model."""
 
 import gzip
 import json
@@ -66,7 +66,8 @@ def test_a_map_of_a_run(tmp_path):
   model, run = tmp_path / 'base', tmp_path / 'grpo'
   programs.make_model(model)
   programs.run('train', *programs.train_arguments(model, run, 'grpo'),
-               f'--config.steps={STEPS}', '--config.optimizer.learning_rate=3e-3')
+               f'--config.steps={STEPS}',
+               '--config.optimizer.learning_rate=3e-3')
   out, path = tmp_path / 'out', tmp_path / 'map.jsonl.gz'
   arguments = f'--map={path}', f'--out={out}'
   done = programs.run('report', *arguments, f'--runs={run}')
