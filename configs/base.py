@@ -168,6 +168,9 @@ FIELDS = dict(
     collectives=F('auto', 'communication while a TPU scores and updates, see '
                   'COLLECTIVES in job/programs.py', fields.one_of(
                       'auto', 'plain', 'fused', 'sparsecore'), ROUNDING),
+    heartbeat=F(300, 'seconds after which a silent process of a job of several '
+                'counts as lost; a host that compiles may be silent',
+                POSITIVE, resume=FREE),
     cache=F(str, 'folder of compiled programs; None: '
             'JAX_COMPILATION_CACHE_DIR, or .jax_cache next to the workdir',
             resume=FREE),

@@ -64,7 +64,7 @@ def main() -> None:
   configuration.check_values(config)
   sizes.check(config)
   peers = registry.load(_PEERS.value)
-  processes.initialize()
+  processes.initialize(config.compute.heartbeat)
   with processes.ending_together(), processes.first_writes():
     if peers and jax.process_count() > 1:
       raise errors.InputError('--peer: other libraries run as one process')

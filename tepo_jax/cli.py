@@ -66,8 +66,9 @@ def run(main: Callable[[], None], joins_job: bool = False) -> None:
 
   Status 0 on success or --help; 2 with one line on stderr for bad input (flags,
   config, errors.InputError, a file without permission); 1 with one line if the
-  run cannot continue (errors.RunError, a full disk, no device memory); 130 if
-  interrupted; 141, quietly, if the reader of its output has gone. Anything else
+  run cannot continue (errors.RunError, a full disk, no device memory); 3 if a
+  restart may help (errors.Lost, a device that cannot be opened); 42 if SIGTERM
+  stopped it with work left; 130 if interrupted; 141, quietly, if the reader of its output has gone. Anything else
   is a bug and keeps its traceback.
 
   Args:
@@ -122,6 +123,12 @@ def _expected(error: BaseException) -> tuple[int, str] | None:
     return 2, f'error: {text}'
   if isinstance(error, errors.RunError):
     return 1, f'error: {text}'
+  if isinstance(error, errors.Interrupted):
+    return errors.INTERRUPTED, text
+  if isinstance(error, errors.Lost):
+    return errors.LOST, f'error: {text}'
+  if errors.NO_BACKEND in text:
+    return errors.LOST, f'error: {text[:800]}'
   if isinstance(error, PermissionError):
     return 2, f'error: {error.filename}: {error.strerror}'
   if isinstance(error, OSError) and error.errno in _DISK:

@@ -22,6 +22,26 @@ class RunError(RuntimeError):
   """
 
 
+class Interrupted(Exception):
+  """A signal stopped a program that has work left, which is saved.
+
+  The programs print one line on stderr and exit with status
+  `INTERRUPTED`: whatever started them may start them again.
+  """
+
+
+class Lost(Exception):
+  """Another process of the job is gone, or this machine's devices cannot be
+  opened: a restart may help. The programs exit with status `LOST`."""
+
+
+# jax's RuntimeError if another process holds the device, or it is broken.
+NO_BACKEND = 'Unable to initialize backend'
+
+LOST = 3  # exit statuses, of Lost and of Interrupted
+INTERRUPTED = 42
+
+
 def one_line(error: BaseException) -> str:
   """The error's message without line breaks."""
   return ' '.join(str(error).split())

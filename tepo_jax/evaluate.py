@@ -6,8 +6,8 @@ r"""Evaluates a model or a checkpoint on the config's evaluation sets.
 --checkpoint is a Hugging Face folder, or the workdir of a training run, whose
 last checkpoint is used; without it, config.model is evaluated. Writes
 results.json and samples.jsonl to --out, and prints accuracies with their
-intervals. If it is killed, the same command resumes it; the results are the
-same. On several hosts (TEPO_MULTIHOST=1) all take part, and the first writes.
+intervals. If it is killed, or stopped by SIGTERM (status 42), the same command
+resumes it; the results are the same. On several hosts (TEPO_MULTIHOST=1) all take part, and the first writes.
 """
 
 import collections
@@ -32,6 +32,7 @@ from tepo_jax.job import session as session_lib
 from tepo_jax.job import sizes
 from tepo_jax.runtime import checkpoint as checkpoint_lib
 from tepo_jax.runtime import files
+from tepo_jax.runtime import interrupts
 from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import processes
@@ -51,13 +52,19 @@ def main() -> None:
   configuration.check_decodings(config.eval)
   sizes.check(config)
   config.lora.rank = 0  # adapters are merged on restore
-  processes.initialize()
+  processes.initialize(config.compute.heartbeat)
   with processes.ending_together():
     evaluate(config, files.path(_OUT.value))
 
 
 def evaluate(config: ml_collections.ConfigDict, out: files.Path) -> None:
-  """Evaluates; all processes of a job must call it."""
+  """Evaluates; all processes of a job must call it.
+
+  Raises:
+    errors.Interrupted: SIGTERM stopped it; complete groups are saved.
+  """
+  stop = processes.StopRequest()
+  interrupts.unwind_on_first()  # Ctrl-C ends it now: each group is saved
   folder, params, step = _checkpoint(config), None, None
   checkpoints = folder / session_lib.CHECKPOINTS
   if checkpoints.is_dir():
@@ -79,8 +86,13 @@ def evaluate(config: ml_collections.ConfigDict, out: files.Path) -> None:
     cast = sampling_lib.make_decode_cast(*session.decoding())
     params = cast(session.load_params() if params is None else params)
     key = programs_lib.stream(config.seed, 'eval')
-    for index, item in enumerate(evaluations):
-      _run(item, params, jax.random.fold_in(key, index), samples)
+    try:
+      for index, item in enumerate(evaluations):
+        _run(item, params, jax.random.fold_in(key, index), samples, stop.check)
+    except processes.Stopped:
+      processes.on_first(samples.flush)
+      raise errors.Interrupted(
+          'stopped by SIGTERM; the same command resumes') from None
     if processes.is_first():
       results = _results(evaluations, samples)
       files.replace_text(
@@ -107,13 +119,13 @@ def _identity(config, checkpoint, step):
       or name.startswith(('eval.', 'data.columns.')) and name != 'eval.period'}
 
 
-def _run(item, params, key, samples):
+def _run(item, params, key, samples, check):
   done = samples.done(item.name)  # nothing but on the first process
   is_done = processes.total(np.array(
       [prompt.problem.id in done for prompt in item.prompts], np.int32))
   todo = [p for p, skip in zip(item.prompts, is_done) if not skip]
   counts = collections.Counter()
-  for groups, troubles in item.stream(params, key, todo):
+  for groups, troubles in item.stream(params, key, todo, check):
     counts.update(troubles)
     for group in groups if processes.is_first() else []:
       samples.add(evaluation_lib.sample_lines(item.name, [group]))

@@ -33,7 +33,7 @@ def main() -> None:
   if 'pretrain' not in config:
     raise errors.InputError(
         'this config does not make a model: it has no section pretrain')
-  processes.initialize()
+  processes.initialize(config.compute.heartbeat)
   with processes.ending_together():
     processes.on_first(pretrain, config)
 

@@ -41,6 +41,7 @@ from absl import flags
 import ml_collections
 
 from tepo_jax import cli
+from tepo_jax import errors
 from tepo_jax.job import base_model
 from tepo_jax.job import configuration
 from tepo_jax.job import memory as memory_lib
@@ -67,6 +68,7 @@ def train(config: ml_collections.ConfigDict, workdir: files.Path) -> None:
 
   Raises:
     KeyboardInterrupt: Ctrl-C stopped the run; its state is saved.
+    errors.Interrupted: SIGTERM did.
   """
   stop = processes.StopRequest()
   folder = files.path(session_lib.model_folder(config, workdir))
@@ -86,12 +88,16 @@ def train(config: ml_collections.ConfigDict, workdir: files.Path) -> None:
               run.progress.compiling, run.progress.compiled)):
       run.open(workdir)
       with contextlib.closing(run):
-        run.run(stop)
+        is_complete = run.run(stop)
   if processes.is_first():
     print(summaries.results_table(workdir))
     print(summaries.next_command(workdir, run.step, config.steps), flush=True)
   if stop.interrupted:
     raise KeyboardInterrupt
+  if not is_complete:
+    raise errors.Interrupted(
+        f'stopped by SIGTERM after step {run.step} of {config.steps}; the same '
+        'command resumes')
 
 
 def _announced(config: ml_collections.ConfigDict, session: session_lib.Session,
@@ -111,7 +117,7 @@ def main() -> None:
   config = _CONFIG.value
   configuration.check(config, cli.overridden())
   sizes.check(config)
-  processes.initialize()
+  processes.initialize(config.compute.heartbeat)
   with processes.ending_together():
     train(config, files.path(_WORKDIR.value))
 

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 import pytest
 
+from tepo_jax import errors
 from tepo_jax.job import restore
 from tepo_jax.runtime import mesh as mesh_lib
-from tepo_jax.runtime import processes
 from tests import jobs
 
 pytestmark = pytest.mark.long
@@ -120,7 +120,7 @@ def test_a_lost_process_ends_the_job_which_resumes_elsewhere(one, tmp_path):
   (status, _, said), _ = _finish_after(
       _train(workdir, 2, 1, 100), lambda: 2 in _steps(workdir) and (
           workdir / 'checkpoints/1').is_dir(), 1, signal.SIGKILL, 200)
-  assert status in (processes.LOST, -6), said
+  assert status in (errors.LOST, -6), said
   assert 'another process' in said or 'another task died' in said
   saved = max(int(step.name) for step in (workdir / 'checkpoints').iterdir()
               if step.name.isdigit())
@@ -142,7 +142,7 @@ def test_sigterm_to_one_process_saves_and_ends_them_all(tmp_path):
       job, lambda: 2 in _steps(workdir), 2, signal.SIGTERM, 120)
   # By the clock: the period has not passed.
   assert (workdir / 'checkpoints/1').is_dir()
-  assert [status for status, *_ in outcomes] == [0] * 4, outcomes
+  assert [status for status, *_ in outcomes] == [errors.INTERRUPTED] * 4, outcomes
   saved = max(int(step.name) for step in (workdir / 'checkpoints').iterdir())
   assert saved == _steps(workdir)[-1]
 
@@ -178,7 +178,7 @@ def test_evaluations_and_exports_do_not_depend_on_the_processes(one, tmp_path):
                    f'--out={resumed}', devices=1, **_QUICK)
   (status, _, said), *_ = _finish_after(
       job, (resumed / 'samples.jsonl').exists, 1, signal.SIGKILL, 200)
-  assert status in (processes.LOST, -6), said
+  assert status in (errors.LOST, -6), said
   lines = (resumed / 'samples.jsonl').read_text().count('\n')
   assert 0 < lines < 96 * 9
   assert _program(

@@ -117,7 +117,7 @@ def test_a_finished_run_is_not_run_again(model, finished):
 
 
 @pytest.mark.long
-def test_sigterm_saves_and_exits_with_status_0(model, tmp_path):
+def test_sigterm_saves_and_exits_with_status_42(model, tmp_path):
   workdir = tmp_path / 'run'
   process = subprocess.Popen(
       runs.command('train', *runs.train_arguments(model, workdir),
@@ -129,9 +129,34 @@ def test_sigterm_saves_and_exits_with_status_0(model, tmp_path):
     assert process.poll() is None and time.monotonic() < deadline
     time.sleep(0.05)
   process.send_signal(signal.SIGTERM)
-  assert process.wait(120) == 0
+  assert process.wait(120) == 42
   saved = [int(entry.name) for entry in (workdir / 'checkpoints').iterdir()]
   assert saved == [runs.records(workdir)[-1]['step']]
+
+
+@pytest.mark.long
+def test_a_stopped_evaluation_exits_with_status_42_and_resumes(
+    model, tmp_path):
+  whole, stopped = tmp_path / 'whole', tmp_path / 'stopped'
+  evaluate = ('evaluate', '--config=configs/tiny.py', *runs.SMALL,
+              '--config.eval.limit=256', '--config.rollout.slots=4',
+              f'--checkpoint={model}')
+  process = subprocess.Popen(
+      runs.command(*evaluate, f'--out={stopped}'), cwd=runs.ROOT, text=True,
+      env=runs.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+  samples = stopped / 'samples.jsonl'
+  while not samples.exists() or not samples.stat().st_size:
+    assert process.poll() is None
+    time.sleep(0.05)
+  process.send_signal(signal.SIGTERM)
+  said = process.communicate(timeout=60)[1]
+  assert process.returncode == 42, said
+  assert 'stopped by SIGTERM; the same command resumes' in said
+  assert not (stopped / 'results.json').exists()
+  assert samples.stat().st_size
+  for out in whole, stopped:
+    runs.run(*evaluate, f'--out={out}')
+  assert samples.read_bytes() == (whole / 'samples.jsonl').read_bytes()
 
 
 @pytest.mark.long

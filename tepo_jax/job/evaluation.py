@@ -204,6 +204,10 @@ class SampleFile:
     self._groups[lines[0]['set']][lines[0]['id']] = list(lines)
     self._file.append(_lines_text(lines))
 
+  def flush(self) -> None:
+    """Uploads what a bucket does not have yet."""
+    self._file.flush()
+
   def finish(self, order: Mapping[str, Sequence[str]]) -> dict[str, list[dict]]:
     """Sorts the file by problem; returns the lines of each evaluation.
 

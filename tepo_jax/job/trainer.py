@@ -134,13 +134,14 @@ class Trainer:
           f'{where} belongs to another config than this workdir\'s config.json')
     self.learner.check_stands_on(where, extra)
 
-  def run(self, stop: processes.StopRequest) -> None:
-    """Makes steps until `config.steps`, or until it is asked to stop.
+  def run(self, stop: processes.StopRequest) -> bool:
+    """Makes steps until `config.steps`, or until it is asked to stop; returns
+    whether it was not.
 
     A stop request during sampling or evaluation discards that work: the run
     that resumes does it again. Updates are finished before stopping.
     """
-    self._saved = time.monotonic()
+    self._saved, is_complete = time.monotonic(), True
     if (kept := self.learner.programs.kept) is not None:
       self.progress.note(memory_lib.describe_kept(kept))
     if self.learner.update_bytes is not None:
@@ -161,9 +162,10 @@ class Trainer:
         self.step += 1
         self._record(stop)
     except processes.Stopped:
-      pass
+      is_complete = False
     if self.step and self.records.checkpointer.latest() != self.step:
       self._save(None)  # stopped between two checkpoints
+    return is_complete
 
   def _record(self, stop):
     """Evaluates if it is due; writes the step's metrics and saves."""

@@ -23,9 +23,6 @@ from tepo_jax import errors
 from tepo_jax.runtime import files
 from tepo_jax.runtime import interrupts
 
-LOST = 3  # exit status after another process was lost: worth a restart
-
-_HEARTBEAT_SECONDS = 60  # a process that is silent for longer is lost
 _SHUTDOWN_SECONDS = 60  # how long a finished process waits for the others
 _MESSAGE_BYTES = 4096
 
@@ -37,13 +34,26 @@ _GONE = re.compile(
 _Item = TypeVar('_Item')
 
 
-def initialize() -> None:
+def initialize(heartbeat: int = 300) -> None:
   """Joins the job's other processes if TEPO_MULTIHOST=1: by the TPU slice, by
-  Slurm, or by JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."""
-  if os.environ.get('TEPO_MULTIHOST') == '1':
+  Slurm, or by JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+
+  Args:
+    heartbeat: a process that is silent for longer, in seconds, is lost.
+
+  Raises:
+    errors.Lost: the others, or the TPU's metadata server, do not answer.
+  """
+  if os.environ.get('TEPO_MULTIHOST') != '1':
+    return
+  coordinates = _coordinates()
+  try:
     jax.distributed.initialize(
-        **_coordinates(), heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+        **coordinates, heartbeat_timeout_seconds=heartbeat,
         shutdown_timeout_seconds=_SHUTDOWN_SECONDS)
+  except (OSError, RuntimeError) as error:  # OSError: requests' errors
+    raise errors.Lost(
+        f'cannot join the job: {errors.one_line(error)[:200]}') from error
 
 
 def _coordinates() -> dict[str, str | int]:
@@ -204,9 +214,13 @@ def ending_together() -> Iterator[None]:
     print(f'error: process {jax.process_index()}: {error}', file=sys.stderr,
           flush=True)
     os._exit(2)
-  except (errors.InputError, KeyboardInterrupt):
+  except (errors.InputError, errors.Interrupted, KeyboardInterrupt):
     raise
   except Exception as error:  # pylint: disable=broad-exception-caught
+    if errors.NO_BACKEND in str(error):  # jax.process_count() fails then too
+      print(f'error: {errors.one_line(error)[:800]}', file=sys.stderr,
+            flush=True)
+      os._exit(errors.LOST)
     reason = _lost(error)
     if jax.process_count() == 1 or (
         reason is None and isinstance(error, errors.RunError)):
@@ -219,7 +233,7 @@ def ending_together() -> Iterator[None]:
             'checkpoint', file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(1 if reason is None else LOST)
+    os._exit(1 if reason is None else errors.LOST)
 
 
 def _lost(error: BaseException | None) -> str | None:

@@ -6,7 +6,7 @@ Repeats one command of tiny training and sends SIGKILL, or sometimes SIGTERM, at
 random moments, until --kills signals are sent; with --interrupts, SIGINT, and
 half of the runs compile everything again. Each run that finishes is compared
 with an uninterrupted run, file by file and bit by bit. After SIGTERM the
-process must exit with status 0 within 30 seconds, after SIGINT with status 130
+process must exit with status 42 within 30 seconds, after SIGINT with status 130
 within 120 seconds, without a traceback. Exits with 1 if a run differs.
 """
 
@@ -105,7 +105,7 @@ def run_until(process, workdir, sent, condition) -> tuple[float, str] | None:
   was_sent, begin = process.poll() is None, time.monotonic()
   # It may be compiling.
   _, stderr = process.communicate(timeout=120 if was_sent else None)
-  if process.returncode not in (0, -sent, 130 if sent == signal.SIGINT else 0):
+  if process.returncode not in (0, -sent, 130 if sent == signal.SIGINT else 42):
     raise RuntimeError(stderr.decode()[-2000:])
   if sent == signal.SIGINT and was_sent:
     check_interrupted(process.returncode, stderr.decode())

@@ -1,5 +1,8 @@
 """runtime.processes: a single process, and a job of several."""
 
+import os
+
+import jax
 import numpy as np
 import pytest
 
@@ -26,6 +29,40 @@ def test_incomplete_coordinates_are_refused(monkeypatch):
   monkeypatch.delenv('JAX_NUM_PROCESSES', raising=False)
   with pytest.raises(errors.InputError, match='JAX_NUM_PROCESSES'):
     processes.initialize()
+
+
+def test_a_job_that_cannot_be_joined_is_worth_a_restart(monkeypatch):
+  """jax's error where the TPU's metadata server does not answer."""
+  given = {}
+
+  def fail(**arguments):
+    given.update(arguments)
+    raise OSError("HTTPConnectionPool(host='metadata.google.internal'")
+
+  monkeypatch.setenv('TEPO_MULTIHOST', '1')
+  monkeypatch.delenv('JAX_COORDINATOR_ADDRESS', raising=False)
+  monkeypatch.setattr(jax.distributed, 'initialize', fail)
+  with pytest.raises(errors.Lost, match='join the job: HTTPConnectionPool'):
+    processes.initialize()
+  assert given['heartbeat_timeout_seconds'] == 300
+
+
+def test_a_device_that_cannot_be_opened_is_worth_a_restart(monkeypatch, capfd):
+  """Without the orderly exit, which would wait for the other processes."""
+  statuses = []
+
+  def end(status):
+    statuses.append(status)
+    raise SystemExit
+
+  monkeypatch.setattr(os, '_exit', end)
+  with pytest.raises(SystemExit):
+    with processes.ending_together():
+      raise RuntimeError("Unable to initialize backend 'tpu': UNKNOWN: TPU "
+                         'initialization failed: open(/dev/vfio/0): Device or '
+                         'resource busy')
+  assert statuses == [errors.LOST]
+  assert 'Device or resource busy' in capfd.readouterr().err
 
 
 _AGREE = """
@@ -70,8 +107,7 @@ _LOSE = """
 import os, sys, time
 import jax, numpy as np
 from tepo_jax.runtime import processes
-processes._HEARTBEAT_SECONDS = 20
-processes.initialize()
+processes.initialize(heartbeat=20)
 with processes.ending_together():
   while True:
     processes.total(np.ones(3))
@@ -86,7 +122,7 @@ def test_a_killed_process_ends_the_other(lost):
   outcomes = jobs.finish(jobs.start(2, ['-c', program], str(lost)), 200)
   status, _, said = outcomes[1 - lost]
   # JAX's own heartbeat may detect the loss first: it aborts.
-  assert status in (processes.LOST, -6)
+  assert status in (errors.LOST, -6)
   assert 'another process of the job is gone' in said or (
       'another task died' in said)
 
@@ -100,7 +136,7 @@ def test_a_failing_process_ends_the_other_and_reports_why(how, status, said):
   program = _LOSE.format(how=how)
   failed, other = jobs.finish(jobs.start(2, ['-c', program], '0'), 200)
   assert failed[0] == status and said in failed[2]
-  assert other[0] in (processes.LOST, -6)
+  assert other[0] in (errors.LOST, -6)
 
 
 def test_a_bucket_s_error_is_no_lost_process():
