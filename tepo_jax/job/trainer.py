@@ -120,10 +120,15 @@ class Trainer:
     records.writer.truncate(self.step - (self.unrecorded is not None))
     if processes.is_first():
       print(f'continuing {records.workdir} after step {self.step}', flush=True)
-    learner.fit(begin=extra['remat'])
-    if learner.programs.model.remat != extra['remat'] and (
+    if self.step < self.config.steps:  # else there is no update to compile
+      self._fit_as(extra['remat'])
+
+  def _fit_as(self, remat):
+    """Compiles the update as the run that resumes had it, if it still fits."""
+    self.learner.fit(begin=remat)
+    if self.learner.programs.model.remat != remat and (
         self.config.compute.remat == 'auto' and processes.is_first()):
-      print(f'compute.remat=auto: {extra["remat"]}, as until now, does not fit '
+      print(f'compute.remat=auto: {remat}, as until now, does not fit '
             'these devices: results are not bit-identical',
             file=sys.stderr, flush=True)
 

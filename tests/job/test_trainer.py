@@ -44,27 +44,28 @@ def test_a_step_that_was_stopped_before_its_record_gets_one():
   assert recorded == [40]
 
 
-def test_a_resumed_run_begins_with_its_own_choice(capsys):
-  """What recomputes an update, unless it does not fit any more."""
-  for fitting, said in ('dots', False), ('mlp', True):
-    begun = []
-    learner = types.SimpleNamespace(
-        load_base=lambda: None, stands_on=dict, state=None,
-        programs=types.SimpleNamespace(
-            model=types.SimpleNamespace(remat=fitting)),
-        fit=lambda begin: begun.append(begin))
-    trainer = types.SimpleNamespace(
-        config=tiny.get_config('tepo'), learner=learner, _check_saved=None,
-        records=types.SimpleNamespace(
-            workdir='run',
-            writer=types.SimpleNamespace(truncate=lambda _: None),
-            checkpointer=types.SimpleNamespace(restore_last_good=lambda *_: (
-                3, 'state', {'cursor': 8, 'unrecorded': None, 'remat': 'dots',
-                             'skipped_in_a_row': 0}))))
-    trainer.config.compute.remat = 'auto'
-    with pytest.MonkeyPatch.context() as patch:
-      patch.setattr(programs_lib, 'restorable', lambda _: ())
-      trainer_lib.Trainer._restore(trainer)
-    assert begun == ['dots'] and trainer.step == 3
-    assert ('dots, as until now, does not fit' in capsys.readouterr().err
-            ) == said
+@pytest.mark.parametrize('steps, fitting, begun, said', [
+    (40, 'dots', ['dots'], False), (40, 'mlp', ['dots'], True),
+    (3, 'full', [], False)])
+def test_a_resumed_run_begins_with_its_own_choice(
+    capsys, monkeypatch, steps, fitting, begun, said):
+  """What recomputes an update, unless it does not fit any more; a run that has
+  made its steps compiles no update."""
+  found = []
+  trainer = object.__new__(trainer_lib.Trainer)
+  trainer.config = tiny.get_config('tepo')
+  trainer.config.compute.remat, trainer.config.steps = 'auto', steps
+  trainer.learner = types.SimpleNamespace(
+      load_base=lambda: None, stands_on=dict, state=None,
+      programs=types.SimpleNamespace(
+          model=types.SimpleNamespace(remat=fitting)),
+      fit=lambda begin: found.append(begin))
+  trainer.records = types.SimpleNamespace(
+      workdir='run', writer=types.SimpleNamespace(truncate=lambda _: None),
+      checkpointer=types.SimpleNamespace(restore_last_good=lambda *_: (
+          3, 'state', {'cursor': 8, 'unrecorded': None, 'remat': 'dots',
+                       'skipped_in_a_row': 0})))
+  monkeypatch.setattr(programs_lib, 'restorable', lambda _: ())
+  trainer._restore()
+  assert found == begun and trainer.step == 3
+  assert ('dots, as until now, does not fit' in capsys.readouterr().err) == said
