@@ -1,13 +1,15 @@
 r"""Parses closed forms such as `\frac{3\sqrt2}{2}` or `n(n+1)/2` into trees.
 
 Reads LaTeX and plain notation. Every step is bounded, so that the training
-process may parse model text; text beyond the bounds or not understood raises
-Unreadable and is left to math-verify.
+process may parse model text. Text that is not understood raises Unreadable and
+is left to math-verify; text beyond a bound raises TooLarge and is not, because
+computing it would take math-verify longer still.
 
   tree = (operation, *arguments): ('number' | 'decimal', Fraction),
   ('constant', 'pi' | 'e' | 'i' | 'inf'), ('symbol', name),
   ('sum' | 'product' | 'power' | 'quotient', tree, tree), ('negative', tree),
   ('call', function, tree), ('root', tree, degree), ('choose', tree, tree),
+  ('fold', 'gcd' | 'lcm' | 'max' | 'min', *trees), ('remainder', tree, tree),
   ('opaque', name, tree): an unknown function's value;
   ('loose', tree): a quotient with a factor after it, `1/2x`.
 """
@@ -20,17 +22,26 @@ import re
 MAX_DEPTH = 40
 MAX_TOKENS = 600
 
+_MPMATH = (
+    'sin cos tan cot sec csc sinh cosh tanh coth sech csch asin acos atan acot '
+    'asec acsc asinh acosh atanh acoth asech acsch exp ln floor ceil factorial '
+    'abs re im conj').split()
+# Spelling -> function of _Values. arcsin, arsinh and the like follow.
+_FUNCTIONS = {name: name for name in _MPMATH} | {
+    'log': 'ln', 'lg': 'log10', 'Re': 're', 'Im': 'im', 'ctg': 'cot',
+    'tg': 'tan', 'cosec': 'csc'}
+_FUNCTIONS |= {f'{prefix}{name[1:]}': name for name in _MPMATH
+               for prefix in ('arc', 'ar')[:1 + name.endswith('h')]
+               if name[0] == 'a' and name != 'abs'}
+_INVERSES = {name[1:]: name for name in _MPMATH if name[0] == 'a'}
+_FOLDS = frozenset(('gcd', 'lcm', 'max', 'min'))
+_NAMES = sorted(
+    {*_FUNCTIONS, *_FOLDS} - {'re', 'im', 'conj', 'Re', 'Im', 'tg'}, key=len,
+    reverse=True)
 _TOKEN = re.compile(
     r'\s*(?:(\d+\.?\d*|\.\d+)|(\\[a-zA-Z]+|\\.)'
-    r'|(arcsin|arccos|arctan|asin|acos|atan|sqrt|sin|cos|tan|cot|sec|csc'
-    r'|exp|log|ln|pi|floor|ceil|factorial|alpha|beta|gamma|delta|theta'
+    rf'|({"|".join(_NAMES)}|sqrt|pi|mod|alpha|beta|gamma|delta|theta'
     r'|lambda|omega|sigma|phi|rho|tau|mu)(?![a-zA-Z])|([a-zA-Z])|(\*\*|\S))')
-_FUNCTIONS = {
-    name: name for name in 'sin cos tan cot sec csc sinh cosh tanh exp ln '
-    'floor ceil factorial'.split()} | {
-    'arcsin': 'asin', 'arccos': 'acos', 'arctan': 'atan', 'asin': 'asin',
-    'acos': 'acos', 'atan': 'atan', 'log': 'ln', 'lg': 'log10'}
-_INVERSES = {'sin': 'asin', 'cos': 'acos', 'tan': 'atan'}
 _GREEK = frozenset(
     'alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota '
     'kappa lambda mu nu xi rho sigma tau upsilon phi varphi chi psi omega '
@@ -42,13 +53,19 @@ _FENCES = {'(': ')', '[': ']', '{': '}', '\\lfloor': '\\rfloor',
            '\\lceil': '\\rceil', '|': '|'}
 _ROUNDING = {'\\lfloor': 'floor', '\\lceil': 'ceil', '|': 'abs'}
 _OPERATIONS = {'*': 'product', '\\cdot': 'product', '\\times': 'product',
-               '/': 'quotient', '\\div': 'quotient'}
+               '/': 'quotient', '\\div': 'quotient',
+               '\\bmod': 'remainder', '\\mod': 'remainder',
+               'mod': 'remainder'}
 
 TWO = ('number', fractions.Fraction(2))
 
 
 class Unreadable(ValueError):
-  """The text is no closed form known here, or exceeds a bound."""
+  """The text is no closed form known here."""
+
+
+class TooLarge(Unreadable):
+  """The text, or a number that it stands for, exceeds a bound."""
 
 
 class Undefined(Unreadable):
@@ -61,10 +78,14 @@ def parse(text: str) -> tuple:
   parser = _Parser(text)
   try:
     tree = parser.sum()
+  except Unreadable:
+    raise
   except (RecursionError, ValueError) as error:  # e.g. 5,000 digits
-    raise Unreadable(text) from error
-  if parser.token is not None or _depth(tree) > MAX_DEPTH * 4:
+    raise TooLarge(text) from error
+  if parser.token is not None:
     raise Unreadable(text)
+  if _depth(tree) > MAX_DEPTH * 4:
+    raise TooLarge(text)
   return tree
 
 
@@ -164,9 +185,11 @@ class _Parser:
     self.tokens = [next(filter(None, groups))
                    for groups in _TOKEN.findall(text.strip())]
     self.tokens.reverse()
-    self.depth = 0
-    if not 0 < len(self.tokens) <= MAX_TOKENS:
+    self.depth, self.is_in_bars = 0, False
+    if not self.tokens:
       raise Unreadable(text)
+    if len(self.tokens) > MAX_TOKENS:
+      raise TooLarge(text)
 
   @property
   def token(self):
@@ -180,7 +203,7 @@ class _Parser:
   def sum(self):
     self.depth += 1
     if self.depth > MAX_DEPTH:
-      raise Unreadable('too deep')
+      raise TooLarge('too deep')
     tree = self.product()
     while self.token in ('+', '-'):
       sign = self.take()
@@ -214,7 +237,8 @@ class _Parser:
   def starts_factor(self):
     token = self.token
     return token is not None and (
-        token[0].isalnum() or token[0] in '.([{'
+        token[0].isalnum() and token not in _OPERATIONS
+        or token[0] in '.([{' or token == '|' and not self.is_in_bars
         or token[0] == '\\' and token[1:].isalpha() and token not in (
             *_OPERATIONS, '\\rfloor', '\\rceil'))
 
@@ -237,9 +261,11 @@ class _Parser:
 
   def group(self):
     """Parses a sum between fences."""
-    opening = self.take()
+    opening, was_in_bars = self.take(), self.is_in_bars
+    self.is_in_bars = opening == '|'
     tree = self.sum()
     self.take(_FENCES[opening])
+    self.is_in_bars = was_in_bars
     return ('call', _ROUNDING[opening], tree) if opening in _ROUNDING else tree
 
   def argument(self):
@@ -275,12 +301,19 @@ class _Parser:
       return ('constant', 'pi')
     if token == '\\infty':
       return ('constant', 'inf')
-    if name in _FUNCTIONS:
+    if name in _FUNCTIONS and (token[0] == '\\' or name in _NAMES):
       return self.call(name)
+    if name in _FOLDS:
+      return self.fold(name)
     if token == '\\' + name and name in _ACCENTS:
+      if name in ('overline', 'bar') and self.token == '{':
+        return self.conjugate()
       inside = self.raw()
-      if name in ('operatorname', 'mathrm', 'text') and inside in _FUNCTIONS:
-        return self.call(inside)
+      if name in ('operatorname', 'mathrm', 'text'):
+        if inside in _FUNCTIONS:
+          return self.call(inside)
+        if inside in _FOLDS:
+          return self.fold(inside)
       return self.symbol(f'{name} {inside}')
     if len(name) == 1 and name.isalpha() or name in _GREEK or name == 'pi':
       return self.symbol(name)
@@ -326,6 +359,29 @@ class _Parser:
         self.tokens[-3] == ')' or name in 'fgFGP'):
       return ('opaque', name, self.group())
     return ('symbol', name)
+
+  def fold(self, name):
+    r"""Parses the arguments of `\max(1,2)` or `\gcd\{4,6\}`."""
+    closing = {'(': ')', '\\{': '\\}'}[self.take()] if self.token in (
+        '(', '\\{') else self.take('(')
+    trees = [self.sum()]
+    while self.token == ',':
+      self.take()
+      trees.append(self.sum())
+    self.take(closing)
+    return ('fold', name, *trees)
+
+  def conjugate(self):
+    r"""Parses `\overline{3+4i}`; of letters, a name such as \overline{AB}."""
+    rest = list(self.tokens)
+    name = self.raw()
+    if not re.search(r'\d', name):
+      return self.symbol(f'overline {name}')
+    self.tokens = rest
+    inside = self.group()
+    if symbols(inside) or not re.search(r'i', name):
+      raise Unreadable('\\overline')
+    return ('call', 'conj', inside)
 
   def call(self, name):
     function, exponent = _FUNCTIONS[name], None

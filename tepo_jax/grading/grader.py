@@ -109,6 +109,8 @@ def _decide(answer, reference):
     if node is None or right is None:
       return None
     return comparison.same(right, node, reference.abs_error)
+  except expressions.TooLarge:  # Only the same spelling is equal to it.
+    return False
   except Exception:  # No text from a model may stop its training.
     _LOG.exception('cannot compare %r to %r', answer, reference.text)
     return None
@@ -158,10 +160,16 @@ def _is_close(answer, reference):
 
 @functools.lru_cache(65536)
 def read(text: str, unit: str | None = None) -> structures.Node | None:
-  """Reads the structure of a canonical text; None if unreadable."""
+  """Reads the structure of a canonical text; None if unreadable.
+
+  Raises:
+    expressions.TooLarge: the text exceeds a bound.
+  """
   try:
     return structures.with_unit(
         structures.read(text), unit and units.read(unit))
+  except expressions.TooLarge:
+    raise
   except expressions.Unreadable:
     return None
 
@@ -170,8 +178,8 @@ def read(text: str, unit: str | None = None) -> structures.Node | None:
 def canonical_key(answer: str) -> str:
   """A key equal for equivalent answers, counted by majority votes."""
   text = answers_lib.canonical(answer)
-  node = read(text)
   try:
+    node = read(text)
     return text if node is None else repr(comparison.key(node))
   except expressions.Unreadable:
     return text

@@ -77,8 +77,10 @@ def read(text: str, depth: int = 0) -> Node:
     expressions.Unreadable: the text has none of the structures of Node.
   """
   text = text.strip()
-  if not text or depth > MAX_DEPTH:
+  if not text:
     raise expressions.Unreadable(text)
+  if depth > MAX_DEPTH:
+    raise expressions.TooLarge(text)
   if match := _MATRIX.fullmatch(text):
     return _matrix(match[2], depth)
   if match := _TIME.fullmatch(text):
@@ -170,15 +172,15 @@ def _fenced(tokens, depth):
   if _FENCES.get(opening) != closing and (opening, closing) not in (
       ('(', ']'), ('[', ')')):
     return None
-  level = 0
-  for token in tokens[:-1]:
-    level += (token in _OPENING) - (token in _CLOSING)
-    if level == 0:
-      return None
+  if not _encloses(tokens):
+    return None
   inside = tokens[1:-1]
   items, _ = _split(inside, {','})
   if len(items) == 1 and opening != '\\{':
     if opening in '({' or opening == '[' and inside[:1] == ['\\begin']:
+      while len(inside) > 2 and inside[0] + inside[-1] in ('()', '{}') and (
+          _encloses(inside)):
+        inside = inside[1:-1]
       return read(''.join(inside), depth + 1)
     return None
   if opening in ('{', '\\{'):
@@ -187,10 +189,20 @@ def _fenced(tokens, depth):
   return Node('tuple', _items(items, depth), brackets)
 
 
+def _encloses(tokens):
+  """Whether the first bracket is closed by the last token only."""
+  level = 0
+  for token in tokens[:-1]:
+    level += (token in _OPENING) - (token in _CLOSING)
+    if level == 0:
+      return False
+  return True
+
+
 def _items(texts, depth, kind='list'):
   """Reads items; one of this kind is joined: `1 \\pm 2, 5` is one list."""
   if len(texts) > MAX_ITEMS:
-    raise expressions.Unreadable('too many items')
+    raise expressions.TooLarge('items')
   parts = []
   for text in texts:
     node = read(text, depth + 1)

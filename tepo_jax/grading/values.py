@@ -2,9 +2,13 @@
 
 Rational values are exact fractions, others have many digits. Variables take
 values derived from their names. Every step is bounded: a tree beyond the
-bounds raises expressions.Unreadable.
+bounds raises expressions.TooLarge, before anything large is computed.
+
+Values count as equal if they agree to 35 significant digits (70 % of DIGITS):
+`2^{10^{-40}}` is 1.
 """
 
+import builtins
 import fractions
 import functools
 import math
@@ -222,6 +226,8 @@ class _Values:
       value = getattr(self, tree[0])(*tree[1:])
     except ZeroDivisionError as error:
       raise expressions.Undefined('1/0') from error
+    except expressions.TooLarge:
+      raise
     except (ArithmeticError, ValueError, TypeError, RecursionError) as error:
       raise expressions.Unreadable(str(error)) from error
     if isinstance(value, fractions.Fraction):
@@ -318,17 +324,22 @@ class _Values:
 
   def bound(self, value):
     if not abs(value) <= MAX_MAGNITUDE:
-      raise expressions.Unreadable('too large')
+      raise self.too_large()
+
+  def too_large(self):
+    """At a point of variables the tree may be large, its function is not."""
+    return (expressions.TooLarge if self.points == 'constant'
+            else expressions.Unreadable)('too large')
 
   def bound_factorial(self, *values):
     """Counts a factorial, as four if it is of no integer, which takes longer; with
     MOST_DIGITS that takes seconds and is refused."""
     if not _are_integers(*values) and self.digits > MANY_DIGITS:
-      raise expressions.Unreadable('too large')
+      raise expressions.Unreadable('takes long')
     self.factorials += 1 if _are_integers(*values) else 4
     if self.factorials > MAX_FACTORIALS or not (
         max(map(abs, values)) <= MAX_FACTORIAL):
-      raise expressions.Unreadable('too large')
+      raise self.too_large()
 
   def root(self, tree, degree):
     if degree == expressions.TWO:
@@ -342,10 +353,27 @@ class _Values:
       return fractions.Fraction(math.comb(int(n), int(k)) if k >= 0 else 0)
     return self.context.binomial(self.real(n), self.real(k))
 
+  def fold(self, name, *trees):
+    values = [self.of(tree) for tree in trees]
+    if name in ('max', 'min'):
+      return getattr(builtins, name)(
+          values, key=lambda value: self.context.re(self.real(value)))
+    if not _are_integers(*values):
+      raise expressions.Unreadable(name)
+    return fractions.Fraction(getattr(math, name)(*map(int, values)))
+
+  def remainder(self, *trees):
+    first, second = self.pair(*trees)
+    if not _are_integers(first, second):
+      raise expressions.Unreadable('mod')
+    return first % second
+
   def call(self, name, tree):
     value = self.of(tree)
     if name == 'abs':
       return abs(value)
+    if name in ('re', 'im', 'conj'):
+      return getattr(self.context, name)(self.real(value))
     if name in ('floor', 'ceil'):
       if isinstance(value, self.context.mpc):
         raise expressions.Unreadable('no order')

@@ -3,6 +3,12 @@
 math-verify's parsing and a user's reward function may hang, use up memory or
 crash: the parent kills and replaces a worker that misses the deadline of its
 question.
+
+Protocol, one JSON list a line: [number, *question, timeout_s] to the worker,
+[number, answer, whether an alarm went off] back. The parent never blocks on
+half a line, in either direction. A worker whose answer has another number, is
+no such list, or has text after it is replaced, and its question is asked once
+more: an answer that comes late is never taken for the next question's.
 """
 
 import collections
@@ -12,10 +18,10 @@ import dataclasses
 import importlib
 import json
 import logging
-from multiprocessing import connection
 import os
 import pathlib
 import resource
+import selectors
 import signal
 import subprocess
 import sys
@@ -27,6 +33,8 @@ MEMORY_BYTES = 2 << 30  # address space of a worker
 STARTUP_S = 120
 RECYCLE_AFTER = 2000  # questions, because sympy's caches grow
 ATTEMPTS = 3  # at a question whose worker died or got no CPU time
+BROKEN_ATTEMPTS = 2  # at a question whose worker broke the protocol
+MAX_ANSWER_BYTES = 1 << 20  # of one line; a longer one breaks the protocol
 STUCK_SHARE = 8  # of timeout_s, after which a worker counts as stuck
 MAX_EXTRA = 8  # workers more than `size`, started because others are stuck
 
@@ -65,8 +73,9 @@ class Job:
 
   def command(self) -> str:
     """The program of a worker."""
-    return (f'from tepo_jax.grading import workers; workers.serve({self.function!r}, '
-            f'{self.first!r}, {self.modules!r}, {self.alarmed})')
+    return ('from tepo_jax.grading import workers; workers.serve('
+            f'{self.function!r}, {self.first!r}, {self.modules!r}, '
+            f'{self.alarmed})')
 
 
 class Pool:
@@ -76,8 +85,9 @@ class Pool:
   `job.missing`, and the worker is replaced. Extra workers take over while
   some are stuck, so that a batch takes about one `timeout_s`. A question whose
   worker died (killed from outside, out of memory) or got too little CPU time
-  to answer is retried. Workers end with this process: their pipe closes, and a
-  CPU time limit ends one that is too busy to notice.
+  to answer is retried, and once if it broke the protocol. Workers end with this
+  process: their pipe closes, and a CPU time limit ends one that is too busy to
+  notice.
 
   Any thread may call `ask`; calls run one at a time.
   """
@@ -89,7 +99,8 @@ class Pool:
 
   def ask(self, questions: Sequence[Question]
           ) -> tuple[dict[Question, tuple[Any, bool]], int]:
-    """Returns {question: (answer, timed out)} and the count of deaths."""
+    """Returns {question: (answer, timed out)} and the count of workers that
+    died or broke the protocol."""
     with self._lock:
       return self._dispatch(questions) if questions else ({}, 0)
 
@@ -104,6 +115,8 @@ class Pool:
     waiting = collections.deque(questions)
     attempts, outcomes = collections.Counter(), {}
     deaths = failed_starts = 0
+    allowed = {
+        'died': ATTEMPTS, 'starved': ATTEMPTS, 'broken': BROKEN_ATTEMPTS}
     try:
       while len(outcomes) < len(questions):
         self._feed(waiting)
@@ -111,16 +124,16 @@ class Pool:
           busy = sum(map(_is_busy, self._workers))
           question, status, outcome = worker.collect(
               is_late, min(1, os.cpu_count() / max(1, busy)))
-          if status in ('died', 'starved', 'replace'):
-            self._drop(worker)
-          if status == 'ready':
+          if status in ('ready', 'partial'):
             continue
+          if status != 'answered':
+            self._drop(worker)
           if question is None:
             failed_starts += 1
             continue
-          deaths += status == 'died'
+          deaths += status in ('died', 'broken')
           attempts[question] += 1
-          if status in ('died', 'starved') and attempts[question] < ATTEMPTS:
+          if attempts[question] < allowed.get(status, 0):
             waiting.append(question)
           else:
             outcomes[question] = outcome
@@ -161,12 +174,20 @@ class Pool:
     patience = min(worker.deadline for worker in active) - time.monotonic()
     if is_short:
       patience = min(patience, self._timeout_s / STUCK_SHARE)
-    readable = connection.wait(
-        [worker.process.stdout for worker in active], max(0, patience))
+    with selectors.DefaultSelector() as selector:
+      for worker in active:
+        selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
+        if worker.unsent:
+          selector.register(worker.process.stdin, selectors.EVENT_WRITE, worker)
+      events = selector.select(max(0, patience))
+    readable = {id(key.data) for key, event in events
+                if event == selectors.EVENT_READ}
+    for key, event in events:
+      if event == selectors.EVENT_WRITE:
+        key.data.write()
     now = time.monotonic()
-    return [(worker, worker.process.stdout not in readable)
-            for worker in active
-            if worker.process.stdout in readable or worker.deadline <= now]
+    return [(worker, id(worker) not in readable) for worker in active
+            if id(worker) in readable or worker.deadline <= now]
 
 
 def _is_busy(worker):
@@ -186,48 +207,69 @@ class _Worker:
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
         env={**os.environ, **_ENVIRONMENT, 'PYTHONPATH': search_path},
         start_new_session=True)  # Ctrl-C at the terminal does not reach it.
+    os.set_blocking(self.process.stdin.fileno(), False)
     self.ready, self.question, self.served = False, None, 0
+    self.unsent = self.received = b''
     self.deadline = time.monotonic() + STARTUP_S
 
   def send(self, question, timeout_s):
     self.question, self.deadline = question, time.monotonic() + timeout_s
     self.timeout_s, self.used_s = timeout_s, self._cpu_s()
-    line = json.dumps([*question, timeout_s]).encode() + b'\n'
-    with contextlib.suppress(BrokenPipeError):  # collect() will detect it.
-      self.process.stdin.write(line)
+    self.unsent = json.dumps(
+        [self.served, *question, timeout_s]).encode() + b'\n'
+    self.write()
+
+  def write(self):
+    """Sends what the pipe takes of the question; the pool calls it again."""
+    try:
+      self.unsent = self.unsent[self.process.stdin.write(self.unsent) or 0:]
+    except BrokenPipeError:  # collect() will detect it.
+      self.unsent = b''
 
   def collect(self, is_late, cpu_share):
     """Returns (question, status, (answer, timed out)).
 
-    status: 'ready' (started), 'answered', 'replace' (answered or late, and
-    not to be reused), 'starved' (late for lack of CPU time) or 'died'. While
-    a worker starts, its question is None. cpu_share: of one CPU, that it had
-    at least unless other programs took it.
+    status: 'ready' (started), 'partial' (half a line so far), 'answered',
+    'replace' (answered or late, and not to be reused), 'starved' (late for lack
+    of CPU time), 'broken' (the protocol) or 'died'. While a worker starts, its
+    question is None. cpu_share: of one CPU, that it had at least unless other
+    programs took it.
     """
-    question, self.question = self.question, None
-    if is_late:
+    part = b'' if is_late else os.read(self.process.stdout.fileno(), 1 << 16)
+    self.received += part
+    line, end, rest = self.received.partition(b'\n')
+    in_time = time.monotonic() < self.deadline
+    if part and not end and in_time and len(line) <= MAX_ANSWER_BYTES:
+      return None, 'partial', None
+    question, self.question, self.received = self.question, None, b''
+    if not end and (is_late or part and not in_time):
       status = self._why_late(cpu_share) if question else 'died'
       return question, status, (self.job.missing, True)
-    line = self._read_line()
-    if not line.endswith(b'\n'):
+    if not part:
       return question, 'died', (self.job.missing, False)
+    outcome = None if rest else self._outcome(line)
+    if outcome is None:
+      return question, 'broken', (self.job.missing, False)
     if not self.ready:
       self.ready = True
       return None, 'ready', None
     self.served += 1
-    answer, timed_out = json.loads(line)
-    if timed_out:  # An alarm may leave sympy's caches inconsistent.
-      return question, self._why_late(cpu_share), (answer, True)
+    if outcome[1]:  # An alarm may leave sympy's caches inconsistent.
+      return question, self._why_late(cpu_share), outcome
     status = 'replace' if self.served >= RECYCLE_AFTER else 'answered'
-    return question, status, (answer, False)
+    return question, status, outcome
 
-  def _read_line(self):
-    """A line of the worker's output; without its end if the worker died."""
-    line = b''
-    while not line.endswith(b'\n') and (
-        part := self.process.stdout.read(1 << 16)):
-      line += part
-    return line
+  def _outcome(self, line):
+    """(answer, timed out), empty of the first line; None of another line than
+    the one that the protocol expects."""
+    if not self.ready:
+      return () if line == b'ready' else None
+    try:
+      number, answer, timed_out = json.loads(line)
+    except (ValueError, TypeError, RecursionError):
+      return None
+    is_next = number == self.served and isinstance(timed_out, bool)
+    return (answer, timed_out) if is_next else None
 
   def _why_late(self, cpu_share):
     """'starved' if the worker ran for less than half its alarm's time."""
@@ -274,13 +316,22 @@ def serve(function: str, first: Question | None,
   threads = 1 if alarmed else os.cpu_count()
   _limit(resource.RLIMIT_FSIZE, 0)  # of files; answers go to a pipe
   os.write(answers, b'ready\n')
+  process = os.getpid()
   for line in sys.stdin.buffer:
-    *question, timeout_s = json.loads(line)
+    number, *question, timeout_s = json.loads(line)
     # The kernel ends a worker whose parent died during a C call.
     used_s = int(time.process_time())
     _limit(resource.RLIMIT_CPU, used_s + threads * (timeout_s + 2))
-    outcome = call(*question, max(1, timeout_s // 2))
-    os.write(answers, json.dumps(outcome).encode() + b'\n')
+    answer, timed_out = call(*question, max(1, timeout_s // 2))
+    if os.getpid() != process:  # a fork by the function: it answers nothing
+      os._exit(0)
+    _write(answers, [number, answer, timed_out])
+
+
+def _write(file, message):
+  left = json.dumps(message).encode() + b'\n'
+  while left:  # a pipe may take a part
+    left = left[os.write(file, left):]
 
 
 def _limit(kind, value):

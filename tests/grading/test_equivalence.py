@@ -6,6 +6,7 @@ import pytest
 
 from tepo_jax import grading
 from tepo_jax.grading import grader
+from tepo_jax.grading import verifying
 from tests.grading import grades
 
 EQUAL = {
@@ -237,6 +238,20 @@ def test_what_would_take_long_is_left_undecided():
   start = time.process_time()
   assert grader.decide_quickly(answer, (grading.Reference('5'),))[0] is None
   assert time.process_time() - start < 2
+
+
+@pytest.mark.parametrize('answer', [
+    '2^{2^{100}}', '9^{9^{9^9}}', '1000000!', '9**9**9**9', '((9!)!)!',
+    '(' * 60 + '1+2' + ')' * 59 + '^2)', r'\binom{10^9}{10^8}', '2^' * 40 + '2',
+    r'\max(9^{9^{9^9}},1)', r'\prod_{k=1}^{1000000} k', '5' + '+5' * 400,
+    r'\int_0^1 9^{9^{9^9}} dx', r'\sqrt{' * 60 + '5' + '}' * 60,
+    r'\left(' * 45 + '5' + r'\right)^2' * 45, '|' * 60 + '5' + '|' * 60])
+def test_what_is_large_is_refused_before_anything_is_computed(answer):
+  verifying.verify('1', (r'\frac{1}{2}',), 5)  # imports math-verify
+  start = time.process_time()
+  assert not grading.grade(f'\\boxed{{{answer}}}', ['7'])
+  assert time.process_time() - start < 0.2
+  assert grading.grade(f'\\boxed{{{answer}}}', [answer])
 
 
 def test_most_are_decided_without_math_verify():

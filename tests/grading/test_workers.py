@@ -16,7 +16,7 @@ from tepo_jax.grading import workers
 
 _ROOT = pathlib.Path(__file__).parents[2]
 SERVE = "workers.serve('tepo_jax.grading.verifying:verify', None)"
-HANG = ('9^{9^{9^9}}', ('5',))
+HANG = (r'\int_0^1 \sin(x^{x})\cos(x^x)dx', ('5',))
 
 
 def _question(n, right=True):
@@ -53,7 +53,7 @@ def test_without_questions_no_worker_starts():
 
 @pytest.mark.long
 def test_hanging_questions_affect_no_others():
-  also = (f'7^{{{HANG[0]}}}', ('5',))
+  also = (f'7+{HANG[0]}', ('5',))
   fine = [_question(n) for n in range(10)]
   asked = workers.Pool(2, 4, grader.VERIFYING)
   asked.ask(fine[:2])
@@ -204,6 +204,102 @@ def test_a_question_is_retried_when_its_worker_dies(monkeypatch, tmp_path):
   assert _ask([_question(1)], 1) == ({_question(1): (True, False)}, 1)
   _serve_with(monkeypatch, dying)
   assert _ask([_question(1)], 1) == ({_question(1): (False, False)}, 3)
+
+
+# Workers that break the protocol, by what they write in place of an answer; the
+# last field of a correct line is whether an alarm went off.
+_BROKEN = {
+    'another number': '[number + 1, True, False]',
+    'no number': '[True, False]',
+    'no list': '"yes"',
+    'no JSON': 'None',
+    'no verdict on the alarm': '[number, True, 0]',
+    'two lines': '[number, True, False]\n[number, True, False]'}
+_READY = 'import json, sys\nos.write(1, b"ready\\n")\nfor line in sys.stdin:\n'
+
+
+@pytest.mark.parametrize('kind', _BROKEN)
+def test_a_worker_that_breaks_the_protocol_is_replaced(
+    kind, monkeypatch, tmp_path):
+  """Its question is asked once more."""
+  lines = ' + b"\\n" + '.join(
+      f'json.dumps({line}).encode()' if line != 'None' else 'b"so"'
+      for line in _BROKEN[kind].split('\n'))
+  log = tmp_path / 'log'
+  broken = (f'{_READY}  number = json.loads(line)[0]\n'
+            f'  open({str(log)!r}, "a").write("x")\n'
+            f'  os.write(1, {lines} + b"\\n")\n')
+  _serve_with(monkeypatch, broken)
+  assert _ask([_question(1)], 1) == ({_question(1): (False, False)}, 2)
+  assert log.read_text() == 'xx'
+  log.unlink()
+  _serve_with(monkeypatch, f'if not os.path.exists({str(log)!r}):\n  '
+              + broken.replace('\n', '\n  ') + '\nworkers.serve()')
+  assert _ask([_question(1)], 1) == ({_question(1): (True, False)}, 1)
+
+
+@pytest.mark.parametrize('late', [0, 0.3], ids=['at once', 'late'])
+def test_a_line_too_many_shifts_no_verdict(late, monkeypatch, tmp_path):
+  """A forked child repeats an answer, before the next question or after it."""
+  _serve_with(monkeypatch, f'''
+write = os.write
+def twice(file, data):
+  count = write(file, data)
+  if data[:1] == b'[' and not os.path.exists({str(tmp_path / 'flag')!r}):
+    open({str(tmp_path / 'flag')!r}, "w").close()
+    if not os.fork():
+      time.sleep({late})
+      write(file, data)
+      os._exit(0)
+    os.wait() if not {late} else None
+  return count
+os.write = twice
+workers.serve()''')
+  questions = [_question(n, n % 3) for n in range(8)]
+  outcomes, _ = _ask(questions, 1)
+  assert outcomes == {question: (n % 3 != 0, False)
+                      for n, question in enumerate(questions)}
+
+
+def test_a_fork_of_the_function_answers_nothing(monkeypatch):
+  _serve_with(monkeypatch, '''
+from tepo_jax.grading import verifying
+verify = verifying.verify
+def forking(*question):
+  os.fork()
+  return verify(*question)
+verifying.verify = forking
+workers.serve()''')
+  questions = [_question(n, n % 3) for n in range(8)]
+  assert _ask(questions, 1) == (
+      {question: (n % 3 != 0, False)
+       for n, question in enumerate(questions)}, 0)
+
+
+@pytest.mark.parametrize('end', ['time.sleep(600)', 'pass'],
+                         ids=['silent', 'flood'])
+def test_half_a_line_blocks_nothing(end, monkeypatch):
+  """A deadline holds inside a line; a line without an end is cut."""
+  part = '"[0, tr"' if end != 'pass' else '"[" + "1" * 100_000'
+  _serve_with(monkeypatch, f'''{_READY}
+  while True:
+    os.write(1, ({part}).encode())
+    {end}''')
+  start = time.monotonic()
+  (outcome, timed_out), = _ask([_question(1)], 1, 2)[0].values()
+  assert outcome is False and timed_out is (end != 'pass')
+  assert time.monotonic() - start < 30
+
+
+def test_a_long_question_to_a_worker_that_does_not_read(monkeypatch):
+  """It fills the pipe; the parent meets the deadline all the same."""
+  _serve_with(monkeypatch, 'os.write(1, b"ready\\n")\nall(itertools.repeat(1))')
+  question = ('1' * 1_000_000, ('5',))
+  assert _ask([question], 1, 2) == ({question: (False, True)}, 0)
+  _serve_with(monkeypatch, f'''{_READY}
+  os.write(1, json.dumps([0, len(line) > 1_000_000, False]).encode() + b"\\n")
+''')
+  assert _ask([question], 1) == ({question: (True, False)}, 0)
 
 
 def test_workers_that_cannot_start_are_an_error(monkeypatch):
