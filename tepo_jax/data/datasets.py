@@ -194,13 +194,13 @@ def _convert(origin: sources.Origin, reader: rows_lib.Reader,
             f'first: {bad[0]}; the last: {error}') from error
       continue
     reason = _reason_to_leave_out(
-        _one_spaced(problem.problem), problem.answers, answers_of)
+        _one_spaced(problem.text), problem.answers, answers_of)
     if reason in leave_out:  # Of millions of repeated rows, free the columns.
       problem = dataclasses.replace(problem, row=None)
     found.append((number, problem, reason))
   problems, omitted = [], collections.defaultdict(list)
   for number, problem, reason in found:
-    if len(answers_of[_one_spaced(problem.problem)]) > 1:
+    if len(answers_of[_one_spaced(problem.text)]) > 1:
       reason = 'contradictory'
     if reason in leave_out:
       omitted[reason].append(number)
@@ -213,13 +213,25 @@ def _convert(origin: sources.Origin, reader: rows_lib.Reader,
 
 def overlap(problems: Iterable[problem_lib.Problem],
             others: Iterable[problem_lib.Problem]) -> int:
-  """Counts the problems whose letters and digits equal those of another."""
-  texts = {_letters(other.problem) for other in others}
-  return sum(_letters(problem.problem) in texts for problem in problems)
+  """Counts the problems whose letters, digits and operators equal those of
+  another; spaces, punctuation and hyphens between words do not count."""
+  texts = {_symbols(other.text) for other in others}
+  return sum(_symbols(problem.text) in texts for problem in problems)
 
 
-def _letters(text):
-  return re.sub(r'\W', '', text.lower())
+# Of a formula, not of a sentence: operators, a decimal point, and - or * before
+# a number or a letter of its own (others are hyphens and emphasis).
+_SYMBOL = re.compile(
+    r'\w|(?<=\d)\.(?=\d)|[-−*](?=\W*(?:\d|[^\W\d_](?![^\W\d_])))'
+    r'|[+/^<>=±×÷·√]')
+_DELIMITERS = re.compile(r'\\[()\[\]]')
+_SAME_SYMBOL = str.maketrans(
+    {'−': '-', '×': 'times', '÷': 'div', '·': 'cdot'})
+
+
+def _symbols(text):
+  text = _DELIMITERS.sub(' ', text.lower())
+  return ''.join(_SYMBOL.findall(text)).translate(_SAME_SYMBOL)
 
 
 def short_name(name_or_path: str) -> str:

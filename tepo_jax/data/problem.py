@@ -11,9 +11,11 @@ class Problem:
   """One problem; a correct answer is equivalent to any of `answers`.
 
   OlympiadBench adds `unit` and `abs_error` (an absolute tolerance). With
-  `numbers`, a correct answer is an expression of them (`countdown`). `row` has
-  all columns as they were read, for a reward function; None for embedded
-  tasks. It counts neither in comparisons nor in hashes.
+  `numbers`, a correct answer is an expression of them (`countdown`). `turns`
+  are the (role, text) of a conversation before the problem, its last turn.
+  `number` is the row's, from 1; `row` has all columns as they were read, for a
+  reward function. Both are None for embedded tasks and count neither in
+  comparisons nor in hashes.
   """
   id: str
   problem: str
@@ -24,8 +26,16 @@ class Problem:
   unit: str | None = None
   abs_error: float | None = None
   numbers: tuple[int, ...] | None = None
+  turns: tuple[tuple[str, str], ...] = ()
+  number: int | None = dataclasses.field(
+      default=None, compare=False, repr=False)
   row: dict[str, Any] | None = dataclasses.field(
       default=None, compare=False, repr=False)
+
+  @property
+  def text(self) -> str:
+    """All turns, by which problems are compared."""
+    return '\n\n'.join((*(text for _, text in self.turns), self.problem))
 
   @property
   def columns(self) -> dict[str, Any]:

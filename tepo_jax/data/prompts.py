@@ -8,6 +8,7 @@ turns, so R1-distills and Qwen3 keep their thinking format.
 from collections.abc import Sequence
 import dataclasses
 import functools
+import re
 
 from tepo_jax import errors
 from tepo_jax.data import problem as problem_lib
@@ -202,11 +203,33 @@ def render(template: Template, tokenizer, problem: problem_lib.Problem
   return token_ids
 
 
-def _render(template, tokenizer, problem):
-  turns = [{'role': 'user', 'content': _user_turn(template, problem)}]
+def _turns(template, problem):
+  """The chat turns: the template's system turn, the row's, the problem."""
+  turns = [{'role': role, 'content': text} for role, text in problem.turns]
+  turns.append({'role': 'user', 'content': _user_turn(template, problem)})
   if template.system is not None:
+    if any(turn['role'] == 'system' for turn in turns):
+      raise errors.InputError(
+          f'{_name(problem)} has a system turn, and so has data.template or '
+          "data.system; set data.system='' to use the row's")
     turns.insert(0, {'role': 'system', 'content': template.system})
+  return turns
+
+
+def _name(problem):
+  return problem.id if problem.number is None else (
+      f'row {problem.number} ({problem.id})')
+
+
+def _render(template, tokenizer, problem):
+  turns = _turns(template, problem)
   if not template.is_chat or tokenizer.chat_template is None:
+    if problem.turns:
+      reason = ('the tokenizer has no chat template' if template.is_chat else
+                'data.template is plain text')
+      raise errors.InputError(
+          f'{_name(problem)} has {len(turns)} turns, but {reason}; use a chat '
+          'template, or rows with the problem alone')
     text = '\n\n'.join(turn['content'] for turn in turns)
     return tokenizer(text)['input_ids']
   import jinja2
@@ -219,10 +242,19 @@ def _render(template, tokenizer, problem):
         f'{" and ".join(turn["role"] for turn in turns)}: {error}') from error
 
 
+@functools.cache
+def _dapo_wrapper():
+  """What stands before and after a problem, with any white space between."""
+  before, after = (
+      r'\s+'.join(map(re.escape, text.split()))
+      for text in TEMPLATES['dapo_answer'].user.split('{problem}'))
+  return re.compile(rf'\A\s*{before}\s*'), re.compile(rf'\s*{after}\s*\Z')
+
+
 def strip_dapo(text: str) -> str:
   """Returns the problem in a prompt of DAPO-Math-17k, other text unchanged."""
-  before, after = TEMPLATES['dapo_answer'].user.split('{problem}')
-  return text.removeprefix(before).removesuffix(after)
+  before, after = _dapo_wrapper()
+  return after.sub('', before.sub('', text))
 
 
 def render_short(

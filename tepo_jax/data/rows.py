@@ -1,15 +1,13 @@
 """Reads a row of a data set as a Problem, by the names of its columns."""
 
-import ast
 from collections.abc import Mapping
 import dataclasses
 import math
-import re
 
 from tepo_jax import errors
 from tepo_jax.data import problem as problem_lib
 from tepo_jax.data import prompts
-from tepo_jax.grading import answers
+from tepo_jax.data import references
 
 # (problem column, answer column), unless the config names them. The first pair
 # present in a file's first row is used for the whole file.
@@ -18,19 +16,23 @@ LAYOUTS = (
     ('question', 'final_answer'), ('question', 'answer'),
     ('prompt', 'reward_model'), ('prompt', 'solution'))
 
-MAX_CHARS = 10_000  # of a reference answer; Omni-MATH has whole proofs
-_LISTED = re.compile(r'\s*\[\s*["\']')  # no interval has a quote
 _SHOWN = 12  # columns in a message
+_ROLES = ('system', 'user', 'assistant')  # of chat turns
 
-# Optional columns for each field, in order of preference.
+# Optional columns for each field, in order of preference. A value that is no
+# text or number is ignored: no run needs it.
 OPTIONAL = {
     'id': ('id', 'unique_id', 'ID'),
     'source': ('source',),
     'level': ('level', 'difficulty'),
     'subject': ('subject', 'subfield', 'domain'),
-    'unit': ('unit',),
-    'abs_error': ('abs_error', 'error'),
 }
+
+# The unit and the absolute tolerance of the reference, by the set that
+# documents such columns; None: files and hub data sets without a name. They
+# change verdicts, so that a value that cannot be read is an error.
+UNITS = {'olympiadbench': ('unit',), None: ('unit',)}
+TOLERANCES = {'olympiadbench': ('error', 'abs_error'), None: ('abs_error',)}
 
 
 class Reader:
@@ -50,7 +52,7 @@ class Reader:
         config.data.columns; None or absent: found by LAYOUTS.
     """
     self._origin, self._label = origin, label
-    self._fixed = {'source': source} if source else {}
+    self._source = source
     self._may_be_empty = may_be_empty
     self._columns = {field: column for field, column in (columns or {}).items()
                      if column is not None}
@@ -62,14 +64,19 @@ class Reader:
     if isinstance(row, errors.InputError):
       raise row
     if not isinstance(row, dict):
-      raise errors.InputError(f'{where}: not an object but {_type(row)}')
+      raise errors.InputError(
+          f'{where}: not an object but {references.type_name(row)}')
     layout = self._layout or _find_layout(row, self._columns, where)
+    text, turns = _conversation(row, layout[0], where)
     problem = problem_lib.Problem(
-        problem=_problem_text(row, layout[0], where),
-        answers=_answers(row, layout[1], where, self._may_be_empty),
-        row=row, **{
-            'id': f'{self._label}/{number}', 'source': self._label,
-            **_optional_fields(row, where), **self._fixed})
+        problem=text, turns=turns, number=number,
+        answers=_answers(row, layout[1], where, self._may_be_empty,
+                         is_named=self._source is not None),
+        row=row, unit=_unit(row, UNITS.get(self._source, ()), where),
+        abs_error=_tolerance(row, TOLERANCES.get(self._source, ()), where),
+        **{'id': f'{self._label}/{number}', 'source': self._label,
+           **_optional_fields(row),
+           **({'source': self._source} if self._source else {})})
     if problem.id in self._ids:  # The AMC set joins two exams.
       problem = dataclasses.replace(problem, id=f'{problem.id}/row{number}')
     self._ids.add(problem.id)
@@ -106,107 +113,98 @@ def _cell(row, column, where):
   return row[column]
 
 
-def _problem_text(row, column, where):
+def _conversation(row, column, where):
+  """(the problem's text, the (role, text) turns before it) in a cell."""
   value, where = _cell(row, column, where), f'{where}: {column!r}'
+  turns, problem = (), value
   if isinstance(value, list):  # chat turns, as in DAPO and verl
-    users = [turn['content'] for turn in value
-             if isinstance(turn, dict) and turn.get('role') == 'user'
-             and 'content' in turn]
-    value = users[-1] if users else value
-  if not isinstance(value, str):
-    raise errors.InputError(f'{where} is {_type(value)}, not text')
-  text = prompts.strip_dapo(_checked(value, where)).strip()
+    turns = tuple(_turn(turn, where) for turn in value)
+    if not turns or turns[-1][0] != 'user':
+      raise errors.InputError(
+          f'{where} must end with a user turn, which is the problem; its '
+          f'turns: {errors.listed([role for role, _ in turns]) or "none"}')
+    (_, problem), turns = turns[-1], turns[:-1]
+  if not isinstance(problem, str):
+    raise errors.InputError(
+        f'{where} is {references.type_name(problem)}, not text')
+  references.refuse_objects(problem, where)
+  text = prompts.strip_dapo(references.checked(problem, where)).strip()
   if not text:
     raise errors.InputError(f'{where} is empty')
-  return text
+  return text, turns
 
 
-def _answers(row, column, where, may_be_empty):
+def _turn(turn, where):
+  """The (role, text) of a chat turn."""
+  if not isinstance(turn, dict) or not {'role', 'content'} <= turn.keys():
+    raise errors.InputError(f'{where}: a turn must have role and content')
+  if turn['role'] not in _ROLES:
+    raise errors.InputError(
+        f'{where}: role {turn["role"]!r} is not one of {", ".join(_ROLES)}')
+  if not isinstance(turn['content'], str):
+    raise errors.InputError(
+        f'{where}: the content of a {turn["role"]} turn is '
+        f'{references.type_name(turn["content"])}, not text')
+  return turn['role'], references.checked(turn['content'], where)
+
+
+def _answers(row, column, where, may_be_empty, is_named):
   """Returns the reference answers; () if there are none and may_be_empty."""
   value = _cell(row, column, where)
   if column == 'reward_model' and isinstance(value, dict):
     column, value = 'ground_truth', _cell(value, 'ground_truth', where)
   where = f'{where}: {column!r}'
-  if isinstance(value, str) and _LISTED.match(value):
-    value = _listed(value, where)
-  values = value if isinstance(value, list) else [value]
-  references = tuple(_reference(value, where) for value in values)
-  if references and all(references):
-    return references
+  found = references.read(value, where, may_be_text=is_named)
+  if found and all(found):
+    return found
   if may_be_empty:
     return ()
   raise errors.InputError(f'{where} is empty')
 
 
-def _reference(value, where):
-  r"""Reads a reference answer as text: 142.0 -> 142, GSM8K's `... #### 1,080`
-  -> 1080, Omni-MATH's `\[\boxed{x}\]` -> x."""
-  text = _scalar(value, where)
-  if '####' in text:
-    text = text.rpartition('####')[2].replace(',', '')
-  text = (answers.extract(text, 'boxed') or text).strip()
-  digits = max(map(len, re.findall(r'\d+', text)), default=0)
-  if len(text) > MAX_CHARS or digits > answers.MAX_CHARS:
-    raise errors.InputError(
-        f'{where} has {len(text)} characters, {digits} digits in '
-        f'a row; at most {MAX_CHARS} and {answers.MAX_CHARS} are read')
-  return text
-
-
-def _listed(text, where):
-  """Reads a list of texts written as text: '["5", "6"]'."""
-  try:
-    texts = ast.literal_eval(text.strip())
-    if all(text.isprintable() for text in texts):  # "\f" of \frac is not
-      return texts
-  except (AttributeError, MemoryError, RecursionError, SyntaxError, TypeError,
-          ValueError):
-    pass
-  raise errors.InputError(f'{where} is text that looks like a list but is '
-                          'none; write a list of answers')
-
-
-def _scalar(value, where):
-  if isinstance(value, float) and value.is_integer():
-    value = int(value)
-  if isinstance(value, bool) or not isinstance(value, str | int | float) or (
-      isinstance(value, float) and not math.isfinite(value)):
-    raise errors.InputError(
-        f'{where} is {_type(value)}, neither text nor a number')
-  try:
-    text = str(value)
-  except ValueError as error:  # an integer of more than 4,300 digits
-    raise errors.InputError(f'{where}: {error}') from error
-  return _checked(text, where)
-
-
-def _checked(text, where):
-  if not text.isascii() and any('\ud800' <= c <= '\udfff' for c in text):
-    raise errors.InputError(
-        f'{where} has a lone surrogate, which is no character')
-  return text
-
-
-def _type(value):
-  return 'null' if value is None else type(value).__name__
-
-
-def _optional_fields(row, where):
+def _optional_fields(row):
   """Returns Problem's fields for the OPTIONAL columns of the row."""
   fields = {}
   for field, columns in OPTIONAL.items():
-    present = [c for c in columns if row.get(c) not in (None, '')]
-    if present:
-      value, column = row[present[0]], f'{where}: {present[0]!r}'
-      parts = value if isinstance(value, list) else [value]
-      fields[field] = '; '.join(_scalar(part, column) for part in parts)
-  if 'abs_error' in fields:
-    try:
-      tolerance = float(fields['abs_error'])
-    except ValueError:
-      tolerance = math.nan
-    if not 0 <= tolerance < math.inf:
-      raise errors.InputError(f'{where}: tolerance {fields["abs_error"]!r} is '
-                              'not a number from 0 up')
-    fields['abs_error'] = tolerance
+    texts = (_label(row[column]) for column in columns if column in row)
+    if text := next(filter(None, texts), None):
+      fields[field] = text
   return fields
+
+
+def _label(value):
+  """A text, number or list of these as text; None if it is something else."""
+  parts = value if isinstance(value, list) else [value]
+  try:
+    return '; '.join(references.scalar(part, '') for part in parts)
+  except errors.InputError:
+    return None
+
+
+def _filled(row, columns):
+  """(column, value) of the first column with a value, or None. A NaN is how
+  pandas writes a missing value."""
+  return next((
+      (column, row[column]) for column in columns
+      if column in row and row[column] not in (None, '')
+      and row[column] == row[column]), None)
+
+
+def _unit(row, columns, where):
+  if found := _filled(row, columns):
+    return references.scalar(found[1], f'{where}: {found[0]!r}')
+  return None
+
+
+def _tolerance(row, columns, where):
+  found = _filled(row, columns)
+  if found is None:
+    return None
+  try:
+    tolerance = float(references.scalar(found[1], f'{where}: {found[0]!r}'))
+  except ValueError:
+    tolerance = math.nan
+  if not 0 <= tolerance < math.inf:
+    raise errors.InputError(f'{where}: tolerance {found[1]!r} is '
+                            'not a number from 0 up')
+  return tolerance

@@ -13,6 +13,7 @@ from tepo_jax.runtime import files
 # A row's number, from 1, with the row; an InputError if it cannot be read.
 Rows = Iterable[tuple[int, object]]
 
+_SAVED = 'state.json'  # in a folder of `datasets.Dataset.save_to_disk`
 _HUB_ID = re.compile(r'(?P<id>\w[\w.-]*/\w[\w.-]*)(:(?P<subset>[^:]+))?')
 
 
@@ -43,8 +44,9 @@ def find(spec: str, split: str | None, names: Sequence[str]) -> Origin:
   path = files.path(name)
   if path.is_dir():
     with files.downloaded(path) as local:  # the library keeps what it reads
-      return Origin(spec, path.stem, _library_rows(
-          spec, str(local), None, given or split or 'train'))
+      return Origin(spec, path.stem, _saved_rows(spec, local, given or split)
+                    if (local / _SAVED).exists() else _library_rows(
+                        spec, str(local), None, given or split or 'train'))
   read = READERS.get(path.suffix)
   if path.exists():
     if at:
@@ -74,6 +76,21 @@ def on_hub(name: str, subset: str | None, split: str) -> Origin:
   shown = f'{name}:{subset} ({split})' if subset else f'{name} ({split})'
   return Origin(shown, name.rpartition('/')[2], _library_rows(
       shown, name, subset, split))
+
+
+def _saved_rows(spec, path, split):
+  """The rows of a folder that `datasets.Dataset.save_to_disk` wrote."""
+  import datasets  # the library; slow to import
+  try:
+    saved = datasets.load_from_disk(path)
+  except Exception as error:  # The library raises anything.
+    raise errors.InputError(
+        f'{spec}: cannot be loaded: {errors.one_line(error)}') from error
+  if split and split != str(saved.split):
+    raise errors.InputError(
+        f'{spec}: the folder holds one data set, without splits; leave '
+        f'@{split} out')
+  return enumerate(saved, 1)
 
 
 def _library_rows(shown: str, path: str, subset: str | None, split: str

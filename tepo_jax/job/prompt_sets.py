@@ -5,6 +5,7 @@ import dataclasses
 import ml_collections
 import transformers
 
+from tepo_jax import errors
 from tepo_jax.data import datasets
 from tepo_jax.data import embedded
 from tepo_jax.data import problem as problem_lib
@@ -50,5 +51,7 @@ def evaluation(config: ml_collections.ConfigDict, template: prompts.Template,
 def _load(config, template, tokenizer, name, split, limit, skip_bad):
   loaded = datasets.read(name, split, limit, skip_bad, config.data.columns)
   problems = loaded.problems[:limit]
-  return PromptSet(name, loaded, problems, *prompts.render_short(
-      problems, template, tokenizer, config.data.max_prompt_tokens))
+  with errors.naming(loaded.origin):
+    short, long = prompts.render_short(
+        problems, template, tokenizer, config.data.max_prompt_tokens)
+  return PromptSet(name, loaded, problems, short, long)

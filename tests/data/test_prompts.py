@@ -58,6 +58,45 @@ def test_dapo():
   assert prompts.strip_dapo('Q?') == 'Q?'
 
 
+@pytest.mark.parametrize('change', [
+    lambda text: text + '\n', lambda text: ' \n' + text,
+    lambda text: text.replace('\n', '\r\n') + '\r\n',
+    lambda text: text.replace('\n\n', '\n')])
+def test_the_wrapper_of_dapo_is_removed_whatever_its_white_space(change):
+  text = prompts.TEMPLATES['dapo_answer'].user.replace('{problem}', 'Q\nr?')
+  assert prompts.strip_dapo(change(text)).split() == ['Q', 'r?']
+
+
+CONVERSATION = (('system', 'Be brief.'), ('user', '1?'), ('assistant', '2.'))
+
+
+def _render_turns(template, system=None, chat_template=CHAT):
+  tokenizer = _bytes_tokenizer(chat_template)
+  return tokenizer.decode(prompts.render(
+      prompts.get(template, system), tokenizer, problem_lib.Problem(
+          'mine', 'Q?', ('1',), 'a', turns=CONVERSATION, number=7)))
+
+
+def test_a_system_turn_and_earlier_turns_are_rendered():
+  expected = ('<system>Be brief.</><user>1?</><assistant>2.</><user>Q?</>'
+              '<assistant>')
+  assert _render_turns('plain') == expected
+  assert _render_turns('qwen_boxed', system='') == expected
+
+
+@pytest.mark.parametrize('template, system, chat_template, wrong', [
+    ('plain', 'Hi.', CHAT, "has a system turn, and so has data.template or "
+     "data.system; set data.system=''"),
+    ('qwen_boxed', None, CHAT, 'has a system turn, and so has data.template'),
+    ('r1_zero', None, CHAT, 'has 4 turns, but data.template is plain text'),
+    ('plain', None, None, 'has 4 turns, but the tokenizer has no chat templ')])
+def test_turns_that_cannot_be_rendered_are_refused_by_row(
+    template, system, chat_template, wrong):
+  with pytest.raises(errors.InputError) as error:
+    _render_turns(template, system, chat_template)
+  assert str(error.value).startswith(f'row 7 (mine) {wrong}')
+
+
 def test_r1_zero_is_plain_text_that_ends_in_think():
   text = _rendered('r1_zero', 'Q?')
   assert text.startswith('A conversation between User and Assistant. ')
@@ -130,6 +169,15 @@ def test_a_jinja_file(tmp_path):
   path.write_text('{% set is_chat = false %}\nQ: {{ problem }}\nA:')
   assert _rendered(str(path), '3?') == 'Q: 3?\nA:'
   assert prompts.get(str(path)).style == 'boxed'
+
+
+def test_a_last_newline_of_a_jinja_file_needs_an_empty_line(tmp_path):
+  """As configs/README.md says."""
+  path = tmp_path / 'mine.jinja'
+  path.write_text('{% set is_chat = false %}\nQ: {{ problem }}\n')
+  assert _rendered(str(path), '3?') == 'Q: 3?'
+  path.write_text('{% set is_chat = false %}\nQ: {{ problem }}\n\n')
+  assert _rendered(str(path), '3?') == 'Q: 3?\n'
 
 
 def test_a_column_named_like_a_method_of_dict(tmp_path):

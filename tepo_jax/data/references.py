@@ -1,0 +1,160 @@
+r"""Reads the reference answers of a row: a cell, a list, or a worked solution.
+
+A solution's answer is in its boxes: `\boxed{2}`, `\fbox{2}`, also without
+braces (`\boxed 2`, as MATH's training split writes it), or after GSM8K's
+`####`. If several boxes differ, all of them together, a set, are the answer.
+"""
+
+import ast
+from collections.abc import Iterator
+import math
+import re
+
+from tepo_jax import errors
+from tepo_jax.grading import answers
+
+MAX_CHARS = 10_000  # of a reference answer; Omni-MATH has whole proofs
+MAX_WORDS = 5  # of a text without a box; more are a sentence, not an answer
+
+_LISTED = re.compile(r'\s*\[\s*["\']')  # no interval has a quote
+# Python joins texts without a comma between them: numpy prints ['5' '6'].
+_NO_COMMA = re.compile(r'(["\'])\s+\1')
+_OBJECT = re.compile(r'\s*(?:array\()?\[?\s*\{\s*(["\'])\w+\1\s*:')
+# What may follow a box without braces: a number, a command with its arguments
+# or a character.
+_TOKEN = (r'-?\d+(?:,\d{3})*(?:\.\d+)?|\\[a-zA-Z]+(?:\{[^{}]*\})*'
+          r'|[^\s\\{}$]')
+# An escaped backslash must not hide the \boxed that follows it.
+_BRACES = re.compile(
+    r'\\(?:boxed|fbox)(?![a-zA-Z])\s*(?:(?P<box>\{)|(?P<bare>' + _TOKEN
+    + r'))|\\[{}]|\\\\(?!boxed|fbox)|\{|\}')
+_NO_WORDS = re.compile(r'\$[^$]*\$|\\\(.*?\\\)|\\\[.*?\\\]|\\[a-zA-Z]+',
+                       re.DOTALL)
+_WORD = re.compile(r'[^\W\d_]{2,}')
+
+
+def read(value: object, where: str, may_be_text: bool) -> tuple[str, ...]:
+  """The reference answers in a cell; a correct answer equals any of them.
+
+  Args:
+    value: of the cell: text, a number, a list of these, or a list as text.
+    where: file, row and column, for messages.
+    may_be_text: whether a sentence without a box is an answer: the column is
+      known to hold answers, not solutions.
+
+  Raises:
+    InputError: the cell cannot be read. An empty text is not an error.
+  """
+  if isinstance(value, str):
+    refuse_objects(value, where)
+    if _LISTED.match(value):
+      value = _listed(value, where)
+  values = value if isinstance(value, list) else [value]
+  return tuple(_reference(value, where, may_be_text) for value in values)
+
+
+def refuse_objects(text: str, where: str) -> None:
+  """Raises InputError for the text of a list or object, as CSV files made from
+  nested columns hold it."""
+  if _OBJECT.match(text):
+    raise errors.InputError(
+        f'{where} is the text of a list or an object; use the parquet or JSON '
+        'file that it was made from')
+
+
+def scalar(value: object, where: str) -> str:
+  """A text, or a number as text: 142.0 is 142.
+
+  Raises:
+    InputError: it is neither, or not finite.
+  """
+  if isinstance(value, float) and value.is_integer():
+    value = int(value)
+  if isinstance(value, bool) or not isinstance(value, str | int | float) or (
+      isinstance(value, float) and not math.isfinite(value)):
+    raise errors.InputError(
+        f'{where} is {type_name(value)}, neither text nor a number')
+  try:
+    text = str(value)
+  except ValueError as error:  # an integer of more than 4,300 digits
+    raise errors.InputError(f'{where}: {error}') from error
+  return checked(text, where)
+
+
+def checked(text: str, where: str) -> str:
+  """The text, if it can be encoded; else raises InputError."""
+  if not text.isascii() and any('\ud800' <= c <= '\udfff' for c in text):
+    raise errors.InputError(
+        f'{where} has a lone surrogate, which is no character')
+  return text
+
+
+def type_name(value: object) -> str:
+  """A value's type, for messages."""
+  return 'null' if value is None else type(value).__name__
+
+
+def _reference(value, where, may_be_text):
+  r"""Reads a reference answer as text: 142.0 -> 142, GSM8K's `... #### 1,080`
+  -> 1080, Omni-MATH's `\[\boxed{x}\]` -> x."""
+  text = scalar(value, where)
+  is_found = '####' in text
+  if is_found:
+    text = text.rpartition('####')[2].replace(',', '')
+  if boxes := _boxes(text):
+    is_found = True
+    text = boxes[0] if len(boxes) == 1 else rf'\{{{", ".join(boxes)}\}}'
+  text = text.strip()
+  digits = max(map(len, re.findall(r'\d+', text)), default=0)
+  if len(text) > MAX_CHARS or digits > answers.MAX_CHARS:
+    raise errors.InputError(
+        f'{where} has {len(text)} characters, {digits} digits in '
+        f'a row; at most {MAX_CHARS} and {answers.MAX_CHARS} are read')
+  if not (is_found or may_be_text):
+    words = len(_WORD.findall(_NO_WORDS.sub(' ', text)))
+    if words > MAX_WORDS:
+      raise errors.InputError(
+          f'{where} is a text of {words} words without an answer in '
+          '\\boxed{} or after ####; give a column of answers, as '
+          'data.columns.answer')
+  return text
+
+
+def _boxes(text):
+  """The different contents of all innermost boxes, in their order."""
+  found = {}
+  for content in filter(None, map(str.strip, _contents(text))):
+    found.setdefault(answers.canonical(content), content)
+  return list(found.values())
+
+
+def _contents(text: str) -> Iterator[str]:
+  """The contents of closed boxes without another, in linear time."""
+  stack = []  # of open braces: [match, whether a box has ended inside]
+  for match in _BRACES.finditer(text):
+    if match['bare']:
+      yield match['bare']
+      if stack:
+        stack[-1][1] = True
+    elif match['box'] or match[0] == '{':
+      stack.append([match, False])
+    elif match[0] == '}' and stack:
+      opening, has_inner = stack.pop()
+      if opening['box'] and not has_inner:
+        yield text[opening.end():match.start()]
+      if stack and (opening['box'] or has_inner):
+        stack[-1][1] = True
+
+
+def _listed(text, where):
+  """Reads a list of texts written as text: '["5", "6"]'."""
+  try:
+    texts = ast.literal_eval(text.strip())
+    if not _NO_COMMA.search(text) and all(
+        text.isprintable() for text in texts):  # "\f" of \frac is not
+      return texts
+  except (AttributeError, MemoryError, RecursionError, SyntaxError, TypeError,
+          ValueError):
+    pass
+  raise errors.InputError(f'{where} is text that looks like a list but is '
+                          'none; write a list of answers')
