@@ -35,27 +35,28 @@ at list price)"
 
 # The steps are those of launch/PLANS.md.
 types() {
-  local topology pairs pair
-  pairs='v6e-1=v6e1 v6e-4=v6e:2x2 v6e-8=v6e:2x4 v6e-16=v6e:4x4 v6e-32=v6e:4x8
-    v6e-64=v6e:8x8 v6e-128=v6e:8x16 v6e-256=v6e:16x16 v5litepod-1=v5e1
-    v5litepod-4=v5e:2x2 v5litepod-8=v5e:2x4 v5litepod-16=v5e:4x4
+  local topology name rows row
+  rows='v6e-1=v6e:1x1=v6e1 v6e-4=v6e:2x2 v6e-8=v6e:2x4 v6e-16=v6e:4x4 v6e-32=v6e:4x8
+    v6e-64=v6e:8x8 v6e-128=v6e:8x16 v6e-256=v6e:16x16 v5litepod-1=v5e:1x1=v5e1
+    v5litepod-4=v5e:2x2 v5litepod-8=v5e:2x4=v5e8 v5litepod-16=v5e:4x4
     v5litepod-32=v5e:4x8 v5litepod-64=v5e:8x8 v5p-8=v5p:2x2x1 v5p-16=v5p:2x2x2
     v5p-32=v5p:2x2x4 v5p-64=v5p:2x4x4 v5p-128=v5p:4x4x4'
   printf '%-14s %5s %5s  %-10s %s\n' TYPE chips hosts plan 'a step, planned'
-  for pair in $pairs; do
-    TYPE=${pair%=*} topology=${pair#*=}
+  for row in $rows; do
+    IFS='=' read -r TYPE topology name <<<"$row"
     printf '%-14s %5s %5s  %-10s %s\n' "$TYPE" "$(chips)" "$(hosts)" \
-      "$topology" "$(planned "$topology")"
+      "$topology" "$(planned "$topology" "${name:-none}")"
   done
 }
 
-# planned TOPOLOGY: models and seconds of the rows of PLANS.md's first tables.
+# planned TOPOLOGY NAME: models and seconds of the rows of PLANS.md, where
+# configs/small.py calls the machine NAME.
 planned() {
-  awk -F ' *[|] *' -v topology="$1" '
+  awk -F ' *[|] *' -v topology="$1" -v name="$2" '
     $3 == topology && NF == 14 { found = found "; " $2 ": " $11 " s" }
-    $2 ~ ("," topology "`$") && $6 ~ /[0-9]/ && !seen[$2]++ {
-      split($2, name, /[`,]/); gsub(/[*]/, "", $6); split($6, step, " ")
-      found = found "; " name[2] ": " step[1] " s" }
+    $2 ~ ("," name "`$") && $6 ~ /[0-9]/ && !seen[$2]++ {
+      split($2, model, /[`,]/); gsub(/[*]/, "", $6); split($6, step, " ")
+      found = found "; " model[2] ": " step[1] " s" }
     END { print substr(found, 3) }' launch/PLANS.md
 }
 

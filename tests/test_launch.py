@@ -9,6 +9,7 @@ import shlex
 import shutil
 import stat
 import subprocess
+import time
 
 import pytest
 
@@ -123,6 +124,13 @@ def test_setup_installs_without_uv_if_that_fails(launch, uv):
   done = launch('setup.sh', 'tpu', SKIP_SELFTEST='1')
   assert done.returncode == 0, done.stderr
   assert launch.log()[-1].startswith('python -m pip install ')
+
+
+def test_setup_on_a_login_node(launch):
+  (launch.stubs / 'venv_is_there').touch()
+  done = launch('setup.sh', 'gpu', CUDA='12', DRIVER='')
+  assert done.returncode == 0, done.stderr
+  assert launch.log()[-1].endswith(' jax[cuda12]==0.10.2')
 
 
 def test_setup_without_venv_says_what_to_do(launch):
@@ -374,7 +382,8 @@ def test_supervise_frees_the_device_of_its_folder_s_processes(launch, tmp_path):
 
 
 def test_gpu_on_several_hosts(launch):
-  done = launch('gpu.sh', '--workdir=/a b', HOSTS='one two', DRY_RUN='1')
+  done = launch('gpu.sh', '--workdir=/a b', HOSTS='one two', DRY_RUN='1',
+                NCCL_SOCKET_IFNAME='eth0', SECRET='x')
   assert done.returncode == 0, done.stderr
   commands = [shlex.split(line) for line in done.stdout.splitlines()]
   assert [command[:2] for command in commands] == [['ssh', 'one'],
@@ -384,20 +393,90 @@ def test_gpu_on_several_hosts(launch):
     assert f'JAX_NUM_PROCESSES=2 JAX_PROCESS_ID={index} ' in command
     assert "launch/gpu.sh --workdir=/a\\ b " in command
     assert f'>>train.{index}.log' in command
+    assert ' NCCL_SOCKET_IFNAME=eth0 ' in command and 'SECRET' not in command
+  done = launch('gpu.sh', 'stop', HOSTS='one two', DRY_RUN='1')
+  commands = [shlex.split(line) for line in done.stdout.splitlines()]
+  for index, (_, _, command) in enumerate(commands):
+    assert command.startswith('kill -TERM ')
+    assert command.endswith(f'/train.{index}.pid)')
+
+
+def test_gpu_s_processes_on_hosts_are_stopped(launch):
+  """ssh's stand-in runs what it is sent in a shell here."""
+  ssh = launch.stubs / 'ssh'
+  ssh.write_text('#!/bin/bash\nexec bash -c "$2"\n')
+  ssh.chmod(0o755)
+  (launch.stubs / 'venv_is_there').touch()
+  (launch.stubs / 'venv_python').write_text(
+      '#!/bin/bash\n[[ $* == *tepo_jax.train* ]] || exit 0\n'
+      'trap "exit 42" TERM; echo ready; while :; do sleep .05; done\n')
+  status = launch.root / 'train.0.log'
+  done = launch('gpu.sh', '--x', HOSTS='one', DRIVER='590')
+  assert done.returncode == 0, done.stderr
+  deadline = time.monotonic() + 20
+  while 'ready' not in status.read_text():
+    assert time.monotonic() < deadline
+    time.sleep(.05)
+  process = int((launch.root / 'train.0.pid').read_text())
+  command = pathlib.Path(f'/proc/{process}/cmdline')
+  assert launch('gpu.sh', 'stop', HOSTS='one').returncode == 0
+  while command.exists() and command.read_text():  # empty once it has ended
+    assert time.monotonic() < deadline
+    time.sleep(.05)
+
+
+_STEP = {'SLURM_JOB_ID': '7', 'SLURM_STEP_NUM_TASKS': '16',
+         'SLURM_STEP_TASKS_PER_NODE': '8(x2)', 'SLURM_LOCALID': '3'}
 
 
 @pytest.mark.parametrize('environment, multihost', [
-    ({}, ''), ({'SLURM_JOB_ID': '7'}, '1'),
-    ({'JAX_COORDINATOR_ADDRESS': 'one:1'}, '1')])
+    ({}, ' '), ({'JAX_COORDINATOR_ADDRESS': 'one:1'}, '1 '),
+    # sbatch without srun, salloc, a notebook; srun with one task
+    ({'SLURM_JOB_ID': '7', 'SLURM_NTASKS': '8'}, ' '),
+    ({'SLURM_JOB_ID': '7', 'SLURM_STEP_NUM_TASKS': '1'}, ' '),
+    # A task per GPU, two GPUs a task, a task per node, --gpus-per-task=1
+    (_STEP, '1 3'), (_STEP | {'SLURM_STEP_TASKS_PER_NODE': '4(x2)'}, '1 6,7'),
+    (_STEP | {'SLURM_STEP_NUM_TASKS': '2', 'SLURM_STEP_TASKS_PER_NODE': '1(x2)',
+              'SLURM_LOCALID': '0'}, '1 0,1,2,3,4,5,6,7'),
+    (_STEP | {'SLURM_GPUS_PER_TASK': '1', 'CUDA_VISIBLE_DEVICES': '3'}, '1 0')])
 def test_gpu_joins_the_other_processes(launch, environment, multihost):
   (launch.stubs / 'venv_is_there').touch()
   python = launch.stubs / 'venv_python'
   python.write_text(launching.VENV_PYTHON.replace(
-      'python $*', 'python $* multihost=$TEPO_MULTIHOST'))
+      'python $*', 'python $* multihost=$TEPO_MULTIHOST $JAX_LOCAL_DEVICE_IDS'))
+  (launch.stubs / 'nvidia-smi').write_text(
+      launching.DRIVER.replace('\n', '\n[[ $1 != -L ]] || exec seq 8\n'))
   done = launch('gpu.sh', '--x', DRIVER='580.1', **environment)
   assert done.returncode == 0, done.stderr
   assert launch.log()[-1] == (
       f'python -m tepo_jax.train --x multihost={multihost}')
+
+
+def test_gpu_refuses_more_tasks_than_gpus(launch):
+  (launch.stubs / 'venv_is_there').touch()
+  done = launch('gpu.sh', '--x', DRIVER='580.1', **_STEP,
+                CUDA_VISIBLE_DEVICES='0,1')
+  assert done.returncode == 2
+  assert '8 tasks of a node and 2 GPUs' in done.stderr
+
+
+@pytest.mark.parametrize('status, restarts, requeued', [
+    (0, 0, False), (1, 0, False), (2, 0, False), (42, 0, True), (137, 3, True),
+    (42, 20, False)])
+def test_slurm_s_job_is_queued_again(launch, status, restarts, requeued):
+  for name, text in (
+      ('srun', 'echo "srun $*" >>"$STUBS/log"; exit "$SRUN_ENDS"'),
+      ('scontrol', 'echo "scontrol $*" >>"$STUBS/log"')):
+    (launch.stubs / name).write_text(f'#!/bin/bash\n{text}\n')
+    (launch.stubs / name).chmod(0o755)
+  done = launch('slurm.sh', '--x', SLURM_SUBMIT_DIR=str(launch.root),
+                SLURM_JOB_ID='7', SRUN_ENDS=str(status), CONTAINER='a.sqsh',
+                SLURM_RESTART_COUNT=str(restarts))
+  assert done.returncode == status
+  srun, *others = launch.log()
+  assert srun.startswith('srun --container-image=a.sqsh ')
+  assert srun.endswith('/runs:/tepo/runs launch/gpu.sh --x')
+  assert others == ['scontrol requeue 7'] * requeued
 
 
 _SWEEP_PYTHON = r'''#!/bin/bash
