@@ -3,7 +3,7 @@
   python -m tepo_jax.train --config=configs/mistral_7b.py:tepo --workdir=DIR
 
 For a v6e:4x8 slice (TYPE=v6e-32, 32 chips). Its plan, with numbers in
-launch/README.md:
+launch/PLANS.md:
 
   python -m tepo_jax.plan --config=configs/mistral_7b.py:tepo --topology=v6e:4x8
 

@@ -3,7 +3,7 @@
   python -m tepo_jax.train --config=configs/qwen2_5_7b.py:tepo --workdir=DIR
 
 For a v6e:4x4 slice (TYPE=v6e-16, 16 chips). Its plan, with numbers in
-launch/README.md:
+launch/PLANS.md:
 
   python -m tepo_jax.plan --config=configs/qwen2_5_7b.py:tepo --topology=v6e:4x4
 

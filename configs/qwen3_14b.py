@@ -3,7 +3,7 @@ r"""Qwen3-14B, Table 1.
   python -m tepo_jax.train --config=configs/qwen3_14b.py:tepo --workdir=DIR
 
 For a v5p:2x4x4 slice (TYPE=v5p-64, 32 chips). Its plan, with numbers in
-launch/README.md:
+launch/PLANS.md:
 
   python -m tepo_jax.plan --config=configs/qwen3_14b.py:tepo \
       --topology=v5p:2x4x4

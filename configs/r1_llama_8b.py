@@ -3,7 +3,7 @@ r"""DeepSeek-R1-Distill-Llama-8B, Table 2.
   python -m tepo_jax.train --config=configs/r1_llama_8b.py:tepo --workdir=DIR
 
 For a v5p:2x2x4 slice (TYPE=v5p-32, 16 chips). Its plan, with numbers in
-launch/README.md:
+launch/PLANS.md:
 
   python -m tepo_jax.plan --config=configs/r1_llama_8b.py:tepo \
       --topology=v5p:2x2x4

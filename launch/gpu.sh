@@ -8,10 +8,13 @@
 # must share this folder and be able to write to --workdir:
 #
 #   HOSTS='host1 host2' launch/gpu.sh ARGUMENTS
-#     starts a process on each host by ssh and returns; the output goes to
-#     train.0.log, train.1.log, …; DRY_RUN=1 prints the ssh commands instead
+#     starts a process on each host by ssh, with your NCCL_… and XLA_… variables,
+#     and returns; the output goes to train.0.log, train.1.log, …; DRY_RUN=1
+#     prints the ssh commands instead
+#   HOSTS='host1 host2' launch/gpu.sh stop
+#     makes that run save and exit
 #   srun --nodes=2 --ntasks-per-node=8 --gpus-per-node=8 launch/gpu.sh ARGUMENTS
-#     under Slurm, with one task per GPU
+#     under Slurm, with a task per GPU, or per node; see launch/slurm.sh
 #
 # A relative --workdir is relative to the repository.
 set -euo pipefail
@@ -22,14 +25,30 @@ if [[ ${1:-} == --help || ${1:-} == -h ]]; then
   exit
 fi
 
-if [[ -n ${HOSTS:-} ]]; then
-  read -ra hosts <<<"$HOSTS"
+fail() { echo "launch/gpu.sh: error: $*" >&2; exit 2; }
+
+# Prints the command that starts process $1 of the job, for ssh.
+start_command() {
+  local variables name
+  variables="JAX_COORDINATOR_ADDRESS=${hosts[0]}:${PORT:-12355} \
+JAX_NUM_PROCESSES=${#hosts[@]} JAX_PROCESS_ID=$1"
+  for name in $(compgen -e | grep -E '^(NCCL|XLA)_' || true); do
+    variables+=" $name=$(printf %q "${!name}")"
+  done
+  echo "cd $(printf %q "$PWD") && { $variables nohup launch/supervise.sh \
+launch/gpu.sh $(printf '%q ' "${@:2}")>>train.$1.log 2>&1 </dev/null & \
+echo \$! >train.$1.pid; }"
+}
+
+# Runs on each of HOSTS by ssh what start_command says, or stops it.
+on_hosts() {
+  local id command
   for id in "${!hosts[@]}"; do
-    command="cd $(printf '%q' "$PWD") && \
-JAX_COORDINATOR_ADDRESS=${hosts[0]}:${PORT:-12355} \
-JAX_NUM_PROCESSES=${#hosts[@]} JAX_PROCESS_ID=$id nohup \
-launch/supervise.sh launch/gpu.sh $(printf '%q ' "$@")>>train.$id.log 2>&1 \
-</dev/null &"
+    if [[ $1 == stop ]]; then
+      command="kill -TERM \$(cat $(printf %q "$PWD")/train.$id.pid)"
+    else
+      command=$(start_command "$id" "$@")
+    fi
     if [[ -n ${DRY_RUN:-} ]]; then
       printf '%q ' ssh "${hosts[$id]}" "$command"; echo
     else
@@ -37,6 +56,31 @@ launch/supervise.sh launch/gpu.sh $(printf '%q ' "$@")>>train.$id.log 2>&1 \
       ssh "${hosts[$id]}" "$command"
     fi
   done
+}
+
+# Prints this task's GPUs, such as 2,3, as jax counts them: in a step of several
+# tasks jax would take one, by the task's number on its node. A task sees its own
+# with --gpus-per-task, else all GPUs of the node, which the node's tasks share.
+gpus_of_task() {
+  local count tasks first=0
+  if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then
+    count=$(tr ',' '\n' <<<"$CUDA_VISIBLE_DEVICES" | wc -l)
+  else
+    count=$(nvidia-smi -L | wc -l)
+  fi
+  if [[ -z ${SLURM_GPUS_PER_TASK:-} \
+      && ${SLURM_TRES_PER_TASK:-} != *gpu* ]]; then
+    tasks=${SLURM_STEP_TASKS_PER_NODE%%[(,]*}
+    (( tasks <= count )) || fail "$tasks tasks of a node and $count GPUs:" \
+      "take one task per GPU or per node"
+    count=$((count / tasks)) first=$((SLURM_LOCALID * count))
+  fi
+  seq -s, "$first" $((first + count - 1))
+}
+
+if [[ -n ${HOSTS:-} ]]; then
+  read -ra hosts <<<"$HOSTS"
+  on_hosts "$@"
   exit
 fi
 
@@ -47,8 +91,13 @@ fi
 
 # The tasks of a machine run this one after another; the first installs.
 flock launch/setup.sh launch/setup.sh gpu
-[[ -z ${SLURM_JOB_ID:-}${JAX_COORDINATOR_ADDRESS:-} ]] \
-  || export TEPO_MULTIHOST=1
+# Slurm's variables are there also without srun: in sbatch, salloc, a notebook.
+if (( ${SLURM_STEP_NUM_TASKS:-1} > 1 )); then
+  JAX_LOCAL_DEVICE_IDS=$(gpus_of_task)
+  export TEPO_MULTIHOST=1 JAX_LOCAL_DEVICE_IDS
+elif [[ -n ${JAX_COORDINATOR_ADDRESS:-} ]]; then
+  export TEPO_MULTIHOST=1
+fi
 # XLA preallocates this share of the memory (its default is 0.75). The rest is
 # for CUDA, cuDNN and NCCL.
 export XLA_PYTHON_CLIENT_MEM_FRACTION=${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.92}

@@ -3,27 +3,27 @@
 #
 #   launch/setup.sh cpu [plan|tests]
 #   launch/setup.sh gpu|tpu [tests]
+#   launch/setup.sh apt PACKAGE...     apt-get install, once other installs end
 #
-# gpu installs the CUDA version that the driver supports. After installing, gpu
-# and tpu run tepo_jax.selftest, unless SKIP_SELFTEST is set, as it must be on the
-# hosts of a TPU slice. plan adds the TPU and the GPU compiler, for tepo_jax.plan;
-# tests adds these and the tests' packages.
+# gpu installs the CUDA version that the driver supports, or CUDA=12|13, as on a
+# login node without a driver. After installing, gpu and tpu run
+# tepo_jax.selftest, unless SKIP_SELFTEST is set, as it must be on the hosts of a
+# TPU slice, or there is no driver. plan adds the TPU and the GPU compiler, for
+# tepo_jax.plan; tests adds these and the tests' packages. PACKAGES='NAME ...'
+# adds packages of PyPI, such as wandb.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 say() { echo "launch/setup.sh: $*" >&2; }
 fail() { say "error: $*"; exit 2; }
 
-usage="usage: launch/setup.sh cpu [plan|tests], or gpu|tpu [tests]"
-[[ $# -ge 1 && $# -le 2 ]] || fail "$usage"
-kind=$1
-[[ "$kind ${2:-tests}" =~ ^(cpu\ plan|(cpu|gpu|tpu)\ tests)$ ]] || fail "$usage"
-
-# Prints the first Python >= 3.11 on the path.
+# Prints the first Python >= 3.11 on the path. Ubuntu 22.04's python3.11 is a
+# release candidate.
 find_python() {
   local name
   for name in python3 python3.13 python3.12 python3.11; do
-    if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+    if "$name" -c \
+        'import sys; sys.exit(sys.version_info < (3, 11, 0, "final"))' \
         >/dev/null 2>&1; then
       echo "$name"
       return
@@ -32,17 +32,33 @@ find_python() {
   return 1
 }
 
-# On Debian and Ubuntu, as root or with sudo.
+# On Debian and Ubuntu, as root or with sudo. A fresh machine installs updates
+# for minutes, during which apt-get fails: its option waits for dpkg's lock, but
+# not for that of the lists.
 apt_install() {
-  local sudo=()
+  local sudo=() left said
   command -v apt-get >/dev/null || return 1
   if [[ $EUID -ne 0 ]]; then
     command -v sudo >/dev/null || return 1
     sudo=(sudo)
   fi
   say "installing $* with apt-get"
-  "${sudo[@]}" apt-get update -qq >&2 \
-    && "${sudo[@]}" apt-get install -y -qq "$@" >&2
+  for (( left = 60; ; left-- )); do
+    said=$("${sudo[@]}" apt-get update -qq 2>&1) && break
+    [[ $said == *'Could not get lock'* && $left -gt 0 ]] \
+      || { echo "$said" >&2; return 1; }
+    sleep "${PAUSE:-10}"
+  done
+  "${sudo[@]}" apt-get -o DPkg::Lock::Timeout=600 install -y -qq "$@" >&2
+}
+
+# Puts uv, which brings a Python of its own, into .uv; fails if PyPI is not
+# reached or has none for this machine.
+get_uv() {
+  [[ -x .uv/bin/uv ]] && return
+  python3 -m pip install --quiet --disable-pip-version-check --target .uv \
+    "$(grep '^uv==' launch/constraints.txt)" >/dev/null 2>&1 || true
+  [[ -x .uv/bin/uv ]]
 }
 
 has_venv() { "$1" -c 'import ensurepip, venv' 2>/dev/null; }
@@ -50,6 +66,9 @@ has_venv() { "$1" -c 'import ensurepip, venv' 2>/dev/null; }
 make_venv() {
   local python package
   if ! python=$(find_python); then
+    say "making .venv with a Python 3.12 of uv's"
+    get_uv && .uv/bin/uv venv --quiet --clear --seed --python 3.12 .venv \
+      && return
     apt_install python3.11 python3.11-venv || fail "Python >= 3.11 is needed"
     python=$(find_python) || fail "Python >= 3.11 is needed"
   fi
@@ -73,9 +92,12 @@ up_to_date() {
 }
 record() { digest "${@:2}" >".venv/.installed-$1"; }
 
-# Shows pip's output only if it fails: its warnings are for others.
+# With uv on a TPU's hosts, where it saves minutes of each, if it can. Shows
+# pip's output only if it fails: its warnings are for others.
 pip_install() {
   local output
+  [[ $kind == tpu ]] && get_uv && .uv/bin/uv pip install --quiet --python \
+    .venv/bin/python --constraint launch/constraints.txt "$@" && return
   output=$(.venv/bin/python -m pip install --quiet --disable-pip-version-check \
     --constraint launch/constraints.txt "$@" 2>&1) && return
   tail -n 20 <<<"$output" >&2
@@ -85,11 +107,20 @@ pip_install() {
 # CUDA 13 needs driver 580 or later.
 cuda_extra() {
   local driver
+  [[ -z ${CUDA:-} ]] || { echo "cuda$CUDA"; return; }
   driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader \
     2>/dev/null | head -n 1) || true
-  [[ $driver =~ ^([0-9]+) ]] || fail "no NVIDIA driver (nvidia-smi) found"
+  [[ $driver =~ ^([0-9]+) ]] || fail "no NVIDIA driver (nvidia-smi) found;" \
+    "on a login node, set CUDA=12 or CUDA=13, as the nodes' driver supports"
   if (( BASH_REMATCH[1] >= 580 )); then echo cuda13; else echo cuda12; fi
 }
+
+usage="usage: launch/setup.sh cpu [plan|tests], or gpu|tpu [tests]"
+[[ $# -ge 1 ]] || fail "$usage"
+kind=$1
+if [[ $kind == apt ]]; then apt_install "${@:2}"; exit; fi
+[[ $# -le 2 && "$kind ${2:-tests}" =~ ^(cpu\ plan|(cpu|gpu|tpu)\ tests)$ ]] \
+  || fail "$usage"
 
 files=(requirements.txt)
 if ! up_to_date "$kind" "${files[@]}"; then
@@ -104,11 +135,16 @@ if ! up_to_date "$kind" "${files[@]}"; then
   pip_install -r requirements.txt "${accelerator[@]}" \
     || fail "pip could not install requirements.txt ${accelerator[*]}"
   record "$kind" "${files[@]}"
-  if [[ $kind != cpu && -z ${SKIP_SELFTEST:-} ]]; then
+  if [[ $kind != cpu && -z ${SKIP_SELFTEST:-}${CUDA:-} ]]; then
     say "testing the $kind (about a minute)"
     .venv/bin/python -m tepo_jax.selftest --device="$kind" >&2 \
       || say "the self-test failed, see above"
   fi
+fi
+
+if [[ -n ${PACKAGES:-} ]]; then
+  read -ra packages <<<"$PACKAGES"
+  pip_install "${packages[@]}" || fail "pip could not install $PACKAGES"
 fi
 
 # A machine with a GPU or TPU has its compiler. That for GPUs is not installed
@@ -116,9 +152,9 @@ fi
 compilers=(launch/gpu_compiler.txt tests/requirements.txt)
 if [[ $kind == cpu && $# == 2 ]] && ! up_to_date plan "${compilers[@]}"; then
   say "installing the TPU and the GPU compiler"
-  pip_install "$(grep '^libtpu==' tests/requirements.txt)" \
+  { pip_install "$(grep '^libtpu==' tests/requirements.txt)" \
     && pip_install --no-deps --upgrade --target .venv/gpu_compiler \
-      -r launch/gpu_compiler.txt || fail "pip could not install the compilers"
+      -r launch/gpu_compiler.txt; } || fail "pip could not install the compilers"
   record plan "${compilers[@]}"
 fi
 

@@ -166,7 +166,7 @@ tiny() {
 
 # cell METHOD RATE UPDATES SEED: a job, unless the map has it.
 cell() {
-  local name=$1@$2@$3@$4 own=${1#"${1%%,*}"}
+  local name=$1@$2@$3@$4 numbers=${1#"${1%%,*}"}
   # grep -q would end before gzip has written all, which then fails.
   [[ -f $map ]] && gzip -cd "$map" | grep -cF "\"name\": \"$name\"" >/dev/null \
     && return
@@ -174,7 +174,7 @@ cell() {
     "--config.steps=$steps --config.eval.period=6 \
 --config.dump.period=$((steps % 4 ? 1 : steps / 4)) \
 --config.train.minibatch_prompts=$((64 / $3)) \
---config.optimizer.learning_rate=$2 ${own//,/ --config.}"
+--config.optimizer.learning_rate=$2 ${numbers//,/ --config.}"
 }
 
 # map [OVERRIDE ...]

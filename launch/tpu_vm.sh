@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Runs the programs on a Cloud TPU slice from your machine.
 #
-#   NAME=… ZONE=… PROJECT=… [TYPE=v6e-16] [SPOT=1] [BUCKET=…] \
+#   NAME=… ZONE=… PROJECT=… [TYPE=v6e-16] [SPOT=1] [BUCKET=…] [MORE=…] \
 #       launch/tpu_vm.sh [--dry-run] COMMAND
 #
+#   types             prints the TYPEs: chips, hosts, planned seconds of a step
 #   create            requests a slice of TYPE and waits until it is active;
 #                     SPOT=1 is cheaper, but can be preempted
 #   setup             copies this repository to all hosts and installs there,
@@ -17,50 +18,324 @@
 #   wait              waits until the program ends; exits with its status
 #   watch [PROGRAM] ARGUMENTS
 #                     create and setup unless the slice is active, run, wait;
-#                     if the slice is preempted, again, until the program ends
-#   logs              follows the output of the first host
+#                     again if the slice is preempted, a host is restarted or
+#                     cannot open its devices, until the program ends
+#   logs [N|all]      follows the output of host N (default: 0) or of all hosts
 #   fetch PATH        copies a file or folder of the first host's repository to
 #                     the same place in this one; for gs://… use
 #                     gcloud storage cp -r
-#   stop              makes a training run save and exit
+#   stop              makes a training run or evaluation save and exit
 #   delete            deletes the slice
 #
-# A run resumes from its last checkpoint: by itself if a process is lost; with
-# `watch`, or `delete`, `create`, `setup` and the same `run`, if the slice was
+# Exit status of wait and watch: the program's; 42 if it was interrupted and has
+# work left. It resumes from its last checkpoint: with `watch` by itself, else
+# with the same `run`, after `delete`, `create` and `setup` if the slice was
 # preempted. For that its --workdir must be in a bucket: gs://BUCKET/NAME, or
 # bucket/NAME in the mounted one. On several hosts, --checkpoint and --out must
 # be there too. --dry-run prints the commands instead.
+#
+# MORE, as variables: CREATE_FLAGS='--reserved --internal-ips --network=…
+# --service-account=…' for gcloud's create; SSH_FLAGS='--internal-ip' or
+# '--tunnel-through-iap' for its ssh and scp; HF_TOKEN, WANDB_API_KEY and those
+# that PASS='NAME NAME' lists are passed to the program, in a file that only you
+# can read; PACKAGES=… is for launch/setup.sh, wandb if WANDB_API_KEY is set.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source launch/tpu_types.sh
 
 if [[ ${1:-} == --help || ${1:-} == -h ]]; then
   sed -n '2,/^set /{s/^# \{0,1\}//p}' launch/tpu_vm.sh
   exit
 fi
 
-fail() { echo "launch/tpu_vm.sh: error: $*" >&2; exit 2; }
-
-commands='create|setup|run|wait|watch|logs|fetch|stop|delete'
-dry_run=
-if [[ ${1:-} == --dry-run ]]; then dry_run=yes; shift; fi
-command=${1:-}
-[[ $command =~ ^($commands)$ ]] \
-  || fail "usage: launch/tpu_vm.sh [--dry-run] $commands"
-shift
-[[ $command =~ ^(run|watch|fetch)$ || $# -eq 0 ]] \
-  || fail "unexpected argument '$1'"
-for name in NAME ZONE PROJECT; do
-  [[ -n ${!name:-} ]] || fail "$name is not set in the environment"
-done
-where=(--project="$PROJECT" --zone="$ZONE")
-[[ -n $dry_run ]] || command -v gcloud >/dev/null || fail "no gcloud:" \
-  "https://cloud.google.com/sdk/docs/install"
+say() { echo "launch/tpu_vm.sh: $*" >&2; }
+fail() { say "error: $*"; exit 2; }
+pause() { sleep "${PAUSE:-30}"; }
 
 do_it() {
   if [[ -n $dry_run ]]; then printf '%q ' "$@"; echo; else "$@"; fi
 }
 tpus() { do_it gcloud compute tpus "$@" "${where[@]}"; }
-on_hosts() { tpus tpu-vm ssh "${NAME:?}" --worker="$1" --command="$2"; }
+
+# remote ssh|scp ARGUMENTS...
+remote() {
+  local track=()
+  [[ ${SSH_FLAGS:-} != *--tunnel-through-iap* ]] || track=(alpha)
+  do_it gcloud "${track[@]}" compute tpus tpu-vm "$@" "${ssh_flags[@]}" \
+    "${where[@]}"
+}
+
+# on_hosts N|all COMMAND
+on_hosts() { remote ssh "${NAME:?}" --worker="$1" --command="$2"; }
+
+# What gcloud prints if it does not reach Google, or Google fails.
+network='gcloud crashed|Max retries exceeded|Unable to find the server|'
+network+='UNAVAILABLE|INTERNAL:|DEADLINE_EXCEEDED|[Cc]onnection (reset|aborted)'
+
+# Prints the answer of gcloud compute tpus ARGUMENTS. After a network error it
+# asks again, 20 times at most. What gcloud says on stderr is then in $said.
+ask() {
+  local left
+  for (( left = 20; left > 0; left-- )); do
+    ! tpus "$@" 2>"$said" || return 0
+    grep -qE "$network" "$said" || return 1
+    say "gcloud does not reach Google; asking again: $(tail -n 1 "$said")"
+    pause
+  done
+  return 1
+}
+
+# Sets `state` to that of the slice, empty if there is none, and `cause` and
+# `code` to why its request failed. An active request may have lost its node.
+read_state() {
+  local answer
+  state='' code='' cause=''
+  [[ -z $dry_run ]] || return 0
+  if ! answer=$(ask queued-resources describe "$NAME" --format="value(\
+state.state,state.failedData.error.code,state.failedData.error.message)"); then
+    grep -q NOT_FOUND "$said" || { cat "$said" >&2; fail "gcloud failed"; }
+    return 0
+  fi
+  IFS=$'\t' read -r state code cause <<<"${answer%%$'\n'*}"
+  [[ $state == ACTIVE ]] || return 0
+  state=$(ask tpu-vm describe "$NAME" --format='value(state)') \
+    || { cat "$said" >&2; state=TERMINATED; }
+  [[ $state != READY ]] || state=ACTIVE
+}
+gone='^(FAILED|SUSPENDED|SUSPENDING|PREEMPTED|TERMINATED|STOPPED|STOPPING)$'
+
+# Returns once the slice is active; with status 1 if it will not be.
+wait_for_slice() {
+  local last='none'
+  while :; do
+    read_state
+    [[ $state == "$last" ]] || say "$NAME is ${state:-gone}${cause:+: $cause}"
+    last=$state
+    [[ $state != ACTIVE ]] || return 0
+    [[ -n $state && ! $state =~ $gone ]] || return 1
+    pause
+  done
+}
+
+# Requests the slice unless it is there; returns like wait_for_slice.
+request() {
+  local flags=()
+  [[ -z ${SPOT:-} ]] || flags=(--spot)
+  read_state
+  if [[ -z $state ]]; then
+    ask queued-resources create "$NAME" --node-id="$NAME" \
+      --accelerator-type="$TYPE" --runtime-version="$(software)" \
+      "${flags[@]}" "${create_flags[@]}" || {
+        grep -q ALREADY_EXISTS "$said" || { cat "$said" >&2; return 2; }; }
+  fi
+  if [[ -n $dry_run ]]; then
+    tpus queued-resources describe "$NAME" --format='value(state.state)'
+  else
+    wait_for_slice
+  fi
+}
+
+create() {
+  local status=0
+  request || status=$?
+  [[ $status -ne 2 ]] || fail "gcloud refused the request, see above"
+  [[ $status -eq 0 ]] || fail "the slice is ${state:-gone}:" \
+    "run launch/tpu_vm.sh delete, then create"
+}
+
+delete() {
+  ask queued-resources delete "$NAME" --force \
+    || grep -q NOT_FOUND "$said" || { cat "$said" >&2; return 1; }
+}
+
+# Prints the command that mounts the bucket with Google's gcsfuse.
+mount_bucket() {
+  local apt=https://packages.cloud.google.com/apt
+  local key=/usr/share/keyrings/cloud.google.asc
+  echo "command -v gcsfuse >/dev/null || { curl -fsS $apt/doc/apt-key.gpg \
+| sudo tee $key >/dev/null && echo \"deb [signed-by=$key] $apt \
+gcsfuse-\$(lsb_release -cs) main\" | sudo tee \
+/etc/apt/sources.list.d/gcsfuse.list && tepo/launch/setup.sh apt gcsfuse; } \
+&& mkdir -p tepo/bucket \
+&& { mountpoint -q tepo/bucket || gcsfuse --implicit-dirs \
+--rename-dir-limit=1000000 $(printf %q "$BUCKET") tepo/bucket; }"
+}
+
+# Five times at most: a fresh host may not answer yet.
+repeat() {
+  "$@" && return
+  for _ in {1..4}; do
+    say "a host failed; trying again (hosts that are ready skip the work)"
+    pause
+    "$@" && return
+  done
+  return 1
+}
+
+setup() {
+  local archive=$scratch/tepo.tgz packages=${PACKAGES:-}
+  [[ -z ${WANDB_API_KEY:-} || -n $packages ]] || packages=wandb
+  # Status 1: a file grew meanwhile, such as the output of a run here.
+  do_it tar -czf "$archive" --exclude=__pycache__ --exclude='./.*' \
+    --exclude=./runs --exclude=./bucket --exclude='./*.log' . || [[ $? -eq 1 ]]
+  repeat remote scp "$archive" "$NAME:tepo.tgz" --worker=all \
+    && repeat on_hosts all "mkdir -p tepo && tar -xzf tepo.tgz -C tepo \
+&& SKIP_SELFTEST=1 PACKAGES=$(printf %q "$packages") tepo/launch/setup.sh tpu" \
+    && { [[ -z ${BUCKET:-} ]] || repeat on_hosts all "$(mount_bucket)"; }
+}
+
+setup_failed() {
+  warn_of_cost
+  fail "a host could not be set up, see above"
+}
+
+# Copies the variables that are passed on to a file of each host.
+pass_variables() {
+  local name file=$scratch/tepo.env
+  for name in HF_TOKEN WANDB_API_KEY ${PASS:-}; do
+    [[ -z ${!name:-} ]] || printf 'export %s=%q\n' "$name" "${!name}"
+  done >"$file"
+  [[ ! -s $file ]] || repeat remote scp "$file" "$NAME:tepo.env" --worker=all
+}
+
+run() { start_program start; }
+
+start_program() {
+  pass_variables || fail "the variables could not be copied to a host"
+  on_hosts all "tepo/launch/tpu_host.sh $1 $program \
+$(printf '%q ' "${arguments[@]}")"
+}
+
+stop() { on_hosts all "tepo/launch/tpu_host.sh stop"; }
+
+# Sets `verdict`: running, unreachable (a host does not answer), incomplete (some
+# hosts run the program, others were restarted), stopped (by `stop`), or a status.
+poll() {
+  local reached=yes states
+  states=$(on_hosts all "tepo/launch/tpu_host.sh report") || reached=
+  if [[ -n $dry_run ]]; then echo "$states"; verdict=0; return; fi
+  states=$(sed -n 's/^tepo: .* //p' <<<"$states" | sort -n | uniq)
+  # If one failed, the others know only that a process is lost.
+  verdict=$(grep -m 1 -vE '^(0|42|running|lost|stopped)$' <<<"$states") \
+    && [[ -n $verdict ]] && return
+  if [[ -z $reached ]]; then verdict=unreachable
+  elif [[ $states == 0 ]]; then verdict=0
+  elif [[ $states == *running* ]]; then
+    verdict=running
+    [[ ! $states =~ 42|lost ]] || verdict=incomplete
+  elif [[ $states == *stopped* ]]; then verdict=stopped
+  else verdict=42
+  fi
+}
+
+# Polls until the program has ended on all hosts or failed on one; sets `verdict`
+# also to taken. With `eager`, returns too if it stays incomplete: a host that
+# still saves is no reason to start the others again.
+follow() {
+  local count=0
+  while :; do
+    poll
+    [[ $verdict == incomplete ]] && count=$((count + 1)) || count=0
+    case $verdict in
+      running) ;;
+      unreachable)
+        read_state
+        [[ -n $state ]] || fail "there is no slice $NAME"
+        if [[ $state =~ $gone ]]; then verdict=taken; return; fi ;;
+      incomplete)
+        [[ $1 != eager || $count -lt 3 ]] || return 0
+        [[ $1 == eager || $count -ne 3 ]] || say "a host was restarted: the" \
+          "others cannot resume without it; stop, and the same run" ;;
+      *) return 0 ;;
+    esac
+    pause
+  done
+}
+
+# Shows every host's last line, stops hosts that would restart the program, and
+# exits with the program's status.
+finish() {
+  on_hosts all "tepo/launch/tpu_host.sh last" >&2 || true
+  if [[ $verdict == stopped ]]; then verdict=42; fi
+  case $verdict in
+    0) ;;
+    42) say "interrupted: the same run resumes" ;;
+    *)
+      stop >/dev/null 2>&1 || true
+      say "status $verdict; see launch/tpu_vm.sh logs all, and /tmp/tpu_logs on" \
+        "the hosts for what the TPU's library says"
+      warn_of_cost ;;
+  esac
+  exit "$verdict"
+}
+
+wait_for_program() {
+  follow patient
+  [[ -z $dry_run ]] || return 0
+  [[ $verdict != taken ]] || { say "$NAME is $state"; exit 42; }
+  finish
+}
+
+# Whether to ask again for a slice that could not be had: for want of capacity,
+# but not without a quota or permission, or for an invalid request.
+is_refused() {
+  [[ $code =~ ^(3|5|7|9|16)$ || ${cause,,} == *quota* ]]
+}
+
+# Makes the program run on all hosts of an active slice; returns with status 1 if
+# there is none to be had now.
+start() {
+  local status=0
+  read_state
+  if [[ $state == ACTIVE ]]; then
+    poll
+    if [[ $verdict == running ]]; then
+      say "waiting for the program in progress"
+      return 0
+    fi
+  fi
+  [[ ! $state =~ $gone ]] || delete || fail "the slice is not deleted"
+  request || status=$?
+  if [[ $status -eq 2 ]] || is_refused; then
+    fail "there will be no slice: ${cause:-see above}"
+  fi
+  [[ $status -eq 0 ]] || return 1
+  if ! setup; then
+    read_state
+    [[ -z $state || $state =~ $gone ]] && return 1
+    setup_failed
+  fi
+  start_program resume || say "a host did not start the program"
+}
+
+watch() {
+  local misses=0 remakes=0 seconds
+  while :; do
+    if ! start; then
+      seconds=$(( ${PAUSE:-30} << (misses < 5 ? misses : 5) ))
+      misses=$((misses + 1))
+      say "no slice now; trying again in $seconds s"
+      sleep "$seconds"
+      continue
+    fi
+    misses=0
+    follow eager
+    [[ -z $dry_run ]] || return 0
+    case $verdict in
+      taken) say "$NAME was taken away ($state); starting again" ;;
+      42 | incomplete) say "interrupted; starting again" ;;
+      0 | 1 | 2 | stopped) finish ;;
+      *)
+        remakes=$((remakes + 1))
+        [[ $remakes -le 3 ]] || finish
+        on_hosts all "tepo/launch/tpu_host.sh last" >&2 || true
+        say "status $verdict on a host, restarted five times:" \
+          "making the slice anew ($remakes of 3)"
+        delete || fail "the slice is not deleted" ;;
+    esac
+    pause
+  done
+}
 
 # Splits the arguments of `run` into `program` and `arguments`.
 parse_run() {
@@ -73,168 +348,51 @@ parse_run() {
   arguments=("$@")
 }
 
-software() {
-  case $TYPE in
-    v6e-*) echo v2-alpha-tpuv6e ;;
-    v5p-*) echo v2-alpha-tpuv5 ;;
-    v5litepod-*) echo v2-alpha-tpuv5-lite ;;
-    *) echo tpu-ubuntu2204-base ;;
+show_logs() {
+  case $1 in
+    all) on_hosts all "tepo/launch/tpu_host.sh logs" ;;
+    *) on_hosts "$1" "tail -n 100 -F tepo/job.log" ;;
   esac
 }
 
-# Prints the command that mounts the bucket with Google's gcsfuse.
-mount_bucket() {
-  local apt=https://packages.cloud.google.com/apt
-  local key=/usr/share/keyrings/cloud.google.asc
-  echo "command -v gcsfuse >/dev/null || { curl -fsS $apt/doc/apt-key.gpg \
-| sudo tee $key >/dev/null && echo \"deb [signed-by=$key] $apt \
-gcsfuse-\$(lsb_release -cs) main\" | sudo tee \
-/etc/apt/sources.list.d/gcsfuse.list && sudo apt-get update -qq \
-&& sudo apt-get install -y -qq gcsfuse; } && mkdir -p tepo/bucket \
-&& { mountpoint -q tepo/bucket || gcsfuse --implicit-dirs \
---rename-dir-limit=1000000 $(printf %q "$BUCKET") tepo/bucket; }"
+fetch() {
+  [[ $1 != gs://* ]] || fail "$1 is on no host: gcloud storage cp -r $1 ."
+  do_it mkdir -p "$(dirname "$1")"
+  remote scp --recurse "$NAME:tepo/$1" "$(dirname "$1")" --worker=0
 }
 
-# Prints the state of the slice; nothing if there is none. Asks again if gcloud
-# fails for another reason, such as a lost connection.
-slice_state() {
-  local answer
-  [[ -z $dry_run ]] || return 0
-  until answer=$(tpus queued-resources describe "$NAME" \
-      --format='value(state.state)' 2>&1); do
-    [[ $answer != *NOT_FOUND* ]] || return 0
-    sleep "${PAUSE:-30}"
-  done
-  echo "${answer##*$'\n'}"
-}
-
-# Returns once the slice is active. `create` can be repeated to keep waiting.
-wait_for_slice() {
-  local state=
-  while :; do
-    state=$(slice_state)
-    echo "launch/tpu_vm.sh: $NAME is $state" >&2
-    case $state in
-      ACTIVE) return ;;
-      '' | FAILED | SUSPENDED | SUSPENDING)
-        fail "the slice is ${state:-gone}: run launch/tpu_vm.sh delete, then" \
-          "create" ;;
-    esac
-    sleep "${PAUSE:-30}"
-  done
-}
-
-create() {
-  local spot=()
-  [[ -z ${SPOT:-} ]] || spot=(--spot)
-  [[ -n $(slice_state) ]] || tpus queued-resources create "$NAME" \
-    --node-id="$NAME" --accelerator-type="$TYPE" \
-    --runtime-version="$(software)" "${spot[@]}"
-  if [[ -n $dry_run ]]; then
-    tpus queued-resources describe "$NAME" --format='value(state.state)'
-  else
-    wait_for_slice
-  fi
-}
-
-setup() {
-  archive=$(mktemp -d)/tepo.tgz
-  trap 'rm -rf "$(dirname "$archive")"' EXIT
-  # Status 1: a file grew meanwhile, such as the output of a run here.
-  do_it tar -czf "$archive" --exclude=__pycache__ --exclude='./.*' \
-    --exclude=./runs --exclude=./bucket --exclude='./*.log' . || [[ $? -eq 1 ]]
-  tpus tpu-vm scp "$archive" "$NAME:tepo.tgz" --worker=all
-  on_hosts all "mkdir -p tepo && tar -xzf tepo.tgz -C tepo \
-&& SKIP_SELFTEST=1 tepo/launch/setup.sh tpu"
-  [[ -z ${BUCKET:-} ]] || on_hosts all "$(mount_bucket)"
-}
-
-in_progress="kill -0 \$(cat job.pid 2>/dev/null) 2>/dev/null"  # on a host
-
-run() {
-  # The hosts end at slightly different times. nohup: the program survives a lost
-  # connection.
-  on_hosts all "cd tepo || exit; for _ in \$(seq 30); do \
-$in_progress || break; sleep 1; done; if $in_progress; \
-then echo a program is in progress here: stop it first >&2; exit 2; fi; \
-rm -f job.status; STATUS=job.status TEPO_MULTIHOST=1 JAX_PLATFORMS=tpu,cpu \
-nohup launch/supervise.sh .venv/bin/python -m tepo_jax.$program \
-$(printf '%q ' "${arguments[@]}")>>job.log 2>&1 </dev/null & echo \$! >job.pid"
-}
-
-stop() { on_hosts all "kill -TERM \$(cat tepo/job.pid)"; }
-
-delete() { tpus queued-resources delete "$NAME" --force --quiet; }
-
-# Waits for the program, also over a lost connection; exits with its status, or
-# with $taken if the slice was taken away.
-taken=75
-wait_for_program() {
-  local status state
-  while :; do
-    if status=$(on_hosts 0 \
-        "cd tepo; $in_progress || cat job.status || echo 1"); then
-      [[ -z $status ]] || break
-    else
-      state=$(slice_state)
-      [[ -n $state ]] || fail "there is no slice $NAME"
-      [[ $state == ACTIVE ]] || {
-        echo "launch/tpu_vm.sh: $NAME is $state" >&2; exit $taken; }
-    fi
-    sleep "${PAUSE:-30}"
-  done
-  [[ -z $dry_run ]] || { echo "$status"; return; }
-  on_hosts 0 "tail -n 3 tepo/job.log" >&2 || true
-  # The others restart theirs if they see only that a process is lost.
-  [[ $status == 0 ]] || stop >/dev/null 2>&1 || true
-  exit "$status"
-}
-
-# Starts the program on an active slice, unless one is in progress there.
-start() {
-  local state
-  state=$(slice_state)
-  if [[ $state == ACTIVE ]] && on_hosts 0 "cd tepo && $in_progress"; then
-    echo "launch/tpu_vm.sh: waiting for the program in progress" >&2
-    return
-  fi
-  [[ ! $state =~ ^(FAILED|SUSPENDED|SUSPENDING)$ ]] || delete
-  create
-  setup
-  run
-}
-
-watch() {
-  local status
-  while :; do
-    set +e
-    (set -e; start)
-    status=$?
-    if [[ $status -eq 0 ]]; then
-      (set -e; wait_for_program)
-      status=$?
-      [[ $status -eq $taken ]] || exit "$status"
-    elif [[ ! $(slice_state) =~ ^(FAILED|SUSPENDED|SUSPENDING)$ ]]; then
-      exit "$status"  # not for want of the slice
-    fi
-    set -e
-    echo "launch/tpu_vm.sh: $NAME was taken away; starting again" >&2
-    sleep "${PAUSE:-30}"
-  done
-}
+commands='types|create|setup|run|wait|watch|logs|fetch|stop|delete'
+dry_run=
+if [[ ${1:-} == --dry-run ]]; then dry_run=yes; shift; fi
+command=${1:-}
+[[ $command =~ ^($commands)$ ]] \
+  || fail "usage: launch/tpu_vm.sh [--dry-run] $commands"
+shift
+case $command in
+  run | watch) parse_run "$@" ;;
+  fetch) [[ $# -eq 1 ]] || fail "fetch needs one path" ;;
+  logs) [[ $# -eq 0 || $* =~ ^([0-9]+|all)$ ]] || fail "logs takes N or all" ;;
+  *) [[ $# -eq 0 ]] || fail "unexpected argument '$1'" ;;
+esac
+if [[ $command == types ]]; then types; exit; fi
+for name in NAME ZONE PROJECT; do
+  [[ -n ${!name:-} ]] || fail "$name is not set in the environment"
+done
+[[ ! $command =~ ^(create|watch)$ ]] || check_type
+where=(--project="$PROJECT" --zone="$ZONE" --quiet)
+read -ra create_flags <<<"${CREATE_FLAGS:-}"
+read -ra ssh_flags <<<"${SSH_FLAGS:-}"
+[[ -n $dry_run ]] || command -v gcloud >/dev/null || fail "no gcloud:" \
+  "https://cloud.google.com/sdk/docs/install"
+umask 077  # for the variables that are passed on
+scratch=$(mktemp -d)
+said=$scratch/said
+trap 'rm -rf "$scratch"' EXIT
 
 case $command in
-  create | watch)
-    [[ -n ${TYPE:-} ]] || fail "TYPE is not set, for example TYPE=v6e-16"
-    [[ $TYPE != v5e-* ]] \
-      || fail "TYPE=$TYPE: gcloud's name is v5litepod-${TYPE#v5e-}" ;;&
-  run | watch) parse_run "$@" ;;&
-  create | setup | run | watch | stop | delete) "$command" ;;
   wait) wait_for_program ;;
-  logs) on_hosts 0 "tail -n 100 -F tepo/job.log" ;;
-  fetch)
-    [[ $# -eq 1 ]] || fail "fetch needs one path"
-    [[ $1 != gs://* ]] || fail "$1 is on no host: gcloud storage cp -r $1 ."
-    do_it mkdir -p "$(dirname "$1")"
-    tpus tpu-vm scp --recurse "$NAME:tepo/$1" "$(dirname "$1")" --worker=0 ;;
+  setup) setup || setup_failed ;;
+  logs) show_logs "${1:-0}" ;;
+  fetch) umask 022; fetch "$1" ;;
+  *) "$command" ;;
 esac

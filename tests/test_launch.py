@@ -1,77 +1,26 @@
-"""launch/*.sh, with stand-ins for python, apt-get, nvidia-smi and gcloud."""
+"""launch/*.sh, with stand-ins; tpu_vm.sh has test_tpu_vm.py."""
 
 import collections
 import functools
 import gzip
-import io
 import os
-import pathlib
 import re
 import shlex
 import shutil
 import stat
 import subprocess
-import tarfile
 import time
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+from tests import launching
+
+ROOT = launching.ROOT
 SCRIPTS = sorted((ROOT / 'launch').glob('*.sh')) + [ROOT / '.ci' / 'run']
-
-_PYTHON = '''#!/bin/bash
-case "$*" in
-  *"import ensurepip"*) [[ -e "$STUBS/venv_is_there" ]] ;;
-  *"%d.%d-venv"*) echo python3.11-venv ;;
-  "-c"*) exit 0 ;;
-  "--version") echo Python 3.11 ;;
-  "-m venv --clear .venv")
-    mkdir -p .venv/bin && cp "$STUBS/venv_python" .venv/bin/python ;;
-esac
-'''
-_VENV_PYTHON = '''#!/bin/bash
-case "$*" in
-  "-m pip --version") ;;
-  "-m pip show"*) exit 1 ;;
-  *) echo "python $*" >>"$STUBS/log"
-     [[ "$*" != *"pip install"* ]] || echo "a warning of pip" | tee /dev/stderr
-     [[ ! -e "$STUBS/pip_fails" ]] ;;
-esac
-'''
-_APT = '#!/bin/bash\necho "apt-get $*" >>"$STUBS/log"\ntouch "$STUBS/$APT_DOES"'
-_DRIVER = '#!/bin/bash\n[[ -n $DRIVER ]] && echo "$DRIVER"'
-
 
 @pytest.fixture(name='launch')
 def _launch(tmp_path):
-  """Runs a script of a copy of the repository, from another folder."""
-  root, stubs = tmp_path / 'a folder', tmp_path / 'stubs'
-  for name in ('launch', 'requirements.txt', 'tests/requirements.txt'):
-    copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-    (root / name).parent.mkdir(parents=True, exist_ok=True)
-    copy(ROOT / name, root / name)
-  stubs.mkdir()
-  for name, text in {'python3': _PYTHON, 'venv_python': _VENV_PYTHON,
-                     'apt-get': _APT, 'nvidia-smi': _DRIVER,
-                     'sudo': '#!/bin/bash\n"$@"'}.items():
-    (stubs / name).write_text(text)
-    (stubs / name).chmod(0o755)
-
-  def launch(script, *arguments, **environment):
-    return subprocess.run(
-        [root / 'launch' / script, *arguments], cwd='/', text=True,
-        capture_output=True, timeout=60,
-        env={'PATH': f'{stubs}:{os.environ["PATH"]}', 'STUBS': str(stubs),
-             'HOME': str(tmp_path), 'APT_DOES': 'venv_is_there'} | environment)
-
-  def log():
-    path = stubs / 'log'
-    lines = path.read_text().splitlines() if path.exists() else []
-    path.unlink(missing_ok=True)
-    return lines
-
-  launch.root, launch.stubs, launch.log = root, stubs, log
-  return launch
+  return launching.prepare(tmp_path)
 
 
 @pytest.mark.parametrize('script', SCRIPTS, ids=lambda path: path.name)
@@ -88,7 +37,8 @@ def test_setup_of_a_fresh_machine(launch):
   assert done.returncode == 0, done.stderr
   assert 'of pip' not in done.stdout + done.stderr
   assert launch.log() == [
-      'apt-get update -qq', 'apt-get install -y -qq python3.11-venv',
+      'apt-get update -qq', 
+      'apt-get -o DPkg::Lock::Timeout=600 install -y -qq python3.11-venv',
       'python -m pip install --quiet --disable-pip-version-check --constraint'
       ' launch/constraints.txt -r requirements.txt']
 
@@ -118,8 +68,73 @@ def test_setup_installs_the_compilers_of_plans(launch):
   assert not any('gpu_compiler' in line for line in launch.log())
 
 
+def test_setup_waits_for_another_apt(launch):
+  """As on a fresh host, which installs updates."""
+  (launch.stubs / 'apt-get').write_text(launching.APT + """
+[[ $* != update* || $(grep -c update "$STUBS/log") -ge 3 ]] || {
+  echo "E: Could not get lock /var/lib/apt/lists/lock. It is held by process 7"
+  exit 100; } >&2
+""")
+  done = launch('setup.sh', 'apt', 'gcsfuse', PAUSE='0')
+  assert done.returncode == 0, done.stderr
+  assert launch.log() == 3 * ['apt-get update -qq'] + [
+      'apt-get -o DPkg::Lock::Timeout=600 install -y -qq gcsfuse']
+
+
+_GET_UV = """
+[[ $* != *"--target .uv"* ]] || { mkdir -p .uv/bin; cp "$STUBS/uv" .uv/bin/; }
+"""
+_UV = """#!/bin/bash
+echo "uv $*" >>"$STUBS/log"
+[[ $1 != venv ]] || { mkdir -p .venv/bin; cp "$STUBS/venv_python" \\
+  .venv/bin/python; }
+[[ ! -e $STUBS/uv_fails ]]
+"""
+
+
+@pytest.fixture(name='uv')
+def _uv(launch):
+  """Python is 3.11's release candidate, as on Ubuntu 22.04; PyPI has uv."""
+  (launch.stubs / 'uv').write_text(_UV)
+  (launch.stubs / 'uv').chmod(0o755)
+  for name in 'python3', 'python3.11', 'python3.12', 'python3.13':
+    (launch.stubs / name).write_text(launching.PYTHON.replace(
+        '"-c"*)', '*"(3, 11, 0, \\"final\\")"*) exit 1 ;;\n  "-c"*)') + _GET_UV)
+    (launch.stubs / name).chmod(0o755)
+
+
+def test_setup_takes_a_python_of_uv_s_and_installs_with_it_on_tpus(launch, uv):
+  done = launch('setup.sh', 'tpu', SKIP_SELFTEST='1', PACKAGES='wandb')
+  assert done.returncode == 0, done.stderr
+  made, installed, wandb = launch.log()
+  assert made == 'uv venv --quiet --clear --seed --python 3.12 .venv'
+  assert installed.startswith('uv pip install --quiet --python .venv/bin/python'
+                              ' --constraint launch/constraints.txt')
+  assert installed.endswith('-r requirements.txt jax[tpu]==0.10.2')
+  assert wandb.endswith('constraints.txt wandb')
+
+
+def test_setup_installs_without_uv_if_that_fails(launch, uv):
+  (launch.stubs / 'uv_fails').touch()
+  (launch.stubs / 'venv_is_there').touch()
+  (launch.stubs / 'apt-get').write_text(
+      '#!/bin/bash\ncp "$STUBS/good" "$STUBS/python3.11"\n')
+  (launch.stubs / 'good').write_text(launching.PYTHON)
+  (launch.stubs / 'good').chmod(0o755)
+  done = launch('setup.sh', 'tpu', SKIP_SELFTEST='1')
+  assert done.returncode == 0, done.stderr
+  assert launch.log()[-1].startswith('python -m pip install ')
+
+
+def test_setup_on_a_login_node(launch):
+  (launch.stubs / 'venv_is_there').touch()
+  done = launch('setup.sh', 'gpu', CUDA='12', DRIVER='')
+  assert done.returncode == 0, done.stderr
+  assert launch.log()[-1].endswith(' jax[cuda12]==0.10.2')
+
+
 def test_setup_without_venv_says_what_to_do(launch):
-  for apt in (_APT, '#!/bin/bash\nexit 1'):
+  for apt in (launching.APT, '#!/bin/bash\nexit 1'):
     (launch.stubs / 'apt-get').write_text(apt)
     done = launch('setup.sh', 'cpu', APT_DOES='nothing_useful')
     assert done.returncode == 2
@@ -290,248 +305,6 @@ def test_test_passes_its_arguments_on(launch):
   assert command.endswith(' -k mesh')
 
 
-_SLICE = {'NAME': 'n', 'ZONE': 'z', 'PROJECT': 'p', 'TYPE': 'v6e-8'}
-
-
-_TPUS = ['gcloud', 'compute', 'tpus']
-_WHERE = ['--project=p', '--zone=z']
-
-
-def _dry_run(launch, *arguments, **environment):
-  done = launch('tpu_vm.sh', '--dry-run', *arguments, **_SLICE, **environment)
-  assert done.returncode == 0, done.stderr
-  return [shlex.split(line) for line in done.stdout.splitlines()]
-
-
-def test_tpu_vm_dry_run(launch):
-  resource = _TPUS + ['queued-resources']
-  create = resource + [
-      'create', 'n', '--node-id=n', '--accelerator-type=v6e-8',
-      '--runtime-version=v2-alpha-tpuv6e']
-  asked, waits = _dry_run(launch, 'create')
-  assert asked == create + _WHERE
-  assert waits[:5] == resource + ['describe']
-  assert _dry_run(launch, 'create', SPOT='1')[0] == (
-      create + ['--spot'] + _WHERE)
-  assert _dry_run(launch, 'delete') == [
-      resource + ['delete', 'n', '--force', '--quiet'] + _WHERE]
-  ssh = _TPUS + ['tpu-vm', 'ssh', 'n']
-  (*logs, _, _, _), = _dry_run(launch, 'logs')
-  assert logs == ssh + ['--worker=0']
-  (*wait, command, _, _), = _dry_run(launch, 'wait')
-  assert wait == ssh + ['--worker=0'] and 'cat job.status' in command
-  made, fetch = _dry_run(launch, 'fetch', 'runs/a/b')
-  assert made == ['mkdir', '-p', 'runs/a']
-  assert fetch[4:8] == ['scp', '--recurse', 'n:tepo/runs/a/b', 'runs/a']
-  lines = _dry_run(launch, 'watch', '--x')
-  assert lines[0] == create + _WHERE and 'tepo_jax.train --x ' in lines[-2][7]
-  assert 'cat job.status' in lines[-1][7]
-  (*_, command, _, _), = _dry_run(launch, 'run', 'export', '--x')
-  assert '-m tepo_jax.export --x ' in command
-  (*stop, command, _, _), = _dry_run(launch, 'stop')
-  assert stop == ssh + ['--worker=all'] and 'kill -TERM' in command
-  tar, copy, setup = _dry_run(launch, 'setup')
-  assert tar[0] == 'tar' and copy[4] == 'scp' and copy[6] == 'n:tepo.tgz'
-  assert '--worker=all' in copy and '--worker=all' in setup
-  assert 'tepo/launch/setup.sh tpu' in setup[7]
-  *_, mount = _dry_run(launch, 'setup', BUCKET='b')
-  assert 'gcsfuse --implicit-dirs' in mount[7]
-  assert mount[7].endswith(' b tepo/bucket; }')
-  subprocess.run(['bash', '-n', '-c', mount[7].removeprefix('--command=')],
-                 check=True)
-
-
-def test_setup_packs_the_users_files_but_no_results(launch):
-  packed = ['own_reward.py', 'tepo_jax/runs/x']
-  left = ['.venv/x', 'runs/x', 'bucket/x', 'train.0.log',
-          'tepo_jax/__pycache__/x']
-  for name in packed + left:
-    (launch.root / name).parent.mkdir(parents=True, exist_ok=True)
-    (launch.root / name).touch()
-  tar, *_ = _dry_run(launch, 'setup')
-  archive = subprocess.run(
-      [*tar[:2], '-', *tar[3:]], cwd=launch.root, check=True,
-      capture_output=True).stdout
-  names = {name.removeprefix('./') for name in tarfile.open(
-      fileobj=io.BytesIO(archive)).getnames()}
-  assert {*packed, 'launch/setup.sh'} <= names and not names & set(left)
-
-
-def test_tpu_vm_runs_the_program_on_a_host(launch, tmp_path):
-  """A shell runs the command that is sent to a host, with its arguments."""
-  arguments = ["--config.eval.sets=('x', 'y')", '--workdir=$(id)']
-  (*_, command, _, _), = _dry_run(launch, 'run', *arguments)
-  command = command.removeprefix('--command=')
-  host = tmp_path / 'host'
-  (host / 'tepo/.venv/bin').mkdir(parents=True)
-  shutil.copytree(ROOT / 'launch', host / 'tepo/launch')
-  python = host / 'tepo/.venv/bin/python'
-  python.write_text(
-      '#!/bin/bash\nprintf "%s|" "$TEPO_MULTIHOST" "$@"\n'
-      'trap "echo saved; exit 0" TERM\nwhile :; do sleep .1; done')
-  python.chmod(0o755)
-
-  def on_host(command):
-    return subprocess.run(['bash', '-c', command], cwd=host, text=True,
-                          capture_output=True, timeout=30)
-
-  assert on_host(command).returncode == 0
-  log = host / 'tepo/job.log'
-  _wait_for(lambda: '--workdir' in log.read_text())
-  assert log.read_text() == (
-      "1|-m|tepo_jax.train|--config.eval.sets=('x', 'y')|--workdir=$(id)|")
-  assert 'seq 30' in command  # seconds
-  again = on_host(command.replace('seq 30', 'seq 1'))
-  assert again.returncode == 2 and 'stop it first' in again.stderr
-  (*_, stop, _, _), = _dry_run(launch, 'stop')
-  assert on_host(stop.removeprefix('--command=')).returncode == 0
-  _wait_for(lambda: log.read_text().endswith('saved\n'))
-
-
-def test_addresses_in_a_bucket_are_passed_on_and_not_fetched(launch):
-  (*_, command, _, _), = _dry_run(
-      launch, 'run', '--config=c.py', '--workdir=gs://b/a run')
-  assert '--config=c.py --workdir=gs://b/a\\ run >>job.log' in command
-  done = launch('tpu_vm.sh', '--dry-run', 'fetch', 'gs://b/x', **_SLICE)
-  assert done.returncode == 2 and not done.stdout
-  assert done.stderr.endswith(': gcloud storage cp -r gs://b/x .\n')
-
-
-def _wait_for(holds):
-  deadline = time.monotonic() + 20
-  while not holds():
-    assert time.monotonic() < deadline
-    time.sleep(0.05)
-
-
-_SLICE_STUB = r"""#!/bin/bash
-# A slice of one host, $STUBS/host; $STUBS/state is missing if there is none. As
-# many calls as $STUBS/lost says fail.
-echo "$4 $3" >>"$STUBS/gcloud_log"
-lost=$(cat "$STUBS/lost" 2>/dev/null || echo 0)
-if (( lost > 0 )); then echo $((lost - 1)) >"$STUBS/lost"; exit 1; fi
-state() { cat "$STUBS/state" 2>/dev/null || { echo NOT_FOUND >&2; exit 1; }; }
-case "$*" in
-  *describe*) state ;;
-  *create*) mkdir -p "$STUBS/host"; echo ACTIVE >"$STUBS/state" ;;
-  *delete*) rm -rf "$STUBS/state" "$STUBS/host" ;;
-  *" ssh "*)
-    [[ $(state 2>&1) == ACTIVE ]] || exit 255
-    for argument; do case $argument in --command=*)
-      status=0
-      (cd "$STUBS/host" && bash -c "${argument#--command=}") || status=$? ;;
-    esac; done
-    [[ $(state 2>&1) == ACTIVE ]] || exit 255
-    exit $status ;;
-  *" scp --recurse "*) cp -r "$STUBS/host/${6#n:}" "$7" ;;
-  *" scp "*) cp "$5" "$STUBS/host/${6#n:}" ;;
-esac
-"""
-# Is taken away with the slice, as often as $STUBS/taken says.
-_PROGRAM = r"""#!/bin/bash
-[[ "$*" == *tepo_jax* ]] || exit 0
-echo "$TEPO_MULTIHOST $*" >>"$STUBS/log"
-left=$(cat "$STUBS/taken" 2>/dev/null || echo 0)
-if (( left > 0 )); then
-  echo $((left - 1)) >"$STUBS/taken"
-  echo SUSPENDED >"$STUBS/state"
-fi
-for argument; do case $argument in --out=*)
-  mkdir -p "${argument#--out=}"; echo done >"${argument#--out=}/results.json" ;;
-esac; done
-[[ "$*" != *seed=7* ]]
-"""
-
-
-@pytest.fixture(name='tpu')
-def _tpu(launch):
-  """Runs tpu_vm.sh with a stand-in for gcloud that runs what hosts are sent."""
-  for name, text in (('gcloud', _SLICE_STUB), ('venv_python', _PROGRAM)):
-    (launch.stubs / name).write_text(text)
-    (launch.stubs / name).chmod(0o755)
-  for name in ('tepo_jax', 'configs', 'tests'):
-    (launch.root / name).mkdir(exist_ok=True)
-  (launch.stubs / 'venv_is_there').touch()
-  return lambda *arguments: launch(
-      'tpu_vm.sh', *arguments, **_SLICE, PAUSE='0.1')
-
-
-def test_a_slice_that_is_taken_away_is_made_again(launch, tpu):
-  (launch.stubs / 'taken').write_text('2')
-  done = tpu('watch', '--workdir=bucket/a run')
-  assert done.returncode == 0, done.stderr
-  assert launch.log() == 3 * [
-      '1 -m tepo_jax.train --workdir=bucket/a run']
-  assert done.stderr.count('n was taken away') == 2
-  # The program's own failure is none of the slice's, and neither is a lost
-  # connection.
-  log = launch.stubs / 'gcloud_log'
-  made = log.read_text().count('create')
-  (launch.stubs / 'lost').write_text('1')
-  done = tpu('watch', '--config.seed=7')
-  assert done.returncode == 1 and len(launch.log()) == 1
-  assert log.read_text().count('create') == made
-  assert 'taken away' not in done.stderr
-
-
-def test_programs_run_on_a_slice_one_after_the_other(launch, tpu):
-  assert tpu('create').returncode == tpu('setup').returncode == 0
-  assert tpu('run', 'evaluate', '--out=runs/e').returncode == 0
-  (launch.stubs / 'lost').write_text('2')
-  assert tpu('wait').returncode == 0
-  assert tpu('fetch', 'runs/e').returncode == 0
-  assert (launch.root / 'runs/e/results.json').read_text() == 'done\n'
-  assert tpu('run', '--config.seed=7').returncode == 0
-  assert tpu('wait').returncode == 1
-  assert launch.log() == ['1 -m tepo_jax.evaluate --out=runs/e',
-                          '1 -m tepo_jax.train --config.seed=7']
-
-
-def test_sweep_on_a_slice(launch, tpu, sweep):
-  assert tpu('create').returncode == tpu('setup').returncode == 0
-  launch.log()
-  where = _SLICE | {'RUNS': 'bucket/r', 'PAUSE': '0.1'}
-  done = sweep('--slice', 'table3', **where)
-  assert done.returncode == 0, done.stderr
-  assert launch.log() == [line.replace('=r', '=bucket/r') for line in (
-      *(line.replace('python', '1', 1) for line in (
-          _TRAIN, _EVALUATE, _UNTRAINED)), _REPORT)]
-  for name in 'eb':  # what the report reads
-    assert (launch.root / 'bucket/r' / name / 'results.json').exists()
-  assert sweep('--slice', 'table3', **where | {'RUNS': 'gs://b/r'}
-               ).returncode == 0  # without fetching, which is refused
-  done = sweep('--slice', 'table3', **where | {'RUNS': 'runs'})
-  assert done.returncode == 2 and 'RUNS=gs://BUCKET/FOLDER' in done.stderr
-  done = sweep('--dry-run', '--slice', 'table3', **where)
-  assert [line.split()[:3] for line in done.stdout.splitlines()] == [
-      ['launch/tpu_vm.sh', 'run', program]
-      for program in ('train', 'evaluate', 'evaluate')]
-
-
-def test_tpu_vm_waits_for_the_slice(launch):
-  gcloud = launch.stubs / 'gcloud'
-  gcloud.write_text("""#!/bin/bash
-echo "$*" >>"$STUBS/log"
-case "$*" in
-  *create*) touch "$STUBS/asked" ;;
-  *describe*)
-    [[ -e $STUBS/asked ]] || { echo NOT_FOUND >&2; exit 1; }
-    [[ -e $STUBS/once ]] && echo "${STATE:-ACTIVE}" || echo WAITING
-    touch "$STUBS/once" ;;
-esac
-""")
-  gcloud.chmod(0o755)
-  done = launch('tpu_vm.sh', 'create', **_SLICE, PAUSE='0')
-  assert done.returncode == 0, done.stderr
-  said = done.stderr.splitlines()
-  assert [line.split()[-1] for line in said] == ['WAITING', 'ACTIVE']
-  assert [line.split()[3] for line in launch.log()] == [
-      'describe', 'create', 'describe', 'describe']
-  done = launch('tpu_vm.sh', 'create', **_SLICE, PAUSE='0', STATE='FAILED')
-  assert done.returncode == 2 and 'FAILED' in done.stderr
-  assert 'create' not in {line.split()[3] for line in launch.log()}
-
-
 @pytest.mark.parametrize('script', ['gpu.sh', 'tpu_vm.sh'])
 @pytest.mark.parametrize('flag', ['--help', '-h'])
 def test_help_is_the_script_s_head(launch, script, flag):
@@ -544,27 +317,9 @@ def test_help_is_the_script_s_head(launch, script, flag):
       for line in head.splitlines()[1:]]
 
 
-@pytest.mark.parametrize('arguments, without, said', [
-    ((), '', 'usage'), (('fly',), '', 'usage'), (('create', 'x'), '', "'x'"),
-    (('run',), '', 'arguments'), (('run', 'evaluate'), '', 'arguments'),
-    (('watch', '--x'), 'TYPE', 'TYPE is not set'), (('fetch',), '', 'path'), (('create',), 'ZONE', 'ZONE is not set'),
-    (('create',), 'TYPE', 'TYPE is not set')])
-def test_tpu_vm_refuses(launch, arguments, without, said):
-  environment = {k: v for k, v in _SLICE.items() if k != without}
-  done = launch('tpu_vm.sh', '--dry-run', *arguments, **environment)
-  assert done.returncode == 2 and said in done.stderr
-  assert not done.stdout and done.stderr.count('\n') == 1
-
-
-def test_tpu_vm_says_gcloud_s_name_of_a_v5e(launch):
-  done = launch('tpu_vm.sh', '--dry-run', 'create', **_SLICE | {
-      'TYPE': 'v5e-8'})
-  assert done.returncode == 2 and 'v5litepod-8' in done.stderr
-
-
 @pytest.mark.parametrize('statuses, restarts, ends, starts', [
     ([0], 5, 0, 1), ([2], 5, 2, 1), ([1], 5, 1, 1), ([134, 3, 0], 5, 0, 3),
-    ([3, 3, 3], 1, 3, 2)])
+    ([3, 3, 3], 1, 3, 2), ([137, 42, 0], 5, 42, 2)])
 def test_supervise_restarts_after_a_loss(
     launch, tmp_path, statuses, restarts, ends, starts):
   (tmp_path / 'statuses').write_text('\n'.join(map(str, statuses)) + '\n')
@@ -576,8 +331,59 @@ def test_supervise_restarts_after_a_loss(
   assert (tmp_path / 'log').read_text().count('start') == starts
 
 
+@pytest.mark.parametrize('ends, status', [
+    ('exit 0', 0), ('exit 2', 2), ('exit 42', 42), ('exit 3', 42),
+    ('trap - TERM; kill $$', 42)])
+def test_supervise_of_a_stopped_command(launch, ends, status):
+  """The statuses that a command may leave once it got SIGTERM."""
+  with subprocess.Popen(
+      [launch.root / 'launch/supervise.sh', 'bash', '-c',
+       f'trap "{ends}" TERM; echo ready; while :; do sleep .05; done'],
+      stdout=subprocess.PIPE, text=True) as supervisor:
+    assert supervisor.stdout.readline() == 'ready\n'
+    supervisor.terminate()
+    assert supervisor.wait(20) == status
+
+
+def test_supervise_frees_the_device_of_its_folder_s_processes(launch, tmp_path):
+  here, there, device = tmp_path / 'here', tmp_path / 'there', tmp_path / 'vfio0'
+  for folder in here, there:
+    folder.mkdir()
+  device.touch()
+  removes = launch.stubs / 'rm'
+  removes.write_text('#!/bin/bash\necho "rm $*" >>"$STUBS/log"\n')
+  removes.chmod(0o755)
+  program = 'echo x >>runs; [[ $(wc -l <runs) != 1 ]] || exit 3'
+  with open(device, encoding='utf-8') as file:
+    holders = [subprocess.Popen(['sleep', '60'], cwd=folder, stdin=file)
+               for folder in (here, there)]
+
+  def supervise():
+    done = subprocess.run(
+        [launch.root / 'launch/supervise.sh', 'bash', '-c', program], cwd=here,
+        capture_output=True, text=True, timeout=30, env={
+            'PATH': f'{launch.stubs}:{os.environ["PATH"]}', 'PAUSE': '0',
+            'STUBS': str(launch.stubs), 'DEVICES': f'{tmp_path}/vfio*'})
+    assert done.returncode == 0, done.stderr
+    (here / 'runs').unlink()
+    return done.stderr
+
+  try:
+    assert f'killing process {holders[0].pid}, which holds' in supervise()
+    assert holders[0].wait(10) == -9 and holders[1].poll() is None
+    assert not launch.log()  # the lock file is that of another's program
+    holders[1].kill()
+    holders[1].wait()
+    assert 'killing' not in supervise()
+    assert launch.log() == ['rm -f /tmp/libtpu_lockfile']
+  finally:
+    for holder in holders:
+      holder.kill()
+
+
 def test_gpu_on_several_hosts(launch):
-  done = launch('gpu.sh', '--workdir=/a b', HOSTS='one two', DRY_RUN='1')
+  done = launch('gpu.sh', '--workdir=/a b', HOSTS='one two', DRY_RUN='1',
+                NCCL_SOCKET_IFNAME='eth0', SECRET='x')
   assert done.returncode == 0, done.stderr
   commands = [shlex.split(line) for line in done.stdout.splitlines()]
   assert [command[:2] for command in commands] == [['ssh', 'one'],
@@ -587,20 +393,90 @@ def test_gpu_on_several_hosts(launch):
     assert f'JAX_NUM_PROCESSES=2 JAX_PROCESS_ID={index} ' in command
     assert "launch/gpu.sh --workdir=/a\\ b " in command
     assert f'>>train.{index}.log' in command
+    assert ' NCCL_SOCKET_IFNAME=eth0 ' in command and 'SECRET' not in command
+  done = launch('gpu.sh', 'stop', HOSTS='one two', DRY_RUN='1')
+  commands = [shlex.split(line) for line in done.stdout.splitlines()]
+  for index, (_, _, command) in enumerate(commands):
+    assert command.startswith('kill -TERM ')
+    assert command.endswith(f'/train.{index}.pid)')
+
+
+def test_gpu_s_processes_on_hosts_are_stopped(launch):
+  """ssh's stand-in runs what it is sent in a shell here."""
+  ssh = launch.stubs / 'ssh'
+  ssh.write_text('#!/bin/bash\nexec bash -c "$2"\n')
+  ssh.chmod(0o755)
+  (launch.stubs / 'venv_is_there').touch()
+  (launch.stubs / 'venv_python').write_text(
+      '#!/bin/bash\n[[ $* == *tepo_jax.train* ]] || exit 0\n'
+      'trap "exit 42" TERM; echo ready; while :; do sleep .05; done\n')
+  status = launch.root / 'train.0.log'
+  done = launch('gpu.sh', '--x', HOSTS='one', DRIVER='590')
+  assert done.returncode == 0, done.stderr
+  deadline = time.monotonic() + 20
+  while 'ready' not in status.read_text():
+    assert time.monotonic() < deadline
+    time.sleep(.05)
+  process = int((launch.root / 'train.0.pid').read_text())
+  command = pathlib.Path(f'/proc/{process}/cmdline')
+  assert launch('gpu.sh', 'stop', HOSTS='one').returncode == 0
+  while command.exists() and command.read_text():  # empty once it has ended
+    assert time.monotonic() < deadline
+    time.sleep(.05)
+
+
+_STEP = {'SLURM_JOB_ID': '7', 'SLURM_STEP_NUM_TASKS': '16',
+         'SLURM_STEP_TASKS_PER_NODE': '8(x2)', 'SLURM_LOCALID': '3'}
 
 
 @pytest.mark.parametrize('environment, multihost', [
-    ({}, ''), ({'SLURM_JOB_ID': '7'}, '1'),
-    ({'JAX_COORDINATOR_ADDRESS': 'one:1'}, '1')])
+    ({}, ' '), ({'JAX_COORDINATOR_ADDRESS': 'one:1'}, '1 '),
+    # sbatch without srun, salloc, a notebook; srun with one task
+    ({'SLURM_JOB_ID': '7', 'SLURM_NTASKS': '8'}, ' '),
+    ({'SLURM_JOB_ID': '7', 'SLURM_STEP_NUM_TASKS': '1'}, ' '),
+    # A task per GPU, two GPUs a task, a task per node, --gpus-per-task=1
+    (_STEP, '1 3'), (_STEP | {'SLURM_STEP_TASKS_PER_NODE': '4(x2)'}, '1 6,7'),
+    (_STEP | {'SLURM_STEP_NUM_TASKS': '2', 'SLURM_STEP_TASKS_PER_NODE': '1(x2)',
+              'SLURM_LOCALID': '0'}, '1 0,1,2,3,4,5,6,7'),
+    (_STEP | {'SLURM_GPUS_PER_TASK': '1', 'CUDA_VISIBLE_DEVICES': '3'}, '1 0')])
 def test_gpu_joins_the_other_processes(launch, environment, multihost):
   (launch.stubs / 'venv_is_there').touch()
   python = launch.stubs / 'venv_python'
-  python.write_text(_VENV_PYTHON.replace(
-      'python $*', 'python $* multihost=$TEPO_MULTIHOST'))
+  python.write_text(launching.VENV_PYTHON.replace(
+      'python $*', 'python $* multihost=$TEPO_MULTIHOST $JAX_LOCAL_DEVICE_IDS'))
+  (launch.stubs / 'nvidia-smi').write_text(
+      launching.DRIVER.replace('\n', '\n[[ $1 != -L ]] || exec seq 8\n'))
   done = launch('gpu.sh', '--x', DRIVER='580.1', **environment)
   assert done.returncode == 0, done.stderr
   assert launch.log()[-1] == (
       f'python -m tepo_jax.train --x multihost={multihost}')
+
+
+def test_gpu_refuses_more_tasks_than_gpus(launch):
+  (launch.stubs / 'venv_is_there').touch()
+  done = launch('gpu.sh', '--x', DRIVER='580.1', **_STEP,
+                CUDA_VISIBLE_DEVICES='0,1')
+  assert done.returncode == 2
+  assert '8 tasks of a node and 2 GPUs' in done.stderr
+
+
+@pytest.mark.parametrize('status, restarts, requeued', [
+    (0, 0, False), (1, 0, False), (2, 0, False), (42, 0, True), (137, 3, True),
+    (42, 20, False)])
+def test_slurm_s_job_is_queued_again(launch, status, restarts, requeued):
+  for name, text in (
+      ('srun', 'echo "srun $*" >>"$STUBS/log"; exit "$SRUN_ENDS"'),
+      ('scontrol', 'echo "scontrol $*" >>"$STUBS/log"')):
+    (launch.stubs / name).write_text(f'#!/bin/bash\n{text}\n')
+    (launch.stubs / name).chmod(0o755)
+  done = launch('slurm.sh', '--x', SLURM_SUBMIT_DIR=str(launch.root),
+                SLURM_JOB_ID='7', SRUN_ENDS=str(status), CONTAINER='a.sqsh',
+                SLURM_RESTART_COUNT=str(restarts))
+  assert done.returncode == status
+  srun, *others = launch.log()
+  assert srun.startswith('srun --container-image=a.sqsh ')
+  assert srun.endswith('/runs:/tepo/runs launch/gpu.sh --x')
+  assert others == ['scontrol requeue 7'] * requeued
 
 
 _SWEEP_PYTHON = r'''#!/bin/bash
@@ -630,6 +506,32 @@ _EVALUATE = ('python -m tepo_jax.evaluate --config=c.py:a --checkpoint=r/a '
              '--out=r/e')
 _UNTRAINED = 'python -m tepo_jax.evaluate --config=c.py:b --out=r/b'
 _REPORT = 'python -m tepo_jax.report --table=3 --runs=r'
+
+
+@pytest.fixture(name='tpu')
+def _tpu(launch):
+  return launching.make_slice(launch)
+
+
+def test_sweep_on_a_slice(launch, tpu, sweep):
+  assert tpu('create').returncode == tpu('setup').returncode == 0
+  launch.log()
+  where = launching.SLICE | {'RUNS': 'bucket/r', 'PAUSE': '0.1'}
+  done = sweep('--slice', 'table3', **where)
+  assert done.returncode == 0, done.stderr
+  assert launch.log() == [line.replace('=r', '=bucket/r') for line in (
+      *(line.replace('python', '1', 1) for line in (
+          _TRAIN, _EVALUATE, _UNTRAINED)), _REPORT)]
+  for name in 'eb':  # what the report reads
+    assert (launch.root / 'bucket/r' / name / 'results.json').exists()
+  assert sweep('--slice', 'table3', **where | {'RUNS': 'gs://b/r'}
+               ).returncode == 0  # without fetching, which is refused
+  done = sweep('--slice', 'table3', **where | {'RUNS': 'runs'})
+  assert done.returncode == 2 and 'RUNS=gs://BUCKET/FOLDER' in done.stderr
+  done = sweep('--dry-run', '--slice', 'table3', **where)
+  assert [line.split()[:3] for line in done.stdout.splitlines()] == [
+      ['launch/tpu_vm.sh', 'run', program]
+      for program in ('train', 'evaluate', 'evaluate')]
 
 
 def test_sweep_runs_the_report_s_commands(launch, sweep):

@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# What launch/tpu_vm.sh runs on each host of a slice, in the copied repository.
+#
+#   launch/tpu_host.sh start|resume PROGRAM ARGUMENTS
+#     starts the program under launch/supervise.sh and returns. Where one is in
+#     progress, start ends with status 2, after 30 seconds of patience for one
+#     that is ending, and resume leaves it alone
+#   launch/tpu_host.sh report|last|logs|stop
+#     report prints the program's state: running, stopped, its exit status, or
+#     lost, if it left none since the host was restarted; last prints the last
+#     line of its output; logs follows the output; stop sends SIGTERM
+#
+# The files job.pid, job.log and job.status are in the repository's folder.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# By name: after a restart of the host another process may have the number.
+in_progress() {
+  grep -qsa launch/supervise.sh "/proc/$(cat job.pid 2>/dev/null)/cmdline"
+}
+
+start() {
+  local program=$1
+  for _ in {1..30}; do in_progress || break; sleep 1; done
+  if in_progress; then
+    echo "a program is in progress here: stop it first" >&2
+    exit 2
+  fi
+  # What launch/tpu_vm.sh passes on, such as HF_TOKEN.
+  # shellcheck source=/dev/null
+  if [[ -f ../tepo.env ]]; then source ../tepo.env; fi
+  rm -f job.status job.stopped
+  # nohup: the program survives a lost connection.
+  STATUS=job.status RESTARTS=5 TEPO_MULTIHOST=1 JAX_PLATFORMS=tpu,cpu \
+    nohup launch/supervise.sh .venv/bin/python -m "tepo_jax.$program" \
+    "${@:2}" >>job.log 2>&1 </dev/null &
+  echo $! >job.pid
+}
+
+report() {
+  local status=lost
+  if in_progress; then
+    status=running
+  elif [[ -e job.status ]]; then
+    status=$(<job.status)
+    [[ $status != 42 || ! -e job.stopped ]] || status=stopped
+  fi
+  echo "tepo: $HOSTNAME $status"
+}
+
+case ${1:-} in
+  start) start "${@:2}" ;;
+  resume) in_progress || start "${@:2}" ;;
+  report) report ;;
+  last) echo "$HOSTNAME: $(tail -n 1 job.log 2>/dev/null)" ;;
+  logs) tail -n 20 -F job.log | sed -u "s/^/$HOSTNAME: /" ;;
+  stop)
+    in_progress || exit 0
+    touch job.stopped
+    kill -TERM "$(<job.pid)" ;;
+  *) echo "usage: launch/tpu_host.sh start|resume|report|last|logs|stop" >&2
+     exit 2 ;;
+esac

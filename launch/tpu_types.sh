@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# What launch/tpu_vm.sh, which sources this, knows of a TYPE: its chips, hosts,
+# software, list price and planned steps.
+set -euo pipefail
+
+chips() {
+  case $TYPE in
+    v5p-* | v4-* | v3-* | v2-*) echo $(( ${TYPE##*-} / 2 )) ;;
+    *) echo "${TYPE##*-}" ;;
+  esac
+}
+
+# Eight chips of a v5e or v6e are one host.
+hosts() {
+  local per_host=4
+  [[ ! $TYPE =~ ^(v5litepod|v6e)-[1-8]$ ]] || per_host=8
+  echo $(( ($(chips) + per_host - 1) / per_host ))
+}
+
+warn_of_cost() {
+  local count=all dollars=
+  if [[ -n ${TYPE:-} ]]; then
+    count=$(chips)
+    case $TYPE in  # list prices of a chip-hour in the US, in cents, of 2026
+      v6e-*) dollars=270 ;;
+      v5p-*) dollars=420 ;;
+      v5litepod-*) dollars=120 ;;
+    esac
+    [[ -z $dollars ]] || dollars=" (about \$$((count * dollars / 100)) an hour \
+at list price)"
+  fi
+  say "the slice stays, and its $count chips are billed$dollars until you" \
+    "run launch/tpu_vm.sh delete"
+}
+
+# The steps are those of launch/PLANS.md.
+types() {
+  local topology name rows row
+  rows='v6e-1=v6e:1x1=v6e1 v6e-4=v6e:2x2 v6e-8=v6e:2x4 v6e-16=v6e:4x4 v6e-32=v6e:4x8
+    v6e-64=v6e:8x8 v6e-128=v6e:8x16 v6e-256=v6e:16x16 v5litepod-1=v5e:1x1=v5e1
+    v5litepod-4=v5e:2x2 v5litepod-8=v5e:2x4=v5e8 v5litepod-16=v5e:4x4
+    v5litepod-32=v5e:4x8 v5litepod-64=v5e:8x8 v5p-8=v5p:2x2x1 v5p-16=v5p:2x2x2
+    v5p-32=v5p:2x2x4 v5p-64=v5p:2x4x4 v5p-128=v5p:4x4x4'
+  printf '%-14s %5s %5s  %-10s %s\n' TYPE chips hosts plan 'a step, planned'
+  for row in $rows; do
+    IFS='=' read -r TYPE topology name <<<"$row"
+    printf '%-14s %5s %5s  %-10s %s\n' "$TYPE" "$(chips)" "$(hosts)" \
+      "$topology" "$(planned "$topology" "${name:-none}")"
+  done
+}
+
+# planned TOPOLOGY NAME: models and seconds of the rows of PLANS.md, where
+# configs/small.py calls the machine NAME.
+planned() {
+  awk -F ' *[|] *' -v topology="$1" -v name="$2" '
+    $3 == topology && NF == 14 { found = found "; " $2 ": " $11 " s" }
+    $2 ~ ("," name "`$") && $6 ~ /[0-9]/ && !seen[$2]++ {
+      split($2, model, /[`,]/); gsub(/[*]/, "", $6); split($6, step, " ")
+      found = found "; " model[2] ": " step[1] " s" }
+    END { print substr(found, 3) }' launch/PLANS.md
+}
+
+check_type() {
+  [[ -n ${TYPE:-} ]] || fail "TYPE is not set, for example TYPE=v6e-16;" \
+    "launch/tpu_vm.sh types prints them"
+  [[ $TYPE != v5e-* ]] \
+    || fail "TYPE=$TYPE: gcloud's name is v5litepod-${TYPE#v5e-}"
+  [[ ! ${TYPE,,} =~ ^(tpu)?-?v?7x ]] || fail "TYPE=$TYPE: the Cloud TPU API" \
+    "has no TPU7x; use GKE, see launch/README.md"
+  [[ $TYPE =~ ^[a-z0-9]+-[0-9]+$ ]] || fail "TYPE=$TYPE: not like v6e-16;" \
+    "launch/tpu_vm.sh types prints them"
+  [[ ${CREATE_FLAGS:-} != *--node-count* ]] || fail "CREATE_FLAGS:" \
+    "--node-count: several slices are not supported"
+  say "$TYPE is $(chips) chips on $(hosts) hosts"
+}
+
+software() {
+  case $TYPE in
+    v6e-*) echo v2-alpha-tpuv6e ;;
+    v5p-*) echo v2-alpha-tpuv5 ;;
+    v5litepod-*) echo v2-alpha-tpuv5-lite ;;
+    *) echo tpu-ubuntu2204-base ;;
+  esac
+}

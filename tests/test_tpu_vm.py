@@ -1,0 +1,444 @@
+"""launch/tpu_vm.sh and the scripts that it runs on hosts, with a stand-in for
+gcloud."""
+
+import io
+import os
+import shlex
+import shutil
+import subprocess
+import tarfile
+import stat
+import time
+
+import pytest
+
+from tests import launching
+
+ROOT = launching.ROOT
+
+
+@pytest.fixture(name='launch')
+def _launch(tmp_path):
+  return launching.prepare(tmp_path)
+
+
+_TPUS = ['gcloud', 'compute', 'tpus']
+_WHERE = ['--project=p', '--zone=z', '--quiet']
+
+
+def _dry_run(launch, *arguments, **environment):
+  done = launch('tpu_vm.sh', '--dry-run', *arguments,
+                **launching.SLICE | environment)
+  assert done.returncode == 0, done.stderr
+  return [shlex.split(line) for line in done.stdout.splitlines()]
+
+
+def test_tpu_vm_dry_run(launch):
+  resource = _TPUS + ['queued-resources']
+  create = resource + [
+      'create', 'n', '--node-id=n', '--accelerator-type=v6e-8',
+      '--runtime-version=v2-alpha-tpuv6e']
+  asked, waits = _dry_run(launch, 'create')
+  assert asked == create + _WHERE
+  assert waits[:5] == resource + ['describe']
+  assert _dry_run(launch, 'create', SPOT='1')[0] == (
+      create + ['--spot'] + _WHERE)
+  assert _dry_run(launch, 'delete') == [
+      resource + ['delete', 'n', '--force'] + _WHERE]
+  ssh = _TPUS + ['tpu-vm', 'ssh', 'n']
+
+  def sent(line, worker):
+    *start, command = line[:8]
+    assert start == ssh + [f'--worker={worker}'] and line[8:] == _WHERE
+    return command.removeprefix('--command=')
+
+  [line] = _dry_run(launch, 'logs')
+  assert 'tail' in sent(line, 0)
+  [line] = _dry_run(launch, 'logs', 'all')
+  assert sent(line, 'all') == 'tepo/launch/tpu_host.sh logs'
+  [line] = _dry_run(launch, 'wait')
+  assert sent(line, 'all') == 'tepo/launch/tpu_host.sh report'
+  made, fetch = _dry_run(launch, 'fetch', 'runs/a/b')
+  assert made == ['mkdir', '-p', 'runs/a']
+  assert fetch[4:8] == ['scp', '--recurse', 'n:tepo/runs/a/b', 'runs/a']
+  lines = _dry_run(launch, 'watch', '--x')
+  assert lines[0] == create + _WHERE
+  assert sent(lines[-2], 'all') == 'tepo/launch/tpu_host.sh resume train --x '
+  [line] = _dry_run(launch, 'run', 'export', '--x')
+  assert sent(line, 'all') == 'tepo/launch/tpu_host.sh start export --x '
+  [line] = _dry_run(launch, 'stop')
+  assert sent(line, 'all') == 'tepo/launch/tpu_host.sh stop'
+  tar, copy, setup = _dry_run(launch, 'setup')
+  assert tar[0] == 'tar' and copy[4] == 'scp' and copy[6] == 'n:tepo.tgz'
+  assert '--worker=all' in copy
+  assert 'tepo/launch/setup.sh tpu' in sent(setup, 'all')
+  mount = sent(_dry_run(launch, 'setup', BUCKET='b')[-1], 'all')
+  assert 'gcsfuse --implicit-dirs' in mount
+  assert mount.endswith(' b tepo/bucket; }')
+  subprocess.run(['bash', '-n', '-c', mount], check=True)
+
+
+def test_flags_of_gcloud_pass_through(launch):
+  create, _ = _dry_run(
+      launch, 'create',
+      CREATE_FLAGS='--reserved --network=x --service-account=a@b')
+  assert create[-6:-3] == ['--reserved', '--network=x', '--service-account=a@b']
+  [line] = _dry_run(launch, 'stop', SSH_FLAGS='--internal-ip')
+  assert line[8:] == ['--internal-ip'] + _WHERE
+  for command in 'stop', 'setup':  # gcloud has it in alpha only
+    line = _dry_run(launch, command, SSH_FLAGS='--tunnel-through-iap')[-1]
+    assert line[:4] == ['gcloud', 'alpha', 'compute', 'tpus']
+    assert '--tunnel-through-iap' in line
+
+
+def test_variables_are_passed_on_but_not_shown(launch, tpu):
+  (launch.stubs / 'hosts').write_text('2')
+  assert tpu('create').returncode == tpu('setup').returncode == 0
+  done = tpu('run', '--x', HF_TOKEN='a secret', OTHER='1', PASS='OTHER')
+  assert done.returncode == 0, done.stderr
+  assert tpu('wait').returncode == 0
+  assert sorted(_lines(launch, 'hosts_log')) == [
+      f'w{host} with a token -m tepo_jax.train --x' for host in (0, 1)]
+  said = done.stdout + done.stderr + '\n'.join(_lines(launch, 'gcloud_log'))
+  assert 'secret' not in said
+  file = launch.stubs / 'host1/tepo.env'
+  assert 'export OTHER=1\n' in file.read_text()
+  assert stat.S_IMODE(file.stat().st_mode) == 0o600
+  assert 'wandb' not in _dry_run(launch, 'setup')[-1][7]
+  assert 'wandb' in _dry_run(launch, 'setup', WANDB_API_KEY='k')[-1][7]
+
+
+def _lines(launch, name):
+  path = launch.stubs / name
+  return path.read_text().splitlines() if path.exists() else []
+
+
+def _does(launch, host, *what):
+  """What the program does on a host, start by start."""
+  (launch.stubs / f'does{host}').write_text(
+      ''.join(f'{line}\n' for line in what))
+
+
+def _creates(launch):
+  return sum(' create ' in line for line in _lines(launch, 'gcloud_log'))
+
+
+def test_setup_packs_the_users_files_but_no_results(launch):
+  packed = ['own_reward.py', 'tepo_jax/runs/x']
+  left = ['.venv/x', 'runs/x', 'bucket/x', 'train.0.log',
+          'tepo_jax/__pycache__/x']
+  for name in packed + left:
+    (launch.root / name).parent.mkdir(parents=True, exist_ok=True)
+    (launch.root / name).touch()
+  tar, *_ = _dry_run(launch, 'setup')
+  archive = subprocess.run(
+      [*tar[:2], '-', *tar[3:]], cwd=launch.root, check=True,
+      capture_output=True).stdout
+  names = {name.removeprefix('./') for name in tarfile.open(
+      fileobj=io.BytesIO(archive)).getnames()}
+  assert {*packed, 'launch/setup.sh'} <= names and not names & set(left)
+
+
+def _wait_for(holds):
+  deadline = time.monotonic() + 20
+  while not holds():
+    assert time.monotonic() < deadline
+    time.sleep(0.05)
+
+
+def test_tpu_vm_runs_the_program_on_a_host(launch, tmp_path):
+  """A shell runs the command that is sent to a host, with its arguments."""
+  arguments = ["--config.eval.sets=('x', 'y')", '--workdir=$(id)']
+  (*_, command, _, _, _), = _dry_run(launch, 'run', *arguments)
+  command = command.removeprefix('--command=')
+  host = tmp_path / 'host'
+  (host / 'tepo/.venv/bin').mkdir(parents=True)
+  shutil.copytree(ROOT / 'launch', host / 'tepo/launch')
+  python = host / 'tepo/.venv/bin/python'
+  python.write_text(
+      '#!/bin/bash\nprintf "%s|" "$TEPO_MULTIHOST" "$@"\n'
+      'trap "echo saved; exit 42" TERM\nwhile :; do sleep .1; done')
+  python.chmod(0o755)
+
+  def on_host(command):
+    return subprocess.run(['bash', '-c', command], cwd=host, text=True,
+                          capture_output=True, timeout=30)
+
+  assert on_host(command).returncode == 0
+  log = host / 'tepo/job.log'
+  _wait_for(lambda: '--workdir' in log.read_text())
+  assert log.read_text() == (
+      "1|-m|tepo_jax.train|--config.eval.sets=('x', 'y')|--workdir=$(id)|")
+  script = host / 'tepo/launch/tpu_host.sh'
+  assert '{1..30}' in script.read_text()  # seconds
+  script.write_text(script.read_text().replace('{1..30}', '1'))
+  again = on_host(command)
+  assert again.returncode == 2 and 'stop it first' in again.stderr
+  assert on_host(command.replace(' start ', ' resume ')).returncode == 0
+  assert on_host('tepo/launch/tpu_host.sh report').stdout.endswith(' running\n')
+  assert on_host('tepo/launch/tpu_host.sh stop').returncode == 0
+  _wait_for(lambda: log.read_text().endswith('saved\n'))
+  _wait_for((host / 'tepo/job.status').exists)
+  assert on_host('tepo/launch/tpu_host.sh report').stdout.endswith(' stopped\n')
+
+
+def test_addresses_in_a_bucket_are_passed_on_and_not_fetched(launch):
+  (*_, command, _, _, _), = _dry_run(
+      launch, 'run', '--config=c.py', '--workdir=gs://b/a run')
+  assert command.endswith('train --config=c.py --workdir=gs://b/a\\ run ')
+  done = launch('tpu_vm.sh', '--dry-run', 'fetch', 'gs://b/x',
+                **launching.SLICE)
+  assert done.returncode == 2 and not done.stdout
+  assert done.stderr.endswith(': gcloud storage cp -r gs://b/x .\n')
+
+
+@pytest.fixture(name='tpu')
+def _tpu(launch):
+  return launching.make_slice(launch)
+
+
+# What gcloud prints without a login, an API, a project's permission, a zone.
+@pytest.mark.parametrize('text', [
+    'ERROR: (gcloud.compute.tpus.queued-resources.describe) You do not '
+    'currently have an active account selected.',
+    'ERROR: (gcloud.compute.tpus.queued-resources.describe) PERMISSION_DENIED: '
+    'Cloud TPU API has not been used in project p before or it is disabled.',
+    "ERROR: (gcloud.compute.tpus.queued-resources.describe) PERMISSION_DENIED: "
+    "Permission denied on 'locations/z' (or it may not exist)."])
+def test_what_gcloud_refuses_is_shown_and_not_asked_again(launch, tpu, text):
+  (launch.stubs / 'errors').write_text(f'{text}\n' * 30)
+  done = tpu('create')
+  assert done.returncode == 2 and text in done.stderr
+  assert len(_lines(launch, 'gcloud_log')) == 1
+
+
+_UNREACHED = ('ERROR: gcloud crashed (ConnectionError): HTTPSConnectionPool('
+              "host='tpu.googleapis.com', port=443): Max retries exceeded\n")
+
+
+def test_a_lost_connection_is_repeated_but_not_for_ever(launch, tpu):
+  errors = launch.stubs / 'errors'
+  errors.write_text(2 * _UNREACHED)
+  done = tpu('create')
+  assert done.returncode == 0, done.stderr
+  assert done.stderr.count('gcloud does not reach Google') == 2
+  assert _creates(launch) == 1
+  errors.write_text(1000 * _UNREACHED)
+  done = tpu('create', PAUSE='0')
+  assert done.returncode == 2 and 'Max retries exceeded' in done.stderr
+
+
+def test_a_slice_that_is_taken_away_is_made_again(launch, tpu):
+  _does(launch, 0, 'taken', 'preempted')
+  done = tpu('watch', '--workdir=bucket/a run')
+  assert done.returncode == 0, done.stderr
+  assert launch.log() == 3 * [
+      '1 -m tepo_jax.train --workdir=bucket/a run']
+  assert done.stderr.count('n was taken away') == 2
+  assert '(SUSPENDED)' in done.stderr and '(PREEMPTED)' in done.stderr
+  # The program's own failure is none of the slice's, and neither is a lost
+  # connection.
+  made = _creates(launch)
+  (launch.stubs / 'errors').write_text(_UNREACHED)
+  done = tpu('watch', '--config.seed=7')
+  assert done.returncode == 1 and len(launch.log()) == 1
+  assert _creates(launch) == made
+  assert 'taken away' not in done.stderr
+  assert 'and its 8 chips are billed (about $21 an hour' in done.stderr
+
+
+def test_waiting_ends_with_the_slice_s_node(launch, tpu):
+  """The queued resource stays ACTIVE when its node is preempted."""
+  assert tpu('create').returncode == tpu('setup').returncode == 0
+  _does(launch, 0, 'preempted')
+  assert tpu('run', '--x').returncode == 0
+  done = tpu('wait')
+  assert done.returncode == 42 and 'n is PREEMPTED' in done.stderr
+
+
+def test_an_interrupted_program_is_started_again(launch, tpu):
+  assert tpu('create').returncode == tpu('setup').returncode == 0
+  _does(launch, 0, 42)
+  assert tpu('run', '--x').returncode == 0
+  done = tpu('wait')
+  assert done.returncode == 42
+  assert 'interrupted: the same run resumes' in done.stderr
+  _does(launch, 0, 42, 42)
+  made = _creates(launch)
+  done = tpu('watch', '--x')
+  assert done.returncode == 0, done.stderr
+  assert len(launch.log()) == 4 and _creates(launch) == made
+
+
+def test_a_stopped_program_is_not_started_again(launch, tpu):
+  _does(launch, 0, 'save')
+  with subprocess.Popen(
+      [launch.root / 'launch/tpu_vm.sh', 'watch', '--x'], env=os.environ | {
+          'PATH': f'{launch.stubs}:{os.environ["PATH"]}', 'PAUSE': '.1',
+          'STUBS': str(launch.stubs)} | launching.SLICE,
+      stderr=subprocess.PIPE, text=True) as watch:
+    _wait_for(lambda: _lines(launch, 'hosts_log'))
+    assert tpu('stop').returncode == 0
+    assert watch.wait(20) == 42, watch.stderr.read()
+  assert len(launch.log()) == 1
+
+
+def test_a_host_that_was_restarted_joins_again(launch, tpu):
+  """Its supervisor is gone, without a status; that of the other host waits."""
+  (launch.stubs / 'hosts').write_text('2')
+  _does(launch, 0, 'wait')
+  _does(launch, 1, 'restart', 'go')
+  done = tpu('watch', '--x')
+  assert done.returncode == 0, done.stderr
+  starts = [line.split()[0] for line in _lines(launch, 'hosts_log')]
+  assert sorted(starts) == ['w0', 'w1', 'w1']
+  assert _creates(launch) == 1
+
+
+def test_the_host_that_failed_says_why(launch, tpu):
+  (launch.stubs / 'hosts').write_text('2')
+  _does(launch, 0, 'wait')
+  _does(launch, 1, 1)
+  assert tpu('create').returncode == tpu('setup').returncode == 0
+  assert tpu('run', '--x').returncode == 0
+  done = tpu('wait')
+  (launch.stubs / 'go').touch()
+  assert done.returncode == 1
+  assert 't1v-n-w-1: error: status 1 of host 1' in done.stderr
+  assert 'status 1; see launch/tpu_vm.sh logs all, and /tmp/tpu_logs' in (
+      done.stderr)
+
+
+def test_a_sick_host_s_slice_is_made_anew(launch, tpu):
+  """After five restarts of its supervisor; three times at most."""
+  (launch.stubs / 'hosts').write_text('2')
+  _does(launch, 1, *6 * [3])
+  _does(launch, 0, 'wait', 'go')
+  done = tpu('watch', '--x')
+  assert done.returncode == 0, done.stderr
+  assert 'making the slice anew (1 of 3)' in done.stderr
+  assert _creates(launch) == 2
+  (launch.stubs / 'hosts').write_text('1')
+  _does(launch, 0, *30 * [3])
+  done = tpu('watch', '--x')
+  assert done.returncode == 3 and _creates(launch) == 5
+
+
+_FAILED = 'FAILED\t8\t'
+_NO_CAPACITY = f'{_FAILED}There is no more capacity in the zone "z"; you can try'
+
+
+@pytest.mark.parametrize('state, said', [
+    (f'{_FAILED}Quota limit TPUV6EPerProjectPerZoneForTPUAPI has been exceeded.',
+     'Quota limit TPUV6E'),
+    ("FAILED\t7\tPermission 'tpu.nodes.create' denied.", 'tpu.nodes.create'),
+    ('FAILED\t3\tRuntime version is invalid.', 'is invalid')])
+def test_watch_stops_if_the_request_is_refused(launch, tpu, state, said):
+  (launch.stubs / 'creates').write_text(f'{state}\n' * 30)
+  done = tpu('watch', '--x')
+  assert done.returncode == 2 and _creates(launch) == 1
+  assert f'there will be no slice: {state.split(chr(9))[2]}' in done.stderr
+  assert said in done.stderr and 'taken away' not in done.stderr
+
+
+def test_watch_waits_longer_and_longer_for_capacity(launch, tpu):
+  (launch.stubs / 'creates').write_text(3 * f'{_NO_CAPACITY}\n')
+  sleep = launch.stubs / 'sleep'
+  sleep.write_text('#!/bin/bash\necho "$1" >>"$STUBS/slept"\n'
+                   'exec /bin/sleep .05\n')
+  sleep.chmod(0o755)
+  done = tpu('watch', '--x', PAUSE='3')
+  assert done.returncode == 0, done.stderr
+  assert _creates(launch) == 4
+  assert done.stderr.count('n is FAILED: There is no more capacity') == 3
+  assert [n for n in _lines(launch, 'slept') if int(n) > 3] == ['6', '12']
+
+
+def test_a_host_whose_setup_fails_is_tried_again(launch, tpu):
+  (launch.stubs / 'hosts').write_text('2')
+  assert tpu('create').returncode == 0
+  down = launch.stubs / 'host1/down'
+  down.touch()
+  done = tpu('setup')
+  assert done.returncode == 2
+  assert done.stderr.count('trying again') == 4
+  assert 'its 8 chips are billed (about $21 an hour at list price) until you ' \
+      'run launch/tpu_vm.sh delete' in done.stderr
+  down.unlink()
+  assert tpu('setup').returncode == 0
+
+
+def test_programs_run_on_a_slice_one_after_the_other(launch, tpu):
+  assert tpu('create').returncode == tpu('setup').returncode == 0
+  assert tpu('run', 'evaluate', '--out=runs/e').returncode == 0
+  (launch.stubs / 'errors').write_text(2 * _UNREACHED)
+  assert tpu('wait').returncode == 0
+  assert tpu('fetch', 'runs/e').returncode == 0
+  assert (launch.root / 'runs/e/results.json').read_text() == 'done\n'
+  assert tpu('run', '--config.seed=7').returncode == 0
+  assert tpu('wait').returncode == 1
+  assert launch.log() == ['1 -m tepo_jax.evaluate --out=runs/e',
+                          '1 -m tepo_jax.train --config.seed=7']
+
+
+def test_tpu_vm_waits_for_the_slice(launch, tpu):
+  (launch.stubs / 'creates').write_text('WAITING_FOR_RESOURCES\n')
+  with subprocess.Popen(
+      [launch.root / 'launch/tpu_vm.sh', 'create'], env=os.environ | {
+          'PATH': f'{launch.stubs}:{os.environ["PATH"]}', 'PAUSE': '.1',
+          'STUBS': str(launch.stubs)} | launching.SLICE,
+      stderr=subprocess.PIPE, text=True) as create:
+    for line in 'v6e-8 is 8 chips on 1 hosts', 'n is WAITING_FOR_RESOURCES':
+      assert create.stderr.readline() == f'launch/tpu_vm.sh: {line}\n'
+    (launch.stubs / 'state').write_text('ACTIVE\n')
+    assert create.stderr.readline().endswith('n is ACTIVE\n')
+    assert create.wait(20) == 0
+  (launch.stubs / 'state').write_text('FAILED\t13\tInternal error\n')
+  done = tpu('create')
+  assert done.returncode == 2 and 'FAILED: Internal error' in done.stderr
+  assert _creates(launch) == 1
+
+
+@pytest.mark.parametrize('arguments, without, said', [
+    ((), '', 'usage'), (('fly',), '', 'usage'), (('create', 'x'), '', "'x'"),
+    (('run',), '', 'arguments'), (('run', 'evaluate'), '', 'arguments'),
+    (('watch', '--x'), 'TYPE', 'TYPE is not set'),
+    (('fetch',), '', 'path'), (('logs', 'x'), '', 'logs takes'),
+    (('create',), 'ZONE', 'ZONE is not set'),
+    (('create',), 'TYPE', 'TYPE is not set')])
+def test_tpu_vm_refuses(launch, arguments, without, said):
+  environment = {k: v for k, v in launching.SLICE.items() if k != without}
+  done = launch('tpu_vm.sh', '--dry-run', *arguments, **environment)
+  assert done.returncode == 2 and said in done.stderr
+  assert not done.stdout and done.stderr.count('\n') == 1
+
+
+@pytest.mark.parametrize('type_, said', [
+    ('v5e-8', 'v5litepod-8'), ('tpu7x-8', 'use GKE'), ('v7x-8', 'use GKE'),
+    ('v6e', 'not like v6e-16')])
+def test_tpu_vm_refuses_a_type(launch, type_, said):
+  done = launch('tpu_vm.sh', '--dry-run', 'create', **launching.SLICE | {
+      'TYPE': type_})
+  assert done.returncode == 2 and said in done.stderr
+
+
+def test_tpu_vm_refuses_several_slices(launch):
+  done = launch('tpu_vm.sh', '--dry-run', 'create', **launching.SLICE,
+                CREATE_FLAGS='--node-count=2')
+  assert done.returncode == 2 and 'several slices' in done.stderr
+
+
+def test_types_are_counted_in_chips_and_hosts(launch):
+  done = launch('tpu_vm.sh', 'types')
+  assert done.returncode == 0, done.stderr
+  rows = {line.split()[0]: line.split(maxsplit=4)
+          for line in done.stdout.splitlines()[1:]}
+  for name, chips, hosts, topology in [
+      ('v6e-8', '8', '1', 'v6e:2x4'), ('v6e-16', '16', '4', 'v6e:4x4'),
+      ('v5p-8', '4', '1', 'v5p:2x2x1'), ('v5p-32', '16', '4', 'v5p:2x2x4'),
+      ('v5litepod-8', '8', '1', 'v5e:2x4')]:
+    assert rows[name][1:4] == [chips, hosts, topology]
+  assert rows['v6e-16'][4].startswith('Qwen2.5-7B')
+  assert rows['v6e-16'][4].endswith(': 105 s')
+  assert 'qwen2_5_0_5b: 12 s' in rows['v6e-1'][4]
+  assert rows['v5p-32'][4] == 'R1-Distill-Llama-8B: 119 s'
