@@ -1,13 +1,14 @@
 r"""Evaluates a model or a checkpoint on the config's evaluation sets.
 
   python -m tepo_jax.evaluate --config=configs/tiny.py:tepo \
-      --checkpoint=DIR --out=DIR
+      --checkpoint=DIR [--step=N] --out=DIR
 
 --checkpoint is a Hugging Face folder, or the workdir of a training run, whose
-last checkpoint is used; without it, config.model is evaluated. Writes
-results.json and samples.jsonl to --out, and prints accuracies with their
-intervals. If it is killed, or stopped by SIGTERM (status 42), the same command
-resumes it; the results are the same. On several hosts (TEPO_MULTIHOST=1) all take part, and the first writes.
+last checkpoint is used, or that of rollout step N; without it, config.model is
+evaluated. Writes results.json and samples.jsonl to --out, and prints accuracies
+with their intervals. If it is killed, or stopped by SIGTERM (status 42), the
+same command resumes it; the results are the same. On several hosts
+(TEPO_MULTIHOST=1) all take part, and the first writes.
 """
 
 import collections
@@ -41,6 +42,8 @@ _CONFIG = cli.DEFINE_config()
 _CHECKPOINT = flags.DEFINE_string(
     'checkpoint', None, 'A Hugging Face folder or the workdir of a run; by '
     'default config.model.')
+_STEP = flags.DEFINE_integer(
+    'step', None, 'Rollout step of the checkpoint; by default the last.')
 _OUT = flags.DEFINE_string(
     'out', None, 'Folder for results.json and samples.jsonl, new or of the '
     'same evaluation.', required=True)
@@ -70,7 +73,10 @@ def evaluate(config: ml_collections.ConfigDict, out: files.Path) -> None:
   if checkpoints.is_dir():
     with contextlib.closing(
         checkpoint_lib.Checkpointer(checkpoints, read_only=True)) as saved:
-      step = restore.latest_step(saved)
+      step = restore.latest_step(saved) if _STEP.value is None else _STEP.value
+  elif _STEP.value is not None:
+    raise errors.InputError(
+        f'--step={_STEP.value}: {folder} is not the workdir of a run')
   samples = evaluation_lib.SampleFile(out, _identity(config, folder, step))
   processes.on_first(samples.check)
   if checkpoints.is_dir():

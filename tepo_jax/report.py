@@ -7,8 +7,9 @@ r"""Reports on runs: an HTML page with figures and tokens; the paper's tables.
   python -m tepo_jax.report --map=FILE [--runs=runs/a,runs/b] --out=DIR
 
 The first form writes DIR/report.html, which needs no network, and its figures
-as PNG and SVG. Runs may be finished, still running or broken; a pattern such as
-'runs/study/*' selects several. --inspect replays a rollout step and shows every
+as PNG and SVG. Runs may be finished, still running or broken; a folder that
+contains runs, or a pattern such as 'runs/study/*', selects several. Copies of a
+run count once. --inspect replays a rollout step and shows every
 sampled token with its ratio, entropy, mask and other values. --replay evaluates
 every method of the paper on the step's first and last minibatch. Both need the
 step's rollout and the checkpoint of the step before it (for step 1: the model);
@@ -44,8 +45,9 @@ from tepo_jax.tools.report import study
 from tepo_jax.tools.report import tables
 
 _RUNS = flags.DEFINE_list(
-    'runs', None, 'Folders of runs, comma-separated; patterns are expanded. '
-    'With --table: the folder that contains the runs (default: runs).')
+    'runs', None, 'Folders of runs, or folders that contain runs, '
+    'comma-separated; patterns are expanded. With --table: the folder that '
+    'contains the runs (default: runs).')
 _OUT = flags.DEFINE_string(
     'out', None, 'Folder for report.html and the figures. With --table or '
     '--compare: file to write to instead of stdout.')

@@ -208,6 +208,11 @@ COMMANDS = {
     'evaluate a file': ('evaluate', [TINY, '--out={tmp}/out',
                                      '--checkpoint={model}/config.json'],
                         'config.json'),
+    'evaluate a step of no run': (
+        'evaluate', [TINY, '--checkpoint={model}', '--step=1',
+                     '--out={tmp}/out'], '--step=1'),
+    'evaluate a step': ('evaluate', [TINY, '--checkpoint={run}', '--step=7',
+                                     '--out={tmp}/out'], 'of step 7'),
     'export no run': ('export', ['--workdir={model}', '--out={tmp}/out'],
                       'config.json'),
     'export nothing': ('export', ['--workdir=/nowhere', '--out={tmp}/out'],

@@ -107,6 +107,14 @@ def found(pattern: str) -> list[Path]:
   return list(map(path, sorted(names)))
 
 
+def below(folder: Path, name: str) -> list[Path]:
+  """The files of that name in a folder and in all folders below it, sorted;
+  links are not followed."""
+  if is_remote(folder):
+    return found(f'{folder}/**/{name}')
+  return sorted(folder.rglob(name))
+
+
 def is_remote(name: str | os.PathLike) -> bool:
   """Whether the file is in a bucket."""
   return os.fspath(name).startswith(SCHEME)

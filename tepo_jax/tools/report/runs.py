@@ -8,16 +8,19 @@ import dataclasses
 import glob
 import json
 import math
+import sys
 import time
 from typing import Any
 
 from configs import fields as fields_lib
 from tepo_jax import errors
+from tepo_jax.job import configuration
 from tepo_jax.runtime import files
 
 # The runs of one group may differ in these fields.
 SEED_FIELDS = frozenset({'seed', 'steps'})
 
+_FILES = 'config.json', 'metrics.jsonl'  # a run's folder has one at least
 _USED = {'seed': int, 'steps': int, 'method_name': str}  # of the config
 
 
@@ -60,11 +63,14 @@ class Seeds:
 def read(paths: Sequence[str]) -> list[Run]:
   """Reads the runs in these folders; expands patterns such as 'runs/tiny/*'.
 
+  Of a folder that is no run itself, it reads all runs below. Copies of a run
+  count once, see `_distinct`.
+
   Raises:
     errors.InputError: a path is not a folder, or no folder has a run.
   """
   folders = [folder for path in paths for folder in _expand(path)]
-  runs = list(map(_read, folders, _unique_names(folders)))
+  runs = _distinct(list(map(_read, folders, _unique_names(folders))))
   if not any(run.records for run in runs):
     raise errors.InputError(
         f'--runs={",".join(paths)}: no metrics.jsonl with a record')
@@ -72,13 +78,26 @@ def read(paths: Sequence[str]) -> list[Run]:
 
 
 def _expand(path):
-  folders = files.found(path)
-  if glob.has_magic(path):
-    folders = [f for f in folders if (f / 'config.json').exists()
-               or (f / 'metrics.jsonl').exists()]
-  if not folders or not all(folder.is_dir() for folder in folders):
+  is_pattern = glob.has_magic(path)
+  folders = [folder for folder in files.found(path)
+             if folder.is_dir() or not is_pattern]
+  found = [run for folder in folders for run in _at_or_below(folder)]
+  if is_pattern:
+    found = list(filter(_is_run, found))
+  if not found or not all(folder.is_dir() for folder in folders):
     raise errors.InputError(f'--runs: {path} is not the folder of a run')
-  return folders
+  return found
+
+
+def _is_run(folder):
+  return any((folder / name).exists() for name in _FILES)
+
+
+def _at_or_below(folder):
+  """The folder if it is a run, or has none below; else all runs below it."""
+  if _is_run(folder):
+    return [folder]
+  return [file.parent for file in files.below(folder, _FILES[1])] or [folder]
 
 
 def _unique_names(folders):
@@ -104,6 +123,58 @@ def _read(folder, name):
   return Run(name, folder, fields, records,
              _lines(folder / 'environment.jsonl', notes, needed=False), notes,
              _state(folder, fields, records))
+
+
+# Two copies of a run have the same values of these, and of all evaluations.
+_COMPARED = 'reward', 'accuracy', 'entropy', 'grad_norm'
+
+
+def _distinct(runs):
+  """Leaves out copies, which would count as further seeds.
+
+  Runs of one config, seed, model and code are one run, whatever their folders
+  are called: training is deterministic. The longest counts. It has a note of
+  each other one, which is also printed to stderr: with the first step at which
+  the two differ, if they were resumed in different ways.
+  """
+  kept = {}
+  for run in sorted(runs, key=_last_step, reverse=True):  # stable
+    first = kept.setdefault(_identity(run), run)
+    if first is run:
+      continue
+    step = _first_difference(first, run)
+    note = f'{run.name} is left out: it is the same run (config, seed, code)'
+    if step is not None:
+      note = (f'conflict: {run.name} is left out: it has the same config, seed '
+              f'and code, but other results from step {step} on')
+    first.notes.append(note)
+    print(f'{first.name}: {note}', file=sys.stderr)
+  counted = {id(run) for run in kept.values()}
+  return [run for run in runs if id(run) in counted]
+
+
+def _last_step(run):
+  return run.records[-1]['step'] if run.records else -1
+
+
+def _identity(run):
+  """What copies of a run have in common."""
+  if run.fields is None:
+    return run.name
+  fixed = {name: value for name, value in run.fields.items()
+           if configuration.resume_rule(name) != fields_lib.FREE}
+  commit = run.starts[0].get('commit') if run.starts else None
+  return json.dumps([fixed, commit], sort_keys=True)
+
+
+def _first_difference(run, other):
+  """The first step whose results differ; None if there is none."""
+  results = [{record['step']: {
+      name: value for name, value in record.items()
+      if name in _COMPARED or name.startswith('eval/')}
+              for record in one.records} for one in (run, other)]
+  return min((step for step in results[0].keys() & results[1].keys()
+              if results[0][step] != results[1][step]), default=None)
 
 
 def _fields(folder, notes):

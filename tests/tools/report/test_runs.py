@@ -41,11 +41,48 @@ def test_broken_runs_are_read_with_notes(make_run, tmp_path):
 
 
 def test_patterns_are_expanded_and_names_are_unique(make_run, tmp_path):
-  for name in ('x/a', 'y/a', 'y/b'):
-    make_run(name, [record(1)])
+  for seed, name in enumerate(('x/a', 'y/a', 'y/b')):
+    make_run(name, [record(1)], seed=seed)
   (tmp_path / 'runs' / 'y' / 'logs').mkdir()
   found = runs.read([str(tmp_path / 'runs' / '*' / '*')])
   assert [run.name for run in found] == ['x/a', 'y/a', 'y/b']
+
+
+def test_a_folder_of_runs_stands_for_all_runs_below_it(make_run, tmp_path):
+  for seed, name in enumerate(('x/a', 'y/z/b')):
+    make_run(name, [record(1)], seed=seed)
+  (tmp_path / 'runs' / 'logs').mkdir()
+  for path in (tmp_path / 'runs', tmp_path / 'r*'):
+    assert [run.name for run in runs.read([str(path)])] == ['a', 'b']
+
+
+def test_a_copied_run_counts_once_and_the_longer_one(make_run, capsys):
+  paths = [make_run('short', [record(1)]),
+           make_run('seed 1', [record(1)], seed=1),
+           make_run('long', [record(1), record(2)], steps=9)]
+  found = runs.read(paths)
+  assert [run.name for run in found] == ['seed 1', 'long']
+  note = ('short is left out: it is the same run (config, seed, code)')
+  assert found[1].notes == [note] and not found[0].notes
+  assert capsys.readouterr().err == f'long: {note}\n'
+
+
+def test_copies_that_were_resumed_differently_are_a_conflict(make_run, capsys):
+  paths = [make_run('a', [record(1), record(2), record(3)]),
+           make_run('b', [record(1), record(2, reward=0.5)])]
+  [run] = runs.read(paths)
+  assert run.name == 'a' and run.notes == [
+      'conflict: b is left out: it has the same config, seed and code, but '
+      'other results from step 2 on']
+  assert 'conflict: b' in capsys.readouterr().err
+
+
+def test_runs_of_two_commits_are_not_copies(make_run):
+  paths = [make_run('a', [record(1)]), make_run('b', [record(1)])]
+  for commit, path in zip('12', paths):
+    (pathlib.Path(path) / 'environment.jsonl').write_text(json.dumps(
+        {'step': 0, 'commit': commit}) + '\n')
+  assert len(runs.read(paths)) == 2
 
 
 @pytest.mark.parametrize('path', ['nowhere', 'no*where'])
