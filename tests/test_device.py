@@ -48,7 +48,7 @@ def test_products(dtype, limit):
   """Relative error of a product, which TF32 or a bfloat16 pass would break."""
   x = np.random.default_rng(0).normal(size=(512, 512)).astype(dtype)
   mesh = mesh_lib.make({'data': 1, 'fsdp': 1, 'tensor': 1}, jax.devices()[:1])
-  found = np.asarray(jax.jit(mesh_lib.under_rules(
+  found = np.asarray(jax.jit(mesh_lib.on_mesh(
       mesh, lambda a: a @ a.T, dtype=dtype))(x), np.float64)
   wanted = x.astype(np.float64) @ x.T.astype(np.float64)
   assert np.linalg.norm(found - wanted) < limit * np.linalg.norm(wanted)

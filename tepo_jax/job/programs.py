@@ -277,7 +277,7 @@ def compiled(mesh: jax.sharding.Mesh, function: Callable, dtype: str,
 
   collectives: 'auto' or of COLLECTIVES, for TPUs.
   """
-  return jax.jit(mesh_lib.under_rules(mesh, function, dtype=dtype),
+  return jax.jit(mesh_lib.on_mesh(mesh, function, dtype=dtype),
                  compiler_options=compiler_options(mesh, collectives),
                  **options)
 

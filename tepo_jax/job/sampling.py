@@ -73,8 +73,8 @@ def make(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
 
   def jit(function, **options):
     # Without `programs.compiled`'s options: they halve the speed on a CPU.
-    return jax.jit(mesh_lib.under_rules(
-        mesh, function, mesh_lib.DECODE_RULES, model.dtype), **options)
+    return jax.jit(
+        mesh_lib.on_mesh(mesh, function, model.dtype), **options)
 
   def empty(slots, columns, index):
     return cache_lib.init_cache(

@@ -33,6 +33,7 @@ from tepo_jax.learning import objective
 from tepo_jax.policy import lora
 from tepo_jax.policy import scoring
 from tepo_jax.policy import transformer
+from tepo_jax.runtime import mesh as mesh_lib
 
 
 @flax.struct.dataclass
@@ -59,7 +60,7 @@ class OldPolicy:
     """Hidden states [R, S, D] of a microbatch, and the head's weight."""
     hidden_RSD = jax.lax.dynamic_index_in_dim(
         self.states_RKSD, self.first + m, axis=1, keepdims=False)
-    return transformer.constrain(
+    return mesh_lib.constrain(
         hidden_RSD, ('batch', None, None)), self.weight
 
 

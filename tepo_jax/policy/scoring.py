@@ -23,6 +23,7 @@ from tepo_jax.policy import ops as ops_lib
 from tepo_jax.policy import padding as padding_lib
 from tepo_jax.policy import prompt_sharing
 from tepo_jax.policy import transformer
+from tepo_jax.runtime import mesh as mesh_lib
 
 
 @flax.struct.dataclass
@@ -160,21 +161,21 @@ class _Head:
 
   def weight(self, stored):
     """The weight in the compute dtype, sharded by vocabulary only."""
-    return transformer.constrain(
+    return mesh_lib.constrain(
         stored.astype(self.dtype), self.weight_axes[1:])
 
   def logits(self, hidden_MD, weight):
     """z / temperature, float32 [M, V]."""
     logits_MV = padding_lib.without_padding(
         self.vocab_size, ops_lib.logits(hidden_MD, weight, self.tied))
-    return transformer.constrain(
+    return mesh_lib.constrain(
         logits_MV / self.temperature, ('batch', 'vocab'))
 
   def weight_gradient(self, hidden_MD, d_z_MV):
     """Each row shard's summand, float32 [n, V, D] or [n, D, V]."""
     pair = (d_z_MV, hidden_MD) if self.tied else (hidden_MD, d_z_MV)
     by_shard = (x.reshape(self.shards, -1, x.shape[-1]) for x in pair)
-    return transformer.constrain(
+    return mesh_lib.constrain(
         jnp.einsum('nMI,nMO->nIO', *by_shard,
                    preferred_element_type=jnp.float32), self.weight_axes)
 
@@ -205,7 +206,7 @@ class _Head:
   def flat(self, x_Rw):
     """[R, w, ...] -> [M, ...]."""
     x = x_Rw.reshape(-1, *x_Rw.shape[2:])
-    return transformer.constrain(x, ('batch',) + (None,) * (x.ndim - 1))
+    return mesh_lib.constrain(x, ('batch',) + (None,) * (x.ndim - 1))
 
   def put(self, into_RC, x_M, index):
     """Writes the values of chunk `index`, [M]."""
@@ -315,15 +316,15 @@ def _score_backward(head, residuals, cotangents):
             (kept, cotangents)))
     d_hidden_MD = jax.lax.dot_general(
         d_z_MV, weight, (((1,), (0 if head.tied else 1,)), ((), ())))
-    d_hidden_RwD = transformer.constrain(
+    d_hidden_RwD = mesh_lib.constrain(
         d_hidden_MD.reshape(*column_Rw.shape, -1), by_rows)
     return (jax.vmap(_set)(d_hidden_RSD, column_Rw, d_hidden_RwD),
             d_weight + head.weight_gradient(hidden_MD, d_z_MV))
 
   carry = chunk(0, (
-      transformer.constrain(jnp.zeros(hidden_RSD.shape, head.dtype), by_rows),
+      mesh_lib.constrain(jnp.zeros(hidden_RSD.shape, head.dtype), by_rows),
       # Summed over the shards after the loop.
-      transformer.constrain(
+      mesh_lib.constrain(
           jnp.zeros((head.shards, *stored.shape), jnp.float32),
           head.weight_axes)), logits)
   d_hidden_RSD, d_weight = jax.lax.fori_loop(1, used, chunk, carry)

@@ -63,7 +63,7 @@ def run(config: Any, axes: Any, make_layer: Callable, params: Any,
         x_MD, 'tokens', size=x_BSD.shape[0] * x_BSD.shape[1]
     ).reshape(x_BSD.shape)
 
-  return mesh_lib.by_device(
+  return mesh_lib.per_device(
       layers, (('batch', None, None), axes,
                jax.tree.map(lambda _: ('batch', None), rows)),
       x_BSD, _with_kernels_cast(config, params), rows)

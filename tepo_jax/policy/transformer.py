@@ -155,11 +155,6 @@ def logits(config: ModelConfig, params, hidden):
       *hidden.shape[:-1], -1)
 
 
-def constrain(x, axes):
-  """Shards x by logical axis names, where `mesh.under_rules` sets rules."""
-  return nn.with_logical_constraint(x, axes)
-
-
 @flax.struct.dataclass
 class _Columns:
   """What the layers need besides hidden states; the last two with a cache.
@@ -263,7 +258,7 @@ class _Layer(nn.Module):
     v_BSKH = heads('v', 'kv_heads', config.num_kv_heads)
     if config.kv_copies > 1:
       k_BSKH, v_BSKH = (
-          constrain(jnp.repeat(x, config.kv_copies, axis=2),
+          mesh_lib.constrain(jnp.repeat(x, config.kv_copies, axis=2),
                     ('batch', None, 'kv_heads', None))
           for x in (k_BSKH, v_BSKH))
     return q_BSNH, k_BSKH, v_BSKH
@@ -379,7 +374,7 @@ def _attend(config: ModelConfig, layer, q_BSNH, k_BTKH, v_BTKH, position_BS,
 
 
 def _by_rows(x_MD):
-  return constrain(x_MD, ('batch', None))
+  return mesh_lib.constrain(x_MD, ('batch', None))
 
 
 def _boxed(config: ModelConfig, key: jax.Array):

@@ -9,13 +9,10 @@ vocabulary, heads and feed-forward width.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-import contextlib
-import contextvars
 import functools
 import math
 from typing import Any
 
-from flax import linen as nn
 import jax
 from jax.experimental import mesh_utils
 from jax.experimental import multihost_utils
@@ -39,11 +36,6 @@ RULES = {
 # Decoding: every fsdp shard holds complete weights, so that no decode step has
 # to gather them.
 DECODE_RULES = {**RULES, 'embed': None}
-
-# (mesh, rules) of the `under_rules` function that is being traced.
-_IN_FORCE = contextvars.ContextVar('in force', default=None)
-# The same of the `by_device` function that is being traced.
-_BY_DEVICE = contextvars.ContextVar('by device', default=None)
 
 
 def make(
@@ -132,20 +124,20 @@ def platform(mesh: jax.sharding.Mesh) -> str:
   return mesh.devices.flat[0].platform
 
 
-def under_rules(mesh: jax.sharding.Mesh, function: Callable, rules=RULES,
-                dtype: str | None = None) -> Callable:
-  """Wraps `function` so that tracing it applies the rules on this mesh.
+def on_mesh(mesh: jax.sharding.Mesh, function: Callable,
+            dtype: str | None = None) -> Callable:
+  """Wraps `function` so that it is traced on this mesh.
 
-  Inside, flax's with_logical_constraint and `per_device` take effect; without
-  it neither does anything. If `dtype` is float32, so are products: a TPU would
-  round their factors to bfloat16, a GPU to TF32. A CPU never does.
+  The functions below find it, and what cuts arrays along each of its axes, in
+  `jax.sharding.get_abstract_mesh()`: XLA (the axis is Auto), guided by
+  `constrain`, or a `shard_map` (Manual). On no mesh, arrays are whole.
+  If `dtype` is float32, so are products: a TPU would round their factors to
+  bfloat16, a GPU to TF32. A CPU never does.
   """
   exact = dtype == 'float32' and platform(mesh) != 'cpu'
   @functools.wraps(function)
   def wrapped(*args, **kwargs):
-    # Without an abstract mesh, flax drops the constraints.
     with (jax.sharding.use_abstract_mesh(mesh.abstract_mesh),
-          _in_force(mesh, rules),
           jax.default_matmul_precision('highest' if exact else None)):
       return function(*args, **kwargs)
 
@@ -160,39 +152,22 @@ def _name(function):
   return function.__name__
 
 
-@contextlib.contextmanager
-def _in_force(mesh, rules):
-  token = _IN_FORCE.set((mesh, rules))
-  try:
-    with nn.logical_axis_rules(
-        [(name, axes) for name, axes in rules.items() if name is not None]):
-      yield
-  finally:
-    _IN_FORCE.reset(token)
-
-
 def by_batch_shard(mesh: jax.sharding.Mesh, function: Callable, in_axes,
                    out_axes) -> Callable:
-  """Runs `function` on every shard of the batch in parallel.
+  """Runs `function` on every shard of the batch in parallel, within `on_mesh`.
 
-  Shards synchronise only in `total_over_batch`. Call it within `under_rules`,
-  whose rules also hold inside, except that `batch` is not sharded there;
-  `per_device` must not be used inside. In `in_axes` and `out_axes`, for
-  arguments and results or their subtrees, ('batch',) is sharded along axis 0,
-  () is replicated.
+  Shards synchronise only in `total_over_batch`; XLA partitions along `tensor`.
+  In `in_axes` and `out_axes`, for arguments and results or their subtrees,
+  ('batch',) is sharded along axis 0, () is replicated.
   """
   def specs(axes_tree):
     return jax.tree.map(lambda s: s.spec, shardings(mesh, axes_tree))
 
-  def local(*args):
-    _, rules = _IN_FORCE.get()
-    with _in_force(mesh, {**rules, 'batch': None}):
-      return function(*args)
-
-  local.__name__ = _name(function)
-  return jax.shard_map(
-      local, mesh=mesh, in_specs=specs(in_axes), out_specs=specs(out_axes),
+  by_shard = jax.shard_map(
+      function, mesh=mesh, in_specs=specs(in_axes), out_specs=specs(out_axes),
       axis_names=set(RULES['batch']), check_vma=False)
+  by_shard.__name__ = _name(function)
+  return by_shard
 
 
 def total_over_batch(x: jax.Array) -> jax.Array:
@@ -200,105 +175,100 @@ def total_over_batch(x: jax.Array) -> jax.Array:
   return jax.lax.psum(x, RULES['batch'])
 
 
-def shards(name: str) -> int:
-  """Number of shards of a logical axis, within `under_rules`; else 1."""
-  if _IN_FORCE.get() is None:
-    return 1
-  mesh, rules = _IN_FORCE.get()
-  return _parts(mesh, rules[name])
+def per_device(function: Callable, axes: Sequence[Any], *trees: Any
+               ) -> jax.Array:
+  """function(*trees), computed by each device on its own shards.
 
-
-def per_device(function: Callable, axes: Sequence[tuple[str | None, ...]],
-               *arrays: jax.Array) -> jax.Array:
-  """function(*arrays), computed by each device on its own shards.
-
-  For custom kernels, which XLA cannot partition. Without `under_rules`, on one
-  device or inside `by_device`, it is a plain call.
+  For custom kernels, which XLA cannot partition, and for functions in which
+  devices communicate by `gathered` and `summed`. A plain call on one device,
+  and inside itself.
 
   Args:
     function: of one shard per array; its result is sharded as the first array.
-    axes: logical names of each array's dimensions. A dimension that its mesh
-      axes do not divide is replicated.
+    axes: for each tree, the logical names of its arrays' dimensions. A
+      dimension that its mesh axes do not divide is replicated.
   """
-  if _IN_FORCE.get() is None or _IN_FORCE.get()[0].size == 1:
-    return function(*arrays)
-  return _on_shards(function, axes, *arrays)
-
-
-def by_device(function: Callable, axes: Sequence[Any], *trees: Any
-              ) -> jax.Array:
-  """As `per_device`, of trees, for functions in which devices communicate.
-
-  They do so in `gathered` and `summed`. `per_device` and flax's constraints
-  do nothing inside. Call it within `under_rules`.
-  """
-  in_force = _IN_FORCE.get()
-
-  def local(*trees):
-    here = _BY_DEVICE.set(in_force), _IN_FORCE.set(None)
-    try:
-      with nn.logical_axis_rules([]):
-        return function(*trees)
-    finally:
-      _BY_DEVICE.reset(here[0])
-      _IN_FORCE.reset(here[1])
-
-  return _on_shards(local, axes, *trees)
-
-
-def _on_shards(function, axes, *trees):
-  mesh, rules = _IN_FORCE.get()
+  mesh = jax.sharding.get_abstract_mesh()
+  if not mesh.auto_axes or mesh.size == 1:
+    return function(*trees)
 
   def spec(names, array):
     return jax.sharding.PartitionSpec(*(
-        None if size % _parts(mesh, rules[name]) else rules[name]
+        None if size % shards(name) else _for_xla(name)
         for name, size in zip(names, array.shape)))
 
   specs = tuple(jax.tree.map(spec, names, tree, is_leaf=_is_axes)
                 for names, tree in zip(axes, trees))
   return jax.shard_map(
-      function, mesh=mesh, in_specs=specs, out_specs=specs[0],
-      check_vma=False)(*trees)
+      function, in_specs=specs, out_specs=specs[0], check_vma=False)(*trees)
+
+
+def constrain(x: jax.Array, axes: Sequence[str | None]) -> jax.Array:
+  """Shards x, where XLA partitions it, by a logical name per dimension."""
+  if not jax.sharding.get_abstract_mesh().auto_axes:
+    return x
+  return jax.lax.with_sharding_constraint(
+      x, jax.sharding.PartitionSpec(*(_for_xla(name) for name in axes)))
+
+
+def shards(name: str | None) -> int:
+  """Number of shards into which XLA cuts a logical axis; 1 on no mesh."""
+  return _parts(jax.sharding.get_abstract_mesh(), _for_xla(name))
 
 
 def gathered(x: jax.Array, name: str, axis: int = 0,
              size: int | None = None) -> jax.Array:
-  """Inside `by_device`, joins the shards of x along an axis of this name.
+  """Inside `per_device`, joins the shards of x along an axis of this name.
 
   size: of the result, without the padding of `own_part` and `summed`; None:
   there is none. Elsewhere it returns x.
   """
-  if (mesh_axes := _axes_by_device(name)) is None:
+  if (mesh_axes := _cut(name)) is None:
     return x
   x = jax.lax.all_gather(x, mesh_axes, axis=axis, tiled=True)
   return x if size is None else jax.lax.slice_in_dim(x, 0, size, axis=axis)
 
 
 def summed(x: jax.Array, name: str) -> jax.Array:
-  """Inside `by_device`, this device's shard, along axis 0, of the sum of x over
-  the devices that share that axis; elsewhere x. Padded to equal shards."""
-  if (mesh_axes := _axes_by_device(name)) is None:
+  """Inside `per_device`, this device's shard, along axis 0, of the sum of x
+  over the devices that share that axis; elsewhere x. Padded to equal shards."""
+  if (mesh_axes := _cut(name)) is None:
     return x
-  return jax.lax.psum_scatter(_padded(x, mesh_axes), mesh_axes, tiled=True)
+  return jax.lax.psum_scatter(
+      _padded(x, jax.lax.axis_size(mesh_axes)), mesh_axes, tiled=True)
 
 
 def own_part(x: jax.Array, name: str, axis: int = 0) -> jax.Array:
-  """Inside `by_device`, this device's shard of an x that is whole along an axis
-  of this name; padded to equal shards."""
-  mesh_axes = _axes_by_device(name)
-  x = _padded(x, mesh_axes, axis)
-  size = x.shape[axis] // _parts(_BY_DEVICE.get()[0], mesh_axes)
+  """Inside `per_device`, this device's shard of an x that is whole along an
+  axis of this name; elsewhere x. Padded to equal shards."""
+  if (mesh_axes := _cut(name)) is None:
+    return x
+  parts = jax.lax.axis_size(mesh_axes)
+  x = _padded(x, parts, axis)
+  size = x.shape[axis] // parts
   return jax.lax.dynamic_slice_in_dim(
       x, jax.lax.axis_index(mesh_axes) * size, size, axis)
 
 
-def _axes_by_device(name):
-  return None if _BY_DEVICE.get() is None else _BY_DEVICE.get()[1][name]
+def _for_xla(name):
+  """The mesh axes of a logical axis if XLA partitions the function being traced
+  along them; else None."""
+  return _if_among(jax.sharding.get_abstract_mesh().auto_axes, RULES[name])
 
 
-def _padded(x, mesh_axes, axis=0):
+def _cut(name):
+  """The mesh axes of a logical axis if a `shard_map` has cut the arrays of the
+  function being traced along them; else None."""
+  return _if_among(jax.sharding.get_abstract_mesh().manual_axes, RULES[name])
+
+
+def _if_among(mesh_axes, axes):
+  return axes if axes and set(_as_tuple(axes)) <= set(mesh_axes) else None
+
+
+def _padded(x, parts, axis=0):
   widths = [(0, 0)] * x.ndim
-  widths[axis] = 0, -x.shape[axis] % _parts(_BY_DEVICE.get()[0], mesh_axes)
+  widths[axis] = 0, -x.shape[axis] % parts
   return jnp.pad(x, widths)
 
 
@@ -381,5 +351,8 @@ def _is_axes(node) -> bool:
 
 def _parts(mesh: jax.sharding.Mesh, axes: str | tuple[str, ...] | None) -> int:
   """Number of shards of a dimension that is mapped to these mesh axes."""
-  axes = (axes,) if isinstance(axes, str) else axes or ()
-  return math.prod(mesh.shape[axis] for axis in axes)
+  return math.prod(mesh.shape[axis] for axis in _as_tuple(axes))
+
+
+def _as_tuple(axes):
+  return (axes,) if isinstance(axes, str) else axes or ()

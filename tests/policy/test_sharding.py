@@ -63,7 +63,7 @@ def _real(params):
 
 
 def _on(mesh):
-  return jax.jit(mesh_lib.under_rules(mesh, _logits), static_argnums=0)
+  return jax.jit(mesh_lib.on_mesh(mesh, _logits), static_argnums=0)
 
 
 @pytest.fixture(scope='module')
@@ -124,7 +124,7 @@ def test_scores_ignore_the_padding(saved, rows, quick_compile):
 
   def evaluate(config, params):
     old_params = jax.tree.map(lambda x: 0.9 * x, params)
-    return jax.jit(mesh_lib.under_rules(mesh, jax.value_and_grad(
+    return jax.jit(mesh_lib.on_mesh(mesh, jax.value_and_grad(
         functools.partial(total, config), has_aux=True)))(params, old_params)
 
   (_, want), want_gradient = evaluate(MODEL, params)
@@ -169,7 +169,7 @@ def test_gradients_are_those_of_one_device(shape, remat, rows, quick_compile):
   assert cut.kv_copies == max(1, shape[2] // 2) and not cut.vocab_padding
   params = jax.device_put(
       params, mesh_lib.shardings(mesh, transformer.logical_axes(cut)))
-  compiled = jax.jit(mesh_lib.under_rules(mesh, jax.value_and_grad(
+  compiled = jax.jit(mesh_lib.on_mesh(mesh, jax.value_and_grad(
       functools.partial(loss, cut)))).lower(params).compile()
   # Between the products each device has its own tokens; or, with fsdp, its
   # part of the weights' gradients.
@@ -187,7 +187,7 @@ def test_padding_the_vocabulary_gathers_no_logits(saved, rows):
     hidden_BSD, _ = transformer.forward(config, params, token_BS, position_BS)
     return jax.nn.logsumexp(transformer.logits(config, params, hidden_BSD), -1)
 
-  compiled = jax.jit(mesh_lib.under_rules(mesh, top)).lower(
+  compiled = jax.jit(mesh_lib.on_mesh(mesh, top)).lower(
       params, *_put(mesh, rows)).compile().as_text()
   gathered = [line for line in compiled.splitlines() if 'all-gather(' in line]
   assert not any('61]' in line or '64]' in line for line in gathered), gathered

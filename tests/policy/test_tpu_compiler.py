@@ -36,7 +36,7 @@ def _compiled(mesh, backend, window=None, size=128):
 
   heads = functools.partial(
       rows, dtype=jnp.bfloat16, axes=('batch', None, 'heads', None))
-  return jax.jit(mesh_lib.under_rules(mesh, jax.grad(loss, (0, 1, 2)))).lower(
+  return jax.jit(mesh_lib.on_mesh(mesh, jax.grad(loss, (0, 1, 2)))).lower(
       heads(4, size), heads(2, size), heads(2, size), rows(), rows()).compile()
 
 

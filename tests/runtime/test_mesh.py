@@ -2,7 +2,6 @@
 
 import functools
 
-from flax import linen as nn
 import jax
 import numpy as np
 import optax
@@ -79,9 +78,9 @@ def test_logical_constraints_hold_under_the_rules():
   mesh = mesh_lib.make({'data': 1, 'fsdp': 2, 'tensor': 2})
 
   def function(x_MD):
-    return nn.with_logical_constraint(x_MD + 1, ('batch', None))
+    return mesh_lib.constrain(x_MD + 1, ('batch', None))
 
-  lowered = jax.jit(mesh_lib.under_rules(mesh, function)).lower(
+  lowered = jax.jit(mesh_lib.on_mesh(mesh, function)).lower(
       jax.ShapeDtypeStruct((8, 4), np.float32))
   constraint, = (line for line in lowered.as_text().splitlines()
                  if 'sharding_constraint' in line)
@@ -94,13 +93,13 @@ def test_shards_of_the_batch_compute_by_themselves():
 
   def function(scale, x_MD):
     inside.append(x_MD.shape)
-    x_MD = nn.with_logical_constraint(x_MD, ('batch', 'mlp'))
+    x_MD = mesh_lib.constrain(x_MD, ('batch', 'mlp'))
     return scale * x_MD, mesh_lib.total_over_batch(x_MD[0, 0])
 
   cut = mesh_lib.by_batch_shard(
       mesh, function, in_axes=((), ('batch',)), out_axes=(('batch',), ()))
   x_MD = np.arange(16, dtype=np.float32).reshape(4, 4)
-  scaled_MD, total = jax.jit(mesh_lib.under_rules(mesh, cut))(3., x_MD)
+  scaled_MD, total = jax.jit(mesh_lib.on_mesh(mesh, cut))(3., x_MD)
   np.testing.assert_array_equal(scaled_MD, 3 * x_MD)
   assert total == 0 + 8  # the first entries of rows 0 and 2
   assert set(inside) == {(2, 4)}
@@ -156,6 +155,6 @@ def test_compiled_functions_keep_their_name():
     return model * x
 
   partial = functools.partial(functools.partial(decode, 2))
-  assert mesh_lib.under_rules(mesh, partial).__name__ == 'decode'
+  assert mesh_lib.on_mesh(mesh, partial).__name__ == 'decode'
   shards = mesh_lib.by_batch_shard(mesh, partial, ((),), ())
-  assert mesh_lib.under_rules(mesh, shards).__name__ == 'decode'
+  assert mesh_lib.on_mesh(mesh, shards).__name__ == 'decode'

@@ -85,7 +85,7 @@ def test_long_packed_rows_on_a_mesh(monkeypatch):
   want, out = gradients(attention.attend_xla)(*arrays)
   monkeypatch.setattr(packed_attention, '_SHORT', 0)
   monkeypatch.setattr(packed_attention, '_BLOCK', 8)
-  got, packed = jax.jit(mesh_lib.under_rules(
+  got, packed = jax.jit(mesh_lib.on_mesh(
       mesh, gradients(packed_attention.attend)))(*arrays)
   assert packed.sharding.shard_shape(packed.shape) == (1, 21, 2, 8)
   for a, b in zip((*got, packed), (*want, out)):
