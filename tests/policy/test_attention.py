@@ -178,8 +178,10 @@ def test_splash_on_a_mesh_computes_each_device_s_own_part():
   arrays, position, segment = _sequences(4, 2, 8, True)
   mesh = mesh_lib.make(dict(data=1, fsdp=2, tensor=2))
   attend = functools.partial(_plain, window=4, backend='splash_interpreted')
-  rules = jax.jit(mesh_lib.on_mesh(mesh, attend))
-  got = rules(*arrays, position, position, segment_BS=segment)
+  *placed, position_BS, segment_BS = mesh_lib.put(
+      (*arrays, position, segment), mesh_lib.batch_sharding(mesh))
+  got = jax.jit(mesh_lib.on_mesh(mesh, attend))(
+      *placed, position_BS, position_BS, segment_BS=segment_BS)
   assert got.sharding.shard_shape(got.shape) == (1, 21, 2, 8)
   want = attend(*arrays, position, position, segment_BS=segment)
   np.testing.assert_allclose(
