@@ -230,13 +230,13 @@ def test_different(kind):
   assert not grades.with_verdict(DIFFERENT[kind], True)
 
 
-def test_what_would_take_long_is_left_undecided():
+def test_what_would_take_long_is_refused():
   """e^{-9999} demands most digits, with which each term takes a second."""
   terms = '+'.join(
       rf'\binom{{{n}+\pi}}{{\pi}}' for n in range(4900, 4886, -1))
   answer = rf'5+e^{{-9999}}+0\cdot({terms})'
   start = time.process_time()
-  assert grader.decide_quickly(answer, (grading.Reference('5'),))[0] is None
+  assert grader.decide_quickly(answer, (grading.Reference('5'),)) == (False, ())
   assert time.process_time() - start < 2
 
 

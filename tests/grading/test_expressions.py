@@ -123,7 +123,10 @@ def test_no_text_crashes_or_delays_parsing():
   for _ in range(4000):
     text, start = _noise(rng, references, pieces), time.process_time()
     reference = rng.choice(references)
-    nodes = [grader.read(answers.canonical(t)) for t in (reference, text)]
+    try:
+      nodes = [grader.read(answers.canonical(t)) for t in (reference, text)]
+    except expressions.TooLarge:
+      nodes = [None]
     if None not in nodes:
       assert comparison.same(*nodes) in (True, False, None)
       assert comparison.same(nodes[1], nodes[1]) in (True, None)

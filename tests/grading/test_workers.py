@@ -397,7 +397,8 @@ import os, resource, signal
 from tepo_jax import grading
 with grading.Grader(2) as grader:
   verdicts, counts = grader.grade(
-      [(r"\\boxed{{\\max(1,2)}}", ["2"]), (r"\\boxed{{\\max(1,2)}}", ["1"]),
+      [(r"\\boxed{{\\sum_{{k=1}}^2 k}}", ["3"]),
+       (r"\\boxed{{\\sum_{{k=1}}^2 k}}", ["1"]),
        (r"\\boxed{{2}}", ["2"])])
 right = verdicts == [True, False, True] and not any(counts.values())
 os._exit(7 if right else 8)
