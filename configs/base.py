@@ -47,6 +47,10 @@ FIELDS = dict(
     template=F('qwen_boxed', 'prompt template of data/prompts.py, or a '
                '.jinja file'),
     system=F(str, "system turn; None: the template's own; '': none"),
+    template_args=F(str, "arguments of the tokenizer's chat template, as "
+                    "'enable_thinking=False'"),
+    date=F(str, 'YYYY-MM-DD, the current date of chat templates that read the '
+           'clock; None: the day on which the run began'),
     max_prompt_tokens=F(2048, 'P; longer prompts are skipped and counted',
                         POSITIVE),
     limit=F(int, 'first N problems; None: all', POSITIVE),

@@ -28,6 +28,7 @@ from tepo_jax.job import evaluation as evaluation_lib
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import restore
 from tepo_jax.job import results as results_lib
+from tepo_jax.job import run_folder
 from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import sizes
@@ -77,6 +78,10 @@ def evaluate(config: ml_collections.ConfigDict, out: files.Path) -> None:
   elif _STEP.value is not None:
     raise errors.InputError(
         f'--step={_STEP.value}: {folder} is not the workdir of a run')
+  session_lib.fix_date(
+      config, session_lib.model_folder(run_folder.read_config(folder), folder)
+      if checkpoints.is_dir() else folder,
+      run_folder.saved_date(folder), evaluation_lib.saved_date(out))
   samples = evaluation_lib.SampleFile(out, _identity(config, folder, step))
   processes.on_first(samples.check)
   if checkpoints.is_dir():
@@ -118,8 +123,8 @@ def _checkpoint(config):
 def _identity(config, checkpoint, step):
   """The settings that determine the samples."""
   fields = fields_lib.flat(config)
-  kept = ('seed', 'data.template', 'data.system', 'data.max_prompt_tokens',
-          'compute.dtype')
+  kept = ('seed', 'data.template', 'data.system', 'data.template_args',
+          'data.date', 'data.max_prompt_tokens', 'compute.dtype')
   return {'checkpoint': str(checkpoint.resolve()), 'step': step} | {
       name: value for name, value in fields.items() if name in kept
       or name.startswith(('eval.', 'data.columns.')) and name != 'eval.period'}

@@ -3,16 +3,20 @@ r"""Exports the trained weights of a run as a Hugging Face folder.
   python -m tepo_jax.export --workdir=DIR [--step=N] [--adapter] --out=DIR
 
 The folder holds config.json, safetensors (fp32), the tokenizer and the
-generation config, for transformers' from_pretrained. The adapters of a LoRA run
+generation config, for transformers' from_pretrained; data.template_args become
+defaults of its chat template. The adapters of a LoRA run
 are merged in; with --adapter they are written alone, as a folder for peft.
 On several hosts (TEPO_MULTIHOST=1) each reads its part of the checkpoint, and
 the first one writes, one tensor at a time.
 """
 
+import functools
+
 from absl import flags
 
 from tepo_jax import cli
 from tepo_jax import errors
+from tepo_jax.data import chat_templates
 from tepo_jax.job import restore
 from tepo_jax.job import run_folder
 from tepo_jax.policy.huggingface import adapters
@@ -49,7 +53,11 @@ def export(out: files.Path) -> None:
     adapters.save(out, trained.model.lora, trained.params, trained.folder)
   else:
     folder, params = restore.restore_params(_WORKDIR.value, mesh, _STEP.value)
-    weights.save(out, weights.model_config(folder), params, source=folder)
+    arguments = run_folder.read_config(_WORKDIR.value).data.template_args
+    weights.save(
+        out, weights.model_config(folder), params, source=folder,
+        rewrite=arguments and functools.partial(
+            chat_templates.with_defaults, arguments=arguments))
   # The others wait until everything is uploaded.
   processes.on_first(print, f'exported {_WORKDIR.value} to {out}')
 

@@ -19,9 +19,9 @@ from tepo_jax import cli
 from tepo_jax import errors
 from tepo_jax.data import datasets
 from tepo_jax.data import embedded
-from tepo_jax.data import prompts
 from tepo_jax.job import configuration
 from tepo_jax.job import prompt_sets
+from tepo_jax.policy.huggingface import hub
 from tepo_jax.policy.huggingface import weights
 
 _CONFIG = cli.DEFINE_config()
@@ -35,17 +35,21 @@ _NAMED = 5  # rows or problems that are named for each reason
 def main() -> None:
   config = _CONFIG.value
   configuration.check(config, cli.overridden())
-  template = prompts.get(config.data.template, config.data.system)
+  template = prompt_sets.template(config)
   tokenizer = _tokenizer(config)
   print(f'data.template={config.data.template}: the grader looks for '
         f'{_STYLES[template.style]}; '
         + ('the tokenizer\'s chat template formats the turns'
            if template.is_chat and tokenizer.chat_template is not None else
-           'plain text, without a chat template'))
-  _show(prompt_sets.training(config, template, tokenizer), config, tokenizer)
+           'plain text, without a chat template')
+        + (f'; data.template_args={template.arguments}' if template.arguments
+           else ''))
+  rows = _embedding_rows(config)
+  _show(prompt_sets.training(config, template, tokenizer), config, tokenizer,
+        rows)
   for name in config.eval.sets if config.eval.period else ():
     _show(prompt_sets.evaluation(config, template, tokenizer, name), config,
-          tokenizer)
+          tokenizer, rows)
 
 
 def _tokenizer(config: ml_collections.ConfigDict):
@@ -58,8 +62,19 @@ def _tokenizer(config: ml_collections.ConfigDict):
     return weights.load_tokenizer(scratch)
 
 
+def _embedding_rows(config: ml_collections.ConfigDict) -> int | None:
+  """The size of the model's vocabulary, if the folder has a config.json."""
+  if config.model is None:
+    return None
+  folder = hub.folder(config.model, hub.TOKENIZER_FILES)
+  return (weights.model_config(folder).vocab_size
+          if (folder / 'config.json').is_file() else None)
+
+
 def _show(found: prompt_sets.PromptSet, config: ml_collections.ConfigDict,
-          tokenizer) -> None:
+          tokenizer, rows: int | None) -> None:
+  if rows is not None:
+    prompt_sets.check_vocabulary(found, tokenizer, rows, config.model)
   counts = [len(ids) for _, ids in found.short]
   print(f'\n{found.name}: {found.loaded.rows} rows, {len(counts)} prompts' + (
       f' of {min(counts)} to {max(counts)} tokens, median '

@@ -76,6 +76,8 @@ def train(config: ml_collections.ConfigDict, workdir: files.Path) -> None:
       config.model is None and not (folder / 'config.json').exists())
   open_model = (session_lib.open_unmade if is_unmade
                 else session_lib.open_folder)
+  if not is_unmade:
+    session_lib.fix_date(config, folder, run_folder.saved_date(workdir))
   with (lock_lib.FolderLock(workdir) as lock,
         open_model(config, folder) as session):
     run = _announced(config, session, workdir)

@@ -125,6 +125,8 @@ CONFIG = [
     ('data.name=/nowhere.jsonl', '/nowhere.jsonl'),
     ('data.template=plane', 'plane'),
     ('data.template=/nowhere.jinja', '/nowhere.jinja'),
+    ('data.template_args=thinking=False', 'has no argument thinking'),
+    ('data.date=today', 'not YYYY-MM-DD'),
     ('data.columns.problem=question', 'data.columns.problem'),
     ('data.columns.solution=answer', 'data.columns.solution'),
     ('model=/nowhere', '/nowhere'),

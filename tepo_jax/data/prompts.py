@@ -7,10 +7,12 @@ turns, so R1-distills and Qwen3 keep their thinking format.
 
 from collections.abc import Sequence
 import dataclasses
+import datetime
 import functools
 import re
 
 from tepo_jax import errors
+from tepo_jax.data import chat_templates
 from tepo_jax.data import problem as problem_lib
 from tepo_jax.grading import answers
 from tepo_jax.runtime import files
@@ -29,13 +31,16 @@ class Template:
   """`{problem}` is replaced by the problem; `style` is one of answers.STYLES.
 
   With is_chat=False the text itself is the prompt, for base models. If `file`
-  is given, `user` is its Jinja source instead.
+  is given, `user` is its Jinja source instead. `arguments` are the chat
+  template's, as Python writes them; `date` is what it reads as today's.
   """
   user: str
   style: str = 'boxed'
   system: str | None = None
   is_chat: bool = True
   file: str | None = None
+  arguments: str = ''
+  date: datetime.date | None = None
 
 
 TEMPLATES = {
@@ -70,15 +75,19 @@ TEMPLATES = {
 }
 
 
-def get(name: str, system: str | None = None) -> Template:
+def get(name: str, system: str | None = None, arguments: str | None = None,
+        date: str | None = None) -> Template:
   """Returns a template of TEMPLATES, or reads it from a file.
 
   Args:
     name: a key of TEMPLATES, or a .jinja file (see `_read`).
     system: replaces the template's system turn; '' leaves it out.
+    arguments: of the tokenizer's chat template, 'enable_thinking=False'.
+    date: YYYY-MM-DD, for a chat template that reads the clock; None: it does.
 
   Raises:
-    InputError: no such template, a bad file, or `system` without a chat.
+    InputError: no such template, a bad file, `system` or `arguments` without a
+      chat, or arguments or a date that cannot be read.
   """
   if name in TEMPLATES:
     template = TEMPLATES[name]
@@ -88,13 +97,22 @@ def get(name: str, system: str | None = None) -> Template:
     raise errors.InputError(
         f'no prompt template {name!r}; choose from {", ".join(TEMPLATES)}, or '
         f'give a {SUFFIX} file')
-  if system is None:
-    return template
-  if not template.is_chat:
-    raise errors.InputError(
-        f'data.system has no effect: data.template={name} is no chat, its text '
-        'is the whole prompt')
-  return dataclasses.replace(template, system=system or None)
+  for field, value in (('system', system), ('template_args', arguments)):
+    if value is not None and not template.is_chat:
+      raise errors.InputError(
+          f'data.{field} has no effect: data.template={name} is no chat, its '
+          'text is the whole prompt')
+  chat_templates.parsed_arguments(arguments or '')
+  return dataclasses.replace(
+      template, system=template.system if system is None else system or None,
+      arguments=arguments or '', date=date and _date(date))
+
+
+def _date(text):
+  try:
+    return datetime.date.fromisoformat(text)
+  except ValueError as error:
+    raise errors.InputError(f'data.date={text}: not YYYY-MM-DD') from error
 
 
 def _read(file: str) -> Template:
@@ -177,7 +195,8 @@ def _user_turn(template, problem):
     return template.user.replace('{problem}', problem.problem)
   row = problem.row or {}
   try:
-    return _compiled(template.user).render(problem=problem.problem, row=row)
+    with chat_templates.limited():
+      return _compiled(template.user).render(problem=problem.problem, row=row)
   except Exception as error:  # The expressions of a user's file raise anything.
     raise errors.InputError(
         f'data.template={template.file}: {problem.id} of {problem.source}: '
@@ -230,16 +249,31 @@ def _render(template, tokenizer, problem):
       raise errors.InputError(
           f'{_name(problem)} has {len(turns)} turns, but {reason}; use a chat '
           'template, or rows with the problem alone')
-    text = '\n\n'.join(turn['content'] for turn in turns)
-    return tokenizer(text)['input_ids']
-  import jinja2
+    if template.arguments:
+      raise errors.InputError(
+          f'data.template_args={template.arguments} has no effect: the '
+          'tokenizer has no chat template')
+    return _text_ids(tokenizer, '\n\n'.join(turn['content'] for turn in turns))
   try:
-    return tokenizer.apply_chat_template(
-        turns, add_generation_prompt=True, return_dict=False)
-  except jinja2.TemplateError as error:  # e.g. no system turns (Mistral)
+    return chat_templates.render(
+        tokenizer, turns, template.arguments, template.date)
+  except errors.InputError:
+    raise
+  except Exception as error:  # A model's template raises anything.
     raise errors.InputError(
         f'the model\'s chat template rejects the prompt of {problem.id}, '
-        f'{" and ".join(turn["role"] for turn in turns)}: {error}') from error
+        f'{" and ".join(turn["role"] for turn in turns)}: '
+        f'{errors.one_line(error) or type(error).__name__}') from error
+
+
+def _text_ids(tokenizer, text):
+  """The ids of a text, after the BOS token if the tokenizer puts one before
+  texts and this one does not have it. A text that the model continues does not
+  end: no EOS."""
+  ids = tokenizer(text, add_special_tokens=False)['input_ids']
+  bos = [tokenizer.bos_token_id]
+  adds_bos = bos != [None] and tokenizer(text)['input_ids'][:1] == bos
+  return bos + ids if adds_bos and ids[:1] != bos else ids
 
 
 @functools.cache

@@ -22,6 +22,7 @@ from tepo_jax import errors
 from tepo_jax.data import embedded
 from tepo_jax.data import prompts
 from tepo_jax.job import programs as programs_lib
+from tepo_jax.job import prompt_sets
 from tepo_jax.learning import optimizer as optimizer_lib
 from tepo_jax.learning import update
 from tepo_jax.policy import layers
@@ -115,7 +116,7 @@ def _demonstrations(config, tokenizer):
   problems = embedded.problems(
       config.data.name, 'train', config.pretrain.demonstrations,
       _DEMONSTRATIONS + config.seed)
-  template = prompts.get(config.data.template, config.data.system)
+  template = prompt_sets.template(config)
   rows, starts = [], []
   for style in ('worked', 'direct'):
     for problem in problems:

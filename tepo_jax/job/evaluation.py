@@ -132,6 +132,23 @@ def sample_lines(name: str, groups: list[groups_lib.Group]) -> list[dict]:
   return lines
 
 
+def saved_date(folder: str | os.PathLike) -> str | None:
+  """data.date of the evaluation that a folder holds, if it does."""
+  path = files.path(folder) / IDENTITY
+  saved = _read_identity(path) if path.is_file() else {}
+  return saved['data.date'] if 'data.date' in saved else None
+
+
+def _read_identity(path):
+  try:
+    saved = json.loads(path.read_text())
+  except (OSError, RecursionError, ValueError) as error:
+    raise errors.InputError(f'{path}: {error}') from error
+  if not isinstance(saved, dict):
+    raise errors.InputError(f'{path}: not a JSON object')
+  return saved
+
+
 class SampleFile:
   """The samples of an evaluation on disk; complete groups survive a kill."""
 
@@ -155,10 +172,7 @@ class SampleFile:
         raise errors.InputError(f'--out={self._folder}: not empty, and not the '
                                 'folder of an evaluation')
       return
-    try:
-      saved = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-      raise errors.InputError(f'{path}: {error}') from error
+    saved = _read_identity(path)
     differing = [name for name in saved.keys() | self._identity.keys()
                  if saved.get(name) != self._identity.get(name)]
     if differing:

@@ -32,6 +32,13 @@ class PromptSet:
   long: list[Rendered]
 
 
+def template(config: ml_collections.ConfigDict) -> prompts.Template:
+  """The template of `config.data`; raises InputError as `prompts.get`."""
+  data = config.data
+  return prompts.get(
+      data.template, data.system, data.template_args, data.date)
+
+
 def training(config: ml_collections.ConfigDict, template: prompts.Template,
              tokenizer: transformers.PreTrainedTokenizerBase) -> PromptSet:
   """The set of `config.data`; raises InputError as `datasets.read`."""
@@ -46,6 +53,19 @@ def evaluation(config: ml_collections.ConfigDict, template: prompts.Template,
   """A set of `config.eval.sets`; raises InputError as `datasets.read`."""
   split = 'test' if embedded.is_task(name) else None
   return _load(config, template, tokenizer, name, split, config.eval.limit, 0)
+
+
+def check_vocabulary(
+    found: PromptSet, tokenizer: transformers.PreTrainedTokenizerBase,
+    rows: int, folder: str) -> None:
+  """Raises InputError if a prompt of a set has a token that the embedding, of
+  so many rows, lacks. folder: of the model."""
+  for problem, ids in found.short:
+    if max(ids) >= rows:
+      raise errors.InputError(
+          f'{folder}: the tokenizer has {len(tokenizer)} ids, but the '
+          f'embedding {rows} rows; in {found.name}, the prompt of {problem.id} '
+          f'has the id {max(ids)}')
 
 
 def _load(config, template, tokenizer, name, split, limit, skip_bad):

@@ -46,6 +46,13 @@ def read_config(workdir: str | os.PathLike) -> ml_collections.ConfigDict:
     raise errors.InputError(f'{path}: {errors.one_line(error)}') from error
 
 
+def saved_date(workdir: str | os.PathLike) -> str | None:
+  """data.date of the run in a folder; None if it has none, or is no run."""
+  path = files.path(workdir) / 'config.json'  # also model folders have one
+  saved = fields_lib.flat(read_config(workdir)) if path.is_file() else {}
+  return saved['data.date'] if 'data.date' in saved else None
+
+
 def claim(config: ml_collections.ConfigDict, workdir: str | os.PathLike,
           lock: lock_lib.FolderLock) -> None:
   """Makes DIR the workdir of this config, or checks that it is.

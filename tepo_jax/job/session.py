@@ -1,6 +1,7 @@
 """An opened model folder on a mesh, with prompts, samplers and a grader."""
 
 import dataclasses
+import datetime
 import functools
 import math
 import os
@@ -15,6 +16,7 @@ import transformers
 
 from tepo_jax import errors
 from tepo_jax import grading
+from tepo_jax.data import chat_templates
 from tepo_jax.data import datasets
 from tepo_jax.data import problem as problem_lib
 from tepo_jax.data import prompts
@@ -24,6 +26,7 @@ from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import prompt_sets
 from tepo_jax.job import provenance
 from tepo_jax.job import sampling as sampling_lib
+from tepo_jax.policy import rope
 from tepo_jax.policy import transformer
 from tepo_jax.policy.huggingface import hub
 from tepo_jax.policy.huggingface import weights
@@ -105,6 +108,8 @@ class Session:
 
   def _prompts(self, found):
     name, problems = found.name, found.problems
+    prompt_sets.check_vocabulary(
+        found, self.tokenizer, self.model.vocab_size, self.folder)
     for other, others in self.sets.items():
       count = datasets.overlap(problems, others) if other != name else 0
       if count:
@@ -187,11 +192,16 @@ def _open(config, mesh, folder, model, tokenizer, eos_ids):
   most, field = max((config.rollout.max_tokens, 'rollout.max_tokens'),
                     (config.eval.max_tokens, 'eval.max_tokens'))
   longest = config.data.max_prompt_tokens + most
-  if longest > model.max_position:
+  positions = rope.longest(model.max_position, model.rope_scaling)
+  if longest > positions:
     raise errors.InputError(
         f'{folder}: data.max_prompt_tokens + {field} = {longest} exceeds the '
-        f'model\'s {model.max_position} positions')
-  template = prompts.get(config.data.template, config.data.system)
+        f'model\'s {positions} positions')
+  if max(eos_ids) >= model.vocab_size:
+    raise errors.InputError(
+        f'{folder}: the end token {max(eos_ids)} is beyond the model\'s '
+        f'vocabulary of {model.vocab_size}')
+  template = prompt_sets.template(config)
   if (tokenizer.chat_template is None and template.is_chat
       and processes.is_first()):
     print(f'warning: {folder}: the tokenizer has no chat template, so prompts '
@@ -225,6 +235,22 @@ def model_folder(config: ml_collections.ConfigDict,
   if config.model is None:
     return str(files.path(workdir) / BASE_MODEL)
   return str(hub.folder(config.model))
+
+
+def fix_date(config: ml_collections.ConfigDict, folder: str | os.PathLike,
+             *earlier: str | None) -> None:
+  """Sets `config.data.date` if a model folder's chat template reads the clock:
+  to the first date of `earlier`, or else to today, in all processes."""
+  folder = hub.folder(folder, hub.TOKENIZER_FILES)
+  if config.data.date is not None or not any(
+      chat_templates.CLOCK.encode() in (folder / name).read_bytes()
+      for name in hub.CHAT_TEMPLATES if (folder / name).is_file()):
+    return
+  found = next(filter(None, earlier), None)
+  date = (datetime.date.fromisoformat(found) if found
+          else datetime.date.today())
+  config.data.date = datetime.date.fromordinal(
+      processes.of_first(date.toordinal())).isoformat()
 
 
 def cache_compilations(config: ml_collections.ConfigDict,

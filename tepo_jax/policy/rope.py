@@ -34,6 +34,18 @@ class RopeScaling:
   truncate: bool = True
 
 
+def longest(max_position: int, scaling: RopeScaling | None) -> int:
+  """The most positions of a model with `max_position_embeddings`.
+
+  Model cards that add yarn to a finished model leave that field as it was, so
+  that the scaled context counts if it is longer.
+  """
+  if scaling is None or scaling.kind != 'yarn':
+    return max_position
+  return max(max_position, int(
+      scaling.factor * scaling.original_max_position))
+
+
 def frequencies(size: int, theta: float,
                 scaling: RopeScaling | None = None) -> np.ndarray:
   """Angular frequency of each pair, in radians per position: float32 [I].

@@ -5,9 +5,11 @@ import tokenizers
 from tokenizers import decoders
 from tokenizers import models
 from tokenizers import pre_tokenizers
+from tokenizers import processors
 import transformers
 
 from tepo_jax import errors
+from tepo_jax.data import chat_templates
 from tepo_jax.data import embedded
 from tepo_jax.data import problem as problem_lib
 from tepo_jax.data import prompts
@@ -228,3 +230,105 @@ def test_an_unreadable_jinja_file_is_refused(tmp_path):
   (tmp_path / 'latin.jinja').write_bytes(b'\xe9{{ problem }}')
   with pytest.raises(errors.InputError, match="latin.jinja: 'utf-8' codec"):
     prompts.get(str(tmp_path / 'latin.jinja'))
+
+
+LOOP = ('{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}'
+        '{% endfor %}')
+
+
+@pytest.mark.parametrize('template,wrong', [
+    (CHAT + '{{ 1 / 0 }}', 'division by zero'),
+    (CHAT + '{{ messages[9].role }}', 'has no element 9'),
+    (CHAT + '{{ "a" * 10**18 }}', ''), (CHAT + '{% if %}', 'Expected'),
+    (CHAT + LOOP, 'not rendered within 0.3 s')])
+def test_whatever_a_chat_template_does_is_refused_in_one_line(
+    template, wrong, monkeypatch):
+  monkeypatch.setattr(chat_templates, 'LIMIT_S', 0.3)
+  with pytest.raises(errors.InputError) as error:
+    _rendered('plain', 'Q?', template)
+  assert str(error.value).startswith(
+      "the model's chat template rejects the prompt of a/1, user: ")
+  assert wrong in str(error.value) and '\n' not in str(error.value)
+
+
+def test_a_jinja_file_has_a_time_limit(tmp_path, monkeypatch):
+  monkeypatch.setattr(chat_templates, 'LIMIT_S', 0.3)
+  path = tmp_path / 'mine.jinja'
+  path.write_text('{{ problem }}' + LOOP)
+  with pytest.raises(errors.InputError, match='not rendered within 0.3 s'):
+    _rendered(str(path), 'Q?')
+
+
+CLOCK = "{{ strftime_now('%d %b %Y') }}" + CHAT
+THINK = CHAT + '{% if not think %}<none>{% endif %}{{ depth }}'
+
+
+def _with(chat_template, name='plain', **fields):
+  tokenizer = _bytes_tokenizer(chat_template)
+  return tokenizer.decode(prompts.render(
+      prompts.get(name, **fields), tokenizer,
+      problem_lib.Problem('a/1', 'Q?', ('1',), 'a')))
+
+
+def test_a_chat_template_reads_the_date_of_the_run():
+  assert _with(CLOCK, date='2024-02-29').startswith('29 Feb 2024<user>')
+  assert not _with(CLOCK).startswith('29 Feb 2024<user>')
+  assert _with(CHAT, date='2024-02-29') == _with(CHAT)
+  llama = ('{%- if strftime_now is defined %}\n  {%- set today = strftime_now('
+           "'%d %b %Y') %}\n{%- endif %}{{ today }}!")
+  for before in ('', '\n', '  ', ' \n  {% if true %}x{% endif %}\n\n'):
+    assert _with(before + llama, date='2024-02-09') == _with(
+        before + '{%- if true %}\n{%- endif %}09 Feb 2024!')
+  with pytest.raises(errors.InputError, match='data.date=1/2/24: not YYYY-'):
+    prompts.get('plain', date='1/2/24')
+
+
+def test_arguments_of_the_chat_template():
+  assert _with(THINK) == '<user>Q?</><assistant><none>'
+  assert _with(THINK, arguments="think=True, depth='7'") == (
+      '<user>Q?</><assistant>7')
+  assert _with(chat_templates.with_defaults('\n ' + THINK, 'think=1')) == (
+      _with('\n ' + THINK, arguments='think=1'))
+  saved = chat_templates.with_defaults(THINK, "think=True, depth='7'")
+  assert _with(saved) == '<user>Q?</><assistant>7'
+  assert _with(saved, arguments='think=False') == (
+      '<user>Q?</><assistant><none>7')
+
+
+@pytest.mark.parametrize('name,chat_template,arguments,wrong', [
+    ('plain', THINK, 'thinks=True', "the model's chat template has no argument "
+     'thinks'),
+    ('plain', THINK, 'messages=[]', 'has no argument messages'),
+    ('plain', THINK, 'tokenize=False', 'has no argument tokenize'),
+    ('plain', THINK, 'True', 'not NAME=VALUE'),
+    ('plain', THINK, 'think=print(1)', 'not NAME=VALUE'),
+    ('plain', THINK, 'think=', 'not NAME=VALUE'),
+    ('plain', THINK, '**{"a": 1}', 'not NAME=VALUE'),
+    ('plain', THINK, 'a=1) + (b', 'not NAME=VALUE'),
+    ('plain', None, 'think=True', 'the tokenizer has no chat template'),
+    ('r1_zero', THINK, 'think=True', 'is no chat')])
+def test_arguments_without_effect_are_refused(
+    name, chat_template, arguments, wrong):
+  with pytest.raises(errors.InputError) as error:
+    _with(chat_template, name, arguments=arguments)
+  assert wrong in str(error.value) and 'data.template_args' in str(error.value)
+  assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize('text,expected', [
+    ('Q?', '<bos>Q?'), ('<bos>Q?', '<bos>Q?')])
+def test_a_text_template_gets_the_ids_of_its_text(tmp_path, text, expected):
+  """At most one BOS, and no EOS, whatever the tokenizer puts around texts."""
+  tokenizer = _bytes_tokenizer(None)
+  tokenizer.add_special_tokens({'bos_token': '<bos>', 'eos_token': '<eos>'})
+  tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+      single='<bos> $A <eos>', special_tokens=[
+          (name, tokenizer.convert_tokens_to_ids(name))
+          for name in ('<bos>', '<eos>')])
+  assert tokenizer.decode(tokenizer('a')['input_ids']) == '<bos>a<eos>'
+  path = tmp_path / 'mine.jinja'
+  path.write_text('{% set is_chat = false %}\n{{ problem }}')
+  for name in ('plain', str(path)):
+    ids = prompts.render(prompts.get(name), tokenizer, problem_lib.Problem(
+        'a/1', text, ('1',), 'a'))
+    assert tokenizer.decode(ids) == expected

@@ -65,3 +65,29 @@ def test_bad_rows_are_skipped_in_training_only(tokenizer, tmp_path):
   assert len(found.loaded.bad) == 1
   with pytest.raises(errors.InputError, match='row 1: no column'):
     prompt_sets.evaluation(config, TEMPLATE, tokenizer, str(path))
+
+
+def test_a_token_that_the_embedding_lacks_is_found_in_the_prompts(tokenizer):
+  found = prompt_sets.training(_config(data__limit=3), TEMPLATE, tokenizer)
+  largest = max(max(ids) for _, ids in found.short)
+  prompt_sets.check_vocabulary(found, tokenizer, largest + 1, 'folder')
+  with pytest.raises(errors.InputError) as error:
+    prompt_sets.check_vocabulary(found, tokenizer, largest, 'folder')
+  assert str(error.value).startswith(
+      f'folder: the tokenizer has {len(tokenizer)} ids, but the embedding '
+      f'{largest} rows; in arithmetic, the prompt of arithmetic/')
+
+
+def test_a_prompt_that_cannot_be_rendered_is_named_by_file_and_row(
+    tokenizer, tmp_path):
+  path = tmp_path / 'a.jsonl'
+  turns = [{'role': 'system', 'content': '1'}, {'role': 'user', 'content': '2'}]
+  path.write_text('{"problem": "1", "answer": "1"}\n' + json.dumps(
+      {'problem': turns, 'answer': '1', 'id': 'x'}) + '\n')
+  config = _config(data__name=str(path))
+  found = prompt_sets.training(config, TEMPLATE, tokenizer)
+  assert '1' in tokenizer.decode(found.short[1][1])
+  with pytest.raises(errors.InputError) as error:
+    prompt_sets.training(config, prompts.get('plain', '3'), tokenizer)
+  assert str(error.value).startswith(
+      f'{path}: row 2 (x) has a system turn, and so has ')

@@ -7,6 +7,7 @@ import os
 import ml_collections
 import pytest
 
+from configs import tiny
 from tepo_jax import errors
 from tepo_jax.job import run_folder
 from tepo_jax.runtime import lock as lock_lib
@@ -122,3 +123,13 @@ def test_a_workdir_that_cannot_be_made_is_refused(tmp_path):
       errors.InputError,
       match=f'^--workdir={tmp_path}/file/run: Not a directory$'):
     _claim(_config(), tmp_path / 'file' / 'run')
+
+
+def test_the_date_of_a_run_is_kept(tmp_path):
+  config = tiny.get_config()
+  config.data.date = '2024-02-29'
+  assert run_folder.saved_date(tmp_path) is None
+  _claim(config, tmp_path)
+  assert run_folder.saved_date(tmp_path) == '2024-02-29'
+  (tmp_path / 'config.json').write_text('{"model_type": "llama"}')
+  assert run_folder.saved_date(tmp_path) is None

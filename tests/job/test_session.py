@@ -1,6 +1,7 @@
 """Restores weights of a run's checkpoint on another mesh than the run's."""
 
 import dataclasses
+import datetime
 
 import jax
 import numpy as np
@@ -82,3 +83,22 @@ def test_another_vocabulary_size_is_refused(vocab_size, tmp_path):
   assert (f'embed/embedding is float32[31, 16] in it, float32[{vocab_size}, 16]'
           ' in this run') in str(error.value)
   checkpointer.close()
+
+
+@pytest.mark.parametrize('file, template, given, earlier, expected', [
+    ('chat_template.jinja', '{{ strftime_now("%d") }}', None, (),
+     datetime.date.today().isoformat()),
+    ('chat_template.jinja', '{{ strftime_now("%d") }}', None,
+     (None, '2024-02-29', '2024-03-01'), '2024-02-29'),
+    ('tokenizer_config.json', '{"chat_template": "{{ strftime_now(1) }}"}',
+     None, ('2024-02-29',), '2024-02-29'),
+    ('chat_template.jinja', '{{ strftime_now("%d") }}', '2024-02-28',
+     ('2024-02-29',), '2024-02-28'),
+    ('chat_template.jinja', '{{ messages }}', None, ('2024-02-29',), None)])
+def test_a_template_that_reads_the_clock_gets_the_run_s_date(
+    tmp_path, file, template, given, earlier, expected):
+  (tmp_path / file).write_text(template)
+  config = tiny.get_config()
+  config.data.date = given
+  session.fix_date(config, tmp_path, *earlier)
+  assert config.data.date == expected

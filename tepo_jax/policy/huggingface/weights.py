@@ -25,6 +25,8 @@ from tepo_jax.policy import transformer
 from tepo_jax.policy.huggingface import families
 from tepo_jax.policy.huggingface import hub
 from tepo_jax.policy.huggingface import tensor_files
+from tepo_jax.policy.huggingface import tied
+from tepo_jax.policy.huggingface import tokenizer_checks
 from tepo_jax.runtime import files
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import progress
@@ -57,13 +59,18 @@ _PROGRESS_BYTES = 10**9  # of files, from which on a progress bar is shown
 
 
 def model_config(directory) -> transformer.ModelConfig:
-  """The ModelConfig of a Hugging Face folder's config.json.
+  """The ModelConfig of a Hugging Face folder: its config.json's, and untied if
+  the safetensors have a head of their own.
 
   Raises:
     InputError: no folder, no valid config.json, or an unsupported model.
   """
-  file = hub.folder(directory) / _CONFIG
-  return families.from_json(tensor_files.read_json(file), str(file))
+  folder = hub.folder(directory)
+  file = folder / _CONFIG
+  config = families.from_json(tensor_files.read_json(file), str(file))
+  if config.tie_embeddings and tied.has_own_head(folder):
+    config = dataclasses.replace(config, tie_embeddings=False)
+  return config
 
 
 def load(directory, dtype, mesh=None):
@@ -221,7 +228,8 @@ def _corner(shape):
   return tuple(slice(size) for size in shape)
 
 
-def save(directory, config: transformer.ModelConfig, params, source=None):
+def save(directory, config: transformer.ModelConfig, params, source=None,
+         rewrite=None):
   """Writes a Hugging Face folder that transformers loads.
 
   Every process of a run must call it, as it gathers; only the first writes. The
@@ -234,6 +242,7 @@ def save(directory, config: transformer.ModelConfig, params, source=None):
       vocabulary padded for a mesh.
     source: a folder to copy the tokenizer, generation_config and the other
       fields of config.json from.
+    rewrite: applied to the text of a copied chat template.
 
   Raises:
     InputError: the directory exists and is not empty, or no architecture fits
@@ -255,6 +264,27 @@ def save(directory, config: transformer.ModelConfig, params, source=None):
       for name in others if source is not None else ():
         if (source / name).is_file():
           (partial / name).write_bytes((source / name).read_bytes())
+      if rewrite is not None:
+        _rewrite_chat_templates(partial, rewrite)
+
+
+def _rewrite_chat_templates(folder, rewrite):
+  """Applies `rewrite` to every chat template in the files of a folder."""
+  def changed(source):
+    if isinstance(source, list):  # of named templates
+      return [named | {'template': rewrite(named['template'])}
+              for named in source]
+    return rewrite(source)
+
+  for name in hub.CHAT_TEMPLATES:
+    file = folder / name
+    if file.suffix == '.jinja' and file.is_file():
+      file.write_text(rewrite(file.read_text('utf-8')), 'utf-8')
+    elif file.is_file():
+      raw = tensor_files.read_json(file)
+      if raw.get('chat_template') is not None:
+        tensor_files.write_json(
+            file, raw | {'chat_template': changed(raw['chat_template'])})
 
 
 @contextlib.contextmanager
@@ -316,21 +346,20 @@ def load_tokenizer(directory):
   """The tokenizer of a folder or hub id; never runs code of that folder.
 
   Raises:
-    InputError: no usable tokenizer, or it has no EOS token.
+    InputError: no usable tokenizer, or as `tokenizer_checks.check`.
   """
   folder = hub.folder(directory, hub.TOKENIZER_FILES)
   try:
     with files.downloaded(folder, hub.TOKENIZER_FILES) as local:
       tokenizer = transformers.AutoTokenizer.from_pretrained(
           local, trust_remote_code=False, local_files_only=True)
-  except files.BucketError:
+      tokenizer_checks.check(tokenizer, local, str(directory))
+  except (files.BucketError, errors.InputError):
     raise
   except Exception as error:  # transformers passes on any parser's error
     reason = str(error).strip().split('\n')[0]
     raise errors.InputError(
         f'{directory}: no usable tokenizer ({reason})') from error
-  if tokenizer.eos_token_id is None:
-    raise errors.InputError(f'{directory}: the tokenizer has no EOS token')
   return tokenizer
 
 
@@ -339,12 +368,15 @@ def eos_ids(directory, tokenizer) -> tuple[int, ...]:
 
   Combines the tokenizer's with those of generation_config.json and config.json,
   where chat models also list the token that ends a message.
+
+  Raises:
+    InputError: one of them is not a token id.
   """
   ids = {tokenizer.eos_token_id}
   folder = hub.folder(directory, hub.TOKENIZER_FILES)
   for name in ('generation_config.json', _CONFIG):
     file = folder / name
     if file.is_file():
-      found = tensor_files.read_json(file).get('eos_token_id')
-      ids.update(found if isinstance(found, list) else [found])
-  return tuple(sorted(ids - {None}))
+      ids.update(tokenizer_checks.check_eos_ids(
+          tensor_files.read_json(file).get('eos_token_id'), str(file)))
+  return tuple(sorted(ids))

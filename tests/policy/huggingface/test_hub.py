@@ -62,6 +62,94 @@ def test_other_names_are_refused_in_one_line(hub_id, name, message):
   assert message in str(refusal.value) and '\n' not in str(refusal.value)
 
 
+REPOSITORY = (
+    'config.json', 'tokenizer.json', 'tokenizer_config.json', 'README.md',
+    'model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors',
+    'model.safetensors.index.json', 'consolidated.safetensors',
+    'consolidated.safetensors.index.json', 'adapter_model.safetensors',
+    'original/consolidated.safetensors', 'original/config.json',
+    'onnx/model.safetensors', 'model.safetensors')
+
+
+@pytest.mark.parametrize('weight_map,expected', [
+    ({'a': 'model-00001-of-00002.safetensors',
+      'b': 'model-00002-of-00002.safetensors'},
+     ['config.json', 'model-00001-of-00002.safetensors',
+      'model-00002-of-00002.safetensors', 'model.safetensors.index.json',
+      'tokenizer.json', 'tokenizer_config.json']),
+    (None, ['config.json', 'model.safetensors', 'tokenizer.json',
+            'tokenizer_config.json'])])
+def test_only_files_that_are_read_are_downloaded(
+    tmp_path, monkeypatch, weight_map, expected):
+  def download(name, allow_patterns):
+    assert name == 'owner/model'
+    for file in huggingface_hub.utils.filter_repo_objects(
+        REPOSITORY, allow_patterns=allow_patterns):
+      if file != 'model.safetensors.index.json':
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text('')
+      elif weight_map:
+        (tmp_path / file).write_text(json.dumps({'weight_map': weight_map}))
+    return str(tmp_path)
+
+  monkeypatch.setattr(huggingface_hub, 'snapshot_download', download)
+  assert hub.folder('owner/model') == tmp_path
+  assert sorted(str(path.relative_to(tmp_path))
+                for path in tmp_path.rglob('*') if path.is_file()) == expected
+
+
+def test_an_index_of_the_hub_that_is_none_is_refused(tmp_path, monkeypatch):
+  (tmp_path / 'model.safetensors.index.json').write_text('[1]')
+  monkeypatch.setattr(
+      huggingface_hub, 'snapshot_download', lambda *_, **__: str(tmp_path))
+  with pytest.raises(errors.InputError, match='not an index of safetensors'):
+    hub.folder('owner/model')
+
+
+def test_chat_templates_without_a_default_are_refused(tmp_path):
+  _save_tokenizer(tmp_path)
+  (tmp_path / 'chat_template.jinja').unlink(missing_ok=True)
+  file = tmp_path / 'tokenizer_config.json'
+  settings = json.loads(file.read_text())
+  for name in ('rag', 'default'):
+    file.write_text(json.dumps(settings | {'chat_template': [
+        {'name': name, 'template': _TEMPLATE}]}))
+    if name == 'default':
+      weights.load_tokenizer(tmp_path)
+      continue
+    with pytest.raises(errors.InputError) as error:
+      weights.load_tokenizer(tmp_path)
+    assert 'chat_template is a list without a default, of rag' in str(
+        error.value)
+
+
+def test_a_tokenizer_that_transformers_replaces_is_refused(tmp_path):
+  """The class of a qwen2 folder makes another model of the vocabulary."""
+  _save_tokenizer(tmp_path)
+  weights.load_tokenizer(tmp_path)
+  (tmp_path / 'config.json').write_text('{"model_type": "qwen2"}')
+  file = tmp_path / 'tokenizer_config.json'
+  settings = json.loads(file.read_text()) | {
+      'tokenizer_class': 'Qwen2Tokenizer'}
+  file.write_text(json.dumps(settings))
+  with pytest.raises(errors.InputError) as error:
+    weights.load_tokenizer(tmp_path)
+  assert 'tokenizer.json alone tokenizes a sentence differently' in str(
+      error.value)
+
+
+@pytest.mark.parametrize('found', [-1, '2', [3, -1], 1.5, True, {}, [[1]]])
+def test_an_end_token_that_is_none_is_refused(tmp_path, found):
+  _save_tokenizer(tmp_path)
+  tokenizer = weights.load_tokenizer(tmp_path)
+  (tmp_path / 'generation_config.json').write_text(
+      json.dumps({'eos_token_id': found}))
+  with pytest.raises(errors.InputError) as error:
+    weights.eos_ids(tmp_path, tokenizer)
+  assert str(error.value).startswith(
+      f'{tmp_path / "generation_config.json"}: eos_token_id ')
+
+
 def test_code_that_comes_with_a_tokenizer_is_not_run(tmp_path):
   _save_tokenizer(tmp_path)
   (tmp_path / 'evil.py').write_text('raise SystemExit("it ran")')

@@ -15,6 +15,7 @@ import torch
 import transformers
 
 from tepo_jax import errors
+from tepo_jax.policy import rope
 from tepo_jax.policy import transformer
 from tepo_jax.policy.huggingface import families
 from tepo_jax.policy.huggingface import tensor_files
@@ -114,6 +115,21 @@ def test_rope_settings_of_transformers_4_and_5(folder):
       0.1 * np.log(4) + 1)
 
 
+@pytest.mark.parametrize('fields,positions', [
+    (dict(max_position_embeddings=32_768, rope_scaling=dict(
+        type='yarn', factor=4.0, original_max_position_embeddings=32_768)),
+     131_072),
+    (dict(max_position_embeddings=131_072, rope_scaling=dict(
+        type='yarn', factor=4.0, original_max_position_embeddings=32_768)),
+     131_072),
+    (dict(max_position_embeddings=32_768), 32_768)])
+def test_yarn_as_model_cards_add_it_allows_longer_contexts(
+    folder, fields, positions):
+  _edit_config(folder, rope_parameters=..., rope_theta=1e6, **fields)
+  config = weights.model_config(folder)
+  assert rope.longest(config.max_position, config.rope_scaling) == positions
+
+
 @pytest.mark.parametrize('left_out', [
     ('rope_parameters',), ('rope_scaling', 'rope_theta')])
 def test_rope_settings_are_saved_for_transformers_4_and_5(
@@ -167,6 +183,13 @@ def test_a_config_that_no_family_expresses_is_refused(tmp_path):
     (dict(hidden_size=...), 'hidden_size is missing'),
     (dict(hidden_size='24'), "hidden_size = '24'"),
     (dict(num_key_value_heads=3), '4 query heads over 3'),
+    (dict(vocab_size=10**12), 'vocab_size = 1000000000000 is not usable'),
+    (dict(num_hidden_layers=10**9), 'num_hidden_layers = 1000000000 is not us'),
+    (dict(rms_norm_eps=float('inf')), 'rms_norm_eps = inf is not usable'),
+    (dict(rope_parameters={'rope_theta': float('nan')}), 'rope_theta = nan is'),
+    (dict(rope_parameters={'rope_theta': 10**400}), 'rope_theta = 1000'),
+    (dict(rope_parameters=dict(rope_type='yarn', factor=4.0, mscale='1',
+                               mscale_all_dim=1.0)), "mscale = '1' is not us"),
 ])
 def test_unsupported_configs_are_refused_by_name(folder, fields, message):
   _edit_config(folder, **fields)
@@ -231,6 +254,26 @@ def test_harmless_extra_tensors_are_accepted(hf_model, tmp_path):
   assert config.tie_embeddings and 'head' not in params
 
 
+def test_a_tied_model_with_a_tuned_head_keeps_it(
+    hf_model, torch_logits, batch, tmp_path, caplog):
+  """transformers uses the file's head, whatever the flag says."""
+  source, model = hf_model('qwen3')
+  folder = shutil.copytree(source, tmp_path / 'tuned')
+  _rewrite(folder, lambda tensors: tensors.update({
+      'lm_head.weight': tensors['model.embed_tokens.weight'] + 1}))
+  config, params = weights.load(folder, 'float32')
+  assert not config.tie_embeddings and config == weights.model_config(folder)
+  np.testing.assert_array_equal(
+      params['head']['kernel'], params['embed']['embedding'].T + 1)
+  assert caplog.text.count('is not the embedding; the model is loaded with') == 1
+  weights.save(tmp_path / 'out', config, params, folder)
+  _assert_same_files(tmp_path / 'out', folder)
+  assert weights.model_config(tmp_path / 'out') == config
+  np.testing.assert_array_equal(*(
+      torch_logits(type(model).from_pretrained(path), *batch)
+      for path in (folder, tmp_path / 'out')))
+
+
 def test_damaged_files_are_named(folder):
   file = folder / 'model.safetensors'
   whole = file.read_bytes()
@@ -238,6 +281,32 @@ def test_damaged_files_are_named(folder):
                   b'\xff' * 64, whole[:9] + b'#' + whole[10:]):
     file.write_bytes(damaged)
     _refusal(folder, str(file))
+
+
+def _write_header(file, entries, size):
+  header = json.dumps({name: {'dtype': 'F32', 'shape': [2], 'data_offsets': range_}
+                       for name, range_ in entries.items()}).encode()
+  file.write_bytes(len(header).to_bytes(8, 'little') + header + bytes(size))
+
+
+@pytest.mark.parametrize('entries,size,message', [
+    ({'a': [0, 8], 'b': [4, 12]}, 12, 'tensor b starts at byte 4, but the one'),
+    ({'a': [0, 8], 'b': [0, 8]}, 8, 'tensor b starts at byte 0, but the one'),
+    ({'a': [0, 8], 'b': [12, 20]}, 20, 'tensor b starts at byte 12, but the'),
+    ({'a': [8, 16]}, 16, 'tensor a starts at byte 8, but the one before it ends'),
+])
+def test_tensors_share_no_bytes(folder, entries, size, message):
+  _write_header(folder / 'model.safetensors', entries, size)
+  _refusal(folder, message)
+
+
+def test_deeply_nested_json_is_refused(folder):
+  deep = b'{"a": ' * 10**5
+  (folder / 'model.safetensors').write_bytes(
+      len(deep).to_bytes(8, 'little') + deep)
+  _refusal(folder, 'bad safetensors header')
+  (folder / 'config.json').write_bytes(deep)
+  _refusal(folder, 'config.json: not JSON')
 
 
 def test_bad_indexes_are_named(hf_model, tmp_path):
@@ -251,6 +320,18 @@ def test_bad_indexes_are_named(hf_model, tmp_path):
   _refusal(folder, first.name, 'tensor x is missing')
   index.write_text('{}')
   _refusal(folder, str(index), 'weight_map')
+  shutil.copy(first, tmp_path / 'outside.safetensors')
+  for outside in ('../outside.safetensors', str(tmp_path / 'outside.safetensors'),
+                  'a/../../outside.safetensors'):
+    name = min(whole['weight_map'])
+    index.write_text(json.dumps(
+        {'weight_map': {**whole['weight_map'], name: outside}}))
+    _refusal(folder, str(index), f'names {outside!r}, which is not a file of')
+  shutil.copy(first, folder / 'again.safetensors')
+  index.write_text(json.dumps(
+      {'weight_map': {**whole['weight_map'], min(whole['weight_map']):
+                      'again.safetensors'}}))
+  _refusal(folder, 'is also in another file')
   index.write_text(json.dumps(whole))
   first.unlink()
   _refusal(folder, str(index), f'names {first.name}, which is missing')
@@ -294,6 +375,25 @@ def test_tokenizer_and_generation_config_travel(hf_model, tmp_path):
   tokenizer = weights.load_tokenizer(tmp_path / 'out')
   assert tokenizer('a')['input_ids'] == [1]
   assert weights.eos_ids(tmp_path / 'out', tokenizer) == (0, 5, 7)
+
+
+@pytest.mark.parametrize('file', ['chat_template.jinja',
+                                  'tokenizer_config.json'])
+def test_a_copied_chat_template_is_rewritten(hf_model, tmp_path, file):
+  source = shutil.copytree(hf_model('llama')[0], tmp_path / 'in')
+  _save_tokenizer(source, '<eos>')
+  template = '{{ think }}'
+  if file == 'chat_template.jinja':
+    (source / file).write_text(template)
+  else:
+    (source / file).write_text(json.dumps(json.loads(
+        (source / file).read_text()) | {'chat_template': [
+            {'name': 'default', 'template': template},
+            {'name': 'tools', 'template': ''}]}))
+  weights.save(tmp_path / 'out', *weights.load(source, 'float32'), source,
+               rewrite=lambda text: 'x' + text)
+  tokenizer = weights.load_tokenizer(tmp_path / 'out')
+  assert tokenizer.get_chat_template() == 'x{{ think }}'
 
 
 def test_a_bad_tokenizer_is_refused(tmp_path):

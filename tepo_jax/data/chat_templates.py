@@ -1,0 +1,119 @@
+"""The tokenizer's own chat template: its arguments, its clock, a time limit."""
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+import datetime
+import functools
+import inspect
+import re
+import signal
+import threading
+from typing import Any
+
+from tepo_jax import errors
+
+LIMIT_S = 10  # of rendering a prompt
+CLOCK = 'strftime_now'  # transformers' function for templates, e.g. Llama 3.2's
+_DIRECTIVES = [f'%{letter}' for letter in (
+    *'aAbBcdDeFfHIjmMpRSTUwWxXyYzZ', *(f'-{letter}' for letter in 'dmjHIMS'),
+    '%')]
+# After a block. The settings of chat templates remove this newline, not the
+# source's own white space.
+_NEWLINE = '\n'
+_OURS = ('messages', CLOCK, 'raise_exception')
+
+
+def render(tokenizer, turns: Sequence[Mapping[str, str]], arguments: str,
+           date: datetime.date | None) -> list[int]:
+  """The token ids of chat turns, up to the start of the next assistant turn.
+
+  Args:
+    turns: role and content of each.
+    arguments: of the template, as `parsed_arguments` reads them.
+    date: what the template reads as today's; None: the clock.
+
+  Raises:
+    InputError: the template does not know an argument.
+    Exception: the template raises anything, TimeoutError after LIMIT_S.
+  """
+  _check_known(tokenizer, arguments)
+  source = tokenizer.get_chat_template()
+  if date is not None and CLOCK in source:
+    source = _clock(date) + source
+  with limited():
+    return tokenizer.apply_chat_template(
+        turns, chat_template=source, add_generation_prompt=True,
+        return_dict=False, **parsed_arguments(arguments))
+
+
+@functools.cache
+def _clock(date):
+  """A Jinja macro in place of the clock: transformers passes no functions."""
+  midnight = datetime.datetime.combine(date, datetime.time())
+  replaced = ''.join(
+      f'.replace({directive!r}, {midnight.strftime(directive)!r})'
+      for directive in _DIRECTIVES)
+  return (f'{{%- macro {CLOCK}(format) -%}}{{{{ format{replaced} }}}}'
+          f'{{%- endmacro %}}{_NEWLINE}')
+
+
+def with_defaults(source: str, arguments: str) -> str:
+  """A chat template that renders without arguments as with these."""
+  return ''.join(
+      f'{{%- if {name} is not defined %}}{{%- set {name} = {value!r} %}}'
+      f'{{%- endif %}}{_NEWLINE}'
+      for name, value in parsed_arguments(arguments).items()) + source
+
+
+@functools.cache
+def parsed_arguments(text: str) -> dict[str, Any]:
+  """The names and values of 'enable_thinking=False, depth=2'.
+
+  Raises:
+    InputError: it is not of this form, or a value is not a constant.
+  """
+  try:
+    call = ast.parse(f'f({text})', mode='eval').body
+    if call.args or any(keyword.arg is None for keyword in call.keywords):
+      raise ValueError('every argument needs a name')
+    return {keyword.arg: ast.literal_eval(keyword.value)
+            for keyword in call.keywords}
+  except (AttributeError, MemoryError, RecursionError, SyntaxError, TypeError,
+          ValueError) as error:
+    raise errors.InputError(
+        f'data.template_args={text}: not NAME=VALUE, NAME=VALUE with constant '
+        'values') from error
+
+
+@functools.cache
+def _check_known(tokenizer, text):
+  """Refuses arguments that the template does not mention, or that are ours."""
+  source = tokenizer.get_chat_template()
+  ours = {*_OURS, *tokenizer.special_tokens_map,
+          *inspect.signature(tokenizer.apply_chat_template).parameters}
+  for name in parsed_arguments(text):
+    if name in ours or not re.search(rf'\b{name}\b', source):
+      raise errors.InputError(
+          f'data.template_args={text}: the model\'s chat template has no '
+          f'argument {name}')
+
+
+@contextlib.contextmanager
+def limited() -> Iterator[None]:
+  """Raises TimeoutError after LIMIT_S; without effect but in the main thread,
+  which alone has signals."""
+  if threading.current_thread() is not threading.main_thread():
+    yield
+    return
+
+  def stop(*_):
+    raise TimeoutError(f'not rendered within {LIMIT_S} s')
+
+  before = signal.signal(signal.SIGALRM, stop)
+  signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
+  try:
+    yield
+  finally:
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
