@@ -9,6 +9,7 @@ completion; in packed rows, M microbatches · R rows · S columns.
 
 import flax.struct
 import jax
+import numpy as np
 
 from tepo_jax.policy import scoring
 
@@ -25,14 +26,14 @@ class Batch:
   sampler_logp_BT: the sampler's own log-probability, nats.
   behaviour_BT: float32 behaviour weights (`behaviour`); None if they are off.
   """
-  token_BS: jax.Array
-  position_BS: jax.Array
-  mask_BT: jax.Array
-  advantage_B: jax.Array
-  old_logp_BT: jax.Array
-  old_entropy_BT: jax.Array
-  sampler_logp_BT: jax.Array
-  behaviour_BT: jax.Array | None = None
+  token_BS: np.ndarray
+  position_BS: np.ndarray
+  mask_BT: np.ndarray
+  advantage_B: np.ndarray
+  old_logp_BT: np.ndarray
+  old_entropy_BT: np.ndarray
+  sampler_logp_BT: np.ndarray
+  behaviour_BT: np.ndarray | None = None
 
 
 @flax.struct.dataclass
@@ -47,13 +48,13 @@ class Minibatch:
   used: int32 scalar, the number of microbatches that hold tokens; the first.
   rows: arrays [M, R, S].
   """
-  mask_BT: jax.Array
-  advantage_B: jax.Array
-  old_logp_BT: jax.Array
-  old_entropy_BT: jax.Array
-  microbatch_B: jax.Array
-  row_B: jax.Array
-  column_B: jax.Array
-  used: jax.Array
+  mask_BT: jax.Array | np.ndarray
+  advantage_B: jax.Array | np.ndarray
+  old_logp_BT: jax.Array | np.ndarray
+  old_entropy_BT: jax.Array | np.ndarray
+  microbatch_B: jax.Array | np.ndarray
+  row_B: jax.Array | np.ndarray
+  column_B: jax.Array | np.ndarray
+  used: jax.Array | np.int32
   rows: scoring.PackedRows
-  behaviour_BT: jax.Array | None = None
+  behaviour_BT: jax.Array | np.ndarray | None = None

@@ -67,8 +67,8 @@ def metrics(weight_BT: np.ndarray, old_logp_BT: np.ndarray,
                       -20, 20)
   squares = len(b) * np.sum(b**2)
   return {
-      'behaviour_mean': b.mean(), 'behaviour_capped_share': np.mean(
-          b >= weight_BT.dtype.type(cap)),
-      'behaviour_rejected_share': np.mean(b == 0),
-      'behaviour_ess': b.sum()**2 / squares if squares else 0.0,
-      'behaviour_kl': np.mean(np.expm1(log_ratio) - log_ratio)}
+      'behaviour_mean': float(b.mean()), 'behaviour_capped_share': float(
+          np.mean(b >= weight_BT.dtype.type(cap))),
+      'behaviour_rejected_share': float(np.mean(b == 0)),
+      'behaviour_ess': float(b.sum()**2 / squares) if squares else 0.0,
+      'behaviour_kl': float(np.mean(np.expm1(log_ratio) - log_ratio))}

@@ -28,15 +28,16 @@ class Range:
   test: Callable[..., bool]
   count: int = 1
 
-  def check(self, field: str, value: Any) -> float | tuple[float, ...]:
-    """The value as a float, or `count` of them; else errors.InputError."""
+  def check(self, field: str, value: Any) -> Any:
+    """The value as a float, or a tuple of `count`; else errors.InputError."""
     is_list = self.count > 1 and isinstance(value, (tuple, list))
-    values = tuple(value) if is_list else (value,)
+    values: tuple[Any, ...] = tuple(value) if is_list else (value,)
     if (len(values) != self.count
         or not all(isinstance(x, numbers.Real) and not isinstance(x, bool)
                    for x in values) or not self.test(*values)):
       raise errors.InputError(f'{field}: {value!r} is not {self.meaning}')
-    return tuple(map(float, values)) if is_list else float(value)
+    floats = tuple(map(float, values))
+    return floats if is_list else floats[0]
 
 
 FINITE = Range('a finite number', math.isfinite)
@@ -171,7 +172,7 @@ def _bind(field, table, settings, key='name', also=()):
     settings = _mapping(field, settings)
     _check_keys(field, settings, (key,), settings)
     choice = _choose(f'{field}.{key}', table, settings[key])
-  ranges = choice.ranges | (choice.drop.ranges if choice.drop else {})
+  ranges = {**choice.ranges, **(choice.drop.ranges if choice.drop else {})}
   _check_keys(field, settings, (key, *also, *ranges), choice.optional)
   ranges |= {name: allowed for name, allowed in choice.optional.items()
              if name in settings and settings[name] is not None}

@@ -182,10 +182,9 @@ def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> np.ndarray:
 
   At most 11/9 of the fewest rows, and 2/3 of one (Dósa 2007).
   """
-  lengths = np.asarray(lengths)
   free = np.full(len(lengths), capacity)
   row = np.zeros(len(lengths), np.int32)
-  for item in np.argsort(-lengths, kind='stable'):
+  for item in np.argsort(-np.asarray(lengths), kind='stable'):
     row[item] = np.argmax(free >= lengths[item])
     free[row[item]] -= lengths[item]
   return row
@@ -200,10 +199,11 @@ def spread_evenly(lengths: Sequence[int], capacity: int,
   row = np.zeros(len(lengths), np.int32)
   filled = [(0, r) for r in range(rows)]
   for item in np.argsort(-np.asarray(lengths), kind='stable'):
-    total, row[item] = heapq.heappop(filled)
+    total, emptiest = heapq.heappop(filled)
     if total + lengths[item] > capacity:
       return None
-    heapq.heappush(filled, (total + lengths[item], row[item]))
+    row[item] = emptiest
+    heapq.heappush(filled, (total + lengths[item], emptiest))
   return row
 
 
@@ -234,7 +234,7 @@ class _Sequence:
 def _sequences(batch, row_tokens):
   """The sequences of a batch, without filler; ValueError if one is too long."""
   sequences = [
-      _Sequence(i, batch.token_BS[i, batch.position_BS[i] >= 0],
+      _Sequence(int(i), batch.token_BS[i, batch.position_BS[i] >= 0],
                 int(batch.mask_BT[i].sum()))
       for i in np.flatnonzero(batch.mask_BT.any(1))]
   longest = max((len(s.token_S) for s in sequences), default=0)

@@ -132,8 +132,10 @@ def old_policy(scorer: Scorer, params: Any, minibatch: batch_lib.Minibatch
   """π_old in one minibatch, computed anew from its weights."""
   microbatches, rows, columns = minibatch.rows.token_RS.shape
   model = scorer.model
-  return score(scorer, params, minibatch, jnp.zeros(
+  old = score(scorer, params, minibatch, jnp.zeros(
       (rows, microbatches, columns, model.d_model), model.dtype))[2]
+  assert old is not None  # the states were kept
+  return old
 
 
 def train_step(
@@ -224,15 +226,13 @@ def tokens(minibatch: batch_lib.Minibatch, scores: scoring.Scores | None
            ) -> objective.Tokens:
   """The objective's input; without `scores` it has only what is known before
   the policy is scored."""
-  scores = scores or scoring.Scores(None, None, None)
+  scored = vars(scores) if scores else dict(logp_BT=None, entropy_BT=None)
   return objective.Tokens(
-      logp_BT=scores.logp_BT, entropy_BT=scores.entropy_BT,
       old_logp_BT=minibatch.old_logp_BT,
       old_entropy_BT=minibatch.old_entropy_BT,
       advantage_BT=jnp.broadcast_to(minibatch.advantage_B[:, None],
                                     minibatch.mask_BT.shape),
-      mask_BT=minibatch.mask_BT, kl_BT=scores.kl_BT,
-      behaviour_BT=minibatch.behaviour_BT)
+      mask_BT=minibatch.mask_BT, behaviour_BT=minibatch.behaviour_BT, **scored)
 
 
 def _no_scores(minibatch, with_kl):

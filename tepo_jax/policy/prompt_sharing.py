@@ -13,6 +13,7 @@ row of the layers, of A columns · K heads · H head size.
 import flax.struct
 import jax
 from jax import numpy as jnp
+import numpy as np
 
 
 @flax.struct.dataclass
@@ -25,10 +26,10 @@ class Sequences:
   home_NS: int32, the index, among the (R / N) · A columns made from a row of
     the layers, that a column's output is copied from; arbitrary in padding.
   """
-  source_RA: jax.Array
-  position_RA: jax.Array
-  segment_RA: jax.Array
-  home_NS: jax.Array
+  source_RA: jax.Array | np.ndarray
+  position_RA: jax.Array | np.ndarray
+  segment_RA: jax.Array | np.ndarray
+  home_NS: jax.Array | np.ndarray
 
   def spread(self, x_NSKH: jax.Array) -> jax.Array:
     """Copies to the rows of attention, [R, A, K, H].

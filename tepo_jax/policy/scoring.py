@@ -18,6 +18,7 @@ from typing import Any
 import flax.struct
 import jax
 from jax import numpy as jnp
+import numpy as np
 
 from tepo_jax.policy import ops as ops_lib
 from tepo_jax.policy import padding as padding_lib
@@ -36,10 +37,10 @@ class PackedRows:
   sequences: where sequences share the columns of a prompt, the rows that
     attention processes; segment_RS is None then.
   """
-  token_RS: jax.Array
-  position_RS: jax.Array
-  segment_RS: jax.Array | None
-  scored_RS: jax.Array
+  token_RS: jax.Array | np.ndarray
+  position_RS: jax.Array | np.ndarray
+  segment_RS: jax.Array | np.ndarray | None
+  scored_RS: jax.Array | np.ndarray
   sequences: prompt_sharing.Sequences | None = None
 
 
@@ -126,7 +127,8 @@ def score_states(config: transformer.ModelConfig, hidden_RSD: jax.Array,
                         old))
 
 
-def add_log_ratio(scores: Scores, old_logp_BT: jax.Array) -> Scores:
+def add_log_ratio(scores: Scores, old_logp_BT: jax.Array | np.ndarray
+                  ) -> Scores:
   """Completes the exact KL of `score_states`; old_logp_BT: ℓ°.
 
   KL = E_π[z − z°] − (z_y − z°_y) + (ℓ − ℓ°). As ℓ° is known, log Σ exp z° takes

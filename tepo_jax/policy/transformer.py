@@ -13,8 +13,8 @@ import dataclasses
 import functools
 from typing import Any
 
-import flax
 from flax import linen as nn
+import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -110,7 +110,8 @@ def abstract_params(config: ModelConfig, dtype='float32') -> dict[str, Any]:
 
 def forward(config: ModelConfig, params, token_BS, position_BS,
             cache: KVCache | None = None, segment_BS=None,
-            sequences: prompt_sharing.Sequences | None = None):
+            sequences: prompt_sharing.Sequences | None = None
+            ) -> tuple[jax.Array, Any]:
   """Hidden states after the final norm.
 
   Args:

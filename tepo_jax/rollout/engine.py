@@ -25,8 +25,7 @@ from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw as draw_lib
 
 
-@flax.struct.dataclass
-class Slots:
+class Slots(flax.struct.PyTreeNode):
   """The state of the slots: int32 [N] each, kept by the host.
 
   token: the last token, which is the next input. start: prompt tokens.
@@ -73,7 +72,8 @@ def prefill(config: transformer.ModelConfig, params: Any,
 
   Decoding takes the last token of a prompt as its first input.
   """
-  cache = cache_lib.init_cache(config, *token_QP.shape, config.dtype)
+  batch, length = token_QP.shape
+  cache = cache_lib.init_cache(config, batch, length, config.dtype)
   return transformer.forward(config, params, token_QP, position_QP, cache)[1]
 
 
@@ -97,10 +97,10 @@ def insert(cache: transformer.KVCache, prompts: transformer.KVCache,
         mode=jax.lax.GatherScatterMode.FILL_OR_DROP)
 
   empty = cache.position.at[slot_R].set(-1, mode='drop')
-  return cache.replace(
+  return transformer.KVCache(
       k=tuple(put(*pair, 3) for pair in zip(cache.k, prompts.k)),
       v=tuple(put(*pair, 2) for pair in zip(cache.v, prompts.v)),
-      position=put(empty, prompts.position, 1))
+      position=put(empty, prompts.position, 1), index=cache.index)
 
 
 def compact(array: jax.Array, slot_M: jax.Array, shift: jax.Array, *,

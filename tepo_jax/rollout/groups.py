@@ -46,9 +46,11 @@ class Requests(Protocol):
     called, the caller of `Schedule.run` has seen all completions except those
     that ended in the last chunk.
     """
+    ...
 
   def wanted(self, prompt_id: int) -> bool:
     """Whether the samples of a request that it gave are still needed."""
+    ...
 
 
 class Queue:
@@ -122,14 +124,17 @@ class DataOrder:
 
   def __init__(self, count: int, seed: int):
     self._count, self._seed = count, seed
-    self._epoch, self._permutation = None, None
+    self._epoch, self._permutation = 0, self._permuted(0)
 
   def __getitem__(self, prompt_id: int) -> int:
     epoch, index = divmod(prompt_id, self._count)
     if epoch != self._epoch:
-      generator = np.random.default_rng((self._seed, _DATA_ORDER, epoch))
-      self._epoch, self._permutation = epoch, generator.permutation(self._count)
+      self._epoch, self._permutation = epoch, self._permuted(epoch)
     return int(self._permutation[index])
+
+  def _permuted(self, epoch):
+    generator = np.random.default_rng((self._seed, _DATA_ORDER, epoch))
+    return generator.permutation(self._count)
 
 
 def is_mixed(group: Group) -> bool:

@@ -18,7 +18,7 @@ run, or says why, if one failed.
 Axes: N groups · G samples of a prompt · B = N G completions · F functions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 import dataclasses
 import functools
@@ -64,7 +64,7 @@ FUNCTIONS = {'boxed': boxed, 'brevity': brevity}
 
 
 @functools.cache
-def find(name: str):
+def find(name: str) -> Callable[..., Any]:
   """The function of a row of FUNCTIONS, or of 'module:function'.
 
   Raises:
@@ -212,7 +212,8 @@ class RewardFunctions:
     values = {ACCURACY: np.stack([g.accuracy_G for g in groups])} | parts
     reward_NG = sum(
         (np.float32(weight) * np.nan_to_num(values[name])
-         for name, weight in self._weights.items()), np.float32(0))
+         for name, weight in self._weights.items()),
+        np.zeros(values[ACCURACY].shape, np.float32))
     max_tokens, buffer, factor = self._overlong
     if buffer:
       length_NG = np.stack([g.length_G for g in groups])
