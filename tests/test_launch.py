@@ -4,6 +4,7 @@ import collections
 import functools
 import gzip
 import os
+import pathlib
 import re
 import shlex
 import shutil
