@@ -4,6 +4,7 @@ import collections
 import functools
 import gzip
 import os
+import pathlib
 import re
 import shlex
 import shutil
@@ -404,7 +405,7 @@ def test_gpu_on_several_hosts(launch):
 def test_gpu_s_processes_on_hosts_are_stopped(launch):
   """ssh's stand-in runs what it is sent in a shell here."""
   ssh = launch.stubs / 'ssh'
-  ssh.write_text('#!/bin/bash\nexec bash -c "$2"\n')
+  ssh.write_text('#!/bin/bash\nexec env -u HOSTS bash -c "$2"\n')
   ssh.chmod(0o755)
   (launch.stubs / 'venv_is_there').touch()
   (launch.stubs / 'venv_python').write_text(

@@ -5,9 +5,9 @@ import io
 import os
 import shlex
 import shutil
+import stat
 import subprocess
 import tarfile
-import stat
 import time
 
 import pytest
