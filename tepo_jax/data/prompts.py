@@ -27,18 +27,30 @@ _FIELDS = {
 class Template:
   """`{problem}` is replaced by the problem; `style` is one of answers.STYLES.
 
-  With is_chat=False the text itself is the prompt, for base models. If `file`
+  With is_chat=False the text itself is the prompt, for base models. `examples`
+  are worked ones: turns of user and assistant before the problem's. If `file`
   is given, `user` is its Jinja source instead.
   """
   user: str
   style: str = 'boxed'
   system: str | None = None
   is_chat: bool = True
+  examples: tuple[tuple[str, str], ...] = ()
   file: str | None = None
 
 
 TEMPLATES = {
     'plain': Template('{problem}'),
+    # Of the embedded tasks for pretrained models.
+    'sums': Template('{problem}', style='answer', examples=(
+        ('What is 23 + 5?', 'Answer: 28'), ('What is 48 - 6?', 'Answer: 42'))),
+    'word_problems': Template('{problem}', style='answer', examples=(
+        ('Mia has 4 bags with 6 pens in each. How many pens are there in all?',
+         '4 * 6 = 24. Answer: 24'),
+        ('Tom has 15 balls and loses 7. How many balls are left?',
+         '15 - 7 = 8. Answer: 8'),
+        ('Leo shares 20 sweets equally among 5 children. How many sweets does '
+         'each child get?', '20 / 5 = 4. Answer: 4'))),
     'qwen_boxed': Template(
         '{problem}',
         system='Please reason step by step, and put your final answer within '
@@ -202,9 +214,11 @@ def render(template: Template, tokenizer, problem: problem_lib.Problem
 
 
 def _render(template, tokenizer, problem):
-  turns = [{'role': 'user', 'content': _user_turn(template, problem)}]
-  if template.system is not None:
-    turns.insert(0, {'role': 'system', 'content': template.system})
+  texts = [('system', template.system)] if template.system is not None else []
+  for user, assistant in template.examples:
+    texts += [('user', user), ('assistant', assistant)]
+  texts.append(('user', _user_turn(template, problem)))
+  turns = [{'role': role, 'content': text} for role, text in texts]
   if not template.is_chat or tokenizer.chat_template is None:
     text = '\n\n'.join(turn['content'] for turn in turns)
     return tokenizer(text)['input_ids']
