@@ -209,6 +209,12 @@ FIELDS = dict(
         lambda x: all(isinstance(name, str) and name for name in x))),
     period=F(20, 'rollout steps; also before and after training; 0: never',
              NOT_NEGATIVE),
+    texts=F((), 'files whose nats per token are measured too, to see what is '
+            'forgotten: .txt; or .jsonl with rows of `text`, or of `prompt` '
+            'and `completion`, which is scored', fields.Range(
+                'names of .txt and .jsonl files', lambda x: all(
+                    isinstance(name, str)
+                    and name.endswith(('.txt', '.jsonl')) for name in x))),
     limit=F(int, 'first N problems of each set; None: all', POSITIVE),
     samples=F(int, "completions per problem; None: the set's own number, 1 "
               'or 32', POSITIVE),

@@ -32,6 +32,7 @@ from tepo_jax.job import run_folder
 from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import sizes
+from tepo_jax.job import texts
 from tepo_jax.runtime import checkpoint as checkpoint_lib
 from tepo_jax.runtime import files
 from tepo_jax.runtime import interrupts
@@ -94,8 +95,10 @@ def evaluate(config: ml_collections.ConfigDict, out: files.Path) -> None:
     processes.on_first(
         samples.open, {item.name: item.samples for item in evaluations})
     session_lib.cache_compilations(config, out)
-    cast = sampling_lib.make_decode_cast(*session.decoding())
-    params = cast(session.load_params() if params is None else params)
+    params = session.load_params() if params is None else params
+    nats = {text.name: text.nats_per_token(params)
+            for text in texts.prepare(session)}
+    params = sampling_lib.make_decode_cast(*session.decoding())(params)
     key = programs_lib.stream(config.seed, 'eval')
     try:
       for index, item in enumerate(evaluations):
@@ -105,10 +108,12 @@ def evaluate(config: ml_collections.ConfigDict, out: files.Path) -> None:
       raise errors.Interrupted(
           'stopped by SIGTERM; the same command resumes') from None
     if processes.is_first():
-      results = _results(evaluations, samples)
+      results = _results(evaluations, samples) | {results_lib.NATS: nats}
       files.replace_text(
           out / results_lib.RESULTS, json.dumps(results, indent=2) + '\n')
       print(results_lib.table(results))
+      for name, value in nats.items():
+        print(f'{name}: {value:.4f} nats per token')
 
 
 def _checkpoint(config):

@@ -4,8 +4,11 @@ Nothing is downloaded. A row of TASKS is a module with
 
   LEVELS                              of the problems, in turn; a name such as
                                       'countdown:2,4' has others, 1 to HARDEST
-  WORDS                               the tokenizer's vocabulary
   draw(rng, level)                    fields of a problem.Problem
+
+and, unless it is only for pretrained models,
+
+  WORDS                               the tokenizer's vocabulary
   demonstration(problem, rng, style)  a solution, 'worked' or 'direct'
 
 A hash of a problem's text assigns it to a split, so the two splits are
@@ -28,8 +31,11 @@ from tepo_jax import errors
 from tepo_jax.data import arithmetic
 from tepo_jax.data import countdown
 from tepo_jax.data import problem as problem_lib
+from tepo_jax.data import sums
+from tepo_jax.data import word_problems
 
-TASKS = {'arithmetic': arithmetic, 'countdown': countdown}
+_MADE = {'arithmetic': arithmetic, 'countdown': countdown}  # with a base model
+TASKS = _MADE | {'sums': sums, 'word_problems': word_problems}
 HARDEST = 9
 SPLITS = ('train', 'test')
 TEST_SHARE = 8  # one text in TEST_SHARE belongs to the test set
@@ -55,6 +61,19 @@ def task(name: str) -> types.ModuleType:
   if not is_task(name):
     raise errors.InputError(f'{name} is not {" or ".join(TASKS)}')
   return TASKS[name.partition(':')[0]]
+
+
+def made_task(name: str) -> types.ModuleType:
+  """The module of a task whose base model can be made.
+
+  Raises:
+    InputError: no such task, or it is for pretrained models only.
+  """
+  module = task(name)
+  if module not in _MADE.values():
+    raise errors.InputError(f'{name} is for pretrained models, not '
+                            f'{" or ".join(_MADE)}: a model must be given')
+  return module
 
 
 def problems(name: str, split: str, count: int, seed: int = 0
@@ -111,9 +130,9 @@ def build_tokenizer(name: str, directory: str | pathlib.Path) -> None:
   vocabulary up to a multiple of 16.
 
   Raises:
-    InputError: no such task.
+    InputError: as `made_task`.
   """
-  words = task(name).WORDS
+  words = made_task(name).WORDS
   reserved = -(len(_SPECIAL) + len(words)) % 16
   words += tuple(f'<|reserved_{i}|>' for i in range(reserved))
   vocabulary = {word: i for i, word in enumerate(_SPECIAL + words)}

@@ -30,7 +30,8 @@ _FIELDS = {
 class Template:
   """`{problem}` is replaced by the problem; `style` is one of answers.STYLES.
 
-  With is_chat=False the text itself is the prompt, for base models. If `file`
+  With is_chat=False the text itself is the prompt, for base models. `examples`
+  are worked ones: turns of user and assistant before the problem's. If `file`
   is given, `user` is its Jinja source instead. `arguments` are the chat
   template's, as Python writes them; `date` is what it reads as today's.
   """
@@ -38,6 +39,7 @@ class Template:
   style: str = 'boxed'
   system: str | None = None
   is_chat: bool = True
+  examples: tuple[tuple[str, str], ...] = ()
   file: str | None = None
   arguments: str = ''
   date: datetime.date | None = None
@@ -45,6 +47,16 @@ class Template:
 
 TEMPLATES = {
     'plain': Template('{problem}'),
+    # Of the embedded tasks for pretrained models.
+    'sums': Template('{problem}', style='answer', examples=(
+        ('What is 23 + 5?', 'Answer: 28'), ('What is 48 - 6?', 'Answer: 42'))),
+    'word_problems': Template('{problem}', style='answer', examples=(
+        ('Mia has 4 bags with 6 pens in each. How many pens are there in all?',
+         '4 * 6 = 24. Answer: 24'),
+        ('Tom has 15 balls and loses 7. How many balls are left?',
+         '15 - 7 = 8. Answer: 8'),
+        ('Leo shares 20 sweets equally among 5 children. How many sweets does '
+         'each child get?', '20 / 5 = 4. Answer: 4'))),
     'qwen_boxed': Template(
         '{problem}',
         system='Please reason step by step, and put your final answer within '
@@ -223,9 +235,12 @@ def render(template: Template, tokenizer, problem: problem_lib.Problem
 
 
 def _turns(template, problem):
-  """The chat turns: the template's system turn, the row's, the problem."""
-  turns = [{'role': role, 'content': text} for role, text in problem.turns]
-  turns.append({'role': 'user', 'content': _user_turn(template, problem)})
+  """The chat turns: the template's system turn and examples, the row's turns,
+  the problem."""
+  texts = [turn for example in template.examples
+           for turn in zip(('user', 'assistant'), example)]
+  texts += [*problem.turns, ('user', _user_turn(template, problem))]
+  turns = [{'role': role, 'content': text} for role, text in texts]
   if template.system is not None:
     if any(turn['role'] == 'system' for turn in turns):
       raise errors.InputError(

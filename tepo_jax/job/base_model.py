@@ -121,7 +121,7 @@ def _demonstrations(config, tokenizer):
   for style in ('worked', 'direct'):
     for problem in problems:
       prompt = prompts.render(template, tokenizer, problem)
-      solution = embedded.task(config.data.name).demonstration(
+      solution = embedded.made_task(config.data.name).demonstration(
           problem, rng, style)
       rows.append(
           prompt + tokenizer.encode(solution) + [tokenizer.eos_token_id])

@@ -20,6 +20,7 @@ from tepo_jax.job import statistics
 from tepo_jax.runtime import files
 
 SAMPLES, RESULTS = 'samples.jsonl', 'results.json'
+NATS = 'nats_per_token'  # of a text, see `texts`
 
 # What a comparison reads.
 _RESULTS, _SAMPLE = {'first_decodings'}, {'set', 'id', 'sample', 'correct'}

@@ -10,6 +10,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
+from tepo_jax.job import results
 from tepo_jax.job import session as session_lib
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import sampler
@@ -87,15 +88,17 @@ def summary(scalars: dict[str, float]) -> str:
 
 def evaluated(scalars: dict[str, float]) -> str:
   """The progress line's accuracies, empty if the step has no evaluation."""
-  return '  '.join(f'{name.removeprefix("eval/")} {scalars[name]:.1%}'
-                   for name in _averages(scalars))
+  names = _averages(scalars) + _nats(scalars)
+  return '  '.join(f'{name.removeprefix("eval/")} {_shown(name, scalars[name])}'
+                   for name in names)
 
 
 def results_table(workdir: files.Path) -> str:
   """The first, the last and the best recorded evaluation, in about five rows.
 
   These are avg@k of every set under each decoding; up to FEW rows, more of the
-  first set. The best is that of the highest avg@k of the first set.
+  first set; and the nats per token of texts. The best is that of the highest
+  avg@k of the first set.
   """
   records = [json.loads(line) for line in
              (workdir / 'metrics.jsonl').read_text().splitlines()]
@@ -110,6 +113,7 @@ def results_table(workdir: files.Path) -> str:
   names += [name for part in (f'pass@{largest}', f'maj@{largest}',
                               'mean_length', 'truncated')
             if (name := f'{head}/{part}') in first][:max(0, FEW - len(names))]
+  names += _nats(first)
   titles = [f'step {first["step"]}', f'step {last["step"]}',
             f'best, step {best["step"]}']
   width = max(map(len, names)) - len('eval/')
@@ -126,7 +130,13 @@ def _averages(record):
           if name.startswith('eval/') and '/avg@' in name]
 
 
+def _nats(record):
+  return [name for name in record if name.endswith(f'/{results.NATS}')]
+
+
 def _shown(name, value):
+  if name.endswith(results.NATS):
+    return f'{value:.4f}'
   return f'{value:.1f}' if name.endswith('mean_length') else f'{value:.1%}'
 
 

@@ -14,9 +14,11 @@ from tepo_jax.job import evaluation
 from tepo_jax.job import learner as learner_lib
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
+from tepo_jax.job import results
 from tepo_jax.job import run_folder
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import summaries
+from tepo_jax.job import texts
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import dump
 from tepo_jax.rollout import groups as groups_lib
@@ -72,6 +74,7 @@ class Trainer:
         max_tokens=rollout.max_tokens,
         decoding=draw.Decoding(rollout.temperature))
     self.evaluations = evaluation.prepare(session) if config.eval.period else []
+    self.texts = texts.prepare(session) if config.eval.period else []
     # After this many steps nothing new should have to be compiled. Compilations
     # of a step's evaluation and save count towards the next step.
     self.compilations = host.CompilationCounter(
@@ -304,18 +307,20 @@ class Trainer:
         self.prompts[self.order[prompt_id]], prompt_id=prompt_id)
 
   def evaluate(self, stop: processes.StopRequest) -> dict[str, float]:
-    """Every evaluation of the config, as metrics 'eval/SET/…'."""
+    """Every evaluation and text of the config, as metrics 'eval/NAME/…'."""
+    start = time.perf_counter()
+    scalars = {f'eval/{text.name}/{results.NATS}': text.nats_per_token(
+        self.learner.policy()) for text in self.texts}
     params = self.learner.programs.to_decode(self.learner.policy())
-    scalars, start = {}, time.perf_counter()
     key = programs_lib.stream(self.config.seed, 'eval')
     for index, item in enumerate(self.evaluations):
       try:
-        _, results = item.run(
+        _, found = item.run(
             params, jax.random.fold_in(key, index), stop.check)
       except errors.RunError as error:
         raise errors.RunError(f'after step {self.step}: {error}') from error
       scalars |= {f'eval/{item.name}/{name}': value
-                  for name, value in results.items()}
+                  for name, value in found.items()}
     self.session.timers.pop()
     return scalars | {'seconds/eval': time.perf_counter() - start}
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tepo_jax.job import results
 from tepo_jax.job import statistics
 from tepo_jax.tools.report import runs as runs_lib
 
@@ -88,18 +89,26 @@ PANELS = (
 
 
 def panels(runs: Iterable[runs_lib.Run]) -> list[Panel]:
-  """Returns a panel for each evaluation's avg@k, then PANELS."""
+  """Returns a panel for each evaluation's avg@k and each text, then PANELS."""
   return [Panel(name.replace('/', '_').replace('@', '_'),
                 'Evaluation: ' + name.removeprefix('eval/'), name, '%', 100,
                 False, is_compared=True)
-          for name in accuracies(runs)] + list(PANELS)
+          for name in accuracies(runs)] + [
+              Panel(name.replace('/', '_'),
+                    'Text: ' + name.removeprefix('eval/'), name, 'nats',
+                    has_mean=False)
+              for name in _evaluated(runs, f'/{results.NATS}')] + list(PANELS)
 
 
 def accuracies(runs: Iterable[runs_lib.Run]) -> list[str]:
   """Returns the recorded names of evaluation accuracies."""
+  return _evaluated(runs, '/avg@')
+
+
+def _evaluated(runs, part):
   return sorted({name for run in runs for record in run.records
                  for name in record
-                 if name.startswith('eval/') and '/avg@' in name})
+                 if name.startswith('eval/') and part in name})
 
 
 @dataclasses.dataclass(frozen=True)

