@@ -91,15 +91,20 @@ def evaluated(scalars: dict[str, float]) -> str:
                    for name in _averages(scalars))
 
 
+def read_records(workdir: files.Path) -> list[dict[str, Any]]:
+  """The records of metrics.jsonl; none if the file is missing."""
+  path = workdir / 'metrics.jsonl'
+  return list(map(json.loads, path.read_text('utf-8').splitlines())
+              ) if path.exists() else []
+
+
 def results_table(workdir: files.Path) -> str:
   """The first, the last and the best recorded evaluation, in about five rows.
 
   These are avg@k of every set under each decoding; up to FEW rows, more of the
   first set. The best is that of the highest avg@k of the first set.
   """
-  records = [json.loads(line) for line in
-             (workdir / 'metrics.jsonl').read_text().splitlines()]
-  records = [r for r in records if _averages(r)]
+  records = [r for r in read_records(workdir) if _averages(r)]
   if not records:
     return 'no evaluation was recorded'
   first, last = records[0], records[-1]

@@ -13,6 +13,7 @@ import errno
 import os
 import pathlib
 import shutil
+import types
 
 from flax import traverse_util
 import jax
@@ -221,7 +222,8 @@ def _corner(shape):
   return tuple(slice(size) for size in shape)
 
 
-def save(directory, config: transformer.ModelConfig, params, source=None):
+def save(directory, config: transformer.ModelConfig, params, source=None,
+         texts=types.MappingProxyType({})):
   """Writes a Hugging Face folder that transformers loads.
 
   Every process of a run must call it, as it gathers; only the first writes. The
@@ -234,6 +236,7 @@ def save(directory, config: transformer.ModelConfig, params, source=None):
       vocabulary padded for a mesh.
     source: a folder to copy the tokenizer, generation_config and the other
       fields of config.json from.
+    texts: further files, {name: text}; they replace those of `source`.
 
   Raises:
     InputError: the directory exists and is not empty, or no architecture fits
@@ -255,6 +258,8 @@ def save(directory, config: transformer.ModelConfig, params, source=None):
       for name in others if source is not None else ():
         if (source / name).is_file():
           (partial / name).write_bytes((source / name).read_bytes())
+      for name, text in texts.items():
+        (partial / name).write_text(text, 'utf-8')
 
 
 @contextlib.contextmanager
