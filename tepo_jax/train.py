@@ -89,6 +89,8 @@ def train(config: ml_collections.ConfigDict, workdir: files.Path) -> None:
       run.open(workdir)
       with contextlib.closing(run):
         is_complete = run.run(stop)
+  if is_complete:
+    run.check_trained()
   if processes.is_first():
     print(summaries.results_table(workdir))
     print(summaries.next_command(workdir, run.step, config.steps), flush=True)

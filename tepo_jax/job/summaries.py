@@ -10,6 +10,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
+from tepo_jax import grading
 from tepo_jax.job import session as session_lib
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import sampler
@@ -17,6 +18,8 @@ from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import files
 
 FEW = 5  # rows of the closing table
+_SHOWN = 200  # characters of a completion in an error message
+_OFF = 'set --config.rollout.dynamic_sampling=off'
 
 LEGEND = (
     'Columns: reward and accuracy of the samples; entropy in nats; gradient '
@@ -60,6 +63,25 @@ def sampling_metrics(rollout: sampler.Rollout) -> dict[str, float]:
       'sampling/tokens': stats.tokens, 'sampling/tokens_trained': trained,
       'sampling/tokens_discarded': stats.tokens - tokens} | {
           f'grading/{name}': count for name, count in rollout.grading.items()}
+
+
+def why_starved(rollout: sampler.Rollout, template: str, style: str) -> str:
+  """What a step without enough mixed groups shows: '; …', or nothing.
+
+  template: the config's data.template. style: of its answers.
+  """
+  groups, reward_NG = rollout.completed, rollout.rewards.reward_NG
+  texts = [text for group in groups for text in group.text_G]
+  if texts and all(grading.extract(text, style) is None for text in texts):
+    return (f'; no completion had an answer that could be read '
+            f'(data.template={template}), for example: '
+            f'{" ".join(texts[0].split())[:_SHOWN]!r}')
+  varied = sum(np.ptp(reward_G) > 0 and not groups_lib.is_mixed(group)
+               for group, reward_G in zip(groups, reward_NG))
+  if varied:
+    return (f'; the reward differs in {varied} of the groups whose verdicts '
+            f'agree: to learn from these too, {_OFF}')
+  return ''
 
 
 def average(history: list[dict[str, Any]]) -> dict[str, float]:
@@ -189,3 +211,11 @@ def next_command(workdir: files.Path, step: int, steps: int) -> str:
   return (f'{workdir}: done; for figures and completions run\n'
           f'  .venv/bin/python -m tepo_jax.report --runs='
           f'{shlex.quote(str(workdir))} --out={report}')
+
+
+def nothing_trained(steps: int) -> str:
+  """The error of a run that made all its steps without an update."""
+  return (f'none of the {steps} steps trained a group: in none did a group '
+          f'have both right and wrong answers; if your reward differs where '
+          f'verdicts agree, {_OFF}; the completions are in '
+          f'{session_lib.ROLLOUTS}/')

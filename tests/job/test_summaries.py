@@ -6,6 +6,7 @@ import sys
 import types
 
 import jax
+import numpy as np
 import pytest
 
 from configs import methods
@@ -30,6 +31,32 @@ def test_every_column_is_named_and_explained():
       'tokens 29.7  max 48  tokens/s 7375  seconds 2.06')
   for part in line.split('  '):
     assert part.split()[0].partition('/')[0] in summaries.LEGEND
+
+
+def _rollout(texts, verdicts, rewards):
+  """A rollout of a group per row."""
+  groups = [types.SimpleNamespace(
+      text_G=texts, accuracy_G=np.array(verdict)) for verdict in verdicts]
+  return types.SimpleNamespace(
+      completed=groups, rewards=types.SimpleNamespace(
+          reward_NG=np.array(rewards, np.float32)))
+
+
+@pytest.mark.parametrize('texts, verdicts, rewards, said', [
+    # The reward of one's own differs where the verdicts agree.
+    ([r'\boxed{1}', 'no'], [[0, 0], [0, 1], [1, 1]],
+     [[.5, .1], [0, 1], [1, 1]],
+     '; the reward differs in 1 of the groups whose verdicts agree: to learn '
+     'from these too, set --config.rollout.dynamic_sampling=off'),
+    # The template asks for another form than the model writes.
+    (['It is \n' + 'very ' * 99, '7'], [[0, 0]], [[.5, .1]],
+     '; no completion had an answer that could be read '
+     f"(data.template=plain), for example: '{('It is ' + 'very ' * 99)[:200]}'"
+     ),
+    ([r'\boxed{1}', 'no'], [[0, 0]], [[0, 0]], '')])
+def test_a_starved_step_says_why(texts, verdicts, rewards, said):
+  assert summaries.why_starved(
+      _rollout(texts, verdicts, rewards), 'plain', 'boxed') == said
 
 
 def _write(folder, *records):
