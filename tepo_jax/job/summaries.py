@@ -201,12 +201,22 @@ def _short(count):
   return f'{count:,}'
 
 
-def next_command(workdir: files.Path, step: int, steps: int) -> str:
-  """The closing lines of a run that has made `step` of `steps` steps."""
-  if step < steps:
-    saved = f'step {step} is saved' if step else 'no step was finished'
-    return (f'{workdir}: stopped, {saved}; to resume, run\n'
-            f'  .venv/bin/python -m tepo_jax.train {shlex.join(sys.argv[1:])}')
+def stopped(how: str, workdir: files.Path, steps: int) -> str:
+  """The last three lines of a run that was stopped: what is saved, and the
+  command that resumes."""
+  folder = workdir / session_lib.CHECKPOINTS
+  if files.is_remote(workdir):  # whose list may take long to come
+    saved = f'what is saved is in {folder}'
+  elif found := checkpoint.steps(folder):
+    saved = f'step {max(found)} of {steps} is saved in {folder}/{max(found)}'
+  else:
+    saved = 'no step was finished, so nothing is saved'
+  return (f'{how}; {saved}\nto resume, run\n'
+          f'  .venv/bin/python -m tepo_jax.train {shlex.join(sys.argv[1:])}')
+
+
+def next_command(workdir: files.Path) -> str:
+  """The closing lines of a run that has made all its steps."""
   report = shlex.quote(str(workdir / 'report'))
   return (f'{workdir}: done; for figures and completions run\n'
           f'  .venv/bin/python -m tepo_jax.report --runs='

@@ -14,6 +14,7 @@ from configs import tiny
 from tepo_jax import train
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import summaries
+from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import mesh as mesh_lib
 
 
@@ -100,15 +101,21 @@ def test_the_closing_table_has_every_set(tmp_path):
 
 
 def test_the_next_command(monkeypatch):
-  done = summaries.next_command(pathlib.Path('runs/a b'), 40, 40)
+  done = summaries.next_command(pathlib.Path('runs/a b'))
   assert "tepo_jax.report --runs='runs/a b' --out='runs/a b/report'" in done
+
+
+def test_the_last_lines_of_a_stopped_run(monkeypatch, tmp_path):
   monkeypatch.setattr(sys, 'argv', ['train.py', "--config.eval.sets=('a',)"])
-  stopped = summaries.next_command(pathlib.Path('runs/a'), 20, 40)
-  assert stopped.startswith('runs/a: stopped, step 20 is saved')
-  assert stopped.endswith(
-      """ -m tepo_jax.train '--config.eval.sets=('"'"'a'"'"',)'""")
-  new = summaries.next_command(pathlib.Path('runs/a'), 0, 40)
-  assert 'no step was finished' in new
+  command = ('  .venv/bin/python -m tepo_jax.train '
+             """'--config.eval.sets=('"'"'a'"'"',)'""")
+  assert summaries.stopped('interrupted', tmp_path, 40).splitlines() == [
+      'interrupted; no step was finished, so nothing is saved',
+      'to resume, run', command]
+  monkeypatch.setattr(checkpoint, 'steps', lambda folder: [5, 20])
+  assert summaries.stopped('interrupted', tmp_path, 40).splitlines() == [
+      f'interrupted; step 20 of 40 is saved in {tmp_path}/checkpoints/20',
+      'to resume, run', command]
 
 
 def _session(parameters):
