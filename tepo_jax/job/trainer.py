@@ -3,6 +3,7 @@
 from concurrent import futures
 import contextlib
 import dataclasses
+import shlex
 import sys
 import time
 
@@ -97,7 +98,8 @@ class Trainer:
     self._restore()
     if processes.is_first():
       host.record(workdir, self.step,
-                  {'parameters': self.session.parameters()})
+                  {'parameters': self.session.parameters(),
+                   'command': shlex.join(sys.argv[1:])})
 
   def _restore(self):
     """Takes the last undamaged checkpoint, or the model's weights at step 0.

@@ -88,11 +88,13 @@ PANELS = (
 
 
 def panels(runs: Iterable[runs_lib.Run]) -> list[Panel]:
-  """Returns a panel for each evaluation's avg@k, then PANELS."""
+  """Returns a panel for each evaluation's avg@k, then PANELS, the accuracy of
+  the samples first."""
   return [Panel(name.replace('/', '_').replace('@', '_'),
                 'Evaluation: ' + name.removeprefix('eval/'), name, '%', 100,
                 False, is_compared=True)
-          for name in accuracies(runs)] + list(PANELS)
+          for name in accuracies(runs)] + sorted(
+              PANELS, key=lambda panel: panel.name != 'accuracy')
 
 
 def accuracies(runs: Iterable[runs_lib.Run]) -> list[str]:
