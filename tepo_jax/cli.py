@@ -118,13 +118,13 @@ def _expected(error: BaseException) -> tuple[int, str] | None:
   """(exit status, message) of an error, or None if it is a bug."""
   text = errors.one_line(error)
   if isinstance(error, KeyboardInterrupt):
-    return interrupts.STATUS, 'interrupted'
+    return interrupts.STATUS, str(error) or interrupts.WORD
   if isinstance(error, errors.InputError):
     return 2, f'error: {text}'
   if isinstance(error, errors.RunError):
     return 1, f'error: {text}'
   if isinstance(error, errors.Interrupted):
-    return errors.INTERRUPTED, text
+    return errors.INTERRUPTED, str(error)
   if isinstance(error, errors.Lost):
     return errors.LOST, f'error: {text}'
   if errors.NO_BACKEND in text:

@@ -2,23 +2,24 @@ r"""Exports the trained weights of a run as a Hugging Face folder.
 
   python -m tepo_jax.export --workdir=DIR [--step=N] [--adapter] --out=DIR
 
-The folder holds config.json, safetensors (fp32), the tokenizer and the
-generation config, for transformers' from_pretrained; data.template_args become
-defaults of its chat template. The adapters of a LoRA run
-are merged in; with --adapter they are written alone, as a folder for peft.
+The folder holds config.json, safetensors (fp32), the tokenizer, a
+generation_config.json with every token that ended a completion, and a model
+card, for transformers' from_pretrained, vLLM and SGLang (the last two untried);
+data.template_args become defaults of its chat template.
+The adapters of a LoRA run are merged in; with --adapter they are written alone,
+as a folder for peft.
 On several hosts (TEPO_MULTIHOST=1) each reads its part of the checkpoint, and
 the first one writes, one tensor at a time.
 """
-
-import functools
 
 from absl import flags
 
 from tepo_jax import cli
 from tepo_jax import errors
-from tepo_jax.data import chat_templates
+from tepo_jax.job import model_card
 from tepo_jax.job import restore
 from tepo_jax.job import run_folder
+from tepo_jax.job import summaries
 from tepo_jax.policy.huggingface import adapters
 from tepo_jax.policy.huggingface import weights
 from tepo_jax.runtime import files
@@ -46,18 +47,22 @@ def export(out: files.Path) -> None:
   """Writes the folder; all processes of a job must call it."""
   processes.on_first(run_folder.check_out, out)
   mesh = mesh_lib.make({'data': 1, 'fsdp': -1, 'tensor': 1})
+  trained = restore.restore_trained(_WORKDIR.value, mesh, _STEP.value)
+  folder = trained.folder
+  card = model_card.card(
+      run_folder.read_config(_WORKDIR.value), folder, trained.step,
+      summaries.read_records(files.path(_WORKDIR.value)), _ADAPTER.value)
   if _ADAPTER.value:
-    trained = restore.restore_trained(_WORKDIR.value, mesh, _STEP.value)
     if trained.base is None:
       raise errors.InputError(f'--adapter: {_WORKDIR.value} is not a LoRA run')
-    adapters.save(out, trained.model.lora, trained.params, trained.folder)
+    adapters.save(out, trained.model.lora, trained.params, folder, card)
   else:
-    folder, params = restore.restore_params(_WORKDIR.value, mesh, _STEP.value)
     arguments = run_folder.read_config(_WORKDIR.value).data.template_args
     weights.save(
-        out, weights.model_config(folder), params, source=folder,
-        rewrite=arguments and functools.partial(
-            chat_templates.with_defaults, arguments=arguments))
+        out, weights.model_config(folder), trained.complete(), source=folder,
+        texts={model_card.CARD: card, model_card.GENERATION:
+               model_card.generation_config(folder),
+               **model_card.chat_templates(folder, arguments)})
   # The others wait until everything is uploaded.
   processes.on_first(print, f'exported {_WORKDIR.value} to {out}')
 

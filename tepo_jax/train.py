@@ -52,6 +52,7 @@ from tepo_jax.job import summaries
 from tepo_jax.job import trainer
 from tepo_jax.runtime import files
 from tepo_jax.runtime import host
+from tepo_jax.runtime import interrupts
 from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.runtime import processes
 
@@ -71,6 +72,9 @@ def train(config: ml_collections.ConfigDict, workdir: files.Path) -> None:
     errors.Interrupted: SIGTERM did.
   """
   stop = processes.StopRequest()
+  if processes.is_first():
+    interrupts.set_last_words(lambda: summaries.stopped(
+        interrupts.WORD, workdir, config.steps))
   folder = files.path(session_lib.model_folder(config, workdir))
   is_unmade = processes.any_of(
       config.model is None and not (folder / 'config.json').exists())
@@ -91,15 +95,16 @@ def train(config: ml_collections.ConfigDict, workdir: files.Path) -> None:
       run.open(workdir)
       with contextlib.closing(run):
         is_complete = run.run(stop)
+  if is_complete:
+    run.check_trained()
   if processes.is_first():
-    print(summaries.results_table(workdir))
-    print(summaries.next_command(workdir, run.step, config.steps), flush=True)
-  if stop.interrupted:
-    raise KeyboardInterrupt
+    print(summaries.results_table(workdir), flush=True)
   if not is_complete:
-    raise errors.Interrupted(
-        f'stopped by SIGTERM after step {run.step} of {config.steps}; the same '
-        'command resumes')
+    error, how = ((KeyboardInterrupt, interrupts.WORD) if stop.interrupted
+                  else (errors.Interrupted, 'stopped by SIGTERM'))
+    raise error(summaries.stopped(how, workdir, config.steps))
+  if processes.is_first():
+    print(summaries.next_command(workdir), flush=True)
 
 
 def _announced(config: ml_collections.ConfigDict, session: session_lib.Session,

@@ -41,7 +41,7 @@ def test_train_continue_and_export_with_lora(tmp_path, monkeypatch):
   runs.run('export', f'--workdir={workdir}', '--adapter', f'--out={out}')
   assert json.loads((out / 'adapter_config.json').read_text())['r'] == 4
   assert sorted(file.name for file in out.iterdir()) == [
-      'adapter_config.json', 'adapter_model.safetensors']
+      'README.md', 'adapter_config.json', 'adapter_model.safetensors']
   model = peft.PeftModel.from_pretrained(
       transformers.AutoModelForCausalLM.from_pretrained(
           base, dtype=torch.float32), out).merge_and_unload()

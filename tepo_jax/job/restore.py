@@ -26,12 +26,20 @@ class Trained:
 
   folder: the model folder that the run started from. model: with its execution
   fields. params: all fp32 weights, or the LoRA adapters. base: with LoRA, the
-  folder's fp32 weights, else None.
+  folder's fp32 weights, else None. step: of the checkpoint.
   """
   folder: str
   model: transformer.ModelConfig
   params: Any
   base: Any
+  step: int
+
+  def complete(self) -> Any:
+    """All fp32 weights; adapters are merged into the base, which is used up."""
+    if self.base is None:
+      return self.params
+    merge = functools.partial(lora.merge, self.model.lora)
+    return jax.jit(merge, donate_argnums=0)(self.base, self.params)
 
 
 def latest_step(checkpointer: checkpoint.Checkpointer) -> int | None:
@@ -71,7 +79,7 @@ def restore_trained(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
       step, *programs_lib.restorable(programs_lib.make(config, model, mesh)),
       check)
   checkpointer.close()
-  return Trained(folder, model, state.params, base)
+  return Trained(folder, model, state.params, base, step)
 
 
 def restore_params(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
@@ -82,8 +90,4 @@ def restore_params(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
   layout of `weights.load`; arguments and errors are as in `restore_trained`.
   """
   trained = restore_trained(workdir, mesh, step)
-  if trained.base is None:
-    return trained.folder, trained.params
-  merge = functools.partial(lora.merge, trained.model.lora)
-  return trained.folder, jax.jit(merge, donate_argnums=0)(
-      trained.base, trained.params)
+  return trained.folder, trained.complete()

@@ -16,6 +16,9 @@ from tepo_jax.job import configuration
 from tepo_jax.runtime import files
 from tepo_jax.runtime import lock as lock_lib
 
+# The fields by which an embedded model is made.
+_MODEL_FIELDS = 'compute.', 'data.', 'pretrain.', 'seed'
+
 
 def digest(config: ml_collections.ConfigDict) -> str:
   """SHA-256 of the fields that must not change on resume, sorted."""
@@ -58,8 +61,9 @@ def claim(config: ml_collections.ConfigDict, workdir: str | os.PathLike,
   """Makes DIR the workdir of this config, or checks that it is.
 
   It acquires the lock, which is DIR's and which the caller releases. It then
-  writes every field to DIR/config.json. Changes of fields that affect
-  rounding only are logged on stderr.
+  writes every field to DIR/config.json. Until something has been trained, the
+  config may change in any way; later such changes are refused, and those of
+  fields that affect rounding only are logged on stderr.
 
   Raises:
     InputError: another process holds the lock, or DIR holds another config (the
@@ -123,6 +127,22 @@ def _naming_out(path):
         f'--out={path}: {error.strerror or error}') from error
 
 
+def _is_untrained(workdir):
+  """Whether there is no checkpoint and no record of a finished step."""
+  from tepo_jax.job import session as session_lib  # imports jax
+  from tepo_jax.job import summaries
+  checkpoints = workdir / session_lib.CHECKPOINTS
+  return not (checkpoints.is_dir() and any(checkpoints.iterdir())) and not any(
+      record['step'] for record in summaries.read_records(workdir))
+
+
+def _makes_another_model(workdir, names):
+  """Whether DIR has an embedded model that one of the changed fields made."""
+  from tepo_jax.job import session as session_lib  # imports jax
+  return (workdir / session_lib.BASE_MODEL).exists() and any(
+      name.startswith(_MODEL_FIELDS) for name in names)
+
+
 def _check_same_run(config, workdir):
   saved = fields_lib.flat(read_config(workdir))
   # Through JSON like the saved one, so that both changed in the same way.
@@ -135,8 +155,15 @@ def _check_same_run(config, workdir):
       differing[configuration.resume_rule(name)].append(
           f'{name} (was {_shown(saved, name)}, now {_shown(asked, name)})')
   if other := differing[fields_lib.SAME]:
-    raise errors.InputError(f'--workdir={workdir} belongs to another config: '
-                            f'{errors.listed(other)}')
+    what = f'belongs to another config: {errors.listed(other)}'
+    if not _is_untrained(workdir):
+      raise errors.InputError(f'--workdir={workdir} {what}')
+    if _makes_another_model(workdir, other):
+      raise errors.InputError(
+          f'--workdir={workdir} {what}, which made its base_model/; choose '
+          'another folder')
+    print(f'{workdir}: nothing has been trained yet, so it takes the new '
+          f'config: {errors.listed(other)}', file=sys.stderr, flush=True)
   if changed := differing[fields_lib.ROUNDING]:
     print(f'{workdir}: these fields have changed, so results are not '
           f'bit-identical from here on: {errors.listed(changed)}',

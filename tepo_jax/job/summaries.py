@@ -10,6 +10,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
+from tepo_jax import grading
 from tepo_jax.job import results
 from tepo_jax.job import session as session_lib
 from tepo_jax.rollout import groups as groups_lib
@@ -18,6 +19,8 @@ from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import files
 
 FEW = 5  # rows of the closing table
+_SHOWN = 200  # characters of a completion in an error message
+_OFF = 'set --config.rollout.dynamic_sampling=off'
 
 LEGEND = (
     'Columns: reward and accuracy of the samples; entropy in nats; gradient '
@@ -63,6 +66,25 @@ def sampling_metrics(rollout: sampler.Rollout) -> dict[str, float]:
           f'grading/{name}': count for name, count in rollout.grading.items()}
 
 
+def why_starved(rollout: sampler.Rollout, template: str, style: str) -> str:
+  """What a step without enough mixed groups shows: '; …', or nothing.
+
+  template: the config's data.template. style: of its answers.
+  """
+  groups, reward_NG = rollout.completed, rollout.rewards.reward_NG
+  texts = [text for group in groups for text in group.text_G]
+  if texts and all(grading.extract(text, style) is None for text in texts):
+    return (f'; no completion had an answer that could be read '
+            f'(data.template={template}), for example: '
+            f'{" ".join(texts[0].split())[:_SHOWN]!r}')
+  varied = sum(np.ptp(reward_G) > 0 and not groups_lib.is_mixed(group)
+               for group, reward_G in zip(groups, reward_NG))
+  if varied:
+    return (f'; the reward differs in {varied} of the groups whose verdicts '
+            f'agree: to learn from these too, {_OFF}')
+  return ''
+
+
 def average(history: list[dict[str, Any]]) -> dict[str, float]:
   """A step's mean over its updates, except for extremes and counts."""
   reduce = {'weight_min': np.min, 'weight_max': np.max, 'skipped': np.sum,
@@ -93,6 +115,13 @@ def evaluated(scalars: dict[str, float]) -> str:
                    for name in names)
 
 
+def read_records(workdir: files.Path) -> list[dict[str, Any]]:
+  """The records of metrics.jsonl; none if the file is missing."""
+  path = workdir / 'metrics.jsonl'
+  return list(map(json.loads, path.read_text('utf-8').splitlines())
+              ) if path.exists() else []
+
+
 def results_table(workdir: files.Path) -> str:
   """The first, the last and the best recorded evaluation, in about five rows.
 
@@ -100,9 +129,7 @@ def results_table(workdir: files.Path) -> str:
   first set; and the nats per token of texts. The best is that of the highest
   avg@k of the first set.
   """
-  records = [json.loads(line) for line in
-             (workdir / 'metrics.jsonl').read_text().splitlines()]
-  records = [r for r in records if _averages(r)]
+  records = [r for r in read_records(workdir) if _averages(r)]
   if not records:
     return 'no evaluation was recorded'
   first, last = records[0], records[-1]
@@ -184,13 +211,31 @@ def _short(count):
   return f'{count:,}'
 
 
-def next_command(workdir: files.Path, step: int, steps: int) -> str:
-  """The closing lines of a run that has made `step` of `steps` steps."""
-  if step < steps:
-    saved = f'step {step} is saved' if step else 'no step was finished'
-    return (f'{workdir}: stopped, {saved}; to resume, run\n'
-            f'  .venv/bin/python -m tepo_jax.train {shlex.join(sys.argv[1:])}')
+def stopped(how: str, workdir: files.Path, steps: int) -> str:
+  """The last three lines of a run that was stopped: what is saved, and the
+  command that resumes."""
+  folder = workdir / session_lib.CHECKPOINTS
+  if files.is_remote(workdir):  # whose list may take long to come
+    saved = f'what is saved is in {folder}'
+  elif found := checkpoint.steps(folder):
+    saved = f'step {max(found)} of {steps} is saved in {folder}/{max(found)}'
+  else:
+    saved = 'no step was finished, so nothing is saved'
+  return (f'{how}; {saved}\nto resume, run\n'
+          f'  .venv/bin/python -m tepo_jax.train {shlex.join(sys.argv[1:])}')
+
+
+def next_command(workdir: files.Path) -> str:
+  """The closing lines of a run that has made all its steps."""
   report = shlex.quote(str(workdir / 'report'))
   return (f'{workdir}: done; for figures and completions run\n'
           f'  .venv/bin/python -m tepo_jax.report --runs='
           f'{shlex.quote(str(workdir))} --out={report}')
+
+
+def nothing_trained(steps: int) -> str:
+  """The error of a run that made all its steps without an update."""
+  return (f'none of the {steps} steps trained a group: in none did a group '
+          f'have both right and wrong answers; if your reward differs where '
+          f'verdicts agree, {_OFF}; the completions are in '
+          f'{session_lib.ROLLOUTS}/')

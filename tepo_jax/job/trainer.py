@@ -3,6 +3,7 @@
 from concurrent import futures
 import contextlib
 import dataclasses
+import shlex
 import sys
 import time
 
@@ -22,6 +23,7 @@ from tepo_jax.job import texts
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import dump
 from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.rollout import sampler as sampler_lib
 from tepo_jax.rollout import selection
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import files
@@ -99,7 +101,8 @@ class Trainer:
     self._restore()
     if processes.is_first():
       host.record(workdir, self.step,
-                  {'parameters': self.session.parameters()})
+                  {'parameters': self.session.parameters(),
+                   'command': shlex.join(sys.argv[1:])})
 
   def _restore(self):
     """Takes the last undamaged checkpoint, or the model's weights at step 0.
@@ -194,6 +197,12 @@ class Trainer:
         ', '.join(item.name for item in self.evaluations)):
       return self.evaluate(stop)
 
+  def check_trained(self) -> None:
+    """Raises a RunError if no update was made, as with dynamic_sampling=drop
+    and without a mixed group."""
+    if not int(mesh_lib.to_host(self.learner.state.step)):
+      raise errors.RunError(summaries.nothing_trained(self.config.steps))
+
   def close(self) -> None:
     """Waits for the last checkpoint and closes all files."""
     self.background.shutdown()
@@ -271,11 +280,15 @@ class Trainer:
       stop.defer_interrupts()
       return self.learner.learn(number, rollout.groups, rollout.reward_B)
     except errors.RunError as error:
-      self.background.shutdown()
-      self._dump(number, rollout, period=1)
-      raise errors.RunError(
-          f'{error}; the step\'s completions are in {session_lib.ROLLOUTS}/, '
-          f'{self.records.checkpointer.describe_latest()}') from error
+      raise self._failed(number, rollout, str(error)) from error
+
+  def _failed(self, number, rollout, message):
+    """Dumps the rollout of a step that fails; returns the error to raise."""
+    self.background.shutdown()
+    self._dump(number, rollout, period=1)
+    return errors.RunError(
+        f'{message}; the step\'s completions are in {session_lib.ROLLOUTS}/, '
+        f'{self.records.checkpointer.describe_latest()}')
 
   def _collect(self, number, stop):
     """Samples a rollout step's groups: (rollout, bytes of the weights for it).
@@ -299,6 +312,11 @@ class Trainer:
           f'step {number}, problem '
           f'{self._prompt(error.prompt_id).problem.id}: {error}; '
           f'{self.records.checkpointer.describe_latest()}') from error
+    except sampler_lib.StarvedError as error:
+      raise self._failed(number, error.rollout, str(
+          error) + summaries.why_starved(
+              error.rollout, self.config.data.template,
+              self.session.template.style)) from error
     return rollout, mesh_lib.device_bytes(params)
 
   def _prompt(self, prompt_id):

@@ -7,12 +7,14 @@ import collections
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import numpy as np
 import transformers
 
+from tepo_jax import errors
 from tepo_jax import grading
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import reward as reward_lib
@@ -55,6 +57,17 @@ class Rollout:
   def sampled(self) -> list[groups_lib.Group]:
     """All groups but the surplus."""
     return self.completed[:self.count]
+
+
+class StarvedError(errors.RunError):
+  """A selection found too few groups to train on.
+
+  rollout: all that was sampled; it trains on no group.
+  """
+
+  def __init__(self, message: str, rollout: Rollout):
+    super().__init__(message)
+    self.rollout = rollout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +114,9 @@ class GroupSampler:
 
     prompt: returns the prompt at an index in the data order. rewards: called as
     groups become complete. check: as for `stream`.
+
+    Raises:
+      StarvedError: the selection found too few groups.
     """
     stats = schedule_lib.Stats()
     with _Grading(self) as graded:
@@ -113,10 +129,15 @@ class GroupSampler:
         started.result()
     completed = sorted(
         requests.groups, key=lambda group: group.prompt.prompt_id)
-    return Rollout(
-        completed, *selection.choose(completed),
-        rewards=rewards.rewards(completed, requests.started), stats=stats,
-        grading=requests.counts)
+    rollout = functools.partial(
+        Rollout, completed, rewards=rewards.rewards(
+            completed, requests.started), stats=stats, grading=requests.counts)
+    try:
+      trained, count, cursor = selection.choose(completed)
+    except errors.RunError as error:
+      raise StarvedError(str(error), rollout(
+          trained=[], count=len(completed), cursor=0)) from error
+    return rollout(trained=trained, count=count, cursor=cursor)
 
   def _completions(self, weights, requests, key, stats, check):
     """Yields lists of completions as they end; times the sampling."""

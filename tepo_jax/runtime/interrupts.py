@@ -10,10 +10,12 @@ import signal
 import threading
 
 STATUS = 130  # of an interrupted program: 128 + SIGINT
+WORD = 'interrupted'  # what a program says that was
 
 _first: Callable[[], None] | None = None
 _unwinds = False
 _happened = False
+_last_words: Callable[[], str] = lambda: WORD
 
 
 def install() -> None:
@@ -45,9 +47,16 @@ def happened() -> bool:
   return _happened
 
 
+def set_last_words(function: Callable[[], str]) -> None:
+  """What the function returns is printed where `end` ends the process."""
+  global _last_words
+  _last_words = function
+
+
 def end() -> None:
   """Ends this process at once, without any cleaning up."""
-  os.write(2, b'interrupted\n')
+  # On a terminal, the cursor may be behind a live block and '^C'.
+  os.write(2, b'\n' * os.isatty(2) + f'{_last_words()}\n'.encode())
   os._exit(STATUS)
 
 

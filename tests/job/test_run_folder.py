@@ -26,12 +26,18 @@ def _claim(config, folder):
     run_folder.claim(config, folder, lock)
 
 
+def _trained(folder):
+  """Makes the folder that of a run with a finished step."""
+  (folder / 'metrics.jsonl').write_text('{"step": 0}\n{"step": 1}\n')
+
+
 def _contents(folder):
   return {p.name: p.read_bytes() for p in folder.iterdir()}
 
 
 def test_workdir_of_another_config_is_left_alone(tmp_path):
   _claim(_config(), tmp_path / 'run')
+  _trained(tmp_path / 'run')
   before = _contents(tmp_path / 'run')
   other = _config(**{'seed': 1, 'eval.sets': ('a',)})
   with pytest.raises(errors.InputError) as error:
@@ -40,6 +46,23 @@ def test_workdir_of_another_config_is_left_alone(tmp_path):
   assert 'seed (was 0, now 1)' in str(error.value)
   assert 'period' not in str(error.value)
   assert _contents(tmp_path / 'run') == before
+
+
+def test_until_something_is_trained_any_config_is_taken(tmp_path, capsys):
+  """A first step that failed, as for want of mixed groups, locks nothing."""
+  _claim(_config(), tmp_path)
+  (tmp_path / 'metrics.jsonl').write_text('{"step": 0}\n')  # an evaluation
+  _claim(_config(**{'eval.period': 3}), tmp_path)
+  assert capsys.readouterr().err == (
+      f'{tmp_path}: nothing has been trained yet, so it takes the new config: '
+      'eval.period (was 2, now 3)\n')
+  assert run_folder.read_config(tmp_path).eval.period == 3
+  (tmp_path / 'base_model').mkdir()
+  with pytest.raises(errors.InputError, match='now 7., which made its base'):
+    _claim(_config(**{'eval.period': 3, 'seed': 7}), tmp_path)
+  (tmp_path / 'checkpoints' / '1').mkdir(parents=True)
+  with pytest.raises(errors.InputError, match='belongs to another config'):
+    _claim(_config(), tmp_path)
 
 
 def test_only_steps_may_change(tmp_path):
@@ -59,6 +82,7 @@ def test_an_infinite_field_is_saved_as_json_and_read_back(tmp_path):
   config.clip = ml_collections.ConfigDict({
       'low': math.inf, 'high': 0.3, 'band': (-math.inf, 5.0)})
   _claim(config, tmp_path)
+  _trained(tmp_path)
   _claim(config, tmp_path)
   text = (tmp_path / 'config.json').read_text()
   assert json.loads(text, parse_constant=pytest.fail)['clip']['high'] == 0.3
@@ -70,6 +94,7 @@ def test_an_infinite_field_is_saved_as_json_and_read_back(tmp_path):
 
 def test_execution_fields_may_change_and_are_logged(tmp_path, capsys):
   _claim(_config(**{'rollout.slots': 8}), tmp_path)
+  _trained(tmp_path)
   assert not capsys.readouterr().err
   changed = _config(**{'rollout.slots': 4})
   _claim(changed, tmp_path)

@@ -6,6 +6,7 @@ import sys
 import types
 
 import jax
+import numpy as np
 import pytest
 
 from configs import methods
@@ -13,6 +14,7 @@ from configs import tiny
 from tepo_jax import train
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import summaries
+from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import mesh as mesh_lib
 
 
@@ -30,6 +32,32 @@ def test_every_column_is_named_and_explained():
       'tokens 29.7  max 48  tokens/s 7375  seconds 2.06')
   for part in line.split('  '):
     assert part.split()[0].partition('/')[0] in summaries.LEGEND
+
+
+def _rollout(texts, verdicts, rewards):
+  """A rollout of a group per row."""
+  groups = [types.SimpleNamespace(
+      text_G=texts, accuracy_G=np.array(verdict)) for verdict in verdicts]
+  return types.SimpleNamespace(
+      completed=groups, rewards=types.SimpleNamespace(
+          reward_NG=np.array(rewards, np.float32)))
+
+
+@pytest.mark.parametrize('texts, verdicts, rewards, said', [
+    # The reward of one's own differs where the verdicts agree.
+    ([r'\boxed{1}', 'no'], [[0, 0], [0, 1], [1, 1]],
+     [[.5, .1], [0, 1], [1, 1]],
+     '; the reward differs in 1 of the groups whose verdicts agree: to learn '
+     'from these too, set --config.rollout.dynamic_sampling=off'),
+    # The template asks for another form than the model writes.
+    (['It is \n' + 'very ' * 99, '7'], [[0, 0]], [[.5, .1]],
+     '; no completion had an answer that could be read '
+     f"(data.template=plain), for example: '{('It is ' + 'very ' * 99)[:200]}'"
+     ),
+    ([r'\boxed{1}', 'no'], [[0, 0]], [[0, 0]], '')])
+def test_a_starved_step_says_why(texts, verdicts, rewards, said):
+  assert summaries.why_starved(
+      _rollout(texts, verdicts, rewards), 'plain', 'boxed') == said
 
 
 def _write(folder, *records):
@@ -73,15 +101,21 @@ def test_the_closing_table_has_every_set(tmp_path):
 
 
 def test_the_next_command(monkeypatch):
-  done = summaries.next_command(pathlib.Path('runs/a b'), 40, 40)
+  done = summaries.next_command(pathlib.Path('runs/a b'))
   assert "tepo_jax.report --runs='runs/a b' --out='runs/a b/report'" in done
+
+
+def test_the_last_lines_of_a_stopped_run(monkeypatch, tmp_path):
   monkeypatch.setattr(sys, 'argv', ['train.py', "--config.eval.sets=('a',)"])
-  stopped = summaries.next_command(pathlib.Path('runs/a'), 20, 40)
-  assert stopped.startswith('runs/a: stopped, step 20 is saved')
-  assert stopped.endswith(
-      """ -m tepo_jax.train '--config.eval.sets=('"'"'a'"'"',)'""")
-  new = summaries.next_command(pathlib.Path('runs/a'), 0, 40)
-  assert 'no step was finished' in new
+  command = ('  .venv/bin/python -m tepo_jax.train '
+             """'--config.eval.sets=('"'"'a'"'"',)'""")
+  assert summaries.stopped('interrupted', tmp_path, 40).splitlines() == [
+      'interrupted; no step was finished, so nothing is saved',
+      'to resume, run', command]
+  monkeypatch.setattr(checkpoint, 'steps', lambda folder: [5, 20])
+  assert summaries.stopped('interrupted', tmp_path, 40).splitlines() == [
+      f'interrupted; step 20 of 40 is saved in {tmp_path}/checkpoints/20',
+      'to resume, run', command]
 
 
 def _session(parameters):

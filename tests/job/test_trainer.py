@@ -1,12 +1,21 @@
 """What a trainer times belongs to one step; every step is recorded."""
 
 import types
+from unittest import mock
 
+from jax import numpy as jnp
+import numpy as np
 import pytest
 
 from configs import tiny
+from tepo_jax import errors
+from tepo_jax.data import problem as problem_lib
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import trainer as trainer_lib
+from tepo_jax.rollout import dump
+from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.rollout import reward as reward_lib
+from tepo_jax.rollout import sampler as sampler_lib
 from tepo_jax.runtime import progress as progress_lib
 
 
@@ -42,6 +51,50 @@ def test_a_step_that_was_stopped_before_its_record_gets_one():
   trainer.step = trainer.config.steps = 40
   trainer_lib.Trainer.run(trainer, None)
   assert recorded == [40]
+
+
+def _starved():
+  group = groups_lib.Group(
+      prompt=groups_lib.Prompt(problem_lib.Problem(
+          id='p', problem='?', answers=('1',), source='made'), (1,), 0),
+      token_GT=np.zeros((2, 3), np.int32), logp_GT=np.zeros((2, 3), np.float32),
+      length_G=np.array([3, 3]), ended_G=np.array([True, True]),
+      text_G=('yes', 'no'), accuracy_G=np.zeros(2, np.float32))
+  return sampler_lib.StarvedError('too few', sampler_lib.Rollout(
+      [group], [], 1, 0, reward_lib.Rewards(
+          np.array([[.5, .1]], np.float32), {}, {}), None, {}))
+
+
+def test_a_step_without_enough_groups_says_why_and_leaves_its_rollout(tmp_path):
+  trainer = object.__new__(trainer_lib.Trainer)
+  vars(trainer).update(vars(_trainer(
+      background=types.SimpleNamespace(shutdown=lambda: None),
+      sampler=types.SimpleNamespace(select=mock.Mock(side_effect=_starved())),
+      records=types.SimpleNamespace(
+          workdir=tmp_path, checkpointer=types.SimpleNamespace(
+              describe_latest=lambda: 'no checkpoint')))))
+  trainer.session.rewards = None
+  trainer.session.template = types.SimpleNamespace(style='boxed')
+  trainer.config.dump.period = 0
+  with pytest.raises(errors.RunError) as caught:
+    trainer._collect(3, types.SimpleNamespace(check=None))
+  assert str(caught.value) == (
+      'too few; no completion had an answer that could be read '
+      f"(data.template={trainer.config.data.template}), for example: 'yes'; "
+      "the step's completions are in rollouts/, no checkpoint")
+  assert [line['completion'] for line in dump.read(
+      tmp_path / 'rollouts', 3)] == ['yes', 'no']
+
+
+def test_a_run_without_an_update_is_not_done():
+  trainer = object.__new__(trainer_lib.Trainer)
+  trainer.config = tiny.get_config('tepo')
+  trainer.learner = types.SimpleNamespace(
+      state=types.SimpleNamespace(step=jnp.int32(0)))
+  with pytest.raises(errors.RunError, match='none of the 40 steps trained'):
+    trainer.check_trained()
+  trainer.learner.state.step += 1
+  trainer.check_trained()
 
 
 @pytest.mark.parametrize('steps, fitting, begun, said', [

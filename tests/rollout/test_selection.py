@@ -142,6 +142,14 @@ def test_refill_ends_in_its_last_batch_or_with_an_error():
     assert part in message
 
 
+def test_what_a_starved_step_sampled_is_kept_for_its_record():
+  with pytest.raises(sampler_lib.StarvedError) as caught:
+    World([MIXED, WRONG, WRONG]).select('refill', wanted=2, max_batches=1)
+  rollout = caught.value.rollout
+  assert _prompt_ids(rollout.sampled) == [0, 1] and not rollout.groups
+  assert rollout.rewards.reward_NG.tolist() == [[0, 1], [0, 0]]
+
+
 def test_hopeless_pass_rate_is_named():
   with pytest.raises(errors.RunError, match=r'pass rate 0\.0%.*4 all wrong'):
     World([WRONG]).select('refill', wanted=2, max_batches=2)

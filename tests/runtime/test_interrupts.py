@@ -38,6 +38,12 @@ def test_it_ends_the_process_at_once(body):
   assert time.monotonic() - start < 10
 
 
+def test_the_last_words_come_last():
+  code = ('interrupts.install()\n'
+          'interrupts.set_last_words(lambda: "step 3 is saved")\n')
+  assert _run(code + _WAIT, 0.1) == (130, '', 'step 3 is saved\n')
+
+
 def test_the_first_may_be_a_request_and_the_second_ends():
   code = ('interrupts.install()\n'
           'interrupts.on_first(lambda: print("first", flush=True))\n')

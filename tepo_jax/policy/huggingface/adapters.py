@@ -14,8 +14,8 @@ _SIDES = {'lora_a': 'lora_A', 'lora_b': 'lora_B'}
 
 
 def save(directory, lora: lora_lib.Lora, adapters: dict[str, Any],
-         base_model: str) -> None:
-  """Writes adapter_config.json and adapter_model.safetensors.
+         base_model: str, card: str) -> None:
+  """Writes adapter_config.json, adapter_model.safetensors and README.md.
 
   Every process of a run must call it; only the first writes. The folder is
   written under a temporary name and renamed when complete.
@@ -25,6 +25,7 @@ def save(directory, lora: lora_lib.Lora, adapters: dict[str, Any],
     lora: rank, alpha and targets of the adapters.
     adapters: as from `lora.split`, float32; may be sharded.
     base_model: the folder or hub id of the adapted model.
+    card: the text of README.md.
 
   Raises:
     InputError: the directory exists and is not empty.
@@ -40,6 +41,7 @@ def save(directory, lora: lora_lib.Lora, adapters: dict[str, Any],
         entries |= {key.format(i): host for i, host in enumerate(host_LOI)}
     if jax.process_index() == 0:
       _write(partial, entries, lora, base_model)
+      (partial / 'README.md').write_text(card, 'utf-8')
 
 
 def _write(folder, entries, lora, base_model):

@@ -13,6 +13,7 @@ import errno
 import os
 import pathlib
 import shutil
+import types
 
 from flax import traverse_util
 import jax
@@ -229,7 +230,7 @@ def _corner(shape):
 
 
 def save(directory, config: transformer.ModelConfig, params, source=None,
-         rewrite=None):
+         texts=types.MappingProxyType({})):
   """Writes a Hugging Face folder that transformers loads.
 
   Every process of a run must call it, as it gathers; only the first writes. The
@@ -242,7 +243,7 @@ def save(directory, config: transformer.ModelConfig, params, source=None,
       vocabulary padded for a mesh.
     source: a folder to copy the tokenizer, generation_config and the other
       fields of config.json from.
-    rewrite: applied to the text of a copied chat template.
+    texts: further files, {name: text}; they replace those of `source`.
 
   Raises:
     InputError: the directory exists and is not empty, or no architecture fits
@@ -264,27 +265,8 @@ def save(directory, config: transformer.ModelConfig, params, source=None,
       for name in others if source is not None else ():
         if (source / name).is_file():
           (partial / name).write_bytes((source / name).read_bytes())
-      if rewrite is not None:
-        _rewrite_chat_templates(partial, rewrite)
-
-
-def _rewrite_chat_templates(folder, rewrite):
-  """Applies `rewrite` to every chat template in the files of a folder."""
-  def changed(source):
-    if isinstance(source, list):  # of named templates
-      return [named | {'template': rewrite(named['template'])}
-              for named in source]
-    return rewrite(source)
-
-  for name in hub.CHAT_TEMPLATES:
-    file = folder / name
-    if file.suffix == '.jinja' and file.is_file():
-      file.write_text(rewrite(file.read_text('utf-8')), 'utf-8')
-    elif file.is_file():
-      raw = tensor_files.read_json(file)
-      if raw.get('chat_template') is not None:
-        tensor_files.write_json(
-            file, raw | {'chat_template': changed(raw['chat_template'])})
+      for name, text in texts.items():
+        (partial / name).write_text(text, 'utf-8')
 
 
 @contextlib.contextmanager

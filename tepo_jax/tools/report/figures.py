@@ -89,7 +89,8 @@ PANELS = (
 
 
 def panels(runs: Iterable[runs_lib.Run]) -> list[Panel]:
-  """Returns a panel for each evaluation's avg@k and each text, then PANELS."""
+  """Returns a panel for each evaluation's avg@k and each text, then PANELS, the
+  accuracy of the samples first."""
   return [Panel(name.replace('/', '_').replace('@', '_'),
                 'Evaluation: ' + name.removeprefix('eval/'), name, '%', 100,
                 False, is_compared=True)
@@ -97,7 +98,8 @@ def panels(runs: Iterable[runs_lib.Run]) -> list[Panel]:
               Panel(name.replace('/', '_'),
                     'Text: ' + name.removeprefix('eval/'), name, 'nats',
                     has_mean=False)
-              for name in _evaluated(runs, f'/{results.NATS}')] + list(PANELS)
+              for name in _evaluated(runs, f'/{results.NATS}')] + sorted(
+                  PANELS, key=lambda panel: panel.name != 'accuracy')
 
 
 def accuracies(runs: Iterable[runs_lib.Run]) -> list[str]:

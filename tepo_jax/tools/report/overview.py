@@ -11,6 +11,7 @@ from tepo_jax.runtime import files
 from tepo_jax.runtime import progress
 from tepo_jax.tools.report import claims
 from tepo_jax.tools.report import figures
+from tepo_jax.tools.report import one_run
 from tepo_jax.tools.report import page
 from tepo_jax.tools.report import runs as runs_lib
 
@@ -24,6 +25,9 @@ it is a little too high. Unfinished runs count with the steps they have."""
 
 def header(groups: Sequence[runs_lib.Seeds]) -> str:
   """Returns what ran: model, data, sizes, duration, machine, commit."""
+  if len(groups) == 1 and len(groups[0].runs) == 1:
+    run = groups[0].runs[0]
+    return one_run.header(run, seconds(run))
   by_run = [(run.name, run) for group in groups for run in group.runs]
   by_group = [(group.label, group) for group in groups]
   facts = {

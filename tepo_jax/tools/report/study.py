@@ -7,6 +7,7 @@ import pathlib
 import time
 from typing import Any
 
+from configs import base as base_config
 from tepo_jax import errors
 from tepo_jax.job import statistics
 from tepo_jax.runtime import files
@@ -33,10 +34,15 @@ def write(out: pathlib.Path, runs: Sequence[runs_lib.Run],
   groups = runs_lib.group(runs)
   panels = [_panel(groups, panel, out) for panel in figures.panels(runs)]
   sections = [('Results', overview.results(groups, place or out))]
-  if len(groups) > 1:
-    sections.append(('The paper\'s claims', _claims(groups)))
-  sections.append(('Figures', page.figures(panels, figures.bands(groups))))
-  if any(group.label in rows for group in groups for rows in tables.values()):
+  drawn = 'Figures', page.figures(panels, figures.bands(groups))
+  if len(runs) == 1:
+    sections.insert(0, drawn)  # its learning curve comes before any table
+  else:
+    if len(groups) > 1:
+      sections.append(('The paper\'s claims', _claims(groups)))
+    sections.append(drawn)
+  if any(_is_papers(group) and group.label in rows for group in groups
+         for rows in tables.values()):
     sections.append(('The panels of Table 3', _tables(groups, tables)))
   sections += more
   if inspectors:
@@ -70,9 +76,16 @@ def _panel(groups, panel, out):
           'curves': list(map(dataclasses.asdict, drawn))}
 
 
+def _is_papers(group):
+  """Whether the runs were trained on the paper's data."""
+  fields = group.runs[0].fields
+  return fields is not None and fields.get('data.name') == (
+      base_config.FIELDS['data']['name'].default)
+
+
 def _tables(groups, tables):
   """Returns a table per panel of Table 3, in the paper's order."""
-  by_label = {group.label: group for group in groups}
+  by_label = {group.label: group for group in groups if _is_papers(group)}
   return ''.join(
       f'<h3>Panel {page.text(title)}</h3>{overview.accuracies(present)}'
       for title, methods in tables.items() if (present := [
@@ -135,7 +148,7 @@ def _environment(runs):
   for run in runs:
     for start in run.starts:
       for name, value in start.items():
-        if name not in ('step', 'started'):
+        if name not in ('step', 'started', 'command'):
           found.setdefault(name, {}).setdefault(str(value), {})[run.name] = None
   if not found:
     return '<p class="muted">Not recorded.</p>'

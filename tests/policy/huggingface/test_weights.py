@@ -377,25 +377,6 @@ def test_tokenizer_and_generation_config_travel(hf_model, tmp_path):
   assert weights.eos_ids(tmp_path / 'out', tokenizer) == (0, 5, 7)
 
 
-@pytest.mark.parametrize('file', ['chat_template.jinja',
-                                  'tokenizer_config.json'])
-def test_a_copied_chat_template_is_rewritten(hf_model, tmp_path, file):
-  source = shutil.copytree(hf_model('llama')[0], tmp_path / 'in')
-  _save_tokenizer(source, '<eos>')
-  template = '{{ think }}'
-  if file == 'chat_template.jinja':
-    (source / file).write_text(template)
-  else:
-    (source / file).write_text(json.dumps(json.loads(
-        (source / file).read_text()) | {'chat_template': [
-            {'name': 'default', 'template': template},
-            {'name': 'tools', 'template': ''}]}))
-  weights.save(tmp_path / 'out', *weights.load(source, 'float32'), source,
-               rewrite=lambda text: 'x' + text)
-  tokenizer = weights.load_tokenizer(tmp_path / 'out')
-  assert tokenizer.get_chat_template() == 'x{{ think }}'
-
-
 def test_a_bad_tokenizer_is_refused(tmp_path):
   with pytest.raises(errors.InputError, match='no such model folder'):
     weights.load_tokenizer(tmp_path / 'nowhere')

@@ -1,0 +1,53 @@
+"""What a run trains, in words: its method's formula, and the fields that users
+change first. Model cards and reports show them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tepo_jax.job import configuration
+from tepo_jax.learning import advantage
+from tepo_jax.learning import objective
+
+EQUATION = 'L = sum_it c_it (coef M_it R_it - S(w_it, A_it))'
+
+_PARTS = (
+    ('weight', objective.WEIGHTS), ('clip', objective.CLIPS),
+    ('shape', objective.SHAPES), ('aggregate', objective.AGGREGATES),
+    ('reg.penalty', objective.PENALTIES), ('reg.region', objective.REGIONS),
+    ('estimator', advantage.ESTIMATORS))
+
+
+def formula(fields: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+  """The parts of a method: (part, its choice with the numbers, its formula).
+
+  fields: of a config, by dotted name. A part that is off is left out. The
+  formulas are those of learning/objective.py, which also defines the symbols.
+  """
+  found = []
+  for part, table in _PARTS:
+    name = fields.get(f'method.{part}', fields.get(f'method.{part}.name'))
+    choice = table.get(name)
+    if choice is None or (name == 'none' and part != 'weight'):
+      continue
+    function = getattr(choice, 'function', choice)
+    found.append((part, name + _numbers(fields, part, choice),
+                  (function.__doc__ or '').split('\n')[0]))
+  return found
+
+
+def _numbers(fields, part, choice):
+  """' (low=0.2, high=0.28)': the numbers of a choice in the fields."""
+  names = (*getattr(choice, 'ranges', ()), *getattr(choice, 'optional', ()))
+  section = 'method.reg' if part.startswith('reg.') else f'method.{part}'
+  numbers = {name: fields.get(f'{section}.{name}') for name in names}
+  if part == 'reg.penalty':
+    numbers['coef'] = fields.get('method.reg.coef')
+  shown = [f'{name}={value}' for name, value in numbers.items()
+           if value is not None]
+  return f' ({", ".join(shown)})' if shown else ''
+
+
+def first_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+  """The values of the fields that users change first (★ in base.py)."""
+  return {name: fields[name] for name, field in configuration.FIELDS.items()
+          if field.meaning.startswith('★') and name in fields}

@@ -1,0 +1,178 @@
+"""The texts of an exported folder: its model card, generation_config.json and
+chat template."""
+
+from collections.abc import Mapping, Sequence
+import json
+import re
+from typing import Any
+
+import ml_collections
+
+from configs import fields as fields_lib
+from tepo_jax.data import chat_templates as chat_templates_lib
+from tepo_jax.data import prompts
+from tepo_jax.job import description
+from tepo_jax.policy.huggingface import hub
+from tepo_jax.policy.huggingface import tensor_files
+from tepo_jax.policy.huggingface import weights
+from tepo_jax.runtime import files
+
+CARD, GENERATION = 'README.md', 'generation_config.json'
+UNKNOWN = 'unknown'
+
+_FULL = """import transformers
+tokenizer = transformers.AutoTokenizer.from_pretrained('FOLDER')
+model = transformers.AutoModelForCausalLM.from_pretrained(
+    'FOLDER', dtype='auto')"""
+_ADAPTER = """import peft, transformers
+tokenizer = transformers.AutoTokenizer.from_pretrained('{base}')
+base = transformers.AutoModelForCausalLM.from_pretrained(
+    '{base}', dtype='auto')
+model = peft.PeftModel.from_pretrained(base, 'FOLDER')"""
+_SERVERS = (
+    'vllm serve FOLDER --dtype bfloat16\n'
+    'python -m sglang.launch_server --model-path FOLDER --dtype bfloat16')
+_ADAPTER_SERVERS = (
+    'vllm serve {base} --enable-lora --max-lora-rank {rank} '
+    '--lora-modules trained=FOLDER\n'
+    'python -m sglang.launch_server --model-path {base} '
+    '--lora-paths trained=FOLDER')
+
+
+def generation_config(folder: str) -> str:
+  """generation_config.json of the model folder `folder`, with every id that
+  ends a completion in the run; serving stops where training stopped."""
+  tokenizer = weights.load_tokenizer(folder)
+  path = hub.folder(folder, hub.TOKENIZER_FILES) / GENERATION
+  known = json.loads(path.read_text('utf-8')) if path.is_file() else {}
+  known['eos_token_id'] = list(weights.eos_ids(folder, tokenizer))
+  if tokenizer.pad_token_id is not None:
+    known.setdefault('pad_token_id', tokenizer.pad_token_id)
+  return json.dumps(known, indent=2, sort_keys=True) + '\n'
+
+
+def chat_templates(folder: str, arguments: str) -> dict[str, str]:
+  """{file name: text} of the model folder's files with a chat template, which
+  render without arguments as with these (`data.template_args`)."""
+  def changed(source):
+    if isinstance(source, list):  # of named templates
+      return [named | {'template': changed(named['template'])}
+              for named in source]
+    return chat_templates_lib.with_defaults(source, arguments)
+
+  source, texts = hub.folder(folder, hub.TOKENIZER_FILES), {}
+  for name in hub.CHAT_TEMPLATES if arguments else ():
+    file = source / name
+    if file.suffix == '.jinja' and file.is_file():
+      texts[name] = changed(file.read_text('utf-8'))
+    elif file.is_file():
+      raw = tensor_files.read_json(file)
+      if raw.get('chat_template') is not None:
+        texts[name] = json.dumps(
+            raw | {'chat_template': changed(raw['chat_template'])},
+            indent=2, sort_keys=True) + '\n'
+  return texts
+
+
+def card(config: ml_collections.ConfigDict, folder: str, step: int,
+         records: Sequence[Mapping[str, Any]], is_adapter: bool) -> str:
+  """The model card of what a run has trained, in Markdown.
+
+  Args:
+    config: of the run. folder: the model folder that it started from.
+    step: of the checkpoint. records: of metrics.jsonl.
+    is_adapter: whether only the adapters are exported.
+  """
+  base = config.model or 'the embedded model, which the run made itself'
+  license_ = _license(config.model, folder)
+  is_named = config.model is not None and not files.path(config.model).exists()
+  head = ['---', f'library_name: {"peft" if is_adapter else "transformers"}',
+          f'license: {license_}',
+          *([f'base_model: {config.model}'] if is_named else []), '---']
+  load, serve = (_ADAPTER, _ADAPTER_SERVERS) if is_adapter else (
+      _FULL, _SERVERS)
+  values = {'base': config.model or folder, 'rank': config.lora.rank}
+  return '\n'.join([
+      *head, f'# {_title(base)}, {config.method_name}, step {step}', '',
+      *_facts(config, base, license_, step), '', '## Method', '',
+      *_method(config), '', '## Evaluation', '', *_evaluation(records, step),
+      '', '## Loading', '', 'FOLDER is this folder.', '', '```python',
+      load.format(**values), '```', '', '```', serve.format(**values), '```',
+      '', *_prompt(config), ''])
+
+
+def _title(base):
+  return base.rstrip('/').rpartition('/')[2]
+
+
+def _facts(config, base, license_, step):
+  about = (f'unknown: {config.model or base} states none'
+           if license_ == UNKNOWN else license_)
+  trained = (f'LoRA adapters of rank {config.lora.rank}' if config.lora.rank
+             else 'all weights')
+  return [
+      f'- Base model: {base}', f'- License of the base model: {about}',
+      f'- Trained: {trained}, by tepo_jax with reinforcement learning from '
+      'verifiable rewards', f'- Data: {config.data.name}',
+      f'- Steps: {step} of {config.steps}, each {config.rollout.prompts} '
+      f'prompts × {config.rollout.samples} completions of at most '
+      f'{config.rollout.max_tokens:,} tokens',
+      f'- Learning rate: {config.optimizer.learning_rate:g}; seed: '
+      f'{config.seed}']
+
+
+def _method(config):
+  parts = description.formula(fields_lib.flat(config))
+  return [f'`{config.method_name}`: {description.EQUATION}', '',
+          '| Part | Choice | Formula |', '|---|---|---|', *(
+              f'| {part} | {choice} | {_cell(text)} |'
+              for part, choice, text in parts)]
+
+
+def _cell(text):
+  return text.replace('|', r'\|')
+
+
+def _evaluation(records, step):
+  """A table of the last evaluation up to the step."""
+  evaluated = [record for record in records if record['step'] <= step and any(
+      name.startswith('eval/') for name in record)]
+  if not evaluated:
+    return ['None was recorded by the run.']
+  last = evaluated[-1]
+  rows = ['| Set | Accuracy | 95 % interval | Problems |',
+          '|---|---:|---:|---:|']
+  for name, value in last.items():
+    found = re.fullmatch(r'eval/(.*)/(avg@\d+)', name)
+    if found is None:
+      continue
+    low, high, problems = (last.get(f'eval/{found[1]}/{part}')
+                           for part in ('low', 'high', 'problems'))
+    interval = '–' if low is None else f'{low:.1%} to {high:.1%}'
+    count = '–' if problems is None else f'{problems:,.0f}'
+    rows.append(
+        f'| {found[1]}, {found[2]} | {value:.1%} | {interval} | {count} |')
+  return [f'After step {last["step"]}, by the run itself. The intervals are '
+          'bootstraps over the problems.', '', *rows]
+
+
+def _prompt(config):
+  template = prompts.get(config.data.template, config.data.system)
+  system = '' if template.system is None else (
+      f' with the system turn "{template.system}"')
+  form = 'the chat template of the tokenizer' if template.is_chat else (
+      'no chat template')
+  return [f'The prompts of the training are those of the template '
+          f'`{config.data.template}`{system}, in {form}. Completions were '
+          f'sampled at temperature {config.rollout.temperature:g}. '
+          f'`{GENERATION}` lists every token that ended a completion.']
+
+
+def _license(model, folder):
+  """The license that the base model's own card names, in its first lines."""
+  if model is None:
+    return 'apache-2.0'  # this repository's
+  readme = files.path(folder) / CARD
+  found = readme.is_file() and re.match(
+      r'---\n(?:.*\n)*?license:\s*(\S+)', readme.read_text('utf-8', 'replace'))
+  return found[1] if found else UNKNOWN

@@ -1,0 +1,80 @@
+"""The first part of a single run's page: what was run."""
+
+import re
+import shlex
+
+from configs import base
+from configs import fields as fields_lib
+from tepo_jax.job import description
+from tepo_jax.runtime import progress
+from tepo_jax.tools.report import page
+from tepo_jax.tools.report import runs as runs_lib
+
+_UNKNOWN = '–'
+_VERSIONS = 'python', 'jax', 'flax', 'optax', 'transformers'
+
+
+def header(run: runs_lib.Run, seconds: float) -> str:
+  """Returns what was run, and the command that makes it again.
+
+  seconds: of its steps and evaluations.
+  """
+  start = run.starts[-1] if run.starts else {}
+  arguments = shlex.split(
+      run.starts[0].get('command', '') if run.starts else '')
+  facts = {'state': run.state}
+  if run.fields is not None:
+    facts |= _what(run.fields, start) | _changes(run.fields, arguments)
+  facts |= {
+      'machine': ', '.join(str(start[name]) for name in (
+          'devices', 'system') if name in start) or _UNKNOWN,
+      'duration': progress.duration(seconds),
+      'versions': ', '.join([f'commit {start.get("commit", _UNKNOWN)}', *(
+          f'{name} {start[name]}' for name in _VERSIONS if name in start)]),
+      'make it again': page.Html(f'<code>{page.text(_command(arguments))}'
+                                 '</code>') if arguments else _UNKNOWN}
+  return page.facts(facts.items())
+
+
+def _what(fields, start):
+  parameters = start.get('parameters')
+  count = '' if parameters is None else f', {parameters:,} parameters'
+  formula = ''.join(
+      f'<br>{page.text(part)}: {page.text(choice)}: {page.text(text)}'
+      for part, choice, text in description.formula(fields))
+  return {
+      'model': f'{fields.get("model") or "embedded"}{count}',
+      'method': page.Html(f'{page.text(fields["method_name"])}: '
+                          f'{page.text(description.EQUATION)}{formula}'),
+      'first fields': _listed(description.first_fields(fields)),
+      'seed': fields['seed']}
+
+
+def _changes(fields, arguments):
+  """The fields that differ from the config file, where the command is known;
+  else from base.py."""
+  config = [a.partition('=')[2] for a in arguments if re.match('--?config=', a)]
+  if config:
+    found = dict(
+        a.partition('config.')[2].partition('=')[::2] for a in arguments
+        if re.match(r'--?config\.', a))
+    return {'config file': config[-1],
+            'changed on the command line': _listed(found) or 'nothing'}
+  defaults = fields_lib.flat(base.get_config(fields['method_name']))
+  return {'differs from configs/base.py': _listed({
+      name: value for name, value in fields.items()
+      if name in defaults and value != _as_saved(defaults[name])}) or 'nothing'}
+
+
+def _as_saved(value):
+  return list(value) if isinstance(value, tuple) else value
+
+
+def _listed(fields):
+  return ', '.join(f'{name}={value}' for name, value in fields.items())
+
+
+def _command(arguments):
+  """The command, with another folder: a run's own is taken."""
+  again = [re.sub(r'^(--?workdir)=.*', r'\1=DIR', a) for a in arguments]
+  return f'python -m tepo_jax.train {shlex.join(again)}'

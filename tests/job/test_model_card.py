@@ -1,0 +1,83 @@
+"""The model card of an export, and the stop ids of generation_config.json."""
+
+import json
+
+import jinja2
+import pytest
+
+from configs import base
+from configs import tiny
+from tepo_jax.data import embedded
+from tepo_jax.job import model_card
+
+RECORDS = [
+    {'step': 4, 'eval/gsm8k/avg@8': 0.5, 'eval/gsm8k/low': 0.45,
+     'eval/gsm8k/high': 0.55, 'eval/gsm8k/problems': 1319},
+    {'step': 5, 'reward': 1.0},
+    {'step': 8, 'eval/gsm8k/avg@8': 0.9, 'eval/gsm8k/low': 0.85,
+     'eval/gsm8k/high': 0.95, 'eval/gsm8k/problems': 1319}]
+
+
+def _config(model):
+  config = base.get_config('tepo')
+  config.model = model
+  return config
+
+
+def test_the_card_says_what_was_trained_and_how_to_load_it(tmp_path):
+  (tmp_path / 'README.md').write_text(
+      '---\nlanguage: en\nlicense: mit\n---\n# Base\n')
+  card = model_card.card(
+      _config('owner/base'), str(tmp_path), 5, RECORDS, False)
+  assert card.startswith('---\nlibrary_name: transformers\nlicense: mit\n'
+                         'base_model: owner/base\n---\n')
+  for line in (
+      '- License of the base model: mit', '- Data: dapo_math',
+      '- Steps: 5 of 80, each 64 prompts × 8 completions of at most 8,192 '
+      'tokens',
+      '| clip | ppo (low=0.2, high=0.28) | S = min(w A, C(w) A), C = clip(., '
+      '1 - low, 1 + high). |',
+      '| reg.penalty | kl_full (coef=0.001) | KL(policy \\|\\| old) over the '
+      'whole vocabulary: TEPO, Eq. 4. |',
+      'After step 4, by the run itself. The intervals are bootstraps over the '
+      'problems.',
+      '| gsm8k, avg@8 | 50.0% | 45.0% to 55.0% | 1,319 |',
+      'vllm serve FOLDER --dtype bfloat16'):
+    assert line in card.splitlines()
+  assert '90.0%' not in card  # of a later step
+
+
+def test_a_license_that_the_base_does_not_state_is_unknown(tmp_path):
+  card = model_card.card(_config(str(tmp_path)), str(tmp_path), 5, [], True)
+  assert f'- License of the base model: unknown: {tmp_path} states none' in card
+  assert 'license: unknown\n---' in card and 'base_model:' not in card
+  assert 'None was recorded by the run.' in card
+  assert f"AutoTokenizer.from_pretrained('{tmp_path}')" in card
+  own = model_card.card(tiny.get_config('grpo'), str(tmp_path), 5, [], False)
+  assert 'license: apache-2.0\n' in own
+
+
+def test_serving_stops_at_every_token_that_ends_a_completion(tmp_path):
+  embedded.build_tokenizer('arithmetic', tmp_path)
+  (tmp_path / 'generation_config.json').write_text(
+      '{"eos_token_id": 7, "top_p": 0.8}')
+  (tmp_path / 'config.json').write_text('{"eos_token_id": [3]}')
+  saved = json.loads(model_card.generation_config(str(tmp_path)))
+  assert saved['top_p'] == 0.8
+  assert {3, 7} < set(saved['eos_token_id'])  # and the tokenizer's
+
+
+@pytest.mark.parametrize('name, content, found', [
+    ('chat_template.jinja', '{{ think }}', lambda text: text),
+    ('tokenizer_config.json', json.dumps({'chat_template': [
+        {'name': 'default', 'template': '{{ think }}'}], 'eos_token': 'x'}),
+     lambda text: json.loads(text)['chat_template'][0]['template'])])
+def test_arguments_become_defaults_of_the_chat_template(
+    tmp_path, name, content, found):
+  (tmp_path / name).write_text(content)
+  texts = model_card.chat_templates(str(tmp_path), 'think=7')
+  assert texts.keys() == {name}
+  template = jinja2.Template(found(texts[name]))
+  assert template.render().strip() == '7'
+  assert template.render(think=1).strip() == '1'
+  assert not model_card.chat_templates(str(tmp_path), '')
