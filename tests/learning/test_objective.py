@@ -110,6 +110,11 @@ def test_dual_clip(x64, ratio, value, grad):
   check(value_and_grad(loss, tokens([[ratio]], -2.0)), value, [[grad]])
 
 
+def test_an_optional_number_is_left_out_or_none(x64):
+  for clip in PPO, PPO | dict(dual=None):
+    check(value_and_grad(make(clip=clip), tokens([[5.0]], -2.0)), 10, [[10]])
+
+
 @pytest.mark.parametrize('penalty, value, grad', [
     # d = ln 2, so e^-d = 1/2 and rho = 2
     ('kl_k1', math.log(2), 1.0),
