@@ -5,7 +5,7 @@ set -euo pipefail
 
 chips() {
   case $TYPE in
-    v5p-* | v4-* | v3-* | v2-*) echo $(( ${TYPE##*-} / 2 )) ;;
+    tpu7x-* | v5p-* | v4-* | v3-* | v2-*) echo $(( ${TYPE##*-} / 2 )) ;;
     *) echo "${TYPE##*-}" ;;
   esac
 }
@@ -33,20 +33,41 @@ at list price)"
     "run launch/tpu_vm.sh delete"
 }
 
+# A row per TYPE: TYPE, topology, and its name in configs/small.py, if any.
+rows='v6e-1=v6e:1x1=v6e1 v6e-4=v6e:2x2 v6e-8=v6e:2x4 v6e-16=v6e:4x4
+  v6e-32=v6e:4x8 v6e-64=v6e:8x8 v6e-128=v6e:8x16 v6e-256=v6e:16x16
+  v5litepod-1=v5e:1x1=v5e1 v5litepod-4=v5e:2x2 v5litepod-8=v5e:2x4=v5e8
+  v5litepod-16=v5e:4x4 v5litepod-32=v5e:4x8 v5litepod-64=v5e:8x8
+  v5p-8=v5p:2x2x1 v5p-16=v5p:2x2x2 v5p-32=v5p:2x2x4 v5p-64=v5p:2x4x4
+  v5p-128=v5p:4x4x4'
+
 # The steps are those of launch/PLANS.md.
 types() {
-  local topology name rows row
-  rows='v6e-1=v6e:1x1=v6e1 v6e-4=v6e:2x2 v6e-8=v6e:2x4 v6e-16=v6e:4x4 v6e-32=v6e:4x8
-    v6e-64=v6e:8x8 v6e-128=v6e:8x16 v6e-256=v6e:16x16 v5litepod-1=v5e:1x1=v5e1
-    v5litepod-4=v5e:2x2 v5litepod-8=v5e:2x4=v5e8 v5litepod-16=v5e:4x4
-    v5litepod-32=v5e:4x8 v5litepod-64=v5e:8x8 v5p-8=v5p:2x2x1 v5p-16=v5p:2x2x2
-    v5p-32=v5p:2x2x4 v5p-64=v5p:2x4x4 v5p-128=v5p:4x4x4'
+  local row topology name
   printf '%-14s %5s %5s  %-10s %s\n' TYPE chips hosts plan 'a step, planned'
   for row in $rows; do
     IFS='=' read -r TYPE topology name <<<"$row"
     printf '%-14s %5s %5s  %-10s %s\n' "$TYPE" "$(chips)" "$(hosts)" \
       "$topology" "$(planned "$topology" "${name:-none}")"
   done
+}
+
+# GKE's labels of a node of TYPE; gke_topology fails if TYPE is none of ours.
+gke_accelerator() {
+  case $TYPE in
+    v6e-*) echo tpu-v6e-slice ;;
+    v5p-*) echo tpu-v5p-slice ;;
+    v5litepod-*) echo tpu-v5-lite-podslice ;;
+    tpu7x-*) echo tpu7x ;;
+  esac
+}
+
+gke_topology() {
+  local row
+  for row in ${rows//v5p/tpu7x} $rows; do
+    [[ $row != "$TYPE="* ]] || { cut -d= -f2 <<<"$row" | cut -d: -f2; return; }
+  done
+  return 1
 }
 
 # planned TOPOLOGY NAME: models and seconds of the rows of PLANS.md, where

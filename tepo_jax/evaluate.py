@@ -156,7 +156,8 @@ def _results(evaluations, samples):
       item.name: [p.problem.id for p in item.prompts] for item in evaluations})
   first = [lines[item.name] for item in evaluations if item.is_first]
   return {
-      'sets': {item.name: results_lib.summarize(lines[item.name], item.style)
+      'sets': {item.name: results_lib.summarize(
+          lines[item.name], item.style, item.too_long)
                for item in evaluations},
       'first_decodings': [item.name for item in evaluations if item.is_first],
       **results_lib.averages(first)}

@@ -32,6 +32,7 @@ class Evaluation:
     samples: k, completions per problem.
     is_first: whether averages over sets use this decoding of the set.
     style: how the prompt template marks answers.
+    too_long: how many problems of the set were skipped for their prompts.
   """
   name: str
   prompts: list[groups_lib.Prompt]
@@ -39,6 +40,7 @@ class Evaluation:
   samples: int
   is_first: bool
   style: str
+  too_long: int
 
   def run(self, params: Any, key: jax.Array,
           check: Callable[[], None] = lambda: None
@@ -52,7 +54,8 @@ class Evaluation:
       groups += some
       counts.update(troubles)
     groups.sort(key=lambda group: group.prompt.prompt_id)
-    summary = results_lib.summarize(sample_lines(self.name, groups), self.style)
+    summary = results_lib.summarize(
+        sample_lines(self.name, groups), self.style, self.too_long)
     return groups, results_lib.brief(summary) | counts
 
   def stream(self, params: Any, key: jax.Array,
@@ -104,7 +107,8 @@ def prepare(session: session_lib.Session) -> list[Evaluation]:
                                      settings.top_p)
               if temperature > 0 else draw.Decoding(0.0),
               stop_after_boxed=settings.stop_after_boxed),
-          samples, index == 0, session.template.style))
+          samples, index == 0, session.template.style,
+          session.too_long[source]))
   return evaluations
 
 

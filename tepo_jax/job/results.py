@@ -26,12 +26,14 @@ NATS = 'nats_per_token'  # of a text, see `texts`
 _RESULTS, _SAMPLE = {'first_decodings'}, {'set', 'id', 'sample', 'correct'}
 
 
-def summarize(lines: Sequence[dict], style: str) -> dict[str, Any]:
+def summarize(lines: Sequence[dict], style: str, too_long: int = 0
+              ) -> dict[str, Any]:
   """Returns the metrics of one set under one decoding.
 
   These are avg@k with its interval, pass@1…k, maj@1…k (powers of 2, and k),
   the shares of completions without an answer and truncated, the mean length,
-  and avg@k by level and subject.
+  and avg@k by level and subject. All of them are over the problems whose prompts
+  were short enough; `too_long` others were skipped.
   """
   groups = by_problem(lines)
   verdict_Nk = verdicts(groups)
@@ -50,7 +52,7 @@ def summarize(lines: Sequence[dict], style: str) -> dict[str, Any]:
       'no_answer': sum(blanks for _, blanks in ballots) / verdict_Nk.size,
       'truncated': float(np.mean([line['truncated'] for line in lines])),
       'mean_length': float(np.mean([line['tokens'] for line in lines])),
-      'problems': len(groups),
+      'problems': len(groups), 'too_long': too_long,
       **{f'by_{field}': _by(groups, field) for field in ('level', 'subject')
          if any(field in line for line in lines)}}
 
@@ -129,7 +131,7 @@ def table(found: Mapping[str, Any]) -> str:
         f'{summary[f"pass@{samples}"]:.1%}',
         f'{summary[f"maj@{samples}"]:.1%}' if samples != '1' else '',
         f'{summary["no_answer"]:.1%}', f'{summary["truncated"]:.1%}',
-        f'{summary["mean_length"]:.1f}', str(summary['problems'])))
+        f'{summary["mean_length"]:.1f}', _problems(summary)))
   for name in ('avg_micro', 'avg_macro'):
     low, high = found[f'{name}_interval']
     rows.append((name, f'{found[name]:.1%}', f'{low:.1%} … {high:.1%}',
@@ -139,6 +141,13 @@ def table(found: Mapping[str, Any]) -> str:
       cell.ljust(width) if i == 0 else cell.rjust(width)
       for i, (cell, width) in enumerate(zip(row, widths))).rstrip()
                    for row in rows)
+
+
+def _problems(summary):
+  """'497 of 500' if the prompts of 3 problems were too long. Evaluations of
+  earlier versions do not say."""
+  count, skipped = summary['problems'], summary.get('too_long')
+  return f'{count} of {count + skipped}' if skipped else str(count)
 
 
 def read(folder: str | os.PathLike) -> tuple[dict, list[dict]]:

@@ -55,7 +55,8 @@ class Session:
     model: architecture and execution fields, for `mesh`. folder: of the model.
     template: of the prompts.
     grader, rewards: closed with the session. timers: seconds by phase.
-    sets: name -> problems, of the sets loaded so far.
+    sets: name -> problems, of the sets loaded so far. too_long: name -> how
+      many of them were skipped for the length of their prompts.
   """
   config: ml_collections.ConfigDict
   mesh: jax.sharding.Mesh
@@ -69,6 +70,7 @@ class Session:
   timers: progress_lib.Timers
   sets: dict[str, list[problem_lib.Problem]] = dataclasses.field(
       default_factory=dict)
+  too_long: dict[str, int] = dataclasses.field(default_factory=dict)
 
   def __enter__(self) -> 'Session':
     return self
@@ -115,7 +117,7 @@ class Session:
       if count:
         print(f'{name}: {count} of {len(problems)} problems are also in '
               f'{other}', file=sys.stderr)
-    self.sets[name] = problems
+    self.sets[name], self.too_long[name] = problems, len(found.long)
     longest = self.config.data.max_prompt_tokens
     if found.long:
       print(f'{name}: skipped {len(found.long)} of {len(problems)} prompts, '

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping
 import contextlib
-import hashlib
 import json
 import math
 import os
+import secrets
 import sys
 import time
 from typing import Any
@@ -136,7 +136,11 @@ class _Events(_Sink):
 
 class _Wandb(_Sink):
   """The Weights & Biases run of this workdir, continued if it exists; the
-  environment's WANDB_MODE selects its mode (online, offline)."""
+  environment's WANDB_MODE selects its mode (online, offline).
+
+  Its id is drawn once and kept in the workdir. Derived from the path, it would
+  continue the curve of a run that was deleted, or of another container.
+  """
   name, errors = 'Weights & Biases', (Exception,)  # it raises many types
 
   def __init__(self, workdir: files.Path, project: str,
@@ -146,10 +150,13 @@ class _Wandb(_Sink):
 
   def _init(self, path, project, config):
     import wandb  # optional: not in requirements.txt
+    file = path / 'wandb_id'
+    if not file.exists():
+      files.replace_text(file, secrets.token_hex(8))
     self._run = wandb.init(
         project=project, name=path.name, config=dict(config),
         dir=None if files.is_remote(path) else path,  # None: the current one
-        id=hashlib.sha256(str(path).encode()).hexdigest()[:16], resume='allow')
+        id=file.read_text('utf-8').strip(), resume='allow')
 
   def write(self, step: int, scalars: Mapping[str, float]) -> None:
     self._run.log(scalars, step=step)

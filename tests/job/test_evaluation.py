@@ -51,6 +51,7 @@ def _prepare(**settings):
   session = types.SimpleNamespace(
       config=ml_collections.ConfigDict({'eval': settings}),
       template=prompts.get('dapo_answer'),
+      too_long=dict.fromkeys(settings['sets'], 2),
       evaluation_prompts=lambda name: asked.append(name) or ['a', 'b', 'c'],
       sampler=lambda **arguments: arguments)
   return evaluation.prepare(session), asked
@@ -74,6 +75,7 @@ def test_evaluations_follow_the_config():
   assert [e.name for e in evaluations] == ['arithmetic', 'arithmetic/greedy']
   assert [(e.samples, e.is_first, e.style) for e in evaluations] == [
       (8, True, 'answer'), (1, False, 'answer')]
+  assert [e.too_long for e in evaluations] == [2, 2]
   assert [e.sampler for e in evaluations] == [
       dict(prompts=3, samples=8, max_tokens=9, stop_after_boxed=False,
            decoding=draw.Decoding(1.0)),
@@ -120,7 +122,7 @@ class _Sampler:
 
 def _evaluation(sampler):
   return evaluation.Evaluation(
-      'toy', [g.prompt for g in GROUPS], sampler, 4, True, 'boxed')
+      'toy', [g.prompt for g in GROUPS], sampler, 4, True, 'boxed', 2)
 
 
 def test_run_summarizes_in_the_order_of_the_prompts():
@@ -135,6 +137,7 @@ def test_run_summarizes_in_the_order_of_the_prompts():
         'avg@4': 4 / 12, 'pass@1': 4 / 12, 'pass@2': (1 / 2 + 0 + 1) / 3,
         'pass@4': 2 / 3, 'maj@1': 0, 'maj@2': 0, 'maj@4': 0, 'no_answer': 1,
         'truncated': 2 / 12, 'mean_length': 50 / 12, 'problems': 3,
+        'too_long': 2,
         'timeout': 3, 'died': 0})
   assert sampler.asked == 2 * [['p0', 'p1', 'p2']]
 

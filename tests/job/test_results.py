@@ -44,7 +44,17 @@ def test_summary():
   assert found['by_subject'] == {'x': {'accuracy': 3 / 4, 'problems': 1}}
   assert set(results.brief(found)) == {
       'avg@4', 'low', 'high', 'pass@1', 'pass@2', 'pass@4', 'maj@1', 'maj@2',
-      'maj@4', 'no_answer', 'truncated', 'mean_length', 'problems'}
+      'maj@4', 'no_answer', 'truncated', 'mean_length', 'problems', 'too_long'}
+
+
+def test_problems_that_were_too_long_are_counted_beside_the_accuracy():
+  found = {'sets': {
+      'toy': results.summarize(LINES, 'boxed', too_long=2),
+      'other': results.summarize(LINES, 'boxed')},
+           **results.averages([LINES])}
+  assert [found['sets'][name]['too_long'] for name in found['sets']] == [2, 0]
+  toy, other = results.table(found).splitlines()[1:3]
+  assert toy.endswith(' 3 of 5') and other.endswith(' 3')
 
 
 def test_one_sample_has_no_majority():

@@ -2,7 +2,9 @@
 
 import json
 import math
+import shutil
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -116,6 +118,24 @@ class _DeadWandb:
         raise RuntimeError('cannot\nreach the server')
       return self
     return call
+
+
+def test_a_run_of_wandb_belongs_to_one_workdir(tmp_path, monkeypatch):
+  ids = []
+  wandb = types.SimpleNamespace(init=lambda **given: ids.append(
+      (given['id'], given['resume'])) or types.SimpleNamespace(
+          finish=lambda: None))
+  monkeypatch.setitem(sys.modules, 'wandb', wandb)
+
+  def start(name):
+    metrics.Writer(tmp_path / name, 'project', {}).close()
+    return ids[-1]
+
+  first = start('run')
+  assert start('run') == first and first[1] == 'allow'
+  assert start('other') != first
+  shutil.rmtree(tmp_path / 'run')
+  assert start('run') != first
 
 
 @pytest.mark.parametrize('dead, calls', [

@@ -61,7 +61,8 @@ class Lab:
     `draw_number`, whatever the policy."""
     held_out = evaluation.Evaluation(
         'sampling', self.prompts, self._sampler, self.config.rollout.samples,
-        True, self.session.template.style)
+        True, self.session.template.style,
+        self.session.too_long[self.config.eval.sets[0]])
     return held_out.run(
         self.learner.programs.to_decode(params), jax.random.fold_in(
             programs_lib.stream(self.config.seed, 'eval'), draw_number))[0]
