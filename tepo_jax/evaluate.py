@@ -7,7 +7,8 @@ r"""Evaluates a model or a checkpoint on the config's evaluation sets.
 last checkpoint is used; without it, config.model is evaluated. Writes
 results.json and samples.jsonl to --out, and prints accuracies with their
 intervals. If it is killed, or stopped by SIGTERM (status 42), the same command
-resumes it; the results are the same. On several hosts (TEPO_MULTIHOST=1) all take part, and the first writes.
+resumes it; the results are the same. On several hosts (TEPO_MULTIHOST=1) all
+take part, and the first writes.
 """
 
 import collections

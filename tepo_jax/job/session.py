@@ -224,7 +224,7 @@ def model_folder(config: ml_collections.ConfigDict,
   """
   if config.model is None:
     return str(files.path(workdir) / BASE_MODEL)
-  return str(hub.folder(config.model))
+  return str(hub.folder_of_job(config.model))
 
 
 def cache_compilations(config: ml_collections.ConfigDict,
