@@ -236,7 +236,7 @@ def model_folder(config: ml_collections.ConfigDict,
   """
   if config.model is None:
     return str(files.path(workdir) / BASE_MODEL)
-  return str(hub.folder(config.model))
+  return str(hub.folder_of_job(config.model))
 
 
 def fix_date(config: ml_collections.ConfigDict, folder: str | os.PathLike,

@@ -34,6 +34,11 @@ _GONE = re.compile(
 _Item = TypeVar('_Item')
 
 
+def is_job() -> bool:
+  """Whether this process is to join the others of a job."""
+  return os.environ.get('TEPO_MULTIHOST') == '1'
+
+
 def initialize(heartbeat: int = 300) -> None:
   """Joins the job's other processes if TEPO_MULTIHOST=1: by the TPU slice, by
   Slurm, or by JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
@@ -44,7 +49,7 @@ def initialize(heartbeat: int = 300) -> None:
   Raises:
     errors.Lost: the others, or the TPU's metadata server, do not answer.
   """
-  if os.environ.get('TEPO_MULTIHOST') != '1':
+  if not is_job():
     return
   coordinates = _coordinates()
   try:

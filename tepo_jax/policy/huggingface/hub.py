@@ -12,6 +12,8 @@ import huggingface_hub
 from tepo_jax import errors
 from tepo_jax.policy.huggingface import packages
 from tepo_jax.runtime import files
+from tepo_jax.runtime import processes
+from tepo_jax.runtime import sharing
 
 TOKENIZER_FILES = (
     'tokenizer.json', 'tokenizer_config.json', 'tokenizer.model',
@@ -76,3 +78,15 @@ def _download(name, names):
     raise errors.InputError(
         f'{name}: no such model folder, and not available from the hub '
         f'({reason})') from error
+
+
+def folder_of_job(name: str) -> files.Path:
+  """As `folder`, but of a job's processes only the first asks the hub; the
+  others get copies. All of them must call this."""
+  if not processes.is_job():  # without starting jax's devices
+    return folder(name)
+  if processes.any_of(files.path(name).is_dir()) or not _ID.fullmatch(name):
+    return folder(name)
+  cache = pathlib.Path(huggingface_hub.constants.HF_HUB_CACHE)
+  return sharing.folder_of_first(
+      lambda: folder(name), cache / 'of_first' / name.replace('/', '--'))
