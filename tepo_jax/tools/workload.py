@@ -26,6 +26,7 @@ class Workload:
   mixed_share: of groups, those with both right and wrong answers; dynamic
     sampling draws more prompts where it is below 1.
   rounds: how often each function is timed.
+  folder: with the model's config.json; None: the embedded model.
   """
   model: transformer.ModelConfig
   prompts: int
@@ -35,6 +36,7 @@ class Workload:
   mean_tokens: int
   mixed_share: float
   rounds: int
+  folder: str | None = None
 
   def lengths(self, rows: int) -> np.ndarray:
     """Draws completion lengths, int32 [rows], each in 1…T."""
@@ -86,14 +88,17 @@ def of(config: ml_collections.ConfigDict, prompt_tokens: int | None = None,
     prompt_tokens, mean_tokens: at most, and if None, the config's longest.
     mixed_share, rounds: of the Workload.
   """
+  folder = None
   if config.model is None:
     model = base_model.model_config(
         config.pretrain, config.pretrain.vocabulary)
   else:
-    model = weights.model_config(hub.folder(config.model, ('config.json',)))
+    folder = hub.folder(config.model, ('config.json',))
+    model = weights.model_config(folder)
   longest, rollout = config.data.max_prompt_tokens, config.rollout
   return Workload(
       programs_lib.execution(model, config.compute), rollout.prompts,
       rollout.samples, min(prompt_tokens or longest, longest),
       rollout.max_tokens, min(mean_tokens or rollout.max_tokens,
-                              rollout.max_tokens), mixed_share, rounds)
+                              rollout.max_tokens), mixed_share, rounds,
+      folder and str(folder))

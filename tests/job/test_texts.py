@@ -15,7 +15,7 @@ from tepo_jax.policy import transformer
 from tepo_jax.policy.huggingface import weights
 from tepo_jax.runtime import mesh as mesh_lib
 
-_LONG = 'Start with 7 (1) * 6 (2) + 8.\n' * 100  # three windows
+_LONG = 'Start with 7 (1) * 6 (2) + 8.\n' * 200  # several windows
 _ROWS = [dict(text='Start with 3 (1) + 4.'),
          dict(prompt='Start with 9 (1) - 2.', completion='\\boxed{7}')]
 

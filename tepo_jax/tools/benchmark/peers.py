@@ -3,7 +3,6 @@
 import numpy as np
 
 from tepo_jax import errors
-from tepo_jax.policy import transformer
 from tepo_jax.tools import workload as workload_lib
 
 
@@ -18,9 +17,16 @@ def require_group(library: str, workload: workload_lib.Workload) -> None:
         'needs at least 2')
 
 
-def torch_model(model: transformer.ModelConfig):
-  """Makes transformers' Qwen3 of that shape: fp32, random weights."""
+def torch_model(workload: workload_lib.Workload):
+  """Makes transformers' model of that shape, fp32, with random weights: of the
+  folder's class, or for the embedded model a Qwen3."""
   import transformers  # imports torch, which is optional
+  if workload.folder is not None:
+    config = transformers.AutoConfig.from_pretrained(
+        workload.folder, use_cache=False)
+    return transformers.AutoModelForCausalLM.from_config(
+        config, dtype='float32')
+  model = workload.model
   config = transformers.Qwen3Config(
       vocab_size=model.vocab_size, hidden_size=model.d_model,
       intermediate_size=model.d_ff, num_hidden_layers=model.num_layers,

@@ -184,7 +184,7 @@ def _functions(engine, name, queue, workload, peers):
     functions['static'] = lambda: [engine.run(static, b) for b in batches]
   if 'transformers' in peers:
     from tepo_jax.tools.benchmark import torch_peer  # torch is optional
-    peer = torch_peer.TorchGenerator(workload.model)
+    peer = torch_peer.TorchGenerator(workload)
     functions['transformers'] = lambda: [
         peer.run(*batch) for batch in batches]
   return functions, stats

@@ -5,7 +5,6 @@ import numpy as np
 import torch
 
 from tepo_jax.learning import batch as batch_lib
-from tepo_jax.policy import transformer
 from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.benchmark import peers
 
@@ -20,7 +19,7 @@ class TorchUpdate:
   def __init__(self, workload: workload_lib.Workload, batch: batch_lib.Batch,
                optimizer: ml_collections.ConfigDict):
     self._settings, self._workload = optimizer, workload
-    self.model = peers.torch_model(workload.model)
+    self.model = peers.torch_model(workload)
     self._optimizer = torch.optim.AdamW(
         self.model.parameters(), lr=optimizer.learning_rate,
         betas=(optimizer.beta1, optimizer.beta2), eps=optimizer.epsilon,
@@ -71,8 +70,8 @@ class TorchUpdate:
 class TorchGenerator:
   """Samples with transformers' `generate`, up to a batch's longest length."""
 
-  def __init__(self, model: transformer.ModelConfig):
-    self._model = peers.torch_model(model).eval()
+  def __init__(self, workload: workload_lib.Workload):
+    self._model = peers.torch_model(workload).eval()
     self._model.generation_config.eos_token_id = None
 
   def run(self, token_QP: np.ndarray, length_QG: np.ndarray) -> None:

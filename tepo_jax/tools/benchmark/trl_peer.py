@@ -36,7 +36,7 @@ class TrlUpdate:
         'num_items_in_batch': mask_BT.sum()}
     self.prompts = [{'prompt': text} for text in peers.repeated_texts(
         batch.token_BS[::samples, :width], samples)]
-    self.model = peers.torch_model(workload.model)
+    self.model = peers.torch_model(workload)
     # TRL creates the folder and writes nothing into it.
     with tempfile.TemporaryDirectory() as folder:
       self.trainer = _Trainer(

@@ -1,0 +1,73 @@
+"""The embedded tasks for pretrained models: correct answers, their prompts."""
+
+import re
+
+import pytest
+
+from tepo_jax import errors
+from tepo_jax.data import embedded
+from tepo_jax.data import prompts
+from tepo_jax.grading import answers
+
+
+@pytest.mark.parametrize('name', ['sums', 'word_problems'])
+def test_a_thousand_problems_are_held_out(name):
+  train = embedded.problems(name, 'train', 4096)
+  test = embedded.problems(name, 'test', 1000)
+  assert not {p.problem for p in train} & {p.problem for p in test}
+
+
+def test_sums_are_correct():
+  for problem in embedded.problems('sums', 'train', 2000):
+    body = re.fullmatch(r'What is (\d+ [+-] \d)\?', problem.problem)[1]
+    assert problem.answers == (str(eval(body)),)  # pylint: disable=eval-used
+
+
+def _solve(text):
+  """The answer by another way than the module's: from the words."""
+  a, b = map(int, re.findall(r'\d+', text))
+  if 'more' in text:
+    return a + b
+  if 'gives away' in text:
+    return a - b
+  if 'in each' in text:
+    return a * b
+  assert 'equally' in text and a % b == 0
+  return a // b
+
+
+def test_word_problems_are_correct():
+  for problem in embedded.problems('word_problems', 'train', 2000):
+    assert problem.answers == (str(_solve(problem.problem)),)
+
+
+@pytest.mark.parametrize('name', ['sums', 'word_problems'])
+def test_the_examples_of_a_prompt_are_correct_and_come_before_the_problem(name):
+  template = prompts.get(name)
+  (problem,) = embedded.problems(name, 'test', 1)
+
+  class Tokenizer:
+    chat_template = 'x'
+
+    def apply_chat_template(self, turns, **_):
+      return turns
+
+  *turns, last = prompts.render(template, Tokenizer(), problem)
+  assert last == {'role': 'user', 'content': problem.problem}
+  assert [turn['role'] for turn in turns] == (
+      ['user', 'assistant'] * len(template.examples))
+  for user, assistant in template.examples:
+    found = answers.extract(assistant, template.style)
+    numbers = user.removeprefix('What is ').removesuffix('?')
+    assert found == str(
+        eval(numbers) if name == 'sums' else _kinds(user))  # pylint: disable=eval-used
+
+
+def _kinds(user):
+  a, b = map(int, re.findall(r'\d+', user))
+  return a - b if 'loses' in user else _solve(user)
+
+
+def test_no_model_can_be_made_for_them(tmp_path):
+  with pytest.raises(errors.InputError, match='sums is for pretrained models'):
+    embedded.build_tokenizer('sums', tmp_path)
