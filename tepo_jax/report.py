@@ -2,8 +2,9 @@ r"""Reports on runs: an HTML page with figures and tokens; the paper's tables.
 
   python -m tepo_jax.report --runs=runs/a,runs/b --out=DIR \
       [--inspect=STEP] [--replay=STEP]
-  python -m tepo_jax.report --table=3 --runs=runs [--format=latex] [--out=FILE]
-  python -m tepo_jax.report --compare=DIR,DIR
+  python -m tepo_jax.report --runs=runs/a,runs/b --csv|--latex [--out=FILE]
+  python -m tepo_jax.report --table=3 --runs=runs [--csv|--latex] [--out=FILE]
+  python -m tepo_jax.report --compare=DIR,DIR [--csv|--latex] [--out=FILE]
   python -m tepo_jax.report --map=FILE [--runs=runs/a,runs/b] --out=DIR
 
 The first form writes DIR/report.html, which needs no network, and its figures
@@ -15,6 +16,10 @@ every method of the paper on the step's first and last minibatch. Both need the
 step's rollout and the checkpoint of the step before it (for step 1: the model);
 if these are missing, the error lists the steps that have both. On several hosts
 (TEPO_MULTIHOST=1) all take part in these two, and the first writes.
+
+--csv and --latex print a table instead of making the page: of runs, the mean,
+the interval and the number of seeds n of each method's first, last and best
+evaluation.
 
 --table prints each row of the paper with its 95 % interval, our result below it
 ("not run" if there is none; if there is none at all, only the commands), and an
@@ -37,20 +42,20 @@ from tepo_jax import cli
 from tepo_jax import errors
 from tepo_jax.runtime import files
 from tepo_jax.runtime import processes
+from tepo_jax.tools.report import overview
 from tepo_jax.tools.report import paper_tables
 from tepo_jax.tools.report import regimes
 from tepo_jax.tools.report import runs as runs_lib
 from tepo_jax.tools.report import sections
 from tepo_jax.tools.report import study
-from tepo_jax.tools.report import tables
 
 _RUNS = flags.DEFINE_list(
     'runs', None, 'Folders of runs, or folders that contain runs, '
     'comma-separated; patterns are expanded. With --table: the folder that '
     'contains the runs (default: runs).')
 _OUT = flags.DEFINE_string(
-    'out', None, 'Folder for report.html and the figures. With --table or '
-    '--compare: file to write to instead of stdout.')
+    'out', None, 'Folder for report.html and the figures. For a table: file '
+    'to write to instead of stdout.')
 _INSPECT = flags.DEFINE_integer(
     'inspect', None, 'Rollout step to show token by token.', lower_bound=1)
 _REPLAY = flags.DEFINE_integer(
@@ -58,8 +63,9 @@ _REPLAY = flags.DEFINE_integer(
     lower_bound=1)
 _TABLE = flags.DEFINE_enum(
     'table', None, paper_tables.TABLES, 'Table of the paper to print.')
-_FORMAT = flags.DEFINE_enum(
-    'format', 'markdown', list(tables.FORMATS), 'Format of the table.')
+_CSV = flags.DEFINE_bool('csv', False, 'Print the table as CSV.')
+_LATEX = flags.DEFINE_bool(
+    'latex', False, 'Print the table as a LaTeX tabular.')
 _COMMANDS = flags.DEFINE_bool(
     'commands', False, 'Print the commands that --table still needs.')
 _COMPARE = flags.DEFINE_list(
@@ -79,11 +85,29 @@ def main() -> None:
   elif _COMPARE.value is not None:
     if len(_COMPARE.value) != 2:
       raise errors.InputError('--compare needs two folders: --compare=DIR,DIR')
-    _write(paper_tables.comparison(_COMPARE.value))
+    _write(paper_tables.comparison(_COMPARE.value, _form()))
   elif _MAP.value is not None:
     _write_map()
+  elif _form() != 'markdown':
+    cli.refuse_job()
+    _require(_RUNS)
+    _write(overview.comparison(
+        runs_lib.group(runs_lib.read(_RUNS.value)), _form()))
   else:
     _write_page()
+
+
+def _form():
+  """The format of a table, one of `tables.FORMATS`."""
+  if _CSV.value and _LATEX.value:
+    raise errors.InputError('--csv and --latex exclude each other')
+  return 'csv' if _CSV.value else 'latex' if _LATEX.value else 'markdown'
+
+
+def _require(*required):
+  for flag in required:
+    if not flag.value:
+      raise errors.InputError(f'--{flag.name} is required')
 
 
 def _table():
@@ -92,7 +116,7 @@ def _table():
     raise errors.InputError('--runs: give one folder with --table')
   if _COMMANDS.value:
     return paper_tables.commands(_TABLE.value, runs[0])
-  return paper_tables.table(_TABLE.value, runs[0], _FORMAT.value)
+  return paper_tables.table(_TABLE.value, runs[0], _form())
 
 
 def _write(text):
@@ -104,9 +128,7 @@ def _write(text):
 
 
 def _write_page():
-  for flag in (_RUNS, _OUT):
-    if not flag.value:
-      raise errors.InputError(f'--{flag.name} is required')
+  _require(_RUNS, _OUT)
   if _INSPECT.value is None and _REPLAY.value is None:
     cli.refuse_job()
     _make_page(_OUT.value)
@@ -129,8 +151,7 @@ def _make_page(folder):
 
 
 def _write_map():
-  if not _OUT.value:
-    raise errors.InputError('--out is required')
+  _require(_OUT)
   runs = runs_lib.read(_RUNS.value) if _RUNS.value else []
   with _writing(), files.local_folder(files.path(_OUT.value)) as out:
     entries = regimes.update(files.path(_MAP.value), runs)

@@ -219,7 +219,8 @@ def compare(first: tuple[dict, list[dict]],
 
 def _compared(pairs):
   first, second = zip(*pairs)
-  row = {'first': statistics.micro(first), 'second': statistics.micro(second),
+  row = {'problems': sum(map(len, first)),
+         'first': statistics.micro(first), 'second': statistics.micro(second),
          **statistics.difference(first, second)}
   if all(array.shape[1] == 1 for array in first + second):
     row['mcnemar'] = statistics.mcnemar(

@@ -19,16 +19,18 @@ NAMES = {
                               'prompt_length',
     'data.limit': 'max_samples train_max_samples',
     'data.columns.problem': 'prompt_key input_key',
-    'data.columns.answer': 'label_key',
+    'data.columns.answer': 'label_key ground_truth',
     'data.system': 'system_prompt',
     'data.template': 'apply_chat_template chat_template prompt_template',
     'rollout.prompts': 'train_batch_size rollout_batch_size batch_size '
+                       'generation_batch_size '
                        'gen_batch_size prompts_per_step',
     'rollout.samples': 'n group_size num_generations n_samples_per_prompt '
                        'rollout_n num_samples samples_per_prompt g',
     'rollout.max_tokens': 'max_response_length max_new_tokens '
                           'max_completion_length generate_max_len '
-                          'response_length max_length max_gen_len',
+                          'response_length max_length max_gen_len '
+                          'max_tokens_to_generate',
     'rollout.slots': 'max_num_seqs gpu_memory_utilization '
                      'vllm_gpu_memory_utilization micro_rollout_batch_size '
                      'rollout_micro_batch_size',
@@ -39,7 +41,8 @@ NAMES = {
     'rollout.overlong_buffer': 'overlong_buffer_len overlong_buffer.len',
     'rollout.overlong_factor': 'penalty_factor overlong_penalty_factor',
     'reward.functions': 'reward_funcs reward_fn reward_func reward_function '
-                        'custom_reward_function reward_manager reward_model',
+                        'custom_reward_function reward_manager reward_model '
+                        'reward_fns',
     'reward.weights': 'reward_weights',
     'train.minibatch_prompts': 'ppo_mini_batch_size mini_batch_size '
                                'minibatch_size',
@@ -50,7 +53,8 @@ NAMES = {
                                'micro_train_batch_size '
                                'per_device_train_batch_size '
                                'gradient_accumulation_steps '
-                               'ppo_max_token_len_per_gpu',
+                               'ppo_max_token_len_per_gpu '
+                               'train_micro_batch_size',
     'train.packing': 'use_remove_padding packing_samples use_dynamic_bsz',
     'train.behaviour.weight': 'tis importance_sampling_level '
                               'vllm_importance_sampling_correction',
@@ -78,7 +82,8 @@ NAMES = {
     'mesh.fsdp': 'fsdp_size zero_stage',
     'mesh.tensor': 'tensor_model_parallel_size tensor_parallel_size tp',
     'eval.sets': 'val_files eval_dataset test_files val_data',
-    'eval.period': 'test_freq eval_steps eval_every eval_interval val_freq',
+    'eval.period': 'test_freq eval_steps eval_every eval_interval val_freq '
+                   'eval_every_n_steps',
     'eval.samples': 'val_n eval.n val_kwargs.n val.n'
                     ' eval_n_samples_per_prompt',
     'checkpoint.period': 'save_freq save_steps save_every save_interval',

@@ -106,7 +106,7 @@ def test_comparison():
   assert everything['set'] == 'avg_micro'
   assert everything['difference'] == pytest.approx(1 / 6)
   assert 'toy: 40.00% → 80.00%, difference +40.00%' in (
-      tables.of_comparison([toy]))
+      tables.of_comparison([toy], 'markdown'))
 
 
 def _write_evaluation(folder, decodings):
@@ -132,7 +132,8 @@ def test_evaluate_and_compare_report_the_same_avg_micro(tmp_path):
                for name, verdicts in correct.items()}
   found = _write_evaluation(tmp_path / 'a', decodings)
   assert found['avg_micro'] == pytest.approx(2 / 5)
-  printed = paper_tables.comparison([tmp_path / 'a', tmp_path / 'a'])
+  printed = paper_tables.comparison(
+      [tmp_path / 'a', tmp_path / 'a'], 'markdown')
   assert [line.partition(',')[0] for line in printed.splitlines()] == [
       'toy: 50.00% → 50.00%', 'toy/greedy: 100.00% → 100.00%',
       'other: 0.00% → 0.00%', 'avg_micro: 40.00% → 40.00%']

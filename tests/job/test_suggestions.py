@@ -1,6 +1,8 @@
 """Names of other libraries suggest the field that means the same here."""
 
 import collections
+import pathlib
+import re
 
 import pytest
 
@@ -61,3 +63,29 @@ def test_the_table_names_fields_and_no_name_is_a_field():
   assert not set(names) & KNOWN.keys()
   twice = [n for n, count in collections.Counter(names).items() if count > 1]
   assert twice == ['epsilon']  # of Adam here, of the clip in TRL
+
+
+def _moving():
+  """The rows of the README's table: ([names elsewhere], [fields here])."""
+  text = (pathlib.Path(__file__).parents[2] / 'configs/README.md').read_text()
+  table = text.partition('## Moving from another code base')[2]
+  rows = re.findall(r'^\|(.*)\|(.*)\|(.*)\|(.*)\|.*\|$',
+                    table.partition('\n## ')[0], re.M)[2:]
+  return [([name for cell in row[:3] for name in re.findall('`(.*?)`', cell)],
+           re.findall('`(.*?)`', row[3])) for row in rows]
+
+
+def test_the_table_for_movers_agrees_with_the_suggestions():
+  names = {name for row, _ in _moving() for name in row}
+  assert names >= set(
+      'actor_rollout_ref.rollout.n num_generations train_batch_size '
+      'ppo_mini_batch_size ppo_epochs num_iterations max_response_length '
+      'custom_reward_function reward_funcs tensor_model_parallel_size '
+      'ground_truth use_kl_loss clip_ratio_high loss_agg_mode'.split())
+  for row, fields in _moving():
+    assert set(fields) <= KNOWN.keys()
+    for name in row:
+      same = suggestions.means(name, KNOWN) or [
+          field for field in KNOWN if field.endswith(f'.{name}')]
+      assert set(same) & set(fields) if fields else (
+          suggestions.absence(name)), name

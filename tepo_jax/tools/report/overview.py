@@ -1,6 +1,7 @@
 """The report's first sections: what ran, and what came of it."""
 
 from collections.abc import Callable, Sequence
+import math
 import os
 
 import numpy as np
@@ -14,9 +15,13 @@ from tepo_jax.tools.report import figures
 from tepo_jax.tools.report import one_run
 from tepo_jax.tools.report import page
 from tepo_jax.tools.report import runs as runs_lib
+from tepo_jax.tools.report import tables
 
 INTERVAL = (f'Intervals: {statistics.LEVEL:.0%}, Student\'s t over three or '
             'more seeds; the range of two.')
+# The evaluations of a run that tables show: which step of {step: value}.
+POINTS = {'first': min, 'last': max,
+          'best': lambda series: max(series, key=series.get)}
 _NOTES = f"""{INTERVAL} Of one run: {statistics.LEVEL:.0%}, bootstrap over the
 problems. Accuracy of training samples: mean over the first and the last
 {claims.FINAL:.0%} of the steps. The best is chosen on these same problems, so
@@ -125,12 +130,12 @@ def _evaluated(group, name):
   if not runs:
     return None
   return [group.label, name.removeprefix('eval/'), len(runs), *(
-      _at(runs, name, choose) for choose in (
-          min, max, lambda series: max(series, key=series.get)))]
+      f'{_percentages(interval)} at step {where}' for interval, where in (
+          _at(runs, name, choose) for choose in POINTS.values()))]
 
 
 def _at(runs, name, choose: Callable[[dict[int, float]], int]):
-  """Returns the accuracy at a step of each run: value, interval, steps."""
+  """Returns the accuracy at a step of each run: (value, low, high), steps."""
   steps = [choose(series) for _, series in runs]
   values = [100 * series[step] for (_, series), step in zip(runs, steps)]
   interval = statistics.over_seeds(values)
@@ -138,7 +143,7 @@ def _at(runs, name, choose: Callable[[dict[int, float]], int]):
     interval = (values[0], *_bootstrapped(runs[0][0], name, steps[0]))
   where = str(min(steps)) if min(steps) == max(steps) else (
       f'{min(steps)}–{max(steps)}')
-  return f'{with_interval(interval)} at step {where}'
+  return interval, where
 
 
 def _bootstrapped(run, name, step):
@@ -154,13 +159,55 @@ def _trained(group):
             if (values := run.series('accuracy'))]
   if not series:
     return None
-  first, last = (with_interval(statistics.over_seeds([
+  first, last = (_percentages(statistics.over_seeds([
       100 * reduce(values) for values in series])[:3 if len(series) > 1 else 1])
       for reduce in (claims.initial, claims.final))
   return [group.label, 'training samples', len(series), first, last, '']
 
 
 def with_interval(interval: Sequence[float]) -> str:
-  """Formats (mean, low, high), or (value,)."""
-  value, *ends = (f'{x:.3g}' for x in interval)
+  """Formats (mean, low, high), or (value,), with the same number of decimals:
+  that which shows three digits of the largest."""
+  largest = max(map(abs, interval))
+  digits = 2 - math.floor(math.log10(largest)) if largest else 0
+  return _formatted(interval, min(max(digits, 0), 9))
+
+
+def _percentages(interval):
+  return _formatted(interval, 1)
+
+
+def _formatted(interval, digits):
+  value, *ends = (f'{x:.{digits}f}' for x in interval)
   return f'{value} [{", ".join(ends)}]' if ends else value
+
+
+def comparison(groups: Sequence[runs_lib.Seeds], form: str) -> str:
+  """Returns the methods' evaluations, for a paper: one of `tables.FORMATS`.
+
+  A row of the CSV file is a method, a set and a point of the runs (first, last
+  or best evaluation): mean, interval and n, the number of seeds, in per cent.
+
+  Raises:
+    errors.InputError: no run has an evaluation.
+  """
+  found = [(group.label, name.removeprefix('eval/'), len(runs), {
+      point: _at(runs, name, choose) for point, choose in POINTS.items()})
+           for group in groups
+           for name in figures.accuracies(group.runs)
+           if (runs := [(run, series) for run in group.runs
+                        if (series := run.series(name))])]
+  if not found:
+    raise errors.InputError('no run of --runs has an evaluation')
+  if form == 'csv':
+    return tables.csv_of(
+        'method set point steps n mean low high'.split(),
+        [[label, name, point, where, count, *(f'{x:.4f}' for x in interval),
+          *[''] * (3 - len(interval))]
+         for label, name, count, points in found
+         for point, (interval, where) in points.items()])
+  return f'% {INTERVAL}\n' + tables.latex_of(
+      ['method', 'set', 'n', *POINTS],
+      [[label, name, str(count), *(
+          _percentages(interval) for interval, _ in points.values())]
+       for label, name, count, points in found], labels=2)

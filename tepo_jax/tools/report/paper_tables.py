@@ -12,9 +12,10 @@ from tepo_jax.tools.report import tables
 TABLES = ('1', '2', '3', '4')
 
 
-def comparison(folders: Sequence[str]) -> str:
+def comparison(folders: Sequence[str], form: str) -> str:
   """Formats the second evaluation minus the first, on the same problems."""
-  return tables.of_comparison(results.compare(*map(results.read, folders)))
+  return tables.of_comparison(
+      results.compare(*map(results.read, folders)), form)
 
 
 def commands(number: str, runs: str) -> str:
@@ -48,7 +49,7 @@ def table(number: str, runs: str, form: str) -> str:
         f'Table {number}: no run of its {len(rows)} rows in {runs}. They need '
         'these commands:', *(f'python -m {line}' for line in commands(
             number, runs).splitlines()),
-        '--format=csv and --format=latex print the paper\'s rows.'])
+        '--csv and --latex print the paper\'s rows.'])
   text = tables.FORMATS[form](lines, list(columns))
   if form == 'csv':
     return text

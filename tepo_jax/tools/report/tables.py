@@ -1,4 +1,5 @@
-"""The paper's tables with our results, in Markdown, LaTeX and CSV."""
+"""Tables in Markdown, LaTeX and CSV: the paper's with our results, and those of
+any comparison of runs or evaluations."""
 
 from collections.abc import Mapping, Sequence
 import csv
@@ -151,36 +152,57 @@ _LATEX = str.maketrans({
 
 def latex(lines: Sequence[Line], columns: Sequence[str]) -> str:
   """Formats as a LaTeX tabular, which needs booktabs."""
-  head, texts = _texts(lines, columns)
-  body = [' & '.join(row) + r' \\' for row in (
-      head, *([text.translate(_LATEX) for text in row] for row in texts))]
+  return latex_of(*_texts(lines, columns), labels=1)
+
+
+def latex_of(head: Sequence[str], rows: Sequence[Sequence[str]], labels: int
+             ) -> str:
+  """A LaTeX tabular of texts, which needs booktabs; the first `labels` columns
+  are left-aligned."""
+  body = [' & '.join(text.translate(_LATEX) for text in row) + r' \\'
+          for row in (head, *rows)]
   return '\n'.join([
-      rf'\begin{{tabular}}{{l{"r" * (len(columns) + 1)}}}', r'\toprule',
-      body[0], r'\midrule', *body[1:], r'\bottomrule', r'\end{tabular}'])
+      rf'\begin{{tabular}}{{{"l" * labels}{"r" * (len(head) - labels)}}}',
+      r'\toprule', body[0], r'\midrule', *body[1:], r'\bottomrule',
+      r'\end{tabular}'])
 
 
 def comma_separated(lines: Sequence[Line], columns: Sequence[str]) -> str:
   """Formats as CSV: panel, row, of (paper or ours), column, value, low, …"""
-  out = io.StringIO()
-  writer = csv.writer(out, lineterminator='\n')
-  writer.writerow('panel row of column value low high note'.split())
-  label = ''
+  rows, label = [], ''
   for line in lines:
     label = label if line.is_ours else line.label
     for column, cell in zip([*columns, AVERAGE], line.cells):
       numbers = 3 * [''] if cell.value is None else [
           f'{x:.4f}' for x in (cell.value, cell.low, cell.high)]
       note = cell.text if cell.value is None else cell.mark
-      writer.writerow([line.panel, label, 'ours' if line.is_ours else 'paper',
-                       column, *numbers, note])
+      rows.append([line.panel, label, 'ours' if line.is_ours else 'paper',
+                   column, *numbers, note])
+  return csv_of('panel row of column value low high note'.split(), rows)
+
+
+def csv_of(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+  """CSV of a head and rows."""
+  out = io.StringIO()
+  csv.writer(out, lineterminator='\n').writerows([head, *rows])
   return out.getvalue().rstrip('\n')
 
 
 FORMATS = {'markdown': markdown, 'latex': latex, 'csv': comma_separated}
 
 
-def of_comparison(rows: Sequence[Mapping[str, Any]]) -> str:
-  """Formats the rows of `results.compare`."""
+def of_comparison(rows: Sequence[Mapping[str, Any]], form: str) -> str:
+  """Formats the rows of `results.compare`; `form`: one of FORMATS."""
+  if form == 'csv':
+    names = 'set problems first second difference low high p'.split()
+    return csv_of(names, [[row[name] for name in names] for row in rows])
+  if form == 'latex':
+    return latex_of(
+        ['set', 'problems', 'first, %', 'second, %', 'difference', 'p'], [
+            [row['set'], str(row['problems']), f'{100 * row["first"]:.1f}',
+             f'{100 * row["second"]:.1f}', '{:+.1f} [{:+.1f}, {:+.1f}]'.format(
+                 *(100 * row[x] for x in ('difference', 'low', 'high'))),
+             f'{row["p"]:.3g}'] for row in rows], labels=1)
   lines = []
   for row in rows:
     line = (f'{row["set"]}: {row["first"]:.2%} → {row["second"]:.2%}, '

@@ -441,9 +441,10 @@ def test_the_header_says_what_ran_and_what_came_of_it(noisy, browser):
     best = max(series, key=series.get)
     [row] = [r for r in rows if r[:2] == [label, 'set/avg@8']]
     assert row[2:] == [
-        '1', '25 [20, 30] at step 0',
-        f'{100 * series[40]:.3g} [10, 90] at step 40',
-        f'{100 * series[best]:.3g} [{"20, 30" if best == 0 else "10, 90"}] '
+        '1', '25.0 [20.0, 30.0] at step 0',
+        f'{100 * series[40]:.1f} [10.0, 90.0] at step 40',
+        f'{100 * series[best]:.1f} '
+        f'[{"20.0, 30.0" if best == 0 else "10.0, 90.0"}] '
         f'at step {best}']
 
 

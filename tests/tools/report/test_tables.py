@@ -10,8 +10,11 @@ import pytest
 
 from configs import methods
 from configs import paper
+from tepo_jax import errors
 from tepo_jax.tools.report import audit
+from tepo_jax.tools.report import overview
 from tepo_jax.tools.report import paper_tables
+from tepo_jax.tools.report import runs
 from tepo_jax.tools.report import tables
 
 _SHARED = pathlib.Path(__file__).parents[4] / 'shared' / 'paper'
@@ -146,7 +149,7 @@ def test_a_table_without_any_result_is_one_line_and_the_commands(tmp_path):
                    'They need these commands:')
   assert lines == [f'python -m {line}' for line in paper_tables.commands(
       '3', str(tmp_path)).splitlines()]
-  assert 'not run' not in text and '--format=csv' in last
+  assert 'not run' not in text and '--csv' in last
   assert 'not run' in paper_tables.table('3', str(tmp_path), 'csv')
   row = next(row for row in ROWS[3] if row.method and not row.is_change)
   folder = tmp_path / tables.run_name(row, row.seeds[0]) / tables.EVALUATION
@@ -192,3 +195,47 @@ def test_commands_that_a_table_still_needs(tmp_path):
       ['tepo_jax.evaluate', '--config=configs/table1.py:tepo',
        '--config.seed=2', f'--checkpoint={tmp_path / second}',
        f'--out={tmp_path / second / "evaluation"}']]
+
+
+def test_methods_for_a_paper(make_run):
+  """Mean, interval and n of each; one run's interval is the recorded one."""
+  read = runs.read([
+      make_run(f'{name}_{seed}', [
+          {'step': step, 'eval/a_b/avg@8': value + 0.02 * seed,
+           'eval/a_b/low': 0.1, 'eval/a_b/high': 0.9}
+          for step, value in ((0, 0.2), (6, 0.4))], seed=seed,
+          method_name=name)
+      for name, seeds in (('grpo', (0, 1)), ('tepo', (0,))) for seed in seeds])
+  groups = runs.group(read)
+  rows = list(csv.DictReader(overview.comparison(groups, 'csv').splitlines()))
+  assert [(row['method'], row['point']) for row in rows] == [
+      (name, point) for name in ('grpo', 'tepo')
+      for point in ('first', 'last', 'best')]
+  assert rows[1] == {
+      'method': 'grpo', 'set': 'a_b/avg@8', 'point': 'last', 'steps': '6',
+      'n': '2', 'mean': '41.0000', 'low': '40.0000', 'high': '42.0000'}
+  assert [rows[3][name] for name in ('n', 'mean', 'low', 'high')] == [
+      '1', '20.0000', '10.0000', '90.0000']
+  latex = overview.comparison(groups, 'latex').splitlines()
+  assert latex[1] == r'\begin{tabular}{llrrrr}'
+  assert latex[5] == (r'grpo & a\_b/avg@8 & 2 & 21.0 [20.0, 22.0] & '
+                      r'41.0 [40.0, 42.0] & 41.0 [40.0, 42.0] \\')
+  with pytest.raises(errors.InputError, match='no run of --runs has an eval'):
+    overview.comparison(runs.group(runs.read([
+        make_run('none', [{'step': 1}])])), 'csv')
+
+
+def test_two_evaluations_for_a_paper():
+  row = {'set': 'math_500', 'problems': 500, 'first': .5, 'second': .625,
+         'difference': .125, 'low': .1, 'high': .15, 'p': .0012}
+  assert tables.of_comparison([row], 'csv').splitlines()[1] == (
+      'math_500,500,0.5,0.625,0.125,0.1,0.15,0.0012')
+  assert tables.of_comparison([row], 'latex').splitlines()[4] == (
+      r'math\_500 & 500 & 50.0 & 62.5 & +12.5 [+10.0, +15.0] & 0.0012 \\')
+
+
+@pytest.mark.parametrize('interval, text', [
+    ((0.0412, 0.0381, 0.045), '0.0412 [0.0381, 0.0450]'),
+    ((123.4, 99.9, 140.0), '123 [100, 140]'), ((0.0,), '0')])
+def test_an_interval_has_one_number_of_decimals(interval, text):
+  assert overview.with_interval(interval) == text
