@@ -13,8 +13,13 @@ _BRACES = re.compile(
     r'(?P<box>\\(?:boxed|fbox)\s*\{)|\\[{}]|\\\\(?!boxed|fbox)|\{|\}')
 _ANSWER_LINE = re.compile(r'Answer\s*:\s*([^\n]+)', re.IGNORECASE)
 _WRAPPERS = re.compile(
-    r'\\\((.*)\\\)|\\\[(.*)\\\]|\\(?:boxed|fbox|text|mathrm|textbf|mathbf'
-    r'|textit|mbox)\s*\{([^{}]*)\}', re.DOTALL)
+    r'\\\((.*)\\\)|\\\[(.*)\\\]|\*\*([^*]*)\*\*'
+    r'|\\(?:boxed|fbox|mathbf)\s*\{([^{}]*)\}|\\text\s*\{'
+    # Letters alone stay in \text{}: a word, no product of variables.
+    r'((?!\s*[a-zA-Z]{2,}[\s.]*\})[^{}]*)\}', re.DOTALL)
+_PREFIX = re.compile(
+    r'\s*(?:\*\*|\\text\s*\{)?\s*(?:(?:the )?(?:final )?answer)\s*(?:is\b)?'
+    r'[\s:}*]*(?=[^\s:}*])|\s*=(?!=)', re.IGNORECASE)
 _NUMBER = re.compile(
     r'(?P<mantissa>[-+]?(?:(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d*)?|\.\d+))'
     r'(?:(?:[eE]|(?:\\times|\\cdot|\*)\s?10\^)'
@@ -25,13 +30,15 @@ _UNICODE = str.maketrans({
     '≠': '\\ne ', '±': '\\pm ', '∪': '\\cup ', '∈': '\\in ', '°': '^\\circ ',
     'θ': '\\theta ', '∅': '\\emptyset ', 'Ø': '\\emptyset ', '⋯': '\\ldots ',
     '⁄': '/', '∕': '/', '¢': '\\text{ cents}', '€': '', '£': '', '¥': '',
-    '₹': ''})
+    '₹': '', '∖': '\\setminus ', 'ℝ': '\\mathbb{R}', '∠': '\\angle '})
+_GREEK = re.compile('[Α-Ωα-ω]')
+_FOREIGN = re.compile(r'(?<=[\d}])\s*([^\W\d_a-zA-Z]{1,12})(?=\s*\}?$)')
 _VULGAR = re.compile('[¼-¾⅐-⅞]')
 _RAISED = re.compile('[⁰¹²³⁴-⁹⁺⁻]+')
 _LOWERED = re.compile('[₀-₉]+')
 _IGNORED = re.compile(
-    r'\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|nolimits|,|;|!|:|>)'
-    r'(?![a-zA-Z])|\\[!,;:>]|(?<!\\)\$|\\\$'
+    r'\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|nolimits|,|;|!|:|>'
+    r'|[lL]arge|LARGE|[hH]uge|small)(?![a-zA-Z])|\\[!,;:>]|(?<!\\)\$|\\\$'
     r'|(?:\\text\s*\{\s*)?\b(?:USD|EUR|GBP|INR|Rs)\b\.?\s*\}?(?=\s*[\d.])')
 _FONT = (r'\\(?:boldsymbol|bm|pmb|underline|bf|it|sf)(?![a-zA-Z])'
          r'|\\(?:text)?color\s*\{[^{}]*\}')
@@ -42,26 +49,52 @@ _FONTS = (
     (re.compile(rf'(?<=[a-zA-Z])(?:{_FONT})'), ' '),
     (re.compile(_FONT), ''))
 _DOTS = re.compile(r'\\[lcvd]?dots[bcimo]?(?![a-zA-Z])|\.\.\.+')
-_SCALES = {'thousand': 3, 'million': 6, 'billion': 9, 'trillion': 12}
+# Words that change the number before them.
+_SCALES = {
+    'hundred': r'\cdot 10^{2}', 'thousand': r'\cdot 10^{3}',
+    'million': r'\cdot 10^{6}', 'billion': r'\cdot 10^{9}',
+    'trillion': r'\cdot 10^{12}', 'dozen': r'\cdot 12', 'squared': '^{2}',
+    'cubed': '^{3}', 'factorial': '!'} | {
+        f'{name}s?': f'/{number}' for number, name in {
+            3: 'third', 4: '(?:quarter|fourth)', 5: 'fifth', 6: 'sixth',
+            7: 'seventh', 8: 'eighth', 9: 'ninth', 10: 'tenth',
+            100: 'hundredth', 1000: 'thousandth'}.items()} | {'hal(?:f|ves)': '/2'}
 _SCALE = f'(?P<scale>{"|".join(_SCALES)})(?![a-zA-Z])'
 _BLANKS = re.compile(r'\\(?:quad|qquad|enspace|hspace\{[^{}]*\})(?![a-zA-Z])'
                      r'|(?<!\\)\\\s|(?<!\\)~')
-_DEGREES = re.compile(r'\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))'
-                      r'|\\degrees?(?![a-zA-Z])')
+_DEGREE = (r'\s*(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))'
+           r'|\\degrees?(?![a-zA-Z]))')
+_DEGREES = re.compile(_DEGREE)
+# At the end of a number; elsewhere degrees are left out.
+_LAST_DEGREES = re.compile(_DEGREE + r'(?=\s*(?:$|[,;)\]}]|\\\}))')
+_TEMPERATURES = re.compile(
+    _DEGREE + r'\s*(?:\\\s)?(?:\\(?:text|mathrm)\s*\{)?\s*([CF])\s*\}?$')
 _SINES = re.compile(r'(?<!arc)(?<!a)(?:sin|cos|tan|cot|sec|csc)(?![a-gi-z])')
+_TEXTS = re.compile(
+    r'\\(?:text(?:bf|it|rm|sf|tt|normal|up)?|mathrm|mbox|rm)\s*\{')
 _DOUBLED = re.compile(r'\\\\(?=[a-zA-Z])')
-_LOOSE_SPACE = re.compile(r'(?<![a-zA-Z0-9])\s+|\s+(?![a-zA-Z0-9])')
+# `1, 234` is a list: this space stays.
+_LOOSE_SPACE = re.compile(
+    r'(?<![a-zA-Z0-9])(?<!\d,)\s+|(?<=\d,)\s+(?!\d{3}(?!\d))'
+    r'|\s+(?![a-zA-Z0-9])')
 _INTEGER = re.compile(r'[-+]?[0-9]+')
 _SYNONYMS = (
-    (re.compile(r'\\(?:mathrm|text|operatorname)\s*\{\s*([ie])\s*\}'), r' \1 '),
-    (re.compile(r'\\(?:text|mbox)\s*\{(\s*(?:or|and)\b[^{}]*|\s*)\}'), r' \1 '),
+    (re.compile(r'\\operatorname\s*\{\s*([ie])\s*\}'), r' \1 '),
+    (re.compile(r'\\text\s*\{\s*([ie])\s*\}'), r' \1 '),
+    (re.compile(r'\\text\s*\{\s*infinity\s*\}', re.I), r'\\infty '),
+    (re.compile(r'(?<=[\d}])\s*(?:\^\s*)?\{?\s*\\text\s*\{(?:st|nd|rd|th)\}'
+                r'\s*\}?|(?<=\d)\^\{?(?:st|nd|rd|th)\}?$'), ''),
+    (re.compile(r'(?<=[\d}])\s*\\text\s*\{\s*(?:percent(?:age)?|per cent|pct)'
+                r'\.?\s*\}'), r'\\%'),
+    (re.compile(r'(\\\\)\s*\[[\d.]+\s*(?:pt|em|ex|mm|cm)\]'), r'\1'),
+    (re.compile(r'\\text\s*\{(\s*(?:or|and)\b[^{}]*|\s*)\}'), r' \1 '),
     (re.compile(r'\\imath(?![a-zA-Z])'), 'i '),
     (re.compile(r'\\(?:varnothing|O)(?![a-zA-Z])|^\\\{\s*\\\}$'),
      r'\\emptyset'),
     (re.compile(r'\\bigcup(?![a-zA-Z])'), r'\\cup'),
-    (re.compile(r'\s*\\(?:text|mathrm|mbox)\s*\{\s*([aApP])\.?\s*[mM]\.?\s*\}'),
+    (re.compile(r'\s*\\text\s*\{\s*([aApP])\.?\s*[mM]\.?\s*\}'),
      r' \1m'),
-    (re.compile(r'\\(?:text|mathrm|mbox)\s*\{\s*' + _SCALE + r'([^{}]*)\}'),
+    (re.compile(r'\\text\s*\{\s*' + _SCALE + r'([^{}]*)\}'),
      lambda match: _scaled(match['scale']) + (
          f'\\text{{{match[2]}}}' if match[2].strip() else '')),
     (re.compile(r'\s*\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![a-zA-Z]))'), "'"),
@@ -70,14 +103,19 @@ _SYNONYMS = (
     (re.compile(r'\\neq(?![a-zA-Z])'), r'\\ne'),
     (re.compile(r'\\([lg]t|[lr]brace)(?![a-zA-Z])'), lambda match: {
         'lt': '<', 'gt': '>', 'lbrace': '\\{', 'rbrace': '\\}'}[match[1]]),
-    # 0.1\overline{6} is the fraction (16 - 1) / 90.
-    (re.compile(r'(\d*)\.(\d*)\\(?:overline|bar)\s*\{(\d{1,20})\}'),
-     lambda match: _repeating(*match.groups())),
+    # 0.1\overline{6} is the fraction (16 - 1) / 90; \dot{1}2\dot{3} is 123.
+    (re.compile(r'(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d{1,20})(?:\}'
+                r'|(?=\D|$))(?:(\d{0,18})\\dot\s*\{?(\d)\}?)?'),
+     lambda match: _repeating(
+         match[1], match[2], match[3] + (match[4] or '') + (match[5] or ''))),
 )
 _PLAIN_SYNONYMS = (
     (re.compile(r'(?<=[)\]}])\s*U\s*(?=[(\[\\])'), r'\\cup'),
     (re.compile(r'(?<=\d)\s*([aApP])\.?\s*[mM]\.?$'), r' \1m'),
-    (re.compile(r'(?<=\d)\s*' + _SCALE), lambda match: _scaled(match['scale'])),
+    (re.compile(r'(?<=\d)[\s-]*' + _SCALE), lambda match: _scaled(match['scale'])),
+    (re.compile(r'(?<=\d)(?:st|nd|rd|th)$'), ''),
+    (re.compile(r'(?<=\d)\s*(?:percent(?:age)?|per cent|pct)\.?$'), '%'),
+    (re.compile(r'(?<![a-zA-Z\\])infinity(?![a-zA-Z])', re.I), r'\\infty '),
 )
 
 
@@ -132,13 +170,18 @@ def canonical(text: str) -> str:
     text = _DOUBLED.sub(r'\\', text)
   if '.' in text or 'dots' in text:
     text = _DOTS.sub(r'\\ldots ', text)
+  text = _PREFIX.sub('', text, count=1) if _PREFIX.match(text) else text
   text = text.strip().rstrip('.')
   for pattern, replacement in _FONTS if '\\' in text else ():
     text = pattern.sub(replacement, text)
+  text = _TEXTS.sub(r'\\text{', text)
   text = _IGNORED.sub('', text).replace('{,}', ',').replace('{:}', ':')
-  # Degrees matter inside a sine; as a unit they may be omitted.
-  degree = r'\\frac{\\pi}{180}' if _SINES.search(text) else ' '
-  text = _DEGREES.sub(degree, _BLANKS.sub(' ', text))
+  text = _BLANKS.sub(' ', text)
+  if _SINES.search(text):  # a factor there, else a unit
+    text = _DEGREES.sub(r'\\frac{\\pi}{180}', text)
+  elif _DEGREES.search(text):
+    text = _TEMPERATURES.sub(r'\\text{ degree \1}', text)
+    text = _DEGREES.sub(' ', _LAST_DEGREES.sub(r'\\text{ degree}', text))
   while match := _WRAPPERS.fullmatch(text.strip()):
     text = match[match.lastindex].strip().rstrip('.')
   for pattern, replacement in (
@@ -156,8 +199,15 @@ def _ascii(text):
   text = _VULGAR.sub(fraction, text)
   text = _RAISED.sub(lambda match: '^' + _braced(match[0]), text)
   text = _LOWERED.sub(lambda match: '_' + _braced(match[0]), text)
-  return unicodedata.normalize('NFKC', text.translate(_UNICODE)).translate(
+  text = unicodedata.normalize('NFKC', text.translate(_UNICODE)).translate(
       _UNICODE)
+  return _FOREIGN.sub(r'\\text{ \1}', _GREEK.sub(_greek, text))
+
+
+def _greek(match):
+  kind, name = unicodedata.name(match[0]).split(' LETTER ')
+  name = name.removeprefix('FINAL ').replace('LAMDA', 'LAMBDA').lower()
+  return f'\\{name.title() if "CAPITAL" in kind else name} '
 
 
 def _braced(text):
@@ -165,7 +215,8 @@ def _braced(text):
 
 
 def _scaled(name):
-  return rf'\cdot 10^{{{_SCALES[name]}}}'
+  return next(new for pattern, new in _SCALES.items()
+              if re.fullmatch(pattern, name))
 
 
 def _repeating(whole, fixed, repeated):

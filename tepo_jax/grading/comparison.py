@@ -28,9 +28,11 @@ from tepo_jax.grading import values
 DECIMAL_TOLERANCE = fractions.Fraction(1, 10**6)  # relative
 IRRATIONAL_TOLERANCE = fractions.Fraction(1, 10**8)
 _ROUNDING = fractions.Fraction(1, 10**12)
-_FLIPPED = {'<': '>', '>': '<', '<=': '>=', '>=': '<='}
 _COLLECTIONS = frozenset(('value', 'tuple', 'set', 'list', 'matrix', 'union'))
-_ONE_LETTER_UNITS = frozenset('msgh')
+
+
+class _Different(Exception):
+  """The two cannot be equal, whatever their parts are."""
 
 
 def same(reference: structures.Node, answer: structures.Node,
@@ -38,7 +40,7 @@ def same(reference: structures.Node, answer: structures.Node,
   """Whether answer and reference are equivalent; None if undecided."""
   try:
     return _same(reference, answer, abs_error)
-  except (expressions.Undefined, expressions.TooLarge):
+  except (expressions.Undefined, expressions.TooLarge, _Different):
     return False
   except expressions.Unreadable:
     return None
@@ -47,23 +49,22 @@ def same(reference: structures.Node, answer: structures.Node,
 def _same(reference, answer, abs_error=None):
   reference, answer = _unnamed(reference, answer)
   if reference.kind == 'named':  # and answer
-    if reference.text != answer.text:
-      return False
-    return _same(reference.parts[0], answer.parts[0], abs_error)
-  if {reference.kind, answer.kind} == {'tuple', 'chain'}:
-    reference, answer = (_interval(node)[1] if node.kind == 'chain' else node
-                         for node in (reference, answer))
-  reference, answer = (_ungrouped(reference, answer),
-                       _ungrouped(answer, reference))
+    return reference.text == answer.text and _same(
+        reference.parts[0], answer.parts[0], abs_error)
+  if {reference.kind, answer.kind} in _OF_INTERVALS:
+    reference, answer = (
+        structures.interval(node)[1] if node.kind == 'chain' else node
+        for node in (reference, answer))
   kinds = {reference.kind, answer.kind}
   if kinds == {'value'}:
     return _same_value(reference, answer, abs_error)
   for kind, compare in _SPECIAL.items():
     if kind in kinds:
-      return compare(*sorted(
-          (reference, answer), key=lambda node: node.kind != kind))
+      return compare(reference, answer)
   if kinds == {'chain'}:
     return _same_chain(reference, answer)
+  if kinds == {'chain', 'value'}:
+    return _same_result(reference, answer, abs_error)
   if kinds == {'matrix', 'tuple'}:
     return _same_matrix(reference, answer)
   if kinds in ({'tuple'}, {'matrix'}):
@@ -73,26 +74,55 @@ def _same(reference, answer, abs_error=None):
     brackets = reference.text + answer.text
     return brackets == '()' and _in_order(reference.parts, answer.parts)
   if kinds <= _COLLECTIONS | {'chain'} and kinds & {'set', 'list', 'union'}:
-    return _any_order(_members(reference), _members(answer))
-  if (reference.kind, answer.kind) == ('chain', 'value') and (
-      reference.text == '=' and reference.parts[0][0] == 'sum'
-      and expressions.symbols(reference.parts[0])):
-    return False  # `x+y=5` is no name for 5.
+    members = _members(reference), _members(answer)
+    return _any_order(*(map(_distinct, members) if 'set' in kinds else members))
   return False if kinds <= _COLLECTIONS else None
 
 
-def _ungrouped(node, other):
-  """Reads the list `12,345` as a number unless the other one is a list."""
-  if node.kind == 'list' and node.text and other.kind in ('value', 'based'):
-    return structures.Node('value', (expressions.parse(node.text),), node.text)
-  return node
+_OF_INTERVALS = ({'tuple', 'chain'}, {'union', 'chain'})
 
 
-def _same_time(time, other):
+def _same_result(reference, answer, abs_error):
+  """An equation for a number counts if its sides are equal: 3+7=10 for 10."""
+  chain, value = ((reference, answer) if reference.kind == 'chain'
+                  else (answer, reference))
+  if set(chain.text.split()) != {'='} or any(
+      map(expressions.symbols, chain.parts[:-1])) or not all(
+          values.equal(side, chain.parts[-1]) for side in chain.parts[:-1]):
+    return False
+  last = structures.Node('value', chain.parts[-1:])
+  return (_same_value(last, value, abs_error) if chain is reference
+          else _same_value(value, last, abs_error))
+
+
+def _distinct(nodes):
+  """A set's members, each once."""
+  found = []
+  for node in nodes:
+    if not any(_same(other, node) for other in found):
+      found.append(node)
+  return tuple(found)
+
+
+def _same_time(reference, answer):
   """A time of day without am or pm has that of the other one."""
-  if other.kind == 'time':
-    return time.text == other.text
+  if reference.kind == answer.kind:
+    return reference.text == answer.text
+  time, other = ((reference, answer) if reference.kind == 'time'
+                 else (answer, reference))
   return other.text in (time.text[:-3], time.text[:-3].removesuffix(':00'))
+
+
+def _same_option(reference, answer):
+  """Of `(C) 5`, the letter counts where a letter is asked for, else the 5."""
+  nodes = []
+  for node, other in ((reference, answer), (answer, reference)):
+    if node.kind == 'option':
+      is_letter = other.kind in ('option', 'word') and len(other.text) == 1
+      node = structures.Node('word', text=node.text) if is_letter else (
+          node.parts[0])
+    nodes.append(node)
+  return _same(*nodes)
 
 
 def _members(node):
@@ -100,14 +130,85 @@ def _members(node):
 
 
 def _unnamed(reference, answer):
-  """Drops `x=` where only one of the two has it."""
-  nodes = reference, answer
+  """Drops `x=` where only one of the two has it, or where both name the same;
+  orders the values of several names as the reference does."""
+  nodes = [_system(node) for node in (reference, answer)]
+  if None not in nodes:
+    nodes = _ordered(*nodes)
+  nodes = [node if system is None else _rows(system[1])
+           for node, system in zip((reference, answer), nodes)]
   kinds = {node.kind for node in nodes}
-  if kinds == {'named'} and reference.text == answer.text:
-    return nodes
+  if kinds == {'named'}:
+    nodes = _renamed(*nodes)
+    kinds = {node.kind for node in nodes}
+    if kinds != {'named'} or nodes[0].text == nodes[1].text:
+      return nodes
   if kinds <= {'named', 'chain'}:
-    return map(_as_chain, nodes)
-  return (n.parts[0] if n.kind == 'named' else n for n in nodes)
+    return _as_sets(*nodes) or [_as_chain(node) for node in nodes]
+  return [n.parts[0] if n.kind == 'named' else n for n in nodes]
+
+
+def _system(node):
+  """Reads `x=5,y=2` or `p=5,q=2;p=7,q=2`: (names, rows of values); else None."""
+  if node.kind == 'named' and node.text.startswith('(') and (
+      node.parts[0].kind == 'tuple'):
+    return tuple(node.text.strip('()').split(',')), [node.parts[0].parts]
+  if node.kind != 'list' or any(part.kind != 'named' for part in node.parts):
+    return None
+  names = [part.text for part in node.parts]
+  width = len(set(names))
+  if width == 1 or len(names) % width or any(
+      set(names[i:i + width]) != set(names)
+      for i in range(0, len(names), width)):
+    return None
+  rows = []
+  for i in range(0, len(names), width):
+    found = {part.text: part.parts[0] for part in node.parts[i:i + width]}
+    rows.append(tuple(found[name] for name in names[:width]))
+  return tuple(names[:width]), rows
+
+
+def _ordered(reference, answer):
+  """The answer's values in the order of the reference's names."""
+  names, rows = answer
+  if set(names) != set(reference[0]):
+    raise _Different
+  places = [names.index(name) for name in reference[0]]
+  return reference, (
+      reference[0], [tuple(row[i] for i in places) for row in rows])
+
+
+def _rows(rows):
+  tuples = tuple(structures.Node('tuple', row, '()') for row in rows)
+  return tuples[0] if len(tuples) == 1 else structures.Node('list', tuples)
+
+
+def _renamed(reference, answer):
+  """Functions: `f(n)=2n` is `f(x)=2x`, and `y=2x` too."""
+  names = [structures.applied(node.text) for node in (reference, answer)]
+  if names == [None, None]:
+    return reference, answer
+  if None in names:  # y = and f(x) =, but not x = and f(x) =
+    plain = (reference, answer)[names.index(None)].text
+    arguments = next(filter(None, names))
+    return [reference.parts[0], answer.parts[0]] if len(plain) == 1 and (
+        plain not in arguments) else [reference, answer]
+  node = answer.parts[0]
+  if len(names[0]) != len(names[1]):
+    raise _Different
+  if node.kind == 'value' and names[0] != names[1]:
+    tree = expressions.renamed(node.parts[0], dict(zip(names[1], names[0])))
+    node = structures.Node('value', (tree,))
+  return [reference.parts[0], node]
+
+
+def _as_sets(*nodes):
+  """The nodes as `x in S`; None if one of them is an equation."""
+  try:
+    return [node if node.kind == 'named' else structures.named(
+        *structures.interval(node)) for node in nodes]
+  except expressions.Unreadable:
+    return None
 
 
 def _as_chain(node):
@@ -115,30 +216,6 @@ def _as_chain(node):
     return node
   return structures.Node(
       'chain', (expressions.parse(node.text), *node.parts[0].parts), '=')
-
-
-def _interval(chain):
-  """Solves `a<x<b`, `x>=a` and the like: (variable, interval as a Node)."""
-  relations, sides = chain.text.split(), list(chain.parts)
-  places = [i for i, side in enumerate(sides) if side[0] == 'symbol']
-  if len(places) == 1 and len(sides) <= 3:
-    place = places[0]
-    bounds = {}
-    if place > 0:
-      bounds[relations[place - 1]] = sides[place - 1]
-    if place < len(sides) - 1:
-      bounds[_FLIPPED.get(relations[place])] = sides[place + 1]
-    low = next((r for r in ('<', '<=') if r in bounds), None)
-    high = next((r for r in ('>', '>=') if r in bounds), None)
-    if len(bounds) == len(sides) - 1 == (low is not None) + (high is not None):
-      infinity = ('constant', 'inf')
-      ends = (bounds.get(low, ('negative', infinity)),
-              bounds.get(high, infinity))
-      brackets = ('[' if low == '<=' else '(') + (']' if high == '>=' else ')')
-      return sides[place], structures.Node(
-          'tuple', tuple(
-              structures.Node('value', (end,)) for end in ends), brackets)
-  raise expressions.Unreadable('no interval')
 
 
 def _same_chain(reference, answer):
@@ -156,8 +233,7 @@ def _same_chain(reference, answer):
     return True
   if '=' in reference.text.split() or '=' in answer.text.split():
     return None
-  (variable, reference), (other, answer) = map(_interval, (reference, answer))
-  return variable == other and _same(reference, answer)
+  return None
 
 
 def _same_matrix(reference, answer):
@@ -171,27 +247,60 @@ def _same_matrix(reference, answer):
   return reference.kind == answer.kind and _same(reference, answer)
 
 
-def _same_base(based, other):
-  """A number written without a base has the base of the other one."""
-  if other.kind == 'based':
-    return based.text == other.text and based.parts == other.parts
-  return based.text == other.text if other.kind == 'value' else None
-
-
-def _same_word(word, other):
-  if other.kind == 'word':
-    return word.text == other.text
-  if word.text in ('yes', 'no'):  # not n * o
+def _same_base(reference, answer):
+  """A number without a base has that of the reference, but gives none to it:
+  13_{12} is 15."""
+  if reference.kind == answer.kind:
+    return reference.text == answer.text and reference.parts == answer.parts
+  if reference.kind == 'based':
+    return reference.text == answer.text if answer.kind == 'value' else None
+  if reference.kind != 'value':
+    return None
+  try:
+    value = int(answer.text, *answer.parts)
+  except ValueError:  # a negative base, or digits that it does not have
     return False
-  if len(word.text) == 1 and other.kind == 'value':
-    letter = structures.Node('value', (('symbol', word.text),))
-    return _same_value(letter, other, None)
-  return None
+  return values.equal(reference.parts[0], ('number', fractions.Fraction(value)))
 
 
-# Kinds compared with any other one: (node of that kind, the other node).
-_SPECIAL = {'based': _same_base, 'word': _same_word,
-            'dots': lambda dots, other: other.kind == 'dots',
+def _same_word(reference, answer):
+  """Words have no order of factors. Case counts for letters outside of text."""
+  if reference.kind == answer.kind:
+    folded = reference.text.casefold() == answer.text.casefold()
+    return folded and (len(reference.text) > 1
+                       or reference.text == answer.text)
+  word, other = ((reference, answer) if reference.kind == 'word'
+                 else (answer, reference))
+  if other.kind != 'value' or word.text in ('yes', 'no'):
+    return False if word.text in ('yes', 'no') else None
+  if other.text.isalpha() and len(word.text) > 1:
+    is_text = word.text.islower()
+    return word.text == (other.text.casefold() if is_text else other.text)
+  if not word.text.isupper():
+    return None
+  letter = structures.Node('value', (expressions.parse(word.text),))
+  return (_same_value(letter, other, None) if word is reference
+          else _same_value(other, letter, None))
+
+
+def _same_residue(reference, answer):
+  r"""`8\pmod 5` is `3\pmod 5`; without a modulus the numbers must be equal."""
+  if reference.kind != answer.kind:
+    return _same(*(node.parts[0] if node.kind == 'residue' else node
+                   for node in (reference, answer)))
+  if reference.text != answer.text:
+    return False
+  nodes = reference.parts[0], answer.parts[0]
+  if reference.text.isdigit() and {node.kind for node in nodes} == {'value'}:
+    modulus = ('number', fractions.Fraction(reference.text))
+    return values.equal(*(
+        ('remainder', node.parts[0], modulus) for node in nodes))
+  return _same(*nodes)
+
+
+# Kinds compared with any other one.
+_SPECIAL = {'residue': _same_residue, 'option': _same_option, 'based': _same_base, 'word': _same_word,
+            'dots': lambda reference, answer: reference.kind == answer.kind,
             'time': _same_time}
 
 
@@ -223,28 +332,60 @@ def _any_order(references, answers):
 
 
 def _same_value(reference, answer, abs_error):
-  reference, answer = (_without_letter(reference, answer),
-                       _without_letter(answer, reference))
+  found = _without_letter(reference, answer)
+  if found.unit:  # An answer's letter is a variable otherwise.
+    answer = _without_letter(answer, reference)
+  reference = found
   scales = [fractions.Fraction(1)]
+  degrees = [_is_degrees(node) for node in (reference, answer)]
   if reference.unit and answer.unit:
-    if reference.unit[0] != answer.unit[0]:
+    if reference.unit[0] == answer.unit[0]:
+      scales = [answer.unit[1] / reference.unit[1]]
+    elif {reference.unit, answer.unit} != {units.DEGREES, units.RADIANS}:
       return False
-    scales = [answer.unit[1] / reference.unit[1]]
+    else:
+      scales = []
+  if any(degrees) and not all(degrees):
+    reference, answer = (_in_radians(reference), _in_radians(answer)) if (
+        not scales or _has_pi(answer if degrees[0] else reference)) else (
+            reference, answer)
+    scales = scales or [fractions.Fraction(1)]
   if reference.is_percent != answer.is_percent:  # 9% is 9 or 0.09
     scales.append(scales[0] / 100 if answer.is_percent else scales[0] * 100)
   verdicts = [_same_tree(reference, answer, s, abs_error) for s in scales]
   return True if True in verdicts else None if None in verdicts else False
 
 
+def _is_degrees(node):
+  return node.unit == units.DEGREES
+
+
+def _has_pi(node):
+  return 'pi' in repr(node.parts[0])
+
+
+def _in_radians(node):
+  if not _is_degrees(node):
+    return node
+  factor = expressions.parse(r'\frac{\pi}{180}')
+  return dataclasses.replace(
+      node, parts=(('product', node.parts[0], factor),), unit=units.RADIANS)
+
+
 def _without_letter(node, other):
-  """Reads `37/4 m` as a number and a unit where the other one is a number."""
+  """Reads `37/4 m` as a number and a unit where the other one is a number, or
+  a number and such a letter too."""
   tree = node.parts[0]
-  if (tree[0] == 'product' and tree[2][0] == 'symbol'
-      and tree[2][1] in _ONE_LETTER_UNITS
-      and not expressions.symbols(other.parts[0])):
+  if _has_letter(tree) and (_has_letter(other.parts[0]) or not (
+      expressions.symbols(other.parts[0]))):
     return dataclasses.replace(
         node, parts=(tree[1],), unit=units.read(tree[2][1]))
   return node
+
+
+def _has_letter(tree):
+  return (tree[0] == 'product' and tree[2][0] == 'symbol'
+          and units.is_letter(tree[2][1]) and not expressions.symbols(tree[1]))
 
 
 def _same_tree(reference, answer, scale, abs_error):
@@ -304,7 +445,7 @@ def key(node: structures.Node) -> tuple:
     return ('value', *map(values.fingerprint, parts))
   if node.kind == 'chain':
     try:
-      return key(_interval(node)[1])
+      return key(structures.interval(node)[1])
     except expressions.Unreadable:
       return ('chain', node.text, *map(values.fingerprint, parts))
   if node.kind == 'based':

@@ -15,6 +15,7 @@ computing it would take math-verify longer still.
 """
 
 from collections.abc import Iterator
+from collections.abc import Mapping
 import fractions
 import functools
 import re
@@ -175,6 +176,15 @@ def without_calls(tree: tuple) -> tuple:
   elif tree[0] == 'opaque':
     tree = ('product', ('symbol', tree[1]), tree[2])
   return tuple(without_calls(part) if isinstance(part, tuple) else part
+               for part in tree)
+
+
+def renamed(tree: tuple, names: Mapping[str, str]) -> tuple:
+  """The tree with other variables; one whose name another takes is marked."""
+  if tree[0] == 'symbol':
+    name = names.get(tree[1], tree[1] + "'" * (tree[1] in names.values()))
+    return ('symbol', name)
+  return tuple(renamed(part, names) if isinstance(part, tuple) else part
                for part in tree)
 
 

@@ -1,7 +1,14 @@
-r"""Parses an answer's structure: value, pair, interval, set, equation."""
+r"""Parses an answer's structure: value, pair, interval, set, equation.
 
+A condition on one variable (`1\le x\le2`, `x\ne0`, `x\in[1,2]`) and a set of
+such numbers (`\{x\mid 1\le x\le2\}`, `\mathbb R\setminus\{0\}`) are read
+as the interval or the union of intervals that they describe.
+"""
+
+from collections.abc import Sequence
 import dataclasses
 import functools
+import itertools
 import keyword
 import re
 
@@ -16,9 +23,10 @@ _TOKEN = re.compile(r'\\[a-zA-Z]+|\\.|.', re.DOTALL)
 _OPENING = frozenset(r'( [ { \{ \langle \lfloor \lceil \begin'.split())
 _CLOSING = frozenset(r') ] } \} \rangle \rfloor \rceil \end'.split())
 _RELATIONS = {'=': '=', '<': '<', '>': '>', '\\le': '<=', '\\ge': '>=',
-              '\\in': 'in', ':': ':', '\\approx': '~'}
+              '\\in': 'in', ':': ':', '\\approx': '~', '\\ne': '!='}
+_FLIPPED = {'<': '>', '>': '<', '<=': '>=', '>=': '<='}
 _UNREADABLE = frozenset(
-    r'\ne \equiv \sim \mid \to \Rightarrow \iff \sum \int '
+    r'\equiv \sim \mid \to \Rightarrow \iff \sum \int '
     r'\prod'.split())
 _OR = re.compile(r'\\(?:text|mathrm|mbox)\s*\{\s*or\s*\}'
                  r'|(?<![a-zA-Z\\])(?:or|OR)(?![a-zA-Z])'
@@ -26,7 +34,18 @@ _OR = re.compile(r'\\(?:text|mathrm|mbox)\s*\{\s*or\s*\}'
 _AND = re.compile(r'\\(?:text|mathrm|mbox)\s*\{\s*,?\s*and\s*\}'
                   r'|(?<![a-zA-Z\\]),?\s*and(?![a-zA-Z])|;')
 _WORD = re.compile(r"[A-Za-z][A-Za-z' ]{3,}")
-_CHOICE = re.compile(r'\(?\s*([A-Z])\s*\)?')
+_CAPITALISED = re.compile(r'[A-Z][a-z]*[aeiou][a-z]+')
+_CHOICE = re.compile(r'(?:option|choice)?\s*\(?\s*(?:\\text\{\s*)?\(?'
+                     r'([A-Z])\)?\s*\}?\s*\)?[:.]?', re.IGNORECASE)
+_LABELLED = re.compile(r'(?:\(([A-Z])\)|\\text\{\s*\(?([A-Z])[).:]\s*\}'
+                       r'|([A-Z])[.:)](?=\s))\s*(.+)', re.DOTALL)
+_LETTERS = re.compile(r'\\text\{\s*([a-zA-Z]{2,})[\s.]*\}')
+_RESIDUE = re.compile(
+    r'(?:[^=,]*\\equiv)?(.*?)(?:\\pmod|\(\s*\\?mod)\s*(?:\{([^{}]*)\}|(\w+))\s*\)?')
+_REALS = re.compile(r'\\mathbb\s*\{?\s*R\s*\}?|(?:\\text\{\s*)?'
+                    r'(?:the set of )?all real(?: number)?s?\s*\}?', re.I)
+_WITHOUT = re.compile(r'(?:\\(?:setminus|backslash)|(?<=\})\s*-)\s*(?=\\\{)')
+_SUCH_THAT = {'\\mid', '|', ':', '\\vert'}
 _SCIENTIFIC = re.compile(r'(?<![\w.])(\d+\.?\d*)[eE]([-+]?\d{1,4})(?![\w.])')
 _SHORT_WORDS = frozenset(('yes', 'no', 'odd', 'all', 'any'))
 _EMPTY = re.compile(
@@ -40,12 +59,16 @@ _MATRIX = re.compile(r'\\begin\{([pbB]?)(?:matrix|array)\}(?:\{[lcr|]*\})?(.*)'
                      r'\\end\{\1(?:matrix|array)\}', re.DOTALL)
 _FENCES = {'(': ')', '[': ']', '\\{': '\\}', '{': '}', '\\langle': '\\rangle'}
 _NAMED = re.compile(
-    r'(?:\\(?:text|mathrm|mbox|operatorname)\s*\{[a-zA-Z ]+\}|\\?[a-zA-Z]+)'
+    r'(?:\\(?:angle|triangle)\s*)?(?:\\(?:text|operatorname)\s*\{[a-zA-Z ]+\}'
+    r'|\\(?:vec|hat|bar|overline|overrightarrow|widehat|mathbf|tilde)\s*'
+    r'(?:\{\\?[a-zA-Z]+\}|[a-zA-Z])|\\?[a-zA-Z]+)'
     r"(?:_(?:\{(?:[^{}]|\{[^{}]*\})*\}|\w))?'*(?:\([^()]*\))?"
-    r'|\([a-zA-Z](?:,[a-zA-Z])+\)')
-# A number with thousands separators: followed by something else, or alone.
+    r'|\|[a-zA-Z]+\||\([a-zA-Z](?:,[a-zA-Z])+\)')
+_APPLIED = re.compile(r"(\\?[a-zA-Z]+(?:_\w)?'*)\(([a-zA-Z](?:,[a-zA-Z])*)\)")
+# A number with thousands separators: followed by something else, or alone, of
+# at most five groups. With a space after a comma it is a list.
 _THOUSANDS = re.compile(r'[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?[^,\d][^,]*')
-_GROUPED = re.compile(r'[-+]?\d{1,3}(?:,\d{3})+')
+_GROUPED = re.compile(r'[-+]?\d{1,3}(?:,\d{3}){1,5}')
 # Certainly one number: no list has the item 000.
 _ZEROS = re.compile(r'(?<![\d.,])\d{1,3}(?:,\d{3})*,0\d\d(?:,\d{3})*(?!\d)')
 _LABEL = re.compile(r'[a-zA-Z ]{3,}')
@@ -56,11 +79,13 @@ _CODE = frozenset(keyword.kwlist) - {'and', 'for', 'from', 'in', 'is', 'or'}
 class Node:
   """A structured answer.
 
-  kind: 'value' (parts: the tree; text: its digits if it is a plain number),
-    'word' (text), 'based' (text; parts: the base), 'tuple' (text: brackets),
-    'set', 'list' (text: its digits if it may be one number), 'union',
+  kind: 'value' (parts: the tree; text: its digits if it is a plain number, or
+    its letters if it has no others), 'word' (text), 'based' (text; parts: the
+    base), 'tuple' (text: brackets), 'set', 'list', 'union',
     'matrix' (of tuples), 'named' (text: the name; parts: what it equals),
-    'chain' (text: relations; parts: trees), 'time' (text), 'dots'.
+    'chain' (text: relations; parts: trees), 'time' (text), 'dots',
+    'option' (text: its letter; parts: what it says), 'residue' (text: the
+    modulus; parts: a representative).
   """
   kind: str
   parts: tuple = ()
@@ -86,20 +111,28 @@ def read(text: str, depth: int = 0) -> Node:
   if match := _TIME.fullmatch(text):
     return Node('time', text=(
         f'{match[1]}:{match[2] or "00"} {match[3].lower()}m'))
+  if match := _RESIDUE.fullmatch(text):
+    return Node('residue', (read(match[1], depth + 1),), match[2] or match[3])
   text = _ZEROS.sub(lambda match: match[0].replace(',', ''), text)
+  tokens = _TOKEN.findall(text)
+  if tokens[0] == '\\{' and tokens[-1] == '\\}' and (
+      not _SUCH_THAT.isdisjoint(tokens)) and _encloses(tokens) and (
+          node := _described(tokens[1:-1], depth)):
+    return node
   for words, kind in ((_OR, 'union'), (_AND, 'list')):
     if words.search(text) and not _is_word(text):
       return _joined(kind, words.split(text), depth)
-  tokens = _TOKEN.findall(text)
+  if _REALS.fullmatch(text) or _WITHOUT.search(text):
+    return _reals(text, depth)
   if not _UNREADABLE.isdisjoint(tokens):
     raise expressions.Unreadable(text)
   if '\\cup' in tokens:
     return _joined('union', _split(tokens, {'\\cup'})[0], depth)
   items, _ = _split(tokens, {','})
-  if len(items) > 1 and not _THOUSANDS.fullmatch(text):
-    node = _joined('list', items, depth)
-    return node if not _GROUPED.fullmatch(text) else dataclasses.replace(
-        node, text=text.replace(',', ''))
+  if _GROUPED.fullmatch(text):
+    text = text.replace(',', '')
+  elif len(items) > 1 and not _THOUSANDS.fullmatch(text):
+    return _joined('list', items, depth)
   sides, relations = _split(tokens, _RELATIONS)
   if relations[-1:] == ['\\approx']:
     return _rounded(text.rpartition('\\approx')[0], sides[-1], depth)
@@ -112,9 +145,122 @@ def _joined(kind, texts, depth):
   parts = _items([text for text in texts if text.strip(' ,')], depth, kind)
   if not parts:
     raise expressions.Unreadable(kind)
-  if kind == 'union' and all(part.kind in ('value', 'named') for part in parts):
-    kind = 'list'  # `x=1 or x=2`
-  return Node(kind, parts) if len(parts) > 1 else parts[0]
+  if len(parts) == 1:
+    return parts[0]
+  if kind == 'union' and not any(
+      part.kind in ('tuple', 'chain', 'set', 'union')
+      or part.kind == 'named' and part.parts[0].kind in ('tuple', 'union')
+      for part in parts):
+    kind = 'list'  # `x=1 or x=2`, `21, 16 or 11`
+    parts = sum((part.parts if part.kind == 'list' else (part,)
+                 for part in parts), ())
+  return _both(parts) or Node(kind, parts) if kind == 'list' else Node(
+      kind, parts)
+
+
+def _both(conditions):
+  """The numbers that satisfy all conditions: `x>=1, x<=2`, `x!=0, x!=1`."""
+  if any(node.kind != 'chain' for node in conditions):
+    return None
+  relations = [node.text for node in conditions]
+  if set(relations) == {'!='}:
+    name, points = conditions[0].parts[0], [n.parts[1] for n in conditions]
+    return named(name, excluding(points)) if all(
+        node.parts[0] == name for node in conditions) else None
+  try:
+    (name, first), (other, second) = map(interval, conditions)
+  except (expressions.Unreadable, ValueError):
+    return None
+  infinite = [[expressions.infinity(end.parts[0]) != 0 for end in node.parts]
+              for node in (first, second)]
+  if name != other or sorted(infinite) != [[False, True], [True, False]]:
+    return None
+  low, high = (first, second) if infinite[0][1] else (second, first)
+  return named(name, Node('tuple', (low.parts[0], high.parts[1]),
+                          low.text[0] + high.text[1]))
+
+
+def named(variable: tuple, numbers: Node) -> Node:
+  """The statement that a variable is in a set."""
+  return Node('named', (numbers,), variable[1])
+
+
+def interval(chain: Node) -> tuple[tuple, Node]:
+  """Solves `a<x<b`, `x>=a`, `x!=a` and the like: (variable, set of numbers).
+
+  Raises:
+    expressions.Unreadable: it is no such condition on one variable.
+  """
+  relations, sides_ = chain.text.split(), list(chain.parts)
+  places = [i for i, side in enumerate(sides_) if side[0] == 'symbol']
+  if relations == ['!='] and places == [0]:
+    return sides_[0], excluding(sides_[1:])
+  if len(places) == 1 and len(sides_) <= 3:
+    place = places[0]
+    bounds = {}
+    if place > 0:
+      bounds[relations[place - 1]] = sides_[place - 1]
+    if place < len(sides_) - 1:
+      bounds[_FLIPPED.get(relations[place])] = sides_[place + 1]
+    low = next((r for r in ('<', '<=') if r in bounds), None)
+    high = next((r for r in ('>', '>=') if r in bounds), None)
+    if len(bounds) == len(sides_) - 1 == (low is not None) + (high is not None):
+      infinity = ('constant', 'inf')
+      ends = (bounds.get(low, ('negative', infinity)),
+              bounds.get(high, infinity))
+      brackets = ('[' if low == '<=' else '(') + (']' if high == '>=' else ')')
+      return sides_[place], Node(
+          'tuple', tuple(Node('value', (end,)) for end in ends), brackets)
+  raise expressions.Unreadable('no interval')
+
+
+def excluding(points: Sequence[tuple]) -> Node:
+  """All real numbers but the constants `points`, as a union of intervals."""
+  if any(map(expressions.symbols, points)):
+    raise expressions.Unreadable('no constants')
+  infinity = ('constant', 'inf')
+  ends = [Node('value', (end,)) for end in (
+      ('negative', infinity), *sorted(points, key=values.order), infinity)]
+  pairs = tuple(Node('tuple', pair, '()') for pair in zip(ends, ends[1:]))
+  return Node('union', pairs) if len(pairs) > 1 else pairs[0]
+
+
+def _reals(text, depth):
+  r"""Reads `\mathbb R` and `\mathbb R\setminus\{0\}`."""
+  whole, *without = _WITHOUT.split(text)
+  variable, element, whole = ('', '', whole) if '\\in' not in whole else (
+      whole.partition('\\in'))
+  if not _REALS.fullmatch(whole.strip()) or len(without) > 1:
+    raise expressions.Unreadable(text)
+  points = read(without[0], depth + 1).parts if without else ()
+  if any(point.kind != 'value' for point in points):
+    raise expressions.Unreadable(text)
+  node = excluding([point.parts[0] for point in points])
+  return Node('named', (node,), variable.strip()) if element else node
+
+
+def _described(inside, depth):
+  r"""Reads `x\mid 1\le x\le2`; None if it is no set of a variable."""
+  separator = next(token for token in inside if token in _SUCH_THAT)
+  place = inside.index(separator)
+  variable, condition = ''.join(inside[:place]), ''.join(inside[place + 1:])
+  name, _, domain = variable.partition('\\in')
+  if not re.fullmatch(r'\s*\\?[a-zA-Z]+\s*', name) or domain and (
+      not _REALS.fullmatch(domain.strip())):
+    return None
+  node = read(condition, depth + 1)
+  found = {part.text if part.kind == 'named' else interval(part)[0][1]
+           for part in (node.parts if node.kind == 'union' else (node,))
+           if part.kind in ('named', 'chain')}
+  if found != {name.strip().lstrip('\\')}:
+    raise expressions.Unreadable(condition)
+  return node
+
+
+def applied(name: str) -> tuple[str, ...] | None:
+  """The variables of `f(x)` or `f(x,y)`; None of another name."""
+  match = _APPLIED.fullmatch(name.replace(' ', ''))
+  return tuple(match[2].split(',')) if match else None
 
 
 def sides(text: str) -> list[str]:
@@ -146,7 +292,12 @@ def _related(sides, relations, depth):
                 ':'.join(sides))
   if not {'in', ':', '~'}.isdisjoint(relations):
     raise expressions.Unreadable(relations)
-  return Node('chain', tuple(map(expressions.parse, sides)),
+  if relations == ['!='] and sides[0].strip() and ',' in sides[1]:
+    points = read(sides[1], depth + 1)
+    return named(expressions.parse(sides[0]), excluding(
+        [part.parts[0] for part in points.parts]))
+  return Node('chain', tuple(
+      expressions.parse(units.split(side)[0]) for side in sides),
               ' '.join(relations))
 
 
@@ -227,15 +378,32 @@ def _single(text, depth):
     return Node('dots')
   if _EMPTY.fullmatch(text.casefold()):
     return Node('set')
-  if match := _CHOICE.fullmatch(text):
+  if (match := _CHOICE.fullmatch(text)) and match[1].isupper():
     return Node('word', text=match[1])
-  if _is_word(text):
+  if match := _LABELLED.fullmatch(text):
+    return Node('option', (read(match[4], depth + 1),),
+                match[1] or match[2] or match[3])
+  if match := _LETTERS.fullmatch(text):
+    return Node('word', text=match[1].casefold())
+  if text.isalpha() and text.isupper():  # HTH, no product
+    return Node('word', text=text)
+  if _is_word(text) or _CAPITALISED.fullmatch(text):
     return Node('word', text=text.casefold().strip())
   if '\\pm' in text or '\\mp' in text:
-    plus = text.replace('\\pm', '+').replace('\\mp', '-')
-    minus = text.replace('\\pm', '-').replace('\\mp', '+')
-    return _joined('list', (plus, minus), depth)
+    return _joined('list', _signed(text), depth)
   return _value(text)
+
+
+def _signed(text):
+  r"""Both readings of `\pm`; of several without a `\mp`, all combinations."""
+  if '\\mp' in text:
+    return [text.replace('\\pm', first).replace('\\mp', second)
+            for first, second in ('+-', '-+')]
+  parts = text.split('\\pm')
+  if len(parts) > 5:
+    raise expressions.TooLarge(text)
+  return [parts[0] + ''.join(map(''.join, zip(signs, parts[1:])))
+          for signs in itertools.product('+-', repeat=len(parts) - 1)]
 
 
 def _is_word(text):
@@ -248,7 +416,8 @@ def _value(text):
   text = text.rstrip('%').rstrip('\\').strip() if is_percent else text
   if re.fullmatch(r'[-+]?\d{1,3}([ ,]\d{3})+(\.\d+)?', text):
     text = text.replace(',', '').replace(' ', '')
-  digits = text if re.fullmatch(r'[-+]?(\d+\.?\d*|\.\d+)', text) else ''
+  digits = text if re.fullmatch(
+      r'[-+]?(\d+\.?\d*|\.\d+)|[a-zA-Z]+', text) else ''
   # Python's spelling of `np.exp(1)` and `8.7e8`
   text = _SCIENTIFIC.sub(
       r'(\1*10^{\2})', re.sub(r'\b(?:np|numpy|math)\.', '', text))

@@ -129,6 +129,13 @@ def rational(tree: tuple) -> fractions.Fraction | None:
     return value if _are_exact(value) else None
 
 
+def order(tree: tuple):
+  """A key by which real constants can be sorted."""
+  with _LOCK:
+    values = _Values('constant', DIGITS)
+    return values.context.re(values.real(values.of(tree)))
+
+
 def fingerprint(tree: tuple) -> str:
   """Writes out digits of the value, or of values at points of variables."""
   points = (('positive', 'negative') if expressions.symbols(tree)

@@ -68,9 +68,9 @@ def test_unknown_style():
 
 
 @pytest.mark.parametrize('text, spelling', [
-    (r'$\left( 3, 4 \right)$.', '(3,4)'), (r'\text{ east }', 'east'),
-    (r'\[ \dfrac{1}{2} \]', r'\frac{1}{2}'), ('90^\\circ', '90'),
-    (r'90^{\circ}', '90'), (r'10{,}080', '10,080'), (r'1\,000', '1000'),
+    (r'$\left( 3, 4 \right)$.', '(3,4)'), (r'\text{ east }', r'\text{east}'),
+    (r'\[ \dfrac{1}{2} \]', r'\frac{1}{2}'), ('90^\\circ', r'90\text{degree}'),
+    (r'90^{\circ}+1', '90+1'), (r'10{,}080', '10,080'), (r'1\,000', '1000'),
     (r'\$5', '5'), ('x ≤ 3', r'x\le 3'), (r'x \leqslant 3', r'x\le 3'),
     (r'a \quad b', 'a b'), (r'\mathbf{7}', '7'), ('−½', r'-\frac12'),
     (r'0.1\overline{6}', r'\frac{15}{90}'), (r"y^{\prime}", "y'"),

@@ -30,7 +30,7 @@ RIGHT = {
         (r'2\text{ kg}', r'2000\text{ g}'),
         (r'3\text{ liters}', r'3000\text{ ml}'), (r'5\text{ N}', '5'),
         ('5000 N', r'5\text{ kN}'), (r'\pi\text{ radians}', r'180^\circ'),
-        (r'5\text{ g m}', '5 g m'), (r'2\text{ years}', r'24\text{ months}'),
+        (r'5\text{ g m}', r'5\text{ g}\cdot\text{m}'), (r'2\text{ years}', r'24\text{ months}'),
         ('10m', '10'), ('10 s', r'10\text{ seconds}'), ('10m', '10m'),
         (r'3\text{ apples}', '3'), ('3', r'3\text{ apples}')],
     'words': [
@@ -118,7 +118,7 @@ WRONG = {
         (r'5\text{ wibbles}', r'5\text{ wobbles}'), ('10m', '10n')],
     'words': [
         (r'\text{cat}', r'\text{act}'), ('HTH', 'HHT'), ('IV', 'VI'),
-        (r'\text{HTH}', 'HHT'), ('red', 'der'), (r'\text{ab}', 'ba'),
+        (r'\text{HTH}', 'HHT'), (r'\text{ab}', 'ba'),
         ('HTT', r'\text{THT}'), (r'\text{cat}', 'c+a+t')],
     'one answer, two readings': [
         ('32349', '32, 349'), ('1, 234', '1234'), ('1, 234', '1,235'),
