@@ -89,18 +89,17 @@ def compare_attention(config: ml_collections.ConfigDict) -> str:
       np.float32) for heads in (8, 2, 2, 8))
   seed *= position_BS[..., None, None] >= 0  # the gradient of the outputs
 
-  @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-  def results(dtype, backend, xla, seed, position_BS, segment_BS, *arrays):
+  @functools.partial(jax.jit, static_argnums=(0, 1))
+  def results(dtype, backend, seed, position_BS, segment_BS, *arrays):
     out, pull_back = jax.vjp(
         lambda *arrays: attention.attend(
-            *arrays, position_BS, backend=backend, segment_BS=segment_BS,
-            xla=xla), *(x.astype(dtype) for x in arrays))
+            *arrays, position_BS, backend=backend, segment_BS=segment_BS), *(x.astype(dtype) for x in arrays))
     return out * (seed != 0), *pull_back(seed.astype(dtype))
 
   inputs = seed, position_BS, segment_BS, *arrays
-  found = results('bfloat16', model.attention, model.ops.attend, *inputs)
+  found = results('bfloat16', model.attention, *inputs)
   with jax.default_matmul_precision('highest'):
-    wanted = results('float32', 'xla', attention.attend_xla, *inputs)
+    wanted = results('float32', 'xla', *inputs)
   error = max(
       float(jnp.linalg.norm(a.astype('float32') - b) / jnp.linalg.norm(b))
       for a, b in zip(found, wanted))

@@ -1,28 +1,26 @@
 """The self-test on the CPU, and whether it notices what is broken."""
 
-import dataclasses
-
 import pytest
 
 from tepo_jax import errors
 from tepo_jax import selftest
-from tepo_jax.policy.cpu import ops as cpu_ops
+from tepo_jax.policy import attention
 
 pytestmark = pytest.mark.usefixtures('quick_compile')
 
 
 def test_a_broken_attention_is_named(monkeypatch):
-  """Here one that sees 64 tokens at most."""
+  """Here one that in bfloat16 sees 64 tokens at most."""
   config = selftest.small_config()
   assert 'xla is within 0.' in selftest.compare_attention(config)
-  attend = cpu_ops.OPS.attend
+  attend = attention.attend_xla
 
-  def broken(*arguments):
-    *arguments, _, segment_BS = arguments
-    return attend(*arguments, 64, segment_BS)
+  def broken(q_BSNH, *arguments):
+    *arguments, window, segment_BS = arguments
+    return attend(q_BSNH, *arguments,
+                  64 if q_BSNH.dtype == 'bfloat16' else window, segment_BS)
 
-  monkeypatch.setattr(cpu_ops, 'OPS', dataclasses.replace(
-      cpu_ops.OPS, attend=broken))
+  monkeypatch.setattr(attention, 'attend_xla', broken)
   with pytest.raises(errors.RunError, match='xla differs from xla by .*%: set'):
     selftest.compare_attention(config)
 

@@ -13,7 +13,6 @@ Axes: B rows, S query columns, T key columns, N query heads, K key/value heads,
 G = N / K query heads per key/value head, H head size.
 """
 
-from collections.abc import Callable
 import functools
 
 import jax
@@ -31,12 +30,12 @@ _SPLASH_BLOCK = 512  # queries and keys that the kernel holds at a time
 _MIN_BLOCK = 64  # columns of a block of queries of `xla`
 _MAX_BLOCKS = 8  # they are unrolled
 # Logical axes of queries, keys, values and per-column arrays, for `per_device`.
-AXES = (('batch', None, 'heads', None), ('batch', None, 'kv_heads', None),
-        ('batch', None, 'kv_heads', None), ('batch', None))
+_AXES = (('batch', None, 'heads', None), ('batch', None, 'kv_heads', None),
+         ('batch', None, 'kv_heads', None), ('batch', None))
 
 
 def attend(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT=None,
-           window=None, backend='xla', segment_BS=None, *, xla: Callable):
+           window=None, backend='xla', segment_BS=None):
   """softmax(q kᵀ / √H) v over the visible keys.
 
   Args:
@@ -55,14 +54,12 @@ def attend(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT=None,
       xla.
     segment_BS: i32, the sequence of a packed row that a column belongs to, of
       queries and keys alike (T = S); None: a row is one sequence.
-    xla: the function for backend xla: `attend_xla`, or another of its
-      signature.
 
   Returns:
     out_BSNH in the dtype of q; scores and softmax are float32.
   """
   single = q_BSNH.shape[1] == 1
-  function = xla if backend == 'xla' or single else KERNELS[backend]
+  function = attend_xla if backend == 'xla' or single else KERNELS[backend]
   out_BSNH = function(q_BSNH, k_BTKH, v_BTKH, query_position_BS,
                       key_position_BT, window, segment_BS)
   if function in (KERNELS['splash'], KERNELS['splash_interpreted']):
@@ -111,24 +108,27 @@ def _attend_block(q_BSKGH, k_BTKH, v_BTKH, visible_BST):
 
 
 def attend_xla(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
-               window, segment_BS, attend_block=_attend_block):
+               window, segment_BS):
   """Backend `xla`: one block of queries after the other.
 
   Without key_position_BT a block skips the columns after it, so b blocks
   compute a share (b + 1) / 2b of all scores, and less with a window.
   """
-  q_BSKGH = by_key_head(q_BSNH, k_BTKH)
+  batch, length, heads, size = q_BSNH.shape
+  kv_heads = k_BTKH.shape[2]
+  q_BSKGH = q_BSNH.reshape(
+      batch, length, kv_heads, heads // kv_heads, size)
   k_BTKH, v_BTKH = (x.astype(q_BSNH.dtype) for x in (k_BTKH, v_BTKH))
   pieces = [(slice(None), slice(None))]
   if key_position_BT is None:
     key_position_BT = query_position_BS
-    pieces = _blocks(q_BSNH.shape[1], window)
+    pieces = _blocks(length, window)
 
   def block(queries, keys):
     segments = None
     if segment_BS is not None:
       segments = segment_BS[:, queries], segment_BS[:, keys]
-    return attend_block(
+    return _attend_block(
         q_BSKGH[:, queries], k_BTKH[:, keys], v_BTKH[:, keys],
         visible(query_position_BS[:, queries], key_position_BT[:, keys],
                 window, segments))
@@ -157,13 +157,6 @@ def _blocks(length, window):
     stop = min(start + size, length)
     first = 0 if window is None else max(0, start - window + 1)
     yield slice(start, stop), slice(first, stop)
-
-
-def by_key_head(q_BSNH, k_BTKH):
-  """The queries by the key head they share, [B, S, K, G, H]."""
-  batch, length, heads, size = q_BSNH.shape
-  kv_heads = k_BTKH.shape[2]
-  return q_BSNH.reshape(batch, length, kv_heads, heads // kv_heads, size)
 
 
 def _attend_cudnn(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
@@ -199,7 +192,7 @@ def _attend_splash(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
   segment_BS = jnp.where(query_position_BS >= 0, segment_BS, -1)
   return mesh_lib.per_device(
       functools.partial(_splash_piece, window=window, interpret=interpret),
-      AXES, q_BSNH, k_BTKH, v_BTKH, segment_BS)
+      _AXES, q_BSNH, k_BTKH, v_BTKH, segment_BS)
 
 
 def _splash_piece(q_BSNH, k_BSKH, v_BSKH, segment_BS, *, window, interpret):

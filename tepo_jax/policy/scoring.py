@@ -119,7 +119,7 @@ def score_states(config: transformer.ModelConfig, hidden_RSD: jax.Array,
     Entries beyond a row's scored tokens are undefined.
   """
   head = _Head(
-      tied=config.tie_embeddings, dtype=config.dtype, ops=config.ops,
+      tied=config.tie_embeddings, dtype=config.dtype,
       vocab_size=config.vocab_size, temperature=temperature,
       width=chunk_width(*rows.token_RS.shape, chunk_size), shards=shards)
   target_RS = jnp.roll(rows.token_RS, -1, axis=1)
@@ -150,7 +150,6 @@ class _Head:
   """
   tied: bool
   dtype: str
-  ops: ops_lib.Ops
   vocab_size: int
   temperature: float
   width: int
@@ -243,13 +242,12 @@ def _forward(head, hidden_RSD, weight, target_RS, scored_RS, old):
     at_target = functools.partial(
         jnp.take_along_axis, indices=target_M[..., None], axis=-1)
     target_z_M1 = at_target(z_MV)
-    lse_M1, entropy_M1 = _isolated(head.ops.log_sum_exp_and_entropy, z_MV)
+    lse_M1, entropy_M1 = _isolated(_log_sum_exp_and_entropy, z_MV)
     kl_M1 = shift_M1 = None
     if old is not None:
-      shift_M1 = head.ops.row_sum(
-          z_MV, lse_M1, old_z_MV,
-          term=lambda z, lse, old_z: (
-              jnp.exp(z - lse) * _shift(z, lse, old_z)))
+      shift_M1 = jnp.sum(
+          jnp.exp(z_MV - lse_M1) * _shift(z_MV, lse_M1, old_z_MV), axis=-1,
+          keepdims=True)
       kl_M1 = shift_M1 - _shift(target_z_M1, lse_M1, at_target(old_z_MV))
     values = target_z_M1 - lse_M1, entropy_M1, kl_M1, lse_M1, shift_M1
     return jax.tree.map(lambda x_RC, value_M1: head.put(
@@ -275,6 +273,21 @@ def _isolated(function, x):
   """
   return jax.lax.optimization_barrier(
       function(jax.lax.optimization_barrier(x)))
+
+
+def _log_sum_exp_and_entropy(z_MV):
+  """log Σ exp z and the entropy of softmax z, float32 [M, 1].
+
+  With m = max z, s = Σ exp(z − m) and t = Σ exp(z − m) (m − z) they are
+  m + log s and log s + t / s: two passes over z.
+  """
+  total = functools.partial(jnp.sum, axis=-1, keepdims=True)
+  most_M1 = jnp.max(z_MV, axis=-1, keepdims=True)
+  weight_MV = jnp.exp(z_MV - most_M1)
+  s_M1 = total(weight_MV)
+  log_s_M1 = jnp.log(s_M1)
+  return most_M1 + log_s_M1, (
+      log_s_M1 + total(weight_MV * (most_M1 - z_MV)) / s_M1)
 
 
 def _shift(z, lse, old_z):

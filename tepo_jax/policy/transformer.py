@@ -364,7 +364,7 @@ def _attend(config: ModelConfig, layer, q_BSNH, k_BTKH, v_BTKH, position_BS,
   def attend(window, *arrays):
     return attention.attend(
         *arrays, position_BS, key_position_BT, window, config.attention,
-        segment_BS, xla=config.ops.attend)
+        segment_BS)
 
   arrays = (q_BSNH, k_BTKH, v_BTKH)
   if not config.num_full_layers:

@@ -20,7 +20,6 @@ from tepo_jax.learning import optimizer as optimizer_lib
 from tepo_jax.learning import packing
 from tepo_jax.learning import update
 from tepo_jax.policy import transformer
-from tepo_jax.policy.cpu import packed_attention
 from tepo_jax.runtime import mesh as mesh_lib
 
 MODEL = transformer.ModelConfig(
@@ -357,22 +356,18 @@ def _pull_back():
 
 
 @pytest.mark.long_after_first
-@pytest.mark.parametrize('mode, microbatch_tokens, remat, short, mesh', [
-    ('padded', 100, 'none', 256, (1, 1)), ('segments', 24, 'none', 256, (1, 1)),
-    ('segments', 50, 'full', 256, (1, 1)), ('padded', 24, 'dots', 256, (1, 1)),
-    ('shared', 24, 'full', 256, (1, 1)), ('segments', 24, 'none', 0, (1, 1)),
-    ('shared', 24, 'full', 0, (1, 1)), ('segments', 24, 'mlp', 256, (1, 4)),
-    ('segments', 24, 'dots', 0, (2, 2)), ('segments', 24, 'full', 256, (4, 1))])
+@pytest.mark.parametrize('mode, microbatch_tokens, remat, mesh', [
+    ('padded', 100, 'none', (1, 1)), ('segments', 24, 'none', (1, 1)),
+    ('segments', 50, 'full', (1, 1)), ('padded', 24, 'dots', (1, 1)),
+    ('shared', 24, 'full', (1, 1)), ('segments', 24, 'mlp', (1, 4)),
+    ('segments', 24, 'dots', (2, 2)), ('segments', 24, 'full', (4, 1))])
 def test_first_update_is_reinforce_exactly(
-    mode, microbatch_tokens, remat, short, mesh, monkeypatch):
+    mode, microbatch_tokens, remat, mesh):
   """π = π_old: w = 1, ΔH = 0, M = 0, KL = 0 to the last bit (reading 2).
 
   As in a run: the programs of `programs.make`, fully optimised, the same
-  shapes. The gradient is that of −Σ A ℓ / N. `packed_attention` computes packed
-  rows of more than `short` columns, in blocks of 8. `mesh`: fsdp, tensor.
+  shapes. The gradient is that of −Σ A ℓ / N. `mesh`: fsdp, tensor.
   """
-  monkeypatch.setattr(packed_attention, '_SHORT', short)
-  monkeypatch.setattr(packed_attention, '_BLOCK', 8)
   programs = _programs(
       _mesh(dict(zip(mesh_lib.AXES, (1, *mesh)))), mode=mode,
       row_tokens=24, remat=remat, microbatch_tokens=microbatch_tokens,

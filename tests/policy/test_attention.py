@@ -10,12 +10,9 @@ import pytest
 
 from tepo_jax import errors
 from tepo_jax.policy import attention
-from tepo_jax.policy.cpu import block_attention
-from tepo_jax.policy.cpu import packed_attention
 from tepo_jax.runtime import mesh as mesh_lib
 
-_plain = functools.partial(attention.attend, xla=attention.attend_xla)
-_attend = jax.jit(_plain, static_argnames=('window', 'backend'))
+_attend = jax.jit(attention.attend, static_argnames=('window', 'backend'))
 
 pytestmark = pytest.mark.usefixtures('quick_compile')
 
@@ -77,7 +74,7 @@ def test_rows_without_a_visible_key_are_finite_and_leave_no_gradient():
   padding = query_position < 0
 
   def loss(q, k, v):
-    out = _plain(q, k, v, query_position, key_position)
+    out = attention.attend(q, k, v, query_position, key_position)
     return jnp.sum(jnp.where(padding[..., None, None], 0, out) ** 2), out
 
   gradients, out = jax.jit(
@@ -177,7 +174,8 @@ def test_splash_skips_only_hidden_blocks(window, monkeypatch):
 def test_splash_on_a_mesh_computes_each_device_s_own_part():
   arrays, position, segment = _sequences(4, 2, 8, True)
   mesh = mesh_lib.make(dict(data=1, fsdp=2, tensor=2))
-  attend = functools.partial(_plain, window=4, backend='splash_interpreted')
+  attend = functools.partial(
+      attention.attend, window=4, backend='splash_interpreted')
   *placed, position_BS, segment_BS = mesh_lib.put(
       (*arrays, position, segment), mesh_lib.batch_sharding(mesh))
   got = jax.jit(mesh_lib.on_mesh(mesh, attend))(
@@ -198,16 +196,10 @@ def _by_definition(q, k, v, position, segment, window):
 
 
 @pytest.mark.long_after_first
-@pytest.mark.parametrize('xla,short', [
-    (attention.attend_xla, 0), (packed_attention.attend, 150),
-    (packed_attention.attend, 149)])
 @pytest.mark.parametrize('window', [None, 30])
-def test_blocks_of_queries(window, xla, short, monkeypatch):
+def test_blocks_of_queries(window):
   """Three blocks with sequences across their edges, against all keys at once.
-
-  The plain form; the CPU's for rows that are short and for those that are not.
   """
-  monkeypatch.setattr(packed_attention, '_SHORT', short)
   rng = np.random.RandomState(6)
   q = rng.randn(2, 150, 4, 8).astype(np.float32)
   k, v = rng.randn(2, 2, 150, 2, 8).astype(np.float32)
@@ -229,7 +221,7 @@ def test_blocks_of_queries(window, xla, short, monkeypatch):
     return out, gradients
 
   got = evaluate(lambda *x: attention.attend(
-      *x, position, None, window, segment_BS=segment, xla=xla))
+      *x, position, None, window, segment_BS=segment))
   want = evaluate(
       lambda *x: _by_definition(*x, position, segment, window))
   jax.tree.map(functools.partial(
@@ -237,7 +229,7 @@ def test_blocks_of_queries(window, xla, short, monkeypatch):
 
 
 def test_forward_and_reverse_derivatives_agree():
-  """<∂out, J ∂x> = <Jᵀ ∂out, ∂x> of the plain form, over two blocks."""
+  """<∂out, J ∂x> = <Jᵀ ∂out, ∂x>, over two blocks."""
   rng = np.random.RandomState(9)
   shapes = (1, 70, 4, 8), (1, 70, 2, 8), (1, 70, 2, 8)
   arrays, tangents = ([jnp.asarray(rng.randn(*shape), jnp.float32)
@@ -245,7 +237,7 @@ def test_forward_and_reverse_derivatives_agree():
   position = np.arange(70)[None] - 3
 
   def attend(*arrays):
-    out = _plain(*arrays, position, segment_BS=position * 0)
+    out = attention.attend(*arrays, position, segment_BS=position * 0)
     return jnp.where(position[..., None, None] >= 0, out, 0)
 
   out, d_out = jax.jit(lambda *x: jax.jvp(attend, *x))(arrays, tangents)
@@ -265,12 +257,10 @@ def test_what_blocks_compute(length, window, pairs):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    'attend_block', [attention._attend_block, block_attention.attend])
-def test_gradients_in_bfloat16_round_once(attend_block):
+def test_gradients_in_bfloat16_round_once():
   """Relative errors of the gradients of queries and keys, for large scores."""
   def attend(*arrays):
-    return attend_block(*arrays, jnp.ones((2, 32, 32), bool))
+    return attention._attend_block(*arrays, jnp.ones((2, 32, 32), bool))
 
   generator = np.random.default_rng(0)
   of_out, q, k, v = (
@@ -285,17 +275,6 @@ def test_gradients_in_bfloat16_round_once(attend_block):
     assert got.dtype == jnp.bfloat16
     error = np.linalg.norm(np.float32(got) - want) / np.linalg.norm(want)
     assert 0 < error < 0.0045
-
-
-def test_a_block_on_a_cpu_without_a_gradient():
-  """Where nothing is differentiated, another function computes it."""
-  rng = np.random.default_rng(2)
-  q, k, v = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in (
-      (2, 6, 2, 3, 4), (2, 10, 2, 4), (2, 10, 2, 4)))
-  visible_BST = (rng.random((2, 6, 10)) < 0.5) | (np.arange(10) == 0)
-  np.testing.assert_allclose(
-      block_attention.attend(q, k, v, visible_BST),
-      attention._attend_block(q, k, v, visible_BST), atol=1e-6)
 
 
 def test_one_query_is_always_xla():
@@ -336,7 +315,7 @@ def test_cudnn_is_given_the_mask_and_causality(monkeypatch):
       lowering, 'is_cuda_compute_capability_equal', lambda _: False)
 
   def loss(q, k, v, position, segment):
-    return jnp.sum(_plain(
+    return jnp.sum(attention.attend(
         q, k, v, position, position, 5, 'cudnn', segment
     ).astype(jnp.float32))
 

@@ -27,8 +27,8 @@ def _compiled(mesh, backend, window=None, size=128):
   """Attention of packed rows with its gradients, 4 heads over 2."""
   def loss(q, k, v, position, segment):
     return jnp.sum(attention.attend(
-        q, k, v, position, None, window, backend, segment,
-        xla=attention.attend_xla).astype(jnp.float32))
+        q, k, v, position, None, window, backend, segment
+    ).astype(jnp.float32))
 
   def rows(*shape, dtype=jnp.int32, axes=('batch', None)):
     return jax.ShapeDtypeStruct(

@@ -1,1 +1,1 @@
-"""Forms of the policy's operations that only a CPU needs."""
+"""Forms of decoding operations that only a CPU needs."""

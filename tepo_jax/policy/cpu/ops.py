@@ -1,6 +1,4 @@
-"""The table of operations for CPUs: see `policy.ops`.
-
-A form is switched off by removing its line: the plain form then serves.
+"""The table of decoding operations for CPUs: see `policy.ops`.
 
 Axes: M tokens, I inputs, O outputs, D model, V vocabulary.
 """
@@ -8,8 +6,6 @@ Axes: M tokens, I inputs, O outputs, D model, V vocabulary.
 import jax
 
 from tepo_jax.policy import ops
-from tepo_jax.policy.cpu import packed_attention
-from tepo_jax.policy.cpu import reductions
 
 
 def transposed_linear(x_MI, kernel_OI):
@@ -34,10 +30,5 @@ def decoding_logits(hidden_MD, weight, tied):
   return logits_MV if tied else jax.lax.optimization_barrier(logits_MV)
 
 
-OPS = ops.Ops(
-    decoding_logits=decoding_logits,
-    log_sum_exp_and_entropy=reductions.log_sum_exp_and_entropy,
-    row_sum=reductions.row_sum,
-    transposed_linear=transposed_linear,
-    attend=packed_attention.attend,
-)
+OPS = ops.Ops(decoding_logits=decoding_logits,
+              transposed_linear=transposed_linear)

@@ -210,8 +210,7 @@ def test_attention_has_the_workspace_and_flops_of_cudnn(kv_heads):
 
   def loss(q, k, v, position_BS):
     return jnp.sum(attention.attend(
-        q, k, v, position_BS, backend='cudnn',
-        xla=attention.attend_xla).astype(jnp.float32))
+        q, k, v, position_BS, backend='cudnn').astype(jnp.float32))
 
   compiled = _compiled(
       jax.grad(loss, (0, 1, 2)), [
