@@ -135,7 +135,7 @@ def _train_steps(step, start, chosen, last):
       minibatch = updates.minibatches[index]
       _, metrics = programs.train_step(
           jax.device_put(state, programs.state_sharding),
-          minibatch.replace(advantage_B=advantage_B[updates.rows[index]]),
+          minibatch.replace(advantage_B=advantage_B[updates.members[index]]),
           updates.rng(index), step.old_policy(minibatch)
           if programs.policy_loss.needs_kl else None)
       outcomes[name] = jax.device_get(metrics)
