@@ -140,7 +140,7 @@ def canonical(text: str) -> str:
   degree = r'\\frac{\\pi}{180}' if _SINES.search(text) else ' '
   text = _DEGREES.sub(degree, _BLANKS.sub(' ', text))
   while match := _WRAPPERS.fullmatch(text.strip()):
-    text = match[match.lastindex].strip().rstrip('.')
+    text = match[match.lastindex or 0].strip().rstrip('.')
   for pattern, replacement in (
       *(_SYNONYMS if '\\' in text else ()), *_PLAIN_SYNONYMS):
     text = pattern.sub(replacement, text)

@@ -161,7 +161,7 @@ def read(text: str, unit: str | None = None) -> structures.Node | None:
   """Reads the structure of a canonical text; None if unreadable."""
   try:
     return structures.with_unit(
-        structures.read(text), unit and units.read(unit))
+        structures.read(text), units.read(unit) if unit else None)
   except expressions.Unreadable:
     return None
 
@@ -211,8 +211,9 @@ class Grader:
     occurrences = collections.Counter(pairs)
     verdicts, hard = {}, {}
     for pair in occurrences:
-      verdicts[pair], undecided = (False, ()) if pair[0] is None else (
-          decide_quickly(*pair))
+      answer, references = pair
+      verdicts[pair], undecided = (False, ()) if answer is None else (
+          decide_quickly(answer, references))
       if verdicts[pair] is None:
         hard[pair] = pair[0], undecided
     outcomes, deaths = self._pool.ask(list(dict.fromkeys(hard.values())))
