@@ -183,7 +183,7 @@ def canonical(text: str) -> str:
     text = _TEMPERATURES.sub(r'\\text{ degree \1}', text)
     text = _DEGREES.sub(' ', _LAST_DEGREES.sub(r'\\text{ degree}', text))
   while match := _WRAPPERS.fullmatch(text.strip()):
-    text = match[match.lastindex].strip().rstrip('.')
+    text = match[match.lastindex or 0].strip().rstrip('.')
   for pattern, replacement in (
       *(_SYNONYMS if '\\' in text else ()), *_PLAIN_SYNONYMS):
     text = pattern.sub(replacement, text)

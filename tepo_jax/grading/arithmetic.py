@@ -31,7 +31,7 @@ def is_solution(answer: str, numbers: Sequence[int], target: str) -> bool:
 
 def _value(node, used):
   """The value of a node; appends its numbers to `used`."""
-  if isinstance(node, ast.Constant):
+  if isinstance(node, ast.Constant) and isinstance(node.value, int):
     used.append(node.value)
     return fractions.Fraction(node.value)
   if isinstance(node, ast.BinOp) and type(node.op) in _ALLOWED:

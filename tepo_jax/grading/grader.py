@@ -219,8 +219,9 @@ class Grader:
     occurrences = collections.Counter(pairs)
     verdicts, hard = {}, {}
     for pair in occurrences:
-      verdicts[pair], undecided = (False, ()) if pair[0] is None else (
-          decide_quickly(*pair))
+      answer, references = pair
+      verdicts[pair], undecided = (False, ()) if answer is None else (
+          decide_quickly(answer, references))
       if verdicts[pair] is None:
         hard[pair] = pair[0], undecided
     outcomes, deaths = self._pool.ask(list(dict.fromkeys(hard.values())))

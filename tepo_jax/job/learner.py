@@ -39,14 +39,15 @@ class ScoredStep:
   The lists have an entry for each minibatch. Every epoch takes all minibatches
   in this order, so there are epochs x minibatches updates.
 
-  batch: all completions, on the host. rows: of `batch`, in each minibatch.
+  batch: all completions, on the host. members: indices in `batch` of the
+    completions in each minibatch.
   minibatches: on the devices, with ℓ° and H°.
   old: for an exact KL, π_old in each minibatch; empty if it is computed anew
     for each update, from the weights `old_params` in the compute dtype.
   efficiency: mean `packing.efficiency`. key: of the step's random numbers.
   """
   batch: batch_lib.Batch
-  rows: list[np.ndarray]
+  members: list[np.ndarray]
   minibatches: list[batch_lib.Minibatch]
   old: list[update.OldPolicy]
   old_params: Any
@@ -70,8 +71,8 @@ class ScoredStep:
   def old_logp_BT(self) -> np.ndarray:
     """ℓ° of `batch`, on the host; waits for it."""
     old_logp_BT = np.zeros_like(self.batch.old_logp_BT)
-    for rows, minibatch in zip(self.rows, self.minibatches):
-      old_logp_BT[rows] = mesh_lib.to_host(minibatch.old_logp_BT)
+    for mine, minibatch in zip(self.members, self.minibatches):
+      old_logp_BT[mine] = mesh_lib.to_host(minibatch.old_logp_BT)
     return old_logp_BT
 
 
@@ -138,7 +139,7 @@ class Learner:
     """The jitted functions' last arguments: with LoRA, the base weights."""
     return () if self.frozen is None else (self.frozen,)
 
-  def learn(self, number: int, groups: list[groups_lib.Group],
+  def learn(self, step: int, groups: list[groups_lib.Group],
             reward_B: np.ndarray) -> dict[str, float]:
     """Makes all updates of a rollout step; returns their average metrics.
 
@@ -149,54 +150,54 @@ class Learner:
         sampler's log-probabilities are too far from the trainer's.
     """
     with self.session.timers('score'):
-      step = self.pack_and_score(number, groups, reward_B)
+      scored = self.pack_and_score(step, groups, reward_B)
       # The devices have all of the step's work before the host waits.
-      history = [self.make_update(step, index)
-                 for index in range(step.updates)]
-      scalars = self._compare(step)
+      history = [self.make_update(scored, index)
+                 for index in range(scored.updates)]
+      scalars = self._compare(scored)
     with self.session.timers('update'):
       history = mesh_lib.to_host(history)
     for outcome in history:
-      self._count_skipped(outcome, number)
+      self._count_skipped(outcome, step)
     return scalars | summaries.average(history)
 
-  def pack_and_score(self, number: int, groups: list[groups_lib.Group],
+  def pack_and_score(self, step: int, groups: list[groups_lib.Group],
                      reward_B: np.ndarray) -> ScoredStep:
-    """Packs each minibatch of rollout step `number`, and scores it by the
+    """Packs each minibatch of rollout step `step`, and scores it by the
     current policy; adds the behaviour weights if they are on."""
     programs = self.programs
     batch = self.to_batch(
         groups, reward_B, programs.policy_loss.method.estimator)
-    rows = self._split(batch)
-    packed, minibatches, old = self._score(batch, rows)
+    members = self._split(batch)
+    packed, minibatches, old = self._score(batch, members)
     old_params = None
     if old and sum(p.used for p in packed) > programs.kept.shape[1]:
       old = []  # frees the hidden states, which are not complete
       old_params = programs.to_old_policy(self.state.params)
-    step = ScoredStep(
-        batch, rows, minibatches, old, old_params, self.config.train.epochs,
+    scored = ScoredStep(
+        batch, members, minibatches, old, old_params, self.config.train.epochs,
         np.mean(list(map(packing.efficiency, packed))),
         jax.random.fold_in(
-            programs_lib.stream(self.config.seed, 'update'), number))
+            programs_lib.stream(self.config.seed, 'update'), step))
     weighted = self.config.train.behaviour.weight != 'off'
-    return self._weigh(step) if weighted else step
+    return self._weigh(scored) if weighted else scored
 
-  def make_update(self, step: ScoredStep, index: int) -> dict[str, jax.Array]:
+  def make_update(self, scored: ScoredStep, index: int) -> dict[str, jax.Array]:
     """Makes one of the step's updates; its metrics stay on the devices."""
-    minibatch = step.minibatches[step.minibatch_of(index)]
+    minibatch = scored.minibatches[scored.minibatch_of(index)]
     self.state, outcome = self.programs.train_step(
-        self.state, minibatch, step.rng(index), self.old_policy(step, index),
-        *self.base())
+        self.state, minibatch, scored.rng(index),
+        self.old_policy(scored, index), *self.base())
     return outcome
 
-  def old_policy(self, step: ScoredStep, index: int
+  def old_policy(self, scored: ScoredStep, index: int
                  ) -> update.OldPolicy | None:
     """π_old in the minibatch of an update; None without an exact KL."""
-    mine = step.minibatch_of(index)
-    if step.old_params is None:
-      return step.old[mine] if step.old else None
+    mine = scored.minibatch_of(index)
+    if scored.old_params is None:
+      return scored.old[mine] if scored.old else None
     return self.programs.old_policy(
-        step.old_params, step.minibatches[mine], *self.base())
+        scored.old_params, scored.minibatches[mine], *self.base())
 
   def to_batch(self, groups: list[groups_lib.Group], reward_B: np.ndarray,
                estimator: str, rows: int | None = None) -> batch_lib.Batch:
@@ -222,7 +223,7 @@ class Learner:
     every_row = np.arange(len(batch.mask_BT)).reshape(-1, size)
     return [rows for rows in every_row if batch.mask_BT[rows].any()]
 
-  def _score(self, batch, rows):
+  def _score(self, batch, members):
     """The packed minibatches on the host; the same on the devices, scored
     exactly as they will be trained on; for an exact KL, π_old in each."""
     programs, params, base = self.programs, self.state.params, self.base()
@@ -230,8 +231,8 @@ class Learner:
     states_RKSD = None if programs.kept is None else jnp.zeros(
         programs.kept.shape, programs.kept.dtype,
         device=programs.kept.sharding)
-    for mine in rows:  # the devices score one while the host packs the next
-      packed.append(programs.pack(_rows(batch, mine)))
+    for mine in members:  # the devices score one while the host packs the next
+      packed.append(programs.pack(_completions(batch, mine)))
       minibatch = self._put(packed[-1])
       if states_RKSD is None:
         logp_BT, entropy_BT = programs.score(params, minibatch, *base)
@@ -244,31 +245,32 @@ class Learner:
           old_logp_BT=logp_BT, old_entropy_BT=entropy_BT))
     return packed, minibatches, [old.replace(first=m) for m in first]
 
-  def _weigh(self, step):
+  def _weigh(self, scored):
     """The step with behaviour weights."""
+    batch = scored.batch
     weight_BT = behaviour.weights(
-        step.old_logp_BT(), step.batch.sampler_logp_BT, step.batch.mask_BT,
+        scored.old_logp_BT(), batch.sampler_logp_BT, batch.mask_BT,
         **self.config.train.behaviour)
     sharding = self.programs.minibatch_sharding.behaviour_BT
-    return dataclasses.replace(step, minibatches=[
+    return dataclasses.replace(scored, minibatches=[
         minibatch.replace(
-            behaviour_BT=mesh_lib.put(weight_BT[rows], sharding))
-        for rows, minibatch in zip(step.rows, step.minibatches)])
+            behaviour_BT=mesh_lib.put(weight_BT[mine], sharding))
+        for mine, minibatch in zip(scored.members, scored.minibatches)])
 
-  def _compare(self, step):
+  def _compare(self, scored):
     """Metrics of the packing, and of the sampler's log-probabilities compared
     with the trainer's.
 
     Raises:
       errors.RunError: they are too far apart.
     """
-    settings, batch = self.config.train.behaviour, step.batch
-    arrays = step.old_logp_BT(), batch.sampler_logp_BT, batch.mask_BT
+    settings, batch = self.config.train.behaviour, scored.batch
+    arrays = scored.old_logp_BT(), batch.sampler_logp_BT, batch.mask_BT
     return self._gap(*arrays) | behaviour.metrics(
         behaviour.weights(*arrays, **settings), *arrays,
         weight=settings.weight, cap=settings.cap) | {
             'padding_share': np.mean(batch.position_BS < 0),
-            'packing_efficiency': step.efficiency}
+            'packing_efficiency': scored.efficiency}
 
   def _gap(self, old_logp_BT, sampler_logp_BT, mask_BT):
     """|log π| gap of the sampler and the trainer, in nats."""
@@ -282,18 +284,18 @@ class Learner:
     return {
         'logp_gap_mean': gaps.mean(), 'logp_gap_p99': np.quantile(gaps, 0.99)}
 
-  def _count_skipped(self, outcome, number):
+  def _count_skipped(self, outcome, step):
     skipped = outcome['skipped'] > 0
     self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
     if self.skipped_in_a_row == MAX_SKIPPED:
       raise errors.RunError(
           f'{MAX_SKIPPED} updates in a row had a loss or gradient that is not '
           f'finite (the last: loss {outcome["loss"]}, gradient norm '
-          f'{outcome["grad_norm"]}) in step {number}')
+          f'{outcome["grad_norm"]}) in step {step}')
 
 
-def _rows(batch, rows):
-  return jax.tree.map(lambda x: x[rows], batch)
+def _completions(batch, members):
+  return jax.tree.map(lambda x: x[members], batch)
 
 
 def to_batch(groups: Sequence[groups_lib.Group], reward_B: np.ndarray, *,

@@ -92,7 +92,7 @@ class TrainingPrograms:
       states of π_old that a run keeps; else None. See `memory.keeping`.
     score: (params, Minibatch) -> ℓ° and H°.
     score_and_keep: (params, Minibatch, states, first) -> ℓ°, H°, OldPolicy; see
-      `update.score`; donates the states.
+      `update.score_minibatch`; donates the states.
     old_policy: (params, Minibatch) -> OldPolicy.
     train_step: (state, Minibatch, rng, OldPolicy) -> state, metrics; donates
       the state.
@@ -222,13 +222,14 @@ def _minibatch_programs(jit, scorer, policy_loss, optimizer, state_sharding,
     return dataclasses.replace(scorer, frozen=frozen)
 
   def score(params, minibatch, frozen=None):
-    return update.score(on(frozen), params, minibatch)[:2]
+    return update.score_minibatch(on(frozen), params, minibatch)[:2]
 
   def score_and_keep(params, minibatch, states, first, frozen=None):
-    return update.score(on(frozen), params, minibatch, states, first)
+    return update.score_minibatch(
+        on(frozen), params, minibatch, states, first)
 
   def old_policy(params, minibatch, frozen=None):
-    return update.old_policy(on(frozen), params, minibatch)
+    return update.score_and_keep(on(frozen), params, minibatch)[2]
 
   def train_step(state, minibatch, rng, old, frozen=None):
     return update.train_step(

@@ -246,18 +246,18 @@ class Trainer:
 
   def rollout_step(self, stop: processes.StopRequest) -> dict[str, float]:
     """Samples, grades and updates; returns the step's metrics."""
-    start, number = time.perf_counter(), self.step + 1
-    self.progress.begin(number)
+    start, step = time.perf_counter(), self.step + 1
+    self.progress.begin(step)
     settings = self.config.rollout
     self.progress.phase(
         f'sampling {settings.prompts} × {settings.samples} completions')
-    rollout, weight_bytes = self._collect(number, stop)
+    rollout, weight_bytes = self._collect(step, stop)
     self.cursor = rollout.cursor
     dumped = self.background.submit(
-        self._dump, number, rollout, self.config.dump.period)
+        self._dump, step, rollout, self.config.dump.period)
     scalars = summaries.rollout_metrics(rollout) | summaries.sampling_metrics(
         rollout) | {'sampling/weight_bytes': weight_bytes}
-    scalars |= self._update(number, rollout, stop)
+    scalars |= self._update(step, rollout, stop)
     dumped.result()
     seconds = time.perf_counter() - start
     scalars |= {f'seconds/{phase}': value
@@ -269,7 +269,7 @@ class Trainer:
         'seconds/step': seconds, 'tokens_per_second': tokens / seconds,
         'compilations': compilations}
 
-  def _update(self, number, rollout, stop):
+  def _update(self, step, rollout, stop):
     """Learns from a rollout's groups, if it has any; if that fails, dumps it
     for a replay."""
     try:
@@ -278,19 +278,19 @@ class Trainer:
         return {}
       self.progress.phase('updating')
       stop.defer_interrupts()
-      return self.learner.learn(number, rollout.groups, rollout.reward_B)
+      return self.learner.learn(step, rollout.groups, rollout.reward_B)
     except errors.RunError as error:
-      raise self._failed(number, rollout, str(error)) from error
+      raise self._failed(step, rollout, str(error)) from error
 
-  def _failed(self, number, rollout, message):
+  def _failed(self, step, rollout, message):
     """Dumps the rollout of a step that fails; returns the error to raise."""
     self.background.shutdown()
-    self._dump(number, rollout, period=1)
+    self._dump(step, rollout, period=1)
     return errors.RunError(
         f'{message}; the step\'s completions are in {session_lib.ROLLOUTS}/, '
         f'{self.records.checkpointer.describe_latest()}')
 
-  def _collect(self, number, stop):
+  def _collect(self, step, stop):
     """Samples a rollout step's groups: (rollout, bytes of the weights for it).
     """
     settings = self.config.rollout
@@ -298,7 +298,7 @@ class Trainer:
       params = jax.block_until_ready(
           self.learner.programs.to_decode(self.learner.policy()))
     key = jax.random.fold_in(
-        programs_lib.stream(self.config.seed, 'rollout'), number)
+        programs_lib.stream(self.config.seed, 'rollout'), step)
 
     try:
       rollout = self.sampler.select(
@@ -309,11 +309,11 @@ class Trainer:
           self.session.rewards, stop.check)
     except groups_lib.NonFiniteError as error:
       raise errors.RunError(
-          f'step {number}, problem '
+          f'step {step}, problem '
           f'{self._prompt(error.prompt_id).problem.id}: {error}; '
           f'{self.records.checkpointer.describe_latest()}') from error
     except sampler_lib.StarvedError as error:
-      raise self._failed(number, error.rollout, str(
+      raise self._failed(step, error.rollout, str(
           error) + summaries.why_starved(
               error.rollout, self.config.data.template,
               self.session.template.style)) from error
@@ -342,13 +342,13 @@ class Trainer:
     self.session.timers.pop()
     return scalars | {'seconds/eval': time.perf_counter() - start}
 
-  def _dump(self, number, rollout, period):
+  def _dump(self, step, rollout, period):
     """Writes rollouts/step_N.jsonl: one record per completion."""
     settings = self.config.dump
-    if not processes.is_first() or not period or number % period:
+    if not processes.is_first() or not period or step % period:
       return
     dump.write(
-        self.records.workdir / session_lib.ROLLOUTS, number, dump.records(
-            number, rollout, self.config.data.name,
+        self.records.workdir / session_lib.ROLLOUTS, step, dump.records(
+            step, rollout, self.config.data.name,
             self.session.template.style),
         settings.format)

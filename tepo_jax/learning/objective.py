@@ -51,7 +51,7 @@ def log_ratio(x):
   return x.logp_BT - x.old_logp_BT
 
 
-def score(x):
+def unit_weight(x):
   """logp - sg(logp). w = 1 with logp's gradient, `none`: GPG (Table 3C)."""
   return x.logp_BT - sg(x.logp_BT)
 
@@ -68,7 +68,7 @@ def sequence_weight(x):
 
 def sequence_token_weight(x):
   """w = sg(s_i) exp(logp - sg(logp)): GSPO-token, and verl's code for GSPO."""
-  return sg(sequence_weight(x)) + score(x)
+  return sg(sequence_weight(x)) + unit_weight(x)
 
 
 def prefix_weight(x):
@@ -78,7 +78,7 @@ def prefix_weight(x):
 
 WEIGHTS = dict(
     token=log_ratio, sequence=sequence_weight, prefix=prefix_weight,
-    sequence_token=sequence_token_weight, none=score)
+    sequence_token=sequence_token_weight, none=unit_weight)
 
 
 # Clips: (w, A, tokens) -> surrogate S, and the bounds that clip w. A clip may
@@ -113,7 +113,7 @@ def detached_clip(w_BT, a_BT, x, *, low, high):
   No token loses its gradient. `low=inf`, no bound, is its authors' setting.
   """
   bounded_BT = sg(numerics.bound(w_BT, 1 - low, 1 + high))
-  return bounded_BT * a_BT * jnp.exp(score(x)), 1 - low, 1 + high
+  return bounded_BT * a_BT * jnp.exp(unit_weight(x)), 1 - low, 1 + high
 
 
 def covariance(x):

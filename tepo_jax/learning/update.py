@@ -6,13 +6,14 @@ denominator N, covariances, top-k) belongs to the whole minibatch: it is
 computed first, and the microbatches' partial losses only add up. So the number
 of microbatches, the packing and the mesh change the result by rounding only.
 
-The exact KL needs π_old's distributions at the states of every update. `score`
-runs π_old over these tokens in any case, for ℓ° and H°; it keeps the final
-hidden states, so that an update applies π_old's head to them and never runs its
-layers. `score` and `train_step` share the forward pass and its shapes: until
-the weights move, w = 1, H − H° = 0 and KL(π_old ‖ π_old) = 0 exactly. So it is
-on CPUs, where tests hold it. On an H200 in bfloat16 the two programs round
-apart: w from 0.988 to 1.005 was seen in the first update.
+The exact KL needs π_old's distributions at the states of every update.
+`score_minibatch` runs π_old over these tokens in any case, for ℓ° and H°; it
+keeps the final hidden states, so that an update applies π_old's head to them
+and never runs its layers. `score_minibatch` and `train_step` share the forward
+pass and its shapes: until the weights move, w = 1, H − H° = 0 and
+KL(π_old ‖ π_old) = 0 exactly. So it is on CPUs, where tests hold it. On an H200
+in bfloat16 the two programs round apart: w from 0.988 to 1.005 was seen in the
+first update.
 
 Axes: B completions of a minibatch · T tokens of a completion · M microbatches ·
 R rows of a microbatch · S columns of a row · C columns of scores · D model ·
@@ -91,9 +92,10 @@ class Scorer:
         chunk_size=self.chunk_size, shards=self.shards, old=old)
 
 
-def score(scorer: Scorer, params: Any, minibatch: batch_lib.Minibatch,
-          states_RKSD: jax.Array | None = None, first: int | jax.Array = 0
-          ) -> tuple[jax.Array, jax.Array, OldPolicy | None]:
+def score_minibatch(
+    scorer: Scorer, params: Any, minibatch: batch_lib.Minibatch,
+    states_RKSD: jax.Array | None = None, first: int | jax.Array = 0
+) -> tuple[jax.Array, jax.Array, OldPolicy | None]:
   """ℓ° and H° [B, T] by the training forward at the training shapes.
 
   The sampler's own numbers differ from these by rounding: as π_old's they would
@@ -127,15 +129,17 @@ def score(scorer: Scorer, params: Any, minibatch: batch_lib.Minibatch,
   return scores.logp_BT, scores.entropy_BT, old
 
 
-def old_policy(scorer: Scorer, params: Any, minibatch: batch_lib.Minibatch
-               ) -> OldPolicy:
-  """π_old in one minibatch, computed anew from its weights."""
+def score_and_keep(
+    scorer: Scorer, params: Any, minibatch: batch_lib.Minibatch
+) -> tuple[jax.Array, jax.Array, OldPolicy]:
+  """`score_minibatch` with the hidden states of this minibatch kept."""
   microbatches, rows, columns = minibatch.rows.token_RS.shape
   model = scorer.model
-  old = score(scorer, params, minibatch, jnp.zeros(
-      (rows, microbatches, columns, model.d_model), model.dtype))[2]
+  logp_BT, entropy_BT, old = score_minibatch(
+      scorer, params, minibatch, jnp.zeros(
+          (rows, microbatches, columns, model.d_model), model.dtype))
   assert old is not None  # the states were kept
-  return old
+  return logp_BT, entropy_BT, old
 
 
 def train_step(
@@ -154,7 +158,8 @@ def train_step(
   """
   scores = None
   if policy_loss.needs_scoring:
-    logp_BT, entropy_BT, _ = score(scorer, state.params, minibatch)
+    logp_BT, entropy_BT, _ = score_minibatch(
+        scorer, state.params, minibatch)
     scores = scoring.Scores(logp_BT, entropy_BT)
   statistics = policy_loss.statistics(tokens(minibatch, scores), rng)
   loss, gradient, scores = loss_and_gradient(

@@ -218,7 +218,7 @@ def test_as_many_states_as_fit(learner):
 def test_minibatches_hold_whole_groups_in_the_datas_order(learner):
   start(learner)
   step = pack_and_score(learner, sampled())
-  for index, rows in enumerate(step.rows):
+  for index, rows in enumerate(step.members):
     np.testing.assert_array_equal(rows, np.arange(4) + 4 * index)
     np.testing.assert_array_equal(
         step.minibatches[index].mask_BT, step.batch.mask_BT[rows])
@@ -258,7 +258,7 @@ def test_every_minibatch_has_its_weights(learner, old_logp_BT, weight):
       step.old_logp_BT(), step.batch.sampler_logp_BT, step.batch.mask_BT,
       **learner.config.train.behaviour)
   assert want_BT.std() > 0.1
-  for rows, minibatch in zip(step.rows, step.minibatches):
+  for rows, minibatch in zip(step.members, step.minibatches):
     np.testing.assert_array_equal(minibatch.behaviour_BT, want_BT[rows])
   scalars = learn(learner, groups)
   assert scalars['behaviour_ess'] < 1 and scalars['behaviour_kl'] > 0

@@ -142,12 +142,10 @@ def tokens(batch: batch_lib.Batch, scores: Any) -> objective.Tokens:
 def _jitted(programs):
   """`Lab._begin`: (θ_0, minibatch) -> ℓ°, H°, θ_0 as the old policy; `_scores`:
   (params, minibatch, old) -> ℓ, H, KL; `_gradients`: see `Lab.gradients`."""
-  scorer, model = programs.scorer, programs.model
+  scorer = programs.scorer
 
   def begin(params, minibatch):
-    microbatches, rows, columns = minibatch.rows.token_RS.shape
-    return update.score(scorer, params, minibatch, jnp.zeros(
-        (rows, microbatches, columns, model.d_model), model.dtype))
+    return update.score_and_keep(scorer, params, minibatch)
 
   def scores(params, minibatch, old):
     return update.loss_and_gradient(  # of 0, which costs no backward pass

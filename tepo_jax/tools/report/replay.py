@@ -108,7 +108,7 @@ class Step:
     scored: by π_old. start: π_old's trained weights.
   """
 
-  def __init__(self, learner: learner_lib.Learner, number: int,
+  def __init__(self, learner: learner_lib.Learner, step: int,
                records: list[dict]):
     """records: see `dump.read`."""
     self.learner = learner
@@ -119,10 +119,10 @@ class Step:
     self.trained = dump.to_groups(records, length)
     self.reward_B = dump.rewards(records)
     if not self.trained:
-      raise errors.InputError(f'step {number} trained on no group')
+      raise errors.InputError(f'step {step} trained on no group')
     programs = learner.programs
     self.scored = learner.pack_and_score(
-        number, self.trained, self.reward_B)
+        step, self.trained, self.reward_B)
     self.start = jax.tree.map(jnp.copy, learner.state.params)
     like = programs.state_sharding.params
     jitted = programs.jit(
@@ -169,7 +169,8 @@ class Step:
 
   def _compare(self, losses, index, progress):
     mine = self.scored.minibatch_of(index)
-    members, minibatch = self.scored.rows[mine], self.scored.minibatches[mine]
+    members = self.scored.members[mine]
+    minibatch = self.scored.minibatches[mine]
     batches = {
         estimator: minibatch.replace(advantage_B=self.learner.to_batch(
             self.trained, self.reward_B, estimator).advantage_B[members])
@@ -187,7 +188,7 @@ class Step:
     `method` decides which tokens are clipped and in M.
     """
     loss = objective.make_policy_loss(method)
-    size = len(self.scored.rows[0])
+    size = len(self.scored.members[0])
     group_size = len(self.sampled[0].text_G)
     total = -(-len(self.sampled) * group_size // size) * size
     batch = self.learner.to_batch(self.sampled, self.sampled_reward_B,
@@ -333,8 +334,8 @@ def cosines(outcomes: Sequence[Outcome]) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def open_step(workdir: files.Path, number: int) -> Iterator[Step]:
-  """Opens step `number` of a run on this machine's devices.
+def open_step(workdir: files.Path, step: int) -> Iterator[Step]:
+  """Opens rollout step `step` of a run on this machine's devices.
 
   Raises:
     errors.InputError: the step's rollout or the checkpoint before it is
@@ -348,18 +349,18 @@ def open_step(workdir: files.Path, number: int) -> Iterator[Step]:
     config.rollout.tensor = None
     config.eval.period = 0
   replayable = available(workdir)
-  if number not in replayable:
+  if step not in replayable:
     raise errors.InputError(
-        f'{workdir}: step {number} cannot be replayed: this needs its rollout '
-        f'and the checkpoint of step {number - 1}; the steps with both: '
+        f'{workdir}: step {step} cannot be replayed: this needs its rollout '
+        f'and the checkpoint of step {step - 1}; the steps with both: '
         f'{", ".join(map(str, replayable)) or "none"}')
-  records = dump.read(workdir / session_lib.ROLLOUTS, number)
+  records = dump.read(workdir / session_lib.ROLLOUTS, step)
   with session_lib.open_folder(
       config, session_lib.model_folder(config, workdir)) as session:
     learner = learner_lib.Learner(config, session)
     learner.load_base()
-    learner.state = _state(learner, workdir, number - 1)
-    yield Step(learner, number, records)
+    learner.state = _state(learner, workdir, step - 1)
+    yield Step(learner, step, records)
 
 
 def available(workdir: files.Path) -> list[int]:

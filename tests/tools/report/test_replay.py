@@ -136,7 +136,7 @@ def _train_steps(step, start, chosen, last):
       minibatch = scored.minibatches[mine]
       _, metrics = programs.train_step(
           jax.device_put(state, programs.state_sharding),
-          minibatch.replace(advantage_B=advantage_B[scored.rows[mine]]),
+          minibatch.replace(advantage_B=advantage_B[scored.members[mine]]),
           scored.rng(index), step.old_policy(minibatch)
           if programs.policy_loss.needs_kl else None)
       outcomes[name] = jax.device_get(metrics)
