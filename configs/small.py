@@ -5,7 +5,7 @@ r"""Qwen models of 0.5B to 3B on one GPU, eight GPUs or a small TPU slice.
 
 The argument is MODEL,MACHINE of MODELS and MACHINES, and then, in any order:
 `lora` trains adapters of rank 16; `dapo` trains on DAPO-Math instead of GSM8K;
-a row of methods.py replaces tepo. launch/plans.sh plans them; launch/README.md
+a row of methods.py replaces tepo. launch/plans.sh plans them; launch/PLANS.md
 has its tables: what fits, slots, seconds of a step.
 
 GSM8K: the training split, evaluated greedily on all 1,319 problems of the test

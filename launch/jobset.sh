@@ -3,7 +3,7 @@
 # again after an interruption, and ends with it; see launch/CONTAINERS.md.
 #
 #   TYPE=v6e-16 IMAGE=… [NAME=tepo] [SPOT=1] [ACCOUNT=default] \
-#     launch/jobset.sh [PROGRAM] ARGUMENTS | kubectl apply -f -
+#     launch/jobset.sh [PROGRAM] --config=… --workdir=gs://… | kubectl apply -f -
 #
 # TYPE is one of launch/tpu_vm.sh types, tpu7x-N (N/2 chips), or GPUs as in
 # tepo_jax.plan: h100x8, h200x8, a100-80x1, h100x2x8 (two machines). ACCOUNT is the

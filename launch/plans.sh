@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Plans every model of configs/small.py on every machine, on both data sets, with all
 # weights and with adapters, and Qwen2.5-7B on eight GPUs; prints the tables of
-# launch/README.md. A plan takes one to six minutes on two cores, all of them about
+# launch/PLANS.md. A plan takes one to six minutes on two cores, all of them about
 # five hours; what is in runs/plans is not planned again.
 #
 #   launch/plans.sh [NAME ...]    such as qwen2_5_1_5b,gpu24,lora,dapo

@@ -31,7 +31,8 @@ start() {
   if [[ -f ../tepo.env ]]; then source ../tepo.env; fi
   rm -f job.status job.stopped
   # nohup: the program survives a lost connection.
-  STATUS=job.status RESTARTS=5 TEPO_MULTIHOST=1 JAX_PLATFORMS=tpu,cpu \
+  STATUS=job.status RESTARTS=5 TEPO_MULTIHOST=1 \
+    JAX_PLATFORMS=${JAX_PLATFORMS:-tpu,cpu} \
     nohup launch/supervise.sh .venv/bin/python -m "tepo_jax.$program" \
     "${@:2}" >>job.log 2>&1 </dev/null &
   echo $! >job.pid

@@ -74,7 +74,11 @@ SLICE = {'NAME': 'n', 'ZONE': 'z', 'PROJECT': 'p', 'TYPE': 'v6e-8'}
 #   host0/down    that host does not answer
 _GCLOUD = r"""#!/bin/bash
 echo "$*" >>"$STUBS/gcloud_log"
-[[ " $* " == *" --quiet "* ]] || { echo "Do you want to continue (Y/n)?"; exit 9; }
+if [[ $* != *"compute tpus"* ]]; then
+  [[ $* != *"projects describe"* ]] || echo 123
+  exit
+fi
+[[ " $* " == *" --quiet "* ]] || { echo "Do you want to continue?"; exit 9; }
 if [[ -s $STUBS/errors ]]; then
   head -n 1 "$STUBS/errors" >&2; sed -i 1d "$STUBS/errors"; exit 1
 fi
@@ -108,10 +112,10 @@ case "$*" in
   *" delete "*) rm -rf "$STUBS/state" "$STUBS"/host? ;;
   *" ssh "*)
     for host in $worker; do (on_host "$host" "$text") || status=$?; done ;;
-  *" scp --recurse "*) cp -r "$STUBS/host0/${6#n:}" "$7" ;;
+  *" scp --recurse "*) cp -r "$STUBS/host0/${6#*:}" "$7" ;;
   *" scp "*)
     for host in $worker; do
-      answers "$host" && cp -p "$5" "$STUBS/host$host/${6#n:}" || status=255
+      answers "$host" && cp -p "$5" "$STUBS/host$host/${6#*:}" || status=255
     done ;;
 esac
 exit $status

@@ -23,7 +23,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 _SOURCES = ('tepo_jax', 'configs', 'launch', 'tests')
 PAGES = [ROOT / 'README.md', *sorted(
     page for name in _SOURCES for page in (ROOT / name).rglob('README.md')
-    if '.pytest_cache' not in page.parts)]
+    if '.pytest_cache' not in page.parts), *(
+        ROOT / 'launch' / name
+        for name in ('CONTAINERS.md', 'PLANS.md', 'RUNS.md'))]
 
 # What programs write, not what the repository holds.
 _OUTPUTS = ('runs/', 'bucket/', 'checkpoints/', 'rollouts/', 'tensorboard/',

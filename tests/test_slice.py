@@ -1,38 +1,47 @@
-"""Two rows of a table, trained and evaluated by the sweep on two processes."""
+"""A slice of two hosts, which are folders here: two rows of a table by the sweep,
+and a run that is interrupted in every way."""
 
 import json
 import os
 import pathlib
+import signal
+import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
+from tests import jobs
 from tests import runs
 
 pytestmark = pytest.mark.long
 
 # A slice of two hosts, folders of this machine, whose devices are CPUs. They
-# mount the same bucket; programs that start together share a port.
+# mount the same bucket; programs that start together share a port, or all do.
+# Nothing is copied to the hosts: they have links to this repository.
 _GCLOUD = r"""#!/bin/bash
 run_on() {
   (cd "$SLICE/host$1" && JAX_COORDINATOR_ADDRESS=localhost:$2 \
-    JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=$1 \
-    bash -c "${3//JAX_PLATFORMS=tpu,cpu/JAX_PLATFORMS=cpu}")
+    JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=$1 JAX_PLATFORMS=cpu HOSTNAME=w-$1 \
+    bash -c "$3")
 }
 case "$*" in
   *describe*) echo ACTIVE ;;
+  *"tar -xzf"*) ;;
   *" ssh "*)
     for argument; do case $argument in
       --command=*) command=${argument#--command=} ;;
       --worker=all) workers='0 1' ;;
       --worker=*) workers=${argument#--worker=} ;;
     esac; done
-    port=$(python3 -c 'import socket; s = socket.socket()
-s.bind(("localhost", 0)); print(s.getsockname()[1])')
+    port=${PORT:-$(python3 -c 'import socket; s = socket.socket()
+s.bind(("localhost", 0)); print(s.getsockname()[1])')}
+    status=0
     for worker in $workers; do
-      run_on "$worker" "$port" "$command" || exit
-    done ;;
+      run_on "$worker" "$port" "$command" || status=$?
+    done
+    exit $status ;;
   *" scp --recurse "*) cp -r "$SLICE/host0/${6#n:}" "$7" ;;
 esac
 """
@@ -107,3 +116,95 @@ def test_the_sweep_makes_two_rows_on_two_processes(tmp_path):
     assert (made.parent / 'checkpoints/1').is_dir()
   # tepo_no_kl stands in the table twice, kl_1 once.
   assert done.stdout.count('\n| ours | 0.00 | not run |') == 3, done.stdout
+
+
+_RUN = (*(flag for flag in _SMALL if 'eval.' not in flag),
+        '--config=configs/tiny.py:tepo', '--config.steps=6',
+        '--config.eval.period=0', '--config.checkpoint.period=1',
+        '--config.pretrain.num_layers=1', '--config.compute.unroll=1',
+        '--config.pretrain.worked_steps=1', '--config.pretrain.mixed_steps=1')
+# A host whose device is held as often as the file `sick` says.
+_SICK = """#!/bin/bash
+left=$(cat sick 2>/dev/null || echo 0)
+if (( left > 0 )); then
+  echo $((left - 1)) >sick
+  echo "error: Unable to initialize backend 'tpu': Device or resource busy"
+  exit 3
+fi
+exec {python} "$@"
+"""
+
+
+def _steps(workdir):
+  file = workdir / 'metrics.jsonl'
+  return file.read_text().count('\n') if file.exists() else 0
+
+
+def _wait_for_step(workdir, step, watch):
+  deadline = time.monotonic() + 600
+  while _steps(workdir) < step:
+    assert watch.poll() is None and time.monotonic() < deadline
+    time.sleep(0.05)
+
+
+def _processes_in(folder):
+  """Ids of the processes that work in a folder."""
+  for entry in pathlib.Path('/proc').glob('[0-9]*'):
+    try:
+      if (entry / 'cwd').resolve().is_relative_to(folder):
+        yield int(entry.name)
+    except OSError:
+      pass  # it has ended
+
+
+def test_watch_brings_a_run_through_interruptions(tmp_path):
+  """A sick device, SIGTERM to a host, a restart of a host: the run ends like one
+  that nothing interrupted, to the bit, without a person."""
+  whole, workdir = tmp_path / 'whole', tmp_path / 'run'
+  outcomes = jobs.finish(jobs.start(
+      2, ['-m', 'tepo_jax.train'], *_RUN, f'--workdir={whole}', devices=1,
+      JAX_PLATFORMS='cpu'), 600)
+  assert [status for status, *_ in outcomes] == [0, 0], outcomes
+  here = _tree(tmp_path / 'here')
+  hosts = [_tree(tmp_path / f'host{i}' / 'tepo') for i in range(2)]
+  for host in hosts:
+    (host / '.venv').unlink()
+    (host / '.venv/bin').mkdir(parents=True)
+    python = host / '.venv/bin/python'
+    python.write_text(_SICK.format(python=sys.executable))
+    python.chmod(0o755)
+  (hosts[1] / 'sick').write_text('2')
+  (tmp_path / 'bin').mkdir()
+  (tmp_path / 'bin/gcloud').write_text(_GCLOUD)
+  (tmp_path / 'bin/gcloud').chmod(0o755)
+  with socket.socket() as probe:
+    probe.bind(('localhost', 0))
+    port = probe.getsockname()[1]
+  said = tmp_path / 'said'
+  with open(said, 'w', encoding='utf-8') as file:
+    watch = subprocess.Popen(
+        [here / 'launch/tpu_vm.sh', 'watch', *_RUN, f'--workdir={workdir}'],
+        stderr=file, env=os.environ | {
+            'PATH': f'{tmp_path}/bin:{os.environ["PATH"]}', 'NAME': 'n',
+            'ZONE': 'z', 'PROJECT': 'p', 'TYPE': 'v6e-16', 'PAUSE': '1',
+            'SLICE': str(tmp_path), 'PORT': str(port),
+            'XLA_FLAGS': '--xla_force_host_platform_device_count=1'})
+  try:
+    _wait_for_step(workdir, 1, watch)
+    os.kill(int((hosts[1] / 'job.pid').read_text()), signal.SIGTERM)
+    _wait_for_step(workdir, _steps(workdir) + 2, watch)
+    for process in _processes_in(tmp_path / 'host1'):
+      os.kill(process, signal.SIGKILL)
+    assert watch.wait(600) == 0, said.read_text()
+  finally:
+    watch.kill()
+    for process in _processes_in(tmp_path):
+      os.kill(process, signal.SIGKILL)
+  logs = [(host / 'job.log').read_text() for host in hosts]
+  assert logs[1].count('Device or resource busy') == 2
+  assert said.read_text().count('interrupted; starting again') >= 2
+  assert 'stopped by SIGTERM after step' in ''.join(logs)
+  assert [*map(runs.untimed, runs.records(workdir))] == [
+      *map(runs.untimed, runs.records(whole))]
+  for file in whole.glob('rollouts/*'):
+    assert file.read_bytes() == (workdir / 'rollouts' / file.name).read_bytes()

@@ -3,6 +3,7 @@ gcloud."""
 
 import io
 import os
+import re
 import shlex
 import shutil
 import stat
@@ -379,6 +380,29 @@ def test_programs_run_on_a_slice_one_after_the_other(launch, tpu):
   assert tpu('wait').returncode == 1
   assert launch.log() == ['1 -m tepo_jax.evaluate --out=runs/e',
                           '1 -m tepo_jax.train --config.seed=7']
+
+
+def test_the_readme_leads_from_an_empty_project_to_results(launch, tpu):
+  """Its command blocks as one script; reading logs would not end."""
+  text = (ROOT / 'launch/README.md').read_text('utf-8')
+  section = text.partition('## TPU')[2].partition('\n## ')[0]
+  script = '\n'.join(re.findall(r'^```\n(.*?)^```$', section, re.M | re.S))
+  script = re.sub(r'(?m)^launch/tpu_vm.sh logs.*$',
+                  'timeout 1 launch/tpu_vm.sh logs || true', script)
+  done = subprocess.run(
+      ['bash', '-euo', 'pipefail', '-c', script], cwd=launch.root, text=True,
+      capture_output=True, timeout=60, env={
+          'PATH': f'{launch.stubs}:{os.environ["PATH"]}', 'PAUSE': '.1',
+          'STUBS': str(launch.stubs)})
+  assert done.returncode == 0, done.stderr
+  assert [line.split()[2] for line in launch.log()] == [
+      'tepo_jax.train', 'tepo_jax.evaluate', 'tepo_jax.export']
+  said = '\n'.join(_lines(launch, 'gcloud_log'))
+  for role in 'objectAdmin', 'legacyBucketReader':
+    assert re.search('add-iam-policy-binding gs://my-bucket --member=service'
+                     'Account:123-compute@.* --role=roles/storage.' + role,
+                     said)
+  assert not (launch.stubs / 'state').exists()  # nothing is billed
 
 
 def test_tpu_vm_waits_for_the_slice(launch, tpu):
