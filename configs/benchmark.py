@@ -4,7 +4,7 @@
 
 tiny: 8.0M parameters, 4 prompts x 8 samples, 64 + 128 tokens. small: 64M, 4 x
 8, 128 + 256 tokens. smollm2: the shape of SmolLM2-135M-Instruct, the sizes of
-configs/smollm2.py:sums, 16 x 8, 96 + 12 tokens; in training, completions have a
+configs/smollm2.py:sums, 16 x 8, 92 + 10 tokens; in training, completions have a
 mean of 6 tokens (--mean_tokens=6).
 """
 

@@ -29,6 +29,7 @@ answer() {
 
 .venv/bin/python -m tepo_jax.train "${config[@]}" --workdir="$workdir" "$@"
 .venv/bin/python -m tepo_jax.report --runs="$workdir" --out="$workdir/report"
+rm -rf "$workdir/five_before" "$workdir/five_after"  # of an earlier call
 answer --out="$workdir/five_before"
 answer --out="$workdir/five_after" --checkpoint="$workdir"
 .venv/bin/python - "$workdir" <<'EOF'

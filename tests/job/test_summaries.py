@@ -100,6 +100,16 @@ def test_the_closing_table_has_every_set(tmp_path):
   assert summaries.results_table(tmp_path) == 'no evaluation was recorded'
 
 
+def test_texts_are_shown_in_nats_per_token(tmp_path):
+  records = [_evaluation(step, 'a', 8, 0.5) | {
+      'eval/prose/nats_per_token': 3.25 + step} for step in (0, 10)]
+  _write(tmp_path, *records)
+  *_, last = summaries.results_table(tmp_path).splitlines()
+  assert last.split() == ['prose/nats_per_token', '3.2500', '13.2500', '3.2500']
+  assert summaries.evaluated(records[0]).endswith(
+      'prose/nats_per_token 3.2500')
+
+
 def test_the_next_command(monkeypatch):
   done = summaries.next_command(pathlib.Path('runs/a b'))
   assert "tepo_jax.report --runs='runs/a b' --out='runs/a b/report'" in done

@@ -34,10 +34,14 @@ def test_an_evaluations_time_is_not_that_of_the_next_step():
     with trainer.session.timers('rollout'):
       return None, {'avg@8': 0.5}
 
-  trainer = _trainer(evaluations=[types.SimpleNamespace(run=run, name='sums')])
+  trainer = _trainer(
+      evaluations=[types.SimpleNamespace(run=run, name='sums')],
+      texts=[types.SimpleNamespace(
+          name='prose', nats_per_token=lambda params: 2.5)])
   scalars = trainer_lib.Trainer.evaluate(
       trainer, types.SimpleNamespace(check=None))
   assert scalars['eval/sums/avg@8'] == 0.5 and scalars['seconds/eval'] > 0
+  assert scalars['eval/prose/nats_per_token'] == 2.5
   assert trainer.session.timers.pop() == {}
 
 
