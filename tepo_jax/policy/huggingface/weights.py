@@ -27,6 +27,7 @@ from tepo_jax.policy.huggingface import hub
 from tepo_jax.policy.huggingface import tensor_files
 from tepo_jax.policy.huggingface import tied
 from tepo_jax.policy.huggingface import tokenizer_checks
+from tepo_jax.runtime import disk
 from tepo_jax.runtime import files
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import progress
@@ -263,7 +264,8 @@ def save(directory, config: transformer.ModelConfig, params, source=None,
       others = set(hub.TOKENIZER_FILES) - {_CONFIG}
       for name in others if source is not None else ():
         if (source / name).is_file():
-          (partial / name).write_bytes((source / name).read_bytes())
+          with disk.naming(partial / name):
+            (partial / name).write_bytes((source / name).read_bytes())
       if rewrite is not None:
         _rewrite_chat_templates(partial, rewrite)
 
