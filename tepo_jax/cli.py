@@ -7,7 +7,6 @@ cli.DEFINE_config()`, and ends with `cli.run(main)`, where main() -> None.
 import collections
 from collections.abc import Callable, Iterable
 import difflib
-import errno
 import faulthandler
 import functools
 import glob
@@ -31,6 +30,7 @@ from configs import fields as fields_lib
 from tepo_jax import errors
 from tepo_jax.job import configuration
 from tepo_jax.job import suggestions
+from tepo_jax.runtime import disk
 from tepo_jax.runtime import interrupts
 
 # Libraries read these when they are imported.
@@ -43,10 +43,6 @@ for _name, _value in {
   os.environ.setdefault(_name, _value)
 
 flags.disclaim_key_flags()  # flags defined here are the calling program's
-
-# The disk is full or fails.
-_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO,
-                   errno.EROFS})
 
 _BROKEN_PIPE = 141  # the status of a program that SIGPIPE ended, in a shell
 
@@ -131,9 +127,12 @@ def _expected(error: BaseException) -> tuple[int, str] | None:
     return errors.LOST, f'error: {text[:800]}'
   if isinstance(error, PermissionError):
     return 2, f'error: {error.filename}: {error.strerror}'
-  if isinstance(error, OSError) and error.errno in _DISK:
-    where = f'{error.filename}: ' if error.filename else ''
-    return 1, f'error: {where}{error.strerror}'
+  if isinstance(error, MemoryError):
+    return 1, (f'error: out of host memory{": " if text else ""}{text[:800]}; '
+               'a limit of the address space (ulimit -v) counts what jax '
+               'reserves, which is more than it uses')
+  if (failure := disk.failure(error)) is not None:
+    return 1, f'error: {failure}'
   if 'RESOURCE_EXHAUSTED' in text:  # jax's error, without importing jax
     return 1, (f'error: out of device memory: {text[:800]}; {_MEMORY_FIELDS}; '
                '`python -m tepo_jax.plan` shows what fits')

@@ -37,6 +37,11 @@ def main():
     raise OSError(errno.ENOSPC, 'No space left on device', 'w/metrics.jsonl')
   if _STEP.value == 16:
     raise RuntimeError('RESOURCE_EXHAUSTED: Out of memory\\nallocating 9 bytes')
+  if _STEP.value == 19:
+    raise RuntimeError('RESOURCE_EXHAUSTED: Error writing "w/checkpoints/x": '
+                       'No space left on device [OS error 28: ENOSPC]')
+  if _STEP.value == 20:
+    raise MemoryError
   if _STEP.value == 17:
     interrupts.happened = lambda: True  # a library swallowed the exception
   if _STEP.value == 18:
@@ -177,12 +182,16 @@ def test_a_bug_keeps_its_traceback(run):
 
 @pytest.mark.parametrize('step, said', [
     (15, 'w/metrics.jsonl: No space left on device'),
-    (16, 'out of device memory: RESOURCE_EXHAUSTED: Out of memory allocating')])
+    (16, 'out of device memory: RESOURCE_EXHAUSTED: Out of memory allocating'),
+    (19, 'RESOURCE_EXHAUSTED: Error writing "w/checkpoints/x": No space left'),
+    (20, 'out of host memory; a limit of the address space (ulimit -v)')])
 def test_errors_of_the_machine_are_one_line(run, step, said):
   done = run('--config=config.py', '--workdir=w', f'--step={step}')
   assert done.returncode == 1
   [line] = done.stderr.splitlines()
   assert line.startswith(f'program: error: {said}')
+  assert ('rollout.slots' in line) == (step == 16)
+  assert (' MB free)' in line) == (step == 15)
 
 
 def test_a_swallowed_interrupt_ends_with_status_130(run):

@@ -18,6 +18,7 @@ from tepo_jax.learning import batch as batch_lib
 from tepo_jax.policy import remat as remat_lib
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import schedule
+from tepo_jax.runtime import disk
 from tepo_jax.runtime import host
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import processes
@@ -316,7 +317,8 @@ def explaining_exhaustion(
   try:
     yield
   except Exception as error:  # pylint: disable=broad-exception-caught
-    if 'RESOURCE_EXHAUSTED' not in str(error):
+    if 'RESOURCE_EXHAUSTED' not in str(error) or (
+        disk.failure(error) is not None):
       raise
     raise jax.errors.JaxRuntimeError(
         f'{errors.one_line(error)[:_MAX_MESSAGE]}; '

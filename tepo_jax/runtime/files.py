@@ -32,6 +32,7 @@ from etils.epath import backend
 from etils.epath import gpath
 
 from tepo_jax import errors
+from tepo_jax.runtime import disk
 
 SCHEME = 'gs://'
 
@@ -139,8 +140,9 @@ def replacing(path: Path) -> Iterator[pathlib.Path]:
       _buckets().put_file(str(temporary), str(path))
     return
   temporary = path.with_name(path.name + '.tmp')
-  yield temporary
-  os.replace(temporary, path)
+  with disk.naming(path):
+    yield temporary
+    os.replace(temporary, path)
 
 
 @contextlib.contextmanager
@@ -253,7 +255,7 @@ class GrowingFile:
   def append(self, text: str) -> None:
     """Writes the text at the end of the file; makes the file if needed."""
     if not is_remote(self.path):
-      with self.path.open('a', encoding='utf-8') as file:
+      with disk.naming(self.path), self.path.open('a', encoding='utf-8') as file:
         file.write(text)
       return
     if self._contents is None:

@@ -88,9 +88,12 @@ def test_full_memory_is_explained_whatever_the_exception(monkeypatch):
   full = pytest.raises(jax.errors.JaxRuntimeError, match='of 4 B; it holds 3')
   with full, memory_lib.explaining_exhaustion(None, None):
     raise ValueError('RESOURCE_EXHAUSTED: of 4 B')
-  with pytest.raises(ValueError, match='^another$'):
-    with memory_lib.explaining_exhaustion(None, None):
-      raise ValueError('another')
+  for other in (ValueError('another'), errors.RunError(
+      'checkpoint could not be saved: RESOURCE_EXHAUSTED: No space left on '
+      'device')):
+    with pytest.raises(type(other), match=f'^{other}$'):
+      with memory_lib.explaining_exhaustion(None, None):
+        raise other
 
 
 def test_an_update_recomputes_no_more_than_it_must():

@@ -10,12 +10,15 @@ import dataclasses
 import json
 import math
 import mmap
+import os
 import pathlib
+import sys
 
 import ml_dtypes
 import numpy as np
 
 from tepo_jax import errors
+from tepo_jax.runtime import disk
 from tepo_jax.runtime import files
 
 _DTYPES = {
@@ -143,7 +146,8 @@ def read_json(file: files.Path) -> dict:
 
 def write_json(file: pathlib.Path, content: dict):
   """Writes JSON in transformers' format: indented, sorted."""
-  file.write_text(json.dumps(content, indent=2, sort_keys=True) + '\n')
+  with disk.naming(file):
+    file.write_text(json.dumps(content, indent=2, sort_keys=True) + '\n')
 
 
 def _open_file(file):
@@ -236,8 +240,12 @@ def create_file(file: pathlib.Path, entries) -> dict[str, np.ndarray]:
                     'data_offsets': [begin, end]}
   text = json.dumps(header).encode()
   text += b' ' * (-len(text) % 8)
-  with file.open('wb') as stream:
+  with disk.naming(file), file.open('wb') as stream:
     stream.write(len(text).to_bytes(8, 'little') + text)
+    stream.flush()
+    if sys.platform == 'linux':
+      # Writing to a mapped page for which the disk has no space is a SIGBUS.
+      os.posix_fallocate(stream.fileno(), 0, 8 + len(text) + end)
     stream.truncate(8 + len(text) + end)
   data = np.memmap(file, np.uint8, 'r+')[8 + len(text):]
   return {

@@ -28,6 +28,7 @@ from tepo_jax.policy.huggingface import hub
 from tepo_jax.policy.huggingface import tensor_files
 from tepo_jax.policy.huggingface import tied
 from tepo_jax.policy.huggingface import tokenizer_checks
+from tepo_jax.runtime import disk
 from tepo_jax.runtime import files
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import progress
@@ -264,9 +265,11 @@ def save(directory, config: transformer.ModelConfig, params, source=None,
       others = set(hub.TOKENIZER_FILES) - {_CONFIG}
       for name in others if source is not None else ():
         if (source / name).is_file():
-          (partial / name).write_bytes((source / name).read_bytes())
+          with disk.naming(partial / name):
+            (partial / name).write_bytes((source / name).read_bytes())
       for name, text in texts.items():
-        (partial / name).write_text(text, 'utf-8')
+        with disk.naming(partial / name):
+          (partial / name).write_text(text, 'utf-8')
 
 
 @contextlib.contextmanager
