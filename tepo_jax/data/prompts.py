@@ -184,17 +184,18 @@ def _user_turn(template, problem):
         f'{", ".join(map(str, row)) or "none"}') from error
 
 
-def render(template: Template, tokenizer, problem: problem_lib.Problem
-           ) -> list[int]:
+def render(template: Template, tokenizer, problem: problem_lib.Problem,
+           earlier: Sequence[dict[str, str]] = ()) -> list[int]:
   """Returns the token ids of the prompt, up to the start of the completion.
 
   Without a chat template, turns are plain text separated by a blank line.
+  earlier: turns of a chat before the problem, {'role': …, 'content': …}.
 
   Raises:
     InputError: the template's file fails on the problem, the tokenizer's chat
       template rejects the turns, or there is no token.
   """
-  token_ids = _render(template, tokenizer, problem)
+  token_ids = _render(template, tokenizer, problem, earlier)
   if not token_ids:
     raise errors.InputError(
         f'the prompt of {problem.id} has no tokens: its template yields no '
@@ -202,8 +203,9 @@ def render(template: Template, tokenizer, problem: problem_lib.Problem
   return token_ids
 
 
-def _render(template, tokenizer, problem):
-  turns = [{'role': 'user', 'content': _user_turn(template, problem)}]
+def _render(template, tokenizer, problem, earlier):
+  turns = [*earlier, {
+      'role': 'user', 'content': _user_turn(template, problem)}]
   if template.system is not None:
     turns.insert(0, {'role': 'system', 'content': template.system})
   if not template.is_chat or tokenizer.chat_template is None:
