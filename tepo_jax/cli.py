@@ -57,7 +57,8 @@ _EXPECTED = {int: 'an integer', float: 'a number', bool: 'true or false',
              tuple: "a tuple such as '(1, 2)'"}
 
 
-def run(main: Callable[[], None], joins_job: bool = False) -> None:
+def run(main: Callable[[], None], joins_job: bool = False,
+        takes_arguments: bool = False) -> None:
   """Parses the command line, calls `main`, and exits.
 
   Status 0 on success or --help; 2 with one line on stderr for bad input (flags,
@@ -70,6 +71,7 @@ def run(main: Callable[[], None], joins_job: bool = False) -> None:
   Args:
     joins_job: whether the program joins the other processes of a job, as
       TEPO_MULTIHOST=1 asks; if not, it is refused then.
+    takes_arguments: whether there may be `arguments` besides flags.
   """
   quiet()
   faulthandler.enable(sys.__stderr__)
@@ -81,7 +83,7 @@ def run(main: Callable[[], None], joins_job: bool = False) -> None:
     else:
       if not joins_job:
         refuse_job()
-      _parse(sys.argv)
+      _parse(sys.argv, takes_arguments)
       main()
     sys.stdout.flush()
     if interrupts.happened():
@@ -235,7 +237,12 @@ def _leave_libtpu_alone() -> None:
     sys.modules['jax'].config.update('jax_platforms', f'{gpu}cpu')
 
 
-def _parse(argv: list[str]) -> None:
+def arguments() -> tuple[str, ...]:
+  """What the command line has besides flags."""
+  return tuple(flags.FLAGS(sys.argv)[1:])
+
+
+def _parse(argv: list[str], takes_arguments: bool) -> None:
   spec = _config_spec(argv)
   config = None
   if spec is not None and 'config' in flags.FLAGS:
@@ -249,7 +256,7 @@ def _parse(argv: list[str]) -> None:
   except (flags.Error, AttributeError, KeyError, OSError, TypeError, ValueError
           ) as error:  # config_flags raises all of these
     raise errors.InputError(_flag_error(error, config)) from error
-  if len(rest) > 1:
+  if len(rest) > 1 and not takes_arguments:
     raise errors.InputError(f'unexpected argument {rest[1]!r}')
   if 'config' in flags.FLAGS and flags.FLAGS['config'].value is None:
     raise errors.InputError('--config is required, for example '

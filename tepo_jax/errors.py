@@ -57,6 +57,11 @@ def naming(what: str) -> Iterator[None]:
     raise InputError(f'{what}: {error}') from error
 
 
+def counted(count: int, noun: str) -> str:
+  """'1 problem', '4,096 problems'."""
+  return f'{count:,} {noun}{"" if count == 1 else "s"}'
+
+
 def listed(names: Sequence[str], most: int = 6) -> str:
   """The first names, and the number of the others."""
   more = f' and {len(names) - most} more' if len(names) > most else ''

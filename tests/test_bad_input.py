@@ -55,7 +55,7 @@ def refused(programs, named, tmp_path, program, *arguments):
   before = contents(tmp_path)
   done = programs.run(program, *arguments)
   lines = [line for line in done.stderr.splitlines()
-           if ': skipped ' not in line and not line.endswith(' 1 problems')]
+           if ': skipped ' not in line and not line.endswith(' 1 problem')]
   assert done.returncode == 2, done.stderr
   assert len(lines) == 1, done.stderr
   assert lines[0].startswith(f'tepo_jax.{program}: error: ')

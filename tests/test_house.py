@@ -35,7 +35,8 @@ _MAY_IMPORT = {
     'tools.mechanism': _BELOW_TOOLS,
 }
 _PROGRAMS = ('train', 'evaluate', 'export', 'pretrain', 'show_prompts', 'plan',
-             'report', 'benchmark', 'mechanism', 'selftest')
+             'report', 'benchmark', 'mechanism', 'selftest',
+             'ask')
 _WITH_TOOLS = ('plan', 'report', 'benchmark', 'mechanism')
 # Where jax.jit and ConfigDict may stand. A checkpoint's digests are computed
 # on the devices, in one pass over each array: run without jit, they would need

@@ -145,7 +145,8 @@ def read(name_or_path: str, split: str | None = None, limit: int | None = None,
       origin.name, name or origin.label, name, 'empty' in leave_out,
       None if name else columns), leave_out, skip_bad)
   _report(loaded, SETS[name].rows if name else ())
-  _LOG.info('%s: %d problems', name_or_path, len(loaded.problems))
+  _LOG.info('%s: %s', name_or_path,
+            errors.counted(len(loaded.problems), 'problem'))
   return loaded
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
+from tepo_jax import errors
 from tepo_jax import grading
 from tepo_jax.job import results
 from tepo_jax.job import session as session_lib
@@ -192,9 +193,10 @@ def data(config: ml_collections.ConfigDict, problems: int,
          evaluations: Sequence[Any]) -> str:
   """The sizes of the data sets; `evaluations` are `evaluation.Evaluation`s."""
   return _rows(
-      data=f'{config.data.name}: {problems:,} problems',
+      data=f'{config.data.name}: {errors.counted(problems, "problem")}',
       evaluation='; '.join(
-          f'{item.name}: {len(item.prompts):,} problems × {item.samples}'
+          f'{item.name}: {errors.counted(len(item.prompts), "problem")} × '
+          f'{item.samples}'
           for item in evaluations) + f', every {config.eval.period} steps'
       if evaluations else 'none')
 

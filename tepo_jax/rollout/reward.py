@@ -155,7 +155,8 @@ class Rewards:
     if not failed:
       return
     reason = next((self.reasons[n] for n in failed if n in self.reasons), None)
-    message = f'reward {reason} ({len(failed)} of {count} groups)'
+    message = (f'reward {reason} ({len(failed)} of '
+               f'{errors.counted(count, "group")})')
     if on_failure == 'stop':
       raise errors.RunError(message if reason else 'a reward function failed '
                             'on another process, which names it')

@@ -149,5 +149,6 @@ class Selection:
     return (
         f'dynamic sampling found {found} of {self._goal} mixed groups in '
         f'max_generation_batches={self._max_batches} batches: pass rate '
-        f'{rate:.1%}, {solved} of {len(groups)} groups all correct, {failed} '
+        f'{rate:.1%}, {solved} of {errors.counted(len(groups), "group")} '
+        f'all correct, {failed} '
         'all wrong')

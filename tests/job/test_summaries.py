@@ -157,7 +157,8 @@ def test_the_data_sets_with_their_sizes():
   lines = summaries.data(tiny.get_config(), 4096, sets)
   assert 'arithmetic: 4,096 problems' in lines
   assert 'arithmetic: 512 problems × 8, every 10 steps' in lines
-  assert summaries.data(tiny.get_config(), 1, []).endswith('none')
+  few = summaries.data(tiny.get_config(), 1, [])
+  assert 'arithmetic: 1 problem\n' in few and few.endswith('none')
 
 
 def test_help_lists_every_method():

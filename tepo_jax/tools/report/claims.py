@@ -11,6 +11,7 @@ import dataclasses
 
 import numpy as np
 
+from tepo_jax import errors
 from tepo_jax.job import statistics
 from tepo_jax.tools.report import figures
 from tepo_jax.tools.report import runs as runs_lib
@@ -179,15 +180,16 @@ def _steps_contrast(group, base, goal):
   """Compares the first steps whose samples have an accuracy of `goal`."""
   pairs, late = [], 0
   for pair in _pairs(group, base):
-    limit = 1 + min(
-        run.records[-1]['step'] if run.records else 0 for run in pair)
+    if not all(run.series('accuracy') for run in pair):
+      continue  # nothing says when it reached the goal
+    limit = 1 + min(run.records[-1]['step'] for run in pair)
     reached = [min([limit, *(
         step for step, value in run.series('accuracy').items()
         if value >= goal)]) for run in pair]
     late += reached.count(limit)
     pairs.append(reached)
-  note = (f'{late} runs did not reach it; they count as one step more than '
-          'they have' if late else '')
+  note = (f'not reached by {errors.counted(late, "run")}: counted as one step '
+          'more than the steps made' if late else '')
   return _compared(group.label, Measure(
       f'Steps to {100 * goal:.1f} % accuracy', 'fewer (72 against 132)',
       'accuracy', None, -1, 1, 'steps'), pairs, note)

@@ -244,10 +244,20 @@ def group(runs: Sequence[Run]) -> list[Seeds]:
          if name not in SEED_FIELDS}, sort_keys=True)
     members.setdefault(key, []).append(run)
   groups = list(members.values())
-  return [Seeds(_label(some, groups), some) for some in groups]
+  for shown in (_short, str):  # in full where the short labels are the same
+    labels = [_label(some, groups, shown) for some in groups]
+    if len(set(labels)) == len(labels):
+      break
+  return list(map(Seeds, labels, groups))
 
 
-def _label(some, groups):
+def _short(value):
+  """A value of a config in a label: of a path, its last part."""
+  text = str(value)
+  return text.rstrip('/').rpartition('/')[2] if isinstance(value, str) else text
+
+
+def _label(some, groups, shown):
   fields = some[0].fields
   if fields is None:
     return some[0].name
@@ -255,8 +265,8 @@ def _label(some, groups):
            and g[0].fields['method_name'] == fields['method_name']]
   if len(alike) == 1:
     return fields['method_name']
-  values = ', '.join(f'{name}={fields[name]}' for name in differing(alike)
-                     if name in fields)
+  values = ', '.join(f'{name}={shown(fields[name])}'
+                     for name in differing(alike) if name in fields)
   return f'{fields["method_name"]} ({values})'
 
 

@@ -54,8 +54,9 @@ def write(out: pathlib.Path, runs: Sequence[runs_lib.Run],
   labels = [group.label for group in groups]
   path = out / 'report.html'
   path.write_text(page.render(
-      'Runs: ' + ', '.join(labels), f'<p class="muted">{len(runs)} runs, '
-      f'{done} finished. Report of {now}.</p>' + overview.header(groups),
+      'Runs: ' + ', '.join(labels),
+      f'<p class="muted">{errors.counted(len(runs), "run")}, {done} finished. '
+      f'Report of {now}.</p>' + overview.header(groups),
       sections, {
           'labels': labels, 'panels': panels, 'windows': figures.WINDOWS,
           'window': figures.WINDOW, 'inspectors': list(inspectors)}),

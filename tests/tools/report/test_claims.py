@@ -63,7 +63,16 @@ def test_runs_that_miss_the_target_are_counted_and_noted(make_run):
       make_run, 3, lambda s, seed: dict(accuracy=0.0),
       lambda s, seed: dict(accuracy=0.5), steps=6)
   [row] = [r for title, r in found.items() if title.startswith('Steps to')]
-  assert row.own[0] == 7 and row.note.startswith('3 runs did not reach it')
+  assert row.own[0] == 7 and row.note.startswith('not reached by 3 runs')
+
+
+def test_a_run_without_accuracies_says_nothing_of_the_steps_to_one(make_run):
+  found = contrasts_of(
+      make_run, 3, lambda s, seed: dict(
+          accuracy=None if seed == 2 else float(s > 3)),
+      lambda s, seed: dict(accuracy=0.5), steps=6)
+  [row] = [r for title, r in found.items() if title.startswith('Steps to')]
+  assert len(row.pairs) == 2 and row.own[0] == 4 and not row.note
 
 
 def test_only_shared_steps_count(make_run):

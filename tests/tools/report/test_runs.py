@@ -112,6 +112,18 @@ def test_seeds_form_one_group_and_other_fields_separate_groups(make_run):
       'method.weight', 'method_name', 'optimizer.learning_rate']
 
 
+@pytest.mark.parametrize('paths, labels', [
+    (('/data/long/a.jsonl', '/data/long/b.jsonl'), ('a.jsonl', 'b.jsonl')),
+    (('/one/a.jsonl', '/two/a.jsonl'), ('/one/a.jsonl', '/two/a.jsonl'))])
+def test_labels_have_the_names_of_files_unless_these_are_the_same(
+    make_run, paths, labels):
+  groups = runs.group(runs.read([
+      make_run(name, [record(1)], data={'name': path})
+      for name, path in zip('ab', paths)]))
+  assert [group.label for group in groups] == [
+      f'grpo (data.name={label})' for label in labels]
+
+
 def test_the_environment_is_read(make_run):
   path = pathlib.Path(make_run('a', [record(1)]))
   (path / 'environment.jsonl').write_text(json.dumps(

@@ -1,0 +1,236 @@
+r"""Asks a model, or two side by side, with the prompts and sampler of its run.
+
+  python -m tepo_jax.ask --model=FOLDER_OR_WORKDIR[@STEP] "What is 12 + 35?" \
+      [--samples=4] [--temperature=0] [--reference=47] [--against=MODEL]
+
+--model is a Hugging Face folder or hub id, or the workdir of a training run:
+then its last checkpoint is asked, or that of rollout step STEP, with the run's
+prompt template, temperature and longest completion. A reference answer has the
+grader say whether each completion is correct.
+
+Without a question, each line of stdin is one. On a terminal that is a chat:
+the model sees what was said before (with --samples, the first completion).
+It ends with Ctrl-D.
+"""
+
+from collections.abc import Iterator, Sequence
+import contextlib
+import dataclasses
+import itertools
+import sys
+from typing import Any
+
+from absl import flags
+import jax
+import ml_collections
+from rich import console as console_lib
+from rich import table
+from rich import text as text_lib
+
+from configs import base
+from tepo_jax import cli
+from tepo_jax import errors
+from tepo_jax.data import problem as problem_lib
+from tepo_jax.data import prompts
+from tepo_jax.job import configuration
+from tepo_jax.job import restore
+from tepo_jax.job import run_folder
+from tepo_jax.job import sampling as sampling_lib
+from tepo_jax.job import session as session_lib
+from tepo_jax.policy.huggingface import weights
+from tepo_jax.rollout import draw
+from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.rollout import sampler as sampler_lib
+from tepo_jax.runtime import files
+from tepo_jax.runtime import mesh as mesh_lib
+
+_MODEL = flags.DEFINE_string(
+    'model', None, 'A Hugging Face folder or hub id, or WORKDIR[@STEP] of a '
+    'run.', required=True)
+_AGAINST = flags.DEFINE_string(
+    'against', None, 'A second model, shown beside the first.')
+_SAMPLES = flags.DEFINE_integer(
+    'samples', 1, 'Completions of each question.', lower_bound=1)
+_TEMPERATURE = flags.DEFINE_float(
+    'temperature', None, 'Of sampling, 0: greedy; by default that of the run, '
+    'or 1.', lower_bound=0)
+_MAX_TOKENS = flags.DEFINE_integer(
+    'max_tokens', None, 'Longest completion; by default that of the run, or '
+    '1,024.', lower_bound=1)
+_TEMPLATE = flags.DEFINE_string(
+    'template', None, "Prompt template, as config.data.template; by default "
+    'that of the run, or qwen_boxed.')
+_REFERENCE = flags.DEFINE_string(
+    'reference', None, 'Reference answer of the question.')
+_SEED = flags.DEFINE_integer('seed', 0, 'Of sampling.', lower_bound=0)
+
+_LONGEST = 1024  # tokens of a completion, where there is no run
+
+
+@dataclasses.dataclass
+class Model:
+  """A model that is asked. turns: (role, text) of the chat so far; empty
+  without one, and for a model without a chat template."""
+  name: str
+  session: session_lib.Session
+  params: Any
+  turns: tuple[tuple[str, str], ...] = ()
+
+  def ask(self, sampler: sampler_lib.GroupSampler, questions: Sequence[str],
+          key: jax.Array) -> list[groups_lib.Group]:
+    """A group of completions for each question, in their order.
+
+    Raises:
+      errors.InputError: a prompt has more tokens than the model may read.
+    """
+    most = self.session.config.data.max_prompt_tokens
+    asked = []
+    for number, question in enumerate(questions):
+      problem = problem_lib.Problem(
+          id=f'question {number + 1}', problem=question, source='ask',
+          answers=() if _REFERENCE.value is None else (_REFERENCE.value,),
+          turns=self.turns)
+      ids = prompts.render(
+          self.session.template, self.session.tokenizer, problem)
+      if len(ids) > most:
+        raise errors.InputError(
+            f'{problem.id} makes a prompt of {len(ids)} tokens, more than '
+            f'{most}')
+      asked.append(groups_lib.Prompt(problem, tuple(ids), number))
+    groups = [group for some, _ in sampler.stream(self.params, asked, key)
+              for group in some]
+    return sorted(groups, key=lambda group: group.prompt.prompt_id)
+
+  def remember(self, question: str, answer: str) -> None:
+    """Adds two turns to the chat."""
+    if self.session.template.is_chat and self.session.tokenizer.chat_template:
+      self.turns += ('user', question), ('assistant', answer)
+
+
+def _settings(spec: str) -> tuple[ml_collections.ConfigDict, str, int | None]:
+  """(config, folder or workdir, step) of FOLDER_OR_WORKDIR[@STEP]."""
+  path, _, tail = spec.rpartition('@')
+  name, step = (path, int(tail)) if path and tail.isdigit() else (spec, None)
+  if (files.path(name) / session_lib.CHECKPOINTS).is_dir():
+    saved = run_folder.read_config(name)
+    configuration.check_saved(saved, f'{name}/config.json')
+    config = ml_collections.ConfigDict(saved.to_dict())
+  elif step is not None:
+    raise errors.InputError(f'{spec}: {name} is not the workdir of a run')
+  else:
+    config = base.get_config()
+    config.model = name
+  if _TEMPERATURE.value is not None:
+    config.rollout.temperature = _TEMPERATURE.value
+  if _TEMPLATE.value is not None:
+    config.data.template = _TEMPLATE.value
+  # This machine's devices, whichever trained the model.
+  config.mesh.update(data=1, fsdp=-1, tensor=1)
+  config.rollout.update(tensor=None, slots=None)
+  config.compute.attention = 'auto'
+  config.eval.max_tokens = 1  # nothing is evaluated
+  return config, name, step
+
+
+def _fit_lengths(config, folder, is_run):
+  """Keeps prompt and completion within the model's positions."""
+  positions = weights.model_config(folder).max_position
+  if not is_run:
+    config.data.max_prompt_tokens = min(
+        config.data.max_prompt_tokens, positions // 2)
+    config.rollout.max_tokens = min(
+        _LONGEST, positions - config.data.max_prompt_tokens)
+  if _MAX_TOKENS.value is not None:
+    config.rollout.max_tokens = _MAX_TOKENS.value
+
+
+def open_model(spec: str, stack: contextlib.ExitStack) -> Model:
+  """Loads a model of --model or --against; the stack closes it."""
+  config, name, step = _settings(spec)
+  is_run = (files.path(name) / session_lib.CHECKPOINTS).is_dir()
+  params = None
+  if is_run:
+    folder, params = restore.restore_params(
+        name, mesh_lib.make(config.mesh), step)
+    session_lib.cache_compilations(config, name)
+  else:
+    folder = session_lib.model_folder(config, '')
+  config.lora.rank = 0  # adapters are merged
+  _fit_lengths(config, folder, is_run)
+  session = stack.enter_context(session_lib.open_folder(config, folder))
+  cast = sampling_lib.make_decode_cast(*session.decoding())
+  return Model(spec, session,
+               cast(session.load_params() if params is None else params))
+
+
+def _sampler(model, count):
+  """The sampler of up to `count` questions."""
+  settings = model.session.config.rollout
+  return model.session.sampler(
+      prompts=count, samples=_SAMPLES.value, max_tokens=settings.max_tokens,
+      decoding=draw.Decoding(settings.temperature))
+
+
+def _show(console, question, models, answers):
+  """Prints the completions of a question, one column for each model."""
+  shown = table.Table(box=None, expand=True, padding=(0, 2, 0, 0),
+                      show_header=len(models) > 1)
+  for model in models:
+    shown.add_column(text_lib.Text(model.name), ratio=1, overflow='fold')
+  for sample in range(_SAMPLES.value):
+    shown.add_row(*(_completion(group, sample) for group in answers))
+  console.print(text_lib.Text(f'> {question}', style='bold'), shown)
+
+
+def _completion(group, sample):
+  """A completion, its length and its verdict."""
+  tokens = int(group.length_G[sample])
+  notes = [f'{tokens} tokens']
+  if not group.ended_G[sample]:
+    notes.append('truncated')
+  if _REFERENCE.value is not None:
+    notes.append('correct' if group.accuracy_G[sample] else 'wrong')
+  return text_lib.Text.assemble(
+      group.text_G[sample].strip(), (f'\n[{", ".join(notes)}]\n', 'dim'))
+
+
+def _lines() -> Iterator[str]:
+  """The questions on stdin, without blank lines."""
+  if sys.stdin.isatty():
+    print('Each line is a question; Ctrl-D ends.', file=sys.stderr)
+  for line in sys.stdin:
+    if line := line.strip():
+      yield line
+
+
+def main() -> None:
+  given = cli.arguments()
+  is_chat = not given and sys.stdin.isatty()
+  questions = given or (() if is_chat else tuple(_lines()))
+  if not is_chat and not questions:
+    raise errors.InputError('no question: give one, or one a line on stdin')
+  if _REFERENCE.value is not None and len(questions) != 1:
+    raise errors.InputError('--reference needs exactly one question')
+  console = console_lib.Console(highlight=False)
+  with contextlib.ExitStack() as stack:
+    models = [open_model(spec, stack)
+              for spec in (_MODEL.value, _AGAINST.value) if spec is not None]
+    samplers = [_sampler(model, max(1, len(questions))) for model in models]
+    key = jax.random.key(_SEED.value)
+    if not is_chat:
+      found = [model.ask(sampler, questions, key)
+               for model, sampler in zip(models, samplers)]
+      for question, answers in zip(questions, zip(*found)):
+        _show(console, question, models, answers)
+      return
+    for number, question in zip(itertools.count(), _lines()):
+      answers = [
+          model.ask(sampler, [question], jax.random.fold_in(key, number))[0]
+          for model, sampler in zip(models, samplers)]
+      _show(console, question, models, answers)
+      for model, group in zip(models, answers):
+        model.remember(question, group.text_G[0])
+
+
+if __name__ == '__main__':
+  cli.run(main, takes_arguments=True)

@@ -1,0 +1,117 @@
+"""Asking a model: what is sampled and shown, for questions and in a chat."""
+
+import types
+
+from absl import flags
+import numpy as np
+import pytest
+
+from configs import tiny
+from tepo_jax import ask
+from tepo_jax import errors
+from tepo_jax.data import embedded
+from tepo_jax.data import prompts
+from tepo_jax.job import run_folder
+from tepo_jax.policy.huggingface import weights
+from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.runtime import lock as lock_lib
+from tests.test_bad_input import TINY
+from tests.test_bad_input import UNTRAINED
+
+
+@pytest.fixture(name='set_flags', autouse=True)
+def _set_flags():
+  """Parses a command line of `ask`; the flags are reset afterwards."""
+  yield lambda *given: flags.FLAGS(['ask', '--model=m', *given])
+  flags.FLAGS.unparse_flags()
+  for name in ('samples', 'temperature', 'max_tokens', 'template', 'reference',
+               'against'):
+    flags.FLAGS[name].unparse()
+
+
+@pytest.fixture(name='model')
+def _model(tmp_path):
+  embedded.build_tokenizer('arithmetic', tmp_path)
+  config = tiny.get_config()
+  return ask.Model('m', types.SimpleNamespace(
+      config=config, tokenizer=weights.load_tokenizer(tmp_path),
+      template=prompts.get(config.data.template)), None)
+
+
+class _Sampler:
+  """Answers each prompt by its number, the last prompt first."""
+
+  def stream(self, params, asked, key):
+    del params, key
+    self.asked = asked
+    for prompt in asked[::-1]:
+      yield [groups_lib.Group(
+          prompt, np.zeros((1, 2), np.int32), np.zeros((1, 2), np.float32),
+          np.array([2]), np.array([True]), (f'It is {prompt.prompt_id}.',),
+          np.ones(1, np.float32))], {}
+
+
+def test_questions_are_answered_in_their_order(model, set_flags):
+  set_flags('--reference=47')
+  sampler = _Sampler()
+  groups = model.ask(sampler, ['1 + 2', '3 + 4'], None)
+  assert [group.text_G[0] for group in groups] == ['It is 0.', 'It is 1.']
+  tokenizer = model.session.tokenizer
+  assert '1 + 2' in tokenizer.decode(sampler.asked[0].token_ids)
+  assert sampler.asked[1].problem.answers == ('47',)
+
+
+def test_a_chat_is_part_of_the_next_prompt(model, set_flags):
+  set_flags()
+  model.remember('5 + 6', '11')
+  sampler = _Sampler()
+  model.ask(sampler, ['1 + 2'], None)
+  said = model.session.tokenizer.decode(sampler.asked[0].token_ids)
+  assert said.index('5 + 6') < said.index('11') < said.index('1 + 2')
+
+
+def test_a_long_question_is_refused(model, set_flags):
+  set_flags()
+  model.session.config.data.max_prompt_tokens = 8
+  with pytest.raises(errors.InputError, match='question 1 makes a prompt of'):
+    model.ask(_Sampler(), ['1 + 2 + 3 + 4 + 5 + 6'], None)
+
+
+def test_a_run_is_asked_with_its_own_settings(set_flags, tmp_path):
+  config = tiny.get_config('grpo')
+  config.rollout.temperature, config.mesh.data = 0.7, 16
+  with lock_lib.FolderLock(tmp_path) as lock:
+    run_folder.claim(config, tmp_path, lock)
+  (tmp_path / 'checkpoints').mkdir()
+  set_flags()
+  found, name, step = ask._settings(f'{tmp_path}@3')
+  assert (name, step) == (str(tmp_path), 3)
+  assert found.rollout.temperature == 0.7
+  assert found.data.template == config.data.template
+  assert found.mesh.data == 1  # this machine's
+  set_flags('--temperature=0', '--template=plain')
+  found, _, step = ask._settings(str(tmp_path))
+  assert (found.rollout.temperature, found.data.template, step) == (
+      0, 'plain', None)
+  with pytest.raises(errors.InputError, match='is not the workdir of a run'):
+    ask._settings(f'{tmp_path / "checkpoints"}@3')
+
+
+@pytest.mark.long
+def test_two_models_are_asked_side_by_side(programs, tmp_path):
+  base = tmp_path / 'base'
+  assert not programs.run('pretrain', TINY, f'--out={base}',
+                          *UNTRAINED).returncode
+  done = programs.run(
+      'ask', f'--model={base}', f'--against={base}', '--max_tokens=4',
+      '--samples=2', '--reference=7', '--temperature=0', '3+4=')
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.startswith('> 3+4=\n')
+  assert done.stdout.count('wrong') + done.stdout.count('correct') == 4
+  for arguments, said in (
+      ((f'--model={base}@3', 'x'), 'is not the workdir of a run'),
+      ((f'--model={base}', '--reference=7', 'x', 'y'), 'exactly one question'),
+      (('--model=/nowhere', 'x'), '/nowhere')):
+    refused = programs.run('ask', *arguments)
+    assert refused.returncode == 2 and said in refused.stderr
+    assert refused.stderr.count('\n') == 1
