@@ -161,7 +161,7 @@ def read(text: str, unit: str | None = None) -> structures.Node | None:
   """Reads the structure of a canonical text; None if unreadable."""
   try:
     return structures.with_unit(
-        structures.read(text), units.read(unit) if unit else None)
+        structures.read(text), unit and units.read(unit))
   except expressions.Unreadable:
     return None
 

@@ -112,7 +112,7 @@ def _joined(kind, texts, depth):
     raise expressions.Unreadable(kind)
   if kind == 'union' and all(part.kind in ('value', 'named') for part in parts):
     kind = 'list'  # `x=1 or x=2`
-  return parts[0] if len(parts) == 1 else Node(kind, parts)
+  return Node(kind, parts) if len(parts) > 1 else parts[0]
 
 
 def sides(text: str) -> list[str]:
@@ -187,7 +187,7 @@ def _fenced(tokens, depth):
   return Node('tuple', _items(items, depth), brackets)
 
 
-def _items(texts, depth, kind='list') -> tuple[Node, ...]:
+def _items(texts, depth, kind='list'):
   """Reads items; one of this kind is joined: `1 \\pm 2, 5` is one list."""
   if len(texts) > MAX_ITEMS:
     raise expressions.Unreadable('too many items')

@@ -63,7 +63,7 @@ def read(text: str) -> Unit | None:
     match = _FACTOR.fullmatch(part)
     name = match and next((n for n in (match[2], match[2].removesuffix('s'))
                            if n in _UNITS), None)
-    if not match or not name:
+    if not name:
       return None
     power = int(match[3] or _POWERS.get(match[1], 1)) * (-1 if index else 1)
     dimension, size = _UNITS[name]
