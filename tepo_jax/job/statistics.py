@@ -79,7 +79,7 @@ def macro(sets: Sequence[np.ndarray]) -> float:
 def interval(sets: Sequence[np.ndarray], average=micro
              ) -> tuple[float, float]:
   """Returns the 95 % percentile bootstrap interval, resampling within sets."""
-  return _quantiles(_resampled(
+  return percentile_interval(_resampled(
       [verdict_Nk.mean(1) for verdict_Nk in sets],
       [verdict_Nk.size for verdict_Nk in sets], average))
 
@@ -94,7 +94,7 @@ def difference(first: Sequence[np.ndarray], second: Sequence[np.ndarray]
   """
   means = [b_Nk.mean(1) - a_Nk.mean(1) for a_Nk, b_Nk in zip(first, second)]
   drawn = _resampled(means, [b_Nk.size for b_Nk in second], micro)
-  low, high = _quantiles(drawn)
+  low, high = percentile_interval(drawn)
   tail = min((drawn <= 0).mean(), (drawn >= 0).mean())
   return {'difference': micro(second) - micro(first), 'low': low, 'high': high,
           'p': float(min(1, max(2 * tail, 1 / RESAMPLES)))}
@@ -111,7 +111,8 @@ def _resampled(means, sizes, average):
   return np.average(drawn, axis=0, weights=weights)
 
 
-def _quantiles(drawn):
+def percentile_interval(drawn: np.ndarray) -> tuple[float, float]:
+  """Returns the interval that holds LEVEL of the bootstrap's results."""
   low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
   return float(low), float(high)
 

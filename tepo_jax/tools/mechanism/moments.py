@@ -86,6 +86,4 @@ def interval(value_R: np.ndarray) -> Interval:
   some resample has no value."""
   if not np.isfinite(value_R).all():
     return None
-  tail = (1 - statistics.LEVEL) / 2
-  return [float(value_R[0]), *map(float, np.quantile(
-      value_R[1:], [tail, 1 - tail]))]
+  return [float(value_R[0]), *statistics.percentile_interval(value_R[1:])]
