@@ -164,7 +164,6 @@ FIELDS = dict(
             "compiled update fits a device, from 'none' on a CPU (half of the "
             "machine's memory), 'dots' elsewhere; a resumed run keeps its own",
             fields.one_of('auto', 'none', 'dots', 'mlp', 'full'), ROUNDING),
-    unroll=F(1, 'layers per iteration of the layer scan', POSITIVE, ROUNDING),
     attention=F('auto', "backend for scoring, updates and prefill: 'xla' "
                 "anywhere, 'cudnn' on GPUs, 'splash' on TPUs; 'auto': the "
                 "device's own if it supports the model",

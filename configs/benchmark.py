@@ -51,5 +51,4 @@ def get_config(shape: str = 'tiny'):
   c.pretrain.update(shape)
   c.compute.dtype = 'float32'
   c.compute.remat = 'none'
-  c.compute.unroll = c.pretrain.num_layers
   return c

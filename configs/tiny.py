@@ -57,7 +57,6 @@ def get_config(method: str = 'tepo'):
 
   c.compute.dtype = 'float32'
   c.compute.remat = 'none'
-  c.compute.unroll = 3
 
   c.eval.sets = ('arithmetic',)
   c.eval.period = 10

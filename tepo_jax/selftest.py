@@ -144,8 +144,7 @@ def small_config() -> ml_collections.ConfigDict:
   config = cli.load_config(f'{_CONFIG}:tepo')
   config.update_from_flattened_dict({
       'steps': 1, 'eval.period': 0, 'checkpoint.period': 1,
-      'compute.dtype': 'bfloat16', 'compute.unroll': 1,
-      'pretrain.num_layers': 1,
+      'compute.dtype': 'bfloat16', 'pretrain.num_layers': 1,
       'pretrain.worked_steps': 20, 'pretrain.mixed_steps': 1,
       'pretrain.demonstrations': 64, 'data.limit': 64, 'rollout.prompts': 8,
       'rollout.max_tokens': 16, 'train.minibatch_prompts': 8,

@@ -17,8 +17,7 @@ SMALL = (
     '--config.rollout.overlong_buffer=15',
     '--config.train.minibatch_prompts=2', '--config.eval.limit=8',
     '--config.eval.samples=2', '--config.eval.max_tokens=16',
-    '--config.eval.period=4', '--config.checkpoint.period=1',
-    '--config.compute.unroll=1')
+    '--config.eval.period=4', '--config.checkpoint.period=1')
 UNTRAINED = (
     '--config.pretrain.worked_steps=3', '--config.pretrain.mixed_steps=2',
     '--config.pretrain.demonstrations=64', '--config.pretrain.num_layers=2',

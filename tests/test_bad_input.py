@@ -17,7 +17,7 @@ SMALL = (
     '--config.rollout.samples=4', '--config.rollout.max_tokens=8',
     '--config.rollout.dynamic_sampling=off', '--config.eval.period=0',
     '--config.rollout.overlong_buffer=7',
-    '--config.train.minibatch_prompts=2', '--config.compute.unroll=1')
+    '--config.train.minibatch_prompts=2')
 UNTRAINED = (
     '--config.pretrain.worked_steps=1', '--config.pretrain.mixed_steps=0',
     '--config.pretrain.demonstrations=64', '--config.pretrain.num_layers=1',
@@ -89,7 +89,6 @@ CONFIG = [
     ('data.skip_bad=-1', 'data.skip_bad'),
     ('compute.remat=maybe', 'compute.remat'),
     ('compute.dtype=float8', 'float32'),
-    ('compute.unroll=0', 'compute.unroll'),
     ('method.weight=both', 'sequence'),
     ('method.clip.name=none_such', 'method'),
     ('method.clip.low=1.5', 'low'),

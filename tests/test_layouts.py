@@ -24,7 +24,7 @@ _TINY = ('--config=configs/tiny.py:tepo', '--config.eval.period=0',
          '--config.rollout.dynamic_sampling=off',
          '--config.train.minibatch_prompts=1', '--config.data.limit=16',
          '--config.checkpoint.period=1', '--config.pretrain.num_layers=1',
-         '--config.compute.unroll=1', '--config.pretrain.worked_steps=1',
+         '--config.pretrain.worked_steps=1',
          '--config.pretrain.mixed_steps=1')
 _QUICK = {'JAX_DISABLE_MOST_OPTIMIZATIONS': '1', 'JAX_PLATFORMS': 'cpu'}
 
@@ -170,7 +170,7 @@ def test_evaluations_and_exports_do_not_depend_on_the_processes(one, tmp_path):
   """1 × 4, 4 × 1 and 2 × 2 processes × devices, also if a process is lost."""
   evaluate = ('--config=configs/tiny.py', f'--checkpoint={one}',
               '--config.eval.limit=96', '--config.rollout.max_tokens=12',
-              '--config.eval.max_tokens=12', '--config.compute.unroll=1',
+              '--config.eval.max_tokens=12',
               '--config.rollout.slots=64')
   whole, resumed = tmp_path / 'whole', tmp_path / 'resumed'
   printed = _program('evaluate', 1, 4, *evaluate, f'--out={whole}')

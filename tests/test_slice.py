@@ -121,7 +121,7 @@ def test_the_sweep_makes_two_rows_on_two_processes(tmp_path):
 _RUN = (*(flag for flag in _SMALL if 'eval.' not in flag),
         '--config=configs/tiny.py:tepo', '--config.steps=6',
         '--config.eval.period=0', '--config.checkpoint.period=1',
-        '--config.pretrain.num_layers=1', '--config.compute.unroll=1',
+        '--config.pretrain.num_layers=1',
         '--config.pretrain.worked_steps=1', '--config.pretrain.mixed_steps=1')
 # A host whose device is held as often as the file `sick` says.
 _SICK = """#!/bin/bash

@@ -155,7 +155,7 @@ def execution(model: transformer.ModelConfig,
     backend = attention.choose(
         compute.attention, device.platform, compute.dtype, model.head_dim)
   return dataclasses.replace(
-      model, dtype=compute.dtype, unroll=compute.unroll,
+      model, dtype=compute.dtype,
       remat='full' if compute.remat == 'auto' else compute.remat,
       ops=cpu_ops.OPS if is_cpu else ops.PLAIN, attention=backend)
 

@@ -38,8 +38,9 @@ def layer(config: Any) -> Callable:
 
 def options(config: Any) -> dict[str, Any]:
   """The arguments of jax.checkpoint and nn.remat for a layer."""
-  # In an unrolled loop XLA would merge the recomputation with the forward pass.
-  return {'policy': POLICIES[config.remat], 'prevent_cse': config.unroll != 1}
+  # XLA cannot merge the forward pass with the recomputation: they are in
+  # different loops over the layers.
+  return {'policy': POLICIES[config.remat], 'prevent_cse': False}
 
 
 def bytes_a_token(config: Any, remat: str, tensor: int) -> float:

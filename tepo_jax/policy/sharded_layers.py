@@ -59,7 +59,7 @@ def run(config: Any, axes: Any, make_layer: Callable, params: Any,
     x_MD, _ = jax.lax.scan(
         lambda x_MD, layer: (step(x_MD, *layer), None),
         mesh_lib.own_part(x_BSD.reshape(-1, config.d_model), 'tokens'),
-        (params, jnp.arange(config.num_layers)), unroll=config.unroll)
+        (params, jnp.arange(config.num_layers)))
     return mesh_lib.gathered(
         x_MD, 'tokens', size=x_BSD.shape[0] * x_BSD.shape[1]
     ).reshape(x_BSD.shape)

@@ -55,7 +55,6 @@ class ModelConfig:
 
   dtype: str = 'float32'  # of the computation; parameters are cast at use
   remat: str = 'none'  # what the backward pass recomputes: of remat.POLICIES
-  unroll: int = 1  # layers per scan step; num_layers: no loop at all
   attention: str = 'xla'  # or a name of attention.KERNELS
   ops: ops_lib.Ops = ops_lib.PLAIN  # or the table of policy.cpu.ops
 
@@ -72,8 +71,7 @@ class ModelConfig:
 
 # Not part of the architecture: never saved with a model.
 EXECUTION_FIELDS = (
-    'dtype', 'remat', 'unroll', 'attention', 'ops', 'lora', 'vocab_padding',
-    'kv_copies')
+    'dtype', 'remat', 'attention', 'ops', 'lora', 'vocab_padding', 'kv_copies')
 
 
 @flax.struct.dataclass
@@ -338,7 +336,7 @@ def _scan(config: ModelConfig):
   return nn.scan(
       _layer(config), variable_axes={'params': 0}, split_rngs={'params': True},
       in_axes=(0, nn.broadcast), length=config.num_layers,
-      unroll=config.unroll, metadata_params={nn.PARTITION_NAME: 'layers'})
+      metadata_params={nn.PARTITION_NAME: 'layers'})
 
 
 def _write(stores, k_BSKH, v_BSKH, index):

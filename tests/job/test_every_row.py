@@ -41,7 +41,6 @@ def random_batch(seed):
 
 def programs_of(name, shape=(1, 1, 1), model=MODEL, **optimizer):
   config = tiny.get_config(name)
-  config.compute.unroll = 1
   config.optimizer.update({'learning_rate': 1e-2} | optimizer)
   mesh = mesh_lib.make(dict(zip(mesh_lib.AXES, shape)),
                        jax.devices()[:np.prod(shape)])

@@ -48,7 +48,6 @@ def make_learner(method, packing='segments', shape=(1, 1, 1), scale=1.0,
   config.train.update(minibatch_prompts=2, packing=packing,
                       microbatch_tokens=microbatch_tokens)
   config.optimizer.learning_rate = learning_rate
-  config.compute.unroll = 1
   mesh = mesh_lib.make(dict(zip(mesh_lib.AXES, shape)),
                        jax.devices()[:np.prod(shape)])
   return learner_lib.Learner(config, types.SimpleNamespace(

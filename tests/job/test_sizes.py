@@ -25,7 +25,7 @@ UNBOUNDED = {
     'rollout.overlong_buffer': 'at most rollout.max_tokens',
     'train.minibatch_prompts': 'divides rollout.prompts',
     'train.chunk_size': 'at most a microbatch',
-    'compute.unroll': 'at most all layers', 'eval.period': 'a period',
+    'eval.period': 'a period',
     'eval.top_k': 'at most the vocabulary', 'checkpoint.period': 'a period',
     'checkpoint.keep': 'at most all steps', 'checkpoint.keep_every': 'a period',
     'dump.period': 'a period', 'pretrain.worked_steps': 'steps',

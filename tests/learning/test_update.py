@@ -47,7 +47,6 @@ def _config(remat, max_grad_norm):
   c = tiny.get_config('tepo')
   c.train.chunk_size = 16
   c.compute.remat = remat
-  c.compute.unroll = 1
   c.rollout.temperature = 0.9
   c.method.reg.coef = 0.5  # large, so that an error in the KL shows
   c.optimizer.epsilon = 1e-2  # Adam must not magnify rounding

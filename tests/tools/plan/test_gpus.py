@@ -228,7 +228,7 @@ def test_attention_has_the_workspace_and_flops_of_cudnn(kv_heads):
 def _tiny():
   config = cli.load_config('configs/tiny.py:tepo')
   config.rollout.prompts, config.train.minibatch_prompts = 4, 2
-  config.pretrain.num_layers = config.compute.unroll = 1
+  config.pretrain.num_layers = 1
   return config
 
 

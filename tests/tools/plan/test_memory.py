@@ -25,7 +25,7 @@ CHANGES = {
     'rollout.samples': 4, 'rollout.max_tokens': 8, 'rollout.slots': SLOTS,
     'rollout.dynamic_sampling': 'off', 'train.microbatch_tokens': 256,
     'train.minibatch_prompts': 4,
-    'compute.unroll': 1, 'pretrain.num_layers': 2, 'pretrain.worked_steps': 1,
+    'pretrain.num_layers': 2, 'pretrain.worked_steps': 1,
     'pretrain.mixed_steps': 1, 'mesh.tensor': 2}
 NAMES = {'to_decode': 'reshard', 'score_and_keep': 'score',
          'train_step': 'update'}

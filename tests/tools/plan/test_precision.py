@@ -25,7 +25,7 @@ def _products(topology, dtype):
     slice_ = gpus.topology(topology)
   config = cli.load_config('configs/tiny.py:tepo')
   config.rollout.prompts, config.train.minibatch_prompts = 4, 2
-  config.pretrain.num_layers = config.compute.unroll = 1
+  config.pretrain.num_layers = 1
   config.compute.dtype = dtype
   workload = workload_lib.of(config)
   programs = compiling.make_programs(

@@ -33,7 +33,7 @@ def _config(name='configs/tiny.py:tepo'):
   config = cli.load_config(name)
   with config.unlocked():
     config.rollout.prompts, config.train.minibatch_prompts = 4, 2
-    config.pretrain.num_layers = config.compute.unroll = 1
+    config.pretrain.num_layers = 1
   return config
 
 

@@ -44,7 +44,6 @@ def small_config():
   config.optimizer.learning_rate = 2e-3
   config.eval.period = 0
   config.checkpoint.update(period=1, keep=3)
-  config.compute.unroll = 1
   config.pretrain.update(
       worked_steps=1, demonstrations=32, num_layers=1, num_heads=2,
       num_kv_heads=1, d_model=32, head_dim=16, d_ff=32)
