@@ -212,7 +212,10 @@ stop() { on_hosts all "tepo/launch/tpu_host.sh stop"; }
 # hosts run the program, others were restarted), stopped (by `stop`), or a status.
 poll() {
   local reached=yes states
-  states=$(on_hosts all "tepo/launch/tpu_host.sh report") || reached=
+  # A host without this script has lost its program, or never had one.
+  states=$(on_hosts all "tepo/launch/tpu_host.sh report \
+|| { [ ! -e tepo/launch/tpu_host.sh ] && echo \"tepo: \$HOSTNAME lost\"; }") \
+    || reached=
   if [[ -n $dry_run ]]; then echo "$states"; verdict=0; return; fi
   states=$(sed -n 's/^tepo: .* //p' <<<"$states" | sort -n | uniq)
   # If one failed, the others know only that a process is lost.
@@ -232,8 +235,9 @@ poll() {
 # also to taken. With `eager`, returns too if it stays incomplete: a host that
 # still saves is no reason to start the others again.
 follow() {
-  local count=0
+  local count=0 last=
   while :; do
+    last=${verdict:-}
     poll
     [[ $verdict == incomplete ]] && count=$((count + 1)) || count=0
     case $verdict in
@@ -241,7 +245,9 @@ follow() {
       unreachable)
         read_state
         [[ -n $state ]] || fail "there is no slice $NAME"
-        if [[ $state =~ $gone ]]; then verdict=taken; return; fi ;;
+        if [[ $state =~ $gone ]]; then verdict=taken; return; fi
+        [[ $last == unreachable ]] \
+          || say "a host does not answer; $NAME is $state" ;;
       incomplete)
         [[ $1 != eager || $count -lt 3 ]] || return 0
         [[ $1 == eager || $count -ne 3 ]] || say "a host was restarted: the" \

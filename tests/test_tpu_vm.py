@@ -58,7 +58,7 @@ def test_tpu_vm_dry_run(launch):
   [line] = _dry_run(launch, 'logs', 'all')
   assert sent(line, 'all') == 'tepo/launch/tpu_host.sh logs'
   [line] = _dry_run(launch, 'wait')
-  assert sent(line, 'all') == 'tepo/launch/tpu_host.sh report'
+  assert sent(line, 'all').startswith('tepo/launch/tpu_host.sh report ')
   made, fetch = _dry_run(launch, 'fetch', 'runs/a/b')
   assert made == ['mkdir', '-p', 'runs/a']
   assert fetch[4:8] == ['scp', '--recurse', 'n:tepo/runs/a/b', 'runs/a']
@@ -308,6 +308,13 @@ def test_the_host_that_failed_says_why(launch, tpu):
   assert 't1v-n-w-1: error: status 1 of host 1' in done.stderr
   assert 'status 1; see launch/tpu_vm.sh logs all, and /tmp/tpu_logs' in (
       done.stderr)
+
+
+def test_waiting_for_what_was_not_started_ends(launch, tpu):
+  assert tpu('create').returncode == 0
+  assert tpu('wait').returncode == 42
+  assert tpu('setup').returncode == 0
+  assert tpu('wait').returncode == 42
 
 
 def test_a_sick_host_s_slice_is_made_anew(launch, tpu):
