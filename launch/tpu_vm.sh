@@ -148,19 +148,6 @@ delete() {
     || grep -q NOT_FOUND "$said" || { cat "$said" >&2; return 1; }
 }
 
-# Prints the command that mounts the bucket with Google's gcsfuse.
-mount_bucket() {
-  local apt=https://packages.cloud.google.com/apt
-  local key=/usr/share/keyrings/cloud.google.asc
-  echo "command -v gcsfuse >/dev/null || { curl -fsS $apt/doc/apt-key.gpg \
-| sudo tee $key >/dev/null && echo \"deb [signed-by=$key] $apt \
-gcsfuse-\$(lsb_release -cs) main\" | sudo tee \
-/etc/apt/sources.list.d/gcsfuse.list && tepo/launch/setup.sh apt gcsfuse; } \
-&& mkdir -p tepo/bucket \
-&& { mountpoint -q tepo/bucket || gcsfuse --implicit-dirs \
---rename-dir-limit=1000000 $(printf %q "$BUCKET") tepo/bucket; }"
-}
-
 # Five times at most: a fresh host may not answer yet.
 repeat() {
   "$@" && return
@@ -181,7 +168,8 @@ setup() {
   repeat remote scp "$archive" "$NAME:tepo.tgz" --worker=all \
     && repeat on_hosts all "mkdir -p tepo && tar -xzf tepo.tgz -C tepo \
 && SKIP_SELFTEST=1 PACKAGES=$(printf %q "$packages") tepo/launch/setup.sh tpu" \
-    && { [[ -z ${BUCKET:-} ]] || repeat on_hosts all "$(mount_bucket)"; }
+    && { [[ -z ${BUCKET:-} ]] || repeat on_hosts all \
+      "tepo/launch/tpu_host.sh mount $(printf %q "$BUCKET")"; }
 }
 
 setup_failed() {
