@@ -5,6 +5,8 @@
 #     starts the program under launch/supervise.sh and returns. Where one is in
 #     progress, start ends with status 2, after 30 seconds of patience for one
 #     that is ending, and resume leaves it alone
+#   launch/tpu_host.sh mount BUCKET
+#     mounts the bucket as bucket/ with Google's gcsfuse
 #   launch/tpu_host.sh report|last|logs|stop
 #     report prints the program's state: running, stopped, its exit status, or
 #     lost, if it left none since the host was restarted; last prints the last
@@ -38,6 +40,20 @@ start() {
   echo $! >job.pid
 }
 
+mount_bucket() {
+  local apt=https://packages.cloud.google.com/apt
+  local key=/usr/share/keyrings/cloud.google.asc
+  if ! command -v gcsfuse >/dev/null; then
+    curl -fsS "$apt/doc/apt-key.gpg" | sudo tee "$key" >/dev/null
+    echo "deb [signed-by=$key] $apt gcsfuse-$(lsb_release -cs) main" \
+      | sudo tee /etc/apt/sources.list.d/gcsfuse.list >/dev/null
+    launch/setup.sh apt gcsfuse
+  fi
+  mkdir -p bucket
+  mountpoint -q bucket \
+    || gcsfuse --implicit-dirs --rename-dir-limit=1000000 "$1" bucket
+}
+
 report() {
   local status=lost
   if in_progress; then
@@ -52,6 +68,7 @@ report() {
 case ${1:-} in
   start) start "${@:2}" ;;
   resume) in_progress || start "${@:2}" ;;
+  mount) mount_bucket "$2" ;;
   report) report ;;
   last) echo "$HOSTNAME: $(tail -n 1 job.log 2>/dev/null)" ;;
   logs) tail -n 20 -F job.log | sed -u "s/^/$HOSTNAME: /" ;;
@@ -59,6 +76,6 @@ case ${1:-} in
     in_progress || exit 0
     touch job.stopped
     kill -TERM "$(<job.pid)" ;;
-  *) echo "usage: launch/tpu_host.sh start|resume|report|last|logs|stop" >&2
+  *) echo "usage: launch/tpu_host.sh start|resume|mount|report|last|logs|stop" >&2
      exit 2 ;;
 esac

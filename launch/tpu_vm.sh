@@ -148,19 +148,6 @@ delete() {
     || grep -q NOT_FOUND "$said" || { cat "$said" >&2; return 1; }
 }
 
-# Prints the command that mounts the bucket with Google's gcsfuse.
-mount_bucket() {
-  local apt=https://packages.cloud.google.com/apt
-  local key=/usr/share/keyrings/cloud.google.asc
-  echo "command -v gcsfuse >/dev/null || { curl -fsS $apt/doc/apt-key.gpg \
-| sudo tee $key >/dev/null && echo \"deb [signed-by=$key] $apt \
-gcsfuse-\$(lsb_release -cs) main\" | sudo tee \
-/etc/apt/sources.list.d/gcsfuse.list && tepo/launch/setup.sh apt gcsfuse; } \
-&& mkdir -p tepo/bucket \
-&& { mountpoint -q tepo/bucket || gcsfuse --implicit-dirs \
---rename-dir-limit=1000000 $(printf %q "$BUCKET") tepo/bucket; }"
-}
-
 # Five times at most: a fresh host may not answer yet.
 repeat() {
   "$@" && return
@@ -181,7 +168,8 @@ setup() {
   repeat remote scp "$archive" "$NAME:tepo.tgz" --worker=all \
     && repeat on_hosts all "mkdir -p tepo && tar -xzf tepo.tgz -C tepo \
 && SKIP_SELFTEST=1 PACKAGES=$(printf %q "$packages") tepo/launch/setup.sh tpu" \
-    && { [[ -z ${BUCKET:-} ]] || repeat on_hosts all "$(mount_bucket)"; }
+    && { [[ -z ${BUCKET:-} ]] || repeat on_hosts all \
+      "tepo/launch/tpu_host.sh mount $(printf %q "$BUCKET")"; }
 }
 
 setup_failed() {
@@ -212,7 +200,10 @@ stop() { on_hosts all "tepo/launch/tpu_host.sh stop"; }
 # hosts run the program, others were restarted), stopped (by `stop`), or a status.
 poll() {
   local reached=yes states
-  states=$(on_hosts all "tepo/launch/tpu_host.sh report") || reached=
+  # A host without this script has lost its program, or never had one.
+  states=$(on_hosts all "tepo/launch/tpu_host.sh report \
+|| { [ ! -e tepo/launch/tpu_host.sh ] && echo \"tepo: \$HOSTNAME lost\"; }") \
+    || reached=
   if [[ -n $dry_run ]]; then echo "$states"; verdict=0; return; fi
   states=$(sed -n 's/^tepo: .* //p' <<<"$states" | sort -n | uniq)
   # If one failed, the others know only that a process is lost.
@@ -232,8 +223,9 @@ poll() {
 # also to taken. With `eager`, returns too if it stays incomplete: a host that
 # still saves is no reason to start the others again.
 follow() {
-  local count=0
+  local count=0 last=
   while :; do
+    last=${verdict:-}
     poll
     [[ $verdict == incomplete ]] && count=$((count + 1)) || count=0
     case $verdict in
@@ -241,7 +233,9 @@ follow() {
       unreachable)
         read_state
         [[ -n $state ]] || fail "there is no slice $NAME"
-        if [[ $state =~ $gone ]]; then verdict=taken; return; fi ;;
+        if [[ $state =~ $gone ]]; then verdict=taken; return; fi
+        [[ $last == unreachable ]] \
+          || say "a host does not answer; $NAME is $state" ;;
       incomplete)
         [[ $1 != eager || $count -lt 3 ]] || return 0
         [[ $1 == eager || $count -ne 3 ]] || say "a host was restarted: the" \

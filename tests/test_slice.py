@@ -118,8 +118,8 @@ def test_the_sweep_makes_two_rows_on_two_processes(tmp_path):
   assert done.stdout.count('\n| ours | 0.00 | not run |') == 3, done.stdout
 
 
-_RUN = (*(flag for flag in _SMALL if 'eval.' not in flag),
-        '--config=configs/tiny.py:tepo', '--config.steps=6',
+_RUN = ('--config=configs/tiny.py:tepo',
+        *(flag for flag in _SMALL if 'eval.' not in flag), '--config.steps=6',
         '--config.eval.period=0', '--config.checkpoint.period=1',
         '--config.pretrain.num_layers=1',
         '--config.pretrain.worked_steps=1', '--config.pretrain.mixed_steps=1')

@@ -58,7 +58,7 @@ def test_tpu_vm_dry_run(launch):
   [line] = _dry_run(launch, 'logs', 'all')
   assert sent(line, 'all') == 'tepo/launch/tpu_host.sh logs'
   [line] = _dry_run(launch, 'wait')
-  assert sent(line, 'all') == 'tepo/launch/tpu_host.sh report'
+  assert sent(line, 'all').startswith('tepo/launch/tpu_host.sh report ')
   made, fetch = _dry_run(launch, 'fetch', 'runs/a/b')
   assert made == ['mkdir', '-p', 'runs/a']
   assert fetch[4:8] == ['scp', '--recurse', 'n:tepo/runs/a/b', 'runs/a']
@@ -74,9 +74,7 @@ def test_tpu_vm_dry_run(launch):
   assert '--worker=all' in copy
   assert 'tepo/launch/setup.sh tpu' in sent(setup, 'all')
   mount = sent(_dry_run(launch, 'setup', BUCKET='b')[-1], 'all')
-  assert 'gcsfuse --implicit-dirs' in mount
-  assert mount.endswith(' b tepo/bucket; }')
-  subprocess.run(['bash', '-n', '-c', mount], check=True)
+  assert mount == 'tepo/launch/tpu_host.sh mount b'
 
 
 def test_flags_of_gcloud_pass_through(launch):
@@ -310,6 +308,13 @@ def test_the_host_that_failed_says_why(launch, tpu):
       done.stderr)
 
 
+def test_waiting_for_what_was_not_started_ends(launch, tpu):
+  assert tpu('create').returncode == 0
+  assert tpu('wait').returncode == 42
+  assert tpu('setup').returncode == 0
+  assert tpu('wait').returncode == 42
+
+
 def test_a_sick_host_s_slice_is_made_anew(launch, tpu):
   """After five restarts of its supervisor; three times at most."""
   (launch.stubs / 'hosts').write_text('2')
@@ -353,6 +358,26 @@ def test_watch_waits_longer_and_longer_for_capacity(launch, tpu):
   assert _creates(launch) == 4
   assert done.stderr.count('n is FAILED: There is no more capacity') == 3
   assert [n for n in _lines(launch, 'slept') if int(n) > 3] == ['6', '12']
+
+
+def test_setup_mounts_the_bucket(launch, tpu):
+  for name, text in {
+      'curl': 'echo key', 'lsb_release': 'echo jammy', 'tee': 'cat >"$STUBS/$$"',
+      'mountpoint': '[[ -e $STUBS/mounted ]]',
+      'apt-get': 'echo "apt-get $*" >>"$STUBS/log"; [[ $* != *install* ]] || '
+                 'mv "$STUBS/fuse" "$STUBS/gcsfuse"',
+      'fuse': 'echo "gcsfuse $*" >>"$STUBS/log"; touch "$STUBS/mounted"'
+  }.items():
+    (launch.stubs / name).write_text(f'#!/bin/bash\n{text}\n')
+    (launch.stubs / name).chmod(0o755)
+  assert tpu('create').returncode == 0
+  for _ in range(2):
+    done = tpu('setup', BUCKET='b')
+    assert done.returncode == 0, done.stderr
+  assert launch.log() == [
+      'apt-get update -qq',
+      'apt-get -o DPkg::Lock::Timeout=600 install -y -qq gcsfuse',
+      'gcsfuse --implicit-dirs --rename-dir-limit=1000000 b bucket']
 
 
 def test_a_host_whose_setup_fails_is_tried_again(launch, tpu):
