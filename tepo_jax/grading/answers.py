@@ -37,8 +37,8 @@ _VULGAR = re.compile('[¼-¾⅐-⅞]')
 _RAISED = re.compile('[⁰¹²³⁴-⁹⁺⁻]+')
 _LOWERED = re.compile('[₀-₉]+')
 _IGNORED = re.compile(
-    r'\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|nolimits|,|;|!|:|>'
-    r'|[lL]arge|LARGE|[hH]uge|small)(?![a-zA-Z])|\\[!,;:>]|(?<!\\)\$|\\\$'
+    r'\\!\s*|\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|nolimits|,|;|!|:|>'
+    r'|[lL]arge|LARGE|[hH]uge|small)(?![a-zA-Z])|\\[,;:>]|(?<!\\)\$|\\\$'
     r'|(?:\\text\s*\{\s*)?\b(?:USD|EUR|GBP|INR|Rs)\b\.?\s*\}?(?=\s*[\d.])')
 _FONT = (r'\\(?:boldsymbol|bm|pmb|underline|bf|it|sf)(?![a-zA-Z])'
          r'|\\(?:text)?color\s*\{[^{}]*\}')
@@ -110,6 +110,9 @@ _SYNONYMS = (
          match[1], match[2], match[3] + (match[4] or '') + (match[5] or ''))),
 )
 _PLAIN_SYNONYMS = (
+    (re.compile(r'([<>])='), lambda match: {
+        '<': '\\le ', '>': '\\ge '}[match[1]]),
+    (re.compile(r'(?<=[a-zA-Z])\s+!=(?!=)'), r'\\ne '),
     (re.compile(r'(?<=[)\]}])\s*U\s*(?=[(\[\\])'), r'\\cup'),
     (re.compile(r'(?<=\d)\s*([aApP])\.?\s*[mM]\.?$'), r' \1m'),
     (re.compile(r'(?<=\d)[\s-]*' + _SCALE), lambda match: _scaled(match['scale'])),

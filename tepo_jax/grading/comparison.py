@@ -83,12 +83,15 @@ _OF_INTERVALS = ({'tuple', 'chain'}, {'union', 'chain'})
 
 
 def _same_result(reference, answer, abs_error):
-  """An equation for a number counts if its sides are equal: 3+7=10 for 10."""
+  """An equation for a number counts if its sides are equal: 3+7=10 for 10. Of
+  a reference such as a/b=10, the left side is what the problem asks for."""
   chain, value = ((reference, answer) if reference.kind == 'chain'
                   else (answer, reference))
-  if set(chain.text.split()) != {'='} or any(
+  is_ratio = chain is reference and chain.parts[0][0] == 'quotient' and (
+      len(chain.parts) == 2 and not expressions.symbols(chain.parts[1]))
+  if set(chain.text.split()) != {'='} or not is_ratio and (any(
       map(expressions.symbols, chain.parts[:-1])) or not all(
-          values.equal(side, chain.parts[-1]) for side in chain.parts[:-1]):
+          values.equal(side, chain.parts[-1]) for side in chain.parts[:-1])):
     return False
   last = structures.Node('value', chain.parts[-1:])
   return (_same_value(last, value, abs_error) if chain is reference
@@ -192,9 +195,9 @@ def _renamed(reference, answer):
     plain = (reference, answer)[names.index(None)].text
     arguments = next(filter(None, names))
     return [reference.parts[0], answer.parts[0]] if len(plain) == 1 and (
-        plain not in arguments) else [reference, answer]
+        plain not in arguments and not arguments[-1]) else [reference, answer]
   node = answer.parts[0]
-  if len(names[0]) != len(names[1]):
+  if len(names[0]) != len(names[1]) or names[0][-1] != names[1][-1]:
     raise _Different
   if node.kind == 'value' and names[0] != names[1]:
     tree = expressions.renamed(node.parts[0], dict(zip(names[1], names[0])))

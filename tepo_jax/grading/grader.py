@@ -11,15 +11,14 @@ from collections.abc import Iterable, Sequence
 import decimal
 import functools
 import logging
-import re
 from typing import NamedTuple
 
 from tepo_jax.grading import answers as answers_lib
 from tepo_jax.grading import arithmetic
 from tepo_jax.grading import comparison
+from tepo_jax.grading import copies
 from tepo_jax.grading import expressions
 from tepo_jax.grading import structures
-from tepo_jax.grading import units
 from tepo_jax.grading import verifying
 from tepo_jax.grading import workers as workers_lib
 
@@ -33,11 +32,6 @@ VERIFYING = workers_lib.Job(
     'tepo_jax.grading.verifying:verify', ('1', ('\\frac{1}{2}',)), False)
 
 _ALARM_S = 5  # in `grade`
-
-# Formulas of a problem: between signs, or a run of numbers and operations.
-_MARKED = re.compile(
-    r'(?:\$\$?|\\[(\[])(.{1,1000}?)(?:\$\$?|\\[)\]])', re.DOTALL)
-_UNMARKED = re.compile(r'[\d(](?:[-+*/^().\d ]{0,200}[)\d])?')
 
 
 class Reference(NamedTuple):
@@ -101,11 +95,13 @@ def _decide(answer, reference):
     return _is_close(*numbers)
   try:
     node, right = (
-        read(text, unit or ('dollar' if '\\$' in raw else None))
+        structures.try_read(text, unit or ('dollar' if '\\$' in raw else None))
         for text, unit, raw in ((ours, None, answer),
                                 (theirs, reference.unit, reference.text)))
-    if reference.problem and _is_copied(ours, node, right, reference.problem):
-      return False
+    if reference.problem:
+      if copies.is_copied(ours, node, right, reference.problem):
+        return False
+      node = copies.without_question(node, right, reference.problem)
     if node is None or right is None:
       return None
     return comparison.same(right, node, reference.abs_error)
@@ -116,41 +112,6 @@ def _decide(answer, reference):
     return None
 
 
-def _is_copied(answer, node, right, problem):
-  """Whether it is a formula of the problem, with the number left to compute."""
-  wanted, tree = map(_tree, (right, node))
-  if wanted is None or not expressions.is_number(wanted):
-    return False
-  if tree is None:
-    return ''.join(answer.split()) in _formulas(problem)[0]
-  tree = expressions.normal(tree)
-  return not expressions.is_number(tree) and tree in _formulas(problem)[1]
-
-
-def _tree(node):
-  """The value of `5`, `x=5` or `2+3=5`; None if there is none."""
-  if node is not None and node.kind == 'named':
-    node = node.parts[0]
-  if node is None or node.kind != 'value' and (node.kind, node.text) != (
-      'chain', '='):
-    return None
-  return node.parts[-1]
-
-
-@functools.lru_cache(4096)
-def _formulas(problem):
-  """The formulas of a problem and the sides of its equations: (texts without
-  spaces, normal trees of those that can be read)."""
-  parts = _MARKED.split(problem)
-  found = parts[1::2] + [
-      formula for text in parts[::2] for formula in _UNMARKED.findall(text)]
-  found = [answers_lib.canonical(formula.rstrip('?, ')) for formula in found]
-  found += [side for formula in found for side in structures.sides(formula)]
-  trees = filter(None, (_tree(read(formula)) for formula in found))
-  return (frozenset(''.join(formula.split()) for formula in found),
-          frozenset(map(expressions.normal, trees)))
-
-
 def _is_close(answer, reference):
   """Integers exactly, other numbers to a relative 1e-6."""
   if any(n == n.to_integral_value() for n in (answer, reference)):
@@ -159,27 +120,11 @@ def _is_close(answer, reference):
 
 
 @functools.lru_cache(65536)
-def read(text: str, unit: str | None = None) -> structures.Node | None:
-  """Reads the structure of a canonical text; None if unreadable.
-
-  Raises:
-    expressions.TooLarge: the text exceeds a bound.
-  """
-  try:
-    return structures.with_unit(
-        structures.read(text), unit and units.read(unit))
-  except expressions.TooLarge:
-    raise
-  except expressions.Unreadable:
-    return None
-
-
-@functools.lru_cache(65536)
 def canonical_key(answer: str) -> str:
   """A key equal for equivalent answers, counted by majority votes."""
   text = answers_lib.canonical(answer)
   try:
-    node = read(text)
+    node = structures.try_read(text)
     return text if node is None else repr(comparison.key(node))
   except expressions.Unreadable:
     return text

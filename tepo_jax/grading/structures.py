@@ -64,7 +64,7 @@ _NAMED = re.compile(
     r'(?:\{\\?[a-zA-Z]+\}|[a-zA-Z])|\\?[a-zA-Z]+)'
     r"(?:_(?:\{(?:[^{}]|\{[^{}]*\})*\}|\w))?'*(?:\([^()]*\))?"
     r'|\|[a-zA-Z]+\||\([a-zA-Z](?:,[a-zA-Z])+\)')
-_APPLIED = re.compile(r"(\\?[a-zA-Z]+(?:_\w)?'*)\(([a-zA-Z](?:,[a-zA-Z])*)\)")
+_APPLIED = re.compile(r"[a-zA-Z](?:_\w)?('*)\(([a-z](?:,[a-z])*)\)")
 # A number with thousands separators: followed by something else, or alone, of
 # at most five groups. With a space after a comma it is a list.
 _THOUSANDS = re.compile(r'[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?[^,\d][^,]*')
@@ -139,6 +139,21 @@ def read(text: str, depth: int = 0) -> Node:
   if relations:
     return _related(sides, [_RELATIONS[r] for r in relations], depth)
   return _fenced(tokens, depth) or _single(text, depth)
+
+
+@functools.lru_cache(65536)
+def try_read(text: str, unit: str | None = None) -> Node | None:
+  """Reads canonical text with the unit of its data set; None if unreadable.
+
+  Raises:
+    expressions.TooLarge: the text exceeds a bound.
+  """
+  try:
+    return _with_unit(read(text), unit and units.read(unit))
+  except expressions.TooLarge:
+    raise
+  except expressions.Unreadable:
+    return None
 
 
 def _joined(kind, texts, depth):
@@ -258,9 +273,10 @@ def _described(inside, depth):
 
 
 def applied(name: str) -> tuple[str, ...] | None:
-  """The variables of `f(x)` or `f(x,y)`; None of another name."""
+  """The variables of `f(x)` or `f(x,y)`, then its primes; None of another
+  name."""
   match = _APPLIED.fullmatch(name.replace(' ', ''))
-  return tuple(match[2].split(',')) if match else None
+  return (*match[2].split(','), match[1]) if match else None
 
 
 def sides(text: str) -> list[str]:
@@ -424,7 +440,7 @@ def _value(text):
   return Node('value', (expressions.parse(text),), digits, unit, is_percent)
 
 
-def with_unit(node: Node, unit: units.Unit | None) -> Node:
+def _with_unit(node, unit):
   """Adds the data set's unit to a value without one."""
   if unit is None or node.kind != 'value' or node.unit is not None:
     return node

@@ -4,9 +4,19 @@ Answers with two readings, of which either could be right; words that hide a
 second value; formulas of the problem, copied. Each was right once.
 """
 
+import pathlib
+
 import pytest
 
 from tepo_jax import grading
+from tepo_jax.data import datasets
+from tepo_jax.grading import answers
+from tepo_jax.grading import copies
+from tepo_jax.grading import grader
+from tepo_jax.grading import structures
+from tests.data import benchmarks
+
+_SHARED = pathlib.Path(__file__).parents[3] / 'shared' / 'benchmarks'
 
 _ROOTS = r'\sqrt{35}/1\sqrt{\frac{5}{7}}'  # 5, or 7 if the last root is below
 _LOGARITHM = r'5+2\cdot\frac{\ln 10-\log 10}{\ln 10-1}'  # 5, or 7 if to base 10
@@ -114,3 +124,64 @@ def test_a_copy_in_another_spelling_is_one_too(copy):
     ('What is $2^{10}-1$?', '1023', '1024-1')])
 def test_what_the_problem_names_may_be_the_answer(problem, reference, answer):
   assert _grade(answer, reference, problem)
+
+
+# Problem, reference, copied text. Each has the value of the reference.
+_COPIES = [
+    (r'Expand $(x+1)^2$.', 'x^2+2x+1', '(x+1)^2'),
+    (r'Factor $x^2-1$.', '(x-1)(x+1)', 'x^2-1'),
+    (r'Write $\frac{3}{20}$ as a decimal.', '0.15', r'\frac{3}{20}'),
+    (r'Write $3/20$ as a decimal.', '0.15', '3/20'),
+    (r'Solve $-2<x-1<3$ for $x$: $-1<x<4$.', '(-1,4)', '-1<x<4'),
+    (r'Find \(2\begin{pmatrix}1\\2\end{pmatrix}\).',
+     r'\begin{pmatrix}2\\4\end{pmatrix}', r'2\begin{pmatrix}1\\2\end{pmatrix}'),
+    (r'Write $y-2x=3$ in slope-intercept form.', 'y=2x+3', 'y-2x=3'),
+    (r'Compute the vector $(1+1,2+2)$.', '(2,4)', '(1+1,2+2)'),
+    (r'If $3x+4y=10$, find $3x+4y$.', '10', '3x+4y=10')]
+
+
+@pytest.mark.parametrize('problem, reference, copy', _COPIES)
+def test_a_copy_is_no_answer_whatever_the_kind(problem, reference, copy):
+  assert not _grade(copy, reference, problem)
+  assert _grade(reference, reference, problem)
+
+
+@pytest.mark.parametrize('problem, reference, answer', [
+    (r'Is $(x+1)^2$ or $x^2+1$ larger at 1?', 'x^2+2x+1', '(x+1)^2'),
+    (r'Which of $\frac12$ and $0.4$ is larger? Answer as a decimal.', '0.5',
+     r'\frac12'),
+    (r'A coin shows heads with probability $\frac12$. What is it for two?',
+     '0.5', r'\frac12'),
+    (r'Expand $(x+1)^2$.', 'x^2+2x+1', '(x+1)(x+1)'),
+    (r'Find $3x+4y$.', '10', '3x+4y=10'),
+    (r'Write $13_{10}$ in base 12.', '11', '11_{12}'),
+    (r'$142$ of them in simplest form.', '142.0', '142')])
+def test_what_is_no_copy(problem, reference, answer):
+  assert _grade(answer, reference, problem)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not _SHARED.is_dir(), reason='no real copies here')
+def test_copies_of_the_local_data():
+  """Copies every formula of every problem; prints what stays right."""
+  total = touched = 0
+  left = []
+  for file, name in benchmarks.FILES.items():
+    for problem in datasets.load(f'{name}:{_SHARED / file}.jsonl'):
+      for reference in problem.references:
+        total += 1
+        verdicts = {
+            text: [grader.decide_quickly(text, (given,))[0] for given in (
+                reference._replace(problem=None), reference)]
+            for text in copies._formulas(problem.problem)[0] if text}
+        touched += [True, False] in verdicts.values()
+        left += [(problem.problem, reference.text, text)
+                 for text, found in verdicts.items() if found[1]
+                 and structures.try_read(text) and copies._form(
+                     structures.try_read(text)) != copies._form(
+                         structures.try_read(answers.canonical(reference.text)))]
+  print(f'\n{touched} of {total} references have a copy that counted')
+  print(*left, sep='\n')
+  assert touched > 100
+  assert all(copies._is_choice(problem) or copies._is_number(copies._form(
+      structures.try_read(text))) for problem, _, text in left)

@@ -13,7 +13,7 @@ import pytest
 from tepo_jax import grading
 from tepo_jax.data import datasets
 from tepo_jax.grading import answers
-from tepo_jax.grading import grader as grader_lib
+from tepo_jax.grading import structures
 from tests.data import benchmarks
 
 _SHARED = pathlib.Path(__file__).parents[3] / 'shared' / 'benchmarks'
@@ -72,7 +72,7 @@ def test_references_are_right_in_another_spelling_and_by_value(file, grader):
   assert sum(verdicts) >= 0.998 * len(problems), [
       p.answers[0] for p, right in zip(problems, verdicts) if not right]
   read = [p for p in problems
-          if (node := grader_lib.read(answers.canonical(p.answers[0])))
+          if (node := structures.try_read(answers.canonical(p.answers[0])))
           and node.kind == 'value' and not node.unit and ',' not in p.answers[0]]
   verdicts, _ = grader.grade([
       (_boxed(f'1\\cdot({answers.canonical(p.answers[0])})'), p.references)

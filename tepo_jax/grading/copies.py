@@ -1,0 +1,113 @@
+r"""Detects answers that copy the problem's own text.
+
+What stands in the problem is no answer to it, whatever its value: `99^2+99+1`
+for 9901, `3x+4y=10` for 10, `(x+1)^2` for x^2+2x+1. An answer is a copy if it
+has the form of a formula of the problem and the reference answer has another
+form. The form is what is written, without names before `=`, spaces, fonts and
+brackets that change nothing, the order of sums and products, +0, ·1 and /1.
+
+No copies are: numbers, unless the problem asks for another notation ("as a
+decimal"), and answers to problems that ask to choose among options.
+"""
+
+import functools
+import re
+
+from tepo_jax.grading import answers
+from tepo_jax.grading import expressions
+from tepo_jax.grading import structures
+
+# Formulas of a problem: between signs, or a run of numbers and operations.
+_MARKED = re.compile(
+    r'(?:\$\$?|\\[(\[])(.{1,1000}?)(?:\$\$?|\\[)\]])', re.DOTALL)
+_UNMARKED = re.compile(r'[\d(](?:[-+*/^().\d ]{0,200}[)\d])?')
+_OPTIONS = re.compile(
+    r'\b(?:which|choose|select|options?|choices|either|whether)\b|\(\s*A\s*\)'
+    r'|\\text\w*\s*\{\s*\(?A\)|(?:\$|\\\))\s*,?\s*or\b[^.?]{0,20}?(?:\$|\\\()',
+    re.IGNORECASE)
+_NOTATION = re.compile(
+    r'\b(?:decimal|fraction|percent\w*|mixed|lowest|simplest|simplif\w+|reduced?'
+    r'|scientific|notation|convert|round\w*|form)\b', re.IGNORECASE)
+
+
+def is_copied(answer: str, node: structures.Node | None,
+              reference: structures.Node | None, problem: str) -> bool:
+  """Whether a canonical answer, read as `node`, copies the problem."""
+  if reference is None:
+    return False
+  texts, forms = _formulas(problem)
+  if node is None:
+    return ''.join(answer.split()) in texts and not _is_choice(problem)
+  form, wanted = _form(node), _form(reference)
+  if form == wanted or form not in forms or _is_choice(problem):
+    return False
+  return not _is_number(form) or bool(
+      _is_number(wanted) and _NOTATION.search(problem))
+
+
+def without_question(node: structures.Node | None,
+                     reference: structures.Node | None, problem: str
+                     ) -> structures.Node | None:
+  """The right side of an equation whose left side the problem asks for, and
+  the digits of a number in the base that the problem asks for."""
+  if node is None or reference is None or reference.kind != 'value':
+    return node
+  if node.kind == 'based' and re.search(r'\bbase\b', problem, re.IGNORECASE):
+    return structures.try_read(node.text)
+  if (node.kind, node.text) == ('chain', '=') and _value_form(
+      node.parts[0]) in _formulas(problem)[1]:
+    return structures.Node('value', node.parts[1:])
+  return node
+
+
+@functools.lru_cache(4096)
+def _is_choice(problem):
+  return bool(_OPTIONS.search(problem))
+
+
+@functools.lru_cache(4096)
+def _formulas(problem):
+  """The formulas of a problem and the sides of its equations: (texts without
+  spaces, forms of those that can be read)."""
+  parts = _MARKED.split(problem)
+  found = parts[1::2] + [
+      formula for text in parts[::2] for formula in _UNMARKED.findall(text)]
+  found = [answers.canonical(formula.rstrip('?, ')) for formula in found]
+  found += [side for formula in found for side in structures.sides(formula)]
+  forms = set()
+  for formula in found:
+    try:
+      node = structures.try_read(formula)
+    except expressions.TooLarge:
+      continue
+    if node is not None:
+      forms.add(_form(node))
+  return frozenset(''.join(formula.split()) for formula in found), forms
+
+
+def _form(node):
+  """What is written, without names and the order of sums and products; of an
+  equation of constants, its last side."""
+  if node.kind == 'named':
+    return _form(node.parts[0])
+  if node.kind == 'value':
+    return _value_form(node.parts[0])
+  if node.kind == 'chain':
+    if set(node.text.split()) == {'='} and not any(
+        map(expressions.symbols, node.parts)):
+      return _value_form(node.parts[-1])
+    return (node.kind, node.text, *map(expressions.normal, node.parts))
+  return (node.kind, node.text, *(
+      _form(part) if isinstance(part, structures.Node) else part
+      for part in node.parts))
+
+
+def _value_form(tree):
+  tree = expressions.normal(tree)
+  if tree[0] == 'decimal' and tree[1].denominator == 1:
+    tree = ('number', tree[1])  # 142.0
+  return ('value', tree)
+
+
+def _is_number(form):
+  return form[0] == 'value' and expressions.is_number(form[1])
