@@ -173,7 +173,7 @@ FIELDS = dict(
                   'COLLECTIVES in job/programs.py', fields.one_of(
                       'auto', 'plain', 'fused', 'sparsecore'), ROUNDING),
     cache=F(str, 'folder of compiled programs; None: '
-            'JAX_COMPILATION_CACHE_DIR, or .jax_cache next to the workdir',
+            "JAX_COMPILATION_CACHE_DIR, or tepo_jax in the user's cache folder",
             resume=FREE),
   ),
 

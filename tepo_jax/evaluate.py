@@ -80,7 +80,7 @@ def evaluate(config: ml_collections.ConfigDict, out: files.Path) -> None:
     processes.on_first(lock.acquire)
     processes.on_first(
         samples.open, {item.name: item.samples for item in evaluations})
-    session_lib.cache_compilations(config, out)
+    session_lib.cache_compilations(config)
     cast = sampling_lib.make_decode_cast(*session.decoding())
     params = cast(session.load_params() if params is None else params)
     key = programs_lib.stream(config.seed, 'eval')

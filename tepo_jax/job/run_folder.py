@@ -16,6 +16,10 @@ from tepo_jax.job import configuration
 from tepo_jax.runtime import files
 from tepo_jax.runtime import lock as lock_lib
 
+# In a run's folder, besides what only costs a warning if it is damaged.
+_FOLDERS = ('checkpoints', 'rollouts')
+_FILES = ('metrics.jsonl', 'environment.jsonl')
+
 
 def digest(config: ml_collections.ConfigDict) -> str:
   """SHA-256 of the fields that must not change on resume, sorted."""
@@ -72,6 +76,7 @@ def claim(config: ml_collections.ConfigDict, workdir: str | os.PathLike,
     found = {entry.name for entry in workdir.iterdir()}
     if 'config.json' in found:
       _check_same_run(config, workdir)
+      _check_kinds(workdir)
     elif found := {name for name in found if name != 'config.json.tmp'
                    and not name.startswith(lock_lib.FILE)}:
       raise errors.InputError(
@@ -121,6 +126,18 @@ def _naming_out(path):
   except OSError as error:
     raise errors.InputError(
         f'--out={path}: {error.strerror or error}') from error
+
+
+def _check_kinds(workdir):
+  """Refuses files in place of a run's folders, and the reverse."""
+  for name in _FOLDERS:
+    if (path := workdir / name).exists() and not path.is_dir():
+      raise errors.InputError(
+          f'{path}: a file, but a run keeps a folder of this name; move it away')
+  for name in _FILES:
+    if (path := workdir / name).is_dir():
+      raise errors.InputError(
+          f'{path}: a folder, but a run keeps a file of this name; move it away')
 
 
 def _check_same_run(config, workdir):
