@@ -175,7 +175,7 @@ FIELDS = dict(
                 'counts as lost; a host that compiles may be silent',
                 POSITIVE, resume=FREE),
     cache=F(str, 'folder of compiled programs; None: '
-            'JAX_COMPILATION_CACHE_DIR, or .jax_cache next to the workdir',
+            "JAX_COMPILATION_CACHE_DIR, or tepo_jax in the user's cache folder",
             resume=FREE),
   ),
 

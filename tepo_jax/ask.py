@@ -152,7 +152,7 @@ def open_model(spec: str, stack: contextlib.ExitStack) -> Model:
   if is_run:
     folder, params = restore.restore_params(
         name, mesh_lib.make(config.mesh), step)
-    session_lib.cache_compilations(config, name)
+    session_lib.cache_compilations(config)
   else:
     folder = session_lib.model_folder(config, '')
   config.lora.rank = 0  # adapters are merged

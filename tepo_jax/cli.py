@@ -96,7 +96,7 @@ def run(main: Callable[[], None], joins_job: bool = False,
     if expected is None:
       raise
     status, message = expected
-    print(f'{_program_name()}: {message}', file=sys.stderr)
+    print(f'{_program_name()}: {errors.printable(message)}', file=sys.stderr)
     sys.exit(status)
 
 
@@ -205,7 +205,9 @@ def quiet() -> None:
   ours = logging.getLogger('tepo_jax')
   ours.setLevel(logging.INFO)
   if not ours.handlers:
-    ours.addHandler(logging.StreamHandler())
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Printable())
+    ours.addHandler(handler)
   for handler in logging.root.handlers:  # a library called basicConfig
     if type(handler) is logging.StreamHandler:
       handler.addFilter(lambda record: not record.name.startswith('tepo_jax'))
@@ -216,6 +218,13 @@ def quiet() -> None:
   logging.getLogger('gcsfs').setLevel(logging.CRITICAL)
   # It reports each of a failed save's tasks; the checkpoint reports the save.
   logging.getLogger('asyncio').setLevel(logging.CRITICAL)
+
+
+class _Printable(logging.Formatter):
+  """Log lines name columns and values of data sets."""
+
+  def format(self, record: logging.LogRecord) -> str:
+    return errors.printable(super().format(record))
 
 
 def _unraisable(found: Any) -> None:

@@ -3,6 +3,7 @@ of such lines."""
 
 from collections.abc import Iterator, Sequence
 import contextlib
+import re
 
 
 class InputError(ValueError):
@@ -43,8 +44,22 @@ INTERRUPTED = 42
 
 
 def one_line(error: BaseException) -> str:
-  """The error's message without line breaks."""
-  return ' '.join(str(error).split())
+  """The error's message without line breaks, as `printable`."""
+  return printable(' '.join(str(error).split()))
+
+
+# They move the cursor, change the colours or the title of a terminal, or the
+# direction of text; half a surrogate pair cannot be printed at all.
+_CONTROLS = re.compile(
+    '[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e'
+    '\u2066-\u2069\ud800-\udfff]')
+
+
+def printable(text: str) -> str:
+  """A text of a model, a data set or a library for a terminal or a page:
+  control characters but newline and tab are escaped, as `\\x1b`."""
+  return _CONTROLS.sub(
+      lambda match: match[0].encode('unicode_escape').decode(), text)
 
 
 @contextlib.contextmanager

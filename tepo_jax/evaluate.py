@@ -94,7 +94,7 @@ def evaluate(config: ml_collections.ConfigDict, out: files.Path) -> None:
     processes.on_first(lock.acquire)
     processes.on_first(
         samples.open, {item.name: item.samples for item in evaluations})
-    session_lib.cache_compilations(config, out)
+    session_lib.cache_compilations(config)
     params = session.load_params() if params is None else params
     nats = {text.name: text.nats_per_token(params)
             for text in texts.prepare(session)}

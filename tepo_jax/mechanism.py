@@ -48,7 +48,7 @@ def main() -> None:
       config, session_lib.model_folder(config, out)) as session):
     lab = observe.Lab(config, session)
     results = progression.start(out, lock, progression.setup(lab))
-    session_lib.cache_compilations(config, out)
+    session_lib.cache_compilations(config)
     progression.run(lab, results, out)
   files.replace_text(out / _TABLES, tables.markdown(results))
   print(f'wrote {out / progression.RESULTS} and {_TABLES}')

@@ -81,11 +81,13 @@ def _show(found: prompt_sets.PromptSet, config: ml_collections.ConfigDict,
       f'{statistics.median(counts):g}' if counts else ''))
   for why, number, named in _left_out(found, config):
     more = ['…'] if len(named) < number else []
-    print(f'  left out, {why}: {number}'
-          + (f' ({", ".join(named + more)})' if named else ''))
+    print(errors.printable(
+        f'  left out, {why}: {number}'
+        + (f' ({", ".join(named + more)})' if named else '')))
   for problem, ids in found.short[:_COUNT.value]:
-    print(f'--- {problem.id}: {len(ids)} tokens; reference answer: '
-          f'{" or ".join(problem.answers)}\n{tokenizer.decode(ids)}')
+    print(errors.printable(
+        f'--- {problem.id}: {len(ids)} tokens; reference answer: '
+        f'{" or ".join(problem.answers)}\n{tokenizer.decode(ids)}'))
 
 
 def _left_out(found, config):

@@ -86,7 +86,7 @@ def train(config: ml_collections.ConfigDict, workdir: files.Path) -> None:
         open_model(config, folder) as session):
     run = _announced(config, session, workdir)
     processes.on_first(run_folder.claim, config, workdir, lock)
-    session_lib.cache_compilations(config, workdir)
+    session_lib.cache_compilations(config)
     if is_unmade:
       processes.on_first(base_model.make, config, folder)
     with (memory_lib.explaining_exhaustion(config, run.learner.programs),

@@ -42,6 +42,8 @@ def main():
                        'No space left on device [OS error 28: ENOSPC]')
   if _STEP.value == 20:
     raise MemoryError
+  if _STEP.value == 21:
+    raise errors.InputError('row \\x1b]0;mine\\x07 of \\x1b[31mred\\udc00\\n\\u202e')
   if _STEP.value == 17:
     interrupts.happened = lambda: True  # a library swallowed the exception
   if _STEP.value == 18:
@@ -172,6 +174,12 @@ def test_bad_input_is_one_line_and_status_2(run, arguments, said):
   assert done.stderr.startswith('program: error: ')
   assert done.stderr.count('\n') == 1
   assert not done.stdout and not (run.path / 'w').exists()
+
+
+def test_control_characters_reach_no_terminal(run):
+  done = run('--config=config.py', '--workdir=w', '--step=21')
+  assert done.stderr == ('program: error: row \\x1b]0;mine\\x07 of \\x1b[31m'
+                         'red\\udc00 \\u202e\n')
 
 
 def test_a_bug_keeps_its_traceback(run):

@@ -18,6 +18,9 @@ from tepo_jax.runtime import lock as lock_lib
 
 # The fields by which an embedded model is made.
 _MODEL_FIELDS = 'compute.', 'data.', 'pretrain.', 'seed'
+# In a run's folder, besides what only costs a warning if it is damaged.
+_FOLDERS = ('checkpoints', 'rollouts')
+_FILES = ('metrics.jsonl', 'environment.jsonl')
 
 
 def digest(config: ml_collections.ConfigDict) -> str:
@@ -76,6 +79,7 @@ def claim(config: ml_collections.ConfigDict, workdir: str | os.PathLike,
     found = {entry.name for entry in workdir.iterdir()}
     if 'config.json' in found:
       _check_same_run(config, workdir)
+      _check_kinds(workdir)
     elif found := {name for name in found if name != 'config.json.tmp'
                    and not name.startswith(lock_lib.FILE)}:
       raise errors.InputError(
@@ -141,6 +145,18 @@ def _makes_another_model(workdir, names):
   from tepo_jax.job import session as session_lib  # imports jax
   return (workdir / session_lib.BASE_MODEL).exists() and any(
       name.startswith(_MODEL_FIELDS) for name in names)
+
+
+def _check_kinds(workdir):
+  """Refuses files in place of a run's folders, and the reverse."""
+  for name in _FOLDERS:
+    if (path := workdir / name).exists() and not path.is_dir():
+      raise errors.InputError(
+          f'{path}: a file, but a run keeps a folder of this name; move it away')
+  for name in _FILES:
+    if (path := workdir / name).is_dir():
+      raise errors.InputError(
+          f'{path}: a folder, but a run keeps a file of this name; move it away')
 
 
 def _check_same_run(config, workdir):

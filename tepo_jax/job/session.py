@@ -5,6 +5,8 @@ import datetime
 import functools
 import math
 import os
+import pathlib
+import stat
 import sys
 import tempfile
 from typing import Any
@@ -256,16 +258,38 @@ def fix_date(config: ml_collections.ConfigDict, folder: str | os.PathLike,
       processes.of_first(date.toordinal())).isoformat()
 
 
-def cache_compilations(config: ml_collections.ConfigDict,
-                       workdir: str | os.PathLike) -> None:
-  """Makes `config.compute.cache` the folder of JAX's compilation cache; creates
-  it, so call this after the workdir has been checked."""
-  if config.compute.cache is not None:
-    folder = config.compute.cache
-  elif jax.config.jax_compilation_cache_dir is None:
-    folder = str(files.path(workdir).absolute().parent / '.jax_cache')
-  else:
-    return  # set by the environment
-  jax.config.update('jax_compilation_cache_dir', folder)
+def cache_compilations(config: ml_collections.ConfigDict) -> None:
+  """Makes `config.compute.cache`, or the user's own cache folder, the folder of
+  JAX's compilation cache; creates it, so call this after the checks of a run.
+
+  Programs from the cache are executed, so that a folder in which other users
+  can plant one gets a warning.
+  """
+  folder = config.compute.cache or jax.config.jax_compilation_cache_dir
+  try:
+    if folder is None:
+      folder = _own_cache()
+    if not files.is_remote(folder):
+      pathlib.Path(folder).mkdir(0o700, parents=True, exist_ok=True)
+      _warn_of_other_writers(pathlib.Path(folder))
+  except (OSError, RuntimeError) as error:
+    print(f'warning: compute.cache={folder}: {errors.one_line(error)}; '
+          'compiled programs are not kept', file=sys.stderr, flush=True)
+    return
+  jax.config.update('jax_compilation_cache_dir', str(folder))
   # Earlier compilations may have recorded that there is no cache.
   compilation_cache.reset_cache()
+
+
+def _own_cache():
+  base = os.environ.get('XDG_CACHE_HOME')
+  return pathlib.Path(base or pathlib.Path.home() / '.cache') / 'tepo_jax'
+
+
+def _warn_of_other_writers(folder):
+  found = folder.stat()
+  if processes.is_first() and (
+      found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+      or found.st_uid not in (os.getuid(), 0)):
+    print(f'warning: compute.cache={folder}: other users can write to it, and '
+          'this program runs what it finds there', file=sys.stderr, flush=True)

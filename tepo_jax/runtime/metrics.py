@@ -36,6 +36,7 @@ class Writer:
     workdir = files.path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     self._file = files.GrowingFile(workdir / 'metrics.jsonl')
+    self._is_new = not self._file.exists()
     self._file.append('')  # makes it
     self._sinks: list[_Sink] = [_Events(workdir / 'tensorboard')]
     if wandb_project:
@@ -56,15 +57,33 @@ class Writer:
     """Deletes the metrics after `step`, for a run that resumes there.
 
     A torn last line, of a process killed while writing, is deleted too.
+
+    Raises:
+      errors.InputError: a line is JSON, but not the record of a step.
     """
+    if step > 0 and self._is_new:
+      print(f'warning: {self._file.path} is missing: the metrics of steps up to '
+            f'{step} are lost', file=sys.stderr, flush=True)
     kept = []
-    for line in self._file.read().splitlines():
+    for number, line in enumerate(self._file.read().splitlines(), 1):
       with contextlib.suppress(json.JSONDecodeError):
-        if json.loads(line)['step'] <= step:
+        if self._step(number, line) <= step:
           kept.append(line + '\n')
     self._file.replace(''.join(kept))
     for sink in self._sinks:
       sink.call(sink.purge_from, step + 1)
+
+  def _step(self, number, line):
+    """The step of a record; json.JSONDecodeError if it is torn."""
+    try:
+      record = json.loads(line)
+      if isinstance(record, dict) and type(record['step']) is int:
+        return record['step']
+    except (KeyError, RecursionError):
+      pass
+    raise errors.InputError(
+        f'{self._file.path}: line {number} is not the record of a step: '
+        f'{line[:60]!r}; delete it, and the run resumes')
 
   def close(self) -> None:
     for sink in self._sinks:

@@ -73,10 +73,12 @@ def _place(tmp_path_factory):
 
 
 def test_files_are_written_in_the_workdir_only(place):
-  for folder in (place.home, place.temporary, place.here):
+  assert [path.name for path in (place.home / '.cache').iterdir()] == [
+      'tepo_jax']
+  for folder in (place.temporary, place.here):
     assert not list(folder.iterdir())
   assert {path.name for path in place.packages.iterdir()} == {'wandb.py'}
-  assert {path.name for path in place.runs.iterdir()} == {'run', '.jax_cache'}
+  assert {path.name for path in place.runs.iterdir()} == {'run'}
 
 
 def test_secrets_are_written_nowhere(place):

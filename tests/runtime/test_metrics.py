@@ -11,6 +11,7 @@ import pytest
 from tensorboardX import record_writer
 from tensorboardX.proto import event_pb2
 
+from tepo_jax import errors
 from tepo_jax.runtime import metrics
 
 
@@ -103,6 +104,31 @@ def test_tensorboard_failing_later_warns_once(tmp_path, capsys, monkeypatch):
   writer.close()
   assert len(_lines(tmp_path)) == 4
   assert capsys.readouterr().err.count('No space left') == 1
+
+
+@pytest.mark.parametrize('line', [
+    '3', '[]', '{}', 'null', '{"step": "1"}', '{"step": null}',
+    '{"steps": 1}'])
+def test_a_line_that_is_no_record_is_named(tmp_path, line):
+  (tmp_path / 'metrics.jsonl').write_text(f'{{"step": 1}}\n{line}\n')
+  writer = metrics.Writer(tmp_path)
+  with pytest.raises(errors.InputError) as error:
+    writer.truncate(1)
+  assert str(error.value).startswith(
+      f'{tmp_path}/metrics.jsonl: line 2 is not the record of a step: ')
+  assert (tmp_path / 'metrics.jsonl').read_text() == f'{{"step": 1}}\n{line}\n'
+
+
+def test_metrics_that_are_gone_are_missed(tmp_path, capsys):
+  metrics.Writer(tmp_path).truncate(-1)
+  assert not capsys.readouterr().err
+  metrics.Writer(tmp_path).truncate(3)
+  assert not capsys.readouterr().err
+  (tmp_path / 'metrics.jsonl').unlink()
+  metrics.Writer(tmp_path).truncate(3)
+  assert capsys.readouterr().err == (
+      f'warning: {tmp_path}/metrics.jsonl is missing: the metrics of steps up '
+      'to 3 are lost\n')
 
 
 class _DeadWandb:

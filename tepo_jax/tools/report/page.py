@@ -4,11 +4,13 @@ Text from models, data sets and configs is escaped here, and set as textContent
 by the scripts.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import html
 import json
 import pathlib
 from typing import Any
+
+from tepo_jax import errors
 
 _WEB = pathlib.Path(__file__).parent / 'web'
 _PAGE = (_WEB / 'page.html').read_text('utf-8')
@@ -56,7 +58,7 @@ def render(title: str, intro: str, sections: Sequence[tuple[str, str]],
   style, *scripts = ((_WEB / name).read_text('utf-8') for name in (
       'page.css', 'view.js', 'charts.js', 'inspector.js', 'tables.js'))
   # JSON that cannot end its script element.
-  embedded = json.dumps(data, allow_nan=False, ensure_ascii=False).replace(
+  embedded = json.dumps(_printable(data), allow_nan=False, ensure_ascii=False).replace(
       '<', '\\u003c').replace('\u2028', '\\u2028').replace('\u2029', '\\u2029')
   return _PAGE.format(
       title=text(title), style=style,
@@ -67,7 +69,19 @@ def render(title: str, intro: str, sections: Sequence[tuple[str, str]],
 
 def text(value: Any) -> str:
   """Escapes for HTML; returns `Html` as it is."""
-  return value if isinstance(value, Html) else html.escape(str(value))
+  return value if isinstance(value, Html) else html.escape(
+      errors.printable(str(value)))
+
+
+def _printable(data):
+  """The data with escaped control characters in its texts."""
+  if isinstance(data, str):
+    return errors.printable(data)
+  if isinstance(data, Mapping):
+    return {name: _printable(value) for name, value in data.items()}
+  if isinstance(data, list | tuple):
+    return list(map(_printable, data))
+  return data
 
 
 def link(target: str, label: str) -> Html:

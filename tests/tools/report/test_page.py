@@ -10,6 +10,7 @@ import pytest
 
 from tepo_jax.tools.report import figures
 from tepo_jax.tools.report import inspector
+from tepo_jax.tools.report import page
 from tepo_jax.tools.report import runs
 from tepo_jax.tools.report import study
 from tests.tools.report.records import make_run as make_run_in
@@ -34,6 +35,15 @@ def dumped(cursor, verdicts, text='ok'):
 RECORDS = (dumped(0, [True, True]) + dumped(1, [True, False], HOSTILE)
            + dumped(2, [False, False]) + dumped(3, [False, True]))
 WORDS = [HOSTILE, '\n', ' a', '4', '']
+
+
+def test_control_characters_are_visible_in_a_page():
+  hostile = 'a\x1b[2J\u202eb\x00'
+  shown = page.render(
+      hostile, page.Html(''), [('x', page.text(hostile))],
+      {'words': [hostile, {'y': (hostile, 'é\n')}]})
+  assert not set('\x1b\u202e\x00') & set(shown)
+  assert shown.count('\\x1b[2J') == 5 and 'é' in shown
 
 
 def arrays():
