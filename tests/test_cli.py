@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -264,6 +265,15 @@ def test_help_is_the_docstring_the_program_s_flags_and_the_fields(run):
     assert own in done.stdout
   assert 'verbosity' not in done.stdout
   assert '\n  rollout.samples=8: ★ G, the group size' in done.stdout
+
+
+def test_a_misspelt_flag_of_train_is_refused_before_jax_is_imported():
+  done = subprocess.run(
+      [sys.executable, '-X', 'importtime', '-m', 'tepo_jax.train', '--stps=3'],
+      cwd=ROOT, check=False, text=True, capture_output=True)
+  assert done.returncode == 2
+  assert 'error: unknown flag --stps' in done.stderr
+  assert not re.search(r'\| +(jax|transformers)$', done.stderr, re.M)
 
 
 def test_quiet_programs_do_not_import_jax(run):

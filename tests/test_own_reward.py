@@ -15,7 +15,8 @@ def few_words(completions, row, tokens, ended):
 
 def sometimes_bad(completions, row, tokens, ended):
   odd = sum(map(ord, row['problem'])) % 2
-  return [0.5] * (len(completions) if odd else 0)
+  tried_out = len(completions) < 4
+  return [0.5] * (len(completions) if odd or tried_out else 0)
 '''
 
 

@@ -70,6 +70,7 @@ class Trainer:
     self.records: _Records | None = None
     self.stands_on: dict[str, dict] = {}
     self.prompts = session.training_prompts()
+    self._try_rewards(self.prompts[0].problem)
     self.order = groups_lib.DataOrder(len(self.prompts), config.seed)
     self.sampler = session.sampler(
         prompts=rollout.prompts, samples=rollout.samples,
@@ -86,6 +87,11 @@ class Trainer:
         compile_seconds=self.compilations.seconds)
     self.background = futures.ThreadPoolExecutor(1)
     self._saved = 0.0  # when the last save or the run began
+
+  def _try_rewards(self, problem):
+    """Finds what is wrong with a reward function before a model is loaded."""
+    if self.config.reward.on_failure == 'stop':
+      processes.on_first(self.session.rewards.try_out, problem)
 
   def open(self, workdir: files.Path) -> None:
     """Restores the last checkpoint of `workdir`, which is claimed for this run,

@@ -23,6 +23,7 @@ from concurrent import futures
 import dataclasses
 import functools
 import importlib
+import inspect
 import json
 import math
 import os
@@ -33,12 +34,14 @@ import numpy as np
 
 from tepo_jax import errors
 from tepo_jax import grading
+from tepo_jax.data import problem as problem_lib
 from tepo_jax.grading import workers as workers_lib
 from tepo_jax.rollout import groups as groups_lib
 
 ACCURACY = 'accuracy'
 LARGEST = 3.4e38  # of float32, in which rewards are weighted and summed
 
+_MADE_UP = ('It is \\boxed{1}.', '')  # completions of a trial call
 _MESSAGE = 300  # characters of an exception's message
 
 
@@ -85,7 +88,22 @@ def find(name: str) -> Callable[..., Any]:
     ) from error
   if not callable(function):
     raise errors.InputError(f'{name} is not a function')
+  _check_signature(name, function)
   return function
+
+
+def _check_signature(name, function):
+  """Refuses a function that cannot take a reward function's arguments."""
+  wanted = 'completions', 'row', 'tokens', 'ended'
+  try:
+    signature = inspect.signature(function)
+  except ValueError:
+    return  # a builtin has none
+  try:
+    signature.bind(*wanted)
+  except TypeError as error:
+    raise errors.InputError(f'{name}{signature} must take '
+                            f'({", ".join(wanted)}): {error}') from error
 
 
 def answer(name: str, completions: list[str], row: str,
@@ -194,6 +212,24 @@ class RewardFunctions:
         modules=tuple(name.partition(':')[0] for name in self._called
                       if name not in FUNCTIONS)))
 
+  def try_out(self, problem: problem_lib.Problem) -> None:
+    """Calls each function on two made-up completions of a problem, an answer
+    and an empty text that was truncated.
+
+    Raises:
+      errors.InputError: it fails on them; names the function and the reason.
+    """
+    made_up = (_MADE_UP, json.dumps(problem.columns, default=str), (8, 1),
+               (True, False))
+    questions = [(name, *made_up) for name in self._called]
+    answers, _ = self._pool.ask(questions)
+    for question in questions:
+      reason = _reason(*answers[question], self._timeout_s)
+      if isinstance(reason, str):
+        raise errors.InputError(
+            f'config.reward.functions: {question[0]}: on made-up completions '
+            f'{list(_MADE_UP)} of problem {problem.id}: {reason}')
+
   def of(self, groups: Sequence[groups_lib.Group]) -> Rewards:
     """The rewards of the groups."""
     return self.rewards(groups, self.start(groups))
@@ -233,10 +269,8 @@ class RewardFunctions:
         (group.prompt.prompt_id, name): (name, *_as_question(group))
         for group in groups for name in self._called}
     answers, _ = self._pool.ask(list(dict.fromkeys(questions.values())))
-    return {key: values or (f'took more than {self._timeout_s} s' if timed_out
-                            else 'its worker died')
-            for key, question in questions.items()
-            for values, timed_out in [answers[question]]}
+    return {key: _reason(*answers[question], self._timeout_s)
+            for key, question in questions.items()}
 
   def _parts(self, groups, started):
     """`Rewards.parts` and `Rewards.reasons` of the groups."""
@@ -256,6 +290,12 @@ class RewardFunctions:
         part_FNG[self._called.index(name), n] = values
     # The other processes' groups are 0 here.
     return dict(zip(self._called, self._processes.total(part_FNG))), reasons
+
+
+def _reason(values, timed_out, timeout_s):
+  """A worker's values, or what is wrong with them."""
+  return values or (f'took more than {timeout_s} s' if timed_out
+                    else 'its worker died')
 
 
 def _as_question(group):

@@ -56,6 +56,9 @@ def too_few(completions, row, tokens, ended):
 def no_numbers(completions, row, tokens, ended):
   return ['good', 'bad']
 
+def no_tokens(completions, row):
+  return [0.0 for _ in completions]
+
 value = 3
 '''
 
@@ -100,6 +103,34 @@ def test_own_functions_get_the_whole_row_and_may_print():
       rewards.parts['brevity'], np.float32([[.5, -.5], [-.5, .5]]))
   assert rewards.parts['brevity'].dtype == rewards.reward_NG.dtype == np.float32
   np.testing.assert_array_equal(rewards.reward_NG, [[14, 11.5], [3.5, 4.5]])
+
+
+def test_a_function_is_tried_out_on_made_up_completions():
+  for name, row, reason in (
+      ('words', {'bonus': 1}, None),
+      ('words', {}, "KeyError: 'bonus'"),
+      ('too_few', {}, '1 values for 2 completions')):
+    functions = reward_functions({f'own_rewards:{name}': 1.0})
+    problem = problem_lib.Problem('p', '?', ('1',), 'test', row=row)
+    try:
+      if reason is None:
+        functions.try_out(problem)
+      else:
+        with pytest.raises(errors.InputError) as caught:
+          functions.try_out(problem)
+        assert str(caught.value) == (
+            f'config.reward.functions: own_rewards:{name}: on made-up '
+            "completions ['It is \\\\boxed{1}.', ''] of problem p: " + (
+                reason if 'Key' in reason else f'returned {reason}'))
+    finally:
+      functions.close()
+
+
+def test_a_function_of_other_arguments_is_refused():
+  with pytest.raises(errors.InputError, match=(
+      r'own_rewards:no_tokens\(completions, row\) must take \(completions, row,'
+      r' tokens, ended\): too many positional arguments')):
+    reward_lib.find('own_rewards:no_tokens')
 
 
 @pytest.mark.parametrize('name, reason', [

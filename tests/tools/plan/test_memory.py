@@ -8,9 +8,9 @@ import jax
 import pytest
 
 from tepo_jax import cli
-from tepo_jax import train
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import sampling as sampling_lib
+from tepo_jax.job import training
 from tepo_jax.policy.huggingface import weights
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools import workload as workload_lib
@@ -88,7 +88,7 @@ def test_memory_in_use_when_a_program_starts(tmp_path, monkeypatch):
   found = collections.defaultdict(list)
   with monkeypatch.context() as patch:
     _watch(patch, found)
-    train.train(config, tmp_path / 'run')
+    training.train(config, tmp_path / 'run')
 
   model = weights.model_config(tmp_path / 'run' / 'base_model')
   workload = dataclasses.replace(

@@ -1,0 +1,76 @@
+"""Starts or resumes a training run in its workdir."""
+
+import contextlib
+
+import ml_collections
+
+from tepo_jax import errors
+from tepo_jax.job import base_model
+from tepo_jax.job import memory as memory_lib
+from tepo_jax.job import run_folder
+from tepo_jax.job import session as session_lib
+from tepo_jax.job import summaries
+from tepo_jax.job import trainer
+from tepo_jax.runtime import files
+from tepo_jax.runtime import host
+from tepo_jax.runtime import interrupts
+from tepo_jax.runtime import lock as lock_lib
+from tepo_jax.runtime import processes
+
+
+def train(config: ml_collections.ConfigDict, workdir: files.Path) -> None:
+  """Starts the run, or resumes it from the workdir's last checkpoint.
+
+  Nothing is written before all of the config and its files have been checked.
+
+  Raises:
+    KeyboardInterrupt: Ctrl-C stopped the run; its state is saved.
+    errors.Interrupted: SIGTERM did.
+  """
+  stop = processes.StopRequest()
+  if processes.is_first():
+    interrupts.set_last_words(lambda: summaries.stopped(
+        interrupts.WORD, workdir, config.steps))
+  folder = files.path(session_lib.model_folder(config, workdir))
+  is_unmade = processes.any_of(
+      config.model is None and not (folder / 'config.json').exists())
+  open_model = (session_lib.open_unmade if is_unmade
+                else session_lib.open_folder)
+  if not is_unmade:
+    session_lib.fix_date(config, folder, run_folder.saved_date(workdir))
+  with (lock_lib.FolderLock(workdir) as lock,
+        open_model(config, folder) as session):
+    run = _announced(config, session, workdir)
+    processes.on_first(run_folder.claim, config, workdir, lock)
+    session_lib.cache_compilations(config)
+    if is_unmade:
+      processes.on_first(base_model.make, config, folder)
+    with (memory_lib.explaining_exhaustion(config, run.learner.programs),
+          contextlib.closing(run.progress), host.compilations_shown(
+              run.progress.compiling, run.progress.compiled)):
+      run.open(workdir)
+      with contextlib.closing(run):
+        is_complete = run.run(stop)
+  if is_complete:
+    run.check_trained()
+  if processes.is_first():
+    print(summaries.results_table(workdir), flush=True)
+  if not is_complete:
+    error, how = ((KeyboardInterrupt, interrupts.WORD) if stop.interrupted
+                  else (errors.Interrupted, 'stopped by SIGTERM'))
+    raise error(summaries.stopped(how, workdir, config.steps))
+  if processes.is_first():
+    print(summaries.next_command(workdir), flush=True)
+
+
+def _announced(config: ml_collections.ConfigDict, session: session_lib.Session,
+               workdir: files.Path) -> trainer.Trainer:
+  """A trainer, after its run has been described: the data sets, which may take
+  long to load, last."""
+  if processes.is_first():
+    print(summaries.header(config, session, workdir), flush=True)
+  run = trainer.Trainer(config, session)
+  if processes.is_first():
+    print(summaries.data(config, len(run.prompts), run.evaluations),
+          f'\n{summaries.LEGEND}', sep='', flush=True)
+  return run
