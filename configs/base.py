@@ -164,9 +164,6 @@ FIELDS = dict(
                 "anywhere, 'cudnn' on GPUs, 'splash' on TPUs; 'auto': the "
                 "device's own if it supports the model",
                 fields.one_of('auto', 'xla', 'cudnn', 'splash'), ROUNDING),
-    collectives=F('auto', 'communication while a TPU scores and updates, see '
-                  'COLLECTIVES in job/programs.py', fields.one_of(
-                      'auto', 'plain', 'fused', 'sparsecore'), ROUNDING),
     cache=F(str, 'folder of compiled programs; None: '
             'JAX_COMPILATION_CACHE_DIR, or .jax_cache next to the workdir',
             resume=FREE),
