@@ -168,9 +168,6 @@ FIELDS = dict(
                 "anywhere, 'cudnn' on GPUs, 'splash' on TPUs; 'auto': the "
                 "device's own if it supports the model",
                 fields.one_of('auto', 'xla', 'cudnn', 'splash'), ROUNDING),
-    collectives=F('auto', 'communication while a TPU scores and updates, see '
-                  'COLLECTIVES in job/programs.py', fields.one_of(
-                      'auto', 'plain', 'fused', 'sparsecore'), ROUNDING),
     heartbeat=F(300, 'seconds after which a silent process of a job of several '
                 'counts as lost; a host that compiles may be silent',
                 POSITIVE, resume=FREE),

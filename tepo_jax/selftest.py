@@ -93,7 +93,8 @@ def compare_attention(config: ml_collections.ConfigDict) -> str:
   def results(dtype, backend, seed, position_BS, segment_BS, *arrays):
     out, pull_back = jax.vjp(
         lambda *arrays: attention.attend(
-            *arrays, position_BS, backend=backend, segment_BS=segment_BS), *(x.astype(dtype) for x in arrays))
+            *arrays, position_BS, backend=backend, segment_BS=segment_BS),
+        *(x.astype(dtype) for x in arrays))
     return out * (seed != 0), *pull_back(seed.astype(dtype))
 
   inputs = seed, position_BS, segment_BS, *arrays

@@ -35,33 +35,30 @@ from tepo_jax.runtime import mesh as mesh_lib
 _COMPILER_OPTIONS = {'xla_allow_excess_precision': False}
 _COMPILER_OPTIONS_CPU = {'xla_cpu_experimental_ynn_fusion_type':
                          'LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT'}
-# Compiler options that let a TPU compute during collectives; without them it
-# waits, as the schedules for v5e, v5p and v6e show. By the values of
-# config.compute.collectives, as MaxText sets them: 'fused' with the
-# instructions around them, which helps gathers only; or run by the SparseCores
-# of v5p and v6e.
-COLLECTIVES = {
-    'plain': {},
-    'fused': dict.fromkeys((
-        'xla_enable_async_all_gather', 'xla_tpu_overlap_compute_collective_tc',
-        'xla_tpu_enable_async_collective_fusion',
+# Compiler options that let a TPU compute during collectives, as MaxText sets
+# them; without them it waits, as the schedules for v5e, v5p and v6e show. The
+# SparseCores of v5p and v6e run the collectives; a v5e fuses them with the
+# instructions around them, which helps gathers only.
+_BY_SPARSECORES = dict.fromkeys((
+    'xla_tpu_enable_sparse_core_collective_offload_all_gather',
+    'xla_tpu_enable_sparse_core_collective_offload_2d_all_gather',
+    'xla_tpu_enable_sparse_core_collective_offload_3d_all_gather',
+    'xla_tpu_enable_sparse_core_collective_offload_all_reduce',
+    'xla_tpu_enable_sparse_core_collective_offload_reduce_scatter',
+    'xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter',
+    'xla_tpu_enable_2d_cross_module_reduce_scatter',
+    'xla_tpu_enable_all_gather_offload_tracing',
+    'xla_tpu_enable_all_reduce_offload_tracing',
+    'xla_tpu_enable_reduce_scatter_offload_tracing',
+    'xla_tpu_use_tc_device_shape_on_sc',
+    'xla_sc_disable_megacore_partitioning'), True) | dict.fromkeys((
         'xla_tpu_enable_async_collective_fusion_fuse_all_gather',
-        'xla_tpu_enable_async_collective_fusion_multiple_steps'), True),
-    'sparsecore': dict.fromkeys((
-        'xla_tpu_enable_sparse_core_collective_offload_all_gather',
-        'xla_tpu_enable_sparse_core_collective_offload_2d_all_gather',
-        'xla_tpu_enable_sparse_core_collective_offload_3d_all_gather',
-        'xla_tpu_enable_sparse_core_collective_offload_all_reduce',
-        'xla_tpu_enable_sparse_core_collective_offload_reduce_scatter',
-        'xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter',
-        'xla_tpu_enable_2d_cross_module_reduce_scatter',
-        'xla_tpu_enable_all_gather_offload_tracing',
-        'xla_tpu_enable_all_reduce_offload_tracing',
-        'xla_tpu_enable_reduce_scatter_offload_tracing',
-        'xla_tpu_use_tc_device_shape_on_sc',
-        'xla_sc_disable_megacore_partitioning'), True) | dict.fromkeys((
-            'xla_tpu_enable_async_collective_fusion_fuse_all_gather',
-            'xla_sc_enable_instruction_fusion'), False)}
+        'xla_sc_enable_instruction_fusion'), False)
+_FUSED = dict.fromkeys((
+    'xla_enable_async_all_gather', 'xla_tpu_overlap_compute_collective_tc',
+    'xla_tpu_enable_async_collective_fusion',
+    'xla_tpu_enable_async_collective_fusion_fuse_all_gather',
+    'xla_tpu_enable_async_collective_fusion_multiple_steps'), True)
 _V6E = ('TPU v6 lite', 'TPU v6e')
 _WITH_SPARSECORES = ('TPU v5', 'TPU v5p', *_V6E)
 # What an instruction may use of a v6e's 128 MiB of VMEM, as MaxText sets it. By
@@ -190,8 +187,7 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
   scorer = update.Scorer(
       model=model, temperature=config.rollout.temperature,
       chunk_size=config.train.chunk_size * shards, shards=shards)
-  jit = functools.partial(compiled, mesh, dtype=model.dtype,
-                          collectives=config.compute.collectives)
+  jit = functools.partial(compiled, mesh, dtype=model.dtype)
   return TrainingPrograms(
       mesh=mesh, jit=jit, model=model, policy_loss=policy_loss, scorer=scorer,
       optimizer=optimizer, state_sharding=state_sharding,
@@ -273,28 +269,21 @@ def _states(rows_shape, model, old_sharding):
 
 
 def compiled(mesh: jax.sharding.Mesh, function: Callable, dtype: str,
-             collectives: str = 'auto', **options: Any):
-  """jax.jit under the mesh's rules, with equal rounding in all programs.
-
-  collectives: 'auto' or of COLLECTIVES, for TPUs.
-  """
+             **options: Any):
+  """jax.jit on the mesh, with equal rounding in all programs."""
   return jax.jit(mesh_lib.on_mesh(mesh, function, dtype=dtype),
-                 compiler_options=compiler_options(mesh, collectives),
-                 **options)
+                 compiler_options=compiler_options(mesh), **options)
 
 
-def compiler_options(mesh: jax.sharding.Mesh, collectives: str
-                     ) -> dict[str, Any]:
+def compiler_options(mesh: jax.sharding.Mesh) -> dict[str, Any]:
   """XLA's options of scoring and updates, by platform, chip and mesh."""
   if mesh_lib.platform(mesh) == 'cpu':
     return _COMPILER_OPTIONS | _COMPILER_OPTIONS_CPU
   if mesh_lib.platform(mesh) != 'tpu' or mesh.size == 1:
     return _COMPILER_OPTIONS
   kind = mesh.devices.flat[0].device_kind
-  if collectives == 'auto':
-    collectives = 'sparsecore' if kind in _WITH_SPARSECORES else 'fused'
-  return (_COMPILER_OPTIONS | COLLECTIVES[collectives]
-          | (_VMEM if kind in _V6E else {}))
+  collectives = _BY_SPARSECORES if kind in _WITH_SPARSECORES else _FUSED
+  return _COMPILER_OPTIONS | collectives | (_VMEM if kind in _V6E else {})
 
 
 def stream(seed: int, name: str) -> jax.Array:

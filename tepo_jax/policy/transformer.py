@@ -266,7 +266,7 @@ class _Layer(nn.Module):
 class _Transformer(nn.Module):
   """Embedding, layers, final norm; `logits` applies the head.
 
-  The layers are scanned, or unrolled with a cache.
+  The layers are scanned; with a cache they are applied one by one.
   """
 
   config: ModelConfig

@@ -9,7 +9,6 @@ from configs import tiny
 from tepo_jax import errors
 from tepo_jax import grading
 from tepo_jax.job import configuration
-from tepo_jax.job import programs
 from tepo_jax.learning import behaviour
 from tepo_jax.learning import packing
 from tepo_jax.policy import attention
@@ -73,7 +72,6 @@ BAD = [
     ('compute.dtype', 'float16', 'float32, bfloat16'),
     ('optimizer.momentum_dtype', 'float16', 'float32, bfloat16'),
     ('compute.remat', 'some', 'auto, none, dots, mlp, full'),
-    ('compute.collectives', 'fast', 'auto, plain, fused, sparsecore'),
     ('compute.heartbeat', 0, 'positive'),
     ('compute.attention', 'flash', 'auto, xla, cudnn, splash'),
     ('eval.texts', ('',), 'names'),
@@ -158,7 +156,6 @@ def test_every_range_is_tested():
     ('train.packing', packing.MODES),
     ('train.behaviour.weight', behaviour.WEIGHTS),
     ('compute.remat', ('auto', *remat.POLICIES)),
-    ('compute.collectives', ('auto', *programs.COLLECTIVES)),
     ('compute.attention', attention.CHOICES),
     ('dump.format', dump.FORMATS)])
 def test_choices_are_those_of_the_code(name, choices):
