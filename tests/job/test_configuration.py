@@ -74,7 +74,7 @@ BAD = [
     ('optimizer.momentum_dtype', 'float16', 'float32, bfloat16'),
     ('compute.remat', 'some', 'auto, none, dots, mlp, full'),
     ('compute.collectives', 'fast', 'auto, plain, fused, sparsecore'),
-    ('compute.unroll', 0, 'positive'),
+    ('compute.unroll', 0, 'positive'), ('compute.heartbeat', 0, 'positive'),
     ('compute.attention', 'flash', 'auto, xla, cudnn, splash'),
     ('lora.rank', -1, '0 or more'),
     ('lora.alpha', 0.0, 'positive'),
