@@ -33,8 +33,8 @@ DRIVER = '#!/bin/bash\n[[ -n $DRIVER ]] && echo "$DRIVER"'
 
 def prepare(tmp_path):
   """A function that runs a script of a copy of the repository, from another
-  folder, with the stand-ins: its `root`, the copy; `stubs`, their folder; `log`,
-  which takes the lines that they have logged."""
+  folder, with the stand-ins: its `root`, the copy; `stubs`, their folder;
+  `log`, which takes the lines that they have logged."""
   root, stubs = tmp_path / 'a folder', tmp_path / 'stubs'
   for name in ('launch', 'requirements.txt', 'tests/requirements.txt'):
     copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
@@ -66,8 +66,8 @@ def prepare(tmp_path):
 
 SLICE = {'NAME': 'n', 'ZONE': 'z', 'PROJECT': 'p', 'TYPE': 'v6e-8'}
 
-# A slice of as many hosts as $STUBS/hosts says, in folders $STUBS/host0, …; files
-# of $STUBS say what happens:
+# A slice of as many hosts as $STUBS/hosts says, in folders $STUBS/host0, …;
+# files of $STUBS say what happens:
 #   state, node   of the queued resource (missing if there is none) and its node
 #   creates       lines: the states that the next requests enter, else ACTIVE
 #   errors        lines that the next calls print, and fail
@@ -86,8 +86,8 @@ none="ERROR: (gcloud.compute.tpus) NOT_FOUND: Resource 'n' was not found"
 state() { cat "$STUBS/state" 2>/dev/null || { echo "$none" >&2; exit 1; }; }
 answers() { [[ $(state 2>&1) == ACTIVE && ! -e $STUBS/host$1/down ]]; }
 on_host() {
-  answers "$1" || { echo "ERROR: (gcloud.compute.tpus.tpu-vm.ssh) [/usr/bin/ssh]\
- exited with return code [255]." >&2; return 255; }
+  answers "$1" || { echo "ERROR: (gcloud.compute.tpus.tpu-vm.ssh) \
+[/usr/bin/ssh] exited with return code [255]." >&2; return 255; }
   cd "$STUBS/host$1" && HOST=$1 HOSTNAME=t1v-n-w-$1 bash -c "$2"
 }
 worker=0
@@ -120,8 +120,8 @@ case "$*" in
 esac
 exit $status
 """
-# Does what the first line of $STUBS/does<HOST> says, which it removes: ends with
-# a status, waits for $STUBS/go, or takes its host or slice away.
+# Does what the first line of $STUBS/does<HOST> says, which it removes: ends
+# with a status, waits for $STUBS/go, or takes its host or slice away.
 _PROGRAM = r"""#!/bin/bash
 [[ "$*" == *tepo_jax* ]] || exit 0
 echo "$TEPO_MULTIHOST $*" >>"$STUBS/log"
@@ -135,7 +135,8 @@ case $does in
   wait) until [[ -e $STUBS/go ]]; do sleep .05; done ;;
   go) touch "$STUBS/go" ;;
   taken) echo SUSPENDED >"$STUBS/state"; sleep 1 ;;
-  preempted) echo PREEMPTED >"$STUBS/node"; touch "$STUBS/host0/down"; sleep 1 ;;
+  preempted)
+    echo PREEMPTED >"$STUBS/node"; touch "$STUBS/host0/down"; sleep 1 ;;
   restart) kill -KILL "$PPID" ;;
   save) trap 'echo saved; exit 42' TERM
         while :; do sleep .05; done ;;

@@ -1,5 +1,4 @@
-"""launch/jobset.sh, sky.yaml and Dockerfile against the schemas of those who read
-them.
+"""launch/jobset.sh, sky.yaml and Dockerfile against their readers' schemas.
 
 data/jobset_v1alpha2.json.gz is the CustomResourceDefinition of
 kubernetes-sigs/jobset (2026-08, config/components/crd/bases), without

@@ -369,7 +369,8 @@ def test_supervise_of_a_stopped_command(launch, ends, status):
 
 
 def test_supervise_frees_the_device_of_its_folder_s_processes(launch, tmp_path):
-  here, there, device = tmp_path / 'here', tmp_path / 'there', tmp_path / 'vfio0'
+  here, there = tmp_path / 'here', tmp_path / 'there'
+  device = tmp_path / 'vfio0'
   for folder in here, there:
     folder.mkdir()
   device.touch()

@@ -320,22 +320,22 @@ def test_a_sick_host_s_slice_is_made_anew(launch, tpu):
   (launch.stubs / 'hosts').write_text('2')
   _does(launch, 1, *6 * [3])
   _does(launch, 0, 'wait', 'go')
-  done = tpu('watch', '--x')
+  done = tpu('watch', '--x', PAUSE='0.02')
   assert done.returncode == 0, done.stderr
   assert 'making the slice anew (1 of 3)' in done.stderr
   assert _creates(launch) == 2
   (launch.stubs / 'hosts').write_text('1')
   _does(launch, 0, *30 * [3])
-  done = tpu('watch', '--x')
+  done = tpu('watch', '--x', PAUSE='0.02')
   assert done.returncode == 3 and _creates(launch) == 5
 
 
 _FAILED = 'FAILED\t8\t'
-_NO_CAPACITY = f'{_FAILED}There is no more capacity in the zone "z"; you can try'
+_NO_CAPACITY = f'{_FAILED}There is no more capacity in the zone "z"; you can'
 
 
 @pytest.mark.parametrize('state, said', [
-    (f'{_FAILED}Quota limit TPUV6EPerProjectPerZoneForTPUAPI has been exceeded.',
+    (f'{_FAILED}Quota limit TPUV6EPerProjectPerZoneForTPUAPI has been exceeded',
      'Quota limit TPUV6E'),
     ("FAILED\t7\tPermission 'tpu.nodes.create' denied.", 'tpu.nodes.create'),
     ('FAILED\t3\tRuntime version is invalid.', 'is invalid')])
@@ -362,7 +362,8 @@ def test_watch_waits_longer_and_longer_for_capacity(launch, tpu):
 
 def test_setup_mounts_the_bucket(launch, tpu):
   for name, text in {
-      'curl': 'echo key', 'lsb_release': 'echo jammy', 'tee': 'cat >"$STUBS/$$"',
+      'curl': 'echo key', 'lsb_release': 'echo jammy',
+      'tee': 'cat >"$STUBS/$$"',
       'mountpoint': '[[ -e $STUBS/mounted ]]',
       'apt-get': 'echo "apt-get $*" >>"$STUBS/log"; [[ $* != *install* ]] || '
                  'mv "$STUBS/fuse" "$STUBS/gcsfuse"',
