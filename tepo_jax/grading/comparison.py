@@ -138,6 +138,10 @@ def _unnamed(reference, answer):
   nodes = [_system(node) for node in (reference, answer)]
   if None not in nodes:
     nodes = _ordered(*nodes)
+  elif nodes != [None, None] and any(
+      part.kind == 'named' for system, node in zip(nodes, (reference, answer))
+      if system is None and node.kind == 'list' for part in node.parts):
+    raise _Different
   nodes = [node if system is None else _rows(system[1])
            for node, system in zip((reference, answer), nodes)]
   kinds = {node.kind for node in nodes}
@@ -195,9 +199,10 @@ def _renamed(reference, answer):
     plain = (reference, answer)[names.index(None)].text
     arguments = next(filter(None, names))
     return [reference.parts[0], answer.parts[0]] if len(plain) == 1 and (
-        plain not in arguments and not arguments[-1]) else [reference, answer]
+        plain not in arguments and len(arguments[0]) == 1) else [
+            reference, answer]
   node = answer.parts[0]
-  if len(names[0]) != len(names[1]) or names[0][-1] != names[1][-1]:
+  if len(names[0]) != len(names[1]) or names[0][0] != names[1][0]:
     raise _Different
   if node.kind == 'value' and names[0] != names[1]:
     tree = expressions.renamed(node.parts[0], dict(zip(names[1], names[0])))

@@ -46,8 +46,8 @@ _TEXT = re.compile(
     r'^(?P<rest>.*?[^\s\\])\s*\\(?:text|mathbf|rm)\s*'
     r'\{(?P<unit>(?:[^\W\d_]|[~ .,/%\'()-]|\^\s*-?\d|\\[,%~ ]|\\cdot )*)\}'
     r'(?P<tail>(?:\s*(?:/|\\cdot|\s)\s*\\(?:text|mathbf)\s*\{[\s~]*[a-zA-Z]+'
-    r'\s*\}(?:\s*\^\s*\{?-?[1-4]\}?)?|\s*/\s*\{?[\s~]*[a-zA-Z]+\s*\}?'
-    r'|\s*\^\s*\{?-?[1-4]\}?)*)$', re.DOTALL)
+    r'\s*\}(?:\s*\^\s*\{?-?\d\}?)?|\s*/\s*\{?[\s~]*[a-zA-Z]+\s*\}?'
+    r'|\s*\^\s*\{?-?\d\}?)*)$', re.DOTALL)
 _PLAIN = re.compile(
     r'^(?P<rest>.*[\d})!])\s*(?P<unit>[a-zA-Z][a-zA-Z ./^*\d-]*)$', re.DOTALL)
 # A number, a space and words: 12 eggs. No function or operator.
