@@ -7,9 +7,9 @@ import math
 import re
 
 from tepo_jax import errors
+from tepo_jax import grading
 from tepo_jax.data import problem as problem_lib
 from tepo_jax.data import prompts
-from tepo_jax.grading import answers
 
 # (problem column, answer column), unless the config names them. The first pair
 # present in a file's first row is used for the whole file.
@@ -144,12 +144,12 @@ def _reference(value, where):
   text = _scalar(value, where)
   if '####' in text:
     text = text.rpartition('####')[2].replace(',', '')
-  text = (answers.extract(text, 'boxed') or text).strip()
+  text = (grading.extract(text, 'boxed') or text).strip()
   digits = max(map(len, re.findall(r'\d+', text)), default=0)
-  if len(text) > MAX_CHARS or digits > answers.MAX_CHARS:
+  if len(text) > MAX_CHARS or digits > grading.MAX_CHARS:
     raise errors.InputError(
         f'{where} has {len(text)} characters, {digits} digits in '
-        f'a row; at most {MAX_CHARS} and {answers.MAX_CHARS} are read')
+        f'a row; at most {MAX_CHARS} and {grading.MAX_CHARS} are read')
   return text
 
 

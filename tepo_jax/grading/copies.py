@@ -22,7 +22,8 @@ _MARKED = re.compile(
     r'(?:\$\$?|\\[(\[])(.{1,1000}?)(?:\$\$?|\\[)\]])', re.DOTALL)
 _UNMARKED = re.compile(r'[\d(](?:[-+*/^().\d ]{0,200}[)\d])?')
 _OPTIONS = re.compile(
-    r'(?<!for )(?<!in )(?<!at )(?<!of )\bwhich\b|\b(?:choose|select|options?|choices|either|whether)\b|\(\s*A\s*\)'
+    r'(?<!for )(?<!in )(?<!at )(?<!of )\bwhich\b'
+    r'|\b(?:choose|select|options?|choices|either|whether)\b|\(\s*A\s*\)'
     r'|\\text\w*\s*\{\s*\(?A\)|(?:\$|\\\))\s*,?\s*or\b[^.?]{0,20}?(?:\$|\\\()',
     re.IGNORECASE)
 _NOTATION = re.compile(

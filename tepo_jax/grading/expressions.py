@@ -14,8 +14,7 @@ computing it would take math-verify longer still.
   ('loose', tree): a quotient with a factor after it, `1/2x`.
 """
 
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 import fractions
 import functools
 import re

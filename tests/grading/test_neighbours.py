@@ -30,15 +30,18 @@ RIGHT = {
         (r'2\text{ kg}', r'2000\text{ g}'),
         (r'3\text{ liters}', r'3000\text{ ml}'), (r'5\text{ N}', '5'),
         ('5000 N', r'5\text{ kN}'), (r'\pi\text{ radians}', r'180^\circ'),
-        (r'5\text{ g m}', r'5\text{ g}\cdot\text{m}'), (r'2\text{ years}', r'24\text{ months}'),
+        (r'5\text{ g m}', r'5\text{ g}\cdot\text{m}'),
+        (r'2\text{ years}', r'24\text{ months}'),
         ('10m', '10'), ('10 s', r'10\text{ seconds}'), ('10m', '10m'),
         (r'3\text{ apples}', '3'), ('3', r'3\text{ apples}')],
     'words': [
         (r'\text{cat}', 'cat'), ('HTH', r'\text{HTH}'), ('IV', 'IV'),
-        ('red', 'Red'), (r'\text{red}', r'\textbf{RED}'), ('hth', r'\text{HTH}'),
+        ('red', 'Red'), (r'\text{red}', r'\textbf{RED}'),
+        ('hth', r'\text{HTH}'),
         (r'\text{TRUE}', 'True'), (r'\text{A},\text{B}', 'A, B')],
     'one answer, two readings': [
-        ('32349', '32,349'), ('32349', r'32,\! 349'), ('1,234', '1234'), ('32,349', '32349'),
+        ('32349', '32,349'), ('32349', r'32,\! 349'), ('1,234', '1234'),
+        ('32,349', '32349'),
         ('1, 234', '234, 1'), ('1,234', '1,234'), ('(1,234)', '(1, 234)')],
     'intervals': [
         (r'1\le x\le2', r'x\in[1,2]'), (r'[1,2]', r'x\ge1\text{ and }x\le2'),
@@ -141,7 +144,8 @@ WRONG = {
     'names': [
         ('y=2x+3', 'f(x)=2x+4'), ('f(x)=2x', 'f(n)=2x'), ('f(x)=2x', 'f(n)=3n'),
         ('18', '= 19'), ('(1,2)', r'\vec v=(2,1)'), ('f(x)=2x', '2y'),
-        ('f(x,y)=2x+y', 'f(y,x)=2x+y'), ("f(x)=2x", "f'(x)=2x"), ('f(x)=x^2', 'g(x)=x^2'),
+        ('f(x,y)=2x+y', 'f(y,x)=2x+y'), ("f(x)=2x", "f'(x)=2x"),
+        ('f(x)=x^2', 'g(x)=x^2'),
         (r'\sin(x)=\frac12', r'\cos(x)=\frac12'), ('P(A)=0.5', 'P(B)=0.5'),
         ('18', '18=')],
     'dress': [
