@@ -107,6 +107,9 @@ FIELDS = dict(
               resume=ROUNDING),
     timeout=F(10, 'seconds per answer; a timeout counts as wrong',
               fields.up_to(3600, least=2)),
+    verifier=F('own', "what decides: 'own', or 'math_verify', that library "
+               'alone, to compare results with other code',
+               fields.one_of('own', 'math_verify')),
   ),
 
   train=dict(

@@ -13,11 +13,11 @@ import pathlib
 import re
 
 from tepo_jax import errors
+from tepo_jax import grading
 from tepo_jax.data import embedded
 from tepo_jax.data import problem as problem_lib
 from tepo_jax.data import rows as rows_lib
 from tepo_jax.data import sources
-from tepo_jax.grading import answers
 
 _LOG = logging.getLogger(__name__)
 
@@ -252,7 +252,7 @@ def _reason_to_leave_out(key, references, answers_of):
   """Records the answers seen with each text in answers_of."""
   seen = answers_of.setdefault(key, set())
   is_first = not seen
-  seen.add(tuple(map(answers.canonical, references)))
+  seen.add(tuple(map(grading.canonical, references)))
   if not references:
     return 'empty'
   if not is_first:

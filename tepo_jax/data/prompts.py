@@ -12,23 +12,23 @@ import functools
 import re
 
 from tepo_jax import errors
+from tepo_jax import grading
 from tepo_jax.data import chat_templates
 from tepo_jax.data import problem as problem_lib
-from tepo_jax.grading import answers
 from tepo_jax.runtime import files
 
 SUFFIX = '.jinja'  # of a file with a template
 
 # What a file may set besides the user turn -> whether a value is one of it.
 _FIELDS = {
-    'style': lambda value: value in answers.STYLES,
+    'style': lambda value: value in grading.STYLES,
     'system': lambda value: isinstance(value, str),
     'is_chat': lambda value: isinstance(value, bool)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Template:
-  """`{problem}` is replaced by the problem; `style` is one of answers.STYLES.
+  """`{problem}` is replaced by the problem; `style` is one of grading.STYLES.
 
   With is_chat=False the text itself is the prompt, for base models. `examples`
   are worked ones: turns of user and assistant before the problem's. If `file`
@@ -175,7 +175,7 @@ def _fields(tree, where):
     if not _FIELDS[name](fields[name]):
       raise errors.InputError(
           f'{where}: {name} is {fields[name]!r}; style is one of '
-          f'{", ".join(answers.STYLES)}, system a text, is_chat true or false')
+          f'{", ".join(grading.STYLES)}, system a text, is_chat true or false')
   return fields
 
 

@@ -11,7 +11,7 @@ import math
 import re
 
 from tepo_jax import errors
-from tepo_jax.grading import answers
+from tepo_jax import grading
 
 MAX_CHARS = 10_000  # of a reference answer; Omni-MATH has whole proofs
 MAX_WORDS = 5  # of a text without a box; more are a sentence, not an answer
@@ -106,10 +106,10 @@ def _reference(value, where, may_be_text):
     text = boxes[0] if len(boxes) == 1 else rf'\{{{", ".join(boxes)}\}}'
   text = text.strip()
   digits = max(map(len, re.findall(r'\d+', text)), default=0)
-  if len(text) > MAX_CHARS or digits > answers.MAX_CHARS:
+  if len(text) > MAX_CHARS or digits > grading.MAX_CHARS:
     raise errors.InputError(
         f'{where} has {len(text)} characters, {digits} digits in '
-        f'a row; at most {MAX_CHARS} and {answers.MAX_CHARS} are read')
+        f'a row; at most {MAX_CHARS} and {grading.MAX_CHARS} are read')
   if not (is_found or may_be_text):
     words = len(_WORD.findall(_NO_WORDS.sub(' ', text)))
     if words > MAX_WORDS:
@@ -124,7 +124,7 @@ def _boxes(text):
   """The different contents of all innermost boxes, in their order."""
   found = {}
   for content in filter(None, map(str.strip, _contents(text))):
-    found.setdefault(answers.canonical(content), content)
+    found.setdefault(grading.canonical(content), content)
   return list(found.values())
 
 

@@ -1,11 +1,13 @@
 """Grades a completion's final answer: correct or not.
 
 This package imports nothing else of the project, and no jax. Its public names
-are these; `answers` extracts and normalises an answer, `comparison` decides
-equivalence, `workers` runs what may hang in processes that can be killed.
+are these; `workers`, whose processes can be killed, also serves the reward
+functions. The README maps the modules and lists the conventions.
 """
 
+from tepo_jax.grading.answers import canonical
 from tepo_jax.grading.answers import extract
+from tepo_jax.grading.answers import MAX_CHARS
 from tepo_jax.grading.answers import STYLES
 from tepo_jax.grading.grader import canonical_key
 from tepo_jax.grading.grader import grade
@@ -13,6 +15,8 @@ from tepo_jax.grading.grader import Grader
 from tepo_jax.grading.grader import MAX_TIMEOUT_S
 from tepo_jax.grading.grader import MIN_TIMEOUT_S
 from tepo_jax.grading.grader import Reference
+from tepo_jax.grading.grader import VERIFIERS
 
-__all__ = ['Grader', 'MAX_TIMEOUT_S', 'MIN_TIMEOUT_S', 'Reference', 'STYLES',
-           'canonical_key', 'extract', 'grade']
+__all__ = ['Grader', 'MAX_CHARS', 'MAX_TIMEOUT_S', 'MIN_TIMEOUT_S', 'Reference',
+           'STYLES', 'VERIFIERS', 'canonical', 'canonical_key', 'extract',
+           'grade']

@@ -58,7 +58,8 @@ _SCALES = {
         f'{name}s?': f'/{number}' for number, name in {
             3: 'third', 4: '(?:quarter|fourth)', 5: 'fifth', 6: 'sixth',
             7: 'seventh', 8: 'eighth', 9: 'ninth', 10: 'tenth',
-            100: 'hundredth', 1000: 'thousandth'}.items()} | {'hal(?:f|ves)': '/2'}
+            100: 'hundredth', 1000: 'thousandth'}.items()} | {
+                'hal(?:f|ves)': '/2'}
 _SCALE = f'(?P<scale>{"|".join(_SCALES)})(?![a-zA-Z])'
 _BLANKS = re.compile(r'\\(?:quad|qquad|enspace|hspace\{[^{}]*\})(?![a-zA-Z])'
                      r'|(?<!\\)\\\s|(?<!\\)~')
@@ -115,7 +116,8 @@ _PLAIN_SYNONYMS = (
     (re.compile(r'(?<=[a-zA-Z])\s+!=(?!=)'), r'\\ne '),
     (re.compile(r'(?<=[)\]}])\s*U\s*(?=[(\[\\])'), r'\\cup'),
     (re.compile(r'(?<=\d)\s*([aApP])\.?\s*[mM]\.?$'), r' \1m'),
-    (re.compile(r'(?<=\d)[\s-]*' + _SCALE), lambda match: _scaled(match['scale'])),
+    (re.compile(r'(?<=\d)[\s-]*' + _SCALE),
+     lambda match: _scaled(match['scale'])),
     (re.compile(r'(?<=\d)(?:st|nd|rd|th)$'), ''),
     (re.compile(r'(?<=\d)\s*(?:percent(?:age)?|per cent|pct)\.?$'), '%'),
     (re.compile(r'(?<![a-zA-Z\\])infinity(?![a-zA-Z])', re.I), r'\\infty '),

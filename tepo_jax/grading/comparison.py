@@ -2,8 +2,10 @@
 
 Order matters in pairs and intervals, whose brackets must agree, but not in
 sets and bare lists. An inequality equals the interval of its solutions; `x=`
-before a value is dropped. Units are compared and converted where both answers
-have a known one (5 m = 500 cm, 5 m != 5 cm); other words are ignored.
+before a value is dropped. Where both answers carry a unit the units must agree,
+known ones after conversion (5 m = 500 cm, 5 m != 5 cm, 3 eggs != 3 apples);
+where one has none, that of the other is ignored. The README lists the
+conventions.
 
 Rounding. Values are compared exactly, with these exceptions, where a decimal
 is a number written with a point or exponent, not a formula containing one:
@@ -138,6 +140,10 @@ def _unnamed(reference, answer):
   nodes = [_system(node) for node in (reference, answer)]
   if None not in nodes:
     nodes = _ordered(*nodes)
+  elif nodes != [None, None] and any(
+      part.kind == 'named' for system, node in zip(nodes, (reference, answer))
+      if system is None and node.kind == 'list' for part in node.parts):
+    raise _Different
   nodes = [node if system is None else _rows(system[1])
            for node, system in zip((reference, answer), nodes)]
   kinds = {node.kind for node in nodes}
@@ -152,7 +158,7 @@ def _unnamed(reference, answer):
 
 
 def _system(node):
-  """Reads `x=5,y=2` or `p=5,q=2;p=7,q=2`: (names, rows of values); else None."""
+  """Reads `x=5,y=2` or `p=5,q=2;p=7,q=2`: (names, rows of values), or None."""
   if node.kind == 'named' and node.text.startswith('(') and (
       node.parts[0].kind == 'tuple'):
     return tuple(node.text.strip('()').split(',')), [node.parts[0].parts]
@@ -195,9 +201,10 @@ def _renamed(reference, answer):
     plain = (reference, answer)[names.index(None)].text
     arguments = next(filter(None, names))
     return [reference.parts[0], answer.parts[0]] if len(plain) == 1 and (
-        plain not in arguments and not arguments[-1]) else [reference, answer]
+        plain not in arguments and len(arguments[0]) == 1) else [
+            reference, answer]
   node = answer.parts[0]
-  if len(names[0]) != len(names[1]) or names[0][-1] != names[1][-1]:
+  if len(names[0]) != len(names[1]) or names[0][0] != names[1][0]:
     raise _Different
   if node.kind == 'value' and names[0] != names[1]:
     tree = expressions.renamed(node.parts[0], dict(zip(names[1], names[0])))
@@ -302,7 +309,8 @@ def _same_residue(reference, answer):
 
 
 # Kinds compared with any other one.
-_SPECIAL = {'residue': _same_residue, 'option': _same_option, 'based': _same_base, 'word': _same_word,
+_SPECIAL = {'residue': _same_residue, 'option': _same_option,
+            'based': _same_base, 'word': _same_word,
             'dots': lambda reference, answer: reference.kind == answer.kind,
             'time': _same_time}
 

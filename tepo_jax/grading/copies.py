@@ -22,7 +22,8 @@ _MARKED = re.compile(
     r'(?:\$\$?|\\[(\[])(.{1,1000}?)(?:\$\$?|\\[)\]])', re.DOTALL)
 _UNMARKED = re.compile(r'[\d(](?:[-+*/^().\d ]{0,200}[)\d])?')
 _OPTIONS = re.compile(
-    r'\b(?:which|choose|select|options?|choices|either|whether)\b|\(\s*A\s*\)'
+    r'(?<!for )(?<!in )(?<!at )(?<!of )\bwhich\b'
+    r'|\b(?:choose|select|options?|choices|either|whether)\b|\(\s*A\s*\)'
     r'|\\text\w*\s*\{\s*\(?A\)|(?:\$|\\\))\s*,?\s*or\b[^.?]{0,20}?(?:\$|\\\()',
     re.IGNORECASE)
 _NOTATION = re.compile(
@@ -54,8 +55,9 @@ def without_question(node: structures.Node | None,
     return node
   if node.kind == 'based' and re.search(r'\bbase\b', problem, re.IGNORECASE):
     return structures.try_read(node.text)
-  if (node.kind, node.text) == ('chain', '=') and _value_form(
-      node.parts[0]) in _formulas(problem)[1]:
+  forms = _formulas(problem)[1]
+  if (node.kind, node.text) == ('chain', '=') and _form(node) not in forms and (
+      _value_form(node.parts[0]) in forms):
     return structures.Node('value', node.parts[1:])
   return node
 

@@ -28,8 +28,12 @@ MIN_TIMEOUT_S = 2
 MAX_TIMEOUT_S = 3600
 NUMBER_TOLERANCE = decimal.Decimal('1e-6')  # relative, of non-integers
 
+VERIFIERS = ('own', 'math_verify')
 VERIFYING = workers_lib.Job(
     'tepo_jax.grading.verifying:verify', ('1', ('\\frac{1}{2}',)), False)
+# math-verify as it is, without the corrections of `verifying.verify`.
+MATH_VERIFY = workers_lib.Job(
+    'tepo_jax.grading.verifying:verify_alone', ('1', ('\\frac{1}{2}',)), False)
 
 _ALARM_S = 5  # in `grade`
 
@@ -78,6 +82,13 @@ def decide_quickly(answer: str, references: Sequence[Reference]
     if verdict is None:
       undecided.append(reference.text)
   return (None if undecided else False), tuple(undecided)
+
+
+def _leave_undecided(answer, references):
+  """Of a Countdown problem there is nothing that math-verify could compare."""
+  if any(reference.numbers is not None for reference in references):
+    return decide_quickly(answer, references)
+  return None, tuple(reference.text for reference in references)
 
 
 def _decide(answer, reference):
@@ -134,11 +145,14 @@ class Grader:
   """Grades lists of completions, hard ones in worker processes (`pool`).
 
   An answer on which a worker spends more than `timeout_s` is wrong. Any
-  thread may call `grade`.
+  thread may call `grade`. verifier: 'own', or 'math_verify': that library alone
+  decides about the extracted answers, to compare results with other code.
   """
 
   def __init__(self, workers: int = 2, style: str = 'boxed',
-               timeout_s: int = 10):
+               timeout_s: int = 10, verifier: str = 'own'):
+    if verifier not in VERIFIERS:
+      raise ValueError(f'unknown verifier {verifier!r}: use one of {VERIFIERS}')
     if style not in answers_lib.STYLES:
       raise ValueError(f'unknown answer style {style!r}: use one of '
                        f'{answers_lib.STYLES}')
@@ -148,7 +162,10 @@ class Grader:
           f'workers must be at least 1 and timeout_s an integer of at least '
           f'{MIN_TIMEOUT_S}, got {workers} and {timeout_s!r}')
     self._style = style
-    self._pool = workers_lib.Pool(workers, timeout_s, VERIFYING)
+    self._decide, job = {
+        'own': (decide_quickly, VERIFYING),
+        'math_verify': (_leave_undecided, MATH_VERIFY)}[verifier]
+    self._pool = workers_lib.Pool(workers, timeout_s, job)
 
   def grade(self, items: Iterable[tuple[str, Sequence[str | Reference]]]
             ) -> tuple[list[bool], dict[str, int]]:
@@ -164,9 +181,8 @@ class Grader:
     occurrences = collections.Counter(pairs)
     verdicts, hard = {}, {}
     for pair in occurrences:
-      answer, references = pair
-      verdicts[pair], undecided = (False, ()) if answer is None else (
-          decide_quickly(answer, references))
+      verdicts[pair], undecided = (False, ()) if pair[0] is None else (
+          self._decide(*pair))
       if verdicts[pair] is None:
         hard[pair] = pair[0], undecided
     outcomes, deaths = self._pool.ask(list(dict.fromkeys(hard.values())))

@@ -41,7 +41,7 @@ _LABELLED = re.compile(r'(?:\(([A-Z])\)|\\text\{\s*\(?([A-Z])[).:]\s*\}'
                        r'|([A-Z])[.:)](?=\s))\s*(.+)', re.DOTALL)
 _LETTERS = re.compile(r'\\text\{\s*([a-zA-Z]{2,})[\s.]*\}')
 _RESIDUE = re.compile(
-    r'(?:[^=,]*\\equiv)?(.*?)(?:\\pmod|\(\s*\\?mod)\s*(?:\{([^{}]*)\}|(\w+))\s*\)?')
+    r'(?:\s*(\\?[a-zA-Z]+)\s*\\equiv)?([^=]*?)(?:\\pmod|\(\s*\\?mod)\s*(?:\{([^{}]*)\}|(\w+))\s*\)?')
 _REALS = re.compile(r'\\mathbb\s*\{?\s*R\s*\}?|(?:\\text\{\s*)?'
                     r'(?:the set of )?all real(?: number)?s?\s*\}?', re.I)
 _WITHOUT = re.compile(r'(?:\\(?:setminus|backslash)|(?<=\})\s*-)\s*(?=\\\{)')
@@ -64,7 +64,7 @@ _NAMED = re.compile(
     r'(?:\{\\?[a-zA-Z]+\}|[a-zA-Z])|\\?[a-zA-Z]+)'
     r"(?:_(?:\{(?:[^{}]|\{[^{}]*\})*\}|\w))?'*(?:\([^()]*\))?"
     r'|\|[a-zA-Z]+\||\([a-zA-Z](?:,[a-zA-Z])+\)')
-_APPLIED = re.compile(r"[a-zA-Z](?:_\w)?('*)\(([a-z](?:,[a-z])*)\)")
+_APPLIED = re.compile(r"([a-zA-Z](?:_\w)?'*)\(([a-z](?:,[a-z])*)\)")
 # A number with thousands separators: followed by something else, or alone, of
 # at most five groups. With a space after a comma it is a list.
 _THOUSANDS = re.compile(r'[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?[^,\d][^,]*')
@@ -112,7 +112,8 @@ def read(text: str, depth: int = 0) -> Node:
     return Node('time', text=(
         f'{match[1]}:{match[2] or "00"} {match[3].lower()}m'))
   if match := _RESIDUE.fullmatch(text):
-    return Node('residue', (read(match[1], depth + 1),), match[2] or match[3])
+    node = Node('residue', (read(match[2], depth + 1),), match[3] or match[4])
+    return Node('named', (node,), match[1]) if match[1] else node
   text = _ZEROS.sub(lambda match: match[0].replace(',', ''), text)
   tokens = _TOKEN.findall(text)
   if tokens[0] == '\\{' and tokens[-1] == '\\}' and (
@@ -273,10 +274,9 @@ def _described(inside, depth):
 
 
 def applied(name: str) -> tuple[str, ...] | None:
-  """The variables of `f(x)` or `f(x,y)`, then its primes; None of another
-  name."""
+  """The function and the variables of `f(x)`; None of another name."""
   match = _APPLIED.fullmatch(name.replace(' ', ''))
-  return (*match[2].split(','), match[1]) if match else None
+  return (match[1], *match[2].split(',')) if match else None
 
 
 def sides(text: str) -> list[str]:

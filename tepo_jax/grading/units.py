@@ -20,7 +20,8 @@ _TABLE = {
     's sec second': (1, 'time'), 'min minute': (60, 's'),
     'h hr hour': (3600, 's'), 'ms millisecond': ('1/1000', 's'),
     'day': (86400, 's'), 'week': (604800, 's'),
-    'month': (1, 'calendar'), 'year yr': (12, 'month'), 'decade': (120, 'month'),
+    'month': (1, 'calendar'), 'year yr': (12, 'month'),
+    'decade': (120, 'month'),
     'g gram': (1, 'mass'), 'kg kilogram': (1000, 'g'),
     'mg milligram': ('1/1000', 'g'), 'lb pound': ('45359237/100000', 'g'),
     'oz ounce': ('45359237/1600000', 'g'), 'ton tonne': (1000000, 'g'),
@@ -46,14 +47,14 @@ _TEXT = re.compile(
     r'^(?P<rest>.*?[^\s\\])\s*\\(?:text|mathbf|rm)\s*'
     r'\{(?P<unit>(?:[^\W\d_]|[~ .,/%\'()-]|\^\s*-?\d|\\[,%~ ]|\\cdot )*)\}'
     r'(?P<tail>(?:\s*(?:/|\\cdot|\s)\s*\\(?:text|mathbf)\s*\{[\s~]*[a-zA-Z]+'
-    r'\s*\}(?:\s*\^\s*\{?-?[1-4]\}?)?|\s*/\s*\{?[\s~]*[a-zA-Z]+\s*\}?'
-    r'|\s*\^\s*\{?-?[1-4]\}?)*)$', re.DOTALL)
+    r'\s*\}(?:\s*\^\s*\{?-?\d\}?)?|\s*/\s*\{?[\s~]*[a-zA-Z]+\s*\}?'
+    r'|\s*\^\s*\{?-?\d\}?)*)$', re.DOTALL)
 _PLAIN = re.compile(
     r'^(?P<rest>.*[\d})!])\s*(?P<unit>[a-zA-Z][a-zA-Z ./^*\d-]*)$', re.DOTALL)
 # A number, a space and words: 12 eggs. No function or operator.
 _WORDS = re.compile(
-    r'^(?P<rest>[-+]?[\d.,/]*\d|.*\}) (?P<unit>(?!(?:mod|choose|pi|times|over|or'
-    r'|and|if|for|when|base|plus|minus|a?(?:sin|cos|tan)|sqrt|log|ln|exp|is'
+    r'^(?P<rest>[-+]?[\d.,/]*\d|.*\}) (?P<unit>(?!(?:mod|choose|pi|times|over'
+    r'|or|and|if|for|when|base|plus|minus|a?(?:sin|cos|tan)|sqrt|log|ln|exp|is'
     r'|to|not|no|with)\b)[a-z]{3,}(?: [a-z]+){0,3})$', re.DOTALL)
 _FACTOR = re.compile(
     r'(square |sq |cubic )?([^\W\d_]+|%)(?:\^?(-?\d)| (squared|cubed))?')

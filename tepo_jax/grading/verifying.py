@@ -81,6 +81,33 @@ def verify(answer: str, references: Sequence[str], alarm_s: int
   return False, timed_out
 
 
+def verify_alone(answer: str, references: Sequence[str], alarm_s: int
+                 ) -> tuple[bool, bool]:
+  """math-verify's own verdict with its default settings: both texts in a box.
+
+  Its default also reads plain expressions, with sympy's parse_expr, which calls
+  `eval`: here too only its LaTeX extraction is used.
+  """
+  import math_verify
+  from math_verify import errors
+  config = [math_verify.LatexExtractionConfig(boxed_match_priority=0)]
+  timed_out = False
+  for reference in references:
+    try:
+      texts = [math_verify.parse(
+          f'\\boxed{{{text}}}', extraction_config=config,
+          parsing_timeout=alarm_s, raise_on_error=True)
+               for text in (reference, answer)]
+      if math_verify.verify(*texts, timeout_seconds=alarm_s,
+                            raise_on_error=True):
+        return True, False
+    except errors.TimeoutException:
+      timed_out = True
+    except Exception:  # It cannot read or compare the two: not equal.
+      continue
+  return False, timed_out
+
+
 def _cannot_be(reference, answer):
   """Whether math-verify is known to wrongly call such texts equal."""
   if _is_too_large(answer) or any(map(_loses_a_part, (reference, answer))):

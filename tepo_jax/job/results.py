@@ -15,7 +15,6 @@ import numpy as np
 
 from tepo_jax import errors
 from tepo_jax import grading
-from tepo_jax.grading import answers
 from tepo_jax.job import statistics
 from tepo_jax.runtime import files
 
@@ -82,7 +81,7 @@ def _ballot(group, style):
   """Returns the arguments of `maj_at_k`: votes by answer, and blanks."""
   correct = collections.defaultdict(list)
   for line in group:
-    answer = answers.extract(line['completion'], style)
+    answer = grading.extract(line['completion'], style)
     if answer is not None and not line['truncated']:
       correct[grading.canonical_key(answer)].append(line['correct'])
   votes = {key: (len(c), sum(c) / len(c)) for key, c in correct.items()}

@@ -216,7 +216,8 @@ def _open(config, mesh, folder, model, tokenizer, eos_ids):
       config=config, mesh=mesh, model=model, folder=str(folder),
       tokenizer=tokenizer, eos_ids=eos_ids, template=template,
       grader=grading.Grader(
-          config.grading.workers, template.style, config.grading.timeout),
+          config.grading.workers, template.style, config.grading.timeout,
+          config.grading.verifier),
       rewards=_reward_functions(config), timers=progress_lib.Timers())
 
 

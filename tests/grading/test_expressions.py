@@ -124,7 +124,8 @@ def test_no_text_crashes_or_delays_parsing():
     text, start = _noise(rng, references, pieces), time.process_time()
     reference = rng.choice(references)
     try:
-      nodes = [structures.try_read(answers.canonical(t)) for t in (reference, text)]
+      nodes = [structures.try_read(answers.canonical(t))
+               for t in (reference, text)]
     except expressions.TooLarge:
       nodes = [None]
     if None not in nodes:

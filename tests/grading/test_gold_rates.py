@@ -73,7 +73,8 @@ def test_references_are_right_in_another_spelling_and_by_value(file, grader):
       p.answers[0] for p, right in zip(problems, verdicts) if not right]
   read = [p for p in problems
           if (node := structures.try_read(answers.canonical(p.answers[0])))
-          and node.kind == 'value' and not node.unit and ',' not in p.answers[0]]
+          and node.kind == 'value' and not node.unit
+          and ',' not in p.answers[0]]
   verdicts, _ = grader.grade([
       (_boxed(f'1\\cdot({answers.canonical(p.answers[0])})'), p.references)
       for p in read])

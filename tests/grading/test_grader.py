@@ -111,6 +111,17 @@ def test_the_grader_keeps_order_and_counts():
         expected * 3, {'no_answer': 15, 'timeout': 0, 'died': 0})
 
 
+def test_math_verify_alone_decides_if_asked_to():
+  """Both verdicts are its known errors; it accepts 1/2004! for 1/2006!."""
+  pairs = [('\\frac12', '0.5', True, True), ('5', '6', False, False),
+           ('1/2004!', '1/2006!', True, False),
+           (r'\frac83', '2 2/3', False, True)]
+  items = _items([pair[:2] for pair in pairs])
+  for place, verifier in ((2, 'math_verify'), (3, 'own')):
+    with grading.Grader(1, verifier=verifier) as grader:
+      assert grader.grade(items)[0] == [pair[place] for pair in pairs]
+
+
 def test_timeouts_are_counted_per_completion():
   hang = _items([('5', r'\int_0^1 \sin(x^{x})\cos(x^x)dx')])
   with grading.Grader(1, timeout_s=2) as grader:
@@ -156,7 +167,7 @@ def test_ten_thousand_long_answers():
 
 
 @pytest.mark.parametrize('arguments', [
-    (0,), (1, 'boxed', 1), (1, 'boxed', 8.), (1, 'box')])
+    (0,), (1, 'boxed', 1), (1, 'boxed', 8.), (1, 'box'), (1, 'boxed', 8, 'x')])
 def test_bad_arguments_are_refused(arguments):
-  with pytest.raises(ValueError, match='workers must be|unknown answer style'):
+  with pytest.raises(ValueError, match='workers must be|unknown'):
     grading.Grader(*arguments)

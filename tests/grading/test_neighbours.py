@@ -30,15 +30,18 @@ RIGHT = {
         (r'2\text{ kg}', r'2000\text{ g}'),
         (r'3\text{ liters}', r'3000\text{ ml}'), (r'5\text{ N}', '5'),
         ('5000 N', r'5\text{ kN}'), (r'\pi\text{ radians}', r'180^\circ'),
-        (r'5\text{ g m}', r'5\text{ g}\cdot\text{m}'), (r'2\text{ years}', r'24\text{ months}'),
+        (r'5\text{ g m}', r'5\text{ g}\cdot\text{m}'),
+        (r'2\text{ years}', r'24\text{ months}'),
         ('10m', '10'), ('10 s', r'10\text{ seconds}'), ('10m', '10m'),
         (r'3\text{ apples}', '3'), ('3', r'3\text{ apples}')],
     'words': [
         (r'\text{cat}', 'cat'), ('HTH', r'\text{HTH}'), ('IV', 'IV'),
-        ('red', 'Red'), (r'\text{red}', r'\textbf{RED}'), ('hth', r'\text{HTH}'),
+        ('red', 'Red'), (r'\text{red}', r'\textbf{RED}'),
+        ('hth', r'\text{HTH}'),
         (r'\text{TRUE}', 'True'), (r'\text{A},\text{B}', 'A, B')],
     'one answer, two readings': [
-        ('32349', '32,349'), ('32349', r'32,\! 349'), ('1,234', '1234'), ('32,349', '32349'),
+        ('32349', '32,349'), ('32349', r'32,\! 349'), ('1,234', '1234'),
+        ('32,349', '32349'),
         ('1, 234', '234, 1'), ('1,234', '1,234'), ('(1,234)', '(1, 234)')],
     'intervals': [
         (r'1\le x\le2', r'x\in[1,2]'), (r'[1,2]', r'x\ge1\text{ and }x\le2'),
@@ -66,7 +69,7 @@ RIGHT = {
         ('y=2x+3', 'f(x)=2x+3'), ('f(x)=2x+3', 'y=2x+3'),
         ('f(x)=2x', 'f(n)=2n'), ('f(n)=2n', 'f(x)=2x'), ('f(x)=2x', '2x'),
         (r'(1,2)', r'\vec v=(1,2)'), ('18', '= 18'), ('18', 'x = 18'),
-        (r'\vec{v}=(1,2)', '(1,2)'), ('f(x)=x^2', 'g(x)=x^2')],
+        (r'\vec{v}=(1,2)', '(1,2)'), ('y=x^2', 'f(x)=x^2')],
     'dress': [
         ('12', '12 eggs'), ('5', '5 m/s'), ('5', r'5\text{ kg m/s}^2'),
         ('5', '5 kg m/s^2'), (r'50\%', r'50\text{ percent}'),
@@ -104,7 +107,7 @@ WRONG = {
         ('x=5,y=2', '2,5'), ('x=5,y=2', 'x=2,y=5'), ('x=5,y=2', '(2,5)'),
         ('(x,y)=(5,2)', 'y=5,x=2'), ('x=5,y=2', 'x=5'),
         ('p=5,q=2;p=7,q=2', 'p=5,q=2;p=2,q=7'), ('x=5,y=2', r'\{2,5\}'),
-        ('x=5,y=2', 'a=5,b=3')],
+        ('x=5,y=2', 'a=5,b=2'), ('x=5,y=2', 'x=5,x=2'), ('x=5,x=2', 'x=5,y=2')],
     'words after numbers': [
         ('5', r'5\text{ hundred}'), ('5', r'5\text{ dozen}'),
         ('5', r'5\text{ squared}'), ('5', r'5\text{ factorial}'),
@@ -114,6 +117,7 @@ WRONG = {
         (r'3\text{ ml}', r'3\text{ liters}'), (r'5\text{ N}', r'5\text{ kN}'),
         (r'90^\circ', r'90\text{ radians}'),
         (r'5\text{ g m}', r'5\text{ kg m}'), ('10', '10m'), ('10', '10s'),
+        (r'15\text{ cm}^2', r'15\text{ cm}^0'),
         (r'3\text{ apples}', r'3\text{ pears}'),
         (r'5\text{ wibbles}', r'5\text{ wobbles}'), ('10m', '10n')],
     'words': [
@@ -141,6 +145,7 @@ WRONG = {
         ('y=2x+3', 'f(x)=2x+4'), ('f(x)=2x', 'f(n)=2x'), ('f(x)=2x', 'f(n)=3n'),
         ('18', '= 19'), ('(1,2)', r'\vec v=(2,1)'), ('f(x)=2x', '2y'),
         ('f(x,y)=2x+y', 'f(y,x)=2x+y'), ("f(x)=2x", "f'(x)=2x"),
+        ('f(x)=x^2', 'g(x)=x^2'),
         (r'\sin(x)=\frac12', r'\cos(x)=\frac12'), ('P(A)=0.5', 'P(B)=0.5'),
         ('18', '18=')],
     'dress': [

@@ -109,6 +109,7 @@ BAD = [
     ('checkpoint.minutes', 0.0, 'positive'),
     ('reward.timeout', 0, 'from 1 to 3600'),
     ('reward.timeout', 3601, 'from 1 to 3600'),
+    ('grading.verifier', 'mine', 'one of own, math_verify'),
     ('reward.on_failure', 'ignore', 'one of stop, zero'),
     ('profile.steps', (0,), 'from 1 on'),
     ('profile.steps', ('2',), 'from 1 on'),
