@@ -74,7 +74,8 @@ def test_without_a_chat_template():
 def test_answer_styles():
   assert {name: row.style for name, row in prompts.TEMPLATES.items()} == {
       'plain': 'boxed', 'qwen_boxed': 'boxed', 'dapo_answer': 'answer',
-      'dapo_boxed': 'boxed', 'r1_zero': 'boxed'}
+      'dapo_boxed': 'boxed', 'r1_zero': 'boxed', 'sums': 'answer',
+      'word_problems': 'answer'}
 
 
 def test_refusals():
