@@ -78,6 +78,16 @@ def test_evaluations_have_panels_without_a_mean(make_run):
   assert figures.caption(first, runs.group(read)) == 'As measured.'
 
 
+def test_texts_have_panels_in_nats(make_run):
+  read = runs.read([make_run('a', [
+      record(1, **{'eval/set/avg@8': 0.25,
+                   'eval/prose/nats_per_token': 3.5})])])
+  second = figures.panels(read)[1]
+  assert second.title == 'Text: prose/nats_per_token'
+  [curve] = figures.curves(runs.group(read), second)
+  assert curve.mean == [3.5] and second.unit == 'nats'
+
+
 def test_captions_state_the_lines_and_the_band(make_run):
   some = [record(1)]
   paths = [make_run(str(seed), some, seed=seed) for seed in range(3)]
