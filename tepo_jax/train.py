@@ -36,6 +36,7 @@ are changed first. Examples:
 """
 
 import contextlib
+import functools
 
 from absl import flags
 import ml_collections
@@ -43,12 +44,14 @@ import ml_collections
 from tepo_jax import cli
 from tepo_jax.job import base_model
 from tepo_jax.job import configuration
+from tepo_jax.job import facts
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import run_folder
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import sizes
 from tepo_jax.job import summaries
 from tepo_jax.job import trainer
+from tepo_jax.runtime import agreement
 from tepo_jax.runtime import files
 from tepo_jax.runtime import host
 from tepo_jax.runtime import lock as lock_lib
@@ -103,6 +106,8 @@ def _announced(config: ml_collections.ConfigDict, session: session_lib.Session,
   if processes.is_first():
     print(summaries.header(config, session, workdir), flush=True)
   run = trainer.Trainer(config, session)
+  agreement.check(lambda: facts.of_model(session.folder) | facts.of_prompts(
+      config.data.name, run.prompts) | facts.of_evaluations(run.evaluations))
   if processes.is_first():
     print(summaries.data(config, len(run.prompts), run.evaluations),
           f'\n{summaries.LEGEND}', sep='', flush=True)
@@ -115,6 +120,7 @@ def main() -> None:
   sizes.check(config)
   processes.initialize()
   with processes.ending_together():
+    agreement.check(functools.partial(facts.of_start, config))
     train(config, files.path(_WORKDIR.value))
 
 
