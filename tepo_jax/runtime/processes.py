@@ -22,6 +22,7 @@ import numpy as np
 from tepo_jax import errors
 from tepo_jax.runtime import files
 from tepo_jax.runtime import interrupts
+from tepo_jax.runtime import joining
 
 LOST = 3  # exit status after another process was lost: worth a restart
 
@@ -41,9 +42,13 @@ def initialize() -> None:
   """Joins the job's other processes if TEPO_MULTIHOST=1: by the TPU slice, by
   Slurm, or by JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID."""
   if os.environ.get('TEPO_MULTIHOST') == '1':
-    jax.distributed.initialize(
-        **_coordinates(), heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
-        shutdown_timeout_seconds=_SHUTDOWN_SECONDS)
+    joining.check_slurm()
+    coordinates = _coordinates()
+    with joining.explained(coordinates):
+      jax.distributed.initialize(
+          **coordinates, initialization_timeout=joining.WAIT_SECONDS,
+          heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+          shutdown_timeout_seconds=_SHUTDOWN_SECONDS)
 
 
 def _coordinates() -> dict[str, str | int]:
