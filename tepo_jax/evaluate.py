@@ -13,6 +13,7 @@ same command resumes it; the results are the same. On several hosts
 
 import collections
 import contextlib
+import functools
 import json
 
 from absl import flags
@@ -25,6 +26,7 @@ from tepo_jax import cli
 from tepo_jax import errors
 from tepo_jax.job import configuration
 from tepo_jax.job import evaluation as evaluation_lib
+from tepo_jax.job import facts
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import restore
 from tepo_jax.job import results as results_lib
@@ -33,6 +35,7 @@ from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import sizes
 from tepo_jax.job import texts
+from tepo_jax.runtime import agreement
 from tepo_jax.runtime import checkpoint as checkpoint_lib
 from tepo_jax.runtime import files
 from tepo_jax.runtime import interrupts
@@ -59,6 +62,7 @@ def main() -> None:
   config.lora.rank = 0  # adapters are merged on restore
   processes.initialize(config.compute.heartbeat)
   with processes.ending_together():
+    agreement.check(functools.partial(facts.of_start, config))
     evaluate(config, files.path(_OUT.value))
 
 
@@ -91,6 +95,8 @@ def evaluate(config: ml_collections.ConfigDict, out: files.Path) -> None:
   with (lock_lib.FolderLock(out) as lock,
         session_lib.open_folder(config, folder) as session):
     evaluations = evaluation_lib.prepare(session)
+    agreement.check(lambda: facts.of_model(session.folder)
+                    | facts.of_evaluations(evaluations))
     processes.on_first(lock.acquire)
     processes.on_first(
         samples.open, {item.name: item.samples for item in evaluations})

@@ -35,6 +35,8 @@ are changed first. Examples:
                             # own model and data: {"problem": …, "answer": …}
 """
 
+import functools
+
 from absl import flags
 
 from tepo_jax import cli
@@ -49,14 +51,17 @@ _WORKDIR = flags.DEFINE_string(
 
 def main() -> None:
   # They import jax, for which a misspelt flag and --help should not wait.
+  from tepo_jax.job import facts
   from tepo_jax.job import sizes
   from tepo_jax.job import training
+  from tepo_jax.runtime import agreement
   from tepo_jax.runtime import processes
   config = _CONFIG.value
   configuration.check(config, cli.overridden())
   sizes.check(config)
   processes.initialize(config.compute.heartbeat)
   with processes.ending_together():
+    agreement.check(functools.partial(facts.of_start, config))
     training.train(config, files.path(_WORKDIR.value))
 
 

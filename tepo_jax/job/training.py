@@ -6,11 +6,13 @@ import ml_collections
 
 from tepo_jax import errors
 from tepo_jax.job import base_model
+from tepo_jax.job import facts
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import run_folder
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import summaries
 from tepo_jax.job import trainer
+from tepo_jax.runtime import agreement
 from tepo_jax.runtime import files
 from tepo_jax.runtime import host
 from tepo_jax.runtime import interrupts
@@ -70,6 +72,8 @@ def _announced(config: ml_collections.ConfigDict, session: session_lib.Session,
   if processes.is_first():
     print(summaries.header(config, session, workdir), flush=True)
   run = trainer.Trainer(config, session)
+  agreement.check(lambda: facts.of_model(session.folder) | facts.of_prompts(
+      config.data.name, run.prompts) | facts.of_evaluations(run.evaluations))
   if processes.is_first():
     print(summaries.data(config, len(run.prompts), run.evaluations),
           f'\n{summaries.LEGEND}', sep='', flush=True)

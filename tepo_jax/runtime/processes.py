@@ -22,6 +22,7 @@ import numpy as np
 from tepo_jax import errors
 from tepo_jax.runtime import files
 from tepo_jax.runtime import interrupts
+from tepo_jax.runtime import joining
 
 _SHUTDOWN_SECONDS = 60  # how long a finished process waits for the others
 _MESSAGE_BYTES = 4096
@@ -47,18 +48,17 @@ def initialize(heartbeat: int = 300) -> None:
     heartbeat: a process that is silent for longer, in seconds, is lost.
 
   Raises:
-    errors.Lost: the others, or the TPU's metadata server, do not answer.
+    errors.InputError, errors.Lost: as `joining.check_slurm`, `explained`.
   """
   if not is_job():
     return
+  joining.check_slurm()
   coordinates = _coordinates()
-  try:
+  with joining.explained(coordinates):
     jax.distributed.initialize(
-        **coordinates, heartbeat_timeout_seconds=heartbeat,
+        **coordinates, initialization_timeout=joining.WAIT_SECONDS,
+        heartbeat_timeout_seconds=heartbeat,
         shutdown_timeout_seconds=_SHUTDOWN_SECONDS)
-  except (OSError, RuntimeError) as error:  # OSError: requests' errors
-    raise errors.Lost(
-        f'cannot join the job: {errors.one_line(error)[:200]}') from error
 
 
 def _coordinates() -> dict[str, str | int]:

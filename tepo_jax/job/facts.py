@@ -1,0 +1,105 @@
+"""What all processes of a job must have in common, for `agreement.check`."""
+
+from collections.abc import Iterable
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import pathlib
+from typing import Any
+
+import ml_collections
+
+from configs import fields as fields_lib
+from tepo_jax.job import evaluation
+from tepo_jax.job import prompt_sets
+from tepo_jax.job import provenance
+from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.runtime import files
+
+# Fields that may name other folders on other hosts.
+_LOCAL = ('model', 'compute.cache')
+_PACKAGES = ('jax', 'jaxlib', 'libtpu', 'flax', 'optax', 'numpy',
+             'transformers', 'tokenizers', 'math-verify', 'sympy')
+_ENVIRONMENT = (
+    'XLA_FLAGS', 'LIBTPU_INIT_ARGS', 'JAX_ENABLE_X64', 'JAX_DEFAULT_PRNG_IMPL',
+    'JAX_DEFAULT_MATMUL_PRECISION', 'JAX_THREEFRY_PARTITIONABLE',
+    'JAX_DISABLE_MOST_OPTIMIZATIONS')
+_ROOT = pathlib.Path(__file__).parents[2]
+_BLOCKS, _BLOCK_BYTES = 64, 4096  # of a file with weights
+
+
+def of_start(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """What a process is started with: config, code, versions, XLA's flags."""
+  return {
+      **{f'config.{name}': value
+         for name, value in fields_lib.flat(config).items()
+         if name not in _LOCAL},
+      'the text of data.template': prompt_sets.template(config).user,
+      'the files of tepo_jax and configs': {
+          str(path.relative_to(_ROOT)): _digest(path)
+          for package in ('tepo_jax', 'configs')
+          for path in sorted((_ROOT / package).rglob('*.py'))},
+      'the files of config.reward.functions': [
+          _digest(pathlib.Path(importlib.util.find_spec(module).origin))
+          for module, colon, _ in (
+              name.partition(':') for name in config.reward.functions)
+          if colon],
+      **{f'the version of {name}': _version(name) for name in _PACKAGES},
+      **{f'the variable {name}': os.environ.get(name)
+         for name in _ENVIRONMENT}}
+
+
+def of_model(folder: str | os.PathLike) -> dict[str, Any]:
+  """The model's small files, and blocks of those with weights; {} for a folder
+  in a bucket, which all processes read, and one that has yet to be made."""
+  folder = files.path(folder)
+  if files.is_remote(folder) or not folder.is_dir():
+    return {}
+  return {'the model\'s configuration and tokenizer': provenance.file_digests(
+      str(folder)), 'the model\'s weights': {
+          path.name: _sampled_digest(path)
+          for path in sorted(folder.glob('*.safetensors'))}}
+
+
+def of_evaluations(evaluations: Iterable[evaluation.Evaluation]
+                   ) -> dict[str, Any]:
+  """As `of_prompts`, of the evaluation sets."""
+  found = {}
+  for item in evaluations:
+    found |= of_prompts(item.name, item.prompts)
+  return found
+
+
+def of_prompts(name: str, prompts: Iterable[groups_lib.Prompt]
+               ) -> dict[str, Any]:
+  """The problems, reference answers and tokens of a data set, in its order."""
+  digest = hashlib.blake2b(digest_size=16)
+  for prompt in prompts:
+    digest.update(repr((prompt.problem, prompt.token_ids)).encode(
+        errors='surrogatepass'))
+  return {f'the data set {name}': digest.hexdigest()}
+
+
+def _version(name):
+  try:
+    return importlib.metadata.version(name)
+  except importlib.metadata.PackageNotFoundError:
+    return None
+
+
+def _digest(path):
+  return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+
+
+def _sampled_digest(path):
+  """Of the size and of blocks from the first to the last: reading all of a
+  large model would take minutes."""
+  size = path.stat().st_size
+  digest = hashlib.blake2b(str(size).encode(), digest_size=16)
+  last = max(size - _BLOCK_BYTES, 0)
+  with path.open('rb') as file:
+    for start in sorted({last * i // (_BLOCKS - 1) for i in range(_BLOCKS)}):
+      file.seek(start)
+      digest.update(file.read(_BLOCK_BYTES))
+  return digest.hexdigest()

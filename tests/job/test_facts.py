@@ -1,0 +1,77 @@
+"""What differs between processes is seen, whatever it is."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from configs import tiny
+from tepo_jax.data import problem as problem_lib
+from tepo_jax.job import facts
+from tepo_jax.rollout import groups as groups_lib
+
+
+def _differing(first, second):
+  assert first.keys() == second.keys()
+  return {name for name in first if first[name] != second[name]}
+
+
+def test_a_start(tmp_path, monkeypatch):
+  monkeypatch.syspath_prepend(tmp_path)
+  (tmp_path / 'own_facts_reward.py').write_text('def f(*_):\n  return 1\n')
+  template = tmp_path / 'mine.jinja'
+  template.write_text('{{ problem }}')
+  config = tiny.get_config()
+  config.data.template = str(template)
+  config.reward.functions = ('own_facts_reward:f',)
+  before = facts.of_start(config)
+  config.model = config.compute.cache = '/elsewhere'
+  assert facts.of_start(config) == before
+  config.seed = 7
+  assert _differing(before, facts.of_start(config)) == {'config.seed'}
+  config.seed = 0
+  template.write_text('{{ problem }}!')
+  assert _differing(before, facts.of_start(config)) == {
+      'the text of data.template'}
+  template.write_text('{{ problem }}')
+  (tmp_path / 'own_facts_reward.py').write_text('def f(*_):\n  return 2\n')
+  monkeypatch.setenv('XLA_FLAGS', '--xla_other')
+  assert _differing(before, facts.of_start(config)) == {
+      'the files of config.reward.functions', 'the variable XLA_FLAGS'}
+
+
+def test_a_model(tmp_path):
+  (tmp_path / 'tokenizer.json').write_text('{}')
+  weights = np.zeros(9_000, np.uint8)
+  file = tmp_path / 'model.safetensors'
+  weights.tofile(file)
+  before = facts.of_model(tmp_path)
+  assert facts.of_model(tmp_path) == before
+  for index in (0, 4_500, 8_999):
+    other = weights.copy()
+    other[index] = 1
+    other.tofile(file)
+    assert _differing(before, facts.of_model(tmp_path)) == {
+        'the model\'s weights'}
+  weights.tofile(file)
+  (tmp_path / 'tokenizer.json').write_text('{"a": 1}')
+  assert _differing(before, facts.of_model(tmp_path)) == {
+      'the model\'s configuration and tokenizer'}
+  assert facts.of_model(tmp_path / 'none') == {}
+
+
+PROMPTS = [groups_lib.Prompt(
+    problem_lib.Problem(str(n), f'{n}?', (str(n),), 'a'), (n, 1), n)
+           for n in range(3)]
+
+
+@pytest.mark.parametrize('other', [
+    PROMPTS[::-1], PROMPTS[:2],
+    [*PROMPTS[:2], dataclasses.replace(PROMPTS[2], token_ids=(2, 2))],
+    [*PROMPTS[:2], dataclasses.replace(
+        PROMPTS[2], problem=dataclasses.replace(
+            PROMPTS[2].problem, answers=('3',)))]])
+def test_data(other):
+  assert facts.of_prompts('a', PROMPTS) == facts.of_prompts('a', PROMPTS[:])
+  assert _differing(facts.of_prompts('a', PROMPTS),
+                    facts.of_prompts('a', other)) == {'the data set a'}
