@@ -18,7 +18,8 @@ from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.runtime import processes
 
 
-def train(config: ml_collections.ConfigDict, workdir: files.Path) -> None:
+def train(config: ml_collections.ConfigDict, workdir: files.Path,
+          is_quiet: bool = False) -> None:
   """Starts the run, or resumes it from the workdir's last checkpoint.
 
   Nothing is written before all of the config and its files have been checked.
@@ -38,7 +39,8 @@ def train(config: ml_collections.ConfigDict, workdir: files.Path) -> None:
                 else session_lib.open_folder)
   with (lock_lib.FolderLock(workdir) as lock,
         open_model(config, folder) as session):
-    run = _announced(config, session, workdir)
+    run = (trainer.Trainer(config, session) if is_quiet
+           else _announced(config, session, workdir))
     processes.on_first(run_folder.claim, config, workdir, lock)
     session_lib.cache_compilations(config, workdir)
     if is_unmade:
