@@ -214,13 +214,18 @@ def _convert(origin: sources.Origin, reader: rows_lib.Reader,
 
 def overlap(problems: Iterable[problem_lib.Problem],
             others: Iterable[problem_lib.Problem]) -> int:
-  """Counts the problems whose letters and digits equal those of another."""
+  """Counts the problems whose letters, digits and operators equal those of
+  another: neither punctuation nor spaces tell problems apart."""
   texts = {_letters(other.problem) for other in others}
   return sum(_letters(problem.problem) in texts for problem in problems)
 
 
 def _letters(text):
-  return re.sub(r'\W', '', text.lower())
+  text = text.lower().replace('\N{MINUS SIGN}', '-')
+  # A hyphen between words and Markdown's *emphasis* are no operators.
+  text = re.sub(r'(?<=[^\W\d_]{2})-(?=[^\W\d_]{2})', '', text)
+  text = re.sub(r'(?<=[^\W\d_])\*|\*(?=[^\W\d_])', '', text)
+  return re.sub(r'[^\w+\-×÷*/<>]', '', text)
 
 
 def short_name(name_or_path: str) -> str:

@@ -79,6 +79,14 @@ class Session:
     return sampling_lib.for_decoding(
         self.model, self.mesh, self.config.rollout.tensor)
 
+  def check_evaluation(self) -> None:
+    """Refuses evaluations with completions that are too long for the model.
+
+    Raises:
+      errors.InputError: names the field.
+    """
+    _check_positions(self.config, self.model, self.folder, 'eval')
+
   def load_params(self) -> Any:
     """Loads the folder's weights as fp32, in the training layout.
 
@@ -185,13 +193,7 @@ def open_unmade(config: ml_collections.ConfigDict, folder: str | os.PathLike
 
 def _open(config, mesh, folder, model, tokenizer, eos_ids):
   model = programs_lib.prepare_model(model, config, mesh)
-  most, field = max((config.rollout.max_tokens, 'rollout.max_tokens'),
-                    (config.eval.max_tokens, 'eval.max_tokens'))
-  longest = config.data.max_prompt_tokens + most
-  if longest > model.max_position:
-    raise errors.InputError(
-        f'{folder}: data.max_prompt_tokens + {field} = {longest} exceeds the '
-        f'model\'s {model.max_position} positions')
+  _check_positions(config, model, folder, 'rollout')
   template = prompts.get(config.data.template, config.data.system)
   if (tokenizer.chat_template is None and template.is_chat
       and processes.is_first()):
@@ -204,6 +206,16 @@ def _open(config, mesh, folder, model, tokenizer, eos_ids):
       grader=grading.Grader(
           config.grading.workers, template.style, config.grading.timeout),
       rewards=_reward_functions(config), timers=progress_lib.Timers())
+
+
+def _check_positions(config, model, folder, section):
+  """Refuses completions of `config.rollout` or `config.eval` that are too long
+  for the model."""
+  longest = config.data.max_prompt_tokens + config[section].max_tokens
+  if longest > model.max_position:
+    raise errors.InputError(
+        f'{folder}: data.max_prompt_tokens + {section}.max_tokens = {longest} '
+        f'exceeds the model\'s {model.max_position} positions')
 
 
 def _reward_functions(config):

@@ -25,8 +25,8 @@ _OFF = 'set --config.rollout.dynamic_sampling=off'
 LEGEND = (
     'Columns: reward and accuracy of the samples; entropy in nats; gradient '
     'norm\nbefore clipping; clip: share of tokens with an active clip bound; '
-    'mean and max tokens of a completion;\nmixed: share of groups with right '
-    'and wrong answers; tokens and seconds of a step.')
+    'mean and max\ntokens of a completion; mixed: share of groups with right '
+    'and wrong answers;\ntokens and seconds of a step.')
 
 
 def rollout_metrics(rollout: sampler.Rollout) -> dict[str, float]:

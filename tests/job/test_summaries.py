@@ -33,6 +33,7 @@ def test_every_column_is_named_and_explained():
       'tokens 29.7  max 48  mixed 0.9  tokens/s 7375  seconds 2.06')
   for part in line.split('  '):
     assert part.split()[0].partition('/')[0] in summaries.LEGEND
+  assert max(map(len, summaries.LEGEND.splitlines())) <= 80
 
 
 def _rollout(texts, verdicts, rewards):
