@@ -222,7 +222,8 @@ def overlap(problems: Iterable[problem_lib.Problem],
 
 def _letters(text):
   text = text.lower().replace('\N{MINUS SIGN}', '-')
-  # A hyphen between words and Markdown's *emphasis* are no operators.
+  # Bullets, hyphens between words and Markdown's *emphasis* are no operators.
+  text = re.sub(r'^\s*-\s+', '', text, flags=re.M)
   text = re.sub(r'(?<=[^\W\d_]{2})-(?=[^\W\d_]{2})', '', text)
   text = re.sub(r'(?<=[^\W\d_])\*|\*(?=[^\W\d_])', '', text)
   return re.sub(r'[^\w+\-×÷*/<>]', '', text)

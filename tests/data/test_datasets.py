@@ -410,7 +410,8 @@ def test_overlap_of_the_real_copies():
   training = datasets.load(f'dapo_math:{_SHARED / "dapo_math_17k"}.jsonl')
   for name, file, count in (
       ('amc', 'amc83', 14), ('omni_math', 'omni_math_rule', 184),
-      ('olympiadbench', 'olympiadbench', 10), ('math500', 'math500', 7)):
+      # Of math500, one problem differs by a sign, z^4 + z^2 + 1.
+      ('olympiadbench', 'olympiadbench', 10), ('math500', 'math500', 6)):
     problems = datasets.load(f'{name}:{_SHARED / file}.jsonl')
     assert datasets.overlap(problems, training) == count, name
 
