@@ -47,6 +47,8 @@ _CONFIG = cli.DEFINE_config()
 _WORKDIR = flags.DEFINE_string(
     'workdir', None, 'Folder of the run, new or to resume; also gs://BUCKET/…',
     required=True)
+_QUIET = flags.DEFINE_bool(
+    'quiet', False, 'Print only warnings and the closing table.')
 
 
 def main() -> None:
@@ -56,13 +58,16 @@ def main() -> None:
   from tepo_jax.job import training
   from tepo_jax.runtime import agreement
   from tepo_jax.runtime import processes
+  from tepo_jax.runtime import progress
   config = _CONFIG.value
   configuration.check(config, cli.overridden())
   sizes.check(config)
   processes.initialize(config.compute.heartbeat)
+  if _QUIET.value:
+    progress.silence()
   with processes.ending_together():
     agreement.check(functools.partial(facts.of_start, config))
-    training.train(config, files.path(_WORKDIR.value))
+    training.train(config, files.path(_WORKDIR.value), _QUIET.value)
 
 
 if __name__ == '__main__':

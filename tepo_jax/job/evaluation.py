@@ -89,6 +89,7 @@ def prepare(session: session_lib.Session) -> list[Evaluation]:
   They are called by `datasets.short_name`; where two sets would have the same
   name, by the config's.
   """
+  session.check_evaluation()
   settings = session.config.eval
   evaluations = []
   short = list(map(datasets.short_name, settings.sets))

@@ -86,6 +86,14 @@ class Session:
     return sampling_lib.for_decoding(
         self.model, self.mesh, self.config.rollout.tensor)
 
+  def check_evaluation(self) -> None:
+    """Refuses evaluations with completions that are too long for the model.
+
+    Raises:
+      errors.InputError: names the field.
+    """
+    _check_positions(self.config, self.model, self.folder, 'eval')
+
   def load_params(self) -> Any:
     """Loads the folder's weights as fp32, in the training layout.
 
@@ -194,14 +202,7 @@ def open_unmade(config: ml_collections.ConfigDict, folder: str | os.PathLike
 
 def _open(config, mesh, folder, model, tokenizer, eos_ids):
   model = programs_lib.prepare_model(model, config, mesh)
-  most, field = max((config.rollout.max_tokens, 'rollout.max_tokens'),
-                    (config.eval.max_tokens, 'eval.max_tokens'))
-  longest = config.data.max_prompt_tokens + most
-  positions = rope.longest(model.max_position, model.rope_scaling)
-  if longest > positions:
-    raise errors.InputError(
-        f'{folder}: data.max_prompt_tokens + {field} = {longest} exceeds the '
-        f'model\'s {positions} positions')
+  _check_positions(config, model, folder, 'rollout')
   if max(eos_ids) >= model.vocab_size:
     raise errors.InputError(
         f'{folder}: the end token {max(eos_ids)} is beyond the model\'s '
@@ -219,6 +220,17 @@ def _open(config, mesh, folder, model, tokenizer, eos_ids):
           config.grading.workers, template.style, config.grading.timeout,
           config.grading.verifier),
       rewards=_reward_functions(config), timers=progress_lib.Timers())
+
+
+def _check_positions(config, model, folder, section):
+  """Refuses completions of `config.rollout` or `config.eval` that are too long
+  for the model."""
+  longest = config.data.max_prompt_tokens + config[section].max_tokens
+  positions = rope.longest(model.max_position, model.rope_scaling)
+  if longest > positions:
+    raise errors.InputError(
+        f'{folder}: data.max_prompt_tokens + {section}.max_tokens = {longest} '
+        f'exceeds the model\'s {positions} positions')
 
 
 def _reward_functions(config):

@@ -1,7 +1,7 @@
 """Metrics of a rollout step; what a run prints: header, steps, closing table.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import json
 import shlex
 import sys
@@ -25,8 +25,9 @@ _OFF = 'set --config.rollout.dynamic_sampling=off'
 
 LEGEND = (
     'Columns: reward and accuracy of the samples; entropy in nats; gradient '
-    'norm before clipping;\nclip: share of tokens with an active clip bound; '
-    'mean and max tokens of a completion; tokens and seconds of a step.')
+    'norm\nbefore clipping; clip: share of tokens with an active clip bound; '
+    'mean and max\ntokens of a completion; mixed: share of groups with right '
+    'and wrong answers;\ntokens and seconds of a step.')
 
 
 def rollout_metrics(rollout: sampler.Rollout) -> dict[str, float]:
@@ -100,13 +101,24 @@ def summary(scalars: dict[str, float]) -> str:
       'low', 'high', 'covariance') if f'clip_fraction_{part}' in scalars]
   shown = {'reward': 'reward', 'accuracy': 'accuracy', 'entropy': 'entropy',
            'grad_norm': 'gradient', 'response_length_mean': 'tokens',
-           'response_length_max': 'max', 'tokens_per_second': 'tokens/s',
-           'seconds/step': 'seconds'}
+           'response_length_max': 'max', 'mixed_share': 'mixed',
+           'tokens_per_second': 'tokens/s', 'seconds/step': 'seconds'}
   parts = [f'{label} {scalars[name]:.{4 if scalars[name] >= 1000 else 3}g}'
            for name, label in shown.items() if name in scalars]
   if clipped:
     parts.insert(4, f'clip {sum(clipped):.2%}')
   return '  '.join(parts)
+
+
+# What the progress on a terminal shows with its trend, by its column.
+_TRENDS = {'reward': 'reward', 'accuracy': 'accuracy', 'entropy': 'entropy',
+           'tokens': 'response_length_mean', 'mixed': 'mixed_share'}
+
+
+def trends(scalars: Mapping[str, float]) -> dict[str, float]:
+  """A step's values of which the terminal shows trends, by their columns."""
+  return {column: value for column, name in _TRENDS.items()
+          if (value := scalars.get(name)) is not None}
 
 
 def evaluated(scalars: dict[str, float]) -> str:

@@ -131,6 +131,8 @@ class Trainer:
     learner.skipped_in_a_row = extra['skipped_in_a_row']
     records.writer.truncate(self.step - (self.unrecorded is not None))
     if processes.is_first():
+      for record in summaries.read_records(records.workdir):
+        self.progress.trend(summaries.trends(record))
       print(f'continuing {records.workdir} after step {self.step}', flush=True)
     if self.step < self.config.steps:  # else there is no update to compile
       self._fit_as(extra['remat'])
@@ -191,6 +193,7 @@ class Trainer:
       scalars = scalars | self._timed_evaluation(stop)
     self.records.writer.write(self.step, scalars)
     self.unrecorded = None
+    self.progress.trend(summaries.trends(scalars))
     self.progress.step(self.step, summaries.summary(scalars),
                        summaries.evaluated(scalars))
     if self._save_is_due() and (
@@ -259,6 +262,9 @@ class Trainer:
         f'sampling {settings.prompts} × {settings.samples} completions')
     rollout, weight_bytes = self._collect(step, stop)
     self.cursor = rollout.cursor
+    first = rollout.sampled[0]
+    self.progress.sample('correct' if first.accuracy_G[0] else 'wrong',
+                         first.text_G[0])
     dumped = self.background.submit(
         self._dump, step, rollout, self.config.dump.period)
     scalars = summaries.rollout_metrics(rollout) | summaries.sampling_metrics(

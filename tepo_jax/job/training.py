@@ -20,7 +20,8 @@ from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.runtime import processes
 
 
-def train(config: ml_collections.ConfigDict, workdir: files.Path) -> None:
+def train(config: ml_collections.ConfigDict, workdir: files.Path,
+          is_quiet: bool = False) -> None:
   """Starts the run, or resumes it from the workdir's last checkpoint.
 
   Nothing is written before all of the config and its files have been checked.
@@ -42,7 +43,8 @@ def train(config: ml_collections.ConfigDict, workdir: files.Path) -> None:
     session_lib.fix_date(config, folder, run_folder.saved_date(workdir))
   with (lock_lib.FolderLock(workdir) as lock,
         open_model(config, folder) as session):
-    run = _announced(config, session, workdir)
+    run = (trainer.Trainer(config, session) if is_quiet
+           else _announced(config, session, workdir))
     processes.on_first(run_folder.claim, config, workdir, lock)
     session_lib.cache_compilations(config)
     if is_unmade:

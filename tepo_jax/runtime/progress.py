@@ -1,7 +1,7 @@
 """Phase times of a run, and its progress on the terminal."""
 
 import collections
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import functools
 import math
@@ -23,6 +23,10 @@ from tepo_jax.runtime import processes
 PLAIN_PHASE_SECONDS = 5.0  # minimum between phase lines without a terminal
 LONG_SECONDS = 5  # a compilation that takes longer keeps a line
 RECENT = 5  # steps, or evaluations, whose mean estimates the time left
+SAMPLE_SECONDS = 120  # a completion stays in the live block for so long
+
+_BARS = '▁▂▃▄▅▆▇█'
+_TREND = 8  # characters of a trend
 
 
 class _Console(console_lib.Console):
@@ -33,6 +37,7 @@ class _Console(console_lib.Console):
 
 
 _STDERR = _Console(stderr=True)
+_is_silent = False
 
 
 class Timers:
@@ -66,8 +71,9 @@ class Timers:
 class Progress:
   """Shows a run's progress and estimated time left on stderr.
 
-  On a terminal, a live block: the numbers of the last finished step; and the
-  current step, its phase or the program that compiles, and the time left. What
+  On a terminal, a live block: the numbers of the last finished step, some with
+  their trends over the run; the current step, its phase or the program that
+  compiles, and the time left; a completion, another one every few minutes. What
   is printed meanwhile appears above it, and at the end all of it stays. Else a
   line per step and, at most every PLAIN_PHASE_SECONDS, per phase. Only the
   first process of a job shows anything.
@@ -90,6 +96,8 @@ class Progress:
     self._last_phase = -math.inf
     self._done = 0  # steps
     self._head, self._text, self._left, self._summary = '', '', '', ''
+    self._sample, self._sampled = '', -math.inf
+    self._history: dict[str, list[float]] = collections.defaultdict(list)
     # A program, when its compilation began, and what announces a long one.
     self._compilation: tuple[str, float, threading.Timer] | None = None
     self._console = _console()
@@ -124,6 +132,17 @@ class Progress:
   def note(self, *parts: str) -> None:
     """Prints a permanent line of the parts that are not empty."""
     self._console.out('  '.join(filter(None, parts)), highlight=False)
+
+  def trend(self, values: Mapping[str, float]) -> None:
+    """Adds a step's values to the trends, by their names in the summary."""
+    for name, value in values.items():
+      self._history[name].append(value)
+
+  def sample(self, verdict: str, completion: str) -> None:
+    """Shows a completion, unless the last one has been shown only briefly."""
+    if time.monotonic() - self._sampled >= SAMPLE_SECONDS:
+      self._sampled = time.monotonic()
+      self._sample = f'{verdict}: {" ".join(completion.split())}'
 
   def step(self, step: int, summary: str, kept: str = '') -> None:
     """Shows a finished step; `kept` stays on the terminal."""
@@ -192,9 +211,38 @@ class Progress:
         text_lib.Text(self._head, no_wrap=True), progress_bar.ProgressBar(
             self._total, self._done, width=20)] if self._head else []),
                 *map(text_lib.Text, filter(None, (text, self._left))))
-    last = [columns.Columns(map(text_lib.Text, self._summary.split('  ')),
-                            padding=(0, 2))] if self._summary else []
-    return console_lib.Group(*last, now)
+    last = [columns.Columns(
+        map(text_lib.Text, map(self._with_trend, self._summary.split('  '))),
+        padding=(0, 2))] if self._summary else []
+    sample = [text_lib.Text(shortened(
+        self._sample, 2 * self._console.width - 1), style='dim')
+              ] if self._sample else []
+    return console_lib.Group(*last, now, *sample)
+
+  def _with_trend(self, part):
+    """'accuracy 0.5' -> 'accuracy 0.5 ▁▃▅█', if its trend is known."""
+    name = part.rpartition(' ')[0].rpartition(' ')[2]
+    values = self._history.get(name)
+    return f'{part} {spark(values)}' if values else part
+
+
+def spark(values: Sequence[float]) -> str:
+  """The values as bars from the least to the greatest: each bar is the mean of
+  an equal part of them."""
+  count = min(_TREND, len(values))
+  ends = [round(i * len(values) / count) for i in range(count + 1)]
+  means = [sum(values[a:b]) / (b - a) for a, b in zip(ends, ends[1:])]
+  least, span = min(means), max(means) - min(means)
+  return ''.join(_BARS[round((len(_BARS) - 1) * (mean - least) / span)]
+                 if span else _BARS[0] for mean in means)
+
+
+def shortened(text: str, most: int) -> str:
+  """The text, without its middle if it has more than `most` characters."""
+  if len(text) <= most:
+    return text
+  end = (most - 3) // 2
+  return f'{text[:most - 3 - end]} … {text[len(text) - end:]}'
 
 
 @contextlib.contextmanager
@@ -217,9 +265,16 @@ def track(items: Iterable, title: str, total: int, done: int = 0) -> Iterator:
       advance(1)
 
 
+def silence() -> None:
+  """From now on no progress is shown."""
+  global _is_silent
+  _is_silent = True
+
+
 def _console() -> console_lib.Console:
   """That of stderr; nobody's on any process but the first."""
-  return _STDERR if processes.is_first() else console_lib.Console(quiet=True)
+  return _STDERR if processes.is_first() and not _is_silent else (
+      console_lib.Console(quiet=True))
 
 
 def _is_live(console):

@@ -515,12 +515,21 @@ def test_omni_math_may_lack_answers(tmp_path, caplog):
 
 
 def test_overlap():
-  """Only letters and digits count, not punctuation or spaces."""
+  """Letters, digits and operators count, not punctuation or spaces."""
   one, same, other = (problem_lib.Problem('', text, ('1',), '') for text in (
       'Let $x_1 = 2$. Find it.', r'let \(x_1=2\); find IT', 'Let x_1 = 3.'))
   assert datasets.overlap([one, other], [same, same]) == 1
   assert datasets.overlap([one, same], [same]) == 2
   assert datasets.overlap([one], []) == 0
+  sums = [problem_lib.Problem('', f'What is 12 {sign} 3?', ('1',), '')
+          for sign in '+-×÷']
+  for problem in sums:
+    assert datasets.overlap([problem], sums) == 1
+    assert datasets.overlap(
+        [problem], [other for other in sums if other is not problem]) == 0
+  hyphen, minus = (problem_lib.Problem('', text, ('1',), '') for text in (
+      'A two-digit number, 3 \N{MINUS SIGN} 1', 'A two digit number: 3 - 1'))
+  assert datasets.overlap([hyphen], [minus]) == 1
 
 
 @pytest.mark.parametrize('first, second, equal', [

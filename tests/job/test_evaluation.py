@@ -50,7 +50,7 @@ def _prepare(**settings):
                   stop_after_boxed=False) | settings
   session = types.SimpleNamespace(
       config=ml_collections.ConfigDict({'eval': settings}),
-      template=prompts.get('dapo_answer'),
+      template=prompts.get('dapo_answer'), check_evaluation=lambda: None,
       too_long=dict.fromkeys(settings['sets'], 2),
       evaluation_prompts=lambda name: asked.append(name) or ['a', 'b', 'c'],
       sampler=lambda **arguments: arguments)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import types
 
 import jax
 import numpy as np
@@ -34,6 +35,23 @@ def _mesh(tensor):
 def _programs(config, model, mesh):
   return programs_lib.make(
       config, programs_lib.prepare_model(model, config, mesh), mesh)
+
+
+def test_long_completions_are_refused_where_they_are_sampled():
+  """Those of evaluation only if there is one."""
+  config = tiny.get_config('grpo')
+  config.data.max_prompt_tokens, config.eval.period = 32, 0
+  config.rollout.max_tokens, config.eval.max_tokens = 32, 33
+  tokenizer = types.SimpleNamespace(chat_template='')
+  with session._open(
+      config, _mesh(1), 'folder', MODEL, tokenizer, ()) as opened:
+    with pytest.raises(errors.InputError, match=(
+        r'data.max_prompt_tokens \+ eval.max_tokens = 65 exceeds the model.s '
+        '64 positions')):
+      opened.check_evaluation()
+  config.rollout.max_tokens = 33
+  with pytest.raises(errors.InputError, match='rollout.max_tokens = 65 exceed'):
+    session._open(config, _mesh(1), 'folder', MODEL, tokenizer, ())
 
 
 @pytest.mark.long_after_first

@@ -22,6 +22,7 @@ def _scalars(**changed):
   return {'reward': 0.5, 'accuracy': 0.75, 'entropy': 0.25, 'grad_norm': 1.0,
           'clip_fraction_low': 0.01, 'clip_fraction_high': 0.02,
           'response_length_mean': 29.7, 'response_length_max': 48,
+          'mixed_share': 0.9,
           'tokens_per_second': 7375.0, 'seconds/step': 2.06} | changed
 
 
@@ -29,9 +30,10 @@ def test_every_column_is_named_and_explained():
   line = summaries.summary(_scalars())
   assert line == (
       'reward 0.5  accuracy 0.75  entropy 0.25  gradient 1  clip 3.00%  '
-      'tokens 29.7  max 48  tokens/s 7375  seconds 2.06')
+      'tokens 29.7  max 48  mixed 0.9  tokens/s 7375  seconds 2.06')
   for part in line.split('  '):
     assert part.split()[0].partition('/')[0] in summaries.LEGEND
+  assert max(map(len, summaries.LEGEND.splitlines())) <= 80
 
 
 def _rollout(texts, verdicts, rewards):

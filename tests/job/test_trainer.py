@@ -1,5 +1,6 @@
 """What a trainer times belongs to one step; every step is recorded."""
 
+import pathlib
 import types
 from unittest import mock
 
@@ -118,7 +119,8 @@ def test_a_resumed_run_begins_with_its_own_choice(
           model=types.SimpleNamespace(remat=fitting)),
       fit=lambda begin: found.append(begin))
   trainer.records = types.SimpleNamespace(
-      workdir='run', writer=types.SimpleNamespace(truncate=lambda _: None),
+      workdir=pathlib.Path('run'),
+      writer=types.SimpleNamespace(truncate=lambda _: None),
       checkpointer=types.SimpleNamespace(restore_last_good=lambda *_: (
           3, 'state', {'cursor': 8, 'unrecorded': None, 'remat': 'dots',
                        'skipped_in_a_row': 0})))

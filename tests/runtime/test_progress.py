@@ -85,6 +85,43 @@ def test_progress_on_a_terminal_erases_nothing_but_its_block(monkeypatch):
   assert '\x1b[?25l' not in stream.getvalue()  # the cursor is never hidden
 
 
+def test_a_terminal_shows_trends_and_a_completion(monkeypatch):
+  stream = _stderr(monkeypatch, _Terminal())
+  progress = progress_lib.Progress(3)
+  progress.sample('wrong', 'a ' * 300)
+  progress.sample('correct', 'too soon after the other')
+  for step, accuracy in enumerate((0.1, 0.2, 0.45), 1):
+    progress.begin(step)
+    progress.trend({'accuracy': accuracy})
+    progress.step(step, f'reward 1  accuracy {accuracy}')
+  progress.close()
+  numbers, _, first, second = _screen(stream.getvalue())[:4]
+  assert numbers == 'step 3: reward 1  accuracy 0.45 ▁▃█'
+  assert first.startswith('wrong: a a a') and '…' in first + second
+  assert len(first) <= 80 and len(second) <= 80 and second.endswith('a')
+
+
+@pytest.mark.parametrize('values, bars', [
+    ([1.0], '▁'), ([2, 2, 2], '▁▁▁'), (range(16), '▁▂▃▄▅▆▇█'), ([3, 0], '█▁')])
+def test_a_spark_line(values, bars):
+  assert progress_lib.spark(list(values)) == bars
+
+
+def test_a_long_text_loses_its_middle():
+  assert progress_lib.shortened('0123456789abcdef', 9) == '012 … def'
+  assert progress_lib.shortened('0123', 4) == '0123'
+
+
+def test_silence(monkeypatch):
+  stream = _stderr(monkeypatch, io.StringIO())
+  monkeypatch.setattr(progress_lib, '_is_silent', False)
+  progress_lib.silence()
+  progress = progress_lib.Progress(3)
+  progress.begin(1)
+  progress.step(1, 'reward 0.5')
+  assert not stream.getvalue()
+
+
 def _screen(text):
   """The lines on a terminal that supports \\n, \\r, ESC[1A and ESC[2K."""
   lines, row, column = [''], 0, 0
@@ -170,7 +207,7 @@ def _wait_for(stream, text):
 
 
 @pytest.mark.parametrize('stream, shown', [
-    (_Terminal(), ': 1s'), (io.StringIO(), ' ...\n')])
+    (_Terminal(), ': '), (io.StringIO(), ' ...\n')])
 def test_a_long_compilation_is_announced(monkeypatch, stream, shown):
   monkeypatch.setattr(progress_lib, 'LONG_SECONDS', 0.5)
   _stderr(monkeypatch, stream)
