@@ -5,9 +5,9 @@ import re
 import pytest
 
 from tepo_jax import errors
+from tepo_jax import grading
 from tepo_jax.data import embedded
 from tepo_jax.data import prompts
-from tepo_jax.grading import answers
 
 
 @pytest.mark.parametrize('name', ['sums', 'word_problems'])
@@ -45,19 +45,12 @@ def test_word_problems_are_correct():
 def test_the_examples_of_a_prompt_are_correct_and_come_before_the_problem(name):
   template = prompts.get(name)
   (problem,) = embedded.problems(name, 'test', 1)
-
-  class Tokenizer:
-    chat_template = 'x'
-
-    def apply_chat_template(self, turns, **_):
-      return turns
-
-  *turns, last = prompts.render(template, Tokenizer(), problem)
+  *turns, last = prompts._turns(template, problem)
   assert last == {'role': 'user', 'content': problem.problem}
   assert [turn['role'] for turn in turns] == (
       ['user', 'assistant'] * len(template.examples))
   for user, assistant in template.examples:
-    found = answers.extract(assistant, template.style)
+    found = grading.extract(assistant, template.style)
     numbers = user.removeprefix('What is ').removesuffix('?')
     assert found == str(
         eval(numbers) if name == 'sums' else _kinds(user))  # pylint: disable=eval-used

@@ -44,14 +44,14 @@ def test_long_completions_are_refused_where_they_are_sampled():
   config.rollout.max_tokens, config.eval.max_tokens = 32, 33
   tokenizer = types.SimpleNamespace(chat_template='')
   with session._open(
-      config, _mesh(1), 'folder', MODEL, tokenizer, ()) as opened:
+      config, _mesh(1), 'folder', MODEL, tokenizer, (0,)) as opened:
     with pytest.raises(errors.InputError, match=(
         r'data.max_prompt_tokens \+ eval.max_tokens = 65 exceeds the model.s '
         '64 positions')):
       opened.check_evaluation()
   config.rollout.max_tokens = 33
   with pytest.raises(errors.InputError, match='rollout.max_tokens = 65 exceed'):
-    session._open(config, _mesh(1), 'folder', MODEL, tokenizer, ())
+    session._open(config, _mesh(1), 'folder', MODEL, tokenizer, (0,))
 
 
 @pytest.mark.long_after_first
