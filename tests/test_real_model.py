@@ -7,6 +7,7 @@ Axes: B texts or completions · S tokens · V vocabulary.
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 import random
@@ -36,6 +37,7 @@ from tepo_jax.policy.huggingface import hub
 from tepo_jax.policy.huggingface import packages
 from tepo_jax.policy.huggingface import tensor_files
 from tepo_jax.policy.huggingface import weights
+from tepo_jax.runtime import mesh as mesh_lib
 from tests import runs
 
 pytestmark = [pytest.mark.real, pytest.mark.long]
@@ -213,8 +215,11 @@ def session(folder):
   config.eval.limit = 20
   config.eval.samples = 2
   config.rollout.slots = 40
-  config.mesh.fsdp = 1
-  with session_lib.open_folder(config, folder) as opened:
+  one = functools.partial(mesh_lib.make, devices=jax.devices()[:1])
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(mesh_lib, 'make', one)  # as on a laptop
+    opened = session_lib.open_folder(config, folder)
+  with opened:
     yield opened
 
 
