@@ -224,7 +224,7 @@ def _letters(text):
   text = text.lower().replace('\N{MINUS SIGN}', '-')
   # Bullets, dashes between words and Markdown's *emphasis* are no operators.
   text = re.sub(r'^\s*-\s+', '', text, flags=re.M)
-  text = re.sub(r'(?<=[^\W\d_]{2})\s*-\s*(?=[^\W\d_]{2})', '', text)
+  text = re.sub(r'(?<=[^\W\d_]{2})[\s.,:;]*-+\s*(?=[^\W\d_]{2})', '', text)
   text = re.sub(r'(?<=[^\W\d_])\*|\*(?=[^\W\d_])', '', text)
   return re.sub(r'[^\w+\-×÷*/<>]', '', text)
 
