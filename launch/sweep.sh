@@ -10,6 +10,9 @@
 #     launch/sweep.sh map [--config.FIELD=VALUE ...]
 #   [OUT=runs/mechanism] launch/sweep.sh mechanism [--config.FIELD=VALUE ...]
 #   [JOBS=N] [OUT=runs] launch/sweep.sh study [--config.FIELD=VALUE ...]
+#   [METHODS="tepo grpo"] [SEEDS="0 1 2"] [OUT=runs/own] \
+#     launch/sweep.sh own FILE.py [--grid=FIELD=VALUE,VALUE ...] \
+#     [--config.FIELD=VALUE ...]
 #   [RUNS=runs] launch/sweep.sh [--dry-run] [--slice] \
 #     table1|table2|table3|table4 [--config.FIELD=VALUE ...]
 #
@@ -34,6 +37,9 @@
 # completions, mechanism, in OUT. 170 runs, four to six hours on two cores
 # (estimated).
 #
+# own: trains METHODS of a config of your own with each of SEEDS at every point of
+# the grid, one run after the other. The report is OUT/report/report.html.
+#
 # table1 to table4: train and evaluate the rows of a table of the paper, then
 # print the table. --dry-run prints the commands. Run launch/setup.sh first.
 # --slice runs them on the slice that NAME, ZONE and PROJECT name, after
@@ -51,8 +57,8 @@ dry_run='' slice=''
 if [[ ${1:-} == --dry-run ]]; then dry_run=yes; shift; fi
 if [[ ${1:-} == --slice ]]; then slice=yes; shift; fi
 [[ ${1:-} =~ ^table[1-4]$ \
-   || ( ${1:-} =~ ^(tiny|map|mechanism|study)$ && -z $dry_run$slice ) ]] \
-  || fail "usage: launch/sweep.sh tiny|map|mechanism|study" \
+   || ( ${1:-} =~ ^(tiny|map|mechanism|study|own)$ && -z $dry_run$slice ) ]] \
+  || fail "usage: launch/sweep.sh tiny|map|mechanism|study|own FILE.py" \
     "[--config.FIELD=VALUE ...], or" \
     "launch/sweep.sh [--dry-run] [--slice] table1|table2|table3|table4" \
     "[--config.FIELD=VALUE ...]"
@@ -61,6 +67,13 @@ if [[ ${1:-} == --slice ]]; then slice=yes; shift; fi
     "mounted bucket"
 what=$1
 shift
+config='' grid=()
+if [[ $what == own ]]; then
+  config=${1:-}
+  [[ -f $config ]] || fail "own needs a config file, not '$config'"
+  shift
+  while [[ ${1:-} == --grid=*=* ]]; do grid+=("${1#--grid=}"); shift; done
+fi
 for argument in "$@"; do
   [[ $argument == --config.* ]] || fail "unexpected argument '$argument'"
 done
@@ -255,6 +268,40 @@ study() {
     --config.eval.max_tokens=96 "$@" || status=1
   OUT=$root/mechanism launch/sweep.sh mechanism "$@" || status=1
   return "$status"
+}
+
+# own [OVERRIDE ...]: $config at every point of $grid.
+own() {
+  local points=('') next point axis value method seed name failed=0
+  local out=${OUT:-runs/own} overrides command
+  [[ -x .venv/bin/python ]] || fail "no .venv: run launch/setup.sh cpu|gpu|tpu"
+  for axis in ${grid[@]+"${grid[@]}"}; do
+    next=()
+    for point in "${points[@]}"; do
+      for value in $(tr , ' ' <<<"${axis#*=}"); do
+        next+=("$point ${axis%%=*}=$value")
+      done
+    done
+    points=("${next[@]}")
+  done
+  # Seed by seed: an interrupted sweep then has the same seeds of all points.
+  for seed in ${SEEDS:-0 1 2}; do
+    for point in "${points[@]}"; do
+      for method in ${METHODS:-tepo grpo}; do
+        name=$method$(tr ' ' _ <<<"$point")_seed$seed
+        read -ra overrides <<<"${point// / --config.}"
+        command=(.venv/bin/python -m tepo_jax.train)
+        [[ ! -e .venv/.installed-gpu ]] || command=(launch/gpu.sh train)
+        "${command[@]}" --config="$config:$method" --config.seed="$seed" \
+          --workdir="$out/runs/$name" ${overrides[@]+"${overrides[@]}"} "$@" \
+          </dev/null || { echo "launch/sweep.sh: failed: $name" >&2
+                          failed=$((failed + 1)); }
+      done
+    done
+  done
+  .venv/bin/python -m tepo_jax.report --runs="$out/runs" --out="$out/report"
+  [[ $failed -eq 0 ]] || { echo "launch/sweep.sh: $failed runs failed" >&2
+    return 1; }
 }
 
 if [[ $what != table* ]]; then

@@ -601,3 +601,22 @@ def test_sweep_refuses(launch, sweep, arguments):
   done = sweep(*arguments)
   assert done.returncode == 2 and not launch.log()
   assert done.stderr.count('\n') == 1
+
+
+def test_sweep_of_an_own_config_covers_the_grid(launch, sweep):
+  (launch.root / 'own.py').touch()
+  done = sweep(
+      'own', 'own.py', '--grid=optimizer.learning_rate=1e-6,3e-6',
+      '--grid=rollout.samples=4', '--config.steps=5', OUT='o', SEEDS='7',
+      METHODS='tepo grpo')
+  assert done.returncode == 0, done.stderr
+  assert launch.log() == [
+      f'python -m tepo_jax.train --config=own.py:{method} --config.seed=7 '
+      f'--workdir=o/runs/{method}_optimizer.learning_rate={rate}'
+      f'_rollout.samples=4_seed7 --config.optimizer.learning_rate={rate} '
+      '--config.rollout.samples=4 --config.steps=5'
+      for rate in ('1e-6', '3e-6') for method in ('tepo', 'grpo')] + [
+          'python -m tepo_jax.report --runs=o/runs --out=o/report']
+  for wrong in (('own',), ('own', 'none.py'), ('own', 'own.py', '--grid=x')):
+    done = sweep(*wrong)
+    assert done.returncode == 2 and done.stderr.count('\n') == 1
