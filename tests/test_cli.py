@@ -44,7 +44,8 @@ def main():
   if _STEP.value == 20:
     raise MemoryError
   if _STEP.value == 21:
-    raise errors.InputError('row \\x1b]0;mine\\x07 of \\x1b[31mred\\udc00\\n\\u202e')
+    raise errors.InputError(
+        'row \\x1b]0;mine\\x07 of \\x1b[31mred\\udc00\\n\\u202e')
   if _STEP.value == 17:
     interrupts.happened = lambda: True  # a library swallowed the exception
   if _STEP.value == 18:

@@ -38,7 +38,7 @@ def test_setup_of_a_fresh_machine(launch):
   assert done.returncode == 0, done.stderr
   assert 'of pip' not in done.stdout + done.stderr
   assert launch.log() == [
-      'apt-get update -qq', 
+      'apt-get update -qq',
       'apt-get -o DPkg::Lock::Timeout=600 install -y -qq python3.11-venv',
       'python -m pip install --quiet --disable-pip-version-check --constraint'
       ' launch/constraints.txt -r requirements.txt']

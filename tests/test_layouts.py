@@ -142,7 +142,8 @@ def test_sigterm_to_one_process_saves_and_ends_them_all(tmp_path):
       job, lambda: 2 in _steps(workdir), 2, signal.SIGTERM, 120)
   # By the clock: the period has not passed.
   assert (workdir / 'checkpoints/1').is_dir()
-  assert [status for status, *_ in outcomes] == [errors.INTERRUPTED] * 4, outcomes
+  assert [status for status, *_ in outcomes] == (
+      [errors.INTERRUPTED] * 4), outcomes
   saved = max(int(step.name) for step in (workdir / 'checkpoints').iterdir())
   assert saved == _steps(workdir)[-1]
 

@@ -1,5 +1,5 @@
-"""A slice of two hosts, which are folders here: two rows of a table by the sweep,
-and a run that is interrupted in every way."""
+"""A slice of two hosts, which are folders here: two rows of a table by the
+sweep, and a run that is interrupted in every way."""
 
 import json
 import os
@@ -159,8 +159,8 @@ def _processes_in(folder):
 
 
 def test_watch_brings_a_run_through_interruptions(tmp_path):
-  """A sick device, SIGTERM to a host, a restart of a host: the run ends like one
-  that nothing interrupted, to the bit, without a person."""
+  """A sick device, SIGTERM to a host, a restart of a host: the run ends like
+  one that nothing interrupted, to the bit, without a person."""
   whole, workdir = tmp_path / 'whole', tmp_path / 'run'
   outcomes = jobs.finish(jobs.start(
       2, ['-m', 'tepo_jax.train'], *_RUN, f'--workdir={whole}', devices=1,

@@ -31,8 +31,8 @@ def summarize(lines: Sequence[dict], style: str, too_long: int = 0
 
   These are avg@k with its interval, pass@1…k, maj@1…k (powers of 2, and k),
   the shares of completions without an answer and truncated, the mean length,
-  and avg@k by level and subject. All of them are over the problems whose prompts
-  were short enough; `too_long` others were skipped.
+  and avg@k by level and subject. All of them are over the problems whose
+  prompts were short enough; `too_long` others were skipped.
   """
   groups = by_problem(lines)
   verdict_Nk = verdicts(groups)

@@ -152,11 +152,13 @@ def _check_kinds(workdir):
   for name in _FOLDERS:
     if (path := workdir / name).exists() and not path.is_dir():
       raise errors.InputError(
-          f'{path}: a file, but a run keeps a folder of this name; move it away')
+          f'{path}: a file, but a run keeps a folder of this name; move it '
+          'away')
   for name in _FILES:
     if (path := workdir / name).is_dir():
       raise errors.InputError(
-          f'{path}: a folder, but a run keeps a file of this name; move it away')
+          f'{path}: a folder, but a run keeps a file of this name; move it '
+          'away')
 
 
 def _check_same_run(config, workdir):

@@ -255,7 +255,8 @@ class GrowingFile:
   def append(self, text: str) -> None:
     """Writes the text at the end of the file; makes the file if needed."""
     if not is_remote(self.path):
-      with disk.naming(self.path), self.path.open('a', encoding='utf-8') as file:
+      with (disk.naming(self.path),
+            self.path.open('a', encoding='utf-8') as file):
         file.write(text)
       return
     if self._contents is None:

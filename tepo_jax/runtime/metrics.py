@@ -62,8 +62,8 @@ class Writer:
       errors.InputError: a line is JSON, but not the record of a step.
     """
     if step > 0 and self._is_new:
-      print(f'warning: {self._file.path} is missing: the metrics of steps up to '
-            f'{step} are lost', file=sys.stderr, flush=True)
+      print(f'warning: {self._file.path} is missing: the metrics of steps up '
+            f'to {step} are lost', file=sys.stderr, flush=True)
     kept = []
     for number, line in enumerate(self._file.read().splitlines(), 1):
       with contextlib.suppress(json.JSONDecodeError):

@@ -14,7 +14,8 @@ from tests import runs
 
 _MOUNT = ('mount -t tmpfs -o size=1m none "$1" && mkdir "$1/rollouts" '
           '&& touch "$1/metrics.jsonl" '
-          '&& { [ "$2" = full ] || mount -o remount,ro "$1"; } && exec "${@:3}"')
+          '&& { [ "$2" = full ] || mount -o remount,ro "$1"; } '
+          '&& exec "${@:3}"')
 
 # Writes by every writer; prints the failure of each.
 _WRITE = """

@@ -78,5 +78,6 @@ def test_a_process_says_for_whom_it_waits_and_ends():
 def test_a_job_that_nothing_names_is_refused():
   status, said = _join()
   assert status == 2, said
-  assert said.startswith('-c: error: TEPO_MULTIHOST=1, but this is no TPU slice')
+  assert said.startswith(
+      '-c: error: TEPO_MULTIHOST=1, but this is no TPU slice')
   assert len(said.splitlines()) == 1

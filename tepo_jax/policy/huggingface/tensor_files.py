@@ -186,8 +186,8 @@ def _check_ranges(file, entries):
       entries.items(), key=lambda item: item[1][2:]):
     if begin != expected:
       raise errors.InputError(
-          f'{file}: tensor {name} starts at byte {begin}, but the one before it '
-          f'ends at {expected}')
+          f'{file}: tensor {name} starts at byte {begin}, but the one before '
+          f'it ends at {expected}')
     expected = end
 
 

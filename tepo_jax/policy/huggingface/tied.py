@@ -1,4 +1,4 @@
-"""Whether a folder whose config ties the head to the embedding has another head.
+"""Whether a folder whose config ties head and embedding has another head.
 
 Fine-tuning may untie the two and leave the flag as it was. transformers then
 uses the file's head; so do we.

@@ -57,5 +57,6 @@ def check_eos_ids(found: object, where: str) -> list[int]:
   ids = [one for one in ids if one is not None]
   for one in ids:
     if type(one) is not int or one < 0:
-      raise errors.InputError(f'{where}: eos_token_id {one!r} is not a token id')
+      raise errors.InputError(
+          f'{where}: eos_token_id {one!r} is not a token id')
   return ids

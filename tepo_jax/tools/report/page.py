@@ -58,8 +58,10 @@ def render(title: str, intro: str, sections: Sequence[tuple[str, str]],
   style, *scripts = ((_WEB / name).read_text('utf-8') for name in (
       'page.css', 'view.js', 'charts.js', 'inspector.js', 'tables.js'))
   # JSON that cannot end its script element.
-  embedded = json.dumps(_printable(data), allow_nan=False, ensure_ascii=False).replace(
-      '<', '\\u003c').replace('\u2028', '\\u2028').replace('\u2029', '\\u2029')
+  embedded = json.dumps(
+      _printable(data), allow_nan=False, ensure_ascii=False).replace(
+          '<', '\\u003c').replace('\u2028', '\\u2028').replace(
+              '\u2029', '\\u2029')
   return _PAGE.format(
       title=text(title), style=style,
       scripts=''.join(f'<script>{script}</script>\n' for script in scripts),

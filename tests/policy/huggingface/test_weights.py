@@ -265,7 +265,8 @@ def test_a_tied_model_with_a_tuned_head_keeps_it(
   assert not config.tie_embeddings and config == weights.model_config(folder)
   np.testing.assert_array_equal(
       params['head']['kernel'], params['embed']['embedding'].T + 1)
-  assert caplog.text.count('is not the embedding; the model is loaded with') == 1
+  assert caplog.text.count(
+      'is not the embedding; the model is loaded with') == 1
   weights.save(tmp_path / 'out', config, params, folder)
   _assert_same_files(tmp_path / 'out', folder)
   assert weights.model_config(tmp_path / 'out') == config
@@ -284,8 +285,9 @@ def test_damaged_files_are_named(folder):
 
 
 def _write_header(file, entries, size):
-  header = json.dumps({name: {'dtype': 'F32', 'shape': [2], 'data_offsets': range_}
-                       for name, range_ in entries.items()}).encode()
+  header = json.dumps({
+      name: {'dtype': 'F32', 'shape': [2], 'data_offsets': range_}
+      for name, range_ in entries.items()}).encode()
   file.write_bytes(len(header).to_bytes(8, 'little') + header + bytes(size))
 
 
@@ -293,7 +295,7 @@ def _write_header(file, entries, size):
     ({'a': [0, 8], 'b': [4, 12]}, 12, 'tensor b starts at byte 4, but the one'),
     ({'a': [0, 8], 'b': [0, 8]}, 8, 'tensor b starts at byte 0, but the one'),
     ({'a': [0, 8], 'b': [12, 20]}, 20, 'tensor b starts at byte 12, but the'),
-    ({'a': [8, 16]}, 16, 'tensor a starts at byte 8, but the one before it ends'),
+    ({'a': [8, 16]}, 16, 'tensor a starts at byte 8, but the one before it'),
 ])
 def test_tensors_share_no_bytes(folder, entries, size, message):
   _write_header(folder / 'model.safetensors', entries, size)
@@ -321,8 +323,9 @@ def test_bad_indexes_are_named(hf_model, tmp_path):
   index.write_text('{}')
   _refusal(folder, str(index), 'weight_map')
   shutil.copy(first, tmp_path / 'outside.safetensors')
-  for outside in ('../outside.safetensors', str(tmp_path / 'outside.safetensors'),
-                  'a/../../outside.safetensors'):
+  for outside in (
+      '../outside.safetensors', str(tmp_path / 'outside.safetensors'),
+      'a/../../outside.safetensors'):
     name = min(whole['weight_map'])
     index.write_text(json.dumps(
         {'weight_map': {**whole['weight_map'], name: outside}}))
