@@ -23,7 +23,9 @@ import dataclasses
 import fractions
 
 from tepo_jax.grading import expressions
-from tepo_jax.grading import structures
+from tepo_jax.grading import names
+from tepo_jax.grading import nodes as nodes_lib
+from tepo_jax.grading import trees
 from tepo_jax.grading import units
 from tepo_jax.grading import values
 
@@ -33,16 +35,12 @@ _ROUNDING = fractions.Fraction(1, 10**12)
 _COLLECTIONS = frozenset(('value', 'tuple', 'set', 'list', 'matrix', 'union'))
 
 
-class _Different(Exception):
-  """The two cannot be equal, whatever their parts are."""
-
-
-def same(reference: structures.Node, answer: structures.Node,
+def same(reference: nodes_lib.Node, answer: nodes_lib.Node,
          abs_error: float | None = None) -> bool | None:
   """Whether answer and reference are equivalent; None if undecided."""
   try:
     return _same(reference, answer, abs_error)
-  except (expressions.Undefined, expressions.TooLarge, _Different):
+  except (expressions.Undefined, expressions.TooLarge, names.Different):
     return False
   except expressions.Unreadable:
     return None
@@ -55,7 +53,7 @@ def _same(reference, answer, abs_error=None):
         reference.parts[0], answer.parts[0], abs_error)
   if {reference.kind, answer.kind} in _OF_INTERVALS:
     reference, answer = (
-        structures.interval(node)[1] if node.kind == 'chain' else node
+        nodes_lib.interval(node)[1] if node.kind == 'chain' else node
         for node in (reference, answer))
   kinds = {reference.kind, answer.kind}
   if kinds == {'value'}:
@@ -95,7 +93,7 @@ def _same_result(reference, answer, abs_error):
       map(expressions.symbols, chain.parts[:-1])) or not all(
           values.equal(side, chain.parts[-1]) for side in chain.parts[:-1])):
     return False
-  last = structures.Node('value', chain.parts[-1:])
+  last = nodes_lib.Node('value', chain.parts[-1:])
   return (_same_value(last, value, abs_error) if chain is reference
           else _same_value(value, last, abs_error))
 
@@ -124,7 +122,7 @@ def _same_option(reference, answer):
   for node, other in ((reference, answer), (answer, reference)):
     if node.kind == 'option':
       is_letter = other.kind in ('option', 'word') and len(other.text) == 1
-      node = structures.Node('word', text=node.text) if is_letter else (
+      node = nodes_lib.Node('word', text=node.text) if is_letter else (
           node.parts[0])
     nodes.append(node)
   return _same(*nodes)
@@ -137,18 +135,18 @@ def _members(node):
 def _unnamed(reference, answer):
   """Drops `x=` where only one of the two has it, or where both name the same;
   orders the values of several names as the reference does."""
-  nodes = [_system(node) for node in (reference, answer)]
-  if None not in nodes:
-    nodes = _ordered(*nodes)
-  elif nodes != [None, None] and any(
-      part.kind == 'named' for system, node in zip(nodes, (reference, answer))
+  systems = [names.system(node) for node in (reference, answer)]
+  if None not in systems:
+    systems = names.ordered(*systems)
+  elif systems != [None, None] and any(
+      part.kind == 'named' for system, node in zip(systems, (reference, answer))
       if system is None and node.kind == 'list' for part in node.parts):
-    raise _Different
-  nodes = [node if system is None else _rows(system[1])
-           for node, system in zip((reference, answer), nodes)]
+    raise names.Different
+  nodes = [node if system is None else names.tuples(system[1])
+           for node, system in zip((reference, answer), systems)]
   kinds = {node.kind for node in nodes}
   if kinds == {'named'}:
-    nodes = _renamed(*nodes)
+    nodes = names.renamed(*nodes)
     kinds = {node.kind for node in nodes}
     if kinds != {'named'} or nodes[0].text == nodes[1].text:
       return nodes
@@ -157,66 +155,11 @@ def _unnamed(reference, answer):
   return [n.parts[0] if n.kind == 'named' else n for n in nodes]
 
 
-def _system(node):
-  """Reads `x=5,y=2` or `p=5,q=2;p=7,q=2`: (names, rows of values), or None."""
-  if node.kind == 'named' and node.text.startswith('(') and (
-      node.parts[0].kind == 'tuple'):
-    return tuple(node.text.strip('()').split(',')), [node.parts[0].parts]
-  if node.kind != 'list' or any(part.kind != 'named' for part in node.parts):
-    return None
-  names = [part.text for part in node.parts]
-  width = len(set(names))
-  if width == 1 or len(names) % width or any(
-      set(names[i:i + width]) != set(names)
-      for i in range(0, len(names), width)):
-    return None
-  rows = []
-  for i in range(0, len(names), width):
-    found = {part.text: part.parts[0] for part in node.parts[i:i + width]}
-    rows.append(tuple(found[name] for name in names[:width]))
-  return tuple(names[:width]), rows
-
-
-def _ordered(reference, answer):
-  """The answer's values in the order of the reference's names."""
-  names, rows = answer
-  if set(names) != set(reference[0]):
-    raise _Different
-  places = [names.index(name) for name in reference[0]]
-  return reference, (
-      reference[0], [tuple(row[i] for i in places) for row in rows])
-
-
-def _rows(rows):
-  tuples = tuple(structures.Node('tuple', row, '()') for row in rows)
-  return tuples[0] if len(tuples) == 1 else structures.Node('list', tuples)
-
-
-def _renamed(reference, answer):
-  """Functions: `f(n)=2n` is `f(x)=2x`, and `y=2x` too."""
-  names = [structures.applied(node.text) for node in (reference, answer)]
-  if names == [None, None]:
-    return reference, answer
-  if None in names:  # y = and f(x) =, but not x = and f(x) =
-    plain = (reference, answer)[names.index(None)].text
-    arguments = next(filter(None, names))
-    return [reference.parts[0], answer.parts[0]] if len(plain) == 1 and (
-        plain not in arguments and len(arguments[0]) == 1) else [
-            reference, answer]
-  node = answer.parts[0]
-  if len(names[0]) != len(names[1]) or names[0][0] != names[1][0]:
-    raise _Different
-  if node.kind == 'value' and names[0] != names[1]:
-    tree = expressions.renamed(node.parts[0], dict(zip(names[1], names[0])))
-    node = structures.Node('value', (tree,))
-  return [reference.parts[0], node]
-
-
 def _as_sets(*nodes):
   """The nodes as `x in S`; None if one of them is an equation."""
   try:
-    return [node if node.kind == 'named' else structures.named(
-        *structures.interval(node)) for node in nodes]
+    return [node if node.kind == 'named' else nodes_lib.named(
+        *nodes_lib.interval(node)) for node in nodes]
   except expressions.Unreadable:
     return None
 
@@ -224,7 +167,7 @@ def _as_sets(*nodes):
 def _as_chain(node):
   if node.kind == 'chain' or node.parts[0].kind != 'value':
     return node
-  return structures.Node(
+  return nodes_lib.Node(
       'chain', (expressions.parse(node.text), *node.parts[0].parts), '=')
 
 
@@ -251,7 +194,7 @@ def _same_matrix(reference, answer):
   reference, answer = (
       node if node.kind == 'tuple' or len(node.parts) > 1 and any(
           len(row.parts) > 1 for row in node.parts)
-      else structures.Node(
+      else nodes_lib.Node(
           'tuple', sum((row.parts for row in node.parts), ()), '()')
       for node in (reference, answer))
   return reference.kind == answer.kind and _same(reference, answer)
@@ -288,7 +231,7 @@ def _same_word(reference, answer):
     return word.text == (other.text.casefold() if is_text else other.text)
   if not word.text.isupper():
     return None
-  letter = structures.Node('value', (expressions.parse(word.text),))
+  letter = nodes_lib.Node('value', (expressions.parse(word.text),))
   return (_same_value(letter, other, None) if word is reference
           else _same_value(other, letter, None))
 
@@ -404,10 +347,10 @@ def _same_tree(reference, answer, scale, abs_error):
   if scale != 1:
     other = ('product', ('number', scale), other)
   # A letter before brackets is a factor where it is a variable of the other one.
-  product = expressions.without_calls(other)
+  product = trees.without_calls(other)
   if expressions.symbols(product) <= expressions.symbols(tree):
     other = product
-  product = expressions.without_calls(tree)
+  product = trees.without_calls(tree)
   if expressions.symbols(product) <= expressions.symbols(other):
     tree = product
   if not (expressions.symbols(tree) or expressions.symbols(other)):
@@ -420,7 +363,7 @@ def _same_tree(reference, answer, scale, abs_error):
   try:
     verdict = values.equal(tree, other)
   except expressions.TooLarge:  # equal only if written the same way
-    verdict = expressions.normal(tree) == expressions.normal(other)
+    verdict = trees.normal(tree) == trees.normal(other)
   # A reference has both readings of `1/2x`. An answer has one: with two it could
   # be right for two references.
   return None if expressions.is_loose(tree) and not verdict else verdict
@@ -445,23 +388,3 @@ def _rounds_to(reference, tree, answer, other):
 
 def _is_integer(value):
   return value is not None and value.denominator == 1
-
-
-def key(node: structures.Node) -> tuple:
-  """A hashable key, the same for equivalent nodes (to 15 digits)."""
-  parts = node.parts
-  if node.kind == 'named':
-    return key(parts[0])
-  if node.kind == 'value':
-    return ('value', *map(values.fingerprint, parts))
-  if node.kind == 'chain':
-    try:
-      return key(structures.interval(node)[1])
-    except expressions.Unreadable:
-      return ('chain', node.text, *map(values.fingerprint, parts))
-  if node.kind == 'based':
-    return ('based', node.text, parts)
-  keys = map(key, parts)
-  if node.kind in ('set', 'list', 'union'):
-    return ('set', *sorted(keys, key=repr))
-  return (node.kind, node.text, *keys)

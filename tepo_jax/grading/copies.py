@@ -15,7 +15,9 @@ import re
 
 from tepo_jax.grading import answers
 from tepo_jax.grading import expressions
+from tepo_jax.grading import nodes
 from tepo_jax.grading import structures
+from tepo_jax.grading import trees
 
 # Formulas of a problem: between signs, or a run of numbers and operations.
 _MARKED = re.compile(
@@ -31,8 +33,8 @@ _NOTATION = re.compile(
     r'|scientific|notation|convert|round\w*|form)\b', re.IGNORECASE)
 
 
-def is_copied(answer: str, node: structures.Node | None,
-              reference: structures.Node | None, problem: str) -> bool:
+def is_copied(answer: str, node: nodes.Node | None,
+              reference: nodes.Node | None, problem: str) -> bool:
   """Whether a canonical answer, read as `node`, copies the problem."""
   if reference is None:
     return False
@@ -46,9 +48,9 @@ def is_copied(answer: str, node: structures.Node | None,
       _is_number(wanted) and _NOTATION.search(problem))
 
 
-def without_question(node: structures.Node | None,
-                     reference: structures.Node | None, problem: str
-                     ) -> structures.Node | None:
+def without_question(node: nodes.Node | None,
+                     reference: nodes.Node | None, problem: str
+                     ) -> nodes.Node | None:
   """The right side of an equation whose left side the problem asks for, and
   the digits of a number in the base that the problem asks for."""
   if node is None or reference is None or reference.kind != 'value':
@@ -58,7 +60,7 @@ def without_question(node: structures.Node | None,
   forms = _formulas(problem)[1]
   if (node.kind, node.text) == ('chain', '=') and _form(node) not in forms and (
       _value_form(node.parts[0]) in forms):
-    return structures.Node('value', node.parts[1:])
+    return nodes.Node('value', node.parts[1:])
   return node
 
 
@@ -98,18 +100,18 @@ def _form(node):
     if set(node.text.split()) == {'='} and not any(
         map(expressions.symbols, node.parts)):
       return _value_form(node.parts[-1])
-    return (node.kind, node.text, *map(expressions.normal, node.parts))
+    return (node.kind, node.text, *map(trees.normal, node.parts))
   return (node.kind, node.text, *(
-      _form(part) if isinstance(part, structures.Node) else part
+      _form(part) if isinstance(part, nodes.Node) else part
       for part in node.parts))
 
 
 def _value_form(tree):
-  tree = expressions.normal(tree)
+  tree = trees.normal(tree)
   if tree[0] == 'decimal' and tree[1].denominator == 1:
     tree = ('number', tree[1])  # 142.0
   return ('value', tree)
 
 
 def _is_number(form):
-  return form[0] == 'value' and expressions.is_number(form[1])
+  return form[0] == 'value' and trees.is_number(form[1])

@@ -18,7 +18,9 @@ from tepo_jax.grading import arithmetic
 from tepo_jax.grading import comparison
 from tepo_jax.grading import copies
 from tepo_jax.grading import expressions
+from tepo_jax.grading import nodes
 from tepo_jax.grading import structures
+from tepo_jax.grading import values
 from tepo_jax.grading import verifying
 from tepo_jax.grading import workers as workers_lib
 
@@ -136,9 +138,29 @@ def canonical_key(answer: str) -> str:
   text = answers_lib.canonical(answer)
   try:
     node = structures.try_read(text)
-    return text if node is None else repr(comparison.key(node))
+    return text if node is None else repr(_key(node))
   except expressions.Unreadable:
     return text
+
+
+def _key(node):
+  """A hashable key, the same for equivalent nodes (to 15 digits)."""
+  parts = node.parts
+  if node.kind == 'named':
+    return _key(parts[0])
+  if node.kind == 'value':
+    return ('value', *map(values.fingerprint, parts))
+  if node.kind == 'chain':
+    try:
+      return _key(nodes.interval(node)[1])
+    except expressions.Unreadable:
+      return ('chain', node.text, *map(values.fingerprint, parts))
+  if node.kind == 'based':
+    return ('based', node.text, parts)
+  keys = map(_key, parts)
+  if node.kind in ('set', 'list', 'union'):
+    return ('set', *sorted(keys, key=repr))
+  return (node.kind, node.text, *keys)
 
 
 class Grader:

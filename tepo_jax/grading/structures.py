@@ -5,7 +5,6 @@ such numbers (`\{x\mid 1\le x\le2\}`, `\mathbb R\setminus\{0\}`) are read
 as the interval or the union of intervals that they describe.
 """
 
-from collections.abc import Sequence
 import dataclasses
 import functools
 import itertools
@@ -13,6 +12,7 @@ import keyword
 import re
 
 from tepo_jax.grading import expressions
+from tepo_jax.grading import nodes
 from tepo_jax.grading import units
 from tepo_jax.grading import values
 
@@ -24,7 +24,6 @@ _OPENING = frozenset(r'( [ { \{ \langle \lfloor \lceil \begin'.split())
 _CLOSING = frozenset(r') ] } \} \rangle \rfloor \rceil \end'.split())
 _RELATIONS = {'=': '=', '<': '<', '>': '>', '\\le': '<=', '\\ge': '>=',
               '\\in': 'in', ':': ':', '\\approx': '~', '\\ne': '!='}
-_FLIPPED = {'<': '>', '>': '<', '<=': '>=', '>=': '<='}
 _UNREADABLE = frozenset(
     r'\equiv \sim \mid \to \Rightarrow \iff \sum \int '
     r'\prod'.split())
@@ -75,31 +74,12 @@ _LABEL = re.compile(r'[a-zA-Z ]{3,}')
 _CODE = frozenset(keyword.kwlist) - {'and', 'for', 'from', 'in', 'is', 'or'}
 
 
-@dataclasses.dataclass(frozen=True)
-class Node:
-  """A structured answer.
-
-  kind: 'value' (parts: the tree; text: its digits if it is a plain number, or
-    its letters if it has no others), 'word' (text), 'based' (text; parts: the
-    base), 'tuple' (text: brackets), 'set', 'list', 'union',
-    'matrix' (of tuples), 'named' (text: the name; parts: what it equals),
-    'chain' (text: relations; parts: trees), 'time' (text), 'dots',
-    'option' (text: its letter; parts: what it says), 'residue' (text: the
-    modulus; parts: a representative).
-  """
-  kind: str
-  parts: tuple = ()
-  text: str = ''
-  unit: units.Unit | None = None
-  is_percent: bool = False
-
-
 @functools.lru_cache(65536)
-def read(text: str, depth: int = 0) -> Node:
+def read(text: str, depth: int = 0) -> nodes.Node:
   """Parses canonical text (`answers.canonical`).
 
   Raises:
-    expressions.Unreadable: the text has none of the structures of Node.
+    expressions.Unreadable: the text has none of the structures of nodes.Node.
   """
   text = text.strip()
   if not text:
@@ -109,11 +89,11 @@ def read(text: str, depth: int = 0) -> Node:
   if match := _MATRIX.fullmatch(text):
     return _matrix(match[2], depth)
   if match := _TIME.fullmatch(text):
-    return Node('time', text=(
+    return nodes.Node('time', text=(
         f'{match[1]}:{match[2] or "00"} {match[3].lower()}m'))
   if match := _RESIDUE.fullmatch(text):
-    node = Node('residue', (read(match[2], depth + 1),), match[3] or match[4])
-    return Node('named', (node,), match[1]) if match[1] else node
+    node = nodes.Node('residue', (read(match[2], depth + 1),), match[3] or match[4])
+    return nodes.Node('named', (node,), match[1]) if match[1] else node
   text = _ZEROS.sub(lambda match: match[0].replace(',', ''), text)
   tokens = _TOKEN.findall(text)
   if tokens[0] == '\\{' and tokens[-1] == '\\}' and (
@@ -143,7 +123,7 @@ def read(text: str, depth: int = 0) -> Node:
 
 
 @functools.lru_cache(65536)
-def try_read(text: str, unit: str | None = None) -> Node | None:
+def try_read(text: str, unit: str | None = None) -> nodes.Node | None:
   """Reads canonical text with the unit of its data set; None if unreadable.
 
   Raises:
@@ -170,75 +150,8 @@ def _joined(kind, texts, depth):
     kind = 'list'  # `x=1 or x=2`, `21, 16 or 11`
     parts = sum((part.parts if part.kind == 'list' else (part,)
                  for part in parts), ())
-  return _both(parts) or Node(kind, parts) if kind == 'list' else Node(
+  return nodes.both(parts) or nodes.Node(kind, parts) if kind == 'list' else nodes.Node(
       kind, parts)
-
-
-def _both(conditions):
-  """The numbers that satisfy all conditions: `x>=1, x<=2`, `x!=0, x!=1`."""
-  if any(node.kind != 'chain' for node in conditions):
-    return None
-  relations = [node.text for node in conditions]
-  if set(relations) == {'!='}:
-    name, points = conditions[0].parts[0], [n.parts[1] for n in conditions]
-    return named(name, excluding(points)) if all(
-        node.parts[0] == name for node in conditions) else None
-  try:
-    (name, first), (other, second) = map(interval, conditions)
-  except (expressions.Unreadable, ValueError):
-    return None
-  infinite = [[expressions.infinity(end.parts[0]) != 0 for end in node.parts]
-              for node in (first, second)]
-  if name != other or sorted(infinite) != [[False, True], [True, False]]:
-    return None
-  low, high = (first, second) if infinite[0][1] else (second, first)
-  return named(name, Node('tuple', (low.parts[0], high.parts[1]),
-                          low.text[0] + high.text[1]))
-
-
-def named(variable: tuple, numbers: Node) -> Node:
-  """The statement that a variable is in a set."""
-  return Node('named', (numbers,), variable[1])
-
-
-def interval(chain: Node) -> tuple[tuple, Node]:
-  """Solves `a<x<b`, `x>=a`, `x!=a` and the like: (variable, set of numbers).
-
-  Raises:
-    expressions.Unreadable: it is no such condition on one variable.
-  """
-  relations, sides_ = chain.text.split(), list(chain.parts)
-  places = [i for i, side in enumerate(sides_) if side[0] == 'symbol']
-  if relations == ['!='] and places == [0]:
-    return sides_[0], excluding(sides_[1:])
-  if len(places) == 1 and len(sides_) <= 3:
-    place = places[0]
-    bounds = {}
-    if place > 0:
-      bounds[relations[place - 1]] = sides_[place - 1]
-    if place < len(sides_) - 1:
-      bounds[_FLIPPED.get(relations[place])] = sides_[place + 1]
-    low = next((r for r in ('<', '<=') if r in bounds), None)
-    high = next((r for r in ('>', '>=') if r in bounds), None)
-    if len(bounds) == len(sides_) - 1 == (low is not None) + (high is not None):
-      infinity = ('constant', 'inf')
-      ends = (bounds.get(low, ('negative', infinity)),
-              bounds.get(high, infinity))
-      brackets = ('[' if low == '<=' else '(') + (']' if high == '>=' else ')')
-      return sides_[place], Node(
-          'tuple', tuple(Node('value', (end,)) for end in ends), brackets)
-  raise expressions.Unreadable('no interval')
-
-
-def excluding(points: Sequence[tuple]) -> Node:
-  """All real numbers but the constants `points`, as a union of intervals."""
-  if any(map(expressions.symbols, points)):
-    raise expressions.Unreadable('no constants')
-  infinity = ('constant', 'inf')
-  ends = [Node('value', (end,)) for end in (
-      ('negative', infinity), *sorted(points, key=values.order), infinity)]
-  pairs = tuple(Node('tuple', pair, '()') for pair in zip(ends, ends[1:]))
-  return Node('union', pairs) if len(pairs) > 1 else pairs[0]
 
 
 def _reals(text, depth):
@@ -251,8 +164,8 @@ def _reals(text, depth):
   points = read(without[0], depth + 1).parts if without else ()
   if any(point.kind != 'value' for point in points):
     raise expressions.Unreadable(text)
-  node = excluding([point.parts[0] for point in points])
-  return Node('named', (node,), variable.strip()) if element else node
+  node = nodes.excluding([point.parts[0] for point in points])
+  return nodes.Node('named', (node,), variable.strip()) if element else node
 
 
 def _described(inside, depth):
@@ -265,7 +178,7 @@ def _described(inside, depth):
       not _REALS.fullmatch(domain.strip())):
     return None
   node = read(condition, depth + 1)
-  found = {part.text if part.kind == 'named' else interval(part)[0][1]
+  found = {part.text if part.kind == 'named' else nodes.interval(part)[0][1]
            for part in (node.parts if node.kind == 'union' else (node,))
            if part.kind in ('named', 'chain')}
   if found != {name.strip().lstrip('\\')}:
@@ -301,18 +214,18 @@ def _related(sides, relations, depth):
   if set(relations) <= {'=', 'in'} and _NAMED.fullmatch(sides[0].strip()) or (
       relations == [':'] and _LABEL.fullmatch(sides[0].strip())
       and not set(sides[0].split()) & _CODE):
-    return Node('named', (read(sides[-1], depth + 1),), sides[0].strip())
+    return nodes.Node('named', (read(sides[-1], depth + 1),), sides[0].strip())
   if relations == [':']:  # a ratio
-    return Node('value', (
+    return nodes.Node('value', (
         ('quotient', *(expressions.parse(side) for side in sides)),),
                 ':'.join(sides))
   if not {'in', ':', '~'}.isdisjoint(relations):
     raise expressions.Unreadable(relations)
   if relations == ['!='] and sides[0].strip() and ',' in sides[1]:
     points = read(sides[1], depth + 1)
-    return named(expressions.parse(sides[0]), excluding(
+    return nodes.named(expressions.parse(sides[0]), nodes.excluding(
         [part.parts[0] for part in points.parts]))
-  return Node('chain', tuple(
+  return nodes.Node('chain', tuple(
       expressions.parse(units.split(side)[0]) for side in sides),
               ' '.join(relations))
 
@@ -323,7 +236,7 @@ def _rounded(exact, decimal, depth):
   if not exact.strip():
     return rounded
   if _NAMED.fullmatch(exact.strip()):
-    return Node('named', (rounded,), exact.strip())
+    return nodes.Node('named', (rounded,), exact.strip())
   node = read(exact, depth + 1)
   value = node.parts[0] if node.kind == 'named' else node
   if value.kind == rounded.kind == 'value' and '.' in rounded.text and (
@@ -351,9 +264,9 @@ def _fenced(tokens, depth):
       return read(''.join(inside), depth + 1)
     return None
   if opening in ('{', '\\{'):
-    return Node('set', _items(items, depth))
+    return nodes.Node('set', _items(items, depth))
   brackets = '()' if opening == '\\langle' else opening + closing
-  return Node('tuple', _items(items, depth), brackets)
+  return nodes.Node('tuple', _items(items, depth), brackets)
 
 
 def _encloses(tokens):
@@ -379,7 +292,7 @@ def _items(texts, depth, kind='list'):
 
 def _matrix(body, depth):
   rows = [row.split('&') for row in body.split('\\\\') if row.strip()]
-  return Node('matrix', tuple(Node('tuple', tuple(
+  return nodes.Node('matrix', tuple(nodes.Node('tuple', tuple(
       read(cell, depth + 1) for cell in row), '()') for row in rows))
 
 
@@ -389,22 +302,22 @@ def _single(text, depth):
     base = _BASES.get(match[4]) or (
         int(match[4]) if match[4].lstrip('-').isdigit() else 0)
     if abs(base) > 1 and (match[2][0].isdigit() or abs(base) > 10):
-      return Node('based', (base,), match[2].upper())
+      return nodes.Node('based', (base,), match[2].upper())
   if text == '\\ldots':
-    return Node('dots')
+    return nodes.Node('dots')
   if _EMPTY.fullmatch(text.casefold()):
-    return Node('set')
+    return nodes.Node('set')
   if (match := _CHOICE.fullmatch(text)) and match[1].isupper():
-    return Node('word', text=match[1])
+    return nodes.Node('word', text=match[1])
   if match := _LABELLED.fullmatch(text):
-    return Node('option', (read(match[4], depth + 1),),
+    return nodes.Node('option', (read(match[4], depth + 1),),
                 match[1] or match[2] or match[3])
   if match := _LETTERS.fullmatch(text):
-    return Node('word', text=match[1].casefold())
+    return nodes.Node('word', text=match[1].casefold())
   if text.isalpha() and text.isupper():  # HTH, no product
-    return Node('word', text=text)
+    return nodes.Node('word', text=text)
   if _is_word(text) or _CAPITALISED.fullmatch(text):
-    return Node('word', text=text.casefold().strip())
+    return nodes.Node('word', text=text.casefold().strip())
   if '\\pm' in text or '\\mp' in text:
     return _joined('list', _signed(text), depth)
   return _value(text)
@@ -437,7 +350,7 @@ def _value(text):
   # Python's spelling of `np.exp(1)` and `8.7e8`
   text = _SCIENTIFIC.sub(
       r'(\1*10^{\2})', re.sub(r'\b(?:np|numpy|math)\.', '', text))
-  return Node('value', (expressions.parse(text),), digits, unit, is_percent)
+  return nodes.Node('value', (expressions.parse(text),), digits, unit, is_percent)
 
 
 def _with_unit(node, unit):

@@ -10,6 +10,7 @@ import pytest
 from tepo_jax import grading
 from tepo_jax.grading import answers
 from tepo_jax.grading import comparison
+from tepo_jax.grading import evaluation
 from tepo_jax.grading import expressions
 from tepo_jax.grading import structures
 from tepo_jax.grading import values
@@ -67,7 +68,7 @@ def test_brackets_may_be_nested_to_a_bound():
 def test_a_sum_cancels_only_if_most_of_its_digits_are_lost():
   for text, is_cancelled in ((r'1000\sqrt2-999\sqrt2', False),
                              (r'\sqrt2^2-2', True)):
-    found = values._Values('constant', values.DIGITS)
+    found = evaluation.Values('constant', evaluation.DIGITS)
     found.of(expressions.parse(text))
     assert found.cancelled is is_cancelled, text
 
