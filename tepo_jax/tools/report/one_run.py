@@ -20,8 +20,8 @@ def header(run: runs_lib.Run, seconds: float) -> str:
   seconds: of its steps and evaluations.
   """
   start = run.starts[-1] if run.starts else {}
-  arguments = shlex.split(
-      run.starts[0].get('command', '') if run.starts else '')
+  arguments = shlex.split(next(
+      (begun['command'] for begun in run.starts if 'command' in begun), ''))
   facts = {'state': run.state}
   if run.fields is not None:
     facts |= _what(run.fields, start) | _changes(run.fields, arguments)

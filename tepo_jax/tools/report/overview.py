@@ -206,7 +206,7 @@ def comparison(groups: Sequence[runs_lib.Seeds], form: str) -> str:
           *[''] * (3 - len(interval))]
          for label, name, count, points in found
          for point, (interval, where) in points.items()])
-  return f'% {INTERVAL}\n' + tables.latex_of(
+  return f'% Accuracies in per cent. {INTERVAL}\n' + tables.latex_of(
       ['method', 'set', 'n', *POINTS],
       [[label, name, str(count), *(
           _percentages(interval) for interval, _ in points.values())]
