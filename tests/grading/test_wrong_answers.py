@@ -44,6 +44,8 @@ _MARKUP = re.compile(r'\\(?:begin|end)\{[^{}]*\}(?:\{[^{}]*\})?')
 
 # Equivalent after all: {reason: [(reference, regular expression of answers)]}.
 EQUIVALENT = {
+    'a constant function of another variable': [
+        ('$f(x)=1$', r'\$f\([a-z]\)=1\$')],
     'the binomial is symmetric': [
         (r'\binom{4025}{2013}', r'\\binom\{4025\}\{2012\}')],
     'the exponent of -1 differs by an even number': [
