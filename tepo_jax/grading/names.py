@@ -47,19 +47,21 @@ def tuples(rows):
 
 def renamed(reference, answer):
   """Functions: `f(n)=2n` is `f(x)=2x`, and `y=2x` too."""
-  names = [structures.applied(node.text) for node in (reference, answer)]
-  if names == [None, None]:
-    return reference, answer
-  if None in names:  # y = and f(x) =, but not x = and f(x) =
-    plain = (reference, answer)[names.index(None)].text
-    arguments = next(filter(None, names))
+  wanted, given = (
+      structures.applied(node.text) for node in (reference, answer))
+  if wanted is None or given is None:
+    arguments = wanted or given
+    if arguments is None:
+      return reference, answer
+    # y = and f(x) =, but not x = and f(x) =
+    plain = (reference if wanted is None else answer).text
     return [reference.parts[0], answer.parts[0]] if len(plain) == 1 and (
         plain not in arguments and len(arguments[0]) == 1) else [
             reference, answer]
   node = answer.parts[0]
-  if len(names[0]) != len(names[1]) or names[0][0] != names[1][0]:
+  if len(wanted) != len(given) or wanted[0] != given[0]:
     raise Different
-  if node.kind == 'value' and names[0] != names[1]:
-    tree = trees.renamed(node.parts[0], dict(zip(names[1], names[0])))
+  if node.kind == 'value' and wanted != given:
+    tree = trees.renamed(node.parts[0], dict(zip(given, wanted)))
     node = nodes.Node('value', (tree,))
   return [reference.parts[0], node]

@@ -94,4 +94,4 @@ def excluding(points: Sequence[tuple]) -> Node:
   ends = [Node('value', (end,)) for end in (
       ('negative', infinity), *sorted(points, key=values.order), infinity)]
   pairs = tuple(Node('tuple', pair, '()') for pair in zip(ends, ends[1:]))
-  return Node('union', pairs) if len(pairs) > 1 else pairs[0]
+  return pairs[0] if len(pairs) == 1 else Node('union', pairs)

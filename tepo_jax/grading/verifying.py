@@ -94,11 +94,12 @@ def verify_alone(answer: str, references: Sequence[str], alarm_s: int
   timed_out = False
   for reference in references:
     try:
-      texts = [math_verify.parse(
-          f'\\boxed{{{text}}}', extraction_config=config,
-          parsing_timeout=alarm_s, raise_on_error=True)
-               for text in (reference, answer)]
-      if math_verify.verify(*texts, timeout_seconds=alarm_s,
+      wanted, given = (
+          math_verify.parse(
+              f'\\boxed{{{text}}}', extraction_config=config,
+              parsing_timeout=alarm_s, raise_on_error=True)
+          for text in (reference, answer))
+      if math_verify.verify(wanted, given, timeout_seconds=alarm_s,
                             raise_on_error=True):
         return True, False
     except errors.TimeoutException:
