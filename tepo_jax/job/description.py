@@ -8,7 +8,7 @@ from tepo_jax.job import configuration
 from tepo_jax.learning import advantage
 from tepo_jax.learning import objective
 
-EQUATION = 'L = sum_it c_it (coef M_it R_it - S(w_it, A_it))'
+EQUATION = 'L = sum_it c_it (coef M_it R_it - b_it S(w_it, A_it))'
 
 _PARTS = (
     ('weight', objective.WEIGHTS), ('clip', objective.CLIPS),

@@ -225,7 +225,7 @@ def _minibatch_programs(jit, scorer, policy_loss, optimizer, state_sharding,
         on(frozen), params, minibatch, states, first)
 
   def old_policy(params, minibatch, frozen=None):
-    return update.score_and_keep(on(frozen), params, minibatch)[2]
+    return update.score_with_states(on(frozen), params, minibatch)[2]
 
   def train_step(state, minibatch, rng, old, frozen=None):
     return update.train_step(

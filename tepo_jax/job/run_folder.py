@@ -174,7 +174,8 @@ def _check_same_run(config, workdir):
           f'{name} (was {_shown(saved, name)}, now {_shown(asked, name)})')
   if other := differing[fields_lib.SAME]:
     what = f'belongs to another config: {errors.listed(other)}'
-    if not _is_untrained(workdir):
+    # A model folder's config.json has none of a run's fields.
+    if 'steps' not in saved or not _is_untrained(workdir):
       raise errors.InputError(f'--workdir={workdir} {what}')
     if _makes_another_model(workdir, other):
       raise errors.InputError(

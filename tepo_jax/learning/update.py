@@ -9,7 +9,7 @@ of microbatches, the packing and the mesh change the result by rounding only.
 The exact KL needs π_old's distributions at the states of every update.
 `score_minibatch` runs π_old over these tokens in any case, for ℓ° and H°; it
 keeps the final hidden states, so that an update applies π_old's head to them
-and never runs its layers. `score_minibatch` and `train_step` share the forward
+and need not run its layers. `score_minibatch` and `train_step` share the forward
 pass and its shapes: until the weights move, w = 1, H − H° = 0 and
 KL(π_old ‖ π_old) = 0 exactly. So it is on CPUs, where tests hold it. On an H200
 in bfloat16 the two programs round apart: w from 0.988 to 1.005 was seen in the
@@ -129,7 +129,7 @@ def score_minibatch(
   return scores.logp_BT, scores.entropy_BT, old
 
 
-def score_and_keep(
+def score_with_states(
     scorer: Scorer, params: Any, minibatch: batch_lib.Minibatch
 ) -> tuple[jax.Array, jax.Array, OldPolicy]:
   """`score_minibatch` with the hidden states of this minibatch kept."""

@@ -65,6 +65,14 @@ def test_until_something_is_trained_any_config_is_taken(tmp_path, capsys):
     _claim(_config(), tmp_path)
 
 
+def test_a_model_folder_is_no_workdir_that_has_not_been_trained(tmp_path):
+  (tmp_path / 'config.json').write_text('{"architectures": ["X"]}')
+  before = _contents(tmp_path)
+  with pytest.raises(errors.InputError, match='belongs to another config'):
+    _claim(_config(), tmp_path)
+  assert _contents(tmp_path) == before
+
+
 @pytest.mark.parametrize('name, said', [
     ('checkpoints', 'a file, but a run keeps a folder'),
     ('rollouts', 'a file, but a run keeps a folder'),

@@ -145,7 +145,7 @@ def _jitted(programs):
   scorer = programs.scorer
 
   def begin(params, minibatch):
-    return update.score_and_keep(scorer, params, minibatch)
+    return update.score_with_states(scorer, params, minibatch)
 
   def scores(params, minibatch, old):
     return update.loss_and_gradient(  # of 0, which costs no backward pass
