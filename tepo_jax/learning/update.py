@@ -9,8 +9,8 @@ of microbatches, the packing and the mesh change the result by rounding only.
 The exact KL needs π_old's distributions at the states of every update.
 `score_minibatch` runs π_old over these tokens in any case, for ℓ° and H°; it
 keeps the final hidden states, so that an update applies π_old's head to them
-and need not run its layers. `score_minibatch` and `train_step` share the forward
-pass and its shapes: until the weights move, w = 1, H − H° = 0 and
+and need not run its layers. `score_minibatch` and `train_step` share the
+forward pass and its shapes: until the weights move, w = 1, H − H° = 0 and
 KL(π_old ‖ π_old) = 0 exactly. So it is on CPUs, where tests hold it. On an H200
 in bfloat16 the two programs round apart: w from 0.988 to 1.005 was seen in the
 first update.

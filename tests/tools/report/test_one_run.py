@@ -38,7 +38,7 @@ def _facts(text):
 def test_it_begins_with_what_was_run(make_run, tmp_path, monkeypatch):
   facts = _facts(_page(make_run, tmp_path, monkeypatch, COMMAND))
   assert facts.pop('method').startswith(
-      'tepo: L = sum_it c_it (coef M_it R_it - S(w_it, A_it))'
+      'tepo: L = sum_it c_it (coef M_it R_it - b_it S(w_it, A_it))'
       '|weight: sequence: w = s_i = exp(sum_t m d / n_i)')
   assert facts == {
       'state': 'finished', 'model': 'embedded, 212,345 parameters',
