@@ -1,9 +1,10 @@
-"""Workloads for measurements: random weights, no download, no training.
+"""Workloads for measurements: random weights, no training.
 
   python -m tepo_jax.benchmark --config=configs/benchmark.py:tiny
 
 tiny: 8.0M parameters, 4 prompts x 8 samples, 64 + 128 tokens. small: 64M, 4 x
-8, 128 + 256 tokens. smollm2: the shape of SmolLM2-135M-Instruct, the sizes of
+8, 128 + 256 tokens. Neither downloads anything. smollm2 downloads 93 MB for
+its tokenizer: the shape of SmolLM2-135M-Instruct, the sizes of
 configs/smollm2.py:sums, 16 x 8, 92 + 10 tokens; in training, completions have a
 mean of 6 tokens (--mean_tokens=6).
 """

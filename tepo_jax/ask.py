@@ -191,7 +191,8 @@ def _completion(group, sample):
   if _REFERENCE.value is not None:
     notes.append('correct' if group.accuracy_G[sample] else 'wrong')
   return text_lib.Text.assemble(
-      group.text_G[sample].strip(), (f'\n[{", ".join(notes)}]\n', 'dim'))
+      errors.printable(group.text_G[sample].strip()),
+      (f'\n[{", ".join(notes)}]\n', 'dim'))
 
 
 def _lines() -> Iterator[str]:

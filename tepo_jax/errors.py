@@ -26,8 +26,8 @@ class RunError(RuntimeError):
 class Interrupted(Exception):
   """A signal stopped a program that has work left, which is saved.
 
-  The programs print one line on stderr and exit with status
-  `INTERRUPTED`: whatever started them may start them again.
+  The programs say on stderr what is saved, and exit with status `INTERRUPTED`:
+  whatever started them may start them again.
   """
 
 

@@ -166,7 +166,7 @@ def _results(evaluations, samples):
           lines[item.name], item.style, item.too_long)
                for item in evaluations},
       'first_decodings': [item.name for item in evaluations if item.is_first],
-      **results_lib.averages(first)}
+      **(results_lib.averages(first) if first else {})}
 
 
 if __name__ == '__main__':

@@ -48,21 +48,22 @@ def export(out: files.Path) -> None:
   processes.on_first(run_folder.check_out, out)
   mesh = mesh_lib.make({'data': 1, 'fsdp': -1, 'tensor': 1})
   trained = restore.restore_trained(_WORKDIR.value, mesh, _STEP.value)
-  folder = trained.folder
+  folder, config = trained.folder, run_folder.read_config(_WORKDIR.value)
   card = model_card.card(
-      run_folder.read_config(_WORKDIR.value), folder, trained.step,
+      config, folder, trained.step,
       summaries.read_records(files.path(_WORKDIR.value)), _ADAPTER.value)
   if _ADAPTER.value:
     if trained.base is None:
       raise errors.InputError(f'--adapter: {_WORKDIR.value} is not a LoRA run')
-    adapters.save(out, trained.model.lora, trained.params, folder, card)
+    adapters.save(out, trained.model.lora, trained.params,
+                  model_card.named_base(config) or folder, card)
   else:
-    arguments = run_folder.read_config(_WORKDIR.value).data.template_args
     weights.save(
         out, weights.model_config(folder), trained.complete(), source=folder,
         texts={model_card.CARD: card, model_card.GENERATION:
                model_card.generation_config(folder),
-               **model_card.chat_templates(folder, arguments)})
+               **model_card.chat_templates(
+                   folder, config.data.template_args)})
   # The others wait until everything is uploaded.
   processes.on_first(print, f'exported {_WORKDIR.value} to {out}')
 

@@ -48,7 +48,8 @@ _WORKDIR = flags.DEFINE_string(
     'workdir', None, 'Folder of the run, new or to resume; also gs://BUCKET/…',
     required=True)
 _QUIET = flags.DEFINE_bool(
-    'quiet', False, 'Print only warnings and the closing table.')
+    'quiet', False, 'Print no steps: only warnings, what is resumed, and '
+    'the closing table.')
 
 
 def main() -> None:

@@ -235,12 +235,14 @@ def render(template: Template, tokenizer, problem: problem_lib.Problem
 
 
 def _turns(template, problem):
-  """The chat turns: the template's system turn and examples, the row's turns,
+  """The chat turns: a system turn, the template's examples, the row's turns,
   the problem."""
-  texts = [turn for example in template.examples
-           for turn in zip(('user', 'assistant'), example)]
-  texts += [*problem.turns, ('user', _user_turn(template, problem))]
-  turns = [{'role': role, 'content': text} for role, text in texts]
+  examples = [turn for example in template.examples
+              for turn in zip(('user', 'assistant'), example)]
+  texts = [*problem.turns, ('user', _user_turn(template, problem))]
+  place = 1 if texts[0][0] == 'system' else 0
+  turns = [{'role': role, 'content': text}
+           for role, text in texts[:place] + examples + texts[place:]]
   if template.system is not None:
     if any(turn['role'] == 'system' for turn in turns):
       raise errors.InputError(

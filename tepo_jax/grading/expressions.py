@@ -26,7 +26,7 @@ _MPMATH = (
     'sin cos tan cot sec csc sinh cosh tanh coth sech csch asin acos atan acot '
     'asec acsc asinh acosh atanh acoth asech acsch exp ln floor ceil factorial '
     'abs re im conj').split()
-# Spelling -> function of _Values. arcsin, arsinh and the like follow.
+# Spelling -> function of evaluation.Values. arcsin, arsinh and the like follow.
 _FUNCTIONS = {name: name for name in _MPMATH} | {
     'log': 'ln', 'lg': 'log10', 'Re': 're', 'Im': 'im', 'ctg': 'cot',
     'tg': 'tan', 'cosec': 'csc'}

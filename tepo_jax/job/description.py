@@ -37,7 +37,9 @@ def formula(fields: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 def _numbers(fields, part, choice):
   """' (low=0.2, high=0.28)': the numbers of a choice in the fields."""
-  names = (*getattr(choice, 'ranges', ()), *getattr(choice, 'optional', ()))
+  drop = getattr(choice, 'drop', None)
+  names = (*getattr(choice, 'ranges', ()), *getattr(choice, 'optional', ()),
+           *(drop.ranges if drop else ()))
   section = 'method.reg' if part.startswith('reg.') else f'method.{part}'
   numbers = {name: fields.get(f'{section}.{name}') for name in names}
   if part == 'reg.penalty':

@@ -14,6 +14,7 @@ from configs import fields as fields_lib
 from tepo_jax.job import evaluation
 from tepo_jax.job import prompt_sets
 from tepo_jax.job import provenance
+from tepo_jax.job import texts as texts_lib
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.runtime import files
 
@@ -79,6 +80,14 @@ def of_prompts(name: str, prompts: Iterable[groups_lib.Prompt]
     digest.update(repr((prompt.problem, prompt.token_ids)).encode(
         errors='surrogatepass'))
   return {f'the data set {name}': digest.hexdigest()}
+
+
+def of_texts(texts: Iterable[texts_lib.Text]) -> dict[str, Any]:
+  """The tokens of `eval.texts`, and which of them are scored."""
+  return {f'the text {text.name}': [
+      (array.shape, hashlib.blake2b(
+          array.tobytes(), digest_size=16).hexdigest())
+      for array in (text.token_NS, text.mask_NT)] for text in texts}
 
 
 def _version(name):

@@ -9,10 +9,12 @@ from typing import Any
 import ml_collections
 
 from configs import fields as fields_lib
+from tepo_jax import errors
 from tepo_jax.data import chat_templates as chat_templates_lib
 from tepo_jax.data import prompts
 from tepo_jax.job import description
 from tepo_jax.policy.huggingface import hub
+from tepo_jax.policy.huggingface import packages
 from tepo_jax.policy.huggingface import tensor_files
 from tepo_jax.policy.huggingface import weights
 from tepo_jax.runtime import files
@@ -74,6 +76,14 @@ def chat_templates(folder: str, arguments: str) -> dict[str, str]:
   return texts
 
 
+def named_base(config: ml_collections.ConfigDict) -> str | None:
+  """The hub id of the model that a run started from; None: it has none."""
+  if config.model is None or packages.is_named(config.model) or (
+      files.path(config.model).exists()):
+    return None
+  return config.model
+
+
 def card(config: ml_collections.ConfigDict, folder: str, step: int,
          records: Sequence[Mapping[str, Any]], is_adapter: bool) -> str:
   """The model card of what a run has trained, in Markdown.
@@ -85,13 +95,13 @@ def card(config: ml_collections.ConfigDict, folder: str, step: int,
   """
   base = config.model or 'the embedded model, which the run made itself'
   license_ = _license(config.model, folder)
-  is_named = config.model is not None and not files.path(config.model).exists()
+  hub_id = named_base(config)
   head = ['---', f'library_name: {"peft" if is_adapter else "transformers"}',
           f'license: {license_}',
-          *([f'base_model: {config.model}'] if is_named else []), '---']
+          *([f'base_model: {hub_id}'] if hub_id else []), '---']
   load, serve = (_ADAPTER, _ADAPTER_SERVERS) if is_adapter else (
       _FULL, _SERVERS)
-  values = {'base': config.model or folder, 'rank': config.lora.rank}
+  values = {'base': hub_id or folder, 'rank': config.lora.rank}
   return '\n'.join([
       *head, f'# {_title(base)}, {config.method_name}, step {step}', '',
       *_facts(config, base, license_, step), '', '## Method', '',
@@ -106,7 +116,7 @@ def _title(base):
 
 
 def _facts(config, base, license_, step):
-  about = (f'unknown: {config.model or base} states none'
+  about = ('unknown: the downloaded files of the base model state none'
            if license_ == UNKNOWN else license_)
   trained = (f'LoRA adapters of rank {config.lora.rank}' if config.lora.rank
              else 'all weights')
@@ -157,7 +167,11 @@ def _evaluation(records, step):
 
 
 def _prompt(config):
-  template = prompts.get(config.data.template, config.data.system)
+  try:
+    template = prompts.get(config.data.template, config.data.system)
+  except errors.InputError:  # a file of the machine that trained
+    return [f'The prompts of the training are those of the template '
+            f'`{config.data.template}`, a file that is not here.']
   system = '' if template.system is None else (
       f' with the system turn "{template.system}"')
   form = 'the chat template of the tokenizer' if template.is_chat else (
@@ -172,6 +186,8 @@ def _license(model, folder):
   """The license that the base model's own card names, in its first lines."""
   if model is None:
     return 'apache-2.0'  # this repository's
+  if packages.is_named(model):
+    return packages.license_of(model)
   readme = files.path(folder) / CARD
   found = readme.is_file() and re.match(
       r'---\n(?:.*\n)*?license:\s*(\S+)', readme.read_text('utf-8', 'replace'))

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import jax
+import ml_collections
 
 from tepo_jax.job import configuration
 from tepo_jax.job import programs as programs_lib
@@ -61,6 +62,9 @@ def restore_trained(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
   """
   config = run_folder.read_config(workdir)
   configuration.check_saved(config, f'{workdir}/config.json')
+  # Its checkpoint is read on these devices, whichever trained the model.
+  config = ml_collections.ConfigDict(config.to_dict())
+  config.rollout.tensor, config.compute.attention = None, 'auto'
   folder = session_lib.model_folder(config, workdir)
   model = programs_lib.prepare_model(weights.model_config(folder), config, mesh)
   base, digests = None, {}

@@ -260,9 +260,10 @@ def fix_date(config: ml_collections.ConfigDict, folder: str | os.PathLike,
   """Sets `config.data.date` if a model folder's chat template reads the clock:
   to the first date of `earlier`, or else to today, in all processes."""
   folder = hub.folder(folder, hub.TOKENIZER_FILES)
-  if config.data.date is not None or not any(
+  reads_clock = processes.any_of(any(
       chat_templates.CLOCK.encode() in (folder / name).read_bytes()
-      for name in hub.CHAT_TEMPLATES if (folder / name).is_file()):
+      for name in hub.CHAT_TEMPLATES if (folder / name).is_file()))
+  if config.data.date is not None or not reads_clock:
     return
   found = next(filter(None, earlier), None)
   date = (datetime.date.fromisoformat(found) if found

@@ -2,6 +2,7 @@
 """
 
 from collections.abc import Mapping, Sequence
+import contextlib
 import json
 import shlex
 import sys
@@ -129,10 +130,13 @@ def evaluated(scalars: dict[str, float]) -> str:
 
 
 def read_records(workdir: files.Path) -> list[dict[str, Any]]:
-  """The records of metrics.jsonl; none if the file is missing."""
-  path = workdir / 'metrics.jsonl'
-  return list(map(json.loads, path.read_text('utf-8').splitlines())
-              ) if path.exists() else []
+  """The records of metrics.jsonl; none if the file is missing. A torn line, of
+  a run that was killed or writes it now, is left out."""
+  path, records = workdir / 'metrics.jsonl', []
+  for line in path.read_text('utf-8').splitlines() if path.exists() else ():
+    with contextlib.suppress(ValueError):
+      records.append(json.loads(line))
+  return records
 
 
 def results_table(workdir: files.Path) -> str:
@@ -142,7 +146,7 @@ def results_table(workdir: files.Path) -> str:
   first set; and the nats per token of texts. The best is that of the highest
   avg@k of the first set.
   """
-  records = [r for r in read_records(workdir) if _averages(r)]
+  records = [r for r in read_records(workdir) if _averages(r) or _nats(r)]
   if not records:
     return 'no evaluation was recorded'
   first, last = records[0], records[-1]

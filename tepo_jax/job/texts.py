@@ -20,6 +20,7 @@ from tepo_jax.data import prompts
 from tepo_jax.data import sources
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import session as session_lib
+from tepo_jax.policy import rope
 from tepo_jax.policy import scoring
 from tepo_jax.runtime import files
 from tepo_jax.runtime import mesh as mesh_lib
@@ -46,7 +47,9 @@ class Text:
       part = slice(start, start + self.batch)
       logp_BT = mesh_lib.to_host(self.score(
           params, self.token_NS[part], self.position_NS[part]))
-      total -= float((logp_BT * self.mask_NT[part]).sum(dtype=np.float64))
+      # Elsewhere log-probabilities are undefined.
+      total -= float(logp_BT.sum(
+          where=self.mask_NT[part] > 0, dtype=np.float64))
     return total / float(self.mask_NT.sum())
 
 
@@ -69,13 +72,13 @@ def prepare(session: session_lib.Session) -> list[Text]:
   jitted = programs_lib.compiled(
       session.mesh, score, model.dtype,
       out_shardings=mesh_lib.replicated(session.mesh))
-  texts = []
-  for name in config.eval.texts:
-    rows = list(_rows(name, session.tokenizer))
+  texts, stems = [], [files.path(name).stem for name in config.eval.texts]
+  for name, stem in zip(config.eval.texts, stems):
+    rows = _rows(name, session)
     size = max(len(ids) for ids, _ in rows)
     size += -size % _UNIT
     batch = max(1, config.train.microbatch_tokens // size // shards) * shards
-    texts.append(Text(files.path(name).stem, *_padded(
+    texts.append(Text(stem if stems.count(stem) == 1 else name, *_padded(
         rows, size, min(batch, len(rows) + -len(rows) % shards)), jitted))
   return texts
 
@@ -93,16 +96,31 @@ def _padded(rows, size, batch):
   return token_NS, position_NS, mask_NT, batch
 
 
-def _rows(name, tokenizer):
-  """Yields (token ids, how many at the end are scored)."""
-  path = files.path(name)
+def _rows(name, session):
+  """[(token ids, how many at the end are scored)]."""
+  path, tokenizer = files.path(name), session.tokenizer
   if path.suffix == '.txt' and path.exists():
-    ids = tokenizer.encode(path.read_text('utf-8'), add_special_tokens=False)
+    try:
+      text = path.read_text('utf-8')
+    except (OSError, UnicodeDecodeError) as error:
+      raise errors.InputError(f'{name}: {errors.one_line(error)}') from error
+    ids = tokenizer.encode(text, add_special_tokens=False)
     rows = [ids[i:i + _WINDOW] for i in range(0, len(ids), _WINDOW)]
     found = [(row, len(row) - 1) for row in rows if len(row) > 1]
   elif path.suffix == '.jsonl':
-    found = [_row(f'{name}: row {number}', row, tokenizer)
+    data = session.config.data
+    template = prompts.get(
+        'plain', date=data.date,
+        arguments=data.template_args if tokenizer.chat_template else None)
+    found = [_row(f'{name}: row {number}', row, tokenizer, template)
              for number, row in sources.find(name, None, ()).rows]
+    model = session.model
+    most = rope.longest(model.max_position, model.rope_scaling)
+    for number, (ids, _) in enumerate(found, 1):
+      if len(ids) > most:
+        raise errors.InputError(
+            f'{name}: text {number} has {len(ids)} tokens, more than the '
+            f'model\'s {most} positions')
   else:
     raise errors.InputError(f'{name}: no .txt or .jsonl file')
   if not found:
@@ -110,7 +128,7 @@ def _rows(name, tokenizer):
   return found
 
 
-def _row(where, row, tokenizer):
+def _row(where, row, tokenizer, template):
   match row:
     case errors.InputError():
       raise row
@@ -120,8 +138,7 @@ def _row(where, row, tokenizer):
     case {'prompt': str(prompt), 'completion': str(completion)}:
       problem = problem_lib.Problem(where, prompt, (), where)
       answer = tokenizer.encode(completion, add_special_tokens=False)
-      ids = prompts.render(
-          prompts.get('plain'), tokenizer, problem) + answer
+      ids = prompts.render(template, tokenizer, problem) + answer
       scored = len(answer)
     case _:
       raise errors.InputError(

@@ -123,13 +123,14 @@ class Trainer:
     if saved is None:
       self.progress.phase(f'loading {self.session.folder}')
       learner.state = learner.first_state()
-      records.writer.truncate(-1)
+      processes.on_first(records.writer.truncate, -1)
       learner.fit()
       return
     self.step, learner.state, extra = saved
     self.cursor, self.unrecorded = extra['cursor'], extra['unrecorded']
     learner.skipped_in_a_row = extra['skipped_in_a_row']
-    records.writer.truncate(self.step - (self.unrecorded is not None))
+    processes.on_first(records.writer.truncate,
+                       self.step - (self.unrecorded is not None))
     if processes.is_first():
       for record in summaries.read_records(records.workdir):
         self.progress.trend(summaries.trends(record))

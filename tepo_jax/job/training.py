@@ -43,8 +43,16 @@ def train(config: ml_collections.ConfigDict, workdir: files.Path,
     session_lib.fix_date(config, folder, run_folder.saved_date(workdir))
   with (lock_lib.FolderLock(workdir) as lock,
         open_model(config, folder) as session):
-    run = (trainer.Trainer(config, session) if is_quiet
-           else _announced(config, session, workdir))
+    says = processes.is_first() and not is_quiet
+    if says:
+      print(summaries.header(config, session, workdir), flush=True)
+    run = trainer.Trainer(config, session)
+    agreement.check(lambda: facts.of_model(session.folder) | facts.of_prompts(
+        config.data.name, run.prompts) | facts.of_evaluations(run.evaluations)
+                    | facts.of_texts(run.texts))
+    if says:
+      print(summaries.data(config, len(run.prompts), run.evaluations),
+            f'\n{summaries.LEGEND}', sep='', flush=True)
     processes.on_first(run_folder.claim, config, workdir, lock)
     session_lib.cache_compilations(config)
     if is_unmade:
@@ -65,18 +73,3 @@ def train(config: ml_collections.ConfigDict, workdir: files.Path,
     raise error(summaries.stopped(how, workdir, config.steps))
   if processes.is_first():
     print(summaries.next_command(workdir), flush=True)
-
-
-def _announced(config: ml_collections.ConfigDict, session: session_lib.Session,
-               workdir: files.Path) -> trainer.Trainer:
-  """A trainer, after its run has been described: the data sets, which may take
-  long to load, last."""
-  if processes.is_first():
-    print(summaries.header(config, session, workdir), flush=True)
-  run = trainer.Trainer(config, session)
-  agreement.check(lambda: facts.of_model(session.folder) | facts.of_prompts(
-      config.data.name, run.prompts) | facts.of_evaluations(run.evaluations))
-  if processes.is_first():
-    print(summaries.data(config, len(run.prompts), run.evaluations),
-          f'\n{summaries.LEGEND}', sep='', flush=True)
-  return run

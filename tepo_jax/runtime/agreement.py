@@ -24,7 +24,18 @@ def check(facts: Callable[[], Mapping[str, object]]) -> None:
   """
   if jax.process_count() == 1:
     return
-  found = facts()
+  found, error = {}, None
+  try:
+    found = facts()
+  except errors.InputError as raised:
+    error = raised
+  failed = multihost_utils.process_allgather(np.array(error is not None))
+  if error is not None:
+    raise error
+  if failed.any():
+    raise errors.InputError(
+        f'{_processes(np.flatnonzero(failed))} cannot read what this process '
+        'can; its own message says what')
   names = sorted(found)
   if differing := _differing(_digests([json.dumps(names)]))[0]:
     raise errors.InputError(

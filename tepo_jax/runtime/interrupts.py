@@ -56,8 +56,10 @@ def set_last_words(function: Callable[[], str]) -> None:
 def end() -> None:
   """Ends this process at once, without any cleaning up."""
   # On a terminal, the cursor may be behind a live block and '^C'.
-  os.write(2, b'\n' * os.isatty(2) + f'{_last_words()}\n'.encode())
-  os._exit(STATUS)
+  try:
+    os.write(2, b'\n' * os.isatty(2) + f'{_last_words()}\n'.encode())
+  finally:
+    os._exit(STATUS)
 
 
 def _handle(*_):

@@ -18,6 +18,7 @@ from rich import progress_bar
 from rich import table
 from rich import text as text_lib
 
+from tepo_jax import errors
 from tepo_jax.runtime import processes
 
 PLAIN_PHASE_SECONDS = 5.0  # minimum between phase lines without a terminal
@@ -142,7 +143,8 @@ class Progress:
     """Shows a completion, unless the last one has been shown only briefly."""
     if time.monotonic() - self._sampled >= SAMPLE_SECONDS:
       self._sampled = time.monotonic()
-      self._sample = f'{verdict}: {" ".join(completion.split())}'
+      self._sample = errors.printable(
+          f'{verdict}: {" ".join(completion.split())}')
 
   def step(self, step: int, summary: str, kept: str = '') -> None:
     """Shows a finished step; `kept` stays on the terminal."""

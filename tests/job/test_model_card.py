@@ -49,7 +49,8 @@ def test_the_card_says_what_was_trained_and_how_to_load_it(tmp_path):
 
 def test_a_license_that_the_base_does_not_state_is_unknown(tmp_path):
   card = model_card.card(_config(str(tmp_path)), str(tmp_path), 5, [], True)
-  assert f'- License of the base model: unknown: {tmp_path} states none' in card
+  assert ('- License of the base model: unknown: the downloaded '
+          'files of the base model state none') in card
   assert 'license: unknown\n---' in card and 'base_model:' not in card
   assert 'None was recorded by the run.' in card
   assert f"AutoTokenizer.from_pretrained('{tmp_path}')" in card

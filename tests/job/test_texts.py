@@ -52,6 +52,7 @@ def _session(model, tokenizer, mesh, *names):
   return types.SimpleNamespace(
       model=model[0], mesh=mesh, tokenizer=tokenizer,
       config=ml_collections.ConfigDict(dict(
+          data=dict(date=None, template_args=''),
           train=dict(chunk_size=64, microbatch_tokens=1024),
           eval=dict(texts=names))))
 

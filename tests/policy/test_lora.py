@@ -56,7 +56,7 @@ def model(request, hf_model):
 @pytest.mark.long_after_first
 def test_logits_are_those_of_peft(model, batch, tmp_path):
   folder, torch_model, config, base, adapters = model
-  adapters_lib.save(tmp_path / 'out', config.lora, adapters, str(folder))
+  adapters_lib.save(tmp_path / 'out', config.lora, adapters, str(folder), '')
   # A fresh model, because peft modifies the one it is given.
   torch_model = type(torch_model).from_pretrained(folder)
   with_peft = peft.PeftModel.from_pretrained(torch_model, tmp_path / 'out')
@@ -143,9 +143,9 @@ def test_sharded_adapters_are_saved_whole(hf_model, tmp_path):
   assert placed['layers']['q']['lora_a'].sharding.spec[1] == 'fsdp'
   assert placed['layers']['q']['lora_b'].sharding.spec[2] == 'tensor'
   for name, tree in (('a', adapters), ('b', placed)):
-    adapters_lib.save(tmp_path / name, config.lora, tree, 'base')
+    adapters_lib.save(tmp_path / name, config.lora, tree, 'base', '')
   read = [(tmp_path / name / 'adapter_model.safetensors').read_bytes()
           for name in 'ab']
   assert read[0] == read[1]
   with pytest.raises(errors.InputError, match='not empty'):
-    adapters_lib.save(tmp_path / 'a', config.lora, adapters, 'base')
+    adapters_lib.save(tmp_path / 'a', config.lora, adapters, 'base', '')

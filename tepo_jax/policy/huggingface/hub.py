@@ -40,7 +40,7 @@ def folder(name: str | os.PathLike,
     InputError: neither a folder nor available from the hub or the package
       index.
   """
-  if str(name).startswith(packages.PREFIX):
+  if packages.is_named(str(name)):
     return packages.folder(str(name))
   path = files.path(name)
   if path.is_dir():
@@ -85,7 +85,8 @@ def folder_of_job(name: str) -> files.Path:
   others get copies. All of them must call this."""
   if not processes.is_job():  # without starting jax's devices
     return folder(name)
-  if processes.any_of(files.path(name).is_dir()) or not _ID.fullmatch(name):
+  if processes.any_of(files.path(name).is_dir()) or not (
+      _ID.fullmatch(name) or packages.is_named(name)):
     return folder(name)
   cache = pathlib.Path(huggingface_hub.constants.HF_HUB_CACHE)
   return sharing.folder_of_first(

