@@ -163,11 +163,11 @@ def test_what_is_no_copy(problem, reference, answer):
 @pytest.mark.long
 @pytest.mark.skipif(not _SHARED.is_dir(), reason='no real copies here')
 def test_copies_of_the_local_data():
-  """Copies every formula of every problem; prints what stays right."""
+  """Copies every formula of each fifth problem; prints what stays right."""
   total = touched = 0
   left = []
   for file, name in benchmarks.FILES.items():
-    for problem in datasets.load(f'{name}:{_SHARED / file}.jsonl'):
+    for problem in datasets.load(f'{name}:{_SHARED / file}.jsonl')[::5]:
       for reference in problem.references:
         total += 1
         verdicts = {
@@ -182,6 +182,6 @@ def test_copies_of_the_local_data():
                          structures.try_read(answers.canonical(reference.text)))]
   print(f'\n{touched} of {total} references have a copy that counted')
   print(*left, sep='\n')
-  assert touched > 100
+  assert touched > 20
   assert all(copies._is_choice(problem) or copies._is_number(copies._form(
       structures.try_read(text))) for problem, _, text in left)
