@@ -484,23 +484,57 @@ def test_gpu_refuses_more_tasks_than_gpus(launch):
   assert '8 tasks of a node and 2 GPUs' in done.stderr
 
 
-@pytest.mark.parametrize('status, restarts, requeued', [
-    (0, 0, False), (1, 0, False), (2, 0, False), (42, 0, True), (137, 3, True),
-    (42, 20, False)])
-def test_slurm_s_job_is_queued_again(launch, status, restarts, requeued):
+# Runs a task per word of $ENDS and ends with their highest status.
+_SRUN = '''#!/bin/bash
+echo "srun $*" >>"$STUBS/log"
+highest=0
+while [[ $1 == --* ]]; do shift; done
+for ENDS in $ENDS; do
+  status=0
+  "$@" || status=$?
+  (( status <= highest )) || highest=$status
+done
+exit $highest
+'''
+
+
+@pytest.fixture(name='slurm')
+def _slurm(launch):
+  task = launch.root / 'launch/gpu.sh'
+  task.write_text('#!/bin/bash\necho "task $*" >>"$STUBS/log"; exit "$ENDS"\n')
   for name, text in (
-      ('srun', 'echo "srun $*" >>"$STUBS/log"; exit "$SRUN_ENDS"'),
-      ('scontrol', 'echo "scontrol $*" >>"$STUBS/log"')):
-    (launch.stubs / name).write_text(f'#!/bin/bash\n{text}\n')
+      ('srun', _SRUN),
+      ('scontrol', '#!/bin/bash\necho "scontrol $*" >>"$STUBS/log"')):
+    (launch.stubs / name).write_text(text)
     (launch.stubs / name).chmod(0o755)
-  done = launch('slurm.sh', '--x', SLURM_SUBMIT_DIR=str(launch.root),
-                SLURM_JOB_ID='7', SRUN_ENDS=str(status), CONTAINER='a.sqsh',
-                SLURM_RESTART_COUNT=str(restarts))
+  return functools.partial(
+      launch, 'slurm.sh', '--x=a b', SLURM_SUBMIT_DIR=str(launch.root),
+      SLURM_JOB_ID='7')
+
+
+@pytest.mark.parametrize('ends, restarts, status, requeued', [
+    ('0', 0, 0, False), ('1', 0, 1, False), ('3 2 3', 0, 2, False),
+    ('3 1 137', 0, 1, False), ('42 42', 0, 42, True), ('0 137', 3, 137, True),
+    ('42', 20, 42, False)])
+def test_slurm_s_job_is_queued_again(
+    launch, slurm, ends, restarts, status, requeued):
+  done = slurm(ENDS=ends, CONTAINER='a.sqsh',
+               SLURM_RESTART_COUNT=str(restarts))
   assert done.returncode == status
+  assert (launch.root / 'runs').is_dir()  # which pyxis mounts
   srun, *others = launch.log()
   assert srun.startswith('srun --container-image=a.sqsh ')
-  assert srun.endswith('/runs:/tepo/runs launch/gpu.sh --x')
-  assert others == ['scontrol requeue 7'] * requeued
+  assert '/runs:/tepo/runs bash -c ' in srun
+  assert [line for line in others if line.startswith('scontrol')] == [
+      'scontrol requeue 7'] * requeued
+
+
+def test_slurm_s_job_is_not_queued_again_after_a_stop(launch, slurm):
+  (launch.root / 'runs').mkdir()
+  stop = launch.root / 'runs/stop.7'
+  stop.touch()
+  assert slurm(ENDS='42').returncode == 42
+  assert launch.log()[-1] == 'task --x=a b' and not stop.exists()
 
 
 _SWEEP_PYTHON = r'''#!/bin/bash
