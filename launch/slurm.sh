@@ -35,7 +35,8 @@ status=0
 # higher than theirs.
 # shellcheck disable=SC2016  # the task's bash is meant
 srun ${container[@]+"${container[@]}"} bash -c 'launch/gpu.sh "$@" && exit
-status=$?; exit $(( status <= 2 ? status + 250 : status ))' task "$@" || status=$?
+status=$?; exit $(( status <= 2 ? status + 250 : status ))' task "$@" \
+  || status=$?
 (( status <= 250 )) || status=$((status - 250))
 if [[ -e runs/stop.$SLURM_JOB_ID ]]; then
   rm "runs/stop.$SLURM_JOB_ID"
