@@ -421,14 +421,15 @@ def test_gpu_on_several_hosts(launch):
   done = launch('gpu.sh', 'stop', HOSTS='one two', DRY_RUN='1')
   commands = [shlex.split(line) for line in done.stdout.splitlines()]
   for index, (_, _, command) in enumerate(commands):
-    assert command.startswith('kill -TERM ')
-    assert command.endswith(f'/train.{index}.pid)')
+    assert f'; then kill -TERM $(cat ' in command
+    assert f'/train.{index}.pid)' in command
 
 
 def test_gpu_s_processes_on_hosts_are_stopped(launch):
   """ssh's stand-in runs what it is sent in a shell here."""
   ssh = launch.stubs / 'ssh'
-  ssh.write_text('#!/bin/bash\nexec env -u HOSTS bash -c "$2"\n')
+  ssh.write_text('#!/bin/bash\n[[ $1 != off ]] || exit 255\n'
+                 'exec env -u HOSTS bash -c "$2"\n')
   ssh.chmod(0o755)
   (launch.stubs / 'venv_is_there').touch()
   (launch.stubs / 'venv_python').write_text(
@@ -442,8 +443,14 @@ def test_gpu_s_processes_on_hosts_are_stopped(launch):
     assert time.monotonic() < deadline
     time.sleep(.05)
   process = int((launch.root / 'train.0.pid').read_text())
+  (launch.root / 'train.0.pid').rename(launch.root / 'train.2.pid')
   command = pathlib.Path(f'/proc/{process}/cmdline')
-  assert launch('gpu.sh', 'stop', HOSTS='one').returncode == 0
+  with subprocess.Popen(['sleep', '60']) as other:  # has the number of a run
+    (launch.root / 'train.1.pid').write_text(f'{other.pid}\n')
+    done = launch('gpu.sh', 'stop', HOSTS='off other one')
+    assert done.returncode == 255 and 'off is not stopped' in done.stderr
+    assert other.poll() is None
+    other.kill()
   while command.exists() and command.read_text():  # empty once it has ended
     assert time.monotonic() < deadline
     time.sleep(.05)
@@ -654,3 +661,5 @@ def test_sweep_of_an_own_config_covers_the_grid(launch, sweep):
   for wrong in (('own',), ('own', 'none.py'), ('own', 'own.py', '--grid=x')):
     done = sweep(*wrong)
     assert done.returncode == 2 and done.stderr.count('\n') == 1
+  done = sweep('own', 'own.py', HOSTS='a b')
+  assert done.returncode == 2 and 'HOSTS' in done.stderr and not launch.log()
