@@ -40,12 +40,15 @@ launch/gpu.sh $(printf '%q ' "${@:2}")>>train.$1.log 2>&1 </dev/null & \
 echo \$! >train.$1.pid; }"
 }
 
-# Runs on each of HOSTS by ssh what start_command says, or stops it.
+# Runs on each of HOSTS by ssh what start_command says, or stops it. By name:
+# another process may have the number of one that has ended.
 on_hosts() {
-  local id command
+  local id command pid status=0
   for id in "${!hosts[@]}"; do
     if [[ $1 == stop ]]; then
-      command="kill -TERM \$(cat $(printf %q "$PWD")/train.$id.pid)"
+      pid="\$(cat $(printf %q "$PWD")/train.$id.pid)"
+      command="if grep -qsa launch/supervise.sh /proc/$pid/cmdline; then \
+kill -TERM $pid; else echo no run is in progress; fi"
     else
       command=$(start_command "$id" "$@")
     fi
@@ -53,9 +56,13 @@ on_hosts() {
       printf '%q ' ssh "${hosts[$id]}" "$command"; echo
     else
       # shellcheck disable=SC2029  # this id and these arguments are meant
-      ssh "${hosts[$id]}" "$command"
+      ssh "${hosts[$id]}" "$command" || {
+        status=$?
+        [[ $1 == stop ]] || break
+        echo "launch/gpu.sh: ${hosts[$id]} is not stopped" >&2; }
     fi
   done
+  return "$status"
 }
 
 # Prints this task's GPUs, such as 2,3, as jax counts them: in a step of several

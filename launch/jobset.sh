@@ -2,12 +2,13 @@
 # Prints a JobSet for GKE that runs a program on a TPU slice or on GPUs, starts it
 # again after an interruption, and ends with it; see launch/CONTAINERS.md.
 #
-#   TYPE=v6e-16 IMAGE=… [NAME=tepo] [SPOT=1] [ACCOUNT=default] \
+#   TYPE=v6e-16 IMAGE=… [NAME=tepo] [SPOT=1] [ACCOUNT=…] \
 #     launch/jobset.sh [PROGRAM] --config=… --workdir=gs://… | kubectl apply -f -
 #
 # TYPE is one of launch/tpu_vm.sh types, tpu7x-N (N/2 chips), or GPUs as in
-# tepo_jax.plan: h100x8, h200x8, a100-80x1, h100x2x8 (two machines). ACCOUNT is the
-# Kubernetes service account that may use the bucket.
+# tepo_jax.plan: h100x8, h200x8, a100-80x1, h100x2x8 (two machines). ACCOUNT is a
+# Kubernetes service account that may use the bucket; without one, pods act as the
+# node pool's service account of Google's.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launch/tpu_types.sh
@@ -27,6 +28,7 @@ env="
 if [[ $TYPE =~ ^(h100|h200|a100-80)x(([0-9]+)x)?([1-8])$ ]]; then
   hosts=${BASH_REMATCH[3]:-1} count=${BASH_REMATCH[4]} resource=nvidia.com/gpu
   label=${BASH_REMATCH[1]/200/200-141}
+  privileged=false
   selectors="cloud.google.com/gke-accelerator: nvidia-${label/h100/h100-80}gb"
   command="'launch/gpu.sh', '$program'"
   [[ $hosts -eq 1 ]] || env+="
@@ -41,12 +43,17 @@ elif topology=$(gke_topology); then
   selectors="cloud.google.com/gke-tpu-accelerator: $(gke_accelerator)
               cloud.google.com/gke-tpu-topology: $topology"
   command="'.venv/bin/python', '-m', 'tepo_jax.$program'"
+  privileged=true  # else libtpu may lock too little memory
   env+="
               - {name: JAX_PLATFORMS, value: 'tpu,cpu'}
               - {name: TEPO_MULTIHOST, value: '$((hosts > 1))'}"
 else
   fail "TYPE=$TYPE: see launch/tpu_vm.sh types; GPUs are like h100x8"
 fi
+# On the nodes' own network GKE has no Workload Identity.
+network='hostNetwork: true
+            dnsPolicy: ClusterFirstWithHostNet'
+[[ -z ${ACCOUNT:-} ]] || network="serviceAccountName: $ACCOUNT"
 [[ -z ${SPOT:-} ]] || selectors+='
               cloud.google.com/gke-spot: "true"'
 
@@ -79,9 +86,7 @@ spec:
           spec:
             restartPolicy: Never
             terminationGracePeriodSeconds: 600
-            hostNetwork: true
-            dnsPolicy: ClusterFirstWithHostNet
-            serviceAccountName: ${ACCOUNT:-default}
+            $network
             nodeSelector:
               $selectors
             tolerations:
@@ -90,6 +95,7 @@ spec:
             containers:
             - name: tepo
               image: $IMAGE
+              securityContext: {privileged: $privileged}
               command: [$command, $(quoted "$@")]
               env:$env
               envFrom:  # HF_TOKEN, WANDB_API_KEY, …

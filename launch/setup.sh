@@ -44,12 +44,13 @@ apt_install() {
   fi
   say "installing $* with apt-get"
   for (( left = 60; ; left-- )); do
-    said=$("${sudo[@]}" apt-get update -qq 2>&1) && break
+    said=$(${sudo[@]+"${sudo[@]}"} apt-get update -qq 2>&1) && break
     [[ $said == *'Could not get lock'* && $left -gt 0 ]] \
       || { echo "$said" >&2; return 1; }
     sleep "${PAUSE:-10}"
   done
-  "${sudo[@]}" apt-get -o DPkg::Lock::Timeout=600 install -y -qq "$@" >&2
+  ${sudo[@]+"${sudo[@]}"} apt-get -o DPkg::Lock::Timeout=600 install -y -qq \
+    "$@" >&2
 }
 
 # Puts uv, which brings a Python of its own, into .uv; fails if PyPI is not
@@ -132,8 +133,8 @@ if ! up_to_date "$kind" "${files[@]}"; then
   fi
   .venv/bin/python -m pip --version >/dev/null 2>&1 || make_venv
   say "installing into .venv (takes minutes the first time)"
-  pip_install -r requirements.txt "${accelerator[@]}" \
-    || fail "pip could not install requirements.txt ${accelerator[*]}"
+  pip_install -r requirements.txt ${accelerator[@]+"${accelerator[@]}"} \
+    || fail "pip could not install requirements.txt ${accelerator[*]-}"
   record "$kind" "${files[@]}"
   if [[ $kind != cpu && -z ${SKIP_SELFTEST:-}${CUDA:-} ]]; then
     say "testing the $kind (about a minute)"

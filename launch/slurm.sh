@@ -7,13 +7,16 @@
 #SBATCH --signal=TERM@300
 #SBATCH --requeue
 #SBATCH --open-mode=append
-# Runs a program under Slurm, again and again until it ends: five minutes before
-# the time is over it saves and exits with status 42, and the job is queued again.
+# Runs a program under Slurm until it ends: five minutes before the time is over
+# it saves and exits with status 42, and the job is queued again, at most 20
+# times. The output is in slurm-JOBID.out.
 #
 #   sbatch [--nodes=N --time=T --partition=P …] launch/slurm.sh \
 #     --config=configs/qwen2_5_7b.py:tepo --workdir=runs/qwen
 #   CONTAINER=IMAGE sbatch … launch/slurm.sh ARGUMENTS
 #     in an image of launch/Dockerfile, by pyxis; runs/ is this folder's
+#   touch runs/stop.JOBID && scancel --signal=TERM JOBID
+#     makes the run save and exit; the job is not queued again
 #
 # Submit it in the repository's folder, which all nodes must share, after
 # CUDA=13 launch/setup.sh gpu (12 for drivers before 580). ARGUMENTS are those of
@@ -21,14 +24,23 @@
 set -euo pipefail
 cd "$SLURM_SUBMIT_DIR"  # this script is a copy in another folder
 
+mkdir -p runs
 container=()
 [[ -z ${CONTAINER:-} ]] || container=(
   --container-image="$CONTAINER" --container-workdir=/tepo
   --container-mounts="$PWD/runs:/tepo/runs")
 status=0
-srun "${container[@]}" launch/gpu.sh "$@" || status=$?
-# 1 and 2 are errors, which remain. srun's status is its tasks' highest.
-if (( status > 2 && ${SLURM_RESTART_COUNT:-0} < 20 )); then
+# srun's status is its tasks' highest. If one fails with 1 or 2, which are errors
+# that remain, the others end with 3, for a lost process: its status becomes
+# higher than theirs.
+# shellcheck disable=SC2016  # the task's bash is meant
+srun ${container[@]+"${container[@]}"} bash -c 'launch/gpu.sh "$@" && exit
+status=$?; exit $(( status <= 2 ? status + 250 : status ))' task "$@" \
+  || status=$?
+(( status <= 250 )) || status=$((status - 250))
+if [[ -e runs/stop.$SLURM_JOB_ID ]]; then
+  rm "runs/stop.$SLURM_JOB_ID"
+elif (( status > 2 && ${SLURM_RESTART_COUNT:-0} < 20 )); then
   echo "launch/slurm.sh: status $status: queued again" >&2
   scontrol requeue "$SLURM_JOB_ID"
 fi

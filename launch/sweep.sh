@@ -67,6 +67,8 @@ if [[ ${1:-} == --slice ]]; then slice=yes; shift; fi
     "mounted bucket"
 what=$1
 shift
+[[ ! $what =~ ^(own|table) || -z ${HOSTS:-} ]] || fail "HOSTS is set, with which" \
+  "launch/gpu.sh waits for no run"
 config='' grid=()
 if [[ $what == own ]]; then
   config=${1:-}
@@ -95,7 +97,6 @@ execute() {
 table() {
   local report list failed=0 skip='' line words command
   [[ -x .venv/bin/python ]] || fail "no .venv: run launch/setup.sh cpu|gpu|tpu"
-  [[ -z ${HOSTS:-} ]] || fail "HOSTS is set, with which launch/gpu.sh waits for no run"
   report=(.venv/bin/python -m tepo_jax.report "--table=$1"
           "--runs=${RUNS:-runs}")
   shift
@@ -134,7 +135,8 @@ train() {
   XLA_FLAGS=--xla_cpu_multi_thread_eigen=false \
     .venv/bin/python -m tepo_jax.train --config="$config" \
     --config.seed="$seed" --config.model="$out/base_model" \
-    --workdir="$out/runs/$name" "${own[@]}" "$@" >>"$out/logs/$name.log" 2>&1 \
+    --workdir="$out/runs/$name" ${own[@]+"${own[@]}"} "$@" \
+    >>"$out/logs/$name.log" 2>&1 \
     || { echo "$name failed: $(tail -n 1 "$out/logs/$name.log")" >&2
          return 1; }
 }
@@ -236,7 +238,7 @@ tepo,method.clip.low=3e-4,method.clip.high=4e-4}"
 add_to_map() {
   local new=()
   has_any "$out/runs" && new=(--runs="$out/runs/*")
-  .venv/bin/python -m tepo_jax.report --map="$map" "${new[@]}" \
+  .venv/bin/python -m tepo_jax.report --map="$map" ${new[@]+"${new[@]}"} \
     --out="$out/report"
 }
 

@@ -12,7 +12,7 @@
 #     lost, if it left none since the host was restarted; last prints the last
 #     line of its output; logs follows the output; stop sends SIGTERM
 #
-# The files job.pid, job.log and job.status are in the repository's folder.
+# The files job.pid, job.log, job.status and job.command are in the repository's folder.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -28,6 +28,13 @@ start() {
     echo "a program is in progress here: stop it first" >&2
     exit 2
   fi
+  if [[ "$*" == *=bucket/* ]] && ! mountpoint -q bucket; then
+    echo "error: bucket/ is not mounted, as after a restart of the host: stop," \
+      "setup with BUCKET=…, and the same run" | tee -a job.log >&2
+    echo 2 >job.status
+    exit 2
+  fi
+  echo "$*" >job.command
   # What launch/tpu_vm.sh passes on, such as HF_TOKEN.
   # shellcheck source=/dev/null
   if [[ -f ../tepo.env ]]; then source ../tepo.env; fi

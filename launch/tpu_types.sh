@@ -18,7 +18,7 @@ hosts() {
 }
 
 warn_of_cost() {
-  local count=all dollars=
+  local count='' dollars=
   if [[ -n ${TYPE:-} ]]; then
     count=$(chips)
     case $TYPE in  # list prices of a chip-hour in the US, in cents, of 2026
@@ -29,7 +29,7 @@ warn_of_cost() {
     [[ -z $dollars ]] || dollars=" (about \$$((count * dollars / 100)) an hour \
 at list price)"
   fi
-  say "the slice stays, and its $count chips are billed$dollars until you" \
+  say "the slice stays, and its ${count:+$count }chips are billed$dollars until you" \
     "run launch/tpu_vm.sh delete"
 }
 
@@ -87,7 +87,7 @@ check_type() {
   [[ $TYPE != v5e-* ]] \
     || fail "TYPE=$TYPE: gcloud's name is v5litepod-${TYPE#v5e-}"
   [[ ! ${TYPE,,} =~ ^(tpu)?-?v?7x ]] || fail "TYPE=$TYPE: the Cloud TPU API" \
-    "has no TPU7x; use GKE, see launch/README.md"
+    "has no TPU7x; use GKE, see launch/CONTAINERS.md"
   [[ $TYPE =~ ^[a-z0-9]+-[0-9]+$ ]] || fail "TYPE=$TYPE: not like v6e-16;" \
     "launch/tpu_vm.sh types prints them"
   [[ ${CREATE_FLAGS:-} != *--node-count* ]] || fail "CREATE_FLAGS:" \

@@ -41,6 +41,10 @@
 # can read; PACKAGES=… is for launch/setup.sh, wandb if WANDB_API_KEY is set.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+if (( BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404 )); then
+  echo "launch/tpu_vm.sh: error: needs bash 4.4 (macOS: brew install bash)" >&2
+  exit 2
+fi
 source launch/tpu_types.sh
 
 if [[ ${1:-} == --help || ${1:-} == -h ]]; then
@@ -57,16 +61,29 @@ do_it() {
 }
 tpus() { do_it gcloud compute tpus "$@" "${where[@]}"; }
 
-# remote ssh|scp ARGUMENTS...
+# remote ssh|scp ARGUMENTS...: a host that is lost is noticed after a minute.
 remote() {
-  local track=()
+  local option track=() lost=()
+  for option in ConnectTimeout=30 ServerAliveInterval=15 ServerAliveCountMax=4; do
+    lost+=("--$1-flag=-o$option")
+  done
   [[ ${SSH_FLAGS:-} != *--tunnel-through-iap* ]] || track=(alpha)
   do_it gcloud "${track[@]}" compute tpus tpu-vm "$@" "${ssh_flags[@]}" \
-    "${where[@]}"
+    "${lost[@]}" "${where[@]}"
 }
 
 # on_hosts N|all COMMAND
-on_hosts() { remote ssh "${NAME:?}" --worker="$1" --command="$2"; }
+on_hosts() {
+  remote ssh "${NAME:?}" --worker="$1" --command="$2" </dev/null
+}
+
+# send FILE NAME: to all hosts. For several hosts gcloud refuses to use its key if
+# an agent is running that does not have it.
+send() {
+  local key=~/.ssh/google_compute_engine
+  [[ -n $dry_run || ! -f $key ]] || ssh-add -q "$key" 2>/dev/null || true
+  remote scp "$1" "$NAME:$2" --worker=all
+}
 
 # What gcloud prints if it does not reach Google, or Google fails.
 network='gcloud crashed|Max retries exceeded|Unable to find the server|'
@@ -91,15 +108,17 @@ read_state() {
   local answer
   state='' code='' cause=''
   [[ -z $dry_run ]] || return 0
-  if ! answer=$(ask queued-resources describe "$NAME" --format="value(\
+  if ! answer=$(ask queued-resources describe "$NAME" --format="value[separator='|'](\
 state.state,state.failedData.error.code,state.failedData.error.message)"); then
     grep -q NOT_FOUND "$said" || { cat "$said" >&2; fail "gcloud failed"; }
     return 0
   fi
-  IFS=$'\t' read -r state code cause <<<"${answer%%$'\n'*}"
+  IFS='|' read -r state code cause <<<"${answer%%$'\n'*}"
   [[ $state == ACTIVE ]] || return 0
   state=$(ask tpu-vm describe "$NAME" --format='value(state)') \
-    || { cat "$said" >&2; state=TERMINATED; }
+    || { cat "$said" >&2
+         grep -q NOT_FOUND "$said" || fail "gcloud failed"
+         state=TERMINATED; }
   [[ $state != READY ]] || state=ACTIVE
 }
 gone='^(FAILED|SUSPENDED|SUSPENDING|PREEMPTED|TERMINATED|STOPPED|STOPPING)$'
@@ -148,12 +167,14 @@ delete() {
     || grep -q NOT_FOUND "$said" || { cat "$said" >&2; return 1; }
 }
 
-# Five times at most: a fresh host may not answer yet.
+# Five times at most, with growing pauses: a fresh host may not answer yet, and a
+# slice may be busy.
 repeat() {
+  local pauses
   "$@" && return
-  for _ in {1..4}; do
-    say "a host failed; trying again (hosts that are ready skip the work)"
-    pause
+  for pauses in 1 2 4 8; do
+    say "failed; trying again (hosts that are ready skip the work)"
+    while (( pauses-- > 0 )); do pause; done
     "$@" && return
   done
   return 1
@@ -164,8 +185,9 @@ setup() {
   [[ -z ${WANDB_API_KEY:-} || -n $packages ]] || packages=wandb
   # Status 1: a file grew meanwhile, such as the output of a run here.
   do_it tar -czf "$archive" --exclude=__pycache__ --exclude='./.*' \
-    --exclude=./runs --exclude=./bucket --exclude='./*.log' . || [[ $? -eq 1 ]]
-  repeat remote scp "$archive" "$NAME:tepo.tgz" --worker=all \
+    --exclude=./runs --exclude=./bucket --exclude='./*.log' . || [[ $? -eq 1 ]] \
+    || return
+  repeat send "$archive" tepo.tgz \
     && repeat on_hosts all "mkdir -p tepo && tar -xzf tepo.tgz -C tepo \
 && SKIP_SELFTEST=1 PACKAGES=$(printf %q "$packages") tepo/launch/setup.sh tpu" \
     && { [[ -z ${BUCKET:-} ]] || repeat on_hosts all \
@@ -183,13 +205,15 @@ pass_variables() {
   for name in HF_TOKEN WANDB_API_KEY ${PASS:-}; do
     [[ -z ${!name:-} ]] || printf 'export %s=%q\n' "$name" "${!name}"
   done >"$file"
-  [[ ! -s $file ]] || repeat remote scp "$file" "$NAME:tepo.env" --worker=all
+  [[ ! -s $file ]] || repeat send "$file" tepo.env
 }
 
-run() { start_program start; }
+run() {
+  pass_variables || fail "the variables could not be copied to a host"
+  start_program start
+}
 
 start_program() {
-  pass_variables || fail "the variables could not be copied to a host"
   on_hosts all "tepo/launch/tpu_host.sh $1 $program \
 $(printf '%q ' "${arguments[@]}")"
 }
@@ -202,8 +226,8 @@ poll() {
   local reached=yes states
   # A host without this script has lost its program, or never had one.
   states=$(on_hosts all "tepo/launch/tpu_host.sh report \
-|| { [ ! -e tepo/launch/tpu_host.sh ] && echo \"tepo: \$HOSTNAME lost\"; }") \
-    || reached=
+|| { [ ! -e tepo/launch/tpu_host.sh ] && echo \"tepo: \$HOSTNAME lost\"; }" \
+    2>"$scratch/polled") || reached=
   if [[ -n $dry_run ]]; then echo "$states"; verdict=0; return; fi
   states=$(sed -n 's/^tepo: .* //p' <<<"$states" | sort -n | uniq)
   # If one failed, the others know only that a process is lost.
@@ -220,26 +244,31 @@ poll() {
 }
 
 # Polls until the program has ended on all hosts or failed on one; sets `verdict`
-# also to taken. With `eager`, returns too if it stays incomplete: a host that
-# still saves is no reason to start the others again.
+# also to taken. Returns too if a host of an active slice stays unreachable and,
+# with `eager`, if the program stays incomplete: a host that still saves is no
+# reason to start the others again.
 follow() {
   local count=0 last=
   while :; do
     last=${verdict:-}
     poll
-    [[ $verdict == incomplete ]] && count=$((count + 1)) || count=0
+    [[ $verdict == "$last" ]] && count=$((count + 1)) || count=1
     case $verdict in
       running) ;;
       unreachable)
         read_state
         [[ -n $state ]] || fail "there is no slice $NAME"
         if [[ $state =~ $gone ]]; then verdict=taken; return; fi
-        [[ $last == unreachable ]] \
-          || say "a host does not answer; $NAME is $state" ;;
+        [[ $state != ACTIVE || $count -lt 20 ]] || return 0
+        if [[ $count -eq 1 ]]; then
+          cat "$scratch/polled" >&2
+          say "a host does not answer; $NAME is $state"
+        fi ;;
       incomplete)
         [[ $1 != eager || $count -lt 3 ]] || return 0
         [[ $1 == eager || $count -ne 3 ]] || say "a host was restarted: the" \
-          "others cannot resume without it; stop, and the same run" ;;
+          "others cannot resume without it; stop, setup if BUCKET was mounted," \
+          "and the same run" ;;
       *) return 0 ;;
     esac
     pause
@@ -254,6 +283,9 @@ finish() {
   case $verdict in
     0) ;;
     42) say "interrupted: the same run resumes" ;;
+    unreachable)
+      warn_of_cost
+      fail "a host does not answer" ;;
     *)
       stop >/dev/null 2>&1 || true
       say "status $verdict; see launch/tpu_vm.sh logs all, and /tmp/tpu_logs on" \
@@ -279,16 +311,19 @@ is_refused() {
 # Makes the program run on all hosts of an active slice; returns with status 1 if
 # there is none to be had now.
 start() {
-  local status=0
+  local status=0 other
   read_state
   if [[ $state == ACTIVE ]]; then
     poll
     if [[ $verdict == running ]]; then
+      other=$(on_hosts 0 "cat tepo/job.command" 2>/dev/null) || other=
+      [[ -z $other || $other == "$program ${arguments[*]}" ]] \
+        || fail "another program is in progress: $other"
       say "waiting for the program in progress"
       return 0
     fi
   fi
-  [[ ! $state =~ $gone ]] || delete || fail "the slice is not deleted"
+  [[ ! $state =~ $gone ]] || repeat delete || fail "the slice is not deleted"
   request || status=$?
   if [[ $status -eq 2 ]] || is_refused; then
     fail "there will be no slice: ${cause:-see above}"
@@ -299,7 +334,7 @@ start() {
     [[ -z $state || $state =~ $gone ]] && return 1
     setup_failed
   fi
-  start_program resume || say "a host did not start the program"
+  { pass_variables && start_program resume; } || say "a host did not start the program"
 }
 
 watch() {
@@ -323,9 +358,10 @@ watch() {
         remakes=$((remakes + 1))
         [[ $remakes -le 3 ]] || finish
         on_hosts all "tepo/launch/tpu_host.sh last" >&2 || true
-        say "status $verdict on a host, restarted five times:" \
-          "making the slice anew ($remakes of 3)"
-        delete || fail "the slice is not deleted" ;;
+        [[ $verdict == unreachable ]] \
+          || say "status $verdict on a host, restarted five times"
+        say "making the slice anew ($remakes of 3)"
+        repeat delete || fail "the slice is not deleted" ;;
     esac
     pause
   done

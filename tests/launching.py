@@ -72,6 +72,8 @@ SLICE = {'NAME': 'n', 'ZONE': 'z', 'PROJECT': 'p', 'TYPE': 'v6e-8'}
 #   creates       lines: the states that the next requests enter, else ACTIVE
 #   errors        lines that the next calls print, and fail
 #   host0/down    that host does not answer
+#   deletes       how many deletes are refused
+#   node_error    what describing the node prints, and fails
 _GCLOUD = r"""#!/bin/bash
 echo "$*" >>"$STUBS/gcloud_log"
 if [[ $* != *"compute tpus"* ]]; then
@@ -102,15 +104,23 @@ done
 status=0
 case "$*" in
   *"queued-resources describe"*) state ;;
-  *"tpu-vm describe"*) cat "$STUBS/node" 2>/dev/null || echo READY ;;
+  *"tpu-vm describe"*)
+    ! cat "$STUBS/node_error" >&2 2>/dev/null || exit 1
+    cat "$STUBS/node" 2>/dev/null || echo READY ;;
   *" create "*)
     new=$(head -n 1 "$STUBS/creates" 2>/dev/null)
     [[ -z $new ]] || sed -i 1d "$STUBS/creates"
     echo "${new:-ACTIVE}" >"$STUBS/state"
     rm -f "$STUBS/node"
     for host in $worker {0..3}; do mkdir -p "$STUBS/host$host"; done ;;
-  *" delete "*) rm -rf "$STUBS/state" "$STUBS"/host? ;;
+  *" delete "*)
+    left=$(cat "$STUBS/deletes" 2>/dev/null || echo 0)
+    echo $((left > 0 ? left - 1 : 0)) >"$STUBS/deletes"
+    (( left == 0 )) || { echo "ERROR: FAILED_PRECONDITION" >&2; exit 1; }
+    rm -rf "$STUBS/state" "$STUBS"/host? ;;
   *" ssh "*)
+    cat >/dev/null  # as ssh does
+    echo "SSH: Attempting to connect to worker 0..." >&2
     for host in $worker; do (on_host "$host" "$text") || status=$?; done ;;
   *" scp --recurse "*) cp -r "$STUBS/host0/${6#*:}" "$7" ;;
   *" scp "*)
@@ -137,6 +147,7 @@ case $does in
   taken) echo SUSPENDED >"$STUBS/state"; sleep 1 ;;
   preempted)
     echo PREEMPTED >"$STUBS/node"; touch "$STUBS/host0/down"; sleep 1 ;;
+  unreachable) touch "$STUBS/host$HOST/down"; sleep 1 ;;
   restart) kill -KILL "$PPID" ;;
   save) trap 'echo saved; exit 42' TERM
         while :; do sleep .05; done ;;
@@ -149,7 +160,9 @@ esac
 def make_slice(launch):
   """A function that runs tpu_vm.sh with the stand-in for gcloud, and programs
   that do what files say."""
-  for name, text in (('gcloud', _GCLOUD), ('venv_python', _PROGRAM)):
+  for name, text in (
+      ('gcloud', _GCLOUD), ('venv_python', _PROGRAM),
+      ('mountpoint', '#!/bin/bash\n[[ ! -e $STUBS/unmounted ]]\n')):
     (launch.stubs / name).write_text(text)
     (launch.stubs / name).chmod(0o755)
   for name in ('tepo_jax', 'configs', 'tests'):

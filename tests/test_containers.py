@@ -100,6 +100,8 @@ def test_a_jobset_follows_its_schema(type_, hosts, count, labels):
   } | {f'{_GKE}spot': 'true'}
   [container] = pod['containers']
   assert container['command'][-2:] == arguments
+  assert container['securityContext']['privileged'] == (
+      'tpu-topology' in labels)
   [limit] = container['resources']['limits'].items()
   assert limit == ('google.com/tpu' if 'tpu-topology' in labels
                    else 'nvidia.com/gpu', count)
@@ -124,6 +126,15 @@ def test_only_errors_that_remain_fail_a_jobset():
   assert pod['containers'][0]['command'] == [
       '.venv/bin/python', '-m', 'tepo_jax.evaluate', '--x']
   assert {'name': 'TEPO_MULTIHOST', 'value': '1'} in pod['containers'][0]['env']
+
+
+def test_a_pod_with_an_account_is_not_on_the_nodes_network():
+  """There GKE would give it the rights of the node pool's account."""
+  for account in '', 'trainer':
+    pod = _job(_jobset('--x', TYPE='v6e-16', IMAGE='i', ACCOUNT=account))[
+        'template']['spec']
+    assert pod.get('serviceAccountName', '') == account
+    assert pod.get('hostNetwork', False) == (not account)
 
 
 @pytest.mark.parametrize('arguments, environment, said', [

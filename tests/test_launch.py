@@ -421,14 +421,15 @@ def test_gpu_on_several_hosts(launch):
   done = launch('gpu.sh', 'stop', HOSTS='one two', DRY_RUN='1')
   commands = [shlex.split(line) for line in done.stdout.splitlines()]
   for index, (_, _, command) in enumerate(commands):
-    assert command.startswith('kill -TERM ')
-    assert command.endswith(f'/train.{index}.pid)')
+    assert f'; then kill -TERM $(cat ' in command
+    assert f'/train.{index}.pid)' in command
 
 
 def test_gpu_s_processes_on_hosts_are_stopped(launch):
   """ssh's stand-in runs what it is sent in a shell here."""
   ssh = launch.stubs / 'ssh'
-  ssh.write_text('#!/bin/bash\nexec env -u HOSTS bash -c "$2"\n')
+  ssh.write_text('#!/bin/bash\n[[ $1 != off ]] || exit 255\n'
+                 'exec env -u HOSTS bash -c "$2"\n')
   ssh.chmod(0o755)
   (launch.stubs / 'venv_is_there').touch()
   (launch.stubs / 'venv_python').write_text(
@@ -442,8 +443,14 @@ def test_gpu_s_processes_on_hosts_are_stopped(launch):
     assert time.monotonic() < deadline
     time.sleep(.05)
   process = int((launch.root / 'train.0.pid').read_text())
+  (launch.root / 'train.0.pid').rename(launch.root / 'train.2.pid')
   command = pathlib.Path(f'/proc/{process}/cmdline')
-  assert launch('gpu.sh', 'stop', HOSTS='one').returncode == 0
+  with subprocess.Popen(['sleep', '60']) as other:  # has the number of a run
+    (launch.root / 'train.1.pid').write_text(f'{other.pid}\n')
+    done = launch('gpu.sh', 'stop', HOSTS='off other one')
+    assert done.returncode == 255 and 'off is not stopped' in done.stderr
+    assert other.poll() is None
+    other.kill()
   while command.exists() and command.read_text():  # empty once it has ended
     assert time.monotonic() < deadline
     time.sleep(.05)
@@ -484,23 +491,57 @@ def test_gpu_refuses_more_tasks_than_gpus(launch):
   assert '8 tasks of a node and 2 GPUs' in done.stderr
 
 
-@pytest.mark.parametrize('status, restarts, requeued', [
-    (0, 0, False), (1, 0, False), (2, 0, False), (42, 0, True), (137, 3, True),
-    (42, 20, False)])
-def test_slurm_s_job_is_queued_again(launch, status, restarts, requeued):
+# Runs a task per word of $ENDS and ends with their highest status.
+_SRUN = '''#!/bin/bash
+echo "srun $*" >>"$STUBS/log"
+highest=0
+while [[ $1 == --* ]]; do shift; done
+for ENDS in $ENDS; do
+  status=0
+  "$@" || status=$?
+  (( status <= highest )) || highest=$status
+done
+exit $highest
+'''
+
+
+@pytest.fixture(name='slurm')
+def _slurm(launch):
+  task = launch.root / 'launch/gpu.sh'
+  task.write_text('#!/bin/bash\necho "task $*" >>"$STUBS/log"; exit "$ENDS"\n')
   for name, text in (
-      ('srun', 'echo "srun $*" >>"$STUBS/log"; exit "$SRUN_ENDS"'),
-      ('scontrol', 'echo "scontrol $*" >>"$STUBS/log"')):
-    (launch.stubs / name).write_text(f'#!/bin/bash\n{text}\n')
+      ('srun', _SRUN),
+      ('scontrol', '#!/bin/bash\necho "scontrol $*" >>"$STUBS/log"')):
+    (launch.stubs / name).write_text(text)
     (launch.stubs / name).chmod(0o755)
-  done = launch('slurm.sh', '--x', SLURM_SUBMIT_DIR=str(launch.root),
-                SLURM_JOB_ID='7', SRUN_ENDS=str(status), CONTAINER='a.sqsh',
-                SLURM_RESTART_COUNT=str(restarts))
+  return functools.partial(
+      launch, 'slurm.sh', '--x=a b', SLURM_SUBMIT_DIR=str(launch.root),
+      SLURM_JOB_ID='7')
+
+
+@pytest.mark.parametrize('ends, restarts, status, requeued', [
+    ('0', 0, 0, False), ('1', 0, 1, False), ('3 2 3', 0, 2, False),
+    ('3 1 137', 0, 1, False), ('42 42', 0, 42, True), ('0 137', 3, 137, True),
+    ('42', 20, 42, False)])
+def test_slurm_s_job_is_queued_again(
+    launch, slurm, ends, restarts, status, requeued):
+  done = slurm(ENDS=ends, CONTAINER='a.sqsh',
+               SLURM_RESTART_COUNT=str(restarts))
   assert done.returncode == status
+  assert (launch.root / 'runs').is_dir()  # which pyxis mounts
   srun, *others = launch.log()
   assert srun.startswith('srun --container-image=a.sqsh ')
-  assert srun.endswith('/runs:/tepo/runs launch/gpu.sh --x')
-  assert others == ['scontrol requeue 7'] * requeued
+  assert '/runs:/tepo/runs bash -c ' in srun
+  assert [line for line in others if line.startswith('scontrol')] == [
+      'scontrol requeue 7'] * requeued
+
+
+def test_slurm_s_job_is_not_queued_again_after_a_stop(launch, slurm):
+  (launch.root / 'runs').mkdir()
+  stop = launch.root / 'runs/stop.7'
+  stop.touch()
+  assert slurm(ENDS='42').returncode == 42
+  assert launch.log()[-1] == 'task --x=a b' and not stop.exists()
 
 
 _SWEEP_PYTHON = r'''#!/bin/bash
@@ -620,3 +661,5 @@ def test_sweep_of_an_own_config_covers_the_grid(launch, sweep):
   for wrong in (('own',), ('own', 'none.py'), ('own', 'own.py', '--grid=x')):
     done = sweep(*wrong)
     assert done.returncode == 2 and done.stderr.count('\n') == 1
+  done = sweep('own', 'own.py', HOSTS='a b')
+  assert done.returncode == 2 and 'HOSTS' in done.stderr and not launch.log()

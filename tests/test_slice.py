@@ -85,6 +85,7 @@ def test_the_sweep_makes_two_rows_on_two_processes(tmp_path):
   (tmp_path / 'bin').mkdir()
   (tmp_path / 'bin/gcloud').write_text(_GCLOUD)
   (tmp_path / 'bin/gcloud').chmod(0o755)
+  (tmp_path / 'bin/mountpoint').symlink_to('/bin/true')
 
   listed = runs.run('report', '--table=3', f'--runs={here}/bucket/r',
                     '--commands').stdout

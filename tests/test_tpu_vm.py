@@ -25,6 +25,8 @@ def _launch(tmp_path):
 
 _TPUS = ['gcloud', 'compute', 'tpus']
 _WHERE = ['--project=p', '--zone=z', '--quiet']
+_LOST = [f'--ssh-flag=-o{option}' for option in (
+    'ConnectTimeout=30', 'ServerAliveInterval=15', 'ServerAliveCountMax=4')]
 
 
 def _dry_run(launch, *arguments, **environment):
@@ -50,7 +52,7 @@ def test_tpu_vm_dry_run(launch):
 
   def sent(line, worker):
     *start, command = line[:8]
-    assert start == ssh + [f'--worker={worker}'] and line[8:] == _WHERE
+    assert start == ssh + [f'--worker={worker}'] and line[8:] == _LOST + _WHERE
     return command.removeprefix('--command=')
 
   [line] = _dry_run(launch, 'logs')
@@ -72,6 +74,7 @@ def test_tpu_vm_dry_run(launch):
   tar, copy, setup = _dry_run(launch, 'setup')
   assert tar[0] == 'tar' and copy[4] == 'scp' and copy[6] == 'n:tepo.tgz'
   assert '--worker=all' in copy
+  assert '--scp-flag=-oConnectTimeout=30' in copy
   assert 'tepo/launch/setup.sh tpu' in sent(setup, 'all')
   mount = sent(_dry_run(launch, 'setup', BUCKET='b')[-1], 'all')
   assert mount == 'tepo/launch/tpu_host.sh mount b'
@@ -83,7 +86,7 @@ def test_flags_of_gcloud_pass_through(launch):
       CREATE_FLAGS='--reserved --network=x --service-account=a@b')
   assert create[-6:-3] == ['--reserved', '--network=x', '--service-account=a@b']
   [line] = _dry_run(launch, 'stop', SSH_FLAGS='--internal-ip')
-  assert line[8:] == ['--internal-ip'] + _WHERE
+  assert line[8:] == ['--internal-ip'] + _LOST + _WHERE
   for command in 'stop', 'setup':  # gcloud has it in alpha only
     line = _dry_run(launch, command, SSH_FLAGS='--tunnel-through-iap')[-1]
     assert line[:4] == ['gcloud', 'alpha', 'compute', 'tpus']
@@ -148,7 +151,7 @@ def _wait_for(holds):
 def test_tpu_vm_runs_the_program_on_a_host(launch, tmp_path):
   """A shell runs the command that is sent to a host, with its arguments."""
   arguments = ["--config.eval.sets=('x', 'y')", '--workdir=$(id)']
-  (*_, command, _, _, _), = _dry_run(launch, 'run', *arguments)
+  [[*_, command, _, _, _, _, _, _]] = _dry_run(launch, 'run', *arguments)
   command = command.removeprefix('--command=')
   host = tmp_path / 'host'
   (host / 'tepo/.venv/bin').mkdir(parents=True)
@@ -182,7 +185,7 @@ def test_tpu_vm_runs_the_program_on_a_host(launch, tmp_path):
 
 
 def test_addresses_in_a_bucket_are_passed_on_and_not_fetched(launch):
-  (*_, command, _, _, _), = _dry_run(
+  [[*_, command, _, _, _, _, _, _]] = _dry_run(
       launch, 'run', '--config=c.py', '--workdir=gs://b/a run')
   assert command.endswith('train --config=c.py --workdir=gs://b/a\\ run ')
   done = launch('tpu_vm.sh', '--dry-run', 'fetch', 'gs://b/x',
@@ -253,6 +256,57 @@ def test_waiting_ends_with_the_slice_s_node(launch, tpu):
   assert tpu('run', '--x').returncode == 0
   done = tpu('wait')
   assert done.returncode == 42 and 'n is PREEMPTED' in done.stderr
+  assert 'SSH: Attempting' not in done.stderr
+
+
+def test_only_a_node_that_is_not_there_is_a_slice_taken_away(launch, tpu):
+  assert tpu('create').returncode == tpu('setup').returncode == 0
+  error = launch.stubs / 'node_error'
+  error.write_text('ERROR: PERMISSION_DENIED\n')
+  done = tpu('watch', '--x')
+  assert done.returncode == 2 and 'PERMISSION_DENIED' in done.stderr
+  assert not any(' delete ' in line for line in _lines(launch, 'gcloud_log'))
+  error.write_text('ERROR: NOT_FOUND\n')
+  (launch.stubs / 'host0/down').touch()
+  done = tpu('wait')
+  assert done.returncode == 42 and 'n is TERMINATED' in done.stderr
+
+
+def test_a_host_that_stays_unreachable_is_not_billed_for_ever(launch, tpu):
+  assert tpu('create').returncode == tpu('setup').returncode == 0
+  (launch.stubs / 'host0/down').touch()
+  done = tpu('wait', PAUSE='0')
+  assert done.returncode == 2 and 'a host does not answer' in done.stderr
+  assert 'its 8 chips are billed' in done.stderr
+  assert done.stderr.count('exited with return code [255]') == 2  # and `last`
+
+
+def test_watch_makes_the_slice_of_an_unreachable_host_anew(launch, tpu):
+  (launch.stubs / 'deletes').write_text('2')  # refused so often
+  _does(launch, 0, 'unreachable')
+  done = tpu('watch', '--x', PAUSE='0')
+  assert done.returncode == 0, done.stderr
+  assert 'making the slice anew (1 of 3)' in done.stderr
+  assert _creates(launch) == 2
+
+
+def test_watch_takes_over_the_same_program_only(launch, tpu):
+  assert tpu('create').returncode == tpu('setup').returncode == 0
+  _does(launch, 0, 'wait')
+  assert tpu('run', '--x=1').returncode == 0
+  done = tpu('watch', '--x=2')
+  assert done.returncode == 2
+  assert done.stderr.endswith('another program is in progress: train --x=1\n')
+  (launch.stubs / 'go').touch()
+  assert tpu('watch', '--x=1').returncode == 0
+
+
+def test_a_run_in_a_bucket_that_is_not_mounted_is_refused(launch, tpu):
+  (launch.stubs / 'unmounted').touch()
+  done = tpu('watch', '--workdir=bucket/r')
+  assert done.returncode == 2 and not launch.log()
+  assert 't1v-n-w-0: error: bucket/ is not mounted' in done.stderr
+  assert tpu('run', '--workdir=gs://b/bucket/r').returncode == 0
 
 
 def test_an_interrupted_program_is_started_again(launch, tpu):
@@ -330,20 +384,20 @@ def test_a_sick_host_s_slice_is_made_anew(launch, tpu):
   assert done.returncode == 3 and _creates(launch) == 5
 
 
-_FAILED = 'FAILED\t8\t'
+_FAILED = 'FAILED|8|'
 _NO_CAPACITY = f'{_FAILED}There is no more capacity in the zone "z"; you can'
 
 
 @pytest.mark.parametrize('state, said', [
     (f'{_FAILED}Quota limit TPUV6EPerProjectPerZoneForTPUAPI has been exceeded',
      'Quota limit TPUV6E'),
-    ("FAILED\t7\tPermission 'tpu.nodes.create' denied.", 'tpu.nodes.create'),
-    ('FAILED\t3\tRuntime version is invalid.', 'is invalid')])
+    ("FAILED|7|Permission 'tpu.nodes.create' denied.", 'tpu.nodes.create'),
+    ('FAILED|3|Runtime version is invalid.', 'is invalid')])
 def test_watch_stops_if_the_request_is_refused(launch, tpu, state, said):
   (launch.stubs / 'creates').write_text(f'{state}\n' * 30)
   done = tpu('watch', '--x')
   assert done.returncode == 2 and _creates(launch) == 1
-  assert f'there will be no slice: {state.split(chr(9))[2]}' in done.stderr
+  assert f'there will be no slice: {state.rpartition("|")[2]}' in done.stderr
   assert said in done.stderr and 'taken away' not in done.stderr
 
 
@@ -443,7 +497,7 @@ def test_tpu_vm_waits_for_the_slice(launch, tpu):
     (launch.stubs / 'state').write_text('ACTIVE\n')
     assert create.stderr.readline().endswith('n is ACTIVE\n')
     assert create.wait(20) == 0
-  (launch.stubs / 'state').write_text('FAILED\t13\tInternal error\n')
+  (launch.stubs / 'state').write_text('FAILED||Internal error\n')
   done = tpu('create')
   assert done.returncode == 2 and 'FAILED: Internal error' in done.stderr
   assert _creates(launch) == 1

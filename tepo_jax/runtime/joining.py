@@ -35,6 +35,8 @@ def check_slurm(environment: Mapping[str, str] = os.environ) -> None:
     raise errors.InputError(
         'TEPO_MULTIHOST=1 in a Slurm job, but not started by srun; use '
         f'`srun {_command()}`, or unset TEPO_MULTIHOST for one process')
+  if 'JAX_LOCAL_DEVICE_IDS' in environment:  # names each task's GPUs
+    return
   tasks = re.match(r'\d+', environment.get('SLURM_STEP_TASKS_PER_NODE', ''))
   gpus = _visible_gpus(environment)
   if tasks and gpus > int(tasks[0]):

@@ -22,7 +22,10 @@ STEP = {'SLURM_JOB_ID': '7', 'SLURM_STEP_NODELIST': 'node[1-2]',
      '`srun --ntasks-per-node=8 python -m '),
     ({}, None), ({'SLURM_JOB_ID': None, 'SLURM_STEP_NODELIST': None}, None),
     ({'SLURM_STEP_NODELIST': None, 'JAX_COORDINATOR_ADDRESS': 'a:1'}, None),
-    ({'SLURM_STEP_TASKS_PER_NODE': '1', 'CUDA_VISIBLE_DEVICES': '3'}, None)])
+    ({'SLURM_STEP_TASKS_PER_NODE': '1', 'CUDA_VISIBLE_DEVICES': '3'}, None),
+    # launch/gpu.sh, with a task per node
+    ({'SLURM_STEP_TASKS_PER_NODE': '1(x2)',
+      'JAX_LOCAL_DEVICE_IDS': '0,1,2,3,4,5,6,7'}, None)])
 def test_slurm(changes, said):
   environment = STEP | {'CUDA_VISIBLE_DEVICES': '0,1,2,3,4,5,6,7'} | changes
   environment = {name: value for name, value in environment.items() if value}
