@@ -19,7 +19,8 @@
 #   watch [PROGRAM] ARGUMENTS
 #                     create and setup unless the slice is active, run, wait;
 #                     again if the slice is preempted, a host is restarted or
-#                     cannot open its devices, until the program ends
+#                     cannot open its devices or stays unreachable, until the
+#                     program ends
 #   logs [N|all]      follows the output of host N (default: 0) or of all hosts
 #   fetch PATH        copies a file or folder of the first host's repository to
 #                     the same place in this one; for gs://… use

@@ -449,6 +449,17 @@ def test_a_host_whose_setup_fails_is_tried_again(launch, tpu):
   assert tpu('setup').returncode == 0
 
 
+def test_gcloud_s_key_is_added_to_a_running_agent(launch, tpu, tmp_path):
+  key = tmp_path / '.ssh/google_compute_engine'
+  key.parent.mkdir()
+  key.touch()
+  agent = launch.stubs / 'ssh-add'
+  agent.write_text('#!/bin/bash\necho "ssh-add $*" >>"$STUBS/log"; exit 2\n')
+  agent.chmod(0o755)
+  assert tpu('create').returncode == tpu('setup').returncode == 0
+  assert launch.log() == [f'ssh-add -q {key}']
+
+
 def test_programs_run_on_a_slice_one_after_the_other(launch, tpu):
   assert tpu('create').returncode == tpu('setup').returncode == 0
   assert tpu('run', 'evaluate', '--out=runs/e').returncode == 0
