@@ -19,7 +19,8 @@
 #   watch [PROGRAM] ARGUMENTS
 #                     create and setup unless the slice is active, run, wait;
 #                     again if the slice is preempted, a host is restarted or
-#                     cannot open its devices, until the program ends
+#                     cannot open its devices or stays unreachable, until the
+#                     program ends
 #   logs [N|all]      follows the output of host N (default: 0) or of all hosts
 #   fetch PATH        copies a file or folder of the first host's repository to
 #                     the same place in this one; for gs://… use
@@ -46,6 +47,7 @@ if (( BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404 )); then
   exit 2
 fi
 source launch/tpu_types.sh
+source launch/tpu_poll.sh
 
 if [[ ${1:-} == --help || ${1:-} == -h ]]; then
   sed -n '2,/^set /{s/^# \{0,1\}//p}' launch/tpu_vm.sh
@@ -219,88 +221,6 @@ $(printf '%q ' "${arguments[@]}")"
 }
 
 stop() { on_hosts all "tepo/launch/tpu_host.sh stop"; }
-
-# Sets `verdict`: running, unreachable (a host does not answer), incomplete (some
-# hosts run the program, others were restarted), stopped (by `stop`), or a status.
-poll() {
-  local reached=yes states
-  # A host without this script has lost its program, or never had one.
-  states=$(on_hosts all "tepo/launch/tpu_host.sh report \
-|| { [ ! -e tepo/launch/tpu_host.sh ] && echo \"tepo: \$HOSTNAME lost\"; }" \
-    2>"$scratch/polled") || reached=
-  if [[ -n $dry_run ]]; then echo "$states"; verdict=0; return; fi
-  states=$(sed -n 's/^tepo: .* //p' <<<"$states" | sort -n | uniq)
-  # If one failed, the others know only that a process is lost.
-  verdict=$(grep -m 1 -vE '^(0|42|running|lost|stopped)$' <<<"$states") \
-    && [[ -n $verdict ]] && return
-  if [[ -z $reached ]]; then verdict=unreachable
-  elif [[ $states == 0 ]]; then verdict=0
-  elif [[ $states == *running* ]]; then
-    verdict=running
-    [[ ! $states =~ 42|lost ]] || verdict=incomplete
-  elif [[ $states == *stopped* ]]; then verdict=stopped
-  else verdict=42
-  fi
-}
-
-# Polls until the program has ended on all hosts or failed on one; sets `verdict`
-# also to taken. Returns too if a host of an active slice stays unreachable and,
-# with `eager`, if the program stays incomplete: a host that still saves is no
-# reason to start the others again.
-follow() {
-  local count=0 last=
-  while :; do
-    last=${verdict:-}
-    poll
-    [[ $verdict == "$last" ]] && count=$((count + 1)) || count=1
-    case $verdict in
-      running) ;;
-      unreachable)
-        read_state
-        [[ -n $state ]] || fail "there is no slice $NAME"
-        if [[ $state =~ $gone ]]; then verdict=taken; return; fi
-        [[ $state != ACTIVE || $count -lt 20 ]] || return 0
-        if [[ $count -eq 1 ]]; then
-          cat "$scratch/polled" >&2
-          say "a host does not answer; $NAME is $state"
-        fi ;;
-      incomplete)
-        [[ $1 != eager || $count -lt 3 ]] || return 0
-        [[ $1 == eager || $count -ne 3 ]] || say "a host was restarted: the" \
-          "others cannot resume without it; stop, setup if BUCKET was mounted," \
-          "and the same run" ;;
-      *) return 0 ;;
-    esac
-    pause
-  done
-}
-
-# Shows every host's last line, stops hosts that would restart the program, and
-# exits with the program's status.
-finish() {
-  on_hosts all "tepo/launch/tpu_host.sh last" >&2 || true
-  if [[ $verdict == stopped ]]; then verdict=42; fi
-  case $verdict in
-    0) ;;
-    42) say "interrupted: the same run resumes" ;;
-    unreachable)
-      warn_of_cost
-      fail "a host does not answer" ;;
-    *)
-      stop >/dev/null 2>&1 || true
-      say "status $verdict; see launch/tpu_vm.sh logs all, and /tmp/tpu_logs on" \
-        "the hosts for what the TPU's library says"
-      warn_of_cost ;;
-  esac
-  exit "$verdict"
-}
-
-wait_for_program() {
-  follow patient
-  [[ -z $dry_run ]] || return 0
-  [[ $verdict != taken ]] || { say "$NAME is $state"; exit 42; }
-  finish
-}
 
 # Whether to ask again for a slice that could not be had: for want of capacity,
 # but not without a quota or permission, or for an invalid request.

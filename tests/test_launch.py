@@ -421,7 +421,7 @@ def test_gpu_on_several_hosts(launch):
   done = launch('gpu.sh', 'stop', HOSTS='one two', DRY_RUN='1')
   commands = [shlex.split(line) for line in done.stdout.splitlines()]
   for index, (_, _, command) in enumerate(commands):
-    assert f'; then kill -TERM $(cat ' in command
+    assert '; then kill -TERM $(cat ' in command
     assert f'/train.{index}.pid)' in command
 
 

@@ -449,6 +449,17 @@ def test_a_host_whose_setup_fails_is_tried_again(launch, tpu):
   assert tpu('setup').returncode == 0
 
 
+def test_gcloud_s_key_is_added_to_a_running_agent(launch, tpu, tmp_path):
+  key = tmp_path / '.ssh/google_compute_engine'
+  key.parent.mkdir()
+  key.touch()
+  agent = launch.stubs / 'ssh-add'
+  agent.write_text('#!/bin/bash\necho "ssh-add $*" >>"$STUBS/log"; exit 2\n')
+  agent.chmod(0o755)
+  assert tpu('create').returncode == tpu('setup').returncode == 0
+  assert launch.log() == [f'ssh-add -q {key}']
+
+
 def test_programs_run_on_a_slice_one_after_the_other(launch, tpu):
   assert tpu('create').returncode == tpu('setup').returncode == 0
   assert tpu('run', 'evaluate', '--out=runs/e').returncode == 0
@@ -463,15 +474,16 @@ def test_programs_run_on_a_slice_one_after_the_other(launch, tpu):
 
 
 def test_the_readme_leads_from_an_empty_project_to_results(launch, tpu):
-  """Its command blocks as one script; reading logs would not end."""
+  """Its command blocks as one script on stdin, which ssh must not read. Reading
+  logs would not end."""
   text = (ROOT / 'launch/README.md').read_text('utf-8')
   section = text.partition('## TPU')[2].partition('\n## ')[0]
   script = '\n'.join(re.findall(r'^```\n(.*?)^```$', section, re.M | re.S))
   script = re.sub(r'(?m)^launch/tpu_vm.sh logs.*$',
                   'timeout 1 launch/tpu_vm.sh logs || true', script)
   done = subprocess.run(
-      ['bash', '-euo', 'pipefail', '-c', script], cwd=launch.root, text=True,
-      capture_output=True, timeout=60, env={
+      ['bash', '-euo', 'pipefail', '-s'], input=script, cwd=launch.root,
+      text=True, capture_output=True, timeout=60, env={
           'PATH': f'{launch.stubs}:{os.environ["PATH"]}', 'PAUSE': '.1',
           'STUBS': str(launch.stubs)})
   assert done.returncode == 0, done.stderr
