@@ -139,10 +139,9 @@ def test_slots_chunks_and_shapes_change_nothing(engine, free, options):
 
 
 @pytest.mark.long_after_first
-@pytest.mark.parametrize('mesh', [
-    dict(data=4), dict(data=2, tensor=2), dict(fsdp=2, tensor=2),
-    dict(tensor=4)], ids=str)
-@pytest.mark.parametrize('slots', [8, 64])
+@pytest.mark.parametrize('slots, mesh', [
+    (8, dict(data=4)), (8, dict(data=2, tensor=2)),
+    (64, dict(fsdp=2, tensor=2)), (64, dict(tensor=4))], ids=str)
 def test_the_mesh_changes_nothing(engine, free, mesh, slots):
   got, _ = _sample(_on_mesh(engine, slots, tuple(mesh.items())))
   _assert_same(got, free)
@@ -186,8 +185,8 @@ def _mixed_groups(engine, sample, wanted=4):
 
 @pytest.mark.long_after_first
 @pytest.mark.parametrize('slots, mesh', [
-    (8, dict(data=1)), (8, dict(data=4)), (16, dict(data=2, tensor=2)),
-    (64, dict(fsdp=4)), (64, dict(tensor=4))], ids=str)
+    (8, dict(data=1)), (16, dict(data=2, tensor=2)), (64, dict(fsdp=4))],
+                         ids=str)
 def test_a_stream_draws_what_whole_batches_draw(engine, slots, mesh):
   """Later prompts may be wider than all before them, and need more slots."""
   one = engine() if mesh == dict(data=1) else _on_mesh(
@@ -200,8 +199,8 @@ def test_a_stream_draws_what_whole_batches_draw(engine, slots, mesh):
 
 @pytest.mark.long_after_first
 @pytest.mark.parametrize('shape, stop_at_live, steps', [
-    (dict(data=2), 8, 4), (dict(data=2), 7, 8), (dict(fsdp=2), 8, 4),
-    (dict(data=2, fsdp=2), 8, 4), (dict(), 8, 2), (dict(), 7, 7)], ids=str)
+    (dict(data=2), 8, 4), (dict(data=2), 7, 8), (dict(data=2, fsdp=2), 8, 4),
+    (dict(), 7, 7)], ids=str)
 def test_shards_count_their_live_slots_together(
     make_engine, params, shape, stop_at_live, steps):
   """The first 8 slots end at 2 tokens, the others at 7. Several shards count
