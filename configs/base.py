@@ -173,7 +173,7 @@ FIELDS = dict(
                 fields.one_of('auto', 'xla', 'cudnn', 'splash'), ROUNDING),
     heartbeat=F(300, 'seconds after which a silent process of a job of several '
                 'counts as lost; a host that compiles may be silent',
-                POSITIVE, resume=FREE),
+                fields.up_to(86_400), resume=FREE),
     cache=F(str, 'folder of compiled programs; None: '
             "JAX_COMPILATION_CACHE_DIR, or tepo_jax in the user's cache folder",
             resume=FREE),

@@ -72,7 +72,7 @@ BAD = [
     ('compute.dtype', 'float16', 'float32, bfloat16'),
     ('optimizer.momentum_dtype', 'float16', 'float32, bfloat16'),
     ('compute.remat', 'some', 'auto, none, dots, mlp, full'),
-    ('compute.heartbeat', 0, 'positive'),
+    ('compute.heartbeat', 0, 'from 1 to 86400'),
     ('compute.attention', 'flash', 'auto, xla, cudnn, splash'),
     ('eval.texts', ('',), 'names'),
     ('lora.rank', -1, '0 or more'),
