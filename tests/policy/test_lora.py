@@ -128,7 +128,8 @@ def test_decoding_with_adapters(model, batch, table):
         config, params, token_BS[:, -1:], position_BS[:, -1:], cache)
     return transformer.logits(config, params, hidden_B1D)[:, 0]
 
-  np.testing.assert_allclose(decode(params), want, atol=2e-5)
+  # As the comparisons above: adapters change logits by more than 0.1.
+  np.testing.assert_allclose(decode(params), want, rtol=0, atol=1e-4)
 
 
 def test_sharded_adapters_are_saved_whole(hf_model, tmp_path):
