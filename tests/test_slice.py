@@ -159,6 +159,8 @@ def _processes_in(folder):
       pass  # it has ended
 
 
+@pytest.mark.skipif('TEPO_REHEARSE' not in os.environ,
+                    reason='takes ten minutes: set TEPO_REHEARSE=1')
 def test_watch_brings_a_run_through_interruptions(tmp_path):
   """A sick device, SIGTERM to a host, a restart of a host: the run ends like
   one that nothing interrupted, to the bit, without a person."""
