@@ -3,6 +3,7 @@
 import types
 
 from absl import flags
+from absl.testing import flagsaver
 import numpy as np
 import pytest
 
@@ -21,12 +22,17 @@ from tests.test_bad_input import UNTRAINED
 
 @pytest.fixture(name='set_flags', autouse=True)
 def _set_flags():
-  """Parses a command line of `ask`; the flags are reset afterwards."""
-  yield lambda *given: flags.FLAGS(['ask', '--model=m', *given])
-  flags.FLAGS.unparse_flags()
-  for name in ('samples', 'temperature', 'max_tokens', 'template', 'reference',
-               'against'):
-    flags.FLAGS[name].unparse()
+  """Sets flags of `ask` by name; other programs' tests may share the process,
+  so that no command line is parsed. All are reset afterwards."""
+  saved = flagsaver.save_flag_values()
+  flags.FLAGS.mark_as_parsed()
+
+  def set_flags(**given):
+    for name, value in given.items():
+      flags.FLAGS[name].value = value
+
+  yield set_flags
+  flagsaver.restore_flag_values(saved)
 
 
 @pytest.fixture(name='model')
@@ -52,7 +58,7 @@ class _Sampler:
 
 
 def test_questions_are_answered_in_their_order(model, set_flags):
-  set_flags('--reference=47')
+  set_flags(reference='47')
   sampler = _Sampler()
   groups = model.ask(sampler, ['1 + 2', '3 + 4'], None)
   assert [group.text_G[0] for group in groups] == ['It is 0.', 'It is 1.']
@@ -62,7 +68,7 @@ def test_questions_are_answered_in_their_order(model, set_flags):
 
 
 def test_a_chat_is_part_of_the_next_prompt(model, set_flags):
-  set_flags()
+  set_flags(reference=None)
   model.remember('5 + 6', '11')
   sampler = _Sampler()
   model.ask(sampler, ['1 + 2'], None)
@@ -71,7 +77,7 @@ def test_a_chat_is_part_of_the_next_prompt(model, set_flags):
 
 
 def test_a_long_question_is_refused(model, set_flags):
-  set_flags()
+  set_flags(reference=None)
   model.session.config.data.max_prompt_tokens = 8
   with pytest.raises(errors.InputError, match='question 1 makes a prompt of'):
     model.ask(_Sampler(), ['1 + 2 + 3 + 4 + 5 + 6'], None)
@@ -83,13 +89,13 @@ def test_a_run_is_asked_with_its_own_settings(set_flags, tmp_path):
   with lock_lib.FolderLock(tmp_path) as lock:
     run_folder.claim(config, tmp_path, lock)
   (tmp_path / 'checkpoints').mkdir()
-  set_flags()
+  set_flags(reference=None)
   found, name, step = ask._settings(f'{tmp_path}@3')
   assert (name, step) == (str(tmp_path), 3)
   assert found.rollout.temperature == 0.7
   assert found.data.template == config.data.template
   assert found.mesh.data == 1  # this machine's
-  set_flags('--temperature=0', '--template=plain')
+  set_flags(temperature=0.0, template='plain')
   found, _, step = ask._settings(str(tmp_path))
   assert (found.rollout.temperature, found.data.template, step) == (
       0, 'plain', None)

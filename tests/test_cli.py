@@ -50,10 +50,10 @@ def main():
     interrupts.happened = lambda: True  # a library swallowed the exception
   if _STEP.value == 18:
     print('long\\n' * 100_000)
-  if _STEP.value == 19:
+  if _STEP.value == 22:
     raise RuntimeError("Unable to initialize backend 'tpu': open(/dev/vfio/0): "
                        'Device or resource busy')
-  if _STEP.value == 20:
+  if _STEP.value == 23:
     raise errors.Interrupted('stopped; the same command resumes')
   with lock.FolderLock(_WORKDIR.value) as lock_:
     run_folder.claim(_CONFIG.value, _WORKDIR.value, lock_)
@@ -211,9 +211,9 @@ def test_a_swallowed_interrupt_ends_with_status_130(run):
 
 
 @pytest.mark.parametrize('step, status, said', [
-    (19, 3, "program: error: Unable to initialize backend 'tpu': "
+    (22, 3, "program: error: Unable to initialize backend 'tpu': "
      'open(/dev/vfio/0): Device or resource busy\n'),
-    (20, 42, 'program: stopped; the same command resumes\n')])
+    (23, 42, 'program: stopped; the same command resumes\n')])
 def test_what_a_restart_may_help_has_its_own_status(run, step, status, said):
   done = run('--config=config.py', '--workdir=w', f'--step={step}')
   assert done.returncode == status and done.stderr.endswith(said)
