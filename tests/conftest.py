@@ -17,8 +17,8 @@ os.environ['XLA_FLAGS'] = (
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by mark
 def pytest_collection_modifyitems(items):
-  """Marks cases as long; runs the longest files first, so that parallel workers
-  end together."""
+  """Marks cases as long, and files of whole runs as nightly; runs the longest
+  files first, so that parallel workers end together."""
   seen = set()
   for item in items:
     if item.get_closest_marker('long_after_first'):
@@ -30,6 +30,11 @@ def pytest_collection_modifyitems(items):
           'test_replay.py', 'test_lora_run.py', 'test_schedule.py',
           'test_step.py', 'test_bad_input.py', 'test_buckets.py',
           'test_slice.py', 'test_run.py')
+  nightly = ('test_layouts.py', 'test_kill.py', 'test_lora_run.py',
+             'test_step.py', 'test_buckets.py', 'test_slice.py')
+  for item in items:
+    if item.path.name in nightly:
+      item.add_marker(pytest.mark.nightly)
   items.sort(key=lambda item: item.path.name not in long)
 
 

@@ -161,6 +161,7 @@ def test_what_is_no_copy(problem, reference, answer):
 
 
 @pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.skipif(not _SHARED.is_dir(), reason='no real copies here')
 def test_copies_of_the_local_data():
   """Copies every formula of each fifth problem; prints what stays right."""
