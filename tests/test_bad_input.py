@@ -367,7 +367,7 @@ DATA = {
                      'row 1'),
     'longer integer': (b'{"problem": "1", "answer": %s}' % (b'7' * 5000),
                        'row 1'),
-    'integer id': (b'{"problem": "1", "answer": 2, "error": %s}' % (
+    'huge tolerance': (b'{"problem": "1", "answer": 2, "abs_error": %s}' % (
         b'7' * 4000), 'row 1'),
 }
 
