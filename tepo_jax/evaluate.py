@@ -95,15 +95,16 @@ def evaluate(config: ml_collections.ConfigDict, out: files.Path) -> None:
   with (lock_lib.FolderLock(out) as lock,
         session_lib.open_folder(config, folder) as session):
     evaluations = evaluation_lib.prepare(session)
+    measured = texts.prepare(session)
     agreement.check(lambda: facts.of_model(session.folder)
-                    | facts.of_evaluations(evaluations))
+                    | facts.of_evaluations(evaluations)
+                    | facts.of_texts(measured))
     processes.on_first(lock.acquire)
     processes.on_first(
         samples.open, {item.name: item.samples for item in evaluations})
     session_lib.cache_compilations(config)
     params = session.load_params() if params is None else params
-    nats = {text.name: text.nats_per_token(params)
-            for text in texts.prepare(session)}
+    nats = {text.name: text.nats_per_token(params) for text in measured}
     params = sampling_lib.make_decode_cast(*session.decoding())(params)
     key = programs_lib.stream(config.seed, 'eval')
     try:

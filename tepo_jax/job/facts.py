@@ -38,11 +38,12 @@ def of_start(config: ml_collections.ConfigDict) -> dict[str, Any]:
          if name not in _LOCAL},
       'the text of data.template': prompt_sets.template(config).user,
       'the files of tepo_jax and configs': {
-          str(path.relative_to(_ROOT)): _digest(path)
+          str(path.relative_to(_ROOT)): provenance.file_digest(path)
           for package in ('tepo_jax', 'configs')
           for path in sorted((_ROOT / package).rglob('*.py'))},
       'the files of config.reward.functions': [
-          _digest(pathlib.Path(importlib.util.find_spec(module).origin))
+          provenance.file_digest(pathlib.Path(
+              importlib.util.find_spec(module).origin))
           for module, colon, _ in (
               name.partition(':') for name in config.reward.functions)
           if colon],
@@ -95,10 +96,6 @@ def _version(name):
     return importlib.metadata.version(name)
   except importlib.metadata.PackageNotFoundError:
     return None
-
-
-def _digest(path):
-  return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
 
 
 def _sampled_digest(path):

@@ -30,6 +30,7 @@ from tepo_jax.policy import transformer
 from tepo_jax.policy.huggingface import hub
 from tepo_jax.policy.huggingface import weights
 from tepo_jax.runtime import checkpoint
+from tepo_jax.runtime import files
 from tepo_jax.runtime import mesh as mesh_lib
 
 _NAMES = {path: name for name, path, _ in weights.TABLE}
@@ -61,11 +62,15 @@ def _finite(params):
           tuple(range(path[0].key == 'layers', x.ndim))), params)
 
 
+def file_digest(path: files.Path) -> str:
+  """Of a file's bytes."""
+  return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+
+
 def file_digests(folder: str) -> dict[str, str]:
   """Digests of the folder's small files, by name."""
   folder = hub.folder(folder, hub.TOKENIZER_FILES)
-  return {name: hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
-          for name in sorted(hub.TOKENIZER_FILES)
+  return {name: file_digest(path) for name in sorted(hub.TOKENIZER_FILES)
           if (path := folder / name).is_file()}
 
 

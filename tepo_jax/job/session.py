@@ -39,6 +39,7 @@ from tepo_jax.rollout import sampler as sampler_lib
 from tepo_jax.rollout import schedule
 from tepo_jax.rollout import stopping
 from tepo_jax.runtime import files
+from tepo_jax.runtime import host
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import processes
 from tepo_jax.runtime import progress as progress_lib
@@ -282,7 +283,7 @@ def cache_compilations(config: ml_collections.ConfigDict) -> None:
   folder = config.compute.cache or jax.config.jax_compilation_cache_dir
   try:
     if folder is None:
-      folder = _own_cache()
+      folder = host.cache_folder()
     if not files.is_remote(folder):
       pathlib.Path(folder).mkdir(0o700, parents=True, exist_ok=True)
       _warn_of_other_writers(pathlib.Path(folder))
@@ -293,11 +294,6 @@ def cache_compilations(config: ml_collections.ConfigDict) -> None:
   jax.config.update('jax_compilation_cache_dir', str(folder))
   # Earlier compilations may have recorded that there is no cache.
   compilation_cache.reset_cache()
-
-
-def _own_cache():
-  base = os.environ.get('XDG_CACHE_HOME')
-  return pathlib.Path(base or pathlib.Path.home() / '.cache') / 'tepo_jax'
 
 
 def _warn_of_other_writers(folder):

@@ -45,6 +45,12 @@ def usage() -> dict[str, int]:
           'host/processes': sum(map(_is_mine, _PROC.glob('[0-9]*/stat')))}
 
 
+def cache_folder() -> pathlib.Path:
+  """The user's own: $XDG_CACHE_HOME/tepo_jax, by default ~/.cache/tepo_jax."""
+  base = os.environ.get('XDG_CACHE_HOME')
+  return pathlib.Path(base or pathlib.Path.home() / '.cache') / 'tepo_jax'
+
+
 def memory_bytes() -> int:
   """The memory of this machine, or of its container if that has less."""
   total = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')

