@@ -47,11 +47,12 @@ def train(config: ml_collections.ConfigDict, workdir: files.Path,
     if says:
       print(summaries.header(config, session, workdir), flush=True)
     run = trainer.Trainer(config, session)
-    agreement.check(lambda: facts.of_model(session.folder) | facts.of_prompts(
-        config.data.name, run.prompts) | facts.of_evaluations(run.evaluations)
+    agreement.check(lambda: facts.of_model(session.folder)
+                    | facts.of_mixture(run.prompts)
+                    | facts.of_evaluations(run.evaluations)
                     | facts.of_texts(run.texts))
     if says:
-      print(summaries.data(config, len(run.prompts), run.evaluations),
+      print(summaries.data(config, run.prompts, run.evaluations),
             f'\n{summaries.LEGEND}', sep='', flush=True)
     processes.on_first(run_folder.claim, config, workdir, lock)
     session_lib.cache_compilations(config)
@@ -72,4 +73,6 @@ def train(config: ml_collections.ConfigDict, workdir: files.Path,
                   else (errors.Interrupted, 'stopped by SIGTERM'))
     raise error(summaries.stopped(how, workdir, config.steps))
   if processes.is_first():
+    if config.published.metric:
+      print(summaries.published(config.published, workdir))
     print(summaries.next_command(workdir), flush=True)
