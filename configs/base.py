@@ -268,9 +268,11 @@ FIELDS = dict(
   published=fields.unless(
     'published.metric', None,
     metric=F(str, 'the recorded metric of the published number, as '
-             'eval/gsm8k/avg@1; None: there is none', resume=FREE),
-    value=F(float, 'the published number after training', resume=FREE),
-    before=F(float, 'and before training', resume=FREE),
+             'eval/gsm8k/greedy/avg@1; None: there is none', resume=FREE),
+    after=F(float, 'the published share after training', fields.SHARE,
+            resume=FREE),
+    before=F(float, 'and before training; None: unknown', fields.SHARE,
+             resume=FREE),
     source=F(str, 'its address', resume=FREE),
   ),
 

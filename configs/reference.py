@@ -32,15 +32,16 @@ class Recipe:
 
   Attributes:
     model: hub id. metric: the recorded metric that stands for the published
-      number. value: that number, a share. before: the same before training, if
-      the source has it. machine, time: as the source states them. topology: of
-      tepo_jax.plan, the machine or the nearest that it knows. devices: its
-      number of chips. source: its address. differs: what is not as published,
-      or not stated. fields: of the config, besides those of its task.
+      number. after, before: that number, a share, after training, and before
+      it, if the source has that. machine, time: as the source states them.
+    topology: of tepo_jax.plan, the machine or the nearest that it knows.
+    devices: its number of chips. source: its address. differs: what is not as
+      published, or not stated. fields: of the config, besides those of its
+      task.
   """
   model: str
   metric: str
-  value: float
+  after: float
   machine: str
   time: str
   topology: str
@@ -60,10 +61,10 @@ def _gsm8k(**fields):
           name.replace('__', '.'): value for name, value in fields.items()}
 
 
-def _verl(model, value):
+def _verl(model, after):
   """GRPO with adapters, one epoch; by the script and log of its table."""
   return Recipe(
-      model=f'Qwen/{model}', metric='eval/gsm8k/avg@1', value=value,
+      model=f'Qwen/{model}', metric='eval/gsm8k/greedy/avg@1', after=after,
       machine='2 NVIDIA GPUs, their kind is not stated', time='not stated',
       topology='h100x2', devices=2, source=_VERL,
       differs=(_NO_REFERENCE, _BOX,
@@ -78,8 +79,8 @@ def _verl(model, value):
 
 ROWS = {
     'slime_0_5b': Recipe(
-        model='Qwen/Qwen2.5-0.5B-Instruct', metric='eval/gsm8k/avg@1',
-        value=0.5019, before=0.4359, machine='1 GB10 (DGX Spark)',
+        model='Qwen/Qwen2.5-0.5B-Instruct', metric='eval/gsm8k/greedy/avg@1',
+        after=0.5019, before=0.4359, machine='1 GB10 (DGX Spark)',
         time='1 h 11 min', topology='h100x1', devices=1,
         source='https://github.com/THUDM/slime/pull/1835',
         differs=('the prompt, the longest answer, the updates of a step and '
@@ -93,8 +94,8 @@ ROWS = {
     'verl_3b_lora': _verl('Qwen2.5-3B-Instruct', 0.861),
     # The script of the commit that its table names, a95b699.
     'skyrl_1_5b': Recipe(
-        model='Qwen/Qwen2.5-1.5B-Instruct', metric='eval/gsm8k/avg@1',
-        value=0.796, machine='4 H100', time='not stated', topology='h100x4',
+        model='Qwen/Qwen2.5-1.5B-Instruct', metric='eval/gsm8k/greedy/avg@1',
+        after=0.796, machine='4 H100', time='not stated', topology='h100x4',
         devices=4, source='https://github.com/NovaSky-AI/SkyRL/blob/main/docs/'
         'content/docs/recipes/overview.mdx',
         differs=(_NO_REFERENCE, _BOX),
@@ -103,7 +104,7 @@ ROWS = {
             train__minibatch_prompts=256, method__clip__high=0.2,
             optimizer__learning_rate=1e-6, optimizer__weight_decay=0.01)),
     'maxtext_1_7b': Recipe(
-        model='Qwen/Qwen3-1.7B', metric='eval/gsm8k/avg@1', value=0.8077,
+        model='Qwen/Qwen3-1.7B', metric='eval/gsm8k/greedy/avg@1', after=0.8077,
         machine='TPU v6e 8x8', time='not stated', topology='v6e:8x8',
         devices=64, source='https://github.com/AI-Hypercomputer/maxtext/pull/'
         '4015',
@@ -120,7 +121,7 @@ ROWS = {
     # script, tests/test_suites/llm/grpo-deepscaler-1.5b-8K.sh.
     'nemo_r1_1_5b': Recipe(
         model='deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B',
-        metric='eval/aime24/avg@16', value=0.2833, before=0.2396,
+        metric='eval/aime24/avg@16', after=0.2833, before=0.2396,
         machine='8 H100', time='not stated', topology='h100x8', devices=8,
         source='https://github.com/NVIDIA-NeMo/RL/blob/main/docs/guides/'
         'grpo-deepscaler.md',
@@ -155,6 +156,6 @@ def get_config(name: str = 'slime_0_5b'):
   # Rows of the greatest length that a device computes at a time.
   longest = c.data.max_prompt_tokens + c.rollout.max_tokens
   c.train.microbatch_tokens = row.devices * longest * max(1, 12_288 // longest)
-  c.published.metric, c.published.value = row.metric, row.value
+  c.published.metric, c.published.after = row.metric, row.after
   c.published.before, c.published.source = row.before, row.source
   return c

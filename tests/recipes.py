@@ -65,11 +65,10 @@ def save_tokenizer(folder: pathlib.Path) -> None:
       eos_token='<|im_end|>', pad_token='<|im_end|>').save_pretrained(folder)
 
 
-def save_model(folder: pathlib.Path, tokenizer: pathlib.Path,
-               num_layers: int = 1) -> None:
+def save_model(folder: pathlib.Path, tokenizer: pathlib.Path) -> None:
   """A random model, with the tokenizer of that folder."""
   model = transformer.ModelConfig(
-      vocab_size=258, d_model=16, num_layers=num_layers, num_heads=2, num_kv_heads=1,
+      vocab_size=258, d_model=16, num_layers=1, num_heads=2, num_kv_heads=1,
       head_dim=8, d_ff=16, max_position=512)
   weights.save(folder, model, transformer.init(model, jax.random.key(0)),
                source=tokenizer)

@@ -1,4 +1,7 @@
-"""Two data sets, 3 to 1, in a run that is killed and resumed."""
+"""Two data sets, 3 to 1, in a run that is killed and resumed.
+
+It prints its number beside a published one.
+"""
 
 import json
 import signal
@@ -18,7 +21,8 @@ def _arguments(folder, workdir):
   first, second = (folder / f'{name}.jsonl' for name in ('many', 'few'))
   return (*runs.train_arguments(folder / 'model', folder / workdir),
           f"--config.data.sets=(('{first}',3),('{second}',1))",
-          '--config.rollout.prompts=8')
+          '--config.rollout.prompts=8', '--config.published.after=0.5',
+          '--config.published.metric=eval/arithmetic/avg@2')
 
 
 def _write_sets(folder):
@@ -45,7 +49,8 @@ def test_killed_and_resumed_with_exact_quotas(tmp_path):
   assert process.poll() is None, 'it ended before it could be killed'
   process.send_signal(signal.SIGKILL)
   process.wait()
-  runs.run('train', *_arguments(tmp_path, 'killed'))
+  resumed = runs.run('train', *_arguments(tmp_path, 'killed')).stdout
+  assert 'after step 8; published: 50.0% after training' in resumed
   steps = [record for record in runs.records(killed) if record['step']]
   assert len(steps) == 8
   assert [(record['data/many/groups_sampled'],
@@ -56,5 +61,4 @@ def test_killed_and_resumed_with_exact_quotas(tmp_path):
              if line['set'].endswith('few.jsonl') and not line['sample']]
   assert len(prompts) == 16 and all(
       len(set(prompts[i:i + 3])) == 3 for i in range(0, 15, 3))
-  alone, resumed = map(kill.fingerprint, (tmp_path / 'alone', killed))
-  assert alone == resumed
+  assert kill.fingerprint(killed) == kill.fingerprint(tmp_path / 'alone')

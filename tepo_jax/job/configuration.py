@@ -51,6 +51,10 @@ def check(config: ml_collections.ConfigDict, overridden: Iterable[str]) -> None:
     raise errors.InputError(
         f'config.wandb_project={config.wandb_project}: wandb is not '
         'installed; run .venv/bin/python -m pip install wandb')
+  if config.published.metric and config.published.after is None:
+    raise errors.InputError(
+        f'config.published.metric={config.published.metric}: set '
+        'config.published.after, the number to compare with')
   for name in overridden:
     if reason := _without_effect(config, name):
       raise errors.InputError(f'config.{name} has no effect: {reason}')

@@ -206,7 +206,7 @@ def published(settings: ml_collections.ConfigDict, workdir: files.Path) -> str:
           f'{_shown(name, records[-1][name])} after step {records[-1]["step"]}')
   there = ', '.join(
       f'{_shown(name, value)} {when}' for value, when in (
-          (settings.value, 'after training'), (settings.before, 'before'))
+          (settings.after, 'after training'), (settings.before, 'before'))
       if value is not None)
   return f'{name}: {here}; published: {there} ({settings.source})'
 

@@ -35,6 +35,8 @@ BAD = [
     ('data.sets', (('a', 1), ('a', 2, 'plain')), 'no set twice'),
     ('data.sets', (('a', 1), ('gsm8k', 1)), 'the benchmark openai/gsm8k'),
     ('data.skip_bad', -1, '0 or more'),
+    ('published.after', 50.2, 'in [0, 1]'),
+    ('published.before', -0.1, 'in [0, 1]'),
     ('eval.sets', ('a', 1), 'names of sets'),
     ('reward.functions', (1,), 'at least one function'),
     ('reward.functions', (['a'],), 'at least one function'),
@@ -278,6 +280,13 @@ def test_a_saved_config_has_its_own_sections(config):
     del config.rollout.samples
   with pytest.raises(errors.InputError, match='rollout.samples is missing'):
     configuration.check_saved(config, 'config.json')
+
+
+def test_a_published_metric_needs_its_number():
+  config = tiny.get_config()
+  config.published.metric = 'eval/arithmetic/avg@8'
+  with pytest.raises(errors.InputError, match='set config.published.after'):
+    configuration.check(config, [])
 
 
 def test_a_step_has_its_share_of_each_set():

@@ -145,7 +145,7 @@ def test_a_published_number_beside_the_runs_own(tmp_path):
       'step': 100, config.metric: 0.4805})
   said = summaries.published(config, tmp_path)
   assert said == (
-      'eval/gsm8k/avg@1: 48.0% after step 100; published: 50.2% after '
+      'eval/gsm8k/greedy/avg@1: 48.0% after step 100; published: 50.2% after '
       'training, 43.6% before (https://github.com/THUDM/slime/pull/1835)')
   config.metric = 'eval/other/avg@1'
   assert 'eval/other/avg@1: was not recorded' in summaries.published(
