@@ -42,7 +42,7 @@ def get_config(argument: str = 'sums'):
   (c.data.max_prompt_tokens, c.rollout.max_tokens, c.steps,
    c.data.limit) = TASKS[task]
 
-  c.rollout.prompts = 12
+  c.rollout.prompts = 8
   c.rollout.samples = 8
   c.rollout.slots = 128
   c.grading.workers = 1
@@ -51,7 +51,7 @@ def get_config(argument: str = 'sums'):
   # With whole groups, a minibatch fills 0.85 of its 4 microbatches (sums, the
   # base model's lengths); with 1,200 tokens 0.55 of 2, the last almost empty.
   c.train.packing = 'shared'
-  c.train.minibatch_prompts = 6
+  c.train.minibatch_prompts = 4
   c.train.epochs = 1
   c.train.microbatch_tokens = 2 * (
       c.data.max_prompt_tokens - 1 + c.rollout.samples * (
@@ -69,7 +69,7 @@ def get_config(argument: str = 'sums'):
   c.eval.texts = ('tepo_jax/data/texts/prose.txt',
                   'tepo_jax/data/texts/questions.jsonl')
   c.eval.period = 10
-  c.eval.limit = 96  # of more than 1,000
+  c.eval.limit = 64  # of more than 1,000
   c.eval.samples = 4
   c.eval.temperature = 1.0
   c.eval.greedy = True
