@@ -14,7 +14,7 @@ from tepo_jax.data import embedded
 from tests import runs
 from tests.faults import kill
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.nightly]
 
 
 def _arguments(folder, workdir):
