@@ -50,9 +50,9 @@ FIELDS = dict(
            'or .parquet file; or a hub data set, '
            'OWNER/NAME[:SUBSET][@SPLIT]',
            fields.Range('a set or a file', lambda x: x != '')),
-    sets=F((), 'several sets instead of `data.name`: (set, weight) or (set, '
-           'weight, template) of each; of any Σ weights prompts in a row, '
-           '`weight` are from the set', fields.Range(
+    sets=F((), 'several sets instead of `data.name`, each (set, weight) or '
+           '(set, weight, template): of any Σ weights consecutive prompts, '
+           '`weight` are from that set', fields.Range(
                'tuples of a set, an integer weight of at least 1 and perhaps '
                'a template, and name no set twice', _are_weighted)),
     columns=dict(
