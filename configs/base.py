@@ -74,19 +74,33 @@ FIELDS = dict(
     # With the default reward, groups whose verdicts are all equal have no
     # gradient.
     dynamic_sampling=F(
-        'refill', "'refill': sample until there are `rollout.prompts` groups "
-        "with both right and wrong answers; 'drop': sample that many groups "
+        'refill', "'refill': sample until there are `rollout.prompts` mixed "
+        "groups, with right and wrong answers; 'drop': sample that many groups "
         "and train on the mixed ones; 'off': train on all of them",
         fields.one_of('refill', 'drop', 'off')),
     max_generation_batches=F(
         10, "'refill' samples at most this many times `rollout.prompts` "
         'prompts, then fails', fields.up_to(10_000),
         only_if=('rollout.dynamic_sampling', 'refill')),
+    mixed=F('verdicts', "what differs in a group that counts as mixed: its "
+            "'verdicts', or the 'reward', for rewards of your own; decoding "
+            'then waits for the reward functions',
+            fields.one_of('verdicts', 'reward'),
+            unless=('rollout.dynamic_sampling', 'off')),
+    max_left_out=F(
+        0, "so many steps in a row in which 'refill' finds too few mixed "
+        'groups are left out, without an update; one more fails', NOT_NEGATIVE,
+        only_if=('rollout.dynamic_sampling', 'refill')),
     overlong_buffer=F(
         0, "DAPO's soft length penalty on so many tokens before "
         '`rollout.max_tokens`; 0: none, as in the paper', NOT_NEGATIVE),
     overlong_factor=F(1.0, 'the penalty at `rollout.max_tokens`',
                       NOT_NEGATIVE, unless=('rollout.overlong_buffer', 0)),
+    truncated=F(
+        'count', "truncated completions: 'count': trained on like the others; "
+        "'mask': left out of the loss and its denominators, but still in the "
+        "baseline of their group (DAPO's overlong filtering); 'exclude': left "
+        'out of the baseline too', fields.one_of('count', 'mask', 'exclude')),
     logp_gap_limit=F(0.05, 'stop if the mean |log π| gap of sampler and '
                      'trainer exceeds this (nats)', POSITIVE),
   ),

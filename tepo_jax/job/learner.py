@@ -151,6 +151,8 @@ class Learner:
     """
     with self.session.timers('score'):
       scored = self.pack_and_score(step, groups, reward_B)
+      if not scored.updates:  # all completions are masked
+        return {}
       # The devices have all of the step's work before the host waits.
       history = [self.make_update(scored, index)
                  for index in range(scored.updates)]
@@ -205,7 +207,8 @@ class Learner:
     rollout = self.config.rollout
     return to_batch(
         groups, reward_B, rows=rows or rollout.prompts * rollout.samples,
-        width=self.config.data.max_prompt_tokens, estimator=estimator)
+        width=self.config.data.max_prompt_tokens, estimator=estimator,
+        truncated=rollout.truncated)
 
   def on_devices(self, batch: batch_lib.Batch) -> batch_lib.Minibatch:
     """Packs a host batch and copies it to the devices."""
@@ -299,13 +302,17 @@ def _completions(batch, members):
 
 
 def to_batch(groups: Sequence[groups_lib.Group], reward_B: np.ndarray, *,
-             rows: int, width: int, estimator: str) -> batch_lib.Batch:
+             rows: int, width: int, estimator: str, truncated: str = 'count'
+             ) -> batch_lib.Batch:
   """The batch of the groups, with filler rows (an empty mask) up to `rows`.
 
   Args:
     groups: those to train on. reward_B: of their completions, in order.
     rows: B, a constant of the run. width: P, the longest prompt.
     estimator: see `advantage.group_advantage`.
+    truncated: `rollout.truncated`. With 'mask' and 'exclude', truncated
+      completions have an empty mask; with 'exclude', they do not count in the
+      advantages of their groups either.
   """
   def stacked(arrays):
     joined = np.concatenate(arrays)
@@ -322,8 +329,13 @@ def to_batch(groups: Sequence[groups_lib.Group], reward_B: np.ndarray, *,
     start, end = width - len(prompt), width + length_B[i]
     token_BS[i, start:width] = prompt
     position_BS[i, start:end] = np.arange(end - start)
-  advantage_B = advantage.group_advantage(reward_B, group_size, estimator)
+  ended_B = np.concatenate([g.ended_G for g in groups])
+  advantage_B = advantage.group_advantage(
+      reward_B, group_size, estimator,
+      ended_B if truncated == 'exclude' else None)
   mask_BT = np.arange(length) < length_B[:, None]
+  if truncated != 'count':
+    mask_BT &= stacked([ended_B])[:, None]
   zeros_BT = np.zeros((rows, length), np.float32)
   return batch_lib.Batch(
       token_BS=token_BS, position_BS=position_BS,

@@ -48,13 +48,15 @@ class _Records:
 
 
 class Trainer:
-  """One run. Its state is learner, step, cursor, unrecorded, and the config.
+  """One run. Its state is learner, step, cursor, unrecorded, left_out_in_a_row,
+  and the config.
 
   Attributes:
     learner: holds the policy.
     step: rollout steps done.
     cursor: position in the data order.
     unrecorded: metrics of the last step until its evaluation is done, or None.
+    left_out_in_a_row: the last steps that found too few mixed groups.
     records, stands_on: set by `open`; the latter is what checkpoints say of the
       model folder, see `provenance`.
   """
@@ -65,7 +67,7 @@ class Trainer:
     self.config, self.session = config, session
     rollout = config.rollout
     self.learner = learner_lib.Learner(config, session)
-    self.step, self.cursor = 0, 0
+    self.step, self.cursor, self.left_out_in_a_row = 0, 0, 0
     self.unrecorded: dict[str, float] | None = None
     self.records: _Records | None = None
     self.stands_on: dict[str, dict] = {}
@@ -128,6 +130,7 @@ class Trainer:
       return
     self.step, learner.state, extra = saved
     self.cursor, self.unrecorded = extra['cursor'], extra['unrecorded']
+    self.left_out_in_a_row = extra['left_out_in_a_row']
     learner.skipped_in_a_row = extra['skipped_in_a_row']
     processes.on_first(records.writer.truncate,
                        self.step - (self.unrecorded is not None))
@@ -236,6 +239,7 @@ class Trainer:
       self.records.checkpointer.save(self.step, self.learner.state, {
           'cursor': self.cursor, 'unrecorded': unrecorded,
           'skipped_in_a_row': self.learner.skipped_in_a_row,
+          'left_out_in_a_row': self.left_out_in_a_row,
           'config_digest': run_folder.digest(self.config),
           'remat': self.learner.programs.model.remat,
           'stands_on': self.stands_on}, score,
@@ -269,7 +273,8 @@ class Trainer:
     dumped = self.background.submit(
         self._dump, step, rollout, self.config.dump.period)
     scalars = summaries.rollout_metrics(rollout) | summaries.sampling_metrics(
-        rollout) | {'sampling/weight_bytes': weight_bytes}
+        rollout) | {'sampling/weight_bytes': weight_bytes,
+                    'left_out_in_a_row': self.left_out_in_a_row}
     scalars |= self._update(step, rollout, stop)
     dumped.result()
     seconds = time.perf_counter() - start
@@ -318,19 +323,31 @@ class Trainer:
           params, self._prompt, selection.Selection(
               cursor=self.cursor, wanted=settings.prompts,
               group_size=settings.samples, mode=settings.dynamic_sampling,
-              max_batches=settings.max_generation_batches), key,
+              max_batches=settings.max_generation_batches,
+              mixed=settings.mixed, truncated=settings.truncated), key,
           self.session.rewards, stop.check)
+      self.left_out_in_a_row = 0
     except groups_lib.NonFiniteError as error:
       raise errors.RunError(
           f'step {step}, problem '
           f'{self._prompt(error.prompt_id).problem.id}: {error}; '
           f'{self.records.checkpointer.describe_latest()}') from error
     except sampler_lib.StarvedError as error:
-      raise self._failed(step, error.rollout, str(
-          error) + summaries.why_starved(
-              error.rollout, self.config.data.template,
-              self.session.template.style)) from error
+      rollout = error.rollout
+      if self.left_out_in_a_row == settings.max_left_out:
+        raise self._failed(step, rollout, self._why(error)) from error
+      self.left_out_in_a_row += 1
     return rollout, mesh_lib.device_bytes(params)
+
+  def _why(self, starved):
+    """What a step without enough mixed groups shows."""
+    rollout = starved.rollout
+    try:
+      rollout.rewards.check(rollout.count, self.config.reward.on_failure)
+    except errors.RunError as failed:
+      return str(failed)
+    return str(starved) + summaries.why_starved(
+        rollout, self.config.data.template, self.session.template.style)
 
   def _prompt(self, prompt_id):
     """The prompt at an index in the data order."""
