@@ -190,7 +190,7 @@ class Learner:
       old_params = programs.to_old_policy(self.state.params)
     scored = ScoredStep(
         batch, members, minibatches, old, old_params, self.config.train.epochs,
-        np.mean(list(map(packing.efficiency, packed))),
+        np.mean(list(map(packing.efficiency, packed)) or [0]),
         jax.random.fold_in(
             programs_lib.stream(self.config.seed, 'update'), step))
     weighted = self.config.train.behaviour.weight != 'off'

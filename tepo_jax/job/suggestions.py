@@ -38,6 +38,9 @@ NAMES = {
     'rollout.dynamic_sampling': 'filter_groups enable_filter_groups '
                                 'dynamic_filtering',
     'rollout.max_generation_batches': 'max_num_gen_batches',
+    'rollout.mixed': 'filter_groups.metric filter_groups_metric',
+    'rollout.truncated': 'mask_truncated_completions overlong_filter '
+                         'overlong_filtering',
     'rollout.overlong_buffer': 'overlong_buffer_len overlong_buffer.len',
     'rollout.overlong_factor': 'penalty_factor overlong_penalty_factor',
     'reward.functions': 'reward_funcs reward_fn reward_func reward_function '

@@ -2,11 +2,12 @@
 
 A group whose rewards all agree has no gradient (DAPO §3.2); with the default
 reward, that is one whose verdicts agree. What differs in a *mixed* group, its
-verdicts or its rewards, is `rollout.mixed`. 'refill' samples prompts in the data's order until it has R mixed groups,
-and trains on the first R of that order: which groups these are depends neither
-on the speed of a completion nor on the number of slots. Prompts are admitted
-while others are still decoded, as many as what is known makes necessary;
-those that can no longer be among the first R are stopped.
+verdicts or its rewards, is `rollout.mixed`. 'refill' samples prompts in the
+data's order until it has R mixed groups, and trains on the first R of that
+order: which groups these are depends neither on the speed of a completion nor
+on the number of slots. Prompts are admitted while others are still decoded, as
+many as the results so far make necessary; those that can no longer be among the
+first R are stopped.
 
 Axes: G samples of a prompt · R groups to train on.
 """

@@ -8,7 +8,9 @@ import jax
 from jax import numpy as jnp
 import numpy as np
 import pytest
+import torch
 
+from configs import methods
 from configs import tiny
 from tepo_jax import errors
 from tepo_jax.data import problem as problem_lib
@@ -16,6 +18,8 @@ from tepo_jax.job import learner as learner_lib
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.learning import behaviour
+from tepo_jax.learning import objective
+from tepo_jax.learning import packing as packing_lib
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.runtime import host
@@ -380,6 +384,83 @@ def test_to_batch():
                'sampler_logp_BT'):
     assert getattr(batch, name).dtype == np.float32
   assert not batch.old_logp_BT.any() and not batch.old_entropy_BT.any()
+
+
+def test_truncated_completions_have_no_token():
+  """The first of `_two_groups` is truncated: its reward of 1 is in the baseline
+  with 'mask', its neighbour is left alone with 'exclude'."""
+  reward_B = np.array([1., 0., 1., 0.])
+  for truncated, first, want in [('count', [1, 1, 1], [.5, -.5]),
+                                 ('mask', [0, 0, 0], [.5, -.5]),
+                                 ('exclude', [0, 0, 0], [0, 0])]:
+    batch = learner_lib.to_batch(
+        _two_groups(), reward_B, rows=5, width=3, estimator='drgrpo',
+        truncated=truncated)
+    np.testing.assert_array_equal(
+        batch.mask_BT, [first, [1, 0, 0], [1, 0, 0], [1, 1, 0], [0, 0, 0]])
+    np.testing.assert_allclose(batch.advantage_B, [*want, .5, -.5, 0])
+
+
+@pytest.mark.parametrize('loss_type', ['dapo', 'seq-mean-token-mean',
+                                       'seq-mean-token-sum'])
+def test_truncated_completions_are_in_no_denominator(loss_type):
+  """Against TRL's mask_truncated_completions with loss_type dapo, whose
+  num_items_in_batch is the sum of the loss mask (it once counted the truncated
+  tokens too), and against agg_loss of verl, whose denominators leave masked
+  completions out. Both in float64 by torch; one update at ratio 1, so the
+  gradient of the loss is −c A."""
+  rng = np.random.default_rng(0)
+  length_B, ended_B = np.array([6, 2, 6, 4]), np.array([0, 1, 0, 1], bool)
+  groups = [groups_lib.Group(
+      groups_lib.Prompt(None, (1,), n), np.ones((2, T), np.int32),
+      np.zeros((2, T), np.float32), length_B[part], ended_B[part], ('', ''),
+      None) for n, part in enumerate((slice(2), slice(2, 4)))]
+  batch = learner_lib.to_batch(groups, rng.normal(size=4), rows=4, width=1,
+                               estimator='drgrpo', truncated='mask')
+  logp_BT = -rng.random((4, T))
+  loss = objective.make_policy_loss(methods.methods(0.0)['grpo'] | dict(
+      aggregate={'dapo': 'token_mean'}.get(
+          loss_type, loss_type.replace('-', '_'))))
+  x = objective.Tokens(*4 * [logp_BT], np.broadcast_to(
+      batch.advantage_B.astype(float)[:, None], (4, T)), batch.mask_BT)
+  with jax.enable_x64(True):
+    gradient_BT = jax.grad(lambda logp: loss.partial(
+        x.replace(logp_BT=logp), loss.statistics(x)))(logp_BT)
+
+  mask = torch.tensor(np.arange(T) < length_B[:, None]) * torch.tensor(
+      ended_B)[:, None]
+  logp = torch.tensor(logp_BT, requires_grad=True)
+  each = -torch.exp(logp - logp.detach()) * torch.tensor(
+      batch.advantage_B, dtype=torch.float64)[:, None] * mask
+  rows = (mask.sum(1) > 0).sum()
+  {'dapo': lambda: each.sum() / mask.sum(),
+   'seq-mean-token-sum': lambda: each.sum() / rows,
+   'seq-mean-token-mean': lambda: (
+       each.sum(1) / (mask.sum(1) + 1e-8)).sum() / rows,
+   }[loss_type]().backward()
+  assert np.abs(gradient_BT).max() > 0.01
+  np.testing.assert_allclose(gradient_BT, logp.grad, rtol=1e-7, atol=0)
+
+
+@pytest.mark.parametrize('packing', packing_lib.MODES)
+def test_a_masked_completion_is_in_no_row(packing):
+  """Nor does a step train whose completions are all truncated."""
+  learner = make_learner('grpo', packing)
+  start(learner)
+  groups = sampled()
+  learner.config.rollout.truncated = 'mask'
+  step = pack_and_score(learner, [dataclasses.replace(
+      group, ended_G=np.array([True, n > 0]))
+                                  for n, group in enumerate(groups)])
+  np.testing.assert_array_equal(
+      step.minibatches[0].microbatch_B < 0, [False, True, False, False])
+  scalars = learn(learner, groups)
+  assert scalars['grad_norm'] > 0
+  before = jax.device_get(learner.state)
+  assert learn(learner, [dataclasses.replace(
+      group, ended_G=np.zeros(2, bool)) for group in groups]) == {}
+  jax.tree.map(np.testing.assert_array_equal,
+               jax.device_get(learner.state), before)
 
 
 @pytest.mark.parametrize('estimator, want', [
