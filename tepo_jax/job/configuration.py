@@ -173,10 +173,11 @@ def _without_effect(config, name):
           config.eval.sets if config.eval.period else ())))):
     return 'named sets have columns of their own'
   if name.startswith('method.'):  # its fields are in no table
-    off = (('method.reg.region', 'none'), ('method.reg.coef', 0))
+    off = (('method.reg.region', 'none'), ('method.reg.coef', 0),
+           ('method.reference.coef', 0))
     return next((f'config.{switch} is {value}' for switch, value in off
-                 if name.startswith('method.reg.') and name != switch
-                 and _value(config, switch) == value), None)
+                 if name.startswith(switch.rpartition('.')[0] + '.')
+                 and name != switch and _value(config, switch) == value), None)
   field = FIELDS[name]
   if field.unless and _value(config, field.unless[0]) == field.unless[1]:
     return f'config.{field.unless[0]} is {field.unless[1]}'

@@ -68,9 +68,12 @@ NAMES = {
     'optimizer.epsilon': 'adam_epsilon eps epsilon',
     'optimizer.weight_decay': 'l2',
     'optimizer.max_grad_norm': 'grad_clip clip_grad max_norm',
-    'method.reg.coef': 'kl_coef kl_loss_coef init_kl_coef kl_coeff beta '
-                       'entropy_coeff entropy_coef entropy_loss_coef',
-    'method.reg.penalty': 'kl_loss_type kl_estimator kl_penalty',
+    'method.reg.coef': 'entropy_coeff entropy_coef entropy_loss_coef',
+    'method.reference.coef': 'kl_coef kl_loss_coef init_kl_coef kl_coeff beta '
+                             'init_coef',
+    'method.reference.estimator': 'kl_loss_type kl_estimator kl_penalty',
+    'method.reference.place': 'use_kl_loss use_kl_in_reward use_loss',
+    'method.reference.period': 'ref_model_sync_steps sync_ref_model',
     'method.clip.low': 'clip_ratio clip_ratio_low eps_clip eps_clip_low_high '
                        'epsilon cliprange',
     'method.clip.high': 'clip_ratio_high epsilon_high eps_clip_high',
@@ -102,8 +105,8 @@ ABSENT = {
         'warmup_ratio lr_scheduler_type lr_scheduler warmup_style',
     'there is no critic':
         'gamma lam lambd vf_coef critic critic_warmup cliprange_value',
-    'there is no reference model: the KL is to the policy of the rollout':
-        'ref ref_model sync_ref_model use_kl_loss use_kl_in_reward',
+    'the reference policy is the one that a run starts from':
+        'ref ref_model',
     'training samples without truncation; eval.top_p and eval.top_k are of '
     'evaluation': 'rollout.top_p rollout.top_k train.top_p train.top_k'}
 

@@ -275,6 +275,7 @@ class Trainer:
     scalars = summaries.rollout_metrics(rollout) | summaries.sampling_metrics(
         rollout) | {'sampling/weight_bytes': weight_bytes,
                     'left_out_in_a_row': self.left_out_in_a_row}
+    self.learner.renew_reference(step)
     scalars |= self._update(step, rollout, stop)
     dumped.result()
     seconds = time.perf_counter() - start

@@ -79,15 +79,26 @@ def _sizes(counted_NG):
   return jnp.sum(counted_NG, axis=1, keepdims=True)
 
 
+def whiten(x, mask):
+  """(x - mean) / sqrt(variance + 1e-8) over the mask, 0 elsewhere; ddof=1."""
+  count = jnp.sum(mask)
+  centred = jnp.where(
+      mask, x - jnp.sum(jnp.where(mask, x, 0)) / jnp.maximum(count, 1), 0)
+  variance = jnp.sum(centred**2) / jnp.maximum(count - 1, 1)
+  return centred / jnp.sqrt(variance + 1e-8)
+
+
 ESTIMATORS = {'grpo': grpo, 'gpg': gpg, 'drgrpo': drgrpo, 'rloo': rloo,
-              'reinforce_pp_baseline': reinforce_pp_baseline}
+              'reinforce_pp_baseline': reinforce_pp_baseline,
+              'reinforce_pp': whiten}
 
 
 def group_advantage(reward_B, group_size, estimator, counted_B=None):
   """Advantage of each completion from the rewards of its group.
 
   The rewards, in the order of the groups, keep their dtype (integers become
-  floats). `estimator` is a name of ESTIMATORS. counted_B: bool; a completion
+  floats). `estimator` is a name of ESTIMATORS, of which `reinforce_pp` is of
+  completions of one token, see `of_tokens`. counted_B: bool; a completion
   that does not count has advantage 0, and its group is one smaller; None: all
   count.
 
@@ -108,3 +119,20 @@ def group_advantage(reward_B, group_size, estimator, counted_B=None):
   counted_NG = (jnp.ones(reward_NG.shape, bool) if counted_B is None
                 else jnp.asarray(counted_B).reshape(reward_NG.shape))
   return ESTIMATORS[estimator](reward_NG, counted_NG).reshape(-1)
+
+
+def is_by_token(estimator):
+  """Whether each token has an advantage of its own, by `of_tokens`."""
+  return estimator == 'reinforce_pp'
+
+
+def of_tokens(reward_B, penalty_BT, mask_BT):
+  """REINFORCE++ (2501.03262): each token's return, whitened over the batch.
+
+    A_it = whiten(r_i - sum_{j >= t} penalty_ij), over the tokens of the mask
+
+  as in verl's reinforce_plus_plus, discount 1. Filler rows have an empty mask.
+  """
+  penalty_BT = jnp.where(mask_BT, penalty_BT, 0)
+  later_BT = jnp.cumsum(penalty_BT[:, ::-1], axis=1)[:, ::-1]
+  return whiten(reward_B[:, None] - later_BT, mask_BT)
