@@ -269,10 +269,10 @@ def _abstract_minibatch(config, policy_loss, pack, sharding):
   zeros_BT = np.zeros((rows, length), np.float32)
   nothing_BS = np.full(
       (rows, config.data.max_prompt_tokens + length), -1, np.int32)
-  by_token = advantage.is_by_token(policy_loss.method.estimator)
+  zeros_B = (zeros_BT if advantage.is_by_token(policy_loss.method.estimator)
+             else zeros_BT[:, 0])
   packed = pack(batch_lib.Batch(
-      nothing_BS, nothing_BS, zeros_BT, zeros_BT if by_token else zeros_BT[:, 0],
-      *3 * [zeros_BT],
+      nothing_BS, nothing_BS, zeros_BT, zeros_B, *3 * [zeros_BT],
       None if config.train.behaviour.weight == 'off' else zeros_BT)).replace(
           reference_logp_BT=zeros_BT if policy_loss.needs_reference else None)
   return jax.tree.map(lambda sharding, part: jax.tree.map(

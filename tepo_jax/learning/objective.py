@@ -308,11 +308,7 @@ class PolicyLoss:
   method: choices.Method
   needs_kl: bool  # tokens.kl_BT is read
   needs_scoring: bool  # statistics() reads logp_BT and entropy_BT
-
-  @property
-  def needs_reference(self):
-    """Whether a run has a reference policy, for tokens.reference_logp_BT."""
-    return self.method.reference.coef != 0
+  needs_reference: bool  # tokens.reference_logp_BT is read
 
   def __call__(self, tokens, rng=None):
     statistics = self.statistics(tokens, rng)
@@ -360,7 +356,6 @@ class PolicyLoss:
                 high_BT=high_BT, dropped_BT=s.dropped_BT, region_BT=s.region_BT)
 
   def _reference_kl(self, x):
-    """K."""
     if x.reference_logp_BT is None:
       raise ValueError('method.reference needs tokens.reference_logp_BT')
     return self.method.reference.estimator(x.logp_BT - x.reference_logp_BT)
@@ -401,4 +396,5 @@ def make_policy_loss(method):
   return PolicyLoss(
       method, needs_scoring=any(choice.whole_minibatch for choice in (
           method.clip, method.shape, method.region, method.delta_entropy)),
-      needs_kl=method.regularised and method.penalty.function is kl_full)
+      needs_kl=method.regularised and method.penalty.function is kl_full,
+      needs_reference=method.reference.coef != 0)

@@ -76,7 +76,8 @@ def test_expectations_are_those_that_the_docstring_states(x64):
   ours = jax.grad(divergence)(logits)
   assert np.abs(ours).max() > 0.01
   for name, value, gradient in [
-      ('k1', divergence, 0 * ours), ('k3', divergence, jax.grad(reverse)(logits)),
+      ('k1', divergence, 0 * ours),
+      ('k3', divergence, jax.grad(reverse)(logits)),
       ('k2', None, ours), ('k1+', divergence, ours),
       ('k3+', divergence, ours)]:
     got = expected(name)

@@ -141,7 +141,8 @@ def test_beta_is_checked_with_the_row():
 def test_a_wrong_reference_is_named(field, value, said):
   row = methods.methods(BETA)['grpo_original']
   row['reference'][field] = value
-  with pytest.raises(errors.InputError, match=f'method.reference.{field}.*{said}'):
+  with pytest.raises(
+      errors.InputError, match=f'method.reference.{field}.*{said}'):
     objective.make_policy_loss(row)
 
 

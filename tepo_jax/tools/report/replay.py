@@ -142,8 +142,8 @@ class Step:
 
     At the first, the policy equals π_old: all weights are 1 and no penalty to
     π_old acts. π_old is the reference policy where the run has none; advantages
-    leave out a KL in the reward. In between, this makes the run's own updates. `progress` is called
-    with what is done next.
+    leave out a KL in the reward. In between, this makes the run's own updates.
+    `progress` is called with what is done next.
     """
     losses = {name: objective.make_policy_loss(method)
               for name, method in methods.items()}
