@@ -123,7 +123,8 @@ def test_a_group_of_one():
     assert not advantage.group_advantage([3.0, -1.0], 1, estimator).any()
 
 
-@pytest.mark.parametrize('estimator', advantage.ESTIMATORS)
+@pytest.mark.parametrize(  # the other has no baseline of the group
+    'estimator', sorted(advantage.ESTIMATORS.keys() - {'reinforce_pp'}))
 def test_equal_rewards_give_exactly_zero(estimator):
   """The float32 mean of seven 0.1s is not 0.1, and 1e-8 / 1e-6 is not 0."""
   reward = np.float32([0.1] * 7 + [1, 0, 0, 0, 0, 0, 0])

@@ -216,7 +216,6 @@ def test_groups_are_mixed_by_their_reward(monkeypatch, slots):
   assert _prompt_ids(world.select(
       'drop', wanted=want[1] + 1, rewards=rewards, mixed='reward'
       ).groups) == want[:2]
-  rewards.close()
 
 
 def test_a_step_that_is_left_out_ends_behind_all_that_it_sampled():
