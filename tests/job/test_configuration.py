@@ -50,6 +50,9 @@ BAD = [
     ('rollout.chunk', 0, 'positive'),
     ('rollout.overlong_buffer', -1, '0 or more'),
     ('rollout.overlong_factor', -0.5, '0 or more'),
+    ('rollout.mixed', 'rewards', 'one of verdicts, reward'),
+    ('rollout.max_left_out', -1, '0 or more'),
+    ('rollout.truncated', 'drop', 'one of count, mask, exclude'),
     ('rollout.logp_gap_limit', 0.0, 'positive'),
     ('grading.workers', 0, 'positive'),
     ('train.minibatch_prompts', 0, 'positive'),
@@ -220,6 +223,9 @@ INERT = [
      'config.method.reg.region'),
     ({'method.reg.coef': 0.0}, 'method.reg.penalty', 'config.method.reg.coef'),
     ({'method.reg.coef': 0.0}, 'method.reg.region', 'config.method.reg.coef'),
+    ({}, 'method.reference.period', 'config.method.reference.coef is 0'),
+    ({'rollout.dynamic_sampling': 'off'}, 'rollout.mixed',
+     'config.rollout.dynamic_sampling'),
 ]
 
 

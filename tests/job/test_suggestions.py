@@ -52,7 +52,7 @@ def test_the_field_that_means_the_same(name, field):
     ('rollout.top_p', 'training samples without truncation'),
     ('lr_warmup_steps', 'the learning rate is constant'),
     ('critic.lr', 'there is no critic'),
-    ('ref.log_prob', 'there is no reference model')])
+    ('ref.log_prob', 'the reference policy is the one')])
 def test_what_is_not_here(name, why):
   assert cli._field_hint(name, KNOWN).startswith(f'; {why}')
 
