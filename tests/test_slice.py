@@ -143,6 +143,9 @@ def network():
   """Two hosts with networks of their own, joined by a cable: the stand-in's
   variables. Without the right to make them, the hosts share this machine's."""
   name, address = f'tepo{os.getpid()}_', '10.77.0.'
+  # What `ip netns exec` puts in the place of /etc/hosts: Gloo connects to the
+  # addresses of the hosts' names.
+  hosts = [pathlib.Path(f'/etc/netns/{name}{i}/hosts') for i in range(2)]
 
   def ip(*arguments):
     return subprocess.run(['ip', *arguments], capture_output=True).returncode
@@ -159,10 +162,14 @@ def network():
       assert not ip(*host, 'addr', 'add', f'{address}{i + 1}/24', 'dev', 'eth0')
       assert not ip(*host, 'link', 'set', 'lo', 'up')
       assert not ip(*host, 'link', 'set', 'eth0', 'up')
+      hosts[i].parent.mkdir(parents=True)
+      hosts[i].write_text(f'127.0.0.1 localhost\n'
+                          f'{address}{i + 1} {socket.gethostname()}\n')
     yield {'NETWORK': name, 'HOST0': f'{address}1'}
   finally:
     for i in range(2):
       ip('netns', 'del', f'{name}{i}')
+      shutil.rmtree(hosts[i].parent, ignore_errors=True)
 
 
 def _steps(workdir):

@@ -18,8 +18,7 @@ def drgrpo(reward_NG, counted_NG):
   first_N1 = jnp.argmax(counted_NG, axis=1, keepdims=True)
   shifted_NG = jnp.where(counted_NG, reward_NG - jnp.take_along_axis(
       reward_NG, first_N1, axis=1), 0)
-  mean_N1 = (jnp.sum(shifted_NG, axis=1, keepdims=True)
-             / jnp.maximum(_sizes(counted_NG), 1))
+  mean_N1 = _total_over(shifted_NG, _sizes(counted_NG))
   return jnp.where(counted_NG, shifted_NG - mean_N1, 0)
 
 
@@ -32,8 +31,7 @@ def grpo(reward_NG, counted_NG):
   if reward_NG.shape[1] == 1:
     return jnp.where(counted_NG, reward_NG / (1 + 1e-6), 0)
   centred_NG = drgrpo(reward_NG, counted_NG)
-  variance_N1 = (jnp.sum(centred_NG**2, axis=1, keepdims=True)
-                 / jnp.maximum(_sizes(counted_NG) - 1, 1))
+  variance_N1 = _total_over(centred_NG**2, _sizes(counted_NG) - 1)
   return centred_NG / (jnp.sqrt(variance_N1) + 1e-6)
 
 
@@ -72,6 +70,13 @@ def reinforce_pp_baseline(reward_NG, counted_NG):
   variance = (jnp.sum(centred_NG**2)
               / jnp.maximum(jnp.sum(counted_NG) - 1, 1))
   return centred_NG / (jnp.sqrt(variance) + 1e-6)
+
+
+def _total_over(x_NG, count_N1):
+  """The sums of the groups, over max(count, 1)."""
+  # XLA divides by a scalar by its reciprocal; so does this, to the same bits.
+  return jnp.sum(x_NG, axis=1, keepdims=True) * (
+      1 / jnp.maximum(count_N1, 1).astype(x_NG.dtype))
 
 
 def _sizes(counted_NG):
