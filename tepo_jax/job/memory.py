@@ -193,7 +193,8 @@ def update_bytes(config: ml_collections.ConfigDict,
       (rows, config.data.max_prompt_tokens + length), -1, np.int32)
   arguments = _update_arguments(programs, programs.pack(batch_lib.Batch(
       nothing_BS, nothing_BS, zeros_BT, zeros_BT[:, 0], *3 * [zeros_BT],
-      None if config.train.behaviour.weight == 'off' else zeros_BT)))
+      None if config.train.behaviour.weight == 'off' else zeros_BT)).replace(
+          rate_share=programs.rate_share(1)))
   try:
     found = programs.train_step.lower(*arguments).compile().memory_analysis()
   except jax.errors.JaxRuntimeError as error:

@@ -76,6 +76,7 @@ class TrainingPrograms:
     jit: `compiled` on the mesh, as for the functions below.
     model: with adapters and execution fields, see `prepare_model`.
     policy_loss, scorer, optimizer: the parts of `train_step`.
+    share: of the learning rate by rollout step, see `optimizer.share`.
     init_state: params -> TrainState; donates the params.
     freeze: only with LoRA: weights -> frozen base in the compute dtype.
     init_adapters: only with LoRA: key -> params.
@@ -104,6 +105,7 @@ class TrainingPrograms:
   policy_loss: objective.PolicyLoss
   scorer: update.Scorer
   optimizer: optax.GradientTransformation
+  share: optimizer_lib.Share | None
   state_sharding: update.TrainState
   init_state: Any
   freeze: Any
@@ -120,6 +122,10 @@ class TrainingPrograms:
   score_and_keep: Any
   old_policy: Any
   train_step: Any
+
+  def rate_share(self, step: int) -> np.float32 | None:
+    """`Minibatch.rate_share` in rollout step `step`, counted from 1."""
+    return None if self.share is None else np.float32(self.share(step - 1))
 
 
 def prepare_model(model: transformer.ModelConfig,
@@ -172,7 +178,7 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
          mesh: jax.sharding.Mesh) -> TrainingPrograms:
   """Builds the programs; does not compile. `model` is of `prepare_model`."""
   decoding = sampling_lib.for_decoding(model, mesh, config.rollout.tensor)
-  optimizer = optimizer_lib.make(**config.optimizer)
+  optimizer, share = optimizer_lib.of(config.optimizer)
   policy_loss = objective.make_policy_loss(config.method)
   whole_sharding = mesh_lib.shardings(mesh, transformer.logical_axes(model))
   frozen_sharding, param_sharding = split_trained(model, whole_sharding)
@@ -190,7 +196,7 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
   jit = functools.partial(compiled, mesh, dtype=model.dtype)
   return TrainingPrograms(
       mesh=mesh, jit=jit, model=model, policy_loss=policy_loss, scorer=scorer,
-      optimizer=optimizer, state_sharding=state_sharding,
+      optimizer=optimizer, share=share, state_sharding=state_sharding,
       init_state=jit(functools.partial(_init_state, optimizer),
                      out_shardings=state_sharding, donate_argnums=0),
       freeze=jit(functools.partial(sampling_lib.cast, model.dtype),

@@ -61,6 +61,11 @@ NAMES = {
     'train.behaviour.cap': 'tis_imp_ratio_cap '
                            'vllm_importance_sampling_cap',
     'optimizer.learning_rate': 'lr actor_learning_rate actor_lr',
+    'optimizer.schedule': 'lr_scheduler_type lr_scheduler warmup_style',
+    'optimizer.warmup_steps': 'warmup_steps lr_warmup_steps '
+                              'num_warmup_steps',
+    'optimizer.schedule_steps': 'lr_decay_steps decay_steps',
+    'optimizer.floor': 'min_lr_ratio',
     'optimizer.beta1': 'adam_beta1', 'optimizer.beta2': 'adam_beta2',
     'optimizer.epsilon': 'adam_epsilon eps epsilon',
     'optimizer.weight_decay': 'l2',
@@ -94,9 +99,8 @@ NAMES = {
 }
 # Why there is no field -> names, and sections, of what is not here.
 ABSENT = {
-    'the learning rate is constant':
-        'warmup_steps lr_warmup_steps lr_warmup_steps_ratio lr_warmup_ratio '
-        'warmup_ratio lr_scheduler_type lr_scheduler warmup_style',
+    'the warm-up is a number of rollout steps, optimizer.warmup_steps':
+        'lr_warmup_steps_ratio lr_warmup_ratio warmup_ratio',
     'there is no critic':
         'gamma lam lambd vf_coef critic critic_warmup cliprange_value',
     'there is no reference model: the KL is to the policy of the rollout':

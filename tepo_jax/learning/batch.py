@@ -47,6 +47,8 @@ class Minibatch:
     filler, which has none.
   used: int32 scalar, the number of microbatches that hold tokens; the first.
   rows: arrays [M, R, S].
+  rate_share: float32 scalar, the update's share of the learning rate
+    (`optimizer.share`); None: 1.
   """
   mask_BT: jax.Array | np.ndarray
   advantage_B: jax.Array | np.ndarray
@@ -58,3 +60,4 @@ class Minibatch:
   used: jax.Array | np.int32
   rows: scoring.PackedRows
   behaviour_BT: jax.Array | np.ndarray | None = None
+  rate_share: jax.Array | np.float32 | None = None
