@@ -46,7 +46,7 @@ def share(schedule: str, *, warmup_steps: int, schedule_steps: int | None,
 
     t < W:      (t + 1) / (W + 1), so that no step has the rate 0
     'constant': 1
-    'linear':   1 − (1 − floor) x,                  x = min(1, (t − W) / (S − W))
+    'linear':   1 − (1 − floor) x,       x = min(1, (t − W) / (S − W))
     'cosine':   floor + (1 − floor) (1 + cos πx) / 2
 
   It is a function of the rollout step, not of the optimiser's own count: that
