@@ -65,6 +65,14 @@ FIELDS = dict(
         lambda x: x >= 2)),
     max_tokens=F(8192, '★ T; longer completions are truncated', POSITIVE),
     temperature=F(1.0, 'of sampling and of the loss', POSITIVE),
+    stop=F((), 'texts; a completion ends with the token that completes one of '
+           'them, also in evaluation', fields.Range(
+               'texts that are not empty', lambda x: all(
+                   isinstance(text, str) and text for text in x))),
+    stop_ids=F((), "token ids that end a completion besides the model's own, "
+               'also in evaluation', fields.Range(
+                   'token ids', lambda x: all(
+                       type(token) is int and token >= 0 for token in x))),
     slots=F(int, 'completions decoded at once, also in evaluation; None: '
             'all, or as many as fit in memory', POSITIVE, resume=ROUNDING),
     tensor=F(int, 'as mesh.tensor, for sampling on the same devices; None: '

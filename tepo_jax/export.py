@@ -70,7 +70,8 @@ def export(out: files.Path) -> None:
         out, weights.model_config(folder), trained.complete(), source=folder,
         dtype=_DTYPE.value or weights.saved_dtype(folder), texts={
             model_card.CARD: card,
-            model_card.GENERATION: model_card.generation_config(folder),
+            model_card.GENERATION: model_card.generation_config(
+                folder, config.rollout.stop_ids),
             **model_card.chat_templates(folder, config.data.template_args)})
   # The others wait until everything is uploaded.
   processes.on_first(print, f'exported {_WORKDIR.value} to {out}')

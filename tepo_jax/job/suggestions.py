@@ -31,6 +31,8 @@ NAMES = {
                           'max_completion_length generate_max_len '
                           'response_length max_length max_gen_len '
                           'max_tokens_to_generate',
+    'rollout.stop': 'stop stop_strings stop_sequences',
+    'rollout.stop_ids': 'stop_token_ids',
     'rollout.slots': 'max_num_seqs gpu_memory_utilization '
                      'vllm_gpu_memory_utilization micro_rollout_batch_size '
                      'rollout_micro_batch_size',
