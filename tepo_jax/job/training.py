@@ -78,11 +78,16 @@ def train(config: ml_collections.ConfigDict, workdir: files.Path,
         is_complete = run.run(stop)
   if is_complete:
     run.check_trained()
+  _close(workdir, config.steps, stop, is_complete)
+
+
+def _close(workdir, steps, stop, is_complete):
+  """Prints the closing lines, or raises what stopped the run."""
   if processes.is_first():
     print(summaries.results_table(workdir), flush=True)
   if not is_complete:
     error, how = ((KeyboardInterrupt, interrupts.WORD) if stop.interrupted
                   else (errors.Interrupted, 'stopped by SIGTERM'))
-    raise error(summaries.stopped(how, workdir, config.steps))
+    raise error(summaries.stopped(how, workdir, steps))
   if processes.is_first():
     print(summaries.next_command(workdir), flush=True)

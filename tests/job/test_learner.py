@@ -246,7 +246,7 @@ def test_remat_auto_compiles_the_update_once(method):
   # The largest change by Adam's first updates is the sum of their rates.
   moved = max(np.abs(x).max() for x in jax.tree.leaves(jax.tree.map(
       np.subtract, jax.device_get(learner.state.params), before)))
-  assert 2 * rate < moved < 4.001 * rate
+  assert 2 * rate < moved < 4.01 * rate
 
 
 def test_off_adds_metrics_and_no_array(learner, old_logp_BT):
