@@ -25,7 +25,8 @@ FIELDS = (
 def _train(programs):
   def train(workdir, steps, *arguments, status=0):
     done = programs.run('train', *FIELDS, f'--workdir={workdir}',
-                        f'--config.steps={steps}', *arguments)
+                        f'--config.steps={steps}', *arguments,
+                        JAX_DISABLE_MOST_OPTIMIZATIONS='1')
     assert done.returncode == status, done.stderr[-3000:]
     return done
 
@@ -94,28 +95,24 @@ def test_a_fork_with_nothing_changed_is_its_parent_to_the_bit(
 
 
 def test_a_fork_has_its_own_fields_and_moments(train, parent, tmp_path):
-  """Of one step from the last checkpoint: the same samples, other updates."""
-  changed = ('--config.optimizer.learning_rate=1e-3',
-             '--config.optimizer.schedule_steps=9')
-  train(tmp_path / 'kept', 5, f'--from={parent}', *changed)
-  train(tmp_path / 'new', 5, f'--from={parent}', *changed, '--new_optimizer')
-  (_, kept), = _records(tmp_path / 'kept').items()
-  (_, new), = _records(tmp_path / 'new').items()
-  assert kept['optimizer/learning_rate'] > 30 * _records(
-      parent)[4]['optimizer/learning_rate']
+  """Step 4 again, from the parent's weights after step 3: with the same
+  samples, a rate of its own and moments of zero."""
+  workdir = tmp_path / 'fork'
+  train(workdir, 4, f'--from={parent}@3', '--new_optimizer',
+        '--config.optimizer.learning_rate=1e-3')
+  mine, theirs = _records(workdir)[4], _records(parent)[4]
   for name in 'reward', 'response_length_mean', 'sampling/tokens':
-    assert kept[name] == new[name]
-  before, after = (_digests(tmp_path / name, step)
-                   for name, step in (('new', 4), ('new', 5)))
-  theirs, mine = _digests(parent, 4), _digests(tmp_path / 'kept', 4)
-  assert mine == theirs
-  assert {name: digest for name, digest in before.items()
-          if name.startswith('params/')} == {
-              name: digest for name, digest in theirs.items()
-              if name.startswith('params/')}
-  moments = [name for name in before if 'mu' in name.split('/')]
-  assert moments and all(before[name] == 0 for name in moments)
-  assert after != _digests(tmp_path / 'kept', 5)
+    assert mine[name] == theirs[name]
+  rate = 'optimizer/learning_rate'
+  assert mine[rate] == pytest.approx(1e-3 / 3e-5 * theirs[rate])
+  begun, left = _digests(workdir, 3), _digests(parent, 3)
+  assert begun.keys() == left.keys()
+  for name in begun:
+    if name.startswith('params/'):
+      assert begun[name] == left[name]
+    elif {'mu', 'nu'} & set(name.split('/')):
+      assert begun[name] == 0 != left[name]
+  assert _digests(workdir, 4) != _digests(parent, 4)
 
 
 @pytest.mark.parametrize('flags, said', [
@@ -123,8 +120,8 @@ def test_a_fork_has_its_own_fields_and_moments(train, parent, tmp_path):
     (['--from={parent}'], 'step 4 is done, so that config.steps=4 leaves'),
     (['--from=/nowhere'], '/nowhere is not the workdir of a run'),
     (['--from={parent}@2', '--config.pretrain.d_model=48'],
-     'config.pretrain.d_model differ'),
-    (['--from={parent}@2', '--config.lora.rank=2'], 'is not in it'),
+     'in config.pretrain.d_model they differ'),
+    (['--from={parent}@2', '--config.lora.rank=2'], 'in config.lora.rank they'),
     (['--new_optimizer'], '--new_optimizer needs --from')])
 def test_what_cannot_be_a_fork_is_refused(
     train, parent, tmp_path, flags, said):
@@ -132,4 +129,4 @@ def test_what_cannot_be_a_fork_is_refused(
   error = train(workdir, 4, *(flag.format(parent=parent) for flag in flags),
                 status=2).stderr
   assert said in error.splitlines()[-1]
-  assert not workdir.exists() or 'lora' in str(flags)
+  assert not workdir.exists()

@@ -105,7 +105,8 @@ def choose(config: ml_collections.ConfigDict, workdir: files.Path,
 
 
 def _check_model(config, parents, origin):
-  """With an embedded model, the parent's is used."""
+  """What a fork must have in common with its parent; the files of models that
+  are not embedded are compared later."""
   mine, theirs = fields_lib.flat(config), fields_lib.flat(parents)
   differing = [name for name in sorted(mine.keys() | theirs.keys())
                if name.startswith('pretrain.')
@@ -113,11 +114,14 @@ def _check_model(config, parents, origin):
   if (config.model is None) != (parents.model is None):
     differing = ['model']
   elif config.model is not None:
-    differing = []  # the files of both are compared
+    differing = []
+  if config.lora.rank != parents.lora.rank:
+    differing.append('lora.rank')
   if differing:
     raise errors.InputError(
-        f'--from={origin}: a fork has its parent\'s model, but '
-        f'{errors.listed([f"config.{name}" for name in differing])} differ')
+        f'--from={origin}: a fork trains its parent\'s weights, but in '
+        f'{errors.listed([f"config.{name}" for name in differing])} they '
+        'differ')
 
 
 def _found_step(config, old, origin, step):
