@@ -65,6 +65,14 @@ FIELDS = dict(
         lambda x: x >= 2)),
     max_tokens=F(8192, '★ T; longer completions are truncated', POSITIVE),
     temperature=F(1.0, 'of sampling and of the loss', POSITIVE),
+    stop=F((), 'texts; a completion ends with the token that completes one of '
+           'them, also in evaluation', fields.Range(
+               'texts that are not empty', lambda x: all(
+                   isinstance(text, str) and text for text in x))),
+    stop_ids=F((), "token ids that end a completion besides the model's own, "
+               'also in evaluation', fields.Range(
+                   'token ids', lambda x: all(
+                       type(token) is int and token >= 0 for token in x))),
     slots=F(int, 'completions decoded at once, also in evaluation; None: '
             'all, or as many as fit in memory', POSITIVE, resume=ROUNDING),
     tensor=F(int, 'as mesh.tensor, for sampling on the same devices; None: '
@@ -158,7 +166,18 @@ FIELDS = dict(
   ),
 
   optimizer=dict(
-    learning_rate=F(5e-7, '★ constant', POSITIVE),
+    learning_rate=F(5e-7, '★ the largest, see `optimizer.schedule`', POSITIVE),
+    schedule=F('constant', "the rate after the warm-up: 'constant'; 'linear' "
+               "or 'cosine': falls from learning_rate to floor x learning_rate "
+               'until rollout step schedule_steps, and then stays',
+               fields.one_of('constant', 'linear', 'cosine')),
+    warmup_steps=F(0, 'rollout steps W before the full rate: step s of them '
+                   'has the share s / (W + 1)', NOT_NEGATIVE),
+    schedule_steps=F(int, 'rollout steps after which the rate has fallen, the '
+                     'warm-up included; `steps` may be another number',
+                     POSITIVE, unless=('optimizer.schedule', 'constant')),
+    floor=F(0.0, 'the last rate, as a share of learning_rate', fields.SHARE,
+            unless=('optimizer.schedule', 'constant')),
     beta1=F(0.9, "decay of Adam's first moment", fields.BELOW_ONE),
     beta2=F(0.999, "decay of Adam's second moment", fields.BELOW_ONE),
     epsilon=F(1e-8, "of Adam", POSITIVE),

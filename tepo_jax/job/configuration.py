@@ -39,6 +39,7 @@ def check(config: ml_collections.ConfigDict, overridden: Iterable[str]) -> None:
     check_decodings(config.eval)
   _check_rewards(config.reward)
   _check_geometry(config)
+  _check_schedule(config)
   if config.wandb_project and importlib.util.find_spec('wandb') is None:
     raise errors.InputError(
         f'config.wandb_project={config.wandb_project}: wandb is not '
@@ -158,6 +159,22 @@ def _check_geometry(config):
   if config.model is None and _OPTIONAL not in config:
     raise errors.InputError(
         'config.model is not set: give a Hugging Face folder')
+
+
+def _check_schedule(config):
+  settings = config.optimizer
+  if settings.schedule == 'constant':
+    return
+  length = settings.schedule_steps
+  if length is None or length <= settings.warmup_steps:
+    _refuse(config, 'optimizer.schedule_steps',
+            f'more than optimizer.warmup_steps={settings.warmup_steps}, as '
+            f'optimizer.schedule is {settings.schedule}')
+  if not settings.floor and config.steps > length:
+    raise errors.InputError(
+        f'config.steps={config.steps}: the learning rate is 0 after '
+        f'config.optimizer.schedule_steps={length}; give fewer steps, or a '
+        'config.optimizer.floor')
 
 
 def _without_effect(config, name):

@@ -179,7 +179,10 @@ class Learner:
       history = mesh_lib.to_host(history)
     for outcome in history:
       self._count_skipped(outcome, step)
-    return scalars | summaries.average(history)
+    share = self.programs.rate_share(step)
+    return scalars | summaries.average(history) | {
+        'optimizer/learning_rate': self.config.optimizer.learning_rate * (
+            1 if share is None else float(share))}
 
   def pack_and_score(self, step: int, groups: list[groups_lib.Group],
                      reward_B: np.ndarray) -> ScoredStep:
@@ -189,7 +192,8 @@ class Learner:
     programs, method = self.programs, self.programs.policy_loss.method
     batch = self.to_batch(groups, reward_B, method.estimator)
     members = self._split(batch)
-    packed, minibatches, old = self._score(batch, members)
+    packed, minibatches, old = self._score(
+        batch, members, programs.rate_share(step))
     old_params = None
     if old and sum(p.used for p in packed) > programs.kept.shape[1]:
       old = []  # frees the hidden states, which are not complete
@@ -229,8 +233,6 @@ class Learner:
     return self.programs.old_policy(
         scored.old_params, scored.minibatches[mine], *self.base())
 
-  
-
   def to_batch(self, groups: list[groups_lib.Group], reward_B: np.ndarray,
                estimator: str, rows: int | None = None) -> batch_lib.Batch:
     """Host arrays of the groups, padded to `rows` (None: a rollout's size)."""
@@ -256,7 +258,7 @@ class Learner:
     every_row = np.arange(len(batch.mask_BT)).reshape(-1, size)
     return [rows for rows in every_row if batch.mask_BT[rows].any()]
 
-  def _score(self, batch, members):
+  def _score(self, batch, members, rate_share):
     """The packed minibatches on the host; the same on the devices, scored
     exactly as they will be trained on; for an exact KL, π_old in each."""
     programs, params, base = self.programs, self.state.params, self.base()
@@ -265,7 +267,8 @@ class Learner:
         programs.kept.shape, programs.kept.dtype,
         device=programs.kept.sharding)
     for mine in members:  # the devices score one while the host packs the next
-      packed.append(programs.pack(_completions(batch, mine)))
+      packed.append(programs.pack(_completions(batch, mine)).replace(
+          rate_share=rate_share))
       minibatch = self._put(packed[-1])
       if states_RKSD is None:
         logp_BT, entropy_BT = programs.score(params, minibatch, *base)

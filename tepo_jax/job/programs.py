@@ -77,6 +77,7 @@ class TrainingPrograms:
     jit: `compiled` on the mesh, as for the functions below.
     model: with adapters and execution fields, see `prepare_model`.
     policy_loss, scorer, optimizer: the parts of `train_step`.
+    share: of the learning rate by rollout step, see `optimizer.share`.
     init_state: params -> TrainState; donates the params.
     freeze: only with LoRA: weights -> frozen base in the compute dtype.
     init_adapters: only with LoRA: key -> params.
@@ -106,6 +107,7 @@ class TrainingPrograms:
   policy_loss: objective.PolicyLoss
   scorer: update.Scorer
   optimizer: optax.GradientTransformation
+  share: optimizer_lib.Share | None
   state_sharding: update.TrainState
   init_state: Any
   freeze: Any
@@ -122,6 +124,10 @@ class TrainingPrograms:
   score_and_keep: Any
   old_policy: Any
   train_step: Any
+
+  def rate_share(self, step: int) -> np.float32 | None:
+    """`Minibatch.rate_share` in rollout step `step`, counted from 1."""
+    return None if self.share is None else np.float32(self.share(step - 1))
 
   @property
   def rows_shape(self) -> tuple[int, int, int]:
@@ -179,7 +185,7 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
          mesh: jax.sharding.Mesh) -> TrainingPrograms:
   """Builds the programs; does not compile. `model` is of `prepare_model`."""
   decoding = sampling_lib.for_decoding(model, mesh, config.rollout.tensor)
-  optimizer = optimizer_lib.make(**config.optimizer)
+  optimizer, share = optimizer_lib.of(config.optimizer)
   policy_loss = objective.make_policy_loss(config.method)
   whole_sharding = mesh_lib.shardings(mesh, transformer.logical_axes(model))
   frozen_sharding, param_sharding = split_trained(model, whole_sharding)
@@ -194,14 +200,14 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
       replicated, transformer.head_weight(model, whole_sharding))
   pack, shards = make_packer(config, mesh), mesh_lib.batch_shards(mesh)
   minibatch = _abstract_minibatch(
-      config, policy_loss, pack, minibatch_sharding)
+      config, policy_loss, pack, minibatch_sharding, share)
   scorer = update.Scorer(
       model=model, temperature=config.rollout.temperature,
       chunk_size=config.train.chunk_size * shards, shards=shards)
   jit = functools.partial(compiled, mesh, dtype=model.dtype)
   return TrainingPrograms(
       mesh=mesh, jit=jit, model=model, policy_loss=policy_loss, scorer=scorer,
-      optimizer=optimizer, state_sharding=state_sharding,
+      optimizer=optimizer, share=share, state_sharding=state_sharding,
       init_state=jit(
           functools.partial(_init_state, optimizer, reference_dtype),
           out_shardings=state_sharding, donate_argnums=0),
@@ -262,7 +268,7 @@ def _minibatch_programs(jit, scorer, policy_loss, optimizer, state_sharding,
           out_shardings=(state_sharding, replicated), donate_argnums=0))
 
 
-def _abstract_minibatch(config, policy_loss, pack, sharding):
+def _abstract_minibatch(config, policy_loss, pack, sharding, share):
   """`TrainingPrograms.minibatch`: that of completions without a token."""
   rows = config.train.minibatch_prompts * config.rollout.samples
   length = config.rollout.max_tokens
@@ -274,7 +280,8 @@ def _abstract_minibatch(config, policy_loss, pack, sharding):
   packed = pack(batch_lib.Batch(
       nothing_BS, nothing_BS, zeros_BT, zeros_B, *3 * [zeros_BT],
       None if config.train.behaviour.weight == 'off' else zeros_BT)).replace(
-          reference_logp_BT=zeros_BT if policy_loss.needs_reference else None)
+          reference_logp_BT=zeros_BT if policy_loss.needs_reference else None,
+          rate_share=None if share is None else np.float32(1))
   return jax.tree.map(lambda sharding, part: jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
       part), sharding, packed)

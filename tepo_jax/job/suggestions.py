@@ -31,6 +31,8 @@ NAMES = {
                           'max_completion_length generate_max_len '
                           'response_length max_length max_gen_len '
                           'max_tokens_to_generate',
+    'rollout.stop': 'stop stop_strings stop_sequences',
+    'rollout.stop_ids': 'stop_token_ids',
     'rollout.slots': 'max_num_seqs gpu_memory_utilization '
                      'vllm_gpu_memory_utilization micro_rollout_batch_size '
                      'rollout_micro_batch_size',
@@ -64,6 +66,11 @@ NAMES = {
     'train.behaviour.cap': 'tis_imp_ratio_cap '
                            'vllm_importance_sampling_cap',
     'optimizer.learning_rate': 'lr actor_learning_rate actor_lr',
+    'optimizer.schedule': 'lr_scheduler_type lr_scheduler warmup_style',
+    'optimizer.warmup_steps': 'warmup_steps lr_warmup_steps '
+                              'num_warmup_steps',
+    'optimizer.schedule_steps': 'lr_decay_steps decay_steps',
+    'optimizer.floor': 'min_lr_ratio',
     'optimizer.beta1': 'adam_beta1', 'optimizer.beta2': 'adam_beta2',
     'optimizer.epsilon': 'adam_epsilon eps epsilon',
     'optimizer.weight_decay': 'l2',
@@ -100,9 +107,8 @@ NAMES = {
 }
 # Why there is no field -> names, and sections, of what is not here.
 ABSENT = {
-    'the learning rate is constant':
-        'warmup_steps lr_warmup_steps lr_warmup_steps_ratio lr_warmup_ratio '
-        'warmup_ratio lr_scheduler_type lr_scheduler warmup_style',
+    'the warm-up is a number of rollout steps, optimizer.warmup_steps':
+        'lr_warmup_steps_ratio lr_warmup_ratio warmup_ratio',
     'there is no critic':
         'gamma lam lambd vf_coef critic critic_warmup cliprange_value',
     'the reference policy is the one that a run starts from':

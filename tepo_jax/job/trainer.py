@@ -12,6 +12,7 @@ import ml_collections
 
 from tepo_jax import errors
 from tepo_jax.job import evaluation
+from tepo_jax.job import fork
 from tepo_jax.job import learner as learner_lib
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
@@ -95,9 +96,10 @@ class Trainer:
     if self.config.reward.on_failure == 'stop':
       processes.on_first(self.session.rewards.try_out, problem)
 
-  def open(self, workdir: files.Path) -> None:
+  def open(self, workdir: files.Path, parent: fork.Parent | None = None
+           ) -> None:
     """Restores the last checkpoint of `workdir`, which is claimed for this run,
-    and compiles the update for compute.remat='auto'."""
+    or else its parent's, and compiles the update for compute.remat='auto'."""
     settings = self.config.checkpoint
     self.records = _Records(
         workdir, checkpoint.Checkpointer(
@@ -106,14 +108,15 @@ class Trainer:
         metrics.Writer(workdir, self.config.wandb_project,
                        self.config.to_dict())
         if processes.is_first() else metrics.NoWriter())
-    self._restore()
+    self._restore(parent)
     if processes.is_first():
       host.record(workdir, self.step,
                   {'parameters': self.session.parameters(),
                    'command': shlex.join(sys.argv[1:])})
 
-  def _restore(self):
-    """Takes the last undamaged checkpoint, or the model's weights at step 0.
+  def _restore(self, parent=None):
+    """Takes the last undamaged checkpoint, or a new fork's parent's, or the
+    model's weights at step 0.
 
     With LoRA the frozen weights come from the model folder in either case.
     """
@@ -122,6 +125,9 @@ class Trainer:
     self.stands_on = learner.stands_on()
     saved = records.checkpointer.restore_last_good(
         *programs_lib.restorable(learner.programs), self._check_saved)
+    is_new_fork = saved is None and parent is not None
+    if is_new_fork:
+      saved = fork.restore(parent, learner)
     if saved is None:
       self.progress.phase(f'loading {self.session.folder}')
       learner.state = learner.first_state()
@@ -137,9 +143,12 @@ class Trainer:
     if processes.is_first():
       for record in summaries.read_records(records.workdir):
         self.progress.trend(summaries.trends(record))
-      print(f'continuing {records.workdir} after step {self.step}', flush=True)
+      print(f'continuing {parent.run if is_new_fork else records.workdir} '
+            f'after step {self.step}', flush=True)
     if self.step < self.config.steps:  # else there is no update to compile
       self._fit_as(extra['remat'])
+    if is_new_fork:
+      self._save(None)  # the parent may delete its own
 
   def _fit_as(self, remat):
     """Compiles the update as the run that resumes had it, if it still fits."""

@@ -50,6 +50,8 @@ class Minibatch:
     None without one.
   used: int32 scalar, the number of microbatches that hold tokens; the first.
   rows: arrays [M, R, S].
+  rate_share: float32 scalar, the update's share of the learning rate
+    (`optimizer.share`); None: 1.
   """
   mask_BT: jax.Array | np.ndarray
   advantage_B: jax.Array | np.ndarray
@@ -62,6 +64,7 @@ class Minibatch:
   rows: scoring.PackedRows
   behaviour_BT: jax.Array | np.ndarray | None = None
   reference_logp_BT: jax.Array | np.ndarray | None = None
+  rate_share: jax.Array | np.float32 | None = None
 
 
 def by_token(advantage_B, mask_BT):

@@ -168,7 +168,8 @@ def train_step(
       scorer, policy_loss.partial, state.params, minibatch, statistics,
       old if policy_loss.needs_kl else None)
   metrics = policy_loss.metrics(tokens(minibatch, scores), statistics)
-  state, update_metrics = _apply(optimizer, state, loss, gradient)
+  state, update_metrics = _apply(
+      optimizer, state, loss, gradient, minibatch.rate_share)
   return state, metrics | update_metrics
 
 
@@ -216,12 +217,26 @@ def loss_and_gradient(
   return loss, gradient, with_kl(scores)
 
 
-def _apply(optimizer, state, loss, gradient):
+def change(optimizer: optax.GradientTransformation, gradient: Any,
+           opt_state: optax.OptState, params: Any,
+           rate_share: jax.Array | None = None) -> tuple[Any, optax.OptState]:
+  """The change of the parameters, and the optimiser's new state.
+
+  rate_share: of the learning rate; None: 1. AdamW's change is proportional to
+  the rate, its weight decay included, and its state does not depend on it.
+  """
+  updates, opt_state = optimizer.update(gradient, opt_state, params)
+  if rate_share is not None:
+    updates = optax.tree.scale(rate_share, updates)
+  return updates, opt_state
+
+
+def _apply(optimizer, state, loss, gradient, rate_share):
   """The optimiser's step, or none when the gradient is not finite."""
   grad_norm = optax.global_norm(gradient)
   finite = jnp.isfinite(grad_norm) & jnp.isfinite(loss)
-  updates, opt_state = optimizer.update(gradient, state.opt_state,
-                                        state.params)
+  updates, opt_state = change(
+      optimizer, gradient, state.opt_state, state.params, rate_share)
   new = state.replace(
       step=state.step + 1, opt_state=opt_state,
       params=optax.apply_updates(state.params, updates))

@@ -45,7 +45,7 @@ def learner():
 
 def make_learner(method, packing='segments', shape=(1, 1, 1), scale=1.0,
                  microbatch_tokens=40, learning_rate=3e-5, remat='none',
-                 rank=0, period=0):
+                 rank=0, period=0, warmup_steps=0):
   """Two epochs of two updates; `scale` multiplies the initial weights; `rank`
   is of LoRA, `period` of a reference policy."""
   config = tiny.get_config(method)
@@ -56,7 +56,8 @@ def make_learner(method, packing='segments', shape=(1, 1, 1), scale=1.0,
       prompts=GROUPS, samples=SAMPLES, max_tokens=T, logp_gap_limit=10.0)
   config.train.update(minibatch_prompts=2, packing=packing,
                       microbatch_tokens=microbatch_tokens)
-  config.optimizer.learning_rate = learning_rate
+  config.optimizer.update(
+      learning_rate=learning_rate, warmup_steps=warmup_steps)
   mesh = mesh_lib.make(dict(zip(mesh_lib.AXES, shape)),
                        jax.devices()[:np.prod(shape)])
   return learner_lib.Learner(config, types.SimpleNamespace(
@@ -321,16 +322,26 @@ def test_minibatches_hold_whole_groups_in_the_datas_order(learner):
 
 @pytest.mark.parametrize('method', ['tepo', 'grpo'])
 def test_remat_auto_compiles_the_update_once(method):
-  """Before a run, for the arguments that the run then passes."""
-  learner, compiled = make_learner(method, remat='auto'), []
+  """Before a run, for the arguments that the run then passes; of grpo here
+  with a schedule, which the first step has a quarter of the rate of."""
+  warmup_steps = 3 if method == 'grpo' else 0
+  learner, compiled = make_learner(
+      method, remat='auto', warmup_steps=warmup_steps), []
   start(learner)
   with host.compilations_shown(compiled.append, lambda: None):
     learner.fit()
     assert learner.programs.model.remat == 'none'  # it is small
     state = mesh_lib.device_bytes(learner.state)
     assert state < learner.update_bytes < 100 * state
-    learn(learner, sampled())
+    before = jax.device_get(learner.state.params)
+    metrics = learn(learner, sampled())
   assert [name.split()[0] for name in compiled].count('train_step') == 1
+  rate = metrics['optimizer/learning_rate']
+  assert rate == 3e-5 / (warmup_steps + 1)
+  # The largest change by Adam's first updates is the sum of their rates.
+  moved = max(np.abs(x).max() for x in jax.tree.leaves(jax.tree.map(
+      np.subtract, jax.device_get(learner.state.params), before)))
+  assert 2 * rate < moved < 4.01 * rate
 
 
 def test_off_adds_metrics_and_no_array(learner, old_logp_BT):

@@ -50,7 +50,8 @@ def test_the_field_that_means_the_same(name, field):
 
 @pytest.mark.parametrize('name, why', [
     ('rollout.top_p', 'training samples without truncation'),
-    ('lr_warmup_steps', 'the learning rate is constant'),
+    ('lr_warmup_ratio', 'the warm-up is a number of rollout steps, '
+     'optimizer.warmup_steps'),
     ('critic.lr', 'there is no critic'),
     ('ref.log_prob', 'the reference policy is the one')])
 def test_what_is_not_here(name, why):

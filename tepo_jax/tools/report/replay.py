@@ -61,7 +61,8 @@ class ReplayPrograms:
 
   score: (params, batch) -> ℓ, H; bit-identical to those of the run's updates.
   pull_back: the function `pull_back` below with its scorer bound.
-  move: (gradient, opt_state, params) -> the optimiser's change of params.
+  move: (gradient, opt_state, params, share of the learning rate or None) ->
+    the optimiser's change of params.
   """
   score: Callable
   pull_back: Callable
@@ -132,7 +133,8 @@ class Step:
     self.programs = ReplayPrograms(
         lambda params, batch: programs.score(params, batch, *learner.base()),
         functools.partial(jitted, learner.frozen), programs.jit(
-            lambda *arguments: programs.optimizer.update(*arguments)[0],
+            lambda *arguments: update.change(
+                programs.optimizer, *arguments)[0],
             out_shardings=like))
 
   def compare(self, methods: Mapping[str, Any],
@@ -272,7 +274,8 @@ def evaluate(programs: ReplayPrograms,
     mine = batches[loss.method.estimator]
     value, metrics, cotangents = _slopes(loss, update.tokens(mine, now), rng)
     gradient, _ = programs.pull_back(state.params, mine, cotangents, old)
-    change = programs.move(gradient, state.opt_state, state.params)
+    change = programs.move(
+        gradient, state.opt_state, state.params, mine.rate_share)
     after = optax.apply_updates(state.params, change)
     _, entropy_BT = programs.score(after, batch)
     return Outcome(
