@@ -47,6 +47,7 @@ def check(config: ml_collections.ConfigDict, overridden: Iterable[str]) -> None:
     check_decodings(config.eval)
   _check_rewards(config.reward)
   _check_geometry(config)
+  _check_schedule(config)
   if config.wandb_project and importlib.util.find_spec('wandb') is None:
     raise errors.InputError(
         f'config.wandb_project={config.wandb_project}: wandb is not '
@@ -181,6 +182,22 @@ def _check_geometry(config):
         'config.model is not set: give a Hugging Face folder')
 
 
+def _check_schedule(config):
+  settings = config.optimizer
+  if settings.schedule == 'constant':
+    return
+  length = settings.schedule_steps
+  if length is None or length <= settings.warmup_steps:
+    _refuse(config, 'optimizer.schedule_steps',
+            f'more than optimizer.warmup_steps={settings.warmup_steps}, as '
+            f'optimizer.schedule is {settings.schedule}')
+  if not settings.floor and config.steps > length:
+    raise errors.InputError(
+        f'config.steps={config.steps}: the learning rate is 0 after '
+        f'config.optimizer.schedule_steps={length}; give fewer steps, or a '
+        'config.optimizer.floor')
+
+
 def _without_effect(config, name):
   """The reason why a field has no effect under this config, or None."""
   if name == 'method_name':
@@ -197,10 +214,11 @@ def _without_effect(config, name):
       *(config.eval.sets if config.eval.period else ())))):
     return 'named sets have columns of their own'
   if name.startswith('method.'):  # its fields are in no table
-    off = (('method.reg.region', 'none'), ('method.reg.coef', 0))
+    off = (('method.reg.region', 'none'), ('method.reg.coef', 0),
+           ('method.reference.coef', 0))
     return next((f'config.{switch} is {value}' for switch, value in off
-                 if name.startswith('method.reg.') and name != switch
-                 and _value(config, switch) == value), None)
+                 if name.startswith(switch.rpartition('.')[0] + '.')
+                 and name != switch and _value(config, switch) == value), None)
   field = FIELDS[name]
   if field.unless and _value(config, field.unless[0]) == field.unless[1]:
     return f'config.{field.unless[0]} is {field.unless[1]}'

@@ -1,7 +1,7 @@
 """The texts of an exported folder: its model card, generation_config.json and
 chat template."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import json
 import re
 from typing import Any
@@ -42,13 +42,18 @@ _ADAPTER_SERVERS = (
     '--lora-paths trained=FOLDER')
 
 
-def generation_config(folder: str) -> str:
+def generation_config(folder: str, stop_ids: Iterable[int] = ()) -> str:
   """generation_config.json of the model folder `folder`, with every id that
-  ends a completion in the run; serving stops where training stopped."""
+  ends a completion in the run; serving stops where training stopped.
+
+  stop_ids: of the config. Its stop strings are not here: transformers refuses
+  to generate with them unless it is given a tokenizer.
+  """
   tokenizer = weights.load_tokenizer(folder)
   path = hub.folder(folder, hub.TOKENIZER_FILES) / GENERATION
   known = json.loads(path.read_text('utf-8')) if path.is_file() else {}
-  known['eos_token_id'] = list(weights.eos_ids(folder, tokenizer))
+  known['eos_token_id'] = sorted(
+      {*weights.eos_ids(folder, tokenizer), *stop_ids})
   if tokenizer.pad_token_id is not None:
     known.setdefault('pad_token_id', tokenizer.pad_token_id)
   return json.dumps(known, indent=2, sort_keys=True) + '\n'
@@ -191,10 +196,14 @@ def _prompt(config):
       f' with the system turn "{template.system}"')
   form = 'the chat template of the tokenizer' if template.is_chat else (
       'no chat template')
+  stop = config.rollout.stop and (
+      f' The texts {", ".join(map(repr, config.rollout.stop))} ended one too; '
+      'set them when you sample.')
   return [f'The prompts of the training are those of the template '
           f'`{name}`{system}, in {form}. Completions were '
           f'sampled at temperature {config.rollout.temperature:g}. '
-          f'`{GENERATION}` lists every token that ended a completion.']
+          f'`{GENERATION}` lists every token that ended a completion.'
+          f'{stop or ""}']
 
 
 def _license(model, folder):

@@ -57,6 +57,7 @@ class Session:
 
   Attributes:
     model: architecture and execution fields, for `mesh`. folder: of the model.
+    eos_ids: every token that ends a completion.
     template: of the prompts.
     grader, rewards: closed with the session. timers: seconds by phase.
     sets: name -> problems, of the sets loaded so far. too_long: name -> how
@@ -165,8 +166,12 @@ class Session:
           sampling_lib.make(
               *decoding_on, decoding=decoding, eos_ids=self.eos_ids,
               chunk=settings.chunk),
-          shapes, functools.partial(stopping.after_boxed, self.tokenizer)
-          if stop_after_boxed else None)
+          shapes, stopping.first_of([
+              *([functools.partial(stopping.after_boxed, self.tokenizer)]
+                if stop_after_boxed else []),
+              *([functools.partial(stopping.at_strings, self.tokenizer,
+                                   settings.stop)]
+                if settings.stop else [])]))
 
     return sampler_lib.GroupSampler(
         schedule=make_schedule, group_size=samples, max_tokens=max_tokens,
@@ -213,6 +218,11 @@ def _open(config, mesh, folder, model, tokenizer, eos_ids):
     raise errors.InputError(
         f'{folder}: the end token {max(eos_ids)} is beyond the model\'s '
         f'vocabulary of {model.vocab_size}')
+  if max(config.rollout.stop_ids, default=0) >= model.vocab_size:
+    raise errors.InputError(
+        f'config.rollout.stop_ids={config.rollout.stop_ids}: {folder} has a '
+        f'vocabulary of {model.vocab_size}')
+  eos_ids = tuple(sorted({*eos_ids, *config.rollout.stop_ids}))
   template = prompt_sets.template(config)
   if (tokenizer.chat_template is None and template.is_chat
       and processes.is_first()):

@@ -24,7 +24,7 @@ from tepo_jax.runtime import files
 
 FEW = 5  # rows of the closing table
 _SHOWN = 200  # characters of a completion in an error message
-_OFF = 'set --config.rollout.dynamic_sampling=off'
+_BY_REWARD = 'set --config.rollout.mixed=reward'
 
 LEGEND = (
     'Columns: reward and accuracy of the samples; entropy in nats; gradient '
@@ -48,7 +48,7 @@ def rollout_metrics(rollout: sampler.Rollout) -> dict[str, float]:
       'response_length_mean': length_B.mean(),
       'response_length_max': length_B.max(),
       'truncated_share': 1 - ended_B.mean(),
-      'mixed_share': np.mean([groups_lib.is_mixed(g) for g in groups]),
+      'mixed_share': np.mean(rollout.mixed[:rollout.count]),
       'groups_sampled': len(groups),
       'groups_trained': len(rollout.groups)} | {
           f'reward/{name}': np.nan_to_num(part_NG[:rollout.count]).mean()
@@ -75,7 +75,7 @@ def set_metrics(rollout: sampler.Rollout, prompts: groups_lib.Mixture
         'reward': rollout.rewards.reward_NG[indices].mean(),
         'accuracy': np.mean([g.accuracy_G for g in groups]),
         'response_length_mean': np.mean([g.length_G for g in groups]),
-        'mixed_share': np.mean([groups_lib.is_mixed(g) for g in groups]),
+        'mixed_share': np.mean([rollout.mixed[n] for n in indices]),
         'groups_sampled': len(groups),
         'groups_trained': trained.count(name)}.items()}
   return found
@@ -108,11 +108,11 @@ def why_starved(rollout: sampler.Rollout, template: str, style: str) -> str:
     return (f'; no completion had an answer that could be read '
             f'(data.template={template}), for example: '
             f'{" ".join(texts[0].split())[:_SHOWN]!r}')
-  varied = sum(np.ptp(reward_G) > 0 and not groups_lib.is_mixed(group)
-               for group, reward_G in zip(groups, reward_NG))
+  varied = sum(groups_lib.differ(reward_G) and not mixed
+               for mixed, reward_G in zip(rollout.mixed, reward_NG))
   if varied:
     return (f'; the reward differs in {varied} of the groups whose verdicts '
-            f'agree: to learn from these too, {_OFF}')
+            f'agree: to learn from these too, {_BY_REWARD}')
   return ''
 
 
@@ -301,5 +301,5 @@ def nothing_trained(steps: int) -> str:
   """The error of a run that made all its steps without an update."""
   return (f'none of the {steps} steps trained a group: in none did a group '
           f'have both right and wrong answers; if your reward differs where '
-          f'verdicts agree, {_OFF}; the completions are in '
+          f'verdicts agree, {_BY_REWARD}; the completions are in '
           f'{session_lib.ROLLOUTS}/')

@@ -187,9 +187,9 @@ class Mixture:
         prompts[self._orders[number][index]], prompt_id=prompt_id)
 
 
-def is_mixed(group: Group) -> bool:
-  """Whether the verdicts differ; if not, rewards for them give no advantage."""
-  return bool(group.accuracy_G.min() != group.accuracy_G.max())
+def differ(value_G: np.ndarray) -> bool:
+  """Whether the values of a group differ; without a value they do not."""
+  return bool(np.ptp(value_G) > 0) if len(value_G) else False
 
 
 def is_correct(completion: Completion, verdict: bool) -> bool:

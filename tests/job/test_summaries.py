@@ -43,8 +43,8 @@ def _rollout(texts, verdicts, rewards):
   groups = [types.SimpleNamespace(
       text_G=texts, accuracy_G=np.array(verdict)) for verdict in verdicts]
   return types.SimpleNamespace(
-      completed=groups, rewards=types.SimpleNamespace(
-          reward_NG=np.array(rewards, np.float32)))
+      completed=groups, mixed=[len(set(v)) > 1 for v in verdicts],
+      rewards=types.SimpleNamespace(reward_NG=np.array(rewards, np.float32)))
 
 
 @pytest.mark.parametrize('texts, verdicts, rewards, said', [
@@ -52,7 +52,7 @@ def _rollout(texts, verdicts, rewards):
     ([r'\boxed{1}', 'no'], [[0, 0], [0, 1], [1, 1]],
      [[.5, .1], [0, 1], [1, 1]],
      '; the reward differs in 1 of the groups whose verdicts agree: to learn '
-     'from these too, set --config.rollout.dynamic_sampling=off'),
+     'from these too, set --config.rollout.mixed=reward'),
     # The template asks for another form than the model writes.
     (['It is \n' + 'very ' * 99, '7'], [[0, 0]], [[.5, .1]],
      '; no completion had an answer that could be read '
@@ -76,7 +76,8 @@ def test_metrics_by_set():
   groups = [group(4, [1, 0], [2, 4]), group(5, [0, 0], [6, 6]),
             group(6, [1, 1], [1, 3]), group(7, [0, 0], [0, 0])]
   found = summaries.set_metrics(types.SimpleNamespace(
-      sampled=groups, groups=groups[:1], rewards=types.SimpleNamespace(
+      sampled=groups, groups=groups[:1],
+      mixed=[True, False, False, False, True], rewards=types.SimpleNamespace(
           reward_NG=np.array([[1, 0], [.5, 0], [1, 1], [0, 0], [9, 9]]))),
                                 prompts)
   assert found == {

@@ -39,7 +39,8 @@ def group(prompt_id, verdicts, seed=0):
 SAMPLED = [group(7, [1, 0]), group(9, [1, 1]), group(8, [0, 1])]
 REWARD_NG = np.float32([[1, -0.1], [1, 1], [0, 0.3]])
 ROLLOUT = sampler.Rollout(
-    SAMPLED, [0, 2], 2, 10, reward_lib.Rewards(REWARD_NG, {}, {}), None, {})
+    SAMPLED, [True, False, True], [0, 2], 2, 10,
+    reward_lib.Rewards(REWARD_NG, {}, {}), None, {})
 
 
 def lines(step=12):

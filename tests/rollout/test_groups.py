@@ -90,6 +90,8 @@ def test_to_group_pads_and_counts_the_truncated_as_wrong():
   np.testing.assert_array_equal(group.accuracy_G, [1, 0, 0])
 
 
-def test_a_group_whose_correct_completion_is_truncated_is_mixed():
-  assert groups_lib.is_mixed(groups_lib.to_group(_prompt(0), [
-      _sample([1], True, '', True), _sample([1], False, '', True)], 1))
+def test_a_group_whose_correct_completion_is_truncated_has_two_verdicts():
+  assert groups_lib.differ(groups_lib.to_group(_prompt(0), [
+      _sample([1], True, '', True), _sample([1], False, '', True)],
+                                               1).accuracy_G)
+  assert not groups_lib.differ(np.array([]))

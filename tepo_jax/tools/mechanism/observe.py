@@ -74,7 +74,8 @@ class Lab:
         self.session.training_prompts().prompt, selection.Selection(
             cursor=0, wanted=settings.prompts, group_size=settings.samples,
             mode=settings.dynamic_sampling,
-            max_batches=settings.max_generation_batches),
+            max_batches=settings.max_generation_batches,
+            mixed=settings.mixed, truncated=settings.truncated),
         programs_lib.stream(self.config.seed, 'rollout'),
         self.session.rewards).groups
 

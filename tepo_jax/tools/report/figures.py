@@ -150,9 +150,13 @@ class Curve:
 
 
 def curves(groups: Sequence[runs_lib.Seeds], panel: Panel) -> list[Curve]:
-  """Returns the panel's curves; empty for a group without the metric."""
+  """Returns the panel's curves; empty for a group without the metric.
+
+  That of a fork begins at its parent's last value before it.
+  """
   return [_curve(group.label, {
-      run.name: measured(run, panel) for run in group.runs})
+      run.name: values and _scaled(run.joint(panel.metric), panel) | values
+      for run in group.runs for values in [measured(run, panel)]})
           for group in groups]
 
 
@@ -182,8 +186,11 @@ def differences(groups: Sequence[runs_lib.Seeds], base: runs_lib.Seeds,
 
 def measured(run: runs_lib.Run, panel: Panel) -> dict[int, float]:
   """Returns {step: value} in the panel's unit."""
-  return {step: panel.scale * value
-          for step, value in run.series(panel.metric).items()}
+  return _scaled(run.series(panel.metric), panel)
+
+
+def _scaled(series, panel):
+  return {step: panel.scale * value for step, value in series.items()}
 
 
 def trailing_mean(steps: Sequence[int], values: Sequence[float], window: int
