@@ -53,7 +53,18 @@ def _numbers(fields, part, choice):
   return f' ({", ".join(shown)})' if shown else ''
 
 
+def data(fields: Mapping[str, Any]) -> str:
+  """The data of a run: data.name, or its sets with their weights; '–' if
+  unknown."""
+  sets = fields.get('data.sets') or ()
+  return '; '.join(f'{name} × {weight}' for name, weight, *_ in sets) or str(
+      fields.get('data.name', '–'))
+
+
 def first_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
   """The values of the fields that users change first (★ in base.py)."""
-  return {name: fields[name] for name, field in configuration.FIELDS.items()
-          if field.meaning.startswith('★') and name in fields}
+  found = {name: fields[name] for name, field in configuration.FIELDS.items()
+           if field.meaning.startswith('★') and name in fields}
+  if fields.get('data.sets'):
+    found['data.name'] = data(fields)
+  return found

@@ -15,6 +15,7 @@ NAMES = {
              'tokenizer_name_or_path',
     'data.name': 'train_files dataset_name dataset prompt_data train_file '
                  'train_data',
+    'data.sets': 'prompt_probs prompt_data_probs',
     'data.max_prompt_tokens': 'max_prompt_length prompt_max_len '
                               'prompt_length',
     'data.limit': 'max_samples train_max_samples',

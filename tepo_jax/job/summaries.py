@@ -13,6 +13,8 @@ import numpy as np
 
 from tepo_jax import errors
 from tepo_jax import grading
+from tepo_jax.data import datasets
+from tepo_jax.job import configuration
 from tepo_jax.job import results
 from tepo_jax.job import session as session_lib
 from tepo_jax.rollout import groups as groups_lib
@@ -51,6 +53,32 @@ def rollout_metrics(rollout: sampler.Rollout) -> dict[str, float]:
       'groups_trained': len(rollout.groups)} | {
           f'reward/{name}': np.nan_to_num(part_NG[:rollout.count]).mean()
           for name, part_NG in rewards.parts.items()}
+
+
+def set_metrics(rollout: sampler.Rollout, prompts: groups_lib.Mixture
+                ) -> dict[str, float]:
+  """As `rollout_metrics`, of each set of `prompts`: 'data/NAME/…'.
+
+  NAME is by `datasets.short_names`. Every set has groups: a step samples at
+  least a period of the interleaving (`configuration.check`).
+  """
+  def sets_of(groups):
+    return [prompts.name(group.prompt.prompt_id) for group in groups]
+
+  trained, sampled = sets_of(rollout.groups), sets_of(rollout.sampled)
+  found = {}
+  for short, name in zip(datasets.short_names(list(prompts.sets)),
+                         prompts.sets):
+    indices = [n for n, each in enumerate(sampled) if each == name]
+    groups = [rollout.sampled[n] for n in indices]
+    found |= {f'data/{short}/{metric}': value for metric, value in {
+        'reward': rollout.rewards.reward_NG[indices].mean(),
+        'accuracy': np.mean([g.accuracy_G for g in groups]),
+        'response_length_mean': np.mean([g.length_G for g in groups]),
+        'mixed_share': np.mean([rollout.mixed[n] for n in indices]),
+        'groups_sampled': len(groups),
+        'groups_trained': trained.count(name)}.items()}
+  return found
 
 
 def sampling_metrics(rollout: sampler.Rollout) -> dict[str, float]:
@@ -169,6 +197,20 @@ def results_table(workdir: files.Path) -> str:
           for name in names)])
 
 
+def published(settings: ml_collections.ConfigDict, workdir: files.Path) -> str:
+  """This run's last value of a metric beside the one that somebody else
+  published; `settings` are `config.published`."""
+  name = settings.metric
+  records = [r for r in read_records(workdir) if name in r]
+  here = ('was not recorded' if not records else
+          f'{_shown(name, records[-1][name])} after step {records[-1]["step"]}')
+  there = ', '.join(
+      f'{_shown(name, value)} {when}' for value, when in (
+          (settings.after, 'after training'), (settings.before, 'before'))
+      if value is not None)
+  return f'{name}: {here}; published: {there} ({settings.source})'
+
+
 def _averages(record):
   return [name for name in record
           if name.startswith('eval/') and '/avg@' in name]
@@ -205,11 +247,15 @@ def header(config: ml_collections.ConfigDict, session: session_lib.Session,
           f'resumes after step {max(saved)}' if saved else 'new'))
 
 
-def data(config: ml_collections.ConfigDict, problems: int,
+def data(config: ml_collections.ConfigDict, prompts: groups_lib.Mixture,
          evaluations: Sequence[Any]) -> str:
   """The sizes of the data sets; `evaluations` are `evaluation.Evaluation`s."""
+  sets = configuration.training_sets(config.data)
   return _rows(
-      data=f'{config.data.name}: {errors.counted(problems, "problem")}',
+      data='; '.join(
+          f'{name}: {errors.counted(len(members), "problem")}' + (
+              f', weight {weight}' if len(sets) > 1 else '')
+          for (name, weight, _), members in zip(sets, prompts.sets.values())),
       evaluation='; '.join(
           f'{item.name}: {errors.counted(len(item.prompts), "problem")} × '
           f'{item.samples}'

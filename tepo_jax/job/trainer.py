@@ -73,8 +73,8 @@ class Trainer:
     self.records: _Records | None = None
     self.stands_on: dict[str, dict] = {}
     self.prompts = session.training_prompts()
-    self._try_rewards(self.prompts[0].problem)
-    self.order = groups_lib.DataOrder(len(self.prompts), config.seed)
+    for prompts in self.prompts.sets.values():
+      self._try_rewards(prompts[0].problem)
     self.sampler = session.sampler(
         prompts=rollout.prompts, samples=rollout.samples,
         max_tokens=rollout.max_tokens,
@@ -284,6 +284,8 @@ class Trainer:
     scalars = summaries.rollout_metrics(rollout) | summaries.sampling_metrics(
         rollout) | {'sampling/weight_bytes': weight_bytes,
                     'left_out_in_a_row': self.left_out_in_a_row}
+    if len(self.prompts.sets) > 1:
+      scalars |= summaries.set_metrics(rollout, self.prompts)
     self.learner.renew_reference(step)
     scalars |= self._update(step, rollout, stop)
     dumped.result()
@@ -330,7 +332,7 @@ class Trainer:
 
     try:
       rollout = self.sampler.select(
-          params, self._prompt, selection.Selection(
+          params, self.prompts.prompt, selection.Selection(
               cursor=self.cursor, wanted=settings.prompts,
               group_size=settings.samples, mode=settings.dynamic_sampling,
               max_batches=settings.max_generation_batches,
@@ -340,7 +342,7 @@ class Trainer:
     except groups_lib.NonFiniteError as error:
       raise errors.RunError(
           f'step {step}, problem '
-          f'{self._prompt(error.prompt_id).problem.id}: {error}; '
+          f'{self.prompts.prompt(error.prompt_id).problem.id}: {error}; '
           f'{self.records.checkpointer.describe_latest()}') from error
     except sampler_lib.StarvedError as error:
       rollout = error.rollout
@@ -358,11 +360,6 @@ class Trainer:
       return str(failed)
     return str(starved) + summaries.why_starved(
         rollout, self.config.data.template, self.session.template.style)
-
-  def _prompt(self, prompt_id):
-    """The prompt at an index in the data order."""
-    return dataclasses.replace(
-        self.prompts[self.order[prompt_id]], prompt_id=prompt_id)
 
   def evaluate(self, stop: processes.StopRequest) -> dict[str, float]:
     """Every evaluation and text of the config, as metrics 'eval/NAME/…'."""
@@ -389,6 +386,5 @@ class Trainer:
       return
     dump.write(
         self.records.workdir / session_lib.ROLLOUTS, step, dump.records(
-            step, rollout, self.config.data.name,
-            self.session.template.style),
+            step, rollout, self.prompts.name, self.session.template.style),
         settings.format)
