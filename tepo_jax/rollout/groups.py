@@ -140,6 +140,11 @@ class DataOrder:
     return generator.permutation(self._count)
 
 
+def differ(value_G: np.ndarray) -> bool:
+  """Whether the values of a group differ; without a value they do not."""
+  return bool(np.ptp(value_G) > 0) if len(value_G) else False
+
+
 def interleaving(weights: Sequence[int]) -> list[int]:
   """One period of the interleaving of sets: their numbers, set k as often as
   its weight w_k in lowest terms, evenly spread.
@@ -185,11 +190,6 @@ class Mixture:
     prompts = self.sets[self._names[number]]
     return dataclasses.replace(
         prompts[self._orders[number][index]], prompt_id=prompt_id)
-
-
-def differ(value_G: np.ndarray) -> bool:
-  """Whether the values of a group differ; without a value they do not."""
-  return bool(np.ptp(value_G) > 0) if len(value_G) else False
 
 
 def is_correct(completion: Completion, verdict: bool) -> bool:

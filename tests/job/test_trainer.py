@@ -23,9 +23,8 @@ from tepo_jax.runtime import progress as progress_lib
 
 def _trainer(**fields):
   return types.SimpleNamespace(
-      config=tiny.get_config('tepo'), step=1, cursor=0,
+      config=tiny.get_config('tepo'), step=1, cursor=0, left_out_in_a_row=0,
       prompts=groups_lib.Mixture({'made': [None]}, [1], seed=0),
-      left_out_in_a_row=0,
       session=types.SimpleNamespace(timers=progress_lib.Timers()),
       learner=types.SimpleNamespace(
           policy=dict, update_bytes=None,
