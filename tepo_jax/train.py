@@ -15,15 +15,16 @@ begins from a checkpoint of the run in OLD, and parent.json names it.
 
 Methods, the rows of configs/methods.py (the part of --config after the colon):
 
-  cispo, clip_cov, dr_grpo, entropy_advantage, gpg, grpo, gspo, gspo_original,
-  kl_1, kl_1e-1, kl_1e-2, kl_1e-3, kl_1e-4, kl_cov, kl_k1_1, kl_k1_1e-1,
-  kl_k1_1e-2, kl_k1_1e-3, kl_k1_1e-4, kl_k2_1, kl_k2_1e-1, kl_k2_1e-2,
-  kl_k2_1e-3, kl_k2_1e-4, kl_k3_1, kl_k3_1e-1, kl_k3_1e-2, kl_k3_1e-3,
-  kl_k3_1e-4, kl_k3_is_1, kl_k3_is_1e-1, kl_k3_is_1e-2, kl_k3_is_1e-3,
-  kl_k3_is_1e-4, kl_misaligned, kl_negative_rising, max_entropy, min_entropy,
-  prefix_is, reinforce_pp_baseline, rloo, seq_mean_token_sum, steer, tepo,
-  tepo_algorithm1, tepo_covariance, tepo_no_kl, tepo_npg, tepo_printed,
-  tepo_sequence_token
+  cispo, clip_cov, dr_grpo, entropy_advantage, gpg, grpo, grpo_original, gspo,
+  gspo_original, kl_1, kl_1e-1, kl_1e-2, kl_1e-3, kl_1e-4, kl_cov, kl_k1_1,
+  kl_k1_1e-1, kl_k1_1e-2, kl_k1_1e-3, kl_k1_1e-4, kl_k2_1, kl_k2_1e-1,
+  kl_k2_1e-2, kl_k2_1e-3, kl_k2_1e-4, kl_k3_1, kl_k3_1e-1, kl_k3_1e-2,
+  kl_k3_1e-3, kl_k3_1e-4, kl_k3_is_1, kl_k3_is_1e-1, kl_k3_is_1e-2,
+  kl_k3_is_1e-3, kl_k3_is_1e-4, kl_misaligned, kl_negative_rising, max_entropy,
+  min_entropy, prefix_is, reinforce_pp, reinforce_pp_baseline,
+  reinforce_pp_baseline_original, rloo, rloo_original, seq_mean_token_sum,
+  steer, tepo, tepo_algorithm1, tepo_covariance, tepo_no_kl, tepo_npg,
+  tepo_printed, tepo_sequence_token
 
 --help lists every field of configs/base.py with its meaning; ★ marks those that
 are changed first. Examples:

@@ -11,9 +11,9 @@ import random
 from typing import Any
 
 LEVELS = (1,)
-# Of 2,160 problems, half are for tests, more than 1,000. With larger numbers the
-# pretrained model is almost never right: 7 % of its samples are up to 130, 1 %
-# up to 699.
+# Of 2,160 problems, half are for tests, more than 1,000. With larger numbers
+# the pretrained model is almost never right: 7 % of its samples are right with
+# numbers up to 130, 1 % with numbers up to 699.
 _FIRST = 11, 130
 TEST_SHARE = 2
 

@@ -15,6 +15,7 @@ import optax
 
 from tepo_jax import errors
 from tepo_jax.job import sampling as sampling_lib
+from tepo_jax.learning import advantage
 from tepo_jax.learning import batch as batch_lib
 from tepo_jax.learning import objective
 from tepo_jax.learning import optimizer as optimizer_lib
@@ -82,7 +83,8 @@ class TrainingPrograms:
     init_adapters: only with LoRA: key -> params.
     decoding: model and mesh of sampling, see `sampling.for_decoding`.
     to_decode: see `sampling.make_decode_cast`.
-    to_old_policy: params -> compute dtype, training layout, for `old_policy`.
+    to_old_policy: params -> compute dtype, training layout, for `old_policy`
+      and the reference policy.
     pack: Batch -> Minibatch, both on the host.
     old_sharding: of an `update.OldPolicy`, π_old for the exact KL.
     minibatch: shapes, dtypes and shardings of every minibatch of the run.
@@ -188,13 +190,17 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
   whole_sharding = mesh_lib.shardings(mesh, transformer.logical_axes(model))
   frozen_sharding, param_sharding = split_trained(model, whole_sharding)
   replicated = mesh_lib.replicated(mesh)
+  reference_dtype = model.dtype if policy_loss.needs_reference else None
   state_sharding = _state_sharding(model, optimizer, param_sharding, replicated)
+  if reference_dtype:
+    state_sharding = state_sharding.replace(reference=param_sharding)
   minibatch_sharding = _minibatch_sharding(mesh)
   old_sharding = update.OldPolicy(
       mesh_lib.shardings(mesh, ('batch', None, None, 'states')),
       replicated, transformer.head_weight(model, whole_sharding))
   pack, shards = make_packer(config, mesh), mesh_lib.batch_shards(mesh)
-  minibatch = _abstract_minibatch(config, pack, minibatch_sharding, share)
+  minibatch = _abstract_minibatch(
+      config, policy_loss, pack, minibatch_sharding, share)
   scorer = update.Scorer(
       model=model, temperature=config.rollout.temperature,
       chunk_size=config.train.chunk_size * shards, shards=shards)
@@ -202,8 +208,9 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
   return TrainingPrograms(
       mesh=mesh, jit=jit, model=model, policy_loss=policy_loss, scorer=scorer,
       optimizer=optimizer, share=share, state_sharding=state_sharding,
-      init_state=jit(functools.partial(_init_state, optimizer),
-                     out_shardings=state_sharding, donate_argnums=0),
+      init_state=jit(
+          functools.partial(_init_state, optimizer, reference_dtype),
+          out_shardings=state_sharding, donate_argnums=0),
       freeze=jit(functools.partial(sampling_lib.cast, model.dtype),
                  out_shardings=frozen_sharding),
       init_adapters=jit(lambda key: split_trained(
@@ -261,16 +268,19 @@ def _minibatch_programs(jit, scorer, policy_loss, optimizer, state_sharding,
           out_shardings=(state_sharding, replicated), donate_argnums=0))
 
 
-def _abstract_minibatch(config, pack, sharding, share):
+def _abstract_minibatch(config, policy_loss, pack, sharding, share):
   """`TrainingPrograms.minibatch`: that of completions without a token."""
   rows = config.train.minibatch_prompts * config.rollout.samples
   length = config.rollout.max_tokens
   zeros_BT = np.zeros((rows, length), np.float32)
   nothing_BS = np.full(
       (rows, config.data.max_prompt_tokens + length), -1, np.int32)
+  zeros_B = (zeros_BT if advantage.is_by_token(policy_loss.method.estimator)
+             else zeros_BT[:, 0])
   packed = pack(batch_lib.Batch(
-      nothing_BS, nothing_BS, zeros_BT, zeros_BT[:, 0], *3 * [zeros_BT],
+      nothing_BS, nothing_BS, zeros_BT, zeros_B, *3 * [zeros_BT],
       None if config.train.behaviour.weight == 'off' else zeros_BT)).replace(
+          reference_logp_BT=zeros_BT if policy_loss.needs_reference else None,
           rate_share=None if share is None else np.float32(1))
   return jax.tree.map(lambda sharding, part: jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
@@ -335,8 +345,10 @@ def _trained(model):
   return split_trained(model, transformer.abstract_params(model, 'float32'))[1]
 
 
-def _init_state(optimizer, params):
-  return update.TrainState(jax.numpy.int32(0), params, optimizer.init(params))
+def _init_state(optimizer, reference_dtype, params):
+  return update.TrainState(
+      jax.numpy.int32(0), params, optimizer.init(params),
+      reference_dtype and sampling_lib.cast(reference_dtype, params))
 
 
 def _minibatch_sharding(mesh):

@@ -23,6 +23,7 @@ from tepo_jax.data import datasets
 from tepo_jax.data import problem as problem_lib
 from tepo_jax.data import prompts
 from tepo_jax.job import base_model
+from tepo_jax.job import configuration
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import prompt_sets
@@ -104,16 +105,20 @@ class Session:
     """
     return provenance.load(self.folder, self.mesh)[1]
 
-  def training_prompts(self) -> list[groups_lib.Prompt]:
-    """Loads the prompts of `config.data` that are short enough.
+  def training_prompts(self) -> groups_lib.Mixture:
+    """Loads the prompts of `config.data` that are short enough, in the run's
+    data order.
 
     It logs how many are too long, and how many problems other sets share.
 
     Raises:
-      errors.InputError: a bad set, or no prompt is short enough.
+      errors.InputError: a bad set, or none of its prompts is short enough.
     """
-    return self._prompts(prompt_sets.training(
-        self.config, self.template, self.tokenizer))
+    found = prompt_sets.training(self.config, self.tokenizer)
+    return groups_lib.Mixture(
+        {each.name: self._prompts(each) for each in found},
+        [weight for _, weight, _ in configuration.training_sets(
+            self.config.data)], self.config.seed)
 
   def evaluation_prompts(self, name: str) -> list[groups_lib.Prompt]:
     """Loads a set of `config.eval.sets`, as `training_prompts` does."""

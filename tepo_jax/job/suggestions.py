@@ -15,6 +15,7 @@ NAMES = {
              'tokenizer_name_or_path',
     'data.name': 'train_files dataset_name dataset prompt_data train_file '
                  'train_data',
+    'data.sets': 'prompt_probs prompt_data_probs',
     'data.max_prompt_tokens': 'max_prompt_length prompt_max_len '
                               'prompt_length',
     'data.limit': 'max_samples train_max_samples',
@@ -40,6 +41,9 @@ NAMES = {
     'rollout.dynamic_sampling': 'filter_groups enable_filter_groups '
                                 'dynamic_filtering',
     'rollout.max_generation_batches': 'max_num_gen_batches',
+    'rollout.mixed': 'filter_groups.metric filter_groups_metric',
+    'rollout.truncated': 'mask_truncated_completions overlong_filter '
+                         'overlong_filtering',
     'rollout.overlong_buffer': 'overlong_buffer_len overlong_buffer.len',
     'rollout.overlong_factor': 'penalty_factor overlong_penalty_factor',
     'reward.functions': 'reward_funcs reward_fn reward_func reward_function '
@@ -72,9 +76,12 @@ NAMES = {
     'optimizer.epsilon': 'adam_epsilon eps epsilon',
     'optimizer.weight_decay': 'l2',
     'optimizer.max_grad_norm': 'grad_clip clip_grad max_norm',
-    'method.reg.coef': 'kl_coef kl_loss_coef init_kl_coef kl_coeff beta '
-                       'entropy_coeff entropy_coef entropy_loss_coef',
-    'method.reg.penalty': 'kl_loss_type kl_estimator kl_penalty',
+    'method.reg.coef': 'entropy_coeff entropy_coef entropy_loss_coef',
+    'method.reference.coef': 'kl_coef kl_loss_coef init_kl_coef kl_coeff beta '
+                             'init_coef',
+    'method.reference.estimator': 'kl_loss_type kl_estimator kl_penalty',
+    'method.reference.place': 'use_kl_loss use_kl_in_reward use_loss',
+    'method.reference.period': 'ref_model_sync_steps sync_ref_model',
     'method.clip.low': 'clip_ratio clip_ratio_low eps_clip eps_clip_low_high '
                        'epsilon cliprange',
     'method.clip.high': 'clip_ratio_high epsilon_high eps_clip_high',
@@ -105,8 +112,8 @@ ABSENT = {
         'lr_warmup_steps_ratio lr_warmup_ratio warmup_ratio',
     'there is no critic':
         'gamma lam lambd vf_coef critic critic_warmup cliprange_value',
-    'there is no reference model: the KL is to the policy of the rollout':
-        'ref ref_model sync_ref_model use_kl_loss use_kl_in_reward',
+    'the reference policy is the one that a run starts from':
+        'ref ref_model',
     'training samples without truncation; eval.top_p and eval.top_k are of '
     'evaluation': 'rollout.top_p rollout.top_k train.top_p train.top_k'}
 

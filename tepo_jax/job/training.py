@@ -56,11 +56,12 @@ def train(config: ml_collections.ConfigDict, workdir: files.Path,
     if says:
       print(summaries.header(config, session, workdir), flush=True)
     run = trainer.Trainer(config, session)
-    agreement.check(lambda: facts.of_model(session.folder) | facts.of_prompts(
-        config.data.name, run.prompts) | facts.of_evaluations(run.evaluations)
+    agreement.check(lambda: facts.of_model(session.folder)
+                    | facts.of_mixture(run.prompts)
+                    | facts.of_evaluations(run.evaluations)
                     | facts.of_texts(run.texts))
     if says:
-      print(summaries.data(config, len(run.prompts), run.evaluations),
+      print(summaries.data(config, run.prompts, run.evaluations),
             f'\n{summaries.LEGEND}', sep='', flush=True)
     processes.on_first(run_folder.claim, config, workdir, lock)
     if parent is not None:
@@ -78,16 +79,18 @@ def train(config: ml_collections.ConfigDict, workdir: files.Path,
         is_complete = run.run(stop)
   if is_complete:
     run.check_trained()
-  _close(workdir, config.steps, stop, is_complete)
+  _close(config, workdir, stop, is_complete)
 
 
-def _close(workdir, steps, stop, is_complete):
+def _close(config, workdir, stop, is_complete):
   """Prints the closing lines, or raises what stopped the run."""
   if processes.is_first():
     print(summaries.results_table(workdir), flush=True)
   if not is_complete:
     error, how = ((KeyboardInterrupt, interrupts.WORD) if stop.interrupted
                   else (errors.Interrupted, 'stopped by SIGTERM'))
-    raise error(summaries.stopped(how, workdir, steps))
+    raise error(summaries.stopped(how, workdir, config.steps))
   if processes.is_first():
+    if config.published.metric:
+      print(summaries.published(config.published, workdir))
     print(summaries.next_command(workdir), flush=True)

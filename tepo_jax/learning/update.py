@@ -39,10 +39,12 @@ from tepo_jax.runtime import mesh as mesh_lib
 
 @flax.struct.dataclass
 class TrainState:
-  """step: optimiser updates done; params: fp32 masters; opt_state: optax's."""
+  """step: optimiser updates done; params: fp32 masters; opt_state: optax's;
+  reference: the reference policy's params in the compute dtype, or None."""
   step: jax.Array
   params: Any
   opt_state: optax.OptState
+  reference: Any = None
 
 
 @flax.struct.dataclass
@@ -235,8 +237,9 @@ def _apply(optimizer, state, loss, gradient, rate_share):
   finite = jnp.isfinite(grad_norm) & jnp.isfinite(loss)
   updates, opt_state = change(
       optimizer, gradient, state.opt_state, state.params, rate_share)
-  new = TrainState(state.step + 1, optax.apply_updates(state.params, updates),
-                   opt_state)
+  new = state.replace(
+      step=state.step + 1, opt_state=opt_state,
+      params=optax.apply_updates(state.params, updates))
   state = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state)
   return state, {
       'loss': loss, 'grad_norm': grad_norm, 'skipped': 1.0 - finite}
@@ -250,9 +253,10 @@ def tokens(minibatch: batch_lib.Minibatch, scores: scoring.Scores | None
   return objective.Tokens(
       old_logp_BT=minibatch.old_logp_BT,
       old_entropy_BT=minibatch.old_entropy_BT,
-      advantage_BT=jnp.broadcast_to(minibatch.advantage_B[:, None],
-                                    minibatch.mask_BT.shape),
-      mask_BT=minibatch.mask_BT, behaviour_BT=minibatch.behaviour_BT, **scored)
+      advantage_BT=batch_lib.by_token(
+          minibatch.advantage_B, minibatch.mask_BT),
+      mask_BT=minibatch.mask_BT, behaviour_BT=minibatch.behaviour_BT,
+      reference_logp_BT=minibatch.reference_logp_BT, **scored)
 
 
 def _no_scores(minibatch, with_kl):

@@ -28,7 +28,16 @@ BAD = [
     ('data.name', '', 'a set or a file'),
     ('data.name', 'gsm8k', 'the benchmark openai/gsm8k:main@test'),
     ('data.name', 'math500', 'the benchmark HuggingFaceH4/MATH-500@test'),
+    ('data.sets', ('a', 3), 'tuples of a set'),
+    ('data.sets', (('a', 0),), 'at least 1'),
+    ('data.sets', (('a', 0.5),), 'integer weight'),
+    ('data.sets', (('a', True),), 'integer weight'),
+    ('data.sets', (('a', 1, ''),), 'perhaps a template'),
+    ('data.sets', (('a', 1), ('a', 2, 'plain')), 'no set twice'),
+    ('data.sets', (('a', 1), ('gsm8k', 1)), 'the benchmark openai/gsm8k'),
     ('data.skip_bad', -1, '0 or more'),
+    ('published.after', 50.2, 'in [0, 1]'),
+    ('published.before', -0.1, 'in [0, 1]'),
     ('eval.sets', ('a', 1), 'names of sets'),
     ('reward.functions', (1,), 'at least one function'),
     ('reward.functions', (['a'],), 'at least one function'),
@@ -54,6 +63,9 @@ BAD = [
     ('rollout.chunk', 0, 'positive'),
     ('rollout.overlong_buffer', -1, '0 or more'),
     ('rollout.overlong_factor', -0.5, '0 or more'),
+    ('rollout.mixed', 'rewards', 'one of verdicts, reward'),
+    ('rollout.max_left_out', -1, '0 or more'),
+    ('rollout.truncated', 'drop', 'one of count, mask, exclude'),
     ('rollout.logp_gap_limit', 0.0, 'positive'),
     ('grading.workers', 0, 'positive'),
     ('train.minibatch_prompts', 0, 'positive'),
@@ -232,6 +244,8 @@ INERT = [
     ({'model': 'somewhere'}, 'pretrain.d_model', 'config.model'),
     ({}, 'data.columns.problem', 'named sets'),
     ({'data.name': 'gsm8k:a.csv'}, 'data.columns.answer', 'named sets'),
+    ({'model': 'somewhere', 'data.sets': (('a.csv', 1),)}, 'data.name',
+     'config.data.sets'),
     ({'eval.period': 0}, 'eval.samples', 'config.eval.period'),
     ({'dump.period': 0}, 'dump.format', 'config.dump.period'),
     ({}, 'rollout.overlong_factor', 'config.rollout.overlong_buffer'),
@@ -245,6 +259,9 @@ INERT = [
      'config.method.reg.region'),
     ({'method.reg.coef': 0.0}, 'method.reg.penalty', 'config.method.reg.coef'),
     ({'method.reg.coef': 0.0}, 'method.reg.region', 'config.method.reg.coef'),
+    ({}, 'method.reference.period', 'config.method.reference.coef is 0'),
+    ({'rollout.dynamic_sampling': 'off'}, 'rollout.mixed',
+     'config.rollout.dynamic_sampling'),
 ]
 
 
@@ -294,3 +311,21 @@ def test_a_saved_config_has_its_own_sections(config):
     del config.rollout.samples
   with pytest.raises(errors.InputError, match='rollout.samples is missing'):
     configuration.check_saved(config, 'config.json')
+
+
+def test_a_published_metric_needs_its_number():
+  config = tiny.get_config()
+  config.published.metric = 'eval/arithmetic/avg@8'
+  with pytest.raises(errors.InputError, match='set config.published.after'):
+    configuration.check(config, [])
+
+
+def test_a_step_has_its_share_of_each_set():
+  """The weights in lowest terms: 3 and 1, of which 32 prompts are a multiple,
+  and 2 and 1, of which they are not."""
+  config = tiny.get_config()
+  config.data.sets = (('a.csv', 300), ('b.csv', 100))
+  configuration.check(config, ['data.sets', 'data.name'])
+  config.data.sets = (('a.csv', 2), ('b.csv', 1))
+  with pytest.raises(errors.InputError, match='=32 is not a multiple of 3'):
+    configuration.check(config, [])

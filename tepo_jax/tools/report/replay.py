@@ -142,9 +142,10 @@ class Step:
               ) -> list[Comparison]:
     """Evaluates the methods at the step's first and last update.
 
-    At the first, the policy equals π_old: all weights are 1 and no penalty
-    acts. In between, this makes the run's own updates. `progress` is called
-    with what is done next.
+    At the first, the policy equals π_old: all weights are 1 and no penalty to
+    π_old acts. π_old is the reference policy where the run has none; advantages
+    leave out a KL in the reward. In between, this makes the run's own updates.
+    `progress` is called with what is done next.
     """
     losses = {name: objective.make_policy_loss(method)
               for name, method in methods.items()}
@@ -173,6 +174,8 @@ class Step:
     mine = self.scored.minibatch_of(index)
     members = self.scored.members[mine]
     minibatch = self.scored.minibatches[mine]
+    if minibatch.reference_logp_BT is None:  # a run without a reference policy
+      minibatch = minibatch.replace(reference_logp_BT=minibatch.old_logp_BT)
     batches = {
         estimator: minibatch.replace(advantage_B=self.learner.to_batch(
             self.trained, self.reward_B, estimator).advantage_B[members])

@@ -90,6 +90,19 @@ def test_texts_have_panels_in_nats(make_run):
   assert curve.mean == [3.5] and second.unit == 'nats'
 
 
+def test_data_sets_have_panels_of_their_own(make_run):
+  read = runs.read([make_run('a', [record(1, **{
+      'data/x/accuracy': 0.25, 'data/x/response_length_mean': 9.0,
+      'data/x/groups_trained': 3, 'data/y/accuracy': 0.5})])])
+  found = figures.panels(read)[len(figures.panels(runs.read(
+      [make_run('b', [record(1)])]))):]
+  assert [panel.title for panel in found] == [
+      'x: response length', 'x: accuracy of the samples',
+      'y: accuracy of the samples']
+  [curve] = figures.curves(runs.group(read), found[1])
+  assert curve.mean == [25]
+
+
 def test_captions_state_the_lines_and_the_band(make_run):
   some = [record(1)]
   paths = [make_run(str(seed), some, seed=seed) for seed in range(3)]
