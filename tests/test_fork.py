@@ -74,8 +74,9 @@ def test_a_resumed_run_follows_the_same_schedule_and_stops_alike(
 def test_a_fork_with_nothing_changed_is_its_parent_to_the_bit(
     train, parent, tmp_path):
   workdir = tmp_path / 'fork'
-  said = train(workdir, 4, f'--from={parent}@2').stdout
-  assert f'continuing {parent} after step 2' in said
+  done = train(workdir, 4, f'--from={parent}@2')
+  assert f'continuing {parent} after step 2' in done.stdout
+  assert 'warning' not in done.stderr
   theirs = _records(parent)
   assert _records(workdir) == {step: theirs[step] for step in (3, 4)}
   assert _digests(workdir, 4) == _digests(parent, 4)

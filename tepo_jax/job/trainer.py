@@ -138,8 +138,9 @@ class Trainer:
     self.cursor, self.unrecorded = extra['cursor'], extra['unrecorded']
     self.left_out_in_a_row = extra['left_out_in_a_row']
     learner.skipped_in_a_row = extra['skipped_in_a_row']
-    processes.on_first(records.writer.truncate,
-                       self.step - (self.unrecorded is not None))
+    processes.on_first(
+        records.writer.truncate,
+        -1 if is_new_fork else self.step - (self.unrecorded is not None))
     if processes.is_first():
       for record in summaries.read_records(records.workdir):
         self.progress.trend(summaries.trends(record))
