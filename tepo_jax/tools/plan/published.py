@@ -17,9 +17,10 @@ from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.plan import chips
 from tepo_jax.tools.plan import gpus
 
-# A cell with few rows has at least this range around its mean, as a factor.
-# `held_out` shows how wrong a prediction without a row is.
+# A cell has at least this range around its mean, as a factor: more than the
+# worst prediction of `held_out`, of a row and of a chip without its own rows.
 LEAST_RANGE = 1.15
+BORROWED_RANGE = 1.55
 PHASES = ('update', 'score', 'prefill', 'decode')
 # The phase whose efficiency a phase without rows takes: all but decoding are
 # bound by arithmetic.
@@ -207,7 +208,7 @@ ROWS = (
              'fsdp 16, tensor 4', 'attention'),
     Row('update', 'h100', 8, 'Llama-2-7B', _LLAMA2_7B, 2, 4096, 0.721, 'fsdp 8',
         _NO_RECOMPUTATION, 'https://github.com/NVIDIA/JAX-Toolbox/blob/main/'
-        'docs/frameworks/maxtext/README.md', block=128),
+        'docs/frameworks/maxtext/README.md', block=128, compiled=0.476),
     _on_70b(64, 23.11),
     _on_70b(128, 30.73),
 )
@@ -265,21 +266,29 @@ def _summary(rows, phase, chip):
   names = ' and '.join(sorted({f'{r.phase} on {r.chip}' for r in rows}))
   measured = f'{len(rows)} measurement{"s" * (len(rows) > 1)}'
   borrowed = '' if names == f'{phase} on {chip}' else f' of {names}'
-  return Efficiency(min(*values, mid / LEAST_RANGE), mid,
-                    min(1.0, max(*values, mid * LEAST_RANGE)),
-                    measured + borrowed)
+  least = (LEAST_RANGE if all(row.chip == chip for row in rows)
+           else BORROWED_RANGE)
+  return Efficiency(min(*values, mid / least), mid,
+                    min(1.0, max(*values, mid * least)), measured + borrowed)
 
 
 def _is_tpu(chip):
   return chip in chips.CHIPS
 
 
-def held_out(rows: Sequence[Row] = ROWS) -> list[tuple[Row, float]]:
+def held_out(by_chip: bool = False, rows: Sequence[Row] = ROWS
+             ) -> list[tuple[Row, float]]:
   """Each row with its predicted over its measured time, where the prediction
-  does not know the row."""
-  return [(row, row.efficiency / efficiency(
-      row.phase, row.chip, [r for r in rows if r != row]).mid)
-          for row in rows]
+  does not know the row, or with `by_chip` no update or decoding of its chip;
+  without the rows that nothing else can predict then."""
+  found = []
+  for row in rows:
+    others = [r for r in rows if r != row and not (
+        by_chip and (r.phase, r.chip) == (row.phase, row.chip))]
+    if any(r.phase == row.phase for r in others):
+      found.append((row, row.efficiency / efficiency(
+          row.phase, row.chip, others).mid))
+  return found
 
 
 def source_of(row: Row) -> str:
