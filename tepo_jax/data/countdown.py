@@ -18,6 +18,7 @@ from typing import Any
 from tepo_jax.data import arithmetic
 
 LEVELS = (3,)
+TEST_SHARE = 8
 OPENINGS = arithmetic.OPENINGS
 WORDS = (
     *'0123456789', '+', '-', '*', '/', '(', ')', '=', ' ', '.', '\n',

@@ -4,6 +4,7 @@ Nothing is downloaded. A row of TASKS is a module with
 
   LEVELS                              of the problems, in turn; a name such as
                                       'countdown:2,4' has others, 1 to HARDEST
+  TEST_SHARE                          one problem in so many is for tests
   draw(rng, level)                    fields of a problem.Problem
 
 and, unless it is only for pretrained models,
@@ -38,7 +39,6 @@ _MADE = {'arithmetic': arithmetic, 'countdown': countdown}  # with a base model
 TASKS = _MADE | {'sums': sums, 'word_problems': word_problems}
 HARDEST = 9
 SPLITS = ('train', 'test')
-TEST_SHARE = 8  # one text in TEST_SHARE belongs to the test set
 
 _SPECIAL = ('<|endoftext|>', '<|im_start|>', '<|im_end|>', '<|unk|>')
 _CHAT_TEMPLATE = (
@@ -114,7 +114,7 @@ def _fresh(rng, name, level, split, drawn):
     fields = TASKS[name].draw(rng, level)
     text = fields['problem']
     digest = hashlib.sha256(text.encode()).hexdigest()
-    is_test = int(digest, 16) % TEST_SHARE == 0
+    is_test = int(digest, 16) % TASKS[name].TEST_SHARE == 0
     if is_test == (split == 'test') and text not in drawn:
       return problem_lib.Problem(f'{name}/{digest[:16]}', source=name,
                                  level=str(level), **fields)

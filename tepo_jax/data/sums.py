@@ -11,7 +11,11 @@ import random
 from typing import Any
 
 LEVELS = (1,)
-_FIRST = 11, 699  # so that the test split has more than 1,000 problems
+# Of 2,160 problems, half are for tests, more than 1,000. With larger numbers
+# the pretrained model is almost never right: 7 % of its samples are right with
+# numbers up to 130, 1 % with numbers up to 699.
+_FIRST = 11, 130
+TEST_SHARE = 2
 
 
 def draw(rng: random.Random, level: int) -> dict[str, Any]:

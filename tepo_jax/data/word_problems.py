@@ -11,6 +11,7 @@ import random
 from typing import Any
 
 LEVELS = (1,)
+TEST_SHARE = 8
 
 _NAMES = ('Ann', 'Ben', 'Carla', 'David', 'Emma', 'Felix', 'Grace', 'Henry')
 _THINGS = ('apples', 'books', 'coins', 'marbles', 'pencils', 'shells',

@@ -1,5 +1,17 @@
 """The policy of a run, and its updates in a rollout step.
 
+`Learner.learn` is the paper's Algorithm 1 from the groups on. What it calls
+elsewhere:
+
+    to_batch    advantages: `advantage.group_advantage`
+    pack        completions to rows: `packing.Packer`, `packing.SharedPacker`
+    score, score_and_keep   ℓ° and H°: `update.score_minibatch`, jitted
+    train_step  loss, gradient, AdamW: `update.train_step`, jitted; the loss is
+                `objective.PolicyLoss`
+
+`programs.kept`, which is None without an exact KL, is the room for π_old's
+hidden states, [R, K, S, D]; K microbatches fit into the devices' memory.
+
 Axes: B completions · P tokens of a prompt · T tokens of a completion ·
 S = P + T.
 """

@@ -10,11 +10,9 @@ import math
 import jax
 from jax import numpy as jnp
 import ml_collections
-import numpy as np
 
 from tepo_jax import errors
 from tepo_jax.job import programs as programs_lib
-from tepo_jax.learning import batch as batch_lib
 from tepo_jax.policy import remat as remat_lib
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import schedule
@@ -186,14 +184,7 @@ def update_bytes(config: ml_collections.ConfigDict,
   It compiles the program for a run's arguments, and jax keeps it: the run's
   first update does not compile it again.
   """
-  rows = config.train.minibatch_prompts * config.rollout.samples
-  length = config.rollout.max_tokens
-  zeros_BT = np.zeros((rows, length), np.float32)
-  nothing_BS = np.full(
-      (rows, config.data.max_prompt_tokens + length), -1, np.int32)
-  arguments = _update_arguments(programs, programs.pack(batch_lib.Batch(
-      nothing_BS, nothing_BS, zeros_BT, zeros_BT[:, 0], *3 * [zeros_BT],
-      None if config.train.behaviour.weight == 'off' else zeros_BT)))
+  arguments = _update_arguments(programs)
   try:
     found = programs.train_step.lower(*arguments).compile().memory_analysis()
   except jax.errors.JaxRuntimeError as error:
@@ -208,21 +199,17 @@ def update_bytes(config: ml_collections.ConfigDict,
           + others * mesh_lib.device_bytes(arguments[1]))
 
 
-def _update_arguments(programs, packed):
-  """Shapes, dtypes and shardings of `train_step`'s arguments in a run; those of
-  any minibatch are those of `packed`."""
+def _update_arguments(programs):
+  """Shapes, dtypes and shardings of `train_step`'s arguments in a run."""
   state = programs_lib.abstract_state(programs)
-  minibatch = jax.tree.map(lambda sharding, part: jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-      part), programs.minibatch_sharding, packed)
   frozen, old = (), None
   if programs.model.lora:
     frozen = programs.freeze.eval_shape(transformer.abstract_params(
         dataclasses.replace(programs.model, lora=None), 'float32')),
   if programs.kept is not None:
     *_, old = programs.score_and_keep.eval_shape(
-        state.params, minibatch, programs.kept, 0, *frozen)
-  return (state, minibatch, jax.eval_shape(lambda: jax.random.key(0)),
+        state.params, programs.minibatch, programs.kept, 0, *frozen)
+  return (state, programs.minibatch, jax.eval_shape(lambda: jax.random.key(0)),
           old, *frozen)
 
 

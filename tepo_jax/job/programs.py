@@ -84,7 +84,7 @@ class TrainingPrograms:
     to_old_policy: params -> compute dtype, training layout, for `old_policy`.
     pack: Batch -> Minibatch, both on the host.
     old_sharding: of an `update.OldPolicy`, π_old for the exact KL.
-    rows_shape: (M, R, S) of the rows of a minibatch at the greatest lengths.
+    minibatch: shapes, dtypes and shardings of every minibatch of the run.
     kept: with an exact KL, the shape [R, K, S, D] and sharding of the hidden
       states of π_old that a run keeps; else None. See `memory.keeping`.
     score: (params, Minibatch) -> ℓ° and H°.
@@ -114,12 +114,17 @@ class TrainingPrograms:
   pack: Callable[[batch_lib.Batch], batch_lib.Minibatch]
   minibatch_sharding: batch_lib.Minibatch
   old_sharding: update.OldPolicy
-  rows_shape: tuple[int, int, int]
+  minibatch: batch_lib.Minibatch
   kept: jax.ShapeDtypeStruct | None
   score: Any
   score_and_keep: Any
   old_policy: Any
   train_step: Any
+
+  @property
+  def rows_shape(self) -> tuple[int, int, int]:
+    """(M, R, S) of the packed rows of a minibatch at the greatest lengths."""
+    return self.minibatch.rows.token_RS.shape
 
 
 def prepare_model(model: transformer.ModelConfig,
@@ -183,7 +188,7 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
       mesh_lib.shardings(mesh, ('batch', None, None, 'states')),
       replicated, transformer.head_weight(model, whole_sharding))
   pack, shards = make_packer(config, mesh), mesh_lib.batch_shards(mesh)
-  rows_shape = _rows_of_a_minibatch(config, pack)
+  minibatch = _abstract_minibatch(config, pack, minibatch_sharding)
   scorer = update.Scorer(
       model=model, temperature=config.rollout.temperature,
       chunk_size=config.train.chunk_size * shards, shards=shards)
@@ -202,8 +207,8 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
       to_old_policy=jit(functools.partial(sampling_lib.cast, model.dtype),
                         out_shardings=param_sharding),
       pack=pack, minibatch_sharding=minibatch_sharding,
-      old_sharding=old_sharding, rows_shape=rows_shape,
-      kept=(_states(rows_shape, model, old_sharding)
+      old_sharding=old_sharding, minibatch=minibatch,
+      kept=(_states(minibatch, model, old_sharding)
             if policy_loss.needs_kl else None),
       **_minibatch_programs(
           jit, scorer, policy_loss, optimizer, state_sharding,
@@ -250,19 +255,24 @@ def _minibatch_programs(jit, scorer, policy_loss, optimizer, state_sharding,
           out_shardings=(state_sharding, replicated), donate_argnums=0))
 
 
-def _rows_of_a_minibatch(config, pack):
-  """`TrainingPrograms.rows_shape`."""
+def _abstract_minibatch(config, pack, sharding):
+  """`TrainingPrograms.minibatch`: that of completions without a token."""
   rows = config.train.minibatch_prompts * config.rollout.samples
   length = config.rollout.max_tokens
-  nothing_BS = np.full((rows, config.data.max_prompt_tokens + length), -1)
-  return pack(batch_lib.Batch(
-      nothing_BS, nothing_BS, np.zeros((rows, length)),
-      *4 * [None])).rows.token_RS.shape
+  zeros_BT = np.zeros((rows, length), np.float32)
+  nothing_BS = np.full(
+      (rows, config.data.max_prompt_tokens + length), -1, np.int32)
+  packed = pack(batch_lib.Batch(
+      nothing_BS, nothing_BS, zeros_BT, zeros_BT[:, 0], *3 * [zeros_BT],
+      None if config.train.behaviour.weight == 'off' else zeros_BT))
+  return jax.tree.map(lambda sharding, part: jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+      part), sharding, packed)
 
 
-def _states(rows_shape, model, old_sharding):
+def _states(minibatch, model, old_sharding):
   """The hidden states of all microbatches that a minibatch may have."""
-  microbatches, rows, columns = rows_shape
+  microbatches, rows, columns = minibatch.rows.token_RS.shape
   return jax.ShapeDtypeStruct(
       (rows, microbatches, columns, model.d_model), model.dtype,
       sharding=old_sharding.states_RKSD)

@@ -104,14 +104,13 @@ def _check_port(address):
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
       probe.bind(('', int(port)))
-    except (OSError, OverflowError, ValueError) as error:
-      if isinstance(error, OSError) and error.errno != errno.EADDRINUSE:
+    except OSError as error:
+      if error.errno != errno.EADDRINUSE:
         raise
-      what = ('is taken by another program' if isinstance(error, OSError)
-              else 'is no port')
       raise errors.InputError(
-          f'JAX_COORDINATOR_ADDRESS={address}: {port} {what} on this host; '
-          'choose another port for all processes') from error
+          f'JAX_COORDINATOR_ADDRESS={address}: {port} is taken by another '
+          'program on this host; choose another port for all processes'
+      ) from error
 
 
 def _say(awaited, done):

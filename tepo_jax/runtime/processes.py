@@ -64,14 +64,24 @@ def initialize(heartbeat: int = 300) -> None:
 def _coordinates() -> dict[str, str | int]:
   if 'JAX_COORDINATOR_ADDRESS' not in os.environ:
     return {}
+  address = os.environ['JAX_COORDINATOR_ADDRESS']
+  host, _, port = address.rpartition(':')
+  if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+    raise errors.InputError(
+        f'JAX_COORDINATOR_ADDRESS={address}: must be HOST:PORT')
   try:
-    return {'coordinator_address': os.environ['JAX_COORDINATOR_ADDRESS'],
-            'num_processes': int(os.environ['JAX_NUM_PROCESSES']),
-            'process_id': int(os.environ['JAX_PROCESS_ID'])}
+    count, number = (int(os.environ[name]) for name in (
+        'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID'))
   except (KeyError, ValueError) as error:
     raise errors.InputError(
         'JAX_COORDINATOR_ADDRESS is set, so JAX_NUM_PROCESSES and '
         f'JAX_PROCESS_ID must be set to integers ({error})') from error
+  if not 0 <= number < count:
+    raise errors.InputError(
+        f'JAX_PROCESS_ID={number}: with JAX_NUM_PROCESSES={count} it must be '
+        f'from 0 to {count - 1}')
+  return {'coordinator_address': address, 'num_processes': count,
+          'process_id': number}
 
 
 def is_first() -> bool:

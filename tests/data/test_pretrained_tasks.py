@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from configs import smollm2
 from tepo_jax import errors
 from tepo_jax import grading
 from tepo_jax.data import embedded
@@ -12,13 +13,14 @@ from tepo_jax.data import prompts
 
 @pytest.mark.parametrize('name', ['sums', 'word_problems'])
 def test_a_thousand_problems_are_held_out(name):
-  train = embedded.problems(name, 'train', 4096)
+  train = embedded.problems(
+      name, 'train', smollm2.get_config(name).data.limit)
   test = embedded.problems(name, 'test', 1000)
   assert not {p.problem for p in train} & {p.problem for p in test}
 
 
 def test_sums_are_correct():
-  for problem in embedded.problems('sums', 'train', 2000):
+  for problem in embedded.problems('sums', 'train', 1000):
     body = re.fullmatch(r'What is (\d+ [+-] \d)\?', problem.problem)[1]
     assert problem.answers == (str(eval(body)),)  # pylint: disable=eval-used
 

@@ -23,11 +23,21 @@ def test_a_single_process():
       raise ZeroDivisionError
 
 
-def test_incomplete_coordinates_are_refused(monkeypatch):
+@pytest.mark.parametrize('address, count, number, named', [
+    ('localhost:1', None, '0', 'JAX_NUM_PROCESSES'),
+    ('localhost:1', '2', 'one', 'JAX_PROCESS_ID'),
+    ('localhost:1', '2', '2', r'JAX_PROCESS_ID=2: .* from 0 to 1'),
+    ('localhost', '2', '0', 'HOST:PORT'),
+    ('localhost:99999', '2', '1', 'HOST:PORT')])
+def test_wrong_coordinates_are_refused(
+    monkeypatch, address, count, number, named):
   monkeypatch.setenv('TEPO_MULTIHOST', '1')
-  monkeypatch.setenv('JAX_COORDINATOR_ADDRESS', 'localhost:1')
+  monkeypatch.setenv('JAX_COORDINATOR_ADDRESS', address)
+  monkeypatch.setenv('JAX_PROCESS_ID', number)
   monkeypatch.delenv('JAX_NUM_PROCESSES', raising=False)
-  with pytest.raises(errors.InputError, match='JAX_NUM_PROCESSES'):
+  if count:
+    monkeypatch.setenv('JAX_NUM_PROCESSES', count)
+  with pytest.raises(errors.InputError, match=named):
     processes.initialize()
 
 
