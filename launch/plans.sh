@@ -6,10 +6,15 @@
 # planned again.
 #
 #   launch/plans.sh [NAME ...]    such as qwen2_5_1_5b,gpu24,lora,dapo
+#   launch/plans.sh published     what others measured, compared with plans
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 launch/setup.sh cpu plan
 
+if [[ ${1:-} == published ]]; then
+  exec .venv/bin/python -c \
+    'from tepo_jax.tools.plan import published; print(published.text())'
+fi
 readarray -t all < <(.venv/bin/python -c '
 from configs import small
 print("qwen2_5_7b,v6e16\nr1_llama_8b,v5p16\nmistral_7b,v6e32\nqwen3_14b,v5p32\n"

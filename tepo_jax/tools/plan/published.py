@@ -4,8 +4,8 @@ An efficiency is the roofline of a piece of work over its measured time. Those
 of a phase and chip are the least, the geometric mean and the greatest of its
 rows. A cell without a row borrows another's and says whose.
 
-`python -m tepo_jax.tools.plan.published` prints the rows, the efficiencies and
-what each row's time would be predicted to be without that row.
+`launch/plans.sh published` prints the rows, the efficiencies, and what each
+row's time would be predicted to be without that row.
 """
 
 from collections.abc import Sequence
@@ -329,7 +329,3 @@ def text() -> str:
       lines.append(f'| {chip}: {phases} | {low:.2f} | {mid:.2f} | {high:.2f} '
                    f'| {of} |')
   return '\n'.join(lines)
-
-
-if __name__ == '__main__':
-  print(text())
