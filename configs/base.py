@@ -20,6 +20,17 @@ import ml_collections
 from configs import fields
 from configs import methods
 
+
+def _are_weighted(sets):
+  """Whether `sets` are (set, weight) or (set, weight, template) of different
+  sets."""
+  return all(
+      isinstance(item, tuple) and len(item) in (2, 3)
+      and type(item[1]) is int and item[1] > 0
+      and all(isinstance(text, str) and text for text in (item[0], *item[2:]))
+      for item in sets) and len({item[0] for item in sets}) == len(sets)
+
+
 F = fields.Field
 POSITIVE, NOT_NEGATIVE = fields.POSITIVE, fields.NOT_NEGATIVE
 ROUNDING, FREE = fields.ROUNDING, fields.FREE
@@ -39,13 +50,18 @@ FIELDS = dict(
            'or .parquet file; or a hub data set, '
            'OWNER/NAME[:SUBSET][@SPLIT]',
            fields.Range('a set or a file', lambda x: x != '')),
+    sets=F((), 'several sets instead of `data.name`, each (set, weight) or '
+           '(set, weight, template): of any Σ weights consecutive prompts, '
+           '`weight` are from that set', fields.Range(
+               'tuples of a set, an integer weight of at least 1 and perhaps '
+               'a template, and name no set twice', _are_weighted)),
     columns=dict(
-        problem=F(str, 'column of the problem in `data.name` and '
+        problem=F(str, 'column of the problem in the sets of training and '
                   '`eval.sets`, where they are files or hub data sets; '
                   'None: found by name'),
         answer=F(str, 'the same of the reference answer')),
     template=F('qwen_boxed', 'prompt template of data/prompts.py, or a '
-               '.jinja file'),
+               '.jinja file; of evaluation and of sets without their own'),
     system=F(str, "system turn; None: the template's own; '': none"),
     template_args=F(str, "arguments of the tokenizer's chat template, as "
                     "'enable_thinking=False'"),
@@ -53,8 +69,9 @@ FIELDS = dict(
            'clock; None: the day on which the run began'),
     max_prompt_tokens=F(2048, 'P; longer prompts are skipped and counted',
                         POSITIVE),
-    limit=F(int, 'first N problems; None: all', POSITIVE),
-    skip_bad=F(0, 'bad rows to skip, with a warning; more are an error',
+    limit=F(int, 'first N problems of each set; None: all', POSITIVE),
+    skip_bad=F(0, 'bad rows of each set to skip, with a warning; more are an '
+               'error',
                NOT_NEGATIVE),
   ),
 
@@ -65,6 +82,14 @@ FIELDS = dict(
         lambda x: x >= 2)),
     max_tokens=F(8192, '★ T; longer completions are truncated', POSITIVE),
     temperature=F(1.0, 'of sampling and of the loss', POSITIVE),
+    stop=F((), 'texts; a completion ends with the token that completes one of '
+           'them, also in evaluation', fields.Range(
+               'texts that are not empty', lambda x: all(
+                   isinstance(text, str) and text for text in x))),
+    stop_ids=F((), "token ids that end a completion besides the model's own, "
+               'also in evaluation', fields.Range(
+                   'token ids', lambda x: all(
+                       type(token) is int and token >= 0 for token in x))),
     slots=F(int, 'completions decoded at once, also in evaluation; None: '
             'all, or as many as fit in memory', POSITIVE, resume=ROUNDING),
     tensor=F(int, 'as mesh.tensor, for sampling on the same devices; None: '
@@ -74,19 +99,33 @@ FIELDS = dict(
     # With the default reward, groups whose verdicts are all equal have no
     # gradient.
     dynamic_sampling=F(
-        'refill', "'refill': sample until there are `rollout.prompts` groups "
-        "with both right and wrong answers; 'drop': sample that many groups "
+        'refill', "'refill': sample until there are `rollout.prompts` mixed "
+        "groups, with right and wrong answers; 'drop': sample that many groups "
         "and train on the mixed ones; 'off': train on all of them",
         fields.one_of('refill', 'drop', 'off')),
     max_generation_batches=F(
         10, "'refill' samples at most this many times `rollout.prompts` "
         'prompts, then fails', fields.up_to(10_000),
         only_if=('rollout.dynamic_sampling', 'refill')),
+    mixed=F('verdicts', "what differs in a group that counts as mixed: its "
+            "'verdicts', or the 'reward', for rewards of your own; decoding "
+            'then waits for the reward functions',
+            fields.one_of('verdicts', 'reward'),
+            unless=('rollout.dynamic_sampling', 'off')),
+    max_left_out=F(
+        0, "so many steps in a row in which 'refill' finds too few mixed "
+        'groups are left out, without an update; one more fails', NOT_NEGATIVE,
+        only_if=('rollout.dynamic_sampling', 'refill')),
     overlong_buffer=F(
         0, "DAPO's soft length penalty on so many tokens before "
         '`rollout.max_tokens`; 0: none, as in the paper', NOT_NEGATIVE),
     overlong_factor=F(1.0, 'the penalty at `rollout.max_tokens`',
                       NOT_NEGATIVE, unless=('rollout.overlong_buffer', 0)),
+    truncated=F(
+        'count', "truncated completions: 'count': trained on like the others; "
+        "'mask': left out of the loss and its denominators, but still in the "
+        "baseline of their group (DAPO's overlong filtering); 'exclude': left "
+        'out of the baseline too', fields.one_of('count', 'mask', 'exclude')),
     logp_gap_limit=F(0.05, 'stop if the mean |log π| gap of sampler and '
                      'trainer exceeds this (nats)', POSITIVE),
   ),
@@ -144,7 +183,18 @@ FIELDS = dict(
   ),
 
   optimizer=dict(
-    learning_rate=F(5e-7, '★ constant', POSITIVE),
+    learning_rate=F(5e-7, '★ the largest, see `optimizer.schedule`', POSITIVE),
+    schedule=F('constant', "the rate after the warm-up: 'constant'; 'linear' "
+               "or 'cosine': falls from learning_rate to floor x learning_rate "
+               'until rollout step schedule_steps, and then stays',
+               fields.one_of('constant', 'linear', 'cosine')),
+    warmup_steps=F(0, 'rollout steps W before the full rate: step s of them '
+                   'has the share s / (W + 1)', NOT_NEGATIVE),
+    schedule_steps=F(int, 'rollout steps after which the rate has fallen, the '
+                     'warm-up included; `steps` may be another number',
+                     POSITIVE, unless=('optimizer.schedule', 'constant')),
+    floor=F(0.0, 'the last rate, as a share of learning_rate', fields.SHARE,
+            unless=('optimizer.schedule', 'constant')),
     beta1=F(0.9, "decay of Adam's first moment", fields.BELOW_ONE),
     beta2=F(0.999, "decay of Adam's second moment", fields.BELOW_ONE),
     epsilon=F(1e-8, "of Adam", POSITIVE),
@@ -244,6 +294,19 @@ FIELDS = dict(
     period=F(1, 'rollout steps between rollouts on disk, one record per '
              'completion (rollout/dump.py); 0: none', NOT_NEGATIVE),
     format=F('jsonl', 'of rollouts', fields.one_of('jsonl', 'parquet')),
+  ),
+
+  # What somebody else's run of the same recipe reached (reference.py). A run
+  # that ends prints its own number beside it.
+  published=fields.unless(
+    'published.metric', None,
+    metric=F(str, 'the recorded metric of the published number, as '
+             'eval/gsm8k/greedy/avg@1; None: there is none', resume=FREE),
+    after=F(float, 'the published share after training', fields.SHARE,
+            resume=FREE),
+    before=F(float, 'and before training; None: unknown', fields.SHARE,
+             resume=FREE),
+    source=F(str, 'its address', resume=FREE),
   ),
 
   wandb_project=F(str, 'None: no Weights & Biases'),

@@ -4,7 +4,8 @@
     row = methods.methods(beta=1e-3)['tepo']
 
 A row is five independent choices (tepo_jax/learning/objective.py has their
-formulas) and the estimator of the advantage. beta is TEPO's KL coefficient:
+formulas) and the estimator of the advantage; `reference`, off in the paper, is
+a KL to the policy that the run starts from. beta is TEPO's KL coefficient:
 1e-3 for Qwen2.5-7B, 1 for Qwen3-14B; the paper states none for Table 2's
 models: 1e-3 here.
 
@@ -17,6 +18,8 @@ import copy
 
 # DAPO's Clip-Higher, the paper's epsilon for every clipped row (4.1).
 _PPO = dict(name='ppo', low=0.2, high=0.28)
+# PPO's own epsilon (1707.06347).
+_SYMMETRIC = dict(name='ppo', low=0.2, high=0.2)
 
 
 def _reg(penalty, region, coef, **numbers):
@@ -24,11 +27,17 @@ def _reg(penalty, region, coef, **numbers):
               delta_entropy='exact', entropy_tolerance=0.0, **numbers)
 
 
+def _reference(coef=0.0, estimator='k3', place='loss'):
+  """The KL to a reference policy; its fields are of `choices.Reference`."""
+  return dict(coef=coef, estimator=estimator, place=place, period=0)
+
+
 def _row(weight, clip, *, shape=dict(name='none'), aggregate='token_mean',
-         reg=_reg('none', 'none', 0.0), estimator='grpo'):
+         reg=_reg('none', 'none', 0.0), estimator='grpo',
+         reference=_reference()):
   return copy.deepcopy(dict(
       weight=weight, clip=clip, shape=shape, aggregate=aggregate, reg=reg,
-      estimator=estimator))
+      estimator=estimator, reference=reference))
 
 
 def _tepo(**changes):
@@ -79,10 +88,20 @@ def _baselines():
 def _elsewhere():
   """Methods that are in none of the paper's tables."""
   return {
+      # GRPO of DeepSeekMath (2402.03300, Eq. 3; 0.04 in its 4.2), which does
+      # not print its clip's epsilon.
+      'grpo_original': _row(
+          'token', _SYMMETRIC, aggregate='seq_mean_token_mean',
+          reference=_reference(0.04)),
       # RLOO (2402.14740), without its KL to a reference model: REINFORCE with
       # the other samples' mean as the baseline, no importance weight.
       'rloo': _row('none', dict(name='none'), aggregate='seq_mean_token_sum',
                    estimator='rloo'),
+      # As published: the KL of a completion is taken from its reward (0.03 in
+      # the paper's appendix C).
+      'rloo_original': _row(
+          'none', dict(name='none'), aggregate='seq_mean_token_sum',
+          estimator='rloo', reference=_reference(0.03, 'k1', 'reward')),
       # Dr. GRPO (2503.20783): GRPO without the two divisions that bias it, by
       # the group's std and by the completion's length. The constant length is
       # rollout.max_tokens of base.py.
@@ -92,6 +111,16 @@ def _elsewhere():
       # model.
       'reinforce_pp_baseline': _row(
           'token', _PPO, estimator='reinforce_pp_baseline'),
+      # The same with the KL and the clip of its authors' code (OpenRLHF).
+      'reinforce_pp_baseline_original': _row(
+          'token', _SYMMETRIC, estimator='reinforce_pp_baseline',
+          reference=_reference(1e-5, 'k2')),
+      # REINFORCE++ (2501.03262): the KL of each later token is taken from a
+      # token's return, which is normalised over the batch. No baseline of the
+      # group. The coefficient is the default of its authors' code.
+      'reinforce_pp': _row(
+          'token', _SYMMETRIC, estimator='reinforce_pp',
+          reference=_reference(0.01, 'k1', 'reward')),
   }
 
 

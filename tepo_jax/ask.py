@@ -115,8 +115,7 @@ def _settings(spec: str, like: ml_collections.ConfigDict | None
               ) -> tuple[ml_collections.ConfigDict, str, int | None]:
   """(config, folder or workdir, step) of FOLDER_OR_WORKDIR[@STEP]; `like`: the
   config of a run, for a folder that is compared with it."""
-  path, _, tail = spec.rpartition('@')
-  name, step = (path, int(tail)) if path and tail.isdigit() else (spec, None)
+  name, step = run_folder.split_step(spec)
   if (files.path(name) / session_lib.CHECKPOINTS).is_dir():
     saved = run_folder.read_config(name)
     configuration.check_saved(saved, f'{name}/config.json')

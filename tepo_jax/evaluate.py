@@ -136,7 +136,8 @@ def _identity(config, checkpoint, step):
   """The settings that determine the samples."""
   fields = fields_lib.flat(config)
   kept = ('seed', 'data.template', 'data.system', 'data.template_args',
-          'data.date', 'data.max_prompt_tokens', 'compute.dtype')
+          'data.date', 'data.max_prompt_tokens', 'compute.dtype',
+          'rollout.stop', 'rollout.stop_ids')
   return {'checkpoint': str(checkpoint.resolve()), 'step': step} | {
       name: value for name, value in fields.items() if name in kept
       or name.startswith(('eval.', 'data.columns.')) and name != 'eval.period'}

@@ -1,13 +1,16 @@
 r"""Exports the trained weights of a run as a Hugging Face folder.
 
-  python -m tepo_jax.export --workdir=DIR [--step=N] [--adapter] --out=DIR
+  python -m tepo_jax.export --workdir=DIR [--step=N] [--dtype=bfloat16] \
+      [--adapter] --out=DIR
 
-The folder holds config.json, safetensors (fp32), the tokenizer, a
+The folder holds config.json, safetensors of at most 5 GB each, the tokenizer, a
 generation_config.json with every token that ended a completion, and a model
 card, for transformers' from_pretrained, vLLM and SGLang (the last two untried);
-data.template_args become defaults of its chat template.
+data.template_args become defaults of its chat template. --dtype rounds the fp32
+weights; by default the weights are saved as the model folder has them that the
+run started from.
 The adapters of a LoRA run are merged in; with --adapter they are written alone,
-as a folder for peft.
+in fp32, as a folder for peft.
 On several hosts (TEPO_MULTIHOST=1) each reads its part of the checkpoint, and
 the first one writes, one tensor at a time.
 """
@@ -33,6 +36,9 @@ _STEP = flags.DEFINE_integer(
 _OUT = flags.DEFINE_string(
     'out', None, 'Folder to make; if it exists, it must be empty.',
     required=True)
+_DTYPE = flags.DEFINE_enum(
+    'dtype', None, ['float32', 'bfloat16'], "Of the weights; by default that "
+    "in the config.json of the run's model folder.")
 _ADAPTER = flags.DEFINE_bool(
     'adapter', False, 'Export only the adapters of a LoRA run, for peft.')
 
@@ -45,6 +51,8 @@ def main() -> None:
 
 def export(out: files.Path) -> None:
   """Writes the folder; all processes of a job must call it."""
+  if _ADAPTER.value and _DTYPE.value == 'bfloat16':
+    raise errors.InputError('--dtype: adapters are exported in float32')
   processes.on_first(run_folder.check_out, out)
   mesh = mesh_lib.make({'data': 1, 'fsdp': -1, 'tensor': 1})
   trained = restore.restore_trained(_WORKDIR.value, mesh, _STEP.value)
@@ -60,10 +68,11 @@ def export(out: files.Path) -> None:
   else:
     weights.save(
         out, weights.model_config(folder), trained.complete(), source=folder,
-        texts={model_card.CARD: card, model_card.GENERATION:
-               model_card.generation_config(folder),
-               **model_card.chat_templates(
-                   folder, config.data.template_args)})
+        dtype=_DTYPE.value or weights.saved_dtype(folder), texts={
+            model_card.CARD: card,
+            model_card.GENERATION: model_card.generation_config(
+                folder, config.rollout.stop_ids),
+            **model_card.chat_templates(folder, config.data.template_args)})
   # The others wait until everything is uploaded.
   processes.on_first(print, f'exported {_WORKDIR.value} to {out}')
 

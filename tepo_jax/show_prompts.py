@@ -3,10 +3,11 @@ r"""Prints the prompts of a config's data sets as the model will read them.
   python -m tepo_jax.show_prompts --config=configs/tiny.py:tepo [--count=3] \
       [--config.field=value ...]
 
-For data.name, and for each set of eval.sets unless eval.period is 0, it prints
-how many prompts there are, how many tokens they have, what was left out and
-why, and the first prompts with their reference answers. It needs the model's
-tokenizer, but no weights and no accelerator, and writes no files.
+For data.name, or each set of data.sets, and for each set of eval.sets unless
+eval.period is 0, it prints how many prompts there are, how many tokens they
+have, what was left out and why, and the first prompts with their reference
+answers. It needs the model's tokenizer, but no weights and no accelerator, and
+writes no files.
 """
 
 import statistics
@@ -45,8 +46,12 @@ def main() -> None:
         + (f'; data.template_args={template.arguments}' if template.arguments
            else ''))
   rows = _embedding_rows(config)
-  _show(prompt_sets.training(config, template, tokenizer), config, tokenizer,
-        rows)
+  for (name, weight, chosen), found in zip(
+      configuration.training_sets(config.data),
+      prompt_sets.training(config, tokenizer)):
+    if config.data.sets:
+      print(f'\n{name}: weight {weight}, template {chosen}', end='')
+    _show(found, config, tokenizer, rows)
   for name in config.eval.sets if config.eval.period else ():
     _show(prompt_sets.evaluation(config, template, tokenizer, name), config,
           tokenizer, rows)

@@ -29,9 +29,10 @@ def pytest_collection_modifyitems(items):
   long = ('test_programs.py', 'test_layouts.py', 'test_kill.py',
           'test_replay.py', 'test_lora_run.py', 'test_schedule.py',
           'test_step.py', 'test_bad_input.py', 'test_buckets.py',
-          'test_slice.py', 'test_run.py')
+          'test_slice.py', 'test_run.py', 'test_fork.py')
   nightly = ('test_layouts.py', 'test_kill.py', 'test_lora_run.py',
-             'test_step.py', 'test_buckets.py', 'test_slice.py')
+             'test_step.py', 'test_buckets.py', 'test_slice.py',
+             'test_fork.py')
   for item in items:
     if item.path.name in nightly:
       item.add_marker(pytest.mark.nightly)

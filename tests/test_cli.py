@@ -130,8 +130,8 @@ def test_overrides_are_typed_and_saved(run):
     (('--config=config.py', '--workdir=w', '--config.actor.optim.lr=1'),
      'unknown field --config.actor.optim.lr; did you mean '
      '--config.optimizer.learning_rate?'),
-    (('--config=config.py', '--workdir=w', '--config.warmup_steps=1'),
-     'unknown field --config.warmup_steps; the learning rate is constant'),
+    (('--config=config.py', '--workdir=w', '--config.warmup_ratio=1'),
+     'unknown field --config.warmup_ratio; the warm-up is a number of'),
     (('--config=config.py', '--workdir=w', '--config.learning_rate=1'),
      'did you mean --config.optimizer.learning_rate or '
      '--config.pretrain.learning_rate?'),

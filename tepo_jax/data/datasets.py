@@ -244,6 +244,13 @@ def short_name(name_or_path: str) -> str:
   return path.stem if path.suffix in sources.READERS else path.name
 
 
+def short_names(names: Sequence[str]) -> list[str]:
+  """`short_name` of each; where two would be the same, as they are."""
+  short = list(map(short_name, names))
+  return [each if short.count(each) == 1 else name
+          for each, name in zip(short, names)]
+
+
 def _one_spaced(text):
   return ' '.join(text.split())
 

@@ -10,6 +10,7 @@ once.
 from collections.abc import Iterable
 import functools
 import importlib.util
+import math
 import operator
 import textwrap
 
@@ -26,6 +27,13 @@ _OPTIONAL = 'pretrain'  # the section that only some configs have
 FIELDS = fields_lib.flat(base.FIELDS | {_OPTIONAL: tiny.PRETRAIN})
 
 
+def training_sets(data: ml_collections.ConfigDict
+                  ) -> list[tuple[str, int, str]]:
+  """(set, weight, template) of each set that `config.data` trains on."""
+  return [(name, weight, *(template or (data.template,)))
+          for name, weight, *template in data.sets or ((data.name, 1),)]
+
+
 def check(config: ml_collections.ConfigDict, overridden: Iterable[str]) -> None:
   """Refuses a config that cannot run, or overrides that have no effect.
 
@@ -39,10 +47,15 @@ def check(config: ml_collections.ConfigDict, overridden: Iterable[str]) -> None:
     check_decodings(config.eval)
   _check_rewards(config.reward)
   _check_geometry(config)
+  _check_schedule(config)
   if config.wandb_project and importlib.util.find_spec('wandb') is None:
     raise errors.InputError(
         f'config.wandb_project={config.wandb_project}: wandb is not '
         'installed; run .venv/bin/python -m pip install wandb')
+  if config.published.metric and config.published.after is None:
+    raise errors.InputError(
+        f'config.published.metric={config.published.metric}: set '
+        'config.published.after, the number to compare with')
   for name in overridden:
     if reason := _without_effect(config, name):
       raise errors.InputError(f'config.{name} has no effect: {reason}')
@@ -98,10 +111,12 @@ def check_values(config: ml_collections.ConfigDict) -> None:
     if not (value is None and field.is_optional or field.range.test(value)):
       _refuse(config, name, field.range.words)
   objective.make_policy_loss(config.method)
-  if source := datasets.SETS.get(config.data.name):
-    subset = f':{source.config}' if source.config else ''
-    if not source.trains:
-      _refuse(config, 'data.name', 'a training set: this is the benchmark '
+  for name, *_ in training_sets(config.data):
+    source = datasets.SETS.get(name)
+    if source is not None and not source.trains:
+      subset = f':{source.config}' if source.config else ''
+      _refuse(config, 'data.sets' if config.data.sets else 'data.name',
+              f'a training set: {name} is the benchmark '
               f'{source.hub}{subset}@{source.split}')
   if _OPTIONAL in config:
     heads = config.pretrain.num_kv_heads
@@ -151,6 +166,13 @@ def _check_geometry(config):
     raise errors.InputError(
         f'config.rollout.prompts={prompts} is not a multiple of '
         f'config.train.minibatch_prompts={minibatch}')
+  weights = [weight for _, weight, _ in training_sets(config.data)]
+  period = sum(weights) // math.gcd(*weights)
+  if prompts % period:
+    raise errors.InputError(
+        f'config.rollout.prompts={prompts} is not a multiple of {period}, the '
+        'sum of the weights of config.data.sets in lowest terms, so a step '
+        'cannot have its share of each set')
   if config.rollout.overlong_buffer > config.rollout.max_tokens:
     raise errors.InputError(
         f'config.rollout.overlong_buffer={config.rollout.overlong_buffer} is '
@@ -158,6 +180,22 @@ def _check_geometry(config):
   if config.model is None and _OPTIONAL not in config:
     raise errors.InputError(
         'config.model is not set: give a Hugging Face folder')
+
+
+def _check_schedule(config):
+  settings = config.optimizer
+  if settings.schedule == 'constant':
+    return
+  length = settings.schedule_steps
+  if length is None or length <= settings.warmup_steps:
+    _refuse(config, 'optimizer.schedule_steps',
+            f'more than optimizer.warmup_steps={settings.warmup_steps}, as '
+            f'optimizer.schedule is {settings.schedule}')
+  if not settings.floor and config.steps > length:
+    raise errors.InputError(
+        f'config.steps={config.steps}: the learning rate is 0 after '
+        f'config.optimizer.schedule_steps={length}; give fewer steps, or a '
+        'config.optimizer.floor')
 
 
 def _without_effect(config, name):
@@ -168,15 +206,19 @@ def _without_effect(config, name):
     return 'only tepo_jax.benchmark and tepo_jax.plan use it'
   if name.startswith(f'{_OPTIONAL}.') and config.model is not None:
     return 'config.model is set, so no model is made'
-  if name.startswith('data.columns.') and all(
-      map(datasets.is_named, (config.data.name, *(
-          config.eval.sets if config.eval.period else ())))):
+  if name == 'data.name' and config.data.sets and (
+      config.model is not None or _OPTIONAL not in config):
+    return 'config.data.sets names the sets'
+  if name.startswith('data.columns.') and all(map(datasets.is_named, (
+      *(source for source, *_ in training_sets(config.data)),
+      *(config.eval.sets if config.eval.period else ())))):
     return 'named sets have columns of their own'
   if name.startswith('method.'):  # its fields are in no table
-    off = (('method.reg.region', 'none'), ('method.reg.coef', 0))
+    off = (('method.reg.region', 'none'), ('method.reg.coef', 0),
+           ('method.reference.coef', 0))
     return next((f'config.{switch} is {value}' for switch, value in off
-                 if name.startswith('method.reg.') and name != switch
-                 and _value(config, switch) == value), None)
+                 if name.startswith(switch.rpartition('.')[0] + '.')
+                 and name != switch and _value(config, switch) == value), None)
   field = FIELDS[name]
   if field.unless and _value(config, field.unless[0]) == field.unless[1]:
     return f'config.{field.unless[0]} is {field.unless[1]}'

@@ -6,6 +6,7 @@ from typing import Any
 
 from tepo_jax.job import configuration
 from tepo_jax.learning import advantage
+from tepo_jax.learning import kl
 from tepo_jax.learning import objective
 
 EQUATION = 'L = sum_it c_it (coef M_it R_it - b_it S(w_it, A_it))'
@@ -14,7 +15,8 @@ _PARTS = (
     ('weight', objective.WEIGHTS), ('clip', objective.CLIPS),
     ('shape', objective.SHAPES), ('aggregate', objective.AGGREGATES),
     ('reg.penalty', objective.PENALTIES), ('reg.region', objective.REGIONS),
-    ('estimator', advantage.ESTIMATORS))
+    ('estimator', advantage.ESTIMATORS),
+    ('reference.estimator', kl.ESTIMATORS))
 
 
 def formula(fields: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -27,6 +29,8 @@ def formula(fields: Mapping[str, Any]) -> list[tuple[str, str, str]]:
   for part, table in _PARTS:
     name = fields.get(f'method.{part}', fields.get(f'method.{part}.name'))
     choice = table.get(name)
+    if part == 'reference.estimator' and not fields['method.reference.coef']:
+      continue
     if choice is None or (name == 'none' and part != 'weight'):
       continue
     function = getattr(choice, 'function', choice)
@@ -49,7 +53,18 @@ def _numbers(fields, part, choice):
   return f' ({", ".join(shown)})' if shown else ''
 
 
+def data(fields: Mapping[str, Any]) -> str:
+  """The data of a run: data.name, or its sets with their weights; '–' if
+  unknown."""
+  sets = fields.get('data.sets') or ()
+  return '; '.join(f'{name} × {weight}' for name, weight, *_ in sets) or str(
+      fields.get('data.name', '–'))
+
+
 def first_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
   """The values of the fields that users change first (★ in base.py)."""
-  return {name: fields[name] for name, field in configuration.FIELDS.items()
-          if field.meaning.startswith('★') and name in fields}
+  found = {name: fields[name] for name, field in configuration.FIELDS.items()
+           if field.meaning.startswith('★') and name in fields}
+  if fields.get('data.sets'):
+    found['data.name'] = data(fields)
+  return found

@@ -86,17 +86,14 @@ class Evaluation:
 def prepare(session: session_lib.Session) -> list[Evaluation]:
   """The evaluations of `config.eval`, in its order.
 
-  They are called by `datasets.short_name`; where two sets would have the same
-  name, by the config's.
+  They are called by `datasets.short_names`.
   """
   session.check_evaluation()
   settings = session.config.eval
   evaluations = []
-  short = list(map(datasets.short_name, settings.sets))
-  for source in settings.sets:
+  names = datasets.short_names(settings.sets)
+  for name, source in zip(names, settings.sets):
     prompts = session.evaluation_prompts(source)
-    name = datasets.short_name(source)
-    name = name if short.count(name) == 1 else source
     for index, (samples, temperature) in enumerate(
         _decodings(settings, source)):
       evaluations.append(Evaluation(

@@ -37,6 +37,8 @@ def of_start(config: ml_collections.ConfigDict) -> dict[str, Any]:
          for name, value in fields_lib.flat(config).items()
          if name not in _LOCAL},
       'the text of data.template': prompt_sets.template(config).user,
+      'the texts of the templates of data.sets': [
+          template.user for template in prompt_sets.training_templates(config)],
       'the files of tepo_jax and configs': {
           str(path.relative_to(_ROOT)): provenance.file_digest(path)
           for package in ('tepo_jax', 'configs')
@@ -62,6 +64,14 @@ def of_model(folder: str | os.PathLike) -> dict[str, Any]:
       str(folder)), 'the model\'s weights': {
           path.name: _sampled_digest(path)
           for path in sorted(folder.glob('*.safetensors'))}}
+
+
+def of_mixture(mixture: groups_lib.Mixture) -> dict[str, Any]:
+  """As `of_prompts`, of the training sets."""
+  found = {}
+  for name, prompts in mixture.sets.items():
+    found |= of_prompts(f'{name} of training', prompts)
+  return found
 
 
 def of_evaluations(evaluations: Iterable[evaluation.Evaluation]

@@ -16,7 +16,6 @@ Axes: B completions · P tokens of a prompt · T tokens of a completion ·
 S = P + T.
 """
 
-from collections.abc import Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -27,12 +26,12 @@ import ml_collections
 import numpy as np
 
 from tepo_jax import errors
+from tepo_jax.job import batching
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import provenance
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import summaries
-from tepo_jax.learning import advantage
 from tepo_jax.learning import batch as batch_lib
 from tepo_jax.learning import behaviour
 from tepo_jax.learning import packing
@@ -53,7 +52,7 @@ class ScoredStep:
 
   batch: all completions, on the host. members: indices in `batch` of the
     completions in each minibatch.
-  minibatches: on the devices, with ℓ° and H°.
+  minibatches: on the devices, with ℓ° and H°, and ℓ of a reference policy.
   old: for an exact KL, π_old in each minibatch; empty if it is computed anew
     for each update, from the weights `old_params` in the compute dtype.
   efficiency: mean `packing.efficiency`. key: of the step's random numbers.
@@ -82,10 +81,17 @@ class ScoredStep:
 
   def old_logp_BT(self) -> np.ndarray:
     """ℓ° of `batch`, on the host; waits for it."""
-    old_logp_BT = np.zeros_like(self.batch.old_logp_BT)
+    return self._gathered('old_logp_BT')
+
+  def reference_gap_BT(self) -> np.ndarray:
+    """ℓ° minus the reference policy's ℓ; as `old_logp_BT`."""
+    return self.old_logp_BT() - self._gathered('reference_logp_BT')
+
+  def _gathered(self, name):
+    whole_BT = np.zeros_like(self.batch.old_logp_BT)
     for mine, minibatch in zip(self.members, self.minibatches):
-      old_logp_BT[mine] = mesh_lib.to_host(minibatch.old_logp_BT)
-    return old_logp_BT
+      whole_BT[mine] = mesh_lib.to_host(getattr(minibatch, name))
+    return whole_BT
 
 
 class Learner:
@@ -163,6 +169,8 @@ class Learner:
     """
     with self.session.timers('score'):
       scored = self.pack_and_score(step, groups, reward_B)
+      if not scored.updates:  # all completions are masked
+        return {}
       # The devices have all of the step's work before the host waits.
       history = [self.make_update(scored, index)
                  for index in range(scored.updates)]
@@ -171,28 +179,42 @@ class Learner:
       history = mesh_lib.to_host(history)
     for outcome in history:
       self._count_skipped(outcome, step)
-    return scalars | summaries.average(history)
+    share = self.programs.rate_share(step)
+    return scalars | summaries.average(history) | {
+        'optimizer/learning_rate': self.config.optimizer.learning_rate * (
+            1 if share is None else float(share))}
 
   def pack_and_score(self, step: int, groups: list[groups_lib.Group],
                      reward_B: np.ndarray) -> ScoredStep:
     """Packs each minibatch of rollout step `step`, and scores it by the
-    current policy; adds the behaviour weights if they are on."""
-    programs = self.programs
-    batch = self.to_batch(
-        groups, reward_B, programs.policy_loss.method.estimator)
+    current policy, and by the reference policy, if there is one; adds the
+    behaviour weights if they are on."""
+    programs, method = self.programs, self.programs.policy_loss.method
+    batch = self.to_batch(groups, reward_B, method.estimator)
     members = self._split(batch)
-    packed, minibatches, old = self._score(batch, members)
+    packed, minibatches, old = self._score(
+        batch, members, programs.rate_share(step))
     old_params = None
     if old and sum(p.used for p in packed) > programs.kept.shape[1]:
       old = []  # frees the hidden states, which are not complete
       old_params = programs.to_old_policy(self.state.params)
     scored = ScoredStep(
         batch, members, minibatches, old, old_params, self.config.train.epochs,
-        np.mean(list(map(packing.efficiency, packed))),
+        np.mean(list(map(packing.efficiency, packed)) or [0]),
         jax.random.fold_in(
             programs_lib.stream(self.config.seed, 'update'), step))
+    if method.reference.coef and method.reference.place == 'reward':
+      scored = self._penalise(scored, groups, reward_B)
     weighted = self.config.train.behaviour.weight != 'off'
     return self._weigh(scored) if weighted else scored
+
+  def renew_reference(self, step: int) -> None:
+    """Makes the policy the reference policy, before the first step of each
+    `method.reference.period`."""
+    period = self.programs.policy_loss.method.reference.period
+    if self.state.reference is not None and period and (step - 1) % period == 0:
+      self.state = self.state.replace(
+          reference=self.programs.to_old_policy(self.state.params))
 
   def make_update(self, scored: ScoredStep, index: int) -> dict[str, jax.Array]:
     """Makes one of the step's updates; its metrics stay on the devices."""
@@ -215,9 +237,10 @@ class Learner:
                estimator: str, rows: int | None = None) -> batch_lib.Batch:
     """Host arrays of the groups, padded to `rows` (None: a rollout's size)."""
     rollout = self.config.rollout
-    return to_batch(
+    return batching.to_batch(
         groups, reward_B, rows=rows or rollout.prompts * rollout.samples,
-        width=self.config.data.max_prompt_tokens, estimator=estimator)
+        width=self.config.data.max_prompt_tokens, estimator=estimator,
+        truncated=rollout.truncated)
 
   def on_devices(self, batch: batch_lib.Batch) -> batch_lib.Minibatch:
     """Packs a host batch and copies it to the devices."""
@@ -235,7 +258,7 @@ class Learner:
     every_row = np.arange(len(batch.mask_BT)).reshape(-1, size)
     return [rows for rows in every_row if batch.mask_BT[rows].any()]
 
-  def _score(self, batch, members):
+  def _score(self, batch, members, rate_share):
     """The packed minibatches on the host; the same on the devices, scored
     exactly as they will be trained on; for an exact KL, π_old in each."""
     programs, params, base = self.programs, self.state.params, self.base()
@@ -244,7 +267,8 @@ class Learner:
         programs.kept.shape, programs.kept.dtype,
         device=programs.kept.sharding)
     for mine in members:  # the devices score one while the host packs the next
-      packed.append(programs.pack(_completions(batch, mine)))
+      packed.append(programs.pack(_completions(batch, mine)).replace(
+          rate_share=rate_share))
       minibatch = self._put(packed[-1])
       if states_RKSD is None:
         logp_BT, entropy_BT = programs.score(params, minibatch, *base)
@@ -254,8 +278,33 @@ class Learner:
         states_RKSD, used = old.states_RKSD, used + int(packed[-1].used)
         first.append(old.first)
       minibatches.append(minibatch.replace(
-          old_logp_BT=logp_BT, old_entropy_BT=entropy_BT))
+          old_logp_BT=logp_BT, old_entropy_BT=entropy_BT,
+          reference_logp_BT=self.reference_logp_BT(minibatch)))
     return packed, minibatches, [old.replace(first=m) for m in first]
+
+  def reference_logp_BT(self, minibatch: batch_lib.Minibatch
+                        ) -> jax.Array | None:
+    """ℓ of the reference policy; None if there is none."""
+    if self.state.reference is None:
+      return None
+    return self.programs.score(
+        self.state.reference, minibatch, *self.base())[0]
+
+  def _penalise(self, scored, groups, reward_B):
+    """The step with advantages of rewards less the KL to the reference."""
+    method = self.programs.policy_loss.method
+    batch = scored.batch
+    advantage_B = batching.advantages(
+        groups, reward_B, batch.mask_BT, method.estimator,
+        self.config.rollout.truncated,
+        method.reference.coef * np.asarray(
+            method.reference.estimator(scored.reference_gap_BT())))
+    sharding = self.programs.minibatch_sharding.advantage_B
+    return dataclasses.replace(
+        scored, batch=batch.replace(advantage_B=advantage_B), minibatches=[
+            minibatch.replace(
+                advantage_B=mesh_lib.put(advantage_B[mine], sharding))
+            for mine, minibatch in zip(scored.members, scored.minibatches)])
 
   def _weigh(self, scored):
     """The step with behaviour weights."""
@@ -308,38 +357,3 @@ class Learner:
 
 def _completions(batch, members):
   return jax.tree.map(lambda x: x[members], batch)
-
-
-def to_batch(groups: Sequence[groups_lib.Group], reward_B: np.ndarray, *,
-             rows: int, width: int, estimator: str) -> batch_lib.Batch:
-  """The batch of the groups, with filler rows (an empty mask) up to `rows`.
-
-  Args:
-    groups: those to train on. reward_B: of their completions, in order.
-    rows: B, a constant of the run. width: P, the longest prompt.
-    estimator: see `advantage.group_advantage`.
-  """
-  def stacked(arrays):
-    joined = np.concatenate(arrays)
-    padding = [(0, rows - len(joined))] + [(0, 0)] * (joined.ndim - 1)
-    return np.pad(joined, padding)
-
-  group_size, length = groups[0].token_GT.shape
-  token_BS = np.zeros((rows, width + length), np.int32)
-  position_BS = np.full((rows, width + length), -1, np.int32)
-  token_BS[:, width:] = stacked([g.token_GT for g in groups])
-  length_B = stacked([g.length_G for g in groups])
-  prompts = [g.prompt.token_ids for g in groups for _ in range(group_size)]
-  for i, prompt in enumerate(prompts):
-    start, end = width - len(prompt), width + length_B[i]
-    token_BS[i, start:width] = prompt
-    position_BS[i, start:end] = np.arange(end - start)
-  advantage_B = advantage.group_advantage(reward_B, group_size, estimator)
-  mask_BT = np.arange(length) < length_B[:, None]
-  zeros_BT = np.zeros((rows, length), np.float32)
-  return batch_lib.Batch(
-      token_BS=token_BS, position_BS=position_BS,
-      mask_BT=mask_BT.astype(np.float32),
-      advantage_B=stacked([np.asarray(advantage_B, np.float32)]),
-      old_logp_BT=zeros_BT, old_entropy_BT=zeros_BT,
-      sampler_logp_BT=stacked([g.logp_GT for g in groups]))

@@ -257,7 +257,8 @@ def held(programs: programs_lib.TrainingPrograms) -> dict[str, int]:
   frozen, _ = programs_lib.split_trained(
       model, placed(mesh_lib.RULES, model.dtype, model, programs.mesh))
   return {name: mesh_lib.device_bytes(tree) for name, tree in {
-      'weights and moments': state, 'gradient': state.params,
+      'weights and moments': state.replace(reference=None),
+      'gradient': state.params, 'reference policy': state.reference,
       'frozen weights': frozen,
       'weights for decoding': placed(
           mesh_lib.DECODE_RULES, model.dtype, *programs.decoding),

@@ -1,7 +1,7 @@
 """The texts of an exported folder: its model card, generation_config.json and
 chat template."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import json
 import re
 from typing import Any
@@ -12,6 +12,7 @@ from configs import fields as fields_lib
 from tepo_jax import errors
 from tepo_jax.data import chat_templates as chat_templates_lib
 from tepo_jax.data import prompts
+from tepo_jax.job import configuration
 from tepo_jax.job import description
 from tepo_jax.policy.huggingface import hub
 from tepo_jax.policy.huggingface import packages
@@ -41,13 +42,18 @@ _ADAPTER_SERVERS = (
     '--lora-paths trained=FOLDER')
 
 
-def generation_config(folder: str) -> str:
+def generation_config(folder: str, stop_ids: Iterable[int] = ()) -> str:
   """generation_config.json of the model folder `folder`, with every id that
-  ends a completion in the run; serving stops where training stopped."""
+  ends a completion in the run; serving stops where training stopped.
+
+  stop_ids: of the config. Its stop strings are not here: transformers refuses
+  to generate with them unless it is given a tokenizer.
+  """
   tokenizer = weights.load_tokenizer(folder)
   path = hub.folder(folder, hub.TOKENIZER_FILES) / GENERATION
   known = json.loads(path.read_text('utf-8')) if path.is_file() else {}
-  known['eos_token_id'] = list(weights.eos_ids(folder, tokenizer))
+  known['eos_token_id'] = sorted(
+      {*weights.eos_ids(folder, tokenizer), *stop_ids})
   if tokenizer.pad_token_id is not None:
     known.setdefault('pad_token_id', tokenizer.pad_token_id)
   return json.dumps(known, indent=2, sort_keys=True) + '\n'
@@ -123,12 +129,20 @@ def _facts(config, base, license_, step):
   return [
       f'- Base model: {base}', f'- License of the base model: {about}',
       f'- Trained: {trained}, by tepo_jax with reinforcement learning from '
-      'verifiable rewards', f'- Data: {config.data.name}',
+      'verifiable rewards', f'- Data: {_data(config.data)}',
       f'- Steps: {step} of {config.steps}, each {config.rollout.prompts} '
       f'prompts × {config.rollout.samples} completions of at most '
       f'{config.rollout.max_tokens:,} tokens',
       f'- Learning rate: {config.optimizer.learning_rate:g}; seed: '
       f'{config.seed}']
+
+
+def _data(data):
+  if not data.sets:
+    return data.name
+  return '; '.join(
+      f'{name} (weight {weight}, template `{template}`)'
+      for name, weight, template in configuration.training_sets(data))
 
 
 def _method(config):
@@ -167,19 +181,29 @@ def _evaluation(records, step):
 
 
 def _prompt(config):
+  names = {name for *_, name in configuration.training_sets(config.data)}
+  if len(names) > 1:
+    return ['The prompts of the training are those of the templates named with '
+            'its data, in the chat template of the tokenizer if they are '
+            'chats.']
+  name, = names
   try:
-    template = prompts.get(config.data.template, config.data.system)
+    template = prompts.get(name, config.data.system)
   except errors.InputError:  # a file of the machine that trained
     return [f'The prompts of the training are those of the template '
-            f'`{config.data.template}`, a file that is not here.']
+            f'`{name}`, a file that is not here.']
   system = '' if template.system is None else (
       f' with the system turn "{template.system}"')
   form = 'the chat template of the tokenizer' if template.is_chat else (
       'no chat template')
+  stop = config.rollout.stop and (
+      f' The texts {", ".join(map(repr, config.rollout.stop))} ended one too; '
+      'set them when you sample.')
   return [f'The prompts of the training are those of the template '
-          f'`{config.data.template}`{system}, in {form}. Completions were '
+          f'`{name}`{system}, in {form}. Completions were '
           f'sampled at temperature {config.rollout.temperature:g}. '
-          f'`{GENERATION}` lists every token that ended a completion.']
+          f'`{GENERATION}` lists every token that ended a completion.'
+          f'{stop or ""}']
 
 
 def _license(model, folder):

@@ -15,6 +15,7 @@ import optax
 
 from tepo_jax import errors
 from tepo_jax.job import sampling as sampling_lib
+from tepo_jax.learning import advantage
 from tepo_jax.learning import batch as batch_lib
 from tepo_jax.learning import objective
 from tepo_jax.learning import optimizer as optimizer_lib
@@ -76,12 +77,14 @@ class TrainingPrograms:
     jit: `compiled` on the mesh, as for the functions below.
     model: with adapters and execution fields, see `prepare_model`.
     policy_loss, scorer, optimizer: the parts of `train_step`.
+    share: of the learning rate by rollout step, see `optimizer.share`.
     init_state: params -> TrainState; donates the params.
     freeze: only with LoRA: weights -> frozen base in the compute dtype.
     init_adapters: only with LoRA: key -> params.
     decoding: model and mesh of sampling, see `sampling.for_decoding`.
     to_decode: see `sampling.make_decode_cast`.
-    to_old_policy: params -> compute dtype, training layout, for `old_policy`.
+    to_old_policy: params -> compute dtype, training layout, for `old_policy`
+      and the reference policy.
     pack: Batch -> Minibatch, both on the host.
     old_sharding: of an `update.OldPolicy`, π_old for the exact KL.
     minibatch: shapes, dtypes and shardings of every minibatch of the run.
@@ -104,6 +107,7 @@ class TrainingPrograms:
   policy_loss: objective.PolicyLoss
   scorer: update.Scorer
   optimizer: optax.GradientTransformation
+  share: optimizer_lib.Share | None
   state_sharding: update.TrainState
   init_state: Any
   freeze: Any
@@ -120,6 +124,10 @@ class TrainingPrograms:
   score_and_keep: Any
   old_policy: Any
   train_step: Any
+
+  def rate_share(self, step: int) -> np.float32 | None:
+    """`Minibatch.rate_share` in rollout step `step`, counted from 1."""
+    return None if self.share is None else np.float32(self.share(step - 1))
 
   @property
   def rows_shape(self) -> tuple[int, int, int]:
@@ -177,27 +185,32 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
          mesh: jax.sharding.Mesh) -> TrainingPrograms:
   """Builds the programs; does not compile. `model` is of `prepare_model`."""
   decoding = sampling_lib.for_decoding(model, mesh, config.rollout.tensor)
-  optimizer = optimizer_lib.make(**config.optimizer)
+  optimizer, share = optimizer_lib.of(config.optimizer)
   policy_loss = objective.make_policy_loss(config.method)
   whole_sharding = mesh_lib.shardings(mesh, transformer.logical_axes(model))
   frozen_sharding, param_sharding = split_trained(model, whole_sharding)
   replicated = mesh_lib.replicated(mesh)
+  reference_dtype = model.dtype if policy_loss.needs_reference else None
   state_sharding = _state_sharding(model, optimizer, param_sharding, replicated)
+  if reference_dtype:
+    state_sharding = state_sharding.replace(reference=param_sharding)
   minibatch_sharding = _minibatch_sharding(mesh)
   old_sharding = update.OldPolicy(
       mesh_lib.shardings(mesh, ('batch', None, None, 'states')),
       replicated, transformer.head_weight(model, whole_sharding))
   pack, shards = make_packer(config, mesh), mesh_lib.batch_shards(mesh)
-  minibatch = _abstract_minibatch(config, pack, minibatch_sharding)
+  minibatch = _abstract_minibatch(
+      config, policy_loss, pack, minibatch_sharding, share)
   scorer = update.Scorer(
       model=model, temperature=config.rollout.temperature,
       chunk_size=config.train.chunk_size * shards, shards=shards)
   jit = functools.partial(compiled, mesh, dtype=model.dtype)
   return TrainingPrograms(
       mesh=mesh, jit=jit, model=model, policy_loss=policy_loss, scorer=scorer,
-      optimizer=optimizer, state_sharding=state_sharding,
-      init_state=jit(functools.partial(_init_state, optimizer),
-                     out_shardings=state_sharding, donate_argnums=0),
+      optimizer=optimizer, share=share, state_sharding=state_sharding,
+      init_state=jit(
+          functools.partial(_init_state, optimizer, reference_dtype),
+          out_shardings=state_sharding, donate_argnums=0),
       freeze=jit(functools.partial(sampling_lib.cast, model.dtype),
                  out_shardings=frozen_sharding),
       init_adapters=jit(lambda key: split_trained(
@@ -255,16 +268,20 @@ def _minibatch_programs(jit, scorer, policy_loss, optimizer, state_sharding,
           out_shardings=(state_sharding, replicated), donate_argnums=0))
 
 
-def _abstract_minibatch(config, pack, sharding):
+def _abstract_minibatch(config, policy_loss, pack, sharding, share):
   """`TrainingPrograms.minibatch`: that of completions without a token."""
   rows = config.train.minibatch_prompts * config.rollout.samples
   length = config.rollout.max_tokens
   zeros_BT = np.zeros((rows, length), np.float32)
   nothing_BS = np.full(
       (rows, config.data.max_prompt_tokens + length), -1, np.int32)
+  zeros_B = (zeros_BT if advantage.is_by_token(policy_loss.method.estimator)
+             else zeros_BT[:, 0])
   packed = pack(batch_lib.Batch(
-      nothing_BS, nothing_BS, zeros_BT, zeros_BT[:, 0], *3 * [zeros_BT],
-      None if config.train.behaviour.weight == 'off' else zeros_BT))
+      nothing_BS, nothing_BS, zeros_BT, zeros_B, *3 * [zeros_BT],
+      None if config.train.behaviour.weight == 'off' else zeros_BT)).replace(
+          reference_logp_BT=zeros_BT if policy_loss.needs_reference else None,
+          rate_share=None if share is None else np.float32(1))
   return jax.tree.map(lambda sharding, part: jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
       part), sharding, packed)
@@ -328,8 +345,10 @@ def _trained(model):
   return split_trained(model, transformer.abstract_params(model, 'float32'))[1]
 
 
-def _init_state(optimizer, params):
-  return update.TrainState(jax.numpy.int32(0), params, optimizer.init(params))
+def _init_state(optimizer, reference_dtype, params):
+  return update.TrainState(
+      jax.numpy.int32(0), params, optimizer.init(params),
+      reference_dtype and sampling_lib.cast(reference_dtype, params))
 
 
 def _minibatch_sharding(mesh):

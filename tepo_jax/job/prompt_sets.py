@@ -10,6 +10,7 @@ from tepo_jax.data import datasets
 from tepo_jax.data import embedded
 from tepo_jax.data import problem as problem_lib
 from tepo_jax.data import prompts
+from tepo_jax.job import configuration
 
 # A problem with its token ids.
 Rendered = tuple[problem_lib.Problem, list[int]]
@@ -20,7 +21,7 @@ class PromptSet:
   """A data set as prompts.
 
   Attributes:
-    name: of data.name or eval.sets. loaded: also what reading left out.
+    name: as in the config. loaded: also what reading left out.
     problems: of `loaded`, up to the limit.
     short, long: prompts up to data.max_prompt_tokens, and longer ones, which
       are left out.
@@ -34,17 +35,44 @@ class PromptSet:
 
 def template(config: ml_collections.ConfigDict) -> prompts.Template:
   """The template of `config.data`; raises InputError as `prompts.get`."""
-  data = config.data
-  return prompts.get(
-      data.template, data.system, data.template_args, data.date)
+  return _template(config, config.data.template)
 
 
-def training(config: ml_collections.ConfigDict, template: prompts.Template,
-             tokenizer: transformers.PreTrainedTokenizerBase) -> PromptSet:
-  """The set of `config.data`; raises InputError as `datasets.read`."""
+def _template(config, name):
   data = config.data
-  return _load(config, template, tokenizer, data.name, None, data.limit,
-               data.skip_bad)
+  return prompts.get(name, data.system, data.template_args, data.date)
+
+
+def training_templates(config: ml_collections.ConfigDict
+                       ) -> list[prompts.Template]:
+  """The template of each training set, in the config's order.
+
+  Raises:
+    errors.InputError: as `prompts.get`, or one asks for answers of another
+      style than `data.template`: there is one grader.
+  """
+  default, found = template(config), []
+  for name, _, chosen in configuration.training_sets(config.data):
+    found.append(_template(config, chosen))
+    if found[-1].style != default.style:
+      raise errors.InputError(
+          f'config.data.sets: {name} has the template {chosen}, of the style '
+          f'{found[-1].style!r}, but config.data.template='
+          f'{config.data.template} has {default.style!r}: all must ask for '
+          'answers of the same style')
+  return found
+
+
+def training(config: ml_collections.ConfigDict,
+             tokenizer: transformers.PreTrainedTokenizerBase
+             ) -> list[PromptSet]:
+  """The sets that `config.data` trains on; raises InputError as
+  `datasets.read` and `training_templates`."""
+  data = config.data
+  return [
+      _load(config, template, tokenizer, name, None, data.limit, data.skip_bad)
+      for (name, *_), template in zip(
+          configuration.training_sets(data), training_templates(config))]
 
 
 def evaluation(config: ml_collections.ConfigDict, template: prompts.Template,

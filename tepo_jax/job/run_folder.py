@@ -131,7 +131,13 @@ def _naming_out(path):
         f'--out={path}: {error.strerror or error}') from error
 
 
-def _is_untrained(workdir):
+def split_step(spec: str) -> tuple[str, int | None]:
+  """(folder, step) of 'FOLDER[@STEP]'."""
+  folder, _, step = spec.rpartition('@')
+  return (folder, int(step)) if folder and step.isdigit() else (spec, None)
+
+
+def is_untrained(workdir: files.Path) -> bool:
   """Whether there is no checkpoint and no record of a finished step."""
   from tepo_jax.job import session as session_lib  # imports jax
   from tepo_jax.job import summaries
@@ -175,7 +181,7 @@ def _check_same_run(config, workdir):
   if other := differing[fields_lib.SAME]:
     what = f'belongs to another config: {errors.listed(other)}'
     # A model folder's config.json has none of a run's fields.
-    if 'steps' not in saved or not _is_untrained(workdir):
+    if 'steps' not in saved or not is_untrained(workdir):
       raise errors.InputError(f'--workdir={workdir} {what}')
     if _makes_another_model(workdir, other):
       raise errors.InputError(

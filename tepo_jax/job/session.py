@@ -23,6 +23,7 @@ from tepo_jax.data import datasets
 from tepo_jax.data import problem as problem_lib
 from tepo_jax.data import prompts
 from tepo_jax.job import base_model
+from tepo_jax.job import configuration
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import prompt_sets
@@ -56,6 +57,7 @@ class Session:
 
   Attributes:
     model: architecture and execution fields, for `mesh`. folder: of the model.
+    eos_ids: every token that ends a completion.
     template: of the prompts.
     grader, rewards: closed with the session. timers: seconds by phase.
     sets: name -> problems, of the sets loaded so far. too_long: name -> how
@@ -103,16 +105,20 @@ class Session:
     """
     return provenance.load(self.folder, self.mesh)[1]
 
-  def training_prompts(self) -> list[groups_lib.Prompt]:
-    """Loads the prompts of `config.data` that are short enough.
+  def training_prompts(self) -> groups_lib.Mixture:
+    """Loads the prompts of `config.data` that are short enough, in the run's
+    data order.
 
     It logs how many are too long, and how many problems other sets share.
 
     Raises:
-      errors.InputError: a bad set, or no prompt is short enough.
+      errors.InputError: a bad set, or none of its prompts is short enough.
     """
-    return self._prompts(prompt_sets.training(
-        self.config, self.template, self.tokenizer))
+    found = prompt_sets.training(self.config, self.tokenizer)
+    return groups_lib.Mixture(
+        {each.name: self._prompts(each) for each in found},
+        [weight for _, weight, _ in configuration.training_sets(
+            self.config.data)], self.config.seed)
 
   def evaluation_prompts(self, name: str) -> list[groups_lib.Prompt]:
     """Loads a set of `config.eval.sets`, as `training_prompts` does."""
@@ -160,8 +166,12 @@ class Session:
           sampling_lib.make(
               *decoding_on, decoding=decoding, eos_ids=self.eos_ids,
               chunk=settings.chunk),
-          shapes, functools.partial(stopping.after_boxed, self.tokenizer)
-          if stop_after_boxed else None)
+          shapes, stopping.first_of([
+              *([functools.partial(stopping.after_boxed, self.tokenizer)]
+                if stop_after_boxed else []),
+              *([functools.partial(stopping.at_strings, self.tokenizer,
+                                   settings.stop)]
+                if settings.stop else [])]))
 
     return sampler_lib.GroupSampler(
         schedule=make_schedule, group_size=samples, max_tokens=max_tokens,
@@ -208,6 +218,11 @@ def _open(config, mesh, folder, model, tokenizer, eos_ids):
     raise errors.InputError(
         f'{folder}: the end token {max(eos_ids)} is beyond the model\'s '
         f'vocabulary of {model.vocab_size}')
+  if max(config.rollout.stop_ids, default=0) >= model.vocab_size:
+    raise errors.InputError(
+        f'config.rollout.stop_ids={config.rollout.stop_ids}: {folder} has a '
+        f'vocabulary of {model.vocab_size}')
+  eos_ids = tuple(sorted({*eos_ids, *config.rollout.stop_ids}))
   template = prompt_sets.template(config)
   if (tokenizer.chat_template is None and template.is_chat
       and processes.is_first()):

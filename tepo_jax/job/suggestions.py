@@ -15,6 +15,7 @@ NAMES = {
              'tokenizer_name_or_path',
     'data.name': 'train_files dataset_name dataset prompt_data train_file '
                  'train_data',
+    'data.sets': 'prompt_probs prompt_data_probs',
     'data.max_prompt_tokens': 'max_prompt_length prompt_max_len '
                               'prompt_length',
     'data.limit': 'max_samples train_max_samples',
@@ -31,6 +32,8 @@ NAMES = {
                           'max_completion_length generate_max_len '
                           'response_length max_length max_gen_len '
                           'max_tokens_to_generate',
+    'rollout.stop': 'stop stop_strings stop_sequences',
+    'rollout.stop_ids': 'stop_token_ids',
     'rollout.slots': 'max_num_seqs gpu_memory_utilization '
                      'vllm_gpu_memory_utilization micro_rollout_batch_size '
                      'rollout_micro_batch_size',
@@ -38,6 +41,9 @@ NAMES = {
     'rollout.dynamic_sampling': 'filter_groups enable_filter_groups '
                                 'dynamic_filtering',
     'rollout.max_generation_batches': 'max_num_gen_batches',
+    'rollout.mixed': 'filter_groups.metric filter_groups_metric',
+    'rollout.truncated': 'mask_truncated_completions overlong_filter '
+                         'overlong_filtering',
     'rollout.overlong_buffer': 'overlong_buffer_len overlong_buffer.len',
     'rollout.overlong_factor': 'penalty_factor overlong_penalty_factor',
     'reward.functions': 'reward_funcs reward_fn reward_func reward_function '
@@ -61,13 +67,21 @@ NAMES = {
     'train.behaviour.cap': 'tis_imp_ratio_cap '
                            'vllm_importance_sampling_cap',
     'optimizer.learning_rate': 'lr actor_learning_rate actor_lr',
+    'optimizer.schedule': 'lr_scheduler_type lr_scheduler warmup_style',
+    'optimizer.warmup_steps': 'warmup_steps lr_warmup_steps '
+                              'num_warmup_steps',
+    'optimizer.schedule_steps': 'lr_decay_steps decay_steps',
+    'optimizer.floor': 'min_lr_ratio',
     'optimizer.beta1': 'adam_beta1', 'optimizer.beta2': 'adam_beta2',
     'optimizer.epsilon': 'adam_epsilon eps epsilon',
     'optimizer.weight_decay': 'l2',
     'optimizer.max_grad_norm': 'grad_clip clip_grad max_norm',
-    'method.reg.coef': 'kl_coef kl_loss_coef init_kl_coef kl_coeff beta '
-                       'entropy_coeff entropy_coef entropy_loss_coef',
-    'method.reg.penalty': 'kl_loss_type kl_estimator kl_penalty',
+    'method.reg.coef': 'entropy_coeff entropy_coef entropy_loss_coef',
+    'method.reference.coef': 'kl_coef kl_loss_coef init_kl_coef kl_coeff beta '
+                             'init_coef',
+    'method.reference.estimator': 'kl_loss_type kl_estimator kl_penalty',
+    'method.reference.place': 'use_kl_loss use_kl_in_reward use_loss',
+    'method.reference.period': 'ref_model_sync_steps sync_ref_model',
     'method.clip.low': 'clip_ratio clip_ratio_low eps_clip eps_clip_low_high '
                        'epsilon cliprange',
     'method.clip.high': 'clip_ratio_high epsilon_high eps_clip_high',
@@ -94,13 +108,12 @@ NAMES = {
 }
 # Why there is no field -> names, and sections, of what is not here.
 ABSENT = {
-    'the learning rate is constant':
-        'warmup_steps lr_warmup_steps lr_warmup_steps_ratio lr_warmup_ratio '
-        'warmup_ratio lr_scheduler_type lr_scheduler warmup_style',
+    'the warm-up is a number of rollout steps, optimizer.warmup_steps':
+        'lr_warmup_steps_ratio lr_warmup_ratio warmup_ratio',
     'there is no critic':
         'gamma lam lambd vf_coef critic critic_warmup cliprange_value',
-    'there is no reference model: the KL is to the policy of the rollout':
-        'ref ref_model sync_ref_model use_kl_loss use_kl_in_reward',
+    'the reference policy is the one that a run starts from':
+        'ref ref_model',
     'training samples without truncation; eval.top_p and eval.top_k are of '
     'evaluation': 'rollout.top_p rollout.top_k train.top_p train.top_k'}
 

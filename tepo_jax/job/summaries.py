@@ -13,6 +13,8 @@ import numpy as np
 
 from tepo_jax import errors
 from tepo_jax import grading
+from tepo_jax.data import datasets
+from tepo_jax.job import configuration
 from tepo_jax.job import results
 from tepo_jax.job import session as session_lib
 from tepo_jax.rollout import groups as groups_lib
@@ -22,7 +24,7 @@ from tepo_jax.runtime import files
 
 FEW = 5  # rows of the closing table
 _SHOWN = 200  # characters of a completion in an error message
-_OFF = 'set --config.rollout.dynamic_sampling=off'
+_BY_REWARD = 'set --config.rollout.mixed=reward'
 
 LEGEND = (
     'Columns: reward and accuracy of the samples; entropy in nats; gradient '
@@ -46,11 +48,37 @@ def rollout_metrics(rollout: sampler.Rollout) -> dict[str, float]:
       'response_length_mean': length_B.mean(),
       'response_length_max': length_B.max(),
       'truncated_share': 1 - ended_B.mean(),
-      'mixed_share': np.mean([groups_lib.is_mixed(g) for g in groups]),
+      'mixed_share': np.mean(rollout.mixed[:rollout.count]),
       'groups_sampled': len(groups),
       'groups_trained': len(rollout.groups)} | {
           f'reward/{name}': np.nan_to_num(part_NG[:rollout.count]).mean()
           for name, part_NG in rewards.parts.items()}
+
+
+def set_metrics(rollout: sampler.Rollout, prompts: groups_lib.Mixture
+                ) -> dict[str, float]:
+  """As `rollout_metrics`, of each set of `prompts`: 'data/NAME/…'.
+
+  NAME is by `datasets.short_names`. Every set has groups: a step samples at
+  least a period of the interleaving (`configuration.check`).
+  """
+  def sets_of(groups):
+    return [prompts.name(group.prompt.prompt_id) for group in groups]
+
+  trained, sampled = sets_of(rollout.groups), sets_of(rollout.sampled)
+  found = {}
+  for short, name in zip(datasets.short_names(list(prompts.sets)),
+                         prompts.sets):
+    indices = [n for n, each in enumerate(sampled) if each == name]
+    groups = [rollout.sampled[n] for n in indices]
+    found |= {f'data/{short}/{metric}': value for metric, value in {
+        'reward': rollout.rewards.reward_NG[indices].mean(),
+        'accuracy': np.mean([g.accuracy_G for g in groups]),
+        'response_length_mean': np.mean([g.length_G for g in groups]),
+        'mixed_share': np.mean([rollout.mixed[n] for n in indices]),
+        'groups_sampled': len(groups),
+        'groups_trained': trained.count(name)}.items()}
+  return found
 
 
 def sampling_metrics(rollout: sampler.Rollout) -> dict[str, float]:
@@ -80,11 +108,11 @@ def why_starved(rollout: sampler.Rollout, template: str, style: str) -> str:
     return (f'; no completion had an answer that could be read '
             f'(data.template={template}), for example: '
             f'{" ".join(texts[0].split())[:_SHOWN]!r}')
-  varied = sum(np.ptp(reward_G) > 0 and not groups_lib.is_mixed(group)
-               for group, reward_G in zip(groups, reward_NG))
+  varied = sum(groups_lib.differ(reward_G) and not mixed
+               for mixed, reward_G in zip(rollout.mixed, reward_NG))
   if varied:
     return (f'; the reward differs in {varied} of the groups whose verdicts '
-            f'agree: to learn from these too, {_OFF}')
+            f'agree: to learn from these too, {_BY_REWARD}')
   return ''
 
 
@@ -169,6 +197,20 @@ def results_table(workdir: files.Path) -> str:
           for name in names)])
 
 
+def published(settings: ml_collections.ConfigDict, workdir: files.Path) -> str:
+  """This run's last value of a metric beside the one that somebody else
+  published; `settings` are `config.published`."""
+  name = settings.metric
+  records = [r for r in read_records(workdir) if name in r]
+  here = ('was not recorded' if not records else
+          f'{_shown(name, records[-1][name])} after step {records[-1]["step"]}')
+  there = ', '.join(
+      f'{_shown(name, value)} {when}' for value, when in (
+          (settings.after, 'after training'), (settings.before, 'before'))
+      if value is not None)
+  return f'{name}: {here}; published: {there} ({settings.source})'
+
+
 def _averages(record):
   return [name for name in record
           if name.startswith('eval/') and '/avg@' in name]
@@ -205,11 +247,15 @@ def header(config: ml_collections.ConfigDict, session: session_lib.Session,
           f'resumes after step {max(saved)}' if saved else 'new'))
 
 
-def data(config: ml_collections.ConfigDict, problems: int,
+def data(config: ml_collections.ConfigDict, prompts: groups_lib.Mixture,
          evaluations: Sequence[Any]) -> str:
   """The sizes of the data sets; `evaluations` are `evaluation.Evaluation`s."""
+  sets = configuration.training_sets(config.data)
   return _rows(
-      data=f'{config.data.name}: {errors.counted(problems, "problem")}',
+      data='; '.join(
+          f'{name}: {errors.counted(len(members), "problem")}' + (
+              f', weight {weight}' if len(sets) > 1 else '')
+          for (name, weight, _), members in zip(sets, prompts.sets.values())),
       evaluation='; '.join(
           f'{item.name}: {errors.counted(len(item.prompts), "problem")} × '
           f'{item.samples}'
@@ -255,5 +301,5 @@ def nothing_trained(steps: int) -> str:
   """The error of a run that made all its steps without an update."""
   return (f'none of the {steps} steps trained a group: in none did a group '
           f'have both right and wrong answers; if your reward differs where '
-          f'verdicts agree, {_OFF}; the completions are in '
+          f'verdicts agree, {_BY_REWARD}; the completions are in '
           f'{session_lib.ROLLOUTS}/')

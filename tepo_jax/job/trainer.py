@@ -12,6 +12,7 @@ import ml_collections
 
 from tepo_jax import errors
 from tepo_jax.job import evaluation
+from tepo_jax.job import fork
 from tepo_jax.job import learner as learner_lib
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
@@ -48,13 +49,15 @@ class _Records:
 
 
 class Trainer:
-  """One run. Its state is learner, step, cursor, unrecorded, and the config.
+  """One run. Its state is learner, step, cursor, unrecorded, left_out_in_a_row,
+  and the config.
 
   Attributes:
     learner: holds the policy.
     step: rollout steps done.
     cursor: position in the data order.
     unrecorded: metrics of the last step until its evaluation is done, or None.
+    left_out_in_a_row: the last steps that found too few mixed groups.
     records, stands_on: set by `open`; the latter is what checkpoints say of the
       model folder, see `provenance`.
   """
@@ -65,13 +68,13 @@ class Trainer:
     self.config, self.session = config, session
     rollout = config.rollout
     self.learner = learner_lib.Learner(config, session)
-    self.step, self.cursor = 0, 0
+    self.step, self.cursor, self.left_out_in_a_row = 0, 0, 0
     self.unrecorded: dict[str, float] | None = None
     self.records: _Records | None = None
     self.stands_on: dict[str, dict] = {}
     self.prompts = session.training_prompts()
-    self._try_rewards(self.prompts[0].problem)
-    self.order = groups_lib.DataOrder(len(self.prompts), config.seed)
+    for prompts in self.prompts.sets.values():
+      self._try_rewards(prompts[0].problem)
     self.sampler = session.sampler(
         prompts=rollout.prompts, samples=rollout.samples,
         max_tokens=rollout.max_tokens,
@@ -93,9 +96,10 @@ class Trainer:
     if self.config.reward.on_failure == 'stop':
       processes.on_first(self.session.rewards.try_out, problem)
 
-  def open(self, workdir: files.Path) -> None:
+  def open(self, workdir: files.Path, parent: fork.Parent | None = None
+           ) -> None:
     """Restores the last checkpoint of `workdir`, which is claimed for this run,
-    and compiles the update for compute.remat='auto'."""
+    or else its parent's, and compiles the update for compute.remat='auto'."""
     settings = self.config.checkpoint
     self.records = _Records(
         workdir, checkpoint.Checkpointer(
@@ -104,14 +108,15 @@ class Trainer:
         metrics.Writer(workdir, self.config.wandb_project,
                        self.config.to_dict())
         if processes.is_first() else metrics.NoWriter())
-    self._restore()
+    self._restore(parent)
     if processes.is_first():
       host.record(workdir, self.step,
                   {'parameters': self.session.parameters(),
                    'command': shlex.join(sys.argv[1:])})
 
-  def _restore(self):
-    """Takes the last undamaged checkpoint, or the model's weights at step 0.
+  def _restore(self, parent=None):
+    """Takes the last undamaged checkpoint, or a new fork's parent's, or the
+    model's weights at step 0.
 
     With LoRA the frozen weights come from the model folder in either case.
     """
@@ -120,6 +125,9 @@ class Trainer:
     self.stands_on = learner.stands_on()
     saved = records.checkpointer.restore_last_good(
         *programs_lib.restorable(learner.programs), self._check_saved)
+    is_new_fork = saved is None and parent is not None
+    if is_new_fork:
+      saved = fork.restore(parent, learner)
     if saved is None:
       self.progress.phase(f'loading {self.session.folder}')
       learner.state = learner.first_state()
@@ -128,15 +136,19 @@ class Trainer:
       return
     self.step, learner.state, extra = saved
     self.cursor, self.unrecorded = extra['cursor'], extra['unrecorded']
+    self.left_out_in_a_row = extra['left_out_in_a_row']
     learner.skipped_in_a_row = extra['skipped_in_a_row']
     processes.on_first(records.writer.truncate,
                        self.step - (self.unrecorded is not None))
     if processes.is_first():
       for record in summaries.read_records(records.workdir):
         self.progress.trend(summaries.trends(record))
-      print(f'continuing {records.workdir} after step {self.step}', flush=True)
+      print(f'continuing {parent.run if is_new_fork else records.workdir} '
+            f'after step {self.step}', flush=True)
     if self.step < self.config.steps:  # else there is no update to compile
       self._fit_as(extra['remat'])
+    if is_new_fork:
+      self._save(None)  # the parent may delete its own
 
   def _fit_as(self, remat):
     """Compiles the update as the run that resumes had it, if it still fits."""
@@ -236,6 +248,7 @@ class Trainer:
       self.records.checkpointer.save(self.step, self.learner.state, {
           'cursor': self.cursor, 'unrecorded': unrecorded,
           'skipped_in_a_row': self.learner.skipped_in_a_row,
+          'left_out_in_a_row': self.left_out_in_a_row,
           'config_digest': run_folder.digest(self.config),
           'remat': self.learner.programs.model.remat,
           'stands_on': self.stands_on}, score,
@@ -269,7 +282,11 @@ class Trainer:
     dumped = self.background.submit(
         self._dump, step, rollout, self.config.dump.period)
     scalars = summaries.rollout_metrics(rollout) | summaries.sampling_metrics(
-        rollout) | {'sampling/weight_bytes': weight_bytes}
+        rollout) | {'sampling/weight_bytes': weight_bytes,
+                    'left_out_in_a_row': self.left_out_in_a_row}
+    if len(self.prompts.sets) > 1:
+      scalars |= summaries.set_metrics(rollout, self.prompts)
+    self.learner.renew_reference(step)
     scalars |= self._update(step, rollout, stop)
     dumped.result()
     seconds = time.perf_counter() - start
@@ -315,27 +332,34 @@ class Trainer:
 
     try:
       rollout = self.sampler.select(
-          params, self._prompt, selection.Selection(
+          params, self.prompts.prompt, selection.Selection(
               cursor=self.cursor, wanted=settings.prompts,
               group_size=settings.samples, mode=settings.dynamic_sampling,
-              max_batches=settings.max_generation_batches), key,
+              max_batches=settings.max_generation_batches,
+              mixed=settings.mixed, truncated=settings.truncated), key,
           self.session.rewards, stop.check)
+      self.left_out_in_a_row = 0
     except groups_lib.NonFiniteError as error:
       raise errors.RunError(
           f'step {step}, problem '
-          f'{self._prompt(error.prompt_id).problem.id}: {error}; '
+          f'{self.prompts.prompt(error.prompt_id).problem.id}: {error}; '
           f'{self.records.checkpointer.describe_latest()}') from error
     except sampler_lib.StarvedError as error:
-      raise self._failed(step, error.rollout, str(
-          error) + summaries.why_starved(
-              error.rollout, self.config.data.template,
-              self.session.template.style)) from error
+      rollout = error.rollout
+      if self.left_out_in_a_row == settings.max_left_out:
+        raise self._failed(step, rollout, self._why(error)) from error
+      self.left_out_in_a_row += 1
     return rollout, mesh_lib.device_bytes(params)
 
-  def _prompt(self, prompt_id):
-    """The prompt at an index in the data order."""
-    return dataclasses.replace(
-        self.prompts[self.order[prompt_id]], prompt_id=prompt_id)
+  def _why(self, starved):
+    """What a step without enough mixed groups shows."""
+    rollout = starved.rollout
+    try:
+      rollout.rewards.check(rollout.count, self.config.reward.on_failure)
+    except errors.RunError as failed:
+      return str(failed)
+    return str(starved) + summaries.why_starved(
+        rollout, self.config.data.template, self.session.template.style)
 
   def evaluate(self, stop: processes.StopRequest) -> dict[str, float]:
     """Every evaluation and text of the config, as metrics 'eval/NAME/…'."""
@@ -362,6 +386,5 @@ class Trainer:
       return
     dump.write(
         self.records.workdir / session_lib.ROLLOUTS, step, dump.records(
-            step, rollout, self.config.data.name,
-            self.session.template.style),
+            step, rollout, self.prompts.name, self.session.template.style),
         settings.format)

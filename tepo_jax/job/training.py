@@ -7,6 +7,7 @@ import ml_collections
 from tepo_jax import errors
 from tepo_jax.job import base_model
 from tepo_jax.job import facts
+from tepo_jax.job import fork
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import run_folder
 from tepo_jax.job import session as session_lib
@@ -21,10 +22,12 @@ from tepo_jax.runtime import processes
 
 
 def train(config: ml_collections.ConfigDict, workdir: files.Path,
-          is_quiet: bool = False) -> None:
+          is_quiet: bool = False, origin: str | None = None,
+          keeps_optimizer: bool = True) -> None:
   """Starts the run, or resumes it from the workdir's last checkpoint.
 
   Nothing is written before all of the config and its files have been checked.
+  origin, keeps_optimizer: of a new run that is a fork, see `fork.choose`.
 
   Raises:
     KeyboardInterrupt: Ctrl-C stopped the run; its state is saved.
@@ -35,36 +38,52 @@ def train(config: ml_collections.ConfigDict, workdir: files.Path,
     interrupts.set_last_words(lambda: summaries.stopped(
         interrupts.WORD, workdir, config.steps))
   folder = files.path(session_lib.model_folder(config, workdir))
-  is_unmade = processes.any_of(
+  parent = fork.choose(config, workdir, origin, keeps_optimizer)
+  is_missing = processes.any_of(
       config.model is None and not (folder / 'config.json').exists())
+  is_unmade = is_missing and parent is None
+  opened = files.path(parent.run) / session_lib.BASE_MODEL if (
+      is_missing and parent) else folder
   open_model = (session_lib.open_unmade if is_unmade
                 else session_lib.open_folder)
   if not is_unmade:
-    session_lib.fix_date(config, folder, run_folder.saved_date(workdir))
+    session_lib.fix_date(
+        config, opened, run_folder.saved_date(workdir),
+        parent and run_folder.saved_date(parent.run))
   with (lock_lib.FolderLock(workdir) as lock,
-        open_model(config, folder) as session):
+        open_model(config, opened) as session):
     says = processes.is_first() and not is_quiet
     if says:
       print(summaries.header(config, session, workdir), flush=True)
     run = trainer.Trainer(config, session)
-    agreement.check(lambda: facts.of_model(session.folder) | facts.of_prompts(
-        config.data.name, run.prompts) | facts.of_evaluations(run.evaluations)
+    agreement.check(lambda: facts.of_model(session.folder)
+                    | facts.of_mixture(run.prompts)
+                    | facts.of_evaluations(run.evaluations)
                     | facts.of_texts(run.texts))
     if says:
-      print(summaries.data(config, len(run.prompts), run.evaluations),
+      print(summaries.data(config, run.prompts, run.evaluations),
             f'\n{summaries.LEGEND}', sep='', flush=True)
     processes.on_first(run_folder.claim, config, workdir, lock)
+    if parent is not None:
+      processes.on_first(fork.write, parent, workdir)
+    if opened != folder:
+      processes.on_first(fork.copy_model, parent, folder)
     session_lib.cache_compilations(config)
     if is_unmade:
       processes.on_first(base_model.make, config, folder)
     with (memory_lib.explaining_exhaustion(config, run.learner.programs),
           contextlib.closing(run.progress), host.compilations_shown(
               run.progress.compiling, run.progress.compiled)):
-      run.open(workdir)
+      run.open(workdir, parent)
       with contextlib.closing(run):
         is_complete = run.run(stop)
   if is_complete:
     run.check_trained()
+  _close(config, workdir, stop, is_complete)
+
+
+def _close(config, workdir, stop, is_complete):
+  """Prints the closing lines, or raises what stopped the run."""
   if processes.is_first():
     print(summaries.results_table(workdir), flush=True)
   if not is_complete:
@@ -72,4 +91,6 @@ def train(config: ml_collections.ConfigDict, workdir: files.Path,
                   else (errors.Interrupted, 'stopped by SIGTERM'))
     raise error(summaries.stopped(how, workdir, config.steps))
   if processes.is_first():
+    if config.published.metric:
+      print(summaries.published(config.published, workdir))
     print(summaries.next_command(workdir), flush=True)

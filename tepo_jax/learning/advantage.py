@@ -10,50 +10,55 @@ import jax.numpy as jnp
 from tepo_jax import errors
 
 
-def drgrpo(reward_NG):
+def drgrpo(reward_NG, counted_NG):
   """r - mean_g: Dr. GRPO (2503.20783), no division by the std.
 
   Shifted first, so that equal rewards give exactly 0.
   """
-  shifted_NG = reward_NG - reward_NG[:, :1]
-  return shifted_NG - jnp.mean(shifted_NG, axis=1, keepdims=True)
+  first_N1 = jnp.argmax(counted_NG, axis=1, keepdims=True)
+  shifted_NG = jnp.where(counted_NG, reward_NG - jnp.take_along_axis(
+      reward_NG, first_N1, axis=1), 0)
+  mean_N1 = _total_over(shifted_NG, _sizes(counted_NG))
+  return jnp.where(counted_NG, shifted_NG - mean_N1, 0)
 
 
-def grpo(reward_NG):
+def grpo(reward_NG, counted_NG):
   """(r - mean_g) / (std_g + 1e-6), std with ddof=1 (2402.03300, Eq. 9).
 
   The paper does not say which std: torch.std, used by the authors' code and
-  verl, divides by G - 1. In a group of one, as in verl, A = r / (1 + 1e-6).
+  verl, divides by G - 1. With G = 1, as in verl, A = r / (1 + 1e-6).
   """
-  size = reward_NG.shape[1]
-  if size == 1:
-    return reward_NG / (1 + 1e-6)
-  centred_NG = drgrpo(reward_NG)
-  variance_N1 = jnp.sum(centred_NG**2, axis=1, keepdims=True) / (size - 1)
+  if reward_NG.shape[1] == 1:
+    return jnp.where(counted_NG, reward_NG / (1 + 1e-6), 0)
+  centred_NG = drgrpo(reward_NG, counted_NG)
+  variance_N1 = _total_over(centred_NG**2, _sizes(counted_NG) - 1)
   return centred_NG / (jnp.sqrt(variance_N1) + 1e-6)
 
 
-def gpg(reward_NG):
+def gpg(reward_NG, counted_NG):
   """alpha (r - mean_g), alpha = groups / (groups - degenerate groups).
 
   GPG (2504.02546): a degenerate group (all rewards equal) has no gradient;
   alpha compensates for it, and is 1 after dynamic sampling. verl counts
   completions of non-zero reward instead of groups.
   """
-  mixed = jnp.sum(jnp.max(reward_NG, axis=1) != jnp.min(reward_NG, axis=1))
-  return drgrpo(reward_NG) * (reward_NG.shape[0] / jnp.maximum(mixed, 1))
+  centred_NG = drgrpo(reward_NG, counted_NG)
+  groups = jnp.sum(jnp.any(counted_NG, axis=1))
+  mixed = jnp.sum(jnp.any(centred_NG != 0, axis=1))
+  return centred_NG * (groups / jnp.maximum(mixed, 1)).astype(reward_NG.dtype)
 
 
-def rloo(reward_NG):
+def rloo(reward_NG, counted_NG):
   """r - the mean of the group's other rewards: RLOO (2402.14740).
 
   This is G / (G - 1) (r - mean_g); 0 in a group of one.
   """
-  size = reward_NG.shape[1]
-  return drgrpo(reward_NG) * (size / max(size - 1, 1))
+  size_N1 = _sizes(counted_NG)
+  return drgrpo(reward_NG, counted_NG) * (
+      size_N1 / jnp.maximum(size_N1 - 1, 1)).astype(reward_NG.dtype)
 
 
-def reinforce_pp_baseline(reward_NG):
+def reinforce_pp_baseline(reward_NG, counted_NG):
   """(r - mean_g) / (std + 1e-6): REINFORCE++ with baseline (2501.03262).
 
   std is that of r - mean_g over the batch, with ddof=1, so that groups keep
@@ -61,20 +66,46 @@ def reinforce_pp_baseline(reward_NG):
   on, each counted once; verl and OpenRLHF count each token. The batch's mean,
   which the paper subtracts too, is 0 already.
   """
-  centred_NG = drgrpo(reward_NG)
-  variance = jnp.sum(centred_NG**2) / max(centred_NG.size - 1, 1)
+  centred_NG = drgrpo(reward_NG, counted_NG)
+  variance = (jnp.sum(centred_NG**2)
+              / jnp.maximum(jnp.sum(counted_NG) - 1, 1))
   return centred_NG / (jnp.sqrt(variance) + 1e-6)
 
 
+def _total_over(x_NG, count_N1):
+  """The sums of the groups, over max(count, 1)."""
+  # XLA divides by a scalar by its reciprocal; so does this, to the same bits.
+  return jnp.sum(x_NG, axis=1, keepdims=True) * (
+      1 / jnp.maximum(count_N1, 1).astype(x_NG.dtype))
+
+
+def _sizes(counted_NG):
+  """G of each group, [N, 1], of the completions that count."""
+  return jnp.sum(counted_NG, axis=1, keepdims=True)
+
+
+def whiten(x, mask):
+  """(x - mean) / sqrt(variance + 1e-8) over the mask, 0 elsewhere; ddof=1."""
+  count = jnp.sum(mask)
+  centred = jnp.where(
+      mask, x - jnp.sum(jnp.where(mask, x, 0)) / jnp.maximum(count, 1), 0)
+  variance = jnp.sum(centred**2) / jnp.maximum(count - 1, 1)
+  return centred / jnp.sqrt(variance + 1e-8)
+
+
 ESTIMATORS = {'grpo': grpo, 'gpg': gpg, 'drgrpo': drgrpo, 'rloo': rloo,
-              'reinforce_pp_baseline': reinforce_pp_baseline}
+              'reinforce_pp_baseline': reinforce_pp_baseline,
+              'reinforce_pp': whiten}
 
 
-def group_advantage(reward_B, group_size, estimator):
+def group_advantage(reward_B, group_size, estimator, counted_B=None):
   """Advantage of each completion from the rewards of its group.
 
   The rewards, in the order of the groups, keep their dtype (integers become
-  floats). `estimator` is a name of ESTIMATORS.
+  floats). `estimator` is a name of ESTIMATORS, of which `reinforce_pp` is of
+  completions of one token, see `of_tokens`. counted_B: bool; a completion
+  that does not count has advantage 0, and its group is one smaller; None: all
+  count.
 
   Raises:
     errors.InputError: unknown estimator.
@@ -90,4 +121,23 @@ def group_advantage(reward_B, group_size, estimator):
         f'{reward_B.shape} rewards do not form groups of {group_size}')
   reward_NG = reward_B.reshape(-1, group_size).astype(
       jnp.result_type(reward_B, float))
-  return ESTIMATORS[estimator](reward_NG).reshape(-1)
+  counted_NG = (jnp.ones(reward_NG.shape, bool) if counted_B is None
+                else jnp.asarray(counted_B).reshape(reward_NG.shape))
+  return ESTIMATORS[estimator](reward_NG, counted_NG).reshape(-1)
+
+
+def is_by_token(estimator):
+  """Whether each token has an advantage of its own, by `of_tokens`."""
+  return estimator == 'reinforce_pp'
+
+
+def of_tokens(reward_B, penalty_BT, mask_BT):
+  """REINFORCE++ (2501.03262): each token's return, whitened over the batch.
+
+    A_it = whiten(r_i - sum_{j >= t} penalty_ij), over the tokens of the mask
+
+  as in verl's reinforce_plus_plus, discount 1. Filler rows have an empty mask.
+  """
+  penalty_BT = jnp.where(mask_BT, penalty_BT, 0)
+  later_BT = jnp.cumsum(penalty_BT[:, ::-1], axis=1)[:, ::-1]
+  return whiten(reward_B[:, None] - later_BT, mask_BT)

@@ -48,6 +48,8 @@ SHARE = Range('a number in (0, 1]', lambda x: 0 < x <= 1)
 LOW = Range('a number in [0, 1] (or inf: no bound)',
             lambda x: 0 <= x <= 1 or x == math.inf)
 HIGH = Range('a number >= 0 (inf: no bound)', lambda x: x >= 0)
+WHOLE = Range('a whole number >= 0',
+              lambda x: 0 <= x < math.inf and x == int(x))
 BAND = Range('a pair (lower, upper) of numbers, lower < upper',
              lambda lower, upper: lower < upper, count=2)
 
@@ -80,6 +82,26 @@ class Choice:
         drop=self.drop and self.drop.bind(values))
 
 
+# Where the KL to a reference policy acts: added to the loss of each token, or
+# taken from the reward before advantages are computed, each token's from its
+# own (`advantage.of_tokens`).
+PLACES = {'loss': None, 'reward': None}
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+  """The KL to a reference policy: a copy of the policy, made at step 0 and,
+  with a period, anew after every so many rollout steps.
+
+  coef: its coefficient; 0: there is no reference policy.
+  estimator: of `kl`. place: of PLACES.
+  """
+  coef: float
+  estimator: Choice
+  place: str
+  period: int  # rollout steps; 0: it stays what it was at step 0
+
+
 @dataclasses.dataclass(frozen=True)
 class Method:
   """A row: its choices with their numbers bound, and its coefficients."""
@@ -94,13 +116,16 @@ class Method:
   delta_entropy: Choice
   entropy_tolerance: float  # nats: |dH| up to it counts as 0
   estimator: str  # for advantage.group_advantage
+  reference: Reference
 
 
 def read(row, tables):
   """The Method of a row.
 
   Args:
-    row: mapping with weight, clip, shape, aggregate, reg, [estimator='grpo'];
+    row: mapping with weight, clip, shape, aggregate, reg, [estimator='grpo'],
+      [reference], a mapping with [coef=0], [estimator='k3'], [place='loss'],
+      [period=0];
       clip, shape and aggregate are mappings with a name and its numbers, or a
       name alone; reg is a mapping with penalty, region, coef, the region's
       numbers, [delta_entropy='exact'], [entropy_tolerance=0].
@@ -109,9 +134,9 @@ def read(row, tables):
   Raises:
     errors.InputError: the row is wrong.
   """
-  row = {'estimator': 'grpo'} | _mapping('method', row)
+  row = {'estimator': 'grpo', 'reference': {}} | _mapping('method', row)
   _check_keys('method', row, ('weight', 'clip', 'shape', 'aggregate', 'reg'),
-              ('estimator',))
+              ('estimator', 'reference'))
   reg = {'delta_entropy': 'exact', 'entropy_tolerance': 0.0} | _mapping(
       'method.reg', row['reg'])
   region = _bind('method.reg', tables['region'], reg, key='region', also=(
@@ -128,7 +153,22 @@ def read(row, tables):
       regularised=coef != 0 and reg['region'] != 'none',
       entropy_tolerance=AMOUNT.check(
           'method.reg.entropy_tolerance', reg['entropy_tolerance']),
-      estimator=row['estimator'])
+      estimator=row['estimator'],
+      reference=_read_reference(row['reference'], tables['reference']))
+
+
+def _read_reference(settings, estimators):
+  """The Reference of a row."""
+  defaults = {'coef': 0.0, 'estimator': 'k3', 'place': 'loss', 'period': 0}
+  settings = defaults | _mapping('method.reference', settings)
+  _check_keys('method.reference', settings, (), defaults)
+  _choose('method.reference.place', PLACES, settings['place'])
+  return Reference(
+      coef=AMOUNT.check('method.reference.coef', settings['coef']),
+      estimator=_choose('method.reference.estimator', estimators,
+                        settings['estimator']),
+      place=settings['place'], period=int(WHOLE.check(
+          'method.reference.period', settings['period'])))
 
 
 def _mapping(field, value):

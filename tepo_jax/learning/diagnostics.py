@@ -9,7 +9,7 @@ from tepo_jax.learning import numerics
 
 
 def metrics(x, *, weight_BT, low_BT, high_BT, dropped_BT, region_BT,
-            covariance_BT, k1_BT, k3_BT):
+            covariance_BT, k1_BT, k3_BT, reference_BT):
   """Scalars of a whole minibatch; 0 if it has no valid token.
 
   Means and shares are over the valid tokens, `_sequences` over the completions
@@ -22,6 +22,7 @@ def metrics(x, *, weight_BT, low_BT, high_BT, dropped_BT, region_BT,
   clip_fraction_covariance: tokens that Clip-Cov drops.
   weight_mean, weight_min, weight_max: of w, within exp(+-20).
   kl_k1: mean d. kl_k3: mean e^-d + d - 1. kl_full: exact, where computed.
+  kl_reference: mean of the estimate of method.reference, if there is one.
   entropy: mean H, nats. covariance: mean of (A - mean A)(l - mean l).
   region_share: tokens in the penalty's region M.
   entropy_unchanged_share: tokens with H = H0 to the last bit; 1 until the
@@ -55,6 +56,8 @@ def metrics(x, *, weight_BT, low_BT, high_BT, dropped_BT, region_BT,
       'entropy_unchanged_share': share(x.entropy_BT == x.old_entropy_BT),
       'empty_minibatches': 1 - some.astype(x.old_logp_BT.dtype),
   }
+  if reference_BT is not None:
+    scalars['kl_reference'] = numerics.mean(reference_BT, x.mask_BT)
   if x.kl_BT is not None:
     scalars['kl_full'] = numerics.mean(x.kl_BT, x.mask_BT)
   return scalars

@@ -1,6 +1,6 @@
 """The paper's objective and every baseline, as five independent choices.
 
-    L = sum_it c_it (coef M_it R_it - b_it S(w_it, A_it))   (Eq. 4)
+    L = sum_it c_it (coef M_it R_it - b_it S(w_it, A_it) + beta K_it)   (Eq. 4)
 
     weight     w  importance weight of the policy to the old one    WEIGHTS
     clip       S  surrogate: w times the advantage, bounded         CLIPS
@@ -9,7 +9,8 @@
     reg        R  a penalty on the tokens M of a region   PENALTIES, REGIONS
 
 A method, a row of configs/methods.py, names one of each; `make_policy_loss`
-composes them. b is 1, or the run's behaviour weight (`behaviour`).
+composes them. b is 1, or the run's behaviour weight (`behaviour`). K, off in
+the paper, estimates the KL to a reference policy (`kl`, `method.reference`).
 
 d = logp - old_logp of the sampled token; ratio = exp(d); pi = exp(logp); dH =
 entropy - old_entropy, nats; m: mask; n_i: tokens of completion i, N: of the
@@ -18,6 +19,7 @@ minibatch; sg: stop-gradient. Axes: B completions, T tokens of a completion.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -28,6 +30,7 @@ import jax.numpy as jnp
 from tepo_jax.learning import advantage
 from tepo_jax.learning import choices
 from tepo_jax.learning import diagnostics
+from tepo_jax.learning import kl
 from tepo_jax.learning import numerics
 
 
@@ -42,6 +45,7 @@ class Tokens:
   mask_BT: Any  # completion tokens up to and including EOS
   kl_BT: Any = None  # exact KL(policy || old) at each state, differentiable
   behaviour_BT: Any = None  # b, a constant; None: 1
+  reference_logp_BT: Any = None  # of the reference policy
 
 
 # Weights: tokens -> log w; numerics.exp bounds exponents to +-20.
@@ -210,9 +214,7 @@ AGGREGATES = dict(
         constant_length, dict(length=choices.POSITIVE)))
 
 
-# Penalties: tokens -> R. k1 = d, k2 = d^2 / 2 and k3 estimate KL(policy || old)
-# from samples (Schulman, 2020). As a loss, on policy, the expected gradient of
-# k1 is 0, and that of k2 is the KL's (Table 3A).
+# Penalties: tokens -> R. Those of `kl` estimate KL(policy || old) (Table 3A).
 
 def kl_full(x):
   """KL(policy || old) over the whole vocabulary: TEPO, Eq. 4."""
@@ -221,26 +223,14 @@ def kl_full(x):
   return x.kl_BT
 
 
-def kl_abs(x):
-  """|d| as d sg(sign d): KL-Cov's authors' code; its paper prints a KL."""
-  # jnp.abs has gradient 1 at 0: on policy it would push every token down.
-  return log_ratio(x) * sg(jnp.sign(log_ratio(x)))
-
-
-def kl_k3(x):
-  """e^-d + d - 1: GRPO's paper (2402.03300), there against a reference."""
-  return numerics.exp(-log_ratio(x)) + log_ratio(x) - 1
-
-
-def kl_k3_is(x):
-  """ratio d - ratio + 1 = ratio k3: unbiased on the old policy's samples."""
-  ratio_BT = numerics.exp(log_ratio(x))
-  return ratio_BT * log_ratio(x) - ratio_BT + 1
+def _of_log_ratio(estimator):
+  return functools.wraps(estimator)(lambda x: estimator(log_ratio(x)))
 
 PENALTIES = dict(
     none=lambda x: jnp.zeros_like(x.logp_BT), entropy=lambda x: x.entropy_BT,
-    kl_k1=log_ratio, kl_k2=lambda x: jnp.square(log_ratio(x)) / 2,
-    kl_abs=kl_abs, kl_k3=kl_k3, kl_k3_is=kl_k3_is, kl_full=kl_full)
+    kl_full=kl_full, kl_abs=_of_log_ratio(kl.distance),
+    kl_k1=log_ratio, kl_k2=_of_log_ratio(kl.k2), kl_k3=_of_log_ratio(kl.k3),
+    kl_k3_is=_of_log_ratio(kl.k3_is))
 
 
 # Readings of dH, for the regions: tokens without gradient -> dH.
@@ -318,6 +308,7 @@ class PolicyLoss:
   method: choices.Method
   needs_kl: bool  # tokens.kl_BT is read
   needs_scoring: bool  # statistics() reads logp_BT and entropy_BT
+  needs_reference: bool  # tokens.reference_logp_BT is read
 
   def __call__(self, tokens, rng=None):
     statistics = self.statistics(tokens, rng)
@@ -340,6 +331,8 @@ class PolicyLoss:
     if self.method.regularised:
       penalty_BT = jnp.where(s.region_BT, self.method.penalty(x), 0)
       loss_BT += self.method.coef * penalty_BT
+    if self.needs_reference and self.method.reference.place == 'loss':
+      loss_BT += self.method.reference.coef * self._reference_kl(x)
     return jnp.sum(s.coefficient_BT * loss_BT)
 
   def metrics(self, tokens, statistics):
@@ -347,7 +340,8 @@ class PolicyLoss:
     x = sg(numerics.clean(tokens))
     return diagnostics.metrics(
         x, **self.selection(tokens, statistics), covariance_BT=covariance(x),
-        k1_BT=log_ratio(x), k3_BT=kl_k3(x))
+        k1_BT=log_ratio(x), k3_BT=kl.k3(log_ratio(x)), reference_BT=(
+            self._reference_kl(x) if self.needs_reference else None))
 
   def selection(self, tokens, statistics):
     """How the method treats each token, without gradient.
@@ -360,6 +354,11 @@ class PolicyLoss:
     _, low_BT, high_BT = self._surrogate(x, s.advantage_BT)
     return dict(weight_BT=numerics.exp(self.method.weight(x)), low_BT=low_BT,
                 high_BT=high_BT, dropped_BT=s.dropped_BT, region_BT=s.region_BT)
+
+  def _reference_kl(self, x):
+    if x.reference_logp_BT is None:
+      raise ValueError('method.reference needs tokens.reference_logp_BT')
+    return self.method.reference.estimator(x.logp_BT - x.reference_logp_BT)
 
   def _decided(self, x, statistics):
     """The statistics with the decisions about x."""
@@ -393,8 +392,9 @@ def make_policy_loss(method):
   method = choices.read(method, dict(
       weight=WEIGHTS, clip=CLIPS, shape=SHAPES, aggregate=AGGREGATES,
       penalty=PENALTIES, region=REGIONS, delta_entropy=CHANGES,
-      estimator=advantage.ESTIMATORS))
+      estimator=advantage.ESTIMATORS, reference=kl.ESTIMATORS))
   return PolicyLoss(
       method, needs_scoring=any(choice.whole_minibatch for choice in (
           method.clip, method.shape, method.region, method.delta_entropy)),
-      needs_kl=method.regularised and method.penalty.function is kl_full)
+      needs_kl=method.regularised and method.penalty.function is kl_full,
+      needs_reference=method.reference.coef != 0)

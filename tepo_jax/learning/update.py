@@ -39,10 +39,12 @@ from tepo_jax.runtime import mesh as mesh_lib
 
 @flax.struct.dataclass
 class TrainState:
-  """step: optimiser updates done; params: fp32 masters; opt_state: optax's."""
+  """step: optimiser updates done; params: fp32 masters; opt_state: optax's;
+  reference: the reference policy's params in the compute dtype, or None."""
   step: jax.Array
   params: Any
   opt_state: optax.OptState
+  reference: Any = None
 
 
 @flax.struct.dataclass
@@ -166,7 +168,8 @@ def train_step(
       scorer, policy_loss.partial, state.params, minibatch, statistics,
       old if policy_loss.needs_kl else None)
   metrics = policy_loss.metrics(tokens(minibatch, scores), statistics)
-  state, update_metrics = _apply(optimizer, state, loss, gradient)
+  state, update_metrics = _apply(
+      optimizer, state, loss, gradient, minibatch.rate_share)
   return state, metrics | update_metrics
 
 
@@ -214,14 +217,29 @@ def loss_and_gradient(
   return loss, gradient, with_kl(scores)
 
 
-def _apply(optimizer, state, loss, gradient):
+def change(optimizer: optax.GradientTransformation, gradient: Any,
+           opt_state: optax.OptState, params: Any,
+           rate_share: jax.Array | None = None) -> tuple[Any, optax.OptState]:
+  """The change of the parameters, and the optimiser's new state.
+
+  rate_share: of the learning rate; None: 1. AdamW's change is proportional to
+  the rate, its weight decay included, and its state does not depend on it.
+  """
+  updates, opt_state = optimizer.update(gradient, opt_state, params)
+  if rate_share is not None:
+    updates = optax.tree.scale(rate_share, updates)
+  return updates, opt_state
+
+
+def _apply(optimizer, state, loss, gradient, rate_share):
   """The optimiser's step, or none when the gradient is not finite."""
   grad_norm = optax.global_norm(gradient)
   finite = jnp.isfinite(grad_norm) & jnp.isfinite(loss)
-  updates, opt_state = optimizer.update(gradient, state.opt_state,
-                                        state.params)
-  new = TrainState(state.step + 1, optax.apply_updates(state.params, updates),
-                   opt_state)
+  updates, opt_state = change(
+      optimizer, gradient, state.opt_state, state.params, rate_share)
+  new = state.replace(
+      step=state.step + 1, opt_state=opt_state,
+      params=optax.apply_updates(state.params, updates))
   state = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state)
   return state, {
       'loss': loss, 'grad_norm': grad_norm, 'skipped': 1.0 - finite}
@@ -235,9 +253,10 @@ def tokens(minibatch: batch_lib.Minibatch, scores: scoring.Scores | None
   return objective.Tokens(
       old_logp_BT=minibatch.old_logp_BT,
       old_entropy_BT=minibatch.old_entropy_BT,
-      advantage_BT=jnp.broadcast_to(minibatch.advantage_B[:, None],
-                                    minibatch.mask_BT.shape),
-      mask_BT=minibatch.mask_BT, behaviour_BT=minibatch.behaviour_BT, **scored)
+      advantage_BT=batch_lib.by_token(
+          minibatch.advantage_B, minibatch.mask_BT),
+      mask_BT=minibatch.mask_BT, behaviour_BT=minibatch.behaviour_BT,
+      reference_logp_BT=minibatch.reference_logp_BT, **scored)
 
 
 def _no_scores(minibatch, with_kl):

@@ -25,6 +25,7 @@ Every number is written so that it reads back to the same float32.
 Axes: B completions · G samples of a prompt · T tokens of a completion.
 """
 
+from collections.abc import Callable
 import io
 import json
 import re
@@ -57,11 +58,12 @@ FIELDS = _SCHEMA.names
 PART = 'reward/'  # begins the columns of reward functions
 
 
-def records(step: int, rollout: sampler.Rollout, name: str, style: str
-            ) -> list[dict]:
+def records(step: int, rollout: sampler.Rollout, name: Callable[[int], str],
+            style: str) -> list[dict]:
   """The records of a rollout step.
 
-  name: the data set's. style: of its answers, see `answers.extract`.
+  name: of the data set of a `prompt_id`. style: of its answers, see
+    `answers.extract`.
   """
   rewards = rollout.rewards
   return [
@@ -79,7 +81,8 @@ def _record(group, j, name, style):
   length = int(group.length_G[j])
   problem = group.prompt.problem
   return {
-      'cursor': group.prompt.prompt_id, 'sample': j, 'set': name,
+      'cursor': group.prompt.prompt_id, 'sample': j,
+      'set': name(group.prompt.prompt_id),
       'id': problem.id, 'problem': problem.problem,
       'answers': list(problem.answers), 'completion': group.text_G[j],
       'extracted': grading.extract(group.text_G[j], style),

@@ -3,8 +3,9 @@
 Axes: G samples of a prompt · T tokens of a completion.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
+import math
 from typing import Protocol
 
 import numpy as np
@@ -117,13 +118,14 @@ class Group:
 
 
 class DataOrder:
-  """An endless order of n items: in each epoch a permutation by (seed, epoch).
+  """An endless order of n items: in each epoch a permutation by (seed, epoch,
+  number), where `number` is the set's among those of a run.
 
   Entry i is a function of (seed, i), so one integer, the cursor, resumes it.
   """
 
-  def __init__(self, count: int, seed: int):
-    self._count, self._seed = count, seed
+  def __init__(self, count: int, seed: int, number: int = 0):
+    self._count, self._seed, self._number = count, seed, number
     self._epoch, self._permutation = 0, self._permuted(0)
 
   def __getitem__(self, prompt_id: int) -> int:
@@ -133,13 +135,61 @@ class DataOrder:
     return int(self._permutation[index])
 
   def _permuted(self, epoch):
-    generator = np.random.default_rng((self._seed, _DATA_ORDER, epoch))
+    generator = np.random.default_rng(
+        (self._seed, _DATA_ORDER, epoch, self._number))
     return generator.permutation(self._count)
 
 
-def is_mixed(group: Group) -> bool:
-  """Whether the verdicts differ; if not, rewards for them give no advantage."""
-  return bool(group.accuracy_G.min() != group.accuracy_G.max())
+def differ(value_G: np.ndarray) -> bool:
+  """Whether the values of a group differ; without a value they do not."""
+  return bool(np.ptp(value_G) > 0) if len(value_G) else False
+
+
+def interleaving(weights: Sequence[int]) -> list[int]:
+  """One period of the interleaving of sets: their numbers, set k as often as
+  its weight w_k in lowest terms, evenly spread.
+
+  Entry j of set k is at the share (j + 1/2) / w_k of the period. Repeated, any
+  window of the period's length, wherever it begins, has each set w_k times.
+  """
+  divisor = math.gcd(*weights)
+  places = [((j + 0.5) / (weight // divisor), k)
+            for k, weight in enumerate(weights)
+            for j in range(weight // divisor)]
+  return [k for _, k in sorted(places)]
+
+
+class Mixture:
+  """The training prompts of a run in an endless order, from one set or more.
+
+  The sets alternate by `interleaving`; each has a `DataOrder` of its own, so
+  that a set that ends begins anew in another order. Both the set and the prompt
+  at an index are functions of (seed, index).
+  """
+
+  def __init__(self, sets: Mapping[str, Sequence[Prompt]],
+               weights: Sequence[int], seed: int):
+    """sets: name -> prompts, at least one; weights: positive, in their order.
+    """
+    self.sets = dict(sets)
+    self._names = list(self.sets)
+    self._period = interleaving(weights)
+    self._orders = [DataOrder(len(prompts), seed, number)
+                    for number, prompts in enumerate(self.sets.values())]
+
+  def name(self, prompt_id: int) -> str:
+    """The set of the prompt at an index."""
+    return self._names[self._period[prompt_id % len(self._period)]]
+
+  def prompt(self, prompt_id: int) -> Prompt:
+    """The prompt at an index."""
+    rounds, place = divmod(prompt_id, len(self._period))
+    number = self._period[place]
+    index = (rounds * self._period.count(number)
+             + self._period[:place].count(number))
+    prompts = self.sets[self._names[number]]
+    return dataclasses.replace(
+        prompts[self._orders[number][index]], prompt_id=prompt_id)
 
 
 def is_correct(completion: Completion, verdict: bool) -> bool:

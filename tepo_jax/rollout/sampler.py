@@ -7,7 +7,6 @@ import collections
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -29,6 +28,7 @@ class Rollout:
   """The groups of a rollout step, and the work that they took.
 
   completed: N groups, in data order. trained: the indices of those to train on.
+  mixed: whether each group counts as mixed.
   count: of the groups up to the last one to train on. The others are surplus:
     the next step samples their prompts again.
   cursor: the index in the data order from which the next step takes prompts.
@@ -36,6 +36,7 @@ class Rollout:
   stats: the schedule's. grading: the grader's counts no_answer, timeout, died.
   """
   completed: list[groups_lib.Group]
+  mixed: list[bool]
   trained: list[int]
   count: int
   cursor: int
@@ -62,7 +63,8 @@ class Rollout:
 class StarvedError(errors.RunError):
   """A selection found too few groups to train on.
 
-  rollout: all that was sampled; it trains on no group.
+  rollout: all that was sampled; it trains on no group, and its cursor is that
+    of the step after it.
   """
 
   def __init__(self, message: str, rollout: Rollout):
@@ -129,15 +131,20 @@ class GroupSampler:
         started.result()
     completed = sorted(
         requests.groups, key=lambda group: group.prompt.prompt_id)
-    rollout = functools.partial(
-        Rollout, completed, rewards=rewards.rewards(
-            completed, requests.started), stats=stats, grading=requests.counts)
+    found = rewards.rewards(completed, requests.started)
+    mixed = list(map(selection.is_mixed, completed, found.reward_NG))
+    trained = selection.choose(mixed)
+    cursor = selection.end([completed[n] for n in trained])
+    rollout = Rollout(
+        completed, mixed, trained,
+        sum(group.prompt.prompt_id < cursor for group in completed), cursor,
+        found, stats, requests.counts)
     try:
-      trained, count, cursor = selection.choose(completed)
+      selection.check(len(trained), completed)
     except errors.RunError as error:
-      raise StarvedError(str(error), rollout(
-          trained=[], count=len(completed), cursor=0)) from error
-    return rollout(trained=trained, count=count, cursor=cursor)
+      raise StarvedError(
+          str(error), dataclasses.replace(rollout, trained=[])) from error
+    return rollout
 
   def _completions(self, weights, requests, key, stats, check):
     """Yields lists of completions as they end; times the sampling."""
@@ -234,7 +241,8 @@ class _SelectedPrompts:
   """Requests for what a selection asks for.
 
   Before each chunk of decoding it waits for the verdicts on all completions
-  but those of the last chunk, which are graded while the next one is decoded.
+  but those of the last chunk, which are graded while the next one is decoded;
+  where rewards decide what is mixed, for the reward functions too.
   So what it gives does not depend on how fast they are graded.
 
   Attributes:
@@ -253,13 +261,19 @@ class _SelectedPrompts:
     groups = []
     for batch in self._graded.batches():
       for completion, verdict in batch.verdicts:
-        self._selection.add(completion.request.prompt_id,
-                            groups_lib.is_correct(completion, verdict))
+        if not self._selection.by_reward:
+          self._selection.add(
+              completion.request.prompt_id,
+              groups_lib.is_correct(completion, verdict), completion.ended)
       groups += batch.groups
       self.counts.update(batch.counts)
     if groups:
       self.groups += groups
-      self.started += self._rewards.start(groups)
+      self.started += (started := self._rewards.start(groups))
+      if self._selection.by_reward:  # decoding waits for the functions
+        for group, reward_G in zip(
+            groups, self._rewards.rewards(groups, started).reward_NG):
+          self._selection.settle(group, reward_G)
     return [self._graded.request(self._prompt(prompt_id))
             for prompt_id in self._selection.take(samples)]
 

@@ -1,11 +1,13 @@
 """Dynamic sampling: which prompts are sampled, which groups are trained on.
 
-With the default reward, a group whose verdicts all agree has no gradient (DAPO
-§3.2). 'refill' samples prompts in the data's order until it has R mixed groups,
-and trains on the first R of that order: which groups these are depends neither
-on the speed of a completion nor on the number of slots. Prompts are admitted
-while others are still decoded, as many as the verdicts so far make necessary;
-those that can no longer be among the first R are stopped.
+A group whose rewards all agree has no gradient (DAPO §3.2); with the default
+reward, that is one whose verdicts agree. What differs in a *mixed* group, its
+verdicts or its rewards, is `rollout.mixed`. 'refill' samples prompts in the
+data's order until it has R mixed groups, and trains on the first R of that
+order: which groups these are depends neither on the speed of a completion nor
+on the number of slots. Prompts are admitted while others are still decoded, as
+many as the results so far make necessary; those that can no longer be among the
+first R are stopped.
 
 Axes: G samples of a prompt · R groups to train on.
 """
@@ -32,12 +34,17 @@ _MARGIN = 2.0
 class Selection:
   """The prompts of one rollout step, and what is known of their groups.
 
-  `take` names prompts to sample, `add` learns a verdict, `wanted` says whether
-  a prompt's samples are still needed, `choose` selects the groups.
+  `take` names prompts to sample, `add` learns a verdict or `settle` a group's
+  rewards, `wanted` says whether a prompt's samples are still needed, `choose`
+  selects the groups.
+
+  Attributes:
+    by_reward: rewards decide what is mixed: call `settle` instead of `add`.
   """
 
   def __init__(self, *, cursor: int, wanted: int, group_size: int, mode: str,
-               max_batches: int):
+               max_batches: int, mixed: str = 'verdicts',
+               truncated: str = 'count'):
     """Makes the selection of a step.
 
     Args:
@@ -47,13 +54,16 @@ class Selection:
       mode: 'refill': R mixed groups. 'drop': the mixed groups of R prompts.
         'off': the groups of R prompts.
       max_batches: 'refill' samples at most R times this many prompts.
+      mixed: 'verdicts' or 'reward', which must differ. truncated: 'exclude':
+        among the completions that ended; else among all.
     """
+    self.by_reward, self._ended_only = mixed == 'reward', truncated == 'exclude'
     self._mode, self._max_batches = mode, max_batches
     self._first, self._size, self._goal = cursor, group_size, wanted
     most = wanted * max_batches if mode == 'refill' else wanted
-    # By prompt, from the cursor on: its verdicts so far.
-    self._seen = np.zeros(most, int)
-    self._right = np.zeros(most, int)
+    # By prompt, from the cursor on: its samples whose verdicts are known, and
+    # those of them that are right and wrong.
+    self._seen, self._right, self._wrong = np.zeros((3, most), int)
     self._taken = 0
     self._end = most
     self._share = _PRIOR_SHARE
@@ -68,41 +78,66 @@ class Selection:
     taken, self._taken = self._taken, max(self._taken, most)
     return range(self._first + taken, self._first + self._taken)
 
-  def add(self, prompt_id: int, correct: bool) -> None:
+  def add(self, prompt_id: int, correct: bool, ended: bool = True) -> None:
     """Notes the verdict on one sample of a prompt."""
-    self._seen[prompt_id - self._first] += 1
-    self._right[prompt_id - self._first] += correct
+    prompt = prompt_id - self._first
+    self._seen[prompt] += 1
+    if ended or not self._ended_only:
+      self._right[prompt] += correct
+      self._wrong[prompt] += not correct
+
+  def settle(self, group: groups_lib.Group, reward_G: np.ndarray) -> None:
+    """Notes the rewards of a group."""
+    prompt, mixed = group.prompt.prompt_id - self._first, self.is_mixed(
+        group, reward_G)
+    self._seen[prompt] = self._size
+    self._right[prompt] = self._wrong[prompt] = mixed
+
+  def is_mixed(self, group: groups_lib.Group, reward_G: np.ndarray) -> bool:
+    """Whether the completions that count differ in what must differ."""
+    value_G = reward_G if self.by_reward else group.accuracy_G
+    return groups_lib.differ(
+        value_G[group.ended_G] if self._ended_only else value_G)
 
   def wanted(self, prompt_id: int) -> bool:
     """Whether, at the last `take`, the prompt's group could still be among
     those to train on, or decide which they are."""
     return prompt_id - self._first < self._end
 
-  def choose(self, groups: Sequence[groups_lib.Group]
-             ) -> tuple[list[int], int, int]:
-    """Selects from all groups that were completed, in data order.
+  def choose(self, mixed: Sequence[bool]) -> list[int]:
+    """The indices of the groups to train on: R, with 'drop' and 'refill' of
+    mixed ones, and with 'drop' at most R.
 
-    Returns:
-      The indices of the groups to train on: R, with 'drop' at most R. How many
-      groups there are up to the last of these. The next step's cursor.
-
-    Raises:
-      errors.RunError: 'refill' found too few mixed groups; names the pass rate.
+    mixed: `is_mixed` of each group that was completed, in data order.
     """
-    chosen = [n for n, group in enumerate(groups)
-              if self._mode == 'off' or groups_lib.is_mixed(group)]
-    chosen = chosen[:self._goal]
-    end = self._first + len(self._seen)
-    if self._mode == 'refill':
-      if len(chosen) < self._goal:
-        raise errors.RunError(self._starved(len(chosen), groups))
-      end = groups[chosen[-1]].prompt.prompt_id + 1
-    return chosen, sum(g.prompt.prompt_id < end for g in groups), end
+    return [n for n, is_mixed in enumerate(mixed)
+            if self._mode == 'off' or is_mixed][:self._goal]
+
+  def end(self, chosen: Sequence[groups_lib.Group]) -> int:
+    """The next step's cursor if these groups were chosen."""
+    if self._mode == 'refill' and len(chosen) == self._goal:
+      return chosen[-1].prompt.prompt_id + 1
+    return self._first + len(self._seen)
+
+  def check(self, found: int, groups: Sequence[groups_lib.Group]) -> None:
+    """Raises a RunError that names the pass rate if 'refill' found too few
+    mixed groups among `groups`."""
+    if self._mode != 'refill' or found == self._goal:
+      return
+    rate = np.mean([g.accuracy_G.mean() for g in groups])
+    solved = sum(g.accuracy_G.all() for g in groups)
+    failed = sum(not g.accuracy_G.any() for g in groups)
+    raise errors.RunError(
+        f'dynamic sampling found {found} of {self._goal} mixed groups in '
+        f'max_generation_batches={self._max_batches} batches: pass rate '
+        f'{rate:.1%}, {solved} of {errors.counted(len(groups), "group")} '
+        f'all correct, {failed} '
+        'all wrong')
 
   def _mixed(self):
     """Whether each prompt has a right and a wrong sample: no other sample can
     change that."""
-    return (0 < self._right) & (self._right < self._seen)
+    return (0 < self._right) & (0 < self._wrong)
 
   def _find_end(self):
     """Prompts from this one on cannot be among the first R mixed ones."""
@@ -141,14 +176,3 @@ class Selection:
       self._share = (chance.sum() + _PRIOR_SHARE * _PRIOR_GROUPS) / (
           len(chance) + _PRIOR_GROUPS)
     return chance
-
-  def _starved(self, found, groups):
-    rate = np.mean([g.accuracy_G.mean() for g in groups])
-    solved = sum(g.accuracy_G.all() for g in groups)
-    failed = sum(not g.accuracy_G.any() for g in groups)
-    return (
-        f'dynamic sampling found {found} of {self._goal} mixed groups in '
-        f'max_generation_batches={self._max_batches} batches: pass rate '
-        f'{rate:.1%}, {solved} of {errors.counted(len(groups), "group")} '
-        f'all correct, {failed} '
-        'all wrong')

@@ -1,21 +1,82 @@
-r"""Stops a completion by its text: after `\boxed{…}` closes."""
+r"""Stops a completion by its text: at given strings, or after `\boxed{…}`
+closes.
 
-from collections.abc import Callable
+A `Feed` takes a completion's tokens, some at a time, and returns how many of
+those belong to the completion if it ends among them, else None. It depends on
+the tokens alone, not on how many it takes at a time.
+"""
+
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import transformers
 
+Feed = Callable[[np.ndarray], int | None]
+
 _OPENING = '\\boxed{'
+# More tokens than can be of a string are decoded before it: some tokenizers
+# leave out the space with which a text begins.
+_MARGIN = 4
+
+
+def first_of(makers: Sequence[Callable[[], Feed]]
+             ) -> Callable[[], Feed] | None:
+  """Makes feeds that stop at the first of several ends; None without any."""
+  if not makers:
+    return None
+
+  def make():
+    feeds = [make_one() for make_one in makers]
+
+    def feed(token_T):
+      ends = [end for one in feeds if (end := one(token_T)) is not None]
+      return min(ends, default=None)
+
+    return feed
+
+  return make
+
+
+def at_strings(tokenizer: transformers.PreTrainedTokenizerBase,
+               strings: Sequence[str]) -> Feed:
+  """A feed that stops with the token that completes one of the strings.
+
+  The text is that of all tokens decoded together, without special tokens, so a
+  string may begin and end anywhere in tokens. As each token has at least a
+  byte, only as many as the longest string has bytes are decoded again.
+  """
+  special = {index for index, token in tokenizer.added_tokens_decoder.items()
+             if token.special}
+  kept = max(len(text.encode()) for text in strings) + _MARGIN
+  last = []  # of the tokens so far, `kept` that are not special
+
+  def is_complete(ids):
+    text = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    return any(string in text for string in strings)
+
+  def feed(token_T):
+    nonlocal last
+    ids, before = token_T.tolist(), last
+    new = [token for token in ids if token not in special]
+    last = (before + new)[-kept:]
+    if not is_complete(before + new):
+      return None
+    for index, token in enumerate(ids):
+      if token not in special:
+        before = [*before, token]
+        if is_complete(before):
+          return index + 1
+    return None
+
+  return feed
 
 
 def after_boxed(tokenizer: transformers.PreTrainedTokenizerBase
-                ) -> Callable[[np.ndarray], int | None]:
-  r"""A function that finds in a completion's tokens where its \boxed{} closes.
+                ) -> Feed:
+  r"""A feed that stops where the completion's \boxed{} closes.
 
-  It takes a completion's tokens, some at a time, and returns how many of those
-  belong to the completion if the box closes among them, else None. The token
-  of the closing brace is kept whole. Braces are ASCII, so each token may be
-  decoded by itself; an escaped brace (`\{`) does not count.
+  The token of the closing brace is kept whole. Braces are ASCII, so each token
+  may be decoded by itself; an escaped brace (`\{`) does not count.
   """
   text, depth = '', 0
 

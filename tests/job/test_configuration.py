@@ -10,6 +10,7 @@ from tepo_jax import errors
 from tepo_jax import grading
 from tepo_jax.job import configuration
 from tepo_jax.learning import behaviour
+from tepo_jax.learning import optimizer
 from tepo_jax.learning import packing
 from tepo_jax.policy import attention
 from tepo_jax.policy import lora
@@ -27,7 +28,16 @@ BAD = [
     ('data.name', '', 'a set or a file'),
     ('data.name', 'gsm8k', 'the benchmark openai/gsm8k:main@test'),
     ('data.name', 'math500', 'the benchmark HuggingFaceH4/MATH-500@test'),
+    ('data.sets', ('a', 3), 'tuples of a set'),
+    ('data.sets', (('a', 0),), 'at least 1'),
+    ('data.sets', (('a', 0.5),), 'integer weight'),
+    ('data.sets', (('a', True),), 'integer weight'),
+    ('data.sets', (('a', 1, ''),), 'perhaps a template'),
+    ('data.sets', (('a', 1), ('a', 2, 'plain')), 'no set twice'),
+    ('data.sets', (('a', 1), ('gsm8k', 1)), 'the benchmark openai/gsm8k'),
     ('data.skip_bad', -1, '0 or more'),
+    ('published.after', 50.2, 'in [0, 1]'),
+    ('published.before', -0.1, 'in [0, 1]'),
     ('eval.sets', ('a', 1), 'names of sets'),
     ('reward.functions', (1,), 'at least one function'),
     ('reward.functions', (['a'],), 'at least one function'),
@@ -43,6 +53,9 @@ BAD = [
     ('rollout.max_tokens', 0, 'positive'),
     ('rollout.temperature', 0.0, 'positive'),
     ('rollout.temperature', NAN, 'positive'),
+    ('rollout.stop', ('',), 'not empty'), ('rollout.stop', (3,), 'texts'),
+    ('rollout.stop_ids', (-1,), 'token ids'),
+    ('rollout.stop_ids', ('a',), 'token ids'),
     ('rollout.dynamic_sampling', 'refil', 'refill, drop, off'),
     ('rollout.max_generation_batches', 0, 'from 1 to 10000'),
     ('rollout.max_generation_batches', 10**10, 'from 1 to 10000'),
@@ -50,6 +63,9 @@ BAD = [
     ('rollout.chunk', 0, 'positive'),
     ('rollout.overlong_buffer', -1, '0 or more'),
     ('rollout.overlong_factor', -0.5, '0 or more'),
+    ('rollout.mixed', 'rewards', 'one of verdicts, reward'),
+    ('rollout.max_left_out', -1, '0 or more'),
+    ('rollout.truncated', 'drop', 'one of count, mask, exclude'),
     ('rollout.logp_gap_limit', 0.0, 'positive'),
     ('grading.workers', 0, 'positive'),
     ('train.minibatch_prompts', 0, 'positive'),
@@ -64,6 +80,10 @@ BAD = [
     ('train.behaviour.reject_above', 0.9, 'at least 1'),
     ('optimizer.learning_rate', 0.0, 'positive'),
     ('optimizer.learning_rate', NAN, 'positive'),
+    ('optimizer.schedule', 'sine', 'constant, linear, cosine'),
+    ('optimizer.warmup_steps', -1, '0 or more'),
+    ('optimizer.schedule_steps', 0, 'positive'),
+    ('optimizer.floor', 1.5, '[0, 1]'),
     ('optimizer.beta1', 1.0, '[0, 1)'),
     ('optimizer.beta2', -0.1, '[0, 1)'),
     ('optimizer.epsilon', 0.0, 'positive'),
@@ -142,6 +162,20 @@ def test_refused(name, value, said):
   assert name in message and said in message and '\n' not in message
 
 
+@pytest.mark.parametrize('settings, said', [
+    (dict(), 'schedule_steps=None: must be more than optimizer.warmup_steps=0'),
+    (dict(warmup_steps=9, schedule_steps=9), 'optimizer.warmup_steps=9, as op'),
+    (dict(schedule_steps=39), 'steps=40: the learning rate is 0 after')])
+def test_a_schedule_ends_after_its_warm_up_and_trains_to_the_end(
+    settings, said):
+  config = tiny.get_config()
+  config.optimizer.update(settings, schedule='linear')
+  with pytest.raises(errors.InputError, match=said):
+    configuration.check(config, [])
+  config.optimizer.update(floor=0.1, schedule_steps=39)
+  configuration.check(config, ['optimizer.floor'])
+
+
 def test_every_range_is_tested():
   """Every field with a range has a value in BAD; other numbers have one."""
   bad = {name for name, _, _ in BAD}
@@ -154,6 +188,7 @@ def test_every_range_is_tested():
 
 @pytest.mark.parametrize('name, choices', [
     ('rollout.dynamic_sampling', selection.MODES),
+    ('optimizer.schedule', optimizer.SCHEDULES),
     ('train.packing', packing.MODES),
     ('train.behaviour.weight', behaviour.WEIGHTS),
     ('compute.remat', ('auto', *remat.POLICIES)),
@@ -202,11 +237,15 @@ def test_a_model_is_needed():
 INERT = [
     ({}, 'lora.alpha', 'config.lora.rank is 0'),
     ({}, 'train.behaviour.cap', 'config.train.behaviour.weight is off'),
+    ({}, 'optimizer.floor', 'config.optimizer.schedule is constant'),
+    ({}, 'optimizer.schedule_steps', 'config.optimizer.schedule is constant'),
     ({}, 'method_name', '--config'),
     ({}, 'pretrain.vocabulary', 'tepo_jax.benchmark'),
     ({'model': 'somewhere'}, 'pretrain.d_model', 'config.model'),
     ({}, 'data.columns.problem', 'named sets'),
     ({'data.name': 'gsm8k:a.csv'}, 'data.columns.answer', 'named sets'),
+    ({'model': 'somewhere', 'data.sets': (('a.csv', 1),)}, 'data.name',
+     'config.data.sets'),
     ({'eval.period': 0}, 'eval.samples', 'config.eval.period'),
     ({'dump.period': 0}, 'dump.format', 'config.dump.period'),
     ({}, 'rollout.overlong_factor', 'config.rollout.overlong_buffer'),
@@ -220,6 +259,9 @@ INERT = [
      'config.method.reg.region'),
     ({'method.reg.coef': 0.0}, 'method.reg.penalty', 'config.method.reg.coef'),
     ({'method.reg.coef': 0.0}, 'method.reg.region', 'config.method.reg.coef'),
+    ({}, 'method.reference.period', 'config.method.reference.coef is 0'),
+    ({'rollout.dynamic_sampling': 'off'}, 'rollout.mixed',
+     'config.rollout.dynamic_sampling'),
 ]
 
 
@@ -269,3 +311,21 @@ def test_a_saved_config_has_its_own_sections(config):
     del config.rollout.samples
   with pytest.raises(errors.InputError, match='rollout.samples is missing'):
     configuration.check_saved(config, 'config.json')
+
+
+def test_a_published_metric_needs_its_number():
+  config = tiny.get_config()
+  config.published.metric = 'eval/arithmetic/avg@8'
+  with pytest.raises(errors.InputError, match='set config.published.after'):
+    configuration.check(config, [])
+
+
+def test_a_step_has_its_share_of_each_set():
+  """The weights in lowest terms: 3 and 1, of which 32 prompts are a multiple,
+  and 2 and 1, of which they are not."""
+  config = tiny.get_config()
+  config.data.sets = (('a.csv', 300), ('b.csv', 100))
+  configuration.check(config, ['data.sets', 'data.name'])
+  config.data.sets = (('a.csv', 2), ('b.csv', 1))
+  with pytest.raises(errors.InputError, match='=32 is not a multiple of 3'):
+    configuration.check(config, [])

@@ -71,6 +71,9 @@ def test_row(name, start):
   before, batch = start
   programs = programs_of(name)
   state = programs.init_state(jax.tree.map(jax.numpy.array, before))
+  if programs.policy_loss.needs_reference:
+    batch = batch.replace(
+        reference_logp_BT=programs.score(state.reference, batch)[0])
   old = (programs.old_policy(state.params, batch)
          if programs.policy_loss.needs_kl else None)
   for index in range(2):
@@ -83,7 +86,10 @@ def test_row(name, start):
       assert metrics['weight_min'] == metrics['weight_max'] == 1
       assert metrics['entropy_unchanged_share'] == 1
       assert metrics.get('kl_full', 0) == 0
-  assert metrics['weight_max'] != 1 or name in ('gpg', 'rloo')
+      assert metrics.get('kl_reference', 0) == 0
+  if programs.policy_loss.needs_reference:
+    assert metrics['kl_reference'] != 0
+  assert metrics['weight_max'] != 1 or name in ('gpg', 'rloo', 'rloo_original')
   assert int(state.step) == 2
   changed = jax.tree.map(lambda a, b: np.any(a != b), before,
                          jax.device_get(state.params))

@@ -32,12 +32,20 @@ def test_a_start(tmp_path, monkeypatch):
   config.seed = 0
   template.write_text('{{ problem }}!')
   assert _differing(before, facts.of_start(config)) == {
-      'the text of data.template'}
+      'the text of data.template', 'the texts of the templates of data.sets'}
   template.write_text('{{ problem }}')
   (tmp_path / 'own_facts_reward.py').write_text('def f(*_):\n  return 2\n')
   monkeypatch.setenv('XLA_FLAGS', '--xla_other')
   assert _differing(before, facts.of_start(config)) == {
       'the files of config.reward.functions', 'the variable XLA_FLAGS'}
+
+
+def test_training_sets():
+  def found(second):
+    return facts.of_mixture(groups_lib.Mixture(
+        {'a': PROMPTS, 'b': second}, [1, 1], seed=0))
+  assert _differing(found(PROMPTS), found(PROMPTS[::-1])) == {
+      'the data set b of training'}
 
 
 def test_a_model(tmp_path):

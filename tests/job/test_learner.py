@@ -8,16 +8,22 @@ import jax
 from jax import numpy as jnp
 import numpy as np
 import pytest
+import torch
 
+from configs import methods
 from configs import tiny
 from tepo_jax import errors
 from tepo_jax.data import problem as problem_lib
+from tepo_jax.job import batching
 from tepo_jax.job import learner as learner_lib
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.learning import behaviour
+from tepo_jax.learning import objective
+from tepo_jax.learning import packing as packing_lib
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import host
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import progress as progress_lib
@@ -38,16 +44,20 @@ def learner():
 
 
 def make_learner(method, packing='segments', shape=(1, 1, 1), scale=1.0,
-                 microbatch_tokens=40, learning_rate=3e-5, remat='none'):
-  """Two epochs of two updates; `scale` multiplies the initial weights."""
+                 microbatch_tokens=40, learning_rate=3e-5, remat='none',
+                 rank=0, period=0, warmup_steps=0):
+  """Two epochs of two updates; `scale` multiplies the initial weights; `rank`
+  is of LoRA, `period` of a reference policy."""
   config = tiny.get_config(method)
+  config.lora.rank, config.method.reference.period = rank, period
   config.compute.remat = remat
   config.data.max_prompt_tokens = 4
   config.rollout.update(
       prompts=GROUPS, samples=SAMPLES, max_tokens=T, logp_gap_limit=10.0)
   config.train.update(minibatch_prompts=2, packing=packing,
                       microbatch_tokens=microbatch_tokens)
-  config.optimizer.learning_rate = learning_rate
+  config.optimizer.update(
+      learning_rate=learning_rate, warmup_steps=warmup_steps)
   mesh = mesh_lib.make(dict(zip(mesh_lib.AXES, shape)),
                        jax.devices()[:np.prod(shape)])
   return learner_lib.Learner(config, types.SimpleNamespace(
@@ -214,6 +224,93 @@ def test_as_many_states_as_fit(learner):
   assert memory_lib.keeping(no_kl, 3, held) is no_kl
 
 
+@pytest.mark.long_after_first
+@pytest.mark.parametrize('packing, shape, rank', [
+    ('segments', (1, 1, 1), 0), ('shared', (1, 2, 1), 0),
+    ('segments', (1, 2, 2), 2), ('shared', (1, 1, 1), 2)])
+def test_the_reference_is_the_policy_of_step_0_or_of_its_period(
+    tmp_path, packing, shape, rank):
+  """ℓ of the reference is that of its weights, whatever updates do to the
+  policy; a restored state has it to the bit."""
+  learner = make_learner('grpo_original', packing, shape, learning_rate=1e-2,
+                         rank=rank, period=2)
+  learner.load_base()
+  learner.state = learner.first_state()
+  groups = sampled()
+  for step in 1, 2, 3, 4:
+    learner.renew_reference(step)
+    scored = pack_and_score(learner, groups)
+    minibatch = scored.minibatches[1]
+    if step in (1, 3):
+      want = minibatch.old_logp_BT
+      np.testing.assert_array_equal(scored.reference_gap_BT(), 0)
+    else:
+      assert np.abs(scored.reference_gap_BT()).max() > 1e-3
+    np.testing.assert_array_equal(minibatch.reference_logp_BT, want)
+    metrics = [jax.device_get(learner.make_update(scored, index))
+               for index in range(4)]
+    assert (metrics[0]['kl_reference'] == 0) == (step in (1, 3))
+    assert metrics[3]['kl_reference'] > 0 and not metrics[3]['skipped']
+  keep = checkpoint.Checkpointer(tmp_path, 1, 0)
+  keep.save(4, learner.state, {}, None,
+            programs_lib.restorable(learner.programs)[1])
+  keep.close()
+  restored, _ = checkpoint.Checkpointer(tmp_path, read_only=True).restore(
+      4, *programs_lib.restorable(learner.programs), lambda *_: None)
+  jax.tree.map(np.testing.assert_array_equal, *map(
+      jax.device_get, (restored, learner.state)))
+
+
+def test_the_kl_in_the_reward_is_that_of_old_policy_and_reference():
+  """RLOO as TRL computes it (rloo_trainer.py, f2cd577): the rewards less beta
+  times the sum of ℓ° − ℓ_ref, then the mean of the others as baseline; by torch
+  from the log-probabilities of both policies."""
+  learner = make_learner('rloo_original')
+  start(learner)
+  learner.state = learner.state.replace(
+      reference=jax.tree.map(lambda x: 1.5 * x, learner.state.reference))
+  scored = pack_and_score(learner, sampled())
+  gap = torch.tensor(scored.old_logp_BT(), dtype=torch.float64) - torch.tensor(
+      np.concatenate([m.reference_logp_BT for m in scored.minibatches]))
+  mask = torch.tensor(scored.batch.mask_BT)
+  reward = torch.tensor(rewards_of(sampled()), dtype=torch.float64)
+  reward = (reward - 0.03 * (gap * mask).sum(1)).reshape(GROUPS, SAMPLES)
+  want = (reward - (reward.sum(1, keepdim=True) - reward) / (SAMPLES - 1))
+  got = np.concatenate([m.advantage_B for m in scored.minibatches])
+  assert np.abs(np.abs(got) - 1).max() > 1e-4
+  np.testing.assert_allclose(got, want.numpy().ravel(), rtol=0, atol=1e-6)
+  np.testing.assert_array_equal(scored.batch.advantage_B, got)
+
+
+@pytest.mark.long
+def test_each_token_has_its_own_advantage():
+  """REINFORCE++: the update compiles for it, and whitening is over the step."""
+  learner = make_learner('reinforce_pp', learning_rate=1e-2)
+  start(learner)
+  learn(learner, sampled())
+  scored = pack_and_score(learner, sampled())
+  advantage_BT = np.concatenate([m.advantage_B for m in scored.minibatches])
+  kept = scored.batch.mask_BT > 0
+  assert advantage_BT.shape == kept.shape and not advantage_BT[~kept].any()
+  assert learner.programs.minibatch.advantage_B.shape == (4, T)
+  assert advantage_BT[kept].mean() == pytest.approx(0, abs=1e-6)
+  assert advantage_BT[kept].std(ddof=1) == pytest.approx(1, rel=1e-5)
+  assert np.ptp(advantage_BT[0][kept[0]]) > 0
+  outcome = jax.device_get(learner.make_update(scored, 0))
+  assert outcome['grad_norm'] > 0 and outcome['kl_reference'] != 0
+
+
+def test_the_reference_is_counted():
+  """By a run's checks and by a plan, which also scores by it."""
+  programs = make_learner('grpo_original').programs
+  held, state = memory_lib.held(programs), programs_lib.abstract_state(programs)
+  assert held['reference policy'] == mesh_lib.device_bytes(state.params) > 0
+  without = make_learner('grpo').programs
+  assert memory_lib.held(without)['reference policy'] == 0
+  assert held['weights and moments'] == (
+      memory_lib.held(without)['weights and moments'])
+
+
 def test_minibatches_hold_whole_groups_in_the_datas_order(learner):
   start(learner)
   step = pack_and_score(learner, sampled())
@@ -225,16 +322,26 @@ def test_minibatches_hold_whole_groups_in_the_datas_order(learner):
 
 @pytest.mark.parametrize('method', ['tepo', 'grpo'])
 def test_remat_auto_compiles_the_update_once(method):
-  """Before a run, for the arguments that the run then passes."""
-  learner, compiled = make_learner(method, remat='auto'), []
+  """Before a run, for the arguments that the run then passes; of grpo here
+  with a schedule, which the first step has a quarter of the rate of."""
+  warmup_steps = 3 if method == 'grpo' else 0
+  learner, compiled = make_learner(
+      method, remat='auto', warmup_steps=warmup_steps), []
   start(learner)
   with host.compilations_shown(compiled.append, lambda: None):
     learner.fit()
     assert learner.programs.model.remat == 'none'  # it is small
     state = mesh_lib.device_bytes(learner.state)
     assert state < learner.update_bytes < 100 * state
-    learn(learner, sampled())
+    before = jax.device_get(learner.state.params)
+    metrics = learn(learner, sampled())
   assert [name.split()[0] for name in compiled].count('train_step') == 1
+  rate = metrics['optimizer/learning_rate']
+  assert rate == 3e-5 / (warmup_steps + 1)
+  # The largest change by Adam's first updates is the sum of their rates.
+  moved = max(np.abs(x).max() for x in jax.tree.leaves(jax.tree.map(
+      np.subtract, jax.device_get(learner.state.params), before)))
+  assert 2 * rate < moved < 4.01 * rate
 
 
 def test_off_adds_metrics_and_no_array(learner, old_logp_BT):
@@ -360,7 +467,7 @@ def _two_groups():
 
 def test_to_batch():
   """Two prompts of 2 samples and a row of filler; token 0 is a valid id."""
-  batch = learner_lib.to_batch(
+  batch = batching.to_batch(
       _two_groups(), np.array([0., 1., 1., 0.]), rows=5, width=3,
       estimator='drgrpo')
   np.testing.assert_array_equal(batch.token_BS, [
@@ -382,11 +489,84 @@ def test_to_batch():
   assert not batch.old_logp_BT.any() and not batch.old_entropy_BT.any()
 
 
+def test_truncated_completions_have_no_token():
+  """The first of `_two_groups` is truncated: its reward of 1 is in the baseline
+  with 'mask', its neighbour is left alone with 'exclude'."""
+  reward_B = np.array([1., 0., 1., 0.])
+  for truncated, first, want in [('count', [1, 1, 1], [.5, -.5]),
+                                 ('mask', [0, 0, 0], [.5, -.5]),
+                                 ('exclude', [0, 0, 0], [0, 0])]:
+    batch = batching.to_batch(
+        _two_groups(), reward_B, rows=5, width=3, estimator='drgrpo',
+        truncated=truncated)
+    np.testing.assert_array_equal(
+        batch.mask_BT, [first, [1, 0, 0], [1, 0, 0], [1, 1, 0], [0, 0, 0]])
+    np.testing.assert_allclose(batch.advantage_B, [*want, .5, -.5, 0])
+
+
+@pytest.mark.parametrize('loss_type', ['dapo', 'seq-mean-token-mean',
+                                       'seq-mean-token-sum'])
+def test_truncated_completions_are_in_no_denominator(loss_type):
+  """Against TRL's mask_truncated_completions with loss_type dapo, whose
+  num_items_in_batch is the sum of the loss mask (it once counted the truncated
+  tokens too), and against agg_loss of verl, whose denominators leave masked
+  completions out. Both in float64 by torch; one update at ratio 1, so the
+  gradient of the loss is −c A."""
+  rng = np.random.default_rng(0)
+  length_B, ended_B = np.array([6, 2, 6, 4]), np.array([0, 1, 0, 1], bool)
+  groups = [groups_lib.Group(
+      groups_lib.Prompt(None, (1,), n), np.ones((2, T), np.int32),
+      np.zeros((2, T), np.float32), length_B[part], ended_B[part], ('', ''),
+      None) for n, part in enumerate((slice(2), slice(2, 4)))]
+  batch = batching.to_batch(groups, rng.normal(size=4), rows=4, width=1,
+                               estimator='drgrpo', truncated='mask')
+  logp_BT = -rng.random((4, T))
+  loss = objective.make_policy_loss(methods.methods(0.0)['grpo'] | dict(
+      aggregate={'dapo': 'token_mean'}.get(
+          loss_type, loss_type.replace('-', '_'))))
+  x = objective.Tokens(*4 * [logp_BT], np.broadcast_to(
+      batch.advantage_B.astype(float)[:, None], (4, T)), batch.mask_BT)
+  with jax.enable_x64(True):
+    gradient_BT = jax.grad(lambda logp: loss.partial(
+        x.replace(logp_BT=logp), loss.statistics(x)))(logp_BT)
+
+  mask = torch.tensor(np.arange(T) < length_B[:, None]) * torch.tensor(
+      ended_B)[:, None]
+  logp = torch.tensor(logp_BT, requires_grad=True)
+  each = -torch.exp(logp - logp.detach()) * torch.tensor(
+      batch.advantage_B, dtype=torch.float64)[:, None] * mask
+  rows = (mask.sum(1) > 0).sum()
+  {'dapo': lambda: each.sum() / mask.sum(),
+   'seq-mean-token-sum': lambda: each.sum() / rows,
+   'seq-mean-token-mean': lambda: (
+       each.sum(1) / (mask.sum(1) + 1e-8)).sum() / rows,
+   }[loss_type]().backward()
+  assert np.abs(gradient_BT).max() > 0.01
+  np.testing.assert_allclose(gradient_BT, logp.grad, rtol=1e-7, atol=0)
+
+
+@pytest.mark.long_after_first
+@pytest.mark.parametrize('packing', packing_lib.MODES)
+def test_a_masked_completion_is_in_no_row(packing):
+  """Nor does a step train whose completions are all truncated."""
+  learner = make_learner('grpo', packing)
+  start(learner)
+  groups = sampled()
+  learner.config.rollout.truncated = 'mask'
+  step = pack_and_score(learner, [dataclasses.replace(
+      group, ended_G=np.array([True, n > 0]))
+                                  for n, group in enumerate(groups)])
+  np.testing.assert_array_equal(
+      step.minibatches[0].microbatch_B < 0, [False, True, False, False])
+  assert learn(learner, [dataclasses.replace(
+      group, ended_G=np.zeros(2, bool)) for group in groups]) == {}
+
+
 @pytest.mark.parametrize('estimator, want', [
     ('grpo', [-.7071, .7071, 1.4142 / 2, -1.4142 / 2]),
     ('gpg', [-.5, .5, .5, -.5])])
 def test_advantages_are_the_groups(estimator, want):
-  batch = learner_lib.to_batch(
+  batch = batching.to_batch(
       _two_groups(), np.array([0., 1., 1., 0.]), rows=4, width=2,
       estimator=estimator)
   np.testing.assert_allclose(batch.advantage_B, want, atol=1e-4)

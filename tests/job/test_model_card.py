@@ -63,9 +63,9 @@ def test_serving_stops_at_every_token_that_ends_a_completion(tmp_path):
   (tmp_path / 'generation_config.json').write_text(
       '{"eos_token_id": 7, "top_p": 0.8}')
   (tmp_path / 'config.json').write_text('{"eos_token_id": [3]}')
-  saved = json.loads(model_card.generation_config(str(tmp_path)))
+  saved = json.loads(model_card.generation_config(str(tmp_path), (4,)))
   assert saved['top_p'] == 0.8
-  assert {3, 7} < set(saved['eos_token_id'])  # and the tokenizer's
+  assert {3, 4, 7} < set(saved['eos_token_id'])  # and the tokenizer's
 
 
 @pytest.mark.parametrize('name, content, found', [

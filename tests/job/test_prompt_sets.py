@@ -32,7 +32,7 @@ def test_evaluation_reads_the_test_split_and_training_does_not(tokenizer):
   config = _config(data__limit=7, eval__limit=5)
   found = prompt_sets.evaluation(config, TEMPLATE, tokenizer, 'arithmetic')
   assert found.problems == embedded.problems('arithmetic', 'test', 5)
-  found = prompt_sets.training(config, TEMPLATE, tokenizer)
+  found, = prompt_sets.training(config, tokenizer)
   assert found.problems == embedded.problems('arithmetic', 'train', 7)
   assert [problem for problem, _ in found.short] == found.problems
   assert not found.long
@@ -46,7 +46,7 @@ def test_columns_limits_and_lengths(tokenizer, tmp_path, which):
   config = _config(
       data__name=str(path), data__columns__problem='q', data__limit=3,
       data__columns__answer='a', eval__sets=(str(path),), eval__limit=3)
-  found = (prompt_sets.training(config, TEMPLATE, tokenizer)
+  found = (prompt_sets.training(config, tokenizer)[0]
            if which == 'training' else
            prompt_sets.evaluation(config, TEMPLATE, tokenizer, str(path)))
   assert [problem.id for problem, _ in found.short] == ['a/1', 'a/3']
@@ -60,7 +60,7 @@ def test_bad_rows_are_skipped_in_training_only(tokenizer, tmp_path):
   path.write_text('{"problem": "1"}\n{"problem": "1", "answer": "1"}\n')
   config = _config(data__name=str(path), data__skip_bad=1)
   config.data.columns.answer = 'answer'
-  found = prompt_sets.training(config, TEMPLATE, tokenizer)
+  found, = prompt_sets.training(config, tokenizer)
   assert [problem.id for problem, _ in found.short] == ['a/2']
   assert len(found.loaded.bad) == 1
   with pytest.raises(errors.InputError, match='row 1: no column'):
@@ -68,7 +68,7 @@ def test_bad_rows_are_skipped_in_training_only(tokenizer, tmp_path):
 
 
 def test_a_token_that_the_embedding_lacks_is_found_in_the_prompts(tokenizer):
-  found = prompt_sets.training(_config(data__limit=3), TEMPLATE, tokenizer)
+  found, = prompt_sets.training(_config(data__limit=3), tokenizer)
   largest = max(max(ids) for _, ids in found.short)
   prompt_sets.check_vocabulary(found, tokenizer, largest + 1, 'folder')
   with pytest.raises(errors.InputError) as error:
@@ -85,9 +85,27 @@ def test_a_prompt_that_cannot_be_rendered_is_named_by_file_and_row(
   path.write_text('{"problem": "1", "answer": "1"}\n' + json.dumps(
       {'problem': turns, 'answer': '1', 'id': 'x'}) + '\n')
   config = _config(data__name=str(path))
-  found = prompt_sets.training(config, TEMPLATE, tokenizer)
+  found, = prompt_sets.training(config, tokenizer)
   assert '1' in tokenizer.decode(found.short[1][1])
   with pytest.raises(errors.InputError) as error:
-    prompt_sets.training(config, prompts.get('plain', '3'), tokenizer)
+    prompt_sets.training(_config(
+        data__name=str(path), data__system='3'), tokenizer)
   assert str(error.value).startswith(
       f'{path}: row 2 (x) has a system turn, and so has ')
+
+
+def test_each_set_has_its_own_template(tokenizer, tmp_path):
+  path, template = tmp_path / 'a.jsonl', tmp_path / 'mine.jinja'
+  path.write_text('{"problem": "1", "answer": "1"}\n')
+  template.write_text('Start with {{ problem }}.')
+  config = _config(data__limit=2, data__sets=(
+      ('arithmetic', 3), (str(path), 1, str(template))))
+  first, second = prompt_sets.training(config, tokenizer)
+  assert (first.name, len(first.short)) == ('arithmetic', 2)
+  (_, ids), = second.short
+  assert 'Start with 1.' in tokenizer.decode(ids)
+  config.data.sets = (('arithmetic', 3), (str(path), 1, 'dapo_answer'))
+  with pytest.raises(errors.InputError) as error:
+    prompt_sets.training(config, tokenizer)
+  assert f'{path} has the template dapo_answer, of the style ' in str(
+      error.value)

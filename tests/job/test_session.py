@@ -54,6 +54,20 @@ def test_long_completions_are_refused_where_they_are_sampled():
     session._open(config, _mesh(1), 'folder', MODEL, tokenizer, (0,))
 
 
+def test_further_end_tokens_are_the_models_own():
+  config = tiny.get_config('grpo')
+  config.data.max_prompt_tokens = 16
+  config.rollout.stop_ids = (9, 5, 2)
+  arguments = (_mesh(1), 'folder', MODEL,
+               types.SimpleNamespace(chat_template=''), (0, 5))
+  with session._open(config, *arguments) as opened:
+    assert opened.eos_ids == (0, 2, 5, 9)
+  config.rollout.stop_ids = (9, MODEL.vocab_size)
+  with pytest.raises(errors.InputError, match=(
+      rf'stop_ids=\(9, {MODEL.vocab_size}\): folder has a vocabulary of')):
+    session._open(config, *arguments)
+
+
 @pytest.mark.long_after_first
 @pytest.mark.parametrize('trained_on,read_on', [(4, 1), (1, 2), (2, 4)])
 def test_vocabulary_padding_depends_on_the_mesh_alone(

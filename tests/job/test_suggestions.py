@@ -36,8 +36,9 @@ KNOWN = fields_lib.flat(tiny.get_config())
     ('max_new_tokens', 'rollout.max_tokens'),
     ('max_completion_length', 'rollout.max_tokens'),
     ('data.max_prompt_length', 'data.max_prompt_tokens'),
-    ('kl_coef', 'method.reg.coef'), ('kl_loss_coef', 'method.reg.coef'),
-    ('beta', 'method.reg.coef'), ('clip_ratio_high', 'method.clip.high'),
+    ('kl_coef', 'method.reference.coef'),
+    ('kl_loss_coef', 'method.reference.coef'),
+    ('beta', 'method.reference.coef'), ('clip_ratio_high', 'method.clip.high'),
     ('num_train_epochs', 'steps'), ('max_steps', 'steps'),
     ('save_freq', 'checkpoint.period'), ('test_freq', 'eval.period'),
     ('grad_clip', 'optimizer.max_grad_norm'), ('lora_r', 'lora.rank'),
@@ -49,9 +50,10 @@ def test_the_field_that_means_the_same(name, field):
 
 @pytest.mark.parametrize('name, why', [
     ('rollout.top_p', 'training samples without truncation'),
-    ('lr_warmup_steps', 'the learning rate is constant'),
+    ('lr_warmup_ratio', 'the warm-up is a number of rollout steps, '
+     'optimizer.warmup_steps'),
     ('critic.lr', 'there is no critic'),
-    ('ref.log_prob', 'there is no reference model')])
+    ('ref.log_prob', 'the reference policy is the one')])
 def test_what_is_not_here(name, why):
   assert cli._field_hint(name, KNOWN).startswith(f'; {why}')
 

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from configs import methods
+from configs import reference
 from configs import tiny
 from tepo_jax import train
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import summaries
+from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import mesh as mesh_lib
 
@@ -41,8 +43,8 @@ def _rollout(texts, verdicts, rewards):
   groups = [types.SimpleNamespace(
       text_G=texts, accuracy_G=np.array(verdict)) for verdict in verdicts]
   return types.SimpleNamespace(
-      completed=groups, rewards=types.SimpleNamespace(
-          reward_NG=np.array(rewards, np.float32)))
+      completed=groups, mixed=[len(set(v)) > 1 for v in verdicts],
+      rewards=types.SimpleNamespace(reward_NG=np.array(rewards, np.float32)))
 
 
 @pytest.mark.parametrize('texts, verdicts, rewards, said', [
@@ -50,7 +52,7 @@ def _rollout(texts, verdicts, rewards):
     ([r'\boxed{1}', 'no'], [[0, 0], [0, 1], [1, 1]],
      [[.5, .1], [0, 1], [1, 1]],
      '; the reward differs in 1 of the groups whose verdicts agree: to learn '
-     'from these too, set --config.rollout.dynamic_sampling=off'),
+     'from these too, set --config.rollout.mixed=reward'),
     # The template asks for another form than the model writes.
     (['It is \n' + 'very ' * 99, '7'], [[0, 0]], [[.5, .1]],
      '; no completion had an answer that could be read '
@@ -60,6 +62,31 @@ def _rollout(texts, verdicts, rewards):
 def test_a_starved_step_says_why(texts, verdicts, rewards, said):
   assert summaries.why_starved(
       _rollout(texts, verdicts, rewards), 'plain', 'boxed') == said
+
+
+def test_metrics_by_set():
+  """Of groups that alternate a a b a, by hand."""
+  def group(prompt_id, accuracy, length):
+    return types.SimpleNamespace(
+        prompt=types.SimpleNamespace(prompt_id=prompt_id),
+        accuracy_G=np.array(accuracy), length_G=np.array(length))
+
+  prompts = groups_lib.Mixture(
+      {'x/a.csv': [None], 'b.jsonl': [None]}, [3, 1], seed=0)
+  groups = [group(4, [1, 0], [2, 4]), group(5, [0, 0], [6, 6]),
+            group(6, [1, 1], [1, 3]), group(7, [0, 0], [0, 0])]
+  found = summaries.set_metrics(types.SimpleNamespace(
+      sampled=groups, groups=groups[:1], rewards=types.SimpleNamespace(
+          reward_NG=np.array([[1, 0], [.5, 0], [1, 1], [0, 0], [9, 9]]))),
+                                prompts)
+  assert found == {
+      'data/a/reward': 0.25, 'data/a/accuracy': pytest.approx(1 / 6),
+      'data/a/response_length_mean': 3, 'data/a/mixed_share':
+      pytest.approx(1 / 3), 'data/a/groups_sampled': 3,
+      'data/a/groups_trained': 1,
+      'data/b/reward': 1, 'data/b/accuracy': 1,
+      'data/b/response_length_mean': 2, 'data/b/mixed_share': 0,
+      'data/b/groups_sampled': 1, 'data/b/groups_trained': 0}
 
 
 def _write(folder, *records):
@@ -112,6 +139,19 @@ def test_texts_are_shown_in_nats_per_token(tmp_path):
       'prose/nats_per_token 3.2500')
 
 
+def test_a_published_number_beside_the_runs_own(tmp_path):
+  config = reference.get_config('slime_0_5b').published
+  _write(tmp_path, {'step': 90, config.metric: 0.4}, {
+      'step': 100, config.metric: 0.4805})
+  said = summaries.published(config, tmp_path)
+  assert said == (
+      'eval/gsm8k/greedy/avg@1: 48.0% after step 100; published: 50.2% after '
+      'training, 43.6% before (https://github.com/THUDM/slime/pull/1835)')
+  config.metric = 'eval/other/avg@1'
+  assert 'eval/other/avg@1: was not recorded' in summaries.published(
+      config, tmp_path)
+
+
 def test_the_next_command(monkeypatch):
   done = summaries.next_command(pathlib.Path('runs/a b'))
   assert "tepo_jax.report --runs='runs/a b' --out='runs/a b/report'" in done
@@ -156,11 +196,19 @@ def test_the_header(count, text, tmp_path):
 def test_the_data_sets_with_their_sizes():
   sets = [types.SimpleNamespace(name='arithmetic', prompts=[0] * 512,
                                 samples=8)]
-  lines = summaries.data(tiny.get_config(), 4096, sets)
+  def mixture(**sizes):
+    return groups_lib.Mixture({name: [0] * size for name, size in
+                               sizes.items()}, [1] * len(sizes), seed=0)
+
+  config = tiny.get_config()
+  lines = summaries.data(config, mixture(arithmetic=4096), sets)
   assert 'arithmetic: 4,096 problems' in lines
   assert 'arithmetic: 512 problems × 8, every 10 steps' in lines
-  few = summaries.data(tiny.get_config(), 1, [])
+  few = summaries.data(config, mixture(arithmetic=1), [])
   assert 'arithmetic: 1 problem\n' in few and few.endswith('none')
+  config.data.sets = (('a', 3), ('b', 1))
+  assert 'a: 2 problems, weight 3; b: 1 problem, weight 1\n' in (
+      summaries.data(config, mixture(a=2, b=1), []))
 
 
 def test_help_lists_every_method():

@@ -1,5 +1,6 @@
 """What a trainer times belongs to one step; every step is recorded."""
 
+import dataclasses
 import pathlib
 import types
 from unittest import mock
@@ -22,7 +23,8 @@ from tepo_jax.runtime import progress as progress_lib
 
 def _trainer(**fields):
   return types.SimpleNamespace(
-      config=tiny.get_config('tepo'), step=1, cursor=0, _prompt=None,
+      config=tiny.get_config('tepo'), step=1, cursor=0, left_out_in_a_row=0,
+      prompts=groups_lib.Mixture({'made': [None]}, [1], seed=0),
       session=types.SimpleNamespace(timers=progress_lib.Timers()),
       learner=types.SimpleNamespace(
           policy=dict, update_bytes=None,
@@ -66,7 +68,7 @@ def _starved():
       length_G=np.array([3, 3]), ended_G=np.array([True, True]),
       text_G=('yes', 'no'), accuracy_G=np.zeros(2, np.float32))
   return sampler_lib.StarvedError('too few', sampler_lib.Rollout(
-      [group], [], 1, 0, reward_lib.Rewards(
+      [group], [False], [], 1, 4, reward_lib.Rewards(
           np.array([[.5, .1]], np.float32), {}, {}), None, {}))
 
 
@@ -89,6 +91,39 @@ def test_a_step_without_enough_groups_says_why_and_leaves_its_rollout(tmp_path):
       "the step's completions are in rollouts/, no checkpoint")
   assert [line['completion'] for line in dump.read(
       tmp_path / 'rollouts', 3)] == ['yes', 'no']
+
+
+def test_steps_without_enough_groups_are_left_out_up_to_a_number(monkeypatch):
+  """They are counted, a step that is trained on resets the count, and the
+  next one begins behind what was sampled."""
+  found = types.SimpleNamespace(name='found')
+  starved = _starved()
+  trainer = object.__new__(trainer_lib.Trainer)
+  vars(trainer).update(vars(_trainer(
+      sampler=types.SimpleNamespace(select=mock.Mock(side_effect=[
+          starved, starved, found, starved, starved, starved])),
+      _failed=lambda step, rollout, message: errors.RunError(message))))
+  trainer.config.rollout.max_left_out = 2
+  trainer.session.rewards = None
+  trainer.session.template = types.SimpleNamespace(style='boxed')
+  counts = []
+  for want in starved.rollout, starved.rollout, found, *2 * [starved.rollout]:
+    rollout, _ = trainer._collect(3, types.SimpleNamespace(check=None))
+    assert rollout is want
+    counts.append(trainer.left_out_in_a_row)
+  assert counts == [1, 2, 0, 1, 2] and starved.rollout.cursor == 4
+  with pytest.raises(errors.RunError, match='too few'):
+    trainer._collect(3, types.SimpleNamespace(check=None))
+
+
+def test_a_failed_reward_is_why_no_group_was_mixed():
+  starved = _starved()
+  failed = dataclasses.replace(
+      starved.rollout.rewards, parts={'f': np.array([[np.nan, 0]])},
+      reasons={0: 'f: problem p: no such column'})
+  starved.rollout = dataclasses.replace(starved.rollout, rewards=failed)
+  assert trainer_lib.Trainer._why(_trainer(), starved) == (
+      'reward f: problem p: no such column (1 of 1 group)')
 
 
 def test_a_run_without_an_update_is_not_done():
@@ -123,8 +158,9 @@ def test_a_resumed_run_begins_with_its_own_choice(
       writer=types.SimpleNamespace(truncate=lambda _: None),
       checkpointer=types.SimpleNamespace(restore_last_good=lambda *_: (
           3, 'state', {'cursor': 8, 'unrecorded': None, 'remat': 'dots',
-                       'skipped_in_a_row': 0})))
+                       'skipped_in_a_row': 0, 'left_out_in_a_row': 2})))
   monkeypatch.setattr(programs_lib, 'restorable', lambda _: ())
   trainer._restore()
   assert found == begun and trainer.step == 3
+  assert trainer.left_out_in_a_row == 2
   assert ('dots, as until now, does not fit' in capsys.readouterr().err) == said

@@ -47,7 +47,10 @@ def minibatch():
       logp[0, 0], old_logp[1, 1] = -47.0, -52.0
     advantage = np.repeat(rng.normal(size=(rows, 1)), length, axis=1)
     mask = _mask(mask, rng, rows, length)
+    reference_logp = -np.abs(logp + np.random.default_rng(seed).normal(
+        size=logp.shape))
     out = dict(
+        reference_logp_BT=reference_logp,
         logp_BT=logp, entropy_BT=entropy, old_logp_BT=old_logp,
         old_entropy_BT=old_entropy, advantage_BT=advantage, kl_BT=kl)
     if garbage:

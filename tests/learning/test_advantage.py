@@ -73,6 +73,35 @@ def test_estimators_are_torchs(x64, estimator, group_size):
         got, _torch(reward, estimator).numpy().ravel(), rtol=0, atol=1e-7)
 
 
+@pytest.mark.parametrize(
+    'estimator', ['grpo', 'gpg', 'rloo', 'drgrpo', 'reinforce_pp_baseline'])
+def test_the_excluded_are_in_no_baseline(x64, estimator):
+  """Against torch on lists of the rewards that are left; one that is left
+  alone has nothing to be compared with."""
+  rng = np.random.default_rng(4)
+  reward = rng.normal(size=(7, 6))
+  reward[4] = 2.5
+  counted = rng.random((7, 6)) < 0.7
+  counted[0], counted[1] = False, np.arange(6) == 2
+  left = [torch.tensor(r[c]) for r, c in zip(reward, counted)]
+  centred = [r - r.mean() for r in left]
+  alike = sum(len(r) > 0 and bool((r == r[0]).all()) for r in left)
+  std = torch.cat(centred).std() + 1e-6
+  want = [{
+      'grpo': lambda: c / (r.std() + 1e-6 if len(r) > 1 else 1),
+      'gpg': lambda: c * 6 / (6 - alike), 'drgrpo': lambda: c,
+      'rloo': lambda: torch.stack([x - torch.cat([r[:i], r[i + 1:]]).mean()
+                                   for i, x in enumerate(r)])
+                      if len(r) > 1 else c,
+      'reinforce_pp_baseline': lambda: c / std}[estimator]()
+          for r, c in zip(left, centred)]
+  got = np.asarray(advantage.group_advantage(
+      reward.ravel(), 6, estimator, counted.ravel())).reshape(7, 6)
+  assert alike == 2 and not got[~counted].any() and not got[1].any()
+  np.testing.assert_allclose(
+      got[counted], torch.cat(want).numpy(), rtol=0, atol=1e-12)
+
+
 def test_rloo_by_hand():
   got = advantage.group_advantage([1, 0, 0, 1, 1, 1], 3, 'rloo')
   np.testing.assert_allclose(got, [1, -0.5, -0.5, 0, 0, 0], rtol=1e-6)
@@ -94,7 +123,8 @@ def test_a_group_of_one():
     assert not advantage.group_advantage([3.0, -1.0], 1, estimator).any()
 
 
-@pytest.mark.parametrize('estimator', advantage.ESTIMATORS)
+@pytest.mark.parametrize(  # the other has no baseline of the group
+    'estimator', sorted(advantage.ESTIMATORS.keys() - {'reinforce_pp'}))
 def test_equal_rewards_give_exactly_zero(estimator):
   """The float32 mean of seven 0.1s is not 0.1, and 1e-8 / 1e-6 is not 0."""
   reward = np.float32([0.1] * 7 + [1, 0, 0, 0, 0, 0, 0])

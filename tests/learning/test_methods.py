@@ -20,6 +20,7 @@ ENTROPY = ('entropy', dict(alpha=4e-4, kappa=2))
 MEAN = 'token_mean'
 GSPO = 'seq_mean_token_mean'
 NO_REG = ('none', 'none', 0)
+SYMMETRIC = ('ppo', dict(low=0.2, high=0.2))
 CONSTANT = dict(name='constant_length', length=8192)
 TEPO = ('kl_full', 'positive_falling', BETA)
 
@@ -57,6 +58,11 @@ TABLE = {
     'tepo_covariance': ('sequence', PPO, NONE, 'grpo', MEAN, TEPO),
     'tepo_npg': ('sequence', PPO, NONE, 'grpo', MEAN, TEPO),
     'rloo': ('none', NONE, NONE, 'rloo', 'seq_mean_token_sum', NO_REG),
+    'grpo_original': ('token', SYMMETRIC, NONE, 'grpo', GSPO, NO_REG),
+    'rloo_original': ('none', NONE, NONE, 'rloo', 'seq_mean_token_sum', NO_REG),
+    'reinforce_pp': ('token', SYMMETRIC, NONE, 'reinforce_pp', MEAN, NO_REG),
+    'reinforce_pp_baseline_original': (
+        'token', SYMMETRIC, NONE, 'reinforce_pp_baseline', MEAN, NO_REG),
     'dr_grpo': ('token', PPO, NONE, 'drgrpo', CONSTANT, NO_REG),
     'reinforce_pp_baseline': ('token', PPO, NONE, 'reinforce_pp_baseline',
                               MEAN, NO_REG),
@@ -69,6 +75,12 @@ TABLE = {
     for text, coef in [('1', 1), ('1e-1', .1), ('1e-2', .01),
                        ('1e-3', .001), ('1e-4', .0001)]
 }
+# row: coef, estimator and place of the KL to a reference policy
+REFERENCES = {
+    'grpo_original': (0.04, 'k3', 'loss'),
+    'rloo_original': (0.03, 'k1', 'reward'),
+    'reinforce_pp': (0.01, 'k1', 'reward'),
+    'reinforce_pp_baseline_original': (1e-5, 'k2', 'loss')}
 READINGS = {'tepo_covariance': 'covariance', 'tepo_npg': 'npg'}
 
 
@@ -90,6 +102,9 @@ def test_row_is_the_sheets(name):
       penalty=reg[0], region=reg[1], coef=reg[2], entropy_tolerance=0,
       delta_entropy=READINGS[name] if name in READINGS else 'exact',
       **numbers)
+  assert row['reference'] == dict(zip(
+      ('coef', 'estimator', 'place', 'period'),
+      (*REFERENCES.get(name, (0, 'k3', 'loss')), 0)))
 
 
 @pytest.mark.parametrize('name', TABLE)
@@ -99,6 +114,7 @@ def test_row_builds_and_needs_what_it_reads(name):
       ml_collections.ConfigDict(methods.methods(BETA)[name]))
   penalty = TABLE[name][-1][0]
   assert loss.needs_kl == (penalty == 'kl_full')
+  assert loss.needs_reference == (name in REFERENCES)
   assert loss.needs_scoring == (
       name in ('clip_cov', 'kl_cov', 'steer', 'tepo_covariance'))
   assert loss.method.estimator == TABLE[name][3]
@@ -115,6 +131,19 @@ def test_rows_share_nothing():
 def test_beta_is_checked_with_the_row():
   with pytest.raises(errors.InputError, match='method.reg.coef'):
     objective.make_policy_loss(methods.methods(beta='large')['tepo'])
+
+
+@pytest.mark.parametrize('field, value, said', [
+    ('coef', -1, '>= 0'), ('coef', math.inf, '>= 0'),
+    ('estimator', 'k4', 'one of k1, k2, k3, k1\\+, k3\\+'),
+    ('place', 'both', 'one of loss, reward'), ('period', 1.5, 'whole number'),
+    ('period', -1, 'whole number'), ('perod', 1, 'no such field')])
+def test_a_wrong_reference_is_named(field, value, said):
+  row = methods.methods(BETA)['grpo_original']
+  row['reference'][field] = value
+  with pytest.raises(
+      errors.InputError, match=f'method.reference.{field}.*{said}'):
+    objective.make_policy_loss(row)
 
 
 def test_configs_import_nothing_of_the_program():

@@ -119,6 +119,15 @@ def _penalty(name, v, i):
   }[name]
 
 
+def _reference_kl(name, d):
+  """verl's kl_penalty (core_algos.py, b178a3c) but for its clamp of k3 to 10;
+  a '+' has the gradient of k2."""
+  value = {'k1': d, 'k2': d**2 / 2, 'k3': _held(-d) + d - 1}[name.strip('+')]
+  if not name.endswith('+'):
+    return value
+  return d**2 / 2 - (d**2 / 2).detach() + value.detach()
+
+
 def _coefficient(aggregate, n, total, rows):
   if isinstance(aggregate, str):
     aggregate = dict(name=aggregate)
@@ -150,6 +159,10 @@ def reference(row, batch, dropped=None, weights=None):
     r = _penalty(row['reg']['penalty'], v, i)
     inside = _region(row['reg'], v, i)
     each = row['reg']['coef'] * torch.where(inside, r, 0 * r) - s
+    if row['reference']['place'] == 'loss':
+      each = each + row['reference']['coef'] * _reference_kl(
+          row['reference']['estimator'],
+          v['logp'][i] - v['reference_logp'][i])
     loss = loss + each.sum() * _coefficient(row['aggregate'], n, total, rows)
   wanted = [leaves[k] for k in ('logp_BT', 'entropy_BT', 'kl_BT')]
   grads = torch.autograd.grad(
@@ -248,6 +261,9 @@ def test_row_in_float32(minibatch, name):
 
 
 VARIANTS = {
+    **{f'reference_{estimator}': ROWS['tepo'] | dict(reference=dict(
+        coef=0.3, estimator=estimator, place='loss', period=0))
+       for estimator in ('k1', 'k2', 'k3', 'k1+', 'k3+')},
     **{f'{weight}_{aggregate}': ROWS['tepo'] | dict(
         weight=weight, aggregate=aggregate)
        for weight, aggregate in [

@@ -39,11 +39,12 @@ def group(prompt_id, verdicts, seed=0):
 SAMPLED = [group(7, [1, 0]), group(9, [1, 1]), group(8, [0, 1])]
 REWARD_NG = np.float32([[1, -0.1], [1, 1], [0, 0.3]])
 ROLLOUT = sampler.Rollout(
-    SAMPLED, [0, 2], 2, 10, reward_lib.Rewards(REWARD_NG, {}, {}), None, {})
+    SAMPLED, [True, False, True], [0, 2], 2, 10,
+    reward_lib.Rewards(REWARD_NG, {}, {}), None, {})
 
 
 def lines(step=12):
-  return dump.records(step, ROLLOUT, 'made', 'boxed')
+  return dump.records(step, ROLLOUT, lambda _: 'made', 'boxed')
 
 
 @pytest.mark.parametrize('form', dump.FORMATS)
@@ -52,7 +53,8 @@ def test_every_function_has_a_column(form, tmp_path):
            'brevity': np.float32([[1, -.5]] * 3)}
   rollout = dataclasses.replace(
       ROLLOUT, rewards=reward_lib.Rewards(REWARD_NG, parts, {}))
-  dump.write(tmp_path, 3, dump.records(3, rollout, 'made', 'boxed'), form)
+  dump.write(tmp_path, 3, dump.records(
+      3, rollout, lambda _: 'made', 'boxed'), form)
   read = dump.read(tmp_path, 3)
   assert read[1]['reward/m:f'] is None and read[1]['reward/brevity'] == -.5
   for name, part_NG in parts.items():

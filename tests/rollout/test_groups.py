@@ -1,6 +1,7 @@
 """Groups, written by hand."""
 
 import numpy as np
+import pytest
 
 from tepo_jax.data import problem as problem_lib
 from tepo_jax.rollout import groups as groups_lib
@@ -29,6 +30,46 @@ def test_data_order():
   assert [groups_lib.DataOrder(1, seed=0)[i] for i in range(3)] == [0, 0, 0]
 
 
+def test_one_set_is_in_the_order_of_its_permutations():
+  """By numpy alone, so that runs of one set stay what they were."""
+  prompts = [_prompt(n) for n in range(5)]
+  mixture = groups_lib.Mixture({'a': prompts}, [7], seed=3)
+  expected = np.concatenate([np.random.default_rng(
+      (3, 1, epoch)).permutation(5) for epoch in range(3)])
+  found = [mixture.prompt(n) for n in range(15)]
+  assert [prompt.problem.id for prompt in found] == list(map(str, expected))
+  assert [prompt.prompt_id for prompt in found] == list(range(15))
+  assert {mixture.name(n) for n in range(15)} == {'a'}
+
+
+@pytest.mark.parametrize('weights, period', [
+    ((3, 1), [0, 0, 1, 0]), ((300, 100), [0, 0, 1, 0]),
+    ((1, 1, 2), [2, 0, 1, 2])])
+def test_sets_alternate_evenly(weights, period):
+  assert groups_lib.interleaving(weights) == period
+
+
+def test_any_window_has_each_set_by_its_weight():
+  """From any cursor, whatever was read before; each set goes through its own
+  prompts before it repeats one, each time in another order."""
+  sets = {'a': [_prompt(n) for n in range(4)],
+          'b': [_prompt(n) for n in range(100, 107)]}
+  mixture = groups_lib.Mixture(sets, [3, 2], seed=1)
+  names = [mixture.name(n) for n in range(60)]
+  for start in range(50):
+    assert names[start:start + 10].count('a') == 6
+  ids = {name: [mixture.prompt(n).problem.id for n in range(60)
+                if names[n] == name] for name in sets}
+  for name, prompts in sets.items():
+    size = len(prompts)
+    rounds = [ids[name][i:i + size] for i in range(0, 21, size)][:3]
+    assert all(sorted(each) == sorted(p.problem.id for p in prompts)
+               for each in rounds) and rounds[0] != rounds[1]
+  late = groups_lib.Mixture(sets, [3, 2], seed=1)
+  assert [late.prompt(n) for n in (59, 7, 31)] == [
+      mixture.prompt(n) for n in (59, 7, 31)]
+
+
 def _sample(token_T, ended, text, verdict):
   logp_T = -np.array(token_T, np.float32) / 10
   return groups_lib.Completion(
@@ -49,6 +90,8 @@ def test_to_group_pads_and_counts_the_truncated_as_wrong():
   np.testing.assert_array_equal(group.accuracy_G, [1, 0, 0])
 
 
-def test_a_group_whose_correct_completion_is_truncated_is_mixed():
-  assert groups_lib.is_mixed(groups_lib.to_group(_prompt(0), [
-      _sample([1], True, '', True), _sample([1], False, '', True)], 1))
+def test_a_group_whose_correct_completion_is_truncated_has_two_verdicts():
+  assert groups_lib.differ(groups_lib.to_group(_prompt(0), [
+      _sample([1], True, '', True), _sample([1], False, '', True)],
+                                               1).accuracy_G)
+  assert not groups_lib.differ(np.array([]))

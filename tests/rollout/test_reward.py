@@ -249,7 +249,8 @@ def test_rewards_are_weighted_sums_of_functions():
 def test_the_penalty_does_not_make_a_group_mixed():
   group = _group(None, ('', ''), (1, 10))
   reward_NG = reward_functions(overlong_buffer=4).of([group]).reward_NG
-  assert len(set(reward_NG[0])) == 2 and not groups_lib.is_mixed(group)
+  assert len(set(reward_NG[0])) == 2
+  assert not groups_lib.differ(group.accuracy_G)
 
 
 def test_overlong_penalty():

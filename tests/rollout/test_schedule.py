@@ -17,6 +17,7 @@ from tepo_jax.rollout import draw
 from tepo_jax.rollout import engine as engine_lib
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import schedule
+from tepo_jax.rollout import stopping
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools import streaming
 from tests.rollout import toy
@@ -328,6 +329,38 @@ def test_ends_at_each_of_several_eos_ids(engine, free):
     lengths.add((length, completion.ended))
   assert len(lengths) > 3 and (T, False) in lengths
   assert stats.tokens == sum(len(c.token_T) for c in got.values())
+
+
+@pytest.mark.long_after_first
+@pytest.mark.parametrize('options', [
+    dict(slots=3), dict(slots=1, chunk=1), dict(slots=64, chunk=32)], ids=str)
+def test_a_string_of_two_tokens_ends_a_completion(engine, free, options):
+  """With the token that completes it, in any order of the slots; it is not
+  truncated, even if that is the last token allowed."""
+  last = free[2, 1].token_T[-2:]
+  pairs = {tuple(free[7, 0].token_T[3:5]), tuple(last)}
+  strings = tuple(''.join(map(_letter, pair)) for pair in pairs)
+  tokenizer = types.SimpleNamespace(
+      added_tokens_decoder={}, decode=lambda ids, **_: ''.join(
+          map(_letter, ids)))
+  got, _ = _sample(engine(**options, stop=functools.partial(
+      stopping.at_strings, tokenizer, strings)))
+  assert got.keys() == free.keys()
+  ends = set()
+  for name, completion in got.items():
+    whole = free[name].token_T
+    length = next((i for i in range(2, T + 1)
+                   if tuple(whole[i - 2:i]) in pairs), None)
+    np.testing.assert_array_equal(completion.token_T, whole[:length])
+    np.testing.assert_allclose(
+        completion.logp_T, free[name].logp_T[:length], atol=1e-5)
+    assert completion.ended == (length is not None)
+    ends.add(length)
+  assert {None, 5, T} <= ends
+
+
+def _letter(token):
+  return chr(0x4e00 + token)
 
 
 def test_limits_are_each_samples_own(engine, free):

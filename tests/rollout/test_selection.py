@@ -67,10 +67,10 @@ class World:
         problem, (1,) * (1 + prompt_id * 5 % 9), prompt_id)
 
   def select(self, mode, *, cursor=0, wanted, max_batches=10,
-             rewards=reward_functions()):
+             rewards=reward_functions(), **settings):
     return self.sampler.select(None, self.prompt, selection_lib.Selection(
         cursor=cursor, wanted=wanted, group_size=self.size, mode=mode,
-        max_batches=max_batches), None, rewards)
+        max_batches=max_batches, **settings), None, rewards)
 
   def select_in_batches(self, *, cursor=0, wanted, max_batches=10):
     """The groups that whole batches of `wanted` prompts find; None if none."""
@@ -81,7 +81,7 @@ class World:
                 for some, _ in self.sampler.stream(None, prompts, None)
                 for g in some}
       kept += [groups[p.prompt_id] for p in prompts
-               if groups_lib.is_mixed(groups[p.prompt_id])]
+               if groups_lib.differ(groups[p.prompt_id].accuracy_G)]
       cursor += wanted
       if len(kept) >= wanted:
         return kept[:wanted]
@@ -175,6 +175,53 @@ def test_the_truncated_count_as_wrong():
   world = World([(0, 1, 0), (0, 0, 1)], [(2, 30, 2)])
   world.sampler = dataclasses.replace(world.sampler, max_tokens=9)
   assert _prompt_ids(world.select('refill', wanted=1).groups) == [1]
+
+
+def test_the_excluded_do_not_make_a_group_mixed():
+  """Prompts 0 and 1 have one verdict among the completions that ended, 2 has
+  none that ended, 3 has both."""
+  verdicts = [(1, 1, 0), (0, 0, 1), (0, 1, 0), (1, 0, 1)]
+  world = World(verdicts, [(2, 2, 30), (2, 2, 30), (30, 30, 30), (2, 2, 30)])
+  world.sampler = dataclasses.replace(world.sampler, max_tokens=9)
+  for mode in 'refill', 'drop':
+    rollout = world.select(mode, wanted=1 if mode == 'refill' else 4,
+                           truncated='exclude')
+    assert _prompt_ids(rollout.groups) == [3] and rollout.cursor == 4
+    assert rollout.mixed[:4] == [False, False, False, True]
+
+
+class _Parity:
+  """Rewards the completions of every third prompt by their length."""
+
+  def ask(self, questions):
+    return {q: ([float(n if int(q[1][0].split()[0]) % 3 == 2 else 1)
+                 for n in q[3]], False) for q in questions}, 0
+
+
+@pytest.mark.parametrize('slots', [1, 7, 64])
+def test_groups_are_mixed_by_their_reward(monkeypatch, slots):
+  """The groups are those of whole batches under verl's criterion, that the
+  metric's np.std is not 0 (filter_groups.metric of its recipe/dapo, whose
+  metric is then the reward); verdicts do not matter."""
+  rewards = reward_functions({'lengths': 1.0})
+  monkeypatch.setattr(rewards, '_pool', _Parity())
+  lengths = [(4, 2), (1, 1), (3, 3), (5, 1), (2, 2)]
+  world = World([RIGHT, MIXED], lengths, slots=slots)
+  want = [i for i in range(99) if np.std(
+      lengths[i % 5] if i % 3 == 2 else (1, 1)) > 0][:4]
+  rollout = world.select('refill', wanted=4, rewards=rewards, mixed='reward')
+  assert _prompt_ids(rollout.groups) == want
+  assert rollout.cursor == want[-1] + 1 == rollout.count
+  assert [n for n, mixed in enumerate(rollout.mixed) if mixed][:4] == want
+  assert _prompt_ids(world.select(
+      'drop', wanted=want[1] + 1, rewards=rewards, mixed='reward'
+      ).groups) == want[:2]
+
+
+def test_a_step_that_is_left_out_ends_behind_all_that_it_sampled():
+  with pytest.raises(sampler_lib.StarvedError) as caught:
+    World([WRONG]).select('refill', cursor=3, wanted=2, max_batches=3)
+  assert caught.value.rollout.cursor == 3 + 2 * 3
 
 
 def test_what_is_out_of_reach_is_stopped_at_once():

@@ -75,6 +75,14 @@ def model_config(directory) -> transformer.ModelConfig:
   return config
 
 
+def saved_dtype(directory) -> str:
+  """'bfloat16' if a folder's config.json names it as the weights' dtype, else
+  'float32', in which those of every other dtype lose nothing."""
+  raw = tensor_files.read_json(hub.folder(directory) / _CONFIG)
+  names = raw.get('dtype'), raw.get('torch_dtype')  # of transformers 5, 4
+  return 'bfloat16' if 'bfloat16' in names else 'float32'
+
+
 def load(directory, dtype, mesh=None):
   """(ModelConfig, params) of a Hugging Face folder.
 
@@ -231,7 +239,7 @@ def _corner(shape):
 
 
 def save(directory, config: transformer.ModelConfig, params, source=None,
-         texts=types.MappingProxyType({})):
+         texts=types.MappingProxyType({}), dtype: str | None = None):
   """Writes a Hugging Face folder that transformers loads.
 
   Every process of a run must call it, as it gathers; only the first writes. The
@@ -240,26 +248,28 @@ def save(directory, config: transformer.ModelConfig, params, source=None,
   Args:
     directory: must not exist, or be empty.
     config: of the model.
-    params: float32 or bfloat16, saved in that dtype; may be sharded, and their
-      vocabulary padded for a mesh.
+    params: float32 or bfloat16; may be sharded, and their vocabulary padded
+      for a mesh.
     source: a folder to copy the tokenizer, generation_config and the other
       fields of config.json from.
     texts: further files, {name: text}; they replace those of `source`.
+    dtype: of the files; None: that of the params. Rounds to nearest, ties to
+      even.
 
   Raises:
     InputError: the directory exists and is not empty, or no architecture fits
       the config.
   """
   rows = _rows(params)
-  dtype = np.dtype(params['embed']['embedding'].dtype)
+  saved = np.dtype(dtype or params['embed']['embedding'].dtype)
   old = None
   if source is not None:
     source = hub.folder(source)
     if (source / _CONFIG).is_file():
       old = tensor_files.read_json(source / _CONFIG)
-  raw = families.to_json(config, dtype.name, old)
+  raw = families.to_json(config, saved.name, old)
   with atomic_folder(directory) as partial:
-    _write_tensors(partial, config, rows)
+    _write_tensors(partial, config, rows, saved)
     if jax.process_index() == 0:
       tensor_files.write_json(partial / _CONFIG, raw)
       others = set(hub.TOKENIZER_FILES) - {_CONFIG}
@@ -308,15 +318,14 @@ def atomic_folder(directory) -> Iterator[pathlib.Path]:
       shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write_tensors(folder, config, rows):
+def _write_tensors(folder, config, rows, dtype):
   """Creates the files, then writes one tensor at a time."""
   whole = _rows(transformer.abstract_params(
       dataclasses.replace(config, vocab_padding=0)))
   writer = jax.process_index() == 0
   if writer:
     places = tensor_files.create(folder, [
-        (name, np.dtype(rows[path][0].dtype),
-         _file_shape(path, leaf, transpose))
+        (name, dtype, _file_shape(path, leaf, transpose))
         for path, (leaf, names, transpose) in whole.items() for name in names])
   for path, (leaf, names, transpose) in rows.items():
     for layer, name in enumerate(names):

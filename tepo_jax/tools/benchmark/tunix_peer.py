@@ -119,7 +119,7 @@ def _cluster_config(workload: workload_lib.Workload,
   return rl_cluster.ClusterConfig(
       role_to_mesh={role: mesh for role in rl_cluster.Role},
       training_config=rl_cluster.RLTrainingConfig(
-          actor_optimizer=optimizer_lib.make(**optimizer),
+          actor_optimizer=optimizer_lib.of(optimizer)[0],
           eval_every_n_steps=1, rollout_micro_batch_size=workload.prompts,
           compute_logps_micro_batch_size=workload.prompts),
       rollout_config=base_rollout.RolloutConfig(

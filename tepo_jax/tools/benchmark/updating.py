@@ -78,7 +78,10 @@ def case(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
          if programs.policy_loss.needs_kl else None)
   return Case(
       programs, programs.init_state(params),
-      minibatch.replace(old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT),
+      minibatch.replace(
+          old_logp_BT=old_logp_BT, old_entropy_BT=old_entropy_BT,
+          reference_logp_BT=(old_logp_BT if programs.policy_loss.needs_reference
+                             else None)),
       old, packing.efficiency(packed))
 
 

@@ -4,7 +4,6 @@ Axes: B completions · T completion tokens · E estimators · D parameters.
 """
 
 from collections.abc import Iterator, Sequence
-import dataclasses
 from typing import Any
 
 import jax
@@ -69,16 +68,14 @@ class Lab:
 
   def rollout(self) -> list[groups_lib.Group]:
     """The groups of θ_0 that a rollout step trains on."""
-    settings, prompts = self.config.rollout, self.session.training_prompts()
-    order = groups_lib.DataOrder(len(prompts), self.config.seed)
+    settings = self.config.rollout
     return self._sampler.select(
         self.learner.programs.to_decode(self.start),
-        lambda prompt_id: dataclasses.replace(
-            prompts[order[prompt_id]], prompt_id=prompt_id),
-        selection.Selection(
+        self.session.training_prompts().prompt, selection.Selection(
             cursor=0, wanted=settings.prompts, group_size=settings.samples,
             mode=settings.dynamic_sampling,
-            max_batches=settings.max_generation_batches),
+            max_batches=settings.max_generation_batches,
+            mixed=settings.mixed, truncated=settings.truncated),
         programs_lib.stream(self.config.seed, 'rollout'),
         self.session.rewards).groups
 

@@ -112,7 +112,7 @@ def step_programs(config: ml_collections.ConfigDict,
       PlannedProgram(
           'reshard', 'reshard',
           functools.partial(programs.to_decode.lower, policy), 1,
-          mesh_lib.device_bytes(state.opt_state)),
+          mesh_lib.device_bytes((state.opt_state, state.reference))),
       *_sampling(config, workload, programs, shapes, weights,
                  mesh_lib.device_bytes((state, frozen)), brief),
       *_updating(config, workload, programs, state, frozen))]
@@ -255,7 +255,8 @@ def _updating(config, workload, programs, state, frozen
   settings = config.train
   minibatches = config.rollout.prompts // settings.minibatch_prompts
   host = programs.pack(_batch(config, workload))
-  minibatch = _placed(host, programs.minibatch_sharding)
+  minibatch = _placed(host, programs.minibatch_sharding).replace(
+      reference_logp_BT=programs.minibatch.reference_logp_BT)
   size = mesh_lib.device_bytes(minibatch)
   others = (minibatches - 1) * size  # all minibatches stay
   forward = dataclasses.replace(
@@ -275,9 +276,17 @@ def _updating(config, workload, programs, state, frozen
         0, *base)
   yield PlannedProgram(
       'score', 'score', lower_score, minibatches,
-      mesh_lib.device_bytes(state.opt_state) + others,
+      mesh_lib.device_bytes((state.opt_state, state.reference)) + others,
       given=mesh_lib.device_bytes((state.params, base)) + size,
       open_trips=score, useful=forward)
+  if state.reference is not None:
+    yield PlannedProgram(
+        'score by reference', 'score', functools.partial(
+            programs.score.lower, state.reference, minibatch, *base),
+        minibatches, mesh_lib.device_bytes(
+            (state.params, state.opt_state, programs.kept)) + others,
+        given=mesh_lib.device_bytes((state.reference, base)) + size,
+        open_trips=score, useful=forward)
   updates = minibatches * settings.epochs
   if old is not None and minibatches * host.used > programs.kept.shape[1]:
     params = programs.to_old_policy.eval_shape(state.params)
@@ -285,7 +294,8 @@ def _updating(config, workload, programs, state, frozen
     yield PlannedProgram(
         'old policy', 'update',
         functools.partial(programs.to_old_policy.lower, state.params), 1,
-        mesh_lib.device_bytes((state.opt_state, base)) + others + size)
+        mesh_lib.device_bytes((state.opt_state, state.reference, base))
+        + others + size)
     yield PlannedProgram(
         'old states', 'update', functools.partial(
             programs.old_policy.lower, params, minibatch, *base), updates,

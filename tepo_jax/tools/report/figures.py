@@ -88,9 +88,13 @@ PANELS = (
 )
 
 
+# What is drawn by data set too, where a run has several.
+BY_SET = ('reward', 'accuracy', 'response_length_mean', 'mixed_share')
+
+
 def panels(runs: Iterable[runs_lib.Run]) -> list[Panel]:
   """Returns a panel for each evaluation's avg@k and each text, then PANELS, the
-  accuracy of the samples first."""
+  accuracy of the samples first, then those by data set."""
   return [Panel(name.replace('/', '_').replace('@', '_'),
                 'Evaluation: ' + name.removeprefix('eval/'), name, '%', 100,
                 False, is_compared=True)
@@ -99,7 +103,19 @@ def panels(runs: Iterable[runs_lib.Run]) -> list[Panel]:
                     'Text: ' + name.removeprefix('eval/'), name, 'nats',
                     has_mean=False)
               for name in _evaluated(runs, f'/{results.NATS}')] + sorted(
-                  PANELS, key=lambda panel: panel.name != 'accuracy')
+                  PANELS, key=lambda panel: panel.name != 'accuracy'
+              ) + _by_set(runs)
+
+
+def _by_set(runs):
+  """The panels of BY_SET for each data set of runs with several."""
+  names = _recorded(runs, 'data/', '')
+  return [dataclasses.replace(
+      panel, name=name.replace('/', '_'), metric=name, is_compared=False,
+      title=f'{name.removeprefix("data/").removesuffix(f"/{panel.metric}")}: '
+            f'{panel.title.partition(" (")[0].lower()}')
+          for panel in PANELS if panel.metric in BY_SET
+          for name in names if name.endswith(f'/{panel.metric}')]
 
 
 def accuracies(runs: Iterable[runs_lib.Run]) -> list[str]:
@@ -108,9 +124,13 @@ def accuracies(runs: Iterable[runs_lib.Run]) -> list[str]:
 
 
 def _evaluated(runs, part):
+  return _recorded(runs, 'eval/', part)
+
+
+def _recorded(runs, begin, part):
   return sorted({name for run in runs for record in run.records
                  for name in record
-                 if name.startswith('eval/') and part in name})
+                 if name.startswith(begin) and part in name})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,9 +150,13 @@ class Curve:
 
 
 def curves(groups: Sequence[runs_lib.Seeds], panel: Panel) -> list[Curve]:
-  """Returns the panel's curves; empty for a group without the metric."""
+  """Returns the panel's curves; empty for a group without the metric.
+
+  That of a fork begins at its parent's last value before it.
+  """
   return [_curve(group.label, {
-      run.name: measured(run, panel) for run in group.runs})
+      run.name: values and _scaled(run.joint(panel.metric), panel) | values
+      for run in group.runs for values in [measured(run, panel)]})
           for group in groups]
 
 
@@ -162,8 +186,11 @@ def differences(groups: Sequence[runs_lib.Seeds], base: runs_lib.Seeds,
 
 def measured(run: runs_lib.Run, panel: Panel) -> dict[int, float]:
   """Returns {step: value} in the panel's unit."""
-  return {step: panel.scale * value
-          for step, value in run.series(panel.metric).items()}
+  return _scaled(run.series(panel.metric), panel)
+
+
+def _scaled(series, panel):
+  return {step: panel.scale * value for step, value in series.items()}
 
 
 def trailing_mean(steps: Sequence[int], values: Sequence[float], window: int

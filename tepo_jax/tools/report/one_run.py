@@ -24,6 +24,8 @@ def header(run: runs_lib.Run, seconds: float) -> str:
   arguments = shlex.split(next(
       (begun['command'] for begun in run.starts if 'command' in begun), ''))
   facts = {'state': run.state}
+  if run.parent is not None:
+    facts['a fork of'] = f'{run.parent.run} after step {run.parent.step}'
   if run.fields is not None:
     facts |= _what(run.fields, start) | _changes(run.fields, arguments)
   facts |= {

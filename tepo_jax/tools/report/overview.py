@@ -7,6 +7,7 @@ import os
 import numpy as np
 
 from tepo_jax import errors
+from tepo_jax.job import description
 from tepo_jax.job import statistics
 from tepo_jax.runtime import files
 from tepo_jax.runtime import progress
@@ -39,7 +40,7 @@ def header(groups: Sequence[runs_lib.Seeds]) -> str:
       'model': _each(by_run, lambda run: _field(
           run, 'model', lambda name: name or 'embedded')),
       'parameters': _each(by_run, lambda run: _started(run, 'parameters')),
-      'data': _each(by_run, lambda run: _field(run, 'data.name')),
+      'data': _each(by_run, lambda run: description.data(run.fields or {})),
       'steps': _each(by_run, lambda run: _field(run, 'steps')),
       'seeds': _each(by_group, lambda group: ', '.join(
           str(run.seed) for run in group.runs)),

@@ -61,7 +61,8 @@ class ReplayPrograms:
 
   score: (params, batch) -> ℓ, H; bit-identical to those of the run's updates.
   pull_back: the function `pull_back` below with its scorer bound.
-  move: (gradient, opt_state, params) -> the optimiser's change of params.
+  move: (gradient, opt_state, params, share of the learning rate or None) ->
+    the optimiser's change of params.
   """
   score: Callable
   pull_back: Callable
@@ -132,7 +133,8 @@ class Step:
     self.programs = ReplayPrograms(
         lambda params, batch: programs.score(params, batch, *learner.base()),
         functools.partial(jitted, learner.frozen), programs.jit(
-            lambda *arguments: programs.optimizer.update(*arguments)[0],
+            lambda *arguments: update.change(
+                programs.optimizer, *arguments)[0],
             out_shardings=like))
 
   def compare(self, methods: Mapping[str, Any],
@@ -140,9 +142,10 @@ class Step:
               ) -> list[Comparison]:
     """Evaluates the methods at the step's first and last update.
 
-    At the first, the policy equals π_old: all weights are 1 and no penalty
-    acts. In between, this makes the run's own updates. `progress` is called
-    with what is done next.
+    At the first, the policy equals π_old: all weights are 1 and no penalty to
+    π_old acts. π_old is the reference policy where the run has none; advantages
+    leave out a KL in the reward. In between, this makes the run's own updates.
+    `progress` is called with what is done next.
     """
     losses = {name: objective.make_policy_loss(method)
               for name, method in methods.items()}
@@ -171,6 +174,8 @@ class Step:
     mine = self.scored.minibatch_of(index)
     members = self.scored.members[mine]
     minibatch = self.scored.minibatches[mine]
+    if minibatch.reference_logp_BT is None:  # a run without a reference policy
+      minibatch = minibatch.replace(reference_logp_BT=minibatch.old_logp_BT)
     batches = {
         estimator: minibatch.replace(advantage_B=self.learner.to_batch(
             self.trained, self.reward_B, estimator).advantage_B[members])
@@ -269,7 +274,8 @@ def evaluate(programs: ReplayPrograms,
     mine = batches[loss.method.estimator]
     value, metrics, cotangents = _slopes(loss, update.tokens(mine, now), rng)
     gradient, _ = programs.pull_back(state.params, mine, cotangents, old)
-    change = programs.move(gradient, state.opt_state, state.params)
+    change = programs.move(
+        gradient, state.opt_state, state.params, mine.rate_share)
     after = optax.apply_updates(state.params, change)
     _, entropy_BT = programs.score(after, batch)
     return Outcome(

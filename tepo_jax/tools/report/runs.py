@@ -15,6 +15,7 @@ from typing import Any
 from configs import fields as fields_lib
 from tepo_jax import errors
 from tepo_jax.job import configuration
+from tepo_jax.job import fork
 from tepo_jax.runtime import files
 
 # The runs of one group may differ in these fields.
@@ -32,6 +33,7 @@ class Run:
   dotted name -> value; None if it cannot be read. records: of metrics.jsonl,
   by step. starts: of environment.jsonl. notes: problems found.
   state: 'finished', or the last step and when it was written.
+  parent: of a fork, where it began. branch: the parent, if it was read too.
   """
   name: str
   path: files.Path
@@ -40,6 +42,8 @@ class Run:
   starts: list[dict[str, Any]]
   notes: list[str]
   state: str
+  parent: fork.Parent | None = None
+  branch: 'Run | None' = None
 
   @property
   def seed(self) -> int | None:
@@ -51,6 +55,17 @@ class Run:
     take = metric if callable(metric) else lambda record: record.get(metric)
     values = {r['step']: take(r) for r in self.records}
     return {step: value for step, value in values.items() if value is not None}
+
+  def joint(self, metric: str | Callable[[dict], float | None]
+            ) -> dict[int, float]:
+    """Returns {step: value} of a fork's parent at their last common step, from
+    which a curve of the fork branches off; {} without one."""
+    if self.branch is None:
+      return {}
+    before = {step: value for step, value in (
+        self.branch.joint(metric) | self.branch.series(metric)).items()
+              if step <= self.parent.step}
+    return dict(sorted(before.items())[-1:])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +85,8 @@ def read(paths: Sequence[str]) -> list[Run]:
     errors.InputError: a path is not a folder, or no folder has a run.
   """
   folders = [folder for path in paths for folder in _expand(path)]
-  runs = _distinct(list(map(_read, folders, _unique_names(folders))))
+  runs = _distinct(_with_branches(
+      list(map(_read, folders, _unique_names(folders)))))
   if not any(run.records for run in runs):
     raise errors.InputError(
         f'--runs={",".join(paths)}: no metrics.jsonl with a record')
@@ -120,9 +136,30 @@ def _read(folder, name):
   skipped = sum(r.get('skipped') or 0 for r in records)
   if skipped:
     notes.append(f'{skipped:g} updates were skipped: gradient not finite')
+  parent = None
+  try:
+    parent = fork.read(folder)
+  except errors.InputError as error:
+    notes.append(str(error))
+  if parent is not None:
+    notes.append(f'a fork of {parent.run} after step {parent.step}')
   return Run(name, folder, fields, records,
              _lines(folder / 'environment.jsonl', notes, needed=False), notes,
-             _state(folder, fields, records))
+             _state(folder, fields, records), parent)
+
+
+def _with_branches(runs):
+  """The runs, each fork with its parent if that is among them."""
+  found = {}
+
+  def branched(run):
+    if run.parent is not None and run.name not in found:
+      found[run.name] = dataclasses.replace(run, branch=next((
+          branched(other) for other in runs if other is not run
+          and str(other.path.resolve()) == run.parent.run), None))
+    return found[run.name] if run.name in found else run
+
+  return list(map(branched, runs))
 
 
 # Two copies of a run have the same values of these, and of all evaluations.
@@ -164,7 +201,13 @@ def _identity(run):
   fixed = {name: value for name, value in run.fields.items()
            if configuration.resume_rule(name) != fields_lib.FREE}
   commit = run.starts[0].get('commit') if run.starts else None
-  return json.dumps([fixed, commit], sort_keys=True)
+  return json.dumps([fixed, commit, _forked(run)], sort_keys=True)
+
+
+def _forked(run):
+  """What forks have in common whose parents differ in the seed only."""
+  return run.parent and [
+      run.parent.config, run.parent.step, run.parent.keeps_optimizer]
 
 
 def _first_difference(run, other):
@@ -235,13 +278,13 @@ def group(runs: Sequence[Run]) -> list[Seeds]:
   """Groups runs that differ only in the seed, in the order of the first runs.
 
   A label is the method's name, followed by the fields that distinguish groups
-  of the same method.
+  of the same method, and of forks by the step at which they began.
   """
   members = {}
   for run in runs:
     key = run.name if run.fields is None else json.dumps(
-        {name: value for name, value in run.fields.items()
-         if name not in SEED_FIELDS}, sort_keys=True)
+        [{name: value for name, value in run.fields.items()
+          if name not in SEED_FIELDS}, _forked(run)], sort_keys=True)
     members.setdefault(key, []).append(run)
   groups = list(members.values())
   for shown in (_short, str):  # in full where the short labels are the same
@@ -263,11 +306,12 @@ def _label(some, groups, shown):
     return some[0].name
   alike = [g[0] for g in groups if g[0].fields is not None
            and g[0].fields['method_name'] == fields['method_name']]
-  if len(alike) == 1:
-    return fields['method_name']
-  values = ', '.join(f'{name}={shown(fields[name])}'
-                     for name in differing(alike) if name in fields)
-  return f'{fields["method_name"]} ({values})'
+  about = [f'{name}={shown(fields[name])}' for name in differing(alike)
+           if name in fields]
+  if parent := some[0].parent:
+    about.append(f'from step {parent.step}')
+  name = fields['method_name']
+  return f'{name} ({", ".join(about)})' if about else name
 
 
 def differing(runs: Sequence[Run]) -> list[str]:

@@ -82,6 +82,30 @@ def test_bfloat16_round_trip(hf_model, tmp_path):
       model.get_input_embeddings().weight.detach().float().numpy())
 
 
+def test_fp32_weights_are_saved_as_torch_rounds_them(
+    hf_model, tmp_path, monkeypatch):
+  """In shards; to the bit, ties and subnormal numbers included."""
+  folder, model = hf_model('llama')
+  config, params = weights.load(folder, 'float32')
+  bits = np.random.default_rng(0).integers(
+      0, 2**32, params['embed']['embedding'].shape, np.uint32)
+  bits.flat[:4] = 0x3f808000, 0x3f818000, 0x00018000, 0x80008001  # ties
+  values = np.where(np.isfinite(bits.view(np.float32)),
+                    bits.view(np.float32), np.float32(0))
+  params['embed']['embedding'] = values
+  model = type(model).from_pretrained(folder)
+  model.get_input_embeddings().weight.data = torch.tensor(values)
+  monkeypatch.setattr(tensor_files, '_MAX_FILE_BYTES', 5000)
+  weights.save(tmp_path / 'out', config, params, folder, dtype='bfloat16')
+  assert len(list((tmp_path / 'out').glob('*.safetensors'))) > 2
+  model.to(torch.bfloat16).save_pretrained(tmp_path / 'theirs')
+  _assert_same_files(tmp_path / 'out', tmp_path / 'theirs')
+  again = type(model).from_pretrained(tmp_path / 'out', dtype='auto')
+  assert again.dtype == torch.bfloat16
+  assert weights.saved_dtype(folder) == 'float32'
+  assert weights.saved_dtype(tmp_path / 'out') == 'bfloat16'
+
+
 def test_shards_with_index_both_ways(hf_model, tmp_path, monkeypatch):
   folder, model = hf_model('llama')
   model.save_pretrained(tmp_path / 'in', max_shard_size='8KB')

@@ -1,10 +1,12 @@
 """Curves: means, bands, differences, files."""
 
+import pathlib
 import re
 
 import numpy as np
 import pytest
 
+from tepo_jax.job import fork
 from tepo_jax.job import statistics
 from tepo_jax.tools.report import figures
 from tepo_jax.tools.report import runs
@@ -88,6 +90,19 @@ def test_texts_have_panels_in_nats(make_run):
   assert curve.mean == [3.5] and second.unit == 'nats'
 
 
+def test_data_sets_have_panels_of_their_own(make_run):
+  read = runs.read([make_run('a', [record(1, **{
+      'data/x/accuracy': 0.25, 'data/x/response_length_mean': 9.0,
+      'data/x/groups_trained': 3, 'data/y/accuracy': 0.5})])])
+  found = figures.panels(read)[len(figures.panels(runs.read(
+      [make_run('b', [record(1)])]))):]
+  assert [panel.title for panel in found] == [
+      'x: response length', 'x: accuracy of the samples',
+      'y: accuracy of the samples']
+  [curve] = figures.curves(runs.group(read), found[1])
+  assert curve.mean == [25]
+
+
 def test_captions_state_the_lines_and_the_band(make_run):
   some = [record(1)]
   paths = [make_run(str(seed), some, seed=seed) for seed in range(3)]
@@ -153,3 +168,29 @@ def test_a_clip_ratio_of_zero_has_no_negative_axis(make_run, tmp_path):
   chosen = panel('figure2a_clip_ratio')
   _, svg = figures.draw(chosen, figures.curves(groups, chosen), '', tmp_path)
   assert '<!-- −' not in svg.read_text()
+
+
+def test_a_fork_branches_off_its_parents_curve(make_run):
+  """From the parent's last value up to the fork's step, of each seed; with
+  nothing changed it is no copy of the parent, and no other seed."""
+  paths = []
+  for seed in (0, 1):
+    parent = make_run(f'parent_{seed}', [
+        record(s, grad_norm=10.0 * s + seed) for s in (1, 2, 4, 5)], seed=seed)
+    child = make_run(f'fork_{seed}', [
+        record(s, grad_norm=-s) for s in (4, 5, 6)], seed=seed)
+    fork.write(fork.Parent(parent, 3, True, 'abc'), pathlib.Path(child))
+    paths += [child, parent]
+  groups = runs.group(runs.read(paths))
+  assert {group.label: [run.name for run in group.runs]
+          for group in groups} == {
+              'grpo (from step 3)': ['fork_0', 'fork_1'],
+              'grpo': ['parent_0', 'parent_1']}
+  plain = figures.Panel('x', 'X', 'grad_norm')
+  forked, parents = figures.curves(groups, plain)
+  assert forked.step == [2, 4, 5, 6] and forked.mean == [20.5, -4, -5, -6]
+  assert parents.step == [1, 2, 4, 5] and parents.mean[1] == forked.mean[0]
+  assert groups[0].runs[0].series('grad_norm') == {4: -4, 5: -5, 6: -6}
+  [alone] = runs.read(paths[:1])
+  assert figures.curves(runs.group([alone]), plain)[0].step == [4, 5, 6]
+  assert alone.notes == [f'a fork of {paths[1]} after step 3']

@@ -1,0 +1,181 @@
+"""A fork: a run that begins from a checkpoint of another run, its parent.
+
+`train --workdir=NEW --from=OLD[@STEP]` begins NEW with the weights, the
+optimiser's state and the position in the data that OLD had after rollout step
+STEP, and counts its steps from there. Any field may differ from OLD's if the
+checkpoint's arrays fit. NEW/parent.json names the parent. NEW's first
+checkpoint is a copy of the parent's, so it does not need OLD again.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import shutil
+from typing import Any
+
+import ml_collections
+
+from configs import fields as fields_lib
+from tepo_jax import errors
+from tepo_jax.job import configuration
+from tepo_jax.job import learner as learner_lib
+from tepo_jax.job import programs as programs_lib
+from tepo_jax.job import run_folder
+from tepo_jax.job import session as session_lib
+from tepo_jax.learning import update
+from tepo_jax.policy.huggingface import weights
+from tepo_jax.runtime import checkpoint
+from tepo_jax.runtime import files
+from tepo_jax.runtime import processes
+
+FILE = 'parent.json'
+_OF_SEED = 'seed', 'steps'  # not in `Parent.config`
+
+
+@dataclasses.dataclass(frozen=True)
+class Parent:
+  """Where a run was forked.
+
+  run: the parent's workdir. step: the rollout step whose checkpoint was taken.
+  keeps_optimizer: whether the moments are the parent's. config: a digest of the
+  parent's fields except seed and steps, the same for parents that differ only
+  in the seed.
+  """
+  run: str
+  step: int
+  keeps_optimizer: bool
+  config: str
+
+
+def read(workdir: files.Path) -> Parent | None:
+  """The parent of the run in a folder; None if it has none.
+
+  Raises:
+    errors.InputError: its parent.json is damaged.
+  """
+  path = workdir / FILE
+  if not path.is_file():
+    return None
+  try:
+    return Parent(**json.loads(path.read_text('utf-8')))
+  except (ValueError, TypeError) as error:
+    raise errors.InputError(f'{path}: {errors.one_line(error)}') from error
+
+
+def write(parent: Parent, workdir: files.Path) -> None:
+  """Records the parent of the run in a folder."""
+  files.replace_text(workdir / FILE, json.dumps(
+      dataclasses.asdict(parent), indent=2, sort_keys=True) + '\n')
+
+
+def choose(config: ml_collections.ConfigDict, workdir: files.Path,
+           origin: str | None, keeps_optimizer: bool) -> Parent | None:
+  """The parent of the run that `workdir` is or will be; None without one.
+
+  origin: the flag --from, OLD[@STEP]; a run that is resumed needs it no more.
+  All processes of a job must call this.
+
+  Raises:
+    errors.InputError: the folder holds another run than this fork, or OLD has
+      no such checkpoint, or another model.
+  """
+  saved = read(workdir)
+  if origin is None:
+    if not keeps_optimizer:
+      raise errors.InputError('--new_optimizer needs --from')
+    return saved
+  name, step = run_folder.split_step(origin)
+  old = files.path(name).resolve()
+  if not run_folder.is_untrained(workdir):
+    if saved is None or (saved.run, saved.keeps_optimizer) != (
+        str(old), keeps_optimizer) or step not in (None, saved.step):
+      was = 'without --from' if saved is None else (
+          f'from {saved.run}@{saved.step}'
+          f'{"" if saved.keeps_optimizer else " with --new_optimizer"}')
+      raise errors.InputError(
+          f'--from={origin}: --workdir={workdir} is a run that began {was}; '
+          'choose another folder')
+    return saved
+  parents = run_folder.read_config(old)
+  configuration.check_saved(parents, f'{old}/config.json')
+  _check_model(config, parents, origin)
+  return Parent(str(old), _found_step(config, old, origin, step),
+                keeps_optimizer, _digest(parents))
+
+
+def _check_model(config, parents, origin):
+  """What a fork must have in common with its parent; the files of models that
+  are not embedded are compared later."""
+  mine, theirs = fields_lib.flat(config), fields_lib.flat(parents)
+  differing = [name for name in sorted(mine.keys() | theirs.keys())
+               if name.startswith('pretrain.')
+               and mine.get(name) != theirs.get(name)]
+  if (config.model is None) != (parents.model is None):
+    differing = ['model']
+  elif config.model is not None:
+    differing = []
+  if config.lora.rank != parents.lora.rank:
+    differing.append('lora.rank')
+  if differing:
+    raise errors.InputError(
+        f'--from={origin}: a fork trains its parent\'s weights, but in '
+        f'{errors.listed([f"config.{name}" for name in differing])} they '
+        'differ')
+
+
+def _found_step(config, old, origin, step):
+  saved = checkpoint.steps(old / session_lib.CHECKPOINTS)
+  latest = processes.of_first(max(saved, default=0))
+  step = latest if step is None else step
+  if not step or processes.any_of(step not in saved):
+    raise errors.InputError(
+        f'--from={origin}: {old} has no such checkpoint (it has: {saved})')
+  if step >= config.steps:
+    raise errors.InputError(
+        f'--from={origin}: step {step} is done, so that config.steps='
+        f'{config.steps} leaves nothing to do; the fork counts on from there')
+  return step
+
+
+def _digest(config):
+  fields = {name: value for name, value in fields_lib.flat(config).items()
+            if name not in _OF_SEED}
+  return hashlib.sha256(
+      json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def copy_model(parent: Parent, folder: files.Path) -> None:
+  """Copies the embedded model that the parent has made to `folder`."""
+  with (files.downloaded(files.path(parent.run) / session_lib.BASE_MODEL)
+        as source, weights.atomic_folder(folder) as partial):
+    shutil.copytree(source, partial, dirs_exist_ok=True)
+
+
+def restore(parent: Parent, learner: learner_lib.Learner
+            ) -> tuple[int, update.TrainState, dict[str, Any]]:
+  """(step, state, extra) of the parent's checkpoint, as of a run's own.
+
+  The position in the data is the parent's if the data is. Records of the step
+  that the parent has yet to write stay the parent's.
+
+  Raises:
+    errors.InputError: the checkpoint is gone, or is of another model folder or
+      other arrays.
+  """
+  run = files.path(parent.run)
+  with contextlib.closing(checkpoint.Checkpointer(
+      run / session_lib.CHECKPOINTS, read_only=True)) as checkpointer:
+    state, extra = checkpointer.restore(
+        parent.step, *programs_lib.restorable(learner.programs),
+        learner.check_stands_on)
+  if not parent.keeps_optimizer:
+    state = learner.programs.init_state(state.params)
+  same = _of_data(run_folder.read_config(run)) == _of_data(learner.config)
+  return parent.step, state, extra | {
+      'unrecorded': None, 'cursor': extra['cursor'] if same else 0}
+
+
+def _of_data(config):
+  return {name: value for name, value in fields_lib.flat(config).items()
+          if name == 'seed' or name.startswith('data.')}
