@@ -1,31 +1,45 @@
 #!/usr/bin/env bash
-# Plans every model of configs/small.py on every machine, on both data sets, with all
-# weights and with adapters, and Qwen2.5-7B on eight GPUs; prints the tables of
-# launch/PLANS.md. A plan takes one to six minutes on two cores, all of them about
-# five hours; what is in runs/plans is not planned again.
+# Plans the paper's models on the slices that their configs name, Qwen2.5-7B on GPUs,
+# and every model of configs/small.py on every machine, on both data sets, with all
+# weights and with adapters; prints the tables of launch/PLANS.md. A plan takes one to
+# ten minutes on two cores, all of them about six hours; what is in runs/plans is not
+# planned again.
 #
 #   launch/plans.sh [NAME ...]    such as qwen2_5_1_5b,gpu24,lora,dapo
+#   launch/plans.sh published     what others measured, compared with plans
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 launch/setup.sh cpu plan
 
+if [[ ${1:-} == published ]]; then
+  exec .venv/bin/python -c \
+    'from tepo_jax.tools.plan import published; print(published.text())'
+fi
 readarray -t all < <(.venv/bin/python -c '
 from configs import small
+print("qwen2_5_7b,v6e16\nr1_llama_8b,v5p16\nmistral_7b,v6e32\nqwen3_14b,v5p32\n"
+      "qwen2_5_7b,v5e8,lora\nqwen2_5_7b,h100x1,lora\nqwen2_5_7b,h100x8\n"
+      "qwen2_5_7b,h200x8")
 for data in "", ",dapo":
   for machine in small.MACHINES:
     for model in small.MODELS:
-      print(f"{model},{machine}{data}\n{model},{machine},lora{data}")
-print("qwen2_5_7b,h100x8\nqwen2_5_7b,h200x8")')
+      print(f"{model},{machine}{data}\n{model},{machine},lora{data}")')
 (($#)) || set -- "${all[@]}"
+# The paper's models are planned with the slices that their configs name.
+declare -A slices=([v6e16]=v6e:4x4 [v6e32]=v6e:4x8 [v5p16]=v5p:2x2x4
+  [v5p32]=v5p:2x4x4 [v5e8]=v5e:2x4)
 
 mkdir -p runs/plans
 for name in "$@"; do
   [[ ! -s runs/plans/$name.json ]] || continue
   IFS=, read -r model machine _ <<<"$name"
-  config=configs/small.py:$name topology=$machine prompt=96  # of GSM8K
-  if [[ $model == qwen2_5_7b ]]; then
-    config=configs/qwen2_5_7b.py:tepo prompt=81
+  more=()
+  if [[ $model =~ ^(qwen2_5_7b|r1_llama_8b|mistral_7b|qwen3_14b)$ ]]; then
+    config=configs/$model.py:tepo prompt=81 topology=${slices[$machine]:-$machine}
+    [[ $name != *,lora ]] || more=(--config.lora.rank=16)
+    [[ $machine != h100x1 ]] || more+=(--config.rollout.tensor=1)
   else
+    config=configs/small.py:$name prompt=96  # of GSM8K
     topology=$(.venv/bin/python -c "
 from configs import small; print(small.MACHINES['$machine'][0])")
   fi
@@ -34,7 +48,7 @@ from configs import small; print(small.MACHINES['$machine'][0])")
   # Status 2 if it does not fit, which the table then says.
   .venv/bin/python -m tepo_jax.plan --config="$config" --topology="$topology" \
     --config.model="tests/tools/plan/models/$model" --prompt_tokens="$prompt" \
-    --brief --json \
+    "${more[@]}" --brief --json \
     >"runs/plans/$name.new" 2>"runs/plans/$name.log" \
     || [[ $? -eq 2 && -s runs/plans/$name.new ]] \
     || { tail -n 1 "runs/plans/$name.log" >&2; exit 1; }
@@ -44,14 +58,16 @@ done
 .venv/bin/python - "$@" <<'EOF'
 import json, re, sys
 
-from configs import qwen2_5_7b, small
+
+def number(value):
+  return f'{value:.1f}' if value < 9.95 else f'{value:.0f}'
 
 
-def seconds_text(seconds):
-  return f'{seconds:.1f}' if seconds < 9.95 else f'{seconds:.0f}'
+def span(low, high):
+  return f'{number(low)} to {number(high)}'
 
 
-def cells(name, plan):
+def cells(plan):
   """GiB of the program that needs most, slots, seconds of a step, hours."""
   most = max(plan['programs'], key=lambda p: (bool(p['failure']), p['hbm']))
   needed = f'{most["hbm"] / 2**30:.1f}'
@@ -61,24 +77,27 @@ def cells(name, plan):
   needed += f' {most["name"].split()[0]}'
   if not plan['fits']:
     return [f'**{needed}**', '', 'does not fit', '']
-  config = (qwen2_5_7b.get_config() if name.startswith('qwen2_5_7b')
-            else small.get_config(name))
-  step = sum(plan['seconds'].values())
-  parts = ' + '.join(seconds_text(plan['seconds'][phase])
+  step = [sum(plan[bound].values()) for bound in ('low', 'mid', 'high')]
+  parts = ' + '.join(number(plan['mid'][phase])
                      for phase in ('rollout', 'score', 'update'))
-  return [needed, f'{plan["slots"]}', f'**{seconds_text(step)}** ({parts})',
-          f'{config.steps * step / 3600:.1f}']
+  hours = [(plan['run']['compilation'] + sum(
+      plan['run'][part][bound] for part in ('steps', 'evaluations', 'saves')))
+           / 3600 for bound in ('low', 'high')]
+  return [needed, f'{plan["slots"]}',
+          f'**{span(step[0], step[2])}**, {number(step[1])} ({parts})',
+          span(*hours)]
 
 
-tables = {'GSM8K': {}, 'DAPO-Math': {}}
+paper = {'qwen2_5_7b', 'r1_llama_8b', 'mistral_7b', 'qwen3_14b'}
+tables = {"The paper's models": {}, 'GSM8K': {}, 'DAPO-Math': {}}
 for name in sys.argv[1:]:
   plan = json.load(open(f'runs/plans/{name}.json'))
   model, machine, *options = name.split(',')
-  data = 'GSM8K' if {model, *options}.isdisjoint(('qwen2_5_7b', 'dapo')) else (
-      'DAPO-Math')
+  data = ("The paper's models" if model in paper else
+          'DAPO-Math' if 'dapo' in options else 'GSM8K')
   row = tables[data].setdefault(
       (f'`{model},{machine}`', f'{plan["hbm_bytes"] / 2**30:.1f}'), {})
-  row['lora' in options] = cells(name, plan)
+  row['lora' in options] = cells(plan)
 
 columns = ['GiB', 'slots', 'step, s', 'run, h']
 for data, rows in tables.items():

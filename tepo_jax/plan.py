@@ -10,10 +10,11 @@ assumed by flags. In the table, numbers are per chip and per run of a
 program, which for decoding is config.rollout.chunk steps: `sent` is what a chip
 sends to others, `held` is other memory that stays allocated during the run,
 `ms` is a roofline, and `wait` the part of it in which the schedule waits for
-communication. Predicted seconds divide the roofline by the share that good
-programs reach. Exits with status 2 if a step does not fit. With --check, on a
-machine that has these chips, it also compiles the programs for them and
-compares the memory.
+communication. Predicted seconds are a range: the roofline, divided by the
+shares of it that others measured on such chips (tools/plan/published.py).
+Compiled programs are kept for the next plan. Exits with status 2 if a step does
+not fit. With --check, on a machine that has these chips, it also compiles the
+programs for them and compares the memory.
 """
 
 import json
@@ -29,6 +30,7 @@ from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.plan import check
 from tepo_jax.tools.plan import chips
 from tepo_jax.tools.plan import gpus
+from tepo_jax.tools.plan import run
 from tepo_jax.tools.plan import stack
 from tepo_jax.tools.plan import step
 from tepo_jax.tools.plan import table
@@ -77,10 +79,11 @@ def main() -> None:
     plan = step.make(config, workload, slice_, config.mesh, _BRIEF.value)
     plans = [plan] if _BRIEF.value else step.compare_meshes(
         config, workload, plan)
+    whole = run.of(config, workload, plan)
     if _JSON.value:
-      print(json.dumps(table.record(plan, plans)), flush=True)
+      print(json.dumps(table.record(plan, plans, whole)), flush=True)
     else:
-      print(table.text(plan, workload, plans) + '\n', flush=True)
+      print(table.text(plan, workload, plans, whole) + '\n', flush=True)
     if _CHECK.value:
       print(check.text(check.compare(config, workload, plan, jax.devices())),
             flush=True)

@@ -1,12 +1,17 @@
 """Checks in about a minute what the devices of this machine can do.
 
-  python -m tepo_jax.selftest [--device=gpu]
+  python -m tepo_jax.selftest [--device=gpu] [--measure]
 
 Prints a line for each check: the devices, their memory, their own attention
 backend against xla, and then one step of training on the embedded task in
 bfloat16: a rollout, its updates, a checkpoint. After a check that fails the
 others continue; the status is then 1. launch/setup.sh runs it after it has
 installed jax for a GPU or TPU.
+
+With --measure it then times scoring, an update and decode steps of a model of
+0.3B parameters, for some minutes, and prints a row for each, with the planner's
+roofline. Add them to ROWS in tools/plan/published.py, and plans for such chips
+rest on your measurement.
 """
 
 from collections.abc import Iterator
@@ -36,9 +41,13 @@ from tepo_jax.policy import transformer
 from tepo_jax.runtime import host
 from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.runtime import processes
+from tepo_jax.tools.benchmark import calibration
+from tepo_jax.tools.plan import published
 
 _DEVICE = flags.DEFINE_enum('device', None, ['cpu', 'gpu', 'tpu'],
                             'What jax must find; default: anything.')
+_MEASURE = flags.DEFINE_bool(
+    'measure', False, 'Also print rows for tools/plan/published.py.')
 
 _CONFIG = pathlib.Path(__file__).parents[1] / 'configs/tiny.py'
 _ATTENTION_ERROR = 0.02  # bfloat16 rounds to 0.4 %
@@ -154,6 +163,19 @@ def small_config() -> ml_collections.ConfigDict:
   return config
 
 
+def measured_config() -> ml_collections.ConfigDict:
+  """A model that keeps a device busy, and rows of 1,024 tokens."""
+  config = small_config()
+  config.update_from_flattened_dict({
+      'pretrain.d_model': 1024, 'pretrain.num_layers': 16,
+      'pretrain.num_heads': 8, 'pretrain.num_kv_heads': 2,
+      'pretrain.head_dim': 128, 'pretrain.d_ff': 4096,
+      'pretrain.vocabulary': 32768, 'data.max_prompt_tokens': 128,
+      'rollout.max_tokens': 896, 'rollout.overlong_buffer': 0,
+      'train.microbatch_tokens': 16384})
+  return config
+
+
 def run_checks(wanted: str | None = None) -> list[str]:
   """Prints what each check finds; returns the names of those that fail."""
   failed, start = [], time.perf_counter()
@@ -186,6 +208,10 @@ def main() -> None:
   if failed:
     raise errors.RunError(f'failed: {", ".join(failed)}')
   print('the self-test found nothing wrong')
+  if _MEASURE.value:
+    for row in calibration.measure(measured_config()):
+      print(f'{published.source_of(row)},  # {row.efficiency:.0%} of the '
+            'roofline', flush=True)
 
 
 if __name__ == '__main__':

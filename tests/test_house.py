@@ -37,7 +37,7 @@ _MAY_IMPORT = {
 _PROGRAMS = ('train', 'evaluate', 'export', 'pretrain', 'show_prompts', 'plan',
              'report', 'benchmark', 'mechanism', 'selftest',
              'ask')
-_WITH_TOOLS = ('plan', 'report', 'benchmark', 'mechanism')
+_WITH_TOOLS = ('plan', 'report', 'benchmark', 'mechanism', 'selftest')
 # Where jax.jit and ConfigDict may stand. A checkpoint's digests are computed
 # on the devices, in one pass over each array: run without jit, they would need
 # several copies of the state.

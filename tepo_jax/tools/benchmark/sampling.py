@@ -223,7 +223,8 @@ def _decode_steps(engine, workload):
   shards = mesh_lib.batch_shards(engine.mesh)
   for count in shapes.slots:
     for columns in shapes.columns:
-      seconds, accessed = _decode_step(engine, count, columns, workload.rounds)
+      seconds, lowered = decode_step(engine, count, columns, workload.rounds)
+      accessed = float(lowered.compile().cost_analysis()['bytes accessed'])
       name = f'sampling/decode_step/{count}_slots_{columns}_columns'
       yield timing.summary(f'{name}/seconds', seconds, 's')
       floor = weights + count // shards * memory_lib.slot_bytes(
@@ -233,8 +234,9 @@ def _decode_steps(engine, workload):
           f'{name}/bytes_over_floor', accessed / floor, '1')
 
 
-def _decode_step(engine, count, columns, rounds):
-  """Returns seconds a step by round, and the bytes that the compiler counts."""
+def decode_step(engine: Engine, count: int, columns: int, rounds: int
+                ) -> tuple[list[float], jax.stages.Lowered]:
+  """Returns seconds a step by round, and the program of a chunk of steps."""
   rows = engine_lib.idle_slots(count)
   rows = rows.replace(live=~rows.live, limit=rows.limit + 2 ** 30)
   more = rows, jax.random.key(0), engine.chunk, 0
@@ -247,11 +249,9 @@ def _decode_step(engine, count, columns, rounds):
     return (time.perf_counter() - start) / engine.chunk
 
   timed()
-  compiled = engine.programs.decode.lower(
-      engine.weights, engine.programs.empty(count, columns, 0),
-      *more).compile()
-  return ([timed() for _ in range(rounds)],
-          float(compiled.cost_analysis()['bytes accessed']))
+  lowered = engine.programs.decode.lower(
+      engine.weights, engine.programs.empty(count, columns, 0), *more)
+  return [timed() for _ in range(rounds)], lowered
 
 
 def _memory():

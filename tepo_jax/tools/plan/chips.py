@@ -5,6 +5,7 @@ libtpu compiles for a slice without a TPU: it needs only the slice's shape.
 
 from collections.abc import Sequence
 import dataclasses
+from importlib import metadata
 import math
 import os
 from typing import Any
@@ -16,6 +17,13 @@ import numpy as np
 from tepo_jax import errors
 
 GIB = 1 << 30
+# The plan reads the text of compiled programs, which changes with the compiler;
+# that of later versions hides what the SparseCores do.
+LIBTPU = '0.0.42.1'
+# A group of chips that spans two axes of the torus, both with wrap-around,
+# sends this many times as fast as over one: an all-reduce over v6e:16x16 moves
+# 236 GB/s. https://github.com/AI-Hypercomputer/tpu-recipes, microbenchmarks
+TWO_AXES = 1.31
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +34,8 @@ class Chip:
   hbm_bytes: memory that a program may use. hbm_bandwidth: byte/s.
   link_bandwidth: byte/s of a ring, on a TPU over both directions of one torus
   axis. directions: 2 if a transfer in one direction has half of it, else 1.
+  latency: seconds of a collective besides its bytes, an assumption: 5 to 10 µs
+  are usual.
   https://cloud.google.com/tpu/docs/v5e, v5p, v6e;
   https://jax-ml.github.io/scaling-book/tpus
   """
@@ -35,12 +45,17 @@ class Chip:
   hbm_bandwidth: float
   link_bandwidth: float
   directions: int = 2
+  latency: float = 0.0
 
 
+_LATENCY = 5e-6
 CHIPS = {
-    'v5e': Chip('TPU v5 lite', 197e12, 15.75 * GIB, 819e9, 90e9),
-    'v5p': Chip('TPU v5', 459e12, 95.74 * GIB, 2765e9, 180e9),
-    'v6e': Chip('TPU v6 lite', 918e12, 31.25 * GIB, 1640e9, 180e9),
+    'v5e': Chip('TPU v5 lite', 197e12, 15.75 * GIB, 819e9, 90e9,
+                latency=_LATENCY),
+    'v5p': Chip('TPU v5', 459e12, 95.74 * GIB, 2765e9, 180e9,
+                latency=_LATENCY),
+    'v6e': Chip('TPU v6 lite', 918e12, 31.25 * GIB, 1640e9, 180e9,
+                latency=_LATENCY),
 }
 
 
@@ -72,6 +87,17 @@ class Slice:
       return len(group) % 2 == 0
     return bool(np.all((sides_X == 1) | (sides_X == self._wrapped)))
 
+  def bandwidth(self, group: Sequence[int]) -> float:
+    """byte/s that each of these chips sends to the others."""
+    if not self.is_ring(group):
+      return self.chip.link_bandwidth / 2
+    if self.chip.directions == 1 or len(group) == 1:
+      return self.chip.link_bandwidth
+    place_MX = np.array([self.devices[i].coords for i in group])
+    sides_X = np.ptp(place_MX, axis=0) + 1
+    whole = np.sum((sides_X > 1) & (sides_X == self._wrapped))
+    return self.chip.link_bandwidth * (TWO_AXES if whole > 1 else 1)
+
   @property
   def _wrapped(self):
     """The size of each axis of the torus that wraps around, else 0."""
@@ -85,13 +111,15 @@ def topology(name: str) -> Slice:
   """Describes a slice named by a chip of CHIPS and its torus: 'v5e:4x4'.
 
   Raises:
-    errors.InputError: there is no such slice, or libtpu is not installed.
+    errors.InputError: there is no such slice, or libtpu is not installed, or
+      not of the version LIBTPU.
   """
   generation, _, torus = name.partition(':')
   if generation not in CHIPS or not torus:
     raise errors.InputError(
         f'--topology={name}: must be CHIP:TORUS, such as v5e:4x4 or '
         f'v5p:2x2x2; the chips are {", ".join(CHIPS)}')
+  _check_version()
   # Without a metadata server and other hosts; several processes may load it.
   os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
   os.environ.setdefault('TPU_WORKER_HOSTNAMES', 'localhost')
@@ -107,3 +135,14 @@ def topology(name: str) -> Slice:
         'the TPU compiler is missing; `launch/setup.sh cpu plan` installs '
         f'libtpu ({error})') from error
   return Slice(name, CHIPS[generation], list(description.devices))
+
+
+def _check_version():
+  try:
+    found = metadata.version('libtpu')
+  except metadata.PackageNotFoundError:
+    return  # jax says so
+  if found != LIBTPU:
+    raise errors.InputError(
+        f'plans read what libtpu {LIBTPU} compiles, and libtpu {found} is '
+        'installed: run `launch/setup.sh cpu plan`')

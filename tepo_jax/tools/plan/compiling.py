@@ -8,6 +8,7 @@ import collections
 from collections.abc import Callable, Iterator
 import dataclasses
 import functools
+import math
 
 import jax
 import ml_collections
@@ -47,6 +48,8 @@ class PlannedProgram:
     inner loops first.
   by_share: for the largest decode program under dynamic sampling, {share of
     mixed groups: (equivalent, decode steps of a rollout)}.
+  syncs: for the largest decode program, how often a rollout returns to the
+    host.
   devices: of the mesh, in its order.
   useful: FLOPs per chip that a run must make: 2 per weight and real token,
     forward, and 4 backward, and attention; 0 if it only moves data.
@@ -63,6 +66,7 @@ class PlannedProgram:
   open_trips: tuple[float, ...] = (1.0,)
   by_share: dict[float, tuple[float, int]] = dataclasses.field(
       default_factory=dict)
+  syncs: int = 0
   useful: float = 0.0
   remat: str = ''
   devices: list[jax.Device] = dataclasses.field(default_factory=list)
@@ -158,6 +162,8 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
         runs[shape], state_bytes + held, shape in largest,
         as_if_largest(runs, shape) if shape in largest else 0, given,
         open_trips=(steps,), by_share=by_share.get(shape, {}),
+        syncs=(math.ceil(traffic.decode_steps(counts) / config.rollout.chunk)
+               if shape == largest[0] else 0),
         useful=steps * _useful_of_sampling(workload, shape)
         / programs.mesh.size)
 
@@ -256,7 +262,7 @@ def _updating(config, workload, programs, state, frozen
   forward = dataclasses.replace(
       workload, prompts=settings.minibatch_prompts).forward_flops(
           settings.packing == 'shared') / programs.mesh.size
-  score, step = (tuple(_trip_counts(host, programs.scorer.chunk_size, passes))
+  score, step = (tuple(trip_counts(host, programs.scorer.chunk_size, passes))
                  for passes in (1, 2))
   key = jax.eval_shape(lambda: jax.random.key(0))
   base, old = () if frozen is None else (frozen,), None
@@ -305,7 +311,8 @@ def _updating(config, workload, programs, state, frozen
       useful=3 * forward, remat=programs.model.remat)
 
 
-def _trip_counts(minibatch, chunk_size, passes):
+def trip_counts(minibatch: batch_lib.Minibatch, chunk_size: int, passes: int
+                ) -> Iterator[float]:
   """Yields `open_trips` of scoring (1 pass) or an update (2 passes).
 
   The forward and the backward pass over a microbatch each loop over all of its

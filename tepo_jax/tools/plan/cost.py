@@ -15,7 +15,6 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 import itertools
-import json
 import math
 import re
 
@@ -24,6 +23,7 @@ import numpy as np
 from tepo_jax.tools.plan import collectives
 from tepo_jax.tools.plan import cudnn
 from tepo_jax.tools.plan import hlo
+from tepo_jax.tools.plan import kernels
 from tepo_jax.tools.plan import timeline
 
 # These cost nothing, or are counted with their other half.
@@ -33,6 +33,7 @@ _FREE = frozenset((
 _FREE_CALLS = frozenset((
     'AllocateBuffer', 'ConcatBitcast', 'AssumeGatherIndicesInBound',
     'AsyncCollectiveStart', 'AsyncCollectiveDone'))
+_MEGABYTE = 1e6
 _SLICES = ('dynamic-slice', 'slice', 'gather')
 _IN_PLACE = {'dynamic-update-slice': 1, 'scatter': -1}  # and their updates
 _FORMS = ('bitcast', 'convert', 'copy', 'reshape', 'transpose')
@@ -46,6 +47,8 @@ class Cost:
   wire_bytes, collective_counts: bytes a chip sends and number of runs, by kind
     of collective.
   events: the schedule, for `timeline.seconds`.
+  uncounted: custom calls of unknown work on more than a megabyte, and the bytes
+    of their arrays, which are all that is counted of them.
   """
   flops: float = 0.0
   hbm_bytes: float = 0.0
@@ -54,10 +57,12 @@ class Cost:
   collective_counts: collections.Counter = dataclasses.field(
       default_factory=collections.Counter)
   events: list[timeline.Event] = dataclasses.field(default_factory=list)
+  uncounted: dict[str, int] = dataclasses.field(default_factory=dict)
 
   def add(self, other: 'Cost', times: float = 1.0) -> None:
     self.flops += times * other.flops
     self.hbm_bytes += times * other.hbm_bytes
+    self.uncounted |= other.uncounted
     for kind, value in other.wire_bytes.items():
       self.wire_bytes[kind] += times * value
       self.collective_counts[kind] += times * other.collective_counts[kind]
@@ -65,22 +70,25 @@ class Cost:
         timeline.Loop(times, tuple(other.events))]
 
 
-def of(text: str, open_trips: Sequence[float] = (1.0,)) -> Cost:
+def of(text: str, open_trips: Sequence[float] = (1.0,), shared: float = 1.0
+       ) -> Cost:
   """Returns the cost of a module's text (`compiled.as_text()`).
 
   open_trips: trip counts of the loops that do not state theirs, in program
   order, inner loops first; repeated if there are more loops.
+  shared: as in `kernels.work`.
   """
   module = hlo.parse(text)
-  return _Analysis(module, open_trips).computation(module.entry)
+  return _Analysis(module, open_trips, shared).computation(module.entry)
 
 
 class _Analysis:
   """Computes the cost of each of a module's computations once."""
 
-  def __init__(self, module: hlo.Module, open_trips: Sequence[float]):
+  def __init__(self, module: hlo.Module, open_trips: Sequence[float],
+               shared: float):
     self._module, self._open_trips = module, itertools.cycle(open_trips)
-    self._known = {}
+    self._shared, self._known = shared, {}
 
   def computation(self, name: str) -> Cost:
     if name not in self._known:
@@ -123,11 +131,24 @@ class _Analysis:
     works = (work.flops or work.hbm_bytes) and not (
         sends and instruction.opcode != 'fusion')
     cost = Cost(work.flops, work.hbm_bytes,
-                events=[*([work] if works else ()), *sends, *waits])
+                events=[*([work] if works else ()), *sends, *waits],
+                uncounted=self._uncounted(computation, instruction))
     for send in sends:
       cost.wire_bytes[send.kind] += send.size
       cost.collective_counts[send.kind] += 1
     return cost
+
+  def _uncounted(self, computation, instruction):
+    """Names a call of unknown work on more than a megabyte."""
+    target = (instruction.attribute('custom_call_target') or '').strip('"')
+    if (instruction.opcode != 'custom-call' or target in _FREE_CALLS
+        or kernels.work(computation, instruction) is not None
+        or _library_flops(computation, instruction) is not None):
+      return {}
+    involved = instruction, *computation.operands(instruction)
+    size = sum(a.bytes for i in involved for a in i.arrays)
+    name = instruction.name if target == 'tpu_custom_call' else target
+    return {name: size} if size > _MEGABYTE else {}
 
   def _flops(self, computation, instruction) -> float:
     if instruction.opcode == 'convolution':
@@ -135,7 +156,9 @@ class _Analysis:
     if instruction.opcode == 'dot':
       return _dot_flops(computation, instruction)
     if instruction.opcode == 'custom-call':
-      return _call_flops(computation, instruction)
+      work = kernels.work(computation, instruction, self._shared)
+      return work.flops if work else (
+          _library_flops(computation, instruction) or 0.0)
     if instruction.opcode == 'fusion':
       inside = self._module.computations[instruction.attribute('calls')]
       return sum(self._flops(inside, i) for i in inside.instructions.values())
@@ -152,6 +175,8 @@ class _Analysis:
     if opcode.endswith('-start'):  # its first arrays: source and copy
       arrays = instruction.arrays[:2]
       return min(a.bytes for a in arrays) * sum(a.in_hbm for a in arrays)
+    if work := kernels.work(computation, instruction, self._shared):
+      return work.hbm_bytes
     operands = computation.operands(instruction)
     if _is_cublas(instruction):  # its second result is a workspace
       return instruction.arrays[0].bytes + sum(o.hbm_bytes for o in operands)
@@ -266,15 +291,14 @@ def _is_cublas(instruction):
       '"__cublas$')
 
 
-def _call_flops(computation, instruction):
-  """Returns the FLOPs of a library's or a Pallas kernel's matrix products."""
+def _library_flops(computation, instruction):
+  """Returns the FLOPs of a library's call; None if it is of no known one."""
   if cudnn.is_attention(instruction):
     return cudnn.flops(computation, instruction)
   if _is_cublas(instruction):
     return _dot_flops(computation, instruction,
                       r'"lhs_contracting_dimensions":\[([\d",]*)\]')
-  found = re.search(r'"cost_estimate":(\{[^}]*\})', instruction.text)
-  return float(json.loads(found[1]).get('flops', 0)) if found else 0.0
+  return None
 
 
 def _dot_flops(computation, instruction,

@@ -28,6 +28,7 @@ USABLE = 0.92
 FOLDER = pathlib.Path(sys.prefix) / 'gpu_compiler'
 MACHINES = ('1', '2', '4', '8', '2x8')  # machines x GPUs of each
 
+_LATENCY = 10e-6  # seconds of a collective besides its bytes; assumed
 _CUDNN = 9, 10, 0  # the version to assume where there is none
 
 
@@ -158,10 +159,17 @@ def topology(name: str) -> chips.Slice:
     raise errors.InputError(
         'the GPU compiler is missing; `launch/setup.sh cpu plan` installs it '
         f'({error})') from error
-  chip = chips.Chip(gpu.name, gpu.flops, USABLE * gpu.memory, gpu.bandwidth,
-                    gpu.network if 'x' in count else gpu.link, directions=1)
+  chip = chip_of(gpu)
+  if 'x' in count:
+    chip = dataclasses.replace(chip, link_bandwidth=gpu.network)
   return chips.Slice(name, chip, list(description.devices), _OPTIONS | {
       'xla_gpu_cuda_data_dir': str(FOLDER / 'nvidia' / 'cuda_nvcc')})
+
+
+def chip_of(gpu: Gpu) -> chips.Chip:
+  """Returns a GPU's data sheet in the planner's form, on one machine."""
+  return chips.Chip(gpu.name, gpu.flops, USABLE * gpu.memory, gpu.bandwidth,
+                    gpu.link, directions=1, latency=_LATENCY)
 
 
 def _load_compiler():

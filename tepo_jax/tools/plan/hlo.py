@@ -100,17 +100,20 @@ class Module:
 def parse(text: str) -> Module:
   """Parses `compiled.as_text()`."""
   computations, entry = {}, None
-  name, instructions, root = None, {}, None
+  name, instructions, root, last = None, {}, None, None
   for line in text.splitlines():
     if header := _HEADER.match(line):
       name, instructions, root = header[2], {}, None
       entry = name if header[1] else entry
-    elif line.startswith('}'):
-      computations[name] = Computation(instructions, root)
     elif found := _LINE.match(line):
-      instruction = _instruction(found[2], found[3])
-      instructions[instruction.name] = instruction
-      root = instruction.name if found[1] else root
+      last = found[2]
+      instructions[last] = _instruction(last, found[3])
+      root = last if found[1] else root
+    elif re.match(r'\}(?!\})', line):
+      computations[name] = Computation(instructions, root)
+    elif line.strip() and last in instructions:  # a kernel's metadata has lines
+      instructions[last] = dataclasses.replace(
+          instructions[last], text=instructions[last].text + line)
   return Module(computations, entry)
 
 

@@ -3,7 +3,7 @@
 The roofline of a program is the time of the compiler's schedule: the sum over
 its instructions, each bound by arithmetic or by memory, and the waits for
 communication that they do not hide. No program reaches it: predicted seconds
-are the roofline divided by EFFICIENCY.
+are the roofline divided by the efficiencies of `published`.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,6 @@ import dataclasses
 import functools
 import math
 import os
-import re
-import sys
-import time
 
 import jax
 import ml_collections
@@ -26,16 +23,21 @@ from tepo_jax.job import programs as programs_lib
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.plan import chips
+from tepo_jax.tools.plan import compilation
 from tepo_jax.tools.plan import compiling
 from tepo_jax.tools.plan import cost as cost_lib
 from tepo_jax.tools.plan import cudnn
+from tepo_jax.tools.plan import published
 from tepo_jax.tools.plan import timeline
 
-# Well-tuned programs reach 45 to 65 % of a TPU's FLOP/s in training (MaxText)
-# and 37 to 52 % of its bandwidth in decoding (vLLM, SGLang), relative to what
-# must be computed and read, waits included; the roofline here counts what the
-# program does, and its waits.
-EFFICIENCY = 0.6
+BOUNDS = ('low', 'mid', 'high')  # of predicted seconds
+# The time from the end of a chunk of decode steps to the start of the next, in
+# which the host reads tokens and refills slots: an assumption.
+HOST_SYNC = dict(zip(BOUNDS, (0.5e-3, 1e-3, 5e-3)))
+# The phase of `published` whose efficiency a kind of program has; the others
+# read and write memory, as decoding does.
+_EFFICIENCY_OF = {'update': 'update', 'score': 'score', 'old': 'score',
+                  'prefill': 'prefill'}
 
 _COMPILERS = 4  # at a time: each needs gigabytes
 _TRIES = 6  # to find a number of slots that fits
@@ -47,14 +49,15 @@ _TENSOR = (1, 2, 4, 8)  # sizes of the mesh axis to compare
 class Estimate:
   """Memory and cost of one run of a compiled program, per chip.
 
-  name, phase, runs, equivalent, useful, remat: as in
-    `compiling.PlannedProgram`.
+  name, phase, runs, equivalent, useful, remat, syncs: as in
+    `compiling.PlannedProgram`. efficiency: of programs like it.
   arguments, temporaries: bytes. resident: bytes of other arrays that stay
     allocated during the run. hbm: all of these, outputs and code.
   roofline, compile_seconds: seconds. waits: of the roofline, for communication.
   bound: 'compute', 'memory' or 'network'.
   failure: the compiler's message if the program does not fit, else None.
   by_share: as in `compiling.PlannedProgram`.
+  uncounted: bytes of custom calls of unknown work, by name.
   """
   name: str
   phase: str
@@ -62,6 +65,8 @@ class Estimate:
   equivalent: float
   useful: float
   remat: str
+  efficiency: published.Efficiency
+  syncs: int = 0
   arguments: int = 0
   temporaries: int = 0
   resident: int = 0
@@ -77,6 +82,14 @@ class Estimate:
   failure: str | None = None
   by_share: dict[float, tuple[float, int]] = dataclasses.field(
       default_factory=dict)
+  uncounted: dict[str, int] = dataclasses.field(default_factory=dict)
+
+  def seconds(self, runs: float, bound: str) -> float:
+    """Predicted seconds of runs; `bound` is of BOUNDS, 'low' the fastest."""
+    efficiency = getattr(
+        self.efficiency, {'low': 'high', 'high': 'low'}.get(bound, bound))
+    return (runs * self.roofline / efficiency
+            + self.syncs * HOST_SYNC[bound])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +98,8 @@ class StepPlan:
 
   mesh, decoding: of training, and of sampling on the same chips.
   slots: completions decoded at a time. tokens: sampled in a step.
-  seconds: predicted, by phase. fits: whether every program fits a chip's HBM.
+  state_bytes: per chip, of what a checkpoint holds.
+  fits: whether every program fits a chip's HBM.
   brief: whether it has the largest program of each kind only, which then stands
     for all of its kind.
   """
@@ -96,6 +110,7 @@ class StepPlan:
   tokens: int
   estimates: list[Estimate]
   brief: bool = False
+  state_bytes: int = 0
 
   @property
   def worst(self) -> Estimate:
@@ -106,37 +121,45 @@ class StepPlan:
     worst = self.worst
     return worst.failure is None and worst.hbm <= self.slice.chip.hbm_bytes
 
-  @property
-  def seconds(self) -> dict[str, float]:
-    return self._by_phase(
-        lambda e: (e.equivalent if self.brief else e.runs) * e.roofline)
+  def seconds(self, bound: str = 'mid', brief: bool | None = None
+              ) -> dict[str, float]:
+    """Predicted seconds by phase.
+
+    brief: from the largest programs only, to compare meshes; None: if the plan
+    has no others.
+    """
+    brief = self.brief if brief is None else brief
+    return {phase: sum(
+        e.seconds(e.equivalent if brief else e.runs, bound)
+        for e in self.estimates if e.phase == phase)
+            for phase in compiling.PHASES}
+
+  def total(self, bound: str = 'mid', brief: bool | None = None) -> float:
+    """Predicted seconds of a step."""
+    return sum(self.seconds(bound, brief).values())
 
   @property
-  def rollout_by_share(self) -> dict[float, tuple[float, int]]:
-    """{share of mixed groups: (seconds, decode steps) of a rollout}.
+  def roofline(self) -> float:
+    """Seconds of a step at the data sheet's rates."""
+    return sum(e.roofline * (e.equivalent if self.brief else e.runs)
+               for e in self.estimates)
+
+  @property
+  def rollout_by_share(self) -> dict[float, tuple[dict[str, float], int]]:
+    """{share of mixed groups: ({bound: seconds}, decode steps) of a rollout}.
 
     The seconds of the planned rollout, scaled by the bytes that decode steps
     read; empty without dynamic sampling.
     """
     return {
-        share: (self.seconds['rollout'] * equivalent / estimate.equivalent,
-                steps)
+        share: ({bound: self.seconds(bound)['rollout'] * equivalent
+                 / estimate.equivalent for bound in BOUNDS}, steps)
         for estimate in self.estimates
         for share, (equivalent, steps) in estimate.by_share.items()}
 
   @property
-  def brief_seconds(self) -> dict[str, float]:
-    """`seconds` from the largest programs only, to compare meshes."""
-    return self._by_phase(lambda e: e.equivalent * e.roofline)
-
-  def _by_phase(self, roofline):
-    return {phase: sum(roofline(e) for e in self.estimates
-                       if e.phase == phase) / EFFICIENCY
-            for phase in compiling.PHASES}
-
-  @property
   def tokens_per_second_a_chip(self) -> float:
-    return self.tokens / sum(self.seconds.values()) / len(self.slice.devices)
+    return self.tokens / self.total() / len(self.slice.devices)
 
 
 def make(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
@@ -158,12 +181,13 @@ def make(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
     programs = compiling.step_programs(config, workload, fitting, slots, brief)
     tokens = int(workload.lengths(workload.prompts * workload.samples).sum())
     plan = StepPlan(slice_, dict(mesh.shape), dict(decoding.shape), slots,
-                    tokens, list(updates), brief)
+                    tokens, list(updates), brief, mesh_lib.device_bytes(
+                        programs_lib.abstract_state(fitting)))
     _estimate(plan, [p for p in programs if p.name.startswith('decode')
                      and p.largest])
     if plan.fits or wanted or plan.worst in updates:
       break
-    _say(f'{slots} slots do not fit')
+    compilation.say(f'{slots} slots do not fit')
     slots = max(1, int(slots * _SHRINK))
     slots += -slots % mesh_lib.batch_shards(decoding)
   # If the largest programs do not fit, no others are compiled.
@@ -216,7 +240,7 @@ def compare_meshes(config: ml_collections.ConfigDict,
     with contextlib.suppress(errors.InputError):  # not a divisor of some size
       plans.append(make(config, workload, planned.slice, mesh, brief=True))
   return sorted(plans, key=lambda plan: (
-      not plan.fits, sum(plan.brief_seconds.values())))
+      not plan.fits, plan.total(brief=True)))
 
 
 def best_of_two(plans: Sequence[StepPlan]
@@ -227,17 +251,19 @@ def best_of_two(plans: Sequence[StepPlan]
   Whether both fit together, a plan with `mesh` of the one and `rollout.tensor`
   of the other has to show.
   """
+  def rollout_of(plan):
+    return plan.seconds(brief=True)['rollout']
+
   def rest(plan):
-    return sum(plan.brief_seconds.values()) - plan.brief_seconds['rollout']
+    return plan.total(brief=True) - rollout_of(plan)
 
   plans = [plan for plan in plans if plan.fits]
   if not plans:
     return None
-  rollout = min(plans, key=lambda plan: plan.brief_seconds['rollout'])
-  update = min(plans, key=rest)
+  rollout, update = min(plans, key=rollout_of), min(plans, key=rest)
   if rollout.decoding == update.decoding:
     return None
-  return rollout, update, rollout.brief_seconds['rollout'] + rest(update)
+  return rollout, update, rollout_of(rollout) + rest(update)
 
 
 def _estimate(plan, programs):
@@ -264,44 +290,39 @@ def estimate(program: compiling.PlannedProgram, slice_: chips.Slice
   """Compiles a program and estimates its costs."""
   known = {name: getattr(program, name) for name in (
       'name', 'phase', 'runs', 'resident', 'equivalent', 'by_share',
-      'useful', 'remat')}
+      'useful', 'remat', 'syncs')}
   if program.equivalent is None:
     known['equivalent'] = program.runs
-  start = time.perf_counter()
-  try:
-    compiled = program.lower().compile(slice_.options)
-  except jax.errors.JaxRuntimeError as error:
-    if 'RESOURCE_EXHAUSTED' not in str(error):
-      raise
-    return Estimate(**known, failure=_reason(error),
-                    compile_seconds=time.perf_counter() - start)
-  seconds = time.perf_counter() - start
-  _say(f'{program.name}: compiled in {seconds:.0f} s')
-  text, memory = compiled.as_text(), compiled.memory_analysis()
-  arguments = memory.argument_size_in_bytes
-  temporaries = memory.temp_size_in_bytes
+  known['efficiency'] = published.efficiency(
+      _EFFICIENCY_OF.get(program.name.split()[0], 'decode'),
+      published.name_of(slice_.chip))
+  found = compilation.compiled(
+      program.name, program.lower(), slice_, program.devices)
+  known['compile_seconds'] = found.seconds
+  if found.failure:
+    return Estimate(**known, failure=found.failure)
+  temporaries = found.temporaries
   if not slice_.is_here:  # there XLA knows it
-    temporaries += cudnn.workspace(text)
-  known['resident'] += max(0, program.given - arguments)
-  used = (arguments + memory.output_size_in_bytes
-          - memory.alias_size_in_bytes + temporaries
-          + memory.generated_code_size_in_bytes)
-  cost = cost_lib.of(text, program.open_trips)
+    temporaries += cudnn.workspace(found.text)
+  known['resident'] += max(0, program.given - found.arguments)
+  used = (found.arguments + found.outputs - found.aliased + temporaries
+          + found.code)
+  cost = cost_lib.of(found.text, program.open_trips)
   work, waits = timeline.seconds(cost.events, dataclasses.replace(
       slice_, devices=program.devices))
   return Estimate(
-      **known, arguments=arguments, temporaries=temporaries,
+      **known, arguments=found.arguments, temporaries=temporaries,
       hbm=used + known['resident'], flops=cost.flops, hbm_bytes=cost.hbm_bytes,
       wire_bytes=dict(cost.wire_bytes),
       collectives=dict(cost.collective_counts), roofline=work + waits,
       waits=waits, bound=_bound(cost, waits, slice_.chip),
-      compile_seconds=seconds)
+      uncounted=dict(cost.uncounted))
 
 
 def share_of_peak(flops: float, e: Estimate, chip: chips.Chip) -> float:
   """Returns the share of the chip's FLOP/s that `flops` take in the predicted
   time of a run."""
-  return flops and flops / (chip.flops * e.roofline / EFFICIENCY)
+  return flops and flops / (chip.flops * e.roofline / e.efficiency.mid)
 
 
 def _bound(cost, waits, chip):
@@ -309,15 +330,3 @@ def _bound(cost, waits, chip):
   parts = {'compute': cost.flops / chip.flops,
            'memory': cost.hbm_bytes / chip.hbm_bandwidth, 'network': waits}
   return max(parts, key=parts.get)
-
-
-def _reason(error):
-  """Extracts the compiler's numbers: '… 20.1G … exceeds … (15.75G)'."""
-  text = ' '.join(str(error).split())
-  found = re.search(r'(Ran out of memory|Used \S+ of|total memory required).*?'
-                    r'(hbm|HBM)[^.]*(\.\d+\w+[^.]*)*\.', text)
-  return found[0] if found else text[:300]
-
-
-def _say(text):
-  print(text, file=sys.stderr, flush=True)

@@ -7,11 +7,10 @@ from typing import Any
 from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.plan import chips
 from tepo_jax.tools.plan import gpus
+from tepo_jax.tools.plan import published
+from tepo_jax.tools.plan import run
 from tepo_jax.tools.plan import step
 
-# Seconds between the end of a decode step and the start of the next that no
-# roofline counts: an assumption, not a measurement.
-_LATENCY = 1e-3
 _HEAD = (f'{"program":<28}{"runs":>7}{"HBM GiB":>9}{"args":>7}{"temp":>7}'
          f'{"held":>7}{"TFLOP":>9}{"useful":>9}{"GB":>9}{"ms":>9}{"wait":>8}  '
          f'{"bound":<8}'
@@ -20,8 +19,9 @@ _HEAD = (f'{"program":<28}{"runs":>7}{"HBM GiB":>9}{"args":>7}{"temp":>7}'
 
 
 def text(plan: step.StepPlan, workload: workload_lib.Workload,
-         plans: Sequence[step.StepPlan]) -> str:
-  """Formats the programs, per chip and run; the phases; and `plans` by mesh."""
+         plans: Sequence[step.StepPlan], whole: run.Run) -> str:
+  """Formats the programs, per chip and run; the phases; the whole run; and
+  `plans` by mesh."""
   slice_ = plan.slice
   lines = [
       f'{slice_.name}: {len(slice_.devices)} chips of '
@@ -30,18 +30,24 @@ def text(plan: step.StepPlan, workload: workload_lib.Workload,
       *(_line(e, slice_.chip) for e in plan.estimates), *(
           f'{e.name}: compute.remat={e.remat}' for e in plan.estimates
           if e.remat), verdict(plan), *_accuracy(slice_)]
+  lines += [
+      f'{e.name}: uncounted: {name}, {size / 1e6:.0f} MB'
+      for e in plan.estimates for name, size in e.uncounted.items()]
   if plan.fits:
-    seconds = plan.seconds
     mean = plan.tokens / (workload.prompts * workload.samples)
     lines += [
         f'a step of {workload.prompts} x {workload.samples} completions, '
         f'{workload.prompt_tokens} + {mean:.0f} tokens on '
-        f'average: predicted {_seconds(seconds)}, '
+        f'average: predicted {_range(plan.total)} s, '
         f'{plan.tokens_per_second_a_chip:.0f} tokens/s a chip',
-        *map(_rollout_line, plan.rollout_by_share.items())]
+        *(f'  {phase}: {_range(lambda bound: plan.seconds(bound)[phase])} s'
+          for phase in plan.seconds()),
+        *_efficiencies(plan), _whole(plan),
+        *map(_rollout_line, plan.rollout_by_share.items()),
+        *_run_lines(whole)]
   lines += ['meshes compared by their largest programs:', *(
       f'  {_mesh(p):<42}{p.slots:>5} slots  '
-      + (_seconds(p.brief_seconds) if p.fits else 'does not fit')
+      + (_seconds(p.seconds(brief=True)) if p.fits else 'does not fit')
       for p in plans)]
   if best := step.best_of_two(plans):
     rollout, update, seconds = best
@@ -72,21 +78,24 @@ def verdict(plan: step.StepPlan) -> str:
           f'{_gib(worst.temporaries)}, other arrays {_gib(worst.resident)})')
 
 
-def record(plan: step.StepPlan, plans: Sequence[step.StepPlan]
-           ) -> dict[str, Any]:
+def record(plan: step.StepPlan, plans: Sequence[step.StepPlan],
+           whole: run.Run) -> dict[str, Any]:
   """Returns the same for JSON, in bytes, FLOPs and seconds."""
   return {
       'topology': plan.slice.name, 'chips': len(plan.slice.devices),
       'hbm_bytes': plan.slice.chip.hbm_bytes, 'mesh': plan.mesh,
       'rollout_tensor': plan.decoding['tensor'],
       'slots': plan.slots, 'fits': plan.fits, 'verdict': verdict(plan),
-      'seconds': plan.seconds if plan.fits else None,
+      **{bound: plan.seconds(bound) if plan.fits else None
+         for bound in step.BOUNDS},
+      'roofline': plan.roofline if plan.fits else None,
+      'run': dataclasses.asdict(whole) if plan.fits else None,
       'rollout_by_share': plan.rollout_by_share if plan.fits else None,
       'tokens_per_second_a_chip':
           plan.tokens_per_second_a_chip if plan.fits else None,
       'programs': [dataclasses.asdict(e) for e in plan.estimates],
       'meshes': [{'mesh': p.mesh, 'slots': p.slots, 'fits': p.fits,
-                  'seconds': p.brief_seconds} for p in plans]}
+                  'seconds': p.seconds(brief=True)} for p in plans]}
 
 
 def _seconds(by_phase):
@@ -94,11 +103,51 @@ def _seconds(by_phase):
       f'{name} {value:.1f}' for name, value in by_phase.items()) + ')')
 
 
+def _range(seconds_of):
+  """'80 to 120, most likely 100': the bounds of predicted seconds."""
+  low, mid, high = map(seconds_of, step.BOUNDS)
+  return (f'{_number(low)} to {_number(high)}, most likely {_number(mid)}')
+
+
+def _number(seconds):
+  return f'{seconds:.{0 if seconds >= 9.95 else 1}f}'
+
+
+def _efficiencies(plan):
+  """Says what divides the rooflines, and where it comes from."""
+  by_kind = {e.name.split()[0]: e.efficiency for e in plan.estimates}
+  yield 'share of the roofline that others reached (low, middle, high):'
+  for kind, e in by_kind.items():
+    yield f'  {kind:<8}{e.low:6.2f}{e.mid:6.2f}{e.high:6.2f}  {e.of}'
+
+
+def _whole(plan):
+  """Compares the step with a whole published one."""
+  other = published.nemo_rl()
+  slower = other.seconds / other.roofline
+  return (f'the roofline of this step is {_number(plan.roofline)} s; a '
+          f'published step took {slower:.1f} times its own ({other.name}), '
+          f'which would be {_number(slower * plan.roofline)} s')
+
+
 def _rollout_line(item):
   share, (seconds, steps) = item
-  return (f'  rollout if {share:.0%} of the groups are mixed: {seconds:.0f} s, '
-          f'{steps} decode steps; a latency of up to {_LATENCY * 1e3:.0f} ms '
-          f'each adds up to {steps * _LATENCY:.0f} s')
+  return (f'  rollout if {share:.0%} of the groups are mixed: '
+          f'{_range(seconds.get)} s, {steps} decode steps')
+
+
+def _run_lines(whole):
+  """Says how long a run takes, evaluations and saves included."""
+  def hours(seconds_of):
+    return _range(lambda bound: seconds_of(bound) / 3600) + ' h'
+
+  yield (f'a whole run: {hours(whole.total)}: steps {hours(whole.steps.get)}; '
+         f'{whole.completions} completions of evaluations '
+         f'{hours(whole.evaluations.get)}; saves {hours(whole.saves.get)}; '
+         f'compilation {whole.compilation / 60:.0f} min as here, once')
+  if whole.unknown:
+    yield (f'  not counted, as their sizes are not known: evaluations of '
+           f'{", ".join(whole.unknown)}; set config.eval.limit')
 
 
 def _mesh(plan: step.StepPlan) -> str:

@@ -67,7 +67,7 @@ def seconds(events: Iterable[Event], slice_: chips.Slice
   """Returns seconds of work and seconds of waiting on a chip of a slice.
 
   Work takes the larger of its times for arithmetic and for memory. A collective
-  that has a group of chips which are not on a ring has half of the bandwidth.
+  takes the chip's latency, and its bytes at the bandwidth of its slowest group.
   """
   chip = slice_.chip
   work = waiting = 0.0
@@ -96,10 +96,11 @@ def seconds(events: Iterable[Event], slice_: chips.Slice
 
 def _transfer(send, slice_):
   one_way = send.direction and slice_.chip.directions == 2
-  halved = one_way or not all(map(slice_.is_ring, send.groups))
+  bandwidth = min(map(slice_.bandwidth, send.groups),
+                  default=slice_.chip.link_bandwidth / (2 if one_way else 1))
   return _Transfer(
       send, (send.direction,) if one_way else (1, -1),
-      send.size * (2 if halved else 1) / slice_.chip.link_bandwidth)
+      slice_.chip.latency + send.size / bandwidth)
 
 
 def _proceed(transfers: Iterable[_Transfer], time: float,

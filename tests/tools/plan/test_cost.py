@@ -169,6 +169,19 @@ def test_which_chips_are_on_a_ring(slice_, places, ring):
   assert slice_.is_ring(group) == ring
 
 
+@pytest.mark.parametrize('name, places, share', [
+    ('v6e:16x16', [(i, j) for i in range(16) for j in range(16)],
+     chips.TWO_AXES),
+    ('v6e:16x16', [(i, 3) for i in range(16)], 1),
+    ('v6e:4x4', [(i, j) for i in range(4) for j in range(4)], 1),
+    ('v6e:4x4', [(0, 0), (1, 0)], 0.5)])
+def test_the_bandwidth_of_a_group(name, places, share):
+  slice_ = chips.topology(name)
+  number = {tuple(d.coords[:2]): i for i, d in enumerate(slice_.devices)}
+  group = [number[place] for place in places]
+  assert slice_.bandwidth(group) == share * 180e9
+
+
 def _gathering(x_MD, w_LDF, w_LFD):
   """Layers whose weights are gathered, as in training under fsdp."""
   def gathered(w):
@@ -186,6 +199,8 @@ def test_weights_are_gathered_during_products(name, by_default):
   """At least those of each layer's second product, which nothing holds up; in
   this program the compiler's default does so too for a v5e."""
   slice_ = chips.topology(name)
+  slice_ = dataclasses.replace(
+      slice_, chip=dataclasses.replace(slice_.chip, latency=0))
   mesh = mesh_lib.make(dict(data=1, fsdp=4, tensor=1), slice_.devices)
   specs = P('fsdp'), P(None, 'fsdp'), P(None, 'fsdp')
   function = jax.shard_map(_gathering, mesh=mesh, in_specs=specs,

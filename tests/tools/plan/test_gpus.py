@@ -166,7 +166,7 @@ def test_bytes_sent_by_a_collective(kind):
   # Nothing hides it.
   slice_ = gpus.topology('h100x8')
   assert timeline.seconds(found.events, slice_)[1] == pytest.approx(
-      4 * M * D * share / slice_.chip.link_bandwidth)
+      slice_.chip.latency + 4 * M * D * share / slice_.chip.link_bandwidth)
 
 
 @compiled_for_gpus

@@ -52,6 +52,14 @@ def test_waits(events, work, waits):
   assert timeline.seconds(events, TORUS) == (work, waits)
 
 
+def test_every_collective_takes_the_latency():
+  slow = dataclasses.replace(
+      TORUS, chip=dataclasses.replace(CHIP, latency=2))
+  assert timeline.seconds([_gather(5), _gather(5)], slow) == (0, 14)
+  assert timeline.seconds(
+      [_gather(5, 'a'), Work(6, 0), Wait('a')], slow) == (6, 1)
+
+
 def test_opposite_directions_of_a_ring_do_not_share_links():
   def around(*directions):
     names = [str(i) for i in range(len(directions))]

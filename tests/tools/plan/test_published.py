@@ -1,0 +1,91 @@
+"""Efficiencies recomputed from the published measurements."""
+
+import dataclasses
+import math
+
+import pytest
+
+from tepo_jax.tools.plan import published
+
+# Factors of the worst held-out predictions, as stated in PLANS.md.
+WORST, WORST_OF_A_CHIP = 1.11, 1.52
+
+
+def _rows(phase, chip):
+  return [row for row in published.ROWS
+          if (row.phase, row.chip) == (phase, chip)]
+
+
+def test_the_roofline_of_an_update_by_hand():
+  """Llama-3.1-8B on v6e-8: 3 rows of 8,192 tokens a chip. The feed-forward
+  products into the hidden layer, and attention, are computed again."""
+  row = _rows('update', 'v6e')[0]
+  attention = 2 * 4096 * 4096 + 2 * 4096 * 1024
+  layers = 32 * (attention + 3 * 4096 * 14336)
+  again = 32 * 2 * 4096 * 14336
+  tokens = 3 * 8192
+  pairs = 3 * 10 * 2048 ** 2  # of 16 blocks, 10 are at or below the diagonal
+  flops = (6 * (layers + 4096 * 128256) * tokens + 2 * again * tokens
+           + 2 * (2 + 2 + 5) * 32 * 4096 * pairs)
+  assert row.roofline == pytest.approx(flops / 918e12)
+  assert row.efficiency == pytest.approx(flops / 918e12 / 3.443)
+
+
+def test_the_roofline_of_a_decode_step_by_hand():
+  """Llama-3.3-70B on v6e-8, 64 requests of 1,500 tokens: weights, cache, and
+  two sums a layer around a ring of eight."""
+  row = _rows('decode', 'v6e')[0]
+  weights = 2 * (80 * (2 * 8192 ** 2 + 2 * 8192 * 1024 + 3 * 8192 * 28672)
+                 + 8192 * 128256)
+  cache = 64 * 1500 * 80 * 8 * 128 * 2 * 2
+  sums = 160 * (5e-6 + 2 * 7 / 8 * 64 * 8192 * 2 / 180e9)
+  assert row.roofline == pytest.approx((weights + cache) / 8 / 1640e9 + sums)
+
+
+def test_maxtext_counts_attention_without_the_mask():
+  """Its log line for Llama-3.1-8B has tokens and FLOP/s: 57.9 GFLOP a token."""
+  row = published._by_rate('v5p', 1, '', published._LLAMA3_8B, 1, 1e12, '',
+                           'nothing')
+  counted = row.seconds * 1e12 / 2048
+  longer = 12 * 32 * 4096 * (8192 - 2048)  # attention over longer rows
+  assert counted + longer == pytest.approx(419.485e12 / 7243.378, rel=1e-3)
+
+
+@pytest.mark.parametrize('phase, chip', {
+    (row.phase, row.chip) for row in published.ROWS})
+def test_efficiencies_are_those_of_the_rows(phase, chip):
+  shares = [row.roofline / row.seconds for row in _rows(phase, chip)]
+  found = published.efficiency(phase, chip)
+  assert found.mid == pytest.approx(math.prod(shares) ** (1 / len(shares)))
+  assert found.low <= min(shares) and found.high >= max(shares)
+  assert found.low <= found.mid / published.LEAST_RANGE
+  assert all(0.2 < share < 1 for share in shares)
+  assert f'{len(shares)} measurement' in found.of and 'of' not in found.of
+
+
+@pytest.mark.parametrize('phase, chip, whose', [
+    ('score', 'v6e', 'update on v6e'), ('decode', 'h100', 'decode on v6e'),
+    ('decode', 'v5e', 'decode on v6e'), ('update', 'l40s', 'update on h100')])
+def test_a_cell_without_rows_says_whose_it_borrows(phase, chip, whose):
+  found = published.efficiency(phase, chip)
+  assert found.of.endswith(f'of {whose}')
+  owner_phase, owner_chip = whose.split(' on ')
+  owner = published.efficiency(owner_phase, owner_chip)
+  assert found.mid == owner.mid
+  assert (found.low < owner.low) == (chip != owner_chip)
+
+
+def test_a_row_of_ones_own_is_used_first():
+  own = dataclasses.replace(_rows('decode', 'v6e')[0], chip='h100',
+                            compiled=0.02, seconds=0.04)
+  found = published.efficiency('decode', 'h100', (*published.ROWS, own))
+  assert found.mid == 0.5 and found.of == '1 measurement'
+
+
+@pytest.mark.parametrize('by_chip, stated, least', [
+    (False, WORST, published.LEAST_RANGE),
+    (True, WORST_OF_A_CHIP, published.BORROWED_RANGE)])
+def test_the_worst_held_out_prediction_is_stated(by_chip, stated, least):
+  worst = max(max(wrong, 1 / wrong)
+              for _, wrong in published.held_out(by_chip))
+  assert worst == pytest.approx(stated, abs=0.005) and worst < least
