@@ -6,6 +6,7 @@ elsewhere:
     to_batch    advantages: `advantage.group_advantage`
     pack        completions to rows: `packing.Packer`, `packing.SharedPacker`
     score, score_and_keep   ℓ° and H°: `update.score_minibatch`, jitted
+    old_policy  π_old for an exact KL: `update.score_with_states`, jitted
     train_step  loss, gradient, AdamW: `update.train_step`, jitted; the loss is
                 `objective.PolicyLoss`
 
@@ -71,7 +72,7 @@ class ScoredStep:
     """How many updates the step makes."""
     return self.epochs * len(self.minibatches)
 
-  def minibatch_of(self, index: int) -> int:
+  def minibatch_index(self, index: int) -> int:
     """Which of the minibatches the update `index` takes."""
     return index % len(self.minibatches)
 
@@ -171,7 +172,8 @@ class Learner:
       scored = self.pack_and_score(step, groups, reward_B)
       if not scored.updates:  # all completions are masked
         return {}
-      # The devices have all of the step's work before the host waits.
+      # The devices have all of the step's work before the host waits, but
+      # where behaviour weights or a penalty in the reward need ℓ° first.
       history = [self.make_update(scored, index)
                  for index in range(scored.updates)]
       scalars = self._compare(scored)
@@ -218,7 +220,7 @@ class Learner:
 
   def make_update(self, scored: ScoredStep, index: int) -> dict[str, jax.Array]:
     """Makes one of the step's updates; its metrics stay on the devices."""
-    minibatch = scored.minibatches[scored.minibatch_of(index)]
+    minibatch = scored.minibatches[scored.minibatch_index(index)]
     self.state, outcome = self.programs.train_step(
         self.state, minibatch, scored.rng(index),
         self.old_policy(scored, index), *self.base())
@@ -227,11 +229,11 @@ class Learner:
   def old_policy(self, scored: ScoredStep, index: int
                  ) -> update.OldPolicy | None:
     """π_old in the minibatch of an update; None without an exact KL."""
-    mine = scored.minibatch_of(index)
+    which = scored.minibatch_index(index)
     if scored.old_params is None:
-      return scored.old[mine] if scored.old else None
+      return scored.old[which] if scored.old else None
     return self.programs.old_policy(
-        scored.old_params, scored.minibatches[mine], *self.base())
+        scored.old_params, scored.minibatches[which], *self.base())
 
   def to_batch(self, groups: list[groups_lib.Group], reward_B: np.ndarray,
                estimator: str, rows: int | None = None) -> batch_lib.Batch:
@@ -250,13 +252,13 @@ class Learner:
     return mesh_lib.put(packed, self.programs.minibatch_sharding)
 
   def _split(self, batch):
-    """The batch rows of each minibatch: whole groups in the data's order.
+    """The completions of each minibatch: whole groups in the data's order.
 
-    Skips minibatches that hold only filler rows (possible in mode 'drop').
+    Skips minibatches that hold only filler (possible in mode 'drop').
     """
     size = self.config.train.minibatch_prompts * self.config.rollout.samples
-    every_row = np.arange(len(batch.mask_BT)).reshape(-1, size)
-    return [rows for rows in every_row if batch.mask_BT[rows].any()]
+    every_one = np.arange(len(batch.mask_BT)).reshape(-1, size)
+    return [mine for mine in every_one if batch.mask_BT[mine].any()]
 
   def _score(self, batch, members, rate_share):
     """The packed minibatches on the host; the same on the devices, scored
@@ -280,6 +282,7 @@ class Learner:
       minibatches.append(minibatch.replace(
           old_logp_BT=logp_BT, old_entropy_BT=entropy_BT,
           reference_logp_BT=self.reference_logp_BT(minibatch)))
+    # Every call has added to one buffer: the last has the states of all.
     return packed, minibatches, [old.replace(first=m) for m in first]
 
   def reference_logp_BT(self, minibatch: batch_lib.Minibatch

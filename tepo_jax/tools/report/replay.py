@@ -171,7 +171,7 @@ class Step:
         self.start, minibatch, *self.learner.base())
 
   def _compare(self, losses, index, progress):
-    mine = self.scored.minibatch_of(index)
+    mine = self.scored.minibatch_index(index)
     members = self.scored.members[mine]
     minibatch = self.scored.minibatches[mine]
     if minibatch.reference_logp_BT is None:  # a run without a reference policy

@@ -131,7 +131,7 @@ def _train_steps(step, start, chosen, last):
         step.trained, step.reward_B,
         programs.policy_loss.method.estimator).advantage_B
     for outcomes, (index, state) in zip(found, states.items()):
-      mine = scored.minibatch_of(index)
+      mine = scored.minibatch_index(index)
       minibatch = scored.minibatches[mine]
       _, metrics = programs.train_step(
           jax.device_put(state, programs.state_sharding),
