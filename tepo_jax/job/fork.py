@@ -156,22 +156,33 @@ def restore(parent: Parent, learner: learner_lib.Learner
             ) -> tuple[int, update.TrainState, dict[str, Any]]:
   """(step, state, extra) of the parent's checkpoint, as of a run's own.
 
-  The position in the data is the parent's if the data is. Records of the step
+  The position in the data is the parent's if the data is. A reference policy
+  that the parent does not have is the policy at the fork. Records of the step
   that the parent has yet to write stay the parent's.
 
   Raises:
     errors.InputError: the checkpoint is gone, or is of another model folder or
       other arrays.
   """
-  run = files.path(parent.run)
+  run, programs = files.path(parent.run), learner.programs
+  parents = ml_collections.ConfigDict(run_folder.read_config(run).to_dict())
+  parents.rollout.tensor = None  # for these devices
+  saved, unpadded = programs_lib.restorable(
+      programs_lib.make(parents, programs.model, programs.mesh))
+  wanted = programs_lib.abstract_state(programs)
   with contextlib.closing(checkpoint.Checkpointer(
       run / session_lib.CHECKPOINTS, read_only=True)) as checkpointer:
     state, extra = checkpointer.restore(
-        parent.step, *programs_lib.restorable(learner.programs),
+        parent.step, wanted.replace(reference=saved.reference), unpadded,
         learner.check_stands_on)
+  reference = None
+  if wanted.reference is not None:
+    reference = (state.reference if saved.reference is not None
+                 else programs.to_old_policy(state.params))
   if not parent.keeps_optimizer:
-    state = learner.programs.init_state(state.params)
-  same = _of_data(run_folder.read_config(run)) == _of_data(learner.config)
+    state = programs.init_state(state.params)
+  state = state.replace(reference=reference)
+  same = _of_data(parents) == _of_data(learner.config)
   return parent.step, state, extra | {
       'unrecorded': None, 'cursor': extra['cursor'] if same else 0}
 
