@@ -29,9 +29,10 @@ def formula(fields: Mapping[str, Any]) -> list[tuple[str, str, str]]:
   for part, table in _PARTS:
     name = fields.get(f'method.{part}', fields.get(f'method.{part}.name'))
     choice = table.get(name)
-    if part == 'reference.estimator' and not fields['method.reference.coef']:
-      continue
     if choice is None or (name == 'none' and part != 'weight'):
+      continue
+    if part == 'reference.estimator' and not fields.get(
+        'method.reference.coef'):
       continue
     function = getattr(choice, 'function', choice)
     found.append((part, name + _numbers(fields, part, choice),
