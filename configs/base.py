@@ -100,7 +100,7 @@ FIELDS = dict(
     # gradient.
     dynamic_sampling=F(
         'refill', "'refill': sample until there are `rollout.prompts` mixed "
-        "groups, with right and wrong answers; 'drop': sample that many groups "
+        "groups, see `rollout.mixed`; 'drop': sample that many groups "
         "and train on the mixed ones; 'off': train on all of them",
         fields.one_of('refill', 'drop', 'off')),
     max_generation_batches=F(

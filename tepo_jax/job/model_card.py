@@ -146,11 +146,11 @@ def _data(data):
 
 
 def _method(config):
-  parts = description.formula(fields_lib.flat(config))
-  return [f'`{config.method_name}`: {description.EQUATION}', '',
+  fields = fields_lib.flat(config)
+  return [f'`{config.method_name}`: {description.equation(fields)}', '',
           '| Part | Choice | Formula |', '|---|---|---|', *(
               f'| {part} | {choice} | {_cell(text)} |'
-              for part, choice, text in parts)]
+              for part, choice, text in description.formula(fields))]
 
 
 def _cell(text):

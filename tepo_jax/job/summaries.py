@@ -29,8 +29,8 @@ _BY_REWARD = 'set --config.rollout.mixed=reward'
 LEGEND = (
     'Columns: reward and accuracy of the samples; entropy in nats; gradient '
     'norm\nbefore clipping; clip: share of tokens with an active clip bound; '
-    'mean and max\ntokens of a completion; mixed: share of groups with right '
-    'and wrong answers;\ntokens and seconds of a step.')
+    'mean and max\ntokens of a completion; mixed: share of groups that count '
+    'as mixed\n(rollout.mixed); tokens and seconds of a step.')
 
 
 def rollout_metrics(rollout: sampler.Rollout) -> dict[str, float]:
@@ -97,23 +97,34 @@ def sampling_metrics(rollout: sampler.Rollout) -> dict[str, float]:
           f'grading/{name}': count for name, count in rollout.grading.items()}
 
 
-def why_starved(rollout: sampler.Rollout, template: str, style: str) -> str:
+def why_starved(rollout: sampler.Rollout, config: ml_collections.ConfigDict,
+                style: str) -> str:
   """What a step without enough mixed groups shows: '; …', or nothing.
 
-  template: the config's data.template. style: of its answers.
+  style: of the answers.
   """
-  groups, reward_NG = rollout.completed, rollout.rewards.reward_NG
-  texts = [text for group in groups for text in group.text_G]
+  texts = [text for group in rollout.completed for text in group.text_G]
   if texts and all(grading.extract(text, style) is None for text in texts):
     return (f'; no completion had an answer that could be read '
-            f'(data.template={template}), for example: '
+            f'(data.template={config.data.template}), for example: '
             f'{" ".join(texts[0].split())[:_SHOWN]!r}')
-  varied = sum(groups_lib.differ(reward_G) and not mixed
-               for mixed, reward_G in zip(rollout.mixed, reward_NG))
+  varied = _differ_in_reward(rollout, config.rollout)
   if varied:
     return (f'; the reward differs in {varied} of the groups whose verdicts '
             f'agree: to learn from these too, {_BY_REWARD}')
   return ''
+
+
+def _differ_in_reward(rollout, settings):
+  """How many groups would be mixed only with rollout.mixed=reward."""
+  if settings.mixed == 'reward':
+    return 0
+  return sum(
+      groups_lib.differ(reward_G[group.ended_G]
+                        if settings.truncated == 'exclude' else reward_G)
+      for group, is_mixed, reward_G in zip(
+          rollout.completed, rollout.mixed, rollout.rewards.reward_NG)
+      if not is_mixed)
 
 
 def average(history: list[dict[str, Any]]) -> dict[str, float]:
@@ -297,9 +308,18 @@ def next_command(workdir: files.Path) -> str:
           f'{shlex.quote(str(workdir))} --out={report}')
 
 
-def nothing_trained(steps: int) -> str:
+def nothing_trained(config: ml_collections.ConfigDict) -> str:
   """The error of a run that made all its steps without an update."""
-  return (f'none of the {steps} steps trained a group: in none did a group '
-          f'have both right and wrong answers; if your reward differs where '
-          f'verdicts agree, {_BY_REWARD}; the completions are in '
+  settings = config.rollout
+  causes, mode = ['no gradient was finite'], settings.dynamic_sampling
+  if settings.truncated != 'count':
+    causes.insert(0, 'every completion to train on was truncated '
+                     f'(rollout.truncated={settings.truncated})')
+  if mode != 'off':
+    causes.insert(0, 'no group was mixed' if mode == 'drop' else (
+        f'fewer than rollout.prompts={settings.prompts} groups were mixed'))
+  advice = mode != 'off' and settings.mixed == 'verdicts' and (
+      f'; if your reward differs where verdicts agree, {_BY_REWARD}')
+  return (f'none of the {config.steps} steps made an update: in each, '
+          f'{", or ".join(causes)}{advice or ""}; the completions are in '
           f'{session_lib.ROLLOUTS}/')

@@ -224,7 +224,7 @@ class Trainer:
     """Raises a RunError if no update was made, as with dynamic_sampling=drop
     and without a mixed group."""
     if not int(mesh_lib.to_host(self.learner.state.step)):
-      raise errors.RunError(summaries.nothing_trained(self.config.steps))
+      raise errors.RunError(summaries.nothing_trained(self.config))
 
   def close(self) -> None:
     """Waits for the last checkpoint and closes all files."""
@@ -360,7 +360,7 @@ class Trainer:
     except errors.RunError as failed:
       return str(failed)
     return str(starved) + summaries.why_starved(
-        rollout, self.config.data.template, self.session.template.style)
+        rollout, self.config, self.session.template.style)
 
   def evaluate(self, stop: processes.StopRequest) -> dict[str, float]:
     """Every evaluation and text of the config, as metrics 'eval/NAME/…'."""

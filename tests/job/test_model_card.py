@@ -47,6 +47,21 @@ def test_the_card_says_what_was_trained_and_how_to_load_it(tmp_path):
   assert '90.0%' not in card  # of a later step
 
 
+@pytest.mark.parametrize('name, in_loss, row', [
+    ('grpo_original', ' + beta K_it',
+     '| k3 (coef=0.04, place=loss, period=0) | e^-d + d - 1, never negative. |'
+     ), ('rloo_original', '',
+         '| k1 (coef=0.03, place=reward, period=0) | d. |')])
+def test_the_card_has_the_kl_to_a_reference_policy(
+    tmp_path, name, in_loss, row):
+  config = base.get_config(name)
+  config.model = 'owner/base'
+  lines = model_card.card(config, str(tmp_path), 5, [], False).splitlines()
+  assert (f'`{name}`: L = sum_it c_it (coef M_it R_it - b_it S(w_it, A_it)'
+          f'{in_loss})') in lines
+  assert f'| reference.estimator {row}' in lines
+
+
 def test_a_license_that_the_base_does_not_state_is_unknown(tmp_path):
   card = model_card.card(_config(str(tmp_path)), str(tmp_path), 5, [], True)
   assert ('- License of the base model: unknown: the downloaded '

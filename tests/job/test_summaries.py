@@ -38,10 +38,11 @@ def test_every_column_is_named_and_explained():
   assert max(map(len, summaries.LEGEND.splitlines())) <= 80
 
 
-def _rollout(texts, verdicts, rewards):
+def _rollout(texts, verdicts, rewards, ended=(True, True)):
   """A rollout of a group per row."""
   groups = [types.SimpleNamespace(
-      text_G=texts, accuracy_G=np.array(verdict)) for verdict in verdicts]
+      text_G=texts, accuracy_G=np.array(verdict), ended_G=np.array(ended))
+            for verdict in verdicts]
   return types.SimpleNamespace(
       completed=groups, mixed=[len(set(v)) > 1 for v in verdicts],
       rewards=types.SimpleNamespace(reward_NG=np.array(rewards, np.float32)))
@@ -60,8 +61,40 @@ def _rollout(texts, verdicts, rewards):
      ),
     ([r'\boxed{1}', 'no'], [[0, 0]], [[0, 0]], '')])
 def test_a_starved_step_says_why(texts, verdicts, rewards, said):
+  config = tiny.get_config()
+  config.data.template = 'plain'
   assert summaries.why_starved(
-      _rollout(texts, verdicts, rewards), 'plain', 'boxed') == said
+      _rollout(texts, verdicts, rewards), config, 'boxed') == said
+
+
+@pytest.mark.parametrize('setting, ended', [
+    (('mixed', 'reward'), (True, True)),
+    (('truncated', 'exclude'), (True, False))])
+def test_a_starved_step_advises_nothing_that_cannot_help(setting, ended):
+  config = tiny.get_config()
+  config.rollout[setting[0]] = setting[1]
+  assert summaries.why_starved(
+      _rollout([r'\boxed{1}', ''], [[0, 0]], [[.5, .1]], ended), config,
+      'boxed') == ''
+
+
+@pytest.mark.parametrize('settings, causes', [
+    (dict(dynamic_sampling='drop'),
+     'no group was mixed, or no gradient was finite; if your reward differs '
+     'where verdicts agree, set --config.rollout.mixed=reward; '),
+    (dict(dynamic_sampling='refill', mixed='reward'),
+     'fewer than rollout.prompts=32 groups were mixed, or no gradient was '
+     'finite; '),
+    (dict(dynamic_sampling='off', truncated='mask'),
+     'every completion to train on was truncated (rollout.truncated=mask), or '
+     'no gradient was finite; ')])
+def test_a_run_without_an_update_says_what_can_have_caused_it(
+    settings, causes):
+  config = tiny.get_config()
+  config.rollout.update(settings)
+  assert summaries.nothing_trained(config) == (
+      f'none of the 40 steps made an update: in each, {causes}the completions '
+      'are in rollouts/')
 
 
 def test_metrics_by_set():

@@ -131,7 +131,7 @@ def test_a_run_without_an_update_is_not_done():
   trainer.config = tiny.get_config('tepo')
   trainer.learner = types.SimpleNamespace(
       state=types.SimpleNamespace(step=jnp.int32(0)))
-  with pytest.raises(errors.RunError, match='none of the 40 steps trained'):
+  with pytest.raises(errors.RunError, match='none of the 40 steps made'):
     trainer.check_trained()
   trainer.learner.state.step += 1
   trainer.check_trained()
