@@ -154,6 +154,7 @@ def _with_branches(runs):
 
   def branched(run):
     if run.parent is not None and run.name not in found:
+      found[run.name] = run  # ends a cycle: a parent's folder was replaced
       found[run.name] = dataclasses.replace(run, branch=next((
           branched(other) for other in runs if other is not run
           and str(other.path.resolve()) == run.parent.run), None))
