@@ -10,7 +10,7 @@ elsewhere:
     train_step  loss, gradient, AdamW: `update.train_step`, jitted; the loss is
                 `objective.PolicyLoss`
 
-`programs.kept`, which is None without an exact KL, is the room for π_old's
+`programs.kept`, which is None without an exact KL, is the capacity for π_old's
 hidden states, [R, K, S, D]; K microbatches fit into the devices' memory.
 
 Axes: B completions · P tokens of a prompt · T tokens of a completion ·
@@ -35,6 +35,7 @@ from tepo_jax.job import session as session_lib
 from tepo_jax.job import summaries
 from tepo_jax.learning import batch as batch_lib
 from tepo_jax.learning import behaviour
+from tepo_jax.learning import choices
 from tepo_jax.learning import packing
 from tepo_jax.learning import update
 from tepo_jax.policy import lora
@@ -205,8 +206,9 @@ class Learner:
         np.mean(list(map(packing.efficiency, packed)) or [0]),
         jax.random.fold_in(
             programs_lib.stream(self.config.seed, 'update'), step))
-    if method.reference.coef and method.reference.place == 'reward':
-      scored = self._penalise(scored, groups, reward_B)
+    if method.reference.is_in_reward:
+      scored = self._with_advantages(
+          scored, self.advantages(scored, groups, reward_B, method))
     weighted = self.config.train.behaviour.weight != 'off'
     return self._weigh(scored) if weighted else scored
 
@@ -215,6 +217,7 @@ class Learner:
     `method.reference.period`."""
     period = self.programs.policy_loss.method.reference.period
     if self.state.reference is not None and period and (step - 1) % period == 0:
+      self.state = self.state.replace(reference=None)  # never two at once
       self.state = self.state.replace(
           reference=self.programs.to_old_policy(self.state.params))
 
@@ -293,15 +296,23 @@ class Learner:
     return self.programs.score(
         self.state.reference, minibatch, *self.base())[0]
 
-  def _penalise(self, scored, groups, reward_B):
-    """The step with advantages of rewards less the KL to the reference."""
-    method = self.programs.policy_loss.method
+  def advantages(self, scored: ScoredStep, groups: list[groups_lib.Group],
+                 reward_B: np.ndarray, method: choices.Method) -> np.ndarray:
+    """The advantages of any method in the step, as of `batching.advantages`.
+
+    A KL in the reward is that of π_old to the run's reference policy, and 0 if
+    the run has none. groups, reward_B: of the step.
+    """
+    penalty_BT, reference = None, method.reference
+    if reference.is_in_reward and self.state.reference is not None:
+      penalty_BT = reference.coef * np.asarray(
+          reference.estimator(scored.reference_gap_BT()))
+    return batching.advantages(
+        groups, reward_B, scored.batch.mask_BT, method.estimator,
+        self.config.rollout.truncated, penalty_BT)
+
+  def _with_advantages(self, scored, advantage_B):
     batch = scored.batch
-    advantage_B = batching.advantages(
-        groups, reward_B, batch.mask_BT, method.estimator,
-        self.config.rollout.truncated,
-        method.reference.coef * np.asarray(
-            method.reference.estimator(scored.reference_gap_BT())))
     sharding = self.programs.minibatch_sharding.advantage_B
     return dataclasses.replace(
         scored, batch=batch.replace(advantage_B=advantage_B), minibatches=[
