@@ -13,6 +13,7 @@ from tepo_jax import errors
 from tepo_jax.data import datasets
 from tepo_jax.job import results as results_lib
 from tepo_jax.job import session as session_lib
+from tepo_jax.job import texts as texts_lib
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import sampler as sampler_lib
@@ -41,6 +42,14 @@ class Evaluation:
   is_first: bool
   style: str
   too_long: int
+
+  @property
+  def metrics(self) -> list[str]:
+    """The names of what a run records of it, 'eval/NAME/…'."""
+    made_up = [dict(id='', sample=j, completion='', correct=False, tokens=0,
+                    truncated=False) for j in range(self.samples)]
+    found = results_lib.brief(results_lib.summarize(made_up, self.style))
+    return [f'eval/{self.name}/{name}' for name in (*found, *TROUBLES)]
 
   def run(self, params: Any, key: jax.Array,
           check: Callable[[], None] = lambda: None
@@ -108,6 +117,25 @@ def prepare(session: session_lib.Session) -> list[Evaluation]:
           samples, index == 0, session.template.style,
           session.too_long[source]))
   return evaluations
+
+
+def check_recorded(metric: str | None, evaluations: Sequence[Evaluation],
+                   texts: Sequence[texts_lib.Text]) -> None:
+  """Refuses a `published.metric` that no evaluation of the run records.
+
+  Raises:
+    errors.InputError: names those that are.
+  """
+  if metric is None or not metric.startswith('eval/'):
+    return
+  recorded = [name for item in evaluations for name in item.metrics] + [
+      f'eval/{text.name}/{results_lib.NATS}' for text in texts]
+  if metric not in recorded:
+    main = [name for name in recorded
+            if '/avg@' in name or name.endswith(results_lib.NATS)]
+    raise errors.InputError(
+        f'config.published.metric={metric}: by config.eval this run '
+        + (f'records {errors.listed(main)}' if main else 'has no evaluation'))
 
 
 def _decodings(settings, name):

@@ -219,7 +219,8 @@ def published(settings: ml_collections.ConfigDict, workdir: files.Path) -> str:
       f'{_shown(name, value)} {when}' for value, when in (
           (settings.after, 'after training'), (settings.before, 'before'))
       if value is not None)
-  return f'{name}: {here}; published: {there} ({settings.source})'
+  source = f' ({settings.source})' if settings.source else ''
+  return f'{name}: {here}; published: {there}{source}'
 
 
 def _averages(record):
