@@ -297,7 +297,7 @@ FIELDS = dict(
   ),
 
   # What somebody else's run of the same recipe reached (reference.py). A run
-  # that ends prints its own number beside it.
+  # that ends prints its own number too.
   published=fields.unless(
     'published.metric', None,
     metric=F(str, 'the recorded metric of the published number, as '

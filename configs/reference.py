@@ -4,10 +4,10 @@ r"""Runs that others published, with their numbers, as configs of this project.
       --workdir=DIR
 
 A row is one published run: what it reached, on what, in what time, where that
-is written, and what differs here. A run that ends prints its own number beside
-the published one. Everything is as published but for `differs` of its row;
-what the source does not state is named there too. The sources were read on
-2026-11-26. None of the rows has been run here to its end.
+is written, and what differs here. A run that ends prints both its own
+number and the published one. Everything is as published but for `differs` of
+its row; what the source does not state is named there too. The sources were
+read on 2026-11-26. None of the rows has been run here to its end.
 
 All are GRPO: the token's importance weight, clipped; advantages within the
 group divided by its standard deviation; the mean over all tokens; every group

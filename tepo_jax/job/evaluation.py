@@ -43,14 +43,6 @@ class Evaluation:
   style: str
   too_long: int
 
-  @property
-  def metrics(self) -> list[str]:
-    """The names of what a run records of it, 'eval/NAME/…'."""
-    made_up = [dict(id='', sample=j, completion='', correct=False, tokens=0,
-                    truncated=False) for j in range(self.samples)]
-    found = results_lib.brief(results_lib.summarize(made_up, self.style))
-    return [f'eval/{self.name}/{name}' for name in (*found, *TROUBLES)]
-
   def run(self, params: Any, key: jax.Array,
           check: Callable[[], None] = lambda: None
           ) -> tuple[list[groups_lib.Group], dict[str, float]]:
@@ -66,6 +58,12 @@ class Evaluation:
     summary = results_lib.summarize(
         sample_lines(self.name, groups), self.style, self.too_long)
     return groups, results_lib.brief(summary) | counts
+
+  def metrics(self) -> set[str]:
+    """The names of the metrics that `run` returns."""
+    line = dict(id='', completion='', correct=False, tokens=0, truncated=False)
+    return {*TROUBLES, *results_lib.brief(results_lib.summarize(
+        [line | {'sample': j} for j in range(self.samples)], self.style))}
 
   def stream(self, params: Any, key: jax.Array,
              todo: Sequence[groups_lib.Prompt],
@@ -119,23 +117,23 @@ def prepare(session: session_lib.Session) -> list[Evaluation]:
   return evaluations
 
 
-def check_recorded(metric: str | None, evaluations: Sequence[Evaluation],
-                   texts: Sequence[texts_lib.Text]) -> None:
-  """Refuses a `published.metric` that no evaluation of the run records.
+def check_published(metric: str | None, evaluations: Sequence[Evaluation],
+                    texts: Sequence[texts_lib.Text]) -> None:
+  """Refuses a `config.published.metric` that no evaluation records.
 
   Raises:
-    errors.InputError: names those that are.
+    errors.InputError: names the metrics that are recorded in its place.
   """
   if metric is None or not metric.startswith('eval/'):
     return
-  recorded = [name for item in evaluations for name in item.metrics] + [
-      f'eval/{text.name}/{results_lib.NATS}' for text in texts]
+  recorded = {f'eval/{text.name}/{results_lib.NATS}' for text in texts} | {
+      f'eval/{item.name}/{name}' for item in evaluations
+      for name in item.metrics()}
   if metric not in recorded:
-    main = [name for name in recorded
-            if '/avg@' in name or name.endswith(results_lib.NATS)]
+    main = sorted(name for name in recorded if '/avg@' in name) or ['none']
     raise errors.InputError(
-        f'config.published.metric={metric}: by config.eval this run '
-        + (f'records {errors.listed(main)}' if main else 'has no evaluation'))
+        f'config.published.metric={metric}: no evaluation of this run records '
+        f'it; accuracies that are recorded: {", ".join(main)}')
 
 
 def _decodings(settings, name):

@@ -10,7 +10,7 @@ elsewhere:
     train_step  loss, gradient, AdamW: `update.train_step`, jitted; the loss is
                 `objective.PolicyLoss`
 
-`programs.kept`, which is None without an exact KL, is the room for π_old's
+`programs.kept`, which is None without an exact KL, is the capacity for π_old's
 hidden states, [R, K, S, D]; K microbatches fit into the devices' memory.
 
 Axes: B completions · P tokens of a prompt · T tokens of a completion ·

@@ -209,8 +209,8 @@ def results_table(workdir: files.Path) -> str:
 
 
 def published(settings: ml_collections.ConfigDict, workdir: files.Path) -> str:
-  """This run's last value of a metric beside the one that somebody else
-  published; `settings` are `config.published`."""
+  """This run's last value of a metric and the one that somebody else published;
+  `settings` are `config.published`."""
   name = settings.metric
   records = [r for r in read_records(workdir) if name in r]
   here = ('was not recorded' if not records else

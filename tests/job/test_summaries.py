@@ -173,7 +173,7 @@ def test_texts_are_shown_in_nats_per_token(tmp_path):
       'prose/nats_per_token 3.2500')
 
 
-def test_a_published_number_beside_the_runs_own(tmp_path):
+def test_a_published_number_and_the_runs_own(tmp_path):
   config = reference.get_config('slime_0_5b').published
   _write(tmp_path, {'step': 90, config.metric: 0.4}, {
       'step': 100, config.metric: 0.4805})

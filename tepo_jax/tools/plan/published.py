@@ -84,11 +84,12 @@ def chip_of(name: str) -> chips.Chip:
   return gpus.chip_of(gpus.GPUS[name])
 
 
-def name_of(chip: chips.Chip) -> str:
-  """The name in `Row.chip` of a data sheet; of an unknown chip its kind."""
+def name_of(kind: str) -> str | None:
+  """The name in `Row.chip` of a kind of device, as jax names it; None if it has
+  no data sheet."""
   kinds = {sheet.kind: name for name, sheet in chips.CHIPS.items()} | {
       gpu.name: name for name, gpu in gpus.GPUS.items()}
-  return kinds.get(chip.kind, chip.kind)
+  return kinds.get(kind)
 
 
 def _update(row: Row) -> float:

@@ -145,9 +145,8 @@ def _run_lines(whole):
          f'{whole.completions} completions of evaluations '
          f'{hours(whole.evaluations.get)}; saves {hours(whole.saves.get)}; '
          f'compilation {whole.compilation / 60:.0f} min as here, once')
-  if whole.unknown:
-    yield (f'  not counted, as their sizes are not known: evaluations of '
-           f'{", ".join(whole.unknown)}; set config.eval.limit')
+  if whole.uncounted:
+    yield f'  not counted: {"; ".join(whole.uncounted)}'
 
 
 def _mesh(plan: step.StepPlan) -> str:
