@@ -6,7 +6,6 @@ import ml_collections
 
 from tepo_jax import errors
 from tepo_jax.job import base_model
-from tepo_jax.job import evaluation
 from tepo_jax.job import facts
 from tepo_jax.job import fork
 from tepo_jax.job import memory as memory_lib
@@ -57,7 +56,11 @@ def train(config: ml_collections.ConfigDict, workdir: files.Path,
     if says:
       print(summaries.header(config, session, workdir,
                              str(parent) if parent else 'new'), flush=True)
-    run = _checked(config, session)
+    run = trainer.Trainer(config, session)
+    agreement.check(lambda: facts.of_model(session.folder)
+                    | facts.of_mixture(run.prompts)
+                    | facts.of_evaluations(run.evaluations)
+                    | facts.of_texts(run.texts))
     if says:
       print(summaries.data(config, run.prompts, run.evaluations),
             f'\n{summaries.LEGEND}', sep='', flush=True)
@@ -78,18 +81,6 @@ def train(config: ml_collections.ConfigDict, workdir: files.Path,
   if is_complete:
     run.check_trained()
   _close(config, workdir, stop, is_complete)
-
-
-def _checked(config, session):
-  """The run; all that it reads is checked, and alike on all processes."""
-  run = trainer.Trainer(config, session)
-  evaluation.check_recorded(
-      config.published.metric, run.evaluations, run.texts)
-  agreement.check(lambda: facts.of_model(session.folder)
-                  | facts.of_mixture(run.prompts)
-                  | facts.of_evaluations(run.evaluations)
-                  | facts.of_texts(run.texts))
-  return run
 
 
 def _close(config, workdir, stop, is_complete):

@@ -140,22 +140,6 @@ def test_run_summarizes_in_the_order_of_the_prompts():
         'too_long': 2,
         'timeout': 3, 'died': 0})
   assert sampler.asked == 2 * [['p0', 'p1', 'p2']]
-  assert _evaluation(sampler).metrics == [f'eval/toy/{name}' for name in found]
-
-
-def test_a_published_metric_that_the_run_does_not_record_is_refused():
-  evaluations, _ = _prepare()
-  texts = [types.SimpleNamespace(name='prose')]
-  for metric in (None, 'reward', 'eval/arithmetic/avg@8',
-                 'eval/prose/nats_per_token'):
-    evaluation.check_recorded(metric, evaluations, texts)
-  for metric in 'eval/arithmetic/greedy/avg@1', 'eval/arithmetic/avg@1':
-    with pytest.raises(errors.InputError, match=(
-        f'config.published.metric={metric}: by config.eval this run records '
-        'eval/arithmetic/avg@8, eval/prose/nats_per_token$')):
-      evaluation.check_recorded(metric, evaluations, texts)
-  with pytest.raises(errors.InputError, match='this run has no evaluation$'):
-    evaluation.check_recorded('eval/gsm8k/avg@8', [], [])
 
 
 def test_only_what_is_to_do_is_sampled():
