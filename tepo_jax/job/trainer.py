@@ -84,6 +84,8 @@ class Trainer:
         decoding=draw.Decoding(rollout.temperature))
     self.evaluations = evaluation.prepare(session) if config.eval.period else []
     self.texts = texts.prepare(session) if config.eval.period else []
+    evaluation.check_published(
+        config.published.metric, self.evaluations, self.texts)
     # After this many steps nothing new should have to be compiled. Compilations
     # of a step's evaluation and save count towards the next step.
     self.compilations = host.CompilationCounter(
