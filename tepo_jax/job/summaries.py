@@ -239,8 +239,11 @@ def _shown(name, value):
 
 
 def header(config: ml_collections.ConfigDict, session: session_lib.Session,
-           workdir: files.Path) -> str:
-  """What is about to run, without what takes long to load."""
+           workdir: files.Path, begins: str = 'new') -> str:
+  """What is about to run, without what takes long to load.
+
+  begins: 'new', or of which run it is a fork.
+  """
   mesh = session.mesh
   saved = checkpoint.steps(workdir / session_lib.CHECKPOINTS)
   adapters = f', LoRA of rank {config.lora.rank}' if config.lora.rank else ''
@@ -256,7 +259,7 @@ def header(config: ml_collections.ConfigDict, session: session_lib.Session,
             f'{config.rollout.samples} completions of at most '
             f'{config.rollout.max_tokens:,} tokens',
       workdir=f'{workdir}, ' + (
-          f'resumes after step {max(saved)}' if saved else 'new'))
+          f'resumes after step {max(saved)}' if saved else begins))
 
 
 def data(config: ml_collections.ConfigDict, prompts: groups_lib.Mixture,
@@ -309,8 +312,8 @@ def next_command(workdir: files.Path) -> str:
           f'{shlex.quote(str(workdir))} --out={report}')
 
 
-def nothing_trained(config: ml_collections.ConfigDict) -> str:
-  """The error of a run that made all its steps without an update."""
+def nothing_trained(config: ml_collections.ConfigDict, steps: int) -> str:
+  """The error of a run that made all its `steps` without an update."""
   settings = config.rollout
   causes, mode = ['no gradient was finite'], settings.dynamic_sampling
   if settings.truncated != 'count':
@@ -321,6 +324,6 @@ def nothing_trained(config: ml_collections.ConfigDict) -> str:
         f'fewer than rollout.prompts={settings.prompts} groups were mixed'))
   advice = mode != 'off' and settings.mixed == 'verdicts' and (
       f'; if your reward differs where verdicts agree, {_BY_REWARD}')
-  return (f'none of the {config.steps} steps made an update: in each, '
+  return (f'none of the {steps} steps made an update: in each, '
           f'{", or ".join(causes)}{advice or ""}; the completions are in '
           f'{session_lib.ROLLOUTS}/')

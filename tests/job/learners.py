@@ -25,19 +25,21 @@ GROUPS, SAMPLES, T = 4, 2, 6
 
 def make_learner(method, packing='segments', shape=(1, 1, 1), scale=1.0,
                  microbatch_tokens=40, learning_rate=3e-5, remat='none',
-                 rank=0, period=0, warmup_steps=0):
+                 rank=0, period=0, warmup_steps=0, dtype='float32',
+                 momentum_dtype='float32'):
   """Two epochs of two updates; `scale` multiplies the initial weights; `rank`
   is of LoRA, `period` of a reference policy."""
   config = tiny.get_config(method)
   config.lora.rank, config.method.reference.period = rank, period
-  config.compute.remat = remat
+  config.compute.remat, config.compute.dtype = remat, dtype
   config.data.max_prompt_tokens = 4
   config.rollout.update(
       prompts=GROUPS, samples=SAMPLES, max_tokens=T, logp_gap_limit=10.0)
   config.train.update(minibatch_prompts=2, packing=packing,
                       microbatch_tokens=microbatch_tokens)
   config.optimizer.update(
-      learning_rate=learning_rate, warmup_steps=warmup_steps)
+      learning_rate=learning_rate, warmup_steps=warmup_steps,
+      momentum_dtype=momentum_dtype)
   mesh = mesh_lib.make(dict(zip(mesh_lib.AXES, shape)),
                        jax.devices()[:np.prod(shape)])
   return learner_lib.Learner(config, types.SimpleNamespace(

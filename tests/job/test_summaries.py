@@ -92,7 +92,7 @@ def test_a_run_without_an_update_says_what_can_have_caused_it(
     settings, causes):
   config = tiny.get_config()
   config.rollout.update(settings)
-  assert summaries.nothing_trained(config) == (
+  assert summaries.nothing_trained(config, 40) == (
       f'none of the 40 steps made an update: in each, {causes}the completions '
       'are in rollouts/')
 

@@ -142,7 +142,7 @@ def _read(folder, name):
   except errors.InputError as error:
     notes.append(str(error))
   if parent is not None:
-    notes.append(f'a fork of {parent.run} after step {parent.step}')
+    notes.append(str(parent))
   return Run(name, folder, fields, records,
              _lines(folder / 'environment.jsonl', notes, needed=False), notes,
              _state(folder, fields, records), parent)
