@@ -27,6 +27,8 @@ class Batch:
     a run, which scores minibatches.
   sampler_logp_BT: the sampler's own log-probability, nats.
   behaviour_BT: float32 behaviour weights (`behaviour`); None if they are off.
+  reference_logp_BT: of a reference policy; None in a run, which scores
+    minibatches.
   """
   token_BS: np.ndarray
   position_BS: np.ndarray
@@ -36,6 +38,7 @@ class Batch:
   old_entropy_BT: np.ndarray
   sampler_logp_BT: np.ndarray
   behaviour_BT: np.ndarray | None = None
+  reference_logp_BT: np.ndarray | None = None
 
 
 @flax.struct.dataclass
