@@ -27,7 +27,7 @@ from tepo_jax.tools.plan import chips
 
 # Packages that make a platform's programs; those of GPUs are found only once
 # `gpus` has loaded them.
-_COMPILERS = {'tpu': ('jaxlib', 'libtpu'),
+_COMPILERS = {'cpu': ('jaxlib',), 'tpu': ('jaxlib', 'libtpu'),
               'gpu': ('jaxlib', 'jax-cuda12-pjrt', 'nvidia-cuda-nvcc-cu12')}
 _FLAGS = ('XLA_FLAGS', 'LIBTPU_INIT_ARGS')
 _FORMAT = 1  # of the files; increase it when `Compiled` changes its meaning
