@@ -311,26 +311,25 @@ class Learner:
         groups, reward_B, scored.batch.mask_BT, method.estimator,
         self.config.rollout.truncated, penalty_BT)
 
+  def _with(self, scored, **whole):
+    """The step with host arrays of all completions in its minibatches."""
+    sharding = self.programs.minibatch_sharding
+    return dataclasses.replace(scored, minibatches=[
+        minibatch.replace(**{
+            name: mesh_lib.put(x[mine], getattr(sharding, name))
+            for name, x in whole.items()})
+        for mine, minibatch in zip(scored.members, scored.minibatches)])
+
   def _with_advantages(self, scored, advantage_B):
-    batch = scored.batch
-    sharding = self.programs.minibatch_sharding.advantage_B
     return dataclasses.replace(
-        scored, batch=batch.replace(advantage_B=advantage_B), minibatches=[
-            minibatch.replace(
-                advantage_B=mesh_lib.put(advantage_B[mine], sharding))
-            for mine, minibatch in zip(scored.members, scored.minibatches)])
+        self._with(scored, advantage_B=advantage_B),
+        batch=scored.batch.replace(advantage_B=advantage_B))
 
   def _weigh(self, scored):
     """The step with behaviour weights."""
-    batch = scored.batch
-    weight_BT = behaviour.weights(
-        scored.old_logp_BT(), batch.sampler_logp_BT, batch.mask_BT,
-        **self.config.train.behaviour)
-    sharding = self.programs.minibatch_sharding.behaviour_BT
-    return dataclasses.replace(scored, minibatches=[
-        minibatch.replace(
-            behaviour_BT=mesh_lib.put(weight_BT[mine], sharding))
-        for mine, minibatch in zip(scored.members, scored.minibatches)])
+    return self._with(scored, behaviour_BT=behaviour.weights(
+        scored.old_logp_BT(), scored.batch.sampler_logp_BT,
+        scored.batch.mask_BT, **self.config.train.behaviour))
 
   def _compare(self, scored):
     """Metrics of the packing, and of the sampler's log-probabilities compared
