@@ -9,7 +9,6 @@ checkpoint is a copy of the parent's, so it does not need OLD again.
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import shutil
 from typing import Any
@@ -157,10 +156,9 @@ def _found_step(config, old, where, step):
 
 
 def _digest(config):
-  fields = {name: value for name, value in fields_lib.flat(config).items()
-            if name not in _OF_SEED}
-  return hashlib.sha256(
-      json.dumps(fields, sort_keys=True).encode()).hexdigest()
+  return run_folder.digest_of({
+      name: value for name, value in fields_lib.flat(config).items()
+      if name not in _OF_SEED})
 
 
 def copy_model(parent: Parent, folder: files.Path) -> None:
