@@ -86,7 +86,7 @@ def say(text: str) -> None:
 
 def _digest(lowered, slice_, devices):
   versions = []
-  for package in _COMPILERS[devices[0].platform]:
+  for package in _COMPILERS[slice_.devices[0].platform]:
     with contextlib.suppress(metadata.PackageNotFoundError):
       versions.append(f'{package} {metadata.version(package)}')
   # jax does not show the options that a function was jitted with.
