@@ -267,12 +267,12 @@ def _updating(config, workload, programs, state, frozen
   base, old = () if frozen is None else (frozen,), None
   lower_score = functools.partial(
       programs.score.lower, state.params, minibatch, *base)
-  if programs.kept is not None:
+  if programs.old_states is not None:
     *_, old = programs.score_and_keep.eval_shape(
-        state.params, minibatch, programs.kept, 0, *base)
+        state.params, minibatch, programs.old_states, 0, *base)
     lower_score = functools.partial(
-        programs.score_and_keep.lower, state.params, minibatch, programs.kept,
-        0, *base)
+        programs.score_and_keep.lower, state.params, minibatch,
+        programs.old_states, 0, *base)
   yield PlannedProgram(
       'score', 'score', lower_score, minibatches,
       mesh_lib.device_bytes((state.opt_state, state.reference)) + others,
@@ -283,11 +283,11 @@ def _updating(config, workload, programs, state, frozen
         'score by reference', 'score', functools.partial(
             programs.score.lower, state.reference, minibatch, *base),
         minibatches, mesh_lib.device_bytes(
-            (state.params, state.opt_state, programs.kept)) + others,
+            (state.params, state.opt_state, programs.old_states)) + others,
         given=mesh_lib.device_bytes((state.reference, base)) + size,
         open_trips=score, useful=forward)
   updates = minibatches * settings.epochs
-  if old is not None and minibatches * host.used > programs.kept.shape[1]:
+  if old is not None and minibatches * host.used > programs.old_states.shape[1]:
     params = programs.to_old_policy.eval_shape(state.params)
     old = programs.old_policy.eval_shape(params, minibatch, *base)
     yield PlannedProgram(
@@ -306,7 +306,7 @@ def _updating(config, workload, programs, state, frozen
       'update', 'update', functools.partial(
           programs.train_step.lower, state, minibatch, key, old, *base),
       updates, others, open_trips=(
-          (score if programs.policy_loss.needs_scoring else ()) + step),
+          (score if programs.policy_loss.whole_minibatch else ()) + step),
       useful=3 * forward, remat=programs.model.remat)
 
 
