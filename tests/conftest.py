@@ -2,9 +2,7 @@
 a GPU or TPU: launch/test.sh names it in TEPO_TEST_DEVICE."""
 
 import os
-import pathlib
 
-import filelock
 import pytest
 
 os.environ['JAX_PLATFORMS'] = {
@@ -19,8 +17,8 @@ os.environ['XLA_FLAGS'] = (
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by mark
 def pytest_collection_modifyitems(items):
-  """Marks cases as long; runs the longest files first, so that parallel workers
-  end together."""
+  """Marks cases as long, and the long ones of whole runs as nightly; runs the
+  longest files first, so that parallel workers end together."""
   seen = set()
   for item in items:
     if item.get_closest_marker('long_after_first'):
@@ -32,6 +30,12 @@ def pytest_collection_modifyitems(items):
           'test_replay.py', 'test_lora_run.py', 'test_schedule.py',
           'test_step.py', 'test_bad_input.py', 'test_buckets.py',
           'test_slice.py', 'test_run.py', 'test_fork.py')
+  nightly = ('test_layouts.py', 'test_kill.py', 'test_lora_run.py',
+             'test_step.py', 'test_buckets.py', 'test_slice.py',
+             'test_fork.py')
+  for item in items:
+    if item.path.name in nightly and item.get_closest_marker('long'):
+      item.add_marker(pytest.mark.nightly)
   items.sort(key=lambda item: item.path.name not in long)
 
 
@@ -45,39 +49,15 @@ def quick_compile():
   jax.config.update('jax_disable_most_optimizations', before)
 
 
-@pytest.fixture(scope='session')
-def shared_folder(tmp_path_factory) -> pathlib.Path:
-  """A folder of this session, the same for all parallel workers."""
-  folder = tmp_path_factory.getbasetemp()
-  if 'PYTEST_XDIST_WORKER' in os.environ:
-    folder = folder.parent
-  return folder
-
-
 @pytest.fixture(scope='session', autouse=True)
-def compile_once(shared_folder):
+def compile_once(tmp_path_factory):
   """Lets the programs that tests run share their compiled functions."""
-  os.environ['JAX_COMPILATION_CACHE_DIR'] = str(shared_folder / 'compiled')
+  cache = tmp_path_factory.mktemp('compiled')
+  os.environ['JAX_COMPILATION_CACHE_DIR'] = str(cache)
   os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
-  # With a limit, jax locks the folder: no process reads half a program.
-  os.environ['JAX_COMPILATION_CACHE_MAX_SIZE'] = str(2 << 30)
 
 
-@pytest.fixture(scope='session')
-def untrained_model(shared_folder, programs) -> pathlib.Path:
-  """The model folder of `runs.UNTRAINED`, made once for all workers."""
-  from tests import runs
-  folder = shared_folder / 'untrained'
-  with filelock.FileLock(shared_folder / 'untrained.lock'):
-    if not folder.exists():
-      made = shared_folder / 'untrained.partial'
-      programs.run('pretrain', '--config=configs/tiny.py', f'--out={made}',
-                   *runs.UNTRAINED, status=0)
-      made.rename(folder)
-  return folder
-
-
-@pytest.fixture(scope='session')
+@pytest.fixture(scope='module')
 def programs():
   """Runs the programs in forks of one process."""
   from tests import fork_server

@@ -7,7 +7,7 @@ import pytest
 from tepo_jax.rollout import dump
 from tests import runs
 
-pytestmark = [pytest.mark.long, pytest.mark.nightly]
+pytestmark = pytest.mark.long
 
 # Each of two tokens; an untrained model draws every pair.
 STOPS = tuple(a + b for a in '13579' for b in '02468')

@@ -16,7 +16,7 @@ from tepo_jax.job import restore
 from tepo_jax.runtime import mesh as mesh_lib
 from tests import jobs
 
-pytestmark = [pytest.mark.long, pytest.mark.nightly]
+pytestmark = pytest.mark.long
 
 _TINY = ('--config=configs/tiny.py:tepo', '--config.eval.period=0',
          '--config.rollout.prompts=2', '--config.rollout.samples=4',

@@ -15,7 +15,7 @@ from tepo_jax.job import restore
 from tepo_jax.runtime import mesh as mesh_lib
 from tests import runs
 
-pytestmark = [pytest.mark.long, pytest.mark.nightly]
+pytestmark = pytest.mark.long
 
 
 def test_train_continue_and_export_with_lora(tmp_path, monkeypatch):

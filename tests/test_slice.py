@@ -16,7 +16,7 @@ import pytest
 from tests import jobs
 from tests import runs
 
-pytestmark = [pytest.mark.long, pytest.mark.nightly]
+pytestmark = pytest.mark.long
 
 # A slice of two hosts, folders of this machine, whose devices are CPUs. They
 # mount the same bucket; programs that start together share a port, or all do.

@@ -5,7 +5,7 @@ import pytest
 from tests import runs
 from tests.faults import kill
 
-pytestmark = [pytest.mark.long, pytest.mark.nightly]
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(name='kill_and_compare', scope='module')

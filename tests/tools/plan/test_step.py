@@ -56,7 +56,6 @@ def _plan():
 
 
 @pytest.mark.long
-@pytest.mark.nightly
 def test_a_plan_has_every_program_of_a_step(plan):
   assert {e.name.split()[0] for e in plan.estimates} == {
       'reshard', 'prefill', 'insert', 'compact', 'decode', 'score',
@@ -81,7 +80,6 @@ def test_a_plan_has_every_program_of_a_step(plan):
 
 
 @pytest.mark.long
-@pytest.mark.nightly
 def test_arguments_are_the_shards(plan):
   """Over four chips: fp32 parameters and two moments; of the old policy the
   head, and hidden states for 2 minibatches of up to 2 microbatches."""
@@ -100,7 +98,6 @@ def test_arguments_are_the_shards(plan):
 
 
 @pytest.mark.long
-@pytest.mark.nightly
 def test_the_table_and_the_record_agree(plan):
   config = _config()
   whole = run.of(config, workload_lib.of(config), plan)
@@ -157,7 +154,6 @@ def test_the_largest_programs_stand_for_all_of_their_kind():
 
 
 @pytest.mark.long
-@pytest.mark.nightly
 def test_a_brief_plan_counts_every_kind_of_program(plan):
   counted = {e.name.split()[0] for e in plan.estimates
              if (e.equivalent or 0) * e.roofline > 0}
@@ -204,7 +200,6 @@ def _timed(plan, tensor, rollout, update):
 
 
 @pytest.mark.long
-@pytest.mark.nightly
 def test_the_best_meshes_of_sampling_and_of_updates(plan):
   plans = [_timed(plan, 4, 20, 30), _timed(plan, 8, 10, 50),
            _timed(plan, 2, 40, 28)]
@@ -247,7 +242,6 @@ def test_a_plan_that_does_not_fit_states_its_memory():
 
 
 @pytest.mark.long
-@pytest.mark.nightly
 def test_the_update_of_qwen3_14b_fits_a_v5p_64():
   """The largest model of the paper; that of the 7B on v6e:4x4 compiles for four
   minutes."""
@@ -285,7 +279,6 @@ def test_the_choice_begins_with_what_a_chip_can_hold():
 
 
 @pytest.mark.long
-@pytest.mark.nightly
 def test_hidden_states_that_do_not_fit_are_planned_as_recomputed():
   """Two minibatches at the full length, and no memory to spare."""
   config = _config()
@@ -314,7 +307,6 @@ def test_trip_counts_of_the_chunk_loops():
 
 
 @pytest.mark.long
-@pytest.mark.nightly
 def test_flops_of_scoring_and_update_by_hand():
   """One microbatch, by chunk size: rows of 2 · (24 + 48) columns.
 
