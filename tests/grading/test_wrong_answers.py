@@ -158,7 +158,7 @@ def test_own_references(reference):
 @pytest.mark.long
 @pytest.mark.skipif(not _SHARED.is_dir(), reason='no real copies here')
 @pytest.mark.parametrize('per_reference, least', [
-    (10, 20_000), pytest.param(45, 100_000, marks=pytest.mark.nightly)])
+    (10, 30_000), pytest.param(45, 100_000, marks=pytest.mark.nightly)])
 def test_real_references(per_reference, least):
   references = {}
   for file, name in benchmarks.FILES.items():
