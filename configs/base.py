@@ -100,7 +100,7 @@ FIELDS = dict(
     # gradient.
     dynamic_sampling=F(
         'refill', "'refill': sample until there are `rollout.prompts` mixed "
-        "groups, with right and wrong answers; 'drop': sample that many groups "
+        "groups, see `rollout.mixed`; 'drop': sample that many groups "
         "and train on the mixed ones; 'off': train on all of them",
         fields.one_of('refill', 'drop', 'off')),
     max_generation_batches=F(
@@ -297,7 +297,7 @@ FIELDS = dict(
   ),
 
   # What somebody else's run of the same recipe reached (reference.py). A run
-  # that ends prints its own number beside it.
+  # that ends prints its own number too.
   published=fields.unless(
     'published.metric', None,
     metric=F(str, 'the recorded metric of the published number, as '

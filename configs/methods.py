@@ -27,14 +27,14 @@ def _reg(penalty, region, coef, **numbers):
               delta_entropy='exact', entropy_tolerance=0.0, **numbers)
 
 
-def _reference(coef=0.0, estimator='k3', place='loss'):
+def reference_kl(coef=0.0, estimator='k3', place='loss'):
   """The KL to a reference policy; its fields are of `choices.Reference`."""
   return dict(coef=coef, estimator=estimator, place=place, period=0)
 
 
 def _row(weight, clip, *, shape=dict(name='none'), aggregate='token_mean',
          reg=_reg('none', 'none', 0.0), estimator='grpo',
-         reference=_reference()):
+         reference=reference_kl()):
   return copy.deepcopy(dict(
       weight=weight, clip=clip, shape=shape, aggregate=aggregate, reg=reg,
       estimator=estimator, reference=reference))
@@ -92,7 +92,7 @@ def _elsewhere():
       # not print its clip's epsilon.
       'grpo_original': _row(
           'token', _SYMMETRIC, aggregate='seq_mean_token_mean',
-          reference=_reference(0.04)),
+          reference=reference_kl(0.04)),
       # RLOO (2402.14740), without its KL to a reference model: REINFORCE with
       # the other samples' mean as the baseline, no importance weight.
       'rloo': _row('none', dict(name='none'), aggregate='seq_mean_token_sum',
@@ -101,7 +101,7 @@ def _elsewhere():
       # the paper's appendix C).
       'rloo_original': _row(
           'none', dict(name='none'), aggregate='seq_mean_token_sum',
-          estimator='rloo', reference=_reference(0.03, 'k1', 'reward')),
+          estimator='rloo', reference=reference_kl(0.03, 'k1', 'reward')),
       # Dr. GRPO (2503.20783): GRPO without the two divisions that bias it, by
       # the group's std and by the completion's length. The constant length is
       # rollout.max_tokens of base.py.
@@ -114,13 +114,13 @@ def _elsewhere():
       # The same with the KL and the clip of its authors' code (OpenRLHF).
       'reinforce_pp_baseline_original': _row(
           'token', _SYMMETRIC, estimator='reinforce_pp_baseline',
-          reference=_reference(1e-5, 'k2')),
+          reference=reference_kl(1e-5, 'k2')),
       # REINFORCE++ (2501.03262): the KL of each later token is taken from a
       # token's return, which is normalised over the batch. No baseline of the
       # group. The coefficient is the default of its authors' code.
       'reinforce_pp': _row(
           'token', _SYMMETRIC, estimator='reinforce_pp',
-          reference=_reference(0.01, 'k1', 'reward')),
+          reference=reference_kl(0.01, 'k1', 'reward')),
   }
 
 

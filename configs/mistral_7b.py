@@ -22,6 +22,6 @@ def get_config(method: str = 'tepo'):
 
   # Updates shard the weights over all chips, and a microbatch has a row per
   # chip; sampling cuts heads and feed-forward columns by 8. By the plan,
-  # decoding on tensor 4 leaves room for fewer slots.
+  # decoding on tensor 4 leaves memory for fewer slots.
   c.rollout.tensor = 8
   return c

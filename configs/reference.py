@@ -4,10 +4,10 @@ r"""Runs that others published, with their numbers, as configs of this project.
       --workdir=DIR
 
 A row is one published run: what it reached, on what, in what time, where that
-is written, and what differs here. A run that ends prints its own number beside
-the published one. Everything is as published but for `differs` of its row;
-what the source does not state is named there too. The sources were read on
-2026-11-26. None of the rows has been run here to its end.
+is written, and what differs here. A run that ends prints both its own
+number and the published one. Everything is as published but for `differs` of
+its row; what the source does not state is named there too. The sources were
+read on 2026-11-26. None of the rows has been run here to its end.
 
 All are GRPO: the token's importance weight, clipped; advantages within the
 group divided by its standard deviation; the mean over all tokens; every group
@@ -22,8 +22,6 @@ from configs import base
 _VERL = 'https://github.com/volcengine/verl/blob/main/docs/algo/baseline.md'
 _BOX = ('the prompt: the answer goes into a box (data.template), '
         "in the source after '####'")
-_NO_REFERENCE = ('no KL to the initial model; in the source 0.001 times its k3 '
-                 'estimate in the loss')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,14 +65,15 @@ def _verl(model, after):
       model=f'Qwen/{model}', metric='eval/gsm8k/greedy/avg@1', after=after,
       machine='2 NVIDIA GPUs, their kind is not stated', time='not stated',
       topology='h100x2', devices=2, source=_VERL,
-      differs=(_NO_REFERENCE, _BOX,
+      differs=(_BOX,
                "the order of the problems; in the source the file's"),
       fields=_gsm8k(
           steps=116, rollout__prompts=64, rollout__samples=5,
           train__minibatch_prompts=64, method__clip__high=0.2,
           method__reg__penalty='entropy', method__reg__region='all',
-          method__reg__coef=-0.001, optimizer__learning_rate=3e-5,
-          optimizer__weight_decay=0.01, lora__rank=32, lora__alpha=32.0))
+          method__reg__coef=-0.001, method__reference__coef=0.001,
+          optimizer__learning_rate=3e-5, optimizer__weight_decay=0.01,
+          lora__rank=32, lora__alpha=32.0))
 
 
 ROWS = {
@@ -98,10 +97,11 @@ ROWS = {
         after=0.796, machine='4 H100', time='not stated', topology='h100x4',
         devices=4, source='https://github.com/NovaSky-AI/SkyRL/blob/main/docs/'
         'content/docs/recipes/overview.mdx',
-        differs=(_NO_REFERENCE, _BOX),
+        differs=(_BOX,),
         fields=_gsm8k(
             steps=140, rollout__prompts=1024, rollout__samples=5,
             train__minibatch_prompts=256, method__clip__high=0.2,
+            method__reference__coef=0.001,
             optimizer__learning_rate=1e-6, optimizer__weight_decay=0.01)),
     'maxtext_1_7b': Recipe(
         model='Qwen/Qwen3-1.7B', metric='eval/gsm8k/greedy/avg@1', after=0.8077,
@@ -129,7 +129,8 @@ ROWS = {
                  'the same request',
                  "the baseline: the group's mean; in the source the mean of "
                  'its others',
-                 'the rate: constant; in the source from a tenth in 50 steps',
+                 'the rate: rises evenly over 50 steps; in the source from a '
+                 'tenth',
                  'prompts have at most 1,024 of the 8,192 tokens'),
         fields={
             'steps': 240, 'data.name':
@@ -137,7 +138,8 @@ ROWS = {
             'data.max_prompt_tokens': 1024, 'rollout.prompts': 128,
             'rollout.samples': 8, 'rollout.max_tokens': 7168,
             'train.minibatch_prompts': 8, 'method.clip.high': 0.2,
-            'optimizer.learning_rate': 2e-6, 'optimizer.weight_decay': 0.01,
+            'optimizer.learning_rate': 2e-6, 'optimizer.warmup_steps': 50,
+            'optimizer.weight_decay': 0.01,
             'eval.sets': ('aime24',), 'eval.samples': 16,
             'eval.temperature': 1.0, 'eval.max_tokens': 31_744}),
 }

@@ -2,8 +2,8 @@
 # Plans the paper's models on the slices that their configs name, Qwen2.5-7B on GPUs,
 # and every model of configs/small.py on every machine, on both data sets, with all
 # weights and with adapters; prints the tables of launch/PLANS.md. A plan takes one to
-# ten minutes on two cores, all of them about six hours; what is in runs/plans is not
-# planned again.
+# ten minutes on two cores, all of them about six hours; a second time less than a
+# minute each, as compiled programs are kept. The plans stay in runs/plans.
 #
 #   launch/plans.sh [NAME ...]    such as qwen2_5_1_5b,gpu24,lora,dapo
 #   launch/plans.sh published     what others measured, compared with plans
@@ -31,7 +31,6 @@ declare -A slices=([v6e16]=v6e:4x4 [v6e32]=v6e:4x8 [v5p16]=v5p:2x2x4
 
 mkdir -p runs/plans
 for name in "$@"; do
-  [[ ! -s runs/plans/$name.json ]] || continue
   IFS=, read -r model machine _ <<<"$name"
   more=()
   if [[ $model =~ ^(qwen2_5_7b|r1_llama_8b|mistral_7b|qwen3_14b)$ ]]; then

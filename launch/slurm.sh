@@ -22,7 +22,7 @@
 # CUDA=13 launch/setup.sh gpu (12 for drivers before 580). ARGUMENTS are those of
 # launch/gpu.sh. For a task per node, --ntasks-per-node=1.
 set -euo pipefail
-cd "$SLURM_SUBMIT_DIR"  # this script is a copy in another folder
+cd "${SLURM_SUBMIT_DIR:?unset: submit this script by sbatch}"  # this script is a copy in another folder
 
 mkdir -p runs
 container=()

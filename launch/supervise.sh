@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs a command and restarts it if it is killed, loses another process of its
 # job or cannot open the device, but not after the statuses 0 (complete), 1 and 2
-# (failed) and 42 (interrupted: steps are left).
+# (failed), 42 (interrupted: steps are left), 126 and 127 (no such command).
 #
 #   [RESTARTS=20] [PAUSE=10] [STATUS=FILE] [DEVICES='/dev/accel* /dev/vfio/*'] \
 #     launch/supervise.sh COMMAND...
@@ -14,6 +14,10 @@
 # Before a restart, this user's processes in this folder that hold one of DEVICES
 # are killed. If none holds them, libtpu's lock file is stale and is removed.
 set -euo pipefail
+if [[ ${1:--} == -* ]]; then
+  echo 'usage: launch/supervise.sh COMMAND...' >&2
+  exit 2
+fi
 child='' stopped=''
 # shellcheck disable=SC2153  # STATUS is the caller's, status the command's
 trap 'echo $? >"${STATUS:-/dev/null}"' EXIT
@@ -54,7 +58,9 @@ while [[ -z $stopped ]]; do
   done
   child=''
   (( SECONDS - begin < 3600 )) || left=${RESTARTS:-20}
-  if (( status <= 2 || status == 42 )); then exit "$status"; fi
+  if (( status <= 2 || status == 42 || status == 126 || status == 127 )); then
+    exit "$status"
+  fi
   [[ -z $stopped ]] || break
   (( left > 0 )) || exit "$status"
   left=$((left - 1))

@@ -33,13 +33,13 @@ at list price)"
     "run launch/tpu_vm.sh delete"
 }
 
-# A row per TYPE: TYPE, topology, and its name in configs/small.py, if any.
-rows='v6e-1=v6e:1x1=v6e1 v6e-4=v6e:2x2 v6e-8=v6e:2x4 v6e-16=v6e:4x4
-  v6e-32=v6e:4x8 v6e-64=v6e:8x8 v6e-128=v6e:8x16 v6e-256=v6e:16x16
+# A row per TYPE: TYPE, topology, and the machine's name in launch/PLANS.md, if any.
+rows='v6e-1=v6e:1x1=v6e1 v6e-4=v6e:2x2 v6e-8=v6e:2x4 v6e-16=v6e:4x4=v6e16
+  v6e-32=v6e:4x8=v6e32 v6e-64=v6e:8x8 v6e-128=v6e:8x16 v6e-256=v6e:16x16
   v5litepod-1=v5e:1x1=v5e1 v5litepod-4=v5e:2x2 v5litepod-8=v5e:2x4=v5e8
   v5litepod-16=v5e:4x4 v5litepod-32=v5e:4x8 v5litepod-64=v5e:8x8
-  v5p-8=v5p:2x2x1 v5p-16=v5p:2x2x2 v5p-32=v5p:2x2x4 v5p-64=v5p:2x4x4
-  v5p-128=v5p:4x4x4'
+  v5p-8=v5p:2x2x1 v5p-16=v5p:2x2x2 v5p-32=v5p:2x2x4=v5p16
+  v5p-64=v5p:2x4x4=v5p32 v5p-128=v5p:4x4x4'
 
 # The steps are those of launch/PLANS.md.
 types() {
@@ -48,7 +48,7 @@ types() {
   for row in $rows; do
     IFS='=' read -r TYPE topology name <<<"$row"
     printf '%-14s %5s %5s  %-10s %s\n' "$TYPE" "$(chips)" "$(hosts)" \
-      "$topology" "$(planned "$topology" "${name:-none}")"
+      "$topology" "$(planned "${name:-none}")"
   done
 }
 
@@ -70,14 +70,23 @@ gke_topology() {
   return 1
 }
 
-# planned TOPOLOGY NAME: models and seconds of the rows of PLANS.md, where
-# configs/small.py calls the machine NAME.
+# planned MACHINE: the seconds of a step of each row `MODEL,MACHINE` of PLANS.md, from
+# its column "step", or if the model fits only with LoRA, "lora: step"; of a model's
+# first row.
 planned() {
-  awk -F ' *[|] *' -v topology="$1" -v name="$2" '
-    $3 == topology && NF == 14 { found = found "; " $2 ": " $11 " s" }
-    $2 ~ ("," name "`$") && $6 ~ /[0-9]/ && !seen[$2]++ {
-      split($2, model, /[`,]/); gsub(/[*]/, "", $6); split($6, step, " ")
-      found = found "; " model[2] ": " step[1] " s" }
+  awk -F ' *[|] *' -v machine="$1" '
+    /^[|][-|]+$/ { full = lora = 0
+      for (i = 1; i <= n; i++) {
+        if (head[i] ~ /^step/) full = i
+        if (head[i] ~ /^lora: step/) lora = i } }
+    { n = split($0, head, / *[|] */) }
+    $2 ~ ("^`[a-z0-9_]+," machine "`") && full && !seen[$2]++ {
+      split($2, model, /[`,]/)
+      with = $2 ~ /lora/ ? " with LoRA" : ""; step = $full
+      if (lora && step !~ /^[*]*[0-9]/) { with = " with LoRA"; step = $lora }
+      if (step ~ /^[*]*[0-9]/) {
+        gsub(/ *[(].*|[*]/, "", step)
+        found = found "; " model[2] with ": " step " s" } }
     END { print substr(found, 3) }' launch/PLANS.md
 }
 

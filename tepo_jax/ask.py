@@ -50,7 +50,7 @@ _MODEL = flags.DEFINE_string(
     'model', None, 'A Hugging Face folder or hub id, or WORKDIR[@STEP] of a '
     'run.', required=True)
 _AGAINST = flags.DEFINE_string(
-    'against', None, 'A second model, shown beside the first.')
+    'against', None, 'A second model, to compare with the first.')
 _SAMPLES = flags.DEFINE_integer(
     'samples', 1, 'Completions of each question.', lower_bound=1)
 _TEMPERATURE = flags.DEFINE_float(

@@ -19,6 +19,7 @@ from absl import flags
 
 from tepo_jax import cli
 from tepo_jax import errors
+from tepo_jax.job import fork
 from tepo_jax.job import model_card
 from tepo_jax.job import restore
 from tepo_jax.job import run_folder
@@ -56,10 +57,11 @@ def export(out: files.Path) -> None:
   processes.on_first(run_folder.check_out, out)
   mesh = mesh_lib.make({'data': 1, 'fsdp': -1, 'tensor': 1})
   trained = restore.restore_trained(_WORKDIR.value, mesh, _STEP.value)
-  folder, config = trained.folder, run_folder.read_config(_WORKDIR.value)
+  workdir = files.path(_WORKDIR.value)
+  folder, config = trained.folder, run_folder.read_config(workdir)
   card = model_card.card(
       config, folder, trained.step,
-      summaries.read_records(files.path(_WORKDIR.value)), _ADAPTER.value)
+      summaries.read_records(workdir), _ADAPTER.value, fork.read(workdir))
   if _ADAPTER.value:
     if trained.base is None:
       raise errors.InputError(f'--adapter: {_WORKDIR.value} is not a LoRA run')

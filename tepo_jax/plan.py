@@ -11,7 +11,8 @@ program, which for decoding is config.rollout.chunk steps: `sent` is what a chip
 sends to others, `held` is other memory that stays allocated during the run,
 `ms` is a roofline, and `wait` the part of it in which the schedule waits for
 communication. Predicted seconds are a range: the roofline, divided by the
-shares of it that others measured on such chips (tools/plan/published.py).
+shares of it that others measured, on such chips where there are measurements
+(tools/plan/published.py).
 Compiled programs are kept for the next plan. Exits with status 2 if a step does
 not fit. With --check, on a machine that has these chips, it also compiles the
 programs for them and compares the memory.

@@ -10,8 +10,8 @@ installed jax for a GPU or TPU.
 
 With --measure it then times scoring, an update and decode steps of a model of
 0.3B parameters, for some minutes, and prints a row for each, with the planner's
-roofline. Add them to ROWS in tools/plan/published.py, and plans for such chips
-rest on your measurement.
+roofline. Add them to ROWS in tools/plan/published.py, and plans of these phases
+for such chips rest on your measurement alone.
 """
 
 from collections.abc import Iterator

@@ -74,8 +74,9 @@ def test_a_resumed_run_follows_the_same_schedule_and_stops_alike(
 def test_a_fork_with_nothing_changed_is_its_parent_to_the_bit(
     train, parent, tmp_path):
   workdir = tmp_path / 'fork'
-  said = train(workdir, 4, f'--from={parent}@2').stdout
-  assert f'continuing {parent} after step 2' in said
+  done = train(workdir, 4, f'--from={parent}@2')
+  assert f'continuing {parent} after step 2' in done.stdout
+  assert 'warning' not in done.stderr
   theirs = _records(parent)
   assert _records(workdir) == {step: theirs[step] for step in (3, 4)}
   assert _digests(workdir, 4) == _digests(parent, 4)
@@ -96,18 +97,20 @@ def test_a_fork_with_nothing_changed_is_its_parent_to_the_bit(
 
 def test_a_fork_has_its_own_fields_and_moments(train, parent, tmp_path):
   """Step 4 again, from the parent's weights after step 3: with the same
-  samples, a rate of its own and moments of zero."""
+  samples, a rate of its own, a reference policy and moments of zero."""
   workdir = tmp_path / 'fork'
   train(workdir, 4, f'--from={parent}@3', '--new_optimizer',
-        '--config.optimizer.learning_rate=1e-3')
+        '--config.optimizer.learning_rate=1e-3',
+        '--config.method.reference.coef=0.01')
   mine, theirs = _records(workdir)[4], _records(parent)[4]
   for name in 'reward', 'response_length_mean', 'sampling/tokens':
     assert mine[name] == theirs[name]
   rate = 'optimizer/learning_rate'
   assert mine[rate] == pytest.approx(1e-3 / 3e-5 * theirs[rate])
   begun, left = _digests(workdir, 3), _digests(parent, 3)
-  assert begun.keys() == left.keys()
-  for name in begun:
+  assert {name.partition('/')[0] for name in begun.keys() ^ left.keys()} == {
+      'reference'}
+  for name in left:
     if name.startswith('params/'):
       assert begun[name] == left[name]
     elif {'mu', 'nu'} & set(name.split('/')):

@@ -353,6 +353,13 @@ def test_supervise_restarts_after_a_loss(
   assert (tmp_path / 'log').read_text().count('start') == starts
 
 
+@pytest.mark.parametrize('command, status', [
+    (['no_such_command'], 127), (['--help'], 2), ([], 2)])
+def test_supervise_does_not_repeat_what_cannot_run(launch, command, status):
+  done = launch('supervise.sh', *command, PAUSE='0')
+  assert done.returncode == status and 'restarting' not in done.stderr
+
+
 @pytest.mark.parametrize('ends, status', [
     ('exit 0', 0), ('exit 2', 2), ('exit 42', 42), ('exit 3', 42),
     ('trap - TERM; kill $$', 42)])

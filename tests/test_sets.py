@@ -1,6 +1,6 @@
 """Two data sets, 3 to 1, in a run that is killed and resumed.
 
-It prints its number beside a published one.
+It prints its number and a published one.
 """
 
 import json

@@ -554,7 +554,43 @@ def test_types_are_counted_in_chips_and_hosts(launch):
       ('v5p-8', '4', '1', 'v5p:2x2x1'), ('v5p-32', '16', '4', 'v5p:2x2x4'),
       ('v5litepod-8', '8', '1', 'v5e:2x4')]:
     assert rows[name][1:4] == [chips, hosts, topology]
-  assert rows['v6e-16'][4].startswith('Qwen2.5-7B')
-  assert rows['v6e-16'][4].endswith(': 105 s')
+  assert rows['v6e-16'][4] == 'qwen2_5_7b: 105 s'
   assert 'qwen2_5_0_5b: 12 s' in rows['v6e-1'][4]
-  assert rows['v5p-32'][4] == 'R1-Distill-Llama-8B: 119 s'
+  assert rows['v5p-32'][4] == 'r1_llama_8b: 119 s'
+  assert rows['v5litepod-8'][4].startswith('qwen2_5_7b with LoRA: 631 s; ')
+
+
+@pytest.mark.parametrize('machine, planned', [
+    ('v6e16', 'qwen2_5_7b: 80 to 130, 100 s'),
+    ('v5e8', 'qwen2_5_7b with LoRA: 500 to 800, 630 s'),
+    ('v6e1', 'qwen2_5_0_5b: 8.1 to 15, 12 s; '
+             'qwen2_5_3b with LoRA: 40 to 70, 55 s'), ('v5e1', '')])
+def test_types_reads_the_tables_of_plans(tmp_path, machine, planned):
+  """As launch/plans.sh prints them: a range, and the most likely."""
+  head = ('of GiB | GiB | slots | step, s | run, h | lora: GiB | lora: slots | '
+          'lora: step, s | lora: run, h |\n' + '|---' * 10 + '|\n')
+  no, none = '**40.4 decode** | | does not fit | |', ' | | | |'
+
+  def row(name, *cells):
+    return f'| `{name}` | 31.2 | {" ".join(cells)}\n'
+
+  def cells(span, middle):
+    return (f'20.1 update | 512 | **{span}**, {middle} (7.0 + 1 + 3) | '
+            '2.0 to 3.5 |')
+
+  (tmp_path / 'launch').mkdir()
+  (tmp_path / 'launch/PLANS.md').write_text(
+      f"| The paper's models | {head}"
+      + row('qwen2_5_7b,v6e16', cells('80 to 130', 100), none)
+      + row('qwen2_5_7b,v5e8', none, cells('500 to 800', 630))
+      + f'\n| GSM8K | {head}'
+      + row('qwen2_5_0_5b,v6e1', cells('8.1 to 15', 12), cells('9 to 16', 13))
+      + row('qwen2_5_3b,v6e1', no, cells('40 to 70', 55))
+      + row('qwen2_5_3b,v5e1', no, no)
+      + f'\n| DAPO-Math | {head}'
+      + row('qwen2_5_0_5b,v6e1', cells('60 to 99', 80), none))
+  types = ROOT / 'launch/tpu_types.sh'
+  done = subprocess.run(
+      ['bash', '-c', f'source {shlex.quote(str(types))}; planned {machine}'],
+      cwd=tmp_path, check=True, capture_output=True, text=True)
+  assert done.stdout.strip() == planned

@@ -48,6 +48,7 @@ def check(config: ml_collections.ConfigDict, overridden: Iterable[str]) -> None:
   _check_rewards(config.reward)
   _check_geometry(config)
   _check_schedule(config)
+  _check_truncated(config)
   if config.wandb_project and importlib.util.find_spec('wandb') is None:
     raise errors.InputError(
         f'config.wandb_project={config.wandb_project}: wandb is not '
@@ -196,6 +197,23 @@ def _check_schedule(config):
         f'config.steps={config.steps}: the learning rate is 0 after '
         f'config.optimizer.schedule_steps={length}; give fewer steps, or a '
         'config.optimizer.floor')
+
+
+def _check_truncated(config):
+  """Refuses a group baseline of two kinds of reward: less the KL to the
+  reference policy, and, of masked completions, which are not scored, as they
+  are."""
+  from tepo_jax.learning import advantage  # imports jax
+  from tepo_jax.learning import objective
+  method = objective.make_policy_loss(config.method).method
+  if (config.rollout.truncated == 'mask' and method.reference.coef
+      and method.reference.place == 'reward'
+      and not advantage.is_by_token(method.estimator)):
+    raise errors.InputError(
+        'config.rollout.truncated=mask: the KL of truncated completions is '
+        'unknown, and config.method.reference.place=reward would take it from '
+        'their rewards in the baseline of their group; set '
+        'config.rollout.truncated=exclude')
 
 
 def _without_effect(config, name):

@@ -9,7 +9,9 @@ from tepo_jax.learning import advantage
 from tepo_jax.learning import kl
 from tepo_jax.learning import objective
 
-EQUATION = 'L = sum_it c_it (coef M_it R_it - b_it S(w_it, A_it))'
+# Numbers of a section that belong to no entry of its table.
+_SHARED = {'reg.penalty': ('coef',),
+           'reference.estimator': ('coef', 'place', 'period')}
 
 _PARTS = (
     ('weight', objective.WEIGHTS), ('clip', objective.CLIPS),
@@ -17,6 +19,16 @@ _PARTS = (
     ('reg.penalty', objective.PENALTIES), ('reg.region', objective.REGIONS),
     ('estimator', advantage.ESTIMATORS),
     ('reference.estimator', kl.ESTIMATORS))
+
+
+def equation(fields: Mapping[str, Any]) -> str:
+  """The loss of a method, in the symbols of learning/objective.py.
+
+  fields: of a config, by dotted name.
+  """
+  reference = (' + beta K_it' if _has_reference(fields)
+               and fields.get('method.reference.place') == 'loss' else '')
+  return f'L = sum_it c_it (coef M_it R_it - b_it S(w_it, A_it){reference})'
 
 
 def formula(fields: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -29,9 +41,9 @@ def formula(fields: Mapping[str, Any]) -> list[tuple[str, str, str]]:
   for part, table in _PARTS:
     name = fields.get(f'method.{part}', fields.get(f'method.{part}.name'))
     choice = table.get(name)
-    if part == 'reference.estimator' and not fields['method.reference.coef']:
-      continue
     if choice is None or (name == 'none' and part != 'weight'):
+      continue
+    if part == 'reference.estimator' and not _has_reference(fields):
       continue
     function = getattr(choice, 'function', choice)
     found.append((part, name + _numbers(fields, part, choice),
@@ -39,15 +51,18 @@ def formula(fields: Mapping[str, Any]) -> list[tuple[str, str, str]]:
   return found
 
 
+def _has_reference(fields):
+  return bool(fields.get('method.reference.coef'))
+
+
 def _numbers(fields, part, choice):
   """' (low=0.2, high=0.28)': the numbers of a choice in the fields."""
   drop = getattr(choice, 'drop', None)
   names = (*getattr(choice, 'ranges', ()), *getattr(choice, 'optional', ()),
            *(drop.ranges if drop else ()))
-  section = 'method.reg' if part.startswith('reg.') else f'method.{part}'
-  numbers = {name: fields.get(f'{section}.{name}') for name in names}
-  if part == 'reg.penalty':
-    numbers['coef'] = fields.get('method.reg.coef')
+  section = f'method.{part.rpartition(".")[0] or part}'
+  numbers = {name: fields.get(f'{section}.{name}')
+             for name in (*names, *_SHARED.get(part, ()))}
   shown = [f'{name}={value}' for name, value in numbers.items()
            if value is not None]
   return f' ({", ".join(shown)})' if shown else ''

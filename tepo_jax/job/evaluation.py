@@ -13,6 +13,7 @@ from tepo_jax import errors
 from tepo_jax.data import datasets
 from tepo_jax.job import results as results_lib
 from tepo_jax.job import session as session_lib
+from tepo_jax.job import texts as texts_lib
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import sampler as sampler_lib
@@ -57,6 +58,12 @@ class Evaluation:
     summary = results_lib.summarize(
         sample_lines(self.name, groups), self.style, self.too_long)
     return groups, results_lib.brief(summary) | counts
+
+  def metrics(self) -> set[str]:
+    """The names of the metrics that `run` returns."""
+    line = dict(id='', completion='', correct=False, tokens=0, truncated=False)
+    return {*TROUBLES, *results_lib.brief(results_lib.summarize(
+        [line | {'sample': j} for j in range(self.samples)], self.style))}
 
   def stream(self, params: Any, key: jax.Array,
              todo: Sequence[groups_lib.Prompt],
@@ -108,6 +115,25 @@ def prepare(session: session_lib.Session) -> list[Evaluation]:
           samples, index == 0, session.template.style,
           session.too_long[source]))
   return evaluations
+
+
+def check_published(metric: str | None, evaluations: Sequence[Evaluation],
+                    texts: Sequence[texts_lib.Text]) -> None:
+  """Refuses a `config.published.metric` that no evaluation records.
+
+  Raises:
+    errors.InputError: names the metrics that are recorded in its place.
+  """
+  if metric is None or not metric.startswith('eval/'):
+    return
+  recorded = {f'eval/{text.name}/{results_lib.NATS}' for text in texts} | {
+      f'eval/{item.name}/{name}' for item in evaluations
+      for name in item.metrics()}
+  if metric not in recorded:
+    main = sorted(name for name in recorded if '/avg@' in name) or ['none']
+    raise errors.InputError(
+        f'config.published.metric={metric}: no evaluation of this run records '
+        f'it; accuracies that are recorded: {", ".join(main)}')
 
 
 def _decodings(settings, name):

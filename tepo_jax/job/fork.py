@@ -9,7 +9,6 @@ checkpoint is a copy of the parent's, so it does not need OLD again.
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import shutil
 from typing import Any
@@ -27,6 +26,7 @@ from tepo_jax.learning import update
 from tepo_jax.policy.huggingface import weights
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import files
+from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import processes
 
 FILE = 'parent.json'
@@ -46,6 +46,9 @@ class Parent:
   step: int
   keeps_optimizer: bool
   config: str
+
+  def __str__(self) -> str:
+    return f'a fork of {self.run} after step {self.step}'
 
 
 def read(workdir: files.Path) -> Parent | None:
@@ -74,37 +77,49 @@ def choose(config: ml_collections.ConfigDict, workdir: files.Path,
   """The parent of the run that `workdir` is or will be; None without one.
 
   origin: the flag --from, OLD[@STEP]; a run that is resumed needs it no more.
-  All processes of a job must call this.
+  A fork that was stopped before its first checkpoint is checked as a new one,
+  as its config may have changed. All processes of a job must call this.
 
   Raises:
     errors.InputError: the folder holds another run than this fork, or OLD has
       no such checkpoint, or another model.
   """
+  if origin is None and not keeps_optimizer:
+    raise errors.InputError('--new_optimizer needs --from')
   saved = read(workdir)
+  if origin is None and saved is None:
+    return None
+  is_begun = not run_folder.is_untrained(workdir)
+  if origin is not None:
+    where, (name, step) = f'--from={origin}', run_folder.split_step(origin)
+    old = files.path(name).resolve()
+    if is_begun:
+      _check_same(saved, old, step, keeps_optimizer,
+                  f'{where}: --workdir={workdir}')
+  if is_begun:
+    return saved
   if origin is None:
-    if not keeps_optimizer:
-      raise errors.InputError('--new_optimizer needs --from')
-    return saved
-  name, step = run_folder.split_step(origin)
-  old = files.path(name).resolve()
-  if not run_folder.is_untrained(workdir):
-    if saved is None or (saved.run, saved.keeps_optimizer) != (
-        str(old), keeps_optimizer) or step not in (None, saved.step):
-      was = 'without --from' if saved is None else (
-          f'from {saved.run}@{saved.step}'
-          f'{"" if saved.keeps_optimizer else " with --new_optimizer"}')
-      raise errors.InputError(
-          f'--from={origin}: --workdir={workdir} is a run that began {was}; '
-          'choose another folder')
-    return saved
+    where, old, step = f'{workdir}/{FILE}', files.path(saved.run), saved.step
+    keeps_optimizer = saved.keeps_optimizer
   parents = run_folder.read_config(old)
   configuration.check_saved(parents, f'{old}/config.json')
-  _check_model(config, parents, origin)
-  return Parent(str(old), _found_step(config, old, origin, step),
+  _check_model(config, parents, where)
+  return Parent(str(old), _found_step(config, old, where, step),
                 keeps_optimizer, _digest(parents))
 
 
-def _check_model(config, parents, origin):
+def _check_same(saved, old, step, keeps_optimizer, where):
+  """Refuses a run that is not the fork that --from and its flag name."""
+  if saved is None or (saved.run, saved.keeps_optimizer) != (
+      str(old), keeps_optimizer) or step not in (None, saved.step):
+    was = 'without --from' if saved is None else (
+        f'from {saved.run}@{saved.step}'
+        f'{"" if saved.keeps_optimizer else " with --new_optimizer"}')
+    raise errors.InputError(
+        f'{where} is a run that began {was}; choose another folder')
+
+
+def _check_model(config, parents, where):
   """What a fork must have in common with its parent; the files of models that
   are not embedded are compared later."""
   mine, theirs = fields_lib.flat(config), fields_lib.flat(parents)
@@ -115,34 +130,35 @@ def _check_model(config, parents, origin):
     differing = ['model']
   elif config.model is not None:
     differing = []
-  if config.lora.rank != parents.lora.rank:
-    differing.append('lora.rank')
+  # The policy is base + alpha / rank A B, in the layers that targets names.
+  differing += [f'lora.{name}' for name in (
+      ('rank', 'alpha', 'targets') if config.lora.rank else ('rank',))
+                if config.lora[name] != parents.lora[name]]
   if differing:
     raise errors.InputError(
-        f'--from={origin}: a fork trains its parent\'s weights, but in '
+        f'{where}: a fork trains its parent\'s weights, but in '
         f'{errors.listed([f"config.{name}" for name in differing])} they '
         'differ')
 
 
-def _found_step(config, old, origin, step):
+def _found_step(config, old, where, step):
   saved = checkpoint.steps(old / session_lib.CHECKPOINTS)
   latest = processes.of_first(max(saved, default=0))
   step = latest if step is None else step
   if not step or processes.any_of(step not in saved):
     raise errors.InputError(
-        f'--from={origin}: {old} has no such checkpoint (it has: {saved})')
+        f'{where}: {old} has no such checkpoint (it has: {saved})')
   if step >= config.steps:
     raise errors.InputError(
-        f'--from={origin}: step {step} is done, so that config.steps='
+        f'{where}: step {step} is done, so that config.steps='
         f'{config.steps} leaves nothing to do; the fork counts on from there')
   return step
 
 
 def _digest(config):
-  fields = {name: value for name, value in fields_lib.flat(config).items()
-            if name not in _OF_SEED}
-  return hashlib.sha256(
-      json.dumps(fields, sort_keys=True).encode()).hexdigest()
+  return run_folder.digest_of({
+      name: value for name, value in fields_lib.flat(config).items()
+      if name not in _OF_SEED})
 
 
 def copy_model(parent: Parent, folder: files.Path) -> None:
@@ -156,26 +172,65 @@ def restore(parent: Parent, learner: learner_lib.Learner
             ) -> tuple[int, update.TrainState, dict[str, Any]]:
   """(step, state, extra) of the parent's checkpoint, as of a run's own.
 
-  The position in the data is the parent's if the data is. Records of the step
-  that the parent has yet to write stay the parent's.
+  The position in the data is the parent's if the data is, and the number of
+  steps left out in a row if all that decides it is. A reference policy that the
+  parent does not have is the policy at the fork. Records of the step that the
+  parent has yet to write stay the parent's.
 
   Raises:
     errors.InputError: the checkpoint is gone, or is of another model folder or
       other arrays.
   """
-  run = files.path(parent.run)
+  run, programs = files.path(parent.run), learner.programs
+  parents = run_folder.read_config(run)
+  saved, unpadded = _saved_by(parents, programs)
+  wanted = programs_lib.abstract_state(programs).replace(
+      reference=saved.reference)
+  if not parent.keeps_optimizer:  # its moments may be of another dtype
+    wanted = wanted.replace(opt_state=saved.opt_state)
   with contextlib.closing(checkpoint.Checkpointer(
       run / session_lib.CHECKPOINTS, read_only=True)) as checkpointer:
     state, extra = checkpointer.restore(
-        parent.step, *programs_lib.restorable(learner.programs),
-        learner.check_stands_on)
+        parent.step, wanted, unpadded, learner.check_stands_on)
+  theirs, state = state.reference, state.replace(reference=None)
   if not parent.keeps_optimizer:
-    state = learner.programs.init_state(state.params)
-  same = _of_data(run_folder.read_config(run)) == _of_data(learner.config)
+    params, state = state.params, None  # frees the moments first
+    state = programs.init_state(params).replace(reference=None)
+  state = state.replace(reference=_reference(
+      programs, state.params, theirs, parents.compute.dtype))
   return parent.step, state, extra | {
-      'unrecorded': None, 'cursor': extra['cursor'] if same else 0}
+      'unrecorded': None,
+      'began': {'step': parent.step,
+                'updates': int(mesh_lib.to_host(state.step))},
+      'cursor': extra['cursor'] * _is_same(learner.config, parents, 'data'),
+      'left_out_in_a_row': extra['left_out_in_a_row'] * _is_same(
+          learner.config, parents, 'data', 'method', 'reward', 'rollout')}
 
 
-def _of_data(config):
-  return {name: value for name, value in fields_lib.flat(config).items()
-          if name == 'seed' or name.startswith('data.')}
+def _saved_by(parents, programs):
+  """What the parent's checkpoints hold, as of `programs_lib.restorable`, on
+  this run's devices."""
+  parents = ml_collections.ConfigDict(parents.to_dict())
+  parents.rollout.tensor = None
+  return programs_lib.restorable(programs_lib.make(
+      parents, dataclasses.replace(programs.model, dtype=parents.compute.dtype),
+      programs.mesh))
+
+
+def _reference(programs, params, theirs, dtype):
+  """This run's reference policy; `theirs` is the parent's, in its dtype."""
+  if not programs.policy_loss.needs_reference:
+    return None
+  if theirs is None:
+    return programs.to_old_policy(params)
+  return theirs if dtype == programs.model.dtype else (
+      programs.to_old_policy(theirs))
+
+
+def _is_same(config, parents, *sections):
+  """Whether the seed and all fields of the sections are the parent's."""
+  mine, theirs = ({
+      name: value for name, value in fields_lib.flat(each).items()
+      if name == 'seed' or name.partition('.')[0] in sections}
+                  for each in (config, parents))
+  return mine == theirs

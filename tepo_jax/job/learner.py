@@ -6,10 +6,11 @@ elsewhere:
     to_batch    advantages: `advantage.group_advantage`
     pack        completions to rows: `packing.Packer`, `packing.SharedPacker`
     score, score_and_keep   ℓ° and H°: `update.score_minibatch`, jitted
+    old_policy  π_old for an exact KL: `update.score_with_states`, jitted
     train_step  loss, gradient, AdamW: `update.train_step`, jitted; the loss is
                 `objective.PolicyLoss`
 
-`programs.kept`, which is None without an exact KL, is the room for π_old's
+`programs.kept`, which is None without an exact KL, is the capacity for π_old's
 hidden states, [R, K, S, D]; K microbatches fit into the devices' memory.
 
 Axes: B completions · P tokens of a prompt · T tokens of a completion ·
@@ -34,6 +35,7 @@ from tepo_jax.job import session as session_lib
 from tepo_jax.job import summaries
 from tepo_jax.learning import batch as batch_lib
 from tepo_jax.learning import behaviour
+from tepo_jax.learning import choices
 from tepo_jax.learning import packing
 from tepo_jax.learning import update
 from tepo_jax.policy import lora
@@ -71,7 +73,7 @@ class ScoredStep:
     """How many updates the step makes."""
     return self.epochs * len(self.minibatches)
 
-  def minibatch_of(self, index: int) -> int:
+  def minibatch_index(self, index: int) -> int:
     """Which of the minibatches the update `index` takes."""
     return index % len(self.minibatches)
 
@@ -171,7 +173,8 @@ class Learner:
       scored = self.pack_and_score(step, groups, reward_B)
       if not scored.updates:  # all completions are masked
         return {}
-      # The devices have all of the step's work before the host waits.
+      # The devices have all of the step's work before the host waits, but
+      # where behaviour weights or a penalty in the reward need ℓ° first.
       history = [self.make_update(scored, index)
                  for index in range(scored.updates)]
       scalars = self._compare(scored)
@@ -203,8 +206,9 @@ class Learner:
         np.mean(list(map(packing.efficiency, packed)) or [0]),
         jax.random.fold_in(
             programs_lib.stream(self.config.seed, 'update'), step))
-    if method.reference.coef and method.reference.place == 'reward':
-      scored = self._penalise(scored, groups, reward_B)
+    if method.reference.is_in_reward:
+      scored = self._with_advantages(
+          scored, self.advantages(scored, groups, reward_B, method))
     weighted = self.config.train.behaviour.weight != 'off'
     return self._weigh(scored) if weighted else scored
 
@@ -213,12 +217,13 @@ class Learner:
     `method.reference.period`."""
     period = self.programs.policy_loss.method.reference.period
     if self.state.reference is not None and period and (step - 1) % period == 0:
+      self.state = self.state.replace(reference=None)  # never two at once
       self.state = self.state.replace(
           reference=self.programs.to_old_policy(self.state.params))
 
   def make_update(self, scored: ScoredStep, index: int) -> dict[str, jax.Array]:
     """Makes one of the step's updates; its metrics stay on the devices."""
-    minibatch = scored.minibatches[scored.minibatch_of(index)]
+    minibatch = scored.minibatches[scored.minibatch_index(index)]
     self.state, outcome = self.programs.train_step(
         self.state, minibatch, scored.rng(index),
         self.old_policy(scored, index), *self.base())
@@ -227,11 +232,11 @@ class Learner:
   def old_policy(self, scored: ScoredStep, index: int
                  ) -> update.OldPolicy | None:
     """π_old in the minibatch of an update; None without an exact KL."""
-    mine = scored.minibatch_of(index)
+    which = scored.minibatch_index(index)
     if scored.old_params is None:
-      return scored.old[mine] if scored.old else None
+      return scored.old[which] if scored.old else None
     return self.programs.old_policy(
-        scored.old_params, scored.minibatches[mine], *self.base())
+        scored.old_params, scored.minibatches[which], *self.base())
 
   def to_batch(self, groups: list[groups_lib.Group], reward_B: np.ndarray,
                estimator: str, rows: int | None = None) -> batch_lib.Batch:
@@ -250,13 +255,13 @@ class Learner:
     return mesh_lib.put(packed, self.programs.minibatch_sharding)
 
   def _split(self, batch):
-    """The batch rows of each minibatch: whole groups in the data's order.
+    """The completions of each minibatch: whole groups in the data's order.
 
-    Skips minibatches that hold only filler rows (possible in mode 'drop').
+    Skips minibatches that hold only filler (possible in mode 'drop').
     """
     size = self.config.train.minibatch_prompts * self.config.rollout.samples
-    every_row = np.arange(len(batch.mask_BT)).reshape(-1, size)
-    return [rows for rows in every_row if batch.mask_BT[rows].any()]
+    every_one = np.arange(len(batch.mask_BT)).reshape(-1, size)
+    return [mine for mine in every_one if batch.mask_BT[mine].any()]
 
   def _score(self, batch, members, rate_share):
     """The packed minibatches on the host; the same on the devices, scored
@@ -280,6 +285,7 @@ class Learner:
       minibatches.append(minibatch.replace(
           old_logp_BT=logp_BT, old_entropy_BT=entropy_BT,
           reference_logp_BT=self.reference_logp_BT(minibatch)))
+    # Every call has added to one buffer: the last has the states of all.
     return packed, minibatches, [old.replace(first=m) for m in first]
 
   def reference_logp_BT(self, minibatch: batch_lib.Minibatch
@@ -290,33 +296,40 @@ class Learner:
     return self.programs.score(
         self.state.reference, minibatch, *self.base())[0]
 
-  def _penalise(self, scored, groups, reward_B):
-    """The step with advantages of rewards less the KL to the reference."""
-    method = self.programs.policy_loss.method
-    batch = scored.batch
-    advantage_B = batching.advantages(
-        groups, reward_B, batch.mask_BT, method.estimator,
-        self.config.rollout.truncated,
-        method.reference.coef * np.asarray(
-            method.reference.estimator(scored.reference_gap_BT())))
-    sharding = self.programs.minibatch_sharding.advantage_B
+  def advantages(self, scored: ScoredStep, groups: list[groups_lib.Group],
+                 reward_B: np.ndarray, method: choices.Method) -> np.ndarray:
+    """The advantages of any method in the step, as of `batching.advantages`.
+
+    A KL in the reward is that of π_old to the run's reference policy, and 0 if
+    the run has none. groups, reward_B: of the step.
+    """
+    penalty_BT, reference = None, method.reference
+    if reference.is_in_reward and self.state.reference is not None:
+      penalty_BT = reference.coef * np.asarray(
+          reference.estimator(scored.reference_gap_BT()))
+    return batching.advantages(
+        groups, reward_B, scored.batch.mask_BT, method.estimator,
+        self.config.rollout.truncated, penalty_BT)
+
+  def _with(self, scored, **whole):
+    """The step with host arrays of all completions in its minibatches."""
+    sharding = self.programs.minibatch_sharding
+    return dataclasses.replace(scored, minibatches=[
+        minibatch.replace(**{
+            name: mesh_lib.put(x[mine], getattr(sharding, name))
+            for name, x in whole.items()})
+        for mine, minibatch in zip(scored.members, scored.minibatches)])
+
+  def _with_advantages(self, scored, advantage_B):
     return dataclasses.replace(
-        scored, batch=batch.replace(advantage_B=advantage_B), minibatches=[
-            minibatch.replace(
-                advantage_B=mesh_lib.put(advantage_B[mine], sharding))
-            for mine, minibatch in zip(scored.members, scored.minibatches)])
+        self._with(scored, advantage_B=advantage_B),
+        batch=scored.batch.replace(advantage_B=advantage_B))
 
   def _weigh(self, scored):
     """The step with behaviour weights."""
-    batch = scored.batch
-    weight_BT = behaviour.weights(
-        scored.old_logp_BT(), batch.sampler_logp_BT, batch.mask_BT,
-        **self.config.train.behaviour)
-    sharding = self.programs.minibatch_sharding.behaviour_BT
-    return dataclasses.replace(scored, minibatches=[
-        minibatch.replace(
-            behaviour_BT=mesh_lib.put(weight_BT[mine], sharding))
-        for mine, minibatch in zip(scored.members, scored.minibatches)])
+    return self._with(scored, behaviour_BT=behaviour.weights(
+        scored.old_logp_BT(), scored.batch.sampler_logp_BT,
+        scored.batch.mask_BT, **self.config.train.behaviour))
 
   def _compare(self, scored):
     """Metrics of the packing, and of the sampler's log-probabilities compared

@@ -14,6 +14,7 @@ from tepo_jax.data import chat_templates as chat_templates_lib
 from tepo_jax.data import prompts
 from tepo_jax.job import configuration
 from tepo_jax.job import description
+from tepo_jax.job import fork
 from tepo_jax.policy.huggingface import hub
 from tepo_jax.policy.huggingface import packages
 from tepo_jax.policy.huggingface import tensor_files
@@ -91,13 +92,15 @@ def named_base(config: ml_collections.ConfigDict) -> str | None:
 
 
 def card(config: ml_collections.ConfigDict, folder: str, step: int,
-         records: Sequence[Mapping[str, Any]], is_adapter: bool) -> str:
+         records: Sequence[Mapping[str, Any]], is_adapter: bool,
+         parent: fork.Parent | None = None) -> str:
   """The model card of what a run has trained, in Markdown.
 
   Args:
     config: of the run. folder: the model folder that it started from.
     step: of the checkpoint. records: of metrics.jsonl.
     is_adapter: whether only the adapters are exported.
+    parent: of a run that is a fork.
   """
   base = config.model or 'the embedded model, which the run made itself'
   license_ = _license(config.model, folder)
@@ -110,18 +113,18 @@ def card(config: ml_collections.ConfigDict, folder: str, step: int,
   values = {'base': hub_id or folder, 'rank': config.lora.rank}
   return '\n'.join([
       *head, f'# {_title(base)}, {config.method_name}, step {step}', '',
-      *_facts(config, base, license_, step), '', '## Method', '',
+      *_facts(config, base, license_, step, parent), '', '## Method', '',
       *_method(config), '', '## Evaluation', '', *_evaluation(records, step),
       '', '## Loading', '', 'FOLDER is this folder.', '', '```python',
       load.format(**values), '```', '', '```', serve.format(**values), '```',
-      '', *_prompt(config), ''])
+      '', f'{_prompt(config)} {_sampling(config.rollout, is_adapter)}', ''])
 
 
 def _title(base):
   return base.rstrip('/').rpartition('/')[2]
 
 
-def _facts(config, base, license_, step):
+def _facts(config, base, license_, step, parent):
   about = ('unknown: the downloaded files of the base model state none'
            if license_ == UNKNOWN else license_)
   trained = (f'LoRA adapters of rank {config.lora.rank}' if config.lora.rank
@@ -133,8 +136,29 @@ def _facts(config, base, license_, step):
       f'- Steps: {step} of {config.steps}, each {config.rollout.prompts} '
       f'prompts × {config.rollout.samples} completions of at most '
       f'{config.rollout.max_tokens:,} tokens',
-      f'- Learning rate: {config.optimizer.learning_rate:g}; seed: '
-      f'{config.seed}']
+      *_forked(parent),
+      f'- Learning rate: {_rate(config.optimizer)}; seed: {config.seed}']
+
+
+def _forked(parent):
+  if parent is None:
+    return []
+  moments = '' if parent.keeps_optimizer else (
+      '; the moments of the optimiser began anew then')
+  return [f'- Forked from the run `{files.path(parent.run).name}` after step '
+          f'{parent.step}: the steps up to there had the settings of that run, '
+          f'which its own config.json has{moments}']
+
+
+def _rate(optimizer):
+  parts = [f'{optimizer.learning_rate:g}']
+  if optimizer.warmup_steps:
+    parts.append(f'after {optimizer.warmup_steps} steps of warm-up')
+  if optimizer.schedule != 'constant':
+    parts.append(f'with the schedule {optimizer.schedule}, to '
+                 f'{optimizer.floor:g} of it at step '
+                 f'{optimizer.schedule_steps}')
+  return ', '.join(parts)
 
 
 def _data(data):
@@ -146,11 +170,11 @@ def _data(data):
 
 
 def _method(config):
-  parts = description.formula(fields_lib.flat(config))
-  return [f'`{config.method_name}`: {description.EQUATION}', '',
+  fields = fields_lib.flat(config)
+  return [f'`{config.method_name}`: {description.equation(fields)}', '',
           '| Part | Choice | Formula |', '|---|---|---|', *(
               f'| {part} | {choice} | {_cell(text)} |'
-              for part, choice, text in parts)]
+              for part, choice, text in description.formula(fields))]
 
 
 def _cell(text):
@@ -183,27 +207,34 @@ def _evaluation(records, step):
 def _prompt(config):
   names = {name for *_, name in configuration.training_sets(config.data)}
   if len(names) > 1:
-    return ['The prompts of the training are those of the templates named with '
+    return ('The prompts of the training are those of the templates named with '
             'its data, in the chat template of the tokenizer if they are '
-            'chats.']
+            'chats.')
   name, = names
   try:
     template = prompts.get(name, config.data.system)
   except errors.InputError:  # a file of the machine that trained
-    return [f'The prompts of the training are those of the template '
-            f'`{name}`, a file that is not here.']
+    return (f'The prompts of the training are those of the template `{name}`, '
+            'a file that is not here.')
   system = '' if template.system is None else (
       f' with the system turn "{template.system}"')
   form = 'the chat template of the tokenizer' if template.is_chat else (
       'no chat template')
-  stop = config.rollout.stop and (
-      f' The texts {", ".join(map(repr, config.rollout.stop))} ended one too; '
-      'set them when you sample.')
-  return [f'The prompts of the training are those of the template '
-          f'`{name}`{system}, in {form}. Completions were '
-          f'sampled at temperature {config.rollout.temperature:g}. '
-          f'`{GENERATION}` lists every token that ended a completion.'
-          f'{stop or ""}']
+  return (f'The prompts of the training are those of the template '
+          f'`{name}`{system}, in {form}.')
+
+
+def _sampling(rollout, is_adapter):
+  said = [f'Completions were sampled at temperature {rollout.temperature:g}.']
+  if not is_adapter:
+    said.append(f'`{GENERATION}` lists every token that ended a completion.')
+  elif rollout.stop_ids:
+    said.append(f'The tokens {", ".join(map(str, rollout.stop_ids))} ended '
+                'one besides the base model\'s own; set them when you sample.')
+  if rollout.stop:
+    said.append(f'The texts {", ".join(map(repr, rollout.stop))} ended one '
+                'too; set them when you sample.')
+  return ' '.join(said)
 
 
 def _license(model, folder):

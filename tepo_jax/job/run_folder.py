@@ -24,10 +24,16 @@ _FILES = ('metrics.jsonl', 'environment.jsonl')
 
 
 def digest(config: ml_collections.ConfigDict) -> str:
-  """SHA-256 of the fields that must not change on resume, sorted."""
-  fixed = {name: value for name, value in fields_lib.flat(config).items()
-           if configuration.resume_rule(name) == fields_lib.SAME}
-  return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
+  """`digest_of` the fields that must not change on resume."""
+  return digest_of({
+      name: value for name, value in fields_lib.flat(config).items()
+      if configuration.resume_rule(name) == fields_lib.SAME})
+
+
+def digest_of(fields: dict[str, Any]) -> str:
+  """SHA-256 of fields, sorted."""
+  return hashlib.sha256(
+      json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def read_config(workdir: str | os.PathLike) -> ml_collections.ConfigDict:

@@ -169,8 +169,7 @@ class Session:
           shapes, stopping.first_of([
               *([functools.partial(stopping.after_boxed, self.tokenizer)]
                 if stop_after_boxed else []),
-              *([functools.partial(stopping.at_strings, self.tokenizer,
-                                   settings.stop)]
+              *([stopping.at_strings(self.tokenizer, settings.stop)]
                 if settings.stop else [])]))
 
     return sampler_lib.GroupSampler(
@@ -222,6 +221,7 @@ def _open(config, mesh, folder, model, tokenizer, eos_ids):
     raise errors.InputError(
         f'config.rollout.stop_ids={config.rollout.stop_ids}: {folder} has a '
         f'vocabulary of {model.vocab_size}')
+  stopping.check(tokenizer, config.rollout.stop)
   eos_ids = tuple(sorted({*eos_ids, *config.rollout.stop_ids}))
   template = prompt_sets.template(config)
   if (tokenizer.chat_template is None and template.is_chat

@@ -29,8 +29,8 @@ _BY_REWARD = 'set --config.rollout.mixed=reward'
 LEGEND = (
     'Columns: reward and accuracy of the samples; entropy in nats; gradient '
     'norm\nbefore clipping; clip: share of tokens with an active clip bound; '
-    'mean and max\ntokens of a completion; mixed: share of groups with right '
-    'and wrong answers;\ntokens and seconds of a step.')
+    'mean and max\ntokens of a completion; mixed: share of groups that count '
+    'as mixed\n(rollout.mixed); tokens and seconds of a step.')
 
 
 def rollout_metrics(rollout: sampler.Rollout) -> dict[str, float]:
@@ -97,23 +97,34 @@ def sampling_metrics(rollout: sampler.Rollout) -> dict[str, float]:
           f'grading/{name}': count for name, count in rollout.grading.items()}
 
 
-def why_starved(rollout: sampler.Rollout, template: str, style: str) -> str:
+def why_starved(rollout: sampler.Rollout, config: ml_collections.ConfigDict,
+                style: str) -> str:
   """What a step without enough mixed groups shows: '; …', or nothing.
 
-  template: the config's data.template. style: of its answers.
+  style: of the answers.
   """
-  groups, reward_NG = rollout.completed, rollout.rewards.reward_NG
-  texts = [text for group in groups for text in group.text_G]
+  texts = [text for group in rollout.completed for text in group.text_G]
   if texts and all(grading.extract(text, style) is None for text in texts):
     return (f'; no completion had an answer that could be read '
-            f'(data.template={template}), for example: '
+            f'(data.template={config.data.template}), for example: '
             f'{" ".join(texts[0].split())[:_SHOWN]!r}')
-  varied = sum(groups_lib.differ(reward_G) and not mixed
-               for mixed, reward_G in zip(rollout.mixed, reward_NG))
+  varied = _differ_in_reward(rollout, config.rollout)
   if varied:
     return (f'; the reward differs in {varied} of the groups whose verdicts '
             f'agree: to learn from these too, {_BY_REWARD}')
   return ''
+
+
+def _differ_in_reward(rollout, settings):
+  """How many groups would be mixed only with rollout.mixed=reward."""
+  if settings.mixed == 'reward':
+    return 0
+  return sum(
+      groups_lib.differ(reward_G[group.ended_G]
+                        if settings.truncated == 'exclude' else reward_G)
+      for group, is_mixed, reward_G in zip(
+          rollout.completed, rollout.mixed, rollout.rewards.reward_NG)
+      if not is_mixed)
 
 
 def average(history: list[dict[str, Any]]) -> dict[str, float]:
@@ -198,8 +209,8 @@ def results_table(workdir: files.Path) -> str:
 
 
 def published(settings: ml_collections.ConfigDict, workdir: files.Path) -> str:
-  """This run's last value of a metric beside the one that somebody else
-  published; `settings` are `config.published`."""
+  """This run's last value of a metric and the one that somebody else published;
+  `settings` are `config.published`."""
   name = settings.metric
   records = [r for r in read_records(workdir) if name in r]
   here = ('was not recorded' if not records else
@@ -208,7 +219,8 @@ def published(settings: ml_collections.ConfigDict, workdir: files.Path) -> str:
       f'{_shown(name, value)} {when}' for value, when in (
           (settings.after, 'after training'), (settings.before, 'before'))
       if value is not None)
-  return f'{name}: {here}; published: {there} ({settings.source})'
+  source = f' ({settings.source})' if settings.source else ''
+  return f'{name}: {here}; published: {there}{source}'
 
 
 def _averages(record):
@@ -227,8 +239,11 @@ def _shown(name, value):
 
 
 def header(config: ml_collections.ConfigDict, session: session_lib.Session,
-           workdir: files.Path) -> str:
-  """What is about to run, without what takes long to load."""
+           workdir: files.Path, begins: str = 'new') -> str:
+  """What is about to run, without what takes long to load.
+
+  begins: 'new', or of which run it is a fork.
+  """
   mesh = session.mesh
   saved = checkpoint.steps(workdir / session_lib.CHECKPOINTS)
   adapters = f', LoRA of rank {config.lora.rank}' if config.lora.rank else ''
@@ -244,7 +259,7 @@ def header(config: ml_collections.ConfigDict, session: session_lib.Session,
             f'{config.rollout.samples} completions of at most '
             f'{config.rollout.max_tokens:,} tokens',
       workdir=f'{workdir}, ' + (
-          f'resumes after step {max(saved)}' if saved else 'new'))
+          f'resumes after step {max(saved)}' if saved else begins))
 
 
 def data(config: ml_collections.ConfigDict, prompts: groups_lib.Mixture,
@@ -297,9 +312,18 @@ def next_command(workdir: files.Path) -> str:
           f'{shlex.quote(str(workdir))} --out={report}')
 
 
-def nothing_trained(steps: int) -> str:
-  """The error of a run that made all its steps without an update."""
-  return (f'none of the {steps} steps trained a group: in none did a group '
-          f'have both right and wrong answers; if your reward differs where '
-          f'verdicts agree, {_BY_REWARD}; the completions are in '
+def nothing_trained(config: ml_collections.ConfigDict, steps: int) -> str:
+  """The error of a run that made all its `steps` without an update."""
+  settings = config.rollout
+  causes, mode = ['no gradient was finite'], settings.dynamic_sampling
+  if settings.truncated != 'count':
+    causes.insert(0, 'every completion to train on was truncated '
+                     f'(rollout.truncated={settings.truncated})')
+  if mode != 'off':
+    causes.insert(0, 'no group was mixed' if mode == 'drop' else (
+        f'fewer than rollout.prompts={settings.prompts} groups were mixed'))
+  advice = mode != 'off' and settings.mixed == 'verdicts' and (
+      f'; if your reward differs where verdicts agree, {_BY_REWARD}')
+  return (f'none of the {steps} steps made an update: in each, '
+          f'{", or ".join(causes)}{advice or ""}; the completions are in '
           f'{session_lib.ROLLOUTS}/')

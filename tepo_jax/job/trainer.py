@@ -58,6 +58,8 @@ class Trainer:
     cursor: position in the data order.
     unrecorded: metrics of the last step until its evaluation is done, or None.
     left_out_in_a_row: the last steps that found too few mixed groups.
+    began: 'step' and 'updates' that were done when the run began; of a fork,
+      its parent's.
     records, stands_on: set by `open`; the latter is what checkpoints say of the
       model folder, see `provenance`.
   """
@@ -69,6 +71,7 @@ class Trainer:
     rollout = config.rollout
     self.learner = learner_lib.Learner(config, session)
     self.step, self.cursor, self.left_out_in_a_row = 0, 0, 0
+    self.began = {'step': 0, 'updates': 0}
     self.unrecorded: dict[str, float] | None = None
     self.records: _Records | None = None
     self.stands_on: dict[str, dict] = {}
@@ -81,6 +84,8 @@ class Trainer:
         decoding=draw.Decoding(rollout.temperature))
     self.evaluations = evaluation.prepare(session) if config.eval.period else []
     self.texts = texts.prepare(session) if config.eval.period else []
+    evaluation.check_published(
+        config.published.metric, self.evaluations, self.texts)
     # After this many steps nothing new should have to be compiled. Compilations
     # of a step's evaluation and save count towards the next step.
     self.compilations = host.CompilationCounter(
@@ -137,9 +142,11 @@ class Trainer:
     self.step, learner.state, extra = saved
     self.cursor, self.unrecorded = extra['cursor'], extra['unrecorded']
     self.left_out_in_a_row = extra['left_out_in_a_row']
+    self.began = extra['began']
     learner.skipped_in_a_row = extra['skipped_in_a_row']
-    processes.on_first(records.writer.truncate,
-                       self.step - (self.unrecorded is not None))
+    processes.on_first(
+        records.writer.truncate,
+        -1 if is_new_fork else self.step - (self.unrecorded is not None))
     if processes.is_first():
       for record in summaries.read_records(records.workdir):
         self.progress.trend(summaries.trends(record))
@@ -222,8 +229,10 @@ class Trainer:
   def check_trained(self) -> None:
     """Raises a RunError if no update was made, as with dynamic_sampling=drop
     and without a mixed group."""
-    if not int(mesh_lib.to_host(self.learner.state.step)):
-      raise errors.RunError(summaries.nothing_trained(self.config.steps))
+    done = int(mesh_lib.to_host(self.learner.state.step))
+    if done == self.began['updates']:
+      raise errors.RunError(summaries.nothing_trained(
+          self.config, self.config.steps - self.began['step']))
 
   def close(self) -> None:
     """Waits for the last checkpoint and closes all files."""
@@ -248,7 +257,7 @@ class Trainer:
       self.records.checkpointer.save(self.step, self.learner.state, {
           'cursor': self.cursor, 'unrecorded': unrecorded,
           'skipped_in_a_row': self.learner.skipped_in_a_row,
-          'left_out_in_a_row': self.left_out_in_a_row,
+          'left_out_in_a_row': self.left_out_in_a_row, 'began': self.began,
           'config_digest': run_folder.digest(self.config),
           'remat': self.learner.programs.model.remat,
           'stands_on': self.stands_on}, score,
@@ -346,7 +355,7 @@ class Trainer:
           f'{self.records.checkpointer.describe_latest()}') from error
     except sampler_lib.StarvedError as error:
       rollout = error.rollout
-      if self.left_out_in_a_row == settings.max_left_out:
+      if self.left_out_in_a_row >= settings.max_left_out:
         raise self._failed(step, rollout, self._why(error)) from error
       self.left_out_in_a_row += 1
     return rollout, mesh_lib.device_bytes(params)
@@ -359,7 +368,7 @@ class Trainer:
     except errors.RunError as failed:
       return str(failed)
     return str(starved) + summaries.why_starved(
-        rollout, self.config.data.template, self.session.template.style)
+        rollout, self.config, self.session.template.style)
 
   def evaluate(self, stop: processes.StopRequest) -> dict[str, float]:
     """Every evaluation and text of the config, as metrics 'eval/NAME/…'."""

@@ -54,7 +54,8 @@ def train(config: ml_collections.ConfigDict, workdir: files.Path,
         open_model(config, opened) as session):
     says = processes.is_first() and not is_quiet
     if says:
-      print(summaries.header(config, session, workdir), flush=True)
+      print(summaries.header(config, session, workdir,
+                             str(parent) if parent else 'new'), flush=True)
     run = trainer.Trainer(config, session)
     agreement.check(lambda: facts.of_model(session.folder)
                     | facts.of_mixture(run.prompts)

@@ -23,9 +23,12 @@ class Batch:
     −1 is padding.
   mask_BT: float32, 1 on completion tokens up to and including EOS.
   advantage_B: float32; [B, T] where each token has its own.
-  old_logp_BT, old_entropy_BT: of π_old by the training forward, nats.
+  old_logp_BT, old_entropy_BT: of π_old by the training forward, nats; zeros in
+    a run, which scores minibatches.
   sampler_logp_BT: the sampler's own log-probability, nats.
   behaviour_BT: float32 behaviour weights (`behaviour`); None if they are off.
+  reference_logp_BT: of a reference policy; None in a run, which scores
+    minibatches.
   """
   token_BS: np.ndarray
   position_BS: np.ndarray
@@ -35,6 +38,7 @@ class Batch:
   old_entropy_BT: np.ndarray
   sampler_logp_BT: np.ndarray
   behaviour_BT: np.ndarray | None = None
+  reference_logp_BT: np.ndarray | None = None
 
 
 @flax.struct.dataclass

@@ -101,6 +101,11 @@ class Reference:
   place: str
   period: int  # rollout steps; 0: it stays what it was at step 0
 
+  @property
+  def is_in_reward(self) -> bool:
+    """Whether the KL is taken from the reward."""
+    return self.coef != 0 and self.place == 'reward'
+
 
 @dataclasses.dataclass(frozen=True)
 class Method:

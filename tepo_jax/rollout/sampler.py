@@ -174,7 +174,7 @@ class _Grading:
   """Completions that are being graded in a thread, and groups not complete."""
 
   def __init__(self, sampler):
-    self._sampler = sampler
+    self._sampler, self.timers = sampler, sampler.timers
     self._thread = futures.ThreadPoolExecutor(1)
     self._pending = collections.deque()  # of (completions, future), in order
     self._prompts = {}  # by prompt_id
@@ -215,7 +215,7 @@ class _Grading:
     """
     while self._pending and (wait or self._pending[0][1].done()):
       completions, future = self._pending.popleft()
-      with self._sampler.timers('grade'):
+      with self.timers('grade'):
         texts, verdicts, counts = future.result()
       verdicts = processes.whole(verdicts, len(completions))
       totals = processes.total(np.array(list(counts.values())))
@@ -242,7 +242,7 @@ class _SelectedPrompts:
 
   Before each chunk of decoding it waits for the verdicts on all completions
   but those of the last chunk, which are graded while the next one is decoded;
-  where rewards decide what is mixed, for the reward functions too.
+  where rewards decide which prompts are sampled, for the reward functions too.
   So what it gives does not depend on how fast they are graded.
 
   Attributes:
@@ -261,7 +261,7 @@ class _SelectedPrompts:
     groups = []
     for batch in self._graded.batches():
       for completion, verdict in batch.verdicts:
-        if not self._selection.by_reward:
+        if not self._selection.needs_rewards:
           self._selection.add(
               completion.request.prompt_id,
               groups_lib.is_correct(completion, verdict), completion.ended)
@@ -270,9 +270,10 @@ class _SelectedPrompts:
     if groups:
       self.groups += groups
       self.started += (started := self._rewards.start(groups))
-      if self._selection.by_reward:  # decoding waits for the functions
-        for group, reward_G in zip(
-            groups, self._rewards.rewards(groups, started).reward_NG):
+      if self._selection.needs_rewards:  # decoding waits for the functions
+        with self._graded.timers('reward'):
+          found = self._rewards.rewards(groups, started)
+        for group, reward_G in zip(groups, found.reward_NG):
           self._selection.settle(group, reward_G)
     return [self._graded.request(self._prompt(prompt_id))
             for prompt_id in self._selection.take(samples)]

@@ -39,7 +39,8 @@ class Selection:
   selects the groups.
 
   Attributes:
-    by_reward: rewards decide what is mixed: call `settle` instead of `add`.
+    needs_rewards: rewards decide which prompts are sampled: call `settle`
+      instead of `add`.
   """
 
   def __init__(self, *, cursor: int, wanted: int, group_size: int, mode: str,
@@ -57,7 +58,9 @@ class Selection:
       mixed: 'verdicts' or 'reward', which must differ. truncated: 'exclude':
         among the completions that ended; else among all.
     """
-    self.by_reward, self._ended_only = mixed == 'reward', truncated == 'exclude'
+    self._by_reward, self._ended_only = (
+        mixed == 'reward', truncated == 'exclude')
+    self.needs_rewards = self._by_reward and mode == 'refill'
     self._mode, self._max_batches = mode, max_batches
     self._first, self._size, self._goal = cursor, group_size, wanted
     most = wanted * max_batches if mode == 'refill' else wanted
@@ -95,7 +98,7 @@ class Selection:
 
   def is_mixed(self, group: groups_lib.Group, reward_G: np.ndarray) -> bool:
     """Whether the completions that count differ in what must differ."""
-    value_G = reward_G if self.by_reward else group.accuracy_G
+    value_G = reward_G if self._by_reward else group.accuracy_G
     return groups_lib.differ(
         value_G[group.ended_G] if self._ended_only else value_G)
 

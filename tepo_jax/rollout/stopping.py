@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import transformers
 
+from tepo_jax import errors
+
 Feed = Callable[[np.ndarray], int | None]
 
 _OPENING = '\\boxed{'
@@ -37,38 +39,65 @@ def first_of(makers: Sequence[Callable[[], Feed]]
   return make
 
 
+def check(tokenizer: transformers.PreTrainedTokenizerBase,
+          strings: Sequence[str]) -> None:
+  """Refuses strings that `at_strings` can never find.
+
+  Raises:
+    errors.InputError: one contains a special token; says what to set instead.
+  """
+  special = _special(tokenizer) if strings else {}
+  for string in strings:
+    for index, content in special.items():
+      if content in string:
+        raise errors.InputError(
+            f'config.rollout.stop: {string!r} contains the special token '
+            f'{content!r}, which the text of a completion never has; set '
+            f'config.rollout.stop_ids=({index},) instead')
+
+
+def _special(tokenizer):
+  """{token id: content} of the special tokens."""
+  return {index: token.content
+          for index, token in tokenizer.added_tokens_decoder.items()
+          if token.special}
+
+
 def at_strings(tokenizer: transformers.PreTrainedTokenizerBase,
-               strings: Sequence[str]) -> Feed:
-  """A feed that stops with the token that completes one of the strings.
+               strings: Sequence[str]) -> Callable[[], Feed]:
+  """Makes feeds that stop with the token that completes one of the strings.
 
   The text is that of all tokens decoded together, without special tokens, so a
   string may begin and end anywhere in tokens. As each token has at least a
   byte, only as many as the longest string has bytes are decoded again.
   """
-  special = {index for index, token in tokenizer.added_tokens_decoder.items()
-             if token.special}
+  special = _special(tokenizer)
   kept = max(len(text.encode()) for text in strings) + _MARGIN
-  last = []  # of the tokens so far, `kept` that are not special
 
   def is_complete(ids):
     text = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
     return any(string in text for string in strings)
 
-  def feed(token_T):
-    nonlocal last
-    ids, before = token_T.tolist(), last
-    new = [token for token in ids if token not in special]
-    last = (before + new)[-kept:]
-    if not is_complete(before + new):
-      return None
-    for index, token in enumerate(ids):
-      if token not in special:
-        before = [*before, token]
-        if is_complete(before):
-          return index + 1
-    return None
+  def make():
+    last = []  # of the tokens so far, `kept` that are not special
 
-  return feed
+    def feed(token_T):
+      nonlocal last
+      ids, before = token_T.tolist(), last
+      new = [token for token in ids if token not in special]
+      last = (before + new)[-kept:]
+      if not is_complete(before + new):
+        return None
+      for index, token in enumerate(ids):
+        if token not in special:
+          before = [*before, token]
+          if is_complete(before):
+            return index + 1
+      return None
+
+    return feed
+
+  return make
 
 
 def after_boxed(tokenizer: transformers.PreTrainedTokenizerBase

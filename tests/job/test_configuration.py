@@ -1,5 +1,7 @@
 """Bad configs are refused in a line that names the field."""
 
+import contextlib
+
 import pytest
 
 from configs import base
@@ -317,6 +319,23 @@ def test_a_published_metric_needs_its_number():
   config = tiny.get_config()
   config.published.metric = 'eval/arithmetic/avg@8'
   with pytest.raises(errors.InputError, match='set config.published.after'):
+    configuration.check(config, [])
+
+
+@pytest.mark.parametrize('method, settings, refused', [
+    ('rloo_original', {}, True),
+    ('rloo_original', {'rollout.truncated': 'exclude'}, False),
+    ('rloo_original', {'method.reference.coef': 0.0}, False),
+    ('rloo_original', {'method.reference.place': 'loss'}, False),
+    ('reinforce_pp', {}, False)])  # has no baseline of a group
+def test_a_baseline_takes_the_kl_from_every_reward_or_from_none(
+    method, settings, refused):
+  config = tiny.get_config(method)
+  config.rollout.truncated = 'mask'
+  for name, value in settings.items():
+    _set(config, name, value)
+  with (pytest.raises(errors.InputError, match='set config.rollout.truncated='
+                      'exclude') if refused else contextlib.nullcontext()):
     configuration.check(config, [])
 
 

@@ -1,5 +1,6 @@
 """Evaluations and their metrics, from hand-written verdicts."""
 
+import dataclasses
 import json
 import types
 
@@ -140,6 +141,24 @@ def test_run_summarizes_in_the_order_of_the_prompts():
         'too_long': 2,
         'timeout': 3, 'died': 0})
   assert sampler.asked == 2 * [['p0', 'p1', 'p2']]
+
+
+def test_a_published_metric_must_be_one_that_is_recorded():
+  """Among those of `run` and of texts; others are not of evaluations."""
+  sampled, greedy = _prepare(greedy=True, samples=4)[0]
+  sampled = dataclasses.replace(sampled, sampler=types.SimpleNamespace(
+      stream=lambda *_: iter([(GROUPS, {'timeout': 0, 'died': 0})])),
+                                prompts=[g.prompt for g in GROUPS])
+  assert sampled.metrics() == set(sampled.run(None, None)[1])
+  text = types.SimpleNamespace(name='prose')
+  for name in (None, 'reward', 'eval/arithmetic/maj@2',
+               'eval/arithmetic/greedy/avg@1', 'eval/prose/nats_per_token'):
+    evaluation.check_published(name, [sampled, greedy], [text])
+  with pytest.raises(errors.InputError, match=(
+      'published.metric=eval/arithmetic/greedy/avg@1: no evaluation of this '
+      'run records it; .*: eval/arithmetic/avg@4$')):
+    evaluation.check_published(
+        'eval/arithmetic/greedy/avg@1', [sampled], [text])
 
 
 def test_only_what_is_to_do_is_sampled():

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from configs import methods
-from configs import tiny
 from tepo_jax import errors
 from tepo_jax.data import problem as problem_lib
 from tepo_jax.job import batching
@@ -21,19 +20,21 @@ from tepo_jax.job import programs as programs_lib
 from tepo_jax.learning import behaviour
 from tepo_jax.learning import objective
 from tepo_jax.learning import packing as packing_lib
-from tepo_jax.policy import transformer
+from tepo_jax.learning import update
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import host
 from tepo_jax.runtime import mesh as mesh_lib
-from tepo_jax.runtime import progress as progress_lib
+from tests.job.learners import GROUPS
+from tests.job.learners import groups_of
+from tests.job.learners import make_learner
+from tests.job.learners import rewards_of
+from tests.job.learners import sampled
+from tests.job.learners import SAMPLES
+from tests.job.learners import T
 
 pytestmark = pytest.mark.usefixtures('quick_compile')
 
-MODEL = transformer.ModelConfig(
-    vocab_size=32, d_model=16, num_layers=1, num_heads=2, num_kv_heads=2,
-    head_dim=8, d_ff=16, max_position=32, tie_embeddings=True)
-GROUPS, SAMPLES, T = 4, 2, 6
 METRICS = ('behaviour_mean', 'behaviour_capped_share',
            'behaviour_rejected_share', 'behaviour_ess', 'behaviour_kl')
 
@@ -41,30 +42,6 @@ METRICS = ('behaviour_mean', 'behaviour_capped_share',
 @pytest.fixture(scope='module')
 def learner():
   return make_learner('grpo')
-
-
-def make_learner(method, packing='segments', shape=(1, 1, 1), scale=1.0,
-                 microbatch_tokens=40, learning_rate=3e-5, remat='none',
-                 rank=0, period=0, warmup_steps=0):
-  """Two epochs of two updates; `scale` multiplies the initial weights; `rank`
-  is of LoRA, `period` of a reference policy."""
-  config = tiny.get_config(method)
-  config.lora.rank, config.method.reference.period = rank, period
-  config.compute.remat = remat
-  config.data.max_prompt_tokens = 4
-  config.rollout.update(
-      prompts=GROUPS, samples=SAMPLES, max_tokens=T, logp_gap_limit=10.0)
-  config.train.update(minibatch_prompts=2, packing=packing,
-                      microbatch_tokens=microbatch_tokens)
-  config.optimizer.update(
-      learning_rate=learning_rate, warmup_steps=warmup_steps)
-  mesh = mesh_lib.make(dict(zip(mesh_lib.AXES, shape)),
-                       jax.devices()[:np.prod(shape)])
-  return learner_lib.Learner(config, types.SimpleNamespace(
-      model=programs_lib.prepare_model(MODEL, config, mesh), mesh=mesh,
-      timers=progress_lib.Timers(),
-      load_params=lambda: jax.tree.map(
-          lambda x: scale * x, transformer.init(MODEL, jax.random.key(0)))))
 
 
 def test_a_model_that_does_not_fit_is_refused(learner, monkeypatch):
@@ -83,33 +60,11 @@ def start(learner, **settings):
       | settings)
 
 
-def groups_of(logp_BT):
-  """One right and one wrong completion a group, with the sampler's logp."""
-  rng = np.random.default_rng(0)
-  length_NG = rng.integers(1, T + 1, (GROUPS, SAMPLES), np.int32)
-  mask_NGT = np.arange(T) < length_NG[..., None]
-  token_NGT = rng.integers(0, 32, mask_NGT.shape, np.int32) * mask_NGT
-  logp_NGT = np.where(mask_NGT, logp_BT.reshape(mask_NGT.shape), 0)
-  problem = problem_lib.Problem('0', '?', ('1',), 'test')
-  return [groups_lib.Group(
-      groups_lib.Prompt(problem, (1 + n, 2), n), token_NGT[n],
-      logp_NGT[n].astype(np.float32), length_NG[n], np.ones(SAMPLES, bool),
-      ('', ''), np.array([1, 0], np.float32)) for n in range(GROUPS)]
-
-
 @pytest.fixture(scope='module')
 def old_logp_BT(learner):
   """ℓ° of the groups' tokens."""
   start(learner)
   return pack_and_score(learner, sampled()).old_logp_BT()
-
-
-def sampled():
-  return groups_of(np.full((GROUPS * SAMPLES, T), -3.0))
-
-
-def rewards_of(groups):
-  return np.concatenate([g.accuracy_G for g in groups])
 
 
 def learn(learner, groups):
@@ -259,6 +214,23 @@ def test_the_reference_is_the_policy_of_step_0_or_of_its_period(
       4, *programs_lib.restorable(learner.programs), lambda *_: None)
   jax.tree.map(np.testing.assert_array_equal, *map(
       jax.device_get, (restored, learner.state)))
+
+
+def test_the_last_reference_is_freed_before_the_next_is_made():
+  """A second one is 15 GB of a model of 7B."""
+  run = types.SimpleNamespace(state=update.TrainState(0, 'policy', None, 'old'))
+
+  def copied(params):
+    assert run.state.reference is None
+    return f'copy of {params}'
+
+  run.programs = types.SimpleNamespace(
+      to_old_policy=copied, policy_loss=types.SimpleNamespace(
+          method=types.SimpleNamespace(
+              reference=types.SimpleNamespace(period=2))))
+  for step, want in (2, 'old'), (3, 'copy of policy'):
+    learner_lib.Learner.renew_reference(run, step)
+    assert run.state.reference == want
 
 
 def test_the_kl_in_the_reward_is_that_of_old_policy_and_reference():

@@ -8,6 +8,7 @@ import pytest
 from configs import base
 from configs import tiny
 from tepo_jax.data import embedded
+from tepo_jax.job import fork
 from tepo_jax.job import model_card
 
 RECORDS = [
@@ -47,6 +48,21 @@ def test_the_card_says_what_was_trained_and_how_to_load_it(tmp_path):
   assert '90.0%' not in card  # of a later step
 
 
+@pytest.mark.parametrize('name, in_loss, row', [
+    ('grpo_original', ' + beta K_it',
+     '| k3 (coef=0.04, place=loss, period=0) | e^-d + d - 1, never negative. |'
+     ), ('rloo_original', '',
+         '| k1 (coef=0.03, place=reward, period=0) | d. |')])
+def test_the_card_has_the_kl_to_a_reference_policy(
+    tmp_path, name, in_loss, row):
+  config = base.get_config(name)
+  config.model = 'owner/base'
+  lines = model_card.card(config, str(tmp_path), 5, [], False).splitlines()
+  assert (f'`{name}`: L = sum_it c_it (coef M_it R_it - b_it S(w_it, A_it)'
+          f'{in_loss})') in lines
+  assert f'| reference.estimator {row}' in lines
+
+
 def test_a_license_that_the_base_does_not_state_is_unknown(tmp_path):
   card = model_card.card(_config(str(tmp_path)), str(tmp_path), 5, [], True)
   assert ('- License of the base model: unknown: the downloaded '
@@ -56,6 +72,40 @@ def test_a_license_that_the_base_does_not_state_is_unknown(tmp_path):
   assert f"AutoTokenizer.from_pretrained('{tmp_path}')" in card
   own = model_card.card(tiny.get_config('grpo'), str(tmp_path), 5, [], False)
   assert 'license: apache-2.0\n' in own
+
+
+@pytest.mark.parametrize('changed', [
+    {}, {'data.template': 'of_the_trainer.jinja'},
+    {'data.sets': (('a', 1, 'plain'), ('b', 1, 'sums'))}],
+                         ids=['one', 'a missing file', 'several'])
+@pytest.mark.parametrize('is_adapter, tokens', [
+    (False, '`generation_config.json` lists every token that ended a '
+     'completion.'),
+    (True, "The tokens 7, 8 ended one besides the base model's own; set them "
+     'when you sample.')])
+def test_the_card_says_how_completions_were_sampled(
+    tmp_path, changed, is_adapter, tokens):
+  config = _config('owner/base')
+  config.rollout.update(temperature=0.7, stop=('END',), stop_ids=(7, 8))
+  config.update_from_flattened_dict(changed)
+  card = model_card.card(config, str(tmp_path), 5, [], is_adapter)
+  assert card.splitlines()[-1].endswith(
+      f' Completions were sampled at temperature 0.7. {tokens} The texts '
+      "'END' ended one too; set them when you sample.")
+
+
+def test_the_card_of_a_fork_names_its_parent_and_the_schedule(tmp_path):
+  config = _config('owner/base')
+  config.optimizer.update(schedule='cosine', schedule_steps=60, floor=0.1,
+                          warmup_steps=4)
+  lines = model_card.card(
+      config, str(tmp_path), 50, [], False,
+      fork.Parent('/somewhere/old', 20, False, '')).splitlines()
+  assert ('- Forked from the run `old` after step 20: the steps up to there '
+          'had the settings of that run, which its own config.json has; the '
+          'moments of the optimiser began anew then') in lines
+  assert ('- Learning rate: 5e-07, after 4 steps of warm-up, with the schedule '
+          'cosine, to 0.1 of it at step 60; seed: 0') in lines
 
 
 def test_serving_stops_at_every_token_that_ends_a_completion(tmp_path):

@@ -68,6 +68,15 @@ def test_further_end_tokens_are_the_models_own():
     session._open(config, *arguments)
 
 
+def test_a_stop_text_with_a_special_token_is_refused():
+  config = tiny.get_config('grpo')
+  config.data.max_prompt_tokens, config.rollout.stop = 16, ('x</s>',)
+  token = types.SimpleNamespace(content='</s>', special=True)
+  with pytest.raises(errors.InputError, match='set config.rollout.stop_ids'):
+    session._open(config, _mesh(1), 'folder', MODEL, types.SimpleNamespace(
+        chat_template='', added_tokens_decoder={2: token}), (0,))
+
+
 @pytest.mark.long_after_first
 @pytest.mark.parametrize('trained_on,read_on', [(4, 1), (1, 2), (2, 4)])
 def test_vocabulary_padding_depends_on_the_mesh_alone(

@@ -23,6 +23,8 @@ UNBOUNDED = {
     'rollout.slots': 'at most a completion each; see memory.check_cache',
     'lora.rank': 'see memory.check',
     'rollout.overlong_buffer': 'at most rollout.max_tokens',
+    'rollout.max_left_out': 'at most all steps',
+    'optimizer.warmup_steps': 'steps',
     'train.minibatch_prompts': 'divides rollout.prompts',
     'train.chunk_size': 'at most a microbatch',
     'eval.period': 'a period',

@@ -38,10 +38,11 @@ def test_every_column_is_named_and_explained():
   assert max(map(len, summaries.LEGEND.splitlines())) <= 80
 
 
-def _rollout(texts, verdicts, rewards):
+def _rollout(texts, verdicts, rewards, ended=(True, True)):
   """A rollout of a group per row."""
   groups = [types.SimpleNamespace(
-      text_G=texts, accuracy_G=np.array(verdict)) for verdict in verdicts]
+      text_G=texts, accuracy_G=np.array(verdict), ended_G=np.array(ended))
+            for verdict in verdicts]
   return types.SimpleNamespace(
       completed=groups, mixed=[len(set(v)) > 1 for v in verdicts],
       rewards=types.SimpleNamespace(reward_NG=np.array(rewards, np.float32)))
@@ -60,8 +61,40 @@ def _rollout(texts, verdicts, rewards):
      ),
     ([r'\boxed{1}', 'no'], [[0, 0]], [[0, 0]], '')])
 def test_a_starved_step_says_why(texts, verdicts, rewards, said):
+  config = tiny.get_config()
+  config.data.template = 'plain'
   assert summaries.why_starved(
-      _rollout(texts, verdicts, rewards), 'plain', 'boxed') == said
+      _rollout(texts, verdicts, rewards), config, 'boxed') == said
+
+
+@pytest.mark.parametrize('setting, ended', [
+    (('mixed', 'reward'), (True, True)),
+    (('truncated', 'exclude'), (True, False))])
+def test_a_starved_step_advises_nothing_that_cannot_help(setting, ended):
+  config = tiny.get_config()
+  config.rollout[setting[0]] = setting[1]
+  assert summaries.why_starved(
+      _rollout([r'\boxed{1}', ''], [[0, 0]], [[.5, .1]], ended), config,
+      'boxed') == ''
+
+
+@pytest.mark.parametrize('settings, causes', [
+    (dict(dynamic_sampling='drop'),
+     'no group was mixed, or no gradient was finite; if your reward differs '
+     'where verdicts agree, set --config.rollout.mixed=reward; '),
+    (dict(dynamic_sampling='refill', mixed='reward'),
+     'fewer than rollout.prompts=32 groups were mixed, or no gradient was '
+     'finite; '),
+    (dict(dynamic_sampling='off', truncated='mask'),
+     'every completion to train on was truncated (rollout.truncated=mask), or '
+     'no gradient was finite; ')])
+def test_a_run_without_an_update_says_what_can_have_caused_it(
+    settings, causes):
+  config = tiny.get_config()
+  config.rollout.update(settings)
+  assert summaries.nothing_trained(config, 40) == (
+      f'none of the 40 steps made an update: in each, {causes}the completions '
+      'are in rollouts/')
 
 
 def test_metrics_by_set():
@@ -76,7 +109,8 @@ def test_metrics_by_set():
   groups = [group(4, [1, 0], [2, 4]), group(5, [0, 0], [6, 6]),
             group(6, [1, 1], [1, 3]), group(7, [0, 0], [0, 0])]
   found = summaries.set_metrics(types.SimpleNamespace(
-      sampled=groups, groups=groups[:1], rewards=types.SimpleNamespace(
+      sampled=groups, groups=groups[:1],
+      mixed=[True, False, False, False, True], rewards=types.SimpleNamespace(
           reward_NG=np.array([[1, 0], [.5, 0], [1, 1], [0, 0], [9, 9]]))),
                                 prompts)
   assert found == {
@@ -139,7 +173,7 @@ def test_texts_are_shown_in_nats_per_token(tmp_path):
       'prose/nats_per_token 3.2500')
 
 
-def test_a_published_number_beside_the_runs_own(tmp_path):
+def test_a_published_number_and_the_runs_own(tmp_path):
   config = reference.get_config('slime_0_5b').published
   _write(tmp_path, {'step': 90, config.metric: 0.4}, {
       'step': 100, config.metric: 0.4805})
@@ -147,9 +181,10 @@ def test_a_published_number_beside_the_runs_own(tmp_path):
   assert said == (
       'eval/gsm8k/greedy/avg@1: 48.0% after step 100; published: 50.2% after '
       'training, 43.6% before (https://github.com/THUDM/slime/pull/1835)')
-  config.metric = 'eval/other/avg@1'
-  assert 'eval/other/avg@1: was not recorded' in summaries.published(
-      config, tmp_path)
+  config.metric, config.source = 'eval/other/avg@1', None
+  assert summaries.published(config, tmp_path) == (
+      'eval/other/avg@1: was not recorded; published: 50.2% after training, '
+      '43.6% before')
 
 
 def test_the_next_command(monkeypatch):

@@ -116,6 +116,18 @@ def test_steps_without_enough_groups_are_left_out_up_to_a_number(monkeypatch):
     trainer._collect(3, types.SimpleNamespace(check=None))
 
 
+def test_a_fork_of_a_run_that_left_out_more_steps_is_not_without_limit():
+  trainer = object.__new__(trainer_lib.Trainer)
+  vars(trainer).update(vars(_trainer(
+      sampler=types.SimpleNamespace(select=mock.Mock(side_effect=_starved())),
+      _failed=lambda step, rollout, message: errors.RunError(message))))
+  trainer.session.rewards = None
+  trainer.session.template = types.SimpleNamespace(style='boxed')
+  trainer.config.rollout.max_left_out, trainer.left_out_in_a_row = 2, 3
+  with pytest.raises(errors.RunError, match='too few'):
+    trainer._collect(3, types.SimpleNamespace(check=None))
+
+
 def test_a_failed_reward_is_why_no_group_was_mixed():
   starved = _starved()
   failed = dataclasses.replace(
@@ -126,12 +138,15 @@ def test_a_failed_reward_is_why_no_group_was_mixed():
       'reward f: problem p: no such column (1 of 1 group)')
 
 
-def test_a_run_without_an_update_is_not_done():
+@pytest.mark.parametrize('step, updates', [(0, 0), (20, 80)])
+def test_a_run_without_an_update_is_not_done(step, updates):
+  """Whether it began at step 0 or as a fork."""
   trainer = object.__new__(trainer_lib.Trainer)
   trainer.config = tiny.get_config('tepo')
   trainer.learner = types.SimpleNamespace(
-      state=types.SimpleNamespace(step=jnp.int32(0)))
-  with pytest.raises(errors.RunError, match='none of the 40 steps trained'):
+      state=types.SimpleNamespace(step=jnp.int32(updates)))
+  trainer.began = {'step': step, 'updates': updates}
+  with pytest.raises(errors.RunError, match=f'none of the {40 - step} steps'):
     trainer.check_trained()
   trainer.learner.state.step += 1
   trainer.check_trained()
@@ -158,9 +173,10 @@ def test_a_resumed_run_begins_with_its_own_choice(
       writer=types.SimpleNamespace(truncate=lambda _: None),
       checkpointer=types.SimpleNamespace(restore_last_good=lambda *_: (
           3, 'state', {'cursor': 8, 'unrecorded': None, 'remat': 'dots',
-                       'skipped_in_a_row': 0, 'left_out_in_a_row': 2})))
+                       'skipped_in_a_row': 0, 'left_out_in_a_row': 2,
+                       'began': {'step': 1, 'updates': 4}})))
   monkeypatch.setattr(programs_lib, 'restorable', lambda _: ())
   trainer._restore()
   assert found == begun and trainer.step == 3
-  assert trainer.left_out_in_a_row == 2
+  assert trainer.left_out_in_a_row == 2 and trainer.began['updates'] == 4
   assert ('dots, as until now, does not fit' in capsys.readouterr().err) == said

@@ -343,8 +343,8 @@ def test_a_string_of_two_tokens_ends_a_completion(engine, free, options):
   tokenizer = types.SimpleNamespace(
       added_tokens_decoder={}, decode=lambda ids, **_: ''.join(
           map(_letter, ids)))
-  got, _ = _sample(engine(**options, stop=functools.partial(
-      stopping.at_strings, tokenizer, strings)))
+  got, _ = _sample(engine(**options, stop=stopping.at_strings(
+      tokenizer, strings)))
   assert got.keys() == free.keys()
   ends = set()
   for name, completion in got.items():

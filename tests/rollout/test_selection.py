@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import time
+from unittest import mock
 
 import hypothesis
 from hypothesis import strategies as st
@@ -216,6 +217,28 @@ def test_groups_are_mixed_by_their_reward(monkeypatch, slots):
   assert _prompt_ids(world.select(
       'drop', wanted=want[1] + 1, rewards=rewards, mixed='reward'
       ).groups) == want[:2]
+
+
+@pytest.mark.parametrize('mode, waits', [('refill', True), ('drop', False)])
+def test_decoding_waits_for_rewards_only_if_they_choose_prompts(
+    monkeypatch, mode, waits):
+  """And the wait is time of the reward, not of sampling."""
+  class Slow(_Parity):
+
+    def ask(self, questions):
+      time.sleep(0.02)
+      return super().ask(questions)
+
+  rewards = reward_functions({'lengths': 1.0})
+  monkeypatch.setattr(rewards, '_pool', Slow())
+  asked = mock.Mock(wraps=rewards.rewards)
+  monkeypatch.setattr(rewards, 'rewards', asked)
+  world = World([RIGHT], [(4, 2), (9, 3), (12, 1)])
+  world.select(mode, wanted=2 if waits else 6, rewards=rewards, mixed='reward')
+  assert (asked.call_count > 1) == waits
+  if waits:
+    assert world.sampler.timers.pop()['reward'] > 0.015 * (
+        asked.call_count - 1)
 
 
 def test_a_step_that_is_left_out_ends_behind_all_that_it_sampled():

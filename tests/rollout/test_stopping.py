@@ -8,6 +8,7 @@ import torch
 import transformers
 from transformers.generation import stopping_criteria
 
+from tepo_jax import errors
 from tepo_jax.rollout import stopping
 
 
@@ -98,7 +99,7 @@ def test_a_completion_ends_with_the_token_that_completes_a_string(
             for text in strings)), None))
     for sizes in ([len(token_T)], len(token_T) * [1],
                   generator.integers(1, 9, len(token_T))):
-      feed = stopping.at_strings(tokenizer, strings)
+      feed = stopping.at_strings(tokenizer, strings)()
       assert _end(feed, token_T, sizes) == wants[-1]
     if theirs is not None and tokenizer.eos_token_id not in token_T:
       ids = torch.tensor(token_T)[None]
@@ -108,12 +109,19 @@ def test_a_completion_ends_with_the_token_that_completes_a_string(
   assert len(set(wants)) > 3
 
 
+def test_a_special_token_is_refused_as_a_text(tokenizer):
+  with pytest.raises(errors.InputError, match=(
+      r"config.rollout.stop: 'a<eos>' contains the special token '<eos>'.*"
+      rf'stop_ids=\({tokenizer.eos_token_id},\)')):
+    stopping.check(tokenizer, ['eos>', 'a<eos>'])
+
+
 def test_the_first_of_several_ends():
   pieces = ['a', '\\boxed{1}', 'STOP']
   tokenizer = _Tokenizer(pieces)
   make = stopping.first_of([
       lambda: stopping.after_boxed(tokenizer),
-      lambda: stopping.at_strings(tokenizer, ['aSTOP'])])
+      stopping.at_strings(tokenizer, ['aSTOP'])])
   assert make()(np.array([0, 2, 1])) == 2
   assert make()(np.array([0, 1, 2])) == 2
   assert make()(np.array([2, 0])) is None

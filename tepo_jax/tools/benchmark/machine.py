@@ -10,8 +10,7 @@ import ml_collections
 from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.benchmark import registry
 from tepo_jax.tools.benchmark import timing
-from tepo_jax.tools.plan import chips
-from tepo_jax.tools.plan import gpus
+from tepo_jax.tools.plan import published
 
 _PRODUCTS = 8  # in one program
 _BYTES = 1 << 28  # size of the array that is copied
@@ -33,12 +32,10 @@ def product_of(dtype: str) -> tuple[Callable[[], jax.Array], float]:
 
 def peak(devices: Sequence[jax.Device], dtype: str) -> float | None:
   """Returns the devices' FLOP/s by their data sheet; None if not known."""
-  known = {chip.kind: chip.flops for chip in chips.CHIPS.values()} | {
-      gpu.name: gpu.flops for gpu in gpus.GPUS.values()}
-  kind = devices[0].device_kind
-  if dtype != 'bfloat16' or kind not in known:
+  name = published.name_of(devices[0].device_kind)
+  if dtype != 'bfloat16' or name is None:
     return None
-  return known[kind] * len(devices)
+  return published.chip_of(name).flops * len(devices)
 
 
 def measure(config: ml_collections.ConfigDict,

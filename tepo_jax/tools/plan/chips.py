@@ -71,6 +71,7 @@ class Slice:
   devices: list[jax.Device]
   options: dict[str, Any] = dataclasses.field(default_factory=dict)
   is_here: bool = False
+  target: str = ''
 
   def is_ring(self, group: Sequence[int]) -> bool:
     """Whether links join these chips to a ring: a box of an even number of

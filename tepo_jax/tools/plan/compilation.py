@@ -11,6 +11,7 @@ import gzip
 import hashlib
 from importlib import metadata
 import json
+import os
 import pathlib
 import re
 import sys
@@ -24,7 +25,12 @@ from tepo_jax.runtime import files
 from tepo_jax.runtime import host
 from tepo_jax.tools.plan import chips
 
-_COMPILERS = ('jaxlib', 'libtpu', 'jax-cuda12-pjrt')
+# Packages that make a platform's programs; those of GPUs are found only once
+# `gpus` has loaded them.
+_COMPILERS = {'cpu': ('jaxlib',), 'tpu': ('jaxlib', 'libtpu'),
+              'gpu': ('jaxlib', 'jax-cuda12-pjrt', 'nvidia-cuda-nvcc-cu12')}
+_FLAGS = ('XLA_FLAGS', 'LIBTPU_INIT_ARGS')
+_FORMAT = 1  # of the files; increase it when `Compiled` changes its meaning
 _EVERY = 30  # seconds between two lines about a compilation
 
 
@@ -53,10 +59,11 @@ def compiled(name: str, lowered: jax.stages.Lowered, slice_: chips.Slice,
   name: for the lines that report how long it takes. devices: of its mesh, in
   order.
   """
-  path = folder() / f'{_digest(lowered, slice_, devices)}.json.gz'
-  if not slice_.is_here and (found := _read(path)) is not None:
-    say(f'{name}: compiled before, in {found.seconds:.0f} s')
-    return found
+  if not slice_.is_here:
+    path = folder() / f'{_digest(lowered, slice_, devices)}.json.gz'
+    if (found := _read(path)) is not None:
+      say(f'{name}: compiled before, in {found.seconds:.0f} s')
+      return found
   start = time.perf_counter()
   with _reporting(name):
     found = _compile(lowered, slice_)
@@ -79,15 +86,16 @@ def say(text: str) -> None:
 
 def _digest(lowered, slice_, devices):
   versions = []
-  for package in _COMPILERS:
+  for package in _COMPILERS[slice_.devices[0].platform]:
     with contextlib.suppress(metadata.PackageNotFoundError):
       versions.append(f'{package} {metadata.version(package)}')
   # jax does not show the options that a function was jitted with.
   options = lowered._lowering._compiler_options_kvs  # pylint: disable=protected-access
   places = [str(getattr(d, 'coords', d.id)) for d in devices]
   digest = hashlib.sha256(json.dumps([
-      versions, slice_.name, sorted(slice_.options.items()), sorted(options),
-      places], default=str).encode())
+      _FORMAT, versions, [os.environ.get(name) for name in _FLAGS],
+      slice_.name, slice_.target, sorted(slice_.options.items()),
+      sorted(options), places], default=str).encode())
   digest.update(lowered.as_text().encode())
   return digest.hexdigest()
 

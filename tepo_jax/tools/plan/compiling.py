@@ -8,7 +8,6 @@ import collections
 from collections.abc import Callable, Iterator
 import dataclasses
 import functools
-import math
 
 import jax
 import ml_collections
@@ -139,7 +138,7 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
   arguments = _Arguments(sampling, shapes, weights)
   refill = config.rollout.dynamic_sampling == 'refill'
   share = workload.mixed_share if refill else 1.0
-  counts = traffic.of_rollout(
+  rollout = traffic.of_rollout(
       workload, shapes, share,
       streaming.stream if refill else streaming.batches)
   largest = _largest(shapes)
@@ -148,13 +147,14 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
                               arrays=2 * programs.decoding[0].num_layers)
   as_if_largest = functools.partial(
       _as_if_largest, cache=cache, weights=mesh_lib.device_bytes(weights))
-  runs = runs_of(counts)
+  runs = runs_of(rollout.runs)
   by_share = {largest[0]: {
-      share: (as_if_largest(runs_of(counts), largest[0]),
-              traffic.decode_steps(counts))
+      share: (as_if_largest(runs_of(other.runs), largest[0]),
+              other.decode_steps)
       for share in (_SHARES if refill and not brief else ())
-      for counts in [traffic.of_rollout(workload, shapes, share)]}}
-  for shape in dict.fromkeys([*largest, *([] if brief else sorted(counts))]):
+      for other in [traffic.of_rollout(workload, shapes, share)]}}
+  for shape in dict.fromkeys(
+      [*largest, *([] if brief else sorted(rollout.runs))]):
     steps = config.rollout.chunk if shape.name == 'decode' else 1
     held, given = _held_by_sampling(arguments, shape, largest)
     yield PlannedProgram(
@@ -162,8 +162,7 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
         runs[shape], state_bytes + held, shape in largest,
         as_if_largest(runs, shape) if shape in largest else 0, given,
         open_trips=(steps,), by_share=by_share.get(shape, {}),
-        syncs=(math.ceil(traffic.decode_steps(counts) / config.rollout.chunk)
-               if shape == largest[0] else 0),
+        syncs=rollout.syncs if shape == largest[0] else 0,
         useful=steps * _useful_of_sampling(workload, shape)
         / programs.mesh.size)
 

@@ -47,8 +47,8 @@ class Cost:
   wire_bytes, collective_counts: bytes a chip sends and number of runs, by kind
     of collective.
   events: the schedule, for `timeline.seconds`.
-  uncounted: custom calls of unknown work on more than a megabyte, and the bytes
-    of their arrays, which are all that is counted of them.
+  uncounted: custom calls of unknown work on more than a megabyte, by name, and
+    the bytes of the arrays of all runs, which are all that is counted of them.
   """
   flops: float = 0.0
   hbm_bytes: float = 0.0
@@ -57,12 +57,14 @@ class Cost:
   collective_counts: collections.Counter = dataclasses.field(
       default_factory=collections.Counter)
   events: list[timeline.Event] = dataclasses.field(default_factory=list)
-  uncounted: dict[str, int] = dataclasses.field(default_factory=dict)
+  uncounted: collections.Counter = dataclasses.field(
+      default_factory=collections.Counter)
 
   def add(self, other: 'Cost', times: float = 1.0) -> None:
     self.flops += times * other.flops
     self.hbm_bytes += times * other.hbm_bytes
-    self.uncounted |= other.uncounted
+    for name, size in other.uncounted.items():
+      self.uncounted[name] += times * size
     for kind, value in other.wire_bytes.items():
       self.wire_bytes[kind] += times * value
       self.collective_counts[kind] += times * other.collective_counts[kind]
@@ -70,25 +72,22 @@ class Cost:
         timeline.Loop(times, tuple(other.events))]
 
 
-def of(text: str, open_trips: Sequence[float] = (1.0,), shared: float = 1.0
-       ) -> Cost:
+def of(text: str, open_trips: Sequence[float] = (1.0,)) -> Cost:
   """Returns the cost of a module's text (`compiled.as_text()`).
 
   open_trips: trip counts of the loops that do not state theirs, in program
   order, inner loops first; repeated if there are more loops.
-  shared: as in `kernels.work`.
   """
   module = hlo.parse(text)
-  return _Analysis(module, open_trips, shared).computation(module.entry)
+  return _Analysis(module, open_trips).computation(module.entry)
 
 
 class _Analysis:
   """Computes the cost of each of a module's computations once."""
 
-  def __init__(self, module: hlo.Module, open_trips: Sequence[float],
-               shared: float):
+  def __init__(self, module: hlo.Module, open_trips: Sequence[float]):
     self._module, self._open_trips = module, itertools.cycle(open_trips)
-    self._shared, self._known = shared, {}
+    self._known = {}
 
   def computation(self, name: str) -> Cost:
     if name not in self._known:
@@ -144,11 +143,11 @@ class _Analysis:
     if (instruction.opcode != 'custom-call' or target in _FREE_CALLS
         or kernels.work(computation, instruction) is not None
         or _library_flops(computation, instruction) is not None):
-      return {}
+      return collections.Counter()
     involved = instruction, *computation.operands(instruction)
     size = sum(a.bytes for i in involved for a in i.arrays)
     name = instruction.name if target == 'tpu_custom_call' else target
-    return {name: size} if size > _MEGABYTE else {}
+    return collections.Counter({name: size} if size > _MEGABYTE else {})
 
   def _flops(self, computation, instruction) -> float:
     if instruction.opcode == 'convolution':
@@ -156,7 +155,7 @@ class _Analysis:
     if instruction.opcode == 'dot':
       return _dot_flops(computation, instruction)
     if instruction.opcode == 'custom-call':
-      work = kernels.work(computation, instruction, self._shared)
+      work = kernels.work(computation, instruction)
       return work.flops if work else (
           _library_flops(computation, instruction) or 0.0)
     if instruction.opcode == 'fusion':
@@ -175,7 +174,7 @@ class _Analysis:
     if opcode.endswith('-start'):  # its first arrays: source and copy
       arrays = instruction.arrays[:2]
       return min(a.bytes for a in arrays) * sum(a.in_hbm for a in arrays)
-    if work := kernels.work(computation, instruction, self._shared):
+    if work := kernels.work(computation, instruction):
       return work.hbm_bytes
     operands = computation.operands(instruction)
     if _is_cublas(instruction):  # its second result is a workspace

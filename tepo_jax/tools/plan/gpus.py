@@ -163,7 +163,8 @@ def topology(name: str) -> chips.Slice:
   if 'x' in count:
     chip = dataclasses.replace(chip, link_bandwidth=gpu.network)
   return chips.Slice(name, chip, list(description.devices), _OPTIONS | {
-      'xla_gpu_cuda_data_dir': str(FOLDER / 'nvidia' / 'cuda_nvcc')})
+      'xla_gpu_cuda_data_dir': str(FOLDER / 'nvidia' / 'cuda_nvcc')},
+                     target=_spec(gpu))
 
 
 def chip_of(gpu: Gpu) -> chips.Chip:

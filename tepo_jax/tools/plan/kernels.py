@@ -1,9 +1,11 @@
 """Pallas kernels in a compiled program: the work that their calls do not state.
 
 Splash attention carries no cost estimate, so it is recognised by name. It works
-on blocks of queries and keys, computes each block that the mask shows even in
-part, and passes over the others. Other kernels count as they estimate
-themselves; what has no estimate is not counted, and `cost` names it.
+on blocks of queries and keys, computes each block that the causal mask or the
+window shows even in part, and passes over the others. Blocks whose queries and
+keys are of different segments are computed, and masked. Other kernels count as
+they estimate themselves; what has no estimate is not counted, and `cost` names
+it.
 
 Axes: B rows, N query heads, K key/value heads, S columns, H head size.
 """
@@ -26,19 +28,15 @@ class Work(NamedTuple):
   hbm_bytes: float
 
 
-def work(computation: hlo.Computation, instruction: hlo.Instruction,
-         shared: float = 1.0) -> Work | None:
+def work(computation: hlo.Computation, instruction: hlo.Instruction
+         ) -> Work | None:
   """Returns a kernel's work; None if the instruction is no kernel, or one of
-  unknown work.
-
-  shared: of the blocks that the causal mask shows, the share whose queries and
-  keys share a segment: splash attention computes no others.
-  """
+  unknown work."""
   if instruction.attribute('custom_call_target') != '"tpu_custom_call"':
     return None
   phase = re.match(r'splash_m[hq]a_(fwd|dkv|dq)', instruction.name)
   if phase:
-    return _splash(computation, instruction, phase[1], shared)
+    return _splash(computation, instruction, phase[1])
   found = re.search(r'"cost_estimate": ?(\{[^}]*\})', instruction.text)
   if not found:
     return None
@@ -47,7 +45,7 @@ def work(computation: hlo.Computation, instruction: hlo.Instruction,
               float(estimate.get('bytes_accessed', 0)))
 
 
-def _splash(computation, instruction, phase, shared):
+def _splash(computation, instruction, phase):
   """Arrays are read once, but for those of which each block needs its part
   anew: keys and values, or for their gradients queries and outputs."""
   arrays = [a for o in computation.operands(instruction) for a in o.arrays]
@@ -68,6 +66,6 @@ def _splash(computation, instruction, phase, shared):
   again = streamed.in_hbm * 2 * (count * block * size * streamed.bytes
                                  / math.prod(streamed.shape) - streamed.bytes)
   return Work(
-      2.0 * products * count * shared * block ** 2 * size,
+      2.0 * products * count * block ** 2 * size,
       instruction.hbm_bytes + again + sum(
           o.hbm_bytes for o in computation.operands(instruction)))

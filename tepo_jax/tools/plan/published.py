@@ -1,8 +1,10 @@
 """What others measured on these chips, and the efficiencies that follow.
 
-An efficiency is the roofline of a piece of work over its measured time. Those
-of a phase and chip are the least, the geometric mean and the greatest of its
-rows. A cell without a row borrows another's and says whose.
+An efficiency is the roofline of a piece of work over its measured time, where
+the roofline is that of a compiled program, as in a plan. Of most rows only the
+roofline by formula is known, which is shorter: they give a range. A cell, of a
+phase and a chip, spans the ranges of its rows. A cell without a row borrows
+another's and says whose. Rows of your own replace the others of their cell.
 
 `launch/plans.sh published` prints the rows, the efficiencies, and what each
 row's time would be predicted to be without that row.
@@ -17,10 +19,19 @@ from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.plan import chips
 from tepo_jax.tools.plan import gpus
 
+# A compiled program's roofline over that by formula, which counts no other data
+# than weights and cache, and no waits. Of an update, the only row with both.
+FORMULA_SHORT = 1.3
 # A cell has at least this range around its mean, as a factor: more than the
 # worst prediction of `held_out`, of a row and of a chip without its own rows.
 LEAST_RANGE = 1.15
-BORROWED_RANGE = 1.55
+BORROWED_RANGE = 1.55  # also of your own rows, whose model is a small one
+# A guess, as only one chip has rows of decoding. Small models are outside it:
+# 64 sequences of a 0.5B on an H200 reached about 0.2 (launch/PLANS.md).
+BORROWED_DECODE_RANGE = 2.5
+# No program is assumed to do better than a v6e in a product of 8,192³, or in a
+# copy. https://github.com/AI-Hypercomputer/tpu-recipes, microbenchmarks
+MOST, MOST_IN_DECODING = 0.90, 0.83
 PHASES = ('update', 'score', 'prefill', 'decode')
 # The phase whose efficiency a phase without rows takes: all but decoding are
 # bound by arithmetic.
@@ -37,9 +48,10 @@ class Row:
     requests of all chips. length: tokens of a sequence; in decoding the mean
     context.
   seconds: of an update, or of one decode step.
-  mesh, recomputed: as the source states them.
-  source: where it was read. compiled: seconds of the roofline of the program
-    that was measured, by this planner; None: `roofline` is by formula.
+  mesh, recomputed: as the source states them; with `compiled`, as compiled.
+  source: where it was read; of your own row, the version of jax.
+  compiled: seconds of the roofline, by this planner, of this project's program
+    of the same shapes; None: `roofline` is by formula.
   """
   phase: str
   chip: str
@@ -65,12 +77,30 @@ class Row:
 
   @property
   def efficiency(self) -> float:
+    """The stated roofline over the time; of a formula, the least it can be."""
     return self.roofline / self.seconds
+
+  @property
+  def highest(self) -> float:
+    """The roofline over the time, if a formula's is as short as it can be."""
+    if self.compiled is not None:
+      return self.efficiency
+    return max(self.efficiency, min(
+        _most(self.phase), self.efficiency * FORMULA_SHORT))
+
+  @property
+  def middle(self) -> float:
+    return math.sqrt(self.efficiency * self.highest)
+
+  @property
+  def is_own(self) -> bool:
+    """Whether it is yours, by `selftest --measure`."""
+    return not self.source.startswith('http')
 
 
 @dataclasses.dataclass(frozen=True)
 class Efficiency:
-  """low, mid, high: roofline over time. of: the rows that it comes from."""
+  """low, mid, high: compiled roofline over time. of: the rows it comes from."""
   low: float
   mid: float
   high: float
@@ -84,11 +114,12 @@ def chip_of(name: str) -> chips.Chip:
   return gpus.chip_of(gpus.GPUS[name])
 
 
-def name_of(chip: chips.Chip) -> str:
-  """The name in `Row.chip` of a data sheet; of an unknown chip its kind."""
+def name_of(kind: str) -> str | None:
+  """The name in `Row.chip` of a kind of device, as jax names it; None if it has
+  no data sheet."""
   kinds = {sheet.kind: name for name, sheet in chips.CHIPS.items()} | {
       gpu.name: name for name, gpu in gpus.GPUS.items()}
-  return kinds.get(chip.kind, chip.kind)
+  return kinds.get(kind)
 
 
 def _update(row: Row) -> float:
@@ -182,8 +213,8 @@ def _on_70b(requests, milliseconds):
   as the mean has the prefills of others in it."""
   return Row('decode', 'v6e', 8, 'Llama-3.3-70B', _LLAMA3_70B, requests, 1500,
              milliseconds / 1e3, 'tensor 8', _NO_RECOMPUTATION,
-             f'{_RECIPES}inference/trillium/vLLM/Llama3.x/README.md (as of '
-             'https://github.com/yangwhale/tpu-recipes)')
+             'https://github.com/yangwhale/tpu-recipes/tree/main/inference/'
+             'trillium/vLLM/Llama3.x/README.md')
 
 
 ROWS = (
@@ -206,8 +237,10 @@ ROWS = (
              'fsdp 16, tensor 4', 'attention'),
     _by_rate('v5p', 64, 'MaxText 64B', _maxtext(64, 8192), 3, 323e12,
              'fsdp 16, tensor 4', 'attention'),
+    # The config that was compiled is not kept: that run's time, this project's
+    # update of the same shapes.
     Row('update', 'h100', 8, 'Llama-2-7B', _LLAMA2_7B, 2, 4096, 0.721, 'fsdp 8',
-        _NO_RECOMPUTATION, 'https://github.com/NVIDIA/JAX-Toolbox/blob/main/'
+        'attention', 'https://github.com/NVIDIA/JAX-Toolbox/blob/main/'
         'docs/frameworks/maxtext/README.md', block=128, compiled=0.476),
     _on_70b(64, 23.11),
     _on_70b(128, 30.73),
@@ -221,6 +254,11 @@ class WholeStep:
   seconds: float
   roofline: float
   source: str
+
+  @property
+  def slowdown(self) -> float:
+    """Its time over the roofline that compiled programs would have."""
+    return self.seconds / (self.roofline * FORMULA_SHORT)
 
 
 def nemo_rl() -> WholeStep:
@@ -256,20 +294,36 @@ def efficiency(phase: str, chip: str, rows: Sequence[Row] = ROWS
     for like in phases:
       found = [r for r in rows if r.phase == like and is_near(r.chip)]
       if found:
-        return _summary(found, phase, chip)
+        own = [r for r in found if r.is_own and r.chip == chip]
+        return _summary(own or found, phase, chip)
   raise ValueError(f'no measurement of {phase}')
 
 
 def _summary(rows, phase, chip):
-  values = [row.efficiency for row in rows]
-  mid = math.exp(sum(map(math.log, values)) / len(values))
+  low, mid, high = (
+      math.exp(sum(map(math.log, values)) / len(rows)) for values in (
+          [r.efficiency for r in rows], [r.middle for r in rows],
+          [r.highest for r in rows]))
   names = ' and '.join(sorted({f'{r.phase} on {r.chip}' for r in rows}))
-  measured = f'{len(rows)} measurement{"s" * (len(rows) > 1)}'
+  own = ' of your own' * all(row.is_own for row in rows)
+  measured = f'{len(rows)} measurement{"s" * (len(rows) > 1)}{own}'
   borrowed = '' if names == f'{phase} on {chip}' else f' of {names}'
-  least = (LEAST_RANGE if all(row.chip == chip for row in rows)
-           else BORROWED_RANGE)
-  return Efficiency(min(*values, mid / least), mid,
-                    min(1.0, max(*values, mid * least)), measured + borrowed)
+  least = _least_range(rows, chip)
+  return Efficiency(
+      min(low / least, *(r.efficiency for r in rows)), mid,
+      max(min(_most(phase), high * least), *(r.highest for r in rows)),
+      measured + borrowed)
+
+
+def _least_range(rows, chip):
+  if all(row.chip == chip and not row.is_own for row in rows):
+    return LEAST_RANGE
+  is_decoding = rows[0].phase == 'decode' and rows[0].chip != chip
+  return BORROWED_DECODE_RANGE if is_decoding else BORROWED_RANGE
+
+
+def _most(phase):
+  return MOST_IN_DECODING if phase == 'decode' else MOST
 
 
 def _is_tpu(chip):
@@ -286,7 +340,7 @@ def held_out(by_chip: bool = False, rows: Sequence[Row] = ROWS
     others = [r for r in rows if r != row and not (
         by_chip and (r.phase, r.chip) == (row.phase, row.chip))]
     if any(r.phase == row.phase for r in others):
-      found.append((row, row.efficiency / efficiency(
+      found.append((row, row.middle / efficiency(
           row.phase, row.chip, others).mid))
   return found
 
@@ -306,14 +360,15 @@ def text() -> str:
   """Formats rows, efficiencies and held-out predictions as Markdown tables."""
   lines = ['| work | chips | sequences | tokens | seconds | roofline, s | '
            'share | predicted without it |', '|---' * 8 + '|']
-  for row, wrong in held_out():
-    by = 'compiled' if row.compiled is not None else 'formula'
+  predicted = {id(row): f'{wrong:.0%} of measured' for row, wrong in held_out()}
+  for row in ROWS:
+    by = 'formula' if row.compiled is None else 'compiled'
     rows = f'{row.rows} a chip' if row.phase == 'update' else f'{row.rows}'
+    name = row.name if row.is_own else f'[{row.name}]({row.source})'
     lines.append(
-        f'| {row.phase}, [{row.name}]({row.source.split()[0]}) | {row.chip} x '
-        f'{row.count} | {rows} | {row.length:,} | {row.seconds:.4g} | '
-        f'{row.roofline:.4g} ({by}) | {row.efficiency:.2f} | '
-        f'{wrong:.0%} of measured |')
+        f'| {row.phase}, {name} | {row.chip} x {row.count} | {rows} | '
+        f'{row.length:,} | {row.seconds:.4g} | {row.roofline:.4g} ({by}) | '
+        f'{row.efficiency:.2f} | {predicted.get(id(row), "")} |')
   other = nemo_rl()
   lines += [
       f'| whole step, [{other.name}]({other.source}) | | | | {other.seconds} | '

@@ -24,14 +24,14 @@ class Run:
   steps, evaluations, saves: seconds of all of them. completions: of the
   evaluations together. compilation: of the first start, on a machine like this
   one; later starts read the compiled programs from the cache.
-  unknown: sets of config.eval whose sizes are not known without reading them.
+  uncounted: what else the run does, whose time is not in these.
   """
   steps: dict[str, float]
   evaluations: dict[str, float]
   saves: dict[str, float]
   completions: int
   compilation: float
-  unknown: list[str]
+  uncounted: list[str]
 
   def total(self, bound: str) -> float:
     """Seconds of the whole run, with its first compilation."""
@@ -43,20 +43,23 @@ def of(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
        plan: step.StepPlan) -> Run:
   """Returns the parts of a run whose step is planned.
 
-  An evaluation's completions take as long as a rollout's, which samples
-  1 / mixed_share as many as it keeps.
+  A completion of an evaluation takes as long as one of a rollout, times the
+  ratio of their `max_tokens`. A rollout samples 1 / mixed_share as many as it
+  keeps.
   """
   evaluations, unknown = _completions(config)
   share = (workload.mixed_share
            if config.rollout.dynamic_sampling == 'refill' else 1.0)
-  a_step = workload.prompts * workload.samples / share
+  a_step = (workload.prompts * workload.samples / share
+            * config.rollout.max_tokens / config.eval.max_tokens)
   steps = {bound: config.steps * plan.total(bound) for bound in step.BOUNDS}
   return Run(
       steps,
       {bound: plan.seconds(bound)['rollout'] * evaluations / a_step
        for bound in step.BOUNDS},
       {bound: _saving(config, plan, bound) for bound in step.BOUNDS},
-      evaluations, sum(e.compile_seconds for e in plan.estimates), unknown)
+      evaluations, sum(e.compile_seconds for e in plan.estimates),
+      list(_uncounted(config, unknown)))
 
 
 def _completions(config):
@@ -77,6 +80,17 @@ def _completions(config):
   return total * _times(config.steps, settings.period, first=True), unknown
 
 
+def _uncounted(config, unknown):
+  """Yields the parts of a run that have no seconds here."""
+  if unknown:
+    yield (f'evaluations of {", ".join(unknown)}, as their sizes are not known '
+           '(set config.eval.limit)')
+  if config.eval.texts and config.eval.period:
+    yield 'the texts of config.eval.texts'
+  if config.checkpoint.minutes is not None:
+    yield 'saves by config.checkpoint.minutes'
+
+
 def _times(steps, period, first=False):
   """How often something is done every `period` steps and after the last one,
   and before the first."""
@@ -86,13 +100,13 @@ def _times(steps, period, first=False):
 def _saving(config, plan, bound):
   """Seconds that training waits for saves.
 
-  A save copies the state to the hosts, and writes while the next steps run; the
-  next save, and the end of the run, wait for it.
+  A save copies the state to the hosts, one replica of it, and writes while the
+  next steps run; the next save, and the end of the run, wait for it.
   """
-  devices, size = plan.slice.devices, plan.state_bytes
+  devices = plan.slice.devices
   hosts = len({d.process_index for d in devices})
-  copy = size * len(devices) / hosts / _COPYING[bound]
-  write = size * len(devices) / hosts / _WRITING[bound]
+  size = plan.state_bytes * len(devices) / plan.mesh['data'] / hosts
+  copy, write = size / _COPYING[bound], size / _WRITING[bound]
   period = config.checkpoint.period
   saves = _times(config.steps, period)
   hidden = period * plan.total(bound)

@@ -36,7 +36,7 @@ BOUNDS = ('low', 'mid', 'high')  # of predicted seconds
 HOST_SYNC = dict(zip(BOUNDS, (0.5e-3, 1e-3, 5e-3)))
 # The phase of `published` whose efficiency a kind of program has; the others
 # read and write memory, as decoding does.
-_EFFICIENCY_OF = {'update': 'update', 'score': 'score', 'old': 'score',
+_EFFICIENCY_OF = {'update': 'update', 'score': 'score', 'old states': 'score',
                   'prefill': 'prefill'}
 
 _COMPILERS = 4  # at a time: each needs gigabytes
@@ -57,7 +57,7 @@ class Estimate:
   bound: 'compute', 'memory' or 'network'.
   failure: the compiler's message if the program does not fit, else None.
   by_share: as in `compiling.PlannedProgram`.
-  uncounted: bytes of custom calls of unknown work, by name.
+  uncounted: bytes of custom calls of unknown work, by name; of all their runs.
   """
   name: str
   phase: str
@@ -82,7 +82,7 @@ class Estimate:
   failure: str | None = None
   by_share: dict[float, tuple[float, int]] = dataclasses.field(
       default_factory=dict)
-  uncounted: dict[str, int] = dataclasses.field(default_factory=dict)
+  uncounted: dict[str, float] = dataclasses.field(default_factory=dict)
 
   def seconds(self, runs: float, bound: str) -> float:
     """Predicted seconds of runs; `bound` is of BOUNDS, 'low' the fastest."""
@@ -294,8 +294,8 @@ def estimate(program: compiling.PlannedProgram, slice_: chips.Slice
   if program.equivalent is None:
     known['equivalent'] = program.runs
   known['efficiency'] = published.efficiency(
-      _EFFICIENCY_OF.get(program.name.split()[0], 'decode'),
-      published.name_of(slice_.chip))
+      phase_of(program.name),
+      published.name_of(slice_.chip.kind) or slice_.chip.kind)
   found = compilation.compiled(
       program.name, program.lower(), slice_, program.devices)
   known['compile_seconds'] = found.seconds
@@ -317,6 +317,12 @@ def estimate(program: compiling.PlannedProgram, slice_: chips.Slice
       collectives=dict(cost.collective_counts), roofline=work + waits,
       waits=waits, bound=_bound(cost, waits, slice_.chip),
       uncounted=dict(cost.uncounted))
+
+
+def phase_of(name: str) -> str:
+  """The phase of `published` whose efficiency a program of this name has."""
+  return next((phase for start, phase in _EFFICIENCY_OF.items()
+               if name.startswith(start)), 'decode')
 
 
 def share_of_peak(flops: float, e: Estimate, chip: chips.Chip) -> float:

@@ -63,7 +63,7 @@ def _accuracy(slice_):
     yield (f'compiled without a GPU: {gpus.USABLE:.0%} of the memory counts as '
            'usable, as launch/gpu.sh sets; GEMMs are untuned cuBLAS, the '
            'workspace of attention is that of cuDNN 9.28; compared with a '
-           'device: nothing')
+           'device: the memory of the tiny config, on one H200')
 
 
 def verdict(plan: step.StepPlan) -> str:
@@ -124,10 +124,10 @@ def _efficiencies(plan):
 def _whole(plan):
   """Compares the step with a whole published one."""
   other = published.nemo_rl()
-  slower = other.seconds / other.roofline
   return (f'the roofline of this step is {_number(plan.roofline)} s; a '
-          f'published step took {slower:.1f} times its own ({other.name}), '
-          f'which would be {_number(slower * plan.roofline)} s')
+          f'published step took about {other.slowdown:.1f} times its own '
+          f'({other.name}), which would be '
+          f'{_number(other.slowdown * plan.roofline)} s')
 
 
 def _rollout_line(item):
@@ -145,9 +145,8 @@ def _run_lines(whole):
          f'{whole.completions} completions of evaluations '
          f'{hours(whole.evaluations.get)}; saves {hours(whole.saves.get)}; '
          f'compilation {whole.compilation / 60:.0f} min as here, once')
-  if whole.unknown:
-    yield (f'  not counted, as their sizes are not known: evaluations of '
-           f'{", ".join(whole.unknown)}; set config.eval.limit')
+  if whole.uncounted:
+    yield f'  not counted: {"; ".join(whole.uncounted)}'
 
 
 def _mesh(plan: step.StepPlan) -> str:

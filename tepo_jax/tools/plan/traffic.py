@@ -32,15 +32,28 @@ class Shape(NamedTuple):
   more: Any = None
 
 
+class Traffic(NamedTuple):
+  """A rollout. runs: of each Shape; for 'decode', the steps. syncs: chunks of
+  decode steps, after each of which the host reads the tokens; one that ends
+  early, as slots are refilled or fewer are needed, counts as a whole one.
+  """
+  runs: collections.Counter
+  syncs: int
+
+  @property
+  def decode_steps(self) -> int:
+    return sum(count for shape, count in self.runs.items()
+               if shape.name == 'decode')
+
+
 def of_rollout(workload: workload_lib.Workload, shapes: schedule.Shapes,
-               mixed_share: float, sample: Any = streaming.stream
-               ) -> collections.Counter:
-  """Counts the runs of each Shape in a rollout; for 'decode', the steps.
+               mixed_share: float, sample: Any = streaming.stream) -> Traffic:
+  """Counts what a rollout runs.
 
   mixed_share: of all groups, those that can be trained on. sample: `stream` or
   `batches` of `tools.streaming`.
   """
-  counts = collections.Counter()
+  counts, chunks = collections.Counter(), []
   # The sampler does not know the lengths before it has drawn them.
   known = streaming.table(workload, _BATCHES, mixed_share)._replace(
       limit=workload.max_tokens)
@@ -66,6 +79,7 @@ def of_rollout(workload: workload_lib.Workload, shapes: schedule.Shapes,
     steps = _steps(left_N[rows.live], steps, enough,
                    engine.count_every(shapes.shards))
     counts[Shape('decode', *cache.position.shape)] += steps
+    chunks.append(steps)
     live_N = rows.live & (left_N > steps)
     zeros_NC = np.zeros((len(left_N), max(steps, 1)), np.int32)
     return cache, engine.Chunk(
@@ -79,13 +93,7 @@ def of_rollout(workload: workload_lib.Workload, shapes: schedule.Shapes,
   for _ in sample(schedule.Schedule(programs, shapes), None, known,
                   workload.prompts, None, schedule.Stats()):
     pass
-  return counts
-
-
-def decode_steps(counts: collections.Counter) -> int:
-  """The decode steps among the counts of a rollout."""
-  return sum(count for shape, count in counts.items()
-             if shape.name == 'decode')
+  return Traffic(counts, len(chunks))
 
 
 def _cache(rows, columns):

@@ -48,7 +48,7 @@ def _what(fields, start):
   return {
       'model': f'{fields.get("model") or "embedded"}{count}',
       'method': page.Html(f'{page.text(fields["method_name"])}: '
-                          f'{page.text(description.EQUATION)}{formula}'),
+                          f'{page.text(description.equation(fields))}{formula}'),
       'first fields': _listed(description.first_fields(fields)),
       'seed': fields['seed']}
 

@@ -15,6 +15,8 @@ import zlib
 
 import numpy as np
 
+from configs import fields as fields_lib
+from configs import methods
 from tepo_jax import errors
 from tepo_jax.job import learner as learner_lib
 from tepo_jax.job import run_folder
@@ -29,6 +31,10 @@ from tepo_jax.tools.report import runs as runs_lib
 _KEPT = {'entropy': 'entropy', 'tokens': 'response_length_mean',
          'clip': figures.clip_ratio, 'gradient': 'grad_norm',
          'accuracy': 'accuracy'}
+
+# Maps written before `method.reference` existed lack these fields; none of
+# their runs has a reference policy.
+_NO_REFERENCE = fields_lib.flat({'reference': methods.reference_kl()})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,9 +88,10 @@ def read(path: files.Path) -> list[Entry]:
   try:
     text = gzip.decompress(path.read_bytes()).decode()
     found = [Entry(**json.loads(line)) for line in text.splitlines()]
-    return [dataclasses.replace(entry, metrics={
-        name: {int(step): value for step, value in series.items()}
-        for name, series in entry.metrics.items()}) for entry in found]
+    return [dataclasses.replace(
+        entry, method=_NO_REFERENCE | entry.method, metrics={
+            name: {int(step): value for step, value in series.items()}
+            for name, series in entry.metrics.items()}) for entry in found]
   except (OSError, EOFError, zlib.error, ValueError, TypeError, AttributeError
           ) as error:
     raise errors.InputError(f'{path}: {error}') from error

@@ -116,14 +116,21 @@ class Step:
     length = learner.config.rollout.max_tokens
     self.sampled = dump.to_groups(records, length)
     self.sampled_reward_B = dump.rewards(records)
+    self._is_trained_B = np.array([record['trained'] for record in records])
     records = [record for record in records if record['trained']]
     self.trained = dump.to_groups(records, length)
     self.reward_B = dump.rewards(records)
     if not self.trained:
       raise errors.InputError(f'step {step} trained on no group')
-    programs = learner.programs
+    learner.renew_reference(step)
     self.scored = learner.pack_and_score(
         step, self.trained, self.reward_B)
+    if not self.scored.updates:
+      raise errors.InputError(
+          f'step {step} made no update: all completions that it could train on '
+          f'were truncated, and rollout.truncated='
+          f'{learner.config.rollout.truncated}')
+    programs = learner.programs
     self.start = jax.tree.map(jnp.copy, learner.state.params)
     like = programs.state_sharding.params
     jitted = programs.jit(
@@ -143,8 +150,8 @@ class Step:
     """Evaluates the methods at the step's first and last update.
 
     At the first, the policy equals π_old: all weights are 1 and no penalty to
-    π_old acts. π_old is the reference policy where the run has none; advantages
-    leave out a KL in the reward. In between, this makes the run's own updates.
+    π_old acts. π_old is the reference policy where the run has none. In
+    between, this makes the run's own updates.
     `progress` is called with what is done next.
     """
     losses = {name: objective.make_policy_loss(method)
@@ -171,15 +178,14 @@ class Step:
         self.start, minibatch, *self.learner.base())
 
   def _compare(self, losses, index, progress):
-    mine = self.scored.minibatch_of(index)
+    mine = self.scored.minibatch_index(index)
     members = self.scored.members[mine]
     minibatch = self.scored.minibatches[mine]
     if minibatch.reference_logp_BT is None:  # a run without a reference policy
       minibatch = minibatch.replace(reference_logp_BT=minibatch.old_logp_BT)
-    batches = {
-        estimator: minibatch.replace(advantage_B=self.learner.to_batch(
-            self.trained, self.reward_B, estimator).advantage_B[members])
-        for estimator in {loss.method.estimator for loss in losses.values()}}
+    batches = {name: minibatch.replace(advantage_B=self.learner.advantages(
+        self.scored, self.trained, self.reward_B, loss.method)[members])
+               for name, loss in losses.items()}
     where = f'update {index + 1} of {self.scored.updates}'
     return Comparison(
         where, int(self.scored.batch.mask_BT[members].sum()),
@@ -190,7 +196,8 @@ class Step:
   def view(self, method: Any) -> TokenView:
     """Returns the sampled tokens under the current policy and under π_old.
 
-    `method` decides which tokens are clipped and in M.
+    `method` decides which tokens are clipped and in M. The advantages are those
+    of the run's updates, 0 in groups that they did not train on.
     """
     loss = objective.make_policy_loss(method)
     size = len(self.scored.members[0])
@@ -198,6 +205,11 @@ class Step:
     total = -(-len(self.sampled) * group_size // size) * size
     batch = self.learner.to_batch(self.sampled, self.sampled_reward_B,
                                   loss.method.estimator, total)
+    trained_B = self.scored.batch.advantage_B
+    advantage_B = np.zeros((total, *trained_B.shape[1:]), np.float32)
+    advantage_B[np.flatnonzero(self._is_trained_B)] = trained_B[
+        :len(self.reward_B)]
+    batch = batch.replace(advantage_B=advantage_B)
     views = [self._view(loss, batch, np.arange(start, start + size))
              for start in range(0, total, size)]
     old_logp_BT, old_entropy_BT, new, selection = (
@@ -259,8 +271,8 @@ def evaluate(programs: ReplayPrograms,
   """Returns the outcome of each method at the same parameters.
 
   Args:
-    losses: by method. batches: the minibatch by advantage estimator, on the
-      devices, with ℓ° and H°.
+    losses: by method. batches: the minibatch with each method's advantages, on
+      the devices, with ℓ° and H°.
     state, rng: before the update, of the update. old: π_old.
     progress: called before each method.
   """
@@ -270,8 +282,7 @@ def evaluate(programs: ReplayPrograms,
   d_entropy, _ = programs.pull_back(
       state.params, batch, _zeros(batch).replace(entropy_BT=mean_BT), old)
 
-  def outcome(loss):
-    mine = batches[loss.method.estimator]
+  def outcome(loss, mine):
     value, metrics, cotangents = _slopes(loss, update.tokens(mine, now), rng)
     gradient, _ = programs.pull_back(state.params, mine, cotangents, old)
     change = programs.move(
@@ -291,7 +302,7 @@ def evaluate(programs: ReplayPrograms,
   outcomes = {}
   for number, (name, loss) in enumerate(losses.items(), 1):
     progress(f'method {number} of {len(losses)}: {name}')
-    outcomes[name] = outcome(loss)
+    outcomes[name] = outcome(loss, batches[name])
   return outcomes
 
 

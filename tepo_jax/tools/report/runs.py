@@ -142,7 +142,7 @@ def _read(folder, name):
   except errors.InputError as error:
     notes.append(str(error))
   if parent is not None:
-    notes.append(f'a fork of {parent.run} after step {parent.step}')
+    notes.append(str(parent))
   return Run(name, folder, fields, records,
              _lines(folder / 'environment.jsonl', notes, needed=False), notes,
              _state(folder, fields, records), parent)
@@ -154,6 +154,7 @@ def _with_branches(runs):
 
   def branched(run):
     if run.parent is not None and run.name not in found:
+      found[run.name] = run  # ends a cycle: a parent's folder was replaced
       found[run.name] = dataclasses.replace(run, branch=next((
           branched(other) for other in runs if other is not run
           and str(other.path.resolve()) == run.parent.run), None))

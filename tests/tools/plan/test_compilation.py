@@ -1,6 +1,8 @@
 """Programs are compiled once, and the compiler is the one that plans know."""
 
+import dataclasses
 from importlib import metadata
+import time
 
 import jax
 import jax.numpy as jnp
@@ -40,14 +42,43 @@ def test_a_program_is_compiled_once(slice_, monkeypatch, tmp_path, capfd):
   assert first.arguments == 2 * 256 ** 2 and 'convolution' in first.text
 
 
-def test_another_program_or_option_is_compiled(slice_, monkeypatch, tmp_path):
+@pytest.fixture(name='kept')
+def _kept(slice_, monkeypatch, tmp_path):
+  """Counts the files after a program of these changes was asked for."""
   monkeypatch.setattr(compilation, 'folder', lambda: tmp_path)
   monkeypatch.setattr(compilation, '_compile',
                       lambda *_: compilation.Compiled())
-  _compiled(slice_, lambda x: x @ x)
-  _compiled(slice_, lambda x: x + x)
-  _compiled(slice_, lambda x: x @ x, {'xla_allow_excess_precision': False})
-  assert len(list(tmp_path.iterdir())) == 3
+
+  def count(function=lambda x: x @ x, options=None, **changes):
+    _compiled(dataclasses.replace(slice_, **changes), function, options)
+    return len(list(tmp_path.iterdir()))
+
+  return count
+
+
+def test_another_program_option_or_target_is_compiled(kept):
+  assert kept() == kept() == 1
+  assert kept(lambda x: x + x) == 2
+  assert kept(options={'xla_allow_excess_precision': False}) == 3
+  assert kept(target='clock_rate_ghz: 2') == 4
+
+
+def test_another_environment_is_compiled(kept, monkeypatch):
+  assert kept() == 1
+  for number, name in enumerate(('XLA_FLAGS', 'LIBTPU_INIT_ARGS'), 2):
+    monkeypatch.setenv(name, '--xla_dump_to=/x')
+    assert kept() == number
+
+
+def test_only_the_platform_s_compiler_counts(kept, monkeypatch):
+  """Planning for GPUs puts their compiler on the path."""
+  versions = {}
+  monkeypatch.setattr(metadata, 'version', lambda name: versions.get(name, '1'))
+  assert kept() == 1
+  versions['jax-cuda12-pjrt'] = '2'
+  assert kept() == 1
+  versions['libtpu'] = '2'
+  assert kept() == 2
 
 
 def test_a_damaged_file_is_compiled_again(slice_, monkeypatch, tmp_path):
@@ -60,9 +91,10 @@ def test_a_damaged_file_is_compiled_again(slice_, monkeypatch, tmp_path):
 
 def test_a_long_compilation_says_that_it_goes_on(monkeypatch, capfd):
   monkeypatch.setattr(compilation, '_EVERY', 0.01)
+  end = time.monotonic() + 10
   with compilation._reporting('update'):
     while 'update: compiling, 0 s' not in capfd.readouterr().err:
-      pass
+      assert time.monotonic() < end
 
 
 def test_another_libtpu_is_refused(monkeypatch):

@@ -1,5 +1,7 @@
 """What splash attention computes, against counts by hand."""
 
+import collections
+
 import pytest
 
 from tepo_jax.tools.plan import cost
@@ -46,7 +48,6 @@ def test_flops_of_the_shown_blocks(length, heads, size, blocks, shown):
       ('fwd', 0, 2), ('dkv', 0, 4), ('dq', 0, 3), ('dkv', 1, 5)):
     text = _splash(phase, length, heads, 2, size, (blocks, blocks), fused)
     assert cost.of(text).flops == products * product
-    assert cost.of(text, shared=0.5).flops == products * product / 2
 
 
 def test_a_window_shows_fewer_blocks():
@@ -80,6 +81,13 @@ def test_an_unknown_kernel_is_named_if_it_is_large(size, named):
   assert found.flops == 0
   assert found.uncounted == (
       {'my_kernel.2': 2 * size ** 2 + 2 * 8 * 128} if named else {})
+
+
+def test_calls_of_the_same_name_add_up():
+  total, call = cost.Cost(), cost.Cost(uncounted=collections.Counter(sort=5))
+  total.add(call)
+  total.add(call, 3)
+  assert total.uncounted == {'sort': 20}
 
 
 def test_what_is_no_kernel_has_no_work():

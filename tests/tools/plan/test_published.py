@@ -8,11 +8,13 @@ import pytest
 from tepo_jax.tools.plan import published
 
 # Factors of the worst held-out predictions, as stated in PLANS.md.
-WORST, WORST_OF_A_CHIP = 1.11, 1.52
+WORST, WORST_OF_A_CHIP = 1.11, 1.46
+# Rows of your own, which `selftest --measure` prints, may be in ROWS too.
+PUBLISHED = tuple(row for row in published.ROWS if not row.is_own)
 
 
 def _rows(phase, chip):
-  return [row for row in published.ROWS
+  return [row for row in PUBLISHED
           if (row.phase, row.chip) == (phase, chip)]
 
 
@@ -51,35 +53,60 @@ def test_maxtext_counts_attention_without_the_mask():
   assert counted + longer == pytest.approx(419.485e12 / 7243.378, rel=1e-3)
 
 
-@pytest.mark.parametrize('phase, chip', {
-    (row.phase, row.chip) for row in published.ROWS})
+@pytest.mark.parametrize('phase, chip', sorted({
+    (row.phase, row.chip) for row in PUBLISHED}))
 def test_efficiencies_are_those_of_the_rows(phase, chip):
-  shares = [row.roofline / row.seconds for row in _rows(phase, chip)]
-  found = published.efficiency(phase, chip)
-  assert found.mid == pytest.approx(math.prod(shares) ** (1 / len(shares)))
-  assert found.low <= min(shares) and found.high >= max(shares)
+  """A compiled program's roofline is up to 1.3 times that by formula."""
+  rows = _rows(phase, chip)
+  most = 0.83 if phase == 'decode' else 0.9
+  shares = [row.roofline / row.seconds for row in rows]
+  highest = [min(most, share * (1 if row.compiled else 1.3))
+             for row, share in zip(rows, shares)]
+  found = published.efficiency(phase, chip, PUBLISHED)
+  assert found.mid == pytest.approx(
+      math.prod(shares + highest) ** (0.5 / len(shares)))
+  assert found.low <= min(shares) and max(highest) <= found.high <= most
   assert found.low <= found.mid / published.LEAST_RANGE
   assert all(0.2 < share < 1 for share in shares)
-  assert f'{len(shares)} measurement' in found.of and 'of' not in found.of
+  assert found.of.startswith(f'{len(shares)} measurement')
+  assert ' of ' not in found.of
 
 
 @pytest.mark.parametrize('phase, chip, whose', [
     ('score', 'v6e', 'update on v6e'), ('decode', 'h100', 'decode on v6e'),
     ('decode', 'v5e', 'decode on v6e'), ('update', 'l40s', 'update on h100')])
 def test_a_cell_without_rows_says_whose_it_borrows(phase, chip, whose):
-  found = published.efficiency(phase, chip)
+  found = published.efficiency(phase, chip, PUBLISHED)
   assert found.of.endswith(f'of {whose}')
   owner_phase, owner_chip = whose.split(' on ')
-  owner = published.efficiency(owner_phase, owner_chip)
+  owner = published.efficiency(owner_phase, owner_chip, PUBLISHED)
   assert found.mid == owner.mid
   assert (found.low < owner.low) == (chip != owner_chip)
 
 
-def test_a_row_of_ones_own_is_used_first():
-  own = dataclasses.replace(_rows('decode', 'v6e')[0], chip='h100',
-                            compiled=0.02, seconds=0.04)
-  found = published.efficiency('decode', 'h100', (*published.ROWS, own))
-  assert found.mid == 0.5 and found.of == '1 measurement'
+@pytest.mark.parametrize('chip', ['h100', 'v6e'])
+def test_rows_of_ones_own_are_used_alone(chip):
+  """Whether others measured the phase on this chip or not; other chips borrow
+  from all rows."""
+  own = dataclasses.replace(_rows('decode', 'v6e')[0], chip=chip,
+                            compiled=0.02, seconds=0.04, source='jax 0.10.2')
+  rows = (*PUBLISHED, own)
+  found = published.efficiency('decode', chip, rows)
+  assert found.mid == pytest.approx(0.5)
+  assert found.of == '1 measurement of your own'
+  assert (found.low, found.high) == pytest.approx((0.5 / 1.55, 0.5 * 1.55))
+  borrowed = published.efficiency('decode', 'v5e', rows)
+  count = sum(row.chip == 'v6e' and row.phase == 'decode' for row in rows)
+  assert borrowed.of == f'{count} measurements of decode on v6e'
+
+
+def test_the_table_has_rows_that_nothing_predicts(monkeypatch):
+  own = dataclasses.replace(_rows('update', 'v6e')[0], phase='score',
+                            source='jax 0.10.2', name='mine')
+  monkeypatch.setattr(published, 'ROWS', (*PUBLISHED, own))
+  text = published.text()
+  assert '| score, mine | v6e x 8 |' in text and '(jax' not in text
+  assert all(f'[{row.name}]({row.source})' in text for row in PUBLISHED)
 
 
 @pytest.mark.parametrize('by_chip, stated, least', [
@@ -87,5 +114,5 @@ def test_a_row_of_ones_own_is_used_first():
     (True, WORST_OF_A_CHIP, published.BORROWED_RANGE)])
 def test_the_worst_held_out_prediction_is_stated(by_chip, stated, least):
   worst = max(max(wrong, 1 / wrong)
-              for _, wrong in published.held_out(by_chip))
+              for _, wrong in published.held_out(by_chip, PUBLISHED))
   assert worst == pytest.approx(stated, abs=0.005) and worst < least

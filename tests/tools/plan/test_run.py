@@ -10,23 +10,24 @@ from tepo_jax.tools.plan import published
 from tepo_jax.tools.plan import run
 from tepo_jax.tools.plan import step
 
-_EFFICIENCY = published.Efficiency(0.4, 0.5, 0.8, '')
+_DECODE = published.Efficiency(0.4, 0.5, 0.8, '')
+_UPDATE = published.Efficiency(0.2, 0.25, 0.5, '')
 _CHIP = chips.Chip('', 1, 1, 1, 1)
 
 
-def _plan(hosts=2, state_bytes=1e9):
+def _plan(hosts=2, state_bytes=1e9, data=1):
   """A step of 30 s of rollout and 10 s of updates at the roofline, on eight
   chips; a rollout returns to the host 1,000 times."""
   devices = [types.SimpleNamespace(process_index=i % hosts) for i in range(8)]
 
-  def estimate(name, phase, roofline, syncs=0):
-    return step.Estimate(name, phase, 1, 1, 0.0, '', _EFFICIENCY, syncs,
+  def estimate(name, phase, efficiency, roofline, syncs=0):
+    return step.Estimate(name, phase, 1, 1, 0.0, '', efficiency, syncs,
                          roofline=roofline, compile_seconds=60)
 
   return step.StepPlan(
-      chips.Slice('', _CHIP, devices), {}, {}, 1, 1,
-      [estimate('decode', 'rollout', 30, 1000),
-       estimate('update', 'update', 10)], state_bytes=int(state_bytes))
+      chips.Slice('', _CHIP, devices), {'data': data}, {}, 1, 1,
+      [estimate('decode', 'rollout', _DECODE, 30, 1000),
+       estimate('update', 'update', _UPDATE, 10)], state_bytes=int(state_bytes))
 
 
 def _workload(share=0.6):
@@ -36,9 +37,9 @@ def _workload(share=0.6):
 def test_a_step_s_bounds():
   plan = _plan()
   assert plan.seconds('low') == {
-      'reshard': 0, 'rollout': 30 / 0.8 + 0.5, 'score': 0, 'update': 10 / 0.8}
-  assert plan.total('mid') == 40 / 0.5 + 1
-  assert plan.total('high') == 40 / 0.4 + 5
+      'reshard': 0, 'rollout': 30 / 0.8 + 0.5, 'score': 0, 'update': 10 / 0.5}
+  assert plan.total('mid') == 30 / 0.5 + 10 / 0.25 + 1
+  assert plan.total('high') == 30 / 0.4 + 10 / 0.2 + 5
   assert plan.roofline == 40
 
 
@@ -51,28 +52,57 @@ def test_evaluations_of_the_paper_s_7b():
   rollout = 30 / 0.5 + 1
   assert found.evaluations['mid'] == pytest.approx(
       rollout * found.completions / (512 / 0.6))
-  assert found.steps['mid'] == 80 * 81
-  assert found.compilation == 120 and not found.unknown
+  assert found.steps['mid'] == 80 * 101
+  assert found.compilation == 120 and not found.uncounted
+  config.eval.max_tokens *= 2  # longer than in training
+  longer = run.of(config, _workload(), _plan())
+  assert longer.evaluations['mid'] == 2 * found.evaluations['mid']
   config.eval.period = 0
   assert run.of(config, _workload(), _plan()).completions == 0
 
 
-def test_a_set_of_unknown_size_is_named():
+@pytest.mark.parametrize('fields, named', [
+    ({'eval.sets': ('mine.jsonl', 'math500'), 'eval.samples': 2,
+      'eval.temperature': 1.0}, 'evaluations of mine.jsonl,'),
+    ({'eval.texts': ('a.txt',)}, 'config.eval.texts'),
+    ({'checkpoint.minutes': 30.0}, 'config.checkpoint.minutes')])
+def test_what_is_not_counted_is_named(fields, named):
+  config = cli.load_config('configs/qwen2_5_7b.py:tepo')
+  config.update_from_flattened_dict(fields)
+  found, = run.of(config, _workload(), _plan()).uncounted
+  assert named in found
+
+
+def test_a_set_of_unknown_size_is_left_out():
   config = cli.load_config('configs/qwen2_5_7b.py:tepo')
   config.eval.sets, config.eval.samples = ('mine.jsonl', 'math500:copy'), 2
   config.eval.temperature = 1.0
   found = run.of(config, _workload(), _plan())
-  assert found.unknown == ['mine.jsonl']
   assert found.completions == 5 * 500 * 2
   config.eval.limit = 10
   assert run.of(config, _workload(), _plan()).completions == 5 * 2 * 10 * 2
 
 
 def test_saves_wait_for_the_disk_only_if_it_is_slow():
-  """16 saves, every 5 of 80 steps of 81 s; a host has 4 chips' state."""
+  """16 saves, every 5 of 80 steps of 101 s; a host has 4 chips' state."""
   config = cli.load_config('configs/qwen2_5_7b.py:tepo')
   found = run.of(config, _workload(), _plan(state_bytes=10e9))
   assert found.saves['mid'] == pytest.approx(16 * 4 + 40)
   found = run.of(config, _workload(), _plan(state_bytes=1000e9))
   assert found.saves['mid'] == pytest.approx(
-      16 * 400 + 15 * (4000 - 5 * 81) + 4000)
+      16 * 400 + 15 * (4000 - 5 * 101) + 4000)
+
+
+def test_a_save_has_one_replica():
+  config = cli.load_config('configs/qwen2_5_7b.py:tepo')
+  one, two = (run.of(config, _workload(), _plan(data=n)) for n in (1, 2))
+  assert two.saves['mid'] == one.saves['mid'] / 2
+
+
+@pytest.mark.parametrize('name, phase', [
+    ('update', 'update'), ('score', 'score'), ('score by reference', 'score'),
+    ('old states', 'score'), ('prefill 8x2048', 'prefill'),
+    ('decode 512x2048', 'decode'), ('reshard', 'decode'),
+    ('old policy', 'decode')])
+def test_programs_have_the_efficiency_of_their_phase(name, phase):
+  assert step.phase_of(name) == phase

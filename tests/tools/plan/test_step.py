@@ -294,7 +294,7 @@ def test_hidden_states_that_do_not_fit_are_planned_as_recomputed():
   assert states.runs == 4 and states.lower()
 
 
-def testtrip_counts_of_the_chunk_loops():
+def test_trip_counts_of_the_chunk_loops():
   """Chunks of 8 columns; 9 and 17 of 24 are scored in two microbatches."""
   scored_MRS = np.arange(24) < np.array([[9, 2], [16, 17], [24, 24]])[..., None]
   for scored, used, want in (

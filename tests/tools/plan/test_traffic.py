@@ -20,7 +20,7 @@ def _rollout(slots, mean, chunk=8):
 
 @pytest.mark.parametrize('slots', [8, 32])
 def test_equal_lengths_keep_every_slot_busy(slots):
-  _, _, counts = _rollout(slots, mean=64)
+  _, _, (counts, _) = _rollout(slots, mean=64)
   decoded = {s: n for s, n in counts.items() if s.name == 'decode'}
   assert {shape.rows for shape in decoded} == {slots}
   assert sum(decoded.values()) == 64 * 32 // slots
@@ -29,13 +29,21 @@ def test_equal_lengths_keep_every_slot_busy(slots):
 
 
 def test_ragged_lengths_shrink_the_batch():
-  workload, _, counts = _rollout(32, mean=16)
+  workload, _, (counts, syncs) = _rollout(32, mean=16)
   length_B = workload.lengths(32)
   decoded = {s: n for s, n in counts.items() if s.name == 'decode'}
   assert sum(decoded.values()) == length_B.max()
   slot_steps = sum(s.rows * n for s, n in decoded.items())
   assert length_B.sum() <= slot_steps < 32 * length_B.max()
   assert len({shape.rows for shape in decoded}) > 1
+  assert syncs > -(-sum(decoded.values()) // 8)  # some chunks end early
+
+
+def test_each_chunk_returns_to_the_host():
+  """All 32 at once: 64 tokens, eight a chunk. One chunk ends where the cache of
+  64 columns has to grow, and another has the rest."""
+  _, _, rollout = _rollout(32, mean=64)
+  assert (rollout.decode_steps, rollout.syncs) == (64, 9)
 
 
 def test_steps_end_when_enough_rows_are_done():

@@ -1,11 +1,14 @@
 """The map of regimes: made-up entries, and a small run of no trained model."""
 
+import dataclasses
 import gzip
 import json
 
 import numpy as np
 import pytest
 
+from configs import fields as fields_lib
+from configs import methods
 from tepo_jax import errors
 from tepo_jax.tools.report import regimes
 from tepo_jax.tools.report import runs as runs_lib
@@ -33,6 +36,20 @@ ENTRIES = [
 def test_methods_with_other_numbers_are_rows_of_their_own():
   assert sorted(set(regimes.labels(ENTRIES).values())) == [
       'grpo', 'tepo (clip.low=0.0003)', 'tepo (clip.low=0.2)']
+
+
+def test_an_entry_without_the_fields_of_a_reference_has_its_rows_label(
+    tmp_path):
+  """As maps made before there was `method.reference` have them."""
+  path, row = tmp_path / 'map.jsonl.gz', fields_lib.flat(
+      methods.methods(1e-3)['grpo'])
+  old = {name: value for name, value in row.items()
+         if not name.startswith('reference.')}
+  lines = [json.dumps(dataclasses.asdict(dataclasses.replace(
+      ENTRIES[0], name=name, method=method)))
+           for name, method in (('old', old), ('new', row))]
+  path.write_bytes(gzip.compress('\n'.join(lines).encode()))
+  assert regimes.labels(regimes.read(path)) == {'old': 'grpo', 'new': 'grpo'}
 
 
 def test_the_best_rate_is_chosen_on_the_first_seed():

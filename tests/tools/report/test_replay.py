@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import types
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
@@ -24,6 +25,7 @@ from tepo_jax.runtime import processes
 from tepo_jax.tools.report import replay
 from tepo_jax.tools.report import runs as runs_lib
 from tepo_jax.tools.report import sections
+from tests.job import learners
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures('quick_compile')]
 
@@ -109,7 +111,7 @@ def _small_step(step, method):
   return replay.evaluate(
       dataclasses.replace(step.programs, move=move),
       {'method': objective.make_policy_loss(method)}, step.learner.state,
-      {'grpo': minibatch}, step.scored.rng(0),
+      {'method': minibatch}, step.scored.rng(0),
       step.old_policy(minibatch))['method']
 
 
@@ -131,7 +133,7 @@ def _train_steps(step, start, chosen, last):
         step.trained, step.reward_B,
         programs.policy_loss.method.estimator).advantage_B
     for outcomes, (index, state) in zip(found, states.items()):
-      mine = scored.minibatch_of(index)
+      mine = scored.minibatch_index(index)
       minibatch = scored.minibatches[mine]
       _, metrics = programs.train_step(
           jax.device_put(state, programs.state_sharding),
@@ -262,3 +264,62 @@ def test_a_selection_has_the_tokens_that_metrics_count():
   np.testing.assert_array_equal(found['high_BT'], [[0, 1], [0, 0]])
   np.testing.assert_array_equal(found['low_BT'], [[0, 0], [0, 1]])
   np.testing.assert_array_equal(found['region_BT'], [[1, 0], [0, 0]])
+
+
+def _step(number, method, stale=1.5, truncated=False):
+  """A step of a small learner, whose reference is `stale` times its weights
+  until the period of 2 ends."""
+  learner = learners.make_learner(method, period=2)
+  learner.state = learner.first_state()
+  learner.state = learner.state.replace(reference=jax.tree.map(
+      lambda x: stale * x, learner.state.reference))
+  learner.config.rollout.truncated = 'mask'
+  groups = [dataclasses.replace(group, ended_G=~np.repeat(truncated, 2))
+            for group in learners.sampled()]
+  rollout = types.SimpleNamespace(
+      completed=groups, trained=[0, 2, 3], rewards=types.SimpleNamespace(
+          reward_NG=learners.rewards_of(groups).reshape(-1, 2), parts={}))
+  return replay.Step(
+      learner, number, dump.records(number, rollout, str, 'boxed'))
+
+
+@pytest.mark.parametrize('number, renewed', [(2, False), (3, True)])
+def test_a_replay_renews_the_reference_as_the_run_does(number, renewed):
+  gap_BT = _step(number, 'grpo_original').scored.reference_gap_BT()
+  assert (gap_BT == 0).all() == renewed
+
+
+def test_a_step_whose_completions_are_all_masked_is_refused():
+  with pytest.raises(errors.InputError, match='step 1 made no update: all'):
+    _step(1, 'grpo_original', truncated=True)
+
+
+@pytest.mark.parametrize('name, plain', [
+    ('rloo_original', 'rloo'), ('reinforce_pp', 'grpo')])
+def test_each_method_has_the_advantages_of_its_own_run(
+    monkeypatch, name, plain):
+  """With the KL in the reward if it takes one, whitened over the groups that
+  were trained on; so has the view, and 0 in other groups."""
+  step, given = _step(2, name), []
+  monkeypatch.setattr(replay, 'evaluate', lambda _, losses, state, batches,
+                      *rest: given.append(batches))
+  rows = methods.methods(1e-3)
+  step._compare({each: objective.make_policy_loss(rows[each])
+                 for each in (name, plain)}, 0, print)
+  own = np.asarray(step.scored.minibatches[0].advantage_B)
+  np.testing.assert_array_equal(given[0][name].advantage_B, own)
+  np.testing.assert_allclose(given[0][plain].advantage_B, np.tile(
+      {'rloo': [1, -1], 'grpo': [2**-.5, -2**-.5]}[plain], 2), rtol=1e-5)
+  assert np.abs(np.abs(own) - 1).max() > 1e-3
+
+  def shown(loss, batch, members):
+    given.append(batch)
+    raise InterruptedError
+
+  monkeypatch.setattr(step, '_view', shown)
+  with pytest.raises(InterruptedError):
+    step.view(rows[name])
+  whole = given[1].advantage_B
+  np.testing.assert_array_equal(
+      whole[[0, 1, 4, 5, 6, 7]], step.scored.batch.advantage_B[:6])
+  assert not whole[2:4].any()

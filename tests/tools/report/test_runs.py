@@ -6,6 +6,7 @@ import pathlib
 import pytest
 
 from tepo_jax import errors
+from tepo_jax.job import fork
 from tepo_jax.tools.report import runs
 from tests.tools.report.records import record
 
@@ -122,6 +123,16 @@ def test_labels_have_the_names_of_files_unless_these_are_the_same(
       for name, path in zip('ab', paths)]))
   assert [group.label for group in groups] == [
       f'grpo (data.name={label})' for label in labels]
+
+
+def test_forks_of_each_other_s_replaced_folders_are_read(make_run):
+  paths = [make_run(name, [record(1)], seed=seed)
+           for seed, name in enumerate('ab')]
+  for path, parent in zip(paths, paths[::-1]):
+    fork.write(fork.Parent(parent, 1, True, 'abc'), pathlib.Path(path))
+  one, other = runs.read(paths)
+  assert one.branch.name == 'b' and other.branch.name == 'a'
+  assert one.joint('reward') == {1: pytest.approx(0.1)}
 
 
 def test_the_environment_is_read(make_run):
