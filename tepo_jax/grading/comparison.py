@@ -304,7 +304,8 @@ def _same_value(reference, answer, abs_error):
     scales = scales or [fractions.Fraction(1)]
   is_percent = answer.unit == units.PERCENT
   if is_percent != (reference.unit == units.PERCENT):  # 9% is 9 or 0.09
-    scales.append(fractions.Fraction(1, 100) if is_percent else 100)
+    scales.append(fractions.Fraction(1, 100) if is_percent else
+                  fractions.Fraction(100))
   verdicts = [_same_tree(reference, answer, s, abs_error) for s in scales]
   return True if True in verdicts else None if None in verdicts else False
 

@@ -15,6 +15,10 @@ import re
 import sys
 import time
 
+import math_verify
+from math_verify import errors
+import sympy
+
 from tepo_jax import grading
 from tepo_jax.data import datasets
 from tests.data import benchmarks
@@ -99,21 +103,19 @@ def _pairs(integers, others):
 
 def _are_equal_numbers(answer, reference):
   """By sympy alone, at fixed values of the variables."""
-  import math_verify
-  import sympy
-  values = []
-  for text in (answer, reference):
-    found = math_verify.parse(f'\\boxed{{{text}}}', extraction_config=[
-        math_verify.LatexExtractionConfig(boxed_match_priority=0)])
-    if not found or not isinstance(found[0], sympy.Expr):
-      return False
-    places = {symbol: sympy.Rational(sum(map(ord, symbol.name)), 71)
-              for symbol in found[0].free_symbols}
-    values.append(found[0].subs(places).evalf(30))
   try:
+    values = [_by_sympy(text) for text in (answer, reference)]
     return bool(abs(values[0] - values[1]) <= 1e-6 * abs(values[1]))
-  except TypeError:
-    return False
+  except (Exception, errors.TimeoutException):
+    return False  # Somebody looks at it.
+
+
+def _by_sympy(text):
+  found = math_verify.parse(f'\\boxed{{{text}}}', extraction_config=[
+      math_verify.LatexExtractionConfig(boxed_match_priority=0)])
+  places = {symbol: sympy.Rational(sum(map(ord, symbol.name)), 71)
+            for symbol in found[0].free_symbols}
+  return found[0].subs(places).evalf(30)
 
 
 def main(integers=1, others=4):
