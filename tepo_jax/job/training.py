@@ -74,8 +74,7 @@ def train(config: ml_collections.ConfigDict, workdir: files.Path,
       processes.on_first(base_model.make, config, folder)
     with (memory_lib.explaining_exhaustion(config, run.learner.programs),
           contextlib.closing(run.progress), host.compilations_shown(
-              config.model or 'embedded', run.progress.compiling,
-              run.progress.compiled)):
+              config.model, run.progress.compiling, run.progress.compiled)):
       run.open(workdir, parent)
       with contextlib.closing(run):
         is_complete = run.run(stop)

@@ -19,7 +19,7 @@ class CompileTimes:
   process alone; a file that cannot be read or written is no error.
   """
 
-  def __init__(self, model: str):
+  def __init__(self, model: str | None):
     """Reads what earlier processes kept. `model`: whose programs compile."""
     device = jax.devices()[0]
     self._key = f'{model} on {jax.device_count()} {device.device_kind}'

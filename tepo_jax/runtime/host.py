@@ -118,14 +118,14 @@ class CompilationCounter:
 
 @contextlib.contextmanager
 def compilations_shown(
-    model: str, started: Callable[[str, float | None], None],
+    model: str | None, started: Callable[[str, float | None], None],
     ended: Callable[[], None]) -> Iterator[None]:
   """Calls `started` with each program that compiles, such as 'decode 64 ×
   1,024', and the seconds that it took before, if known; then `ended`; also if
   the cache has it.
 
   The sizes are those of the program's largest array of integers: tokens, or
-  positions in the cache. `model`: whose programs; the seconds are by model.
+  positions in the cache. The seconds are by `model`; None: the embedded one.
   """
   times, program = compile_times.CompileTimes(model), ''
 
