@@ -67,8 +67,8 @@ class Terminal:
 def terminal(columns: int, seconds: float, workdir: pathlib.Path,
              *more: str) -> str:
   """The screen of a run after some seconds, after Ctrl-C, and at the end."""
-  command = [sys.executable, '-m', 'tepo_jax.train', *more,
-             '--config=configs/tiny.py:tepo', f'--workdir={workdir}']
+  command = [sys.executable, '-m', 'tepo_jax.train',
+             '--config=configs/tiny.py:tepo', f'--workdir={workdir}', *more]
   first = Terminal(columns, *command)
   time.sleep(seconds)
   shown = [f'after {seconds:.0f} s', first.text()]

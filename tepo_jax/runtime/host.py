@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 
+from tepo_jax import errors
 from tepo_jax.runtime import compile_times
 from tepo_jax.runtime import files
 
@@ -97,8 +98,9 @@ class CompilationCounter:
     """Returns the number of compilations since the last call."""
     names, self._names = self._names, []
     if names and not self._left:
-      print(f'warning: {len(names)} programs compiled after the warm-up: '
-            f'{", ".join(sorted(set(names)))}', file=sys.stderr, flush=True)
+      print(f'warning: {errors.counted(len(names), "program")} compiled after '
+            f'the warm-up: {", ".join(sorted(set(names)))}', file=sys.stderr,
+            flush=True)
     self._left = max(0, self._left - 1)
     return len(names)
 

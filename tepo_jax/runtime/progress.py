@@ -148,8 +148,13 @@ class Progress:
     self._evaluated += self._eval_seconds[-1]
 
   def note(self, *parts: str) -> None:
-    """Prints a permanent line of the parts that are not empty."""
-    self._console.out('  '.join(filter(None, parts)), highlight=False)
+    """Prints a permanent line of the parts that are not empty; a terminal
+    breaks it between words."""
+    line = '  '.join(filter(None, parts))
+    if self._is_live:
+      self._console.print(text_lib.Text(line))
+    else:
+      self._console.out(line, highlight=False)
 
   def trend(self, values: Mapping[str, float]) -> None:
     """Adds a step's values to the trends, by their names in the summary."""

@@ -23,7 +23,7 @@ def test_compilations_after_the_warm_up_are_logged(capsys):
     counts.append(counter.pop())
     logged.append(capsys.readouterr().err)
   assert counts == [1, 0, 1, 0, 1]
-  warning = 'warning: 1 programs compiled after the warm-up: jit(double)\n'
+  warning = 'warning: 1 program compiled after the warm-up: jit(double)\n'
   assert logged == ['', '', warning, '', warning]
 
 

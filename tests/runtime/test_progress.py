@@ -3,6 +3,7 @@
 import io
 import re
 import sys
+import textwrap
 import threading
 import time
 
@@ -63,7 +64,7 @@ def test_progress_in_a_file(monkeypatch):
 def test_progress_on_a_terminal_erases_nothing_but_its_block(monkeypatch):
   stream = _stderr(monkeypatch, _Terminal())
   progress = progress_lib.Progress(2)
-  progress.note('a header')
+  progress.note(long := 'words ' * 20)
   progress.begin(1)
   progress.phase('sampling [of 8]')
   print('a warning', file=sys.stderr)
@@ -78,7 +79,8 @@ def test_progress_on_a_terminal_erases_nothing_but_its_block(monkeypatch):
   assert sys.stderr is stream
   print('the end', file=sys.stderr)
   assert _screen(stream.getvalue()) == [
-      'a header', 'a warning', 'step 1/2  avg@8 50.0%', 'interrupted',
+      *textwrap.wrap(long, 80), 'a warning', 'step 1/2  avg@8 50.0%',
+      'interrupted',
       'step 1: reward 0.5  accuracy 0.5  entropy 0.1234  gradient 0.367  '
       'tokens/s 8443', 'seconds 1.2',
       f'step 2/2  {5 * "━"}{" " * 5}  eta 0s  updating ...', 'the end', '']
