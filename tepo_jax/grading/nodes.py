@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 import dataclasses
+import functools
+import itertools
 
 from tepo_jax.grading import expressions
 from tepo_jax.grading import units
@@ -26,30 +28,59 @@ class Node:
   parts: tuple = ()
   text: str = ''
   unit: units.Unit | None = None
-  is_percent: bool = False
 
 
-def both(conditions):
-  """The numbers that satisfy all conditions, `x>=1, x<=2` or `x!=0, x!=1`;
+def both(conditions: Sequence[Node]) -> Node | None:
+  """The numbers that satisfy all conditions, `x>=1, x<=2` or `0<x<2, x!=1`;
   None of other nodes."""
   if any(node.kind != 'chain' for node in conditions):
     return None
-  relations = [node.text for node in conditions]
-  if set(relations) == {'!='}:
-    name, points = conditions[0].parts[0], [n.parts[1] for n in conditions]
-    return named(name, excluding(points)) if all(
-        node.parts[0] == name for node in conditions) else None
   try:
-    (name, first), (other, second) = map(interval, conditions)
-  except (expressions.Unreadable, ValueError):
+    names, sets = zip(*map(interval, conditions))
+    pieces = functools.reduce(_common, map(_pieces, sets))
+  except expressions.Unreadable:
     return None
-  infinite = [[expressions.infinity(end.parts[0]) != 0 for end in node.parts]
-              for node in (first, second)]
-  if name != other or sorted(infinite) != [[False, True], [True, False]]:
-    return None
-  low, high = (first, second) if infinite[0][1] else (second, first)
-  return named(name, Node('tuple', (low.parts[0], high.parts[1]),
-                          low.text[0] + high.text[1]))
+  return named(names[0], united(pieces)) if len(set(names)) == 1 else None
+
+
+def _pieces(node):
+  return node.parts if node.kind == 'union' else (node,)
+
+
+def united(intervals: Sequence[Node]) -> Node:
+  """Their union; the empty set of none."""
+  if len(intervals) == 1:
+    return intervals[0]
+  return Node('union' if intervals else 'set', tuple(intervals))
+
+
+def _common(first, second):
+  """The intersections of each interval of one union with each of the other."""
+  found = []
+  for pair in itertools.product(first, second):
+    (low, left), (high, right) = (_inner(*pair, side) for side in (0, 1))
+    ends = [end.parts[0] for end in (low, high)]
+    if not any(map(expressions.symbols, ends)):
+      gap = values.order(ends[1]) - values.order(ends[0])
+      if gap < 0 or gap == 0 and left + right != '[]':
+        continue
+    found.append(Node('tuple', (low, high), left + right))
+  return found
+
+
+def _inner(first, second, side):
+  """The end on this side of the intersection of two intervals: (end, bracket)."""
+  (a, left), (b, right) = (
+      (node.parts[side], node.text[side]) for node in (first, second))
+  for end, other in ((a, (b, right)), (b, (a, left))):
+    if expressions.infinity(end.parts[0]) != 0:
+      return other
+  if any(expressions.symbols(end.parts[0]) for end in (a, b)):
+    raise expressions.Unreadable('no order')
+  gap = values.order(a.parts[0]) - values.order(b.parts[0])
+  if gap == 0:
+    return a, left if left in '()' else right
+  return (a, left) if (gap > 0) == (side == 0) else (b, right)
 
 
 def named(variable: tuple, numbers: Node) -> Node:
@@ -94,4 +125,4 @@ def excluding(points: Sequence[tuple]) -> Node:
   ends = [Node('value', (end,)) for end in (
       ('negative', infinity), *sorted(points, key=values.order), infinity)]
   pairs = tuple(Node('tuple', pair, '()') for pair in zip(ends, ends[1:]))
-  return pairs[0] if len(pairs) == 1 else Node('union', pairs)
+  return united(pairs)

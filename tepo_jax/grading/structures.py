@@ -29,9 +29,9 @@ _UNREADABLE = frozenset(
     r'\prod'.split())
 _OR = re.compile(r'\\(?:text|mathrm|mbox)\s*\{\s*or\s*\}'
                  r'|(?<![a-zA-Z\\])(?:or|OR)(?![a-zA-Z])'
-                 r'|\\(?:vee|lor)(?![a-zA-Z])')
+                 r'|\\lor(?![a-zA-Z])')
 _AND = re.compile(r'\\(?:text|mathrm|mbox)\s*\{\s*,?\s*and\s*\}'
-                  r'|(?<![a-zA-Z\\]),?\s*and(?![a-zA-Z])|;')
+                  r'|(?<![a-zA-Z\\]),?\s*and(?![a-zA-Z])')
 _WORD = re.compile(r"[A-Za-z][A-Za-z' ]{3,}")
 _CAPITALISED = re.compile(r'[A-Z][a-z]*[aeiou][a-z]+')
 _CHOICE = re.compile(r'(?:option|choice)?\s*\(?\s*(?:\\text\{\s*)?\(?'
@@ -95,14 +95,17 @@ def read(text: str, depth: int = 0) -> nodes.Node:
     node = nodes.Node('residue', (read(match[2], depth + 1),), match[3] or match[4])
     return nodes.Node('named', (node,), match[1]) if match[1] else node
   text = _ZEROS.sub(lambda match: match[0].replace(',', ''), text)
+  if not _is_word(text):
+    text = _AND.sub(';', _OR.sub(r'\\vee ', text))
   tokens = _TOKEN.findall(text)
   if tokens[0] == '\\{' and tokens[-1] == '\\}' and (
       not _SUCH_THAT.isdisjoint(tokens)) and _encloses(tokens) and (
           node := _described(tokens[1:-1], depth)):
     return node
-  for words, kind in ((_OR, 'union'), (_AND, 'list')):
-    if words.search(text) and not _is_word(text):
-      return _joined(kind, words.split(text), depth)
+  for separator, kind in (('\\vee', 'union'), (';', 'list')):
+    if separator in tokens and (
+        items := _split(tokens, {separator})[0])[1:]:
+      return _joined(kind, items, depth)
   if _REALS.fullmatch(text) or _WITHOUT.search(text):
     return _reals(text, depth)
   if not _UNREADABLE.isdisjoint(tokens):
@@ -211,6 +214,9 @@ def _split(tokens, separators):
 
 
 def _related(sides, relations, depth):
+  if relations == ['='] and _NAMED.fullmatch(sides[1].strip()) and (
+      not _NAMED.fullmatch(sides[0].strip())):
+    sides = sides[::-1]  # 12 = n
   if set(relations) <= {'=', 'in'} and _NAMED.fullmatch(sides[0].strip()) or (
       relations == [':'] and _LABEL.fullmatch(sides[0].strip())
       and not set(sides[0].split()) & _CODE):
@@ -256,6 +262,8 @@ def _fenced(tokens, depth):
     return None
   inside = tokens[1:-1]
   items, _ = _split(inside, {','})
+  if len(items) == 1:
+    items, _ = _split(inside, {';'})
   if len(items) == 1 and opening != '\\{':
     if opening in '({' or opening == '[' and inside[:1] == ['\\begin']:
       while len(inside) > 2 and inside[0] + inside[-1] in ('()', '{}') and (
@@ -341,8 +349,8 @@ def _is_word(text):
 
 def _value(text):
   text, unit = units.split(text)
-  is_percent = text.endswith('%')
-  text = text.rstrip('%').rstrip('\\').strip() if is_percent else text
+  if text.endswith('%'):
+    text, unit = text.rstrip('%').rstrip('\\').strip(), units.PERCENT
   if re.fullmatch(r'[-+]?\d{1,3}([ ,]\d{3})+(\.\d+)?', text):
     text = text.replace(',', '').replace(' ', '')
   digits = text if re.fullmatch(
@@ -350,7 +358,7 @@ def _value(text):
   # Python's spelling of `np.exp(1)` and `8.7e8`
   text = _SCIENTIFIC.sub(
       r'(\1*10^{\2})', re.sub(r'\b(?:np|numpy|math)\.', '', text))
-  return nodes.Node('value', (expressions.parse(text),), digits, unit, is_percent)
+  return nodes.Node('value', (expressions.parse(text),), digits, unit)
 
 
 def _with_unit(node, unit):
