@@ -102,7 +102,7 @@ def read(text: str, depth: int = 0) -> nodes.Node:
       not _SUCH_THAT.isdisjoint(tokens)) and _encloses(tokens) and (
           node := _described(tokens[1:-1], depth)):
     return node
-  for separator, kind in (('\\vee', 'union'), (';', 'list')):
+  for separator, kind in (('\\vee', 'union'), (';', 'list'), ('\\cup', 'union')):
     if separator in tokens and (
         items := _split(tokens, {separator})[0])[1:]:
       return _joined(kind, items, depth)
@@ -110,8 +110,6 @@ def read(text: str, depth: int = 0) -> nodes.Node:
     return _reals(text, depth)
   if not _UNREADABLE.isdisjoint(tokens):
     raise expressions.Unreadable(text)
-  if '\\cup' in tokens:
-    return _joined('union', _split(tokens, {'\\cup'})[0], depth)
   items, _ = _split(tokens, {','})
   if _GROUPED.fullmatch(text):
     text = text.replace(',', '')
@@ -266,9 +264,8 @@ def _fenced(tokens, depth):
     items, _ = _split(inside, {';'})
   if len(items) == 1 and opening != '\\{':
     if opening in '({' or opening == '[' and inside[:1] == ['\\begin']:
-      while len(inside) > 2 and inside[0] + inside[-1] in ('()', '{}') and (
-          _encloses(inside)):
-        inside = inside[1:-1]
+      while _is_enclosed(inside) and _is_enclosed(inside[1:-1]):
+        inside = inside[1:-1]  # The last pair may be that of a tuple.
       return read(''.join(inside), depth + 1)
     return None
   if opening in ('{', '\\{'):
@@ -285,6 +282,11 @@ def _encloses(tokens):
     if level == 0:
       return False
   return True
+
+
+def _is_enclosed(tokens):
+  return len(tokens) > 2 and tokens[0] + tokens[-1] in ('()', '{}') and (
+      _encloses(tokens))
 
 
 def _items(texts, depth, kind='list'):

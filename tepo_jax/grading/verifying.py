@@ -42,7 +42,7 @@ _BRACKETS = re.compile(r'^\s*(?:\\left)?\s*(\\\{|[(\[])')
 # What takes it seconds: deep nesting, towers and factorials of large numbers.
 MAX_NESTING = 10
 _LARGE = re.compile(
-    r'[\d)}]\s*(?:\^|\*\*)\s*[{(]*\s*(?:-?\d+\)?\s*(?:\^|\*\*|!)|\d{5})'
+    r'[\d)}]\s*(?:\^|\*\*)\s*[{(]*\s*(?:-?\d+\)?\s*(?:\^|\*\*|!)|\d{4})'
     r'|\d{5}[)}]*\s*!|![\s)}]*!|\\[dt]?binom\s*\{?\(?\d{5}'
     r'|\\[dt]?binom\s*\{?\(?\d+\s*\^|\\prod.*\^\s*\{?\s*\d{4}'
     r'|\\prod.*\^\s*\{?\s*\d+\s*\^', re.DOTALL)
@@ -111,7 +111,8 @@ def verify_alone(answer: str, references: Sequence[str], alarm_s: int
 
 def _cannot_be(reference, answer):
   """Whether math-verify is known to wrongly call such texts equal."""
-  if _is_too_large(answer) or any(map(_loses_a_part, (reference, answer))):
+  if any(_is_too_large(text) or _loses_a_part(text)
+         for text in (reference, answer)):
     return True
   if _RELATION.search(answer) and not _RELATION.search(reference):
     return True
