@@ -44,8 +44,21 @@ def both(conditions: Sequence[Node]) -> Node | None:
   return named(names[0], united(pieces)) if len(set(names)) == 1 else None
 
 
+def without(numbers: Node, points: Node) -> Node:
+  """An interval or a union of intervals without the members of a set."""
+  others = excluding([point.parts[0] for point in points.parts
+                      if point.kind == 'value'])
+  if points.kind != 'set' or len(_pieces(others)) <= len(points.parts):
+    raise expressions.Unreadable('no set of numbers')
+  return united(_common(_pieces(numbers), _pieces(others)))
+
+
 def _pieces(node):
-  return node.parts if node.kind == 'union' else (node,)
+  pieces = node.parts if node.kind == 'union' else (node,)
+  if any(piece.kind != 'tuple' or len(piece.parts) != 2 or any(
+      end.kind != 'value' for end in piece.parts) for piece in pieces):
+    raise expressions.Unreadable('no intervals')
+  return pieces
 
 
 def united(intervals: Sequence[Node]) -> Node:

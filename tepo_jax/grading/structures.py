@@ -96,7 +96,7 @@ def read(text: str, depth: int = 0) -> nodes.Node:
     return nodes.Node('named', (node,), match[1]) if match[1] else node
   text = _ZEROS.sub(lambda match: match[0].replace(',', ''), text)
   if not _is_word(text):
-    text = _AND.sub(';', _OR.sub(r'\\vee ', text))
+    text = _WITHOUT.sub(r'\\setminus ', _AND.sub(';', _OR.sub(r'\\vee ', text)))
   tokens = _TOKEN.findall(text)
   if tokens[0] == '\\{' and tokens[-1] == '\\}' and (
       not _SUCH_THAT.isdisjoint(tokens)) and _encloses(tokens) and (
@@ -106,8 +106,6 @@ def read(text: str, depth: int = 0) -> nodes.Node:
     if separator in tokens and (
         items := _split(tokens, {separator})[0])[1:]:
       return _joined(kind, items, depth)
-  if _REALS.fullmatch(text) or _WITHOUT.search(text):
-    return _reals(text, depth)
   if not _UNREADABLE.isdisjoint(tokens):
     raise expressions.Unreadable(text)
   items, _ = _split(tokens, {','})
@@ -120,6 +118,9 @@ def read(text: str, depth: int = 0) -> nodes.Node:
     return _rounded(text.rpartition('\\approx')[0], sides[-1], depth)
   if relations:
     return _related(sides, [_RELATIONS[r] for r in relations], depth)
+  whole, *without = _split(tokens, {'\\setminus'})[0]
+  if len(without) == 1:
+    return nodes.without(read(whole, depth + 1), read(without[0], depth + 1))
   return _fenced(tokens, depth) or _single(text, depth)
 
 
@@ -153,20 +154,6 @@ def _joined(kind, texts, depth):
                  for part in parts), ())
   return nodes.both(parts) or nodes.Node(kind, parts) if kind == 'list' else nodes.Node(
       kind, parts)
-
-
-def _reals(text, depth):
-  r"""Reads `\mathbb R` and `\mathbb R\setminus\{0\}`."""
-  whole, *without = _WITHOUT.split(text)
-  variable, element, whole = ('', '', whole) if '\\in' not in whole else (
-      whole.partition('\\in'))
-  if not _REALS.fullmatch(whole.strip()) or len(without) > 1:
-    raise expressions.Unreadable(text)
-  points = read(without[0], depth + 1).parts if without else ()
-  if any(point.kind != 'value' for point in points):
-    raise expressions.Unreadable(text)
-  node = nodes.excluding([point.parts[0] for point in points])
-  return nodes.Node('named', (node,), variable.strip()) if element else node
 
 
 def _described(inside, depth):
@@ -313,6 +300,8 @@ def _single(text, depth):
         int(match[4]) if match[4].lstrip('-').isdigit() else 0)
     if abs(base) > 1 and (match[2][0].isdigit() or abs(base) > 10):
       return nodes.Node('based', (base,), match[2].upper())
+  if _REALS.fullmatch(text):
+    return nodes.excluding(())
   if text == '\\ldots':
     return nodes.Node('dots')
   if _EMPTY.fullmatch(text.casefold()):
