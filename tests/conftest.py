@@ -17,8 +17,8 @@ os.environ['XLA_FLAGS'] = (
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by mark
 def pytest_collection_modifyitems(items):
-  """Marks cases as long, and files of whole runs as nightly; runs the longest
-  files first, so that parallel workers end together."""
+  """Marks cases as long, and the long ones of whole runs as nightly; runs the
+  longest files first, so that parallel workers end together."""
   seen = set()
   for item in items:
     if item.get_closest_marker('long_after_first'):
@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items):
              'test_step.py', 'test_buckets.py', 'test_slice.py',
              'test_fork.py')
   for item in items:
-    if item.path.name in nightly:
+    if item.path.name in nightly and item.get_closest_marker('long'):
       item.add_marker(pytest.mark.nightly)
   items.sort(key=lambda item: item.path.name not in long)
 

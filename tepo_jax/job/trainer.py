@@ -181,8 +181,8 @@ class Trainer:
     that resumes does it again. Updates are finished before stopping.
     """
     self._saved, is_complete = time.monotonic(), True
-    if (kept := self.learner.programs.kept) is not None:
-      self.progress.note(memory_lib.describe_kept(kept))
+    if (states := self.learner.programs.old_states) is not None:
+      self.progress.note(memory_lib.describe_old_states(states))
     if self.learner.update_bytes is not None:
       self.progress.note(memory_lib.describe_remat(
           self.learner.programs.model.remat, self.learner.update_bytes))

@@ -277,7 +277,7 @@ def test_the_choice_begins_with_what_a_chip_can_hold():
         config, programs, lambda _: 0, limit=limit * chips.GIB)
     assert (found.model.remat, found.scorer.model.remat, size) == (
         remat, remat, 0)
-    assert found.kept == programs.kept
+    assert found.old_states == programs.old_states
 
 
 @pytest.mark.long
