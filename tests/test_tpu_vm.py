@@ -565,7 +565,7 @@ def test_tpu_vm_refuses(launch, arguments, without, said):
 
 @pytest.mark.parametrize('type_, said', [
     ('v5e-8', 'v5litepod-8'), ('tpu7x-8', 'use GKE'), ('v7x-8', 'use GKE'),
-    ('v6e', 'not like v6e-16')])
+    ('v6e', 'not like v6e-16'), ('v6e:4x4', 'v6e-16')])
 def test_tpu_vm_refuses_a_type(launch, type_, said):
   done = launch('tpu_vm.sh', '--dry-run', 'create', **launching.SLICE | {
       'TYPE': type_})

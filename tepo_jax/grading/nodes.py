@@ -9,6 +9,7 @@ from tepo_jax.grading import expressions
 from tepo_jax.grading import units
 from tepo_jax.grading import values
 
+_MIRROR = str.maketrans('()[]', ')(][')
 _FLIPPED = {'<': '>', '>': '<', '<=': '>=', '>=': '<='}
 
 
@@ -43,8 +44,21 @@ def both(conditions: Sequence[Node]) -> Node | None:
   return named(names[0], united(pieces)) if len(set(names)) == 1 else None
 
 
+def without(numbers: Node, points: Node) -> Node:
+  """An interval or a union of intervals without the members of a set."""
+  others = excluding([point.parts[0] for point in points.parts
+                      if point.kind == 'value'])
+  if points.kind != 'set' or len(_pieces(others)) <= len(points.parts):
+    raise expressions.Unreadable('no set of numbers')
+  return united(_common(_pieces(numbers), _pieces(others)))
+
+
 def _pieces(node):
-  return node.parts if node.kind == 'union' else (node,)
+  pieces = node.parts if node.kind == 'union' else (node,)
+  if any(piece.kind != 'tuple' or len(piece.parts) != 2 or any(
+      end.kind != 'value' for end in piece.parts) for piece in pieces):
+    raise expressions.Unreadable('no intervals')
+  return pieces
 
 
 def united(intervals: Sequence[Node]) -> Node:
@@ -89,14 +103,15 @@ def named(variable: tuple, numbers: Node) -> Node:
 
 
 def interval(chain: Node) -> tuple[tuple, Node]:
-  """Solves `a<x<b`, `x>=a`, `x!=a` and the like: (variable, set of numbers).
+  """Solves `a<x<b`, `|x|>=a`, `x!=a` and the like: (variable, set of numbers).
 
   Raises:
     expressions.Unreadable: it is no such condition on one variable.
   """
   relations, sides_ = chain.text.split(), list(chain.parts)
-  places = [i for i, side in enumerate(sides_) if side[0] == 'symbol']
-  if relations == ['!='] and places == [0]:
+  places = [i for i, side in enumerate(sides_) if side[0] == 'symbol'
+            or side[:2] == ('call', 'abs') and side[2][0] == 'symbol']
+  if relations == ['!='] and sides_[0][0] == 'symbol' and places == [0]:
     return sides_[0], excluding(sides_[1:])
   if len(places) == 1 and len(sides_) <= 3:
     place = places[0]
@@ -112,9 +127,27 @@ def interval(chain: Node) -> tuple[tuple, Node]:
       ends = (bounds.get(low, ('negative', infinity)),
               bounds.get(high, infinity))
       brackets = ('[' if low == '<=' else '(') + (']' if high == '>=' else ')')
-      return sides_[place], Node(
+      numbers = Node(
           'tuple', tuple(Node('value', (end,)) for end in ends), brackets)
+      variable = sides_[place]
+      return (variable, numbers) if variable[0] == 'symbol' else (
+          variable[2], _of_absolute(numbers))
   raise expressions.Unreadable('no interval')
+
+
+def _of_absolute(numbers):
+  """The numbers whose absolute values are in an interval."""
+  if any(expressions.symbols(end.parts[0]) for end in numbers.parts):
+    raise expressions.Unreadable('no constants')
+  mirrored = Node('tuple', tuple(
+      Node('value', (('negative', end.parts[0]),))
+      for end in reversed(numbers.parts)), numbers.text[::-1].translate(_MIRROR))
+  if expressions.infinity(numbers.parts[0].parts[0]):
+    return Node('tuple', (mirrored.parts[0], numbers.parts[1]),
+                mirrored.text[0] + numbers.text[1])
+  if values.order(numbers.parts[0].parts[0]) < 0:
+    raise expressions.Unreadable('no absolute value')
+  return Node('union', (mirrored, numbers))
 
 
 def excluding(points: Sequence[tuple]) -> Node:

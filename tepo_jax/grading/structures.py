@@ -96,22 +96,18 @@ def read(text: str, depth: int = 0) -> nodes.Node:
     return nodes.Node('named', (node,), match[1]) if match[1] else node
   text = _ZEROS.sub(lambda match: match[0].replace(',', ''), text)
   if not _is_word(text):
-    text = _AND.sub(';', _OR.sub(r'\\vee ', text))
+    text = _WITHOUT.sub(r'\\setminus ', _AND.sub(';', _OR.sub(r'\\vee ', text)))
   tokens = _TOKEN.findall(text)
   if tokens[0] == '\\{' and tokens[-1] == '\\}' and (
       not _SUCH_THAT.isdisjoint(tokens)) and _encloses(tokens) and (
           node := _described(tokens[1:-1], depth)):
     return node
-  for separator, kind in (('\\vee', 'union'), (';', 'list')):
+  for separator, kind in (('\\vee', 'union'), (';', 'list'), ('\\cup', 'union')):
     if separator in tokens and (
         items := _split(tokens, {separator})[0])[1:]:
       return _joined(kind, items, depth)
-  if _REALS.fullmatch(text) or _WITHOUT.search(text):
-    return _reals(text, depth)
   if not _UNREADABLE.isdisjoint(tokens):
     raise expressions.Unreadable(text)
-  if '\\cup' in tokens:
-    return _joined('union', _split(tokens, {'\\cup'})[0], depth)
   items, _ = _split(tokens, {','})
   if _GROUPED.fullmatch(text):
     text = text.replace(',', '')
@@ -122,6 +118,9 @@ def read(text: str, depth: int = 0) -> nodes.Node:
     return _rounded(text.rpartition('\\approx')[0], sides[-1], depth)
   if relations:
     return _related(sides, [_RELATIONS[r] for r in relations], depth)
+  whole, *without = _split(tokens, {'\\setminus'})[0]
+  if len(without) == 1:
+    return nodes.without(read(whole, depth + 1), read(without[0], depth + 1))
   return _fenced(tokens, depth) or _single(text, depth)
 
 
@@ -155,20 +154,6 @@ def _joined(kind, texts, depth):
                  for part in parts), ())
   return nodes.both(parts) or nodes.Node(kind, parts) if kind == 'list' else nodes.Node(
       kind, parts)
-
-
-def _reals(text, depth):
-  r"""Reads `\mathbb R` and `\mathbb R\setminus\{0\}`."""
-  whole, *without = _WITHOUT.split(text)
-  variable, element, whole = ('', '', whole) if '\\in' not in whole else (
-      whole.partition('\\in'))
-  if not _REALS.fullmatch(whole.strip()) or len(without) > 1:
-    raise expressions.Unreadable(text)
-  points = read(without[0], depth + 1).parts if without else ()
-  if any(point.kind != 'value' for point in points):
-    raise expressions.Unreadable(text)
-  node = nodes.excluding([point.parts[0] for point in points])
-  return nodes.Node('named', (node,), variable.strip()) if element else node
 
 
 def _described(inside, depth):
@@ -266,9 +251,8 @@ def _fenced(tokens, depth):
     items, _ = _split(inside, {';'})
   if len(items) == 1 and opening != '\\{':
     if opening in '({' or opening == '[' and inside[:1] == ['\\begin']:
-      while len(inside) > 2 and inside[0] + inside[-1] in ('()', '{}') and (
-          _encloses(inside)):
-        inside = inside[1:-1]
+      while _is_enclosed(inside) and _is_enclosed(inside[1:-1]):
+        inside = inside[1:-1]  # The last pair may be that of a tuple.
       return read(''.join(inside), depth + 1)
     return None
   if opening in ('{', '\\{'):
@@ -285,6 +269,11 @@ def _encloses(tokens):
     if level == 0:
       return False
   return True
+
+
+def _is_enclosed(tokens):
+  return len(tokens) > 2 and tokens[0] + tokens[-1] in ('()', '{}') and (
+      _encloses(tokens))
 
 
 def _items(texts, depth, kind='list'):
@@ -311,6 +300,8 @@ def _single(text, depth):
         int(match[4]) if match[4].lstrip('-').isdigit() else 0)
     if abs(base) > 1 and (match[2][0].isdigit() or abs(base) > 10):
       return nodes.Node('based', (base,), match[2].upper())
+  if _REALS.fullmatch(text):
+    return nodes.excluding(())
   if text == '\\ldots':
     return nodes.Node('dots')
   if _EMPTY.fullmatch(text.casefold()):
