@@ -77,7 +77,7 @@ def train(config: ml_collections.ConfigDict, workdir: files.Path,
     _claim(config, workdir, lock, parent, model)
     with (memory_lib.explaining_exhaustion(config, run.learner.programs),
           contextlib.closing(run.progress), host.compilations_shown(
-              run.progress.compiling, run.progress.compiled)):
+              config.model, run.progress.compiling, run.progress.compiled)):
       run.open(workdir, parent)
       with contextlib.closing(run):
         is_complete = run.run(stop)

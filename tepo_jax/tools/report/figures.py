@@ -244,7 +244,8 @@ def draw(panel: Panel, drawn: Sequence[Curve], text: str,
       bold = trailing_mean(curve.step, curve.mean, WINDOW)
       axes.plot(curve.step, curve.mean, linewidth=0.8, alpha=0.4, **style)
     handles += axes.plot(curve.step, bold, linewidth=1.8,
-                         marker='o' if len(curve.step) < 2 else None, **style)
+                         marker='o' if len(curve.step) < 12 else None,
+                         markersize=3, **style)
     axes.fill_between(curve.step, curve.low, curve.high, alpha=0.18,
                       linewidth=0, color=style['color'])
   axes.set_title(_drawable(panel.title, 60))
