@@ -36,7 +36,10 @@ _UNICODE = str.maketrans({
     '≠': '\\ne ', '±': '\\pm ', '∪': '\\cup ', '∈': '\\in ', '°': '^\\circ ',
     'θ': '\\theta ', '∅': '\\emptyset ', 'Ø': '\\emptyset ', '⋯': '\\ldots ',
     '⁄': '/', '∕': '/', '¢': '\\text{ cents}', '€': '', '£': '', '¥': '',
-    '₹': '', '∖': '\\setminus ', 'ℝ': '\\mathbb{R}', '∠': '\\angle '})
+    '₹': '', '∖': '\\setminus ', 'ℝ': '\\mathbb{R}', '∠': '\\angle '} | {
+        # Invisible: soft hyphens, joiners, marks of direction and byte order.
+        chr(code): '' for code in (0xad, *range(0x200b, 0x2010),
+                                   *range(0x202a, 0x202f), 0x2060, 0xfeff)})
 _GREEK = re.compile('[Α-Ωα-ω]')
 _FOREIGN = re.compile(r'(?<=[\d}])\s*([^\W\d_a-zA-Z]{1,12})(?=\s*\}?$)')
 _VULGAR = re.compile('[¼-¾⅐-⅞]')

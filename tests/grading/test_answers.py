@@ -80,6 +80,7 @@ def test_unknown_style():
     (r'\[ \dfrac{1}{2} \]', r'\frac{1}{2}'), ('90^\\circ', r'90\text{degree}'),
     (r'90^{\circ}+1', '90+1'), (r'10{,}080', '10,080'), (r'1\,000', '1000'),
     (r'\$5', '5'), ('x ≤ 3', r'x\le 3'), (r'x \leqslant 3', r'x\le 3'),
+    ('\ufeff2\u200b', '2'), ('\u200e1\xad0\u202c', '10'),
     (r'a \quad b', 'a b'), (r'\mathbf{7}', '7'), ('−½', r'-\frac12'),
     (r'0.1\overline{6}', r'\frac{15}{90}'), (r"y^{\prime}", "y'"),
     (r'\sin 30^\circ', r'\sin 30\frac{\pi}{180}'),
