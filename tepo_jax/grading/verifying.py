@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import itertools
 import re
 import threading
+from typing import Literal
 
 _PLAIN_TO_LATEX = (
     (re.compile(r'\b(?:np|numpy|math)\.'), ''),
@@ -82,7 +83,7 @@ def verify_alone(answer: str, references: Sequence[str], alarm_s: int
 
   def is_equal(reference, answer, alarm_s):
     return math_verify.verify(
-        *(_parse(text, alarm_s) for text in (reference, answer)),
+        _parse(reference, alarm_s), _parse(answer, alarm_s),
         timeout_seconds=alarm_s, raise_on_error=True)
 
   return _any_equal(answer, references, alarm_s, is_equal)
@@ -102,7 +103,8 @@ def _any_equal(answer, references, alarm_s, is_equal):
   return False, timed_out
 
 
-def _parse(text, alarm_s, mode='any_match'):
+def _parse(text, alarm_s,
+           mode: Literal['any_match', 'first_match'] = 'any_match'):
   import math_verify
   return math_verify.parse(
       f'\\boxed{{{text}}}', extraction_config=[
