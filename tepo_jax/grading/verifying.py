@@ -36,6 +36,7 @@ _LAST_WORDS = re.compile(
 _JOINING = re.compile(_WORDS.pattern + r'[\s,]*(?:and|or)\s*\}')
 _INFINITY = re.compile(r'\\infty|∞')
 _FORMULA = re.compile(r'\\[(\[]')
+_OPERATED = re.compile(r'[-+*/^]\s*\\[(\[]|\\[)\]]\s*[-+*/^]')
 _LETTER = re.compile(r'\W*(?:\\?[a-zA-Z]+|\\math\w+\s*\{\w+\})\W*')
 _BRACKETS = re.compile(r'^\s*(?:\\left)?\s*(\\\{|[(\[])')
 
@@ -119,7 +120,10 @@ def _cannot_be(reference, answer):
     return True
   if _RELATION.search(answer) and not _RELATION.search(reference):
     return True
-  # Of a sentence one formula is compared, perhaps a letter, which is no answer.
+  # Of a sentence one formula is compared, without what is done to it; perhaps a
+  # letter, which is no answer.
+  if _OPERATED.search(answer):
+    return True
   if _FORMULA.search(reference) and _LETTER.fullmatch(answer):
     return True
   if bool(_INFINITY.search(reference)) != bool(_INFINITY.search(answer)):

@@ -84,6 +84,7 @@ def test_words_and_names_are_no_fault(answer, reference):
     ('3-x', '|x-3|'), ('x+3', r'\sqrt{(x+3)^2}'), ('xy', '|xy|'),
     ('ab', r'\sqrt{a^2b^2}'), (r'\frac{x}{y}', r'\frac{|x|}{|y|}'),
     (r'The smallest integer \( k \) is 2022.', 'k'),
+    (r'\(\{n \ge 13\}\)', r'-\(\{n \ge 13\}\)'),
     (r'n-3 \text{ if } n \text{ is odd and } n-2 \text{ otherwise}', 'n-3')])
 def test_parts_and_signs_count(reference, answer):
   assert not _grade(answer, reference)
