@@ -137,8 +137,8 @@ def extract(completion: str, style: str) -> str | None:
   r"""Returns the completion's final answer, or None if it has none.
 
   'boxed': the content of the last `\boxed{...}` or `\fbox{...}` whose brace
-  is closed, or what LaTeX boxes without braces (`\boxed 2`, `\fbox\pi`);
-  unterminated ones are skipped. 'answer': the text after the last `Answer:`,
+  is closed, or if there is none, what LaTeX boxes without braces (`\boxed 2`,
+  `\fbox\pi`); unterminated ones are skipped. 'answer': the text after the last `Answer:`,
   or the content of the box in it. An answer longer than MAX_CHARS does not
   count.
   """
@@ -159,11 +159,16 @@ def extract(completion: str, style: str) -> str | None:
 def boxes(text: str) -> Iterator[str]:
   """The contents of boxes without another inside, in linear time: of those
   whose brace is closed, and of those that have none."""
+  return (content for content, _ in _boxes(text))
+
+
+def _boxes(text):
+  """Yields (content, whether it has braces)."""
   start = _BOX.search(text)
   stack = []  # of open braces: [match, whether a box has ended inside]
   for match in _BRACES.finditer(text, start.start()) if start else ():
     if match['bare']:
-      yield match['bare']
+      yield match['bare'], False
       if stack:
         stack[-1][1] = True
     elif match['box'] or match[0] == '{':
@@ -171,16 +176,19 @@ def boxes(text: str) -> Iterator[str]:
     elif match[0] == '}' and stack:
       opening, has_inner = stack.pop()
       if opening['box'] and not has_inner:
-        yield text[opening.end():match.start()]
+        yield text[opening.end():match.start()], True
       if stack and (opening['box'] or has_inner):
         stack[-1][1] = True
 
 
 def _last_box(text):
-  last = None
-  for last in boxes(text):
-    pass
-  return last
+  """A box without braces counts only if all others are empty: a sentence may
+  mention `\\boxed` before a word of one letter."""
+  found = list(_boxes(text))
+  braced = [content for content, has_braces in found if has_braces]
+  if any(map(str.strip, braced)):
+    return braced[-1]
+  return found[-1][0] if found else None
 
 
 def canonical(text: str) -> str:

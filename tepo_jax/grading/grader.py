@@ -141,6 +141,9 @@ def canonical_key(answer: str) -> str:
     return text if node is None else repr(_key(node))
   except expressions.Unreadable:
     return text
+  except Exception:  # No text from a model may stop an evaluation.
+    _LOG.exception('cannot read %r', answer)
+    return text
 
 
 def _key(node):

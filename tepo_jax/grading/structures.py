@@ -102,6 +102,11 @@ def read(text: str, depth: int = 0) -> nodes.Node:
       not _SUCH_THAT.isdisjoint(tokens)) and _encloses(tokens) and (
           node := _described(tokens[1:-1], depth)):
     return node
+  return _separated(text, tokens, depth)
+
+
+def _separated(text, tokens, depth):
+  """Reads what separators, relations or `\\setminus` join, or one item."""
   for separator, kind in (('\\vee', 'union'), (';', 'list'), ('\\cup', 'union')):
     if separator in tokens and (
         items := _split(tokens, {separator})[0])[1:]:
@@ -212,10 +217,9 @@ def _related(sides, relations, depth):
                 ':'.join(sides))
   if not {'in', ':', '~'}.isdisjoint(relations):
     raise expressions.Unreadable(relations)
-  if relations == ['!='] and sides[0].strip() and ',' in sides[1]:
-    points = read(sides[1], depth + 1)
-    return nodes.named(expressions.parse(sides[0]), nodes.excluding(
-        [part.parts[0] for part in points.parts]))
+  if relations == ['!='] and sides[1].startswith('\\{'):
+    return nodes.named(expressions.parse(sides[0]), nodes.without(
+        nodes.excluding(()), read(sides[1], depth + 1)))
   return nodes.Node('chain', tuple(
       expressions.parse(units.split(side)[0]) for side in sides),
               ' '.join(relations))

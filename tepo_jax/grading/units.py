@@ -36,7 +36,7 @@ _TABLE = {
     'mph': (1, 'mi/h'), 'kph kmh': (1, 'km/h'),
     'cent': ('1/100', 'dollar'), 'dollar usd buck': (1, 'money'),
     'degree deg': (1, 'degree'), 'radian rad': (1, 'radian'),
-    '% percent pct percentage': (1, 'share')}
+    '% percent pct percentage': (1, '%')}
 _NAMES = {name: value for names, value in _TABLE.items()
           for name in names.split()}
 # They say only that a number counts something.
@@ -63,7 +63,7 @@ _POWERS = {'square ': 2, 'sq ': 2, 'cubic ': 3, 'squared': 2, 'cubed': 3}
 _LETTERS = re.compile(r'[a-zA-Z](?: [a-zA-Z])*')
 Unit = tuple[tuple[tuple[str, int], ...], fractions.Fraction]
 DEGREES = ((('degree', 1),), fractions.Fraction(1))
-PERCENT = ((('share', 1),), fractions.Fraction(1))
+PERCENT = ((('%', 1),), fractions.Fraction(1))
 RADIANS = ((('radian', 1),), fractions.Fraction(1))
 
 
@@ -117,7 +117,8 @@ def read(text: str) -> Unit | None:
     return known
   word = text.lower()
   word = word.removesuffix('s') if len(word) > 3 else word
-  return ((word, 1),), fractions.Fraction(1)
+  # The space keeps 5 lengths from being 5 m: no known dimension has one.
+  return ((f'{word} ', 1),), fractions.Fraction(1)
 
 
 def _known(text):

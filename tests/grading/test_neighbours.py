@@ -65,6 +65,7 @@ RIGHT = {
         (r'(-\infty,1)\cup(2,\infty)', r'x<1\text{ or }x>2'),
         (r'(-\infty,1)\cup(2,\infty)', r'x\in(-\infty,1)\cup(2,\infty)'),
         (r'x<1\text{ or }x>2', r'\{x\mid x<1\text{ or }x>2\}'),
+        (r'x\ne1, x\ne2', r'x\ne\{1,2\}'), (r'(|a|,\infty)', 'x>|a|'),
         (r'\infty', r'\text{infinity}'), (r'\infty', 'infinity'),
         (r'-\infty', '-infinity')],
     'lists': [
@@ -133,7 +134,8 @@ WRONG = {
         (r'5\text{ g m}', r'5\text{ kg m}'), ('10', '10m'), ('10', '10s'),
         (r'15\text{ cm}^2', r'15\text{ cm}^0'),
         (r'3\text{ apples}', r'3\text{ pears}'),
-        (r'5\text{ wibbles}', r'5\text{ wobbles}'), ('10m', '10n')],
+        (r'5\text{ wibbles}', r'5\text{ wobbles}'), ('10m', '10n'),
+        ('0.12', '12 shares'), (r'12\%', '12 shares'), ('5 m', '5 lengths')],
     'words': [
         (r'\text{cat}', r'\text{act}'), ('HTH', 'HHT'), ('IV', 'VI'),
         (r'\text{HTH}', 'HHT'), (r'\text{ab}', 'ba'),
@@ -152,7 +154,10 @@ WRONG = {
         (r'x\ne0', r'(-\infty,0)\cup(1,\infty)'), (r'\infty', '-infinity'),
         (r'k\geqslant2', r'(2,\infty)'), ('[1,2]', r'x\ge1'),
         (r'x\in[1,2]', r'\{1,2\}'), ('[1,2]', r'\{y\mid 1\le x\le2\}'),
-        (r'\mathbb R\setminus\{0\}', r'\mathbb R\setminus\{1\}')],
+        (r'\mathbb R\setminus\{0\}', r'\mathbb R\setminus\{1\}'),
+        (r'\mathbb R\setminus\{1\}', r'\mathbb R\setminus 0'),
+        ('[0,5]', r'[0,5]\setminus 1'), (r'x\ne1, x\ne2', r'x\ne(1,2)'),
+        (r'\mathbb R', r'|x|>\infty'), (r'(|a|,\infty)', 'x>a')],
     'lists': [
         ('21,16,11', r'21, 16 \text{ or } 12'), ('1,2,3', r'x=1,2\text{ or }4'),
         (r'\text{A},\text{B}', r'\text{A},\text{C}'),
