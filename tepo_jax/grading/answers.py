@@ -138,9 +138,9 @@ def extract(completion: str, style: str) -> str | None:
 
   'boxed': the content of the last `\boxed{...}` or `\fbox{...}` whose brace
   is closed, or if there is none, what LaTeX boxes without braces (`\boxed 2`,
-  `\fbox\pi`); unterminated ones are skipped. 'answer': the text after the last `Answer:`,
-  or the content of the box in it. An answer longer than MAX_CHARS does not
-  count.
+  `\fbox\pi`); unterminated ones are skipped. 'answer': the text after the last
+  `Answer:`, or the content of the box in it. An answer longer than MAX_CHARS
+  does not count.
   """
   if style not in STYLES:
     raise ValueError(f'unknown answer style {style!r}: use one of {STYLES}')
