@@ -133,11 +133,8 @@ def replace_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, is_shared: bool = False) -> Iterator[pathlib.Path]:
-  """Yields a file to write on this disk, which then replaces `path` at once.
-
-  is_shared: other processes may replace it at the same time. The new file then
-  has a name of its own; otherwise the next one overwrites what a crash leaves.
-  """
+  """Yields a file to write on this disk, which then replaces `path` at once. If
+  other processes may do so too (`is_shared`), it has a name of its own."""
   if is_remote(path):
     with tempfile.TemporaryDirectory() as scratch:
       temporary = pathlib.Path(scratch) / path.name
@@ -151,8 +148,7 @@ def replacing(path: Path, is_shared: bool = False) -> Iterator[pathlib.Path]:
       yield temporary
       os.replace(temporary, path)
     finally:
-      if is_shared:
-        temporary.unlink(missing_ok=True)
+      temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
