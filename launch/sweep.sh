@@ -173,7 +173,10 @@ train_all() {
   local cores
   # macOS has no nproc.
   cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
-  xargs -0 -r -n 4 -P "${JOBS:-$cores}" bash -c 'train "$@"' sweep "$@"
+  # Without a job GNU's xargs adds nothing to the overrides; -r would prevent
+  # that, but the older xargs of macOS refuse it.
+  xargs -0 -n 4 -P "${JOBS:-$cores}" \
+    bash -c "[[ \$# -eq $# ]] || train \"\$@\"" sweep "$@"
 }
 
 # tiny [OVERRIDE ...]

@@ -43,7 +43,7 @@ follow() {
       running) ;;
       unreachable)
         read_state
-        check_requested
+        need_request
         if [[ $state =~ $gone ]]; then verdict=taken; return; fi
         [[ $state != ACTIVE || $count -lt 20 ]] || return 0
         if [[ $count -eq 1 ]]; then
@@ -89,6 +89,8 @@ finish() {
 }
 
 wait_for_program() {
+  read_state
+  [[ -n $dry_run ]] || check_requested
   follow patient
   case $verdict in
     taken) say "$NAME is $state"; exit 42 ;;

@@ -28,10 +28,10 @@
 #   stop              makes a training run or evaluation save and exit
 #   delete            deletes the slice
 #
-# Exit status of wait and watch: the program's; 42 if it was interrupted and has
-# work left. It resumes from its last checkpoint: with `watch` by itself, else
-# with the same `run`, after `delete`, `create` and `setup` if the slice was
-# preempted. For that its --workdir must be in a bucket: gs://BUCKET/NAME, or
+# Exit status of wait and watch: the program's; 2 if nothing was started or the
+# slice cannot be used; 42 if the program was interrupted and has work left. It
+# resumes from its last checkpoint: with `watch` by itself, else with the same
+# `run`, after `delete`, `create` and `setup` if the slice was preempted. For that its --workdir must be in a bucket: gs://BUCKET/NAME, or
 # bucket/NAME in the mounted one. On several hosts, --checkpoint and --out must
 # be there too. --dry-run prints the commands instead.
 #
@@ -126,9 +126,14 @@ state.state,state.failedData.error.code,state.failedData.error.message)"); then
 gone='^(FAILED|SUSPENDED|SUSPENDING|PREEMPTED|TERMINATED|STOPPED|STOPPING)$'
 waiting='^(ACCEPTED|CREATING|PROVISIONING|WAITING_FOR_RESOURCES)$'
 
+# Ends if no slice was requested, according to `state`.
+need_request() {
+  [[ -n $state ]] || fail "there is no slice $NAME: launch/tpu_vm.sh create"
+}
+
 # Ends if no slice was requested, or none was given yet, according to `state`.
 check_requested() {
-  [[ -n $state ]] || fail "there is no slice $NAME: launch/tpu_vm.sh create"
+  need_request
   [[ ! $state =~ $waiting ]] \
     || fail "$NAME is $state: launch/tpu_vm.sh create waits for it"
 }
@@ -142,18 +147,19 @@ need_slice() {
     || fail "$NAME is $state: launch/tpu_vm.sh delete, create, setup"
 }
 
-# explained COMMAND...: runs what needs hosts that are set up. If it fails because
-# they are not, or not there, that is said in place of what gcloud and ssh print.
+# explained COMMAND...: runs what needs hosts that are set up; returns its status.
+# If it fails because they are not, or not there, that is said in place of what
+# gcloud and ssh print.
 explained() {
-  "$@" 2>"$scratch/failed" && return
-  need_slice
-  poll
-  case $verdict in
-    bare) refuse_idle ;;
-    idle) [[ $command != logs ]] || refuse_idle ;;
-  esac
-  cat "$scratch/failed" >&2
-  return 2
+  local status=0
+  "$@" 2>"$scratch/printed" || status=$?
+  if [[ $status -ne 0 ]]; then
+    need_slice
+    poll
+    [[ $verdict != bare ]] || refuse_idle
+  fi
+  cat "$scratch/printed" >&2
+  return "$status"
 }
 
 # Returns once the slice is active; with status 1 if it will not be.
@@ -304,7 +310,8 @@ watch() {
     [[ -z $dry_run ]] || return 0
     case $verdict in
       taken) say "$NAME was taken away ($state); starting again" ;;
-      42 | incomplete | bare | idle) say "interrupted; starting again" ;;
+      42 | incomplete) say "interrupted; starting again" ;;
+      bare | idle) say "no program on $NAME; starting again" ;;
       0 | 1 | 2 | stopped) finish ;;
       *)
         remakes=$((remakes + 1))
@@ -330,7 +337,14 @@ parse_run() {
   arguments=("$@")
 }
 
-show_logs() {
+# logs N|all: may run for hours, so what it needs is checked before, and its stderr
+# is shown at once.
+logs() {
+  need_slice
+  if [[ -z $dry_run ]]; then
+    poll
+    [[ ! $verdict =~ ^(bare|idle)$ ]] || refuse_idle
+  fi
   case $1 in
     all) on_hosts all "tepo/launch/tpu_host.sh logs" ;;
     *) on_hosts "$1" "[ -e tepo/job.log ] && tail -n 100 -F tepo/job.log" ;;
@@ -377,7 +391,7 @@ case $command in
   setup) need_slice; setup || setup_failed ;;
   run) need_slice; run ;;
   stop) explained stop ;;
-  logs) explained show_logs "${1:-0}" ;;
+  logs) logs "${1:-0}" ;;
   fetch) umask 022; explained fetch "$1" ;;
   *) "$command" ;;
 esac

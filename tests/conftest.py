@@ -76,6 +76,23 @@ def compilation_folder():
   compilation_cache.reset_cache()
 
 
+@pytest.fixture
+def set_flags():
+  """Sets a program's flags by name; several programs' tests may share the
+  process, so that no command line is parsed. All are reset afterwards."""
+  from absl import flags
+  from absl.testing import flagsaver
+  saved = flagsaver.save_flag_values()
+  flags.FLAGS.mark_as_parsed()
+
+  def set_values(**given):
+    for name, value in given.items():
+      flags.FLAGS[name].value = value
+
+  yield set_values
+  flagsaver.restore_flag_values(saved)
+
+
 @pytest.fixture(scope='session')
 def bucket_server():
   """An emulator of Google Cloud Storage; it has the bucket gs://lab."""

@@ -38,7 +38,8 @@ _NOT_ON_A_MAC = re.compile(
     r'\b(mapfile|readarray|coproc|BASHPID|EPOCHSECONDS|globstar|sha256sum)\b'
     r'|\b(declare|local|typeset) -\w*[Ang]\b|\$\{\w+(,|\^|@[A-Za-z]\})'
     r'|\[-\d+\]\}|\bwait -n|\[\[ -v |&>>|\|&|\breadlink -f|\bsed -i'
-    r'|\bgrep -\w*P|\bstat -c|\bdate -d|\bnproc\b(?!.* \|\| getconf)')
+    r'|\bxargs (-\S+ (\d+ )?)*(-\w*r\b|--no-run)|\bgrep -\w*P|\bstat -c'
+    r'|\bdate -d|\bnproc\b(?!.* \|\| getconf)')
 
 
 @pytest.mark.parametrize(
@@ -672,6 +673,17 @@ def test_sweep_refuses(launch, sweep, arguments):
   done = sweep(*arguments)
   assert done.returncode == 2 and not launch.log()
   assert done.stderr.count('\n') == 1
+
+
+@pytest.mark.parametrize('seeds, trained', [('7', 1), (' ', 0)])
+def test_sweep_trains_what_there_is_to_train(launch, seeds, trained):
+  """Also nothing, whatever the number of overrides."""
+  (launch.stubs / 'venv_is_there').touch()
+  done = launch('sweep.sh', 'tiny', *4 * ['--config.steps=5'], METHODS='tepo',
+                SEEDS=seeds, JOBS='1', OUT='o')
+  assert done.returncode == 0, done.stderr
+  assert sum('tepo_jax.train ' in line for line in launch.log()) == trained
+  assert ('tepo_7: see ' in done.stdout) == bool(trained)
 
 
 def test_sweep_of_an_own_config_covers_the_grid(launch, sweep):

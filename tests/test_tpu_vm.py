@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
 import tarfile
@@ -323,13 +324,47 @@ def test_an_interrupted_program_is_started_again(launch, tpu):
   assert len(launch.log()) == 4 and _creates(launch) == made
 
 
-def test_a_stopped_program_is_not_started_again(launch, tpu):
-  _does(launch, 0, 'save')
-  with subprocess.Popen(
-      [launch.root / 'launch/tpu_vm.sh', 'watch', '--x'], env=os.environ | {
+def _begin(launch, *arguments):
+  """Starts tpu_vm.sh, in a session of its own, and does not wait for it."""
+  return subprocess.Popen(
+      [launch.root / 'launch/tpu_vm.sh', *arguments], env=os.environ | {
           'PATH': f'{launch.stubs}:{os.environ["PATH"]}', 'PAUSE': '.1',
           'STUBS': str(launch.stubs)} | launching.SLICE,
-      stderr=subprocess.PIPE, text=True) as watch:
+      stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+      start_new_session=True)
+
+
+def test_watch_survives_a_host_that_google_moves(launch, tpu):
+  """The slice's state is then one of those of a request that waits."""
+  _does(launch, 0, 'wait')
+  with _begin(launch, 'watch', '--x') as watch:
+    _wait_for(lambda: _lines(launch, 'hosts_log'))
+    (launch.stubs / 'state').write_text('PROVISIONING\n')
+    _wait_for(lambda: 'n is PROVISIONING' in watch.stderr.readline())
+    (launch.stubs / 'state').write_text('ACTIVE\n')
+    (launch.stubs / 'go').touch()
+    assert watch.wait(20) == 0, watch.stderr.read()
+  assert len(launch.log()) == 1 and _creates(launch) == 1
+
+
+def test_what_ssh_prints_is_shown_with_its_status(launch, tpu):
+  """Of logs at once: it may run for hours."""
+  assert tpu('create').returncode == tpu('setup').returncode == 0
+  assert tpu('run', '--x').returncode == tpu('wait').returncode == 0
+  assert 'SSH: Attempting to connect' in tpu('stop').stderr
+  with _begin(launch, 'logs') as logs:
+    assert 'SSH: Attempting to connect' in logs.stderr.readline()
+    os.killpg(logs.pid, signal.SIGTERM)
+  (launch.stubs / 'host0/down').touch()
+  for command in 'logs', 'stop':
+    done = tpu(command)
+    assert done.returncode == 255
+    assert 'exited with return code [255]' in done.stderr
+
+
+def test_a_stopped_program_is_not_started_again(launch, tpu):
+  _does(launch, 0, 'save')
+  with _begin(launch, 'watch', '--x') as watch:
     _wait_for(lambda: _lines(launch, 'hosts_log'))
     assert tpu('stop').returncode == 0
     assert watch.wait(20) == 42, watch.stderr.read()
@@ -395,7 +430,7 @@ def test_commands_without_a_program_say_so(launch, tpu):
   assert done.returncode == 0
   assert done.stdout.count('no program is in progress\n') == 2
   done = tpu('fetch', 'runs/x')
-  assert done.returncode == 2 and 'runs/x' in done.stderr
+  assert done.returncode == 1 and 'runs/x' in done.stderr
   # A host that lost its program is not one that never had any.
   assert tpu('run', '--x').returncode == tpu('wait').returncode == 0
   (launch.stubs / 'host1/tepo/job.status').unlink()
@@ -533,11 +568,7 @@ def test_the_readme_leads_from_an_empty_project_to_results(launch, tpu):
 
 def test_tpu_vm_waits_for_the_slice(launch, tpu):
   (launch.stubs / 'creates').write_text('WAITING_FOR_RESOURCES\n')
-  with subprocess.Popen(
-      [launch.root / 'launch/tpu_vm.sh', 'create'], env=os.environ | {
-          'PATH': f'{launch.stubs}:{os.environ["PATH"]}', 'PAUSE': '.1',
-          'STUBS': str(launch.stubs)} | launching.SLICE,
-      stderr=subprocess.PIPE, text=True) as create:
+  with _begin(launch, 'create') as create:
     for line in 'v6e-8 is 8 chips on 1 hosts', 'n is WAITING_FOR_RESOURCES':
       assert create.stderr.readline() == f'launch/tpu_vm.sh: {line}\n'
     (launch.stubs / 'state').write_text('ACTIVE\n')

@@ -107,14 +107,15 @@ def _library_rows(shown: str, path: str, subset: str | None, split: str
 
 def _read_rows(shown, rows):
   """The numbered rows. A value may have no form in Python: text that is not
-  UTF-8, a date after the year 9999."""
+  UTF-8, a date after the year 9999. The library converts several rows at once:
+  the first that cannot be read may be any of them."""
   number = 0
   try:
     for number, row in enumerate(rows, 1):
       yield number, row
   except Exception as error:  # What pyarrow raises has no common class.
     raise errors.InputError(
-        f'{shown}: cannot be read after row {number}: '
+        f'{shown}: cannot be read from row {number + 1} on: '
         f'{errors.one_line(error)}') from error
 
 

@@ -224,7 +224,7 @@ def _splash_piece(q_BSNH, k_BSKH, v_BSKH, segment_BS, *, window, interpret,
             splash.SegmentIds(segment_BS, segment_BS))
   if is_packed:
     kernel = _skipping(kernel, block)
-  if is_packed and len(segment_BS) > 1:  # a call skips the same blocks of all
+  if is_packed and len(segment_BS) > 1:  # a call has one set of blocks to skip
     out_BNSH = jax.lax.map(lambda row: kernel(*row), arrays)
   else:
     out_BNSH = jax.vmap(kernel)(*arrays)

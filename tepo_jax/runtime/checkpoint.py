@@ -3,7 +3,8 @@
 DIR/<step>/state holds the arrays, DIR/<step>/extra a small JSON object with
 their digests. A step is listed only once it is complete: if a process is killed
 while saving, the step before stays the latest. The digests detect later damage.
-DIR may be in a bucket: arrays then go there without passing a disk.
+DIR may be in a bucket: arrays then go there without passing a disk. A run on a
+CPU waits for each save (job/trainer._save).
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -504,7 +504,7 @@ def test_values_of_a_parquet_file_that_python_has_not(column, wrong, tmp_path):
   with pytest.raises(errors.InputError) as caught:
     datasets.load(str(path))
   assert str(caught.value).startswith(
-      f'{path}: cannot be read after row 0: {wrong}')
+      f'{path}: cannot be read from row 1 on: {wrong}')
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path):

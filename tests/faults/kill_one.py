@@ -8,7 +8,7 @@ minute: with status 3 if its peer was killed, else both with 42 or 0. The same
 command resumes the run; when it is complete, it is compared with one that
 nothing interrupted, file by file and bit by bit. Prints a line per kill. The
 tool resumes too: DIR holds the runs and the kills so far. Exits with 1 if a
-process did not end as it must or a run differs.
+process did not end as it must, or in time, or a run differs.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import os
 import pathlib
 import random
 import signal
+import subprocess
 import sys
 import time
 
@@ -78,22 +79,41 @@ def is_moment(file: pathlib.Path, during: str, workdir: pathlib.Path) -> bool:
       phases[-1] == during)
 
 
+def strike(job, number: int, file: pathlib.Path, workdir: pathlib.Path) -> bool:
+  """Sends signal `number` to its process, whose phases `file` lists, at its
+  moment; False if the run was complete before."""
+  during, sent, rank = plan(number)
+  while True:
+    if all(process.poll() is not None for process in job):
+      assert [status for status, *_ in jobs.finish(job)] == [0, 0]
+      return False
+    if is_moment(file, during, workdir):
+      # Half of the kills come a little into the phase, the others at its start.
+      time.sleep(random.Random(number).choice([0, 0.02]))
+      if job[rank].poll() is None:
+        job[rank].send_signal(sent)
+        return True
+    time.sleep(0.002)
+
+
+def plan(number: int) -> tuple[str, signal.Signals, int]:
+  """The moment of kill `number`, its signal and the process that gets it."""
+  return MOMENTS[number % 4], SIGNALS[number // 4 % 2], number // 8 % 2
+
+
 def attempt(folder, workdir, number: int) -> dict | None:
   """Makes kill `number`; None if the run was complete before."""
-  during = MOMENTS[number % 4]
-  sent, rank = SIGNALS[number // 4 % 2], number // 8 % 2
+  during, sent, rank = plan(number)
   job, files = start(folder, workdir)
+  is_late = False
   try:
-    while not is_moment(files[rank], during, workdir):
-      if all(process.poll() is not None for process in job):
-        assert [status for status, *_ in jobs.finish(job)] == [0, 0]
-        return None
-      time.sleep(0.002)
-    # Half of the kills come a little into the phase, the others at its start.
-    time.sleep(random.Random(number).choice([0, 0.02]))
-    job[rank].send_signal(sent)
+    if not strike(job, number, files[rank], workdir):
+      return None
     begin = time.monotonic()
-    outcomes = jobs.finish(job, LIMIT_S)
+    try:
+      outcomes = jobs.finish(job, LIMIT_S)
+    except subprocess.TimeoutExpired:  # jobs.finish has then killed both
+      outcomes, is_late = jobs.finish(job), True
   finally:
     for process in job:
       process.kill()
@@ -105,7 +125,7 @@ def attempt(folder, workdir, number: int) -> dict | None:
           'during': during,
           'seen': files[rank].read_text('utf-8').split()[-1],
           'seconds': round(seconds, 1), 'statuses': statuses,
-          'is_right': statuses in wanted,
+          'is_right': statuses in wanted and not is_late,
           'stderr': [text[-600:] for _, _, text in outcomes]}
 
 
