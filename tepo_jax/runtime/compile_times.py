@@ -52,6 +52,8 @@ class CompileTimes:
 
 def _read():
   folder = jax.config.jax_compilation_cache_dir
+  if not folder:
+    return {}
   with contextlib.suppress(OSError, ValueError):
     found = json.loads((files.path(folder) / _NAME).read_text('utf-8'))
     return found if isinstance(found, dict) else {}
