@@ -31,9 +31,10 @@
 # Exit status of wait and watch: the program's; 2 if nothing was started or the
 # slice cannot be used; 42 if the program was interrupted and has work left. It
 # resumes from its last checkpoint: with `watch` by itself, else with the same
-# `run`, after `delete`, `create` and `setup` if the slice was preempted. For that its --workdir must be in a bucket: gs://BUCKET/NAME, or
-# bucket/NAME in the mounted one. On several hosts, --checkpoint and --out must
-# be there too. --dry-run prints the commands instead.
+# `run`, after `delete`, `create` and `setup` if the slice was preempted. For
+# that its --workdir must be in a bucket: gs://BUCKET/NAME, or bucket/NAME in the
+# mounted one. On several hosts, --checkpoint and --out must be there too.
+# --dry-run prints the commands instead.
 #
 # MORE, as variables: CREATE_FLAGS='--reserved --internal-ips --network=…
 # --service-account=…' for gcloud's create; SSH_FLAGS='--internal-ip' or
