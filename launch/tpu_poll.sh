@@ -73,17 +73,15 @@ refuse_idle() {
 finish() {
   on_hosts all "tepo/launch/tpu_host.sh last" >&2 || true
   if [[ $verdict == stopped ]]; then verdict=42; fi
+  warn_of_cost
   case $verdict in
-    0) ;;
+    0) say "the program is complete" ;;
     42) say "interrupted: the same run resumes" ;;
-    unreachable)
-      warn_of_cost
-      fail "a host does not answer" ;;
+    unreachable) fail "a host does not answer" ;;
     *)
       stop >/dev/null 2>&1 || true
       say "status $verdict; see launch/tpu_vm.sh logs all, and /tmp/tpu_logs on" \
-        "the hosts for what the TPU's library says"
-      warn_of_cost ;;
+        "the hosts for what the TPU's library says" ;;
   esac
   exit "$verdict"
 }
