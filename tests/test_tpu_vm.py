@@ -2,6 +2,7 @@
 gcloud."""
 
 import io
+import json
 import os
 import re
 import shlex
@@ -476,16 +477,17 @@ _CREATE = 'ERROR: (gcloud.compute.tpus.queued-resources.create) '
 
 
 def _http(code, status, message):
+  error = {'code': code, 'message': message, 'status': status}
   return (f'{_CREATE}HttpError accessing <https://tpu.googleapis.com/v2/'
-          f"projects/p/locations/z/queuedResources?alt=json>: response: <{{'status': "
-          f"{code}}}>, content <{{\n  \"error\": {{\n    \"code\": {code},\n"
-          f'    "message": "{message}",\n    "status": "{status}"\n  }}\n}}\n>\n'
+          'projects/p/locations/z/queuedResources?alt=json>: response: '
+          f"<{{'status': {code}}}>, content <"
+          f'{json.dumps({"error": error}, indent=2)}\n>\n'
           'This may be due to network connectivity issues. Please check your '
           'network settings, and the status of the service you are trying to '
           'reach.\n')
 
 
-_FULL = ('There is no more capacity in the zone \\"z\\"; you can try in '
+_FULL = ('There is no more capacity in the zone z; you can try in '
          'another zone where Cloud TPU Nodes are offered (see https://cloud.google.com/'
          'tpu/docs/regions) [EID: 0x191e4b746b2c69a9]')
 _QUOTA = ("Quota limit 'TPUV6EPreemptiblePerProjectPerZoneForTPUAPI' has been "
