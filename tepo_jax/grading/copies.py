@@ -7,7 +7,8 @@ form. The form is what is written, without names before `=`, spaces, fonts and
 brackets that change nothing, the order of sums and products, +0, ·1 and /1.
 
 No copies are: numbers, unless the problem asks for another notation ("as a
-decimal"), and answers to problems that ask to choose among options.
+decimal") or the reference is uncomputed (1/8 + 1/12 + 1/24 for 1/4), and answers
+to problems that ask to choose among options.
 """
 
 import functools
@@ -25,7 +26,7 @@ _MARKED = re.compile(
 _UNMARKED = re.compile(r'[\d(](?:[-+*/^().\d ]{0,200}[)\d])?')
 _OPTIONS = re.compile(
     r'(?<!for )(?<!in )(?<!at )(?<!of )\bwhich\b'
-    r'|\b(?:choose|select|options?|choices|either|whether)\b|\(\s*A\s*\)'
+    r'|(?<!\\)\b(?:choose|select|options?|choices|either|whether)\b|\(\s*A\s*\)'
     r'|\\text\w*\s*\{\s*\(?A\)|(?:\$|\\\))\s*,?\s*or\b[^.?]{0,20}?(?:\$|\\\()',
     re.IGNORECASE)
 _NOTATION = re.compile(
@@ -36,16 +37,15 @@ _NOTATION = re.compile(
 def is_copied(answer: str, node: nodes.Node | None,
               reference: nodes.Node | None, problem: str) -> bool:
   """Whether a canonical answer, read as `node`, copies the problem."""
-  if reference is None:
-    return False
   texts, forms = _formulas(problem)
   if node is None:
     return ''.join(answer.split()) in texts and not _is_choice(problem)
-  form, wanted = _form(node), _form(reference)
+  form, wanted = _form(node), reference and _form(reference)
   if form == wanted or form not in forms or _is_choice(problem):
     return False
   return not _is_number(form) or bool(
-      _is_number(wanted) and _NOTATION.search(problem))
+      wanted and wanted[0] == 'value' and (
+          not _is_number(wanted) or _NOTATION.search(problem)))
 
 
 def without_question(node: nodes.Node | None,

@@ -207,9 +207,12 @@ def _related(sides, relations, depth):
   if relations == ['='] and _NAMED.fullmatch(sides[1].strip()) and (
       not _NAMED.fullmatch(sides[0].strip())):
     sides = sides[::-1]  # 12 = n
-  if set(relations) <= {'=', 'in'} and _NAMED.fullmatch(sides[0].strip()) or (
+  if (relations == ['in'] or set(relations) == {'='}) and (
+      _NAMED.fullmatch(sides[0].strip())) or (
       relations == [':'] and _LABEL.fullmatch(sides[0].strip())
       and not set(sides[0].split()) & _CODE):
+    if any(map(_differs, sides[1:-1], sides[2:])):
+      raise expressions.Undefined(relations)  # n=7=6
     return nodes.Node('named', (read(sides[-1], depth + 1),), sides[0].strip())
   if relations == [':']:  # a ratio
     return nodes.Node('value', (
@@ -223,6 +226,16 @@ def _related(sides, relations, depth):
   return nodes.Node('chain', tuple(
       expressions.parse(units.split(side)[0]) for side in sides),
               ' '.join(relations))
+
+
+def _differs(first, second):
+  """Whether two sides are constants of different values."""
+  try:
+    trees = expressions.parse(first), expressions.parse(second)
+    return not any(map(expressions.symbols, trees)) and (
+        values.equal(*trees) is False)
+  except expressions.Unreadable:
+    return False
 
 
 def _rounded(exact, decimal, depth):
