@@ -207,12 +207,12 @@ def _related(sides, relations, depth):
   if relations == ['='] and _NAMED.fullmatch(sides[1].strip()) and (
       not _NAMED.fullmatch(sides[0].strip())):
     sides = sides[::-1]  # 12 = n
-  if (relations == ['in'] or set(relations) == {'='}) and (
+  is_equation = set(relations) == {'='} and not any(
+      map(_differ, sides[1:-1], sides[2:]))  # no n=7=6
+  if (is_equation or relations == ['in']) and (
       _NAMED.fullmatch(sides[0].strip())) or (
       relations == [':'] and _LABEL.fullmatch(sides[0].strip())
       and not set(sides[0].split()) & _CODE):
-    if any(map(_differs, sides[1:-1], sides[2:])):
-      raise expressions.Undefined(relations)  # n=7=6
     return nodes.Node('named', (read(sides[-1], depth + 1),), sides[0].strip())
   if relations == [':']:  # a ratio
     return nodes.Node('value', (
@@ -228,12 +228,10 @@ def _related(sides, relations, depth):
               ' '.join(relations))
 
 
-def _differs(first, second):
-  """Whether two sides are constants of different values."""
+def _differ(first, second):
+  """Whether two sides have different values."""
   try:
-    trees = expressions.parse(first), expressions.parse(second)
-    return not any(map(expressions.symbols, trees)) and (
-        values.equal(*trees) is False)
+    return values.equal(*map(expressions.parse, (first, second))) is False
   except expressions.Unreadable:
     return False
 
