@@ -175,12 +175,13 @@ def _same_chain(reference, answer):
   if len({any(map(expressions.symbols, node.parts))
           for node in (reference, answer)}) == 2:
     return False
-  if set(reference.text.split()) | set(answer.text.split()) == {'='}:
+  if set(reference.text.split()) | set(answer.text.split()) == {'='} and any(
+      map(expressions.symbols, reference.parts)):
     if len(reference.parts) == len(answer.parts) == 2:
       return values.proportional(*(
           ('sum', node.parts[0], ('negative', node.parts[1]))
           for node in (reference, answer)))
-    return None
+    return None if len(reference.parts) == len(answer.parts) else False
   if reference.text == answer.text and _all(map(
       values.equal, reference.parts, answer.parts)):
     return True

@@ -7,7 +7,8 @@ form. The form is what is written, without names before `=`, spaces, fonts and
 brackets that change nothing, the order of sums and products, +0, ·1 and /1.
 
 No copies are: numbers, unless the problem asks for another notation ("as a
-decimal"), and answers to problems that ask to choose among options.
+decimal") or the reference is uncomputed (1/8 + 1/12 + 1/24 for 1/4), and answers
+to problems that ask to choose among options.
 """
 
 import functools
@@ -25,9 +26,10 @@ _MARKED = re.compile(
 _UNMARKED = re.compile(r'[\d(](?:[-+*/^().\d ]{0,200}[)\d])?')
 _OPTIONS = re.compile(
     r'(?<!for )(?<!in )(?<!at )(?<!of )\bwhich\b'
-    r'|\b(?:choose|select|options?|choices|either|whether)\b|\(\s*A\s*\)'
+    r'|(?<!\\)\b(?:choose|select|options?|choices|either|whether)\b|\(\s*A\s*\)'
     r'|\\text\w*\s*\{\s*\(?A\)|(?:\$|\\\))\s*,?\s*or\b[^.?]{0,20}?(?:\$|\\\()',
     re.IGNORECASE)
+_REPEATING = re.compile(r'\.\d*\\(?:overline|bar|dot)')
 _NOTATION = re.compile(
     r'\b(?:decimal|fraction|percent\w*|mixed|lowest|simplest|simplif\w+|reduced?'
     r'|scientific|notation|convert|round\w*|form)\b', re.IGNORECASE)
@@ -36,16 +38,26 @@ _NOTATION = re.compile(
 def is_copied(answer: str, node: nodes.Node | None,
               reference: nodes.Node | None, problem: str) -> bool:
   """Whether a canonical answer, read as `node`, copies the problem."""
-  if reference is None:
-    return False
   texts, forms = _formulas(problem)
   if node is None:
     return ''.join(answer.split()) in texts and not _is_choice(problem)
-  form, wanted = _form(node), _form(reference)
+  form, wanted = _form(node), reference and _form(reference)
   if form == wanted or form not in forms or _is_choice(problem):
     return False
   return not _is_number(form) or bool(
-      _is_number(wanted) and _NOTATION.search(problem))
+      wanted and wanted[0] == 'value' and (
+          not _is_number(wanted) or _NOTATION.search(problem)))
+
+
+def is_repeated(answer: str, reference: str, problem: str) -> bool:
+  r"""Whether `0.\overline{7}` is copied where its fraction is asked for."""
+  return bool(_NOTATION.search(problem)) and bool(
+      _REPEATING.search(answer)) and not _REPEATING.search(reference) and (
+          _plain(answer) in _plain(problem))
+
+
+def _plain(text):
+  return re.sub(r'[\s{}$]', '', text)
 
 
 def without_question(node: nodes.Node | None,

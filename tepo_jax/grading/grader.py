@@ -101,7 +101,8 @@ def _decide(answer, reference):
   if not ours:  # a font or a colour without text
     return False
   if ours == theirs:
-    return True
+    return not (reference.problem and copies.is_repeated(
+        answer, reference.text, reference.problem))
   numbers = [answers_lib.number(text) for text in (ours, theirs)]
   if reference[1:3] == (None, None) and None not in numbers and (
       ',' not in ours or ',' not in theirs):

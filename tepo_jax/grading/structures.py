@@ -207,7 +207,10 @@ def _related(sides, relations, depth):
   if relations == ['='] and _NAMED.fullmatch(sides[1].strip()) and (
       not _NAMED.fullmatch(sides[0].strip())):
     sides = sides[::-1]  # 12 = n
-  if set(relations) <= {'=', 'in'} and _NAMED.fullmatch(sides[0].strip()) or (
+  is_equation = set(relations) == {'='} and not any(
+      map(_differ, sides[1:-1], sides[2:]))  # no n=7=6
+  if (is_equation or relations == ['in']) and (
+      _NAMED.fullmatch(sides[0].strip())) or (
       relations == [':'] and _LABEL.fullmatch(sides[0].strip())
       and not set(sides[0].split()) & _CODE):
     return nodes.Node('named', (read(sides[-1], depth + 1),), sides[0].strip())
@@ -223,6 +226,14 @@ def _related(sides, relations, depth):
   return nodes.Node('chain', tuple(
       expressions.parse(units.split(side)[0]) for side in sides),
               ' '.join(relations))
+
+
+def _differ(first, second):
+  """Whether two sides have different values."""
+  try:
+    return values.equal(*map(expressions.parse, (first, second))) is False
+  except expressions.Unreadable:
+    return False
 
 
 def _rounded(exact, decimal, depth):

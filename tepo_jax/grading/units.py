@@ -43,19 +43,21 @@ _NAMES = {name: value for names, value in _TABLE.items()
 _VAGUE = frozenset(('unit', 'units', 'square units', 'cubic units', 'sq units',
                     'square unit', 'cubic unit', 'units squared',
                     'units cubed'))
+# Functions, operators and words of sentences: 2n if n is even.
+_NO_UNITS = (r'(?!\s*(?:mod|choose|pi|times|over|or|and|if|for|when|base|plus'
+             r'|minus|a?(?:sin|cos|tan)|sqrt|log|ln|exp|is|are|must|has|have'
+             r'|such|where|exists?|to|not|no|with)\b)')
 _TEXT = re.compile(
     r'^(?P<rest>.*?[^\s\\])\s*\\(?:text|mathbf|rm)\s*'
-    r'\{(?P<unit>(?:[^\W\d_]|[~ .,/%\'()-]|\^\s*-?\d|\\[,%~ ]|\\cdot )*)\}'
+    r'\{' + _NO_UNITS + r'(?P<unit>(?:[^\W\d_]|[~ .,/%\'()-]|\^\s*-?\d|\\[,%~ ]|\\cdot )*)\}'
     r'(?P<tail>(?:\s*(?:/|\\cdot|\s)\s*\\(?:text|mathbf)\s*\{[\s~]*[a-zA-Z]+'
     r'\s*\}(?:\s*\^\s*\{?-?\d\}?)?|\s*/\s*\{?[\s~]*[a-zA-Z]+\s*\}?'
     r'|\s*\^\s*\{?-?\d\}?)*)$', re.DOTALL)
 _PLAIN = re.compile(
     r'^(?P<rest>.*[\d})!])\s*(?P<unit>[a-zA-Z][a-zA-Z ./^*\d-]*)$', re.DOTALL)
-# A number, a space and words: 12 eggs. No function or operator.
-_WORDS = re.compile(
-    r'^(?P<rest>[-+]?[\d.,/]*\d|.*\}) (?P<unit>(?!(?:mod|choose|pi|times|over'
-    r'|or|and|if|for|when|base|plus|minus|a?(?:sin|cos|tan)|sqrt|log|ln|exp|is'
-    r'|to|not|no|with)\b)[a-z]{3,}(?: [a-z]+){0,3})$', re.DOTALL)
+# A number, a space and words: 12 eggs.
+_WORDS = re.compile(r'^(?P<rest>[-+]?[\d.,/]*\d|.*\}) (?P<unit>' + _NO_UNITS
+                    + r'[a-z]{3,}(?: [a-z]+){0,3})$', re.DOTALL)
 _FACTOR = re.compile(
     r'(square |sq |cubic )?([^\W\d_]+|%)(?:\^?(-?\d)| (squared|cubed))?')
 _POWERS = {'square ': 2, 'sq ': 2, 'cubic ': 3, 'squared': 2, 'cubed': 3}

@@ -22,9 +22,10 @@ _PLAIN_TO_LATEX = (
                 r'|arcsin|arccos|arctan)(?=\s*\())'), r'\\\1'),
 )
 # Parts that math-verify drops: bases, digits in \text{}, operands of \max,
-# dots. (Texts of equal spelling were accepted before.)
+# dots, limits. (Texts of equal spelling were accepted before.)
 _DROPPED = re.compile(r'\d\)?_|\\(?:text|mathrm|mbox)\s*\{[^{}]*\d'
-                      r'|\\(?:max|min)\s*[a-zA-Z\d]|\\[lcvd]?dots|\.\.\.')
+                      r'|\\(?:max|min)\s*[a-zA-Z\d]|\\[lcvd]?dots|\.\.\.'
+                      r'|\\lim(?![a-zA-Z])')
 # It reads one side of these.
 _RELATION = re.compile(r'\\(?:approx|equiv|sim|cong)(?![a-zA-Z])|[≈≡≃≅≒]|\|_')
 # If a brace ends the text, it drops all from the first words on.
@@ -35,7 +36,18 @@ _LAST_WORDS = re.compile(
     r'[\s.,;:!$)\]}\\]*$')
 _JOINING = re.compile(_WORDS.pattern + r'[\s,]*(?:and|or)\s*\}')
 _INFINITY = re.compile(r'\\infty|∞')
-_FORMULA = re.compile(r'\\[(\[]')
+_FORMULA = re.compile(r'(?<!\\)\\(?:\(.*?\\\)|\[.*?\\\])', re.DOTALL)
+# What counts in a sentence: formulas, and between them numbers and answers.
+_CLAIMS = (r'\b(?:no|not|none|never|cannot|yes|true|false|impossible|finite'
+           r'|infinite|odd|even)\b')
+_PART = re.compile(
+    r'(?<!\\)\\(?:\((.*?)\\\)|\[(.*?)\\\])|(-?\d+(?:\.\d+)?|' + _CLAIMS + ')',
+    re.DOTALL | re.IGNORECASE)
+_STATES = re.compile(
+    r'[=<>]|\\(?:[lg]eq?|in|neq?|approx|equiv)(?![a-zA-Z])|' + _CLAIMS)
+# Words, and not letters of a product; formulas in such a sentence may have $.
+_PROSE = re.compile(r'(?:(?<![\\a-zA-Z{])[a-zA-Z]{2,} ){3}')
+_DOLLARS = re.compile(r'(?<!\\)\$([^$]+)\$')
 _OPERATED = re.compile(r'[-+*/^]\s*\\[(\[]|\\[)\]]\s*[-+*/^]')
 _LETTER = re.compile(r'\W*(?:\\?[a-zA-Z]+|\\math\w+\s*\{\w+\})\W*')
 _BRACKETS = re.compile(r'^\s*(?:\\left)?\s*(\\\{|[(\[])')
@@ -46,8 +58,8 @@ MAX_NESTING = 10
 _LARGE = re.compile(
     r'[\d)}]\s*(?:\^|\*\*)\s*[{(]*\s*(?:-?\d+\)?\s*(?:\^|\*\*|!)|\d{4})'
     r'|\d{5}[)}]*\s*!|![\s)}]*!|\\[dt]?binom\s*\{?\(?\d{5}'
-    r'|\\[dt]?binom\s*\{?\(?\d+\s*\^|\\prod.*\^\s*\{?\s*\d{4}'
-    r'|\\prod.*\^\s*\{?\s*\d+\s*\^', re.DOTALL)
+    r'|\\[dt]?binom\s*\{?\(?\d+\s*\^|\d{4}\s*\\choose'
+    r'|\\(?:sum|prod).*\^\s*\{?\s*(?:\d{4}|\d+\s*\^)', re.DOTALL)
 # These it computes at once where only sums, products and quotients are left.
 MAX_POWERS = 4
 _POWER = re.compile(r'(?<![\d.])\d{1,4}\s*(?:\^|\*\*)\s*'
@@ -159,6 +171,29 @@ def _loses_a_part(text):
 
 
 def _is_equal(reference, answer, alarm_s):
+  """Two sentences are compared by their parts. Of one sentence, math-verify
+  compares a formula: the reference's earlier ones may state nothing else."""
+  reference, answer = (
+      _DOLLARS.sub(r'\\(\1\\)', text) if _PROSE.search(text) else text
+      for text in (reference, answer))
+  wanted, given = _parts(reference), _parts(answer)
+  if wanted and given:
+    return len(wanted) == len(given) and all(
+        first == second or _are_equal(first, second, alarm_s)
+        for first, second in zip(wanted, given))
+  return not any(map(_STATES.search, wanted[:-1])) and _are_equal(
+      reference, answer, alarm_s)
+
+
+def _parts(text):
+  """The formulas of a sentence and what counts between them; else []."""
+  if not _FORMULA.search(text):
+    return []
+  return [(round_ or square).strip() or between.lower()
+          for round_, square, between in _PART.findall(text)]
+
+
+def _are_equal(reference, answer, alarm_s):
   import math_verify
   import sympy
 

@@ -138,7 +138,14 @@ _COPIES = [
      r'\begin{pmatrix}2\\4\end{pmatrix}', r'2\begin{pmatrix}1\\2\end{pmatrix}'),
     (r'Write $y-2x=3$ in slope-intercept form.', 'y=2x+3', 'y-2x=3'),
     (r'Compute the vector $(1+1,2+2)$.', '(2,4)', '(1+1,2+2)'),
-    (r'If $3x+4y=10$, find $3x+4y$.', '10', '3x+4y=10')]
+    (r'If $3x+4y=10$, find $3x+4y$.', '10', '3x+4y=10'),
+    (r'Write $1$ as a sum of unit fractions.',
+     r'\frac12+\frac13+\frac16', '1'),
+    (r'Write $3.\overline{7}$ as a fraction.', r'\frac{34}{9}',
+     r'3.\overline{7}'),
+    (r'Find $\frac{3}{\frac{6}{11}}$.', r'\frac{11}{2}', r'\frac{3}{\frac{6}{11}}'),
+    (r'Let $A = {10 \choose 2}$ and $x=2A$. Find $x/2$.', '45', r'{10 \choose 2}'),
+    (r'Find all values of $f(10)$.', r'All \(f(10)\) are even numbers.', 'f(10)')]
 
 
 @pytest.mark.parametrize('problem, reference, copy', _COPIES)

@@ -104,7 +104,29 @@ RIGHT = {
         ('2|x|+|y|', '|y|+2|x|'), (r'3\pmod 5', r'3'),
         (r'x\equiv3\pmod 5', r'3\pmod{5}'), (r'\max(2,3)', '3')],
 }
+RIGHT['sentences'] = [
+    (r'It is \(2^{1024}-1\).', r'2^{1024}-1'),
+    (r'The least value of \(a_{10}\) is \(248\).', '248'),
+    (r'The least value of \(a_{10}\) is \(248\).',
+     r'The least value of \(a_{10}\) is \(247+1\).'),
+    (r'The roots are \(n=1\) and \(n=3\).',
+     r'The roots are \(1=n\) and \(n=3\).'),
+    (r'The pair is \((a,b)=(1,2)\).', r'(a,b)=(1,2)'),
+    (r'2^n\text{ ways}', '2^n')]
 WRONG = {
+    'sentences': [
+        (r'The roots are \(n=1\) and \(n=3\).', 'n=3'),
+        (r'The roots are \(n=1\) and \(n=3\).',
+         r'The roots are \(n=2\) and \(n=3\).'),
+        (r'Of numbers from 0 to 1, \(x_k=0\).',
+         r'Of numbers from 0 to 4, \(x_k=0\).'),
+        (r'There is no such \(f(x)=2\).', r'There is such \(f(x)=2\).'),
+        (r'There are no pairs with \(m=16n\).', 'm=16n'),
+        (r'n\text{ must be odd}', 'n'), (r'n\text{ is odd}', r'n\text{ is even}'),
+        (r'f(x)=0\ \forall x\in\mathbb{R}', r'f(x)=1\ \forall x\in\mathbb{R}'),
+        (r'The labels of $(2,4)$ are the multiples of 3 from 0 to 6.',
+         r'\frac{1}{2^{1007}}'),
+        (r'\lim_{n\to\infty} c_n=4\pi', r'\lim_{n\to\infty} c_n=7\pi')],
     'sizes': [
         ('6', '(' * 60 + '5' + ')' * 60), ('1', r'2^{2^{100}}'),
         ('2^{2^{100}}', '2^{2^{101}}'), ('5', r'9^{9^{9^9}}'),
@@ -112,6 +134,8 @@ WRONG = {
         ('1000000!', '1000001!'), ('5', '((((9!)!)!)!)!'),
         ('5', '9**9**9**9'), ('5', r'\binom{10^9}{10^8}')],
     'equations for numbers': [
+        ('6', 'x=7=6'), ('y=2x', 'y=3x=2x'),
+        (r'(\sqrt2-1)(\sqrt2+1)=1', r'(\sqrt2-5)(\sqrt2+1)=1'),
         ('12', '12=2n'), ('y=2x+3', '2x+3=2y'),
         ('10', '3x+4y=10'), ('6', '7=6'), ('13', '13_{12}'), ('10', '2x=10'),
         ('10', 'x+y=10'), ('6', r'\sqrt{7}=6'), ('10', 'x^2=10'),
@@ -144,7 +168,7 @@ WRONG = {
         ('32349', '32, 349'), ('1, 234', '1234'), ('1, 234', '1,235'),
         ('1234', '1, 234'), ('1234', '(1,234)'), ('32349', '349, 32')],
     'intervals': [
-        ('x>1', r'x>1\text{ and }x>3'), ('1<x<3', r'x>3\text{ and }x<1'),
+        ('r>3, r<1', 'r>6, r<1'), ('x>1', r'x>1\text{ and }x>3'), ('1<x<3', r'x>3\text{ and }x<1'),
         ('[0,5]', r'[0,5]\setminus\{1\}'), ('x>0', r'x>0, x\ne1'),
         ('|x|<3', 'x<3'), ('|x|>2', 'x>2'),
         ('|x|>2', r'(-\infty,-2]\cup[2,\infty)'), ('|x|>-1', 'x>-1'),
