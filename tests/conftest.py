@@ -2,7 +2,9 @@
 a GPU or TPU: launch/test.sh names it in TEPO_TEST_DEVICE."""
 
 import os
+import pathlib
 
+import filelock
 import pytest
 
 os.environ['JAX_PLATFORMS'] = {
@@ -49,15 +51,39 @@ def quick_compile():
   jax.config.update('jax_disable_most_optimizations', before)
 
 
+@pytest.fixture(scope='session')
+def shared_folder(tmp_path_factory) -> pathlib.Path:
+  """A folder of this session, the same for all parallel workers."""
+  folder = tmp_path_factory.getbasetemp()
+  if 'PYTEST_XDIST_WORKER' in os.environ:
+    folder = folder.parent
+  return folder
+
+
 @pytest.fixture(scope='session', autouse=True)
-def compile_once(tmp_path_factory):
+def compile_once(shared_folder):
   """Lets the programs that tests run share their compiled functions."""
-  cache = tmp_path_factory.mktemp('compiled')
-  os.environ['JAX_COMPILATION_CACHE_DIR'] = str(cache)
+  os.environ['JAX_COMPILATION_CACHE_DIR'] = str(shared_folder / 'compiled')
   os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
+  # With a limit, jax locks the folder: no process reads half a program.
+  os.environ['JAX_COMPILATION_CACHE_MAX_SIZE'] = str(2 << 30)
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope='session')
+def untrained_model(shared_folder, programs) -> pathlib.Path:
+  """The model folder of `runs.UNTRAINED`, made once for all workers."""
+  from tests import runs
+  folder = shared_folder / 'untrained'
+  with filelock.FileLock(shared_folder / 'untrained.lock'):
+    if not folder.exists():
+      made = shared_folder / 'untrained.partial'
+      programs.run('pretrain', '--config=configs/tiny.py', f'--out={made}',
+                   *runs.UNTRAINED, status=0)
+      made.rename(folder)
+  return folder
+
+
+@pytest.fixture(scope='session')
 def programs():
   """Runs the programs in forks of one process."""
   from tests import fork_server
