@@ -28,17 +28,19 @@ def pytest_collection_modifyitems(items):
       if test in seen:
         item.add_marker(pytest.mark.long)
       seen.add(test)
-  long = ('test_programs.py', 'test_layouts.py', 'test_kill.py',
-          'test_replay.py', 'test_lora_run.py', 'test_schedule.py',
-          'test_step.py', 'test_bad_input.py', 'test_buckets.py',
-          'test_slice.py', 'test_run.py', 'test_fork.py')
+  long = ('test_every_row.py', 'test_programs.py', 'test_layouts.py',
+          'test_kill.py', 'test_replay.py', 'test_real_model.py',
+          'test_own_reward.py', 'test_measure.py', 'test_lora_run.py',
+          'test_schedule.py', 'test_step.py', 'test_bad_input.py',
+          'test_buckets.py', 'test_slice.py', 'test_run.py', 'test_fork.py')
   nightly = ('test_layouts.py', 'test_kill.py', 'test_lora_run.py',
              'test_step.py', 'test_buckets.py', 'test_slice.py',
              'test_fork.py')
   for item in items:
     if item.path.name in nightly and item.get_closest_marker('long'):
       item.add_marker(pytest.mark.nightly)
-  items.sort(key=lambda item: item.path.name not in long)
+  items.sort(key=lambda item: long.index(item.path.name)
+             if item.path.name in long else len(long))
 
 
 @pytest.fixture(scope='module')
