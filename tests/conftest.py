@@ -63,12 +63,11 @@ def shared_folder(tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.fixture(scope='session', autouse=True)
-def compile_once(shared_folder):
+def compile_once(tmp_path_factory):
   """Lets the programs that tests run share their compiled functions."""
-  os.environ['JAX_COMPILATION_CACHE_DIR'] = str(shared_folder / 'compiled')
+  cache = tmp_path_factory.mktemp('compiled')
+  os.environ['JAX_COMPILATION_CACHE_DIR'] = str(cache)
   os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
-  # With a limit, jax locks the folder: no process reads half a program.
-  os.environ['JAX_COMPILATION_CACHE_MAX_SIZE'] = str(2 << 30)
 
 
 @pytest.fixture(scope='session')

@@ -187,8 +187,7 @@ print(events.count('/jax/compilation_cache/cache_hits'))
 """
 
 
-def test_compiled_programs_are_kept_in_a_bucket(bucket_server, monkeypatch):
-  monkeypatch.delenv('JAX_COMPILATION_CACHE_MAX_SIZE')  # needs a lock
+def test_compiled_programs_are_kept_in_a_bucket(bucket_server):
   hits = [int(subprocess.run(
       [sys.executable, '-c', 'from tepo_jax.runtime import files\n'
        'files.path(__import__("sys").argv[1])\n' + _COMPILE,

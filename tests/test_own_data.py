@@ -92,7 +92,7 @@ def test_it_shows_the_prompts(recipe):
 def test_it_trains(recipe):
   os.rename(recipe.folder / 'FOLDER', recipe.folder / 'TOKENIZER')
   recipes.save_model(recipe.folder / 'FOLDER', recipe.folder / 'TOKENIZER')
-  done = recipe.run('train', *_SMALL, JAX_DISABLE_MOST_OPTIMIZATIONS='1')
+  done = recipe.run('train', *_SMALL)
   assert done.returncode == 0, done.stderr[-3000:]
   assert "skipped: pupils.csv: row 3: 'solution' is empty" in done.stderr
   records = runs.records(recipe.folder / 'DIR')

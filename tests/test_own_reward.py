@@ -20,6 +20,13 @@ def sometimes_bad(completions, row, tokens, ended):
 '''
 
 
+@pytest.fixture(scope='module')
+def model(tmp_path_factory):
+  out = tmp_path_factory.mktemp('model') / 'base'
+  runs.make_model(out)
+  return out
+
+
 def _train(model, folder, monkeypatch, *arguments, status=0):
   (folder / 'own_reward.py').write_text(OWN)
   monkeypatch.setenv('PYTHONPATH', str(folder))
@@ -34,9 +41,8 @@ def _dumped(folder, step):
       folder / f'run/rollouts/step_{step:06d}.jsonl').open()]
 
 
-def test_the_reward_is_what_the_functions_gave(
-    untrained_model, tmp_path, monkeypatch):
-  _train(untrained_model, tmp_path, monkeypatch,
+def test_the_reward_is_what_the_functions_gave(model, tmp_path, monkeypatch):
+  _train(model, tmp_path, monkeypatch,
          "--config.reward.functions=('accuracy','own_reward:few_words')",
          '--config.reward.weights=(1.0,0.25)')
   for record in runs.records(tmp_path / 'run')[1:]:  # 0 is an evaluation
@@ -55,20 +61,23 @@ def test_the_reward_is_what_the_functions_gave(
 
 
 def test_a_failing_function_stops_the_run_or_counts_as_zero(
-    untrained_model, tmp_path, monkeypatch):
+    model, tmp_path, monkeypatch):
   bad = "--config.reward.functions=('own_reward:sometimes_bad',)"
-  # Here no group is mixed, and none is learned from.
-  done = _train(untrained_model, tmp_path, monkeypatch, bad,
-                '--config.rollout.dynamic_sampling=drop', status=1)
+  done = _train(model, tmp_path, monkeypatch, bad, status=1)
   (line,) = [x for x in done.stderr.splitlines() if 'error:' in x]
   for part in ('own_reward:sometimes_bad: problem ',
                '0 values for 4 completions', 'completions are in rollouts/'):
     assert part in line
   assert None in {r['reward/own_reward:sometimes_bad']
                   for r in _dumped(tmp_path, 1)}
+  dropping = tmp_path / 'dropping'  # no group is mixed: none is learned from
+  dropping.mkdir()
+  done = _train(model, dropping, monkeypatch, bad,
+                '--config.rollout.dynamic_sampling=drop', status=1)
+  assert '0 values for 4 completions' in done.stderr
   other = tmp_path / 'other'
   other.mkdir()
-  done = _train(untrained_model, other, monkeypatch, bad,
+  done = _train(model, other, monkeypatch, bad,
                 '--config.reward.on_failure=zero')
   assert 'counted as 0' in done.stderr
   rows = _dumped(other, 2)

@@ -209,12 +209,12 @@ def test_logits_scores_and_gradients_are_transformers_own(ours, theirs):
 
 @pytest.fixture(scope='module')
 def session(folder):
-  """A session of configs/smollm2.py on this folder, 8 problems."""
+  """A session of configs/smollm2.py on this folder, 20 problems."""
   config = cli.load_config('configs/smollm2.py:sums')
   config.model = str(folder)
-  config.eval.limit = 8
+  config.eval.limit = 20
   config.eval.samples = 2
-  config.rollout.slots = 16
+  config.rollout.slots = 40
   one = functools.partial(mesh_lib.make, devices=jax.devices()[:1])
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(mesh_lib, 'make', one)  # as on a laptop

@@ -35,11 +35,10 @@ def _lab(tmp_path_factory):
       minibatch_prompts=4, epochs=2, microbatch_tokens=144)
   config.optimizer.learning_rate = 2e-2
   config.pretrain.update(
-      demonstrations=32, num_layers=1, num_heads=2, num_kv_heads=1, d_model=16,
-      head_dim=8, d_ff=16)
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(base_model, '_train', lambda config, model, params, _: params)
-    base_model.make(config, folder)
+      worked_steps=1, mixed_steps=0, learning_rate=1e-9,  # untrained
+      demonstrations=32, num_layers=1, num_heads=2,
+      num_kv_heads=1, d_model=16, head_dim=8, d_ff=16)
+  base_model.make(config, folder)
   config.model = str(folder)
   with session_lib.open_folder(config, folder) as session:
     yield observe.Lab(config, session)

@@ -12,7 +12,7 @@ from configs import methods
 from tepo_jax import errors
 from tepo_jax.tools.report import regimes
 from tepo_jax.tools.report import runs as runs_lib
-from tests import runs as small
+from tests import runs as programs
 from tests.tools.report.records import record
 
 STEPS = 4
@@ -79,26 +79,26 @@ def test_a_damaged_map_is_refused(tmp_path, content):
 
 
 @pytest.mark.long
-def test_a_map_of_a_run(programs, untrained_model, tmp_path):
-  run = tmp_path / 'grpo'
-  programs.run('train', *small.train_arguments(untrained_model, run, 'grpo'),
+def test_a_map_of_a_run(tmp_path):
+  model, run = tmp_path / 'base', tmp_path / 'grpo'
+  programs.make_model(model)
+  programs.run('train', *programs.train_arguments(model, run, 'grpo'),
                f'--config.steps={STEPS}',
-               '--config.optimizer.learning_rate=3e-3', status=0)
+               '--config.optimizer.learning_rate=3e-3')
   out, path = tmp_path / 'out', tmp_path / 'map.jsonl.gz'
   arguments = f'--map={path}', f'--out={out}'
-  done = programs.run('report', *arguments, f'--runs={run}', status=0)
-  again = programs.run('report', *arguments, status=0)  # from the file alone
+  done = programs.run('report', *arguments, f'--runs={run}')
+  again = programs.run('report', *arguments)  # from the file alone
   assert done.stdout == again.stdout == (out / 'map.md').read_text()
   assert (out / 'best.txt').read_text() == 'grpo\n'
   assert (out / 'map.svg').stat().st_size and (out / 'map.png').stat().st_size
   [found] = regimes.read(path)
   assert (found.updates, found.seed, found.learning_rate) == (4, 0, 3e-3)
   assert found.metrics['evaluation'][STEPS] == pytest.approx(
-      small.records(run)[-1]['eval/arithmetic/avg@2'], rel=1e-4)
+      programs.records(run)[-1]['eval/arithmetic/avg@2'], rel=1e-4)
   assert list(found.metrics['start_kl']) == [1, 2, 3, 4]
   for step, value in found.metrics['start_kl'].items():
-    assert value == pytest.approx(
-        _start_kl(run, untrained_model, step), abs=2e-5)
+    assert value == pytest.approx(_start_kl(run, model, step), abs=2e-5)
   assert abs(found.metrics['start_kl'][1]) < 1e-5
   assert found.last('start_kl') > 1e-3  # the policy did move
 
