@@ -91,7 +91,10 @@ wait_for_program() {
   [[ -n $dry_run ]] || check_requested
   follow patient
   case $verdict in
-    taken) say "$NAME is $state"; exit 42 ;;
+    taken)
+      say "$NAME is $state: delete, create (with the same SPOT), setup (with the" \
+        "same BUCKET), and the same run"
+      exit 42 ;;
     bare | idle) refuse_idle ;;
   esac
   [[ -n $dry_run ]] || finish

@@ -100,10 +100,9 @@ request() {
 later='RESOURCE_EXHAUSTED|"code": (8|13|14|429)[^0-9]|[Nn]o more capacity'
 
 # is_refused STATUS: whether it is in vain to ask again after request's STATUS:
-# without a quota, a permission or a valid request, but not for want of capacity,
-# nor if a minute's quota of calls is used up.
+# without a quota, a permission or a valid request, but not for want of capacity.
 is_refused() {
-  [[ ${cause,,} != *quota* || ${cause,,} == *'per minute'* ]] || return 0
+  [[ ${cause,,} != *quota* ]] || return 0
   [[ $1 -ne 2 || $cause =~ $later ]] || return 0
   [[ $code =~ ^(3|5|7|9|16)$ ]]
 }

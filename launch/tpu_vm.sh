@@ -89,9 +89,10 @@ send() {
   remote scp "$1" "$NAME:$2" --worker=all
 }
 
-# What gcloud prints if it does not reach Google, or Google fails.
+# What gcloud prints if it does not reach Google, or Google fails, or this minute's
+# quota of calls is used up.
 network='gcloud crashed|Max retries exceeded|Unable to find the server|'
-network+='UNAVAILABLE|INTERNAL:|DEADLINE_EXCEEDED|[Cc]onnection (reset|aborted)'
+network+='UNAVAILABLE|INTERNAL:|DEADLINE_EXCEEDED|[Cc]onnection (reset|aborted)|per minute'
 
 # Prints the answer of gcloud compute tpus ARGUMENTS. After a network error it
 # asks again, 20 times at most. What gcloud says on stderr is then in $said.
@@ -100,7 +101,7 @@ ask() {
   for (( left = 20; left > 0; left-- )); do
     ! tpus "$@" 2>"$said" || return 0
     grep -qE "$network" "$said" || return 1
-    say "gcloud does not reach Google; asking again: $(tail -n 1 "$said")"
+    say "no answer from Google; asking again: $(tail -n 1 "$said")"
     pause
   done
   return 1
