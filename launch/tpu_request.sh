@@ -96,13 +96,15 @@ request() {
 }
 
 # What gcloud's create prints if there may be a slice later: the API has no
-# capacity (8, 429) or failed (13, 14).
-later='RESOURCE_EXHAUSTED|"code": (8|13|14|429)[^0-9]|[Nn]o more capacity'
+# capacity (8, 429) or failed (13, 14, 500, 503).
+later='RESOURCE_EXHAUSTED|"code": (8|13|14|429|500|503)[^0-9]|[Nn]o more capacity'
 
 # is_refused STATUS: whether it is in vain to ask again after request's STATUS:
-# without a quota, a permission or a valid request, but not for want of capacity.
+# without a quota, a permission or a valid request, but not for want of capacity or
+# of an answer (`network` of launch/tpu_vm.sh).
 is_refused() {
-  [[ ${cause,,} != *quota* ]] || return 0
+  [[ $1 -ne 2 || ! $cause =~ $network ]] || return 1
+  [[ ! $cause =~ [Qq]uota.*(limit|exceeded) ]] || return 0
   [[ $1 -ne 2 || $cause =~ $later ]] || return 0
   [[ $code =~ ^(3|5|7|9|16)$ ]]
 }

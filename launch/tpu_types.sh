@@ -18,11 +18,11 @@ hosts() {
 }
 
 # counted NUMBER WORD: 1 chip, 2 chips.
-counted() { if [[ $1 -eq 1 ]]; then echo "1 $2"; else echo "$1 $2s"; fi; }
+counted() { if [[ $1 == 1 ]]; then echo "1 $2"; else echo "$1 $2s"; fi; }
 
 warn_of_cost() {
   local count='' dollars='' billed='chips are'
-  if [[ -n ${TYPE:-} ]]; then
+  if [[ ${TYPE:-} =~ -[0-9]+$ ]]; then
     count=$(chips)
     case $TYPE in  # list prices of a chip-hour in the US, in cents, of 2026
       v6e-*) dollars=270 ;;
@@ -30,8 +30,8 @@ warn_of_cost() {
       v5litepod-*) dollars=120 ;;
     esac
     billed="$(counted "$count" chip) are"
-    [[ $count -ne 1 ]] || billed='1 chip is'
-    [[ -z $dollars ]] || dollars=" (about \$$((count * dollars / 100)) an hour \
+    [[ $count != 1 ]] || billed='1 chip is'
+    [[ -z $dollars ]] || dollars=" (about \$$(((count * dollars + 50) / 100)) an hour \
 at list price${SPOT:+, less with SPOT=1})"
   fi
   say "the slice stays, and its $billed billed$dollars until you run" \

@@ -3,6 +3,7 @@ a GPU or TPU: launch/test.sh names it in TEPO_TEST_DEVICE."""
 
 import os
 import pathlib
+import shutil
 
 import filelock
 import pytest
@@ -78,6 +79,7 @@ def untrained_model(shared_folder) -> pathlib.Path:
   with filelock.FileLock(shared_folder / 'untrained.lock'):
     if not folder.exists():
       made = shared_folder / 'untrained.partial'
+      shutil.rmtree(made, ignore_errors=True)  # another worker failed
       runs.make_model(made)
       made.rename(folder)
   return folder

@@ -23,7 +23,8 @@ NOTEBOOK = runs.ROOT / 'launch' / 'tepo.ipynb'
     ('gpu', 'NVIDIA A100-SXM4-40GB\n', None),
     *(('gpu', f'{gpu.name}\n', f'{kind}x1')
       for kind, gpu in gpus.GPUS.items()),
-    ('gpu', 'NVIDIA L40S\n' * 4, 'l40sx4')])
+    ('gpu', 'NVIDIA L40S\n' * 4, 'l40sx4'),
+    ('gpu', 'NVIDIA H200\n' * 3, None)])
 def test_the_row_and_the_plan_of_each_machine(
     monkeypatch, device, said, topology):
   """A row that is a config, and a machine of the planner if it knows it."""

@@ -185,11 +185,14 @@ def _interrupted(arguments, out, size, signum):
       text=True, env=runs.environment(), stdout=subprocess.DEVNULL,
       stderr=subprocess.PIPE)
   samples, deadline = out / 'samples.jsonl', time.monotonic() + 240
-  while not samples.exists() or samples.stat().st_size <= size:
-    assert process.poll() is None and time.monotonic() < deadline
-    time.sleep(0.01)
-  process.send_signal(signum)
-  said = process.communicate(timeout=60)[1]
+  try:
+    while not samples.exists() or samples.stat().st_size <= size:
+      assert process.poll() is None and time.monotonic() < deadline
+      time.sleep(0.01)
+    process.send_signal(signum)
+    said = process.communicate(timeout=240)[1]
+  finally:
+    process.kill()
   assert not (out / 'results.json').exists()
   return process.returncode, said
 

@@ -248,7 +248,7 @@ def test_a_slice_that_is_taken_away_is_made_again(launch, tpu):
   assert done.returncode == 1 and len(launch.log()) == 1
   assert _creates(launch) == made
   assert 'taken away' not in done.stderr
-  assert 'and its 8 chips are billed (about $21 an hour' in done.stderr
+  assert 'and its 8 chips are billed (about $22 an hour' in done.stderr
 
 
 def test_waiting_ends_with_the_slice_s_node(launch, tpu):
@@ -504,8 +504,11 @@ _CALLS = ("Quota exceeded for quota metric 'Create requests' and limit 'Create "
      'no slice now'),
     (f'{_CREATE}RESOURCE_EXHAUSTED: {_FULL}\n', 'no slice now'),
     (_http(429, 'RESOURCE_EXHAUSTED', _FULL), 'no slice now'),
+    (_http(503, 'UNKNOWN', 'The service is busy.'), 'no slice now'),
+    (f'{_CREATE}{{\n  "code": 13,\n  "message": "an error"\n}}\n',
+     'no slice now'),
     (_http(429, 'RESOURCE_EXHAUSTED', _CALLS), 'no answer from Google')],
-    ids=['operation', 'status', 'http', 'calls per minute'])
+    ids=['operation', 'status', 'http', 'busy', 'failed', 'calls per minute'])
 def test_watch_waits_if_create_finds_no_capacity(launch, tpu, text, said):
   (launch.stubs / 'refusal').write_text(text)
   (launch.stubs / 'refusals').write_text('3')
@@ -555,7 +558,7 @@ def test_a_slice_of_another_type_is_not_kept(launch, tpu, made, asked, said):
 
 
 def test_each_command_says_what_it_costs_and_what_is_next(launch, tpu):
-  billed = ('its 8 chips are billed (about $21 an hour at list price) until '
+  billed = ('its 8 chips are billed (about $22 an hour at list price) until '
             'you run launch/tpu_vm.sh delete\n')
   for command, said in [
       ('create', 'n is there; next: launch/tpu_vm.sh setup\n'),
@@ -569,7 +572,7 @@ def test_each_command_says_what_it_costs_and_what_is_next(launch, tpu):
   assert done.stderr == 'launch/tpu_vm.sh: n is deleted\n'
   assert 'v6e-1 is 1 chip on 1 host\n' in tpu('create', TYPE='v6e-1').stderr
   done = tpu('setup', TYPE='v6e-1', SPOT='1')
-  assert ('its 1 chip is billed (about $2 an hour at list price, less with '
+  assert ('its 1 chip is billed (about $3 an hour at list price, less with '
           'SPOT=1) until' in done.stderr)
 
 
@@ -615,7 +618,7 @@ def test_a_host_whose_setup_fails_is_tried_again(launch, tpu):
   done = tpu('setup')
   assert done.returncode == 2
   assert done.stderr.count('trying again') == 4
-  assert 'its 8 chips are billed (about $21 an hour at list price) until you ' \
+  assert 'its 8 chips are billed (about $22 an hour at list price) until you ' \
       'run launch/tpu_vm.sh delete' in done.stderr
   down.unlink()
   assert tpu('setup').returncode == 0
