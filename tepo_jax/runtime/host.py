@@ -62,9 +62,10 @@ def memory_bytes() -> int:
 
 
 def settle() -> None:
-  """Returns memory that compiling used, hundreds of megabytes, to the system.
+  """Returns the memory that compiling or saving used to the system.
 
-  Otherwise the C library keeps it, and would hide a leak for a long time.
+  Otherwise the C library keeps it, hundreds of megabytes of a compilation and
+  most of a checkpoint's size, and would hide a leak for a long time.
   """
   gc.collect()
   with contextlib.suppress(AttributeError):  # only glibc has it
