@@ -48,6 +48,7 @@ if (( BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404 )); then
   exit 2
 fi
 source launch/tpu_types.sh
+source launch/tpu_request.sh
 source launch/tpu_poll.sh
 
 if [[ ${1:-} == --help || ${1:-} == -h ]]; then
@@ -88,9 +89,10 @@ send() {
   remote scp "$1" "$NAME:$2" --worker=all
 }
 
-# What gcloud prints if it does not reach Google, or Google fails.
+# What gcloud prints if it does not reach Google, or Google fails, or this minute's
+# quota of calls is used up.
 network='gcloud crashed|Max retries exceeded|Unable to find the server|'
-network+='UNAVAILABLE|INTERNAL:|DEADLINE_EXCEEDED|[Cc]onnection (reset|aborted)'
+network+='UNAVAILABLE|INTERNAL:|DEADLINE_EXCEEDED|[Cc]onnection (reset|aborted)|per minute'
 
 # Prints the answer of gcloud compute tpus ARGUMENTS. After a network error it
 # asks again, 20 times at most. What gcloud says on stderr is then in $said.
@@ -99,53 +101,10 @@ ask() {
   for (( left = 20; left > 0; left-- )); do
     ! tpus "$@" 2>"$said" || return 0
     grep -qE "$network" "$said" || return 1
-    say "gcloud does not reach Google; asking again: $(tail -n 1 "$said")"
+    say "no answer from Google; asking again: $(tail -n 1 "$said")"
     pause
   done
   return 1
-}
-
-# Sets `state` to that of the slice, empty if there is none, and `cause` and
-# `code` to why its request failed. An active request may have lost its node.
-read_state() {
-  local answer
-  state='' code='' cause=''
-  [[ -z $dry_run ]] || return 0
-  if ! answer=$(ask queued-resources describe "$NAME" --format="value[separator='|'](\
-state.state,state.failedData.error.code,state.failedData.error.message)"); then
-    grep -q NOT_FOUND "$said" || { cat "$said" >&2; fail "gcloud failed"; }
-    return 0
-  fi
-  IFS='|' read -r state code cause <<<"${answer%%$'\n'*}"
-  [[ $state == ACTIVE ]] || return 0
-  state=$(ask tpu-vm describe "$NAME" --format='value(state)') \
-    || { cat "$said" >&2
-         grep -q NOT_FOUND "$said" || fail "gcloud failed"
-         state=TERMINATED; }
-  [[ $state != READY ]] || state=ACTIVE
-}
-gone='^(FAILED|SUSPENDED|SUSPENDING|PREEMPTED|TERMINATED|STOPPED|STOPPING)$'
-waiting='^(ACCEPTED|CREATING|PROVISIONING|WAITING_FOR_RESOURCES)$'
-
-# Ends if no slice was requested, according to `state`.
-need_request() {
-  [[ -n $state ]] || fail "there is no slice $NAME: launch/tpu_vm.sh create"
-}
-
-# Ends if no slice was requested, or none was given yet, according to `state`.
-check_requested() {
-  need_request
-  [[ ! $state =~ $waiting ]] \
-    || fail "$NAME is $state: launch/tpu_vm.sh create waits for it"
-}
-
-# Ends unless the slice is there.
-need_slice() {
-  read_state
-  [[ -z $dry_run ]] || return 0
-  check_requested
-  [[ ! $state =~ $gone ]] \
-    || fail "$NAME is $state: launch/tpu_vm.sh delete, create, setup"
 }
 
 # explained COMMAND...: runs what needs hosts that are set up; returns its status.
@@ -163,47 +122,20 @@ explained() {
   return "$status"
 }
 
-# Returns once the slice is active; with status 1 if it will not be.
-wait_for_slice() {
-  local last='none'
-  while :; do
-    read_state
-    [[ $state == "$last" ]] || say "$NAME is ${state:-gone}${cause:+: $cause}"
-    last=$state
-    [[ $state != ACTIVE ]] || return 0
-    [[ -n $state && ! $state =~ $gone ]] || return 1
-    pause
-  done
-}
-
-# Requests the slice unless it is there; returns like wait_for_slice.
-request() {
-  local flags=()
-  [[ -z ${SPOT:-} ]] || flags=(--spot)
-  read_state
-  if [[ -z $state ]]; then
-    ask queued-resources create "$NAME" --node-id="$NAME" \
-      --accelerator-type="$TYPE" --runtime-version="$(software)" \
-      "${flags[@]}" "${create_flags[@]}" || {
-        grep -q ALREADY_EXISTS "$said" || { cat "$said" >&2; return 2; }; }
-  fi
-  if [[ -n $dry_run ]]; then
-    tpus queued-resources describe "$NAME" --format='value(state.state)'
-  else
-    wait_for_slice
-  fi
-}
-
 create() {
   local status=0
   request || status=$?
   [[ $status -ne 2 ]] || fail "gcloud refused the request, see above"
   [[ $status -eq 0 ]] || fail "the slice is ${state:-gone}:" \
     "run launch/tpu_vm.sh delete, then create"
+  done_with "$NAME is there" setup
 }
 
 delete() {
-  ask queued-resources delete "$NAME" --force && return
+  if ask queued-resources delete "$NAME" --force; then
+    [[ -n $dry_run ]] || say "$NAME is deleted"
+    return
+  fi
   grep -q NOT_FOUND "$said" || { cat "$said" >&2; return 1; }
   say "there is no slice $NAME"
 }
@@ -251,7 +183,10 @@ pass_variables() {
 
 run() {
   pass_variables || fail "the variables could not be copied to a host"
-  explained start_program start
+  local status=0
+  explained start_program start || status=$?
+  [[ $status -eq 0 ]] || { warn_of_cost; exit "$status"; }
+  done_with "$program was started on $NAME" "logs, and then wait"
 }
 
 start_program() {
@@ -261,12 +196,6 @@ $(printf '%q ' "${arguments[@]}")"
 
 stop() { on_hosts all "tepo/launch/tpu_host.sh stop"; }
 
-# Whether to ask again for a slice that could not be had: for want of capacity,
-# but not without a quota or permission, or for an invalid request.
-is_refused() {
-  [[ $code =~ ^(3|5|7|9|16)$ || ${cause,,} == *quota* ]]
-}
-
 # Makes the program run on all hosts of an active slice; returns with status 1 if
 # there is none to be had now.
 start() {
@@ -275,6 +204,7 @@ start() {
   if [[ $state == ACTIVE ]]; then
     poll
     if [[ $verdict == running ]]; then
+      check_same
       other=$(on_hosts 0 "cat tepo/job.command" 2>/dev/null) || other=
       [[ -z $other || $other == "$program ${arguments[*]}" ]] \
         || fail "another program is in progress: $other"
@@ -284,7 +214,8 @@ start() {
   fi
   [[ ! $state =~ $gone ]] || repeat delete || fail "the slice is not deleted"
   request || status=$?
-  if [[ $status -eq 2 ]] || is_refused; then
+  if is_refused "$status"; then
+    [[ $status -ne 2 ]] || cause=
     fail "there will be no slice: ${cause:-see above}"
   fi
   [[ $status -eq 0 ]] || return 1
@@ -389,7 +320,10 @@ trap 'rm -rf "$scratch"' EXIT
 
 case $command in
   wait) wait_for_program ;;
-  setup) need_slice; setup || setup_failed ;;
+  setup)
+    need_slice
+    setup || setup_failed
+    done_with "$NAME is set up" "run --config=… --workdir=gs://…" ;;
   run) need_slice; run ;;
   stop) explained stop ;;
   logs) logs "${1:-0}" ;;

@@ -2,7 +2,9 @@
 a GPU or TPU: launch/test.sh names it in TEPO_TEST_DEVICE."""
 
 import os
+import pathlib
 
+import filelock
 import pytest
 
 os.environ['JAX_PLATFORMS'] = {
@@ -26,17 +28,19 @@ def pytest_collection_modifyitems(items):
       if test in seen:
         item.add_marker(pytest.mark.long)
       seen.add(test)
-  long = ('test_programs.py', 'test_layouts.py', 'test_kill.py',
-          'test_replay.py', 'test_lora_run.py', 'test_schedule.py',
-          'test_step.py', 'test_bad_input.py', 'test_buckets.py',
-          'test_slice.py', 'test_run.py', 'test_fork.py')
+  long = ('test_every_row.py', 'test_programs.py', 'test_layouts.py',
+          'test_kill.py', 'test_replay.py', 'test_real_model.py',
+          'test_own_reward.py', 'test_measure.py', 'test_lora_run.py',
+          'test_schedule.py', 'test_step.py', 'test_bad_input.py',
+          'test_buckets.py', 'test_slice.py', 'test_run.py', 'test_fork.py')
   nightly = ('test_layouts.py', 'test_kill.py', 'test_lora_run.py',
              'test_step.py', 'test_buckets.py', 'test_slice.py',
              'test_fork.py')
   for item in items:
     if item.path.name in nightly and item.get_closest_marker('long'):
       item.add_marker(pytest.mark.nightly)
-  items.sort(key=lambda item: item.path.name not in long)
+  items.sort(key=lambda item: long.index(item.path.name)
+             if item.path.name in long else len(long))
 
 
 @pytest.fixture(scope='module')
@@ -49,12 +53,34 @@ def quick_compile():
   jax.config.update('jax_disable_most_optimizations', before)
 
 
+@pytest.fixture(scope='session')
+def shared_folder(tmp_path_factory) -> pathlib.Path:
+  """A folder of this session, the same for all parallel workers."""
+  folder = tmp_path_factory.getbasetemp()
+  if 'PYTEST_XDIST_WORKER' in os.environ:
+    folder = folder.parent
+  return folder
+
+
 @pytest.fixture(scope='session', autouse=True)
 def compile_once(tmp_path_factory):
   """Lets the programs that tests run share their compiled functions."""
   cache = tmp_path_factory.mktemp('compiled')
   os.environ['JAX_COMPILATION_CACHE_DIR'] = str(cache)
   os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
+
+
+@pytest.fixture(scope='session')
+def untrained_model(shared_folder) -> pathlib.Path:
+  """The model folder of `runs.UNTRAINED`, made once for all workers."""
+  from tests import runs
+  folder = shared_folder / 'untrained'
+  with filelock.FileLock(shared_folder / 'untrained.lock'):
+    if not folder.exists():
+      made = shared_folder / 'untrained.partial'
+      runs.make_model(made)
+      made.rename(folder)
+  return folder
 
 
 @pytest.fixture(scope='module')
