@@ -11,8 +11,10 @@ import itertools
 import keyword
 import re
 
+from tepo_jax.grading import comparison
 from tepo_jax.grading import expressions
 from tepo_jax.grading import nodes
+from tepo_jax.grading import trees
 from tepo_jax.grading import units
 from tepo_jax.grading import values
 
@@ -63,7 +65,6 @@ _NAMED = re.compile(
     r'(?:\{\\?[a-zA-Z]+\}|[a-zA-Z])|\\?[a-zA-Z]+)'
     r"(?:_(?:\{(?:[^{}]|\{[^{}]*\})*\}|\w))?'*(?:\([^()]*\))?"
     r'|\|[a-zA-Z]+\||\([a-zA-Z](?:,[a-zA-Z])+\)')
-_APPLIED = re.compile(r"([a-zA-Z](?:_\w)?'*)\(([a-z](?:,[a-z])*)\)")
 # A number with thousands separators: followed by something else, or alone, of
 # at most five groups. With a space after a comma it is a list.
 _THOUSANDS = re.compile(r'[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?[^,\d][^,]*')
@@ -179,12 +180,6 @@ def _described(inside, depth):
   return node
 
 
-def applied(name: str) -> tuple[str, ...] | None:
-  """The function and the variables of `f(x)`; None of another name."""
-  match = _APPLIED.fullmatch(name.replace(' ', ''))
-  return (match[1], *match[2].split(',')) if match else None
-
-
 def sides(text: str) -> list[str]:
   """Splits canonical text at relations and commas outside all brackets."""
   return _split(_TOKEN.findall(text), {*_RELATIONS, ',', '\\equiv'})[0]
@@ -207,10 +202,9 @@ def _related(sides, relations, depth):
   if relations == ['='] and _NAMED.fullmatch(sides[1].strip()) and (
       not _NAMED.fullmatch(sides[0].strip())):
     sides = sides[::-1]  # 12 = n
-  is_equation = set(relations) == {'='} and not any(
-      map(_differ, sides[1:-1], sides[2:]))  # no n=7=6
-  if (is_equation or relations == ['in']) and (
-      _NAMED.fullmatch(sides[0].strip())) or (
+  is_equation = relations[0] in ('=', 'in') and set(relations[1:]) <= {'='}
+  if is_equation and _NAMED.fullmatch(sides[0].strip()) and not any(
+      _differ(*pair, depth) for pair in zip(sides[1:], sides[2:])) or (
       relations == [':'] and _LABEL.fullmatch(sides[0].strip())
       and not set(sides[0].split()) & _CODE):
     return nodes.Node('named', (read(sides[-1], depth + 1),), sides[0].strip())
@@ -228,10 +222,29 @@ def _related(sides, relations, depth):
               ' '.join(relations))
 
 
-def _differ(first, second):
-  """Whether two sides have different values."""
+def _differ(first, second, depth):
+  r"""Whether two sides contradict each other, as those of n=7=6 do: both are
+  functions of the same variables, and no rounding or unit makes them equal.
+  Of `A=\frac12 bh=12` nothing is known."""
   try:
-    return values.equal(*map(expressions.parse, (first, second))) is False
+    pair = [read(side, depth + 1) for side in (first, second)]
+    if any(node.kind != 'value' for node in pair):
+      return False
+    trees_ = [trees.without_calls(node.parts[0]) for node in pair]
+    names = set(map(expressions.symbols, trees_))
+    if len(names) == 2 or values.equal(*trees_) is not False:
+      return False
+    has_decimal = any(map(expressions.has_decimal, trees_))
+    if names != {frozenset()}:
+      return not has_decimal
+    # arccos(1/2) = 60 degrees: a side without a unit may be in radians.
+    pairs = [pair, [node if node.unit else dataclasses.replace(
+        node, unit=units.RADIANS) for node in pair]]
+    return not any(comparison.same(*order) for one, other in pairs
+                   for order in ((one, other), (other, one))) and not any(
+        values.rounds_to(one.parts[0], other.parts[0], one.text)
+        for one, other in (pair, pair[::-1]) if '.' in one.text or (
+            has_decimal and one.text.lstrip('+-').isdigit()))
   except expressions.Unreadable:
     return False
 
