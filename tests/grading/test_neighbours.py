@@ -44,7 +44,13 @@ RIGHT = {
         (r'5\text{ g m}', r'5\text{ g}\cdot\text{m}'),
         (r'2\text{ years}', r'24\text{ months}'),
         ('10m', '10'), ('10 s', r'10\text{ seconds}'), ('10m', '10m'),
-        (r'3\text{ apples}', '3'), ('3', r'3\text{ apples}')],
+        (r'3\text{ apples}', '3'), ('3', r'3\text{ apples}'),
+        ('12', r'12\text{ times}'), (r'12\text{ times}', '12'),
+        ('12', r'12\text{ such numbers}'), ('12', '12 such numbers'),
+        ('3.14', r'3.14\text{ to two decimals}'), ('v', r'v\text{ m/s}'),
+        (r'\frac12', r'\frac12\text{ if the coin is fair}'),
+        ('2n', r'2n\text{ people}'), ('x^2', r'x^2\text{ square units}'),
+        ('x', r'x\text{ m}'), ('x', r'x\text{ per hour}')],
     'words': [
         (r'\text{cat}', 'cat'), ('HTH', r'\text{HTH}'), ('IV', 'IV'),
         ('red', 'Red'), (r'\text{red}', r'\textbf{RED}'),
@@ -171,6 +177,8 @@ WRONG = {
         (r'15\text{ cm}^2', r'15\text{ cm}^0'),
         (r'3\text{ apples}', r'3\text{ pears}'),
         (r'5\text{ wibbles}', r'5\text{ wobbles}'), ('10m', '10n'),
+        (r'n\text{ odd}', 'n'), (r'n\text{ prime}', 'n'), ('n', r'n\text{ odd}'),
+        (r'n\text{ is one of the primes}', 'n'), ('2^n', r'2^n\text{ even}'),
         ('0.12', '12 shares'), (r'12\%', '12 shares'), ('5 m', '5 lengths')],
     'words': [
         (r'\text{cat}', r'\text{act}'), ('HTH', 'HHT'), ('IV', 'VI'),
