@@ -35,7 +35,7 @@ class Node:
 
 def both(conditions: Sequence[Node]) -> Node | None:
   """The numbers that satisfy all conditions, `x>=1, x<=2` or `0<x<2, x!=1`;
-  None of other nodes, of more than MAX_CONDITIONS and where no number does."""
+  None of other nodes and of more than MAX_CONDITIONS."""
   if len(conditions) > MAX_CONDITIONS or any(
       node.kind != 'chain' for node in conditions):
     return None
@@ -44,9 +44,7 @@ def both(conditions: Sequence[Node]) -> Node | None:
     pieces = functools.reduce(_common, map(_pieces, sets))
   except expressions.Unreadable:
     return None
-  # Of `x<1, x>2` the author means "or": it is left as a list.
-  return named(names[0], united(pieces)) if pieces and (
-      len(set(names)) == 1) else None
+  return named(names[0], united(pieces)) if len(set(names)) == 1 else None
 
 
 def without(numbers: Node, points: Node) -> Node:

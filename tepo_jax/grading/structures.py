@@ -111,14 +111,14 @@ def _separated(text, tokens, depth):
   for separator, kind in (('\\vee', 'union'), (';', 'list'), ('\\cup', 'union')):
     if separator in tokens and (
         items := _split(tokens, {separator})[0])[1:]:
-      return _joined(kind, items, depth)
+      return _joined(kind, items, depth, separator)
   if not _UNREADABLE.isdisjoint(tokens):
     raise expressions.Unreadable(text)
   items, _ = _split(tokens, {','})
   if _GROUPED.fullmatch(text):
     text = text.replace(',', '')
   elif len(items) > 1 and not _THOUSANDS.fullmatch(text):
-    return _joined('list', items, depth)
+    return _joined('list', items, depth, ',')
   sides, relations = _split(tokens, _RELATIONS)
   if relations[-1:] == ['\\approx']:
     return _rounded(text.rpartition('\\approx')[0], sides[-1], depth)
@@ -145,7 +145,7 @@ def try_read(text: str, unit: str | None = None) -> nodes.Node | None:
     return None
 
 
-def _joined(kind, texts, depth):
+def _joined(kind, texts, depth, separator=None):
   parts = _items([text for text in texts if text.strip(' ,')], depth, kind)
   if not parts:
     raise expressions.Unreadable(kind)
@@ -158,8 +158,11 @@ def _joined(kind, texts, depth):
     kind = 'list'  # `x=1 or x=2`, `21, 16 or 11`
     parts = sum((part.parts if part.kind == 'list' else (part,)
                  for part in parts), ())
-  return nodes.both(parts) or nodes.Node(kind, parts) if kind == 'list' else nodes.Node(
-      kind, parts)
+  found = nodes.both(parts) if kind == 'list' else None
+  # Of `x<1, x>2` the author means "or": it is left as a list.
+  if found and (separator != ',' or found.parts != (nodes.Node('set'),)):
+    return found
+  return nodes.Node(kind, parts)
 
 
 def _described(inside, depth):
