@@ -35,7 +35,7 @@ _NOTATION = re.compile(
     r'|scientific|notation|convert|round\w*|form)\b', re.IGNORECASE)
 # Where the reference is uncomputed.
 _UNCOMPUTED = re.compile(
-    _NOTATION.pattern + r'|\b(?:write|express|as an? (?:\w+ ){0,3}'
+    _NOTATION.pattern + r'|\b(?:write|express|decompose|represent|as an? (?:\w+ ){0,3}'
     r'(?:sum|product|difference|power)s?)\b', re.IGNORECASE)
 
 

@@ -10,6 +10,7 @@ from tepo_jax.grading import units
 from tepo_jax.grading import values
 
 _MIRROR = str.maketrans('()[]', ')(][')
+NO_NUMBER = 'and'  # of a list: x<1 and x>2
 MAX_CONDITIONS = 10  # on one variable
 MAX_PAIRS = 100  # of intervals that are intersected
 _FLIPPED = {'<': '>', '>': '<', '<=': '>=', '>=': '<='}
@@ -21,7 +22,7 @@ class Node:
 
   kind: 'value' (parts: the tree; text: its digits if it is a plain number, or
     its letters if it has no others), 'word' (text), 'based' (text; parts: the
-    base), 'tuple' (text: brackets), 'set', 'list', 'union',
+    base), 'tuple' (text: brackets), 'set', 'list' (text: NO_NUMBER, or none), 'union',
     'matrix' (of tuples), 'named' (text: the name; parts: what it equals),
     'chain' (text: relations; parts: trees), 'time' (text), 'dots',
     'option' (text: its letter; parts: what it says), 'residue' (text: the

@@ -72,6 +72,7 @@ _GROUPED = re.compile(r'[-+]?\d{1,3}(?:,\d{3}){1,5}')
 # Certainly one number: no list has the item 000.
 _ZEROS = re.compile(r'(?<![\d.,])\d{1,3}(?:,\d{3})*,0\d\d(?:,\d{3})*(?!\d)')
 _LABEL = re.compile(r'[a-zA-Z ]{3,}')
+_FOR = re.compile(r'\\text\s*\{[^{}]*\b(?:for|if|when|where)\b')
 _CODE = frozenset(keyword.kwlist) - {'and', 'for', 'from', 'in', 'is', 'or'}
 
 
@@ -159,10 +160,10 @@ def _joined(kind, texts, depth, separator=None):
     parts = sum((part.parts if part.kind == 'list' else (part,)
                  for part in parts), ())
   found = nodes.both(parts) if kind == 'list' else None
-  # Of `x<1, x>2` the author means "or": it is left as a list.
-  if found and (separator != ',' or found.parts != (nodes.Node('set'),)):
-    return found
-  return nodes.Node(kind, parts)
+  if found and found.parts == (nodes.Node('set'),):
+    # Of `x<1, x>2` the author means "or".
+    return nodes.Node('list', parts, '' if separator == ',' else nodes.NO_NUMBER)
+  return found or nodes.Node(kind, parts)
 
 
 def _described(inside, depth):
@@ -206,6 +207,8 @@ def _related(sides, relations, depth):
       not _NAMED.fullmatch(sides[0].strip())):
     sides = sides[::-1]  # 12 = n
   is_equation = relations[0] in ('=', 'in') and set(relations[1:]) <= {'='}
+  if any(map(_FOR.search, sides[1:-1])):
+    raise expressions.Unreadable(relations)  # x_i = 2i for i = 1
   if is_equation and _NAMED.fullmatch(sides[0].strip()) and not any(
       _differ(*pair, depth) for pair in zip(sides[1:], sides[2:])) or (
       relations == [':'] and _LABEL.fullmatch(sides[0].strip())

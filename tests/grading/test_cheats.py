@@ -141,6 +141,8 @@ _COPIES = [
     (r'If $3x+4y=10$, find $3x+4y$.', '10', '3x+4y=10'),
     (r'Write $1$ as a sum of unit fractions.',
      r'\frac12+\frac13+\frac16', '1'),
+    (r'Decompose $\frac{1}{4}$ into unit fractions.',
+     r'\frac18+\frac{1}{12}+\frac{1}{24}', r'\frac14'),
     ('Express $40$ as a product of powers of primes.', r'2^3\cdot5', '40'),
     (r'Write $3.\overline{7}$ as a fraction.', r'\frac{34}{9}',
      r'3.\overline{7}'),
