@@ -29,7 +29,6 @@ _OPTIONS = re.compile(
     r'|(?<!\\)\b(?:choose|select|options?|choices|either|whether)\b|\(\s*A\s*\)'
     r'|\\text\w*\s*\{\s*\(?A\)|(?:\$|\\\))\s*,?\s*or\b[^.?]{0,20}?(?:\$|\\\()',
     re.IGNORECASE)
-_REPEATING = re.compile(r'\.\d*\\(?:overline|bar|dot)')
 _NOTATION = re.compile(
     r'\b(?:decimal|fraction|percent\w*|mixed|lowest|simplest|simplif\w+|reduced?'
     r'|scientific|notation|convert|round\w*|form)\b', re.IGNORECASE)
@@ -55,14 +54,11 @@ def is_copied(answer: str, node: nodes.Node | None,
 
 
 def is_repeated(answer: str, reference: str, problem: str) -> bool:
-  r"""Whether `0.\overline{7}` is copied where its fraction is asked for."""
+  r"""Whether `0.\overline{7}` is copied, in any spelling, where its fraction is
+  asked for. Canonical texts have fractions: these are as written."""
   return bool(_NOTATION.search(problem)) and bool(
-      _REPEATING.search(answer)) and not _REPEATING.search(reference) and (
-          _plain(answer) in _plain(problem))
-
-
-def _plain(text):
-  return re.sub(r'[\s{}$]', '', text)
+      answers.repeating(answer.rpartition('=')[2]) & answers.repeating(problem)
+      ) and not answers.repeating(reference)
 
 
 def without_question(node: nodes.Node | None,
