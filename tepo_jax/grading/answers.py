@@ -266,8 +266,9 @@ def _repeating(match):
 
 def repeating(text: str) -> frozenset[fractions.Fraction]:
   r"""The values of the repeating decimals in a text: 34/9 of `3.\overline{7}`."""
-  return frozenset(fractions.Fraction(*_repeating(match))
-                   for match in _REPEATING.finditer(text))
+  return frozenset(
+      fractions.Fraction(*_repeating(match))
+      for match in (_REPEATING.finditer(text) if '\\' in text else ()))
 
 
 def number(text: str) -> decimal.Decimal | None:

@@ -56,9 +56,9 @@ def is_copied(answer: str, node: nodes.Node | None,
 def is_repeated(answer: str, reference: str, problem: str) -> bool:
   r"""Whether `0.\overline{7}` is copied, in any spelling, where its fraction is
   asked for. Canonical texts have fractions: these are as written."""
-  return bool(_NOTATION.search(problem)) and bool(
-      answers.repeating(answer.rpartition('=')[2]) & answers.repeating(problem)
-      ) and not answers.repeating(reference)
+  given = answers.repeating(answer.rpartition('=')[2])
+  return bool(given & answers.repeating(problem)) and bool(
+      _NOTATION.search(problem)) and not answers.repeating(reference)
 
 
 def without_question(node: nodes.Node | None,
