@@ -2,6 +2,7 @@ r"""Extracts a completion's final answer and normalises its spelling."""
 
 from collections.abc import Iterator
 import decimal
+import fractions
 import re
 import unicodedata
 
@@ -88,6 +89,10 @@ _LOOSE_SPACE = re.compile(
     r'(?<![a-zA-Z0-9])(?<!\d,)\s+|(?<=\d,)\s+(?!\d{3}(?!\d))'
     r'|\s+(?![a-zA-Z0-9])')
 _INTEGER = re.compile(r'[-+]?[0-9]+')
+# 0.1\overline{6} is the fraction (16 - 1) / 90; \dot{1}2\dot{3} is 123.
+_REPEATING = re.compile(
+    r'(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d{1,20})(?:\}|(?=\D|$))'
+    r'(?:(\d{0,18})\\dot\s*\{?(\d)\}?)?')
 _SYNONYMS = (
     (re.compile(r'\\operatorname\s*\{\s*([ie])\s*\}'), r' \1 '),
     (re.compile(r'\\text\s*\{\s*([ie])\s*\}'), r' \1 '),
@@ -113,11 +118,7 @@ _SYNONYMS = (
     (re.compile(r'\\neq(?![a-zA-Z])'), r'\\ne'),
     (re.compile(r'\\([lg]t|[lr]brace)(?![a-zA-Z])'), lambda match: {
         'lt': '<', 'gt': '>', 'lbrace': '\\{', 'rbrace': '\\}'}[match[1]]),
-    # 0.1\overline{6} is the fraction (16 - 1) / 90; \dot{1}2\dot{3} is 123.
-    (re.compile(r'(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d{1,20})(?:\}'
-                r'|(?=\D|$))(?:(\d{0,18})\\dot\s*\{?(\d)\}?)?'),
-     lambda match: _repeating(
-         match[1], match[2], match[3] + (match[4] or '') + (match[5] or ''))),
+    (_REPEATING, lambda match: '\\frac{%d}{%d}' % _repeating(match)),
 )
 _PLAIN_SYNONYMS = (
     (re.compile(r'([<>])='), lambda match: {
@@ -255,10 +256,19 @@ def _scaled(name):
               if re.fullmatch(pattern, name))
 
 
-def _repeating(whole, fixed, repeated):
+def _repeating(match):
+  """The numerator and the denominator of a repeating decimal."""
+  whole, fixed, *repeated = match.groups(default='')
+  repeated = ''.join(repeated)
   above = int((whole + fixed + repeated) or 0) - int((whole + fixed) or 0)
-  below = '9' * len(repeated) + '0' * len(fixed)
-  return f'\\frac{{{above}}}{{{below}}}'
+  return above, int('9' * len(repeated) + '0' * len(fixed))
+
+
+def repeating(text: str) -> frozenset[fractions.Fraction]:
+  r"""The values of the repeating decimals in a text: 34/9 of `3.\overline{7}`."""
+  return frozenset(
+      fractions.Fraction(*_repeating(match))
+      for match in (_REPEATING.finditer(text) if '\\' in text else ()))
 
 
 def number(text: str) -> decimal.Decimal | None:

@@ -55,6 +55,11 @@ def _same(reference, answer, abs_error=None):
     reference, answer = (
         nodes_lib.interval(node)[1] if node.kind == 'chain' else node
         for node in (reference, answer))
+  if reference.text != answer.text:
+    reference, answer = (
+        nodes_lib.Node('set') if (node.kind, node.text) == (
+            'list', nodes_lib.NO_NUMBER) else node
+        for node in (reference, answer))
   kinds = {reference.kind, answer.kind}
   if kinds == {'value'}:
     return _same_value(reference, answer, abs_error)

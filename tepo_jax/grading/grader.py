@@ -100,9 +100,11 @@ def _decide(answer, reference):
       answers_lib.canonical(text) for text in (answer, reference.text))
   if not ours:  # a font or a colour without text
     return False
+  if reference.problem and copies.is_repeated(
+      answer, reference.text, reference.problem):
+    return False
   if ours == theirs:
-    return not (reference.problem and copies.is_repeated(
-        answer, reference.text, reference.problem))
+    return True
   numbers = [answers_lib.number(text) for text in (ours, theirs)]
   if reference[1:3] == (None, None) and None not in numbers and (
       ',' not in ours or ',' not in theirs):

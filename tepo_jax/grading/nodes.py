@@ -10,6 +10,7 @@ from tepo_jax.grading import units
 from tepo_jax.grading import values
 
 _MIRROR = str.maketrans('()[]', ')(][')
+NO_NUMBER = 'and'  # of a list: x<1 and x>2
 MAX_CONDITIONS = 10  # on one variable
 MAX_PAIRS = 100  # of intervals that are intersected
 _FLIPPED = {'<': '>', '>': '<', '<=': '>=', '>=': '<='}
@@ -21,7 +22,7 @@ class Node:
 
   kind: 'value' (parts: the tree; text: its digits if it is a plain number, or
     its letters if it has no others), 'word' (text), 'based' (text; parts: the
-    base), 'tuple' (text: brackets), 'set', 'list', 'union',
+    base), 'tuple' (text: brackets), 'set', 'list' (text: NO_NUMBER, or none), 'union',
     'matrix' (of tuples), 'named' (text: the name; parts: what it equals),
     'chain' (text: relations; parts: trees), 'time' (text), 'dots',
     'option' (text: its letter; parts: what it says), 'residue' (text: the
@@ -35,7 +36,7 @@ class Node:
 
 def both(conditions: Sequence[Node]) -> Node | None:
   """The numbers that satisfy all conditions, `x>=1, x<=2` or `0<x<2, x!=1`;
-  None of other nodes, of more than MAX_CONDITIONS and where no number does."""
+  None of other nodes and of more than MAX_CONDITIONS."""
   if len(conditions) > MAX_CONDITIONS or any(
       node.kind != 'chain' for node in conditions):
     return None
@@ -44,9 +45,7 @@ def both(conditions: Sequence[Node]) -> Node | None:
     pieces = functools.reduce(_common, map(_pieces, sets))
   except expressions.Unreadable:
     return None
-  # Of `x<1, x>2` the author means "or": it is left as a list.
-  return named(names[0], united(pieces)) if pieces and (
-      len(set(names)) == 1) else None
+  return named(names[0], united(pieces)) if len(set(names)) == 1 else None
 
 
 def without(numbers: Node, points: Node) -> Node:

@@ -9,6 +9,8 @@ import fractions
 import functools
 import re
 
+from tepo_jax.grading import expressions
+
 # Names -> (factor, base units); a name may end in s. Case counts for names of
 # one or two letters (kN, mg, Mg); others are read in lower case.
 _TABLE = {
@@ -43,21 +45,24 @@ _NAMES = {name: value for names, value in _TABLE.items()
 _VAGUE = frozenset(('unit', 'units', 'square units', 'cubic units', 'sq units',
                     'square unit', 'cubic unit', 'units squared',
                     'units cubed'))
-# Functions, operators and words of sentences: 2n if n is even.
-_NO_UNITS = (r'(?!\s*(?:mod|choose|pi|times|over|or|and|if|for|when|base|plus'
-             r'|minus|a?(?:sin|cos|tan)|sqrt|log|ln|exp|is|are|must|has|have'
-             r'|such|where|exists?|to|not|no|with)\b)')
 _TEXT = re.compile(
     r'^(?P<rest>.*?[^\s\\])\s*\\(?:text|mathbf|rm)\s*'
-    r'\{' + _NO_UNITS + r'(?P<unit>(?:[^\W\d_]|[~ .,/%\'()-]|\^\s*-?\d|\\[,%~ ]|\\cdot )*)\}'
+    r'\{(?P<unit>(?:[^\W\d_]|[~ .,/%\'()-]|\^\s*-?\d|\\[,%~ ]|\\cdot )*)\}'
     r'(?P<tail>(?:\s*(?:/|\\cdot|\s)\s*\\(?:text|mathbf)\s*\{[\s~]*[a-zA-Z]+'
     r'\s*\}(?:\s*\^\s*\{?-?\d\}?)?|\s*/\s*\{?[\s~]*[a-zA-Z]+\s*\}?'
     r'|\s*\^\s*\{?-?\d\}?)*)$', re.DOTALL)
 _PLAIN = re.compile(
     r'^(?P<rest>.*[\d})!])\s*(?P<unit>[a-zA-Z][a-zA-Z ./^*\d-]*)$', re.DOTALL)
-# A number, a space and words: 12 eggs.
-_WORDS = re.compile(r'^(?P<rest>[-+]?[\d.,/]*\d|.*\}) (?P<unit>' + _NO_UNITS
-                    + r'[a-z]{3,}(?: [a-z]+){0,3})$', re.DOTALL)
+# A number, a space and words: 12 eggs. No function or operator.
+_WORDS = re.compile(
+    r'^(?P<rest>[-+]?[\d.,/]*\d|.*\}) (?P<unit>(?!(?:mod|choose|pi|times|over|or'
+    r'|and|if|for|when|base|plus|minus|a?(?:sin|cos|tan)|sqrt|log|ln|exp|is|to'
+    r'|not|no|with)\b)[a-z]{3,}(?: [a-z]+){0,3})$', re.DOTALL)
+# What a variable counts, 2n ways: a plural, and no sentence such as "n is odd".
+_COUNTED = re.compile(
+    r'(?!.*\b(?:is|are|be|must|has|have|such|where|exists?|if|for|when|unless'
+    r'|always|divides|equals|mod|over|times|plus|minus|and|or|not|no|with)\b)'
+    r'(?:.*[a-z]s|.*\b(?:people|children|men|women|total))')
 _FACTOR = re.compile(
     r'(square |sq |cubic )?([^\W\d_]+|%)(?:\^?(-?\d)| (squared|cubed))?')
 _POWERS = {'square ': 2, 'sq ': 2, 'cubic ': 3, 'squared': 2, 'cubed': 3}
@@ -72,10 +77,15 @@ RADIANS = ((('radian', 1),), fractions.Fraction(1))
 def split(text: str) -> tuple[str, Unit | None]:
   r"""Splits off the unit: (the text before it, its Unit or None).
 
-  Plain text is a unit if all its words are known, or if it follows a number
-  and a space: a letter after a number (10m) may be a variable.
+  After a number any `\text{}` is a unit; after a variable, what is known or
+  counted. Plain text is a unit if all its words are known, or if it follows a
+  number and a space: a letter after a number (10m) may be a variable.
   """
   if match := _TEXT.match(text):
+    words = _clean(match['unit'])
+    if _has_variable(match['rest']) and _known(words) is None and not (
+        words in _VAGUE or _COUNTED.fullmatch(words)):
+      return text, None  # n is odd
     tail = match['tail']
     if '\\' in tail or '/' not in tail or is_known(match['unit'] + tail):
       return match['rest'], read(match['unit'] + tail)
@@ -87,6 +97,13 @@ def split(text: str) -> tuple[str, Unit | None]:
   if match := _WORDS.match(text):
     return match['rest'], read(match['unit'])
   return text, None
+
+
+def _has_variable(text):
+  try:
+    return bool(expressions.symbols(expressions.parse(text)))
+  except expressions.Unreadable:
+    return False
 
 
 def _clean(text):
