@@ -264,7 +264,6 @@ class Trainer:
           'stands_on': self.stands_on}, score, unpadded)
       if jax.default_backend() == 'cpu':  # whose memory an update needs too
         self.records.checkpointer.wait()
-        host.settle()
 
   def _save_is_due(self):
     settings = self.config.checkpoint
