@@ -29,7 +29,7 @@ warn_of_cost() {
       v5p-*) dollars=420 ;;
       v5litepod-*) dollars=120 ;;
     esac
-    billed="$(counted "$count" chip) are"
+    billed="$count chips are"
     [[ $count != 1 ]] || billed='1 chip is'
     [[ -z $dollars ]] || dollars=" (about \$$(((count * dollars + 50) / 100)) an hour \
 at list price${SPOT:+, less with SPOT=1})"

@@ -64,8 +64,6 @@ _DOLLARS = re.compile(r'(?<!\\)\$([^$]+)\$')
 _OPERATED = re.compile(r'[-+*/^]\s*\\[(\[]|\\[)\]]\s*[-+*/^]')
 _LETTER = re.compile(r'\W*(?:\\?[a-zA-Z]+|\\math\w+\s*\{\w+\})\W*')
 _BRACKETS = re.compile(r'^\s*(?:\\left)?\s*(\\\{|[(\[])')
-
-
 _CHOOSE = re.compile(r'\{\s*([^{}]+?)\s*\\choose(?![a-zA-Z])\s*([^{}]+?)\s*\}')
 # What takes it seconds: deep nesting, towers and factorials of large numbers.
 MAX_NESTING = 10
