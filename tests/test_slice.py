@@ -28,7 +28,9 @@ run_on() {
     ${NETWORK:+ip netns exec "$NETWORK$1"} bash -c "$3")
 }
 case "$*" in
-  *describe*) echo ACTIVE ;;
+  *queued-resources*describe*)
+    printf '{\n  "state": {\n    "state": "ACTIVE"\n  }\n}\n' ;;
+  *describe*) echo READY ;;
   *"tar -xzf"*) ;;
   *" ssh "*)
     for argument; do case $argument in
