@@ -140,7 +140,9 @@ def test_a_pod_with_an_account_is_not_on_the_nodes_network():
 @pytest.mark.parametrize('arguments, environment, said', [
     ((), {'TYPE': 'v6e-16', 'IMAGE': 'i'}, 'usage'),
     (('--x',), {'TYPE': 'v6e-16'}, 'usage'),
-    (('--x',), {'TYPE': 'v6e-17', 'IMAGE': 'i'}, 'TYPE=v6e-17')])
+    (('--x',), {'TYPE': 'v6e-17', 'IMAGE': 'i'}, 'TYPE=v6e-17'),
+    (('--x',), {'TYPE': '2xv6e-16', 'IMAGE': 'i'},
+     'TYPE=2xv6e-16: must be one slice')])
 def test_jobset_refuses(arguments, environment, said):
   assert said in _jobset(*arguments, status=2, **environment)
 
