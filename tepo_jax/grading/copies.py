@@ -70,11 +70,11 @@ def without_question(node: nodes.Node | None,
     return node
   if node.kind == 'based' and re.search(r'\bbase\b', problem, re.IGNORECASE):
     return structures.try_read(node.text)
+  if (node.kind, node.text) != ('chain', '='):
+    return node
   forms = _formulas(problem)[1]
-  if (node.kind, node.text) == ('chain', '=') and _form(node) not in forms and (
-      _value_form(node.parts[0]) in forms):
-    return nodes.Node('value', node.parts[1:])
-  return node
+  is_asked = _value_form(node.parts[0]) in forms and _form(node) not in forms
+  return nodes.Node('value', node.parts[1:]) if is_asked else node
 
 
 @functools.lru_cache(4096)

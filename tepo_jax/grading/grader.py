@@ -114,13 +114,16 @@ def _decide(answer, reference):
         structures.try_read(text, unit or ('dollar' if '\\$' in raw else None))
         for text, unit, raw in ((ours, None, answer),
                                 (theirs, reference.unit, reference.text)))
-    if reference.problem:
-      if copies.is_copied(ours, node, right, reference.problem):
-        return False
-      node = copies.without_question(node, right, reference.problem)
-    if node is None or right is None:
-      return None
-    return comparison.same(right, node, reference.abs_error)
+    problem, asked = reference.problem, node
+    if problem:
+      asked = copies.without_question(node, right, problem)
+    verdict = None
+    if asked is not None and right is not None:
+      verdict = comparison.same(right, asked, reference.abs_error)
+    # Last, because reading a problem's formulas takes longest.
+    is_copy = verdict is not False and problem and copies.is_copied(
+        ours, node, right, problem)
+    return False if is_copy else verdict
   except expressions.TooLarge:  # Only the same spelling is equal to it.
     return False
   except Exception:  # No text from a model may stop its training.
