@@ -45,7 +45,6 @@ def equal(first: tuple, second: tuple) -> bool | None:
   return _are_same_integers(first, second) or None
 
 
-@functools.lru_cache(65536)
 def _has_steps(tree):
   """Whether it has a floor, a ceiling or (-1)^n."""
   return (tree[0] == 'call' and tree[1] in ('floor', 'ceil')
