@@ -32,7 +32,8 @@ NUMBER_TOLERANCE = decimal.Decimal('1e-6')  # relative, of non-integers
 
 VERIFIERS = ('own', 'math_verify')
 VERIFYING = workers_lib.Job(
-    'tepo_jax.grading.verifying:verify', ('1', ('\\frac{1}{2}',)), False)
+    'tepo_jax.grading.verifying:verify', ('1', ('\\frac{1}{2}',)), False,
+    cpu_s=verifying.CPU_S)
 # math-verify as it is, without the corrections of `verifying.verify`.
 MATH_VERIFY = workers_lib.Job(
     'tepo_jax.grading.verifying:verify_alone', ('1', ('\\frac{1}{2}',)), False)

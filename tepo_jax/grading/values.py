@@ -9,7 +9,6 @@ Values count as equal if they agree to 35 significant digits (70 % of DIGITS):
 """
 
 import fractions
-import functools
 
 from tepo_jax.grading import evaluation
 from tepo_jax.grading import expressions
