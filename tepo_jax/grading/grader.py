@@ -97,12 +97,23 @@ def _leave_undecided(answer, references):
 def _decide(answer, reference):
   if reference.numbers is not None:
     return arithmetic.is_solution(answer, reference.numbers, reference.text)
+  try:
+    verdict = _compare(answer, reference)
+    # Only now, because reading the problem's formulas takes longest.
+    is_copy = verdict is not False and reference.problem and (
+        copies.is_copied(answer, reference.text, reference.problem))
+    return False if is_copy else verdict
+  except expressions.TooLarge:  # Only the same spelling is equal to it.
+    return False
+  except Exception:  # No text from a model may stop its training.
+    _LOG.exception('cannot compare %r to %r', answer, reference.text)
+    return None
+
+
+def _compare(answer, reference):
   ours, theirs = (
       answers_lib.canonical(text) for text in (answer, reference.text))
   if not ours:  # a font or a colour without text
-    return False
-  if reference.problem and copies.is_repeated(
-      answer, reference.text, reference.problem):
     return False
   if ours == theirs:
     return True
@@ -110,26 +121,15 @@ def _decide(answer, reference):
   if reference[1:3] == (None, None) and None not in numbers and (
       ',' not in ours or ',' not in theirs):
     return _is_close(*numbers)
-  try:
-    node, right = (
-        structures.try_read(text, unit or ('dollar' if '\\$' in raw else None))
-        for text, unit, raw in ((ours, None, answer),
-                                (theirs, reference.unit, reference.text)))
-    problem, asked = reference.problem, node
-    if problem:
-      asked = copies.without_question(node, right, problem)
-    verdict = None
-    if asked is not None and right is not None:
-      verdict = comparison.same(right, asked, reference.abs_error)
-    # Last, because reading a problem's formulas takes longest.
-    is_copy = verdict is not False and problem and copies.is_copied(
-        ours, node, right, problem)
-    return False if is_copy else verdict
-  except expressions.TooLarge:  # Only the same spelling is equal to it.
-    return False
-  except Exception:  # No text from a model may stop its training.
-    _LOG.exception('cannot compare %r to %r', answer, reference.text)
+  node, right = (
+      structures.try_read(text, unit or ('dollar' if '\\$' in raw else None))
+      for text, unit, raw in ((ours, None, answer),
+                              (theirs, reference.unit, reference.text)))
+  if reference.problem and node and right:
+    node = copies.without_question(node, right, reference.problem)
+  if node is None or right is None:
     return None
+  return comparison.same(right, node, reference.abs_error)
 
 
 def _is_close(answer, reference):
