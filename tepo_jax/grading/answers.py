@@ -243,7 +243,7 @@ def canonical(text: str) -> str:
 
 
 def _without_dress(text):
-  """Removes fonts, `\left`, `$`, thin spaces; replaces synonyms of commands."""
+  r"""Removes fonts, `\left`, `$`, thin spaces; replaces synonymous commands."""
   if _FONTED.search(text):
     for pattern, replacement in _FONTS:
       text = pattern.sub(replacement, text)

@@ -155,7 +155,8 @@ except errors.InputError as error:
   print(error)
 os.chdir(root / rank)
 if rank != '0':  # The other machine has a folder of this name.
-  shutil.copytree(next((root / rank / 'datasets/of_first').iterdir()), 'own/set')
+  kept, = (root / rank / 'datasets/of_first').iterdir()
+  shutil.copytree(kept, 'own/set')
 assert read('own/set') == local
 assert ('own/set', None, 'train') in asked or rank != '0'
 print('done')
