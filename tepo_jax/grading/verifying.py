@@ -17,7 +17,7 @@ from typing import Literal
 
 from tepo_jax.grading import sentences
 
-CPU_S = 0.9  # that `verify` gives math-verify for one answer
+CPU_S = 2.0  # that `verify` gives math-verify for one answer
 
 _PLAIN_TO_LATEX = (
     (re.compile(r'\b(?:np|numpy|math)\.'), ''),
