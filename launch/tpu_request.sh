@@ -23,6 +23,7 @@ read_state() {
     return 0
   fi
   state=$(sed -n 's/^    "state": "\(.*\)",\{0,1\}$/\1/p' <<<"$request")
+  [[ -n $state ]] || fail "gcloud's answer has no state: $request"
   code=$(field code) cause=$(field message)
   [[ $state == ACTIVE ]] || return 0
   state=$(ask tpu-vm describe "$NAME" --format='value(state)') \

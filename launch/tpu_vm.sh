@@ -166,6 +166,7 @@ set_up_hosts() {
   if [[ $workers == all ]]; then
     count=$(ask tpu-vm describe "$NAME" --format='value(networkEndpoints.len())') \
       || return
+    [[ $count =~ ^[1-9][0-9]*$ ]] || return 1
     workers=$(seq 0 $((count - 1)))
   fi
   workers=$(tr ',' '\n' <<<"$workers" | grep -vxF "$ready" | paste -sd, -) || true

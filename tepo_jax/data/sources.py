@@ -111,11 +111,17 @@ def _kept(shown, name, subset, split):
   its source and revision; made unless it is there."""
   loaded = _load(shown, name, subset, split)
   folder = _copies() / loaded._fingerprint  # pylint: disable=protected-access
-  if not folder.is_dir():
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-      loaded.save_to_disk(pathlib.Path(scratch) / folder.name)
-      (pathlib.Path(scratch) / folder.name).rename(folder)
+  try:
+    if not folder.is_dir():
+      folder.parent.mkdir(parents=True, exist_ok=True)
+      with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        loaded.save_to_disk(pathlib.Path(scratch) / folder.name)
+        (pathlib.Path(scratch) / folder.name).rename(folder)
+  except OSError as error:
+    if not folder.is_dir():  # nor has another job made it meanwhile
+      raise errors.InputError(
+          f'{shown}: cannot be kept in {folder}: {errors.one_line(error)}'
+          ) from error
   return folder
 
 

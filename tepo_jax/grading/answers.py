@@ -123,7 +123,8 @@ _SYNONYMS = (
         (re.compile(r'\\text\{\s*' + _SCALE + r'([^{}]*)\}'),
          lambda match: _scaled(match['scale']) + (
              f'\\text{{{match[2]}}}' if match[2].strip() else '')))),
-    ('^', re.compile(r'(?<=\d)\^\{?(?:st|nd|rd|th)\}?$'), ''),
+    # Without a command, 2^{st} is a power.
+    ('\\', re.compile(r'(?<=\d)\^\{?(?:st|nd|rd|th)\}?$'), ''),
     ('\\\\', re.compile(r'(\\\\)\s*\[[\d.]+\s*(?:pt|em|ex|mm|cm)\]'), r'\1'),
     ('\\{', re.compile(r'^\\\{\s*\\\}$'), r'\\emptyset'),
     ('\\prime', re.compile(
@@ -203,7 +204,7 @@ def _last_box(text):
   return found[-1][0] if found else None
 
 
-@functools.lru_cache(65536)
+@functools.lru_cache(8192)
 def canonical(text: str) -> str:
   r"""Normalises spelling.
 

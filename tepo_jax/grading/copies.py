@@ -40,7 +40,7 @@ _UNCOMPUTED = re.compile(
 
 def is_copied(answer: str, reference: str, problem: str) -> bool:
   r"""Whether an answer that is not the reference's own spelling copies the
-  problem. Canonical texts have fractions for repeating decimals, so
+  problem. A number for a number does not. Canonical texts have fractions for repeating decimals, so
   `0.\overline{7}` is sought as it is written.
 
   Raises:
@@ -51,7 +51,7 @@ def is_copied(answer: str, reference: str, problem: str) -> bool:
       _NOTATION.search(problem)) and not answers.repeating(reference):
     return True
   texts = [answers.canonical(text) for text in (answer, reference)]
-  if texts[0] == texts[1]:
+  if texts[0] == texts[1] or None not in map(answers.number, texts):
     return False
   node, right = map(structures.try_read, texts)
   spellings, forms = _formulas(problem)
