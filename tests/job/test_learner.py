@@ -28,8 +28,6 @@ from tests.job.learners import sampled
 from tests.job.learners import SAMPLES
 from tests.job.learners import T
 
-pytestmark = pytest.mark.usefixtures('quick_compile')
-
 METRICS = ('behaviour_mean', 'behaviour_capped_share',
            'behaviour_rejected_share', 'behaviour_ess', 'behaviour_kl')
 

@@ -354,6 +354,7 @@ def _pull_back():
   return jax.jit(jax.value_and_grad(total), compiler_options=QUICK)
 
 
+@pytest.mark.usefixtures('optimized')  # "exactly" is XLA's doing
 @pytest.mark.long_after_first
 @pytest.mark.parametrize('mode, microbatch_tokens, remat, mesh', [
     ('padded', 100, 'none', (1, 1)), ('segments', 24, 'none', (1, 1)),

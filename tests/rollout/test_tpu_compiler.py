@@ -16,6 +16,7 @@ from tepo_jax.tools.plan import chips
 from tepo_jax.tools.plan import cost
 
 pytest.importorskip('libtpu')
+pytestmark = pytest.mark.usefixtures('optimized')
 
 SLOTS, COLUMNS = 128, 1280
 # Two layers of Qwen2.5-7B, on about a quarter of its vocabulary.
