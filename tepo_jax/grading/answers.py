@@ -1,5 +1,6 @@
 r"""Extracts a completion's final answer and normalises its spelling."""
 
+from collections.abc import Callable
 from collections.abc import Iterator
 import decimal
 import fractions
@@ -95,6 +96,7 @@ _INTEGER = re.compile(r'[-+]?[0-9]+')
 _REPEATING = re.compile(
     r'(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d{1,20})(?:\}|(?=\D|$))'
     r'(?:(\d{0,18})\\dot\s*\{?(\d)\}?)?')
+_Replacement = str | Callable[[re.Match[str]], str]
 _COMMAND = re.compile(r'\\([a-zA-Z]+)')
 _COMMANDS = {'imath': 'i ', 'varnothing': r'\emptyset', 'O': r'\emptyset',
              'bigcup': r'\cup', 'lt': '<', 'gt': '>', 'lbrace': r'\{',
@@ -108,7 +110,7 @@ _COMMANDS = {'imath': 'i ', 'varnothing': r'\emptyset', 'O': r'\emptyset',
     f'{name}{end}': f'\\{name}' for name in ('le', 'ge')
     for end in ('q', 'qslant', 'qq')}
 # (a part of every match, pattern, replacement)
-_SYNONYMS = (
+_SYNONYMS: tuple[tuple[str, re.Pattern[str], _Replacement], ...] = (
     ('\\operatorname', re.compile(r'\\operatorname\s*\{\s*([ie])\s*\}'),
      r' \1 '),
     *(('\\text', *pair) for pair in (

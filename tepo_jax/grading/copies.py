@@ -40,8 +40,8 @@ _UNCOMPUTED = re.compile(
 
 def is_copied(answer: str, reference: str, problem: str) -> bool:
   r"""Whether an answer that is not the reference's own spelling copies the
-  problem. A number for a number does not. Canonical texts have fractions for repeating decimals, so
-  `0.\overline{7}` is sought as it is written.
+  problem. A number for a number does not. Canonical texts have fractions for
+  repeating decimals, so `0.\overline{7}` is sought as it is written.
 
   Raises:
     expressions.TooLarge: a text exceeds a bound.
