@@ -1,7 +1,6 @@
 r"""Extracts a completion's final answer and normalises its spelling."""
 
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import decimal
 import fractions
 import functools
@@ -113,7 +112,7 @@ _COMMANDS = {'imath': 'i ', 'varnothing': r'\emptyset', 'O': r'\emptyset',
 _SYNONYMS: tuple[tuple[str, re.Pattern[str], _Replacement], ...] = (
     ('\\operatorname', re.compile(r'\\operatorname\s*\{\s*([ie])\s*\}'),
      r' \1 '),
-    *(('\\text', *pair) for pair in (
+    *(('\\text', pattern, to) for pattern, to in (
         (re.compile(r'\\text\{\s*([ie])\s*\}'), r' \1 '),
         (re.compile(r'\\text\{\s*infinity\s*\}', re.I), r'\\infty '),
         (re.compile(r'(?<=[\d}])\s*(?:\^\s*)?\{?\s*\\text\{(?:st|nd|rd|th)\}'
