@@ -12,8 +12,6 @@ from tepo_jax.learning import objective
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import selection as selection_lib
 
-pytestmark = pytest.mark.usefixtures('quick_compile')
-
 T = 6
 
 
