@@ -105,7 +105,7 @@ def test_the_sweep_makes_two_rows_on_two_processes(tmp_path):
           'PATH': f'{tmp_path}/bin:{os.environ["PATH"]}', 'NAME': 'n',
           'ZONE': 'z', 'PROJECT': 'p', 'TYPE': 'v6e-8', 'RUNS': 'bucket/r',
           'PAUSE': '0.2', 'SLICE': str(tmp_path),
-          'XLA_FLAGS': '--xla_force_host_platform_device_count=1'},
+          'XLA_FLAGS': _ONE_DEVICE},
       text=True, capture_output=True, timeout=1000)
   logs = [(host / 'job.log').read_text() for host in hosts]
   assert done.returncode == 0, (done.stderr, logs)
@@ -123,6 +123,8 @@ def test_the_sweep_makes_two_rows_on_two_processes(tmp_path):
 
 
 _QUICK = {'JAX_DISABLE_MOST_OPTIMIZATIONS': '1'}
+_ONE_DEVICE = (
+    f'--xla_force_host_platform_device_count=1 {runs.QUICK_FUSIONS}')
 _RUN = ('--config=configs/tiny.py:tepo',
         *(flag for flag in _SMALL if 'eval.' not in flag), '--config.steps=4',
         '--config.eval.period=0', '--config.checkpoint.period=1',
@@ -227,7 +229,7 @@ def test_watch_brings_a_run_through_interruptions(tmp_path, network):
             'PATH': f'{tmp_path}/bin:{os.environ["PATH"]}', 'NAME': 'n',
             'ZONE': 'z', 'PROJECT': 'p', 'TYPE': 'v6e-16', 'PAUSE': '1',
             'SLICE': str(tmp_path), 'PORT': str(port),
-            'XLA_FLAGS': '--xla_force_host_platform_device_count=1'}
+            'XLA_FLAGS': _ONE_DEVICE}
         | _QUICK | network)
   try:
     _wait_for_step(workdir, 1, watch)
