@@ -8,6 +8,10 @@ import sys
 
 ROOT = pathlib.Path(__file__).parents[1]
 
+# XLA's older emitters compile fusions in a third of the time: for all tests in
+# this process, and for programs that are not of the fixture `optimized`.
+QUICK_FUSIONS = '--xla_cpu_use_fusion_emitters=false'
+
 # The tiny config at a size that compiles in seconds. An untrained model is
 # never correct: the overlong penalty makes the rewards of its groups differ.
 SMALL = (
@@ -27,11 +31,6 @@ UNTRAINED = (
 
 def command(program, *arguments):
   return [sys.executable, '-m', f'tepo_jax.{program}', *map(str, arguments)]
-
-
-# XLA's older emitters compile fusions in a third of the time; of every test,
-# but for those with the fixture `optimized`.
-QUICK_FUSIONS = '--xla_cpu_use_fusion_emitters=false'
 
 
 def environment():

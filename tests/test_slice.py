@@ -122,7 +122,6 @@ def test_the_sweep_makes_two_rows_on_two_processes(tmp_path):
   assert done.stdout.count('\n| ours | 0.00 | not run |') == 3, done.stdout
 
 
-_QUICK = {'JAX_DISABLE_MOST_OPTIMIZATIONS': '1'}
 _ONE_DEVICE = (
     f'--xla_force_host_platform_device_count=1 {runs.QUICK_FUSIONS}')
 _RUN = ('--config=configs/tiny.py:tepo',
@@ -204,7 +203,7 @@ def test_watch_brings_a_run_through_interruptions(tmp_path, network):
   whole, workdir = tmp_path / 'whole', tmp_path / 'run'
   outcomes = jobs.finish(jobs.start(
       2, ['-m', 'tepo_jax.train'], *_RUN, f'--workdir={whole}', devices=1,
-      JAX_PLATFORMS='cpu', **_QUICK), 600)
+      JAX_PLATFORMS='cpu'), 600)
   assert [status for status, *_ in outcomes] == [0, 0], outcomes
   here = _tree(tmp_path / 'here')
   hosts = [_tree(tmp_path / f'host{i}' / 'tepo') for i in range(2)]
@@ -230,7 +229,7 @@ def test_watch_brings_a_run_through_interruptions(tmp_path, network):
             'ZONE': 'z', 'PROJECT': 'p', 'TYPE': 'v6e-16', 'PAUSE': '1',
             'SLICE': str(tmp_path), 'PORT': str(port),
             'XLA_FLAGS': _ONE_DEVICE}
-        | _QUICK | network)
+        | network)
   try:
     _wait_for_step(workdir, 1, watch)
     os.kill(int((hosts[1] / 'job.pid').read_text()), signal.SIGTERM)

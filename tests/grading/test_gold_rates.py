@@ -88,7 +88,7 @@ def test_references_are_right_in_another_spelling_and_by_value(file, grader):
 @pytest.mark.long
 @pytest.mark.parametrize('file', ['math500', 'minerva_math', 'omni_math_rule',
                                   'olympiadbench'])
-def test_no_verdict_takes_longer_than_its_limit(file):
+def test_no_verdict_takes_a_second(file):
   """In CPU time, with math-verify's: of references in brackets and of others."""
   verifying.verify('1', (r'\frac{1}{2}',), 60)  # imports it
   problems, times = _problems(file), {}
@@ -105,7 +105,7 @@ def test_no_verdict_takes_longer_than_its_limit(file):
   print(f'\n{file}: median {1e3 * ranked[len(ranked) // 2]:.2f} ms, 99 % below '
         f'{1e3 * ranked[len(ranked) * 99 // 100]:.1f} ms, slowest '
         f'{times[slowest]:.2f} s: {slowest}')
-  assert times[slowest] < verifying.CPU_S
+  assert times[slowest] < 1
 
 
 @pytest.mark.parametrize('file', benchmarks.FILES)

@@ -30,7 +30,7 @@ from tests.job import learners
 pytestmark = pytest.mark.long
 
 STEP = 2
-METHODS = ('grpo', 'tepo', 'clip_cov')
+METHODS = ('grpo', 'tepo', 'clip_cov', 'gpg')
 CHECKED = METHODS[1:]  # against train_step, which compiles for each
 
 
