@@ -38,7 +38,7 @@ def two_shards():
   return _compiled('v5p:2x2x2', 2)
 
 
-def _compiled(slice_, shards):
+def _compiled(slice_, shards, weights_as='compute'):
   """SLOTS slots for each group of four chips."""
   devices = chips.topology(slice_).devices
   mesh = mesh_lib.make({'data': 1, 'fsdp': shards, 'tensor': 4}, devices)
@@ -50,14 +50,15 @@ def _compiled(slice_, shards):
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(
         x.shape, x.dtype, sharding=s), tree, shardings)
 
-  weights = jax.eval_shape(lambda p: cache_lib.convert(MODEL, p),
-                           transformer.abstract_params(MODEL, 'bfloat16'))
+  weights = jax.eval_shape(
+      lambda p: cache_lib.convert(MODEL, p, weights_as == 'int8'),
+      transformer.abstract_params(MODEL, 'bfloat16'))
   cache = jax.eval_shape(lambda: cache_lib.init_cache(
       MODEL, slots, COLUMNS, MODEL.dtype))
   host = (engine.idle_slots(slots), jax.eval_shape(jax.random.key, 0),
           np.int32(0), np.int32(0))
   return programs.decode.lower(
-      abstract(weights, sampling_lib.decode_shardings(MODEL, mesh)),
+      abstract(weights, sampling_lib.decode_shardings(MODEL, mesh, weights_as)),
       abstract(cache, sampling_lib.cache_shardings(MODEL, mesh)),
       *abstract(host, jax.tree.map(
           lambda _: mesh_lib.replicated(mesh), host))).compile()
@@ -83,6 +84,17 @@ def test_a_step_reads_the_weights_and_the_cache_once(compiled):
   least = MODEL.num_layers * layer + head + cache
   read = cost.of(compiled.as_text()).hbm_bytes
   assert least < read < 1.3 * least
+
+
+@pytest.mark.nightly
+def test_int8_weights_are_read_as_int8(compiled):
+  """Half of the layers' bytes: no copy of them in bfloat16 is made."""
+  layer = 2 * MODEL.d_model * (
+      2 * 28 * 128 + 2 * 4 * 128 + 3 * MODEL.d_ff) / 4
+  program = _compiled('v5p:2x2x1', 1, 'int8')
+  before, after = (cost.of(x.as_text()).hbm_bytes for x in (compiled, program))
+  assert before - after > 0.95 * MODEL.num_layers * layer / 2
+  assert program.memory_analysis().temp_size_in_bytes < layer / 10
 
 
 @pytest.mark.long
