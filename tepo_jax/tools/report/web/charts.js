@@ -178,10 +178,7 @@ function addReadout(card, panel, svg, curves, x) {
     (best, s) => Math.abs(s - wanted) < Math.abs(best - wanted) ? s : best);
   let step = steps[steps.length - 1];
   svg.append(cursor);
-  const show = wanted => {
-    step = nearest(wanted);
-    cursor.setAttribute('x1', x(step));
-    cursor.setAttribute('x2', x(step));
+  const write = () => {
     readout.replaceChildren(element('span', {}, `step ${step}`));
     for (const c of curves) {
       const i = c.step.indexOf(step);
@@ -196,7 +193,13 @@ function addReadout(card, panel, svg, curves, x) {
         `${c.label} ${digits(c.mean[i])}${band}`, mean));
     }
   };
-  cursors.set(panel.name, show);
+  write();  // the last step's: values that came later would move the figures
+  cursors.set(panel.name, wanted => {
+    step = nearest(wanted);
+    cursor.setAttribute('x1', x(step));
+    cursor.setAttribute('x2', x(step));
+    write();
+  });
   svg.addEventListener('pointermove', event => {
     const at = pointerX(svg, event);
     showStep(steps.reduce((best, s) =>
