@@ -5,7 +5,8 @@ r"""What a person sees of a run: texts of the terminal, pictures of the page.
 Trains `configs/tiny.py:tepo` below WORKDIR in terminals of 80 and of 120
 columns: `terminal_80.txt` has the screen after N steps, after Ctrl-C, and at
 the end. Then draws the report in windows of 1280 and 390 pixels, in the light
-and in the dark scheme. Nothing is checked: look at the files.
+and in the dark scheme: `page_*.png`, and `pointer_*.png` with the pointer at a
+figure. Nothing is checked: look at the files.
 """
 
 import argparse
@@ -82,13 +83,16 @@ def terminal(columns: int, step: int, workdir: pathlib.Path,
 
 
 def pictures(page: pathlib.Path, out: pathlib.Path) -> None:
-  """PNGs of the whole page: two widths, light and dark."""
+  """PNGs of the whole page, and of what a figure shows below the pointer: two
+  widths, light and dark."""
   browser = browser_lib.Browser()
   for width in 1280, 390:
     for scheme in 'light', 'dark':
       browser.open(page, width=width, dark=scheme == 'dark')
       (out / f'page_{width}_{scheme}.png').write_bytes(
           browser.screenshot(whole=True))
+      browser.move_to('svg.chart')
+      (out / f'pointer_{width}_{scheme}.png').write_bytes(browser.screenshot())
   browser.close()
 
 
