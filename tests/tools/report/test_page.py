@@ -431,6 +431,17 @@ def test_axes(noisy, browser):
       'c => c.closest("[clip-path]") === null)')
 
 
+@pytest.mark.parametrize('values, texts', [
+    ([0, .0005, .001, .0015], ['0', '0.0005', '0.0010', '0.0015']),
+    ([.35, .4, .45], ['0.35', '0.40', '0.45']),
+    ([-20, 0, 20], ['-20', '0', '20']),
+    ([3.6e-7, 4e-7], ['3.6e-7', '4.0e-7']), ([0, 2e6], ['0', '2e+6'])])
+def test_the_ticks_of_an_axis_have_the_same_decimals(
+    report, browser, values, texts):
+  browser.open(report)
+  assert browser.run(f'tickTexts({values})') == texts
+
+
 def test_figures_are_read_and_zoomed_together(noisy, browser):
   browser.open(noisy[0])
   browser.move_to('#panel-figure3a_reward svg')

@@ -34,6 +34,17 @@ function ticks(low, high, wanted) {
   return [];
 }
 
+// Their texts, with as many decimals as the one that needs most.
+function tickTexts(values) {
+  const most = Math.max(...values.map(Math.abs));
+  const isPlain = most >= 1e-3 && most < 1e6;
+  const decimals = Math.max(...values.map(v => (
+    (isPlain ? v.toFixed(12) : v.toExponential(12)).match(
+      /\.(\d*?)0*(e|$)/)[1].length)));
+  return values.map(v => v === 0 ? '0' : isPlain ? v.toFixed(decimals)
+    : v.toExponential(decimals));
+}
+
 // Whole steps: the first, the last, and round ones that leave them space.
 function stepTicks(first, last) {
   if (first === last) return [first];
@@ -115,12 +126,13 @@ function drawChart(card, panel) {
   svg.append(element('defs', {}, element('clipPath', {id: clip}, element(
     'rect', {x: LEFT, y: TOP, width: WIDTH - LEFT - RIGHT,
              height: HEIGHT - TOP - BOTTOM}))));
-  for (const tick of ticks(bottom, top, 5)) {
+  const levels = ticks(bottom, top, 5), texts = tickTexts(levels);
+  for (const [i, tick] of levels.entries()) {
     svg.append(
       element('line', {class: 'axis', x1: LEFT, x2: WIDTH - RIGHT, y1: y(tick),
                        y2: y(tick)}),
       element('text', {x: LEFT - 5, y: y(tick) + 4, 'text-anchor': 'end'},
-              digits(tick)));
+              texts[i]));
   }
   for (const tick of stepTicks(first, last)) {
     svg.append(element('text', {x: x(tick), y: HEIGHT - 14,
