@@ -82,7 +82,7 @@ def seconds(run: runs_lib.Run) -> float:
 
 
 def _durations(runs):
-  values = sorted(seconds(run) for run in runs)
+  values = sorted(seconds(run) for run in runs if run.records)
   low, middle, high = (progress.duration(x) for x in (
       values[0], float(np.median(values)), values[-1]))
   return low if len(values) == 1 else f'{middle} a run ({low} to {high})'
