@@ -139,7 +139,7 @@ def test_sigterm_saves_and_exits_with_status_42(model, tmp_path):
     assert process.poll() is None and time.monotonic() < deadline
     time.sleep(0.05)
   process.send_signal(signal.SIGTERM)
-  said = process.communicate(timeout=120)[1]
+  said = process.communicate(timeout=240)[1]
   assert process.returncode == 42
   [saved] = (int(entry.name) for entry in (workdir / 'checkpoints').iterdir())
   assert saved == runs.records(workdir)[-1]['step']
