@@ -2,16 +2,16 @@
 
 `Schedule.run` takes requests (prompts, each with some samples) and yields
 completions as they end. Between two chunks of decoding the host takes more
-requests, frees the slots of those no longer wanted, and refills free slots. It
-compacts the cache when its columns run out and when fewer slots would do.
+requests, frees the slots of those no longer wanted, and refills free slots. A
+`Store` says where their keys and values are: in a rectangle or in pages.
 Decisions depend on the tokens drawn, never on the clock: all processes decide
 alike, and a run repeats bit for bit. Axes as in `engine`.
 """
 
 import collections
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -19,6 +19,8 @@ import numpy as np
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import engine
 from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.rollout import paging
+from tepo_jax.rollout import rectangle
 from tepo_jax.runtime import mesh as mesh_lib
 
 _PREFILL_TOKENS = 1 << 14  # of one prefill, padding included
@@ -33,12 +35,15 @@ class Shapes:
   largest holds the longest prompt and completion and, if there is more work
   than slots, spare columns, to avoid compacting at every step.
   chunk: maximum decode steps per host sync. shards: N and Q are its multiples.
+  page: Y, columns of a page; 0: the cache is a rectangle. pages: X of a shard.
   """
   slots: tuple[int, ...]
   prompts: tuple[int, ...]
   columns: tuple[int, ...]
   chunk: int
   shards: int = 1
+  page: int = 0
+  pages: int = 0
 
   @property
   def refill(self) -> int:
@@ -100,6 +105,54 @@ class SamplingPrograms:
   decode: Callable[..., tuple[transformer.KVCache, engine.Chunk]]
 
 
+class Store(Protocol):
+  """The host's part of a cache: it says where a slot's keys and values are."""
+
+  @property
+  def free_columns(self) -> int:
+    """The most steps of a chunk."""
+    ...
+
+  def lacking(self, slots: engine.Slots) -> list[int]:
+    """The slots to put back before the next chunk, for lack of memory."""
+    ...
+
+  def fit(self, slots: engine.Slots, count: int, waits: int, widest: int
+          ) -> np.ndarray | None:
+    """Makes the cache ready for a chunk of `count` slots.
+
+    waits: samples that have no slot. widest: columns of the widest prompt of
+    these.
+
+    Returns:
+      order_SM if the slots move: slot i of shard s is what its slot
+      order_SM[s, i] was; any others are free.
+    """
+    ...
+
+  def place(self, slot: int, request: groups_lib.Request) -> int | None:
+    """Gives a free slot its part of the cache; returns the index of the first
+    token to decode, None if there is no memory for it."""
+    ...
+
+  def align(self, tokens: Sequence[int], width: int) -> tuple[int, int]:
+    """The columns [start, end) of a prompt's tokens in a prefill of `width`."""
+    ...
+
+  def insert(self, prompts: Any, pairs: list[tuple[int, int]]) -> None:
+    """Writes the prompts of the slots just placed; pairs: (row, slot)."""
+    ...
+
+  def decode(self, weights: Any, slots: engine.Slots, *more: Any
+             ) -> engine.Chunk:
+    """`engine.decode` with the cache; it does not wait for it."""
+    ...
+
+  def advance(self, steps: int) -> None:
+    """Notes the columns that a chunk wrote."""
+    ...
+
+
 @dataclasses.dataclass
 class Stats:
   """Counts of the work done.
@@ -129,7 +182,7 @@ class Schedule:
   stop: None, or makes for each completion a function of its next tokens, which
     returns how many of them to keep if the completion stops there, else None.
   """
-  programs: SamplingPrograms
+  programs: SamplingPrograms | paging.PagedPrograms
   shapes: Shapes
   stop: Callable[[], Callable[[np.ndarray], int | None]] | None = None
 
@@ -181,16 +234,16 @@ class _Run:
     self.weights, self.requests, self.key = weights, requests, key
     self.batches = collections.deque()  # of prompts to prefill, see `_batches`
     self.waiting = collections.deque()  # (prompts' cache, row, request, sample)
-    self.slots = engine.idle_slots(0)
+    self.slots = engine.idle_slots(0, self.shapes.page)
     self.work = []  # the _Sample of each slot; of a free one the last, or None
-    self.first_N = np.zeros(0, int)  # first column in use
-    self.index = self.columns = 0  # the current column; W
-    self.cache = None
+    store = paging.Paging if self.shapes.page else rectangle.Rectangle
+    self.store: Store = store(self.programs, self.shapes)
 
   def prepare(self) -> bool:
     """Gets the slots ready for a chunk; returns whether any slot is live."""
     self._take()
     self._cancel()
+    self._put_back()
     if self._waits() or self.slots.live.any():
       self._fit()
       self._admit()
@@ -201,7 +254,8 @@ class _Run:
     free = self.shapes.slots[-1] - int(self.slots.live.sum())
     missing = free + self.shapes.refill - self._waits()
     requests = self.requests.take(max(0, missing))
-    self.batches.extend(_batches(requests, self.shapes, self.prefill_rows))
+    self.batches.extend(self._batches(
+        (request, range(len(request.limits))) for request in requests))
 
   def _cancel(self):
     """Frees the slots, and drops the waiting samples, of unwanted requests."""
@@ -212,7 +266,16 @@ class _Run:
         sample for sample in self.waiting if wanted(sample[2].prompt_id))
     self.batches = collections.deque(
         (width, rows, kept) for width, rows, members in self.batches
-        if (kept := [m for m in members if wanted(m.prompt_id)]))
+        if (kept := [m for m in members if wanted(m[0].prompt_id)]))
+
+  def _put_back(self):
+    """Returns samples to the queue, to be drawn again from their beginning."""
+    members = []
+    for slot in self.store.lacking(self.slots):
+      self.slots.live[slot] = False
+      work = self.work[slot]
+      members.append((work.request, [work.sample]))
+    self.batches.extendleft(self._batches(members))
 
   def _admit(self):
     """Gives free slots to waiting samples, of the emptiest shard first."""
@@ -227,46 +290,43 @@ class _Run:
       pairs = []
       while (self.waiting and self.waiting[0][0] is prompts and free
              and len(pairs) < self.shapes.refill):
-        pairs.append((self.waiting.popleft()[1:], int(free.popleft())))
-      self._insert(prompts, pairs)
+        slot, (_, row, request, sample) = int(free.popleft()), self.waiting[0]
+        first = self.store.place(slot, request)
+        if first is not None:
+          self.waiting.popleft()
+          self._start(slot, request, sample, first)
+          pairs.append((row, slot))
+      if pairs:
+        self.store.insert(prompts, pairs)
 
   def _fit(self):
-    """Moves the live slots to a cache of another size if theirs is full, if a
-    smaller one would do, or if more samples wait than it has slots for."""
+    """Fits the cache to the slots: to the live ones if fewer would do, or to
+    more if more samples wait than it has slots for."""
     live_N, shards = self.slots.live, self.shapes.shards
-    first = self.first_N[live_N].min(initial=self.index)
-    used = max(self.index - int(first), self._widest_waiting())
     live_SN = live_N.reshape(shards, -1)
     wanted = max(int(live_N.sum()) + self._waits(),
-                 shards * int(live_SN.sum(1).max()))
-    slots = next((n for n in self.shapes.slots if n >= wanted),
+                 shards * int(live_SN.sum(1).max(initial=0)))
+    count = next((n for n in self.shapes.slots if n >= wanted),
                  self.shapes.slots[-1])
-    columns = self._columns(used)
-    if (slots == len(live_N) and columns >= self.columns
-        and self._widest_waiting() <= self.index < self.columns):
-      return
-    order_SN = np.argsort(~live_SN, 1, kind='stable')[:, :slots // shards]
-    self._move(order_SN, slots, self.index - used, columns)
+    order_SN = self.store.fit(
+        self.slots, count, self._waits(), self._widest_waiting())
+    if order_SN is not None:
+      self._move(order_SN, count)
 
-  def _move(self, order_SN, slots, shift, columns):
-    """Makes slot i of shard s what its slot order_SN[s, i] was, columns `shift`
-    further left. More slots than that are free."""
+  def _move(self, order_SN, count):
+    """Makes slot i of shard s what its slot order_SN[s, i] was. More slots than
+    that are free."""
     shards, kept = order_SN.shape
-    if self.cache is None:
-      self.cache = self.programs.empty(slots, columns, -shift)
-      self.slots, self.work = engine.idle_slots(slots), [None] * slots
-      self.first_N = np.zeros(slots, int)
-    else:
-      slot_SM = np.pad(order_SN, ((0, 0), (0, slots // shards - kept)))
-      self.cache = self.programs.compact(
-          self.cache, slot_SM.ravel(), shift, columns)
-      size = len(self.slots.live) // shards
-      slot_M = (slot_SM + size * np.arange(shards)[:, None]).ravel()
-      self.slots = jax.tree.map(lambda x: x[slot_M], self.slots)
-      self.slots.live.reshape(shards, -1)[:, kept:] = False
-      self.work = [self.work[slot] for slot in slot_M]
-      self.first_N = self.first_N[slot_M] - shift
-    self.index, self.columns = self.index - shift, columns
+    if not self.work:
+      self.slots = engine.idle_slots(count, self.shapes.page)
+      self.work = [None] * count
+      return
+    slot_SM = np.pad(order_SN, ((0, 0), (0, count // shards - kept)))
+    size = len(self.work) // shards
+    slot_M = (slot_SM + size * np.arange(shards)[:, None]).ravel()
+    self.slots = jax.tree.map(lambda x: x[slot_M], self.slots)
+    self.slots.live.reshape(shards, -1)[:, kept:] = False
+    self.work = [self.work[slot] for slot in slot_M]
 
   def decode(self) -> engine.Chunk:
     """Starts a chunk and does not wait for it.
@@ -277,32 +337,35 @@ class _Run:
     live_N = self.slots.live
     stop_at_live = len(live_N) - self.shapes.refill if self._waits() else max(
         (n for n in self.shapes.slots if n < live_N.sum()), default=0)
+    left = (self.slots.limit - self.slots.length)[live_N]
     # Between two counts, a shard does not notice that all slots are done.
-    steps = min(self.shapes.chunk, self.columns - self.index,
-                int(self._left().max()))
-    self.cache, chunk = self.programs.decode(
-        self.weights, self.cache, self.slots, self.key, steps, stop_at_live)
-    return chunk
+    steps = min(self.shapes.chunk, self.store.free_columns, int(left.max()))
+    return self.store.decode(
+        self.weights, self.slots, self.key, steps, stop_at_live)
 
   def harvest(self, chunk: engine.Chunk) -> list[groups_lib.Completion]:
     """Waits for a chunk and records its tokens; returns ended completions."""
     chunk = jax.tree.map(np.array, mesh_lib.to_host(chunk))
     self._count(chunk)
-    before, self.index = self.slots, self.index + int(chunk.steps)
+    self.store.advance(int(chunk.steps))
+    before = self.slots
     last = chunk.token_NC[:, max(int(chunk.steps) - 1, 0)]
     self.slots = before.replace(
         token=last, length=chunk.length_N, live=chunk.live_N)
     _check_finite(chunk, before)
     done = []
     for slot in np.flatnonzero(before.live):
-      count = int(chunk.length_N[slot] - before.length[slot])
+      given = max(-int(before.length[slot]), 0)
+      count = max(int(chunk.length_N[slot]), 0) - max(
+          int(before.length[slot]), 0)
+      token_T, logp_T = (x[slot, given:given + count]
+                         for x in (chunk.token_NC, chunk.logp_NC))
       ended, work = bool(chunk.ended_N[slot]), self.work[slot]
       if work.stop is not None:
-        cut = work.stop(chunk.token_NC[slot, :count])
+        cut = work.stop(token_T)
         if cut is not None:
           count, ended, self.slots.live[slot] = cut, True, False
-      work.parts.append((chunk.token_NC[slot, :count],
-                         chunk.logp_NC[slot, :count]))
+      work.parts.append((token_T[:count], logp_T[:count]))
       if not self.slots.live[slot]:
         token_T, logp_T = map(np.concatenate, zip(*work.parts))
         done.append(groups_lib.Completion(
@@ -312,7 +375,7 @@ class _Run:
   def _waits(self):
     """The number of samples that no slot has yet."""
     return len(self.waiting) + sum(
-        len(m.limits) for *_, members in self.batches for m in members)
+        len(samples) for *_, members in self.batches for _, samples in members)
 
   def _widest_waiting(self):
     """Columns of the widest prompt that waits."""
@@ -321,55 +384,42 @@ class _Run:
       widths += {prompts.position.shape[1] for prompts, *_ in self.waiting}
     return max(widths, default=0)
 
-  def _columns(self, used):
-    """The smallest W with spare columns after the used ones."""
-    left = self._left()
-    spare = max(self.shapes.chunk, used // 4)
-    if not self._waits() and left.size:
-      spare = min(spare, int(left.max()))
-    fitting = [w for w in self.shapes.columns if w >= used + spare]
-    return fitting[0] if fitting else self.shapes.columns[-1]
-
-  def _left(self):
-    """For each live slot, the most tokens that it may still draw."""
-    return (self.slots.limit - self.slots.length)[self.slots.live]
-
   def _prefill(self):
     """Prefills the next prompts and adds their samples to `waiting`."""
     width, rows, members = self.batches.popleft()
     token_QP = np.zeros((rows, width), np.int32)
     position_QP = np.full((rows, width), -1, np.int32)
-    for row, request in enumerate(members):
+    for row, (request, _) in enumerate(members):
       inner = request.token_ids[:-1]
-      token_QP[row, width - len(inner):] = inner
-      position_QP[row, width - len(inner):] = np.arange(len(inner))
+      columns = slice(*self.store.align(inner, width))
+      token_QP[row, columns] = inner
+      position_QP[row, columns] = np.arange(len(inner))
     prompts = self.programs.prefill(self.weights, token_QP, position_QP)
     self.stats.prefills += 1
     self.waiting.extend(
-        (prompts, row, request, sample) for row, request in enumerate(members)
-        for sample in range(len(request.limits)))
+        (prompts, row, request, sample)
+        for row, (request, samples) in enumerate(members)
+        for sample in samples)
 
-  def _insert(self, prompts, pairs):
-    """Inserts prompts; pairs: ((row of `prompts`, request, sample), slot)."""
-    slots = self.slots
-    source_R = np.zeros(self.shapes.refill, np.int32)
-    slot_R = np.full(self.shapes.refill, len(slots.live), np.int32)
-    for r, ((row, request, sample), slot) in enumerate(pairs):
-      source_R[r], slot_R[r] = row, slot
-      slots.token[slot] = request.token_ids[-1]
-      slots.start[slot] = len(request.token_ids)
-      slots.length[slot] = 0
-      slots.limit[slot] = request.limits[sample]
-      slots.prompt_id[slot], slots.sample[slot] = request.prompt_id, sample
-      slots.live[slot] = True
-      self.work[slot] = _Sample(
-          request, sample, None if self.stop is None else self.stop())
-      self.first_N[slot] = self.index - len(request.token_ids) + 1
-    self.cache = self.programs.insert(self.cache, prompts, source_R, slot_R)
+  def _start(self, slot, request, sample, first):
+    """Records what a slot draws; `first`: of `Store.place`."""
+    slots, tokens = self.slots, request.token_ids
+    slots.token[slot] = tokens[max(first, 0)]
+    slots.start[slot] = len(tokens)
+    slots.length[slot] = first + 1 - len(tokens)
+    slots.limit[slot] = request.limits[sample]
+    slots.prompt_id[slot], slots.sample[slot] = request.prompt_id, sample
+    slots.live[slot] = True
+    if slots.given_NY is not None:
+      given = tokens[-self.shapes.page:]
+      slots.given_NY[slot, self.shapes.page - len(given):] = given
+    self.work[slot] = _Sample(
+        request, sample, None if self.stop is None else self.stop())
 
   def _count(self, chunk):
     stats, steps = self.stats, int(chunk.steps)
-    tokens = int((chunk.length_N - self.slots.length)[self.slots.live].sum())
+    drawn_N = np.maximum(chunk.length_N, 0) - np.maximum(self.slots.length, 0)
+    tokens = int(drawn_N[self.slots.live].sum())
     possible = steps * len(self.slots.live)
     stats.steps += steps
     stats.chunks += 1
@@ -379,22 +429,23 @@ class _Run:
       stats.busy_tokens += tokens
       stats.busy_slot_steps += possible
 
+  def _batches(self, members):
+    """(width, Q, members) of each prefill, the widest first; members: requests
+    with the numbers of their samples."""
+    by_width = collections.defaultdict(list)
+    for request, samples in members:
+      if len(samples):
+        length = len(request.token_ids)
+        by_width[min(w for w in self.shapes.prompts if w >= length)].append(
+            (request, samples))
+    for width in sorted(by_width, reverse=True):
+      members, rows = by_width[width], self.prefill_rows(width)
+      for start in range(0, len(members), rows):
+        yield width, rows, members[start:start + rows]
+
 
 def _check_finite(chunk, slots):
   """Refuses tokens whose log-probabilities, and so logits, are not finite."""
   bad_N = ~np.isfinite(chunk.logp_NC).all(1)
   if bad_N.any():
     raise groups_lib.NonFiniteError(int(slots.prompt_id[np.argmax(bad_N)]))
-
-
-def _batches(requests, shapes, prefill_rows):
-  """(width, Q, requests) of each prefill, the widest first."""
-  by_width = collections.defaultdict(list)
-  for request in requests:
-    if len(request.limits):
-      length = len(request.token_ids)
-      by_width[min(w for w in shapes.prompts if w >= length)].append(request)
-  for width in sorted(by_width, reverse=True):
-    members, rows = by_width[width], prefill_rows(width)
-    for start in range(0, len(members), rows):
-      yield width, rows, members[start:start + rows]
