@@ -36,8 +36,8 @@ _BLOCK_QUERIES = 8
 class PagedCache:
   """Pages of every layer, and where a decode step finds them.
 
-  kv: L arrays [X, Y, J, H], from `init_pages`. table_NW: i32. column: i32 [], the column of the
-  tails to write next.
+  kv: L arrays [X, Y, J, H], from `init_pages`. table_NW: i32. column: i32 [],
+  the column of the tails to write next.
   """
   kv: tuple[jax.Array, ...]
   table_NW: Any
@@ -142,8 +142,8 @@ def _attend_xla(q_NAH, kv_XYJH, length_N, table_NW, *, window):
 def store(kv: tuple[jax.Array, ...], k: tuple[jax.Array, ...],
           v: tuple[jax.Array, ...], target_QW: jax.Array
           ) -> tuple[jax.Array, ...]:
-  """The pages of every layer with prompts, of which token i is in column i. Page
-  w of a prompt goes to target_QW, nowhere if that is X.
+  """The pages of every layer with prompts, of which token i is in column i.
+  Page w of a prompt goes to target_QW, nowhere if that is X.
 
   k, v: as in `transformer.KVCache`, for Q prompts of P columns.
   """

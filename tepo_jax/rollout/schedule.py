@@ -335,8 +335,9 @@ class _Run:
     as a smaller cache has. Then `_fit` compacts, unless a shard has too many.
     """
     live_N = self.slots.live
-    stop_at_live = len(live_N) - self.shapes.refill if self._waits() else max(
-        (n for n in self.shapes.slots if n < live_N.sum()), default=0)
+    live = int(live_N.sum())  # if samples wait, as many as have memory
+    stop_at_live = max(live - self.shapes.refill, 0) if self._waits() else max(
+        (n for n in self.shapes.slots if n < live), default=0)
     left = (self.slots.limit - self.slots.length)[live_N]
     # Between two counts, a shard does not notice that all slots are done.
     steps = min(self.shapes.chunk, self.store.free_columns, int(left.max()))

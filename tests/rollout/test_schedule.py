@@ -16,6 +16,7 @@ from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import engine as engine_lib
 from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.rollout import rectangle
 from tepo_jax.rollout import schedule
 from tepo_jax.rollout import stopping
 from tepo_jax.runtime import mesh as mesh_lib
@@ -100,10 +101,9 @@ def test_the_shapes_for_given_maxima():
     (0, [], 28, 64), (3, [2, 1], 28, 64),  # a quarter, for new samples
     (3, [2, 1], 80, 96)])  # there is nothing wider
 def test_columns_that_may_be_needed_are_reserved(waits, left, used, columns):
-  run = types.SimpleNamespace(
-      shapes=schedule.Shapes((8,), (32,), (32, 64, 96), chunk=4),
-      _waits=lambda: waits, _left=lambda: np.array(left, int))
-  assert schedule._Run._columns(run, used) == columns
+  shapes = schedule.Shapes((8,), (32,), (32, 64, 96), chunk=4)
+  assert rectangle.Rectangle(None, shapes).width(
+      used, waits, np.array(left, int)) == columns
 
 
 def test_every_sample_is_drawn_once_and_whole(free):

@@ -1,0 +1,179 @@
+"""Pages: the host's schedule of them, and the completions drawn with them.
+
+Axes: S shards · X pages · Y columns of a page · N slots · C steps of a chunk.
+"""
+
+import dataclasses
+import functools
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from tepo_jax.policy import transformer
+from tepo_jax.rollout import engine as engine_lib
+from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.rollout import paging
+from tepo_jax.rollout import schedule
+from tepo_jax.runtime import mesh as mesh_lib
+from tests.rollout import toy
+
+V, T, G = 40, 9, 3
+MODEL = transformer.ModelConfig(
+    vocab_size=V, d_model=32, num_layers=2, num_heads=4, num_kv_heads=2,
+    head_dim=8, d_ff=48, max_position=64, qkv_bias=True)
+LENGTHS = (5, 1, 14, 4, 2, 9, 5)
+
+
+class _Pages:
+  """Programs without a model. A column of a page holds the name of its token:
+  (prompt, sample, position), and sample -1 for a prompt's. Before each step
+  `decode` checks that a slot sees its own sequence, whole and in order."""
+
+  def __init__(self, length, shards):
+    self.length, self.shards = length, shards
+    self.put_back, self.seen = 0, set()
+
+  def programs(self):
+    return paging.PagedPrograms(
+        lambda count, size: np.full((self.shards, count, size, 3), -9),
+        self.prefill, self.store, self.copy, self.decode)
+
+  def prefill(self, _, token_QP, position_QP):
+    """The prompt's id is its tokens."""
+    rows_QP3 = np.stack(
+        [token_QP, np.full_like(token_QP, -1), position_QP], -1)
+    return types.SimpleNamespace(position=position_QP, rows=rows_QP3)
+
+  def store(self, pages, prompts, target_SQW):
+    size = pages.shape[2]
+    for (shard, row, page), target in np.ndenumerate(target_SQW):
+      if target < pages.shape[1]:
+        part = prompts.rows[row, page * size:(page + 1) * size]
+        pages[shard, target, :len(part)] = part
+    return pages
+
+  def copy(self, pages, source_SM, target_SM):
+    for shard, (source_M, target_M) in enumerate(zip(source_SM, target_SM)):
+      kept = target_M < pages.shape[1]
+      assert len(set(target_M[kept])) == kept.sum()
+      pages[shard, target_M[kept]] = pages[shard, source_M[kept]]
+    return pages
+
+  def decode(self, _, cache, slots, __, steps, stop_at_live):
+    pages, size = cache.kv, cache.kv.shape[2]
+    own, column = len(slots.live) // self.shards, int(cache.column)
+    slots = jax.tree.map(np.array, slots)
+    before_N, live_N = slots.length.copy(), slots.live
+    ended_N = np.zeros_like(live_N)
+    token_NC = np.zeros((len(live_N), steps), np.int32)
+    done = 0
+    while done < steps and live_N.sum() > stop_at_live:
+      for slot in np.flatnonzero(live_N):
+        name = slots.prompt_id[slot], slots.sample[slot]
+        place = slots.start[slot] + slots.length[slot] - 1
+        shard, number = divmod(slot, own)
+        pages[shard, column // size * own + number, column % size] = (
+            name[0], -1 if slots.length[slot] <= 0 else name[1], place)
+        if place >= 0:
+          self._check(pages[shard], cache.table_NW[slot], name, place,
+                      slots.start[slot])
+        index = slots.length[slot]
+        token_NC[slot, done] = (
+            toy.token(*name, index) if index >= 0
+            else slots.given_NY[slot, index])
+        slots.length[slot] += 1
+        ended_N[slot] = slots.length[slot] == self.length(*name)
+        live_N[slot] = slots.length[slot] < min(
+            slots.limit[slot], self.length(*name))
+      done, column = done + 1, column + 1
+    return cache, engine_lib.Chunk(
+        token_NC, np.where(np.arange(steps) < -before_N[:, None], 0,
+                           -token_NC / 7).astype(np.float32),
+        slots.length, ended_N, live_N, np.int32(done))
+
+  def _check(self, pages_XY3, table_W, name, place, start):
+    size = pages_XY3.shape[1]
+    found = pages_XY3[table_W[:place // size + 1]].reshape(-1, 3)[:place + 1]
+    position = np.arange(place + 1)
+    np.testing.assert_array_equal(found[:, 0], name[0])
+    np.testing.assert_array_equal(
+        found[:, 1], np.where(position < start, -1, name[1]))
+    np.testing.assert_array_equal(found[:, 2], position)
+    self.seen.add((*name, place))
+
+
+@pytest.mark.parametrize('seed', range(12))
+def test_each_slot_sees_its_own_sequence(seed):
+  """Over random prompts, lengths, limits, sizes of pages and pools; in half of
+  the cases samples are put back, and still drawn once, whole."""
+  rng = np.random.default_rng(seed)
+  page, shards, chunk = (int(rng.choice(sizes)) for sizes in (
+      (1, 2, 4, 7, 16), (1, 2), (1, 3, 5, 8)))
+  length_QG = rng.integers(1, 40, (9, 4))
+  fake = _Pages(lambda prompt, sample: length_QG[prompt, sample], shards)
+  most = paging.least_pages(24 + 30, chunk, page, 8 // shards)
+  shapes = schedule.Shapes(
+      (4, 8), (8, 24), (32, 64), chunk, shards, page,
+      most + (0 if seed % 2 else 1000))
+  requests = [groups_lib.Request(
+      (prompt,) * int(rng.integers(1, 25)), prompt,
+      rng.integers(1, 31, 4).tolist()) for prompt in range(9)]
+  stats = schedule.Stats()
+  done = [c for some in schedule.Schedule(fake.programs(), shapes).run(
+      None, groups_lib.Queue(requests), None, stats) for c in some]
+  assert len({(c.request.prompt_id, c.sample) for c in done}) == len(done) == 36
+  for c in done:
+    prompt, limit = c.request.prompt_id, c.request.limits[c.sample]
+    count = min(limit, length_QG[prompt, c.sample])
+    np.testing.assert_array_equal(
+        c.token_T, toy.token(prompt, c.sample, np.arange(count)))
+    assert c.ended == (count == length_QG[prompt, c.sample])
+  redrawn = stats.tokens - sum(len(c.token_T) for c in done)
+  assert redrawn == 0 if seed % 2 == 0 else redrawn >= 0
+
+
+@pytest.fixture(scope='module')
+def params():
+  """Weights large enough that a token's probability depends on its past."""
+  return jax.tree.map(lambda x: 4 * x, jax.jit(functools.partial(
+      transformer.init, MODEL))(jax.random.key(0)))
+
+
+def _drawn(make_engine, model, params, page, **options):
+  engine = make_engine(model, params, slots=4, prompt_tokens=14, max_tokens=T,
+                       prompts=(14,), columns=(30,), page=page, **options)
+  rng = np.random.default_rng(0)
+  prompts = [rng.integers(0, V, length) for length in LENGTHS]
+  return engine.sample(prompts, G, T)
+
+
+@pytest.mark.usefixtures('quick_compile')
+@pytest.mark.long_after_first
+@pytest.mark.parametrize('page, model, options', [
+    (4, {}, {}), (3, dict(sliding_window=6, num_full_layers=1), {}),
+    (16, {}, dict(mesh=dict(data=2, tensor=2))),
+    (4, dict(attention='splash_interpreted'), {})], ids=str)
+def test_completions_are_those_of_the_rectangle(
+    make_engine, params, page, model, options):
+  """With a pool so small that samples are put back; prompts may be shorter
+  than a page."""
+  if options:
+    shape = dict(data=1, fsdp=1, tensor=1) | options['mesh']
+    options = dict(mesh=mesh_lib.make(shape, jax.devices()))
+  shards = mesh_lib.batch_shards(options['mesh']) if options else 1
+  options |= dict(eos_ids=(0,))
+  want, _ = _drawn(make_engine, dataclasses.replace(
+      MODEL, **{k: x for k, x in model.items() if k != 'attention'}), params,
+                   0, **options)
+  got, stats = _drawn(
+      make_engine, dataclasses.replace(MODEL, **model), params, page, **options,
+      pages=paging.least_pages(14 + T, 4, page, 4 // shards))
+  assert got.keys() == want.keys() and len(got) == len(LENGTHS) * G
+  for name, completion in got.items():
+    np.testing.assert_array_equal(completion.token_T, want[name].token_T)
+    np.testing.assert_allclose(
+        completion.logp_T, want[name].logp_T, atol=1e-5)
+    assert completion.ended == want[name].ended
+  assert len({completion.ended for completion in got.values()}) == 2
