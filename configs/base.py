@@ -96,6 +96,10 @@ FIELDS = dict(
              'the same', POSITIVE, resume=ROUNDING),
     chunk=F(32, 'maximum decode steps per host sync', POSITIVE,
             resume=ROUNDING),
+    cache=F('rectangle', "keys and values of decoding: 'rectangle': slots by "
+            "columns, as wide as the longest completion so far; 'pages': "
+            'only what is alive', fields.one_of('rectangle', 'pages'),
+            resume=ROUNDING),
     # With the default reward, groups whose verdicts are all equal have no
     # gradient.
     dynamic_sampling=F(

@@ -13,8 +13,10 @@ import ml_collections
 
 from tepo_jax import errors
 from tepo_jax.job import programs as programs_lib
+from tepo_jax.policy import pages as pages_lib
 from tepo_jax.policy import remat as remat_lib
 from tepo_jax.policy import transformer
+from tepo_jax.rollout import paging
 from tepo_jax.rollout import schedule
 from tepo_jax.runtime import disk
 from tepo_jax.runtime import host
@@ -29,6 +31,12 @@ _CACHE_SHARE = 0.8
 # activations.
 _SAMPLING_SHARE = 0.95
 _PREFILLS = 2.5
+# Columns of a page of the cache. Large ones read faster and their table is
+# small; of each completion, half a page more is computed and held.
+_PAGE = 64
+# The mean length of the sequences that are decoded at a time, as a share of the
+# longest, for which pages are kept. If it is larger, some are drawn twice.
+_MEAN_SHARE = 1 / 4
 # The share, of what the arrays leave free, for hidden states of π_old beyond
 # those of one minibatch. An update needs the rest.
 _STATES_SHARE = 0.2
@@ -76,6 +84,44 @@ def sampling_shapes(
   return shapes
 
 
+def paged_shapes(
+    model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
+    wanted: int | None, work: int, prompt_tokens: int, max_tokens: int,
+    chunk: int) -> schedule.Shapes:
+  """As `sampling_shapes`, for a cache of pages, which take all of their share
+  of the free memory that they can need.
+
+  Raises:
+    errors.InputError: not one completion of the greatest length fits.
+  """
+  shards, longest = mesh_lib.batch_shards(mesh), prompt_tokens + max_tokens
+  tail = paging.tail_pages(chunk, _PAGE)
+  whole, mean = (-(-math.ceil(longest * share) // _PAGE) + 2
+                 for share in (1, _MEAN_SHARE))
+  most = -(-(work if wanted is None else min(wanted, work)) // shards)
+  free, size = mesh_lib.free_bytes(), slot_bytes(model, mesh, _PAGE)
+  pages = most * (tail + whole) + tail
+  if free is not None:
+    pages = min(pages, int(_CACHE_SHARE * free // size))
+    if wanted is None:
+      most = max(1, min(most, pages // (tail + mean)))
+  least = paging.least_pages(longest, chunk, _PAGE, most)
+  if pages < least:
+    raise errors.InputError(
+        f'the pages of {most * shards} completions, one of them of {longest} '
+        f'tokens, take {least * size / 2**30:.3g} GiB on each device, but only '
+        f'{_CACHE_SHARE:.0%} of the free {free / 2**30:.3g} GiB may be used: '
+        'lower config.rollout.slots or the lengths, or use more devices')
+  shapes = schedule.make_shapes(
+      slots=most * shards, work=most * shards, prompt_tokens=prompt_tokens,
+      max_tokens=max_tokens, chunk=chunk, shards=shards)
+  # The kernel reads what is alive: it needs no narrower tables.
+  columns = shapes.columns[-1:] if pages_lib.has_kernel(
+      model.attention, 2 * model.cache_heads // mesh.shape['tensor'],
+      model.head_dim, model.dtype) else shapes.columns
+  return dataclasses.replace(shapes, columns=columns, page=_PAGE, pages=pages)
+
+
 def fitting_slots(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
                   shapes_with: Callable[..., schedule.Shapes], most: int,
                   free: float) -> int:
@@ -97,6 +143,8 @@ def fitting_slots(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
 
 
 def _cache_bytes(model, mesh, shapes):
+  if shapes.page:
+    return slot_bytes(model, mesh, shapes.page) * shapes.pages
   return (slot_bytes(model, mesh, shapes.columns[-1]) * shapes.slots[-1]
           // mesh_lib.batch_shards(mesh))
 

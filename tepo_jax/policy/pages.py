@@ -89,11 +89,11 @@ def attend(q_NAH: jax.Array, kv_XYJH: jax.Array, places: Places,
   Returns:
     [N, A, H] in the dtype of q; scores and softmax are float32.
   """
-  interpret = backend == 'splash_interpreted'
-  function = functools.partial(_attend_kernel, interpret=interpret) if (
-      interpret or backend == 'splash' and has_kernel(
-          kv_XYJH.shape[2] // mesh_lib.shards('kv_heads'), kv_XYJH.shape[3],
-          kv_XYJH.dtype)) else _attend_xla
+  function = _attend_xla
+  if has_kernel(backend, kv_XYJH.shape[2] // mesh_lib.shards('kv_heads'),
+                kv_XYJH.shape[3], kv_XYJH.dtype):
+    function = functools.partial(
+        _attend_kernel, interpret=backend == 'splash_interpreted')
   return mesh_lib.per_device(
       functools.partial(function, window=window),
       [('batch', 'heads', None), (None, None, 'kv_heads', None), ('batch',),
@@ -101,14 +101,15 @@ def attend(q_NAH: jax.Array, kv_XYJH: jax.Array, places: Places,
       q_NAH, kv_XYJH, places.length_N, places.table_NW)
 
 
-def has_kernel(heads: int, head_dim: int, dtype: Any) -> bool:
-  """Whether the kernel can read pages of J = `heads` on each device.
+def has_kernel(backend: str, heads: int, head_dim: int, dtype: Any) -> bool:
+  """Whether the kernel reads pages of J = `heads` on each device.
 
   Its registers hold whole lanes of a head, and rows of 1, 2, 4 or 8 k heads.
   """
   rows, rest = divmod(heads, 4 // jnp.dtype(dtype).itemsize)
-  return head_dim % _LANES == 0 and not rest and (
-      rows in (1, 2, 4) or rows % 8 == 0)
+  return backend == 'splash_interpreted' or backend == 'splash' and (
+      head_dim % _LANES == 0 and not rest and (
+          rows in (1, 2, 4) or rows % 8 == 0))
 
 
 def _attend_kernel(q_NAH, kv_XYJH, length_N, table_NW, *, window, interpret):
