@@ -223,7 +223,7 @@ class _Layer(nn.Module):
     else:
       places = columns.places
       stores = pages_lib.write(stores, k_BSKH[:, 0], v_BSKH[:, 0], places)
-      out_BSNH = _by_window(
+      out_BSNH = attention.by_window(
           config, layer, lambda window, *arrays: pages_lib.attend(
               *arrays, places, window, config.attention), q_BSNH[:, 0], stores)
     out_MD = linear(config.d_model, ('heads', 'embed'), name='o')(
@@ -381,19 +381,10 @@ def _write(stores, k_BSKH, v_BSKH, index):
 def _attend(config: ModelConfig, layer, q_BSNH, k_BTKH, v_BTKH, position_BS,
             key_position_BT, segment_BS):
   """`attention.attend` with this layer's window."""
-  return _by_window(
+  return attention.by_window(
       config, layer, lambda window, *arrays: attention.attend(
           *arrays, position_BS, key_position_BT, window, config.attention,
           segment_BS), q_BSNH, k_BTKH, v_BTKH)
-
-
-def _by_window(config: ModelConfig, layer, attend, *arrays):
-  """attend(window of this layer, *arrays)."""
-  if not config.num_full_layers:
-    return attend(config.sliding_window, *arrays)
-  return jax.lax.cond(
-      layer < config.num_full_layers, functools.partial(attend, None),
-      functools.partial(attend, config.sliding_window), *arrays)
 
 
 def _by_rows(x_MD):

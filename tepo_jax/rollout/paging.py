@@ -76,7 +76,7 @@ class _Row:
 
 
 class Paging:
-  """The cache of a run; see `schedule.Store`."""
+  """The cache of a run; see `store.Store`."""
 
   def __init__(self, programs: PagedPrograms, shapes: Any):
     self.programs, self.shapes, self.size = programs, shapes, shapes.page

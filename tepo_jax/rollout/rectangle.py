@@ -13,7 +13,7 @@ from tepo_jax.rollout import groups as groups_lib
 
 
 class Rectangle:
-  """The cache of a run; see `schedule.Store`."""
+  """The cache of a run; see `store.Store`."""
 
   def __init__(self, programs: Any, shapes: Any):
     self.programs, self.shapes = programs, shapes

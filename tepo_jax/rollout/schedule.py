@@ -3,15 +3,15 @@
 `Schedule.run` takes requests (prompts, each with some samples) and yields
 completions as they end. Between two chunks of decoding the host takes more
 requests, frees the slots of those no longer wanted, and refills free slots. A
-`Store` says where their keys and values are: in a rectangle or in pages.
+`store.Store` says where their keys and values are: in a rectangle or in pages.
 Decisions depend on the tokens drawn, never on the clock: all processes decide
 alike, and a run repeats bit for bit. Axes as in `engine`.
 """
 
 import collections
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 import dataclasses
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,6 +21,7 @@ from tepo_jax.rollout import engine
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import paging
 from tepo_jax.rollout import rectangle
+from tepo_jax.rollout import store as store_lib
 from tepo_jax.runtime import mesh as mesh_lib
 
 _PREFILL_TOKENS = 1 << 14  # of one prefill, padding included
@@ -103,54 +104,6 @@ class SamplingPrograms:
   insert: Callable[..., transformer.KVCache]
   compact: Callable[..., transformer.KVCache]
   decode: Callable[..., tuple[transformer.KVCache, engine.Chunk]]
-
-
-class Store(Protocol):
-  """The host's part of a cache: it says where a slot's keys and values are."""
-
-  @property
-  def free_columns(self) -> int:
-    """The most steps of a chunk."""
-    ...
-
-  def lacking(self, slots: engine.Slots) -> list[int]:
-    """The slots to put back before the next chunk, for lack of memory."""
-    ...
-
-  def fit(self, slots: engine.Slots, count: int, waits: int, widest: int
-          ) -> np.ndarray | None:
-    """Makes the cache ready for a chunk of `count` slots.
-
-    waits: samples that have no slot. widest: columns of the widest prompt of
-    these.
-
-    Returns:
-      order_SM if the slots move: slot i of shard s is what its slot
-      order_SM[s, i] was; any others are free.
-    """
-    ...
-
-  def place(self, slot: int, request: groups_lib.Request) -> int | None:
-    """Gives a free slot its part of the cache; returns the index of the first
-    token to decode, None if there is no memory for it."""
-    ...
-
-  def align(self, tokens: Sequence[int], width: int) -> tuple[int, int]:
-    """The columns [start, end) of a prompt's tokens in a prefill of `width`."""
-    ...
-
-  def insert(self, prompts: Any, pairs: list[tuple[int, int]]) -> None:
-    """Writes the prompts of the slots just placed; pairs: (row, slot)."""
-    ...
-
-  def decode(self, weights: Any, slots: engine.Slots, *more: Any
-             ) -> engine.Chunk:
-    """`engine.decode` with the cache; it does not wait for it."""
-    ...
-
-  def advance(self, steps: int) -> None:
-    """Notes the columns that a chunk wrote."""
-    ...
 
 
 @dataclasses.dataclass
@@ -237,7 +190,7 @@ class _Run:
     self.slots = engine.idle_slots(0, self.shapes.page)
     self.work = []  # the _Sample of each slot; of a free one the last, or None
     store = paging.Paging if self.shapes.page else rectangle.Rectangle
-    self.store: Store = store(self.programs, self.shapes)
+    self.store: store_lib.Store = store(self.programs, self.shapes)
 
   def prepare(self) -> bool:
     """Gets the slots ready for a chunk; returns whether any slot is live."""
@@ -270,12 +223,10 @@ class _Run:
 
   def _put_back(self):
     """Returns samples to the queue, to be drawn again from their beginning."""
-    members = []
-    for slot in self.store.lacking(self.slots):
-      self.slots.live[slot] = False
-      work = self.work[slot]
-      members.append((work.request, [work.sample]))
-    self.batches.extendleft(self._batches(members))
+    slots = self.store.lacking(self.slots)
+    self.slots.live[slots] = False
+    self.batches.extendleft(self._batches(
+        (self.work[slot].request, [self.work[slot].sample]) for slot in slots))
 
   def _admit(self):
     """Gives free slots to waiting samples, of the emptiest shard first."""
@@ -308,14 +259,14 @@ class _Run:
                  shards * int(live_SN.sum(1).max(initial=0)))
     count = next((n for n in self.shapes.slots if n >= wanted),
                  self.shapes.slots[-1])
-    order_SN = self.store.fit(
-        self.slots, count, self._waits(), self._widest_waiting())
-    if order_SN is not None:
-      self._move(order_SN, count)
+    self._move(self.store.fit(
+        self.slots, count, self._waits(), self._widest_waiting()), count)
 
   def _move(self, order_SN, count):
-    """Makes slot i of shard s what its slot order_SN[s, i] was. More slots than
-    that are free."""
+    """Makes slot i of shard s what its slot order_SN[s, i] was, unless that is
+    None. More slots than that are free."""
+    if order_SN is None:
+      return
     shards, kept = order_SN.shape
     if not self.work:
       self.slots = engine.idle_slots(count, self.shapes.page)
@@ -356,9 +307,8 @@ class _Run:
     _check_finite(chunk, before)
     done = []
     for slot in np.flatnonzero(before.live):
-      given = max(-int(before.length[slot]), 0)
-      count = max(int(chunk.length_N[slot]), 0) - max(
-          int(before.length[slot]), 0)
+      given, first = max(-before.length[slot], 0), max(before.length[slot], 0)
+      count = max(chunk.length_N[slot], 0) - first
       token_T, logp_T = (x[slot, given:given + count]
                          for x in (chunk.token_NC, chunk.logp_NC))
       ended, work = bool(chunk.ended_N[slot]), self.work[slot]
@@ -399,8 +349,7 @@ class _Run:
     self.stats.prefills += 1
     self.waiting.extend(
         (prompts, row, request, sample)
-        for row, (request, samples) in enumerate(members)
-        for sample in samples)
+        for row, (request, samples) in enumerate(members) for sample in samples)
 
   def _start(self, slot, request, sample, first):
     """Records what a slot draws; `first`: of `Store.place`."""
@@ -412,8 +361,7 @@ class _Run:
     slots.prompt_id[slot], slots.sample[slot] = request.prompt_id, sample
     slots.live[slot] = True
     if slots.given_NY is not None:
-      given = tokens[-self.shapes.page:]
-      slots.given_NY[slot, self.shapes.page - len(given):] = given
+      slots.given_NY[slot, -len(tokens):] = tokens[-self.shapes.page:]
     self.work[slot] = _Sample(
         request, sample, None if self.stop is None else self.stop())
 

@@ -1,5 +1,6 @@
 """Decoding by the TPU's own compiler, without a TPU (needs libtpu)."""
 
+import dataclasses
 import re
 
 import jax
@@ -8,6 +9,7 @@ import pytest
 
 from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.policy import cache as cache_lib
+from tepo_jax.policy import pages
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import engine
@@ -17,7 +19,7 @@ from tepo_jax.tools.plan import cost
 
 pytest.importorskip('libtpu')
 
-SLOTS, COLUMNS = 128, 1280
+SLOTS, COLUMNS, PAGE = 128, 1280, 64
 # Two layers of Qwen2.5-7B, on about a quarter of its vocabulary.
 MODEL = transformer.ModelConfig(
     vocab_size=38400, d_model=3584, num_layers=2, num_heads=28,
@@ -39,27 +41,48 @@ def two_shards():
 
 def _compiled(slice_, shards):
   """SLOTS slots for each group of four chips."""
-  devices = chips.topology(slice_).devices
-  mesh = mesh_lib.make({'data': 1, 'fsdp': shards, 'tensor': 4}, devices)
-  slots = shards * SLOTS
+  mesh = _mesh(slice_, shards)
   programs = sampling_lib.make(
       MODEL, mesh, decoding=draw.Decoding(), eos_ids=(0,), chunk=32)
+  cache = jax.eval_shape(lambda: cache_lib.init_cache(
+      MODEL, shards * SLOTS, COLUMNS, MODEL.dtype))
+  return _decode(programs, MODEL, mesh, engine.idle_slots(shards * SLOTS), (
+      cache, sampling_lib.cache_shardings(MODEL, mesh)))
 
+
+def _mesh(slice_, shards):
+  return mesh_lib.make({'data': 1, 'fsdp': shards, 'tensor': 4},
+                       chips.topology(slice_).devices)
+
+
+def _decode(programs, model, mesh, slots, cache):
+  """The compiled chunk; cache: with its shardings."""
   def abstract(tree, shardings):
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(
         x.shape, x.dtype, sharding=s), tree, shardings)
 
-  weights = jax.eval_shape(lambda p: cache_lib.convert(MODEL, p),
-                           transformer.abstract_params(MODEL, 'bfloat16'))
-  cache = jax.eval_shape(lambda: cache_lib.init_cache(
-      MODEL, slots, COLUMNS, MODEL.dtype))
-  host = (engine.idle_slots(slots), jax.eval_shape(jax.random.key, 0),
-          np.int32(0), np.int32(0))
+  weights = jax.eval_shape(lambda p: cache_lib.convert(model, p),
+                           transformer.abstract_params(model, 'bfloat16'))
+  host = (slots, jax.eval_shape(jax.random.key, 0), np.int32(0), np.int32(0))
   return programs.decode.lower(
-      abstract(weights, sampling_lib.decode_shardings(MODEL, mesh)),
-      abstract(cache, sampling_lib.cache_shardings(MODEL, mesh)),
-      *abstract(host, jax.tree.map(
+      abstract(weights, sampling_lib.decode_shardings(model, mesh)),
+      abstract(*cache), *abstract(host, jax.tree.map(
           lambda _: mesh_lib.replicated(mesh), host))).compile()
+
+
+def _compiled_with_pages(slice_, shards):
+  """The same for pages of 64 columns, as many as hold COLUMNS a slot."""
+  mesh, model = _mesh(slice_, shards), dataclasses.replace(
+      MODEL, attention='splash')
+  programs = sampling_lib.make_paged(
+      model, mesh, decoding=draw.Decoding(), eos_ids=(0,), chunk=32)
+  slots, count = shards * SLOTS, shards * SLOTS * COLUMNS // PAGE
+  cache = pages.PagedCache(
+      jax.eval_shape(lambda: pages.init_pages(model, count, PAGE)),
+      jax.ShapeDtypeStruct((slots, 2 * COLUMNS // PAGE), np.int32),
+      jax.ShapeDtypeStruct((), np.int32))
+  return _decode(programs, model, mesh, engine.idle_slots(slots, PAGE), (
+      cache, sampling_lib.paged_shardings(model, mesh)))
 
 
 @pytest.mark.long
@@ -105,3 +128,18 @@ def test_a_shard_of_the_batch_costs_what_it_costs_alone(compiled, two_shards):
       'all-gather': SLOTS * (32 * (4 + 4) + 4 + 1 + 1),  # Chunk, at its end
       'collective-permute': 0, 'all-to-all': 0}.items():
     assert shard.wire_bytes[kind] - alone.wire_bytes[kind] == sent
+
+
+@pytest.mark.long
+def test_pages_are_written_in_place_and_read_by_the_kernel():
+  """A step scatters nothing, and there is no second copy of the pages, nor of
+  one layer's."""
+  program = _compiled_with_pages('v6e:2x4', 2)
+  text, memory = program.as_text(), program.memory_analysis()
+  assert text.count('ragged_paged_attention_kernel') >= MODEL.num_layers
+  assert not re.search(r' scatter\(', text)
+  layer = 2 * SLOTS * COLUMNS * 128 * 2
+  assert memory.alias_size_in_bytes >= MODEL.num_layers * layer
+  assert memory.temp_size_in_bytes < layer
+  assert not re.search(
+      rf'= bf16\[{SLOTS * COLUMNS // PAGE},{PAGE},2,128\]\S* copy\(', text)
