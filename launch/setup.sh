@@ -86,7 +86,7 @@ make_venv() {
 
 # up_to_date NAME FILE...: whether NAME was installed from these very files.
 # record NAME FILE...: records that it was.
-digest() { cat "$@" launch/constraints.txt launch/setup.sh | sha256sum; }
+digest() { cat "$@" launch/constraints.txt launch/setup.sh | cksum; }
 up_to_date() {
   [[ -x .venv/bin/python && -f .venv/.installed-$1 ]] \
     && [[ $(<".venv/.installed-$1") == "$(digest "${@:2}")" ]]

@@ -74,7 +74,7 @@ if [[ $what == own ]]; then
   config=${1:-}
   [[ -f $config ]] || fail "own needs a config file, not '$config'"
   shift
-  while [[ ${1:-} == --grid=*=* ]]; do grid+=("${1#--grid=}"); shift; done
+  while [[ ${1:-} == --grid=*=?* ]]; do grid+=("${1#--grid=}"); shift; done
 fi
 for argument in "$@"; do
   [[ $argument == --config.* ]] || fail "unexpected argument '$argument'"
@@ -158,7 +158,10 @@ prepare() {
 # train_all [OVERRIDE ...]: trains what stdin lists, four words ended by NUL a
 # run: `train`'s last arguments.
 train_all() {
-  xargs -0 -r -n 4 -P "${JOBS:-$(nproc)}" bash -c 'train "$@"' sweep "$@"
+  local cores
+  # macOS has no nproc.
+  cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+  xargs -0 -r -n 4 -P "${JOBS:-$cores}" bash -c 'train "$@"' sweep "$@"
 }
 
 # tiny [OVERRIDE ...]
@@ -169,7 +172,7 @@ tiny() {
     'from configs import methods; print(*methods.paper(1e-3))')}
   read -ra seeds <<<"${SEEDS:-0 1 2 3 4}"
   # Seed by seed: an interrupted study then has the same seeds of all methods.
-  for seed in "${seeds[@]}"; do
+  for seed in ${seeds[@]+"${seeds[@]}"}; do
     for method in $methods; do
       printf '%s\0' "${method}_$seed" "configs/tiny.py:$method" "$seed" \
         --config.eval.period=4
@@ -195,7 +198,7 @@ cell() {
 # map [OVERRIDE ...]
 map() {
   local methods rates updates seeds method rate best count seed name status=0
-  local argument steps=24  # the map reads the rollouts of each quarter
+  local argument last steps=24  # the map reads the rollouts of each quarter
   for argument in "$@"; do
     [[ $argument != --config.steps=* ]] || steps=${argument#*=}
   done
@@ -207,6 +210,7 @@ tepo,method.reg.coef=10 tepo,method.clip.low=0.02,method.clip.high=0.028 \
 tepo,method.clip.low=3e-4,method.clip.high=4e-4}"
   read -ra rates <<<"${RATES:-1e-5 3e-5 1e-4 3e-4}"
   read -ra updates <<<"${UPDATES:-8 16 32}"
+  last=${updates[${#updates[@]}-1]}
   read -ra seeds <<<"${SEEDS:-1 2 3 4 5}"
   for count in "${updates[@]}"; do
     for rate in "${rates[@]}"; do
@@ -214,9 +218,9 @@ tepo,method.clip.low=3e-4,method.clip.high=4e-4}"
     done
   done | train_all "$@" || status=1
   add_to_map
-  for seed in "${seeds[@]}"; do
+  for seed in ${seeds[@]+"${seeds[@]}"}; do
     while IFS=@ read -r method best count _; do
-      [[ $count == "${updates[-1]}" && " ${methods[*]} " == *" $method "* ]] \
+      [[ $count == "$last" && " ${methods[*]} " == *" $method "* ]] \
         || continue
       cell "$method" "$best" "$count" "$seed"
       for rate in ${SEED_RATES:-}; do
@@ -284,7 +288,7 @@ own() {
         next+=("$point ${axis%%=*}=$value")
       done
     done
-    points=("${next[@]}")
+    points=(${next[@]+"${next[@]}"})
   done
   # Seed by seed: an interrupted sweep then has the same seeds of all points.
   for seed in ${SEEDS:-0 1 2}; do

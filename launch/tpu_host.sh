@@ -8,9 +8,10 @@
 #   launch/tpu_host.sh mount BUCKET
 #     mounts the bucket as bucket/ with Google's gcsfuse
 #   launch/tpu_host.sh report|last|logs|stop
-#     report prints the program's state: running, stopped, its exit status, or
-#     lost, if it left none since the host was restarted; last prints the last
-#     line of its output; logs follows the output; stop sends SIGTERM
+#     report prints the program's state: running, stopped, its exit status,
+#     lost, if it left none since the host was restarted, or idle, if none was
+#     started; last prints the last line of its output; logs follows the output;
+#     stop sends SIGTERM
 #
 # The files job.pid, job.log, job.status and job.command are in the repository's folder.
 set -euo pipefail
@@ -62,7 +63,8 @@ mount_bucket() {
 }
 
 report() {
-  local status=lost
+  local status=idle
+  [[ ! -e job.command ]] || status=lost
   if in_progress; then
     status=running
   elif [[ -e job.status ]]; then
@@ -78,9 +80,9 @@ case ${1:-} in
   mount) mount_bucket "$2" ;;
   report) report ;;
   last) echo "$HOSTNAME: $(tail -n 1 job.log 2>/dev/null)" ;;
-  logs) tail -n 20 -F job.log | sed -u "s/^/$HOSTNAME: /" ;;
+  logs) [[ -e job.log ]] && tail -n 20 -F job.log | sed -u "s/^/$HOSTNAME: /" ;;
   stop)
-    in_progress || exit 0
+    in_progress || { echo "$HOSTNAME: no program is in progress"; exit; }
     touch job.stopped
     kill -TERM "$(<job.pid)" ;;
   *) echo "usage: launch/tpu_host.sh start|resume|mount|report|last|logs|stop" >&2

@@ -4,23 +4,26 @@
 set -euo pipefail
 
 # Sets `verdict`: running, unreachable (a host does not answer), incomplete (some
-# hosts run the program, others were restarted), stopped (by `stop`), or a status.
+# hosts run the program, others were restarted), stopped (by `stop`), a status,
+# or, where no host was given a program, bare (a host is not set up) or idle.
 poll() {
   local reached=yes states
-  # A host without this script has lost its program, or never had one.
   states=$(on_hosts all "tepo/launch/tpu_host.sh report \
-|| { [ ! -e tepo/launch/tpu_host.sh ] && echo \"tepo: \$HOSTNAME lost\"; }" \
+|| { [ ! -e tepo/launch/tpu_host.sh ] && echo \"tepo: \$HOSTNAME bare\"; }" \
     2>"$scratch/polled") || reached=
   if [[ -n $dry_run ]]; then echo "$states"; verdict=0; return; fi
   states=$(sed -n 's/^tepo: .* //p' <<<"$states" | sort -n | uniq)
   # If one failed, the others know only that a process is lost.
-  verdict=$(grep -m 1 -vE '^(0|42|running|lost|stopped)$' <<<"$states") \
+  verdict=$(grep -m 1 -vE '^(0|42|running|lost|stopped|bare|idle)$' \
+    <<<"$states") \
     && [[ -n $verdict ]] && return
   if [[ -z $reached ]]; then verdict=unreachable
-  elif [[ $states == 0 ]]; then verdict=0
+  elif [[ $states == 0 || $states == bare || $states == idle ]]; then
+    verdict=$states
+  elif [[ $states == bare$'\n'idle ]]; then verdict=bare
   elif [[ $states == *running* ]]; then
     verdict=running
-    [[ ! $states =~ 42|lost ]] || verdict=incomplete
+    [[ ! $states =~ 42|lost|bare|idle ]] || verdict=incomplete
   elif [[ $states == *stopped* ]]; then verdict=stopped
   else verdict=42
   fi
@@ -40,7 +43,7 @@ follow() {
       running) ;;
       unreachable)
         read_state
-        [[ -n $state ]] || fail "there is no slice $NAME"
+        check_requested
         if [[ $state =~ $gone ]]; then verdict=taken; return; fi
         [[ $state != ACTIVE || $count -lt 20 ]] || return 0
         if [[ $count -eq 1 ]]; then
@@ -56,6 +59,13 @@ follow() {
     esac
     pause
   done
+}
+
+# Ends, since `verdict` says that the hosts have no program.
+refuse_idle() {
+  local steps='run'
+  [[ $verdict == idle ]] || steps='setup, then run'
+  fail "nothing was started on $NAME: launch/tpu_vm.sh $steps"
 }
 
 # Shows every host's last line, stops hosts that would restart the program, and
@@ -80,7 +90,9 @@ finish() {
 
 wait_for_program() {
   follow patient
-  [[ -z $dry_run ]] || return 0
-  [[ $verdict != taken ]] || { say "$NAME is $state"; exit 42; }
-  finish
+  case $verdict in
+    taken) say "$NAME is $state"; exit 42 ;;
+    bare | idle) refuse_idle ;;
+  esac
+  [[ -n $dry_run ]] || finish
 }

@@ -124,6 +124,37 @@ state.state,state.failedData.error.code,state.failedData.error.message)"); then
   [[ $state != READY ]] || state=ACTIVE
 }
 gone='^(FAILED|SUSPENDED|SUSPENDING|PREEMPTED|TERMINATED|STOPPED|STOPPING)$'
+waiting='^(ACCEPTED|CREATING|PROVISIONING|WAITING_FOR_RESOURCES)$'
+
+# Ends if no slice was requested, or none was given yet, according to `state`.
+check_requested() {
+  [[ -n $state ]] || fail "there is no slice $NAME: launch/tpu_vm.sh create"
+  [[ ! $state =~ $waiting ]] \
+    || fail "$NAME is $state: launch/tpu_vm.sh create waits for it"
+}
+
+# Ends unless the slice is there.
+need_slice() {
+  read_state
+  [[ -z $dry_run ]] || return 0
+  check_requested
+  [[ ! $state =~ $gone ]] \
+    || fail "$NAME is $state: launch/tpu_vm.sh delete, create, setup"
+}
+
+# explained COMMAND...: runs what needs hosts that are set up. If it fails because
+# they are not, or not there, that is said in place of what gcloud and ssh print.
+explained() {
+  "$@" 2>"$scratch/failed" && return
+  need_slice
+  poll
+  case $verdict in
+    bare) refuse_idle ;;
+    idle) [[ $command != logs ]] || refuse_idle ;;
+  esac
+  cat "$scratch/failed" >&2
+  return 2
+}
 
 # Returns once the slice is active; with status 1 if it will not be.
 wait_for_slice() {
@@ -165,8 +196,9 @@ create() {
 }
 
 delete() {
-  ask queued-resources delete "$NAME" --force \
-    || grep -q NOT_FOUND "$said" || { cat "$said" >&2; return 1; }
+  ask queued-resources delete "$NAME" --force && return
+  grep -q NOT_FOUND "$said" || { cat "$said" >&2; return 1; }
+  say "there is no slice $NAME"
 }
 
 # Five times at most, with growing pauses: a fresh host may not answer yet, and a
@@ -212,7 +244,7 @@ pass_variables() {
 
 run() {
   pass_variables || fail "the variables could not be copied to a host"
-  start_program start
+  explained start_program start
 }
 
 start_program() {
@@ -272,7 +304,7 @@ watch() {
     [[ -z $dry_run ]] || return 0
     case $verdict in
       taken) say "$NAME was taken away ($state); starting again" ;;
-      42 | incomplete) say "interrupted; starting again" ;;
+      42 | incomplete | bare | idle) say "interrupted; starting again" ;;
       0 | 1 | 2 | stopped) finish ;;
       *)
         remakes=$((remakes + 1))
@@ -301,12 +333,11 @@ parse_run() {
 show_logs() {
   case $1 in
     all) on_hosts all "tepo/launch/tpu_host.sh logs" ;;
-    *) on_hosts "$1" "tail -n 100 -F tepo/job.log" ;;
+    *) on_hosts "$1" "[ -e tepo/job.log ] && tail -n 100 -F tepo/job.log" ;;
   esac
 }
 
 fetch() {
-  [[ $1 != gs://* ]] || fail "$1 is on no host: gcloud storage cp -r $1 ."
   do_it mkdir -p "$(dirname "$1")"
   remote scp --recurse "$NAME:tepo/$1" "$(dirname "$1")" --worker=0
 }
@@ -320,7 +351,9 @@ command=${1:-}
 shift
 case $command in
   run | watch) parse_run "$@" ;;
-  fetch) [[ $# -eq 1 ]] || fail "fetch needs one path" ;;
+  fetch)
+    [[ $# -eq 1 ]] || fail "fetch needs one path"
+    [[ $1 != gs://* ]] || fail "$1 is on no host: gcloud storage cp -r $1 ." ;;
   logs) [[ $# -eq 0 || $* =~ ^([0-9]+|all)$ ]] || fail "logs takes N or all" ;;
   *) [[ $# -eq 0 ]] || fail "unexpected argument '$1'" ;;
 esac
@@ -341,8 +374,10 @@ trap 'rm -rf "$scratch"' EXIT
 
 case $command in
   wait) wait_for_program ;;
-  setup) setup || setup_failed ;;
-  logs) show_logs "${1:-0}" ;;
-  fetch) umask 022; fetch "$1" ;;
+  setup) need_slice; setup || setup_failed ;;
+  run) need_slice; run ;;
+  stop) explained stop ;;
+  logs) explained show_logs "${1:-0}" ;;
+  fetch) umask 022; explained fetch "$1" ;;
   *) "$command" ;;
 esac

@@ -4,6 +4,7 @@ r"""Reports on runs: an HTML page with figures and tokens; the paper's tables.
       [--inspect=STEP] [--replay=STEP]
   python -m tepo_jax.report --runs=runs/a,runs/b --csv|--latex [--out=FILE]
   python -m tepo_jax.report --table=3 --runs=runs [--csv|--latex] [--out=FILE]
+  python -m tepo_jax.report --audit [--out=FILE]
   python -m tepo_jax.report --compare=DIR,DIR [--csv|--latex] [--out=FILE]
   python -m tepo_jax.report --map=FILE [--runs=runs/a,runs/b] --out=DIR
 
@@ -25,7 +26,8 @@ evaluation.
 ("not run" if there is none; if there is none at all, only the commands), and an
 audit of the paper's cells. ± is the binomial error of the samples for the
 paper's numbers, the bootstrap over problems for ours. --commands prints the
-runs that a table still needs. --compare subtracts the first evaluation from the
+runs that a table still needs. --audit prints the audit of all tables, as
+Markdown, and needs no run. --compare subtracts the first evaluation from the
 second, on the same problems. --map adds runs that differ in method, learning
 rate and updates per rollout step to FILE (.jsonl.gz), and writes DIR/map.md,
 map.png and map.svg: where each ends, and how far from the model it started
@@ -68,6 +70,8 @@ _LATEX = flags.DEFINE_bool(
     'latex', False, 'Print the table as a LaTeX tabular.')
 _COMMANDS = flags.DEFINE_bool(
     'commands', False, 'Print the commands that --table still needs.')
+_AUDIT = flags.DEFINE_bool(
+    'audit', False, 'Print the paper\'s tables and what is wrong in them.')
 _COMPARE = flags.DEFINE_list(
     'compare', None, 'Two folders of evaluations: prints second minus first.')
 _MAP = flags.DEFINE_string(
@@ -76,12 +80,14 @@ _MAP = flags.DEFINE_string(
 
 
 def main() -> None:
-  if _TABLE.value or _COMPARE.value or _MAP.value:
+  if _TABLE.value or _AUDIT.value or _COMPARE.value or _MAP.value:
     cli.refuse_job()
   if _TABLE.value is not None:
     if _COMPARE.value is not None:
       raise errors.InputError('--table and --compare exclude each other')
     _write(_table())
+  elif _AUDIT.value:
+    _write(paper_tables.audited())
   elif _COMPARE.value is not None:
     if len(_COMPARE.value) != 2:
       raise errors.InputError('--compare needs two folders: --compare=DIR,DIR')

@@ -64,10 +64,11 @@ class Terminal:
     return status
 
 
-def terminal(columns: int, seconds: float, workdir: pathlib.Path) -> str:
+def terminal(columns: int, seconds: float, workdir: pathlib.Path,
+             *more: str) -> str:
   """The screen of a run after some seconds, after Ctrl-C, and at the end."""
   command = [sys.executable, '-m', 'tepo_jax.train',
-             '--config=configs/tiny.py:tepo', f'--workdir={workdir}']
+             '--config=configs/tiny.py:tepo', f'--workdir={workdir}', *more]
   first = Terminal(columns, *command)
   time.sleep(seconds)
   shown = [f'after {seconds:.0f} s', first.text()]
@@ -96,10 +97,13 @@ def main() -> None:
   parser.add_argument('--seconds', type=float, default=60)
   given = parser.parse_args()
   given.out.mkdir(parents=True, exist_ok=True)
+  more = []
   for columns in 80, 120:
     workdir = given.workdir.resolve() / str(columns)
     (given.out / f'terminal_{columns}.txt').write_text(
-        terminal(columns, given.seconds, workdir), 'utf-8')
+        terminal(columns, given.seconds, workdir, *more), 'utf-8')
+    # The second run takes the model that the first has made.
+    more = [f'--config.model={workdir}/base_model']
   runs.run('report', f'--runs={given.workdir.resolve()}/80',
            f'--out={given.out.resolve()}/report')
   pictures(given.out / 'report/report.html', given.out)

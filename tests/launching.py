@@ -114,6 +114,7 @@ case "$*" in
     rm -f "$STUBS/node"
     for host in $worker {0..3}; do mkdir -p "$STUBS/host$host"; done ;;
   *" delete "*)
+    state >/dev/null
     left=$(cat "$STUBS/deletes" 2>/dev/null || echo 0)
     echo $((left > 0 ? left - 1 : 0)) >"$STUBS/deletes"
     (( left == 0 )) || { echo "ERROR: FAILED_PRECONDITION" >&2; exit 1; }
@@ -122,7 +123,7 @@ case "$*" in
     cat >/dev/null  # as ssh does
     echo "SSH: Attempting to connect to worker 0..." >&2
     for host in $worker; do (on_host "$host" "$text") || status=$?; done ;;
-  *" scp --recurse "*) cp -r "$STUBS/host0/${6#*:}" "$7" ;;
+  *" scp --recurse "*) cp -r "$STUBS/host0/${6#*:}" "$7" || status=1 ;;
   *" scp "*)
     for host in $worker; do
       answers "$host" && cp -p "$5" "$STUBS/host$host/${6#*:}" || status=255

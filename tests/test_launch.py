@@ -33,6 +33,26 @@ def test_scripts_are_well_formed(script):
     subprocess.run(['shellcheck', '-x', script], check=True, cwd=ROOT)
 
 
+# What neither the bash 3.2 of macOS nor its tools have.
+_NOT_ON_A_MAC = re.compile(
+    r'\b(mapfile|readarray|coproc|BASHPID|EPOCHSECONDS|globstar|sha256sum)\b'
+    r'|\b(declare|local|typeset) -\w*[Ang]\b|\$\{\w+(,|\^|@[A-Za-z]\})'
+    r'|\[-\d+\]\}|\bwait -n|\[\[ -v |&>>|\|&|\breadlink -f|\bsed -i'
+    r'|\bgrep -\w*P|\bstat -c|\bdate -d|\bnproc\b(?!.* \|\| getconf)')
+
+
+@pytest.mark.parametrize(
+    'name', ['setup.sh', 'local.sh', 'smollm2.sh', 'sweep.sh', 'test.sh'])
+def test_scripts_for_laptops_run_on_a_mac(name):
+  text = (ROOT / 'launch' / name).read_text()
+  code = [line for line in text.splitlines() if line.lstrip()[:1] != '#']
+  assert not list(filter(_NOT_ON_A_MAC.search, code))
+  # An empty array is an unset variable to bash before 4.4. SEEDS may be ' '.
+  for array in ['seeds'] + re.findall(r'\b(\w+)=\(\)', text):
+    bare = text.replace(f'${{{array}[@]+"${{{array}[@]}}"}}', '')
+    assert f'"${{{array}[@]}}"' not in bare, array
+
+
 def test_setup_of_a_fresh_machine(launch):
   done = launch('setup.sh', 'cpu')
   assert done.returncode == 0, done.stderr

@@ -362,11 +362,45 @@ def test_the_host_that_failed_says_why(launch, tpu):
       done.stderr)
 
 
-def test_waiting_for_what_was_not_started_ends(launch, tpu):
+def _refuses(tpu, line, *commands):
+  for command in commands:
+    done = tpu(*command.split())
+    assert (done.returncode, done.stderr) == (
+        2, f'launch/tpu_vm.sh: error: {line}\n'), command
+
+
+def test_commands_without_a_slice_say_so(launch, tpu):
+  commands = ('logs', 'logs all', 'fetch runs/x', 'stop', 'run --x', 'setup')
+  none = 'there is no slice n: launch/tpu_vm.sh create'
+  _refuses(tpu, none, 'wait', *commands)
+  done = tpu('delete')
+  assert done.returncode == 0 and 'there is no slice n\n' in done.stderr
+  (launch.stubs / 'state').write_text('PROVISIONING\n')
+  waits = 'n is PROVISIONING: launch/tpu_vm.sh create waits for it'
+  _refuses(tpu, waits, 'wait', *commands)
+  (launch.stubs / 'state').write_text('SUSPENDED\n')
+  _refuses(tpu, 'n is SUSPENDED: launch/tpu_vm.sh delete, create, setup',
+           *commands)
+
+
+def test_commands_without_a_program_say_so(launch, tpu):
+  (launch.stubs / 'hosts').write_text('2')
+  nothing = 'nothing was started on n: launch/tpu_vm.sh '
   assert tpu('create').returncode == 0
-  assert tpu('wait').returncode == 42
+  _refuses(tpu, f'{nothing}setup, then run', 'wait', 'logs', 'logs all',
+           'fetch runs/x', 'stop', 'run --x')
   assert tpu('setup').returncode == 0
-  assert tpu('wait').returncode == 42
+  _refuses(tpu, f'{nothing}run', 'wait', 'logs 1', 'logs all')
+  done = tpu('stop')
+  assert done.returncode == 0
+  assert done.stdout.count('no program is in progress\n') == 2
+  done = tpu('fetch', 'runs/x')
+  assert done.returncode == 2 and 'runs/x' in done.stderr
+  # A host that lost its program is not one that never had any.
+  assert tpu('run', '--x').returncode == tpu('wait').returncode == 0
+  (launch.stubs / 'host1/tepo/job.status').unlink()
+  done = tpu('wait')
+  assert done.returncode == 42 and 'the same run resumes' in done.stderr
 
 
 def test_a_sick_host_s_slice_is_made_anew(launch, tpu):
@@ -531,7 +565,7 @@ def test_tpu_vm_refuses(launch, arguments, without, said):
 
 @pytest.mark.parametrize('type_, said', [
     ('v5e-8', 'v5litepod-8'), ('tpu7x-8', 'use GKE'), ('v7x-8', 'use GKE'),
-    ('v6e', 'not like v6e-16')])
+    ('v6e', 'not like v6e-16'), ('v6e:4x4', 'v6e-16')])
 def test_tpu_vm_refuses_a_type(launch, type_, said):
   done = launch('tpu_vm.sh', '--dry-run', 'create', **launching.SLICE | {
       'TYPE': type_})

@@ -1,12 +1,14 @@
-"""The tokenizer's own chat template: its arguments, its clock, a time limit."""
+"""The tokenizer's own chat template: its arguments, its clock, its limits."""
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import datetime
 import functools
 import inspect
+import pathlib
 import re
+import resource
 import signal
 import threading
 from typing import Any
@@ -14,6 +16,8 @@ from typing import Any
 from tepo_jax import errors
 
 LIMIT_S = 10  # of rendering a prompt
+LIMIT_BYTES = 1 << 30  # that rendering a prompt may add to the process
+MAX_CHARS = 4_000_000  # of a rendered text; tokenizing more takes gigabytes
 CLOCK = 'strftime_now'  # transformers' function for templates, e.g. Llama 3.2's
 _DIRECTIVES = [f'%{letter}' for letter in (
     *'aAbBcdDeFfHIjmMpRSTUwWxXyYzZ', *(f'-{letter}' for letter in 'dmjHIMS'),
@@ -35,16 +39,16 @@ def render(tokenizer, turns: Sequence[Mapping[str, str]], arguments: str,
 
   Raises:
     InputError: the template does not know an argument.
-    Exception: the template raises anything, TimeoutError after LIMIT_S.
+    Exception: the template raises anything, or exceeds a limit of `bounded`.
   """
   _check_known(tokenizer, arguments)
   source = tokenizer.get_chat_template()
   if date is not None and CLOCK in source:
     source = _clock(date) + source
-  with limited():
-    return tokenizer.apply_chat_template(
-        turns, chat_template=source, add_generation_prompt=True,
-        return_dict=False, **parsed_arguments(arguments))
+  text = bounded(lambda: tokenizer.apply_chat_template(
+      turns, chat_template=source, add_generation_prompt=True,
+      tokenize=False, **parsed_arguments(arguments)))
+  return tokenizer(text, add_special_tokens=False)['input_ids']
 
 
 @functools.cache
@@ -99,10 +103,23 @@ def _check_known(tokenizer, text):
           f'argument {name}')
 
 
+def bounded(render_text: Callable[[], str]) -> str:
+  """What a template renders, within `limited`.
+
+  Raises:
+    ValueError: it is longer than MAX_CHARS. Whatever the template raises.
+  """
+  with limited():
+    text = render_text()
+  if len(text) > MAX_CHARS:
+    raise ValueError(f'{len(text):,} characters; at most {MAX_CHARS:,}')
+  return text
+
+
 @contextlib.contextmanager
 def limited() -> Iterator[None]:
-  """Raises TimeoutError after LIMIT_S; without effect but in the main thread,
-  which alone has signals."""
+  """Raises TimeoutError after LIMIT_S, and MemoryError beyond LIMIT_BYTES more
+  than now; without effect but in the main thread, which alone has signals."""
   if threading.current_thread() is not threading.main_thread():
     yield
     return
@@ -113,7 +130,29 @@ def limited() -> Iterator[None]:
   before = signal.signal(signal.SIGALRM, stop)
   signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
   try:
-    yield
+    with _memory_limited():
+      yield
+  except MemoryError as error:
+    raise MemoryError(f'needs more than {LIMIT_BYTES >> 20} MB') from error
   finally:
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
+
+
+@contextlib.contextmanager
+def _memory_limited():
+  """Bounds the address space of this process; on Linux only."""
+  size = pathlib.Path('/proc/self/statm')
+  if not size.exists():
+    yield
+    return
+  before, hard = resource.getrlimit(resource.RLIMIT_AS)
+  limit = LIMIT_BYTES + (
+      int(size.read_text().split()[0]) * resource.getpagesize())
+  if before != resource.RLIM_INFINITY:
+    limit = min(limit, before)
+  resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_AS, (before, hard))

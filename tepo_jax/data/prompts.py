@@ -139,14 +139,18 @@ def _read(file: str) -> Template:
   where = f'data.template={file}'
   try:
     source = files.path(file).read_text('utf-8')
-    tree = _environment().parse(source)
-    used = jinja2.meta.find_undeclared_variables(tree)
+    with chat_templates.limited():  # constant expressions are evaluated
+      tree = _environment().parse(source)
+      used = jinja2.meta.find_undeclared_variables(tree)
+      fields = _fields(tree, where)
   except (OSError, UnicodeDecodeError) as error:
     raise errors.InputError(
         f'{where}: {getattr(error, "strerror", error)}') from error
   except jinja2.TemplateSyntaxError as error:
     raise errors.InputError(
         f'{where}: line {error.lineno}: {error.message}') from error
+  except (MemoryError, RecursionError) as error:
+    raise errors.InputError(f'{where}: {errors.one_line(error)}') from error
   used -= set(_environment().globals)
   if unknown := used - {'problem', 'row'}:
     raise errors.InputError(
@@ -155,7 +159,7 @@ def _read(file: str) -> Template:
   if not used:
     raise errors.InputError(
         f'{where}: uses neither problem nor row, so all prompts would be equal')
-  return Template(source, file=file, **_fields(tree, where))
+  return Template(source, file=file, **fields)
 
 
 def _fields(tree, where):
@@ -207,8 +211,8 @@ def _user_turn(template, problem):
     return template.user.replace('{problem}', problem.problem)
   row = problem.row or {}
   try:
-    with chat_templates.limited():
-      return _compiled(template.user).render(problem=problem.problem, row=row)
+    return chat_templates.bounded(lambda: _compiled(template.user).render(
+        problem=problem.problem, row=row))
   except Exception as error:  # The expressions of a user's file raise anything.
     raise errors.InputError(
         f'data.template={template.file}: {problem.id} of {problem.source}: '

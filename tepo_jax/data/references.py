@@ -6,7 +6,6 @@ braces (`\boxed 2`, as MATH's training split writes it), or after GSM8K's
 """
 
 import ast
-from collections.abc import Iterator
 import math
 import re
 
@@ -20,14 +19,6 @@ _LISTED = re.compile(r'\s*\[\s*["\']')  # no interval has a quote
 # Python joins texts without a comma between them: numpy prints ['5' '6'].
 _NO_COMMA = re.compile(r'(["\'])\s+\1')
 _OBJECT = re.compile(r'\s*(?:array\()?\[?\s*\{\s*(["\'])\w+\1\s*:')
-# What may follow a box without braces: a number, a command with its arguments
-# or a character.
-_TOKEN = (r'-?\d+(?:,\d{3})*(?:\.\d+)?|\\[a-zA-Z]+(?:\{[^{}]*\})*'
-          r'|[^\s\\{}$]')
-# An escaped backslash must not hide the \boxed that follows it.
-_BRACES = re.compile(
-    r'\\(?:boxed|fbox)(?![a-zA-Z])\s*(?:(?P<box>\{)|(?P<bare>' + _TOKEN
-    + r'))|\\[{}]|\\\\(?!boxed|fbox)|\{|\}')
 _NO_WORDS = re.compile(r'\$[^$]*\$|\\\(.*?\\\)|\\\[.*?\\\]|\\[a-zA-Z]+',
                        re.DOTALL)
 _WORD = re.compile(r'[^\W\d_]{2,}')
@@ -123,27 +114,9 @@ def _reference(value, where, may_be_text):
 def _boxes(text):
   """The different contents of all innermost boxes, in their order."""
   found = {}
-  for content in filter(None, map(str.strip, _contents(text))):
+  for content in filter(None, map(str.strip, grading.boxes(text))):
     found.setdefault(grading.canonical(content), content)
   return list(found.values())
-
-
-def _contents(text: str) -> Iterator[str]:
-  """The contents of closed boxes without another, in linear time."""
-  stack = []  # of open braces: [match, whether a box has ended inside]
-  for match in _BRACES.finditer(text):
-    if match['bare']:
-      yield match['bare']
-      if stack:
-        stack[-1][1] = True
-    elif match['box'] or match[0] == '{':
-      stack.append([match, False])
-    elif match[0] == '}' and stack:
-      opening, has_inner = stack.pop()
-      if opening['box'] and not has_inner:
-        yield text[opening.end():match.start()]
-      if stack and (opening['box'] or has_inner):
-        stack[-1][1] = True
 
 
 def _listed(text, where):

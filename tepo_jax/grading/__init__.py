@@ -5,6 +5,7 @@ are these; `workers`, whose processes can be killed, also serves the reward
 functions. The README maps the modules and lists the conventions.
 """
 
+from tepo_jax.grading.answers import boxes
 from tepo_jax.grading.answers import canonical
 from tepo_jax.grading.answers import extract
 from tepo_jax.grading.answers import MAX_CHARS
@@ -18,5 +19,5 @@ from tepo_jax.grading.grader import Reference
 from tepo_jax.grading.grader import VERIFIERS
 
 __all__ = ['Grader', 'MAX_CHARS', 'MAX_TIMEOUT_S', 'MIN_TIMEOUT_S', 'Reference',
-           'STYLES', 'VERIFIERS', 'canonical', 'canonical_key', 'extract',
-           'grade']
+           'STYLES', 'VERIFIERS', 'boxes', 'canonical', 'canonical_key',
+           'extract', 'grade']

@@ -1,5 +1,6 @@
 r"""Extracts a completion's final answer and normalises its spelling."""
 
+from collections.abc import Iterator
 import decimal
 import re
 import unicodedata
@@ -8,9 +9,14 @@ STYLES = ('boxed', 'answer')
 MAX_CHARS = 2000
 
 _BOX = re.compile(r'\\boxed|\\fbox')
+# What is in a box without braces: a number, a command with its arguments, or a
+# letter; not the next character of a sentence on boxes.
+_TOKEN = (r'-?\d+(?:,\d{3})*(?:\.\d+)?|[a-zA-Z](?![a-zA-Z])'
+          r'|\\(?!boxed|fbox)[a-zA-Z]++(?:\{[^{}]*\})*+(?!\{)')
 # An escaped backslash must not hide the \boxed that follows it.
 _BRACES = re.compile(
-    r'(?P<box>\\(?:boxed|fbox)\s*\{)|\\[{}]|\\\\(?!boxed|fbox)|\{|\}')
+    r'\\(?:boxed|fbox)(?![a-zA-Z])\s*(?:(?P<box>\{)|(?P<bare>' + _TOKEN
+    + r'))|\\[{}]|\\\\(?!boxed|fbox)|\{|\}')
 _ANSWER_LINE = re.compile(r'Answer\s*:\s*([^\n]+)', re.IGNORECASE)
 _WRAPPERS = re.compile(
     r'\\\((.*)\\\)|\\\[(.*)\\\]|\*\*([^*]*)\*\*'
@@ -128,9 +134,10 @@ def extract(completion: str, style: str) -> str | None:
   r"""Returns the completion's final answer, or None if it has none.
 
   'boxed': the content of the last `\boxed{...}` or `\fbox{...}` whose brace
-  is closed; unterminated ones are skipped. 'answer': the text after the last
-  `Answer:`, or the content of the box in it. An answer longer than MAX_CHARS
-  does not count.
+  is closed, or what LaTeX boxes without braces (`\boxed 2`, `\fbox\pi`);
+  unterminated ones are skipped. 'answer': the text after the last `Answer:`,
+  or the content of the box in it. An answer longer than MAX_CHARS does not
+  count.
   """
   if style not in STYLES:
     raise ValueError(f'unknown answer style {style!r}: use one of {STYLES}')
@@ -146,18 +153,31 @@ def extract(completion: str, style: str) -> str | None:
   return answer.strip() or None
 
 
-def _last_box(text):
-  """Scans once from the first box on: linear time whatever the nesting."""
+def boxes(text: str) -> Iterator[str]:
+  """The contents of boxes without another inside, in linear time: of those
+  whose brace is closed, and of those that have none."""
   start = _BOX.search(text)
-  stack, last = [], None
+  stack = []  # of open braces: [match, whether a box has ended inside]
   for match in _BRACES.finditer(text, start.start()) if start else ():
-    if match['box'] or match[0] == '{':
-      stack.append(match)
+    if match['bare']:
+      yield match['bare']
+      if stack:
+        stack[-1][1] = True
+    elif match['box'] or match[0] == '{':
+      stack.append([match, False])
     elif match[0] == '}' and stack:
-      opening = stack.pop()
-      if opening['box'] and (last is None or opening.end() > last[0]):
-        last = opening.end(), match.start()
-  return None if last is None else text[slice(*last)]
+      opening, has_inner = stack.pop()
+      if opening['box'] and not has_inner:
+        yield text[opening.end():match.start()]
+      if stack and (opening['box'] or has_inner):
+        stack[-1][1] = True
+
+
+def _last_box(text):
+  last = None
+  for last in boxes(text):
+    pass
+  return last
 
 
 def canonical(text: str) -> str:

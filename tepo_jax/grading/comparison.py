@@ -302,8 +302,10 @@ def _same_value(reference, answer, abs_error):
         not scales or _has_pi(answer if degrees[0] else reference)) else (
             reference, answer)
     scales = scales or [fractions.Fraction(1)]
-  if reference.is_percent != answer.is_percent:  # 9% is 9 or 0.09
-    scales.append(scales[0] / 100 if answer.is_percent else scales[0] * 100)
+  is_percent = answer.unit == units.PERCENT
+  if is_percent != (reference.unit == units.PERCENT):  # 9% is 9 or 0.09
+    scales.append(fractions.Fraction(1, 100) if is_percent else
+                  fractions.Fraction(100))
   verdicts = [_same_tree(reference, answer, s, abs_error) for s in scales]
   return True if True in verdicts else None if None in verdicts else False
 

@@ -163,8 +163,8 @@ class Values:
     if not _are_integers(*values) and self.digits > MANY_DIGITS:
       raise expressions.Unreadable('takes long')
     self.factorials += 1 if _are_integers(*values) else 4
-    if self.factorials > MAX_FACTORIALS or not (
-        max(map(abs, values)) <= MAX_FACTORIAL):
+    if self.factorials > MAX_FACTORIALS or not all(
+        abs(value) <= MAX_FACTORIAL for value in values):
       raise self.too_large()
 
   def root(self, tree, degree):

@@ -32,7 +32,8 @@ def system(node):
 def ordered(reference, answer):
   """The answer's values in the order of the reference's names."""
   names, rows = answer
-  if set(names) != set(reference[0]):
+  if set(names) != set(reference[0]) or any(
+      len(row) != len(names) for row in rows):
     raise Different
   places = [names.index(name) for name in reference[0]]
   return reference, (

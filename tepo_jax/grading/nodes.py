@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 import dataclasses
+import functools
+import itertools
 
 from tepo_jax.grading import expressions
 from tepo_jax.grading import units
 from tepo_jax.grading import values
 
+_MIRROR = str.maketrans('()[]', ')(][')
 _FLIPPED = {'<': '>', '>': '<', '<=': '>=', '>=': '<='}
 
 
@@ -26,30 +29,72 @@ class Node:
   parts: tuple = ()
   text: str = ''
   unit: units.Unit | None = None
-  is_percent: bool = False
 
 
-def both(conditions):
-  """The numbers that satisfy all conditions, `x>=1, x<=2` or `x!=0, x!=1`;
+def both(conditions: Sequence[Node]) -> Node | None:
+  """The numbers that satisfy all conditions, `x>=1, x<=2` or `0<x<2, x!=1`;
   None of other nodes."""
   if any(node.kind != 'chain' for node in conditions):
     return None
-  relations = [node.text for node in conditions]
-  if set(relations) == {'!='}:
-    name, points = conditions[0].parts[0], [n.parts[1] for n in conditions]
-    return named(name, excluding(points)) if all(
-        node.parts[0] == name for node in conditions) else None
   try:
-    (name, first), (other, second) = map(interval, conditions)
-  except (expressions.Unreadable, ValueError):
+    names, sets = zip(*map(interval, conditions))
+    pieces = functools.reduce(_common, map(_pieces, sets))
+  except expressions.Unreadable:
     return None
-  infinite = [[expressions.infinity(end.parts[0]) != 0 for end in node.parts]
-              for node in (first, second)]
-  if name != other or sorted(infinite) != [[False, True], [True, False]]:
-    return None
-  low, high = (first, second) if infinite[0][1] else (second, first)
-  return named(name, Node('tuple', (low.parts[0], high.parts[1]),
-                          low.text[0] + high.text[1]))
+  return named(names[0], united(pieces)) if len(set(names)) == 1 else None
+
+
+def without(numbers: Node, points: Node) -> Node:
+  """An interval or a union of intervals without the members of a set."""
+  others = excluding([point.parts[0] for point in points.parts
+                      if point.kind == 'value'])
+  if points.kind != 'set' or len(_pieces(others)) <= len(points.parts):
+    raise expressions.Unreadable('no set of numbers')
+  return united(_common(_pieces(numbers), _pieces(others)))
+
+
+def _pieces(node):
+  pieces = node.parts if node.kind == 'union' else (node,)
+  if any(piece.kind != 'tuple' or len(piece.parts) != 2 or any(
+      end.kind != 'value' for end in piece.parts) for piece in pieces):
+    raise expressions.Unreadable('no intervals')
+  return pieces
+
+
+def united(intervals: Sequence[Node]) -> Node:
+  """Their union; the empty set of none."""
+  if len(intervals) == 1:
+    return intervals[0]
+  return Node('union' if intervals else 'set', tuple(intervals))
+
+
+def _common(first, second):
+  """The intersections of each interval of one union with each of the other."""
+  found = []
+  for pair in itertools.product(first, second):
+    (low, left), (high, right) = (_inner(*pair, side) for side in (0, 1))
+    ends = [end.parts[0] for end in (low, high)]
+    if not any(map(expressions.symbols, ends)):
+      gap = values.order(ends[1]) - values.order(ends[0])
+      if gap < 0 or gap == 0 and left + right != '[]':
+        continue
+    found.append(Node('tuple', (low, high), left + right))
+  return found
+
+
+def _inner(first, second, side):
+  """The end on this side of the intersection of two intervals: (end, bracket)."""
+  (a, left), (b, right) = (
+      (node.parts[side], node.text[side]) for node in (first, second))
+  for end, other in ((a, (b, right)), (b, (a, left))):
+    if expressions.infinity(end.parts[0]) != 0:
+      return other
+  if any(expressions.symbols(end.parts[0]) for end in (a, b)):
+    raise expressions.Unreadable('no order')
+  gap = values.order(a.parts[0]) - values.order(b.parts[0])
+  if gap == 0:
+    return a, left if left in '()' else right
+  return (a, left) if (gap > 0) == (side == 0) else (b, right)
 
 
 def named(variable: tuple, numbers: Node) -> Node:
@@ -58,14 +103,15 @@ def named(variable: tuple, numbers: Node) -> Node:
 
 
 def interval(chain: Node) -> tuple[tuple, Node]:
-  """Solves `a<x<b`, `x>=a`, `x!=a` and the like: (variable, set of numbers).
+  """Solves `a<x<b`, `|x|>=a`, `x!=a` and the like: (variable, set of numbers).
 
   Raises:
     expressions.Unreadable: it is no such condition on one variable.
   """
   relations, sides_ = chain.text.split(), list(chain.parts)
-  places = [i for i, side in enumerate(sides_) if side[0] == 'symbol']
-  if relations == ['!='] and places == [0]:
+  places = [i for i, side in enumerate(sides_) if side[0] == 'symbol'
+            or side[:2] == ('call', 'abs') and side[2][0] == 'symbol']
+  if relations == ['!='] and sides_[0][0] == 'symbol' and places == [0]:
     return sides_[0], excluding(sides_[1:])
   if len(places) == 1 and len(sides_) <= 3:
     place = places[0]
@@ -81,9 +127,27 @@ def interval(chain: Node) -> tuple[tuple, Node]:
       ends = (bounds.get(low, ('negative', infinity)),
               bounds.get(high, infinity))
       brackets = ('[' if low == '<=' else '(') + (']' if high == '>=' else ')')
-      return sides_[place], Node(
+      numbers = Node(
           'tuple', tuple(Node('value', (end,)) for end in ends), brackets)
+      variable = sides_[place]
+      return (variable, numbers) if variable[0] == 'symbol' else (
+          variable[2], _of_absolute(numbers))
   raise expressions.Unreadable('no interval')
+
+
+def _of_absolute(numbers):
+  """The numbers whose absolute values are in an interval."""
+  if any(expressions.symbols(end.parts[0]) for end in numbers.parts):
+    raise expressions.Unreadable('no constants')
+  mirrored = Node('tuple', tuple(
+      Node('value', (('negative', end.parts[0]),))
+      for end in reversed(numbers.parts)), numbers.text[::-1].translate(_MIRROR))
+  if expressions.infinity(numbers.parts[0].parts[0]):
+    return Node('tuple', (mirrored.parts[0], numbers.parts[1]),
+                mirrored.text[0] + numbers.text[1])
+  if values.order(numbers.parts[0].parts[0]) < 0:
+    raise expressions.Unreadable('no absolute value')
+  return Node('union', (mirrored, numbers))
 
 
 def excluding(points: Sequence[tuple]) -> Node:
@@ -94,4 +158,4 @@ def excluding(points: Sequence[tuple]) -> Node:
   ends = [Node('value', (end,)) for end in (
       ('negative', infinity), *sorted(points, key=values.order), infinity)]
   pairs = tuple(Node('tuple', pair, '()') for pair in zip(ends, ends[1:]))
-  return pairs[0] if len(pairs) == 1 else Node('union', pairs)
+  return united(pairs)

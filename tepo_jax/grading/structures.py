@@ -29,9 +29,9 @@ _UNREADABLE = frozenset(
     r'\prod'.split())
 _OR = re.compile(r'\\(?:text|mathrm|mbox)\s*\{\s*or\s*\}'
                  r'|(?<![a-zA-Z\\])(?:or|OR)(?![a-zA-Z])'
-                 r'|\\(?:vee|lor)(?![a-zA-Z])')
+                 r'|\\lor(?![a-zA-Z])')
 _AND = re.compile(r'\\(?:text|mathrm|mbox)\s*\{\s*,?\s*and\s*\}'
-                  r'|(?<![a-zA-Z\\]),?\s*and(?![a-zA-Z])|;')
+                  r'|(?<![a-zA-Z\\]),?\s*and(?![a-zA-Z])')
 _WORD = re.compile(r"[A-Za-z][A-Za-z' ]{3,}")
 _CAPITALISED = re.compile(r'[A-Z][a-z]*[aeiou][a-z]+')
 _CHOICE = re.compile(r'(?:option|choice)?\s*\(?\s*(?:\\text\{\s*)?\(?'
@@ -95,20 +95,19 @@ def read(text: str, depth: int = 0) -> nodes.Node:
     node = nodes.Node('residue', (read(match[2], depth + 1),), match[3] or match[4])
     return nodes.Node('named', (node,), match[1]) if match[1] else node
   text = _ZEROS.sub(lambda match: match[0].replace(',', ''), text)
+  if not _is_word(text):
+    text = _WITHOUT.sub(r'\\setminus ', _AND.sub(';', _OR.sub(r'\\vee ', text)))
   tokens = _TOKEN.findall(text)
   if tokens[0] == '\\{' and tokens[-1] == '\\}' and (
       not _SUCH_THAT.isdisjoint(tokens)) and _encloses(tokens) and (
           node := _described(tokens[1:-1], depth)):
     return node
-  for words, kind in ((_OR, 'union'), (_AND, 'list')):
-    if words.search(text) and not _is_word(text):
-      return _joined(kind, words.split(text), depth)
-  if _REALS.fullmatch(text) or _WITHOUT.search(text):
-    return _reals(text, depth)
+  for separator, kind in (('\\vee', 'union'), (';', 'list'), ('\\cup', 'union')):
+    if separator in tokens and (
+        items := _split(tokens, {separator})[0])[1:]:
+      return _joined(kind, items, depth)
   if not _UNREADABLE.isdisjoint(tokens):
     raise expressions.Unreadable(text)
-  if '\\cup' in tokens:
-    return _joined('union', _split(tokens, {'\\cup'})[0], depth)
   items, _ = _split(tokens, {','})
   if _GROUPED.fullmatch(text):
     text = text.replace(',', '')
@@ -119,6 +118,9 @@ def read(text: str, depth: int = 0) -> nodes.Node:
     return _rounded(text.rpartition('\\approx')[0], sides[-1], depth)
   if relations:
     return _related(sides, [_RELATIONS[r] for r in relations], depth)
+  whole, *without = _split(tokens, {'\\setminus'})[0]
+  if len(without) == 1:
+    return nodes.without(read(whole, depth + 1), read(without[0], depth + 1))
   return _fenced(tokens, depth) or _single(text, depth)
 
 
@@ -152,20 +154,6 @@ def _joined(kind, texts, depth):
                  for part in parts), ())
   return nodes.both(parts) or nodes.Node(kind, parts) if kind == 'list' else nodes.Node(
       kind, parts)
-
-
-def _reals(text, depth):
-  r"""Reads `\mathbb R` and `\mathbb R\setminus\{0\}`."""
-  whole, *without = _WITHOUT.split(text)
-  variable, element, whole = ('', '', whole) if '\\in' not in whole else (
-      whole.partition('\\in'))
-  if not _REALS.fullmatch(whole.strip()) or len(without) > 1:
-    raise expressions.Unreadable(text)
-  points = read(without[0], depth + 1).parts if without else ()
-  if any(point.kind != 'value' for point in points):
-    raise expressions.Unreadable(text)
-  node = nodes.excluding([point.parts[0] for point in points])
-  return nodes.Node('named', (node,), variable.strip()) if element else node
 
 
 def _described(inside, depth):
@@ -211,6 +199,9 @@ def _split(tokens, separators):
 
 
 def _related(sides, relations, depth):
+  if relations == ['='] and _NAMED.fullmatch(sides[1].strip()) and (
+      not _NAMED.fullmatch(sides[0].strip())):
+    sides = sides[::-1]  # 12 = n
   if set(relations) <= {'=', 'in'} and _NAMED.fullmatch(sides[0].strip()) or (
       relations == [':'] and _LABEL.fullmatch(sides[0].strip())
       and not set(sides[0].split()) & _CODE):
@@ -256,11 +247,12 @@ def _fenced(tokens, depth):
     return None
   inside = tokens[1:-1]
   items, _ = _split(inside, {','})
+  if len(items) == 1:
+    items, _ = _split(inside, {';'})
   if len(items) == 1 and opening != '\\{':
     if opening in '({' or opening == '[' and inside[:1] == ['\\begin']:
-      while len(inside) > 2 and inside[0] + inside[-1] in ('()', '{}') and (
-          _encloses(inside)):
-        inside = inside[1:-1]
+      while _is_enclosed(inside) and _is_enclosed(inside[1:-1]):
+        inside = inside[1:-1]  # The last pair may be that of a tuple.
       return read(''.join(inside), depth + 1)
     return None
   if opening in ('{', '\\{'):
@@ -277,6 +269,11 @@ def _encloses(tokens):
     if level == 0:
       return False
   return True
+
+
+def _is_enclosed(tokens):
+  return len(tokens) > 2 and tokens[0] + tokens[-1] in ('()', '{}') and (
+      _encloses(tokens))
 
 
 def _items(texts, depth, kind='list'):
@@ -303,6 +300,8 @@ def _single(text, depth):
         int(match[4]) if match[4].lstrip('-').isdigit() else 0)
     if abs(base) > 1 and (match[2][0].isdigit() or abs(base) > 10):
       return nodes.Node('based', (base,), match[2].upper())
+  if _REALS.fullmatch(text):
+    return nodes.excluding(())
   if text == '\\ldots':
     return nodes.Node('dots')
   if _EMPTY.fullmatch(text.casefold()):
@@ -341,8 +340,8 @@ def _is_word(text):
 
 def _value(text):
   text, unit = units.split(text)
-  is_percent = text.endswith('%')
-  text = text.rstrip('%').rstrip('\\').strip() if is_percent else text
+  if text.endswith('%'):
+    text, unit = text.rstrip('%').rstrip('\\').strip(), units.PERCENT
   if re.fullmatch(r'[-+]?\d{1,3}([ ,]\d{3})+(\.\d+)?', text):
     text = text.replace(',', '').replace(' ', '')
   digits = text if re.fullmatch(
@@ -350,7 +349,7 @@ def _value(text):
   # Python's spelling of `np.exp(1)` and `8.7e8`
   text = _SCIENTIFIC.sub(
       r'(\1*10^{\2})', re.sub(r'\b(?:np|numpy|math)\.', '', text))
-  return nodes.Node('value', (expressions.parse(text),), digits, unit, is_percent)
+  return nodes.Node('value', (expressions.parse(text),), digits, unit)
 
 
 def _with_unit(node, unit):

@@ -63,6 +63,7 @@ _POWERS = {'square ': 2, 'sq ': 2, 'cubic ': 3, 'squared': 2, 'cubed': 3}
 _LETTERS = re.compile(r'[a-zA-Z](?: [a-zA-Z])*')
 Unit = tuple[tuple[tuple[str, int], ...], fractions.Fraction]
 DEGREES = ((('degree', 1),), fractions.Fraction(1))
+PERCENT = ((('share', 1),), fractions.Fraction(1))
 RADIANS = ((('radian', 1),), fractions.Fraction(1))
 
 

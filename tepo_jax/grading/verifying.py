@@ -42,7 +42,7 @@ _BRACKETS = re.compile(r'^\s*(?:\\left)?\s*(\\\{|[(\[])')
 # What takes it seconds: deep nesting, towers and factorials of large numbers.
 MAX_NESTING = 10
 _LARGE = re.compile(
-    r'[\d)}]\s*(?:\^|\*\*)\s*[{(]*\s*(?:-?\d+\)?\s*(?:\^|\*\*|!)|\d{5})'
+    r'[\d)}]\s*(?:\^|\*\*)\s*[{(]*\s*(?:-?\d+\)?\s*(?:\^|\*\*|!)|\d{4})'
     r'|\d{5}[)}]*\s*!|![\s)}]*!|\\[dt]?binom\s*\{?\(?\d{5}'
     r'|\\[dt]?binom\s*\{?\(?\d+\s*\^|\\prod.*\^\s*\{?\s*\d{4}'
     r'|\\prod.*\^\s*\{?\s*\d+\s*\^', re.DOTALL)
@@ -67,18 +67,8 @@ def verify(answer: str, references: Sequence[str], alarm_s: int
   if threading.current_thread() is not threading.main_thread():
     raise RuntimeError('grading.grade works in the main thread only, because '
                        'it uses alarms; use grading.Grader')
-  from math_verify import errors  # slow to import and rarely needed
-  timed_out = False
-  for reference in references:
-    try:
-      if not _cannot_be(reference, answer) and _is_equal(
-          reference, answer, alarm_s):
-        return True, False
-    except errors.TimeoutException:  # a BaseException
-      timed_out = True
-    except Exception:  # latex2sympy fails on the text: not equal.
-      continue
-  return False, timed_out
+  return _any_equal(answer, references, alarm_s, lambda *texts: (
+      not _cannot_be(*texts[:2]) and _is_equal(*texts)))
 
 
 def verify_alone(answer: str, references: Sequence[str], alarm_s: int
@@ -89,29 +79,41 @@ def verify_alone(answer: str, references: Sequence[str], alarm_s: int
   `eval`: here too only its LaTeX extraction is used.
   """
   import math_verify
-  from math_verify import errors
-  config = [math_verify.LatexExtractionConfig(boxed_match_priority=0)]
+
+  def is_equal(reference, answer, alarm_s):
+    return math_verify.verify(
+        *(_parse(text, alarm_s) for text in (reference, answer)),
+        timeout_seconds=alarm_s, raise_on_error=True)
+
+  return _any_equal(answer, references, alarm_s, is_equal)
+
+
+def _any_equal(answer, references, alarm_s, is_equal):
+  from math_verify import errors  # slow to import and rarely needed
   timed_out = False
   for reference in references:
     try:
-      wanted, given = (
-          math_verify.parse(
-              f'\\boxed{{{text}}}', extraction_config=config,
-              parsing_timeout=alarm_s, raise_on_error=True)
-          for text in (reference, answer))
-      if math_verify.verify(wanted, given, timeout_seconds=alarm_s,
-                            raise_on_error=True):
+      if is_equal(reference, answer, alarm_s):
         return True, False
-    except errors.TimeoutException:
+    except errors.TimeoutException:  # a BaseException
       timed_out = True
     except Exception:  # It cannot read or compare the two: not equal.
       continue
   return False, timed_out
 
 
+def _parse(text, alarm_s, mode='any_match'):
+  import math_verify
+  return math_verify.parse(
+      f'\\boxed{{{text}}}', extraction_config=[
+          math_verify.LatexExtractionConfig(boxed_match_priority=0)],
+      extraction_mode=mode, parsing_timeout=alarm_s, raise_on_error=True)
+
+
 def _cannot_be(reference, answer):
   """Whether math-verify is known to wrongly call such texts equal."""
-  if _is_too_large(answer) or any(map(_loses_a_part, (reference, answer))):
+  if any(_is_too_large(text) or _loses_a_part(text)
+         for text in (reference, answer)):
     return True
   if _RELATION.search(answer) and not _RELATION.search(reference):
     return True
@@ -136,15 +138,12 @@ def _loses_a_part(text):
 def _is_equal(reference, answer, alarm_s):
   import math_verify
   import sympy
-  config = [math_verify.LatexExtractionConfig(boxed_match_priority=0)]
 
   def parse(text):
     # Of what cannot be read as a whole, any_match reads the last fraction or
     # formula. Only a sentence, whose formulas are marked, is compared by one.
     mode = 'any_match' if _FORMULA.search(text) else 'first_match'
-    return math_verify.parse(
-        f'\\boxed{{{_as_latex(text)}}}', extraction_config=config,
-        extraction_mode=mode, parsing_timeout=alarm_s, raise_on_error=True)
+    return _parse(_as_latex(text), alarm_s, mode)
 
   for pair in itertools.product(parse(reference), parse(answer)):
     if isinstance(pair[0], sympy.Eq) and not pair[0].free_symbols:

@@ -207,6 +207,8 @@ class Learner:
         jax.random.fold_in(
             programs_lib.stream(self.config.seed, 'update'), step))
     if method.reference.is_in_reward:
+      # In the place of the batch's own, which lack the KL: it needs ℓ°. Both
+      # are made from the rewards, so that nothing is normalised twice.
       scored = self._with_advantages(
           scored, self.advantages(scored, groups, reward_B, method))
     weighted = self.config.train.behaviour.weight != 'off'

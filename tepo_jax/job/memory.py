@@ -232,9 +232,10 @@ def update_bytes(config: ml_collections.ConfigDict,
   It compiles the program for a run's arguments, and jax keeps it: the run's
   first update does not compile it again.
   """
-  arguments = _update_arguments(programs)
+  arguments = programs_lib.update_arguments(programs)
   try:
-    found = programs.train_step.lower(*arguments).compile().memory_analysis()
+    found = programs.train_step.lower(
+        *arguments.in_order()).compile().memory_analysis()
   except jax.errors.JaxRuntimeError as error:
     if ('RESOURCE_EXHAUSTED' not in str(error)
         or programs.model.remat == 'full'):
@@ -244,21 +245,7 @@ def update_bytes(config: ml_collections.ConfigDict,
   return (found.argument_size_in_bytes + found.temp_size_in_bytes
           + found.output_size_in_bytes - found.alias_size_in_bytes
           + found.generated_code_size_in_bytes
-          + others * mesh_lib.device_bytes(arguments[1]))
-
-
-def _update_arguments(programs):
-  """Shapes, dtypes and shardings of `train_step`'s arguments in a run."""
-  state = programs_lib.abstract_state(programs)
-  frozen, old = (), None
-  if programs.model.lora:
-    frozen = programs.freeze.eval_shape(transformer.abstract_params(
-        dataclasses.replace(programs.model, lora=None), 'float32')),
-  if programs.kept is not None:
-    *_, old = programs.score_and_keep.eval_shape(
-        state.params, programs.minibatch, programs.kept, 0, *frozen)
-  return (state, programs.minibatch, jax.eval_shape(lambda: jax.random.key(0)),
-          old, *frozen)
+          + others * mesh_lib.device_bytes(arguments.minibatch))
 
 
 def describe_remat(remat: str, size: float) -> str:

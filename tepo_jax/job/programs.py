@@ -6,7 +6,7 @@ Replays, plans and benchmarks compile the same functions.
 from collections.abc import Callable
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import ml_collections
@@ -133,6 +133,19 @@ class TrainingPrograms:
   def rows_shape(self) -> tuple[int, int, int]:
     """(M, R, S) of the packed rows of a minibatch at the greatest lengths."""
     return self.minibatch.rows.token_RS.shape
+
+
+class UpdateArguments(NamedTuple):
+  """Of `TrainingPrograms.train_step`; base: LoRA's frozen weights, or ()."""
+  state: update.TrainState
+  minibatch: batch_lib.Minibatch
+  key: jax.Array
+  old: update.OldPolicy | None
+  base: tuple[Any, ...]
+
+  def in_order(self) -> tuple[Any, ...]:
+    """The arguments, as `train_step` takes them."""
+    return *self[:-1], *self.base
 
 
 def prepare_model(model: transformer.ModelConfig,
@@ -333,6 +346,21 @@ def abstract_state(programs: TrainingPrograms) -> update.TrainState:
       lambda x, s: x.update(sharding=s),
       jax.eval_shape(programs.init_state, _trained(programs.model)),
       programs.state_sharding)
+
+
+def update_arguments(programs: TrainingPrograms) -> UpdateArguments:
+  """Shapes, dtypes and shardings of `train_step`'s arguments in a run that
+  keeps π_old's states."""
+  state, base, old = abstract_state(programs), (), None
+  if programs.model.lora:
+    base = programs.freeze.eval_shape(transformer.abstract_params(
+        dataclasses.replace(programs.model, lora=None), 'float32')),
+  if programs.kept is not None:
+    *_, old = programs.score_and_keep.eval_shape(
+        state.params, programs.minibatch, programs.kept, 0, *base)
+  return UpdateArguments(
+      state, programs.minibatch, jax.eval_shape(lambda: jax.random.key(0)),
+      old, base)
 
 
 def split_trained(model, tree):

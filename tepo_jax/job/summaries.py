@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 import contextlib
 import json
 import shlex
+import shutil
 import sys
+import textwrap
 from typing import Any
 
 import ml_collections
@@ -279,7 +281,14 @@ def data(config: ml_collections.ConfigDict, prompts: groups_lib.Mixture,
 
 
 def _rows(**lines):
-  return '\n'.join(f'{name:<12}{text}' for name, text in lines.items())
+  """Names and texts, which a terminal would break within words."""
+  if not sys.stdout.isatty():
+    return '\n'.join(f'{name:<12}{text}' for name, text in lines.items())
+  width = shutil.get_terminal_size().columns
+  return '\n'.join(textwrap.fill(
+      text, width, initial_indent=f'{name:<12}', subsequent_indent=12 * ' ',
+      break_long_words=False, break_on_hyphens=False)
+                   for name, text in lines.items())
 
 
 def _short(count):

@@ -263,6 +263,10 @@ class Trainer:
           'stands_on': self.stands_on}, score,
                                      programs_lib.restorable(
                                          self.learner.programs)[1])
+      # On a CPU, what is being saved and an update's arrays would stand in the
+      # same memory.
+      if jax.default_backend() == 'cpu':
+        self.records.checkpointer.wait()
 
   def _save_is_due(self):
     settings = self.config.checkpoint

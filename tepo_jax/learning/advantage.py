@@ -93,28 +93,49 @@ def whiten(x, mask):
   return centred / jnp.sqrt(variance + 1e-8)
 
 
+def of_tokens(reward_B, penalty_BT, mask_BT):
+  """REINFORCE++ (2501.03262): each token's return, whitened over the batch.
+
+    A_it = whiten(r_i - sum_{j >= t} penalty_ij), over the tokens of the mask
+
+  as in verl's reinforce_plus_plus, discount 1: whitened once, over all tokens,
+  with no baseline or normalisation of the rewards before. Filler rows have an
+  empty mask.
+  """
+  penalty_BT = jnp.where(mask_BT, penalty_BT, 0)
+  later_BT = jnp.cumsum(penalty_BT[:, ::-1], axis=1)[:, ::-1]
+  return whiten(reward_B[:, None] - later_BT, mask_BT)
+
+
 ESTIMATORS = {'grpo': grpo, 'gpg': gpg, 'drgrpo': drgrpo, 'rloo': rloo,
               'reinforce_pp_baseline': reinforce_pp_baseline,
-              'reinforce_pp': whiten}
+              'reinforce_pp': of_tokens}
+
+
+def is_by_token(estimator):
+  """Whether each token has an advantage of its own, by `of_tokens`."""
+  return ESTIMATORS.get(estimator) is of_tokens
 
 
 def group_advantage(reward_B, group_size, estimator, counted_B=None):
   """Advantage of each completion from the rewards of its group.
 
   The rewards, in the order of the groups, keep their dtype (integers become
-  floats). `estimator` is a name of ESTIMATORS, of which `reinforce_pp` is of
-  completions of one token, see `of_tokens`. counted_B: bool; a completion
-  that does not count has advantage 0, and its group is one smaller; None: all
-  count.
+  floats). `estimator` is a name of ESTIMATORS that is not by token. counted_B:
+  bool; a completion that does not count has advantage 0, and its group is one
+  smaller; None: all count.
 
   Raises:
     errors.InputError: unknown estimator.
-    ValueError: B is not a multiple of the group size.
+    ValueError: the estimator is by token, or B is not a multiple of the group
+      size.
   """
   if estimator not in ESTIMATORS:
     raise errors.InputError(
         f'method.estimator: {estimator!r} is not one of '
         + ', '.join(ESTIMATORS))
+  if is_by_token(estimator):
+    raise ValueError(f'{estimator} is by token: call of_tokens')
   reward_B = jnp.asarray(reward_B)
   if reward_B.ndim != 1 or group_size < 1 or reward_B.shape[0] % group_size:
     raise ValueError(
@@ -124,20 +145,3 @@ def group_advantage(reward_B, group_size, estimator, counted_B=None):
   counted_NG = (jnp.ones(reward_NG.shape, bool) if counted_B is None
                 else jnp.asarray(counted_B).reshape(reward_NG.shape))
   return ESTIMATORS[estimator](reward_NG, counted_NG).reshape(-1)
-
-
-def is_by_token(estimator):
-  """Whether each token has an advantage of its own, by `of_tokens`."""
-  return estimator == 'reinforce_pp'
-
-
-def of_tokens(reward_B, penalty_BT, mask_BT):
-  """REINFORCE++ (2501.03262): each token's return, whitened over the batch.
-
-    A_it = whiten(r_i - sum_{j >= t} penalty_ij), over the tokens of the mask
-
-  as in verl's reinforce_plus_plus, discount 1. Filler rows have an empty mask.
-  """
-  penalty_BT = jnp.where(mask_BT, penalty_BT, 0)
-  later_BT = jnp.cumsum(penalty_BT[:, ::-1], axis=1)[:, ::-1]
-  return whiten(reward_B[:, None] - later_BT, mask_BT)

@@ -198,14 +198,17 @@ def _attend_splash(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
   padding is given a segment of its own.
   """
   del key_position_BT  # equal to the queries'
-  segment_BS = 0 if segment_BS is None else segment_BS
-  segment_BS = jnp.where(query_position_BS >= 0, segment_BS, -1)
+  is_packed = segment_BS is not None
+  segment_BS = jnp.where(
+      query_position_BS >= 0, segment_BS if is_packed else 0, -1)
   return mesh_lib.per_device(
-      functools.partial(_splash_piece, window=window, interpret=interpret),
+      functools.partial(_splash_piece, window=window, interpret=interpret,
+                        is_packed=is_packed),
       _AXES, q_BSNH, k_BTKH, v_BTKH, segment_BS)
 
 
-def _splash_piece(q_BSNH, k_BSKH, v_BSKH, segment_BS, *, window, interpret):
+def _splash_piece(q_BSNH, k_BSKH, v_BSKH, segment_BS, *, window, interpret,
+                  is_packed):
   length, size = q_BSNH.shape[1], q_BSNH.shape[3]
   lanes = splash.splash_attention_kernel.NUM_LANES
   block = min(_SPLASH_BLOCK, length + -length % lanes)
@@ -217,8 +220,6 @@ def _splash_piece(q_BSNH, k_BSKH, v_BSKH, segment_BS, *, window, interpret):
   shape = (length + pad, length + pad)
   mask = splash.CausalMask(shape) if window is None else splash.LocalMask(
       shape, (window - 1, 0), 0)
-  # The kernel does not scale.
-  scaled_BSNH = (q_BSNH.astype(jnp.float32) * size ** -0.5).astype(q_BSNH.dtype)
   kernel = splash.make_splash_mha_single_device(
       splash.splash_attention_mask.MultiHeadMask([mask] * q_BSNH.shape[2]),
       block_sizes=splash.BlockSizes(**dict.fromkeys((
@@ -226,11 +227,53 @@ def _splash_piece(q_BSNH, k_BSKH, v_BSKH, segment_BS, *, window, interpret):
           'block_kv_dkv', 'block_kv_dkv_compute', 'block_q_dq', 'block_kv_dq'),
           block)), residual_checkpoint_name=remat.ATTENTION,
       interpret=interpret)
+  # The kernel does not scale.
+  scaled_BSNH = (q_BSNH.astype(jnp.float32) * size ** -0.5).astype(q_BSNH.dtype)
   segment_BS = jnp.pad(segment_BS, ((0, 0), (0, pad)), constant_values=-1)
-  out_BNSH = jax.vmap(kernel)(
-      *map(heads_first, (scaled_BSNH, k_BSKH, v_BSKH)),
-      splash.SegmentIds(segment_BS, segment_BS))
+  arrays = (*map(heads_first, (scaled_BSNH, k_BSKH, v_BSKH)),
+            splash.SegmentIds(segment_BS, segment_BS))
+  if is_packed:
+    kernel = _skipping(kernel, block)
+  if is_packed and len(segment_BS) > 1:  # a call skips the same blocks of all
+    out_BNSH = jax.lax.map(lambda row: kernel(*row), arrays)
+  else:
+    out_BNSH = jax.vmap(kernel)(*arrays)
   return jnp.swapaxes(out_BNSH, 1, 2)[:, :length].astype(q_BSNH.dtype)
+
+
+def _skipping(kernel, block):
+  """The kernel, which also skips the blocks of queries and keys that share no
+  segment: of packed rows most of what the causal mask leaves."""
+  def attend(q_NSH, k_KSH, v_KSH, segments):
+    shared_QT = blocks_share(segments.q, block)
+
+    def without(info, axis):
+      # Where a window shortens the grid, `data_next` has the blocks' places.
+      shown = jnp.take_along_axis(
+          shared_QT, info.data_next[0].astype(jnp.int32), axis)
+      return info._replace(block_mask=jnp.where(
+          shown, info.block_mask, 0).astype(info.block_mask.dtype))
+
+    return splash.splash_attention_kernel.SplashAttentionKernel(
+        without(kernel.fwd_mask_info, 1), without(kernel.dq_mask_info, 1),
+        without(kernel.dkv_mask_info, 0), **kernel.kwargs)(
+            q_NSH, k_KSH, v_KSH, segments)
+
+  return attend
+
+
+def blocks_share(segment_S, block):
+  """Whether a block of queries and one of keys may share a segment, bool
+  [blocks, blocks]: their ranges of ids overlap. Padding, -1, is ignored, but a
+  block always shares with itself.
+  """
+  segment_QI = segment_S.reshape(-1, block)
+  last_Q = segment_QI.max(1)
+  first_Q = jnp.where(segment_QI < 0, last_Q[:, None], segment_QI).min(1)
+  overlap_QT = (first_Q[:, None] <= last_Q) & (first_Q <= last_Q[:, None])
+  real_Q = last_Q >= 0
+  return (overlap_QT & real_Q[:, None] & real_Q) | jnp.eye(
+      len(last_Q), dtype=bool)
 
 
 def _pad(x, axis, amount):

@@ -19,6 +19,8 @@ from typing import Any
 
 import jax
 
+from tepo_jax import errors
+from tepo_jax.runtime import compile_times
 from tepo_jax.runtime import files
 
 _COMPILED = '/jax/core/compile/backend_compile_duration'
@@ -96,8 +98,9 @@ class CompilationCounter:
     """Returns the number of compilations since the last call."""
     names, self._names = self._names, []
     if names and not self._left:
-      print(f'warning: {len(names)} programs compiled after the warm-up: '
-            f'{", ".join(sorted(set(names)))}', file=sys.stderr, flush=True)
+      print(f'warning: {errors.counted(len(names), "program")} compiled after '
+            f'the warm-up: {", ".join(sorted(set(names)))}', file=sys.stderr,
+            flush=True)
     self._left = max(0, self._left - 1)
     return len(names)
 
@@ -116,21 +119,28 @@ class CompilationCounter:
 
 
 @contextlib.contextmanager
-def compilations_shown(started: Callable[[str], None],
-                       ended: Callable[[], None]) -> Iterator[None]:
+def compilations_shown(
+    model: str | None, started: Callable[[str, float | None], None],
+    ended: Callable[[], None]) -> Iterator[None]:
   """Calls `started` with each program that compiles, such as 'decode 64 ×
-  1,024', and then `ended`; also if the cache has it.
+  1,024', and the seconds that it took before, if known; then `ended`; also if
+  the cache has it.
 
   The sizes are those of the program's largest array of integers: tokens, or
-  positions in the cache.
+  positions in the cache. The seconds are by `model`; None: the embedded one.
   """
+  times, program = compile_times.CompileTimes(model), ''
+
   def announce(record):
+    nonlocal program
     if record.msg.startswith('Compiling %s'):
-      started(_program(*record.args[:2]))
+      program = _program(*record.args[:2])
+      started(program, times.before(program))
     return record.levelno >= logging.WARNING
 
-  def listen(event, *_, **__):
+  def listen(event, duration, **_):
     if event == _COMPILED:
+      times.add(program, duration)
       ended()
 
   logger, level = logging.getLogger(_LOGGER), logging.getLogger(_LOGGER).level
@@ -143,6 +153,7 @@ def compilations_shown(started: Callable[[str], None],
     logger.setLevel(level)
     logger.removeFilter(announce)
     jax.monitoring.unregister_event_duration_listener(listen)
+    times.keep()
 
 
 def _program(name, inputs):

@@ -28,6 +28,7 @@ SAMPLE_SECONDS = 120  # a completion stays in the live block for so long
 
 _BARS = '▁▂▃▄▅▆▇█'
 _TREND = 8  # characters of a trend
+_EVALUATING = 'evaluating'  # a phase that is no part of a step's time
 
 
 class _Console(console_lib.Console):
@@ -99,8 +100,11 @@ class Progress:
     self._head, self._text, self._left, self._summary = '', '', '', ''
     self._sample, self._sampled = '', -math.inf
     self._history: dict[str, list[float]] = collections.defaultdict(list)
-    # A program, when its compilation began, and what announces a long one.
-    self._compilation: tuple[str, float, threading.Timer] | None = None
+    # A program, its longest time, since when, and what announces a long one.
+    self._compilation: tuple[str, str, float, threading.Timer] | None = None
+    self._phase: tuple[str, float] | None = None  # and when it began
+    self._phases: dict[str, float] = {}  # its seconds, of this step so far
+    self._shares: dict[str, float] = {}  # of the last step
     self._console = _console()
     self._is_live = _is_live(self._console)
     self._live = live.Live(
@@ -110,29 +114,47 @@ class Progress:
   def begin(self, step: int) -> None:
     """Starts a step, counted from 1."""
     self._began, self._evaluated = self._clock(), 0.0
+    self._phase, self._phases = None, {}
     self._done, self._head = step - 1, f'step {step}/{self._total}'
 
   def phase(self, text: str) -> None:
-    """Shows the current phase."""
-    now, self._text = time.monotonic(), f'{text} ...'
+    """Shows the current phase, with its share of the last step's time if that
+    had a phase of the same first word."""
+    self._enter(text.split()[0])
+    share = self._shares.get(text.split()[0])
+    self._text = f'{text} ...' + (f' ({share:.0%})' if share else '')
+    now = time.monotonic()
     if self._is_live:
       self._draw()
     elif now - self._last_phase >= PLAIN_PHASE_SECONDS:
       self._last_phase = now
       self.note(self._head, self._text)
 
+  def _enter(self, phase):
+    """Ends the current phase; `phase`, or None, begins."""
+    if self._phase is not None:
+      name, began = self._phase
+      self._phases[name] = (
+          self._phases.get(name, 0.0) + self._clock() - began)
+    self._phase = phase and (phase, self._clock())
+
   @contextlib.contextmanager
   def evaluating(self, what: str) -> Iterator[None]:
     """Shows an evaluation, and keeps its seconds apart from the step's."""
-    self.phase(f'evaluating {what}')
+    self.phase(f'{_EVALUATING} {what}')
     start = self._clock()
     yield
     self._eval_seconds.append(self._clock() - start)
     self._evaluated += self._eval_seconds[-1]
 
   def note(self, *parts: str) -> None:
-    """Prints a permanent line of the parts that are not empty."""
-    self._console.out('  '.join(filter(None, parts)), highlight=False)
+    """Prints a permanent line of the parts that are not empty; a terminal
+    breaks it between words."""
+    line = '  '.join(filter(None, parts))
+    if self._is_live:
+      self._console.print(text_lib.Text(line))
+    else:
+      self._console.out(line, highlight=False)
 
   def trend(self, values: Mapping[str, float]) -> None:
     """Adds a step's values to the trends, by their names in the summary."""
@@ -148,7 +170,11 @@ class Progress:
 
   def step(self, step: int, summary: str, kept: str = '') -> None:
     """Shows a finished step; `kept` stays on the terminal."""
-    self._step_seconds.append(self._clock() - self._began - self._evaluated)
+    self._enter(None)
+    seconds = self._clock() - self._began - self._evaluated
+    self._step_seconds.append(seconds)
+    self._shares = {name: part / seconds for name, part in self._phases.items()
+                    if name != _EVALUATING and seconds}
     self._left = f'eta {duration(self.seconds_left(step))}'
     self._done, self._head = step, f'step {step}/{self._total}'
     if not self._is_live:
@@ -168,14 +194,16 @@ class Progress:
             * _recent(self._step_seconds[1:] or self._step_seconds)
             + evaluations * _recent(self._eval_seconds))
 
-  def compiling(self, program: str) -> None:
-    """Shows that `program` is being compiled; without a terminal from
-    LONG_SECONDS on."""
+  def compiling(self, program: str, before: float | None = None) -> None:
+    """Shows that `program` is being compiled, which took `before` seconds
+    earlier; without a terminal from LONG_SECONDS on."""
     self.compiled()
+    most = ('first run only' if before is None
+            else f'up to {duration(before)}')
     announcement = threading.Timer(LONG_SECONDS, self.note, (
-        self._head, f'compiling {program}, first run only ...'))
+        self._head, f'compiling {program} ({most}) ...'))
     announcement.daemon = True
-    self._compilation = program, time.monotonic(), announcement
+    self._compilation = program, most, time.monotonic(), announcement
     if not self._is_live:
       announcement.start()
 
@@ -183,7 +211,7 @@ class Progress:
     """Ends what `compiling` shows; keeps a line if it took LONG_SECONDS."""
     if self._compilation is None:
       return
-    program, start, announcement = self._compilation
+    program, _, start, announcement = self._compilation
     announcement.cancel()
     self._compilation = None
     if (seconds := time.monotonic() - start) >= LONG_SECONDS:
@@ -206,13 +234,13 @@ class Progress:
     """What the live block shows now; it is as wide as the terminal."""
     now, text = table.Table.grid(padding=(0, 2)), self._text
     if self._compilation is not None:
-      program, start, _ = self._compilation
+      program, most, start, _ = self._compilation
       if (seconds := time.monotonic() - start) >= 1:
-        text = f'compiling {program}, first run only: {duration(seconds)}'
+        text = f'compiling {program}: {duration(seconds)} ({most})'
     now.add_row(*([
         text_lib.Text(self._head, no_wrap=True), progress_bar.ProgressBar(
-            self._total, self._done, width=20)] if self._head else []),
-                *map(text_lib.Text, filter(None, (text, self._left))))
+            self._total, self._done, width=10)] if self._head else []),
+                *map(text_lib.Text, filter(None, (self._left, text))))
     last = [columns.Columns(
         map(text_lib.Text, map(self._with_trend, self._summary.split('  '))),
         padding=(0, 2))] if self._summary else []

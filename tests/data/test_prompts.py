@@ -207,6 +207,11 @@ def test_a_column_named_like_a_method_of_dict(tmp_path):
      'the columns of row: numbers, target'),
     ('{{ row.target + 1 }}', 'a/1 of a: '),
     ('{{ problem.__class__.__mro__ }}', 'a/1 of a: '),
+    ('{{ problem }}{{ ' + 3000 * '(' + '1' + 3000 * ')' + ' }}', 'recursion'),
+    ('{{ problem }}{% set system = "a" * 10**10 %}', 'must be a constant'),
+    ('{{ problem * 10**10 }}', 'more than 1024 MB'),
+    ('{{ [problem] * 10**10 }}', 'more than 1024 MB'),
+    ('{{ problem * 4 * 10**6 }}', '8,000,000 characters; at most 4,000,000'),
 ])
 def test_a_bad_jinja_file_is_refused_by_name(tmp_path, text, wrong):
   path = tmp_path / 'mine.jinja'
@@ -240,11 +245,15 @@ LOOP = ('{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}'
 @pytest.mark.parametrize('template,wrong', [
     (CHAT + '{{ 1 / 0 }}', 'division by zero'),
     (CHAT + '{{ messages[9].role }}', 'has no element 9'),
-    (CHAT + '{{ "a" * 10**18 }}', ''), (CHAT + '{% if %}', 'Expected'),
+    (CHAT + '{{ "a" * 10**10 }}', 'more than 1024 MB'),
+    (CHAT + '{% set a = [0] * 10**10 %}', 'more than 1024 MB'),
+    (CHAT + '{{ "ab" * 1000 }}', ' characters; at most 999'),
+    (CHAT + '{% if %}', 'Expected'),
     (CHAT + LOOP, 'not rendered within 0.3 s')])
 def test_whatever_a_chat_template_does_is_refused_in_one_line(
     template, wrong, monkeypatch):
   monkeypatch.setattr(chat_templates, 'LIMIT_S', 0.3)
+  monkeypatch.setattr(chat_templates, 'MAX_CHARS', 999)
   with pytest.raises(errors.InputError) as error:
     _rendered('plain', 'Q?', template)
   assert str(error.value).startswith(

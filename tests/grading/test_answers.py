@@ -24,6 +24,13 @@ from tepo_jax.grading import answers
     (r'\\boxed{5}', '5'),
     (r'\\\boxed{5}', '5'),
     ('\\boxed{a\nb}', 'a\nb'),
+    (r'So $\boxed 2$.', '2'),
+    (r'\boxed{1} or \fbox-1,234.5.', '-1,234.5'),
+    (r'$\boxed\frac{1}{2}$', r'\frac{1}{2}'),
+    (r'\boxed x', 'x'),
+    (r'\boxed{5}. I put it in \boxed, or a \boxed answer, \boxed\text{a{b}}.',
+     '5'),
+    (r'\boxed \boxed{5 + {6}}', '5 + {6}'),
     (r'\boxed{}', None),
     (r'\boxed{', None),
     (r'\boxed', None),
@@ -56,6 +63,7 @@ def test_extraction_is_linear():
   start = time.perf_counter()
   for text in ('\\boxed{' * 15_000, '\\' * 100_000 + '\\boxed{', '{' * 100_000,
                '\\boxed{' + '{}' * 50_000, '\\boxed' + ' ' * 100_000,
+               '\\boxed\\a' * 15_000, '\\boxed\\a{' * 15_000,
                'Answer' + ' ' * 100_000, 'Answer: ' * 12_000):
     answers.extract(text, 'boxed')
     answers.extract(text, 'answer')

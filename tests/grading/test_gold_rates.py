@@ -13,7 +13,9 @@ import pytest
 from tepo_jax import grading
 from tepo_jax.data import datasets
 from tepo_jax.grading import answers
+from tepo_jax.grading import grader as grader_lib
 from tepo_jax.grading import structures
+from tepo_jax.grading import verifying
 from tests.data import benchmarks
 
 _SHARED = pathlib.Path(__file__).parents[3] / 'shared' / 'benchmarks'
@@ -81,6 +83,29 @@ def test_references_are_right_in_another_spelling_and_by_value(file, grader):
   assert len(read) > 0.7 * len(problems)
   assert sum(verdicts) >= 0.998 * len(read), [
       p.answers[0] for p, right in zip(read, verdicts) if not right]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize('file', ['math500', 'minerva_math', 'omni_math_rule',
+                                  'olympiadbench'])
+def test_no_verdict_takes_a_second(file):
+  """In CPU time, with math-verify's: of references in brackets and of others."""
+  verifying.verify('1', (r'\frac{1}{2}',), 60)  # imports it
+  problems, times = _problems(file), {}
+  others = random.Random(1).sample(problems, len(problems))
+  for problem, other in zip(problems, others):
+    for text in f'({problem.answers[0]})', other.answers[0]:
+      start = time.process_time()
+      verdict, undecided = grader_lib.decide_quickly(text, problem.references)
+      if verdict is None:
+        verifying.verify(text, undecided, 60)
+      times[text, problem.answers[0]] = time.process_time() - start
+  slowest = max(times, key=times.get)
+  ranked = sorted(times.values())
+  print(f'\n{file}: median {1e3 * ranked[len(ranked) // 2]:.2f} ms, 99 % below '
+        f'{1e3 * ranked[len(ranked) * 99 // 100]:.1f} ms, slowest '
+        f'{times[slowest]:.2f} s: {slowest}')
+  assert times[slowest] < 1
 
 
 @pytest.mark.parametrize('file', benchmarks.FILES)

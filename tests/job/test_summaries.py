@@ -213,7 +213,7 @@ def _session(parameters):
 
 @pytest.mark.parametrize('count, text', [
     (7_615_616_512, '7.6B'), (212_345, '0.2M'), (4_321, '4,321')])
-def test_the_header(count, text, tmp_path):
+def test_the_header(count, text, tmp_path, monkeypatch):
   config = tiny.get_config('gspo')
   config.lora.rank = 16
   header = summaries.header(config, _session(count), tmp_path)
@@ -224,6 +224,12 @@ def test_the_header(count, text, tmp_path):
   (tmp_path / session_lib.CHECKPOINTS / '20').mkdir(parents=True)
   (tmp_path / session_lib.CHECKPOINTS / '5').mkdir()
   (tmp_path / session_lib.CHECKPOINTS / 'damaged_25').mkdir()
+  with monkeypatch.context() as terminal:
+    terminal.setattr(summaries.sys.stdout, 'isatty', lambda: True)
+    terminal.setenv('COLUMNS', '40')
+    lines = summaries.header(config, _session(count), tmp_path).splitlines()
+  assert 'completions of at most' in ' '.join(' '.join(lines).split())
+  assert {line[:12].strip() for line in lines} > {'', 'steps'}
   assert 'resumes after step 20' in summaries.header(
       config, _session(count), tmp_path)
 

@@ -142,6 +142,8 @@ def test_dtypes(dtype):
 def test_bad_arguments():
   with pytest.raises(errors.InputError, match='estimator.*grpo, gpg, drgrpo'):
     advantage.group_advantage([1, 0], 2, 'ppo')
+  with pytest.raises(ValueError, match='reinforce_pp is by token'):
+    advantage.group_advantage([1, 0], 2, 'reinforce_pp')
   for size in 0, 3:
     with pytest.raises(ValueError, match='groups'):
       advantage.group_advantage([1, 0], size, 'grpo')

@@ -158,17 +158,45 @@ def test_backends_agree(kernel, heads, kv_heads, size, window, packed):
   assert float(jnp.abs(want[0]).mean()) > 0.1
 
 
-@pytest.mark.parametrize('window', [None, 100])
-def test_splash_skips_only_hidden_blocks(window, monkeypatch):
-  """Three blocks of keys; the window reaches over a block's edge."""
-  monkeypatch.setattr(attention, '_SPLASH_BLOCK', 128)
+def _long_sequences():
+  """One row of three blocks: two sequences that share a block, and padding."""
   rng = np.random.RandomState(4)
   q = rng.randn(1, 300, 2, 8).astype(np.float32)
   k, v = rng.randn(2, 1, 300, 1, 8).astype(np.float32)
-  position = np.maximum(np.arange(300, dtype=np.int32) - 5, -1)[None]
-  want = _attend(q, k, v, position, position, window)
-  got = _attend(q, k, v, position, position, window, 'splash_interpreted')
-  np.testing.assert_allclose(got[:, 5:], want[:, 5:], atol=2e-6)
+  position = np.concatenate(
+      [np.full(5, -1), np.arange(95), np.arange(180), np.full(20, -1)])
+  return (q, k, v), position[None].astype(np.int32), np.repeat(
+      [0, 3, 9, 0], [5, 95, 180, 20])[None].astype(np.int32)
+
+
+@pytest.mark.parametrize('window', [None, 100])
+def test_splash_skips_only_hidden_blocks(window, monkeypatch):
+  """Values and gradients; the window reaches over a block's edge."""
+  monkeypatch.setattr(attention, '_SPLASH_BLOCK', 128)
+  arrays, position, segment = _long_sequences()
+  real = position[..., None, None] >= 0
+  weight = np.random.RandomState(3).randn(*arrays[0].shape)
+
+  def evaluate(backend):
+    def total(*arrays):
+      out = jnp.where(real, attention.attend(
+          *arrays, position, None, window, backend, segment), 0)
+      return jnp.sum(out * weight), out
+    (_, out), gradients = jax.jit(jax.value_and_grad(
+        total, argnums=(0, 1, 2), has_aux=True))(*arrays)
+    return out, gradients
+
+  jax.tree.map(functools.partial(
+      np.testing.assert_allclose, rtol=0, atol=2e-5),
+               evaluate('splash_interpreted'), evaluate('xla'))
+
+
+def test_blocks_that_share_a_segment():
+  """Of four columns each: padding has no segment; the block of padding alone
+  has itself only."""
+  segment = jnp.array([-1, 5, 5, 5, 5, 5, 7, 7, 7, 7, 9, -1, -1, -1, -1, -1])
+  np.testing.assert_array_equal(attention.blocks_share(segment, 4), [
+      [1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 1]])
 
 
 def test_splash_on_a_mesh_computes_each_device_s_own_part():

@@ -9,6 +9,7 @@ import pytest
 from tepo_jax.policy import attention
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools.plan import chips
+from tepo_jax.tools.plan import cost
 
 pytest.importorskip('libtpu')
 
@@ -40,12 +41,16 @@ def _compiled(mesh, backend, window=None, size=128):
       heads(4, size), heads(2, size), heads(2, size), rows(), rows()).compile()
 
 
-@pytest.mark.parametrize('window,size', [(None, 128), (1000, 64)])
-def test_splash_compiles_and_holds_no_scores(mesh, window, size):
+@pytest.mark.parametrize('window,size,blocks', [
+    (None, 128, 16 * 17 // 2), (1000, 64, 1 + 2 + 14 * 3)])
+def test_splash_compiles_and_holds_no_scores(mesh, window, size, blocks):
   compiled = _compiled(mesh, 'splash', window, size)
   # Forward, and the gradients of queries and of keys with values.
   assert compiled.as_text().count('custom_call_target="tpu_custom_call"') == 3
   assert compiled.memory_analysis().temp_size_in_bytes < SCORES / 8
+  # What a plan counts: nine products of the blocks of 512, 2 rows, 2 heads.
+  assert cost.of(compiled.as_text()).flops == (
+      9 * 2 * 2 * 2 * blocks * 512 ** 2 * size)
 
 
 @pytest.mark.long

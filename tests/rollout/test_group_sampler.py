@@ -171,22 +171,27 @@ draws = sampler.GroupSampler(
             chunk=2, shards=devices)),
     group_size=3, max_tokens=12, grader=Grader(), tokenizer=Tokenizer(),
     timers=progress.Timers())
-rollout = draws.select(weights, prompt, selection.Selection(
-    cursor=7, wanted=4, group_size=3, mode='refill', max_batches=8),
-    jax.random.key(1), reward.RewardFunctions(
-        {'accuracy': 1.0, 'brevity': 0.5}, max_tokens=12, overlong_buffer=3,
-        overlong_factor=1.0, workers=1, timeout_s=60))
-print(json.dumps([
-    rollout.cursor, rollout.grading, vars(rollout.stats),
-    rollout.rewards.reward_NG.tolist(),
-    [(g.prompt.prompt_id, g.text_G, g.accuracy_G.tolist())
-     for g in rollout.completed]]))
+rewards = reward.RewardFunctions(
+    {'accuracy': 1.0, 'brevity': 0.5}, max_tokens=12, overlong_buffer=3,
+    overlong_factor=1.0, workers=1, timeout_s=60)
+made = {}
+for mixed in ('verdicts', 'reward'):
+  rollout = draws.select(weights, prompt, selection.Selection(
+      cursor=7, wanted=4, group_size=3, mode='refill', max_batches=8,
+      mixed=mixed), jax.random.key(1), rewards)
+  made[mixed] = [
+      rollout.cursor, rollout.grading, vars(rollout.stats),
+      rollout.rewards.reward_NG.tolist(),
+      [(g.prompt.prompt_id, g.text_G, g.accuracy_G.tolist())
+       for g in rollout.completed]]
+print(json.dumps(made))
 """
 
 
 @pytest.mark.long
 def test_two_processes_take_the_same_decisions():
-  """As one process with the two devices, down to the steps and the tokens."""
+  """As one process with the two devices, down to the steps and the tokens;
+  also where reward functions, called by either process, choose the prompts."""
   def run(count):
     outcomes = jobs.finish(jobs.start(
         count, ['-c', _STREAM], devices=2 // count), 300)
@@ -195,7 +200,9 @@ def test_two_processes_take_the_same_decisions():
 
   (one,), two = run(1), run(2)
   assert two == [one, one]
-  cursor, counts, stats, rewards, groups = one
+  cursor, counts, stats, rewards, groups = one['verdicts']
   assert counts['graded'] >= 3 * len(groups) > 3 * 4
   assert cursor > 7 + 4 and stats['steps'] > 12
   assert len({x for reward_G in rewards for x in reward_G}) > 4
+  # Groups whose verdicts agree count as mixed where their rewards differ.
+  assert 7 + 4 <= one['reward'][0] < cursor

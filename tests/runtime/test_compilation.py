@@ -1,5 +1,6 @@
 """Compilations are counted, and logged after the warm-up."""
 
+import functools
 import logging
 import time
 
@@ -22,12 +23,19 @@ def test_compilations_after_the_warm_up_are_logged(capsys):
     counts.append(counter.pop())
     logged.append(capsys.readouterr().err)
   assert counts == [1, 0, 1, 0, 1]
-  warning = 'warning: 1 programs compiled after the warm-up: jit(double)\n'
+  warning = 'warning: 1 program compiled after the warm-up: jit(double)\n'
   assert logged == ['', '', warning, '', warning]
 
 
-def test_compilations_are_named_with_their_largest_array_of_integers():
-  events = []
+def test_compilations_are_named_with_their_largest_array_of_integers(
+    compilation_folder, tmp_path):
+  """And with the seconds that they took in earlier processes."""
+  events, before = [], []
+  jax.config.update('jax_compilation_cache_dir', str(tmp_path))
+
+  def started(program, seconds):
+    events.append(program)
+    before.append(seconds)
 
   @jax.jit
   def decode(slots_N, position_NC, table_AB):
@@ -35,11 +43,26 @@ def test_compilations_are_named_with_their_largest_array_of_integers():
 
   arrays = [np.zeros(shape, dtype) for shape, dtype in (
       (64, np.int32), ((64, 1024), np.int32), ((90, 4000), np.float32))]
-  with host.compilations_shown(events.append, lambda: events.append('done')):
+  shown = functools.partial(
+      host.compilations_shown, started=started,
+      ended=lambda: events.append('done'))
+  with shown('a model'):
     decode(*arrays)
     decode(*arrays)  # is compiled already
   assert [e for e in events if e != 'done'] == ['decode 64 × 1,024']
   assert events[-1] == 'done'
+  for model in 'a model', 'another':
+    jax.clear_caches()
+    with shown(model):
+      decode(*arrays)
+  [file] = tmp_path.glob('*.json')
+  file.write_text('[]')
+  jax.clear_caches()
+  with shown('a model'):
+    decode(*arrays)
+  first, again, *unknown = before
+  assert first is None and again > 0 and unknown == [None, None]
+  events.clear()
   decode(*(array[:32] for array in arrays))
   assert events.count('decode 32 × 1,024') == 0
   assert not logging.getLogger(host._LOGGER).filters

@@ -3,6 +3,7 @@
 import io
 import re
 import sys
+import textwrap
 import threading
 import time
 
@@ -63,7 +64,7 @@ def test_progress_in_a_file(monkeypatch):
 def test_progress_on_a_terminal_erases_nothing_but_its_block(monkeypatch):
   stream = _stderr(monkeypatch, _Terminal())
   progress = progress_lib.Progress(2)
-  progress.note('a header')
+  progress.note(long := 'words ' * 20)
   progress.begin(1)
   progress.phase('sampling [of 8]')
   print('a warning', file=sys.stderr)
@@ -78,10 +79,11 @@ def test_progress_on_a_terminal_erases_nothing_but_its_block(monkeypatch):
   assert sys.stderr is stream
   print('the end', file=sys.stderr)
   assert _screen(stream.getvalue()) == [
-      'a header', 'a warning', 'step 1/2  avg@8 50.0%', 'interrupted',
+      *textwrap.wrap(long, 80), 'a warning', 'step 1/2  avg@8 50.0%',
+      'interrupted',
       'step 1: reward 0.5  accuracy 0.5  entropy 0.1234  gradient 0.367  '
       'tokens/s 8443', 'seconds 1.2',
-      f'step 2/2  {10 * "━"}{" " * 10}  updating ...  eta 0s', 'the end', '']
+      f'step 2/2  {5 * "━"}{" " * 5}  eta 0s  updating ...', 'the end', '']
   assert '\x1b[?25l' not in stream.getvalue()  # the cursor is never hidden
 
 
@@ -99,6 +101,32 @@ def test_a_terminal_shows_trends_and_a_completion(monkeypatch):
   assert numbers == 'step 3: reward 1  accuracy 0.45 ▁▃█'
   assert first.startswith('wrong: a a a') and '…' in first + second
   assert len(first) <= 80 and len(second) <= 80 and second.endswith('a')
+
+
+def test_a_terminal_shows_the_share_of_a_phase_and_what_compiles(monkeypatch):
+  now = [0.0]
+  monkeypatch.setattr(progress_lib.time, 'monotonic', lambda: now[0])
+  stream = _stderr(monkeypatch, _Terminal())
+  progress = progress_lib.Progress(3)
+  for seconds in 3, 0:
+    progress.begin(1)
+    progress.phase('sampling 4 × 8 completions')
+    now[0] += seconds
+    progress.phase('updating')
+    now[0] += seconds / 3
+    with progress.evaluating('sums'):
+      now[0] += 50
+    if seconds:
+      progress.step(1, '')
+  shown = stream.getvalue()
+  assert 'sampling 4 × 8 completions ... (75%)' in shown
+  assert 'updating ... (25%)' in shown and 'evaluating sums ... (' not in shown
+  for before, text in ((None, 'first run only'), (61, 'up to 1m01s')):
+    progress.compiling('decode 8 × 64', before)
+    now[0] += 2
+    progress.phase('sampling')
+    assert f'compiling decode 8 × 64: 2s ({text})' in stream.getvalue()
+  progress.close()
 
 
 @pytest.mark.parametrize('values, bars', [
@@ -207,7 +235,8 @@ def _wait_for(stream, text):
 
 
 @pytest.mark.parametrize('stream, shown', [
-    (_Terminal(), ': '), (io.StringIO(), ' ...\n')])
+    (_Terminal(), 's (first run only)'),
+    (io.StringIO(), ' (first run only) ...\n')])
 def test_a_long_compilation_is_announced(monkeypatch, stream, shown):
   monkeypatch.setattr(progress_lib, 'LONG_SECONDS', 0.5)
   _stderr(monkeypatch, stream)
@@ -219,7 +248,7 @@ def test_a_long_compilation_is_announced(monkeypatch, stream, shown):
   progress.begin(1)
   progress.phase('sampling')
   progress.compiling('decode 64 × 1,024')
-  _wait_for(stream, f'decode 64 × 1,024, first run only{shown}')
+  _wait_for(stream, shown)
   progress.compiled()
   assert 'compiled decode 64 × 1,024 in ' in stream.getvalue()
   assert 'quick' not in stream.getvalue()

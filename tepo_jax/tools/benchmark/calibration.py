@@ -17,10 +17,10 @@ from tepo_jax.tools.benchmark import sampling
 from tepo_jax.tools.benchmark import timing
 from tepo_jax.tools.benchmark import updating
 from tepo_jax.tools.plan import chips
-from tepo_jax.tools.plan import compiling
 from tepo_jax.tools.plan import cost
 from tepo_jax.tools.plan import published
 from tepo_jax.tools.plan import timeline
+from tepo_jax.tools.plan import training
 
 
 def measure(config: ml_collections.ConfigDict) -> Iterator[published.Row]:
@@ -51,8 +51,8 @@ def _training(config, workload, slice_):
   programs, minibatch = case.programs, case.minibatch
   seconds = timing.interleaved(
       {'score': case.score, 'update': case.update}, workload.rounds)
-  once = tuple(compiling.trip_counts(minibatch, programs.scorer.chunk_size, 1))
-  twice = tuple(compiling.trip_counts(minibatch, programs.scorer.chunk_size, 2))
+  once = tuple(training.trip_counts(minibatch, programs.scorer.chunk_size, 1))
+  twice = tuple(training.trip_counts(minibatch, programs.scorer.chunk_size, 2))
   scoring = once if programs.policy_loss.needs_scoring else ()
   lowered = {
       'score': (programs.score.lower(case.state.params, minibatch), once),

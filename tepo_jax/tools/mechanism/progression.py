@@ -42,7 +42,8 @@ def run(lab: observe.Lab, results: dict[str, Any], out: files.Path) -> None:
     return levels[str(count)]['fresh']
 
   with (contextlib.closing(progress),
-        host.compilations_shown(progress.compiling, progress.compiled)):
+        host.compilations_shown(
+            config.model, progress.compiling, progress.compiled)):
     progress.begin(number := 1)
     progress.phase('sampling from the model')
     held_out = observe.Observed(lab, lab.sample(lab.start, 0))

@@ -5,7 +5,7 @@ with shapes as arguments.
 """
 
 import collections
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 import dataclasses
 import functools
 
@@ -16,59 +16,18 @@ import numpy as np
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import sampling as sampling_lib
-from tepo_jax.learning import batch as batch_lib
 from tepo_jax.policy import lora
-from tepo_jax.policy import scoring
-from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import engine
 from tepo_jax.rollout import schedule
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools import streaming
 from tepo_jax.tools import workload as workload_lib
+from tepo_jax.tools.plan import phases
 from tepo_jax.tools.plan import traffic
+from tepo_jax.tools.plan import training
 
-PHASES = ('reshard', 'rollout', 'score', 'update')
 _SHARES = (1.0, 0.8, 0.6, 0.4)  # of mixed groups, to compare
-
-
-@dataclasses.dataclass(frozen=True)
-class PlannedProgram:
-  """A program and its part in a rollout step.
-
-  name: its kind and array sizes. phase: one of PHASES. lower: traces it.
-  runs: how often it runs in a step.
-  resident: bytes per chip of arrays that are allocated while it runs and are
-    not passed to it. given: bytes passed to it; XLA drops unused ones.
-  largest: whether it needs the most memory of its kind.
-  equivalent: how many runs of it take about as long as all programs of its
-    kind; 0 if it is not the largest of its kind, None if it is the only one.
-  open_trips: trip counts of its loops of unknown length, in program order,
-    inner loops first.
-  by_share: for the largest decode program under dynamic sampling, {share of
-    mixed groups: (equivalent, decode steps of a rollout)}.
-  syncs: for the largest decode program, how often a rollout returns to the
-    host.
-  devices: of the mesh, in its order.
-  useful: FLOPs per chip that a run must make: 2 per weight and real token,
-    forward, and 4 backward, and attention; 0 if it only moves data.
-  remat: of an update, what it recomputes.
-  """
-  name: str
-  phase: str
-  lower: Callable[[], jax.stages.Lowered]
-  runs: float
-  resident: int
-  largest: bool = True
-  equivalent: float | None = None
-  given: int = 0
-  open_trips: tuple[float, ...] = (1.0,)
-  by_share: dict[float, tuple[float, int]] = dataclasses.field(
-      default_factory=dict)
-  syncs: int = 0
-  useful: float = 0.0
-  remat: str = ''
-  devices: list[jax.Device] = dataclasses.field(default_factory=list)
 
 
 def make_programs(config: ml_collections.ConfigDict,
@@ -90,7 +49,7 @@ def make_programs(config: ml_collections.ConfigDict,
 def step_programs(config: ml_collections.ConfigDict,
                   workload: workload_lib.Workload,
                   programs: programs_lib.TrainingPrograms, slots: int,
-                  brief: bool = False) -> list[PlannedProgram]:
+                  brief: bool = False) -> list[phases.PlannedProgram]:
   """Returns every program of a rollout step.
 
   Args:
@@ -98,23 +57,20 @@ def step_programs(config: ml_collections.ConfigDict,
     slots: completions decoded at a time, at most.
     brief: only the largest of each kind.
   """
-  state = programs_lib.abstract_state(programs)
-  frozen = None  # LoRA's base
-  if programs.model.lora:
-    frozen = programs.freeze.eval_shape(transformer.abstract_params(
-        dataclasses.replace(programs.model, lora=None), 'float32'))
-  policy = lora.combine(frozen, state.params)
+  arguments = programs_lib.update_arguments(programs)
+  state, base = arguments.state, arguments.base
+  policy = lora.combine(*(base or (None,)), state.params)
   weights = programs.to_decode.eval_shape(policy)
   shapes = sampling_shapes(config, programs.decoding[1], slots)
   devices = list(programs.mesh.devices.flat)  # of both meshes
   return [dataclasses.replace(program, devices=devices) for program in (
-      PlannedProgram(
+      phases.PlannedProgram(
           'reshard', 'reshard',
           functools.partial(programs.to_decode.lower, policy), 1,
           mesh_lib.device_bytes((state.opt_state, state.reference))),
       *_sampling(config, workload, programs, shapes, weights,
-                 mesh_lib.device_bytes((state, frozen)), brief),
-      *_updating(config, workload, programs, state, frozen))]
+                 mesh_lib.device_bytes((state, base)), brief),
+      *training.planned(config, workload, programs, arguments))]
 
 
 def sampling_shapes(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh,
@@ -129,7 +85,7 @@ def sampling_shapes(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh,
 
 
 def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
-              ) -> Iterator[PlannedProgram]:
+              ) -> Iterator[phases.PlannedProgram]:
   """Yields the sampler's programs, the largest and those that occur."""
   sampling = sampling_lib.make(
       *programs.decoding,
@@ -157,7 +113,7 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
       [*largest, *([] if brief else sorted(rollout.runs))]):
     steps = config.rollout.chunk if shape.name == 'decode' else 1
     held, given = _held_by_sampling(arguments, shape, largest)
-    yield PlannedProgram(
+    yield phases.PlannedProgram(
         _label(shape), 'rollout', functools.partial(arguments.lower, shape),
         runs[shape], state_bytes + held, shape in largest,
         as_if_largest(runs, shape) if shape in largest else 0, given,
@@ -248,106 +204,6 @@ def _label(shape):
   return name if shape.more is None else f'{name} of {shape.more}'
 
 
-def _updating(config, workload, programs, state, frozen
-              ) -> Iterator[PlannedProgram]:
-  """Yields scoring and the update of one minibatch of the workload."""
-  settings = config.train
-  minibatches = config.rollout.prompts // settings.minibatch_prompts
-  host = programs.pack(_batch(config, workload))
-  minibatch = _placed(host, programs.minibatch_sharding).replace(
-      reference_logp_BT=programs.minibatch.reference_logp_BT)
-  size = mesh_lib.device_bytes(minibatch)
-  others = (minibatches - 1) * size  # all minibatches stay
-  forward = dataclasses.replace(
-      workload, prompts=settings.minibatch_prompts).forward_flops(
-          settings.packing == 'shared') / programs.mesh.size
-  score, step = (tuple(trip_counts(host, programs.scorer.chunk_size, passes))
-                 for passes in (1, 2))
-  key = jax.eval_shape(lambda: jax.random.key(0))
-  base, old = () if frozen is None else (frozen,), None
-  lower_score = functools.partial(
-      programs.score.lower, state.params, minibatch, *base)
-  if programs.kept is not None:
-    *_, old = programs.score_and_keep.eval_shape(
-        state.params, minibatch, programs.kept, 0, *base)
-    lower_score = functools.partial(
-        programs.score_and_keep.lower, state.params, minibatch, programs.kept,
-        0, *base)
-  yield PlannedProgram(
-      'score', 'score', lower_score, minibatches,
-      mesh_lib.device_bytes((state.opt_state, state.reference)) + others,
-      given=mesh_lib.device_bytes((state.params, base)) + size,
-      open_trips=score, useful=forward)
-  if state.reference is not None:
-    yield PlannedProgram(
-        'score by reference', 'score', functools.partial(
-            programs.score.lower, state.reference, minibatch, *base),
-        minibatches, mesh_lib.device_bytes(
-            (state.params, state.opt_state, programs.kept)) + others,
-        given=mesh_lib.device_bytes((state.reference, base)) + size,
-        open_trips=score, useful=forward)
-  updates = minibatches * settings.epochs
-  if old is not None and minibatches * host.used > programs.kept.shape[1]:
-    params = programs.to_old_policy.eval_shape(state.params)
-    old = programs.old_policy.eval_shape(params, minibatch, *base)
-    yield PlannedProgram(
-        'old policy', 'update',
-        functools.partial(programs.to_old_policy.lower, state.params), 1,
-        mesh_lib.device_bytes((state.opt_state, state.reference, base))
-        + others + size)
-    yield PlannedProgram(
-        'old states', 'update', functools.partial(
-            programs.old_policy.lower, params, minibatch, *base), updates,
-        mesh_lib.device_bytes(state) + others,
-        given=mesh_lib.device_bytes(base) + size, open_trips=score[-1:],
-        useful=forward)
-    others += mesh_lib.device_bytes(params)
-  yield PlannedProgram(
-      'update', 'update', functools.partial(
-          programs.train_step.lower, state, minibatch, key, old, *base),
-      updates, others, open_trips=(
-          (score if programs.policy_loss.needs_scoring else ()) + step),
-      useful=3 * forward, remat=programs.model.remat)
-
-
-def trip_counts(minibatch: batch_lib.Minibatch, chunk_size: int, passes: int
-                ) -> Iterator[float]:
-  """Yields `open_trips` of scoring (1 pass) or an update (2 passes).
-
-  The forward and the backward pass over a microbatch each loop over all of its
-  chunks except one; the trip count is the mean over microbatches. A row that
-  fits into one chunk needs no such loop. The outer loop is over the
-  microbatches.
-  """
-  scored_MRS, used = minibatch.rows.scored_RS, minibatch.used
-  width = scoring.chunk_width(*scored_MRS.shape[1:], chunk_size)
-  if width < scored_MRS.shape[2]:
-    columns_M = scored_MRS[:used].sum(-1).max(-1)
-    more_M = np.maximum(-(-columns_M // width) - 1, 0)
-    yield from passes * (float(more_M.sum() / max(used, 1)),)
-  yield float(used)
-
-
-def _batch(config, workload):
-  """Makes a minibatch of the workload's lengths, one token id per group."""
-  samples = config.rollout.samples
-  rows = config.train.minibatch_prompts * samples
-  width, tokens = config.data.max_prompt_tokens, config.rollout.max_tokens
-  mask_BT = np.arange(tokens) < workload.lengths(rows)[:, None]
-  prompt_P = np.maximum(np.arange(width) - width + workload.prompt_tokens, -1)
-  position_BS = np.concatenate([
-      np.broadcast_to(prompt_P, (rows, width)), np.where(
-          mask_BT, np.arange(tokens) + workload.prompt_tokens, -1)], 1)
-  zeros_BT = np.zeros((rows, tokens), np.float32)
-  group_B1 = np.arange(rows, dtype=np.int32)[:, None] // samples
-  return batch_lib.Batch(
-      token_BS=np.broadcast_to(group_B1, position_BS.shape),
-      position_BS=position_BS.astype(np.int32),
-      mask_BT=mask_BT.astype(np.float32),
-      advantage_B=np.zeros(rows, np.float32), old_logp_BT=zeros_BT,
-      old_entropy_BT=zeros_BT, sampler_logp_BT=zeros_BT)
-
-
 class _Arguments:
   """Lowers the sampler's programs for given calls."""
 
@@ -386,10 +242,3 @@ class _Arguments:
 
 def _int32(*shape):
   return jax.ShapeDtypeStruct(shape, np.int32)
-
-
-def _placed(host, shardings):
-  """Returns the arrays' shapes with `shardings`, a prefix of their tree."""
-  return jax.tree.map(lambda sharding, tree: jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-      tree), shardings, host)

@@ -2,8 +2,9 @@
 
 Splash attention carries no cost estimate, so it is recognised by name. It works
 on blocks of queries and keys, computes each block that the causal mask or the
-window shows even in part, and passes over the others. Blocks whose queries and
-keys are of different segments are computed, and masked. Other kernels count as
+window shows even in part, and passes over the others. Of packed rows it also
+passes over blocks that share no segment; which these are only a run knows, so
+they are counted here: a plan is too high by them. Other kernels count as
 they estimate themselves; what has no estimate is not counted, and `cost` names
 it.
 

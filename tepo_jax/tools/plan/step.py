@@ -27,6 +27,7 @@ from tepo_jax.tools.plan import compilation
 from tepo_jax.tools.plan import compiling
 from tepo_jax.tools.plan import cost as cost_lib
 from tepo_jax.tools.plan import cudnn
+from tepo_jax.tools.plan import phases
 from tepo_jax.tools.plan import published
 from tepo_jax.tools.plan import timeline
 
@@ -50,13 +51,13 @@ class Estimate:
   """Memory and cost of one run of a compiled program, per chip.
 
   name, phase, runs, equivalent, useful, remat, syncs: as in
-    `compiling.PlannedProgram`. efficiency: of programs like it.
+    `phases.PlannedProgram`. efficiency: of programs like it.
   arguments, temporaries: bytes. resident: bytes of other arrays that stay
     allocated during the run. hbm: all of these, outputs and code.
   roofline, compile_seconds: seconds. waits: of the roofline, for communication.
   bound: 'compute', 'memory' or 'network'.
   failure: the compiler's message if the program does not fit, else None.
-  by_share: as in `compiling.PlannedProgram`.
+  by_share: as in `phases.PlannedProgram`.
   uncounted: bytes of custom calls of unknown work, by name; of all their runs.
   """
   name: str
@@ -132,7 +133,7 @@ class StepPlan:
     return {phase: sum(
         e.seconds(e.equivalent if brief else e.runs, bound)
         for e in self.estimates if e.phase == phase)
-            for phase in compiling.PHASES}
+            for phase in phases.PHASES}
 
   def total(self, bound: str = 'mid', brief: bool | None = None) -> float:
     """Predicted seconds of a step."""
@@ -285,7 +286,7 @@ def _guess(config, workload, programs, chip):
       config.rollout.prompts * config.rollout.samples, chip.hbm_bytes - held)
 
 
-def estimate(program: compiling.PlannedProgram, slice_: chips.Slice
+def estimate(program: phases.PlannedProgram, slice_: chips.Slice
              ) -> Estimate:
   """Compiles a program and estimates its costs."""
   known = {name: getattr(program, name) for name in (

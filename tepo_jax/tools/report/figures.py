@@ -88,13 +88,24 @@ PANELS = (
 )
 
 
+# Drawn only where a run's own values differ: most runs are without these.
+IF_VARYING = (
+    Panel('kl_reference', 'KL(policy ‖ reference policy), its estimate',
+          'kl_reference', 'nats'),
+    Panel('learning_rate', 'Learning rate', 'optimizer/learning_rate',
+          has_mean=False),
+    Panel('left_out_in_a_row', 'Steps left out in a row, so far',
+          'left_out_in_a_row', 'steps', has_mean=False),
+)
+
 # What is drawn by data set too, where a run has several.
 BY_SET = ('reward', 'accuracy', 'response_length_mean', 'mixed_share')
 
 
 def panels(runs: Iterable[runs_lib.Run]) -> list[Panel]:
   """Returns a panel for each evaluation's avg@k and each text, then PANELS, the
-  accuracy of the samples first, then those by data set."""
+  accuracy of the samples first, then those of IF_VARYING that vary, and those
+  by data set."""
   return [Panel(name.replace('/', '_').replace('@', '_'),
                 'Evaluation: ' + name.removeprefix('eval/'), name, '%', 100,
                 False, is_compared=True)
@@ -104,7 +115,10 @@ def panels(runs: Iterable[runs_lib.Run]) -> list[Panel]:
                     has_mean=False)
               for name in _evaluated(runs, f'/{results.NATS}')] + sorted(
                   PANELS, key=lambda panel: panel.name != 'accuracy'
-              ) + _by_set(runs)
+              ) + [
+                  panel for panel in IF_VARYING
+                  if any(len(set(run.series(panel.metric).values())) > 1
+                         for run in runs)] + _by_set(runs)
 
 
 def _by_set(runs):
@@ -230,7 +244,8 @@ def draw(panel: Panel, drawn: Sequence[Curve], text: str,
       bold = trailing_mean(curve.step, curve.mean, WINDOW)
       axes.plot(curve.step, curve.mean, linewidth=0.8, alpha=0.4, **style)
     handles += axes.plot(curve.step, bold, linewidth=1.8,
-                         marker='o' if len(curve.step) < 2 else None, **style)
+                         marker='o' if len(curve.step) < 12 else None,
+                         markersize=3, **style)
     axes.fill_between(curve.step, curve.low, curve.high, alpha=0.18,
                       linewidth=0, color=style['color'])
   axes.set_title(_drawable(panel.title, 60))

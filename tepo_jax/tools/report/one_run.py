@@ -49,7 +49,9 @@ def _what(fields, start):
       'model': f'{fields.get("model") or "embedded"}{count}',
       'method': page.Html(f'{page.text(fields["method_name"])}: '
                           f'{page.text(description.equation(fields))}{formula}'),
-      'first fields': _listed(description.first_fields(fields)),
+      'first fields': _listed({
+          name: value for name, value in description.first_fields(
+              fields).items() if name != 'model'}),
       'seed': fields['seed']}
 
 

@@ -10,6 +10,13 @@ from tepo_jax.tools.report import audit
 from tepo_jax.tools.report import tables
 
 TABLES = ('1', '2', '3', '4')
+_HEAD = """# The paper's tables, audited
+
+Accuracies in per cent as the paper prints them; ± is half the 95 % interval of
+the binomial error of the samples. An asterisk marks a cell that is no share of
+its samples, that its row's cells contradict, or that equals the cell of another
+method; the lines below a table say which. Made by
+`python -m tepo_jax.report --audit --out=launch/study/audit.md`."""
 
 
 def comparison(folders: Sequence[str], form: str) -> str:
@@ -32,16 +39,7 @@ def table(number: str, runs: str, form: str) -> str:
     form: one of `tables.FORMATS`. In 'markdown', a table without any result
       of ours is replaced by the commands that it needs.
   """
-  everything = {n: _rows(n) for n in TABLES}  # with which it is compared
-  rows = everything[number]
-  columns = dict(paper.COLUMNS.values())
-  names = {row.name for row in rows}
-  others = [row for row in sum(everything.values(), ())
-            if row.name not in names]
-  findings = [f for f in audit.audit([*rows, *others], columns, paper.GRADED)
-              if f.row in names]
-  marks = {(f.row, f.column): '*' for f in findings}
-  lines = tables.compared(rows, paper.COLUMNS, paper.GRADED, runs, marks)
+  rows, columns, findings, lines = _audited(number, runs)
   if form == 'markdown' and not any(
       cell.value is not None for line in lines if line.is_ours
       for cell in line.cells):
@@ -56,6 +54,34 @@ def table(number: str, runs: str, form: str) -> str:
   comment = '% ' if form == 'latex' else ''
   return '\n'.join([text, '', *(
       comment + note for note in _notes(rows, columns, findings))])
+
+
+def audited() -> str:
+  """A page in Markdown: the paper's tables as printed, and what is inconsistent
+  in each."""
+  everything = sum(map(_rows, TABLES), ())
+  parts = [_HEAD, *_notes(everything, dict(paper.COLUMNS.values()), ())]
+  for number in TABLES:
+    rows, columns, findings, lines = _audited(number, None)
+    _, *notes = _notes(rows, columns, findings)
+    parts += [f'## Table {number}', tables.markdown(lines, list(columns)),
+              '\n'.join('- ' + note.removeprefix('* ') for note in notes)]
+  return '\n\n'.join(parts)
+
+
+def _audited(number, runs):
+  """Rows, columns, findings and lines of a table; see `tables.compared`."""
+  everything = {n: _rows(n) for n in TABLES}  # with which it is compared
+  rows = everything[number]
+  columns = dict(paper.COLUMNS.values())
+  names = {row.name for row in rows}
+  others = [row for row in sum(everything.values(), ())
+            if row.name not in names]
+  findings = [f for f in audit.audit([*rows, *others], columns, paper.GRADED)
+              if f.row in names]
+  marks = {(f.row, f.column): '*' for f in findings}
+  return rows, columns, findings, tables.compared(
+      rows, paper.COLUMNS, paper.GRADED, runs, marks)
 
 
 def _rows(number):

@@ -51,9 +51,10 @@ def run_name(row: Any, seed: int) -> str:
 
 
 def compared(rows: Sequence[Any], columns: Mapping[str, tuple[str, int]],
-             graded: int, runs: str | os.PathLike,
+             graded: int, runs: str | os.PathLike | None,
              marks: Mapping[tuple[str, str | None], str]) -> list[Line]:
-  """Returns the paper's line of each row, followed by ours.
+  """Returns the paper's line of each row, followed by ours unless `runs` is
+  None.
 
   Args:
     rows, columns, graded: as in configs/paper.py.
@@ -67,7 +68,7 @@ def compared(rows: Sequence[Any], columns: Mapping[str, tuple[str, int]],
                 marks.get((row.name, column), ''))
         for (column, samples), value in zip(
             graded_columns, (*row.cells, row.average))), panel=row.panel))
-    if not row.is_change:
+    if runs is not None and not row.is_change:
       lines.append(Line('ours', _ours(row, columns, files.path(runs)), True,
                         row.panel))
   return lines

@@ -18,6 +18,7 @@ from tepo_jax.tools.plan import compiling
 from tepo_jax.tools.plan import cost
 from tepo_jax.tools.plan import cudnn
 from tepo_jax.tools.plan import gpus
+from tepo_jax.tools.plan import phases
 from tepo_jax.tools.plan import step
 from tepo_jax.tools.plan import table
 from tepo_jax.tools.plan import timeline
@@ -266,7 +267,7 @@ def test_the_plan_compares_sizes_itself():
   x = jax.ShapeDtypeStruct(
       (1 << 18, 1 << 18), jnp.bfloat16,
       sharding=jax.sharding.SingleDeviceSharding(slice_.devices[0]))
-  estimate = step.estimate(compiling.PlannedProgram(
+  estimate = step.estimate(phases.PlannedProgram(
       'huge', 'update', lambda: jax.jit(lambda x: -x).lower(x), 1, 0), slice_)
   assert estimate.failure is None and estimate.hbm == 2 * 2 << 36
   plan = step.StepPlan(slice_, {}, {}, 1, 1, [estimate])

@@ -19,10 +19,12 @@ from tepo_jax.tools.plan import chips
 from tepo_jax.tools.plan import compiling
 from tepo_jax.tools.plan import cost as cost_lib
 from tepo_jax.tools.plan import gpus
+from tepo_jax.tools.plan import phases
 from tepo_jax.tools.plan import run
 from tepo_jax.tools.plan import step
 from tepo_jax.tools.plan import table
 from tepo_jax.tools.plan import traffic
+from tepo_jax.tools.plan import training
 
 pytest.importorskip('libtpu')
 
@@ -73,7 +75,7 @@ def test_a_plan_has_every_program_of_a_step(plan):
     assert 0 <= step.share_of_peak(
         estimate.flops, estimate, plan.slice.chip) <= estimate.efficiency.mid
     assert not estimate.uncounted
-  assert set(plan.seconds()) == set(compiling.PHASES)
+  assert set(plan.seconds()) == set(phases.PHASES)
   for phase, seconds in plan.seconds().items():
     assert (0 < plan.seconds('low')[phase] < seconds
             < plan.seconds('high')[phase])
@@ -302,7 +304,7 @@ def test_trip_counts_of_the_chunk_loops():
       (scored_MRS[:, :, :8], 3, [3])):
     minibatch = types.SimpleNamespace(
         rows=scoring.PackedRows(None, None, None, scored), used=used)
-    assert [*compiling.trip_counts(
+    assert [*training.trip_counts(
         minibatch, chunk_size=16, passes=2)] == want
 
 

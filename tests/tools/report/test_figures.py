@@ -103,6 +103,21 @@ def test_data_sets_have_panels_of_their_own(make_run):
   assert curve.mean == [25]
 
 
+def test_what_varies_in_a_run_has_a_panel(make_run):
+  """A KL to a reference policy; a rate that is the same in every step, or in
+  every step of each of two runs, has none."""
+  lines = [record(step, kl_reference=step / 10, **{
+      'optimizer/learning_rate': 1e-6}) for step in (1, 2)]
+  others = [record(step, **{'optimizer/learning_rate': 2e-6})
+            for step in (1, 2)]
+  read = runs.read([make_run('a', lines), make_run('b', others, seed=1)])
+  names = [panel.name for panel in figures.panels(read)]
+  assert 'kl_reference' in names and 'learning_rate' not in names
+  found = figures.panels(read)[names.index('kl_reference')]
+  mine, = runs.group(read[:1])
+  assert figures.curves([mine], found)[0].mean == [0.1, 0.2]
+
+
 def test_captions_state_the_lines_and_the_band(make_run):
   some = [record(1)]
   paths = [make_run(str(seed), some, seed=seed) for seed in range(3)]

@@ -42,7 +42,7 @@ def test_it_begins_with_what_was_run(make_run, tmp_path, monkeypatch):
       '|weight: sequence: w = s_i = exp(sum_t m d / n_i)')
   assert facts == {
       'state': 'finished', 'model': 'embedded, 212,345 parameters',
-      'first fields': 'steps=6, model=None, optimizer.learning_rate=1e-05',
+      'first fields': 'steps=6, optimizer.learning_rate=1e-05',
       'seed': '0', 'config file': 'configs/tiny.py:tepo',
       'changed on the command line': "steps=6, eval.sets=('a b',)",
       'machine': '1 x cpu', 'duration': '12s',

@@ -17,7 +17,8 @@ from tepo_jax.tools.report import paper_tables
 from tepo_jax.tools.report import runs
 from tepo_jax.tools.report import tables
 
-_SHARED = pathlib.Path(__file__).parents[4] / 'shared' / 'paper'
+_ROOT = pathlib.Path(__file__).parents[3]
+_SHARED = _ROOT.parent / 'shared' / 'paper'
 COLUMNS = dict(paper.COLUMNS.values())
 ROWS = {number: importlib.import_module(f'configs.table{number}').ROWS
         for number in (1, 2, 3, 4)}
@@ -160,6 +161,13 @@ def test_a_table_without_any_result_is_one_line_and_the_commands(tmp_path):
       'first_decodings': list(paper.COLUMNS), 'avg_micro': .5,
       'avg_micro_interval': [.4, .6]}))
   assert 'not run' in paper_tables.table('3', str(tmp_path), 'markdown')
+
+
+def test_the_page_of_the_audit_is_what_its_command_makes():
+  page = paper_tables.audited() + '\n'
+  assert page == (_ROOT / 'launch/study/audit.md').read_text('utf-8')
+  # The printed average 30.30 of Table 4, from which the cells differ.
+  assert '30.30±0.96*' in page and 'the paper prints 30.3\n' in page
 
 
 def test_latex_and_csv(tmp_path):
