@@ -107,9 +107,8 @@ def has_kernel(backend: str, heads: int, head_dim: int, dtype: Any) -> bool:
   Its registers hold whole lanes of a head, and rows of 1, 2, 4 or 8 k heads.
   """
   rows, rest = divmod(heads, 4 // jnp.dtype(dtype).itemsize)
-  return backend == 'splash_interpreted' or backend == 'splash' and (
-      head_dim % _LANES == 0 and not rest and (
-          rows in (1, 2, 4) or rows % 8 == 0))
+  return (backend in ('splash', 'splash_interpreted') and not rest
+          and head_dim % _LANES == 0 and (rows in (1, 2, 4) or rows % 8 == 0))
 
 
 def _attend_kernel(q_NAH, kv_XYJH, length_N, table_NW, *, window, interpret):

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from tepo_jax.policy import pages as pages_lib
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import engine as engine_lib
 from tepo_jax.rollout import groups as groups_lib
@@ -153,8 +154,7 @@ def _drawn(make_engine, model, params, page, **options):
 @pytest.mark.long_after_first
 @pytest.mark.parametrize('page, model, options', [
     (4, {}, {}), (3, dict(sliding_window=6, num_full_layers=1), {}),
-    (16, {}, dict(mesh=dict(data=2, tensor=2))),
-    (4, dict(attention='splash_interpreted'), {})], ids=str)
+    (16, {}, dict(mesh=dict(data=2, tensor=2)))], ids=str)
 def test_completions_are_those_of_the_rectangle(
     make_engine, params, page, model, options):
   """With a pool so small that samples are put back; prompts may be shorter
@@ -164,12 +164,10 @@ def test_completions_are_those_of_the_rectangle(
     options = dict(mesh=mesh_lib.make(shape, jax.devices()))
   shards = mesh_lib.batch_shards(options['mesh']) if options else 1
   options |= dict(eos_ids=(0,))
-  want, _ = _drawn(make_engine, dataclasses.replace(
-      MODEL, **{k: x for k, x in model.items() if k != 'attention'}), params,
-                   0, **options)
-  got, stats = _drawn(
-      make_engine, dataclasses.replace(MODEL, **model), params, page, **options,
-      pages=paging.least_pages(14 + T, 4, page, 4 // shards))
+  model = dataclasses.replace(MODEL, **model)
+  want, _ = _drawn(make_engine, model, params, 0, **options)
+  got, _ = _drawn(
+      make_engine, model, params, page, **options, pages=paging.least_pages(14 + T, 4, page, 4 // shards))
   assert got.keys() == want.keys() and len(got) == len(LENGTHS) * G
   for name, completion in got.items():
     np.testing.assert_array_equal(completion.token_T, want[name].token_T)
@@ -177,3 +175,19 @@ def test_completions_are_those_of_the_rectangle(
         completion.logp_T, want[name].logp_T, atol=1e-5)
     assert completion.ended == want[name].ended
   assert len({completion.ended for completion in got.values()}) == 2
+
+
+@pytest.mark.parametrize('window', [None, 5])
+def test_the_kernel_computes_what_xla_does(window):
+  """JAX's kernel, interpreted, for 3 slots of 1, 9 and 17 tokens."""
+  rng = np.random.default_rng(0)
+  q_NAH = rng.normal(size=(3, 4, 128)).astype(np.float32)
+  kv_XYJH = rng.normal(size=(9, 8, 4, 128)).astype(np.float32)
+  places = pages_lib.Places(
+      rng.permutation(9).reshape(3, 3).astype(np.int32), np.int32(0),
+      np.int32([1, 9, 17]))
+  want_NAH, got_NAH = (
+      pages_lib.attend(*map(jax.numpy.asarray, (q_NAH, kv_XYJH)), jax.tree.map(
+          jax.numpy.asarray, places), window, backend)
+      for backend in ('xla', 'splash_interpreted'))
+  np.testing.assert_allclose(got_NAH, want_NAH, atol=1e-5)
