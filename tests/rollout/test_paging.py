@@ -167,7 +167,8 @@ def test_completions_are_those_of_the_rectangle(
   model = dataclasses.replace(MODEL, **model)
   want, _ = _drawn(make_engine, model, params, 0, **options)
   got, _ = _drawn(
-      make_engine, model, params, page, **options, pages=paging.least_pages(14 + T, 4, page, 4 // shards))
+      make_engine, model, params, page, **options,
+      pages=paging.least_pages(14 + T, 4, page, 4 // shards))
   assert got.keys() == want.keys() and len(got) == len(LENGTHS) * G
   for name, completion in got.items():
     np.testing.assert_array_equal(completion.token_T, want[name].token_T)
