@@ -178,8 +178,8 @@ def test_completions_are_those_of_the_rectangle(
   assert len({completion.ended for completion in got.values()}) == 2
 
 
-@pytest.mark.xfail(strict=True, reason='jax 0.10.2 cannot interpret the kernel: '
-                   "'ReshapeTransform' object has no attribute 'indices'")
+@pytest.mark.xfail(strict=True, reason=(
+    'jax 0.10.2 cannot interpret the kernel: ReshapeTransform has no indices'))
 @pytest.mark.parametrize('window', [None, 5])
 def test_the_kernel_computes_what_xla_does(window):
   """JAX's kernel, interpreted, for 3 slots of 1, 9 and 17 tokens."""
