@@ -68,6 +68,7 @@ make_venv() {
   local python package
   if ! python=$(find_python); then
     say "making .venv with a Python 3.12 of uv's"
+    python3 -m pip --version >/dev/null 2>&1 || apt_install python3-pip || true
     get_uv && .uv/bin/uv venv --quiet --clear --seed --python 3.12 .venv \
       && return
     apt_install python3.11 python3.11-venv || fail "Python >= 3.11 is needed"

@@ -11,7 +11,7 @@
 #   [OUT=runs/mechanism] launch/sweep.sh mechanism [--config.FIELD=VALUE ...]
 #   [JOBS=N] [OUT=runs] launch/sweep.sh study [--config.FIELD=VALUE ...]
 #   [METHODS="tepo grpo"] [SEEDS="0 1 2"] [OUT=runs/own] \
-#     launch/sweep.sh own FILE.py [--grid=FIELD=VALUE,VALUE ...] \
+#     launch/sweep.sh own FILE.py[:ARGUMENT] [--grid=FIELD=VALUE,VALUE ...] \
 #     [--config.FIELD=VALUE ...]
 #   [RUNS=runs] launch/sweep.sh [--dry-run] [--slice] \
 #     table1|table2|table3|table4 [--config.FIELD=VALUE ...]
@@ -38,7 +38,8 @@
 # (estimated).
 #
 # own: trains METHODS of a config of your own with each of SEEDS at every point of
-# the grid, one run after the other. The report is OUT/report/report.html.
+# the grid, one run after the other. A method follows the config's ARGUMENT, such
+# as configs/small.py:qwen2_5_0_5b,gpu24. The report is OUT/report/report.html.
 #
 # table1 to table4: train and evaluate the rows of a table of the paper, then
 # print the table. --dry-run prints the commands. Run launch/setup.sh first.
@@ -47,7 +48,8 @@
 # in the bucket that is mounted there: then each result is copied to the same
 # folder here.
 #
-# --config.FIELD=VALUE applies to every training and evaluation.
+# --config.FIELD=VALUE applies to every training and evaluation; of a table,
+# --config.eval.FIELD to evaluations only, unless eval.period is among them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -72,7 +74,8 @@ shift
 config='' grid=()
 if [[ $what == own ]]; then
   config=${1:-}
-  [[ -f $config ]] || fail "own needs a config file, not '$config'"
+  [[ -f ${config%%:*} ]] || fail "own needs a config file, not '$config'"
+  [[ $config == *:* ]] && config+=, || config+=:
   shift
   while [[ ${1:-} == --grid=*=?* ]]; do grid+=("${1#--grid=}"); shift; done
 fi
@@ -95,20 +98,29 @@ execute() {
 
 # table NUMBER [OVERRIDE ...]
 table() {
-  local report list failed=0 skip='' line words command
+  local report list failed=0 skip='' line words command argument training=()
   [[ -x .venv/bin/python ]] || fail "no .venv: run launch/setup.sh cpu|gpu|tpu"
   report=(.venv/bin/python -m tepo_jax.report "--table=$1"
           "--runs=${RUNS:-runs}")
   shift
+  for argument in "$@"; do  # without eval.period a training evaluates nothing
+    [[ $argument == --config.eval.* && $* != *--config.eval.period=* ]] \
+      || training+=("$argument")
+  done
   list=$("${report[@]}" --commands)
   while IFS= read -r line; do
     [[ -n $line ]] || continue
     read -ra words <<<"$line"
-    command=(.venv/bin/python -m "${words[@]}" "$@")
+    if [[ ${words[0]} == tepo_jax.train ]]; then
+      words+=(${training[@]+"${training[@]}"})
+    else
+      words+=("$@")
+    fi
+    command=(.venv/bin/python -m "${words[@]}")
     [[ ! -e .venv/.installed-gpu ]] \
-      || command=(launch/gpu.sh "${words[@]#tepo_jax.}" "$@")
+      || command=(launch/gpu.sh "${words[@]#tepo_jax.}")
     [[ -z $slice ]] \
-      || command=(launch/tpu_vm.sh run "${words[@]#tepo_jax.}" "$@")
+      || command=(launch/tpu_vm.sh run "${words[@]#tepo_jax.}")
     if [[ -n $dry_run ]]; then
       printf '%q ' "${command[@]}"
       echo
@@ -161,7 +173,10 @@ train_all() {
   local cores
   # macOS has no nproc.
   cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
-  xargs -0 -r -n 4 -P "${JOBS:-$cores}" bash -c 'train "$@"' sweep "$@"
+  # Without a job GNU's xargs adds nothing to the overrides; -r would prevent
+  # that, but the older xargs of macOS refuse it.
+  xargs -0 -n 4 -P "${JOBS:-$cores}" \
+    bash -c "[[ \$# -eq $# ]] || train \"\$@\"" sweep "$@"
 }
 
 # tiny [OVERRIDE ...]
@@ -298,7 +313,7 @@ own() {
         read -ra overrides <<<"${point// / --config.}"
         command=(.venv/bin/python -m tepo_jax.train)
         [[ ! -e .venv/.installed-gpu ]] || command=(launch/gpu.sh train)
-        "${command[@]}" --config="$config:$method" --config.seed="$seed" \
+        "${command[@]}" --config="$config$method" --config.seed="$seed" \
           --workdir="$out/runs/$name" ${overrides[@]+"${overrides[@]}"} "$@" \
           </dev/null || { echo "launch/sweep.sh: failed: $name" >&2
                           failed=$((failed + 1)); }

@@ -84,7 +84,8 @@ case ${1:-} in
   stop)
     in_progress || { echo "$HOSTNAME: no program is in progress"; exit; }
     touch job.stopped
-    kill -TERM "$(<job.pid)" ;;
+    kill -TERM "$(<job.pid)"
+    echo "$HOSTNAME: asked to save and exit; wait ends once it has" ;;
   *) echo "usage: launch/tpu_host.sh start|resume|mount|report|last|logs|stop" >&2
      exit 2 ;;
 esac

@@ -43,7 +43,7 @@ follow() {
       running) ;;
       unreachable)
         read_state
-        check_requested
+        need_request
         if [[ $state =~ $gone ]]; then verdict=taken; return; fi
         [[ $state != ACTIVE || $count -lt 20 ]] || return 0
         if [[ $count -eq 1 ]]; then
@@ -73,25 +73,28 @@ refuse_idle() {
 finish() {
   on_hosts all "tepo/launch/tpu_host.sh last" >&2 || true
   if [[ $verdict == stopped ]]; then verdict=42; fi
+  warn_of_cost
   case $verdict in
-    0) ;;
+    0) say "the program is complete" ;;
     42) say "interrupted: the same run resumes" ;;
-    unreachable)
-      warn_of_cost
-      fail "a host does not answer" ;;
+    unreachable) fail "a host does not answer" ;;
     *)
       stop >/dev/null 2>&1 || true
       say "status $verdict; see launch/tpu_vm.sh logs all, and /tmp/tpu_logs on" \
-        "the hosts for what the TPU's library says"
-      warn_of_cost ;;
+        "the hosts for what the TPU's library says" ;;
   esac
   exit "$verdict"
 }
 
 wait_for_program() {
+  read_state
+  [[ -n $dry_run ]] || check_requested
   follow patient
   case $verdict in
-    taken) say "$NAME is $state"; exit 42 ;;
+    taken)
+      say "$NAME is $state: delete, create (with the same SPOT), setup (with the" \
+        "same BUCKET), and the same run"
+      exit 42 ;;
     bare | idle) refuse_idle ;;
   esac
   [[ -n $dry_run ]] || finish

@@ -17,20 +17,32 @@ hosts() {
   echo $(( ($(chips) + per_host - 1) / per_host ))
 }
 
+# counted NUMBER WORD: 1 chip, 2 chips.
+counted() { if [[ $1 == 1 ]]; then echo "1 $2"; else echo "$1 $2s"; fi; }
+
 warn_of_cost() {
-  local count='' dollars=
-  if [[ -n ${TYPE:-} ]]; then
+  local count='' dollars='' billed='chips are'
+  if [[ ${TYPE:-} =~ -[0-9]+$ ]]; then
     count=$(chips)
     case $TYPE in  # list prices of a chip-hour in the US, in cents, of 2026
       v6e-*) dollars=270 ;;
       v5p-*) dollars=420 ;;
       v5litepod-*) dollars=120 ;;
     esac
-    [[ -z $dollars ]] || dollars=" (about \$$((count * dollars / 100)) an hour \
-at list price)"
+    billed="$count chips are"
+    [[ $count != 1 ]] || billed='1 chip is'
+    [[ -z $dollars ]] || dollars=" (about \$$(((count * dollars + 50) / 100)) an hour \
+at list price${SPOT:+, less with SPOT=1})"
   fi
-  say "the slice stays, and its ${count:+$count }chips are billed$dollars until you" \
-    "run launch/tpu_vm.sh delete"
+  say "the slice stays, and its $billed billed$dollars until you run" \
+    "launch/tpu_vm.sh delete"
+}
+
+# done_with WHAT COMMAND: says what holds, what it costs, and what comes next.
+done_with() {
+  [[ -z $dry_run ]] || return 0
+  warn_of_cost
+  say "$1; next: launch/tpu_vm.sh $2"
 }
 
 # A row per TYPE: TYPE, topology, and the machine's name in launch/PLANS.md, if any.
@@ -101,7 +113,7 @@ check_type() {
     "launch/tpu_vm.sh types prints them"
   [[ ${CREATE_FLAGS:-} != *--node-count* ]] || fail "CREATE_FLAGS:" \
     "--node-count: several slices are not supported"
-  say "$TYPE is $(chips) chips on $(hosts) hosts"
+  say "$TYPE is $(counted "$(chips)" chip) on $(counted "$(hosts)" host)"
 }
 
 software() {

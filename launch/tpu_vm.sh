@@ -28,12 +28,13 @@
 #   stop              makes a training run or evaluation save and exit
 #   delete            deletes the slice
 #
-# Exit status of wait and watch: the program's; 42 if it was interrupted and has
-# work left. It resumes from its last checkpoint: with `watch` by itself, else
-# with the same `run`, after `delete`, `create` and `setup` if the slice was
-# preempted. For that its --workdir must be in a bucket: gs://BUCKET/NAME, or
-# bucket/NAME in the mounted one. On several hosts, --checkpoint and --out must
-# be there too. --dry-run prints the commands instead.
+# Exit status of wait and watch: the program's; 2 if nothing was started or the
+# slice cannot be used; 42 if the program was interrupted and has work left. It
+# resumes from its last checkpoint: with `watch` by itself, else with the same
+# `run`, after `delete`, `create` and `setup` if the slice was preempted. For
+# that its --workdir must be in a bucket: gs://BUCKET/NAME, or bucket/NAME in the
+# mounted one. On several hosts, --checkpoint and --out must be there too.
+# --dry-run prints the commands instead.
 #
 # MORE, as variables: CREATE_FLAGS='--reserved --internal-ips --network=…
 # --service-account=…' for gcloud's create; SSH_FLAGS='--internal-ip' or
@@ -47,6 +48,7 @@ if (( BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404 )); then
   exit 2
 fi
 source launch/tpu_types.sh
+source launch/tpu_request.sh
 source launch/tpu_poll.sh
 
 if [[ ${1:-} == --help || ${1:-} == -h ]]; then
@@ -87,9 +89,10 @@ send() {
   remote scp "$1" "$NAME:$2" --worker=all
 }
 
-# What gcloud prints if it does not reach Google, or Google fails.
+# What gcloud prints if it does not reach Google, or Google fails, or this minute's
+# quota of calls is used up.
 network='gcloud crashed|Max retries exceeded|Unable to find the server|'
-network+='UNAVAILABLE|INTERNAL:|DEADLINE_EXCEEDED|[Cc]onnection (reset|aborted)'
+network+='UNAVAILABLE|INTERNAL:|DEADLINE_EXCEEDED|[Cc]onnection (reset|aborted)|per minute'
 
 # Prints the answer of gcloud compute tpus ARGUMENTS. After a network error it
 # asks again, 20 times at most. What gcloud says on stderr is then in $said.
@@ -98,93 +101,25 @@ ask() {
   for (( left = 20; left > 0; left-- )); do
     ! tpus "$@" 2>"$said" || return 0
     grep -qE "$network" "$said" || return 1
-    say "gcloud does not reach Google; asking again: $(tail -n 1 "$said")"
+    say "no answer from Google; asking again: $(tail -n 1 "$said")"
     pause
   done
   return 1
 }
 
-# Sets `state` to that of the slice, empty if there is none, and `cause` and
-# `code` to why its request failed. An active request may have lost its node.
-read_state() {
-  local answer
-  state='' code='' cause=''
-  [[ -z $dry_run ]] || return 0
-  if ! answer=$(ask queued-resources describe "$NAME" --format="value[separator='|'](\
-state.state,state.failedData.error.code,state.failedData.error.message)"); then
-    grep -q NOT_FOUND "$said" || { cat "$said" >&2; fail "gcloud failed"; }
-    return 0
-  fi
-  IFS='|' read -r state code cause <<<"${answer%%$'\n'*}"
-  [[ $state == ACTIVE ]] || return 0
-  state=$(ask tpu-vm describe "$NAME" --format='value(state)') \
-    || { cat "$said" >&2
-         grep -q NOT_FOUND "$said" || fail "gcloud failed"
-         state=TERMINATED; }
-  [[ $state != READY ]] || state=ACTIVE
-}
-gone='^(FAILED|SUSPENDED|SUSPENDING|PREEMPTED|TERMINATED|STOPPED|STOPPING)$'
-waiting='^(ACCEPTED|CREATING|PROVISIONING|WAITING_FOR_RESOURCES)$'
-
-# Ends if no slice was requested, or none was given yet, according to `state`.
-check_requested() {
-  [[ -n $state ]] || fail "there is no slice $NAME: launch/tpu_vm.sh create"
-  [[ ! $state =~ $waiting ]] \
-    || fail "$NAME is $state: launch/tpu_vm.sh create waits for it"
-}
-
-# Ends unless the slice is there.
-need_slice() {
-  read_state
-  [[ -z $dry_run ]] || return 0
-  check_requested
-  [[ ! $state =~ $gone ]] \
-    || fail "$NAME is $state: launch/tpu_vm.sh delete, create, setup"
-}
-
-# explained COMMAND...: runs what needs hosts that are set up. If it fails because
-# they are not, or not there, that is said in place of what gcloud and ssh print.
+# explained COMMAND...: runs what needs hosts that are set up; returns its status.
+# If it fails because they are not, or not there, that is said in place of what
+# gcloud and ssh print.
 explained() {
-  "$@" 2>"$scratch/failed" && return
-  need_slice
-  poll
-  case $verdict in
-    bare) refuse_idle ;;
-    idle) [[ $command != logs ]] || refuse_idle ;;
-  esac
-  cat "$scratch/failed" >&2
-  return 2
-}
-
-# Returns once the slice is active; with status 1 if it will not be.
-wait_for_slice() {
-  local last='none'
-  while :; do
-    read_state
-    [[ $state == "$last" ]] || say "$NAME is ${state:-gone}${cause:+: $cause}"
-    last=$state
-    [[ $state != ACTIVE ]] || return 0
-    [[ -n $state && ! $state =~ $gone ]] || return 1
-    pause
-  done
-}
-
-# Requests the slice unless it is there; returns like wait_for_slice.
-request() {
-  local flags=()
-  [[ -z ${SPOT:-} ]] || flags=(--spot)
-  read_state
-  if [[ -z $state ]]; then
-    ask queued-resources create "$NAME" --node-id="$NAME" \
-      --accelerator-type="$TYPE" --runtime-version="$(software)" \
-      "${flags[@]}" "${create_flags[@]}" || {
-        grep -q ALREADY_EXISTS "$said" || { cat "$said" >&2; return 2; }; }
+  local status=0
+  "$@" 2>"$scratch/printed" || status=$?
+  if [[ $status -ne 0 ]]; then
+    need_slice
+    poll
+    [[ $verdict != bare ]] || refuse_idle
   fi
-  if [[ -n $dry_run ]]; then
-    tpus queued-resources describe "$NAME" --format='value(state.state)'
-  else
-    wait_for_slice
-  fi
+  cat "$scratch/printed" >&2
+  return "$status"
 }
 
 create() {
@@ -193,10 +128,14 @@ create() {
   [[ $status -ne 2 ]] || fail "gcloud refused the request, see above"
   [[ $status -eq 0 ]] || fail "the slice is ${state:-gone}:" \
     "run launch/tpu_vm.sh delete, then create"
+  done_with "$NAME is there" setup
 }
 
 delete() {
-  ask queued-resources delete "$NAME" --force && return
+  if ask queued-resources delete "$NAME" --force; then
+    [[ -n $dry_run ]] || say "$NAME is deleted"
+    return
+  fi
   grep -q NOT_FOUND "$said" || { cat "$said" >&2; return 1; }
   say "there is no slice $NAME"
 }
@@ -244,7 +183,10 @@ pass_variables() {
 
 run() {
   pass_variables || fail "the variables could not be copied to a host"
-  explained start_program start
+  local status=0
+  explained start_program start || status=$?
+  [[ $status -eq 0 ]] || { warn_of_cost; exit "$status"; }
+  done_with "$program was started on $NAME" "logs, and then wait"
 }
 
 start_program() {
@@ -254,12 +196,6 @@ $(printf '%q ' "${arguments[@]}")"
 
 stop() { on_hosts all "tepo/launch/tpu_host.sh stop"; }
 
-# Whether to ask again for a slice that could not be had: for want of capacity,
-# but not without a quota or permission, or for an invalid request.
-is_refused() {
-  [[ $code =~ ^(3|5|7|9|16)$ || ${cause,,} == *quota* ]]
-}
-
 # Makes the program run on all hosts of an active slice; returns with status 1 if
 # there is none to be had now.
 start() {
@@ -268,6 +204,7 @@ start() {
   if [[ $state == ACTIVE ]]; then
     poll
     if [[ $verdict == running ]]; then
+      check_same
       other=$(on_hosts 0 "cat tepo/job.command" 2>/dev/null) || other=
       [[ -z $other || $other == "$program ${arguments[*]}" ]] \
         || fail "another program is in progress: $other"
@@ -277,7 +214,8 @@ start() {
   fi
   [[ ! $state =~ $gone ]] || repeat delete || fail "the slice is not deleted"
   request || status=$?
-  if [[ $status -eq 2 ]] || is_refused; then
+  if is_refused "$status"; then
+    [[ $status -ne 2 ]] || cause=
     fail "there will be no slice: ${cause:-see above}"
   fi
   [[ $status -eq 0 ]] || return 1
@@ -304,7 +242,8 @@ watch() {
     [[ -z $dry_run ]] || return 0
     case $verdict in
       taken) say "$NAME was taken away ($state); starting again" ;;
-      42 | incomplete | bare | idle) say "interrupted; starting again" ;;
+      42 | incomplete) say "interrupted; starting again" ;;
+      bare | idle) say "no program on $NAME; starting again" ;;
       0 | 1 | 2 | stopped) finish ;;
       *)
         remakes=$((remakes + 1))
@@ -330,7 +269,14 @@ parse_run() {
   arguments=("$@")
 }
 
-show_logs() {
+# logs N|all: may run for hours, so what it needs is checked before, and its stderr
+# is shown at once.
+logs() {
+  need_slice
+  if [[ -z $dry_run ]]; then
+    poll
+    [[ ! $verdict =~ ^(bare|idle)$ ]] || refuse_idle
+  fi
   case $1 in
     all) on_hosts all "tepo/launch/tpu_host.sh logs" ;;
     *) on_hosts "$1" "[ -e tepo/job.log ] && tail -n 100 -F tepo/job.log" ;;
@@ -374,10 +320,13 @@ trap 'rm -rf "$scratch"' EXIT
 
 case $command in
   wait) wait_for_program ;;
-  setup) need_slice; setup || setup_failed ;;
+  setup)
+    need_slice
+    setup || setup_failed
+    done_with "$NAME is set up" "run --config=… --workdir=gs://…" ;;
   run) need_slice; run ;;
   stop) explained stop ;;
-  logs) explained show_logs "${1:-0}" ;;
+  logs) logs "${1:-0}" ;;
   fetch) umask 022; explained fetch "$1" ;;
   *) "$command" ;;
 esac

@@ -7,6 +7,7 @@ cli.DEFINE_config()`, and ends with `cli.run(main)`, where main() -> None.
 import collections
 from collections.abc import Callable, Iterable
 import difflib
+import errno
 import faulthandler
 import functools
 import glob
@@ -44,6 +45,8 @@ for _name, _value in {
 
 flags.disclaim_key_flags()  # flags defined here are the calling program's
 
+# Of paths that the user gave.
+_BAD_PATHS = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
 _BROKEN_PIPE = 141  # the status of a program that SIGPIPE ended, in a shell
 
 # The fields that determine a run's device memory.
@@ -62,11 +65,12 @@ def run(main: Callable[[], None], joins_job: bool = False,
   """Parses the command line, calls `main`, and exits.
 
   Status 0 on success or --help; 2 with one line on stderr for bad input (flags,
-  config, errors.InputError, a file without permission); 1 with one line if the
-  run cannot continue (errors.RunError, a full disk, no device memory); 3 if a
-  restart may help (errors.Lost, a device that cannot be opened); 42 if SIGTERM
-  stopped it with work left; 130 if interrupted; 141, quietly, if the reader of
-  its output has gone. Anything else is a bug and keeps its traceback.
+  config, errors.InputError, a path without permission, with a loop of links, or
+  too long); 1 with one line if the run cannot continue (errors.RunError, a full
+  disk, no device memory); 3 if a restart may help (errors.Lost, a device that
+  cannot be opened); 42 if SIGTERM stopped it with work left; 130 if
+  interrupted; 141, quietly, if the reader of its output has gone. Anything else
+  is a bug and keeps its traceback.
 
   Args:
     joins_job: whether the program joins the other processes of a job, as
@@ -74,6 +78,8 @@ def run(main: Callable[[], None], joins_job: bool = False,
     takes_arguments: whether there may be `arguments` besides flags.
   """
   quiet()
+  if sys.stdout is None:  # closed by the caller, as `>&-` does
+    sys.stdout = open(os.devnull, 'w', encoding='utf-8')
   faulthandler.enable(sys.__stderr__)
   interrupts.install()
   interrupts.unwind_on_first()
@@ -127,7 +133,7 @@ def _expected(error: BaseException) -> tuple[int, str] | None:
     return errors.LOST, f'error: {text}'
   if errors.NO_BACKEND in text:
     return errors.LOST, f'error: {text[:800]}'
-  if isinstance(error, PermissionError):
+  if isinstance(error, OSError) and error.errno in _BAD_PATHS:
     return 2, f'error: {error.filename}: {error.strerror}'
   if isinstance(error, MemoryError):
     return 1, (f'error: out of host memory{": " if text else ""}{text[:800]}; '

@@ -31,6 +31,7 @@ from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import restore
 from tepo_jax.job import results as results_lib
 from tepo_jax.job import run_folder
+from tepo_jax.job import sample_file
 from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import sizes
@@ -86,8 +87,8 @@ def evaluate(config: ml_collections.ConfigDict, out: files.Path) -> None:
   session_lib.fix_date(
       config, session_lib.model_folder(run_folder.read_config(folder), folder)
       if checkpoints.is_dir() else folder,
-      run_folder.saved_date(folder), evaluation_lib.saved_date(out))
-  samples = evaluation_lib.SampleFile(out, _identity(config, folder, step))
+      run_folder.saved_date(folder), sample_file.saved_date(out))
+  samples = sample_file.SampleFile(out, _identity(config, folder, step))
   processes.on_first(samples.check)
   if checkpoints.is_dir():
     folder, params = restore.restore_params(

@@ -77,14 +77,18 @@ _COMPARE = flags.DEFINE_list(
 _MAP = flags.DEFINE_string(
     'map', None, 'Map of methods over learning rates and updates: a .jsonl.gz '
     'file, to which the runs are added.')
+# By the flag that selects a form of the report: the flags that it takes.
+_FORMS = {
+    'table': ('runs', 'out', 'csv', 'latex', 'commands'), 'audit': ('out',),
+    'compare': ('out', 'csv', 'latex'), 'map': ('runs', 'out'),
+    'csv': ('runs', 'out'), 'latex': ('runs', 'out')}
 
 
 def main() -> None:
+  _check_flags()
   if _TABLE.value or _AUDIT.value or _COMPARE.value or _MAP.value:
     cli.refuse_job()
   if _TABLE.value is not None:
-    if _COMPARE.value is not None:
-      raise errors.InputError('--table and --compare exclude each other')
     _write(_table())
   elif _AUDIT.value:
     _write(paper_tables.audited())
@@ -101,6 +105,21 @@ def main() -> None:
         runs_lib.group(runs_lib.read(_RUNS.value)), _form()))
   else:
     _write_page()
+
+
+def _check_flags():
+  """Refuses flags that the form of the report would ignore."""
+  given = [flag.name for flag in (
+      _TABLE, _AUDIT, _COMPARE, _MAP, _RUNS, _INSPECT, _REPLAY, _CSV, _LATEX,
+      _COMMANDS) if flag.value]
+  form = next(filter(given.__contains__, _FORMS), None)
+  if form is None:
+    if _COMMANDS.value:
+      raise errors.InputError('--commands needs --table')
+    return
+  for name in given:
+    if name != form and name not in _FORMS[form]:
+      raise errors.InputError(f'--{form} and --{name} exclude each other')
 
 
 def _form():

@@ -2,7 +2,10 @@
 a GPU or TPU: launch/test.sh names it in TEPO_TEST_DEVICE."""
 
 import os
+import pathlib
+import shutil
 
+import filelock
 import pytest
 
 os.environ['JAX_PLATFORMS'] = {
@@ -17,8 +20,8 @@ os.environ['XLA_FLAGS'] = (
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by mark
 def pytest_collection_modifyitems(items):
-  """Marks cases as long, and files of whole runs as nightly; runs the longest
-  files first, so that parallel workers end together."""
+  """Marks cases as long, and the long ones of whole runs as nightly; runs the
+  longest files first, so that parallel workers end together."""
   seen = set()
   for item in items:
     if item.get_closest_marker('long_after_first'):
@@ -26,17 +29,19 @@ def pytest_collection_modifyitems(items):
       if test in seen:
         item.add_marker(pytest.mark.long)
       seen.add(test)
-  long = ('test_programs.py', 'test_layouts.py', 'test_kill.py',
-          'test_replay.py', 'test_lora_run.py', 'test_schedule.py',
-          'test_step.py', 'test_bad_input.py', 'test_buckets.py',
-          'test_slice.py', 'test_run.py', 'test_fork.py')
+  long = ('test_every_row.py', 'test_programs.py', 'test_layouts.py',
+          'test_kill.py', 'test_replay.py', 'test_real_model.py',
+          'test_own_reward.py', 'test_measure.py', 'test_lora_run.py',
+          'test_schedule.py', 'test_step.py', 'test_bad_input.py',
+          'test_buckets.py', 'test_slice.py', 'test_run.py', 'test_fork.py')
   nightly = ('test_layouts.py', 'test_kill.py', 'test_lora_run.py',
              'test_step.py', 'test_buckets.py', 'test_slice.py',
              'test_fork.py')
   for item in items:
-    if item.path.name in nightly:
+    if item.path.name in nightly and item.get_closest_marker('long'):
       item.add_marker(pytest.mark.nightly)
-  items.sort(key=lambda item: item.path.name not in long)
+  items.sort(key=lambda item: long.index(item.path.name)
+             if item.path.name in long else len(long))
 
 
 @pytest.fixture(scope='module')
@@ -49,12 +54,35 @@ def quick_compile():
   jax.config.update('jax_disable_most_optimizations', before)
 
 
+@pytest.fixture(scope='session')
+def shared_folder(tmp_path_factory) -> pathlib.Path:
+  """A folder of this session, the same for all parallel workers."""
+  folder = tmp_path_factory.getbasetemp()
+  if 'PYTEST_XDIST_WORKER' in os.environ:
+    folder = folder.parent
+  return folder
+
+
 @pytest.fixture(scope='session', autouse=True)
 def compile_once(tmp_path_factory):
   """Lets the programs that tests run share their compiled functions."""
   cache = tmp_path_factory.mktemp('compiled')
   os.environ['JAX_COMPILATION_CACHE_DIR'] = str(cache)
   os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
+
+
+@pytest.fixture(scope='session')
+def untrained_model(shared_folder) -> pathlib.Path:
+  """The model folder of `runs.UNTRAINED`, made once for all workers."""
+  from tests import runs
+  folder = shared_folder / 'untrained'
+  with filelock.FileLock(shared_folder / 'untrained.lock'):
+    if not folder.exists():
+      made = shared_folder / 'untrained.partial'
+      shutil.rmtree(made, ignore_errors=True)  # another worker failed
+      runs.make_model(made)
+      made.rename(folder)
+  return folder
 
 
 @pytest.fixture(scope='module')
@@ -74,6 +102,23 @@ def compilation_folder():
   yield
   jax.config.update('jax_compilation_cache_dir', before)
   compilation_cache.reset_cache()
+
+
+@pytest.fixture
+def set_flags():
+  """Sets a program's flags by name; several programs' tests may share the
+  process, so that no command line is parsed. All are reset afterwards."""
+  from absl import flags
+  from absl.testing import flagsaver
+  saved = flagsaver.save_flag_values()
+  flags.FLAGS.mark_as_parsed()
+
+  def set_values(**given):
+    for name, value in given.items():
+      flags.FLAGS[name].value = value
+
+  yield set_values
+  flagsaver.restore_flag_values(saved)
 
 
 @pytest.fixture(scope='session')

@@ -70,15 +70,20 @@ class Server:
     self._process.stdin.close()
     self._process.wait()
 
-  def run(self, program, *arguments, **environment
+  def run(self, program, *arguments, status: int | None = None, **environment
           ) -> subprocess.CompletedProcess:
-    """Status, stdout and stderr of one run from the repository's root."""
+    """Status, stdout and stderr of one run from the repository's root.
+
+    status: which the run must end with; None: any.
+    """
     with tempfile.TemporaryDirectory() as folder:
       out, err = (pathlib.Path(folder) / name for name in ('out', 'err'))
       self._process.stdin.write(json.dumps({
           'program': program, 'arguments': list(map(str, arguments)),
           'environment': environment, 'out': str(out), 'err': str(err)}) + '\n')
       self._process.stdin.flush()
-      status = int(self._process.stdout.readline())
-      return subprocess.CompletedProcess(
-          arguments, status, out.read_text(), err.read_text())
+      done = subprocess.CompletedProcess(
+          arguments, int(self._process.stdout.readline()), out.read_text(),
+          err.read_text())
+      assert status in (None, done.returncode), done.stderr[-3000:]
+      return done

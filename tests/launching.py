@@ -69,6 +69,7 @@ SLICE = {'NAME': 'n', 'ZONE': 'z', 'PROJECT': 'p', 'TYPE': 'v6e-8'}
 # A slice of as many hosts as $STUBS/hosts says, in folders $STUBS/host0, …;
 # files of $STUBS say what happens:
 #   state, node   of the queued resource (missing if there is none) and its node
+#   refusals      how many creates are refused, with the text of `refusal`
 #   creates       lines: the states that the next requests enter, else ACTIVE
 #   errors        lines that the next calls print, and fail
 #   host0/down    that host does not answer
@@ -103,11 +104,23 @@ done
   || worker=$(seq 0 $(($(cat "$STUBS/hosts" 2>/dev/null || echo 1) - 1)))
 status=0
 case "$*" in
+  *"queued-resources describe"*"--format=yaml"*)
+    state >/dev/null && cat "$STUBS/request" 2>/dev/null ;;
   *"queued-resources describe"*) state ;;
   *"tpu-vm describe"*)
     ! cat "$STUBS/node_error" >&2 2>/dev/null || exit 1
     cat "$STUBS/node" 2>/dev/null || echo READY ;;
   *" create "*)
+    left=$(cat "$STUBS/refusals" 2>/dev/null || echo 0)
+    if (( left > 0 )); then
+      echo $((left - 1)) >"$STUBS/refusals"
+      cat "$STUBS/refusal" >&2; exit 1
+    fi
+    type=$* type=${type#*--accelerator-type=}
+    { [[ " $* " != *" --spot "* ]] || echo "spot: {}"
+      printf 'tpu:\n  nodeSpec:\n  - node:\n      acceleratorType: %s\n' \
+        "${type%% *}"
+    } >"$STUBS/request"
     new=$(head -n 1 "$STUBS/creates" 2>/dev/null)
     [[ -z $new ]] || sed -i 1d "$STUBS/creates"
     echo "${new:-ACTIVE}" >"$STUBS/state"

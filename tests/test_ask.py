@@ -2,8 +2,6 @@
 
 import types
 
-from absl import flags
-from absl.testing import flagsaver
 import numpy as np
 import pytest
 
@@ -19,20 +17,7 @@ from tepo_jax.runtime import lock as lock_lib
 from tests.test_bad_input import TINY
 from tests.test_bad_input import UNTRAINED
 
-
-@pytest.fixture(name='set_flags', autouse=True)
-def _set_flags():
-  """Sets flags of `ask` by name; other programs' tests may share the process,
-  so that no command line is parsed. All are reset afterwards."""
-  saved = flagsaver.save_flag_values()
-  flags.FLAGS.mark_as_parsed()
-
-  def set_flags(**given):
-    for name, value in given.items():
-      flags.FLAGS[name].value = value
-
-  yield set_flags
-  flagsaver.restore_flag_values(saved)
+pytestmark = pytest.mark.usefixtures('set_flags')
 
 
 @pytest.fixture(name='model')

@@ -230,6 +230,14 @@ def test_a_reader_that_goes_away_ends_the_program_quietly(run):
   assert (done.returncode, done.stdout, done.stderr) == (141, 'long\n', '')
 
 
+def test_output_that_is_closed_is_no_error(run):
+  done = subprocess.run(
+      f'{sys.executable} -m program --config=config.py --workdir=w --step=18 '
+      '>&-', shell=True, cwd=run.path, stderr=subprocess.PIPE, text=True,
+      timeout=60, env=os.environ | {'PYTHONPATH': str(ROOT)})
+  assert (done.returncode, done.stderr) == (0, '')
+
+
 def test_only_programs_that_join_a_job_run_in_one(run, monkeypatch):
   monkeypatch.setenv('TEPO_MULTIHOST', '1')
   done = run('--config=config.py', '--workdir=w')

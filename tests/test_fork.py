@@ -62,13 +62,29 @@ def test_a_resumed_run_follows_the_same_schedule_and_stops_alike(
   rates = [record['optimizer/learning_rate']
            for record in _records(parent).values()]
   assert rates[0] == rates[1] / 2 and rates[1] > rates[2] > rates[3] > 3e-6
-  ended = [record for step in range(1, 5)
-           for record in dump.read(parent / 'rollouts', step)
+  _check_stops(record for step in range(1, 5)
+               for record in dump.read(parent / 'rollouts', step))
+
+
+def _check_stops(records):
+  """Completions end with the first of STOPS, which is no truncation."""
+  records = list(records)
+  ended = [record for record in records
            if record['completion'].endswith(STOPS)]
   assert len(ended) > 5
   assert not any(record['truncated'] for record in ended)
   assert not any(stop in record['completion'][:-1] for record in ended
                  for stop in STOPS)
+
+
+def test_an_evaluation_stops_alike(programs, parent, tmp_path):
+  programs.run(
+      'evaluate', *FIELDS, f'--checkpoint={parent}', f'--out={tmp_path}/out',
+      '--config.eval.period=1', '--config.eval.limit=16',
+      '--config.eval.samples=4', '--config.eval.max_tokens=16', status=0,
+      JAX_DISABLE_MOST_OPTIMIZATIONS='1')
+  _check_stops(map(json.loads, (
+      tmp_path / 'out/samples.jsonl').read_text().splitlines()))
 
 
 def test_a_fork_with_nothing_changed_is_its_parent_to_the_bit(

@@ -38,7 +38,8 @@ _NOT_ON_A_MAC = re.compile(
     r'\b(mapfile|readarray|coproc|BASHPID|EPOCHSECONDS|globstar|sha256sum)\b'
     r'|\b(declare|local|typeset) -\w*[Ang]\b|\$\{\w+(,|\^|@[A-Za-z]\})'
     r'|\[-\d+\]\}|\bwait -n|\[\[ -v |&>>|\|&|\breadlink -f|\bsed -i'
-    r'|\bgrep -\w*P|\bstat -c|\bdate -d|\bnproc\b(?!.* \|\| getconf)')
+    r'|\bxargs (-\S+ (\d+ )?)*(-\w*r\b|--no-run)|\bgrep -\w*P|\bstat -c'
+    r'|\bdate -d|\bnproc\b(?!.* \|\| getconf)')
 
 
 @pytest.mark.parametrize(
@@ -629,17 +630,21 @@ def test_sweep_runs_the_report_s_commands(launch, sweep):
   done = sweep('table3', "--config.eval.sets=('a', 'b')")
   assert done.returncode == 0, done.stderr
   sets = " --config.eval.sets=('a', 'b')"
-  assert launch.log() == [
-      _TRAIN + sets, _EVALUATE + sets, _UNTRAINED + sets, _REPORT]
+  assert launch.log() == [  # a training that evaluates nothing refuses them
+      _TRAIN, _EVALUATE + sets, _UNTRAINED + sets, _REPORT]
+  period = ' --config.eval.period=5'
+  assert sweep('table3', "--config.eval.sets=('a', 'b')", period.strip()
+               ).returncode == 0
+  assert launch.log()[0] == _TRAIN + sets + period
 
 
 def test_sweep_dry_run(launch, sweep):
-  done = sweep('--dry-run', 'table3', "--config.eval.sets=('a', 'b')")
+  done = sweep('--dry-run', 'table3', "--config.data.columns.answer=a b")
   assert done.returncode == 0 and not launch.log()
   lines = [shlex.split(line) for line in done.stdout.splitlines()]
   assert [line[:3] + line[-1:] for line in lines] == [
       ['.venv/bin/python', '-m', f'tepo_jax.{program}',
-       "--config.eval.sets=('a', 'b')"]
+       '--config.data.columns.answer=a b']
       for program in ('train', 'evaluate', 'evaluate')]
 
 
@@ -670,6 +675,17 @@ def test_sweep_refuses(launch, sweep, arguments):
   assert done.stderr.count('\n') == 1
 
 
+@pytest.mark.parametrize('seeds, trained', [('7', 1), (' ', 0)])
+def test_sweep_trains_what_there_is_to_train(launch, seeds, trained):
+  """Also nothing, whatever the number of overrides."""
+  (launch.stubs / 'venv_is_there').touch()
+  done = launch('sweep.sh', 'tiny', *4 * ['--config.steps=5'], METHODS='tepo',
+                SEEDS=seeds, JOBS='1', OUT='o')
+  assert done.returncode == 0, done.stderr
+  assert sum('tepo_jax.train ' in line for line in launch.log()) == trained
+  assert ('tepo_7: see ' in done.stdout) == bool(trained)
+
+
 def test_sweep_of_an_own_config_covers_the_grid(launch, sweep):
   (launch.root / 'own.py').touch()
   done = sweep(
@@ -684,6 +700,9 @@ def test_sweep_of_an_own_config_covers_the_grid(launch, sweep):
       '--config.rollout.samples=4 --config.steps=5'
       for rate in ('1e-6', '3e-6') for method in ('tepo', 'grpo')] + [
           'python -m tepo_jax.report --runs=o/runs --out=o/report']
+  assert sweep('own', 'own.py:small,gpu24', METHODS='grpo', SEEDS='0'
+               ).returncode == 0
+  assert '--config=own.py:small,gpu24,grpo ' in launch.log()[0]
   for wrong in (('own',), ('own', 'none.py'), ('own', 'own.py', '--grid=x')):
     done = sweep(*wrong)
     assert done.returncode == 2 and done.stderr.count('\n') == 1

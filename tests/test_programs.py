@@ -12,17 +12,12 @@ import transformers
 
 from tests import runs
 
-
-def exported(workdir, out):
-  runs.run('export', f'--workdir={workdir}', f'--out={out}')
-  return (out / 'model.safetensors').read_bytes()
+EVALUATE = ('--config=configs/tiny.py', *runs.SMALL)
 
 
 @pytest.fixture(scope='module')
-def model(tmp_path_factory):
-  out = tmp_path_factory.mktemp('model') / 'base'
-  runs.make_model(out)
-  return out
+def model(untrained_model):
+  return untrained_model
 
 
 # A save has files open; with this period, steps 6 and 7 have none in progress.
@@ -39,9 +34,18 @@ def finished(model, tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def export_of_finished(finished, tmp_path_factory):
+def export_of_finished(programs, finished, tmp_path_factory):
   out = tmp_path_factory.mktemp('exported') / 'hf'
-  runs.run('export', f'--workdir={finished[0]}', f'--out={out}')
+  programs.run('export', f'--workdir={finished[0]}', f'--out={out}', status=0)
+  return out
+
+
+@pytest.fixture(scope='module')
+def evaluated(programs, finished, tmp_path_factory):
+  """The output of an evaluation of the finished run."""
+  out = tmp_path_factory.mktemp('evaluated') / 'out'
+  programs.run('evaluate', *EVALUATE, f'--checkpoint={finished[0]}',
+               f'--out={out}', status=0)
   return out
 
 
@@ -86,7 +90,7 @@ def test_a_run_leaves_nothing_open(finished):
 
 @pytest.mark.long
 def test_kill_and_the_same_command_continue_bit_for_bit(
-    model, finished, tmp_path):
+    programs, model, finished, export_of_finished, tmp_path):
   workdir = tmp_path / 'run'
   arguments = runs.train_arguments(model, workdir)
   process = subprocess.Popen(
@@ -98,20 +102,23 @@ def test_kill_and_the_same_command_continue_bit_for_bit(
     time.sleep(0.05)
   process.send_signal(signal.SIGKILL)
   process.wait()
-  continued = runs.run('train', *arguments).stdout
+  continued = programs.run('train', *arguments, status=0).stdout
   assert f'continuing {workdir} after step' in continued
   assert 'after step 8' not in continued
   assert list(map(runs.untimed, runs.records(workdir))) == list(
       map(runs.untimed, runs.records(finished[0])))
-  assert exported(workdir, tmp_path / 'a') == exported(
-      finished[0], tmp_path / 'b')
+  programs.run('export', f'--workdir={workdir}', f'--out={tmp_path / "hf"}',
+               status=0)
+  assert (tmp_path / 'hf' / 'model.safetensors').read_bytes() == (
+      export_of_finished / 'model.safetensors').read_bytes()
 
 
 @pytest.mark.long
-def test_a_finished_run_is_not_run_again(model, finished):
+def test_a_finished_run_is_not_run_again(programs, model, finished):
   workdir, _ = finished
   before = (workdir / 'metrics.jsonl').read_bytes()
-  again = runs.run('train', *runs.train_arguments(model, workdir), _PERIOD)
+  again = programs.run('train', *runs.train_arguments(model, workdir), _PERIOD,
+                       status=0)
   assert 'arithmetic' in again.stdout
   assert (workdir / 'metrics.jsonl').read_bytes() == before
 
@@ -135,38 +142,11 @@ def test_sigterm_saves_and_exits_with_status_42(model, tmp_path):
 
 
 @pytest.mark.long
-def test_a_stopped_evaluation_exits_with_status_42_and_resumes(
-    model, tmp_path):
-  whole, stopped = tmp_path / 'whole', tmp_path / 'stopped'
-  evaluate = ('evaluate', '--config=configs/tiny.py', *runs.SMALL,
-              '--config.eval.limit=256', '--config.rollout.slots=4',
-              f'--checkpoint={model}')
-  process = subprocess.Popen(
-      runs.command(*evaluate, f'--out={stopped}'), cwd=runs.ROOT, text=True,
-      env=runs.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-  samples = stopped / 'samples.jsonl'
-  while not samples.exists() or not samples.stat().st_size:
-    assert process.poll() is None
-    time.sleep(0.05)
-  process.send_signal(signal.SIGTERM)
-  said = process.communicate(timeout=60)[1]
-  assert process.returncode == 42, said
-  assert 'stopped by SIGTERM; the same command resumes' in said
-  assert not (stopped / 'results.json').exists()
-  assert samples.stat().st_size
-  for out in whole, stopped:
-    runs.run(*evaluate, f'--out={out}')
-  assert samples.read_bytes() == (whole / 'samples.jsonl').read_bytes()
-
-
-@pytest.mark.long
 def test_transformers_generates_the_same_text_from_the_export(
-    finished, export_of_finished, tmp_path):
-  runs.run('evaluate', '--config=configs/tiny.py', *runs.SMALL,
-      f'--checkpoint={finished[0]}', f'--out={tmp_path / "run"}')
-  runs.run('evaluate', '--config=configs/tiny.py', *runs.SMALL,
-      f'--checkpoint={export_of_finished}', f'--out={tmp_path / "hf"}')
-  samples = (tmp_path / 'run' / 'samples.jsonl').read_text()
+    programs, evaluated, export_of_finished, tmp_path):
+  programs.run('evaluate', *EVALUATE, f'--checkpoint={export_of_finished}',
+               f'--out={tmp_path / "hf"}', status=0)
+  samples = (evaluated / 'samples.jsonl').read_text()
   assert samples == (tmp_path / 'hf' / 'samples.jsonl').read_text()
   tokenizer = transformers.AutoTokenizer.from_pretrained(export_of_finished)
   policy = transformers.AutoModelForCausalLM.from_pretrained(
@@ -185,12 +165,9 @@ def test_transformers_generates_the_same_text_from_the_export(
 
 
 @pytest.mark.long
-def test_results_count_what_the_samples_hold(finished, tmp_path):
-  out = tmp_path / 'out'
-  runs.run('evaluate', '--config=configs/tiny.py', *runs.SMALL,
-      f'--checkpoint={finished[0]}', f'--out={out}')
-  results = json.loads((out / 'results.json').read_text())
-  lines = [json.loads(line) for line in (out / 'samples.jsonl').open()]
+def test_results_count_what_the_samples_hold(evaluated):
+  results = json.loads((evaluated / 'results.json').read_text())
+  lines = [json.loads(line) for line in (evaluated / 'samples.jsonl').open()]
   for name, result in results['sets'].items():
     verdicts = [line['correct'] for line in lines if line['set'] == name]
     samples = 2 if name == 'arithmetic' else 1
@@ -200,54 +177,71 @@ def test_results_count_what_the_samples_hold(finished, tmp_path):
   assert results['avg_micro'] == results['sets']['arithmetic']['avg@2']
 
 
-@pytest.mark.long
-def test_a_killed_evaluation_resumes_to_the_same_results(finished, tmp_path):
-  arguments = (
-      '--config=configs/tiny.py', *runs.SMALL, '--config.eval.limit=64',
-      f'--checkpoint={finished[0]}')
-  whole, killed = tmp_path / 'whole', tmp_path / 'killed'
-  runs.run('evaluate', *arguments, f'--out={whole}')
+def _interrupted(arguments, out, size, signum):
+  """The status and stderr of an evaluation that gets a signal once it has
+  written more than `size` bytes of samples."""
   process = subprocess.Popen(
-      runs.command('evaluate', *arguments, f'--out={killed}'), cwd=runs.ROOT,
-      env=runs.environment(), stdout=subprocess.DEVNULL,
-      stderr=subprocess.DEVNULL)
-  deadline = time.monotonic() + 240
-  while not (killed / 'samples.jsonl').exists():
-    assert process.poll() is None and time.monotonic() < deadline
-    time.sleep(0.01)
-  process.send_signal(signal.SIGKILL)
-  process.wait()
-  assert not (killed / 'results.json').exists()
-  with (killed / 'samples.jsonl').open('a') as file:
+      runs.command('evaluate', *arguments, f'--out={out}'), cwd=runs.ROOT,
+      text=True, env=runs.environment(), stdout=subprocess.DEVNULL,
+      stderr=subprocess.PIPE)
+  samples, deadline = out / 'samples.jsonl', time.monotonic() + 240
+  try:
+    while not samples.exists() or samples.stat().st_size <= size:
+      assert process.poll() is None and time.monotonic() < deadline
+      time.sleep(0.01)
+    process.send_signal(signum)
+    said = process.communicate(timeout=240)[1]
+  finally:
+    process.kill()
+  assert not (out / 'results.json').exists()
+  return process.returncode, said
+
+
+@pytest.mark.long
+def test_an_interrupted_evaluation_resumes_to_the_same_results(
+    programs, finished, tmp_path):
+  """It is killed, then stopped by SIGTERM, and resumes after each."""
+  whole, out = tmp_path / 'whole', tmp_path / 'interrupted'
+  arguments = (*EVALUATE, '--config.eval.limit=128', '--config.rollout.slots=4',
+               f'--checkpoint={finished[0]}')
+  assert _interrupted(arguments, out, 0, signal.SIGKILL)[0] == -signal.SIGKILL
+  with (out / 'samples.jsonl').open('a') as file:
     file.write('{"set": "arithm')
-  done = runs.run('evaluate', *arguments, f'--out={killed}')
+  size = (out / 'samples.jsonl').stat().st_size
+  status, said = _interrupted(arguments, out, size, signal.SIGTERM)
+  assert status == 42, said
+  assert 'stopped by SIGTERM; the same command resumes' in said
+  done = programs.run('evaluate', *arguments, f'--out={out}', status=0)
+  programs.run('evaluate', *arguments, f'--out={whole}', status=0)
   for name in ('samples.jsonl', 'results.json'):
-    assert (killed / name).read_bytes() == (whole / name).read_bytes()
+    assert (out / name).read_bytes() == (whole / name).read_bytes()
   assert 'avg_micro' in done.stdout
-  same = runs.run('report', f'--compare={whole},{killed}').stdout
+  same = programs.run('report', f'--compare={whole},{out}', status=0).stdout
   assert same.startswith('arithmetic: ') and 'difference +0.00%' in same
   # Again: nothing is left to do; another evaluation is refused.
-  runs.run('evaluate', *arguments, f'--out={killed}')
-  refused = runs.run('evaluate', *arguments, '--config.seed=5',
-                     f'--out={killed}', status=2)
+  programs.run('evaluate', *arguments, f'--out={out}', status=0)
+  refused = programs.run('evaluate', *arguments, '--config.seed=5',
+                         f'--out={out}', status=2)
   assert 'another evaluation: seed differ' in refused.stderr
 
 
 @pytest.mark.long
-def test_a_model_that_overflows_stops_the_run_with_the_reason(model, tmp_path):
-  done = runs.run('train', *runs.train_arguments(model, tmp_path / 'run'),
-             '--config.optimizer.learning_rate=1e30', status=1)
+def test_a_model_that_overflows_stops_the_run_with_the_reason(
+    programs, model, tmp_path):
+  done = programs.run('train', *runs.train_arguments(model, tmp_path / 'run'),
+                      '--config.optimizer.learning_rate=1e30', status=1)
   line = done.stderr.splitlines()[-1]
   assert 'not finite' in line and 'there is no checkpoint yet' in line
 
 
 @pytest.mark.long
-def test_the_workdir_of_another_config_is_left_alone(model, finished):
+def test_the_workdir_of_another_config_is_left_alone(
+    programs, model, finished):
   workdir, _ = finished
   files = {path: path.read_bytes()
            for path in workdir.rglob('*') if path.is_file()}
-  done = runs.run('train', *runs.train_arguments(model, workdir, 'grpo'),
-                  status=2)
+  done = programs.run('train', *runs.train_arguments(model, workdir, 'grpo'),
+                      status=2)
   assert 'another config' in done.stderr
   assert files == {path: path.read_bytes()
                    for path in workdir.rglob('*') if path.is_file()}

@@ -2,10 +2,12 @@
 gcloud."""
 
 import io
+import json
 import os
 import re
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
 import tarfile
@@ -223,7 +225,7 @@ def test_a_lost_connection_is_repeated_but_not_for_ever(launch, tpu):
   errors.write_text(2 * _UNREACHED)
   done = tpu('create')
   assert done.returncode == 0, done.stderr
-  assert done.stderr.count('gcloud does not reach Google') == 2
+  assert done.stderr.count('no answer from Google') == 2
   assert _creates(launch) == 1
   errors.write_text(1000 * _UNREACHED)
   done = tpu('create', PAUSE='0')
@@ -246,7 +248,7 @@ def test_a_slice_that_is_taken_away_is_made_again(launch, tpu):
   assert done.returncode == 1 and len(launch.log()) == 1
   assert _creates(launch) == made
   assert 'taken away' not in done.stderr
-  assert 'and its 8 chips are billed (about $21 an hour' in done.stderr
+  assert 'and its 8 chips are billed (about $22 an hour' in done.stderr
 
 
 def test_waiting_ends_with_the_slice_s_node(launch, tpu):
@@ -323,13 +325,47 @@ def test_an_interrupted_program_is_started_again(launch, tpu):
   assert len(launch.log()) == 4 and _creates(launch) == made
 
 
-def test_a_stopped_program_is_not_started_again(launch, tpu):
-  _does(launch, 0, 'save')
-  with subprocess.Popen(
-      [launch.root / 'launch/tpu_vm.sh', 'watch', '--x'], env=os.environ | {
+def _begin(launch, *arguments):
+  """Starts tpu_vm.sh, in a session of its own, and does not wait for it."""
+  return subprocess.Popen(
+      [launch.root / 'launch/tpu_vm.sh', *arguments], env=os.environ | {
           'PATH': f'{launch.stubs}:{os.environ["PATH"]}', 'PAUSE': '.1',
           'STUBS': str(launch.stubs)} | launching.SLICE,
-      stderr=subprocess.PIPE, text=True) as watch:
+      stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+      start_new_session=True)
+
+
+def test_watch_survives_a_host_that_google_moves(launch, tpu):
+  """The slice's state is then one of those of a request that waits."""
+  _does(launch, 0, 'wait')
+  with _begin(launch, 'watch', '--x') as watch:
+    _wait_for(lambda: _lines(launch, 'hosts_log'))
+    (launch.stubs / 'state').write_text('PROVISIONING\n')
+    _wait_for(lambda: 'n is PROVISIONING' in watch.stderr.readline())
+    (launch.stubs / 'state').write_text('ACTIVE\n')
+    (launch.stubs / 'go').touch()
+    assert watch.wait(20) == 0, watch.stderr.read()
+  assert len(launch.log()) == 1 and _creates(launch) == 1
+
+
+def test_what_ssh_prints_is_shown_with_its_status(launch, tpu):
+  """Of logs at once: it may run for hours."""
+  assert tpu('create').returncode == tpu('setup').returncode == 0
+  assert tpu('run', '--x').returncode == tpu('wait').returncode == 0
+  assert 'SSH: Attempting to connect' in tpu('stop').stderr
+  with _begin(launch, 'logs') as logs:
+    assert 'SSH: Attempting to connect' in logs.stderr.readline()
+    os.killpg(logs.pid, signal.SIGTERM)
+  (launch.stubs / 'host0/down').touch()
+  for command in 'logs', 'stop':
+    done = tpu(command)
+    assert done.returncode == 255
+    assert 'exited with return code [255]' in done.stderr
+
+
+def test_a_stopped_program_is_not_started_again(launch, tpu):
+  _does(launch, 0, 'save')
+  with _begin(launch, 'watch', '--x') as watch:
     _wait_for(lambda: _lines(launch, 'hosts_log'))
     assert tpu('stop').returncode == 0
     assert watch.wait(20) == 42, watch.stderr.read()
@@ -395,7 +431,7 @@ def test_commands_without_a_program_say_so(launch, tpu):
   assert done.returncode == 0
   assert done.stdout.count('no program is in progress\n') == 2
   done = tpu('fetch', 'runs/x')
-  assert done.returncode == 2 and 'runs/x' in done.stderr
+  assert done.returncode == 1 and 'runs/x' in done.stderr
   # A host that lost its program is not one that never had any.
   assert tpu('run', '--x').returncode == tpu('wait').returncode == 0
   (launch.stubs / 'host1/tepo/job.status').unlink()
@@ -433,6 +469,111 @@ def test_watch_stops_if_the_request_is_refused(launch, tpu, state, said):
   assert done.returncode == 2 and _creates(launch) == 1
   assert f'there will be no slice: {state.rpartition("|")[2]}' in done.stderr
   assert said in done.stderr and 'taken away' not in done.stderr
+
+
+# What `gcloud compute tpus … create` prints: of a refused call, and of an
+# accepted one whose operation fails.
+_CREATE = 'ERROR: (gcloud.compute.tpus.queued-resources.create) '
+
+
+def _http(code, status, message):
+  error = {'code': code, 'message': message, 'status': status}
+  return (f'{_CREATE}HttpError accessing <https://tpu.googleapis.com/v2/'
+          'projects/p/locations/z/queuedResources?alt=json>: response: '
+          f"<{{'status': {code}}}>, content <"
+          f'{json.dumps({"error": error}, indent=2)}\n>\n'
+          'This may be due to network connectivity issues. Please check your '
+          'network settings, and the status of the service you are trying to '
+          'reach.\n')
+
+
+_FULL = ('There is no more capacity in the zone z; you can try in '
+         'another zone where Cloud TPU Nodes are offered (see https://cloud.google.com/'
+         'tpu/docs/regions) [EID: 0x191e4b746b2c69a9]')
+_QUOTA = ("Quota limit 'TPUV6EPreemptiblePerProjectPerZoneForTPUAPI' has been "
+          'exceeded. Limit: 4 in zone z.')
+
+
+_CALLS = ("Quota exceeded for quota metric 'Create requests' and limit 'Create "
+          "requests per minute' of service 'tpu.googleapis.com' for consumer "
+          "'project_number:1'.")
+
+
+@pytest.mark.parametrize('text, said', [
+    (f'{_CREATE}{{\n  "code": 8,\n  "message": "{_FULL}"\n}}\n',
+     'no slice now'),
+    (f'{_CREATE}RESOURCE_EXHAUSTED: {_FULL}\n', 'no slice now'),
+    (_http(429, 'RESOURCE_EXHAUSTED', _FULL), 'no slice now'),
+    (_http(503, 'UNKNOWN', 'The service is busy.'), 'no slice now'),
+    (f'{_CREATE}{{\n  "code": 13,\n  "message": "an error"\n}}\n',
+     'no slice now'),
+    (_http(429, 'RESOURCE_EXHAUSTED', _CALLS), 'no answer from Google')],
+    ids=['operation', 'status', 'http', 'busy', 'failed', 'calls per minute'])
+def test_watch_waits_if_create_finds_no_capacity(launch, tpu, text, said):
+  (launch.stubs / 'refusal').write_text(text)
+  (launch.stubs / 'refusals').write_text('3')
+  done = tpu('watch', '--x', PAUSE='0')
+  assert done.returncode == 0, done.stderr
+  assert _creates(launch) == 4
+  assert done.stderr.count(f'launch/tpu_vm.sh: {said}; ') == 3
+
+
+@pytest.mark.parametrize('text', [
+    f'{_CREATE}{{\n  "code": 8,\n  "message": "{_QUOTA}"\n}}\n',
+    f'{_CREATE}RESOURCE_EXHAUSTED: {_QUOTA}\n',
+    _http(429, 'RESOURCE_EXHAUSTED', _QUOTA),
+    f'{_CREATE}INVALID_ARGUMENT: Cloud TPU received a bad request.\n',
+    f'{_CREATE}{{\n  "code": 5,\n  "message": "Reservation not found"\n}}\n'],
+    ids=['operation', 'status', 'http', 'invalid', 'reservation'])
+def test_watch_stops_if_create_is_refused(launch, tpu, text):
+  (launch.stubs / 'refusal').write_text(text)
+  (launch.stubs / 'refusals').write_text('30')
+  done = tpu('watch', '--x', PAUSE='0')
+  assert done.returncode == 2 and _creates(launch) == 1
+  assert done.stderr.endswith('error: there will be no slice: see above\n')
+  assert text in done.stderr
+
+
+@pytest.mark.parametrize('made, asked, said', [
+    ({'TYPE': 'v6e-16'}, {}, 'TYPE=v6e-16, not TYPE=v6e-8'),
+    ({'SPOT': '1'}, {}, 'TYPE=v6e-8 SPOT=1, not TYPE=v6e-8'),
+    ({}, {'SPOT': '1'}, 'TYPE=v6e-8, not TYPE=v6e-8 SPOT=1')])
+def test_a_slice_of_another_type_is_not_kept(launch, tpu, made, asked, said):
+  assert tpu('create', **made).returncode == 0
+  assert tpu('create', **made).returncode == 0
+  assert tpu('setup', **made).returncode == 0
+  refusal = (f'launch/tpu_vm.sh: error: n exists with {said}: change the '
+             'variables, or launch/tpu_vm.sh delete first')
+  for state in 'WAITING_FOR_RESOURCES', 'ACTIVE':
+    (launch.stubs / 'state').write_text(f'{state}\n')
+    for command in ('create',), ('watch', '--x'):
+      done = tpu(*command, **asked)
+      assert done.returncode == 2 and not launch.log()
+      assert done.stderr.splitlines()[1:] == [refusal]
+  _does(launch, 0, 'wait')
+  assert tpu('run', '--x').returncode == 0
+  assert tpu('watch', '--x', **asked).stderr.endswith(f'{refusal}\n')
+  (launch.stubs / 'go').touch()
+  assert tpu('wait').returncode == 0 and _creates(launch) == 1
+
+
+def test_each_command_says_what_it_costs_and_what_is_next(launch, tpu):
+  billed = ('its 8 chips are billed (about $22 an hour at list price) until '
+            'you run launch/tpu_vm.sh delete\n')
+  for command, said in [
+      ('create', 'n is there; next: launch/tpu_vm.sh setup\n'),
+      ('setup', 'n is set up; next: launch/tpu_vm.sh run --config='),
+      ('run --x', 'train was started on n; next: launch/tpu_vm.sh logs'),
+      ('wait', 'the program is complete\n')]:
+    done = tpu(*command.split())
+    assert done.returncode == 0 and billed in done.stderr, command
+    assert said in done.stderr.splitlines(keepends=True)[-1], command
+  done = tpu('delete')
+  assert done.stderr == 'launch/tpu_vm.sh: n is deleted\n'
+  assert 'v6e-1 is 1 chip on 1 host\n' in tpu('create', TYPE='v6e-1').stderr
+  done = tpu('setup', TYPE='v6e-1', SPOT='1')
+  assert ('its 1 chip is billed (about $3 an hour at list price, less with '
+          'SPOT=1) until' in done.stderr)
 
 
 def test_watch_waits_longer_and_longer_for_capacity(launch, tpu):
@@ -477,7 +618,7 @@ def test_a_host_whose_setup_fails_is_tried_again(launch, tpu):
   done = tpu('setup')
   assert done.returncode == 2
   assert done.stderr.count('trying again') == 4
-  assert 'its 8 chips are billed (about $21 an hour at list price) until you ' \
+  assert 'its 8 chips are billed (about $22 an hour at list price) until you ' \
       'run launch/tpu_vm.sh delete' in done.stderr
   down.unlink()
   assert tpu('setup').returncode == 0
@@ -533,12 +674,8 @@ def test_the_readme_leads_from_an_empty_project_to_results(launch, tpu):
 
 def test_tpu_vm_waits_for_the_slice(launch, tpu):
   (launch.stubs / 'creates').write_text('WAITING_FOR_RESOURCES\n')
-  with subprocess.Popen(
-      [launch.root / 'launch/tpu_vm.sh', 'create'], env=os.environ | {
-          'PATH': f'{launch.stubs}:{os.environ["PATH"]}', 'PAUSE': '.1',
-          'STUBS': str(launch.stubs)} | launching.SLICE,
-      stderr=subprocess.PIPE, text=True) as create:
-    for line in 'v6e-8 is 8 chips on 1 hosts', 'n is WAITING_FOR_RESOURCES':
+  with _begin(launch, 'create') as create:
+    for line in 'v6e-8 is 8 chips on 1 host', 'n is WAITING_FOR_RESOURCES':
       assert create.stderr.readline() == f'launch/tpu_vm.sh: {line}\n'
     (launch.stubs / 'state').write_text('ACTIVE\n')
     assert create.stderr.readline().endswith('n is ACTIVE\n')

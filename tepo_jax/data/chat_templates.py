@@ -119,7 +119,12 @@ def bounded(render_text: Callable[[], str]) -> str:
 @contextlib.contextmanager
 def limited() -> Iterator[None]:
   """Raises TimeoutError after LIMIT_S, and MemoryError beyond LIMIT_BYTES more
-  than now; without effect but in the main thread, which alone has signals."""
+  than now; without effect but in the main thread, which alone has signals.
+
+  The limit of memory holds for all threads: no other may allocate much
+  meanwhile. Programs render before they train, save or load weights in the
+  background, or between two answers of a chat.
+  """
   if threading.current_thread() is not threading.main_thread():
     yield
     return
@@ -128,14 +133,19 @@ def limited() -> Iterator[None]:
     raise TimeoutError(f'not rendered within {LIMIT_S} s')
 
   before = signal.signal(signal.SIGALRM, stop)
-  signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
   try:
     with _memory_limited():
-      yield
+      # Repeatedly: Jinja ignores what a constant expression raises, and
+      # evaluates it again in the rendering.
+      signal.setitimer(signal.ITIMER_REAL, LIMIT_S, LIMIT_S)
+      try:
+        yield
+      finally:  # here, so that it cannot prevent the memory limit's end
+        signal.setitimer(signal.ITIMER_REAL, 0)
   except MemoryError as error:
     raise MemoryError(f'needs more than {LIMIT_BYTES >> 20} MB') from error
   finally:
-    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.setitimer(signal.ITIMER_REAL, 0)  # if it prevented the line above
     signal.signal(signal.SIGALRM, before)
 
 

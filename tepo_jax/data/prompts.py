@@ -143,14 +143,14 @@ def _read(file: str) -> Template:
       tree = _environment().parse(source)
       used = jinja2.meta.find_undeclared_variables(tree)
       fields = _fields(tree, where)
-  except (OSError, UnicodeDecodeError) as error:
+  except (MemoryError, RecursionError, TimeoutError) as error:
+    raise errors.InputError(f'{where}: {errors.one_line(error)}') from error
+  except (OSError, UnicodeDecodeError) as error:  # TimeoutError is an OSError
     raise errors.InputError(
         f'{where}: {getattr(error, "strerror", error)}') from error
   except jinja2.TemplateSyntaxError as error:
     raise errors.InputError(
         f'{where}: line {error.lineno}: {error.message}') from error
-  except (MemoryError, RecursionError) as error:
-    raise errors.InputError(f'{where}: {errors.one_line(error)}') from error
   used -= set(_environment().globals)
   if unknown := used - {'problem', 'row'}:
     raise errors.InputError(

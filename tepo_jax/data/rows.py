@@ -5,6 +5,7 @@ import dataclasses
 import math
 
 from tepo_jax import errors
+from tepo_jax import grading
 from tepo_jax.data import problem as problem_lib
 from tepo_jax.data import prompts
 from tepo_jax.data import references
@@ -155,7 +156,7 @@ def _answers(row, column, where, may_be_empty, is_named):
     column, value = 'ground_truth', _cell(value, 'ground_truth', where)
   where = f'{where}: {column!r}'
   found = references.read(value, where, may_be_text=is_named)
-  if found and all(found):
+  if found and all(map(grading.canonical, found)):  # '$$' is empty too
     return found
   if may_be_empty:
     return ()

@@ -90,7 +90,7 @@ def _saved_rows(spec, path, split):
     raise errors.InputError(
         f'{spec}: the folder holds one data set, without splits; leave '
         f'@{split} out')
-  return enumerate(saved, 1)
+  return _read_rows(spec, saved)
 
 
 def _library_rows(shown: str, path: str, subset: str | None, split: str
@@ -98,10 +98,25 @@ def _library_rows(shown: str, path: str, subset: str | None, split: str
   """The rows of what the `datasets` library can load."""
   import datasets  # the library; slow to import
   try:
-    return enumerate(datasets.load_dataset(path, subset, split=split), 1)
+    loaded = datasets.load_dataset(path, subset, split=split)
   except Exception as error:  # The library and its hub client raise anything.
     raise errors.InputError(
         f'{shown}: cannot be loaded: {errors.one_line(error)}') from error
+  return _read_rows(shown, loaded)
+
+
+def _read_rows(shown, rows):
+  """The numbered rows. A value may have no form in Python: text that is not
+  UTF-8, a date after the year 9999. The library converts several rows at once:
+  the first that cannot be read may be any of them."""
+  number = 0
+  try:
+    for number, row in enumerate(rows, 1):
+      yield number, row
+  except Exception as error:  # What pyarrow raises has no common class.
+    raise errors.InputError(
+        f'{shown}: cannot be read from row {number + 1} on: '
+        f'{errors.one_line(error)}') from error
 
 
 def _file_rows(path, read):
@@ -124,12 +139,18 @@ def _at(row, local, path):
   return row
 
 
+def _object(pairs):
+  if len(found := dict(pairs)) < len(pairs):
+    raise ValueError('an object has two values of one name')
+  return found
+
+
 def _jsonl_rows(path: pathlib.Path) -> Iterator[tuple[int, object]]:
   with path.open('rb') as file:
     for number, line in enumerate(file, 1):
       if line.strip():
         try:
-          row = json.loads(line)
+          row = json.loads(line, object_pairs_hook=_object)
         except (ValueError, RecursionError) as error:
           row = errors.InputError(f'{path}: row {number}: not JSON ({error})')
         yield number, row
@@ -142,22 +163,26 @@ def _json_rows(path: pathlib.Path) -> Iterator[tuple[int, object]]:
     yield from _jsonl_rows(path)
     return
   try:
-    rows = json.loads(data)
+    rows = json.loads(data, object_pairs_hook=_object)
   except (ValueError, RecursionError) as error:
     raise errors.InputError(f'{path}: not JSON ({error})') from error
   yield from enumerate(rows, 1)
 
 
+def _check_names(path, columns):
+  twice = {name for name in columns if columns.count(name) > 1}
+  if twice:
+    raise errors.InputError(f'{path}: two columns are called {min(twice)!r}')
+
+
 def _csv_rows(path: pathlib.Path) -> Iterator[tuple[int, object]]:
   """The rows after the header, as texts."""
+  csv.field_size_limit(1 << 30)  # its default refuses long solutions
   with path.open(encoding='utf-8-sig', newline='') as file:
     reader = csv.reader(file, strict=True)
     try:
       header = next(reader, [])
-      twice = {name for name in header if header.count(name) > 1}
-      if twice:
-        raise errors.InputError(
-            f'{path}: two columns are called {min(twice)!r}')
+      _check_names(path, header)
       for number, cells in enumerate(filter(None, reader), 1):
         yield number, (
             dict(zip(header, cells)) if len(cells) == len(header) else
@@ -173,10 +198,12 @@ def _parquet_rows(path: pathlib.Path) -> Iterator[tuple[int, object]]:
   from pyarrow import lib
   from pyarrow import parquet
   try:
-    batches = parquet.ParquetFile(path).iter_batches()
-    yield from enumerate((row for b in batches for row in b.to_pylist()), 1)
+    file = parquet.ParquetFile(path)
   except (lib.ArrowException, OSError) as error:
     raise errors.InputError(f'{path}: not a parquet file ({error})') from error
+  _check_names(path, file.schema_arrow.names)
+  yield from _read_rows(path, (
+      row for batch in file.iter_batches() for row in batch.to_pylist()))
 
 
 READERS: dict[str, Callable[[pathlib.Path], Rows]] = {

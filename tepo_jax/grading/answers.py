@@ -2,6 +2,7 @@ r"""Extracts a completion's final answer and normalises its spelling."""
 
 from collections.abc import Iterator
 import decimal
+import fractions
 import re
 import unicodedata
 
@@ -36,7 +37,10 @@ _UNICODE = str.maketrans({
     '≠': '\\ne ', '±': '\\pm ', '∪': '\\cup ', '∈': '\\in ', '°': '^\\circ ',
     'θ': '\\theta ', '∅': '\\emptyset ', 'Ø': '\\emptyset ', '⋯': '\\ldots ',
     '⁄': '/', '∕': '/', '¢': '\\text{ cents}', '€': '', '£': '', '¥': '',
-    '₹': '', '∖': '\\setminus ', 'ℝ': '\\mathbb{R}', '∠': '\\angle '})
+    '₹': '', '∖': '\\setminus ', 'ℝ': '\\mathbb{R}', '∠': '\\angle '} | {
+        # Invisible: soft hyphens, joiners, marks of direction and byte order.
+        chr(code): '' for code in (0xad, *range(0x200b, 0x2010),
+                                   *range(0x202a, 0x202f), 0x2060, 0xfeff)})
 _GREEK = re.compile('[Α-Ωα-ω]')
 _FOREIGN = re.compile(r'(?<=[\d}])\s*([^\W\d_a-zA-Z]{1,12})(?=\s*\}?$)')
 _VULGAR = re.compile('[¼-¾⅐-⅞]')
@@ -85,6 +89,10 @@ _LOOSE_SPACE = re.compile(
     r'(?<![a-zA-Z0-9])(?<!\d,)\s+|(?<=\d,)\s+(?!\d{3}(?!\d))'
     r'|\s+(?![a-zA-Z0-9])')
 _INTEGER = re.compile(r'[-+]?[0-9]+')
+# 0.1\overline{6} is the fraction (16 - 1) / 90; \dot{1}2\dot{3} is 123.
+_REPEATING = re.compile(
+    r'(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d{1,20})(?:\}|(?=\D|$))'
+    r'(?:(\d{0,18})\\dot\s*\{?(\d)\}?)?')
 _SYNONYMS = (
     (re.compile(r'\\operatorname\s*\{\s*([ie])\s*\}'), r' \1 '),
     (re.compile(r'\\text\s*\{\s*([ie])\s*\}'), r' \1 '),
@@ -110,11 +118,7 @@ _SYNONYMS = (
     (re.compile(r'\\neq(?![a-zA-Z])'), r'\\ne'),
     (re.compile(r'\\([lg]t|[lr]brace)(?![a-zA-Z])'), lambda match: {
         'lt': '<', 'gt': '>', 'lbrace': '\\{', 'rbrace': '\\}'}[match[1]]),
-    # 0.1\overline{6} is the fraction (16 - 1) / 90; \dot{1}2\dot{3} is 123.
-    (re.compile(r'(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d{1,20})(?:\}'
-                r'|(?=\D|$))(?:(\d{0,18})\\dot\s*\{?(\d)\}?)?'),
-     lambda match: _repeating(
-         match[1], match[2], match[3] + (match[4] or '') + (match[5] or ''))),
+    (_REPEATING, lambda match: '\\frac{%d}{%d}' % _repeating(match)),
 )
 _PLAIN_SYNONYMS = (
     (re.compile(r'([<>])='), lambda match: {
@@ -134,10 +138,10 @@ def extract(completion: str, style: str) -> str | None:
   r"""Returns the completion's final answer, or None if it has none.
 
   'boxed': the content of the last `\boxed{...}` or `\fbox{...}` whose brace
-  is closed, or what LaTeX boxes without braces (`\boxed 2`, `\fbox\pi`);
-  unterminated ones are skipped. 'answer': the text after the last `Answer:`,
-  or the content of the box in it. An answer longer than MAX_CHARS does not
-  count.
+  is closed, or if there is none, what LaTeX boxes without braces (`\boxed 2`,
+  `\fbox\pi`); unterminated ones are skipped. 'answer': the text after the last
+  `Answer:`, or the content of the box in it. An answer longer than MAX_CHARS
+  does not count.
   """
   if style not in STYLES:
     raise ValueError(f'unknown answer style {style!r}: use one of {STYLES}')
@@ -156,11 +160,16 @@ def extract(completion: str, style: str) -> str | None:
 def boxes(text: str) -> Iterator[str]:
   """The contents of boxes without another inside, in linear time: of those
   whose brace is closed, and of those that have none."""
+  return (content for content, _ in _boxes(text))
+
+
+def _boxes(text):
+  """Yields (content, whether it has braces)."""
   start = _BOX.search(text)
   stack = []  # of open braces: [match, whether a box has ended inside]
   for match in _BRACES.finditer(text, start.start()) if start else ():
     if match['bare']:
-      yield match['bare']
+      yield match['bare'], False
       if stack:
         stack[-1][1] = True
     elif match['box'] or match[0] == '{':
@@ -168,16 +177,19 @@ def boxes(text: str) -> Iterator[str]:
     elif match[0] == '}' and stack:
       opening, has_inner = stack.pop()
       if opening['box'] and not has_inner:
-        yield text[opening.end():match.start()]
+        yield text[opening.end():match.start()], True
       if stack and (opening['box'] or has_inner):
         stack[-1][1] = True
 
 
 def _last_box(text):
-  last = None
-  for last in boxes(text):
-    pass
-  return last
+  """A box without braces counts only if all others are empty: a sentence may
+  mention `\\boxed` before a word of one letter."""
+  found = list(_boxes(text))
+  braced = [content for content, has_braces in found if has_braces]
+  if any(map(str.strip, braced)):
+    return braced[-1]
+  return found[-1][0] if found else None
 
 
 def canonical(text: str) -> str:
@@ -244,10 +256,19 @@ def _scaled(name):
               if re.fullmatch(pattern, name))
 
 
-def _repeating(whole, fixed, repeated):
+def _repeating(match):
+  """The numerator and the denominator of a repeating decimal."""
+  whole, fixed, *repeated = match.groups(default='')
+  repeated = ''.join(repeated)
   above = int((whole + fixed + repeated) or 0) - int((whole + fixed) or 0)
-  below = '9' * len(repeated) + '0' * len(fixed)
-  return f'\\frac{{{above}}}{{{below}}}'
+  return above, int('9' * len(repeated) + '0' * len(fixed))
+
+
+def repeating(text: str) -> frozenset[fractions.Fraction]:
+  r"""The values of the repeating decimals in a text: 34/9 of `3.\overline{7}`."""
+  return frozenset(
+      fractions.Fraction(*_repeating(match))
+      for match in (_REPEATING.finditer(text) if '\\' in text else ()))
 
 
 def number(text: str) -> decimal.Decimal | None:

@@ -55,6 +55,11 @@ def _same(reference, answer, abs_error=None):
     reference, answer = (
         nodes_lib.interval(node)[1] if node.kind == 'chain' else node
         for node in (reference, answer))
+  if reference.text != answer.text:
+    reference, answer = (
+        nodes_lib.Node('set') if (node.kind, node.text) == (
+            'list', nodes_lib.NO_NUMBER) else node
+        for node in (reference, answer))
   kinds = {reference.kind, answer.kind}
   if kinds == {'value'}:
     return _same_value(reference, answer, abs_error)
@@ -175,12 +180,13 @@ def _same_chain(reference, answer):
   if len({any(map(expressions.symbols, node.parts))
           for node in (reference, answer)}) == 2:
     return False
-  if set(reference.text.split()) | set(answer.text.split()) == {'='}:
+  if set(reference.text.split()) | set(answer.text.split()) == {'='} and any(
+      map(expressions.symbols, reference.parts)):
     if len(reference.parts) == len(answer.parts) == 2:
       return values.proportional(*(
           ('sum', node.parts[0], ('negative', node.parts[1]))
           for node in (reference, answer)))
-    return None
+    return None if len(reference.parts) == len(answer.parts) else False
   if reference.text == answer.text and _all(map(
       values.equal, reference.parts, answer.parts)):
     return True

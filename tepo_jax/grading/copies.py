@@ -7,7 +7,8 @@ form. The form is what is written, without names before `=`, spaces, fonts and
 brackets that change nothing, the order of sums and products, +0, ·1 and /1.
 
 No copies are: numbers, unless the problem asks for another notation ("as a
-decimal"), and answers to problems that ask to choose among options.
+decimal", or "as a sum" where the reference is uncomputed: 1/8 + 1/12 + 1/24 for
+1/4), and answers to problems that ask to choose among options.
 """
 
 import functools
@@ -25,27 +26,39 @@ _MARKED = re.compile(
 _UNMARKED = re.compile(r'[\d(](?:[-+*/^().\d ]{0,200}[)\d])?')
 _OPTIONS = re.compile(
     r'(?<!for )(?<!in )(?<!at )(?<!of )\bwhich\b'
-    r'|\b(?:choose|select|options?|choices|either|whether)\b|\(\s*A\s*\)'
+    r'|(?<!\\)\b(?:choose|select|options?|choices|either|whether)\b|\(\s*A\s*\)'
     r'|\\text\w*\s*\{\s*\(?A\)|(?:\$|\\\))\s*,?\s*or\b[^.?]{0,20}?(?:\$|\\\()',
     re.IGNORECASE)
 _NOTATION = re.compile(
     r'\b(?:decimal|fraction|percent\w*|mixed|lowest|simplest|simplif\w+|reduced?'
     r'|scientific|notation|convert|round\w*|form)\b', re.IGNORECASE)
+# Where the reference is uncomputed.
+_UNCOMPUTED = re.compile(
+    _NOTATION.pattern + r'|\b(?:write|express|decompose|represent|as an? (?:\w+ ){0,3}'
+    r'(?:sum|product|difference|power)s?)\b', re.IGNORECASE)
 
 
 def is_copied(answer: str, node: nodes.Node | None,
               reference: nodes.Node | None, problem: str) -> bool:
   """Whether a canonical answer, read as `node`, copies the problem."""
-  if reference is None:
-    return False
   texts, forms = _formulas(problem)
   if node is None:
     return ''.join(answer.split()) in texts and not _is_choice(problem)
-  form, wanted = _form(node), _form(reference)
+  form, wanted = _form(node), reference and _form(reference)
   if form == wanted or form not in forms or _is_choice(problem):
     return False
-  return not _is_number(form) or bool(
-      _is_number(wanted) and _NOTATION.search(problem))
+  if not _is_number(form):
+    return True
+  asked = _NOTATION if wanted and _is_number(wanted) else _UNCOMPUTED
+  return bool(wanted and wanted[0] == 'value' and asked.search(problem))
+
+
+def is_repeated(answer: str, reference: str, problem: str) -> bool:
+  r"""Whether `0.\overline{7}` is copied, in any spelling, where its fraction is
+  asked for. Canonical texts have fractions: these are as written."""
+  given = answers.repeating(answer.rpartition('=')[2])
+  return bool(given & answers.repeating(problem)) and bool(
+      _NOTATION.search(problem)) and not answers.repeating(reference)
 
 
 def without_question(node: nodes.Node | None,

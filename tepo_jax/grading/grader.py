@@ -100,6 +100,9 @@ def _decide(answer, reference):
       answers_lib.canonical(text) for text in (answer, reference.text))
   if not ours:  # a font or a colour without text
     return False
+  if reference.problem and copies.is_repeated(
+      answer, reference.text, reference.problem):
+    return False
   if ours == theirs:
     return True
   numbers = [answers_lib.number(text) for text in (ours, theirs)]
@@ -140,6 +143,9 @@ def canonical_key(answer: str) -> str:
     node = structures.try_read(text)
     return text if node is None else repr(_key(node))
   except expressions.Unreadable:
+    return text
+  except Exception:  # No text from a model may stop an evaluation.
+    _LOG.exception('cannot read %r', answer)
     return text
 
 

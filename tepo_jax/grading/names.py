@@ -1,8 +1,11 @@
 """Compares what answers name: values of several unknowns, functions."""
 
+import re
+
 from tepo_jax.grading import nodes
-from tepo_jax.grading import structures
 from tepo_jax.grading import trees
+
+_APPLIED = re.compile(r"([a-zA-Z](?:_\w)?'*)\(([a-z](?:,[a-z])*)\)")
 
 
 class Different(Exception):
@@ -46,10 +49,16 @@ def tuples(rows):
   return found[0] if len(found) == 1 else nodes.Node('list', found)
 
 
+def _applied(name):
+  """The function and the variables of `f(x)`; None of another name."""
+  match = _APPLIED.fullmatch(name.replace(' ', ''))
+  return (match[1], *match[2].split(',')) if match else None
+
+
 def renamed(reference, answer):
   """Functions: `f(n)=2n` is `f(x)=2x`, and `y=2x` too."""
   wanted, given = (
-      structures.applied(node.text) for node in (reference, answer))
+      _applied(node.text) for node in (reference, answer))
   if wanted is None or given is None:
     arguments = wanted or given
     if arguments is None:

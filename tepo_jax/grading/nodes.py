@@ -10,6 +10,9 @@ from tepo_jax.grading import units
 from tepo_jax.grading import values
 
 _MIRROR = str.maketrans('()[]', ')(][')
+NO_NUMBER = 'and'  # of a list: x<1 and x>2
+MAX_CONDITIONS = 10  # on one variable
+MAX_PAIRS = 100  # of intervals that are intersected
 _FLIPPED = {'<': '>', '>': '<', '<=': '>=', '>=': '<='}
 
 
@@ -19,7 +22,7 @@ class Node:
 
   kind: 'value' (parts: the tree; text: its digits if it is a plain number, or
     its letters if it has no others), 'word' (text), 'based' (text; parts: the
-    base), 'tuple' (text: brackets), 'set', 'list', 'union',
+    base), 'tuple' (text: brackets), 'set', 'list' (text: NO_NUMBER, or none), 'union',
     'matrix' (of tuples), 'named' (text: the name; parts: what it equals),
     'chain' (text: relations; parts: trees), 'time' (text), 'dots',
     'option' (text: its letter; parts: what it says), 'residue' (text: the
@@ -33,8 +36,9 @@ class Node:
 
 def both(conditions: Sequence[Node]) -> Node | None:
   """The numbers that satisfy all conditions, `x>=1, x<=2` or `0<x<2, x!=1`;
-  None of other nodes."""
-  if any(node.kind != 'chain' for node in conditions):
+  None of other nodes and of more than MAX_CONDITIONS."""
+  if len(conditions) > MAX_CONDITIONS or any(
+      node.kind != 'chain' for node in conditions):
     return None
   try:
     names, sets = zip(*map(interval, conditions))
@@ -45,11 +49,15 @@ def both(conditions: Sequence[Node]) -> Node | None:
 
 
 def without(numbers: Node, points: Node) -> Node:
-  """An interval or a union of intervals without the members of a set."""
-  others = excluding([point.parts[0] for point in points.parts
-                      if point.kind == 'value'])
-  if points.kind != 'set' or len(_pieces(others)) <= len(points.parts):
-    raise expressions.Unreadable('no set of numbers')
+  """An interval or a union of intervals without the members of a set.
+
+  Raises:
+    expressions.Unreadable: they are something else.
+  """
+  if points.kind != 'set' or any(
+      point.kind != 'value' for point in points.parts):
+    raise expressions.Unreadable('no set of values')
+  others = excluding([point.parts[0] for point in points.parts])
   return united(_common(_pieces(numbers), _pieces(others)))
 
 
@@ -70,6 +78,8 @@ def united(intervals: Sequence[Node]) -> Node:
 
 def _common(first, second):
   """The intersections of each interval of one union with each of the other."""
+  if len(first) * len(second) > MAX_PAIRS:
+    raise expressions.TooLarge('intervals')
   found = []
   for pair in itertools.product(first, second):
     (low, left), (high, right) = (_inner(*pair, side) for side in (0, 1))
@@ -98,7 +108,13 @@ def _inner(first, second, side):
 
 
 def named(variable: tuple, numbers: Node) -> Node:
-  """The statement that a variable is in a set."""
+  """The statement that a variable is in a set.
+
+  Raises:
+    expressions.Unreadable: it is no variable.
+  """
+  if variable[0] != 'symbol':
+    raise expressions.Unreadable('no variable')
   return Node('named', (numbers,), variable[1])
 
 
@@ -109,8 +125,9 @@ def interval(chain: Node) -> tuple[tuple, Node]:
     expressions.Unreadable: it is no such condition on one variable.
   """
   relations, sides_ = chain.text.split(), list(chain.parts)
-  places = [i for i, side in enumerate(sides_) if side[0] == 'symbol'
-            or side[:2] == ('call', 'abs') and side[2][0] == 'symbol']
+  places = [i for i, side in enumerate(sides_) if side[0] == 'symbol'] or [
+      i for i, side in enumerate(sides_)
+      if side[:2] == ('call', 'abs') and side[2][0] == 'symbol']
   if relations == ['!='] and sides_[0][0] == 'symbol' and places == [0]:
     return sides_[0], excluding(sides_[1:])
   if len(places) == 1 and len(sides_) <= 3:
@@ -142,7 +159,7 @@ def _of_absolute(numbers):
   mirrored = Node('tuple', tuple(
       Node('value', (('negative', end.parts[0]),))
       for end in reversed(numbers.parts)), numbers.text[::-1].translate(_MIRROR))
-  if expressions.infinity(numbers.parts[0].parts[0]):
+  if expressions.infinity(numbers.parts[0].parts[0]) == -1:
     return Node('tuple', (mirrored.parts[0], numbers.parts[1]),
                 mirrored.text[0] + numbers.text[1])
   if values.order(numbers.parts[0].parts[0]) < 0:

@@ -11,8 +11,10 @@ import itertools
 import keyword
 import re
 
+from tepo_jax.grading import comparison
 from tepo_jax.grading import expressions
 from tepo_jax.grading import nodes
+from tepo_jax.grading import trees
 from tepo_jax.grading import units
 from tepo_jax.grading import values
 
@@ -63,7 +65,6 @@ _NAMED = re.compile(
     r'(?:\{\\?[a-zA-Z]+\}|[a-zA-Z])|\\?[a-zA-Z]+)'
     r"(?:_(?:\{(?:[^{}]|\{[^{}]*\})*\}|\w))?'*(?:\([^()]*\))?"
     r'|\|[a-zA-Z]+\||\([a-zA-Z](?:,[a-zA-Z])+\)')
-_APPLIED = re.compile(r"([a-zA-Z](?:_\w)?'*)\(([a-z](?:,[a-z])*)\)")
 # A number with thousands separators: followed by something else, or alone, of
 # at most five groups. With a space after a comma it is a list.
 _THOUSANDS = re.compile(r'[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?[^,\d][^,]*')
@@ -71,6 +72,7 @@ _GROUPED = re.compile(r'[-+]?\d{1,3}(?:,\d{3}){1,5}')
 # Certainly one number: no list has the item 000.
 _ZEROS = re.compile(r'(?<![\d.,])\d{1,3}(?:,\d{3})*,0\d\d(?:,\d{3})*(?!\d)')
 _LABEL = re.compile(r'[a-zA-Z ]{3,}')
+_FOR = re.compile(r'\\text\s*\{[^{}]*\b(?:for|if|when|where)\b')
 _CODE = frozenset(keyword.kwlist) - {'and', 'for', 'from', 'in', 'is', 'or'}
 
 
@@ -102,17 +104,22 @@ def read(text: str, depth: int = 0) -> nodes.Node:
       not _SUCH_THAT.isdisjoint(tokens)) and _encloses(tokens) and (
           node := _described(tokens[1:-1], depth)):
     return node
+  return _separated(text, tokens, depth)
+
+
+def _separated(text, tokens, depth):
+  """Reads what separators, relations or `\\setminus` join, or one item."""
   for separator, kind in (('\\vee', 'union'), (';', 'list'), ('\\cup', 'union')):
     if separator in tokens and (
         items := _split(tokens, {separator})[0])[1:]:
-      return _joined(kind, items, depth)
+      return _joined(kind, items, depth, separator)
   if not _UNREADABLE.isdisjoint(tokens):
     raise expressions.Unreadable(text)
   items, _ = _split(tokens, {','})
   if _GROUPED.fullmatch(text):
     text = text.replace(',', '')
   elif len(items) > 1 and not _THOUSANDS.fullmatch(text):
-    return _joined('list', items, depth)
+    return _joined('list', items, depth, ',')
   sides, relations = _split(tokens, _RELATIONS)
   if relations[-1:] == ['\\approx']:
     return _rounded(text.rpartition('\\approx')[0], sides[-1], depth)
@@ -139,7 +146,7 @@ def try_read(text: str, unit: str | None = None) -> nodes.Node | None:
     return None
 
 
-def _joined(kind, texts, depth):
+def _joined(kind, texts, depth, separator=None):
   parts = _items([text for text in texts if text.strip(' ,')], depth, kind)
   if not parts:
     raise expressions.Unreadable(kind)
@@ -152,8 +159,11 @@ def _joined(kind, texts, depth):
     kind = 'list'  # `x=1 or x=2`, `21, 16 or 11`
     parts = sum((part.parts if part.kind == 'list' else (part,)
                  for part in parts), ())
-  return nodes.both(parts) or nodes.Node(kind, parts) if kind == 'list' else nodes.Node(
-      kind, parts)
+  found = nodes.both(parts) if kind == 'list' else None
+  if found and found.parts == (nodes.Node('set'),):
+    # Of `x<1, x>2` the author means "or".
+    return nodes.Node('list', parts, '' if separator == ',' else nodes.NO_NUMBER)
+  return found or nodes.Node(kind, parts)
 
 
 def _described(inside, depth):
@@ -172,12 +182,6 @@ def _described(inside, depth):
   if found != {name.strip().lstrip('\\')}:
     raise expressions.Unreadable(condition)
   return node
-
-
-def applied(name: str) -> tuple[str, ...] | None:
-  """The function and the variables of `f(x)`; None of another name."""
-  match = _APPLIED.fullmatch(name.replace(' ', ''))
-  return (match[1], *match[2].split(',')) if match else None
 
 
 def sides(text: str) -> list[str]:
@@ -202,7 +206,11 @@ def _related(sides, relations, depth):
   if relations == ['='] and _NAMED.fullmatch(sides[1].strip()) and (
       not _NAMED.fullmatch(sides[0].strip())):
     sides = sides[::-1]  # 12 = n
-  if set(relations) <= {'=', 'in'} and _NAMED.fullmatch(sides[0].strip()) or (
+  is_equation = relations[0] in ('=', 'in') and set(relations[1:]) <= {'='}
+  if any(map(_FOR.search, sides[1:-1])):
+    raise expressions.Unreadable(relations)  # x_i = 2i for i = 1
+  if is_equation and _NAMED.fullmatch(sides[0].strip()) and not any(
+      _differ(*pair, depth) for pair in zip(sides[1:], sides[2:])) or (
       relations == [':'] and _LABEL.fullmatch(sides[0].strip())
       and not set(sides[0].split()) & _CODE):
     return nodes.Node('named', (read(sides[-1], depth + 1),), sides[0].strip())
@@ -212,13 +220,39 @@ def _related(sides, relations, depth):
                 ':'.join(sides))
   if not {'in', ':', '~'}.isdisjoint(relations):
     raise expressions.Unreadable(relations)
-  if relations == ['!='] and sides[0].strip() and ',' in sides[1]:
-    points = read(sides[1], depth + 1)
-    return nodes.named(expressions.parse(sides[0]), nodes.excluding(
-        [part.parts[0] for part in points.parts]))
+  if relations == ['!='] and sides[1].startswith('\\{'):
+    return nodes.named(expressions.parse(sides[0]), nodes.without(
+        nodes.excluding(()), read(sides[1], depth + 1)))
   return nodes.Node('chain', tuple(
       expressions.parse(units.split(side)[0]) for side in sides),
               ' '.join(relations))
+
+
+def _differ(first, second, depth):
+  r"""Whether two sides contradict each other, as those of n=7=6 do: both are
+  functions of the same variables, and no rounding or unit makes them equal.
+  Of `A=\frac12 bh=12` nothing is known."""
+  try:
+    pair = [read(side, depth + 1) for side in (first, second)]
+    if any(node.kind != 'value' for node in pair):
+      return False
+    trees_ = [trees.without_calls(node.parts[0]) for node in pair]
+    names = set(map(expressions.symbols, trees_))
+    if len(names) == 2 or values.equal(*trees_) is not False:
+      return False
+    has_decimal = any(map(expressions.has_decimal, trees_))
+    if names != {frozenset()}:
+      return not has_decimal
+    # arccos(1/2) = 60 degrees: a side without a unit may be in radians.
+    pairs = [pair, [node if node.unit else dataclasses.replace(
+        node, unit=units.RADIANS) for node in pair]]
+    return not any(comparison.same(*order) for one, other in pairs
+                   for order in ((one, other), (other, one))) and not any(
+        values.rounds_to(one.parts[0], other.parts[0], one.text)
+        for one, other in (pair, pair[::-1]) if '.' in one.text or (
+            has_decimal and one.text.lstrip('+-').isdigit()))
+  except expressions.Unreadable:
+    return False
 
 
 def _rounded(exact, decimal, depth):

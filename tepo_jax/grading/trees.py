@@ -7,11 +7,12 @@ from tepo_jax.grading import expressions
 
 
 def is_number(tree: tuple) -> bool:
-  """Whether it is written as a number: integer, decimal or fraction of integers."""
+  """Whether it is written as a number: integer, decimal, or one fraction of them."""
   if tree[0] == 'negative':
     return is_number(tree[1])
-  return tree[0] == 'number' or expressions.is_decimal(tree) or (
-      tree[0] == 'quotient' and all(map(is_number, tree[1:])))
+  if tree[0] == 'quotient':
+    return all(part[0] != 'quotient' and is_number(part) for part in tree[1:])
+  return tree[0] == 'number' or expressions.is_decimal(tree)
 
 
 def normal(tree: tuple) -> tuple:

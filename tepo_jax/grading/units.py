@@ -9,6 +9,8 @@ import fractions
 import functools
 import re
 
+from tepo_jax.grading import expressions
+
 # Names -> (factor, base units); a name may end in s. Case counts for names of
 # one or two letters (kN, mg, Mg); others are read in lower case.
 _TABLE = {
@@ -36,7 +38,7 @@ _TABLE = {
     'mph': (1, 'mi/h'), 'kph kmh': (1, 'km/h'),
     'cent': ('1/100', 'dollar'), 'dollar usd buck': (1, 'money'),
     'degree deg': (1, 'degree'), 'radian rad': (1, 'radian'),
-    '% percent pct percentage': (1, 'share')}
+    '% percent pct percentage': (1, '%')}
 _NAMES = {name: value for names, value in _TABLE.items()
           for name in names.split()}
 # They say only that a number counts something.
@@ -53,9 +55,14 @@ _PLAIN = re.compile(
     r'^(?P<rest>.*[\d})!])\s*(?P<unit>[a-zA-Z][a-zA-Z ./^*\d-]*)$', re.DOTALL)
 # A number, a space and words: 12 eggs. No function or operator.
 _WORDS = re.compile(
-    r'^(?P<rest>[-+]?[\d.,/]*\d|.*\}) (?P<unit>(?!(?:mod|choose|pi|times|over'
-    r'|or|and|if|for|when|base|plus|minus|a?(?:sin|cos|tan)|sqrt|log|ln|exp|is'
-    r'|to|not|no|with)\b)[a-z]{3,}(?: [a-z]+){0,3})$', re.DOTALL)
+    r'^(?P<rest>[-+]?[\d.,/]*\d|.*\}) (?P<unit>(?!(?:mod|choose|pi|times|over|or'
+    r'|and|if|for|when|base|plus|minus|a?(?:sin|cos|tan)|sqrt|log|ln|exp|is|to'
+    r'|not|no|with)\b)[a-z]{3,}(?: [a-z]+){0,3})$', re.DOTALL)
+# What a variable counts, 2n ways: a plural, and no sentence such as "n is odd".
+_COUNTED = re.compile(
+    r'(?!.*\b(?:is|are|be|must|has|have|such|where|exists?|if|for|when|unless'
+    r'|always|divides|equals|mod|over|times|plus|minus|and|or|not|no|with)\b)'
+    r'(?:.*[a-z]s|.*\b(?:people|children|men|women|total))')
 _FACTOR = re.compile(
     r'(square |sq |cubic )?([^\W\d_]+|%)(?:\^?(-?\d)| (squared|cubed))?')
 _POWERS = {'square ': 2, 'sq ': 2, 'cubic ': 3, 'squared': 2, 'cubed': 3}
@@ -63,17 +70,22 @@ _POWERS = {'square ': 2, 'sq ': 2, 'cubic ': 3, 'squared': 2, 'cubed': 3}
 _LETTERS = re.compile(r'[a-zA-Z](?: [a-zA-Z])*')
 Unit = tuple[tuple[tuple[str, int], ...], fractions.Fraction]
 DEGREES = ((('degree', 1),), fractions.Fraction(1))
-PERCENT = ((('share', 1),), fractions.Fraction(1))
+PERCENT = ((('%', 1),), fractions.Fraction(1))
 RADIANS = ((('radian', 1),), fractions.Fraction(1))
 
 
 def split(text: str) -> tuple[str, Unit | None]:
   r"""Splits off the unit: (the text before it, its Unit or None).
 
-  Plain text is a unit if all its words are known, or if it follows a number
-  and a space: a letter after a number (10m) may be a variable.
+  After a number any `\text{}` is a unit; after a variable, what is known or
+  counted. Plain text is a unit if all its words are known, or if it follows a
+  number and a space: a letter after a number (10m) may be a variable.
   """
   if match := _TEXT.match(text):
+    words = _clean(match['unit'])
+    if _has_variable(match['rest']) and _known(words) is None and not (
+        words in _VAGUE or _COUNTED.fullmatch(words)):
+      return text, None  # n is odd
     tail = match['tail']
     if '\\' in tail or '/' not in tail or is_known(match['unit'] + tail):
       return match['rest'], read(match['unit'] + tail)
@@ -85,6 +97,13 @@ def split(text: str) -> tuple[str, Unit | None]:
   if match := _WORDS.match(text):
     return match['rest'], read(match['unit'])
   return text, None
+
+
+def _has_variable(text):
+  try:
+    return bool(expressions.symbols(expressions.parse(text)))
+  except expressions.Unreadable:
+    return False
 
 
 def _clean(text):
@@ -117,7 +136,8 @@ def read(text: str) -> Unit | None:
     return known
   word = text.lower()
   word = word.removesuffix('s') if len(word) > 3 else word
-  return ((word, 1),), fractions.Fraction(1)
+  # The space keeps 5 lengths from being 5 m: no known dimension has one.
+  return ((f'{word} ', 1),), fractions.Fraction(1)
 
 
 def _known(text):

@@ -82,9 +82,11 @@ def _are_same_integers(first, second):
 def proportional(first: tuple, second: tuple) -> bool:
   """Whether first / second is the same nonzero value at several points."""
   with evaluation.LOCK:
-    ratios = [evaluation.Values(points, evaluation.DIGITS).of(('quotient', first, second))
+    points = [evaluation.Values(points, evaluation.DIGITS)
               for points in ('positive', 'other', 'negative')]
-    if any(ratio == 0 or _is_infinite(ratio) for ratio in ratios):
+    ratios = [values.of(('quotient', first, second)) for values in points]
+    if any(values.cancelled or ratio == 0 or _is_infinite(ratio)
+           for values, ratio in zip(points, ratios)):
       raise expressions.Unreadable('0 or infinite')
     return all(_close(ratios[0], ratio, evaluation.DIGITS) for ratio in ratios)
 

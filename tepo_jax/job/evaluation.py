@@ -1,10 +1,8 @@
-"""Runs evaluation sets under their decodings; keeps their samples on disk."""
+"""Runs evaluation sets under their decodings."""
 
 import collections
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
-import json
-import os
 from typing import Any
 
 import jax
@@ -17,11 +15,8 @@ from tepo_jax.job import texts as texts_lib
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import sampler as sampler_lib
-from tepo_jax.runtime import files
-from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.runtime import progress
 
-IDENTITY = 'evaluation.json'  # in an evaluation's folder
 TROUBLES = 'timeout', 'died'  # of the grader's counts
 
 
@@ -158,114 +153,3 @@ def sample_lines(name: str, groups: list[groups_lib.Group]) -> list[dict]:
          'truncated': not g.ended_G[j], **known}
         for j, text in enumerate(g.text_G)]
   return lines
-
-
-def saved_date(folder: str | os.PathLike) -> str | None:
-  """data.date of the evaluation that a folder holds, if it does."""
-  path = files.path(folder) / IDENTITY
-  saved = _read_identity(path) if path.is_file() else {}
-  return saved['data.date'] if 'data.date' in saved else None
-
-
-def _read_identity(path):
-  try:
-    saved = json.loads(path.read_text())
-  except (OSError, RecursionError, ValueError) as error:
-    raise errors.InputError(f'{path}: {error}') from error
-  if not isinstance(saved, dict):
-    raise errors.InputError(f'{path}: not a JSON object')
-  return saved
-
-
-class SampleFile:
-  """The samples of an evaluation on disk; complete groups survive a kill."""
-
-  def __init__(self, folder: str | os.PathLike, identity: dict[str, Any]):
-    """`identity` holds every setting that determines the samples."""
-    self._folder = files.path(folder)
-    self._file = files.GrowingFile(self._folder / results_lib.SAMPLES)
-    self._identity = json.loads(json.dumps(identity))
-    self._groups: dict[str, dict[str, list[dict]]] = {}
-
-  def check(self) -> None:
-    """Checks that the folder is new or this evaluation's; writes nothing.
-
-    Raises:
-      errors.InputError: it holds another evaluation or other files.
-    """
-    path = self._folder / IDENTITY
-    if not path.exists():
-      if self._folder.is_dir() and any(
-          entry.name != lock_lib.FILE for entry in self._folder.iterdir()):
-        raise errors.InputError(f'--out={self._folder}: not empty, and not the '
-                                'folder of an evaluation')
-      return
-    saved = _read_identity(path)
-    differing = [name for name in saved.keys() | self._identity.keys()
-                 if saved.get(name) != self._identity.get(name)]
-    if differing:
-      raise errors.InputError(
-          f'--out={self._folder} holds another evaluation: '
-          f'{", ".join(sorted(differing))} differ')
-
-  def open(self, samples: Mapping[str, int]) -> None:
-    """Makes the folder, or reads its complete groups and deletes others.
-
-    The caller holds the folder's lock. samples: {name of an evaluation: its
-    completions per problem}.
-
-    Raises:
-      errors.InputError: another evaluation has taken the folder since.
-    """
-    self.check()
-    self._folder.mkdir(parents=True, exist_ok=True)
-    self._groups = {name: {} for name in samples}
-    files.replace_text(
-        self._folder / IDENTITY,
-        json.dumps(self._identity, indent=2, sort_keys=True) + '\n')
-    if self._file.exists():
-      for text in self._file.read().splitlines(keepends=True):
-        if not text.endswith('\n'):
-          break  # the last line was cut off
-        line = json.loads(text)
-        self._groups[line['set']].setdefault(line['id'], []).append(line)
-      self._groups = {
-          name: {problem: lines for problem, lines in groups.items()
-                 if len(lines) == samples[name]}
-          for name, groups in self._groups.items()}
-      self._rewrite()
-
-  def done(self, name: str) -> set[str]:
-    """Ids of the problems whose completions the evaluation `name` has; none if
-    this process has not opened the file."""
-    return set(self._groups.get(name, ()))
-
-  def add(self, lines: Sequence[dict]) -> None:
-    """Appends one group's lines; they are on disk when this returns, in a
-    bucket some seconds later."""
-    self._groups[lines[0]['set']][lines[0]['id']] = list(lines)
-    self._file.append(_lines_text(lines))
-
-  def flush(self) -> None:
-    """Uploads what a bucket does not have yet."""
-    self._file.flush()
-
-  def finish(self, order: Mapping[str, Sequence[str]]) -> dict[str, list[dict]]:
-    """Sorts the file by problem; returns the lines of each evaluation.
-
-    order: {name of an evaluation: ids of its problems}.
-    """
-    self._groups = {name: {problem: self._groups[name][problem]
-                           for problem in order[name]} for name in order}
-    self._rewrite()
-    return {name: sum(groups.values(), [])
-            for name, groups in self._groups.items()}
-
-  def _rewrite(self):
-    self._file.replace(''.join(
-        _lines_text(lines) for groups in self._groups.values()
-        for lines in groups.values()))
-
-
-def _lines_text(lines):
-  return ''.join(json.dumps(line) + '\n' for line in lines)

@@ -10,8 +10,9 @@ elsewhere:
     train_step  loss, gradient, AdamW: `update.train_step`, jitted; the loss is
                 `objective.PolicyLoss`
 
-`programs.kept`, which is None without an exact KL, is the capacity for π_old's
-hidden states, [R, K, S, D]; K microbatches fit into the devices' memory.
+`programs.old_states`, which is None without an exact KL, is the capacity for
+π_old's hidden states, [R, K, S, D]; K microbatches fit into the devices'
+memory.
 
 Axes: B completions · P tokens of a prompt · T tokens of a completion ·
 S = P + T.
@@ -198,7 +199,7 @@ class Learner:
     packed, minibatches, old = self._score(
         batch, members, programs.rate_share(step))
     old_params = None
-    if old and sum(p.used for p in packed) > programs.kept.shape[1]:
+    if old and sum(p.used for p in packed) > programs.old_states.shape[1]:
       old = []  # frees the hidden states, which are not complete
       old_params = programs.to_old_policy(self.state.params)
     scored = ScoredStep(
@@ -270,9 +271,9 @@ class Learner:
     exactly as they will be trained on; for an exact KL, π_old in each."""
     programs, params, base = self.programs, self.state.params, self.base()
     packed, minibatches, old, first, used = [], [], None, [], 0
-    states_RKSD = None if programs.kept is None else jnp.zeros(
-        programs.kept.shape, programs.kept.dtype,
-        device=programs.kept.sharding)
+    states_RKSD = None if programs.old_states is None else jnp.zeros(
+        programs.old_states.shape, programs.old_states.dtype,
+        device=programs.old_states.sharding)
     for mine in members:  # the devices score one while the host packs the next
       packed.append(programs.pack(_completions(batch, mine)).replace(
           rate_share=rate_share))

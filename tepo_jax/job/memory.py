@@ -206,7 +206,7 @@ def fitted(config: ml_collections.ConfigDict,
   for name in names[names.index(begin):]:
     chosen = dataclasses.replace(programs_lib.make(
         config, dataclasses.replace(programs.model, remat=name),
-        programs.mesh), kept=programs.kept)
+        programs.mesh), old_states=programs.old_states)
     size = size_of(chosen)
     if not processes.any_of(size > limit):
       break
@@ -256,21 +256,21 @@ def describe_remat(remat: str, size: float) -> str:
 
 def keeping(programs: programs_lib.TrainingPrograms, minibatches: int,
             limit: int | None = None) -> programs_lib.TrainingPrograms:
-  """The programs with `kept` enlarged from one minibatch to all of an epoch, or
-  to as many of their microbatches as fit; `limit` as in `check`."""
-  kept = programs.kept
-  if kept is None:
+  """The programs with `old_states` enlarged from one minibatch to all of an
+  epoch, or to as many of their microbatches as fit; `limit` as in `check`."""
+  states = programs.old_states
+  if states is None:
     return programs
-  rows, least, *rest = kept.shape
+  rows, least, *rest = states.shape
   free = (limit or _limit(programs)) - sum(held(programs).values())
-  more = int(_STATES_SHARE * free * least // mesh_lib.device_bytes(kept))
+  more = int(_STATES_SHARE * free * least // mesh_lib.device_bytes(states))
   count = min(least * minibatches, least + max(0, more))
   return dataclasses.replace(
-      programs, kept=kept.update(shape=(rows, count, *rest)))
+      programs, old_states=states.update(shape=(rows, count, *rest)))
 
 
-def describe_kept(states: jax.ShapeDtypeStruct) -> str:
-  """What becomes of π_old's hidden states; `states` is `programs.kept`."""
+def describe_old_states(states: jax.ShapeDtypeStruct) -> str:
+  """What becomes of π_old's hidden states; `states`: programs.old_states."""
   rows, count, columns, _ = states.shape
   return (f'exact KL: π_old\'s hidden states of up to {count} microbatches of '
           f'{rows} × {columns:,} tokens are kept after scoring, '
@@ -297,7 +297,7 @@ def held(programs: programs_lib.TrainingPrograms) -> dict[str, int]:
       'frozen weights': frozen,
       'weights for decoding': placed(
           mesh_lib.DECODE_RULES, model.dtype, *programs.decoding),
-      'hidden states of π_old': programs.kept,
+      'hidden states of π_old': programs.old_states,
   }.items()}
 
 

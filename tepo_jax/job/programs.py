@@ -88,8 +88,8 @@ class TrainingPrograms:
     pack: Batch -> Minibatch, both on the host.
     old_sharding: of an `update.OldPolicy`, π_old for the exact KL.
     minibatch: shapes, dtypes and shardings of every minibatch of the run.
-    kept: with an exact KL, the shape [R, K, S, D] and sharding of the hidden
-      states of π_old that a run keeps; else None. See `memory.keeping`.
+    old_states: with an exact KL, the shape [R, K, S, D] and sharding of the
+      hidden states of π_old that a run keeps; else None. See `memory.keeping`.
     score: (params, Minibatch) -> ℓ° and H°.
     score_and_keep: (params, Minibatch, states, first) -> ℓ°, H°, OldPolicy; see
       `update.score_minibatch`; donates the states.
@@ -119,7 +119,7 @@ class TrainingPrograms:
   minibatch_sharding: batch_lib.Minibatch
   old_sharding: update.OldPolicy
   minibatch: batch_lib.Minibatch
-  kept: jax.ShapeDtypeStruct | None
+  old_states: jax.ShapeDtypeStruct | None
   score: Any
   score_and_keep: Any
   old_policy: Any
@@ -234,8 +234,8 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
                         out_shardings=param_sharding),
       pack=pack, minibatch_sharding=minibatch_sharding,
       old_sharding=old_sharding, minibatch=minibatch,
-      kept=(_states(minibatch, model, old_sharding)
-            if policy_loss.needs_kl else None),
+      old_states=(_states(minibatch, model, old_sharding)
+                  if policy_loss.needs_kl else None),
       **_minibatch_programs(
           jit, scorer, policy_loss, optimizer, state_sharding,
           minibatch_sharding, old_sharding, replicated,
@@ -355,9 +355,9 @@ def update_arguments(programs: TrainingPrograms) -> UpdateArguments:
   if programs.model.lora:
     base = programs.freeze.eval_shape(transformer.abstract_params(
         dataclasses.replace(programs.model, lora=None), 'float32')),
-  if programs.kept is not None:
+  if programs.old_states is not None:
     *_, old = programs.score_and_keep.eval_shape(
-        state.params, programs.minibatch, programs.kept, 0, *base)
+        state.params, programs.minibatch, programs.old_states, 0, *base)
   return UpdateArguments(
       state, programs.minibatch, jax.eval_shape(lambda: jax.random.key(0)),
       old, base)

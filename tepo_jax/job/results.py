@@ -7,22 +7,15 @@ has them. A set that is also decoded greedily has a second name, 'SET/greedy'.
 
 import collections
 from collections.abc import Iterable, Mapping, Sequence
-import json
-import os
 from typing import Any
 
 import numpy as np
 
-from tepo_jax import errors
 from tepo_jax import grading
 from tepo_jax.job import statistics
-from tepo_jax.runtime import files
 
 SAMPLES, RESULTS = 'samples.jsonl', 'results.json'
 NATS = 'nats_per_token'  # of a text, see `texts`
-
-# What a comparison reads.
-_RESULTS, _SAMPLE = {'first_decodings'}, {'set', 'id', 'sample', 'correct'}
 
 
 def summarize(lines: Sequence[dict], style: str, too_long: int = 0
@@ -68,7 +61,7 @@ def brief(summary: dict[str, Any]) -> dict[str, float]:
 def by_problem(lines: Iterable[dict]) -> dict[str, list[dict]]:
   """Groups lines by problem, each in the order of its samples."""
   return {name: sorted(group, key=lambda line: line['sample'])
-          for name, group in _grouped(lines, 'id').items()}
+          for name, group in grouped(lines, 'id').items()}
 
 
 def verdicts(groups: dict[str, list[dict]]) -> np.ndarray:
@@ -149,85 +142,8 @@ def _problems(summary):
   return f'{count} of {count + skipped}' if skipped else str(count)
 
 
-def read(folder: str | os.PathLike) -> tuple[dict, list[dict]]:
-  """Reads results.json and the lines of samples.jsonl from a folder.
-
-  Raises:
-    errors.InputError: the evaluation is unfinished, or a file is damaged.
-  """
-  folder = files.path(folder)
-  try:
-    found, samples = ((folder / name).read_text('utf-8')
-                      for name in (RESULTS, SAMPLES))
-  except FileNotFoundError as error:
-    raise errors.InputError(
-        f'{error.filename} is missing: {folder} holds no finished evaluation; '
-        f'make one: python -m tepo_jax.evaluate --config=FILE.py:METHOD '
-        f'--checkpoint={folder} --out=DIR') from error
-  except ValueError as error:
-    raise errors.InputError(f'{folder}: {error}') from error
-  lines = [_parsed(folder / SAMPLES, line, _SAMPLE)
-           for line in samples.splitlines()]
-  return _parsed(folder / RESULTS, found, _RESULTS), lines
-
-
-def _parsed(path, text, fields):
-  """Parses a JSON object, which must have these fields."""
-  try:
-    found = json.loads(text)
-  except (ValueError, RecursionError) as error:
-    raise errors.InputError(f'{path}: {error}') from error
-  if not isinstance(found, dict) or not fields <= found.keys():
-    raise errors.InputError(f'{path}: not written by evaluate: {text[:60]!r}')
-  return found
-
-
-def compare(first: tuple[dict, list[dict]],
-            second: tuple[dict, list[dict]]) -> list[dict]:
-  """Compares two evaluations: second − first, paired by problem.
-
-  Returns a row for each set that both have, under each decoding, and a row
-  avg_micro as in `averages`: over the sets' first decodings.
-
-  Args:
-    first, second: results.json and the lines of samples.jsonl, from `read`.
-
-  Raises:
-    errors.InputError: the two share no set, or differ in a set's problems.
-  """
-  a, b = (_grouped(lines, 'set') for _, lines in (first, second))
-  names = [name for name in a if name in b]
-  if not names:
-    raise errors.InputError(
-        f'the evaluations share no set: {", ".join(a)}; {", ".join(b)}')
-  pairs, rows = {}, []
-  for name in names:
-    groups, others = by_problem(a[name]), by_problem(b[name])
-    if groups.keys() != others.keys():
-      raise errors.InputError(f'{name}: the two have different problems')
-    pairs[name] = verdicts(groups), verdicts({g: others[g] for g in groups})
-    rows.append({'set': name} | _compared([pairs[name]]))
-  main, other = (found['first_decodings'] for found, _ in (first, second))
-  shared = [name for name in main if name in other and name in pairs]
-  if shared and len(names) > 1:
-    title = ('avg_micro' if set(main) == set(other)
-             else 'avg_micro of the shared sets')
-    rows.append({'set': title} | _compared([pairs[name] for name in shared]))
-  return rows
-
-
-def _compared(pairs):
-  first, second = zip(*pairs)
-  row = {'problems': sum(map(len, first)),
-         'first': statistics.micro(first), 'second': statistics.micro(second),
-         **statistics.difference(first, second)}
-  if all(array.shape[1] == 1 for array in first + second):
-    row['mcnemar'] = statistics.mcnemar(
-        *(np.concatenate(arrays)[:, 0] for arrays in (first, second)))
-  return row
-
-
-def _grouped(lines, field):
+def grouped(lines: Iterable[dict], field: str) -> dict[str, list[dict]]:
+  """Groups lines by a field, in their order."""
   groups = collections.defaultdict(list)
   for line in lines:
     groups[line[field]].append(line)

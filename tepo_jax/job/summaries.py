@@ -281,7 +281,8 @@ def data(config: ml_collections.ConfigDict, prompts: groups_lib.Mixture,
 
 
 def _rows(**lines):
-  """Names and texts, which a terminal would break within words."""
+  """A line per name and text; on a terminal, long texts are broken between
+  words and continue below their start."""
   if not sys.stdout.isatty():
     return '\n'.join(f'{name:<12}{text}' for name, text in lines.items())
   width = shutil.get_terminal_size().columns

@@ -181,8 +181,8 @@ class Trainer:
     that resumes does it again. Updates are finished before stopping.
     """
     self._saved, is_complete = time.monotonic(), True
-    if (kept := self.learner.programs.kept) is not None:
-      self.progress.note(memory_lib.describe_kept(kept))
+    if (states := self.learner.programs.old_states) is not None:
+      self.progress.note(memory_lib.describe_old_states(states))
     if self.learner.update_bytes is not None:
       self.progress.note(memory_lib.describe_remat(
           self.learner.programs.model.remat, self.learner.update_bytes))
@@ -253,6 +253,7 @@ class Trainer:
     self._saved = time.monotonic()
     unrecorded = self.unrecorded and {
         name: float(value) for name, value in self.unrecorded.items()}
+    _, unpadded = programs_lib.restorable(self.learner.programs)
     with self.session.timers('save'):
       self.records.checkpointer.save(self.step, self.learner.state, {
           'cursor': self.cursor, 'unrecorded': unrecorded,
@@ -260,12 +261,8 @@ class Trainer:
           'left_out_in_a_row': self.left_out_in_a_row, 'began': self.began,
           'config_digest': run_folder.digest(self.config),
           'remat': self.learner.programs.model.remat,
-          'stands_on': self.stands_on}, score,
-                                     programs_lib.restorable(
-                                         self.learner.programs)[1])
-      # On a CPU, what is being saved and an update's arrays would stand in the
-      # same memory.
-      if jax.default_backend() == 'cpu':
+          'stands_on': self.stands_on}, score, unpadded)
+      if jax.default_backend() == 'cpu':  # whose memory an update needs too
         self.records.checkpointer.wait()
 
   def _save_is_due(self):

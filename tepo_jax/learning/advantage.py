@@ -94,13 +94,11 @@ def whiten(x, mask):
 
 
 def of_tokens(reward_B, penalty_BT, mask_BT):
-  """REINFORCE++ (2501.03262): each token's return, whitened over the batch.
+  """whiten(r - sum_{j>=t} penalty_j), by token: REINFORCE++ (2501.03262).
 
-    A_it = whiten(r_i - sum_{j >= t} penalty_ij), over the tokens of the mask
-
-  as in verl's reinforce_plus_plus, discount 1: whitened once, over all tokens,
-  with no baseline or normalisation of the rewards before. Filler rows have an
-  empty mask.
+  As in verl's reinforce_plus_plus with discount 1: each token's return is
+  whitened once, over all tokens of the mask; rewards are not normalised before,
+  and have no baseline. Filler rows have an empty mask.
   """
   penalty_BT = jnp.where(mask_BT, penalty_BT, 0)
   later_BT = jnp.cumsum(penalty_BT[:, ::-1], axis=1)[:, ::-1]

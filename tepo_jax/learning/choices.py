@@ -120,7 +120,7 @@ class Method:
   regularised: bool  # False if coef is 0 or the region is `none`
   delta_entropy: Choice
   entropy_tolerance: float  # nats: |dH| up to it counts as 0
-  estimator: str  # for advantage.group_advantage
+  estimator: str  # a name of advantage.ESTIMATORS
   reference: Reference
 
 

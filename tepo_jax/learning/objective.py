@@ -290,7 +290,7 @@ REGIONS = dict(
 
 @struct.dataclass
 class Statistics:
-  """Of the whole minibatch, as constants; decisions only if `needs_scoring`."""
+  """Constants of a minibatch; decisions if `PolicyLoss.whole_minibatch`."""
   coefficient_BT: Any  # c
   advantage_BT: Any = None  # decision: shaped; 0 where the clip drops the token
   region_BT: Any = None  # decision: M, bool
@@ -307,7 +307,7 @@ class PolicyLoss:
   """
   method: choices.Method
   needs_kl: bool  # tokens.kl_BT is read
-  needs_scoring: bool  # statistics() reads logp_BT and entropy_BT
+  whole_minibatch: bool  # statistics() reads logp_BT and entropy_BT
   needs_reference: bool  # tokens.reference_logp_BT is read
 
   def __call__(self, tokens, rng=None):
@@ -319,7 +319,7 @@ class PolicyLoss:
     x = numerics.clean(tokens)
     mask_BT = x.mask_BT.astype(x.old_logp_BT.dtype)
     return Statistics(self.method.aggregate(mask_BT), **(
-        self._decide(x, rng) if self.needs_scoring else {}))
+        self._decide(x, rng) if self.whole_minibatch else {}))
 
   def partial(self, tokens, statistics):
     """The part of L that these completions contribute."""
@@ -362,7 +362,7 @@ class PolicyLoss:
 
   def _decided(self, x, statistics):
     """The statistics with the decisions about x."""
-    return statistics if self.needs_scoring else statistics.replace(
+    return statistics if self.whole_minibatch else statistics.replace(
         **self._decide(x))
 
   def _surrogate(self, x, advantage_BT):
@@ -374,7 +374,7 @@ class PolicyLoss:
     return surrogate_BT, pulls_BT & low_BT, pulls_BT & high_BT
 
   def _decide(self, x, rng=None):
-    """Decisions about x, a whole minibatch if `needs_scoring`: no gradient."""
+    """Decisions about x, all completions if `whole_minibatch`: no gradient."""
     x, method = sg(x), self.method
     advantage_BT, change_BT = method.shape(x), method.delta_entropy(x)
     awake_BT = jnp.abs(change_BT) > method.entropy_tolerance
@@ -394,7 +394,7 @@ def make_policy_loss(method):
       penalty=PENALTIES, region=REGIONS, delta_entropy=CHANGES,
       estimator=advantage.ESTIMATORS, reference=kl.ESTIMATORS))
   return PolicyLoss(
-      method, needs_scoring=any(choice.whole_minibatch for choice in (
+      method, whole_minibatch=any(choice.whole_minibatch for choice in (
           method.clip, method.shape, method.region, method.delta_entropy)),
       needs_kl=method.regularised and method.penalty.function is kl_full,
       needs_reference=method.reference.coef != 0)

@@ -306,7 +306,8 @@ class _Bin:
     self._filled_R[row] = end = begin + len(token_S)
     self.source_RA[row, begin:end] = source_S
     self.position_RA[row, begin:end] = np.arange(len(token_S))
-    self.segment_RA[row, begin:end] = sequence.index
+    # Rising within a row, as attention needs it to skip blocks.
+    self.segment_RA[row, begin:end] = self.segment_RA.max() + 1
     at_home = slice(0 if is_new else shared, None)
     self.home_S[source_S[at_home]] = (
         row * self.source_RA.shape[1] + np.arange(begin, end)[at_home])

@@ -53,18 +53,18 @@ class OldPolicy:
 
   states_RKSD: its final hidden states, in the compute dtype.
   first: int32, where among the K the minibatch's microbatches begin.
-  weight: of the head, in the compute dtype.
+  head_weight: [D, V], or [V, D] if tied, in the compute dtype.
   """
   states_RKSD: jax.Array
   first: jax.Array
-  weight: jax.Array
+  head_weight: jax.Array
 
   def of_microbatch(self, m: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Hidden states [R, S, D] of a microbatch, and the head's weight."""
     hidden_RSD = jax.lax.dynamic_index_in_dim(
         self.states_RKSD, self.first + m, axis=1, keepdims=False)
     return mesh_lib.constrain(
-        hidden_RSD, ('batch', None, None)), self.weight
+        hidden_RSD, ('batch', None, None)), self.head_weight
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,10 +124,10 @@ def score_minibatch(
       body, (_no_scores(minibatch, False), states_RKSD), minibatch)
   old = None
   if states_RKSD is not None:
-    weight = transformer.head_weight(
+    head_weight = transformer.head_weight(
         scorer.model, lora.combine(scorer.frozen, params))
     old = OldPolicy(states_RKSD, jnp.int32(first),
-                    weight.astype(scorer.model.dtype))
+                    head_weight.astype(scorer.model.dtype))
   return scores.logp_BT, scores.entropy_BT, old
 
 
@@ -159,7 +159,7 @@ def train_step(
     `grad_norm` (before clipping) and `skipped`.
   """
   scores = None
-  if policy_loss.needs_scoring:
+  if policy_loss.whole_minibatch:
     logp_BT, entropy_BT, _ = score_minibatch(
         scorer, state.params, minibatch)
     scores = scoring.Scores(logp_BT, entropy_BT)

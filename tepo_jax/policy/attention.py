@@ -220,6 +220,8 @@ def _splash_piece(q_BSNH, k_BSKH, v_BSKH, segment_BS, *, window, interpret,
   shape = (length + pad, length + pad)
   mask = splash.CausalMask(shape) if window is None else splash.LocalMask(
       shape, (window - 1, 0), 0)
+  # The kernel does not scale.
+  scaled_BSNH = (q_BSNH.astype(jnp.float32) * size ** -0.5).astype(q_BSNH.dtype)
   kernel = splash.make_splash_mha_single_device(
       splash.splash_attention_mask.MultiHeadMask([mask] * q_BSNH.shape[2]),
       block_sizes=splash.BlockSizes(**dict.fromkeys((
@@ -227,14 +229,12 @@ def _splash_piece(q_BSNH, k_BSKH, v_BSKH, segment_BS, *, window, interpret,
           'block_kv_dkv', 'block_kv_dkv_compute', 'block_q_dq', 'block_kv_dq'),
           block)), residual_checkpoint_name=remat.ATTENTION,
       interpret=interpret)
-  # The kernel does not scale.
-  scaled_BSNH = (q_BSNH.astype(jnp.float32) * size ** -0.5).astype(q_BSNH.dtype)
   segment_BS = jnp.pad(segment_BS, ((0, 0), (0, pad)), constant_values=-1)
   arrays = (*map(heads_first, (scaled_BSNH, k_BSKH, v_BSKH)),
             splash.SegmentIds(segment_BS, segment_BS))
   if is_packed:
     kernel = _skipping(kernel, block)
-  if is_packed and len(segment_BS) > 1:  # a call skips the same blocks of all
+  if is_packed and len(segment_BS) > 1:  # a call has one set of blocks to skip
     out_BNSH = jax.lax.map(lambda row: kernel(*row), arrays)
   else:
     out_BNSH = jax.vmap(kernel)(*arrays)

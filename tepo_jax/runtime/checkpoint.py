@@ -3,7 +3,8 @@
 DIR/<step>/state holds the arrays, DIR/<step>/extra a small JSON object with
 their digests. A step is listed only once it is complete: if a process is killed
 while saving, the step before stays the latest. The digests detect later damage.
-DIR may be in a bucket: arrays then go there without passing a disk.
+DIR may be in a bucket: arrays then go there without passing a disk. A run on a
+CPU waits for each save (job/trainer._save).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +26,7 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from tepo_jax import errors
 from tepo_jax.runtime import files
+from tepo_jax.runtime import host
 from tepo_jax.runtime import processes
 
 # Arrays that are padded with zeros at their ends, by name ('params/w'): their
@@ -198,9 +200,13 @@ class Checkpointer:
         next(path for path in paths if not path.exists()))
 
   def wait(self) -> None:
-    """Waits until the save in progress is complete or has failed."""
+    """Waits until the save in progress is complete or has failed, and returns
+    the memory that it used to the system."""
+    saving = self._manager.is_saving_in_progress()
     with self._logging_failure():
       self._manager.wait_until_finished()
+    if saving:
+      host.settle()
 
   def describe_latest(self) -> str:
     """'the last checkpoint is of step 3', for messages."""

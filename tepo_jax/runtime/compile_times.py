@@ -15,8 +15,9 @@ _NAME = 'seconds.json'
 class CompileTimes:
   """Seconds of the longest compilation of each of a model's programs so far.
 
-  A program that the cache has takes less. Without a cache, those of this
-  process alone; a file that cannot be read or written is no error.
+  A program is read from the cache in less time. Without a cache, these are the
+  compilations of this process alone. A file that cannot be read or written is
+  no error.
   """
 
   def __init__(self, model: str | None):
@@ -34,16 +35,25 @@ class CompileTimes:
     self._seconds[program] = max(seconds, self._seconds.get(program, 0.0))
 
   def keep(self) -> None:
-    """Writes them for later processes; only the first of a job does."""
+    """Writes them for later processes; only the first of a job does.
+
+    Of two runs that write at the same time, one's seconds may be lost; its
+    next compilations bring them back.
+    """
     folder = jax.config.jax_compilation_cache_dir
     if folder and self._seconds and processes.is_first():
-      with contextlib.suppress(OSError):
-        files.replace_text(files.path(folder) / _NAME, json.dumps(
-            _read() | {self._key: self._seconds}, indent=1))
+      # ValueError: the cache is in a bucket, and gcsfs is not installed.
+      with contextlib.suppress(OSError, ValueError):
+        with files.replacing(
+            files.path(folder) / _NAME, is_shared=True) as new:
+          new.write_text(json.dumps(
+              _read() | {self._key: self._seconds}, indent=1), 'utf-8')
 
 
 def _read():
   folder = jax.config.jax_compilation_cache_dir
+  if not folder:
+    return {}
   with contextlib.suppress(OSError, ValueError):
     found = json.loads((files.path(folder) / _NAME).read_text('utf-8'))
     return found if isinstance(found, dict) else {}

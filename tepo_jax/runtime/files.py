@@ -27,6 +27,7 @@ import time
 import types
 from typing import Any
 import urllib.parse
+import uuid
 
 from etils.epath import backend
 from etils.epath import gpath
@@ -131,18 +132,23 @@ def replace_text(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[pathlib.Path]:
-  """Yields a file to write on this disk, which then replaces `path` at once."""
+def replacing(path: Path, is_shared: bool = False) -> Iterator[pathlib.Path]:
+  """Yields a file to write on this disk, which then replaces `path` at once. If
+  other processes may do so too (`is_shared`), it has a name of its own."""
   if is_remote(path):
     with tempfile.TemporaryDirectory() as scratch:
       temporary = pathlib.Path(scratch) / path.name
       yield temporary
       _buckets().put_file(str(temporary), str(path))
     return
-  temporary = path.with_name(path.name + '.tmp')
+  own = f'.{uuid.uuid4().hex}' if is_shared else ''
+  temporary = path.with_name(f'{path.name}{own}.tmp')
   with disk.naming(path):
-    yield temporary
-    os.replace(temporary, path)
+    try:
+      yield temporary
+      os.replace(temporary, path)
+    finally:
+      temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

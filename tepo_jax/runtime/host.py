@@ -62,9 +62,10 @@ def memory_bytes() -> int:
 
 
 def settle() -> None:
-  """Returns memory that compiling used, hundreds of megabytes, to the system.
+  """Returns the memory that compiling or saving used to the system.
 
-  Otherwise the C library keeps it, and would hide a leak for a long time.
+  Otherwise the C library keeps it, hundreds of megabytes of a compilation and
+  most of a checkpoint's size, and would hide a leak for a long time.
   """
   gc.collect()
   with contextlib.suppress(AttributeError):  # only glibc has it
@@ -129,17 +130,20 @@ def compilations_shown(
   The sizes are those of the program's largest array of integers: tokens, or
   positions in the cache. The seconds are by `model`; None: the embedded one.
   """
-  times, program = compile_times.CompileTimes(model), ''
+  times, last = compile_times.CompileTimes(model), ''
+  announced = {}  # programs by the name that jax gives their functions
 
   def announce(record):
-    nonlocal program
+    nonlocal last
     if record.msg.startswith('Compiling %s'):
-      program = _program(*record.args[:2])
+      last, inputs = record.args[:2]
+      announced[last] = program = _program(last, inputs)
       started(program, times.before(program))
     return record.levelno >= logging.WARNING
 
-  def listen(event, duration, **_):
-    if event == _COMPILED:
+  def listen(event, duration, *, fun_name='', **_):
+    if event == _COMPILED and (
+        program := announced.pop(fun_name or last, None)):
       times.add(program, duration)
       ended()
 

@@ -312,6 +312,8 @@ GOOD = {'problem': '1+1?', 'answer': '2'}
     ({'problem': '?', 'answer': 10**4000}, "row 3: 'answer' has 4001 "),
     ({'problem': '?', 'answers': ['2', '7' * 5000]}, "row 3: missing column"),
     ({'problem': 'a\ud800b', 'answer': '2'}, "row 3: 'problem' has a lone sur"),
+    ({'problem': '?', 'answer': '\u200b'}, "row 3: 'answer' is empty"),
+    ({'problem': '?', 'answer': '$$'}, "row 3: 'answer' is empty"),
     ({'problem': '?', 'answer': '\udc00'}, "row 3: 'answer' has a lone surrog"),
     ({'problem': '?', 'answer': '2', 'abs_error': 'nan'},
      "row 3: tolerance 'nan'"),
@@ -489,6 +491,39 @@ def test_bad_files_are_refused(tmp_path):
       datasets.load(missing)
   with pytest.raises(errors.InputError, match='no split'):
     datasets.load('arithmetic', 'validation')
+
+
+@pytest.mark.parametrize('column, wrong', [
+    (pyarrow.array([10**14], pyarrow.timestamp('s')), 'days='),
+    (pyarrow.array([2**52], pyarrow.duration('s')), 'Python int too large'),
+    (pyarrow.array([b'\xff']).view(pyarrow.string()), "'utf-8' codec")])
+def test_values_of_a_parquet_file_that_python_has_not(column, wrong, tmp_path):
+  path = tmp_path / 'a.parquet'
+  parquet.write_table(pyarrow.table(
+      {'problem': ['?'], 'answer': ['2'], 'level': column}), path)
+  with pytest.raises(errors.InputError) as caught:
+    datasets.load(str(path))
+  assert str(caught.value).startswith(
+      f'{path}: cannot be read from row 1 on: {wrong}')
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+  path = tmp_path / 'a.parquet'
+  parquet.write_table(pyarrow.Table.from_arrays(
+      [pyarrow.array(['?']), pyarrow.array(['2']), pyarrow.array(['3'])],
+      names=['problem', 'answer', 'answer']), path)
+  with pytest.raises(errors.InputError, match="columns are called 'answer'"):
+    datasets.load(str(path))
+  path = tmp_path / 'a.jsonl'
+  path.write_text('{"problem": "?", "answer": "2", "answer": "3"}')
+  with pytest.raises(errors.InputError, match='row 1: .*two values of one nam'):
+    datasets.load(str(path))
+
+
+def test_a_cell_of_a_csv_file_may_be_long(tmp_path):
+  path = tmp_path / 'a.csv'
+  path.write_text(f'problem,answer\n{"x " * 10**5},2\n')
+  assert len(datasets.load(str(path))[0].problem) == 199_999
 
 
 def test_omitted_rows_are_counted(tmp_path, caplog):

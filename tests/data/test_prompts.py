@@ -1,5 +1,9 @@
 """Verbatim templates, chat templates and the length filter."""
 
+import contextlib
+import resource
+import signal
+
 import pytest
 import tokenizers
 from tokenizers import decoders
@@ -249,7 +253,9 @@ LOOP = ('{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}'
     (CHAT + '{% set a = [0] * 10**10 %}', 'more than 1024 MB'),
     (CHAT + '{{ "ab" * 1000 }}', ' characters; at most 999'),
     (CHAT + '{% if %}', 'Expected'),
-    (CHAT + LOOP, 'not rendered within 0.3 s')])
+    (CHAT + LOOP, 'not rendered within 0.3 s'),
+    # Jinja evaluates the power when it compiles, and ignores what that raises.
+    (CHAT + '{{ 7 ** 2000000 % 3 }}' + LOOP, 'not rendered within 0.3 s')])
 def test_whatever_a_chat_template_does_is_refused_in_one_line(
     template, wrong, monkeypatch):
   monkeypatch.setattr(chat_templates, 'LIMIT_S', 0.3)
@@ -267,6 +273,36 @@ def test_a_jinja_file_has_a_time_limit(tmp_path, monkeypatch):
   path.write_text('{{ problem }}' + LOOP)
   with pytest.raises(errors.InputError, match='not rendered within 0.3 s'):
     _rendered(str(path), 'Q?')
+  monkeypatch.setattr(chat_templates, 'LIMIT_S', 0.01)
+  path.write_text('{{ problem }}' * 10_000)  # takes longer to read
+  with pytest.raises(errors.InputError, match='not rendered within 0.01 s'):
+    prompts.get(str(path))
+
+
+@pytest.mark.parametrize('is_late', [False, True])
+def test_an_alarm_at_the_end_leaves_no_limit(monkeypatch, is_late):
+  """The clock stops before the limit of memory is lifted; a late alarm may
+  take the place of the call that stops it."""
+  set_limit, set_timer, clocks = (
+      resource.setrlimit, signal.setitimer, [])
+  before = resource.getrlimit(resource.RLIMIT_AS)
+
+  def setrlimit(*arguments):
+    clocks.append(signal.getitimer(signal.ITIMER_REAL)[0])
+    set_limit(*arguments)
+
+  def setitimer(which, *seconds):
+    if is_late and seconds == (0,) and len(clocks) == 1:
+      raise TimeoutError
+    set_timer(which, *seconds)
+
+  monkeypatch.setattr(resource, 'setrlimit', setrlimit)
+  monkeypatch.setattr(signal, 'setitimer', setitimer)
+  with contextlib.suppress(TimeoutError), chat_templates.limited():
+    pass
+  assert clocks[0] == 0 and bool(clocks[1]) == is_late
+  assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+  assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
 CLOCK = "{{ strftime_now('%d %b %Y') }}" + CHAT

@@ -2,10 +2,11 @@
 
   python -m tests.faults.mutants --out=FILE.jsonl [--count=150] [--seed=0]
 
-Draws --count lines of six packages, uniformly over those that can be changed,
-and for each a change: of an operator, number, bound or return value, or a
-deleted statement. Tests run in a copy of the repository with one change until
-one fails: the quick ones of the module, then of the package, then CI's tier.
+Draws --count lines of the packages that make results and of the modules that
+compare them, uniformly over those that can be changed, and for each a change:
+of an operator, number, bound or return value, or a deleted statement. Tests run
+in a copy of the repository with one change until one fails: the quick ones of
+the module, then of the package, then CI's tier.
 A test that takes too long fails. The same command continues after an
 interruption; with --again, changes that survived run once more. A field
 "equivalent" in a line of FILE is the reason why no test can notice the change.
@@ -30,7 +31,10 @@ import pytest
 
 from tests import runs
 
-_PACKAGES = 'learning', 'policy', 'rollout', 'data', 'grading', 'runtime', 'job'
+# What is changed of each package.
+_PACKAGES = dict.fromkeys((
+    'learning', 'policy', 'rollout', 'data', 'grading', 'runtime', 'job'),
+    ('*.py',)) | {'tools/report': ('comparison.py', 'significance.py')}
 # test_NAME.py also tests these modules, which have no test file of their name.
 _MODULES = {
     'objective': 'choices diagnostics numerics',
@@ -41,10 +45,11 @@ _MODULES = {
     'schedule': 'engine groups', 'group_sampler': 'groups sampler',
     'equivalence': 'comparison structures units values verifying',
     'expressions': 'comparison structures values', 'spellings': 'structures',
-    'grading': 'comparison verifying', 'datasets': 'problem rows sources',
+    'grader': 'comparison verifying',
+    'datasets': 'problem references rows sources',
     'checkpoint': 'files', 'session': 'restore',
     'learner': 'sampling', 'training_programs': 'memory programs',
-    'sample_file': 'evaluation'}
+    'compilation': 'compile_times host', 'prompts': 'chat_templates'}
 _PROGRAMS = [f'tests/{name}' for name in (
     'test_programs.py', 'test_bad_input.py', 'test_cli.py', 'test_layouts.py',
     'test_lora_run.py', 'test_own_data.py', 'test_own_reward.py', 'faults')]
@@ -141,10 +146,22 @@ def changes(path: pathlib.Path) -> dict[int, list[dict]]:
   return found
 
 
+def _sources() -> list[pathlib.Path]:
+  """The modules that may be changed."""
+  return [path for package, patterns in _PACKAGES.items() for path in sorted(
+      path for pattern in patterns
+      for path in (runs.ROOT / 'tepo_jax' / package).rglob(pattern))]
+
+
+def _package(module: str) -> str:
+  """The package of a module's path in the repository."""
+  return next(name for name in _PACKAGES
+              if module.startswith(f'tepo_jax/{name}/'))
+
+
 def draw(count: int, seed: int) -> list[dict]:
   """One change in each of `count` lines, drawn without replacement."""
-  places = [of_line for package in _PACKAGES for path in sorted(
-      (runs.ROOT / 'tepo_jax' / package).rglob('*.py'))
+  places = [of_line for path in _sources()
             for _, of_line in sorted(changes(path).items())]
   rng = random.Random(seed)
   rng.shuffle(places)
@@ -154,7 +171,8 @@ def draw(count: int, seed: int) -> list[dict]:
 def _tests(change: dict, tier: str, root: pathlib.Path
            ) -> list[tuple[list[str], str]]:
   """[(files, marks)] for pytest, in the order in which they run."""
-  _, package, *_, name = pathlib.Path(change['module']).with_suffix('').parts
+  name = pathlib.Path(change['module']).stem
+  package = _package(change['module'])
   files = [str(path.relative_to(root)) for path in
            sorted((root / 'tests' / package).rglob('test_*.py'))]
   own = [file for file in files
@@ -229,14 +247,14 @@ def table(done: list[dict]) -> str:
     outcome = 'killed' if change['killed'] else (
         'equivalent' if change['equivalent'] else 'survived')
     counts.update((package, outcome) for package in (
-        change['module'].split('/')[1], 'all'))
+        _package(change['module']), 'all'))
     if not change['killed']:
       survived += ['', f'{change["module"]}:{change["line"]}: '
                 f'{change["equivalent"] or "survived"}',
                 *('-' + line for line in change['before'].split('\n')),
                 *('+' + line for line in change['after'].split('\n'))]
-  return '\n'.join(['%-10s%12s%12s%12s' % ('', *names), *(
-      '%-10s%12s%12s%12s' % (package, *(counts[package, n] for n in names))
+  return '\n'.join(['%-12s%12s%12s%12s' % ('', *names), *(
+      '%-12s%12s%12s%12s' % (package, *(counts[package, n] for n in names))
       for package in (*_PACKAGES, 'all')), *survived])
 
 

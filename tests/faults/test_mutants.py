@@ -2,6 +2,8 @@
 
 import ast
 
+import pytest
+
 from tests import runs
 from tests.faults import mutants
 
@@ -20,3 +22,22 @@ def test_every_change_makes_another_program():
       assert ast.dump(ast.parse('\n'.join(changed))) != program, change
   docstring = source[:source.index('import')].count('\n')
   assert min(found) > docstring
+
+
+@pytest.mark.parametrize('module, test', [
+    ('runtime/compile_times', 'runtime/test_compilation'),
+    ('data/chat_templates', 'data/test_prompts'),
+    ('tools/report/significance', 'tools/report/test_significance'),
+    ('job/evaluation', 'job/test_evaluation')])
+def test_the_tests_of_a_module_are_found(module, test):
+  module = f'tepo_jax/{module}.py'
+  assert runs.ROOT / module in mutants._sources()
+  assert mutants._tests({'module': module}, 'module', runs.ROOT) == [
+      ([f'tests/{test}.py'], 'not long')]
+
+
+def test_the_table_of_modules_names_what_there_is():
+  modules = {path.stem for path in mutants._sources()}
+  tests = {path.stem for path in (runs.ROOT / 'tests').rglob('test_*.py')}
+  for test, tested in mutants._MODULES.items():
+    assert f'test_{test}' in tests and {*tested.split()} <= modules, test

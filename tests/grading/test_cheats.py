@@ -84,6 +84,7 @@ def test_words_and_names_are_no_fault(answer, reference):
     ('3-x', '|x-3|'), ('x+3', r'\sqrt{(x+3)^2}'), ('xy', '|xy|'),
     ('ab', r'\sqrt{a^2b^2}'), (r'\frac{x}{y}', r'\frac{|x|}{|y|}'),
     (r'The smallest integer \( k \) is 2022.', 'k'),
+    (r'\(\{n \ge 13\}\)', r'-\(\{n \ge 13\}\)'),
     (r'n-3 \text{ if } n \text{ is odd and } n-2 \text{ otherwise}', 'n-3')])
 def test_parts_and_signs_count(reference, answer):
   assert not _grade(answer, reference)
@@ -137,7 +138,18 @@ _COPIES = [
      r'\begin{pmatrix}2\\4\end{pmatrix}', r'2\begin{pmatrix}1\\2\end{pmatrix}'),
     (r'Write $y-2x=3$ in slope-intercept form.', 'y=2x+3', 'y-2x=3'),
     (r'Compute the vector $(1+1,2+2)$.', '(2,4)', '(1+1,2+2)'),
-    (r'If $3x+4y=10$, find $3x+4y$.', '10', '3x+4y=10')]
+    (r'If $3x+4y=10$, find $3x+4y$.', '10', '3x+4y=10'),
+    (r'Write $1$ as a sum of unit fractions.',
+     r'\frac12+\frac13+\frac16', '1'),
+    (r'Decompose $\frac{1}{4}$ into unit fractions.',
+     r'\frac18+\frac{1}{12}+\frac{1}{24}', r'\frac14'),
+    ('Express $40$ as a product of powers of primes.', r'2^3\cdot5', '40'),
+    *((r'Write $3.\overline{7}$ as a fraction.', r'\frac{34}{9}', copy)
+      for copy in (r'3.\overline{7}', r'x=3.\overline{7}', r'3.\bar{7}',
+                   r'\left(3.\overline{7}\right)', r'3.\overline{77}')),
+    (r'Find $\frac{3}{\frac{6}{11}}$.', r'\frac{11}{2}', r'\frac{3}{\frac{6}{11}}'),
+    (r'Let $A = {10 \choose 2}$ and $x=2A$. Find $x/2$.', '45', r'{10 \choose 2}'),
+    (r'Find all values of $f(10)$.', r'All \(f(10)\) are even numbers.', 'f(10)')]
 
 
 @pytest.mark.parametrize('problem, reference, copy', _COPIES)
@@ -155,7 +167,12 @@ def test_a_copy_is_no_answer_whatever_the_kind(problem, reference, copy):
     (r'Expand $(x+1)^2$.', 'x^2+2x+1', '(x+1)(x+1)'),
     (r'Find $3x+4y$.', '10', '3x+4y=10'),
     (r'Write $13_{10}$ in base 12.', '11', '11_{12}'),
-    (r'$142$ of them in simplest form.', '142.0', '142')])
+    (r'$142$ of them in simplest form.', '142.0', '142'),
+    (r'Write $3.\overline{7}$ as a fraction.', r'\frac{34}{9}',
+     r'3.\overline{7}=\frac{34}{9}'),
+    ('Of 120 people in a room, 5 sit down in a row. In how many ways?', '5!', '120'),
+    (r'How many subsets do $5$ of $32$ balls have?', '2^{5}', '32'),
+    (r'Of 20 people, 6 are asked. How many groups of 3?', r'\binom{6}{3}', '20')])
 def test_what_is_no_copy(problem, reference, answer):
   assert _grade(answer, reference, problem)
 

@@ -5,7 +5,9 @@ import time
 import pytest
 
 from tepo_jax import grading
+from tepo_jax.grading import answers
 from tepo_jax.grading import grader
+from tepo_jax.grading import structures
 from tepo_jax.grading import verifying
 from tests.grading import grades
 
@@ -252,6 +254,48 @@ def test_what_is_large_is_refused_before_anything_is_computed(answer):
   assert not grading.grade(f'\\boxed{{{answer}}}', ['7'])
   assert time.process_time() - start < 0.2
   assert grading.grade(f'\\boxed{{{answer}}}', [answer])
+
+
+@pytest.mark.parametrize('reference, answer, right', [
+    ('2^{2024}-1', r'It is \(2^{2024}-1\).', True),
+    ('2^{2024}-1', r'It is \(2^{2024}-2\).', False),
+    ('2023^{2024}', r'It is \(2023\cdot2023^{2023}\).', True),
+    ('2023^{2024}x+y=2022^{2024}', r'It is \(2022^{2024}x+y=2023^{2024}\).',
+     False),
+    # These would take seconds.
+    ('5', r'\sum_{k=1}^{9999} \sin(k)', False),
+    ('5', r'\sum_{k=1}^{3} k+\sqrt[3]{9999^{2999}-1}', False),
+    ('5', r'\sum_{k=1}^{3} k+(9999^{2999}+1)^{1/7}', False)])
+def test_powers_are_left_to_math_verify_where_it_is_quick(
+    reference, answer, right):
+  verifying.verify('1', (r'\frac{1}{2}',), 5)  # imports math-verify
+  start = time.process_time()
+  assert grader.decide_quickly(
+      answer, (grading.Reference(reference),))[0] is None
+  assert grading.grade(f'\\boxed{{{answer}}}', [reference]) is right
+  assert time.process_time() - start < 1
+
+
+@pytest.mark.parametrize('answer', [
+    ', '.join(rf'x\ne \ln({k}+\pi)' for k in range(50)),
+    '(' + r'\cup'.join(f'({k},{k + 1})' for k in range(50)) + r')\setminus\{'
+    + ','.join(rf'\ln{k}.5' for k in range(1, 50)) + r'\}'])
+def test_many_conditions_are_not_intersected(answer):
+  start = time.process_time()
+  assert not grading.grade(f'\\boxed{{{answer}}}', ['x>0'])
+  assert time.process_time() - start < 0.3
+
+
+@pytest.mark.parametrize('answer', [
+    r'\mathbb R\setminus 0', r'[0,5]\setminus 1', r'\mathbb R\setminus(x>1)',
+    r'\mathbb R\setminus\{\text{A}\}', r'2,1\ne[-2,7]'])
+def test_what_is_no_set_of_numbers_has_its_spelling_as_key(answer):
+  assert grading.canonical_key(answer) == answers.canonical(answer)
+
+
+def test_no_fault_of_reading_stops_a_vote(monkeypatch):
+  monkeypatch.setattr(structures, 'try_read', lambda text: text.kind)
+  assert grading.canonical_key('17, a fault') == '17,a fault'
 
 
 def test_most_are_decided_without_math_verify():

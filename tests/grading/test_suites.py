@@ -31,6 +31,8 @@ DIFFERENT = {
         (r'\frac13, \sqrt3, \pi', '1/3, 1.732, 3.1416'),
         (r'\begin{cases} a+b=\frac12 \\ a-b=\sqrt3 \end{cases}',
          r'\begin{cases} a+b=0.5\\ a-b=1.732\end{cases}')],
+    'the sides of an equation are equal': [
+        ('x = 11', 'x = 5+5+1 = 7 =11'), ('z = 1 + 1 = 2', 'z = 3+3 = 2')],
     'brackets count': [
         ('(1,3)', '{1,3}'),
         (r'\begin{matrix} \frac12 \\ 1 \end{matrix}', '[0.5, 1]')],

@@ -8,6 +8,7 @@ equal by numbers is counted only; each other one is printed, to be looked at. A
 copied formula is wrong even if it is equal. Takes some minutes.
 """
 
+import collections
 import functools
 import pathlib
 import random
@@ -128,23 +129,20 @@ def _grade(answer, reference):
 
 
 def main(integers=1, others=2):
-  pairs = _pairs(int(integers), int(others))
-  start = time.process_time()
-  verdicts = [_grade(*pair) for pair in pairs]
-  took = time.process_time() - start
-  accepted = [pair for pair, is_right in zip(pairs, verdicts) if is_right]
-  left = [(answer, reference) for answer, reference in accepted
-          if pairs[answer, reference] == 'formulas'
-          or not _are_equal_numbers(answer, reference.text)]
-  for answer, reference in left:
-    print(pairs[answer, reference], repr(reference.text), repr(answer),
-          reference.unit, repr(reference.problem)[-300:]
-          if pairs[answer, reference] == 'formulas' else '', sep=' | ')
-  print(f'{len(pairs)} pairs in {took:.0f} s of a CPU')
-  for kind in ('exchanged', *_KINDS):
-    print(f'{kind}: {sum(k == kind for k in pairs.values())} pairs,',
-          *(f'{sum(pairs[pair] == kind for pair in some)} {what}' for some, what
-            in ((accepted, 'accepted,'), (left, 'to be looked at'))))
+  counts, start = collections.Counter(), time.process_time()
+  for (answer, reference), kind in _pairs(int(integers), int(others)).items():
+    counts[kind, 'pairs'] += 1
+    if not _grade(answer, reference):
+      continue
+    counts[kind, 'accepted'] += 1
+    if kind == 'formulas' or not _are_equal_numbers(answer, reference.text):
+      counts[kind, 'to be looked at'] += 1
+      problem = repr(reference.problem)[-300:] if kind == 'formulas' else ''
+      print(kind, repr(reference.text), repr(answer), reference.unit, problem,
+            sep=' | ', flush=True)
+  for (kind, what), count in sorted(counts.items()):
+    print(f'{kind}: {count} {what}')
+  print(f'{time.process_time() - start:.0f} s of a CPU')
 
 
 if __name__ == '__main__':

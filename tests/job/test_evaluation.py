@@ -168,14 +168,3 @@ def test_only_what_is_to_do_is_sampled():
       ([GROUPS[1]], {'timeout': 1, 'died': 0})]
   assert not list(item.stream('weights', 'key', []))
   assert sampler.asked == [['p1']]
-
-
-def test_the_date_of_an_evaluation_is_kept(tmp_path):
-  assert evaluation.saved_date(tmp_path / 'none') is None
-  for identity, date in (({'data.date': '2024-02-29'}, '2024-02-29'),
-                         ({'seed': 0}, None)):
-    (tmp_path / evaluation.IDENTITY).write_text(json.dumps(identity))
-    assert evaluation.saved_date(tmp_path) == date
-  (tmp_path / evaluation.IDENTITY).write_text('[1]')
-  with pytest.raises(errors.InputError, match='not a JSON object'):
-    evaluation.saved_date(tmp_path)

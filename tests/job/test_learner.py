@@ -139,10 +139,11 @@ def test_every_update_has_the_old_policy_of_the_step_s_start(packing, shape):
     params = jax.tree.map(jnp.copy, learner.state.params)
     step = pack_and_score(learner, groups)
     if not fits:
-      rows, _, *rest = programs.kept.shape
+      rows, _, *rest = programs.old_states.shape
       used = sum(int(m.used) for m in step.minibatches)
       learner.programs = dataclasses.replace(
-          programs, kept=programs.kept.update(shape=(rows, used - 1, *rest)))
+          programs, old_states=programs.old_states.update(
+              shape=(rows, used - 1, *rest)))
       step = pack_and_score(learner, groups)
     assert bool(step.old) == fits == (step.old_params is None)
     assert step.minibatches[0].used > 1
@@ -166,16 +167,16 @@ def test_as_many_states_as_fit(learner):
   programs = programs_lib.make(
       make_learner('tepo', microbatch_tokens=20).config,
       learner.programs.model, learner.programs.mesh)
-  rows, least, *rest = programs.kept.shape
+  rows, least, *rest = programs.old_states.shape
   each = rows * np.prod(rest) * 4
   held = sum(memory_lib.held(programs).values())
   assert memory_lib.held(programs)['hidden states of π_old'] == least * each
   for free, count in ((0, least), (5 * each - 5, least), (5 * each, least + 1),
                       (10 * each, least + 2), (10**9, 3 * least)):
-    kept = memory_lib.keeping(programs, 3, held + free).kept
-    assert kept.shape == (rows, count, *rest)
-    assert kept.sharding == programs.kept.sharding
-  no_kl = dataclasses.replace(programs, kept=None)
+    states = memory_lib.keeping(programs, 3, held + free).old_states
+    assert states.shape == (rows, count, *rest)
+    assert states.sharding == programs.old_states.sharding
+  no_kl = dataclasses.replace(programs, old_states=None)
   assert memory_lib.keeping(no_kl, 3, held) is no_kl
 
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from tepo_jax import errors
-from tepo_jax.job import evaluation
 from tepo_jax.job import results
+from tepo_jax.job import sample_file
 
 IDENTITY = {'seed': 0, 'eval.sets': ('toy', 'more')}
 SAMPLES = {'toy': 2, 'more': 1}
@@ -18,7 +18,7 @@ def _group(name, problem, samples=2):
 
 
 def _opened(folder, identity=IDENTITY):
-  file = evaluation.SampleFile(folder, identity)
+  file = sample_file.SampleFile(folder, identity)
   file.open(SAMPLES)
   return file
 
@@ -57,7 +57,7 @@ def test_the_final_order_is_that_of_the_problems(tmp_path):
 
 
 def test_nothing_is_written_before_open(tmp_path):
-  evaluation.SampleFile(tmp_path / 'out', IDENTITY).check()
+  sample_file.SampleFile(tmp_path / 'out', IDENTITY).check()
   assert not (tmp_path / 'out').exists()
 
 
@@ -65,12 +65,23 @@ def test_other_folders_are_left_alone(tmp_path):
   _opened(tmp_path / 'out').add(_group('toy', 'a'))
   before = (tmp_path / 'out' / results.SAMPLES).read_bytes()
   with pytest.raises(errors.InputError, match='another evaluation: seed diff'):
-    evaluation.SampleFile(tmp_path / 'out', IDENTITY | {'seed': 1}).check()
+    sample_file.SampleFile(tmp_path / 'out', IDENTITY | {'seed': 1}).check()
   assert (tmp_path / 'out' / results.SAMPLES).read_bytes() == before
   (tmp_path / 'mine').mkdir()
   (tmp_path / 'mine' / 'thesis.tex').touch()
   with pytest.raises(errors.InputError, match='not the folder of an eval'):
-    evaluation.SampleFile(tmp_path / 'mine', IDENTITY).check()
-  (tmp_path / 'out' / evaluation.IDENTITY).write_text('{')
+    sample_file.SampleFile(tmp_path / 'mine', IDENTITY).check()
+  (tmp_path / 'out' / sample_file.IDENTITY).write_text('{')
   with pytest.raises(errors.InputError, match='evaluation.json'):
-    evaluation.SampleFile(tmp_path / 'out', IDENTITY).check()
+    sample_file.SampleFile(tmp_path / 'out', IDENTITY).check()
+
+
+def test_the_date_of_an_evaluation_is_kept(tmp_path):
+  assert sample_file.saved_date(tmp_path / 'none') is None
+  for identity, date in (({'data.date': '2024-02-29'}, '2024-02-29'),
+                         ({'seed': 0}, None)):
+    (tmp_path / sample_file.IDENTITY).write_text(json.dumps(identity))
+    assert sample_file.saved_date(tmp_path) == date
+  (tmp_path / sample_file.IDENTITY).write_text('[1]')
+  with pytest.raises(errors.InputError, match='not a JSON object'):
+    sample_file.saved_date(tmp_path)

@@ -39,10 +39,14 @@ def _sample(mesh):
   return np.asarray(drawn.token_NC), cache
 
 
+@pytest.fixture(scope='module')
+def mesh():
+  return mesh_lib.make({'data': 1, 'fsdp': 2, 'tensor': 2}, jax.devices())
+
+
 @pytest.mark.parametrize('part, axis', [('k', 3), ('v', 2)])
-def test_to_compact_a_cache_sends_nothing(part, axis):
+def test_to_compact_a_cache_sends_nothing(part, axis, mesh):
   """Slots 2, 1 and 0 of the first shard, then 3, 0 and 1 of the other."""
-  mesh = mesh_lib.make({'data': 1, 'fsdp': 2, 'tensor': 2}, jax.devices())
   programs = sampling_lib.make(
       MODEL, mesh, decoding=draw.Decoding(), eos_ids=(-1,), chunk=4)
   cache = programs.empty(8, 32, np.int32(8))
@@ -58,11 +62,17 @@ def test_to_compact_a_cache_sends_nothing(part, axis):
   np.testing.assert_array_equal(compact(*arguments), want.astype(np.float32))
 
 
+@pytest.fixture(scope='module')
+def sampled(mesh, quick_compile):
+  """Tokens and cache with the layout of this device."""
+  return _sample(mesh)
+
+
 @pytest.mark.parametrize('part', ['k', 'v'])
-def test_the_layout_of_the_cache_changes_no_token(part, monkeypatch):
+def test_the_layout_of_the_cache_changes_no_token(
+    part, mesh, sampled, monkeypatch):
   """`cache_shardings` chooses it by device; a CPU takes any."""
-  mesh = mesh_lib.make({'data': 1, 'fsdp': 2, 'tensor': 2}, jax.devices())
-  want_NC, before = _sample(mesh)
+  want_NC, before = sampled
   make = sampling_lib.cache_shardings
 
   def swapped(*arguments):

@@ -28,7 +28,7 @@ def _trainer(**fields):
       session=types.SimpleNamespace(timers=progress_lib.Timers()),
       learner=types.SimpleNamespace(
           policy=dict, update_bytes=None,
-          programs=types.SimpleNamespace(to_decode=dict, kept=None)),
+          programs=types.SimpleNamespace(to_decode=dict, old_states=None)),
       **fields)
 
 
@@ -58,6 +58,24 @@ def test_a_step_that_was_stopped_before_its_record_gets_one():
   trainer.step = trainer.config.steps = 40
   trainer_lib.Trainer.run(trainer, None)
   assert recorded == [40]
+
+
+@pytest.mark.parametrize('backend, waits', [('cpu', True), ('tpu', False)])
+def test_a_save_is_waited_for_where_updates_use_the_same_memory(
+    monkeypatch, backend, waits):
+  monkeypatch.setattr(trainer_lib.jax, 'default_backend', lambda: backend)
+  monkeypatch.setattr(
+      trainer_lib.programs_lib, 'restorable', lambda _: (None, None))
+  checkpointer = mock.Mock()
+  trainer = _trainer(
+      unrecorded=None, began={}, stands_on={},
+      records=types.SimpleNamespace(checkpointer=checkpointer))
+  trainer.learner.state, trainer.learner.skipped_in_a_row = 'state', 0
+  trainer.learner.programs.model = types.SimpleNamespace(remat='none')
+  trainer_lib.Trainer._save(trainer, None)
+  assert [call[0] for call in checkpointer.method_calls] == (
+      ['save', 'wait'] if waits else ['save'])
+  assert trainer.session.timers.pop()['save'] > 0
 
 
 def _starved():

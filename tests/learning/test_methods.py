@@ -115,7 +115,7 @@ def test_row_builds_and_needs_what_it_reads(name):
   penalty = TABLE[name][-1][0]
   assert loss.needs_kl == (penalty == 'kl_full')
   assert loss.needs_reference == (name in REFERENCES)
-  assert loss.needs_scoring == (
+  assert loss.whole_minibatch == (
       name in ('clip_cov', 'kl_cov', 'steer', 'tepo_covariance'))
   assert loss.method.estimator == TABLE[name][3]
 

@@ -366,13 +366,13 @@ def test_needs():
   assert not make(reg=reg | dict(coef=0.0)).needs_kl
   assert not make(reg=reg | dict(region='none')).needs_kl
   assert not make(reg=reg | dict(penalty='kl_k3')).needs_kl
-  assert not make(reg=reg).needs_scoring
-  assert not make(reg=reg | dict(delta_entropy='npg')).needs_scoring
-  assert make(reg=reg | dict(delta_entropy='covariance')).needs_scoring
+  assert not make(reg=reg).whole_minibatch
+  assert not make(reg=reg | dict(delta_entropy='npg')).whole_minibatch
+  assert make(reg=reg | dict(delta_entropy='covariance')).whole_minibatch
   assert make(
-      reg=reg | dict(region='top_covariance', fraction=0.1)).needs_scoring
-  assert make(shape=dict(name='steer', floor=0.8)).needs_scoring
-  assert not make(shape=dict(name='entropy', alpha=1, kappa=2)).needs_scoring
+      reg=reg | dict(region='top_covariance', fraction=0.1)).whole_minibatch
+  assert make(shape=dict(name='steer', floor=0.8)).whole_minibatch
+  assert not make(shape=dict(name='entropy', alpha=1, kappa=2)).whole_minibatch
 
 
 def test_statistics_without_scoring_read_no_policy():

@@ -71,12 +71,18 @@ def test_attention_sees_every_sequence_once_and_whole(
   assert (packed.position_RS[used - 1] >= 0).any()
   found = {}
   for m, row in np.ndindex(whole.source_RA.shape[:2]):
-    for i in set(whole.segment_RA[m, row]) - {-1}:
+    shard = row // rows
+    segment_A = whole.segment_RA[m, row]
+    real_A = segment_A[segment_A >= 0]
+    assert (np.diff(real_A) >= 0).all()  # so that blocks can be skipped
+    for number in set(real_A):  # in the order of the scores
+      here, = np.nonzero((minibatch.microbatch_B == m) & (lengths > 0)
+                         & (minibatch.row_B == shard))
+      i = here[np.argsort(minibatch.column_B[here])][number]
       assert i not in found
-      at, = np.nonzero(whole.segment_RA[m, row] == i)
+      at, = np.nonzero(segment_A == number)
       source = whole.source_RA[m, row, at]
-      shard = row // rows
-      found[i] = m, shard, source
+      found[i] = m, shard, source, number
       np.testing.assert_array_equal(
           packed.token_RS[m, shard, source],
           batch.token_BS[i, batch.position_BS[i] >= 0])
@@ -85,14 +91,14 @@ def test_attention_sees_every_sequence_once_and_whole(
       np.testing.assert_array_equal(
           whole.position_RA[m, row, at], np.arange(len(at)))
   assert set(found) == set(np.flatnonzero(lengths))
-  for i, (m, shard, source) in found.items():
+  for i, (m, shard, source, number) in found.items():
     home = whole.home_NS[m, shard, source]
     sources = whole.source_RA[m].reshape(shards, -1)[shard]
     np.testing.assert_array_equal(sources[home], source)
     # The layers take a scored column's output from this very sequence.
     np.testing.assert_array_equal(
         whole.segment_RA[m].reshape(shards, -1)[shard, home[-lengths[i] - 1:]],
-        i)
+        number)
     scored, = np.nonzero(packed.scored_RS[m, shard])
     start = minibatch.column_B[i]
     assert (minibatch.microbatch_B[i], minibatch.row_B[i]) == (m, shard)

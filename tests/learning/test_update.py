@@ -321,7 +321,7 @@ def test_minibatch_statistics_of_microbatches():
   microbatches."""
   params, _ = _weights()
   policy_loss = objective.make_policy_loss(STATISTICAL)
-  assert policy_loss.needs_scoring
+  assert policy_loss.whole_minibatch
   optimizer = optimizer_lib.make(1e-2, beta1=0.9, beta2=0.999, epsilon=1e-2,
                                  weight_decay=0.0, max_grad_norm=1.0)
   outcomes = []

@@ -191,6 +191,34 @@ def test_splash_skips_only_hidden_blocks(window, monkeypatch):
                evaluate('splash_interpreted'), evaluate('xla'))
 
 
+def test_splash_leaves_out_blocks_of_other_sequences(monkeypatch):
+  """NaN in their values would spread, with a weight of 0 too. Rows have other
+  blocks to skip than each other."""
+  monkeypatch.setattr(attention, '_SPLASH_BLOCK', 128)
+  rng = np.random.RandomState(7)
+  q, k, v = rng.randn(3, 2, 384, 1, 8).astype(np.float32)
+  start = np.array([128, 256])  # of the second sequence
+  at = np.arange(384)
+  second = at >= start[:, None]
+  position = np.where(second, at - start[:, None], at).astype(np.int32)
+  segment = np.where(second, 2, 5).astype(np.int32)
+
+  def evaluate(backend, v):
+    def total(*arrays):
+      out = jnp.where(second[..., None, None], attention.attend(
+          *arrays, position, None, None, backend, segment), 0)
+      return jnp.sum(out ** 2), out
+    (_, out), gradients = jax.jit(jax.value_and_grad(
+        total, argnums=(0, 1, 2), has_aux=True))(q, k, v)
+    return [x[second] for x in (out, *gradients)]
+
+  jax.tree.map(functools.partial(
+      np.testing.assert_allclose, rtol=0, atol=2e-5),
+               evaluate('splash_interpreted',
+                        np.where(second[..., None, None], v, np.nan)),
+               evaluate('xla', v))
+
+
 def test_blocks_that_share_a_segment():
   """Of four columns each: padding has no segment; the block of padding alone
   has itself only."""

@@ -1,12 +1,16 @@
 """Compilations are counted, and logged after the warm-up."""
 
 import functools
+import json
 import logging
 import time
+from unittest import mock
 
 import jax
 import numpy as np
 
+from tepo_jax import errors
+from tepo_jax.runtime import compile_times
 from tepo_jax.runtime import host
 
 
@@ -66,6 +70,40 @@ def test_compilations_are_named_with_their_largest_array_of_integers(
   decode(*(array[:32] for array in arrays))
   assert events.count('decode 32 × 1,024') == 0
   assert not logging.getLogger(host._LOGGER).filters
+
+
+def test_a_compilation_counts_for_the_program_of_its_name(
+    compilation_folder, tmp_path):
+  """Another thread may compile too; what was not announced is not kept."""
+  jax.config.update('jax_compilation_cache_dir', str(tmp_path))
+  ended = []
+
+  def other_ends(*_):
+    if not ended:
+      jax.monitoring.record_event_duration_secs(
+          host._COMPILED, 999., fun_name='jit(other)')
+
+  with host.compilations_shown(
+      None, started=other_ends, ended=lambda: ended.append('done')):
+    jax.monitoring.record_event_duration_secs(host._COMPILED, 999.)
+    assert not ended
+    jax.jit(lambda x_N: 3 * x_N)(np.zeros(7, np.float32))
+  assert ended == ['done']
+  [file] = tmp_path.glob('*.json')  # and no temporary one
+  [seconds] = json.loads(file.read_text()).values()
+  assert list(seconds) == ['<lambda>'] and seconds['<lambda>'] < 999
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(
+    compilation_folder, monkeypatch):
+  """Such as one in a bucket without gcsfs."""
+  jax.config.update('jax_compilation_cache_dir', 'gs://bucket/cache')
+  monkeypatch.setattr(compile_times.files, 'path', mock.Mock(
+      side_effect=errors.InputError('gs:// needs gcsfs')))
+  times = compile_times.CompileTimes(None)
+  times.add('decode', 3.)
+  times.keep()
+  assert times.before('decode') == 3
 
 
 def test_the_seconds_of_compilation_are_counted_once(monkeypatch):

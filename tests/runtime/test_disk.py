@@ -21,7 +21,7 @@ _MOUNT = ('mount -t tmpfs -o size=1m none "$1" && mkdir "$1/rollouts" '
 _WRITE = """
 import pathlib, sys
 import numpy as np
-from tepo_jax.job import evaluation
+from tepo_jax.job import sample_file
 from tepo_jax.policy.huggingface import tensor_files
 from tepo_jax.rollout import dump
 from tepo_jax.runtime import disk, files, metrics
@@ -31,7 +31,7 @@ line = {name: 'x' for name in dump.FIELDS} | {
     'step': 1, 'cursor': 0, 'sample': 0, 'answers': ['x' * 9999], 'tokens': 1,
     'correct': True, 'truncated': False, 'trained': True, 'reward': 1.0,
     'prompt_ids': [1] * 9999, 'token_ids': [1], 'sampler_logp': [0.0]}
-samples = evaluation.SampleFile(here, {'seed': 0})
+samples = sample_file.SampleFile(here, {'seed': 0})
 samples._groups = {'s': {}}
 writers = {
     'metrics.jsonl': lambda: metrics.Writer(here).write(

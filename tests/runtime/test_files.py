@@ -55,6 +55,21 @@ def test_a_file_is_replaced_whole(folder):
   assert path.read_text() == 'new'
 
 
+def test_two_may_replace_a_shared_file_at_the_same_time(tmp_path):
+  path = tmp_path / 'a.txt'
+  with files.replacing(path, is_shared=True) as slow:
+    slow.write_text('slow')
+    with files.replacing(path, is_shared=True) as fast:
+      fast.write_text('fast')
+    assert path.read_text() == 'fast'
+  assert path.read_text() == 'slow'
+  with pytest.raises(ZeroDivisionError), files.replacing(
+      path, is_shared=True) as failed:
+    failed.touch()
+    raise ZeroDivisionError
+  assert list(tmp_path.iterdir()) == [path]
+
+
 def test_a_growing_file(folder, monkeypatch):
   path = folder / 'x.jsonl'
   file = files.GrowingFile(path)

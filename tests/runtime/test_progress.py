@@ -255,7 +255,7 @@ def test_a_long_compilation_is_announced(monkeypatch, stream, shown):
   progress.compiling('never ends')
   progress.close()
   time.sleep(0.1)
-  assert threading.active_count() == threads
+  assert threading.active_count() <= threads  # of an earlier test, one may end
 
 
 @pytest.mark.parametrize('seconds, text', [

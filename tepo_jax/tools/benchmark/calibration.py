@@ -53,7 +53,7 @@ def _training(config, workload, slice_):
       {'score': case.score, 'update': case.update}, workload.rounds)
   once = tuple(training.trip_counts(minibatch, programs.scorer.chunk_size, 1))
   twice = tuple(training.trip_counts(minibatch, programs.scorer.chunk_size, 2))
-  scoring = once if programs.policy_loss.needs_scoring else ()
+  scoring = once if programs.policy_loss.whole_minibatch else ()
   lowered = {
       'score': (programs.score.lower(case.state.params, minibatch), once),
       'update': (programs.train_step.lower(

@@ -136,7 +136,7 @@ def _write(path, program):
   data = gzip.compress(json.dumps(dataclasses.asdict(program)).encode())
   with contextlib.suppress(OSError):
     path.parent.mkdir(parents=True, exist_ok=True)
-    with files.replacing(path) as new:
+    with files.replacing(path, is_shared=True) as new:
       new.write_bytes(data)
 
 

@@ -138,12 +138,13 @@ def _rollout_line(item):
 
 def _run_lines(whole):
   """Says how long a run takes, evaluations and saves included."""
-  def hours(seconds_of):
-    return _range(lambda bound: seconds_of(bound) / 3600) + ' h'
+  def time(seconds_of):
+    size, unit = (3600, 'h') if seconds_of('high') >= 7200 else (60, 'min')
+    return f'{_range(lambda bound: seconds_of(bound) / size)} {unit}'
 
-  yield (f'a whole run: {hours(whole.total)}: steps {hours(whole.steps.get)}; '
+  yield (f'a whole run: {time(whole.total)}: steps {time(whole.steps.get)}; '
          f'{whole.completions} completions of evaluations '
-         f'{hours(whole.evaluations.get)}; saves {hours(whole.saves.get)}; '
+         f'{time(whole.evaluations.get)}; saves {time(whole.saves.get)}; '
          f'compilation {whole.compilation / 60:.0f} min as here, once')
   if whole.uncounted:
     yield f'  not counted: {"; ".join(whole.uncounted)}'

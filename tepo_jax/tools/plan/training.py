@@ -45,13 +45,13 @@ def planned(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
   updates = step.minibatches * config.train.epochs
   states, old_params = arguments.old, None
   if states is not None and (
-      step.minibatches * step.used > programs.kept.shape[1]):
+      step.minibatches * step.used > programs.old_states.shape[1]):
     old_params = programs.to_old_policy.eval_shape(arguments.state.params)
     states = programs.old_policy.eval_shape(
         old_params, arguments.minibatch, *arguments.base)
     yield from _old_policy(step, old_params, updates)
   scoring_trips = (
-      step.score_trips if programs.policy_loss.needs_scoring else ())
+      step.score_trips if programs.policy_loss.whole_minibatch else ())
   yield phases.PlannedProgram(
       'update', 'update', functools.partial(
           programs.train_step.lower,
@@ -89,17 +89,17 @@ def _scoring(step):
 
   lower = functools.partial(
       programs.score.lower, state.params, minibatch, *base)
-  if programs.kept is not None:
+  if programs.old_states is not None:
     lower = functools.partial(
-        programs.score_and_keep.lower, state.params, minibatch, programs.kept,
-        0, *base)
+        programs.score_and_keep.lower, state.params, minibatch,
+        programs.old_states, 0, *base)
   yield scoring_by(
       state.params, 'score', lower, (state.opt_state, state.reference))
   if state.reference is not None:
     yield scoring_by(
         state.reference, 'score by reference', functools.partial(
             programs.score.lower, state.reference, minibatch, *base),
-        (state.params, state.opt_state, programs.kept))
+        (state.params, state.opt_state, programs.old_states))
 
 
 def _old_policy(step, old_params, updates):

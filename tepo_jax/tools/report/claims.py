@@ -15,6 +15,7 @@ from tepo_jax import errors
 from tepo_jax.job import statistics
 from tepo_jax.tools.report import figures
 from tepo_jax.tools.report import runs as runs_lib
+from tepo_jax.tools.report import significance
 
 BASELINE = 'grpo'
 TARGET = 0.95  # of the baseline's final accuracy, for "steps to accuracy"
@@ -118,7 +119,7 @@ def contrasts(groups: Sequence[runs_lib.Seeds]) -> list[Contrast]:
 def _judged(found):
   """Adds the verdicts, corrected over these claims."""
   tested = [c for c in found if len(c.pairs) >= FEWEST]
-  adjusted = statistics.holm([statistics.paired_p(c.pairs) for c in tested])
+  adjusted = significance.holm([significance.paired_p(c.pairs) for c in tested])
   verdicts = {c.title: _verdict(c, p) for c, p in zip(tested, adjusted)}
   return [dataclasses.replace(c, verdict=verdicts[c.title])
           if c.title in verdicts else c for c in found]
@@ -134,7 +135,7 @@ def _verdict(contrast, p):
 def seeds_needed(found: Sequence[Contrast]) -> dict[str, list[int]]:
   """Returns, by method, the seeds needed to see each of EFFECTS in the final
   accuracy, from the spread of its paired differences."""
-  return {c.label: [statistics.seeds_needed(np.std(c.pairs, ddof=1), effect)
+  return {c.label: [significance.seeds_needed(np.std(c.pairs, ddof=1), effect)
                     for effect in EFFECTS]
           for c in found
           if c.title == MEASURES[0].title and len(c.pairs) >= FEWEST}
@@ -159,8 +160,8 @@ def _compared(label, measure, pairs, note=''):
   differences = tuple(x - y for x, y in pairs)
   return Contrast(
       label, measure.title, measure.claim, measure.unit,
-      *map(statistics.over_seeds, zip(*pairs)),
-      statistics.over_seeds(differences), differences, measure.sign, note)
+      *map(significance.over_seeds, zip(*pairs)),
+      significance.over_seeds(differences), differences, measure.sign, note)
 
 
 def _pairs(group, base):

@@ -15,6 +15,7 @@ import numpy as np
 from tepo_jax.job import results
 from tepo_jax.job import statistics
 from tepo_jax.tools.report import runs as runs_lib
+from tepo_jax.tools.report import significance
 
 WINDOWS = (1, 5, 20)  # steps of the trailing mean that the page offers
 WINDOW = 5  # of the files, and of the page at first
@@ -151,7 +152,7 @@ def _recorded(runs, begin, part):
 class Curve:
   """One group in one panel: lists by step, as measured, in the panel's unit.
 
-  mean, low, high: `statistics.over_seeds` of the seeds that have the step;
+  mean, low, high: `significance.over_seeds` of the seeds that have the step;
   count: their number. seeds: run name -> {step: value}.
   """
   label: str
@@ -179,8 +180,8 @@ def _curve(label, seeds):
   steps = sorted(set().union(*seeds.values()))
   at = [[values[step] for values in seeds.values() if step in values]
         for step in steps]
-  mean, low, high = map(list, zip(*map(statistics.over_seeds, at))) if at else (
-      [], [], [])
+  mean, low, high = map(list, zip(*map(
+      significance.over_seeds, at))) if at else ([], [], [])
   return Curve(label, steps, mean, low, high, list(map(len, at)), seeds)
 
 

@@ -16,6 +16,7 @@ from tepo_jax.tools.report import figures
 from tepo_jax.tools.report import one_run
 from tepo_jax.tools.report import page
 from tepo_jax.tools.report import runs as runs_lib
+from tepo_jax.tools.report import significance
 from tepo_jax.tools.report import tables
 
 INTERVAL = (f'Intervals: {statistics.LEVEL:.0%}, Student\'s t over three or '
@@ -139,7 +140,7 @@ def _at(runs, name, choose: Callable[[dict[int, float]], int]):
   """Returns the accuracy at a step of each run: (value, low, high), steps."""
   steps = [choose(series) for _, series in runs]
   values = [100 * series[step] for (_, series), step in zip(runs, steps)]
-  interval = statistics.over_seeds(values)
+  interval = significance.over_seeds(values)
   if len(runs) == 1:
     interval = (values[0], *_bootstrapped(runs[0][0], name, steps[0]))
   where = str(min(steps)) if min(steps) == max(steps) else (
@@ -160,7 +161,7 @@ def _trained(group):
             if (values := run.series('accuracy'))]
   if not series:
     return None
-  first, last = (_percentages(statistics.over_seeds([
+  first, last = (_percentages(significance.over_seeds([
       100 * reduce(values) for values in series])[:3 if len(series) > 1 else 1])
       for reduce in (claims.initial, claims.final))
   return [group.label, 'training samples', len(series), first, last, '']

@@ -5,8 +5,8 @@ import importlib
 import shlex
 
 from configs import paper
-from tepo_jax.job import results
 from tepo_jax.tools.report import audit
+from tepo_jax.tools.report import comparison as comparison_lib
 from tepo_jax.tools.report import tables
 
 TABLES = ('1', '2', '3', '4')
@@ -22,7 +22,7 @@ method; the lines below a table say which. Made by
 def comparison(folders: Sequence[str], form: str) -> str:
   """Formats the second evaluation minus the first, on the same problems."""
   return tables.of_comparison(
-      results.compare(*map(results.read, folders)), form)
+      comparison_lib.compare(*map(comparison_lib.read, folders)), form)
 
 
 def commands(number: str, runs: str) -> str:

@@ -22,6 +22,7 @@ from tepo_jax.runtime import files
 SEED_FIELDS = frozenset({'seed', 'steps'})
 
 _FILES = 'config.json', 'metrics.jsonl'  # a run's folder has one at least
+_MAX_FIELDS = 6  # of a label
 _USED = {'seed': int, 'steps': int, 'method_name': str}  # of the config
 
 
@@ -279,7 +280,8 @@ def group(runs: Sequence[Run]) -> list[Seeds]:
   """Groups runs that differ only in the seed, in the order of the first runs.
 
   A label is the method's name, followed by the fields that distinguish groups
-  of the same method, and of forks by the step at which they began.
+  of the same method, or the first run's name where these are many, and of forks
+  by the step at which they began.
   """
   members = {}
   for run in runs:
@@ -309,6 +311,8 @@ def _label(some, groups, shown):
            and g[0].fields['method_name'] == fields['method_name']]
   about = [f'{name}={shown(fields[name])}' for name in differing(alike)
            if name in fields]
+  if len(about) > _MAX_FIELDS:
+    about = [some[0].name]
   if parent := some[0].parent:
     about.append(f'from step {parent.step}')
   name = fields['method_name']

@@ -16,6 +16,7 @@ from tepo_jax.tools.report import figures
 from tepo_jax.tools.report import overview
 from tepo_jax.tools.report import page
 from tepo_jax.tools.report import runs as runs_lib
+from tepo_jax.tools.report import significance
 
 
 def write(out: pathlib.Path, runs: Sequence[runs_lib.Run],
@@ -125,9 +126,9 @@ def _power(needed):
       ['method', *(f'{effect:g} points' for effect in claims.EFFECTS)],
       [[label, *seeds] for label, seeds in needed.items()], (1, 2, 3)) + (
           '<p class="caption">Seeds with which a difference of final accuracy '
-          f'to the baseline is found with probability {statistics.POWER:.0%}, '
-          'one claim tested, if the paired differences spread as they do '
-          'here.</p>')
+          'to the baseline is found with probability '
+          f'{significance.POWER:.0%}, one claim tested, if the paired '
+          'differences spread as they do here.</p>')
 
 
 def _configs(groups):

@@ -13,8 +13,8 @@ import numpy as np
 
 from tepo_jax import errors
 from tepo_jax.job import results as results_lib
-from tepo_jax.job import statistics
 from tepo_jax.runtime import files
+from tepo_jax.tools.report import significance
 
 NOT_RUN = 'not run'
 EVALUATION = 'evaluation'  # subfolder of a run's folder
@@ -78,7 +78,7 @@ def _papers(value, samples, is_change, mark):
   if value is None:
     return Cell(None, text='-', mark=mark)
   half = 0.0 if is_change else (
-      100 * Z * statistics.binomial_error(value / 100, samples))
+      100 * Z * significance.binomial_error(value / 100, samples))
   return Cell(value, value - half, value + half, mark=mark)
 
 
@@ -193,7 +193,7 @@ FORMATS = {'markdown': markdown, 'latex': latex, 'csv': comma_separated}
 
 
 def of_comparison(rows: Sequence[Mapping[str, Any]], form: str) -> str:
-  """Formats the rows of `results.compare`; `form`: one of FORMATS."""
+  """Formats the rows of `comparison.compare`; `form`: one of FORMATS."""
   if form == 'csv':
     names = 'set problems first second difference low high p'.split()
     return csv_of(names, [[row[name] for name in names] for row in rows])

@@ -12,6 +12,7 @@ import pytest
 
 from tepo_jax import cli
 from tepo_jax.job import memory as memory_lib
+from tepo_jax.job import programs as programs_lib
 from tepo_jax.policy import scoring
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools import workload as workload_lib
@@ -217,6 +218,37 @@ def test_the_best_meshes_of_sampling_and_of_updates(plan):
   assert step.best_of_two(plans[:1]) is None
 
 
+@pytest.mark.parametrize('rank', [0, 4])
+def test_a_reference_policy_is_scored_and_held(rank):
+  """Beside every other program: its share of a chip, two bytes per weight that
+  is trained, those of norms apart."""
+  config = _config('configs/tiny.py:grpo_original')
+  config.compute.dtype, config.lora.rank = 'bfloat16', rank
+  slice_ = chips.topology('v5e:2x2')
+  planned, trained = _scored(config, slice_)
+  config.method.reference.coef = 0.0
+  without, _ = _scored(config, slice_)
+  assert planned.keys() - without.keys() == {'score by reference'}
+  for name in 'decode', 'insert':
+    assert trained / 2 <= planned[name] - without[name] < 0.51 * trained
+  # Minibatches that wait have log-probabilities of it too.
+  assert planned['score'] - without['score'] >= trained / 2
+  assert planned['score by reference'] > trained
+
+
+def _scored(config, slice_):
+  """({program: bytes that others hold}, bytes of the fp32 weights), a chip's.
+  """
+  workload = workload_lib.of(config)
+  programs = compiling.make_programs(
+      config, workload, mesh_lib.make(dict(config.mesh), slice_.devices),
+      slice_.chip.hbm_bytes)
+  return {program.name.split()[0] if program.phase != 'score' else program.name:
+          program.resident for program in compiling.step_programs(
+              config, workload, programs, 8, brief=True)
+          }, mesh_lib.device_bytes(programs_lib.abstract_state(programs).params)
+
+
 def test_slots_are_those_of_the_planned_chip(monkeypatch):
   """Not those of a device that this machine may have, as with --check."""
   monkeypatch.setattr(mesh_lib, 'free_bytes', lambda: 1)
@@ -277,7 +309,7 @@ def test_the_choice_begins_with_what_a_chip_can_hold():
         config, programs, lambda _: 0, limit=limit * chips.GIB)
     assert (found.model.remat, found.scorer.model.remat, size) == (
         remat, remat, 0)
-    assert found.kept == programs.kept
+    assert found.old_states == programs.old_states
 
 
 @pytest.mark.long

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from tepo_jax.job import fork
-from tepo_jax.job import statistics
 from tepo_jax.tools.report import figures
 from tepo_jax.tools.report import runs
+from tepo_jax.tools.report import significance
 from tests.tools.report.records import record
 
 
@@ -20,10 +20,10 @@ def panel(name):
 
 def test_the_interval_of_three_seeds_and_the_range_of_two():
   # t(0.975, 2) = 4.30265 (any table); std of 1, 2, 3 is 1.
-  assert statistics.over_seeds([1, 2, 3]) == pytest.approx(
+  assert significance.over_seeds([1, 2, 3]) == pytest.approx(
       (2, 2 - 4.30265 / 3 ** 0.5, 2 + 4.30265 / 3 ** 0.5), abs=1e-4)
-  assert statistics.over_seeds([1, 4]) == (2.5, 1, 4)
-  assert statistics.over_seeds([7]) == (7, 7, 7)
+  assert significance.over_seeds([1, 4]) == (2.5, 1, 4)
+  assert significance.over_seeds([7]) == (7, 7, 7)
 
 
 def test_the_trailing_mean_sees_no_later_step_and_no_missing_one():

@@ -125,6 +125,14 @@ def test_labels_have_the_names_of_files_unless_these_are_the_same(
       f'grpo (data.name={label})' for label in labels]
 
 
+def test_runs_that_differ_in_many_fields_are_labelled_by_their_folders(
+    make_run):
+  groups = runs.group(runs.read([
+      make_run(name, [record(1)], **{
+          f'field{i}': name for i in range(9)}) for name in 'ab']))
+  assert [group.label for group in groups] == ['grpo (a)', 'grpo (b)']
+
+
 def test_forks_of_each_other_s_replaced_folders_are_read(make_run):
   paths = [make_run(name, [record(1)], seed=seed)
            for seed, name in enumerate('ab')]

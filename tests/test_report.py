@@ -1,0 +1,42 @@
+"""Which flags of a report go together."""
+
+import pytest
+
+from tepo_jax import errors
+from tepo_jax import report
+
+_AUDIT = {'audit': True}
+
+
+@pytest.mark.parametrize('given, said', [
+    (_AUDIT | {'csv': True}, '--audit and --csv'),
+    (_AUDIT | {'latex': True}, '--audit and --latex'),
+    (_AUDIT | {'runs': ['a']}, '--audit and --runs'),
+    (_AUDIT | {'compare': ['a', 'b']}, '--audit and --compare'),
+    (_AUDIT | {'commands': True}, '--audit and --commands'),
+    (_AUDIT | {'table': '3'}, '--table and --audit'),
+    ({'table': '3', 'compare': ['a', 'b']}, '--table and --compare'),
+    ({'table': '3', 'replay': 1}, '--table and --replay'),
+    ({'map': 'm', 'latex': True}, '--map and --latex'),
+    ({'compare': ['a', 'b'], 'runs': ['a']}, '--compare and --runs'),
+    ({'csv': True, 'runs': ['a'], 'inspect': 1}, '--csv and --inspect'),
+    ({'csv': True, 'runs': ['a'], 'latex': True}, '--csv and --latex')])
+def test_flags_that_would_be_ignored_are_refused(set_flags, given, said):
+  set_flags(**given)
+  with pytest.raises(errors.InputError, match=f'{said} exclude each other'):
+    report.main()
+
+
+def test_commands_are_those_of_a_table(set_flags, tmp_path, capsys):
+  set_flags(commands=True, runs=[str(tmp_path)], out='x')
+  with pytest.raises(errors.InputError, match='--commands needs --table'):
+    report.main()
+  set_flags(table='3', out=None)
+  report.main()
+  assert 'tepo_jax.train --config=configs/table3.py' in capsys.readouterr().out
+
+
+def test_the_audit_is_written_to_a_file(set_flags, tmp_path):
+  set_flags(audit=True, out=str(tmp_path / 'audit.md'))
+  report.main()
+  assert (tmp_path / 'audit.md').read_text('utf-8').startswith('#')
