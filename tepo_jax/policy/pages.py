@@ -18,7 +18,6 @@ from typing import Any
 import flax.struct
 import jax
 from jax import numpy as jnp
-from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
 
 from tepo_jax.policy import attention
@@ -89,11 +88,9 @@ def attend(q_NAH: jax.Array, kv_XYJH: jax.Array, places: Places,
   Returns:
     [N, A, H] in the dtype of q; scores and softmax are float32.
   """
-  function = _attend_xla
-  if has_kernel(backend, kv_XYJH.shape[2] // mesh_lib.shards('kv_heads'),
-                kv_XYJH.shape[3], kv_XYJH.dtype):
-    function = functools.partial(
-        _attend_kernel, interpret=backend == 'splash_interpreted')
+  function = _attend_kernel if has_kernel(
+      backend, kv_XYJH.shape[2] // mesh_lib.shards('kv_heads'),
+      kv_XYJH.shape[3], kv_XYJH.dtype) else _attend_xla
   return mesh_lib.per_device(
       functools.partial(function, window=window),
       [('batch', 'heads', None), (None, None, 'kv_heads', None), ('batch',),
@@ -107,24 +104,18 @@ def has_kernel(backend: str, heads: int, head_dim: int, dtype: Any) -> bool:
   Its registers hold whole lanes of a head, and rows of 1, 2, 4 or 8 k heads.
   """
   rows, rest = divmod(heads, 4 // jnp.dtype(dtype).itemsize)
-  return (backend in ('splash', 'splash_interpreted') and not rest
-          and head_dim % _LANES == 0 and (rows in (1, 2, 4) or rows % 8 == 0))
+  return (backend == 'splash' and not rest and head_dim % _LANES == 0
+          and (rows in (1, 2, 4) or rows % 8 == 0))
 
 
-def _attend_kernel(q_NAH, kv_XYJH, length_N, table_NW, *, window, interpret):
+def _attend_kernel(q_NAH, kv_XYJH, length_N, table_NW, *, window):
   slots, _, head_dim = q_NAH.shape
-  attend_pages = functools.partial(
-      kernel.ragged_paged_attention, sm_scale=head_dim ** -0.5,
-      sliding_window=window, num_queries_per_block=_BLOCK_QUERIES,
-      num_kv_pages_per_block=min(
+  return kernel.ragged_paged_attention(
+      q_NAH, kv_XYJH, length_N, table_NW,
+      jnp.arange(slots + 1, dtype=jnp.int32), jnp.full(1, slots, jnp.int32),
+      sm_scale=head_dim ** -0.5, sliding_window=window,
+      num_queries_per_block=_BLOCK_QUERIES, num_kv_pages_per_block=min(
           table_NW.shape[1], max(1, _BLOCK_COLUMNS // kv_XYJH.shape[1])))
-  arguments = (q_NAH, kv_XYJH, length_N, table_NW,
-               jnp.arange(slots + 1, dtype=jnp.int32),
-               jnp.full(1, slots, jnp.int32))
-  if not interpret:
-    return attend_pages(*arguments)
-  with pltpu.force_tpu_interpret_mode():
-    return attend_pages(*arguments)
 
 
 def _attend_xla(q_NAH, kv_XYJH, length_N, table_NW, *, window):
