@@ -47,7 +47,7 @@ _MAX_MESSAGE = 200  # characters of XLA's message, which may list every buffer
 
 
 def sampling_shapes(
-    model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
+    model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *, cache: str,
     wanted: int | None, work: int, prompt_tokens: int, max_tokens: int,
     chunk: int) -> schedule.Shapes:
   """The shapes of sampling with `wanted` slots, or with as many as fit.
@@ -55,6 +55,7 @@ def sampling_shapes(
   Call it once the weights are on the devices: it reads the free memory.
 
   Args:
+    cache: config.rollout.cache.
     wanted: slots; None: one per completion, or as many as fit.
     work: completions to sample.
     prompt_tokens, max_tokens, chunk: P, T and C.
@@ -62,13 +63,14 @@ def sampling_shapes(
   Raises:
     errors.InputError: not one slot, or not `wanted` slots, fit; with the sizes.
   """
-  shards = mesh_lib.batch_shards(mesh)
-
+  free, sizes = mesh_lib.free_bytes(), dict(
+      work=work, prompt_tokens=prompt_tokens, max_tokens=max_tokens,
+      chunk=chunk)
+  if cache == 'pages':
+    return paged_shapes(model, mesh, wanted=wanted, free=free, **sizes)
   shapes_with = functools.partial(
-      schedule.make_shapes, work=work, prompt_tokens=prompt_tokens,
-      max_tokens=max_tokens, chunk=chunk, shards=shards)
+      schedule.make_shapes, shards=mesh_lib.batch_shards(mesh), **sizes)
   most = work if wanted is None else min(wanted, work)
-  free = mesh_lib.free_bytes()
   if free is None:
     return shapes_with(slots=most)
   shapes = shapes_with(slots=most if wanted is not None else fitting_slots(
@@ -87,9 +89,9 @@ def sampling_shapes(
 def paged_shapes(
     model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
     wanted: int | None, work: int, prompt_tokens: int, max_tokens: int,
-    chunk: int) -> schedule.Shapes:
-  """As `sampling_shapes`, for a cache of pages, which take all of their share
-  of the free memory that they can need.
+    chunk: int, free: float | None) -> schedule.Shapes:
+  """`sampling_shapes` of a cache of pages, which take all of their share of the
+  `free` bytes of a device that they can need; None: all that they can need.
 
   Raises:
     errors.InputError: not one completion of the greatest length fits.
@@ -99,27 +101,37 @@ def paged_shapes(
   whole, mean = (-(-math.ceil(longest * share) // _PAGE) + 2
                  for share in (1, _MEAN_SHARE))
   most = -(-(work if wanted is None else min(wanted, work)) // shards)
-  free, size = mesh_lib.free_bytes(), slot_bytes(model, mesh, _PAGE)
-  pages = most * (tail + whole) + tail
-  if free is not None:
-    pages = min(pages, int(_CACHE_SHARE * free // size))
-    if wanted is None:
-      most = max(1, min(most, pages // (tail + mean)))
+
+  def shapes_of(pages):
+    """The kernel reads what is alive: it needs no narrower tables."""
+    shapes = schedule.make_shapes(
+        slots=most * shards, work=most * shards, prompt_tokens=prompt_tokens,
+        max_tokens=max_tokens, chunk=chunk, shards=shards)
+    columns = shapes.columns[-1:] if has_kernel(model, mesh) else shapes.columns
+    return dataclasses.replace(shapes, columns=columns, page=_PAGE, pages=pages)
+
+  free = math.inf if free is None else free
+  size, pages = slot_bytes(model, mesh, _PAGE), most * (tail + whole) + tail
+  prompts = _PREFILLS * _prefill_bytes(model, mesh, shapes_of(pages))
+  usable = min(_CACHE_SHARE * free, _SAMPLING_SHARE * free - prompts)
+  pages = int(min(pages, usable / size))
+  if wanted is None:
+    most = max(1, min(most, pages // (tail + mean)))
   least = paging.least_pages(longest, chunk, _PAGE, most)
   if pages < least:
     raise errors.InputError(
         f'the pages of {most * shards} completions, one of them of {longest} '
         f'tokens, take {least * size / 2**30:.3g} GiB on each device, but only '
-        f'{_CACHE_SHARE:.0%} of the free {free / 2**30:.3g} GiB may be used: '
+        f'{usable / 2**30:.3g} of the free {free / 2**30:.3g} GiB may be used: '
         'lower config.rollout.slots or the lengths, or use more devices')
-  shapes = schedule.make_shapes(
-      slots=most * shards, work=most * shards, prompt_tokens=prompt_tokens,
-      max_tokens=max_tokens, chunk=chunk, shards=shards)
-  # The kernel reads what is alive: it needs no narrower tables.
-  columns = shapes.columns[-1:] if pages_lib.has_kernel(
+  return shapes_of(pages)
+
+
+def has_kernel(model: transformer.ModelConfig, mesh: jax.sharding.Mesh) -> bool:
+  """Whether a kernel reads the pages of decoding."""
+  return pages_lib.has_kernel(
       model.attention, 2 * model.cache_heads // mesh.shape['tensor'],
-      model.head_dim, model.dtype) else shapes.columns
-  return dataclasses.replace(shapes, columns=columns, page=_PAGE, pages=pages)
+      model.head_dim, model.dtype)
 
 
 def fitting_slots(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
@@ -133,13 +145,19 @@ def fitting_slots(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
   shards = mesh_lib.batch_shards(mesh)
   for slots in range(most + -most % shards, shards, -shards):
     shapes = shapes_with(slots=slots)
-    cache, width = _cache_bytes(model, mesh, shapes), shapes.prompts[-1]
-    prompts = slot_bytes(model, mesh, width) * schedule.Schedule(
-        None, shapes).prefill_rows(width)
+    cache = _cache_bytes(model, mesh, shapes)
+    prompts = _prefill_bytes(model, mesh, shapes)
     if (cache <= _CACHE_SHARE * free
         and cache + _PREFILLS * prompts <= _SAMPLING_SHARE * free):
       return slots
   return shards
+
+
+def _prefill_bytes(model, mesh, shapes):
+  """Bytes of the widest prefill's keys and values."""
+  width = shapes.prompts[-1]
+  return slot_bytes(model, mesh, width) * schedule.Schedule(
+      None, shapes).prefill_rows(width)
 
 
 def _cache_bytes(model, mesh, shapes):

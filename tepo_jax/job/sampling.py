@@ -57,6 +57,11 @@ def decode_shardings(model: transformer.ModelConfig, mesh: jax.sharding.Mesh):
       mesh, cache_lib.logical_axes(model), mesh_lib.DECODE_RULES)
 
 
+def maker(cache: str) -> Callable[..., Any]:
+  """`make` or `make_paged`, for config.rollout.cache."""
+  return make_paged if cache == 'pages' else make
+
+
 def make(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
          decoding: draw.Decoding, eos_ids: tuple[int, ...], chunk: int
          ) -> schedule.SamplingPrograms:

@@ -156,17 +156,15 @@ class Session:
 
     @functools.cache
     def make_schedule():
-      decoding_on, is_paged = self.decoding(), settings.cache == 'pages'
-      fit, make = ((memory_lib.paged_shapes, sampling_lib.make_paged)
-                   if is_paged else
-                   (memory_lib.sampling_shapes, sampling_lib.make))
-      shapes = fit(
-          *decoding_on, wanted=settings.slots, work=prompts * samples,
+      decoding_on = self.decoding()
+      shapes = memory_lib.sampling_shapes(
+          *decoding_on, cache=settings.cache, wanted=settings.slots,
+          work=prompts * samples, max_tokens=max_tokens,
           prompt_tokens=self.config.data.max_prompt_tokens,
-          max_tokens=max_tokens, chunk=settings.chunk)
+          chunk=settings.chunk)
       memory_lib.check_cache(*decoding_on, shapes)
       return schedule.Schedule(
-          make(
+          sampling_lib.maker(settings.cache)(
               *decoding_on, decoding=decoding, eos_ids=self.eos_ids,
               chunk=settings.chunk),
           shapes, stopping.first_of([

@@ -28,7 +28,7 @@ _LANES = 128  # of a TPU's vector register
 # that is not alive, and computes all rows of a block of queries for each
 # sequence. A matrix unit has 128 rows, 8 sequences of 16 heads.
 _BLOCK_COLUMNS = 256
-_BLOCK_QUERIES = 8
+BLOCK_QUERIES = 8
 
 
 @flax.struct.dataclass
@@ -101,11 +101,17 @@ def attend(q_NAH: jax.Array, kv_XYJH: jax.Array, places: Places,
 def has_kernel(backend: str, heads: int, head_dim: int, dtype: Any) -> bool:
   """Whether the kernel reads pages of J = `heads` on each device.
 
-  Its registers hold whole lanes of a head, and rows of 1, 2, 4 or 8 k heads.
+  Its registers hold whole lanes of a head, and 1, 2, 4 or 8 rows of heads. It
+  could take several times 8, but interpreted it then reads wrong heads.
   """
   rows, rest = divmod(heads, 4 // jnp.dtype(dtype).itemsize)
   return (backend == 'splash' and not rest and head_dim % _LANES == 0
-          and (rows in (1, 2, 4) or rows % 8 == 0))
+          and rows in (1, 2, 4, 8))
+
+
+def columns_read(length: Any) -> Any:
+  """The columns that the kernel reads of sequences of so many tokens."""
+  return -(-length // _BLOCK_COLUMNS) * _BLOCK_COLUMNS
 
 
 def _attend_kernel(q_NAH, kv_XYJH, length_N, table_NW, *, window):
@@ -114,7 +120,7 @@ def _attend_kernel(q_NAH, kv_XYJH, length_N, table_NW, *, window):
       q_NAH, kv_XYJH, length_N, table_NW,
       jnp.arange(slots + 1, dtype=jnp.int32), jnp.full(1, slots, jnp.int32),
       sm_scale=head_dim ** -0.5, sliding_window=window,
-      num_queries_per_block=_BLOCK_QUERIES, num_kv_pages_per_block=min(
+      num_queries_per_block=BLOCK_QUERIES, num_kv_pages_per_block=min(
           table_NW.shape[1], max(1, _BLOCK_COLUMNS // kv_XYJH.shape[1])))
 
 

@@ -37,6 +37,18 @@ def least_pages(longest: int, chunk: int, size: int, slots: int) -> int:
   return slots * tail + -(-longest // size) + 2 + tail
 
 
+def table_pages(shapes: Any) -> list[int]:
+  """W, of a schedule.Shapes."""
+  return [-(-columns // shapes.page) + tail_pages(shapes.chunk, shapes.page)
+          for columns in shapes.columns]
+
+
+def most_copies(shapes: Any) -> int:
+  """M, of a schedule.Shapes."""
+  return shapes.slots[-1] // shapes.shards * tail_pages(
+      shapes.chunk, shapes.page)
+
+
 @dataclasses.dataclass(frozen=True)
 class PagedPrograms:
   """The functions of sampling with pages, jitted for one model, mesh and
@@ -81,7 +93,7 @@ class Paging:
   def __init__(self, programs: PagedPrograms, shapes: Any):
     self.programs, self.shapes, self.size = programs, shapes, shapes.page
     self.tail = tail_pages(shapes.chunk, self.size)
-    first = shapes.slots[-1] // shapes.shards * self.tail
+    first = most_copies(shapes)
     # The last is taken first.
     self.free = [list(range(shapes.pages - 1, first - 1, -1))
                  for _ in range(shapes.shards)]
@@ -220,14 +232,14 @@ class Paging:
     self._copy()
     cache, chunk = self.programs.decode(
         weights, pages_lib.PagedCache(
-            self.kv, self._table(), np.int32(self.column)), slots, *more)
+            self.kv, self.table(), np.int32(self.column)), slots, *more)
     self.kv = cache.kv
     return chunk
 
   def _copy(self):
     if any(self.copies):
       shards, shapes = self.shapes.shards, self.shapes
-      most = shapes.slots[-1] // shards * self.tail
+      most = most_copies(shapes)
       source_SM = np.zeros((shards, most), np.int32)
       target_SM = np.full((shards, most), shapes.pages, np.int32)
       for shard, pairs in enumerate(self.copies):
@@ -237,16 +249,15 @@ class Paging:
           pairs.clear()
       self.kv = self.programs.copy(self.kv, source_SM, target_SM)
 
-  def _table(self):
-    """The pages of each slot, its tail last; W is one of few sizes."""
+  def table(self) -> np.ndarray:
+    """table_NW: of each slot, its tail last; W is one of `table_pages`."""
     own = len(self.rows) // self.shapes.shards
     pages_N = [[] if row is None else [
         *row.prompt.pages[:row.shared], *row.own, *range(
             slot % own + row.skips * own, own * self.tail, own)]
                for slot, row in enumerate(self.rows)]
     most = max(map(len, pages_N))
-    width = next(w for w in (-(-columns // self.size) + self.tail
-                             for columns in self.shapes.columns) if w >= most)
+    width = next(w for w in table_pages(self.shapes) if w >= most)
     table_NW = np.zeros((len(self.rows), width), np.int32)
     for slot, pages in enumerate(pages_N):
       table_NW[slot, :len(pages)] = pages

@@ -5,7 +5,6 @@ import dataclasses
 import ml_collections
 import numpy as np
 
-from tepo_jax import errors
 from tepo_jax.job import base_model
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.policy import transformer
@@ -88,15 +87,7 @@ def of(config: ml_collections.ConfigDict, prompt_tokens: int | None = None,
   Args:
     prompt_tokens, mean_tokens: at most, and if None, the config's longest.
     mixed_share, rounds: of the Workload.
-
-  Raises:
-    errors.InputError: the cache of decoding is of pages, which the tools that
-      take workloads do not count.
   """
-  if config.rollout.cache != 'rectangle':
-    raise errors.InputError(
-        f'config.rollout.cache={config.rollout.cache}: plans and benchmarks '
-        'count a rectangle only; set it to rectangle for them')
   folder = None
   if config.model is None:
     model = base_model.model_config(

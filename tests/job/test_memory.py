@@ -22,15 +22,15 @@ MODEL = transformer.ModelConfig(
 
 
 def _shapes(monkeypatch, free_gib, wanted=None, lengths=(1024, 7168),
-            fit=memory_lib.sampling_shapes, **shape):
+            cache='rectangle', **shape):
   free = None if free_gib is None else int(free_gib * 2**30)
   monkeypatch.setattr(mesh_lib, 'free_bytes', lambda: free)
   mesh = mesh_lib.make(dict(data=1, fsdp=1, tensor=1) | shape,
                        jax.devices()[:max(shape.values(), default=1)])
   model = padding_lib.sharded_over(MODEL, mesh.shape['tensor'])
-  return fit(
-      model, mesh, wanted=wanted, work=512, prompt_tokens=lengths[0],
-      max_tokens=lengths[1], chunk=32)
+  return memory_lib.sampling_shapes(
+      model, mesh, cache=cache, wanted=wanted, work=512,
+      prompt_tokens=lengths[0], max_tokens=lengths[1], chunk=32)
 
 
 def test_slot_bytes_are_those_of_its_keys_and_values():
@@ -88,13 +88,13 @@ def test_pages_are_of_the_mean_length_and_fill_their_share(monkeypatch):
   """3.5 MiB a page; of 8,192 tokens a sequence has a quarter, 34 pages with the
   copies, and 2 of a tail. The longest alone needs 130 and another 2."""
   rectangle = _shapes(monkeypatch, 63)
-  shapes = _shapes(monkeypatch, 63, fit=memory_lib.paged_shapes)
+  shapes = _shapes(monkeypatch, 63, cache='pages')
   assert shapes.pages == int(0.8 * 63 * 1024 / 3.5)
   assert shapes.slots[-1] == shapes.pages // 36 > 4 * rectangle.slots[-1]
-  whole = _shapes(monkeypatch, None, 32, fit=memory_lib.paged_shapes)
+  whole = _shapes(monkeypatch, None, 32, cache='pages')
   assert whole.pages == 32 * (130 + 2) + 2
   with pytest.raises(errors.InputError, match='one of them of 8192 tokens'):
-    _shapes(monkeypatch, 134 * 3.5 / 1024 / 0.8, 4, fit=memory_lib.paged_shapes)
+    _shapes(monkeypatch, 134 * 3.5 / 1024 / 0.8, 4, cache='pages')
 
 
 def test_full_memory_is_explained_whatever_the_exception(monkeypatch):

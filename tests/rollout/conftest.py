@@ -43,8 +43,8 @@ def make_engine():
            stop=None, **shapes):
     if mesh is None:
       mesh = mesh_lib.make(dict(data=1, fsdp=1, tensor=1), jax.devices()[:1])
-    make = sampling_lib.make_paged if shapes.get('page') else sampling_lib.make
-    programs = make(
+    cache = 'pages' if shapes.get('page') else 'rectangle'
+    programs = sampling_lib.maker(cache)(
         model, mesh, decoding=decoding, eos_ids=eos_ids, chunk=chunk)
     default = schedule.make_shapes(
         slots=slots, work=work, prompt_tokens=prompt_tokens,

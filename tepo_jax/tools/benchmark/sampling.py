@@ -19,10 +19,12 @@ import numpy as np
 
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import sampling as sampling_lib
+from tepo_jax.policy import pages as pages_lib
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import engine as engine_lib
 from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.rollout import paging
 from tepo_jax.rollout import schedule as schedule_lib
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools import streaming
@@ -48,7 +50,8 @@ class Engine:
     mesh = mesh_lib.make(config.mesh)
     self.model, self.mesh = sampling_lib.for_decoding(
         workload.model, mesh, config.rollout.tensor)
-    self.programs = sampling_lib.make(
+    self.cache = config.rollout.cache
+    self.programs = sampling_lib.maker(self.cache)(
         self.model, self.mesh, decoding=draw.Decoding(),
         eos_ids=(workload.model.vocab_size,), chunk=config.rollout.chunk)
     params = jax.jit(
@@ -65,7 +68,7 @@ class Engine:
     """Returns the schedule for a queue of `work` completions."""
     workload = self._workload
     return schedule_lib.Schedule(self.programs, memory_lib.sampling_shapes(
-        self.model, self.mesh, wanted=self.rows, work=work,
+        self.model, self.mesh, cache=self.cache, wanted=self.rows, work=work,
         prompt_tokens=workload.prompt_tokens, max_tokens=workload.max_tokens,
         chunk=self.chunk))
 
@@ -237,12 +240,16 @@ def _decode_steps(engine, workload):
 def decode_step(engine: Engine, count: int, columns: int, rounds: int
                 ) -> tuple[list[float], jax.stages.Lowered]:
   """Returns seconds a step by round, and the program of a chunk of steps."""
-  rows = engine_lib.idle_slots(count)
+  shapes = engine.schedule(engine.rows).shapes
+  rows = engine_lib.idle_slots(count, shapes.page)
   rows = rows.replace(live=~rows.live, limit=rows.limit + 2 ** 30)
   more = rows, jax.random.key(0), engine.chunk, 0
+  make_cache = functools.partial(engine.programs.empty, count, columns, 0)
+  if shapes.page:
+    make_cache = functools.partial(_pages, engine, shapes, rows, columns)
 
   def timed():
-    cache = jax.block_until_ready(engine.programs.empty(count, columns, 0))
+    cache = jax.block_until_ready(make_cache())
     start = time.perf_counter()
     jax.block_until_ready(
         engine.programs.decode(engine.weights, cache, *more)[0])
@@ -250,8 +257,21 @@ def decode_step(engine: Engine, count: int, columns: int, rounds: int
 
   timed()
   lowered = engine.programs.decode.lower(
-      engine.weights, engine.programs.empty(count, columns, 0), *more)
+      engine.weights, make_cache(), *more)
   return [timed() for _ in range(rounds)], lowered
+
+
+def _pages(engine, shapes, slots, columns):
+  """A cache of pages in which each of the slots has a prompt of its own, with
+  which a chunk of steps takes up to so many columns."""
+  count, tokens = len(slots.live), max(1, columns - engine.chunk)
+  store = paging.Paging(engine.programs, dataclasses.replace(
+      shapes, pages=count * (columns // shapes.page + 8)))
+  store.fit(slots, count, count, tokens)
+  for slot in range(count):
+    first = store.place(slot, groups_lib.Request((0,) * tokens, slot, [1]))
+    slots.start[slot], slots.length[slot] = tokens, first + 1 - tokens
+  return pages_lib.PagedCache(store.kv, store.table(), np.int32(0))
 
 
 def _memory():

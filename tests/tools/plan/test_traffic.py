@@ -1,5 +1,7 @@
 """Program counts of a rollout follow from the table of lengths."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -20,7 +22,7 @@ def _rollout(slots, mean, chunk=8):
 
 @pytest.mark.parametrize('slots', [8, 32])
 def test_equal_lengths_keep_every_slot_busy(slots):
-  _, _, (counts, _) = _rollout(slots, mean=64)
+  _, _, (counts, _, _) = _rollout(slots, mean=64)
   decoded = {s: n for s, n in counts.items() if s.name == 'decode'}
   assert {shape.rows for shape in decoded} == {slots}
   assert sum(decoded.values()) == 64 * 32 // slots
@@ -29,7 +31,7 @@ def test_equal_lengths_keep_every_slot_busy(slots):
 
 
 def test_ragged_lengths_shrink_the_batch():
-  workload, _, (counts, syncs) = _rollout(32, mean=16)
+  workload, _, (counts, syncs, _) = _rollout(32, mean=16)
   length_B = workload.lengths(32)
   decoded = {s: n for s, n in counts.items() if s.name == 'decode'}
   assert sum(decoded.values()) == length_B.max()
@@ -54,3 +56,20 @@ def test_steps_end_when_enough_rows_are_done():
   assert traffic._steps(left, 20, 4, 1) == 0
   assert traffic._steps(left, 20, 2, 4) == 4
   assert traffic._steps(left, 10, 0, 4) == 10
+
+
+def test_with_pages_a_step_reads_whole_blocks_of_what_is_alive():
+  """8 slots of 31 prompt tokens and up to 64 more: one block of 256 columns
+  each. Prompts are stored once a shard, and completions copied a page of 8 at a
+  time."""
+  workload, shapes, want = _rollout(8, mean=64)
+  shapes = dataclasses.replace(shapes, page=8, pages=1000)
+  runs, _, columns = traffic.of_rollout(workload, shapes, 1.0,
+                                        streaming.batches)
+  decode, = (shape for shape in runs if shape.name == 'decode')
+  assert decode.rows == 8
+  assert columns[decode] == 8 * 256 * runs[decode]
+  # Each starts up to a page before the end of its prompt.
+  assert want.decode_steps < runs[decode] <= want.decode_steps + 4 * 8
+  assert {shape.name for shape in runs} == {
+      'decode', 'prefill', 'store', 'copy'}
