@@ -1,14 +1,17 @@
 """Decoding by the TPU's own compiler, without a TPU (needs libtpu)."""
 
 import dataclasses
+import functools
 import re
 
 import jax
 import numpy as np
 import pytest
 
+from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.policy import cache as cache_lib
+from tepo_jax.policy import padding
 from tepo_jax.policy import pages
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
@@ -57,32 +60,44 @@ def _mesh(slice_, shards):
 
 def _decode(programs, model, mesh, slots, cache):
   """The compiled chunk; cache: with its shardings."""
-  def abstract(tree, shardings):
-    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(
-        x.shape, x.dtype, sharding=s), tree, shardings)
-
-  weights = jax.eval_shape(lambda p: cache_lib.convert(model, p),
-                           transformer.abstract_params(model, 'bfloat16'))
   host = (slots, jax.eval_shape(jax.random.key, 0), np.int32(0), np.int32(0))
   return programs.decode.lower(
-      abstract(weights, sampling_lib.decode_shardings(model, mesh)),
-      abstract(*cache), *abstract(host, jax.tree.map(
+      _weights(model, mesh), _abstract(*cache), *_abstract(host, jax.tree.map(
           lambda _: mesh_lib.replicated(mesh), host))).compile()
 
 
-def _compiled_with_pages(slice_, shards):
-  """The same for pages of 64 columns, as many as hold COLUMNS a slot."""
-  mesh, model = _mesh(slice_, shards), dataclasses.replace(
-      MODEL, attention='splash')
+def _weights(model, mesh):
+  """Those for decoding."""
+  return _abstract(
+      jax.eval_shape(lambda p: cache_lib.convert(model, p),
+                     transformer.abstract_params(model, 'bfloat16')),
+      sampling_lib.decode_shardings(model, mesh))
+
+
+def _abstract(tree, shardings):
+  return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=s), tree, shardings)
+
+
+@functools.cache
+def _compiled_with_pages(slice_, tensor):
+  """SLOTS slots for each shard of the batch, with pages that hold COLUMNS a
+  slot: the compiled chunk, and the model and the mesh of decoding."""
+  devices = chips.topology(slice_).devices
+  mesh = mesh_lib.make({'data': 1, 'fsdp': len(devices) // tensor,
+                        'tensor': tensor}, devices)
+  model = padding.sharded_over(
+      dataclasses.replace(MODEL, attention='splash'), tensor)
   programs = sampling_lib.make_paged(
       model, mesh, decoding=draw.Decoding(), eos_ids=(0,), chunk=32)
-  slots, count = shards * SLOTS, shards * SLOTS * COLUMNS // PAGE
+  slots = SLOTS * len(devices) // tensor
   cache = pages.PagedCache(
-      jax.eval_shape(lambda: pages.init_pages(model, count, PAGE)),
+      jax.eval_shape(lambda: pages.init_pages(
+          model, slots * COLUMNS // PAGE, PAGE)),
       jax.ShapeDtypeStruct((slots, 2 * COLUMNS // PAGE), np.int32),
       jax.ShapeDtypeStruct((), np.int32))
   return _decode(programs, model, mesh, engine.idle_slots(slots, PAGE), (
-      cache, sampling_lib.paged_shardings(model, mesh)))
+      cache, sampling_lib.paged_shardings(model, mesh))), model, mesh
 
 
 @pytest.mark.long
@@ -130,16 +145,35 @@ def test_a_shard_of_the_batch_costs_what_it_costs_alone(compiled, two_shards):
     assert shard.wire_bytes[kind] - alone.wire_bytes[kind] == sent
 
 
-@pytest.mark.long
-def test_pages_are_written_in_place_and_read_by_the_kernel():
+_SLICES = [pytest.param('v6e:4x4', 4, marks=pytest.mark.long), *(
+    pytest.param(slice_, tensor, marks=(pytest.mark.long, pytest.mark.nightly))
+    for slice_ in ('v5e:2x4', 'v5p:2x2x2', 'v6e:4x4') for tensor in (1, 4, 8)
+    if (slice_, tensor) != ('v6e:4x4', 4))]
+
+
+@pytest.mark.parametrize('slice_, tensor', _SLICES)
+def test_pages_are_written_in_place_and_read_by_the_kernel(slice_, tensor):
   """A step scatters nothing, and there is no second copy of the pages, nor of
   one layer's."""
-  program = _compiled_with_pages('v6e:2x4', 2)
+  program, model, mesh = _compiled_with_pages(slice_, tensor)
   text, memory = program.as_text(), program.memory_analysis()
-  assert text.count('ragged_paged_attention_kernel') >= MODEL.num_layers
+  assert text.count('ragged_paged_attention_kernel') >= model.num_layers
   assert not re.search(r' scatter\(', text)
-  layer = 2 * SLOTS * COLUMNS * 128 * 2
-  assert memory.alias_size_in_bytes >= MODEL.num_layers * layer
-  assert memory.temp_size_in_bytes < layer
-  assert not re.search(
-      rf'= bf16\[{SLOTS * COLUMNS // PAGE},{PAGE},2,128\]\S* copy\(', text)
+  cache = SLOTS * memory_lib.slot_bytes(model, mesh, COLUMNS)
+  assert memory.alias_size_in_bytes >= cache
+  assert memory.temp_size_in_bytes < cache / model.num_layers
+  of_layer = ','.join(map(str, (
+      SLOTS * COLUMNS // PAGE, PAGE, 2 * model.cache_heads // tensor, 128)))
+  assert not re.search(rf'= bf16\[{of_layer}\]\S* copy\(', text)
+
+
+@pytest.mark.parametrize('slice_, tensor', _SLICES)
+def test_a_step_with_pages_reads_the_weights_and_what_is_alive(slice_, tensor):
+  """Within 15 %, with 1,200 tokens a sequence. Of the embeddings it reads the
+  rows of its tokens."""
+  program, model, mesh = _compiled_with_pages(slice_, tensor)
+  weights = mesh_lib.device_bytes(_weights(model, mesh)) - (
+      2 * model.vocab_size * model.d_model // tensor)
+  least = weights + SLOTS * memory_lib.slot_bytes(model, mesh, 1200)
+  read = cost.of(program.as_text(), columns=SLOTS * pages.columns_read(1200))
+  assert least < read.hbm_bytes < 1.15 * least

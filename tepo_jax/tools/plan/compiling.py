@@ -126,8 +126,8 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
                               arrays=2 * programs.decoding[0].num_layers)
   decoded = _Decoded(
       mesh_lib.device_bytes(weights), memory_lib.slot_bytes(
-          *programs.decoding, columns=1), shapes.shards,
-      memory_lib.has_kernel(*programs.decoding) and bool(shapes.page))
+          *programs.decoding, columns=1), shapes.shards, shapes.page,
+      memory_lib.has_kernel(*programs.decoding))
   runs = runs_of(rollout.runs)
   by_share = {largest[0]: {
       share: (_as_if_largest(
@@ -153,17 +153,19 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
 
 class _Decoded(NamedTuple):
   """What a decode step reads on a chip. weights: bytes. column: bytes of a
-  column of one slot. kernel: whether it reads the columns that are alive."""
+  column of one slot. page: as in `schedule.Shapes`. kernel: whether one reads
+  the pages that are alive."""
   weights: int
   column: int
   shards: int
+  page: int
   kernel: bool
 
   def columns(self, rollout: traffic.Traffic, shape: traffic.Shape) -> float:
     """The columns that a step reads, of all slots of a shard."""
-    if self.kernel and rollout.runs[shape]:
+    if self.page and self.kernel and rollout.runs[shape]:
       return rollout.columns[shape] / rollout.runs[shape] / self.shards
-    return shape.rows * shape.columns / self.shards
+    return shape.rows * shape.columns * (self.page or 1) / self.shards
 
   def sizes(self, rollout, largest) -> dict[traffic.Shape, float]:
     """The bytes of a step of each shape."""

@@ -262,6 +262,23 @@ def test_slots_are_those_of_the_planned_chip(monkeypatch):
       config.rollout.prompts * config.rollout.samples)
 
 
+def test_a_plan_with_pages_has_their_programs():
+  """The heads of the tiny config have no kernel: a step reads whole tables."""
+  config = _config()
+  config.rollout.cache = 'pages'
+  programs = [p for p in _programs(config, chips.topology('v5e:2x2'), 8)
+              if p.phase == 'rollout']
+  names = [p.name.split()[0] for p in programs]
+  assert names == ['decode', 'store', 'copy', 'prefill']
+  decode, *_, prefill = programs
+  slots, pages = map(int, decode.name.split()[1].split('x'))
+  assert slots == 8 and decode.columns == slots // 4 * pages * 64
+  assert prefill.resident > decode.resident  # other slots have their pages
+  for program in programs:
+    assert program.equivalent > 0
+    program.lower()
+
+
 def test_a_plan_that_does_not_fit_states_its_memory():
   config = _config()
   slice_ = chips.topology('v5e:2x2')
