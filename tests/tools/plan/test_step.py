@@ -148,9 +148,13 @@ def test_the_largest_programs_stand_for_all_of_their_kind():
       Shape('insert', 8, 50, 32): 5, Shape('insert', 8, 100, 16): 6,
       Shape('compact', 8, 50, (8, 100)): 2,
       Shape('compact', 8, 100, (4, 50)): 4}
-  of = functools.partial(compiling._as_if_largest, compiling._runs(
-      counts, chunk=4, arrays=6), weights=10, cache=30)
-  assert of(Shape('decode', 8, 100)) == (40 + 80 * 25 / 40) / 4
+  decoded = compiling._Decoded(
+      weights=80, column=.25, shards=1, page=0, kernel=False)
+  of = functools.partial(
+      compiling._as_if_largest,
+      compiling._runs(counts, chunk=4, arrays=6), decoded=decoded.sizes(
+          traffic.Traffic(counts, 0, {}), Shape('decode', 8, 100)))
+  assert of(Shape('decode', 8, 100)) == (40 + 80 * 180 / 280) / 4
   assert of(Shape('prefill', 4, 32)) == 3 + 4 / 4
   assert of(Shape('insert', 8, 100, 32)) == 5 + 6 / 2
   assert of(Shape('compact', 8, 100, (8, 100))) == 6 * (2 + 4 / 2)
