@@ -13,6 +13,7 @@ All of this follows from the tokens drawn. Axes as in `policy.pages`, S shards.
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
@@ -159,7 +160,8 @@ class Paging:
                 if count == before else
                 np.argsort(~live_SN, 1, kind='stable')[:, :count // shards])
     own = before // shards  # slots of a shard
-    old, self.rows = self.rows, [None] * count
+    rows: list[_Row | None] = [None] * count
+    old, self.rows = self.rows, rows
     for shard, order_N in enumerate(order_SN):
       for new, slot in enumerate(order_N):
         row = old[shard * own + slot]
@@ -204,7 +206,7 @@ class Paging:
     self.rows[slot] = _Row(key, prompt, max(shared, 0), shared < 0)
     return shared * self.size + self.column
 
-  def align(self, tokens: np.ndarray, width: int) -> tuple[int, int]:
+  def align(self, tokens: Sequence[int], width: int) -> tuple[int, int]:
     """Prompts begin with their first column."""
     del width
     return 0, len(tokens)

@@ -4,6 +4,7 @@ All slots write the same column; when the columns run out, or fewer would do,
 the live slots move to a rectangle of another size. Axes as in `engine`.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,7 @@ class Rectangle:
     self.first_N[slot] = self.index - last
     return last
 
-  def align(self, tokens: np.ndarray, width: int) -> tuple[int, int]:
+  def align(self, tokens: Sequence[int], width: int) -> tuple[int, int]:
     """Prompts end with their last column."""
     return width - len(tokens), width
 

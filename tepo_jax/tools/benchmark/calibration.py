@@ -11,6 +11,7 @@ import ml_collections
 import numpy as np
 
 from tepo_jax import errors
+from tepo_jax.policy import pages
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.benchmark import sampling
@@ -69,13 +70,15 @@ def _decoding(config, workload, slice_):
   columns = engine.schedule(engine.rows).shapes.columns[-1]
   seconds, lowered = sampling.decode_step(
       engine, engine.rows, columns, workload.rounds)
-  roofline = _roofline(lowered, (engine.chunk,), engine.mesh, slice_)
+  read = engine.rows // mesh_lib.batch_shards(
+      engine.mesh) * pages.columns_read(columns)
+  roofline = _roofline(lowered, (engine.chunk,), engine.mesh, slice_, read)
   return _row('decode', workload, slice_, engine.mesh, 'nothing', seconds,
               roofline / engine.chunk, columns)
 
 
-def _roofline(lowered, trips, mesh, slice_):
-  found = cost.of(lowered.compile().as_text(), trips)
+def _roofline(lowered, trips, mesh, slice_, columns=None):
+  found = cost.of(lowered.compile().as_text(), trips, columns)
   return sum(timeline.seconds(found.events, dataclasses.replace(
       slice_, devices=list(mesh.devices.flat))))
 
