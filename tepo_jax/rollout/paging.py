@@ -12,8 +12,7 @@ drawn again: to the same tokens, as draws depend on nothing but their names.
 All of this follows from the tokens drawn. Axes as in `policy.pages`, S shards.
 """
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 from typing import Any
 

@@ -267,7 +267,7 @@ def _pages(engine, shapes, slots, columns):
   count, tokens = len(slots.live), max(1, columns - engine.chunk)
   store = paging.Paging(engine.programs, dataclasses.replace(
       shapes, pages=count * (columns // shapes.page + 8)))
-  store.fit(slots, count, count, tokens)
+  store.fit(engine_lib.idle_slots(0, shapes.page), count, count, tokens)
   for slot in range(count):
     first = store.place(slot, groups_lib.Request((0,) * tokens, slot, [1]))
     slots.start[slot], slots.length[slot] = tokens, first + 1 - tokens
