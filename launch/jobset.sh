@@ -48,7 +48,7 @@ elif topology=$(gke_topology); then
               - {name: JAX_PLATFORMS, value: 'tpu,cpu'}
               - {name: TEPO_MULTIHOST, value: '$((hosts > 1))'}"
 else
-  fail "TYPE=$TYPE: see launch/tpu_vm.sh types; GPUs are like h100x8"
+  fail "TYPE=$TYPE: must be one slice of launch/tpu_vm.sh types, or GPUs like h100x8"
 fi
 # On the nodes' own network GKE has no Workload Identity.
 network='hostNetwork: true

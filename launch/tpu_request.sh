@@ -3,18 +3,28 @@
 # shellcheck disable=SC2153,SC2154  # launch/tpu_vm.sh sets the variables
 set -euo pipefail
 
-# Sets `state` to that of the slice, empty if there is none, and `cause` and
-# `code` to why its request failed. An active request may have lost its node.
+# field NAME: prints its value in the `request`, of which gcloud writes a line each.
+# It is unambiguous for the names below; `state` is also a field of nodes.
+field() {
+  local text
+  text=$(sed -n "s/^ *\"$1\": //p" <<<"$request" | head -n 1)
+  text=${text%,} text=${text#\"} text=${text%\"}
+  echo "${text//\\\"/\"}"
+}
+
+# Sets `request` to what was requested, `state` to that of the slice, both empty if
+# there is none, and `cause` and `code` to why the request failed. An active request
+# may have lost its node.
 read_state() {
-  local answer
-  state='' code='' cause=''
+  state='' code='' cause='' request=''
   [[ -z $dry_run ]] || return 0
-  if ! answer=$(ask queued-resources describe "$NAME" --format="value[separator='|'](\
-state.state,state.failedData.error.code,state.failedData.error.message)"); then
+  if ! request=$(ask queued-resources describe "$NAME" --format=json); then
     grep -q NOT_FOUND "$said" || { cat "$said" >&2; fail "gcloud failed"; }
     return 0
   fi
-  IFS='|' read -r state code cause <<<"${answer%%$'\n'*}"
+  state=$(sed -n 's/^    "state": "\(.*\)",\{0,1\}$/\1/p' <<<"$request")
+  [[ -n $state ]] || fail "gcloud's answer has no state: $request"
+  code=$(field code) cause=$(field message)
   [[ $state == ACTIVE ]] || return 0
   state=$(ask tpu-vm describe "$NAME" --format='value(state)') \
     || { cat "$said" >&2
@@ -46,28 +56,27 @@ need_slice() {
     || fail "$NAME is $state: launch/tpu_vm.sh delete, create, setup"
 }
 
-# Returns once the slice is active; with status 1 if it will not be.
+# Returns once the slice, whose state was read, is active; with status 1 if it will
+# not be.
 wait_for_slice() {
   local last='none'
   while :; do
-    read_state
     [[ $state == "$last" ]] || say "$NAME is ${state:-gone}${cause:+: $cause}"
     last=$state
     [[ $state != ACTIVE ]] || return 0
     [[ -n $state && ! $state =~ $gone ]] || return 1
     pause
+    read_state
   done
 }
 
-# Ends if the slice that exists or is requested differs from TYPE and SPOT. Of
-# gcloud's formats, value() does not show the empty message `spot` of a request.
+# Ends if the slice that exists or is requested, by `request`, differs from TYPE and
+# SPOT. A request for spot capacity has an empty message `spot`.
 check_same() {
-  local answer type is wanted
-  answer=$(ask queued-resources describe "$NAME" --format=yaml) \
-    || { cat "$said" >&2; fail "gcloud failed"; }
-  type=$(awk '$1 == "acceleratorType:" { print $2; exit }' <<<"$answer")
+  local type is wanted
+  type=$(field acceleratorType)
   is="TYPE=${type:-$TYPE}" wanted="TYPE=$TYPE"
-  ! grep -qE '^ *(spot|preemptible): (\{\}|true)' <<<"$answer" || is+=' SPOT=1'
+  ! grep -qE '^ *"(spot|preemptible)": (\{\}|true)' <<<"$request" || is+=' SPOT=1'
   [[ -z ${SPOT:-} && " ${CREATE_FLAGS:-} " != *' --spot '* ]] \
     || wanted+=' SPOT=1'
   [[ $is == "$wanted" ]] || fail "$NAME exists with $is, not $wanted:" \
@@ -87,9 +96,10 @@ request() {
       "${flags[@]}" "${create_flags[@]}" || {
         cause=$(<"$said")
         [[ $cause == *ALREADY_EXISTS* ]] || { echo "$cause" >&2; return 2; }; }
+    read_state
   fi
   if [[ -n $dry_run ]]; then
-    tpus queued-resources describe "$NAME" --format='value(state.state)'
+    tpus queued-resources describe "$NAME" --format=json
   else
     wait_for_slice
   fi

@@ -76,17 +76,17 @@ remote() {
     "${lost[@]}" "${where[@]}"
 }
 
-# on_hosts N|all COMMAND
+# on_hosts N,N,…|all COMMAND
 on_hosts() {
   remote ssh "${NAME:?}" --worker="$1" --command="$2" </dev/null
 }
 
-# send FILE NAME: to all hosts. For several hosts gcloud refuses to use its key if
-# an agent is running that does not have it.
+# send FILE NAME N,N,…|all: to these hosts. For several hosts gcloud refuses to use
+# its key if an agent is running that does not have it.
 send() {
   local key=~/.ssh/google_compute_engine
   [[ -n $dry_run || ! -f $key ]] || ssh-add -q "$key" 2>/dev/null || true
-  remote scp "$1" "$NAME:$2" --worker=all
+  remote scp "$1" "$NAME:$2" --worker="$3"
 }
 
 # What gcloud prints if it does not reach Google, or Google fails, or this minute's
@@ -146,25 +146,46 @@ repeat() {
   local pauses
   "$@" && return
   for pauses in 1 2 4 8; do
-    say "failed; trying again (hosts that are ready skip the work)"
+    say "failed; trying again"
     while (( pauses-- > 0 )); do pause; done
     "$@" && return
   done
   return 1
 }
 
+# Runs `steps` on the hosts `workers`, to which it sends `archive`, and leaves those
+# in `workers` that did not become ready. These say so: gcloud's status names no host,
+# and if it was to reach some but not all, it can be 0 in spite of a failure.
+set_up_hosts() {
+  local count ready
+  send "$archive" "tepo.$$.tgz" "$workers" || true  # then the steps fail there
+  on_hosts "$workers" "$steps && echo \"tepo: \$HOSTNAME ready\"" \
+    | tee "$scratch/ready" && [[ $workers == all ]] && return
+  ready=$(sed -n 's/^tepo: .*-w-\([0-9]*\) ready$/\1/p' "$scratch/ready")
+  [[ -n $ready ]] || return 1
+  if [[ $workers == all ]]; then
+    count=$(ask tpu-vm describe "$NAME" --format='value(networkEndpoints.len())') \
+      || return
+    [[ $count =~ ^[1-9][0-9]*$ ]] || return 1
+    workers=$(seq 0 $((count - 1)))
+  fi
+  workers=$(tr ',' '\n' <<<"$workers" | grep -vxF "$ready" | paste -sd, -) || true
+  [[ -z $workers ]] || { say "not set up: host $workers"; return 1; }
+}
+
 setup() {
-  local archive=$scratch/tepo.tgz packages=${PACKAGES:-}
+  local archive=$scratch/tepo.tgz packages=${PACKAGES:-} workers=all steps
   [[ -z ${WANDB_API_KEY:-} || -n $packages ]] || packages=wandb
   # Status 1: a file grew meanwhile, such as the output of a run here.
   do_it tar -czf "$archive" --exclude=__pycache__ --exclude='./.*' \
     --exclude=./runs --exclude=./bucket --exclude='./*.log' . || [[ $? -eq 1 ]] \
     || return
-  repeat send "$archive" tepo.tgz \
-    && repeat on_hosts all "mkdir -p tepo && tar -xzf tepo.tgz -C tepo \
-&& SKIP_SELFTEST=1 PACKAGES=$(printf %q "$packages") tepo/launch/setup.sh tpu" \
-    && { [[ -z ${BUCKET:-} ]] || repeat on_hosts all \
-      "tepo/launch/tpu_host.sh mount $(printf %q "$BUCKET")"; }
+  # The archive's name is new, so that none of an earlier setup is taken for it.
+  steps="mkdir -p tepo && tar -xzf tepo.$$.tgz -C tepo && rm tepo.*.tgz \
+&& SKIP_SELFTEST=1 PACKAGES=$(printf %q "$packages") tepo/launch/setup.sh tpu"
+  [[ -z ${BUCKET:-} ]] \
+    || steps+=" && tepo/launch/tpu_host.sh mount $(printf %q "$BUCKET")"
+  repeat set_up_hosts
 }
 
 setup_failed() {
@@ -178,7 +199,7 @@ pass_variables() {
   for name in HF_TOKEN WANDB_API_KEY ${PASS:-}; do
     [[ -z ${!name:-} ]] || printf 'export %s=%q\n' "$name" "${!name}"
   done >"$file"
-  [[ ! -s $file ]] || repeat send "$file" tepo.env
+  [[ ! -s $file ]] || repeat send "$file" tepo.env all
 }
 
 run() {

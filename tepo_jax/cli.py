@@ -13,6 +13,7 @@ import functools
 import glob
 import importlib.machinery
 import importlib.util
+import inspect
 import logging
 import operator
 import os
@@ -234,10 +235,14 @@ class _Printable(logging.Formatter):
 
 
 def _unraisable(found: Any) -> None:
-  """Passes over what tensorstore, after a failed save, calls too late: dozens
-  of tracebacks of asyncio. The failure itself is reported by the checkpoint."""
-  if not (isinstance(found.exc_value, RuntimeError)
-          and str(found.exc_value) == 'Event loop is closed'):
+  """Passes over what tensorstore, after a failed save, calls too late, and what
+  Orbax's coroutines raise when they are lost: dozens of tracebacks of asyncio.
+  The failure itself is reported by the checkpoint."""
+  is_late = isinstance(found.exc_value, RuntimeError) and (
+      str(found.exc_value) == 'Event loop is closed')
+  is_lost = inspect.iscoroutine(found.object) and (
+      'orbax' in found.object.cr_code.co_filename)
+  if not is_late and not is_lost:
     sys.__unraisablehook__(found)
 
 

@@ -8,12 +8,16 @@ import shutil
 import filelock
 import pytest
 
+from tests import runs
+
 os.environ['JAX_PLATFORMS'] = {
     None: 'cpu', 'gpu': 'cuda,cpu', 'tpu': 'tpu,cpu'}[
         os.environ.get('TEPO_TEST_DEVICE')]
+if 'TEPO_TEST_DEVICE' not in os.environ:  # halves the time to compile
+  os.environ['JAX_DISABLE_MOST_OPTIMIZATIONS'] = '1'
 os.environ['XLA_FLAGS'] = (
     os.environ.get('XLA_FLAGS', '')
-    + ' --xla_force_host_platform_device_count=4'
+    + ' --xla_force_host_platform_device_count=4 ' + runs.QUICK_FUSIONS
     # Devices must wait for each other if the cores are busy.
     + ' --xla_cpu_collective_call_terminate_timeout_seconds=600')
 
@@ -45,13 +49,16 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope='module')
-def quick_compile():
-  """Disables optimisations in tests that compile many small programs."""
+def optimized():
+  """Compiles as users do: for tests of what a compiler makes, and of whole
+  programs, at least once."""
   import jax  # after the environment is set
-  before = jax.config.read('jax_disable_most_optimizations')
-  jax.config.update('jax_disable_most_optimizations', True)
-  yield
-  jax.config.update('jax_disable_most_optimizations', before)
+  jax.config.update('jax_disable_most_optimizations', False)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setenv('JAX_DISABLE_MOST_OPTIMIZATIONS', '0')
+    yield
+  jax.config.update(
+      'jax_disable_most_optimizations', 'TEPO_TEST_DEVICE' not in os.environ)
 
 
 @pytest.fixture(scope='session')
@@ -64,17 +71,17 @@ def shared_folder(tmp_path_factory) -> pathlib.Path:
 
 
 @pytest.fixture(scope='session', autouse=True)
-def compile_once(tmp_path_factory):
+def compile_once(shared_folder):
   """Lets the programs that tests run share their compiled functions."""
-  cache = tmp_path_factory.mktemp('compiled')
-  os.environ['JAX_COMPILATION_CACHE_DIR'] = str(cache)
+  os.environ['JAX_COMPILATION_CACHE_DIR'] = str(shared_folder / 'compiled')
   os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0'
+  # A limit makes JAX lock the folder: no worker reads what is half written.
+  os.environ['JAX_COMPILATION_CACHE_MAX_SIZE'] = str(2**34)
 
 
 @pytest.fixture(scope='session')
 def untrained_model(shared_folder) -> pathlib.Path:
   """The model folder of `runs.UNTRAINED`, made once for all workers."""
-  from tests import runs
   folder = shared_folder / 'untrained'
   with filelock.FileLock(shared_folder / 'untrained.lock'):
     if not folder.exists():

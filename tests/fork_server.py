@@ -32,6 +32,7 @@ def child(order):
   for number, path in ((1, order['out']), (2, order['err'])):
     os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
   os.environ.update(order['environment'])
+  sys.path[:0] = filter(None, os.environ.get('PYTHONPATH', '').split(':'))
   sys.argv[:] = ['tepo_jax', *order['arguments']]
   try:
     runpy.run_module('tepo_jax.' + order['program'], run_name='__main__',

@@ -72,7 +72,7 @@ SLICE = {'NAME': 'n', 'ZONE': 'z', 'PROJECT': 'p', 'TYPE': 'v6e-8'}
 #   refusals      how many creates are refused, with the text of `refusal`
 #   creates       lines: the states that the next requests enter, else ACTIVE
 #   errors        lines that the next calls print, and fail
-#   host0/down    that host does not answer
+#   host0/down    that host does not answer; a number: so many times
 #   deletes       how many deletes are refused
 #   node_error    what describing the node prints, and fails
 _GCLOUD = r"""#!/bin/bash
@@ -87,7 +87,29 @@ if [[ -s $STUBS/errors ]]; then
 fi
 none="ERROR: (gcloud.compute.tpus) NOT_FOUND: Resource 'n' was not found"
 state() { cat "$STUBS/state" 2>/dev/null || { echo "$none" >&2; exit 1; }; }
-answers() { [[ $(state 2>&1) == ACTIVE && ! -e $STUBS/host$1/down ]]; }
+answers() {
+  local down=$STUBS/host$1/down left
+  [[ $(state 2>&1) == ACTIVE ]] || return 1
+  [[ -e $down ]] || return 0
+  left=$(cat "$down")
+  if [[ $left == 1 ]]; then rm "$down"
+  elif [[ -n $left ]]; then echo $((left - 1)) >"$down"
+  fi
+  return 1
+}
+describe() {
+  local state code message
+  IFS='|' read -r state code message
+  printf '{\n  "name": "n",\n%s  "state": {\n' \
+    "$(grep -s spot "$STUBS/request" && echo ' ')"
+  [[ -z $code ]] || printf '    "failedData": {\n      "error": {
+        "code": %s,\n        "message": "%s"\n      }\n    },\n' \
+    "$code" "${message//\"/\\\"}"
+  printf '    "state": "%s"\n  },\n  "tpu": {\n    "nodeSpec": [\n      {
+        "node": {\n%s\n          "state": "CREATING"
+        }\n      }\n    ]\n  }\n}\n' "$state" \
+    "$(grep -s acceleratorType "$STUBS/request")"
+}
 on_host() {
   answers "$1" || { echo "ERROR: (gcloud.compute.tpus.tpu-vm.ssh) \
 [/usr/bin/ssh] exited with return code [255]." >&2; return 255; }
@@ -100,13 +122,14 @@ for argument; do
     --command=*) text=${argument#*=} ;;
   esac
 done
-[[ $worker != all ]] \
-  || worker=$(seq 0 $(($(cat "$STUBS/hosts" 2>/dev/null || echo 1) - 1)))
+count=$(cat "$STUBS/hosts" 2>/dev/null || echo 1) some=
+# If a command of some but not all workers fails, gcloud may exit with 0.
+[[ $worker != *,* ]] || some=yes worker=${worker//,/ }
+[[ $worker != all ]] || worker=$(seq 0 $((count - 1)))
 status=0
 case "$*" in
-  *"queued-resources describe"*"--format=yaml"*)
-    state >/dev/null && cat "$STUBS/request" 2>/dev/null ;;
-  *"queued-resources describe"*) state ;;
+  *"queued-resources describe"*) state >/dev/null; state | describe ;;
+  *"tpu-vm describe"*networkEndpoints*) echo "$count" ;;
   *"tpu-vm describe"*)
     ! cat "$STUBS/node_error" >&2 2>/dev/null || exit 1
     cat "$STUBS/node" 2>/dev/null || echo READY ;;
@@ -117,9 +140,8 @@ case "$*" in
       cat "$STUBS/refusal" >&2; exit 1
     fi
     type=$* type=${type#*--accelerator-type=}
-    { [[ " $* " != *" --spot "* ]] || echo "spot: {}"
-      printf 'tpu:\n  nodeSpec:\n  - node:\n      acceleratorType: %s\n' \
-        "${type%% *}"
+    { [[ " $* " != *" --spot "* ]] || echo '  "spot": {},'
+      echo "          \"acceleratorType\": \"${type%% *}\","
     } >"$STUBS/request"
     new=$(head -n 1 "$STUBS/creates" 2>/dev/null)
     [[ -z $new ]] || sed -i 1d "$STUBS/creates"
@@ -142,7 +164,7 @@ case "$*" in
       answers "$host" && cp -p "$5" "$STUBS/host$host/${6#*:}" || status=255
     done ;;
 esac
-exit $status
+[[ -n $some ]] || exit $status
 """
 # Does what the first line of $STUBS/does<HOST> says, which it removes: ends
 # with a status, waits for $STUBS/go, or takes its host or slice away.

@@ -128,6 +128,19 @@ def test_only_errors_that_remain_fail_a_jobset():
   assert {'name': 'TEPO_MULTIHOST', 'value': '1'} in pod['containers'][0]['env']
 
 
+def test_a_jobset_holds_its_slice_restarts_and_has_time_to_save():
+  jobset = _jobset('--x', TYPE='v6e-16', IMAGE='i')
+  assert jobset['metadata']['annotations'] == {
+      'alpha.jobset.sigs.k8s.io/exclusive-topology': f'{_GKE}nodepool'}
+  assert jobset['spec']['failurePolicy']['maxRestarts'] == 20
+  pod = _job(jobset)['template']['spec']
+  assert pod['terminationGracePeriodSeconds'] == 600
+  assert pod['containers'][0]['envFrom'] == [
+      {'secretRef': {'name': 'tepo-secrets', 'optional': True}}]
+  assert {'key': 'google.com/tpu', 'operator': 'Exists',
+          'effect': 'NoSchedule'} in pod['tolerations']
+
+
 def test_a_pod_with_an_account_is_not_on_the_nodes_network():
   """There GKE would give it the rights of the node pool's account."""
   for account in '', 'trainer':
@@ -140,7 +153,9 @@ def test_a_pod_with_an_account_is_not_on_the_nodes_network():
 @pytest.mark.parametrize('arguments, environment, said', [
     ((), {'TYPE': 'v6e-16', 'IMAGE': 'i'}, 'usage'),
     (('--x',), {'TYPE': 'v6e-16'}, 'usage'),
-    (('--x',), {'TYPE': 'v6e-17', 'IMAGE': 'i'}, 'TYPE=v6e-17')])
+    (('--x',), {'TYPE': 'v6e-17', 'IMAGE': 'i'}, 'TYPE=v6e-17'),
+    (('--x',), {'TYPE': '2xv6e-16', 'IMAGE': 'i'},
+     'TYPE=2xv6e-16: must be one slice')])
 def test_jobset_refuses(arguments, environment, said):
   assert said in _jobset(*arguments, status=2, **environment)
 

@@ -25,8 +25,7 @@ FIELDS = (
 def _train(programs):
   def train(workdir, steps, *arguments, status=0):
     done = programs.run('train', *FIELDS, f'--workdir={workdir}',
-                        f'--config.steps={steps}', *arguments,
-                        JAX_DISABLE_MOST_OPTIMIZATIONS='1')
+                        f'--config.steps={steps}', *arguments)
     assert done.returncode == status, done.stderr[-3000:]
     return done
 
@@ -81,8 +80,7 @@ def test_an_evaluation_stops_alike(programs, parent, tmp_path):
   programs.run(
       'evaluate', *FIELDS, f'--checkpoint={parent}', f'--out={tmp_path}/out',
       '--config.eval.period=1', '--config.eval.limit=16',
-      '--config.eval.samples=4', '--config.eval.max_tokens=16', status=0,
-      JAX_DISABLE_MOST_OPTIMIZATIONS='1')
+      '--config.eval.samples=4', '--config.eval.max_tokens=16', status=0)
   _check_stops(map(json.loads, (
       tmp_path / 'out/samples.jsonl').read_text().splitlines()))
 

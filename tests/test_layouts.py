@@ -26,13 +26,12 @@ _TINY = ('--config=configs/tiny.py:tepo', '--config.eval.period=0',
          '--config.checkpoint.period=1', '--config.pretrain.num_layers=1',
          '--config.pretrain.worked_steps=1',
          '--config.pretrain.mixed_steps=1')
-_QUICK = {'JAX_DISABLE_MOST_OPTIMIZATIONS': '1', 'JAX_PLATFORMS': 'cpu'}
 
 
 def _train(workdir, count, devices, steps, *arguments):
   return jobs.start(
       count, ['-m', 'tepo_jax.train'], *_TINY, f'--workdir={workdir}',
-      f'--config.steps={steps}', *arguments, devices=devices, **_QUICK)
+      f'--config.steps={steps}', *arguments, devices=devices)
 
 
 def _params(workdir):
@@ -157,8 +156,7 @@ _GLOO = re.compile(r'(\[Gloo\] Rank | is connected to | peer ranks\. |\d+|'
 def _program(name, count, devices, *arguments):
   """Runs a program as that many processes; the lines that the first printed."""
   outcomes = jobs.finish(jobs.start(
-      count, ['-m', f'tepo_jax.{name}'], *arguments, devices=devices,
-      **_QUICK), 400)
+      count, ['-m', f'tepo_jax.{name}'], *arguments, devices=devices), 400)
   assert {status for status, *_ in outcomes} == {0}, outcomes
   first, *others = (
       [line for line in out.splitlines() if not _GLOO.fullmatch(line)]
@@ -176,7 +174,7 @@ def test_evaluations_and_exports_do_not_depend_on_the_processes(one, tmp_path):
   whole, resumed = tmp_path / 'whole', tmp_path / 'resumed'
   printed = _program('evaluate', 1, 4, *evaluate, f'--out={whole}')
   job = jobs.start(4, ['-m', 'tepo_jax.evaluate'], *evaluate,
-                   f'--out={resumed}', devices=1, **_QUICK)
+                   f'--out={resumed}', devices=1)
   (status, _, said), *_ = _finish_after(
       job, (resumed / 'samples.jsonl').exists, 1, signal.SIGKILL, 200)
   assert status in (errors.LOST, -6), said

@@ -48,6 +48,7 @@ def test_the_row_and_the_plan_of_each_machine(
 
 @pytest.mark.long
 @pytest.mark.nightly
+@pytest.mark.usefixtures('optimized')
 def test_from_top_to_bottom(tmp_path, monkeypatch):
   """In a copy of the repository, with the laptop's task and this Python."""
   import nbclient  # of nightly tests only

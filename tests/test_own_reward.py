@@ -20,20 +20,15 @@ def sometimes_bad(completions, row, tokens, ended):
 '''
 
 
-@pytest.fixture(scope='module')
-def model(tmp_path_factory):
-  out = tmp_path_factory.mktemp('model') / 'base'
-  runs.make_model(out)
-  return out
-
-
-def _train(model, folder, monkeypatch, *arguments, status=0):
-  (folder / 'own_reward.py').write_text(OWN)
-  monkeypatch.setenv('PYTHONPATH', str(folder))
-  return runs.run(
-      'train', *runs.train_arguments(model, folder / 'run'),
-      '--config.steps=2',
-      '--config.rollout.overlong_buffer=0', *arguments, status=status)
+@pytest.fixture
+def train(programs, untrained_model):
+  def run(folder, *arguments, status=0):
+    (folder / 'own_reward.py').write_text(OWN)
+    return programs.run(
+        'train', *runs.train_arguments(untrained_model, folder / 'run'),
+        '--config.steps=2', '--config.rollout.overlong_buffer=0', *arguments,
+        status=status, PYTHONPATH=str(folder))
+  return run
 
 
 def _dumped(folder, step):
@@ -41,10 +36,10 @@ def _dumped(folder, step):
       folder / f'run/rollouts/step_{step:06d}.jsonl').open()]
 
 
-def test_the_reward_is_what_the_functions_gave(model, tmp_path, monkeypatch):
-  _train(model, tmp_path, monkeypatch,
-         "--config.reward.functions=('accuracy','own_reward:few_words')",
-         '--config.reward.weights=(1.0,0.25)')
+def test_the_reward_is_what_the_functions_gave(train, tmp_path):
+  train(tmp_path,
+        "--config.reward.functions=('accuracy','own_reward:few_words')",
+        '--config.reward.weights=(1.0,0.25)')
   for record in runs.records(tmp_path / 'run')[1:]:  # 0 is an evaluation
     rows = _dumped(tmp_path, record['step'])
     given = np.array([row['reward/own_reward:few_words'] for row in rows])
@@ -60,10 +55,9 @@ def test_the_reward_is_what_the_functions_gave(model, tmp_path, monkeypatch):
     assert record['grad_norm'] > 0
 
 
-def test_a_failing_function_stops_the_run_or_counts_as_zero(
-    model, tmp_path, monkeypatch):
+def test_a_failing_function_stops_the_run_or_counts_as_zero(train, tmp_path):
   bad = "--config.reward.functions=('own_reward:sometimes_bad',)"
-  done = _train(model, tmp_path, monkeypatch, bad, status=1)
+  done = train(tmp_path, bad, status=1)
   (line,) = [x for x in done.stderr.splitlines() if 'error:' in x]
   for part in ('own_reward:sometimes_bad: problem ',
                '0 values for 4 completions', 'completions are in rollouts/'):
@@ -72,13 +66,13 @@ def test_a_failing_function_stops_the_run_or_counts_as_zero(
                   for r in _dumped(tmp_path, 1)}
   dropping = tmp_path / 'dropping'  # no group is mixed: none is learned from
   dropping.mkdir()
-  done = _train(model, dropping, monkeypatch, bad,
-                '--config.rollout.dynamic_sampling=drop', status=1)
+  done = train(dropping, bad,
+               '--config.rollout.dynamic_sampling=drop', status=1)
   assert '0 values for 4 completions' in done.stderr
   other = tmp_path / 'other'
   other.mkdir()
-  done = _train(model, other, monkeypatch, bad,
-                '--config.reward.on_failure=zero')
+  done = train(other, bad,
+               '--config.reward.on_failure=zero')
   assert 'counted as 0' in done.stderr
   rows = _dumped(other, 2)
   assert {r['reward'] for r in rows} == {0.0, 0.5}

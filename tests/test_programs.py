@@ -12,6 +12,8 @@ import transformers
 
 from tests import runs
 
+pytestmark = pytest.mark.usefixtures('optimized')
+
 EVALUATE = ('--config=configs/tiny.py', *runs.SMALL)
 
 

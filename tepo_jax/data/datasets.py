@@ -105,8 +105,8 @@ def load(name_or_path: str, split: str | None = None, limit: int | None = None,
 
 
 def read(name_or_path: str, split: str | None = None, limit: int | None = None,
-         skip_bad: int = 0, columns: Mapping[str, str | None] | None = None
-         ) -> Loaded:
+         skip_bad: int = 0, columns: Mapping[str, str | None] | None = None,
+         share: sources.Share | None = None) -> Loaded:
   """Reads problems by name, from a file or from the hub.
 
   Args:
@@ -119,6 +119,8 @@ def read(name_or_path: str, split: str | None = None, limit: int | None = None,
     skip_bad: skip up to so many bad rows; they are counted and logged.
     columns: {'problem': column, 'answer': column} of files, folders and hub ids
       that are not read as a named set; None or absent: found by rows.LAYOUTS.
+    share: as of `sources.on_hub`, for a job none of whose processes has the
+      set as a file (`is_on_hub`).
 
   Raises:
     InputError: no such set or file, or more bad rows; the message names the
@@ -136,10 +138,10 @@ def read(name_or_path: str, split: str | None = None, limit: int | None = None,
   elif colon and not path:
     raise errors.InputError(f'{name_or_path}: no path after the colon')
   if path:
-    origin = sources.find(path, split, (*embedded.TASKS, *SETS))
+    origin = sources.find(path, split, (*embedded.TASKS, *SETS), share)
   else:
     origin = sources.on_hub(SETS[name].hub, SETS[name].config,
-                            split or SETS[name].split)
+                            split or SETS[name].split, share)
   leave_out = SETS[name].leave_out if name else ()
   loaded = _convert(origin, rows_lib.Reader(
       origin.name, name or origin.label, name, 'empty' in leave_out,
@@ -148,6 +150,14 @@ def read(name_or_path: str, split: str | None = None, limit: int | None = None,
   _LOG.info('%s: %s', name_or_path,
             errors.counted(len(loaded.problems), 'problem'))
   return loaded
+
+
+def is_on_hub(name_or_path: str) -> bool:
+  """Whether `read` asks the hub for the set, as it is no file here."""
+  name, _, path = name_or_path.partition(':')
+  return not embedded.is_task(name_or_path) and (
+      name_or_path in SETS
+      or not sources.is_here(path if name in SETS else name_or_path))
 
 
 def is_named(name_or_path: str) -> bool:

@@ -6,12 +6,17 @@ import dataclasses
 import json
 import pathlib
 import re
+import tempfile
 
 from tepo_jax import errors
 from tepo_jax.runtime import files
 
 # A row's number, from 1, with the row; an InputError if it cannot be read.
 Rows = Iterable[tuple[int, object]]
+
+# `runtime.sharing.folder_of_first`: a job's first process calls the function
+# that finds a folder; the others get copies of it, in the second argument.
+Share = Callable[[Callable[[], pathlib.Path], pathlib.Path], pathlib.Path]
 
 _SAVED = 'state.json'  # in a folder of `datasets.Dataset.save_to_disk`
 _HUB_ID = re.compile(r'(?P<id>\w[\w.-]*/\w[\w.-]*)(:(?P<subset>[^:]+))?')
@@ -29,11 +34,19 @@ class Origin:
   rows: Rows
 
 
-def find(spec: str, split: str | None, names: Sequence[str]) -> Origin:
+def is_here(spec: str) -> bool:
+  """Whether `find` reads a file or folder, not the hub."""
+  return any(files.path(name).exists()
+             for name in {spec, spec.rpartition('@')[0]} if name)
+
+
+def find(spec: str, split: str | None, names: Sequence[str],
+         share: Share | None = None) -> Origin:
   """Finds a local file or folder, or OWNER/NAME[:SUBSET] of the hub.
 
   The spec may end in @SPLIT; the default is `split`, or else 'train'. `names`
-  are what else the user could have meant, for the message.
+  are what else the user could have meant, for the message; for `share` see
+  `on_hub`.
 
   Raises:
     InputError: there is none, or nothing of it can be read.
@@ -61,21 +74,55 @@ def find(spec: str, split: str | None, names: Sequence[str]) -> Origin:
         f'{spec}: no such file, folder or set; the sets are '
         f'{", ".join(names)}; of the hub, OWNER/NAME[:SUBSET][@SPLIT]')
   try:
-    return on_hub(found['id'], found['subset'], given or split or 'train')
+    return on_hub(
+        found['id'], found['subset'], given or split or 'train', share)
   except errors.InputError as error:
     raise errors.InputError(
         f'{spec}: no such file or folder; as a hub id, {error}') from error
 
 
-def on_hub(name: str, subset: str | None, split: str) -> Origin:
+def on_hub(name: str, subset: str | None, split: str,
+           share: Share | None = None) -> Origin:
   """The rows of a data set of the Hugging Face hub.
+
+  Args:
+    name, subset, split: arguments of `datasets.load_dataset`.
+    share: of a job, whose processes must all call this; only the first then
+      asks the hub.
 
   Raises:
     InputError: it cannot be loaded.
   """
   shown = f'{name}:{subset} ({split})' if subset else f'{name} ({split})'
-  return Origin(shown, name.rpartition('/')[2], _library_rows(
-      shown, name, subset, split))
+  label = name.rpartition('/')[2]
+  if share is None:
+    return Origin(shown, label, _library_rows(shown, name, subset, split))
+  folder = share(lambda: _kept(shown, name, subset, split), _copies())
+  return Origin(shown, label, _saved_rows(shown, folder, None))
+
+
+def _copies():
+  import datasets  # the library; slow to import
+  return pathlib.Path(datasets.config.HF_DATASETS_CACHE) / 'of_first'
+
+
+def _kept(shown, name, subset, split):
+  """The folder with what the library loads, by the fingerprint that it has from
+  its source and revision; made unless it is there."""
+  loaded = _load(shown, name, subset, split)
+  folder = _copies() / loaded._fingerprint  # pylint: disable=protected-access
+  try:
+    if not folder.is_dir():
+      folder.parent.mkdir(parents=True, exist_ok=True)
+      with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        loaded.save_to_disk(pathlib.Path(scratch) / folder.name)
+        (pathlib.Path(scratch) / folder.name).rename(folder)
+  except OSError as error:
+    if not folder.is_dir():  # nor has another job made it meanwhile
+      raise errors.InputError(
+          f'{shown}: cannot be kept in {folder}: {errors.one_line(error)}'
+          ) from error
+  return folder
 
 
 def _saved_rows(spec, path, split):
@@ -96,13 +143,16 @@ def _saved_rows(spec, path, split):
 def _library_rows(shown: str, path: str, subset: str | None, split: str
                   ) -> Rows:
   """The rows of what the `datasets` library can load."""
+  return _read_rows(shown, _load(shown, path, subset, split))
+
+
+def _load(shown, path, subset, split):
   import datasets  # the library; slow to import
   try:
-    loaded = datasets.load_dataset(path, subset, split=split)
+    return datasets.load_dataset(path, subset, split=split)
   except Exception as error:  # The library and its hub client raise anything.
     raise errors.InputError(
         f'{shown}: cannot be loaded: {errors.one_line(error)}') from error
-  return _read_rows(shown, loaded)
 
 
 def _read_rows(shown, rows):

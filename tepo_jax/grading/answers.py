@@ -1,8 +1,9 @@
 r"""Extracts a completion's final answer and normalises its spelling."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import decimal
 import fractions
+import functools
 import re
 import unicodedata
 
@@ -46,12 +47,13 @@ _FOREIGN = re.compile(r'(?<=[\d}])\s*([^\W\d_a-zA-Z]{1,12})(?=\s*\}?$)')
 _VULGAR = re.compile('[¼-¾⅐-⅞]')
 _RAISED = re.compile('[⁰¹²³⁴-⁹⁺⁻]+')
 _LOWERED = re.compile('[₀-₉]+')
-_IGNORED = re.compile(
-    r'\\!\s*|\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|nolimits|,|;|!|:|>'
-    r'|[lL]arge|LARGE|[hH]uge|small)(?![a-zA-Z])|\\[,;:>]|(?<!\\)\$|\\\$'
-    r'|(?:\\text\s*\{\s*)?\b(?:USD|EUR|GBP|INR|Rs)\b\.?\s*\}?(?=\s*[\d.])')
+_IGNORED = re.compile(r'\\!\s*|\\[,;:>]|\\?\$')
+_CURRENCY = re.compile(r'USD|EUR|GBP|INR|Rs')
+_CURRENCIES = re.compile(rf'(?:\\text\s*\{{\s*)?\b(?:{_CURRENCY.pattern})\b'
+                         r'\.?\s*\}?(?=\s*[\d.])')
 _FONT = (r'\\(?:boldsymbol|bm|pmb|underline|bf|it|sf)(?![a-zA-Z])'
          r'|\\(?:text)?color\s*\{[^{}]*\}')
+_FONTED = re.compile(_FONT + r'|\\math(?:bf|rm)')
 _FONTS = (
     # Some digits of a number: in braces they would be a factor of the others.
     (re.compile(rf'(?<![\^_a-zA-Z])(?:{_FONT}|\\math(?:bf|rm))\s*'
@@ -93,45 +95,56 @@ _INTEGER = re.compile(r'[-+]?[0-9]+')
 _REPEATING = re.compile(
     r'(\d*)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d{1,20})(?:\}|(?=\D|$))'
     r'(?:(\d{0,18})\\dot\s*\{?(\d)\}?)?')
-_SYNONYMS = (
-    (re.compile(r'\\operatorname\s*\{\s*([ie])\s*\}'), r' \1 '),
-    (re.compile(r'\\text\s*\{\s*([ie])\s*\}'), r' \1 '),
-    (re.compile(r'\\text\s*\{\s*infinity\s*\}', re.I), r'\\infty '),
-    (re.compile(r'(?<=[\d}])\s*(?:\^\s*)?\{?\s*\\text\s*\{(?:st|nd|rd|th)\}'
-                r'\s*\}?|(?<=\d)\^\{?(?:st|nd|rd|th)\}?$'), ''),
-    (re.compile(r'(?<=[\d}])\s*\\text\s*\{\s*(?:percent(?:age)?|per cent|pct)'
-                r'\.?\s*\}'), r'\\%'),
-    (re.compile(r'(\\\\)\s*\[[\d.]+\s*(?:pt|em|ex|mm|cm)\]'), r'\1'),
-    (re.compile(r'\\text\s*\{(\s*(?:or|and)\b[^{}]*|\s*)\}'), r' \1 '),
-    (re.compile(r'\\imath(?![a-zA-Z])'), 'i '),
-    (re.compile(r'\\(?:varnothing|O)(?![a-zA-Z])|^\\\{\s*\\\}$'),
-     r'\\emptyset'),
-    (re.compile(r'\\bigcup(?![a-zA-Z])'), r'\\cup'),
-    (re.compile(r'\s*\\text\s*\{\s*([aApP])\.?\s*[mM]\.?\s*\}'),
-     r' \1m'),
-    (re.compile(r'\\text\s*\{\s*' + _SCALE + r'([^{}]*)\}'),
-     lambda match: _scaled(match['scale']) + (
-         f'\\text{{{match[2]}}}' if match[2].strip() else '')),
-    (re.compile(r'\s*\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![a-zA-Z]))'), "'"),
-    (re.compile(r'\\[dtc]frac(?![a-zA-Z])'), r'\\frac'),
-    (re.compile(r'\\([lg]e)q(?:slant|q)?(?![a-zA-Z])'), r'\\\1'),
-    (re.compile(r'\\neq(?![a-zA-Z])'), r'\\ne'),
-    (re.compile(r'\\([lg]t|[lr]brace)(?![a-zA-Z])'), lambda match: {
-        'lt': '<', 'gt': '>', 'lbrace': '\\{', 'rbrace': '\\}'}[match[1]]),
-    (_REPEATING, lambda match: '\\frac{%d}{%d}' % _repeating(match)),
-)
-_PLAIN_SYNONYMS = (
-    (re.compile(r'([<>])='), lambda match: {
+_Replacement = str | Callable[[re.Match[str]], str]
+_COMMAND = re.compile(r'\\([a-zA-Z]+)')
+_COMMANDS = {'imath': 'i ', 'varnothing': r'\emptyset', 'O': r'\emptyset',
+             'bigcup': r'\cup', 'lt': '<', 'gt': '>', 'lbrace': r'\{',
+             'rbrace': r'\}', 'neq': r'\ne'} | {
+    name: '' for name in (
+        'left right displaystyle limits nolimits large Large LARGE huge Huge '
+        'small').split()} | {
+    f'{size}{side}': '' for size in ('big', 'bigg', 'Big', 'Bigg')
+    for side in ('', 'l', 'r')} | {
+    f'{letter}frac': r'\frac' for letter in 'dtc'} | {
+    f'{name}{end}': f'\\{name}' for name in ('le', 'ge')
+    for end in ('q', 'qslant', 'qq')}
+# (a part of every match, pattern, replacement)
+_SYNONYMS: tuple[tuple[str, re.Pattern[str], _Replacement], ...] = (
+    ('\\operatorname', re.compile(r'\\operatorname\s*\{\s*([ie])\s*\}'),
+     r' \1 '),
+    *(('\\text', pattern, to) for pattern, to in (
+        (re.compile(r'\\text\{\s*([ie])\s*\}'), r' \1 '),
+        (re.compile(r'\\text\{\s*infinity\s*\}', re.I), r'\\infty '),
+        (re.compile(r'(?<=[\d}])\s*(?:\^\s*)?\{?\s*\\text\{(?:st|nd|rd|th)\}'
+                    r'\s*\}?'), ''),
+        (re.compile(r'(?<=[\d}])\s*\\text\{\s*(?:percent(?:age)?|per cent|pct)'
+                    r'\.?\s*\}'), r'\\%'),
+        (re.compile(r'\\text\{(\s*(?:or|and)\b[^{}]*|\s*)\}'), r' \1 '),
+        (re.compile(r'\s*\\text\{\s*([aApP])\.?\s*[mM]\.?\s*\}'), r' \1m'),
+        (re.compile(r'\\text\{\s*' + _SCALE + r'([^{}]*)\}'),
+         lambda match: _scaled(match['scale']) + (
+             f'\\text{{{match[2]}}}' if match[2].strip() else '')))),
+    # Without a command, 2^{st} is a power.
+    ('\\', re.compile(r'(?<=\d)\^\{?(?:st|nd|rd|th)\}?$'), ''),
+    ('\\\\', re.compile(r'(\\\\)\s*\[[\d.]+\s*(?:pt|em|ex|mm|cm)\]'), r'\1'),
+    ('\\{', re.compile(r'^\\\{\s*\\\}$'), r'\\emptyset'),
+    ('\\prime', re.compile(
+        r'\s*\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![a-zA-Z]))'), "'"),
+    ('.', _REPEATING, lambda match: '\\frac{%d}{%d}' % _repeating(match)),
+    ('=', re.compile(r'([<>])='), lambda match: {
         '<': '\\le ', '>': '\\ge '}[match[1]]),
-    (re.compile(r'(?<=[a-zA-Z])\s+!=(?!=)'), r'\\ne '),
-    (re.compile(r'(?<=[)\]}])\s*U\s*(?=[(\[\\])'), r'\\cup'),
+    ('!=', re.compile(r'(?<=[a-zA-Z])\s+!=(?!=)'), r'\\ne '),
+    ('U', re.compile(r'(?<=[)\]}])\s*U\s*(?=[(\[\\])'), r'\\cup'),
+)
+_COUNTED = re.compile(r'\d[\s-]*[a-zA-Z]')
+_COUNTED_SYNONYMS = (
     (re.compile(r'(?<=\d)\s*([aApP])\.?\s*[mM]\.?$'), r' \1m'),
     (re.compile(r'(?<=\d)[\s-]*' + _SCALE),
      lambda match: _scaled(match['scale'])),
     (re.compile(r'(?<=\d)(?:st|nd|rd|th)$'), ''),
     (re.compile(r'(?<=\d)\s*(?:percent(?:age)?|per cent|pct)\.?$'), '%'),
-    (re.compile(r'(?<![a-zA-Z\\])infinity(?![a-zA-Z])', re.I), r'\\infty '),
 )
+_INFINITY = re.compile(r'(?<![a-zA-Z\\])infinity(?![a-zA-Z])', re.I)
 
 
 def extract(completion: str, style: str) -> str | None:
@@ -192,6 +205,7 @@ def _last_box(text):
   return found[-1][0] if found else None
 
 
+@functools.lru_cache(8192)
 def canonical(text: str) -> str:
   r"""Normalises spelling.
 
@@ -203,28 +217,49 @@ def canonical(text: str) -> str:
     return text
   if not text.isascii():
     text = _ascii(text)
-  if '\\begin' not in text:  # where it ends a row
+  if '\\\\' in text and '\\begin' not in text:  # where it ends a row
     text = _DOUBLED.sub(r'\\', text)
   if '.' in text or 'dots' in text:
     text = _DOTS.sub(r'\\ldots ', text)
   text = _PREFIX.sub('', text, count=1) if _PREFIX.match(text) else text
   text = text.strip().rstrip('.')
-  for pattern, replacement in _FONTS if '\\' in text else ():
-    text = pattern.sub(replacement, text)
-  text = _TEXTS.sub(r'\\text{', text)
-  text = _IGNORED.sub('', text).replace('{,}', ',').replace('{:}', ':')
+  if '\\' in text or '$' in text:
+    text = _without_dress(text)
+  if _CURRENCY.search(text):
+    text = _CURRENCIES.sub('', text)
+  text = text.replace('{,}', ',').replace('{:}', ':')
   text = _BLANKS.sub(' ', text)
-  if _SINES.search(text):  # a factor there, else a unit
-    text = _DEGREES.sub(r'\\frac{\\pi}{180}', text)
-  elif _DEGREES.search(text):
-    text = _TEMPERATURES.sub(r'\\text{ degree \1}', text)
-    text = _DEGREES.sub(' ', _LAST_DEGREES.sub(r'\\text{ degree}', text))
+  if 'circ' in text or '\\degree' in text:
+    text = _with_degrees(text)
   while match := _WRAPPERS.fullmatch(text.strip()):
     text = match[match.lastindex or 0].strip().rstrip('.')
-  for pattern, replacement in (
-      *(_SYNONYMS if '\\' in text else ()), *_PLAIN_SYNONYMS):
-    text = pattern.sub(replacement, text)
+  for part, pattern, replacement in _SYNONYMS:
+    if part in text:
+      text = pattern.sub(replacement, text)
+  if _COUNTED.search(text):
+    for pattern, replacement in _COUNTED_SYNONYMS:
+      text = pattern.sub(replacement, text)
+  if 'nfin' in text.lower():
+    text = _INFINITY.sub(r'\\infty ', text)
   return _LOOSE_SPACE.sub('', ' '.join(text.split())).strip()
+
+
+def _without_dress(text):
+  r"""Removes fonts, `\left`, `$`, thin spaces; replaces synonymous commands."""
+  if _FONTED.search(text):
+    for pattern, replacement in _FONTS:
+      text = pattern.sub(replacement, text)
+  text = _TEXTS.sub(r'\\text{', text)
+  text = _COMMAND.sub(
+      lambda match: _COMMANDS.get(match[1], match[0]), text)
+  return _IGNORED.sub('', text)
+
+
+def _with_degrees(text):
+  if _SINES.search(text):  # a factor there, else a unit
+    return _DEGREES.sub(r'\\frac{\\pi}{180}', text)
+  text = _TEMPERATURES.sub(r'\\text{ degree \1}', text)
+  return _DEGREES.sub(' ', _LAST_DEGREES.sub(r'\\text{ degree}', text))
 
 
 def _ascii(text):

@@ -38,13 +38,26 @@ _UNCOMPUTED = re.compile(
     r'(?:sum|product|difference|power)s?)\b', re.IGNORECASE)
 
 
-def is_copied(answer: str, node: nodes.Node | None,
-              reference: nodes.Node | None, problem: str) -> bool:
-  """Whether a canonical answer, read as `node`, copies the problem."""
-  texts, forms = _formulas(problem)
+def is_copied(answer: str, reference: str, problem: str) -> bool:
+  r"""Whether an answer that is not the reference's own spelling copies the
+  problem. A number for a number does not. Canonical texts have fractions for
+  repeating decimals, so `0.\overline{7}` is sought as it is written.
+
+  Raises:
+    expressions.TooLarge: a text exceeds a bound.
+  """
+  repeated = answers.repeating(answer.rpartition('=')[2])
+  if repeated & answers.repeating(problem if repeated else '') and (
+      _NOTATION.search(problem)) and not answers.repeating(reference):
+    return True
+  texts = [answers.canonical(text) for text in (answer, reference)]
+  if texts[0] == texts[1] or None not in map(answers.number, texts):
+    return False
+  node, right = map(structures.try_read, texts)
+  spellings, forms = _formulas(problem)
   if node is None:
-    return ''.join(answer.split()) in texts and not _is_choice(problem)
-  form, wanted = _form(node), reference and _form(reference)
+    return ''.join(texts[0].split()) in spellings and not _is_choice(problem)
+  form, wanted = _form(node), right and _form(right)
   if form == wanted or form not in forms or _is_choice(problem):
     return False
   if not _is_number(form):
@@ -53,28 +66,19 @@ def is_copied(answer: str, node: nodes.Node | None,
   return bool(wanted and wanted[0] == 'value' and asked.search(problem))
 
 
-def is_repeated(answer: str, reference: str, problem: str) -> bool:
-  r"""Whether `0.\overline{7}` is copied, in any spelling, where its fraction is
-  asked for. Canonical texts have fractions: these are as written."""
-  given = answers.repeating(answer.rpartition('=')[2])
-  return bool(given & answers.repeating(problem)) and bool(
-      _NOTATION.search(problem)) and not answers.repeating(reference)
-
-
-def without_question(node: nodes.Node | None,
-                     reference: nodes.Node | None, problem: str
+def without_question(node: nodes.Node, reference: nodes.Node, problem: str
                      ) -> nodes.Node | None:
   """The right side of an equation whose left side the problem asks for, and
   the digits of a number in the base that the problem asks for."""
-  if node is None or reference is None or reference.kind != 'value':
+  if reference.kind != 'value':
     return node
   if node.kind == 'based' and re.search(r'\bbase\b', problem, re.IGNORECASE):
     return structures.try_read(node.text)
+  if (node.kind, node.text) != ('chain', '='):
+    return node
   forms = _formulas(problem)[1]
-  if (node.kind, node.text) == ('chain', '=') and _form(node) not in forms and (
-      _value_form(node.parts[0]) in forms):
-    return nodes.Node('value', node.parts[1:])
-  return node
+  is_asked = _value_form(node.parts[0]) in forms and _form(node) not in forms
+  return nodes.Node('value', node.parts[1:]) if is_asked else node
 
 
 @functools.lru_cache(4096)

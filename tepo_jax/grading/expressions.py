@@ -103,7 +103,6 @@ def subtrees(tree: tuple) -> Iterator[tuple]:
   return (part for part in tree[1:] if isinstance(part, tuple))
 
 
-@functools.lru_cache(65536)
 def symbols(tree: tuple) -> frozenset:
   """Returns the names of the variables."""
   if tree[0] == 'symbol':
@@ -111,7 +110,6 @@ def symbols(tree: tuple) -> frozenset:
   return frozenset().union(*map(symbols, subtrees(tree)))
 
 
-@functools.lru_cache(65536)
 def infinity(tree: tuple) -> int | None:
   """1 or -1 for a signed infinity, 0 for a tree without any, else None."""
   if tree == ('constant', 'inf'):
@@ -122,7 +120,6 @@ def infinity(tree: tuple) -> int | None:
   return None if signs - {0} else 0
 
 
-@functools.lru_cache(65536)
 def has_decimal(tree: tuple) -> bool:
   """Whether any number in the tree has a decimal point."""
   return tree[0] == 'decimal' or any(map(has_decimal, subtrees(tree)))
@@ -138,7 +135,6 @@ def is_decimal(tree: tuple) -> bool:
   return tree[0] == 'decimal'
 
 
-@functools.lru_cache(65536)
 def is_loose(tree: tuple) -> bool:
   """Whether the text has a second reading: `1/2x`."""
   return tree[0] == 'loose' or any(map(is_loose, subtrees(tree)))

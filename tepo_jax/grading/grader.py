@@ -32,7 +32,8 @@ NUMBER_TOLERANCE = decimal.Decimal('1e-6')  # relative, of non-integers
 
 VERIFIERS = ('own', 'math_verify')
 VERIFYING = workers_lib.Job(
-    'tepo_jax.grading.verifying:verify', ('1', ('\\frac{1}{2}',)), False)
+    'tepo_jax.grading.verifying:verify', ('1', ('\\frac{1}{2}',)), False,
+    cpu_s=verifying.CPU_S)
 # math-verify as it is, without the corrections of `verifying.verify`.
 MATH_VERIFY = workers_lib.Job(
     'tepo_jax.grading.verifying:verify_alone', ('1', ('\\frac{1}{2}',)), False)
@@ -96,12 +97,23 @@ def _leave_undecided(answer, references):
 def _decide(answer, reference):
   if reference.numbers is not None:
     return arithmetic.is_solution(answer, reference.numbers, reference.text)
+  try:
+    verdict = _compare(answer, reference)
+    # Only now, because reading the problem's formulas takes longest.
+    is_copy = verdict is not False and reference.problem and (
+        copies.is_copied(answer, reference.text, reference.problem))
+    return False if is_copy else verdict
+  except expressions.TooLarge:  # Only the same spelling is equal to it.
+    return False
+  except Exception:  # No text from a model may stop its training.
+    _LOG.exception('cannot compare %r to %r', answer, reference.text)
+    return None
+
+
+def _compare(answer, reference):
   ours, theirs = (
       answers_lib.canonical(text) for text in (answer, reference.text))
   if not ours:  # a font or a colour without text
-    return False
-  if reference.problem and copies.is_repeated(
-      answer, reference.text, reference.problem):
     return False
   if ours == theirs:
     return True
@@ -109,23 +121,15 @@ def _decide(answer, reference):
   if reference[1:3] == (None, None) and None not in numbers and (
       ',' not in ours or ',' not in theirs):
     return _is_close(*numbers)
-  try:
-    node, right = (
-        structures.try_read(text, unit or ('dollar' if '\\$' in raw else None))
-        for text, unit, raw in ((ours, None, answer),
-                                (theirs, reference.unit, reference.text)))
-    if reference.problem:
-      if copies.is_copied(ours, node, right, reference.problem):
-        return False
-      node = copies.without_question(node, right, reference.problem)
-    if node is None or right is None:
-      return None
-    return comparison.same(right, node, reference.abs_error)
-  except expressions.TooLarge:  # Only the same spelling is equal to it.
-    return False
-  except Exception:  # No text from a model may stop its training.
-    _LOG.exception('cannot compare %r to %r', answer, reference.text)
+  node, right = (
+      structures.try_read(text, unit or ('dollar' if '\\$' in raw else None))
+      for text, unit, raw in ((ours, None, answer),
+                              (theirs, reference.unit, reference.text)))
+  if reference.problem and node and right:
+    node = copies.without_question(node, right, reference.problem)
+  if node is None or right is None:
     return None
+  return comparison.same(right, node, reference.abs_error)
 
 
 def _is_close(answer, reference):

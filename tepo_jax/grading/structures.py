@@ -26,6 +26,7 @@ _OPENING = frozenset(r'( [ { \{ \langle \lfloor \lceil \begin'.split())
 _CLOSING = frozenset(r') ] } \} \rangle \rfloor \rceil \end'.split())
 _RELATIONS = {'=': '=', '<': '<', '>': '>', '\\le': '<=', '\\ge': '>=',
               '\\in': 'in', ':': ':', '\\approx': '~', '\\ne': '!='}
+_RELATING = frozenset(_RELATIONS)
 _UNREADABLE = frozenset(
     r'\equiv \sim \mid \to \Rightarrow \iff \sum \int '
     r'\prod'.split())
@@ -120,7 +121,7 @@ def _separated(text, tokens, depth):
     text = text.replace(',', '')
   elif len(items) > 1 and not _THOUSANDS.fullmatch(text):
     return _joined('list', items, depth, ',')
-  sides, relations = _split(tokens, _RELATIONS)
+  sides, relations = _split(tokens, _RELATING)
   if relations[-1:] == ['\\approx']:
     return _rounded(text.rpartition('\\approx')[0], sides[-1], depth)
   if relations:
@@ -191,6 +192,8 @@ def sides(text: str) -> list[str]:
 
 def _split(tokens, separators):
   """Splits at separators outside all brackets: (texts, separators)."""
+  if separators.isdisjoint(tokens):
+    return [''.join(tokens)], []
   parts, found, depth = [[]], [], 0
   for token in tokens:
     depth += (token in _OPENING) - (token in _CLOSING)
@@ -329,7 +332,8 @@ def _matrix(body, depth):
 
 def _single(text, depth):
   """Reads a value, a word, a time of day or a number in a base."""
-  if match := _BASED.fullmatch(re.sub(r'\\(?:text|mathrm)|[{}\s]', '', text)):
+  if ('_' in text or 'base' in text) and (match := _BASED.fullmatch(
+      re.sub(r'\\(?:text|mathrm)|[{}\s]', '', text))):
     base = _BASES.get(match[4]) or (
         int(match[4]) if match[4].lstrip('-').isdigit() else 0)
     if abs(base) > 1 and (match[2][0].isdigit() or abs(base) > 10):

@@ -81,7 +81,7 @@ def split(text: str) -> tuple[str, Unit | None]:
   counted. Plain text is a unit if all its words are known, or if it follows a
   number and a space: a letter after a number (10m) may be a variable.
   """
-  if match := _TEXT.match(text):
+  if '{' in text and (match := _TEXT.match(text)):
     words = _clean(match['unit'])
     if _has_variable(match['rest']) and _known(words) is None and not (
         words in _VAGUE or _COUNTED.fullmatch(words)):

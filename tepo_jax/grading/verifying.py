@@ -8,10 +8,16 @@ hang: call this only in workers that can be killed.
 """
 
 from collections.abc import Sequence
+import contextlib
 import itertools
 import re
+import signal
 import threading
 from typing import Literal
+
+from tepo_jax.grading import sentences
+
+CPU_S = 2.0  # that `verify` gives math-verify for one answer
 
 _PLAIN_TO_LATEX = (
     (re.compile(r'\b(?:np|numpy|math)\.'), ''),
@@ -30,37 +36,11 @@ _LIMIT = re.compile(r'\\lim(?![a-zA-Z])')
 _RELATION = re.compile(r'\\(?:approx|equiv|sim|cong)(?![a-zA-Z])|[≈≡≃≅≒]|\|_')
 # If a brace ends the text, it drops all from the first words on.
 _BRACED = re.compile(r'\}(?:\^\d)?[\s.$]*$')
-_WORDS = re.compile(r'\\(?:mbox|text(?:bf|it|rm|normal)?|math(?:rm|it|bf))\s*\{')
 _LAST_WORDS = re.compile(
-    rf'(?:{_WORDS.pattern}[^{{}}]*\}}\s*(?:\^\{{?[1-4]\}}?)?(?:\s|/|\\cdot)*)+'
+    rf'(?:{sentences.WORDS.pattern}[^{{}}]*\}}\s*(?:\^\{{?[1-4]\}}?)?'
+    r'(?:\s|/|\\cdot)*)+'
     r'[\s.,;:!$)\]}\\]*$')
-_JOINING = re.compile(_WORDS.pattern + r'[\s,]*(?:and|or)\s*\}')
 _INFINITY = re.compile(r'\\infty|∞')
-_FORMULA = re.compile(r'(?<!\\)\\(?:\(.*?\\\)|\[.*?\\\])', re.DOTALL)
-# What counts in a sentence: formulas, and between them numbers and answers.
-_CLAIMS = (r'\b(?:no|not|none|never|cannot|yes|true|false|impossible|finite'
-           r'|infinite|odd|even)\b')
-_PART = re.compile(
-    r'(?<!\\)\\(?:\((.*?)\\\)|\[(.*?)\\\])|(-?\d+(?:\.\d+)?|' + _CLAIMS + ')',
-    re.DOTALL | re.IGNORECASE)
-_RELATED = re.compile(r'[=<>]|\\(?:[lg]eq?|in|neq?|approx|equiv)(?![a-zA-Z])')
-# "There are no others" denies nothing.
-_DENIAL = re.compile(
-    r"(?<!\\)\b(?:(?:no|not)(?!\s+(?:others?|more|less|fewer|greater|only|depend"
-    r"|necessarily)\b)|none|never|neither|nor|cannot|impossible|\w+n't)\b",
-    re.IGNORECASE)
-# Between members of a list; between other formulas of which both are claimed;
-# before a condition.
-_JOINT = re.compile(r'[\s,]*(?:\b(?:and|or)\s*)?')
-_CONTINUED = re.compile(r',\s*$|\b(?:and|or|otherwise|else)\b'
-                        r'(?!.*\b(?:is|are|equals?|gives?)\b)', re.DOTALL)
-_CONDITION = re.compile(
-    r'\b(?:for|if|when|where|all|any|every|each|with|since|let|given)\s*$',
-    re.IGNORECASE)
-_COMMA = re.compile(r'\s*[,;]\s*(?![^()\[\]{}]*[)\]}])|\s(?:and|or)\s')
-# Words, and not letters of a product; formulas in such a sentence may have $.
-_PROSE = re.compile(r'(?:(?<![\\a-zA-Z{])[a-zA-Z]{2,} ){3}')
-_DOLLARS = re.compile(r'(?<!\\)\$([^$]+)\$')
 _OPERATED = re.compile(r'[-+*/^]\s*\\[(\[]|\\[)\]]\s*[-+*/^]')
 _LETTER = re.compile(r'\W*(?:\\?[a-zA-Z]+|\\math\w+\s*\{\w+\})\W*')
 _BRACKETS = re.compile(r'^\s*(?:\\left)?\s*(\\\{|[(\[])')
@@ -103,18 +83,36 @@ def verify(answer: str, references: Sequence[str], alarm_s: int
            ) -> tuple[bool, bool]:
   """Asks math-verify: (verdict, whether an alarm went off).
 
-  alarm_s: limit of one parse or one comparison, in whole seconds.
+  alarm_s: limit of one parse or one comparison, in whole seconds. All of them
+  together have CPU_S of CPU time; an answer that takes longer is wrong.
   """
   if threading.current_thread() is not threading.main_thread():
     raise RuntimeError('grading.grade works in the main thread only, because '
                        'it uses alarms; use grading.Grader')
-  def is_equal(reference, answer, alarm_s):
-    reference, answer = (_CHOOSE.sub(r'\\binom{\1}{\2}', text)
-                         for text in (reference, answer))
-    return not _cannot_be(reference, answer) and _is_equal(
-        reference, answer, alarm_s)
+  import math_verify  # noqa: F401  (slow: before the clock starts)
+  try:
+    with _limited():
+      return _any_equal(answer, references, alarm_s, _is_equal)
+  except _OutOfTime:
+    return False, True
 
-  return _any_equal(answer, references, alarm_s, is_equal)
+
+class _OutOfTime(BaseException):  # No library may take it for its own error.
+  pass
+
+
+@contextlib.contextmanager
+def _limited():
+  """Raises _OutOfTime after CPU_S of this process's CPU time."""
+  def stop(*_):
+    raise _OutOfTime
+  before = signal.signal(signal.SIGVTALRM, stop)
+  signal.setitimer(signal.ITIMER_VIRTUAL, CPU_S)
+  try:
+    yield
+  finally:
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    signal.signal(signal.SIGVTALRM, before)
 
 
 def verify_alone(answer: str, references: Sequence[str], alarm_s: int
@@ -171,7 +169,7 @@ def _cannot_be(reference, answer):
   # letter, which is no answer.
   if _OPERATED.search(answer):
     return True
-  if _FORMULA.search(reference) and _LETTER.fullmatch(answer):
+  if sentences.FORMULA.search(reference) and _LETTER.fullmatch(answer):
     return True
   if bool(_INFINITY.search(reference)) != bool(_INFINITY.search(answer)):
     return True
@@ -181,73 +179,20 @@ def _cannot_be(reference, answer):
 
 
 def _loses_a_part(text):
-  text = _JOINING.sub(',', text)
-  words = _WORDS.search(text)
+  text = sentences.JOINING.sub(',', text)
+  words = sentences.WORDS.search(text)
   return _DROPPED.search(text) or (
       words and _BRACED.search(text)
       and not _LAST_WORDS.match(text, words.start()))
 
 
 def _is_equal(reference, answer, alarm_s):
-  """Two sentences are compared by their parts. Of one sentence, math-verify
-  compares one formula: those that the reference joins to its last are given
-  too."""
-  if bool(_DENIAL.search(reference)) != bool(_DENIAL.search(answer)):
+  reference, answer = (_CHOOSE.sub(r'\\binom{\1}{\2}', text)
+                       for text in (reference, answer))
+  if _cannot_be(reference, answer):
     return False
-  reference, answer = (
-      _DOLLARS.sub(r'\\(\1\\)', text) if _PROSE.search(text) else text
-      for text in (reference, answer))
-  wanted, given = _parts(reference), _parts(answer)
-  if wanted and given:
-    is_ordered = 'respectively' in reference + answer
-    wanted, given = (_runs(parts, is_ordered) for parts in (wanted, given))
-    return len(wanted) == len(given) and all(
-        _match(*runs, alarm_s) for runs in zip(wanted, given))
-  claims = _last_claims(wanted)
-  if any(map(_RELATED.search, claims[:-1])):
-    return _match(claims, _COMMA.split(_JOINING.sub(',', answer)), alarm_s)
-  return _are_equal(reference, answer, alarm_s)
-
-
-def _parts(text):
-  """The formulas of a sentence and what counts between them, each with whether it
-  is a formula and the words before it; [] of a formula alone."""
-  if not _FORMULA.sub('', text, count=1).strip(' .') or (
-      not _FORMULA.search(text)):
-    return []
-  parts, end = [], 0
-  for match in _PART.finditer(text):
-    part = match[3] or match[1] or match[2] or ''
-    parts.append((part.strip() if match[3] is None else part.lower(),
-                  match[3] is None, text[end:match.start()]))
-    end = match.end()
-  return parts
-
-
-def _runs(parts, is_ordered):
-  """Groups formulas that only "and", "or" or a comma joins: their order does not
-  count, unless they correspond to those of another group."""
-  runs = []
-  for i, (part, is_formula, words) in enumerate(parts):
-    if is_formula and i and parts[i - 1][1] and _JOINT.fullmatch(words):
-      runs[-1].append(part)
-    else:
-      runs.append([part])
-  if is_ordered or sum(len(run) > 1 for run in runs) > 1:
-    return [[part] for run in runs for part in run]
-  return runs
-
-
-def _last_claims(parts):
-  """The last formula and those before it to which it is joined."""
-  claims, words = [], ''
-  for part, is_formula, before in parts:
-    words += before
-    if not is_formula or _CONDITION.search(words):
-      continue
-    claims = [*(claims if _CONTINUED.search(words) else ()), part]
-    words = ''
-  return claims
+  pairs = sentences.pairs(reference, answer)
+  return pairs is not None and all(_match(*pair, alarm_s) for pair in pairs)
 
 
 def _match(wanted, given, alarm_s):
@@ -269,7 +214,7 @@ def _are_equal(reference, answer, alarm_s):
   def parse(text):
     # Of what cannot be read as a whole, any_match reads the last fraction or
     # formula. Only a sentence, whose formulas are marked, is compared by one.
-    mode = 'any_match' if _FORMULA.search(text) else 'first_match'
+    mode = 'any_match' if sentences.FORMULA.search(text) else 'first_match'
     return _parse(_as_latex(text), alarm_s, mode)
 
   for pair in itertools.product(parse(reference), parse(answer)):

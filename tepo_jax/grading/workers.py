@@ -18,6 +18,7 @@ import dataclasses
 import importlib
 import json
 import logging
+import math
 import os
 import pathlib
 import resource
@@ -63,6 +64,7 @@ class Job:
   alarmed: whether the function ends by itself after alarm_s of work. A late
     worker that used little CPU time then had none, and its question is retried;
     otherwise it may have waited for something else.
+  cpu_s: CPU time after which the function ends by itself.
   """
   function: str
   first: Question | None = None
@@ -70,6 +72,7 @@ class Job:
   path: tuple[str, ...] = ()
   modules: tuple[str, ...] = ()
   alarmed: bool = True
+  cpu_s: float = math.inf
 
   def command(self) -> str:
     """The program of a worker."""
@@ -272,11 +275,12 @@ class _Worker:
     return (answer, timed_out) if is_next else None
 
   def _why_late(self, cpu_share):
-    """'starved' if the worker ran for less than half its alarm's time."""
+    """'starved' if the worker ran for less than half the time that it has."""
     if not self.job.alarmed:
       return 'replace'
     used_s = self._cpu_s() - self.used_s
-    return 'starved' if used_s < cpu_share * self.timeout_s / 4 else 'replace'
+    needed_s = min(cpu_share * self.timeout_s / 4, self.job.cpu_s / 2)
+    return 'starved' if used_s < needed_s else 'replace'
 
   def _cpu_s(self):
     """CPU time used so far; infinite if unknown."""

@@ -11,6 +11,8 @@ from tepo_jax.data import embedded
 from tepo_jax.data import problem as problem_lib
 from tepo_jax.data import prompts
 from tepo_jax.job import configuration
+from tepo_jax.runtime import processes
+from tepo_jax.runtime import sharing
 
 # A problem with its token ids.
 Rendered = tuple[problem_lib.Problem, list[int]]
@@ -97,9 +99,18 @@ def check_vocabulary(
 
 
 def _load(config, template, tokenizer, name, split, limit, skip_bad):
-  loaded = datasets.read(name, split, limit, skip_bad, config.data.columns)
+  loaded = datasets.read(
+      name, split, limit, skip_bad, config.data.columns, _share(name))
   problems = loaded.problems[:limit]
   with errors.naming(loaded.origin):
     short, long = prompts.render_short(
         problems, template, tokenizer, config.data.max_prompt_tokens)
   return PromptSet(name, loaded, problems, short, long)
+
+
+def _share(name):
+  """How a job's processes get a set of the hub, which only the first asks; None
+  if one of them has it as a file. All of them must call this."""
+  if not processes.is_job() or processes.any_of(not datasets.is_on_hub(name)):
+    return None
+  return sharing.folder_of_first

@@ -9,8 +9,8 @@ joschu.net/blog/kl-approx.html) has three; their expectations, on policy:
     k3   the KL       that of KL(other || policy)
 
 As a loss, k1 is therefore noise; GRPO's paper (2402.03300) has k3. k1+ and k3+,
-as in verl's code, have the value of k1 and k3 with the gradient of k2. In a
-reward, only the value counts.
+as verl documents them, have the value of k1 and k3 with the gradient of k2. In
+a reward, only the value counts.
 """
 
 from jax.lax import stop_gradient as sg

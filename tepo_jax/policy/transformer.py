@@ -95,16 +95,15 @@ def init(config: ModelConfig, key: jax.Array) -> dict[str, Any]:
 
 def logical_axes(config: ModelConfig) -> dict[str, Any]:
   """The tree of `init`; leaves are tuples of a logical name per dimension."""
-  boxed = jax.eval_shape(functools.partial(_boxed, config), jax.random.key(0))
   return jax.tree.map(
-      lambda leaf: tuple(leaf.names), boxed, is_leaf=_is_boxed)
+      lambda leaf: tuple(leaf.names), _abstract(config), is_leaf=_is_boxed)
 
 
 def abstract_params(config: ModelConfig, dtype='float32') -> dict[str, Any]:
   """The tree of `init` as ShapeDtypeStructs of `dtype`."""
-  shapes = jax.eval_shape(functools.partial(init, config), jax.random.key(0))
   return jax.tree.map(
-      lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), shapes)
+      lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype),
+      nn.meta.unbox(_abstract(config)))
 
 
 def forward(config: ModelConfig, params, token_BS, position_BS,
@@ -394,6 +393,11 @@ def _by_rows(x_MD):
 def _boxed(config: ModelConfig, key: jax.Array):
   zeros_BS = jnp.zeros((1, 1), jnp.int32)
   return _Transformer(config).init(key, zeros_BS, zeros_BS)['params']
+
+
+@functools.cache  # asked for about 30 times when a run starts
+def _abstract(config: ModelConfig):
+  return jax.eval_shape(functools.partial(_boxed, config), jax.random.key(0))
 
 
 def _is_boxed(node) -> bool:

@@ -10,7 +10,6 @@ CPU waits for each save (job/trainer._save).
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import functools
-import gc
 import itertools
 import os
 import re
@@ -136,27 +135,26 @@ class Checkpointer:
       raise errors.InputError(
           f'no checkpoint{wanted} in {self._directory} (it has: {steps})')
     where = f'checkpoint {self._directory}/{step}'
-    with _no_stray_tracebacks():
-      try:  # Orbax and tensorstore raise many kinds
-        saved = self._manager.item_metadata(step).state
-        if saved is None:
-          raise ValueError('its list of arrays is missing')
-        record = self._manager.restore(step, args=ocp.args.Composite(
-            extra=ocp.args.JsonRestore())).extra
-        extra, found = record['extra'], record['digests']
-        check(where, extra)
-        _check_arrays(where, saved.tree, abstract_state, unpadded,
-                      record['unpadded'])
-        state = self._manager.restore(step, args=ocp.args.Composite(
-            state=ocp.args.StandardRestore(
-                abstract_state, strict=not unpadded))).state
-      except (errors.InputError, jax.errors.JaxRuntimeError):
-        raise  # running out of device memory is no damage
-      except Exception as error:
-        if _UNREACHABLE.search(str(error)):
-          raise files.BucketError(f'{where}: {_reason(error)}') from error
-        raise DamagedError(f'{where} cannot be restored: '
-                           f'{_reason(error)}') from None
+    try:  # Orbax and tensorstore raise many kinds
+      saved = self._manager.item_metadata(step).state
+      if saved is None:
+        raise ValueError('its list of arrays is missing')
+      record = self._manager.restore(step, args=ocp.args.Composite(
+          extra=ocp.args.JsonRestore())).extra
+      extra, found = record['extra'], record['digests']
+      check(where, extra)
+      _check_arrays(where, saved.tree, abstract_state, unpadded,
+                    record['unpadded'])
+      state = self._manager.restore(step, args=ocp.args.Composite(
+          state=ocp.args.StandardRestore(
+              abstract_state, strict=not unpadded))).state
+    except (errors.InputError, jax.errors.JaxRuntimeError):
+      raise  # running out of device memory is no damage
+    except Exception as error:
+      if _UNREACHABLE.search(str(error)):
+        raise files.BucketError(f'{where}: {_reason(error)}') from error
+      raise DamagedError(f'{where} cannot be restored: '
+                         f'{_reason(error)}') from None
     shapes = {name: array.shape for name, array in _named(saved.tree).items()}
     for name, digest in digests(state, shapes).items():
       if found.get(name) != digest:
@@ -340,15 +338,3 @@ def _digest(x, shape) -> jax.Array:
 
 def _reason(error):
   return errors.one_line(error)[:500] or type(error).__name__
-
-
-@contextlib.contextmanager
-def _no_stray_tracebacks() -> Iterator[None]:
-  """Silences the tracebacks that Python prints of Orbax's lost coroutines."""
-  hook = sys.unraisablehook
-  sys.unraisablehook = lambda _: None
-  try:
-    yield
-  finally:
-    gc.collect()
-    sys.unraisablehook = hook

@@ -21,6 +21,25 @@ _OF_STEP = 'SLURM_STEP_NODELIST'
 _GPUS = '/dev/nvidia[0-9]*'
 
 
+def check_slices(count: int) -> None:
+  """Refuses a job of several TPU slices: the mesh would shard the weights over
+  the slow network between them.
+
+  Raises:
+    InputError: says what to do.
+  """
+  if count > 1:
+    raise errors.InputError(
+        f'{count} TPU slices as one job are not supported; take one larger '
+        'slice, or start a job per slice, each with its own --workdir')
+
+
+def slices_of(environment: Mapping[str, str] = os.environ) -> int:
+  """How many TPU slices GKE, xpk or the user makes one job of."""
+  count = environment.get('MEGASCALE_NUM_SLICES', '')
+  return int(count) if count.isdecimal() else 1
+
+
 def check_slurm(environment: Mapping[str, str] = os.environ) -> None:
   """Refuses what jax makes of Slurm's variables otherwise: a traceback without
   srun, and one GPU of several for a task that sees them all.

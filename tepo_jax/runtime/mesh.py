@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tepo_jax import errors
+from tepo_jax.runtime import joining
 from tepo_jax.runtime import processes
 
 AXES = ('data', 'fsdp', 'tensor')
@@ -47,9 +48,13 @@ def make(
   leaves devices idle is refused; pass `devices` to use only some of them.
 
   Raises:
-    InputError: with the numbers, if the shape does not fit the devices.
+    InputError: with the numbers, if the shape does not fit the devices, or they
+      are of several TPU slices.
   """
   devices = jax.devices() if devices is None else devices
+  joining.check_slices(len({  # a GPU's slice is its machine
+      getattr(device, 'slice_index', 0) for device in devices
+      if device.platform == 'tpu'}))
   sizes = [shape[name] for name in AXES]
   text = ' x '.join(f'{name}={shape[name]}' for name in AXES)
   known = math.prod(size for size in sizes if size != -1)

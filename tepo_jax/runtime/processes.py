@@ -48,8 +48,10 @@ def initialize(heartbeat: int = 300) -> None:
     heartbeat: a process that is silent for longer, in seconds, is lost.
 
   Raises:
-    errors.InputError, errors.Lost: as `joining.check_slurm`, `explained`.
+    errors.InputError, errors.Lost: as `joining.check_slices`, `check_slurm`,
+      `explained`.
   """
+  joining.check_slices(joining.slices_of())
   if not is_job():
     return
   joining.check_slurm()

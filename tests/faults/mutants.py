@@ -43,7 +43,7 @@ _MODULES = {
     'transformer': 'cache layers padding prompt_sharing',
     'sharding': 'padding prompt_sharing', 'selection': 'sampler',
     'schedule': 'engine groups', 'group_sampler': 'groups sampler',
-    'equivalence': 'comparison structures units values verifying',
+    'equivalence': 'comparison sentences structures units values verifying',
     'expressions': 'comparison structures values', 'spellings': 'structures',
     'grader': 'comparison verifying',
     'datasets': 'problem references rows sources',

@@ -36,8 +36,8 @@ def train(place, steps, start=('-m', 'tepo_jax.train')):
   environment = runs.environment() | {
       'HOME': str(place.home), 'TMPDIR': str(place.temporary),
       'PYTHONPATH': f'{runs.ROOT}:{place.packages}',
-      'PYTHONDONTWRITEBYTECODE': '1', 'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
-      'WANDB_API_KEY': SECRET, 'HF_TOKEN': SECRET}
+      'PYTHONDONTWRITEBYTECODE': '1', 'WANDB_API_KEY': SECRET,
+      'HF_TOKEN': SECRET}
   for name in ('JAX_COMPILATION_CACHE_DIR', 'XDG_CACHE_HOME', 'HF_HOME'):
     environment.pop(name, None)
   arguments = [

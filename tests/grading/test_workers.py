@@ -45,6 +45,17 @@ def test_answers_in_any_thread():
         for n, question in enumerate(questions)}, 0)]
 
 
+def test_an_answer_that_used_its_cpu_time_is_not_asked_again(monkeypatch):
+  sent, send = [], workers._Worker.send
+  monkeypatch.setattr(workers._Worker, 'send', lambda worker, question, time_s: (
+      sent.append(question), send(worker, question, time_s)))
+  question = (r'a=\sum_{i=0}^{k-1}\binom{k-1}{i}\frac{D_{n+9-k-i}}{n-k-i}',
+              (r'a=\sum_{i=0}^{k-1}\binom{k-1}{i}\frac{D_{n+1-k-i}}{n-k-i}',))
+  outcomes, deaths = _ask([question], 1, 60)
+  assert (outcomes, deaths) == ({question: (False, True)}, 0)
+  assert sent == [question]
+
+
 def test_without_questions_no_worker_starts():
   asked = workers.Pool(2, 10, grader.VERIFYING)
   assert asked.ask([]) == ({}, 0)

@@ -14,8 +14,6 @@ from tepo_jax.learning import batch as batch_lib
 from tepo_jax.policy import transformer
 from tepo_jax.runtime import mesh as mesh_lib
 
-pytestmark = pytest.mark.usefixtures('quick_compile')
-
 MODEL = transformer.ModelConfig(
     vocab_size=32, d_model=16, num_layers=1, num_heads=2, num_kv_heads=1,
     head_dim=8, d_ff=16, max_position=32, tie_embeddings=True)

@@ -16,8 +16,6 @@ from tepo_jax.job import run_folder
 from tepo_jax.runtime import checkpoint
 from tests.job import learners
 
-pytestmark = pytest.mark.usefixtures('quick_compile')
-
 
 def _write_config(config, folder):
   folder.mkdir(exist_ok=True)

@@ -10,18 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from configs import methods
 from tepo_jax import errors
-from tepo_jax.data import problem as problem_lib
-from tepo_jax.job import batching
 from tepo_jax.job import learner as learner_lib
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.learning import behaviour
-from tepo_jax.learning import objective
 from tepo_jax.learning import packing as packing_lib
 from tepo_jax.learning import update
-from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import host
 from tepo_jax.runtime import mesh as mesh_lib
@@ -32,8 +27,6 @@ from tests.job.learners import rewards_of
 from tests.job.learners import sampled
 from tests.job.learners import SAMPLES
 from tests.job.learners import T
-
-pytestmark = pytest.mark.usefixtures('quick_compile')
 
 METRICS = ('behaviour_mean', 'behaviour_capped_share',
            'behaviour_rejected_share', 'behaviour_ess', 'behaviour_kl')
@@ -422,103 +415,6 @@ def test_a_finite_update_resets_the_count_of_skipped_ones():
     _count(run, True)
 
 
-def _two_groups():
-  problem = problem_lib.Problem('0', '?', ('1',), 'test')
-  one = groups_lib.Group(
-      groups_lib.Prompt(problem, (5, 6), 8),
-      np.array([[1, 2, 3], [4, 0, 0]], np.int32),
-      np.array([[-.1, -.2, -.3], [-.4, 0, 0]], np.float32),
-      np.array([3, 1], np.int32), np.array([False, True]), ('', ''),
-      np.array([0, 1], np.float32))
-  two = groups_lib.Group(
-      groups_lib.Prompt(problem, (7,), 9),
-      np.array([[0, 0, 0], [9, 8, 0]], np.int32),
-      np.array([[-.5, 0, 0], [-.6, -.7, 0]], np.float32),
-      np.array([1, 2], np.int32), np.array([True, True]), ('', ''),
-      np.array([1, 0], np.float32))
-  return [one, two]
-
-
-def test_to_batch():
-  """Two prompts of 2 samples and a row of filler; token 0 is a valid id."""
-  batch = batching.to_batch(
-      _two_groups(), np.array([0., 1., 1., 0.]), rows=5, width=3,
-      estimator='drgrpo')
-  np.testing.assert_array_equal(batch.token_BS, [
-      [0, 5, 6, 1, 2, 3], [0, 5, 6, 4, 0, 0], [0, 0, 7, 0, 0, 0],
-      [0, 0, 7, 9, 8, 0], [0, 0, 0, 0, 0, 0]])
-  np.testing.assert_array_equal(batch.position_BS, [
-      [-1, 0, 1, 2, 3, 4], [-1, 0, 1, 2, -1, -1], [-1, -1, 0, 1, -1, -1],
-      [-1, -1, 0, 1, 2, -1], [-1, -1, -1, -1, -1, -1]])
-  np.testing.assert_array_equal(batch.mask_BT, [
-      [1, 1, 1], [1, 0, 0], [1, 0, 0], [1, 1, 0], [0, 0, 0]])
-  np.testing.assert_allclose(batch.advantage_B, [-.5, .5, .5, -.5, 0])
-  np.testing.assert_allclose(batch.sampler_logp_BT, [
-      [-.1, -.2, -.3], [-.4, 0, 0], [-.5, 0, 0], [-.6, -.7, 0], [0, 0, 0]])
-  for name in ('token_BS', 'position_BS'):
-    assert getattr(batch, name).dtype == np.int32
-  for name in ('mask_BT', 'advantage_B', 'old_logp_BT', 'old_entropy_BT',
-               'sampler_logp_BT'):
-    assert getattr(batch, name).dtype == np.float32
-  assert not batch.old_logp_BT.any() and not batch.old_entropy_BT.any()
-
-
-def test_truncated_completions_have_no_token():
-  """The first of `_two_groups` is truncated: its reward of 1 is in the baseline
-  with 'mask', its neighbour is left alone with 'exclude'."""
-  reward_B = np.array([1., 0., 1., 0.])
-  for truncated, first, want in [('count', [1, 1, 1], [.5, -.5]),
-                                 ('mask', [0, 0, 0], [.5, -.5]),
-                                 ('exclude', [0, 0, 0], [0, 0])]:
-    batch = batching.to_batch(
-        _two_groups(), reward_B, rows=5, width=3, estimator='drgrpo',
-        truncated=truncated)
-    np.testing.assert_array_equal(
-        batch.mask_BT, [first, [1, 0, 0], [1, 0, 0], [1, 1, 0], [0, 0, 0]])
-    np.testing.assert_allclose(batch.advantage_B, [*want, .5, -.5, 0])
-
-
-@pytest.mark.parametrize('loss_type', ['dapo', 'seq-mean-token-mean',
-                                       'seq-mean-token-sum'])
-def test_truncated_completions_are_in_no_denominator(loss_type):
-  """Against TRL's mask_truncated_completions with loss_type dapo, whose
-  num_items_in_batch is the sum of the loss mask (it once counted the truncated
-  tokens too), and against agg_loss of verl, whose denominators leave masked
-  completions out. Both in float64 by torch; one update at ratio 1, so the
-  gradient of the loss is −c A."""
-  rng = np.random.default_rng(0)
-  length_B, ended_B = np.array([6, 2, 6, 4]), np.array([0, 1, 0, 1], bool)
-  groups = [groups_lib.Group(
-      groups_lib.Prompt(None, (1,), n), np.ones((2, T), np.int32),
-      np.zeros((2, T), np.float32), length_B[part], ended_B[part], ('', ''),
-      None) for n, part in enumerate((slice(2), slice(2, 4)))]
-  batch = batching.to_batch(groups, rng.normal(size=4), rows=4, width=1,
-                               estimator='drgrpo', truncated='mask')
-  logp_BT = -rng.random((4, T))
-  loss = objective.make_policy_loss(methods.methods(0.0)['grpo'] | dict(
-      aggregate={'dapo': 'token_mean'}.get(
-          loss_type, loss_type.replace('-', '_'))))
-  x = objective.Tokens(*4 * [logp_BT], np.broadcast_to(
-      batch.advantage_B.astype(float)[:, None], (4, T)), batch.mask_BT)
-  with jax.enable_x64(True):
-    gradient_BT = jax.grad(lambda logp: loss.partial(
-        x.replace(logp_BT=logp), loss.statistics(x)))(logp_BT)
-
-  mask = torch.tensor(np.arange(T) < length_B[:, None]) * torch.tensor(
-      ended_B)[:, None]
-  logp = torch.tensor(logp_BT, requires_grad=True)
-  each = -torch.exp(logp - logp.detach()) * torch.tensor(
-      batch.advantage_B, dtype=torch.float64)[:, None] * mask
-  rows = (mask.sum(1) > 0).sum()
-  {'dapo': lambda: each.sum() / mask.sum(),
-   'seq-mean-token-sum': lambda: each.sum() / rows,
-   'seq-mean-token-mean': lambda: (
-       each.sum(1) / (mask.sum(1) + 1e-8)).sum() / rows,
-   }[loss_type]().backward()
-  assert np.abs(gradient_BT).max() > 0.01
-  np.testing.assert_allclose(gradient_BT, logp.grad, rtol=1e-7, atol=0)
-
-
 @pytest.mark.long_after_first
 @pytest.mark.parametrize('packing', packing_lib.MODES)
 def test_a_masked_completion_is_in_no_row(packing):
@@ -534,13 +430,3 @@ def test_a_masked_completion_is_in_no_row(packing):
       step.minibatches[0].microbatch_B < 0, [False, True, False, False])
   assert learn(learner, [dataclasses.replace(
       group, ended_G=np.zeros(2, bool)) for group in groups]) == {}
-
-
-@pytest.mark.parametrize('estimator, want', [
-    ('grpo', [-.7071, .7071, 1.4142 / 2, -1.4142 / 2]),
-    ('gpg', [-.5, .5, .5, -.5])])
-def test_advantages_are_the_groups(estimator, want):
-  batch = batching.to_batch(
-      _two_groups(), np.array([0., 1., 1., 0.]), rows=4, width=2,
-      estimator=estimator)
-  np.testing.assert_allclose(batch.advantage_B, want, atol=1e-4)

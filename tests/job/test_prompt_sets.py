@@ -10,6 +10,7 @@ from tepo_jax.data import embedded
 from tepo_jax.data import prompts
 from tepo_jax.job import prompt_sets
 from tepo_jax.policy.huggingface import weights
+from tests import jobs
 
 TEMPLATE = prompts.get('plain')
 
@@ -109,3 +110,65 @@ def test_each_set_has_its_own_template(tokenizer, tmp_path):
     prompt_sets.training(config, tokenizer)
   assert f'{path} has the template dapo_answer, of the style ' in str(
       error.value)
+
+
+# The hub has own/set:main@test, and each process a cache of its own.
+_JOB = """
+import json, os, pathlib, shutil, sys
+root, rank = pathlib.Path(sys.argv[1]), os.environ['JAX_PROCESS_ID']
+os.environ['HF_HOME'] = str(root / rank)
+import datasets
+from configs import tiny
+from tepo_jax import errors
+from tepo_jax.data import prompts
+from tepo_jax.job import prompt_sets
+from tepo_jax.runtime import processes, sharing
+processes.initialize()
+asked = []
+
+def load_dataset(path, subset, split, load=datasets.load_dataset):
+  asked.append((path, subset, split))
+  if path != 'own/set':
+    raise ConnectionError('no such set')
+  return load('json', data_files=str(root / 'a.jsonl'), split='train')
+
+datasets.load_dataset = load_dataset
+# The other machine: its process does not see the first one's folders.
+if rank != '0':
+  sharing._has = lambda folder, sizes, has=sharing._has: (
+      folder.is_relative_to(root / rank) and has(folder, sizes))
+prompts.render_short = lambda *_: ([], [])  # needs no tokenizer
+
+def read(name):
+  found = prompt_sets.evaluation(tiny.get_config(), None, None, name)
+  return [problem.row for problem in found.problems]
+
+local = [read(name) for name in (f'math500:{root}/a.jsonl', 'arithmetic')][0]
+assert not asked
+for _ in range(2):
+  assert read('own/set:main@test') == local
+assert asked == 2 * [('own/set', 'main', 'test')] * (rank == '0'), asked
+assert len(list((root / rank / 'datasets/of_first').iterdir())) == 1
+try:
+  read('own/other')
+except errors.InputError as error:
+  print(error)
+os.chdir(root / rank)
+if rank != '0':  # The other machine has a folder of this name.
+  kept, = (root / rank / 'datasets/of_first').iterdir()
+  shutil.copytree(kept, 'own/set')
+assert read('own/set') == local
+assert ('own/set', None, 'train') in asked or rank != '0'
+print('done')
+"""
+
+
+def test_the_hub_is_asked_by_a_job_s_first_process_only(tmp_path):
+  (tmp_path / 'a.jsonl').write_text(''.join(
+      json.dumps({'problem': f'{i} + 1?', 'answer': str(i + 1), 'level': 'é'})
+      + '\n' for i in range(99)))
+  outcomes = jobs.finish(jobs.start(2, ['-c', _JOB], str(tmp_path), devices=1))
+  assert [status for status, *_ in outcomes] == [0, 0], outcomes
+  for _, out, _ in outcomes:
+    assert 'own/other (train): cannot be loaded: no such set\n' in out
+    assert out.endswith('done\n')

@@ -11,8 +11,6 @@ from tepo_jax.rollout import draw
 from tepo_jax.rollout import engine
 from tepo_jax.runtime import mesh as mesh_lib
 
-pytestmark = pytest.mark.usefixtures('quick_compile')
-
 MODEL = transformer.ModelConfig(
     vocab_size=64, d_model=32, num_layers=2, num_heads=4, num_kv_heads=2,
     head_dim=8, d_ff=64, max_position=128)
@@ -63,7 +61,7 @@ def test_to_compact_a_cache_sends_nothing(part, axis, mesh):
 
 
 @pytest.fixture(scope='module')
-def sampled(mesh, quick_compile):
+def sampled(mesh):
   """Tokens and cache with the layout of this device."""
   return _sample(mesh)
 

@@ -25,8 +25,6 @@ MODEL = transformer.ModelConfig(
     vocab_size=31, d_model=16, num_layers=2, num_heads=4, num_kv_heads=2,
     head_dim=8, d_ff=16, max_position=64)
 
-pytestmark = pytest.mark.usefixtures('quick_compile')
-
 
 def _mesh(tensor):
   return mesh_lib.make({'data': 1, 'fsdp': -1, 'tensor': tensor})

@@ -20,8 +20,6 @@ _ROWS = [dict(text='Start with 3 (1) + 4.'),
          dict(prompt='Start with 9 (1) - 2.', completion='\\boxed{7}')]
 
 
-pytestmark = pytest.mark.usefixtures('quick_compile')
-
 
 @pytest.fixture(scope='module')
 def tokenizer(tmp_path_factory):

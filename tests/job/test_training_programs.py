@@ -104,7 +104,7 @@ def test_sampling_may_have_a_mesh_of_its_own():
 
 
 @pytest.mark.long
-def test_lora_trains_adapters_alone(quick_compile):
+def test_lora_trains_adapters_alone():
   """The base in bfloat16 is an argument of an update, not part of the state."""
   programs, generator = _programs(3, devices=4), np.random.default_rng(0)
   frozen = programs.freeze(_random_params(generator))

@@ -10,8 +10,6 @@ from configs import methods
 from tepo_jax.learning import behaviour
 from tepo_jax.learning import objective
 
-pytestmark = pytest.mark.usefixtures('quick_compile')
-
 OPEN = dict(cap=math.inf, reject_below=0.0, reject_above=math.inf)
 MASK = np.array([[1, 1, 0], [1, 1, 1], [0, 0, 0]], np.float32)
 # r of the valid tokens: 3, 1/2; 1, 2/5, 2; none. Garbage under the mask.

@@ -20,7 +20,11 @@ def arrays():
 
 
 def _verl(logp, reference_logp, name):
-  """kl_penalty of verl/trainer/ppo/core_algos.py (b178a3c), by torch."""
+  """kl_penalty of verl/trainer/ppo/core_algos.py (b178a3c), by torch.
+
+  Of a name that ends with '+', as verl documents it: at that commit kl_penalty
+  passes the whole name on to a function that does not know it.
+  """
   value = {
       'k1': lambda: logp - reference_logp,
       'k2': lambda: 0.5 * (logp - reference_logp).square(),

@@ -12,8 +12,6 @@ from tepo_jax.learning import choices
 from tepo_jax.learning import numerics
 from tepo_jax.learning import objective
 
-pytestmark = pytest.mark.usefixtures('quick_compile')
-
 NO_REG = dict(penalty='none', region='none', coef=0.0)
 PPO = dict(name='ppo', low=0.2, high=0.28)
 S1 = math.sqrt(1.35)  # sequence weight of the first completion below

@@ -12,8 +12,6 @@ import pytest
 from configs import methods
 from tepo_jax.learning import objective
 
-pytestmark = pytest.mark.usefixtures('quick_compile')
-
 ROWS = methods.methods(beta=0.7)
 KEYS = 'logp_BT', 'entropy_BT', 'kl_BT'
 

@@ -16,8 +16,6 @@ from configs import methods
 from tepo_jax.learning import behaviour
 from tepo_jax.learning import objective
 
-pytestmark = pytest.mark.usefixtures('quick_compile')
-
 ROWS = methods.methods(beta=0.7)  # large, so that an error in the KL shows
 INPUTS = [(regime, mask) for regime in ('on_policy', 'mild', 'violent')
           for mask in ('ragged', 'holes', 'empty_row')]

@@ -14,8 +14,6 @@ from tepo_jax.runtime import mesh as mesh_lib
 
 _attend = jax.jit(attention.attend, static_argnames=('window', 'backend'))
 
-pytestmark = pytest.mark.usefixtures('quick_compile')
-
 
 def _arrays(heads=6, kv_heads=2, size=5):
   rng = np.random.RandomState(0)

@@ -19,8 +19,6 @@ from tepo_jax.policy.huggingface import adapters as adapters_lib
 from tepo_jax.policy.huggingface import weights
 from tepo_jax.runtime import mesh as mesh_lib
 
-pytestmark = pytest.mark.usefixtures('quick_compile')
-
 # One case per family; some with a subset of the targets.
 LORA = {
     'qwen2': lora_lib.Lora(3, 6.0),

@@ -77,7 +77,7 @@ def rows():
 @pytest.mark.long_after_first
 @pytest.mark.parametrize('shape', SHAPES)
 def test_load_forward_and_save_are_those_of_one_device(
-    shape, saved, rows, tmp_path, quick_compile):
+    shape, saved, rows, tmp_path):
   folder, params = saved
   want, _ = jax.jit(_logits, static_argnums=0)(MODEL, params, *rows)
   mesh = mesh_lib.make(dict(zip(mesh_lib.AXES, shape)))
@@ -110,7 +110,7 @@ def _assert_leaf(got, want, sharding):
 
 
 @pytest.mark.long
-def test_scores_ignore_the_padding(saved, rows, quick_compile):
+def test_scores_ignore_the_padding(saved, rows):
   """ℓ, H, KL and the gradient of their sum, for vocabularies of 64 and 61."""
   folder, params = saved
   mesh = mesh_lib.make(dict(data=1, fsdp=1, tensor=4))
@@ -141,7 +141,8 @@ def test_scores_ignore_the_padding(saved, rows, quick_compile):
 @pytest.mark.parametrize('shape, remat', [
     ((1, 4, 1), 'dots'), ((1, 1, 4), 'mlp'), ((1, 2, 2), 'none'),
     ((2, 2, 1), 'full')])
-def test_gradients_are_those_of_one_device(shape, remat, rows, quick_compile):
+@pytest.mark.usefixtures('optimized')
+def test_gradients_are_those_of_one_device(shape, remat, rows):
   """In float64, of all weights and adapters; 21 tokens, or 14 a row shard,
   divide into no equal parts, and `tensor=4` copies the key heads."""
   model = dataclasses.replace(

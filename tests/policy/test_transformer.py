@@ -17,8 +17,6 @@ from tepo_jax.policy.cpu import ops as cpu_ops
 from tepo_jax.policy.huggingface import weights
 from tepo_jax.runtime import mesh as mesh_lib
 
-pytestmark = pytest.mark.usefixtures('quick_compile')
-
 
 @functools.partial(jax.jit, static_argnums=0)
 def _logits(config, params, token_BS, position_BS, cache=None):

@@ -8,8 +8,6 @@ import transformers
 from tepo_jax.policy.huggingface import weights
 from tepo_jax.rollout import draw
 
-pytestmark = pytest.mark.usefixtures('quick_compile')
-
 T = 20
 FAMILIES = {
     'Qwen2': dict(use_sliding_window=True, sliding_window=7,

@@ -139,7 +139,6 @@ from tepo_jax.runtime import mesh as mesh_lib, processes, progress
 from tepo_jax.data import problem
 processes.initialize()
 devices = 2
-jax.config.update('jax_disable_most_optimizations', True)
 model = transformer.ModelConfig(
     vocab_size=16, d_model=16, num_layers=1, num_heads=2, num_kv_heads=2,
     head_dim=8, d_ff=16, max_position=32)

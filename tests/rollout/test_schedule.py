@@ -23,8 +23,6 @@ from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools import streaming
 from tests.rollout import toy
 
-pytestmark = pytest.mark.usefixtures('quick_compile')
-
 V, T, G = 40, 9, 3
 MODEL = transformer.ModelConfig(
     vocab_size=V, d_model=32, num_layers=2, num_heads=8, num_kv_heads=4,

@@ -21,6 +21,7 @@ from tepo_jax.tools.plan import chips
 from tepo_jax.tools.plan import cost
 
 pytest.importorskip('libtpu')
+pytestmark = pytest.mark.usefixtures('optimized')
 
 SLOTS, COLUMNS = 128, 1280
 PAGE, PAGES = 64, 16384  # of a shard; a layer's are larger than a v6e's VMEM

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 
+from tepo_jax import cli
 from tepo_jax import errors
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import mesh as mesh_lib
@@ -244,7 +245,8 @@ def _largest(folder):
 def test_a_broken_checkpoint_is_named_and_the_one_before_is_good(
     tmp_path, damage, said, monkeypatch):
   stray = []
-  monkeypatch.setattr(sys, 'unraisablehook', stray.append)
+  monkeypatch.setattr(sys, 'unraisablehook', cli._unraisable)
+  monkeypatch.setattr(sys, '__unraisablehook__', stray.append)
   _save(tmp_path, 1, 2)
   damage(tmp_path / '2')
   checkpointer = checkpoint.Checkpointer(tmp_path)

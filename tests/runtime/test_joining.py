@@ -51,6 +51,21 @@ def _join(**environment):
   return done.returncode, done.stderr
 
 
+@pytest.mark.parametrize('is_job', ['0', '1'])
+def test_several_slices_are_refused(is_job):
+  status, said = _join(MEGASCALE_NUM_SLICES='2', TEPO_MULTIHOST=is_job)
+  assert status == 2, said
+  assert said == (
+      '-c: error: 2 TPU slices as one job are not supported; take one larger '
+      'slice, or start a job per slice, each with its own --workdir\n')
+
+
+def test_one_slice_is_not_refused():
+  for count in '1', '':
+    status, said = _join(MEGASCALE_NUM_SLICES=count, TEPO_MULTIHOST='0')
+    assert status == 0, said
+
+
 def test_a_port_that_is_taken_is_named():
   with socket.socket() as other:
     other.bind(('', 0))

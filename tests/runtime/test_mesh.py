@@ -1,6 +1,7 @@
 """runtime.mesh on four virtual devices."""
 
 import functools
+import types
 
 import jax
 import numpy as np
@@ -46,6 +47,15 @@ def test_make_refuses(shape, said):
   with pytest.raises(errors.InputError, match=said) as error:
     mesh_lib.make(dict(zip(mesh_lib.AXES, shape)))
   assert '\n' not in str(error.value)
+
+
+def test_make_refuses_devices_of_several_slices():
+  """Also where only Google's metadata names the slices."""
+  tpus = [types.SimpleNamespace(platform='tpu', slice_index=i // 2)
+          for i in range(4)]
+  shape = {'data': 1, 'fsdp': -1, 'tensor': 1}
+  with pytest.raises(errors.InputError, match='^2 TPU slices as one job are'):
+    mesh_lib.make(shape, tpus)
 
 
 def test_shardings_follow_the_rules():

@@ -8,6 +8,8 @@ import pathlib
 import re
 
 import huggingface_hub
+import huggingface_hub.constants  # the package itself loads neither
+import huggingface_hub.errors
 
 from tepo_jax import errors
 from tepo_jax.policy.huggingface import packages

@@ -12,6 +12,7 @@ import transformers
 from tepo_jax import errors
 from tepo_jax.policy.huggingface import hub
 from tepo_jax.policy.huggingface import weights
+from tests import jobs
 
 _TEMPLATE = ("{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}"
              '{% endfor %}')
@@ -96,6 +97,51 @@ def test_only_files_that_are_read_are_downloaded(
   assert hub.folder('owner/model') == tmp_path
   assert sorted(str(path.relative_to(tmp_path))
                 for path in tmp_path.rglob('*') if path.is_file()) == expected
+
+
+# The hub has owner/model, and each process a cache of its own.
+_JOB = """
+import os, pathlib, sys
+root, rank = pathlib.Path(sys.argv[1]), os.environ['JAX_PROCESS_ID']
+import huggingface_hub
+from tepo_jax import errors
+from tepo_jax.policy.huggingface import hub
+from tepo_jax.runtime import processes, sharing
+processes.initialize()
+huggingface_hub.constants.HF_HUB_CACHE = str(root / rank)
+snapshot, asked = root / rank / 'snapshots/f00d', []
+
+def download(name, allow_patterns):
+  asked.append(name)
+  if name != 'owner/model':
+    raise OSError('no such model')
+  snapshot.mkdir(parents=True, exist_ok=True)
+  (snapshot / 'config.json').write_text('{}')
+  return str(snapshot)
+
+huggingface_hub.snapshot_download = download
+# The other machine: its process does not see the first one's folders.
+if rank != '0':
+  sharing._has = lambda folder, sizes, has=sharing._has: (
+      folder.is_relative_to(root / rank) and has(folder, sizes))
+folder = hub.folder_of_job('owner/model')
+assert folder == (snapshot if rank == '0' else
+                  root / rank / 'of_first/owner--model/f00d'), folder
+assert (folder / 'config.json').read_text() == '{}'
+assert (set(asked) == {'owner/model'}) == (rank == '0'), asked
+try:
+  hub.folder_of_job('owner/other')
+except errors.InputError as error:
+  print(error)
+assert ('owner/other' in asked) == (rank == '0'), asked
+"""
+
+
+def test_of_a_job_only_the_first_process_asks_the_hub(tmp_path):
+  outcomes = jobs.finish(jobs.start(2, ['-c', _JOB], str(tmp_path), devices=1))
+  assert [status for status, *_ in outcomes] == [0, 0], outcomes
+  assert all('not available from the hub (no such model)' in out
+             for _, out, _ in outcomes)
 
 
 def test_an_index_of_the_hub_that_is_none_is_refused(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 
+import huggingface_hub
 import jax
 import ml_dtypes
 import numpy as np
@@ -20,6 +21,9 @@ from tepo_jax.policy import transformer
 from tepo_jax.policy.huggingface import families
 from tepo_jax.policy.huggingface import tensor_files
 from tepo_jax.policy.huggingface import weights
+from tests import runs
+
+_QWEN_7B = runs.ROOT / 'tests/tools/plan/models/qwen2_5_7b'
 
 
 def _tensors(folder):
@@ -119,6 +123,25 @@ def test_shards_with_index_both_ways(hf_model, tmp_path, monkeypatch):
   _assert_same_files(tmp_path / 'out', folder)
   assert len(type(model).from_pretrained(
       tmp_path / 'out').state_dict()) == len(model.state_dict())
+
+
+def test_by_default_shards_are_those_of_huggingface_hub(tmp_path, monkeypatch):
+  """Qwen2.5-7B in bfloat16, 15.2 GB, without its bytes; the library's
+  MAX_SHARD_SIZE is '5GB'."""
+  monkeypatch.setattr(tensor_files, 'create_file', lambda _, part: {
+      name: np.broadcast_to(np.zeros((), dtype), shape)
+      for name, dtype, shape in part})
+  with torch.device('meta'):
+    state = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.from_pretrained(_QWEN_7B),
+        dtype=torch.bfloat16).state_dict()
+  tensor_files.create(tmp_path, [
+      (name, np.dtype(ml_dtypes.bfloat16), tuple(tensor.shape))
+      for name, tensor in state.items()])
+  ours = json.loads((tmp_path / 'model.safetensors.index.json').read_text())
+  theirs = huggingface_hub.split_torch_state_dict_into_shards(state)
+  assert ours['weight_map'] == theirs.tensor_to_filename
+  assert ours['metadata'] == theirs.metadata == {'total_size': 15_231_233_024}
 
 
 # ---- config.json

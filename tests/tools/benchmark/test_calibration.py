@@ -10,7 +10,6 @@ from tepo_jax.tools.plan import published
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures('quick_compile')
 def test_rows_of_ones_own(monkeypatch):
   monkeypatch.setitem(chips.CHIPS, 'mine', chips.Chip(
       'cpu', 1e12, 1e9, 1e11, 1e10, directions=1))

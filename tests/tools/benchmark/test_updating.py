@@ -14,8 +14,6 @@ from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.benchmark import memory
 from tepo_jax.tools.benchmark import updating
 
-pytestmark = pytest.mark.usefixtures('quick_compile')
-
 
 def _config():
   c = benchmark.get_config('tiny')

@@ -20,7 +20,7 @@ from tepo_jax.tools.mechanism import observe
 from tepo_jax.tools.mechanism import progression
 from tepo_jax.tools.mechanism import tables
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures('quick_compile')]
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope='module', name='lab')

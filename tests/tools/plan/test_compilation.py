@@ -13,6 +13,7 @@ from tepo_jax.tools.plan import chips
 from tepo_jax.tools.plan import compilation
 
 pytest.importorskip('libtpu')
+pytestmark = pytest.mark.usefixtures('optimized')
 
 
 @pytest.fixture(name='slice_', scope='module')

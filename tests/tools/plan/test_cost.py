@@ -16,6 +16,7 @@ from tepo_jax.tools.plan import cost
 from tepo_jax.tools.plan import timeline
 
 pytest.importorskip('libtpu')
+pytestmark = pytest.mark.usefixtures('optimized')
 
 L, M, D = 6, 512, 256
 P = jax.sharding.PartitionSpec

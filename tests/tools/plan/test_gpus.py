@@ -23,6 +23,8 @@ from tepo_jax.tools.plan import step
 from tepo_jax.tools.plan import table
 from tepo_jax.tools.plan import timeline
 
+pytestmark = pytest.mark.usefixtures('optimized')
+
 compiled_for_gpus = pytest.mark.skipif(
     not gpus.FOLDER.exists(), reason='the GPU compiler is not installed')
 P = jax.sharding.PartitionSpec

@@ -17,7 +17,7 @@ from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.plan import compiling
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures(
-    'quick_compile', 'compilation_folder')]
+    'compilation_folder')]
 
 SLOTS = 12  # no multiple of a prefill's samples: some wait during decoding
 CHANGES = {

@@ -11,6 +11,7 @@ from tepo_jax.tools.plan import chips
 from tepo_jax.tools.plan import compiling
 from tepo_jax.tools.plan import gpus
 
+pytestmark = pytest.mark.usefixtures('optimized')
 _EXACT = 'precision = [HIGHEST, HIGHEST]'
 
 

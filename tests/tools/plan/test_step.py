@@ -28,6 +28,7 @@ from tepo_jax.tools.plan import traffic
 from tepo_jax.tools.plan import training
 
 pytest.importorskip('libtpu')
+pytestmark = pytest.mark.usefixtures('optimized')
 
 MODELS = pathlib.Path(__file__).parent / 'models'
 _QUICK = {'exec_time_optimization_effort': -1.0}  # the same FLOPs

@@ -27,7 +27,7 @@ from tepo_jax.tools.report import runs as runs_lib
 from tepo_jax.tools.report import sections
 from tests.job import learners
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures('quick_compile')]
+pytestmark = pytest.mark.long
 
 STEP = 2
 METHODS = ('grpo', 'tepo', 'clip_cov', 'gpg')
