@@ -152,7 +152,6 @@ def _drawn(make_engine, model, params, page, **options):
   return engine.sample(prompts, G, T)
 
 
-@pytest.mark.usefixtures('quick_compile')
 @pytest.mark.long_after_first
 @pytest.mark.parametrize('page, model, options', [
     (4, {}, {}), (3, dict(sliding_window=6, num_full_layers=1), {}),
@@ -170,7 +169,7 @@ def test_completions_are_those_of_the_rectangle(
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures('quick_compile', 'interpreted')
+@pytest.mark.usefixtures('interpreted')
 def test_completions_by_the_kernel_are_those_of_the_rectangle(
     make_engine, monkeypatch):
   monkeypatch.setattr(pages_lib, 'has_kernel', lambda *_: True)
