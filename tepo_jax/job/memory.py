@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import sys
 
 import jax
 from jax import numpy as jnp
@@ -16,8 +17,7 @@ from tepo_jax.job import programs as programs_lib
 from tepo_jax.policy import pages as pages_lib
 from tepo_jax.policy import remat as remat_lib
 from tepo_jax.policy import transformer
-from tepo_jax.rollout import paging
-from tepo_jax.rollout import schedule
+from tepo_jax.rollout import shapes as shapes_lib
 from tepo_jax.runtime import disk
 from tepo_jax.runtime import host
 from tepo_jax.runtime import mesh as mesh_lib
@@ -31,11 +31,12 @@ _CACHE_SHARE = 0.8
 # activations.
 _SAMPLING_SHARE = 0.95
 _PREFILLS = 2.5
-# Columns of a page of the cache. Large ones read faster and their table is
-# small; of each completion, half a page more is computed and held.
+# Columns of a page of the cache. Larger pages are read faster and need smaller
+# tables, but of each completion half a page more is computed and held.
 _PAGE = 64
 # The mean length of the sequences that are decoded at a time, as a share of the
-# longest, for which pages are kept. If it is larger, some are drawn twice.
+# longest, for which pages are kept. Where they are longer, samples lack pages
+# and are drawn twice.
 _MEAN_SHARE = 1 / 4
 # The share, of what the arrays leave free, for hidden states of π_old beyond
 # those of one minibatch. An update needs the rest.
@@ -49,7 +50,7 @@ _MAX_MESSAGE = 200  # characters of XLA's message, which may list every buffer
 def sampling_shapes(
     model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *, cache: str,
     wanted: int | None, work: int, prompt_tokens: int, max_tokens: int,
-    chunk: int) -> schedule.Shapes:
+    chunk: int) -> shapes_lib.Shapes:
   """The shapes of sampling with `wanted` slots, or with as many as fit.
 
   Call it once the weights are on the devices: it reads the free memory.
@@ -67,9 +68,11 @@ def sampling_shapes(
       work=work, prompt_tokens=prompt_tokens, max_tokens=max_tokens,
       chunk=chunk)
   if cache == 'pages':
-    return paged_shapes(model, mesh, wanted=wanted, free=free, **sizes)
+    shapes = paged_shapes(model, mesh, wanted=wanted, free=free, **sizes)
+    _warn_of_few(shapes)
+    return shapes
   shapes_with = functools.partial(
-      schedule.make_shapes, shards=mesh_lib.batch_shards(mesh), **sizes)
+      shapes_lib.make, shards=mesh_lib.batch_shards(mesh), **sizes)
   most = work if wanted is None else min(wanted, work)
   if free is None:
     return shapes_with(slots=most)
@@ -89,42 +92,71 @@ def sampling_shapes(
 def paged_shapes(
     model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
     wanted: int | None, work: int, prompt_tokens: int, max_tokens: int,
-    chunk: int, free: float | None) -> schedule.Shapes:
+    chunk: int, free: float | None) -> shapes_lib.Shapes:
   """`sampling_shapes` of a cache of pages, which take all of their share of the
   `free` bytes of a device that they can need; None: all that they can need.
 
+  Without the kernel a decode step gathers all columns of all slots, as many as
+  a rectangle has: the slots are then those whose sequences fit at full length.
+
   Raises:
-    errors.InputError: not one completion of the greatest length fits.
+    errors.InputError: not one completion of the greatest length fits, or the
+      kernel cannot take `wanted` slots.
   """
-  shards, longest = mesh_lib.batch_shards(mesh), prompt_tokens + max_tokens
-  tail = paging.tail_pages(chunk, _PAGE)
-  whole, mean = (-(-math.ceil(longest * share) // _PAGE) + 2
-                 for share in (1, _MEAN_SHARE))
+  shards, kernel = mesh_lib.batch_shards(mesh), has_kernel(model, mesh)
   most = -(-(work if wanted is None else min(wanted, work)) // shards)
 
-  def shapes_of(pages):
+  def shapes_of(slots, pages=0):
     """The kernel reads what is alive: it needs no narrower tables."""
-    shapes = schedule.make_shapes(
-        slots=most * shards, work=most * shards, prompt_tokens=prompt_tokens,
+    shapes = shapes_lib.make(
+        slots=slots * shards, work=slots * shards, prompt_tokens=prompt_tokens,
         max_tokens=max_tokens, chunk=chunk, shards=shards)
-    columns = shapes.columns[-1:] if has_kernel(model, mesh) else shapes.columns
+    columns = shapes.columns[-1:] if kernel else shapes.columns
     return dataclasses.replace(shapes, columns=columns, page=_PAGE, pages=pages)
 
-  free = math.inf if free is None else free
-  size, pages = slot_bytes(model, mesh, _PAGE), most * (tail + whole) + tail
-  prompts = _PREFILLS * _prefill_bytes(model, mesh, shapes_of(pages))
-  usable = min(_CACHE_SHARE * free, _SAMPLING_SHARE * free - prompts)
-  pages = int(min(pages, usable / size))
-  if wanted is None:
-    most = max(1, min(most, pages // (tail + mean)))
-  least = paging.least_pages(longest, chunk, _PAGE, most)
-  if pages < least:
+  shapes = shapes_of(most)
+  limit = (pages_lib.most_slots(shapes.table_pages[-1]) if kernel
+           else most)
+  if wanted is not None and most > limit:
     raise errors.InputError(
-        f'the pages of {most * shards} completions, one of them of {longest} '
-        f'tokens, take {least * size / 2**30:.3g} GiB on each device, but only '
+        f'config.rollout.slots={wanted}: with config.rollout.cache=pages, at '
+        f'most {limit * shards} completions of {prompt_tokens + max_tokens} '
+        'tokens are decoded at once')
+  most, free = min(most, limit), math.inf if free is None else free
+  size, tail = slot_bytes(model, mesh, _PAGE), shapes.tail
+  whole, mean = (_pages(shapes, share)
+                 for share in (1, _MEAN_SHARE if kernel else 1))
+  prompts = _PREFILLS * _prefill_bytes(model, mesh, shapes)
+  usable = min(_CACHE_SHARE * free, _SAMPLING_SHARE * free - prompts)
+  pages = int(min(most * (tail + whole) + tail, usable / size))
+  if wanted is None:
+    most = max(1, min(most, pages // (tail + mean),
+                      (pages - whole - tail) // tail))
+  shapes = shapes_of(most, pages)
+  if pages < shapes.least_pages:
+    raise errors.InputError(
+        f'the pages of {most * shards} completions, one of them of '
+        f'{prompt_tokens + max_tokens} tokens, take '
+        f'{shapes.least_pages * size / 2**30:.3g} GiB on each device, but only '
         f'{usable / 2**30:.3g} of the free {free / 2**30:.3g} GiB may be used: '
         'lower config.rollout.slots or the lengths, or use more devices')
-  return shapes_of(pages)
+  return shapes
+
+
+def _pages(shapes, share):
+  """Pages of a sequence of so much of the greatest length, with the partial
+  pages at the end of its prompt and at its own end; without its tail."""
+  return -(-math.ceil(shapes.columns[-1] * share) // shapes.page) + 2
+
+
+def _warn_of_few(shapes):
+  """Warns of a pool in which many samples would lack pages."""
+  own = (shapes.pages - shapes.tails) // (shapes.slots[-1] // shapes.shards)
+  if own < _pages(shapes, _MEAN_SHARE):
+    print(f'warning: config.rollout.slots={shapes.slots[-1]}: there are pages '
+          f'for {own * shapes.page} tokens a completion; where they are longer '
+          'on average, many are drawn again (sampling/redrawn): lower '
+          'config.rollout.slots', file=sys.stderr, flush=True)
 
 
 def has_kernel(model: transformer.ModelConfig, mesh: jax.sharding.Mesh) -> bool:
@@ -135,7 +167,7 @@ def has_kernel(model: transformer.ModelConfig, mesh: jax.sharding.Mesh) -> bool:
 
 
 def fitting_slots(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
-                  shapes_with: Callable[..., schedule.Shapes], most: int,
+                  shapes_with: Callable[..., shapes_lib.Shapes], most: int,
                   free: float) -> int:
   """The slots, up to `most`, whose cache and prefills fit into `free` bytes of
   a device; at least one a shard, whether it fits or not.
@@ -156,8 +188,7 @@ def fitting_slots(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
 def _prefill_bytes(model, mesh, shapes):
   """Bytes of the widest prefill's keys and values."""
   width = shapes.prompts[-1]
-  return slot_bytes(model, mesh, width) * schedule.Schedule(
-      None, shapes).prefill_rows(width)
+  return slot_bytes(model, mesh, width) * shapes.prefill_rows(width)
 
 
 def _cache_bytes(model, mesh, shapes):
@@ -320,7 +351,7 @@ def held(programs: programs_lib.TrainingPrograms) -> dict[str, int]:
 
 
 def check_cache(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
-                shapes: schedule.Shapes) -> None:
+                shapes: shapes_lib.Shapes) -> None:
   """On CPUs, whose free memory `sampling_shapes` cannot see, refuses a cache
   that is larger than the machine's memory.
 

@@ -14,8 +14,7 @@ from tepo_jax.policy import pages
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import engine
-from tepo_jax.rollout import paging
-from tepo_jax.rollout import schedule
+from tepo_jax.rollout import shapes
 from tepo_jax.runtime import mesh as mesh_lib
 
 _LANES = 128  # of a TPU's vector register
@@ -64,7 +63,7 @@ def maker(cache: str) -> Callable[..., Any]:
 
 def make(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
          decoding: draw.Decoding, eos_ids: tuple[int, ...], chunk: int
-         ) -> schedule.SamplingPrograms:
+         ) -> shapes.SamplingPrograms:
   """Jits the functions of `engine` for a cache that is a rectangle; slots are
   sharded over data and fsdp."""
   cache, jit = cache_shardings(model, mesh), _jit(model, mesh)
@@ -75,11 +74,11 @@ def make(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
             index=jax.numpy.int32(index))
 
   rows = ('batch',)
-  return schedule.SamplingPrograms(
+  return shapes.SamplingPrograms(
       empty=jit(empty, static_argnums=(0, 1), out_shardings=cache),
       prefill=_prefill(model, mesh, jit),
       insert=jit(engine.insert, donate_argnums=0, out_shardings=cache),
-      compact=_Compact(mesh, jit, cache),
+      move=_Compact(mesh, jit, cache),
       decode=_decode(
           model, mesh, jit, cache, transformer.KVCache(rows, rows, rows, ()),
           chunk=chunk, decoding=decoding, eos_ids=eos_ids))
@@ -87,7 +86,7 @@ def make(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
 
 def make_paged(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
                decoding: draw.Decoding, eos_ids: tuple[int, ...], chunk: int
-               ) -> paging.PagedPrograms:
+               ) -> shapes.SamplingPrograms:
   """The same for a cache of pages, of which each shard has its own."""
   cache, jit = paged_shardings(model, mesh), _jit(model, mesh)
   rows, shards = ('batch',), mesh_lib.batch_shards(mesh)
@@ -106,10 +105,10 @@ def make_paged(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
   def copy(kv, source_1M, target_1M):
     return pages.copy(kv, source_1M[0], target_1M[0])
 
-  return paging.PagedPrograms(
+  return shapes.SamplingPrograms(
       empty=jit(empty, static_argnums=(0, 1), out_shardings=cache.kv),
       prefill=_prefill(model, mesh, jit),
-      store=by_shard(store, (), rows), copy=by_shard(copy, rows, rows),
+      insert=by_shard(store, (), rows), move=by_shard(copy, rows, rows),
       decode=_decode(
           model, mesh, jit, cache, pages.PagedCache(rows, rows, ()),
           chunk=chunk, decoding=decoding, eos_ids=eos_ids))

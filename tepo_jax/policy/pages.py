@@ -29,6 +29,8 @@ _LANES = 128  # of a TPU's vector register
 # sequence. A matrix unit has 128 rows, 8 sequences of 16 heads.
 _BLOCK_COLUMNS = 256
 BLOCK_QUERIES = 8
+# A v5e, v5p or v6e has 1 MiB of scalar memory, which also holds the lengths.
+_TABLE_BYTES = 15 << 16
 
 
 @flax.struct.dataclass
@@ -43,15 +45,6 @@ class PagedCache:
   column: Any
 
 
-@flax.struct.dataclass
-class Places:
-  """What a layer needs of the cache: see `PagedCache`. length_N: i32, tokens of
-  each sequence with the one to write; at least 1."""
-  table_NW: jax.Array
-  column: jax.Array
-  length_N: jax.Array
-
-
 def init_pages(config: Any, count: int, size: int) -> tuple[jax.Array, ...]:
   """`count` pages of `size` columns; config: a transformer.ModelConfig."""
   shape = count, size, 2 * config.cache_heads, config.head_dim
@@ -59,29 +52,26 @@ def init_pages(config: Any, count: int, size: int) -> tuple[jax.Array, ...]:
       jnp.zeros(shape, config.dtype) for _ in range(config.num_layers))
 
 
-def places(cache: PagedCache, position_NS: jax.Array) -> Places:
-  """Those of a decode step; position_NS: [N, 1], -1 in slots that are idle."""
-  return Places(cache.table_NW, cache.column,
-                jnp.maximum(position_NS[:, 0], 0) + 1)
-
-
 def write(kv_XYJH: jax.Array, k_NKH: jax.Array, v_NKH: jax.Array,
-          places: Places) -> jax.Array:
-  """A layer's pages with a token of each slot in its tail: in place."""
+          column: jax.Array) -> jax.Array:
+  """A layer's pages with a token of each slot in its tail, in place; column: of
+  the PagedCache."""
   slots, heads, head_dim = k_NKH.shape
   new_N1JH = jnp.stack([k_NKH, v_NKH], 2).astype(kv_XYJH.dtype).reshape(
       slots, 1, 2 * heads, head_dim)
-  page, column = jnp.divmod(places.column, kv_XYJH.shape[1])
+  page, column = jnp.divmod(column, kv_XYJH.shape[1])
   return jax.lax.dynamic_update_slice(
       kv_XYJH, new_N1JH, (page * slots, column, 0, 0))
 
 
-def attend(q_NAH: jax.Array, kv_XYJH: jax.Array, places: Places,
-           window: int | None, backend: str) -> jax.Array:
+def attend(q_NAH: jax.Array, kv_XYJH: jax.Array, position_N: jax.Array,
+           table_NW: jax.Array, window: int | None, backend: str) -> jax.Array:
   """softmax(q kᵀ / √H) v over a sequence's last `window` tokens, or all.
 
   Args:
     q_NAH: queries of the last tokens, rotated; A = G K heads.
+    position_N: of these tokens; -1 in slots that are idle, whose result is
+      undefined. table_NW: of the PagedCache.
     backend: of `attention`. On TPUs JAX's Pallas kernel for ragged pages serves
       the shapes that it can; XLA gathers the pages for all others.
 
@@ -95,18 +85,26 @@ def attend(q_NAH: jax.Array, kv_XYJH: jax.Array, places: Places,
       functools.partial(function, window=window),
       [('batch', 'heads', None), (None, None, 'kv_heads', None), ('batch',),
        ('batch', None)],
-      q_NAH, kv_XYJH, places.length_N, places.table_NW)
+      q_NAH, kv_XYJH, jnp.maximum(position_N, 0) + 1, table_NW)
 
 
 def has_kernel(backend: str, heads: int, head_dim: int, dtype: Any) -> bool:
   """Whether the kernel reads pages of J = `heads` on each device.
 
-  Its registers hold whole lanes of a head, and 1, 2, 4 or 8 rows of heads. It
-  could take several times 8, but interpreted it then reads wrong heads.
+  A vector register holds whole lanes of a head, and 8 rows of heads or a part
+  of them. Its interpreter is right about 16 and more rows only in some cases:
+  it does not hand the kernel's prefetched state from one block of heads to the
+  next.
   """
   rows, rest = divmod(heads, 4 // jnp.dtype(dtype).itemsize)
   return (backend == 'splash' and not rest and head_dim % _LANES == 0
-          and rows in (1, 2, 4, 8))
+          and (rows in (1, 2, 4) or rows and rows % 8 == 0))
+
+
+def most_slots(width: int) -> int:
+  """The most slots of a device for which the kernel takes tables of W pages: it
+  copies them to a chip's scalar memory, in tiles of 8 rows by 128 columns."""
+  return _TABLE_BYTES // (4 * (width + -width % _LANES)) // 8 * 8
 
 
 def columns_read(length: Any) -> Any:
@@ -120,7 +118,8 @@ def _attend_kernel(q_NAH, kv_XYJH, length_N, table_NW, *, window):
       q_NAH, kv_XYJH, length_N, table_NW,
       jnp.arange(slots + 1, dtype=jnp.int32), jnp.full(1, slots, jnp.int32),
       sm_scale=head_dim ** -0.5, sliding_window=window,
-      num_queries_per_block=BLOCK_QUERIES, num_kv_pages_per_block=min(
+      num_queries_per_block=min(BLOCK_QUERIES, slots),
+      num_kv_pages_per_block=min(
           table_NW.shape[1], max(1, _BLOCK_COLUMNS // kv_XYJH.shape[1])))
 
 

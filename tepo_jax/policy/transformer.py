@@ -161,7 +161,8 @@ class _Columns:
   """What the layers need besides hidden states; the last three with a cache.
 
   rotation: of `rope.rotation`. key_position_BT: positions of the cache with
-  the new columns; index: the first of these. places: of a PagedCache, instead.
+  the new columns; index: the first of these. pages: or a PagedCache,
+  without kv.
   """
 
   position_BS: jax.Array
@@ -170,7 +171,7 @@ class _Columns:
   sequences: prompt_sharing.Sequences | None
   key_position_BT: jax.Array | None = None
   index: jax.Array | None = None
-  places: pages_lib.Places | None = None
+  pages: pages_lib.PagedCache | None = None
 
 
 def _columns(config, position_BS, segment_BS, sequences):
@@ -216,15 +217,16 @@ class _Layer(nn.Module):
   def _attention(self, x_MD, linear, layer, columns, stores):
     config = self.config
     q_BSNH, k_BSKH, v_BSKH = self._project(x_MD, linear, columns)
-    if columns.places is None:
+    if columns.pages is None:
       out_BSNH, stores = self._attend_columns(
           q_BSNH, k_BSKH, v_BSKH, layer, columns, stores)
     else:
-      places = columns.places
-      stores = pages_lib.write(stores, k_BSKH[:, 0], v_BSKH[:, 0], places)
+      stores = pages_lib.write(
+          stores, k_BSKH[:, 0], v_BSKH[:, 0], columns.pages.column)
       out_BSNH = attention.by_window(
           config, layer, lambda window, *arrays: pages_lib.attend(
-              *arrays, places, window, config.attention), q_BSNH[:, 0], stores)
+              *arrays, window, config.attention), q_BSNH[:, 0], stores,
+          columns.position_BS[:, 0], columns.pages.table_NW)
     out_MD = linear(config.d_model, ('heads', 'embed'), name='o')(
         out_BSNH.reshape(x_MD.shape[0], -1))
     return out_MD, stores
@@ -302,7 +304,7 @@ class _Transformer(nn.Module):
     x_MD = _by_rows(x_MD.astype(config.dtype))
     columns = _columns(config, position_BS, segment_BS, sequences)
     if isinstance(cache, pages_lib.PagedCache):
-      columns = columns.replace(places=pages_lib.places(cache, position_BS))
+      columns = columns.replace(pages=cache.replace(kv=()))
       x_MD, kv = self._decode(x_MD, columns, cache.kv)
       cache = cache.replace(kv=kv, column=cache.column + 1)
     elif cache is not None:

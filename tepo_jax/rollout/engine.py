@@ -175,13 +175,15 @@ def _step(config, params, slots, key_N, cache, token_N, drawn, *, decoding,
           eos_ids):
   """Draws one token for each live slot: cache, tokens, Chunk with them."""
   live_N, place_N = drawn.live_N, slots.start + drawn.length_N - 1
-  # With pages a slot may wait for the column with which its prompt begins.
-  position_N = jnp.where(live_N & (place_N >= 0), place_N, -1)
+  counts_N, shown_N = live_N, live_N
+  if slots.given_NY is not None:
+    # A slot may wait for the column with which its prompt begins.
+    counts_N, shown_N = live_N & (drawn.length_N >= 0), live_N & (place_N >= 0)
+  position_N = jnp.where(shown_N, place_N, -1)
   hidden_N1D, cache = transformer.forward(
       config, params, token_N[:, None], position_N[:, None], cache)
   logits_NV = transformer.logits(config, params, hidden_N1D[:, 0])
   token_N, logp_N = draw_lib.draw(logits_NV, decoding, key_N, drawn.length_N)
-  counts_N = live_N & (drawn.length_N >= 0)
   token_N = _given(slots.given_NY, drawn.length_N, token_N)
   token_N = jnp.where(live_N, token_N, 0)
   length_N = drawn.length_N + live_N

@@ -1,71 +1,33 @@
-"""The cache as pages: the host's part, which says whose each page is.
+"""The cache as pages: the host's part, which assigns pages to samples.
 
-See `policy.pages` for what they hold. Each shard of the batch has pages of its
+See `policy.pages` for their contents. Each shard of the batch has pages of its
 own: first the tails of its slots, then pages for whole prompts, which all
 samples of a prompt share, and for the completions. Before a chunk the full
 pages of the tails move to free pages.
 
 A sample is admitted only if its shard has free pages for its prompt and, for
-it and all samples that decode already, for the pages that they may fill in the
-next chunk. If these are missing later, the youngest samples are put back and
-drawn again: to the same tokens, as draws depend on nothing but their names.
-All of this follows from the tokens drawn. Axes as in `policy.pages`, S shards.
+it and all samples that decode already, as many as they may fill in the next
+chunk, at least `_RESERVE` each. If pages are missing later, the youngest
+samples are put back and drawn again: their random numbers depend on the seed,
+the step, the prompt and the position only, so that the tokens are the same up
+to rounding. All of this follows from the tokens drawn. Axes as in
+`policy.pages`, S shards.
 """
 
-from collections.abc import Callable, Sequence
 import dataclasses
 from typing import Any
 
-import jax
 import numpy as np
 
 from tepo_jax.policy import pages as pages_lib
 from tepo_jax.rollout import engine
 from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.rollout import shapes as shapes_lib
 
-
-def tail_pages(chunk: int, size: int) -> int:
-  """T: a tail of up to Y - 1 columns takes a chunk."""
-  return -(-(chunk + size - 1) // size)
-
-
-def least_pages(longest: int, chunk: int, size: int, slots: int) -> int:
-  """X of a shard of `slots` slots in which a sequence of `longest` tokens can
-  always be completed. Up to two pages of its prompt are also in its tail or in
-  pages of its own."""
-  tail = tail_pages(chunk, size)
-  return slots * tail + -(-longest // size) + 2 + tail
-
-
-def table_pages(shapes: Any) -> list[int]:
-  """W, of a schedule.Shapes."""
-  return [-(-columns // shapes.page) + tail_pages(shapes.chunk, shapes.page)
-          for columns in shapes.columns]
-
-
-def most_copies(shapes: Any) -> int:
-  """M, of a schedule.Shapes."""
-  return shapes.slots[-1] // shapes.shards * tail_pages(
-      shapes.chunk, shapes.page)
-
-
-@dataclasses.dataclass(frozen=True)
-class PagedPrograms:
-  """The functions of sampling with pages, jitted for one model, mesh and
-  decoding; X and pages count from 0 in each shard.
-
-  empty: (X, Y) -> kv of a PagedCache.
-  prefill: (weights, token_QP, position_QP) -> KVCache.
-  store: (kv, KVCache, target_SQW) -> kv; donates the first.
-  copy: (kv, source_SM, target_SM) -> kv; donates the first.
-  decode: (weights, PagedCache, Slots, key, steps, stop_at_live) -> PagedCache,
-    Chunk; donates the cache.
-  """
-  empty: Callable[..., tuple[jax.Array, ...]]
-  prefill: Callable[..., Any]
-  store: Callable[..., tuple[jax.Array, ...]]
-  copy: Callable[..., tuple[jax.Array, ...]]
-  decode: Callable[..., tuple[pages_lib.PagedCache, engine.Chunk]]
+# Free pages that a shard must have for each of its samples to admit another.
+# Else the pages that are free just after all tails were moved would be given to
+# new samples, and be missing at the next move.
+_RESERVE = 1
 
 
 @dataclasses.dataclass
@@ -88,14 +50,18 @@ class _Row:
 
 
 class Paging:
-  """The cache of a run; see `store.Store`."""
+  """The cache of a run; the same interface as `rectangle.Rectangle`."""
 
-  def __init__(self, programs: PagedPrograms, shapes: Any):
+  left_aligned = True  # a prefilled prompt begins with the first column
+
+  def __init__(self, programs: shapes_lib.SamplingPrograms,
+               shapes: shapes_lib.Shapes):
+    if shapes.pages < shapes.least_pages:
+      raise ValueError(f'{shapes.pages} pages: the longest completion may need '
+                       f'{shapes.least_pages}')
     self.programs, self.shapes, self.size = programs, shapes, shapes.page
-    self.tail = tail_pages(shapes.chunk, self.size)
-    first = most_copies(shapes)
     # The last is taken first.
-    self.free = [list(range(shapes.pages - 1, first - 1, -1))
+    self.free = [list(range(shapes.pages - 1, shapes.tails - 1, -1))
                  for _ in range(shapes.shards)]
     self.rows: list[_Row | None] = []
     self.prompts: dict[tuple[int, int], _Prompt] = {}
@@ -192,7 +158,8 @@ class Paging:
     key = shard, request.prompt_id
     prompt = self.prompts.get(key)
     new = 0 if prompt else -(-last // self.size)
-    reserve = (len(self._members(shard)) + 1) * self._filled(self.column)
+    filled = self._filled(self.column)
+    reserve = filled + 1 + len(self._members(shard)) * max(_RESERVE, filled)
     if len(free) < new + reserve:
       return None
     if prompt is None:
@@ -205,11 +172,6 @@ class Paging:
     self.rows[slot] = _Row(key, prompt, max(shared, 0), shared < 0)
     return shared * self.size + self.column
 
-  def align(self, tokens: Sequence[int], width: int) -> tuple[int, int]:
-    """Prompts begin with their first column."""
-    del width
-    return 0, len(tokens)
-
   def insert(self, prompts: Any, pairs: list[tuple[int, int]]) -> None:
     """Stores the prompts that `place` gave pages; pairs: (row, slot)."""
     rows = {slot: row for row, slot in pairs}
@@ -219,13 +181,13 @@ class Paging:
     for slot, shard, pages in self.stores:
       target_SQW[shard, rows[slot], :len(pages)] = pages
     if self.stores:
-      self.kv = self.programs.store(self.kv, prompts, target_SQW)
+      self.kv = self.programs.insert(self.kv, prompts, target_SQW)
     self.stores = []
 
   @property
   def free_columns(self) -> int:
     """The most steps of a chunk."""
-    return self.tail * self.size - self.column
+    return self.shapes.tail * self.size - self.column
 
   def decode(self, weights: Any, slots: engine.Slots, *more: Any
              ) -> engine.Chunk:
@@ -240,25 +202,24 @@ class Paging:
   def _copy(self):
     if any(self.copies):
       shards, shapes = self.shapes.shards, self.shapes
-      most = most_copies(shapes)
-      source_SM = np.zeros((shards, most), np.int32)
-      target_SM = np.full((shards, most), shapes.pages, np.int32)
+      source_SM = np.zeros((shards, shapes.tails), np.int32)
+      target_SM = np.full((shards, shapes.tails), shapes.pages, np.int32)
       for shard, pairs in enumerate(self.copies):
         if pairs:
           source_SM[shard, :len(pairs)], target_SM[shard, :len(pairs)] = zip(
               *pairs)
           pairs.clear()
-      self.kv = self.programs.copy(self.kv, source_SM, target_SM)
+      self.kv = self.programs.move(self.kv, source_SM, target_SM)
 
   def table(self) -> np.ndarray:
-    """table_NW: of each slot, its tail last; W is one of `table_pages`."""
+    """table_NW: of each slot, its tail last; W: see `Shapes.table_pages`."""
     own = len(self.rows) // self.shapes.shards
     pages_N = [[] if row is None else [
         *row.prompt.pages[:row.shared], *row.own, *range(
-            slot % own + row.skips * own, own * self.tail, own)]
+            slot % own + row.skips * own, own * self.shapes.tail, own)]
                for slot, row in enumerate(self.rows)]
     most = max(map(len, pages_N))
-    width = next(w for w in table_pages(self.shapes) if w >= most)
+    width = next(w for w in self.shapes.table_pages if w >= most)
     table_NW = np.zeros((len(self.rows), width), np.int32)
     for slot, pages in enumerate(pages_N):
       table_NW[slot, :len(pages)] = pages

@@ -4,19 +4,22 @@ All slots write the same column; when the columns run out, or fewer would do,
 the live slots move to a rectangle of another size. Axes as in `engine`.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tepo_jax.rollout import engine
 from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.rollout import shapes as shapes_lib
 
 
 class Rectangle:
-  """The cache of a run; see `store.Store`."""
+  """The cache of a run."""
 
-  def __init__(self, programs: Any, shapes: Any):
+  left_aligned = False  # a prefilled prompt ends with the last column
+
+  def __init__(self, programs: shapes_lib.SamplingPrograms,
+               shapes: shapes_lib.Shapes):
     self.programs, self.shapes = programs, shapes
     self.first_N = np.zeros(0, int)  # first column in use
     self.index = self.columns = 0  # the current column; W
@@ -30,7 +33,15 @@ class Rectangle:
   def fit(self, slots: engine.Slots, count: int, waits: int, widest: int
           ) -> np.ndarray | None:
     """Moves the live slots to a cache of `count` slots, or of fewer columns, if
-    theirs is full or larger than needed."""
+    theirs is full or larger than needed.
+
+    waits: samples that have no slot. widest: columns of the widest prompt of
+    these.
+
+    Returns:
+      order_SM if the slots moved: slot i of shard s is what its slot
+      order_SM[s, i] was; any others are free.
+    """
     live_N, shards = slots.live, self.shapes.shards
     first = self.first_N[live_N].min(initial=self.index)
     used = max(self.index - int(first), widest)
@@ -62,7 +73,7 @@ class Rectangle:
       self.first_N = np.zeros(count, int)
     else:
       slot_SM = np.pad(order_SN, ((0, 0), (0, count // shards - kept)))
-      self.cache = self.programs.compact(
+      self.cache = self.programs.move(
           self.cache, slot_SM.ravel(), shift, columns)
       size = len(self.first_N) // shards
       slot_M = (slot_SM + size * np.arange(shards)[:, None]).ravel()
@@ -70,15 +81,12 @@ class Rectangle:
     self.index, self.columns = self.index - shift, columns
 
   def place(self, slot: int, request: groups_lib.Request) -> int:
-    """The prompt goes into the columns before the current one, its last token
-    is the next input."""
+    """Gives a free slot its columns; returns the index of the prompt's token
+    that is its first input, the last: the others go before the current column.
+    """
     last = len(request.token_ids) - 1
     self.first_N[slot] = self.index - last
     return last
-
-  def align(self, tokens: Sequence[int], width: int) -> tuple[int, int]:
-    """Prompts end with their last column."""
-    return width - len(tokens), width
 
   def insert(self, prompts: Any, pairs: list[tuple[int, int]]) -> None:
     """Copies rows of `prompts` into slots; pairs: (row, slot)."""
@@ -95,7 +103,7 @@ class Rectangle:
 
   def decode(self, weights: Any, slots: engine.Slots, *more: Any
              ) -> engine.Chunk:
-    """`engine.decode`."""
+    """`engine.decode`; it does not wait for the devices."""
     self.cache, chunk = self.programs.decode(
         weights, self.cache, slots, *more)
     return chunk

@@ -2,8 +2,8 @@
 
 `Schedule.run` takes requests (prompts, each with some samples) and yields
 completions as they end. Between two chunks of decoding the host takes more
-requests, frees the slots of those no longer wanted, and refills free slots. A
-`store.Store` says where their keys and values are: in a rectangle or in pages.
+requests, frees the slots of those no longer wanted, and refills free slots.
+`rectangle` and `paging` say where their keys and values are, by one interface.
 Decisions depend on the tokens drawn, never on the clock: all processes decide
 alike, and a run repeats bit for bit. Axes as in `engine`.
 """
@@ -16,94 +16,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from tepo_jax.policy import transformer
 from tepo_jax.rollout import engine
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import paging
 from tepo_jax.rollout import rectangle
-from tepo_jax.rollout import store as store_lib
+from tepo_jax.rollout import shapes as shapes_lib
 from tepo_jax.runtime import mesh as mesh_lib
-
-_PREFILL_TOKENS = 1 << 14  # of one prefill, padding included
-_REFILL_SHARE = 8  # refill when this part of the slots is free: 1/8
-
-
-@dataclasses.dataclass(frozen=True)
-class Shapes:
-  """Allowed array sizes, ascending; each costs one compilation.
-
-  slots: N. prompts: P, columns of a prefill. columns: W of the cache; the
-  largest holds the longest prompt and completion and, if there is more work
-  than slots, spare columns, to avoid compacting at every step.
-  chunk: maximum decode steps per host sync. shards: N and Q are its multiples.
-  page: Y, columns of a page; 0: the cache is a rectangle. pages: X of a shard.
-  """
-  slots: tuple[int, ...]
-  prompts: tuple[int, ...]
-  columns: tuple[int, ...]
-  chunk: int
-  shards: int = 1
-  page: int = 0
-  pages: int = 0
-
-  @property
-  def refill(self) -> int:
-    """R, prompts inserted by one call."""
-    return max(1, self.slots[-1] // _REFILL_SHARE)
-
-
-def make_shapes(*, slots: int, work: int, prompt_tokens: int, max_tokens: int,
-                chunk: int, shards: int) -> Shapes:
-  """The shapes for these maxima; `work` is the completions of a queue."""
-  slots = min(slots, work)
-  slots += -slots % shards
-  longest = prompt_tokens + max_tokens
-  spare = max(chunk, longest // 8) if slots < work else 0
-  return Shapes(
-      slots=_halves(slots, max(8, shards), 4, shards),
-      prompts=_halves(prompt_tokens, 32, 4), columns=_widths(longest + spare),
-      chunk=chunk, shards=shards)
-
-
-def _halves(largest, least, count, multiple=1):
-  """largest, largest / 2, …: at most `count` sizes, none below `least`."""
-  sizes = [largest]
-  while len(sizes) < count and sizes[-1] >= 2 * least:
-    size = -(-sizes[-1] // 2)
-    sizes.append(size + -size % multiple)
-  return tuple(reversed(sizes))
-
-
-def _widths(longest):
-  """Each two thirds of the next, in multiples of vector register sizes."""
-  sizes = [longest + -longest % _unit(longest)]
-  while len(sizes) < 8 and sizes[-1] >= 96:
-    size = 2 * sizes[-1] // 3
-    sizes.append(size + -size % _unit(size))
-  return tuple(reversed(sizes))
-
-
-def _unit(columns):
-  return 128 if columns > 512 else 32
-
-
-@dataclasses.dataclass(frozen=True)
-class SamplingPrograms:
-  """The functions of `engine`, jitted for one model, mesh and decoding.
-
-  empty: (N, W, current column) -> cache.
-  prefill: (weights, token_QP, position_QP) -> cache.
-  insert: (cache, prompts, source_R, slot_R) -> cache; donates the first.
-  compact: (cache, slot_M, shift, W) -> cache; deletes the old one. slot_M has
-    the slots of one shard after another, each numbered within its shard.
-  decode: (weights, cache, Slots, key, steps, stop_at_live) -> cache, Chunk;
-    donates the cache.
-  """
-  empty: Callable[..., transformer.KVCache]
-  prefill: Callable[..., transformer.KVCache]
-  insert: Callable[..., transformer.KVCache]
-  compact: Callable[..., transformer.KVCache]
-  decode: Callable[..., tuple[transformer.KVCache, engine.Chunk]]
 
 
 @dataclasses.dataclass
@@ -112,6 +30,8 @@ class Stats:
 
   tokens: drawn. slot_steps: the most that could have been, steps times slots.
   busy_tokens, busy_slot_steps: the same while the queue was not empty.
+  put_back: samples that went back to the queue for lack of memory, and
+  redrawn: their tokens, which are drawn twice.
   """
   tokens: int = 0
   slot_steps: int = 0
@@ -120,6 +40,8 @@ class Stats:
   steps: int = 0
   chunks: int = 0
   prefills: int = 0
+  put_back: int = 0
+  redrawn: int = 0
 
   @property
   def occupancy(self) -> float:
@@ -135,8 +57,8 @@ class Schedule:
   stop: None, or makes for each completion a function of its next tokens, which
     returns how many of them to keep if the completion stops there, else None.
   """
-  programs: SamplingPrograms | paging.PagedPrograms
-  shapes: Shapes
+  programs: shapes_lib.SamplingPrograms
+  shapes: shapes_lib.Shapes
   stop: Callable[[], Callable[[np.ndarray], int | None]] | None = None
 
   def run(self, weights: Any, requests: groups_lib.Requests, key: jax.Array,
@@ -156,11 +78,6 @@ class Schedule:
         done = []  # now that the caller has seen them, there may be more to do
       else:
         return
-
-  def prefill_rows(self, width: int) -> int:
-    """Q for prompts of that width."""
-    rows = min(max(1, _PREFILL_TOKENS // width), self.shapes.refill)
-    return rows + -rows % self.shapes.shards
 
 
 @dataclasses.dataclass
@@ -182,15 +99,14 @@ class _Run:
 
   def __init__(self, schedule, weights, requests, key, stats):
     self.programs, self.shapes = schedule.programs, schedule.shapes
-    self.prefill_rows = schedule.prefill_rows
     self.stop, self.stats = schedule.stop, stats
     self.weights, self.requests, self.key = weights, requests, key
     self.batches = collections.deque()  # of prompts to prefill, see `_batches`
     self.waiting = collections.deque()  # (prompts' cache, row, request, sample)
     self.slots = engine.idle_slots(0, self.shapes.page)
     self.work = []  # the _Sample of each slot; of a free one the last, or None
-    store = paging.Paging if self.shapes.page else rectangle.Rectangle
-    self.store: store_lib.Store = store(self.programs, self.shapes)
+    self.store = (paging.Paging if self.shapes.page else rectangle.Rectangle)(
+        self.programs, self.shapes)
 
   def prepare(self) -> bool:
     """Gets the slots ready for a chunk; returns whether any slot is live."""
@@ -200,6 +116,8 @@ class _Run:
     if self._waits() or self.slots.live.any():
       self._fit()
       self._admit()
+    if self._waits() and not self.slots.live.any():
+      raise RuntimeError('the cache has no memory for a single completion')
     return bool(self.slots.live.any())
 
   def _take(self):
@@ -224,9 +142,18 @@ class _Run:
   def _put_back(self):
     """Returns samples to the queue, to be drawn again from their beginning."""
     slots = self.store.lacking(self.slots)
+    if not slots:
+      return
     self.slots.live[slots] = False
-    self.batches.extendleft(self._batches(
-        (self.work[slot].request, [self.work[slot].sample]) for slot in slots))
+    self.stats.put_back += len(slots)
+    self.stats.redrawn += int(np.maximum(self.slots.length[slots], 0).sum())
+    requests, samples = {}, collections.defaultdict(list)
+    for work in (self.work[slot] for slot in slots):
+      requests[work.request.prompt_id] = work.request
+      samples[work.request.prompt_id].append(work.sample)
+    batches = list(self._batches(
+        (requests[prompt_id], samples[prompt_id]) for prompt_id in requests))
+    self.batches.extendleft(reversed(batches))
 
   def _admit(self):
     """Gives free slots to waiting samples, of the emptiest shard first."""
@@ -342,7 +269,8 @@ class _Run:
     position_QP = np.full((rows, width), -1, np.int32)
     for row, (request, _) in enumerate(members):
       inner = request.token_ids[:-1]
-      columns = slice(*self.store.align(inner, width))
+      start = 0 if self.store.left_aligned else width - len(inner)
+      columns = slice(start, start + len(inner))
       token_QP[row, columns] = inner
       position_QP[row, columns] = np.arange(len(inner))
     prompts = self.programs.prefill(self.weights, token_QP, position_QP)
@@ -352,7 +280,7 @@ class _Run:
         for row, (request, samples) in enumerate(members) for sample in samples)
 
   def _start(self, slot, request, sample, first):
-    """Records what a slot draws; `first`: of `Store.place`."""
+    """Records what a slot draws; `first`: see `place`."""
     slots, tokens = self.slots, request.token_ids
     slots.token[slot] = tokens[max(first, 0)]
     slots.start[slot] = len(tokens)
@@ -388,7 +316,7 @@ class _Run:
         by_width[min(w for w in self.shapes.prompts if w >= length)].append(
             (request, samples))
     for width in sorted(by_width, reverse=True):
-      members, rows = by_width[width], self.prefill_rows(width)
+      members, rows = by_width[width], self.shapes.prefill_rows(width)
       for start in range(0, len(members), rows):
         yield width, rows, members[start:start + rows]
 

@@ -10,6 +10,7 @@ from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import schedule
+from tepo_jax.rollout import shapes as shapes_lib
 from tepo_jax.runtime import mesh as mesh_lib
 
 
@@ -46,7 +47,7 @@ def make_engine():
     cache = 'pages' if shapes.get('page') else 'rectangle'
     programs = sampling_lib.maker(cache)(
         model, mesh, decoding=decoding, eos_ids=eos_ids, chunk=chunk)
-    default = schedule.make_shapes(
+    default = shapes_lib.make(
         slots=slots, work=work, prompt_tokens=prompt_tokens,
         max_tokens=max_tokens, chunk=chunk,
         shards=mesh_lib.batch_shards(mesh))

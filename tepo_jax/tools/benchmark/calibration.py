@@ -11,7 +11,6 @@ import ml_collections
 import numpy as np
 
 from tepo_jax import errors
-from tepo_jax.policy import pages
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.benchmark import sampling
@@ -67,11 +66,11 @@ def _training(config, workload, slice_):
 
 def _decoding(config, workload, slice_):
   engine = sampling.Engine(config, workload)
-  columns = engine.schedule(engine.rows).shapes.columns[-1]
+  shapes = engine.schedule(engine.rows).shapes
+  columns = sampling.step_columns(shapes, engine.rows)[-1]
   seconds, lowered = sampling.decode_step(
       engine, engine.rows, columns, workload.rounds)
-  read = engine.rows // mesh_lib.batch_shards(
-      engine.mesh) * pages.columns_read(columns)
+  read = sampling.columns_read(shapes, engine.rows, columns)
   roofline = _roofline(lowered, (engine.chunk,), engine.mesh, slice_, read)
   return _row('decode', workload, slice_, engine.mesh, 'nothing', seconds,
               roofline / engine.chunk, columns)

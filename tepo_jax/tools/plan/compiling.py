@@ -22,8 +22,7 @@ from tepo_jax.policy import pages as pages_lib
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import engine
-from tepo_jax.rollout import paging
-from tepo_jax.rollout import schedule
+from tepo_jax.rollout import shapes as shapes_lib
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools import streaming
 from tepo_jax.tools import workload as workload_lib
@@ -94,7 +93,7 @@ def _policy(arguments):
 def sampling_shapes(config: ml_collections.ConfigDict,
                     decoding: tuple[transformer.ModelConfig, jax.sharding.Mesh],
                     slots: int | None, free: float | None = None
-                    ) -> schedule.Shapes:
+                    ) -> shapes_lib.Shapes:
   """Returns the array sizes of a run that decodes in up to `slots` slots; with
   pages, in `free` bytes of a chip."""
   rollout = config.rollout
@@ -103,7 +102,7 @@ def sampling_shapes(config: ml_collections.ConfigDict,
                max_tokens=rollout.max_tokens, chunk=rollout.chunk)
   if rollout.cache == 'pages':
     return memory_lib.paged_shapes(*decoding, wanted=slots, free=free, **sizes)
-  return schedule.make_shapes(
+  return shapes_lib.make(
       slots=slots, shards=mesh_lib.batch_shards(decoding[1]), **sizes)
 
 
@@ -128,14 +127,15 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
       mesh_lib.device_bytes(weights), memory_lib.slot_bytes(
           *programs.decoding, columns=1), shapes.shards, shapes.page,
       memory_lib.has_kernel(*programs.decoding))
+  sizes = decoded.sizes(rollout, largest[0])
   runs = runs_of(rollout.runs)
   by_share = {largest[0]: {
       share: (_as_if_largest(
-          runs_of(other.runs), largest[0], decoded.sizes(other, largest[0])),
+          runs_of(other.runs), largest[0],
+          decoded.sizes(other, largest[0]) | {largest[0]: sizes[largest[0]]}),
               other.decode_steps)
       for share in (_SHARES if refill and not brief else ())
       for other in [traffic.of_rollout(workload, shapes, share)]}}
-  sizes = decoded.sizes(rollout, largest[0])
   for shape in dict.fromkeys(
       [*largest, *([] if brief else sorted(rollout.runs))]):
     steps = config.rollout.chunk if shape.name == 'decode' else 1
@@ -153,7 +153,7 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
 
 class _Decoded(NamedTuple):
   """What a decode step reads on a chip. weights: bytes. column: bytes of a
-  column of one slot. page: as in `schedule.Shapes`. kernel: whether one reads
+  column of one slot. page: as in `shapes_lib.Shapes`. kernel: whether one reads
   the pages that are alive."""
   weights: int
   column: int
@@ -211,13 +211,13 @@ def _largest(shapes) -> list[traffic.Shape]:
   """Returns each kind's call that needs the most memory, decode first."""
   slots, columns = shapes.slots[-1], shapes.columns[-1]
   width = shapes.prompts[-1]
-  rows = schedule.Schedule(None, shapes).prefill_rows(width)
+  rows = shapes.prefill_rows(width)
   prefill = traffic.Shape('prefill', rows, width)
   if shapes.page:
     return [
-        traffic.Shape('decode', slots, paging.table_pages(shapes)[-1]),
+        traffic.Shape('decode', slots, shapes.table_pages[-1]),
         traffic.Shape('store', rows, width),
-        traffic.Shape('copy', shapes.shards, paging.most_copies(shapes)),
+        traffic.Shape('copy', shapes.shards, shapes.tails),
         prefill]
   return [
       traffic.Shape('decode', slots, columns),
@@ -277,13 +277,13 @@ class _Arguments:
       return self._sampling.prefill.lower(self.weights, tokens, tokens)
     cache = self.cache(shape.rows, shape.columns)
     if shape.name == 'insert':
-      rows = schedule.Schedule(None, self._shapes).prefill_rows(shape.more)
+      rows = self._shapes.prefill_rows(shape.more)
       places = _int32(self._shapes.refill)
       return self._sampling.insert.lower(
           cache, self.prompts(rows, shape.more), places, places)
     if shape.name == 'compact':
       rows, columns = shape.more
-      return self._sampling.compact.of_array('k', columns).lower(
+      return self._sampling.move.of_array('k', columns).lower(
           cache.k[0], _int32(rows), np.int32(0))
     return self._decode(cache, shape.rows)
 
@@ -306,12 +306,12 @@ class _PagedArguments(_Arguments):
   def lower(self, shape: traffic.Shape) -> jax.stages.Lowered:
     if shape.name == 'store':
       shapes = self._shapes
-      return self._sampling.store.lower(
+      return self._sampling.insert.lower(
           self.cache(), self.prompts(shape.rows, shape.columns), _int32(
               shapes.shards, shape.rows, -(-shape.columns // shapes.page)))
     if shape.name == 'copy':
       pages = _int32(shape.rows, shape.columns)
-      return self._sampling.copy.lower(self.cache(), pages, pages)
+      return self._sampling.move.lower(self.cache(), pages, pages)
     if shape.name == 'decode':
       return self._decode(pages_lib.PagedCache(
           self.cache(), _int32(shape.rows, shape.columns), _int32()),

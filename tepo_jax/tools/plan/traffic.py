@@ -13,8 +13,8 @@ import numpy as np
 
 from tepo_jax.policy import pages
 from tepo_jax.rollout import engine
-from tepo_jax.rollout import paging
 from tepo_jax.rollout import schedule
+from tepo_jax.rollout import shapes as shapes_lib
 from tepo_jax.tools import streaming
 from tepo_jax.tools import workload as workload_lib
 
@@ -53,7 +53,7 @@ class Traffic(NamedTuple):
                if shape.name == 'decode')
 
 
-def of_rollout(workload: workload_lib.Workload, shapes: schedule.Shapes,
+def of_rollout(workload: workload_lib.Workload, shapes: shapes_lib.Shapes,
                mixed_share: float, sample: Any = streaming.stream) -> Traffic:
   """Counts what a rollout runs.
 
@@ -98,7 +98,8 @@ def of_rollout(workload: workload_lib.Workload, shapes: schedule.Shapes,
     counts[shape] += steps
     # Of the sequences in the middle of the chunk.
     columns[shape] += steps * int(pages.columns_read(np.where(
-        rows.live, rows.start + rows.length + steps // 2, 1)).sum())
+        rows.live, np.maximum(rows.start + rows.length + steps // 2, 1),
+        1)).sum())
     chunks.append(steps)
     live_N = rows.live & (left_N > steps)
     zeros_NC = np.zeros((len(left_N), max(steps, 1)), np.int32)
@@ -107,11 +108,10 @@ def of_rollout(workload: workload_lib.Workload, shapes: schedule.Shapes,
         rows.length + np.minimum(left_N, steps), rows.live & ~live_N, live_N,
         np.int32(steps))
 
-  programs = paging.PagedPrograms(
-      lambda *_: None, prefill, store, copy, decode
-  ) if shapes.page else schedule.SamplingPrograms(
-      lambda slots, columns, _: _cache(slots, columns), prefill, insert,
-      compact, decode)
+  programs = shapes_lib.SamplingPrograms(*(
+      (lambda *_: None, prefill, store, copy) if shapes.page else
+      (lambda slots, columns, _: _cache(slots, columns), prefill, insert,
+       compact)), decode)
   for _ in sample(schedule.Schedule(programs, shapes), None, known,
                   workload.prompts, None, schedule.Stats()):
     pass

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tepo_jax.rollout import schedule
+from tepo_jax.rollout import shapes as shapes_lib
 from tepo_jax.tools import streaming
 from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.plan import traffic
@@ -13,7 +13,7 @@ from tepo_jax.tools.plan import traffic
 
 def _rollout(slots, mean, chunk=8):
   workload = workload_lib.Workload(None, 8, 4, 5, 64, mean, 0.6, 1)
-  shapes = schedule.make_shapes(
+  shapes = shapes_lib.make(
       slots=slots, work=32, prompt_tokens=32, max_tokens=64, chunk=chunk,
       shards=1)
   return workload, shapes, traffic.of_rollout(workload, shapes, 1.0,
