@@ -6,12 +6,11 @@ samples of a prompt share, and for the completions. Before a chunk the full
 pages of the tails move to free pages.
 
 A sample is admitted only if its shard has free pages for its prompt and, for
-it and all samples that decode already, as many as they may fill in the next
-chunk, at least `_RESERVE` each. If pages are missing later, the youngest
-samples are put back and drawn again: their random numbers depend on the seed,
-the step, the prompt and the position only, so that the tokens are the same up
-to rounding. All of this follows from the tokens drawn. Axes as in
-`policy.pages`, S shards.
+each sample that decodes already, `reserve` more. If pages are missing later,
+the youngest samples are put back and drawn again: their random numbers depend
+on the seed, the step, the prompt, the sample and the position only, so that the
+tokens are the same up to rounding. All of this follows from the tokens drawn.
+Axes as in `policy.pages`, S shards.
 """
 
 import dataclasses
@@ -23,11 +22,6 @@ from tepo_jax.policy import pages as pages_lib
 from tepo_jax.rollout import engine
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import shapes as shapes_lib
-
-# Free pages that a shard must have for each of its samples to admit another.
-# Else the pages that are free just after all tails were moved would be given to
-# new samples, and be missing at the next move.
-_RESERVE = 1
 
 
 @dataclasses.dataclass
@@ -53,6 +47,10 @@ class Paging:
   """The cache of a run; the same interface as `rectangle.Rectangle`."""
 
   left_aligned = True  # a prefilled prompt begins with the first column
+  # Pages. All slots fill a page at the same step, and few completions end
+  # between two such steps: pages that are free just after one are needed at the
+  # next. With more pages fewer samples are drawn twice, but fewer are admitted.
+  reserve = 4
 
   def __init__(self, programs: shapes_lib.SamplingPrograms,
                shapes: shapes_lib.Shapes):
@@ -159,7 +157,8 @@ class Paging:
     prompt = self.prompts.get(key)
     new = 0 if prompt else -(-last // self.size)
     filled = self._filled(self.column)
-    reserve = filled + 1 + len(self._members(shard)) * max(_RESERVE, filled)
+    reserve = filled + 1 + len(self._members(shard)) * max(
+        self.reserve, filled)
     if len(free) < new + reserve:
       return None
     if prompt is None:

@@ -290,6 +290,7 @@ def _pages(engine, shapes, slots, columns):
   which a chunk of steps takes up to so many columns."""
   count, tokens = len(slots.live), max(1, columns - engine.chunk)
   store = paging.Paging(engine.programs, shapes)
+  store.reserve = 0
   store.fit(engine_lib.idle_slots(0, shapes.page), count, count, tokens)
   for slot in range(count):
     first = store.place(slot, groups_lib.Request((0,) * tokens, slot, [1]))
