@@ -59,17 +59,19 @@ def test_steps_end_when_enough_rows_are_done():
 
 
 def test_with_pages_a_step_reads_whole_blocks_of_what_is_alive():
-  """8 slots of 31 prompt tokens and up to 64 more: one block of 256 columns
-  each. Prompts are stored once a shard, and completions copied a page of 8 at a
-  time."""
-  workload, shapes, want = _rollout(8, mean=64)
-  shapes = dataclasses.replace(shapes, page=8, pages=1000)
+  """8 slots of 5 prompt tokens and 600 more. Prompts are stored once a shard,
+  and completions copied a page of 8 at a time."""
+  workload = workload_lib.Workload(None, 8, 4, 5, 600, 600, 0.6, 1)
+  shapes = dataclasses.replace(shapes_lib.make(
+      slots=8, work=32, prompt_tokens=32, max_tokens=600, chunk=8, shards=1),
+                               page=8, pages=1000)
   runs, _, columns = traffic.of_rollout(workload, shapes, 1.0,
                                         streaming.batches)
   decode, = (shape for shape in runs if shape.name == 'decode')
   assert decode.rows == 8
-  assert columns[decode] == 8 * 256 * runs[decode]
-  # Each starts up to a page before the end of its prompt.
-  assert want.decode_steps < runs[decode] <= want.decode_steps + 4 * 8
   assert {shape.name for shape in runs} == {
       'decode', 'prefill', 'store', 'copy'}
+  # By hand: blocks of 256 columns, of 5 to 604 tokens alive; a step early or
+  # late at each block's end, by the middle of a chunk, and before the prompt.
+  each = sum(256 * -(-(5 + n) // 256) for n in range(600))
+  assert columns[decode] == pytest.approx(32 * each, rel=0.02)
