@@ -185,8 +185,8 @@ def _step(config, params, slots, key_N, cache, token_N, drawn, *, decoding,
   logits_NV = transformer.logits(config, params, hidden_N1D[:, 0])
   token_N, logp_N = draw_lib.draw(logits_NV, decoding, key_N, drawn.length_N)
   token_N = _given(slots.given_NY, drawn.length_N, token_N)
-  token_N = jnp.where(live_N, token_N, 0)
   length_N = drawn.length_N + live_N
+  token_N = jnp.where(live_N, token_N, 0)
   ended_N = counts_N & jnp.isin(token_N, jnp.array(eos_ids, jnp.int32))
   return cache, token_N, Chunk(
       token_NC=_write(drawn.token_NC, token_N, drawn.steps),
