@@ -10,10 +10,11 @@ from jax.experimental import layout
 
 from tepo_jax.policy import cache as cache_lib
 from tepo_jax.policy import padding
+from tepo_jax.policy import pages
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import engine
-from tepo_jax.rollout import schedule
+from tepo_jax.rollout import shapes
 from tepo_jax.runtime import mesh as mesh_lib
 
 _LANES = 128  # of a TPU's vector register
@@ -60,53 +61,108 @@ def decode_shardings(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
       mesh_lib.DECODE_RULES)
 
 
+def maker(cache: str) -> Callable[..., Any]:
+  """`make` or `make_paged`, for config.rollout.cache."""
+  return make_paged if cache == 'pages' else make
+
+
 def make(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
          decoding: draw.Decoding, eos_ids: tuple[int, ...], chunk: int
-         ) -> schedule.SamplingPrograms:
-  """Jits the functions of `engine`; slots are sharded over data and fsdp."""
-  cache, prompts = (cache_shardings(model, mesh, rows)
-                    for rows in ('batch', None))
-  replicated = drawn = mesh_lib.replicated(mesh)
-  decode = functools.partial(
-      engine.decode, model, chunk=chunk, decoding=decoding, eos_ids=eos_ids)
-  if mesh_lib.batch_shards(mesh) > 1:
-    decode = _decode_by_shard(mesh, decode)
-    if not mesh.is_multi_process:
-      # The host can read every device, so that tokens need not be gathered.
-      rows = mesh_lib.batch_sharding(mesh)
-      drawn = engine.Chunk(rows, rows, rows, rows, rows, replicated)
-
-  def jit(function, **options):
-    # Without `programs.compiled`'s options: they halve the speed on a CPU.
-    return jax.jit(
-        mesh_lib.on_mesh(mesh, function, model.dtype), **options)
+         ) -> shapes.SamplingPrograms:
+  """Jits the functions of `engine` for a cache that is a rectangle; slots are
+  sharded over data and fsdp."""
+  cache, jit = cache_shardings(model, mesh), _jit(model, mesh)
 
   def empty(slots, columns, index):
     return cache_lib.init_cache(
         model, slots, columns, model.dtype).replace(
             index=jax.numpy.int32(index))
 
-  return schedule.SamplingPrograms(
+  rows = ('batch',)
+  return shapes.SamplingPrograms(
       empty=jit(empty, static_argnums=(0, 1), out_shardings=cache),
-      prefill=jit(functools.partial(engine.prefill, model),
-                  out_shardings=prompts, compiler_options=(
-                      _QUICK_COMPILE if mesh_lib.platform(mesh) == 'tpu'
-                      else None)),
+      prefill=_prefill(model, mesh, jit),
       insert=jit(engine.insert, donate_argnums=0, out_shardings=cache),
-      compact=_Compact(mesh, jit, cache),
-      decode=jit(decode, donate_argnums=1, out_shardings=(cache, drawn)))
+      move=_Compact(mesh, jit, cache),
+      decode=_decode(
+          model, mesh, jit, cache, transformer.KVCache(rows, rows, rows, ()),
+          chunk=chunk, decoding=decoding, eos_ids=eos_ids))
 
 
-def _decode_by_shard(mesh, decode):
-  """Each shard decodes its slots; shards synchronise active-slot counts."""
-  rows, replicated = ('batch',), ()
-  cache = transformer.KVCache(rows, rows, rows, replicated)
-  return mesh_lib.by_batch_shard(
-      mesh, functools.partial(
-          decode, total=mesh_lib.total_over_batch,
-          count_every=engine.count_every(mesh_lib.batch_shards(mesh))),
-      in_axes=(replicated, cache, rows, replicated, replicated, replicated),
-      out_axes=(cache, engine.Chunk(rows, rows, rows, rows, rows, replicated)))
+def make_paged(model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
+               decoding: draw.Decoding, eos_ids: tuple[int, ...], chunk: int
+               ) -> shapes.SamplingPrograms:
+  """The same for a cache of pages, of which each shard has its own."""
+  cache, jit = paged_shardings(model, mesh), _jit(model, mesh)
+  rows, shards = ('batch',), mesh_lib.batch_shards(mesh)
+
+  def by_shard(function, *in_axes):
+    if shards > 1:
+      function = mesh_lib.by_batch_shard(mesh, function, (rows, *in_axes), rows)
+    return jit(function, donate_argnums=0, out_shardings=cache.kv)
+
+  def empty(count, size):
+    return pages.init_pages(model, shards * count, size)
+
+  def store(kv, prompts, target_1QW):
+    return pages.store(kv, prompts.k, prompts.v, target_1QW[0])
+
+  def copy(kv, source_1M, target_1M):
+    return pages.copy(kv, source_1M[0], target_1M[0])
+
+  return shapes.SamplingPrograms(
+      empty=jit(empty, static_argnums=(0, 1), out_shardings=cache.kv),
+      prefill=_prefill(model, mesh, jit),
+      insert=by_shard(store, (), rows), move=by_shard(copy, rows, rows),
+      decode=_decode(
+          model, mesh, jit, cache, pages.PagedCache(rows, rows, ()),
+          chunk=chunk, decoding=decoding, eos_ids=eos_ids))
+
+
+def _jit(model, mesh):
+  def jit(function, **options):
+    # Without `programs.compiled`'s options: they halve the speed on a CPU.
+    return jax.jit(
+        mesh_lib.on_mesh(mesh, function, model.dtype), **options)
+
+  return jit
+
+
+def _prefill(model, mesh, jit):
+  is_tpu = mesh_lib.platform(mesh) == 'tpu'
+  return jit(functools.partial(engine.prefill, model),
+             out_shardings=cache_shardings(model, mesh, None),
+             compiler_options=_QUICK_COMPILE if is_tpu else None)
+
+
+def _decode(model, mesh, jit, cache, cache_axes, **options):
+  """Jits `engine.decode`: each shard decodes its slots; shards synchronise
+  active-slot counts. cache, cache_axes: of the cache, for jit and by shard."""
+  drawn = replicated = mesh_lib.replicated(mesh)
+  decode = functools.partial(engine.decode, model, **options)
+  if mesh_lib.batch_shards(mesh) > 1:
+    rows, whole = ('batch',), ()
+    decode = mesh_lib.by_batch_shard(
+        mesh, functools.partial(
+            decode, total=mesh_lib.total_over_batch,
+            count_every=engine.count_every(mesh_lib.batch_shards(mesh))),
+        in_axes=(whole, cache_axes, rows, whole, whole, whole),
+        out_axes=(cache_axes, engine.Chunk(*5 * [rows], whole)))
+    if not mesh.is_multi_process:
+      # The host can read every device, so that tokens need not be gathered.
+      rows = mesh_lib.batch_sharding(mesh)
+      drawn = engine.Chunk(*5 * [rows], replicated)
+  return jit(decode, donate_argnums=1, out_shardings=(cache, drawn))
+
+
+def paged_shardings(model: transformer.ModelConfig, mesh: jax.sharding.Mesh
+                    ) -> pages.PagedCache:
+  """The shardings of a cache of pages: pages over data and fsdp, heads over
+  tensor."""
+  return pages.PagedCache(
+      (mesh_lib.shardings(mesh, ('batch', None, 'kv_heads', None)),)
+      * model.num_layers, mesh_lib.batch_sharding(mesh),
+      mesh_lib.replicated(mesh))
 
 
 def cache_shardings(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,

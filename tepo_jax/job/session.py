@@ -158,12 +158,13 @@ class Session:
     def make_schedule():
       decoding_on = self.decoding()
       shapes = memory_lib.sampling_shapes(
-          *decoding_on, wanted=settings.slots, work=prompts * samples,
+          *decoding_on, cache=settings.cache, wanted=settings.slots,
+          work=prompts * samples, max_tokens=max_tokens,
           prompt_tokens=self.config.data.max_prompt_tokens,
-          max_tokens=max_tokens, chunk=settings.chunk)
+          chunk=settings.chunk)
       memory_lib.check_cache(*decoding_on, shapes)
       return schedule.Schedule(
-          sampling_lib.make(
+          sampling_lib.maker(settings.cache)(
               *decoding_on, decoding=decoding, eos_ids=self.eos_ids,
               chunk=settings.chunk),
           shapes, stopping.first_of([

@@ -85,7 +85,8 @@ def set_metrics(rollout: sampler.Rollout, prompts: groups_lib.Mixture
 
 def sampling_metrics(rollout: sampler.Rollout) -> dict[str, float]:
   """The work of the sampler, and how many of its tokens are of no use: those of
-  the surplus and of completions that were stopped; the grader's counts."""
+  the surplus, of completions that were stopped, and of those that were drawn
+  again for lack of pages; the grader's counts."""
   stats = rollout.stats
   tokens, trained = (
       sum(int(g.length_G.sum()) for g in groups)
@@ -95,7 +96,9 @@ def sampling_metrics(rollout: sampler.Rollout) -> dict[str, float]:
       'sampling/slot_share': stats.tokens / stats.slot_steps,
       'sampling/steps': stats.steps, 'sampling/prefills': stats.prefills,
       'sampling/tokens': stats.tokens, 'sampling/tokens_trained': trained,
-      'sampling/tokens_discarded': stats.tokens - tokens} | {
+      'sampling/tokens_discarded': stats.tokens - tokens,
+      'sampling/put_back': stats.put_back,
+      'sampling/redrawn': stats.redrawn} | {
           f'grading/{name}': count for name, count in rollout.grading.items()}
 
 

@@ -23,6 +23,7 @@ from tepo_jax.policy import layers as layers_lib
 from tepo_jax.policy import lora as lora_lib
 from tepo_jax.policy import ops as ops_lib
 from tepo_jax.policy import padding as padding_lib
+from tepo_jax.policy import pages as pages_lib
 from tepo_jax.policy import prompt_sharing
 from tepo_jax.policy import remat
 from tepo_jax.policy import rope
@@ -106,8 +107,8 @@ def abstract_params(config: ModelConfig, dtype='float32') -> dict[str, Any]:
 
 
 def forward(config: ModelConfig, params, token_BS, position_BS,
-            cache: KVCache | None = None, segment_BS=None,
-            sequences: prompt_sharing.Sequences | None = None
+            cache: KVCache | pages_lib.PagedCache | None = None,
+            segment_BS=None, sequences: prompt_sharing.Sequences | None = None
             ) -> tuple[jax.Array, Any]:
   """Hidden states after the final norm.
 
@@ -121,6 +122,7 @@ def forward(config: ModelConfig, params, token_BS, position_BS,
       cache.index (the caller ensures the capacity) and the tokens see the whole
       cache. If config.attention is not 'xla', several tokens at once (a
       prefill) see only each other: a cache that is not empty then yields NaN.
+      A PagedCache takes one token a row, S = 1, and must have its place.
     segment_BS: i32, the sequence of a packed row that a column belongs to;
       tokens see their own sequence only. None: a row is one sequence. Not with
       a cache.
@@ -128,7 +130,8 @@ def forward(config: ModelConfig, params, token_BS, position_BS,
       cache.
 
   Returns:
-    hidden_BSD in config.dtype, and the cache with index + S (None without).
+    hidden_BSD in config.dtype, and the cache with index, or column, + S (None
+    without).
   """
   return _Transformer(config).apply(
       {'params': params}, token_BS, position_BS, cache, segment_BS, sequences)
@@ -155,10 +158,11 @@ def logits(config: ModelConfig, params, hidden):
 
 @flax.struct.dataclass
 class _Columns:
-  """What the layers need besides hidden states; the last two with a cache.
+  """What the layers need besides hidden states; the last three with a cache.
 
   rotation: of `rope.rotation`. key_position_BT: positions of the cache with
-  the new columns; index: the first of these.
+  the new columns; index: the first of these. pages: or a PagedCache,
+  without kv.
   """
 
   position_BS: jax.Array
@@ -167,6 +171,7 @@ class _Columns:
   sequences: prompt_sharing.Sequences | None
   key_position_BT: jax.Array | None = None
   index: jax.Array | None = None
+  pages: pages_lib.PagedCache | None = None
 
 
 def _columns(config, position_BS, segment_BS, sequences):
@@ -212,7 +217,23 @@ class _Layer(nn.Module):
   def _attention(self, x_MD, linear, layer, columns, stores):
     config = self.config
     q_BSNH, k_BSKH, v_BSKH = self._project(x_MD, linear, columns)
-    position_BS = columns.position_BS
+    if columns.pages is None:
+      out_BSNH, stores = self._attend_columns(
+          q_BSNH, k_BSKH, v_BSKH, layer, columns, stores)
+    else:
+      stores = pages_lib.write(
+          stores, k_BSKH[:, 0], v_BSKH[:, 0], columns.pages.column)
+      out_BSNH = attention.by_window(
+          config, layer, lambda window, *arrays: pages_lib.attend(
+              *arrays, window, config.attention), q_BSNH[:, 0], stores,
+          columns.position_BS[:, 0], columns.pages.table_NW)
+    out_MD = linear(config.d_model, ('heads', 'embed'), name='o')(
+        out_BSNH.reshape(x_MD.shape[0], -1))
+    return out_MD, stores
+
+  def _attend_columns(self, q_BSNH, k_BSKH, v_BSKH, layer, columns, stores):
+    """Attention among the tokens, or over a KVCache's columns."""
+    config, position_BS = self.config, columns.position_BS
     key_position_BT = columns.key_position_BT
     k_BTKH, v_BTKH = k_BSKH, v_BSKH
     if stores is not None:
@@ -229,9 +250,7 @@ class _Layer(nn.Module):
       out_BSNH = sequences.collect(_attend(
           config, layer, *map(sequences.spread, (q_BSNH, k_BTKH, v_BTKH)),
           sequences.position_RA, None, sequences.segment_RA))
-    out_MD = linear(config.d_model, ('heads', 'embed'), name='o')(
-        out_BSNH.reshape(x_MD.shape[0], -1))
-    return out_MD, stores
+    return out_BSNH, stores
 
   def _project(self, x_MD, linear, columns):
     """Queries, keys and values by head; queries and keys are rotated."""
@@ -284,11 +303,17 @@ class _Transformer(nn.Module):
     x_MD = jnp.take(embedding_VD, token_BS.reshape(-1), axis=0)
     x_MD = _by_rows(x_MD.astype(config.dtype))
     columns = _columns(config, position_BS, segment_BS, sequences)
-    if cache is not None:
+    if isinstance(cache, pages_lib.PagedCache):
+      columns = columns.replace(pages=cache.replace(kv=()))
+      x_MD, kv = self._decode(x_MD, columns, cache.kv)
+      cache = cache.replace(kv=kv, column=cache.column + 1)
+    elif cache is not None:
       columns = columns.replace(
           index=cache.index, key_position_BT=jax.lax.dynamic_update_slice(
               cache.position, position_BS, (0, cache.index)))
-      x_MD, cache = self._decode(x_MD, columns, cache)
+      x_MD, stores = self._decode(x_MD, columns, zip(cache.k, cache.v))
+      cache = KVCache(*zip(*stores), columns.key_position_BT,
+                      cache.index + position_BS.shape[1])
     elif sharded_layers.are_needed(config) and not self.is_initializing():
       x_MD = self._sharded(x_MD, position_BS, segment_BS, sequences)
     else:
@@ -312,15 +337,14 @@ class _Transformer(nn.Module):
         x_MD.reshape(*rows[0].shape, -1), rows)
     return _by_rows(x_BSD.reshape(x_MD.shape))
 
-  def _decode(self, x_MD, columns, cache):
-    """The layers, each with its own arrays of parameters and cache."""
-    layer, stores = _layer(self.config)(self.config, parent=None), []
-    for i, params in enumerate(self.get_variable('params', 'layers')):
-      x_MD, new = layer.apply(
-          {'params': params}, x_MD, i, columns, (cache.k[i], cache.v[i]))
-      stores.append(new)
-    return x_MD, KVCache(*zip(*stores), columns.key_position_BT,
-                         cache.index + columns.position_BS.shape[1])
+  def _decode(self, x_MD, columns, stores):
+    """The layers, each with its own parameters and part of the cache."""
+    layer, written = _layer(self.config)(self.config, parent=None), []
+    for i, (params, store) in enumerate(
+        zip(self.get_variable('params', 'layers'), stores)):
+      x_MD, new = layer.apply({'params': params}, x_MD, i, columns, store)
+      written.append(new)
+    return x_MD, tuple(written)
 
 
 def _layer(config: ModelConfig):
@@ -358,17 +382,10 @@ def _write(stores, k_BSKH, v_BSKH, index):
 def _attend(config: ModelConfig, layer, q_BSNH, k_BTKH, v_BTKH, position_BS,
             key_position_BT, segment_BS):
   """`attention.attend` with this layer's window."""
-  def attend(window, *arrays):
-    return attention.attend(
-        *arrays, position_BS, key_position_BT, window, config.attention,
-        segment_BS)
-
-  arrays = (q_BSNH, k_BTKH, v_BTKH)
-  if not config.num_full_layers:
-    return attend(config.sliding_window, *arrays)
-  return jax.lax.cond(
-      layer < config.num_full_layers, functools.partial(attend, None),
-      functools.partial(attend, config.sliding_window), *arrays)
+  return attention.by_window(
+      config, layer, lambda window, *arrays: attention.attend(
+          *arrays, position_BS, key_position_BT, window, config.attention,
+          segment_BS), q_BSNH, k_BTKH, v_BTKH)
 
 
 def _by_rows(x_MD):

@@ -1,15 +1,16 @@
 """The device functions of sampling: prefill, insert, decode, compact.
 
 Arrays in, arrays out; `schedule` decides on the host when each of them runs.
-The cache is a rectangle of N slots by W columns. In a decode step all slots
-write the same column: one update in place. `insert` gives a free slot a new
-prompt, whose keys go into the columns just before the current one; the slot's
-older columns get position −1, which hides them. When the columns run out,
-`compact` moves the live slots and used columns into a cache of another size.
+The cache is of pages, see `policy.pages`, or a rectangle of N slots by W
+columns. In a decode step all slots of a rectangle write the same column: one
+update in place. `insert` gives a free slot a new prompt, whose keys go into the
+columns just before the current one; the slot's older columns get position −1,
+which hides them. When the columns run out, `compact` moves the live slots and
+used columns into a cache of another size.
 
 Axes: N slots · W columns of the cache · C tokens of a chunk · Q prompts of a
 prefill · P prompt columns · R prompts inserted · M slots after `compact` ·
-V vocabulary; K, H as in `transformer`.
+V vocabulary · Y columns of a page; K, H as in `transformer`.
 """
 
 from collections.abc import Callable
@@ -32,6 +33,8 @@ class Slots(flax.struct.PyTreeNode):
   length: tokens drawn. limit: the most tokens to draw. prompt_id, sample:
   select the random numbers. live: bool, whether the slot has a completion to
   continue.
+  given_NY: only with pages: the last tokens of the prompt, right-aligned. A
+  slot of length -n takes n of them as if it had drawn them.
   """
   token: Any
   start: Any
@@ -40,19 +43,22 @@ class Slots(flax.struct.PyTreeNode):
   prompt_id: Any
   sample: Any
   live: Any
+  given_NY: Any = None
 
 
-def idle_slots(count: int) -> Slots:
-  """The state of slots none of which is live."""
+def idle_slots(count: int, page: int = 0) -> Slots:
+  """The state of slots none of which is live; page: Y, 0 without pages."""
   zeros = [np.zeros(count, np.int32) for _ in range(6)]
-  return Slots(*zeros, live=np.zeros(count, bool))
+  return Slots(*zeros, live=np.zeros(count, bool),
+               given_NY=np.zeros((count, page), np.int32) if page else None)
 
 
 @flax.struct.dataclass
 class Chunk:
   """The tokens that `decode` drew, from column 0 on in slots that were live.
 
-  token_NC int32, logp_NC float32: 0 after a completion's end.
+  token_NC int32, logp_NC float32: 0 after a completion's end. Tokens that
+  were given have log-probability 0.
   length_N: tokens drawn since the completion's start.
   ended_N: bool, whether an EOS was drawn. live_N: bool, whether the completion
   is neither ended nor at its limit. steps: int32, steps computed.
@@ -168,20 +174,37 @@ def decode(config: transformer.ModelConfig, params: Any,
 def _step(config, params, slots, key_N, cache, token_N, drawn, *, decoding,
           eos_ids):
   """Draws one token for each live slot: cache, tokens, Chunk with them."""
-  position_N = jnp.where(drawn.live_N, slots.start + drawn.length_N - 1, -1)
+  live_N, place_N = drawn.live_N, slots.start + drawn.length_N - 1
+  counts_N, shown_N = live_N, live_N
+  if slots.given_NY is not None:
+    # A slot may wait for the column with which its prompt begins.
+    counts_N, shown_N = live_N & (drawn.length_N >= 0), live_N & (place_N >= 0)
+  position_N = jnp.where(shown_N, place_N, -1)
   hidden_N1D, cache = transformer.forward(
       config, params, token_N[:, None], position_N[:, None], cache)
   logits_NV = transformer.logits(config, params, hidden_N1D[:, 0])
   token_N, logp_N = draw_lib.draw(logits_NV, decoding, key_N, drawn.length_N)
-  live_N, length_N = drawn.live_N, drawn.length_N + drawn.live_N
+  token_N = _given(slots.given_NY, drawn.length_N, token_N)
+  length_N = drawn.length_N + live_N
   token_N = jnp.where(live_N, token_N, 0)
-  ended_N = live_N & jnp.isin(token_N, jnp.array(eos_ids, jnp.int32))
+  ended_N = counts_N & jnp.isin(token_N, jnp.array(eos_ids, jnp.int32))
   return cache, token_N, Chunk(
       token_NC=_write(drawn.token_NC, token_N, drawn.steps),
-      logp_NC=_write(drawn.logp_NC, jnp.where(live_N, logp_N, 0), drawn.steps),
+      logp_NC=_write(
+          drawn.logp_NC, jnp.where(counts_N, logp_N, 0), drawn.steps),
       length_N=length_N, ended_N=drawn.ended_N | ended_N,
       live_N=live_N & ~ended_N & (length_N < slots.limit),
       steps=drawn.steps + 1)
+
+
+def _given(given_NY, length_N, token_N):
+  """token_N, or where its number length_N is negative, the prompt's token."""
+  if given_NY is None:
+    return token_N
+  index_N1 = jnp.maximum(given_NY.shape[1] + length_N, 0)[:, None]
+  given_N = jnp.take_along_axis(given_NY, jnp.minimum(
+      index_N1, given_NY.shape[1] - 1), 1)[:, 0]
+  return jnp.where(length_N < 0, given_N, token_N)
 
 
 def count_every(shards: int) -> int:

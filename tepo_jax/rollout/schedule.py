@@ -2,8 +2,8 @@
 
 `Schedule.run` takes requests (prompts, each with some samples) and yields
 completions as they end. Between two chunks of decoding the host takes more
-requests, frees the slots of those no longer wanted, and refills free slots. It
-compacts the cache when its columns run out and when fewer slots would do.
+requests, frees the slots of those no longer wanted, and refills free slots.
+`rectangle` and `paging` say where their keys and values are, by one interface.
 Decisions depend on the tokens drawn, never on the clock: all processes decide
 alike, and a run repeats bit for bit. Axes as in `engine`.
 """
@@ -16,88 +16,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from tepo_jax.policy import transformer
 from tepo_jax.rollout import engine
 from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.rollout import paging
+from tepo_jax.rollout import rectangle
+from tepo_jax.rollout import shapes as shapes_lib
 from tepo_jax.runtime import mesh as mesh_lib
-
-_PREFILL_TOKENS = 1 << 14  # of one prefill, padding included
-_REFILL_SHARE = 8  # refill when this part of the slots is free: 1/8
-
-
-@dataclasses.dataclass(frozen=True)
-class Shapes:
-  """Allowed array sizes, ascending; each costs one compilation.
-
-  slots: N. prompts: P, columns of a prefill. columns: W of the cache; the
-  largest holds the longest prompt and completion and, if there is more work
-  than slots, spare columns, to avoid compacting at every step.
-  chunk: maximum decode steps per host sync. shards: N and Q are its multiples.
-  """
-  slots: tuple[int, ...]
-  prompts: tuple[int, ...]
-  columns: tuple[int, ...]
-  chunk: int
-  shards: int = 1
-
-  @property
-  def refill(self) -> int:
-    """R, prompts inserted by one call."""
-    return max(1, self.slots[-1] // _REFILL_SHARE)
-
-
-def make_shapes(*, slots: int, work: int, prompt_tokens: int, max_tokens: int,
-                chunk: int, shards: int) -> Shapes:
-  """The shapes for these maxima; `work` is the completions of a queue."""
-  slots = min(slots, work)
-  slots += -slots % shards
-  longest = prompt_tokens + max_tokens
-  spare = max(chunk, longest // 8) if slots < work else 0
-  return Shapes(
-      slots=_halves(slots, max(8, shards), 4, shards),
-      prompts=_halves(prompt_tokens, 32, 4), columns=_widths(longest + spare),
-      chunk=chunk, shards=shards)
-
-
-def _halves(largest, least, count, multiple=1):
-  """largest, largest / 2, …: at most `count` sizes, none below `least`."""
-  sizes = [largest]
-  while len(sizes) < count and sizes[-1] >= 2 * least:
-    size = -(-sizes[-1] // 2)
-    sizes.append(size + -size % multiple)
-  return tuple(reversed(sizes))
-
-
-def _widths(longest):
-  """Each two thirds of the next, in multiples of vector register sizes."""
-  sizes = [longest + -longest % _unit(longest)]
-  while len(sizes) < 8 and sizes[-1] >= 96:
-    size = 2 * sizes[-1] // 3
-    sizes.append(size + -size % _unit(size))
-  return tuple(reversed(sizes))
-
-
-def _unit(columns):
-  return 128 if columns > 512 else 32
-
-
-@dataclasses.dataclass(frozen=True)
-class SamplingPrograms:
-  """The functions of `engine`, jitted for one model, mesh and decoding.
-
-  empty: (N, W, current column) -> cache.
-  prefill: (weights, token_QP, position_QP) -> cache.
-  insert: (cache, prompts, source_R, slot_R) -> cache; donates the first.
-  compact: (cache, slot_M, shift, W) -> cache; deletes the old one. slot_M has
-    the slots of one shard after another, each numbered within its shard.
-  decode: (weights, cache, Slots, key, steps, stop_at_live) -> cache, Chunk;
-    donates the cache.
-  """
-  empty: Callable[..., transformer.KVCache]
-  prefill: Callable[..., transformer.KVCache]
-  insert: Callable[..., transformer.KVCache]
-  compact: Callable[..., transformer.KVCache]
-  decode: Callable[..., tuple[transformer.KVCache, engine.Chunk]]
 
 
 @dataclasses.dataclass
@@ -106,6 +30,8 @@ class Stats:
 
   tokens: drawn. slot_steps: the most that could have been, steps times slots.
   busy_tokens, busy_slot_steps: the same while the queue was not empty.
+  put_back: samples that went back to the queue for lack of memory, and
+  redrawn: their tokens, which are drawn twice.
   """
   tokens: int = 0
   slot_steps: int = 0
@@ -114,6 +40,8 @@ class Stats:
   steps: int = 0
   chunks: int = 0
   prefills: int = 0
+  put_back: int = 0
+  redrawn: int = 0
 
   @property
   def occupancy(self) -> float:
@@ -129,8 +57,8 @@ class Schedule:
   stop: None, or makes for each completion a function of its next tokens, which
     returns how many of them to keep if the completion stops there, else None.
   """
-  programs: SamplingPrograms
-  shapes: Shapes
+  programs: shapes_lib.SamplingPrograms
+  shapes: shapes_lib.Shapes
   stop: Callable[[], Callable[[np.ndarray], int | None]] | None = None
 
   def run(self, weights: Any, requests: groups_lib.Requests, key: jax.Array,
@@ -150,11 +78,6 @@ class Schedule:
         done = []  # now that the caller has seen them, there may be more to do
       else:
         return
-
-  def prefill_rows(self, width: int) -> int:
-    """Q for prompts of that width."""
-    rows = min(max(1, _PREFILL_TOKENS // width), self.shapes.refill)
-    return rows + -rows % self.shapes.shards
 
 
 @dataclasses.dataclass
@@ -176,24 +99,25 @@ class _Run:
 
   def __init__(self, schedule, weights, requests, key, stats):
     self.programs, self.shapes = schedule.programs, schedule.shapes
-    self.prefill_rows = schedule.prefill_rows
     self.stop, self.stats = schedule.stop, stats
     self.weights, self.requests, self.key = weights, requests, key
     self.batches = collections.deque()  # of prompts to prefill, see `_batches`
     self.waiting = collections.deque()  # (prompts' cache, row, request, sample)
-    self.slots = engine.idle_slots(0)
+    self.slots = engine.idle_slots(0, self.shapes.page)
     self.work = []  # the _Sample of each slot; of a free one the last, or None
-    self.first_N = np.zeros(0, int)  # first column in use
-    self.index = self.columns = 0  # the current column; W
-    self.cache = None
+    self.store = (paging.Paging if self.shapes.page else rectangle.Rectangle)(
+        self.programs, self.shapes)
 
   def prepare(self) -> bool:
     """Gets the slots ready for a chunk; returns whether any slot is live."""
     self._take()
     self._cancel()
+    self._put_back()
     if self._waits() or self.slots.live.any():
       self._fit()
       self._admit()
+    if self._waits() and not self.slots.live.any():
+      raise RuntimeError('the cache has no memory for a single completion')
     return bool(self.slots.live.any())
 
   def _take(self):
@@ -201,7 +125,8 @@ class _Run:
     free = self.shapes.slots[-1] - int(self.slots.live.sum())
     missing = free + self.shapes.refill - self._waits()
     requests = self.requests.take(max(0, missing))
-    self.batches.extend(_batches(requests, self.shapes, self.prefill_rows))
+    self.batches.extend(self._batches(
+        (request, range(len(request.limits))) for request in requests))
 
   def _cancel(self):
     """Frees the slots, and drops the waiting samples, of unwanted requests."""
@@ -212,7 +137,23 @@ class _Run:
         sample for sample in self.waiting if wanted(sample[2].prompt_id))
     self.batches = collections.deque(
         (width, rows, kept) for width, rows, members in self.batches
-        if (kept := [m for m in members if wanted(m.prompt_id)]))
+        if (kept := [m for m in members if wanted(m[0].prompt_id)]))
+
+  def _put_back(self):
+    """Returns samples to the queue, to be drawn again from their beginning."""
+    slots = self.store.lacking(self.slots)
+    if not slots:
+      return
+    self.slots.live[slots] = False
+    self.stats.put_back += len(slots)
+    self.stats.redrawn += int(np.maximum(self.slots.length[slots], 0).sum())
+    requests, samples = {}, collections.defaultdict(list)
+    for work in (self.work[slot] for slot in slots):
+      requests[work.request.prompt_id] = work.request
+      samples[work.request.prompt_id].append(work.sample)
+    batches = list(self._batches(
+        (requests[prompt_id], samples[prompt_id]) for prompt_id in requests))
+    self.batches.extendleft(reversed(batches))
 
   def _admit(self):
     """Gives free slots to waiting samples, of the emptiest shard first."""
@@ -227,46 +168,43 @@ class _Run:
       pairs = []
       while (self.waiting and self.waiting[0][0] is prompts and free
              and len(pairs) < self.shapes.refill):
-        pairs.append((self.waiting.popleft()[1:], int(free.popleft())))
-      self._insert(prompts, pairs)
+        slot, (_, row, request, sample) = int(free.popleft()), self.waiting[0]
+        first = self.store.place(slot, request)
+        if first is not None:
+          self.waiting.popleft()
+          self._start(slot, request, sample, first)
+          pairs.append((row, slot))
+      if pairs:
+        self.store.insert(prompts, pairs)
 
   def _fit(self):
-    """Moves the live slots to a cache of another size if theirs is full, if a
-    smaller one would do, or if more samples wait than it has slots for."""
+    """Fits the cache to the slots: to the live ones if fewer would do, or to
+    more if more samples wait than it has slots for."""
     live_N, shards = self.slots.live, self.shapes.shards
-    first = self.first_N[live_N].min(initial=self.index)
-    used = max(self.index - int(first), self._widest_waiting())
     live_SN = live_N.reshape(shards, -1)
     wanted = max(int(live_N.sum()) + self._waits(),
-                 shards * int(live_SN.sum(1).max()))
-    slots = next((n for n in self.shapes.slots if n >= wanted),
+                 shards * int(live_SN.sum(1).max(initial=0)))
+    count = next((n for n in self.shapes.slots if n >= wanted),
                  self.shapes.slots[-1])
-    columns = self._columns(used)
-    if (slots == len(live_N) and columns >= self.columns
-        and self._widest_waiting() <= self.index < self.columns):
-      return
-    order_SN = np.argsort(~live_SN, 1, kind='stable')[:, :slots // shards]
-    self._move(order_SN, slots, self.index - used, columns)
+    self._move(self.store.fit(
+        self.slots, count, self._waits(), self._widest_waiting()), count)
 
-  def _move(self, order_SN, slots, shift, columns):
-    """Makes slot i of shard s what its slot order_SN[s, i] was, columns `shift`
-    further left. More slots than that are free."""
+  def _move(self, order_SN, count):
+    """Makes slot i of shard s what its slot order_SN[s, i] was, unless that is
+    None. More slots than that are free."""
+    if order_SN is None:
+      return
     shards, kept = order_SN.shape
-    if self.cache is None:
-      self.cache = self.programs.empty(slots, columns, -shift)
-      self.slots, self.work = engine.idle_slots(slots), [None] * slots
-      self.first_N = np.zeros(slots, int)
-    else:
-      slot_SM = np.pad(order_SN, ((0, 0), (0, slots // shards - kept)))
-      self.cache = self.programs.compact(
-          self.cache, slot_SM.ravel(), shift, columns)
-      size = len(self.slots.live) // shards
-      slot_M = (slot_SM + size * np.arange(shards)[:, None]).ravel()
-      self.slots = jax.tree.map(lambda x: x[slot_M], self.slots)
-      self.slots.live.reshape(shards, -1)[:, kept:] = False
-      self.work = [self.work[slot] for slot in slot_M]
-      self.first_N = self.first_N[slot_M] - shift
-    self.index, self.columns = self.index - shift, columns
+    if not self.work:
+      self.slots = engine.idle_slots(count, self.shapes.page)
+      self.work = [None] * count
+      return
+    slot_SM = np.pad(order_SN, ((0, 0), (0, count // shards - kept)))
+    size = len(self.work) // shards
+    slot_M = (slot_SM + size * np.arange(shards)[:, None]).ravel()
+    self.slots = jax.tree.map(lambda x: x[slot_M], self.slots)
+    self.slots.live.reshape(shards, -1)[:, kept:] = False
+    self.work = [self.work[slot] for slot in slot_M]
 
   def decode(self) -> engine.Chunk:
     """Starts a chunk and does not wait for it.
@@ -275,34 +213,37 @@ class _Run:
     as a smaller cache has. Then `_fit` compacts, unless a shard has too many.
     """
     live_N = self.slots.live
-    stop_at_live = len(live_N) - self.shapes.refill if self._waits() else max(
-        (n for n in self.shapes.slots if n < live_N.sum()), default=0)
+    live = int(live_N.sum())  # if samples wait, as many as have memory
+    stop_at_live = max(live - self.shapes.refill, 0) if self._waits() else max(
+        (n for n in self.shapes.slots if n < live), default=0)
+    left = (self.slots.limit - self.slots.length)[live_N]
     # Between two counts, a shard does not notice that all slots are done.
-    steps = min(self.shapes.chunk, self.columns - self.index,
-                int(self._left().max()))
-    self.cache, chunk = self.programs.decode(
-        self.weights, self.cache, self.slots, self.key, steps, stop_at_live)
-    return chunk
+    steps = min(self.shapes.chunk, self.store.free_columns, int(left.max()))
+    return self.store.decode(
+        self.weights, self.slots, self.key, steps, stop_at_live)
 
   def harvest(self, chunk: engine.Chunk) -> list[groups_lib.Completion]:
     """Waits for a chunk and records its tokens; returns ended completions."""
     chunk = jax.tree.map(np.array, mesh_lib.to_host(chunk))
     self._count(chunk)
-    before, self.index = self.slots, self.index + int(chunk.steps)
+    self.store.advance(int(chunk.steps))
+    before = self.slots
     last = chunk.token_NC[:, max(int(chunk.steps) - 1, 0)]
     self.slots = before.replace(
         token=last, length=chunk.length_N, live=chunk.live_N)
     _check_finite(chunk, before)
     done = []
     for slot in np.flatnonzero(before.live):
-      count = int(chunk.length_N[slot] - before.length[slot])
+      given, first = max(-before.length[slot], 0), max(before.length[slot], 0)
+      count = max(chunk.length_N[slot], 0) - first
+      token_T, logp_T = (x[slot, given:given + count]
+                         for x in (chunk.token_NC, chunk.logp_NC))
       ended, work = bool(chunk.ended_N[slot]), self.work[slot]
       if work.stop is not None:
-        cut = work.stop(chunk.token_NC[slot, :count])
+        cut = work.stop(token_T)
         if cut is not None:
           count, ended, self.slots.live[slot] = cut, True, False
-      work.parts.append((chunk.token_NC[slot, :count],
-                         chunk.logp_NC[slot, :count]))
+      work.parts.append((token_T[:count], logp_T[:count]))
       if not self.slots.live[slot]:
         token_T, logp_T = map(np.concatenate, zip(*work.parts))
         done.append(groups_lib.Completion(
@@ -312,7 +253,7 @@ class _Run:
   def _waits(self):
     """The number of samples that no slot has yet."""
     return len(self.waiting) + sum(
-        len(m.limits) for *_, members in self.batches for m in members)
+        len(samples) for *_, members in self.batches for _, samples in members)
 
   def _widest_waiting(self):
     """Columns of the widest prompt that waits."""
@@ -321,55 +262,41 @@ class _Run:
       widths += {prompts.position.shape[1] for prompts, *_ in self.waiting}
     return max(widths, default=0)
 
-  def _columns(self, used):
-    """The smallest W with spare columns after the used ones."""
-    left = self._left()
-    spare = max(self.shapes.chunk, used // 4)
-    if not self._waits() and left.size:
-      spare = min(spare, int(left.max()))
-    fitting = [w for w in self.shapes.columns if w >= used + spare]
-    return fitting[0] if fitting else self.shapes.columns[-1]
-
-  def _left(self):
-    """For each live slot, the most tokens that it may still draw."""
-    return (self.slots.limit - self.slots.length)[self.slots.live]
-
   def _prefill(self):
     """Prefills the next prompts and adds their samples to `waiting`."""
     width, rows, members = self.batches.popleft()
     token_QP = np.zeros((rows, width), np.int32)
     position_QP = np.full((rows, width), -1, np.int32)
-    for row, request in enumerate(members):
+    for row, (request, _) in enumerate(members):
       inner = request.token_ids[:-1]
-      token_QP[row, width - len(inner):] = inner
-      position_QP[row, width - len(inner):] = np.arange(len(inner))
+      start = 0 if self.store.left_aligned else width - len(inner)
+      columns = slice(start, start + len(inner))
+      token_QP[row, columns] = inner
+      position_QP[row, columns] = np.arange(len(inner))
     prompts = self.programs.prefill(self.weights, token_QP, position_QP)
     self.stats.prefills += 1
     self.waiting.extend(
-        (prompts, row, request, sample) for row, request in enumerate(members)
-        for sample in range(len(request.limits)))
+        (prompts, row, request, sample)
+        for row, (request, samples) in enumerate(members) for sample in samples)
 
-  def _insert(self, prompts, pairs):
-    """Inserts prompts; pairs: ((row of `prompts`, request, sample), slot)."""
-    slots = self.slots
-    source_R = np.zeros(self.shapes.refill, np.int32)
-    slot_R = np.full(self.shapes.refill, len(slots.live), np.int32)
-    for r, ((row, request, sample), slot) in enumerate(pairs):
-      source_R[r], slot_R[r] = row, slot
-      slots.token[slot] = request.token_ids[-1]
-      slots.start[slot] = len(request.token_ids)
-      slots.length[slot] = 0
-      slots.limit[slot] = request.limits[sample]
-      slots.prompt_id[slot], slots.sample[slot] = request.prompt_id, sample
-      slots.live[slot] = True
-      self.work[slot] = _Sample(
-          request, sample, None if self.stop is None else self.stop())
-      self.first_N[slot] = self.index - len(request.token_ids) + 1
-    self.cache = self.programs.insert(self.cache, prompts, source_R, slot_R)
+  def _start(self, slot, request, sample, first):
+    """Records what a slot draws; `first`: see `place`."""
+    slots, tokens = self.slots, request.token_ids
+    slots.token[slot] = tokens[max(first, 0)]
+    slots.start[slot] = len(tokens)
+    slots.length[slot] = first + 1 - len(tokens)
+    slots.limit[slot] = request.limits[sample]
+    slots.prompt_id[slot], slots.sample[slot] = request.prompt_id, sample
+    slots.live[slot] = True
+    if slots.given_NY is not None:
+      slots.given_NY[slot, -len(tokens):] = tokens[-self.shapes.page:]
+    self.work[slot] = _Sample(
+        request, sample, None if self.stop is None else self.stop())
 
   def _count(self, chunk):
     stats, steps = self.stats, int(chunk.steps)
-    tokens = int((chunk.length_N - self.slots.length)[self.slots.live].sum())
+    drawn_N = np.maximum(chunk.length_N, 0) - np.maximum(self.slots.length, 0)
+    tokens = int(drawn_N[self.slots.live].sum())
     possible = steps * len(self.slots.live)
     stats.steps += steps
     stats.chunks += 1
@@ -379,22 +306,23 @@ class _Run:
       stats.busy_tokens += tokens
       stats.busy_slot_steps += possible
 
+  def _batches(self, members):
+    """(width, Q, members) of each prefill, the widest first; members: requests
+    with the numbers of their samples."""
+    by_width = collections.defaultdict(list)
+    for request, samples in members:
+      if len(samples):
+        length = len(request.token_ids)
+        by_width[min(w for w in self.shapes.prompts if w >= length)].append(
+            (request, samples))
+    for width in sorted(by_width, reverse=True):
+      members, rows = by_width[width], self.shapes.prefill_rows(width)
+      for start in range(0, len(members), rows):
+        yield width, rows, members[start:start + rows]
+
 
 def _check_finite(chunk, slots):
   """Refuses tokens whose log-probabilities, and so logits, are not finite."""
   bad_N = ~np.isfinite(chunk.logp_NC).all(1)
   if bad_N.any():
     raise groups_lib.NonFiniteError(int(slots.prompt_id[np.argmax(bad_N)]))
-
-
-def _batches(requests, shapes, prefill_rows):
-  """(width, Q, requests) of each prefill, the widest first."""
-  by_width = collections.defaultdict(list)
-  for request in requests:
-    if len(request.limits):
-      length = len(request.token_ids)
-      by_width[min(w for w in shapes.prompts if w >= length)].append(request)
-  for width in sorted(by_width, reverse=True):
-    members, rows = by_width[width], prefill_rows(width)
-    for start in range(0, len(members), rows):
-      yield width, rows, members[start:start + rows]

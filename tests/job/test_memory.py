@@ -1,6 +1,8 @@
 """Decoding slots that fit, and the error if too few fit; what an update
 recomputes."""
 
+import dataclasses
+import functools
 import math
 
 import jax
@@ -21,15 +23,16 @@ MODEL = transformer.ModelConfig(
     dtype='bfloat16')
 
 
-def _shapes(monkeypatch, free_gib, wanted=None, lengths=(1024, 7168), **shape):
+def _shapes(monkeypatch, free_gib, wanted=None, lengths=(1024, 7168),
+            cache='rectangle', model=MODEL, work=512, **shape):
   free = None if free_gib is None else int(free_gib * 2**30)
   monkeypatch.setattr(mesh_lib, 'free_bytes', lambda: free)
   mesh = mesh_lib.make(dict(data=1, fsdp=1, tensor=1) | shape,
                        jax.devices()[:max(shape.values(), default=1)])
-  model = padding_lib.sharded_over(MODEL, mesh.shape['tensor'])
+  model = padding_lib.sharded_over(model, mesh.shape['tensor'])
   return memory_lib.sampling_shapes(
-      model, mesh, wanted=wanted, work=512, prompt_tokens=lengths[0],
-      max_tokens=lengths[1], chunk=32)
+      model, mesh, cache=cache, wanted=wanted, work=work,
+      prompt_tokens=lengths[0], max_tokens=lengths[1], chunk=32)
 
 
 def test_slot_bytes_are_those_of_its_keys_and_values():
@@ -81,6 +84,47 @@ def test_too_large_a_cache_is_refused_with_its_size(monkeypatch, free, wanted):
   assert f'{wanted or 1} completions of up to 9216 tokens' in said
   assert f'{(wanted or 1) * 504 / 1024:.3g} GiB' in said
   assert f'{free} GiB' in said and 'config.rollout.slots' in said
+
+
+def test_pages_are_of_the_mean_length_and_fill_their_share(monkeypatch):
+  """3.5 MiB a page; of 8,192 tokens a sequence has a quarter, 34 pages with the
+  copies, and 2 of a tail. The longest alone needs 130 and another 2."""
+  kernel = dataclasses.replace(MODEL, attention='splash')
+  shapes_of = functools.partial(_shapes, monkeypatch, cache='pages',
+                                model=kernel)
+  rectangle, shapes = _shapes(monkeypatch, 63), shapes_of(63)
+  assert shapes.pages == int(0.8 * 63 * 1024 / 3.5)
+  assert shapes.slots[-1] == shapes.pages // 36 > 4 * rectangle.slots[-1]
+  whole = shapes_of(None, 32)
+  assert whole.pages == 32 * (130 + 2) + 2
+  # The tails of 3 slots have no place in 137 pages next to prefills of 16 rows,
+  # or of 1, of 1,024 tokens.
+  few = [(137.5 * 3.5 + 2.5 * rows * 56) / 1024 / 0.95 for rows in (16, 1)]
+  assert shapes_of(few[0]).slots[-1] == 2
+  with pytest.raises(errors.InputError, match='0.472 GiB.* only 0.47 of'):
+    shapes_of(few[1], 3)
+  # XLA gathers all columns of all slots.
+  gathered = _shapes(monkeypatch, 63, cache='pages')
+  assert gathered.slots[-1] == gathered.pages // 132
+
+
+def test_the_kernels_table_fits_a_chips_scalar_memory(monkeypatch):
+  """1 MiB, of which 960 KiB are for rows of 256 page numbers, of 4 bytes."""
+  shapes_of = functools.partial(
+      _shapes, monkeypatch, 10_000, lengths=(1024, 10_000), cache='pages',
+      model=dataclasses.replace(MODEL, attention='splash'), work=2000)
+  assert shapes_of().slots[-1] == 960
+  with pytest.raises(errors.InputError, match='at most 960 completions'):
+    shapes_of(1000)
+
+
+def test_few_pages_for_the_slots_are_warned_of(monkeypatch, capsys):
+  """40 slots of 34 pages and 2 of a tail."""
+  model = dataclasses.replace(MODEL, attention='splash')
+  for pages, warned in (40 * 36, False), (40 * 36 - 1, True):
+    _shapes(monkeypatch, (pages + .5) * 3.5 / 1024 / 0.8, 40, cache='pages',
+            model=model)
+    assert ('pages for 2112 tokens' in capsys.readouterr().err) == warned
 
 
 def test_full_memory_is_explained_whatever_the_exception(monkeypatch):

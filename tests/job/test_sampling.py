@@ -34,7 +34,7 @@ def _sample(mesh, weights=None):
       live=np.ones(4, bool))
   cache, drawn = programs.decode(
       weights, cache, slots, jax.random.key(1), np.int32(4), np.int32(0))
-  cache = programs.compact(cache, row_N[::-1] % 2, np.int32(2), 32)
+  cache = programs.move(cache, row_N[::-1] % 2, np.int32(2), 32)
   return np.asarray(drawn.token_NC), cache
 
 
@@ -52,7 +52,7 @@ def test_to_compact_a_cache_sends_nothing(part, axis, mesh):
   array = np.random.default_rng(0).random(getattr(cache, part)[0].shape)
   placed = jax.device_put(
       array.astype(np.float32), getattr(cache, part)[0].sharding)
-  compact = programs.compact.of_array(part, 16)
+  compact = programs.move.of_array(part, 16)
   arguments = placed, np.int32([2, 1, 0, 3, 0, 1]), np.int32(5)
   text = compact.lower(*arguments).compile().as_text()
   assert not any(name in text for name in (

@@ -10,6 +10,7 @@ from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import schedule
+from tepo_jax.rollout import shapes as shapes_lib
 from tepo_jax.runtime import mesh as mesh_lib
 
 
@@ -43,9 +44,10 @@ def make_engine():
            stop=None, **shapes):
     if mesh is None:
       mesh = mesh_lib.make(dict(data=1, fsdp=1, tensor=1), jax.devices()[:1])
-    programs = sampling_lib.make(
+    cache = 'pages' if shapes.get('page') else 'rectangle'
+    programs = sampling_lib.maker(cache)(
         model, mesh, decoding=decoding, eos_ids=eos_ids, chunk=chunk)
-    default = schedule.make_shapes(
+    default = shapes_lib.make(
         slots=slots, work=work, prompt_tokens=prompt_tokens,
         max_tokens=max_tokens, chunk=chunk,
         shards=mesh_lib.batch_shards(mesh))

@@ -165,7 +165,7 @@ draws = sampler.GroupSampler(
     schedule=lambda: schedule.Schedule(
         sampling.make(model, mesh, decoding=draw.Decoding(), eos_ids=(5, 6, 7),
                       chunk=2),
-        schedule.make_shapes(
+        shapes_lib.make(
             slots=4, work=4 * 3 * 8, prompt_tokens=4, max_tokens=12,
             chunk=2, shards=devices)),
     group_size=3, max_tokens=12, grader=Grader(), tokenizer=Tokenizer(),

@@ -16,7 +16,9 @@ from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import engine as engine_lib
 from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.rollout import rectangle
 from tepo_jax.rollout import schedule
+from tepo_jax.rollout import shapes as shapes_lib
 from tepo_jax.rollout import stopping
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools import streaming
@@ -82,8 +84,8 @@ def free(engine):
 def test_the_shapes_for_given_maxima():
   """By hand: slots in multiples of the shards, columns of 32, then of 128."""
   shapes = functools.partial(
-      schedule.make_shapes, prompt_tokens=100, max_tokens=500, chunk=4)
-  assert shapes(slots=100, work=200, shards=3) == schedule.Shapes(
+      shapes_lib.make, prompt_tokens=100, max_tokens=500, chunk=4)
+  assert shapes(slots=100, work=200, shards=3) == shapes_lib.Shapes(
       slots=(15, 27, 51, 102), prompts=(50, 100),
       columns=(64, 96, 128, 192, 256, 352, 512, 768), chunk=4, shards=3)
   least = shapes(slots=16, work=17, shards=1, prompt_tokens=64)
@@ -98,10 +100,9 @@ def test_the_shapes_for_given_maxima():
     (0, [], 28, 64), (3, [2, 1], 28, 64),  # a quarter, for new samples
     (3, [2, 1], 80, 96)])  # there is nothing wider
 def test_columns_that_may_be_needed_are_reserved(waits, left, used, columns):
-  run = types.SimpleNamespace(
-      shapes=schedule.Shapes((8,), (32,), (32, 64, 96), chunk=4),
-      _waits=lambda: waits, _left=lambda: np.array(left, int))
-  assert schedule._Run._columns(run, used) == columns
+  shapes = shapes_lib.Shapes((8,), (32,), (32, 64, 96), chunk=4)
+  assert rectangle.Rectangle(None, shapes).width(
+      used, waits, np.array(left, int)) == columns
 
 
 def test_every_sample_is_drawn_once_and_whole(free):
@@ -238,11 +239,11 @@ def test_slots_stay_in_their_shard():
 
   def compact(cache, slot_M, *rest):
     calls.append(slot_M.tolist())
-    return programs.compact(cache, slot_M, *rest)
+    return programs.move(cache, slot_M, *rest)
 
   plan = schedule.Schedule(
-      dataclasses.replace(programs, decode=decode, compact=compact),
-      schedule.Shapes((4, 8), (8,), (32,), chunk=4, shards=2))
+      dataclasses.replace(programs, decode=decode, move=compact),
+      shapes_lib.Shapes((4, 8), (8,), (32,), chunk=4, shards=2))
   limits = [9, 1, 13, 1, 9, 1, 13, 1]
   done = [c for some in plan.run(None, groups_lib.Queue([
       groups_lib.Request((1, 2), 3, limits)]), None) for c in some]
@@ -266,7 +267,7 @@ def test_refills_go_to_the_emptiest_shard_first():
 
   plan = schedule.Schedule(
       dataclasses.replace(programs, decode=decode),
-      schedule.Shapes((16,), (8,), (32,), chunk=4, shards=2))
+      shapes_lib.Shapes((16,), (8,), (32,), chunk=4, shards=2))
   limits = [1, 9, 1, 9, 1, 9, 9, 1] + 8 * [9]  # shard 0 has samples 0, 2, …
   for _ in plan.run(None, groups_lib.Queue([
       groups_lib.Request((1, 2), 3, limits),
@@ -409,7 +410,7 @@ def _warm_up(shapes, plan, weights):
         cache = programs.insert(cache, prompt, 0 * nowhere, nowhere)
       for others in shapes.slots:
         for other in shapes.columns:
-          programs.compact(programs.empty(slots, columns, 0),
+          programs.move(programs.empty(slots, columns, 0),
                            np.zeros(others, int), 0, other)
 
 

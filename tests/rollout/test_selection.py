@@ -16,6 +16,7 @@ from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import sampler as sampler_lib
 from tepo_jax.rollout import schedule
 from tepo_jax.rollout import selection as selection_lib
+from tepo_jax.rollout import shapes as shapes_lib
 from tepo_jax.runtime import progress as progress_lib
 from tests.rollout import toy
 from tests.rollout.rewards import reward_functions
@@ -36,7 +37,7 @@ class World:
     longest = max(map(max, lengths))
     self.stats = []  # of the runs of `schedule`
     self.schedule = schedule.Schedule(
-        toy.programs(self.length), schedule.make_shapes(
+        toy.programs(self.length), shapes_lib.make(
             slots=slots, work=10**6, prompt_tokens=9, max_tokens=longest,
             chunk=chunk, shards=1))
     self.sampler = sampler_lib.GroupSampler(

@@ -8,7 +8,7 @@ import types
 import numpy as np
 
 from tepo_jax.rollout import engine
-from tepo_jax.rollout import schedule
+from tepo_jax.rollout import shapes
 
 
 def token(prompt_id, sample, position):
@@ -37,11 +37,11 @@ def programs(length):
         token_NC.astype(np.int32), -token_NC.astype(np.float32) / 7, drawn_N,
         slots.live & ~live_N & (drawn_N == length_N), live_N, np.int32(done))
 
-  return schedule.SamplingPrograms(
+  return shapes.SamplingPrograms(
       empty=lambda slots, columns, _: _cache(slots, columns),
       prefill=lambda _, token_QP, __: _cache(*token_QP.shape),
       insert=lambda cache, *_: cache,
-      compact=lambda _, slot_M, __, columns: _cache(len(slot_M), columns),
+      move=lambda _, slot_M, __, columns: _cache(len(slot_M), columns),
       decode=decode)
 
 

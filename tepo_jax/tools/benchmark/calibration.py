@@ -66,16 +66,18 @@ def _training(config, workload, slice_):
 
 def _decoding(config, workload, slice_):
   engine = sampling.Engine(config, workload)
-  columns = engine.schedule(engine.rows).shapes.columns[-1]
+  shapes = engine.schedule(engine.rows).shapes
+  columns = sampling.step_columns(shapes, engine.rows)[-1]
   seconds, lowered = sampling.decode_step(
       engine, engine.rows, columns, workload.rounds)
-  roofline = _roofline(lowered, (engine.chunk,), engine.mesh, slice_)
+  read = sampling.columns_read(shapes, engine.rows, columns)
+  roofline = _roofline(lowered, (engine.chunk,), engine.mesh, slice_, read)
   return _row('decode', workload, slice_, engine.mesh, 'nothing', seconds,
               roofline / engine.chunk, columns)
 
 
-def _roofline(lowered, trips, mesh, slice_):
-  found = cost.of(lowered.compile().as_text(), trips)
+def _roofline(lowered, trips, mesh, slice_, columns=None):
+  found = cost.of(lowered.compile().as_text(), trips, columns)
   return sum(timeline.seconds(found.events, dataclasses.replace(
       slice_, devices=list(mesh.devices.flat))))
 

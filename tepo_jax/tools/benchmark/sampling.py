@@ -6,7 +6,7 @@ forces, decoded in as many slots. 'static' is the same engine without refill,
 compaction and cache growth: a batch waits for its longest row.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import functools
 import resource
@@ -19,16 +19,20 @@ import numpy as np
 
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import sampling as sampling_lib
+from tepo_jax.policy import pages as pages_lib
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import engine as engine_lib
 from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.rollout import paging
 from tepo_jax.rollout import schedule as schedule_lib
+from tepo_jax.rollout import shapes as shapes_lib
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools import streaming
 from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.benchmark import registry
 from tepo_jax.tools.benchmark import timing
+from tepo_jax.tools.plan import cost
 
 _BATCHES = 16  # in the geometric queue
 _SHARE = 5  # T as a multiple of the mean geometric length
@@ -48,7 +52,8 @@ class Engine:
     mesh = mesh_lib.make(config.mesh)
     self.model, self.mesh = sampling_lib.for_decoding(
         workload.model, mesh, config.rollout.tensor)
-    self.programs = sampling_lib.make(
+    self.cache = config.rollout.cache
+    self.programs = sampling_lib.maker(self.cache)(
         self.model, self.mesh, decoding=draw.Decoding(),
         eos_ids=(workload.model.vocab_size,), chunk=config.rollout.chunk)
     params = jax.jit(
@@ -65,7 +70,7 @@ class Engine:
     """Returns the schedule for a queue of `work` completions."""
     workload = self._workload
     return schedule_lib.Schedule(self.programs, memory_lib.sampling_shapes(
-        self.model, self.mesh, wanted=self.rows, work=work,
+        self.model, self.mesh, cache=self.cache, wanted=self.rows, work=work,
         prompt_tokens=workload.prompt_tokens, max_tokens=workload.max_tokens,
         chunk=self.chunk))
 
@@ -217,32 +222,58 @@ def _prefill(engine, workload):
 
 def _decode_steps(engine, workload):
   """Measures decode steps of all sizes: seconds, and bytes accessed on a device
-  compared with the least possible, the weights and the cache."""
+  compared with the least possible, the weights and the cache; of pages, what is
+  alive of it in the middle of a chunk."""
   shapes = engine.schedule(engine.rows).shapes
   weights = mesh_lib.device_bytes(engine.weights)
-  shards = mesh_lib.batch_shards(engine.mesh)
   for count in shapes.slots:
-    for columns in shapes.columns:
+    for columns in step_columns(shapes, count):
       seconds, lowered = decode_step(engine, count, columns, workload.rounds)
-      accessed = float(lowered.compile().cost_analysis()['bytes accessed'])
+      compiled = lowered.compile()
+      accessed = compiled.cost_analysis()['bytes accessed']
+      if shapes.page:  # XLA does not know what the kernel reads
+        accessed = cost.of(compiled.as_text(), columns=columns_read(
+            shapes, count, columns)).hbm_bytes
       name = f'sampling/decode_step/{count}_slots_{columns}_columns'
       yield timing.summary(f'{name}/seconds', seconds, 's')
-      floor = weights + count // shards * memory_lib.slot_bytes(
-          engine.model, engine.mesh, columns)
-      yield timing.Measurement(f'{name}/bytes', accessed, 'byte')
+      alive = columns - engine.chunk // 2 if shapes.page else columns
+      floor = weights + count // shapes.shards * memory_lib.slot_bytes(
+          engine.model, engine.mesh, alive)
+      yield timing.Measurement(f'{name}/bytes', float(accessed), 'byte')
       yield timing.Measurement(
           f'{name}/bytes_over_floor', accessed / floor, '1')
+
+
+def step_columns(shapes: shapes_lib.Shapes, count: int) -> Sequence[int]:
+  """The columns with which decode steps of `count` slots are measured: all of a
+  rectangle's; with pages as many, up to the most, as all slots can have, each
+  with a page free."""
+  if not shapes.page:
+    return shapes.columns
+  own = (shapes.pages - shapes.tails) // (count // shapes.shards) - 1
+  return [min(shapes.columns[-1], own * shapes.page)]
+
+
+def columns_read(shapes: shapes_lib.Shapes, count: int, columns: int) -> int:
+  """The columns of pages that a device reads in the middle of the chunk of
+  `decode_step`."""
+  return count // shapes.shards * pages_lib.columns_read(
+      columns - shapes.chunk // 2)
 
 
 def decode_step(engine: Engine, count: int, columns: int, rounds: int
                 ) -> tuple[list[float], jax.stages.Lowered]:
   """Returns seconds a step by round, and the program of a chunk of steps."""
-  rows = engine_lib.idle_slots(count)
+  shapes = engine.schedule(engine.rows).shapes
+  rows = engine_lib.idle_slots(count, shapes.page)
   rows = rows.replace(live=~rows.live, limit=rows.limit + 2 ** 30)
   more = rows, jax.random.key(0), engine.chunk, 0
+  make_cache = functools.partial(engine.programs.empty, count, columns, 0)
+  if shapes.page:
+    make_cache = functools.partial(_pages, engine, shapes, rows, columns)
 
   def timed():
-    cache = jax.block_until_ready(engine.programs.empty(count, columns, 0))
+    cache = jax.block_until_ready(make_cache())
     start = time.perf_counter()
     jax.block_until_ready(
         engine.programs.decode(engine.weights, cache, *more)[0])
@@ -250,8 +281,23 @@ def decode_step(engine: Engine, count: int, columns: int, rounds: int
 
   timed()
   lowered = engine.programs.decode.lower(
-      engine.weights, engine.programs.empty(count, columns, 0), *more)
+      engine.weights, make_cache(), *more)
   return [timed() for _ in range(rounds)], lowered
+
+
+def _pages(engine, shapes, slots, columns):
+  """A cache of pages in which each of the slots has a prompt of its own, with
+  which a chunk of steps takes up to so many columns."""
+  count, tokens = len(slots.live), max(1, columns - engine.chunk)
+  store = paging.Paging(engine.programs, shapes)
+  store.reserve = 0
+  store.fit(engine_lib.idle_slots(0, shapes.page), count, count, tokens)
+  for slot in range(count):
+    first = store.place(slot, groups_lib.Request((0,) * tokens, slot, [1]))
+    if first is None:
+      raise ValueError(f'{count} slots of {columns} columns do not fit')
+    slots.start[slot], slots.length[slot] = tokens, first + 1 - tokens
+  return pages_lib.PagedCache(store.kv, store.table(), np.int32(0))
 
 
 def _memory():

@@ -51,7 +51,8 @@ def compare(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
           (e.arguments, e.temporaries)
           for e in (estimates[program.name], step.estimate(program, here))))
       for program in compiling.step_programs(
-          config, workload, programs, plan.slots, brief=True)
+          config, workload, programs, plan.slots, brief=True,
+          free=plan.free)
       if program.name in estimates]
 
 

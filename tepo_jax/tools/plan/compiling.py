@@ -8,6 +8,7 @@ import collections
 from collections.abc import Iterator
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import jax
 import ml_collections
@@ -17,9 +18,11 @@ from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.policy import lora
+from tepo_jax.policy import pages as pages_lib
+from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import engine
-from tepo_jax.rollout import schedule
+from tepo_jax.rollout import shapes as shapes_lib
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools import streaming
 from tepo_jax.tools import workload as workload_lib
@@ -49,19 +52,20 @@ def make_programs(config: ml_collections.ConfigDict,
 def step_programs(config: ml_collections.ConfigDict,
                   workload: workload_lib.Workload,
                   programs: programs_lib.TrainingPrograms, slots: int,
-                  brief: bool = False) -> list[phases.PlannedProgram]:
+                  brief: bool = False, free: float | None = None
+                  ) -> list[phases.PlannedProgram]:
   """Returns every program of a rollout step.
 
   Args:
     config: of a training run. workload: lengths. programs: on a slice.
-    slots: completions decoded at a time, at most.
+    slots, free: of `sampling_shapes`.
     brief: only the largest of each kind.
   """
   arguments = programs_lib.update_arguments(programs)
   state, base = arguments.state, arguments.base
-  policy = lora.combine(*(base or (None,)), state.params)
+  policy = _policy(arguments)
   weights = programs.to_decode.eval_shape(policy)
-  shapes = sampling_shapes(config, programs.decoding[1], slots)
+  shapes = sampling_shapes(config, programs.decoding, slots, free)
   devices = list(programs.mesh.devices.flat)  # of both meshes
   return [dataclasses.replace(program, devices=devices) for program in (
       phases.PlannedProgram(
@@ -73,39 +77,62 @@ def step_programs(config: ml_collections.ConfigDict,
       *training.planned(config, workload, programs, arguments))]
 
 
-def sampling_shapes(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh,
-                    slots: int) -> schedule.Shapes:
-  """Returns the array sizes of a run that decodes in `slots` slots."""
+def held_bytes(programs: programs_lib.TrainingPrograms) -> int:
+  """Bytes of a chip that sampling cannot use: the training state and the
+  weights for decoding."""
+  arguments = programs_lib.update_arguments(programs)
+  return mesh_lib.device_bytes((
+      arguments.state, arguments.base,
+      programs.to_decode.eval_shape(_policy(arguments))))
+
+
+def _policy(arguments):
+  return lora.combine(*(arguments.base or (None,)), arguments.state.params)
+
+
+def sampling_shapes(config: ml_collections.ConfigDict,
+                    decoding: tuple[transformer.ModelConfig, jax.sharding.Mesh],
+                    slots: int | None, free: float | None = None
+                    ) -> shapes_lib.Shapes:
+  """Returns the array sizes of a run that decodes in up to `slots` slots; with
+  pages, in `free` bytes of a chip."""
   rollout = config.rollout
-  return schedule.make_shapes(
-      slots=slots, work=rollout.prompts * rollout.samples,
-      prompt_tokens=config.data.max_prompt_tokens,
-      max_tokens=rollout.max_tokens, chunk=rollout.chunk,
-      shards=mesh_lib.batch_shards(mesh))
+  sizes = dict(work=rollout.prompts * rollout.samples,
+               prompt_tokens=config.data.max_prompt_tokens,
+               max_tokens=rollout.max_tokens, chunk=rollout.chunk)
+  if rollout.cache == 'pages':
+    return memory_lib.paged_shapes(*decoding, wanted=slots, free=free, **sizes)
+  return shapes_lib.make(
+      slots=slots, shards=mesh_lib.batch_shards(decoding[1]), **sizes)
 
 
 def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
               ) -> Iterator[phases.PlannedProgram]:
   """Yields the sampler's programs, the largest and those that occur."""
-  sampling = sampling_lib.make(
+  sampling = sampling_lib.maker(config.rollout.cache)(
       *programs.decoding,
       decoding=draw.Decoding(config.rollout.temperature), eos_ids=(-1,),  # none
       chunk=config.rollout.chunk)
-  arguments = _Arguments(sampling, shapes, weights)
+  arguments = (_PagedArguments if shapes.page else _Arguments)(
+      sampling, shapes, weights)
   refill = config.rollout.dynamic_sampling == 'refill'
   share = workload.mixed_share if refill else 1.0
   rollout = traffic.of_rollout(
       workload, shapes, share,
       streaming.stream if refill else streaming.batches)
   largest = _largest(shapes)
-  cache = mesh_lib.device_bytes(arguments.cache(*largest[0][1:3]))
   runs_of = functools.partial(_runs, chunk=config.rollout.chunk,
                               arrays=2 * programs.decoding[0].num_layers)
-  as_if_largest = functools.partial(
-      _as_if_largest, cache=cache, weights=mesh_lib.device_bytes(weights))
+  decoded = _Decoded(
+      mesh_lib.device_bytes(weights), memory_lib.slot_bytes(
+          *programs.decoding, columns=1), shapes.shards, shapes.page,
+      memory_lib.has_kernel(*programs.decoding))
+  sizes = decoded.sizes(rollout, largest[0])
   runs = runs_of(rollout.runs)
   by_share = {largest[0]: {
-      share: (as_if_largest(runs_of(other.runs), largest[0]),
+      share: (_as_if_largest(
+          runs_of(other.runs), largest[0],
+          decoded.sizes(other, largest[0]) | {largest[0]: sizes[largest[0]]}),
               other.decode_steps)
       for share in (_SHARES if refill and not brief else ())
       for other in [traffic.of_rollout(workload, shapes, share)]}}
@@ -116,20 +143,43 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
     yield phases.PlannedProgram(
         _label(shape), 'rollout', functools.partial(arguments.lower, shape),
         runs[shape], state_bytes + held, shape in largest,
-        as_if_largest(runs, shape) if shape in largest else 0, given,
+        _as_if_largest(runs, shape, sizes) if shape in largest else 0, given,
         open_trips=(steps,), by_share=by_share.get(shape, {}),
+        columns=decoded.columns(rollout, shape) if shapes.page else None,
         syncs=rollout.syncs if shape == largest[0] else 0,
         useful=steps * _useful_of_sampling(workload, shape)
         / programs.mesh.size)
+
+
+class _Decoded(NamedTuple):
+  """What a decode step reads on a chip. weights: bytes. column: bytes of a
+  column of one slot. page: as in `shapes_lib.Shapes`. kernel: whether one reads
+  the pages that are alive."""
+  weights: int
+  column: int
+  shards: int
+  page: int
+  kernel: bool
+
+  def columns(self, rollout: traffic.Traffic, shape: traffic.Shape) -> float:
+    """The columns that a step reads, of all slots of a shard."""
+    if self.page and self.kernel and rollout.runs[shape]:
+      return rollout.columns[shape] / rollout.runs[shape] / self.shards
+    return shape.rows * shape.columns * (self.page or 1) / self.shards
+
+  def sizes(self, rollout, largest) -> dict[traffic.Shape, float]:
+    """The bytes of a step of each shape."""
+    return {shape: self.weights + self.column * self.columns(rollout, shape)
+            for shape in [largest, *rollout.runs] if shape.name == 'decode'}
 
 
 def _held_by_sampling(arguments, shape, largest):
   """Returns `resident`, without the training state, and `given`."""
   held, given = 0, 0
   weights = mesh_lib.device_bytes(arguments.weights)
-  if shape.name in ('insert', 'compact'):
+  if shape.name not in ('prefill', 'decode'):
     held += weights
-  if shape.name != 'insert':  # prefilled prompts that wait for a slot
+  if shape.name not in ('insert', 'store'):  # prompts that wait for a slot
     held += mesh_lib.device_bytes(arguments.prompts(*largest[-1][1:3]))
   if shape.name == 'prefill':  # slots are refilled while others decode
     held += mesh_lib.device_bytes(arguments.cache(*largest[0][1:3]))
@@ -161,12 +211,18 @@ def _largest(shapes) -> list[traffic.Shape]:
   """Returns each kind's call that needs the most memory, decode first."""
   slots, columns = shapes.slots[-1], shapes.columns[-1]
   width = shapes.prompts[-1]
+  rows = shapes.prefill_rows(width)
+  prefill = traffic.Shape('prefill', rows, width)
+  if shapes.page:
+    return [
+        traffic.Shape('decode', slots, shapes.table_pages[-1]),
+        traffic.Shape('store', rows, width),
+        traffic.Shape('copy', shapes.shards, shapes.tails),
+        prefill]
   return [
       traffic.Shape('decode', slots, columns),
       traffic.Shape('insert', slots, columns, width),
-      traffic.Shape('compact', slots, columns, (slots, columns)),
-      traffic.Shape('prefill', schedule.Schedule(None, shapes).prefill_rows(
-          width), width)]
+      traffic.Shape('compact', slots, columns, (slots, columns)), prefill]
 
 
 def _runs(counts, *, chunk, arrays):
@@ -177,24 +233,20 @@ def _runs(counts, *, chunk, arrays):
                               for shape, count in counts.items()})
 
 
-def _as_if_largest(runs, largest, *, weights, cache):
+def _as_if_largest(runs, largest, decoded):
   """Converts all runs of a kind to runs of its largest call, by the bytes that
-  it reads and writes."""
+  it reads and writes; decoded: those of decode steps."""
   def size(shape):
+    if shape.name == 'decode':
+      return decoded[shape]
     if shape.name == 'insert':  # in place: the columns of the prompts
       return shape.more
     if shape.name == 'compact':  # of the new rows, the wider of both caches
       return shape.more[0] * max(shape.columns, shape.more[1])
     return shape.rows * shape.columns
 
-  def share(shape):
-    share = size(shape) / size(largest)
-    if shape.name != 'decode':
-      return share
-    return (weights + cache * share) / (weights + cache)
-
-  return sum(count * share(shape) for shape, count in runs.items()
-             if shape.name == largest.name)
+  return sum(count * size(shape) / size(largest)
+             for shape, count in runs.items() if shape.name == largest.name)
 
 
 def _label(shape):
@@ -225,19 +277,46 @@ class _Arguments:
       return self._sampling.prefill.lower(self.weights, tokens, tokens)
     cache = self.cache(shape.rows, shape.columns)
     if shape.name == 'insert':
-      rows = schedule.Schedule(None, self._shapes).prefill_rows(shape.more)
+      rows = self._shapes.prefill_rows(shape.more)
       places = _int32(self._shapes.refill)
       return self._sampling.insert.lower(
           cache, self.prompts(rows, shape.more), places, places)
     if shape.name == 'compact':
       rows, columns = shape.more
-      return self._sampling.compact.of_array('k', columns).lower(
+      return self._sampling.move.of_array('k', columns).lower(
           cache.k[0], _int32(rows), np.int32(0))
-    rows = engine.Slots(*6 * [_int32(shape.rows)],
-                        live=jax.ShapeDtypeStruct((shape.rows,), bool))
+    return self._decode(cache, shape.rows)
+
+  def _decode(self, cache, rows):
+    slots = jax.eval_shape(functools.partial(
+        engine.idle_slots, rows, self._shapes.page))
     return self._sampling.decode.lower(
-        self.weights, cache, rows, jax.eval_shape(
+        self.weights, cache, slots, jax.eval_shape(
             lambda: jax.random.key(0)), _int32(), _int32())
+
+
+class _PagedArguments(_Arguments):
+  """The same with pages."""
+
+  @functools.cache
+  def cache(self, *_):
+    return self._sampling.empty.eval_shape(
+        self._shapes.pages, self._shapes.page)
+
+  def lower(self, shape: traffic.Shape) -> jax.stages.Lowered:
+    if shape.name == 'store':
+      shapes = self._shapes
+      return self._sampling.insert.lower(
+          self.cache(), self.prompts(shape.rows, shape.columns), _int32(
+              shapes.shards, shape.rows, -(-shape.columns // shapes.page)))
+    if shape.name == 'copy':
+      pages = _int32(shape.rows, shape.columns)
+      return self._sampling.move.lower(self.cache(), pages, pages)
+    if shape.name == 'decode':
+      return self._decode(pages_lib.PagedCache(
+          self.cache(), _int32(shape.rows, shape.columns), _int32()),
+                          shape.rows)
+    return super().lower(shape)
 
 
 def _int32(*shape):

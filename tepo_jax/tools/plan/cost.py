@@ -72,22 +72,25 @@ class Cost:
         timeline.Loop(times, tuple(other.events))]
 
 
-def of(text: str, open_trips: Sequence[float] = (1.0,)) -> Cost:
+def of(text: str, open_trips: Sequence[float] = (1.0,),
+       columns: float | None = None) -> Cost:
   """Returns the cost of a module's text (`compiled.as_text()`).
 
   open_trips: trip counts of the loops that do not state theirs, in program
   order, inner loops first; repeated if there are more loops.
+  columns: of `kernels.work`.
   """
   module = hlo.parse(text)
-  return _Analysis(module, open_trips).computation(module.entry)
+  return _Analysis(module, open_trips, columns).computation(module.entry)
 
 
 class _Analysis:
   """Computes the cost of each of a module's computations once."""
 
-  def __init__(self, module: hlo.Module, open_trips: Sequence[float]):
+  def __init__(self, module: hlo.Module, open_trips: Sequence[float],
+               columns: float | None):
     self._module, self._open_trips = module, itertools.cycle(open_trips)
-    self._known = {}
+    self._columns, self._known = columns, {}
 
   def computation(self, name: str) -> Cost:
     if name not in self._known:
@@ -137,11 +140,14 @@ class _Analysis:
       cost.collective_counts[send.kind] += 1
     return cost
 
+  def _kernel(self, computation, instruction):
+    return kernels.work(computation, instruction, self._columns)
+
   def _uncounted(self, computation, instruction):
     """Names a call of unknown work on more than a megabyte."""
     target = (instruction.attribute('custom_call_target') or '').strip('"')
     if (instruction.opcode != 'custom-call' or target in _FREE_CALLS
-        or kernels.work(computation, instruction) is not None
+        or self._kernel(computation, instruction) is not None
         or _library_flops(computation, instruction) is not None):
       return collections.Counter()
     involved = instruction, *computation.operands(instruction)
@@ -155,7 +161,7 @@ class _Analysis:
     if instruction.opcode == 'dot':
       return _dot_flops(computation, instruction)
     if instruction.opcode == 'custom-call':
-      work = kernels.work(computation, instruction)
+      work = self._kernel(computation, instruction)
       return work.flops if work else (
           _library_flops(computation, instruction) or 0.0)
     if instruction.opcode == 'fusion':
@@ -174,7 +180,7 @@ class _Analysis:
     if opcode.endswith('-start'):  # its first arrays: source and copy
       arrays = instruction.arrays[:2]
       return min(a.bytes for a in arrays) * sum(a.in_hbm for a in arrays)
-    if work := kernels.work(computation, instruction):
+    if work := self._kernel(computation, instruction):
       return work.hbm_bytes
     operands = computation.operands(instruction)
     if _is_cublas(instruction):  # its second result is a workspace

@@ -21,6 +21,8 @@ class PlannedProgram:
     kind; 0 if it is not the largest of its kind, None if it is the only one.
   open_trips: trip counts of its loops of unknown length, in program order,
     inner loops first.
+  columns: of a decode step with pages, those that a chip reads, of all its
+    slots.
   by_share: for the largest decode program under dynamic sampling, {share of
     mixed groups: (equivalent, decode steps of a rollout)}.
   syncs: for the largest decode program, how often a rollout returns to the
@@ -39,6 +41,7 @@ class PlannedProgram:
   equivalent: float | None = None
   given: int = 0
   open_trips: tuple[float, ...] = (1.0,)
+  columns: float | None = None
   by_share: dict[float, tuple[float, int]] = dataclasses.field(
       default_factory=dict)
   syncs: int = 0

@@ -99,7 +99,8 @@ class StepPlan:
 
   mesh, decoding: of training, and of sampling on the same chips.
   slots: completions decoded at a time. tokens: sampled in a step.
-  state_bytes: per chip, of what a checkpoint holds.
+  state_bytes: per chip, of what a checkpoint holds. free: bytes of a chip from
+    which pages are taken.
   fits: whether every program fits a chip's HBM.
   brief: whether it has the largest program of each kind only, which then stands
     for all of its kind.
@@ -112,6 +113,7 @@ class StepPlan:
   estimates: list[Estimate]
   brief: bool = False
   state_bytes: int = 0
+  free: float = 0.0
 
   @property
   def worst(self) -> Estimate:
@@ -177,19 +179,21 @@ def make(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
       config, workload, slice_, mesh_lib.make(shape, slice_.devices))
   mesh, decoding = fitting.mesh, fitting.decoding[1]
   wanted = config.rollout.slots
-  slots = wanted or _guess(config, workload, fitting, slice_.chip)
+  free = slice_.chip.hbm_bytes - compiling.held_bytes(fitting)
+  slots = wanted or _guess(config, fitting, free)
   for _ in range(_TRIES):
-    programs = compiling.step_programs(config, workload, fitting, slots, brief)
+    programs = compiling.step_programs(
+        config, workload, fitting, slots, brief, free)
     tokens = int(workload.lengths(workload.prompts * workload.samples).sum())
     plan = StepPlan(slice_, dict(mesh.shape), dict(decoding.shape), slots,
                     tokens, list(updates), brief, mesh_lib.device_bytes(
-                        programs_lib.abstract_state(fitting)))
+                        programs_lib.abstract_state(fitting)), free)
     _estimate(plan, [p for p in programs if p.name.startswith('decode')
                      and p.largest])
     if plan.fits or wanted or plan.worst in updates:
       break
     compilation.say(f'{slots} slots do not fit')
-    slots = max(1, int(slots * _SHRINK))
+    slots, free = max(1, int(slots * _SHRINK)), free * _SHRINK
     slots += -slots % mesh_lib.batch_shards(decoding)
   # If the largest programs do not fit, no others are compiled.
   for largest in (True, False):
@@ -274,16 +278,15 @@ def _estimate(plan, programs):
         lambda program: estimate(program, plan.slice), programs))
 
 
-def _guess(config, workload, programs, chip):
-  """Estimates how many slots fit next to the other arrays of decoding."""
-  decoding = programs.decoding
-  reference = compiling.step_programs(
-      config, workload, programs, mesh_lib.batch_shards(decoding[1]))
-  held = max(p.resident for p in reference if p.name.startswith('insert'))
+def _guess(config, programs, free):
+  """Estimates how many slots fit into `free` bytes of a chip."""
+  if config.rollout.cache == 'pages':
+    return compiling.sampling_shapes(
+        config, programs.decoding, None, free).slots[-1]
   return memory_lib.fitting_slots(
-      *decoding,
-      functools.partial(compiling.sampling_shapes, config, decoding[1]),
-      config.rollout.prompts * config.rollout.samples, chip.hbm_bytes - held)
+      *programs.decoding,
+      functools.partial(compiling.sampling_shapes, config, programs.decoding),
+      config.rollout.prompts * config.rollout.samples, free)
 
 
 def estimate(program: phases.PlannedProgram, slice_: chips.Slice
@@ -308,7 +311,7 @@ def estimate(program: phases.PlannedProgram, slice_: chips.Slice
   known['resident'] += max(0, program.given - found.arguments)
   used = (found.arguments + found.outputs - found.aliased + temporaries
           + found.code)
-  cost = cost_lib.of(found.text, program.open_trips)
+  cost = cost_lib.of(found.text, program.open_trips, program.columns)
   work, waits = timeline.seconds(cost.events, dataclasses.replace(
       slice_, devices=program.devices))
   return Estimate(

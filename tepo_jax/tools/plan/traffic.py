@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tepo_jax.policy import pages
 from tepo_jax.rollout import engine
 from tepo_jax.rollout import schedule
+from tepo_jax.rollout import shapes as shapes_lib
 from tepo_jax.tools import streaming
 from tepo_jax.tools import workload as workload_lib
 
@@ -22,9 +24,11 @@ _BATCHES = 64  # of prompts, enough for any share of mixed groups that trains
 class Shape(NamedTuple):
   """A sampling program and the array sizes it was called with.
 
-  name: 'prefill', 'insert', 'compact' or 'decode'. rows, columns: of the cache;
-  for 'prefill', of the prompts. more: for 'insert', the width of the prompts;
-  for 'compact', (rows, columns) of the new cache; else None.
+  name: 'prefill', 'insert', 'compact' or 'decode'; with pages 'store' and
+  'copy' instead of 'insert' and 'compact'. rows, columns: of the cache; for
+  'prefill' and 'store', of the prompts; for 'copy', shards and pages. more: for
+  'insert', the width of the prompts; for 'compact', (rows, columns) of the new
+  cache; else None.
   """
   name: str
   rows: int
@@ -36,9 +40,12 @@ class Traffic(NamedTuple):
   """A rollout. runs: of each Shape; for 'decode', the steps. syncs: chunks of
   decode steps, after each of which the host reads the tokens; one that ends
   early, as slots are refilled or fewer are needed, counts as a whole one.
+  columns: of each decode Shape, those that the kernel for pages reads in all
+  slots and steps together.
   """
   runs: collections.Counter
   syncs: int
+  columns: collections.Counter
 
   @property
   def decode_steps(self) -> int:
@@ -46,14 +53,14 @@ class Traffic(NamedTuple):
                if shape.name == 'decode')
 
 
-def of_rollout(workload: workload_lib.Workload, shapes: schedule.Shapes,
+def of_rollout(workload: workload_lib.Workload, shapes: shapes_lib.Shapes,
                mixed_share: float, sample: Any = streaming.stream) -> Traffic:
   """Counts what a rollout runs.
 
   mixed_share: of all groups, those that can be trained on. sample: `stream` or
   `batches` of `tools.streaming`.
   """
-  counts, chunks = collections.Counter(), []
+  counts, columns, chunks = collections.Counter(), collections.Counter(), []
   # The sampler does not know the lengths before it has drawn them.
   known = streaming.table(workload, _BATCHES, mixed_share)._replace(
       limit=workload.max_tokens)
@@ -72,13 +79,27 @@ def of_rollout(workload: workload_lib.Workload, shapes: schedule.Shapes,
     counts[Shape('compact', *cache.position.shape, moved)] += 1
     return _cache(*moved)
 
+  def store(kv, prompts, _):
+    counts[Shape('store', *prompts.position.shape)] += 1
+    return kv
+
+  def copy(kv, source_SM, _):
+    counts[Shape('copy', *source_SM.shape)] += 1
+    return kv
+
   def decode(_, cache, rows, __, steps, enough):
     left_N = np.where(
         rows.live, known.length_QG[rows.prompt_id, rows.sample] - rows.length,
         0)
     steps = _steps(left_N[rows.live], steps, enough,
                    engine.count_every(shapes.shards))
-    counts[Shape('decode', *cache.position.shape)] += steps
+    shape = Shape('decode', *(
+        cache.table_NW if shapes.page else cache.position).shape)
+    counts[shape] += steps
+    # Of the sequences in the middle of the chunk.
+    columns[shape] += steps * int(pages.columns_read(np.where(
+        rows.live, np.maximum(rows.start + rows.length + steps // 2, 1),
+        1)).sum())
     chunks.append(steps)
     live_N = rows.live & (left_N > steps)
     zeros_NC = np.zeros((len(left_N), max(steps, 1)), np.int32)
@@ -87,13 +108,14 @@ def of_rollout(workload: workload_lib.Workload, shapes: schedule.Shapes,
         rows.length + np.minimum(left_N, steps), rows.live & ~live_N, live_N,
         np.int32(steps))
 
-  programs = schedule.SamplingPrograms(
-      lambda slots, columns, _: _cache(slots, columns), prefill, insert,
-      compact, decode)
+  programs = shapes_lib.SamplingPrograms(*(
+      (lambda *_: None, prefill, store, copy) if shapes.page else
+      (lambda slots, columns, _: _cache(slots, columns), prefill, insert,
+       compact)), decode)
   for _ in sample(schedule.Schedule(programs, shapes), None, known,
                   workload.prompts, None, schedule.Stats()):
     pass
-  return Traffic(counts, len(chunks))
+  return Traffic(counts, len(chunks), columns)
 
 
 def _cache(rows, columns):

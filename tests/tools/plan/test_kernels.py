@@ -74,6 +74,21 @@ def test_a_kernel_counts_as_it_estimates():
   assert not found.uncounted
 
 
+def test_the_kernel_for_pages_reads_what_is_alive():
+  """1,000 columns of a pool of 9,999 pages, for 16 queries of 7 heads; blocks
+  of 8 queries."""
+  text = _module(
+      'ragged_paged_attention_kernel.2',
+      ['s32[16]', 's32[16,40]', 'bf16[16,7,128]', 'bf16[9999,64,2,128]'],
+      ['bf16[16,7,128]'])
+  found = cost.of(text, columns=1000)
+  assert found.hbm_bytes == (
+      1000 * 2 * 128 * 2 + 2 * 16 * 7 * 128 * 2 + 4 * (16 + 16 * 40))
+  assert found.flops == 2 * 2 * 8 * 1000 * 7 * 128
+  assert not found.uncounted
+  assert cost.of(text).uncounted
+
+
 @pytest.mark.parametrize('size, named', [(1000, True), (100, False)])
 def test_an_unknown_kernel_is_named_if_it_is_large(size, named):
   found = cost.of(_module('my_kernel.2', [f'bf16[{size},{size}]'],

@@ -149,9 +149,13 @@ def test_the_largest_programs_stand_for_all_of_their_kind():
       Shape('insert', 8, 50, 32): 5, Shape('insert', 8, 100, 16): 6,
       Shape('compact', 8, 50, (8, 100)): 2,
       Shape('compact', 8, 100, (4, 50)): 4}
-  of = functools.partial(compiling._as_if_largest, compiling._runs(
-      counts, chunk=4, arrays=6), weights=10, cache=30)
-  assert of(Shape('decode', 8, 100)) == (40 + 80 * 25 / 40) / 4
+  decoded = compiling._Decoded(
+      weights=80, column=.25, shards=1, page=0, kernel=False)
+  of = functools.partial(
+      compiling._as_if_largest,
+      compiling._runs(counts, chunk=4, arrays=6), decoded=decoded.sizes(
+          traffic.Traffic(counts, 0, {}), Shape('decode', 8, 100)))
+  assert of(Shape('decode', 8, 100)) == (40 + 80 * 180 / 280) / 4
   assert of(Shape('prefill', 4, 32)) == 3 + 4 / 4
   assert of(Shape('insert', 8, 100, 32)) == 5 + 6 / 2
   assert of(Shape('compact', 8, 100, (8, 100))) == 6 * (2 + 4 / 2)
@@ -258,9 +262,26 @@ def test_slots_are_those_of_the_planned_chip(monkeypatch):
   programs = compiling.make_programs(
       config, workload, mesh_lib.make(config.mesh, slice_.devices),
       slice_.chip.hbm_bytes)
-  assert step._guess(  # pylint: disable=protected-access
-      config, workload, programs, slice_.chip
-  ) == config.rollout.prompts * config.rollout.samples
+  free = slice_.chip.hbm_bytes - compiling.held_bytes(programs)
+  assert step._guess(config, programs, free) == (
+      config.rollout.prompts * config.rollout.samples)
+
+
+def test_a_plan_with_pages_has_their_programs():
+  """The heads of the tiny config have no kernel: a step reads whole tables."""
+  config = _config()
+  config.rollout.cache = 'pages'
+  programs = [p for p in _programs(config, chips.topology('v5e:2x2'), 8)
+              if p.phase == 'rollout']
+  names = [p.name.split()[0] for p in programs]
+  assert names == ['decode', 'store', 'copy', 'prefill']
+  decode, *_, prefill = programs
+  slots, pages = map(int, decode.name.split()[1].split('x'))
+  assert slots == 8 and decode.columns == slots // 4 * pages * 64
+  assert prefill.resident > decode.resident  # other slots have their pages
+  for program in programs:
+    assert program.equivalent > 0
+    program.lower()
 
 
 def test_a_plan_that_does_not_fit_states_its_memory():

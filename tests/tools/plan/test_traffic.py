@@ -1,9 +1,11 @@
 """Program counts of a rollout follow from the table of lengths."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from tepo_jax.rollout import schedule
+from tepo_jax.rollout import shapes as shapes_lib
 from tepo_jax.tools import streaming
 from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.plan import traffic
@@ -11,7 +13,7 @@ from tepo_jax.tools.plan import traffic
 
 def _rollout(slots, mean, chunk=8):
   workload = workload_lib.Workload(None, 8, 4, 5, 64, mean, 0.6, 1)
-  shapes = schedule.make_shapes(
+  shapes = shapes_lib.make(
       slots=slots, work=32, prompt_tokens=32, max_tokens=64, chunk=chunk,
       shards=1)
   return workload, shapes, traffic.of_rollout(workload, shapes, 1.0,
@@ -20,7 +22,7 @@ def _rollout(slots, mean, chunk=8):
 
 @pytest.mark.parametrize('slots', [8, 32])
 def test_equal_lengths_keep_every_slot_busy(slots):
-  _, _, (counts, _) = _rollout(slots, mean=64)
+  _, _, (counts, _, _) = _rollout(slots, mean=64)
   decoded = {s: n for s, n in counts.items() if s.name == 'decode'}
   assert {shape.rows for shape in decoded} == {slots}
   assert sum(decoded.values()) == 64 * 32 // slots
@@ -29,7 +31,7 @@ def test_equal_lengths_keep_every_slot_busy(slots):
 
 
 def test_ragged_lengths_shrink_the_batch():
-  workload, _, (counts, syncs) = _rollout(32, mean=16)
+  workload, _, (counts, syncs, _) = _rollout(32, mean=16)
   length_B = workload.lengths(32)
   decoded = {s: n for s, n in counts.items() if s.name == 'decode'}
   assert sum(decoded.values()) == length_B.max()
@@ -54,3 +56,22 @@ def test_steps_end_when_enough_rows_are_done():
   assert traffic._steps(left, 20, 4, 1) == 0
   assert traffic._steps(left, 20, 2, 4) == 4
   assert traffic._steps(left, 10, 0, 4) == 10
+
+
+def test_with_pages_a_step_reads_whole_blocks_of_what_is_alive():
+  """8 slots of 5 prompt tokens and 600 more. Prompts are stored once a shard,
+  and completions copied a page of 8 at a time."""
+  workload = workload_lib.Workload(None, 8, 4, 5, 600, 600, 0.6, 1)
+  shapes = dataclasses.replace(shapes_lib.make(
+      slots=8, work=32, prompt_tokens=32, max_tokens=600, chunk=8, shards=1),
+                               page=8, pages=1000)
+  runs, _, columns = traffic.of_rollout(workload, shapes, 1.0,
+                                        streaming.batches)
+  decode, = (shape for shape in runs if shape.name == 'decode')
+  assert decode.rows == 8
+  assert {shape.name for shape in runs} == {
+      'decode', 'prefill', 'store', 'copy'}
+  # By hand: blocks of 256 columns, of 5 to 604 tokens alive; a step early or
+  # late at each block's end, by the middle of a chunk, and before the prompt.
+  each = sum(256 * -(-(5 + n) // 256) for n in range(600))
+  assert columns[decode] == pytest.approx(32 * each, rel=0.02)
