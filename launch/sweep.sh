@@ -261,7 +261,7 @@ add_to_map() {
     --out="$out/report"
 }
 
-has_any() { compgen -G "$1/*" >/dev/null; }
+has_any() { local any=("$1"/*); [[ -e ${any[0]} ]]; }
 
 # mechanism [OVERRIDE ...]
 mechanism() {

@@ -1,11 +1,12 @@
 r"""What a person sees of a run: texts of the terminal, pictures of the page.
 
-  python -m tests.captures --out=DIR [--seconds=S] --workdir=WORKDIR
+  python -m tests.captures --out=DIR [--step=N] --workdir=WORKDIR
 
 Trains `configs/tiny.py:tepo` below WORKDIR in terminals of 80 and of 120
-columns: `terminal_80.txt` has the screen after S seconds, after Ctrl-C, and at
+columns: `terminal_80.txt` has the screen after N steps, after Ctrl-C, and at
 the end. Then draws the report in windows of 1280 and 390 pixels, in the light
-and in the dark scheme. Nothing is checked: look at the files.
+and in the dark scheme: `page_*.png`, and `pointer_*.png` with the pointer at a
+figure. Nothing is checked: look at the files.
 """
 
 import argparse
@@ -64,14 +65,16 @@ class Terminal:
     return status
 
 
-def terminal(columns: int, seconds: float, workdir: pathlib.Path,
+def terminal(columns: int, step: int, workdir: pathlib.Path,
              *more: str) -> str:
-  """The screen of a run after some seconds, after Ctrl-C, and at the end."""
+  """The screen of a run after a step, after Ctrl-C, and at the end."""
   command = [sys.executable, '-m', 'tepo_jax.train',
              '--config=configs/tiny.py:tepo', f'--workdir={workdir}', *more]
   first = Terminal(columns, *command)
-  time.sleep(seconds)
-  shown = [f'after {seconds:.0f} s', first.text()]
+  while (first.process.poll() is None
+         and f'step {step}: ' not in first.text()):
+    time.sleep(0.2)
+  shown = [f'after step {step}', first.text()]
   first.process.send_signal(signal.SIGINT)
   shown += [f'Ctrl-C: status {first.wait()}', first.text()]
   last = Terminal(columns, *command)
@@ -80,13 +83,16 @@ def terminal(columns: int, seconds: float, workdir: pathlib.Path,
 
 
 def pictures(page: pathlib.Path, out: pathlib.Path) -> None:
-  """PNGs of the whole page: two widths, light and dark."""
+  """PNGs of the whole page, and of what a figure shows below the pointer: two
+  widths, light and dark."""
   browser = browser_lib.Browser()
   for width in 1280, 390:
     for scheme in 'light', 'dark':
       browser.open(page, width=width, dark=scheme == 'dark')
       (out / f'page_{width}_{scheme}.png').write_bytes(
           browser.screenshot(whole=True))
+      browser.move_to('svg.chart')
+      (out / f'pointer_{width}_{scheme}.png').write_bytes(browser.screenshot())
   browser.close()
 
 
@@ -94,14 +100,14 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('--out', required=True, type=pathlib.Path)
   parser.add_argument('--workdir', required=True, type=pathlib.Path)
-  parser.add_argument('--seconds', type=float, default=60)
+  parser.add_argument('--step', type=int, default=12)
   given = parser.parse_args()
   given.out.mkdir(parents=True, exist_ok=True)
   more = []
   for columns in 80, 120:
     workdir = given.workdir.resolve() / str(columns)
     (given.out / f'terminal_{columns}.txt').write_text(
-        terminal(columns, given.seconds, workdir, *more), 'utf-8')
+        terminal(columns, given.step, workdir, *more), 'utf-8')
     # The second run takes the model that the first has made.
     more = [f'--config.model={workdir}/base_model']
   runs.run('report', f'--runs={given.workdir.resolve()}/80',

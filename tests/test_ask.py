@@ -1,9 +1,11 @@
 """Asking a model: what is sampled and shown, for questions and in a chat."""
 
+import io
 import types
 
 import numpy as np
 import pytest
+from rich import console
 
 from configs import tiny
 from tepo_jax import ask
@@ -50,6 +52,16 @@ def test_questions_are_answered_in_their_order(model, set_flags):
   tokenizer = model.session.tokenizer
   assert '1 + 2' in tokenizer.decode(sampler.asked[0].token_ids)
   assert sampler.asked[1].problem.answers == ('47',)
+
+
+def test_one_model_s_answer_keeps_its_lines_in_a_file(model, set_flags):
+  set_flags(samples=1, reference=None)
+  answer = 'a long answer ' * 20 + 'ends'
+  group = types.SimpleNamespace(length_G=[82], ended_G=[False],
+                                text_G=(answer,), accuracy_G=[0.0])
+  out = io.StringIO()
+  ask._show(console.Console(file=out), 'why?', [model], [group])
+  assert out.getvalue() == f'> why?\n{answer}\n[82 tokens, truncated]\n\n'
 
 
 def test_a_chat_is_part_of_the_next_prompt(model, set_flags):

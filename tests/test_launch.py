@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import shlex
+import shutil
 import stat
 import subprocess
 import time
@@ -49,6 +50,34 @@ def test_scripts_for_laptops_run_on_a_mac(name):
   for array in ['seeds'] + re.findall(r'\b(\w+)=\(\)', text):
     bare = text.replace(f'${{{array}[@]+"${{{array}[@]}}"}}', '')
     assert f'"${{{array}[@]}}"' not in bare, array
+
+
+def _bash_3_2():
+  """Its path, such as macOS's, or None."""
+  for path in filter(None, map(shutil.which, ('bash-3.2', '/bin/bash'))):
+    if 'version 3.2' in subprocess.run(
+        [path, '--version'], capture_output=True, text=True).stdout:
+      return path
+  return None
+
+
+@pytest.mark.skipif(_bash_3_2() is None, reason='no bash-3.2 on the path')
+def test_scripts_for_laptops_run_in_bash_3_2(launch):
+  (launch.stubs / 'bash').symlink_to(_bash_3_2())
+  (launch.root / 'own.py').touch()
+  for command, last in (
+      (('local.sh',), '--workdir=runs/tiny_tepo_0'),
+      (('smollm2.sh',), '--temperature=0'),
+      (('sweep.sh', 'tiny'), '--out=runs/study/report'),
+      (('sweep.sh', 'own', 'own.py'), '--out=runs/own/report'),
+      (('sweep.sh', 'table3'), '--table=3 --runs=runs'),
+      (('test.sh',), '--no-loadscope-reorder')):
+    done = launch(*command, METHODS='tepo grpo', SEEDS='0 1')
+    assert done.returncode == 0, done.stderr
+    assert launch.log()[-1].endswith(last)
+  done = launch('tpu_vm.sh', 'setup', **launching.SLICE)  # which cannot
+  assert done.returncode == 2 and done.stderr == (
+      'launch/tpu_vm.sh: error: needs bash 4.4 (macOS: brew install bash)\n')
 
 
 def test_setup_of_a_fresh_machine(launch):

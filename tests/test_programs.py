@@ -1,6 +1,7 @@
 """The programs as users run them: train, kill, resume, evaluate, export."""
 
 import json
+import shlex
 import signal
 import subprocess
 import time
@@ -128,19 +129,25 @@ def test_a_finished_run_is_not_run_again(programs, model, finished):
 @pytest.mark.long
 def test_sigterm_saves_and_exits_with_status_42(model, tmp_path):
   workdir = tmp_path / 'run'
+  arguments = (*runs.train_arguments(model, workdir), '--config.steps=1000',
+               '--config.checkpoint.period=1000')
   process = subprocess.Popen(
-      runs.command('train', *runs.train_arguments(model, workdir),
-                   '--config.steps=1000', '--config.checkpoint.period=1000'),
-      cwd=runs.ROOT, env=runs.environment(),
-      stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+      runs.command('train', *arguments), cwd=runs.ROOT, env=runs.environment(),
+      stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
   deadline = time.monotonic() + 240
   while not (workdir / 'rollouts').exists():
     assert process.poll() is None and time.monotonic() < deadline
     time.sleep(0.05)
   process.send_signal(signal.SIGTERM)
-  assert process.wait(120) == 42
-  saved = [int(entry.name) for entry in (workdir / 'checkpoints').iterdir()]
-  assert saved == [runs.records(workdir)[-1]['step']]
+  said = process.communicate(timeout=240)[1]
+  assert process.returncode == 42
+  [saved] = (int(entry.name) for entry in (workdir / 'checkpoints').iterdir())
+  assert saved == runs.records(workdir)[-1]['step']
+  stopped, resume, command = said.splitlines()[-3:]
+  assert stopped.endswith(
+      f'; step {saved} of 1000 is saved in {workdir}/checkpoints/{saved}')
+  assert resume == 'to resume, run' and command == (
+      '  .venv/bin/python -m tepo_jax.train ' + shlex.join(arguments))
 
 
 @pytest.mark.long

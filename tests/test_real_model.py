@@ -30,6 +30,7 @@ from tepo_jax.job import evaluation
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import sampling
 from tepo_jax.job import session as session_lib
+from tepo_jax.policy import layers
 from tepo_jax.policy import lora as lora_lib
 from tepo_jax.policy import scoring
 from tepo_jax.policy import transformer
@@ -244,10 +245,12 @@ def test_greedy_completions_are_transformers_own(sampled, theirs, ours):
     assert list(group.token_GT[0, :length]) == out.tolist()
 
 
-@pytest.mark.parametrize('dtype, most', [('float32', 1e-3), ('bfloat16', .5)])
+@pytest.mark.parametrize('kind, mean, largest', [
+    ('float32', 1e-4, 1e-3), ('bfloat16', .05, .5), ('int8', .1, 1.5)])
 def test_the_trainer_scores_what_the_sampler_drew(
-    dtype, most, sampled, ours, session):
-  """In bfloat16, the trainer's distance to the sampler's float32."""
+    kind, mean, largest, sampled, ours, session):
+  """In bfloat16, or with int8 kernels, the distance to the sampler's float32.
+  """
   rows = [(list(g.prompt.token_ids), g.token_GT[j, :g.length_G[j]],
            g.logp_GT[j, :g.length_G[j]])
           for g in sampled['sums'][:8] for j in range(2)]
@@ -258,15 +261,30 @@ def test_the_trainer_scores_what_the_sampler_drew(
     ids = [*prompt, *tokens]
     token_BS[b, size - len(ids):] = ids
     position_BS[b, size - len(ids):] = np.arange(len(ids))
-  config = dataclasses.replace(ours.config, dtype=dtype)
+  config, params = ours.config, ours.params
+  if kind == 'int8':
+    params = params | {'layers': _rounded(params['layers'])}
+  else:
+    config = dataclasses.replace(config, dtype=kind)
   logp_BT = np.array(jax.jit(lambda params: scoring.score(
       config, params, token_BS, position_BS, num_targets=12).logp_BT)(
-          ours.params))
+          params))
   gaps = np.concatenate([
       np.abs(logp_BT[b, 12 - len(logp):] - logp)
       for b, (_, _, logp) in enumerate(rows)])
-  print(f'{dtype}: |Δ log π| mean {gaps.mean():.1e}, largest {gaps.max():.1e}')
-  assert gaps.max() < most
+  print(f'{kind}: |Δ log π| mean {gaps.mean():.1e}, largest {gaps.max():.1e}')
+  assert gaps.mean() < mean and gaps.max() < largest
+
+
+def _rounded(stacked):
+  """The layers with kernels as `layers.quantized` rounds them."""
+  def as_float(node):
+    if 'int8_kernel' not in node:
+      return node
+    return {'kernel': node['int8_kernel'] * node['kernel_scale'][:, None]}
+
+  return {name: as_float(node)
+          for name, node in jax.vmap(layers.quantized)(stacked).items()}
 
 
 def test_merged_adapters_are_the_adapters(ours):

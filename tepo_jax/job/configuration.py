@@ -174,6 +174,11 @@ def _check_geometry(config):
         f'config.rollout.prompts={prompts} is not a multiple of {period}, the '
         'sum of the weights of config.data.sets in lowest terms, so a step '
         'cannot have its share of each set')
+  if (config.rollout.weights == 'int8'
+      and config.train.behaviour.weight == 'off'):
+    raise errors.InputError(
+        'config.rollout.weights=int8: the sampler\'s policy is then not π_old; '
+        'set config.train.behaviour.weight=token, which corrects for that')
   if config.rollout.overlong_buffer > config.rollout.max_tokens:
     raise errors.InputError(
         f'config.rollout.overlong_buffer={config.rollout.overlong_buffer} is '

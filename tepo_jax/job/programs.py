@@ -82,7 +82,7 @@ class TrainingPrograms:
     freeze: only with LoRA: weights -> frozen base in the compute dtype.
     init_adapters: only with LoRA: key -> params.
     decoding: model and mesh of sampling, see `sampling.for_decoding`.
-    to_decode: see `sampling.make_decode_cast`.
+    to_decode, to_evaluate: see `sampling.make_decode_cast`.
     to_old_policy: params -> compute dtype, training layout, for `old_policy`
       and the reference policy.
     pack: Batch -> Minibatch, both on the host.
@@ -114,6 +114,7 @@ class TrainingPrograms:
   init_adapters: Any
   decoding: tuple[transformer.ModelConfig, jax.sharding.Mesh]
   to_decode: Any
+  to_evaluate: Any
   to_old_policy: Any
   pack: Callable[[batch_lib.Batch], batch_lib.Minibatch]
   minibatch_sharding: batch_lib.Minibatch
@@ -198,6 +199,7 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
          mesh: jax.sharding.Mesh) -> TrainingPrograms:
   """Builds the programs; does not compile. `model` is of `prepare_model`."""
   decoding = sampling_lib.for_decoding(model, mesh, config.rollout.tensor)
+  cast_as = functools.partial(sampling_lib.make_decode_cast, *decoding)
   optimizer, share = optimizer_lib.of(config.optimizer)
   policy_loss = objective.make_policy_loss(config.method)
   whole_sharding = mesh_lib.shardings(mesh, transformer.logical_axes(model))
@@ -229,7 +231,8 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
       init_adapters=jit(lambda key: split_trained(
           model, transformer.init(model, key))[1],
                         out_shardings=param_sharding),
-      decoding=decoding, to_decode=sampling_lib.make_decode_cast(*decoding),
+      decoding=decoding, to_decode=cast_as(config.rollout.weights),
+      to_evaluate=cast_as('compute'),
       to_old_policy=jit(functools.partial(sampling_lib.cast, model.dtype),
                         out_shardings=param_sharding),
       pack=pack, minibatch_sharding=minibatch_sharding,

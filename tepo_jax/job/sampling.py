@@ -39,21 +39,26 @@ def for_decoding(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
   return padding.sharded_over(model, tensor), mesh_lib.with_tensor(mesh, tensor)
 
 
-def make_decode_cast(model: transformer.ModelConfig, mesh: jax.sharding.Mesh
-                     ) -> Any:
+def make_decode_cast(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
+                     weights: str = 'compute') -> Any:
   """Jitted: weights of any mesh of these devices -> weights for decoding, in
-  compute dtype and layout. `model` and `mesh` are those of `for_decoding`."""
+  compute dtype and layout; with `weights` 'int8', the layers' kernels as int8.
+  `model` and `mesh` are those of `for_decoding`."""
   def to_decode(params):
     return cache_lib.convert(
-        model, cast(model.dtype, padding.padded_as(model, params)))
+        model, cast(model.dtype, padding.padded_as(model, params)),
+        weights == 'int8')
 
-  return jax.jit(to_decode, out_shardings=decode_shardings(model, mesh))
+  return jax.jit(
+      to_decode, out_shardings=decode_shardings(model, mesh, weights))
 
 
-def decode_shardings(model: transformer.ModelConfig, mesh: jax.sharding.Mesh):
-  """The shardings of the weights for decoding."""
+def decode_shardings(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
+                     weights: str = 'compute'):
+  """The shardings of what `make_decode_cast` returns."""
   return mesh_lib.shardings(
-      mesh, cache_lib.logical_axes(model), mesh_lib.DECODE_RULES)
+      mesh, cache_lib.logical_axes(model, weights == 'int8'),
+      mesh_lib.DECODE_RULES)
 
 
 def maker(cache: str) -> Callable[..., Any]:

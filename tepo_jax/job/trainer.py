@@ -376,7 +376,7 @@ class Trainer:
     start = time.perf_counter()
     scalars = {f'eval/{text.name}/{results.NATS}': text.nats_per_token(
         self.learner.policy()) for text in self.texts}
-    params = self.learner.programs.to_decode(self.learner.policy())
+    params = self.learner.programs.to_evaluate(self.learner.policy())
     key = programs_lib.stream(self.config.seed, 'eval')
     for index, item in enumerate(self.evaluations):
       try:

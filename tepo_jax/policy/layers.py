@@ -14,6 +14,8 @@ from tepo_jax.policy import ops as ops_lib
 
 INIT_STDDEV = 0.02  # of every kernel and the embedding
 _TRANSPOSED = 'transposed_kernel'
+_INT8, _SCALE = 'int8_kernel', 'kernel_scale'
+_INT8_MAX = 127
 
 
 class Norm(nn.Module):
@@ -36,7 +38,7 @@ class Linear(nn.Module):
   """x @ kernel (+ bias) (+ scale (x @ lora_a) @ lora_b), on [M, inputs].
 
   The adapter starts as 0: A uniform in ±1/√I, B = 0 (arXiv 2106.09685, as in
-  peft). Also takes the parameters that `transposed` returns.
+  peft). Also takes the parameters that `transposed` and `quantized` return.
   """
 
   features: int
@@ -51,6 +53,10 @@ class Linear(nn.Module):
     if self.has_variable('params', _TRANSPOSED):
       kernel_OI = self.get_variable('params', _TRANSPOSED)
       y_MO = self.ops.transposed_linear(x_MI, kernel_OI.astype(dtype))
+    elif self.has_variable('params', _INT8):
+      kernel_IO, scale_O = (
+          self.get_variable('params', name) for name in (_INT8, _SCALE))
+      y_MO = x_MI @ kernel_IO.astype(dtype) * scale_O.astype(dtype)
     else:
       kernel_IO = self._param(
           'kernel', nn.initializers.normal(INIT_STDDEV), self.axes,
@@ -106,11 +112,35 @@ def transposed(layer: dict[str, Any]) -> dict[str, Any]:
   Accepts parameters or logical axes. XLA's CPU backend first copies the second
   operand of a product, which for one token a row takes as long as the product.
   """
+  return _replaced(layer, lambda kernel: {
+      _TRANSPOSED: kernel[::-1] if isinstance(kernel, tuple) else kernel.T})
+
+
+def quantized(layer: dict[str, Any]) -> dict[str, Any]:
+  """A layer's parameters with each kernel as int8 and a scale per output.
+
+  W[i, o] ≈ q[i, o] · scale[o], scale[o] = maxᵢ |W[i, o]| / 127, rounded to the
+  dtype of W before q is, so that it rounds nothing later. Accepts parameters or
+  logical axes. Norms, biases and adapters stay as they are.
+  """
+  def one(kernel):
+    if isinstance(kernel, tuple):
+      return {_INT8: kernel, _SCALE: kernel[1:]}
+    largest_O = jnp.max(jnp.abs(kernel), axis=0).astype(jnp.float32)
+    scale_O = (jnp.where(largest_O > 0, largest_O, 1) / _INT8_MAX).astype(
+        kernel.dtype)
+    steps_IO = jnp.round(
+        kernel.astype(jnp.float32) / scale_O.astype(jnp.float32))
+    return {_INT8: jnp.clip(steps_IO, -_INT8_MAX, _INT8_MAX).astype(jnp.int8),
+            _SCALE: scale_O}
+
+  return _replaced(layer, one)
+
+
+def _replaced(layer, replace):
+  """The layer's parameters with what `replace` makes of each kernel."""
   if 'kernel' in layer:
     others = {name: x for name, x in layer.items() if name != 'kernel'}
-    kernel = layer['kernel']
-    return {
-        _TRANSPOSED: kernel[::-1] if isinstance(kernel, tuple) else kernel.T,
-        **others}
-  return {name: transposed(x) if isinstance(x, dict) else x
+    return replace(layer['kernel']) | others
+  return {name: _replaced(x, replace) if isinstance(x, dict) else x
           for name, x in layer.items()}

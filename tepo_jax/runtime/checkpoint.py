@@ -60,6 +60,7 @@ class Checkpointer:
                keep_every: int = 0, read_only: bool = False):
     self._directory = files.path(directory).absolute()
     self._saving, self._failure = None, None
+    self._failed = set()  # steps whose save failed
     if read_only and not self._directory.is_dir():
       raise errors.InputError(f'no checkpoints: {self._directory} is missing')
     options = ocp.CheckpointManagerOptions(
@@ -94,6 +95,10 @@ class Checkpointer:
     if self._manager.latest_step() is not None and (
         step <= self._manager.latest_step()):
       raise ValueError(f'step {step} does not follow step {self.latest()}')
+    self._remove_unfinished()
+    if self._failed:  # else what came up late would fail this save too
+      with contextlib.suppress(Exception):
+        self._manager.check_for_errors()
     self._saving, self._failure = step, None
     with self._logging_failure():
       self._manager.save(
@@ -219,9 +224,20 @@ class Checkpointer:
       RunError: the last save failed.
     """
     latest = self.describe_latest()
-    self._manager.close()
+    try:
+      self._manager.close()
+    except Exception as error:  # Orbax and tensorstore raise many kinds
+      # Mostly what else a failed save met, such as its removed folder.
+      self._failure = self._failure or self._described(error)
+      with contextlib.suppress(Exception):
+        self._manager.close()  # raises each error once; ends the rest
+    self._remove_unfinished()
     if self._failure:
       raise errors.RunError(f'{self._failure}; {latest}')
+
+  def _described(self, error):
+    return (f'checkpoint {self._directory}/{self._saving} could not be saved: '
+            f'{_reason(error)}')
 
   @contextlib.contextmanager
   def _logging_failure(self) -> Iterator[None]:
@@ -229,14 +245,19 @@ class Checkpointer:
     try:
       yield
     except Exception as error:  # Orbax and tensorstore raise many kinds
-      self._failure = (f'checkpoint {self._directory}/{self._saving} could not '
-                       f'be saved: {_reason(error)}')
+      self._failure = self._described(error)
       print(f'warning: {self._failure}', file=sys.stderr, flush=True)
-      with contextlib.suppress(OSError):
-        self._remove_unfinished(self._saving)
+      self._failed.add(self._saving)
+      self._remove_unfinished()
 
-  def _remove_unfinished(self, step):
-    """Deletes what a failed save has left."""
+  def _remove_unfinished(self):
+    """Deletes what failed saves have left. Orbax's threads may still write
+    there, without anything to wait for: called again later."""
+    for step in self._failed:
+      with contextlib.suppress(OSError):
+        self._remove_step(step)
+
+  def _remove_step(self, step):
     if files.is_remote(self._directory):
       if step not in steps(self._directory):
         (self._directory / str(step)).rmtree(missing_ok=True)

@@ -139,6 +139,7 @@ BAD = [
     ('rollout.prompts', 33, 'config.train.minibatch_prompts=8'),
     ('train.minibatch_prompts', 5, 'config.rollout.prompts=32'),
     ('rollout.overlong_buffer', 10**6, 'config.rollout.max_tokens'),
+    ('rollout.weights', 'int8', 'train.behaviour.weight=token'),
     # The method's row.
     ('method.weight', 'tokens', 'token'),
     ('method.clip.low', -0.1, 'number'),

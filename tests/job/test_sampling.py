@@ -16,12 +16,13 @@ MODEL = transformer.ModelConfig(
     head_dim=8, d_ff=64, max_position=128)
 
 
-def _sample(mesh):
+def _sample(mesh, weights=None):
   """Prefill, insert, decode and compact: the tokens, and the cache."""
   programs = sampling_lib.make(
       MODEL, mesh, decoding=draw.Decoding(), eos_ids=(-1,), chunk=4)
-  weights = sampling_lib.make_decode_cast(MODEL, mesh)(
-      transformer.init(MODEL, jax.random.key(0)))
+  if weights is None:
+    weights = sampling_lib.make_decode_cast(MODEL, mesh)(
+        transformer.init(MODEL, jax.random.key(0)))
   token_QP = np.arange(8, dtype=np.int32).reshape(2, 4)
   prompts = programs.prefill(
       weights, token_QP, np.tile(np.arange(4, dtype=np.int32), (2, 1)))
@@ -58,6 +59,21 @@ def test_to_compact_a_cache_sends_nothing(part, axis, mesh):
       'all-gather', 'all-reduce', 'all-to-all', 'collective-permute'))
   want = np.take(array[[2, 1, 0, 7, 4, 5]], np.arange(5, 21), axis)
   np.testing.assert_array_equal(compact(*arguments), want.astype(np.float32))
+
+
+def test_a_mesh_decodes_with_int8_weights(mesh):
+  """The tokens are those of the kernels that the numbers stand for."""
+  weights = sampling_lib.make_decode_cast(MODEL, mesh, 'int8')(
+      transformer.init(MODEL, jax.random.key(0)))
+  kernel_IO = weights['layers'][1]['down']['int8_kernel']
+  assert kernel_IO.dtype == 'int8'
+  assert kernel_IO.sharding.shard_shape((64, 32)) == (32, 32)
+  plain = {**weights, 'layers': [
+      {name: {'kernel': node['int8_kernel'] * node['kernel_scale']}
+       if 'int8_kernel' in node else node for name, node in layer.items()}
+      for layer in weights['layers']]}
+  np.testing.assert_array_equal(
+      _sample(mesh, weights)[0], _sample(mesh, plain)[0])
 
 
 @pytest.fixture(scope='module')

@@ -103,6 +103,20 @@ def test_sampling_may_have_a_mesh_of_its_own():
     _weights(config, model, 1)
 
 
+def test_int8_weights_are_for_rollouts():
+  """Evaluations sample from the policy itself."""
+  config = tiny.get_config('tepo')
+  config.rollout.weights = 'int8'
+  mesh = mesh_lib.make(config.mesh, jax.devices()[:1])
+  programs = programs_lib.make(
+      config, programs_lib.prepare_model(MODEL, config, mesh), mesh)
+  rollouts, evaluations = (
+      {leaf.dtype.name for leaf in jax.tree.leaves(cast.eval_shape(
+          transformer.abstract_params(programs.model)))}
+      for cast in (programs.to_decode, programs.to_evaluate))
+  assert rollouts == {'float32', 'int8'} and evaluations == {'float32'}
+
+
 @pytest.mark.long
 def test_lora_trains_adapters_alone():
   """The base in bfloat16 is an argument of an update, not part of the state."""

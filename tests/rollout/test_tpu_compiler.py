@@ -44,15 +44,16 @@ def two_shards():
   return _compiled('v5p:2x2x2', 2)
 
 
-def _compiled(slice_, shards):
+def _compiled(slice_, shards, weights_as='compute'):
   """SLOTS slots for each group of four chips."""
   mesh = _mesh(slice_, shards)
   programs = sampling_lib.make(
       MODEL, mesh, decoding=draw.Decoding(), eos_ids=(0,), chunk=32)
   cache = jax.eval_shape(lambda: cache_lib.init_cache(
       MODEL, shards * SLOTS, COLUMNS, MODEL.dtype))
-  return _decode(programs, MODEL, mesh, engine.idle_slots(shards * SLOTS), (
-      cache, sampling_lib.cache_shardings(MODEL, mesh)))
+  return _decode(
+      programs, MODEL, mesh, engine.idle_slots(shards * SLOTS),
+      (cache, sampling_lib.cache_shardings(MODEL, mesh)), weights_as)
 
 
 def _mesh(slice_, shards):
@@ -60,20 +61,22 @@ def _mesh(slice_, shards):
                        chips.topology(slice_).devices)
 
 
-def _decode(programs, model, mesh, slots, cache):
+def _decode(programs, model, mesh, slots, cache, weights_as='compute'):
   """The compiled chunk; cache: with its shardings."""
   host = (slots, jax.eval_shape(jax.random.key, 0), np.int32(0), np.int32(0))
   return programs.decode.lower(
-      _weights(model, mesh), _abstract(*cache), *_abstract(host, jax.tree.map(
-          lambda _: mesh_lib.replicated(mesh), host))).compile()
+      _weights(model, mesh, weights_as), _abstract(*cache), *_abstract(
+          host, jax.tree.map(
+              lambda _: mesh_lib.replicated(mesh), host))).compile()
 
 
-def _weights(model, mesh):
+def _weights(model, mesh, weights_as='compute'):
   """Those for decoding."""
   return _abstract(
-      jax.eval_shape(lambda p: cache_lib.convert(model, p),
+      jax.eval_shape(lambda p: cache_lib.convert(
+          model, p, weights_as == 'int8'),
                      transformer.abstract_params(model, 'bfloat16')),
-      sampling_lib.decode_shardings(model, mesh))
+      sampling_lib.decode_shardings(model, mesh, weights_as))
 
 
 def _abstract(tree, shardings):
@@ -131,6 +134,17 @@ def test_a_step_reads_the_weights_and_the_cache_once(compiled):
   least = MODEL.num_layers * layer + head + cache
   read = cost.of(compiled.as_text()).hbm_bytes
   assert least < read < 1.3 * least
+
+
+@pytest.mark.nightly
+def test_int8_weights_are_read_as_int8(compiled):
+  """Half of the layers' bytes: no copy of them in bfloat16 is made."""
+  layer = 2 * MODEL.d_model * (
+      2 * 28 * 128 + 2 * 4 * 128 + 3 * MODEL.d_ff) / 4
+  program = _compiled('v5p:2x2x1', 1, 'int8')
+  before, after = (cost.of(x.as_text()).hbm_bytes for x in (compiled, program))
+  assert before - after > 0.95 * MODEL.num_layers * layer / 2
+  assert program.memory_analysis().temp_size_in_bytes < layer / 10
 
 
 @pytest.mark.long

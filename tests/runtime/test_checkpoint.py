@@ -1,10 +1,12 @@
 """runtime.checkpoint: exact, sharded, atomic; damage is reported by name."""
 
+import errno
 import os
 import pathlib
 import signal
 import subprocess
 import sys
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -387,6 +389,43 @@ def test_a_full_disk_to_the_end_is_an_error(tmp_path, when, latest, message):
   done = _full_disk(str(tmp_path), when)
   assert message in done.stdout
   assert checkpoint.Checkpointer(tmp_path).latest() == latest
+
+
+def test_what_a_failed_save_leaves_behind(tmp_path, monkeypatch, capsys):
+  """Orbax's other threads of a failed save write on, and what they raise, in
+  the removed folder, comes up when the manager is closed."""
+  checkpointer = checkpoint.Checkpointer(tmp_path)
+  left = tmp_path / '1.orbax-checkpoint-tmp' / 'state'
+  manager = checkpointer._manager
+  with monkeypatch.context() as patch:
+    patch.setattr(manager, 'save', mock.Mock(
+        side_effect=OSError(errno.ENOSPC, 'No space left on device')))
+    checkpointer.save(1, _state(), {})
+    left.mkdir(parents=True)  # by a thread that is late
+    check = mock.Mock(side_effect=FileNotFoundError('late'))
+    patch.setattr(manager, 'check_for_errors', check)
+    checkpointer.save(2, _state(), {})
+    assert check.called and not left.parent.exists()
+    left.mkdir(parents=True)
+  close = mock.Mock(wraps=manager.close, side_effect=[
+      FileNotFoundError(errno.ENOENT, 'No such file', str(left)),
+      mock.DEFAULT])
+  monkeypatch.setattr(manager, 'close', close)
+  with pytest.raises(errors.RunError, match=(
+      r'/2 could not be saved: .*No space left.*no checkpoint yet')):
+    checkpointer.close()
+  assert close.call_count == 2 and not left.parent.exists()
+  assert capsys.readouterr().err.count('\n') == 2
+
+
+def test_an_error_of_closing_is_one_of_the_save(tmp_path, monkeypatch):
+  checkpointer = checkpoint.Checkpointer(tmp_path)
+  checkpointer.save(1, _state(), {})
+  close = mock.Mock(wraps=checkpointer._manager.close,
+                    side_effect=[OSError('gone'), mock.DEFAULT])
+  monkeypatch.setattr(checkpointer._manager, 'close', close)
+  with pytest.raises(errors.RunError, match='/1 could not be saved: gone'):
+    checkpointer.close()
 
 
 # Saves on a file system that holds one step, or none.

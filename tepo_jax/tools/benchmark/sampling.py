@@ -61,7 +61,7 @@ class Engine:
         out_shardings=mesh_lib.shardings(
             mesh, transformer.logical_axes(workload.model)))()
     self.weights = sampling_lib.make_decode_cast(
-        self.model, self.mesh)(params)
+        self.model, self.mesh, config.rollout.weights)(params)
     self.rows = workload.prompts * workload.samples
     self.chunk = config.rollout.chunk
     self.stats = schedule_lib.Stats()

@@ -218,7 +218,7 @@ def trailing_mean(steps: Sequence[int], values: Sequence[float], window: int
 
 def bands(groups: Sequence[runs_lib.Seeds]) -> str:
   """Describes the bands."""
-  most = max(len(group.runs) for group in groups)
+  most = max(sum(bool(run.records) for run in group.runs) for group in groups)
   if most >= 3:
     return (f'Band: {statistics.LEVEL:.0%} interval of the mean over seeds at '
             'each step (Student\'s t).')

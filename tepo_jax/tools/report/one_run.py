@@ -34,8 +34,8 @@ def header(run: runs_lib.Run, seconds: float) -> str:
       'duration': progress.duration(seconds),
       'versions': ', '.join([f'commit {start.get("commit", _UNKNOWN)}', *(
           f'{name} {start[name]}' for name in _VERSIONS if name in start)]),
-      'make it again': page.Html(f'<code>{page.text(_command(arguments))}'
-                                 '</code>') if arguments else _UNKNOWN}
+      'make it again': page.Html(f'<code>{_command(arguments)}</code>'
+                                 ) if arguments else _UNKNOWN}
   return page.facts(facts.items())
 
 
@@ -85,6 +85,8 @@ def _listed(fields):
 
 
 def _command(arguments):
-  """The command, with another folder: a run's own is taken."""
+  """The command, with another folder: a run's own is taken. Its words are
+  elements, since a browser would break lines after the hyphens of a flag."""
   again = [re.sub(r'^(--?workdir)=.*', r'\1=DIR', a) for a in arguments]
-  return f'python -m tepo_jax.train {shlex.join(again)}'
+  return ' '.join(['python -m tepo_jax.train', *(
+      f'<span>{page.text(shlex.quote(a))}</span>' for a in again)])

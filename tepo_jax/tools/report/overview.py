@@ -82,7 +82,7 @@ def seconds(run: runs_lib.Run) -> float:
 
 
 def _durations(runs):
-  values = sorted(seconds(run) for run in runs)
+  values = sorted(seconds(run) for run in runs if run.records)
   low, middle, high = (progress.duration(x) for x in (
       values[0], float(np.median(values)), values[-1]))
   return low if len(values) == 1 else f'{middle} a run ({low} to {high})'
@@ -119,21 +119,25 @@ def _link(run, out):
 
 def accuracies(groups: Sequence[runs_lib.Seeds]) -> str:
   """Returns a table: a row for each evaluation of each group."""
-  names = figures.accuracies(run for group in groups for run in group.runs)
-  rows = [row for group in groups for row in [
-      *(_evaluated(group, name) for name in names), _trained(group)] if row]
-  return page.table(['method', 'accuracy, %', 'seeds', 'first', 'last', 'best'],
+  rows = []
+  for group in groups:
+    rows += [[group.label, name, count, *(
+        f'{_percentages(interval)} at step {where}'
+        for interval, where in points)]
+             for name, count, points in _evaluations(group)]
+    rows += filter(None, [_trained(group)])
+  return page.table(['method', 'accuracy, %', 'seeds', *POINTS],
                     rows, range(2, 6))
 
 
-def _evaluated(group, name):
-  """Returns a row: the first, the last and the best evaluation."""
-  runs = [(run, series) for run in group.runs if (series := run.series(name))]
-  if not runs:
-    return None
-  return [group.label, name.removeprefix('eval/'), len(runs), *(
-      f'{_percentages(interval)} at step {where}' for interval, where in (
-          _at(runs, name, choose) for choose in POINTS.values()))]
+def _evaluations(group):
+  """Yields each evaluation's name, the number of its runs, and (interval,
+  steps) of the first, the last and the best."""
+  for name in figures.accuracies(group.runs):
+    if runs := [(run, series) for run in group.runs
+                if (series := run.series(name))]:
+      yield name.removeprefix('eval/'), len(runs), [
+          _at(runs, name, choose) for choose in POINTS.values()]
 
 
 def _at(runs, name, choose: Callable[[dict[int, float]], int]):
@@ -193,12 +197,8 @@ def comparison(groups: Sequence[runs_lib.Seeds], form: str) -> str:
   Raises:
     errors.InputError: no run has an evaluation.
   """
-  found = [(group.label, name.removeprefix('eval/'), len(runs), {
-      point: _at(runs, name, choose) for point, choose in POINTS.items()})
-           for group in groups
-           for name in figures.accuracies(group.runs)
-           if (runs := [(run, series) for run in group.runs
-                        if (series := run.series(name))])]
+  found = [(group.label, *evaluation) for group in groups
+           for evaluation in _evaluations(group)]
   if not found:
     raise errors.InputError('no run of --runs has an evaluation')
   if form == 'csv':
@@ -207,9 +207,9 @@ def comparison(groups: Sequence[runs_lib.Seeds], form: str) -> str:
         [[label, name, point, where, count, *(f'{x:.4f}' for x in interval),
           *[''] * (3 - len(interval))]
          for label, name, count, points in found
-         for point, (interval, where) in points.items()])
+         for point, (interval, where) in zip(POINTS, points)])
   return f'% Accuracies in per cent. {INTERVAL}\n' + tables.latex_of(
       ['method', 'set', 'n', *POINTS],
       [[label, name, str(count), *(
-          _percentages(interval) for interval, _ in points.values())]
+          _percentages(interval) for interval, _ in points)]
        for label, name, count, points in found], labels=2)

@@ -31,7 +31,8 @@ def _page(make_run, tmp_path, monkeypatch, command=None, **changed):
 
 
 def _facts(text):
-  return {html.unescape(name): html.unescape(re.sub('<[^>]*>', '|', value))
+  return {html.unescape(name): html.unescape(re.sub(
+      '<[^>]*>', '|', re.sub('</?span>', '', value)))
           for name, value in re.findall('<dt>(.*?)</dt><dd>(.*?)</dd>', text)}
 
 

@@ -170,6 +170,54 @@ def test_keys_read_a_figure_and_the_legend_hides_curves(report, browser):
       f'document.querySelectorAll("{card} .seed").length') == 2
 
 
+@pytest.fixture(name='long_labels', scope='module')
+def _long_labels(tmp_path_factory, drawn_files):
+  """A report of four methods whose labels are wider than a phone."""
+  folder = tmp_path_factory.mktemp('long')
+  name = 'optimizer.learning_rate=3e-06, data.name=a_long_name_of_a_file.jsonl'
+  for i in range(4):
+    make_run_in(folder / 'runs', str(i), [record(s) for s in range(1, 7)],
+                method_name=f'tepo {i} ({name})')
+  return study.write(folder, runs.read([str(folder / 'runs')]), {})
+
+
+# [figure's box, [box of a value, whether its text is cut], …]
+_READOUT = """(() => {
+  const card = document.querySelector("#panel-entropy"), box = e => {
+    const b = e.getBoundingClientRect();
+    return [b.left, b.top, b.right, b.bottom]; };
+  return [box(card), ...[...card.querySelectorAll(".readout > span")].map(
+    e => [box(e), e.scrollWidth > e.clientWidth])]; })()"""
+
+
+@pytest.mark.parametrize('width', [390, 1280])
+def test_hovers_stay_in_their_figure_and_move_nothing(
+    long_labels, browser, width):
+  browser.open(long_labels, width=width)
+  top = ('document.querySelector("#panel-entropy svg")'
+         '.getBoundingClientRect().top + scrollY')
+  before = browser.run(top)
+  browser.move_to('#panel-entropy svg')
+  card, *values = browser.run(_READOUT)
+  assert len(values) == 5  # the step, and a value for each method
+  for (left, up, right, down), is_cut in values:
+    assert card[0] <= left < right <= card[2] <= width
+    assert card[1] <= up < down <= card[3] and not is_cut
+  assert browser.run(top) == before
+
+
+@pytest.mark.parametrize('width', [390, 1280])
+def test_the_token_s_box_stays_in_the_window(report, browser, width):
+  browser.open(report, width=width)
+  choose(browser, 'filter', 'mixed')  # with a long word
+  for place in ('[data-c="0"][data-t="0"]', ':last-of-type'):
+    browser.move_to(f'.token{place}')
+    left, top, right, bottom = browser.run(
+        '(b => [b.left, b.top, b.right, b.bottom])'
+        '(document.getElementById("tip").getBoundingClientRect())')
+    assert 0 <= left < right <= width and 0 <= top < bottom <= 900
+
+
 def choose(browser, name, value):
   browser.run(f'(() => {{ const s = document.getElementById("{name}");'
               f's.value = "{value}"; s.dispatchEvent(new Event("change")); }})'
@@ -381,6 +429,17 @@ def test_axes(noisy, browser):
   assert browser.run(
       '[...document.querySelectorAll("circle")].every('
       'c => c.closest("[clip-path]") === null)')
+
+
+@pytest.mark.parametrize('values, texts', [
+    ([0, .0005, .001, .0015], ['0', '0.0005', '0.0010', '0.0015']),
+    ([.35, .4, .45], ['0.35', '0.40', '0.45']),
+    ([-20, 0, 20], ['-20', '0', '20']),
+    ([3.6e-7, 4e-7], ['3.6e-7', '4.0e-7']), ([0, 2e6], ['0', '2e+6'])])
+def test_the_ticks_of_an_axis_have_the_same_decimals(
+    report, browser, values, texts):
+  browser.open(report)
+  assert browser.run(f'tickTexts({values})') == texts
 
 
 def test_figures_are_read_and_zoomed_together(noisy, browser):

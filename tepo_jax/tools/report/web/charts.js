@@ -34,6 +34,17 @@ function ticks(low, high, wanted) {
   return [];
 }
 
+// Their texts, with as many decimals as the one that needs most.
+function tickTexts(values) {
+  const most = Math.max(...values.map(Math.abs));
+  const isPlain = most >= 1e-3 && most < 1e6;
+  const decimals = Math.max(...values.map(v => (
+    (isPlain ? v.toFixed(12) : v.toExponential(12)).match(
+      /\.(\d*?)0*(e|$)/)[1].length)));
+  return values.map(v => v === 0 ? '0' : isPlain ? v.toFixed(decimals)
+    : v.toExponential(decimals));
+}
+
 // Whole steps: the first, the last, and round ones that leave them space.
 function stepTicks(first, last) {
   if (first === last) return [first];
@@ -115,12 +126,13 @@ function drawChart(card, panel) {
   svg.append(element('defs', {}, element('clipPath', {id: clip}, element(
     'rect', {x: LEFT, y: TOP, width: WIDTH - LEFT - RIGHT,
              height: HEIGHT - TOP - BOTTOM}))));
-  for (const tick of ticks(bottom, top, 5)) {
+  const levels = ticks(bottom, top, 5), texts = tickTexts(levels);
+  for (const [i, tick] of levels.entries()) {
     svg.append(
       element('line', {class: 'axis', x1: LEFT, x2: WIDTH - RIGHT, y1: y(tick),
                        y2: y(tick)}),
       element('text', {x: LEFT - 5, y: y(tick) + 4, 'text-anchor': 'end'},
-              digits(tick)));
+              texts[i]));
   }
   for (const tick of stepTicks(first, last)) {
     svg.append(element('text', {x: x(tick), y: HEIGHT - 14,
@@ -178,10 +190,7 @@ function addReadout(card, panel, svg, curves, x) {
     (best, s) => Math.abs(s - wanted) < Math.abs(best - wanted) ? s : best);
   let step = steps[steps.length - 1];
   svg.append(cursor);
-  const show = wanted => {
-    step = nearest(wanted);
-    cursor.setAttribute('x1', x(step));
-    cursor.setAttribute('x2', x(step));
+  const write = () => {
     readout.replaceChildren(element('span', {}, `step ${step}`));
     for (const c of curves) {
       const i = c.step.indexOf(step);
@@ -196,7 +205,13 @@ function addReadout(card, panel, svg, curves, x) {
         `${c.label} ${digits(c.mean[i])}${band}`, mean));
     }
   };
-  cursors.set(panel.name, show);
+  write();  // the last step's: values that came later would move the figures
+  cursors.set(panel.name, wanted => {
+    step = nearest(wanted);
+    cursor.setAttribute('x1', x(step));
+    cursor.setAttribute('x2', x(step));
+    write();
+  });
   svg.addEventListener('pointermove', event => {
     const at = pointerX(svg, event);
     showStep(steps.reduce((best, s) =>
