@@ -96,14 +96,14 @@ FIELDS = dict(
              'the same', POSITIVE, resume=ROUNDING),
     chunk=F(32, 'maximum decode steps per host sync', POSITIVE,
             resume=ROUNDING),
-    weights=F('compute', "of the layers' matrices while rollouts are decoded: "
-              "'compute': in compute.dtype; 'int8', with a scale for each "
-              'output, which needs train.behaviour.weight. Evaluations always '
-              'sample in compute.dtype', fields.one_of('compute', 'int8')),
     cache=F('rectangle', "keys and values of decoding: 'rectangle': slots by "
             "columns, as wide as the longest completion so far; 'pages': "
             'only what is alive', fields.one_of('rectangle', 'pages'),
             resume=ROUNDING),
+    weights=F('compute', "of the layers' matrices while rollouts are decoded: "
+              "'compute': in compute.dtype; 'int8', with a scale for each "
+              'output, which needs train.behaviour.weight. Evaluations always '
+              'sample in compute.dtype', fields.one_of('compute', 'int8')),
     # With the default reward, groups whose verdicts are all equal have no
     # gradient.
     dynamic_sampling=F(

@@ -51,8 +51,9 @@ def _compiled(slice_, shards, weights_as='compute'):
       MODEL, mesh, decoding=draw.Decoding(), eos_ids=(0,), chunk=32)
   cache = jax.eval_shape(lambda: cache_lib.init_cache(
       MODEL, shards * SLOTS, COLUMNS, MODEL.dtype))
-  return _decode(programs, MODEL, mesh, engine.idle_slots(shards * SLOTS), (
-      cache, sampling_lib.cache_shardings(MODEL, mesh)), weights_as)
+  return _decode(
+      programs, MODEL, mesh, engine.idle_slots(shards * SLOTS),
+      (cache, sampling_lib.cache_shardings(MODEL, mesh)), weights_as)
 
 
 def _mesh(slice_, shards):
@@ -65,16 +66,16 @@ def _decode(programs, model, mesh, slots, cache, weights_as='compute'):
   host = (slots, jax.eval_shape(jax.random.key, 0), np.int32(0), np.int32(0))
   return programs.decode.lower(
       _weights(model, mesh, weights_as), _abstract(*cache), *_abstract(
-          host, jax.tree.map(lambda _: mesh_lib.replicated(mesh), host))
-  ).compile()
+          host, jax.tree.map(
+              lambda _: mesh_lib.replicated(mesh), host))).compile()
 
 
 def _weights(model, mesh, weights_as='compute'):
   """Those for decoding."""
   return _abstract(
-      jax.eval_shape(
-          lambda p: cache_lib.convert(model, p, weights_as == 'int8'),
-          transformer.abstract_params(model, 'bfloat16')),
+      jax.eval_shape(lambda p: cache_lib.convert(
+          model, p, weights_as == 'int8'),
+                     transformer.abstract_params(model, 'bfloat16')),
       sampling_lib.decode_shardings(model, mesh, weights_as))
 
 
