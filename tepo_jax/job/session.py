@@ -29,6 +29,7 @@ from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import prompt_sets
 from tepo_jax.job import provenance
 from tepo_jax.job import sampling as sampling_lib
+from tepo_jax.job import slots as slots_lib
 from tepo_jax.policy import rope
 from tepo_jax.policy import transformer
 from tepo_jax.policy.huggingface import hub
@@ -157,7 +158,7 @@ class Session:
     @functools.cache
     def make_schedule():
       decoding_on = self.decoding()
-      shapes = memory_lib.sampling_shapes(
+      shapes = slots_lib.sampling_shapes(
           *decoding_on, cache=settings.cache, wanted=settings.slots,
           work=prompts * samples, max_tokens=max_tokens,
           prompt_tokens=self.config.data.max_prompt_tokens,

@@ -77,10 +77,8 @@ EXECUTION_FIELDS = (
 
 @flax.struct.dataclass
 class KVCache:
-  """Keys and values of every layer; `index` is the next column to write.
-
-  `cache.init_cache` makes an empty one.
-  """
+  """Keys and values of every layer, see `cache.init_cache`; `index` is the next
+  column to write."""
 
   k: tuple[jax.Array, ...]  # L arrays [B, K, H, T]
   v: tuple[jax.Array, ...]  # L arrays [B, K, T, H]
@@ -96,7 +94,8 @@ def init(config: ModelConfig, key: jax.Array) -> dict[str, Any]:
 def logical_axes(config: ModelConfig) -> dict[str, Any]:
   """The tree of `init`; leaves are tuples of a logical name per dimension."""
   return jax.tree.map(
-      lambda leaf: tuple(leaf.names), _abstract(config), is_leaf=_is_boxed)
+      lambda leaf: tuple(leaf.names), _abstract(config),
+      is_leaf=lambda node: isinstance(node, nn.LogicallyPartitioned))
 
 
 def abstract_params(config: ModelConfig, dtype='float32') -> dict[str, Any]:
@@ -130,8 +129,7 @@ def forward(config: ModelConfig, params, token_BS, position_BS,
       cache.
 
   Returns:
-    hidden_BSD in config.dtype, and the cache with index, or column, + S (None
-    without).
+    hidden_BSD in config.dtype, and the cache with S more columns, or None.
   """
   return _Transformer(config).apply(
       {'params': params}, token_BS, position_BS, cache, segment_BS, sequences)
@@ -161,8 +159,7 @@ class _Columns:
   """What the layers need besides hidden states; the last three with a cache.
 
   rotation: of `rope.rotation`. key_position_BT: positions of the cache with
-  the new columns; index: the first of these. pages: or a PagedCache,
-  without kv.
+  the new columns; index: the first of these. Or pages: a PagedCache, no kv.
   """
 
   position_BS: jax.Array
@@ -400,7 +397,3 @@ def _boxed(config: ModelConfig, key: jax.Array):
 @functools.cache  # asked for about 30 times when a run starts
 def _abstract(config: ModelConfig):
   return jax.eval_shape(functools.partial(_boxed, config), jax.random.key(0))
-
-
-def _is_boxed(node) -> bool:
-  return isinstance(node, nn.LogicallyPartitioned)

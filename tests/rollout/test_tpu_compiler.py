@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import sampling as sampling_lib
+from tepo_jax.job import slots as slots_lib
 from tepo_jax.policy import cache as cache_lib
 from tepo_jax.policy import padding
 from tepo_jax.policy import pages
@@ -195,7 +195,7 @@ def test_pages_are_written_in_place_and_read_by_the_kernel(
 
 def _check_in_place(program, model, mesh):
   memory = program.memory_analysis()
-  cache = PAGES * memory_lib.slot_bytes(model, mesh, PAGE)
+  cache = PAGES * slots_lib.slot_bytes(model, mesh, PAGE)
   assert memory.alias_size_in_bytes >= cache
   assert memory.temp_size_in_bytes < cache / model.num_layers
   of_layer = ','.join(map(str, (
@@ -234,7 +234,7 @@ def test_a_step_with_pages_reads_the_weights_and_what_is_alive(slice_, tensor):
   program, model, mesh = _compiled_with_pages(slice_, tensor)
   weights = mesh_lib.device_bytes(_weights(model, mesh)) - (
       2 * model.vocab_size * model.d_model // tensor)
-  least = weights + SLOTS * memory_lib.slot_bytes(model, mesh, 1200)
+  least = weights + SLOTS * slots_lib.slot_bytes(model, mesh, 1200)
   read = cost.of(program.as_text(), columns=SLOTS * pages.columns_read(1200))
   assert least < read.hbm_bytes < 1.15 * least
 

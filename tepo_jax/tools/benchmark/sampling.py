@@ -17,8 +17,8 @@ import jax
 import ml_collections
 import numpy as np
 
-from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import sampling as sampling_lib
+from tepo_jax.job import slots as slots_lib
 from tepo_jax.policy import pages as pages_lib
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
@@ -69,7 +69,7 @@ class Engine:
   def schedule(self, work: int) -> schedule_lib.Schedule:
     """Returns the schedule for a queue of `work` completions."""
     workload = self._workload
-    return schedule_lib.Schedule(self.programs, memory_lib.sampling_shapes(
+    return schedule_lib.Schedule(self.programs, slots_lib.sampling_shapes(
         self.model, self.mesh, cache=self.cache, wanted=self.rows, work=work,
         prompt_tokens=workload.prompt_tokens, max_tokens=workload.max_tokens,
         chunk=self.chunk))
@@ -237,7 +237,7 @@ def _decode_steps(engine, workload):
       name = f'sampling/decode_step/{count}_slots_{columns}_columns'
       yield timing.summary(f'{name}/seconds', seconds, 's')
       alive = columns - engine.chunk // 2 if shapes.page else columns
-      floor = weights + count // shapes.shards * memory_lib.slot_bytes(
+      floor = weights + count // shapes.shards * slots_lib.slot_bytes(
           engine.model, engine.mesh, alive)
       yield timing.Measurement(f'{name}/bytes', float(accessed), 'byte')
       yield timing.Measurement(

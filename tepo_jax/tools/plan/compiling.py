@@ -17,6 +17,7 @@ import numpy as np
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import sampling as sampling_lib
+from tepo_jax.job import slots as slots_lib
 from tepo_jax.policy import lora
 from tepo_jax.policy import pages as pages_lib
 from tepo_jax.policy import transformer
@@ -101,7 +102,7 @@ def sampling_shapes(config: ml_collections.ConfigDict,
                prompt_tokens=config.data.max_prompt_tokens,
                max_tokens=rollout.max_tokens, chunk=rollout.chunk)
   if rollout.cache == 'pages':
-    return memory_lib.paged_shapes(*decoding, wanted=slots, free=free, **sizes)
+    return slots_lib.paged_shapes(*decoding, wanted=slots, free=free, **sizes)
   return shapes_lib.make(
       slots=slots, shards=mesh_lib.batch_shards(decoding[1]), **sizes)
 
@@ -124,9 +125,9 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
   runs_of = functools.partial(_runs, chunk=config.rollout.chunk,
                               arrays=2 * programs.decoding[0].num_layers)
   decoded = _Decoded(
-      mesh_lib.device_bytes(weights), memory_lib.slot_bytes(
+      mesh_lib.device_bytes(weights), slots_lib.slot_bytes(
           *programs.decoding, columns=1), shapes.shards, shapes.page,
-      memory_lib.has_kernel(*programs.decoding))
+      slots_lib.has_kernel(*programs.decoding))
   sizes = decoded.sizes(rollout, largest[0])
   runs = runs_of(rollout.runs)
   by_share = {largest[0]: {

@@ -20,6 +20,7 @@ import ml_collections
 from tepo_jax import errors
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
+from tepo_jax.job import slots as slots_lib
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.plan import chips
@@ -283,7 +284,7 @@ def _guess(config, programs, free):
   if config.rollout.cache == 'pages':
     return compiling.sampling_shapes(
         config, programs.decoding, None, free).slots[-1]
-  return memory_lib.fitting_slots(
+  return slots_lib.fitting_slots(
       *programs.decoding,
       functools.partial(compiling.sampling_shapes, config, programs.decoding),
       config.rollout.prompts * config.rollout.samples, free)

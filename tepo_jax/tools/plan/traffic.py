@@ -96,10 +96,7 @@ def of_rollout(workload: workload_lib.Workload, shapes: shapes_lib.Shapes,
     shape = Shape('decode', *(
         cache.table_NW if shapes.page else cache.position).shape)
     counts[shape] += steps
-    # Of the sequences in the middle of the chunk.
-    columns[shape] += steps * int(pages.columns_read(np.where(
-        rows.live, np.maximum(rows.start + rows.length + steps // 2, 1),
-        1)).sum())
+    columns[shape] += steps * _columns_read(rows, steps)
     chunks.append(steps)
     live_N = rows.live & (left_N > steps)
     zeros_NC = np.zeros((len(left_N), max(steps, 1)), np.int32)
@@ -116,6 +113,13 @@ def of_rollout(workload: workload_lib.Workload, shapes: shapes_lib.Shapes,
                   workload.prompts, None, schedule.Stats()):
     pass
   return Traffic(counts, len(chunks), columns)
+
+
+def _columns_read(rows, steps):
+  """The columns that a step in the middle of a chunk reads with the kernel for
+  pages, of all slots."""
+  length_N = np.where(rows.live, rows.start + rows.length + steps // 2, 1)
+  return int(pages.columns_read(np.maximum(length_N, 1)).sum())
 
 
 def _cache(rows, columns):

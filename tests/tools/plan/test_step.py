@@ -13,6 +13,7 @@ import pytest
 from tepo_jax import cli
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
+from tepo_jax.job import slots as slots_lib
 from tepo_jax.policy import scoring
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools import workload as workload_lib
@@ -187,7 +188,7 @@ def test_decoding_copies_no_keys_and_pads_none(name, size, heads):
   decode = next(p for p in _programs(config, slice_, slots)
                 if p.name == f'decode {slots}x1024')
   estimate = step.estimate(decode, slice_)
-  cache = slots * memory_lib.slot_bytes(
+  cache = slots * slots_lib.slot_bytes(
       workload_lib.of(config).model, mesh, 1024)
   assert cache < estimate.arguments < 1.05 * cache  # the weights are small
   assert estimate.temporaries < 0.25 * cache  # no key array; workspaces
