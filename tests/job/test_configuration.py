@@ -63,6 +63,7 @@ BAD = [
     ('rollout.max_generation_batches', 10**10, 'from 1 to 10000'),
     ('rollout.slots', 0, 'positive'), ('rollout.tensor', 0, 'positive'),
     ('rollout.chunk', 0, 'positive'),
+    ('rollout.cache', 'page', 'one of rectangle, pages'),
     ('rollout.overlong_buffer', -1, '0 or more'),
     ('rollout.overlong_factor', -0.5, '0 or more'),
     ('rollout.mixed', 'rewards', 'one of verdicts, reward'),

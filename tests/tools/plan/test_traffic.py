@@ -62,9 +62,10 @@ def test_with_pages_a_step_reads_whole_blocks_of_what_is_alive():
   """8 slots of 5 prompt tokens and 600 more. Prompts are stored once a shard,
   and completions copied a page of 8 at a time."""
   workload = workload_lib.Workload(None, 8, 4, 5, 600, 600, 0.6, 1)
-  shapes = dataclasses.replace(shapes_lib.make(
-      slots=8, work=32, prompt_tokens=32, max_tokens=600, chunk=8, shards=1),
-                               page=8, pages=1000)
+  shapes = shapes_lib.make(slots=8, work=32, prompt_tokens=32, max_tokens=600,
+                           chunk=8, shards=1)
+  shapes = dataclasses.replace(
+      shapes, columns=shapes.columns[-1:], page=8, pages=1000)
   runs, _, columns = traffic.of_rollout(workload, shapes, 1.0,
                                         streaming.batches)
   decode, = (shape for shape in runs if shape.name == 'decode')
