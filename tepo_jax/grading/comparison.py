@@ -47,6 +47,9 @@ def same(reference: nodes_lib.Node, answer: nodes_lib.Node,
 
 
 def _same(reference, answer, abs_error=None):
+  if reference.kind == answer.kind == 'chain' and reference.unit and (
+      answer.unit) and reference.unit != answer.unit:
+    return False
   reference, answer = _unnamed(reference, answer)
   if reference.kind == 'named':  # and answer
     return reference.text == answer.text and _same(
@@ -94,9 +97,8 @@ def _same_result(reference, answer, abs_error):
                   else (answer, reference))
   is_ratio = chain is reference and chain.parts[0][0] == 'quotient' and (
       len(chain.parts) == 2 and not expressions.symbols(chain.parts[1]))
-  if set(chain.text.split()) != {'='} or not is_ratio and (any(
-      map(expressions.symbols, chain.parts[:-1])) or not all(
-          values.equal(side, chain.parts[-1]) for side in chain.parts[:-1])):
+  if set(chain.text.split()) != {'='} or not is_ratio and not all(
+      values.equal(side, chain.parts[-1]) for side in chain.parts[:-1]):
     return False
   last = nodes_lib.Node('value', chain.parts[-1:])
   return (_same_value(last, value, abs_error) if chain is reference
