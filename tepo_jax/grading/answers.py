@@ -124,8 +124,6 @@ _SYNONYMS: tuple[tuple[str, re.Pattern[str], _Replacement], ...] = (
         (re.compile(r'\\text\{\s*' + _SCALE + r'([^{}]*)\}'),
          lambda match: _scaled(match['scale']) + (
              f'\\text{{{match[2]}}}' if match[2].strip() else '')))),
-    # Without a command, 2^{st} is a power.
-    ('\\', re.compile(r'(?<=\d)\^\{?(?:st|nd|rd|th)\}?$'), ''),
     ('\\\\', re.compile(r'(\\\\)\s*\[[\d.]+\s*(?:pt|em|ex|mm|cm)\]'), r'\1'),
     ('\\{', re.compile(r'^\\\{\s*\\\}$'), r'\\emptyset'),
     ('\\prime', re.compile(

@@ -363,16 +363,13 @@ def _single(text, depth):
     return nodes.Node('word', text=text)
   if _is_word(text) or _CAPITALISED.fullmatch(text):
     return nodes.Node('word', text=text.casefold().strip())
-  if '\\pm' in text or '\\mp' in text:
+  if '\\pm' in text:
     return _joined('list', _signed(text), depth)
   return _value(text)
 
 
 def _signed(text):
-  r"""Both readings of `\pm`; of several without a `\mp`, all combinations."""
-  if '\\mp' in text:
-    return [text.replace('\\pm', first).replace('\\mp', second)
-            for first, second in ('+-', '-+')]
+  r"""Both readings of `\pm`; of several, all combinations."""
   parts = text.split('\\pm')
   if len(parts) > 5:
     raise expressions.TooLarge(text)
