@@ -127,11 +127,10 @@ def _distinct(nodes):
 
 def _same_time(reference, answer):
   """A time of day without am or pm has that of the other one."""
-  if reference.kind == answer.kind:
-    return reference.text == answer.text
   time, other = ((reference, answer) if reference.kind == 'time'
                  else (answer, reference))
-  return other.text in (time.text[:-3], time.text[:-3].removesuffix(':00'))
+  plain = time.text[:-3]
+  return other.text in (time.text, plain, plain.removesuffix(':00'))
 
 
 def _same_option(reference, answer):
@@ -166,8 +165,6 @@ def _unnamed(reference, answer):
   if kinds == {'named'}:
     nodes = names.renamed(*nodes)
     kinds = {node.kind for node in nodes}
-    if kinds != {'named'} or nodes[0].text == nodes[1].text:
-      return nodes
   if kinds <= {'named', 'chain'}:
     return _as_sets(*nodes) or [_as_chain(node) for node in nodes]
   return [n.parts[0] if n.kind == 'named' else n for n in nodes]

@@ -28,9 +28,6 @@ _CLOSING = frozenset(r') ] } \} \rangle \rfloor \rceil \end'.split())
 _RELATIONS = {'=': '=', '<': '<', '>': '>', '\\le': '<=', '\\ge': '>=',
               '\\in': 'in', ':': ':', '\\approx': '~', '\\ne': '!='}
 _RELATING = frozenset(_RELATIONS)
-_UNREADABLE = frozenset(
-    r'\equiv \sim \mid \to \Rightarrow \iff \sum \int '
-    r'\prod'.split())
 _OR = re.compile(r'\\(?:text|mathrm|mbox)\s*\{\s*or\s*\}'
                  r'|(?<![a-zA-Z\\])(?:or|OR)(?![a-zA-Z])'
                  r'|\\lor(?![a-zA-Z])')
@@ -118,8 +115,6 @@ def _separated(text, tokens, depth):
     if separator in tokens and (
         items := _split(tokens, {separator})[0])[1:]:
       return _joined(kind, items, depth, separator)
-  if not _UNREADABLE.isdisjoint(tokens):
-    raise expressions.Unreadable(text)
   items, _ = _split(tokens, {','})
   if _GROUPED.fullmatch(text):
     text = text.replace(',', '')

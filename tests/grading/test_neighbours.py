@@ -40,6 +40,7 @@ RIGHT = {
         ('p=5,q=2;p=7,q=2', 'p=7,q=2;p=5,q=2'), ('(5,2),(7,2)',
          'p=5,q=2;p=7,q=2')],
     'words after numbers': [
+        ('x>5', r'x>5\text{ m}'),
         ('3000000', r'3\text{ million}'), ('0.07', r'7\text{ hundredths}'),
         (r'72\text{ km/h}', r'20\text{ m/s}'), (r'\$5', r'5\text{ dollars}'),
         (r'12\text{ cm}^2', r'12\text{ square centimeters}'),
@@ -68,6 +69,7 @@ RIGHT = {
         ('hth', r'\text{HTH}'),
         (r'\text{TRUE}', 'True'), (r'\text{A},\text{B}', 'A, B')],
     'one answer, two readings': [
+        ('1,234', '1200+34'), ('1200+34', '1,234'),
         ('32349', '32,349'), ('32349', r'32,\! 349'), ('1,234', '1234'),
         ('32,349', '32349'),
         ('1, 234', '234, 1'), ('1,234', '1,234'), ('(1,234)', '(1, 234)')],
@@ -113,6 +115,7 @@ RIGHT = {
         (r'(1,2)', r'\vec v=(1,2)'), ('18', '= 18'), ('18', 'x = 18'),
         (r'\vec{v}=(1,2)', '(1,2)'), ('y=x^2', 'f(x)=x^2')],
     'dress': [
+        (r'8{:}34\text{ p.m.}', '8:34'), ('8:34', r'8{:}34\text{ p.m.}'),
         ('2', r'2^{\text{nd}}'), ('e^2', r'\operatorname{e}^2'), (r'\emptyset', r'\{\}'),
         (r'20^\circ C', '20'), ('17', '１７'), ('-17', '−17'), ('x^2', 'x²'), (r'\frac12', '½'),
         (r'2\sqrt3', '2√3'), (r'x\le3', 'x ≤ 3'), (r'3\pi', '3π'),
@@ -235,6 +238,9 @@ WRONG = {
         ('p=5,q=2;p=7,q=2', 'p=5,q=2;p=2,q=7'), ('x=5,y=2', r'\{2,5\}'),
         ('x=5,y=2', 'a=5,b=2'), ('x=5,y=2', 'x=5,x=2'), ('x=5,x=2', 'x=5,y=2')],
     'words after numbers': [
+        ('10n', '10'), ('nm', 'n'), (r'90^\circ', r'90\text{ kg}'),
+        ('314', r'100\pi'), ('3.14', '3.1416'), ('(5,1)', '(5.0000001,1)'),
+        (r'\sqrt2', r'\sqrt{2.00000001}'),
         (r'1620\text{ mm}^{2}', r'1620\text{ hundred}^{2}'),
         (r'48\text{ km}/\text{h}', r'48\text{ km}/\text{ dozen}'),
         (r'4:51:06\text{ p.m.}', r'4:51:06\text{ hundred}'),
@@ -285,6 +291,7 @@ WRONG = {
         ('[0,5]', r'[0,5]\setminus 1'), (r'x\ne1, x\ne2', r'x\ne(1,2)'),
         (r'\mathbb R', r'|x|>\infty'), (r'(|a|,\infty)', 'x>a')],
     'lists': [
+        (r'0,2,4,\ldots,10', r'2,0,4,\ldots,10'),
         ('21,16,11', r'21, 16 \text{ or } 12'), ('1,2,3', r'x=1,2\text{ or }4'),
         (r'\text{A},\text{B}', r'\text{A},\text{C}'),
         (r'(\text{A},\text{B})', '(B,A)'), (r'\{1,2\}', r'\{1,1,3\}'),
@@ -308,6 +315,7 @@ WRONG = {
         ('12', '12 or 13 eggs'), ('C', 'Option'), ('D', '(C) D'),
         (r'\frac{3\pi}{4}', '135')],
     'functions': [
+        (r'x\equiv3\pmod5', r'y\equiv3\pmod5'),
         ('10', r'{5\choose1}'), (r'\sin^2 x', r'\sin x^2'),
         (r'\cos 20^\circ', r'\cos 20'), (r'\sqrt{x^2}', 'x'), ('720', '6!!'),
         ('-2', r'\begin{pmatrix}1&2\\3&4\end{pmatrix}'),
