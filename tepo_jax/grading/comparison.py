@@ -108,6 +108,8 @@ def _same_result(reference, answer, abs_error):
 def _are_equal(sides):
   """Whether an equation's sides are equal. One with variables of which that is
   not known is a condition on them, and no result."""
+  if len(set(map(expressions.symbols, sides))) > 1:
+    return False
   try:
     return all(values.equal(side, sides[-1]) for side in sides[:-1])
   except expressions.Unreadable:

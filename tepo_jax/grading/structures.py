@@ -38,7 +38,7 @@ _CAPITALISED = re.compile(r'[A-Z][a-z]*[aeiou][a-z]+')
 _CHOICE = re.compile(r'(?:option|choice)?\s*\(?\s*(?:\\text\{\s*)?\(?'
                      r'([A-Z])\)?\s*\}?\s*\)?[:.]?', re.IGNORECASE)
 _LABELLED = re.compile(r'(?:\(([A-Z])\)|\\text\{\s*\(?([A-Z])[).:]\s*\}'
-                       r'|([A-Z])[.:)](?=\s))\s*(.+)', re.DOTALL)
+                       r'|([A-Z])[.)](?![A-Z]\b))\s*(.+)', re.DOTALL)
 _LETTERS = re.compile(r'\\text\{\s*([a-zA-Z]{2,})[\s.]*\}')
 _RESIDUE = re.compile(
     r'(?:\s*(\\?[a-zA-Z]+)\s*\\equiv)?([^=]*?)(?:\\pmod|\(\s*\\?mod)\s*(?:\{([^{}]*)\}|(\w+))\s*\)?')
