@@ -15,7 +15,8 @@ from tepo_jax.grading import grader
 from tepo_jax.grading import workers
 
 _ROOT = pathlib.Path(__file__).parents[2]
-SERVE = "workers.serve('tepo_jax.grading.verifying:verify', None)"
+SERVE = ('from tepo_jax.grading import verifying; verifying._warm_up(); '
+         "workers.serve('tepo_jax.grading.verifying:verify', None)")
 HANG = (r'\int_0^1 \sin(x^{x})\cos(x^x)dx', ('5',))
 
 
