@@ -117,13 +117,13 @@ def _limited():
   """Raises _OutOfTime after CPU_S of this process's CPU time."""
   def stop(*_):
     raise _OutOfTime
-  before = signal.signal(signal.SIGVTALRM, stop)
-  signal.setitimer(signal.ITIMER_VIRTUAL, CPU_S)
+  before = signal.signal(signal.SIGPROF, stop)
+  signal.setitimer(signal.ITIMER_PROF, CPU_S)
   try:
     yield
   finally:
-    signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-    signal.signal(signal.SIGVTALRM, before)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    signal.signal(signal.SIGPROF, before)
 
 
 def verify_alone(answer: str, references: Sequence[str], alarm_s: int
