@@ -97,25 +97,12 @@ def _same_result(reference, answer, abs_error):
                   else (answer, reference))
   is_ratio = chain is reference and chain.parts[0][0] == 'quotient' and (
       len(chain.parts) == 2 and not expressions.symbols(chain.parts[1]))
-  if set(chain.text.split()) != {'='} or not is_ratio and not _are_equal(
-      chain.parts):
+  if set(chain.text.split()) != {'='} or not is_ratio and (
+      not values.all_equal(chain.parts)):
     return False
   last = nodes_lib.Node('value', chain.parts[-1:])
   return (_same_value(last, value, abs_error) if chain is reference
           else _same_value(value, last, abs_error))
-
-
-def _are_equal(sides):
-  """Whether an equation's sides are equal. One with variables of which that is
-  not known is a condition on them, and no result."""
-  if len(set(map(expressions.symbols, sides))) > 1:
-    return False
-  try:
-    return all(values.equal(side, sides[-1]) for side in sides[:-1])
-  except expressions.Unreadable:
-    if any(map(expressions.symbols, sides)):
-      return False
-    raise
 
 
 def _distinct(nodes):
