@@ -52,7 +52,7 @@ _CURRENCY = re.compile(r'USD|EUR|GBP|INR|Rs')
 _CURRENCIES = re.compile(rf'(?:\\text\s*\{{\s*)?\b(?:{_CURRENCY.pattern})\b'
                          r'\.?\s*\}?(?=\s*[\d.])')
 _FONT = (r'\\(?:boldsymbol|bm|pmb|underline|bf|it|sf)(?![a-zA-Z])'
-         r'|\\(?:text)?color\s*\{[^{}]*\}')
+         r'|\\(?:text)?color(?:box)?\s*\{[^{}]*\}')
 _FONTED = re.compile(_FONT + r'|\\math(?:bf|rm)')
 _FONTS = (
     # Some digits of a number: in braces they would be a factor of the others.
@@ -124,8 +124,6 @@ _SYNONYMS: tuple[tuple[str, re.Pattern[str], _Replacement], ...] = (
         (re.compile(r'\\text\{\s*' + _SCALE + r'([^{}]*)\}'),
          lambda match: _scaled(match['scale']) + (
              f'\\text{{{match[2]}}}' if match[2].strip() else '')))),
-    # Without a command, 2^{st} is a power.
-    ('\\', re.compile(r'(?<=\d)\^\{?(?:st|nd|rd|th)\}?$'), ''),
     ('\\\\', re.compile(r'(\\\\)\s*\[[\d.]+\s*(?:pt|em|ex|mm|cm)\]'), r'\1'),
     ('\\{', re.compile(r'^\\\{\s*\\\}$'), r'\\emptyset'),
     ('\\prime', re.compile(
@@ -136,6 +134,7 @@ _SYNONYMS: tuple[tuple[str, re.Pattern[str], _Replacement], ...] = (
     ('!=', re.compile(r'(?<=[a-zA-Z])\s+!=(?!=)'), r'\\ne '),
     ('U', re.compile(r'(?<=[)\]}])\s*U\s*(?=[(\[\\])'), r'\\cup'),
 )
+_CHOOSE = re.compile(r'\{\s*([^{}]+?)\s*\\choose(?![a-zA-Z])\s*([^{}]+?)\s*\}')
 _COUNTED = re.compile(r'\d[\s-]*[a-zA-Z]')
 _COUNTED_SYNONYMS = (
     (re.compile(r'(?<=\d)\s*([aApP])\.?\s*[mM]\.?$'), r' \1m'),
@@ -249,10 +248,15 @@ def _without_dress(text):
   if _FONTED.search(text):
     for pattern, replacement in _FONTS:
       text = pattern.sub(replacement, text)
-  text = _TEXTS.sub(r'\\text{', text)
+  text = _TEXTS.sub(r'\\text{', without_choose(text))
   text = _COMMAND.sub(
       lambda match: _COMMANDS.get(match[1], match[0]), text)
   return _IGNORED.sub('', text)
+
+
+def without_choose(text: str) -> str:
+  r"""Writes `{n \choose k}` as `\binom{n}{k}`."""
+  return _CHOOSE.sub(r'\\binom{\1}{\2}', text) if '\\choose' in text else text
 
 
 def _with_degrees(text):

@@ -47,6 +47,9 @@ def same(reference: nodes_lib.Node, answer: nodes_lib.Node,
 
 
 def _same(reference, answer, abs_error=None):
+  if reference.kind == answer.kind == 'chain' and reference.unit and (
+      answer.unit) and reference.unit != answer.unit:
+    return False
   reference, answer = _unnamed(reference, answer)
   if reference.kind == 'named':  # and answer
     return reference.text == answer.text and _same(
@@ -94,9 +97,8 @@ def _same_result(reference, answer, abs_error):
                   else (answer, reference))
   is_ratio = chain is reference and chain.parts[0][0] == 'quotient' and (
       len(chain.parts) == 2 and not expressions.symbols(chain.parts[1]))
-  if set(chain.text.split()) != {'='} or not is_ratio and (any(
-      map(expressions.symbols, chain.parts[:-1])) or not all(
-          values.equal(side, chain.parts[-1]) for side in chain.parts[:-1])):
+  if set(chain.text.split()) != {'='} or not is_ratio and (
+      not values.all_equal(chain.parts)):
     return False
   last = nodes_lib.Node('value', chain.parts[-1:])
   return (_same_value(last, value, abs_error) if chain is reference
@@ -114,11 +116,10 @@ def _distinct(nodes):
 
 def _same_time(reference, answer):
   """A time of day without am or pm has that of the other one."""
-  if reference.kind == answer.kind:
-    return reference.text == answer.text
   time, other = ((reference, answer) if reference.kind == 'time'
                  else (answer, reference))
-  return other.text in (time.text[:-3], time.text[:-3].removesuffix(':00'))
+  plain = time.text[:-3]
+  return other.text in (time.text, plain, plain.removesuffix(':00'))
 
 
 def _same_option(reference, answer):
@@ -153,8 +154,6 @@ def _unnamed(reference, answer):
   if kinds == {'named'}:
     nodes = names.renamed(*nodes)
     kinds = {node.kind for node in nodes}
-    if kinds != {'named'} or nodes[0].text == nodes[1].text:
-      return nodes
   if kinds <= {'named', 'chain'}:
     return _as_sets(*nodes) or [_as_chain(node) for node in nodes]
   return [n.parts[0] if n.kind == 'named' else n for n in nodes]

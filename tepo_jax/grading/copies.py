@@ -6,7 +6,7 @@ has the form of a formula of the problem and the reference answer has another
 form. The form is what is written, without names before `=`, spaces, fonts and
 brackets that change nothing, the order of sums and products, +0, ·1 and /1.
 
-No copies are: numbers, unless the problem asks for another notation ("as a
+No copies are: numbers (but for quotients to be computed), unless the problem asks for another notation ("as a
 decimal", or "as a sum" where the reference is uncomputed: 1/8 + 1/12 + 1/24 for
 1/4), and answers to problems that ask to choose among options.
 """
@@ -57,6 +57,9 @@ def is_copied(answer: str, reference: str, problem: str) -> bool:
   spellings, forms = _formulas(problem)
   if node is None:
     return ''.join(texts[0].split()) in spellings and not _is_choice(problem)
+  if (node.kind, right and right.kind) == ('chain', 'value') and (
+      set(node.text.split()) == {'='}):
+    node = nodes.Node('value', node.parts[-1:])
   form, wanted = _form(node), right and _form(right)
   if form == wanted or form not in forms or _is_choice(problem):
     return False

@@ -13,6 +13,8 @@ _PART = re.compile(
     r'|true|false|impossible|finite|infinite|odd|even)\b)',
     re.DOTALL | re.IGNORECASE)
 WORDS = re.compile(r'\\(?:mbox|text(?:bf|it|rm|normal)?|math(?:rm|it|bf))\s*\{')
+LAST_WORDS = re.compile(
+    WORDS.pattern + r'([^{}]*)\}(?:\s*\^\s*\{?\d\}?)?[\s.,;$)\]]*$')
 JOINING = re.compile(WORDS.pattern + r'[\s,]*(?:and|or)\s*\}')
 _RELATED = re.compile(r'[=<>]|\\(?:[lg]eq?|in|neq?|approx|equiv)(?![a-zA-Z])')
 # "There are no others" denies nothing.
@@ -28,9 +30,12 @@ _CONTINUED = re.compile(r',\s*$|\b(?:and|or|otherwise|else)\b'
 _CONDITION = re.compile(
     r'\b(?:for|if|when|where|all|any|every|each|with|since|let|given)\s*$',
     re.IGNORECASE)
+# math-verify would multiply with such a word in the middle of an equation.
+_EQUAL_IF = re.compile(WORDS.pattern + r'\s*(?:if|for|when|where|with)\s*\}(?=.*=)',
+                       re.DOTALL)
 _COMMA = re.compile(r'\s*[,;]\s*(?![^()\[\]{}]*[)\]}])|\s(?:and|or)\s')
 # Words, and not letters of a product; formulas in such a sentence may have $.
-_PROSE = re.compile(r'(?:(?<![\\a-zA-Z{])[a-zA-Z]{2,} ){3}')
+PROSE = re.compile(r'(?:(?<![\\a-zA-Z{])[a-zA-Z]{2,} ){3}')
 _DOLLARS = re.compile(r'(?<!\\)\$([^$]+)\$')
 
 
@@ -42,7 +47,7 @@ def pairs(reference: str, answer: str
   if bool(_DENIAL.search(reference)) != bool(_DENIAL.search(answer)):
     return None
   reference, answer = (
-      _DOLLARS.sub(r'\\(\1\\)', text) if _PROSE.search(text) else text
+      _DOLLARS.sub(r'\\(\1\\)', text) if PROSE.search(text) else text
       for text in (reference, answer))
   wanted, given = _parts(reference), _parts(answer)
   if wanted and given:
@@ -52,6 +57,9 @@ def pairs(reference: str, answer: str
   claims = _last_claims(wanted)
   if any(map(_RELATED.search, claims[:-1])):
     return [(claims, _COMMA.split(JOINING.sub(',', answer)))]
+  conditioned = [_EQUAL_IF.split(text) for text in (reference, answer)]
+  if len(conditioned[0]) == len(conditioned[1]):
+    return [([wanted], [given]) for wanted, given in zip(*conditioned)]
   return [([reference], [answer])]
 
 

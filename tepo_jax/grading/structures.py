@@ -14,6 +14,7 @@ import re
 from tepo_jax.grading import comparison
 from tepo_jax.grading import expressions
 from tepo_jax.grading import nodes
+from tepo_jax.grading import sentences
 from tepo_jax.grading import trees
 from tepo_jax.grading import units
 from tepo_jax.grading import values
@@ -27,9 +28,6 @@ _CLOSING = frozenset(r') ] } \} \rangle \rfloor \rceil \end'.split())
 _RELATIONS = {'=': '=', '<': '<', '>': '>', '\\le': '<=', '\\ge': '>=',
               '\\in': 'in', ':': ':', '\\approx': '~', '\\ne': '!='}
 _RELATING = frozenset(_RELATIONS)
-_UNREADABLE = frozenset(
-    r'\equiv \sim \mid \to \Rightarrow \iff \sum \int '
-    r'\prod'.split())
 _OR = re.compile(r'\\(?:text|mathrm|mbox)\s*\{\s*or\s*\}'
                  r'|(?<![a-zA-Z\\])(?:or|OR)(?![a-zA-Z])'
                  r'|\\lor(?![a-zA-Z])')
@@ -40,12 +38,15 @@ _CAPITALISED = re.compile(r'[A-Z][a-z]*[aeiou][a-z]+')
 _CHOICE = re.compile(r'(?:option|choice)?\s*\(?\s*(?:\\text\{\s*)?\(?'
                      r'([A-Z])\)?\s*\}?\s*\)?[:.]?', re.IGNORECASE)
 _LABELLED = re.compile(r'(?:\(([A-Z])\)|\\text\{\s*\(?([A-Z])[).:]\s*\}'
-                       r'|([A-Z])[.:)](?=\s))\s*(.+)', re.DOTALL)
+                       r'|([A-Z])[.)](?![A-Z]\b))\s*(.+)', re.DOTALL)
 _LETTERS = re.compile(r'\\text\{\s*([a-zA-Z]{2,})[\s.]*\}')
 _RESIDUE = re.compile(
     r'(?:\s*(\\?[a-zA-Z]+)\s*\\equiv)?([^=]*?)(?:\\pmod|\(\s*\\?mod)\s*(?:\{([^{}]*)\}|(\w+))\s*\)?')
 _REALS = re.compile(r'\\mathbb\s*\{?\s*R\s*\}?|(?:\\text\{\s*)?'
                     r'(?:the set of )?all real(?: number)?s?\s*\}?', re.I)
+_POSITIVE = re.compile(
+    r'\\mathbb\s*\{?\s*R\s*\}?\s*(?:[\^_]\s*\{?\s*\+\s*\}?|_\s*\{\s*>\s*0\s*\})'
+    r'|(?:\\text\{\s*)?(?:all )?positive real(?: number)?s?\s*\}?', re.I)
 _WITHOUT = re.compile(r'(?:\\(?:setminus|backslash)|(?<=\})\s*-)\s*(?=\\\{)')
 _SUCH_THAT = {'\\mid', '|', ':', '\\vert'}
 _SCIENTIFIC = re.compile(r'(?<![\w.])(\d+\.?\d*)[eE]([-+]?\d{1,4})(?![\w.])')
@@ -62,9 +63,9 @@ _MATRIX = re.compile(r'\\begin\{([pbB]?)(?:matrix|array)\}(?:\{[lcr|]*\})?(.*)'
 _FENCES = {'(': ')', '[': ']', '\\{': '\\}', '{': '}', '\\langle': '\\rangle'}
 _NAMED = re.compile(
     r'(?:\\(?:angle|triangle)\s*)?(?:\\(?:text|operatorname)\s*\{[a-zA-Z ]+\}'
-    r'|\\(?:vec|hat|bar|overline|overrightarrow|widehat|mathbf|tilde)\s*'
+    r'|\\(?:vec|hat|bar|overline|overrightarrow|widehat|mathbf|mathbb|tilde)\s*'
     r'(?:\{\\?[a-zA-Z]+\}|[a-zA-Z])|\\?[a-zA-Z]+)'
-    r"(?:_(?:\{(?:[^{}]|\{[^{}]*\})*\}|\w))?'*(?:\([^()]*\))?"
+    r"(?:_(?:\{(?:[^{}]|\{[^{}]*\})*\}|\w))?'*(?:\([^()]*\)|\[[^][]*\])?"
     r'|\|[a-zA-Z]+\||\([a-zA-Z](?:,[a-zA-Z])+\)')
 # A number with thousands separators: followed by something else, or alone, of
 # at most five groups. With a space after a comma it is a list.
@@ -73,7 +74,7 @@ _GROUPED = re.compile(r'[-+]?\d{1,3}(?:,\d{3}){1,5}')
 # Certainly one number: no list has the item 000.
 _ZEROS = re.compile(r'(?<![\d.,])\d{1,3}(?:,\d{3})*,0\d\d(?:,\d{3})*(?!\d)')
 _LABEL = re.compile(r'[a-zA-Z ]{3,}')
-_FOR = re.compile(r'\\text\s*\{[^{}]*\b(?:for|if|when|where)\b')
+_FOR = re.compile(r'\\text\s*\{[^{}]*\b(?:for|if|when|where|with)\b')
 _CODE = frozenset(keyword.kwlist) - {'and', 'for', 'from', 'in', 'is', 'or'}
 
 
@@ -114,8 +115,6 @@ def _separated(text, tokens, depth):
     if separator in tokens and (
         items := _split(tokens, {separator})[0])[1:]:
       return _joined(kind, items, depth, separator)
-  if not _UNREADABLE.isdisjoint(tokens):
-    raise expressions.Unreadable(text)
   items, _ = _split(tokens, {','})
   if _GROUPED.fullmatch(text):
     text = text.replace(',', '')
@@ -226,9 +225,11 @@ def _related(sides, relations, depth):
   if relations == ['!='] and sides[1].startswith('\\{'):
     return nodes.named(expressions.parse(sides[0]), nodes.without(
         nodes.excluding(()), read(sides[1], depth + 1)))
-  return nodes.Node('chain', tuple(
-      expressions.parse(units.split(side)[0]) for side in sides),
-              ' '.join(relations))
+  if any(map(sentences.PROSE.search, sides)):
+    raise expressions.Unreadable(sides)
+  values_, found = zip(*map(units.split, sides))
+  return nodes.Node('chain', tuple(map(expressions.parse, values_)),
+                    ' '.join(relations), next(filter(None, found), None))
 
 
 def _differ(first, second, depth):
@@ -340,6 +341,8 @@ def _single(text, depth):
       return nodes.Node('based', (base,), match[2].upper())
   if _REALS.fullmatch(text):
     return nodes.excluding(())
+  if _POSITIVE.fullmatch(text):
+    return read('(0,\\infty)')
   if text == '\\ldots':
     return nodes.Node('dots')
   if _EMPTY.fullmatch(text.casefold()):
@@ -355,16 +358,13 @@ def _single(text, depth):
     return nodes.Node('word', text=text)
   if _is_word(text) or _CAPITALISED.fullmatch(text):
     return nodes.Node('word', text=text.casefold().strip())
-  if '\\pm' in text or '\\mp' in text:
+  if '\\pm' in text:
     return _joined('list', _signed(text), depth)
   return _value(text)
 
 
 def _signed(text):
-  r"""Both readings of `\pm`; of several without a `\mp`, all combinations."""
-  if '\\mp' in text:
-    return [text.replace('\\pm', first).replace('\\mp', second)
-            for first, second in ('+-', '-+')]
+  r"""Both readings of `\pm`; of several, all combinations."""
   parts = text.split('\\pm')
   if len(parts) > 5:
     raise expressions.TooLarge(text)

@@ -7,11 +7,16 @@ from tepo_jax.grading import expressions
 
 
 def is_number(tree: tuple) -> bool:
-  """Whether it is written as a number: integer, decimal, or one fraction of them."""
+  """Whether it is written as a number: integer, decimal, or fraction in lowest
+  terms; 60/12 and 0.1/0.4 are still to be computed."""
   if tree[0] == 'negative':
     return is_number(tree[1])
   if tree[0] == 'quotient':
-    return all(part[0] != 'quotient' and is_number(part) for part in tree[1:])
+    above, below = tree[1:]
+    if above[0] == 'negative':
+      above = above[1]
+    return above[0] == below[0] == 'number' and (
+        1 < below[1] == (above[1] / below[1]).denominator)
   return tree[0] == 'number' or expressions.is_decimal(tree)
 
 

@@ -63,6 +63,8 @@ _COUNTED = re.compile(
     r'(?!.*\b(?:is|are|be|must|has|have|such|where|exists?|if|for|when|unless'
     r'|always|divides|equals|mod|over|times|plus|minus|and|or|not|no|with)\b)'
     r'(?:.*[a-z]s|.*\b(?:people|children|men|women|total))')
+# What says that the number is no answer.
+_DENIAL = re.compile(r"\b(?:no|not|wrong|incorrect|false|\w+n't)\b")
 _FACTOR = re.compile(
     r'(square |sq |cubic )?([^\W\d_]+|%)(?:\^?(-?\d)| (squared|cubed))?')
 _POWERS = {'square ': 2, 'sq ': 2, 'cubic ': 3, 'squared': 2, 'cubed': 3}
@@ -83,8 +85,9 @@ def split(text: str) -> tuple[str, Unit | None]:
   """
   if '{' in text and (match := _TEXT.match(text)):
     words = _clean(match['unit'])
-    if _has_variable(match['rest']) and _known(words) is None and not (
-        words in _VAGUE or _COUNTED.fullmatch(words)):
+    is_counted = words in _VAGUE or _COUNTED.fullmatch(words)
+    if _DENIAL.search(words) or not is_counted and _known(words) is None and (
+        _has_variable(match['rest'])):
       return text, None  # n is odd
     tail = match['tail']
     if '\\' in tail or '/' not in tail or is_known(match['unit'] + tail):
@@ -94,7 +97,7 @@ def split(text: str) -> tuple[str, Unit | None]:
   if match and len(match['unit']) > 1 and (
       is_known(match['unit']) or match['unit'] in _VAGUE):
     return match['rest'], read(match['unit'])
-  if match := _WORDS.match(text):
+  if (match := _WORDS.match(text)) and not _DENIAL.search(match['unit']):
     return match['rest'], read(match['unit'])
   return text, None
 

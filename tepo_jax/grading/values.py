@@ -8,6 +8,7 @@ Values count as equal if they agree to 35 significant digits (70 % of DIGITS):
 `2^{10^{-40}}` is 1.
 """
 
+from collections.abc import Sequence
 import fractions
 
 from tepo_jax.grading import evaluation
@@ -42,6 +43,23 @@ def equal(first: tuple, second: tuple) -> bool | None:
     return _same_at(first, second, 'negative') and all(
         _agree(first, second, p, if_real=True) for p in points) or None
   return _are_same_integers(first, second) or None
+
+
+def all_equal(sides: Sequence[tuple]) -> bool:
+  """Whether an equation's sides are equal. One with variables of which that is
+  not known is a condition on them: False.
+
+  Raises:
+    expressions.Unreadable: undecided, without variables.
+  """
+  if len(set(map(expressions.symbols, sides))) > 1:
+    return False
+  try:
+    return all(equal(side, sides[-1]) for side in sides[:-1])
+  except expressions.Unreadable:
+    if any(map(expressions.symbols, sides)):
+      return False
+    raise
 
 
 def _has_steps(tree):

@@ -147,6 +147,12 @@ _COPIES = [
     *((r'Write $3.\overline{7}$ as a fraction.', r'\frac{34}{9}', copy)
       for copy in (r'3.\overline{7}', r'x=3.\overline{7}', r'3.\bar{7}',
                    r'\left(3.\overline{7}\right)', r'3.\overline{77}')),
+    (r'Compute $0.18\div0.003.$', '60', r'0.18\div0.003.'),
+    (r'What is $(-64)\div(-32)$?', '2', r'(-64)\div (-32)'),
+    (r'What is $\frac{60}{12}$?', '5', r'\frac{60}{12}'),
+    (r'Simplify $\frac{x^2-1}{x-1}$.', 'x+1',
+     r'\frac{x^2-1}{x-1}=\frac{x^2-1}{x-1}'),
+    (r'Compute $\binom{10}{3}$.', '120', r'{10 \choose 3}'),
     (r'Find $\frac{3}{\frac{6}{11}}$.', r'\frac{11}{2}', r'\frac{3}{\frac{6}{11}}'),
     (r'Let $A = {10 \choose 2}$ and $x=2A$. Find $x/2$.', '45', r'{10 \choose 2}'),
     (r'Find all values of $f(10)$.', r'All \(f(10)\) are even numbers.', 'f(10)')]
@@ -165,6 +171,7 @@ def test_a_copy_is_no_answer_whatever_the_kind(problem, reference, copy):
     (r'A coin shows heads with probability $\frac12$. What is it for two?',
      '0.5', r'\frac12'),
     (r'Expand $(x+1)^2$.', 'x^2+2x+1', '(x+1)(x+1)'),
+    (r'Expand $(x+1)^2$.', 'x^2+2x+1', '(x+1)(x+1)=x^2+2x+1'),
     (r'Find $3x+4y$.', '10', '3x+4y=10'),
     (r'Write $13_{10}$ in base 12.', '11', '11_{12}'),
     (r'$142$ of them in simplest form.', '142.0', '142'),
