@@ -185,6 +185,9 @@ def test_named_sets_keep_their_own_columns(tmp_path):
   assert not datasets.is_named(str(path))
 
 
+ZIPPED = gzip.compress(b'{}', mtime=0)
+
+
 @pytest.mark.parametrize('file, data, wrong', [
     ('a.csv', b'problem,answer\n1+1?,2\n2+2?\n',
      'row 2: 1 cells, but the header has 2 columns'),
@@ -195,9 +198,9 @@ def test_named_sets_keep_their_own_columns(tmp_path):
     ('a.csv', b'problem,answer\n"1+1?,2\n', 'after line 2: not CSV'),
     ('a.csv', b'problem,answer\n1+1?,2\n\xff,2\n', 'line 3: not in UTF-8'),
     ('a.csv', 'problem,answer\n'.encode('utf-16'), 'in UTF-16: save it as UTF'),
-    ('a.jsonl', gzip.compress(b'{}', mtime=0), 'row 1: not JSON'),
-    ('a.jsonl', gzip.compress(b'{}', mtime=0), '; it is compressed: unpack it'),
-    ('a.jsonl.gz', gzip.compress(b'{}', mtime=0), '; it is compressed: unpack it'),
+    ('a.jsonl', ZIPPED, 'row 1: not JSON'),
+    ('a.jsonl', ZIPPED, '; it is compressed: unpack it'),
+    ('a.jsonl.gz', ZIPPED, '; it is compressed: unpack it'),
     ('a.jsonl', b'[\n {"problem": "?", "answer": 1}]', 'call it .json'),
     ('a.JSONL', b'', '; call it .jsonl'),
     ('a.jsonl', b'<!DOCTYPE html>\n', '; it is a web page'),
