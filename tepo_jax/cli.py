@@ -215,6 +215,8 @@ def quiet() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(_Printable())
     ours.addHandler(handler)
+  if not logging.root.handlers:  # else a library's basicConfig adds one later
+    logging.root.addHandler(logging.NullHandler())
   for handler in logging.root.handlers:  # a library called basicConfig
     if type(handler) is logging.StreamHandler:
       handler.addFilter(lambda record: not record.name.startswith('tepo_jax'))

@@ -42,6 +42,7 @@ from absl import flags
 from configs import methods
 from tepo_jax import cli
 from tepo_jax import errors
+from tepo_jax.runtime import disk
 from tepo_jax.runtime import files
 from tepo_jax.runtime import processes
 from tepo_jax.tools.report import overview
@@ -148,7 +149,7 @@ def _write(text):
   if _OUT.value is None:
     print(text)
   else:
-    with _writing():
+    with _writing(), disk.naming(_OUT.value):
       files.path(_OUT.value).write_text(text + '\n', 'utf-8')
 
 

@@ -266,6 +266,22 @@ def test_libraries_show_no_progress_bars():
   assert (done.returncode, done.stderr) == (0, '')
 
 
+_LOGS = """
+import logging
+from tepo_jax import cli
+cli.quiet()
+logging.warning('a library says, which calls basicConfig')
+logging.getLogger('tepo_jax.data').info('3 problems')
+"""
+
+
+def test_our_log_lines_appear_once():
+  done = subprocess.run([sys.executable, '-c', _LOGS], check=False, text=True,
+                        capture_output=True,
+                        env=os.environ | {'PYTHONPATH': str(ROOT)})
+  assert (done.returncode, done.stderr) == (0, '3 problems\n')
+
+
 def test_help_is_the_docstring_the_program_s_flags_and_the_fields(run):
   done = run('--help')
   assert done.returncode == 0 and not done.stderr

@@ -25,6 +25,7 @@ _DIRECTIVES = [f'%{letter}' for letter in (
 # After a block. The settings of chat templates remove this newline, not the
 # source's own white space.
 _NEWLINE = '\n'
+_RANDOM = re.compile(r'\|\s*random\b|\blipsum\s*\(')
 _OURS = ('messages', CLOCK, 'raise_exception')
 
 
@@ -39,16 +40,31 @@ def render(tokenizer, turns: Sequence[Mapping[str, str]], arguments: str,
 
   Raises:
     InputError: the template does not know an argument.
-    Exception: the template raises anything, or exceeds a limit of `bounded`.
+    Exception: the template raises anything, exceeds a limit of `bounded`,
+      draws at random, or leaves out a turn's text.
   """
   _check_known(tokenizer, arguments)
   source = tokenizer.get_chat_template()
+  if _RANDOM.search(source):
+    raise ValueError('it draws at random; a resumed run could not repeat that')
   if date is not None and CLOCK in source:
     source = _clock(date) + source
   text = bounded(lambda: tokenizer.apply_chat_template(
       turns, chat_template=source, add_generation_prompt=True,
       tokenize=False, **parsed_arguments(arguments)))
+  _check_whole(turns, text)
   return tokenizer(text, add_special_tokens=False)['input_ids']
+
+
+def _check_whole(turns, text):
+  """Refuses a rendered text without one of the turns; templates may leave out
+  parts of the assistant's, such as its reasoning."""
+  for turn in turns:
+    if turn['role'] != 'assistant' and turn['content'].strip() not in text:
+      remedy = ("; data.system='' makes no such turn"
+                if turn['role'] == 'system' else '')
+      raise ValueError(f'the text of the {turn["role"]} turn is not in what it '
+                       f'renders{remedy}')
 
 
 @functools.cache

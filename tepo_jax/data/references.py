@@ -61,8 +61,9 @@ def scalar(value: object, where: str) -> str:
   """
   if isinstance(value, float) and value.is_integer():
     value = int(value)
-  if isinstance(value, bool) or not isinstance(value, str | int | float) or (
-      isinstance(value, float) and not math.isfinite(value)):
+  if isinstance(value, float) and not math.isfinite(value):
+    raise errors.InputError(f'{where} is {value}, not a finite number')
+  if isinstance(value, bool) or not isinstance(value, str | int | float):
     raise errors.InputError(
         f'{where} is {type_name(value)}, neither text nor a number')
   try:

@@ -10,6 +10,7 @@ import tempfile
 
 from tepo_jax import errors
 from tepo_jax.runtime import files
+from tepo_jax.runtime import mistaken
 
 # A row's number, from 1, with the row; an InputError if it cannot be read.
 Rows = Iterable[tuple[int, object]]
@@ -66,7 +67,9 @@ def find(spec: str, split: str | None, names: Sequence[str],
       raise errors.InputError(f'{spec}: {path} is a file, which has no splits')
     if read is None:
       raise errors.InputError(f'{path}: not a {" or ".join(READERS)} file or a '
-                              'folder')
+                              f'folder{_suffix_hint(path)}')
+    if not path.is_file():
+      raise errors.InputError(f'{path}: a pipe or device, not a file')
     return Origin(spec, path.stem, _file_rows(path, read))
   found = _HUB_ID.fullmatch(name)
   if found is None or read is not None:
@@ -155,6 +158,12 @@ def _load(shown, path, subset, split):
         f'{shown}: cannot be loaded: {errors.one_line(error)}') from error
 
 
+def _suffix_hint(path):
+  if path.suffix.lower() in READERS:
+    return f'; call it {path.suffix.lower()}'
+  return mistaken.hint(path) if path.is_file() else ''
+
+
 def _read_rows(shown, rows):
   """The numbered rows. A value may have no form in Python: text that is not
   UTF-8, a date after the year 9999. The library converts several rows at once:
@@ -202,8 +211,15 @@ def _jsonl_rows(path: pathlib.Path) -> Iterator[tuple[int, object]]:
         try:
           row = json.loads(line, object_pairs_hook=_object)
         except (ValueError, RecursionError) as error:
-          row = errors.InputError(f'{path}: row {number}: not JSON ({error})')
+          row = errors.InputError(f'{path}: row {number}: not JSON ({error})'
+                                  f'{_json_hint(path) if number == 1 else ""}')
         yield number, row
+
+
+def _json_hint(path):
+  is_list = files.read_range(path, 0, 64).lstrip().startswith(b'[')
+  return ('; it is a list: call it .json' if is_list and path.suffix == '.jsonl'
+          else mistaken.hint(path))
 
 
 def _json_rows(path: pathlib.Path) -> Iterator[tuple[int, object]]:
@@ -238,10 +254,23 @@ def _csv_rows(path: pathlib.Path) -> Iterator[tuple[int, object]]:
             dict(zip(header, cells)) if len(cells) == len(header) else
             errors.InputError(f'{path}: row {number}: {len(cells)} cells, but '
                               f'the header has {len(header)} columns'))
-    except (csv.Error, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
       raise errors.InputError(
-          f'{path}: after line {reader.line_num}: not CSV in UTF-8 ({error})'
-      ) from error
+          f'{path}: line {_undecodable_line(path)}: not in UTF-8 '
+          f'({error.reason}){mistaken.hint(path)}') from error
+    except csv.Error as error:
+      raise errors.InputError(
+          f'{path}: after line {reader.line_num}: not CSV ({error})'
+          f'{mistaken.hint(path)}') from error
+
+
+def _undecodable_line(path):
+  with path.open('rb') as file:
+    for number, line in enumerate(file, 1):
+      try:
+        line.decode('utf-8')
+      except UnicodeDecodeError:
+        return number
 
 
 def _parquet_rows(path: pathlib.Path) -> Iterator[tuple[int, object]]:
@@ -250,7 +279,8 @@ def _parquet_rows(path: pathlib.Path) -> Iterator[tuple[int, object]]:
   try:
     file = parquet.ParquetFile(path)
   except (lib.ArrowException, OSError) as error:
-    raise errors.InputError(f'{path}: not a parquet file ({error})') from error
+    raise errors.InputError(f'{path}: not a parquet file ({error})'
+                            f'{mistaken.hint(path)}') from error
   _check_names(path, file.schema_arrow.names)
   yield from _read_rows(path, (
       row for batch in file.iter_batches() for row in batch.to_pylist()))

@@ -102,10 +102,11 @@ def verify(answer: str, references: Sequence[str], alarm_s: int
 def _warm_up():
   """Imports the parser's and sympy's modules and fills their first caches, which
   takes as long as CPU_S."""
-  sums = [_parse(rf'x=\sum_{{k=0}}^{{n}} {factors}', _WARM_UP_S)
-          for factors in ('a_k b_{n-k}', 'b_{n-k} a_k')]
+  gold, target = (
+      _parse(rf'x=\sum_{{k=0}}^{{n}} {factors}', _WARM_UP_S)
+      for factors in ('a_k b_{n-k}', 'b_{n-k} a_k'))
   import math_verify
-  math_verify.verify(*sums, timeout_seconds=_WARM_UP_S)
+  math_verify.verify(gold, target, timeout_seconds=_WARM_UP_S)
 
 
 class _OutOfTime(BaseException):  # No library may take it for its own error.
@@ -189,10 +190,10 @@ def _ends_differently(reference, answer):
            for match in map(_RELATION.search, (reference, answer))]
   if sides[1] is not None and sides[0] != sides[1]:
     return True
-  words = [match and match[1].casefold().strip(' ~.,')
-           for match in map(sentences.LAST_WORDS.search, (reference, answer))]
-  return all(words) and len({re.sub(r'(?<=..)s$', '', word)
-                             for word in words}) == 2
+  words = [re.sub(r'(?<=..)s$', '', match[1].casefold().strip(' ~.,'))
+           for match in map(sentences.LAST_WORDS.search, (reference, answer))
+           if match]
+  return all(words) and len(set(words)) == 2
 
 
 def _loses_a_part(text):

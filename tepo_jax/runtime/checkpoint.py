@@ -358,4 +358,9 @@ def _digest(x, shape) -> jax.Array:
 
 
 def _reason(error):
-  return errors.one_line(error)[:500] or type(error).__name__
+  # Orbax prints the settings of a driver, and keeps what it met as the cause.
+  text, settings, _ = errors.one_line(error).partition(
+      '. See full TensorStore details')
+  if settings and error.__cause__:
+    text += f': {errors.one_line(error.__cause__)}'
+  return text[:500] or type(error).__name__

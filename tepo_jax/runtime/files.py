@@ -161,7 +161,8 @@ def local_folder(folder: Path) -> Iterator[pathlib.Path]:
   """
   if not is_remote(folder):
     folder.mkdir(parents=True, exist_ok=True)
-    yield folder
+    with disk.naming(folder):
+      yield folder
     return
   with tempfile.TemporaryDirectory() as scratch:
     yield pathlib.Path(scratch)

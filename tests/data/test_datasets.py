@@ -2,7 +2,9 @@
 
 import csv
 import dataclasses
+import gzip
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -183,6 +185,9 @@ def test_named_sets_keep_their_own_columns(tmp_path):
   assert not datasets.is_named(str(path))
 
 
+ZIPPED = gzip.compress(b'{}', mtime=0)
+
+
 @pytest.mark.parametrize('file, data, wrong', [
     ('a.csv', b'problem,answer\n1+1?,2\n2+2?\n',
      'row 2: 1 cells, but the header has 2 columns'),
@@ -190,8 +195,17 @@ def test_named_sets_keep_their_own_columns(tmp_path):
     ('a.csv', b'problem,answer,answer\n1+1?,2,3\n',
      "two columns are called 'answer'"),
     ('a.csv', b'problem,answer\n1+1?,\n', "row 1: 'answer' is empty"),
-    ('a.csv', b'problem,answer\n"1+1?,2\n', 'after line 2: not CSV in UTF-8'),
-    ('a.csv', b'problem,answer\n\xff,2\n', 'not CSV in UTF-8'),
+    ('a.csv', b'problem,answer\n"1+1?,2\n', 'after line 2: not CSV'),
+    ('a.csv', b'problem,answer\n1+1?,2\n\xff,2\n', 'line 3: not in UTF-8'),
+    ('a.csv', 'problem,answer\n'.encode('utf-16'), 'in UTF-16: save it as UTF'),
+    ('a.jsonl', ZIPPED, 'row 1: not JSON'),
+    ('a.jsonl', ZIPPED, '; it is compressed: unpack it'),
+    ('a.jsonl.gz', ZIPPED, '; it is compressed: unpack it'),
+    ('a.jsonl', b'[\n {"problem": "?", "answer": 1}]', 'call it .json'),
+    ('a.JSONL', b'', '; call it .jsonl'),
+    ('a.jsonl', b'<!DOCTYPE html>\n', '; it is a web page'),
+    ('a.parquet', b'version https://git-lfs.github.com/spec/v1\n',
+     '; it is a pointer of Git LFS: run `git lfs pull`'),
     ('a.csv', b'', 'no problems'),
     ('a.csv', b'problem;answer\n1+1?;2\n', 'row 1: has columns problem;answer'),
     ('a.json', b'[{"problem": "1+1?"', 'not JSON'),
@@ -205,6 +219,13 @@ def test_bad_csv_and_json_files(tmp_path, file, data, wrong):
     datasets.load(str(tmp_path / file))
   assert str(error.value).startswith(f'{tmp_path / file}: ')
   assert wrong in str(error.value) and '\n' not in str(error.value)
+
+
+def test_a_pipe_is_refused(tmp_path):
+  """It would be waited for, and could not be read twice."""
+  os.mkfifo(tmp_path / 'a.jsonl')
+  with pytest.raises(errors.InputError, match='a.jsonl: a pipe or device'):
+    datasets.load(str(tmp_path / 'a.jsonl'))
 
 
 def test_a_bad_row_of_a_csv_file_can_be_skipped(tmp_path):
@@ -299,7 +320,8 @@ GOOD = {'problem': '1+1?', 'answer': '2'}
     ({'problem': '1+1?', 'answer': None}, "row 3: 'answer' is null"),
     ({'problem': '1+1?', 'answer': True}, "row 3: 'answer' is bool"),
     ({'problem': '1+1?', 'answer': {'a': 1}}, "row 3: 'answer' is dict"),
-    ({'problem': '1+1?', 'answer': float('nan')}, "row 3: 'answer' is float"),
+    ({'problem': '1+1?', 'answer': float('nan')}, "row 3: 'answer' is nan"),
+    ({'problem': '1+1?', 'answer': float('inf')}, "row 3: 'answer' is inf"),
     ({'problem': 7, 'answer': '2'}, "row 3: 'problem' is int, not text"),
     ({'problem': ' ', 'answer': '2'}, "row 3: 'problem' is empty"),
     ({'problem': '?', 'answer': '2', 'abs_error': 'x'},

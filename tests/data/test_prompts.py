@@ -253,6 +253,8 @@ LOOP = ('{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}'
     (CHAT + '{% set a = [0] * 10**10 %}', 'more than 1024 MB'),
     (CHAT + '{{ "ab" * 1000 }}', ' characters; at most 999'),
     (CHAT + '{% if %}', 'Expected'),
+    ('{{ messages[0].role }}', 'the text of the user turn is not in what it '),
+    (CHAT + '{{ [1, 2]|random }}', 'it draws at random'),
     (CHAT + LOOP, 'not rendered within 0.3 s'),
     # Jinja evaluates the power when it compiles, and ignores what that raises.
     (CHAT + '{{ 7 ** 2000000 % 3 }}' + LOOP, 'not rendered within 0.3 s')])
@@ -265,6 +267,15 @@ def test_whatever_a_chat_template_does_is_refused_in_one_line(
   assert str(error.value).startswith(
       "the model's chat template rejects the prompt of a/1, user: ")
   assert wrong in str(error.value) and '\n' not in str(error.value)
+
+
+def test_a_chat_template_keeps_what_it_is_given():
+  user = '{% for m in messages %}{% if m.role == "user" %}{{ m.content }}'
+  with pytest.raises(errors.InputError, match="system turn is not in what it "
+                     "renders; data.system='' makes no such turn"):
+    _rendered('plain', 'Q?', user + '{% endif %}{% endfor %}', system='Brief.')
+  trims = '{% for m in messages %}{{ m.content | trim }}{% endfor %}'
+  assert _rendered('plain', 'Q?', trims, system=' Brief.\n') == 'Brief.Q?'
 
 
 def test_a_jinja_file_has_a_time_limit(tmp_path, monkeypatch):
@@ -321,10 +332,10 @@ def test_a_chat_template_reads_the_date_of_the_run():
   assert not _with(CLOCK).startswith('29 Feb 2024<user>')
   assert _with(CHAT, date='2024-02-29') == _with(CHAT)
   llama = ('{%- if strftime_now is defined %}\n  {%- set today = strftime_now('
-           "'%d %b %Y') %}\n{%- endif %}{{ today }}!")
+           "'%d %b %Y') %}\n{%- endif %}{{ today }}! Q?")
   for before in ('', '\n', '  ', ' \n  {% if true %}x{% endif %}\n\n'):
     assert _with(before + llama, date='2024-02-09') == _with(
-        before + '{%- if true %}\n{%- endif %}09 Feb 2024!')
+        before + '{%- if true %}\n{%- endif %}09 Feb 2024! Q?')
   with pytest.raises(errors.InputError, match='data.date=1/2/24: not YYYY-'):
     prompts.get('plain', date='1/2/24')
 

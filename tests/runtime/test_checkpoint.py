@@ -256,6 +256,7 @@ def test_a_broken_checkpoint_is_named_and_the_one_before_is_good(
     checkpointer.restore(None, _abstract(_state()))
   assert f'checkpoint {tmp_path / "2"} cannot be restored: ' in str(error.value)
   assert said in str(error.value) and '\n' not in str(error.value)
+  assert 'TensorStore(' not in str(error.value)  # its settings
   assert not stray
   state, _ = checkpointer.restore(1, _abstract(_state()))
   _assert_same_bits(state, _state(1))

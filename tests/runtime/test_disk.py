@@ -12,7 +12,8 @@ from tepo_jax.policy.huggingface import tensor_files
 from tepo_jax.runtime import disk
 from tests import runs
 
-_MOUNT = ('mount -t tmpfs -o size=1m none "$1" && mkdir "$1/rollouts" '
+_MOUNT = ('mount -t tmpfs -o size=1m none "$1" '
+          '&& mkdir "$1/rollouts" "$1/report" '
           '&& touch "$1/metrics.jsonl" '
           '&& { [ "$2" = full ] || mount -o remount,ro "$1"; } '
           '&& exec "${@:3}"')
@@ -31,6 +32,9 @@ line = {name: 'x' for name in dump.FIELDS} | {
     'step': 1, 'cursor': 0, 'sample': 0, 'answers': ['x' * 9999], 'tokens': 1,
     'correct': True, 'truncated': False, 'trained': True, 'reward': 1.0,
     'prompt_ids': [1] * 9999, 'token_ids': [1], 'sampler_logp': [0.0]}
+def report(out):
+  with files.local_folder(out) as folder:
+    (folder / 'report.html').write_text('x' * 9999)
 samples = sample_file.SampleFile(here, {'seed': 0})
 samples._groups = {'s': {}}
 writers = {
@@ -46,7 +50,8 @@ writers = {
         here / 'config.json', {'a': 'x' * 9999}),
     'samples.jsonl': lambda: samples.add([{'set': 's', 'id': 'x' * 9999}]),
     'results.json': lambda: files.replace_text(
-        here / 'results.json', 'x' * 9999)}
+        here / 'results.json', 'x' * 9999),
+    'report': lambda: report(here / 'report')}
 try:
   with open(here / 'filler', 'wb', buffering=0) as file:
     while file.write(bytes(4096)):
@@ -65,7 +70,7 @@ for name, write in writers.items():
 WRITERS = (
     'metrics.jsonl', 'rollouts/step_000001.jsonl',
     'rollouts/step_000001.parquet', 'model.safetensors', 'config.json',
-    'samples.jsonl', 'results.json')
+    'samples.jsonl', 'results.json', 'report')
 
 
 @pytest.mark.parametrize('kind, said', [

@@ -158,6 +158,10 @@ def _window(raw, family, num_layers, where):
     window, full_layers = None, 0
   sliding = 0 if window is None else num_layers - full_layers
   plain = ['full_attention'] * (num_layers - sliding)
+  if isinstance(kinds, list) and len(kinds) != num_layers:
+    raise errors.InputError(
+        f'{where}: num_hidden_layers is {num_layers}, but layer_types has '
+        f'{errors.counted(len(kinds), "layer")}')
   if kinds is not None and kinds != plain + ['sliding_attention'] * sliding:
     raise errors.InputError(
         f'{where}: layer_types {kinds} is not supported: only full attention '

@@ -20,6 +20,7 @@ import numpy as np
 from tepo_jax import errors
 from tepo_jax.runtime import disk
 from tepo_jax.runtime import files
+from tepo_jax.runtime import mistaken
 
 _DTYPES = {
     'F64': np.dtype(np.float64), 'F32': np.dtype(np.float32),
@@ -76,7 +77,8 @@ def open_folder(folder: files.Path) -> dict[str, Tensor]:
   index = folder / _INDEX
   if not index.is_file():
     raise errors.InputError(
-        f'{folder}: neither {_SINGLE} nor {_INDEX} (only safetensors are read)')
+        f'{folder}: neither {_SINGLE} nor {_INDEX} (only safetensors are read)'
+        f'{_instead(folder / _SINGLE)}')
   shard_of = read_json(index).get('weight_map')
   if not isinstance(shard_of, dict) or not all(
       isinstance(shard, str) for shard in shard_of.values()):
@@ -134,14 +136,28 @@ def forget(tensor: Tensor) -> None:
 def read_json(file: files.Path) -> dict:
   """The object in a JSON file; raises InputError if there is none."""
   if not file.is_file():
-    raise errors.InputError(f'{file}: missing')
+    raise errors.InputError(f'{file}: missing{_instead(file)}')
   try:
-    content = json.loads(file.read_bytes())
+    # As transformers reads it: not in UTF-16, without a byte order mark.
+    content = json.loads(file.read_bytes().decode('utf-8'))
   except (ValueError, RecursionError) as error:
-    raise errors.InputError(f'{file}: not JSON ({error})') from error
+    raise errors.InputError(
+        f'{file}: not JSON ({error}){mistaken.hint(file)}') from error
   if not isinstance(content, dict):
     raise errors.InputError(f'{file}: not a JSON object')
   return content
+
+
+def _instead(file):
+  """What is there in place of a file of a model folder."""
+  if file.is_symlink():
+    return '; it is a link to nothing'
+  if (file.parent / 'adapter_config.json').is_file():
+    return ('; the folder holds an adapter: merge it into its base model, with '
+            'merge_and_unload of peft')
+  if below := files.below(file.parent, file.name):
+    return f'; did you mean {below[0].parent}?'
+  return ''
 
 
 def write_json(file: pathlib.Path, content: dict):
@@ -155,7 +171,8 @@ def _open_file(file):
   length = int.from_bytes(files.read_range(file, 0, 8), 'little')
   if size < 8 or length > size - 8:
     raise errors.InputError(
-        f'{file}: truncated or not safetensors ({size} bytes)')
+        f'{file}: truncated or not safetensors ({size} bytes)'
+        f'{mistaken.hint(file)}')
   try:
     header = json.loads(files.read_range(file, 8, length))
     header.pop('__metadata__', None)

@@ -6,11 +6,30 @@ import tokenizers
 import transformers
 
 from tepo_jax import errors
+from tepo_jax.policy.huggingface import hub
+from tepo_jax.policy.huggingface import tensor_files
 
 _FILE = 'tokenizer.json'
 # White space, digits, punctuation, another script: what the classes of
 # transformers treat differently.
 _SENTENCE = 'Let x = 12 + 345,  then\nfind "x/3"; ½ of it is не 5.\n'
+
+
+def check_files(folder: pathlib.Path) -> None:
+  """Names the file of a tokenizer that is not JSON, or not text.
+
+  Raises:
+    InputError: there is one.
+  """
+  for name in hub.TOKENIZER_FILES:
+    file = folder / name
+    if file.suffix == '.json' and file.is_file():
+      tensor_files.read_json(file)
+    if file.suffix == '.jinja' and file.is_file():
+      try:
+        file.read_text('utf-8')
+      except UnicodeDecodeError as error:
+        raise errors.InputError(f'{file}: not in UTF-8 ({error})') from error
 
 
 def check(tokenizer: transformers.PreTrainedTokenizerBase,
@@ -21,8 +40,9 @@ def check(tokenizer: transformers.PreTrainedTokenizerBase,
   file's model or its pre-tokenizer by those of the class.
 
   Raises:
-    InputError: the two tokenize a sentence differently; there is no EOS token;
-      or no chat template is the default of several.
+    InputError: the two tokenize a sentence differently; a sentence has no
+      tokens; there is no EOS token; or no chat template is the default of
+      several.
   """
   if tokenizer.eos_token_id is None:
     raise errors.InputError(f'{where}: the tokenizer has no EOS token')
@@ -32,13 +52,16 @@ def check(tokenizer: transformers.PreTrainedTokenizerBase,
         f'{where}: chat_template is a list without a default, of '
         f'{errors.listed(sorted(templates)) or "nothing"}; call one of them '
         'default in tokenizer_config.json')
+  ours = tokenizer(_SENTENCE, add_special_tokens=False)['input_ids']
   if not (folder / _FILE).is_file():
+    if not ours:  # transformers makes a tokenizer of special tokens alone
+      raise errors.InputError(
+          f'{where}: the tokenizer has no tokens for text: {_FILE} is missing')
     return
   alone = tokenizers.Tokenizer.from_file(str(folder / _FILE))
   alone.no_truncation()
   alone.no_padding()
   theirs = alone.encode(_SENTENCE, add_special_tokens=False).ids
-  ours = tokenizer(_SENTENCE, add_special_tokens=False)['input_ids']
   if ours != theirs:
     raise errors.InputError(
         f'{where}: {_FILE} alone tokenizes a sentence differently from '

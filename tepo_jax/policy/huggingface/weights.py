@@ -345,15 +345,16 @@ def load_tokenizer(directory):
   folder = hub.folder(directory, hub.TOKENIZER_FILES)
   try:
     with files.downloaded(folder, hub.TOKENIZER_FILES) as local:
+      tokenizer_checks.check_files(local)
       tokenizer = transformers.AutoTokenizer.from_pretrained(
           local, trust_remote_code=False, local_files_only=True)
       tokenizer_checks.check(tokenizer, local, str(directory))
   except (files.BucketError, errors.InputError):
     raise
   except Exception as error:  # transformers passes on any parser's error
-    reason = str(error).strip().split('\n')[0]
     raise errors.InputError(
-        f'{directory}: no usable tokenizer ({reason})') from error
+        f'{directory}: no usable tokenizer or {_CONFIG} for it '
+        f'({errors.one_line(error)[:300]})') from error
   return tokenizer
 
 

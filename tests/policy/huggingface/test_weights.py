@@ -268,6 +268,31 @@ def test_missing_pieces_are_named(folder, tmp_path):
   _refusal(folder, str(folder / 'config.json'), 'missing')
 
 
+def test_what_is_there_instead_is_named(folder, tmp_path):
+  weights_file = folder / 'model.safetensors'
+  _refusal(shutil.copytree(folder, tmp_path / 'repo' / 'snapshots').parent,
+           f'missing; did you mean {tmp_path}/repo/snapshots?')
+  weights_file.unlink()
+  weights_file.symlink_to('../blobs/gone')
+  _refusal(folder, '; it is a link to nothing')
+  weights_file.unlink()
+  weights_file.write_text('version https://git-lfs.github.com/spec/v1\nsize 9')
+  _refusal(folder, f'{weights_file}: ', 'run `git lfs pull`')
+  config = folder / 'config.json'
+  config.write_bytes('\ufeff{}'.encode())
+  _refusal(folder, f'{config}: not JSON (Unexpected UTF-8 BOM')
+  config.write_bytes('{}'.encode('utf-16'))
+  _refusal(folder, f'{config}: not JSON', 'in UTF-16')
+  config.unlink()
+  (folder / 'adapter_config.json').write_text('{}')
+  _refusal(folder, f'{config}: missing; the folder holds an adapter')
+
+
+def test_as_many_layer_types_as_layers(folder):
+  _edit_config(folder, layer_types=['full_attention'])
+  _refusal(folder, 'but layer_types has 1 layer')
+
+
 def _rewrite(folder, change):
   file = folder / 'model.safetensors'
   tensors = safetensors.torch.load_file(file)
@@ -435,4 +460,37 @@ def test_a_bad_tokenizer_is_refused(tmp_path):
   assert '\n' not in str(refusal.value)
   _save_tokenizer(tmp_path, None)
   with pytest.raises(errors.InputError, match='no EOS token'):
+    weights.load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize('name, content, said', [
+    ('tokenizer.json', b'{"version": ', 'not JSON'),
+    ('tokenizer.json', b'version https://git-lfs.github.com/spec/v1',
+     'run `git lfs pull`'),
+    ('chat_template.jinja', b'gro\xdf', 'not in UTF-8')])
+def test_the_file_of_a_bad_tokenizer_is_named(tmp_path, name, content, said):
+  _save_tokenizer(tmp_path, '<eos>')
+  (tmp_path / name).write_bytes(content)
+  with pytest.raises(errors.InputError) as refusal:
+    weights.load_tokenizer(tmp_path)
+  assert str(refusal.value).startswith(f'{tmp_path / name}: ')
+  assert said in str(refusal.value)
+
+
+def test_a_tokenizer_without_its_file_is_refused(tmp_path):
+  """Of tokenizer_config.json alone transformers makes one of special tokens:
+  all prompts would be empty but for those."""
+  transformers.Qwen2Config().save_pretrained(tmp_path)
+  _save_tokenizer(tmp_path, '<eos>')
+  (tmp_path / 'tokenizer.json').unlink()
+  with pytest.raises(errors.InputError, match='tokenizer.json is missing'):
+    weights.load_tokenizer(tmp_path)
+
+
+def test_what_transformers_says_of_a_config_is_kept(tmp_path):
+  transformers.Qwen2Config().save_pretrained(tmp_path)
+  _save_tokenizer(tmp_path, '<eos>')
+  _edit_config(tmp_path, rms_norm_eps=None)
+  with pytest.raises(errors.InputError, match='or config.json .*rms_norm_eps.*'
+                     'float'):
     weights.load_tokenizer(tmp_path)
