@@ -75,7 +75,7 @@ def test_scripts_for_laptops_run_in_bash_3_2(launch):
     done = launch(*command, METHODS='tepo grpo', SEEDS='0 1')
     assert done.returncode == 0, done.stderr
     assert launch.log()[-1].endswith(last)
-  done = launch('tpu_vm.sh', 'setup', **launching.SLICE)  # which cannot
+  done = launch('tpu_vm.sh', 'setup', **launching.SLICE)  # needs a newer one
   assert done.returncode == 2 and done.stderr == (
       'launch/tpu_vm.sh: error: needs bash 4.4 (macOS: brew install bash)\n')
 
