@@ -132,8 +132,8 @@ def _expected(error: BaseException) -> tuple[int, str] | None:
     return errors.INTERRUPTED, str(error)
   if isinstance(error, errors.Lost):
     return errors.LOST, f'error: {text}'
-  if errors.NO_BACKEND in text:
-    return errors.LOST, f'error: {text[:800]}'
+  if (status := errors.backend_status(text)) is not None:
+    return status, f'error: {text[:800]}'
   if isinstance(error, OSError) and error.errno in _BAD_PATHS:
     return 2, f'error: {error.filename}: {error.strerror}'
   if isinstance(error, MemoryError):

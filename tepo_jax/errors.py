@@ -36,11 +36,21 @@ class Lost(Exception):
   opened: a restart may help. The programs exit with status `LOST`."""
 
 
-# jax's RuntimeError if another process holds the device, or it is broken.
-NO_BACKEND = 'Unable to initialize backend'
+# jax's RuntimeError if another process holds the device, or it is broken; or if
+# JAX_PLATFORMS names what does not exist.
+_NO_BACKEND = 'Unable to initialize backend'
+_UNKNOWN_BACKEND = 'is not in the list of known backends'
 
 LOST = 3  # exit statuses, of Lost and of Interrupted
 INTERRUPTED = 42
+
+
+def backend_status(text: str) -> int | None:
+  """The exit status of an error's message that says that jax has no devices:
+  that of bad input where a restart cannot help. None for other messages."""
+  if _NO_BACKEND not in text:
+    return None
+  return 2 if _UNKNOWN_BACKEND in text else LOST
 
 
 def one_line(error: BaseException) -> str:

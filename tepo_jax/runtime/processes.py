@@ -234,10 +234,11 @@ def ending_together() -> Iterator[None]:
   except (errors.InputError, errors.Interrupted, KeyboardInterrupt):
     raise
   except Exception as error:  # pylint: disable=broad-exception-caught
-    if errors.NO_BACKEND in str(error):  # jax.process_count() fails then too
+    status = errors.backend_status(str(error))
+    if status is not None:  # jax.process_count() fails then too
       print(f'error: {errors.one_line(error)[:800]}', file=sys.stderr,
             flush=True)
-      os._exit(errors.LOST)
+      os._exit(status)
     reason = _lost(error)
     if jax.process_count() == 1 or (
         reason is None and isinstance(error, errors.RunError)):

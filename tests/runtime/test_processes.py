@@ -57,8 +57,14 @@ def test_a_job_that_cannot_be_joined_is_worth_a_restart(monkeypatch):
   assert given['heartbeat_timeout_seconds'] == 300
 
 
-def test_a_device_that_cannot_be_opened_is_worth_a_restart(monkeypatch, capfd):
-  """Without the orderly exit, which would wait for the other processes."""
+@pytest.mark.parametrize('reason, status', [
+    ('UNKNOWN: TPU initialization failed: open(/dev/vfio/0): Device or '
+     'resource busy', errors.LOST),
+    ("Backend 'tpu' is not in the list of known backends: ['cpu'].", 2)])
+def test_a_device_that_cannot_be_opened_is_worth_a_restart(
+    reason, status, monkeypatch, capfd):
+  """Without the orderly exit, which would wait for the other processes. A
+  misspelt JAX_PLATFORMS is bad input: no restart can help."""
   statuses = []
 
   def end(status):
@@ -68,11 +74,9 @@ def test_a_device_that_cannot_be_opened_is_worth_a_restart(monkeypatch, capfd):
   monkeypatch.setattr(os, '_exit', end)
   with pytest.raises(SystemExit):
     with processes.ending_together():
-      raise RuntimeError("Unable to initialize backend 'tpu': UNKNOWN: TPU "
-                         'initialization failed: open(/dev/vfio/0): Device or '
-                         'resource busy')
-  assert statuses == [errors.LOST]
-  assert 'Device or resource busy' in capfd.readouterr().err
+      raise RuntimeError(f"Unable to initialize backend 'tpu': {reason}")
+  assert statuses == [status]
+  assert reason in capfd.readouterr().err
 
 
 _AGREE = """
