@@ -398,7 +398,7 @@ def _warm_up(shapes, plan, weights):
   """Runs every program at every size that a queue may need."""
   programs, key, prompts = plan.programs, jax.random.key(0), []
   for width in shapes.prompts:
-    empty = -np.ones((plan.prefill_rows(width), width), np.int32)
+    empty = -np.ones((shapes.prefill_rows(width), width), np.int32)
     prompts.append(programs.prefill(weights, empty, empty))
   nowhere = np.full(shapes.refill, shapes.slots[-1], np.int32)
   for slots in shapes.slots:
@@ -411,7 +411,7 @@ def _warm_up(shapes, plan, weights):
       for others in shapes.slots:
         for other in shapes.columns:
           programs.move(programs.empty(slots, columns, 0),
-                           np.zeros(others, int), 0, other)
+                        np.zeros(others, int), 0, other)
 
 
 @pytest.mark.long
