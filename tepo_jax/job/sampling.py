@@ -39,6 +39,7 @@ def for_decoding(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
   return padding.sharded_over(model, tensor), mesh_lib.with_tensor(mesh, tensor)
 
 
+@functools.cache  # rollouts and evaluations mostly share it
 def make_decode_cast(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
                      weights: str = 'compute') -> Any:
   """Jitted: weights of any mesh of these devices -> weights for decoding, in

@@ -28,7 +28,8 @@ def _trainer(**fields):
       session=types.SimpleNamespace(timers=progress_lib.Timers()),
       learner=types.SimpleNamespace(
           policy=dict, update_bytes=None,
-          programs=types.SimpleNamespace(to_decode=dict, old_states=None)),
+          programs=types.SimpleNamespace(
+              to_decode=dict, to_evaluate=dict, old_states=None)),
       **fields)
 
 
