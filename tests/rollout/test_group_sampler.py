@@ -135,6 +135,7 @@ from tepo_jax.job import sampling
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import (
     draw, groups, reward, sampler, schedule, selection)
+from tepo_jax.rollout import shapes as shapes_lib
 from tepo_jax.runtime import mesh as mesh_lib, processes, progress
 from tepo_jax.data import problem
 processes.initialize()
