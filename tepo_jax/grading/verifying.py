@@ -103,13 +103,18 @@ class _OutOfTime(BaseException):  # No library may take it for its own error.
 @contextlib.contextmanager
 def _limited():
   """Raises _OutOfTime after CPU_S of this process's CPU time."""
+  is_over = False
+
   def stop(*_):
-    raise _OutOfTime
+    if not is_over:  # else the signal is late
+      raise _OutOfTime
+
   before = signal.signal(signal.SIGVTALRM, stop)
   signal.setitimer(signal.ITIMER_VIRTUAL, CPU_S)
   try:
     yield
   finally:
+    is_over = True
     signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     signal.signal(signal.SIGVTALRM, before)
 
