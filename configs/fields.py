@@ -57,7 +57,8 @@ FREE = 'a resume may change it'
 class Field:
   """A field of a config.
 
-  default: its value in base.py; a type: None, until it is set to such a value.
+  default: its value in base.py. If it is a type, the field is None until it is
+    set to a value of that type.
   meaning: for the reader; ★ marks the fields that users change first.
   range: of its values.
   resume: SAME, ROUNDING or FREE.

@@ -4,8 +4,8 @@ Order matters in pairs and intervals, whose brackets must agree, but not in
 sets and bare lists. An inequality equals the interval of its solutions; `x=`
 before a value is dropped. Where both answers carry a unit the units must agree,
 known ones after conversion (5 m = 500 cm, 5 m != 5 cm, 3 eggs != 3 apples);
-where one has none, that of the other is ignored. The README lists the
-conventions.
+where one has none, that of the other is ignored. The conventions are listed in
+grading/README.md.
 
 Rounding. Values are compared exactly, with these exceptions, where a decimal
 is a number written with a point or exponent, not a formula containing one:

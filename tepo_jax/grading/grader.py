@@ -3,7 +3,7 @@ r"""Grades a completion's final answer: correct or not.
 Only the extracted answer (`answers`) is graded: first by its spelling and its
 number, then by its structure and values (`comparison`). Answers that these
 cannot decide go to math-verify (`verifying`), whose parsing may hang, in
-processes that can be killed (`pool`). Nothing here imports jax.
+processes that can be killed (`workers`). Nothing here imports jax.
 """
 
 import collections
@@ -42,9 +42,9 @@ _ALARM_S = 5  # in `grade`
 
 
 class Reference(NamedTuple):
-  """A reference answer; its unit and absolute tolerance if the data has any; of
-  Countdown, the numbers that an expression of this value uses; the problem, whose
-  own formulas are no answers to it where a number is asked for."""
+  """A reference answer; its unit and absolute tolerance if the data has any; for
+  Countdown, the numbers that an expression must use; and the problem, so that a
+  formula copied from it is not accepted."""
   text: str
   unit: str | None = None
   abs_error: float | None = None
@@ -174,7 +174,7 @@ def _key(node):
 
 
 class Grader:
-  """Grades lists of completions, hard ones in worker processes (`pool`).
+  """Grades lists of completions, hard ones in worker processes (`workers`).
 
   An answer on which a worker spends more than `timeout_s` is wrong. Any
   thread may call `grade`. verifier: 'own', or 'math_verify': that library alone

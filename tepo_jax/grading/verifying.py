@@ -9,6 +9,8 @@ hang: call this only in workers that can be killed.
 
 from collections.abc import Sequence
 import contextlib
+import functools
+import gc
 import itertools
 import re
 import signal
@@ -18,7 +20,8 @@ from typing import Literal
 from tepo_jax.grading import answers
 from tepo_jax.grading import sentences
 
-CPU_S = 2.0  # that `verify` gives math-verify for one answer
+CPU_S = 0.8  # that `verify` gives math-verify: a verdict takes less than 1 s
+_WARM_UP_S = 60  # on a busy machine
 
 _PLAIN_TO_LATEX = (
     (re.compile(r'\b(?:np|numpy|math)\.'), ''),
@@ -88,12 +91,23 @@ def verify(answer: str, references: Sequence[str], alarm_s: int
   if threading.current_thread() is not threading.main_thread():
     raise RuntimeError('grading.grade works in the main thread only, because '
                        'it uses alarms; use grading.Grader')
-  import math_verify  # noqa: F401  (slow: before the clock starts)
+  _warm_up()  # before the clock starts
   try:
     with _limited():
       return _any_equal(answer, references, alarm_s, _is_equal)
   except _OutOfTime:
     return False, True
+
+
+@functools.cache
+def _warm_up():
+  """Imports the parser's and sympy's modules and fills their first caches, which
+  takes as long as CPU_S."""
+  gold, target = (
+      _parse(rf'x=\sum_{{k=0}}^{{n}} {factors}', _WARM_UP_S)
+      for factors in ('a_k b_{n-k}', 'b_{n-k} a_k'))
+  import math_verify
+  math_verify.verify(gold, target, timeout_seconds=_WARM_UP_S)
 
 
 class _OutOfTime(BaseException):  # No library may take it for its own error.
@@ -102,13 +116,18 @@ class _OutOfTime(BaseException):  # No library may take it for its own error.
 
 @contextlib.contextmanager
 def _limited():
-  """Raises _OutOfTime after CPU_S of this process's CPU time."""
-  is_over = False
+  """Raises _OutOfTime after CPU_S of this process's CPU time.
+
+  Meanwhile nothing is collected: in a process with millions of objects each
+  collection takes a large part of CPU_S.
+  """
+  is_over, collects = False, gc.isenabled()
 
   def stop(*_):
     if not is_over:  # else the signal is late
       raise _OutOfTime
 
+  gc.disable()
   before = signal.signal(signal.SIGVTALRM, stop)
   signal.setitimer(signal.ITIMER_VIRTUAL, CPU_S)
   try:
@@ -117,6 +136,8 @@ def _limited():
     is_over = True
     signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     signal.signal(signal.SIGVTALRM, before)
+    if collects:
+      gc.enable()
 
 
 def verify_alone(answer: str, references: Sequence[str], alarm_s: int

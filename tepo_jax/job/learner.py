@@ -10,9 +10,9 @@ elsewhere:
     train_step  loss, gradient, AdamW: `update.train_step`, jitted; the loss is
                 `objective.PolicyLoss`
 
-`programs.old_states`, which is None without an exact KL, is the capacity for
-π_old's hidden states, [R, K, S, D]; K microbatches fit into the devices'
-memory.
+`programs.old_states` is the shape of the buffer for π_old's hidden states,
+[R, K, S, D], with the K microbatches that fit into the devices' memory; None
+without an exact KL.
 
 Axes: B completions · P tokens of a prompt · T tokens of a completion ·
 S = P + T.

@@ -1,5 +1,8 @@
-"""Does a run fit on its devices? Arrays that stay, and what an update
-recomputes, for which its compiled program is asked. Decoding: see `slots`."""
+"""Does a run fit on its devices?
+
+Adds up the arrays that stay on a device, and chooses what an update recomputes
+by asking the compiler how much memory each choice takes. Decoding: see `slots`.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 import contextlib

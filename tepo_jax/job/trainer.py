@@ -175,7 +175,7 @@ class Trainer:
 
   def run(self, stop: processes.StopRequest) -> bool:
     """Makes steps until `config.steps`, or until it is asked to stop; returns
-    whether it was not.
+    True unless it was stopped.
 
     A stop request during sampling or evaluation discards that work: the run
     that resumes does it again. Updates are finished before stopping.

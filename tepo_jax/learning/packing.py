@@ -40,9 +40,9 @@ def make(mode: str, *, prompt_tokens: int, max_tokens: int, samples: int,
   twice that where a shard then still has _ROWS of them at a time: with more
   sequences to a row, less of it is left empty.
 
-  With shared prompts, attention has capacity for whole groups of the greatest
-  lengths: of the columns below, a group takes `samples` times the longest
-  sequence in attention, and its prompt only once in the other layers.
+  With shared prompts, attention has room for whole groups at their maximum
+  lengths: there a group takes `samples` times the longest sequence. In the
+  other layers it takes `columns` columns, with its prompt stored once.
   """
   longest = prompt_tokens + max_tokens
   twice = microbatch_tokens >= 2 * longest * _ROWS * shards

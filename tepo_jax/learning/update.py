@@ -11,9 +11,9 @@ The exact KL needs π_old's distributions at the states of every update.
 keeps the final hidden states, so that an update applies π_old's head to them
 and need not run its layers. `score_minibatch` and `train_step` share the
 forward pass and its shapes: until the weights move, w = 1, H − H° = 0 and
-KL(π_old ‖ π_old) = 0 exactly. So it is on CPUs, where tests hold it. On an H200
-in bfloat16 the two programs round apart: w from 0.988 to 1.005 was seen in the
-first update.
+KL(π_old ‖ π_old) = 0 exactly. This holds on CPUs, where tests check it. On an
+H200 in bfloat16 the two programs round differently: w from 0.988 to 1.005 was
+seen in the first update.
 
 Axes: B completions of a minibatch · T tokens of a completion · M microbatches ·
 R rows of a microbatch · S columns of a row · C columns of scores · D model ·

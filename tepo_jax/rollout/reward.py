@@ -12,8 +12,8 @@ processes, which have a deadline, 2 GiB of memory, and no file to write to.
 `config.reward.functions` names them: rows of FUNCTIONS, 'module:function' for
 your own, or 'accuracy', the grader's verdict. The reward is their sum with
 `config.reward.weights`, plus DAPO's overlong penalty. `RewardFunctions` calls
-them for groups, `Rewards` holds what they gave, and `Rewards.check` stops the
-run, or says why, if one failed.
+them for groups, `Rewards` holds what they gave. If one failed, `Rewards.check`
+stops the run, or prints why its values count as 0.
 
 Axes: N groups · G samples of a prompt · B = N G completions · F functions.
 """

@@ -241,9 +241,9 @@ class _SelectedPrompts:
   """Requests for what a selection asks for.
 
   Before each chunk of decoding it waits for the verdicts on all completions
-  but those of the last chunk, which are graded while the next one is decoded;
-  where rewards decide which prompts are sampled, for the reward functions too.
-  So what it gives does not depend on how fast they are graded.
+  but those of the last chunk, which are graded while the next one is decoded.
+  Where rewards decide which prompts are sampled, it also waits for the reward
+  functions. So what it gives does not depend on how fast they are graded.
 
   Attributes:
     groups: those complete. counts: the grader's.

@@ -4,8 +4,8 @@ r"""Kills one of a run's two processes, repeatedly, at known moments.
 
 The moments take turns: while sampling, updating, saving and evaluating; so do
 SIGKILL and SIGTERM, and the two processes. The other process must end within a
-minute: with status 3 if its peer was killed, else both with 42 or 0. The same
-command resumes the run; when it is complete, it is compared with one that
+minute: with status 3 if its peer was killed, or aborted by jax's coordination
+service where that notices first; else both with 42 or 0. The same command resumes the run; when it is complete, it is compared with one that
 nothing interrupted, file by file and bit by bit. Prints a line per kill. The
 tool resumes too: DIR holds the runs and the kills so far. Exits with 1 if a
 process did not end as it must, or in time, or a run differs.
@@ -119,14 +119,15 @@ def attempt(folder, workdir, number: int) -> dict | None:
       process.kill()
   seconds, statuses = time.monotonic() - begin, [
       status for status, *_ in outcomes]
-  wanted = ([[INTERRUPTED] * 2, [0, 0]] if sent == signal.SIGTERM else
-            [[-sent, LOST] if rank == 0 else [LOST, -sent]])
+  wanted = [[INTERRUPTED] * 2, [0, 0]] if sent == signal.SIGTERM else [
+      [-sent, status] if rank == 0 else [status, -sent]
+      for status in (LOST, -signal.SIGABRT)]
   return {'kill': number + 1, 'signal': sent.name, 'process': rank,
           'during': during,
           'seen': files[rank].read_text('utf-8').split()[-1],
           'seconds': round(seconds, 1), 'statuses': statuses,
           'is_right': statuses in wanted and not is_late,
-          'stderr': [text[-600:] for _, _, text in outcomes]}
+          'stderr': [text[-6000:] for _, _, text in outcomes]}
 
 
 def compare(folder: pathlib.Path, workdir: pathlib.Path) -> list[str]:

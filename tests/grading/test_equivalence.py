@@ -276,14 +276,14 @@ def test_powers_are_left_to_math_verify_where_it_is_quick(
   assert time.process_time() - start < 1
 
 
-def test_math_verify_has_two_seconds_of_cpu_time():
+def test_no_verdict_takes_a_second_of_cpu_time():
   """It simplifies this for 13 s. No worker asks again: it had its time."""
   question = r'a=\sum_{i=0}^{k-1}\binom{k-1}{i}\frac{D_{n+9-k-i}}{n-(k+i)}', (
       r'a=\sum_{i=0}^{k-1}\binom{k-1}{i}\frac{D_{n+1-k-i}}{n-(k+i)}',)
   verifying.verify('1', (r'\frac{1}{2}',), 5)  # imports math-verify
   start = time.process_time()
   assert verifying.verify(*question, 60) == (False, True)
-  assert verifying.CPU_S / 2 < time.process_time() - start < 3
+  assert verifying.CPU_S / 2 < time.process_time() - start < 1
   assert verifying.verify('1', ('1.0',), 5) == (True, False)
 
 
