@@ -4,11 +4,12 @@ r"""Kills one of a run's two processes, repeatedly, at known moments.
 
 The moments take turns: while sampling, updating, saving and evaluating; so do
 SIGKILL and SIGTERM, and the two processes. The other process must end within a
-minute: with status 3 if its peer was killed, or aborted by jax's coordination
-service where that notices first; else both with 42 or 0. The same command resumes the run; when it is complete, it is compared with one that
-nothing interrupted, file by file and bit by bit. Prints a line per kill. The
-tool resumes too: DIR holds the runs and the kills so far. Exits with 1 if a
-process did not end as it must, or in time, or a run differs.
+minute: if its peer was killed, with status 3, or aborted by jax's coordination
+service where that notices first; else both with 42 or 0. The same command
+resumes the run; when it is complete, it is compared with one that nothing
+interrupted, file by file and bit by bit. Prints a line per kill. The tool
+resumes too: DIR holds the runs and the kills so far. Exits with 1 if a process
+did not end as it must, or in time, or a run differs.
 """
 
 import argparse
