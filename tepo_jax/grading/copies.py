@@ -7,8 +7,9 @@ form. The form is what is written, without names before `=`, spaces, fonts and
 brackets that change nothing, the order of sums and products, +0, ·1 and /1.
 
 No copies are: numbers (but for quotients to be computed), unless the problem
-asks for another notation ("as a decimal", or "as a sum" where the reference is uncomputed: 1/8 + 1/12 + 1/24 for
-1/4), and answers to problems that ask to choose among options.
+asks for another notation ("as a decimal", or "as a sum" where the reference is
+uncomputed: 1/8 + 1/12 + 1/24 for 1/4), and answers to problems that ask to
+choose among options.
 """
 
 import functools

@@ -101,8 +101,8 @@ def verify(answer: str, references: Sequence[str], alarm_s: int
 
 @functools.cache
 def _warm_up():
-  """Imports the parser's and sympy's modules and fills their first caches, which
-  takes as long as CPU_S."""
+  """Imports the parser's and sympy's modules and fills their first caches,
+  which takes as long as CPU_S."""
   gold, target = (
       _parse(rf'x=\sum_{{k=0}}^{{n}} {factors}', _WARM_UP_S)
       for factors in ('a_k b_{n-k}', 'b_{n-k} a_k'))
@@ -116,7 +116,8 @@ class _OutOfTime(BaseException):  # No library may take it for its own error.
 
 @contextlib.contextmanager
 def _limited():
-  """Raises _OutOfTime after CPU_S of this process's CPU time.
+  """Raises _OutOfTime after CPU_S of this process's CPU time, system calls
+  included.
 
   Meanwhile nothing is collected: in a process with millions of objects each
   collection takes a large part of CPU_S.
@@ -124,18 +125,20 @@ def _limited():
   is_over, collects = False, gc.isenabled()
 
   def stop(*_):
-    if not is_over:  # else the signal is late
+    if not is_over:
       raise _OutOfTime
 
   gc.disable()
-  before = signal.signal(signal.SIGVTALRM, stop)
-  signal.setitimer(signal.ITIMER_VIRTUAL, CPU_S)
+  before = signal.signal(signal.SIGPROF, stop)
+  signal.setitimer(signal.ITIMER_PROF, CPU_S)
   try:
     yield
   finally:
     is_over = True
-    signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-    signal.signal(signal.SIGVTALRM, before)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    # Drops a signal that is pending: its default would end this process.
+    signal.signal(signal.SIGPROF, signal.SIG_IGN)
+    signal.signal(signal.SIGPROF, before)
     if collects:
       gc.enable()
 

@@ -51,6 +51,8 @@ def test_extract_box(completion, answer):
     ('Answer: 1\nno\nanswer : 2\nbye', '2'),
     ('**Answer:** $\\frac12$', '$\\frac12$'),
     ('**Answer: 34**', '34'),
+    ('**Answer**: 34', '34'),
+    ('Answer：34', '34'),
     ('Answer: \\boxed{34}.', '34'),
     ('Answer: \\boxed{34', '\\boxed{34'),
     ('The answer is 34', None),

@@ -4,6 +4,8 @@ RIGHT lists spellings that people and models use. WRONG lists what was once
 accepted, or is nearest to what is: each heading has at least five of each.
 """
 
+import itertools
+
 import pytest
 
 from tests.grading import grades
@@ -12,7 +14,7 @@ RIGHT = {
     'sizes': [
         ('5', '(' * 60 + '5' + ')' * 60), ('3', '((((((((1+2))))))))'),
         ('2^{2^{100}}', '2^{2^{100}}'), ('1000000!', '(1000000)!'),
-        ('2^{1000}', '4^{500}'), ('9^{9^{9}}', '9^{9^9}')],
+        ('2^{1000}', '4^{500}'), ('1', '2^{10^{-40}}'), ('9^{9^{9}}', '9^{9^9}')],
     'equations for numbers': [
         ('x^2+2x+1', '(x+1)(x+1)=x^2+2x+1'), ('8', '2^3=8'), ('24', '4!=24'),
         (r'\frac16', r'\Pr[A]=1/6'), ('5', r'\mathbb{E}[X]=5'),
@@ -86,6 +88,10 @@ RIGHT = {
         (r'|x|\ge2', r'x\le-2\text{ or }x\ge2'), ('|x|<3', '(-3,3)'),
         ('(2,251,252)', '((2,251,252))'),
         (r'1\le x\le2', r'x\in[1,2]'), (r'[1,2]', r'x\ge1\text{ and }x\le2'),
+        *itertools.permutations([
+            r'1\le x\le2', r'x\in[1,2]', '[1,2]', r'x\ge1\text{ and }x\le2',
+            r'\{x\mid 1\le x\le2\}', r'\{x : 1\le x\le2\}'], 2),
+        (r'x\ne0', r'\mathbb R\setminus\{0\}'),
         ('[1,2]', r'\{x\mid 1\le x\le2\}'), ('[1,2]', r'\{x : 1\le x\le2\}'),
         (r'x\in[1,2]', r'\{x\in\mathbb{R}\mid 1\le x\le2\}'),
         (r'x\ge1\text{ and }x\le2', '[1,2]'), (r'1\le x\le 2', '[1,2]'),
@@ -249,6 +255,7 @@ WRONG = {
         ('17', '17 wrong'), ('17', "17'"), (r'2\text{ km}^2', r'2000\text{ m}^2'),
         (r'5\text{ dollars}', r'5\text{ cents}'), ('3', r'3\text{ quarters}'),
         (r'7\text{ dollars}', r'7\text{ percent}'), ('7 kg', r'7\%'),
+        ('5 g m', '5 kg m'), ('3.1416', '3.14159'),
         ('5', r'5\text{ hundred}'), ('5', r'5\text{ dozen}'),
         ('5', r'5\text{ squared}'), ('5', r'5\text{ factorial}'),
         ('5', r'5\text{ halves}'), ('5', r'5\text{ tenths}'),
@@ -269,7 +276,8 @@ WRONG = {
         ('HTT', r'\text{THT}'), (r'\text{cat}', 'c+a+t')],
     'one answer, two readings': [
         ('32349', '32, 349'), ('1, 234', '1234'), ('1, 234', '1,235'),
-        ('1234', '1, 234'), ('1234', '(1,234)'), ('32349', '349, 32')],
+        ('1234', '1, 234'), ('1234', '(1,234)'), ('32349', '349, 32'),
+        ('1, 234', '1,234')],
     'intervals': [
         (r'\mathbb{R}^+', r'\mathbb{R}'), (r'\mathbb{R}^+', r'[0,\infty)'),
         (r'\emptyset', '0'), (r'\emptyset', r'\{0\}'),
