@@ -52,6 +52,7 @@
 # --config.eval.FIELD to evaluations only, unless eval.period is among them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source launch/common.sh
 
 fail() { echo "launch/sweep.sh: error: $*" >&2; exit 2; }
 
