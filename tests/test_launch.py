@@ -8,8 +8,10 @@ import pathlib
 import re
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
+import sys
 import time
 
 import pytest
@@ -729,6 +731,72 @@ def test_sweep_continues_after_a_failure(launch, sweep):
   assert done.returncode == 1
   assert 'failed: .venv/bin/python -m tepo_jax.train' in done.stderr
   assert launch.log() == [_TRAIN, _UNTRAINED, _REPORT]
+
+
+@pytest.mark.parametrize('arguments, trained', [
+    (('own', 'own.py'), 1), (('table3',), 1), (('tiny',), 1), (('map',), 1),
+    (('study',), 1), (('mechanism',), 0)])
+@pytest.mark.parametrize('status', [42, 130])
+def test_a_stopped_run_ends_the_sweep(launch, sweep, arguments, trained, status):
+  (launch.root / 'own.py').touch()
+  python = launch.root / '.venv/bin/python'
+  python.write_text(_SWEEP_PYTHON.replace(
+      '[[ ! -e', f'[[ ! "$*" =~ tepo_jax.(train|mechanism) ]] || exit {status}'
+      '\n[[ ! -e'))
+  done = sweep(*arguments, METHODS='grpo tepo', JOBS='1', OUT='o')
+  assert done.returncode == status
+  assert done.stderr.splitlines()[-1] == (
+      'launch/sweep.sh: stopped: the same command resumes; it skips complete '
+      'runs')
+  assert 'failed' not in done.stderr
+  programs = [line for line in launch.log() if 'tepo_jax' in line]
+  assert 'tepo_jax.report' not in programs[-1]
+  assert sum('tepo_jax.train' in line for line in programs) == trained
+
+
+# Saves, which takes a while, once it gets Ctrl-C.
+_SAVES = f'''#!{sys.executable}
+import os
+import signal
+import sys
+import time
+
+def save(*_):
+  time.sleep(.3)
+  print('saved', file=sys.stderr, flush=True)
+  os._exit(130)
+
+if 'tepo_jax.train' in sys.argv:
+  signal.signal(signal.SIGINT, save)
+  print('ready', file=sys.stderr, flush=True)
+  time.sleep(60)
+'''
+
+
+def test_a_sweep_ends_after_its_runs_have_saved(launch):
+  """Ctrl-C is a signal to all processes of the terminal's job."""
+  (launch.stubs / 'venv_is_there').touch()
+  (launch.stubs / 'venv_python').write_text(_SAVES)
+  logs = [launch.root / f'o/logs/{name}_0.log' for name in ('grpo', 'tepo')]
+
+  def interrupt():
+    deadline = time.monotonic() + 20
+    while not all(log.exists() and log.read_text() for log in logs):
+      assert time.monotonic() < deadline
+      time.sleep(.02)
+    os.killpg(sweep.pid, signal.SIGINT)
+
+  with subprocess.Popen(
+      [launch.root / 'launch/sweep.sh', 'tiny'], start_new_session=True,
+      stderr=subprocess.PIPE, text=True, env={
+          'PATH': f'{launch.stubs}:{os.environ["PATH"]}', 'OUT': 'o',
+          'STUBS': str(launch.stubs), 'METHODS': 'grpo tepo gspo',
+          'SEEDS': '0 1', 'JOBS': '2'}) as sweep:
+    interrupt()
+    said = sweep.communicate(timeout=20)[1]
+  assert sweep.returncode == 130 and 'it skips complete runs' in said
+  assert [log.read_text() for log in logs] == 2 * ['ready\nsaved\n']
+  assert len(list(logs[0].parent.glob('*.log'))) == 2
 
 
 @pytest.mark.parametrize('arguments', [
