@@ -204,7 +204,7 @@ def comparison(groups: Sequence[runs_lib.Seeds], form: str) -> str:
     errors.InputError: no run has an evaluation.
   """
   base = claims.baseline(groups)
-  found = [(group.label, name, count, points, _differences(group, base, name))
+  found = [(group.label, name, count, points, _contrasts(group, base, name))
            for group in groups for name, count, points in _evaluations(group)]
   if not found:
     raise errors.InputError('no run of --runs has an evaluation')
@@ -229,9 +229,9 @@ def comparison(groups: Sequence[runs_lib.Seeds], form: str) -> str:
        for label, name, count, points, changes in found], labels=2)
 
 
-def _differences(group, base, name):
-  """{point of POINTS: the evaluation minus the baseline's, a claims.Contrast, or
-  None}; of the baseline itself, {}."""
+def _contrasts(group, base, name):
+  """{point of POINTS: claims.Contrast or None} of an evaluation and that of the
+  baseline; empty for the baseline itself."""
   if base is None or group is base:
     return {}
   return {point: claims.contrast(group, base, claims.Measure(
