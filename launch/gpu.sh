@@ -19,11 +19,7 @@
 # A relative --workdir is relative to the repository.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-
-if [[ ${1:-} == --help || ${1:-} == -h ]]; then
-  sed -n '2,/^set /{s/^# \{0,1\}//p}' launch/gpu.sh
-  exit
-fi
+source launch/common.sh
 
 fail() { echo "launch/gpu.sh: error: $*" >&2; exit 2; }
 
@@ -32,6 +28,8 @@ start_command() {
   local variables name
   variables="JAX_COORDINATOR_ADDRESS=${hosts[0]}:${PORT:-12355} \
 JAX_NUM_PROCESSES=${#hosts[@]} JAX_PROCESS_ID=$1"
+  variables+=" TEPO_COMMAND=$(printf %q \
+    "$(command_line 'HOSTS PORT' launch/gpu.sh "${@:2}")")"
   for name in $(compgen -e | grep -E '^(NCCL|XLA)_' || true); do
     variables+=" $name=$(printf %q "${!name}")"
   done
@@ -91,6 +89,8 @@ if [[ -n ${HOSTS:-} ]]; then
   exit
 fi
 
+# What a run that is stopped prints.
+export TEPO_COMMAND=${TEPO_COMMAND:-$(command_line '' launch/gpu.sh "$@")}
 program=train
 if [[ ${1:-} =~ ^(train|evaluate|export|pretrain|benchmark|report)$ ]]; then
   program=$1; shift

@@ -11,7 +11,11 @@
 # node pool's service account of Google's.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source launch/common.sh
 source launch/tpu_types.sh
+# What a run that is stopped prints.
+again="$(command_line 'TYPE IMAGE NAME SPOT ACCOUNT' launch/jobset.sh "$@") \
+| kubectl apply -f -  # not if the JobSet starts it again"
 fail() { echo "launch/jobset.sh: error: $*" >&2; exit 2; }
 
 program=train name=${NAME:-tepo}
@@ -24,7 +28,8 @@ fi
 # Prints words as YAML strings.
 quoted() { for word; do printf "'%s', " "${word//\'/\'\'}"; done; }
 env="
-              - {name: PYTHONUNBUFFERED, value: '1'}"
+              - {name: PYTHONUNBUFFERED, value: '1'}
+              - {name: TEPO_COMMAND, value: '${again//\'/\'\'}'}"
 if [[ $TYPE =~ ^(h100|h200|a100-80)x(([0-9]+)x)?([1-8])$ ]]; then
   hosts=${BASH_REMATCH[3]:-1} count=${BASH_REMATCH[4]} resource=nvidia.com/gpu
   label=${BASH_REMATCH[1]/200/200-141}

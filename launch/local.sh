@@ -7,8 +7,12 @@
 # A relative WORKDIR is relative to the repository.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source launch/common.sh
 launch/setup.sh cpu
 method=${METHOD:-tepo} seed=${SEED:-0}
+# What a run that is stopped prints.
+TEPO_COMMAND=$(command_line 'METHOD SEED WORKDIR' launch/local.sh "$@")
+export TEPO_COMMAND
 exec env JAX_PLATFORMS=cpu .venv/bin/python -m tepo_jax.train \
   --config="configs/tiny.py:$method" --config.seed="$seed" \
   --workdir="${WORKDIR:-runs/tiny_${method}_$seed}" "$@"

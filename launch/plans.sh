@@ -9,6 +9,7 @@
 #   launch/plans.sh published     what others measured, compared with plans
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source launch/common.sh
 launch/setup.sh cpu plan
 
 if [[ ${1:-} == published ]]; then

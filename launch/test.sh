@@ -5,6 +5,7 @@
 #   launch/test.sh [-m gpu] [-k NAME ...]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source launch/common.sh
 if [[ " $* " =~ \ -m\ (gpu|tpu)\  ]]; then
   SKIP_SELFTEST=1 launch/setup.sh "${BASH_REMATCH[1]}" tests
   exec env TEPO_TEST_DEVICE="${BASH_REMATCH[1]}" .venv/bin/python -m pytest \

@@ -16,6 +16,7 @@
 # The files job.pid, job.log, job.status and job.command are in the repository's folder.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source launch/common.sh
 
 # By name: after a restart of the host another process may have the number.
 in_progress() {
@@ -40,6 +41,9 @@ start() {
   # shellcheck source=/dev/null
   if [[ -f ../tepo.env ]]; then source ../tepo.env; fi
   rm -f job.status job.stopped
+  # What a run that is stopped prints.
+  TEPO_COMMAND=$(command_line '' "launch/tpu_vm.sh run" "$@")
+  export TEPO_COMMAND="$TEPO_COMMAND  # on your machine; watch does it itself"
   # nohup: the program survives a lost connection.
   STATUS=job.status RESTARTS=5 TEPO_MULTIHOST=1 \
     JAX_PLATFORMS=${JAX_PLATFORMS:-tpu,cpu} \

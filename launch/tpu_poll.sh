@@ -92,8 +92,7 @@ wait_for_program() {
   follow patient
   case $verdict in
     taken)
-      say "$NAME is $state: delete, create (with the same SPOT), setup (with the" \
-        "same BUCKET), and the same run"
+      say "$NAME is $state: $remake"
       exit 42 ;;
     bare | idle) refuse_idle ;;
   esac

@@ -33,6 +33,8 @@ read_state() {
   [[ $state != READY ]] || state=ACTIVE
 }
 gone='^(FAILED|SUSPENDED|SUSPENDING|PREEMPTED|TERMINATED|STOPPED|STOPPING)$'
+remake='launch/tpu_vm.sh delete, create (with the same SPOT), setup (with the same'
+remake+=' BUCKET), and the same run, which resumes; watch, in place of run, does all this'
 waiting='^(ACCEPTED|CREATING|PROVISIONING|WAITING_FOR_RESOURCES)$'
 
 # Ends if no slice was requested, according to `state`.
@@ -53,7 +55,7 @@ need_slice() {
   [[ -z $dry_run ]] || return 0
   check_requested
   [[ ! $state =~ $gone ]] \
-    || fail "$NAME is $state: launch/tpu_vm.sh delete, create, setup"
+    || fail "$NAME is $state: $remake"
 }
 
 # Returns once the slice, whose state was read, is active; with status 1 if it will

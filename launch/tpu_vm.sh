@@ -43,6 +43,7 @@
 # can read; PACKAGES=… is for launch/setup.sh, wandb if WANDB_API_KEY is set.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source launch/common.sh
 if (( BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404 )); then
   echo "launch/tpu_vm.sh: error: needs bash 4.4 (macOS: brew install bash)" >&2
   exit 2
@@ -50,11 +51,6 @@ fi
 source launch/tpu_types.sh
 source launch/tpu_request.sh
 source launch/tpu_poll.sh
-
-if [[ ${1:-} == --help || ${1:-} == -h ]]; then
-  sed -n '2,/^set /{s/^# \{0,1\}//p}' launch/tpu_vm.sh
-  exit
-fi
 
 say() { echo "launch/tpu_vm.sh: $*" >&2; }
 fail() { say "error: $*"; exit 2; }
@@ -126,8 +122,7 @@ create() {
   local status=0
   request || status=$?
   [[ $status -ne 2 ]] || fail "gcloud refused the request, see above"
-  [[ $status -eq 0 ]] || fail "the slice is ${state:-gone}:" \
-    "run launch/tpu_vm.sh delete, then create"
+  [[ $status -eq 0 ]] || fail "the slice is ${state:-gone}: $remake"
   done_with "$NAME is there" setup
 }
 

@@ -77,6 +77,9 @@ def export(out: files.Path) -> None:
             **model_card.chat_templates(folder, config.data.template_args)})
   # The others wait until everything is uploaded.
   processes.on_first(print, f'exported {_WORKDIR.value} to {out}')
+  if not files.is_remote(out):  # which servers do not read
+    vllm, _ = model_card.servers(config, folder, _ADAPTER.value, str(out))
+    processes.on_first(print, f'to serve it with vLLM (untried): {vllm}')
 
 
 if __name__ == '__main__':

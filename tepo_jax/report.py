@@ -20,7 +20,8 @@ if these are missing, the error lists the steps that have both. On several hosts
 
 --csv and --latex print a table instead of making the page: of runs, the mean,
 the interval and the number of seeds n of each method's first, last and best
-evaluation.
+evaluation, and the difference from grpo (without it, from the first method),
+paired by seed, with its interval.
 
 --table prints each row of the paper with its 95 % interval, our result below it
 ("not run" if there is none; if there is none at all, only the commands), and an

@@ -7,7 +7,7 @@ For data.name, or each set of data.sets, and for each set of eval.sets unless
 eval.period is 0, it prints how many prompts there are, how many tokens they
 have, what was left out and why, and the first prompts with their reference
 answers. It needs the model's tokenizer, but no weights and no accelerator, and
-writes no files.
+writes no files; the --workdir of `train` is accepted and ignored.
 """
 
 import statistics
@@ -26,6 +26,8 @@ from tepo_jax.policy.huggingface import hub
 from tepo_jax.policy.huggingface import weights
 
 _CONFIG = cli.DEFINE_config()
+flags.DEFINE_string(
+    'workdir', None, 'Ignored, so that the flags of `train` can be kept.')
 _COUNT = flags.DEFINE_integer(
     'count', 3, 'Prompts to print of each set.', lower_bound=0)
 

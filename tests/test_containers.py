@@ -106,6 +106,12 @@ def test_a_jobset_follows_its_schema(type_, hosts, count, labels):
   assert limit == ('google.com/tpu' if 'tpu-topology' in labels
                    else 'nvidia.com/gpu', count)
   names = {item['name'] for item in container['env']}
+  [again] = (item['value'] for item in container['env']
+             if item['name'] == 'TEPO_COMMAND')
+  assert again.startswith(
+      f'TYPE={type_} IMAGE=host/image:1 SPOT=1 launch/jobset.sh '
+      r"--config.eval.sets=\(\'a\'\,\ \'b\'\) --workdir=gs://b/a\ run | "
+      'kubectl apply -f -  #')
   assert ('JAX_COORDINATOR_ADDRESS' in names) == (
       hosts > 1 and 'accelerator' in labels)
 

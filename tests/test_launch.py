@@ -8,8 +8,10 @@ import pathlib
 import re
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
+import sys
 import time
 
 import pytest
@@ -41,7 +43,8 @@ _NOT_ON_A_MAC = re.compile(
 
 
 @pytest.mark.parametrize(
-    'name', ['setup.sh', 'local.sh', 'smollm2.sh', 'sweep.sh', 'test.sh'])
+    'name', ['common.sh', 'setup.sh', 'local.sh', 'smollm2.sh', 'sweep.sh',
+             'test.sh'])
 def test_scripts_for_laptops_run_on_a_mac(name):
   text = (ROOT / 'launch' / name).read_text()
   code = [line for line in text.splitlines() if line.lstrip()[:1] != '#']
@@ -374,16 +377,43 @@ def test_test_passes_its_arguments_on(launch):
   assert command.endswith(' -k mesh')
 
 
-@pytest.mark.parametrize('script', ['gpu.sh', 'tpu_vm.sh'])
-@pytest.mark.parametrize('flag', ['--help', '-h'])
-def test_help_is_the_script_s_head(launch, script, flag):
-  done = launch(script, flag)
-  assert done.returncode == 0 and not done.stderr and not launch.log()
-  assert f'  launch/{script} ' in done.stdout and '#' not in done.stdout
-  head = (launch.root / 'launch' / script).read_text().partition('\nset ')[0]
-  assert done.stdout.splitlines() == [
-      line.removeprefix('#').removeprefix(' ')
-      for line in head.splitlines()[1:]]
+# Which others source; they are not started.
+_PARTS = {'common.sh', 'tpu_poll.sh', 'tpu_request.sh', 'tpu_types.sh'}
+
+
+@pytest.mark.parametrize('script', sorted(
+    {path.name for path in SCRIPTS} - _PARTS - {'run'}))
+def test_help_is_the_script_s_head(launch, script):
+  text = (launch.root / 'launch' / script).read_text()
+  head = [line for line in text.partition('\nset ')[0].splitlines()[1:]
+          if not line.startswith('#SBATCH')]
+  for flag in '--help', '-h':
+    done = launch(script, flag)
+    assert done.returncode == 0 and not done.stderr and not launch.log()
+    assert f'launch/{script} ' in done.stdout
+    assert done.stdout.splitlines() == [
+        line.removeprefix('#').removeprefix(' ') for line in head]
+
+
+_ODD = ('--workdir=a b', "--config.eval.sets=('a',)")
+_QUOTED = r"--workdir=a\ b --config.eval.sets=\(\'a\'\,\)"
+
+
+@pytest.mark.parametrize('script, environment, command', [
+    ('gpu.sh', {'DRIVER': '590'}, f'launch/gpu.sh {_QUOTED}'),
+    ('local.sh', {'METHOD': 'grpo', 'WORKDIR': 'c d'},
+     rf'METHOD=grpo WORKDIR=c\ d launch/local.sh {_QUOTED}'),
+    ('smollm2.sh', {'TASK': 'sums', 'SEED': '1'},
+     f'TASK=sums SEED=1 launch/smollm2.sh {_QUOTED}')])
+def test_scripts_pass_on_how_they_were_started(
+    launch, script, environment, command):
+  """A stopped run prints it as the command that resumes."""
+  (launch.stubs / 'venv_is_there').touch()
+  python = launch.stubs / 'venv_python'
+  python.write_text(launching.VENV_PYTHON.replace(
+      'python $*', '${2#*.}: $TEPO_COMMAND'))
+  assert launch(script, *_ODD, **environment).returncode == 0
+  assert f'train: {command}' in launch.log()
 
 
 @pytest.mark.parametrize('statuses, restarts, ends, starts', [
@@ -401,7 +431,7 @@ def test_supervise_restarts_after_a_loss(
 
 
 @pytest.mark.parametrize('command, status', [
-    (['no_such_command'], 127), (['--help'], 2), ([], 2)])
+    (['no_such_command'], 127), (['--x'], 2), ([], 2)])
 def test_supervise_does_not_repeat_what_cannot_run(launch, command, status):
   done = launch('supervise.sh', *command, PAUSE='0')
   assert done.returncode == status and 'restarting' not in done.stderr
@@ -469,6 +499,9 @@ def test_gpu_on_several_hosts(launch):
     assert 'JAX_COORDINATOR_ADDRESS=one:12355' in command
     assert f'JAX_NUM_PROCESSES=2 JAX_PROCESS_ID={index} ' in command
     assert "launch/gpu.sh --workdir=/a\\ b " in command
+    [again] = (word.partition('=')[2] for word in shlex.split(command)
+               if word.startswith('TEPO_COMMAND='))
+    assert again == r'HOSTS=one\ two launch/gpu.sh --workdir=/a\ b'
     assert f'>>train.{index}.log' in command
     assert ' NCCL_SOCKET_IFNAME=eth0 ' in command and 'SECRET' not in command
   done = launch('gpu.sh', 'stop', HOSTS='one two', DRY_RUN='1')
@@ -589,6 +622,14 @@ def test_slurm_s_job_is_queued_again(
       'scontrol requeue 7'] * requeued
 
 
+def test_slurm_s_tasks_know_how_the_job_was_submitted(launch, slurm):
+  (launch.root / 'launch/gpu.sh').write_text(
+      '#!/bin/bash\necho "$TEPO_COMMAND" >>"$STUBS/log"\n')
+  assert slurm(ENDS='0', CONTAINER='a.sqsh').returncode == 0
+  assert launch.log()[-1].startswith(
+      r'CONTAINER=a.sqsh sbatch launch/slurm.sh --x=a\ b  # with your options')
+
+
 def test_slurm_s_job_is_not_queued_again_after_a_stop(launch, slurm):
   (launch.root / 'runs').mkdir()
   stop = launch.root / 'runs/stop.7'
@@ -690,6 +731,72 @@ def test_sweep_continues_after_a_failure(launch, sweep):
   assert done.returncode == 1
   assert 'failed: .venv/bin/python -m tepo_jax.train' in done.stderr
   assert launch.log() == [_TRAIN, _UNTRAINED, _REPORT]
+
+
+@pytest.mark.parametrize('arguments, trained', [
+    (('own', 'own.py'), 1), (('table3',), 1), (('tiny',), 1), (('map',), 1),
+    (('study',), 1), (('mechanism',), 0)])
+@pytest.mark.parametrize('status', [42, 130])
+def test_a_stopped_run_ends_the_sweep(launch, sweep, arguments, trained, status):
+  (launch.root / 'own.py').touch()
+  python = launch.root / '.venv/bin/python'
+  python.write_text(_SWEEP_PYTHON.replace(
+      '[[ ! -e', f'[[ ! "$*" =~ tepo_jax.(train|mechanism) ]] || exit {status}'
+      '\n[[ ! -e'))
+  done = sweep(*arguments, METHODS='grpo tepo', JOBS='1', OUT='o')
+  assert done.returncode == status
+  assert done.stderr.splitlines()[-1] == (
+      'launch/sweep.sh: stopped: the same command resumes; it skips complete '
+      'runs')
+  assert 'failed' not in done.stderr
+  programs = [line for line in launch.log() if 'tepo_jax' in line]
+  assert 'tepo_jax.report' not in programs[-1]
+  assert sum('tepo_jax.train' in line for line in programs) == trained
+
+
+# Saves, which takes a while, once it gets Ctrl-C.
+_SAVES = f'''#!{sys.executable}
+import os
+import signal
+import sys
+import time
+
+def save(*_):
+  time.sleep(.3)
+  print('saved', file=sys.stderr, flush=True)
+  os._exit(130)
+
+if 'tepo_jax.train' in sys.argv:
+  signal.signal(signal.SIGINT, save)
+  print('ready', file=sys.stderr, flush=True)
+  time.sleep(60)
+'''
+
+
+def test_a_sweep_ends_after_its_runs_have_saved(launch):
+  """Ctrl-C is a signal to all processes of the terminal's job."""
+  (launch.stubs / 'venv_is_there').touch()
+  (launch.stubs / 'venv_python').write_text(_SAVES)
+  logs = [launch.root / f'o/logs/{name}_0.log' for name in ('grpo', 'tepo')]
+
+  def interrupt():
+    deadline = time.monotonic() + 20
+    while not all(log.exists() and log.read_text() for log in logs):
+      assert time.monotonic() < deadline
+      time.sleep(.02)
+    os.killpg(sweep.pid, signal.SIGINT)
+
+  with subprocess.Popen(
+      [launch.root / 'launch/sweep.sh', 'tiny'], start_new_session=True,
+      stderr=subprocess.PIPE, text=True, env={
+          'PATH': f'{launch.stubs}:{os.environ["PATH"]}', 'OUT': 'o',
+          'STUBS': str(launch.stubs), 'METHODS': 'grpo tepo gspo',
+          'SEEDS': '0 1', 'JOBS': '2'}) as sweep:
+    interrupt()
+    said = sweep.communicate(timeout=20)[1]
+  assert sweep.returncode == 130 and 'it skips complete runs' in said
+  assert [log.read_text() for log in logs] == 2 * ['ready\nsaved\n']
+  assert len(list(logs[0].parent.glob('*.log'))) == 2
 
 
 @pytest.mark.parametrize('arguments', [

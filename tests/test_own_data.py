@@ -78,8 +78,9 @@ def test_both_commands_have_the_same_fields(recipe):
 
 
 def test_it_shows_the_prompts(recipe):
-  """Without weights, and without a device that JAX could find."""
-  done = recipe.run('show_prompts', JAX_PLATFORMS='none_such')
+  """Without weights, and without a device that JAX could find; with train's
+  --workdir, in which it writes nothing."""
+  done = recipe.run('show_prompts', '--workdir=DIR', JAX_PLATFORMS='none_such')
   assert done.returncode == 0, done.stderr
   assert done.stdout.startswith(recipe.block('text'))
   rest = done.stdout.removeprefix(recipe.block('text'))

@@ -39,7 +39,10 @@ def finished(model, tmp_path_factory):
 @pytest.fixture(scope='module')
 def export_of_finished(programs, finished, tmp_path_factory):
   out = tmp_path_factory.mktemp('exported') / 'hf'
-  programs.run('export', f'--workdir={finished[0]}', f'--out={out}', status=0)
+  done = programs.run(
+      'export', f'--workdir={finished[0]}', f'--out={out}', status=0)
+  assert done.stdout.splitlines()[-1] == (
+      f'to serve it with vLLM (untried): vllm serve {out} --dtype bfloat16')
   return out
 
 

@@ -113,6 +113,16 @@ def test_variables_are_passed_on_but_not_shown(launch, tpu):
   assert 'wandb' in _dry_run(launch, 'setup', WANDB_API_KEY='k')[-1][7]
 
 
+def test_a_host_s_program_knows_how_it_is_started_again(launch, tpu):
+  (launch.stubs / 'venv_python').write_text(
+      '#!/bin/bash\n[[ $* != *tepo_jax* ]] || echo "$TEPO_COMMAND"\n')
+  assert tpu('create').returncode == tpu('setup').returncode == 0
+  assert tpu('run', '--workdir=gs://b/a run').returncode == 0
+  assert tpu('wait').returncode == 0
+  assert (launch.stubs / 'host0/tepo/job.log').read_text().startswith(
+      r'launch/tpu_vm.sh run train --workdir=gs://b/a\ run  # on your machine;')
+
+
 def _lines(launch, name):
   path = launch.stubs / name
   return path.read_text().splitlines() if path.exists() else []
@@ -416,8 +426,14 @@ def test_commands_without_a_slice_say_so(launch, tpu):
   waits = 'n is PROVISIONING: launch/tpu_vm.sh create waits for it'
   _refuses(tpu, waits, 'wait', *commands)
   (launch.stubs / 'state').write_text('SUSPENDED\n')
-  _refuses(tpu, 'n is SUSPENDED: launch/tpu_vm.sh delete, create, setup',
-           *commands)
+  remake = (
+      'launch/tpu_vm.sh delete, create (with the same SPOT), setup (with the '
+      'same BUCKET), and the same run, which resumes; watch, in place of run, '
+      'does all this')
+  _refuses(tpu, f'n is SUSPENDED: {remake}', *commands)
+  done = tpu('create')
+  assert (done.returncode, done.stderr.splitlines()[-1]) == (
+      2, f'launch/tpu_vm.sh: error: the slice is SUSPENDED: {remake}')
 
 
 def test_commands_without_a_program_say_so(launch, tpu):

@@ -4,6 +4,7 @@ chat template."""
 from collections.abc import Iterable, Mapping, Sequence
 import json
 import re
+import shlex
 from typing import Any
 
 import ml_collections
@@ -34,13 +35,13 @@ base = transformers.AutoModelForCausalLM.from_pretrained(
     '{base}', dtype='auto')
 model = peft.PeftModel.from_pretrained(base, 'FOLDER')"""
 _SERVERS = (
-    'vllm serve FOLDER --dtype bfloat16\n'
-    'python -m sglang.launch_server --model-path FOLDER --dtype bfloat16')
+    'vllm serve {folder} --dtype bfloat16\n'
+    'python -m sglang.launch_server --model-path {folder} --dtype bfloat16')
 _ADAPTER_SERVERS = (
     'vllm serve {base} --enable-lora --max-lora-rank {rank} '
-    '--lora-modules trained=FOLDER\n'
+    '--lora-modules trained={folder}\n'
     'python -m sglang.launch_server --model-path {base} '
-    '--lora-paths trained=FOLDER')
+    '--lora-paths trained={folder}')
 
 
 def generation_config(folder: str, stop_ids: Iterable[int] = ()) -> str:
@@ -108,16 +109,24 @@ def card(config: ml_collections.ConfigDict, folder: str, step: int,
   head = ['---', f'library_name: {"peft" if is_adapter else "transformers"}',
           f'license: {license_}',
           *([f'base_model: {hub_id}'] if hub_id else []), '---']
-  load, serve = (_ADAPTER, _ADAPTER_SERVERS) if is_adapter else (
-      _FULL, _SERVERS)
-  values = {'base': hub_id or folder, 'rank': config.lora.rank}
+  load = _ADAPTER if is_adapter else _FULL
   return '\n'.join([
       *head, f'# {_title(base)}, {config.method_name}, step {step}', '',
       *_facts(config, base, license_, step, parent), '', '## Method', '',
       *_method(config), '', '## Evaluation', '', *_evaluation(records, step),
       '', '## Loading', '', 'FOLDER is this folder.', '', '```python',
-      load.format(**values), '```', '', '```', serve.format(**values), '```',
+      load.format(base=hub_id or folder), '```', '', '```',
+      *servers(config, folder, is_adapter), '```',
       '', f'{_prompt(config)} {_sampling(config.rollout, is_adapter)}', ''])
+
+
+def servers(config: ml_collections.ConfigDict, folder: str, is_adapter: bool,
+            exported: str = 'FOLDER') -> list[str]:
+  """The commands that serve an exported folder: vLLM's and SGLang's, both
+  untried. The arguments are those of `card`."""
+  return (_ADAPTER_SERVERS if is_adapter else _SERVERS).format(
+      base=shlex.quote(named_base(config) or folder), rank=config.lora.rank,
+      folder=shlex.quote(exported)).splitlines()
 
 
 def _title(base):

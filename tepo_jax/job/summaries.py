@@ -4,6 +4,7 @@
 from collections.abc import Mapping, Sequence
 import contextlib
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -305,7 +306,7 @@ def _short(count):
 
 def stopped(how: str, workdir: files.Path, steps: int) -> str:
   """The last three lines of a run that was stopped: what is saved, and the
-  command that resumes."""
+  command that resumes: that of TEPO_COMMAND, if a launch script set it."""
   folder = workdir / session_lib.CHECKPOINTS
   if files.is_remote(workdir):  # whose list may take long to come
     saved = f'what is saved is in {folder}'
@@ -313,8 +314,9 @@ def stopped(how: str, workdir: files.Path, steps: int) -> str:
     saved = f'step {max(found)} of {steps} is saved in {folder}/{max(found)}'
   else:
     saved = 'no step was finished, so nothing is saved'
-  return (f'{how}; {saved}\nto resume, run\n'
-          f'  .venv/bin/python -m tepo_jax.train {shlex.join(sys.argv[1:])}')
+  command = os.environ.get('TEPO_COMMAND') or (
+      f'.venv/bin/python -m tepo_jax.train {shlex.join(sys.argv[1:])}')
+  return f'{how}; {saved}\nto resume, run\n  {command}'
 
 
 def next_command(workdir: files.Path) -> str:

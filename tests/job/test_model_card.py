@@ -48,6 +48,16 @@ def test_the_card_says_what_was_trained_and_how_to_load_it(tmp_path):
   assert '90.0%' not in card  # of a later step
 
 
+def test_the_commands_that_serve_an_export(tmp_path):
+  config = _config('owner/base')
+  config.lora.rank = 16
+  assert model_card.servers(config, str(tmp_path), True, 'a b') == [
+      'vllm serve owner/base --enable-lora --max-lora-rank 16 --lora-modules '
+      "trained='a b'",
+      'python -m sglang.launch_server --model-path owner/base --lora-paths '
+      "trained='a b'"]
+
+
 @pytest.mark.parametrize('name, in_loss, row', [
     ('grpo_original', ' + beta K_it',
      '| k3 (coef=0.04, place=loss, period=0) | e^-d + d - 1, never negative. |'

@@ -193,6 +193,7 @@ def test_the_next_command(monkeypatch):
 
 
 def test_the_last_lines_of_a_stopped_run(monkeypatch, tmp_path):
+  monkeypatch.delenv('TEPO_COMMAND', raising=False)
   monkeypatch.setattr(sys, 'argv', ['train.py', "--config.eval.sets=('a',)"])
   command = ('  .venv/bin/python -m tepo_jax.train '
              """'--config.eval.sets=('"'"'a'"'"',)'""")
@@ -203,6 +204,9 @@ def test_the_last_lines_of_a_stopped_run(monkeypatch, tmp_path):
   assert summaries.stopped('interrupted', tmp_path, 40).splitlines() == [
       f'interrupted; step 20 of 40 is saved in {tmp_path}/checkpoints/20',
       'to resume, run', command]
+  monkeypatch.setenv('TEPO_COMMAND', 'launch/gpu.sh --workdir=a')
+  assert summaries.stopped('interrupted', tmp_path, 40).splitlines()[1:] == [
+      'to resume, run', '  launch/gpu.sh --workdir=a']
 
 
 def _session(parameters):

@@ -109,10 +109,10 @@ def contrasts(groups: Sequence[runs_lib.Seeds]) -> list[Contrast]:
   for group in groups:
     if group is base:
       continue
-    compared = [_contrast(group, base, measure) for measure in MEASURES]
+    compared = [contrast(group, base, measure) for measure in MEASURES]
     if goal is not None:
       compared.append(_steps_contrast(group, base, goal))
-    found += _judged([contrast for contrast in compared if contrast])
+    found += _judged([one for one in compared if one])
   return found
 
 
@@ -141,7 +141,13 @@ def seeds_needed(found: Sequence[Contrast]) -> dict[str, list[int]]:
           if c.title == MEASURES[0].title and len(c.pairs) >= FEWEST}
 
 
-def _contrast(group, base, measure):
+def contrast(group: runs_lib.Seeds, base: runs_lib.Seeds, measure: Measure
+             ) -> Contrast | None:
+  """Compares a measure of two methods, without a verdict.
+
+  Each pair of runs with the same seed counts with the steps that both have;
+  None: no pair has any.
+  """
   pairs = []
   for both in _pairs(group, base):
     series = [run.series(measure.metric) for run in both]

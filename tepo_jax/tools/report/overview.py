@@ -165,10 +165,15 @@ def _trained(group):
             if (values := run.series('accuracy'))]
   if not series:
     return None
-  first, last = (_percentages(significance.over_seeds([
-      100 * reduce(values) for values in series])[:3 if len(series) > 1 else 1])
+  first, last = (_percentages(resolved(significance.over_seeds([
+      100 * reduce(values) for values in series]), len(series)))
       for reduce in (claims.initial, claims.final))
   return [group.label, 'training samples', len(series), first, last, '']
+
+
+def resolved(interval: Sequence[float], count: int) -> Sequence[float]:
+  """Returns (mean, low, high) of `count` values, or (mean,) of a single one."""
+  return interval[:3 if count > 1 else 1]
 
 
 def with_interval(interval: Sequence[float]) -> str:
@@ -183,8 +188,8 @@ def _percentages(interval):
   return _formatted(interval, 1)
 
 
-def _formatted(interval, digits):
-  value, *ends = (f'{x:.{digits}f}' for x in interval)
+def _formatted(interval, digits, sign=''):
+  value, *ends = (f'{x:{sign}.{digits}f}' for x in interval)
   return f'{value} [{", ".join(ends)}]' if ends else value
 
 
@@ -192,24 +197,61 @@ def comparison(groups: Sequence[runs_lib.Seeds], form: str) -> str:
   """Returns the methods' evaluations, for a paper: one of `tables.FORMATS`.
 
   A row of the CSV file is a method, a set and a point of the runs (first, last
-  or best evaluation): mean, interval and n, the number of seeds, in per cent.
+  or best evaluation): mean, interval and n, the number of seeds, in per cent;
+  then the difference from the baseline, which LaTeX has for the last one.
 
   Raises:
     errors.InputError: no run has an evaluation.
   """
-  found = [(group.label, *evaluation) for group in groups
-           for evaluation in _evaluations(group)]
+  base = claims.baseline(groups)
+  found = [(group.label, name, count, points, _contrasts(group, base, name))
+           for group in groups for name, count, points in _evaluations(group)]
   if not found:
     raise errors.InputError('no run of --runs has an evaluation')
   if form == 'csv':
     return tables.csv_of(
-        'method set point steps n mean low high'.split(),
-        [[label, name, point, where, count, *(f'{x:.4f}' for x in interval),
-          *[''] * (3 - len(interval))]
-         for label, name, count, points in found
+        ('method set point steps n mean low high baseline pairs difference '
+         'difference_low difference_high').split(),
+        [[label, name, point, where, count, *_numbers(interval),
+          *_against(base, changes.get(point))]
+         for label, name, count, points, changes in found
          for point, (interval, where) in zip(POINTS, points)])
-  return f'% Accuracies in per cent. {INTERVAL}\n' + tables.latex_of(
-      ['method', 'set', 'n', *POINTS],
-      [[label, name, str(count), *(
-          _percentages(interval) for interval, _ in points)]
-       for label, name, count, points in found], labels=2)
+  about = f'% Accuracies in per cent. {INTERVAL}\n'
+  if base is not None:
+    about += (f'% Last - {base.label}: paired by seed, at the last evaluation '
+              'that both runs of a pair have.\n')
+  return about + tables.latex_of(
+      ['method', 'set', 'n', *POINTS,
+       *([f'last $-$ {base.label}'] if base else [])],
+      [[label, name, str(count),
+        *(_percentages(interval) for interval, _ in points),
+        *([_signed(changes.get('last'))] if base else [])]
+       for label, name, count, points, changes in found], labels=2)
+
+
+def _contrasts(group, base, name):
+  """{point of POINTS: claims.Contrast or None} of an evaluation and that of the
+  baseline; empty for the baseline itself."""
+  if base is None or group is base:
+    return {}
+  return {point: claims.contrast(group, base, claims.Measure(
+      name, '', f'eval/{name}',
+      lambda values, choose=choose: values[choose(dict(enumerate(values)))],
+      +1, 100)) for point, choose in POINTS.items()}
+
+
+def _numbers(interval):
+  return [*(f'{x:.4f}' for x in interval), *[''] * (3 - len(interval))]
+
+
+def _against(base, change):
+  """The cells of a CSV file on a difference."""
+  if change is None:
+    return [''] * 5
+  return [base.label, len(change.pairs), *_numbers(
+      resolved(change.difference, len(change.pairs)))]
+
+
+def _signed(change):
+  return '' if change is None else _formatted(
+      resolved(change.difference, len(change.pairs)), 1, '+')

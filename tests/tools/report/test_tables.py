@@ -206,28 +206,44 @@ def test_commands_that_a_table_still_needs(tmp_path):
 
 
 def test_methods_for_a_paper(make_run):
-  """Mean, interval and n of each; one run's interval is the recorded one."""
+  """Mean, interval and n of each, and the difference paired by seed; one run's
+  interval is the recorded one."""
   read = runs.read([
       make_run(f'{name}_{seed}', [
           {'step': step, 'eval/a_b/avg@8': value + 0.02 * seed,
            'eval/a_b/low': 0.1, 'eval/a_b/high': 0.9}
-          for step, value in ((0, 0.2), (6, 0.4))], seed=seed,
-          method_name=name)
-      for name, seeds in (('grpo', (0, 1)), ('tepo', (0,))) for seed in seeds])
+          for step, value in ((0, 0.2), (6, 0.4 + gain * (seed + 1)))],
+          seed=seed, method_name=name)
+      for name, seeds, gain in (
+          ('grpo', (0, 1), 0), ('gpg', (0, 1), .03), ('tepo', (1,), -.02))
+      for seed in seeds])
   groups = runs.group(read)
   rows = list(csv.DictReader(overview.comparison(groups, 'csv').splitlines()))
   assert [(row['method'], row['point']) for row in rows] == [
-      (name, point) for name in ('grpo', 'tepo')
+      (name, point) for name in ('grpo', 'gpg', 'tepo')
       for point in ('first', 'last', 'best')]
+  paired = ['baseline', 'pairs', 'difference', 'difference_low',
+            'difference_high']
   assert rows[1] == {
       'method': 'grpo', 'set': 'a_b/avg@8', 'point': 'last', 'steps': '6',
-      'n': '2', 'mean': '41.0000', 'low': '40.0000', 'high': '42.0000'}
-  assert [rows[3][name] for name in ('n', 'mean', 'low', 'high')] == [
-      '1', '20.0000', '10.0000', '90.0000']
+      'n': '2', 'mean': '41.0000', 'low': '40.0000', 'high': '42.0000',
+      } | dict.fromkeys(paired, '')
+  assert [rows[6][name] for name in ('n', 'mean', 'low', 'high')] == [
+      '1', '22.0000', '10.0000', '90.0000']
+  assert [[rows[i][name] for name in paired] for i in (3, 4, 5, 7)] == [
+      ['grpo', '2', '0.0000', '0.0000', '0.0000'],
+      *2 * [['grpo', '2', '4.5000', '3.0000', '6.0000']],
+      ['grpo', '1', '-4.0000', '', '']]
   latex = overview.comparison(groups, 'latex').splitlines()
-  assert latex[1] == r'\begin{tabular}{llrrrr}'
-  assert latex[5] == (r'grpo & a\_b/avg@8 & 2 & 21.0 [20.0, 22.0] & '
-                      r'41.0 [40.0, 42.0] & 41.0 [40.0, 42.0] \\')
+  assert latex[1].startswith('% Last - grpo: paired by seed')
+  assert latex[2] == r'\begin{tabular}{llrrrrr}'
+  assert latex[4].endswith(r'best & last $-$ grpo \\')
+  assert [line.rpartition(' & ')[2] for line in latex[6:9]] == [
+      r' \\', r'+4.5 [+3.0, +6.0] \\', r'-4.0 \\']
+  assert latex[6] == (r'grpo & a\_b/avg@8 & 2 & 21.0 [20.0, 22.0] & '
+                      r'41.0 [40.0, 42.0] & 41.0 [40.0, 42.0] &  \\')
+  alone = overview.comparison(groups[:1], 'latex').splitlines()
+  assert alone[1] == r'\begin{tabular}{llrrrr}'
   with pytest.raises(errors.InputError, match='no run of --runs has an eval'):
     overview.comparison(runs.group(runs.read([
         make_run('none', [{'step': 1}])])), 'csv')
