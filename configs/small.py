@@ -6,7 +6,8 @@ r"""Qwen models of 0.5B to 3B on one GPU, eight GPUs or a small TPU slice.
 The argument is MODEL,MACHINE of MODELS and MACHINES, and then, in any order:
 `lora` trains adapters of rank 16; `dapo` trains on DAPO-Math instead of GSM8K;
 a row of methods.py replaces tepo. launch/plans.sh plans them; launch/PLANS.md
-has its tables: what fits, slots, seconds of a step.
+has its tables: what fits, slots, seconds of a step. `train` warns of what does
+not fit by them.
 
 GSM8K: the training split, evaluated greedily on all 1,319 problems of the test
 split. Its longest problem has 212 tokens (Qwen's tokenizer), to which the
@@ -44,8 +45,18 @@ FULL_FIELDS = {('qwen2_5_1_5b', 'v6e1'): {
 GSM8K_FIELDS = {
     ('qwen2_5_3b', 'v5e8'): {'train.microbatch_tokens': 8 * 2_560}}
 
+# By launch/PLANS.md: models whose weights cannot all be trained on a machine;
+# then those for which that holds with DAPO-Math only. Adapters always fit.
+TOO_LARGE = {
+    'gpu24': ['qwen2_5_1_5b', 'qwen2_5_3b', 'qwen3_1_7b'],
+    'v5e1': ['qwen2_5_1_5b', 'qwen2_5_3b', 'qwen3_1_7b'],
+    'v6e1': ['qwen2_5_3b', 'qwen3_1_7b']}
+DAPO_TOO_LARGE = {'v5e1': ['qwen3_0_6b'], 'v5e8': ['qwen2_5_3b'],
+                  'v6e1': ['qwen2_5_1_5b']}
+_DEFAULT = 'qwen2_5_0_5b,gpu24'
 
-def get_config(argument: str = 'qwen2_5_0_5b,gpu24'):
+
+def get_config(argument: str = _DEFAULT):
   """The config of MODEL,MACHINE[,lora][,dapo][,METHOD]."""
   model, _, rest = argument.partition(',')
   machine, *options = rest.split(',')
@@ -80,3 +91,16 @@ def get_config(argument: str = 'qwen2_5_0_5b,gpu24'):
     c.optimizer.learning_rate = 1e-6
     c.update_from_flattened_dict(FULL_FIELDS.get((model, machine), {}))
   return c
+
+
+def caution(config, argument: str = _DEFAULT) -> str | None:
+  """What `train` warns of: a config that is planned not to fit its machine."""
+  model, machine, *options = argument.split(',')
+  too_large = [TOO_LARGE, *([DAPO_TOO_LARGE] if 'dapo' in options else [])]
+  fitting = [name for name in MACHINES if not any(
+      model in table.get(name, ()) for table in too_large)]
+  if config.lora.rank or machine in fitting:
+    return None
+  return (f'{argument}: by the plans (launch/PLANS.md), training all weights '
+          f'does not fit {machine}; what fits is adapters, {argument},lora, or '
+          f'another machine: {", ".join(fitting)}')

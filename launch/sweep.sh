@@ -77,6 +77,12 @@ count_failure() {
   failed=$((failed + 1))
 }
 
+# What a run that is stopped prints.
+TEPO_COMMAND=${TEPO_COMMAND:-$(command_line \
+  'METHODS RATES UPDATES SEEDS SEED_RATES JOBS OUT MAP RUNS' \
+  launch/sweep.sh "$@")}
+export TEPO_COMMAND
+
 dry_run='' slice=''
 if [[ ${1:-} == --dry-run ]]; then dry_run=yes; shift; fi
 if [[ ${1:-} == --slice ]]; then slice=yes; shift; fi

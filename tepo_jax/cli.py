@@ -169,12 +169,8 @@ def load_config(spec: str) -> ml_collections.ConfigDict:
         file.name for file in pathlib.Path(folder).glob('*.py')), 1)
     hint = f'; did you mean {os.path.join(folder, *near)}?' if near else ''
     raise errors.InputError(f'--config: no file {path}{hint}')
-  loader = importlib.machinery.SourceFileLoader('run_config', path)
-  module = importlib.util.module_from_spec(
-      importlib.util.spec_from_loader('run_config', loader))
   try:
-    loader.exec_module(module)
-    config = module.get_config(*argument)
+    config = _executed(path).get_config(*argument)
   except ValueError as error:
     raise errors.InputError(
         f'--config={spec}: {errors.one_line(error)}') from error
@@ -186,6 +182,23 @@ def load_config(spec: str) -> ml_collections.ConfigDict:
     raise errors.InputError(
         f'--config={spec}: get_config did not return a ConfigDict')
   return config
+
+
+def _executed(path):
+  """The module of a config file."""
+  loader = importlib.machinery.SourceFileLoader('run_config', path)
+  module = importlib.util.module_from_spec(
+      importlib.util.spec_from_loader('run_config', loader))
+  loader.exec_module(module)
+  return module
+
+
+def caution(config: ml_collections.ConfigDict) -> str | None:
+  """Why not to train this config, by caution(config, ARGUMENT) of --config's
+  file; None: the file has no such function, or that found nothing."""
+  path, *argument = (_config_spec(sys.argv) or '').split(':', 1)
+  found = getattr(_executed(path), 'caution', None) if path else None
+  return found and found(config, *argument)
 
 
 def overridden() -> list[str]:

@@ -38,6 +38,8 @@ are changed first. Examples:
                             # own model and data: {"problem": …, "answer": …}
 """
 
+import sys
+
 from absl import flags
 
 from tepo_jax import cli
@@ -77,6 +79,8 @@ def main() -> None:
   with processes.ending_together():
     agreement.check(lambda: facts.of_start(config) | {
         f'--{flag.name}': flag.value for flag in (_FROM, _NEW_OPTIMIZER)})
+    if processes.is_first() and (found := cli.caution(config)):
+      print(f'warning: {found}', file=sys.stderr)
     training.train(config, files.path(_WORKDIR.value), _QUIET.value,
                    _FROM.value, not _NEW_OPTIMIZER.value)
 

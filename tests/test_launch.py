@@ -741,8 +741,9 @@ def test_a_stopped_run_ends_the_sweep(launch, sweep, arguments, trained, status)
   (launch.root / 'own.py').touch()
   python = launch.root / '.venv/bin/python'
   python.write_text(_SWEEP_PYTHON.replace(
-      '[[ ! -e', f'[[ ! "$*" =~ tepo_jax.(train|mechanism) ]] || exit {status}'
-      '\n[[ ! -e'))
+      '[[ ! -e', f'''[[ ! "$*" =~ tepo_jax.(train|mechanism) ]] || {{
+       echo "$TEPO_COMMAND" >>"$STUBS/typed"; exit {status}; }}
+     [[ ! -e'''))
   done = sweep(*arguments, METHODS='grpo tepo', JOBS='1', OUT='o')
   assert done.returncode == status
   assert done.stderr.splitlines()[-1] == (
@@ -752,6 +753,9 @@ def test_a_stopped_run_ends_the_sweep(launch, sweep, arguments, trained, status)
   programs = [line for line in launch.log() if 'tepo_jax' in line]
   assert 'tepo_jax.report' not in programs[-1]
   assert sum('tepo_jax.train' in line for line in programs) == trained
+  assert (launch.stubs / 'typed').read_text() == (
+      r'METHODS=grpo\ tepo JOBS=1 OUT=o RUNS=r launch/sweep.sh '
+      f'{" ".join(arguments)}\n')
 
 
 # Saves, which takes a while, once it gets Ctrl-C.

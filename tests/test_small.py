@@ -14,6 +14,7 @@ from tepo_jax.tools.plan import chips
 from tepo_jax.tools.plan import gpus
 
 _MODELS = pathlib.Path(__file__).parent / 'tools/plan/models'
+_PLANS = pathlib.Path(__file__).parents[1] / 'launch/PLANS.md'
 
 
 @pytest.mark.parametrize('machine', small.MACHINES)
@@ -44,6 +45,44 @@ def test_every_row_is_a_config(machine):
         '.', '_') == model
     assert json.loads((_MODELS / model / 'config.json').read_text())[
         'model_type'] == model[:5]
+
+
+def test_what_does_not_fit_by_the_plans_is_known():
+  text = _PLANS.read_text('utf-8')
+  for data in 'GSM8K', 'DAPO-Math':
+    head = f'| {data} | of GiB | GiB |'
+    rows = text.partition(head)[2].partition('\n\n')[0].splitlines()[2:]
+    seen = 0
+    for row in rows:
+      pair, *cells = map(str.strip, row.strip('|').split('|'))
+      model, machine = pair.strip('`').split(',')
+      if model not in small.MODELS:
+        continue
+      argument = f'{model},{machine},grpo{",dapo" * (data != "GSM8K")}'
+      config = small.get_config(argument)
+      said = small.caution(config, argument)
+      assert bool(said) == (cells[3] == 'does not fit'), argument
+      larger = said.rpartition(': ')[2].split(', ') if said else []
+      assert larger == ([] if not said else [
+          name for name in small.MACHINES
+          if not small.caution(config, argument.replace(machine, name))])
+      assert cells[7] != 'does not fit'
+      config.lora.rank = 16
+      assert small.caution(config, argument) is None
+      seen += 1
+    assert seen == len(small.MODELS) * len(small.MACHINES)
+
+
+@pytest.mark.long
+def test_train_warns_of_what_does_not_fit(programs, tmp_path):
+  done = programs.run(
+      'train', '--config=configs/small.py:qwen2_5_1_5b,gpu24',
+      '--config.model=/no_such_folder', f'--workdir={tmp_path}/run')
+  assert done.returncode == 2 and done.stderr.splitlines()[:-1] == [
+      'warning: qwen2_5_1_5b,gpu24: by the plans (launch/PLANS.md), training '
+      'all weights does not fit gpu24; what fits is adapters, '
+      'qwen2_5_1_5b,gpu24,lora, or another machine: gpu80, gpu80x8, v5e8, '
+      'v6e1']
 
 
 @pytest.mark.parametrize('row, message', [
