@@ -35,8 +35,8 @@ def test_broken_runs_are_read_with_notes(make_run, tmp_path):
   assert broken.series('entropy') == {1: pytest.approx(0.45)}
   notes = ' | '.join(broken.notes)
   for wrong in ('config.json cannot be read', '3 lines of metrics.jsonl '
-                'cannot be read, the first is line 3', '1 recorded values are NaN',
-                '3 updates were skipped'):
+                'cannot be read, the first is line 3',
+                '1 recorded values are NaN', '3 updates were skipped'):
     assert wrong in notes
   assert nothing.state == 'nothing recorded'
   assert {'no config.json', 'no metrics.jsonl'} <= set(nothing.notes)
