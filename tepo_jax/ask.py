@@ -35,10 +35,12 @@ from tepo_jax import errors
 from tepo_jax.data import problem as problem_lib
 from tepo_jax.data import prompts
 from tepo_jax.job import configuration
+from tepo_jax.job import prompt_sets
 from tepo_jax.job import restore
 from tepo_jax.job import run_folder
 from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.job import session as session_lib
+from tepo_jax.policy import rope
 from tepo_jax.policy.huggingface import weights
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import groups as groups_lib
@@ -85,7 +87,8 @@ class Model:
     """A group of completions for each question, in their order.
 
     Raises:
-      errors.InputError: a prompt has more tokens than the model may read.
+      errors.InputError: a prompt has more tokens than the model may read, or
+        one that its embedding lacks.
     """
     most = self.session.config.data.max_prompt_tokens
     asked = []
@@ -100,6 +103,9 @@ class Model:
         raise errors.InputError(
             f'{problem.id} makes a prompt of {len(ids)} tokens, more than '
             f'{most}')
+      prompt_sets.check_ids(
+          f'the prompt of {problem.id}', ids, self.session.tokenizer,
+          self.session.model.vocab_size, self.session.folder)
       asked.append(groups_lib.Prompt(problem, tuple(ids), number))
     groups = [group for some, _ in sampler.stream(self.params, asked, key)
               for group in some]
@@ -139,7 +145,8 @@ def _settings(spec: str, like: ml_collections.ConfigDict | None
 
 def _fit_lengths(config, folder, is_run):
   """Keeps prompt and completion within the model's positions."""
-  positions = weights.model_config(folder).max_position
+  model = weights.model_config(folder)
+  positions = rope.longest(model.max_position, model.rope_scaling)
   if not is_run:
     config.data.max_prompt_tokens = min(
         config.data.max_prompt_tokens, positions // 2)

@@ -47,7 +47,8 @@ for _name, _value in {
 flags.disclaim_key_flags()  # flags defined here are the calling program's
 
 # Of paths that the user gave.
-_BAD_PATHS = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
+_BAD_PATHS = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG,
+              errno.EISDIR, errno.ENOTDIR)
 _BROKEN_PIPE = 141  # the status of a program that SIGPIPE ended, in a shell
 
 # The fields that determine a run's device memory.
@@ -66,12 +67,12 @@ def run(main: Callable[[], None], joins_job: bool = False,
   """Parses the command line, calls `main`, and exits.
 
   Status 0 on success or --help; 2 with one line on stderr for bad input (flags,
-  config, errors.InputError, a path without permission, with a loop of links, or
-  too long); 1 with one line if the run cannot continue (errors.RunError, a full
-  disk, no device memory); 3 if a restart may help (errors.Lost, a device that
-  cannot be opened); 42 if SIGTERM stopped it with work left; 130 if
-  interrupted; 141, quietly, if the reader of its output has gone. Anything else
-  is a bug and keeps its traceback.
+  config, errors.InputError, a path without permission, with a loop of links,
+  too long, or a folder in place of a file); 1 with one line if the run cannot
+  continue (errors.RunError, a full disk, no device memory); 3 if a restart may
+  help (errors.Lost, a device that cannot be opened); 42 if SIGTERM stopped it
+  with work left; 130 if interrupted; 141, quietly, if the reader of its output
+  has gone. Anything else is a bug and keeps its traceback.
 
   Args:
     joins_job: whether the program joins the other processes of a job, as

@@ -23,11 +23,11 @@ from tepo_jax.job import fork
 from tepo_jax.job import model_card
 from tepo_jax.job import restore
 from tepo_jax.job import run_folder
-from tepo_jax.job import summaries
 from tepo_jax.policy.huggingface import adapters
 from tepo_jax.policy.huggingface import weights
 from tepo_jax.runtime import files
 from tepo_jax.runtime import mesh as mesh_lib
+from tepo_jax.runtime import metrics
 from tepo_jax.runtime import processes
 
 _WORKDIR = flags.DEFINE_string(
@@ -60,8 +60,8 @@ def export(out: files.Path) -> None:
   workdir = files.path(_WORKDIR.value)
   folder, config = trained.folder, run_folder.read_config(workdir)
   card = model_card.card(
-      config, folder, trained.step,
-      summaries.read_records(workdir), _ADAPTER.value, fork.read(workdir))
+      config, folder, trained.step, metrics.read(workdir), _ADAPTER.value,
+      fork.read(workdir))
   if _ADAPTER.value:
     if trained.base is None:
       raise errors.InputError(f'--adapter: {_WORKDIR.value} is not a LoRA run')

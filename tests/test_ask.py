@@ -13,6 +13,7 @@ from tepo_jax import errors
 from tepo_jax.data import embedded
 from tepo_jax.data import prompts
 from tepo_jax.job import run_folder
+from tepo_jax.policy import rope
 from tepo_jax.policy.huggingface import weights
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.runtime import lock as lock_lib
@@ -25,9 +26,10 @@ pytestmark = pytest.mark.usefixtures('set_flags')
 @pytest.fixture(name='model')
 def _model(tmp_path):
   embedded.build_tokenizer('arithmetic', tmp_path)
-  config = tiny.get_config()
+  config, tokenizer = tiny.get_config(), weights.load_tokenizer(tmp_path)
   return ask.Model('m', types.SimpleNamespace(
-      config=config, tokenizer=weights.load_tokenizer(tmp_path),
+      config=config, tokenizer=tokenizer, folder='folder',
+      model=types.SimpleNamespace(vocab_size=len(tokenizer)),
       template=prompts.get(config.data.template)), None)
 
 
@@ -78,6 +80,30 @@ def test_a_long_question_is_refused(model, set_flags):
   model.session.config.data.max_prompt_tokens = 8
   with pytest.raises(errors.InputError, match='question 1 makes a prompt of'):
     model.ask(_Sampler(), ['1 + 2 + 3 + 4 + 5 + 6'], None)
+
+
+def test_a_question_with_a_token_that_the_embedding_lacks(model, set_flags):
+  set_flags(reference=None)
+  model.session.model.vocab_size = 3
+  with pytest.raises(errors.InputError, match=(
+      'the embedding 3 rows; the prompt of question 1 has the id')):
+    model.ask(_Sampler(), ['1 + 2'], None)
+
+
+@pytest.mark.parametrize('scaling, prompt, completion', [
+    (None, 40, 40), (rope.RopeScaling('yarn', 4.0, 80), 160, 160)])
+def test_a_folder_is_asked_within_its_positions(
+    set_flags, monkeypatch, scaling, prompt, completion):
+  """Also those that yarn adds."""
+  set_flags(max_tokens=None)
+  monkeypatch.setattr(
+      weights, 'model_config', lambda _: types.SimpleNamespace(
+          max_position=80, rope_scaling=scaling))
+  config = tiny.get_config()
+  config.data.max_prompt_tokens = 500
+  ask._fit_lengths(config, 'folder', is_run=False)
+  assert (config.data.max_prompt_tokens, config.rollout.max_tokens) == (
+      prompt, completion)
 
 
 def test_a_run_is_asked_with_its_own_settings(set_flags, tmp_path):

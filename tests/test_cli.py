@@ -46,6 +46,8 @@ def main():
   if _STEP.value == 21:
     raise errors.InputError(
         'row \\x1b]0;mine\\x07 of \\x1b[31mred\\udc00\\n\\u202e')
+  if _STEP.value == 24:
+    open('.').close()
   if _STEP.value == 17:
     interrupts.happened = lambda: True  # a library swallowed the exception
   if _STEP.value == 18:
@@ -163,6 +165,7 @@ def test_overrides_are_typed_and_saved(run):
     (('--config.seed=1', '--config=config.py', '--workdir=w'),
      'before a value for --config'),
     (('--config=config.py', '--workdir=program.py'), 'File exists'),
+    (('--config=config.py', '--workdir=w', '--step=24'), '.: Is a directory'),
     (('--config=config.py', '--workdir=w', '--step=13'),
      'error: step 13 is unlucky'),
 ])

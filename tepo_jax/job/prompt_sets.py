@@ -1,5 +1,6 @@
 """The prompts of a config's data sets: what is read, rendered, left out."""
 
+from collections.abc import Sequence
 import dataclasses
 
 import ml_collections
@@ -88,14 +89,21 @@ def evaluation(config: ml_collections.ConfigDict, template: prompts.Template,
 def check_vocabulary(
     found: PromptSet, tokenizer: transformers.PreTrainedTokenizerBase,
     rows: int, folder: str) -> None:
-  """Raises InputError if a prompt of a set has a token that the embedding, of
-  so many rows, lacks. folder: of the model."""
+  """`check_ids` of a set's prompts."""
   for problem, ids in found.short:
-    if max(ids) >= rows:
-      raise errors.InputError(
-          f'{folder}: the tokenizer has {len(tokenizer)} ids, but the '
-          f'embedding {rows} rows; in {found.name}, the prompt of {problem.id} '
-          f'has the id {max(ids)}')
+    check_ids(f'in {found.name}, the prompt of {problem.id}', ids, tokenizer,
+              rows, folder)
+
+
+def check_ids(what: str, ids: Sequence[int],
+              tokenizer: transformers.PreTrainedTokenizerBase, rows: int,
+              folder: str) -> None:
+  """Raises InputError if a text has a token that the embedding, of so many
+  rows, lacks. what: the text, for the message. folder: of the model."""
+  if max(ids) >= rows:
+    raise errors.InputError(
+        f'{folder}: the tokenizer has {len(tokenizer)} ids, but the embedding '
+        f'{rows} rows; {what} has the id {max(ids)}')
 
 
 def _load(config, template, tokenizer, name, split, limit, skip_bad):

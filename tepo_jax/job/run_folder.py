@@ -15,12 +15,13 @@ from tepo_jax import errors
 from tepo_jax.job import configuration
 from tepo_jax.runtime import files
 from tepo_jax.runtime import lock as lock_lib
+from tepo_jax.runtime import metrics
 
 # The fields by which an embedded model is made.
 _MODEL_FIELDS = 'compute.', 'data.', 'pretrain.', 'seed'
 # In a run's folder, besides what only costs a warning if it is damaged.
 _FOLDERS = ('checkpoints', 'rollouts')
-_FILES = ('metrics.jsonl', 'environment.jsonl')
+_FILES = (metrics.FILE, 'environment.jsonl')
 
 
 def digest(config: ml_collections.ConfigDict) -> str:
@@ -146,10 +147,9 @@ def split_step(spec: str) -> tuple[str, int | None]:
 def is_untrained(workdir: files.Path) -> bool:
   """Whether there is no checkpoint and no record of a finished step."""
   from tepo_jax.job import session as session_lib  # imports jax
-  from tepo_jax.job import summaries
   checkpoints = workdir / session_lib.CHECKPOINTS
   return not (checkpoints.is_dir() and any(checkpoints.iterdir())) and not any(
-      record['step'] for record in summaries.read_records(workdir))
+      record['step'] for record in metrics.read(workdir))
 
 
 def _makes_another_model(workdir, names):

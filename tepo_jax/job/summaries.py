@@ -2,8 +2,6 @@
 """
 
 from collections.abc import Mapping, Sequence
-import contextlib
-import json
 import os
 import shlex
 import shutil
@@ -24,6 +22,7 @@ from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import sampler
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import files
+from tepo_jax.runtime import metrics
 
 FEW = 5  # rows of the closing table
 _SHOWN = 200  # characters of a completion in an error message
@@ -174,16 +173,6 @@ def evaluated(scalars: dict[str, float]) -> str:
                    for name in names)
 
 
-def read_records(workdir: files.Path) -> list[dict[str, Any]]:
-  """The records of metrics.jsonl; none if the file is missing. A torn line, of
-  a run that was killed or writes it now, is left out."""
-  path, records = workdir / 'metrics.jsonl', []
-  for line in path.read_text('utf-8').splitlines() if path.exists() else ():
-    with contextlib.suppress(ValueError):
-      records.append(json.loads(line))
-  return records
-
-
 def results_table(workdir: files.Path) -> str:
   """The first, the last and the best recorded evaluation, in about five rows.
 
@@ -191,7 +180,7 @@ def results_table(workdir: files.Path) -> str:
   first set; and the nats per token of texts. The best is that of the highest
   avg@k of the first set.
   """
-  records = [r for r in read_records(workdir) if _averages(r) or _nats(r)]
+  records = [r for r in metrics.read(workdir) if _averages(r) or _nats(r)]
   if not records:
     return 'no evaluation was recorded'
   first, last = records[0], records[-1]
@@ -218,7 +207,7 @@ def published(settings: ml_collections.ConfigDict, workdir: files.Path) -> str:
   """This run's last value of a metric and the one that somebody else published;
   `settings` are `config.published`."""
   name = settings.metric
-  records = [r for r in read_records(workdir) if name in r]
+  records = [r for r in metrics.read(workdir) if name in r]
   here = ('was not recorded' if not records else
           f'{_shown(name, records[-1][name])} after step {records[-1]["step"]}')
   there = ', '.join(
@@ -239,6 +228,8 @@ def _nats(record):
 
 
 def _shown(name, value):
+  if value is None:  # in metrics.jsonl
+    return 'not finite'
   if name.endswith(results.NATS):
     return f'{value:.4f}'
   return f'{value:.1f}' if name.endswith('mean_length') else f'{value:.1%}'

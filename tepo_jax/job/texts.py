@@ -19,6 +19,7 @@ from tepo_jax.data import problem as problem_lib
 from tepo_jax.data import prompts
 from tepo_jax.data import sources
 from tepo_jax.job import programs as programs_lib
+from tepo_jax.job import prompt_sets
 from tepo_jax.job import session as session_lib
 from tepo_jax.policy import rope
 from tepo_jax.policy import scoring
@@ -125,6 +126,9 @@ def _rows(name, session):
     raise errors.InputError(f'{name}: no .txt or .jsonl file')
   if not found:
     raise errors.InputError(f'{name}: no token to score')
+  for number, (ids, _) in enumerate(found, 1):
+    prompt_sets.check_ids(f'text {number} of {name}', ids, tokenizer,
+                          session.model.vocab_size, session.folder)
   return found
 
 

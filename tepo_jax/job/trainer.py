@@ -148,7 +148,7 @@ class Trainer:
         records.writer.truncate,
         -1 if is_new_fork else self.step - (self.unrecorded is not None))
     if processes.is_first():
-      for record in summaries.read_records(records.workdir):
+      for record in metrics.read(records.workdir):
         self.progress.trend(summaries.trends(record))
       print(f'continuing {parent.run if is_new_fork else records.workdir} '
             f'after step {self.step}', flush=True)

@@ -1,7 +1,6 @@
 """A run's metrics: metrics.jsonl, TensorBoard, Weights & Biases."""
 
 from collections.abc import Callable, Mapping
-import contextlib
 import json
 import math
 import os
@@ -16,6 +15,8 @@ from tensorboardX.proto import summary_pb2
 
 from tepo_jax import errors
 from tepo_jax.runtime import files
+
+FILE = 'metrics.jsonl'  # in the workdir
 
 
 class Writer:
@@ -35,7 +36,7 @@ class Writer:
     """`wandb_project`: also log there, with the config."""
     workdir = files.path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
-    self._file = files.GrowingFile(workdir / 'metrics.jsonl')
+    self._file = files.GrowingFile(workdir / FILE)
     self._is_new = not self._file.exists()
     self._file.append('')  # makes it
     self._sinks: list[_Sink] = [_Events(workdir / 'tensorboard')]
@@ -64,30 +65,57 @@ class Writer:
     if step > 0 and self._is_new:
       print(f'warning: {self._file.path} is missing: the metrics of steps up '
             f'to {step} are lost', file=sys.stderr, flush=True)
-    kept = []
-    for number, line in enumerate(self._file.read().splitlines(), 1):
-      with contextlib.suppress(json.JSONDecodeError):
-        if self._step(number, line) <= step:
-          kept.append(line + '\n')
-    self._file.replace(''.join(kept))
+    self._file.replace(''.join(
+        line + '\n' for line, record in _records(
+            self._file.path, self._file.read()) if record['step'] <= step))
     for sink in self._sinks:
       sink.call(sink.purge_from, step + 1)
-
-  def _step(self, number, line):
-    """The step of a record; json.JSONDecodeError if it is torn."""
-    try:
-      record = json.loads(line)
-      if isinstance(record, dict) and type(record['step']) is int:
-        return record['step']
-    except (KeyError, RecursionError):
-      pass
-    raise errors.InputError(
-        f'{self._file.path}: line {number} is not the record of a step: '
-        f'{line[:60]!r}; delete it, and the run resumes')
 
   def close(self) -> None:
     for sink in self._sinks:
       sink.call(sink.close)
+
+
+def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
+  """The records of DIR/metrics.jsonl; none if the file is missing.
+
+  A torn line, of a run that was killed or writes it now, is left out.
+
+  Raises:
+    errors.InputError: a line is JSON, but not the record of a step.
+  """
+  path = files.path(workdir) / FILE
+  text = path.read_text('utf-8', 'replace') if path.exists() else ''
+  return [record for _, record in _records(path, text)]
+
+
+def parse(line: str) -> dict[str, Any]:
+  """The record of a step, whose values are numbers or null.
+
+  Raises:
+    json.JSONDecodeError: the line is torn.
+    ValueError: it is JSON, but no record.
+  """
+  try:
+    record = json.loads(line)
+  except RecursionError:
+    record = None
+  if (not isinstance(record, dict) or type(record.get('step')) is not int
+      or not {*map(type, record.values())} <= {int, float, type(None)}):
+    raise ValueError(f'not the record of a step: {line[:60]!r}')
+  return record
+
+
+def _records(path, text):
+  """Yields (line, record) of a file, see `read`."""
+  for number, line in enumerate(text.splitlines(), 1):
+    try:
+      yield line, parse(line)
+    except json.JSONDecodeError:
+      pass
+    except ValueError as error:
+      raise errors.InputError(
+          f'{path}: line {number} is {error}; delete that line') from error
 
 
 class NoWriter:

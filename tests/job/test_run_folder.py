@@ -65,6 +65,13 @@ def test_until_something_is_trained_any_config_is_taken(tmp_path, capsys):
     _claim(_config(), tmp_path)
 
 
+def test_a_line_that_is_no_record_is_refused_before_a_new_config(tmp_path):
+  _claim(_config(), tmp_path)
+  (tmp_path / 'metrics.jsonl').write_text('[3]\n')
+  with pytest.raises(errors.InputError, match='metrics.jsonl: line 1 is not'):
+    _claim(_config(seed=7), tmp_path)
+
+
 def test_a_model_folder_is_no_workdir_that_has_not_been_trained(tmp_path):
   (tmp_path / 'config.json').write_text('{"architectures": ["X"]}')
   before = _contents(tmp_path)

@@ -10,6 +10,7 @@ import pytest
 
 from configs import tiny
 from tepo_jax import errors
+from tepo_jax.data import embedded
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import provenance
 from tepo_jax.job import restore
@@ -50,6 +51,22 @@ def test_long_completions_are_refused_where_they_are_sampled():
   config.rollout.max_tokens = 33
   with pytest.raises(errors.InputError, match='rollout.max_tokens = 65 exceed'):
     session._open(config, _mesh(1), 'folder', MODEL, tokenizer, (0,))
+
+
+def test_prompts_are_checked_against_the_embedding_when_they_are_loaded(
+    tmp_path):
+  """Those of training and of evaluation."""
+  embedded.build_tokenizer('arithmetic', tmp_path)
+  tokenizer, config = weights.load_tokenizer(tmp_path), tiny.get_config()
+  config.data.max_prompt_tokens = config.rollout.max_tokens = 32
+  model = dataclasses.replace(MODEL, vocab_size=5)
+  with session._open(config, _mesh(1), 'folder', model, tokenizer,
+                     (tokenizer.eos_token_id,)) as opened:
+    said = 'folder: the tokenizer has .* ids, but the embedding 5 rows; in '
+    with pytest.raises(errors.InputError, match=said):
+      opened.training_prompts()
+    with pytest.raises(errors.InputError, match=said):
+      opened.evaluation_prompts('arithmetic')
 
 
 def test_further_end_tokens_are_the_models_own():

@@ -169,6 +169,11 @@ def test_texts_are_shown_in_nats_per_token(tmp_path):
   _write(tmp_path, *records)
   *_, last = summaries.results_table(tmp_path).splitlines()
   assert last.split() == ['prose/nats_per_token', '3.2500', '13.2500', '3.2500']
+  records[1]['eval/prose/nats_per_token'] = None  # were not finite
+  _write(tmp_path, *records)
+  *_, last = summaries.results_table(tmp_path).splitlines()
+  assert last.split() == ['prose/nats_per_token', '3.2500', 'not', 'finite',
+                          '3.2500']
   assert summaries.evaluated(records[0]).endswith(
       'prose/nats_per_token 3.2500')
 

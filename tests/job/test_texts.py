@@ -1,5 +1,6 @@
 """Nats per token against full forward passes of single texts."""
 
+import dataclasses
 import json
 import types
 
@@ -48,7 +49,7 @@ def files(tmp_path):
 
 def _session(model, tokenizer, mesh, *names):
   return types.SimpleNamespace(
-      model=model[0], mesh=mesh, tokenizer=tokenizer,
+      model=model[0], mesh=mesh, tokenizer=tokenizer, folder='folder',
       config=ml_collections.ConfigDict(dict(
           data=dict(date=None, template_args=''),
           train=dict(chunk_size=64, microbatch_tokens=1024),
@@ -112,3 +113,12 @@ def test_a_bad_file_is_refused_in_one_line(
   with pytest.raises(errors.InputError, match=message) as refusal:
     texts.prepare(_session(model, tokenizer, mesh, str(tmp_path / name)))
   assert name in str(refusal.value) and '\n' not in str(refusal.value)
+
+
+@pytest.mark.parametrize('name', ['long.txt', 'rows.jsonl'])
+def test_a_token_that_the_embedding_lacks(name, model, tokenizer, files):
+  smaller = dataclasses.replace(model[0], vocab_size=3)
+  mesh = mesh_lib.make({'data': 1, 'fsdp': 1, 'tensor': 1}, jax.devices()[:1])
+  with pytest.raises(errors.InputError, match=(
+      f'the embedding 3 rows; text 1 of .*{name} has the id')):
+    texts.prepare(_session((smaller,), tokenizer, mesh, str(files / name)))

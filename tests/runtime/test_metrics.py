@@ -108,15 +108,28 @@ def test_tensorboard_failing_later_warns_once(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize('line', [
     '3', '[]', '{}', 'null', '{"step": "1"}', '{"step": null}',
-    '{"steps": 1}'])
+    '{"steps": 1}', '{"step": 2, "reward": "high"}', 9999 * '[', 9999 * '1'])
 def test_a_line_that_is_no_record_is_named(tmp_path, line):
-  (tmp_path / 'metrics.jsonl').write_text(f'{{"step": 1}}\n{line}\n')
+  """Where a run resumes, and wherever else the file is read."""
+  text = f'{{"step": 1}}\n{line}\n'
+  (tmp_path / 'metrics.jsonl').write_text(text)
   writer = metrics.Writer(tmp_path)
-  with pytest.raises(errors.InputError) as error:
-    writer.truncate(1)
-  assert str(error.value).startswith(
-      f'{tmp_path}/metrics.jsonl: line 2 is not the record of a step: ')
-  assert (tmp_path / 'metrics.jsonl').read_text() == f'{{"step": 1}}\n{line}\n'
+  for read in (lambda: writer.truncate(1), lambda: metrics.read(tmp_path)):
+    with pytest.raises(errors.InputError) as error:
+      read()
+    assert str(error.value).startswith(
+        f'{tmp_path}/metrics.jsonl: line 2 is ')
+    assert str(error.value).endswith('; delete that line')
+  assert (tmp_path / 'metrics.jsonl').read_text() == text
+
+
+def test_records_are_read_without_a_torn_line(tmp_path):
+  assert metrics.read(tmp_path) == []
+  (tmp_path / 'metrics.jsonl').write_text(
+      '{"step": 1, "x": null}\n{"step": 2, "x": 0.5}\n{"step": 3, "\udcff',
+      errors='surrogateescape')
+  assert metrics.read(tmp_path) == [
+      {'step': 1, 'x': None}, {'step': 2, 'x': 0.5}]
 
 
 def test_metrics_that_are_gone_are_missed(tmp_path, capsys):

@@ -17,11 +17,12 @@ from tepo_jax import errors
 from tepo_jax.job import configuration
 from tepo_jax.job import fork
 from tepo_jax.runtime import files
+from tepo_jax.runtime import metrics
 
 # The runs of one group may differ in these fields.
 SEED_FIELDS = frozenset({'seed', 'steps'})
 
-_FILES = 'config.json', 'metrics.jsonl'  # a run's folder has one at least
+_FILES = 'config.json', metrics.FILE  # a run's folder has one at least
 _MAX_FIELDS = 6  # of a label
 _USED = {'seed': int, 'steps': int, 'method_name': str}  # of the config
 
@@ -129,8 +130,8 @@ def _unique_names(folders):
 def _read(folder, name):
   notes = []
   fields = _fields(folder, notes)
-  records = sorted(
-      _lines(folder / 'metrics.jsonl', notes), key=lambda r: r['step'])
+  records = sorted(_lines(folder / metrics.FILE, notes, metrics.parse),
+                   key=lambda record: record['step'])
   invalid = sum(value is None for r in records for value in r.values())
   if invalid:
     notes.append(f'{invalid} recorded values are NaN or infinite')
@@ -145,8 +146,8 @@ def _read(folder, name):
   if parent is not None:
     notes.append(str(parent))
   return Run(name, folder, fields, records,
-             _lines(folder / 'environment.jsonl', notes, needed=False), notes,
-             _state(folder, fields, records), parent)
+             _lines(folder / 'environment.jsonl', notes, _start, needed=False),
+             notes, _state(folder, fields, records), parent)
 
 
 def _with_branches(runs):
@@ -237,26 +238,32 @@ def _fields(folder, notes):
   return None
 
 
-def _lines(path, notes, needed=True):
-  """Reads the JSON lines that have a step."""
+def _start(line):
+  """A line of environment.jsonl."""
+  record = json.loads(line)
+  return record | {'step': int(record['step'])}
+
+
+def _lines(path, notes, parse, needed=True):
+  """The lines that can be read."""
   try:
     lines = path.read_text('utf-8', 'replace').splitlines()
   except OSError:
     if needed:
       notes.append(f'no {path.name}')
     return []
-  found, damaged = [], 0
-  for line in lines:
+  found, damaged = [], []
+  for number, line in enumerate(lines, 1):
     try:
-      record = json.loads(line)
       found.append({
-          key: None if isinstance(value, (int, float))
+          key: None if isinstance(value, float)
           and not math.isfinite(value) else value
-          for key, value in record.items()} | {'step': int(record['step'])})
-    except (ValueError, TypeError, KeyError, AttributeError):
-      damaged += 1
+          for key, value in parse(line).items()})
+    except (ValueError, TypeError, KeyError, RecursionError):
+      damaged.append(number)
   if damaged:
-    notes.append(f'{damaged} lines of {path.name} cannot be read')
+    notes.append(f'{errors.counted(len(damaged), "line")} of {path.name} '
+                 f'cannot be read, the first is line {damaged[0]}')
   return found
 
 
@@ -268,7 +275,7 @@ def _state(folder, fields, records):
     return f'at step {last}'
   if last >= fields['steps']:
     return 'finished'
-  seconds = max(time.time() - (folder / 'metrics.jsonl').stat().st_mtime, 0)
+  seconds = max(time.time() - (folder / metrics.FILE).stat().st_mtime, 0)
   unit, size = next((pair for pair in (
       ('days', 86400), ('hours', 3600), ('minutes', 60))
                      if seconds >= 2 * pair[1]), ('seconds', 1))

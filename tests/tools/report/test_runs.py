@@ -27,14 +27,15 @@ def test_broken_runs_are_read_with_notes(make_run, tmp_path):
       record(1), record(2, entropy=None, skipped=3)]))
   (path / 'config.json').write_text('{"seed": ')
   with (path / 'metrics.jsonl').open('a') as file:
-    file.write('[1, 2]\n{"step": 3, "rew')
+    file.write('[1, 2]\n{"step": 3, "reward": "high"}\n{"step": 3, "rew')
   empty = tmp_path / 'empty'
   empty.mkdir()
   broken, nothing = runs.read([str(path), str(empty)])
   assert broken.fields is None and len(broken.records) == 2
   assert broken.series('entropy') == {1: pytest.approx(0.45)}
   notes = ' | '.join(broken.notes)
-  for wrong in ('config.json cannot be read', '2 lines of metrics.jsonl',
+  for wrong in ('config.json cannot be read', '3 lines of metrics.jsonl '
+                'cannot be read, the first is line 3',
                 '1 recorded values are NaN', '3 updates were skipped'):
     assert wrong in notes
   assert nothing.state == 'nothing recorded'
