@@ -73,7 +73,8 @@ def _verl(model, after, time):
       time=f'{time}, mostly its 24 evaluations', topology='h100x2',
       devices=2, source=_VERL,
       differs=(_BOX,
-               "the order of the problems; in the source the file's"),
+               "the order of the problems; in the source the file's",
+               'no clip at a ratio of 3 where the advantage is negative'),
       fields=_gsm8k(
           steps=116, rollout__prompts=64, rollout__samples=5,
           train__minibatch_prompts=64, method__clip__high=0.2,

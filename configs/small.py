@@ -99,7 +99,7 @@ def caution(config, argument: str = _DEFAULT) -> str | None:
   too_large = [TOO_LARGE, *([DAPO_TOO_LARGE] if 'dapo' in options else [])]
   fitting = [name for name in MACHINES if not any(
       model in table.get(name, ()) for table in too_large)]
-  if config.lora.rank or machine in fitting:
+  if config.lora.rank or machine in fitting or config.model != MODELS[model]:
     return None
   return (f'{argument}: by the plans (launch/PLANS.md), training all weights '
           f'does not fit {machine}; what fits is adapters, {argument},lora, or '

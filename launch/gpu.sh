@@ -89,7 +89,7 @@ if [[ -n ${HOSTS:-} ]]; then
   exit
 fi
 
-# What a run that is stopped prints.
+# A stopped run prints this as the command that resumes.
 export TEPO_COMMAND=${TEPO_COMMAND:-$(command_line '' launch/gpu.sh "$@")}
 program=train
 if [[ ${1:-} =~ ^(train|evaluate|export|pretrain|benchmark|report)$ ]]; then

@@ -13,9 +13,9 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launch/common.sh
 source launch/tpu_types.sh
-# What a run that is stopped prints.
+# A stopped run prints this as the command that resumes.
 again="$(command_line 'TYPE IMAGE NAME SPOT ACCOUNT' launch/jobset.sh "$@") \
-| kubectl apply -f -  # not if the JobSet starts it again"
+| kubectl apply -f -"
 fail() { echo "launch/jobset.sh: error: $*" >&2; exit 2; }
 
 program=train name=${NAME:-tepo}
@@ -29,7 +29,8 @@ fi
 quoted() { for word; do printf "'%s', " "${word//\'/\'\'}"; done; }
 env="
               - {name: PYTHONUNBUFFERED, value: '1'}
-              - {name: TEPO_COMMAND, value: '${again//\'/\'\'}'}"
+              - {name: TEPO_COMMAND, value: '${again//\'/\'\'}'}
+              - {name: TEPO_REMARK, value: 'unless the JobSet starts it again'}"
 if [[ $TYPE =~ ^(h100|h200|a100-80)x(([0-9]+)x)?([1-8])$ ]]; then
   hosts=${BASH_REMATCH[3]:-1} count=${BASH_REMATCH[4]} resource=nvidia.com/gpu
   label=${BASH_REMATCH[1]/200/200-141}

@@ -10,7 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launch/common.sh
 launch/setup.sh cpu
 method=${METHOD:-tepo} seed=${SEED:-0}
-# What a run that is stopped prints.
+# A stopped run prints this as the command that resumes.
 TEPO_COMMAND=$(command_line 'METHOD SEED WORKDIR' launch/local.sh "$@")
 export TEPO_COMMAND
 exec env JAX_PLATFORMS=cpu .venv/bin/python -m tepo_jax.train \

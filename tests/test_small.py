@@ -77,7 +77,7 @@ def test_what_does_not_fit_by_the_plans_is_known():
 def test_train_warns_of_what_does_not_fit(programs, tmp_path):
   done = programs.run(
       'train', '--config=configs/small.py:qwen2_5_1_5b,gpu24',
-      '--config.model=/no_such_folder', f'--workdir={tmp_path}/run')
+      '--config.data.name=no_such.jsonl', f'--workdir={tmp_path}/run')
   assert done.returncode == 2 and done.stderr.splitlines()[:-1] == [
       'warning: qwen2_5_1_5b,gpu24: by the plans (launch/PLANS.md), training '
       'all weights does not fit gpu24; what fits is adapters, '

@@ -115,12 +115,13 @@ def test_variables_are_passed_on_but_not_shown(launch, tpu):
 
 def test_a_host_s_program_knows_how_it_is_started_again(launch, tpu):
   (launch.stubs / 'venv_python').write_text(
-      '#!/bin/bash\n[[ $* != *tepo_jax* ]] || echo "$TEPO_COMMAND"\n')
+      '#!/bin/bash\n[[ $* != *tepo_jax* ]] || '
+      'echo "$TEPO_COMMAND: $TEPO_REMARK"\n')
   assert tpu('create').returncode == tpu('setup').returncode == 0
   assert tpu('run', '--workdir=gs://b/a run').returncode == 0
   assert tpu('wait').returncode == 0
   assert (launch.stubs / 'host0/tepo/job.log').read_text().startswith(
-      r'launch/tpu_vm.sh run train --workdir=gs://b/a\ run  # on your machine;')
+      r'launch/tpu_vm.sh run train --workdir=gs://b/a\ run: on your machine;')
 
 
 def _lines(launch, name):

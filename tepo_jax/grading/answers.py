@@ -19,7 +19,7 @@ _TOKEN = (r'-?\d+(?:,\d{3})*(?:\.\d+)?|[a-zA-Z](?![a-zA-Z])'
 _BRACES = re.compile(
     r'\\(?:boxed|fbox)(?![a-zA-Z])\s*(?:(?P<box>\{)|(?P<bare>' + _TOKEN
     + r'))|\\[{}]|\\\\(?!boxed|fbox)|\{|\}')
-_ANSWER_LINE = re.compile(r'Answer[\s*]*[:：]\s*([^\n]+)', re.IGNORECASE)
+_ANSWER_LINE = re.compile(r'Answer[\s*]*[:：][\s*]*([^\n]+)', re.IGNORECASE)
 _WRAPPERS = re.compile(
     r'\\\((.*)\\\)|\\\[(.*)\\\]|\*\*([^*]*)\*\*'
     r'|\\(?:boxed|fbox|mathbf)\s*\{([^{}]*)\}|\\text\s*\{'

@@ -57,8 +57,8 @@ def grade(completion: str, answers: Sequence[str | Reference],
   """Whether the completion's answer is equivalent to any of `answers`.
 
   Runs in this process, in the main thread only (math-verify's alarms raise
-  elsewhere), protected by those alarms alone. Use `Grader` for completions
-  of a model in training.
+  elsewhere), protected by those alarms and a limit of this process's CPU time
+  alone. Use `Grader` for completions of a model in training.
   """
   answer = answers_lib.extract(completion, style)
   if answer is None:

@@ -21,6 +21,7 @@ from tepo_jax.grading import answers
 from tepo_jax.grading import sentences
 
 CPU_S = 0.8  # that `verify` gives math-verify: a verdict takes less than 1 s
+_AGAIN_S = 0.1
 _WARM_UP_S = 60  # on a busy machine
 
 _PLAIN_TO_LATEX = (
@@ -130,15 +131,18 @@ def _limited():
 
   gc.disable()
   before = signal.signal(signal.SIGPROF, stop)
-  signal.setitimer(signal.ITIMER_PROF, CPU_S)
+  # Repeatedly: a bare `except:` or a destructor may swallow what is raised.
+  signal.setitimer(signal.ITIMER_PROF, CPU_S, _AGAIN_S)
   try:
-    yield
-  finally:
-    is_over = True
+    try:
+      yield
+    finally:
+      is_over = True
+  finally:  # even if a signal came before the line above
     signal.setitimer(signal.ITIMER_PROF, 0)
     # Drops a signal that is pending: its default would end this process.
     signal.signal(signal.SIGPROF, signal.SIG_IGN)
-    signal.signal(signal.SIGPROF, before)
+    signal.signal(signal.SIGPROF, before or signal.SIG_DFL)
     if collects:
       gc.enable()
 

@@ -297,7 +297,8 @@ def _short(count):
 
 def stopped(how: str, workdir: files.Path, steps: int) -> str:
   """The last three lines of a run that was stopped: what is saved, and the
-  command that resumes: that of TEPO_COMMAND, if a launch script set it."""
+  command that resumes; TEPO_COMMAND, and its remark, if a launch script set
+  them."""
   folder = workdir / session_lib.CHECKPOINTS
   if files.is_remote(workdir):  # whose list may take long to come
     saved = f'what is saved is in {folder}'
@@ -307,7 +308,9 @@ def stopped(how: str, workdir: files.Path, steps: int) -> str:
     saved = 'no step was finished, so nothing is saved'
   command = os.environ.get('TEPO_COMMAND') or (
       f'.venv/bin/python -m tepo_jax.train {shlex.join(sys.argv[1:])}')
-  return f'{how}; {saved}\nto resume, run\n  {command}'
+  remark = os.environ.get('TEPO_REMARK')
+  to_resume = f'to resume ({remark}), run' if remark else 'to resume, run'
+  return f'{how}; {saved}\n{to_resume}\n  {command}'
 
 
 def next_command(workdir: files.Path) -> str:

@@ -61,7 +61,7 @@ def unit_weight(x):
 
 
 def sequence_weight(x):
-  """log w, w = s_i = exp(sum_t m d / n_i): TEPO 3.3.1, GSPO (2507.18071).
+  """w = s_i = exp(sum_t m d / n_i): TEPO 3.3.1, GSPO (2507.18071).
 
   Differentiated through all tokens; Algorithm 1 line 21 drops cross terms.
   """

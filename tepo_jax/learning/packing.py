@@ -40,7 +40,7 @@ def make(mode: str, *, prompt_tokens: int, max_tokens: int, samples: int,
   twice that where a shard then still has _ROWS of them at a time: with more
   sequences to a row, less of it is left empty.
 
-  With shared prompts, attention has room for whole groups at their maximum
+  With shared prompts, attention has capacity for whole groups at their maximum
   lengths: there a group takes `samples` times the longest sequence. In the
   other layers it takes `columns` columns, with its prompt stored once.
   """

@@ -25,8 +25,6 @@ def test_own_problems_are_asked_with_examples_and_not_evaluated():
   assert (config.data.template, config.eval.period) == ('word_problems', 0)
   config.data.name = 'mine.jsonl'
   configuration.check(config, ['data.name'])
-  assert config.train.microbatch_tokens >= (
-      config.data.max_prompt_tokens + config.rollout.max_tokens)
 
 
 def test_sums_are_correct():

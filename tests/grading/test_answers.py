@@ -52,6 +52,7 @@ def test_extract_box(completion, answer):
     ('**Answer:** $\\frac12$', '$\\frac12$'),
     ('**Answer: 34**', '34'),
     ('**Answer**: 34', '34'),
+    ('**Answer:**\n34', '34'),
     ('Answer：34', '34'),
     ('Answer: \\boxed{34}.', '34'),
     ('Answer: \\boxed{34', '\\boxed{34'),
@@ -69,7 +70,8 @@ def test_extraction_is_linear():
   for text in ('\\boxed{' * 15_000, '\\' * 100_000 + '\\boxed{', '{' * 100_000,
                '\\boxed{' + '{}' * 50_000, '\\boxed' + ' ' * 100_000,
                '\\boxed\\a' * 15_000, '\\boxed\\a{' * 15_000,
-               'Answer' + ' ' * 100_000, 'Answer: ' * 12_000):
+               'Answer' + ' ' * 100_000, 'Answer: ' * 12_000,
+               'Answer:' + '*\n' * 50_000):
     answers.extract(text, 'boxed')
     answers.extract(text, 'answer')
   assert time.perf_counter() - start < 5

@@ -1,5 +1,7 @@
 r"""Equivalent answers and near misses by hand: (reference, answer)."""
 
+import gc
+import signal
 import time
 
 import pytest
@@ -281,9 +283,11 @@ def test_no_verdict_takes_a_second_of_cpu_time():
   question = r'a=\sum_{i=0}^{k-1}\binom{k-1}{i}\frac{D_{n+9-k-i}}{n-(k+i)}', (
       r'a=\sum_{i=0}^{k-1}\binom{k-1}{i}\frac{D_{n+1-k-i}}{n-(k+i)}',)
   verifying.verify('1', (r'\frac{1}{2}',), 5)  # imports math-verify
-  start = time.process_time()
+  handler, start = signal.getsignal(signal.SIGPROF), time.process_time()
   assert verifying.verify(*question, 60) == (False, True)
   assert verifying.CPU_S / 2 < time.process_time() - start < 1
+  assert gc.isenabled() and signal.getitimer(signal.ITIMER_PROF) == (0, 0)
+  assert signal.getsignal(signal.SIGPROF) == handler
   assert verifying.verify('1', ('1.0',), 5) == (True, False)
 
 

@@ -165,13 +165,13 @@ def _trained(group):
             if (values := run.series('accuracy'))]
   if not series:
     return None
-  first, last = (_percentages(resolved(significance.over_seeds([
+  first, last = (_percentages(shown_interval(significance.over_seeds([
       100 * reduce(values) for values in series]), len(series)))
       for reduce in (claims.initial, claims.final))
   return [group.label, 'training samples', len(series), first, last, '']
 
 
-def resolved(interval: Sequence[float], count: int) -> Sequence[float]:
+def shown_interval(interval: Sequence[float], count: int) -> Sequence[float]:
   """Returns (mean, low, high) of `count` values, or (mean,) of a single one."""
   return interval[:3 if count > 1 else 1]
 
@@ -249,9 +249,9 @@ def _against(base, change):
   if change is None:
     return [''] * 5
   return [base.label, len(change.pairs), *_numbers(
-      resolved(change.difference, len(change.pairs)))]
+      shown_interval(change.difference, len(change.pairs)))]
 
 
 def _signed(change):
   return '' if change is None else _formatted(
-      resolved(change.difference, len(change.pairs)), 1, '+')
+      shown_interval(change.difference, len(change.pairs)), 1, '+')

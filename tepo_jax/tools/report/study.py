@@ -109,7 +109,7 @@ def _claims(groups):
       + page.table(head, [
           [c.label, f'{c.title}{f", {c.unit}" if c.unit else ""}'
            + (f' ({c.note})' if c.note else ''), c.verdict,
-           *(overview.with_interval(overview.resolved(x, len(c.pairs)))
+           *(overview.with_interval(overview.shown_interval(x, len(c.pairs)))
              for x in (c.difference, c.own, c.base)),
            len(c.pairs), c.claim] for c in found], (6,))
       + f'<p class="caption">{overview.INTERVAL} "Steps to accuracy": the '
