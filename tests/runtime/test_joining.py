@@ -99,3 +99,10 @@ def test_a_job_that_nothing_names_is_refused():
   assert said.startswith(
       '-c: error: TEPO_MULTIHOST=1, but this is no TPU slice')
   assert len(said.splitlines()) == 1
+
+
+def test_a_job_without_srun_ends_in_one_line():
+  status, said = _join(SLURM_JOB_ID='7')
+  assert status == 2, said
+  assert said.startswith('-c: error: ') and said.count('\n') == 1
+  assert 'not started by srun; use `srun python -m' in said
