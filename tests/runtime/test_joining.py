@@ -87,7 +87,10 @@ def test_a_process_says_for_whom_it_waits_and_ends():
   status, said = _join(
       JAX_COORDINATOR_ADDRESS=f'localhost:{port}', JAX_NUM_PROCESSES='2',
       JAX_PROCESS_ID='1')
-  assert status != 0
+  assert status == errors.LOST
+  assert said.endswith(
+      'error: cannot join the job: waited 4 s for process 0 at '
+      f'JAX_COORDINATOR_ADDRESS=localhost:{port}\n')
   assert (f'waiting for process 0 at JAX_COORDINATOR_ADDRESS=localhost:{port}, '
           'for 1 of 4 s') in said
   assert 'Traceback' not in said
