@@ -34,6 +34,7 @@ from tepo_jax.job import configuration
 from tepo_jax.job import suggestions
 from tepo_jax.runtime import disk
 from tepo_jax.runtime import interrupts
+from tepo_jax.runtime import output
 
 # Libraries read these when they are imported.
 for _name, _value in {
@@ -68,11 +69,12 @@ def run(main: Callable[[], None], joins_job: bool = False,
 
   Status 0 on success or --help; 2 with one line on stderr for bad input (flags,
   config, errors.InputError, a path without permission, with a loop of links,
-  too long, or a folder in place of a file); 1 with one line if the run cannot
-  continue (errors.RunError, a full disk, no device memory); 3 if a restart may
-  help (errors.Lost, a device that cannot be opened); 42 if SIGTERM stopped it
-  with work left; 130 if interrupted; 141, quietly, if the reader of its output
-  has gone. Anything else is a bug and keeps its traceback.
+  too long, or a folder in place of a file; stdout on a full disk); 1 with one
+  line if the run cannot continue (errors.RunError, a full disk, no device
+  memory); 3 if a restart may help (errors.Lost, a device that cannot be
+  opened); 42 if SIGTERM stopped it with work left; 130 if interrupted; 141,
+  quietly, if the reader of its output has gone. Anything else is a bug and
+  keeps its traceback.
 
   Args:
     joins_job: whether the program joins the other processes of a job, as
@@ -80,8 +82,7 @@ def run(main: Callable[[], None], joins_job: bool = False,
     takes_arguments: whether there may be `arguments` besides flags.
   """
   quiet()
-  if sys.stdout is None:  # closed by the caller, as `>&-` does
-    sys.stdout = open(os.devnull, 'w', encoding='utf-8')
+  output.prepare()
   faulthandler.enable(sys.__stderr__)
   interrupts.install()
   interrupts.unwind_on_first()
@@ -97,9 +98,10 @@ def run(main: Callable[[], None], joins_job: bool = False,
     if interrupts.happened():
       raise KeyboardInterrupt
   except BrokenPipeError:  # the reader of the output has gone
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    output.close()
     sys.exit(_BROKEN_PIPE)
   except (Exception, KeyboardInterrupt) as error:
+    output.close()
     expected = _expected(error)
     if expected is None:
       raise
@@ -135,6 +137,8 @@ def _expected(error: BaseException) -> tuple[int, str] | None:
     return errors.LOST, f'error: {text}'
   if (status := errors.backend_status(text)) is not None:
     return status, f'error: {text[:800]}'
+  if (failure := output.failure(error)) is not None:
+    return 2, f'error: {failure}'
   if isinstance(error, OSError) and error.errno in _BAD_PATHS:
     return 2, f'error: {error.filename}: {error.strerror}'
   if isinstance(error, MemoryError):

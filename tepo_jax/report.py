@@ -183,9 +183,9 @@ def _write_map():
   with _writing(), files.local_folder(files.path(_OUT.value)) as out:
     entries = regimes.update(files.path(_MAP.value), runs)
     text = regimes.table(entries)
-    (out / 'map.md').write_text(text + '\n', 'utf-8')
-    (out / 'best.txt').write_text(
-        ''.join(f'{entry.name}\n' for entry in regimes.best(entries)), 'utf-8')
+    files.replace_text(out / 'map.md', text + '\n')
+    files.replace_text(out / 'best.txt', ''.join(
+        f'{entry.name}\n' for entry in regimes.best(entries)))
     regimes.draw(entries, out)
   print(text)
 
@@ -195,6 +195,8 @@ def _writing():
   try:
     yield
   except OSError as error:
+    if disk.failure(error) is not None:  # names the file and what is free
+      raise
     raise errors.InputError(
         f'--out={_OUT.value}: {error.strerror or error}') from error
 

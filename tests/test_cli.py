@@ -30,6 +30,9 @@ _STEP = flags.DEFINE_integer('step', 3, 'Which step.')
 
 
 def main():
+  if _STEP.value == 25:
+    print('not written')
+    raise errors.InputError('step 25')
   if _STEP.value == 13:
     raise errors.InputError('step 13\\nis unlucky')
   if _STEP.value == 14:
@@ -204,7 +207,7 @@ def test_errors_of_the_machine_are_one_line(run, step, said):
   [line] = done.stderr.splitlines()
   assert line.startswith(f'program: error: {said}')
   assert ('rollout.slots' in line) == (step == 16)
-  assert (' MB free)' in line) == (step == 15)
+  assert line.endswith(' MB free)') == (step in (15, 19))
 
 
 def test_a_swallowed_interrupt_ends_with_status_130(run):
@@ -239,6 +242,21 @@ def test_output_that_is_closed_is_no_error(run):
       '>&-', shell=True, cwd=run.path, stderr=subprocess.PIPE, text=True,
       timeout=60, env=os.environ | {'PYTHONPATH': str(ROOT)})
   assert (done.returncode, done.stderr) == (0, '')
+
+
+@pytest.mark.parametrize('argument, is_unbuffered', [
+    ('--help', ''), ('--step=18', ''), ('--step=25', ''), ('--step=25', '1')])
+def test_a_full_disk_below_stdout_is_one_line(run, argument, is_unbuffered):
+  with open('/dev/full', 'w', encoding='utf-8') as full:
+    done = subprocess.run(
+        [sys.executable, '-m', 'program', '--config=config.py', '--workdir=w',
+         argument], cwd=run.path, stdout=full, stderr=subprocess.PIPE,
+        text=True, timeout=60, env=os.environ | {
+            'PYTHONPATH': str(ROOT), 'PYTHONUNBUFFERED': is_unbuffered})
+  said = ('step 25' if argument == '--step=25' and not is_unbuffered else
+          'stdout: No space left on device (')
+  assert done.returncode == 2 and done.stderr.count('\n') == 1
+  assert done.stderr.startswith(f'program: error: {said}')
 
 
 def test_only_programs_that_join_a_job_run_in_one(run, monkeypatch):

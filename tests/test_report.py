@@ -4,6 +4,7 @@ import pytest
 
 from tepo_jax import errors
 from tepo_jax import report
+from tepo_jax.runtime import disk
 
 _AUDIT = {'audit': True}
 
@@ -34,6 +35,15 @@ def test_commands_are_those_of_a_table(set_flags, tmp_path, capsys):
   set_flags(table='3', out=None)
   report.main()
   assert 'tepo_jax.train --config=configs/table3.py' in capsys.readouterr().out
+
+
+def test_a_full_disk_below_a_table_is_named(set_flags):
+  set_flags(audit=True, out='/dev/full')
+  with pytest.raises(OSError) as error:
+    report.main()
+  said = disk.failure(error.value)
+  assert said.startswith('/dev/full: No space left on device (')
+  assert said.endswith(' MB free)')
 
 
 def test_the_audit_is_written_to_a_file(set_flags, tmp_path):

@@ -13,6 +13,7 @@ import ml_collections
 from configs import fields as fields_lib
 from tepo_jax import errors
 from tepo_jax.job import configuration
+from tepo_jax.runtime import disk
 from tepo_jax.runtime import files
 from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.runtime import metrics
@@ -96,6 +97,8 @@ def claim(config: ml_collections.ConfigDict, workdir: str | os.PathLike,
         _for_json(config.to_dict()), indent=2, sort_keys=True, allow_nan=False
     ) + '\n')
   except OSError as error:
+    if disk.failure(error) is not None:  # names the file and what is free
+      raise
     raise errors.InputError(
         f'--workdir={workdir}: {error.strerror or error}') from error
 

@@ -24,6 +24,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from tepo_jax import errors
+from tepo_jax.runtime import disk
 from tepo_jax.runtime import files
 from tepo_jax.runtime import host
 from tepo_jax.runtime import processes
@@ -236,8 +237,9 @@ class Checkpointer:
       raise errors.RunError(f'{self._failure}; {latest}')
 
   def _described(self, error):
+    reason = _reason(error)
     return (f'checkpoint {self._directory}/{self._saving} could not be saved: '
-            f'{_reason(error)}')
+            f'{reason}{disk.free(reason, self._directory)}')
 
   @contextlib.contextmanager
   def _logging_failure(self) -> Iterator[None]:

@@ -13,10 +13,17 @@ from tepo_jax import errors
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _ERRORS = _FULL | {errno.EFBIG, errno.EIO, errno.EROFS}
 
+
+
+def _texts(numbers):
+  return re.compile('|'.join(
+      rf'\b{errno.errorcode[number]}\b|{re.escape(os.strerror(number))}'
+      for number in sorted(numbers)))
+
+
 # In the messages of libraries that pass them on as other exceptions.
-_TEXTS = re.compile('|'.join((
-    r'\bENOSPC\b', r'\bEDQUOT\b', r'\bEROFS\b', r'\bEFBIG\b',
-    *(re.escape(os.strerror(number)) for number in sorted(_ERRORS)))))
+_TEXTS, _FULL_TEXTS = _texts(_ERRORS), _texts(_FULL)
+_QUOTED = re.compile('"([^"]*/[^"]*)"')  # a file that such a message names
 
 
 @contextlib.contextmanager
@@ -39,19 +46,23 @@ def failure(error: BaseException) -> str | None:
   """
   if isinstance(error, OSError) and error.errno in _ERRORS:
     where = f'{error.filename}: ' if error.filename else ''
-    free = _free_bytes(error.filename) if error.errno in _FULL else None
-    return f'{where}{os.strerror(error.errno)}' + (
-        '' if free is None else f' ({free / 1e6:.4g} MB free)')
+    text = f'{where}{os.strerror(error.errno)}'
+    return text + free(text, error.filename)
   text = errors.one_line(error)
-  return text[:800] if _TEXTS.search(text) else None
-
-
-def _free_bytes(name):
-  """The free bytes of the disk that holds a file; None if unknown."""
-  if name is None:
+  if not _TEXTS.search(text):
     return None
-  place = pathlib.Path(os.fsdecode(name)).absolute()
+  named = _QUOTED.search(text)
+  return text[:800] + free(text, named and named[1])
+
+
+def free(message: str, path: str | os.PathLike | None) -> str:
+  """' (3 MB free)' if an error's message says that a disk is full or over
+  quota: that of the file or folder `path`. '' otherwise, or if unknown."""
+  if path is None or not _FULL_TEXTS.search(message):
+    return ''
+  place = pathlib.Path(os.fsdecode(path)).absolute()
   with contextlib.suppress(OSError):
-    return shutil.disk_usage(next(
-        folder for folder in place.parents if folder.is_dir())).free
-  return None
+    size = shutil.disk_usage(next(
+        folder for folder in (place, *place.parents) if folder.is_dir())).free
+    return f' ({size / 1e6:,.0f} MB free)'
+  return ''

@@ -135,5 +135,10 @@ def _check_port(address):
 def _say(awaited, done):
   start = time.monotonic()
   while not done.wait(_SAY_SECONDS):
+    if time.monotonic() - start > WAIT_SECONDS:
+      # jax would abort the process, with a stack trace, after twice the time.
+      print('error: cannot join the job: waited '
+            f'{WAIT_SECONDS} s for {awaited}', file=sys.stderr, flush=True)
+      os._exit(errors.LOST)
     print(f'waiting for {awaited}, for {time.monotonic() - start:.0f} of '
           f'{WAIT_SECONDS} s', file=sys.stderr, flush=True)

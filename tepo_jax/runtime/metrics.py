@@ -14,6 +14,7 @@ from tensorboardX.proto import event_pb2
 from tensorboardX.proto import summary_pb2
 
 from tepo_jax import errors
+from tepo_jax.runtime import disk
 from tepo_jax.runtime import files
 
 FILE = 'metrics.jsonl'  # in the workdir
@@ -142,8 +143,9 @@ class _Sink:
       if not self._broken:
         method(*arguments)
     except self.errors as error:
-      print(f'warning: {self.name} disabled: {errors.one_line(error)}',
-            file=sys.stderr, flush=True)
+      reason = disk.failure(error) or errors.one_line(error)
+      print(f'warning: {self.name} disabled: {reason}', file=sys.stderr,
+            flush=True)
       self._broken = True
 
 
@@ -177,8 +179,9 @@ class _Events(_Sink):
       self._directory.mkdir(exist_ok=True)
       self._writer = event_file_writer.EventsWriter(
           str(self._directory / 'events'), f'.{time.time_ns()}')
-    self._writer.write_event(event_pb2.Event(wall_time=time.time(), **event))
-    self._writer.flush()
+    with disk.naming(self._directory):
+      self._writer.write_event(event_pb2.Event(wall_time=time.time(), **event))
+      self._writer.flush()
 
 
 class _Wandb(_Sink):

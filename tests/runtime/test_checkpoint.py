@@ -413,7 +413,8 @@ def test_what_a_failed_save_leaves_behind(tmp_path, monkeypatch, capsys):
       mock.DEFAULT])
   monkeypatch.setattr(manager, 'close', close)
   with pytest.raises(errors.RunError, match=(
-      r'/2 could not be saved: .*No space left.*no checkpoint yet')):
+      r'/2 could not be saved: .*No space left.* MB free.; there is no '
+      'checkpoint yet')):
     checkpointer.close()
   assert close.call_count == 2 and not left.parent.exists()
   assert capsys.readouterr().err.count('\n') == 2
@@ -463,3 +464,4 @@ def test_a_small_file_system_gives_our_warnings_alone(tmp_path, size):
   assert lines and all(
       line.startswith(f'warning: checkpoint {tmp_path}/c/')
       and 'could not be saved' in line for line in lines)
+  assert any(line.endswith(' MB free)') for line in lines)

@@ -21,11 +21,13 @@ _MOUNT = ('mount -t tmpfs -o size=1m none "$1" '
 # Writes by every writer; prints the failure of each.
 _WRITE = """
 import pathlib, sys
+from matplotlib import pyplot
 import numpy as np
 from tepo_jax.job import sample_file
 from tepo_jax.policy.huggingface import tensor_files
 from tepo_jax.rollout import dump
 from tepo_jax.runtime import disk, files, metrics
+from tepo_jax.tools.report import figures
 
 here = pathlib.Path(sys.argv[1])
 line = {name: 'x' for name in dump.FIELDS} | {
@@ -35,6 +37,7 @@ line = {name: 'x' for name in dump.FIELDS} | {
 def report(out):
   with files.local_folder(out) as folder:
     (folder / 'report.html').write_text('x' * 9999)
+drawn = pyplot.figure()
 samples = sample_file.SampleFile(here, {'seed': 0})
 samples._groups = {'s': {}}
 writers = {
@@ -51,7 +54,8 @@ writers = {
     'samples.jsonl': lambda: samples.add([{'set': 's', 'id': 'x' * 9999}]),
     'results.json': lambda: files.replace_text(
         here / 'results.json', 'x' * 9999),
-    'report': lambda: report(here / 'report')}
+    'report': lambda: report(here / 'report'),
+    'panel.png': lambda: figures._save(drawn, here / 'report' / 'panel')}
 try:
   with open(here / 'filler', 'wb', buffering=0) as file:
     while file.write(bytes(4096)):
@@ -70,7 +74,7 @@ for name, write in writers.items():
 WRITERS = (
     'metrics.jsonl', 'rollouts/step_000001.jsonl',
     'rollouts/step_000001.parquet', 'model.safetensors', 'config.json',
-    'samples.jsonl', 'results.json', 'report')
+    'samples.jsonl', 'results.json', 'report', 'report/panel.png')
 
 
 @pytest.mark.parametrize('kind, said', [

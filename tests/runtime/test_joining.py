@@ -87,7 +87,10 @@ def test_a_process_says_for_whom_it_waits_and_ends():
   status, said = _join(
       JAX_COORDINATOR_ADDRESS=f'localhost:{port}', JAX_NUM_PROCESSES='2',
       JAX_PROCESS_ID='1')
-  assert status != 0
+  assert status == errors.LOST
+  assert said.endswith(
+      'error: cannot join the job: waited 4 s for process 0 at '
+      f'JAX_COORDINATOR_ADDRESS=localhost:{port}\n')
   assert (f'waiting for process 0 at JAX_COORDINATOR_ADDRESS=localhost:{port}, '
           'for 1 of 4 s') in said
   assert 'Traceback' not in said
@@ -99,3 +102,10 @@ def test_a_job_that_nothing_names_is_refused():
   assert said.startswith(
       '-c: error: TEPO_MULTIHOST=1, but this is no TPU slice')
   assert len(said.splitlines()) == 1
+
+
+def test_a_job_without_srun_ends_in_one_line():
+  status, said = _join(SLURM_JOB_ID='7')
+  assert status == 2, said
+  assert said.startswith('-c: error: ') and said.count('\n') == 1
+  assert 'not started by srun; use `srun python -m' in said

@@ -103,7 +103,9 @@ def test_tensorboard_failing_later_warns_once(tmp_path, capsys, monkeypatch):
     writer.write(step, {'x': step})
   writer.close()
   assert len(_lines(tmp_path)) == 4
-  assert capsys.readouterr().err.count('No space left') == 1
+  said = capsys.readouterr().err
+  assert said.count('\n') == 1 and said.endswith(' MB free)\n')
+  assert f'disabled: {tmp_path}/tensorboard: No space left on dev' in said
 
 
 @pytest.mark.parametrize('line', [

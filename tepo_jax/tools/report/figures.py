@@ -14,6 +14,7 @@ import numpy as np
 
 from tepo_jax.job import results
 from tepo_jax.job import statistics
+from tepo_jax.runtime import disk
 from tepo_jax.tools.report import runs as runs_lib
 from tepo_jax.tools.report import significance
 
@@ -369,5 +370,6 @@ def _drawable(text, width):
 def _save(figure, path):
   paths = [path.with_name(f'{path.name}.{form}') for form in ('png', 'svg')]
   for written in paths:  # an SVG has the background of its page
-    figure.savefig(written, dpi=160, transparent=written.suffix == '.svg')
+    with disk.naming(written):
+      figure.savefig(written, dpi=160, transparent=written.suffix == '.svg')
   return paths

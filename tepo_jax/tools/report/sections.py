@@ -19,6 +19,8 @@ from tepo_jax.job import run_folder
 from tepo_jax.job import session as session_lib
 from tepo_jax.policy.huggingface import weights
 from tepo_jax.rollout import dump
+from tepo_jax.runtime import disk
+from tepo_jax.runtime import files
 from tepo_jax.runtime import progress as progress_lib
 from tepo_jax.tools.report import claims
 from tepo_jax.tools.report import figures
@@ -106,7 +108,7 @@ def _inspect(run, step, out):
                               view.kl_BT, view.selection)
     tokenizer = opened.learner.session.tokenizer
   path = out / f'inspect_{run.name.replace("/", "_")}_{step}.jsonl'
-  with path.open('w', encoding='utf-8') as file:
+  with disk.naming(path), path.open('w', encoding='utf-8') as file:
     for index, record in enumerate(records):
       file.write(json.dumps({name: record[name] for name in (
           'cursor', 'sample', 'token_ids')} | {
@@ -131,7 +133,7 @@ def _replay(run, step, out, methods):
       comparisons = opened.compare(
           chosen, lambda text: shown.phase(f'replay of {run.name}: {text}'))
   name = f'replay_{run.name.replace("/", "_")}_{step}'
-  (out / f'{name}.json').write_text(json.dumps({
+  files.replace_text(out / f'{name}.json', json.dumps({
       'run': run.name, 'step': step,
       'comparisons': list(map(_numbers, comparisons))}, indent=1) + '\n')
   for index, item in enumerate(comparisons):

@@ -54,14 +54,13 @@ def write(out: pathlib.Path, runs: Sequence[runs_lib.Run],
   done = sum(run.state == 'finished' for run in runs)
   labels = [group.label for group in groups]
   path = out / 'report.html'
-  path.write_text(page.render(
+  files.replace_text(path, page.render(
       'Runs: ' + ', '.join(labels),
       f'<p class="muted">{errors.counted(len(runs), "run")}, {done} finished. '
       f'Report of {now}.</p>' + overview.header(groups),
       sections, {
           'labels': labels, 'panels': panels, 'windows': figures.WINDOWS,
-          'window': figures.WINDOW, 'inspectors': list(inspectors)}),
-                  'utf-8')
+          'window': figures.WINDOW, 'inspectors': list(inspectors)}))
   return path
 
 
