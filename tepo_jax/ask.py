@@ -190,7 +190,8 @@ def _sampler(model, count):
 
 def _show(console, question, models, answers):
   """Prints the completions of a question; of two models side by side."""
-  console.print(text_lib.Text(f'> {question}', style='bold'))
+  console.print(text_lib.Text(
+      f'> {errors.printable(question)}', style='bold'))
   if len(models) == 1:
     for sample in range(_SAMPLES.value):
       console.print(_completion(answers[0], sample),
@@ -198,7 +199,8 @@ def _show(console, question, models, answers):
     return
   shown = table.Table(box=None, expand=True, padding=(0, 2, 0, 0))
   for model in models:
-    shown.add_column(text_lib.Text(model.name), ratio=1, overflow='fold')
+    shown.add_column(text_lib.Text(errors.printable(model.name)), ratio=1,
+                     overflow='fold')
   for sample in range(_SAMPLES.value):
     shown.add_row(*(_completion(group, sample) for group in answers))
   console.print(shown)

@@ -83,7 +83,8 @@ def _show(found: prompt_sets.PromptSet, config: ml_collections.ConfigDict,
   if rows is not None:
     prompt_sets.check_vocabulary(found, tokenizer, rows, config.model)
   counts = [len(ids) for _, ids in found.short]
-  print(f'\n{found.name}: {found.loaded.rows} rows, {len(counts)} prompts' + (
+  print(f'\n{errors.printable(found.name)}: {found.loaded.rows} rows, '
+        f'{len(counts)} prompts' + (
       f' of {min(counts)} to {max(counts)} tokens, median '
       f'{statistics.median(counts):g}' if counts else ''))
   for why, number, named in _left_out(found, config):

@@ -62,8 +62,9 @@ def test_one_model_s_answer_keeps_its_lines_in_a_file(model, set_flags):
   group = types.SimpleNamespace(length_G=[82], ended_G=[False],
                                 text_G=(answer,), accuracy_G=[0.0])
   out = io.StringIO()
-  ask._show(console.Console(file=out), 'why?', [model], [group])
-  assert out.getvalue() == f'> why?\n{answer}\n[82 tokens, truncated]\n\n'
+  ask._show(console.Console(file=out), 'why\x1b?', [model], [group])
+  assert out.getvalue() == (
+      f'> why\\x1b?\n{answer}\n[82 tokens, truncated]\n\n')
 
 
 def test_a_chat_is_part_of_the_next_prompt(model, set_flags):

@@ -14,7 +14,6 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _ERRORS = _FULL | {errno.EFBIG, errno.EIO, errno.EROFS}
 
 
-
 def _texts(numbers):
   return re.compile('|'.join(
       rf'\b{errno.errorcode[number]}\b|{re.escape(os.strerror(number))}'
