@@ -7,7 +7,6 @@ cli.DEFINE_config()`, and ends with `cli.run(main)`, where main() -> None.
 import collections
 from collections.abc import Callable, Iterable
 import difflib
-import errno
 import faulthandler
 import functools
 import glob
@@ -31,8 +30,8 @@ from ml_collections import config_flags
 from configs import fields as fields_lib
 from tepo_jax import errors
 from tepo_jax.job import configuration
+from tepo_jax.job import exits
 from tepo_jax.job import suggestions
-from tepo_jax.runtime import disk
 from tepo_jax.runtime import interrupts
 from tepo_jax.runtime import output
 
@@ -47,17 +46,7 @@ for _name, _value in {
 
 flags.disclaim_key_flags()  # flags defined here are the calling program's
 
-# Of paths that the user gave.
-_BAD_PATHS = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG,
-              errno.EISDIR, errno.ENOTDIR)
 _BROKEN_PIPE = 141  # the status of a program that SIGPIPE ended, in a shell
-
-# The fields that determine a run's device memory.
-_MEMORY_FIELDS = (
-    'in sampling, lower config.rollout.slots; in updates, '
-    'config.train.microbatch_tokens (a row per shard at least) or '
-    'config.train.chunk_size, raise config.mesh.tensor, or set '
-    'config.compute.remat=full')
 
 _EXPECTED = {int: 'an integer', float: 'a number', bool: 'true or false',
              tuple: "a tuple such as '(1, 2)'"}
@@ -93,6 +82,8 @@ def run(main: Callable[[], None], joins_job: bool = False,
       if not joins_job:
         refuse_job()
       _parse(sys.argv, takes_arguments)
+      if joins_job:  # what trains or samples
+        exits.check_address_space()
       main()
     sys.stdout.flush()
     if interrupts.happened():
@@ -102,7 +93,7 @@ def run(main: Callable[[], None], joins_job: bool = False,
     sys.exit(_BROKEN_PIPE)
   except (Exception, KeyboardInterrupt) as error:
     output.close()
-    expected = _expected(error)
+    expected = exits.outcome(error)
     if expected is None:
       raise
     status, message = expected
@@ -120,37 +111,6 @@ def refuse_job() -> None:
     raise errors.InputError(
         'TEPO_MULTIHOST=1: this program runs as one process; unset it and '
         'start one')
-
-
-def _expected(error: BaseException) -> tuple[int, str] | None:
-  """(exit status, message) of an error, or None if it is a bug."""
-  text = errors.one_line(error)
-  if isinstance(error, KeyboardInterrupt):
-    return interrupts.STATUS, str(error) or interrupts.WORD
-  if isinstance(error, errors.InputError):
-    return 2, f'error: {text}'
-  if isinstance(error, errors.RunError):
-    return 1, f'error: {text}'
-  if isinstance(error, errors.Interrupted):
-    return errors.INTERRUPTED, str(error)
-  if isinstance(error, errors.Lost):
-    return errors.LOST, f'error: {text}'
-  if (status := errors.backend_status(text)) is not None:
-    return status, f'error: {text[:800]}'
-  if (failure := output.failure(error)) is not None:
-    return 2, f'error: {failure}'
-  if isinstance(error, OSError) and error.errno in _BAD_PATHS:
-    return 2, f'error: {error.filename}: {error.strerror}'
-  if isinstance(error, MemoryError):
-    return 1, (f'error: out of host memory{": " if text else ""}{text[:800]}; '
-               'a limit of the address space (ulimit -v) counts what jax '
-               'reserves, which is more than it uses')
-  if (failure := disk.failure(error)) is not None:
-    return 1, f'error: {failure}'
-  if 'RESOURCE_EXHAUSTED' in text:  # jax's error, without importing jax
-    return 1, (f'error: out of device memory: {text[:800]}; {_MEMORY_FIELDS}; '
-               '`python -m tepo_jax.plan` shows what fits')
-  return None
 
 
 def DEFINE_config() -> flags.FlagHolder:  # pylint: disable=invalid-name

@@ -196,6 +196,17 @@ def test_a_bug_keeps_its_traceback(run):
   assert 'ZeroDivisionError' in done.stderr
 
 
+def test_a_limit_of_the_address_space_is_one_line(tmp_path):
+  done = subprocess.run(
+      ['bash', '-c', 'ulimit -v 2000000; exec "$@"', 'bash', sys.executable,
+       '-m', 'tepo_jax.train', '--config=configs/tiny.py:tepo',
+       f'--workdir={tmp_path}/run'],
+      cwd=ROOT, capture_output=True, text=True, check=False)
+  assert (done.returncode, done.stderr) == (
+      2, 'tepo_jax.train: error: this process may have 2.0 GB of address space '
+      '(ulimit -v); jax reserves 3 GB and more, which is more than it uses\n')
+
+
 @pytest.mark.parametrize('step, said', [
     (15, 'w/metrics.jsonl: No space left on device'),
     (16, 'out of device memory: RESOURCE_EXHAUSTED: Out of memory allocating'),
