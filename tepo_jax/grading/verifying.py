@@ -15,6 +15,7 @@ import itertools
 import re
 import signal
 import threading
+import time
 from typing import Literal
 
 from tepo_jax.grading import answers
@@ -93,9 +94,18 @@ def verify(answer: str, references: Sequence[str], alarm_s: int
     raise RuntimeError('grading.grade works in the main thread only, because '
                        'it uses alarms; use grading.Grader')
   _warm_up()  # before the clock starts
+  is_over, start = False, time.thread_time()
+
+  def stop(*_):
+    if not is_over and time.thread_time() - start >= CPU_S:
+      raise _OutOfTime
+
   try:
-    with _limited():
-      return _any_equal(answer, references, alarm_s, _is_equal)
+    with _alarms(stop):
+      try:
+        return _any_equal(answer, references, alarm_s, _is_equal)
+      finally:  # here, since `stop` may raise at any call, so also in __exit__
+        is_over = True
   except _OutOfTime:
     return False, True
 
@@ -116,29 +126,21 @@ class _OutOfTime(BaseException):  # No library may take it for its own error.
 
 
 @contextlib.contextmanager
-def _limited():
-  """Raises _OutOfTime after CPU_S of this process's CPU time, system calls
-  included.
+def _alarms(handler):
+  """Calls the handler each _AGAIN_S of this process's CPU time, from CPU_S on:
+  repeatedly, for a bare `except:` may swallow what it raises, and threads use
+  CPU time too.
 
   Meanwhile nothing is collected: in a process with millions of objects each
   collection takes a large part of CPU_S.
   """
-  is_over, collects = False, gc.isenabled()
-
-  def stop(*_):
-    if not is_over:
-      raise _OutOfTime
-
+  collects = gc.isenabled()
   gc.disable()
-  before = signal.signal(signal.SIGPROF, stop)
-  # Repeatedly: a bare `except:` or a destructor may swallow what is raised.
+  before = signal.signal(signal.SIGPROF, handler)
   signal.setitimer(signal.ITIMER_PROF, CPU_S, _AGAIN_S)
   try:
-    try:
-      yield
-    finally:
-      is_over = True
-  finally:  # even if a signal came before the line above
+    yield
+  finally:
     signal.setitimer(signal.ITIMER_PROF, 0)
     # Drops a signal that is pending: its default would end this process.
     signal.signal(signal.SIGPROF, signal.SIG_IGN)
