@@ -624,10 +624,10 @@ def test_slurm_s_job_is_queued_again(
 
 def test_slurm_s_tasks_know_how_the_job_was_submitted(launch, slurm):
   (launch.root / 'launch/gpu.sh').write_text(
-      '#!/bin/bash\necho "$TEPO_COMMAND" >>"$STUBS/log"\n')
+      '#!/bin/bash\necho "$TEPO_COMMAND: $TEPO_REMARK" >>"$STUBS/log"\n')
   assert slurm(ENDS='0', CONTAINER='a.sqsh').returncode == 0
   assert launch.log()[-1].startswith(
-      r'CONTAINER=a.sqsh sbatch launch/slurm.sh --x=a\ b  # with your options')
+      r'CONTAINER=a.sqsh sbatch launch/slurm.sh --x=a\ b: with your options')
 
 
 def test_slurm_s_job_is_not_queued_again_after_a_stop(launch, slurm):

@@ -199,6 +199,7 @@ def test_the_next_command(monkeypatch):
 
 def test_the_last_lines_of_a_stopped_run(monkeypatch, tmp_path):
   monkeypatch.delenv('TEPO_COMMAND', raising=False)
+  monkeypatch.delenv('TEPO_REMARK', raising=False)
   monkeypatch.setattr(sys, 'argv', ['train.py', "--config.eval.sets=('a',)"])
   command = ('  .venv/bin/python -m tepo_jax.train '
              """'--config.eval.sets=('"'"'a'"'"',)'""")
@@ -212,6 +213,9 @@ def test_the_last_lines_of_a_stopped_run(monkeypatch, tmp_path):
   monkeypatch.setenv('TEPO_COMMAND', 'launch/gpu.sh --workdir=a')
   assert summaries.stopped('interrupted', tmp_path, 40).splitlines()[1:] == [
       'to resume, run', '  launch/gpu.sh --workdir=a']
+  monkeypatch.setenv('TEPO_REMARK', 'on your machine')
+  assert summaries.stopped('interrupted', tmp_path, 40).splitlines()[1] == (
+      'to resume (on your machine), run')
 
 
 def _session(parameters):
