@@ -1,7 +1,5 @@
 r"""Equivalent answers and near misses by hand: (reference, answer)."""
 
-import gc
-import signal
 import time
 
 import pytest
@@ -278,16 +276,14 @@ def test_powers_are_left_to_math_verify_where_it_is_quick(
   assert time.process_time() - start < 1
 
 
-def test_no_verdict_takes_a_second_of_cpu_time():
+def test_math_verify_has_two_seconds_of_cpu_time():
   """It simplifies this for 13 s. No worker asks again: it had its time."""
   question = r'a=\sum_{i=0}^{k-1}\binom{k-1}{i}\frac{D_{n+9-k-i}}{n-(k+i)}', (
       r'a=\sum_{i=0}^{k-1}\binom{k-1}{i}\frac{D_{n+1-k-i}}{n-(k+i)}',)
   verifying.verify('1', (r'\frac{1}{2}',), 5)  # imports math-verify
-  handler, start = signal.getsignal(signal.SIGPROF), time.process_time()
+  start = time.process_time()
   assert verifying.verify(*question, 60) == (False, True)
-  assert verifying.CPU_S / 2 < time.process_time() - start < 1
-  assert gc.isenabled() and signal.getitimer(signal.ITIMER_PROF) == (0, 0)
-  assert signal.getsignal(signal.SIGPROF) == handler
+  assert verifying.CPU_S / 2 < time.process_time() - start < 3
   assert verifying.verify('1', ('1.0',), 5) == (True, False)
 
 
