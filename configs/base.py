@@ -9,8 +9,8 @@ and change what differs:
 There are no other fields, but for the method's (methods.py) and those of an
 embedded model (PRETRAIN in tiny.py). A type in place of a default, such as
 `int`, means None, until a value of that type is set. ★ marks the ten fields
-that users change first. A resumed run may change only the fields
-marked `resume`.
+that users change first. A resumed run may change only the
+fields marked `resume`.
 """
 
 import difflib

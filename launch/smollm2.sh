@@ -6,9 +6,9 @@
 #   [TASK=sums] [METHOD=tepo] [SEED=0] [MODEL=FOLDER] [WORKDIR=DIR] \
 #     launch/smollm2.sh [--config.FIELD=VALUE]
 #
-# TASK is sums or word_problems (configs/smollm2.py); METHOD=lora,grpo trains adapters. MODEL, a
-# Hugging Face folder or hub id, replaces the download. A relative WORKDIR or
-# MODEL is relative to the repository.
+# TASK is sums or word_problems (configs/smollm2.py); METHOD=lora,grpo trains
+# adapters. MODEL, a Hugging Face folder or hub id, replaces the download. A
+# relative WORKDIR or MODEL is relative to the repository.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launch/common.sh
