@@ -199,7 +199,8 @@ def test_a_question_without_cpu_time_is_retried(
       monkeypatch, f'if not os.path.exists({str(flag)!r}):\n'
       f'  open({str(flag)!r}, "w").close()\n'
       '  os.write(1, b"ready\\n")\n  time.sleep(600)\nworkers.serve()')
-  assert _ask([_question(1)], 1, 2) == ({_question(1): (True, False)}, 0)
+  # On a busy machine the second worker's answer takes seconds, too.
+  assert _ask([_question(1)], 1, 10) == ({_question(1): (True, False)}, 0)
   # Wrong if the worker never gets CPU time.
   _serve_with(monkeypatch, 'os.write(1, b"ready\\n")\ntime.sleep(600)')
   monkeypatch.setattr(workers, 'ATTEMPTS', 2)
