@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import decimal
 import functools
 import logging
+import os
 from typing import NamedTuple
 
 from tepo_jax.grading import answers as answers_lib
@@ -38,7 +39,7 @@ VERIFYING = workers_lib.Job(
 MATH_VERIFY = workers_lib.Job(
     'tepo_jax.grading.verifying:verify_alone', ('1', ('\\frac{1}{2}',)), False)
 
-_ALARM_S = 5  # in `grade`
+_TIMEOUT_S = 10  # for a question of `grade` to its worker
 
 
 class Reference(NamedTuple):
@@ -56,17 +57,31 @@ def grade(completion: str, answers: Sequence[str | Reference],
           style: str = 'boxed') -> bool:
   """Whether the completion's answer is equivalent to any of `answers`.
 
-  Runs in this process, in the main thread only (math-verify's alarms raise
-  elsewhere), protected by those alarms and a limit of this process's CPU time
-  alone. Use `Grader` for completions of a model in training.
+  One at a time; `Grader` grades many in parallel. What math-verify must decide,
+  a worker process of this function's decides, which starts at the first such
+  answer and ends with this process.
   """
   answer = answers_lib.extract(completion, style)
   if answer is None:
     return False
   verdict, undecided = decide_quickly(answer, _references(answers))
   if verdict is None:
-    verdict, _ = verifying.verify(answer, undecided, _ALARM_S)
+    verdict, _ = ask_math_verify(answer, undecided)
   return verdict
+
+
+def ask_math_verify(answer: str, references: tuple[str, ...]
+                    ) -> tuple[bool, bool]:
+  """(verdict, whether it ran out of time), of a worker of this process."""
+  question = answer, references
+  return _worker(os.getpid()).ask([question])[0][question]
+
+
+@functools.cache
+def _worker(process):
+  """A fork has another process's number: it shares no worker's pipes."""
+  del process
+  return workers_lib.Pool(1, _TIMEOUT_S, VERIFYING)
 
 
 def _references(answers):

@@ -15,6 +15,7 @@ import collections
 from collections.abc import Sequence
 import contextlib
 import dataclasses
+import gc
 import importlib
 import json
 import logging
@@ -317,6 +318,7 @@ def serve(function: str, first: Question | None,
       importlib.import_module(module)
   if first is not None:
     call(*first, STARTUP_S)
+  gc.freeze()  # Collections pass over what imports made.
   threads = 1 if alarmed else os.cpu_count()
   _limit(resource.RLIMIT_FSIZE, 0)  # of files; answers go to a pipe
   os.write(answers, b'ready\n')

@@ -15,6 +15,7 @@ from tepo_jax.grading import grader
 from tepo_jax.grading import workers
 
 _ROOT = pathlib.Path(__file__).parents[2]
+WARM_UP = 'from tepo_jax.grading import verifying\nverifying._warm_up()\n'
 SERVE = "workers.serve('tepo_jax.grading.verifying:verify', None)"
 HANG = (r'\int_0^1 \sin(x^{x})\cos(x^x)dx', ('5',))
 
@@ -198,8 +199,9 @@ def test_a_question_without_cpu_time_is_retried(
   _serve_with(
       monkeypatch, f'if not os.path.exists({str(flag)!r}):\n'
       f'  open({str(flag)!r}, "w").close()\n'
-      '  os.write(1, b"ready\\n")\n  time.sleep(600)\nworkers.serve()')
-  # On a busy machine the second worker's answer takes seconds, too.
+      '  os.write(1, b"ready\\n")\n  time.sleep(600)\n'
+      f'{WARM_UP}workers.serve()')
+  # On a busy machine the second worker's answer takes seconds.
   assert _ask([_question(1)], 1, 10) == ({_question(1): (True, False)}, 0)
   # Wrong if the worker never gets CPU time.
   _serve_with(monkeypatch, 'os.write(1, b"ready\\n")\ntime.sleep(600)')
@@ -253,7 +255,7 @@ def test_a_worker_that_breaks_the_protocol_is_replaced(
 @pytest.mark.parametrize('late', [0, 0.3], ids=['at once', 'late'])
 def test_a_line_too_many_shifts_no_verdict(late, monkeypatch, tmp_path):
   """A forked child repeats an answer, before the next question or after it."""
-  _serve_with(monkeypatch, f'''
+  _serve_with(monkeypatch, WARM_UP + f'''
 write = os.write
 def twice(file, data):
   count = write(file, data)
@@ -274,8 +276,7 @@ workers.serve()''')
 
 
 def test_a_fork_of_the_function_answers_nothing(monkeypatch):
-  _serve_with(monkeypatch, '''
-from tepo_jax.grading import verifying
+  _serve_with(monkeypatch, WARM_UP + '''
 verify = verifying.verify
 def forking(*question):
   os.fork()
