@@ -57,6 +57,19 @@ def test_an_answer_that_used_its_cpu_time_is_not_asked_again(monkeypatch):
   assert sent == [question]
 
 
+def test_the_clock_of_a_verdict_ends_with_it():
+  script = '''
+import time
+from tepo_jax.grading import verifying
+assert verifying.verify('1', ('1.0',), 5) == (True, False)
+end = time.process_time() + 2 * verifying.CPU_S
+while time.process_time() < end:
+  pass
+'''
+  subprocess.run(
+      [sys.executable, '-c', script], cwd=_ROOT, timeout=100, check=True)
+
+
 def test_without_questions_no_worker_starts():
   asked = workers.Pool(2, 10, grader.VERIFYING)
   assert asked.ask([]) == ({}, 0)
