@@ -24,8 +24,9 @@ os.environ['XLA_FLAGS'] = (
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by mark
 def pytest_collection_modifyitems(items):
-  """Marks cases as long, and the long ones of whole runs as nightly; runs the
-  longest files first, so that parallel workers end together."""
+  """Marks cases as long, the long ones of whole runs as nightly, and what is
+  nightly as long; runs the longest files first, so that parallel workers end
+  together."""
   seen = set()
   for item in items:
     if item.get_closest_marker('long_after_first'):
@@ -44,6 +45,8 @@ def pytest_collection_modifyitems(items):
   for item in items:
     if item.path.name in nightly and item.get_closest_marker('long'):
       item.add_marker(pytest.mark.nightly)
+    if item.get_closest_marker('nightly'):
+      item.add_marker(pytest.mark.long)
   items.sort(key=lambda item: long.index(item.path.name)
              if item.path.name in long else len(long))
 

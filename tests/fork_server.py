@@ -34,9 +34,11 @@ def child(order):
   os.environ.update(order['environment'])
   sys.path[:0] = filter(None, os.environ.get('PYTHONPATH', '').split(':'))
   sys.argv[:] = ['tepo_jax', *order['arguments']]
+  if order['folder']:
+    os.chdir(order['folder'])
+    sys.path.insert(0, order['folder'])
   try:
-    runpy.run_module('tepo_jax.' + order['program'], run_name='__main__',
-                     alter_sys=True)
+    runpy.run_module(order['module'], run_name='__main__', alter_sys=True)
     status = 0
   except SystemExit as error:
     status = error.code or 0
@@ -71,17 +73,21 @@ class Server:
     self._process.stdin.close()
     self._process.wait()
 
-  def run(self, program, *arguments, status: int | None = None, **environment
+  def run(self, program, *arguments, status: int | None = None,
+          folder: pathlib.Path | None = None, **environment
           ) -> subprocess.CompletedProcess:
     """Status, stdout and stderr of one run from the repository's root.
 
-    status: which the run must end with; None: any.
+    status: which the run must end with; None: any. folder: of another program
+    than the package's, which runs there.
     """
-    with tempfile.TemporaryDirectory() as folder:
-      out, err = (pathlib.Path(folder) / name for name in ('out', 'err'))
+    with tempfile.TemporaryDirectory() as scratch:
+      out, err = (pathlib.Path(scratch) / name for name in ('out', 'err'))
       self._process.stdin.write(json.dumps({
-          'program': program, 'arguments': list(map(str, arguments)),
-          'environment': environment, 'out': str(out), 'err': str(err)}) + '\n')
+          'module': program if folder else f'tepo_jax.{program}',
+          'folder': folder and str(folder),
+          'arguments': list(map(str, arguments)), 'environment': environment,
+          'out': str(out), 'err': str(err)}) + '\n')
       self._process.stdin.flush()
       done = subprocess.CompletedProcess(
           arguments, int(self._process.stdout.readline()), out.read_text(),

@@ -172,11 +172,11 @@ def test_overrides_are_typed_and_saved(run):
     (('--config=config.py', '--workdir=w', '--step=13'),
      'error: step 13 is unlucky'),
 ])
-def test_bad_input_is_one_line_and_status_2(run, arguments, said):
+def test_bad_input_is_one_line_and_status_2(run, programs, arguments, said):
   (run.path / 'broken.py').write_text('def get_config():\n  x = 0\n  1 / x\n')
   (run.path / 'syntax.py').write_text('def get_config(:\n')
   (run.path / 'empty.py').write_text('')
-  done = run(*arguments)
+  done = programs.run('program', *arguments, folder=run.path)
   assert done.returncode == 2, done.stderr
   assert said in done.stderr
   assert done.stderr.startswith('program: error: ')
@@ -212,8 +212,9 @@ def test_a_limit_of_the_address_space_is_one_line(tmp_path):
     (16, 'out of device memory: RESOURCE_EXHAUSTED: Out of memory allocating'),
     (19, 'RESOURCE_EXHAUSTED: Error writing "w/checkpoints/x": No space left'),
     (20, 'out of host memory; a limit of the address space (ulimit -v)')])
-def test_errors_of_the_machine_are_one_line(run, step, said):
-  done = run('--config=config.py', '--workdir=w', f'--step={step}')
+def test_errors_of_the_machine_are_one_line(run, programs, step, said):
+  done = programs.run('program', '--config=config.py', '--workdir=w',
+                      f'--step={step}', folder=run.path)
   assert done.returncode == 1
   [line] = done.stderr.splitlines()
   assert line.startswith(f'program: error: {said}')

@@ -214,7 +214,7 @@ def test_an_interrupted_evaluation_resumes_to_the_same_results(
     programs, finished, tmp_path):
   """It is killed, then stopped by SIGTERM, and resumes after each."""
   whole, out = tmp_path / 'whole', tmp_path / 'interrupted'
-  arguments = (*EVALUATE, '--config.eval.limit=128', '--config.rollout.slots=4',
+  arguments = (*EVALUATE, '--config.eval.limit=64', '--config.rollout.slots=4',
                f'--checkpoint={finished[0]}')
   assert _interrupted(arguments, out, 0, signal.SIGKILL)[0] == -signal.SIGKILL
   with (out / 'samples.jsonl').open('a') as file:

@@ -130,12 +130,13 @@ def _two_updates(name, shape):
 
 @pytest.mark.long
 @pytest.mark.parametrize('name, shape', [
-    ('tepo', (1, 4, 1)), ('tepo', (1, 1, 4)), *((name, (1, 2, 2)) for name in (
-        'tepo', 'clip_cov', 'kl_cov')),
-    # These differ from the former only in functions of [B, T], which every
+    *((name, (1, 2, 2)) for name in ('tepo', 'clip_cov', 'kl_cov')),
+    # The others differ from these only in functions of [B, T], which every
     # device computes whole.
-    *(pytest.param(name, (1, 2, 2), marks=pytest.mark.nightly) for name in (
-        'grpo', 'gspo', 'cispo', 'entropy_advantage', 'gpg', 'kl_1e-3'))])
+    *(pytest.param(*case, marks=pytest.mark.nightly) for case in (
+        ('tepo', (1, 4, 1)), ('tepo', (1, 1, 4)), *((name, (1, 2, 2))
+         for name in ('grpo', 'gspo', 'cispo', 'entropy_advantage', 'gpg',
+                      'kl_1e-3'))))])
 def test_row_on_a_mesh(name, shape):
   want, want_metrics = _two_updates(name, (1, 1, 1))
   got, metrics = _two_updates(name, shape)

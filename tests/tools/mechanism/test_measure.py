@@ -101,6 +101,7 @@ def test_drift(lab, moved):
       found['weights']['sequence']['outside'][0])
 
 
+@pytest.mark.nightly
 def test_a_measurement_resumes_and_its_tables_need_only_the_file(
     lab, tmp_path, monkeypatch):
   monkeypatch.setattr(measure, 'COUNTS', (1, 2))

@@ -195,7 +195,9 @@ def _gathering(x_MD, w_LDF, w_LFD):
   return jax.lax.scan(layer, x_MD, (w_LDF, w_LFD))[0]
 
 
-@pytest.mark.parametrize('name, by_default', [('v5e:2x2', .5), ('v6e:2x2', 1)])
+@pytest.mark.parametrize('name, by_default', [
+    ('v5e:2x2', .5),
+    pytest.param('v6e:2x2', 1, marks=pytest.mark.nightly)])
 def test_weights_are_gathered_during_products(name, by_default):
   """At least those of each layer's second product, which nothing holds up; in
   this program the compiler's default does so too for a v5e."""

@@ -82,6 +82,7 @@ def _watch(monkeypatch, found):
       make_sampling(*a, **k), labels))
 
 
+@pytest.mark.nightly
 def test_memory_in_use_when_a_program_starts(tmp_path, monkeypatch):
   config = cli.load_config('configs/tiny.py:tepo')
   config.update_from_flattened_dict(CHANGES)

@@ -171,8 +171,9 @@ def test_a_brief_plan_counts_every_kind_of_program(plan):
 
 
 @pytest.mark.parametrize('name, size, heads', [
-    ('v5e:1x1', 64, 2), ('v5e:1x1', 128, 2), ('h100x1', 128, 1),
-    ('h100x1', 64, 2)])
+    ('v5e:1x1', 64, 2), ('h100x1', 128, 1), *(
+        pytest.param(*case, marks=pytest.mark.nightly) for case in (
+            ('v5e:1x1', 128, 2), ('h100x1', 64, 2)))])
 def test_decoding_copies_no_keys_and_pads_none(name, size, heads):
   """With head sizes of a TPU's vector register and less, and the form that XLA
   gives a GPU's program for a single head. A run is a chunk of steps."""

@@ -78,7 +78,7 @@ def test_a_damaged_map_is_refused(tmp_path, content):
     regimes.update(path, [])
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_map_of_a_run(tmp_path):
   model, run = tmp_path / 'base', tmp_path / 'grpo'
   programs.make_model(model)
