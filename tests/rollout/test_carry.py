@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from tepo_jax.rollout import carry
+from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.rollout import rectangle
 from tepo_jax.rollout import sampler as sampler_lib
 from tepo_jax.rollout import schedule
 from tepo_jax.rollout import shapes as shapes_lib
@@ -187,3 +189,35 @@ def test_no_more_than_may_be_in_hand_is_begun():
     world = World([MIXED], [(50, 50)], slots=64, chunk=7)
     (_, first), = world.steps(1, 'drop', wanted=3, max_versions=max_versions)
     assert first.cursor == 3 * (max_versions + 1)
+
+
+def test_groups_that_are_not_mixed_make_place_for_others():
+  """Of four prompts one is mixed: two groups need eight, and four may be in
+  hand."""
+  world = World([MIXED, WRONG, WRONG, RIGHT], slots=8)
+  (_, first), (_, second) = world.steps(2, wanted=2, max_versions=1)
+  assert _ids(first.groups) == [0, 4] and _ids(second.groups) == [8, 12]
+
+
+def test_samples_that_are_put_back_keep_what_they_had(monkeypatch):
+  """Three of one prompt, with other tokens each, all at once."""
+  world, calls = World([(1,) * 3], [(20, 20, 20)], slots=4), []
+
+  def lacking(_, slots):
+    calls.append(slots.live.sum())
+    return np.flatnonzero(slots.live).tolist() if len(calls) == 3 else []
+
+  monkeypatch.setattr(rectangle.Rectangle, 'lacking', lacking)
+  def drawn(j, count):
+    token_T = toy.token(7, j, np.arange(count))
+    return groups_lib.Drawn(token_T, -token_T / 7, np.full(count, 1))
+
+  requests = carry.Carried(7, 1, (drawn(0, 0), drawn(1, 5), drawn(2, 9))
+                           ).requests(world.prompt(7), 20)
+  stats = schedule.Stats()
+  done = [c for some in world.schedule.run(
+      None, groups_lib.Queue(requests), None, stats) for c in some]
+  assert stats.put_back == 3 == len(done)
+  for c in done:
+    np.testing.assert_array_equal(
+        c.token_T, toy.token(7, c.sample, np.arange(20)))
