@@ -71,13 +71,10 @@ def restored(extra: Mapping[str, Any]
 
 
 def forked(extra: Mapping[str, Any], is_same: bool) -> dict[str, Any]:
-  """The extra for a fork, which chooses its own sizes. `is_same`: whether it
-  samples as its parent, whose completions it then continues."""
-  kept = {name: value for name, value in extra.items()
-          if name not in (_CARRIED, _SIZES)}
-  if is_same and _CARRIED in extra:
-    kept |= {_CARRIED: extra[_CARRIED], _SIZES: None}
-  return kept
+  """The extra for a fork. `is_same`: whether it samples as its parent, whose
+  completions it then continues."""
+  return {name: value for name, value in extra.items()
+          if is_same or name not in (_CARRIED, _SIZES)}
 
 
 def of_shapes(config: ml_collections.ConfigDict, shapes: shapes_lib.Shapes

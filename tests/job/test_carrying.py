@@ -174,8 +174,8 @@ def test_a_fork_continues_what_was_in_flight_if_it_samples_alike(
   parent = fork.Parent(str(run), 2, True, '')
   with _opened(config, tmp_path / 'fork', parent) as trainer:
     saved, _ = _extra(run, 2)
-    assert carrying.saved(config, trainer.carried, None) == {
-        'carried': saved['carried'], 'sizes': None}
+    assert carrying.saved(config, trainer.carried, trainer.sizes) == {
+        name: saved[name] for name in ('carried', 'sizes')}
     oldest = trainer.carried[0].prompt_id
     trainer.rollout_step(processes.StopRequest())
     assert trainer.cursor > saved['cursor'] > oldest
