@@ -179,7 +179,7 @@ class Session:
               *([functools.partial(stopping.after_boxed, self.tokenizer)]
                 if stop_after_boxed else []),
               *([stopping.at_strings(self.tokenizer, settings.stop)]
-                if settings.stop else [])]), carries)
+                if settings.stop else [])]))
 
     return sampler_lib.GroupSampler(
         schedule=make_schedule, group_size=samples, max_tokens=max_tokens,

@@ -63,13 +63,13 @@ class Schedule:
 
   stop: None, or makes for each completion a function of its next tokens, which
     returns how many of them to keep if the completion stops there, else None.
-  carries: whether completions are carried: `Requests.stopped` takes those that
-    are not needed any more, and the key is of the seed alone.
+
+  Where completions are carried, `Requests.stopped` takes those that are not
+  needed any more, and the key is of the seed alone.
   """
   programs: shapes_lib.SamplingPrograms
   shapes: shapes_lib.Shapes
   stop: Callable[[], Callable[[np.ndarray], int | None]] | None = None
-  carries: bool = False
 
   def run(self, weights: Any, requests: groups_lib.Requests, key: jax.Array,
           stats: Stats | None = None
@@ -119,8 +119,7 @@ class _Run:
     self.weights, self.requests, self.key = weights, requests, key
     self.batches = collections.deque()  # of prompts to prefill, see `_batches`
     self.waiting = collections.deque()  # (prompts' cache, row, request, sample)
-    self.carries = schedule.carries
-    self.slots = engine.idle_slots(0, self.shapes.page, self.carries)
+    self.slots = engine.idle_slots(0, self.shapes.page, self.shapes.carries)
     self.work = []  # the _Sample of each slot; of a free one the last, or None
     self.store = (paging.Paging if self.shapes.page else rectangle.Rectangle)(
         self.programs, self.shapes)
@@ -152,7 +151,7 @@ class _Run:
     wanted = self.requests.wanted
     for slot in np.flatnonzero(self.slots.live):
       self.slots.live[slot] = wanted(self.work[slot].request.prompt_id)
-      if self.carries and not self.slots.live[slot]:
+      if self.shapes.carries and not self.slots.live[slot]:
         self.requests.stopped(self.work[slot].completion(ended=False))
     self.waiting = collections.deque(
         sample for sample in self.waiting if wanted(sample[2].prompt_id))
@@ -217,7 +216,8 @@ class _Run:
       return
     shards, kept = order_SN.shape
     if not self.work:
-      self.slots = engine.idle_slots(count, self.shapes.page, self.carries)
+      self.slots = engine.idle_slots(
+          count, self.shapes.page, self.shapes.carries)
       self.work = [None] * count
       return
     slot_SM = np.pad(order_SN, ((0, 0), (0, count // shards - kept)))
@@ -311,7 +311,7 @@ class _Run:
       slots.given_NY[slot, -len(tokens):] = tokens[-self.shapes.page:]
     self.work[slot] = work = _Sample(
         request, sample, None if self.stop is None else self.stop())
-    if self.carries:
+    if self.shapes.carries:
       slots.born[slot], slots.drawn[slot] = request.born, 0
     if request.drawn is not None:
       slots.drawn[slot] = len(request.drawn.token_T)

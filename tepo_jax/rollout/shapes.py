@@ -23,6 +23,7 @@ class Shapes:
   than slots, spare columns, to avoid compacting at every step.
   chunk: maximum decode steps per host sync. shards: N and Q are its multiples.
   page: Y, columns of a page; 0: the cache is a rectangle. pages: X of a shard.
+  carries: whether completions are carried (`carry`).
   """
   slots: tuple[int, ...]
   prompts: tuple[int, ...]
@@ -31,6 +32,7 @@ class Shapes:
   shards: int = 1
   page: int = 0
   pages: int = 0
+  carries: bool = False
 
   @property
   def refill(self) -> int:
@@ -79,7 +81,7 @@ def make(*, slots: int, work: int, prompt_tokens: int, max_tokens: int,
   return Shapes(
       slots=_halves(slots, max(8, shards), 4, shards),
       prompts=prompts, columns=_widths(longest + spare),
-      chunk=chunk, shards=shards)
+      chunk=chunk, shards=shards, carries=carries)
 
 
 def _halves(largest, least, count, multiple=1):

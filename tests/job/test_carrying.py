@@ -3,6 +3,7 @@
 Axes: T tokens of a completion.
 """
 
+import collections
 import contextlib
 import dataclasses
 import json
@@ -21,9 +22,12 @@ from tepo_jax.job import session as session_lib
 from tepo_jax.job import trainer as trainer_lib
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import dump
+from tepo_jax.rollout import schedule
 from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import processes
+from tepo_jax.tools import streaming
+from tepo_jax.tools.plan import traffic
 from tests import runs
 
 STEPS, T, V = 5, 24, 2
@@ -147,6 +151,30 @@ def test_metrics_are_those_of_the_dumped_tokens(run):
     assert record['sampling/tokens_discarded'] == 0
     assert record['groups_trained'] == 4 and record['behaviour_ess'] > 0.5
   assert max(r['carry/age_max'] for r in runs.records(run)) == V
+
+
+@pytest.mark.long
+def test_the_planners_replay_ages_as_the_run(run, model):
+  """From the lengths of the run's completions alone, each step trains on tokens
+  of the same age. (What is still in flight is longer than it is.)"""
+  length_QG = np.full((64, 3), T)
+  for rows in _lines(run).values():
+    for row in rows:
+      length_QG[row['cursor'], row['sample']] = row['tokens']
+  config = _config(model)
+  with session_lib.open_folder(config, model) as session:
+    shapes = session.sampler(
+        prompts=4, samples=3, max_tokens=T, decoding=draw.Decoding(),
+        carries=True).schedule().shapes
+  known = streaming.Table(
+      np.zeros(9, np.int32), length_QG, np.ones((64, 3), bool), T)
+  programs = traffic.counting(
+      known, shapes, collections.Counter(), collections.Counter(), [])
+  ages = [age_T.mean() for age_T in streaming.carried(
+      schedule.Schedule(programs, shapes), known, 4, 'off', V, STEPS)]
+  measured = [record['carry/age_mean'] for record in runs.records(run)]
+  np.testing.assert_allclose(ages, measured, rtol=0.1)
+  assert max(ages) > 0.5
 
 
 @pytest.mark.long

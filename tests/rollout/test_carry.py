@@ -41,7 +41,7 @@ class World(test_selection.World):
         dataclasses.replace(programs, decode=decode), shapes_lib.make(
             slots=slots, work=10**6, prompt_tokens=9,
             max_tokens=max(map(max, lengths)), chunk=chunk, shards=1,
-            carries=True), carries=True)
+            carries=True))
 
   def steps(self, count, mode='refill', *, wanted, max_versions, cursor=0,
             max_batches=99):

@@ -293,13 +293,12 @@ def test_completions_that_are_continued_are_those_drawn_at_once(
   engine = make_engine(
       MODEL, params, prompts=(8, 14, 14 + T),
       columns=(14 + T if page else 64,), page=page,
-      pages=page and max(least, pages), **options)
+      pages=page and max(least, pages), carries=True, **options)
   stats = schedule.Stats()
-  got = {(c.request.prompt_id, c.sample): c for some in dataclasses.replace(
-      engine.schedule, carries=True).run(
-          engine.weights, groups_lib.Queue([
-              request for each, p in zip(carried, prompts)
-              for request in each.requests(p, T)]), key, stats) for c in some}
+  got = {(c.request.prompt_id, c.sample): c for some in engine.schedule.run(
+      engine.weights, groups_lib.Queue([
+          request for each, p in zip(carried, prompts)
+          for request in each.requests(p, T)]), key, stats) for c in some}
   assert got.keys() == want.keys()
   for name, completion in got.items():
     np.testing.assert_array_equal(completion.token_T, want[name].token_T)
