@@ -26,15 +26,18 @@ RIGHT, WRONG, MIXED = (1, 1), (0, 0), (0, 1)
 
 class World(test_selection.World):
   """The same where completions are carried. born: of each slot that was live,
-  (prompt, sample, step that began it)."""
+  (prompt, sample, step that began it). decoded: the live prompts of each chunk.
+  """
 
   def __init__(self, verdicts, lengths=((1, 1),), *, slots=4, chunk=3):
     super().__init__(verdicts, lengths)
     programs, self.born = toy.programs(self.length), set()
+    self.decoded = []
 
     def decode(_, cache, slots, *rest):
       self.born |= set(zip(*(x[slots.live].tolist() for x in (
           slots.prompt_id, slots.sample, slots.born))))
+      self.decoded.append(slots.prompt_id[slots.live].tolist())
       return programs.decode(_, cache, slots, *rest)
 
     self.schedule = schedule.Schedule(
@@ -44,7 +47,7 @@ class World(test_selection.World):
             carries=True))
 
   def steps(self, count, mode='refill', *, wanted, max_versions, cursor=0,
-            max_batches=99):
+            max_batches=99, rewards=reward_functions(), **settings):
     """Yields (step, its rollout) as a run would make them."""
     carried = ()
     for step in range(1, count + 1):
@@ -52,7 +55,7 @@ class World(test_selection.World):
           None, self.prompt, carry.Selection(
               step=step, max_versions=max_versions, carried=carried,
               cursor=cursor, wanted=wanted, group_size=self.size, mode=mode,
-              max_batches=max_batches), None, reward_functions())
+              max_batches=max_batches, **settings), None, rewards)
       yield step, rollout
       cursor = rollout.cursor
       # As a checkpoint would hold it.
@@ -221,3 +224,91 @@ def test_samples_that_are_put_back_keep_what_they_had(monkeypatch):
   for c in done:
     np.testing.assert_array_equal(
         c.token_T, toy.token(7, c.sample, np.arange(20)))
+
+
+class _Pool:
+  """Rewards completions by their length, and notes the prompts."""
+
+  def __init__(self):
+    self.prompts = []
+
+  def ask(self, questions):
+    self.prompts += [int(q[1][0].split()[0]) for q in questions]
+    return {q: (list(map(float, q[3])), False) for q in questions}, 0
+
+
+@pytest.mark.parametrize('mode, mixed, wanted', [
+    ('off', 'verdicts', [[0, 1], [2, 3], [4, 5]]),
+    ('refill', 'reward', [[0, 2], [4, 6], [8, 10]])])
+def test_rewards_are_those_of_the_step_that_trains_on_a_group(
+    monkeypatch, mode, mixed, wanted):
+  """More groups end in a step than it trains on. With 'refill' only those of
+  even prompts have rewards that differ."""
+  rewards, pool = reward_functions({'accuracy': 1.0, 'lengths': 0.5}), _Pool()
+  monkeypatch.setattr(rewards, '_pool', pool)
+  world = World([RIGHT], [(4, 2), (3, 3)], slots=16, chunk=4)
+  surplus = 0
+  for (_, rollout), ids in zip(world.steps(
+      3, mode, wanted=2, max_versions=2, rewards=rewards, mixed=mixed), wanted):
+    assert _ids(rollout.groups) == ids
+    surplus += len(rollout.carried)
+    for n, group in enumerate(rollout.completed):
+      np.testing.assert_array_equal(
+          rollout.rewards.reward_NG[n], 1 + group.length_G / 2)
+  assert surplus > 0 and set(pool.prompts) >= set(sum(wanted, []))
+
+
+def _schedule(decoded, stop=None, **sizes):
+  """A schedule of completions of 20 tokens; notes the live prompts."""
+  programs = toy.programs(lambda *_: 20)
+
+  def decode(_, cache, slots, *rest):
+    decoded.append(slots.prompt_id[slots.live].tolist())
+    return programs.decode(_, cache, slots, *rest)
+
+  return schedule.Schedule(
+      dataclasses.replace(programs, decode=decode), shapes_lib.make(
+          work=10**6, max_tokens=20, chunk=4, shards=1, carries=True, **sizes),
+      stop)
+
+
+def test_what_is_carried_comes_before_wider_prompts_of_the_step():
+  decoded = []
+  requests = [groups_lib.Request((1,) * width, prompt_id, [20], None, born)
+              for prompt_id, width, born in ((3, 5, 1), (7, 60, 2))]
+  for _ in _schedule(decoded, slots=1, prompt_tokens=64).run(
+      None, groups_lib.Queue(requests), None):
+    pass
+  assert decoded == 5 * [[3]] + 5 * [[7]]
+
+
+def test_a_step_begins_with_what_was_carried_to_it():
+  """A group has both slots; the next has begun when the verdicts end a step."""
+  world, before = World([MIXED], [(9, 9)], slots=2, chunk=2), 0
+  for step, rollout in world.steps(3, 'off', wanted=1, max_versions=1):
+    assert world.decoded[before] == 2 * [step - 1]
+    assert _ids(rollout.completed) == [step - 1]
+    assert [each.prompt_id for each in rollout.carried] == [step]
+    before = len(world.decoded)
+
+
+def test_a_stop_sees_the_tokens_of_earlier_steps():
+  """It stops after twelve tokens, nine of which were there."""
+  def stop():
+    count = 0
+
+    def feed(token_T):
+      nonlocal count
+      before, count = count, count + len(token_T)
+      return 12 - before if count >= 12 else None
+
+    return feed
+
+  token_T = toy.token(3, 0, np.arange(9))
+  request, = carry.Carried(3, 1, (groups_lib.Drawn(
+      token_T, -token_T / 7, np.full(9, 1)),)).requests(
+          groups_lib.Prompt(None, (1, 2), 3), 20)
+  done, = (c for some in _schedule([], stop, slots=1, prompt_tokens=9).run(
+      None, groups_lib.Queue([request]), None) for c in some)
+  np.testing.assert_array_equal(done.token_T, toy.token(3, 0, np.arange(12)))
+  assert done.ended
