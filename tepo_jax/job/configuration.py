@@ -183,9 +183,9 @@ def _check_geometry(config):
       and config.train.behaviour.weight == 'off'):
     raise errors.InputError(
         f'config.rollout.carry.max_versions='
-        f'{config.rollout.carry.max_versions}: earlier policies than π_old then '
-        'drew some of the tokens; set config.train.behaviour.weight=token, '
-        'which corrects for that')
+        f'{config.rollout.carry.max_versions}: earlier policies than π_old '
+        'then drew some of the tokens; set config.train.behaviour.weight='
+        'token, which corrects for that')
   if config.rollout.overlong_buffer > config.rollout.max_tokens:
     raise errors.InputError(
         f'config.rollout.overlong_buffer={config.rollout.overlong_buffer} is '

@@ -25,7 +25,8 @@ A step trains on the oldest R complete groups: with 'refill', on those that are
 mixed; with 'drop' and 'off', these are its groups. With 'refill', groups that
 are complete and not mixed are left out, as always. Complete groups that are not
 needed yet are carried like the others: as no group is lost for its length,
-short and long ones are trained on alike. Their texts are graded again.
+short and long ones are trained on alike. Their texts are graded again. A step
+that finds fewer than R mixed groups leaves nothing in flight.
 
 Axes: G samples of a prompt · T tokens of a completion.
 """

@@ -3,8 +3,8 @@
 They run the sampler's own schedule; a table says how long each completion is,
 and whether it is correct. `stream` is what training does. `batches` is what it
 is compared with: it samples R prompts at a time, each batch to its last token,
-until it has R mixed groups. Both end with the same groups. `carried` makes several
-steps, each of which continues what the one before has left.
+until it has R mixed groups. Both end with the same groups. `carried` makes
+several steps, each of which continues what the one before has left.
 
 Axes: Q prompts · G samples of a prompt.
 """
