@@ -93,6 +93,8 @@ class Selection(selection_lib.Selection):
     step: the rollout step. carried: the groups it begins with, in data order.
   """
 
+  step: int
+
   def __init__(self, *, step: int, max_versions: int,
                carried: Sequence[Carried], cursor: int, wanted: int,
                group_size: int, mode: str, max_batches: int, **settings: Any):
