@@ -50,7 +50,9 @@ def to_batch(groups: Sequence[groups_lib.Group], reward_B: np.ndarray, *,
       mask_BT=mask_BT.astype(np.float32),
       advantage_B=advantages(groups, reward_B, mask_BT, estimator, truncated),
       old_logp_BT=zeros_BT, old_entropy_BT=zeros_BT,
-      sampler_logp_BT=stacked([g.logp_GT for g in groups]))
+      sampler_logp_BT=stacked([g.logp_GT for g in groups]),
+      version_BT=None if groups[0].version_GT is None else stacked(
+          [g.version_GT for g in groups]))
 
 
 def advantages(groups: Sequence[groups_lib.Group], reward_B: np.ndarray,

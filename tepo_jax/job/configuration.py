@@ -179,6 +179,13 @@ def _check_geometry(config):
     raise errors.InputError(
         'config.rollout.weights=int8: the sampler\'s policy is then not π_old; '
         'set config.train.behaviour.weight=token, which corrects for that')
+  if (config.rollout.carry.max_versions
+      and config.train.behaviour.weight == 'off'):
+    raise errors.InputError(
+        f'config.rollout.carry.max_versions='
+        f'{config.rollout.carry.max_versions}: earlier policies than π_old '
+        'then drew some of the tokens; set config.train.behaviour.weight='
+        'token, which corrects for that')
   if config.rollout.overlong_buffer > config.rollout.max_tokens:
     raise errors.InputError(
         f'config.rollout.overlong_buffer={config.rollout.overlong_buffer} is '

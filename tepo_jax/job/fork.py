@@ -17,6 +17,7 @@ import ml_collections
 
 from configs import fields as fields_lib
 from tepo_jax import errors
+from tepo_jax.job import carrying
 from tepo_jax.job import configuration
 from tepo_jax.job import learner as learner_lib
 from tepo_jax.job import programs as programs_lib
@@ -173,9 +174,10 @@ def restore(parent: Parent, learner: learner_lib.Learner
   """(step, state, extra) of the parent's checkpoint, as of a run's own.
 
   The position in the data is the parent's if the data is, and the number of
-  steps left out in a row if all that decides it is. A reference policy that the
-  parent does not have is the policy at the fork. Records of the step that the
-  parent has yet to write stay the parent's.
+  steps left out in a row if all that decides it is. Completions in flight
+  are continued if the data and `rollout` are the parent's. A reference policy
+  that the parent does not have is the policy at the fork. Records of the step
+  that the parent has yet to write stay the parent's.
 
   Raises:
     errors.InputError: the checkpoint is gone, or is of another model folder or
@@ -198,6 +200,8 @@ def restore(parent: Parent, learner: learner_lib.Learner
     state = programs.init_state(params).replace(reference=None)
   state = state.replace(reference=_reference(
       programs, state.params, theirs, parents.compute.dtype))
+  extra = carrying.forked(
+      extra, _is_same(learner.config, parents, 'data', 'rollout'))
   return parent.step, state, extra | {
       'unrecorded': None,
       'began': {'step': parent.step,

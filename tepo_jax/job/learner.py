@@ -178,7 +178,7 @@ class Learner:
       # where behaviour weights or a penalty in the reward need ℓ° first.
       history = [self.make_update(scored, index)
                  for index in range(scored.updates)]
-      scalars = self._compare(scored)
+      scalars = self._compare(scored, step)
     with self.session.timers('update'):
       history = mesh_lib.to_host(history)
     for outcome in history:
@@ -334,7 +334,7 @@ class Learner:
         scored.old_logp_BT(), scored.batch.sampler_logp_BT,
         scored.batch.mask_BT, **self.config.train.behaviour))
 
-  def _compare(self, scored):
+  def _compare(self, scored, step):
     """Metrics of the packing, and of the sampler's log-probabilities compared
     with the trainer's.
 
@@ -343,15 +343,21 @@ class Learner:
     """
     settings, batch = self.config.train.behaviour, scored.batch
     arrays = scored.old_logp_BT(), batch.sampler_logp_BT, batch.mask_BT
-    return self._gap(*arrays) | behaviour.metrics(
+    return self._gap(step, batch.version_BT, *arrays) | behaviour.metrics(
         behaviour.weights(*arrays, **settings), *arrays,
         weight=settings.weight, cap=settings.cap) | {
             'padding_share': np.mean(batch.position_BS < 0),
             'packing_efficiency': scored.efficiency}
 
-  def _gap(self, old_logp_BT, sampler_logp_BT, mask_BT):
-    """|log π| gap of the sampler and the trainer, in nats."""
-    gaps = np.abs(sampler_logp_BT - old_logp_BT)[mask_BT > 0]
+  def _gap(self, step, version_BT, old_logp_BT, sampler_logp_BT, mask_BT):
+    """|log π| gap of the sampler and the trainer, in nats; of carried
+    completions, only where π_old itself drew the token."""
+    valid_BT = mask_BT > 0
+    if version_BT is not None:
+      valid_BT &= version_BT == step
+      if not valid_BT.any():
+        return {}
+    gaps = np.abs(sampler_logp_BT - old_logp_BT)[valid_BT]
     limit = self.config.rollout.logp_gap_limit
     if not gaps.mean() <= limit:
       raise errors.RunError(

@@ -23,6 +23,7 @@ from tepo_jax.data import datasets
 from tepo_jax.data import problem as problem_lib
 from tepo_jax.data import prompts
 from tepo_jax.job import base_model
+from tepo_jax.job import carrying
 from tepo_jax.job import configuration
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
@@ -148,21 +149,27 @@ class Session:
             for index, (problem, ids) in enumerate(found.short)]
 
   def sampler(self, *, prompts: int, samples: int, max_tokens: int,
-              decoding: draw.Decoding, stop_after_boxed: bool = False
+              decoding: draw.Decoding, stop_after_boxed: bool = False,
+              carries: bool = False, sizes: carrying.Sizes | None = None
               ) -> sampler_lib.GroupSampler:
     """Makes a sampler for calls with up to `prompts` prompts. Its first call
     sizes the slots, by `config.rollout.slots` or the memory that is then free.
+
+    carries: whether completions are carried. sizes: of the run so far, which
+    are kept if neither the config nor the mesh has changed them.
     """
     settings = self.config.rollout
 
     @functools.cache
     def make_schedule():
       decoding_on = self.decoding()
+      known = carrying.kept(sizes, settings, decoding_on[1])
       shapes = slots_lib.sampling_shapes(
-          *decoding_on, cache=settings.cache, wanted=settings.slots,
+          *decoding_on, cache=settings.cache,
+          wanted=known.slots if known else settings.slots,
           work=prompts * samples, max_tokens=max_tokens,
           prompt_tokens=self.config.data.max_prompt_tokens,
-          chunk=settings.chunk)
+          chunk=settings.chunk, carries=carries, pages=known and known.pages)
       memory_lib.check_cache(*decoding_on, shapes)
       return schedule.Schedule(
           sampling_lib.maker(settings.cache)(

@@ -36,7 +36,8 @@ _MEAN_SHARE = 1 / 4
 def sampling_shapes(
     model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *, cache: str,
     wanted: int | None, work: int, prompt_tokens: int, max_tokens: int,
-    chunk: int) -> shapes_lib.Shapes:
+    chunk: int, carries: bool = False, pages: int | None = None
+    ) -> shapes_lib.Shapes:
   """The shapes of sampling with `wanted` slots, or with as many as fit.
 
   Call it once the weights are on the devices: it reads the free memory.
@@ -45,16 +46,20 @@ def sampling_shapes(
     cache: config.rollout.cache.
     wanted: slots; None: one per completion, or as many as fit.
     work: completions to sample.
-    prompt_tokens, max_tokens, chunk: P, T and C.
+    prompt_tokens, max_tokens, chunk, carries: of `shapes.make`.
+    pages: those of a run that had `wanted` slots before, which need not be
+      found to fit again.
 
   Raises:
     errors.InputError: not one slot, or not `wanted` slots, fit; with the sizes.
   """
-  free, sizes = mesh_lib.free_bytes(), dict(
-      work=work, prompt_tokens=prompt_tokens, max_tokens=max_tokens,
-      chunk=chunk)
+  free = None if pages is not None else mesh_lib.free_bytes()
+  sizes = dict(work=work, prompt_tokens=prompt_tokens, max_tokens=max_tokens,
+               chunk=chunk, carries=carries)
   if cache == 'pages':
     shapes = paged_shapes(model, mesh, wanted=wanted, free=free, **sizes)
+    if pages is not None:
+      return dataclasses.replace(shapes, pages=pages)
     _warn_of_few(shapes)
     return shapes
   shapes_with = functools.partial(
@@ -78,7 +83,8 @@ def sampling_shapes(
 def paged_shapes(
     model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
     wanted: int | None, work: int, prompt_tokens: int, max_tokens: int,
-    chunk: int, free: float | None) -> shapes_lib.Shapes:
+    chunk: int, free: float | None, carries: bool = False
+    ) -> shapes_lib.Shapes:
   """`sampling_shapes` of a cache of pages, which take all of their share of the
   `free` bytes of a device that they can need; None: all that they can need.
 
@@ -96,7 +102,7 @@ def paged_shapes(
     """The kernel reads what is alive: it needs no narrower tables."""
     shapes = shapes_lib.make(
         slots=slots * shards, work=slots * shards, prompt_tokens=prompt_tokens,
-        max_tokens=max_tokens, chunk=chunk, shards=shards)
+        max_tokens=max_tokens, chunk=chunk, shards=shards, carries=carries)
     columns = shapes.columns[-1:] if kernel else shapes.columns
     return dataclasses.replace(shapes, columns=columns, page=_PAGE, pages=pages)
 

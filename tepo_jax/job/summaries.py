@@ -57,12 +57,19 @@ def rollout_metrics(rollout: sampler.Rollout) -> dict[str, float]:
           for name, part_NG in rewards.parts.items()}
 
 
+def first_sample(rollout: sampler.Rollout) -> tuple[str, str]:
+  """The verdict on the first completion of a step, and its text."""
+  first = rollout.sampled[0]
+  return 'correct' if first.accuracy_G[0] else 'wrong', first.text_G[0]
+
+
 def set_metrics(rollout: sampler.Rollout, prompts: groups_lib.Mixture
                 ) -> dict[str, float]:
   """As `rollout_metrics`, of each set of `prompts`: 'data/NAME/…'.
 
-  NAME is by `datasets.short_names`. Every set has groups: a step samples at
-  least a period of the interleaving (`configuration.check`).
+  NAME is by `datasets.short_names`. Every set has groups, as a step samples at
+  least a period of the interleaving (`configuration.check`), unless completions
+  are carried: a set without any is left out.
   """
   def sets_of(groups):
     return [prompts.name(group.prompt.prompt_id) for group in groups]
@@ -72,6 +79,8 @@ def set_metrics(rollout: sampler.Rollout, prompts: groups_lib.Mixture
   for short, name in zip(datasets.short_names(list(prompts.sets)),
                          prompts.sets):
     indices = [n for n, each in enumerate(sampled) if each == name]
+    if not indices:
+      continue
     groups = [rollout.sampled[n] for n in indices]
     found |= {f'data/{short}/{metric}': value for metric, value in {
         'reward': rollout.rewards.reward_NG[indices].mean(),

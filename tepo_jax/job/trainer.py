@@ -11,6 +11,7 @@ import jax
 import ml_collections
 
 from tepo_jax import errors
+from tepo_jax.job import carrying
 from tepo_jax.job import evaluation
 from tepo_jax.job import fork
 from tepo_jax.job import learner as learner_lib
@@ -25,7 +26,6 @@ from tepo_jax.rollout import draw
 from tepo_jax.rollout import dump
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import sampler as sampler_lib
-from tepo_jax.rollout import selection
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import files
 from tepo_jax.runtime import host
@@ -49,13 +49,14 @@ class _Records:
 
 
 class Trainer:
-  """One run. Its state is learner, step, cursor, unrecorded, left_out_in_a_row,
-  and the config.
+  """One run. Its state is learner, step, cursor, carried, unrecorded,
+  left_out_in_a_row, and the config.
 
   Attributes:
     learner: holds the policy.
     step: rollout steps done.
     cursor: position in the data order.
+    carried, sizes: see `carrying`; the sizes are None until it has sampled.
     unrecorded: metrics of the last step until its evaluation is done, or None.
     left_out_in_a_row: the last steps that found too few mixed groups.
     began: 'step' and 'updates' that were done when the run began; of a fork,
@@ -68,9 +69,9 @@ class Trainer:
                session: session_lib.Session):
     """Reads and checks everything that a run needs; writes nothing."""
     self.config, self.session = config, session
-    rollout = config.rollout
     self.learner = learner_lib.Learner(config, session)
     self.step, self.cursor, self.left_out_in_a_row = 0, 0, 0
+    self.carried, self.sizes = (), None
     self.began = {'step': 0, 'updates': 0}
     self.unrecorded: dict[str, float] | None = None
     self.records: _Records | None = None
@@ -78,10 +79,6 @@ class Trainer:
     self.prompts = session.training_prompts()
     for prompts in self.prompts.sets.values():
       self._try_rewards(prompts[0].problem)
-    self.sampler = session.sampler(
-        prompts=rollout.prompts, samples=rollout.samples,
-        max_tokens=rollout.max_tokens,
-        decoding=draw.Decoding(rollout.temperature))
     self.evaluations = evaluation.prepare(session) if config.eval.period else []
     self.texts = texts.prepare(session) if config.eval.period else []
     evaluation.check_published(
@@ -114,6 +111,12 @@ class Trainer:
                        self.config.to_dict())
         if processes.is_first() else metrics.NoWriter())
     self._restore(parent)
+    rollout = self.config.rollout
+    self.sampler = self.session.sampler(
+        prompts=rollout.prompts, samples=rollout.samples,
+        max_tokens=rollout.max_tokens,
+        decoding=draw.Decoding(rollout.temperature),
+        carries=carrying.is_on(self.config), sizes=self.sizes)
     if processes.is_first():
       host.record(workdir, self.step,
                   {'parameters': self.session.parameters(),
@@ -141,6 +144,7 @@ class Trainer:
       return
     self.step, learner.state, extra = saved
     self.cursor, self.unrecorded = extra['cursor'], extra['unrecorded']
+    self.carried, self.sizes = carrying.restored(extra)
     self.left_out_in_a_row = extra['left_out_in_a_row']
     self.began = extra['began']
     learner.skipped_in_a_row = extra['skipped_in_a_row']
@@ -239,15 +243,11 @@ class Trainer:
     self.background.shutdown()
     self.records.close()
 
-  @contextlib.contextmanager
   def _traced(self):
     """A profiler trace of the next step, if the config asks for one."""
     if self.step + 1 not in self.config.profile.steps:
-      yield
-      return
-    with files.local_folder(self.records.workdir / 'profile') as folder:
-      with jax.profiler.trace(folder):
-        yield
+      return contextlib.nullcontext()
+    return host.traced(self.records.workdir / 'profile')
 
   def _save(self, score):
     self._saved = time.monotonic()
@@ -261,7 +261,8 @@ class Trainer:
           'left_out_in_a_row': self.left_out_in_a_row, 'began': self.began,
           'config_digest': run_folder.digest(self.config),
           'remat': self.learner.programs.model.remat,
-          'stands_on': self.stands_on}, score, unpadded)
+          'stands_on': self.stands_on} | carrying.saved(
+              self.config, self.carried, self.sizes), score, unpadded)
       if jax.default_backend() == 'cpu':  # whose memory an update needs too
         self.records.checkpointer.wait()
 
@@ -285,15 +286,17 @@ class Trainer:
     self.progress.phase(
         f'sampling {settings.prompts} × {settings.samples} completions')
     rollout, weight_bytes = self._collect(step, stop)
-    self.cursor = rollout.cursor
-    first = rollout.sampled[0]
-    self.progress.sample('correct' if first.accuracy_G[0] else 'wrong',
-                         first.text_G[0])
+    self.cursor, self.carried = rollout.cursor, rollout.carried
+    self.progress.sample(*summaries.first_sample(rollout))
     dumped = self.background.submit(
         self._dump, step, rollout, self.config.dump.period)
     scalars = summaries.rollout_metrics(rollout) | summaries.sampling_metrics(
         rollout) | {'sampling/weight_bytes': weight_bytes,
                     'left_out_in_a_row': self.left_out_in_a_row}
+    if carrying.is_on(self.config):
+      scalars |= carrying.metrics(rollout, step)
+      self.sizes = carrying.of_shapes(
+          self.config, self.sampler.schedule().shapes)
     if len(self.prompts.sets) > 1:
       scalars |= summaries.set_metrics(rollout, self.prompts)
     self.learner.renew_reference(step)
@@ -337,16 +340,13 @@ class Trainer:
     with self.session.timers('reshard'):
       params = jax.block_until_ready(
           self.learner.programs.to_decode(self.learner.policy()))
-    key = jax.random.fold_in(
-        programs_lib.stream(self.config.seed, 'rollout'), step)
-
+    key = programs_lib.stream(self.config.seed, 'rollout')
+    if not carrying.is_on(self.config):
+      key = jax.random.fold_in(key, step)
     try:
       rollout = self.sampler.select(
-          params, self.prompts.prompt, selection.Selection(
-              cursor=self.cursor, wanted=settings.prompts,
-              group_size=settings.samples, mode=settings.dynamic_sampling,
-              max_batches=settings.max_generation_batches,
-              mixed=settings.mixed, truncated=settings.truncated), key,
+          params, self.prompts.prompt, carrying.selection(
+              self.config, step, self.cursor, self.carried), key,
           self.session.rewards, stop.check)
       self.left_out_in_a_row = 0
     except groups_lib.NonFiniteError as error:

@@ -29,6 +29,8 @@ class Batch:
   behaviour_BT: float32 behaviour weights (`behaviour`); None if they are off.
   reference_logp_BT: of a reference policy; None in a run, which scores
     minibatches.
+  version_BT: int32, the rollout step that drew each token; None unless
+    completions are carried.
   """
   token_BS: np.ndarray
   position_BS: np.ndarray
@@ -39,6 +41,7 @@ class Batch:
   sampler_logp_BT: np.ndarray
   behaviour_BT: np.ndarray | None = None
   reference_logp_BT: np.ndarray | None = None
+  version_BT: np.ndarray | None = None
 
 
 @flax.struct.dataclass

@@ -20,6 +20,8 @@ reads them, and `to_groups` restores the groups.
   trained         true if the group was trained on
   prompt_ids, token_ids   int32 lists, without padding
   sampler_logp    the sampler's log-probability of each token, nats
+  versions        only where completions are carried: the rollout step that drew
+                  each token
 
 Every number is written so that it reads back to the same float32.
 Axes: B completions · G samples of a prompt · T tokens of a completion.
@@ -56,6 +58,7 @@ _SCHEMA = pyarrow.schema({
     'sampler_logp': pyarrow.list_(_FLOAT)})
 FIELDS = _SCHEMA.names
 PART = 'reward/'  # begins the columns of reward functions
+_VERSIONS = 'versions'
 
 
 def records(step: int, rollout: sampler.Rollout, name: Callable[[int], str],
@@ -90,7 +93,9 @@ def _record(group, j, name, style):
       'tokens': length, 'truncated': not group.ended_G[j],
       'prompt_ids': list(map(int, group.prompt.token_ids)),
       'token_ids': group.token_GT[j, :length].tolist(),
-      'sampler_logp': [float(str(x)) for x in group.logp_GT[j, :length]]}
+      'sampler_logp': [float(str(x)) for x in group.logp_GT[j, :length]]} | (
+          {} if group.version_GT is None else
+          {_VERSIONS: group.version_GT[j, :length].tolist()})
 
 
 def write(directory: files.Path, step: int, lines: list[dict], form: str
@@ -102,19 +107,21 @@ def write(directory: files.Path, step: int, lines: list[dict], form: str
   with files.replacing(path) as temporary:
     if form == 'parquet':
       schema = pyarrow.schema([*_SCHEMA, *(
-          pyarrow.field(name, _FLOAT) for name in _parts(lines[0]))])
+          pyarrow.field(name, pyarrow.list_(_INT) if name == _VERSIONS
+                        else _FLOAT) for name in _further(lines[0]))])
       parquet.write_table(pyarrow.Table.from_pylist(lines, schema), temporary)
     else:
       with temporary.open('w', encoding='utf-8') as file:
-        names = [*FIELDS, *_parts(lines[0])]
+        names = [*FIELDS, *_further(lines[0])]
         file.writelines(json.dumps({k: line[k] for k in names}) + '\n'
                         for line in lines)
   _bound(directory, path)
 
 
-def _parts(line):
-  """The columns of reward functions."""
-  return [name for name in line if name.startswith(PART)]
+def _further(line):
+  """The columns of reward functions, and the versions, if there are any."""
+  return [name for name in line
+          if name.startswith(PART) or name == _VERSIONS]
 
 
 def _bound(directory, newest):
@@ -198,7 +205,8 @@ def _group(members, length):
       length_G=np.array([m['tokens'] for m in members], np.int32),
       ended_G=np.array([not m['truncated'] for m in members]),
       text_G=tuple(m['completion'] for m in members),
-      accuracy_G=np.array([m['correct'] for m in members], np.float32))
+      accuracy_G=np.array([m['correct'] for m in members], np.float32),
+      version_GT=padded(_VERSIONS, np.int32) if _VERSIONS in first else None)
 
 
 def _some(found):

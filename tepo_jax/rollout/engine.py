@@ -35,6 +35,9 @@ class Slots(flax.struct.PyTreeNode):
   continue.
   given_NY: only with pages: the last tokens of the prompt, right-aligned. A
   slot of length -n takes n of them as if it had drawn them.
+  born, drawn: only where completions are carried: the rollout step, which
+  selects the random numbers too, and how many of the `start` tokens earlier
+  steps drew of the completion.
   """
   token: Any
   start: Any
@@ -44,13 +47,17 @@ class Slots(flax.struct.PyTreeNode):
   sample: Any
   live: Any
   given_NY: Any = None
+  born: Any = None
+  drawn: Any = None
 
 
-def idle_slots(count: int, page: int = 0) -> Slots:
-  """The state of slots none of which is live; page: Y, 0 without pages."""
-  zeros = [np.zeros(count, np.int32) for _ in range(6)]
-  return Slots(*zeros, live=np.zeros(count, bool),
-               given_NY=np.zeros((count, page), np.int32) if page else None)
+def idle_slots(count: int, page: int = 0, carries: bool = False) -> Slots:
+  """The state of slots none of which is live; page: Y, 0 without pages;
+  carries: whether completions are carried."""
+  zeros = [np.zeros(count, np.int32) for _ in range(8)]
+  return Slots(*zeros[:6], live=np.zeros(count, bool),
+               given_NY=np.zeros((count, page), np.int32) if page else None,
+               **dict(zip(('born', 'drawn'), zeros[6:])) if carries else {})
 
 
 @flax.struct.dataclass
@@ -136,7 +143,8 @@ def decode(config: transformer.ModelConfig, params: Any,
   Args:
     config, params: the policy, with `params` cast and laid out for decoding.
     cache: with at least `steps` free columns.
-    slots: their state. key: of (seed, rollout step). steps: at most `chunk`.
+    slots: their state. key: of (seed, rollout step); where completions are
+      carried, of the seed. steps: at most `chunk`.
     stop_at_live: return once at most this many slots are live.
     chunk, decoding, eos_ids: static.
     count_every: steps between counts of the live slots, see `count_every`;
@@ -144,7 +152,7 @@ def decode(config: transformer.ModelConfig, params: Any,
     total: sums over the shards of the batch, each of which has its own slots.
   """
   slots = jax.tree.map(jnp.asarray, slots)
-  key_N = draw_lib.row_keys(key, slots.prompt_id, slots.sample)
+  key_N = draw_lib.row_keys(key, slots.prompt_id, slots.sample, slots.born)
   count = slots.token.shape[0]
 
   def enough_live(live_N):
@@ -183,7 +191,10 @@ def _step(config, params, slots, key_N, cache, token_N, drawn, *, decoding,
   hidden_N1D, cache = transformer.forward(
       config, params, token_N[:, None], position_N[:, None], cache)
   logits_NV = transformer.logits(config, params, hidden_N1D[:, 0])
-  token_N, logp_N = draw_lib.draw(logits_NV, decoding, key_N, drawn.length_N)
+  index_N = drawn.length_N
+  if slots.drawn is not None:
+    index_N = index_N + slots.drawn
+  token_N, logp_N = draw_lib.draw(logits_NV, decoding, key_N, index_N)
   token_N = _given(slots.given_NY, drawn.length_N, token_N)
   length_N = drawn.length_N + live_N
   token_N = jnp.where(live_N, token_N, 0)

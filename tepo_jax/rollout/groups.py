@@ -26,15 +26,35 @@ class Prompt:
 
 
 @dataclasses.dataclass(frozen=True)
+class Drawn:
+  """What has been drawn of a completion that may go over several steps.
+
+  token_T: int32. logp_T: float32, of the policy that drew the token. version_T:
+    int32, that policy: the rollout step.
+  ended: as of `Completion`; None while it is unfinished.
+  """
+  token_T: np.ndarray
+  logp_T: np.ndarray
+  version_T: np.ndarray
+  ended: bool | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Request:
   """What a schedule samples from.
 
+  token_ids: of the prompt, and of what the completion has so far.
   prompt_id: selects the random numbers. limits: for each sample, the most
-  tokens (at least 1) that it may have.
+    tokens that it may still have; 0: this request is not for that sample.
+  drawn: what its only sample has so far; None: nothing. born: where completions
+    are carried, the rollout step that began the group, which selects the random
+    numbers too.
   """
   token_ids: Sequence[int]
   prompt_id: int
   limits: Sequence[int]
+  drawn: Drawn | None = None
+  born: int = 0
 
 
 class Requests(Protocol):
@@ -51,6 +71,11 @@ class Requests(Protocol):
 
   def wanted(self, prompt_id: int) -> bool:
     """Whether the samples of a request that it gave are still needed."""
+    ...
+
+  def stopped(self, completion: 'Completion') -> None:
+    """Takes what there is of a sample that is not needed any more; it is called
+    only where completions are carried."""
     ...
 
 
@@ -71,12 +96,17 @@ class Queue:
     del prompt_id
     return True
 
+  def stopped(self, completion: 'Completion') -> None:
+    """Never called: all are wanted."""
+    raise NotImplementedError
+
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
   """Sample number `sample` of a request.
 
-  token_T int32 with EOS, logp_T float32 (see `draw.draw`); no padding.
+  token_T int32 with EOS, logp_T float32 (see `draw.draw`); no padding; those
+  that the request had already come first.
   ended: False if the completion was truncated.
   """
   request: Request
@@ -84,6 +114,13 @@ class Completion:
   token_T: np.ndarray
   logp_T: np.ndarray
   ended: bool
+
+  def version_T(self, step: int) -> np.ndarray:
+    """The rollout step that drew each token, int32; `step`: the last one."""
+    before = self.request.drawn
+    old_T = np.zeros(0, np.int32) if before is None else before.version_T
+    return np.append(old_T, np.full(
+        len(self.token_T) - len(old_T), step, np.int32))
 
 
 class NonFiniteError(errors.RunError):
@@ -107,6 +144,8 @@ class Group:
   length_G: int32, tokens with EOS; no token id marks the end.
   ended_G: bool; False if the completion was truncated.
   text_G: decoded completions. accuracy_G: 0/1 verdicts, truncated is 0.
+  version_GT: int32, the rollout step that drew each token, then 0; None unless
+    completions are carried.
   """
   prompt: Prompt
   token_GT: np.ndarray
@@ -115,6 +154,7 @@ class Group:
   ended_G: np.ndarray
   text_G: tuple[str, ...]
   accuracy_G: np.ndarray
+  version_GT: np.ndarray | None = None
 
 
 class DataOrder:
@@ -200,8 +240,9 @@ def is_correct(completion: Completion, verdict: bool) -> bool:
 
 def to_group(prompt: Prompt,
              samples: Sequence[tuple[Completion, str, bool]],
-             max_tokens: int) -> Group:
-  """The group of a prompt's (completion, text, verdict), in sample order."""
+             max_tokens: int, step: int | None = None) -> Group:
+  """The group of a prompt's (completion, text, verdict), in sample order; step:
+  where completions are carried, the rollout step."""
   completions, texts, verdicts = zip(*samples)
   token_GT = np.zeros((len(samples), max_tokens), np.int32)
   logp_GT = np.zeros((len(samples), max_tokens), np.float32)
@@ -210,6 +251,10 @@ def to_group(prompt: Prompt,
     logp_GT[row, :len(c.token_T)] = c.logp_T
   length_G = np.array([len(c.token_T) for c in completions], np.int32)
   ended_G = np.array([c.ended for c in completions])
+  version_GT = None if step is None else np.zeros_like(token_GT)
+  if version_GT is not None:
+    for row, c in enumerate(completions):
+      version_GT[row, :len(c.token_T)] = c.version_T(step)
   return Group(prompt, token_GT, logp_GT, length_G, ended_G, texts,
                np.array(list(map(is_correct, completions, verdicts)),
-                        np.float32))
+                        np.float32), version_GT)

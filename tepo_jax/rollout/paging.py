@@ -36,7 +36,7 @@ class _Row:
   """A slot's part of the cache. shared: how many of its prompt's pages it
   reads. own: its pages after them. skips: whether its sequence begins with the
   second page of its tail, as its prompt is too short for the column."""
-  key: tuple[int, int]
+  key: tuple[int, int, int]
   prompt: _Prompt
   shared: int
   skips: bool
@@ -62,7 +62,7 @@ class Paging:
     self.free = [list(range(shapes.pages - 1, shapes.tails - 1, -1))
                  for _ in range(shapes.shards)]
     self.rows: list[_Row | None] = []
-    self.prompts: dict[tuple[int, int], _Prompt] = {}
+    self.prompts: dict[tuple[int, int, int], _Prompt] = {}
     self.column = 0
     self.copies: list[list[tuple[int, int]]] = [
         [] for _ in range(shapes.shards)]  # (source, target)
@@ -153,7 +153,8 @@ class Paging:
     """
     shard, number = divmod(slot, len(self.rows) // self.shapes.shards)
     last, free = len(request.token_ids) - 1, self.free[shard]
-    key = shard, request.prompt_id
+    # Requests of one prompt are for different samples.
+    key = shard, request.prompt_id, int(np.argmax(request.limits))
     prompt = self.prompts.get(key)
     new = 0 if prompt else -(-last // self.size)
     filled = self._filled(self.column)

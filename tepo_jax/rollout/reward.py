@@ -244,7 +244,8 @@ class RewardFunctions:
   def rewards(self, groups: Sequence[groups_lib.Group],
               started: Sequence[futures.Future[_Outcomes]]) -> Rewards:
     """Waits for what was started, for each of these groups once, and returns
-    their rewards; all processes must call it alike."""
+    their rewards; all processes must call it alike. What was started for other
+    groups, which are carried, is left out."""
     parts, reasons = self._parts(groups, started)
     values = {ACCURACY: np.stack([g.accuracy_G for g in groups])} | parts
     reward_NG = sum(
@@ -282,6 +283,8 @@ class RewardFunctions:
     reasons = {}
     for outcomes in started:
       for (prompt_id, name), values in outcomes.result().items():
+        if prompt_id not in index:
+          continue
         n = index[prompt_id]
         if isinstance(values, str):
           problem = groups[n].prompt.problem.id

@@ -15,6 +15,7 @@ import transformers
 
 from tepo_jax import errors
 from tepo_jax import grading
+from tepo_jax.rollout import carry
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import reward as reward_lib
 from tepo_jax.rollout import schedule as schedule_lib
@@ -34,6 +35,8 @@ class Rollout:
   cursor: the index in the data order from which the next step takes prompts.
   rewards: of all completed groups.
   stats: the schedule's. grading: the grader's counts no_answer, timeout, died.
+  carried: the groups that the next step continues; `completed` has none of
+    them.
   """
   completed: list[groups_lib.Group]
   mixed: list[bool]
@@ -43,6 +46,7 @@ class Rollout:
   rewards: reward_lib.Rewards
   stats: schedule_lib.Stats
   grading: Mapping[str, int]
+  carried: tuple[carry.Carried, ...] = ()
 
   @property
   def groups(self) -> list[groups_lib.Group]:
@@ -121,16 +125,19 @@ class GroupSampler:
       StarvedError: the selection found too few groups.
     """
     stats = schedule_lib.Stats()
-    with _Grading(self) as graded:
-      requests = _SelectedPrompts(prompt, selection, graded, rewards)
+    with _Grading(self, selection.step) as graded:
+      requests = (_SelectedPrompts if selection.step is None
+                  else _CarriedPrompts)(prompt, selection, graded, rewards)
       for completions in self._completions(
           weights, requests, key, stats, check):
-        graded.submit(completions)
+        requests.submit(completions)
     for started in requests.started:
       with self.timers('reward'):
         started.result()
     completed = sorted(
-        requests.groups, key=lambda group: group.prompt.prompt_id)
+        (group for group in requests.groups
+         if selection.leaves(group.prompt.prompt_id)),
+        key=lambda group: group.prompt.prompt_id)
     found = rewards.rewards(completed, requests.started)
     mixed = list(map(selection.is_mixed, completed, found.reward_NG))
     trained = selection.choose(mixed)
@@ -138,7 +145,7 @@ class GroupSampler:
     rollout = Rollout(
         completed, mixed, trained,
         sum(group.prompt.prompt_id < cursor for group in completed), cursor,
-        found, stats, requests.counts)
+        found, stats, requests.counts, requests.carried(completed))
     try:
       selection.check(len(trained), completed)
     except errors.RunError as error:
@@ -173,8 +180,8 @@ class _Batch:
 class _Grading:
   """Completions that are being graded in a thread, and groups not complete."""
 
-  def __init__(self, sampler):
-    self._sampler, self.timers = sampler, sampler.timers
+  def __init__(self, sampler, step=None):
+    self._sampler, self.timers, self._step = sampler, sampler.timers, step
     self._thread = futures.ThreadPoolExecutor(1)
     self._pending = collections.deque()  # of (completions, future), in order
     self._prompts = {}  # by prompt_id
@@ -191,7 +198,15 @@ class _Grading:
     self._prompts[prompt.prompt_id] = prompt
     return groups_lib.Request(
         prompt.token_ids, prompt.prompt_id,
-        [self._sampler.max_tokens] * self._sampler.group_size)
+        [self._sampler.max_tokens] * self._sampler.group_size,
+        born=self._step or 0)
+
+  def resume(self, carried, prompt):
+    """Takes the complete samples of a carried group; the requests of the
+    others."""
+    self._prompts[prompt.prompt_id] = prompt
+    self.submit(carried.completions(prompt))
+    return carried.requests(prompt, self._sampler.max_tokens)
 
   def submit(self, completions):
     """Starts to grade them."""
@@ -234,7 +249,7 @@ class _Grading:
         del self._members[prompt_id]
         yield groups_lib.to_group(
             self._prompts[prompt_id], [group[j] for j in range(len(group))],
-            self._sampler.max_tokens)
+            self._sampler.max_tokens, self._step)
 
 
 class _SelectedPrompts:
@@ -256,8 +271,23 @@ class _SelectedPrompts:
     self.groups, self.started = [], []
     self.counts = collections.Counter()
 
+  def submit(self, completions):
+    """Takes completions as they end."""
+    self._graded.submit(completions)
+
+  def carried(self, leaving):
+    """The groups in hand but those of `leaving`, for the next step."""
+    del leaving
+    return ()
+
   def take(self, samples):
     """See `groups.Requests`."""
+    self._learn()
+    return [self._graded.request(self._prompt(prompt_id))
+            for prompt_id in self._selection.take(samples)]
+
+  def _learn(self):
+    """Gives the selection what is known of the completions since."""
     groups = []
     for batch in self._graded.batches():
       for completion, verdict in batch.verdicts:
@@ -275,9 +305,38 @@ class _SelectedPrompts:
           found = self._rewards.rewards(groups, started)
         for group, reward_G in zip(groups, found.reward_NG):
           self._selection.settle(group, reward_G)
-    return [self._graded.request(self._prompt(prompt_id))
-            for prompt_id in self._selection.take(samples)]
 
   def wanted(self, prompt_id):
     """See `groups.Requests`."""
     return self._selection.wanted(prompt_id)
+
+
+class _CarriedPrompts(_SelectedPrompts):
+  """The same where groups are carried: those of the step before come first."""
+
+  def __init__(self, prompt, selection, graded, rewards):
+    super().__init__(prompt, selection, graded, rewards)
+    self._flight = carry.InFlight(selection)
+    self._first = [
+        request for each in selection.carried
+        for request in graded.resume(each, prompt(each.prompt_id))]
+
+  def submit(self, completions):
+    for completion in completions:
+      self._flight.note(completion, completion.ended)
+    super().submit(completions)
+
+  def stopped(self, completion):
+    """See `groups.Requests`."""
+    self._flight.note(completion, None)
+
+  def carried(self, leaving):
+    return self._flight.carried({group.prompt.prompt_id for group in leaving})
+
+  def take(self, samples):
+    first, self._first = self._first, []
+    waiting = sum(np.count_nonzero(request.limits) for request in first)
+    requests = super().take(max(0, samples - waiting))
+    for request in requests:
+      self._flight.begin(request.prompt_id)
+    return first + requests

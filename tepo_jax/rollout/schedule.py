@@ -6,11 +6,18 @@ requests, frees the slots of those no longer wanted, and refills free slots.
 `rectangle` and `paging` say where their keys and values are, by one interface.
 Decisions depend on the tokens drawn, never on the clock: all processes decide
 alike, and a run repeats bit for bit. Axes as in `engine`.
+
+A request may continue a completion that an earlier rollout step began
+(`carry`). The weights have changed since, so that its prompt and its tokens so
+far are prefilled together, as a prompt is, whatever the cache; then it is a
+completion as others, but for its random numbers, which are those that it would
+have had. Requests of earlier steps come first.
 """
 
 import collections
 from collections.abc import Callable, Iterator
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
@@ -56,6 +63,9 @@ class Schedule:
 
   stop: None, or makes for each completion a function of its next tokens, which
     returns how many of them to keep if the completion stops there, else None.
+
+  Where completions are carried, `Requests.stopped` takes those that are not
+  needed any more, and the key is of the seed alone.
   """
   programs: shapes_lib.SamplingPrograms
   shapes: shapes_lib.Shapes
@@ -85,13 +95,19 @@ class _Sample:
   """What a slot draws: sample number `sample` of a request.
 
   stop: see `Schedule`, or None. parts: (tokens, their log-probabilities) of
-  each chunk so far.
+  each chunk so far, after those of the request.
   """
   request: groups_lib.Request
   sample: int
   stop: Callable[[np.ndarray], int | None] | None
   parts: list[tuple[np.ndarray, np.ndarray]] = dataclasses.field(
       default_factory=list)
+
+  def completion(self, ended: bool) -> groups_lib.Completion:
+    """All that is drawn."""
+    token_T, logp_T = map(np.concatenate, zip(*self.parts))
+    return groups_lib.Completion(
+        self.request, self.sample, token_T, logp_T, ended)
 
 
 class _Run:
@@ -103,7 +119,7 @@ class _Run:
     self.weights, self.requests, self.key = weights, requests, key
     self.batches = collections.deque()  # of prompts to prefill, see `_batches`
     self.waiting = collections.deque()  # (prompts' cache, row, request, sample)
-    self.slots = engine.idle_slots(0, self.shapes.page)
+    self.slots = engine.idle_slots(0, self.shapes.page, self.shapes.carries)
     self.work = []  # the _Sample of each slot; of a free one the last, or None
     self.store = (paging.Paging if self.shapes.page else rectangle.Rectangle)(
         self.programs, self.shapes)
@@ -125,14 +141,18 @@ class _Run:
     free = self.shapes.slots[-1] - int(self.slots.live.sum())
     missing = free + self.shapes.refill - self._waits()
     requests = self.requests.take(max(0, missing))
-    self.batches.extend(self._batches(
-        (request, range(len(request.limits))) for request in requests))
+    for _, same in itertools.groupby(requests, lambda request: request.born):
+      self.batches.extend(self._batches(
+          (request, np.flatnonzero(request.limits).tolist())
+          for request in same))
 
   def _cancel(self):
     """Frees the slots, and drops the waiting samples, of unwanted requests."""
     wanted = self.requests.wanted
     for slot in np.flatnonzero(self.slots.live):
       self.slots.live[slot] = wanted(self.work[slot].request.prompt_id)
+      if self.shapes.carries and not self.slots.live[slot]:
+        self.requests.stopped(self.work[slot].completion(ended=False))
     self.waiting = collections.deque(
         sample for sample in self.waiting if wanted(sample[2].prompt_id))
     self.batches = collections.deque(
@@ -149,10 +169,10 @@ class _Run:
     self.stats.redrawn += int(np.maximum(self.slots.length[slots], 0).sum())
     requests, samples = {}, collections.defaultdict(list)
     for work in (self.work[slot] for slot in slots):
-      requests[work.request.prompt_id] = work.request
-      samples[work.request.prompt_id].append(work.sample)
+      requests[id(work.request)] = work.request
+      samples[id(work.request)].append(work.sample)
     batches = list(self._batches(
-        (requests[prompt_id], samples[prompt_id]) for prompt_id in requests))
+        (requests[key], samples[key]) for key in requests))
     self.batches.extendleft(reversed(batches))
 
   def _admit(self):
@@ -196,7 +216,8 @@ class _Run:
       return
     shards, kept = order_SN.shape
     if not self.work:
-      self.slots = engine.idle_slots(count, self.shapes.page)
+      self.slots = engine.idle_slots(
+          count, self.shapes.page, self.shapes.carries)
       self.work = [None] * count
       return
     slot_SM = np.pad(order_SN, ((0, 0), (0, count // shards - kept)))
@@ -245,9 +266,7 @@ class _Run:
           count, ended, self.slots.live[slot] = cut, True, False
       work.parts.append((token_T[:count], logp_T[:count]))
       if not self.slots.live[slot]:
-        token_T, logp_T = map(np.concatenate, zip(*work.parts))
-        done.append(groups_lib.Completion(
-            work.request, work.sample, token_T, logp_T, ended))
+        done.append(work.completion(ended))
     return done
 
   def _waits(self):
@@ -290,8 +309,15 @@ class _Run:
     slots.live[slot] = True
     if slots.given_NY is not None:
       slots.given_NY[slot, -len(tokens):] = tokens[-self.shapes.page:]
-    self.work[slot] = _Sample(
+    self.work[slot] = work = _Sample(
         request, sample, None if self.stop is None else self.stop())
+    if self.shapes.carries:
+      slots.born[slot], slots.drawn[slot] = request.born, 0
+    if request.drawn is not None:
+      slots.drawn[slot] = len(request.drawn.token_T)
+      work.parts.append((request.drawn.token_T, request.drawn.logp_T))
+      if work.stop is not None:
+        work.stop(request.drawn.token_T)
 
   def _count(self, chunk):
     stats, steps = self.stats, int(chunk.steps)

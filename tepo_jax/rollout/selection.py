@@ -41,7 +41,11 @@ class Selection:
   Attributes:
     needs_rewards: rewards decide which prompts are sampled: call `settle`
       instead of `add`.
+    size: G.
+    step: the rollout step, where completions are carried (`carry`); else None.
   """
+
+  step: int | None = None
 
   def __init__(self, *, cursor: int, wanted: int, group_size: int, mode: str,
                max_batches: int, mixed: str = 'verdicts',
@@ -62,7 +66,7 @@ class Selection:
         mixed == 'reward', truncated == 'exclude')
     self.needs_rewards = self._by_reward and mode == 'refill'
     self._mode, self._max_batches = mode, max_batches
-    self._first, self._size, self._goal = cursor, group_size, wanted
+    self._first, self.size, self._goal = cursor, group_size, wanted
     most = wanted * max_batches if mode == 'refill' else wanted
     # By prompt, from the cursor on: its samples whose verdicts are known, and
     # those of them that are right and wrong.
@@ -74,7 +78,7 @@ class Selection:
   def take(self, samples: int) -> range:
     """The prompt_id of the next prompts: as many as have `samples` samples in
     all, but no more than are needed by what is known so far."""
-    most = min(len(self._seen), self._taken + -(-samples // self._size))
+    most = min(len(self._seen), self._taken + -(-samples // self.size))
     if self._mode == 'refill':
       self._end = self._find_end()
       most = min(most, self._needed(), self._end)
@@ -93,7 +97,7 @@ class Selection:
     """Notes the rewards of a group."""
     prompt, mixed = group.prompt.prompt_id - self._first, self.is_mixed(
         group, reward_G)
-    self._seen[prompt] = self._size
+    self._seen[prompt] = self.size
     self._right[prompt] = self._wrong[prompt] = mixed
 
   def is_mixed(self, group: groups_lib.Group, reward_G: np.ndarray) -> bool:
@@ -106,6 +110,11 @@ class Selection:
     """Whether, at the last `take`, the prompt's group could still be among
     those to train on, or decide which they are."""
     return prompt_id - self._first < self._end
+
+  def leaves(self, prompt_id: int) -> bool:
+    """Whether a complete group is the step's, and is not carried."""
+    del prompt_id
+    return True
 
   def choose(self, mixed: Sequence[bool]) -> list[int]:
     """The indices of the groups to train on: R, with 'drop' and 'refill' of
@@ -169,7 +178,7 @@ class Selection:
     a group with k equal verdicts is mixed with a chance of p (1 − k / G) /
     (p (1 − k / G) + 1 − p), where the share p is the mean of these chances.
     """
-    agree = 1 - self._seen[:self._taken] / self._size
+    agree = 1 - self._seen[:self._taken] / self.size
     mixed = self._mixed()[:self._taken]
     for _ in range(_ESTIMATES):
       share = self._share

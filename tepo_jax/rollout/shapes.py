@@ -17,11 +17,13 @@ _REFILL_SHARE = 8  # refill when this part of the slots is free: 1/8
 class Shapes:
   """Allowed array sizes, ascending; each costs one compilation.
 
-  slots: N. prompts: P, columns of a prefill. columns: W of the cache; the
+  slots: N. prompts: P, columns of a prefill; where completions are carried, up
+  to those of the longest prompt and completion. columns: W of the cache; the
   largest holds the longest prompt and completion and, if there is more work
   than slots, spare columns, to avoid compacting at every step.
   chunk: maximum decode steps per host sync. shards: N and Q are its multiples.
   page: Y, columns of a page; 0: the cache is a rectangle. pages: X of a shard.
+  carries: whether completions are carried (`carry`).
   """
   slots: tuple[int, ...]
   prompts: tuple[int, ...]
@@ -30,6 +32,7 @@ class Shapes:
   shards: int = 1
   page: int = 0
   pages: int = 0
+  carries: bool = False
 
   @property
   def refill(self) -> int:
@@ -65,16 +68,20 @@ class Shapes:
 
 
 def make(*, slots: int, work: int, prompt_tokens: int, max_tokens: int,
-         chunk: int, shards: int) -> Shapes:
-  """The shapes for these maxima; `work` is the completions of a queue."""
+         chunk: int, shards: int, carries: bool = False) -> Shapes:
+  """The shapes for these maxima; `work` is the completions of a queue; carries:
+  whether completions are carried, so that there is always more work."""
   slots = min(slots, work)
   slots += -slots % shards
   longest = prompt_tokens + max_tokens
-  spare = max(chunk, longest // 8) if slots < work else 0
+  spare = max(chunk, longest // 8) if slots < work or carries else 0
+  prompts = _halves(prompt_tokens, 32, 4)
+  if carries:
+    prompts = tuple(sorted({*prompts, *_halves(longest, 32, 4)}))
   return Shapes(
       slots=_halves(slots, max(8, shards), 4, shards),
-      prompts=_halves(prompt_tokens, 32, 4), columns=_widths(longest + spare),
-      chunk=chunk, shards=shards)
+      prompts=prompts, columns=_widths(longest + spare),
+      chunk=chunk, shards=shards, carries=carries)
 
 
 def _halves(largest, least, count, multiple=1):

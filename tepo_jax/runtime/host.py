@@ -120,6 +120,13 @@ class CompilationCounter:
 
 
 @contextlib.contextmanager
+def traced(folder: files.Path) -> Iterator[None]:
+  """A profiler trace in the folder."""
+  with files.local_folder(folder) as local, jax.profiler.trace(local):
+    yield
+
+
+@contextlib.contextmanager
 def compilations_shown(
     model: str | None, started: Callable[[str, float | None], None],
     ended: Callable[[], None]) -> Iterator[None]:

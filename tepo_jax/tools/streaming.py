@@ -3,17 +3,21 @@
 They run the sampler's own schedule; a table says how long each completion is,
 and whether it is correct. `stream` is what training does. `batches` is what it
 is compared with: it samples R prompts at a time, each batch to its last token,
-until it has R mixed groups. Both end with the same groups.
+until it has R mixed groups. Both end with the same groups. `carried` makes
+several steps, each of which continues what the one before has left.
 
 Axes: Q prompts · G samples of a prompt.
 """
 
+import collections
 from collections.abc import Iterator
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from tepo_jax.rollout import carry
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import schedule as schedule_lib
 from tepo_jax.rollout import selection as selection_lib
@@ -111,3 +115,73 @@ def batches(schedule: schedule_lib.Schedule, weights: Any, known: Table,
     mixed += sum(map(known.is_mixed, batch))
     if mixed >= wanted:
       return
+
+
+class _Carried(_Stream):
+  """The requests of a step of `carried`."""
+
+  def __init__(self, known, selection):
+    super().__init__(known, selection)
+    self._flight, self._first = carry.InFlight(selection), []
+    self._seen = collections.Counter()  # complete samples by prompt_id
+    for each in selection.carried:
+      prompt = groups_lib.Prompt(
+          None, tuple(known.request(each.prompt_id).token_ids), each.prompt_id)
+      self.see(each.completions(prompt))
+      self._first += each.requests(prompt, known.limit)
+
+  def take(self, samples):
+    first, self._first = self._first, []
+    waiting = sum(np.count_nonzero(request.limits) for request in first)
+    requests = [dataclasses.replace(request, born=self._selection.step)
+                for request in super().take(max(0, samples - waiting))]
+    for request in requests:
+      self._flight.begin(request.prompt_id)
+    return first + requests
+
+  def see(self, completions):
+    super().see(completions)
+    for completion in completions:
+      self._flight.note(completion, completion.ended)
+      self._seen[completion.request.prompt_id] += 1
+
+  def stopped(self, completion):
+    """See `groups.Requests`."""
+    self._flight.note(completion, None)
+
+  def end(self, every):
+    """The groups to train on, and those that are carried; every: whether all
+    complete groups are trained on, not only the mixed ones."""
+    leaving = [prompt_id for prompt_id, count in self._seen.items()
+               if count == self._selection.size
+               and self._selection.leaves(prompt_id)]
+    carried = self._flight.carried(leaving)
+    trained = self._flight.carried({each.prompt_id for each in carried} | {
+        prompt_id for prompt_id in leaving
+        if not (every or self._known.is_mixed(prompt_id))})
+    return trained, carried
+
+
+def carried(schedule: schedule_lib.Schedule, known: Table, wanted: int,
+            mode: str, max_versions: int, steps: int) -> Iterator[np.ndarray]:
+  """Makes steps of `wanted` groups in which completions are carried; yields of
+  each the age of the tokens that it trains on, in rollout steps.
+
+  mode: of `selection.Selection`. max_versions: of `carry.Selection`. The table
+  must have a limit.
+  """
+  prompts, samples = known.length_QG.shape
+  left, cursor = (), 0
+  for step in range(1, steps + 1):
+    selection = carry.Selection(
+        step=step, max_versions=max_versions, carried=left, cursor=cursor,
+        wanted=wanted, group_size=samples, mode=mode,
+        max_batches=(prompts - cursor) // wanted)
+    requests = _Carried(known, selection)
+    for completions in schedule.run(
+        None, requests, None, schedule_lib.Stats()):
+      requests.see(completions)
+    trained, left = requests.end(mode == 'off')
+    cursor = selection.end(())
+    yield step - np.concatenate([np.zeros(0, int), *(
+        drawn.version_T for group in trained for drawn in group.samples)])

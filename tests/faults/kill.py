@@ -1,10 +1,11 @@
 r"""Kills training runs repeatedly; their results must not change.
 
-  python -m tests.faults.kill --kills=50 [--seed=0] [--interrupts]
+  python -m tests.faults.kill --kills=50 [--seed=0] [--interrupts] [--carry]
 
 Repeats one command of tiny training and sends SIGKILL, or sometimes SIGTERM, at
 random moments, until --kills signals are sent; with --interrupts, SIGINT, and
-half of the runs compile everything again. Each run that finishes is compared
+half of the runs compile everything again; with --carry, completions are carried
+over rollout steps. Each run that finishes is compared
 with an uninterrupted run, file by file and bit by bit. After SIGTERM the
 process must exit with status 42 within 30 seconds, after SIGINT with status 130
 within 120 seconds, without a traceback. Exits with 1 if a run differs.
@@ -49,13 +50,18 @@ def fingerprint(workdir: pathlib.Path) -> dict[str, str]:
   return left
 
 
-def start(model: pathlib.Path, workdir: pathlib.Path, compiles: bool = False
-          ) -> subprocess.Popen:
+# Fields of a run in which completions are in flight after every step.
+CARRY = ('--config.rollout.carry.max_versions=2', '--config.rollout.slots=8',
+         '--config.rollout.chunk=4', '--config.train.behaviour.weight=token')
+
+
+def start(model: pathlib.Path, workdir: pathlib.Path, compiles: bool = False,
+          fields: tuple[str, ...] = ()) -> subprocess.Popen:
   environment = runs.environment()
   if compiles:
     environment['JAX_ENABLE_COMPILATION_CACHE'] = 'false'
   return subprocess.Popen(
-      runs.command('train', *runs.train_arguments(model, workdir)),
+      runs.command('train', *runs.train_arguments(model, workdir), *fields),
       cwd=runs.ROOT, env=environment,
       stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
@@ -141,25 +147,26 @@ def phase(workdir: pathlib.Path, stderr: bytes) -> str:
   return 'updating' if dumped >= max(lines, 1) else 'sampling'
 
 
-def undisturbed(model: pathlib.Path, folder: pathlib.Path
-                ) -> dict[bool, float]:
-  """Makes the run folder/alone; returns the seconds of a run, by whether it
-  compiles."""
+def undisturbed(model: pathlib.Path, folder: pathlib.Path,
+                fields: tuple[str, ...] = ()) -> dict[bool, float]:
+  """Makes the run folder/alone with further fields; returns the seconds of a
+  run, by whether it compiles."""
   longest = {}
   for name in ('compiling', 'alone'):  # the second compiles nothing
     begin = time.monotonic()
-    run_until(start(model, folder / name), folder, signal.SIGKILL,
-              lambda *_: False)
+    run_until(start(model, folder / name, fields=fields), folder,
+              signal.SIGKILL, lambda *_: False)
     longest[name == 'compiling'] = time.monotonic() - begin
   return longest
 
 
 def kill_and_compare(model: pathlib.Path, folder: pathlib.Path,
                      longest: dict[bool, float], kills: int, seed: int,
-                     interrupts: bool = False) -> list[str]:
+                     interrupts: bool = False,
+                     fields: tuple[str, ...] = ()) -> list[str]:
   """Names of the files that differ from those of folder/alone.
 
-  longest: of `undisturbed`.
+  longest, fields: of `undisturbed`.
   """
   expected = fingerprint(folder / 'alone')
   rng, done, runs_finished, differing = random.Random(seed), 0, 0, []
@@ -170,7 +177,7 @@ def kill_and_compare(model: pathlib.Path, folder: pathlib.Path,
     name, sent, condition = moment(rng, longest[compiles], interrupts)
     if done >= kills:
       condition = lambda *_: False
-    ended = run_until(start(model, workdir, compiles), workdir, sent,
+    ended = run_until(start(model, workdir, compiles, fields), workdir, sent,
                       condition)
     if ended:
       done += 1
@@ -197,7 +204,9 @@ def main() -> None:
   parser.add_argument('--kills', type=int, default=50)
   parser.add_argument('--seed', type=int, default=0)
   parser.add_argument('--interrupts', action='store_true')
+  parser.add_argument('--carry', action='store_true')
   settings = parser.parse_args()
+  fields = CARRY if settings.carry else ()
   os.environ['JAX_PLATFORMS'] = 'cpu'
   with tempfile.TemporaryDirectory() as scratch:
     folder = pathlib.Path(scratch)
@@ -206,8 +215,8 @@ def main() -> None:
     model = folder / 'model'
     runs.make_model(model)
     differing = kill_and_compare(
-        model, folder, undisturbed(model, folder), settings.kills,
-        settings.seed, settings.interrupts)
+        model, folder, undisturbed(model, folder, fields), settings.kills,
+        settings.seed, settings.interrupts, fields)
   print('\n'.join(differing) or 'equal')
   sys.exit(bool(differing))
 

@@ -64,6 +64,7 @@ BAD = [
     ('rollout.slots', 0, 'positive'), ('rollout.tensor', 0, 'positive'),
     ('rollout.chunk', 0, 'positive'),
     ('rollout.cache', 'page', 'one of rectangle, pages'),
+    ('rollout.carry.max_versions', -1, 'from 0 to 100'),
     ('rollout.overlong_buffer', -1, '0 or more'),
     ('rollout.overlong_factor', -0.5, '0 or more'),
     ('rollout.mixed', 'rewards', 'one of verdicts, reward'),
@@ -141,6 +142,7 @@ BAD = [
     ('train.minibatch_prompts', 5, 'config.rollout.prompts=32'),
     ('rollout.overlong_buffer', 10**6, 'config.rollout.max_tokens'),
     ('rollout.weights', 'int8', 'train.behaviour.weight=token'),
+    ('rollout.carry.max_versions', 1, 'train.behaviour.weight=token'),
     # The method's row.
     ('method.weight', 'tokens', 'token'),
     ('method.clip.low', -0.1, 'number'),

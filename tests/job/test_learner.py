@@ -340,6 +340,28 @@ def test_every_minibatch_has_its_weights(learner, old_logp_BT, weight):
   assert learner.programs.score._cache_size() == 1
 
 
+def test_the_gap_is_that_of_the_current_policys_tokens(learner, old_logp_BT):
+  """Of carried completions, earlier policies drew tokens with a log-probability
+  that is 100 nats off; behaviour weights see these too."""
+  is_old_BT = np.random.default_rng(1).random(old_logp_BT.shape) < 0.5
+  groups = groups_of(old_logp_BT + 100 * is_old_BT)
+  versions = iter(np.where(is_old_BT, 1, 2).reshape(GROUPS, SAMPLES, -1))
+
+  def scalars_of(version_of):
+    start(learner)
+    return learner.learn(2, [dataclasses.replace(
+        g, version_GT=version_of(g)) for g in groups], rewards_of(groups))
+
+  mixed = scalars_of(lambda g: next(versions))
+  assert mixed['logp_gap_mean'] < 1e-4 < 1 < mixed['behaviour_kl']
+  old = scalars_of(lambda g: np.ones_like(g.token_GT))
+  assert 'logp_gap_mean' not in old
+  assert old['behaviour_kl'] == mixed['behaviour_kl']
+  for version_of in (lambda g: None, lambda g: np.full_like(g.token_GT, 2)):
+    with pytest.raises(errors.RunError, match='logp_gap_limit=10'):
+      scalars_of(version_of)
+
+
 def test_updates_are_queued_before_the_host_waits_for_scores(
     learner, old_logp_BT, monkeypatch):
   start(learner)

@@ -20,7 +20,7 @@ MODEL = transformer.ModelConfig(
 
 
 def _shapes(monkeypatch, free_gib, wanted=None, lengths=(1024, 7168),
-            cache='rectangle', model=MODEL, work=512, **shape):
+            cache='rectangle', model=MODEL, work=512, carry=None, **shape):
   free = None if free_gib is None else int(free_gib * 2**30)
   monkeypatch.setattr(mesh_lib, 'free_bytes', lambda: free)
   mesh = mesh_lib.make(dict(data=1, fsdp=1, tensor=1) | shape,
@@ -28,7 +28,8 @@ def _shapes(monkeypatch, free_gib, wanted=None, lengths=(1024, 7168),
   model = padding_lib.sharded_over(model, mesh.shape['tensor'])
   return slots_lib.sampling_shapes(
       model, mesh, cache=cache, wanted=wanted, work=work,
-      prompt_tokens=lengths[0], max_tokens=lengths[1], chunk=32)
+      prompt_tokens=lengths[0], max_tokens=lengths[1], chunk=32,
+      **carry or {})
 
 
 def test_slot_bytes_are_those_of_its_keys_and_values():
@@ -121,3 +122,20 @@ def test_few_pages_for_the_slots_are_warned_of(monkeypatch, capsys):
     _shapes(monkeypatch, (pages + .5) * 3.5 / 1024 / 0.8, 40, cache='pages',
             model=model)
     assert ('pages for 2112 tokens' in capsys.readouterr().err) == warned
+
+
+@pytest.mark.parametrize('cache', ['rectangle', 'pages'])
+def test_a_run_that_carries_has_its_slots_and_pages_whatever_is_free(
+    monkeypatch, cache):
+  shapes_of = functools.partial(
+      _shapes, monkeypatch, cache=cache, work=99, data=2,
+      model=dataclasses.replace(MODEL, attention='splash'))
+  first = shapes_of(12, carry=dict(carries=True))
+  # Spare columns, as there is always more work, and prefills of completions.
+  assert first.columns[-1] == 9216 and first.prompts[-1] == 8192
+  assert first.prompts[:4] == (128, 256, 512, 1024)
+  assert (first.slots[-1] < 99) == (cache == 'rectangle')
+  for free in (1, 63):
+    assert shapes_of(free, first.slots[-1], carry=dict(
+        carries=True, pages=first.pages)) == first
+  assert shapes_of(63, carry=dict(carries=True)) != first

@@ -105,7 +105,9 @@ def test_metrics_by_set():
         accuracy_G=np.array(accuracy), length_G=np.array(length))
 
   prompts = groups_lib.Mixture(
-      {'x/a.csv': [None], 'b.jsonl': [None]}, [3, 1], seed=0)
+      {'x/a.csv': [None], 'b.jsonl': [None], 'c.jsonl': [None]}, [3, 1, 9],
+      seed=0)
+  prompts.name = lambda prompt_id: ['x/a.csv', 'b.jsonl'][prompt_id == 6]
   groups = [group(4, [1, 0], [2, 4]), group(5, [0, 0], [6, 6]),
             group(6, [1, 1], [1, 3]), group(7, [0, 0], [0, 0])]
   found = summaries.set_metrics(types.SimpleNamespace(

@@ -24,6 +24,7 @@ from tepo_jax.runtime import progress as progress_lib
 def _trainer(**fields):
   return types.SimpleNamespace(
       config=tiny.get_config('tepo'), step=1, cursor=0, left_out_in_a_row=0,
+      carried=(), sizes=None,
       prompts=groups_lib.Mixture({'made': [None]}, [1], seed=0),
       session=types.SimpleNamespace(timers=progress_lib.Timers()),
       learner=types.SimpleNamespace(

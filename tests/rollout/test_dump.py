@@ -64,6 +64,27 @@ def test_every_function_has_a_column(form, tmp_path):
 
 
 @pytest.mark.parametrize('form', dump.FORMATS)
+def test_versions_are_written_where_completions_are_carried(form, tmp_path):
+  version_NGT = np.array(
+      [2 + np.arange(SLOTS) * (g.token_GT != 0) for g in SAMPLED], np.int32)
+  carried = [dataclasses.replace(
+      g, version_GT=np.where(np.arange(SLOTS) < g.length_G[:, None],
+                             version_GT, 0))
+             for g, version_GT in zip(SAMPLED, version_NGT)]
+  rollout = dataclasses.replace(ROLLOUT, completed=carried)
+  dump.write(tmp_path, 3, dump.records(
+      3, rollout, lambda _: 'made', 'boxed'), form)
+  read = dump.read(tmp_path, 3)
+  assert all(len(line['versions']) == line['tokens'] for line in read)
+  for back, group_ in zip(dump.to_groups(read, SLOTS), carried):
+    np.testing.assert_array_equal(back.version_GT, group_.version_GT)
+  dump.write(tmp_path, 4, lines(), form)
+  read = dump.read(tmp_path, 4)
+  assert 'versions' not in read[0]
+  assert dump.to_groups(read, SLOTS)[0].version_GT is None
+
+
+@pytest.mark.parametrize('form', dump.FORMATS)
 def test_groups_come_back_to_the_bit(form, tmp_path):
   dump.write(tmp_path / 'rollouts', 12, lines(), form)
   assert dump.steps(tmp_path / 'rollouts') == [12]

@@ -134,7 +134,7 @@ import jax, numpy as np
 from tepo_jax.job import sampling
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import (
-    draw, groups, reward, sampler, schedule, selection)
+    carry, draw, groups, reward, sampler, schedule, selection)
 from tepo_jax.rollout import shapes as shapes_lib
 from tepo_jax.runtime import mesh as mesh_lib, processes, progress
 from tepo_jax.data import problem
@@ -162,28 +162,40 @@ def prompt(prompt_id):
       id=str(prompt_id), problem='?', answers=('1',), source='test'),
       (prompt_id % 16, 3), prompt_id)
 
-draws = sampler.GroupSampler(
-    schedule=lambda: schedule.Schedule(
-        sampling.make(model, mesh, decoding=draw.Decoding(), eos_ids=(5, 6, 7),
-                      chunk=2),
-        shapes_lib.make(
-            slots=4, work=4 * 3 * 8, prompt_tokens=4, max_tokens=12,
-            chunk=2, shards=devices)),
-    group_size=3, max_tokens=12, grader=Grader(), tokenizer=Tokenizer(),
-    timers=progress.Timers())
+programs = sampling.make(
+    model, mesh, decoding=draw.Decoding(), eos_ids=(5, 6, 7), chunk=2)
+
+def draws(carries=False):
+  return sampler.GroupSampler(
+      schedule=lambda: schedule.Schedule(programs, shapes_lib.make(
+          slots=4, work=4 * 3 * 8, prompt_tokens=4, max_tokens=12,
+          chunk=2, shards=devices, carries=carries)),
+      group_size=3, max_tokens=12, grader=Grader(), tokenizer=Tokenizer(),
+      timers=progress.Timers())
+
 rewards = reward.RewardFunctions(
     {'accuracy': 1.0, 'brevity': 0.5}, max_tokens=12, overlong_buffer=3,
     overlong_factor=1.0, workers=1, timeout_s=60)
-made = {}
-for mixed in ('verdicts', 'reward'):
-  rollout = draws.select(weights, prompt, selection.Selection(
-      cursor=7, wanted=4, group_size=3, mode='refill', max_batches=8,
-      mixed=mixed), jax.random.key(1), rewards)
-  made[mixed] = [
+def found(rollout):
+  return [
       rollout.cursor, rollout.grading, vars(rollout.stats),
       rollout.rewards.reward_NG.tolist(),
       [(g.prompt.prompt_id, g.text_G, g.accuracy_G.tolist())
        for g in rollout.completed]]
+
+made = {}
+for mixed in ('verdicts', 'reward'):
+  made[mixed] = found(draws().select(weights, prompt, selection.Selection(
+      cursor=7, wanted=4, group_size=3, mode='refill', max_batches=8,
+      mixed=mixed), jax.random.key(1), rewards))
+  carried, cursor = (), 7
+  for step in range(1, 4):
+    rollout = draws(True).select(weights, prompt, carry.Selection(
+        step=step, max_versions=2, carried=carried, cursor=cursor, wanted=4,
+        group_size=3, mode='refill', max_batches=8, mixed=mixed),
+        jax.random.key(1), rewards)
+    carried, cursor = rollout.carried, rollout.cursor
+    made[f'{mixed} {step}'] = found(rollout) + [carry.to_json(carried)]
 print(json.dumps(made))
 """
 
@@ -191,7 +203,8 @@ print(json.dumps(made))
 @pytest.mark.long
 def test_two_processes_take_the_same_decisions():
   """As one process with the two devices, down to the steps and the tokens;
-  also where reward functions, called by either process, choose the prompts."""
+  also where reward functions, called by either process, choose the prompts,
+  and over three steps that carry completions."""
   def run(count):
     outcomes = jobs.finish(jobs.start(
         count, ['-c', _STREAM], devices=2 // count), 300)
@@ -204,5 +217,7 @@ def test_two_processes_take_the_same_decisions():
   assert counts['graded'] >= 3 * len(groups) > 3 * 4
   assert cursor > 7 + 4 and stats['steps'] > 12
   assert len({x for reward_G in rewards for x in reward_G}) > 4
+  for name in 'verdicts 2', 'reward 3':
+    assert sum(one[name][-1]['length']) > 0
   # Groups whose verdicts agree count as mixed where their rewards differ.
   assert 7 + 4 <= one['reward'][0] < cursor

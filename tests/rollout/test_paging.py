@@ -16,6 +16,7 @@ import pytest
 
 from tepo_jax.policy import pages as pages_lib
 from tepo_jax.policy import transformer
+from tepo_jax.rollout import carry
 from tepo_jax.rollout import engine as engine_lib
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import paging
@@ -254,6 +255,62 @@ def test_completions_are_those_of_the_rectangle(
     options = dict(mesh=mesh_lib.make(shape, jax.devices()))
   _check_equal(make_engine, dataclasses.replace(MODEL, **model), params, page,
                stores, options)
+
+
+@pytest.mark.long_after_first
+@pytest.mark.parametrize('page, pages, shape', [
+    (0, 0, {}), (4, 0, {}), (3, 1000, {}), (7, 0, dict(data=2, tensor=2))],
+                         ids=str)
+def test_completions_that_are_continued_are_those_drawn_at_once(
+    make_engine, params, stores, page, pages, shape):
+  """Each is cut at any token and continued from there by another run, alone or,
+  where nothing was drawn, with others of its prompt; in a rectangle, and in
+  pools in which samples are put back."""
+  mesh = mesh_lib.make(dict(data=1, fsdp=1, tensor=1) | shape,
+                       jax.devices()[:4 if shape else 1])
+  shards = mesh_lib.batch_shards(mesh)
+  key, rng, slots = jax.random.key(3), np.random.default_rng(1), 4 * shards
+  options = dict(slots=slots, prompt_tokens=14, max_tokens=T, eos_ids=(0,),
+                 stop=lambda: _at_26, mesh=mesh)
+  whole = make_engine(MODEL, params, **options)
+  prompts = [groups_lib.Prompt(None, tuple(rng.integers(0, V, n).tolist()), i)
+             for i, n in enumerate(LENGTHS)]
+  want = {(c.request.prompt_id, c.sample): c for some in whole.schedule.run(
+      whole.weights, groups_lib.Queue([groups_lib.Request(
+          p.token_ids, p.prompt_id, [T] * G) for p in prompts]),
+      jax.random.fold_in(key, 5)) for c in some}
+
+  def cut(completion):
+    count = int(rng.integers(0, len(completion.token_T)))
+    count *= int(rng.integers(3) > 0)
+    return groups_lib.Drawn(completion.token_T[:count],
+                            completion.logp_T[:count], np.full(count, 5))
+
+  carried = [carry.Carried(p.prompt_id, 5, tuple(
+      cut(want[p.prompt_id, j]) for j in range(G))) for p in prompts]
+  least = shapes_lib.Shapes(
+      (slots,), (14, 14 + T), (14 + T,), 4, shards, page or 1).least_pages
+  engine = make_engine(
+      MODEL, params, prompts=(8, 14, 14 + T),
+      columns=(14 + T if page else 64,), page=page,
+      pages=page and max(least, pages), carries=True, **options)
+  stats = schedule.Stats()
+  got = {(c.request.prompt_id, c.sample): c for some in engine.schedule.run(
+      engine.weights, groups_lib.Queue([
+          request for each, p in zip(carried, prompts)
+          for request in each.requests(p, T)]), key, stats) for c in some}
+  assert got.keys() == want.keys()
+  for name, completion in got.items():
+    np.testing.assert_array_equal(completion.token_T, want[name].token_T)
+    np.testing.assert_allclose(
+        completion.logp_T, want[name].logp_T, atol=1e-5)
+    assert completion.ended == want[name].ended
+    before = len(carried[name[0]].samples[name[1]].token_T)
+    assert completion.version_T(9).tolist() == [5] * before + [9] * (
+        len(completion.token_T) - before)
+  assert (stats.put_back > 0) == bool(page and not pages)
+  if page:
+    _check_free(stores)
 
 
 @pytest.mark.long

@@ -20,15 +20,16 @@ def programs(length):
   """SamplingPrograms whose completions end after length(prompt_id, sample)."""
 
   def decode(_, cache, slots, __, steps, stop_at_live):
+    before_N = 0 * slots.length if slots.drawn is None else slots.drawn
     length_N = np.array([
         length(prompt, sample) if live else 0 for prompt, sample, live in zip(
-            slots.prompt_id, slots.sample, slots.live)], int)
+            slots.prompt_id, slots.sample, slots.live)], int) - before_N
     left_N = np.where(
         slots.live, np.minimum(length_N, slots.limit) - slots.length, 0)
     done = 0
     while done < steps and (left_N > done).sum() > stop_at_live:
       done += 1
-    position_NC = slots.length[:, None] + np.arange(max(steps, 1))
+    position_NC = (before_N + slots.length)[:, None] + np.arange(max(steps, 1))
     token_NC = token(slots.prompt_id[:, None], slots.sample[:, None],
                      position_NC)
     live_N = slots.live & (left_N > done)

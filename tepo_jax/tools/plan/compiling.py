@@ -14,6 +14,7 @@ import jax
 import ml_collections
 import numpy as np
 
+from tepo_jax.job import carrying
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import sampling as sampling_lib
@@ -78,6 +79,17 @@ def step_programs(config: ml_collections.ConfigDict,
       *training.planned(config, workload, programs, arguments))]
 
 
+def training_programs(config: ml_collections.ConfigDict,
+                      workload: workload_lib.Workload,
+                      programs: programs_lib.TrainingPrograms
+                      ) -> list[phases.PlannedProgram]:
+  """Returns those of `step_programs` that learn."""
+  return [dataclasses.replace(program, devices=list(programs.mesh.devices.flat))
+          for program in training.planned(
+              config, workload, programs,
+              programs_lib.update_arguments(programs))]
+
+
 def held_bytes(programs: programs_lib.TrainingPrograms) -> int:
   """Bytes of a chip that sampling cannot use: the training state and the
   weights for decoding."""
@@ -100,7 +112,8 @@ def sampling_shapes(config: ml_collections.ConfigDict,
   rollout = config.rollout
   sizes = dict(work=rollout.prompts * rollout.samples,
                prompt_tokens=config.data.max_prompt_tokens,
-               max_tokens=rollout.max_tokens, chunk=rollout.chunk)
+               max_tokens=rollout.max_tokens, chunk=rollout.chunk,
+               carries=carrying.is_on(config))
   if rollout.cache == 'pages':
     return slots_lib.paged_shapes(*decoding, wanted=slots, free=free, **sizes)
   return shapes_lib.make(
@@ -118,9 +131,7 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
       sampling, shapes, weights)
   refill = config.rollout.dynamic_sampling == 'refill'
   share = workload.mixed_share if refill else 1.0
-  rollout = traffic.of_rollout(
-      workload, shapes, share,
-      streaming.stream if refill else streaming.batches)
+  rollout, age = _traffic(config, workload, shapes, share)
   largest = _largest(shapes)
   runs_of = functools.partial(_runs, chunk=config.rollout.chunk,
                               arrays=2 * programs.decoding[0].num_layers)
@@ -136,7 +147,7 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
           decoded.sizes(other, largest[0]) | {largest[0]: sizes[largest[0]]}),
               other.decode_steps)
       for share in (_SHARES if refill and not brief else ())
-      for other in [traffic.of_rollout(workload, shapes, share)]}}
+      for other, _ in [_traffic(config, workload, shapes, share)]}}
   for shape in dict.fromkeys(
       [*largest, *([] if brief else sorted(rollout.runs))]):
     steps = config.rollout.chunk if shape.name == 'decode' else 1
@@ -148,8 +159,21 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
         open_trips=(steps,), by_share=by_share.get(shape, {}),
         columns=decoded.columns(rollout, shape) if shapes.page else None,
         syncs=rollout.syncs if shape == largest[0] else 0,
+        age=age if shape == largest[0] else 0.0,
         useful=steps * _useful_of_sampling(workload, shape)
         / programs.mesh.size)
+
+
+def _traffic(config, workload, shapes, share):
+  """What a rollout runs, and the mean age of the tokens trained on."""
+  rollout = config.rollout
+  if shapes.carries:
+    return traffic.of_carried(
+        workload, shapes, share, rollout.dynamic_sampling,
+        rollout.carry.max_versions)
+  return traffic.of_rollout(
+      workload, shapes, share, streaming.stream
+      if rollout.dynamic_sampling == 'refill' else streaming.batches), 0.0
 
 
 class _Decoded(NamedTuple):
@@ -290,7 +314,7 @@ class _Arguments:
 
   def _decode(self, cache, rows):
     slots = jax.eval_shape(functools.partial(
-        engine.idle_slots, rows, self._shapes.page))
+        engine.idle_slots, rows, self._shapes.page, self._shapes.carries))
     return self._sampling.decode.lower(
         self.weights, cache, slots, jax.eval_shape(
             lambda: jax.random.key(0)), _int32(), _int32())

@@ -27,6 +27,8 @@ class PlannedProgram:
     mixed groups: (equivalent, decode steps of a rollout)}.
   syncs: for the largest decode program, how often a rollout returns to the
     host.
+  age: for the largest decode program, the mean age of the tokens trained on, in
+    rollout steps; 0 unless completions are carried.
   devices: of the mesh, in its order.
   useful: FLOPs per chip that a run must make: 2 per weight and real token,
     forward, and 4 backward, and attention; 0 if it only moves data.
@@ -45,6 +47,7 @@ class PlannedProgram:
   by_share: dict[float, tuple[float, int]] = dataclasses.field(
       default_factory=dict)
   syncs: int = 0
+  age: float = 0.0
   useful: float = 0.0
   remat: str = ''
   devices: list[jax.Device] = dataclasses.field(default_factory=list)

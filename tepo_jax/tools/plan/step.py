@@ -51,7 +51,7 @@ _TENSOR = (1, 2, 4, 8)  # sizes of the mesh axis to compare
 class Estimate:
   """Memory and cost of one run of a compiled program, per chip.
 
-  name, phase, runs, equivalent, useful, remat, syncs: as in
+  name, phase, runs, equivalent, useful, remat, syncs, age: as in
     `phases.PlannedProgram`. efficiency: of programs like it.
   arguments, temporaries: bytes. resident: bytes of other arrays that stay
     allocated during the run. hbm: all of these, outputs and code.
@@ -85,6 +85,7 @@ class Estimate:
   by_share: dict[float, tuple[float, int]] = dataclasses.field(
       default_factory=dict)
   uncounted: dict[str, float] = dataclasses.field(default_factory=dict)
+  age: float = 0.0
 
   def seconds(self, runs: float, bound: str) -> float:
     """Predicted seconds of runs; `bound` is of BOUNDS, 'low' the fastest."""
@@ -162,6 +163,11 @@ class StepPlan:
         for share, (equivalent, steps) in estimate.by_share.items()}
 
   @property
+  def age(self) -> float:
+    """Of the tokens trained on, see `phases.PlannedProgram`."""
+    return max(e.age for e in self.estimates)
+
+  @property
   def tokens_per_second_a_chip(self) -> float:
     return self.tokens / self.total() / len(self.slice.devices)
 
@@ -215,8 +221,8 @@ def fitted(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
   estimates = {}
 
   def size_of(programs):
-    update, = (p for p in compiling.step_programs(
-        config, workload, programs, 1, brief=True) if p.name == 'update')
+    update, = (p for p in compiling.training_programs(
+        config, workload, programs) if p.name == 'update')
     found = estimates[programs.model.remat] = estimate(update, slice_)
     return math.inf if found.failure else found.hbm
 
@@ -295,7 +301,7 @@ def estimate(program: phases.PlannedProgram, slice_: chips.Slice
   """Compiles a program and estimates its costs."""
   known = {name: getattr(program, name) for name in (
       'name', 'phase', 'runs', 'resident', 'equivalent', 'by_share',
-      'useful', 'remat', 'syncs')}
+      'useful', 'remat', 'syncs', 'age')}
   if program.equivalent is None:
     known['equivalent'] = program.runs
   known['efficiency'] = published.efficiency(

@@ -42,6 +42,8 @@ def text(plan: step.StepPlan, workload: workload_lib.Workload,
         f'{plan.tokens_per_second_a_chip:.0f} tokens/s a chip',
         *(f'  {phase}: {_range(lambda bound: plan.seconds(bound)[phase])} s'
           for phase in plan.seconds()),
+        *([f'completions are carried: a token is trained on {plan.age:.2f} '
+           'rollout steps after its own, on average'] if plan.age else []),
         *_efficiencies(plan), _whole(plan),
         *map(_rollout_line, plan.rollout_by_share.items()),
         *_run_lines(whole)]
@@ -90,6 +92,7 @@ def record(plan: step.StepPlan, plans: Sequence[step.StepPlan],
          for bound in step.BOUNDS},
       'roofline': plan.roofline if plan.fits else None,
       'run': dataclasses.asdict(whole) if plan.fits else None,
+      'age_mean': plan.age if plan.fits else None,
       'rollout_by_share': plan.rollout_by_share if plan.fits else None,
       'tokens_per_second_a_chip':
           plan.tokens_per_second_a_chip if plan.fits else None,

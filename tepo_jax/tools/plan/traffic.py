@@ -18,6 +18,7 @@ from tepo_jax.rollout import shapes as shapes_lib
 from tepo_jax.tools import streaming
 from tepo_jax.tools import workload as workload_lib
 
+_WARM_UP, _MEASURED = 4, 6  # steps of `of_carried`
 _BATCHES = 64  # of prompts, enough for any share of mixed groups that trains
 
 
@@ -49,8 +50,8 @@ class Traffic(NamedTuple):
 
   @property
   def decode_steps(self) -> int:
-    return sum(count for shape, count in self.runs.items()
-               if shape.name == 'decode')
+    return round(sum(count for shape, count in self.runs.items()
+                     if shape.name == 'decode'))
 
 
 def of_rollout(workload: workload_lib.Workload, shapes: shapes_lib.Shapes,
@@ -60,11 +61,60 @@ def of_rollout(workload: workload_lib.Workload, shapes: shapes_lib.Shapes,
   mixed_share: of all groups, those that can be trained on. sample: `stream` or
   `batches` of `tools.streaming`.
   """
+  known = _table(workload, _BATCHES, mixed_share)
   counts, columns, chunks = collections.Counter(), collections.Counter(), []
-  # The sampler does not know the lengths before it has drawn them.
-  known = streaming.table(workload, _BATCHES, mixed_share)._replace(
+  programs = counting(known, shapes, counts, columns, chunks)
+  for _ in sample(schedule.Schedule(programs, shapes), None, known,
+                  workload.prompts, None, schedule.Stats()):
+    pass
+  return Traffic(counts, len(chunks), columns)
+
+
+def of_carried(workload: workload_lib.Workload, shapes: shapes_lib.Shapes,
+               mixed_share: float, mode: str, max_versions: int
+               ) -> tuple[Traffic, float]:
+  """Counts what a rollout runs where completions are carried: the mean of some
+  steps, after some others; and the mean age of the tokens that they train on,
+  in rollout steps.
+
+  mode, max_versions: of config.rollout.
+  """
+  steps = _WARM_UP + _MEASURED
+  known = _table(workload, _BATCHES * steps, mixed_share)
+  counts, columns, chunks = collections.Counter(), collections.Counter(), []
+  programs, ages = counting(known, shapes, counts, columns, chunks), []
+  for step, age_T in enumerate(streaming.carried(
+      schedule.Schedule(programs, shapes), known, workload.prompts, mode,
+      max_versions, steps)):
+    if step >= _WARM_UP:
+      ages.append(age_T)
+    else:
+      counts.clear()
+      columns.clear()
+      chunks.clear()
+
+  def mean(counter):
+    return collections.Counter({
+        shape: count / _MEASURED for shape, count in counter.items()})
+
+  return (Traffic(mean(counts), round(len(chunks) / _MEASURED), mean(columns)),
+          float(np.concatenate(ages).mean()))
+
+
+def _table(workload, batches, mixed_share):
+  """The sampler does not know the lengths before it has drawn them."""
+  return streaming.table(workload, batches, mixed_share)._replace(
       limit=workload.max_tokens)
 
+
+def counting(known: streaming.Table, shapes: shapes_lib.Shapes,
+             counts: collections.Counter, columns: collections.Counter,
+             chunks: list[int]) -> shapes_lib.SamplingPrograms:
+  """Programs that draw completions of known lengths and compute nothing.
+
+  They add their calls to `counts` and `columns`, see `Traffic`, and the steps
+  of each chunk to `chunks`.
+  """
   def prefill(_, token_QP, __):
     counts[Shape('prefill', *token_QP.shape)] += 1
     return _cache(*token_QP.shape)
@@ -88,9 +138,9 @@ def of_rollout(workload: workload_lib.Workload, shapes: shapes_lib.Shapes,
     return kv
 
   def decode(_, cache, rows, __, steps, enough):
+    done_N = rows.length + (rows.drawn if shapes.carries else 0)
     left_N = np.where(
-        rows.live, known.length_QG[rows.prompt_id, rows.sample] - rows.length,
-        0)
+        rows.live, known.length_QG[rows.prompt_id, rows.sample] - done_N, 0)
     steps = _steps(left_N[rows.live], steps, enough,
                    engine.count_every(shapes.shards))
     shape = Shape('decode', *(
@@ -105,14 +155,10 @@ def of_rollout(workload: workload_lib.Workload, shapes: shapes_lib.Shapes,
         rows.length + np.minimum(left_N, steps), rows.live & ~live_N, live_N,
         np.int32(steps))
 
-  programs = shapes_lib.SamplingPrograms(*(
+  return shapes_lib.SamplingPrograms(*(
       (lambda *_: None, prefill, store, copy) if shapes.page else
       (lambda slots, columns, _: _cache(slots, columns), prefill, insert,
        compact)), decode)
-  for _ in sample(schedule.Schedule(programs, shapes), None, known,
-                  workload.prompts, None, schedule.Stats()):
-    pass
-  return Traffic(counts, len(chunks), columns)
 
 
 def _columns_read(rows, steps):

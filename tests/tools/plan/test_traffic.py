@@ -76,3 +76,22 @@ def test_with_pages_a_step_reads_whole_blocks_of_what_is_alive():
   # late at each block's end, by the middle of a chunk, and before the prompt.
   each = sum(256 * -(-(5 + n) // 256) for n in range(600))
   assert columns[decode] == pytest.approx(32 * each, rel=0.02)
+
+
+def test_steps_that_carry_completions_do_not_wait_for_the_longest():
+  """All tokens are drawn, in fewer steps the older they may be; and no token is
+  older than it may be."""
+  found = []
+  for versions in 0, 1, 3:
+    workload = workload_lib.Workload(None, 8, 4, 5, 256, 40, 0.6, 1)
+    shapes = shapes_lib.make(
+        slots=32, work=32, prompt_tokens=32, max_tokens=256, chunk=8, shards=1,
+        carries=versions > 0)
+    rollout, age = traffic.of_carried(
+        workload, shapes, 0.6, 'refill', versions) if versions else (
+            traffic.of_rollout(workload, shapes, 0.6), 0)
+    found.append((rollout.decode_steps, age))
+    widest = max(s.columns for s in rollout.runs if s.name == 'prefill')
+    assert (widest > 32) == (versions > 0)
+  (steps, _), (some, young), (few, old) = found
+  assert few < some < steps and 0 < young < 1 and young < old < 3
