@@ -107,11 +107,11 @@ FIELDS = dict(
               'sample in compute.dtype', fields.one_of('compute', 'int8')),
     carry=dict(
         max_versions=F(
-            0, 'unfinished completions are carried to the next rollout step, '
-            'which continues them with its policy; no token is trained on more '
-            'than so many steps after it was drawn: a step completes the '
-            'groups that would be older, and has at most so many times '
-            '`rollout.prompts` groups more in hand. Needs '
+            0, 'V: unfinished completions are carried to the next rollout '
+            'step, which continues them with its policy. No token is trained '
+            'on more than V steps after it was drawn: a step completes the '
+            'groups that would be older, and at most (V + 1) × '
+            '`rollout.prompts` groups are in hand. Needs '
             'train.behaviour.weight. 0: each step waits for all of its '
             'completions', fields.up_to(100, least=0))),
     # With the default reward, groups whose verdicts are all equal have no

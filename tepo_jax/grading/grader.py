@@ -57,9 +57,9 @@ def grade(completion: str, answers: Sequence[str | Reference],
           style: str = 'boxed') -> bool:
   """Whether the completion's answer is equivalent to any of `answers`.
 
-  One at a time; `Grader` grades many in parallel. What math-verify must decide,
-  a worker process of this function's decides, which starts at the first such
-  answer and ends with this process.
+  One at a time; `Grader` grades many in parallel. math-verify runs in a worker
+  process, which starts at the first answer that it must decide about and ends
+  with this process.
   """
   answer = answers_lib.extract(completion, style)
   if answer is None:

@@ -70,11 +70,22 @@ def restored(extra: Mapping[str, Any]
           extra[_SIZES] and Sizes(**extra[_SIZES]))
 
 
-def forked(extra: Mapping[str, Any], is_same: bool) -> dict[str, Any]:
-  """The extra for a fork. `is_same`: whether it samples as its parent, whose
-  completions it then continues."""
+def forked(extra: Mapping[str, Any], continues: bool, fits: bool
+           ) -> dict[str, Any]:
+  """The extra for a fork.
+
+  continues: whether it samples as its parent, whose completions it then
+    continues; else it begins their groups anew.
+  fits: whether its weights and cache are as large, so that it keeps the sizes.
+  """
+  if _CARRIED not in extra:
+    return dict(extra)
+  if continues:
+    return extra | {_SIZES: extra[_SIZES] if fits else None}
   return {name: value for name, value in extra.items()
-          if is_same or name not in (_CARRIED, _SIZES)}
+          if name not in (_CARRIED, _SIZES)} | {
+              'cursor': min(extra[_CARRIED]['prompt_id'],
+                            default=extra['cursor'])}
 
 
 def of_shapes(config: ml_collections.ConfigDict, shapes: shapes_lib.Shapes
@@ -109,13 +120,14 @@ def metrics(rollout: sampler_lib.Rollout, step: int) -> dict[str, float]:
         for row_T, length in zip(group.version_GT, group.length_G))])
 
   parts = [drawn for each in rollout.carried for drawn in each.samples]
+  unfinished = [drawn for drawn in parts if drawn.ended is None]
   kept = np.concatenate([versions(rollout.sampled), *(
       drawn.version_T for drawn in parts)])
   age = step - versions(rollout.groups)
   return {
       'carry/groups': len(rollout.carried),
-      'carry/completions': sum(drawn.ended is None for drawn in parts),
-      'carry/tokens': sum(len(drawn.token_T) for drawn in parts),
+      'carry/completions': len(unfinished),
+      'carry/tokens': sum(len(drawn.token_T) for drawn in unfinished),
       'sampling/tokens_discarded':
           rollout.stats.tokens - int(np.sum(kept == step))} | ({
               'carry/age_mean': age.mean(), 'carry/age_max': age.max()}

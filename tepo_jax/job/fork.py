@@ -175,9 +175,10 @@ def restore(parent: Parent, learner: learner_lib.Learner
 
   The position in the data is the parent's if the data is, and the number of
   steps left out in a row if all that decides it is. Completions in flight
-  are continued if the data and `rollout` are the parent's. A reference policy
-  that the parent does not have is the policy at the fork. Records of the step
-  that the parent has yet to write stay the parent's.
+  are continued if the data and `rollout` are the parent's, and their groups
+  begun anew if only the data is. A reference policy that the parent does not
+  have is the policy at the fork. Records of the step that the parent has yet to
+  write stay the parent's.
 
   Raises:
     errors.InputError: the checkpoint is gone, or is of another model folder or
@@ -201,7 +202,8 @@ def restore(parent: Parent, learner: learner_lib.Learner
   state = state.replace(reference=_reference(
       programs, state.params, theirs, parents.compute.dtype))
   extra = carrying.forked(
-      extra, _is_same(learner.config, parents, 'data', 'rollout'))
+      extra, _is_same(learner.config, parents, 'data', 'rollout'),
+      fits=_is_same(learner.config, parents, 'compute', 'lora'))
   return parent.step, state, extra | {
       'unrecorded': None,
       'began': {'step': parent.step,

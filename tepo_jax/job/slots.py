@@ -58,7 +58,7 @@ def sampling_shapes(
                chunk=chunk, carries=carries)
   if cache == 'pages':
     shapes = paged_shapes(model, mesh, wanted=wanted, free=free, **sizes)
-    if pages is not None:
+    if pages is not None and pages >= shapes.least_pages:
       return dataclasses.replace(shapes, pages=pages)
     _warn_of_few(shapes)
     return shapes
@@ -77,7 +77,21 @@ def sampling_shapes(
         f'device, but only {_CACHE_SHARE:.0%} of the free '
         f'{free / 2**30:.3g} GiB may be used: lower config.rollout.slots or '
         'the lengths, or use more devices')
+  if carries:
+    _warn_of_wide_prefills(model, mesh, shapes, free)
   return shapes
+
+
+def _warn_of_wide_prefills(model, mesh, shapes, free):
+  """Warns of carried completions whose prefill may not fit."""
+  prefills = _PREFILLS * _prefill_bytes(model, mesh, shapes)
+  if cache_bytes(model, mesh, shapes) + prefills > _SAMPLING_SHARE * free:
+    print('warning: config.rollout.carry.max_versions: to continue completions '
+          f'of up to {shapes.prompts[-1]} tokens may take '
+          f'{prefills / 2**30:.3g} GiB on each device besides the cache, of '
+          f'{free / 2**30:.3g} GiB free: lower config.rollout.slots or the '
+          'lengths, or raise config.rollout.tensor', file=sys.stderr,
+          flush=True)
 
 
 def paged_shapes(

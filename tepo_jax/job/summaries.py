@@ -102,7 +102,8 @@ def sampling_metrics(rollout: sampler.Rollout) -> dict[str, float]:
       for groups in (rollout.sampled, rollout.groups))
   return {
       'sampling/occupancy': stats.occupancy,
-      'sampling/slot_share': stats.tokens / stats.slot_steps,
+      # A step to which enough complete groups were carried decodes nothing.
+      'sampling/slot_share': stats.tokens / max(1, stats.slot_steps),
       'sampling/steps': stats.steps, 'sampling/prefills': stats.prefills,
       'sampling/tokens': stats.tokens, 'sampling/tokens_trained': trained,
       'sampling/tokens_discarded': stats.tokens - tokens,

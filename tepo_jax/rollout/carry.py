@@ -9,8 +9,8 @@ when all of its samples are complete, so that its tokens may be of several
 policies; behaviour weights (`learning.behaviour`) correct for that, with the
 log-probabilities of the policies that drew them.
 
-No token is trained on more than V = rollout.carry.max_versions steps after its
-own. So a step
+No token is trained on more than V = rollout.carry.max_versions steps after the
+step that drew it. So a step
 
   admits prompts only while at most (V + 1) R groups are in hand, and
   ends only if those that it leaves can be trained on in time, R in each later
@@ -25,8 +25,9 @@ A step trains on the oldest R complete groups: with 'refill', on those that are
 mixed; with 'drop' and 'off', these are its groups. With 'refill', groups that
 are complete and not mixed are left out, as always. Complete groups that are not
 needed yet are carried like the others: as no group is lost for its length,
-short and long ones are trained on alike. Their texts are graded again. A step
-that finds fewer than R mixed groups leaves nothing in flight.
+short and long ones are trained on alike. Their verdicts are kept; reward
+functions, which each step calls for its complete groups, are called again. A
+step that finds fewer than R mixed groups leaves nothing in flight.
 
 Axes: G samples of a prompt · T tokens of a completion.
 """
@@ -62,7 +63,7 @@ class Carried:
     """Requests of what is missing: one of the samples without a token, which
     share their prompt, and one of each other."""
     def request(drawn, members):
-      tokens = () if drawn is None else tuple(map(int, drawn.token_T))
+      tokens = () if drawn is None else drawn.token_T.tolist()
       limits = [0] * len(self.samples)
       for j in members:
         limits[j] = max_tokens - len(tokens)
@@ -84,6 +85,10 @@ class Carried:
                            self.born),
         j, drawn.token_T, drawn.logp_T, drawn.ended)
             for j, drawn in enumerate(self.samples) if drawn.ended is not None]
+
+  def verdicts(self) -> list[bool]:
+    """The grader's on `completions`."""
+    return [drawn.verdict for drawn in self.samples if drawn.ended is not None]
 
 
 class Selection(selection_lib.Selection):
@@ -182,6 +187,12 @@ class InFlight:
         groups_lib.Drawn(completion.token_T, completion.logp_T,
                          completion.version_T(self._step), ended))
 
+  def judge(self, completion: groups_lib.Completion, verdict: bool) -> None:
+    """Takes the grader's verdict on a complete sample."""
+    key = completion.request.prompt_id, completion.sample
+    self._samples[key] = dataclasses.replace(
+        self._samples[key], verdict=bool(verdict))
+
   def carried(self, leaving: Collection[int]) -> tuple[Carried, ...]:
     """The groups but those that leave, by their prompt_id; in data order."""
     return tuple(
@@ -200,10 +211,11 @@ def to_json(carried: Sequence[Carried]) -> dict[str, Any]:
       'born': [each.born for each in carried],
       'samples': len(samples) // max(1, len(carried)),
       'length': [len(drawn.token_T) for drawn in samples],
-      'ended': [drawn.ended for drawn in samples]} | {
+      'ended': [drawn.ended for drawn in samples],
+      'verdict': [drawn.verdict for drawn in samples]} | {
           name: base64.b64encode(zlib.compress(np.concatenate([
               np.zeros(0, dtype), *(getattr(drawn, name) for drawn in samples)
-          ]).astype(dtype).tobytes())).decode()
+          ]).astype(dtype).tobytes(), level=1)).decode()
           for name, dtype in _ARRAYS.items()}
 
 
@@ -213,7 +225,8 @@ def from_json(saved: Mapping[str, Any]) -> tuple[Carried, ...]:
   parts = [np.split(np.frombuffer(
       zlib.decompress(base64.b64decode(saved[name])), dtype), ends)
            for name, dtype in _ARRAYS.items()]
-  drawn = [groups_lib.Drawn(*arrays) for arrays in zip(*parts, saved['ended'])]
+  drawn = [groups_lib.Drawn(*fields) for fields in zip(
+      *parts, saved['ended'], saved['verdict'])]
   size = saved['samples']
   return tuple(
       Carried(prompt_id, born, tuple(drawn[n * size:(n + 1) * size]))

@@ -27,16 +27,18 @@ class Prompt:
 
 @dataclasses.dataclass(frozen=True)
 class Drawn:
-  """What has been drawn of a completion that may go over several steps.
+  """What is there of a completion that several rollout steps may continue.
 
   token_T: int32. logp_T: float32, of the policy that drew the token. version_T:
     int32, that policy: the rollout step.
   ended: as of `Completion`; None while it is unfinished.
+  verdict: the grader's; None until it is known.
   """
   token_T: np.ndarray
   logp_T: np.ndarray
   version_T: np.ndarray
   ended: bool | None = None
+  verdict: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -73,10 +73,12 @@ class Paging:
     """The slots to put back, so that the others have the pages that they may
     fill in the next chunk."""
     self._release(slots.live)
-    found = []
+    found, drawn_N = [], slots.length
+    if slots.drawn is not None:
+      drawn_N = drawn_N + slots.drawn
     for shard, free in enumerate(self.free):
       members = sorted(
-          self._members(shard), key=lambda slot: (slots.length[slot], -slot))
+          self._members(shard), key=lambda slot: (drawn_N[slot], -slot))
       while len(members) * self._filled(self.column) > len(free):
         found.append(members.pop(0))
         self._free(found[-1])

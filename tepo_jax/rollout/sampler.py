@@ -201,27 +201,44 @@ class _Grading:
         [self._sampler.max_tokens] * self._sampler.group_size,
         born=self._step or 0)
 
-  def resume(self, carried, prompt):
-    """Takes the complete samples of a carried group; the requests of the
-    others."""
-    self._prompts[prompt.prompt_id] = prompt
-    self.submit(carried.completions(prompt))
-    return carried.requests(prompt, self._sampler.max_tokens)
+  def resume(self, groups):
+    """Takes carried groups, with their prompts: the complete samples and their
+    verdicts; returns the requests of the others."""
+    completions, verdicts, requests = [], [], []
+    for carried, prompt in groups:
+      self._prompts[prompt.prompt_id] = prompt
+      completions += carried.completions(prompt)
+      verdicts += carried.verdicts()
+      requests += carried.requests(prompt, self._sampler.max_tokens)
+    if completions:
+      self._start(completions, self._graded_before, verdicts)
+    return requests
 
   def submit(self, completions):
     """Starts to grade them."""
     if completions:
-      self._pending.append(
-          (completions, self._thread.submit(self._grade, completions)))
+      self._start(completions, self._grade)
+
+  def _start(self, completions, grade, *arguments):
+    self._pending.append(
+        (completions, self._thread.submit(grade, completions, *arguments)))
 
   def _grade(self, completions):
     """(texts, verdicts and counts of this process's share)."""
-    texts = self._sampler.tokenizer.batch_decode(
-        [c.token_T for c in completions], skip_special_tokens=True)
+    texts = self._texts(completions)
     answers = [self._prompts[c.request.prompt_id].problem.references
                for c in completions]
     return texts, *self._sampler.grader.grade(
         processes.mine(list(zip(texts, answers))))
+
+  def _graded_before(self, completions, verdicts):
+    """The same of verdicts that an earlier step has counted."""
+    _, nothing = self._sampler.grader.grade([])
+    return self._texts(completions), processes.mine(verdicts), nothing
+
+  def _texts(self, completions):
+    return self._sampler.tokenizer.batch_decode(
+        [c.token_T for c in completions], skip_special_tokens=True)
 
   def batches(self, wait=True):
     """Yields the batches that are graded, in the order of submission.
@@ -275,6 +292,9 @@ class _SelectedPrompts:
     """Takes completions as they end."""
     self._graded.submit(completions)
 
+  def judged(self, completion, verdict):
+    """Takes the verdict on a completion."""
+
   def carried(self, leaving):
     """The groups in hand but those of `leaving`, for the next step."""
     del leaving
@@ -291,6 +311,7 @@ class _SelectedPrompts:
     groups = []
     for batch in self._graded.batches():
       for completion, verdict in batch.verdicts:
+        self.judged(completion, verdict)
         if not self._selection.needs_rewards:
           self._selection.add(
               completion.request.prompt_id,
@@ -317,9 +338,8 @@ class _CarriedPrompts(_SelectedPrompts):
   def __init__(self, prompt, selection, graded, rewards):
     super().__init__(prompt, selection, graded, rewards)
     self._flight = carry.InFlight(selection)
-    self._first = [
-        request for each in selection.carried
-        for request in graded.resume(each, prompt(each.prompt_id))]
+    self._first = graded.resume(
+        [(each, prompt(each.prompt_id)) for each in selection.carried])
 
   def submit(self, completions):
     for completion in completions:
@@ -329,6 +349,9 @@ class _CarriedPrompts(_SelectedPrompts):
   def stopped(self, completion):
     """See `groups.Requests`."""
     self._flight.note(completion, None)
+
+  def judged(self, completion, verdict):
+    self._flight.judge(completion, verdict)
 
   def carried(self, leaving):
     return self._flight.carried({group.prompt.prompt_id for group in leaving})

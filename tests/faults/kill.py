@@ -5,10 +5,10 @@ r"""Kills training runs repeatedly; their results must not change.
 Repeats one command of tiny training and sends SIGKILL, or sometimes SIGTERM, at
 random moments, until --kills signals are sent; with --interrupts, SIGINT, and
 half of the runs compile everything again; with --carry, completions are carried
-over rollout steps. Each run that finishes is compared
-with an uninterrupted run, file by file and bit by bit. After SIGTERM the
-process must exit with status 42 within 30 seconds, after SIGINT with status 130
-within 120 seconds, without a traceback. Exits with 1 if a run differs.
+over rollout steps. Each run that finishes is compared with an uninterrupted
+run, file by file and bit by bit. After SIGTERM the process must exit with
+status 42 within 30 seconds, after SIGINT with status 130 within 120 seconds,
+without a traceback. Exits with 1 if a run differs.
 """
 
 import argparse

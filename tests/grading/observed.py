@@ -1,4 +1,4 @@
-"""math-verify's verdicts in a worker, with what they took and evaluated there."""
+"""math-verify's verdicts in a worker, and what it took and evaluated."""
 
 import builtins
 from collections.abc import Sequence

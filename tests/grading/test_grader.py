@@ -98,8 +98,8 @@ def test_a_fork_has_a_worker_of_its_own():
 import os
 from tepo_jax import grading
 from tepo_jax.grading import grader
-answers = [(rf"\boxed{{\sum_{{k=1}}^{{{n}}} k}}", [str(n * (n + 1) // 2 + n % 2)])
-           for n in range(1, 21)]
+answers = [(rf"\boxed{{\sum_{{k=1}}^{{{n}}} k}}",
+            [str(n * (n + 1) // 2 + n % 2)]) for n in range(1, 21)]
 expected = [n % 2 == 0 for n in range(1, 21)]
 assert grading.grade(*answers[1])
 first = grader._worker(os.getpid())._workers[0]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
+from tepo_jax.job import summaries
 from tepo_jax.rollout import carry
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import rectangle
@@ -27,12 +28,13 @@ RIGHT, WRONG, MIXED = (1, 1), (0, 0), (0, 1)
 class World(test_selection.World):
   """The same where completions are carried. born: of each slot that was live,
   (prompt, sample, step that began it). decoded: the live prompts of each chunk.
+  graded: the texts that were graded.
   """
 
   def __init__(self, verdicts, lengths=((1, 1),), *, slots=4, chunk=3):
     super().__init__(verdicts, lengths)
     programs, self.born = toy.programs(self.length), set()
-    self.decoded = []
+    self.decoded, self.graded = [], []
 
     def decode(_, cache, slots, *rest):
       self.born |= set(zip(*(x[slots.live].tolist() for x in (
@@ -45,6 +47,10 @@ class World(test_selection.World):
             slots=slots, work=10**6, prompt_tokens=9,
             max_tokens=max(map(max, lengths)), chunk=chunk, shards=1,
             carries=True))
+
+  def grade(self, items):
+    self.graded += [text for text, _ in items]
+    return super().grade(items)
 
   def steps(self, count, mode='refill', *, wanted, max_versions, cursor=0,
             max_batches=99, rewards=reward_functions(), **settings):
@@ -175,6 +181,8 @@ def test_a_complete_group_that_is_not_needed_yet_is_the_next_steps():
   assert _parts(first) == {prompt: 2 * [(4, True)] for prompt in (2, 3)}
   assert _ids(second.groups) == [2, 3] and second.stats.tokens == 0
   assert np.all(second.groups[0].version_GT == 1)
+  assert len(world.graded) == len(set(world.graded)) == 8
+  assert summaries.sampling_metrics(second)['sampling/slot_share'] == 0
 
 
 def test_a_step_without_enough_groups_leaves_nothing_in_flight():

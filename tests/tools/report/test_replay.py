@@ -6,7 +6,6 @@ import pathlib
 import types
 
 import jax
-from jax.experimental.compilation_cache import compilation_cache
 import numpy as np
 import pytest
 
@@ -27,7 +26,7 @@ from tepo_jax.tools.report import runs as runs_lib
 from tepo_jax.tools.report import sections
 from tests.job import learners
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures('compiled_before')]
 
 STEP = 2
 METHODS = ('grpo', 'tepo', 'clip_cov', 'gpg')
@@ -50,23 +49,6 @@ def small_config():
       worked_steps=1, demonstrations=32, num_layers=1, num_heads=2,
       num_kv_heads=1, d_model=32, head_dim=16, d_ff=32)
   return config
-
-
-@pytest.fixture(scope='module', autouse=True)
-def compile_once(tmp_path_factory):
-  """Caches compilations: every opening of the run needs the same programs."""
-  settings = {
-      'jax_compilation_cache_dir': str(tmp_path_factory.mktemp('compiled')),
-      'jax_persistent_cache_min_compile_time_secs': 0,
-      'jax_persistent_cache_min_entry_size_bytes': 0}
-  before = {name: getattr(jax.config, name) for name in settings}
-  for name, value in settings.items():
-    jax.config.update(name, value)
-  compilation_cache.reset_cache()
-  yield
-  for name, value in before.items():
-    jax.config.update(name, value)
-  compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope='module')
