@@ -82,23 +82,16 @@ def compile_once(shared_folder):
   os.environ['JAX_COMPILATION_CACHE_MAX_SIZE'] = str(2**34)
 
 
-@pytest.fixture(scope='module')
-def compiled_before(tmp_path_factory):
-  """Keeps compiled functions: runs of one process need the same ones."""
-  import jax
-  from jax.experimental.compilation_cache import compilation_cache
-  settings = {
-      'jax_compilation_cache_dir': str(tmp_path_factory.mktemp('compiled')),
-      'jax_persistent_cache_min_compile_time_secs': 0,
-      'jax_persistent_cache_min_entry_size_bytes': 0}
-  before = {name: getattr(jax.config, name) for name in settings}
-  for name, value in settings.items():
-    jax.config.update(name, value)
-  compilation_cache.reset_cache()
-  yield
-  for name, value in before.items():
-    jax.config.update(name, value)
-  compilation_cache.reset_cache()
+@pytest.fixture(scope='session', autouse=True)
+def compiled_here(tmp_path_factory):
+  """Keeps what this process compiles, in a folder of its own, which needs no
+  lock: many tests make the same functions again."""
+  import jax  # after the environment is set
+  for name, value in (('dir', str(tmp_path_factory.mktemp('compiled'))),
+                      ('max_size', -1)):
+    jax.config.update(f'jax_compilation_cache_{name}', value)
+  for name in ('compile_time_secs', 'entry_size_bytes'):
+    jax.config.update(f'jax_persistent_cache_min_{name}', 0)
 
 
 @pytest.fixture(scope='session')

@@ -30,8 +30,6 @@ from tepo_jax.tools import streaming
 from tepo_jax.tools.plan import traffic
 from tests import runs
 
-pytestmark = pytest.mark.usefixtures('compiled_before')
-
 STEPS, T, V = 5, 24, 2
 
 

@@ -26,7 +26,7 @@ from tepo_jax.tools.report import runs as runs_lib
 from tepo_jax.tools.report import sections
 from tests.job import learners
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures('compiled_before')]
+pytestmark = pytest.mark.long
 
 STEP = 2
 METHODS = ('grpo', 'tepo', 'clip_cov', 'gpg')
