@@ -168,7 +168,8 @@ def carried(schedule: schedule_lib.Schedule, known: Table, wanted: int,
   each the age of the tokens that it trains on, in rollout steps.
 
   mode: of `selection.Selection`. max_versions: of `carry.Selection`. The table
-  must have a limit; 'refill' takes at most 1 / `steps` of its prompts in a step.
+  must have a limit; a step with 'refill' takes at most 1 / `steps` of its
+  prompts.
   """
   prompts, samples = known.length_QG.shape
   left, cursor = (), 0

@@ -78,8 +78,8 @@ def of_carried(workload: workload_lib.Workload, shapes: shapes_lib.Shapes,
 
   mode, max_versions: of config.rollout.
   """
-  # Where a few completions are much longer than the others, they end together in
-  # a step that must complete its groups, about every max_versions + 1 steps.
+  # Where a few completions are much longer than the others, they end together,
+  # in a step that must complete its groups: about every max_versions + 1 steps.
   warm_up, measured = max_versions + 3, 3 * (max_versions + 1)
   steps = warm_up + measured
   known = _table(workload, _BATCHES * steps, mixed_share)
