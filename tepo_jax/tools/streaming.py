@@ -168,7 +168,8 @@ def carried(schedule: schedule_lib.Schedule, known: Table, wanted: int,
   each the age of the tokens that it trains on, in rollout steps.
 
   mode: of `selection.Selection`. max_versions: of `carry.Selection`. The table
-  must have a limit.
+  must have a limit; a step with 'refill' takes at most 1 / `steps` of its
+  prompts.
   """
   prompts, samples = known.length_QG.shape
   left, cursor = (), 0
@@ -176,7 +177,7 @@ def carried(schedule: schedule_lib.Schedule, known: Table, wanted: int,
     selection = carry.Selection(
         step=step, max_versions=max_versions, carried=left, cursor=cursor,
         wanted=wanted, group_size=samples, mode=mode,
-        max_batches=(prompts - cursor) // wanted)
+        max_batches=prompts // wanted // steps)
     requests = _Carried(known, selection)
     for completions in schedule.run(
         None, requests, None, schedule_lib.Stats()):

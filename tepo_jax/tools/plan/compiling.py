@@ -141,13 +141,20 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
       slots_lib.has_kernel(*programs.decoding))
   sizes = decoded.sizes(rollout, largest[0])
   runs = runs_of(rollout.runs)
-  by_share = {largest[0]: {
-      share: (_as_if_largest(
-          runs_of(other.runs), largest[0],
-          decoded.sizes(other, largest[0]) | {largest[0]: sizes[largest[0]]}),
-              other.decode_steps)
-      for share in (_SHARES if refill and not brief else ())
-      for other, _ in [_traffic(config, workload, shapes, share)]}}
+
+  def decodes(other):
+    return _as_if_largest(
+        runs_of(other.runs), largest[0],
+        decoded.sizes(other, largest[0]) | {largest[0]: sizes[largest[0]]})
+
+  of_decode = dict(
+      syncs=rollout.syncs, age=age, by_share={
+          share: (decodes(other), other.decode_steps)
+          for share in (_SHARES if refill and not brief else ())
+          for other, _ in [_traffic(config, workload, shapes, share)]},
+      uncarried=decodes(_traffic(
+          config, workload, dataclasses.replace(shapes, carries=False),
+          share)[0]) if shapes.carries else None)
   for shape in dict.fromkeys(
       [*largest, *([] if brief else sorted(rollout.runs))]):
     steps = config.rollout.chunk if shape.name == 'decode' else 1
@@ -156,12 +163,10 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
         _label(shape), 'rollout', functools.partial(arguments.lower, shape),
         runs[shape], state_bytes + held, shape in largest,
         _as_if_largest(runs, shape, sizes) if shape in largest else 0, given,
-        open_trips=(steps,), by_share=by_share.get(shape, {}),
+        open_trips=(steps,),
         columns=decoded.columns(rollout, shape) if shapes.page else None,
-        syncs=rollout.syncs if shape == largest[0] else 0,
-        age=age if shape == largest[0] else 0.0,
         useful=steps * _useful_of_sampling(workload, shape)
-        / programs.mesh.size)
+        / programs.mesh.size, **of_decode if shape == largest[0] else {})
 
 
 def _traffic(config, workload, shapes, share):

@@ -29,6 +29,8 @@ class PlannedProgram:
     host.
   age: for the largest decode program, the mean age of the tokens trained on, in
     rollout steps; 0 unless completions are carried.
+  uncarried: for the largest decode program where completions are carried,
+    `equivalent` of a rollout that carries none, as evaluations do.
   devices: of the mesh, in its order.
   useful: FLOPs per chip that a run must make: 2 per weight and real token,
     forward, and 4 backward, and attention; 0 if it only moves data.
@@ -48,6 +50,7 @@ class PlannedProgram:
       default_factory=dict)
   syncs: int = 0
   age: float = 0.0
+  uncarried: float | None = None
   useful: float = 0.0
   remat: str = ''
   devices: list[jax.Device] = dataclasses.field(default_factory=list)

@@ -44,8 +44,9 @@ def of(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
   """Returns the parts of a run whose step is planned.
 
   A completion of an evaluation takes as long as one of a rollout, times the
-  ratio of their `max_tokens`. A rollout samples 1 / mixed_share as many as it
-  keeps.
+  ratio of their `max_tokens`; of a rollout that carries none, as evaluations
+  wait for their longest completions. A rollout samples 1 / mixed_share as many
+  as it keeps.
   """
   evaluations, unknown = _completions(config)
   share = (workload.mixed_share
@@ -55,7 +56,7 @@ def of(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
   steps = {bound: config.steps * plan.total(bound) for bound in step.BOUNDS}
   return Run(
       steps,
-      {bound: plan.seconds(bound)['rollout'] * evaluations / a_step
+      {bound: plan.uncarried_rollout(bound) * evaluations / a_step
        for bound in step.BOUNDS},
       {bound: _saving(config, plan, bound) for bound in step.BOUNDS},
       evaluations, sum(e.compile_seconds for e in plan.estimates),

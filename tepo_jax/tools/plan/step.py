@@ -51,7 +51,7 @@ _TENSOR = (1, 2, 4, 8)  # sizes of the mesh axis to compare
 class Estimate:
   """Memory and cost of one run of a compiled program, per chip.
 
-  name, phase, runs, equivalent, useful, remat, syncs, age: as in
+  name, phase, runs, equivalent, useful, remat, syncs, age, uncarried: as in
     `phases.PlannedProgram`. efficiency: of programs like it.
   arguments, temporaries: bytes. resident: bytes of other arrays that stay
     allocated during the run. hbm: all of these, outputs and code.
@@ -86,6 +86,7 @@ class Estimate:
       default_factory=dict)
   uncounted: dict[str, float] = dataclasses.field(default_factory=dict)
   age: float = 0.0
+  uncarried: float | None = None
 
   def seconds(self, runs: float, bound: str) -> float:
     """Predicted seconds of runs; `bound` is of BOUNDS, 'low' the fastest."""
@@ -161,6 +162,12 @@ class StepPlan:
                  / estimate.equivalent for bound in BOUNDS}, steps)
         for estimate in self.estimates
         for share, (equivalent, steps) in estimate.by_share.items()}
+
+  def uncarried_rollout(self, bound: str) -> float:
+    """Predicted seconds of a rollout that carries no completions: those of the
+    planned rollout, if it carries some scaled as in `rollout_by_share`."""
+    return self.seconds(bound)['rollout'] * math.prod(
+        e.uncarried / e.equivalent for e in self.estimates if e.uncarried)
 
   @property
   def age(self) -> float:
@@ -301,7 +308,7 @@ def estimate(program: phases.PlannedProgram, slice_: chips.Slice
   """Compiles a program and estimates its costs."""
   known = {name: getattr(program, name) for name in (
       'name', 'phase', 'runs', 'resident', 'equivalent', 'by_share',
-      'useful', 'remat', 'syncs', 'age')}
+      'useful', 'remat', 'syncs', 'age', 'uncarried')}
   if program.equivalent is None:
     known['equivalent'] = program.runs
   known['efficiency'] = published.efficiency(

@@ -43,7 +43,7 @@ def text(plan: step.StepPlan, workload: workload_lib.Workload,
         *(f'  {phase}: {_range(lambda bound: plan.seconds(bound)[phase])} s'
           for phase in plan.seconds()),
         *([f'completions are carried: a token is trained on {plan.age:.2f} '
-           'rollout steps after its own, on average'] if plan.age else []),
+           'rollout steps after it was drawn, on average'] if plan.age else []),
         *_efficiencies(plan), _whole(plan),
         *map(_rollout_line, plan.rollout_by_share.items()),
         *_run_lines(whole)]

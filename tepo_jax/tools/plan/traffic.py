@@ -18,7 +18,6 @@ from tepo_jax.rollout import shapes as shapes_lib
 from tepo_jax.tools import streaming
 from tepo_jax.tools import workload as workload_lib
 
-_WARM_UP, _MEASURED = 4, 6  # steps of `of_carried`
 _BATCHES = 64  # of prompts, enough for any share of mixed groups that trains
 
 
@@ -79,14 +78,17 @@ def of_carried(workload: workload_lib.Workload, shapes: shapes_lib.Shapes,
 
   mode, max_versions: of config.rollout.
   """
-  steps = _WARM_UP + _MEASURED
+  # Where a few completions are much longer than the others, they end together,
+  # in a step that must complete its groups: about every max_versions + 1 steps.
+  warm_up, measured = max_versions + 3, 3 * (max_versions + 1)
+  steps = warm_up + measured
   known = _table(workload, _BATCHES * steps, mixed_share)
   counts, columns, chunks = collections.Counter(), collections.Counter(), []
   programs, ages = counting(known, shapes, counts, columns, chunks), []
   for step, age_T in enumerate(streaming.carried(
       schedule.Schedule(programs, shapes), known, workload.prompts, mode,
       max_versions, steps)):
-    if step >= _WARM_UP:
+    if step >= warm_up:
       ages.append(age_T)
     else:
       counts.clear()
@@ -95,9 +97,9 @@ def of_carried(workload: workload_lib.Workload, shapes: shapes_lib.Shapes,
 
   def mean(counter):
     return collections.Counter({
-        shape: count / _MEASURED for shape, count in counter.items()})
+        shape: count / measured for shape, count in counter.items()})
 
-  return (Traffic(mean(counts), round(len(chunks) / _MEASURED), mean(columns)),
+  return (Traffic(mean(counts), round(len(chunks) / measured), mean(columns)),
           float(np.concatenate(ages).mean()))
 
 

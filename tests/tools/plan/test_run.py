@@ -1,5 +1,6 @@
 """Hours of a whole run, against counts by hand."""
 
+import dataclasses
 import types
 
 import pytest
@@ -71,6 +72,19 @@ def test_what_is_not_counted_is_named(fields, named):
   config.update_from_flattened_dict(fields)
   found, = run.of(config, _workload(), _plan()).uncounted
   assert named in found
+
+
+def test_evaluations_carry_no_completions():
+  """Without, a rollout decodes half as much again."""
+  config, plan = cli.load_config('configs/qwen2_5_7b.py:tepo'), _plan()
+  decode, update = plan.estimates
+  carried = dataclasses.replace(plan, estimates=[
+      dataclasses.replace(decode, equivalent=2, uncarried=3), update])
+  without, found = (run.of(config, _workload(), p) for p in (plan, carried))
+  for bound in step.BOUNDS:
+    assert found.steps[bound] == without.steps[bound]
+    assert found.evaluations[bound] == pytest.approx(
+        1.5 * without.evaluations[bound])
 
 
 def test_a_set_of_unknown_size_is_left_out():

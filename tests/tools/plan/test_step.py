@@ -43,12 +43,18 @@ def _config(name='configs/tiny.py:tepo'):
   return config
 
 
-def _programs(config, slice_, slots):
-  """The largest planned programs on a slice."""
-  workload = workload_lib.of(config)
+def _carrying(config, max_versions=2):
+  config.rollout.carry.max_versions = max_versions
+  config.train.behaviour.weight = 'token'
+  return config
+
+
+def _programs(config, slice_, slots, brief=True, mean_tokens=None):
+  """The planned programs on a slice; brief: the largest."""
+  workload = workload_lib.of(config, mean_tokens=mean_tokens)
   return compiling.step_programs(config, workload, compiling.make_programs(
       config, workload, mesh_lib.make(dict(config.mesh), slice_.devices),
-      slice_.chip.hbm_bytes), slots, brief=True)
+      slice_.chip.hbm_bytes), slots, brief)
 
 
 @pytest.fixture(name='plan', scope='module')
@@ -284,6 +290,56 @@ def test_a_plan_with_pages_has_their_programs():
   for program in programs:
     assert program.equivalent > 0
     program.lower()
+
+
+def test_a_plan_that_carries_completions_has_their_programs():
+  """Prompts of 24 tokens are prefilled with up to 48 that were drawn before.
+  """
+  widths, decodes = [], []
+  for config in _config(), _carrying(_config()):
+    config.rollout.chunk = 8
+    programs = _programs(config, chips.topology('v5e:1x1'), 32, brief=False,
+                         mean_tokens=8)
+    widths.append({int(p.name.split('x')[1]): p.runs for p in programs
+                   if p.name.startswith('prefill')})
+    decodes.append(next(p for p in programs if p.name.startswith('decode')))
+    for program in programs:
+      if program.name.startswith(('prefill', 'decode')):
+        program.lower()
+  without, carrying = decodes
+  assert max(widths[0]) == 24 and max(widths[1]) == 24 + 48
+  assert sum(runs for width, runs in widths[1].items() if width > 24) > 0
+  assert without.age == 0 and without.uncarried is None
+  assert 0 < carrying.age < 2
+  # Their caches have as many columns.
+  assert carrying.name == without.name
+  assert carrying.equivalent < carrying.uncarried == pytest.approx(
+      without.equivalent)
+
+
+@pytest.mark.long
+def test_a_plan_states_the_age_of_what_it_carries():
+  """And its evaluations carry nothing."""
+  evaluations, plans = [], []
+  for max_versions in 0, 2:
+    config = _carrying(_config(), max_versions)
+    workload = workload_lib.of(config, mean_tokens=8)
+    plan = step.make(config, workload, chips.topology('v5e:1x1'), config.mesh,
+                     brief=True)
+    whole = run.of(config, workload, plan)
+    text = table.text(plan, workload, [plan], whole)
+    record = json.loads(json.dumps(table.record(plan, [plan], whole)))
+    assert record['age_mean'] == plan.age
+    evaluations.append(record['run']['evaluations'])
+    plans.append((plan, text))
+  (without, said), (carrying, says) = plans
+  assert without.age == 0 and 'carried' not in said
+  assert 0 < carrying.age < 2
+  assert (f'completions are carried: a token is trained on {carrying.age:.2f} '
+          'rollout steps after it was drawn, on average') in says
+  assert carrying.seconds()['rollout'] < without.seconds()['rollout']
+  for bound in step.BOUNDS:
+    assert evaluations[1][bound] >= evaluations[0][bound]
 
 
 def test_a_plan_that_does_not_fit_states_its_memory():

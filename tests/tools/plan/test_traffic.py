@@ -1,10 +1,12 @@
 """Program counts of a rollout follow from the table of lengths."""
 
+import collections
 import dataclasses
 
 import numpy as np
 import pytest
 
+from tepo_jax.rollout import schedule
 from tepo_jax.rollout import shapes as shapes_lib
 from tepo_jax.tools import streaming
 from tepo_jax.tools import workload as workload_lib
@@ -95,3 +97,30 @@ def test_steps_that_carry_completions_do_not_wait_for_the_longest():
     assert (widest > 32) == (versions > 0)
   (steps, _), (some, young), (few, old) = found
   assert few < some < steps and 0 < young < 1 and young < old < 3
+
+
+class _FewLong(workload_lib.Workload):
+  """All completions have 20 tokens, but for one in 101, which has the most."""
+
+  def lengths(self, rows):
+    return np.where(np.arange(rows) % 101, 20, self.max_tokens)
+
+
+def test_steps_that_must_complete_their_groups_are_counted():
+  """With 8 versions: about every ninth step decodes all long completions, and
+  the first of these is the ninth. The mean of three such cycles is near that of
+  ten."""
+  workload = _FewLong(None, 8, 4, 32, 2000, 0, 1.0, 1)
+  shapes = shapes_lib.make(
+      slots=64, work=10**6, prompt_tokens=32, max_tokens=2000, chunk=8,
+      shards=1, carries=True)
+  rollout, age = traffic.of_carried(workload, shapes, 1.0, 'off', 8)
+  counts = collections.Counter()
+  programs = traffic.counting(
+      known := traffic._table(workload, 99, 1.0), shapes, counts,
+      collections.Counter(), [])
+  ages = [age_T for age_T in streaming.carried(
+      schedule.Schedule(programs, shapes), known, 8, 'off', 8, 90)]
+  steps = sum(n for s, n in counts.items() if s.name == 'decode') / 90
+  assert age == pytest.approx(np.concatenate(ages[9:]).mean(), rel=0.05)
+  assert rollout.decode_steps == pytest.approx(steps, rel=0.05)
