@@ -86,8 +86,8 @@ class Carried:
         j, drawn.token_T, drawn.logp_T, drawn.ended)
             for j, drawn in enumerate(self.samples) if drawn.ended is not None]
 
-  def verdicts(self) -> list[bool]:
-    """The grader's on `completions`."""
+  def verdicts(self) -> list[bool | None]:
+    """The grader's on `completions`; a plan has none."""
     return [drawn.verdict for drawn in self.samples if drawn.ended is not None]
 
 
