@@ -33,7 +33,7 @@ Axes: G samples of a prompt · T tokens of a completion.
 """
 
 import base64
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
 from typing import Any
 import zlib
@@ -169,17 +169,30 @@ class Selection(selection_lib.Selection):
 
 
 class InFlight:
-  """What there is of the groups in hand of a step."""
+  """What there is of the groups in hand of a step.
+
+  Attributes:
+    first: requests of the carried groups, until they are taken.
+  """
 
   def __init__(self, selection: Selection):
+    self.first: list[groups_lib.Request] = []
     self._step, self._size = selection.step, selection.size
     self._born = {each.prompt_id: each.born for each in selection.carried}
     self._samples = {(each.prompt_id, j): drawn for each in selection.carried
                      for j, drawn in enumerate(each.samples)}
 
-  def begin(self, prompt_id: int) -> None:
-    """Adds a new group."""
-    self._born[prompt_id] = self._step
+  def take(self, samples: int,
+           new: Callable[[int], list[groups_lib.Request]]
+           ) -> list[groups_lib.Request]:
+    """The requests for `samples` samples: those of the carried groups and then,
+    for the samples that are missing, those of `new`, which begin groups."""
+    first, self.first = self.first, []
+    waiting = sum(limit > 0 for request in first for limit in request.limits)
+    requests = new(max(0, samples - waiting))
+    for request in requests:
+      self._born[request.prompt_id] = self._step
+    return first + requests
 
   def note(self, completion: groups_lib.Completion, ended: bool | None) -> None:
     """Takes the state of a sample; `ended` is None if it is unfinished."""

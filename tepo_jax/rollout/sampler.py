@@ -338,7 +338,7 @@ class _CarriedPrompts(_SelectedPrompts):
   def __init__(self, prompt, selection, graded, rewards):
     super().__init__(prompt, selection, graded, rewards)
     self._flight = carry.InFlight(selection)
-    self._first = graded.resume(
+    self._flight.first = graded.resume(
         [(each, prompt(each.prompt_id)) for each in selection.carried])
 
   def submit(self, completions):
@@ -357,9 +357,4 @@ class _CarriedPrompts(_SelectedPrompts):
     return self._flight.carried({group.prompt.prompt_id for group in leaving})
 
   def take(self, samples):
-    first, self._first = self._first, []
-    waiting = sum(np.count_nonzero(request.limits) for request in first)
-    requests = super().take(max(0, samples - waiting))
-    for request in requests:
-      self._flight.begin(request.prompt_id)
-    return first + requests
+    return self._flight.take(samples, super().take)

@@ -122,22 +122,20 @@ class _Carried(_Stream):
 
   def __init__(self, known, selection):
     super().__init__(known, selection)
-    self._flight, self._first = carry.InFlight(selection), []
+    self._flight = carry.InFlight(selection)
     self._seen = collections.Counter()  # complete samples by prompt_id
     for each in selection.carried:
       prompt = groups_lib.Prompt(
           None, tuple(known.request(each.prompt_id).token_ids), each.prompt_id)
       self.see(each.completions(prompt))
-      self._first += each.requests(prompt, known.limit)
+      self._flight.first += each.requests(prompt, known.limit)
 
   def take(self, samples):
-    first, self._first = self._first, []
-    waiting = sum(np.count_nonzero(request.limits) for request in first)
-    requests = [dataclasses.replace(request, born=self._selection.step)
-                for request in super().take(max(0, samples - waiting))]
-    for request in requests:
-      self._flight.begin(request.prompt_id)
-    return first + requests
+    return self._flight.take(samples, self._new)
+
+  def _new(self, samples):
+    return [dataclasses.replace(request, born=self._selection.step)
+            for request in super().take(samples)]
 
   def see(self, completions):
     super().see(completions)

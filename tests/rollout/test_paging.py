@@ -299,12 +299,8 @@ def test_completions_that_are_continued_are_those_drawn_at_once(
       engine.weights, groups_lib.Queue([
           request for each, p in zip(carried, prompts)
           for request in each.requests(p, T)]), key, stats) for c in some}
-  assert got.keys() == want.keys()
+  toy.assert_same(got, want)
   for name, completion in got.items():
-    np.testing.assert_array_equal(completion.token_T, want[name].token_T)
-    np.testing.assert_allclose(
-        completion.logp_T, want[name].logp_T, atol=1e-5)
-    assert completion.ended == want[name].ended
     before = len(carried[name[0]].samples[name[1]].token_T)
     assert completion.version_T(9).tolist() == [5] * before + [9] * (
         len(completion.token_T) - before)
@@ -334,12 +330,8 @@ def _check_equal(make_engine, model, params, page, stores, options):
   want, _ = _drawn(make_engine, model, params, 0, slots, **options)
   got, stats = _drawn(
       make_engine, model, params, page, slots, least, **options)
-  assert got.keys() == want.keys() and len(got) == len(LENGTHS) * G
-  for name, completion in got.items():
-    np.testing.assert_array_equal(completion.token_T, want[name].token_T)
-    np.testing.assert_allclose(
-        completion.logp_T, want[name].logp_T, atol=1e-5)
-    assert completion.ended == want[name].ended
+  toy.assert_same(got, want)
+  assert len(got) == len(LENGTHS) * G
   assert len({completion.ended for completion in got.values()}) == 2
   assert stats.put_back > 0
   _check_free(stores)

@@ -65,16 +65,6 @@ def _sample(engine, which=range(7), **options):
                        ids=[IDS[i] for i in which], **options)
 
 
-def _assert_same(got, want):
-  """The same tokens exactly; the same log-probabilities up to rounding."""
-  assert got.keys() == want.keys()
-  for name, completion in got.items():
-    np.testing.assert_array_equal(completion.token_T, want[name].token_T)
-    np.testing.assert_allclose(
-        completion.logp_T, want[name].logp_T, atol=1e-5)
-    assert completion.ended == want[name].ended
-
-
 @pytest.fixture(scope='module')
 def free(engine):
   """Every prompt's samples without EOS, so all have full length."""
@@ -135,7 +125,7 @@ def test_logp_is_the_scoring_functions(params, engine, temperature):
     dict(slots=1), dict(slots=3, chunk=1), dict(slots=64, chunk=32),
     dict(slots=8, columns=(30,), prompts=(14,))], ids=str)
 def test_slots_chunks_and_shapes_change_nothing(engine, free, options):
-  _assert_same(_sample(engine(**options))[0], free)
+  toy.assert_same(_sample(engine(**options))[0], free)
 
 
 @pytest.mark.long_after_first
@@ -144,7 +134,7 @@ def test_slots_chunks_and_shapes_change_nothing(engine, free, options):
     (64, dict(fsdp=2, tensor=2)), (64, dict(tensor=4))], ids=str)
 def test_the_mesh_changes_nothing(engine, free, mesh, slots):
   got, _ = _sample(_on_mesh(engine, slots, tuple(mesh.items())))
-  _assert_same(got, free)
+  toy.assert_same(got, free)
 
 
 @functools.cache
@@ -193,7 +183,7 @@ def test_a_stream_draws_what_whole_batches_draw(engine, slots, mesh):
       engine, slots, tuple(mesh.items()))
   got, stats = _mixed_groups(one, streaming.stream)
   want, more = _mixed_groups(engine(), streaming.batches)
-  _assert_same(got, want)
+  toy.assert_same(got, want)
   assert len(got) == 4 * G and stats.steps < more.steps
 
 
@@ -284,9 +274,9 @@ def test_no_step_is_computed_after_the_last_token(engine):
 def test_draws_depend_on_key_prompt_and_sample_alone(engine, free):
   """Not on the order or number of prompts, nor on G or the limit."""
   some = {name: c for name, c in free.items() if name[0] in (2, 3, 123456)}
-  _assert_same(_sample(engine(), which=(6, 2, 3))[0], some)
+  toy.assert_same(_sample(engine(), which=(6, 2, 3))[0], some)
   fewer, _ = _sample(engine(), group_size=1)
-  _assert_same(fewer, {name: free[name] for name in fewer})
+  toy.assert_same(fewer, {name: free[name] for name in fewer})
   for name, completion in _sample(engine(), max_tokens=1)[0].items():
     np.testing.assert_array_equal(completion.token_T, free[name].token_T[:1])
 

@@ -3,11 +3,13 @@
 Axes: Q prompts · G samples · N slots · C tokens of a chunk.
 """
 
+from collections.abc import Mapping
 import types
 
 import numpy as np
 
 from tepo_jax.rollout import engine
+from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import shapes
 
 
@@ -50,3 +52,15 @@ def _cache(rows, columns):
   """What the schedule reads of a cache: a shape, without memory."""
   return types.SimpleNamespace(
       position=np.broadcast_to(np.int32(-1), (rows, columns)))
+
+
+def assert_same(got: Mapping[tuple[int, int], groups_lib.Completion],
+                want: Mapping[tuple[int, int], groups_lib.Completion]) -> None:
+  """Completions by (prompt, sample): the same tokens exactly, and the same
+  log-probabilities up to rounding."""
+  assert got.keys() == want.keys()
+  for name, completion in got.items():
+    np.testing.assert_array_equal(completion.token_T, want[name].token_T)
+    np.testing.assert_allclose(
+        completion.logp_T, want[name].logp_T, atol=1e-5)
+    assert completion.ended == want[name].ended
