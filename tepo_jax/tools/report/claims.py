@@ -2,8 +2,10 @@
 
 Runs with the same seed are compared over the steps that both have, so that
 effects of the seed cancel. A claim is "supported" or "contradicted" if Holm's
-correction over the claims of its method leaves the paired t-test significant,
-else "not resolved at ±x", where x is half the uncorrected interval.
+correction over the claims of its method leaves the paired t-test significant;
+"equal within ±b" if two one-sided tests, corrected in the same way, exclude a
+mean difference of b or more; else "not resolved at ±x", where x is half the
+uncorrected interval.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,6 +32,7 @@ class Measure:
 
   value: metric by step, not empty -> number or None. sign: +1 if the paper
   claims higher values for TEPO, −1 for lower. scale, unit: for display.
+  bound: the smallest difference of interest, in `unit`; None: not stated.
   """
   title: str
   claim: str
@@ -38,6 +41,7 @@ class Measure:
   sign: int
   scale: float = 1.0
   unit: str = ''
+  bound: float | None = None
 
 
 def final(values: Sequence[float]) -> float:
@@ -57,9 +61,9 @@ def unsteadiness(values: Sequence[float]) -> float | None:
 
 MEASURES = (
     Measure('Final accuracy', 'higher (Table 1)', 'accuracy', final, +1, 100,
-            '%'),
+            '%', 2.0),
     Measure('Reward, mean over the run', 'higher (Figure 3a)', 'reward',
-            np.mean, +1, 100, '%'),
+            np.mean, +1, 100, '%', 2.0),
     Measure('Entropy, mean |change| a step', 'steadier (3.3.2)', 'entropy',
             unsteadiness, -1, 1, 'nats'),
     Measure('Clip ratio, mean', 'lower (Figure 2a)', figures.clip_ratio,
@@ -78,7 +82,7 @@ class Contrast:
   """One measure of one method compared with the baseline.
 
   own, base, difference: (mean, low, high) over the pairs of runs. pairs: each
-  pair's difference. sign: of the measure.
+  pair's difference. sign, bound: of the measure.
   """
   label: str
   title: str
@@ -89,6 +93,7 @@ class Contrast:
   difference: tuple[float, float, float]
   pairs: tuple[float, ...]
   sign: int
+  bound: float | None
   note: str = ''
   verdict: str = 'too few seeds'
 
@@ -120,25 +125,34 @@ def _judged(found):
   """Adds the verdicts, corrected over these claims."""
   tested = [c for c in found if len(c.pairs) >= FEWEST]
   adjusted = significance.holm([significance.paired_p(c.pairs) for c in tested])
-  verdicts = {c.title: _verdict(c, p) for c, p in zip(tested, adjusted)}
+  bounded = [c for c in tested if c.bound]
+  equal = dict(zip((c.title for c in bounded), significance.holm([
+      significance.equivalence_p(c.pairs, c.bound) for c in bounded])))
+  verdicts = {c.title: _verdict(c, p, equal.get(c.title, 1.0))
+              for c, p in zip(tested, adjusted)}
   return [dataclasses.replace(c, verdict=verdicts[c.title])
           if c.title in verdicts else c for c in found]
 
 
-def _verdict(contrast, p):
+def _verdict(contrast, p, p_equal):
+  """p, p_equal: corrected, of the difference and of the equivalence test."""
   mean, _, high = contrast.difference
   if p >= 1 - statistics.LEVEL:
+    if p_equal < 1 - statistics.LEVEL:
+      return f'equal within ±{contrast.bound:g}'
     return f'not resolved at ±{high - mean:.2g}'
   return 'supported' if contrast.sign * mean > 0 else 'contradicted'
 
 
-def seeds_needed(found: Sequence[Contrast]) -> dict[str, list[int]]:
-  """Returns, by method, the seeds needed to see each of EFFECTS in the final
-  accuracy, from the spread of its paired differences."""
-  return {c.label: [significance.seeds_needed(np.std(c.pairs, ddof=1), effect)
-                    for effect in EFFECTS]
-          for c in found
-          if c.title == MEASURES[0].title and len(c.pairs) >= FEWEST}
+def power(found: Sequence[Contrast]) -> dict[str, tuple[float, list[int]]]:
+  """Returns, by method, from the spread of its paired differences in the final
+  accuracy: the points that this many seeds find, and the seeds that each of
+  EFFECTS needs."""
+  spreads = {c.label: (np.std(c.pairs, ddof=1), len(c.pairs)) for c in found
+             if c.title == MEASURES[0].title and len(c.pairs) >= FEWEST}
+  return {label: (significance.detectable(spread, pairs), [
+      significance.seeds_needed(spread, effect) for effect in EFFECTS])
+          for label, (spread, pairs) in spreads.items()}
 
 
 def contrast(group: runs_lib.Seeds, base: runs_lib.Seeds, measure: Measure
@@ -167,7 +181,8 @@ def _compared(label, measure, pairs, note=''):
   return Contrast(
       label, measure.title, measure.claim, measure.unit,
       *map(significance.over_seeds, zip(*pairs)),
-      significance.over_seeds(differences), differences, measure.sign, note)
+      significance.over_seeds(differences), differences, measure.sign,
+      measure.bound, note)
 
 
 def _pairs(group, base):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import math
 
 import numpy as np
+from scipy import optimize
 from scipy import stats
 
 from tepo_jax.job import statistics
@@ -88,6 +89,25 @@ def holm(p: Sequence[float]) -> list[float]:
   return adjusted
 
 
+def equivalence_p(differences: Sequence[float], bound: float) -> float:
+  """Returns p of two one-sided t-tests (Schuirmann, 1987) that the mean of
+  paired differences is not within ±bound; small: it is."""
+  x = np.asarray(differences, float)
+  if np.all(x == x[0]):
+    return float(abs(x[0]) >= bound)
+  return float(max(stats.ttest_1samp(x, -bound, alternative='greater').pvalue,
+                   stats.ttest_1samp(x, bound, alternative='less').pvalue))
+
+
+def detectable(deviation: float, pairs: int) -> float:
+  """Returns the mean difference that a two-sided t-test at LEVEL finds with
+  probability POWER in that many pairs, at least 3; deviation: as in
+  `seeds_needed`."""
+  most = 10 / math.sqrt(pairs)  # with 3 pairs 5.8; 3.3 are found
+  return deviation * float(optimize.brentq(
+      lambda effect: _power(pairs, effect) - POWER, 0, most))
+
+
 def seeds_needed(deviation: float, effect: float) -> int:
   """Returns the fewest pairs with which a two-sided t-test at LEVEL finds a
   mean difference of `effect` with probability POWER.
@@ -103,7 +123,7 @@ def seeds_needed(deviation: float, effect: float) -> int:
 
 
 def _power(pairs, effect):
-  """Of a two-sided t-test, by the noncentral t distribution."""
+  """Of a two-sided t-test that finds the effect's sign, by the noncentral t
+  distribution."""
   critical = stats.t.ppf(0.5 + statistics.LEVEL / 2, pairs - 1)
-  shifted = stats.nct(pairs - 1, effect * math.sqrt(pairs))
-  return float(shifted.sf(critical) + shifted.cdf(-critical))
+  return float(stats.nct.sf(critical, pairs - 1, effect * math.sqrt(pairs)))

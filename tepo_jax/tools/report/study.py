@@ -103,7 +103,9 @@ def _claims(groups):
       'over the steps that both runs have. The result is "supported" or '
       '"contradicted" only if a paired t-test is significant at '
       f'{1 - statistics.LEVEL:.0%} after Holm\'s correction over the claims of '
-      'the method; else the half width of the uncorrected interval is given. '
+      'the method. "Equal within ±b" means that two one-sided tests, corrected '
+      'in the same way, exclude a difference of b or more. Else the half width '
+      'of the uncorrected interval is given. '
       'The paper makes these claims for TEPO only.</p>'
       + page.table(head, [
           [c.label, f'{c.title}{f", {c.unit}" if c.unit else ""}'
@@ -114,20 +116,23 @@ def _claims(groups):
       + f'<p class="caption">{overview.INTERVAL} "Steps to accuracy": the '
       'first step whose training samples reach it; the '
       f'target is {claims.TARGET:.0%} of the final accuracy of '
-      f'{page.text(base.label)}.</p>' + _power(claims.seeds_needed(found)))
+      f'{page.text(base.label)}.</p>' + _power(claims.power(found)))
 
 
-def _power(needed):
-  """Returns a table of the seeds that differences of accuracy need."""
-  if not needed:
+def _power(power):
+  """Returns a table of the differences of accuracy that these seeds find, and
+  of the seeds that others need."""
+  if not power:
     return ''
   return page.table(
-      ['method', *(f'{effect:g} points' for effect in claims.EFFECTS)],
-      [[label, *seeds] for label, seeds in needed.items()], (1, 2, 3)) + (
-          '<p class="caption">Seeds with which a difference of final accuracy '
-          'to the baseline is found with probability '
-          f'{significance.POWER:.0%}, one claim tested, if the paired '
-          'differences spread as they do here.</p>')
+      ['method', 'found by these seeds, points',
+       *(f'seeds for {effect:g}' for effect in claims.EFFECTS)],
+      [[label, f'{points:.2g}', *seeds]
+       for label, (points, seeds) in power.items()], (1, 2, 3, 4)) + (
+          '<p class="caption">Differences of final accuracy to the baseline '
+          f'that are found with probability {significance.POWER:.0%}, one '
+          'claim tested, if the paired differences spread as they do '
+          'here.</p>')
 
 
 def _configs(groups):

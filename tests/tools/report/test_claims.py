@@ -104,10 +104,26 @@ def test_claims_of_a_method_are_corrected_together(make_run):
   assert row.difference[1] > 0 and row.verdict.startswith('not resolved at ±')
 
 
-def test_seeds_for_a_difference_of_accuracy(make_run):
+@pytest.mark.parametrize('change, verdict', [
+    ((0.01, -0.01, 0.005, -0.005), 'equal within ±2'),
+    ((0.03, -0.01, 0.02, -0.02), 'not resolved at ±3.8'),
+    ((0.009, 0.01, 0.011, 0.01), 'supported')])
+def test_equal_within_the_smallest_difference_of_interest(
+    make_run, change, verdict):
+  """By two one-sided tests with a bound of 2 points, p is 0.01 and 0.15."""
+  found = contrasts_of(
+      make_run, 4, lambda s, seed: dict(accuracy=0.5 + change[seed]),
+      lambda s, seed: dict(accuracy=0.5))
+  assert found['Final accuracy'].verdict == verdict
+
+
+def test_power_of_the_differences_of_accuracy(make_run):
   change = (0.01, -0.01, 0.02, -0.02)  # spread of 1.83 points
   found = contrasts_of(
       make_run, 4, lambda s, seed: dict(accuracy=0.5 + change[seed]),
       lambda s, seed: dict(accuracy=0.5))
   # In 60,000 simulated studies of these sizes, 80.4, 81.6 and 82.1 % see it.
-  assert claims.seeds_needed(list(found.values())) == {'tepo': [107, 29, 9]}
+  (points, seeds), = claims.power(list(found.values())).values()
+  assert seeds == [107, 29, 9]
+  # Four pairs find 2.128 standard deviations, see test_significance.
+  assert points == pytest.approx(3.885, abs=1e-3)

@@ -63,3 +63,24 @@ def test_seeds_needed_by_simulation(effect):
   pairs = significance.seeds_needed(1.0, effect)
   assert seen(pairs) >= 0.79
   assert pairs == 3 or seen(pairs - 1) < 0.81
+
+
+@pytest.mark.parametrize('mean', [0.1, 1.2, -0.9])
+def test_equivalence_is_the_one_sided_test_of_the_nearer_bound(mean, bound=1):
+  x = mean + np.array([-0.3, 0.1, 0.4, -0.2, 0.0])
+  error = np.std(x, ddof=1) / len(x) ** 0.5
+  expected = scipy.stats.t.sf((bound - abs(mean)) / error, len(x) - 1)
+  assert significance.equivalence_p(x, bound) == pytest.approx(expected)
+
+
+def test_equal_differences_are_equivalent_within_the_bound_only():
+  assert significance.equivalence_p([0.5] * 3, 1) == 0
+  assert significance.equivalence_p([1.0] * 3, 1) == 1
+
+
+@pytest.mark.parametrize('pairs', [4, 8])
+def test_a_detectable_difference_by_simulation(pairs):
+  effect = significance.detectable(2.0, pairs)
+  x = np.random.default_rng(0).normal(effect, 2, (40_000, pairs))
+  seen = (scipy.stats.ttest_1samp(x, 0, axis=1).pvalue < 0.05).mean()
+  assert seen == pytest.approx(0.8, abs=0.01)
