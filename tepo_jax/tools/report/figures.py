@@ -115,7 +115,7 @@ def panels(runs: Iterable[runs_lib.Run]) -> list[Panel]:
               Panel(name.replace('/', '_'),
                     'Text: ' + name.removeprefix('eval/'), name, 'nats',
                     has_mean=False)
-              for name in _evaluated(runs, f'/{results.NATS}')] + sorted(
+              for name in texts(runs)] + sorted(
                   PANELS, key=lambda panel: panel.name != 'accuracy'
               ) + [
                   panel for panel in IF_VARYING
@@ -137,6 +137,11 @@ def _by_set(runs):
 def accuracies(runs: Iterable[runs_lib.Run]) -> list[str]:
   """Returns the recorded names of evaluation accuracies."""
   return _evaluated(runs, '/avg@')
+
+
+def texts(runs: Iterable[runs_lib.Run]) -> list[str]:
+  """Returns the recorded names of the texts' nats per token."""
+  return _evaluated(runs, f'/{results.NATS}')
 
 
 def _evaluated(runs, part):

@@ -43,7 +43,8 @@ class Entry:
 
   name: of its folder. method: dotted name -> value. updates: per rollout step.
   metrics: name -> {step: value}: those of _KEPT; 'evaluation', avg@k of the
-  first set; 'start_kl', see `start_kl`.
+  first set; the other evaluations and the texts, by their names of a
+  record; 'start_kl', see `start_kl`.
   """
   name: str
   method_name: str
@@ -104,6 +105,8 @@ def _entry(run, moved):
     raise errors.InputError(f'{run.path}: the run was never evaluated')
   metrics = {name: run.series(metric) for name, metric in _KEPT.items()}
   metrics |= {'evaluation': run.series(evaluation[0]), 'start_kl': moved}
+  others = [*evaluation[1:], *figures.texts([run])]
+  metrics |= {name: run.series(name) for name in others}
   return Entry(
       run.name, fields['method_name'],
       {name.removeprefix('method.'): value for name, value in fields.items()

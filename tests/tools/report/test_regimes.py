@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import json
+import pathlib
 
 import numpy as np
 import pytest
@@ -119,6 +120,22 @@ def _start_kl(run, model, step):
         range(len(tokens)), tokens]
     gaps += list(record['sampler_logp'] - logp.numpy())
   return np.mean(gaps)
+
+
+def test_an_entry_has_every_evaluation_and_text(make_run, monkeypatch):
+  monkeypatch.setattr(regimes, 'start_kl', lambda runs: {
+      run.name: {2: 0.1} for run in runs})
+  evaluated = {'eval/sums/avg@4': 0.25, 'eval/sums/greedy/avg@1': 0.5,
+               'eval/prose/nats_per_token': 4.7}
+  path = make_run('a', [record(1), record(2, **evaluated)], steps=2,
+                  rollout={'prompts': 8},
+                  train={'minibatch_prompts': 4, 'epochs': 1})
+  [found] = regimes.update(
+      pathlib.Path(path).parent / 'map.jsonl.gz', runs_lib.read([path]))
+  assert found.metrics['evaluation'] == {2: 0.25}
+  assert found.metrics['eval/sums/greedy/avg@1'] == {2: 0.5}
+  assert found.metrics['eval/prose/nats_per_token'] == {2: 4.7}
+  assert 'eval/sums/avg@4' not in found.metrics
 
 
 def test_runs_from_different_models_are_refused(make_run):
