@@ -124,8 +124,9 @@ def score_states(config: transformer.ModelConfig, hidden_RSD: jax.Array,
                         old))
 
 
-def by_completion(scores: Scores, row_B: jax.Array, column_B: jax.Array,
-                  mine_B: jax.Array, old_logp_BT: jax.Array) -> Scores:
+def by_completion(scores: Scores, row_B: jax.Array | np.ndarray,
+                  column_B: jax.Array | np.ndarray, mine_B: jax.Array,
+                  old_logp_BT: jax.Array | np.ndarray) -> Scores:
   """The scores [B, T] of the completions in these rows; zeros of the others.
 
   Args:
