@@ -3,21 +3,18 @@
 `Learner.learn` is the paper's Algorithm 1 from the groups on. What it calls
 elsewhere:
 
-    to_batch    advantages: `advantage.group_advantage`
+    advantages  of the groups' rewards: `advantage.of_batch`
     pack        completions to rows: `packing.Packer`, `packing.SharedPacker`
     score, score_and_keep   ℓ° and H°: `update.score_minibatch`, jitted
     old_policy  π_old for an exact KL: `update.score_with_states`, jitted
     train_step  loss, gradient, AdamW: `update.train_step`, jitted; the loss is
                 `objective.PolicyLoss`
 
-`programs.old_states` is the shape of the buffer for π_old's hidden states,
-[R, K, S, D], with the K microbatches that fit into the devices' memory; None
-without an exact KL.
-
 Axes: B completions · P tokens of a prompt · T tokens of a completion ·
-S = P + T.
+S = P + T · G samples of a prompt.
 """
 
+from collections.abc import Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -28,13 +25,12 @@ import ml_collections
 import numpy as np
 
 from tepo_jax import errors
-from tepo_jax.job import batching
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import provenance
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import summaries
-from tepo_jax.learning import batch as batch_lib
+from tepo_jax.learning import advantage
 from tepo_jax.learning import behaviour
 from tepo_jax.learning import choices
 from tepo_jax.learning import packing
@@ -60,9 +56,9 @@ class ScoredStep:
     for each update, from the weights `old_params` in the compute dtype.
   efficiency: mean `packing.efficiency`. key: of the step's random numbers.
   """
-  batch: batch_lib.Batch
+  batch: packing.Batch
   members: list[np.ndarray]
-  minibatches: list[batch_lib.Minibatch]
+  minibatches: list[packing.Minibatch]
   old: list[update.OldPolicy]
   old_params: Any
   epochs: int
@@ -160,6 +156,15 @@ class Learner:
     """The jitted functions' last arguments: with LoRA, the base weights."""
     return () if self.frozen is None else (self.frozen,)
 
+  def renew_reference(self, step: int) -> None:
+    """Makes the policy the reference policy, before the first step of each
+    `method.reference.period`."""
+    period = self.programs.policy_loss.method.reference.period
+    if self.state.reference is not None and period and (step - 1) % period == 0:
+      self.state = self.state.replace(reference=None)  # never two at once
+      self.state = self.state.replace(
+          reference=self.programs.to_old_policy(self.state.params))
+
   def learn(self, step: int, groups: list[groups_lib.Group],
             reward_B: np.ndarray) -> dict[str, float]:
     """Makes all updates of a rollout step; returns their average metrics.
@@ -210,52 +215,22 @@ class Learner:
     if method.reference.is_in_reward:
       # In the place of the batch's own, which lack the KL: it needs ℓ°. Both
       # are made from the rewards, so that nothing is normalised twice.
-      scored = self._with_advantages(
-          scored, self.advantages(scored, groups, reward_B, method))
-    weighted = self.config.train.behaviour.weight != 'off'
-    return self._weigh(scored) if weighted else scored
-
-  def renew_reference(self, step: int) -> None:
-    """Makes the policy the reference policy, before the first step of each
-    `method.reference.period`."""
-    period = self.programs.policy_loss.method.reference.period
-    if self.state.reference is not None and period and (step - 1) % period == 0:
-      self.state = self.state.replace(reference=None)  # never two at once
-      self.state = self.state.replace(
-          reference=self.programs.to_old_policy(self.state.params))
-
-  def make_update(self, scored: ScoredStep, index: int) -> dict[str, jax.Array]:
-    """Makes one of the step's updates; its metrics stay on the devices."""
-    minibatch = scored.minibatches[scored.minibatch_index(index)]
-    self.state, outcome = self.programs.train_step(
-        self.state, minibatch, scored.rng(index),
-        self.old_policy(scored, index), *self.base())
-    return outcome
-
-  def old_policy(self, scored: ScoredStep, index: int
-                 ) -> update.OldPolicy | None:
-    """π_old in the minibatch of an update; None without an exact KL."""
-    which = scored.minibatch_index(index)
-    if scored.old_params is None:
-      return scored.old[which] if scored.old else None
-    return self.programs.old_policy(
-        scored.old_params, scored.minibatches[which], *self.base())
+      scored = self._with(scored, advantage_B=self.advantages(
+          scored, groups, reward_B, method))
+    if self.config.train.behaviour.weight != 'off':
+      scored = self._with(scored, behaviour_BT=behaviour.weights(
+          scored.old_logp_BT(), batch.sampler_logp_BT, batch.mask_BT,
+          **self.config.train.behaviour))
+    return scored
 
   def to_batch(self, groups: list[groups_lib.Group], reward_B: np.ndarray,
-               estimator: str, rows: int | None = None) -> batch_lib.Batch:
+               estimator: str, rows: int | None = None) -> packing.Batch:
     """Host arrays of the groups, padded to `rows` (None: a rollout's size)."""
     rollout = self.config.rollout
-    return batching.to_batch(
+    return to_batch(
         groups, reward_B, rows=rows or rollout.prompts * rollout.samples,
         width=self.config.data.max_prompt_tokens, estimator=estimator,
         truncated=rollout.truncated)
-
-  def on_devices(self, batch: batch_lib.Batch) -> batch_lib.Minibatch:
-    """Packs a host batch and copies it to the devices."""
-    return self._put(self.programs.pack(batch))
-
-  def _put(self, packed):
-    return mesh_lib.put(packed, self.programs.minibatch_sharding)
 
   def _split(self, batch):
     """The completions of each minibatch: whole groups in the data's order.
@@ -275,9 +250,9 @@ class Learner:
         programs.old_states.shape, programs.old_states.dtype,
         device=programs.old_states.sharding)
     for mine in members:  # the devices score one while the host packs the next
-      packed.append(programs.pack(_completions(batch, mine)).replace(
-          rate_share=rate_share))
-      minibatch = self._put(packed[-1])
+      packed.append(programs.pack(jax.tree.map(
+          lambda x: x[mine], batch)).replace(rate_share=rate_share))
+      minibatch = mesh_lib.put(packed[-1], programs.minibatch_sharding)
       if states_RKSD is None:
         logp_BT, entropy_BT = programs.score(params, minibatch, *base)
       else:
@@ -287,12 +262,11 @@ class Learner:
         first.append(old.first)
       minibatches.append(minibatch.replace(
           old_logp_BT=logp_BT, old_entropy_BT=entropy_BT,
-          reference_logp_BT=self.reference_logp_BT(minibatch)))
+          reference_logp_BT=self._reference_logp_BT(minibatch)))
     # Every call has added to one buffer: the last has the states of all.
     return packed, minibatches, [old.replace(first=m) for m in first]
 
-  def reference_logp_BT(self, minibatch: batch_lib.Minibatch
-                        ) -> jax.Array | None:
+  def _reference_logp_BT(self, minibatch):
     """ℓ of the reference policy; None if there is none."""
     if self.state.reference is None:
       return None
@@ -301,7 +275,7 @@ class Learner:
 
   def advantages(self, scored: ScoredStep, groups: list[groups_lib.Group],
                  reward_B: np.ndarray, method: choices.Method) -> np.ndarray:
-    """The advantages of any method in the step, as of `batching.advantages`.
+    """The advantages of any method in the step, as of `advantage.of_batch`.
 
     A KL in the reward is that of π_old to the run's reference policy, and 0 if
     the run has none. groups, reward_B: of the step.
@@ -310,62 +284,51 @@ class Learner:
     if reference.is_in_reward and self.state.reference is not None:
       penalty_BT = reference.coef * np.asarray(
           reference.estimator(scored.reference_gap_BT()))
-    return batching.advantages(
+    return _advantages(
         groups, reward_B, scored.batch.mask_BT, method.estimator,
         self.config.rollout.truncated, penalty_BT)
 
   def _with(self, scored, **whole):
-    """The step with host arrays of all completions in its minibatches."""
+    """The step with host arrays of all completions in batch and minibatches."""
     sharding = self.programs.minibatch_sharding
-    return dataclasses.replace(scored, minibatches=[
-        minibatch.replace(**{
-            name: mesh_lib.put(x[mine], getattr(sharding, name))
-            for name, x in whole.items()})
-        for mine, minibatch in zip(scored.members, scored.minibatches)])
-
-  def _with_advantages(self, scored, advantage_B):
     return dataclasses.replace(
-        self._with(scored, advantage_B=advantage_B),
-        batch=scored.batch.replace(advantage_B=advantage_B))
+        scored, batch=scored.batch.replace(**whole), minibatches=[
+            minibatch.replace(**{
+                name: mesh_lib.put(x[mine], getattr(sharding, name))
+                for name, x in whole.items()})
+            for mine, minibatch in zip(scored.members, scored.minibatches)])
 
-  def _weigh(self, scored):
-    """The step with behaviour weights."""
-    return self._with(scored, behaviour_BT=behaviour.weights(
-        scored.old_logp_BT(), scored.batch.sampler_logp_BT,
-        scored.batch.mask_BT, **self.config.train.behaviour))
+  def make_update(self, scored: ScoredStep, index: int) -> dict[str, jax.Array]:
+    """Makes one of the step's updates; its metrics stay on the devices."""
+    minibatch = scored.minibatches[scored.minibatch_index(index)]
+    self.state, outcome = self.programs.train_step(
+        self.state, minibatch, scored.rng(index),
+        self.old_policy(scored, index), *self.base())
+    return outcome
+
+  def old_policy(self, scored: ScoredStep, index: int
+                 ) -> update.OldPolicy | None:
+    """π_old in the minibatch of an update; None without an exact KL."""
+    which = scored.minibatch_index(index)
+    if scored.old_params is None:
+      return scored.old[which] if scored.old else None
+    return self.programs.old_policy(
+        scored.old_params, scored.minibatches[which], *self.base())
 
   def _compare(self, scored, step):
     """Metrics of the packing, and of the sampler's log-probabilities compared
-    with the trainer's.
-
-    Raises:
-      errors.RunError: they are too far apart.
-    """
+    with the trainer's; errors as of `behaviour.gap`."""
     settings, batch = self.config.train.behaviour, scored.batch
-    arrays = scored.old_logp_BT(), batch.sampler_logp_BT, batch.mask_BT
-    return self._gap(step, batch.version_BT, *arrays) | behaviour.metrics(
-        behaviour.weights(*arrays, **settings), *arrays,
+    both = scored.old_logp_BT(), batch.sampler_logp_BT
+    mask_BT = drawn_BT = batch.mask_BT
+    if batch.version_BT is not None:  # only the tokens that π_old itself drew
+      drawn_BT = mask_BT * (batch.version_BT == step)
+    gap = behaviour.gap(*both, drawn_BT, self.config.rollout.logp_gap_limit)
+    return gap | behaviour.metrics(
+        behaviour.weights(*both, mask_BT, **settings), *both, mask_BT,
         weight=settings.weight, cap=settings.cap) | {
             'padding_share': np.mean(batch.position_BS < 0),
             'packing_efficiency': scored.efficiency}
-
-  def _gap(self, step, version_BT, old_logp_BT, sampler_logp_BT, mask_BT):
-    """|log π| gap of the sampler and the trainer, in nats; of carried
-    completions, only where π_old itself drew the token."""
-    valid_BT = mask_BT > 0
-    if version_BT is not None:
-      valid_BT &= version_BT == step
-      if not valid_BT.any():
-        return {}
-    gaps = np.abs(sampler_logp_BT - old_logp_BT)[valid_BT]
-    limit = self.config.rollout.logp_gap_limit
-    if not gaps.mean() <= limit:
-      raise errors.RunError(
-          f'the sampler\'s log-probabilities are {gaps.mean():.3g} nats from '
-          f'the trainer\'s on average, more than rollout.logp_gap_limit='
-          f'{limit}: the ratios would be noise')
-    return {
-        'logp_gap_mean': gaps.mean(), 'logp_gap_p99': np.quantile(gaps, 0.99)}
 
   def _count_skipped(self, outcome, step):
     skipped = outcome['skipped'] > 0
@@ -376,6 +339,58 @@ class Learner:
           f'finite (the last: loss {outcome["loss"]}, gradient norm '
           f'{outcome["grad_norm"]}) in step {step}')
 
+  def on_devices(self, batch: packing.Batch) -> packing.Minibatch:
+    """Packs a host batch and copies it to the devices."""
+    return mesh_lib.put(
+        self.programs.pack(batch), self.programs.minibatch_sharding)
 
-def _completions(batch, members):
-  return jax.tree.map(lambda x: x[members], batch)
+
+def to_batch(groups: Sequence[groups_lib.Group], reward_B: np.ndarray, *,
+             rows: int, width: int, estimator: str, truncated: str = 'count'
+             ) -> packing.Batch:
+  """The batch of the groups, with filler rows (an empty mask) up to `rows`.
+
+  Args:
+    groups: those to train on. reward_B: of their completions, in order.
+    rows: B, a constant of the run. width: P, the longest prompt.
+    estimator: see `advantage.group_advantage`.
+    truncated: `rollout.truncated`. With 'mask' and 'exclude', truncated
+      completions have an empty mask; with 'exclude', they do not count in the
+      advantages of their groups either.
+  """
+  def stacked(arrays):
+    joined = np.concatenate(arrays)
+    padding = [(0, rows - len(joined))] + [(0, 0)] * (joined.ndim - 1)
+    return np.pad(joined, padding)
+
+  group_size, length = groups[0].token_GT.shape
+  token_BS = np.zeros((rows, width + length), np.int32)
+  position_BS = np.full((rows, width + length), -1, np.int32)
+  token_BS[:, width:] = stacked([g.token_GT for g in groups])
+  length_B = stacked([g.length_G for g in groups])
+  prompts = [g.prompt.token_ids for g in groups for _ in range(group_size)]
+  for i, prompt in enumerate(prompts):
+    start, end = width - len(prompt), width + length_B[i]
+    token_BS[i, start:width] = prompt
+    position_BS[i, start:end] = np.arange(end - start)
+  mask_BT = np.arange(length) < length_B[:, None]
+  if truncated != 'count':
+    mask_BT &= stacked([g.ended_G for g in groups])[:, None]
+  zeros_BT = np.zeros((rows, length), np.float32)
+  return packing.Batch(
+      token_BS=token_BS, position_BS=position_BS,
+      mask_BT=mask_BT.astype(np.float32),
+      advantage_B=_advantages(
+          groups, reward_B, mask_BT, estimator, truncated),
+      old_logp_BT=zeros_BT, old_entropy_BT=zeros_BT,
+      sampler_logp_BT=stacked([g.logp_GT for g in groups]),
+      version_BT=None if groups[0].version_GT is None else stacked(
+          [g.version_GT for g in groups]))
+
+
+def _advantages(groups, reward_B, mask_BT, estimator, truncated,
+                penalty_BT=None):
+  counted_B = (np.concatenate([g.ended_G for g in groups])
+               if truncated == 'exclude' else None)
+  return advantage.of_batch(reward_B, len(groups[0].length_G), estimator,
+                            mask_BT, counted_B, penalty_BT)

@@ -16,7 +16,6 @@ import optax
 from tepo_jax import errors
 from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.learning import advantage
-from tepo_jax.learning import batch as batch_lib
 from tepo_jax.learning import objective
 from tepo_jax.learning import optimizer as optimizer_lib
 from tepo_jax.learning import packing
@@ -116,10 +115,10 @@ class TrainingPrograms:
   to_decode: Any
   to_evaluate: Any
   to_old_policy: Any
-  pack: Callable[[batch_lib.Batch], batch_lib.Minibatch]
-  minibatch_sharding: batch_lib.Minibatch
+  pack: Callable[[packing.Batch], packing.Minibatch]
+  minibatch_sharding: packing.Minibatch
   old_sharding: update.OldPolicy
-  minibatch: batch_lib.Minibatch
+  minibatch: packing.Minibatch
   old_states: jax.ShapeDtypeStruct | None
   score: Any
   score_and_keep: Any
@@ -139,7 +138,7 @@ class TrainingPrograms:
 class UpdateArguments(NamedTuple):
   """Of `TrainingPrograms.train_step`; base: LoRA's frozen weights, or ()."""
   state: update.TrainState
-  minibatch: batch_lib.Minibatch
+  minibatch: packing.Minibatch
   key: jax.Array
   old: update.OldPolicy | None
   base: tuple[Any, ...]
@@ -185,7 +184,7 @@ def execution(model: transformer.ModelConfig,
 
 
 def make_packer(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh
-                ) -> Callable[[batch_lib.Batch], batch_lib.Minibatch]:
+                ) -> Callable[[packing.Batch], packing.Minibatch]:
   """The packing of `config.train`."""
   train = config.train
   return packing.make(
@@ -293,7 +292,7 @@ def _abstract_minibatch(config, policy_loss, pack, sharding, share):
       (rows, config.data.max_prompt_tokens + length), -1, np.int32)
   zeros_B = (zeros_BT if advantage.is_by_token(policy_loss.method.estimator)
              else zeros_BT[:, 0])
-  packed = pack(batch_lib.Batch(
+  packed = pack(packing.Batch(
       nothing_BS, nothing_BS, zeros_BT, zeros_B, *3 * [zeros_BT],
       None if config.train.behaviour.weight == 'off' else zeros_BT)).replace(
           reference_logp_BT=zeros_BT if policy_loss.needs_reference else None,
@@ -384,9 +383,9 @@ def _init_state(optimizer, reference_dtype, params):
 
 def _minibatch_sharding(mesh):
   """Shards each microbatch's rows over data and fsdp; replicates the rest."""
-  names = (field.name for field in dataclasses.fields(batch_lib.Minibatch))
+  names = (field.name for field in dataclasses.fields(packing.Minibatch))
   everywhere = mesh_lib.replicated(mesh)
-  return batch_lib.Minibatch(**dict.fromkeys(names, everywhere)).replace(
+  return packing.Minibatch(**dict.fromkeys(names, everywhere)).replace(
       rows=mesh_lib.shardings(mesh, (None, 'batch')))
 
 

@@ -2,10 +2,11 @@
 
 Rewards and advantages are in the order of the groups: completions g*G ..
 g*G + G - 1 answer one prompt. Axes: B completions, G group size, N groups
-(B = N * G).
+(B = N * G). T tokens of a completion.
 """
 
 import jax.numpy as jnp
+import numpy as np
 
 from tepo_jax import errors
 
@@ -143,3 +144,28 @@ def group_advantage(reward_B, group_size, estimator, counted_B=None):
   counted_NG = (jnp.ones(reward_NG.shape, bool) if counted_B is None
                 else jnp.asarray(counted_B).reshape(reward_NG.shape))
   return ESTIMATORS[estimator](reward_NG, counted_NG).reshape(-1)
+
+
+def of_batch(reward_B, group_size, estimator, mask_BT, counted_B=None,
+             penalty_BT=None):
+  """The advantages of a batch on the host: float32 [B], or [B, T] if the
+  estimator is by token; 0 in filler rows.
+
+  Args:
+    reward_B: of the completions, without the filler rows after them.
+    group_size, estimator, counted_B: as for `group_advantage`.
+    mask_BT: of the whole batch.
+    penalty_BT: taken from the reward at each token of the mask; the estimators
+      that give a completion one advantage take the sum over its tokens.
+  """
+  filler = 0, len(mask_BT) - len(reward_B)
+  kept_BT = mask_BT > 0
+  penalty_BT = np.where(
+      kept_BT, 0 if penalty_BT is None else penalty_BT, 0).astype(np.float32)
+  if is_by_token(estimator):
+    return np.asarray(of_tokens(
+        np.pad(reward_B, filler), penalty_BT, kept_BT), np.float32)
+  advantage_B = group_advantage(
+      reward_B - penalty_BT[:len(reward_B)].sum(1), group_size, estimator,
+      counted_B)
+  return np.pad(np.asarray(advantage_B, np.float32), filler)

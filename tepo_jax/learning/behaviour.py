@@ -18,10 +18,14 @@ gets weight 0. It still counts in the aggregate's denominators, as in TRL and
 AReaL, so the loss stays a sum over what was sampled. With an infinite cap,
 `reject_above` alone is AReaL's decoupled objective (2505.24298).
 
-Where ℓ° = log μ, b is exactly 1. Axes: B completions · T tokens.
+Where ℓ° = log μ, b is exactly 1. How far apart they may be, `gap` checks.
+
+Axes: B completions · T tokens.
 """
 
 import numpy as np
+
+from tepo_jax import errors
 
 WEIGHTS = ('off', 'token', 'sequence')
 
@@ -72,3 +76,24 @@ def metrics(weight_BT: np.ndarray, old_logp_BT: np.ndarray,
       'behaviour_rejected_share': float(np.mean(b == 0)),
       'behaviour_ess': float(b.sum()**2 / squares) if squares else 0.0,
       'behaviour_kl': float(np.mean(np.expm1(log_ratio) - log_ratio))}
+
+
+def gap(old_logp_BT: np.ndarray, sampler_logp_BT: np.ndarray,
+        mask_BT: np.ndarray, limit: float) -> dict[str, float]:
+  """Mean and 99th percentile of |ℓ° − log μ| over the mask, nats; {} where it
+  is empty.
+
+  Raises:
+    errors.RunError: the mean is above `limit`, or NaN.
+  """
+  valid_BT = mask_BT > 0
+  if not valid_BT.any():
+    return {}
+  gaps = np.abs(sampler_logp_BT - old_logp_BT)[valid_BT]
+  if not gaps.mean() <= limit:
+    raise errors.RunError(
+        f'the sampler\'s log-probabilities are {gaps.mean():.3g} nats from '
+        f'the trainer\'s on average, more than rollout.logp_gap_limit='
+        f'{limit}: the ratios would be noise')
+  return {'logp_gap_mean': float(gaps.mean()),
+          'logp_gap_p99': float(np.quantile(gaps, 0.99))}

@@ -1,7 +1,8 @@
 """Packs completions with their prompts into rows of constant shape; host code.
 
-A packer takes a `Batch` and returns a `Minibatch`: microbatches of packed
-rows, and the place of every completion's scores in them. The shapes are
+`job.learner` makes a `Batch` of graded groups. A packer takes some of its
+completions and returns a `Minibatch`, which `update` trains on: microbatches of
+packed rows, and the place of every completion's scores in them. The shapes are
 constants of a run, whatever the lengths: the arrays hold the worst case, and
 the update loops over the microbatches that are used. The layouts (`MODES`):
 
@@ -10,9 +11,11 @@ the update loops over the microbatches that are used. The layouts (`MODES`):
   shared     the same for attention only: the other layers compute a prompt
              once for its completions in a bin (`policy.prompt_sharing`)
 
-Axes: B completions · M microbatches · R rows of a microbatch · S columns of a
-row; of the shared layout, N bins of a microbatch (one a shard, the rows of the
-layers) · S columns of a bin · R rows of attention · A columns of such a row.
+Axes: B completions · T completion tokens · S tokens of a prompt and its
+completion; in packed rows, M microbatches · R rows of a microbatch · S columns
+of a row; of the shared layout, N bins of a microbatch (one a shard, the rows of
+the layers) · S columns of a bin · R rows of attention · A columns of such a
+row.
 """
 
 from collections.abc import Sequence
@@ -22,14 +25,74 @@ import functools
 import heapq
 import math
 
+import flax.struct
+import jax
 import numpy as np
 
-from tepo_jax.learning import batch as batch_lib
 from tepo_jax.policy import prompt_sharing
 from tepo_jax.policy import scoring
 
 MODES = ('segments', 'shared')
 _ROWS = 8  # see `make`
+
+
+@flax.struct.dataclass
+class Batch:
+  """Graded completions on the host. Filler rows have an empty mask.
+
+  token_BS, position_BS: int32 prompt (left-padded) and completion; position
+    −1 is padding.
+  mask_BT: float32, 1 on completion tokens up to and including EOS.
+  advantage_B: float32; [B, T] where each token has its own.
+  old_logp_BT, old_entropy_BT: of π_old by the training forward, nats; zeros in
+    a run, which scores minibatches.
+  sampler_logp_BT: the sampler's own log-probability, nats.
+  behaviour_BT: float32 behaviour weights (`behaviour`); None if they are off.
+  reference_logp_BT: of a reference policy; None in a run, which scores
+    minibatches.
+  version_BT: int32, the rollout step that drew each token; None unless
+    completions are carried.
+  """
+  token_BS: np.ndarray
+  position_BS: np.ndarray
+  mask_BT: np.ndarray
+  advantage_B: np.ndarray
+  old_logp_BT: np.ndarray
+  old_entropy_BT: np.ndarray
+  sampler_logp_BT: np.ndarray
+  behaviour_BT: np.ndarray | None = None
+  reference_logp_BT: np.ndarray | None = None
+  version_BT: np.ndarray | None = None
+
+
+@flax.struct.dataclass
+class Minibatch:
+  """The completions of one update, and the packed rows that hold their tokens.
+
+  mask_BT, advantage_B, old_logp_BT, old_entropy_BT, behaviour_BT: as in
+    `Batch`.
+  microbatch_B, row_B, column_B: int32, where a completion's scores begin in
+    the scores [M, R, C] of the rows (`scoring.Scores`); microbatch −1 is
+    filler, which has none.
+  reference_logp_BT: of the reference policy by the training forward, nats;
+    None without one.
+  used: int32 scalar, the number of microbatches that hold tokens; the first.
+  rows: arrays [M, R, S].
+  rate_share: float32 scalar, the update's share of the learning rate
+    (`optimizer.share`); None: 1.
+  """
+  mask_BT: jax.Array | np.ndarray
+  advantage_B: jax.Array | np.ndarray
+  old_logp_BT: jax.Array | np.ndarray
+  old_entropy_BT: jax.Array | np.ndarray
+  microbatch_B: jax.Array | np.ndarray
+  row_B: jax.Array | np.ndarray
+  column_B: jax.Array | np.ndarray
+  used: jax.Array | np.int32
+  rows: scoring.PackedRows
+  behaviour_BT: jax.Array | np.ndarray | None = None
+  reference_logp_BT: jax.Array | np.ndarray | None = None
+  rate_share: jax.Array | np.float32 | None = None
 
 
 def make(mode: str, *, prompt_tokens: int, max_tokens: int, samples: int,
@@ -73,7 +136,7 @@ class Packer:
     wanted = min(self.microbatch_tokens // self.row_tokens, completions)
     return self.shards * max(1, wanted // self.shards)
 
-  def __call__(self, batch: batch_lib.Batch) -> batch_lib.Minibatch:
+  def __call__(self, batch: Batch) -> Minibatch:
     """The batch's completions in packed rows; ValueError if one is longer."""
     count = len(batch.mask_BT)
     rows = self.rows(count)
@@ -110,6 +173,78 @@ class Packer:
 
 
 @dataclasses.dataclass(frozen=True)
+class _Sequence:
+  """A prompt and completion: tokens, of which the last `scored` are scored."""
+  index: int  # of the completion
+  token_S: np.ndarray
+  scored: int
+
+  @property
+  def shared(self) -> int:
+    """Prompt tokens that completions can share: all but the last."""
+    return len(self.token_S) - self.scored - 1
+
+  @functools.cached_property
+  def prefix(self) -> bytes:
+    """The tokens that can be shared; equal for completions of one prompt."""
+    return self.token_S[:self.shared].tobytes()
+
+
+def _sequences(batch, row_tokens):
+  """The sequences of a batch, without filler; ValueError if one is too long."""
+  sequences = [
+      _Sequence(int(i), batch.token_BS[i, batch.position_BS[i] >= 0],
+                int(batch.mask_BT[i].sum()))
+      for i in np.flatnonzero(batch.mask_BT.any(1))]
+  longest = max((len(s.token_S) for s in sequences), default=0)
+  if longest > row_tokens:
+    raise ValueError(f'a sequence of {longest} tokens does not fit into rows '
+                     f'of {row_tokens}')
+  return sequences
+
+
+def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> np.ndarray:
+  """The row of each item, int32: longest first, into the first row it fits.
+
+  At most 11/9 of the fewest rows, and 2/3 of one (Dósa 2007).
+  """
+  free = np.full(len(lengths), capacity)
+  row = np.zeros(len(lengths), np.int32)
+  for item in np.argsort(-np.asarray(lengths), kind='stable'):
+    row[item] = np.argmax(free >= lengths[item])
+    free[row[item]] -= lengths[item]
+  return row
+
+
+def spread_evenly(lengths: Sequence[int], capacity: int,
+                  rows: int) -> np.ndarray | None:
+  """The row of each item, longest first into the emptiest of `rows` rows.
+
+  None if an item does not fit there.
+  """
+  row = np.zeros(len(lengths), np.int32)
+  filled = [(0, r) for r in range(rows)]
+  for item in np.argsort(-np.asarray(lengths), kind='stable'):
+    total, emptiest = heapq.heappop(filled)
+    if total + lengths[item] > capacity:
+      return None
+    row[item] = emptiest
+    heapq.heappush(filled, (total + lengths[item], emptiest))
+  return row
+
+
+def _minibatch(batch, place_B, column_B, size, rows):
+  """place_B: row (or bin) among all microbatches of `size`; −1: filler."""
+  microbatch_B, row_B = np.divmod(place_B.astype(np.int32), np.int32(size))
+  return Minibatch(
+      mask_BT=batch.mask_BT, advantage_B=batch.advantage_B,
+      old_logp_BT=batch.old_logp_BT, old_entropy_BT=batch.old_entropy_BT,
+      microbatch_B=microbatch_B, row_B=np.where(place_B < 0, 0, row_B),
+      column_B=column_B, used=np.int32(microbatch_B.max() + 1), rows=rows,
+      behaviour_BT=batch.behaviour_BT)
+
+
+@dataclasses.dataclass(frozen=True)
 class SharedPacker:
   """Packs completions so that those of one prompt share its columns.
 
@@ -139,7 +274,7 @@ class SharedPacker:
     return math.ceil(self.columns(completions) * self.attention_capacity
                      / self.row_tokens)
 
-  def __call__(self, batch: batch_lib.Batch) -> batch_lib.Minibatch:
+  def __call__(self, batch: Batch) -> Minibatch:
     """The batch's completions in bins; ValueError if one is longer than a row
     of attention."""
     count, bins = len(batch.mask_BT), []
@@ -177,73 +312,6 @@ class SharedPacker:
             attention('segment_RA'), layers('home_S')))
 
 
-def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> np.ndarray:
-  """The row of each item, int32: longest first, into the first row it fits.
-
-  At most 11/9 of the fewest rows, and 2/3 of one (Dósa 2007).
-  """
-  free = np.full(len(lengths), capacity)
-  row = np.zeros(len(lengths), np.int32)
-  for item in np.argsort(-np.asarray(lengths), kind='stable'):
-    row[item] = np.argmax(free >= lengths[item])
-    free[row[item]] -= lengths[item]
-  return row
-
-
-def spread_evenly(lengths: Sequence[int], capacity: int,
-                  rows: int) -> np.ndarray | None:
-  """The row of each item, longest first into the emptiest of `rows` rows.
-
-  None if an item does not fit there.
-  """
-  row = np.zeros(len(lengths), np.int32)
-  filled = [(0, r) for r in range(rows)]
-  for item in np.argsort(-np.asarray(lengths), kind='stable'):
-    total, emptiest = heapq.heappop(filled)
-    if total + lengths[item] > capacity:
-      return None
-    row[item] = emptiest
-    heapq.heappush(filled, (total + lengths[item], emptiest))
-  return row
-
-
-def efficiency(minibatch: batch_lib.Minibatch) -> float:
-  """Share of the computed columns that hold a token; 1 if there are none."""
-  position_MRS = minibatch.rows.position_RS[:minibatch.used]
-  return float((position_MRS >= 0).mean()) if position_MRS.size else 1.0
-
-
-@dataclasses.dataclass(frozen=True)
-class _Sequence:
-  """A prompt and completion: tokens, of which the last `scored` are scored."""
-  index: int  # of the completion
-  token_S: np.ndarray
-  scored: int
-
-  @property
-  def shared(self) -> int:
-    """Prompt tokens that completions can share: all but the last."""
-    return len(self.token_S) - self.scored - 1
-
-  @functools.cached_property
-  def prefix(self) -> bytes:
-    """The tokens that can be shared; equal for completions of one prompt."""
-    return self.token_S[:self.shared].tobytes()
-
-
-def _sequences(batch, row_tokens):
-  """The sequences of a batch, without filler; ValueError if one is too long."""
-  sequences = [
-      _Sequence(int(i), batch.token_BS[i, batch.position_BS[i] >= 0],
-                int(batch.mask_BT[i].sum()))
-      for i in np.flatnonzero(batch.mask_BT.any(1))]
-  longest = max((len(s.token_S) for s in sequences), default=0)
-  if longest > row_tokens:
-    raise ValueError(f'a sequence of {longest} tokens does not fit into rows '
-                     f'of {row_tokens}')
-  return sequences
-
-
 def _by_prompt(sequences):
   """Prompts with the most tokens first; within one, the longest first."""
   groups: dict[bytes, list[_Sequence]] = {}
@@ -256,17 +324,6 @@ def _by_prompt(sequences):
   ordered = sorted(groups.values(), key=tokens, reverse=True)
   return [sequence for group in ordered
           for sequence in sorted(group, key=lambda s: s.scored, reverse=True)]
-
-
-def _minibatch(batch, place_B, column_B, size, rows):
-  """place_B: row (or bin) among all microbatches of `size`; −1: filler."""
-  microbatch_B, row_B = np.divmod(place_B.astype(np.int32), np.int32(size))
-  return batch_lib.Minibatch(
-      mask_BT=batch.mask_BT, advantage_B=batch.advantage_B,
-      old_logp_BT=batch.old_logp_BT, old_entropy_BT=batch.old_entropy_BT,
-      microbatch_B=microbatch_B, row_B=np.where(place_B < 0, 0, row_B),
-      column_B=column_B, used=np.int32(microbatch_B.max() + 1), rows=rows,
-      behaviour_BT=batch.behaviour_BT)
 
 
 class _Bin:
@@ -323,3 +380,9 @@ class _Bin:
     self.position_S[start:end] = position + np.arange(len(token_S))
     self._filled = end
     return start
+
+
+def efficiency(minibatch: Minibatch) -> float:
+  """Share of the computed columns that hold a token; 1 if there are none."""
+  position_MRS = minibatch.rows.position_RS[:minibatch.used]
+  return float((position_MRS >= 0).mean()) if position_MRS.size else 1.0

@@ -29,8 +29,8 @@ import jax
 from jax import numpy as jnp
 import optax
 
-from tepo_jax.learning import batch as batch_lib
 from tepo_jax.learning import objective
+from tepo_jax.learning import packing
 from tepo_jax.policy import lora
 from tepo_jax.policy import scoring
 from tepo_jax.policy import transformer
@@ -80,22 +80,36 @@ class Scorer:
   shards: int
   frozen: Any = None
 
-  def states(self, params: Any, rows: scoring.PackedRows
-             ) -> tuple[jax.Array, jax.Array]:
-    """As `scoring.states`."""
-    return scoring.states(
-        self.model, lora.combine(self.frozen, params), rows)
+  def score(self, params: Any, minibatch: packing.Minibatch,
+            rows: scoring.PackedRows, mine_B: jax.Array,
+            old: tuple[jax.Array, jax.Array] | None = None
+            ) -> tuple[scoring.Scores, jax.Array]:
+    """Scores a microbatch.
 
-  def score(self, states: tuple[jax.Array, jax.Array],
-            rows: scoring.PackedRows, old: Any = None) -> scoring.Scores:
-    """The scores from `states`, and the exact KL to `old`, if given."""
-    return scoring.score_states(
-        self.model, *states, rows, temperature=self.temperature,
-        chunk_size=self.chunk_size, shards=self.shards, old=old)
+    Args:
+      rows: the microbatch's. mine_B: whether a completion is in it.
+      old: of `OldPolicy.of_microbatch`, for the exact KL; then the minibatch
+        has ℓ°.
+
+    Returns:
+      Scores [B, T], 0 of other microbatches' completions; and the final hidden
+      states [R, S, D].
+    """
+    params = lora.combine(self.frozen, params)
+    hidden_RSD, _ = transformer.forward(
+        self.model, params, rows.token_RS, rows.position_RS,
+        segment_BS=rows.segment_RS, sequences=rows.sequences)
+    scores = scoring.score_states(
+        self.model, hidden_RSD, transformer.head_weight(self.model, params),
+        rows, temperature=self.temperature, chunk_size=self.chunk_size,
+        shards=self.shards, old=old)
+    return scoring.by_completion(
+        scores, minibatch.row_B, minibatch.column_B, mine_B,
+        minibatch.old_logp_BT), hidden_RSD
 
 
 def score_minibatch(
-    scorer: Scorer, params: Any, minibatch: batch_lib.Minibatch,
+    scorer: Scorer, params: Any, minibatch: packing.Minibatch,
     states_RKSD: jax.Array | None = None, first: int | jax.Array = 0
 ) -> tuple[jax.Array, jax.Array, OldPolicy | None]:
   """ℓ° and H° [B, T] by the training forward at the training shapes.
@@ -113,11 +127,10 @@ def score_minibatch(
   """
   def body(carry, m, rows, mine_B):
     scores, kept_RKSD = carry
-    states = scorer.states(params, rows)
-    new = _by_completion(scorer.score(states, rows), minibatch, mine_B)
+    new, hidden_RSD = scorer.score(params, minibatch, rows, mine_B)
     if kept_RKSD is not None:
       kept_RKSD = jax.lax.dynamic_update_slice_in_dim(
-          kept_RKSD, states[0][:, None], first + m, axis=1)
+          kept_RKSD, hidden_RSD[:, None], first + m, axis=1)
     return jax.tree.map(jnp.add, scores, new), kept_RKSD
 
   scores, states_RKSD = _over_microbatches(
@@ -132,7 +145,7 @@ def score_minibatch(
 
 
 def score_with_states(
-    scorer: Scorer, params: Any, minibatch: batch_lib.Minibatch
+    scorer: Scorer, params: Any, minibatch: packing.Minibatch
 ) -> tuple[jax.Array, jax.Array, OldPolicy]:
   """`score_minibatch` with the hidden states of this minibatch kept."""
   microbatches, rows, columns = minibatch.rows.token_RS.shape
@@ -144,10 +157,32 @@ def score_with_states(
   return logp_BT, entropy_BT, old
 
 
+def _over_microbatches(body, carry, minibatch):
+  """carry = body(carry, m, rows, mine_B) over the microbatches that are used.
+
+  m: the microbatch's number. mine_B: whether a completion is in it. The number
+  of microbatches used is an array, so one compiled program handles every
+  packing.
+  """
+  def step(m, carry):
+    rows = jax.tree.map(lambda x: _at(x, m), minibatch.rows)
+    return body(carry, m, rows, minibatch.microbatch_B == m)
+  return jax.lax.fori_loop(0, minibatch.used, step, carry)
+
+
+def _at(x_M, m):
+  return jax.lax.dynamic_index_in_dim(x_M, m, keepdims=False)
+
+
+def _no_scores(minibatch, with_kl):
+  zeros_BT = jnp.zeros(minibatch.mask_BT.shape, jnp.float32)
+  return scoring.Scores(zeros_BT, zeros_BT, zeros_BT if with_kl else None)
+
+
 def train_step(
     scorer: Scorer, policy_loss: objective.PolicyLoss,
     optimizer: optax.GradientTransformation, state: TrainState,
-    minibatch: batch_lib.Minibatch, rng: jax.Array,
+    minibatch: packing.Minibatch, rng: jax.Array,
     old: OldPolicy | None = None) -> tuple[TrainState, dict[str, jax.Array]]:
   """One update from one minibatch (TEPO Eq. 4, Algorithm 1 steps 5–7).
 
@@ -173,9 +208,29 @@ def train_step(
   return state, metrics | update_metrics
 
 
+def tokens(minibatch: packing.Minibatch, scores: scoring.Scores | None
+           ) -> objective.Tokens:
+  """The objective's input; without `scores` it has only what is known before
+  the policy is scored."""
+  scored = vars(scores) if scores else dict(logp_BT=None, entropy_BT=None)
+  return objective.Tokens(
+      old_logp_BT=minibatch.old_logp_BT,
+      old_entropy_BT=minibatch.old_entropy_BT,
+      advantage_BT=by_token(minibatch.advantage_B, minibatch.mask_BT),
+      mask_BT=minibatch.mask_BT, behaviour_BT=minibatch.behaviour_BT,
+      reference_logp_BT=minibatch.reference_logp_BT, **scored)
+
+
+def by_token(advantage_B, mask_BT):
+  """`advantage_B` for each token, [B, T]."""
+  if advantage_B.ndim == 1:
+    advantage_B = advantage_B[:, None]
+  return jnp.broadcast_to(advantage_B, mask_BT.shape)
+
+
 def loss_and_gradient(
     scorer: Scorer, partial: Callable[..., jax.Array], params: Any,
-    minibatch: batch_lib.Minibatch, statistics: Any, old: OldPolicy | None
+    minibatch: packing.Minibatch, statistics: Any, old: OldPolicy | None
 ) -> tuple[jax.Array, Any, scoring.Scores]:
   """A loss that adds up over completions, its gradient, and the scores.
 
@@ -185,18 +240,13 @@ def loss_and_gradient(
     minibatch: with ℓ°, if `old` is given. statistics: tree of [B, T].
     old: π_old, or None: no exact KL.
   """
-  def with_kl(scores):
-    return scores if old is None else scoring.add_log_ratio(
-        scores, minibatch.old_logp_BT)
-
   def partial_loss(params, m, rows, mine_B):
-    scores = _by_completion(scorer.score(
-        scorer.states(params, rows), rows, old and old.of_microbatch(m)),
-                            minibatch, mine_B)
+    scores, _ = scorer.score(
+        params, minibatch, rows, mine_B, old and old.of_microbatch(m))
     # Completions of other microbatches get mask 0 and coefficient 0.
     mine = jax.tree.map(
         lambda x_BT: jnp.where(mine_B[:, None], x_BT, 0).astype(x_BT.dtype),
-        (tokens(minibatch, with_kl(scores)), statistics))
+        (tokens(minibatch, scores), statistics))
     return partial(*mine), scores
 
   def accumulate(carry, m, rows, mine_B):
@@ -214,21 +264,7 @@ def loss_and_gradient(
   loss, gradient, scores = _over_microbatches(accumulate, (
       jnp.float32(0), jax.tree.map(jnp.zeros_like, params),
       _no_scores(minibatch, old is not None)), minibatch)
-  return loss, gradient, with_kl(scores)
-
-
-def change(optimizer: optax.GradientTransformation, gradient: Any,
-           opt_state: optax.OptState, params: Any,
-           rate_share: jax.Array | None = None) -> tuple[Any, optax.OptState]:
-  """The change of the parameters, and the optimiser's new state.
-
-  rate_share: of the learning rate; None: 1. AdamW's change is proportional to
-  the rate, its weight decay included, and its state does not depend on it.
-  """
-  updates, opt_state = optimizer.update(gradient, opt_state, params)
-  if rate_share is not None:
-    updates = optax.tree.scale(rate_share, updates)
-  return updates, opt_state
+  return loss, gradient, scores
 
 
 def _apply(optimizer, state, loss, gradient, rate_share):
@@ -245,55 +281,15 @@ def _apply(optimizer, state, loss, gradient, rate_share):
       'loss': loss, 'grad_norm': grad_norm, 'skipped': 1.0 - finite}
 
 
-def tokens(minibatch: batch_lib.Minibatch, scores: scoring.Scores | None
-           ) -> objective.Tokens:
-  """The objective's input; without `scores` it has only what is known before
-  the policy is scored."""
-  scored = vars(scores) if scores else dict(logp_BT=None, entropy_BT=None)
-  return objective.Tokens(
-      old_logp_BT=minibatch.old_logp_BT,
-      old_entropy_BT=minibatch.old_entropy_BT,
-      advantage_BT=batch_lib.by_token(
-          minibatch.advantage_B, minibatch.mask_BT),
-      mask_BT=minibatch.mask_BT, behaviour_BT=minibatch.behaviour_BT,
-      reference_logp_BT=minibatch.reference_logp_BT, **scored)
+def change(optimizer: optax.GradientTransformation, gradient: Any,
+           opt_state: optax.OptState, params: Any,
+           rate_share: jax.Array | None = None) -> tuple[Any, optax.OptState]:
+  """The change of the parameters, and the optimiser's new state.
 
-
-def _no_scores(minibatch, with_kl):
-  zeros_BT = jnp.zeros(minibatch.mask_BT.shape, jnp.float32)
-  return scoring.Scores(zeros_BT, zeros_BT, zeros_BT if with_kl else None)
-
-
-def _by_completion(scores, minibatch, mine_B):
-  """[R, C] -> [B, T]: the microbatch's own completions, zeros elsewhere.
-
-  Takes T scores from each completion's first. Past its end these are
-  the scores of whatever follows in the row; the mask hides them.
+  rate_share: of the learning rate; None: 1. AdamW's change is proportional to
+  the rate, its weight decay included, and its state does not depend on it.
   """
-  length = minibatch.mask_BT.shape[1]
-
-  def take(x_RC):
-    flat = jnp.pad(x_RC.reshape(-1), (0, length))
-    start_B = minibatch.row_B * x_RC.shape[1] + minibatch.column_B
-    start_B = jnp.where(mine_B, start_B, x_RC.size)
-    return jax.vmap(lambda start: jax.lax.dynamic_slice_in_dim(
-        flat, start, length))(start_B)
-
-  return jax.tree.map(take, scores)
-
-
-def _over_microbatches(body, carry, minibatch):
-  """carry = body(carry, m, rows, mine_B) over the microbatches that are used.
-
-  m: the microbatch's number. mine_B: whether a completion is in it. The number
-  of microbatches used is an array, so one compiled program handles every
-  packing.
-  """
-  def step(m, carry):
-    rows = jax.tree.map(lambda x: _at(x, m), minibatch.rows)
-    return body(carry, m, rows, minibatch.microbatch_B == m)
-  return jax.lax.fori_loop(0, minibatch.used, step, carry)
-
-
-def _at(x_M, m):
-  return jax.lax.dynamic_index_in_dim(x_M, m, keepdims=False)
+  updates, opt_state = optimizer.update(gradient, opt_state, params)
+  if rate_share is not None:
+    updates = optax.tree.scale(rate_share, updates)
+  return updates, opt_state

@@ -51,7 +51,7 @@ class Scores:
   logp_BT: log π_θ(y_t | s_t) under the temperature-scaled full softmax, nats.
   entropy_BT: H(π_θ(· | s_t)) = −Σ_v π log π, nats.
   kl_BT: KL(π_θ ‖ π_old) = Σ_v π_θ log(π_θ / π_old) at s_t, nats; None unless
-    requested. `score_states` leaves out ℓ − ℓ°, which `add_log_ratio` adds.
+    requested. `score_states` leaves out ℓ − ℓ°, which `by_completion` adds.
   """
   logp_BT: jax.Array
   entropy_BT: jax.Array
@@ -80,22 +80,18 @@ def score(config: transformer.ModelConfig, params: Any, token_BS: jax.Array,
   rows = PackedRows(token_BS, position_BS, None, scored_BS)
   head = functools.partial(score_states, config, rows=rows,
                            temperature=temperature, chunk_size=chunk_size)
+
+  def states(params):
+    return (transformer.forward(config, params, token_BS, position_BS)[0],
+            transformer.head_weight(config, params))
+
   old = None
   if old_params is not None:
-    old = jax.lax.stop_gradient(states(config, old_params, rows))
-  scores = head(*states(config, params, rows), old=old)
+    old = jax.lax.stop_gradient(states(old_params))
+  scores = head(*states(params), old=old)
   if old is not None:
-    scores = add_log_ratio(scores, head(*old).logp_BT)
+    scores = _add_log_ratio(scores, head(*old).logp_BT)
   return jax.tree.map(lambda x: x[:, :num_targets], scores)
-
-
-def states(config: transformer.ModelConfig, params: Any, rows: PackedRows
-           ) -> tuple[jax.Array, jax.Array]:
-  """Hidden states [R, S, D], and the head's weight in the stored dtype."""
-  hidden_RSD, _ = transformer.forward(
-      config, params, rows.token_RS, rows.position_RS,
-      segment_BS=rows.segment_RS, sequences=rows.sequences)
-  return hidden_RSD, transformer.head_weight(config, params)
 
 
 def score_states(config: transformer.ModelConfig, hidden_RSD: jax.Array,
@@ -105,7 +101,8 @@ def score_states(config: transformer.ModelConfig, hidden_RSD: jax.Array,
   """Scores the tokens after the scored columns under the policy.
 
   Args:
-    hidden_RSD, weight: of `states`.
+    hidden_RSD: of `transformer.forward`. weight: the head's, in the stored
+      dtype.
     rows: the sequences.
     temperature: divides the logits, as in the sampler.
     chunk_size: tokens whose logits exist at one time (at least one per row);
@@ -127,8 +124,35 @@ def score_states(config: transformer.ModelConfig, hidden_RSD: jax.Array,
                         old))
 
 
-def add_log_ratio(scores: Scores, old_logp_BT: jax.Array | np.ndarray
-                  ) -> Scores:
+def by_completion(scores: Scores, row_B: jax.Array | np.ndarray,
+                  column_B: jax.Array | np.ndarray, mine_B: jax.Array,
+                  old_logp_BT: jax.Array | np.ndarray) -> Scores:
+  """The scores [B, T] of the completions in these rows; zeros of the others.
+
+  Args:
+    scores: of `score_states`, [R, C].
+    row_B, column_B: where the scores of a completion begin.
+    mine_B: whether a completion is in these rows.
+    old_logp_BT: ℓ°, which completes the exact KL, if there is one.
+
+  Takes T scores from each completion's first. Past its end these are
+  the scores of whatever follows in the row; the mask hides them.
+  """
+  length = old_logp_BT.shape[1]
+
+  def take(x_RC):
+    flat = jnp.pad(x_RC.reshape(-1), (0, length))
+    start_B = row_B * x_RC.shape[1] + column_B
+    start_B = jnp.where(mine_B, start_B, x_RC.size)
+    return jax.vmap(lambda start: jax.lax.dynamic_slice_in_dim(
+        flat, start, length))(start_B)
+
+  scores = jax.tree.map(take, scores)
+  return scores if scores.kl_BT is None else _add_log_ratio(
+      scores, jnp.where(mine_B[:, None], old_logp_BT, 0))
+
+
+def _add_log_ratio(scores, old_logp_BT):
   """Completes the exact KL of `score_states`; old_logp_BT: ℓ°.
 
   KL = E_π[z − z°] − (z_y − z°_y) + (ℓ − ℓ°). As ℓ° is known, log Σ exp z° takes
@@ -218,7 +242,7 @@ class _Head:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _score(head, hidden_RSD, weight, target_RS, scored_RS, old):
-  """(ℓ, H, KL − (ℓ − ℓ°) or None), each [R, C]; `old`: None or its `states`.
+  """(ℓ, H, KL − (ℓ − ℓ°) or None), each [R, C]; old: as in `score_states`.
 
   With ℓ − ℓ° as a constant: the third has the gradient of the KL.
   """

@@ -38,7 +38,7 @@ _PACKAGES = dict.fromkeys((
 # test_NAME.py also tests these modules, which have no test file of their name.
 _MODULES = {
     'objective': 'choices diagnostics numerics',
-    'objective_reference': 'numerics', 'update': 'batch optimizer',
+    'objective_reference': 'numerics', 'update': 'optimizer',
     'shared_packing': 'packing', 'lora': 'adapters', 'weights': 'tensor_files',
     'transformer': 'cache layers padding prompt_sharing',
     'sharding': 'padding prompt_sharing', 'selection': 'sampler',
@@ -48,7 +48,8 @@ _MODULES = {
     'grader': 'comparison verifying',
     'datasets': 'problem references rows sources',
     'checkpoint': 'files', 'session': 'restore',
-    'learner': 'sampling', 'training_programs': 'memory programs',
+    'batching': 'advantage learner', 'learner': 'sampling',
+    'training_programs': 'memory programs',
     'compilation': 'compile_times host', 'prompts': 'chat_templates'}
 _PROGRAMS = [f'tests/{name}' for name in (
     'test_programs.py', 'test_bad_input.py', 'test_cli.py', 'test_layouts.py',

@@ -10,7 +10,7 @@ import pytest
 from configs import methods
 from configs import tiny
 from tepo_jax.job import programs as programs_lib
-from tepo_jax.learning import batch as batch_lib
+from tepo_jax.learning import packing
 from tepo_jax.policy import transformer
 from tepo_jax.runtime import mesh as mesh_lib
 
@@ -27,7 +27,7 @@ def random_batch(seed):
   position_BS = np.concatenate([
       np.tile(np.arange(PROMPT), (ROWS, 1)),
       np.where(mask_BT, PROMPT + np.arange(SLOTS), -1)], 1)
-  return batch_lib.Batch(
+  return packing.Batch(
       token_BS=generator.integers(0, 32, (ROWS, PROMPT + SLOTS), np.int32),
       position_BS=position_BS.astype(np.int32),
       mask_BT=mask_BT.astype(np.float32),

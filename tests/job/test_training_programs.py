@@ -10,7 +10,7 @@ from configs import tiny
 from tepo_jax import errors
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
-from tepo_jax.learning import batch as batch_lib
+from tepo_jax.learning import packing
 from tepo_jax.policy import padding as padding_lib
 from tepo_jax.policy import transformer
 from tepo_jax.runtime import mesh as mesh_lib
@@ -28,7 +28,7 @@ def _random_params(generator):
 
 def _batch(generator):
   zeros_BT = np.zeros((8, 6), np.float32)
-  return batch_lib.Batch(
+  return packing.Batch(
       token_BS=generator.integers(0, 32, (8, 10), np.int32),
       position_BS=np.tile(np.arange(10, dtype=np.int32), (8, 1)),
       mask_BT=np.ones((8, 6), np.float32),

@@ -4,13 +4,13 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from tepo_jax.learning import batch as batch_lib
+from tepo_jax.learning import packing
 
 P, T = 4, 7
 
 
 def of_tokens(completions: Iterable[tuple[np.ndarray, np.ndarray]]
-              ) -> batch_lib.Batch:
+              ) -> packing.Batch:
   """One row for each pair of a prompt (at most P tokens) and a completion (T).
 
   A completion without tokens is filler.
@@ -27,6 +27,6 @@ def of_tokens(completions: Iterable[tuple[np.ndarray, np.ndarray]]
     position_BS[i, first:first + len(tokens)] = np.arange(len(tokens))
     mask_BT[i, :len(completion)] = 1
   zeros_BT = np.zeros_like(mask_BT)
-  return batch_lib.Batch(
+  return packing.Batch(
       token_BS, position_BS, mask_BT, np.zeros(count, np.float32), zeros_BT,
       zeros_BT, zeros_BT)

@@ -14,7 +14,6 @@ import torch
 from configs import tiny
 from tepo_jax.job import base_model
 from tepo_jax.job import programs as programs_lib
-from tepo_jax.learning import batch as batch_lib
 from tepo_jax.learning import objective
 from tepo_jax.learning import optimizer as optimizer_lib
 from tepo_jax.learning import packing
@@ -79,7 +78,7 @@ def _batch(width=P, length=T, rows=B, seed=0):
   wider = ((0, rows - B), (width - P, length - T))
   fill = functools.partial(np.pad, pad_width=((0, rows - B), (0, length - T)))
   zeros_BT = np.zeros((rows, length), np.float32)
-  return batch_lib.Batch(
+  return packing.Batch(
       token_BS=np.pad(token_BS, wider).astype(np.int32),
       position_BS=np.pad(position_BS, wider,
                          constant_values=-1).astype(np.int32),

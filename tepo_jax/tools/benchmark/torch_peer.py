@@ -4,7 +4,7 @@ import ml_collections
 import numpy as np
 import torch
 
-from tepo_jax.learning import batch as batch_lib
+from tepo_jax.learning import packing
 from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.benchmark import peers
 
@@ -16,7 +16,7 @@ class TorchUpdate:
   transformers' model and torch's log-softmax on completion tokens.
   """
 
-  def __init__(self, workload: workload_lib.Workload, batch: batch_lib.Batch,
+  def __init__(self, workload: workload_lib.Workload, batch: packing.Batch,
                optimizer: ml_collections.ConfigDict):
     self._settings, self._workload = optimizer, workload
     self.model = peers.torch_model(workload)

@@ -10,7 +10,7 @@ import torch
 import transformers
 import trl
 
-from tepo_jax.learning import batch as batch_lib
+from tepo_jax.learning import packing
 from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.benchmark import peers
 
@@ -22,7 +22,7 @@ class TrlUpdate:
   'dapo', and a step has no scoring pass, since its one update is on-policy.
   """
 
-  def __init__(self, workload: workload_lib.Workload, batch: batch_lib.Batch,
+  def __init__(self, workload: workload_lib.Workload, batch: packing.Batch,
                optimizer: ml_collections.ConfigDict):
     width, samples = workload.prompt_tokens, workload.samples
     token_BS = torch.tensor(batch.token_BS).long()

@@ -10,8 +10,8 @@ from tunix.rl import rl_cluster
 from tunix.rl.grpo import grpo_learner
 from tunix.rl.rollout import base_rollout
 
-from tepo_jax.learning import batch as batch_lib
 from tepo_jax.learning import optimizer as optimizer_lib
+from tepo_jax.learning import packing
 from tepo_jax.policy import transformer
 from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.benchmark import peers
@@ -28,7 +28,7 @@ class TunixUpdate:
   alone would skip this for a rollout with one update.
   """
 
-  def __init__(self, workload: workload_lib.Workload, batch: batch_lib.Batch,
+  def __init__(self, workload: workload_lib.Workload, batch: packing.Batch,
                optimizer: ml_collections.ConfigDict):
     peers.require_group('Tunix', workload)
     width, samples = workload.prompt_tokens, workload.samples

@@ -10,7 +10,6 @@ import numpy as np
 
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
-from tepo_jax.learning import batch as batch_lib
 from tepo_jax.learning import packing
 from tepo_jax.learning import update
 from tepo_jax.policy import transformer
@@ -27,7 +26,7 @@ class Case:
   """Compiled programs with a state and one minibatch to call them on."""
   programs: programs_lib.TrainingPrograms
   state: update.TrainState
-  minibatch: batch_lib.Minibatch
+  minibatch: packing.Minibatch
   old: update.OldPolicy | None
   efficiency: float
 
@@ -85,7 +84,7 @@ def case(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
       old, packing.efficiency(packed))
 
 
-def random_batch(workload: workload_lib.Workload) -> batch_lib.Batch:
+def random_batch(workload: workload_lib.Workload) -> packing.Batch:
   """Makes random prompts with random completions of the workload's lengths."""
   rows = workload.prompts * workload.samples
   generator = np.random.default_rng(0)
@@ -100,7 +99,7 @@ def random_batch(workload: workload_lib.Workload) -> batch_lib.Batch:
   first_B = np.arange(rows) // workload.samples * workload.samples
   width = workload.prompt_tokens
   token_BS[:, :width] = token_BS[first_B, :width]
-  return batch_lib.Batch(
+  return packing.Batch(
       token_BS=token_BS,
       position_BS=np.where(real_BS, column_S, np.int32(-1)),
       mask_BT=mask_BT.astype(np.float32),

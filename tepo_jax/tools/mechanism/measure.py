@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from configs import methods
-from tepo_jax.learning import batch as batch_lib
 from tepo_jax.learning import objective
+from tepo_jax.learning import packing
 from tepo_jax.policy import scoring
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.tools.mechanism import moments
@@ -60,7 +60,7 @@ def slope(loss: objective.PolicyLoss, tokens: objective.Tokens) -> np.ndarray:
       tokens.replace(logp_BT=logp_BT), statistics))(tokens.logp_BT))
 
 
-def vectors(lab: observe.Lab, params: Any, batch: batch_lib.Batch,
+def vectors(lab: observe.Lab, params: Any, batch: packing.Batch,
             tokens: objective.Tokens, losses: list[objective.PolicyLoss],
             longest_short: float) -> np.ndarray:
   """One gradient per loss, prompt and half, [E, N, D]: L's gradient is the mean
@@ -112,8 +112,8 @@ def compare(off: Mapping[str, np.ndarray], on_ND: np.ndarray
   return found
 
 
-def gradients(lab: observe.Lab, params: Any, batch: batch_lib.Batch,
-              tokens: objective.Tokens, fresh: batch_lib.Batch
+def gradients(lab: observe.Lab, params: Any, batch: packing.Batch,
+              tokens: objective.Tokens, fresh: packing.Batch
               ) -> dict[str, Any]:
   """`compare` of the estimators at `params`, on a batch of θ_0's with its
   tokens, against the gradient on the `fresh` samples of `params`; at θ_0, where

@@ -16,7 +16,6 @@ from tepo_jax.job import learner as learner_lib
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import session as session_lib
 from tepo_jax.job import summaries
-from tepo_jax.learning import batch as batch_lib
 from tepo_jax.learning import numerics
 from tepo_jax.learning import objective
 from tepo_jax.learning import packing
@@ -91,7 +90,7 @@ class Lab:
         yield (index + 1, jax.tree.map(jnp.copy, learner.state.params),
                summaries.average(history))
 
-  def batch(self, groups: list[groups_lib.Group]) -> batch_lib.Batch:
+  def batch(self, groups: list[groups_lib.Group]) -> packing.Batch:
     """Host arrays of the groups, without filler."""
     return self.learner.to_batch(
         groups, self._rewards(groups),
@@ -101,7 +100,7 @@ class Lab:
   def _rewards(self, groups):
     return self.session.rewards.of(groups).reward_NG.reshape(-1)
 
-  def gradients(self, params: Any, batch: batch_lib.Batch,
+  def gradients(self, params: Any, batch: packing.Batch,
                 slope_EBT: np.ndarray) -> np.ndarray:
     """Σ_it slope_it ∇ℓ_it of a few completions, [E, D] float32."""
     # One row of several completions at a time.
@@ -131,7 +130,7 @@ class Observed:
         params, self._minibatch, self._old))
 
 
-def tokens(batch: batch_lib.Batch, scores: Any) -> objective.Tokens:
+def tokens(batch: packing.Batch, scores: Any) -> objective.Tokens:
   """The objective's input, on the host, with zeros under the mask."""
   return jax.device_get(numerics.clean(update.tokens(batch, scores)))
 

@@ -8,7 +8,7 @@ import ml_collections
 import numpy as np
 
 from tepo_jax.job import programs as programs_lib
-from tepo_jax.learning import batch as batch_lib
+from tepo_jax.learning import packing
 from tepo_jax.policy import scoring
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools import workload as workload_lib
@@ -119,7 +119,7 @@ def _old_policy(step, old_params, updates):
       open_trips=step.score_trips[-1:], useful=step.forward)
 
 
-def trip_counts(minibatch: batch_lib.Minibatch, chunk_size: int, passes: int
+def trip_counts(minibatch: packing.Minibatch, chunk_size: int, passes: int
                 ) -> Iterator[float]:
   """Yields `open_trips` of scoring (1 pass) or an update (2 passes).
 
@@ -149,7 +149,7 @@ def _batch(config, workload):
           mask_BT, np.arange(tokens) + workload.prompt_tokens, -1)], 1)
   zeros_BT = np.zeros((rows, tokens), np.float32)
   group_B1 = np.arange(rows, dtype=np.int32)[:, None] // samples
-  return batch_lib.Batch(
+  return packing.Batch(
       token_BS=np.broadcast_to(group_B1, position_BS.shape),
       position_BS=position_BS.astype(np.int32),
       mask_BT=mask_BT.astype(np.float32),

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tepo_jax.learning import batch as batch_lib
+from tepo_jax.learning import update
 from tepo_jax.rollout import dump
 
 MOST_TOKENS = 60_000  # of completions in one page, by whole groups
@@ -54,8 +54,7 @@ def values(batch: Any, logp_BT: np.ndarray, entropy_BT: np.ndarray,
   mean_B1 = change_BT.sum(1, keepdims=True) / np.maximum(
       mask_BT.sum(1, keepdims=True), 1)
   found = {
-      'advantage': np.asarray(
-          batch_lib.by_token(batch.advantage_B, mask_BT)),
+      'advantage': np.asarray(update.by_token(batch.advantage_B, mask_BT)),
       'ratio': np.exp(change_BT), 'weight': selection['weight_BT'],
       'sequence_weight': np.broadcast_to(np.exp(mean_B1), mask_BT.shape),
       'entropy': batch.old_entropy_BT,

@@ -27,9 +27,9 @@ from tepo_jax.job import learner as learner_lib
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import run_folder
 from tepo_jax.job import session as session_lib
-from tepo_jax.learning import batch as batch_lib
 from tepo_jax.learning import numerics
 from tepo_jax.learning import objective
+from tepo_jax.learning import packing
 from tepo_jax.learning import update
 from tepo_jax.policy import scoring
 from tepo_jax.rollout import dump
@@ -48,7 +48,7 @@ class TokenView:
   logp_BT, entropy_BT, kl_BT: after all of them.
   selection: of the run's method, see `PolicyLoss.selection`.
   """
-  batch: batch_lib.Batch
+  batch: packing.Batch
   logp_BT: np.ndarray
   entropy_BT: np.ndarray
   kl_BT: np.ndarray
@@ -172,7 +172,7 @@ class Step:
   def _update(self, index):
     self.learner.make_update(self.scored, index)
 
-  def old_policy(self, minibatch: batch_lib.Minibatch) -> update.OldPolicy:
+  def old_policy(self, minibatch: packing.Minibatch) -> update.OldPolicy:
     """π_old in any minibatch."""
     return self.learner.programs.old_policy(
         self.start, minibatch, *self.learner.base())
@@ -231,7 +231,7 @@ class Step:
                              loss.selection(tokens, statistics)))
 
 
-def pull_back(scorer: update.Scorer, params: Any, batch: batch_lib.Minibatch,
+def pull_back(scorer: update.Scorer, params: Any, batch: packing.Minibatch,
               cotangents: scoring.Scores, old: update.OldPolicy
               ) -> tuple[Any, scoring.Scores]:
   """Returns Σ_it ⟨cotangents, ∂(ℓ, H, KL)_it/∂θ⟩ and the scores."""
@@ -247,7 +247,7 @@ def _linear(tokens, cotangents):
                  + cotangents.kl_BT * x.kl_BT)
 
 
-def scores(programs: ReplayPrograms, params: Any, batch: batch_lib.Minibatch,
+def scores(programs: ReplayPrograms, params: Any, batch: packing.Minibatch,
            old: update.OldPolicy) -> scoring.Scores:
   """Returns ℓ, H and the exact KL to π_old of the batch's tokens."""
   logp_BT, entropy_BT = programs.score(params, batch)
@@ -264,7 +264,7 @@ def _zeros(batch):
 def evaluate(programs: ReplayPrograms,
              losses: Mapping[str, objective.PolicyLoss],
              state: update.TrainState,
-             batches: Mapping[str, batch_lib.Minibatch], rng: jax.Array,
+             batches: Mapping[str, packing.Minibatch], rng: jax.Array,
              old: update.OldPolicy,
              progress: Callable[[str], None] = lambda text: None
              ) -> dict[str, Outcome]:
