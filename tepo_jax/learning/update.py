@@ -190,9 +190,8 @@ def loss_and_gradient(
         scores, minibatch.old_logp_BT)
 
   def partial_loss(params, m, rows, mine_B):
-    scores = _by_completion(scorer.score(
-        scorer.states(params, rows), rows, old and old.of_microbatch(m)),
-                            minibatch, mine_B)
+    scores = scores_of_microbatch(
+        scorer, params, minibatch, rows, mine_B, old and old.of_microbatch(m))
     # Completions of other microbatches get mask 0 and coefficient 0.
     mine = jax.tree.map(
         lambda x_BT: jnp.where(mine_B[:, None], x_BT, 0).astype(x_BT.dtype),
@@ -215,6 +214,16 @@ def loss_and_gradient(
       jnp.float32(0), jax.tree.map(jnp.zeros_like, params),
       _no_scores(minibatch, old is not None)), minibatch)
   return loss, gradient, with_kl(scores)
+
+
+def scores_of_microbatch(
+    scorer: Scorer, params: Any, minibatch: batch_lib.Minibatch,
+    rows: scoring.PackedRows, mine_B: jax.Array,
+    old: tuple[jax.Array, jax.Array] | None) -> scoring.Scores:
+  """Scores [B, T] of the completions mine_B in the rows, zeros elsewhere; with
+  `OldPolicy.of_microbatch`, the exact KL less ℓ − ℓ°."""
+  return _by_completion(
+      scorer.score(scorer.states(params, rows), rows, old), minibatch, mine_B)
 
 
 def change(optimizer: optax.GradientTransformation, gradient: Any,
