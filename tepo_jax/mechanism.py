@@ -31,6 +31,7 @@ from tepo_jax.job import session as session_lib
 from tepo_jax.job import sizes
 from tepo_jax.runtime import files
 from tepo_jax.runtime import lock as lock_lib
+from tepo_jax.tools.mechanism import comparison
 from tepo_jax.tools.mechanism import measure
 from tepo_jax.tools.mechanism import observe
 from tepo_jax.tools.mechanism import progression
@@ -70,7 +71,7 @@ def main() -> None:
       staleness.run(lab, results, minibatches, out)
     else:
       progression.run(lab, results, out)
-  page = tables.markdown
+  page = comparison.markdown if minibatches else tables.markdown
   files.replace_text(out / _TABLES, page(results))
   print(f'wrote {out / progression.RESULTS} and {_TABLES}')
 

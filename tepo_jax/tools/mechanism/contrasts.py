@@ -121,7 +121,8 @@ def of_kl(x: Mapping[Any, np.ndarray], minibatch_groups: int
   """What TEPO's KL, its coefficient 1, adds to WHOLE, of the sample.
 
   length, cosine: of the gradients on all groups; to have those at β, multiply
-  the length. update_length, update_cosine: their means over minibatches.
+  the length. update_length, update_cosine: their means over minibatches, the
+  cosine's over those with a KL.
   """
   kl_PC, whole_PC = x[directions.KL], x[directions.WHOLE]
   cosine_R, length_R = same_data(
@@ -130,16 +131,16 @@ def of_kl(x: Mapping[Any, np.ndarray], minibatch_groups: int
                      for y in (kl_PC, whole_PC))
   inner_J, kl_J, whole_J = (np.sum(a * b, 1) for a, b in (
       (kl_JC, whole_JC), (kl_JC, kl_JC), (whole_JC, whole_JC)))
-  weight_RJ = moments.resample(len(kl_JC))
+  weight_RJ, has_kl_J = moments.resample(len(kl_JC)), kl_J * whole_J > 0
   with np.errstate(invalid='ignore', divide='ignore'):
     mean = {
-        'update_length': np.sqrt(kl_J / whole_J),
-        'update_cosine': inner_J / np.sqrt(kl_J * whole_J)}
+        'update_length': (np.sqrt(kl_J / whole_J), whole_J > 0),
+        'update_cosine': (inner_J / np.sqrt(kl_J * whole_J), has_kl_J)}
   return dict(length=moments.interval(length_R),
               cosine=moments.interval(cosine_R)) | {
                   name: moments.interval(moments.mean(
-                      weight_RJ, value_J, np.ones(len(value_J))))
-                  for name, value_J in mean.items()}
+                      weight_RJ, np.where(seen_J, value_J, 0), seen_J))
+                  for name, (value_J, seen_J) in mean.items()}
 
 
 def spread(x: objective.Tokens, by_class: Mapping[str, np.ndarray]

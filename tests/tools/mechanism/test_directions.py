@@ -13,11 +13,12 @@ from tepo_jax.policy import scoring
 from tepo_jax.tools.mechanism import directions
 from tepo_jax.tools.mechanism import observe
 from tepo_jax.tools.mechanism import sketch
-from tepo_jax.tools.mechanism import staleness
 
 pytestmark = pytest.mark.long
 
 ROWS = methods.methods(directions.BETA)
+KINDS = {name: ROWS[name] for name in ('tepo', *directions.METHODS)} | {
+    'strong': methods.methods(10.0)['tepo']}
 KEY = jax.random.key(3)
 
 
@@ -38,31 +39,42 @@ def inputs(observed, reward_NG, params):
              for name in ('grpo', 'gpg')}
 
 
-def exact(lab, observed, params, advantages, loss, group):
-  """By scoring whole sequences, π_old's also, and by the loss of both groups:
-  the gradient through the scores of one, twice (the mean is the update)."""
-  batch, model = observed.batch, lab.learner.programs.model
+@pytest.fixture(scope='module', name='exact')
+def _exact(lab, data):
+  """(method, params, advantages, group) -> the gradient, a tree.
+
+  By scoring whole sequences, π_old's also, and by the loss of both groups: the
+  gradient through the scores of one, twice (the mean is the update).
+  """
+  batch, model = data[0].batch, lab.learner.programs.model
   score = functools.partial(
       scoring.score, model, token_BS=batch.token_BS,
       position_BS=batch.position_BS, num_targets=batch.mask_BT.shape[1])
-  old = score(lab.start)
-  mine_B1 = np.arange(8)[:, None] // 4 == group
+  old = jax.jit(score)(lab.start)
 
-  def total(params):
+  def total(params, loss, advantage_BT, group):
+    mine_B1 = np.arange(8)[:, None] // 4 == group
     scores = jax.tree.map(
         lambda y_BT: jax.numpy.where(
             mine_B1, y_BT, jax.lax.stop_gradient(y_BT)),
         score(params, old_params=lab.start))
     return 2 * loss(objective.Tokens(
         old_logp_BT=old.logp_BT, old_entropy_BT=old.entropy_BT,
-        mask_BT=batch.mask_BT, advantage_BT=advantages[loss.method.estimator],
-        **vars(scores)), KEY)[0]
+        mask_BT=batch.mask_BT, advantage_BT=advantage_BT, **vars(scores)),
+                    KEY)[0]
 
-  return jax.jit(jax.grad(total))(params)
+  losses = {name: objective.make_policy_loss(row) for name, row in KINDS.items()}
+  gradient = jax.jit(jax.grad(total), static_argnums=1)  # a compilation each
+
+  def run(name, params, advantages, group):
+    loss = losses[name]
+    return gradient(params, loss, advantages[loss.method.estimator], group)
+
+  return run
 
 
 @pytest.mark.parametrize('moved', [False, True])
-def test_gradients_are_those_of_the_methods_losses(lab, data, moved):
+def test_gradients_are_those_of_the_methods_losses(lab, data, exact, moved):
   observed, reward_NG, params = data
   params = params if moved else lab.start
   x, advantages = inputs(observed, reward_NG, params)
@@ -72,12 +84,9 @@ def test_gradients_are_those_of_the_methods_losses(lab, data, moved):
   vectors['tepo'] = vectors['tepo_no_kl'] + directions.BETA * vectors[
       directions.KL]
   vectors['strong'] = vectors['tepo_no_kl'] + 10 * vectors[directions.KL]
-  kinds = {name: ROWS[name] for name in ('tepo', *directions.METHODS)} | {
-      'strong': methods.methods(10.0)['tepo']}
-  for name, row in kinds.items():
-    loss = objective.make_policy_loss(row)
+  for name in KINDS:
     for group in range(2):
-      tree = exact(lab, observed, params, advantages, loss, group)
+      tree = exact(name, params, advantages, group)
       want_C = np.asarray(sketch.sketch(tree))
       have_C = vectors[name][group]
       assert np.abs(have_C - want_C).max() <= 2e-4 * np.abs(want_C).max(), name
@@ -85,7 +94,8 @@ def test_gradients_are_those_of_the_methods_losses(lab, data, moved):
   assert moved == (distance > 1e-3 * np.linalg.norm(vectors['tepo_no_kl']))
 
 
-def test_the_squares_are_exact_and_shared_slopes_cost_one_pullback(lab, data):
+def test_the_squares_are_exact_and_shared_slopes_cost_one_pullback(
+    lab, data, exact):
   observed, reward_NG, _ = data
   x, advantages = inputs(observed, reward_NG, lab.start)
   slopes = directions.slopes(x, advantages, KEY, {})
@@ -93,8 +103,7 @@ def test_the_squares_are_exact_and_shared_slopes_cost_one_pullback(lab, data):
   found = directions.PullBack(lab)(lab.start, observed.batch, one)
   assert found.coef_GEK.shape == (2, 3, 1)  # at π_old, one gradient
   for group in range(2):
-    tree = exact(lab, observed, lab.start, advantages,
-                 objective.make_policy_loss(ROWS['grpo']), group)
+    tree = exact('grpo', lab.start, advantages, group)
     want = sum(np.sum(np.square(leaf, dtype=float))
                for leaf in jax.tree.leaves(tree))
     have = found.square_GK[group, 0] * found.coef_GEK[group, 1, 0]**2
