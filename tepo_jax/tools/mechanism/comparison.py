@@ -33,9 +33,9 @@ data; then the mean over single minibatches. g: TEPO without its KL.
 
 ## Which tokens make the gradient
 
-Of TEPO without its KL. *Share*: g_class · g / |g|², which add up to 1; *length*:
-|g_class| / |g|; both unbiased. Then the class's % of the tokens, of M, and of the
-KL in M.
+Of TEPO without its KL. *Share*: g_class · g / |g|², which add up to 1;
+*length*: |g_class| / |g|; both unbiased. Then the class's % of the tokens, of
+M, and of the KL in M.
 
 {shares}
 

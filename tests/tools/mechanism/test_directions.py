@@ -63,7 +63,7 @@ def _exact(lab, data):
         mask_BT=batch.mask_BT, advantage_BT=advantage_BT, **vars(scores)),
                     KEY)[0]
 
-  losses = {name: objective.make_policy_loss(row) for name, row in KINDS.items()}
+  losses = {name: objective.make_policy_loss(KINDS[name]) for name in KINDS}
   gradient = jax.jit(jax.grad(total), static_argnums=1)  # a compilation each
 
   def run(name, params, advantages, group):

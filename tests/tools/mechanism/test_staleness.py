@@ -12,7 +12,6 @@ from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.tools.mechanism import comparison
 from tepo_jax.tools.mechanism import contrasts
 from tepo_jax.tools.mechanism import directions
-from tepo_jax.tools.mechanism import moments
 from tepo_jax.tools.mechanism import progression
 from tepo_jax.tools.mechanism import staleness
 

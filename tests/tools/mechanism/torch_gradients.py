@@ -3,13 +3,13 @@ r"""Recomputes two methods' gradients in torch, from the files of a measurement.
   python tests/tools/mechanism/torch_gradients.py \
       --old=MODEL_FOLDER --out=DIR --groups=4
 
-It shares no code with tepo_jax: transformers reads both folders, the losses are
-written out here, and torch differentiates them. On the first minibatch (--groups
-is config.train.minibatch_prompts) of DIR/rollout, at DIR/policy, it compares the
-norms of the gradients of GRPO, TEPO and TEPO's KL, and their cosines to GRPO's,
-with `first_update` in DIR/mechanism.json. Status 1 if any differs by more than
-2 %: of the norm, or 0.02 of a cosine. For rollout.temperature=1 and the default
-rows of configs/methods.py.
+It shares no code with tepo_jax: transformers reads both folders, the losses
+are written out here, and torch differentiates them. On the first minibatch
+(--groups is config.train.minibatch_prompts) of DIR/rollout, at DIR/policy, it
+compares the norms of the gradients of GRPO, TEPO and TEPO's KL, and their
+cosines to GRPO's, with `first_update` in DIR/mechanism.json. Status 1 if any
+differs by more than 2 %: of the norm, or 0.02 of a cosine. For
+rollout.temperature=1 and the default rows of configs/methods.py.
 """
 
 import argparse
