@@ -11,7 +11,7 @@ _PAGE = '''\
 
 Made by `tepo_jax.mechanism --minibatches={minibatches}`; `mechanism.json` has
 all numbers. π_old: a model of {parameters:,} parameters, digest `{model:.16}`;
-its rollout: {minibatches} minibatches of prompts × {samples} completions, seed
+its rollout: {minibatches} minibatches of groups of {samples} completions, seed
 {seed}. Updates: by `{method}`, on another rollout. Brackets: 95 % bootstrap
 intervals over groups; "–": some resample has no value.
 

@@ -133,11 +133,12 @@ class PullBack:
     samples, tokens = config.rollout.samples, config.rollout.max_tokens
     self._samples, self._start = samples, lab.start
     self._sharding = programs.minibatch_sharding
-    self._pack = packing.make(  # one microbatch holds a group
+    shards = mesh_lib.batch_shards(programs.mesh)
+    self._pack = packing.make(  # one microbatch, in each shard, holds a group
         'shared', prompt_tokens=config.data.max_prompt_tokens,
-        max_tokens=tokens, samples=samples, microbatch_tokens=(
+        max_tokens=tokens, samples=samples, microbatch_tokens=shards * (
             config.data.max_prompt_tokens - 1 + samples * (tokens + 1)),
-        shards=mesh_lib.batch_shards(programs.mesh))
+        shards=shards)
     self._run = programs.jit(_pull_back(dataclasses.replace(
         programs.scorer, chunk_size=min(
             programs.scorer.chunk_size, samples * tokens),
