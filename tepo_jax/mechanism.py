@@ -2,6 +2,8 @@ r"""Measures gradient estimators off policy, TEPO's mask, and its KL penalty.
 
   python -m tepo_jax.mechanism --config=configs/countdown.py:grpo \
       --config.model=FOLDER --out=DIR
+  python -m tepo_jax.mechanism --config=configs/smollm2.py:sums \
+      --minibatches=64 --out=DIR
 
 The policies are the model, θ_0, and what 8, 16 and 32 updates on one rollout
 make of it: by the config's method, by sequence weights with two bounds, and by
@@ -9,7 +11,15 @@ TEPO with growing β. Prompts are those of the first of config.eval.sets.
 
 Writes mechanism.json and its tables, mechanism.md. If it is killed, the same
 command resumes after the last policy that is complete. For small models: it
-holds one gradient per prompt. tepo_jax/tools/README.md says what is measured.
+holds one gradient per prompt.
+
+With --minibatches it compares the gradients of nine methods instead, on one
+rollout of so many minibatches, at the model and after 1, 4 and 8 updates by the
+config's method on another rollout. For large models: it keeps a sketch of each
+gradient, in DIR/sketches_*, and resumes after the last minibatch. At another
+point of a run: export that step, and name the folder as config.model.
+
+tepo_jax/tools/README.md says what is measured.
 """
 
 from absl import flags
@@ -21,9 +31,11 @@ from tepo_jax.job import session as session_lib
 from tepo_jax.job import sizes
 from tepo_jax.runtime import files
 from tepo_jax.runtime import lock as lock_lib
+from tepo_jax.tools.mechanism import comparison
 from tepo_jax.tools.mechanism import measure
 from tepo_jax.tools.mechanism import observe
 from tepo_jax.tools.mechanism import progression
+from tepo_jax.tools.mechanism import staleness
 from tepo_jax.tools.mechanism import tables
 
 _TABLES = 'mechanism.md'
@@ -32,12 +44,17 @@ _CONFIG = cli.DEFINE_config()
 _OUT = flags.DEFINE_string(
     'out', None, 'Folder for mechanism.json and mechanism.md, new or of the '
     'same measurement.', required=True)
+_MINIBATCHES = flags.DEFINE_integer(
+    'minibatches', 0, 'Compare the gradients of methods on so many minibatches '
+    'instead; 0: do not.', lower_bound=0)
 
 
 def main() -> None:
   config, out = _CONFIG.value, files.path(_OUT.value)
+  minibatches = _MINIBATCHES.value
+  updates = max(staleness.COUNTS if minibatches else measure.COUNTS)
   with config.unlocked():  # one rollout for all updates
-    config.rollout.prompts = -(-max(measure.COUNTS) // config.train.epochs) * (
+    config.rollout.prompts = -(-updates // config.train.epochs) * (
         config.train.minibatch_prompts)
   configuration.check(config, cli.overridden())
   sizes.check(config)
@@ -47,10 +64,15 @@ def main() -> None:
   with (lock_lib.FolderLock(out) as lock, session_lib.open_folder(
       config, session_lib.model_folder(config, out)) as session):
     lab = observe.Lab(config, session)
-    results = progression.start(out, lock, progression.setup(lab))
+    results = progression.start(
+        out, lock, progression.setup(lab, minibatches))
     session_lib.cache_compilations(config)
-    progression.run(lab, results, out)
-  files.replace_text(out / _TABLES, tables.markdown(results))
+    if minibatches:
+      staleness.run(lab, results, minibatches, out)
+    else:
+      progression.run(lab, results, out)
+  page = comparison.markdown if minibatches else tables.markdown
+  files.replace_text(out / _TABLES, page(results))
   print(f'wrote {out / progression.RESULTS} and {_TABLES}')
 
 

@@ -53,11 +53,14 @@ def estimators(tokens: float) -> dict[str, objective.PolicyLoss]:
           for name, (weight, clip) in _ESTIMATORS.items()}
 
 
-def slope(loss: objective.PolicyLoss, tokens: objective.Tokens) -> np.ndarray:
-  """∂L/∂ℓ, [B, T], of the whole batch."""
-  statistics = loss.statistics(tokens)
-  return np.asarray(jax.grad(lambda logp_BT: loss.partial(
-      tokens.replace(logp_BT=logp_BT), statistics))(tokens.logp_BT))
+def slopes(loss: objective.PolicyLoss, tokens: objective.Tokens,
+           rng: jax.Array | None = None) -> scoring.Scores:
+  """∂L/∂ of each score, [B, T], of the whole batch; None of a KL that `tokens`
+  lack."""
+  statistics = loss.statistics(tokens, rng)
+  return jax.device_get(jax.grad(lambda scores: loss.partial(
+      tokens.replace(**vars(scores)), statistics))(scoring.Scores(
+          tokens.logp_BT, tokens.entropy_BT, tokens.kl_BT)))
 
 
 def vectors(lab: observe.Lab, params: Any, batch: packing.Batch,
@@ -67,7 +70,8 @@ def vectors(lab: observe.Lab, params: Any, batch: packing.Batch,
   over prompts of the halves' sum. longest_short: tokens of a completion."""
   samples = lab.config.rollout.samples
   prompts = len(batch.mask_BT) // samples
-  slope_EBT = prompts * np.stack([slope(loss, tokens) for loss in losses])
+  slope_EBT = prompts * np.stack([
+      slopes(loss, tokens).logp_BT for loss in losses])
   is_long_B = batch.mask_BT.sum(1) > longest_short
   # Untouched pages of zeros take no memory.
   found_END = np.zeros((len(losses), 2 * prompts, sum(

@@ -22,6 +22,7 @@ from tepo_jax.learning import packing
 from tepo_jax.learning import update
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.rollout import sampler as sampler_lib
 from tepo_jax.rollout import selection
 from tepo_jax.runtime import mesh as mesh_lib
 
@@ -68,15 +69,21 @@ class Lab:
   def rollout(self) -> list[groups_lib.Group]:
     """The groups of θ_0 that a rollout step trains on."""
     settings = self.config.rollout
+    return self.select(self.start, 0, settings.prompts,
+                       settings.dynamic_sampling).groups
+
+  def select(self, params: Any, cursor: int, wanted: int, mode: str
+             ) -> sampler_lib.Rollout:
+    """A rollout of `wanted` groups of the training prompts from the cursor on,
+    selected in a mode of `selection.MODES`."""
+    settings = self.config.rollout
     return self._sampler.select(
-        self.learner.programs.to_decode(self.start),
+        self.learner.programs.to_decode(params),
         self.session.training_prompts().prompt, selection.Selection(
-            cursor=0, wanted=settings.prompts, group_size=settings.samples,
-            mode=settings.dynamic_sampling,
-            max_batches=settings.max_generation_batches,
+            cursor=cursor, wanted=wanted, group_size=settings.samples,
+            mode=mode, max_batches=settings.max_generation_batches,
             mixed=settings.mixed, truncated=settings.truncated),
-        programs_lib.stream(self.config.seed, 'rollout'),
-        self.session.rewards).groups
+        programs_lib.stream(self.config.seed, 'rollout'), self.session.rewards)
 
   def updates(self, method: Any, groups: list[groups_lib.Group],
               counts: Sequence[int]) -> Iterator[tuple[int, Any, dict]]:
@@ -90,11 +97,13 @@ class Lab:
         yield (index + 1, jax.tree.map(jnp.copy, learner.state.params),
                summaries.average(history))
 
-  def batch(self, groups: list[groups_lib.Group]) -> packing.Batch:
-    """Host arrays of the groups, without filler."""
+  def batch(self, groups: list[groups_lib.Group],
+            estimator: str | None = None) -> packing.Batch:
+    """Host arrays of the groups, without filler; estimator: of the advantages,
+    by default the method's."""
     return self.learner.to_batch(
-        groups, self._rewards(groups),
-        self.learner.programs.policy_loss.method.estimator,
+        groups, self._rewards(groups), estimator or (
+            self.learner.programs.policy_loss.method.estimator),
         len(groups) * self.config.rollout.samples)
 
   def _rewards(self, groups):

@@ -1,6 +1,6 @@
 """The tables of `tepo_jax.mechanism` in Markdown, from its results alone."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 _PAGE = '''\
@@ -67,59 +67,61 @@ def markdown(results: Mapping[str, Any]) -> str:
   return _PAGE.format(
       **{key: setup[key] for key in setup if key not in ('config', 'versions')},
       rollout=setup['config']['rollout.prompts'],
-      fields=_pairs(setup['config']), versions=_pairs(setup['versions']),
-      policies=_table('updates, mean abs d, KL, accuracy %, entropy, length', (
-          [k, _cell(x['tokens']['abs_d']), _cell(x['tokens']['kl']),
-           *_own(x), _cell(x['fresh']['length'])] for k, x in levels.items())),
-      weights=_table(', '.join(['updates', *map(': '.join, _WEIGHTS)]), (
-          [k, *(_cell(x['weights'][name][part], 100)
+      fields=pairs(setup['config']), versions=pairs(setup['versions']),
+      policies=table('updates, mean abs d, KL, accuracy %, entropy, length', (
+          [k, cell(x['tokens']['abs_d']), cell(x['tokens']['kl']),
+           *_own(x), cell(x['fresh']['length'])] for k, x in levels.items())),
+      weights=table(', '.join(['updates', *map(': '.join, _WEIGHTS)]), (
+          [k, *(cell(x['weights'][name][part], 100)
                 for part, name in _WEIGHTS)] for k, x in drifts.items())),
       gradients='\n\n'.join(_gradients(levels, half) for half in (
           'all', 'short', 'long')),
       mask='\n\n'.join((_mask(drifts), _mask(
           results['methods'][setup['method']]))),
-      methods=_table('method, updates, clipped %, M %, KL, KL in M, ΔH, '
+      methods=table('method, updates, clipped %, M %, KL, KL in M, ΔH, '
                      'accuracy %, entropy', (
           [name, k, f'{100 * sum(x["updates"][key] for key in _CLIPPED):.3g}',
-           _cell(x['region'], 100),
-           *(_cell(x[key]) for key in ('kl', 'kl_region', 'entropy_change')),
+           cell(x['region'], 100),
+           *(cell(x[key]) for key in ('kl', 'kl_region', 'entropy_change')),
            *_own(x)] for name, k, x in rows)))
 
 
 def _gradients(levels, half):
-  return _table(f'updates, {half} completions, noise, variance, cosine, '
+  return table(f'updates, {half} completions, noise, variance, cosine, '
                 'length', (
-      [k, 'any' if k == '0' else name, *(_cell(by_half[half][key]) for key in (
+      [k, 'any' if k == '0' else name, *(cell(by_half[half][key]) for key in (
           'noise', 'variance_ratio', 'cosine', 'length'))]
       for k, x in levels.items() for name, by_half in x['gradients'].items()))
 
 
 def _mask(drifts):
-  return _table('updates, M %, KL in M, KL, ΔH < 0 %, Eq. 19: correlation, '
+  return table('updates, M %, KL in M, KL, ΔH < 0 %, Eq. 19: correlation, '
                 'agreement %, Eq. 18: correlation, agreement %', (
-      [k, _cell(x['region'], 100), _cell(x['kl_region']), _cell(x['kl']),
-       _cell(x['falling'], 100), *(
-           _cell(x['readings'][name][key], scale)
+      [k, cell(x['region'], 100), cell(x['kl_region']), cell(x['kl']),
+       cell(x['falling'], 100), *(
+           cell(x['readings'][name][key], scale)
            for name in ('covariance', 'npg')
            for key, scale in (('correlation', 1), ('agreement', 100)))]
       for k, x in drifts.items() if k != '0'))  # there, nothing has moved
 
 
 def _own(x):
-  return _cell(x['fresh']['accuracy'], 100), _cell(x['fresh']['entropy'])
+  return cell(x['fresh']['accuracy'], 100), cell(x['fresh']['entropy'])
 
 
-def _cell(interval, scale=1):
+def cell(interval: Sequence[float] | None, scale: float = 1) -> str:
   """'1.23 [1.1, 1.4]', with three digits."""
   return '–' if interval is None else '{:.3g} [{:.3g}, {:.3g}]'.format(
       *(scale * x for x in interval))
 
 
-def _pairs(fields):
+def pairs(fields: Mapping[str, Any]) -> str:
+  """Names and values."""
   return ', '.join(f'`{name}={value}`' for name, value in fields.items())
 
 
-def _table(head: str, lines: Iterable[list[str]]) -> str:
+def table(head: str, lines: Iterable[list[str]]) -> str:
+  """A table; `head`: its columns, separated by commas."""
   names = head.split(', ')
   return '\n'.join(f'| {" | ".join(line)} |' for line in (
       names, ['---'] * len(names), *lines))

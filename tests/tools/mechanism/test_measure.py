@@ -7,11 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from configs import tiny
 from tepo_jax import errors
-from tepo_jax.job import base_model
 from tepo_jax.job import programs as programs_lib
-from tepo_jax.job import session as session_lib
 from tepo_jax.learning import update
 from tepo_jax.policy import scoring
 from tepo_jax.runtime import lock as lock_lib
@@ -21,27 +18,6 @@ from tepo_jax.tools.mechanism import progression
 from tepo_jax.tools.mechanism import tables
 
 pytestmark = pytest.mark.long
-
-
-@pytest.fixture(scope='module', name='lab')
-def _lab(tmp_path_factory):
-  """An untrained model is never correct; the overlong penalty mixes rewards."""
-  config, folder = tiny.get_config('grpo'), tmp_path_factory.mktemp('m') / 'b'
-  config.data.limit, config.eval.limit = 16, 6
-  config.rollout.update(
-      prompts=4, samples=4, max_tokens=12, dynamic_sampling='off',
-      overlong_buffer=11)
-  config.train.update(
-      minibatch_prompts=4, epochs=2, microbatch_tokens=144)
-  config.optimizer.learning_rate = 2e-2
-  config.pretrain.update(
-      worked_steps=1, mixed_steps=0, learning_rate=1e-9,  # untrained
-      demonstrations=32, num_layers=1, num_heads=2,
-      num_kv_heads=1, d_model=16, head_dim=8, d_ff=16)
-  base_model.make(config, folder)
-  config.model = str(folder)
-  with session_lib.open_folder(config, folder) as session:
-    yield observe.Lab(config, session)
 
 
 @pytest.fixture(scope='module', name='moved')
@@ -84,8 +60,9 @@ def test_scores_are_those_of_scoring(lab, moved):
   # The on-policy slope needs no scores.
   loss, zeros_BT = measure.estimators(6.0)['none'], np.zeros_like(batch.mask_BT)
   np.testing.assert_array_equal(
-      measure.slope(loss, given), measure.slope(loss, observe.tokens(
-          batch, scoring.Scores(zeros_BT, zeros_BT))))
+      measure.slopes(loss, given).logp_BT,
+      measure.slopes(loss, observe.tokens(
+          batch, scoring.Scores(zeros_BT, zeros_BT))).logp_BT)
 
 
 def test_drift(lab, moved):

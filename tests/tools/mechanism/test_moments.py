@@ -40,10 +40,10 @@ def by_code(loss):
   def gradient(completion, reward):
     new, pull_back = jax.vjp(lambda x: logp(x, completion), NEW)
     zeros = np.zeros((1, 2))
-    slope = measure.slope(loss, objective.Tokens(
+    slope = measure.slopes(loss, objective.Tokens(
         logp_BT=new[None], old_logp_BT=logp(OLD, completion)[None],
         entropy_BT=zeros, old_entropy_BT=zeros, advantage_BT=zeros + reward,
-        mask_BT=zeros + 1))
+        mask_BT=zeros + 1)).logp_BT
     return np.ravel(pull_back(slope[0])[0])
 
   return np.stack(list(map(gradient, COMPLETIONS, REWARD)))

@@ -1,0 +1,99 @@
+"""The tables of `tepo_jax.mechanism --minibatches` in Markdown."""
+
+from collections.abc import Mapping
+import json
+from typing import Any
+
+from tepo_jax.tools.mechanism import tables
+
+_PAGE = '''\
+# The gradients of methods on one rollout
+
+Made by `tepo_jax.mechanism --minibatches={minibatches}`; `mechanism.json` has
+all numbers. π_old: a model of {parameters:,} parameters, digest `{model:.16}`;
+its rollout: {minibatches} minibatches of groups of {samples} completions, seed
+{seed}. Updates: by `{method}`, on another rollout. Brackets: 95 % bootstrap
+intervals over groups; "–": some resample has no value.
+
+## Signal, and cosine to the policy gradient
+
+*Signal to noise*: |g|² over the variance of one minibatch's gradient. *Halves*:
+the cosine of the gradients on two halves of the minibatches, mean of random
+splits. *Cosine* and *length*: of g against the token-mean policy gradient on
+fresh samples of the same size, unbiased. *To GRPO*: on the same data.
+
+{methods}
+
+## What TEPO's KL adds
+
+|∇KL in M| over |g| at β = 1 (for another β, times β), and their cosine, on all
+data; then the mean over single minibatches. g: TEPO without its KL.
+
+{kl}
+
+## Which tokens make the gradient
+
+Of TEPO without its KL. *Share*: g_class · g / |g|², which add up to 1;
+*length*: |g_class| / |g|; both unbiased. Then the class's % of the tokens, of
+M, and of the KL in M.
+
+{shares}
+
+## The tokens with the largest KL in M
+
+After {last} updates. The token is in brackets.
+
+{tokens}
+
+## The sketches' error
+
+Relative error of |x|², root mean square over the gradients computed:
+{errors}.
+
+## Fields that differ from configs/base.py
+
+{fields}; {versions}
+'''
+
+
+def markdown(results: Mapping[str, Any]) -> str:
+  """The page with all tables."""
+  setup, levels = results['setup'], results['levels']
+  *_, last = levels
+  return _PAGE.format(
+      **{key: setup[key] for key in setup if key not in ('config', 'versions')},
+      last=last, fields=tables.pairs(setup['config']),
+      versions=tables.pairs(setup['versions']), methods=tables.table(
+          'updates, method, signal to noise, halves, cosine, length, '
+          'cosine to GRPO, length to GRPO', (
+              [k, name, tables.cell(x['signal_to_noise']),
+               '–' if x['halves'] is None else f'{x["halves"]:.3g}',
+               *(tables.cell(x[key]) for key in (
+                   'cosine', 'length', 'to_grpo', 'length_to_grpo'))]
+              for k, level in levels.items()
+              for name, x in level['methods'].items())),
+      kl=tables.table(
+          'updates, length, cosine, length of an update, cosine of an update', (
+              [k, *(tables.cell(level['kl'][key]) for key in (
+                  'length', 'cosine', 'update_length', 'update_cosine'))]
+              for k, level in levels.items())),
+      shares=tables.table(
+          'updates, tokens, share, length, tokens %, M %, KL in M %', (
+              [k, f'{division}: {name}', tables.cell(x['share']),
+               tables.cell(x['length']),
+               *(f'{100 * y:.3g}' for y in level['spread'][division][name])]
+              for k, level in levels.items()
+              for division, by_class in level['shares'].items()
+              for name, x in by_class.items())),
+      tokens=tables.table('completion, KL, A, H°, ΔH, ℓ − ℓ°, problem', (
+          [_text(f'{x["before"]}[{x["token"]}]{x["after"]}'),
+           *(f'{x[key]:.3g}' for key in (
+               'kl', 'advantage', 'entropy', 'entropy_change', 'log_ratio')),
+           _text(x['problem'])] for x in levels[last]['tokens'])),
+      errors=', '.join(f'{100 * level["sketch_error"]:.2g} % after {k} updates'
+                       for k, level in levels.items()))
+
+
+def _text(text):
+  """For a cell: one line, as JSON escapes it, without a quote or a bar."""
+  return json.dumps(text, ensure_ascii=False)[1:-1].replace('|', '\\|')

@@ -1,0 +1,182 @@
+"""How methods' gradients on one rollout differ, from their groups' vectors.
+
+Two kinds of numbers. *Unbiased*, from pairs of distinct groups (`moments`):
+they are of the expected gradients, and lack a value where the groups are too
+few to see these. *Of the sample*, from sums over the groups: they compare two
+gradients on the same data, whose common noise cancels.
+
+Axes: P groups · C entries of a vector · R resamples, see `moments.resample` ·
+J minibatches.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tepo_jax.learning import objective
+from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.tools.mechanism import directions
+from tepo_jax.tools.mechanism import moments
+
+_SPLITS = 200
+_SHOWN = 20  # tokens
+_BASELINE = 'grpo'
+
+
+def compare(x: Mapping[Any, np.ndarray], target_PC: np.ndarray,
+            minibatch_groups: int) -> dict[str, dict[str, Any]]:
+  """By method, TEPO included, against an independent policy gradient h.
+
+  x: of `directions.slopes`, [P, C]. target: of other groups, at the policy.
+
+  Returns intervals:
+    signal_to_noise: |g|² over the variance of one minibatch's gradient.
+    cosine, length: unbiased, of g and h: their cosine, and |g| / |h|.
+    to_grpo, length_to_grpo: of the sample, against GRPO's gradient.
+    halves: the mean cosine of the gradients on two halves; a number.
+  """
+  weight_RP = moments.resample(len(target_PC))
+  on_PP, found, whole = target_PC @ target_PC.T, {}, methods(x)
+  for name, x_PC in whole.items():
+    off_PP = x_PC @ x_PC.T
+    values = moments.of_gradients(
+        weight_RP, off_PP, x_PC @ target_PC.T, on_PP)
+    to_grpo_R, length_R = same_data(weight_RP, x_PC, whole[_BASELINE])
+    found[name] = {key: moments.interval(value_R) for key, value_R in dict(
+        signal_to_noise=minibatch_groups / values['noise'],
+        cosine=values['cosine'], length=values['length'], to_grpo=to_grpo_R,
+        length_to_grpo=length_R).items()} | {
+            'halves': halves(off_PP, minibatch_groups)}
+  return found
+
+
+def methods(x: Mapping[Any, np.ndarray]) -> dict[str, np.ndarray]:
+  """The vectors of the methods, TEPO's composed."""
+  return {'tepo': x[directions.WHOLE] + directions.BETA * x[directions.KL]} | {
+      name: x[name] for name in directions.METHODS}
+
+
+def first_update(x: Mapping[Any, np.ndarray], minibatch_groups: int
+                 ) -> dict[str, dict[str, float]]:
+  """Of the first minibatch: each gradient's norm, and its cosine to GRPO's."""
+  first = {name: x_PC[:minibatch_groups].mean(0) for name, x_PC in (
+      methods(x) | {directions.KL: x[directions.KL]}).items()}
+  norm = {name: float(np.linalg.norm(x_C)) for name, x_C in first.items()}
+  return {name: dict(norm=norm[name], cosine=float(
+      x_C @ first[_BASELINE] / max(norm[name] * norm[_BASELINE], 1e-30)))
+          for name, x_C in first.items()}
+
+
+def same_data(weight_RP: np.ndarray, x_PC: np.ndarray, y_PC: np.ndarray
+              ) -> tuple[np.ndarray, np.ndarray]:
+  """Of the sums over groups: cosine and |x| / |y|, each [1 + R]."""
+  xx_R, xy_R, yy_R = (np.sum(weight_RP @ (a @ b.T) * weight_RP, 1) for a, b in (
+      (x_PC, x_PC), (x_PC, y_PC), (y_PC, y_PC)))
+  with np.errstate(invalid='ignore', divide='ignore'):
+    return xy_R / np.sqrt(xx_R * yy_R), np.sqrt(xx_R / yy_R)
+
+
+def halves(gram_PP: np.ndarray, minibatch_groups: int) -> float | None:
+  """The cosine of the sums over two halves of the minibatches, the mean over
+  random splits; None for one minibatch, or without any gradient."""
+  count = len(gram_PP) // minibatch_groups
+  if count < 2:
+    return None
+  by_minibatch_JJ = gram_PP.reshape(
+      count, minibatch_groups, count, minibatch_groups).sum((1, 3))
+  rng, found = np.random.default_rng(0), []
+  for _ in range(_SPLITS):
+    order = rng.permutation(count)
+    a, b = order[:count // 2], order[count // 2:]
+    inner, *squares = (by_minibatch_JJ[np.ix_(i, j)].sum() for i, j in (
+        (a, b), (a, a), (b, b)))
+    found.append(inner / np.sqrt(max(np.prod(squares), 1e-300)))
+  return float(np.mean(found))
+
+
+def shares(x: Mapping[Any, np.ndarray]) -> dict[str, dict[str, dict]]:
+  """By division and class of tokens, of WHOLE's gradient g, unbiased intervals:
+  share: g_class . g / |g|², which add up to 1; length: |g_class| / |g|. {} if
+  there are no parts."""
+  whole_PC = x[directions.WHOLE]
+  weight_RP = moments.resample(len(whole_PC))
+  square_R = moments.pairs(weight_RP, whole_PC @ whole_PC.T)
+  seen_R, found = np.where(square_R > 0, square_R, np.nan), {}
+  for division, names in directions.CLASSES.items():
+    for name in names:
+      if (division, name) in x:
+        part_PC = x[division, name]
+        own_R = moments.pairs(weight_RP, part_PC @ part_PC.T)
+        found.setdefault(division, {})[name] = dict(
+            share=moments.interval(moments.pairs(
+                weight_RP, part_PC @ whole_PC.T) / seen_R),
+            length=moments.interval(np.sqrt(
+                np.where(own_R > 0, own_R, np.nan) / seen_R)))
+  return found
+
+
+def of_kl(x: Mapping[Any, np.ndarray], minibatch_groups: int
+          ) -> dict[str, moments.Interval]:
+  """What TEPO's KL, its coefficient 1, adds to WHOLE, of the sample.
+
+  length, cosine: of the gradients on all groups; to have those at β, multiply
+  the length. update_length, update_cosine: their means over minibatches, the
+  cosine's over those with a KL.
+  """
+  kl_PC, whole_PC = x[directions.KL], x[directions.WHOLE]
+  cosine_R, length_R = same_data(
+      moments.resample(len(kl_PC)), kl_PC, whole_PC)
+  kl_JC, whole_JC = (y.reshape(-1, minibatch_groups, y.shape[1]).sum(1)
+                     for y in (kl_PC, whole_PC))
+  inner_J, kl_J, whole_J = (np.sum(a * b, 1) for a, b in (
+      (kl_JC, whole_JC), (kl_JC, kl_JC), (whole_JC, whole_JC)))
+  weight_RJ, has_kl_J = moments.resample(len(kl_JC)), kl_J * whole_J > 0
+  with np.errstate(invalid='ignore', divide='ignore'):
+    mean = {
+        'update_length': (np.sqrt(kl_J / whole_J), whole_J > 0),
+        'update_cosine': (inner_J / np.sqrt(kl_J * whole_J), has_kl_J)}
+  return dict(length=moments.interval(length_R),
+              cosine=moments.interval(cosine_R)) | {
+                  name: moments.interval(moments.mean(
+                      weight_RJ, np.where(seen_J, value_J, 0), seen_J))
+                  for name, (value_J, seen_J) in mean.items()}
+
+
+def spread(x: objective.Tokens, by_class: Mapping[str, np.ndarray]
+           ) -> dict[str, dict[str, list[float]]]:
+  """By division and class: its shares of the tokens, of TEPO's M, and of the
+  KL in M."""
+  region_BT = region(x)
+  totals = [np.where(mine_BT, value, 0) for mine_BT, value in (
+      (x.mask_BT, 1), (region_BT, 1), (region_BT, x.kl_BT))]
+  return {division: {
+      name: [float(y_BT[class_BT == number].sum() / max(y_BT.sum(), 1e-30))
+             for y_BT in totals]
+      for number, name in enumerate(directions.CLASSES[division])}
+          for division, class_BT in by_class.items()}
+
+
+def region(x: objective.Tokens) -> np.ndarray:
+  """TEPO's M, [B, T]."""
+  return (x.advantage_BT > 0) & (objective.exact_change(x) < 0) & x.mask_BT
+
+
+def tokens_of_kl(x: objective.Tokens, groups: list[groups_lib.Group],
+                 decode: Any) -> list[dict[str, Any]]:
+  """The tokens of M with the largest KL, and their completions."""
+  kl_BT, samples = np.where(region(x), x.kl_BT, 0), len(groups[0].length_G)
+  places = np.argsort(-kl_BT, axis=None, kind='stable')[:_SHOWN]
+  found = []
+  for b, t in zip(*np.unravel_index(places, kl_BT.shape)):
+    group, row = groups[b // samples], b % samples
+    ids = group.token_GT[row, :group.length_G[row]]
+    if kl_BT[b, t] > 0:
+      found.append(dict(
+          problem=group.prompt.problem.problem, before=decode(ids[:t]),
+          token=decode(ids[t:t + 1]), after=decode(ids[t + 1:]),
+          kl=float(x.kl_BT[b, t]), advantage=float(x.advantage_BT[b, t]),
+          entropy=float(x.old_entropy_BT[b, t]),
+          entropy_change=float(objective.exact_change(x)[b, t]),
+          log_ratio=float(objective.log_ratio(x)[b, t])))
+  return found

@@ -1,0 +1,46 @@
+"""The sketch against its definition in Python, and its error."""
+
+import jax
+from jax import numpy as jnp
+import numpy as np
+import pytest
+
+from tepo_jax.tools.mechanism import sketch
+
+
+def sign(i):
+  """Murmur3's finaliser, in whole numbers."""
+  x = i
+  x = (x ^ x >> 16) * 0x85EBCA6B % 2**32
+  x = (x ^ x >> 13) * 0xC2B2AE35 % 2**32
+  return -1 if (x ^ x >> 16) >> 31 else 1
+
+
+@pytest.mark.parametrize('sizes', [
+    (3,), (5, 2 * sketch.SIZE + 7), (sketch.SIZE, sketch.SIZE - 1, 4),
+    (70, 50_001)])
+def test_a_sketch_adds_signed_coordinates(sizes):
+  parts = [np.random.default_rng(n).normal(size=n) for n in sizes]
+  want_C = np.zeros(sketch.SIZE)
+  for i, value in enumerate(np.concatenate(parts)):
+    want_C[i % sketch.SIZE] += sign(i) * value
+  tree = [jnp.asarray(part, jnp.float32).reshape(-1, 1) for part in parts]
+  np.testing.assert_allclose(jax.jit(sketch.sketch)(tree), want_C, atol=1e-5)
+
+
+def test_the_error_is_the_stated_one():
+  """Of |x|² and x · y over 60 pairs of a matrix with a few large columns."""
+  rng = np.random.default_rng(0)
+  scale = np.where(rng.random(576) < 0.05, 20, 1)
+  x, y = rng.normal(size=(2, 60, 400, 576)).astype(np.float32) * scale
+  y += x
+  function = jax.jit(sketch.sketch)
+  a, b = (np.stack([function(tree) for tree in z]) for z in (x, y))
+  xx, yy, xy = (np.sum(p * q, (1, 2), dtype=float) for p, q in (
+      (x, x), (y, y), (x, y)))
+  for have, exact, spread in (
+      (np.sum(a * a, 1), xx, np.sqrt(2) * xx),
+      (np.sum(a * b, 1), xy, np.sqrt(xx * yy + xy**2))):
+    error = (have - exact) / (spread / np.sqrt(sketch.SIZE))
+    assert 0.7 < np.sqrt(np.mean(error**2)) < 1.3
+    assert abs(error.mean()) < 4 / np.sqrt(len(error))
