@@ -32,6 +32,12 @@ def _are_weighted(sets):
       for item in sets) and len({item[0] for item in sets}) == len(sets)
 
 
+def _are_different(names):
+  """Whether they are texts, and none is there twice."""
+  return (all(isinstance(name, str) for name in names)
+          and len(set(names)) == len(names))
+
+
 F = fields.Field
 POSITIVE, NOT_NEGATIVE = fields.POSITIVE, fields.NOT_NEGATIVE
 ROUNDING, FREE = fields.ROUNDING, fields.FREE
@@ -272,16 +278,16 @@ FIELDS = dict(
   eval=fields.unless(
     'eval.period', 0,
     sets=F(('aime24', 'amc', 'math500'), 'like data.name', fields.Range(
-        'names of sets or files',
-        lambda x: all(isinstance(name, str) and name for name in x))),
+        'names of sets or files, and none twice',
+        lambda x: _are_different(x) and all(x))),
     period=F(20, 'rollout steps; also before and after training; 0: never',
              NOT_NEGATIVE),
     texts=F((), 'files whose nats per token are measured too, to see what is '
             'forgotten: .txt; or .jsonl with rows of `text`, or of `prompt` '
             'and `completion`, which is scored', fields.Range(
-                'names of .txt and .jsonl files', lambda x: all(
-                    isinstance(name, str)
-                    and name.endswith(('.txt', '.jsonl')) for name in x))),
+                'names of .txt and .jsonl files, and none twice', lambda x:
+                _are_different(x) and all(
+                    name.endswith(('.txt', '.jsonl')) for name in x))),
     limit=F(int, 'first N problems of each set; None: all', POSITIVE),
     samples=F(int, "completions per problem; None: the set's own number, 1 "
               'or 32', POSITIVE),

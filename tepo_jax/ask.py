@@ -19,6 +19,7 @@ import contextlib
 import copy
 import dataclasses
 import itertools
+import math
 import sys
 from typing import Any
 
@@ -32,8 +33,10 @@ from rich import text as text_lib
 from configs import base
 from tepo_jax import cli
 from tepo_jax import errors
+from tepo_jax import grading
 from tepo_jax.data import problem as problem_lib
 from tepo_jax.data import prompts
+from tepo_jax.data import references
 from tepo_jax.job import configuration
 from tepo_jax.job import prompt_sets
 from tepo_jax.job import restore
@@ -66,7 +69,8 @@ _TEMPLATE = flags.DEFINE_string(
     'that of the run, or qwen_boxed.')
 _REFERENCE = flags.DEFINE_string(
     'reference', None, 'Reference answer of the question.')
-_SEED = flags.DEFINE_integer('seed', 0, 'Of sampling.', lower_bound=0)
+_SEED = flags.DEFINE_integer(
+    'seed', 0, 'Of sampling.', lower_bound=0, upper_bound=2**32 - 1)
 
 _LONGEST = 1024  # tokens of a completion, where there is no run
 
@@ -95,7 +99,7 @@ class Model:
     for number, question in enumerate(questions):
       problem = problem_lib.Problem(
           id=f'question {number + 1}', problem=question, source='ask',
-          answers=() if _REFERENCE.value is None else (_REFERENCE.value,),
+          answers=_references(),
           turns=self.turns)
       ids = prompts.render(
           self.session.template, self.session.tokenizer, problem)
@@ -115,6 +119,20 @@ class Model:
     """Adds two turns to the chat."""
     if self.session.template.is_chat and self.session.tokenizer.chat_template:
       self.turns += ('user', question), ('assistant', answer)
+
+
+def _references() -> tuple[str, ...]:
+  """That of --reference, as a data set's is read; () if it is not given.
+
+  Raises:
+    errors.InputError: it is empty, or no answer can be read in it.
+  """
+  if _REFERENCE.value is None:
+    return ()
+  found = references.read(_REFERENCE.value, '--reference', may_be_text=True)
+  if not found or not all(map(grading.canonical, found)):
+    raise errors.InputError('--reference is empty')
+  return found
 
 
 def _settings(spec: str, like: ml_collections.ConfigDict | None
@@ -228,14 +246,25 @@ def _lines() -> Iterator[str]:
       yield line
 
 
+def _check(questions):
+  """Refuses what can be seen to be wrong before a model is loaded."""
+  if not all(map(str.strip, questions)):
+    raise errors.InputError('a question is empty')
+  if _REFERENCE.value is not None and len(questions) != 1:
+    raise errors.InputError('--reference needs exactly one question')
+  if _TEMPERATURE.value is not None and not math.isfinite(_TEMPERATURE.value):
+    raise errors.InputError(
+        f'--temperature={_TEMPERATURE.value}: must be finite')
+  _references()
+
+
 def main() -> None:
   given = cli.arguments()
   is_chat = not given and sys.stdin.isatty()
   questions = given or (() if is_chat else tuple(_lines()))
   if not is_chat and not questions:
     raise errors.InputError('no question: give one, or one a line on stdin')
-  if _REFERENCE.value is not None and len(questions) != 1:
-    raise errors.InputError('--reference needs exactly one question')
+  _check(questions)
   console = console_lib.Console(highlight=False)
   with contextlib.ExitStack() as stack:
     models = [open_model(_MODEL.value, stack)]

@@ -3,6 +3,7 @@
 import io
 import types
 
+from absl import flags as flags_lib
 import numpy as np
 import pytest
 from rich import console
@@ -65,6 +66,26 @@ def test_one_model_s_answer_keeps_its_lines_in_a_file(model, set_flags):
   ask._show(console.Console(file=out), 'why\x1b?', [model], [group])
   assert out.getvalue() == (
       f'> why\\x1b?\n{answer}\n[82 tokens, truncated]\n\n')
+
+
+@pytest.mark.parametrize('flags, questions, said', [
+    ({}, ['1', ' \n'], 'a question is empty'),
+    ({'temperature': float('nan')}, ['1'], '--temperature=nan: must be finite'),
+    ({'temperature': float('inf')}, ['1'], '--temperature=inf: must be finite'),
+    ({'reference': ''}, ['1'], '--reference is empty'),
+    ({'reference': '$$'}, ['1'], '--reference is empty'),
+    ({'reference': '\x1b[1m2'}, ['1'], '--reference has the control charact'),
+    ({'reference': '2'}, ['1', '2'], '--reference needs exactly one question')])
+def test_what_cannot_be_asked_is_refused(set_flags, flags, questions, said):
+  set_flags(**{'temperature': None, 'reference': None} | flags)
+  with pytest.raises(errors.InputError) as error:
+    ask._check(questions)
+  assert str(error.value).startswith(said)
+
+
+def test_a_seed_has_32_bits():
+  with pytest.raises(flags_lib.Error, match='in the range'):
+    flags_lib.FLAGS['seed'].parse(2**32)
 
 
 def test_a_chat_is_part_of_the_next_prompt(model, set_flags):

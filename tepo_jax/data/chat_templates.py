@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import functools
 import inspect
+import math
 import pathlib
 import re
 import resource
@@ -91,14 +92,19 @@ def parsed_arguments(text: str) -> dict[str, Any]:
   """The names and values of 'enable_thinking=False, depth=2'.
 
   Raises:
-    InputError: it is not of this form, or a value is not a constant.
+    InputError: it is not of this form, a name is there twice, or a value is no
+      constant that Jinja writes as Python does: `with_defaults` does so.
   """
   try:
     call = ast.parse(f'f({text})', mode='eval').body
     if call.args or any(keyword.arg is None for keyword in call.keywords):
       raise ValueError('every argument needs a name')
-    return {keyword.arg: ast.literal_eval(keyword.value)
-            for keyword in call.keywords}
+    found = {keyword.arg: ast.literal_eval(keyword.value)
+             for keyword in call.keywords}
+    if len(found) < len(call.keywords) or not all(
+        map(_is_plain, found.values())):
+      raise ValueError('a name is there twice, or Jinja has no such constant')
+    return found
   except (AttributeError, MemoryError, RecursionError, SyntaxError, TypeError,
           ValueError) as error:
     raise errors.InputError(
@@ -106,14 +112,28 @@ def parsed_arguments(text: str) -> dict[str, Any]:
         'values') from error
 
 
+def _is_plain(value):
+  if isinstance(value, list | tuple | dict):
+    return all(map(_is_plain, value)) and (
+        not isinstance(value, dict) or all(map(_is_plain, value.values())))
+  return value is None or isinstance(value, str | int) or (
+      isinstance(value, float) and math.isfinite(value))
+
+
 @functools.cache
 def _check_known(tokenizer, text):
-  """Refuses arguments that the template does not mention, or that are ours."""
-  source = tokenizer.get_chat_template()
+  """Refuses arguments that the template does not read, or that are ours."""
+  names = parsed_arguments(text)
+  if not names:
+    return
+  from transformers.utils import chat_template_utils  # slow to import
   ours = {*_OURS, *tokenizer.special_tokens_map,
           *inspect.signature(tokenizer.apply_chat_template).parameters}
-  for name in parsed_arguments(text):
-    if name in ours or not re.search(rf'\b{name}\b', source):
+  with limited():  # constant expressions are evaluated
+    read = chat_template_utils._get_template_variables(  # pylint: disable=protected-access
+        tokenizer.get_chat_template())
+  for name in names:
+    if name in ours or name not in read:
       raise errors.InputError(
           f'data.template_args={text}: the model\'s chat template has no '
           f'argument {name}')

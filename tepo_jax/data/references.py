@@ -18,7 +18,15 @@ MAX_WORDS = 5  # of a text without a box; more are a sentence, not an answer
 _LISTED = re.compile(r'\s*\[\s*["\']')  # no interval has a quote
 # Python joins texts without a comma between them: numpy prints ['5' '6'].
 _NO_COMMA = re.compile(r'(["\'])\s+\1')
-_OBJECT = re.compile(r'\s*(?:array\()?\[?\s*\{\s*(["\'])\w+\1\s*:')
+_OBJECT = re.compile(
+    r'\s*(?:(?:array|list|tuple)?[\[(]\s*)*\{\s*(["\'])[^"\'{}]+\1\s*:')
+# What "\frac", "\beta" and "\text" become in a JSON file, where a command of
+# LaTeX has two backslashes; Omni-MATH has such answers.
+_UNESCAPED = re.compile(
+    r'[\a\b\f\v](?=[a-z])|\t(?=(?:an|au|binom|ext|frac|heta|ilde|imes|o|riangle)'
+    r'(?![a-z]))|\r(?=(?:angle|ho|ight)(?![a-z]))')
+_ESCAPES = dict(zip('\a\b\f\v\t\r', 'abfvtr'))
+_CONTROL = re.compile(r'[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]')
 _NO_WORDS = re.compile(r'\$[^$]*\$|\\\(.*?\\\)|\\\[.*?\\\]|\\[a-zA-Z]+',
                        re.DOTALL)
 _WORD = re.compile(r'[^\W\d_]{2,}')
@@ -89,7 +97,11 @@ def type_name(value: object) -> str:
 def _reference(value, where, may_be_text):
   r"""Reads a reference answer as text: 142.0 -> 142, GSM8K's `... #### 1,080`
   -> 1080, Omni-MATH's `\[\boxed{x}\]` -> x."""
-  text = scalar(value, where)
+  text = _UNESCAPED.sub(
+      lambda match: '\\' + _ESCAPES[match[0]], scalar(value, where))
+  if found := _CONTROL.search(text):
+    raise errors.InputError(
+        f'{where} has the control character {found[0]!r}')
   is_found = '####' in text
   if is_found:
     text = text.rpartition('####')[2].replace(',', '')

@@ -91,9 +91,13 @@ def _find_layout(row, columns, where):
     if column not in row:
       raise errors.InputError(f'{where}: no column {column!r}, which is '
                               f'data.columns.{field}; {_has(row)}')
-  layouts = list(dict.fromkeys(
+  if len(set(columns.values())) < len(columns):
+    raise errors.InputError(
+        f'{where}: data.columns.problem and data.columns.answer are the same '
+        f'column, {columns["problem"]!r}')
+  layouts = [pair for pair in dict.fromkeys(
       (columns.get('problem', problem), columns.get('answer', answer))
-      for problem, answer in LAYOUTS))
+      for problem, answer in LAYOUTS) if len(set(pair)) == 2]
   for layout in layouts:
     if all(column in row for column in layout):
       return layout
@@ -104,7 +108,8 @@ def _find_layout(row, columns, where):
 
 
 def _has(row):
-  names = [name if str(name).isprintable() else repr(name) for name in row]
+  names = [name if (text := str(name)).isprintable() and text == text.strip()
+           else repr(name) for name in row]
   return f'has columns {errors.listed(list(map(str, names)), _SHOWN)}'
 
 

@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import sys
 from typing import Any
 
@@ -142,9 +143,9 @@ def _naming_out(path):
 
 
 def split_step(spec: str) -> tuple[str, int | None]:
-  """(folder, step) of 'FOLDER[@STEP]'."""
-  folder, _, step = spec.rpartition('@')
-  return (folder, int(step)) if folder and step.isdigit() else (spec, None)
+  """(folder, step) of 'FOLDER[@STEP]'; a step has at most 18 digits."""
+  found = re.fullmatch(r'(.+)@([0-9]{1,18})', spec, re.DOTALL)
+  return (found[1], int(found[2])) if found else (spec, None)
 
 
 def is_untrained(workdir: files.Path) -> bool:

@@ -68,7 +68,8 @@ class SampleFile:
     completions per problem}.
 
     Raises:
-      errors.InputError: another evaluation has taken the folder since.
+      errors.InputError: another evaluation has taken the folder since, or a
+        line is no sample.
     """
     self.check()
     self._folder.mkdir(parents=True, exist_ok=True)
@@ -77,16 +78,26 @@ class SampleFile:
         self._folder / IDENTITY,
         json.dumps(self._identity, indent=2, sort_keys=True) + '\n')
     if self._file.exists():
-      for text in self._file.read().splitlines(keepends=True):
+      for number, text in enumerate(
+          self._file.read().splitlines(keepends=True), 1):
         if not text.endswith('\n'):
           break  # the last line was cut off
-        line = json.loads(text)
-        self._groups[line['set']].setdefault(line['id'], []).append(line)
+        self._take(number, text)
       self._groups = {
           name: {problem: lines for problem, lines in groups.items()
                  if len(lines) == samples[name]}
           for name, groups in self._groups.items()}
       self._rewrite()
+
+  def _take(self, number, text):
+    """Adds a line of the file to its group."""
+    try:
+      line = json.loads(text)
+      self._groups[line['set']].setdefault(line['id'], []).append(line)
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
+      raise errors.InputError(
+          f'{self._file.path}: line {number} is no sample of this evaluation: '
+          f'{text[:60]!r}; delete that line') from error
 
   def done(self, name: str) -> set[str]:
     """Ids of the problems whose completions the evaluation `name` has; none if

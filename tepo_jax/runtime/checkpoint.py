@@ -274,7 +274,7 @@ def steps(directory: str | os.PathLike) -> list[int]:
   return sorted(
       int(entry.name) for entry in
       (directory.iterdir() if directory.is_dir() else ())
-      if entry.name.isdigit()
+      if re.fullmatch('[0-9]{1,18}', entry.name)
       and ocp.utils.is_checkpoint_finalized(str(entry)))
 
 

@@ -61,7 +61,7 @@ class Writer:
     A torn last line, of a process killed while writing, is deleted too.
 
     Raises:
-      errors.InputError: a line is JSON, but not the record of a step.
+      errors.InputError: another line is not the record of a step.
     """
     if step > 0 and self._is_new:
       print(f'warning: {self._file.path} is missing: the metrics of steps up '
@@ -80,10 +80,10 @@ class Writer:
 def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
   """The records of DIR/metrics.jsonl; none if the file is missing.
 
-  A torn line, of a run that was killed or writes it now, is left out.
+  A torn last line, of a run that was killed or writes it now, is left out.
 
   Raises:
-    errors.InputError: a line is JSON, but not the record of a step.
+    errors.InputError: another line is not the record of a step.
   """
   path = files.path(workdir) / FILE
   text = path.read_text('utf-8', 'replace') if path.exists() else ''
@@ -109,14 +109,18 @@ def parse(line: str) -> dict[str, Any]:
 
 def _records(path, text):
   """Yields (line, record) of a file, see `read`."""
-  for number, line in enumerate(text.splitlines(), 1):
+  lines = text.splitlines()
+  for number, line in enumerate(lines, 1):
     try:
       yield line, parse(line)
-    except json.JSONDecodeError:
-      pass
     except ValueError as error:
+      what = error
+      if isinstance(error, json.JSONDecodeError):
+        if number == len(lines) and not text.endswith('\n'):
+          return  # torn
+        what = f'not JSON: {line[:60]!r}'
       raise errors.InputError(
-          f'{path}: line {number} is {error}; delete that line') from error
+          f'{path}: line {number} is {what}; delete that line') from error
 
 
 class NoWriter:

@@ -178,6 +178,15 @@ def test_one_column_is_named_and_the_other_found(tmp_path):
   assert datasets.load(str(path), columns={'problem': 'q'})[0].problem == '1+1?'
 
 
+def test_problem_and_answer_are_different_columns(tmp_path):
+  path = _write(tmp_path / 'a.jsonl', [{'problem': '1+1?', 'answer': '2'}])
+  with pytest.raises(errors.InputError, match="are the same column, 'answer'"):
+    datasets.load(str(path), columns={'problem': 'answer', 'answer': 'answer'})
+  path = _write(tmp_path / 'b.jsonl', [{'answer': '1+1?', 'solution': '2'}])
+  (problem,) = datasets.load(str(path), columns={'problem': 'answer'})
+  assert (problem.problem, problem.answers) == ('1+1?', ('2',))
+
+
 def test_named_sets_keep_their_own_columns(tmp_path):
   path = _write(tmp_path / 'a.jsonl', [HUB_ROWS['aime25'][0]])
   assert len(datasets.load(f'aime25:{path}', columns=COLUMNS)) == 1
@@ -208,6 +217,7 @@ ZIPPED = gzip.compress(b'{}', mtime=0)
      '; it is a pointer of Git LFS: run `git lfs pull`'),
     ('a.csv', b'', 'no problems'),
     ('a.csv', b'problem;answer\n1+1?;2\n', 'row 1: has columns problem;answer'),
+    ('a.csv', b'problem, answer\n1+1?,2\n', "has columns problem, ' answer'"),
     ('a.json', b'[{"problem": "1+1?"', 'not JSON'),
     ('a.json', b'[{"problem": "?", "answer": 1}, 3]', 'row 2: not an object'),
     ('a.json', b'{\n "problem": "1+1?"}', 'row 1: not JSON'),
@@ -357,6 +367,16 @@ GOOD = {'problem': '1+1?', 'answer': '2'}
      "row 3: 'problem' is the text of a list or an object; use the parquet"),
     ({'problem': '?', 'answer': "{'ground_truth': '2', 'style': 'rule'}"},
      "row 3: 'answer' is the text of a list or an object; use the parquet"),
+    ({'problem': "({'role': 'user', 'content': '?'},)", 'answer': '2'},
+     "row 3: 'problem' is the text of a list or an object; use the parquet"),
+    ({'problem': "[array({'content': '?'}, dtype=object)]", 'answer': '2'},
+     "row 3: 'problem' is the text of a list or an object; use the parquet"),
+    ({'problem': '?', 'answer': '{"final answer": "2"}'},
+     "row 3: 'answer' is the text of a list or an object; use the parquet"),
+    ({'problem': '?', 'answer': ['2', '\x1b[31m3']},
+     "row 3: 'answer' has the control character '\\x1b'"),
+    ({'problem': '?', 'answer': '\f{1}{2}'},
+     "row 3: 'answer' has the control character '\\x0c'"),
     ({'problem': [{'role': 'user', 'content': '?'},
                   {'role': 'assistant', 'content': '2'}], 'answer': '2'},
      "row 3: 'problem' must end with a user turn, which is the problem; its "
@@ -397,6 +417,24 @@ def test_bad_rows_are_refused_with_file_and_row(bad, wrong, tmp_path):
 def test_a_solution_s_answer_is_in_its_boxes(tmp_path, solution, answer):
   path = _write(tmp_path / 'a.jsonl', [{'problem': '?', 'answer': solution}])
   assert datasets.load(str(path))[0].answers == (answer,)
+
+
+@pytest.mark.parametrize('found, meant', [
+    ('\frac{7}{12}', r'\frac{7}{12}'), ('\beta', r'\beta'), ('\to', r'\to'),
+    ('7 \times 2023', r'7 \times 2023'), ('\arctan 2', r'\arctan 2'),
+    ('63 \text{ seconds}', r'63 \text{ seconds}'),
+    ('\varnothing', r'\varnothing'),
+    ('\\left(\rho, \theta\right)', r'\left(\rho, \theta\right)')])
+def test_commands_that_json_has_read_as_control_characters(
+    tmp_path, found, meant):
+  path = _write(tmp_path / 'a.jsonl', [{'problem': '?', 'answer': found}])
+  assert datasets.load(str(path))[0].answers == (meant,)
+
+
+def test_tabs_and_returns_between_words_are_no_commands(tmp_path):
+  path = _write(tmp_path / 'a.jsonl', [
+      {'problem': '?', 'answer': 'two\ttoes\rhope'}])
+  assert datasets.load(str(path))[0].answers == ('two\ttoes\rhope',)
 
 
 def test_half_of_an_answer_of_two_boxes_is_wrong(tmp_path):

@@ -173,6 +173,14 @@ def test_unreadable_saved_config(tmp_path, text):
     run_folder.read_config(tmp_path)
 
 
+@pytest.mark.parametrize('spec, folder, step', [
+    ('a@3', 'a', 3), ('a@b@03', 'a@b', 3), ('a', 'a', None), ('@3', '@3', None),
+    ('a@²', 'a@²', None), ('a@١', 'a@١', None), ('a@-1', 'a@-1', None),
+    ('a@' + 5000 * '9', 'a@' + 5000 * '9', None)])
+def test_a_step_after_a_folder(spec, folder, step):
+  assert run_folder.split_step(spec) == (folder, step)
+
+
 def test_a_workdir_that_cannot_be_made_is_refused(tmp_path):
   (tmp_path / 'file').touch()
   with pytest.raises(

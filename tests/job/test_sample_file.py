@@ -40,6 +40,21 @@ def test_groups_are_complete_or_absent(tmp_path):
   assert _opened(folder).done('toy') == {'a', 'b'}
 
 
+@pytest.mark.parametrize('line', [
+    '{"set": ', '3', '{"set": "toy"}', '{"set": "other", "id": "a"}',
+    '{"set": [], "id": "a"}', '{"set": "toy", "id": [1]}', 9999 * '['])
+def test_a_line_that_is_no_sample_is_named(tmp_path, line):
+  _opened(tmp_path / 'out').add(_group('more', 'b', 1))
+  path = tmp_path / 'out' / results.SAMPLES
+  text = path.read_text('utf-8') + line + '\n'
+  path.write_text(text, 'utf-8')
+  with pytest.raises(errors.InputError) as error:
+    _opened(tmp_path / 'out')
+  assert str(error.value).startswith(f'{path}: line 2 is no sample of this ')
+  assert str(error.value).endswith('; delete that line')
+  assert path.read_text('utf-8') == text
+
+
 def test_the_final_order_is_that_of_the_problems(tmp_path):
   order = {'toy': ['a', 'b'], 'more': ['x']}
   found = []

@@ -202,6 +202,12 @@ def test_which_steps_are_kept(tmp_path):
   assert kept == {'4', '6', '7', '9'}
 
 
+@pytest.mark.parametrize('name', ['²', '١', 200 * '9'])
+def test_other_folders_are_no_steps(tmp_path, name):
+  (tmp_path / name).mkdir()
+  assert checkpoint.steps(tmp_path) == []
+
+
 def test_nothing_saved_yet(tmp_path):
   checkpointer = checkpoint.Checkpointer(tmp_path)
   assert checkpointer.latest() is None

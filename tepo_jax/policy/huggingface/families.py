@@ -144,6 +144,8 @@ def _window(raw, family, num_layers, where):
   """(window or None, number of first layers that ignore the window)."""
   window, full_layers = None, 0
   kinds = raw.get('layer_types')
+  if not isinstance(kinds, list | None):
+    raise errors.InputError(f'{where}: layer_types = {kinds!r} is not a list')
   if family.window == 'always' or (
       family.window == 'switched' and raw.get('use_sliding_window')):
     window = raw.get('sliding_window', 4096)
@@ -158,7 +160,7 @@ def _window(raw, family, num_layers, where):
     window, full_layers = None, 0
   sliding = 0 if window is None else num_layers - full_layers
   plain = ['full_attention'] * (num_layers - sliding)
-  if isinstance(kinds, list) and len(kinds) != num_layers:
+  if kinds is not None and len(kinds) != num_layers:
     raise errors.InputError(
         f'{where}: num_hidden_layers is {num_layers}, but layer_types has '
         f'{errors.counted(len(kinds), "layer")}')

@@ -152,6 +152,8 @@ def _instead(file):
   """What is there in place of a file of a model folder."""
   if file.is_symlink():
     return '; it is a link to nothing'
+  if file.is_dir():
+    return f'; {file.name} is a folder'
   if (file.parent / 'adapter_config.json').is_file():
     return ('; the folder holds an adapter: merge it into its base model, with '
             'merge_and_unload of peft')

@@ -12,7 +12,8 @@ from tepo_jax.runtime import files
 from tepo_jax.tools.report import significance
 
 # The fields that are read.
-_RESULTS, _SAMPLE = {'first_decodings'}, {'set', 'id', 'sample', 'correct'}
+_RESULTS = {'first_decodings': list}
+_SAMPLE = {'set': str, 'id': str, 'sample': int, 'correct': bool}
 
 
 def read(folder: str | os.PathLike) -> tuple[dict, list[dict]]:
@@ -38,12 +39,14 @@ def read(folder: str | os.PathLike) -> tuple[dict, list[dict]]:
 
 
 def _parsed(path, text, fields):
-  """Parses a JSON object, which must have these fields."""
+  """Parses a JSON object, which must have these fields, of these types."""
   try:
     found = json.loads(text)
   except (ValueError, RecursionError) as error:
     raise errors.InputError(f'{path}: {error}') from error
-  if not isinstance(found, dict) or not fields <= found.keys():
+  if not isinstance(found, dict) or not all(
+      name in found and type(found[name]) is kind
+      for name, kind in fields.items()):
     raise errors.InputError(f'{path}: not written by evaluate: {text[:60]!r}')
   return found
 

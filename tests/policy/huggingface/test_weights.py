@@ -227,6 +227,8 @@ def test_a_config_that_no_family_expresses_is_refused(tmp_path):
     (dict(rope_parameters=dict(rope_type='linear')), 'factor is missing'),
     (dict(layer_types=['sliding_attention'] + ['full_attention'] * 2),
      'layer_types'),
+    (dict(layer_types=5), 'layer_types = 5 is not a list'),
+    (dict(layer_types={'a': 1}), "layer_types = {'a': 1} is not a list"),
     (dict(hidden_size=...), 'hidden_size is missing'),
     (dict(hidden_size='24'), "hidden_size = '24'"),
     (dict(num_key_value_heads=3), '4 query heads over 3'),
@@ -273,6 +275,9 @@ def test_what_is_there_instead_is_named(folder, tmp_path):
   _refusal(shutil.copytree(folder, tmp_path / 'repo' / 'snapshots').parent,
            f'missing; did you mean {tmp_path}/repo/snapshots?')
   weights_file.unlink()
+  weights_file.mkdir()
+  _refusal(folder, '; model.safetensors is a folder')
+  weights_file.rmdir()
   weights_file.symlink_to('../blobs/gone')
   _refusal(folder, '; it is a link to nothing')
   weights_file.unlink()

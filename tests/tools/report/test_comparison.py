@@ -102,3 +102,12 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
   (tmp_path / results.SAMPLES).write_text('')
   with pytest.raises(errors.InputError, match='results.json: '):
     comparison.read(tmp_path)
+  good = {'set': 'a', 'id': '1', 'sample': 0, 'correct': True}
+  for other in ({'id': [1]}, {'set': 3}, {'sample': '0'}, {'correct': 'no'}):
+    (tmp_path / results.SAMPLES).write_text(json.dumps(good | other) + '\n')
+    with pytest.raises(errors.InputError, match='l: not written by evaluate'):
+      comparison.read(tmp_path)
+  (tmp_path / results.SAMPLES).write_text(json.dumps(good) + '\n')
+  (tmp_path / results.RESULTS).write_text('{"first_decodings": 3}')
+  with pytest.raises(errors.InputError, match='n: not written by evaluate'):
+    comparison.read(tmp_path)
