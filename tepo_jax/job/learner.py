@@ -11,7 +11,8 @@ elsewhere:
                 `objective.PolicyLoss`
 
 Axes: B completions · P tokens of a prompt · T tokens of a completion ·
-S = P + T · G samples of a prompt.
+S = P + T · G samples of a prompt. Of π_old's hidden states [R, K, S, D]: R rows
+of a microbatch, S their columns, and the K microbatches that fit into memory.
 """
 
 from collections.abc import Sequence
@@ -227,7 +228,7 @@ class Learner:
                estimator: str, rows: int | None = None) -> packing.Batch:
     """Host arrays of the groups, padded to `rows` (None: a rollout's size)."""
     rollout = self.config.rollout
-    return to_batch(
+    return batch_of(
         groups, reward_B, rows=rows or rollout.prompts * rollout.samples,
         width=self.config.data.max_prompt_tokens, estimator=estimator,
         truncated=rollout.truncated)
@@ -345,7 +346,7 @@ class Learner:
         self.programs.pack(batch), self.programs.minibatch_sharding)
 
 
-def to_batch(groups: Sequence[groups_lib.Group], reward_B: np.ndarray, *,
+def batch_of(groups: Sequence[groups_lib.Group], reward_B: np.ndarray, *,
              rows: int, width: int, estimator: str, truncated: str = 'count'
              ) -> packing.Batch:
   """The batch of the groups, with filler rows (an empty mask) up to `rows`.

@@ -1,10 +1,11 @@
-"""Packs completions with their prompts into rows of constant shape; host code.
+"""Packs completions with their prompts into rows of constant shape.
 
-`job.learner` makes a `Batch` of graded groups. A packer takes some of its
-completions and returns a `Minibatch`, which `update` trains on: microbatches of
-packed rows, and the place of every completion's scores in them. The shapes are
-constants of a run, whatever the lengths: the arrays hold the worst case, and
-the update loops over the microbatches that are used. The layouts (`MODES`):
+This is host code. `job.learner` makes a `Batch` of graded groups. A packer
+takes some of its completions and returns a `Minibatch`, for the devices:
+microbatches of packed rows, and the place of every completion's scores in them.
+The shapes are constants of a run, whatever the lengths: the arrays hold the
+worst case, and the update loops over the microbatches that are used. The
+layouts (`MODES`):
 
   segments   several sequences (a prompt and its completion) to a row, separated
              by segment ids

@@ -133,7 +133,8 @@ def by_completion(scores: Scores, row_B: jax.Array | np.ndarray,
     scores: of `score_states`, [R, C].
     row_B, column_B: where the scores of a completion begin.
     mine_B: whether a completion is in these rows.
-    old_logp_BT: ℓ°, which completes the exact KL, if there is one.
+    old_logp_BT: ℓ°, or zeros: its shape is the result's, and its values
+      complete the exact KL, if there is one.
 
   Takes T scores from each completion's first. Past its end these are
   the scores of whatever follows in the row; the mask hides them.

@@ -48,7 +48,7 @@ _MODULES = {
     'grader': 'comparison verifying',
     'datasets': 'problem references rows sources',
     'checkpoint': 'files', 'session': 'restore',
-    'batching': 'advantage learner', 'learner': 'sampling',
+    'learner_batch': 'advantage learner', 'learner': 'sampling',
     'training_programs': 'memory programs',
     'compilation': 'compile_times host', 'prompts': 'chat_templates'}
 _PROGRAMS = [f'tests/{name}' for name in (

@@ -103,9 +103,10 @@ def _claims(groups):
       'over the steps that both runs have. The result is "supported" or '
       '"contradicted" only if a paired t-test is significant at '
       f'{1 - statistics.LEVEL:.0%} after Holm\'s correction over the claims of '
-      'the method. "Equal within ±b" means that two one-sided tests, corrected '
-      'in the same way, exclude a difference of b or more. Else the half width '
-      'of the uncorrected interval is given. '
+      'the method. Else, "equal within" says of the final accuracy that two '
+      'one-sided tests at the same level exclude a difference of '
+      f'{claims.POINTS:g} points or more; else the half width of the '
+      'uncorrected interval is given. '
       'The paper makes these claims for TEPO only.</p>'
       + page.table(head, [
           [c.label, f'{c.title}{f", {c.unit}" if c.unit else ""}'

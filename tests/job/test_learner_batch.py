@@ -32,9 +32,9 @@ def _two_groups():
   return [one, two]
 
 
-def test_to_batch():
+def test_batch_of():
   """Two prompts of 2 samples and a row of filler; token 0 is a valid id."""
-  batch = learner_lib.to_batch(
+  batch = learner_lib.batch_of(
       _two_groups(), np.array([0., 1., 1., 0.]), rows=5, width=3,
       estimator='drgrpo')
   np.testing.assert_array_equal(batch.token_BS, [
@@ -63,7 +63,7 @@ def test_truncated_completions_have_no_token():
   for truncated, first, want in [('count', [1, 1, 1], [.5, -.5]),
                                  ('mask', [0, 0, 0], [.5, -.5]),
                                  ('exclude', [0, 0, 0], [0, 0])]:
-    batch = learner_lib.to_batch(
+    batch = learner_lib.batch_of(
         _two_groups(), reward_B, rows=5, width=3, estimator='drgrpo',
         truncated=truncated)
     np.testing.assert_array_equal(
@@ -95,7 +95,7 @@ def test_truncated_completions_are_in_no_denominator(loss_type):
       groups_lib.Prompt(None, (1,), n), np.ones((2, T), np.int32),
       np.zeros((2, T), np.float32), length_B[part], ended_B[part], ('', ''),
       None) for n, part in enumerate((slice(2), slice(2, 4)))]
-  batch = learner_lib.to_batch(groups, rng.normal(size=4), rows=4, width=1,
+  batch = learner_lib.batch_of(groups, rng.normal(size=4), rows=4, width=1,
                                estimator='drgrpo', truncated='mask')
   logp_BT = -rng.random((4, T))
   gradient_BT = _gradient(batch, logp_BT, {'dapo': 'token_mean'}.get(
@@ -172,7 +172,7 @@ def test_mixed_groups_and_their_gradient_are_verls(truncated):
     kept, want_NGT = _trained(groups, reward_NG, logp_NGT, mixed, truncated)
     assert chosen[mixed] == kept
     with jax.enable_x64(True):
-      batch = learner_lib.to_batch(
+      batch = learner_lib.batch_of(
           [groups[n] for n in kept], reward_NG[kept].ravel(),
           rows=36, width=1, estimator='grpo', truncated=truncated)
     order = kept + [n for n in range(12) if n not in kept]  # then filler
@@ -189,7 +189,7 @@ def test_mixed_groups_and_their_gradient_are_verls(truncated):
     ('grpo', [-.7071, .7071, 1.4142 / 2, -1.4142 / 2]),
     ('gpg', [-.5, .5, .5, -.5])])
 def test_advantages_are_the_groups(estimator, want):
-  batch = learner_lib.to_batch(
+  batch = learner_lib.batch_of(
       _two_groups(), np.array([0., 1., 1., 0.]), rows=4, width=2,
       estimator=estimator)
   np.testing.assert_allclose(batch.advantage_B, want, atol=1e-4)
