@@ -13,28 +13,31 @@ Made by `tepo_jax.mechanism --minibatches={minibatches}`; `mechanism.json` has
 all numbers. π_old: a model of {parameters:,} parameters, digest `{model:.16}`;
 its rollout: {minibatches} minibatches of groups of {samples} completions, seed
 {seed}. Updates: by `{method}`, on another rollout. Brackets: 95 % bootstrap
-intervals over groups; "–": some resample has no value.
+intervals over minibatches; "–": some resample has no value.
 
 ## Signal, and cosine to the policy gradient
 
-*Signal to noise*: |g|² over the variance of one minibatch's gradient. *Halves*:
-the cosine of the gradients on two halves of the minibatches, mean of random
-splits. *Cosine* and *length*: of g against the token-mean policy gradient on
-fresh samples of the same size, unbiased. *To GRPO*: on the same data.
+g: a method's expected gradient on a minibatch. *Signal to noise*: |g|² over the
+variance of one minibatch's gradient. *Halves*: the cosine of the gradients on
+two halves of the minibatches, mean of random splits. *Cosine* and *length*: of g
+against the token-mean policy gradient on as many minibatches of fresh samples.
+|g|² and inner products are means over pairs of distinct minibatches, which are
+unbiased. *To GRPO*: of the sums over minibatches, on the same data.
 
 {methods}
 
 ## What TEPO's KL adds
 
-|∇KL in M| over |g| at β = 1 (for another β, times β), and their cosine, on all
-data; then the mean over single minibatches. g: TEPO without its KL.
+|∇KL in M| over |g| at β = 1 (for another β, times β), and their cosine, of the
+sums over minibatches; then the mean over single minibatches. g: TEPO without its
+KL.
 
 {kl}
 
 ## Which tokens make the gradient
 
 Of TEPO without its KL. *Share*: g_class · g / |g|², which add up to 1;
-*length*: |g_class| / |g|; both unbiased. Then the class's % of the tokens, of
+*length*: |g_class| / |g|; both from pairs of minibatches. Then the class's % of the tokens, of
 M, and of the KL in M.
 
 {shares}

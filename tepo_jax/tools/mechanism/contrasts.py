@@ -1,12 +1,15 @@
-"""How methods' gradients on one rollout differ, from their groups' vectors.
+"""How methods' gradients on one rollout differ, minibatch by minibatch.
 
-Two kinds of numbers. *Unbiased*, from pairs of distinct groups (`moments`):
-they are of the expected gradients, and lack a value where the groups are too
-few to see these. *Of the sample*, from sums over the groups: they compare two
-gradients on the same data, whose common noise cancels.
+The vectors are the gradients on minibatches: independent draws, while a
+minibatch's groups share its token count, covariances and selections. Two kinds
+of numbers. *From pairs* of distinct minibatches (`moments`), whose mean inner
+products are unbiased: of the expected gradients, without a value where the
+minibatches are too few to see these. *Of the sample*, from sums over the
+minibatches: they compare two gradients on the same data, whose common noise
+cancels. Intervals are bootstraps over minibatches.
 
-Axes: P groups · C entries of a vector · R resamples, see `moments.resample` ·
-J minibatches.
+Axes: J minibatches · C entries of a vector · R resamples, see
+`moments.resample`.
 """
 
 from collections.abc import Mapping
@@ -24,30 +27,30 @@ _SHOWN = 20  # tokens
 _BASELINE = 'grpo'
 
 
-def compare(x: Mapping[Any, np.ndarray], target_PC: np.ndarray,
-            minibatch_groups: int) -> dict[str, dict[str, Any]]:
+def compare(x: Mapping[Any, np.ndarray], target_JC: np.ndarray
+            ) -> dict[str, dict[str, Any]]:
   """By method, TEPO included, against an independent policy gradient h.
 
-  x: of `directions.slopes`, [P, C]. target: of other groups, at the policy.
+  x: of `directions.slopes`, [J, C]. target: of as many other minibatches, at
+  the policy.
 
   Returns intervals:
-    signal_to_noise: |g|² over the variance of one minibatch's gradient.
-    cosine, length: unbiased, of g and h: their cosine, and |g| / |h|.
+    signal_to_noise: |g|² over tr Cov of one minibatch's gradient.
+    cosine, length: from pairs, of g and h: their cosine, and |g| / |h|.
     to_grpo, length_to_grpo: of the sample, against GRPO's gradient.
     halves: the mean cosine of the gradients on two halves; a number.
   """
-  weight_RP = moments.resample(len(target_PC))
-  on_PP, found, whole = target_PC @ target_PC.T, {}, methods(x)
-  for name, x_PC in whole.items():
-    off_PP = x_PC @ x_PC.T
+  weight_RJ = moments.resample(len(target_JC))
+  on_JJ, found, whole = target_JC @ target_JC.T, {}, methods(x)
+  for name, x_JC in whole.items():
+    off_JJ = x_JC @ x_JC.T
     values = moments.of_gradients(
-        weight_RP, off_PP, x_PC @ target_PC.T, on_PP)
-    to_grpo_R, length_R = same_data(weight_RP, x_PC, whole[_BASELINE])
+        weight_RJ, off_JJ, x_JC @ target_JC.T, on_JJ)
+    to_grpo_R, length_R = same_data(weight_RJ, x_JC, whole[_BASELINE])
     found[name] = {key: moments.interval(value_R) for key, value_R in dict(
-        signal_to_noise=minibatch_groups / values['noise'],
+        signal_to_noise=1 / values['noise'],
         cosine=values['cosine'], length=values['length'], to_grpo=to_grpo_R,
-        length_to_grpo=length_R).items()} | {
-            'halves': halves(off_PP, minibatch_groups)}
+        length_to_grpo=length_R).items()} | {'halves': halves(off_JJ)}
   return found
 
 
@@ -57,10 +60,9 @@ def methods(x: Mapping[Any, np.ndarray]) -> dict[str, np.ndarray]:
       name: x[name] for name in directions.METHODS}
 
 
-def first_update(x: Mapping[Any, np.ndarray], minibatch_groups: int
-                 ) -> dict[str, dict[str, float]]:
+def first_update(x: Mapping[Any, np.ndarray]) -> dict[str, dict[str, float]]:
   """Of the first minibatch: each gradient's norm, and its cosine to GRPO's."""
-  first = {name: x_PC[:minibatch_groups].mean(0) for name, x_PC in (
+  first = {name: x_JC[0] for name, x_JC in (
       methods(x) | {directions.KL: x[directions.KL]}).items()}
   norm = {name: float(np.linalg.norm(x_C)) for name, x_C in first.items()}
   return {name: dict(norm=norm[name], cosine=float(
@@ -68,70 +70,65 @@ def first_update(x: Mapping[Any, np.ndarray], minibatch_groups: int
           for name, x_C in first.items()}
 
 
-def same_data(weight_RP: np.ndarray, x_PC: np.ndarray, y_PC: np.ndarray
+def same_data(weight_RJ: np.ndarray, x_JC: np.ndarray, y_JC: np.ndarray
               ) -> tuple[np.ndarray, np.ndarray]:
-  """Of the sums over groups: cosine and |x| / |y|, each [1 + R]."""
-  xx_R, xy_R, yy_R = (np.sum(weight_RP @ (a @ b.T) * weight_RP, 1) for a, b in (
-      (x_PC, x_PC), (x_PC, y_PC), (y_PC, y_PC)))
+  """Of the sums over minibatches: cosine and |x| / |y|, each [1 + R]."""
+  xx_R, xy_R, yy_R = (np.sum(weight_RJ @ (a @ b.T) * weight_RJ, 1) for a, b in (
+      (x_JC, x_JC), (x_JC, y_JC), (y_JC, y_JC)))
   with np.errstate(invalid='ignore', divide='ignore'):
     return xy_R / np.sqrt(xx_R * yy_R), np.sqrt(xx_R / yy_R)
 
 
-def halves(gram_PP: np.ndarray, minibatch_groups: int) -> float | None:
+def halves(gram_JJ: np.ndarray) -> float | None:
   """The cosine of the sums over two halves of the minibatches, the mean over
   random splits; None for one minibatch, or without any gradient."""
-  count = len(gram_PP) // minibatch_groups
+  count = len(gram_JJ)
   if count < 2:
     return None
-  by_minibatch_JJ = gram_PP.reshape(
-      count, minibatch_groups, count, minibatch_groups).sum((1, 3))
   rng, found = np.random.default_rng(0), []
   for _ in range(_SPLITS):
     order = rng.permutation(count)
     a, b = order[:count // 2], order[count // 2:]
-    inner, *squares = (by_minibatch_JJ[np.ix_(i, j)].sum() for i, j in (
+    inner, *squares = (gram_JJ[np.ix_(i, j)].sum() for i, j in (
         (a, b), (a, a), (b, b)))
     found.append(inner / np.sqrt(max(np.prod(squares), 1e-300)))
   return float(np.mean(found))
 
 
 def shares(x: Mapping[Any, np.ndarray]) -> dict[str, dict[str, dict]]:
-  """By division and class of tokens, of WHOLE's gradient g, unbiased intervals:
-  share: g_class . g / |g|², which add up to 1; length: |g_class| / |g|. {} if
-  there are no parts."""
-  whole_PC = x[directions.WHOLE]
-  weight_RP = moments.resample(len(whole_PC))
-  square_R = moments.pairs(weight_RP, whole_PC @ whole_PC.T)
+  """By division and class of tokens, of WHOLE's gradient g, intervals from
+  pairs: share: g_class . g / |g|², which add up to 1; length: |g_class| / |g|.
+  {} if there are no parts."""
+  whole_JC = x[directions.WHOLE]
+  weight_RJ = moments.resample(len(whole_JC))
+  square_R = moments.pairs(weight_RJ, whole_JC @ whole_JC.T)
   seen_R, found = np.where(square_R > 0, square_R, np.nan), {}
   for division, names in directions.CLASSES.items():
     for name in names:
       if (division, name) in x:
-        part_PC = x[division, name]
-        own_R = moments.pairs(weight_RP, part_PC @ part_PC.T)
+        part_JC = x[division, name]
+        own_R = moments.pairs(weight_RJ, part_JC @ part_JC.T)
         found.setdefault(division, {})[name] = dict(
             share=moments.interval(moments.pairs(
-                weight_RP, part_PC @ whole_PC.T) / seen_R),
+                weight_RJ, part_JC @ whole_JC.T) / seen_R),
             length=moments.interval(np.sqrt(
                 np.where(own_R > 0, own_R, np.nan) / seen_R)))
   return found
 
 
-def of_kl(x: Mapping[Any, np.ndarray], minibatch_groups: int
-          ) -> dict[str, moments.Interval]:
+def of_kl(x: Mapping[Any, np.ndarray]) -> dict[str, moments.Interval]:
   """What TEPO's KL, its coefficient 1, adds to WHOLE, of the sample.
 
-  length, cosine: of the gradients on all groups; to have those at β, multiply
+  length, cosine: of the sums over minibatches; to have those at β, multiply
   the length. update_length, update_cosine: their means over minibatches, the
   cosine's over those with a KL.
   """
-  kl_PC, whole_PC = x[directions.KL], x[directions.WHOLE]
-  cosine_R, length_R = same_data(
-      moments.resample(len(kl_PC)), kl_PC, whole_PC)
-  kl_JC, whole_JC = (y.reshape(-1, minibatch_groups, y.shape[1]).sum(1)
-                     for y in (kl_PC, whole_PC))
+  kl_JC, whole_JC = x[directions.KL], x[directions.WHOLE]
+  weight_RJ = moments.resample(len(kl_JC))
+  cosine_R, length_R = same_data(weight_RJ, kl_JC, whole_JC)
   inner_J, kl_J, whole_J = (np.sum(a * b, 1) for a, b in (
       (kl_JC, whole_JC), (kl_JC, kl_JC), (whole_JC, whole_JC)))
-  weight_RJ, has_kl_J = moments.resample(len(kl_JC)), kl_J * whole_J > 0
+  has_kl_J = kl_J * whole_J > 0
   with np.errstate(invalid='ignore', divide='ignore'):
     mean = {
         'update_length': (np.sqrt(kl_J / whole_J), whole_J > 0),

@@ -9,11 +9,12 @@ Each gradient becomes a `sketch.sketch` at once; one exists at a time.
 
 A minibatch's losses have its own statistics (N, covariances, top-k), as in an
 update. A group's vector is the gradient of its part of the loss, times the
-number of groups in the minibatch: the mean over groups is the mean update.
+number of groups in the minibatch. Their mean is the minibatch's gradient: an
+independent draw, which the vectors of its groups are not.
 
 Axes: B completions of a minibatch · T tokens · E slopes: methods and parts of
 methods · K independent slopes · N = 3BT entries of a slope: ℓ, H, KL · C
-entries of a sketch · G groups of a minibatch · P groups of all minibatches.
+entries of a sketch · G groups of a minibatch · J minibatches.
 """
 
 from collections.abc import Iterable, Mapping
@@ -198,11 +199,14 @@ def _pull_back(scorer):
   return run
 
 
+def by_group(x: Vectors) -> np.ndarray:
+  """The sketches of every slope and group, [E, G, C]."""
+  return np.einsum('gek,gkc->egc', x.coef_GEK, x.sketch_GKC, optimize=True)
+
+
 def combined(parts: list[Vectors]) -> np.ndarray:
-  """The sketches of every slope and group, [E, P, C]."""
-  return np.concatenate([np.einsum(
-      'gek,gkc->egc', x.coef_GEK, x.sketch_GKC, optimize=True)
-                         for x in parts], 1, dtype=np.float32)
+  """The sketches of every slope and minibatch, [E, J, C]."""
+  return np.stack([by_group(x).mean(1) for x in parts], 1, dtype=np.float32)
 
 
 def sketch_error(parts: list[Vectors]) -> float:

@@ -30,11 +30,13 @@ def resample(prompts: int, resamples: int = statistics.RESAMPLES
 
 
 def pairs(weight_RP: np.ndarray, gram_PP: np.ndarray) -> np.ndarray:
-  """The mean of x_i . y_j over pairs of distinct prompts: [1 + R]."""
+  """The mean of x_i . y_j over pairs of distinct prompts: [1 + R]; NaN where a
+  resample has one prompt alone."""
   twice_RP = weight_RP**2
   total_R = np.sum(weight_RP @ gram_PP * weight_RP, 1)
-  return (total_R - twice_RP @ np.diag(gram_PP)) / (
-      weight_RP.sum(1)**2 - twice_RP.sum(1))
+  with np.errstate(invalid='ignore', divide='ignore'):
+    return (total_R - twice_RP @ np.diag(gram_PP)) / (
+        weight_RP.sum(1)**2 - twice_RP.sum(1))
 
 
 def mean(weight_RP: np.ndarray, total_P: np.ndarray, count_P: np.ndarray

@@ -91,7 +91,6 @@ class Measurement:
   def level(self, count: int, params: Any) -> dict[str, Any]:
     """The results at the policy after `count` updates."""
     x = self._observed.tokens(params)
-    size = self._lab.config.train.minibatch_prompts
     by_class = directions.classes(x, np.quantile(
         x.old_entropy_BT[x.mask_BT], (0.25, 0.5, 0.75)))
     divided = by_class if count in DIVIDED else {}
@@ -100,36 +99,33 @@ class Measurement:
         lambda j, mine: self._slopes(x, divided, j, mine))
     vectors = dict(zip(directions.names(divided), directions.combined(found)))
     fresh = self._on_policy(count, params)
-    [target_PC] = directions.combined(fresh)
+    [target_JC] = directions.combined(fresh)
     return dict(
-        methods=contrasts.compare(vectors, target_PC, size),
-        shares=contrasts.shares(vectors), kl=contrasts.of_kl(vectors, size),
+        methods=contrasts.compare(vectors, target_JC),
+        shares=contrasts.shares(vectors), kl=contrasts.of_kl(vectors),
         spread=contrasts.spread(x, by_class), tokens=contrasts.tokens_of_kl(
             x, self._groups, self._lab.session.tokenizer.decode),
-        first_update=contrasts.first_update(vectors, size),
+        first_update=contrasts.first_update(vectors),
         sketch_error=directions.sketch_error(found + fresh),
         pullbacks=sum(int((y.square_GK > 0).sum()) for y in found + fresh))
 
   def _slopes(self, x, by_class, j, mine):
-    def cut(tree):
-      return jax.tree.map(lambda y: y[mine], tree)
-
     return directions.slopes(
-        cut(x), cut(self._advantages), jax.random.fold_in(
+        _cut(x, mine), _cut(self._advantages, mine), jax.random.fold_in(
             programs_lib.stream(self._lab.config.seed, 'update'), j),
-        cut(by_class))
+        _cut(by_class, mine))
 
   def _on_policy(self, count, params):
-    """The policy gradient on fresh samples: of the mean over all tokens."""
+    """The policy gradient on fresh samples: of each minibatch's token mean."""
     groups = self._select(params, self._cursor).groups
     batch = self._lab.batch(groups)
     zeros_BT = np.zeros_like(batch.mask_BT)
     # The slope of this loss does not depend on the scores.
-    slope = measure.slopes(directions.POLICY_GRADIENT, observe.tokens(
-        batch, scoring.Scores(zeros_BT, zeros_BT, zeros_BT)))
+    x = observe.tokens(batch, scoring.Scores(zeros_BT, zeros_BT, zeros_BT))
     return self._vectors(
-        f'{count}_fresh', params, batch, lambda j, mine: {'fresh': jax.tree.map(
-            lambda y: y[mine] * self._minibatches, slope)})
+        f'{count}_fresh', params, batch, lambda j, mine: {
+            'fresh': measure.slopes(
+                directions.POLICY_GRADIENT, _cut(x, mine))})
 
   def _vectors(self, name: str, params: Any, batch: packing.Batch,
                slopes: Callable[[int, slice], Mapping[Any, scoring.Scores]]
@@ -147,11 +143,14 @@ class Measurement:
         self._progress.begin(self._done)
         self._progress.phase(f'{name}: minibatch {j + 1}')
         vectors = self._pull_back(
-            params, jax.tree.map(lambda y, mine=mine: y[mine], batch),
-            slopes(j, mine))
+            params, _cut(batch, mine), slopes(j, mine))
         with files.replacing(path) as temporary, temporary.open('wb') as file:
           np.savez(file, **vars(vectors))
         self._progress.step(self._done, '')
       with np.load(path) as saved:
         found.append(directions.Vectors(**saved))
     return found
+
+
+def _cut(tree, mine):
+  return jax.tree.map(lambda x: x[mine], tree)

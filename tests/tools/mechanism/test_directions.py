@@ -80,7 +80,7 @@ def test_gradients_are_those_of_the_methods_losses(lab, data, exact, moved):
   x, advantages = inputs(observed, reward_NG, params)
   found = directions.PullBack(lab)(params, observed.batch, directions.slopes(
       x, advantages, KEY, {}))
-  vectors = dict(zip(directions.names({}), directions.combined([found])))
+  vectors = dict(zip(directions.names({}), directions.by_group(found)))
   vectors['tepo'] = vectors['tepo_no_kl'] + directions.BETA * vectors[
       directions.KL]
   vectors['strong'] = vectors['tepo_no_kl'] + 10 * vectors[directions.KL]
@@ -118,7 +118,10 @@ def test_parts_add_up(lab, data):
   found = directions.PullBack(lab)(params, observed.batch, directions.slopes(
       x, advantages, KEY, by_class))
   names = directions.names(by_class)
-  vectors = dict(zip(names, directions.combined([found])))
+  vectors = dict(zip(names, directions.by_group(found)))
+  for name, mean_JC in zip(names, directions.combined([found, found])):
+    np.testing.assert_allclose(
+        mean_JC, 2 * [(vectors[name][0] + vectors[name][1]) / 2], rtol=1e-5)
   for division, classes in directions.CLASSES.items():
     total = sum(vectors[division, name] for name in classes)
     np.testing.assert_allclose(

@@ -18,27 +18,27 @@ from tepo_jax.tools.mechanism import staleness
 _TORCH = pathlib.Path(__file__).with_name('torch_gradients.py')
 
 
-def vectors(groups=12, noise=1.0):
+def vectors(minibatches=12, noise=1.0):
   """Random vectors of every slope, and an independent policy gradient."""
   rng = np.random.default_rng(0)
   signal = rng.normal(size=30)
   names = directions.names(directions.CLASSES)
-  found = {name: signal + noise * rng.normal(size=(groups, 30))
+  found = {name: signal + noise * rng.normal(size=(minibatches, 30))
            for name in names}
   for division, classes in directions.CLASSES.items():
     *others, last = classes
     found[division, last] = found[directions.WHOLE] - sum(
         found[division, name] for name in others)
-  return found, signal + noise * rng.normal(size=(groups, 30))
+  return found, signal + noise * rng.normal(size=(minibatches, 30))
 
 
-def test_of_the_sample_is_numpy_s_on_repeated_groups():
+def test_of_the_sample_is_numpy_s_on_repeated_minibatches():
   x, _ = vectors()
-  weight_P = np.array([2, 0, 1, 3, 1, 0, 1, 1, 2, 1, 0, 0])
-  index = np.repeat(np.arange(12), weight_P)
+  weight_J = np.array([2, 0, 1, 3, 1, 0, 1, 1, 2, 1, 0, 0])
+  index = np.repeat(np.arange(12), weight_J)
   a, b = (x[name][index].sum(0) for name in ('gspo', 'grpo'))
   found = contrasts.same_data(
-      weight_P[None].astype(float), x['gspo'], x['grpo'])
+      weight_J[None].astype(float), x['gspo'], x['grpo'])
   np.testing.assert_allclose(np.concatenate(found), [
       a @ b / np.linalg.norm(a) / np.linalg.norm(b),
       np.linalg.norm(a) / np.linalg.norm(b)])
@@ -46,22 +46,31 @@ def test_of_the_sample_is_numpy_s_on_repeated_groups():
 
 def test_methods_against_the_policy_gradient():
   x, target = vectors(200)
-  found = contrasts.compare(x, target, 4)
+  found = contrasts.compare(x, target)
   assert list(found) == ['tepo', *directions.METHODS]
   assert found['grpo']['to_grpo'] == pytest.approx([1, 1, 1])
   assert found['grpo']['length_to_grpo'] == pytest.approx([1, 1, 1])
   signal = np.random.default_rng(0).normal(size=30)
   for name, row in found.items():
-    value, low, high = row['signal_to_noise']  # |signal|² 4 / 30
-    assert low < 4 * signal @ signal / 30 < high and low < value < high, name
+    value, low, high = row['signal_to_noise']  # |signal|² / 30
+    assert low < signal @ signal / 30 < high and low < value < high, name
     value, low, high = row['cosine']
     assert value == pytest.approx(1, abs=0.02) and low < value < high
-  # Each half is of 100 groups: its mean has the noise 30 / 100.
+  # Each half is of 100 minibatches: its mean has the noise 30 / 100.
   signal_share = signal @ signal / (signal @ signal + 30 / 100)
   assert found['gspo']['halves'] == pytest.approx(signal_share, abs=0.01)
   tepo = x['tepo_no_kl'] + directions.BETA * x['tepo_kl']
   assert found['tepo']['to_grpo'][0] == pytest.approx(contrasts.same_data(
       np.ones((1, 200)), tepo, x['grpo'])[0][0])
+
+
+def test_two_minibatches_have_no_intervals_from_pairs():
+  """Some resample has one of them alone."""
+  x, target = vectors(2)
+  row = contrasts.compare(x, target)['gspo']
+  assert row['signal_to_noise'] is row['cosine'] is row['length'] is None
+  assert row['to_grpo'] is not None and -1 <= row['halves'] <= 1
+  assert contrasts.shares(x)['advantage']['A > 0']['share'] is None
 
 
 def test_shares_add_up_and_are_those_of_pairs():
@@ -84,16 +93,16 @@ def test_shares_add_up_and_are_those_of_pairs():
 
 
 def test_the_kl_s_part():
-  x, _ = vectors(40, noise=0.1)
+  x, _ = vectors(10, noise=0.1)
   x['tepo_kl'] = 0.25 * x['tepo_no_kl']
-  found = contrasts.of_kl(x, 4)
+  found = contrasts.of_kl(x)
   for name, want in (('length', 0.25), ('cosine', 1), ('update_length', 0.25),
                      ('update_cosine', 1)):
     assert found[name] == pytest.approx(3 * [want])
   x['tepo_kl'] = 0 * x['tepo_kl']
-  assert contrasts.of_kl(x, 4)['cosine'] is None
-  x['tepo_kl'][:20] = -x['tepo_no_kl'][:20]  # of half the minibatches
-  found = contrasts.of_kl(x, 4)
+  assert contrasts.of_kl(x)['cosine'] is None
+  x['tepo_kl'][:5] = -x['tepo_no_kl'][:5]  # of half the minibatches
+  found = contrasts.of_kl(x)
   assert found['update_cosine'] == pytest.approx(3 * [-1])
   assert found['update_length'][0] == pytest.approx(0.5)
   assert found['length'][0] == pytest.approx(0.5, rel=0.1)
