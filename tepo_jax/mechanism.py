@@ -3,7 +3,7 @@ r"""Measures gradient estimators off policy, TEPO's mask, and its KL penalty.
   python -m tepo_jax.mechanism --config=configs/countdown.py:grpo \
       --config.model=FOLDER --out=DIR
   python -m tepo_jax.mechanism --config=configs/smollm2.py:sums \
-      --minibatches=64 --out=DIR
+      --minibatches=32 --out=DIR
 
 The policies are the model, θ_0, and what 8, 16 and 32 updates on one rollout
 make of it: by the config's method, by sequence weights with two bounds, and by

@@ -219,6 +219,15 @@ class Mixture:
     self._orders = [DataOrder(len(prompts), seed, number)
                     for number, prompts in enumerate(self.sets.values())]
 
+  def distinct(self) -> int:
+    """The index of the first prompt that has been there before."""
+    ends = []
+    for number, prompts in enumerate(self.sets.values()):
+      places = [place for place, k in enumerate(self._period) if k == number]
+      rounds, left = divmod(len(prompts), len(places))
+      ends.append(rounds * len(self._period) + places[left])
+    return min(ends)
+
   def name(self, prompt_id: int) -> str:
     """The set of the prompt at an index."""
     return self._names[self._period[prompt_id % len(self._period)]]

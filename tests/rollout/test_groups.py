@@ -70,6 +70,17 @@ def test_any_window_has_each_set_by_its_weight():
       mixture.prompt(n) for n in (59, 7, 31)]
 
 
+@pytest.mark.parametrize('sizes, weights', [
+    ((5,), (7,)), ((4, 7), (3, 2)), ((9, 2), (1, 1)), ((6, 4), (3, 2))])
+def test_distinct_is_where_a_prompt_repeats(sizes, weights):
+  sets = {str(n): [_prompt(100 * n + i) for i in range(size)]
+          for n, size in enumerate(sizes)}
+  mixture = groups_lib.Mixture(sets, weights, seed=1)
+  ids = [mixture.prompt(n).problem.id for n in range(40)]
+  first = next(n for n in range(40) if ids[n] in ids[:n])
+  assert mixture.distinct() == first
+
+
 def _sample(token_T, ended, text, verdict):
   logp_T = -np.array(token_T, np.float32) / 10
   return groups_lib.Completion(

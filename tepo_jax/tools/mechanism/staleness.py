@@ -12,12 +12,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from tepo_jax import errors
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.learning import packing
 from tepo_jax.learning import update
 from tepo_jax.policy import scoring
 from tepo_jax.policy.huggingface import weights
 from tepo_jax.rollout import dump
+from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.runtime import files
 from tepo_jax.runtime import host
 from tepo_jax.runtime import progress as progress_lib
@@ -69,11 +71,11 @@ class Measurement:
     self._lab, self._minibatches, self._out = lab, minibatches, out
     self._progress, self._done = progress, 0
     self._pull_back = directions.PullBack(lab)
+    self._prompts = lab.session.training_prompts()
     rollout = self._select(lab.start, cursor)
     self._groups, self._cursor = rollout.groups, rollout.cursor
     dump.write(out / ROLLOUT, 1, dump.records(
-        1, rollout, lab.session.training_prompts().name,
-        lab.session.template.style), 'jsonl')
+        1, rollout, self._prompts.name, lab.session.template.style), 'jsonl')
     self._observed = observe.Observed(lab, self._groups)
     self._advantages = {}
     for name in directions.ESTIMATORS:
@@ -82,11 +84,16 @@ class Measurement:
           update.by_token(batch.advantage_B, batch.mask_BT))
 
   def _select(self, params, cursor):
+    """A rollout of prompts that none before it had; InputError if they run out,
+    as groups that share a prompt are not independent."""
     config = self._lab.config
     off = config.rollout.dynamic_sampling == 'off'
-    return self._lab.select(
-        params, cursor, self._minibatches * config.train.minibatch_prompts,
-        'off' if off else 'refill')
+    wanted = self._minibatches * config.train.minibatch_prompts
+    check_distinct(self._prompts, cursor + wanted, config.data.limit)
+    rollout = self._lab.select(
+        params, cursor, wanted, 'off' if off else 'refill')
+    check_distinct(self._prompts, rollout.cursor, config.data.limit)
+    return rollout
 
   def level(self, count: int, params: Any) -> dict[str, Any]:
     """The results at the policy after `count` updates."""
@@ -150,6 +157,16 @@ class Measurement:
       with np.load(path) as saved:
         found.append(directions.Vectors(**saved))
     return found
+
+
+def check_distinct(prompts: groups_lib.Mixture, used: int, limit: int | None
+                   ) -> None:
+  """Raises an InputError if some of the first `used` prompts are repeated."""
+  if used > (most := prompts.distinct()):
+    raise errors.InputError(
+        f'the rollouts need {used} prompts or more, but the data repeats after '
+        f'{most}: lower --minibatches' + (
+            f', or raise data.limit={limit}' if limit else ''))
 
 
 def _cut(tree, mine):

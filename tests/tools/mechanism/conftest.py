@@ -12,7 +12,7 @@ from tepo_jax.tools.mechanism import observe
 def _lab(tmp_path_factory):
   """An untrained model is never correct; the overlong penalty mixes rewards."""
   config, folder = tiny.get_config('grpo'), tmp_path_factory.mktemp('m') / 'b'
-  config.data.limit, config.eval.limit = 16, 6
+  config.data.limit, config.eval.limit = 24, 6
   config.rollout.update(
       prompts=4, samples=4, max_tokens=12, dynamic_sampling='off',
       overlong_buffer=11)

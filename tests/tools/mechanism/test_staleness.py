@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from tepo_jax import errors
 from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.tools.mechanism import comparison
 from tepo_jax.tools.mechanism import contrasts
@@ -108,6 +109,24 @@ def test_the_kl_s_part():
   assert found['length'][0] == pytest.approx(0.5, rel=0.1)
 
 
+def test_repeated_prompts_are_refused(lab):
+  mixture = lab.session.training_prompts()
+  assert len({mixture.prompt(n).problem.problem for n in range(24)}) == 24
+  staleness.check_distinct(mixture, 24, 24)
+  with pytest.raises(errors.InputError, match='need 25 .* after 24: lower '
+                     '--minibatches, or raise data.limit=24$'):
+    staleness.check_distinct(mixture, 25, 24)
+  with pytest.raises(errors.InputError, match='lower --minibatches$'):
+    staleness.check_distinct(mixture, 25, None)
+
+
+@pytest.mark.long
+def test_a_measurement_of_too_few_prompts_is_refused(lab, tmp_path):
+  """Four groups for the updates, twelve measured, then as many fresh ones."""
+  with pytest.raises(errors.InputError, match='need 28 .* after 24'):
+    _measure(lab, tmp_path / 'out', 3)
+
+
 @pytest.fixture(scope='module', name='out')
 def _out(lab, tmp_path_factory):
   """A whole measurement of two minibatches, of four groups each."""
@@ -117,10 +136,11 @@ def _out(lab, tmp_path_factory):
     yield _measure(lab, tmp_path_factory.mktemp('staleness') / 'out')
 
 
-def _measure(lab, out):
+def _measure(lab, out, minibatches=2):
   with lock_lib.FolderLock(out) as lock:
-    results = progression.start(out, lock, progression.setup(lab, 2))
-    staleness.run(lab, results, 2, out)
+    results = progression.start(
+        out, lock, progression.setup(lab, minibatches))
+    staleness.run(lab, results, minibatches, out)
   return out
 
 
