@@ -50,8 +50,10 @@ After {last} updates. The token is in brackets.
 
 ## The sketches' error
 
-Relative error of |x|², root mean square over the gradients computed:
-{errors}.
+Relative error of |x|² of one gradient, root mean square over the gradients
+computed: {errors}. Expected gradients have this error too, in no interval. Where
+noise dominates, sketches add more to the means over pairs; this part scatters
+over minibatches, so intervals include it.
 
 ## Fields that differ from configs/base.py
 

@@ -9,6 +9,13 @@ of a mean is the mean of sketches, and over the signs' randomness
 where the coordinates spread evenly over the entries. Thus |S(x)| is off by
 0.55 % (one standard deviation), and a cosine c by (1 - c^2) / sqrt(SIZE), 0.008
 at most. SIZE is a prime, so the columns of a matrix spread over all entries.
+
+This holds for plain vectors: sums over the data, and expected gradients g. A
+mean of x_i . x_j over pairs of J minibatches differs by more from that of whole
+gradients where noise dominates: by sqrt(2 / SIZE) / (J s) of |g|^2, s being a
+minibatch's signal to noise. S is one linear map, so over minibatches that mean
+is unbiased for |S(g)|^2, and the larger difference is scatter, which intervals
+over minibatches have. That of |S(g)|^2 to |g|^2 is in no interval.
 """
 
 from typing import Any

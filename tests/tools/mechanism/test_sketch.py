@@ -44,3 +44,24 @@ def test_the_error_is_the_stated_one():
     error = (have - exact) / (spread / np.sqrt(sketch.SIZE))
     assert 0.7 < np.sqrt(np.mean(error**2)) < 1.3
     assert abs(error.mean()) < 4 / np.sqrt(len(error))
+
+
+def test_the_error_of_pairs_is_scatter_around_the_expected_gradient_s():
+  """Noise dominates: pairs of sketches of 8 minibatches, in 150 samples."""
+  rng, size = np.random.default_rng(1), 3 * sketch.SIZE
+  signal = rng.normal(size=size).astype(np.float32)
+  signal /= np.linalg.norm(signal)
+  function = jax.jit(jax.vmap(sketch.sketch))
+  own = np.sum(np.square(function(signal[None])))
+  noise, found = 7.0, []  # its length, for a signal of 1
+  for _ in range(150):
+    x = signal + noise * rng.normal(size=(8, size)).astype(
+        np.float32) / size**0.5
+    found.append([(np.sum(z.sum(0, dtype=float)**2)
+                   - np.sum(z**2, dtype=float)) / 56
+                  for z in (x, np.asarray(function(x)))])
+  exact, have = np.transpose(found)
+  # Of e_i . e_j, and of g . e_i.
+  spread = np.sqrt((2 * noise**4 / 56 + 4 * noise**2 / 8) / sketch.SIZE)
+  assert np.std(have - exact) == pytest.approx(spread, rel=0.2)
+  assert abs(have.mean() - own) < 3 * np.std(have) / np.sqrt(len(have))
