@@ -81,7 +81,7 @@ def same_data(weight_RJ: np.ndarray, x_JC: np.ndarray, y_JC: np.ndarray
 
 def halves(gram_JJ: np.ndarray) -> float | None:
   """The cosine of the sums over two halves of the minibatches, the mean over
-  random splits; None for one minibatch, or without any gradient."""
+  random splits; None for one minibatch, or if some half has no gradient."""
   count = len(gram_JJ)
   if count < 2:
     return None
@@ -91,7 +91,9 @@ def halves(gram_JJ: np.ndarray) -> float | None:
     a, b = order[:count // 2], order[count // 2:]
     inner, *squares = (gram_JJ[np.ix_(i, j)].sum() for i, j in (
         (a, b), (a, a), (b, b)))
-    found.append(inner / np.sqrt(max(np.prod(squares), 1e-300)))
+    if min(squares) <= 0:
+      return None
+    found.append(inner / np.prod(np.sqrt(squares)))
   return float(np.mean(found))
 
 
@@ -143,8 +145,8 @@ def of_kl(x: Mapping[Any, np.ndarray]) -> dict[str, moments.Interval]:
 def spread(x: objective.Tokens, by_class: Mapping[str, np.ndarray]
            ) -> dict[str, dict[str, list[float]]]:
   """By division and class: its shares of the tokens, of TEPO's M, and of the
-  KL in M."""
-  region_BT = region(x)
+  KL in M; 0 of nothing."""
+  region_BT = directions.region(x)
   totals = [np.where(mine_BT, value, 0) for mine_BT, value in (
       (x.mask_BT, 1), (region_BT, 1), (region_BT, x.kl_BT))]
   return {division: {
@@ -154,15 +156,11 @@ def spread(x: objective.Tokens, by_class: Mapping[str, np.ndarray]
           for division, class_BT in by_class.items()}
 
 
-def region(x: objective.Tokens) -> np.ndarray:
-  """TEPO's M, [B, T]."""
-  return (x.advantage_BT > 0) & (objective.exact_change(x) < 0) & x.mask_BT
-
-
 def tokens_of_kl(x: objective.Tokens, groups: list[groups_lib.Group],
                  decode: Any) -> list[dict[str, Any]]:
   """The tokens of M with the largest KL, and their completions."""
-  kl_BT, samples = np.where(region(x), x.kl_BT, 0), len(groups[0].length_G)
+  kl_BT = np.where(directions.region(x), x.kl_BT, 0)
+  samples = len(groups[0].length_G)
   places = np.argsort(-kl_BT, axis=None, kind='stable')[:_SHOWN]
   found = []
   for b, t in zip(*np.unravel_index(places, kl_BT.shape)):

@@ -43,6 +43,9 @@ WHOLE, KL = METHODS[0], 'tepo_kl'  # tepo is WHOLE + BETA KL
 _LOSSES = {name: objective.make_policy_loss(_ROWS[name]) for name in METHODS}
 ESTIMATORS = {loss.method.estimator for loss in _LOSSES.values()}
 _KL_LOSS = objective.make_policy_loss(methods.methods(1.0)['tepo'])
+# Of the advantages in M, in the policy gradient and in the classes of tokens,
+# whatever the config's method.
+ESTIMATOR = _KL_LOSS.method.estimator
 # ∇ of the token mean of A ℓ, the policy gradient without importance weights.
 POLICY_GRADIENT = objective.make_policy_loss(
     _ROWS['grpo'] | dict(weight='none', clip=dict(name='none')))
@@ -67,17 +70,26 @@ class Vectors:
 
 
 def classes(x: objective.Tokens, cut_Q: np.ndarray) -> dict[str, np.ndarray]:
-  """For each of CLASSES, the number of every token's class, [B, T].
+  """For each of CLASSES, the number of every token's class, [B, T]; -1 of a
+  token in none: one that is masked, or with A = 0, which no gradient has.
 
   cut_Q: the quartiles of H°. The quarters of a completion are those of its
   length; one of fewer than four tokens lacks some.
   """
   length_B1 = np.maximum(x.mask_BT.sum(1, keepdims=True), 1)
   place_BT = np.broadcast_to(np.arange(x.mask_BT.shape[1]), x.mask_BT.shape)
-  return dict(
-      advantage=np.where(x.advantage_BT > 0, 0, 1),
+  found = dict(
+      advantage=np.select([x.advantage_BT > 0, x.advantage_BT < 0], [0, 1], -1),
       position=np.minimum(4 * place_BT // length_B1, 3),
       entropy=np.searchsorted(cut_Q, x.old_entropy_BT))
+  return {name: np.where(x.mask_BT, class_BT, -1)
+          for name, class_BT in found.items()}
+
+
+def region(x: objective.Tokens) -> np.ndarray:
+  """TEPO's M, [B, T], as its loss selects it."""
+  return jax.device_get(
+      _KL_LOSS.selection(x, _KL_LOSS.statistics(x))['region_BT'])
 
 
 def names(divisions: Iterable[str]) -> list[Any]:
@@ -91,14 +103,14 @@ def slopes(x: objective.Tokens, advantages: Mapping[str, np.ndarray],
            ) -> dict[str, scoring.Scores]:
   """The slopes of METHODS, of KL, and of WHOLE's parts: (division, class).
 
-  x: of a minibatch. advantages: estimator -> [B, T], in the place of x's.
+  x: of a minibatch. advantages: of ESTIMATORS -> [B, T], in the place of x's.
   rng: for Clip-Cov. by_class: `classes`, or {}: no parts.
   """
   found = {
       name: measure.slopes(loss, x.replace(
           advantage_BT=advantages[loss.method.estimator]), rng)
       for name, loss in _LOSSES.items()}
-  kl = measure.slopes(_KL_LOSS, x)
+  kl = measure.slopes(_KL_LOSS, x.replace(advantage_BT=advantages[ESTIMATOR]))
   found[KL] = kl.replace(logp_BT=np.zeros_like(kl.logp_BT))
   for division, class_BT in by_class.items():
     for number, name in enumerate(CLASSES[division]):
@@ -206,7 +218,7 @@ def by_group(x: Vectors) -> np.ndarray:
 
 def combined(parts: list[Vectors]) -> np.ndarray:
   """The sketches of every slope and minibatch, [E, J, C]."""
-  return np.stack([by_group(x).mean(1) for x in parts], 1, dtype=np.float32)
+  return np.stack([by_group(x).mean(1) for x in parts], 1)
 
 
 def sketch_error(parts: list[Vectors]) -> float:

@@ -124,8 +124,10 @@ class Lab:
 class Observed:
   """Completions that θ_0 sampled; batch: host arrays, with ℓ° and H°."""
 
-  def __init__(self, lab: Lab, groups: list[groups_lib.Group]):
-    self._lab, batch = lab, lab.batch(groups)
+  def __init__(self, lab: Lab, groups: list[groups_lib.Group],
+               estimator: str | None = None):
+    """estimator: as of `Lab.batch`."""
+    self._lab, batch = lab, lab.batch(groups, estimator)
     minibatch = lab.learner.on_devices(batch)
     logp_BT, entropy_BT, self._old = lab._begin(lab.start, minibatch)
     self._minibatch = minibatch.replace(

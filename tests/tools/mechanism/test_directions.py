@@ -94,6 +94,15 @@ def test_gradients_are_those_of_the_methods_losses(lab, data, exact, moved):
   assert moved == (distance > 1e-3 * np.linalg.norm(vectors['tepo_no_kl']))
 
 
+def test_the_kl_is_masked_by_the_estimator_of_tepo(lab, data):
+  observed, reward_NG, params = data
+  x, advantages = inputs(observed, reward_NG, params)
+  want, have = (directions.slopes(y, advantages, KEY, {})[directions.KL]
+                for y in (x, x.replace(advantage_BT=-x.advantage_BT)))
+  assert want.kl_BT.any()
+  np.testing.assert_array_equal(want.kl_BT, have.kl_BT)
+
+
 def test_the_squares_are_exact_and_shared_slopes_cost_one_pullback(
     lab, data, exact):
   observed, reward_NG, _ = data
@@ -128,7 +137,9 @@ def test_parts_add_up(lab, data):
         total, vectors['tepo_no_kl'],
         atol=1e-5 * np.abs(vectors['tepo_no_kl']).max())
   for division, sizes in (('position', 4), ('entropy', 4), ('advantage', 2)):
-    assert len({*by_class[division][x.mask_BT]}) == sizes
-  first_half = by_class['position'] < 2
+    assert {*by_class[division][x.mask_BT]} - {-1} == {*range(sizes)}
+    assert (by_class[division][~x.mask_BT] == -1).all()
+  assert ((by_class['advantage'] == -1) == (x.advantage_BT == 0)).all()
+  first_half = np.isin(by_class['position'], (0, 1))
   assert (np.argmax(~first_half, 1) == np.ceil(x.mask_BT.sum(1) / 2))[
       x.mask_BT.sum(1) > 1].all()
