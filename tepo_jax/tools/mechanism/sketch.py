@@ -1,8 +1,8 @@
 """Short vectors in the place of gradients: a count sketch of fixed signs.
 
 Coordinate i of a gradient, counted over all its arrays, has a sign s_i, a bit
-of a hash of i, and is added to entry i mod SIZE. The sketch is linear, so that
-of a mean is the mean of sketches, and over the signs' randomness
+of a hash of i mod 2^32, and is added to entry i mod SIZE. The sketch is linear,
+so that of a mean is the mean of sketches, and over the signs' randomness
 
     E S(x) . S(y) = x . y,    Var <= (|x|^2 |y|^2 + (x . y)^2) / SIZE
 
@@ -24,13 +24,18 @@ import jax
 from jax import numpy as jnp
 
 SIZE = 16_381  # a sketch has 64 KB
+_LONGEST = 2**30  # coordinates at a time: jax's loops count in int32
 
 
 def sketch(tree: Any) -> jax.Array:
   """The sketch of a tree of float32 arrays, [SIZE]."""
   sums_C, first = jnp.zeros(SIZE, jnp.float32), 0
   for leaf in jax.tree.leaves(tree):
-    sums_C = _add(sums_C, leaf.reshape(-1), first)
+    flat = leaf.reshape(-1)
+    for begin in range(0, leaf.size, _LONGEST):
+      part = jax.lax.slice_in_dim(
+          flat, begin, min(begin + _LONGEST, leaf.size))
+      sums_C = _add(sums_C, part, first + begin)
     first += leaf.size
   return sums_C
 
@@ -44,7 +49,7 @@ def _add(sums_C, flat, first):
   def add_row(row, sums_C):
     at = shift + row * SIZE
     part_C = jax.lax.dynamic_slice_in_dim(flat, at, SIZE)
-    return sums_C + part_C * _signs(first + at, SIZE)
+    return sums_C + part_C * _signs(first, SIZE, at)
 
   if whole > 0:
     sums_C = jax.lax.fori_loop(0, whole, add_row, sums_C)
@@ -59,9 +64,12 @@ def _put(sums_C, part, first):
       part * _signs(first, len(part)))
 
 
-def _signs(first, count):
-  """s_i of coordinates `first` and following: murmur3's finaliser of i."""
-  x = jnp.uint32(first) + jnp.arange(count, dtype=jnp.uint32)
+def _signs(first, count, at=0):
+  """s_i of coordinates `first` + `at` and following: murmur3's finaliser of i.
+
+  first: any whole number. at: below 2^31; it may be traced."""
+  x = (jnp.uint32(first % 2**32) + jnp.asarray(at).astype(jnp.uint32)
+       + jnp.arange(count, dtype=jnp.uint32))
   x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
   x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
   x = x ^ (x >> 16)

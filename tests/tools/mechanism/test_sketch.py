@@ -28,6 +28,27 @@ def test_a_sketch_adds_signed_coordinates(sizes):
   np.testing.assert_allclose(jax.jit(sketch.sketch)(tree), want_C, atol=1e-5)
 
 
+@pytest.mark.parametrize('first', [
+    2**31 - 9, 2**32 - sketch.SIZE - 5, 2**32 + 3, 5 * 2**32 + 11])
+def test_coordinates_beyond_32_bits(first):
+  part = np.random.default_rng(0).normal(size=2 * sketch.SIZE + 9)
+  want_C = np.zeros(sketch.SIZE)
+  for i, value in enumerate(part, first):
+    want_C[i % sketch.SIZE] += sign(i % 2**32) * value
+  np.testing.assert_allclose(sketch._add(
+      jnp.zeros(sketch.SIZE), jnp.asarray(part, jnp.float32), first),
+                             want_C, atol=1e-5)
+
+
+def test_a_long_array_is_added_in_parts(monkeypatch):
+  tree = [jnp.ones(7), jnp.arange(50_001.0).reshape(3, -1)]
+  want_C = sketch.sketch(tree)
+  monkeypatch.setattr(sketch, '_LONGEST', 20_000)
+  np.testing.assert_allclose(sketch.sketch(tree), want_C, rtol=1e-6)
+  monkeypatch.undo()
+  jax.eval_shape(sketch.sketch, jax.ShapeDtypeStruct((2**33 + 5,), 'float32'))
+
+
 def test_the_error_is_the_stated_one():
   """Of |x|² and x · y over 60 pairs of a matrix with a few large columns."""
   rng = np.random.default_rng(0)
