@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import json
+import re
 from typing import Any
 
 from tepo_jax.tools.mechanism import tables
@@ -12,48 +13,51 @@ _PAGE = '''\
 Made by `tepo_jax.mechanism --minibatches={minibatches}`; `mechanism.json` has
 all numbers. π_old: a model of {parameters:,} parameters, digest `{model:.16}`;
 its rollout: {minibatches} minibatches of groups of {samples} completions, seed
-{seed}. Updates: by `{method}`, on another rollout. Brackets: 95 % bootstrap
-intervals over minibatches; "–": some resample has no value.
+{seed}. Updates: by `{method}`, on another rollout. The methods are rows of
+`configs/methods.py`, with its numbers, and β = {beta:g} for TEPO's KL.
+Brackets: 95 % bootstrap intervals over minibatches; "–": some resample has no
+value.
 
 ## Signal, and cosine to the policy gradient
 
 g: a method's expected gradient on a minibatch. *Signal to noise*: |g|² over the
 variance of one minibatch's gradient. *Halves*: the cosine of the gradients on
-two halves of the minibatches, mean of random splits. *Cosine* and *length*: of g
-against the token-mean policy gradient on as many minibatches of fresh samples.
-|g|² and inner products are means over pairs of distinct minibatches, which are
-unbiased. *To GRPO*: of the sums over minibatches, on the same data.
+two halves of the minibatches, mean of random splits. *Cosine* and *length*: of
+g against the token-mean policy gradient on as many minibatches of fresh
+samples. |g|² and inner products are means over pairs of distinct minibatches,
+which are unbiased. *To GRPO*: of the sums over minibatches, on the same data.
 
 {methods}
 
 ## What TEPO's KL adds
 
 |∇KL in M| over |g| at β = 1 (for another β, times β), and their cosine, of the
-sums over minibatches; then the mean over single minibatches. g: TEPO without its
-KL.
+sums over minibatches; then the mean over single minibatches. g: TEPO without
+its KL.
 
 {kl}
 
 ## Which tokens make the gradient
 
 Of TEPO without its KL. *Share*: g_class · g / |g|², which add up to 1;
-*length*: |g_class| / |g|; both from pairs of minibatches. Then the class's % of the tokens, of
-M, and of the KL in M.
+*length*: |g_class| / |g|; both from pairs of minibatches. Then the class's % of
+the tokens, of M, and of the KL in M; tokens with A = 0 are in no class by A.
 
 {shares}
 
 ## The tokens with the largest KL in M
 
-After {last} updates. The token is in brackets.
+After {last} updates. The completion is what is before the token, the token, and
+what is after it, each in quotes and with its line breaks as \\n.
 
 {tokens}
 
 ## The sketches' error
 
 Relative error of |x|² of one gradient, root mean square over the gradients
-computed: {errors}. Expected gradients have this error too, in no interval. Where
-noise dominates, sketches add more to the means over pairs; this part scatters
-over minibatches, so intervals include it.
+computed: {errors}. Expected gradients have this error too, in no interval.
+Where noise dominates, sketches add more to the means over pairs; this part
+scatters over minibatches, so intervals include it.
 
 ## Fields that differ from configs/base.py
 
@@ -90,8 +94,9 @@ def markdown(results: Mapping[str, Any]) -> str:
               for k, level in levels.items()
               for division, by_class in level['shares'].items()
               for name, x in by_class.items())),
-      tokens=tables.table('completion, KL, A, H°, ΔH, ℓ − ℓ°, problem', (
-          [_text(f'{x["before"]}[{x["token"]}]{x["after"]}'),
+      tokens=tables.table('before, token, after, KL, A, H°, ΔH, ℓ − ℓ°, '
+                          'problem', (
+          [*(_text(x[key]) for key in ('before', 'token', 'after')),
            *(f'{x[key]:.3g}' for key in (
                'kl', 'advantage', 'entropy', 'entropy_change', 'log_ratio')),
            _text(x['problem'])] for x in levels[last]['tokens'])),
@@ -100,5 +105,7 @@ def markdown(results: Mapping[str, Any]) -> str:
 
 
 def _text(text):
-  """For a cell: one line, as JSON escapes it, without a quote or a bar."""
-  return json.dumps(text, ensure_ascii=False)[1:-1].replace('|', '\\|')
+  """For a cell: one line in quotes, as JSON escapes it, and backslashes before
+  what Markdown reads as more than text."""
+  return re.sub(r'([\\`*_~$<>&#|\[\]])', r'\\\1', json.dumps(
+      text, ensure_ascii=False))
