@@ -64,8 +64,8 @@ def main() -> None:
   with (lock_lib.FolderLock(out) as lock, session_lib.open_folder(
       config, session_lib.model_folder(config, out)) as session):
     lab = observe.Lab(config, session)
-    results = progression.start(
-        out, lock, progression.setup(lab, minibatches))
+    setup = staleness.setup if minibatches else progression.setup
+    results = progression.start(out, lock, setup(lab, minibatches))
     session_lib.cache_compilations(config)
     if minibatches:
       staleness.run(lab, results, minibatches, out)

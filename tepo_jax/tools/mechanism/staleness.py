@@ -35,25 +35,36 @@ DIVIDED = COUNTS[0], COUNTS[-1]
 POLICY, ROLLOUT = 'policy', 'rollout'  # folders: the last policy; π_old's
 
 
+def setup(lab: observe.Lab, minibatches: int) -> dict[str, Any]:
+  """`progression.setup`, and β, which the config's method does not decide."""
+  return progression.setup(lab, minibatches) | dict(beta=directions.BETA)
+
+
 def run(lab: observe.Lab, results: dict[str, Any], minibatches: int,
         out: files.Path) -> None:
   """Measures what `results` lacks; writes them after each policy."""
   config, levels = lab.config, results['levels']
+  if all(str(count) in levels for count in COUNTS):
+    return
   progress = progress_lib.Progress(2 * minibatches * len(COUNTS))
-  trained = lab.rollout()
   with (contextlib.closing(progress),
         host.compilations_shown(
             config.model, progress.compiling, progress.compiled)):
+    progress.begin(1)
+    progress.phase('sampling the rollout of the updates')
+    trained = lab.rollout()
     measurement = Measurement(lab, minibatches, out, progress, 1 + max(
         group.prompt.prompt_id for group in trained))
     for count, params in _policies(lab, trained):
-      if str(count) not in levels:
-        levels[str(count)] = measurement.level(count, params)
-        progression.write(results, out)
       if count == COUNTS[-1] and not (out / POLICY).exists():
         folder = lab.session.folder
         weights.save(out / POLICY, weights.model_config(folder), params,
                      source=folder, dtype='float32')
+      if str(count) in levels:
+        measurement.skip()
+        continue
+      levels[str(count)] = measurement.level(count, params)
+      progression.write(results, out)
 
 
 def _policies(lab, trained):
@@ -72,11 +83,13 @@ class Measurement:
     self._progress, self._done = progress, 0
     self._pull_back = directions.PullBack(lab)
     self._prompts = lab.session.training_prompts()
+    progress.phase('sampling the rollout to measure')
     rollout = self._select(lab.start, cursor)
     self._groups, self._cursor = rollout.groups, rollout.cursor
     dump.write(out / ROLLOUT, 1, dump.records(
         1, rollout, self._prompts.name, lab.session.template.style), 'jsonl')
-    self._observed = observe.Observed(lab, self._groups)
+    self._observed = observe.Observed(
+        lab, self._groups, directions.ESTIMATOR)
     self._advantages = {}
     for name in directions.ESTIMATORS:
       batch = lab.batch(self._groups, name)
@@ -94,6 +107,10 @@ class Measurement:
         params, cursor, wanted, 'off' if off else 'refill')
     check_distinct(self._prompts, rollout.cursor, config.data.limit)
     return rollout
+
+  def skip(self) -> None:
+    """Counts a policy's minibatches as done."""
+    self._done += 2 * self._minibatches
 
   def level(self, count: int, params: Any) -> dict[str, Any]:
     """The results at the policy after `count` updates."""
@@ -124,8 +141,10 @@ class Measurement:
 
   def _on_policy(self, count, params):
     """The policy gradient on fresh samples: of each minibatch's token mean."""
+    self._progress.begin(self._done + 1)
+    self._progress.phase(f'sampling fresh completions after {count} updates')
     groups = self._select(params, self._cursor).groups
-    batch = self._lab.batch(groups)
+    batch = self._lab.batch(groups, directions.ESTIMATOR)
     zeros_BT = np.zeros_like(batch.mask_BT)
     # The slope of this loss does not depend on the scores.
     x = observe.tokens(batch, scoring.Scores(zeros_BT, zeros_BT, zeros_BT))

@@ -2,17 +2,25 @@
 
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
+import markdown_it  # rich needs it
+import ml_collections
 import numpy as np
 import pytest
 
+from configs import methods
 from tepo_jax import errors
+from tepo_jax.data import problem as problem_lib
+from tepo_jax.learning import objective
+from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.tools.mechanism import comparison
 from tepo_jax.tools.mechanism import contrasts
 from tepo_jax.tools.mechanism import directions
+from tepo_jax.tools.mechanism import observe
 from tepo_jax.tools.mechanism import progression
 from tepo_jax.tools.mechanism import staleness
 
@@ -72,6 +80,84 @@ def test_two_minibatches_have_no_intervals_from_pairs():
   assert row['signal_to_noise'] is row['cosine'] is row['length'] is None
   assert row['to_grpo'] is not None and -1 <= row['halves'] <= 1
   assert contrasts.shares(x)['advantage']['A > 0']['share'] is None
+
+
+def test_halves_without_a_gradient_have_no_cosine():
+  gram_JJ = np.zeros((4, 4))
+  assert contrasts.halves(gram_JJ) is None
+  gram_JJ[0, 0] = 1  # of one minibatch alone
+  assert contrasts.halves(gram_JJ) is None
+  assert contrasts.halves(np.ones((1, 1))) is None
+  assert contrasts.halves(np.ones((4, 4))) == pytest.approx(1)
+
+
+def test_length_is_relative_to_the_policy_gradient_s():
+  x, target = vectors(200)
+  found = contrasts.compare(x, 2 * target)['cispo']
+  value, low, high = found['length']
+  assert value == pytest.approx(0.5, abs=0.02) and low < value < high
+
+
+def tokens_of_two_groups():
+  """Two completions of four tokens for each of two problems; only M's KL is
+  to be seen: A > 0 in completions 1 and 2, where the entropy falls."""
+  mask_BT = np.arange(4) < np.array([4, 3, 4, 2])[:, None]
+  fall_BT = np.array([[1, 1, 1, 1], [1, 0, 1, 1], [0, 1, 1, 0], [1, 1, 1, 1.]])
+  kl_BT = np.array([[9, 9, 9, 9], [3, 8, 1, 9], [7, 4, 2, 6], [9, 9, 9, 9.]])
+  x = objective.Tokens(
+      logp_BT=np.full((4, 4), -1.5), old_logp_BT=np.full((4, 4), -1.0),
+      entropy_BT=1 - fall_BT / 4, old_entropy_BT=np.ones((4, 4)),
+      advantage_BT=np.array([-1, 2, 1, 0.])[:, None] * mask_BT,
+      mask_BT=mask_BT, kl_BT=kl_BT)
+  groups = [groups_lib.Group(
+      groups_lib.Prompt(problem_lib.Problem(
+          str(n), f'problem {n}', ('1',), 'test'), (1,), n),
+      token_GT=10 * np.array([[2 * n + 1], [2 * n + 2]]) + np.arange(4),
+      logp_GT=np.zeros((2, 4)), length_G=mask_BT[2 * n:2 * n + 2].sum(1),
+      ended_G=np.ones(2, bool), text_G=('', ''), accuracy_G=np.zeros(2))
+            for n in range(2)]
+  return x, groups
+
+
+def test_spread_counts_tokens_mask_and_kl_by_class():
+  x, _ = tokens_of_two_groups()  # of 13; M: KL 3, 1 and 4, 2
+  by_class = directions.classes(x, np.array([0.5, 0.9, 1.1]))
+  found = contrasts.spread(x, by_class)
+  assert found['advantage'] == {
+      'A > 0': pytest.approx([7 / 13, 1, 1]),
+      'A < 0': pytest.approx([4 / 13, 0, 0])}
+  assert found['position'] == {  # of three tokens: quarters 1, 2 and 3
+      'quarter 1': pytest.approx([4 / 13, 1 / 4, 3 / 10]),
+      'quarter 2': pytest.approx([3 / 13, 1 / 4, 4 / 10]),
+      'quarter 3': pytest.approx([4 / 13, 2 / 4, 3 / 10]),
+      'quarter 4': pytest.approx([2 / 13, 0, 0])}
+  assert found['entropy']['quartile 3'] == pytest.approx([1, 1, 1])
+
+
+def test_the_tokens_of_the_kl_come_with_their_completions():
+  x, groups = tokens_of_two_groups()
+  found = contrasts.tokens_of_kl(x, groups, lambda ids: str([*map(int, ids)]))
+  assert [(row['problem'], row['before'], row['token'], row['after'], row['kl'],
+           row['advantage']) for row in found] == [
+               ('problem 1', '[30]', '[31]', '[32, 33]', 4, 1),
+               ('problem 0', '[]', '[20]', '[21, 22]', 3, 2),
+               ('problem 1', '[30, 31]', '[32]', '[33]', 2, 1),
+               ('problem 0', '[20, 21]', '[22]', '[]', 1, 2)]
+  assert {(row['entropy'], row['entropy_change'], row['log_ratio'])
+          for row in found} == {(1, -0.25, -0.5)}
+
+
+@pytest.mark.parametrize('text', [
+    ' 39', 'a | b', '*x* _y_ ~~z~~ `c`', '[39](http)', '<b>&amp;</b>', '$x$',
+    'a\nb "c" \\ é', '# 1'])
+def test_a_cell_shows_a_text_as_it_is(text):
+  """By another reader of Markdown; the table's own escape goes first."""
+  cell = comparison._text(text)
+  assert not re.search(r'(?<!\\)\|', cell)
+  [inline] = markdown_it.MarkdownIt().parseInline(cell)
+  assert {each.type for each in inline.children} <= {'text', 'text_special'}
+  shown = ''.join(each.content for each in inline.children)
+  assert json.loads(shown) == text
 
 
 def test_shares_add_up_and_are_those_of_pairs():
@@ -139,7 +225,7 @@ def _out(lab, tmp_path_factory):
 def _measure(lab, out, minibatches=2):
   with lock_lib.FolderLock(out) as lock:
     results = progression.start(
-        out, lock, progression.setup(lab, minibatches))
+        out, lock, staleness.setup(lab, minibatches))
     staleness.run(lab, results, minibatches, out)
   return out
 
@@ -164,6 +250,7 @@ def test_a_whole_measurement(lab, out):
   assert 2 * 8 < start['pullbacks'] <= (4 + 7 + 1) * 8
   text = comparison.markdown(saved)
   assert '| 2 | kl_cov | ' in text and '| 0 | entropy: quartile 4 | ' in text
+  assert 'β = 0.001' in text and saved['setup']['beta'] == 1e-3
   assert 'None' not in text and lab.config.model not in text
 
 
@@ -179,15 +266,46 @@ def test_torch_has_the_same_gradients(lab, out):
   assert float(difference.rstrip('%')) < 0.1
   path = out / progression.RESULTS
   kept = path.read_text()
-  saved = json.loads(kept)
-  saved['levels']['2']['first_update']['tepo_kl']['norm'] *= 1.03
-  path.write_text(json.dumps(saved))
-  assert subprocess.run(command, capture_output=True).returncode == 1
+  for factor in (1.03, float('nan')):
+    saved = json.loads(kept)
+    saved['levels']['2']['first_update']['tepo_kl']['norm'] *= factor
+    path.write_text(json.dumps(saved))
+    assert subprocess.run(command, capture_output=True).returncode == 1
   path.write_text(kept)
 
 
 @pytest.mark.long
-def test_a_measurement_resumes(lab, out, monkeypatch):
+def test_the_config_s_method_only_makes_the_updates(
+    lab, out, tmp_path, monkeypatch):
+  """At the model itself, another config, whose estimator does not divide by the
+  std of rewards, has the same vectors and shows the same advantages."""
+  config = lab.config.copy_and_resolve_references()
+  config.method = ml_collections.ConfigDict(methods.methods(1.0)['gpg'])
+  other = observe.Lab(config, lab.session)
+  assert other.learner.programs.policy_loss.method.estimator == 'gpg'
+  advantages = []
+
+  def compared(x, *_):
+    advantages.append(x.advantage_BT)
+    return []
+
+  monkeypatch.setattr(contrasts, 'tokens_of_kl', compared)
+  monkeypatch.setattr(staleness, 'COUNTS', (0, 1))
+  _measure(other, tmp_path / 'out')
+  advantage_BT, _ = advantages
+  batch = lab.batch(lab.select(lab.start, 4, 8, 'off').groups, 'grpo')
+  np.testing.assert_array_equal(advantage_BT, np.where(
+      batch.mask_BT, batch.advantage_B[:, None], 0))
+  for name in ('sketches_0', 'sketches_0_fresh'):
+    want, have = (directions.combined([
+        directions.Vectors(**np.load(folder / name / f'000{j}.npz'))
+        for j in range(2)]) for folder in (out, tmp_path / 'out'))
+    assert np.abs(want).max() > 0
+    np.testing.assert_allclose(have, want, atol=1e-5 * np.abs(want).max())
+
+
+@pytest.mark.long
+def test_a_measurement_resumes(lab, out, monkeypatch, capsys):
   """With one level and one minibatch of it gone, it computes that alone."""
   path = out / progression.RESULTS
   kept = path.read_text()
@@ -203,10 +321,22 @@ def test_a_measurement_resumes(lab, out, monkeypatch):
     return plain(self, *arguments)
 
   monkeypatch.setattr(directions.PullBack, '__call__', counted)
+  capsys.readouterr()
   _measure(lab, out)
+  shown = capsys.readouterr().err.splitlines()
+  assert shown[0] == 'step 1/12  sampling the rollout of the updates ...'
+  assert [line.split()[1] for line in shown if 'eta' in line] == ['10/12']
   resumed = json.loads(path.read_text())
   assert len(calls) == 1 and resumed['levels']['0'] == 'kept'
   for name, row in resumed['levels']['2']['methods'].items():
     for key in ('to_grpo', 'length_to_grpo'):
       assert row[key] == pytest.approx(wanted['methods'][name][key], rel=1e-4)
   path.write_text(kept)
+
+
+@pytest.mark.long
+def test_a_complete_measurement_computes_nothing(lab, out, monkeypatch):
+  monkeypatch.delattr(observe.Lab, 'select')
+  kept = (out / progression.RESULTS).read_text()
+  _measure(lab, out)
+  assert (out / progression.RESULTS).read_text() == kept
