@@ -64,8 +64,9 @@ def main() -> None:
   with (lock_lib.FolderLock(out) as lock, session_lib.open_folder(
       config, session_lib.model_folder(config, out)) as session):
     lab = observe.Lab(config, session)
-    setup = staleness.setup if minibatches else progression.setup
-    results = progression.start(out, lock, setup(lab, minibatches))
+    setup = (staleness.setup(lab, minibatches) if minibatches
+             else progression.setup(lab))
+    results = progression.start(out, lock, setup)
     session_lib.cache_compilations(config)
     if minibatches:
       staleness.run(lab, results, minibatches, out)

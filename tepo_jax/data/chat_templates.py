@@ -113,9 +113,10 @@ def parsed_arguments(text: str) -> dict[str, Any]:
 
 
 def _is_plain(value):
-  if isinstance(value, list | tuple | dict):
-    return all(map(_is_plain, value)) and (
-        not isinstance(value, dict) or all(map(_is_plain, value.values())))
+  if isinstance(value, dict):
+    return all(map(_is_plain, (*value, *value.values())))
+  if isinstance(value, list | tuple):
+    return all(map(_is_plain, value))
   return value is None or isinstance(value, str | int) or (
       isinstance(value, float) and math.isfinite(value))
 

@@ -1,7 +1,8 @@
 """Moments of a gradient estimator from inner products; bootstrap intervals.
 
-Each prompt gives one vector x_i, an independent draw whose mean is the
-gradient g. The inner products G_ij = x_i . x_j are all that is needed:
+Each prompt (in `contrasts` each minibatch) gives one vector x_i, an independent
+draw whose mean is the gradient g. The inner products G_ij = x_i . x_j are all
+that is needed:
 
     |g|^2       mean of G_ij over pairs i != j             (unbiased)
     g . h       mean of x_i . y_j over pairs i != j        (unbiased)

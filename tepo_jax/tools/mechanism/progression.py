@@ -92,10 +92,8 @@ def start(out: files.Path, lock: lock_lib.FolderLock, wanted: dict[str, Any]
   return saved
 
 
-def setup(lab: observe.Lab, minibatches: int = 0) -> dict[str, Any]:
-  """What determines the results; of a model its digest, not its folder.
-
-  minibatches: of the comparison of methods; 0: of the estimators."""
+def setup(lab: observe.Lab) -> dict[str, Any]:
+  """What determines the results; of a model its digest, not its folder."""
   config = lab.config
   defaults = fields_lib.flat(base.get_config(config.method_name)) | (
       fields_lib.flat({'pretrain': fields_lib.config(tiny.PRETRAIN)}))
@@ -108,7 +106,7 @@ def setup(lab: observe.Lab, minibatches: int = 0) -> dict[str, Any]:
       model=hashlib.sha256(
           json.dumps(digests, sort_keys=True).encode()).hexdigest(),
       parameters=lab.session.parameters(), prompts=len(lab.prompts),
-      samples=config.rollout.samples, minibatches=minibatches, versions={
+      samples=config.rollout.samples, versions={
           name: importlib.metadata.version(name)
           for name in ('jax', 'jaxlib', 'numpy')})))
 

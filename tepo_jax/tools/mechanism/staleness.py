@@ -36,8 +36,9 @@ POLICY, ROLLOUT = 'policy', 'rollout'  # folders: the last policy; π_old's
 
 
 def setup(lab: observe.Lab, minibatches: int) -> dict[str, Any]:
-  """`progression.setup`, and β, which the config's method does not decide."""
-  return progression.setup(lab, minibatches) | dict(beta=directions.BETA)
+  """`progression.setup`, and what the config does not decide."""
+  return progression.setup(lab) | dict(
+      minibatches=minibatches, beta=directions.BETA)
 
 
 def run(lab: observe.Lab, results: dict[str, Any], minibatches: int,

@@ -79,7 +79,7 @@ def markdown(results: Mapping[str, Any]) -> str:
       mask='\n\n'.join((_mask(drifts), _mask(
           results['methods'][setup['method']]))),
       methods=table('method, updates, clipped %, M %, KL, KL in M, ΔH, '
-                     'accuracy %, entropy', (
+                    'accuracy %, entropy', (
           [name, k, f'{100 * sum(x["updates"][key] for key in _CLIPPED):.3g}',
            cell(x['region'], 100),
            *(cell(x[key]) for key in ('kl', 'kl_region', 'entropy_change')),
@@ -88,7 +88,7 @@ def markdown(results: Mapping[str, Any]) -> str:
 
 def _gradients(levels, half):
   return table(f'updates, {half} completions, noise, variance, cosine, '
-                'length', (
+               'length', (
       [k, 'any' if k == '0' else name, *(cell(by_half[half][key]) for key in (
           'noise', 'variance_ratio', 'cosine', 'length'))]
       for k, x in levels.items() for name, by_half in x['gradients'].items()))
@@ -96,7 +96,7 @@ def _gradients(levels, half):
 
 def _mask(drifts):
   return table('updates, M %, KL in M, KL, ΔH < 0 %, Eq. 19: correlation, '
-                'agreement %, Eq. 18: correlation, agreement %', (
+               'agreement %, Eq. 18: correlation, agreement %', (
       [k, cell(x['region'], 100), cell(x['kl_region']), cell(x['kl']),
        cell(x['falling'], 100), *(
            cell(x['readings'][name][key], scale)
