@@ -11,6 +11,8 @@ from safetensors import numpy as safetensors_numpy
 
 from tepo_jax.runtime import lock as lock_lib
 
+pytestmark = pytest.mark.long
+
 TINY = '--config=configs/tiny.py:tepo'
 SMALL = (
     '--config.steps=1', '--config.data.limit=64', '--config.rollout.prompts=4',
@@ -250,7 +252,6 @@ COMMANDS = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize('case', COMMANDS)
 def test_command(programs, model, finished, tmp_path, case):
   program, arguments, named = COMMANDS[case]
@@ -375,7 +376,6 @@ DATA = {
 }
 
 
-@pytest.mark.long_after_first
 @pytest.mark.parametrize('case', DATA)
 def test_data_file(programs, model, tmp_path, case):
   data, named = DATA[case]
@@ -469,7 +469,6 @@ def test_weights_that_are_not_finite(programs, model, tmp_path):
                     'weights that are not finite')
 
 
-@pytest.mark.long
 def test_logits_that_overflow(programs, model, tmp_path):
   """The weights are finite: the step and the problem are named."""
   folder = tmp_path / 'model'

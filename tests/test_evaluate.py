@@ -98,6 +98,7 @@ def _folder(tmp_path):
   return path.parent
 
 
+@pytest.mark.long
 def test_an_evaluation_keeps_its_date_and_counts_long_prompts(folder, tmp_path):
   """Also the arguments of the chat template are part of its identity."""
   (tmp_path / 'a.jsonl').write_text(''.join(json.dumps(
@@ -128,6 +129,7 @@ def test_a_run_resumes_with_the_date_and_arguments_in_its_config(
     assert opened.data.date
 
 
+@pytest.mark.long
 def test_show_prompts_shows_the_arguments_of_the_chat_template(folder):
   done = subprocess.run(
       runs.command('show_prompts', '--config=configs/tiny.py:tepo',

@@ -147,6 +147,7 @@ def test_modules_and_functions_stay_short():
   assert not long
 
 
+@pytest.mark.long
 def test_importing_starts_no_device():
   """No array is made and no backend chosen before a program asks for it."""
   names = [f'tepo_jax.{name}' for name in _MODULES

@@ -13,7 +13,7 @@ import transformers
 
 from tests import runs
 
-pytestmark = pytest.mark.usefixtures('optimized')
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures('optimized')]
 
 EVALUATE = ('--config=configs/tiny.py', *runs.SMALL)
 
@@ -94,7 +94,6 @@ def test_a_run_leaves_nothing_open(finished):
   assert all(1e8 < usage['host/resident_bytes'] < 1e10 for usage in host[1:])
 
 
-@pytest.mark.long
 def test_kill_and_the_same_command_continue_bit_for_bit(
     programs, model, finished, export_of_finished, tmp_path):
   workdir = tmp_path / 'run'
@@ -119,7 +118,6 @@ def test_kill_and_the_same_command_continue_bit_for_bit(
       export_of_finished / 'model.safetensors').read_bytes()
 
 
-@pytest.mark.long
 def test_a_finished_run_is_not_run_again(programs, model, finished):
   workdir, _ = finished
   before = (workdir / 'metrics.jsonl').read_bytes()
@@ -129,7 +127,6 @@ def test_a_finished_run_is_not_run_again(programs, model, finished):
   assert (workdir / 'metrics.jsonl').read_bytes() == before
 
 
-@pytest.mark.long
 def test_sigterm_saves_and_exits_with_status_42(model, tmp_path):
   workdir = tmp_path / 'run'
   arguments = (*runs.train_arguments(model, workdir), '--config.steps=1000',
@@ -153,7 +150,6 @@ def test_sigterm_saves_and_exits_with_status_42(model, tmp_path):
       '  .venv/bin/python -m tepo_jax.train ' + shlex.join(arguments))
 
 
-@pytest.mark.long
 def test_transformers_generates_the_same_text_from_the_export(
     programs, evaluated, export_of_finished, tmp_path):
   programs.run('evaluate', *EVALUATE, f'--checkpoint={export_of_finished}',
@@ -176,7 +172,6 @@ def test_transformers_generates_the_same_text_from_the_export(
         completion, skip_special_tokens=True) == line['completion']
 
 
-@pytest.mark.long
 def test_results_count_what_the_samples_hold(evaluated):
   results = json.loads((evaluated / 'results.json').read_text())
   lines = [json.loads(line) for line in (evaluated / 'samples.jsonl').open()]
@@ -209,7 +204,6 @@ def _interrupted(arguments, out, size, signum):
   return process.returncode, said
 
 
-@pytest.mark.long
 def test_an_interrupted_evaluation_resumes_to_the_same_results(
     programs, finished, tmp_path):
   """It is killed, then stopped by SIGTERM, and resumes after each."""
@@ -237,7 +231,6 @@ def test_an_interrupted_evaluation_resumes_to_the_same_results(
   assert 'another evaluation: seed differ' in refused.stderr
 
 
-@pytest.mark.long
 def test_a_model_that_overflows_stops_the_run_with_the_reason(
     programs, model, tmp_path):
   done = programs.run('train', *runs.train_arguments(model, tmp_path / 'run'),
@@ -246,7 +239,6 @@ def test_a_model_that_overflows_stops_the_run_with_the_reason(
   assert 'not finite' in line and 'there is no checkpoint yet' in line
 
 
-@pytest.mark.long
 def test_the_workdir_of_another_config_is_left_alone(
     programs, model, finished):
   workdir, _ = finished

@@ -17,6 +17,8 @@ import pytest
 
 from tests import launching
 
+pytestmark = pytest.mark.long
+
 ROOT = launching.ROOT
 
 

@@ -63,6 +63,7 @@ def _respelled(text):
   return f'\\left({text}\\right)' if text.isdecimal() else f' {text} '
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('file', ['math500', 'minerva_math', 'omni_math_rule',
                                   'olympiadbench'])
 def test_references_are_right_in_another_spelling_and_by_value(file, grader):

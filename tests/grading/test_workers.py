@@ -14,6 +14,8 @@ import pytest
 from tepo_jax.grading import grader
 from tepo_jax.grading import workers
 
+pytestmark = pytest.mark.long
+
 _ROOT = pathlib.Path(__file__).parents[2]
 WARM_UP = 'from tepo_jax.grading import verifying\nverifying._warm_up()\n'
 SERVE = "workers.serve('tepo_jax.grading.verifying:verify', None)"
@@ -76,7 +78,6 @@ def test_without_questions_no_worker_starts():
   assert not asked._workers
 
 
-@pytest.mark.long
 def test_hanging_questions_affect_no_others():
   also = (f'7+{HANG[0]}', ('5',))
   fine = [_question(n) for n in range(10)]
@@ -204,7 +205,6 @@ def test_a_worker_that_ignores_alarms_is_killed(monkeypatch):
   assert time.monotonic() - start >= 2
 
 
-@pytest.mark.long
 def test_a_question_without_cpu_time_is_retried(
     monkeypatch, tmp_path):
   """Load on the machine does not make a correct answer wrong."""

@@ -61,6 +61,7 @@ def test_to_compact_a_cache_sends_nothing(part, axis, mesh):
   np.testing.assert_array_equal(compact(*arguments), want.astype(np.float32))
 
 
+@pytest.mark.long
 def test_a_mesh_decodes_with_int8_weights(mesh):
   """The tokens are those of the kernels that the numbers stand for."""
   weights = sampling_lib.make_decode_cast(MODEL, mesh, 'int8')(

@@ -72,6 +72,7 @@ def _nats(model, rows):
   return float(np.mean(found))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('devices', [1, 4])
 def test_only_texts_and_completions_count(devices, model, tokenizer, files):
   mesh = mesh_lib.make({'data': 1, 'fsdp': -1, 'tensor': 1},

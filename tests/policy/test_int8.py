@@ -57,6 +57,7 @@ def _as_float(layer):
   return {'kernel': layer['int8_kernel'] * layer['kernel_scale'], **others}
 
 
+@pytest.mark.long
 def test_a_model_with_int8_kernels_computes_what_they_stand_for():
   """Biases, norms, adapters, embedding and head are those of the policy."""
   params = jax.tree.map(

@@ -12,7 +12,7 @@ from tepo_jax.tools.plan import chips
 from tepo_jax.tools.plan import cost
 
 pytest.importorskip('libtpu')
-pytestmark = pytest.mark.usefixtures('optimized')
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures('optimized')]
 
 LENGTH = 8192
 # float32 scores of what one of the 2 x 2 devices has: 2 rows, 2 heads.
@@ -54,7 +54,6 @@ def test_splash_compiles_and_holds_no_scores(mesh, window, size, blocks):
       9 * 2 * 2 * 2 * blocks * 512 ** 2 * size)
 
 
-@pytest.mark.long
 @pytest.mark.nightly
 def test_xla_holds_the_scores_of_a_block(mesh):
   """Of eight; several arrays of that shape, in the backward pass too."""

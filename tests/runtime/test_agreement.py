@@ -1,7 +1,11 @@
 """Processes that were given something else end together, by name."""
 
+import pytest
+
 from tepo_jax.runtime import agreement
 from tests import jobs
+
+pytestmark = pytest.mark.long
 
 _CHECK = """
 import sys, jax

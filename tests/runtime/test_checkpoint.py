@@ -19,6 +19,8 @@ from tepo_jax import errors
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import mesh as mesh_lib
 
+pytestmark = pytest.mark.long
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -239,7 +241,6 @@ def _largest(folder):
              key=lambda p: p.stat().st_size)
 
 
-@pytest.mark.long_after_first
 @pytest.mark.parametrize('damage, said', [
     (lambda step: os.truncate(_largest(step / 'state'), 0), 'array'),
     (lambda step: _largest(step / 'state').unlink(), 'array'),
@@ -302,7 +303,6 @@ signal.pause()
 """
 
 
-@pytest.mark.long_after_first
 @pytest.mark.parametrize('delay', [0.0, 0.02, 0.05, 1.0])
 def test_killed_while_saving(tmp_path, delay):
   done = subprocess.run(

@@ -8,10 +8,13 @@ from unittest import mock
 
 import jax
 import numpy as np
+import pytest
 
 from tepo_jax import errors
 from tepo_jax.runtime import compile_times
 from tepo_jax.runtime import host
+
+pytestmark = pytest.mark.long
 
 
 def test_compilations_after_the_warm_up_are_logged(capsys):

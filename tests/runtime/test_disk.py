@@ -12,6 +12,8 @@ from tepo_jax.policy.huggingface import tensor_files
 from tepo_jax.runtime import disk
 from tests import runs
 
+pytestmark = pytest.mark.long
+
 _MOUNT = ('mount -t tmpfs -o size=1m none "$1" '
           '&& mkdir "$1/rollouts" "$1/report" '
           '&& touch "$1/metrics.jsonl" '

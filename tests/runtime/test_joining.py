@@ -11,6 +11,8 @@ from tepo_jax import errors
 from tepo_jax.runtime import joining
 from tests import runs
 
+pytestmark = pytest.mark.long
+
 STEP = {'SLURM_JOB_ID': '7', 'SLURM_STEP_NODELIST': 'node[1-2]',
         'SLURM_STEP_TASKS_PER_NODE': '8(x2)'}
 

@@ -16,6 +16,8 @@ from tepo_jax import errors
 from tepo_jax.runtime import lock as lock_lib
 from tests import runs
 
+pytestmark = pytest.mark.long
+
 # Acquires the lock of a folder, says so, and sleeps.
 _HOLD = """
 import sys, time

@@ -98,6 +98,10 @@ IF_VARYING = (
           has_mean=False),
     Panel('left_out_in_a_row', 'Steps left out in a row, so far',
           'left_out_in_a_row', 'steps', has_mean=False),
+    Panel('carry_age_mean', 'Age of the tokens trained on, mean',
+          'carry/age_mean', 'rollout steps'),
+    Panel('carry_age_max', 'Age of the tokens trained on, oldest',
+          'carry/age_max', 'rollout steps', has_mean=False),
 )
 
 # What is drawn by data set too, where a run has several.

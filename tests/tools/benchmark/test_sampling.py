@@ -28,6 +28,7 @@ def test_a_decode_step_is_measured(cache):
   assert ('x64x4x32x' in text) == (cache == 'pages')  # pages of 64 columns
 
 
+@pytest.mark.long
 def test_the_bytes_of_a_step_are_compared_with_what_is_alive():
   """Without the kernel a step reads more than that, but no longer the pool."""
   config = cli.load_config('configs/benchmark.py:tiny')

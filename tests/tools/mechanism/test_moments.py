@@ -113,6 +113,7 @@ def test_gram_matrices_are_enough():
       length=np.sqrt(square / target)))
 
 
+@pytest.mark.long
 def test_intervals_cover():
   """In about 95 of 100 data sets, the exact value is inside."""
   generator, hits = np.random.default_rng(3), collections.Counter()

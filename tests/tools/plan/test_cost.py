@@ -195,6 +195,7 @@ def _gathering(x_MD, w_LDF, w_LFD):
   return jax.lax.scan(layer, x_MD, (w_LDF, w_LFD))[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize('name, by_default', [
     ('v5e:2x2', .5),
     pytest.param('v6e:2x2', 1, marks=pytest.mark.nightly)])

@@ -118,6 +118,20 @@ def test_what_varies_in_a_run_has_a_panel(make_run):
   assert figures.curves([mine], found)[0].mean == [0.1, 0.2]
 
 
+def test_a_run_that_carries_completions_shows_the_age_of_its_tokens(make_run):
+  plain = [record(step) for step in (1, 2)]
+  carries = [record(1, **{'carry/age_mean': 0.0, 'carry/age_max': 0}),
+             record(2, **{'carry/age_mean': 0.5, 'carry/age_max': 2})]
+  read = runs.read([make_run('a', plain), make_run('b', carries, seed=1)])
+  assert not any('carry' in panel.name for panel in figures.panels(read[:1]))
+  mean, oldest = (panel for panel in figures.panels(read)
+                  if 'carry' in panel.name)
+  [curve] = figures.curves(runs.group(read[1:]), mean)
+  assert curve.mean == [0, 0.5] and mean.unit == 'rollout steps'
+  [curve] = figures.curves(runs.group(read[1:]), oldest)
+  assert curve.mean == [0, 2]
+
+
 def test_captions_state_the_lines_and_the_band(make_run):
   some = [record(1)]
   paths = [make_run(str(seed), some, seed=seed) for seed in range(3)]
@@ -129,6 +143,7 @@ def test_captions_state_the_lines_and_the_band(make_run):
     assert ('Band' in text) == (count > 1)
 
 
+@pytest.mark.long
 def test_files_hold_the_curves(make_run, tmp_path):
   groups = runs.group(runs.read([
       make_run('a', [record(s) for s in range(1, 5)]),
