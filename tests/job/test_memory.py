@@ -3,6 +3,7 @@
 import math
 
 import jax
+from jax import numpy as jnp
 import pytest
 
 from configs import tiny
@@ -11,6 +12,7 @@ from tepo_jax.job import memory as memory_lib
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.policy import transformer
 from tepo_jax.runtime import mesh as mesh_lib
+from tepo_jax.tools.plan import chips
 
 
 def test_full_memory_is_explained_whatever_the_exception(monkeypatch):
@@ -54,3 +56,38 @@ def test_an_update_recomputes_no_more_than_it_must():
     assert size == sizes[tried[-1]]
   config.compute.remat = 'full'
   assert memory_lib.fitted(config, programs, None) == (programs, None)
+
+
+@pytest.mark.long
+def test_a_tpu_program_takes_what_is_alive_at_its_peak():
+  """XLA refuses the program of the first size at which our count, which grows
+  with its layers, is above a v6e's memory."""
+  pytest.importorskip('libtpu')
+  chip = chips.topology('v6e:1x1')
+  device = jax.sharding.SingleDeviceSharding(chip.devices[0])
+
+  def update(weights, moment, x):  # the first two are donated
+    def loss(weights):
+      layer = jax.checkpoint(lambda x, w: (jnp.tanh(x @ w), None))
+      return jnp.sum(jax.lax.scan(layer, x, weights)[0] ** 2)
+
+    moment = .9 * moment + jax.grad(loss)(weights)
+    return weights - moment, moment
+
+  def bytes_of(layers):
+    weights, x = (jax.ShapeDtypeStruct(shape, jnp.float32, sharding=device)
+                  for shape in ((layers, 4096, 4096), (8192, 4096)))
+    compiled = jax.jit(update, donate_argnums=(0, 1)).lower(
+        weights, weights, x).compile()
+    found = compiled.memory_analysis()
+    return memory_lib.program_bytes(compiled, 'tpu'), (
+        found.argument_size_in_bytes + found.temp_size_in_bytes)
+
+  limit = chip.chip.hbm_bytes
+  (few, _), (more, by_sizes) = bytes_of(100), bytes_of(108)
+  a_layer = (sum(more) - sum(few)) / 8
+  assert sum(more) < limit < by_sizes
+  fit = 108 + int((limit - sum(more)) / a_layer)
+  assert sum(bytes_of(fit)[0]) <= limit
+  with pytest.raises(jax.errors.JaxRuntimeError, match='RESOURCE_EXHAUSTED'):
+    bytes_of(fit + 1)

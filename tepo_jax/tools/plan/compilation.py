@@ -21,6 +21,7 @@ import zlib
 
 import jax
 
+from tepo_jax.job import memory as memory_lib
 from tepo_jax.runtime import files
 from tepo_jax.runtime import host
 from tepo_jax.tools.plan import chips
@@ -30,7 +31,7 @@ from tepo_jax.tools.plan import chips
 _COMPILERS = {'cpu': ('jaxlib',), 'tpu': ('jaxlib', 'libtpu'),
               'gpu': ('jaxlib', 'jax-cuda12-pjrt', 'nvidia-cuda-nvcc-cu12')}
 _FLAGS = ('XLA_FLAGS', 'LIBTPU_INIT_ARGS')
-_FORMAT = 1  # of the files; increase it when `Compiled` changes its meaning
+_FORMAT = 2  # of the files; increase it when `Compiled` changes its meaning
 _EVERY = 30  # seconds between two lines about a compilation
 
 
@@ -38,16 +39,12 @@ _EVERY = 30  # seconds between two lines about a compilation
 class Compiled:
   """What a plan reads of a compiled program.
 
-  text: of its optimised module. arguments, temporaries, outputs, aliased, code:
-  bytes of a device. seconds: of its compilation. failure: the compiler's
-  message if the program does not fit; then the rest is empty.
+  text: of its optimised module. memory: `memory.ProgramBytes`. seconds: of its
+  compilation. failure: the compiler's message if the program does not fit; then
+  the rest is empty.
   """
   text: str = ''
-  arguments: int = 0
-  temporaries: int = 0
-  outputs: int = 0
-  aliased: int = 0
-  code: int = 0
+  memory: memory_lib.ProgramBytes = memory_lib.ProgramBytes(0, 0, 0, 0)
   seconds: float = 0.0
   failure: str | None = None
 
@@ -107,11 +104,8 @@ def _compile(lowered, slice_):
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise
     return Compiled(failure=_reason(error))
-  memory = program.memory_analysis()
-  return Compiled(
-      program.as_text(), memory.argument_size_in_bytes,
-      memory.temp_size_in_bytes, memory.output_size_in_bytes,
-      memory.alias_size_in_bytes, memory.generated_code_size_in_bytes)
+  return Compiled(program.as_text(), memory_lib.program_bytes(
+      program, slice_.devices[0].platform))
 
 
 def _reason(error):
@@ -125,8 +119,10 @@ def _reason(error):
 def _read(path):
   """The program at `path`; None if there is none, or no readable one."""
   try:
-    return Compiled(**json.loads(gzip.decompress(path.read_bytes())))
-  except (OSError, EOFError, ValueError, TypeError, zlib.error):
+    kept = json.loads(gzip.decompress(path.read_bytes()))
+    return Compiled(**kept | {
+        'memory': memory_lib.ProgramBytes(*kept['memory'])})
+  except (OSError, EOFError, LookupError, ValueError, TypeError, zlib.error):
     return None
 
 

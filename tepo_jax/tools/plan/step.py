@@ -319,18 +319,18 @@ def estimate(program: phases.PlannedProgram, slice_: chips.Slice
   known['compile_seconds'] = found.seconds
   if found.failure:
     return Estimate(**known, failure=found.failure)
-  temporaries = found.temporaries
+  memory = found.memory
   if not slice_.is_here:  # there XLA knows it
-    temporaries += cudnn.workspace(found.text)
-  known['resident'] += max(0, program.given - found.arguments)
-  used = (found.arguments + found.outputs - found.aliased + temporaries
-          + found.code)
+    memory = memory._replace(
+        temporaries=memory.temporaries + cudnn.workspace(found.text))
+  known['resident'] += max(0, program.given - memory.arguments)
   cost = cost_lib.of(found.text, program.open_trips, program.columns)
   work, waits = timeline.seconds(cost.events, dataclasses.replace(
       slice_, devices=program.devices))
   return Estimate(
-      **known, arguments=found.arguments, temporaries=temporaries,
-      hbm=used + known['resident'], flops=cost.flops, hbm_bytes=cost.hbm_bytes,
+      **known, arguments=memory.arguments, temporaries=memory.temporaries,
+      hbm=sum(memory) + known['resident'], flops=cost.flops,
+      hbm_bytes=cost.hbm_bytes,
       wire_bytes=dict(cost.wire_bytes),
       collectives=dict(cost.collective_counts), roofline=work + waits,
       waits=waits, bound=_bound(cost, waits, slice_.chip),

@@ -40,7 +40,7 @@ def test_a_program_is_compiled_once(slice_, monkeypatch, tmp_path, capfd):
   monkeypatch.setattr(compilation, '_compile', lambda *_: pytest.fail('again'))
   assert _compiled(slice_, lambda x: x @ x) == first
   assert 'product: compiled before' in capfd.readouterr().err
-  assert first.arguments == 2 * 256 ** 2 and 'convolution' in first.text
+  assert first.memory.arguments == 2 * 256 ** 2 and 'convolution' in first.text
 
 
 @pytest.fixture(name='kept')
@@ -87,7 +87,7 @@ def test_a_damaged_file_is_compiled_again(slice_, monkeypatch, tmp_path):
   _compiled(slice_, lambda x: x @ x)
   file, = tmp_path.iterdir()
   file.write_bytes(file.read_bytes()[:-9])
-  assert _compiled(slice_, lambda x: x @ x).arguments == 2 * 256 ** 2
+  assert _compiled(slice_, lambda x: x @ x).memory.arguments == 2 * 256 ** 2
 
 
 def test_a_long_compilation_says_that_it_goes_on(monkeypatch, capfd):
