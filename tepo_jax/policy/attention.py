@@ -26,7 +26,9 @@ from tepo_jax.runtime import mesh as mesh_lib
 # A hidden key's score: finite, so that a query without a visible key (padding)
 # yields no NaN, neither in its output nor in its gradient.
 HIDDEN = -1e30
-_SPLASH_BLOCK = 512  # queries and keys that the kernel holds at a time
+# Queries and keys that the kernel holds at a time. Larger blocks, and the fused
+# backward pass, cost more in packed rows (launch/PLANS.md).
+_SPLASH_BLOCK = 512
 _MIN_BLOCK = 64  # columns of a block of queries of `xla`
 _MAX_BLOCKS = 8  # they are unrolled
 # Logical axes of queries, keys, values and per-column arrays, for `per_device`.
