@@ -672,6 +672,7 @@ def _tpu(launch):
   return launching.make_slice(launch)
 
 
+@pytest.mark.long
 def test_sweep_on_a_slice(launch, tpu, sweep):
   assert tpu('create').returncode == tpu('setup').returncode == 0
   launch.log()

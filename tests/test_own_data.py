@@ -77,6 +77,7 @@ def test_both_commands_have_the_same_fields(recipe):
   assert fields[0] == fields[1]
 
 
+@pytest.mark.long
 def test_it_shows_the_prompts(recipe):
   """Without weights, and without a device that JAX could find; with train's
   --workdir, in which it writes nothing."""

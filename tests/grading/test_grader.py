@@ -92,6 +92,7 @@ def test_grade_in_any_thread():
   assert verdicts == [True] * 3 + [False] * 3
 
 
+@pytest.mark.long
 def test_a_fork_has_a_worker_of_its_own():
   """Else the two would read each other's verdicts."""
   script = r'''
@@ -137,6 +138,7 @@ def test_math_verify_alone_decides_if_asked_to():
       assert grader.grade(items)[0] == [pair[place] for pair in pairs]
 
 
+@pytest.mark.long
 def test_timeouts_are_counted_per_completion():
   hang = _items([('5', r'\int_0^1 \sin(x^{x})\cos(x^x)dx')])
   with grading.Grader(1, timeout_s=2) as grader:

@@ -74,6 +74,7 @@ def first_update(learner, groups):
   return step, jax.device_get(learner.make_update(step, 0))
 
 
+@pytest.mark.long
 def test_an_exact_kl_with_few_mixed_groups():
   """dynamic_sampling=drop: minibatches of filler alone are left out."""
   learner = make_learner('tepo')

@@ -163,6 +163,7 @@ print('done')
 """
 
 
+@pytest.mark.long
 def test_the_hub_is_asked_by_a_job_s_first_process_only(tmp_path):
   (tmp_path / 'a.jsonl').write_text(''.join(
       json.dumps({'problem': f'{i} + 1?', 'answer': str(i + 1), 'level': 'é'})

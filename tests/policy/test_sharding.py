@@ -137,7 +137,7 @@ def test_scores_ignore_the_padding(saved, rows):
   assert not gradient['head']['kernel'][:, 61:].any()
 
 
-@pytest.mark.long_after_first
+@pytest.mark.long
 @pytest.mark.parametrize('shape, remat', [
     ((1, 2, 2), 'none'), ((1, 1, 4), 'mlp'), *(
         pytest.param(*case, marks=pytest.mark.nightly) for case in (

@@ -95,6 +95,7 @@ def test_columns_that_may_be_needed_are_reserved(waits, left, used, columns):
       used, waits, np.array(left, int)) == columns
 
 
+@pytest.mark.long
 def test_every_sample_is_drawn_once_and_whole(free):
   assert set(free) == {(i, j) for i in IDS for j in range(G)}
   assert all(len(c.token_T) == len(c.logp_T) == T and not c.ended

@@ -8,6 +8,7 @@ import numpy as np
 from tepo_jax.tools.benchmark import machine
 
 
+@pytest.mark.long
 def test_the_flops_are_those_of_the_products():
   products, flops = machine.product_of('float32')
   a, = map(np.asarray, products.args)

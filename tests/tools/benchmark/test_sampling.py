@@ -13,6 +13,7 @@ from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.benchmark import sampling
 
 
+@pytest.mark.long
 @pytest.mark.long_after_first
 @pytest.mark.parametrize('cache', ['pages', 'rectangle'])
 def test_a_decode_step_is_measured(cache):

@@ -49,6 +49,7 @@ def test_a_long_array_is_added_in_parts(monkeypatch):
   jax.eval_shape(sketch.sketch, jax.ShapeDtypeStruct((2**33 + 5,), 'float32'))
 
 
+@pytest.mark.long
 def test_the_error_is_the_stated_one():
   """Of |x|² and x · y over 60 pairs of a matrix with a few large columns."""
   rng = np.random.default_rng(0)
