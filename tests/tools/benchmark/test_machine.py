@@ -4,6 +4,7 @@ import types
 
 import jax
 import numpy as np
+import pytest
 
 from tepo_jax.tools.benchmark import machine
 
