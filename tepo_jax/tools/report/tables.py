@@ -158,11 +158,11 @@ def latex(lines: Sequence[Line], columns: Sequence[str]) -> str:
 
 def latex_of(head: Sequence[str], rows: Sequence[Sequence[str]], labels: int
              ) -> str:
-  """A LaTeX tabular of texts, which needs booktabs; the first `labels` columns
-  are left-aligned."""
+  """A LaTeX tabular of texts; the first `labels` columns are left-aligned."""
   body = [' & '.join(text.translate(_LATEX) for text in row) + r' \\'
           for row in (head, *rows)]
   return '\n'.join([
+      r'% Needs \usepackage{booktabs}.',
       rf'\begin{{tabular}}{{{"l" * labels}{"r" * (len(head) - labels)}}}',
       r'\toprule', body[0], r'\midrule', *body[1:], r'\bottomrule',
       r'\end{tabular}'])

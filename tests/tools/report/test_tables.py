@@ -174,8 +174,9 @@ def test_latex_and_csv(tmp_path):
   _evaluated(tmp_path, 'm_base', .1, .2)
   lines = _compared(tmp_path)
   latex = tables.latex(lines, ['A', 'B']).splitlines()
-  assert latex[0] == r'\begin{tabular}{lrrr}'
-  assert latex[6] == (r'TEPO\_1 & 50.00$\pm$6.93 & 40.00$\pm$6.79 & '
+  assert latex[0].endswith('{booktabs}.')
+  assert latex[1] == r'\begin{tabular}{lrrr}'
+  assert latex[7] == (r'TEPO\_1 & 50.00$\pm$6.93 & 40.00$\pm$6.79 & '
                       r'45.00$\pm$4.88* \\')
   rows = list(csv.DictReader(
       tables.comma_separated(lines, ['A', 'B']).splitlines()))
@@ -236,14 +237,14 @@ def test_methods_for_a_paper(make_run):
       ['grpo', '1', '-4.0000', '', '']]
   latex = overview.comparison(groups, 'latex').splitlines()
   assert latex[1].startswith('% Last - grpo: paired by seed')
-  assert latex[2] == r'\begin{tabular}{llrrrrr}'
-  assert latex[4].endswith(r'best & last $-$ grpo \\')
-  assert [line.rpartition(' & ')[2] for line in latex[6:9]] == [
+  assert latex[3] == r'\begin{tabular}{llrrrrr}'
+  assert latex[5].endswith(r'best & last $-$ grpo \\')
+  assert [line.rpartition(' & ')[2] for line in latex[7:10]] == [
       r' \\', r'+4.5 [+3.0, +6.0] \\', r'-4.0 \\']
-  assert latex[6] == (r'grpo & a\_b/avg@8 & 2 & 21.0 [20.0, 22.0] & '
+  assert latex[7] == (r'grpo & a\_b/avg@8 & 2 & 21.0 [20.0, 22.0] & '
                       r'41.0 [40.0, 42.0] & 41.0 [40.0, 42.0] &  \\')
   alone = overview.comparison(groups[:1], 'latex').splitlines()
-  assert alone[1] == r'\begin{tabular}{llrrrr}'
+  assert alone[2] == r'\begin{tabular}{llrrrr}'
   with pytest.raises(errors.InputError, match='no run of --runs has an eval'):
     overview.comparison(runs.group(runs.read([
         make_run('none', [{'step': 1}])])), 'csv')
