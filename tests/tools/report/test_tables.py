@@ -255,7 +255,7 @@ def test_two_evaluations_for_a_paper():
          'difference': .125, 'low': .1, 'high': .15, 'p': .0012}
   assert tables.of_comparison([row], 'csv').splitlines()[1] == (
       'math_500,500,0.5,0.625,0.125,0.1,0.15,0.0012')
-  assert tables.of_comparison([row], 'latex').splitlines()[4] == (
+  assert tables.of_comparison([row], 'latex').splitlines()[5] == (
       r'math\_500 & 500 & 50.0 & 62.5 & +12.5 [+10.0, +15.0] & 0.0012 \\')
 
 
