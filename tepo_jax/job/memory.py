@@ -122,8 +122,11 @@ def update_bytes(config: ml_collections.ConfigDict,
 
 
 class ProgramBytes(NamedTuple):
-  """Bytes of a device that a compiled program takes. outputs: those that are
-  not also arguments."""
+  """Bytes of a device that a compiled program takes.
+
+  outputs: those that are not also arguments. temporaries: what it needs besides
+  while it runs. code: of its instructions.
+  """
   arguments: int
   outputs: int
   temporaries: int
@@ -133,16 +136,18 @@ class ProgramBytes(NamedTuple):
 def program_bytes(compiled: jax.stages.Compiled, platform: str) -> ProgramBytes:
   """What XLA says that a program takes.
 
-  On a TPU, XLA's `temp_size` also counts what is never alive at the same time,
-  for an update of Qwen2.5-7B on v6e:4x4 5.6 GiB; by what is alive at the peak
-  it decides whether a program fits (tests/job/test_memory.py). The peak, in
-  turn, may include what is in VMEM. So the smaller one counts.
+  On a TPU both of XLA's counts of temporaries may be too high, so the smaller
+  one counts. `temp_size` includes what is never alive at the same time, for an
+  update of Qwen2.5-7B on v6e:4x4 5.6 GiB; the peak, by which XLA refuses an
+  update (tests/job/test_memory.py), may include buffers in VMEM, as XLA's
+  dumped buffer assignment of a small decode step shows. A program that was read
+  from a cache may state no peak.
   """
   found = compiled.memory_analysis()
   arguments = found.argument_size_in_bytes
   outputs = found.output_size_in_bytes - found.alias_size_in_bytes
   temporaries = found.temp_size_in_bytes
-  if platform == 'tpu':
+  if platform == 'tpu' and found.peak_memory_in_bytes:
     alive = found.peak_memory_in_bytes - arguments - outputs
     temporaries = max(0, min(temporaries, alive))
   return ProgramBytes(arguments, outputs, temporaries,

@@ -26,8 +26,8 @@ from tepo_jax.runtime import mesh as mesh_lib
 # A hidden key's score: finite, so that a query without a visible key (padding)
 # yields no NaN, neither in its output nor in its gradient.
 HIDDEN = -1e30
-# Queries and keys that the kernel holds at a time. Larger blocks, and the fused
-# backward pass, cost more in packed rows (launch/PLANS.md).
+# Queries and keys that the kernel holds at a time. By a count, larger blocks
+# and the fused backward pass take longer in packed rows (launch/PLANS.md).
 _SPLASH_BLOCK = 512
 _MIN_BLOCK = 64  # columns of a block of queries of `xla`
 _MAX_BLOCKS = 8  # they are unrolled

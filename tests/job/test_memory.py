@@ -1,6 +1,7 @@
 """What an update recomputes; full memory is explained."""
 
 import math
+from unittest import mock
 
 import jax
 from jax import numpy as jnp
@@ -56,6 +57,21 @@ def test_an_update_recomputes_no_more_than_it_must():
     assert size == sizes[tried[-1]]
   config.compute.remat = 'full'
   assert memory_lib.fitted(config, programs, None) == (programs, None)
+
+
+@pytest.mark.parametrize('platform, peak, temporaries', [
+    ('tpu', 90, 30), ('tpu', 200, 40), ('tpu', 10, 0),
+    ('tpu', 0, 40),  # not known, as of a program from a cache
+    ('gpu', 90, 40), ('cpu', 90, 40)])
+def test_the_smaller_count_of_temporaries(platform, peak, temporaries):
+  """50 bytes of arguments, 40 of outputs of which 30 are also arguments."""
+  compiled = mock.Mock()
+  compiled.memory_analysis.return_value = mock.Mock(
+      argument_size_in_bytes=50, output_size_in_bytes=40,
+      alias_size_in_bytes=30, temp_size_in_bytes=40,
+      generated_code_size_in_bytes=5, peak_memory_in_bytes=peak)
+  assert memory_lib.program_bytes(compiled, platform) == (
+      50, 10, temporaries, 5)
 
 
 @pytest.mark.long

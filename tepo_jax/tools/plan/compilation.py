@@ -31,7 +31,7 @@ from tepo_jax.tools.plan import chips
 _COMPILERS = {'cpu': ('jaxlib',), 'tpu': ('jaxlib', 'libtpu'),
               'gpu': ('jaxlib', 'jax-cuda12-pjrt', 'nvidia-cuda-nvcc-cu12')}
 _FLAGS = ('XLA_FLAGS', 'LIBTPU_INIT_ARGS')
-_FORMAT = 2  # of the files; increase it when `Compiled` changes its meaning
+_FORMAT = 3  # of the files; increase it when `Compiled` changes its meaning
 _EVERY = 30  # seconds between two lines about a compilation
 
 
@@ -122,7 +122,7 @@ def _read(path):
     kept = json.loads(gzip.decompress(path.read_bytes()))
     return Compiled(**kept | {
         'memory': memory_lib.ProgramBytes(*kept['memory'])})
-  except (OSError, EOFError, LookupError, ValueError, TypeError, zlib.error):
+  except (OSError, EOFError, KeyError, ValueError, TypeError, zlib.error):
     return None
 
 

@@ -14,7 +14,6 @@ from tepo_jax.tools.benchmark import sampling
 
 
 @pytest.mark.long
-@pytest.mark.long_after_first
 @pytest.mark.parametrize('cache', ['pages', 'rectangle'])
 def test_a_decode_step_is_measured(cache):
   """Of 8 slots, each with a sequence of its own that takes up to 96 columns."""
