@@ -13,14 +13,17 @@ import jax.numpy as jnp
 from tepo_jax import errors
 
 _IMPOSSIBLE = -1e9  # a logit
+_LANES = 128  # of a TPU's vector registers
 
 
 def sharded_over(config: Any, tensor: int) -> Any:
   """The config with what `tensor` shards of the heads require.
 
-  The vocabulary is padded to a multiple of `tensor`. If `tensor` does not
-  divide the key/value heads, each shard holds copies of the heads it needs:
-  their weights are then replicated, only activations and cache are sharded.
+  The vocabulary is padded to a multiple of `tensor`, and where that adds less
+  than 1 % to whole registers of each shard: a decode step on a v5p reads the
+  head of another size twice. If `tensor` does not divide the key/value heads,
+  each shard holds copies of the heads it needs: their weights are then
+  replicated, only activations and cache are sharded.
 
   Raises:
     InputError: `tensor` does not divide the query heads.
@@ -29,8 +32,12 @@ def sharded_over(config: Any, tensor: int) -> Any:
     raise errors.InputError(
         f'mesh tensor={tensor} does not divide the {config.num_heads} query '
         f'heads (over {config.num_kv_heads} key/value heads) of the model')
+  padding = -config.vocab_size % tensor
+  whole = -config.vocab_size % (tensor * _LANES)
+  if tensor > 1 and whole < config.vocab_size / 100:
+    padding = whole
   return dataclasses.replace(
-      config, vocab_padding=-config.vocab_size % tensor,
+      config, vocab_padding=padding,
       kv_copies=tensor // math.gcd(config.num_kv_heads, tensor))
 
 

@@ -208,6 +208,18 @@ def test_each_shard_has_the_key_heads_that_it_needs(
   assert (100 + cut.vocab_padding) % tensor == 0 <= cut.vocab_padding < tensor
 
 
+@pytest.mark.parametrize('vocabulary, tensor, padding', [
+    (152064, 1, 0), (152064, 4, 0),  # 297 registers of 128 a shard
+    (128256, 8, 768), (128256, 4, 256), (152064, 8, 512),
+    (16032, 8, 0),  # 352 more would be 2 %
+    (16033, 8, 7), (151643, 1, 0)])
+def test_a_shard_has_whole_registers_of_the_vocabulary(
+    vocabulary, tensor, padding):
+  cut = padding_lib.sharded_over(dataclasses.replace(
+      MODEL, num_heads=8, num_kv_heads=8, vocab_size=vocabulary), tensor)
+  assert cut.vocab_padding == padding
+
+
 @pytest.mark.parametrize('shape,parts', [
     ((1, 1, 4), ['tensor=4', '6 query heads', '2 key/value heads']),
     ((1, 4, 1), ['fsdp=4', 'dimension 1 (embed)', '(61, 30)'])])
