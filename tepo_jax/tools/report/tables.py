@@ -152,7 +152,7 @@ _LATEX = str.maketrans({
 
 
 def latex(lines: Sequence[Line], columns: Sequence[str]) -> str:
-  """Formats as a LaTeX tabular, which needs booktabs."""
+  """Formats as a LaTeX tabular."""
   return latex_of(*_texts(lines, columns), labels=1)
 
 
