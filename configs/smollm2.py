@@ -76,7 +76,7 @@ def get_config(argument: str = 'sums'):
   c.eval.texts = ('tepo_jax/data/texts/prose.txt',
                   'tepo_jax/data/texts/questions.jsonl')
   c.eval.period = 0 if is_own else 10
-  c.eval.limit = 64  # of more than 1,000
+  c.eval.limit = None if is_own else 64  # of more than 1,000
   c.eval.samples = 4
   c.eval.temperature = 1.0
   c.eval.greedy = True

@@ -177,7 +177,9 @@ def decoding(name_or_path: str, samples: int | None, temperature: float | None
     samples = source.samples if samples is None else samples
     temperature = source.temperature if temperature is None else temperature
   if samples is None or temperature is None:
-    raise errors.InputError(f'{name_or_path} has no default decoding')
+    raise errors.InputError(
+        f'{name_or_path} has no default decoding: set eval.samples and '
+        'eval.temperature (1 and 0 decode greedily)')
   return samples, temperature
 
 
