@@ -226,25 +226,32 @@ def _convert(origin: sources.Origin, reader: rows_lib.Reader,
 
 def overlap(problems: Iterable[problem_lib.Problem],
             others: Iterable[problem_lib.Problem]) -> int:
-  """Counts the problems whose letters, digits and operators equal those of
-  another; spaces, punctuation and hyphens between words do not count."""
-  texts = {_symbols(other.text) for other in others}
-  return sum(_symbols(problem.text) in texts for problem in problems)
+  """Counts the problems that equal another but for white space, letter case,
+  dollar signs, and punctuation that belongs to words, not to formulas."""
+  texts = {_normalized(other.text) for other in others}
+  return sum(_normalized(problem.text) in texts for problem in problems)
 
 
-# Of a formula, not of a sentence: operators, a decimal point, and - or * before
-# a number or a letter of its own (others are hyphens and emphasis).
-_SYMBOL = re.compile(
-    r'\w|(?<=\d)\.(?=\d)|[-−*](?=\W*(?:\d|[^\W\d_](?![^\W\d_])))'
-    r'|[+/^<>=±×÷·√]')
-_DELIMITERS = re.compile(r'\\[()\[\]]')
-_SAME_SYMBOL = str.maketrans(
-    {'−': '-', '×': 'times', '÷': 'div', '·': 'cdot'})
+# What differs between copies of a problem: punctuation, hyphens, emphasis and
+# quotation marks of words, and LaTeX that changes the look alone. Whatever may
+# be of a formula stays: 1.5, x - y, 2 * 3, f'(x), 5!, 3 : 4. Each alternative
+# begins with its character, and looks back over it: that is ten times as fast.
+_OF_WORDS = re.compile(
+    r'\.(?!\d)|:(?<=[a-z]{2}:)|-(?<=[a-z]{2}-)(?=[a-z]{2})'
+    r'|\*(?<!\S\*)\*?(?=[a-z]{2})|\*(?<=[a-z]{2}\*)\*?(?!\w)'
+    r"|['’](?<![\w)}\]'’]['’])|['’](?<=[a-z]{2}['’])['’]?(?![a-z'’])"
+    r'|\\(?<!\\\\)(?:[()\[\],;:! ]|(?:left|right)(?![a-z])|(?=[%$]))'
+    r'|\{(\w|\\[a-z]+)\}')  # x^{2} is x^2
+_COMMA = re.compile(r'[,;](?:(?<!\d[,;])|(?!\d))')  # (1, 2) is not (12)
+_SAME = str.maketrans({
+    '−': '-', '–': '-', '×': r'\times', '÷': r'\div', '·': r'\cdot',
+    '⋅': r'\cdot', '∗': '*', '’': "'", '，': ',',
+    **dict.fromkeys('$?"“”„‘`？。')})
 
 
-def _symbols(text):
-  text = _DELIMITERS.sub(' ', text.lower())
-  return ''.join(_SYMBOL.findall(text)).translate(_SAME_SYMBOL)
+def _normalized(text):
+  text = ''.join(_OF_WORDS.sub(r'\1', text).split()).translate(_SAME)
+  return _COMMA.sub('', text).lower()
 
 
 def short_name(name_or_path: str) -> str:

@@ -20,8 +20,8 @@ LAYOUTS = (
 _SHOWN = 12  # columns in a message
 _ROLES = ('system', 'user', 'assistant')  # of chat turns
 
-# Optional columns for each field, in order of preference. A value that is no
-# text or number is ignored: no run needs it.
+# Optional columns for each field, in order of preference. A value that cannot
+# be read, or is no text or number, is ignored: no run needs it.
 OPTIONAL = {
     'id': ('id', 'unique_id', 'ID'),
     'source': ('source',),
@@ -31,9 +31,14 @@ OPTIONAL = {
 
 # The unit and the absolute tolerance of the reference, by the set that
 # documents such columns; None: files and hub data sets without a name. They
-# change verdicts, so that a value that cannot be read is an error.
+# change verdicts, so that a value that cannot be read is an error; but not a
+# `unit` of a file without a name, which may mean anything.
 UNITS = {'olympiadbench': ('unit',), None: ('unit',)}
 TOLERANCES = {'olympiadbench': ('error', 'abs_error'), None: ('abs_error',)}
+
+# The sets that document sentences as answers. Elsewhere a sentence in which no
+# answer is found is a solution.
+TEXTS = ('omni_math', 'olympiadbench')
 
 
 class Reader:
@@ -72,8 +77,10 @@ class Reader:
     problem = problem_lib.Problem(
         problem=text, turns=turns, number=number,
         answers=_answers(row, layout[1], where, self._may_be_empty,
-                         is_named=self._source is not None),
-        row=row, unit=_unit(row, UNITS.get(self._source, ()), where),
+                         may_be_text=self._source in TEXTS),
+        row=_readable(row),
+        unit=_unit(row, UNITS.get(self._source, ()), where,
+                   is_documented=self._source is not None),
         abs_error=_tolerance(row, TOLERANCES.get(self._source, ()), where),
         **{'id': f'{self._label}/{number}', 'source': self._label,
            **_optional_fields(row),
@@ -116,7 +123,17 @@ def _has(row):
 def _cell(row, column, where):
   if column not in row:
     raise errors.InputError(f'{where}: missing column {column!r}; {_has(row)}')
+  if isinstance(row[column], errors.InputError):
+    raise errors.InputError(f'{where}: {column!r} {row[column]}')
   return row[column]
+
+
+def _readable(row):
+  """The row without the columns that `sources` could not read."""
+  if any(isinstance(cell, errors.InputError) for cell in row.values()):
+    return {column: cell for column, cell in row.items()
+            if not isinstance(cell, errors.InputError)}
+  return row
 
 
 def _conversation(row, column, where):
@@ -133,7 +150,7 @@ def _conversation(row, column, where):
   if not isinstance(problem, str):
     raise errors.InputError(
         f'{where} is {references.type_name(problem)}, not text')
-  references.refuse_objects(problem, where)
+  references.refuse_nested(problem, where)
   text = prompts.strip_dapo(references.checked(problem, where)).strip()
   if not text:
     raise errors.InputError(f'{where} is empty')
@@ -151,16 +168,18 @@ def _turn(turn, where):
     raise errors.InputError(
         f'{where}: the content of a {turn["role"]} turn is '
         f'{references.type_name(turn["content"])}, not text')
+  if turn['role'] != 'assistant':  # whose answer may be JSON
+    references.refuse_nested(turn['content'], where)
   return turn['role'], references.checked(turn['content'], where)
 
 
-def _answers(row, column, where, may_be_empty, is_named):
+def _answers(row, column, where, may_be_empty, may_be_text):
   """Returns the reference answers; () if there are none and may_be_empty."""
   value = _cell(row, column, where)
   if column == 'reward_model' and isinstance(value, dict):
     column, value = 'ground_truth', _cell(value, 'ground_truth', where)
   where = f'{where}: {column!r}'
-  found = references.read(value, where, may_be_text=is_named)
+  found = references.read(value, where, may_be_text=may_be_text)
   if found and all(map(grading.canonical, found)):  # '$$' is empty too
     return found
   if may_be_empty:
@@ -187,23 +206,27 @@ def _label(value):
     return None
 
 
-def _filled(row, columns):
+def _filled(row, columns, where):
   """(column, value) of the first column with a value, or None. A NaN is how
   pandas writes a missing value."""
   return next((
-      (column, row[column]) for column in columns
+      (column, _cell(row, column, where)) for column in columns
       if column in row and row[column] not in (None, '')
       and row[column] == row[column]), None)
 
 
-def _unit(row, columns, where):
-  if found := _filled(row, columns):
-    return references.scalar(found[1], f'{where}: {found[0]!r}')
+def _unit(row, columns, where, is_documented):
+  try:
+    if found := _filled(row, columns, where):
+      return references.scalar(found[1], f'{where}: {found[0]!r}')
+  except errors.InputError:
+    if is_documented:
+      raise
   return None
 
 
 def _tolerance(row, columns, where):
-  found = _filled(row, columns)
+  found = _filled(row, columns, where)
   if found is None:
     return None
   try:

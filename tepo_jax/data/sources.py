@@ -12,7 +12,8 @@ from tepo_jax import errors
 from tepo_jax.runtime import files
 from tepo_jax.runtime import mistaken
 
-# A row's number, from 1, with the row; an InputError if it cannot be read.
+# A row's number, from 1, with the row; an InputError if it cannot be read. So
+# is a cell that cannot: it matters only if its column is needed.
 Rows = Iterable[tuple[int, object]]
 
 # `runtime.sharing.folder_of_first`: a job's first process calls the function
@@ -140,13 +141,13 @@ def _saved_rows(spec, path, split):
     raise errors.InputError(
         f'{spec}: the folder holds one data set, without splits; leave '
         f'@{split} out')
-  return _read_rows(spec, saved)
+  return _read_rows(spec, _saved_cells(saved))
 
 
 def _library_rows(shown: str, path: str, subset: str | None, split: str
                   ) -> Rows:
   """The rows of what the `datasets` library can load."""
-  return _read_rows(shown, _load(shown, path, subset, split))
+  return _read_rows(shown, _saved_cells(_load(shown, path, subset, split)))
 
 
 def _load(shown, path, subset, split):
@@ -164,10 +165,46 @@ def _suffix_hint(path):
   return mistaken.hint(path) if path.is_file() else ''
 
 
+def _saved_cells(saved):
+  """The rows of a data set of the library; it raises for several rows at once
+  if one value has no form in Python, and these are then read by their cells."""
+  number = 0
+  try:
+    for number, row in enumerate(saved, 1):
+      yield row
+  except Exception:  # What pyarrow raises has no common class.
+    rest = saved.select(range(number, len(saved))).with_format('arrow')
+    for table in rest.iter(1000):
+      yield from _table_rows(table)
+
+
+def _table_rows(table):
+  """The rows of a pyarrow table or batch."""
+  names = table.schema.names
+  repeated = _repeated(names)
+  for cells in zip(*map(_column, table.columns)):
+    yield dict(zip(names, cells)) | repeated
+
+
+def _column(column):
+  """The values; an InputError for one that has no form in Python: text that is
+  not UTF-8, a date after the year 9999."""
+  try:
+    return column.to_pylist()
+  except Exception:  # What pyarrow raises has no common class.
+    return list(map(_value, column))
+
+
+def _value(cell):
+  try:
+    return cell.as_py()
+  except Exception as error:
+    return errors.InputError(f'cannot be read: {errors.one_line(error)}')
+
+
 def _read_rows(shown, rows):
-  """The numbered rows. A value may have no form in Python: text that is not
-  UTF-8, a date after the year 9999. The library converts several rows at once:
-  the first that cannot be read may be any of them."""
+  """The numbered rows. A file that is damaged may be found so only when several
+  rows are read at once: the first of them may be any."""
   number = 0
   try:
     for number, row in enumerate(rows, 1):
@@ -235,10 +272,10 @@ def _json_rows(path: pathlib.Path) -> Iterator[tuple[int, object]]:
   yield from enumerate(rows, 1)
 
 
-def _check_names(path, columns):
-  twice = {name for name in columns if columns.count(name) > 1}
-  if twice:
-    raise errors.InputError(f'{path}: two columns are called {min(twice)!r}')
+def _repeated(columns):
+  """The cells of columns that share a name: either may be meant."""
+  return {name: errors.InputError('is the name of two columns')
+          for name in columns if columns.count(name) > 1}
 
 
 def _csv_rows(path: pathlib.Path) -> Iterator[tuple[int, object]]:
@@ -248,12 +285,13 @@ def _csv_rows(path: pathlib.Path) -> Iterator[tuple[int, object]]:
     reader = csv.reader(file, strict=True)
     try:
       header = next(reader, [])
-      _check_names(path, header)
+      repeated = _repeated(header)
       for number, cells in enumerate(filter(None, reader), 1):
         yield number, (
-            dict(zip(header, cells)) if len(cells) == len(header) else
-            errors.InputError(f'{path}: row {number}: {len(cells)} cells, but '
-                              f'the header has {len(header)} columns'))
+            dict(zip(header, cells)) | repeated
+            if len(cells) == len(header) else errors.InputError(
+                f'{path}: row {number}: {len(cells)} cells, but the header has '
+                f'{len(header)} columns'))
     except UnicodeDecodeError as error:
       raise errors.InputError(
           f'{path}: line {_undecodable_line(path)}: not in UTF-8 '
@@ -281,9 +319,8 @@ def _parquet_rows(path: pathlib.Path) -> Iterator[tuple[int, object]]:
   except (lib.ArrowException, OSError) as error:
     raise errors.InputError(f'{path}: not a parquet file ({error})'
                             f'{mistaken.hint(path)}') from error
-  _check_names(path, file.schema_arrow.names)
   yield from _read_rows(path, (
-      row for batch in file.iter_batches() for row in batch.to_pylist()))
+      row for batch in file.iter_batches() for row in _table_rows(batch)))
 
 
 READERS: dict[str, Callable[[pathlib.Path], Rows]] = {

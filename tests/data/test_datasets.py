@@ -202,7 +202,7 @@ ZIPPED = gzip.compress(b'{}', mtime=0)
      'row 2: 1 cells, but the header has 2 columns'),
     ('a.csv', b'problem,answer\n1+1?,2,3\n', 'row 1: 3 cells'),
     ('a.csv', b'problem,answer,answer\n1+1?,2,3\n',
-     "two columns are called 'answer'"),
+     "row 1: 'answer' is the name of two columns"),
     ('a.csv', b'problem,answer\n1+1?,\n', "row 1: 'answer' is empty"),
     ('a.csv', b'problem,answer\n"1+1?,2\n', 'after line 2: not CSV'),
     ('a.csv', b'problem,answer\n1+1?,2\n\xff,2\n', 'line 3: not in UTF-8'),
@@ -371,6 +371,21 @@ GOOD = {'problem': '1+1?', 'answer': '2'}
      "row 3: 'problem' is the text of a list or an object; use the parquet"),
     ({'problem': "[array({'content': '?'}, dtype=object)]", 'answer': '2'},
      "row 3: 'problem' is the text of a list or an object; use the parquet"),
+    ({'problem': "['What is 1+1?']", 'answer': '2'},
+     "row 3: 'problem' is the text of a list or an object; use the parquet"),
+    ({'problem': '["What is 1+1?",\n "Why?"]', 'answer': '2'},
+     "row 3: 'problem' is the text of a list or an object; use the parquet"),
+    ({'problem': "('What is 1+1?',)", 'answer': '2'},
+     "row 3: 'problem' is the text of a list or an object; use the parquet"),
+    ({'problem': "array(['What is 1+1?'], dtype=object)", 'answer': '2'},
+     "row 3: 'problem' is the text of a list or an object; use the parquet"),
+    ({'problem': [{'role': 'user', 'content': "['What is 1+1?']"},
+                  {'role': 'assistant', 'content': '2'},
+                  {'role': 'user', 'content': '2+2?'}], 'answer': '4'},
+     "row 3: 'problem' is the text of a list or an object; use the parquet"),
+    ({'problem': [{'role': 'system', 'content': "[{'type': 'text'}]"},
+                  {'role': 'user', 'content': '2+2?'}], 'answer': '4'},
+     "row 3: 'problem' is the text of a list or an object; use the parquet"),
     ({'problem': '?', 'answer': '{"final answer": "2"}'},
      "row 3: 'answer' is the text of a list or an object; use the parquet"),
     ({'problem': '?', 'answer': ['2', '\x1b[31m3']},
@@ -395,6 +410,50 @@ def test_bad_rows_are_refused_with_file_and_row(bad, wrong, tmp_path):
     datasets.load(str(path))
   assert str(caught.value).startswith(f'{path}: {wrong}')
   assert '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize('problem', [
+    '[1, 2, 3]', '(1, 2]', '[0, 1) and (2, 3]', '["a", "b"] has how many?',
+    "['a', 'b'] or ['c']?", '[x, y] = "xy - yx"', '("A") is (B)?'])
+def test_intervals_and_lists_of_mathematics_are_problems(tmp_path, problem):
+  path = _write(tmp_path / 'a.jsonl', [{'problem': problem, 'answer': '2'}])
+  assert datasets.load(str(path))[0].problem == problem
+
+
+def test_an_earlier_answer_may_be_json(tmp_path):
+  path = _write(tmp_path / 'a.jsonl', [{'answer': '2', 'problem': [
+      {'role': 'user', 'content': 'Two letters, as JSON?'},
+      {'role': 'assistant', 'content': '["a", "b"]'},
+      {'role': 'user', 'content': 'How many?'}]}])
+  assert datasets.load(str(path))[0].turns[1] == ('assistant', '["a", "b"]')
+
+
+def test_white_space_around_a_problem_is_removed(tmp_path):
+  """As configs/README.md says."""
+  path = _write(tmp_path / 'a.jsonl', [
+      {'problem': ' 1+1?\n', 'answer': '2'},
+      {'problem': [{'role': 'user', 'content': '\n1+1?\r\n'}], 'answer': '2'}])
+  assert [p.problem for p in datasets.load(str(path))] == ['1+1?', '1+1?']
+
+
+_SENTENCE = 'We see that the sum of all of these is two.'
+
+
+@pytest.mark.parametrize('name', sorted(datasets.SETS))
+def test_a_sentence_is_an_answer_only_in_sets_that_document_it(
+    tmp_path, name):
+  path = _write(tmp_path / 'a.jsonl', [
+      {'question': '?', 'answer': 'It is 2 pens. #### 2'},
+      {'question': '?', 'answer': _SENTENCE}])
+  if name in ('omni_math', 'olympiadbench'):
+    assert datasets.load(f'{name}:{path}')[1].answers == (_SENTENCE,)
+    return
+  with pytest.raises(errors.InputError) as caught:
+    datasets.load(f'{name}:{path}')
+  assert str(caught.value) == (
+      f"{path}: row 2: 'answer' is a text of 11 words without an answer in "
+      '\\boxed{} or after ####; if another column has the answers, set '
+      'data.columns.answer, and give the file without the name of a set')
 
 
 @pytest.mark.parametrize('solution, answer', [
@@ -480,6 +539,17 @@ def test_columns_that_no_run_needs_do_not_refuse_a_file(tmp_path, value):
   assert second.level == '8'
 
 
+@pytest.mark.parametrize('value', [{}, {'a': 1}, True, ['m'], '\udc00'])
+def test_a_unit_is_needed_only_where_it_is_documented(tmp_path, value):
+  path = _write(tmp_path / 'a.jsonl', [
+      {'problem': '?', 'answer': '2', 'unit': value},
+      {'problem': '?', 'answer': '2', 'unit': 'm'}])
+  assert [p.unit for p in datasets.load(str(path))] == [None, 'm']
+  if value != {}:
+    with pytest.raises(errors.InputError, match="row 1: 'unit' "):
+      datasets.load(f'olympiadbench:{path}')
+
+
 def test_a_missing_number_of_pandas_is_no_tolerance(tmp_path):
   path = _write(tmp_path / 'a.jsonl', [
       {'problem': '?', 'answer': '2', 'abs_error': float('nan'),
@@ -557,14 +627,45 @@ def test_bad_files_are_refused(tmp_path):
     (pyarrow.array([10**14], pyarrow.timestamp('s')), 'days='),
     (pyarrow.array([2**52], pyarrow.duration('s')), 'Python int too large'),
     (pyarrow.array([b'\xff']).view(pyarrow.string()), "'utf-8' codec")])
-def test_values_of_a_parquet_file_that_python_has_not(column, wrong, tmp_path):
+@pytest.mark.parametrize('is_folder', [False, True])
+def test_values_of_a_parquet_file_that_python_has_not(
+    column, wrong, is_folder, tmp_path):
+  """They refuse a file only in a column that is needed, and name their row."""
   path = tmp_path / 'a.parquet'
-  parquet.write_table(pyarrow.table(
-      {'problem': ['?'], 'answer': ['2'], 'level': column}), path)
+  column = pyarrow.concat_arrays([pyarrow.array([None], column.type), column])
+  table = pyarrow.table({'problem': ['1?', '2?'], 'answer': ['1', '2'],
+                         'unit': ['m', 'm'], 'level': column})
+  parquet.write_table(table, path)
+  spec = str(tmp_path if is_folder else path)
+  label = tmp_path.stem if is_folder else 'a'
+  first, second = datasets.load(spec)
+  assert first.row == {
+      'problem': '1?', 'answer': '1', 'unit': 'm', 'level': None}
+  assert second == problem_lib.Problem(
+      f'{label}/2', '2?', ('2',), label, unit='m')
+  assert second.row == {'problem': '2?', 'answer': '2', 'unit': 'm'}
+  for names in ({'answer': 'level'}, {'problem': 'level'}):
+    with pytest.raises(errors.InputError) as caught:
+      datasets.load(spec, columns=names, skip_bad=1)
+    assert f"; the last: {spec}: row 2: 'level' cannot be read: {wrong}" in (
+        str(caught.value))
+  parquet.write_table(table.rename_columns(
+      ['problem', 'answer', 'unit', 'abs_error']), path)
   with pytest.raises(errors.InputError) as caught:
-    datasets.load(str(path))
+    datasets.load(spec)
   assert str(caught.value).startswith(
-      f'{path}: cannot be read from row 1 on: {wrong}')
+      f"{spec}: row 2: 'abs_error' cannot be read: {wrong}")
+
+
+def test_columns_of_one_name_that_are_not_needed(tmp_path):
+  parquet.write_table(pyarrow.Table.from_arrays(
+      [pyarrow.array([text]) for text in ('?', '2', '3', '4')],
+      names=['problem', 'answer', 'level', 'level']), tmp_path / 'a.parquet')
+  (tmp_path / 'a.csv').write_text('problem,answer,level,level\n?,2,3,4\n')
+  for file in ('a.parquet', 'a.csv'):
+    (problem,) = datasets.load(str(tmp_path / file))
+    assert problem == problem_lib.Problem('a/1', '?', ('2',), 'a')
+    assert problem.row == {'problem': '?', 'answer': '2'}
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path):
@@ -572,7 +673,7 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
   parquet.write_table(pyarrow.Table.from_arrays(
       [pyarrow.array(['?']), pyarrow.array(['2']), pyarrow.array(['3'])],
       names=['problem', 'answer', 'answer']), path)
-  with pytest.raises(errors.InputError, match="columns are called 'answer'"):
+  with pytest.raises(errors.InputError, match="row 1: 'answer' is the name"):
     datasets.load(str(path))
   path = tmp_path / 'a.jsonl'
   path.write_text('{"problem": "?", "answer": "2", "answer": "3"}')
@@ -610,7 +711,7 @@ def test_omni_math_may_lack_answers(tmp_path, caplog):
 
 
 def test_overlap():
-  """Letters, digits and operators count, not punctuation or spaces."""
+  """Formulas count, not spaces or the punctuation of sentences."""
   one, same, other = (problem_lib.Problem('', text, ('1',), '') for text in (
       'Let $x_1 = 2$. Find it.', r'let \(x_1=2\); find IT', 'Let x_1 = 3.'))
   assert datasets.overlap([one, other], [same, same]) == 1
@@ -633,7 +734,27 @@ def test_overlap():
     ('1.5 + 2', '15 + 2', False), ('x^2', 'x_2', False),
     ('12 − 3', '12-3', True), (r'12 \times 3', '12×3', True),
     ('a two-digit number', 'A two digit number.', True),
-    ('it is *nice* if', 'it is nice, if', True)])
+    ('it is *nice* if', 'it is nice, if', True),
+    ('(2 + 3) * 4', '2 + (3 * 4)', False), ('5!', '5', False),
+    ('20%', '20', False), ('a ⋅ b', 'a b', False), ('a ∗ b', 'a b', False),
+    ('a – b', 'a b', False), (r'12 -\sqrt{3}', r'12 \sqrt{3}', False),
+    ('3 : 4', '34', False), ('3 : 4', '3 4', False), ('|x|', 'x', False),
+    ('(1, 2)', '(12)', False), ('x ≤ 3', 'x ≥ 3', False),
+    ('x^{2 + 1}', 'x^{2} + 1', False), ("f'(x)", 'f(x)', False),
+    ("AB' = 3", 'AB = 3', False), ('AB-CD', 'ABCD', False),
+    (r'\{5\} + 1', '5 + 1', False), (r'1 \\(2', r'1 \\ (2', True),
+    ('a – b', 'a - b', True), ('a ⋅ b', r'a \cdot b', True),
+    ('a ∗ b', 'a * b', True), ('(1, 2)', '(1,2)', True),
+    ('Find $1$, $x$.', 'find 1, x', True), ('$x^{2}$', 'x^2', True),
+    ('\n Find\t x. Why?', 'find x why', True),
+    (r'20\% of \$5', '20% of $5', True),
+    ('Say "yes", or ‘no’.', "say “Yes” or 'no'", True),
+    ("Is Ann’s ``it''?", "is Ann's it", True),
+    (r'\left(x\,y\right)', '(xy)', True),
+    (r'\leftarrow x', 'arrow x', False),
+    ('甲，乙？', '甲乙。', True), ('（1，2）', '（12）', False),
+    ('2 * sin', '2 sin', False),
+    ('so **nice** if', 'so nice if', True), ('pq*3', 'pq3', False)])
 def test_operators_tell_problems_apart(first, second, equal):
   one, other = (problem_lib.Problem('', text, ('1',), '')
                 for text in (first, second))
@@ -644,8 +765,8 @@ def test_operators_tell_problems_apart(first, second, equal):
 def test_overlap_of_the_real_copies():
   training = datasets.load(f'dapo_math:{_SHARED / "dapo_math_17k"}.jsonl')
   for name, file, count in (
-      ('amc', 'amc83', 14), ('omni_math', 'omni_math_rule', 184),
-      ('olympiadbench', 'olympiadbench', 10), ('math500', 'math500', 6)):
+      ('amc', 'amc83', 14), ('omni_math', 'omni_math_rule', 188),
+      ('olympiadbench', 'olympiadbench', 8), ('math500', 'math500', 6)):
     problems = datasets.load(f'{name}:{_SHARED / file}.jsonl')
     assert datasets.overlap(problems, training) == count, name
 
