@@ -140,7 +140,7 @@ def _settings(spec: str, like: ml_collections.ConfigDict | None
   """(config, folder or workdir, step) of FOLDER_OR_WORKDIR[@STEP]; `like`: the
   config of a run, for a folder that is compared with it."""
   name, step = run_folder.split_step(spec)
-  if (files.path(name) / session_lib.CHECKPOINTS).is_dir():
+  if (files.path(name) / session_lib.CHECKPOINTS).exists():
     saved = run_folder.read_config(name)
     configuration.check_saved(saved, f'{name}/config.json')
     config = ml_collections.ConfigDict(saved.to_dict())
@@ -181,7 +181,7 @@ def open_model(spec: str, stack: contextlib.ExitStack,
   like: the config of the run at whose settings a model folder is asked.
   """
   config, name, step = _settings(spec, like)
-  is_run = (files.path(name) / session_lib.CHECKPOINTS).is_dir()
+  is_run = (files.path(name) / session_lib.CHECKPOINTS).exists()
   params = None
   if is_run:
     folder, params = restore.restore_params(

@@ -77,7 +77,8 @@ def evaluate(config: ml_collections.ConfigDict, out: files.Path) -> None:
   interrupts.unwind_on_first()  # Ctrl-C ends it now: each group is saved
   folder, params, step = _checkpoint(config), None, None
   checkpoints = folder / session_lib.CHECKPOINTS
-  if checkpoints.is_dir():
+  is_run = checkpoints.exists()
+  if is_run:
     with contextlib.closing(
         checkpoint_lib.Checkpointer(checkpoints, read_only=True)) as saved:
       step = restore.latest_step(saved) if _STEP.value is None else _STEP.value
@@ -86,11 +87,11 @@ def evaluate(config: ml_collections.ConfigDict, out: files.Path) -> None:
         f'--step={_STEP.value}: {folder} is not the workdir of a run')
   session_lib.fix_date(
       config, session_lib.model_folder(run_folder.read_config(folder), folder)
-      if checkpoints.is_dir() else folder,
+      if is_run else folder,
       run_folder.saved_date(folder), sample_file.saved_date(out))
   samples = sample_file.SampleFile(out, _identity(config, folder, step))
   processes.on_first(samples.check)
-  if checkpoints.is_dir():
+  if is_run:
     folder, params = restore.restore_params(
         folder, mesh_lib.make(config.mesh), step)
   with (lock_lib.FolderLock(out) as lock,

@@ -61,8 +61,10 @@ def main() -> None:
   if config.model is None or config.lora.rank:
     raise errors.InputError('config.model must be a model folder, as '
                             'tepo_jax.pretrain makes, and config.lora.rank 0')
-  with (lock_lib.FolderLock(out) as lock, session_lib.open_folder(
-      config, session_lib.model_folder(config, out)) as session):
+  folder = session_lib.model_folder(config, out)
+  session_lib.fix_date(config, folder, progression.saved_date(out))
+  with (lock_lib.FolderLock(out) as lock,
+        session_lib.open_folder(config, folder) as session):
     lab = observe.Lab(config, session)
     setup = (staleness.setup(lab, minibatches) if minibatches
              else progression.setup(lab))

@@ -148,7 +148,7 @@ def _table():
 
 def _write(text):
   if _OUT.value is None:
-    print(text)
+    print(errors.printable(text))
   else:
     with _writing(), disk.naming(_OUT.value):
       files.path(_OUT.value).write_text(text + '\n', 'utf-8')
@@ -187,7 +187,7 @@ def _write_map():
     files.replace_text(out / 'best.txt', ''.join(
         f'{entry.name}\n' for entry in regimes.best(entries)))
     regimes.draw(entries, out)
-  print(text)
+  print(errors.printable(text))
 
 
 @contextlib.contextmanager

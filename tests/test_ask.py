@@ -1,9 +1,11 @@
 """Asking a model: what is sampled and shown, for questions and in a chat."""
 
+import contextlib
 import io
 import types
 
 from absl import flags as flags_lib
+import jax
 import numpy as np
 import pytest
 from rich import console
@@ -15,6 +17,7 @@ from tepo_jax.data import embedded
 from tepo_jax.data import prompts
 from tepo_jax.job import run_folder
 from tepo_jax.policy import rope
+from tepo_jax.policy import transformer
 from tepo_jax.policy.huggingface import weights
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.runtime import lock as lock_lib
@@ -61,11 +64,11 @@ def test_one_model_s_answer_keeps_its_lines_in_a_file(model, set_flags):
   set_flags(samples=1, reference=None)
   answer = 'a long answer ' * 20 + 'ends'
   group = types.SimpleNamespace(length_G=[82], ended_G=[False],
-                                text_G=(answer,), accuracy_G=[0.0])
+                                text_G=(f'{answer}\x1b[2J',), accuracy_G=[0.0])
   out = io.StringIO()
   ask._show(console.Console(file=out), 'why\x1b?', [model], [group])
   assert out.getvalue() == (
-      f'> why\\x1b?\n{answer}\n[82 tokens, truncated]\n\n')
+      f'> why\\x1b?\n{answer}\\x1b[2J\n[82 tokens, truncated]\n\n')
 
 
 @pytest.mark.parametrize('flags, questions, said', [
@@ -126,6 +129,24 @@ def test_a_folder_is_asked_within_its_positions(
   ask._fit_lengths(config, 'folder', is_run=False)
   assert (config.data.max_prompt_tokens, config.rollout.max_tokens) == (
       prompt, completion)
+
+
+def test_a_run_whose_checkpoints_are_a_file_is_no_model(set_flags, tmp_path):
+  architecture = transformer.ModelConfig(
+      vocab_size=31, d_model=16, num_layers=1, num_heads=2, num_kv_heads=2,
+      head_dim=8, d_ff=16, max_position=64)
+  config = tiny.get_config('grpo')
+  config.model = str(tmp_path / 'model')
+  weights.save(config.model, architecture,
+               transformer.init(architecture, jax.random.key(0)))
+  with lock_lib.FolderLock(tmp_path / 'run') as lock:
+    run_folder.claim(config, tmp_path / 'run', lock)
+  (tmp_path / 'run' / 'checkpoints').touch()
+  set_flags(temperature=None, template=None)
+  for step in '', '@1':
+    with contextlib.ExitStack() as stack, pytest.raises(
+        errors.InputError, match='/checkpoints is a file, not a folder'):
+      ask.open_model(f'{tmp_path}/run{step}', stack)
 
 
 def test_a_run_is_asked_with_its_own_settings(set_flags, tmp_path):

@@ -46,6 +46,27 @@ def test_a_full_disk_below_a_table_is_named(set_flags):
   assert said.endswith(' MB free)')
 
 
+def test_a_table_shows_no_controls_of_names(set_flags, capsys, monkeypatch):
+  set_flags(csv=True, runs=['a'])
+  monkeypatch.setattr(report.runs_lib, 'read', list)
+  monkeypatch.setattr(report.runs_lib, 'group', list)
+  monkeypatch.setattr(
+      report.overview, 'comparison', lambda *_: '\x1b[31mrun,1\n')
+  report.main()
+  assert capsys.readouterr().out.rstrip() == r'\x1b[31mrun,1'
+
+
+def test_the_map_shows_no_controls_of_names(
+    set_flags, capsys, monkeypatch, tmp_path):
+  set_flags(map=str(tmp_path / 'map.jsonl.gz'), out=str(tmp_path))
+  for name, found in (('update', []), ('table', '\x1b[31mrun'), ('best', []),
+                      ('draw', None)):
+    monkeypatch.setattr(
+        report.regimes, name, lambda *_, found=found: found)
+  report.main()
+  assert capsys.readouterr().out == '\\x1b[31mrun\n'
+
+
 def test_the_audit_is_written_to_a_file(set_flags, tmp_path):
   set_flags(audit=True, out=str(tmp_path / 'audit.md'))
   report.main()

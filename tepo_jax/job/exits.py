@@ -52,7 +52,8 @@ def outcome(error: BaseException) -> tuple[int, str] | None:
     return status, f'error: {text[:800]}'
   if (failure := output.failure(error)) is not None:
     return 2, f'error: {failure}'
-  if isinstance(error, OSError) and error.errno in _BAD_PATHS:
+  if (isinstance(error, OSError) and error.errno in _BAD_PATHS
+      and error.filename is not None):
     return 2, f'error: {error.filename}: {error.strerror}'
   if isinstance(error, MemoryError):
     return 1, (f'error: out of host memory{": " if text else ""}{text[:800]}; '

@@ -134,8 +134,9 @@ class Session:
     for other, others in self.sets.items():
       count = datasets.overlap(problems, others) if other != name else 0
       if count:
-        print(f'{name}: {count} of {errors.counted(len(problems), "problem")} '
-              f'{"is" if count == 1 else "are"} also in {other}',
+        print(errors.printable(
+            f'{name}: {count} of {errors.counted(len(problems), "problem")} '
+            f'{"is" if count == 1 else "are"} also in {other}'),
               file=sys.stderr)
     self.sets[name], self.too_long[name] = problems, len(found.long)
     longest = self.config.data.max_prompt_tokens

@@ -63,7 +63,9 @@ class Checkpointer:
     self._saving, self._failure = None, None
     self._failed = set()  # steps whose save failed
     if read_only and not self._directory.is_dir():
-      raise errors.InputError(f'no checkpoints: {self._directory} is missing')
+      found = ('a file, not a folder' if self._directory.exists()
+               else 'missing')
+      raise errors.InputError(f'no checkpoints: {self._directory} is {found}')
     options = ocp.CheckpointManagerOptions(
         preservation_policy=_kept(keep, keep_every), read_only=read_only,
         create=not read_only, cleanup_tmp_directories=not read_only,

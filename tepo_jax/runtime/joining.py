@@ -85,7 +85,7 @@ def explained(coordinates: Mapping[str, str | int]) -> Iterator[None]:
       Slurm sets them.
 
   Raises:
-    InputError: the coordinator's port is taken, or nothing names the job.
+    InputError: the coordinator's port is not free, or nothing names the job.
     Lost: the others did not come within WAIT_SECONDS, or the TPU's metadata
       server does not answer.
   """
@@ -116,7 +116,8 @@ def explained(coordinates: Mapping[str, str | int]) -> Iterator[None]:
 
 
 def _check_port(address):
-  """Refuses a port on which another program listens. jax would share it."""
+  """Refuses a port on which another program listens, which jax would share, or
+  that this user may not open."""
   port = address.rpartition(':')[2]
   with socket.socket() as probe:
     # Connections that have ended do not count as taking the port.
@@ -124,12 +125,12 @@ def _check_port(address):
     try:
       probe.bind(('', int(port)))
     except OSError as error:
-      if error.errno != errno.EADDRINUSE:
-        raise
+      reason = ('is taken by another program'
+                if error.errno == errno.EADDRINUSE else
+                f'cannot be opened ({error.strerror})')
       raise errors.InputError(
-          f'JAX_COORDINATOR_ADDRESS={address}: {port} is taken by another '
-          'program on this host; choose another port for all processes'
-      ) from error
+          f'JAX_COORDINATOR_ADDRESS={address}: {port} {reason} on this host; '
+          'choose another port for all processes') from error
 
 
 def _say(awaited, done):

@@ -23,6 +23,7 @@ import threading
 import time
 
 from tepo_jax import errors
+from tepo_jax.runtime import disk
 from tepo_jax.runtime import files
 
 FILE = 'run.lock'
@@ -132,7 +133,7 @@ class _DiskFile:
 
   def replace(self, found: _Found | None, text: str) -> bool:
     """Writes the lock if it is still what was found; whether it was."""
-    with _one_at_a_time(self.path.parent):
+    with _one_at_a_time(self.path.parent), disk.naming(self.path):
       now = self.read()
       if (now and now.text) != (found and found.text):
         return False

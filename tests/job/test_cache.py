@@ -48,6 +48,14 @@ def test_a_folder_that_others_can_write_to_gets_a_warning(
   assert ('other users can write to it' in said) == warns
 
 
+@pytest.mark.skipif(os.getuid(), reason='only root may give a folder away')
+def test_a_folder_of_another_user_gets_a_warning(tmp_path, capsys):
+  (tmp_path / 'theirs').mkdir(0o755)
+  os.chown(tmp_path / 'theirs', 12345, -1)
+  _cache(str(tmp_path / 'theirs'))
+  assert 'other users can write to it' in capsys.readouterr().err
+
+
 def test_a_folder_that_cannot_be_made_costs_a_warning(tmp_path, capsys):
   (tmp_path / 'file').write_text('')
   jax.config.update('jax_compilation_cache_dir', None)

@@ -69,6 +69,25 @@ def test_prompts_are_checked_against_the_embedding_when_they_are_loaded(
       opened.evaluation_prompts('arithmetic')
 
 
+def test_problems_of_two_sets_are_counted_without_controls(
+    tmp_path, capsys):
+  embedded.build_tokenizer('arithmetic', tmp_path)
+  tokenizer, config = weights.load_tokenizer(tmp_path), tiny.get_config()
+  config.data.max_prompt_tokens = config.rollout.max_tokens = 32
+  first, second = (tmp_path / f'\x1b[31m{name}.jsonl' for name in 'ab')
+  for path in first, second:
+    path.write_text('{"problem": "What is 1 + 1?", "answer": "2"}\n')
+  config.eval.sets = str(first), str(second)
+  model = dataclasses.replace(MODEL, vocab_size=len(tokenizer))
+  with session._open(config, _mesh(1), 'folder', model, tokenizer,
+                     (tokenizer.eos_token_id,)) as opened:
+    for name in config.eval.sets:
+      opened.evaluation_prompts(name)
+  said = capsys.readouterr().err
+  assert r'\x1b[31ma' in said and r'\x1b[31mb' in said
+  assert '1 of 1 problem is also in' in said and '\x1b' not in said
+
+
 def test_further_end_tokens_are_the_models_own():
   config = tiny.get_config('grpo')
   config.data.max_prompt_tokens = 16
@@ -77,6 +96,9 @@ def test_further_end_tokens_are_the_models_own():
                types.SimpleNamespace(chat_template=''), (0, 5))
   with session._open(config, *arguments) as opened:
     assert opened.eos_ids == (0, 2, 5, 9)
+  with pytest.raises(errors.InputError, match=(
+      f'folder: the end token {MODEL.vocab_size} is beyond the model.s voc')):
+    session._open(config, *arguments[:-1], (0, MODEL.vocab_size))
   config.rollout.stop_ids = (9, MODEL.vocab_size)
   with pytest.raises(errors.InputError, match=(
       rf'stop_ids=\(9, {MODEL.vocab_size}\): folder has a vocabulary of')):

@@ -56,6 +56,9 @@ def too_few(completions, row, tokens, ended):
 def no_numbers(completions, row, tokens, ended):
   return ['good', 'bad']
 
+def colourful(completions, row, tokens, ended):
+  raise ValueError('\\x1b[31mred\\nline')
+
 def no_tokens(completions, row):
   return [0.0 for _ in completions]
 
@@ -138,7 +141,8 @@ def test_a_function_of_other_arguments_is_refused():
     ('crashing', 'its worker died'), ('greedy', 'MemoryError'),
     ('not_finite', 'not finite'), ('too_large', 'not finite'),
     ('too_few', '1 values for 2 completions'),
-    ('no_numbers', 'ValueError')])
+    ('no_numbers', 'ValueError'),
+    ('colourful', r'ValueError: \x1b[31mred line')])
 def test_a_function_that_fails_is_named_with_its_problem(name, reason):
   """Other functions of the same group are not affected."""
   rewards = _rewards(f'own_rewards:{name}', 'brevity')
@@ -189,6 +193,15 @@ def test_what_a_function_starts_ends_with_its_worker():
     if not open(f'/proc/{child}/cmdline').read():
       raise ProcessLookupError  # a zombie
     os.kill(child, signal.SIGKILL)
+
+
+def test_what_a_module_raises_is_one_line_without_controls(tmp_path):
+  (tmp_path / 'colourful_rewards.py').write_text(
+      "raise ValueError('\\x1b[31mred\\nline')")
+  with pytest.raises(errors.InputError) as error:
+    reward_lib.find('colourful_rewards:f')
+  assert str(error.value) == (
+      r'colourful_rewards:f: ValueError: \x1b[31mred line')
 
 
 @pytest.mark.parametrize('name, reason', [

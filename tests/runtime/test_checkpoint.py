@@ -274,6 +274,9 @@ def test_read_only_leaves_a_running_save_alone(tmp_path):
   with pytest.raises(errors.InputError, match='is missing'):
     checkpoint.Checkpointer(tmp_path / 'none', read_only=True)
   assert not (tmp_path / 'none').exists()
+  (tmp_path / 'file').touch()
+  with pytest.raises(errors.InputError, match='/file is a file, not a folder'):
+    checkpoint.Checkpointer(tmp_path / 'file', read_only=True)
   _save(tmp_path, 1)
   unfinished = tmp_path / '2.orbax-checkpoint-tmp'
   unfinished.mkdir()

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from tepo_jax.job import exits
 from tepo_jax.policy.huggingface import tensor_files
 from tepo_jax.runtime import disk
 from tests import runs
@@ -26,9 +27,10 @@ import pathlib, sys
 from matplotlib import pyplot
 import numpy as np
 from tepo_jax.job import sample_file
-from tepo_jax.policy.huggingface import tensor_files
+from tepo_jax.policy import lora
+from tepo_jax.policy.huggingface import adapters, tensor_files
 from tepo_jax.rollout import dump
-from tepo_jax.runtime import disk, files, metrics
+from tepo_jax.runtime import disk, files, lock, metrics
 from tepo_jax.tools.report import figures
 
 here = pathlib.Path(sys.argv[1])
@@ -40,6 +42,10 @@ def report(out):
   with files.local_folder(out) as folder:
     (folder / 'report.html').write_text('x' * 9999)
 drawn = pyplot.figure()
+def card_of_adapters():
+  adapters._write = lambda *_: None  # the card alone
+  adapters.save(here / 'adapters', lora.Lora(1, 1.0, ()), {'layers': {}},
+                'base', 'x' * 9999)
 samples = sample_file.SampleFile(here, {'seed': 0})
 samples._groups = {'s': {}}
 writers = {
@@ -57,7 +63,9 @@ writers = {
     'results.json': lambda: files.replace_text(
         here / 'results.json', 'x' * 9999),
     'report': lambda: report(here / 'report'),
-    'panel.png': lambda: figures._save(drawn, here / 'report' / 'panel')}
+    'panel.png': lambda: figures._save(drawn, here / 'report' / 'panel'),
+    'run.lock': lock.FolderLock(here).acquire,
+    '.adapters.partial': card_of_adapters}
 try:
   with open(here / 'filler', 'wb', buffering=0) as file:
     while file.write(bytes(4096)):
@@ -76,7 +84,8 @@ for name, write in writers.items():
 WRITERS = (
     'metrics.jsonl', 'rollouts/step_000001.jsonl',
     'rollouts/step_000001.parquet', 'model.safetensors', 'config.json',
-    'samples.jsonl', 'results.json', 'report', 'report/panel.png')
+    'samples.jsonl', 'results.json', 'report', 'report/panel.png', 'run.lock',
+    '.adapters.partial')
 
 
 @pytest.mark.parametrize('kind, said', [
@@ -101,6 +110,13 @@ def test_the_space_of_an_export_is_taken_before_it_is_written(tmp_path):
   tensor_files.create(tmp_path, [('a', np.dtype('float32'), (9999,))])
   stat = (tmp_path / 'model.safetensors').stat()
   assert stat.st_blocks * 512 >= stat.st_size > 4 * 9999
+
+
+def test_an_error_that_names_no_path_is_no_path_of_the_user():
+  error = PermissionError(errno.EACCES, 'Permission denied', 'folder')
+  assert exits.outcome(error) == (2, 'error: folder: Permission denied')
+  error.filename = None
+  assert exits.outcome(error) is None  # a traceback, which says where
 
 
 @pytest.mark.parametrize('error, said', [

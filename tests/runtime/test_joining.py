@@ -1,9 +1,12 @@
 """Processes that cannot join a job say why, in one line."""
 
+import contextlib
+import errno
 import os
 import socket
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -80,6 +83,19 @@ def test_a_port_that_is_taken_is_named():
   assert said.splitlines() == [
       f'-c: error: JAX_COORDINATOR_ADDRESS=localhost:{port}: {port} is taken '
       'by another program on this host; choose another port for all processes']
+
+
+def test_a_port_that_may_not_be_opened_is_named(monkeypatch):
+  def bind(*_):
+    raise PermissionError(errno.EACCES, 'Permission denied')
+
+  monkeypatch.setattr(joining.socket, 'socket', lambda: contextlib.nullcontext(
+      types.SimpleNamespace(setsockopt=lambda *_: None, bind=bind)))
+  with pytest.raises(errors.InputError) as error:
+    joining._check_port('host:80')
+  assert str(error.value) == (
+      'JAX_COORDINATOR_ADDRESS=host:80: 80 cannot be opened (Permission denied)'
+      ' on this host; choose another port for all processes')
 
 
 def test_a_process_says_for_whom_it_waits_and_ends():

@@ -90,7 +90,7 @@ def test_progress_on_a_terminal_erases_nothing_but_its_block(monkeypatch):
 def test_a_terminal_shows_trends_and_a_completion(monkeypatch):
   stream = _stderr(monkeypatch, _Terminal())
   progress = progress_lib.Progress(3)
-  progress.sample('wrong', 'a ' * 300)
+  progress.sample('wrong', 'a\x1b[2J ' + 'a ' * 300)
   progress.sample('correct', 'too soon after the other')
   for step, accuracy in enumerate((0.1, 0.2, 0.45), 1):
     progress.begin(step)
@@ -99,7 +99,7 @@ def test_a_terminal_shows_trends_and_a_completion(monkeypatch):
   progress.close()
   numbers, _, first, second = _screen(stream.getvalue())[:4]
   assert numbers == 'step 3: reward 1  accuracy 0.45 ▁▃█'
-  assert first.startswith('wrong: a a a') and '…' in first + second
+  assert first.startswith(r'wrong: a\x1b[2J a a') and '…' in first + second
   assert len(first) <= 80 and len(second) <= 80 and second.endswith('a')
 
 

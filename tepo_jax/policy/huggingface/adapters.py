@@ -8,6 +8,7 @@ import numpy as np
 from tepo_jax.policy import lora as lora_lib
 from tepo_jax.policy.huggingface import tensor_files
 from tepo_jax.policy.huggingface import weights
+from tepo_jax.runtime import disk
 from tepo_jax.runtime import mesh as mesh_lib
 
 _SIDES = {'lora_a': 'lora_A', 'lora_b': 'lora_B'}
@@ -41,7 +42,8 @@ def save(directory, lora: lora_lib.Lora, adapters: dict[str, Any],
         entries |= {key.format(i): host for i, host in enumerate(host_LOI)}
     if jax.process_index() == 0:
       _write(partial, entries, lora, base_model)
-      (partial / 'README.md').write_text(card, 'utf-8')
+      with disk.naming(partial / 'README.md'):
+        (partial / 'README.md').write_text(card, 'utf-8')
 
 
 def _write(folder, entries, lora, base_model):

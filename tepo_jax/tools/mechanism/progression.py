@@ -71,6 +71,25 @@ def run(lab: observe.Lab, results: dict[str, Any], out: files.Path) -> None:
         progress.step(number, '')
 
 
+def saved_date(out: files.Path) -> str | None:
+  """data.date of the measurement that a folder holds, if it does."""
+  path = out / RESULTS
+  if not path.exists():
+    return None
+  with _reading(path):
+    fields = json.loads(path.read_text('utf-8'))['setup']['config']
+    return fields['data.date'] if 'data.date' in fields else None
+
+
+@contextlib.contextmanager
+def _reading(path):
+  """Refuses a file that is not one of results."""
+  try:
+    yield
+  except (KeyError, TypeError, ValueError) as error:
+    raise errors.InputError(f'{path}: {errors.one_line(error)}') from error
+
+
 def start(out: files.Path, lock: lock_lib.FolderLock, wanted: dict[str, Any]
           ) -> dict[str, Any]:
   """Claims the folder; returns the results so far of the same `setup`, or
@@ -81,11 +100,9 @@ def start(out: files.Path, lock: lock_lib.FolderLock, wanted: dict[str, Any]
   lock.acquire()
   if not path.exists():
     write(dict(setup=wanted, levels={}, methods={}), out)
-  try:
+  with _reading(path):
     saved = json.loads(path.read_text('utf-8'))
     differing = [x for x in wanted if saved['setup'][x] != wanted[x]]
-  except (KeyError, TypeError, ValueError) as error:
-    raise errors.InputError(f'{path}: {errors.one_line(error)}') from error
   if differing:
     raise errors.InputError(f'--out={out} holds another measurement: '
                             f'{", ".join(differing)} differ')

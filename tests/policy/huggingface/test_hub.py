@@ -184,16 +184,16 @@ def test_a_tokenizer_that_transformers_replaces_is_refused(tmp_path):
       error.value)
 
 
+@pytest.mark.parametrize('name', ['generation_config.json', 'config.json'])
 @pytest.mark.parametrize('found', [-1, '2', [3, -1], 1.5, True, {}, [[1]]])
-def test_an_end_token_that_is_none_is_refused(tmp_path, found):
+def test_an_end_token_that_is_none_is_refused(tmp_path, found, name):
   _save_tokenizer(tmp_path)
   tokenizer = weights.load_tokenizer(tmp_path)
-  (tmp_path / 'generation_config.json').write_text(
-      json.dumps({'eos_token_id': found}))
+  (tmp_path / name).write_text(json.dumps({'eos_token_id': found}))
   with pytest.raises(errors.InputError) as error:
     weights.eos_ids(tmp_path, tokenizer)
   assert str(error.value).startswith(
-      f'{tmp_path / "generation_config.json"}: eos_token_id ')
+      f'{tmp_path / name}: eos_token_id ')
 
 
 def test_code_that_comes_with_a_tokenizer_is_not_run(tmp_path):
