@@ -13,10 +13,11 @@ def test_a_broken_attention_is_named(monkeypatch):
   assert 'xla is within 0.' in selftest.compare_attention(config)
   attend = attention.attend_xla
 
-  def broken(q_BSNH, *arguments):
+  def broken(q_BSNH, *arguments, block):
     *arguments, window, segment_BS = arguments
     return attend(q_BSNH, *arguments,
-                  64 if q_BSNH.dtype == 'bfloat16' else window, segment_BS)
+                  64 if q_BSNH.dtype == 'bfloat16' else window, segment_BS,
+                  block=block)
 
   monkeypatch.setattr(attention, 'attend_xla', broken)
   with pytest.raises(errors.RunError, match='xla differs from xla by .*%: set'):

@@ -10,7 +10,7 @@ block of queries. `cudnn` (GPU) and `splash` (TPU) hold no scores and serve
 sequences that attend to themselves: prefill, scoring, training.
 
 Axes: B rows, S query columns, T key columns, N query heads, K key/value heads,
-G = N / K query heads per key/value head, M = S G, H head size.
+G = N / K query heads per key/value head, H head size.
 """
 
 import functools
@@ -37,7 +37,7 @@ _AXES = (('batch', None, 'heads', None), ('batch', None, 'kv_heads', None),
 
 
 def attend(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT=None,
-           window=None, backend='xla', segment_BS=None):
+           window=None, backend='xla', segment_BS=None, *, block=None):
   """softmax(q kᵀ / √H) v over the visible keys.
 
   Args:
@@ -56,12 +56,16 @@ def attend(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT=None,
       xla.
     segment_BS: i32, the sequence of a packed row that a column belongs to, of
       queries and keys alike (T = S); None: a row is one sequence.
+    block: the form of `attend_block` that xla runs; None: that of this module.
 
   Returns:
     out_BSNH in the dtype of q; scores and softmax are float32.
   """
   single = q_BSNH.shape[1] == 1
-  function = attend_xla if backend == 'xla' or single else KERNELS[backend]
+  if backend == 'xla' or single:
+    function = functools.partial(attend_xla, block=block or attend_block)
+  else:
+    function = KERNELS[backend]
   out_BSNH = function(q_BSNH, k_BTKH, v_BTKH, query_position_BS,
                       key_position_BT, window, segment_BS)
   if function in (KERNELS['splash'], KERNELS['splash_interpreted']):
@@ -108,27 +112,19 @@ def by_window(config, layer, function, *arrays):
 
 
 @jax.checkpoint  # The backward pass computes the scores again.
-def _attend_block(q_BSKGH, k_BTKH, v_BTKH, visible_BST):
+def attend_block(q_BSKGH, k_BTKH, v_BTKH, visible_BST):
   """softmax(q kᵀ / √H) v over the visible keys, [B, S, K, G, H]."""
   product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-  batch, columns, kv_heads, group, size = q_BSKGH.shape
-  # S and G as one axis M: with two, XLA's CPU backend transposes the scores,
-  # and sampling takes 1.25 times as long.
-  q_BKMH = jnp.swapaxes(q_BSKGH, 1, 2).reshape(
-      batch, kv_heads, columns * group, size)
-  score_BKMT = product('BKMH,BTKH->BKMT', q_BKMH, k_BTKH) * size ** -0.5
-  visible_BMT = jnp.repeat(visible_BST, group, axis=1)
-  weight_BKMT = jax.nn.softmax(
-      jnp.where(visible_BMT[:, None], score_BKMT, HIDDEN))
-  out_BKMH = product(
-      'BKMT,BTKH->BKMH', weight_BKMT.astype(q_BSKGH.dtype), v_BTKH)
-  return jnp.swapaxes(
-      out_BKMH.reshape(batch, kv_heads, columns, group, size), 1, 2
-  ).astype(q_BSKGH.dtype)
+  score_BKSGT = product('BSKGH,BTKH->BKSGT', q_BSKGH, k_BTKH)
+  score_BKSGT *= q_BSKGH.shape[-1] ** -0.5
+  weight_BKSGT = jax.nn.softmax(
+      jnp.where(visible_BST[:, None, :, None], score_BKSGT, HIDDEN))
+  return product('BKSGT,BTKH->BSKGH', weight_BKSGT.astype(q_BSKGH.dtype),
+                 v_BTKH).astype(q_BSKGH.dtype)
 
 
 def attend_xla(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
-               window, segment_BS):
+               window, segment_BS, *, block=attend_block):
   """Backend `xla`: one block of queries after the other.
 
   Without key_position_BT a block skips the columns after it, so b blocks
@@ -144,16 +140,17 @@ def attend_xla(q_BSNH, k_BTKH, v_BTKH, query_position_BS, key_position_BT,
     key_position_BT = query_position_BS
     pieces = _blocks(length, window)
 
-  def block(queries, keys):
+  def attend_piece(queries, keys):
     segments = None
     if segment_BS is not None:
       segments = segment_BS[:, queries], segment_BS[:, keys]
-    return _attend_block(
+    return block(
         q_BSKGH[:, queries], k_BTKH[:, keys], v_BTKH[:, keys],
         visible(query_position_BS[:, queries], key_position_BT[:, keys],
                 window, segments))
 
-  out_BSKGH = jnp.concatenate([block(*piece) for piece in pieces], axis=1)
+  out_BSKGH = jnp.concatenate(
+      [attend_piece(*piece) for piece in pieces], axis=1)
   return out_BSKGH.reshape(q_BSNH.shape)
 
 

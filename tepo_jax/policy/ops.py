@@ -1,4 +1,4 @@
-"""The operations of decoding that have a second form, here in the plain one.
+"""The operations of the model that have a second form, here in the plain one.
 
 `ModelConfig.ops` holds the functions that a program uses. `PLAIN` serves TPUs
 and GPUs; `policy.cpu.ops` has a table of the same names for CPUs, and
@@ -12,6 +12,8 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+
+from tepo_jax.policy import attention
 
 
 def logits(hidden_MD, weight, tied: bool):
@@ -28,11 +30,13 @@ def logits(hidden_MD, weight, tied: bool):
 class Ops:
   """The functions that a model calls, with the signatures of this module's.
 
+  attend_block: `attention.attend_block`.
   decoding_logits: `logits` of one token a row.
   transposed_linear: x @ kernel.T for kernels stored as [O, I]. If there is
     one, `cache.convert` transposes the kernels for decoding.
   """
 
+  attend_block: Callable = attention.attend_block
   decoding_logits: Callable = logits
   transposed_linear: Callable | None = None
 

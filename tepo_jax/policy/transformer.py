@@ -382,7 +382,7 @@ def _attend(config: ModelConfig, layer, q_BSNH, k_BTKH, v_BTKH, position_BS,
   return attention.by_window(
       config, layer, lambda window, *arrays: attention.attend(
           *arrays, position_BS, key_position_BT, window, config.attention,
-          segment_BS), q_BSNH, k_BTKH, v_BTKH)
+          segment_BS, block=config.ops.attend_block), q_BSNH, k_BTKH, v_BTKH)
 
 
 def _by_rows(x_MD):

@@ -1,8 +1,6 @@
 """attention.attend against the definition, written with loops."""
 
 import functools
-import math
-import re
 
 import jax
 from jax._src.cudnn import fused_attention_stablehlo
@@ -312,23 +310,11 @@ def test_what_blocks_compute(length, window, pairs):
   assert sum(sizes) == pairs
 
 
-@pytest.mark.parametrize('queries', [1, 7])
-def test_no_product_transposes_the_scores(queries):
-  """As compiled for a CPU: that would take longer than the product."""
-  shapes = [(3, queries, 2, 5, 8), (3, 48, 2, 8), (3, 48, 2, 8)]
-  program = jax.jit(attention._attend_block).lower(
-      *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes),
-      jax.ShapeDtypeStruct((3, queries, 48), bool)).compile().as_text()
-  moved = [math.prod(map(int, shape.split(','))) for shape in re.findall(
-      r' = f32\[([\d,]+)\]\S* (?:transpose|copy)\(', program)]
-  assert moved and 3 * 10 * queries * 48 not in moved
-
-
 @pytest.mark.long
 def test_gradients_in_bfloat16_round_once():
   """Relative errors of the gradients of queries and keys, for large scores."""
   def attend(*arrays):
-    return attention._attend_block(*arrays, jnp.ones((2, 32, 32), bool))
+    return attention.attend_block(*arrays, jnp.ones((2, 32, 32), bool))
 
   generator = np.random.default_rng(0)
   of_out, q, k, v = (

@@ -1,1 +1,1 @@
-"""Forms of decoding operations that only a CPU needs."""
+"""Forms of operations that only a CPU needs."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import re
 
 import jax
@@ -31,6 +32,36 @@ def test_every_operation_has_a_form():
   for field in dataclasses.fields(ops.Ops):
     assert getattr(cpu_ops.OPS, field.name) is not getattr(
         ops.PLAIN, field.name)
+
+
+def _block(queries):
+  """Arguments of `attend_block`: 3 rows, 2 heads for 5 queries each, 48 keys.
+  """
+  visible = np.random.default_rng(1).random((3, queries, 48)) < 0.5
+  return (*_normal((3, queries, 2, 5, 8), (3, 48, 2, 8), (3, 48, 2, 8)),
+          visible)
+
+
+def test_a_block_of_attention_and_its_gradients():
+  *arrays, visible = _block(queries=7)
+
+  def results(table):
+    return jax.vjp(
+        lambda *x: table.attend_block(*x, visible), *arrays)
+
+  (got, got_vjp), (want, want_vjp) = map(results, (cpu_ops.OPS, ops.PLAIN))
+  np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
+  for x, y in zip(got_vjp(want), want_vjp(want), strict=True):
+    np.testing.assert_allclose(x, y, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize('queries', [1, 7])
+def test_no_product_transposes_the_scores(queries):
+  """As compiled for a CPU: that would take longer than the product."""
+  program = jax.jit(cpu_ops.OPS.attend_block).lower(*_block(queries)).compile()
+  moved = [math.prod(map(int, shape.split(','))) for shape in re.findall(
+      r' = f32\[([\d,]+)\]\S* (?:transpose|copy)\(', program.as_text())]
+  assert moved and 3 * 10 * queries * 48 not in moved
 
 
 @pytest.mark.parametrize('inputs, outputs', [(3, 5), (5, 3), (4, 4)])
