@@ -369,8 +369,8 @@ def test_the_update_of_qwen3_14b_fits_a_v5p_64():
   # 6 FLOPs per weight and token; padding, attention, the head's logits again.
   tokens = 128 * (81 + 2048)
   assert 6 * 14e9 * tokens / 32 < estimate.flops < 13 * 14.8e9 * tokens / 32
-  # Waits included.
-  assert estimate.remat == 'dots' and estimate.roofline < 2.4
+  # Waits and attention's products included.
+  assert estimate.remat == 'dots' and estimate.roofline < 2.9
   assert 0 < estimate.waits < 0.1 * estimate.roofline
   assert step.share_of_peak(estimate.useful, estimate, slice_.chip) > 0.45
 
@@ -427,9 +427,11 @@ def test_flops_of_scoring_and_update_by_hand():
   A chip has two rows, of which 2 · 48 columns are scored, in whole chunks: one
   of 144, one of 128, or three of 32 tokens a row. Scoring computes the logits;
   the update those of both policies, recomputes all but one chunk, and makes
-  two products for the gradient.
+  two products for the gradient. Each of four sequences attends in a block of
+  128 columns, with two heads of 32: two products forward, seven backward.
   """
   of_layer = 2 * 144 * 2 * (4 * 64 * 64 + 3 * 64 * 192)
+  of_product = 4 * 2 * 2 * 128 * 128 * 32
   of_column = 2 * 2 * 64 * 8192
   for chunk_size, scored, again in (4096, 144, 0), (256, 128, 0), (64, 96, 64):
     config = _config()
@@ -440,5 +442,6 @@ def test_flops_of_scoring_and_update_by_hand():
         for program in _programs(config, chips.topology('v5e:2x2'), 32)
         if program.name in ('score', 'update')}
     assert flops == {
-        'score': of_layer + scored * of_column,
-        'update': 3 * of_layer + (4 * scored + 2 * again) * of_column}
+        'score': of_layer + 2 * of_product + scored * of_column,
+        'update': 3 * of_layer + 9 * of_product
+                  + (4 * scored + 2 * again) * of_column}
