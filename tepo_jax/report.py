@@ -33,7 +33,8 @@ second, on the same problems. --map adds runs that differ in method, learning
 rate and updates per rollout step to FILE (.jsonl.gz), and writes DIR/map.md,
 map.png and map.svg: where each ends, and how far from the model it started
 from; DIR/best.txt names each method's best run at each number of updates.
-launch/sweep.sh map makes the runs.
+DIR/verdicts.md compares each method with grpo, claim by claim, by the seeds
+that chose no learning rate. launch/sweep.sh map makes the runs.
 """
 
 import contextlib
@@ -52,6 +53,7 @@ from tepo_jax.tools.report import regimes
 from tepo_jax.tools.report import runs as runs_lib
 from tepo_jax.tools.report import sections
 from tepo_jax.tools.report import study
+from tepo_jax.tools.report import verdicts
 
 _RUNS = flags.DEFINE_list(
     'runs', None, 'Folders of runs, or folders that contain runs, '
@@ -187,6 +189,9 @@ def _write_map():
     files.replace_text(out / 'best.txt', ''.join(
         f'{entry.name}\n' for entry in regimes.best(entries)))
     regimes.draw(entries, out)
+    found = verdicts.markdown(entries)
+    if found:
+      files.replace_text(out / 'verdicts.md', found + '\n')
   print(errors.printable(text))
 
 

@@ -10,6 +10,7 @@ uncorrected interval.
 
 from collections.abc import Callable, Sequence
 import dataclasses
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -118,11 +119,11 @@ def contrasts(groups: Sequence[runs_lib.Seeds]) -> list[Contrast]:
     compared = [contrast(group, base, measure) for measure in MEASURES]
     if goal is not None:
       compared.append(_steps_contrast(group, base, goal))
-    found += _judged([one for one in compared if one])
+    found += judged([one for one in compared if one])
   return found
 
 
-def _judged(found):
+def judged(found: Sequence[Contrast]) -> list[Contrast]:
   """Adds the verdicts, corrected over these claims."""
   tested = [c for c in found if len(c.pairs) >= FEWEST]
   adjusted = significance.holm([significance.paired_p(c.pairs) for c in tested])
@@ -154,8 +155,26 @@ def power(found: Sequence[Contrast]) -> dict[str, tuple[float, list[int]]]:
           for label, (spread, pairs) in spreads.items()}
 
 
-def contrast(group: runs_lib.Seeds, base: runs_lib.Seeds, measure: Measure
-             ) -> Contrast | None:
+class Run(Protocol):
+  """What is compared of a run: `series` returns {step: value} of a metric."""
+
+  @property
+  def seed(self) -> int | None: ...
+
+  def series(self, metric: Any, /) -> dict[int, float]: ...
+
+
+class Seeds(Protocol):
+  """Runs of one config that differ in the seed."""
+
+  @property
+  def label(self) -> str: ...
+
+  @property
+  def runs(self) -> Sequence[Run]: ...
+
+
+def contrast(group: Seeds, base: Seeds, measure: Measure) -> Contrast | None:
   """Compares a measure of two methods, without a verdict.
 
   Each pair of runs with the same seed counts with the steps that both have;

@@ -26,6 +26,7 @@ from tepo_jax.runtime import files
 from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools.report import figures
 from tepo_jax.tools.report import runs as runs_lib
+from tepo_jax.tools.report import tables
 
 # Name in the file -> metric of a record.
 _KEPT = {'entropy': 'entropy', 'tokens': 'response_length_mean',
@@ -57,6 +58,10 @@ class Entry:
   def last(self, metric: str) -> float:
     """Returns the metric at its last step."""
     return list(self.metrics[metric].values())[-1]
+
+  def series(self, metric: str) -> dict[int, float]:
+    """Returns {step: value}, empty if the metric was not recorded."""
+    return self.metrics.get(metric, {})
 
 
 def update(path: files.Path, runs: Sequence[runs_lib.Run]) -> list[Entry]:
@@ -185,15 +190,15 @@ def table(entries: Sequence[Entry]) -> str:
   """Returns the map in Markdown: a row for each method and learning rate."""
   label = labels(entries)
   updates = sorted({entry.updates for entry in entries})
-  lines = ['| method | learning rate | '
-           + ' | '.join(f'{count} updates' for count in updates) + ' |',
-           '|---' * (2 + len(updates)) + '|']
+  rows = []
   for name, rate in sorted({(label[e.name], e.learning_rate) for e in entries}):
-    cells = [_cell([e for e in entries if (
-        label[e.name], e.learning_rate, e.updates) == (name, rate, count)])
-             for count in updates]
-    lines.append(f'| {name} | {_short(rate)} | ' + ' | '.join(cells) + ' |')
-  return '\n'.join(lines)
+    rows.append([name, _short(rate), *(
+        _cell([e for e in entries if (
+            label[e.name], e.learning_rate, e.updates) == (name, rate, count)])
+        for count in updates)])
+  return tables.markdown_of(
+      ['method', 'learning rate', *(f'{count} updates' for count in updates)],
+      rows)
 
 
 def _short(rate):

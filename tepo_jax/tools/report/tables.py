@@ -142,8 +142,14 @@ def _texts(lines, columns):
 def markdown(lines: Sequence[Line], columns: Sequence[str]) -> str:
   """Formats as Markdown; ± is half the width of the 95 % interval."""
   head, texts = _texts(lines, columns)
-  ruled = [head, ['---'] + ['---:'] * (len(columns) + 1), *texts]
-  return '\n'.join('| ' + ' | '.join(row) + ' |' for row in ruled)
+  return markdown_of(head, texts, ['---'] + ['---:'] * (len(columns) + 1))
+
+
+def markdown_of(head: Sequence[str], rows: Sequence[Sequence[str]],
+                rule: Sequence[str] = ()) -> str:
+  """Formats a table as Markdown; rule: alignments, default left."""
+  return '\n'.join('| ' + ' | '.join(row) + ' |' for row in (
+      head, rule or ['---'] * len(head), *rows))
 
 
 _LATEX = str.maketrans({
