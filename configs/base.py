@@ -280,8 +280,9 @@ FIELDS = dict(
     sets=F(('aime24', 'amc', 'math500'), 'like data.name', fields.Range(
         'names of sets or files, and none twice',
         lambda x: _are_different(x) and all(x))),
-    period=F(20, 'rollout steps; also before and after training; 0: never',
+    period=F(20, 'rollout steps; also after the last one; 0: never',
              NOT_NEGATIVE),
+    before=F(True, 'also before training'),
     texts=F((), 'files whose nats per token are measured too, to see what is '
             'forgotten: .txt; or .jsonl with rows of `text`, or of `prompt` '
             'and `completion`, which is scored', fields.Range(

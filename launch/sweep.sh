@@ -34,7 +34,7 @@
 # mechanism: measures gradient estimators, the mask and the KL on Countdown's
 # base model (tepo_jax/mechanism.py). The tables are OUT/results/mechanism.md.
 #
-# study: everything of launch/study/README.md: tiny, map, the map of longer
+# study: everything of launch/study/embedded.md: tiny, map, the map of longer
 # completions, mechanism, in OUT. 170 runs, four to six hours on two cores
 # (estimated).
 #

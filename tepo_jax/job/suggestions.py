@@ -98,6 +98,7 @@ NAMES = {
     'eval.sets': 'val_files eval_dataset test_files val_data',
     'eval.period': 'test_freq eval_steps eval_every eval_interval val_freq '
                    'eval_every_n_steps',
+    'eval.before': 'val_before_train eval_on_start',
     'eval.samples': 'val_n eval.n val_kwargs.n val.n'
                     ' eval_n_samples_per_prompt',
     'checkpoint.period': 'save_freq save_steps save_every save_interval',

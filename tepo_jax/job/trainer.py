@@ -191,7 +191,8 @@ class Trainer:
       self.progress.note(memory_lib.describe_remat(
           self.learner.programs.model.remat, self.learner.update_bytes))
     try:
-      if self.step == 0 and (self.evaluations or self.texts):
+      if self.step == 0 and self.config.eval.before and (
+          self.evaluations or self.texts):
         scalars = self._timed_evaluation(stop)
         self.records.writer.write(0, scalars)
         self.progress.note(f'step 0/{self.config.steps}  '

@@ -50,6 +50,21 @@ def test_an_evaluations_time_is_not_that_of_the_next_step():
   assert trainer.session.timers.pop() == {}
 
 
+@pytest.mark.parametrize('before', [True, False])
+def test_the_model_is_evaluated_before_training_unless_asked_not_to(before):
+  written = {}
+  trainer = _trainer(
+      evaluations=['sums'], texts=[], unrecorded=None,
+      _timed_evaluation=lambda stop: {'eval/sums/avg@8': 0.5},
+      progress=types.SimpleNamespace(note=print),
+      records=types.SimpleNamespace(
+          writer=types.SimpleNamespace(write=written.__setitem__)))
+  trainer.step = trainer.config.steps = 0
+  trainer.config.eval.before = before
+  trainer_lib.Trainer.run(trainer, stop=None)
+  assert written == ({0: {'eval/sums/avg@8': 0.5}} if before else {})
+
+
 def test_a_step_that_was_stopped_before_its_record_gets_one():
   """The last step was saved when its evaluation was stopped."""
   recorded = []

@@ -78,7 +78,8 @@ def _completions(config):
       unknown.append(name)
       continue
     total += min(sizes) * (samples + (settings.greedy and temperature > 0))
-  return total * _times(config.steps, settings.period, first=True), unknown
+  times = _times(config.steps, settings.period) + settings.before
+  return total * times, unknown
 
 
 def _uncounted(config, unknown):
@@ -92,10 +93,9 @@ def _uncounted(config, unknown):
     yield 'saves by config.checkpoint.minutes'
 
 
-def _times(steps, period, first=False):
-  """How often something is done every `period` steps and after the last one,
-  and before the first."""
-  return -(-steps // period) + first
+def _times(steps, period):
+  """How often something is done every `period` steps and after the last."""
+  return -(-steps // period)
 
 
 def _saving(config, plan, bound):

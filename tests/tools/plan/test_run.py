@@ -58,6 +58,9 @@ def test_evaluations_of_the_paper_s_7b():
   config.eval.max_tokens *= 2  # longer than in training
   longer = run.of(config, _workload(), _plan())
   assert longer.evaluations['mid'] == 2 * found.evaluations['mid']
+  config.eval.before = False
+  assert run.of(config, _workload(), _plan()).completions == (
+      4 * found.completions / 5)
   config.eval.period = 0
   assert run.of(config, _workload(), _plan()).completions == 0
 
