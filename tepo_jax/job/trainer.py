@@ -193,8 +193,7 @@ class Trainer:
     try:
       if self.step == 0 and self.config.eval.before and (
           self.evaluations or self.texts):
-        scalars = self._timed_evaluation(stop)
-        self.records.writer.write(0, scalars)
+        self.records.writer.write(0, scalars := self._timed_evaluation(stop))
         self.progress.note(f'step 0/{self.config.steps}  '
                            f'{summaries.evaluated(scalars)}')
       if self.unrecorded is not None:
