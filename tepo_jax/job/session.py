@@ -168,7 +168,7 @@ class Session:
       shapes = slots_lib.sampling_shapes(
           *decoding_on, cache=settings.cache,
           wanted=known.slots if known else settings.slots,
-          work=prompts * samples, max_tokens=max_tokens,
+          work=prompts * samples, samples=samples, max_tokens=max_tokens,
           prompt_tokens=self.config.data.max_prompt_tokens,
           chunk=settings.chunk, carries=carries, pages=known and known.pages)
       memory_lib.check_cache(*decoding_on, shapes)

@@ -36,8 +36,8 @@ _MEAN_SHARE = 1 / 4
 def sampling_shapes(
     model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *, cache: str,
     wanted: int | None, work: int, prompt_tokens: int, max_tokens: int,
-    chunk: int, carries: bool = False, pages: int | None = None
-    ) -> shapes_lib.Shapes:
+    chunk: int, samples: int = 1, carries: bool = False,
+    pages: int | None = None) -> shapes_lib.Shapes:
   """The shapes of sampling with `wanted` slots, or with as many as fit.
 
   Call it once the weights are on the devices: it reads the free memory.
@@ -46,7 +46,7 @@ def sampling_shapes(
     cache: config.rollout.cache.
     wanted: slots; None: one per completion, or as many as fit.
     work: completions to sample.
-    prompt_tokens, max_tokens, chunk, carries: of `shapes.make`.
+    prompt_tokens, max_tokens, chunk, samples, carries: of `shapes.make`.
     pages: those of a run that had `wanted` slots before, which need not be
       found to fit again.
 
@@ -55,7 +55,7 @@ def sampling_shapes(
   """
   free = None if pages is not None else mesh_lib.free_bytes()
   sizes = dict(work=work, prompt_tokens=prompt_tokens, max_tokens=max_tokens,
-               chunk=chunk, carries=carries)
+               chunk=chunk, samples=samples, carries=carries)
   if cache == 'pages':
     shapes = paged_shapes(model, mesh, wanted=wanted, free=free, **sizes)
     if pages is not None and pages >= shapes.least_pages:
@@ -97,7 +97,7 @@ def _warn_of_wide_prefills(model, mesh, shapes, free):
 def paged_shapes(
     model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
     wanted: int | None, work: int, prompt_tokens: int, max_tokens: int,
-    chunk: int, free: float | None, carries: bool = False
+    chunk: int, free: float | None, samples: int = 1, carries: bool = False
     ) -> shapes_lib.Shapes:
   """`sampling_shapes` of a cache of pages, which take all of their share of the
   `free` bytes of a device that they can need; None: all that they can need.
@@ -116,7 +116,8 @@ def paged_shapes(
     """The kernel reads what is alive: it needs no narrower tables."""
     shapes = shapes_lib.make(
         slots=slots * shards, work=slots * shards, prompt_tokens=prompt_tokens,
-        max_tokens=max_tokens, chunk=chunk, shards=shards, carries=carries)
+        max_tokens=max_tokens, chunk=chunk, shards=shards, samples=samples,
+        carries=carries)
     columns = shapes.columns[-1:] if kernel else shapes.columns
     return dataclasses.replace(shapes, columns=columns, page=_PAGE, pages=pages)
 

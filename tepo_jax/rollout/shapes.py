@@ -24,6 +24,7 @@ class Shapes:
   chunk: maximum decode steps per host sync. shards: N and Q are its multiples.
   page: Y, columns of a page; 0: the cache is a rectangle. pages: X of a shard.
   carries: whether completions are carried (`carry`).
+  samples: completions of a prompt, which are prefilled once.
   """
   slots: tuple[int, ...]
   prompts: tuple[int, ...]
@@ -33,6 +34,7 @@ class Shapes:
   page: int = 0
   pages: int = 0
   carries: bool = False
+  samples: int = 1
 
   @property
   def refill(self) -> int:
@@ -40,8 +42,10 @@ class Shapes:
     return max(1, self.slots[-1] // _REFILL_SHARE)
 
   def prefill_rows(self, width: int) -> int:
-    """Q for prompts of that width."""
-    rows = min(max(1, _PREFILL_TOKENS // width), self.refill)
+    """Q for prompts of that width: their samples fill the slots that are free
+    at a refill, as prefilling more rows than prompts would be wasted."""
+    rows = min(max(1, _PREFILL_TOKENS // width),
+               -(-self.refill // self.samples))
     return rows + -rows % self.shards
 
   @property
@@ -68,9 +72,11 @@ class Shapes:
 
 
 def make(*, slots: int, work: int, prompt_tokens: int, max_tokens: int,
-         chunk: int, shards: int, carries: bool = False) -> Shapes:
-  """The shapes for these maxima; `work` is the completions of a queue; carries:
-  whether completions are carried, so that there is always more work."""
+         chunk: int, shards: int, samples: int = 1, carries: bool = False
+         ) -> Shapes:
+  """The shapes for these maxima; `work` is the completions of a queue, samples
+  those of a prompt; carries: whether completions are carried, so that there is
+  always more work, and each is prefilled for itself."""
   slots = min(slots, work)
   slots += -slots % shards
   longest = prompt_tokens + max_tokens
@@ -81,7 +87,8 @@ def make(*, slots: int, work: int, prompt_tokens: int, max_tokens: int,
   return Shapes(
       slots=_halves(slots, max(8, shards), 4, shards),
       prompts=prompts, columns=_widths(longest + spare),
-      chunk=chunk, shards=shards, carries=carries)
+      chunk=chunk, shards=shards, carries=carries,
+      samples=1 if carries else samples)
 
 
 def _halves(largest, least, count, multiple=1):

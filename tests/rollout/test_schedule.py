@@ -85,6 +85,20 @@ def test_the_shapes_for_given_maxima():
   assert few.refill == 1 and shapes(slots=64, work=65, shards=1).refill == 8
 
 
+@pytest.mark.parametrize('samples, shards, carries, rows', [
+    (1, 1, False, 32), (8, 1, False, 4), (12, 1, False, 3), (64, 1, False, 1),
+    (8, 3, False, 6), (8, 1, True, 32)])
+def test_a_prefill_has_the_prompts_that_a_refill_takes(
+    samples, shards, carries, rows):
+  """256 slots are refilled when 32 are free; a carried completion is its own
+  prompt. At most 2^14 tokens: 8 rows of 2,048."""
+  shapes = shapes_lib.make(
+      slots=256, work=1024, prompt_tokens=2048, max_tokens=500, chunk=4,
+      shards=shards, samples=samples, carries=carries)
+  assert shapes.prefill_rows(256) == rows
+  assert shapes.prefill_rows(2048) == min(rows, 9 if shards == 3 else 8)
+
+
 @pytest.mark.parametrize('waits, left, used, columns', [
     (0, [2, 1], 28, 32), (0, [9, 5], 28, 64),  # what the longest may need
     (0, [], 28, 64), (3, [2, 1], 28, 64),  # a quarter, for new samples

@@ -72,7 +72,7 @@ class Engine:
     return schedule_lib.Schedule(self.programs, slots_lib.sampling_shapes(
         self.model, self.mesh, cache=self.cache, wanted=self.rows, work=work,
         prompt_tokens=workload.prompt_tokens, max_tokens=workload.max_tokens,
-        chunk=self.chunk))
+        chunk=self.chunk, samples=workload.samples))
 
   def run_step(self, sample: Callable[..., Iterator[list]],
                known: streaming.Table) -> schedule_lib.Stats:

@@ -110,7 +110,7 @@ def sampling_shapes(config: ml_collections.ConfigDict,
   """Returns the array sizes of a run that decodes in up to `slots` slots; with
   pages, in `free` bytes of a chip."""
   rollout = config.rollout
-  sizes = dict(work=rollout.prompts * rollout.samples,
+  sizes = dict(work=rollout.prompts * rollout.samples, samples=rollout.samples,
                prompt_tokens=config.data.max_prompt_tokens,
                max_tokens=rollout.max_tokens, chunk=rollout.chunk,
                carries=carrying.is_on(config))
