@@ -207,14 +207,23 @@ def _short(rate):
 
 
 def _cell(members):
-  """Accuracy at the end; KL to the start, entropy, tokens; means over seeds."""
+  """Accuracy at the end and of the samples in the middle of the run; KL to the
+  start, entropy, tokens; means over seeds."""
   if not members:
     return ''
   score, moved, entropy, tokens = (
       np.mean([entry.last(name) for entry in members])
       for name in ('evaluation', 'start_kl', 'entropy', 'tokens'))
-  return (f'**{100 * score:.1f}** (KL {moved:.2g}, H {entropy:.2g}, '
-          f'{tokens:.0f} tokens)')
+  middle = np.mean([_middle(entry.series('accuracy')) for entry in members])
+  return (f'**{100 * score:.1f}** (middle {100 * middle:.1f}, KL {moved:.2g}, '
+          f'H {entropy:.2g}, {tokens:.0f} tokens)')
+
+
+def _middle(series):
+  """Mean over the steps after 0.3 and up to 0.7 of the run, as 4 to 7 of 10."""
+  steps = max(series)
+  return np.mean([value for step, value in series.items()
+                  if 0.3 * steps < step <= 0.7 * steps])
 
 
 def best(entries: Sequence[Entry]) -> list[Entry]:

@@ -24,7 +24,8 @@ def entry(method, rate, updates, seed, end, **numbers):
       f'{method}{numbers}@{rate}@{updates}@{seed}', method,
       {'clip.low': 0.2} | numbers, rate, updates, seed,
       {'evaluation': {0: 0.1, 24: end}, 'start_kl': {24: 0.5},
-       'entropy': {24: 1.0}, 'tokens': {24: 30.0}})
+       'entropy': {24: 1.0}, 'tokens': {24: 30.0},
+       'accuracy': {step: step / 100 for step in range(1, 25)}})
 
 
 ENTRIES = [
@@ -64,9 +65,9 @@ def test_the_best_rate_is_chosen_on_the_first_seed():
 def test_the_table_has_the_mean_over_seeds_by_regime():
   lines = regimes.table(ENTRIES).splitlines()
   assert lines[0] == '| method | learning rate | 8 updates | 32 updates |'
-  assert lines[2] == ('| grpo | 1e-4 | **55.0** (KL 0.5, H 1, 30 tokens) | '
-                      '**22.0** (KL 0.5, H 1, 30 tokens) |')
-  assert lines[3].endswith('| **25.0** (KL 0.5, H 1, 30 tokens) |  |')
+  assert lines[2] == ('| grpo | 1e-4 | **55.0** (middle 12.0, KL 0.5, H 1, 30 tokens) | '
+                      '**22.0** (middle 12.0, KL 0.5, H 1, 30 tokens) |')
+  assert lines[3].endswith('| **25.0** (middle 12.0, KL 0.5, H 1, 30 tokens) |  |')
 
 
 @pytest.mark.parametrize('content', [
