@@ -38,12 +38,13 @@ class Shapes:
 
   @property
   def refill(self) -> int:
-    """R, prompts inserted by one call."""
+    """R, the slots that are free at a refill, which one insert fills."""
     return max(1, self.slots[-1] // _REFILL_SHARE)
 
   def prefill_rows(self, width: int) -> int:
-    """Q for prompts of that width: their samples fill the slots that are free
-    at a refill, as prefilling more rows than prompts would be wasted."""
+    """Q for prompts of that width: as many as fill `refill` slots with all
+    their samples, at most _PREFILL_TOKENS. More free slots take several
+    prefills."""
     rows = min(max(1, _PREFILL_TOKENS // width),
                -(-self.refill // self.samples))
     return rows + -rows % self.shards

@@ -117,6 +117,16 @@ def test_every_sample_is_drawn_once_and_whole(free):
 
 
 @pytest.mark.long_after_first
+@pytest.mark.parametrize('pages', [{}, dict(page=4, pages=1000)], ids=str)
+def test_prefills_of_fewer_rows_change_no_completion(engine, pages):
+  """16 slots are refilled when two are free: with two rows, or with one."""
+  want, several = _sample(engine(16, **pages))
+  got, single = _sample(engine(16, samples=G, **pages))
+  assert single.prefills == len(IDS) > several.prefills
+  toy.assert_same(got, want)
+
+
+@pytest.mark.long_after_first
 @pytest.mark.parametrize('temperature', [1.0, 0.7])
 def test_logp_is_the_scoring_functions(params, engine, temperature):
   got, _ = _sample(engine(decoding=draw.Decoding(temperature)))

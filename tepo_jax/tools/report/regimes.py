@@ -29,7 +29,7 @@ from tepo_jax.tools.report import runs as runs_lib
 from tepo_jax.tools.report import tables
 
 # Name in the file -> metric of a record.
-_KEPT = {'entropy': 'entropy', 'tokens': 'response_length_mean',
+KEPT = {'entropy': 'entropy', 'tokens': 'response_length_mean',
          'clip': figures.clip_ratio, 'gradient': 'grad_norm',
          'accuracy': 'accuracy'}
 
@@ -43,7 +43,7 @@ class Entry:
   """One run of the map.
 
   name: of its folder. method: dotted name -> value. updates: per rollout step.
-  metrics: name -> {step: value}: those of _KEPT; 'evaluation', avg@k of the
+  metrics: name -> {step: value}: those of KEPT; 'evaluation', avg@k of the
   first set; the other evaluations and the texts, by their names of a
   record; 'start_kl', see `start_kl`.
   """
@@ -65,8 +65,7 @@ class Entry:
 
 
 def update(path: files.Path, runs: Sequence[runs_lib.Run]) -> list[Entry]:
-  """Adds the finished runs to the file, replacing those of the same name;
-  returns all its entries.
+  """Adds the finished runs that the file lacks, by name; returns all entries.
 
   Raises:
     errors.InputError: the file is damaged, or nothing is in it.
@@ -108,7 +107,7 @@ def _entry(run, moved):
   evaluation = figures.accuracies([run])
   if not evaluation:
     raise errors.InputError(f'{run.path}: the run was never evaluated')
-  metrics = {name: run.series(metric) for name, metric in _KEPT.items()}
+  metrics = {name: run.series(metric) for name, metric in KEPT.items()}
   metrics |= {'evaluation': run.series(evaluation[0]), 'start_kl': moved}
   others = [*evaluation[1:], *figures.texts([run])]
   metrics |= {name: run.series(name) for name in others}
@@ -220,10 +219,12 @@ def _cell(members):
 
 
 def _middle(series):
-  """Mean over the steps after 0.3 and up to 0.7 of the run, as 4 to 7 of 10."""
-  steps = max(series)
-  return np.mean([value for step, value in series.items()
-                  if 0.3 * steps < step <= 0.7 * steps])
+  """Mean over the steps after 0.3 and up to 0.7 of the run, as 4 to 7 of 10;
+  NaN if there are none."""
+  steps = max(series, default=0)
+  values = [value for step, value in series.items()
+            if 0.3 * steps < step <= 0.7 * steps]
+  return np.mean(values) if values else np.nan
 
 
 def best(entries: Sequence[Entry]) -> list[Entry]:

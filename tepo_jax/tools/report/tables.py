@@ -148,8 +148,9 @@ def markdown(lines: Sequence[Line], columns: Sequence[str]) -> str:
 def markdown_of(head: Sequence[str], rows: Sequence[Sequence[str]],
                 rule: Sequence[str] = ()) -> str:
   """Formats a table as Markdown; rule: alignments, default left."""
-  return '\n'.join('| ' + ' | '.join(row) + ' |' for row in (
-      head, rule or ['---'] * len(head), *rows))
+  return '\n'.join(
+      '| ' + ' | '.join(cell.replace('|', r'\|') for cell in row) + ' |'
+      for row in (head, rule or ['---'] * len(head), *rows))
 
 
 _LATEX = str.maketrans({

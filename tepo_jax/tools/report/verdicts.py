@@ -1,8 +1,12 @@
-"""The paper's claims on a map of runs: each method against GRPO, by seed.
+"""The paper's claims on a map of runs: methods against each other, by seed.
 
-A map's first seeds choose each method's learning rate; the others, which chose
-nothing, compare the methods with the same number of updates per rollout step.
-What a verdict means is said in `claims`.
+Each method is compared with GRPO, which shows what its weight does, and with
+TEPO without its KL, which shows what the mask and the token mean do, at the
+same number of updates per rollout step. What a verdict means is said in
+`claims`.
+
+A method's seeds that were trained at several learning rates, of which some have
+fewer than `claims.FEWEST` seeds, have chosen one: they compare nothing.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,26 +20,25 @@ from tepo_jax.tools.report import overview
 from tepo_jax.tools.report import regimes
 from tepo_jax.tools.report import tables
 
-
-def _spread(values):
-  """Standard deviation over the steps as a share of the mean."""
-  return float(np.std(values) / np.mean(values)) if np.any(values) else None
+BASELINES = claims.BASELINE, 'tepo_no_kl'
 
 
+def _last(values):
+  return values[-1]
+
+
+_KEPT = {metric: name for name, metric in regimes.KEPT.items()}
+# Those of `claims` that a map has, and what a map has besides.
 _MEASURES = (
     claims.Measure('Accuracy after training', 'higher (Table 1)', 'evaluation',
-                   lambda values: values[-1], +1, 100, '%', claims.POINTS),
+                   _last, +1, 100, '%', claims.POINTS),
     claims.Measure('Accuracy of samples, mean over the run',
                    'higher (Figure 3a)', 'accuracy', np.mean, +1, 100, '%',
                    claims.POINTS),
-    claims.Measure('Entropy, last fifth of the steps', 'kept (3.3.2)',
+    claims.Measure('Entropy, last fifth of the steps', 'not in the paper: more',
                    'entropy', claims.final, +1, 1, 'nats'),
-    claims.Measure('Gradient norm, spread over steps', 'steadier (Figure 3)',
-                   'gradient', _spread, -1, 100, '% of its mean'),
-    claims.Measure('Clip ratio, mean', 'lower (Figure 2a)', 'clip', np.mean, -1,
-                   100, '%'),
-    claims.Measure('Response length, mean', 'shorter (Figure 2b)', 'tokens',
-                   np.mean, -1, 1, 'tokens'),
+    *(dataclasses.replace(measure, metric=_KEPT[measure.metric])
+      for measure in claims.MEASURES if measure.metric in _KEPT),
 )
 
 
@@ -49,23 +52,23 @@ class _Group:
 
 
 def markdown(entries: Sequence[regimes.Entry]) -> str:
-  """Returns a table of verdicts for each number of updates, or '' if no two
-  methods have `claims.FEWEST` common seeds."""
+  """Returns a table of verdicts for each number of updates and each baseline,
+  or '' if no two methods have `claims.FEWEST` common seeds."""
   groups, parts = _groups(entries), []
   measures = [*_MEASURES, *(
-      claims.Measure(name, 'less forgotten (3.3)', name,
-                     lambda values: values[-1], -1, 1, 'nats')
-      for name in _texts(entries))]
+      claims.Measure(name, 'not in the paper: fewer', name, _last, -1, 1,
+                     'nats') for name in _texts(entries))]
   for updates in sorted({group.updates for group in groups}):
     here = [group for group in groups if group.updates == updates]
-    rows = [_row(group, base, contrast)
-            for base in here if base.label == claims.BASELINE
-            for group in here if group.label != claims.BASELINE
-            for contrast in claims.judged(_contrasts(group, base, measures))
-            if len(contrast.pairs) >= claims.FEWEST]
-    if rows:
-      parts.append(f'## {updates} updates a rollout step\n\n'
-                   + tables.markdown_of(_HEAD, rows))
+    for label in BASELINES:
+      rows = [_row(group, base, contrast)
+              for base in here if base.label == label
+              for group in here if group.label != label
+              for contrast in claims.judged(_contrasts(group, base, measures))
+              if len(contrast.pairs) >= claims.FEWEST]
+      if rows:
+        parts.append(f'## Against {label}, {updates} updates a rollout step\n\n'
+                     + tables.markdown_of(_HEAD, rows))
   return '\n\n'.join(parts)
 
 
@@ -75,7 +78,7 @@ def _contrasts(group, base, measures):
 
 
 _HEAD = ('method', 'rate', 'measure', 'result', 'paired difference', 'value',
-         claims.BASELINE, 'its rate', 'seeds', 'claim of the paper')
+         "other's value", 'its rate', 'seeds', 'claim of the paper')
 
 
 def _row(group, base, found):
@@ -88,16 +91,24 @@ def _row(group, base, found):
 
 
 def _groups(entries):
-  """The runs to compare: without the seeds that chose a learning rate."""
+  """The runs to compare: without the seeds that chose a learning rate.
+
+  A method's cell of fewer than `claims.FEWEST` runs is a rate that was not
+  pursued if another rate was.
+  """
   label, cells = regimes.labels(entries), {}
   for entry in entries:
     key = label[entry.name], entry.learning_rate, entry.updates
     cells.setdefault(key, []).append(entry)
-  choosers = {entry.seed for members in cells.values()
-              if len(members) < claims.FEWEST for entry in members}
-  found = [_Group(*key, [e for e in members if e.seed not in choosers])
-           for key, members in sorted(cells.items())]
-  return [group for group in found if len(group.runs) >= claims.FEWEST]
+  found = []
+  for (name, rate, updates), members in sorted(cells.items()):
+    choosers = {entry.seed for (other, _, count), some in cells.items()
+                if (other, count) == (name, updates)
+                and len(some) < claims.FEWEST for entry in some}
+    kept = [entry for entry in members if entry.seed not in choosers]
+    if len(kept) >= claims.FEWEST:
+      found.append(_Group(name, rate, updates, kept))
+  return found
 
 
 def _texts(entries: Iterable[regimes.Entry]):

@@ -65,9 +65,17 @@ def test_the_best_rate_is_chosen_on_the_first_seed():
 def test_the_table_has_the_mean_over_seeds_by_regime():
   lines = regimes.table(ENTRIES).splitlines()
   assert lines[0] == '| method | learning rate | 8 updates | 32 updates |'
-  assert lines[2] == ('| grpo | 1e-4 | **55.0** (middle 12.0, KL 0.5, H 1, 30 tokens) | '
-                      '**22.0** (middle 12.0, KL 0.5, H 1, 30 tokens) |')
-  assert lines[3].endswith('| **25.0** (middle 12.0, KL 0.5, H 1, 30 tokens) |  |')
+  assert lines[2] == (
+      '| grpo | 1e-4 | **55.0** (middle 12.0, KL 0.5, H 1, 30 tokens) | '
+      '**22.0** (middle 12.0, KL 0.5, H 1, 30 tokens) |')
+  assert lines[3].endswith(
+      '| **25.0** (middle 12.0, KL 0.5, H 1, 30 tokens) |  |')
+
+
+def test_a_run_that_recorded_no_accuracy_has_none_in_the_middle():
+  bare = entry('grpo', 1e-4, 8, 0, 0.2)
+  bare.metrics.pop('accuracy')
+  assert 'middle nan' in regimes.table([bare])
 
 
 @pytest.mark.parametrize('content', [

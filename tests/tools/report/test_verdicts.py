@@ -1,5 +1,7 @@
 """Verdicts on made-up maps, whose differences are known."""
 
+import re
+
 from tepo_jax.tools.report import regimes
 from tepo_jax.tools.report import verdicts
 
@@ -17,14 +19,16 @@ def entry(method, seed, rate=1e-4, updates=4, **metrics):
                        updates, seed, steps)
 
 
-def rows(entries):
-  """{(method, measure, rate, rate of grpo): cells} of the tables."""
-  found = {}
-  for line in verdicts.markdown(entries).splitlines():
-    cells = [cell.strip() for cell in line.split('|')[1:-1]]
-    if cells and cells[0] not in ('method', '---'):
-      found[cells[0], cells[2], cells[1], cells[7]] = cells
-  return found
+def _cells(line):
+  return [cell.strip() for cell in re.split(r'(?<!\\)\|', line)[1:-1]]
+
+
+def rows(entries, base='grpo', updates=4):
+  """{(method, measure): cells} of one table."""
+  [part] = [part for part in verdicts.markdown(entries).split('## ')
+            if part.startswith(f'Against {base}, {updates} updates')] or ['']
+  lines = list(map(_cells, part.strip().splitlines()[4:]))
+  return {(cells[0], cells[2]): cells for cells in lines}
 
 
 def test_each_measure_is_compared_by_seed():
@@ -37,8 +41,8 @@ def test_each_measure_is_compared_by_seed():
         entry('tepo', seed, clip=[0.02 + seed - more / 100] * 4,
               tokens=[6.0 + seed + more] * 4, evaluation=(0.1, 0.5 + 0.1 * (
                   1 + seed)), entropy=(0.5, 0.4, 0.3, 0.2 + more),
-              gradient=[2.0] * 4, **{NATS: (4.7, 4.7 - more)})]
-  found = {key[1]: cells for key, cells in rows(entries).items()}
+              gradient=[1.5 + more] * 4, **{NATS: (4.7, 4.7 - more)})]
+  found = {measure: cells for (_, measure), cells in rows(entries).items()}
   # Means 1.1, std 0.1, t = 4.30265: half the interval is 0.2484.
   assert found['Clip ratio, mean, %'][3:5] == [
       'supported', '-1.10 [-1.35, -0.85]']
@@ -46,32 +50,51 @@ def test_each_measure_is_compared_by_seed():
       'contradicted', '1.10 [0.85, 1.35]']
   assert found['Entropy, last fifth of the steps, nats'][4] == (
       '1.10 [0.85, 1.35]')
+  assert found['Gradient norm, mean'][3:5] == [
+      'supported', '1.10 [0.85, 1.35]']
   assert found[f'{NATS}, nats'][3:5] == ['supported', '-1.10 [-1.35, -0.85]']
   assert found['Accuracy after training, %'][3] == 'not resolved at ±25'
-  # Of 1, 1, 1 and 3 the standard deviation is 0.866, the mean 1.5.
-  assert found['Gradient norm, spread over steps, % of its mean'][4:7] == [
-      '-57.7 [-57.7, -57.7]', '0 [0, 0]', '57.7 [57.7, 57.7]']
   assert found['Accuracy of samples, mean over the run, %'][3] == (
       'equal within ±2')
+  # From 0.3 to 1.2, 1.3 and 1.4 instead of to 0.2: 0.8, 0.9 and 1 more, by 3.
+  assert found[r'Entropy, mean \|change\| a step, nats'][4] == (
+      '0.300 [0.217, 0.383]')
+
+
+def test_methods_are_also_compared_with_tepo_without_its_kl():
+  entries = [entry(method, seed, tokens=[tokens] * 4) for seed in range(3)
+             for method, tokens in (
+                 ('grpo', 6.0), ('tepo_no_kl', 7.0), ('tepo', 9.0))]
+  measure = 'Response length, mean, tokens'
+  found = rows(entries, 'tepo_no_kl')
+  assert found['tepo', measure][4] == '2.00 [2.00, 2.00]'
+  assert found['grpo', measure][4] == '-1.00 [-1.00, -1.00]'
+  assert rows(entries)['tepo', measure][4] == '3.00 [3.00, 3.00]'
 
 
 def test_seeds_that_chose_a_rate_compare_no_methods():
-  """Seeds 0 and 1 were trained at 3e-4 too, which nobody pursued."""
+  """Seeds 0 and 1 of tepo were trained at 3e-4 too, which nobody pursued."""
   entries = [entry(method, seed, evaluation=(0.1, 0.9 if seed < 2 else 0.5))
              for method in ('grpo', 'tepo') for seed in range(5)]
   entries += [entry('tepo', seed, 3e-4) for seed in (0, 1)]
-  cells = rows(entries)['tepo', 'Accuracy after training, %', '0.0001',
-                        '0.0001']
+  cells = rows(entries)['tepo', 'Accuracy after training, %']
   assert cells[5] == '50.0 [50.0, 50.0]' and cells[8] == '3'
 
 
-def test_methods_are_compared_at_each_rate_of_grpo_and_equal_updates():
+def test_a_single_run_elsewhere_leaves_out_no_seed():
+  entries = [entry(method, seed) for method in ('grpo', 'tepo')
+             for seed in range(3)] + [entry('tepo', 2, updates=1)]
+  assert rows(entries)['tepo', 'Accuracy after training, %'][8] == '3'
+
+
+def test_methods_are_compared_at_each_rate_of_the_other_and_equal_updates():
   entries = [entry('grpo', seed, rate) for seed in range(3)
              for rate in (1e-4, 3e-4)]
   entries += [entry(method, seed, updates=updates) for seed in range(3)
               for method, updates in (('tepo', 4), ('gspo', 1))]
-  assert {key[0::3] for key in rows(entries)} == {
-      ('tepo', '0.0001'), ('tepo', '0.0003')}
+  lines = list(map(_cells, verdicts.markdown(entries).splitlines()[4:]))
+  assert [(cells[0], cells[7]) for cells in lines] == (
+      [('tepo', '0.0001')] * 9 + [('tepo', '0.0003')] * 9)
 
 
 def test_too_few_seeds_have_no_verdict():
@@ -82,5 +105,5 @@ def test_too_few_seeds_have_no_verdict():
 def test_a_metric_that_no_run_recorded_is_not_compared():
   entries = [entry(method, seed, clip=()) for seed in range(3)
              for method in ('grpo', 'gpg')]
-  measures = {measure for _, measure, _, _ in rows(entries)}
-  assert len(measures) == 6 and 'Clip ratio, mean, %' not in measures
+  measures = {measure for _, measure in rows(entries)}
+  assert len(measures) == 8 and 'Clip ratio, mean, %' not in measures
