@@ -42,11 +42,12 @@ class Shapes:
     return max(1, self.slots[-1] // _REFILL_SHARE)
 
   def prefill_rows(self, width: int) -> int:
-    """Q for prompts of that width: as many as fill `refill` slots with all
-    their samples, at most _PREFILL_TOKENS. More free slots take several
-    prefills."""
+    """Q for prompts of that width: as many as fill `refill` slots, or half of
+    these with groups, of which dynamic sampling asks for few at a time; at
+    most _PREFILL_TOKENS. More free slots take several prefills."""
+    filled = self.refill if self.samples == 1 else self.refill // 2
     rows = min(max(1, _PREFILL_TOKENS // width),
-               -(-self.refill // self.samples))
+               max(1, -(-filled // self.samples)))
     return rows + -rows % self.shards
 
   @property

@@ -86,12 +86,12 @@ def test_the_shapes_for_given_maxima():
 
 
 @pytest.mark.parametrize('samples, shards, carries, rows', [
-    (1, 1, False, 32), (8, 1, False, 4), (12, 1, False, 3), (64, 1, False, 1),
-    (8, 3, False, 6), (8, 1, True, 32)])
-def test_a_prefill_has_the_prompts_that_a_refill_takes(
+    (1, 1, False, 32), (2, 1, False, 8), (4, 1, False, 4), (6, 1, False, 3),
+    (64, 1, False, 1), (4, 3, False, 6), (8, 1, True, 32)])
+def test_a_prefill_has_the_prompts_for_half_of_a_refill(
     samples, shards, carries, rows):
-  """256 slots are refilled when 32 are free; a carried completion is its own
-  prompt. At most 2^14 tokens: 8 rows of 2,048."""
+  """256 slots are refilled when 32 are free: by groups in two prefills. A
+  carried completion is its own prompt. At most 2^14 tokens: 8 rows of 2,048."""
   shapes = shapes_lib.make(
       slots=256, work=1024, prompt_tokens=2048, max_tokens=500, chunk=4,
       shards=shards, samples=samples, carries=carries)
