@@ -67,6 +67,8 @@ class Entry:
 def update(path: files.Path, runs: Sequence[runs_lib.Run]) -> list[Entry]:
   """Adds the finished runs that the file lacks, by name; returns all entries.
 
+  A file that lacks none is not written.
+
   Raises:
     errors.InputError: the file is damaged, or nothing is in it.
   """
@@ -77,10 +79,11 @@ def update(path: files.Path, runs: Sequence[runs_lib.Run]) -> list[Entry]:
   entries |= {run.name: _entry(run, moved[run.name]) for run in new}
   if not entries:
     raise errors.InputError(f'{path}: no finished run to map')
-  lines = [json.dumps(dataclasses.asdict(entries[name])) + '\n'
-           for name in sorted(entries)]
-  with files.replacing(path) as temporary:
-    temporary.write_bytes(gzip.compress(''.join(lines).encode(), mtime=0))
+  if new:
+    lines = [json.dumps(dataclasses.asdict(entries[name])) + '\n'
+             for name in sorted(entries)]
+    with files.replacing(path) as temporary:
+      temporary.write_bytes(gzip.compress(''.join(lines).encode(), mtime=0))
   return [entries[name] for name in sorted(entries)]
 
 

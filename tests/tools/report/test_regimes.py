@@ -54,6 +54,16 @@ def test_an_entry_without_the_fields_of_a_reference_has_its_rows_label(
   assert regimes.labels(regimes.read(path)) == {'old': 'grpo', 'new': 'grpo'}
 
 
+def test_a_map_that_is_only_read_is_not_written(tmp_path):
+  """Not even with the fields that it was made without."""
+  path = tmp_path / 'map.jsonl.gz'
+  path.write_bytes(gzip.compress(json.dumps(dataclasses.asdict(
+      ENTRIES[0])).encode()))
+  before = path.read_bytes()
+  assert len(regimes.update(path, [])) == 1
+  assert path.read_bytes() == before
+
+
 def test_the_best_rate_is_chosen_on_the_first_seed():
   """Seed 1 exists only where a rate was best, and must not count."""
   assert [(e.method_name, e.updates, e.learning_rate, e.seed)
