@@ -106,7 +106,8 @@ def prepare(session: session_lib.Session) -> list[Evaluation]:
               decoding=draw.Decoding(temperature, settings.top_k,
                                      settings.top_p)
               if temperature > 0 else draw.Decoding(0.0),
-              stop_after_boxed=settings.stop_after_boxed),
+              stop_after_boxed=settings.stop_after_boxed,
+              prefix=groups_lib.shared_prefix(prompts)),
           samples, index == 0, session.template.style,
           session.too_long[source]))
   return evaluations

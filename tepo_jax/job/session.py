@@ -151,13 +151,14 @@ class Session:
 
   def sampler(self, *, prompts: int, samples: int, max_tokens: int,
               decoding: draw.Decoding, stop_after_boxed: bool = False,
-              carries: bool = False, sizes: carrying.Sizes | None = None
-              ) -> sampler_lib.GroupSampler:
+              carries: bool = False, sizes: carrying.Sizes | None = None,
+              prefix: tuple[int, ...] = ()) -> sampler_lib.GroupSampler:
     """Makes a sampler for calls with up to `prompts` prompts. Its first call
     sizes the slots, by `config.rollout.slots` or the memory that is then free.
 
     carries: whether completions are carried. sizes: of the run so far, which
-    are kept if neither the config nor the mesh has changed them.
+    are kept if neither the config nor the mesh has changed them. prefix:
+    `groups.shared_prefix` of the prompts.
     """
     settings = self.config.rollout
 
@@ -170,7 +171,8 @@ class Session:
           wanted=known.slots if known else settings.slots,
           work=prompts * samples, samples=samples, max_tokens=max_tokens,
           prompt_tokens=self.config.data.max_prompt_tokens,
-          chunk=settings.chunk, carries=carries, pages=known and known.pages)
+          chunk=settings.chunk, carries=carries, prefix=prefix,
+          pages=known and known.pages)
       memory_lib.check_cache(*decoding_on, shapes)
       return schedule.Schedule(
           sampling_lib.maker(settings.cache)(

@@ -37,7 +37,8 @@ def sampling_shapes(
     model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *, cache: str,
     wanted: int | None, work: int, prompt_tokens: int, max_tokens: int,
     chunk: int, samples: int = 1, carries: bool = False,
-    pages: int | None = None) -> shapes_lib.Shapes:
+    prefix: tuple[int, ...] = (), pages: int | None = None
+    ) -> shapes_lib.Shapes:
   """The shapes of sampling with `wanted` slots, or with as many as fit.
 
   Call it once the weights are on the devices: it reads the free memory.
@@ -46,7 +47,8 @@ def sampling_shapes(
     cache: config.rollout.cache.
     wanted: slots; None: one per completion, or as many as fit.
     work: completions to sample.
-    prompt_tokens, max_tokens, chunk, samples, carries: of `shapes.make`.
+    prompt_tokens, max_tokens, chunk, samples, carries, prefix: of
+      `shapes.make`.
     pages: those of a run that had `wanted` slots before, which need not be
       found to fit again.
 
@@ -55,7 +57,7 @@ def sampling_shapes(
   """
   free = None if pages is not None else mesh_lib.free_bytes()
   sizes = dict(work=work, prompt_tokens=prompt_tokens, max_tokens=max_tokens,
-               chunk=chunk, samples=samples, carries=carries)
+               chunk=chunk, samples=samples, carries=carries, prefix=prefix)
   if cache == 'pages':
     shapes = paged_shapes(model, mesh, wanted=wanted, free=free, **sizes)
     if pages is not None and pages >= shapes.least_pages:
@@ -97,8 +99,8 @@ def _warn_of_wide_prefills(model, mesh, shapes, free):
 def paged_shapes(
     model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
     wanted: int | None, work: int, prompt_tokens: int, max_tokens: int,
-    chunk: int, free: float | None, samples: int = 1, carries: bool = False
-    ) -> shapes_lib.Shapes:
+    chunk: int, free: float | None, samples: int = 1, carries: bool = False,
+    prefix: tuple[int, ...] = ()) -> shapes_lib.Shapes:
   """`sampling_shapes` of a cache of pages, which take all of their share of the
   `free` bytes of a device that they can need; None: all that they can need.
 
@@ -117,7 +119,7 @@ def paged_shapes(
     shapes = shapes_lib.make(
         slots=slots * shards, work=slots * shards, prompt_tokens=prompt_tokens,
         max_tokens=max_tokens, chunk=chunk, shards=shards, samples=samples,
-        carries=carries)
+        carries=carries, prefix=prefix)
     columns = shapes.columns[-1:] if kernel else shapes.columns
     return dataclasses.replace(shapes, columns=columns, page=_PAGE, pages=pages)
 

@@ -113,8 +113,8 @@ class Trainer:
     self._restore(parent)
     rollout = self.config.rollout
     self.sampler = self.session.sampler(
-        prompts=rollout.prompts, samples=rollout.samples,
-        max_tokens=rollout.max_tokens,
+        prompts=rollout.prompts, prefix=self.prompts.shared_prefix(),
+        samples=rollout.samples, max_tokens=rollout.max_tokens,
         decoding=draw.Decoding(rollout.temperature),
         carries=carrying.is_on(self.config), sizes=self.sizes)
     if processes.is_first():

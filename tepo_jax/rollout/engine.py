@@ -14,6 +14,7 @@ V vocabulary · Y columns of a page; K, H as in `transformer`.
 """
 
 from collections.abc import Callable
+import dataclasses
 from typing import Any
 
 import flax.struct
@@ -79,15 +80,38 @@ class Chunk:
 
 
 def prefill(config: transformer.ModelConfig, params: Any,
-            token_QP: jax.Array, position_QP: jax.Array
-            ) -> transformer.KVCache:
-  """Keys and values of left-padded prompts without their last tokens.
+            token_QP: jax.Array, position_QP: jax.Array,
+            prefix: transformer.KVCache | None = None) -> transformer.KVCache:
+  """Keys and values of prompts without their last tokens.
 
   Decoding takes the last token of a prompt as its first input.
+
+  prefix: one row, this function's result for the tokens with which all the
+    prompts begin and which `token_QP` lacks. The result has its columns, then
+    the P columns. None: there are no such tokens.
   """
   batch, length = token_QP.shape
-  cache = cache_lib.init_cache(config, batch, length, config.dtype)
+  if prefix is None:
+    cache = cache_lib.init_cache(config, batch, length, config.dtype)
+  else:
+    cache = _extended(prefix, batch, length)
+    # The other backends see only the new columns.
+    config = dataclasses.replace(config, attention='xla')
   return transformer.forward(config, params, token_QP, position_QP, cache)[1]
+
+
+def _extended(prefix, rows, columns):
+  """A cache that has the prefix in each of so many rows, with more columns."""
+  def extended(array, axis, empty=0):
+    widths = [(0, 0)] * array.ndim
+    widths[axis] = (0, columns)
+    return jnp.pad(jnp.broadcast_to(array, (rows, *array.shape[1:])), widths,
+                   constant_values=empty)
+
+  return transformer.KVCache(
+      k=tuple(extended(k, 3) for k in prefix.k),
+      v=tuple(extended(v, 2) for v in prefix.v),
+      position=extended(prefix.position, 1, -1), index=prefix.index)
 
 
 def insert(cache: transformer.KVCache, prompts: transformer.KVCache,

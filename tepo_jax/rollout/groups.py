@@ -3,9 +3,11 @@
 Axes: G samples of a prompt · T tokens of a completion.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
+import itertools
 import math
+import os
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +25,24 @@ class Prompt:
   problem: problem_lib.Problem
   token_ids: tuple[int, ...]
   prompt_id: int
+
+
+def shared_prefix(prompts: Iterable[Prompt]) -> tuple[int, ...]:
+  """The tokens with which all prompts begin, such as worked examples; a run
+  prefills them once.
+
+  They are fewer than any prompt has, as a prompt's last token is no part of its
+  prefill, and a multiple of 8, so that prompts that happen to share some more
+  need no other programs. (), if they are less than 32, or than half of the
+  median prompt: that would gain little.
+  """
+  ids = [prompt.token_ids for prompt in prompts]
+  if len(ids) < 2:
+    return ()
+  lengths = [len(tokens) for tokens in ids]
+  shared = os.path.commonprefix([min(ids), max(ids)])
+  size = min(len(shared), min(lengths) - 1) // 8 * 8
+  return tuple(shared[:size]) if size >= max(32, np.median(lengths) / 2) else ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,6 +247,10 @@ class Mixture:
       rounds, left = divmod(len(prompts), len(places))
       ends.append(rounds * len(self._period) + places[left])
     return min(ends)
+
+  def shared_prefix(self) -> tuple[int, ...]:
+    """`shared_prefix` of all prompts of all sets."""
+    return shared_prefix(itertools.chain(*self.sets.values()))
 
   def name(self, prompt_id: int) -> str:
     """The set of the prompt at an index."""

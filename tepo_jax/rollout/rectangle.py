@@ -85,7 +85,10 @@ class Rectangle:
     that is its first input, the last: the others go before the current column.
     """
     last = len(request.token_ids) - 1
-    self.first_N[slot] = self.index - last
+    width = self.shapes.width(last + 1)
+    # After a prefix comes the padding, and then the other tokens.
+    self.first_N[slot] = self.index - (
+        width if self.shapes.shared(width) else last)
     return last
 
   def insert(self, prompts: Any, pairs: list[tuple[int, int]]) -> None:

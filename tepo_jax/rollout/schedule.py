@@ -17,6 +17,7 @@ have had. Requests of earlier steps come first.
 import collections
 from collections.abc import Callable, Iterator
 import dataclasses
+import functools
 import itertools
 from typing import Any
 
@@ -284,19 +285,33 @@ class _Run:
   def _prefill(self):
     """Prefills the next prompts and adds their samples to `waiting`."""
     width, rows, members = self.batches.popleft()
-    token_QP = np.zeros((rows, width), np.int32)
-    position_QP = np.full((rows, width), -1, np.int32)
+    shared = self.shapes.shared(width)
+    token_QP = np.zeros((rows, width - shared), np.int32)
+    position_QP = np.full_like(token_QP, -1)
     for row, (request, _) in enumerate(members):
-      inner = request.token_ids[:-1]
-      start = 0 if self.store.left_aligned else width - len(inner)
+      if tuple(request.token_ids[:shared]) != self.shapes.prefix[:shared]:
+        raise ValueError(f'prompt {request.prompt_id} lacks the prefix')
+      inner = request.token_ids[shared:-1]
+      start = 0 if self.store.left_aligned else width - shared - len(inner)
       columns = slice(start, start + len(inner))
       token_QP[row, columns] = inner
-      position_QP[row, columns] = np.arange(len(inner))
-    prompts = self.programs.prefill(self.weights, token_QP, position_QP)
+      position_QP[row, columns] = shared + np.arange(len(inner))
+    prompts = self.programs.prefill(
+        self.weights, token_QP, position_QP,
+        *[self._prefix] if shared else [])
     self.stats.prefills += 1
     self.waiting.extend(
         (prompts, row, request, sample)
         for row, (request, samples) in enumerate(members) for sample in samples)
+
+  @functools.cached_property
+  def _prefix(self):
+    """Keys and values of the prefix, one row."""
+    shape = self.shapes.shards, len(self.shapes.prefix)
+    cache = self.programs.prefill(
+        self.weights, np.broadcast_to(np.int32(self.shapes.prefix), shape),
+        np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape))
+    return jax.tree.map(lambda x: x[:1] if x.ndim else x, cache)
 
   def _start(self, slot, request, sample, first):
     """Records what a slot draws; `first`: see `place`."""
@@ -338,8 +353,7 @@ class _Run:
     by_width = collections.defaultdict(list)
     for request, samples in members:
       if len(samples):
-        length = len(request.token_ids)
-        by_width[min(w for w in self.shapes.prompts if w >= length)].append(
+        by_width[self.shapes.width(len(request.token_ids))].append(
             (request, samples))
     for width in sorted(by_width, reverse=True):
       members, rows = by_width[width], self.shapes.prefill_rows(width)

@@ -10,6 +10,9 @@ from typing import Any
 from tepo_jax.rollout import engine
 
 _PREFILL_TOKENS = 1 << 14  # of one prefill, padding included
+# Columns of a prefill after a prefix, which no attention kernel serves: at
+# _PREFILL_TOKENS and 28 heads on a device, 0.5 GB of scores.
+_MOST_AFTER_PREFIX = 256
 _REFILL_SHARE = 8  # refill when this part of the slots is free: 1/8
 
 
@@ -25,6 +28,7 @@ class Shapes:
   page: Y, columns of a page; 0: the cache is a rectangle. pages: X of a shard.
   carries: whether completions are carried (`carry`).
   samples: completions of a prompt, which are prefilled once.
+  prefix: the tokens with which all prompts begin, see `groups.shared_prefix`.
   """
   slots: tuple[int, ...]
   prompts: tuple[int, ...]
@@ -35,6 +39,17 @@ class Shapes:
   pages: int = 0
   carries: bool = False
   samples: int = 1
+  prefix: tuple[int, ...] = ()
+
+  def width(self, tokens: int) -> int:
+    """P for a prompt of so many tokens."""
+    return min(width for width in self.prompts if width >= tokens)
+
+  def shared(self, width: int) -> int:
+    """The first tokens of a prompt of that width that are not prefilled with
+    it, but once in a run: the prefix, or none of it."""
+    known = len(self.prefix)
+    return known if width - known <= _MOST_AFTER_PREFIX else 0
 
   @property
   def refill(self) -> int:
@@ -74,8 +89,8 @@ class Shapes:
 
 
 def make(*, slots: int, work: int, prompt_tokens: int, max_tokens: int,
-         chunk: int, shards: int, samples: int = 1, carries: bool = False
-         ) -> Shapes:
+         chunk: int, shards: int, samples: int = 1, carries: bool = False,
+         prefix: tuple[int, ...] = ()) -> Shapes:
   """The shapes for these maxima; `work` is the completions of a queue, samples
   those of a prompt; carries: whether completions are carried, so that there is
   always more work, and each is prefilled for itself."""
@@ -83,14 +98,16 @@ def make(*, slots: int, work: int, prompt_tokens: int, max_tokens: int,
   slots += -slots % shards
   longest = prompt_tokens + max_tokens
   spare = max(chunk, longest // 8) if slots < work or carries else 0
-  prompts = _halves(prompt_tokens, 32, 4)
+  known = len(prefix)
+  prompts = tuple(
+      known + columns for columns in _halves(prompt_tokens - known, 32, 4))
   if carries:
     prompts = tuple(sorted({*prompts, *_halves(longest, 32, 4)}))
   return Shapes(
       slots=_halves(slots, max(8, shards), 4, shards),
       prompts=prompts, columns=_widths(longest + spare),
       chunk=chunk, shards=shards, carries=carries,
-      samples=1 if carries else samples)
+      samples=1 if carries else samples, prefix=prefix)
 
 
 def _halves(largest, least, count, multiple=1):
@@ -122,7 +139,7 @@ class SamplingPrograms:
   The cache is a rectangle, a transformer.KVCache:
 
   empty: (N, W, current column) -> cache.
-  prefill: (weights, token_QP, position_QP) -> KVCache of the prompts.
+  prefill: (weights, token_QP, position_QP[, prefix]) -> KVCache of the prompts.
   insert: (cache, prompts, source_R, slot_R) -> cache; donates the first.
   move: (cache, slot_M, shift, W) -> cache; deletes the old one. slot_M has the
     slots of one shard after another, each numbered within its shard.

@@ -7,7 +7,6 @@ import gc
 import importlib.metadata
 import json
 import logging
-import math
 import os
 import pathlib
 import platform
@@ -168,11 +167,14 @@ def compilations_shown(
 
 
 def _program(name, inputs):
-  """'jit(decode)' and the shapes of its inputs -> 'decode 64 × 1,024'."""
+  """'jit(decode)' and the shapes of its inputs -> 'decode 64 × 1,024'.
+
+  The first that is one of integers has the size: not of int8 weights, and a
+  prefill has its tokens before its prefix.
+  """
   name = re.sub(r'^jit[_(](.*?)\)?$', r'\1', name)
-  shapes = [x.shape for x in inputs
-            if jax.dtypes.issubdtype(x.dtype, jax.numpy.integer) and x.ndim > 1]
-  size = max(shapes, key=math.prod, default=())
+  size = next((x.shape for x in inputs
+               if x.dtype == jax.numpy.int32 and x.ndim > 1), ())
   return ' '.join([name, ' × '.join(f'{n:,}' for n in size)]).strip()
 
 

@@ -33,21 +33,24 @@ def _model(family):
 
 
 @pytest.mark.long_after_first
-@pytest.mark.parametrize('page', [0, 8])
+@pytest.mark.parametrize('page, shared', [(0, 0), (8, 0), (0, 8), (8, 8)])
 @pytest.mark.parametrize('family', FAMILIES)
 def test_greedy_tokens_are_those_of_transformers(
-    family, page, make_engine, tmp_path):
+    family, page, shared, make_engine, tmp_path):
   """Nine prompts of very different lengths through four slots, with a rectangle
-  and with pages."""
+  and with pages; with tokens that all begin with, too, prefilled once."""
   torch_model = _model(family)
   torch_model.save_pretrained(tmp_path)
   config, params = weights.load(tmp_path, 'float32')
-  engine = make_engine(
-      config, params, slots=4, prompt_tokens=33, max_tokens=T, chunk=8,
-      decoding=draw.Decoding(0.0), prompts=(9, 33), columns=(40, 60),
-      page=page, pages=40)
   rng = np.random.default_rng(0)
-  prompts = [rng.integers(0, 61, n) for n in (33, 1, 2, 30, 9, 17, 1, 5, 12)]
+  first = tuple(map(int, rng.integers(0, 61, shared)))
+  prompts = [np.append(np.array(first, int), rng.integers(0, 61, n))
+             for n in (33, 1, 2, 30, 9, 17, 1, 5, 12)]
+  engine = make_engine(
+      config, params, slots=4, prompt_tokens=33 + shared, max_tokens=T, chunk=8,
+      decoding=draw.Decoding(0.0), prefix=first,
+      prompts=(9 + shared, 33 + shared), columns=(40 + shared, 60 + shared),
+      page=page, pages=40)
   limits = rng.integers(T // 4, T + 1, (9, 1))
   got, stats = engine.sample(prompts, 1, limits)
   assert stats.chunks > 9 // 4

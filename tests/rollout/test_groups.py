@@ -13,6 +13,30 @@ def _prompt(prompt_id, token_ids=(1,)):
   return groups_lib.Prompt(problem, tuple(token_ids), prompt_id)
 
 
+@pytest.mark.parametrize('ends, size', [
+    ([1, 30], 48), ([0, 20], 40), ([0, 0], 40), ([1, 60, 40], 48),
+    ([1, 2, 900], 48), ([1, 60, 60], 0), ([1], 0), ([], 0)])
+def test_a_shared_prefix(ends, size):
+  """48 tokens that all begin with, and so many others: by hand. One is left to
+  each prompt, and 48 are less than half of the median of 49, 108 and 108."""
+  ids = [[*range(48), *range(100 * n, 100 * n + end)]
+         for n, end in enumerate(ends, 1)]
+  sets = {'one': [_prompt(0, x) for x in ids[:1]],
+          'other': [_prompt(1, x) for x in ids[1:]]}
+  shared = groups_lib.shared_prefix([*sets['one'], *sets['other']])
+  assert shared == tuple(range(size))
+  if all(sets.values()):
+    mixture = groups_lib.Mixture(sets, [1, 1], seed=0)
+    assert mixture.shared_prefix() == shared
+
+
+def test_fewer_than_32_tokens_are_no_shared_prefix():
+  assert groups_lib.shared_prefix(
+      [_prompt(n, (*range(31), 50 + n)) for n in range(2)]) == ()
+  assert groups_lib.shared_prefix(
+      [_prompt(n, (*range(39), 50 + n)) for n in range(2)]) == tuple(range(32))
+
+
 def test_data_order():
   """Every epoch and every seed has its own permutation; an entry depends on
   (seed, index) only, not on earlier reads."""

@@ -162,6 +162,51 @@ def test_the_mesh_changes_nothing(engine, free, mesh, slots):
   toy.assert_same(got, free)
 
 
+@pytest.mark.long_after_first
+@pytest.mark.parametrize('options', [
+    {}, dict(page=4, pages=1000), dict(attention='splash_interpreted'),
+    dict(slots=8, mesh=dict(data=2, fsdp=1, tensor=2))], ids=str)
+def test_a_shared_prefix_is_prefilled_once(
+    make_engine, params, monkeypatch, options):
+  """Nine tokens: the completions are those of whole prompts. Prompts with many
+  other tokens are prefilled whole, here from 14 on. A kernel computes attention
+  but for prompts after the prefix."""
+  monkeypatch.setattr(shapes_lib, '_MOST_AFTER_PREFIX', 5)
+  prefix = np.arange(20, 29)
+  prompts = [np.concatenate([prefix, prompt]) for prompt in _prompts()]
+  sizes = dict(slots=4, prompts=(14, 23), columns=(26, 40)) | options
+  model = dataclasses.replace(MODEL, attention=sizes.pop('attention', 'xla'))
+  if 'mesh' in options:
+    sizes['mesh'] = mesh_lib.make(options['mesh'], jax.devices())
+
+  def sample(prefix):
+    engine = make_engine(model, params, prompt_tokens=23, max_tokens=T,
+                         prefix=prefix, **sizes)
+    programs, shapes = engine.schedule.programs, []
+
+    def prefill(weights, token_QP, *more):
+      shapes.append(token_QP.shape)
+      return programs.prefill(weights, token_QP, *more)
+
+    watched = dataclasses.replace(engine.schedule, programs=(
+        dataclasses.replace(programs, prefill=prefill)))
+    found, _ = dataclasses.replace(engine, schedule=watched).sample(
+        prompts, G, T)
+    return found, shapes
+
+  want, whole = sample(())
+  got, shapes = sample(tuple(prefix.tolist()))
+  toy.assert_same(got, want)
+  expected = [(rows, columns if columns == 23 else 5)
+              for rows, columns in whole]
+  first = [columns for _, columns in expected].index(5)
+  expected.insert(first, (2 if 'mesh' in options else 1, 9))
+  assert shapes == expected and expected[0][1] == 23
+  with pytest.raises(ValueError, match='prompt 0 lacks the prefix'):
+    make_engine(MODEL, params, prompt_tokens=23, max_tokens=T,
+                prefix=tuple(range(9)), **sizes).sample(prompts[1:2], G, T)
+
+
 @functools.cache
 def _on_mesh(engine, slots, mesh):
   shape = dict(data=1, fsdp=1, tensor=1) | dict(mesh)
