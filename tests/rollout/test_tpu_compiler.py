@@ -176,6 +176,28 @@ def test_a_shard_of_the_batch_costs_what_it_costs_alone(compiled, two_shards):
     assert shard.wire_bytes[kind] - alone.wire_bytes[kind] == sent
 
 
+@pytest.mark.long
+def test_a_prefill_after_a_prefix_computes_only_the_other_tokens():
+  """896 of 1,024: an eighth of the products. Attention's, at most 1,024 keys
+  for each of 128 tokens, are about 3 % more."""
+  model = dataclasses.replace(MODEL, attention='splash')
+  mesh = _mesh('v5p:2x2x2', 2)
+  programs = sampling_lib.make(
+      model, mesh, decoding=draw.Decoding(), eos_ids=(0,), chunk=32)
+
+  def compiled(columns, *prefix):
+    tokens = jax.ShapeDtypeStruct(
+        (8, columns), np.int32, sharding=mesh_lib.replicated(mesh))
+    return cost.of(programs.prefill.lower(
+        _weights(model, mesh), tokens, tokens, *prefix).compile().as_text())
+
+  prefix = _abstract(
+      jax.eval_shape(lambda: cache_lib.init_cache(model, 1, 896, model.dtype)),
+      sampling_lib.cache_shardings(model, mesh, None))
+  assert compiled(128, prefix).flops == pytest.approx(
+      compiled(1024).flops / 8, rel=0.06)
+
+
 _SLICES = [pytest.param('v6e:4x4', 4, marks=pytest.mark.long), *(
     pytest.param(slice_, tensor, marks=(pytest.mark.long, pytest.mark.nightly))
     for slice_ in ('v5e:2x4', 'v5p:2x2x2', 'v6e:4x4') for tensor in (1, 4, 8)
