@@ -42,7 +42,7 @@ class Shapes:
   prefix: tuple[int, ...] = ()
 
   def width(self, tokens: int) -> int:
-    """P for a prompt of so many tokens."""
+    """The columns of a prompt of so many tokens, its prefix included."""
     return min(width for width in self.prompts if width >= tokens)
 
   def shared(self, width: int) -> int:
