@@ -44,8 +44,11 @@ def test_sample_lines_are_json():
 
 
 def _prepare(**settings):
-  """prepare() on a session that records its calls."""
+  """prepare() on a session that records its calls; its three prompts begin with
+  the same 32 tokens."""
   asked = []
+  found = [groups_lib.Prompt(group.prompt.problem, (*range(32), 40 + n), n)
+           for n, group in enumerate(GROUPS)]
   settings = dict(sets=('arithmetic',), limit=5, samples=8, temperature=1.0,
                   greedy=False, max_tokens=9, top_k=0, top_p=1.0,
                   stop_after_boxed=False) | settings
@@ -53,7 +56,7 @@ def _prepare(**settings):
       config=ml_collections.ConfigDict({'eval': settings}),
       template=prompts.get('dapo_answer'), check_evaluation=lambda: None,
       too_long=dict.fromkeys(settings['sets'], 2),
-      evaluation_prompts=lambda name: asked.append(name) or ['a', 'b', 'c'],
+      evaluation_prompts=lambda name: asked.append(name) or found,
       sampler=lambda **arguments: arguments)
   return evaluation.prepare(session), asked
 
@@ -78,10 +81,9 @@ def test_evaluations_follow_the_config():
       (8, True, 'answer'), (1, False, 'answer')]
   assert [e.too_long for e in evaluations] == [2, 2]
   assert [e.sampler for e in evaluations] == [
-      dict(prompts=3, samples=8, max_tokens=9, stop_after_boxed=False,
-           decoding=draw.Decoding(1.0)),
-      dict(prompts=3, samples=1, max_tokens=9, stop_after_boxed=False,
-           decoding=draw.Decoding(0.0))]
+      dict(prompts=3, samples=samples, max_tokens=9, stop_after_boxed=False,
+           decoding=draw.Decoding(temperature), prefix=tuple(range(32)))
+      for samples, temperature in ((8, 1.0), (1, 0.0))]
 
 
 def test_only_sampled_decodings_are_truncated():
