@@ -34,6 +34,17 @@ def _trainer(**fields):
       **fields)
 
 
+def test_a_run_prefills_what_all_its_prompts_begin_with_once(tmp_path):
+  asked, trainer = {}, _trainer(_restore=lambda parent: None)
+  trainer.session.sampler = lambda **arguments: asked.update(arguments)
+  trainer.session.parameters = lambda: 7
+  trainer.prompts = groups_lib.Mixture({'made': [
+      groups_lib.Prompt(None, (*range(32), 40 + n), n) for n in range(3)]},
+                                       [1], seed=0)
+  trainer_lib.Trainer.open(trainer, tmp_path)
+  assert asked['prefix'] == tuple(range(32))
+
+
 def test_an_evaluations_time_is_not_that_of_the_next_step():
   def run(*_):
     with trainer.session.timers('rollout'):
