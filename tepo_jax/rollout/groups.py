@@ -28,8 +28,8 @@ class Prompt:
 
 
 def shared_prefix(prompts: Iterable[Prompt]) -> tuple[int, ...]:
-  """The tokens with which all prompts begin, such as worked examples; a run
-  prefills them once.
+  """The tokens with which all prompts begin, such as worked examples; a
+  rollout step or an evaluation prefills them once.
 
   They are fewer than any prompt has, as a prompt's last token is no part of its
   prefill, and a multiple of 8, so that prompts that happen to share some more

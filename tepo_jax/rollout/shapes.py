@@ -28,7 +28,8 @@ class Shapes:
   page: Y, columns of a page; 0: the cache is a rectangle. pages: X of a shard.
   carries: whether completions are carried (`carry`).
   samples: completions of a prompt, which are prefilled once.
-  prefix: the tokens with which all prompts begin, see `groups.shared_prefix`.
+  prefix: the tokens with which all prompts begin, see `groups.shared_prefix`;
+    () where completions are carried.
   """
   slots: tuple[int, ...]
   prompts: tuple[int, ...]
@@ -47,9 +48,9 @@ class Shapes:
 
   def shared(self, width: int) -> int:
     """The first tokens of a prompt of that width that are not prefilled with
-    it, but once in a run: the prefix, or none of it."""
+    it, but once for all: the prefix, or none of it."""
     known = len(self.prefix)
-    return known if width - known <= _MOST_AFTER_PREFIX else 0
+    return known if 0 < width - known <= _MOST_AFTER_PREFIX else 0
 
   @property
   def refill(self) -> int:
@@ -98,6 +99,9 @@ def make(*, slots: int, work: int, prompt_tokens: int, max_tokens: int,
   slots += -slots % shards
   longest = prompt_tokens + max_tokens
   spare = max(chunk, longest // 8) if slots < work or carries else 0
+  # What is carried is wider than a prompt, by up to a whole padded width: with
+  # padding after a prefix it could need more columns than there are.
+  prefix = () if carries else prefix
   known = len(prefix)
   prompts = tuple(
       known + columns for columns in _halves(prompt_tokens - known, 32, 4))

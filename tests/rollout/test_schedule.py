@@ -80,6 +80,14 @@ def test_the_shapes_for_given_maxima():
       columns=(64, 96, 128, 192, 256, 352, 512, 768), chunk=4, shards=3)
   least = shapes(slots=16, work=17, shards=1, prompt_tokens=64)
   assert (least.slots, least.prompts) == ((8, 16), (32, 64))
+  after = shapes(slots=16, work=17, shards=1, prompt_tokens=200,
+                 prefix=tuple(range(40)))
+  assert after.prompts == (80, 120, 200) and after.width(60) == 80
+  assert after.shared(80) == 40 and shapes(
+      slots=16, work=17, shards=1, prompt_tokens=400,
+      prefix=tuple(range(40))).shared(400) == 0
+  carried = shapes(slots=16, work=17, shards=1, prefix=(1, 2), carries=True)
+  assert carried == shapes(slots=16, work=17, shards=1, carries=True)
   few = shapes(slots=100, work=7, shards=1)  # all at once: no spare columns
   assert few.slots == (7,) and few.columns[-1] == 640
   assert few.refill == 1 and shapes(slots=64, work=65, shards=1).refill == 8
