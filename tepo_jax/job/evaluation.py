@@ -96,6 +96,7 @@ def prepare(session: session_lib.Session) -> list[Evaluation]:
   names = datasets.short_names(settings.sets)
   for name, source in zip(names, settings.sets):
     prompts = session.evaluation_prompts(source)
+    prefix = groups_lib.shared_prefix(prompts)
     for index, (samples, temperature) in enumerate(
         _decodings(settings, source)):
       evaluations.append(Evaluation(
@@ -106,8 +107,7 @@ def prepare(session: session_lib.Session) -> list[Evaluation]:
               decoding=draw.Decoding(temperature, settings.top_k,
                                      settings.top_p)
               if temperature > 0 else draw.Decoding(0.0),
-              stop_after_boxed=settings.stop_after_boxed,
-              prefix=groups_lib.shared_prefix(prompts)),
+              stop_after_boxed=settings.stop_after_boxed, prefix=prefix),
           samples, index == 0, session.template.style,
           session.too_long[source]))
   return evaluations

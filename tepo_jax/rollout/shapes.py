@@ -99,8 +99,9 @@ def make(*, slots: int, work: int, prompt_tokens: int, max_tokens: int,
   slots += -slots % shards
   longest = prompt_tokens + max_tokens
   spare = max(chunk, longest // 8) if slots < work or carries else 0
-  # What is carried is wider than a prompt, by up to a whole padded width: with
-  # padding after a prefix it could need more columns than there are.
+  # A carried completion's prefill may be much wider than its tokens. After a
+  # prefix that padding would stay in its slot, which could then need more
+  # columns than there are.
   prefix = () if carries else prefix
   known = len(prefix)
   prompts = tuple(
