@@ -23,11 +23,13 @@ import pytest
 import torch
 import transformers
 
+from configs import smollm2
 from tepo_jax import cli
 from tepo_jax import errors
 from tepo_jax.data import embedded
 from tepo_jax.job import evaluation
 from tepo_jax.job import programs as programs_lib
+from tepo_jax.job import prompt_sets
 from tepo_jax.job import sampling
 from tepo_jax.job import session as session_lib
 from tepo_jax.policy import layers
@@ -92,6 +94,17 @@ def _texts():
          for _ in range(600)]
   texts = problems + odd + rng.sample(prose, min(800, len(prose)))
   return (texts + rng.choices(prose, k=2000))[:2000]
+
+
+@pytest.mark.parametrize('task', ['sums', 'word_problems'])
+def test_the_prompts_of_a_task_begin_as_its_config_says(ours, task):
+  config = smollm2.get_config(task)
+  (found,) = prompt_sets.training(config, ours.tokenizer)
+  assert not found.long
+  prompts = [ids for _, ids in found.short]
+  first = [ids[:config.train.shared_prefix] for ids in prompts]
+  assert first.count(first[0]) == len(prompts)
+  assert len({ids[config.train.shared_prefix] for ids in prompts}) > 1
 
 
 def test_every_tensor_is_transformers_own(folder, theirs):

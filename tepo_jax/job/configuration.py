@@ -167,6 +167,9 @@ def _check_geometry(config):
     raise errors.InputError(
         f'config.rollout.prompts={prompts} is not a multiple of '
         f'config.train.minibatch_prompts={minibatch}')
+  if config.train.shared_prefix >= config.data.max_prompt_tokens:
+    _refuse(config, 'train.shared_prefix', 'less than '
+            f'data.max_prompt_tokens={config.data.max_prompt_tokens}')
   weights = [weight for _, weight, _ in training_sets(config.data)]
   period = sum(weights) // math.gcd(*weights)
   if prompts % period:

@@ -191,7 +191,7 @@ def make_packer(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh
       train.packing, prompt_tokens=config.data.max_prompt_tokens,
       max_tokens=config.rollout.max_tokens, samples=config.rollout.samples,
       microbatch_tokens=train.microbatch_tokens,
-      shards=mesh_lib.batch_shards(mesh))
+      shards=mesh_lib.batch_shards(mesh), shared_prefix=train.shared_prefix)
 
 
 def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,

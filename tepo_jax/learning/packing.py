@@ -9,8 +9,9 @@ layouts (`MODES`):
 
   segments   several sequences (a prompt and its completion) to a row, separated
              by segment ids
-  shared     the same for attention only: the other layers compute a prompt
-             once for its completions in a bin (`policy.prompt_sharing`)
+  shared     the same for attention only: the other layers compute once what
+             sequences of a bin begin with, as a prompt of several completions
+             or the examples of all prompts (`policy.prompt_sharing`)
 
 Axes: B completions · T completion tokens · S tokens of a prompt and its
 completion; in packed rows, M microbatches · R rows of a microbatch · S columns
@@ -97,7 +98,8 @@ class Minibatch:
 
 
 def make(mode: str, *, prompt_tokens: int, max_tokens: int, samples: int,
-         microbatch_tokens: int, shards: int) -> 'Packer | SharedPacker':
+         microbatch_tokens: int, shards: int, shared_prefix: int = 0
+         ) -> 'Packer | SharedPacker':
   """The packer of a mode, for groups of `samples` completions.
 
   A row has the length of the longest sequence, prompt_tokens + max_tokens, or
@@ -106,15 +108,17 @@ def make(mode: str, *, prompt_tokens: int, max_tokens: int, samples: int,
 
   With shared prompts, attention has capacity for whole groups at their maximum
   lengths: there a group takes `samples` times the longest sequence. In the
-  other layers it takes `columns` columns, with its prompt stored once.
+  other layers it takes `columns` columns, with its prompt stored once, behind
+  the `shared_prefix` tokens of all prompts.
   """
   longest = prompt_tokens + max_tokens
   twice = microbatch_tokens >= 2 * longest * _ROWS * shards
   row_tokens = 2 * longest if twice else longest
   if mode == 'shared':
-    columns = prompt_tokens - 1 + samples * (max_tokens + 1)
-    return SharedPacker(row_tokens, microbatch_tokens,
-                        fractions.Fraction(samples * longest, columns), shards)
+    columns = prompt_tokens - 1 - shared_prefix + samples * (max_tokens + 1)
+    return SharedPacker(
+        row_tokens, microbatch_tokens,
+        fractions.Fraction(samples * longest, columns), shards, shared_prefix)
   return Packer(row_tokens, microbatch_tokens, shards)
 
 
@@ -186,7 +190,7 @@ class _Sequence:
     return len(self.token_S) - self.scored - 1
 
   @functools.cached_property
-  def prefix(self) -> bytes:
+  def prompt(self) -> bytes:
     """The tokens that can be shared; equal for completions of one prompt."""
     return self.token_S[:self.shared].tobytes()
 
@@ -247,22 +251,25 @@ def _minibatch(batch, place_B, column_B, size, rows):
 
 @dataclasses.dataclass(frozen=True)
 class SharedPacker:
-  """Packs completions so that those of one prompt share its columns.
+  """Packs completions so that equal beginnings share their columns.
 
   A bin is what one shard of a microbatch computes: columns of the layers,
-  which hold a prompt once, and rows of attention, which hold whole sequences.
-  The last token of a prompt is repeated for each of its completions, because
-  the state there predicts the completion's first token.
+  which hold a prompt once, and what prompts begin with, and rows of attention,
+  which hold whole sequences. The last token of a prompt is repeated for each of
+  its completions, because the state there predicts the completion's first
+  token.
 
   row_tokens: A. microbatch_tokens: N · S, but S is at least A.
-  attention_capacity: columns of attention for each column of the layers,
-    rounded up to whole rows; exact as a fraction.
+  attention_capacity: columns of attention for each column of the layers after
+    the shared prefix, rounded up to whole rows; exact as a fraction.
   shards: the mesh cuts a microbatch into as many pieces.
+  shared_prefix: tokens with which all prompts begin alike.
   """
   row_tokens: int
   microbatch_tokens: int
   attention_capacity: float | fractions.Fraction
   shards: int
+  shared_prefix: int = 0
 
   def columns(self, completions: int) -> int:
     """S for that many completions."""
@@ -272,8 +279,8 @@ class SharedPacker:
 
   def rows(self, completions: int) -> int:
     """R / N for that many completions."""
-    return math.ceil(self.columns(completions) * self.attention_capacity
-                     / self.row_tokens)
+    return math.ceil((self.columns(completions) - self.shared_prefix)
+                     * self.attention_capacity / self.row_tokens)
 
   def __call__(self, batch: Batch) -> Minibatch:
     """The batch's completions in bins; ValueError if one is longer than a row
@@ -284,7 +291,7 @@ class SharedPacker:
         _Bin, self.columns(count), self.rows(count), self.row_tokens)
     for sequence in _by_prompt(_sequences(batch, self.row_tokens)):
       fitting = [i for i, b in enumerate(bins) if b.fits(sequence)]
-      sharing = [i for i in fitting if sequence.prefix in bins[i].start_of]
+      sharing = [i for i in fitting if sequence.prompt in bins[i].columns_of]
       index = min(sharing or fitting, default=len(bins))
       if index == len(bins):
         bins.append(empty())
@@ -317,7 +324,7 @@ def _by_prompt(sequences):
   """Prompts with the most tokens first; within one, the longest first."""
   groups: dict[bytes, list[_Sequence]] = {}
   for sequence in sequences:
-    groups.setdefault(sequence.prefix, []).append(sequence)
+    groups.setdefault(sequence.prompt, []).append(sequence)
 
   def tokens(group):
     return group[0].shared + sum(1 + s.scored for s in group)
@@ -328,7 +335,7 @@ def _by_prompt(sequences):
 
 
 class _Bin:
-  """A bin being filled; `start_of`: prefix -> its first column."""
+  """A bin being filled; `columns_of`: of each prompt's shared tokens."""
 
   def __init__(self, columns, rows, row_tokens):
     self.token_S = np.zeros(columns, np.int32)
@@ -338,27 +345,39 @@ class _Bin:
     self.source_RA = np.zeros((rows, row_tokens), np.int32)
     self.position_RA, self.segment_RA = np.full(
         (2, rows, row_tokens), -1, np.int32)
-    self.start_of: dict[bytes, int] = {}
+    self.columns_of: dict[bytes, np.ndarray] = {}
     self._filled, self._filled_R = 0, np.zeros(rows, np.int32)
 
   def fits(self, sequence: _Sequence) -> bool:
     """Whether the columns, and one of the rows, have enough left."""
-    new = 0 if sequence.prefix in self.start_of else sequence.shared
+    new = sequence.shared - len(self._held(sequence))
     free = len(self.token_S) - self._filled
     return (free >= new + 1 + sequence.scored
             and self._free_R().max() >= len(sequence.token_S))
 
+  def _held(self, sequence):
+    """The columns that hold a sequence's first tokens already: as many as any
+    prompt of the bin begins with, the last one's own excepted."""
+    if sequence.prompt in self.columns_of:
+      return self.columns_of[sequence.prompt]
+    token_S, best_S = sequence.token_S[:sequence.shared], np.zeros(0, np.int32)
+    for column_S in self.columns_of.values():
+      size = min(len(column_S), len(token_S))
+      same_S = self.token_S[column_S[:size]] == token_S[:size]
+      same = size if same_S.all() else np.argmin(same_S)
+      best_S = max(best_S, column_S[:same], key=len)
+    return best_S
+
   def add(self, sequence: _Sequence) -> int:
     """Appends a completion; returns the column of its first score."""
-    token_S, shared = sequence.token_S, sequence.shared
-    column = int(self.scored_S.sum())
-    is_new = sequence.prefix not in self.start_of
-    if is_new:
-      self.start_of[sequence.prefix] = self._append(token_S[:shared], 0)
-    first = self.start_of[sequence.prefix]
-    start = self._append(token_S[shared:], shared)
-    self.scored_S[start:start + sequence.scored] = True
-    source_S = np.r_[first:first + shared, start:self._filled]
+    token_S, held_S = sequence.token_S, self._held(sequence)
+    column, held = int(self.scored_S.sum()), len(held_S)
+    start, self._filled = self._filled, self._filled + len(token_S) - held
+    self.token_S[start:self._filled] = token_S[held:]
+    self.position_S[start:self._filled] = np.arange(held, len(token_S))
+    source_S = np.r_[held_S, start:self._filled].astype(np.int32)
+    self.columns_of[sequence.prompt] = source_S[:sequence.shared]
+    self.scored_S[source_S[sequence.shared:-1]] = True
     row = np.argmax(self._free_R() >= len(token_S))
     begin = self._filled_R[row]
     self._filled_R[row] = end = begin + len(token_S)
@@ -366,21 +385,12 @@ class _Bin:
     self.position_RA[row, begin:end] = np.arange(len(token_S))
     # Rising within a row, as attention needs it to skip blocks.
     self.segment_RA[row, begin:end] = self.segment_RA.max() + 1
-    at_home = slice(0 if is_new else shared, None)
-    self.home_S[source_S[at_home]] = (
-        row * self.source_RA.shape[1] + np.arange(begin, end)[at_home])
+    self.home_S[start:self._filled] = (
+        row * self.source_RA.shape[1] + np.arange(begin + held, end))
     return column
 
   def _free_R(self):
     return self.source_RA.shape[1] - self._filled_R
-
-  def _append(self, token_S, position):
-    """Puts tokens into the next columns; returns the first."""
-    start, end = self._filled, self._filled + len(token_S)
-    self.token_S[start:end] = token_S
-    self.position_S[start:end] = position + np.arange(len(token_S))
-    self._filled = end
-    return start
 
 
 def efficiency(minibatch: Minibatch) -> float:

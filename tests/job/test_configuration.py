@@ -77,6 +77,7 @@ BAD = [
     ('train.minibatch_prompts', 0, 'positive'),
     ('train.epochs', 0, 'positive'),
     ('train.packing', 'segment', 'segments, shared'),
+    ('train.shared_prefix', -1, '0 or more'),
     ('train.microbatch_tokens', 0, 'positive'),
     ('train.chunk_size', 0, 'positive'),
     ('train.behaviour.weight', 'tokens', 'off, token, sequence'),
@@ -343,6 +344,16 @@ def test_a_baseline_takes_the_kl_from_every_reward_or_from_none(
     _set(config, name, value)
   with (pytest.raises(errors.InputError, match='set config.rollout.truncated='
                       'exclude') if refused else contextlib.nullcontext()):
+    configuration.check(config, [])
+
+
+def test_a_shared_prefix_is_shorter_than_the_longest_prompt():
+  config = tiny.get_config()
+  config.train.shared_prefix = config.data.max_prompt_tokens - 1
+  configuration.check(config, [])
+  config.train.shared_prefix += 1
+  with pytest.raises(errors.InputError, match='train.shared_prefix=.*less than '
+                     'data.max_prompt_tokens'):
     configuration.check(config, [])
 
 

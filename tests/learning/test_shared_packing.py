@@ -138,14 +138,35 @@ def test_a_sequence_that_does_not_fit_is_an_error():
           attention_capacity=1.0, shards=1)
 
 
+def test_prompts_that_begin_alike_share_these_columns():
+  """'ab' of three prompts once; written out by hand."""
+  rows = _pack(
+      _batch(['abcq', 'abdr', 'abs', 'z'], [1, 1, 1, 1]), row_tokens=11,
+      microbatch_tokens=14, attention_capacity=1.5, shards=1).rows
+  a, b, c, d, q, r, s, z = map(ord, 'abcdqrsz')
+  np.testing.assert_array_equal(
+      rows.token_RS[0, 0], [a, b, c, q, 1, d, r, 101, s, 201, z, 301, 0, 0])
+  np.testing.assert_array_equal(
+      rows.position_RS[0, 0], [0, 1, 2, 3, 4, 2, 3, 4, 2, 3, 0, 1, -1, -1])
+  np.testing.assert_array_equal(rows.sequences.source_RA[0], [
+      [0, 1, 2, 3, 4, 0, 1, 5, 6, 7, 0], [0, 1, 8, 9, 10, 11, 0, 0, 0, 0, 0]])
+  # Each column's output is that in the sequence that brought it.
+  np.testing.assert_array_equal(
+      rows.sequences.home_NS[0, 0, :12],
+      [0, 1, 2, 3, 4, 7, 8, 9, 13, 14, 15, 16])
+
+
+@pytest.mark.parametrize('prefix', [0, 2])
 @pytest.mark.parametrize('groups', [1, 2, 3])
 def test_attention_has_capacity_for_whole_groups_of_the_greatest_lengths(
-    groups):
+    groups, prefix):
   """A microbatch of exactly their columns holds them, and no smaller one."""
-  columns = groups * (3 + 5 * (T + 1))
-  batch = _batch([4 * p for p in 'xyz'[:groups] for _ in range(5)],
-                 5 * groups * [T])
+  columns = prefix + groups * (3 - prefix + 5 * (T + 1))
+  batch = _batch(['a' * prefix + p * (4 - prefix) for p in 'xyz'[:groups]
+                  for _ in range(5)], 5 * groups * [T])
   for tokens, used in (columns, 1), (columns - 1, 2):
     pack = packing.make('shared', prompt_tokens=4, max_tokens=T, samples=5,
-                        microbatch_tokens=tokens, shards=1)
+                        microbatch_tokens=tokens, shards=1,
+                        shared_prefix=prefix)
+    assert pack.rows(5 * groups) == 5 * groups  # of 4 + T columns
     assert pack(batch).used == used

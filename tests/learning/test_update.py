@@ -74,6 +74,7 @@ def _batch(width=P, length=T, rows=B, seed=0):
         PROMPTS[row] + LENGTHS[row])
     twin = np.flatnonzero(PROMPTS == PROMPTS[row])[-1]  # pairs share a prompt
     token_BS[row, :P] = token_BS[twin, :P]
+    token_BS[row, P - PROMPTS[row]:P][:2] = (3, 5)[:PROMPTS[row]]  # all share
   mask_BT = np.arange(T) < LENGTHS[:, None]
   wider = ((0, rows - B), (width - P, length - T))
   fill = functools.partial(np.pad, pad_width=((0, rows - B), (0, length - T)))
@@ -214,7 +215,8 @@ def test_the_case_is_worth_testing():
 
 # 55 tokens: 3 rows of 24 in 3, 2 and 1 microbatches; 6 rows of 11 in 2; one
 # sequence a row in 4; rows of whole vector registers.
-# Prompts shared: 49 tokens in 3 bins of 24, and in 2 of 30.
+# Prompts shared: 49 tokens, less what they share in a bin, in 3 bins of 24, and
+# in 2 of 30.
 PACKINGS = [('segments', 24, 24), ('segments', 24, 50), ('segments', 24, 100),
             ('segments', 11, 33), ('padded', 11, 24), ('segments', 32, 32),
             ('shared', 11, 24), ('shared', 24, 30)]

@@ -138,7 +138,8 @@ def trip_counts(minibatch: packing.Minibatch, chunk_size: int, passes: int
 
 
 def _batch(config, workload):
-  """Makes a minibatch of the workload's lengths, one token id per group."""
+  """Makes a minibatch of the workload's lengths, one token id per group after
+  the shared prefix."""
   samples = config.rollout.samples
   rows = config.train.minibatch_prompts * samples
   width, tokens = config.data.max_prompt_tokens, config.rollout.max_tokens
@@ -150,7 +151,8 @@ def _batch(config, workload):
   zeros_BT = np.zeros((rows, tokens), np.float32)
   group_B1 = np.arange(rows, dtype=np.int32)[:, None] // samples
   return packing.Batch(
-      token_BS=np.broadcast_to(group_B1, position_BS.shape),
+      token_BS=np.where(
+          position_BS < config.train.shared_prefix, -1, group_B1),
       position_BS=position_BS.astype(np.int32),
       mask_BT=mask_BT.astype(np.float32),
       advantage_B=np.zeros(rows, np.float32), old_logp_BT=zeros_BT,

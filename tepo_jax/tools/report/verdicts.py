@@ -1,9 +1,9 @@
 """The paper's claims on a map of runs: methods against each other, by seed.
 
-Each method is compared with GRPO, which shows what its weight does, and with
-TEPO without its KL, which shows what the mask and the token mean do, at the
-same number of updates per rollout step. What a verdict means is said in
-`claims`.
+Each method is compared with GRPO, which shows what its weight does, with TEPO
+without its KL, which shows what the mask does, and with GSPO, which shows what
+the token mean does, at the same number of updates per rollout step. What a
+verdict means is said in `claims`.
 
 A method's seeds that were trained at several learning rates, of which some have
 fewer than `claims.FEWEST` seeds, have chosen one: they compare nothing.
@@ -20,7 +20,7 @@ from tepo_jax.tools.report import overview
 from tepo_jax.tools.report import regimes
 from tepo_jax.tools.report import tables
 
-BASELINES = claims.BASELINE, 'tepo_no_kl'
+BASELINES = claims.BASELINE, 'tepo_no_kl', 'gspo'
 
 
 def _last(values):
@@ -37,8 +37,11 @@ _MEASURES = (
                    claims.POINTS),
     claims.Measure('Entropy, last fifth of the steps', 'not in the paper: more',
                    'entropy', claims.final, +1, 1, 'nats'),
+    claims.Measure('KL to the starting model, at the end',
+                   'not in the paper: less', 'start_kl', _last, -1, 1, 'nats'),
     *(dataclasses.replace(measure, metric=_KEPT[measure.metric])
-      for measure in claims.MEASURES if measure.metric in _KEPT),
+      for measure in claims.MEASURES
+      if measure.metric in _KEPT and measure.metric != 'accuracy'),
 )
 
 

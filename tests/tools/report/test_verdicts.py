@@ -14,7 +14,7 @@ def entry(method, seed, rate=1e-4, updates=4, **metrics):
       'evaluation': (0.1, 0.5), 'accuracy': (0.1, 0.2, 0.3, 0.4),
       'entropy': (0.5, 0.4, 0.3, 0.2), 'gradient': (1.0, 1.0, 1.0, 3.0),
       'clip': (0.0, 0.0, 0.0, 0.0), 'tokens': (6.0, 6.0, 6.0, 6.0),
-      NATS: (4.7, 4.7)} | metrics).items()}
+      'start_kl': (0.01, 0.3), NATS: (4.7, 4.7)} | metrics).items()}
   return regimes.Entry(f'{method}@{rate}@{updates}@{seed}', method, {}, rate,
                        updates, seed, steps)
 
@@ -39,6 +39,7 @@ def test_each_measure_is_compared_by_seed():
     entries += [
         entry('grpo', seed, clip=[0.02 + seed] * 4, tokens=[6.0 + seed] * 4),
         entry('tepo', seed, clip=[0.02 + seed - more / 100] * 4,
+              start_kl=(0.01, 0.3 + more),
               tokens=[6.0 + seed + more] * 4, evaluation=(0.1, 0.5 + 0.1 * (
                   1 + seed)), entropy=(0.5, 0.4, 0.3, 0.2 + more),
               gradient=[1.5 + more] * 4, **{NATS: (4.7, 4.7 - more)})]
@@ -53,6 +54,8 @@ def test_each_measure_is_compared_by_seed():
   assert found['Gradient norm, mean'][3:5] == [
       'supported', '1.10 [0.85, 1.35]']
   assert found[f'{NATS}, nats'][3:5] == ['supported', '-1.10 [-1.35, -0.85]']
+  assert found['KL to the starting model, at the end, nats'][3:5] == [
+      'contradicted', '1.10 [0.85, 1.35]']
   assert found['Accuracy after training, %'][3] == 'not resolved at ±25'
   assert found['Accuracy of samples, mean over the run, %'][3] == (
       'equal within ±2')
@@ -61,15 +64,18 @@ def test_each_measure_is_compared_by_seed():
       '0.300 [0.217, 0.383]')
 
 
-def test_methods_are_also_compared_with_tepo_without_its_kl():
+def test_methods_are_also_compared_with_tepo_without_its_kl_and_with_gspo():
   entries = [entry(method, seed, tokens=[tokens] * 4) for seed in range(3)
              for method, tokens in (
-                 ('grpo', 6.0), ('tepo_no_kl', 7.0), ('tepo', 9.0))]
+                 ('grpo', 6.0), ('tepo_no_kl', 7.0), ('tepo', 9.0),
+                 ('gspo', 7.5))]
   measure = 'Response length, mean, tokens'
   found = rows(entries, 'tepo_no_kl')
   assert found['tepo', measure][4] == '2.00 [2.00, 2.00]'
   assert found['grpo', measure][4] == '-1.00 [-1.00, -1.00]'
   assert rows(entries)['tepo', measure][4] == '3.00 [3.00, 3.00]'
+  assert rows(entries, 'gspo')['tepo_no_kl', measure][4] == (
+      '-0.500 [-0.500, -0.500]')
 
 
 def test_seeds_that_chose_a_rate_compare_no_methods():
