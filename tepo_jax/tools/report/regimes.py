@@ -18,6 +18,7 @@ import numpy as np
 from configs import fields as fields_lib
 from configs import methods
 from tepo_jax import errors
+from tepo_jax.job import configuration
 from tepo_jax.job import learner as learner_lib
 from tepo_jax.job import run_folder
 from tepo_jax.job import session as session_lib
@@ -133,8 +134,8 @@ def start_kl(runs: Sequence[runs_lib.Run]) -> dict[str, dict[int, float]]:
   π_start is loaded once: all runs must start from one model.
 
   Raises:
-    errors.InputError: the runs start from different models, or a rollout is
-      missing.
+    errors.InputError: the runs start from different models, another version
+      made the first one, or a rollout is missing.
   """
   if not runs:
     return {}
@@ -143,6 +144,7 @@ def start_kl(runs: Sequence[runs_lib.Run]) -> dict[str, dict[int, float]]:
     raise errors.InputError(
         f'the runs of a map must start from one config.model, not {models}')
   config = run_folder.read_config(runs[0].path)
+  configuration.check_saved(config, f'{runs[0].path}/config.json')
   with session_lib.open_folder(
       config, session_lib.model_folder(config, runs[0].path)) as session:
     learner = learner_lib.Learner(config, session)

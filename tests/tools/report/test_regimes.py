@@ -161,3 +161,10 @@ def test_runs_from_different_models_are_refused(make_run):
   paths = [make_run(name, [record(1)], steps=1, model=name) for name in 'ab']
   with pytest.raises(errors.InputError, match='one config.model'):
     regimes.start_kl(runs_lib.read(paths))
+
+
+def test_a_run_of_another_version_is_refused(make_run):
+  path = make_run('a', [record(1)], steps=1, model='m')
+  with pytest.raises(errors.InputError, match='a/config.json was not written '
+                     'by this version: .* is missing'):
+    regimes.start_kl(runs_lib.read([path]))
