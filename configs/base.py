@@ -185,10 +185,10 @@ FIELDS = dict(
               'where prompts are a good part of the tokens',
               fields.one_of('segments', 'shared')),
     shared_prefix=F(0, 'tokens with which all prompts begin, such as worked '
-                    "examples: 'shared' computes them once per microbatch, "
-                    'and this number gives its attention room for the '
-                    'completions that then fit', NOT_NEGATIVE,
-                    resume=ROUNDING),
+                    "examples: 'shared' computes them once per shard of a "
+                    'microbatch, and this number gives its attention capacity '
+                    'for the completions that then fit', NOT_NEGATIVE,
+                    resume=ROUNDING, only_if=('train.packing', 'shared')),
     microbatch_tokens=F(
         16384, '★ tokens of one forward/backward pass over all devices; at '
         'least a row per data x fsdp shard. Lower it if memory is short',

@@ -55,7 +55,8 @@ def get_config(argument: str = 'sums'):
   c.rollout.slots = 128
   c.grading.workers = 1
 
-  # A microbatch holds two groups of the greatest lengths, their prompts once.
+  # On one device a microbatch holds two groups of the greatest lengths, their
+  # prompts and what these begin with once.
   c.train.packing = 'shared'
   c.train.minibatch_prompts = 4
   c.train.epochs = 1

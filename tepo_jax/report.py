@@ -33,7 +33,7 @@ second, on the same problems. --map adds runs that differ in method, learning
 rate and updates per rollout step to FILE (.jsonl.gz), and writes DIR/map.md,
 map.png and map.svg: where each ends, and how far from the model it started
 from; DIR/best.txt names each method's best run at each number of updates.
-DIR/verdicts.md compares each method with grpo and with tepo_no_kl, claim by
+DIR/verdicts.md compares each method with grpo, tepo_no_kl and gspo, claim by
 claim, by the seeds that chose no learning rate. launch/sweep.sh map makes the
 runs.
 """

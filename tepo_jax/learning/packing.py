@@ -279,8 +279,9 @@ class SharedPacker:
 
   def rows(self, completions: int) -> int:
     """R / N for that many completions."""
-    return math.ceil((self.columns(completions) - self.shared_prefix)
-                     * self.attention_capacity / self.row_tokens)
+    return min(completions, math.ceil(
+        (self.columns(completions) - self.shared_prefix)
+        * self.attention_capacity / self.row_tokens))
 
   def __call__(self, batch: Batch) -> Minibatch:
     """The batch's completions in bins; ValueError if one is longer than a row
@@ -298,7 +299,8 @@ class SharedPacker:
       place_B[sequence.index] = index
       column_B[sequence.index] = bins[index].add(sequence)
     # A bin is opened only when the sequence fits into no other, so each of the
-    # others holds at least as many completions as fit at the full length.
+    # others holds at least as many completions as fit at the full length: its
+    # rows of attention are no fewer than these.
     most = -(-count // (self.columns(count) // self.row_tokens))
     most += -most % self.shards
     bins += [empty() for _ in range(most - len(bins))]
@@ -356,8 +358,8 @@ class _Bin:
             and self._free_R().max() >= len(sequence.token_S))
 
   def _held(self, sequence):
-    """The columns that hold a sequence's first tokens already: as many as any
-    prompt of the bin begins with, the last one's own excepted."""
+    """The columns that hold a sequence's first tokens already, those of the
+    prompt in the bin with which it shares most."""
     if sequence.prompt in self.columns_of:
       return self.columns_of[sequence.prompt]
     token_S, best_S = sequence.token_S[:sequence.shared], np.zeros(0, np.int32)

@@ -51,7 +51,8 @@ class Workload:
 
     Counted are the layers on every real token, causal attention, and the head
     on completion tokens; not padding and recomputation. `shared`: the layers
-    process a prompt, except its last token, once.
+    process a prompt, except its last token, once; what several prompts share
+    counts for each.
     """
     length_B = self.lengths(self.prompts * self.samples).astype(float)
     total_B = self.prompt_tokens + length_B

@@ -169,4 +169,5 @@ def test_attention_has_capacity_for_whole_groups_of_the_greatest_lengths(
                         microbatch_tokens=tokens, shards=1,
                         shared_prefix=prefix)
     assert pack.rows(5 * groups) == 5 * groups  # of 4 + T columns
+    assert pack.rows(5 * groups - 2) == 5 * groups - 2  # no more are needed
     assert pack(batch).used == used

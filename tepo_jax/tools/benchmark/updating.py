@@ -101,7 +101,8 @@ def random_batch(workload: workload_lib.Workload, shared_prefix: int = 0
   first_B = np.arange(rows) // workload.samples * workload.samples
   width = workload.prompt_tokens
   token_BS[:, :width] = token_BS[first_B, :width]
-  token_BS[:, :shared_prefix] = token_BS[0, :shared_prefix]
+  shared = min(shared_prefix, width - 1)
+  token_BS[:, :shared] = token_BS[0, :shared]
   return packing.Batch(
       token_BS=token_BS,
       position_BS=np.where(real_BS, column_S, np.int32(-1)),
