@@ -26,6 +26,7 @@ UNBOUNDED = {
     'rollout.max_left_out': 'at most all steps',
     'optimizer.warmup_steps': 'steps',
     'train.minibatch_prompts': 'divides rollout.prompts',
+    'train.shared_prefix': 'less than data.max_prompt_tokens',
     'train.chunk_size': 'at most a microbatch',
     'eval.period': 'a period',
     'eval.top_k': 'at most the vocabulary', 'checkpoint.period': 'a period',
