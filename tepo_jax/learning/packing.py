@@ -253,11 +253,10 @@ def _minibatch(batch, place_B, column_B, size, rows):
 class SharedPacker:
   """Packs completions so that equal beginnings share their columns.
 
-  A bin is what one shard of a microbatch computes: columns of the layers,
-  which hold a prompt once, and what prompts begin with, and rows of attention,
-  which hold whole sequences. The last token of a prompt is repeated for each of
-  its completions, because the state there predicts the completion's first
-  token.
+  A bin is what one shard of a microbatch computes: columns of the layers, which
+  hold equal beginnings once, and rows of attention, which hold whole sequences.
+  The last token of a prompt is repeated for each of its completions, because
+  the state there predicts the completion's first token.
 
   row_tokens: A. microbatch_tokens: N · S, but S is at least A.
   attention_capacity: columns of attention for each column of the layers after
@@ -299,8 +298,7 @@ class SharedPacker:
       place_B[sequence.index] = index
       column_B[sequence.index] = bins[index].add(sequence)
     # A bin is opened only when the sequence fits into no other, so each of the
-    # others holds at least as many completions as fit at the full length: its
-    # rows of attention are no fewer than these.
+    # others holds at least as many completions as fit at the full length.
     most = -(-count // (self.columns(count) // self.row_tokens))
     most += -most % self.shards
     bins += [empty() for _ in range(most - len(bins))]

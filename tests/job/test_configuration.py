@@ -247,7 +247,7 @@ def test_a_model_is_needed():
 INERT = [
     ({}, 'lora.alpha', 'config.lora.rank is 0'),
     ({}, 'train.behaviour.cap', 'config.train.behaviour.weight is off'),
-    ({}, 'train.shared_prefix', 'config.train.packing is segments'),
+    ({}, 'train.shared_prefix', 'config.train.packing is not shared'),
     ({}, 'optimizer.floor', 'config.optimizer.schedule is constant'),
     ({}, 'optimizer.schedule_steps', 'config.optimizer.schedule is constant'),
     ({}, 'method_name', '--config'),
