@@ -27,6 +27,7 @@ class Workload:
     sampling draws more prompts where it is below 1.
   rounds: how often each function is timed.
   folder: with the model's config.json; None: the embedded model.
+  shared_prefix: of the P tokens, those with which all prompts begin.
   """
   model: transformer.ModelConfig
   prompts: int
@@ -37,6 +38,7 @@ class Workload:
   mixed_share: float
   rounds: int
   folder: str | None = None
+  shared_prefix: int = 0
 
   def lengths(self, rows: int) -> np.ndarray:
     """Draws completion lengths, int32 [rows], each in 1…T."""
@@ -97,9 +99,10 @@ def of(config: ml_collections.ConfigDict, prompt_tokens: int | None = None,
     folder = hub.folder(config.model, ('config.json',))
     model = weights.model_config(folder)
   longest, rollout = config.data.max_prompt_tokens, config.rollout
+  prompt_tokens = min(prompt_tokens or longest, longest)
   return Workload(
       programs_lib.execution(model, config.compute), rollout.prompts,
-      rollout.samples, min(prompt_tokens or longest, longest),
-      rollout.max_tokens, min(mean_tokens or rollout.max_tokens,
-                              rollout.max_tokens), mixed_share, rounds,
-      folder and str(folder))
+      rollout.samples, prompt_tokens, rollout.max_tokens,
+      min(mean_tokens or rollout.max_tokens, rollout.max_tokens), mixed_share,
+      rounds, folder and str(folder),
+      min(config.train.shared_prefix, prompt_tokens - 1))

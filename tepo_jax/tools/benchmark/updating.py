@@ -70,7 +70,7 @@ def case(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
   params = jax.jit(
       functools.partial(transformer.init, workload.model),
       out_shardings=programs.state_sharding.params)(jax.random.key(0))
-  packed = programs.pack(random_batch(workload, config.train.shared_prefix))
+  packed = programs.pack(random_batch(workload))
   minibatch = mesh_lib.put(packed, programs.minibatch_sharding)
   old_logp_BT, old_entropy_BT = programs.score(params, minibatch)
   old = (programs.old_policy(params, minibatch)
@@ -84,10 +84,8 @@ def case(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
       old, packing.efficiency(packed))
 
 
-def random_batch(workload: workload_lib.Workload, shared_prefix: int = 0
-                 ) -> packing.Batch:
-  """Makes random prompts with random completions of the workload's lengths;
-  all prompts begin with the same `shared_prefix` tokens."""
+def random_batch(workload: workload_lib.Workload) -> packing.Batch:
+  """Makes random prompts with random completions of the workload's lengths."""
   rows = workload.prompts * workload.samples
   generator = np.random.default_rng(0)
   columns = workload.prompt_tokens + workload.max_tokens
@@ -101,8 +99,7 @@ def random_batch(workload: workload_lib.Workload, shared_prefix: int = 0
   first_B = np.arange(rows) // workload.samples * workload.samples
   width = workload.prompt_tokens
   token_BS[:, :width] = token_BS[first_B, :width]
-  shared = min(shared_prefix, width - 1)
-  token_BS[:, :shared] = token_BS[0, :shared]
+  token_BS[:, :workload.shared_prefix] = token_BS[0, :workload.shared_prefix]
   return packing.Batch(
       token_BS=token_BS,
       position_BS=np.where(real_BS, column_S, np.int32(-1)),
@@ -187,7 +184,7 @@ def _measure(config, workload, peers, what, name, passes):
 
 def _of_peers(peers: registry.Peers, what, workload, config):
   """Returns each peer's method 'score', 'update' or 'step'."""
-  batch = random_batch(workload, config.train.shared_prefix)
+  batch = random_batch(workload)
   return {name: getattr(peer(workload, batch, config.optimizer), what)
           for name, peer in peers.items()}
 

@@ -150,9 +150,9 @@ def _batch(config, workload):
           mask_BT, np.arange(tokens) + workload.prompt_tokens, -1)], 1)
   zeros_BT = np.zeros((rows, tokens), np.float32)
   group_B1 = np.arange(rows, dtype=np.int32)[:, None] // samples
-  shared = min(config.train.shared_prefix, workload.prompt_tokens - 1)
   return packing.Batch(
-      token_BS=np.where(position_BS < shared, -1, group_B1),
+      token_BS=np.where(
+          position_BS < workload.shared_prefix, -1, group_B1),
       position_BS=position_BS.astype(np.int32),
       mask_BT=mask_BT.astype(np.float32),
       advantage_B=np.zeros(rows, np.float32), old_logp_BT=zeros_BT,
