@@ -21,8 +21,6 @@ config=(--config="configs/smollm2.py:$task,$method" --config.seed="$seed"
 TEPO_COMMAND=$(command_line 'TASK METHOD SEED MODEL WORKDIR' \
   launch/smollm2.sh "$@")
 export TEPO_COMMAND JAX_PLATFORMS=cpu
-# glibc otherwise keeps up to 1 GB of freed buffers that are smaller than 32 MB.
-export MALLOC_MMAP_THRESHOLD_=${MALLOC_MMAP_THRESHOLD_:-1000000}
 export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$PWD/runs/.jax_cache}
 
 .venv/bin/python -m tepo_jax.train "${config[@]}" --workdir="$workdir" "$@"
