@@ -38,6 +38,7 @@ from tepo_jax.learning import packing
 from tepo_jax.learning import update
 from tepo_jax.policy import lora
 from tepo_jax.rollout import groups as groups_lib
+from tepo_jax.runtime import host
 from tepo_jax.runtime import mesh as mesh_lib
 
 MAX_SKIPPED = 3  # consecutive non-finite updates before a run stops
@@ -176,6 +177,7 @@ class Learner:
       errors.RunError: MAX_SKIPPED consecutive updates were not finite, or the
         sampler's log-probabilities are too far from the trainer's.
     """
+    host.trim()
     with self.session.timers('score'):
       scored = self.pack_and_score(step, groups, reward_B)
       if not scored.updates:  # all completions are masked

@@ -67,6 +67,12 @@ def settle() -> None:
   most of a checkpoint's size, and would hide a leak for a long time.
   """
   gc.collect()
+  trim()
+
+
+def trim() -> None:
+  """Returns what the C library keeps of freed memory to the system: after
+  sampling, up to a gigabyte of buffers that are smaller than 32 MB each."""
   with contextlib.suppress(AttributeError):  # only glibc has it
     ctypes.CDLL(None).malloc_trim(0)
 
