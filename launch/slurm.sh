@@ -40,9 +40,15 @@ status=0
 # srun's status is its tasks' highest. If one fails with 1 or 2, which are errors
 # that remain, the others end with 3, for a lost process: its status becomes
 # higher than theirs.
+# Slurm signals only this bash, which passes SIGTERM on and waits for the save:
+# what is left when it ends is killed.
 # shellcheck disable=SC2016  # the task's bash is meant
-srun ${container[@]+"${container[@]}"} bash -c 'launch/gpu.sh "$@" && exit
-status=$?; exit $(( status <= 2 ? status + 250 : status ))' task "$@" \
+srun ${container[@]+"${container[@]}"} bash -c '
+trap "kill -TERM \$child 2>/dev/null" TERM
+launch/gpu.sh "$@" & child=$! status=0
+wait "$child" || status=$?
+while kill -0 "$child" 2>/dev/null; do status=0; wait "$child" || status=$?; done
+exit $(( status == 1 || status == 2 ? status + 250 : status ))' task "$@" \
   || status=$?
 (( status <= 250 )) || status=$((status - 250))
 if [[ -e runs/stop.$SLURM_JOB_ID ]]; then

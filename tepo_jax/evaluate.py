@@ -98,12 +98,11 @@ def evaluate(config: ml_collections.ConfigDict, out: files.Path) -> None:
         session_lib.open_folder(config, folder) as session):
     evaluations = evaluation_lib.prepare(session)
     measured = texts.prepare(session)
-    agreement.check(lambda: facts.of_model(session.folder)
-                    | facts.of_evaluations(evaluations)
-                    | facts.of_texts(measured))
+    found = facts.of_model(session.folder) | facts.of_evaluations(evaluations)
+    agreement.check(lambda: found | facts.of_texts(measured))
     processes.on_first(lock.acquire)
     processes.on_first(
-        samples.open, {item.name: item.samples for item in evaluations})
+        samples.open, {item.name: item.samples for item in evaluations}, found)
     session_lib.cache_compilations(config)
     params = session.load_params() if params is None else params
     nats = {text.name: text.nats_per_token(params) for text in measured}
@@ -120,7 +119,8 @@ def evaluate(config: ml_collections.ConfigDict, out: files.Path) -> None:
       results = _results(evaluations, samples) | {results_lib.NATS: nats}
       files.replace_text(
           out / results_lib.RESULTS, json.dumps(results, indent=2) + '\n')
-      print(results_lib.table(results))
+      if evaluations:
+        print(results_lib.table(results))
       for name, value in nats.items():
         print(f'{name}: {value:.4f} nats per token')
 
@@ -139,10 +139,12 @@ def _identity(config, checkpoint, step):
   fields = fields_lib.flat(config)
   kept = ('seed', 'data.template', 'data.system', 'data.template_args',
           'data.date', 'data.max_prompt_tokens', 'compute.dtype',
-          'rollout.stop', 'rollout.stop_ids')
+          'rollout.stop', 'rollout.stop_ids', 'grading.verifier',
+          'grading.timeout')
   return {'checkpoint': str(checkpoint.resolve()), 'step': step} | {
       name: value for name, value in fields.items() if name in kept
-      or name.startswith(('eval.', 'data.columns.')) and name != 'eval.period'}
+      or name.startswith(('eval.', 'data.columns.'))
+      and name not in ('eval.period', 'eval.before')}
 
 
 def _run(item, params, key, samples, check):

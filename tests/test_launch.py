@@ -630,6 +630,24 @@ def test_slurm_s_tasks_know_how_the_job_was_submitted(launch, slurm):
       r'CONTAINER=a.sqsh sbatch launch/slurm.sh --x=a\ b: with your options')
 
 
+def test_slurm_s_signal_reaches_the_run(launch, slurm):
+  """Slurm sends it to the task's first process alone."""
+  (launch.root / 'launch/gpu.sh').write_text(f'''#!/bin/bash
+exec {sys.executable} -c '
+import os, signal, sys, time
+def save(*_):
+  time.sleep(1)
+  print("saved", file=open(os.environ["STUBS"] + "/log", "a"))
+  sys.exit(42)
+signal.signal(signal.SIGTERM, save)
+os.kill(os.getppid(), signal.SIGTERM)
+time.sleep(60)'
+''')
+  done = slurm(ENDS='0', CONTAINER='a.sqsh', SLURM_RESTART_COUNT='20')
+  assert done.returncode == 42
+  assert launch.log()[-1] == 'saved'
+
+
 def test_slurm_s_job_is_not_queued_again_after_a_stop(launch, slurm):
   (launch.root / 'runs').mkdir()
   stop = launch.root / 'runs/stop.7'

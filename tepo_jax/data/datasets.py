@@ -277,10 +277,10 @@ def _one_spaced(text):
 def _reason_to_leave_out(key, references, answers_of):
   """Records the answers seen with each text in answers_of."""
   seen = answers_of.setdefault(key, set())
-  is_first = not seen
-  seen.add(tuple(map(grading.canonical, references)))
   if not references:
     return 'empty'
+  is_first = not seen
+  seen.add(tuple(map(grading.canonical, references)))
   if not is_first:
     return 'repeated'
   digits = [reference.removeprefix('-') for reference in references]

@@ -34,6 +34,7 @@ _ESCAPES = dict(zip('\a\b\f\v\t\r', 'abfvtr'))
 _CONTROL = re.compile(r'[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]')
 _NO_WORDS = re.compile(r'\$[^$]*\$|\\\(.*?\\\)|\\\[.*?\\\]|\\[a-zA-Z]+',
                        re.DOTALL)
+_THOUSANDS = re.compile(r'(?<=\d),(?=\d{3}(?!\d))')
 _WORD = re.compile(r'[^\W\d_]{2,}')
 
 
@@ -119,9 +120,10 @@ def _reference(value, where, may_be_text):
   if found := _CONTROL.search(text):
     raise errors.InputError(
         f'{where} has the control character {found[0]!r}')
-  is_found = '####' in text
-  if is_found:
-    text = text.rpartition('####')[2].replace(',', '')
+  _, mark, last = map(str.strip, text.rpartition('####'))
+  # Else it is a heading of Markdown.
+  if is_found := bool(mark) and '\n' not in last:
+    text = _THOUSANDS.sub('', last)
   if boxes := _boxes(text):
     is_found = True
     text = boxes[0] if len(boxes) == 1 else rf'\{{{", ".join(boxes)}\}}'

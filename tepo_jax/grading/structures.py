@@ -159,6 +159,8 @@ def _joined(kind, texts, depth, separator=None):
     kind = 'list'  # `x=1 or x=2`, `21, 16 or 11`
     parts = sum((part.parts if part.kind == 'list' else (part,)
                  for part in parts), ())
+    if len(parts) > MAX_ITEMS:
+      raise expressions.TooLarge('items')
   found = nodes.both(parts) if kind == 'list' else None
   if found and found.parts == (nodes.Node('set'),):
     # Of `x<1, x>2` the author means "or".
@@ -316,12 +318,12 @@ def _is_enclosed(tokens):
 
 def _items(texts, depth, kind='list'):
   """Reads items; one of this kind is joined: `1 \\pm 2, 5` is one list."""
-  if len(texts) > MAX_ITEMS:
-    raise expressions.TooLarge('items')
   parts = []
   for text in texts:
     node = read(text, depth + 1)
     parts += node.parts if node.kind == kind else (node,)
+    if len(parts) > MAX_ITEMS:  # `\\pm` makes several of one
+      raise expressions.TooLarge('items')
   return tuple(parts)
 
 

@@ -54,23 +54,26 @@ class SampleFile:
                                 'folder of an evaluation')
       return
     saved = _read_identity(path)
-    differing = [name for name in saved.keys() | self._identity.keys()
-                 if saved.get(name) != self._identity.get(name)]
+    differing = [name for name, value in self._identity.items()
+                 if name not in saved or saved[name] != value]
     if differing:
       raise errors.InputError(
           f'--out={self._folder} holds another evaluation: '
           f'{", ".join(sorted(differing))} differ')
 
-  def open(self, samples: Mapping[str, int]) -> None:
+  def open(self, samples: Mapping[str, int], facts: Mapping[str, Any]
+           ) -> None:
     """Makes the folder, or reads its complete groups and deletes others.
 
     The caller holds the folder's lock. samples: {name of an evaluation: its
-    completions per problem}.
+    completions per problem}. facts: of the model and the data, which become
+    part of the identity.
 
     Raises:
-      errors.InputError: another evaluation has taken the folder since, or a
-        line is no sample.
+      errors.InputError: another evaluation has taken the folder since, the
+        facts differ, or a line is no sample.
     """
+    self._identity |= json.loads(json.dumps(facts))
     self.check()
     self._folder.mkdir(parents=True, exist_ok=True)
     self._groups = {name: {} for name in samples}

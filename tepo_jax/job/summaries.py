@@ -195,21 +195,24 @@ def results_table(workdir: files.Path) -> str:
     return 'no evaluation was recorded'
   first, last = records[0], records[-1]
   names = _averages(first)
-  best = max(records, key=lambda r: r[names[0]])
-  largest = names[0].rpartition('@')[2]
-  head = names[0].rpartition('/')[0]
-  names += [name for part in (f'pass@{largest}', f'maj@{largest}',
-                              'mean_length', 'truncated')
-            if (name := f'{head}/{part}') in first][:max(0, FEW - len(names))]
+  shown, titles = [first, last], [
+      f'step {first["step"]}', f'step {last["step"]}']
+  if names:  # else only texts were evaluated
+    best = max(records, key=lambda r: r[names[0]])
+    shown.append(best)
+    titles.append(f'best, step {best["step"]}')
+    largest = names[0].rpartition('@')[2]
+    head = names[0].rpartition('/')[0]
+    names += [name for part in (f'pass@{largest}', f'maj@{largest}',
+                                'mean_length', 'truncated')
+              if (name := f'{head}/{part}') in first][:max(0, FEW - len(names))]
   names += _nats(first)
-  titles = [f'step {first["step"]}', f'step {last["step"]}',
-            f'best, step {best["step"]}']
   width = max(map(len, names)) - len('eval/')
   return '\n'.join(''.join([f'{name:<{width}}', *(
-      f'{value:>{max(12, len(titles[2]) + 2)}}' for value in values)])
+      f'{value:>{max(12, len(titles[-1]) + 2)}}' for value in values)])
       for name, values in [('', titles), *(
           (name.removeprefix('eval/'),
-           [_shown(name, r[name]) for r in (first, last, best)])
+           [_shown(name, r[name]) for r in shown])
           for name in names)])
 
 

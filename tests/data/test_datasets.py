@@ -470,6 +470,11 @@ def test_a_sentence_is_an_answer_only_in_sets_that_document_it(
     (r'\boxed{\{1,2\}}', r'\{1,2\}'),
     (r'A row\\\boxed{2}', '2'),
     (r'Never \boxedtext or \boxed, all of us say. #### 7', '7'),
+    ('It costs that. #### $1,234,080', '$1234080'),
+    ('So x and y are\n#### (1, 2)\n', '(1, 2)'),
+    ('#### 3,5', '3,5'),
+    ('#### Final Answer\nThe pair is $\\boxed{(1, 2)}$.', '(1, 2)'),
+    ('So \\boxed{5}.\n#### Check\nIt is right, as one sees.', '5'),
     (r'$f(x) = x \text{ for all } x$', r'$f(x) = x \text{ for all } x$'),
     ('the incenter of it', 'the incenter of it'),
 ])
@@ -708,6 +713,11 @@ def test_omni_math_may_lack_answers(tmp_path, caplog):
   with caplog.at_level('INFO', logger='tepo_jax'):
     assert len(datasets.load(f'omni_math:{path}')) == 1
   assert 'omitted 1 rows without an answer' in caplog.text
+  again = [{'problem': '1+1?', 'answer': '2'}, {'problem': '1+1?', 'answer': ''}]
+  for rows in (again, again[::-1]):
+    path = _write(tmp_path / 'a.jsonl', rows)
+    (problem,) = datasets.load(f'omni_math:{path}')
+    assert problem.answers == ('2',)
 
 
 def test_overlap():

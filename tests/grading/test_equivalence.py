@@ -294,6 +294,16 @@ def test_many_conditions_are_not_intersected(answer):
   assert time.process_time() - start < 0.3
 
 
+@pytest.mark.parametrize('form', [r'\{%s\}', '%s', r'x=%s'])
+@pytest.mark.parametrize('separator', [',', r'\text{ or }'])
+def test_items_that_stand_for_many_are_counted(form, separator):
+  answer = form % separator.join(
+      rf'\pm{k}\pm{7 * k}\pm{91 * k}\pm{1001 * k}' for k in range(1, 49))
+  start = time.process_time()
+  assert not grading.grade(f'\\boxed{{{answer}}}', [r'\{1,2\}'])
+  assert time.process_time() - start < 1
+
+
 @pytest.mark.parametrize('answer', [
     r'\mathbb R\setminus 0', r'[0,5]\setminus 1', r'\mathbb R\setminus(x>1)',
     r'\mathbb R\setminus\{\text{A}\}', r'2,1\ne[-2,7]'])

@@ -17,9 +17,9 @@ def _group(name, problem, samples=2):
           for i in range(samples)]
 
 
-def _opened(folder, identity=IDENTITY):
+def _opened(folder, identity=IDENTITY, facts=None):
   file = sample_file.SampleFile(folder, identity)
-  file.open(SAMPLES)
+  file.open(SAMPLES, facts or {'the data set toy': 'a digest'})
   return file
 
 
@@ -69,6 +69,13 @@ def test_the_final_order_is_that_of_the_problems(tmp_path):
     found.append((tmp_path / name / results.SAMPLES).read_bytes())
   assert found[0] == found[1]
   assert _opened(tmp_path / 'two').finish(order) == lines
+
+
+def test_samples_of_other_problems_are_refused(tmp_path):
+  _opened(tmp_path / 'out')
+  sample_file.SampleFile(tmp_path / 'out', IDENTITY).check()
+  with pytest.raises(errors.InputError, match='the data set toy differ'):
+    _opened(tmp_path / 'out', facts={'the data set toy': 'another'})
 
 
 def test_nothing_is_written_before_open(tmp_path):

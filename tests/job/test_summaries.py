@@ -165,6 +165,15 @@ def test_the_closing_table_has_every_set(tmp_path):
   assert summaries.results_table(tmp_path) == 'no evaluation was recorded'
 
 
+def test_texts_alone_are_shown(tmp_path):
+  _write(tmp_path, *({'step': step, 'eval/prose/nats_per_token': 3.25 + step}
+                     for step in (0, 10)))
+  assert [line.split() for line in summaries.results_table(
+      tmp_path).splitlines()] == [
+          ['step', '0', 'step', '10'],
+          ['prose/nats_per_token', '3.2500', '13.2500']]
+
+
 def test_texts_are_shown_in_nats_per_token(tmp_path):
   records = [_evaluation(step, 'a', 8, 0.5) | {
       'eval/prose/nats_per_token': 3.25 + step} for step in (0, 10)]
