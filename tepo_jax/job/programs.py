@@ -209,8 +209,9 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
   if reference_dtype:
     state_sharding = state_sharding.replace(reference=param_sharding)
   minibatch_sharding = _minibatch_sharding(mesh)
+  width = None if model.d_model % mesh.shape['tensor'] else 'states'
   old_sharding = update.OldPolicy(
-      mesh_lib.shardings(mesh, ('batch', None, None, 'states')),
+      mesh_lib.shardings(mesh, ('batch', None, None, width)),
       replicated, transformer.head_weight(model, whole_sharding))
   pack, shards = make_packer(config, mesh), mesh_lib.batch_shards(mesh)
   minibatch = _abstract_minibatch(

@@ -63,9 +63,10 @@ def reinforce_pp_baseline(reward_NG, counted_NG):
   """(r - mean_g) / (std + 1e-6): REINFORCE++ with baseline (2501.03262).
 
   std is that of r - mean_g over the batch, with ddof=1, so that groups keep
-  their relative scale. The batch is the completions that a rollout step trains
-  on, each counted once; verl and OpenRLHF count each token. The batch's mean,
-  which the paper subtracts too, is 0 already.
+  their relative scale. The batch is the completions that count in a rollout
+  step (with rollout.truncated=mask those that are masked too), each once; verl
+  and OpenRLHF count each token. The batch's mean, which the paper subtracts
+  too, is 0 already.
   """
   centred_NG = drgrpo(reward_NG, counted_NG)
   variance = (jnp.sum(centred_NG**2)

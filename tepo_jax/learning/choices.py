@@ -123,6 +123,14 @@ class Method:
   estimator: str  # a name of advantage.ESTIMATORS
   reference: Reference
 
+  def compares_minibatch(self) -> bool:
+    """Whether a choice that acts compares the tokens of a minibatch. Of a
+    regulariser that is off only the metrics show where it would act."""
+    choices = [self.clip, self.shape]
+    if self.regularised:
+      choices += [self.region, self.delta_entropy]
+    return any(choice.whole_minibatch for choice in choices)
+
 
 def read(row, tables):
   """The Method of a row.

@@ -394,7 +394,6 @@ def make_policy_loss(method):
       penalty=PENALTIES, region=REGIONS, delta_entropy=CHANGES,
       estimator=advantage.ESTIMATORS, reference=kl.ESTIMATORS))
   return PolicyLoss(
-      method, whole_minibatch=any(choice.whole_minibatch for choice in (
-          method.clip, method.shape, method.region, method.delta_entropy)),
+      method, whole_minibatch=method.compares_minibatch(),
       needs_kl=method.regularised and method.penalty.function is kl_full,
       needs_reference=method.reference.coef != 0)

@@ -103,6 +103,7 @@ class Checkpointer:
       with contextlib.suppress(Exception):
         self._manager.check_for_errors()
     self._saving, self._failure = step, None
+    host.trim()  # a copy of the state comes next
     with self._logging_failure():
       self._manager.save(
           step, metrics=None if score is None else {'score': score},

@@ -72,7 +72,7 @@ def settle() -> None:
 
 def trim() -> None:
   """Returns what the C library keeps of freed memory to the system: after
-  sampling, up to a gigabyte of buffers that are smaller than 32 MB each."""
+  sampling or an evaluation, up to a gigabyte of buffers below 32 MB each."""
   with contextlib.suppress(AttributeError):  # only glibc has it
     ctypes.CDLL(None).malloc_trim(0)
 

@@ -713,8 +713,8 @@ def test_omni_math_may_lack_answers(tmp_path, caplog):
   with caplog.at_level('INFO', logger='tepo_jax'):
     assert len(datasets.load(f'omni_math:{path}')) == 1
   assert 'omitted 1 rows without an answer' in caplog.text
-  again = [{'problem': '1+1?', 'answer': '2'}, {'problem': '1+1?', 'answer': ''}]
-  for rows in (again, again[::-1]):
+  rows = [{'problem': '1+1?', 'answer': answer} for answer in ('2', '')]
+  for rows in (rows, rows[::-1]):
     path = _write(tmp_path / 'a.jsonl', rows)
     (problem,) = datasets.load(f'omni_math:{path}')
     assert problem.answers == ('2',)

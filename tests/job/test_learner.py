@@ -17,6 +17,7 @@ from tepo_jax.job import programs as programs_lib
 from tepo_jax.learning import behaviour
 from tepo_jax.learning import packing as packing_lib
 from tepo_jax.learning import update
+from tepo_jax.policy import transformer
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import host
 from tepo_jax.runtime import mesh as mesh_lib
@@ -173,6 +174,18 @@ def test_as_many_states_as_fit(learner):
     assert states.sharding == programs.old_states.sharding
   no_kl = dataclasses.replace(programs, old_states=None)
   assert memory_lib.keeping(no_kl, 3, held) is no_kl
+
+
+def test_states_of_a_width_that_tensor_does_not_divide_are_whole():
+  config = make_learner('tepo').config
+  mesh = mesh_lib.make(dict(data=1, fsdp=1, tensor=3), jax.devices()[:3])
+  model = transformer.ModelConfig(
+      vocab_size=48, d_model=64, num_layers=1, num_heads=6, num_kv_heads=3,
+      head_dim=8, d_ff=48, max_position=64)
+  programs = programs_lib.make(
+      config, programs_lib.prepare_model(model, config, mesh), mesh)
+  assert memory_lib.held(programs)['hidden states of π_old'] == (
+      np.prod(programs.old_states.shape) * 4)
 
 
 @pytest.mark.long_after_first

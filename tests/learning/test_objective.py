@@ -369,6 +369,8 @@ def test_needs():
   assert make(reg=reg | dict(delta_entropy='covariance')).whole_minibatch
   assert make(
       reg=reg | dict(region='top_covariance', fraction=0.1)).whole_minibatch
+  assert not make(reg=reg | dict(
+      region='top_covariance', fraction=0.1, coef=0.0)).whole_minibatch
   assert make(shape=dict(name='steer', floor=0.8)).whole_minibatch
   assert not make(shape=dict(name='entropy', alpha=1, kappa=2)).whole_minibatch
 

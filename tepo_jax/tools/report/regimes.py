@@ -10,6 +10,7 @@ import dataclasses
 import gzip
 import json
 import pathlib
+import sys
 from typing import Any
 import zlib
 
@@ -68,14 +69,18 @@ class Entry:
 def update(path: files.Path, runs: Sequence[runs_lib.Run]) -> list[Entry]:
   """Adds the finished runs that the file lacks, by name; returns all entries.
 
-  A file that lacks none is not written.
+  A file that lacks none is not written. Others are named on stderr: without
+  them a method could look better than it is.
 
   Raises:
     errors.InputError: the file is damaged, or nothing is in it.
   """
   entries = {entry.name: entry for entry in read(path)} if path.exists() else {}
-  done = [run for run in runs if run.state == 'finished' and run.fields]
-  new = [run for run in done if run.name not in entries]
+  new = [run for run in runs if run.name not in entries]
+  for run in new:
+    if run.state != 'finished':
+      print(f'not in the map: {run.name}: {run.state}', file=sys.stderr)
+  new = [run for run in new if run.state == 'finished' and run.fields]
   moved = start_kl(new)
   entries |= {run.name: _entry(run, moved[run.name]) for run in new}
   if not entries:

@@ -115,14 +115,13 @@ def _average_cell(results, columns):
 
 
 def _mean(cells):
-  """Averages independent runs: squares of the half widths add."""
+  """Averages runs. So are their half widths: they come from the sample of
+  problems, which is the same for all of them."""
   if any(cell.value is None for cell in cells):
     return Cell(None)
   value = float(np.mean([cell.value for cell in cells]))
-  below, above = (float(np.sqrt(np.sum([
-      (cell.value - getattr(cell, end)) ** 2 for cell in cells])))
-                  / len(cells) for end in ('low', 'high'))
-  return Cell(value, value - below, value + above)
+  return Cell(value, float(np.mean([cell.low for cell in cells])),
+              float(np.mean([cell.high for cell in cells])))
 
 
 def _shown(cell):

@@ -3,7 +3,8 @@
 Each method is compared with GRPO, which shows what its weight does, with TEPO
 without its KL, which shows what the mask does, and with GSPO, which shows what
 the token mean does, at the same number of updates per rollout step. What a
-verdict means is said in `claims`.
+verdict means is said in `claims`; the accuracy after training, the primary
+measure, is not corrected.
 
 A method's seeds that were trained at several learning rates, of which some have
 fewer than `claims.FEWEST` seeds, have chosen one: they compare nothing.
@@ -67,7 +68,7 @@ def markdown(entries: Sequence[regimes.Entry]) -> str:
       rows = [_row(group, base, contrast)
               for base in here if base.label == label
               for group in here if group.label != label
-              for contrast in claims.judged(_contrasts(group, base, measures))
+              for contrast in _judged(_contrasts(group, base, measures))
               if len(contrast.pairs) >= claims.FEWEST]
       if rows:
         parts.append(f'## Against {label}, {updates} updates a rollout step\n\n'
@@ -78,6 +79,13 @@ def markdown(entries: Sequence[regimes.Entry]) -> str:
 def _contrasts(group, base, measures):
   found = (claims.contrast(group, base, measure) for measure in measures)
   return [contrast for contrast in found if contrast]
+
+
+def _judged(contrasts):
+  """The accuracy after training by itself; the others corrected over them."""
+  is_first = [contrast.title == _MEASURES[0].title for contrast in contrasts]
+  return [judged for of_first in (True, False) for judged in claims.judged(
+      [c for c, first in zip(contrasts, is_first) if first == of_first])]
 
 
 _HEAD = ('method', 'rate', 'measure', 'result', 'paired difference', 'value',

@@ -64,6 +64,13 @@ def test_a_map_that_is_only_read_is_not_written(tmp_path):
   assert path.read_bytes() == before
 
 
+def test_a_run_that_did_not_finish_is_named(make_run, tmp_path, capsys):
+  path = make_run('half', [record(1)])
+  with pytest.raises(errors.InputError, match='no finished run to map'):
+    regimes.update(tmp_path / 'map.jsonl.gz', runs_lib.read([path]))
+  assert 'not in the map: half: ' in capsys.readouterr().err
+
+
 def test_the_best_rate_is_chosen_on_the_first_seed():
   """Seed 1 exists only where a rate was best, and must not count."""
   assert [(e.method_name, e.updates, e.learning_rate, e.seed)

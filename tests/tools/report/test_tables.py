@@ -140,7 +140,7 @@ def test_our_line_follows_the_papers(tmp_path):
   assert 'not run' in tables.markdown(_compared(tmp_path), 'AB').splitlines()[5]
   _evaluated(tmp_path, 'm_tepo_steps72_seed2', .7, .5)
   assert tables.markdown(_compared(tmp_path), 'AB').splitlines()[5] == (
-      '| ours | 60.00±7.07 | 40.00±7.07 | 50.00±7.07 |')
+      '| ours | 60.00±10.00 | 40.00±10.00 | 50.00±10.00 |')
 
 
 def test_a_table_without_any_result_is_one_line_and_the_commands(tmp_path):
