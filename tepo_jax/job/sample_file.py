@@ -40,8 +40,10 @@ class SampleFile:
     self._identity = json.loads(json.dumps(identity))
     self._groups: dict[str, dict[str, list[dict]]] = {}
 
-  def check(self) -> None:
+  def check(self, has_facts: bool = False) -> None:
     """Checks that the folder is new or this evaluation's; writes nothing.
+
+    has_facts: whether the identity has those of `open`, which the folder's has.
 
     Raises:
       errors.InputError: it holds another evaluation or other files.
@@ -54,8 +56,9 @@ class SampleFile:
                                 'folder of an evaluation')
       return
     saved = _read_identity(path)
-    differing = [name for name, value in self._identity.items()
-                 if name not in saved or saved[name] != value]
+    names = self._identity.keys() | (saved.keys() if has_facts else set())
+    differing = [name for name in names
+                 if saved.get(name) != self._identity.get(name)]
     if differing:
       raise errors.InputError(
           f'--out={self._folder} holds another evaluation: '
@@ -74,7 +77,7 @@ class SampleFile:
         facts differ, or a line is no sample.
     """
     self._identity |= json.loads(json.dumps(facts))
-    self.check()
+    self.check(has_facts=True)
     self._folder.mkdir(parents=True, exist_ok=True)
     self._groups = {name: {} for name in samples}
     files.replace_text(

@@ -83,9 +83,9 @@ def _contrasts(group, base, measures):
 
 def _judged(contrasts):
   """The accuracy after training by itself; the others corrected over them."""
-  is_first = [contrast.title == _MEASURES[0].title for contrast in contrasts]
-  return [judged for of_first in (True, False) for judged in claims.judged(
-      [c for c, first in zip(contrasts, is_first) if first == of_first])]
+  first = _MEASURES[0].title
+  return [*claims.judged([c for c in contrasts if c.title == first]),
+          *claims.judged([c for c in contrasts if c.title != first])]
 
 
 _HEAD = ('method', 'rate', 'measure', 'result', 'paired difference', 'value',
