@@ -217,15 +217,16 @@ def _short(rate):
 
 def _cell(members):
   """Accuracy at the end and of the samples in the middle of the run; KL to the
-  start, entropy, tokens; means over seeds."""
+  start, entropy, tokens; means over seeds, whose number follows."""
   if not members:
     return ''
   score, moved, entropy, tokens = (
       np.mean([entry.last(name) for entry in members])
       for name in ('evaluation', 'start_kl', 'entropy', 'tokens'))
   middle = np.mean([_middle(entry.series('accuracy')) for entry in members])
+  seeds = f', {len(members)} seeds' if len(members) > 1 else ''
   return (f'**{100 * score:.1f}** (middle {100 * middle:.1f}, KL {moved:.2g}, '
-          f'H {entropy:.2g}, {tokens:.0f} tokens)')
+          f'H {entropy:.2g}, {tokens:.0f} tokens{seeds})')
 
 
 def _middle(series):

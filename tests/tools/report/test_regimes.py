@@ -83,7 +83,8 @@ def test_the_table_has_the_mean_over_seeds_by_regime():
   lines = regimes.table(ENTRIES).splitlines()
   assert lines[0] == '| method | learning rate | 8 updates | 32 updates |'
   assert lines[2] == (
-      '| grpo | 1e-4 | **55.0** (middle 12.0, KL 0.5, H 1, 30 tokens) | '
+      '| grpo | 1e-4 | **55.0** (middle 12.0, KL 0.5, H 1, 30 tokens, 2 seeds) '
+      '| '
       '**22.0** (middle 12.0, KL 0.5, H 1, 30 tokens) |')
   assert lines[3].endswith(
       '| **25.0** (middle 12.0, KL 0.5, H 1, 30 tokens) |  |')
