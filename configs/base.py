@@ -160,9 +160,10 @@ FIELDS = dict(
                 "rows of rollout/reward.py and your own 'module:function'"),
     weights=F((1.0,), 'of each function in the sum that is the reward'),
     timeout=F(10, 'seconds for a function and the samples of a prompt',
-              fields.up_to(3600)),
+              fields.up_to(3600), unless=('reward.functions', ('accuracy',))),
     on_failure=F('stop', "when a function fails: 'stop' the run, or count "
-                 "its value as 'zero'", fields.one_of('stop', 'zero')),
+                 "its value as 'zero'", fields.one_of('stop', 'zero'),
+                 unless=('reward.functions', ('accuracy',))),
   ),
 
   grading=dict(

@@ -10,8 +10,8 @@ prompt template, temperature and longest completion; a model folder given as
 whether each completion is correct.
 
 Without a question, each line of stdin is one. On a terminal that is a chat:
-the model sees what was said before (with --samples, the first completion).
-It ends with Ctrl-D.
+the model sees what was said before (with --samples, the first completion), as
+far as it fits. It ends with Ctrl-D.
 """
 
 from collections.abc import Iterator, Sequence
@@ -73,6 +73,8 @@ _SEED = flags.DEFINE_integer(
     'seed', 0, 'Of sampling.', lower_bound=0, upper_bound=2**32 - 1)
 
 _LONGEST = 1024  # tokens of a completion, where there is no run
+_CHAT = 2048  # tokens of a chat's prompt, if the run's are shorter
+_SLOTS = 64  # where the devices do not say how much memory is free
 
 
 @dataclasses.dataclass
@@ -90,6 +92,8 @@ class Model:
           key: jax.Array) -> list[groups_lib.Group]:
     """A group of completions for each question, in their order.
 
+    The oldest exchanges of a chat that has become too long are forgotten.
+
     Raises:
       errors.InputError: a prompt has more tokens than the model may read, or
         one that its embedding lacks.
@@ -97,12 +101,12 @@ class Model:
     most = self.session.config.data.max_prompt_tokens
     asked = []
     for number, question in enumerate(questions):
-      problem = problem_lib.Problem(
-          id=f'question {number + 1}', problem=question, source='ask',
-          answers=_references(),
-          turns=self.turns)
-      ids = prompts.render(
-          self.session.template, self.session.tokenizer, problem)
+      problem, ids = self._render(f'question {number + 1}', question)
+      while len(ids) > most and self.turns:
+        print(f'{self.name}: the chat is longer than {most} tokens; its oldest '
+              'exchange is forgotten', file=sys.stderr)
+        self.turns = self.turns[2:]
+        problem, ids = self._render(problem.id, question)
       if len(ids) > most:
         raise errors.InputError(
             f'{problem.id} makes a prompt of {len(ids)} tokens, more than '
@@ -115,10 +119,20 @@ class Model:
               for group in some]
     return sorted(groups, key=lambda group: group.prompt.prompt_id)
 
-  def remember(self, question: str, answer: str) -> None:
-    """Adds two turns to the chat."""
-    if self.session.template.is_chat and self.session.tokenizer.chat_template:
-      self.turns += ('user', question), ('assistant', answer)
+  def _render(self, name, question):
+    """The problem of a question, after the chat so far, and its token ids."""
+    problem = problem_lib.Problem(
+        id=name, problem=question, source='ask', answers=_references(),
+        turns=self.turns)
+    return problem, prompts.render(
+        self.session.template, self.session.tokenizer, problem)
+
+  def remember(self, problem: problem_lib.Problem, answer: str) -> None:
+    """Adds two turns to the chat: the problem as it was put, the answer."""
+    template = self.session.template
+    if template.is_chat and self.session.tokenizer.chat_template:
+      self.turns += (('user', prompts.user_turn(template, problem)),
+                     ('assistant', answer))
 
 
 def _references() -> tuple[str, ...]:
@@ -155,13 +169,14 @@ def _settings(spec: str, like: ml_collections.ConfigDict | None
     config.data.template = _TEMPLATE.value
   # This machine's devices, whichever trained the model.
   config.mesh.update(data=1, fsdp=-1, tensor=1)
-  config.rollout.update(tensor=None, slots=None)
+  config.rollout.update(
+      tensor=None, slots=_SLOTS if mesh_lib.free_bytes() is None else None)
   config.compute.attention = 'auto'
   config.eval.max_tokens = 1  # nothing is evaluated
   return config, name, step
 
 
-def _fit_lengths(config, folder, is_run):
+def _fit_lengths(config, folder, is_run, is_chat):
   """Keeps prompt and completion within the model's positions."""
   model = weights.model_config(folder)
   positions = rope.longest(model.max_position, model.rope_scaling)
@@ -172,13 +187,19 @@ def _fit_lengths(config, folder, is_run):
         _LONGEST, positions - config.data.max_prompt_tokens)
   if _MAX_TOKENS.value is not None:
     config.rollout.max_tokens = _MAX_TOKENS.value
+  if is_chat:
+    config.data.max_prompt_tokens = max(
+        config.data.max_prompt_tokens,
+        min(_CHAT, positions - config.rollout.max_tokens))
 
 
 def open_model(spec: str, stack: contextlib.ExitStack,
-               like: ml_collections.ConfigDict | None = None) -> Model:
+               like: ml_collections.ConfigDict | None = None,
+               is_chat: bool = False) -> Model:
   """Loads a model of --model or --against; the stack closes it.
 
   like: the config of the run at whose settings a model folder is asked.
+  is_chat: whether prompts may be longer than the run's.
   """
   config, name, step = _settings(spec, like)
   is_run = (files.path(name) / session_lib.CHECKPOINTS).exists()
@@ -190,7 +211,7 @@ def open_model(spec: str, stack: contextlib.ExitStack,
   else:
     folder = session_lib.model_folder(config, '')
   config.lora.rank = 0  # adapters are merged
-  _fit_lengths(config, folder, is_run or like is not None)
+  _fit_lengths(config, folder, is_run or like is not None, is_chat)
   session = stack.enter_context(session_lib.open_folder(config, folder))
   cast = sampling_lib.make_decode_cast(*session.decoding())
   return Model(spec, session,
@@ -267,26 +288,35 @@ def main() -> None:
   _check(questions)
   console = console_lib.Console(highlight=False)
   with contextlib.ExitStack() as stack:
-    models = [open_model(_MODEL.value, stack)]
+    models = [open_model(_MODEL.value, stack, is_chat=is_chat)]
     if _AGAINST.value is not None:
       models.append(open_model(
-          _AGAINST.value, stack,
+          _AGAINST.value, stack, is_chat=is_chat,
           like=models[0].session.config if models[0].is_run else None))
     samplers = [_sampler(model, max(1, len(questions))) for model in models]
     key = jax.random.key(_SEED.value)
-    if not is_chat:
-      found = [model.ask(sampler, questions, key)
-               for model, sampler in zip(models, samplers)]
-      for question, answers in zip(questions, zip(*found)):
-        _show(console, question, models, answers)
+    if is_chat:
+      _chat(console, models, samplers, key)
       return
-    for number, question in zip(itertools.count(), _lines()):
+    found = [model.ask(sampler, questions, key)
+             for model, sampler in zip(models, samplers)]
+    for question, answers in zip(questions, zip(*found)):
+      _show(console, question, models, answers)
+
+
+def _chat(console, models, samplers, key):
+  """Asks line by line; a question that cannot be asked does not end it."""
+  for number, question in zip(itertools.count(), _lines()):
+    try:
       answers = [
           model.ask(sampler, [question], jax.random.fold_in(key, number))[0]
           for model, sampler in zip(models, samplers)]
-      _show(console, question, models, answers)
-      for model, group in zip(models, answers):
-        model.remember(question, group.text_G[0])
+    except errors.InputError as error:
+      print(error, file=sys.stderr)
+      continue
+    _show(console, question, models, answers)
+    for model, group in zip(models, answers):
+      model.remember(group.prompt.problem, group.text_G[0])
 
 
 if __name__ == '__main__':

@@ -14,6 +14,7 @@ from configs import tiny
 from tepo_jax import ask
 from tepo_jax import errors
 from tepo_jax.data import embedded
+from tepo_jax.data import problem as problem_lib
 from tepo_jax.data import prompts
 from tepo_jax.job import run_folder
 from tepo_jax.policy import rope
@@ -48,6 +49,10 @@ class _Sampler:
           prompt, np.zeros((1, 2), np.int32), np.zeros((1, 2), np.float32),
           np.array([2]), np.array([True]), (f'It is {prompt.prompt_id}.',),
           np.ones(1, np.float32))], {}
+
+
+def _problem(text):
+  return problem_lib.Problem(id='1', problem=text, answers=(), source='ask')
 
 
 def test_questions_are_answered_in_their_order(model, set_flags):
@@ -93,11 +98,66 @@ def test_a_seed_has_32_bits():
 
 def test_a_chat_is_part_of_the_next_prompt(model, set_flags):
   set_flags(reference=None)
-  model.remember('5 + 6', '11')
+  model.remember(_problem('5 + 6'), '11')
   sampler = _Sampler()
   model.ask(sampler, ['1 + 2'], None)
   said = model.session.tokenizer.decode(sampler.asked[0].token_ids)
   assert said.index('5 + 6') < said.index('11') < said.index('1 + 2')
+
+
+def test_a_chat_has_the_questions_as_they_were_put(model, set_flags):
+  set_flags(reference=None)
+  model.session.template = prompts.Template('Start with 1. {problem}')
+  model.remember(_problem('5 + 6'), '11')
+  assert model.turns == (('user', 'Start with 1. 5 + 6'), ('assistant', '11'))
+
+
+def test_a_chat_forgets_its_oldest_exchange(model, set_flags, capsys):
+  set_flags(reference=None)
+  for question, answer in ('5 + 6', '11'), ('2 + 2', '4'):
+    model.remember(_problem(question), answer)
+  model.session.config.data.max_prompt_tokens = 100
+  sampler = _Sampler()
+  model.ask(sampler, ['1 + 2'], None)
+  whole = len(sampler.asked[0].token_ids)
+  model.session.config.data.max_prompt_tokens = whole - 1
+  model.ask(sampler, ['1 + 2'], None)
+  assert model.turns == (('user', '2 + 2'), ('assistant', '4'))
+  said = model.session.tokenizer.decode(sampler.asked[0].token_ids)
+  assert '2 + 2' in said and '5 + 6' not in said
+  assert capsys.readouterr().err == (
+      f'm: the chat is longer than {whole - 1} tokens; its oldest exchange is '
+      'forgotten\n')
+
+
+def test_a_chat_goes_on_after_a_question_that_is_too_long(
+    model, set_flags, monkeypatch, capsys):
+  set_flags(reference=None, samples=1)
+  asked = ['1 + 2', 8 * '1 + 2 + 3 + 4 + ', '3 + 4']
+  monkeypatch.setattr(ask, '_lines', lambda: iter(asked))
+  out = io.StringIO()
+  ask._chat(console.Console(file=out), [model], [_Sampler()],
+            jax.random.key(0))
+  assert [line for line in out.getvalue().splitlines() if line[:1] == '>'] == [
+      '> 1 + 2', '> 3 + 4']
+  assert 'question 1 makes a prompt of' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('own, completion, expected', [
+    (24, 48, 152), (24, 150, 50), (180, 48, 180)], ids=[
+        'positions', 'long completions', 'own'])
+def test_a_chat_s_prompt_may_be_longer_than_the_run_s(
+    set_flags, monkeypatch, own, completion, expected):
+  set_flags(max_tokens=None)
+  monkeypatch.setattr(
+      weights, 'model_config', lambda _: types.SimpleNamespace(
+          max_position=200, rope_scaling=None))
+  config = tiny.get_config()
+  config.data.max_prompt_tokens, config.rollout.max_tokens = own, completion
+  ask._fit_lengths(config, 'folder', is_run=True, is_chat=False)
+  assert config.data.max_prompt_tokens == own
+  ask._fit_lengths(config, 'folder', is_run=True, is_chat=True)
+  assert config.data.max_prompt_tokens == expected
 
 
 def test_a_long_question_is_refused(model, set_flags):
@@ -126,7 +186,7 @@ def test_a_folder_is_asked_within_its_positions(
           max_position=80, rope_scaling=scaling))
   config = tiny.get_config()
   config.data.max_prompt_tokens = 500
-  ask._fit_lengths(config, 'folder', is_run=False)
+  ask._fit_lengths(config, 'folder', is_run=False, is_chat=False)
   assert (config.data.max_prompt_tokens, config.rollout.max_tokens) == (
       prompt, completion)
 
@@ -161,6 +221,7 @@ def test_a_run_is_asked_with_its_own_settings(set_flags, tmp_path):
   assert found.rollout.temperature == 0.7
   assert found.data.template == config.data.template
   assert found.mesh.data == 1  # this machine's
+  assert found.rollout.slots == 64  # as CPUs do not say what fits
   set_flags(temperature=0.0, template='plain')
   found, _, step = ask._settings(str(tmp_path), None)
   assert (found.rollout.temperature, found.data.template, step) == (

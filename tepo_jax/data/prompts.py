@@ -206,7 +206,12 @@ def _compiled(source):
   return _environment().from_string(source)
 
 
-def _user_turn(template, problem):
+def user_turn(template: Template, problem: problem_lib.Problem) -> str:
+  """The text in which the template puts the problem.
+
+  Raises:
+    InputError: the template's file fails on the problem.
+  """
   if template.file is None:
     return template.user.replace('{problem}', problem.problem)
   row = problem.row or {}
@@ -243,7 +248,7 @@ def _turns(template, problem):
   the problem."""
   examples = [turn for example in template.examples
               for turn in zip(('user', 'assistant'), example)]
-  texts = [*problem.turns, ('user', _user_turn(template, problem))]
+  texts = [*problem.turns, ('user', user_turn(template, problem))]
   place = 1 if texts[0][0] == 'system' else 0
   turns = [{'role': role, 'content': text}
            for role, text in texts[:place] + examples + texts[place:]]

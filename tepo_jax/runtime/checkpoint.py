@@ -1,10 +1,11 @@
 """Checkpoints of a run by Orbax: asynchronous, atomic, bit-exact, sharded.
 
 DIR/<step>/state holds the arrays, DIR/<step>/extra a small JSON object with
-their digests. A step is listed only once it is complete: if a process is killed
-while saving, the step before stays the latest. The digests detect later damage.
-DIR may be in a bucket: arrays then go there without passing a disk. A run on a
-CPU waits for each save (job/trainer._save).
+their digests, DIR/<step>/metrics the score, if there is one. A step is listed
+only once it is complete: if a process is killed while saving, the step before
+stays the latest. The digests detect later damage. DIR may be in a bucket:
+arrays then go there without passing a disk. A run on a CPU waits for each save
+(job/trainer._save).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -67,6 +68,7 @@ class Checkpointer:
                else 'missing')
       raise errors.InputError(f'no checkpoints: {self._directory} is {found}')
     options = ocp.CheckpointManagerOptions(
+        best_fn=_score,  # without it, scores are not saved
         preservation_policy=_kept(keep, keep_every), read_only=read_only,
         create=not read_only, cleanup_tmp_directories=not read_only,
         save_root_metadata=False)
@@ -281,11 +283,14 @@ def steps(directory: str | os.PathLike) -> list[int]:
       and ocp.utils.is_checkpoint_finalized(str(entry)))
 
 
+def _score(metrics):
+  return metrics['score']
+
+
 def _kept(keep, keep_every):
   """The policy that decides which steps the next save keeps."""
   policies = [preservation_policy.LatestN(keep), preservation_policy.BestN(
-      get_metric_fn=lambda metrics: metrics['score'], n=1,
-      keep_checkpoints_without_metrics=False)]
+      get_metric_fn=_score, n=1, keep_checkpoints_without_metrics=False)]
   if keep_every:
     policies.append(preservation_policy.EveryNSteps(keep_every))
   return preservation_policy.AnyPreservationPolicy(policies)

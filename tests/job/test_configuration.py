@@ -248,6 +248,8 @@ INERT = [
     ({}, 'lora.alpha', 'config.lora.rank is 0'),
     ({}, 'train.behaviour.cap', 'config.train.behaviour.weight is off'),
     ({}, 'train.shared_prefix', 'config.train.packing is not shared'),
+    ({}, 'reward.timeout', "config.reward.functions is ('accuracy',)"),
+    ({}, 'reward.on_failure', "config.reward.functions is ('accuracy',)"),
     ({}, 'optimizer.floor', 'config.optimizer.schedule is constant'),
     ({}, 'optimizer.schedule_steps', 'config.optimizer.schedule is constant'),
     ({}, 'method_name', '--config'),

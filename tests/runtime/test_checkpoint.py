@@ -1,6 +1,7 @@
 """runtime.checkpoint: exact, sharded, atomic; damage is reported by name."""
 
 import errno
+import functools
 import os
 import pathlib
 import signal
@@ -193,11 +194,18 @@ def test_checkpoints_of_another_run_are_left_alone(tmp_path):
   assert {p.name for p in tmp_path.iterdir()} == {'1', '2'}
 
 
-def test_which_steps_are_kept(tmp_path):
-  """The last two, multiples of 4, and the best of those with a score."""
-  checkpointer = checkpoint.Checkpointer(tmp_path, keep=2, keep_every=4)
+@pytest.mark.parametrize('is_resumed', [False, True])
+def test_which_steps_are_kept(tmp_path, is_resumed, capfd):
+  """The last two, multiples of 4, and the best of those with a score; also if
+  another process makes each save."""
+  reopen = functools.partial(
+      checkpoint.Checkpointer, tmp_path, keep=2, keep_every=4)
+  checkpointer = reopen()
   scores = {1: .1, 2: .9, 3: None, 4: .5, 5: None, 6: .9, 7: .2, 9: None}
   for step, score in scores.items():
+    if is_resumed:
+      checkpointer.close()
+      checkpointer = reopen()
     checkpointer.save(step, {'w': jnp.zeros(3)}, {}, score)
   checkpointer.close()
   kept = {p.name for p in tmp_path.iterdir()}

@@ -135,6 +135,23 @@ def test_a_folder_is_uploaded_and_an_interrupted_upload_is_finished(
   assert len(sent) == 2 and _names(out) == ['config.json', 'part']
 
 
+def test_two_processes_upload_to_one_folder(folder, monkeypatch):
+  """One ends while the other has begun."""
+  out, reserve = folder / 'profile', files.reserve
+
+  def interrupted(path):
+    reserve(path)
+    monkeypatch.setattr(files, 'reserve', reserve)
+    with files.local_folder(out) as local:
+      (local / 'b').write_text('b')
+
+  monkeypatch.setattr(files, 'reserve', interrupted)
+  with files.local_folder(out) as local:
+    (local / 'a').write_text('a')
+  names = ['a', 'b'] if files.is_remote(out) else ['a']
+  assert _names(out) == names
+
+
 def test_copies_for_libraries_that_need_a_disk(folder):
   (folder / 'sub').mkdir()
   for name in ('a', 'b', 'sub/c'):

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from configs import base
+
 _PAGE = '''\
 # Gradients off policy, the mask M, and the KL penalty
 
@@ -66,7 +68,9 @@ def markdown(results: Mapping[str, Any]) -> str:
           for k, x in by_count.items()]
   return _PAGE.format(
       **{key: setup[key] for key in setup if key not in ('config', 'versions')},
-      rollout=setup['config']['rollout.prompts'],
+      # The config there lacks what equals the defaults.
+      rollout=setup['config'].get(
+          'rollout.prompts', base.get_config().rollout.prompts),
       fields=pairs(setup['config']), versions=pairs(setup['versions']),
       policies=table('updates, mean abs d, KL, accuracy %, entropy, length', (
           [k, cell(x['tokens']['abs_d']), cell(x['tokens']['kl']),

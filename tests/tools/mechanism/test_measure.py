@@ -2,6 +2,7 @@
 
 import functools
 import json
+import pathlib
 
 import jax
 import numpy as np
@@ -76,6 +77,14 @@ def test_drift(lab, moved):
   assert found['kl'][0] > 0 and 0 < found['region'][0] < 1
   assert found['weights']['token']['outside'][0] > (
       found['weights']['sequence']['outside'][0])
+
+
+def test_a_rollout_of_the_default_size_is_named():
+  """The config of the results lacks what equals the defaults."""
+  saved = json.loads(pathlib.Path('launch/study/mechanism.json').read_text())
+  assert '## 128 prompts from' in tables.markdown(saved)
+  del saved['setup']['config']['rollout.prompts']
+  assert '## 64 prompts from' in tables.markdown(saved)
 
 
 @pytest.mark.nightly
