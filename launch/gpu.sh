@@ -26,27 +26,32 @@ fail() { echo "launch/gpu.sh: error: $*" >&2; exit 2; }
 # Prints the command that starts process $1 of the job, for ssh.
 start_command() {
   local variables name
-  variables="JAX_COORDINATOR_ADDRESS=${hosts[0]}:${PORT:-12355} \
+  variables="JAX_COORDINATOR_ADDRESS=${hosts[0]#*@}:${PORT:-12355} \
 JAX_NUM_PROCESSES=${#hosts[@]} JAX_PROCESS_ID=$1"
   variables+=" TEPO_COMMAND=$(printf %q \
     "$(command_line 'HOSTS PORT' launch/gpu.sh "${@:2}")")"
   for name in $(compgen -e | grep -E '^(NCCL|XLA)_' || true); do
     variables+=" $name=$(printf %q "${!name}")"
   done
-  echo "cd $(printf %q "$PWD") && { $variables nohup launch/supervise.sh \
+  echo "if $(in_progress "$1"); then \
+echo launch/gpu.sh: error: a run is in progress here: stop it first >&2; exit 2; fi; \
+cd $(printf %q "$PWD") && { $variables nohup launch/supervise.sh \
 launch/gpu.sh $(printf '%q ' "${@:2}")>>train.$1.log 2>&1 </dev/null & \
 echo \$! >train.$1.pid; }"
 }
 
-# Runs on each of HOSTS by ssh what start_command says, or stops it. By name:
-# another process may have the number of one that has ended.
+# Prints the number of process $1 of the job, and whether it is in progress, as
+# commands for ssh. By name: another process may have the number of one that has ended.
+number() { echo "\$(cat $(printf %q "$PWD")/train.$1.pid 2>/dev/null)"; }
+in_progress() { echo "grep -qsa launch/supervise.sh /proc/$(number "$1")/cmdline"; }
+
+# Runs on each of HOSTS by ssh what start_command says, or stops it.
 on_hosts() {
-  local id command pid status=0
+  local id command status=0
   for id in "${!hosts[@]}"; do
     if [[ $1 == stop ]]; then
-      pid="\$(cat $(printf %q "$PWD")/train.$id.pid)"
-      command="if grep -qsa launch/supervise.sh /proc/$pid/cmdline; then \
-kill -TERM $pid; else echo no run is in progress; fi"
+      command="if $(in_progress "$id"); then \
+kill -TERM $(number "$id"); else echo no run is in progress; fi"
     else
       command=$(start_command "$id" "$@")
     fi
@@ -56,11 +61,18 @@ kill -TERM $pid; else echo no run is in progress; fi"
       # shellcheck disable=SC2029  # this id and these arguments are meant
       ssh "${hosts[$id]}" "$command" || {
         status=$?
-        [[ $1 == stop ]] || break
+        if [[ $1 != stop ]]; then not_started "$id"; break; fi
         echo "launch/gpu.sh: ${hosts[$id]} is not stopped" >&2; }
     fi
   done
   return "$status"
+}
+
+# Names the host that process $1 of the job is for, and how to stop those before it.
+not_started() {
+  echo "launch/gpu.sh: not started on ${hosts[$1]}" >&2
+  [[ $1 -eq 0 ]] || echo "launch/gpu.sh: the other hosts' processes wait for it:" \
+    "HOSTS='${hosts[*]:0:$1}' launch/gpu.sh stop" >&2
 }
 
 # Prints this task's GPUs, such as 2,3, as jax counts them: in a step of several

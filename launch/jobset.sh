@@ -26,10 +26,11 @@ fi
   || fail "usage: TYPE=v6e-16 IMAGE=… launch/jobset.sh [PROGRAM] ARGUMENTS"
 
 # Prints words as YAML strings.
-quoted() { for word; do printf "'%s', " "${word//\'/\'\'}"; done; }
+q="'"  # bash before 4.3 would keep the backslashes of \'
+quoted() { for word; do printf "'%s', " "${word//$q/$q$q}"; done; }
 env="
               - {name: PYTHONUNBUFFERED, value: '1'}
-              - {name: TEPO_COMMAND, value: '${again//\'/\'\'}'}
+              - {name: TEPO_COMMAND, value: '${again//$q/$q$q}'}
               - {name: TEPO_REMARK, value: 'unless the JobSet starts it again'}"
 if [[ $TYPE =~ ^(h100|h200|a100-80)x(([0-9]+)x)?([1-8])$ ]]; then
   hosts=${BASH_REMATCH[3]:-1} count=${BASH_REMATCH[4]} resource=nvidia.com/gpu

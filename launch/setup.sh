@@ -118,6 +118,13 @@ cuda_extra() {
   if (( BASH_REMATCH[1] >= 580 )); then echo cuda13; else echo cuda12; fi
 }
 
+# Both CUDA versions in one .venv would conflict.
+check_cuda() {
+  [[ -n ${CUDA:-} && -f .venv/.cuda ]] || return 0
+  [[ $(<.venv/.cuda) == "cuda$CUDA" ]] || fail "CUDA=$CUDA: .venv has" \
+    "$(<.venv/.cuda): remove .venv first"
+}
+
 usage="usage: launch/setup.sh cpu [plan|tests], or gpu|tpu [tests]"
 [[ $# -ge 1 ]] || fail "$usage"
 kind=$1
@@ -125,6 +132,7 @@ if [[ $kind == apt ]]; then apt_install "${@:2}"; exit; fi
 [[ $# -le 2 && "$kind ${2:-tests}" =~ ^(cpu\ plan|(cpu|gpu|tpu)\ tests)$ ]] \
   || fail "$usage"
 
+[[ $kind != gpu ]] || check_cuda
 files=(requirements.txt)
 if ! up_to_date "$kind" "${files[@]}"; then
   accelerator=()
@@ -138,6 +146,7 @@ if ! up_to_date "$kind" "${files[@]}"; then
   pip_install -r requirements.txt ${accelerator[@]+"${accelerator[@]}"} \
     || fail "pip could not install requirements.txt ${accelerator[*]-}"
   record "$kind" "${files[@]}"
+  [[ $kind != gpu ]] || echo "$extra" >.venv/.cuda
   if [[ $kind != cpu && -z ${SKIP_SELFTEST:-}${CUDA:-} ]]; then
     say "testing the $kind (about a minute)"
     .venv/bin/python -m tepo_jax.selftest --device="$kind" >&2 \

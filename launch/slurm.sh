@@ -36,6 +36,8 @@ TEPO_COMMAND=$(command_line CONTAINER 'sbatch launch/slurm.sh' "$@")
 # A stopped run prints this as the command that resumes.
 export TEPO_COMMAND TEPO_REMARK="with your options of sbatch, unless Slurm queues the \
 job again"
+# Since Slurm 22.05 srun does not take --cpus-per-task from sbatch.
+[[ -z ${SLURM_CPUS_PER_TASK:-} ]] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 status=0
 # srun's status is its tasks' highest. If one fails with 1 or 2, which are errors
 # that remain, the others end with 3, for a lost process: its status becomes

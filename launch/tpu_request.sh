@@ -19,7 +19,7 @@ read_state() {
   state='' code='' cause='' request=''
   [[ -z $dry_run ]] || return 0
   if ! request=$(ask queued-resources describe "$NAME" --format=json); then
-    grep -q NOT_FOUND "$said" || { cat "$said" >&2; fail "gcloud failed"; }
+    grep -q NOT_FOUND "$said" || { cat "$said" >&2; gcloud_failed; }
     return 0
   fi
   state=$(sed -n 's/^    "state": "\(.*\)",\{0,1\}$/\1/p' <<<"$request")
@@ -28,10 +28,17 @@ read_state() {
   [[ $state == ACTIVE ]] || return 0
   state=$(ask tpu-vm describe "$NAME" --format='value(state)') \
     || { cat "$said" >&2
-         grep -q NOT_FOUND "$said" || fail "gcloud failed"
+         grep -q NOT_FOUND "$said" || gcloud_failed
          state=TERMINATED; }
   [[ $state != READY ]] || state=ACTIVE
 }
+
+# Ends where it is unknown whether there is a slice.
+gcloud_failed() {
+  warn_of_cost "a slice that is there stays"
+  fail "gcloud failed"
+}
+
 gone='^(FAILED|SUSPENDED|SUSPENDING|PREEMPTED|TERMINATED|STOPPED|STOPPING)$'
 remake='launch/tpu_vm.sh delete, create (with the same SPOT), setup (with the same'
 remake+=' BUCKET), and the same run, which resumes; watch, in place of run, does all this'
@@ -87,7 +94,7 @@ check_same() {
 
 # Requests the slice unless it is there; returns like wait_for_slice.
 request() {
-  local flags=()
+  local flags=() refusal=''
   [[ -z ${SPOT:-} ]] || flags=(--spot)
   read_state
   if [[ -n $state ]]; then
@@ -95,10 +102,13 @@ request() {
   else
     ask queued-resources create "$NAME" --node-id="$NAME" \
       --accelerator-type="$TYPE" --runtime-version="$(software)" \
-      "${flags[@]}" "${create_flags[@]}" || {
-        cause=$(<"$said")
-        [[ $cause == *ALREADY_EXISTS* ]] || { echo "$cause" >&2; return 2; }; }
-    read_state
+      "${flags[@]}" "${create_flags[@]}" || refusal=$(<"$said")
+    [[ -n $refusal && $refusal != *ALREADY_EXISTS* ]] || read_state
+    if [[ -n $refusal && -z $state ]]; then  # also if a node of that name exists
+      cause=$refusal
+      echo "$cause" >&2
+      return 2
+    fi
   fi
   if [[ -n $dry_run ]]; then
     tpus queued-resources describe "$NAME" --format=json
@@ -118,5 +128,5 @@ is_refused() {
   [[ $1 -ne 2 || ! $cause =~ $network ]] || return 1
   [[ ! $cause =~ [Qq]uota.*(limit|exceeded) ]] || return 0
   [[ $1 -ne 2 || $cause =~ $later ]] || return 0
-  [[ $code =~ ^(3|5|7|9|16)$ ]]
+  [[ $code =~ ^(3|5|6|7|9|16)$ ]]
 }

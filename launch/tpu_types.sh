@@ -20,6 +20,7 @@ hosts() {
 # counted NUMBER WORD: 1 chip, 2 chips.
 counted() { if [[ $1 == 1 ]]; then echo "1 $2"; else echo "$1 $2s"; fi; }
 
+# warn_of_cost ['WHAT stays']
 warn_of_cost() {
   local count='' dollars='' billed='chips are'
   if [[ ${TYPE:-} =~ -[0-9]+$ ]]; then
@@ -34,7 +35,7 @@ warn_of_cost() {
     [[ -z $dollars ]] || dollars=" (about \$$(((count * dollars + 50) / 100)) an hour \
 at list price${SPOT:+, less with SPOT=1})"
   fi
-  say "the slice stays, and its $billed billed$dollars until you run" \
+  say "${1:-the slice stays}, and its $billed billed$dollars until you run" \
     "launch/tpu_vm.sh delete"
 }
 

@@ -82,20 +82,22 @@ on_hosts() {
 send() {
   local key=~/.ssh/google_compute_engine
   [[ -n $dry_run || ! -f $key ]] || ssh-add -q "$key" 2>/dev/null || true
-  remote scp "$1" "$NAME:$2" --worker="$3"
+  remote scp "$1" "$NAME:$2" --worker="$3" </dev/null
 }
 
 # What gcloud prints if it does not reach Google, or Google fails, or this minute's
 # quota of calls is used up.
 network='gcloud crashed|Max retries exceeded|Unable to find the server|'
-network+='UNAVAILABLE|INTERNAL:|DEADLINE_EXCEEDED|[Cc]onnection (reset|aborted)|per minute'
+network+='UNAVAILABLE|INTERNAL:|DEADLINE_EXCEEDED|[Cc]onnection (reset|aborted)|'
+network+="per minute|[Tt]imed out|'status': '?5[0-9][0-9]|\"code\": 5[0-9][0-9]"
 
 # Prints the answer of gcloud compute tpus ARGUMENTS. After a network error it
-# asks again, 20 times at most. What gcloud says on stderr is then in $said.
+# asks again, 20 times at most. What gcloud says on stderr is then in $said. gcloud
+# would ask a terminal for a password, and wait for it.
 ask() {
   local left
   for (( left = 20; left > 0; left-- )); do
-    ! tpus "$@" 2>"$said" || return 0
+    ! tpus "$@" 2>"$said" </dev/null || return 0
     grep -qE "$network" "$said" || return 1
     say "no answer from Google; asking again: $(tail -n 1 "$said")"
     pause
@@ -212,6 +214,12 @@ $(printf '%q ' "${arguments[@]}")"
 
 stop() { on_hosts all "tepo/launch/tpu_host.sh stop"; }
 
+# Prints what hosts run; one that was restarted keeps the command that it ran before.
+commands_in_progress() {
+  { on_hosts all "! tepo/launch/tpu_host.sh report | grep -q ' running\$' \
+|| cat tepo/job.command" 2>/dev/null || true; } | sort -u
+}
+
 # Makes the program run on all hosts of an active slice; returns with status 1 if
 # there is none to be had now.
 start() {
@@ -219,11 +227,12 @@ start() {
   read_state
   if [[ $state == ACTIVE ]]; then
     poll
-    if [[ $verdict == running ]]; then
+    if [[ $verdict =~ ^(running|incomplete)$ ]]; then
       check_same
-      other=$(on_hosts 0 "cat tepo/job.command" 2>/dev/null) || other=
-      [[ -z $other || $other == "$program ${arguments[*]}" ]] \
-        || fail "another program is in progress: $other"
+      other=$(commands_in_progress | grep -vxF -e "$program ${arguments[*]}") || other=
+      [[ -z $other ]] || fail "another program is in progress: $other"
+    fi
+    if [[ $verdict == running ]]; then
       say "waiting for the program in progress"
       return 0
     fi

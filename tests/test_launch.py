@@ -1,6 +1,7 @@
 """launch/*.sh, with stand-ins; tpu_vm.sh has test_tpu_vm.py."""
 
 import collections
+import contextlib
 import functools
 import gzip
 import os
@@ -39,12 +40,13 @@ _NOT_ON_A_MAC = re.compile(
     r'|\b(declare|local|typeset) -\w*[Ang]\b|\$\{\w+(,|\^|@[A-Za-z]\})'
     r'|\[-\d+\]\}|\bwait -n|\[\[ -v |&>>|\|&|\breadlink -f|\bsed -i'
     r'|\bxargs (-\S+ (\d+ )?)*(-\w*r\b|--no-run)|\bgrep -\w*P|\bstat -c'
+    r'|\$\{\w+//?\\'  # keeps the backslash in the replacement
     r'|\bdate -d|\bnproc\b(?!.* \|\| getconf)')
 
 
 @pytest.mark.parametrize(
     'name', ['common.sh', 'setup.sh', 'local.sh', 'smollm2.sh', 'sweep.sh',
-             'test.sh'])
+             'test.sh', 'jobset.sh'])
 def test_scripts_for_laptops_run_on_a_mac(name):
   text = (ROOT / 'launch' / name).read_text()
   code = [line for line in text.splitlines() if line.lstrip()[:1] != '#']
@@ -181,6 +183,21 @@ def test_setup_on_a_login_node(launch):
   (launch.stubs / 'venv_is_there').touch()
   done = launch('setup.sh', 'gpu', CUDA='12', DRIVER='')
   assert done.returncode == 0, done.stderr
+  assert launch.log()[-1].endswith(' jax[cuda12]==0.10.2')
+
+
+def test_setup_does_not_mix_cuda_versions(launch):
+  (launch.stubs / 'venv_is_there').touch()
+  assert launch('setup.sh', 'gpu', CUDA='13').returncode == 0
+  launch.log()
+  for same in {}, {'CUDA': '13'}:
+    assert launch('setup.sh', 'gpu', **same).returncode == 0
+  done = launch('setup.sh', 'gpu', CUDA='12')
+  assert done.returncode == 2 and not launch.log()
+  assert done.stderr == ('launch/setup.sh: error: CUDA=12: .venv has cuda13: '
+                         'remove .venv first\n')
+  shutil.rmtree(launch.root / '.venv')
+  assert launch('setup.sh', 'gpu', CUDA='12').returncode == 0
   assert launch.log()[-1].endswith(' jax[cuda12]==0.10.2')
 
 
@@ -511,7 +528,9 @@ def test_gpu_on_several_hosts(launch):
   commands = [shlex.split(line) for line in done.stdout.splitlines()]
   for index, (_, _, command) in enumerate(commands):
     assert '; then kill -TERM $(cat ' in command
-    assert f'/train.{index}.pid)' in command
+    assert f'/train.{index}.pid 2>' in command
+  done = launch('gpu.sh', '--x', HOSTS='me@10.0.0.1 me@two', DRY_RUN='1')
+  assert done.stdout.count('JAX_COORDINATOR_ADDRESS=10.0.0.1:12355') == 2
 
 
 def test_gpu_s_processes_on_hosts_are_stopped(launch):
@@ -532,6 +551,12 @@ def test_gpu_s_processes_on_hosts_are_stopped(launch):
     assert time.monotonic() < deadline
     time.sleep(.05)
   process = int((launch.root / 'train.0.pid').read_text())
+  done = launch('gpu.sh', '--y', HOSTS='one', DRIVER='590')
+  assert done.returncode == 2
+  assert done.stderr.splitlines() == [
+      'launch/gpu.sh: error: a run is in progress here: stop it first',
+      'launch/gpu.sh: not started on one']
+  assert int((launch.root / 'train.0.pid').read_text()) == process
   (launch.root / 'train.0.pid').rename(launch.root / 'train.2.pid')
   command = pathlib.Path(f'/proc/{process}/cmdline')
   with subprocess.Popen(['sleep', '60']) as other:  # has the number of a run
@@ -543,6 +568,18 @@ def test_gpu_s_processes_on_hosts_are_stopped(launch):
   while command.exists() and command.read_text():  # empty once it has ended
     assert time.monotonic() < deadline
     time.sleep(.05)
+
+
+def test_gpu_says_how_to_stop_the_hosts_that_have_started(launch):
+  ssh = launch.stubs / 'ssh'
+  ssh.write_text('#!/bin/bash\n[[ $1 != off ]] || exit 255\n')
+  ssh.chmod(0o755)
+  done = launch('gpu.sh', '--x', HOSTS='one two off three')
+  assert done.returncode == 255
+  assert done.stderr.splitlines() == [
+      'launch/gpu.sh: not started on off',
+      "launch/gpu.sh: the other hosts' processes wait for it: HOSTS='one two' "
+      'launch/gpu.sh stop']
 
 
 _STEP = {'SLURM_JOB_ID': '7', 'SLURM_STEP_NUM_TASKS': '16',
@@ -633,6 +670,15 @@ def test_slurm_s_tasks_know_how_the_job_was_submitted(launch, slurm):
       r'CONTAINER=a.sqsh sbatch launch/slurm.sh --x=a\ b: with your options')
 
 
+def test_slurm_s_tasks_have_the_job_s_cpus(launch, slurm):
+  """srun does not take sbatch's --cpus-per-task since Slurm 22.05."""
+  srun = launch.stubs / 'srun'
+  srun.write_text('#!/bin/bash\necho "cpus=$SRUN_CPUS_PER_TASK" >>"$STUBS/log"\n')
+  for given, taken in ({}, ''), ({'SLURM_CPUS_PER_TASK': '12'}, '12'):
+    assert slurm(**given).returncode == 0
+    assert launch.log() == [f'cpus={taken}']
+
+
 def test_slurm_s_signal_reaches_the_run(launch, slurm):
   """Slurm sends it to the task's first process alone."""
   (launch.root / 'launch/gpu.sh').write_text(f'''#!/bin/bash
@@ -662,6 +708,7 @@ def test_slurm_s_job_is_not_queued_again_after_a_stop(launch, slurm):
 _SWEEP_PYTHON = r'''#!/bin/bash
 case "$*" in
   "-m tepo_jax.report"*--commands)
+    RUNS=${RUNS// /"' '"}  # quoted for a shell
     echo "tepo_jax.train --config=c.py:a --workdir=$RUNS/a"
     echo "tepo_jax.evaluate --config=c.py:a --checkpoint=$RUNS/a --out=$RUNS/e"
     echo "tepo_jax.evaluate --config=c.py:b --out=$RUNS/b" ;;
@@ -755,6 +802,20 @@ def test_sweep_continues_after_a_failure(launch, sweep):
   assert launch.log() == [_TRAIN, _UNTRAINED, _REPORT]
 
 
+@pytest.mark.parametrize('fails', [False, True])
+def test_sweep_s_runs_may_be_in_a_folder_with_a_space(launch, sweep, fails):
+  (launch.stubs / 'fails').touch()
+  if not fails:
+    (launch.stubs / 'fails').unlink()
+  assert sweep('table3', RUNS='a r').returncode == int(fails)
+  expected = [_TRAIN, _EVALUATE, _UNTRAINED, _REPORT]
+  if fails:
+    expected.remove(_EVALUATE)
+  assert launch.log() == [re.sub('=r(?=/|$)', '=a r', line) for line in expected]
+  done = sweep('--dry-run', 'table3', RUNS='a r')
+  assert shlex.split(done.stdout.splitlines()[0])[-1] == '--workdir=a r/a'
+
+
 @pytest.mark.parametrize('arguments, trained', [
     (('own', 'own.py'), 1), (('table3',), 1), (('tiny',), 1), (('map',), 1),
     (('study',), 1), (('mechanism',), 0)])
@@ -825,6 +886,52 @@ def test_a_sweep_ends_after_its_runs_have_saved(launch):
   assert len(list(logs[0].parent.glob('*.log'))) == 2
 
 
+# Saves, which takes a while, once it gets SIGTERM.
+_SAVES_ON_TERM = """#!/bin/bash
+[[ $* == *tepo_jax.$PROGRAM* ]] || exit 0
+trap 'sleep .3; echo saved >>"$STUBS/log"; exit 42' TERM
+echo ready >>"$STUBS/log"
+while :; do sleep .02; done
+"""
+
+
+@pytest.mark.parametrize('command, program, count', [
+    ('smollm2.sh', 'train', 1), ('sweep.sh own own.py', 'train', 1),
+    ('sweep.sh tiny', 'train', 2), ('sweep.sh map', 'train', 2),
+    ('sweep.sh study', 'train', 2), ('sweep.sh table3', 'train', 1),
+    ('sweep.sh mechanism', 'mechanism', 1), ('sweep.sh tiny', 'pretrain', 1)])
+def test_sigterm_reaches_the_runs(launch, command, program, count):
+  """And ends the script once they have saved, without further runs."""
+  script, *arguments = command.split()
+  (launch.stubs / 'venv_is_there').touch()
+  (launch.root / 'own.py').touch()
+  (launch.stubs / 'venv_python').write_text(_SAVES_ON_TERM.replace(
+      '[[', 'case "$*" in *--commands)\n'
+      'echo tepo_jax.train --workdir=r/a; exit ;; esac\n[[', 1))
+  assert launch('setup.sh', 'cpu').returncode == 0
+  log = launch.stubs / 'log'
+  with subprocess.Popen(
+      [launch.root / 'launch' / script, *arguments], stderr=subprocess.PIPE,
+      text=True, start_new_session=True, env={
+          'PATH': f'{launch.stubs}:{os.environ["PATH"]}', 'OUT': 'o', 'RUNS': 'r',
+          'STUBS': str(launch.stubs), 'METHODS': 'grpo tepo gspo',
+          'SEEDS': '0 1', 'JOBS': '2', 'PROGRAM': program}) as process:
+    try:
+      deadline = time.monotonic() + 20
+      while not log.exists() or log.read_text().count('ready') < count:
+        assert time.monotonic() < deadline
+        time.sleep(.02)
+      process.terminate()
+      said = process.communicate(timeout=20)[1]
+    finally:
+      with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+  assert process.returncode == 42
+  assert launch.log() == count * ['ready'] + count * ['saved']
+  assert script == 'smollm2.sh' or said.count('it skips complete runs') == 1
+  assert 'failed' not in said
+
+
 @pytest.mark.parametrize('arguments', [
     (), ('huge',), ('table5',), ('--dry-run',), ('--dry-run', 'tiny'), ('--slice', 'map'),
     ('table3', 'table4'), ('table3', '-x')])
@@ -832,6 +939,15 @@ def test_sweep_refuses(launch, sweep, arguments):
   done = sweep(*arguments)
   assert done.returncode == 2 and not launch.log()
   assert done.stderr.count('\n') == 1
+
+
+@pytest.mark.parametrize('updates', ['8 24', '0', '8x', '128'])
+def test_sweep_refuses_updates_that_do_not_divide_the_prompts(
+    launch, sweep, updates):
+  done = sweep('map', UPDATES=updates)
+  assert done.returncode == 2 and not launch.log()
+  assert done.stderr == (f'launch/sweep.sh: error: UPDATES: {updates.split()[-1]} '
+                         'does not divide 64\n')
 
 
 @pytest.mark.parametrize('seeds, trained', [('7', 1), (' ', 0)])

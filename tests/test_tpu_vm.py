@@ -234,16 +234,39 @@ _UNREACHED = ('ERROR: gcloud crashed (ConnectionError): HTTPSConnectionPool('
               "host='tpu.googleapis.com', port=443): Max retries exceeded\n")
 
 
-def test_a_lost_connection_is_repeated_but_not_for_ever(launch, tpu):
+@pytest.mark.parametrize('error', [
+    _UNREACHED,
+    'ERROR: (gcloud.compute.tpus.queued-resources.describe) HttpError '
+    "accessing <https://tpu.googleapis.com/v2/x>: response: <{'status': "
+    "'502'}>, content <<!DOCTYPE html> Server Error>\n",
+    'ERROR: (gcloud.compute.tpus.queued-resources.describe) There was a '
+    'problem refreshing your current auth tokens: HTTPSConnectionPool('
+    "host='oauth2.googleapis.com', port=443): Read timed out.\n"],
+    ids=['unreached', '502', 'token'])
+def test_a_lost_connection_is_repeated_but_not_for_ever(launch, tpu, error):
   errors = launch.stubs / 'errors'
-  errors.write_text(2 * _UNREACHED)
+  errors.write_text(2 * error)
   done = tpu('create')
   assert done.returncode == 0, done.stderr
   assert done.stderr.count('no answer from Google') == 2
   assert _creates(launch) == 1
-  errors.write_text(1000 * _UNREACHED)
+  errors.write_text(1000 * error)
   done = tpu('create', PAUSE='0')
-  assert done.returncode == 2 and 'Max retries exceeded' in done.stderr
+  assert done.returncode == 2 and error in done.stderr
+  assert ('a slice that is there stays, and its 8 chips are billed (about $22 '
+          'an hour at list price) until you run') in done.stderr
+
+
+def test_gcloud_cannot_wait_for_a_password(launch, tpu):
+  """As it does on a terminal if an organisation asks for it again."""
+  gcloud = launch.stubs / 'gcloud'
+  gcloud.write_text(gcloud.read_text().replace('\n', '\ncat >/dev/null\n', 1))
+  for command in 'create', 'setup', 'delete':
+    with _begin(launch, command, stdin=subprocess.PIPE) as process:
+      try:
+        assert process.wait(20) == 0, command
+      finally:
+        process.stdin.close()
 
 
 def test_a_slice_that_is_taken_away_is_made_again(launch, tpu):
@@ -281,6 +304,7 @@ def test_only_a_node_that_is_not_there_is_a_slice_taken_away(launch, tpu):
   error.write_text('ERROR: PERMISSION_DENIED\n')
   done = tpu('watch', '--x')
   assert done.returncode == 2 and 'PERMISSION_DENIED' in done.stderr
+  assert 'a slice that is there stays, and its 8 chips are' in done.stderr
   assert not any(' delete ' in line for line in _lines(launch, 'gcloud_log'))
   error.write_text('ERROR: NOT_FOUND\n')
   (launch.stubs / 'host0/down').touch()
@@ -317,6 +341,25 @@ def test_watch_takes_over_the_same_program_only(launch, tpu):
   assert tpu('watch', '--x=1').returncode == 0
 
 
+@pytest.mark.parametrize('restarted', [0, 1])
+def test_watch_starts_no_other_program_on_a_restarted_host(
+    launch, tpu, restarted):
+  """Which has still the command that it ran before."""
+  (launch.stubs / 'hosts').write_text('2')
+  assert tpu('create').returncode == tpu('setup').returncode == 0
+  _does(launch, 1 - restarted, 'wait')
+  _does(launch, restarted, 'restart', 'go')
+  assert tpu('run', '--x=1').returncode == 0
+  _wait_for(lambda: len(_lines(launch, 'hosts_log')) == 2)
+  command = launch.stubs / f'host{restarted}/tepo/job.command'
+  command.write_text('train --x=2\n')
+  done = tpu('watch', '--x=2')
+  assert done.returncode == 2
+  assert done.stderr.endswith('another program is in progress: train --x=1\n')
+  assert tpu('watch', '--x=1').returncode == 0
+  assert not any('--x=2' in line for line in _lines(launch, 'hosts_log'))
+
+
 def test_a_run_in_a_bucket_that_is_not_mounted_is_refused(launch, tpu):
   (launch.stubs / 'unmounted').touch()
   done = tpu('watch', '--workdir=bucket/r')
@@ -339,13 +382,13 @@ def test_an_interrupted_program_is_started_again(launch, tpu):
   assert len(launch.log()) == 4 and _creates(launch) == made
 
 
-def _begin(launch, *arguments):
+def _begin(launch, *arguments, stdin=None):
   """Starts tpu_vm.sh, in a session of its own, and does not wait for it."""
   return subprocess.Popen(
       [launch.root / 'launch/tpu_vm.sh', *arguments], env=os.environ | {
           'PATH': f'{launch.stubs}:{os.environ["PATH"]}', 'PAUSE': '.1',
           'STUBS': str(launch.stubs)} | launching.SLICE,
-      stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+      stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, stdin=stdin,
       start_new_session=True)
 
 
@@ -482,7 +525,8 @@ _NO_CAPACITY = f'{_FAILED}There is no more capacity in the zone "z"; you can'
     (f'{_FAILED}Quota limit TPUV6EPerProjectPerZoneForTPUAPI has been exceeded',
      'Quota limit TPUV6E'),
     ("FAILED|7|Permission 'tpu.nodes.create' denied.", 'tpu.nodes.create'),
-    ('FAILED|3|Runtime version is invalid.', 'is invalid')])
+    ('FAILED|3|Runtime version is invalid.', 'is invalid'),
+    ("FAILED|6|Resource 'nodes/n' already exists", 'already exists')])
 def test_watch_stops_if_the_request_is_refused(launch, tpu, state, said):
   (launch.stubs / 'creates').write_text(f'{state}\n' * 30)
   done = tpu('watch', '--x')
@@ -524,7 +568,7 @@ _CALLS = ("Quota exceeded for quota metric 'Create requests' and limit 'Create "
      'no slice now'),
     (f'{_CREATE}RESOURCE_EXHAUSTED: {_FULL}\n', 'no slice now'),
     (_http(429, 'RESOURCE_EXHAUSTED', _FULL), 'no slice now'),
-    (_http(503, 'UNKNOWN', 'The service is busy.'), 'no slice now'),
+    (_http(503, 'UNKNOWN', 'The service is busy.'), 'no answer from Google'),
     (f'{_CREATE}{{\n  "code": 13,\n  "message": "an error"\n}}\n',
      'no slice now'),
     (_http(429, 'RESOURCE_EXHAUSTED', _CALLS), 'no answer from Google')],
@@ -543,8 +587,9 @@ def test_watch_waits_if_create_finds_no_capacity(launch, tpu, text, said):
     f'{_CREATE}RESOURCE_EXHAUSTED: {_QUOTA}\n',
     _http(429, 'RESOURCE_EXHAUSTED', _QUOTA),
     f'{_CREATE}INVALID_ARGUMENT: Cloud TPU received a bad request.\n',
-    f'{_CREATE}{{\n  "code": 5,\n  "message": "Reservation not found"\n}}\n'],
-    ids=['operation', 'status', 'http', 'invalid', 'reservation'])
+    f'{_CREATE}{{\n  "code": 5,\n  "message": "Reservation not found"\n}}\n',
+    f"{_CREATE}ALREADY_EXISTS: Resource 'nodes/n' already exists\n"],
+    ids=['operation', 'status', 'http', 'invalid', 'reservation', 'node'])
 def test_watch_stops_if_create_is_refused(launch, tpu, text):
   (launch.stubs / 'refusal').write_text(text)
   (launch.stubs / 'refusals').write_text('30')

@@ -172,8 +172,7 @@ def local_folder(folder: Path) -> Iterator[pathlib.Path]:
       target = folder / file.relative_to(scratch).as_posix()
       if file.is_file() and not _is_uploaded(file, target):
         _buckets().put_file(str(file), str(target))
-    # Several processes may write their profiles to one folder.
-    (folder / _UNFINISHED).unlink(missing_ok=True)
+    (folder / _UNFINISHED).unlink(missing_ok=True)  # another may have ended
 
 
 def reserve(folder: BucketPath) -> None:
