@@ -23,7 +23,8 @@ steps of `grpo` with adapters at 3e-4. On word problems, 2e-5 is too high: in 5
 steps of `tepo` the samples became as good as the greedy answers had been (18 %
 to 66 %) and almost without entropy (0.8 to 0.08 nats). At 5e-6 they rose to
 87 % in 20 steps, and on 64 held-out problems greedy accuracy from 64 % to 81 %
-and avg@4 from 14 % to 81 %.
+and avg@4 from 14 % to 81 %; after 60 steps (two and a half hours of one core)
+these were 94 % and 91 %, and the entropy 0.05 nats.
 
 Tried on sums, in turns (five rounds of an update, four of 320 completions, two
 CPU cores), and not faster by more than the noise, some 10 %: other values of

@@ -86,18 +86,24 @@ def check_saved(config: ml_collections.ConfigDict, path: str) -> None:
 
 
 def check_decodings(settings: ml_collections.ConfigDict) -> None:
-  """Refuses sets of `config.eval` without samples or temperature.
+  """Refuses sets of `config.eval` without samples or temperature, or with
+  several samples and temperature 0.
 
   Raises:
     errors.InputError: names the set.
   """
   for name in settings.sets:
     try:
-      datasets.decoding(name, settings.samples, settings.temperature)
+      samples, temperature = datasets.decoding(
+          name, settings.samples, settings.temperature)
     except errors.InputError as error:
       raise errors.InputError(
           f'{error}: set config.eval.samples and config.eval.temperature'
       ) from error
+    if samples > 1 and temperature == 0:
+      raise errors.InputError(
+          f'config.eval.samples={samples}: at temperature 0 all completions of '
+          f'a problem of {name} are the same; set config.eval.temperature')
 
 
 def check_values(config: ml_collections.ConfigDict) -> None:
@@ -247,8 +253,8 @@ def _without_effect(config, name):
       *(config.eval.sets if config.eval.period else ())))):
     return 'named sets have columns of their own'
   if name.startswith('method.'):  # its fields are in no table
-    off = (('method.reg.region', 'none'), ('method.reg.coef', 0),
-           ('method.reference.coef', 0))
+    off = (('method.reg.region', 'none'), ('method.reg.penalty', 'none'),
+           ('method.reg.coef', 0), ('method.reference.coef', 0))
     return next((f'config.{switch} is {value}' for switch, value in off
                  if name.startswith(switch.rpartition('.')[0] + '.')
                  and name != switch and _value(config, switch) == value), None)

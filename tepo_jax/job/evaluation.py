@@ -91,7 +91,11 @@ def prepare(session: session_lib.Session) -> list[Evaluation]:
   They are called by `datasets.short_names`.
   """
   session.check_evaluation()
-  settings = session.config.eval
+  settings, style = session.config.eval, session.template.style
+  if settings.stop_after_boxed and style != 'boxed':
+    raise errors.InputError(
+        f'config.eval.stop_after_boxed: with a template of the style {style} '
+        r'the answer comes after \boxed{…}')
   evaluations = []
   names = datasets.short_names(settings.sets)
   for name, source in zip(names, settings.sets):
@@ -108,7 +112,7 @@ def prepare(session: session_lib.Session) -> list[Evaluation]:
                                      settings.top_p)
               if temperature > 0 else draw.Decoding(0.0),
               stop_after_boxed=settings.stop_after_boxed, prefix=prefix),
-          samples, index == 0, session.template.style,
+          samples, index == 0, style,
           session.too_long[source]))
   return evaluations
 

@@ -1,6 +1,7 @@
-"""What all processes of a job must have in common, for `agreement.check`."""
+"""What all processes of a job must have in common, for `agreement.check`, and a
+run with what its checkpoints were made with."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -11,6 +12,7 @@ from typing import Any
 import ml_collections
 
 from configs import fields as fields_lib
+from tepo_jax import errors
 from tepo_jax.job import evaluation
 from tepo_jax.job import prompt_sets
 from tepo_jax.job import provenance
@@ -86,11 +88,42 @@ def of_evaluations(evaluations: Iterable[evaluation.Evaluation]
 def of_prompts(name: str, prompts: Iterable[groups_lib.Prompt]
                ) -> dict[str, Any]:
   """The problems, reference answers and tokens of a data set, in its order."""
-  digest = hashlib.blake2b(digest_size=16)
-  for prompt in prompts:
-    digest.update(repr((prompt.problem, prompt.token_ids)).encode(
-        errors='surrogatepass'))
-  return {f'the data set {name}': digest.hexdigest()}
+  return {f'the data set {name}': _digest(
+      (prompt.problem, prompt.token_ids) for prompt in prompts)}
+
+
+def of_data(config: ml_collections.ConfigDict, mixture: groups_lib.Mixture,
+            evaluations: Iterable[evaluation.Evaluation],
+            texts: Iterable[texts_lib.Text]) -> dict[str, dict[str, str]]:
+  """As 'data', what the prompts, verdicts and texts of a run are made from, for
+  its checkpoints. The prompts' tokens follow from it and the model folder. The
+  files of reward functions may change: one that failed has to be mended."""
+  sets = {f'{name} of training': prompts
+          for name, prompts in mixture.sets.items()} | {
+              item.name: item.prompts for item in evaluations}
+  return {'data': {
+      'the text of a template': _digest(template.user for template in (
+          prompt_sets.template(config),
+          *prompt_sets.training_templates(config))),
+      **{f'the data set {name}': _digest(prompt.problem for prompt in prompts)
+         for name, prompts in sets.items()},
+      **{name: _digest([value]) for name, value in of_texts(texts).items()}}}
+
+
+def check_data(where: str, saved: Mapping[str, Any], here: Mapping[str, Any]
+               ) -> None:
+  """Compares `of_data` of the checkpoint `where` with that of now, where both
+  have it: a run may go on without evaluations, and checkpoints may be older.
+
+  Raises:
+    errors.InputError: names what has changed.
+  """
+  if changed := [name for name, digest in saved.get('data', {}).items()
+                 if here['data'].get(name, digest) != digest]:
+    raise errors.InputError(
+        f'{where} was made with other data: {errors.listed(changed)} '
+        f'{"has" if len(changed) == 1 else "have"} changed since then; restore '
+        'what there was, or begin a new run with --from')
 
 
 def of_texts(texts: Iterable[texts_lib.Text]) -> dict[str, Any]:
@@ -99,6 +132,13 @@ def of_texts(texts: Iterable[texts_lib.Text]) -> dict[str, Any]:
       (array.shape, hashlib.blake2b(
           array.tobytes(), digest_size=16).hexdigest())
       for array in (text.token_NS, text.mask_NT)] for text in texts}
+
+
+def _digest(parts):
+  digest = hashlib.blake2b(digest_size=16)
+  for part in parts:
+    digest.update(repr(part).encode(errors='surrogatepass'))
+  return digest.hexdigest()
 
 
 def _version(name):

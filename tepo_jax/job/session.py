@@ -20,6 +20,7 @@ from tepo_jax import errors
 from tepo_jax import grading
 from tepo_jax.data import chat_templates
 from tepo_jax.data import datasets
+from tepo_jax.data import embedded
 from tepo_jax.data import problem as problem_lib
 from tepo_jax.data import prompts
 from tepo_jax.job import base_model
@@ -132,11 +133,14 @@ class Session:
     prompt_sets.check_vocabulary(
         found, self.tokenizer, self.model.vocab_size, self.folder)
     for other, others in self.sets.items():
-      count = datasets.overlap(problems, others) if other != name else 0
-      if count:
+      # The splits of an embedded task, which has one name, share none.
+      if other == name and embedded.is_task(name):
+        continue
+      if count := datasets.overlap(problems, others):
         print(errors.printable(
             f'{name}: {count} of {errors.counted(len(problems), "problem")} '
-            f'{"is" if count == 1 else "are"} also in {other}'),
+            f'{"is" if count == 1 else "are"} also in '
+            f'{"the training set" if other == name else other}'),
               file=sys.stderr)
     self.sets[name], self.too_long[name] = problems, len(found.long)
     longest = self.config.data.max_prompt_tokens

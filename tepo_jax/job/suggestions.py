@@ -62,8 +62,7 @@ NAMES = {
                                'ppo_max_token_len_per_gpu '
                                'train_micro_batch_size',
     'train.packing': 'use_remove_padding packing_samples use_dynamic_bsz',
-    'train.behaviour.weight': 'tis importance_sampling_level '
-                              'vllm_importance_sampling_correction',
+    'train.behaviour.weight': 'tis vllm_importance_sampling_correction',
     'train.behaviour.cap': 'tis_imp_ratio_cap '
                            'vllm_importance_sampling_cap',
     'optimizer.learning_rate': 'lr actor_learning_rate actor_lr',
@@ -76,7 +75,8 @@ NAMES = {
     'optimizer.epsilon': 'adam_epsilon eps epsilon',
     'optimizer.weight_decay': 'l2',
     'optimizer.max_grad_norm': 'grad_clip clip_grad max_norm',
-    'method.reg.coef': 'entropy_coeff entropy_coef entropy_loss_coef',
+    'method.weight': 'importance_sampling_level',
+    'method.reg.coef': 'beta',  # of the paper
     'method.reference.coef': 'kl_coef kl_loss_coef init_kl_coef kl_coeff beta '
                              'init_coef',
     'method.reference.estimator': 'kl_loss_type kl_estimator kl_penalty',
@@ -113,6 +113,9 @@ ABSENT = {
         'lr_warmup_steps_ratio lr_warmup_ratio warmup_ratio',
     'there is no critic':
         'gamma lam lambd vf_coef critic critic_warmup cliprange_value',
+    'an entropy bonus of C is method.reg.penalty=entropy, method.reg.region='
+    'all and method.reg.coef=-C, in the place of the row\'s own regulariser':
+        'entropy_coeff entropy_coef entropy_loss_coef',
     'the reference policy is the one that a run starts from':
         'ref ref_model',
     'training samples without truncation; eval.top_p and eval.top_k are of '

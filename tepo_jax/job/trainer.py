@@ -13,6 +13,7 @@ import ml_collections
 from tepo_jax import errors
 from tepo_jax.job import carrying
 from tepo_jax.job import evaluation
+from tepo_jax.job import facts
 from tepo_jax.job import fork
 from tepo_jax.job import learner as learner_lib
 from tepo_jax.job import memory as memory_lib
@@ -62,7 +63,7 @@ class Trainer:
     began: 'step' and 'updates' that were done when the run began; of a fork,
       its parent's.
     records, stands_on: set by `open`; the latter is what checkpoints say of the
-      model folder, see `provenance`.
+      model folder and the data.
   """
 
   def __init__(self, config: ml_collections.ConfigDict,
@@ -130,7 +131,8 @@ class Trainer:
     """
     learner, records = self.learner, self.records
     learner.load_base()
-    self.stands_on = learner.stands_on()
+    self.stands_on = learner.stands_on() | facts.of_data(
+        self.config, self.prompts, self.evaluations, self.texts)
     saved = records.checkpointer.restore_last_good(
         *programs_lib.restorable(learner.programs), self._check_saved)
     is_new_fork = saved is None and parent is not None
@@ -171,11 +173,12 @@ class Trainer:
             file=sys.stderr, flush=True)
 
   def _check_saved(self, where, extra):
-    """Refuses a checkpoint of another config or on another model."""
+    """Refuses a checkpoint of another config, model or data."""
     if extra['config_digest'] != run_folder.digest(self.config):
       raise errors.InputError(
           f'{where} belongs to another config than this workdir\'s config.json')
     self.learner.check_stands_on(where, extra)
+    facts.check_data(where, extra['stands_on'], self.stands_on)
 
   def run(self, stop: processes.StopRequest) -> bool:
     """Makes steps until `config.steps`, or until it is asked to stop; returns
@@ -231,8 +234,7 @@ class Trainer:
       return self.evaluate(stop)
 
   def check_trained(self) -> None:
-    """Raises a RunError if no update was made, as with dynamic_sampling=drop
-    and without a mixed group."""
+    """Raises a RunError if no update was made, as without a mixed group."""
     done = int(mesh_lib.to_host(self.learner.state.step))
     if done == self.began['updates']:
       raise errors.RunError(summaries.nothing_trained(
@@ -336,7 +338,6 @@ class Trainer:
   def _collect(self, step, stop):
     """Samples a rollout step's groups: (rollout, bytes of the weights for it).
     """
-    settings = self.config.rollout
     with self.session.timers('reshard'):
       params = jax.block_until_ready(
           self.learner.programs.to_decode(self.learner.policy()))
@@ -356,7 +357,7 @@ class Trainer:
           f'{self.records.checkpointer.describe_latest()}') from error
     except sampler_lib.StarvedError as error:
       rollout = error.rollout
-      if self.left_out_in_a_row >= settings.max_left_out:
+      if self.left_out_in_a_row >= self.config.rollout.max_left_out:
         raise self._failed(step, rollout, self._why(error)) from error
       self.left_out_in_a_row += 1
     return rollout, mesh_lib.device_bytes(params)
@@ -391,10 +392,9 @@ class Trainer:
 
   def _dump(self, step, rollout, period):
     """Writes rollouts/step_N.jsonl: one record per completion."""
-    settings = self.config.dump
     if not processes.is_first() or not period or step % period:
       return
     dump.write(
         self.records.workdir / session_lib.ROLLOUTS, step, dump.records(
             step, rollout, self.prompts.name, self.session.template.style),
-        settings.format)
+        self.config.dump.format)

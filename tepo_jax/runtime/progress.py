@@ -157,9 +157,11 @@ class Progress:
       self._console.out(line, highlight=False)
 
   def trend(self, values: Mapping[str, float]) -> None:
-    """Adds a step's values to the trends, by their names in the summary."""
+    """Adds a step's values to the trends, by their names in the summary; one
+    that is not finite has no bar."""
     for name, value in values.items():
-      self._history[name].append(value)
+      if math.isfinite(value):
+        self._history[name].append(value)
 
   def sample(self, verdict: str, completion: str) -> None:
     """Shows a completion, unless the last one has been shown only briefly."""

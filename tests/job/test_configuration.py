@@ -270,6 +270,8 @@ INERT = [
      'config.method.reg.region'),
     ({'method.reg.region': 'none'}, 'method.reg.penalty',
      'config.method.reg.region'),
+    ({'method.reg.penalty': 'none'}, 'method.reg.region',
+     'config.method.reg.penalty'),
     ({'method.reg.coef': 0.0}, 'method.reg.penalty', 'config.method.reg.coef'),
     ({'method.reg.coef': 0.0}, 'method.reg.region', 'config.method.reg.coef'),
     ({}, 'method.reference.period', 'config.method.reference.coef is 0'),

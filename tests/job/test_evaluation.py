@@ -101,6 +101,23 @@ def test_a_set_has_its_own_decoding():
           for e in evaluations] == [(32, 0.6), (1, 0.0), (32, 0.6)]
 
 
+def test_completions_that_end_before_their_answer_are_refused():
+  with pytest.raises(errors.InputError, match='_after_boxed.* style answer'):
+    _prepare(stop_after_boxed=True)
+
+
+@pytest.mark.parametrize('sets, name, temperature', [
+    (('mine.jsonl',), 'mine.jsonl', 0.0),
+    (('aime24', 'math500'), 'math500', None)])
+def test_equal_samples_are_refused(sets, name, temperature):
+  settings = ml_collections.ConfigDict(dict(
+      sets=sets, samples=8, temperature=temperature))
+  with pytest.raises(errors.InputError, match=f'samples=8.*{name}.*the same'):
+    configuration.check_decodings(settings)
+  settings.samples = 1
+  configuration.check_decodings(settings)
+
+
 @pytest.mark.parametrize('missing', ['samples', 'temperature'])
 def test_a_file_needs_a_decoding(missing):
   settings = ml_collections.ConfigDict(dict(

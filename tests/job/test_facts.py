@@ -1,11 +1,14 @@
 """What differs between processes is seen, whatever it is."""
 
 import dataclasses
+import json
+import types
 
 import numpy as np
 import pytest
 
 from configs import tiny
+from tepo_jax import errors
 from tepo_jax.data import problem as problem_lib
 from tepo_jax.job import facts
 from tepo_jax.rollout import groups as groups_lib
@@ -83,3 +86,32 @@ def test_data(other):
   assert facts.of_prompts('a', PROMPTS) == facts.of_prompts('a', PROMPTS[:])
   assert _differing(facts.of_prompts('a', PROMPTS),
                     facts.of_prompts('a', other)) == {'the data set a'}
+
+
+def _data(template='dapo_answer', train=PROMPTS, test=PROMPTS[:1], text=(1, 2),
+          names=('test',)):
+  config = tiny.get_config()
+  config.data.template = template
+  return json.loads(json.dumps(facts.of_data(
+      config, groups_lib.Mixture({'train': train}, [1], seed=0),
+      [types.SimpleNamespace(name=name, prompts=test) for name in names],
+      [types.SimpleNamespace(
+          name='prose', token_NS=np.array([text]), mask_NT=np.ones((1, 1)))])))
+
+
+@pytest.mark.parametrize('change, named', [
+    (dict(template='qwen_boxed'), 'the text of a template has'),
+    (dict(train=PROMPTS[::-1]), 'the data set train of training has'),
+    (dict(test=PROMPTS[1:], text=(1, 3)),
+     'the data set test, the text prose have')])
+def test_a_checkpoint_of_other_data_is_refused(change, named):
+  with pytest.raises(errors.InputError, match=f'DIR/3 .*: {named} changed'):
+    facts.check_data('DIR/3', _data(**change), _data())
+
+
+def test_a_checkpoint_of_the_same_data_is_not():
+  """Evaluations may be left out, and added."""
+  facts.check_data('DIR/3', _data(), _data())
+  facts.check_data('DIR/3', _data(names=()), _data())
+  facts.check_data('DIR/3', _data(), _data(names=()))
+  facts.check_data('DIR/3', {'files': {}}, _data())  # of an earlier version

@@ -88,6 +88,25 @@ def test_problems_of_two_sets_are_counted_without_controls(
   assert '1 of 1 problem is also in' in said and '\x1b' not in said
 
 
+def test_a_file_of_training_and_evaluation_is_named(tmp_path, capsys):
+  """Not the task whose splits are apart."""
+  embedded.build_tokenizer('arithmetic', tmp_path)
+  tokenizer, config = weights.load_tokenizer(tmp_path), tiny.get_config()
+  config.data.max_prompt_tokens = config.rollout.max_tokens = 32
+  model = dataclasses.replace(MODEL, vocab_size=len(tokenizer))
+  path = tmp_path / 'a.jsonl'
+  path.write_text('{"problem": "What is 1 + 1?", "answer": "2"}\n')
+  for name, said in ((str(path), '1 of 1 problem is also in the training set'),
+                     ('arithmetic', None)):
+    config.data.name = name
+    with session._open(config, _mesh(1), 'folder', model, tokenizer,
+                       (tokenizer.eos_token_id,)) as opened:
+      opened.training_prompts()
+      opened.evaluation_prompts(name)
+    found = capsys.readouterr().err
+    assert said in found if said else 'also in' not in found
+
+
 def test_further_end_tokens_are_the_models_own():
   config = tiny.get_config('grpo')
   config.data.max_prompt_tokens = 16

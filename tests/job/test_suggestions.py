@@ -38,7 +38,8 @@ KNOWN = fields_lib.flat(tiny.get_config())
     ('data.max_prompt_length', 'data.max_prompt_tokens'),
     ('kl_coef', 'method.reference.coef'),
     ('kl_loss_coef', 'method.reference.coef'),
-    ('beta', 'method.reference.coef'), ('clip_ratio_high', 'method.clip.high'),
+    ('clip_ratio_high', 'method.clip.high'),
+    ('importance_sampling_level', 'method.weight'),
     ('num_train_epochs', 'steps'), ('max_steps', 'steps'),
     ('save_freq', 'checkpoint.period'), ('test_freq', 'eval.period'),
     ('grad_clip', 'optimizer.max_grad_norm'), ('lora_r', 'lora.rank'),
@@ -53,6 +54,7 @@ def test_the_field_that_means_the_same(name, field):
     ('lr_warmup_ratio', 'the warm-up is a number of rollout steps, '
      'optimizer.warmup_steps'),
     ('critic.lr', 'there is no critic'),
+    ('algorithm.entropy_coeff', 'an entropy bonus of C is method.reg.penalty='),
     ('ref.log_prob', 'the reference policy is the one')])
 def test_what_is_not_here(name, why):
   assert cli._field_hint(name, KNOWN).startswith(f'; {why}')
@@ -64,7 +66,7 @@ def test_the_table_names_fields_and_no_name_is_a_field():
            for value in table.values() for name in value.split()]
   assert not set(names) & KNOWN.keys()
   twice = [n for n, count in collections.Counter(names).items() if count > 1]
-  assert twice == ['epsilon']  # of Adam here, of the clip in TRL
+  assert set(twice) == {'epsilon', 'beta'}  # of Adam, and of the paper
 
 
 def _moving():

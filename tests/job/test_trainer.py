@@ -214,6 +214,8 @@ def test_a_resumed_run_begins_with_its_own_choice(
       programs=types.SimpleNamespace(
           model=types.SimpleNamespace(remat=fitting)),
       fit=lambda begin: found.append(begin))
+  trainer.prompts = types.SimpleNamespace(sets={})
+  trainer.evaluations = trainer.texts = ()
   trainer.records = types.SimpleNamespace(
       workdir=pathlib.Path('run'),
       writer=types.SimpleNamespace(truncate=lambda _: None),

@@ -94,11 +94,11 @@ def test_a_terminal_shows_trends_and_a_completion(monkeypatch):
   progress.sample('correct', 'too soon after the other')
   for step, accuracy in enumerate((0.1, 0.2, 0.45), 1):
     progress.begin(step)
-    progress.trend({'accuracy': accuracy})
-    progress.step(step, f'reward 1  accuracy {accuracy}')
+    progress.trend({'accuracy': accuracy, 'entropy': float('nan')})
+    progress.step(step, f'reward 1  accuracy {accuracy}  entropy nan')
   progress.close()
   numbers, _, first, second = _screen(stream.getvalue())[:4]
-  assert numbers == 'step 3: reward 1  accuracy 0.45 ▁▃█'
+  assert numbers == 'step 3: reward 1  accuracy 0.45 ▁▃█  entropy nan'
   assert first.startswith(r'wrong: a\x1b[2J a a') and '…' in first + second
   assert len(first) <= 80 and len(second) <= 80 and second.endswith('a')
 

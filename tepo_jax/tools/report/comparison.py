@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 
 import numpy as np
 
@@ -56,7 +57,8 @@ def compare(first: tuple[dict, list[dict]],
   """Compares two evaluations: second − first, paired by problem.
 
   Returns a row for each set that both have, under each decoding, and a row
-  avg_micro as in `results.averages`: over the sets' first decodings.
+  avg_micro as in `results.averages`: over the sets' first decodings, if one
+  evaluation has the same multiple of the other's samples in all of them.
 
   Args:
     first, second: results.json and the lines of samples.jsonl, from `read`.
@@ -79,10 +81,15 @@ def compare(first: tuple[dict, list[dict]],
     rows.append({'set': name} | _compared([pairs[name]]))
   main, other = (found['first_decodings'] for found, _ in (first, second))
   shared = [name for name in main if name in other and name in pairs]
-  if shared and len(names) > 1:
+  # Otherwise the two would weight the sets differently.
+  ratios = {pairs[name][0].size / pairs[name][1].size for name in shared}
+  if len(ratios) == 1 and len(names) > 1:
     title = ('avg_micro' if set(main) == set(other)
              else 'avg_micro of the shared sets')
     rows.append({'set': title} | _compared([pairs[name] for name in shared]))
+  elif len(ratios) > 1:
+    print('no average over the sets: the two evaluations differ in samples by '
+          'other factors from set to set', file=sys.stderr)
   return rows
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from tepo_jax.learning import update
 from tepo_jax.rollout import dump
+from tepo_jax.rollout import selection as selection_lib
 
 MOST_TOKENS = 60_000  # of completions in one page, by whole groups
 SUMMARY = 40  # tokens in the list of those most often in M
@@ -68,18 +69,23 @@ def values(batch: Any, logp_BT: np.ndarray, entropy_BT: np.ndarray,
 
 
 def payload(records: Sequence[dict[str, Any]], decode: Callable[[int], str],
-            arrays: Mapping[str, np.ndarray], **about: Any) -> dict[str, Any]:
+            arrays: Mapping[str, np.ndarray],
+            fields: Mapping[str, Any] | None = None, **about: Any
+            ) -> dict[str, Any]:
   """Returns the data that the page embeds.
 
   Args:
     records: of a saved rollout (rollout/dump.py), one per completion.
     decode: returns the text of a token id.
     arrays: quantity -> [B, T] in the order of `records`.
+    fields: the run's config, by dotted name. Its rollout.mixed and
+      rollout.truncated decide which groups are mixed; default: all verdicts.
     about: further fields: title, about.
 
   Returns:
     JSON data: `quantities`, `vocabulary` (id -> text), `groups` (those trained
-    on come first), `summary`, `left_out` (number of groups), and `about`.
+    on come first), `mixed` (what a mixed group has), `summary`, `left_out`
+    (number of groups), and `about`.
   """
   members = collections.defaultdict(list)
   for index, record in enumerate(records):
@@ -91,23 +97,42 @@ def payload(records: Sequence[dict[str, Any]], decode: Callable[[int], str],
     if shown and tokens > MOST_TOKENS:
       break
     shown.append(indices)
-  groups = [_group(records, indices, arrays) for indices in shown]
+  rules = {name: (fields or {}).get(f'rollout.{name}', default)
+           for name, default in (('mixed', 'verdicts'), ('truncated', 'count'))}
+  groups = [_group(records, indices, arrays, rules) for indices in shown]
   ids = set().union(*(records[i]['token_ids'] for some in shown for i in some))
   return about | {
       'quantities': [dataclasses.asdict(q) for q in QUANTITIES
                      if q.key in arrays],
       'vocabulary': {str(i): decode(i) for i in sorted(ids)},
-      'groups': groups, 'left_out': len(members) - len(shown),
+      'groups': groups, 'mixed': _difference(**rules),
+      'left_out': len(members) - len(shown),
       'summary': most_in_region(records, arrays['region'], decode)
                  if 'region' in arrays else []}
 
 
-def _group(records, indices, arrays):
+def _difference(mixed, truncated):
+  """What a mixed group has, in words."""
+  return ('completions with different rewards' if mixed == 'reward'
+          else 'both correct and wrong completions') + (
+              ', not counting truncated ones' if truncated == 'exclude' else '')
+
+
+def _is_mixed(members, rules):
+  """Whether training counts the group of these records as mixed."""
+  selection = selection_lib.Selection(
+      cursor=0, wanted=1, group_size=len(members), mode='drop', max_batches=1,
+      **rules)
+  [group] = dump.to_groups(members, max(one['tokens'] for one in members))
+  return selection.is_mixed(group, dump.rewards(members))
+
+
+def _group(records, indices, arrays, rules):
   first = records[indices[0]]
   return {
       'id': f'{first["set"]}/{first["id"]}', 'cursor': first['cursor'],
       'problem': first['problem'], 'answers': list(first['answers']),
-      'mixed': len({records[i]['correct'] for i in indices}) > 1,
+      'mixed': _is_mixed([records[i] for i in indices], rules),
       'trained': first['trained'],
       'completions': [
           {name: records[i][name] for name in (

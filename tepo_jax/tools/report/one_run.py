@@ -21,8 +21,8 @@ def header(run: runs_lib.Run, seconds: float) -> str:
   seconds: of its steps and evaluations.
   """
   start = run.starts[-1] if run.starts else {}
-  arguments = shlex.split(next(
-      (begun['command'] for begun in run.starts if 'command' in begun), ''))
+  arguments = _normalised(shlex.split(next(
+      (begun['command'] for begun in run.starts if 'command' in begun), '')))
   facts = {'state': run.state}
   if run.parent is not None:
     facts['a fork of'] = f'{run.parent.run} after step {run.parent.step}'
@@ -53,6 +53,25 @@ def _what(fields, start):
           name: value for name, value in description.first_fields(
               fields).items() if name != 'model'}),
       'seed': fields['seed']}
+
+
+def _normalised(arguments):
+  """The arguments of a run, each as --flag=value.
+
+  Its command has nothing but flags, so what does not look like a flag is the
+  value of the one before it. A boolean field of the config may be a bare
+  --config.FIELD or --noconfig.FIELD: these become True and False.
+  """
+  joined = []
+  for argument in arguments:
+    if joined and '=' not in joined[-1] and not re.match(
+        '--?([a-zA-Z]|$)', argument):
+      joined[-1] += f'={argument}'
+    else:
+      joined.append(argument)
+  return [re.sub(r'^--?(no)?config\.([^=]+)$',
+                 lambda found: f'--config.{found[2]}={not found[1]}', argument)
+          for argument in joined]
 
 
 def _changes(fields, arguments):

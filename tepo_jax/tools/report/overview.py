@@ -218,11 +218,11 @@ def comparison(groups: Sequence[runs_lib.Seeds], form: str) -> str:
          for point, (interval, where) in zip(POINTS, points)])
   about = f'% Accuracies in per cent. {INTERVAL}\n'
   if base is not None:
-    about += (f'% Last - {base.label}: paired by seed, at the last evaluation '
-              'that both runs of a pair have.\n')
+    about += (f'% Last - {tables.latex_text(base.label)}: paired by seed, at '
+              'the last evaluation that both runs of a pair have.\n')
   return about + tables.latex_of(
       ['method', 'set', 'n', *POINTS,
-       *([f'last $-$ {base.label}'] if base else [])],
+       *([f'last − {base.label}'] if base else [])],
       [[label, name, str(count),
         *(_percentages(interval) for interval, _ in points),
         *([_signed(changes.get('last'))] if base else [])]

@@ -35,6 +35,15 @@ KEPT = {'entropy': 'entropy', 'tokens': 'response_length_mean',
          'clip': figures.clip_ratio, 'gradient': 'grad_norm',
          'accuracy': 'accuracy'}
 
+# Runs of one map may differ in fields that a resume may change except `steps`,
+# and in these: they are compared (models by `start_kl`), or change neither the
+# training nor what 'evaluation' means.
+_FREE_FIELDS = frozenset((
+    'seed', 'optimizer.learning_rate', 'train.minibatch_prompts',
+    'train.epochs', 'data.date', 'eval.limit', 'eval.period', 'eval.before',
+    'eval.greedy', 'eval.texts', 'wandb_project', 'model'))
+_FREE_SECTIONS = ('method', 'checkpoint.', 'dump.')  # also method_name
+
 # Maps written before `method.reference` existed lack these fields; none of
 # their runs has a reference policy.
 _NO_REFERENCE = fields_lib.flat({'reference': methods.reference_kl()})
@@ -44,10 +53,11 @@ _NO_REFERENCE = fields_lib.flat({'reference': methods.reference_kl()})
 class Entry:
   """One run of the map.
 
-  name: of its folder. method: dotted name -> value. updates: per rollout step.
-  metrics: name -> {step: value}: those of KEPT; 'evaluation', avg@k of the
-  first set; the other evaluations and the texts, by their names of a
-  record; 'start_kl', see `start_kl`.
+  name: the end of its folder's path, unique in the map. method: dotted name ->
+  value. updates: per rollout step. metrics: name -> {step: value}: those of
+  KEPT; 'evaluation', avg@k of the first set in eval.sets; the other evaluations
+  and the texts, by their names of a record; 'start_kl', see `start_kl`.
+  config: the fields in which all runs of a map must agree; empty in older maps.
   """
   name: str
   method_name: str
@@ -56,6 +66,7 @@ class Entry:
   updates: int
   seed: int
   metrics: dict[str, dict[int, float]]
+  config: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   def last(self, metric: str) -> float:
     """Returns the metric at its last step."""
@@ -67,22 +78,22 @@ class Entry:
 
 
 def update(path: files.Path, runs: Sequence[runs_lib.Run]) -> list[Entry]:
-  """Adds the finished runs that the file lacks, by name; returns all entries.
+  """Adds the finished runs that the file lacks; returns all entries, by name.
 
-  A file that lacks none is not written. Others are named on stderr: without
-  them a method could look better than it is.
+  A file that lacks none is not written. Runs that are left out are named on
+  stderr: without them a method could look better than it is.
 
   Raises:
-    errors.InputError: the file is damaged, or nothing is in it.
+    errors.InputError: the file is damaged, nothing is in it, or a new run
+      differs from the others in a field that is not compared.
   """
   entries = {entry.name: entry for entry in read(path)} if path.exists() else {}
-  new = [run for run in runs if run.name not in entries]
-  for run in new:
-    if run.state != 'finished':
-      print(f'not in the map: {run.name}: {run.state}', file=sys.stderr)
-  new = [run for run in new if run.state == 'finished' and run.fields]
-  moved = start_kl(new)
-  entries |= {run.name: _entry(run, moved[run.name]) for run in new}
+  new = _new(entries, runs)
+  _check_config(path, entries.values(), [entry for _, entry in new])
+  moved = start_kl([run for run, _ in new])
+  for run, entry in new:
+    entry.metrics['start_kl'] = _rounded(moved[run.name])
+    entries[entry.name] = entry
   if not entries:
     raise errors.InputError(f'{path}: no finished run to map')
   if new:
@@ -91,6 +102,74 @@ def update(path: files.Path, runs: Sequence[runs_lib.Run]) -> list[Entry]:
     with files.replacing(path) as temporary:
       temporary.write_bytes(gzip.compress(''.join(lines).encode(), mtime=0))
   return [entries[name] for name in sorted(entries)]
+
+
+def _new(entries, runs):
+  """(run, its entry without start_kl) for each finished run that the map lacks.
+
+  A name does not identify a run: it depends on the other folders that are read.
+  The map has one run for each method, learning rate, number of updates and
+  seed, because a second one would count as a further seed. A second one with
+  other results is named on stderr.
+  """
+  found, names = [], set(entries)
+  known = {_identity(entry): entry for entry in entries.values()}
+  for run in runs:
+    if run.state != 'finished' or run.fields is None:
+      print(f'not in the map: {run.name}: {run.state}', file=sys.stderr)
+      continue
+    entry = _entry(run)
+    if first := known.get(_identity(entry)):
+      if not _have_same_results(first, entry):
+        print(f'not in the map: {run.path}: {first.name} in it has the same '
+              'method, learning rate, updates and seed, but other results',
+              file=sys.stderr)
+      continue
+    entry = dataclasses.replace(entry, name=_free_name(run, names))
+    known[_identity(entry)] = entry
+    names.add(entry.name)
+    found.append((run, entry))
+  return found
+
+
+def _identity(entry):
+  return json.dumps([entry.method_name, entry.method, entry.learning_rate,
+                     entry.updates, entry.seed], sort_keys=True)
+
+
+def _have_same_results(entry, other):
+  """Compares the metrics that both have: an older map lacks some, and a new
+  entry has no start_kl yet."""
+  names = entry.metrics.keys() & other.metrics.keys()
+  return all(entry.metrics[name] == other.metrics[name] for name in names)
+
+
+def _free_name(run, names):
+  """The run's name, or a longer end of its path if another run has that."""
+  parts = run.path.absolute().parts
+  for depth in range(run.name.count('/') + 1, len(parts) + 1):
+    if (name := '/'.join(parts[-depth:])) not in names:
+      return name
+  raise errors.InputError(f'{run.path}: the map has another run of this path')
+
+
+def _check_config(path, entries, new):
+  """Refuses a new entry whose config differs from that of the others."""
+  known = {}  # {field: (value, name of the first run that has it)}
+  for entry in entries:
+    for name, value in entry.config.items():
+      known.setdefault(name, (value, entry.name))
+  for entry in new:
+    differing = []
+    for name, value in entry.config.items():
+      first, other = known.setdefault(name, (value, entry.name))
+      if value != first:
+        differing.append(f'{name} ({json.dumps(value)}, but {json.dumps(first)}'
+                         f' in {other})')
+    if differing:
+      raise errors.InputError(
+          f'{path}: {entry.name} is not comparable with the other runs: it '
+          f'differs in {errors.listed(differing)}')
 
 
 def read(path: files.Path) -> list[Entry]:
@@ -111,24 +190,47 @@ def read(path: files.Path) -> list[Entry]:
     raise errors.InputError(f'{path}: {error}') from error
 
 
-def _entry(run, moved):
-  fields = run.fields
-  evaluation = figures.accuracies([run])
-  if not evaluation:
-    raise errors.InputError(f'{run.path}: the run was never evaluated')
+def _entry(run):
+  """The entry of a run, still without start_kl."""
+  fields, first = run.fields, _first_evaluation(run)
   metrics = {name: run.series(metric) for name, metric in KEPT.items()}
-  metrics |= {'evaluation': run.series(evaluation[0]), 'start_kl': moved}
-  others = [*evaluation[1:], *figures.texts([run])]
-  metrics |= {name: run.series(name) for name in others}
-  return Entry(
-      run.name, fields['method_name'],
-      {name.removeprefix('method.'): value for name, value in fields.items()
-       if name.startswith('method.')},
-      fields['optimizer.learning_rate'],
-      fields['rollout.prompts'] // fields['train.minibatch_prompts']
-      * fields['train.epochs'], run.seed,
-      {name: {step: float(f'{value:.5g}') for step, value in series.items()}
-       for name, series in metrics.items()})
+  metrics['evaluation'] = run.series(first)
+  metrics |= {name: run.series(name) for name in (
+      *figures.accuracies([run]), *figures.texts([run])) if name != first}
+  try:
+    return Entry(
+        run.name, fields['method_name'], _NO_REFERENCE | {
+            name.removeprefix('method.'): value
+            for name, value in fields.items() if name.startswith('method.')},
+        fields['optimizer.learning_rate'],
+        fields['rollout.prompts'] // fields['train.minibatch_prompts']
+        * fields['train.epochs'], run.seed,
+        {name: _rounded(series) for name, series in metrics.items()},
+        _config(fields))
+  except KeyError as error:
+    raise errors.InputError(
+        f'{run.path}/config.json: {error.args[0]} is missing') from error
+
+
+def _first_evaluation(run):
+  """The recorded name of avg@k of the first set in eval.sets: a record has the
+  evaluations in that order."""
+  for record in run.records:
+    for name in record:
+      if name.startswith('eval/') and '/avg@' in name:
+        return name
+  raise errors.InputError(f'{run.path}: the run was never evaluated')
+
+
+def _rounded(series):
+  return {step: float(f'{value:.5g}') for step, value in series.items()}
+
+
+def _config(fields):
+  """The fields in which the runs of a map must agree."""
+  return {name: value for name, value in fields.items() if name == 'steps' or (
+      configuration.resume_rule(name) == fields_lib.SAME
+      and name not in _FREE_FIELDS and not name.startswith(_FREE_SECTIONS))}
 
 
 def start_kl(runs: Sequence[runs_lib.Run]) -> dict[str, dict[int, float]]:

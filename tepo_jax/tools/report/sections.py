@@ -89,7 +89,7 @@ def _last_rollout(run):
     surprise_T[:record['tokens']] = -np.float32(record['sampler_logp'])
   return inspector.payload(
       records, lambda token: tokenizer.decode([token]),
-      {'surprise': surprise_BT},
+      {'surprise': surprise_BT}, run.fields,
       title=f'{run.name}, step {steps[-1]}',
       about='From the saved rollout only; --inspect shows more values.')
 
@@ -115,7 +115,7 @@ def _inspect(run, step, out):
               key: inspector.exact(value_BT[index, :record['tokens']])
               for key, value_BT in arrays.items()}) + '\n')
   return inspector.payload(
-      records, lambda token: tokenizer.decode([token]), arrays,
+      records, lambda token: tokenizer.decode([token]), arrays, run.fields,
       title=f'{run.name}, step {step}', about=(
           f'"Before" is the policy that sampled step {step}; "after" is after '
           f'all of the step\'s updates. M is {region}.'))

@@ -153,8 +153,16 @@ def markdown_of(head: Sequence[str], rows: Sequence[Sequence[str]],
 
 
 _LATEX = str.maketrans({
-    '_': r'\_', '%': r'\%', '&': r'\&', '±': r'$\pm$', 'β': r'$\beta$',
-    'Δ': r'$\Delta$', '∧': r'$\wedge$', '∨': r'$\vee$', '<': '$<$', '>': '$>$'})
+    '\\': r'\textbackslash{}', '^': r'\textasciicircum{}',
+    '~': r'\textasciitilde{}', '|': r'\textbar{}', '−': '$-$', '±': r'$\pm$',
+    'β': r'$\beta$', 'Δ': r'$\Delta$', '∧': r'$\wedge$', '∨': r'$\vee$',
+    '<': '$<$', '>': '$>$'} | {x: f'\\{x}' for x in '_%&#${}'})
+
+
+def latex_text(text: str) -> str:
+  """A text for LaTeX: on one line, so that it can also stand in a comment, and
+  without any character that LaTeX interprets."""
+  return errors.printable(' '.join(text.split())).translate(_LATEX)
 
 
 def latex(lines: Sequence[Line], columns: Sequence[str]) -> str:
@@ -165,8 +173,7 @@ def latex(lines: Sequence[Line], columns: Sequence[str]) -> str:
 def latex_of(head: Sequence[str], rows: Sequence[Sequence[str]], labels: int
              ) -> str:
   """A LaTeX tabular of texts; the first `labels` columns are left-aligned."""
-  body = [' & '.join(text.translate(_LATEX) for text in row) + r' \\'
-          for row in (head, *rows)]
+  body = [' & '.join(map(latex_text, row)) + r' \\' for row in (head, *rows)]
   return '\n'.join([
       r'% Needs \usepackage{booktabs}.',
       rf'\begin{{tabular}}{{{"l" * labels}{"r" * (len(head) - labels)}}}',

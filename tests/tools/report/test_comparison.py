@@ -74,6 +74,19 @@ def test_evaluate_and_compare_report_the_same_avg_micro(tmp_path):
       'avg_micro', '40.0%']
 
 
+def test_sets_of_other_weights_have_no_average(capsys):
+  """Twice the samples in one set, as many in the other."""
+  more = _single([1, 0], 'more')
+  one, two = (lines_of('toy', 'p', boxes(*answers), [1] * len(answers))
+              for answers in ('1', '11'))
+  assert [row['set'] for row in _compare(one + more, two + more)] == [
+      'toy', 'more']
+  assert 'no average over the sets' in capsys.readouterr().err
+  double = _single([1, 0], 'more') * 2
+  assert _compare(one + more, two + double)[-1]['set'] == 'avg_micro'
+  assert not capsys.readouterr().err
+
+
 def test_an_average_over_fewer_sets_has_another_name(tmp_path):
   lines = _single([1, 0]) + _single([1], 'more')
   rows = _compare(lines + _single([0], 'third'), lines)

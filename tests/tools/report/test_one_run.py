@@ -53,6 +53,33 @@ def test_it_begins_with_what_was_run(make_run, tmp_path, monkeypatch):
       ",)'|"}
 
 
+@pytest.mark.parametrize('command, changed, again', [
+    ('--config configs/tiny.py:tepo --config.steps 5 --workdir runs/a '
+     '--config.seed=3', 'steps=5, seed=3',
+     '--config=configs/tiny.py:tepo --config.steps=5 --workdir=DIR '
+     '--config.seed=3'),
+    ('-config=configs/tiny.py:tepo --quiet -workdir runs/a -config.seed 3 '
+     "--config.data.system 'a = b'", 'seed=3, data.system=a = b',
+     '-config=configs/tiny.py:tepo --quiet -workdir=DIR -config.seed=3 '
+     "'--config.data.system=a = b'"),
+    ('--config=configs/tiny.py:tepo --noconfig.eval.before '
+     '--config.eval.greedy --quiet --workdir runs/a',
+     'eval.before=False, eval.greedy=True',
+     '--config=configs/tiny.py:tepo --config.eval.before=False '
+     '--config.eval.greedy=True --quiet --workdir=DIR'),
+    ('--config=configs/tiny.py:tepo --config.method.reg.coef -0.5 '
+     "--config.data.system '' --workdir=runs/a --noquiet",
+     'method.reg.coef=-0.5, data.system=',
+     '--config=configs/tiny.py:tepo --config.method.reg.coef=-0.5 '
+     '--config.data.system= --workdir=DIR --noquiet')])
+def test_every_spelling_of_a_flag_is_understood(
+    make_run, tmp_path, monkeypatch, command, changed, again):
+  facts = _facts(_page(make_run, tmp_path, monkeypatch, command))
+  assert facts['config file'] == 'configs/tiny.py:tepo'
+  assert facts['changed on the command line'] == changed
+  assert facts['make it again'] == f'|python -m tepo_jax.train {again}|'
+
+
 def test_without_the_command_it_says_what_differs_from_base(
     make_run, tmp_path, monkeypatch):
   facts = _facts(_page(make_run, tmp_path, monkeypatch))

@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 
+from tepo_jax.runtime import progress
 from tepo_jax.tools.report import figures
 from tepo_jax.tools.report import inspector
 from tepo_jax.tools.report import page
@@ -28,7 +29,8 @@ def dumped(cursor, verdicts, text='ok'):
       'completion': text, 'extracted': text, 'correct': correct,
       'reward': correct + 0.03125 * j, SCORE: 0.125 * j if j else None,
       f'reward/{HOSTILE}': 1 / 3, 'tokens': 3 + j, 'truncated': False,
-      'trained': len(set(verdicts)) > 1, 'token_ids': list(range(3 + j))}
+      'trained': len(set(verdicts)) > 1, 'token_ids': list(range(3 + j)),
+      'prompt_ids': [0], 'sampler_logp': [-0.5] * (3 + j)}
       for j, correct in enumerate(verdicts)]
 
 
@@ -332,6 +334,25 @@ def test_a_large_rollout_is_truncated_to_whole_groups(monkeypatch):
   assert cut['left_out'] == 2
 
 
+BY_REWARD = {'rollout.mixed': 'reward'}
+NOT_TRUNCATED = {'rollout.truncated': 'exclude'}
+
+
+@pytest.mark.parametrize('changed, fields, mixed', [
+    ({}, None, False), ({}, BY_REWARD, True),
+    ({'reward': 0.5}, BY_REWARD, False), ({'correct': False}, {}, True),
+    ({'correct': False, 'truncated': True}, {}, True),
+    ({'correct': False, 'truncated': True}, NOT_TRUNCATED, False),
+    ({'truncated': True}, BY_REWARD | NOT_TRUNCATED, False)])
+def test_a_group_is_mixed_as_training_counts_it(changed, fields, mixed):
+  """Equal verdicts and different rewards, unless the last sample is changed."""
+  first, last = dumped(0, [True, True])
+  records = [first | {'reward': 0.5}, last | {'reward': 0.75} | changed]
+  [group] = inspector.payload(
+      records, WORDS.__getitem__, arrays(), fields)['groups']
+  assert group['mixed'] is mixed
+
+
 @pytest.fixture(name='noisy', scope='module')
 def _noisy(tmp_path_factory, drawn_files):
   """Three runs of 40 steps with evaluations; the report, and their folders."""
@@ -492,6 +513,22 @@ def test_tables_are_sorted_by_their_heads(noisy, browser):
   assert browser.run(f'{last}.getAttribute("aria-sort")') == 'descending'
 
 
+def test_durations_are_sorted_by_their_length(noisy, browser):
+  browser.open(noisy[0])
+  lengths = [7260, 45, 180]
+  cell = 'document.querySelectorAll("table")[1].tBodies[0].rows[{}].cells[4]'
+  for row, seconds in enumerate(lengths):
+    text = progress.duration(seconds)
+    browser.run(f'{cell.format(row)}.textContent = "{text}"')
+  button = ('document.querySelectorAll("table")[1].tHead.rows[0].cells[4]'
+            '.querySelector("button")')
+  assert browser.run(f'{button}.textContent') == 'duration'
+  for descending in (False, True):
+    browser.run(f'{button}.click()')
+    assert cells(browser, 1, 4) == list(map(progress.duration, sorted(
+        lengths, reverse=descending)))
+
+
 def test_the_header_says_what_ran_and_what_came_of_it(noisy, browser):
   report, folders = noisy
   browser.open(report)
@@ -540,8 +577,31 @@ def test_an_empty_filter_says_why(report, browser):
   browser.open(report)
   browser.run('current().groups = current().groups.filter(g => g.mixed)')
   choose(browser, 'filter', 'right')
-  said = browser.run('document.getElementById("group").textContent')
-  assert 'No group of this step has only correct completions' in said
+  assert 'No group of this step has only correct completions. ' in said(browser)
+
+
+def said(browser):
+  return browser.run('document.getElementById("group").textContent')
+
+
+@pytest.mark.parametrize('fields, mixed', [
+    ({}, 'both correct and wrong completions'),
+    (BY_REWARD, 'completions with different rewards'),
+    (BY_REWARD | NOT_TRUNCATED, 'completions with different rewards, not '
+     'counting truncated ones')])
+def test_an_empty_filter_says_what_a_mixed_group_has(
+    tmp_path, make_run, drawn_files, browser, fields, mixed):
+  records = [line | {'reward': 0.5} for line in dumped(0, [True, True])]
+  payload = inspector.payload(
+      records, WORDS.__getitem__, arrays(), fields, title='', about='')
+  browser.open(study.write(tmp_path, runs.read([make_run('a', [record(1)])]),
+                           {}, [payload]))
+  choose(browser, 'filter', 'mixed')
+  assert f'No group of this step has {mixed}. ' in said(browser)
+  choose(browser, 'filter', 'trained')
+  assert f'was trained on: none has {mixed}. ' in said(browser)
+  browser.run('current().groups[0].mixed = true; draw()')  # but too few are
+  assert 'No group of this step was trained on. ' in said(browser)
 
 
 def test_m_has_a_key_and_values_have_three_digits(report, browser):

@@ -165,6 +165,158 @@ def test_an_entry_has_every_evaluation_and_text(make_run, monkeypatch):
   assert 'eval/sums/avg@4' not in found.metrics
 
 
+def config(**changed):
+  """Fields of a run for `make_run`, which changes these sections."""
+  return {'steps': 2, 'model': 'm', 'rollout': {
+      'prompts': 8, 'samples': 4, 'max_tokens': 16, 'temperature': 1.0},
+          'train': {'minibatch_prompts': 4, 'epochs': 1},
+          'eval': {'sets': ['sums'], 'limit': 64}, 'data': {'name': 'sums'},
+          'lora': {'rank': 0}, 'optimizer': {
+              'learning_rate': 1e-5, 'beta2': 0.999}} | changed
+
+
+@pytest.fixture(name='finished')
+def _finished(make_run, monkeypatch):
+  """finished('name', evaluated, field=value, …): a run; `evaluated`: the share
+  of 'sums', or all evaluations. Its KL to the start is made up."""
+  monkeypatch.setattr(regimes, 'start_kl', lambda runs: {
+      run.name: {2: 0.1} for run in runs})
+
+  def make(name, evaluated=0.25, **changed):
+    if not isinstance(evaluated, dict):
+      evaluated = {'eval/sums/avg@4': evaluated}
+    return pathlib.Path(make_run(
+        name, [record(1), record(2, **evaluated)], **config(**changed)))
+
+  return make
+
+
+def _update(path, *folders):
+  return regimes.update(path, runs_lib.read(list(map(str, folders))))
+
+
+def test_a_run_is_added_once_whatever_it_is_called(finished, tmp_path, capsys):
+  """With the runs of b, those of a have longer names."""
+  runs, path = tmp_path / 'runs', tmp_path / 'map.jsonl.gz'
+  for seed in range(3):
+    finished(f'a/tepo_{seed}', 0.2 + seed / 100, seed=seed)
+  assert len(_update(path, runs / 'a')) == 3
+  for seed in range(3):
+    finished(f'b/tepo_{seed}', 0.3 + seed / 100, seed=seed + 3)
+  found = _update(path, runs / 'a', runs / 'b')
+  assert [entry.name for entry in found] == [
+      *(f'b/tepo_{seed}' for seed in range(3)),
+      *(f'tepo_{seed}' for seed in range(3))]
+  assert sorted(entry.seed for entry in found) == [0, 1, 2, 3, 4, 5]
+  before = path.read_bytes()
+  assert len(_update(path, runs / 'b')) == 6
+  assert path.read_bytes() == before
+  assert capsys.readouterr().err == ''
+
+
+def test_a_run_whose_name_is_taken_gets_a_longer_one(finished, tmp_path):
+  path = tmp_path / 'map.jsonl.gz'
+  _update(path, finished('a/tepo_0', seed=0))
+  found = _update(path, finished('b/tepo_0', 0.5, seed=1))
+  assert {entry.name: entry.last('evaluation') for entry in found} == {
+      'tepo_0': 0.25, 'b/tepo_0': 0.5}
+
+
+@pytest.mark.parametrize('name', ['b/tepo_0', 'b/other'])
+def test_a_second_run_of_a_seed_is_named(finished, tmp_path, capsys, name):
+  """Also one that only its evaluation distinguishes: it is no further seed."""
+  path = tmp_path / 'map.jsonl.gz'
+  _update(path, finished('a/tepo_0'))
+  other = finished(name, 0.5, eval__limit=400)
+  assert len(_update(path, other)) == 1
+  assert capsys.readouterr().err == (
+      f'not in the map: {other}: tepo_0 in it has the same method, learning '
+      'rate, updates and seed, but other results\n')
+
+
+def test_a_run_is_recognised_in_a_map_of_an_older_version(
+    finished, tmp_path, capsys):
+  """Which lacks the config and some metrics; start_kl may round differently."""
+  path, run = tmp_path / 'map.jsonl.gz', finished('a')
+  [entry] = map(dataclasses.asdict, _update(path, run))
+  del entry['config'], entry['metrics']['accuracy']
+  entry['metrics']['start_kl'] = {2: 0.2}
+  path.write_bytes(gzip.compress(json.dumps(entry | {'name': 'old'}).encode()))
+  assert [entry.name for entry in _update(path, run)] == ['old']
+  assert capsys.readouterr().err == ''
+  found = _update(path, finished('b', 0.5, seed=1, rollout__samples=8))
+  assert [entry.name for entry in found] == ['b', 'old']
+
+
+STUDY = sorted((programs.ROOT / 'launch/study').glob('*.jsonl.gz'))
+
+
+@pytest.mark.parametrize('path', STUDY, ids=lambda path: path.name)
+def test_the_maps_of_the_study_are_read(path):
+  before = path.read_bytes()
+  assert regimes.table(regimes.update(path, []))
+  assert path.read_bytes() == before
+
+
+ZETA_FIRST = {'eval/zeta/avg@4': 0.75, 'eval/alpha/avg@4': 0.25}
+
+
+def test_the_first_set_is_the_primary_measure(finished, tmp_path):
+  """Not the alphabetically first; and all runs must have the same."""
+  path, sets = tmp_path / 'map.jsonl.gz', ['zeta.jsonl', 'alpha.jsonl']
+  [found] = _update(path, finished('a', ZETA_FIRST, eval__sets=sets))
+  assert found.metrics['evaluation'] == {2: 0.75}
+  assert found.metrics['eval/alpha/avg@4'] == {2: 0.25}
+  assert 'eval/zeta/avg@4' not in found.metrics
+  other = finished('b', dict(reversed(ZETA_FIRST.items())), seed=1,
+                   eval__sets=sets[::-1])
+  with pytest.raises(errors.InputError, match=r'b is not comparable with .*: '
+                     r'it differs in eval.sets \(\["alpha.jsonl", '):
+    _update(path, other)
+
+
+OTHER = {'samples': ('rollout__samples', 8, r'rollout.samples \(8, but 4 in a'),
+         'temperature': ('rollout__temperature', 0.5, 'rollout.temperature'),
+         'tokens': ('rollout__max_tokens', 32, 'rollout.max_tokens'),
+         'data': ('data__name', 'countdown', 'data.name'),
+         'adapters': ('lora__rank', 16, 'lora.rank'),
+         'steps': ('steps', 1, 'steps'),
+         'optimiser': ('optimizer__beta2', 0.95, 'optimizer.beta2')}
+
+
+@pytest.mark.parametrize('later', [False, True], ids=['at once', 'later'])
+@pytest.mark.parametrize('field, value, what', OTHER.values(), ids=OTHER)
+def test_runs_that_differ_in_another_field_are_refused(
+    finished, tmp_path, later, field, value, what):
+  """They would count as seeds of one method."""
+  path = tmp_path / 'map.jsonl.gz'
+  first, other = finished('a'), finished('b', 0.5, seed=1, **{field: value})
+  if later:
+    _update(path, first)
+  with pytest.raises(errors.InputError, match=(
+      f'map.jsonl.gz: b is not comparable with .*: it differs in {what}')):
+    _update(path, *[first, other][later:])
+
+
+def test_runs_may_differ_in_what_is_compared_or_changes_no_training(
+    finished, tmp_path):
+  """As the study's: seeds 0 and 1 are evaluated on fewer problems."""
+  found = _update(
+      tmp_path / 'map.jsonl.gz', finished('a'), finished(
+          'b', 0.5, seed=2, eval__limit=400, eval__before=False,
+          checkpoint={'period': 1}, dump={'period': 2}),
+      finished('c', method_name='tepo', method__clip__low=0.1,
+               optimizer__learning_rate=3e-5, train__minibatch_prompts=8))
+  assert len(found) == 3
+
+
+def test_a_run_without_a_field_of_this_version_is_refused(finished, tmp_path):
+  run = finished('a', train={'epochs': 1})
+  with pytest.raises(errors.InputError, match='a/config.json: '
+                     'train.minibatch_prompts is missing'):
+    _update(tmp_path / 'map.jsonl.gz', run)
+
+
 def test_runs_from_different_models_are_refused(make_run):
   paths = [make_run(name, [record(1)], steps=1, model=name) for name in 'ab']
   with pytest.raises(errors.InputError, match='one config.model'):

@@ -250,6 +250,26 @@ def test_methods_for_a_paper(make_run):
         make_run('none', [{'step': 1}])])), 'csv')
 
 
+def test_labels_are_texts_in_latex(make_run):
+  """A label may hold any value of a config; it stays on one line."""
+  system = 'Please put it in \\boxed{}.\n#1 x^2 $5 ~50% a_b & c|d'
+  escaped = (r'Please put it in \textbackslash{}boxed\{\}. \#1 '
+             r'x\textasciicircum{}2 \$5 \textasciitilde{}50\% a\_b \& '
+             r'c\textbar{}d')
+  read = runs.read([
+      make_run(name, [{'step': 6, 'eval/set/avg@8': 0.5}],
+               data={'system': value}, method_name='gpg')
+      for name, value in (('a', system), ('b', 'other'))])
+  lines = overview.comparison(runs.group(read), 'latex').splitlines()
+  label = f'gpg (data.system={escaped})'
+  assert lines[1].startswith(f'% Last - {label}: paired by seed')
+  assert lines[3].startswith(r'\begin{tabular}')
+  assert lines[5] == (
+      rf'method & set & n & first & last & best & last $-$ {label} \\')
+  assert lines[7].startswith(f'{label} & set/avg@8 & 1 & 50.0 & ')
+  assert len(lines) == 11
+
+
 def test_two_evaluations_for_a_paper():
   row = {'set': 'math_500', 'problems': 500, 'first': .5, 'second': .625,
          'difference': .125, 'low': .1, 'high': .15, 'p': .0012}

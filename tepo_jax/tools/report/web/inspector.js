@@ -57,11 +57,14 @@ const FLAGS = {
   region: [['--flag', 'in M: the penalty acts on this token']],
   clipped: [['--flag', 'clipped above'], ['--down', 'clipped below']]};
 
+// Why the page shows no group. A step may train on none of its mixed groups, if
+// they are too few.
 const EMPTY = {
-  mixed: 'has both correct and wrong completions, so none has a gradient',
-  trained: 'was trained on: all verdicts of each group agree',
-  right: 'has only correct completions',
-  wrong: 'has only wrong completions'};
+  mixed: () => `has ${current().mixed}`,
+  trained: () => 'was trained on' + (current().groups.some(FILTERS.mixed)
+    ? '' : `: none has ${current().mixed}`),
+  right: () => 'has only correct completions',
+  wrong: () => 'has only wrong completions'};
 
 function drawRamp(quantity, scale) {
   const ramp = byId('ramp');
@@ -134,7 +137,7 @@ function draw() {
   drawSummary();
   if (!shown.length) {
     place.append(element('p', {class: 'muted'}, 'No group of this step ' +
-      `${EMPTY[view.filter]}. Choose "all groups" to see the others.`));
+      `${EMPTY[view.filter]()}. Choose "all groups" to see the others.`));
     return;
   }
   const group = shown[view.place];

@@ -1,8 +1,18 @@
 'use strict';
-// Sorts a table by the column whose head is pressed: numbers by their value.
+// Sorts a table by the column whose head is pressed: numbers by their value,
+// durations by their length.
+
+// '2h01m', '1m30s' or '45s', as progress.duration writes them.
+const DURATION = /^(?=\d)(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?$/;
 
 function sortKey(row, column) {
   const text = row.cells[column].textContent.trim();
+  const duration = text.match(DURATION);
+  if (duration) {
+    const [hours, minutes, seconds] = duration.slice(1).map(
+      part => Number(part || 0));
+    return 3600 * hours + 60 * minutes + seconds;
+  }
   const number = parseFloat(text.replace('−', '-').replaceAll(',', ''));
   return Number.isNaN(number) ? text : number;
 }
