@@ -139,7 +139,7 @@ FIELDS = dict(
     max_left_out=F(
         0, "so many steps in a row in which 'refill' finds too few mixed "
         'groups are left out, without an update; one more fails', NOT_NEGATIVE,
-        only_if=('rollout.dynamic_sampling', 'refill')),
+        resume=FREE, only_if=('rollout.dynamic_sampling', 'refill')),
     overlong_buffer=F(
         0, "DAPO's soft length penalty on so many tokens before "
         '`rollout.max_tokens`; 0: none, as in the paper', NOT_NEGATIVE),
@@ -151,7 +151,7 @@ FIELDS = dict(
         "baseline of their group (DAPO's overlong filtering); 'exclude': left "
         'out of the baseline too', fields.one_of('count', 'mask', 'exclude')),
     logp_gap_limit=F(0.05, 'stop if the mean |log π| gap of sampler and '
-                     'trainer exceeds this (nats)', POSITIVE),
+                     'trainer exceeds this (nats)', POSITIVE, resume=FREE),
   ),
 
   # The reward is Σ weight · function(completions).
@@ -312,18 +312,20 @@ FIELDS = dict(
   # Besides these, the best checkpoint is kept: of those saved with an
   # evaluation, the one with the highest avg@k of the first set in eval.sets.
   checkpoint=dict(
-    period=F(5, 'rollout steps between checkpoints', POSITIVE),
+    period=F(5, 'rollout steps between checkpoints', POSITIVE, resume=FREE),
     minutes=F(float, 'also save after a step if the last save is older than '
               'this; None: do not', POSITIVE, resume=FREE),
-    keep=F(2, 'keep the latest N, and the best evaluated one', POSITIVE),
+    keep=F(2, 'keep the latest N, and the best evaluated one', POSITIVE,
+           resume=FREE),
     keep_every=F(0, 'keep the steps that are a multiple; 0: none',
-                 NOT_NEGATIVE),
+                 NOT_NEGATIVE, resume=FREE),
   ),
 
   dump=fields.unless(
     'dump.period', 0,
     period=F(1, 'rollout steps between rollouts on disk, one record per '
-             'completion (rollout/dump.py); 0: none', NOT_NEGATIVE),
+             'completion (rollout/dump.py); 0: none', NOT_NEGATIVE,
+             resume=FREE),
     format=F('jsonl', 'of rollouts', fields.one_of('jsonl', 'parquet')),
   ),
 
@@ -340,7 +342,7 @@ FIELDS = dict(
     source=F(str, 'its address', resume=FREE),
   ),
 
-  wandb_project=F(str, 'None: no Weights & Biases'),
+  wandb_project=F(str, 'None: no Weights & Biases', resume=FREE),
 
   profile=dict(
     steps=F((), 'rollout steps traced to WORKDIR/profile, for xprof',

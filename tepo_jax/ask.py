@@ -213,6 +213,7 @@ def open_model(spec: str, stack: contextlib.ExitStack,
   config.lora.rank = 0  # adapters are merged
   _fit_lengths(config, folder, is_run or like is not None, is_chat)
   session = stack.enter_context(session_lib.open_folder(config, folder))
+  session.check_rollout()
   cast = sampling_lib.make_decode_cast(*session.decoding())
   return Model(spec, session,
                cast(session.load_params() if params is None else params),

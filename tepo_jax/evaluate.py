@@ -15,6 +15,7 @@ import collections
 import contextlib
 import functools
 import json
+import sys
 
 from absl import flags
 import jax
@@ -85,6 +86,8 @@ def evaluate(config: ml_collections.ConfigDict, out: files.Path) -> None:
   elif _STEP.value is not None:
     raise errors.InputError(
         f'--step={_STEP.value}: {folder} is not the workdir of a run')
+  if is_run:
+    processes.on_first(_say_what_differs, config, folder)
   session_lib.fix_date(
       config, session_lib.model_folder(run_folder.read_config(folder), folder)
       if is_run else folder,
@@ -132,6 +135,21 @@ def _checkpoint(config):
     raise errors.InputError(
         '--checkpoint is required if config.model is not set')
   return files.path(session_lib.model_folder(config, ''))
+
+
+def _say_what_differs(config, workdir):
+  """Names fields of the prompts that are not those of the run's training."""
+  trained, asked = map(fields_lib.flat, (
+      run_folder.read_config(workdir), config))
+  for name in ('data.template', 'data.system', 'data.template_args',
+               'rollout.stop', 'rollout.stop_ids'):
+    was, now = trained.get(name), asked[name]
+    # No system turn, '', is another than the template's own, None.
+    if was != now and (was or now or name == 'data.system'):
+      print(errors.printable(
+          f'note: {workdir} was trained with {name}={was!r}, and is evaluated '
+          f'with {now!r}; --config.{name} sets it'),
+            file=sys.stderr, flush=True)
 
 
 def _identity(config, checkpoint, step):

@@ -73,7 +73,7 @@ assert identity('2024-03-01') == first
 
 # The date of a run, of which there is no evaluation yet.
 run, saved = out.parent / 'run', make()
-saved.data.date = '2024-02-28'
+saved.data.date, saved.data.system = '2024-02-28', ''
 with lock_lib.FolderLock(run) as lock:
   run_folder.claim(saved, run, lock)
 (run / 'checkpoints').mkdir()
@@ -156,7 +156,8 @@ def _folder(tmp_path):
 @pytest.mark.long
 def test_an_evaluation_keeps_its_date_and_counts_long_prompts(folder, tmp_path):
   """Also the arguments of the chat template are part of its identity. That of a
-  run takes the run's date, and is refused if its checkpoints are a file."""
+  run takes the run's date, says what else differs in the prompts, and is
+  refused if its checkpoints are a file."""
   (tmp_path / 'a.jsonl').write_text(''.join(json.dumps(
       {'problem': text, 'answer': '1'}) + '\n' for text in (
           'Start with 1.', '123456789 ' * 9, 'Start with 2.')))
@@ -165,6 +166,10 @@ def test_an_evaluation_keeps_its_date_and_counts_long_prompts(folder, tmp_path):
        tmp_path / 'out'], capture_output=True, text=True, cwd=runs.ROOT,
       env=runs.environment())
   assert done.returncode == 0, done.stderr
+  notes = [line for line in done.stderr.splitlines() if 'note' in line]
+  assert set(notes) == {
+      f'note: {tmp_path / "run"} was trained with data.system=\'\', and is '
+      'evaluated with None; --config.data.system sets it'}
 
 
 @pytest.mark.long

@@ -8,6 +8,7 @@ number; rows that a set omits on purpose are counted and logged.
 import collections
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
+import difflib
 import logging
 import pathlib
 import re
@@ -177,9 +178,12 @@ def decoding(name_or_path: str, samples: int | None, temperature: float | None
     samples = source.samples if samples is None else samples
     temperature = source.temperature if temperature is None else temperature
   if samples is None or temperature is None:
+    near = difflib.get_close_matches(name_or_path, SETS, 1, 0.8)
     raise errors.InputError(
-        f'{name_or_path} has no default decoding: set eval.samples and '
-        'eval.temperature (1 and 0 decode greedily)')
+        f'{name_or_path} has no default decoding: '
+        + (f'did you mean {near[0]}? Else ' if near else '')
+        + 'set config.eval.samples and config.eval.temperature (1 and 0 decode '
+        'greedily)')
   return samples, temperature
 
 

@@ -93,13 +93,8 @@ def check_decodings(settings: ml_collections.ConfigDict) -> None:
     errors.InputError: names the set.
   """
   for name in settings.sets:
-    try:
-      samples, temperature = datasets.decoding(
-          name, settings.samples, settings.temperature)
-    except errors.InputError as error:
-      raise errors.InputError(
-          f'{error}: set config.eval.samples and config.eval.temperature'
-      ) from error
+    samples, temperature = datasets.decoding(
+        name, settings.samples, settings.temperature)
     if samples > 1 and temperature == 0:
       raise errors.InputError(
           f'config.eval.samples={samples}: at temperature 0 all completions of '

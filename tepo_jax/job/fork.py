@@ -31,7 +31,6 @@ from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.runtime import processes
 
 FILE = 'parent.json'
-_OF_SEED = 'seed', 'steps'  # not in `Parent.config`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +39,8 @@ class Parent:
 
   run: the parent's workdir. step: the rollout step whose checkpoint was taken.
   keeps_optimizer: whether the moments are the parent's. config: a digest of the
-  parent's fields except seed and steps, the same for parents that differ only
-  in the seed.
+  parent's fields without the seed and those that change no result, the same for
+  parents of one group of seeds.
   """
   run: str
   step: int
@@ -159,7 +158,8 @@ def _found_step(config, old, where, step):
 def _digest(config):
   return run_folder.digest_of({
       name: value for name, value in fields_lib.flat(config).items()
-      if name not in _OF_SEED})
+      if name != 'seed'
+      and configuration.resume_rule(name) != fields_lib.FREE})
 
 
 def copy_model(parent: Parent, folder: files.Path) -> None:

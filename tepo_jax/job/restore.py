@@ -79,11 +79,11 @@ def restore_trained(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
       files.path(workdir) / session_lib.CHECKPOINTS, read_only=True)
   if step is None:
     step = latest_step(checkpointer)
-  state, _ = checkpointer.restore(
+  params, _ = checkpointer.restore(
       step, *programs_lib.restorable(programs_lib.make(config, model, mesh)),
-      check)
+      check, part='params')
   checkpointer.close()
-  return Trained(folder, model, state.params, base, step)
+  return Trained(folder, model, params, base, step)
 
 
 def restore_params(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,

@@ -192,7 +192,9 @@ def _check_same_run(config, workdir):
     what = f'belongs to another config: {errors.listed(other)}'
     # A model folder's config.json has none of a run's fields.
     if 'steps' not in saved or not is_untrained(workdir):
-      raise errors.InputError(f'--workdir={workdir} {what}')
+      fork = f'; a fork can: --workdir=NEW --from={workdir}'
+      raise errors.InputError(
+          f'--workdir={workdir} {what}{fork if "steps" in saved else ""}')
     if _makes_another_model(workdir, other):
       raise errors.InputError(
           f'--workdir={workdir} {what}, which made its base_model/; choose '

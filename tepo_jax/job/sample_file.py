@@ -15,12 +15,18 @@ IDENTITY = 'evaluation.json'  # in an evaluation's folder
 
 def saved_date(folder: str | os.PathLike) -> str | None:
   """data.date of the evaluation that a folder holds, if it does."""
+  return read_identity(folder).get('data.date')
+
+
+def read_identity(folder: str | os.PathLike) -> dict[str, Any]:
+  """The settings and facts of the evaluation that a folder holds; {} if none.
+
+  Raises:
+    errors.InputError: the file is damaged.
+  """
   path = files.path(folder) / IDENTITY
-  saved = _read_identity(path) if path.is_file() else {}
-  return saved['data.date'] if 'data.date' in saved else None
-
-
-def _read_identity(path):
+  if not path.is_file():
+    return {}
   try:
     saved = json.loads(path.read_text())
   except (OSError, RecursionError, ValueError) as error:
@@ -55,7 +61,7 @@ class SampleFile:
         raise errors.InputError(f'--out={self._folder}: not empty, and not the '
                                 'folder of an evaluation')
       return
-    saved = _read_identity(path)
+    saved = read_identity(self._folder)
     names = self._identity.keys() | (saved.keys() if has_facts else set())
     differing = [name for name in names
                  if saved.get(name) != self._identity.get(name)]

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax.experimental import layout
 
+from tepo_jax import errors
 from tepo_jax.policy import cache as cache_lib
 from tepo_jax.policy import padding
 from tepo_jax.policy import pages
@@ -32,11 +33,17 @@ def for_decoding(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
   the weights, on the devices that train `model` on `mesh`.
 
   Raises:
-    errors.InputError: `tensor` does not divide the devices or the heads.
+    errors.InputError: `tensor` does not divide the devices, the heads or
+      another dimension of the weights.
   """
   if tensor in (None, mesh.shape['tensor']):
     return model, mesh
-  return padding.sharded_over(model, tensor), mesh_lib.with_tensor(mesh, tensor)
+  model, mesh = padding.sharded_over(model, tensor), mesh_lib.with_tensor(
+      mesh, tensor)
+  with errors.naming(f'config.rollout.tensor={tensor}'):
+    mesh_lib.check(mesh, transformer.logical_axes(model),
+                   transformer.abstract_params(model), mesh_lib.DECODE_RULES)
+  return model, mesh
 
 
 @functools.cache  # rollouts and evaluations mostly share it

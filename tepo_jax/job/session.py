@@ -92,12 +92,16 @@ class Session:
     return sampling_lib.for_decoding(
         self.model, self.mesh, self.config.rollout.tensor)
 
-  def check_evaluation(self) -> None:
-    """Refuses evaluations with completions that are too long for the model.
+  def check_rollout(self) -> None:
+    """Refuses rollouts with completions that are too long for the model.
 
     Raises:
       errors.InputError: names the field.
     """
+    _check_positions(self.config, self.model, self.folder, 'rollout')
+
+  def check_evaluation(self) -> None:
+    """As `check_rollout`, of evaluations."""
     _check_positions(self.config, self.model, self.folder, 'eval')
 
   def load_params(self) -> Any:
@@ -115,8 +119,10 @@ class Session:
     It logs how many are too long, and how many problems other sets share.
 
     Raises:
-      errors.InputError: a bad set, or none of its prompts is short enough.
+      errors.InputError: completions may be too long for the model, a bad set,
+        or none of its prompts is short enough.
     """
+    self.check_rollout()
     found = prompt_sets.training(self.config, self.tokenizer)
     return groups_lib.Mixture(
         {each.name: self._prompts(each) for each in found},
@@ -205,7 +211,7 @@ def open_folder(config: ml_collections.ConfigDict, folder: str | os.PathLike
   """Reads a model folder, except its weights.
 
   Raises:
-    errors.InputError: a bad folder or mesh, or lengths that exceed the model's.
+    errors.InputError: a bad folder or mesh.
   """
   mesh = mesh_lib.make(config.mesh)
   weights.check(folder, mesh)
@@ -228,7 +234,6 @@ def open_unmade(config: ml_collections.ConfigDict, folder: str | os.PathLike
 
 def _open(config, mesh, folder, model, tokenizer, eos_ids):
   model = programs_lib.prepare_model(model, config, mesh)
-  _check_positions(config, model, folder, 'rollout')
   if max(eos_ids) >= model.vocab_size:
     raise errors.InputError(
         f'{folder}: the end token {max(eos_ids)} is beyond the model\'s '

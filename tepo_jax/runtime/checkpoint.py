@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from typing import Any
 
 import jax
@@ -35,9 +36,10 @@ from tepo_jax.runtime import processes
 Unpadded = Mapping[str, tuple[int, ...]]
 _NONE: Unpadded = {}
 
+LISTING_SECONDS = 90  # within which all hosts should list a saved step
+
 Check = Callable[[str, dict[str, Any]], None]  # (where, extra)
 _NO_CHECK: Check = lambda *_: None
-
 
 # In tensorstore's errors if a bucket does not answer, or refuses.
 _UNREACHABLE = re.compile('PERMISSION_DENIED|UNAUTHENTICATED|UNAVAILABLE|'
@@ -122,9 +124,9 @@ class Checkpointer:
     return self._manager.latest_step()
 
   def restore(self, step: int | None, abstract_state: Any,
-              unpadded: Unpadded = _NONE, check: Check = _NO_CHECK
-              ) -> tuple[Any, dict[str, Any]]:
-    """Reads the state and extra of `step` (None: the latest).
+              unpadded: Unpadded = _NONE, check: Check = _NO_CHECK,
+              part: str | None = None) -> tuple[Any, dict[str, Any]]:
+    """Reads the state and extra of `step` (None: the latest); all processes do.
 
     Args:
       abstract_state: tree of jax.ShapeDtypeStruct with shardings, which the
@@ -132,6 +134,7 @@ class Checkpointer:
       unpadded: the arrays whose padding may differ from the saved one.
       check: called before any array is read, with 'checkpoint DIR/STEP' and
         extra; it raises InputError to refuse the checkpoint.
+      part: field of the state that is read and returned in its place.
 
     Raises:
       InputError: there is no such step, its arrays are not those of
@@ -141,64 +144,85 @@ class Checkpointer:
     self.wait()
     steps = sorted(self._manager.all_steps())
     step = steps[-1] if step is None and steps else step
-    if step not in steps:
+    if processes.any_of(step not in steps):
       wanted = '' if step is None else f' of step {step}'
       raise errors.InputError(
           f'no checkpoint{wanted} in {self._directory} (it has: {steps})')
-    where = f'checkpoint {self._directory}/{step}'
+    where, damage = f'checkpoint {self._directory}/{step}', None
+    # The manager's own restore lets all processes wait for each other at its
+    # end, which one with an error does not reach.
+    folder = self._manager.directory / str(step)
     try:  # Orbax and tensorstore raise many kinds
       saved = self._manager.item_metadata(step).state
       if saved is None:
         raise ValueError('its list of arrays is missing')
-      record = self._manager.restore(step, args=ocp.args.Composite(
-          extra=ocp.args.JsonRestore())).extra
+      record = ocp.JsonCheckpointHandler().restore(folder / 'extra')
       extra, found = record['extra'], record['digests']
       check(where, extra)
       _check_arrays(where, saved.tree, abstract_state, unpadded,
                     record['unpadded'])
-      state = self._manager.restore(step, args=ocp.args.Composite(
-          state=ocp.args.StandardRestore(
-              abstract_state, strict=not unpadded))).state
+      wanted = abstract_state if part is None else {
+          part: getattr(abstract_state, part)}
+      state = ocp.PyTreeCheckpointHandler().restore(
+          folder / 'state', args=ocp.args.PyTreeRestore(
+              wanted, partial_restore=part is not None,
+              restore_args=jax.tree.map(lambda x: ocp.ArrayRestoreArgs(
+                  sharding=x.sharding, global_shape=x.shape, dtype=x.dtype,
+                  strict=not unpadded), wanted)))
     except (errors.InputError, jax.errors.JaxRuntimeError):
       raise  # running out of device memory is no damage
     except Exception as error:
       if _UNREACHABLE.search(str(error)):
         raise files.BucketError(f'{where}: {_reason(error)}') from error
-      raise DamagedError(f'{where} cannot be restored: '
-                         f'{_reason(error)}') from None
+      damage = f'{where} cannot be restored: {_reason(error)}'
+    # Each process reads its own part, and `digests` is a program of all.
+    if damage and not processes.is_first():
+      print(f'process {jax.process_index()}: {damage}', file=sys.stderr)
+    if processes.any_of(damage is not None):
+      raise DamagedError(
+          damage or f'{where}: another process cannot restore it')
     shapes = {name: array.shape for name, array in _named(saved.tree).items()}
     for name, digest in digests(state, shapes).items():
       if found.get(name) != digest:
         raise DamagedError(f'{where}: {name} differs from what was saved')
-    return state, extra
+    return state if part is None else state[part], extra
 
   def restore_last_good(
       self, abstract_state: Any, unpadded: Unpadded = _NONE,
       check: Check = _NO_CHECK) -> tuple[int, Any, dict[str, Any]] | None:
-    """Reads (step, state, extra) of the last undamaged step, if any was saved.
+    """Reads (step, state, extra) of the last undamaged step, if any was saved;
+    all processes of a job must call it, and get the same step.
 
     Later, damaged steps are named on stderr and moved to DIR/damaged_<step>, so
     that the run can save these steps again.
 
     Raises:
-      InputError: every step is damaged, or as `restore`.
+      InputError: every step is damaged, or not seen by all; or as `restore`.
     """
-    while (step := self.latest()) is not None:
-      damage = None
+    while (step := self._latest_of_all()) is not None:
       try:
-        restored = self.restore(step, abstract_state, unpadded, check)
+        return step, *self.restore(step, abstract_state, unpadded, check)
       except DamagedError as error:
-        damage = error
-      if not processes.any_of(damage is not None):
-        return step, *restored
-      damage = damage or DamagedError(
-          f'checkpoint {self._directory}/{step}: another process cannot '
-          'restore it')
-      if len(self._manager.all_steps()) == 1:
-        raise damage
-      processes.on_first(self._set_aside, step, damage)
+        if processes.any_of(len(self._manager.all_steps()) == 1):
+          raise
+        processes.on_first(self._set_aside, step, str(error))
       self._manager.reload()
     return None
+
+  def _latest_of_all(self):
+    """The latest step that any process lists, once all do: hosts may hold the
+    listing of a shared folder back for a while."""
+    deadline = time.monotonic() + LISTING_SECONDS
+    while True:
+      step = processes.greatest(self.latest() or 0)
+      if not processes.any_of(step not in (0, *self._manager.all_steps())):
+        return step or None
+      if processes.any_of(time.monotonic() > deadline):
+        raise errors.InputError(
+            f'{self._directory}: not all processes of this job see the '
+            f'checkpoint of step {step}; do all hosts share this folder?')
+      time.sleep(1)
+      self._manager.reload()
 
   def _set_aside(self, step, damage):
     print(f'warning: {damage}; using the checkpoint before it',

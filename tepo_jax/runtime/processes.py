@@ -55,6 +55,9 @@ def initialize(heartbeat: int = 300) -> None:
   if not is_job():
     return
   joining.check_slurm()
+  # JAX's preemption service swallows SIGTERM, which `StopRequest` handles and
+  # which must end other programs.
+  jax.config.update('jax_enable_preemption_service', False)
   coordinates = _coordinates()
   with joining.explained(coordinates):
     jax.distributed.initialize(
@@ -147,6 +150,13 @@ def least(size: int) -> int:
   # In MiB: jax has no 64-bit integers by default.
   return int(np.min(multihost_utils.process_allgather(
       np.int32(size >> 20)))) << 20
+
+
+def greatest(number: int) -> int:
+  """The greatest of all processes' numbers; all of them must call it."""
+  if jax.process_count() == 1:
+    return number
+  return int(np.max(multihost_utils.process_allgather(np.int32(number))))
 
 
 def of_first(number: int) -> int:

@@ -1,10 +1,13 @@
 """The programs of sampling, with the cache layouts of other devices."""
 
+import dataclasses
+
 import jax
 from jax.experimental import layout
 import numpy as np
 import pytest
 
+from tepo_jax import errors
 from tepo_jax.job import sampling as sampling_lib
 from tepo_jax.policy import transformer
 from tepo_jax.rollout import draw
@@ -102,3 +105,11 @@ def test_the_layout_of_the_cache_changes_no_token(
   assert store.format.layout.major_to_minor == (0, 1, 3, 2)
   np.testing.assert_array_equal(token_NC, want_NC)
   jax.tree.map(np.testing.assert_array_equal, cache, before)
+
+
+def test_a_width_that_tensor_does_not_divide_is_refused():
+  model = dataclasses.replace(MODEL, d_ff=66)
+  mesh = mesh_lib.make({'data': 1, 'fsdp': 4, 'tensor': 1})
+  with pytest.raises(errors.InputError, match=(
+      'config.rollout.tensor=4: .*tensor=4 does not divide .*66')):
+    sampling_lib.for_decoding(model, mesh, 4)

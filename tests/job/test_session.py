@@ -48,9 +48,9 @@ def test_long_completions_are_refused_where_they_are_sampled():
         r'data.max_prompt_tokens \+ eval.max_tokens = 65 exceeds the model.s '
         '64 positions')):
       opened.check_evaluation()
-  config.rollout.max_tokens = 33
-  with pytest.raises(errors.InputError, match='rollout.max_tokens = 65 exceed'):
-    session._open(config, _mesh(1), 'folder', MODEL, tokenizer, (0,))
+    config.rollout.max_tokens = 33
+    with pytest.raises(errors.InputError, match='max_tokens = 65 exceed'):
+      opened.training_prompts()
 
 
 def test_prompts_are_checked_against_the_embedding_when_they_are_loaded(

@@ -1,5 +1,6 @@
 """runtime.checkpoint: exact, sharded, atomic; damage is reported by name."""
 
+import collections
 import errno
 import functools
 import os
@@ -19,6 +20,7 @@ from tepo_jax import cli
 from tepo_jax import errors
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import mesh as mesh_lib
+from tests import jobs
 
 pytestmark = pytest.mark.long
 
@@ -69,6 +71,22 @@ def test_bit_exact_and_keeps_the_last(tmp_path):
     checkpointer.restore(1, _abstract(_state()))
   with pytest.raises(ValueError, match='does not follow'):
     checkpointer.save(3, _state(3), {})
+  checkpointer.close()
+
+
+def test_one_part_is_read_without_the_others(tmp_path):
+  """Which may not fit: Adam's moments are twice the weights."""
+  _save(tmp_path, 1)
+  abstract, expected = _abstract(_state()), _state(1)['params']
+  state = collections.namedtuple('State', abstract)
+  checkpointer = checkpoint.Checkpointer(tmp_path)
+  before = sum(x.nbytes for x in jax.live_arrays())
+  params, extra = checkpointer.restore(
+      1, state(**abstract), part='params')
+  assert sum(x.nbytes for x in jax.live_arrays()) - before == sum(
+      x.nbytes for x in jax.tree.leaves(expected))
+  _assert_same_bits(params, expected)
+  assert extra == {'cursor': 1}
   checkpointer.close()
 
 
@@ -171,6 +189,71 @@ def test_restores_the_last_undamaged_step(tmp_path, capsys):
   checkpointer = checkpoint.Checkpointer(tmp_path)
   assert checkpointer.restore_last_good(_abstract(_state()))[0] == 2
   checkpointer.close()
+
+
+_JOB = """
+import os, pathlib, sys
+import jax, numpy as np
+from tepo_jax import errors
+from tepo_jax.runtime import checkpoint, mesh as mesh_lib, processes
+processes.initialize()
+folder, what = pathlib.Path(sys.argv[1]), sys.argv[2]
+rank = jax.process_index()
+mesh = mesh_lib.make({'data': 1, 'fsdp': -1, 'tensor': 1})
+state = mesh_lib.put({'w': np.random.default_rng(0).random((64, 999))},
+                     mesh_lib.shardings(mesh, {'w': ('embed', None)}))
+saving = checkpoint.Checkpointer(folder)
+for step in 1, 2:
+  saving.save(step, state, {'cursor': step})
+saving.close()
+
+def damage():  # what the second process alone reads
+  for path in (folder / '2/state/ocdbt.process_1/d').iterdir():
+    os.truncate(path, 0)
+
+def hold_back():  # the first process lists step 2 later, or never
+  checkpoint.LISTING_SECONDS = 3
+  def listing(self, reload=checkpoint.ocp.CheckpointManager.reload):
+    reload(self)
+    self.late = what == 'late'
+  steps = checkpoint.ocp.CheckpointManager.all_steps
+  if rank == 0:
+    manager = checkpoint.ocp.CheckpointManager
+    manager.late, manager.reload = False, listing
+    manager.all_steps = lambda self, *_: [
+        step for step in steps(self) if step < 2 or self.late]
+    manager.latest_step = lambda self: max(self.all_steps())
+
+processes.on_first(damage if what == 'damage' else lambda: None)
+if what != 'damage':
+  hold_back()
+checkpointer = checkpoint.Checkpointer(folder)
+try:
+  step, restored, extra = checkpointer.restore_last_good(
+      jax.tree.map(lambda x: jax.ShapeDtypeStruct(
+          x.shape, x.dtype, sharding=x.sharding), state))
+except errors.InputError as error:
+  print(error)
+else:
+  assert mesh_lib.to_host(restored['w']).tobytes() == (
+      mesh_lib.to_host(state['w']).tobytes()) and extra == {'cursor': step}
+  print('restored', step)
+checkpointer.close()
+"""
+
+
+@pytest.mark.parametrize('what, said, left', [
+    ('damage', 'restored 1', {'1', 'damaged_2'}),
+    ('late', 'restored 2', {'1', '2'}),
+    ('never', 'not all processes of this job see the checkpoint of step 2',
+     {'1', '2'})])
+def test_all_processes_of_a_job_restore_one_step(tmp_path, what, said, left):
+  outcomes = jobs.finish(
+      jobs.start(2, ['-c', _JOB], str(tmp_path), what, devices=1), 120)
+  for status, out, error in outcomes:
+    assert status == 0 and said in out, error
+  assert ('process 1: ' in outcomes[1][2]) == (what == 'damage')
+  assert {path.name for path in tmp_path.iterdir()} == left
 
 
 def test_all_steps_damaged(tmp_path):

@@ -1,6 +1,7 @@
 """runtime.processes: a single process, and a job of several."""
 
 import os
+import signal
 
 import jax
 import numpy as np
@@ -97,6 +98,7 @@ assert processes.mine('abcde') == ('ace', 'bd')[rank]
 part = processes.mine([5, 6, 7, 8, 9])
 assert processes.whole(part, 5).tolist() == [5, 6, 7, 8, 9]
 assert processes.least((3 + rank) << 20) == 3 << 20
+assert processes.greatest(3 + rank) == 4
 processes.on_first(print, f'written by {rank}')
 def refuse():
   raise errors.InputError('what: why')
@@ -115,6 +117,22 @@ def test_two_processes_agree():
   assert outcomes[0][1].splitlines()[-2:] == ['written by 0', 'agreed']
   assert outcomes[1][1].splitlines()[-1:] == ['agreed']
   assert 'written' not in outcomes[1][1]
+
+
+def test_sigterm_ends_a_program_that_does_not_handle_it():
+  job = jobs.start(2, ['-c', """
+import time
+from tepo_jax.runtime import processes
+processes.initialize()
+print('joined', flush=True)
+time.sleep(60)
+"""])
+  for process in job:
+    assert process.stdout.readline() == 'joined\n'
+  for process in job:
+    process.terminate()
+  assert [status for status, *_ in jobs.finish(job, 50)] == 2 * [
+      -signal.SIGTERM]
 
 
 _LOSE = """

@@ -30,8 +30,8 @@ from tepo_jax.runtime import mesh as mesh_lib
 class Lab:
   """Policies that updates lead to from θ_0, and samples of any policy.
 
-  learner: of the config's method, at θ_0. start: θ_0's weights. prompts: held
-  out, of the first evaluation set.
+  learner: of the config's method, at θ_0. start: θ_0's weights. training: the
+  training prompts. prompts: held out, of the first evaluation set.
   """
 
   def __init__(self, config: ml_collections.ConfigDict,
@@ -40,6 +40,7 @@ class Lab:
     self.config, self.session = config, session
     self.learner = self._learner(config.method)
     self.start = self.learner.state.params
+    self.training = session.training_prompts()
     self.prompts = session.evaluation_prompts(config.eval.sets[0])
     self._sampler = session.sampler(
         prompts=max(len(self.prompts), rollout.prompts),
@@ -79,7 +80,7 @@ class Lab:
     settings = self.config.rollout
     return self._sampler.select(
         self.learner.programs.to_decode(params),
-        self.session.training_prompts().prompt, selection.Selection(
+        self.training.prompt, selection.Selection(
             cursor=cursor, wanted=wanted, group_size=settings.samples,
             mode=mode, max_batches=settings.max_generation_batches,
             mixed=settings.mixed, truncated=settings.truncated),

@@ -83,7 +83,7 @@ class Measurement:
     self._lab, self._minibatches, self._out = lab, minibatches, out
     self._progress, self._done = progress, 0
     self._pull_back = directions.PullBack(lab)
-    self._prompts = lab.session.training_prompts()
+    self._prompts = lab.training
     progress.phase('sampling the rollout to measure')
     rollout = self._select(lab.start, cursor)
     self._groups, self._cursor = rollout.groups, rollout.cursor

@@ -142,8 +142,9 @@ def topology(name: str) -> chips.Slice:
   count = name.removeprefix(kind + 'x')
   if not kind or count not in MACHINES:
     raise errors.InputError(
-        f'--topology={name}: must be CHIP:TORUS of a TPU, such as v5e:4x4, or '
-        'GPUxN, such as h100x8; the GPUs are '
+        f'--topology={name}: must be CHIP:TORUS of a TPU, such as v5e:4x4 '
+        '(`launch/tpu_vm.sh types` lists each TYPE\'s), or GPUxN, such as '
+        'h100x8; the GPUs are '
         f'{", ".join(GPUS)}, and N is one of {", ".join(MACHINES)}')
   gpu = GPUS[kind]
   _assume_cudnn()

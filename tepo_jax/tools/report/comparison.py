@@ -8,6 +8,7 @@ import numpy as np
 
 from tepo_jax import errors
 from tepo_jax.job import results
+from tepo_jax.job import sample_file
 from tepo_jax.job import statistics
 from tepo_jax.runtime import files
 from tepo_jax.tools.report import significance
@@ -37,6 +38,16 @@ def read(folder: str | os.PathLike) -> tuple[dict, list[dict]]:
   lines = [_parsed(folder / results.SAMPLES, line, _SAMPLE)
            for line in samples.splitlines()]
   return _parsed(folder / results.RESULTS, found, _RESULTS), lines
+
+
+def settings_that_differ(first: str | os.PathLike, second: str | os.PathLike
+                         ) -> list[str]:
+  """How completions were asked for and graded otherwise in two evaluations:
+  'eval.max_tokens (48, 20)'."""
+  one, other = map(sample_file.read_identity, (first, second))
+  return [f'{name} ({one[name]}, {other[name]})'
+          for name in sorted(one.keys() & other.keys())
+          if '.' in name and ' ' not in name and one[name] != other[name]]
 
 
 def _parsed(path, text, fields):

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 import importlib
 import shlex
+import sys
 
 from configs import paper
+from tepo_jax import errors
 from tepo_jax.tools.report import audit
 from tepo_jax.tools.report import comparison as comparison_lib
 from tepo_jax.tools.report import tables
@@ -20,7 +22,11 @@ method; the lines below a table say which. Made by
 
 
 def comparison(folders: Sequence[str], form: str) -> str:
-  """Formats the second evaluation minus the first, on the same problems."""
+  """Formats the second evaluation minus the first, on the same problems; names
+  the settings in which they differ on stderr."""
+  if differing := comparison_lib.settings_that_differ(*folders):
+    print(f'note: the evaluations differ in {errors.listed(differing)}',
+          file=sys.stderr)
   return tables.of_comparison(
       comparison_lib.compare(*map(comparison_lib.read, folders)), form)
 

@@ -41,8 +41,8 @@ KEPT = {'entropy': 'entropy', 'tokens': 'response_length_mean',
 _FREE_FIELDS = frozenset((
     'seed', 'optimizer.learning_rate', 'train.minibatch_prompts',
     'train.epochs', 'data.date', 'eval.limit', 'eval.period', 'eval.before',
-    'eval.greedy', 'eval.texts', 'wandb_project', 'model'))
-_FREE_SECTIONS = ('method', 'checkpoint.', 'dump.')  # also method_name
+    'eval.greedy', 'eval.texts', 'model'))
+_FREE_SECTIONS = ('method', 'dump.')  # also method_name
 
 # Maps written before `method.reference` existed lack these fields; none of
 # their runs has a reference policy.

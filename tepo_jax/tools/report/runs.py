@@ -19,9 +19,6 @@ from tepo_jax.job import fork
 from tepo_jax.runtime import files
 from tepo_jax.runtime import metrics
 
-# The runs of one group may differ in these fields.
-SEED_FIELDS = frozenset({'seed', 'steps'})
-
 _FILES = 'config.json', metrics.FILE  # a run's folder has one at least
 _MAX_FIELDS = 6  # of a label
 _USED = {'seed': int, 'steps': int, 'method_name': str}  # of the config
@@ -284,7 +281,8 @@ def _state(folder, fields, records):
 
 
 def group(runs: Sequence[Run]) -> list[Seeds]:
-  """Groups runs that differ only in the seed, in the order of the first runs.
+  """Groups runs that differ only in the seed, and in fields that change no
+  result, in the order of the first runs.
 
   A label is the method's name, followed by the fields that distinguish groups
   of the same method, or the first run's name where these are many, and of forks
@@ -294,7 +292,7 @@ def group(runs: Sequence[Run]) -> list[Seeds]:
   for run in runs:
     key = run.name if run.fields is None else json.dumps(
         [{name: value for name, value in run.fields.items()
-          if name not in SEED_FIELDS}, _forked(run)], sort_keys=True)
+          if not _may_differ(name)}, _forked(run)], sort_keys=True)
     members.setdefault(key, []).append(run)
   groups = list(members.values())
   for shown in (_short, str):  # in full where the short labels are the same
@@ -302,6 +300,13 @@ def group(runs: Sequence[Run]) -> list[Seeds]:
     if len(set(labels)) == len(labels):
       break
   return list(map(Seeds, labels, groups))
+
+
+def _may_differ(name):
+  """Whether the runs of one group may differ in the field: in the seed, and in
+  what changes no result, as a resume may change it."""
+  return name == 'seed' or (
+      configuration.resume_rule(name) == fields_lib.FREE)
 
 
 def _short(value):
@@ -327,11 +332,10 @@ def _label(some, groups, shown):
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-  """Returns the config fields that differ between runs, except SEED_FIELDS.
-
-  Runs without a readable config are ignored.
+  """Returns the config fields that differ between runs and divide them into
+  groups. Runs without a readable config are ignored.
   """
   configs = [run.fields for run in runs if run.fields is not None]
   names = sorted({name for fields in configs for name in fields})
-  return [name for name in names if name not in SEED_FIELDS
+  return [name for name in names if not _may_differ(name)
           and len({json.dumps(fields.get(name)) for fields in configs}) > 1]

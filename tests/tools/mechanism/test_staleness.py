@@ -196,7 +196,7 @@ def test_the_kl_s_part():
 
 
 def test_repeated_prompts_are_refused(lab):
-  mixture = lab.session.training_prompts()
+  mixture = lab.training
   assert len({mixture.prompt(n).problem.problem for n in range(24)}) == 24
   staleness.check_distinct(mixture, 24, 24)
   with pytest.raises(errors.InputError, match='need 25 .* after 24: lower '

@@ -6,6 +6,7 @@ import pytest
 
 from tepo_jax import errors
 from tepo_jax.job import results
+from tepo_jax.job import sample_file
 from tepo_jax.tools.report import comparison
 from tepo_jax.tools.report import paper_tables
 from tepo_jax.tools.report import tables
@@ -40,6 +41,21 @@ def test_comparison():
   assert everything['difference'] == pytest.approx(1 / 6)
   assert 'toy: 40.00% → 80.00%, difference +40.00%' in (
       tables.of_comparison([toy], 'markdown'))
+
+
+def test_settings_that_differ_are_named(tmp_path, capsys):
+  settings = {'checkpoint': 'a', 'step': 3, 'eval.max_tokens': 48,
+              'eval.temperature': 1.0, 'the data set toy': 'x'}
+  for name, changed in (('a', {}), ('b', {
+      'checkpoint': 'b', 'step': None, 'eval.max_tokens': 20})):
+    _write_evaluation(tmp_path / name, {'toy': _single([1, 0])})
+    (tmp_path / name / sample_file.IDENTITY).write_text(
+        json.dumps(settings | changed))
+  paper_tables.comparison([tmp_path / 'a', tmp_path / 'b'], 'markdown')
+  assert capsys.readouterr().err == (
+      'note: the evaluations differ in eval.max_tokens (48, 20)\n')
+  paper_tables.comparison([tmp_path / 'a', tmp_path / 'a'], 'markdown')
+  assert not capsys.readouterr().err
 
 
 def _write_evaluation(folder, decodings):
