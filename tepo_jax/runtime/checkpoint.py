@@ -132,13 +132,11 @@ class Checkpointer:
       abstract_state: tree of jax.ShapeDtypeStruct with shardings, which the
         restored arrays get, whatever mesh they were saved from.
       unpadded: the arrays whose padding may differ from the saved one.
-      check: called before any array is read, with 'checkpoint DIR/STEP' and
-        extra; it raises InputError to refuse the checkpoint.
+      check: gets 'checkpoint DIR/STEP' and extra first; may raise InputError.
       part: field of the state that is read and returned in its place.
 
     Raises:
-      InputError: there is no such step, its arrays are not those of
-        `abstract_state`, or `check` refused it.
+      InputError: no such step, other arrays, or `check` refused it.
       DamagedError: the checkpoint is damaged.
     """
     self.wait()
@@ -179,8 +177,7 @@ class Checkpointer:
     if damage and not processes.is_first():
       print(f'process {jax.process_index()}: {damage}', file=sys.stderr)
     if processes.any_of(damage is not None):
-      raise DamagedError(
-          damage or f'{where}: another process cannot restore it')
+      raise DamagedError(damage or f'{where}: another process cannot read it')
     shapes = {name: array.shape for name, array in _named(saved.tree).items()}
     for name, digest in digests(state, shapes).items():
       if found.get(name) != digest:
