@@ -83,11 +83,10 @@ def evaluate(config: ml_collections.ConfigDict, out: files.Path) -> None:
     with contextlib.closing(
         checkpoint_lib.Checkpointer(checkpoints, read_only=True)) as saved:
       step = restore.latest_step(saved) if _STEP.value is None else _STEP.value
+    processes.on_first(_say_what_differs, config, folder)
   elif _STEP.value is not None:
     raise errors.InputError(
         f'--step={_STEP.value}: {folder} is not the workdir of a run')
-  if is_run:
-    processes.on_first(_say_what_differs, config, folder)
   session_lib.fix_date(
       config, session_lib.model_folder(run_folder.read_config(folder), folder)
       if is_run else folder,

@@ -266,6 +266,12 @@ def resume_rule(name: str) -> str:
   return FIELDS[name].resume if name in FIELDS else fields_lib.SAME
 
 
+def may_differ_between_seeds(name: str) -> bool:
+  """Whether runs that are seeds of one another may differ in the field: in the
+  seed, and in what changes no result."""
+  return name == 'seed' or resume_rule(name) == fields_lib.FREE
+
+
 def help_text() -> str:
   """Every field by section: its default, meaning, range and resume rule."""
   lines = ['Fields of a config, as --config.FIELD=VALUE, and the defaults of '

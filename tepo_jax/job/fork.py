@@ -158,8 +158,7 @@ def _found_step(config, old, where, step):
 def _digest(config):
   return run_folder.digest_of({
       name: value for name, value in fields_lib.flat(config).items()
-      if name != 'seed'
-      and configuration.resume_rule(name) != fields_lib.FREE})
+      if not configuration.may_differ_between_seeds(name)})
 
 
 def copy_model(parent: Parent, folder: files.Path) -> None:

@@ -292,7 +292,8 @@ def group(runs: Sequence[Run]) -> list[Seeds]:
   for run in runs:
     key = run.name if run.fields is None else json.dumps(
         [{name: value for name, value in run.fields.items()
-          if not _may_differ(name)}, _forked(run)], sort_keys=True)
+          if not configuration.may_differ_between_seeds(name)},
+         _forked(run)], sort_keys=True)
     members.setdefault(key, []).append(run)
   groups = list(members.values())
   for shown in (_short, str):  # in full where the short labels are the same
@@ -300,13 +301,6 @@ def group(runs: Sequence[Run]) -> list[Seeds]:
     if len(set(labels)) == len(labels):
       break
   return list(map(Seeds, labels, groups))
-
-
-def _may_differ(name):
-  """Whether the runs of one group may differ in the field: in the seed, and in
-  what changes no result, as a resume may change it."""
-  return name == 'seed' or (
-      configuration.resume_rule(name) == fields_lib.FREE)
 
 
 def _short(value):
@@ -337,5 +331,6 @@ def differing(runs: Sequence[Run]) -> list[str]:
   """
   configs = [run.fields for run in runs if run.fields is not None]
   names = sorted({name for fields in configs for name in fields})
-  return [name for name in names if not _may_differ(name)
+  return [name for name in names
+          if not configuration.may_differ_between_seeds(name)
           and len({json.dumps(fields.get(name)) for fields in configs}) > 1]
