@@ -6,12 +6,6 @@
 #
 #   [METHODS="tepo grpo ..."] [SEEDS="0 1 2 3 4"] [JOBS=N] [OUT=runs/study] \
 #     launch/sweep.sh tiny [--config.FIELD=VALUE ...]
-#   [METHODS="tepo tepo,method.reg.coef=10 ..."] [RATES="3e-5 ..."] \
-#     [UPDATES="8 16 32"] [SEEDS="1 2 3 4 5"] [SEED_RATES="1e-4 ..."] \
-#     [JOBS=N] [OUT=runs/map] [MAP=OUT/map.jsonl.gz] \
-#     launch/sweep.sh map [--config.FIELD=VALUE ...]
-#   [OUT=runs/mechanism] launch/sweep.sh mechanism [--config.FIELD=VALUE ...]
-#   [JOBS=N] [OUT=runs] launch/sweep.sh study [--config.FIELD=VALUE ...]
 #   [METHODS="tepo grpo"] [SEEDS="0 1 2"] [OUT=runs/own] \
 #     launch/sweep.sh own FILE.py[:ARGUMENT] [--grid=FIELD=VALUE,VALUE ...] \
 #     [--config.FIELD=VALUE ...]
@@ -23,25 +17,10 @@
 # seed determines the data order and the sampling. The report is
 # OUT/report/report.html.
 #
-# map: trains METHODS on Countdown at each of RATES (learning rates) and UPDATES
-# (per rollout step) with seed 0, then each method with SEEDS and the last of
-# UPDATES at the rate that was best there, and at SEED_RATES. A method may have
-# numbers of its own, after commas. MAP gets a line per run, and what it has
-# already is not made again. The map is OUT/report/map.md, the curves of SEEDS
-# are in OUT/report/report.html. Defaults: 84 and 35 runs of half a minute to two
-# minutes, on two cores one to two hours (estimated from 134 runs). Options also
-# make the base model.
-#
-# mechanism: measures gradient estimators, the mask and the KL on Countdown's
-# base model (tepo_jax/mechanism.py). The tables are OUT/results/mechanism.md.
-#
-# study: everything of launch/study/embedded.md: tiny, map, the map of longer
-# completions, mechanism, in OUT. 170 runs, four to six hours on two cores
-# (estimated).
-#
 # own: trains METHODS of a config of your own with each of SEEDS at every point of
 # the grid, one run after the other. A method follows the config's ARGUMENT, such
-# as configs/small.py:qwen2_5_0_5b,gpu24. The report is OUT/report/report.html.
+# as configs/small.py:qwen2_5_0_5b,gpu24. The report is OUT/report/report.html;
+# tepo_jax.report --map compares methods at the points of a grid.
 #
 # table1 to table4: train and evaluate the rows of a table of the paper, then
 # print the table. --dry-run prints the commands. Run launch/setup.sh first.
@@ -61,9 +40,9 @@ fail() { echo "launch/sweep.sh: error: $*" >&2; exit 2; }
 trap 'exit 130' INT
 trap 'say_resumes $?' EXIT
 
-# say_resumes STATUS: of this script; of a part of the study, the study says it.
+# say_resumes STATUS: of this script.
 say_resumes() {
-  [[ $1 != 42 && $1 != 130 || -n ${IS_PART:-} ]] || echo "launch/sweep.sh:" \
+  [[ $1 != 42 && $1 != 130 ]] || echo "launch/sweep.sh:" \
     "stopped: the same command resumes; it skips complete runs" >&2
 }
 
@@ -79,8 +58,7 @@ count_failure() {
 }
 
 # A stopped run prints this as the command that resumes.
-TEPO_COMMAND=${TEPO_COMMAND:-$(command_line \
-  'METHODS RATES UPDATES SEEDS SEED_RATES JOBS OUT MAP RUNS' \
+TEPO_COMMAND=${TEPO_COMMAND:-$(command_line 'METHODS SEEDS JOBS OUT RUNS' \
   launch/sweep.sh "$@")}
 export TEPO_COMMAND
 
@@ -88,8 +66,8 @@ dry_run='' slice=''
 if [[ ${1:-} == --dry-run ]]; then dry_run=yes; shift; fi
 if [[ ${1:-} == --slice ]]; then slice=yes; shift; fi
 [[ ${1:-} =~ ^table[1-4]$ \
-   || ( ${1:-} =~ ^(tiny|map|mechanism|study|own)$ && -z $dry_run$slice ) ]] \
-  || fail "usage: launch/sweep.sh tiny|map|mechanism|study|own FILE.py" \
+   || ( ${1:-} =~ ^(tiny|own)$ && -z $dry_run$slice ) ]] \
+  || fail "usage: launch/sweep.sh tiny|own FILE.py" \
     "[--config.FIELD=VALUE ...], or" \
     "launch/sweep.sh [--dry-run] [--slice] table1|table2|table3|table4" \
     "[--config.FIELD=VALUE ...]"
@@ -169,20 +147,21 @@ table() {
     return 1; }
 }
 
-# train [OVERRIDE ...] NAME CONFIG SEED OVERRIDES: nothing if a run was stopped,
-# whose status is then in logs/stopped. While it runs, logs/NAME.pid has its number.
+# train [OVERRIDE ...] METHOD SEED: nothing if a run was stopped, whose status is
+# then in logs/stopped. While it runs, logs/NAME.pid has its number.
 train() {
-  local name=${*: -4:1} config=${*: -3:1} seed=${*: -2:1} own status=0
+  local method=${*: -2:1} seed=${*: -1} name status=0
+  name=${method}_$seed
   [[ ! -e $out/logs/stopped ]] || return 0
-  read -ra own <<<"${*: -1}"
-  set -- "${@:1:$#-4}"
+  set -- "${@:1:$#-2}"
   echo "$name: see $out/logs/$name.log"
   # shellcheck disable=SC2016  # the inner bash is meant, which becomes python
   XLA_FLAGS=--xla_cpu_multi_thread_eigen=false \
     bash -c 'echo $$ >"$0.pid"; [[ -e ${0%/*}/stopped ]] || exec "$@"' \
-    "$out/logs/$name" .venv/bin/python -m tepo_jax.train --config="$config" \
-    --config.seed="$seed" --config.model="$out/base_model" \
-    --workdir="$out/runs/$name" ${own[@]+"${own[@]}"} "$@" \
+    "$out/logs/$name" .venv/bin/python -m tepo_jax.train \
+    --config="configs/tiny.py:$method" --config.seed="$seed" \
+    --config.model="$out/base_model" --workdir="$out/runs/$name" \
+    --config.eval.period=4 "$@" \
     >>"$out/logs/$name.log" 2>&1 || status=$?
   rm -f "$out/logs/$name.pid"
   case $status in
@@ -194,22 +173,22 @@ train() {
   esac
 }
 
-# prepare CONFIG OUT [OVERRIDE ...]: the base model that all runs start from.
+# prepare OUT: the base model that all runs start from.
 prepare() {
   launch/setup.sh cpu
-  export JAX_PLATFORMS=cpu out=$2
+  export JAX_PLATFORMS=cpu out=$1
   # All runs compile the same programs; share the first one's.
   export JAX_COMPILATION_CACHE_DIR=$PWD/$out/compiled
   [[ $out != /* ]] || JAX_COMPILATION_CACHE_DIR=$out/compiled
   export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
   mkdir -p "$out/logs" "$out/runs"
   [[ -d $out/base_model ]] || attend .venv/bin/python -m tepo_jax.pretrain \
-    --config="$1" --out="$out/base_model" "${@:3}"
+    --config=configs/tiny.py --out="$out/base_model"
   export -f train
 }
 
-# train_all [OVERRIDE ...]: trains what stdin lists, four words ended by NUL a
-# run: `train`'s last arguments. xargs has to wait for the runs until they end: they
+# train_all [OVERRIDE ...]: trains what stdin lists, `train`'s last arguments for
+# each run. xargs has to wait for the runs until they end: they
 # react to Ctrl-C, and stop_runs passes SIGTERM on.
 train_all() {
   local cores status=0
@@ -219,7 +198,7 @@ train_all() {
   # Without a job GNU's xargs adds nothing to the overrides; -r would prevent
   # that, but the older xargs of macOS refuse it.
   stop_by=stop_runs attend bash -c 'trap "" INT; exec xargs "$@"' xargs \
-    -0 -n 4 -P "${JOBS:-$cores}" \
+    -n 2 -P "${JOBS:-$cores}" \
     bash -c "[[ \$# -eq $# ]] || train \"\$@\"" sweep "$@" || status=$?
   [[ ! -e $out/logs/stopped ]] || status=$(<"$out/logs/stopped")
   return "$status"
@@ -233,122 +212,17 @@ stop_runs() {
 # tiny [OVERRIDE ...]
 tiny() {
   local methods seeds seed method status=0
-  prepare configs/tiny.py "${OUT:-runs/study}"
+  prepare "${OUT:-runs/study}"
   methods=${METHODS:-$(.venv/bin/python -c \
     'from configs import methods; print(*methods.paper(1e-3))')}
   read -ra seeds <<<"${SEEDS:-0 1 2 3 4}"
   # Seed by seed: an interrupted study then has the same seeds of all methods.
   for seed in ${seeds[@]+"${seeds[@]}"}; do
-    for method in $methods; do
-      printf '%s\0' "${method}_$seed" "configs/tiny.py:$method" "$seed" \
-        --config.eval.period=4
-    done
+    for method in $methods; do echo "$method $seed"; done
   done >"$out/logs/list"
   train_all "$@" <"$out/logs/list" || { unless_stopped $?; status=1; }
   .venv/bin/python -m tepo_jax.report --runs="$out/runs/*" --out="$out/report"
   return "$status"
-}
-
-# cell METHOD RATE UPDATES SEED: a job, unless the map has it.
-cell() {
-  local name=$1@$2@$3@$4 numbers=${1#"${1%%,*}"}
-  # grep -q would end before gzip has written all, which then fails.
-  [[ -f $map ]] && gzip -cd "$map" | grep -cF "\"name\": \"$name\"" >/dev/null \
-    && return
-  printf '%s\0' "$name" "configs/countdown.py:${1%%,*}" "$4" \
-    "--config.steps=$steps --config.eval.period=6 \
---config.dump.period=$((steps % 4 ? 1 : steps / 4)) \
---config.train.minibatch_prompts=$((64 / $3)) \
---config.optimizer.learning_rate=$2 ${numbers//,/ --config.}"
-}
-
-# map [OVERRIDE ...]
-map() {
-  local methods rates updates seeds method rate best count seed name status=0
-  local argument last steps=24  # the map reads the rollouts of each quarter
-  for count in ${UPDATES:-}; do
-    [[ $count =~ ^(1|2|4|8|16|32|64)$ ]] || fail "UPDATES: $count does not divide 64"
-  done
-  for argument in "$@"; do
-    [[ $argument != --config.steps=* ]] || steps=${argument#*=}
-  done
-  prepare configs/countdown.py "${OUT:-runs/map}" \
-    --config.pretrain.direct_share=0.2 "$@"
-  map=${MAP:-$out/map.jsonl.gz}
-  read -ra methods <<<"${METHODS:-grpo gpg gspo_original tepo \
-tepo,method.reg.coef=10 tepo,method.clip.low=0.02,method.clip.high=0.028 \
-tepo,method.clip.low=3e-4,method.clip.high=4e-4}"
-  read -ra rates <<<"${RATES:-1e-5 3e-5 1e-4 3e-4}"
-  read -ra updates <<<"${UPDATES:-8 16 32}"
-  last=${updates[${#updates[@]}-1]}
-  read -ra seeds <<<"${SEEDS:-1 2 3 4 5}"
-  for count in "${updates[@]}"; do
-    for rate in "${rates[@]}"; do
-      for method in "${methods[@]}"; do cell "$method" "$rate" "$count" 0; done
-    done
-  done >"$out/logs/list"
-  train_all "$@" <"$out/logs/list" || { unless_stopped $?; status=1; }
-  add_to_map
-  for seed in ${seeds[@]+"${seeds[@]}"}; do
-    while IFS=@ read -r method best count _; do
-      [[ $count == "$last" && " ${methods[*]} " == *" $method "* ]] \
-        || continue
-      cell "$method" "$best" "$count" "$seed"
-      for rate in ${SEED_RATES:-}; do
-        [[ $rate == "$best" ]] || cell "$method" "$rate" "$count" "$seed"
-      done
-    done <"$out/report/best.txt"
-  done >"$out/logs/list" || status=1
-  train_all "$@" <"$out/logs/list" || { unless_stopped $?; status=1; }
-  add_to_map
-  mkdir -p "$out/seeds"
-  for name in "$out"/runs/*; do
-    [[ ! -d $name || $name == *@0 ]] \
-      || ln -sfn "../runs/${name##*/}" "$out/seeds/"
-  done
-  has_any "$out/seeds" && .venv/bin/python -m tepo_jax.report \
-    --runs="$out/seeds/*" --out="$out/report"
-  return "$status"
-}
-
-add_to_map() {
-  local new=()
-  has_any "$out/runs" && new=(--runs="$out/runs/*")
-  .venv/bin/python -m tepo_jax.report --map="$map" ${new[@]+"${new[@]}"} \
-    --out="$out/report"
-}
-
-has_any() { local any=("$1"/*); [[ -e ${any[0]} ]]; }
-
-# mechanism [OVERRIDE ...]
-mechanism() {
-  prepare configs/countdown.py "${OUT:-runs/mechanism}"
-  attend .venv/bin/python -m tepo_jax.mechanism --config=configs/countdown.py:grpo \
-    --config.model="$out/base_model" --out="$out/results" "$@"
-}
-
-# study [OVERRIDE ...]
-study() {
-  local middle='tepo,method.clip.low=0.02,method.clip.high=0.028' small methods
-  local root=${OUT:-runs} status=0
-  small='tepo,method.clip.low=3e-4,method.clip.high=4e-4'
-  methods="grpo tepo $middle $small"
-  unset METHODS RATES UPDATES SEEDS SEED_RATES MAP  # each part has its own
-  METHODS='grpo gspo tepo tepo_no_kl kl_cov gpg' OUT=$root/study part tiny "$@"
-  OUT=$root/map part map "$@"
-  METHODS=$methods SEED_RATES=1e-4 OUT=$root/map part map "$@"
-  # SEEDS: only seed 0.
-  METHODS=$methods RATES=1e-4 UPDATES=32 SEEDS=' ' OUT=$root/long \
-    part map --config.data.name=countdown:4 \
-    --config.eval.sets="('countdown:4',)" --config.rollout.max_tokens=96 \
-    --config.eval.max_tokens=96 "$@"
-  OUT=$root/mechanism part mechanism "$@"
-  return "$status"
-}
-
-# part NAME [OVERRIDE ...]: a failure is left in the `status` of the study.
-part() {
-  attend env IS_PART=yes launch/sweep.sh "$@" || { unless_stopped $?; status=1; }
 }
 
 # own [OVERRIDE ...]: $config at every point of $grid.

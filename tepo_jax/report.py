@@ -32,10 +32,9 @@ Markdown, and needs no run. --compare subtracts the first evaluation from the
 second, on the same problems. --map adds runs that differ in method, learning
 rate and updates per rollout step to FILE (.jsonl.gz), and writes DIR/map.md,
 map.png and map.svg: where each ends, and how far from the model it started
-from; DIR/best.txt names each method's best run at each number of updates.
-DIR/verdicts.md compares each method with grpo, tepo_no_kl and gspo, claim by
-claim, by the seeds that chose no learning rate. launch/sweep.sh map makes the
-runs.
+from. DIR/verdicts.md compares each method with grpo, tepo_no_kl and gspo, claim
+by claim, by the seeds that chose no learning rate. launch/sweep.sh own makes
+such runs, with --grid.
 """
 
 import contextlib
@@ -187,8 +186,6 @@ def _write_map():
     entries = regimes.update(files.path(_MAP.value), runs)
     text = regimes.table(entries)
     files.replace_text(out / 'map.md', text + '\n')
-    files.replace_text(out / 'best.txt', ''.join(
-        f'{entry.name}\n' for entry in regimes.best(entries)))
     regimes.draw(entries, out)
     found = verdicts.markdown(entries)
     if found:

@@ -1,9 +1,7 @@
 """launch/*.sh, with stand-ins; tpu_vm.sh has test_tpu_vm.py."""
 
-import collections
 import contextlib
 import functools
-import gzip
 import os
 import pathlib
 import re
@@ -298,95 +296,6 @@ def test_sweep_runs_every_method_and_seed_and_reports(launch):
       f'--workdir=a study/runs/{method}_{seed} --config.eval.period=4 '
       '--config.steps=3 '
       '--config.x=a b' for method in ('tepo', 'grpo') for seed in (4, 5))
-
-
-def test_sweep_map_makes_the_grid_then_the_best_rates_seeds(launch):
-  """Without what the map has; the stand-in for the report chooses nothing, so
-  best.txt is of an earlier report."""
-  report = launch.root / 'runs' / 'map' / 'report'
-  report.mkdir(parents=True)
-  (report / 'best.txt').write_text(
-      'tepo,method.reg.coef=10@1e-4@8@0\ntepo,method.reg.coef=10@3e-5@16@0\n'
-      'gpg@3e-5@16@0\n')  # not of METHODS
-  with gzip.open(launch.root / 'old.jsonl.gz', 'wt') as file:
-    file.write('{"name": "grpo@3e-5@8@0", "seed": 0}\n')
-    file.writelines(f'{{"name": "{i}", "seed": 0}}\n' for i in range(100_000))
-  sweep = functools.partial(
-      launch, 'sweep.sh', 'map', '--config.steps=3', SEEDS='1 2',
-      METHODS='grpo tepo,method.reg.coef=10', RATES='3e-5 1e-4', UPDATES='8 16',
-      SEED_RATES='1e-4 3e-5', MAP='old.jsonl.gz')
-  done = sweep()
-  assert done.returncode == 0, done.stderr
-  log = launch.log()
-  trained = [dict(word.removeprefix('--').split('=', 1)
-                  for word in line.split()[3:])
-             for line in log if 'tepo_jax.train' in line]
-  names = {run['workdir'].removeprefix('runs/map/runs/') for run in trained}
-  assert names == {
-      f'{method}@{rate}@{count}@0' for count in (8, 16)
-      for rate in ('3e-5', '1e-4')
-      for method in ('grpo', 'tepo,method.reg.coef=10')} - {'grpo@3e-5@8@0'} | {
-          f'tepo,method.reg.coef=10@{rate}@16@{seed}'
-          for rate in ('1e-4', '3e-5') for seed in (1, 2)}
-  assert len(trained) == len(names)
-  for run in trained:
-    method, rate, count, seed = run['workdir'].rpartition('/')[2].split('@')
-    assert run['config'] == f'configs/countdown.py:{method.split(",")[0]}'
-    assert run['config.optimizer.learning_rate'] == rate
-    assert 64 / int(run['config.train.minibatch_prompts']) == int(count)
-    assert run['config.seed'] == seed and run['config.steps'] == '3'
-    assert run['config.dump.period'] == '1'  # the map reads all quarters
-    assert ('config.method.reg.coef' in run) == ('coef' in method)
-  assert {line.split(' ', 3)[3] for line in log if 'tepo_jax.report' in line
-          } == {'--map=old.jsonl.gz --out=runs/map/report'}  # no run is here
-  for seed in 0, 1:
-    (report.parent / f'runs/grpo@1e-4@8@{seed}').mkdir(parents=True)
-  assert sweep().returncode == 0
-  *added, curves = (line.split(' ', 3)[3] for line in launch.log()
-                    if 'tepo_jax.report' in line)
-  assert added == 2 * ['--map=old.jsonl.gz --runs=runs/map/runs/* '
-                       '--out=runs/map/report']
-  assert curves == '--runs=runs/map/seeds/* --out=runs/map/report'
-  assert [path.name for path in (report.parent / 'seeds').iterdir()] == [
-      'grpo@1e-4@8@1']
-
-
-def test_sweep_measures_the_mechanism(launch):
-  done = launch('sweep.sh', 'mechanism', '--config.seed=1', OUT='a study')
-  assert done.returncode == 0, done.stderr
-  assert [line for line in launch.log() if 'tepo_jax' in line] == [
-      'python -m tepo_jax.pretrain --config=configs/countdown.py '
-      '--out=a study/base_model',
-      'python -m tepo_jax.mechanism --config=configs/countdown.py:grpo '
-      '--config.model=a study/base_model --out=a study/results '
-      '--config.seed=1']
-
-
-def test_sweep_makes_the_whole_study(launch):
-  """The stand-in for the report chooses no rates; no run gets into a map."""
-  for part in 'map', 'long':
-    report = launch.root / 'out' / part / 'report'
-    report.mkdir(parents=True)
-    (report / 'best.txt').write_text('tepo@3e-5@32@0\n')
-  done = launch('sweep.sh', 'study', '--config.steps=3', OUT='out')
-  assert done.returncode == 0, done.stderr
-  log = launch.log()
-  trained = [line for line in log if 'tepo_jax.train' in line]
-  parts = [line.partition('--workdir=out/')[2].split('/')[0]
-           for line in trained]
-  assert collections.Counter(parts) == {
-      'study': 6 * 5, 'map': 7 * 4 * 3 + 5 + 4 * 4 * 3 + 2 * 5, 'long': 4}
-  assert all('--config.steps=3' in line for line in trained)
-  assert all(('--config.data.name=countdown:4' in line) == (part == 'long')
-             for line, part in zip(trained, parts))
-  assert 'tepo_jax.mechanism' in log[-1] and '--out=out/mechanism' in log[-1]
-  # A run that stops, as gpg does at a high rate, does not stop the study.
-  python = launch.root / '.venv/bin/python'
-  python.write_text(python.read_text().replace(
-      '[[ ! -e "$STUBS/pip_fails" ]]', '[[ "$*" != *gpg@3e-4@* ]]'))
-  done = launch('sweep.sh', 'study', MAP='out/other', SEEDS='9', OUT='out')
-  assert done.returncode == 1
-  assert launch.log()[-1] == log[-1].removesuffix(' --config.steps=3')
 
 
 def test_test_passes_its_arguments_on(launch):
@@ -817,14 +726,13 @@ def test_sweep_s_runs_may_be_in_a_folder_with_a_space(launch, sweep, fails):
 
 
 @pytest.mark.parametrize('arguments, trained', [
-    (('own', 'own.py'), 1), (('table3',), 1), (('tiny',), 1), (('map',), 1),
-    (('study',), 1), (('mechanism',), 0)])
+    (('own', 'own.py'), 1), (('table3',), 1), (('tiny',), 1)])
 @pytest.mark.parametrize('status', [42, 130])
 def test_a_stopped_run_ends_the_sweep(launch, sweep, arguments, trained, status):
   (launch.root / 'own.py').touch()
   python = launch.root / '.venv/bin/python'
   python.write_text(_SWEEP_PYTHON.replace(
-      '[[ ! -e', f'''[[ ! "$*" =~ tepo_jax.(train|mechanism) ]] || {{
+      '[[ ! -e', f'''[[ ! "$*" =~ tepo_jax.train ]] || {{
        echo "$TEPO_COMMAND" >>"$STUBS/typed"; exit {status}; }}
      [[ ! -e'''))
   done = sweep(*arguments, METHODS='grpo tepo', JOBS='1', OUT='o')
@@ -897,9 +805,8 @@ while :; do sleep .02; done
 
 @pytest.mark.parametrize('command, program, count', [
     ('smollm2.sh', 'train', 1), ('sweep.sh own own.py', 'train', 1),
-    ('sweep.sh tiny', 'train', 2), ('sweep.sh map', 'train', 2),
-    ('sweep.sh study', 'train', 2), ('sweep.sh table3', 'train', 1),
-    ('sweep.sh mechanism', 'mechanism', 1), ('sweep.sh tiny', 'pretrain', 1)])
+    ('sweep.sh tiny', 'train', 2), ('sweep.sh table3', 'train', 1),
+    ('sweep.sh tiny', 'pretrain', 1)])
 def test_sigterm_reaches_the_runs(launch, command, program, count):
   """And ends the script once they have saved, without further runs."""
   script, *arguments = command.split()
@@ -933,21 +840,12 @@ def test_sigterm_reaches_the_runs(launch, command, program, count):
 
 
 @pytest.mark.parametrize('arguments', [
-    (), ('huge',), ('table5',), ('--dry-run',), ('--dry-run', 'tiny'), ('--slice', 'map'),
+    (), ('huge',), ('table5',), ('--dry-run',), ('--dry-run', 'tiny'), ('--slice', 'tiny'),
     ('table3', 'table4'), ('table3', '-x')])
 def test_sweep_refuses(launch, sweep, arguments):
   done = sweep(*arguments)
   assert done.returncode == 2 and not launch.log()
   assert done.stderr.count('\n') == 1
-
-
-@pytest.mark.parametrize('updates', ['8 24', '0', '8x', '128'])
-def test_sweep_refuses_updates_that_do_not_divide_the_prompts(
-    launch, sweep, updates):
-  done = sweep('map', UPDATES=updates)
-  assert done.returncode == 2 and not launch.log()
-  assert done.stderr == (f'launch/sweep.sh: error: UPDATES: {updates.split()[-1]} '
-                         'does not divide 64\n')
 
 
 @pytest.mark.parametrize('seeds, trained', [('7', 1), (' ', 0)])

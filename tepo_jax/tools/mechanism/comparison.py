@@ -1,11 +1,9 @@
-"""The tables of `tepo_jax.mechanism --minibatches` in Markdown."""
+"""The tables of `tepo_jax.mechanism` in Markdown, from its results alone."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 import json
 import re
 from typing import Any
-
-from tepo_jax.tools.mechanism import tables
 
 _PAGE = '''\
 # The gradients of methods on one rollout
@@ -71,30 +69,30 @@ def markdown(results: Mapping[str, Any]) -> str:
   *_, last = levels
   return _PAGE.format(
       **{key: setup[key] for key in setup if key not in ('config', 'versions')},
-      last=last, fields=tables.pairs(setup['config']),
-      versions=tables.pairs(setup['versions']), methods=tables.table(
+      last=last, fields=_pairs(setup['config']),
+      versions=_pairs(setup['versions']), methods=_table(
           'updates, method, signal to noise, halves, cosine, length, '
           'cosine to GRPO, length to GRPO', (
-              [k, name, tables.cell(x['signal_to_noise']),
+              [k, name, _cell(x['signal_to_noise']),
                '–' if x['halves'] is None else f'{x["halves"]:.3g}',
-               *(tables.cell(x[key]) for key in (
+               *(_cell(x[key]) for key in (
                    'cosine', 'length', 'to_grpo', 'length_to_grpo'))]
               for k, level in levels.items()
               for name, x in level['methods'].items())),
-      kl=tables.table(
+      kl=_table(
           'updates, length, cosine, length of an update, cosine of an update', (
-              [k, *(tables.cell(level['kl'][key]) for key in (
+              [k, *(_cell(level['kl'][key]) for key in (
                   'length', 'cosine', 'update_length', 'update_cosine'))]
               for k, level in levels.items())),
-      shares=tables.table(
+      shares=_table(
           'updates, tokens, share, length, tokens %, M %, KL in M %', (
-              [k, f'{division}: {name}', tables.cell(x['share']),
-               tables.cell(x['length']),
+              [k, f'{division}: {name}', _cell(x['share']),
+               _cell(x['length']),
                *(f'{100 * y:.3g}' for y in level['spread'][division][name])]
               for k, level in levels.items()
               for division, by_class in level['shares'].items()
               for name, x in by_class.items())),
-      tokens=tables.table('before, token, after, KL, A, H°, ΔH, ℓ − ℓ°, '
+      tokens=_table('before, token, after, KL, A, H°, ΔH, ℓ − ℓ°, '
                           'problem', (
           [*(_text(x[key]) for key in ('before', 'token', 'after')),
            *(f'{x[key]:.3g}' for key in (
@@ -109,3 +107,21 @@ def _text(text):
   what Markdown reads as more than text."""
   return re.sub(r'([\\`*_~$<>&#|\[\]])', r'\\\1', json.dumps(
       text, ensure_ascii=False))
+
+
+def _cell(interval: Sequence[float] | None) -> str:
+  """'1.23 [1.1, 1.4]', with three digits."""
+  return '–' if interval is None else '{:.3g} [{:.3g}, {:.3g}]'.format(
+      *interval)
+
+
+def _pairs(fields: Mapping[str, Any]) -> str:
+  """Names and values."""
+  return ', '.join(f'`{name}={value}`' for name, value in fields.items())
+
+
+def _table(head: str, lines: Iterable[list[str]]) -> str:
+  """A table; `head`: its columns, separated by commas."""
+  names = head.split(', ')
+  return '\n'.join(f'| {" | ".join(line)} |' for line in (
+      names, ['---'] * len(names), *lines))

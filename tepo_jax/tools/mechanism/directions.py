@@ -1,7 +1,7 @@
 """The gradients of many methods on one rollout of a large model, as sketches.
 
 A method's gradient is linear in the slopes of its loss: ∂L/∂ of each token's ℓ,
-H and KL, which `measure.slopes` takes from the method's own `PolicyLoss`. So a
+H and KL, which `of_loss` takes from the method's own `PolicyLoss`. So a
 group of completions is scored once, and pulled back once for each *independent*
 direction among the slopes of all methods: those that no token tells apart, as
 GRPO, CISPO and TEPO at the rollout's own policy, cost one pullback together.
@@ -31,7 +31,6 @@ from tepo_jax.learning import packing
 from tepo_jax.learning import update
 from tepo_jax.policy import scoring
 from tepo_jax.runtime import mesh as mesh_lib
-from tepo_jax.tools.mechanism import measure
 from tepo_jax.tools.mechanism import observe
 from tepo_jax.tools.mechanism import sketch
 
@@ -98,6 +97,15 @@ def names(divisions: Iterable[str]) -> list[Any]:
       (division, name) for division in divisions for name in CLASSES[division])]
 
 
+def of_loss(loss: objective.PolicyLoss, x: objective.Tokens,
+            rng: jax.Array | None = None) -> scoring.Scores:
+  """∂L/∂ of each score, [B, T]; x: of a minibatch."""
+  statistics = loss.statistics(x, rng)
+  return jax.device_get(jax.grad(lambda scores: loss.partial(
+      x.replace(**vars(scores)), statistics))(scoring.Scores(
+          x.logp_BT, x.entropy_BT, x.kl_BT)))
+
+
 def slopes(x: objective.Tokens, advantages: Mapping[str, np.ndarray],
            rng: jax.Array, by_class: Mapping[str, np.ndarray]
            ) -> dict[str, scoring.Scores]:
@@ -107,10 +115,10 @@ def slopes(x: objective.Tokens, advantages: Mapping[str, np.ndarray],
   rng: for Clip-Cov. by_class: `classes`, or {}: no parts.
   """
   found = {
-      name: measure.slopes(loss, x.replace(
+      name: of_loss(loss, x.replace(
           advantage_BT=advantages[loss.method.estimator]), rng)
       for name, loss in _LOSSES.items()}
-  kl = measure.slopes(_KL_LOSS, x.replace(advantage_BT=advantages[ESTIMATOR]))
+  kl = of_loss(_KL_LOSS, x.replace(advantage_BT=advantages[ESTIMATOR]))
   found[KL] = kl.replace(logp_BT=np.zeros_like(kl.logp_BT))
   for division, class_BT in by_class.items():
     for number, name in enumerate(CLASSES[division]):

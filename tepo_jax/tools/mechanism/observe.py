@@ -1,6 +1,6 @@
 """A base model θ_0, what policies near it sample, and their scores.
 
-Axes: B completions · T completion tokens · E estimators · D parameters.
+Axes: B completions · T completion tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,11 +11,9 @@ from jax import numpy as jnp
 import ml_collections
 import numpy as np
 
-from tepo_jax.job import evaluation
 from tepo_jax.job import learner as learner_lib
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import session as session_lib
-from tepo_jax.job import summaries
 from tepo_jax.learning import numerics
 from tepo_jax.learning import objective
 from tepo_jax.learning import packing
@@ -24,48 +22,31 @@ from tepo_jax.rollout import draw
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import sampler as sampler_lib
 from tepo_jax.rollout import selection
-from tepo_jax.runtime import mesh as mesh_lib
 
 
 class Lab:
   """Policies that updates lead to from θ_0, and samples of any policy.
 
-  learner: of the config's method, at θ_0. start: θ_0's weights. training: the
-  training prompts. prompts: held out, of the first evaluation set.
+  learner: at θ_0. start: θ_0's weights. training: the training prompts.
   """
 
   def __init__(self, config: ml_collections.ConfigDict,
-               session: session_lib.Session):
+               session: session_lib.Session, groups: int):
+    """groups: the largest number that is sampled at a time."""
     rollout = config.rollout
     self.config, self.session = config, session
-    self.learner = self._learner(config.method)
+    self.learner = self._learner()
     self.start = self.learner.state.params
     self.training = session.training_prompts()
-    self.prompts = session.evaluation_prompts(config.eval.sets[0])
     self._sampler = session.sampler(
-        prompts=max(len(self.prompts), rollout.prompts),
-        samples=rollout.samples, max_tokens=rollout.max_tokens,
+        prompts=groups, samples=rollout.samples, max_tokens=rollout.max_tokens,
         decoding=draw.Decoding(rollout.temperature))
-    self._begin, self._scores, self._gradients = _jitted(self.learner.programs)
+    self._begin, self._scores = _jitted(self.learner.programs)
 
-  def _learner(self, method):
-    config = self.config.copy_and_resolve_references()
-    with config.unlocked():
-      config.method = ml_collections.ConfigDict(method)
-    learner = learner_lib.Learner(config, self.session)
+  def _learner(self):
+    learner = learner_lib.Learner(self.config, self.session)
     learner.state = learner.first_state()
     return learner
-
-  def sample(self, params: Any, draw_number: int) -> list[groups_lib.Group]:
-    """A group for every held-out prompt; the random numbers are those of
-    `draw_number`, whatever the policy."""
-    held_out = evaluation.Evaluation(
-        'sampling', self.prompts, self._sampler, self.config.rollout.samples,
-        True, self.session.template.style,
-        self.session.too_long[self.config.eval.sets[0]])
-    return held_out.run(
-        self.learner.programs.to_decode(params), jax.random.fold_in(
-            programs_lib.stream(self.config.seed, 'eval'), draw_number))[0]
 
   def rollout(self) -> list[groups_lib.Group]:
     """The groups of θ_0 that a rollout step trains on."""
@@ -86,17 +67,16 @@ class Lab:
             mixed=settings.mixed, truncated=settings.truncated),
         programs_lib.stream(self.config.seed, 'rollout'), self.session.rewards)
 
-  def updates(self, method: Any, groups: list[groups_lib.Group],
-              counts: Sequence[int]) -> Iterator[tuple[int, Any, dict]]:
-    """Trains θ_0 on a rollout by `method`; yields (number of updates, weights,
-    the updates' average metrics so far) at each of the counts."""
-    learner = self._learner(method)
-    step, history = learner.pack_and_score(1, groups, self._rewards(groups)), []
+  def updates(self, groups: list[groups_lib.Group], counts: Sequence[int]
+              ) -> Iterator[tuple[int, Any]]:
+    """Trains θ_0 on a rollout; yields (number of updates, weights) at each of
+    the counts."""
+    learner = self._learner()  # one of its own, whose state changes
+    step = learner.pack_and_score(1, groups, self._rewards(groups))
     for index in range(max(counts)):
-      history.append(jax.device_get(learner.make_update(step, index)))
+      learner.make_update(step, index)
       if index + 1 in counts:
-        yield (index + 1, jax.tree.map(jnp.copy, learner.state.params),
-               summaries.average(history))
+        yield index + 1, jax.tree.map(jnp.copy, learner.state.params)
 
   def batch(self, groups: list[groups_lib.Group],
             estimator: str | None = None) -> packing.Batch:
@@ -109,17 +89,6 @@ class Lab:
 
   def _rewards(self, groups):
     return self.session.rewards.of(groups).reward_NG.reshape(-1)
-
-  def gradients(self, params: Any, batch: packing.Batch,
-                slope_EBT: np.ndarray) -> np.ndarray:
-    """Σ_it slope_it ∇ℓ_it of a few completions, [E, D] float32."""
-    # One row of several completions at a time.
-    programs = self.learner.programs
-    columns = programs.pack.row_tokens
-    pack = packing.Packer(
-        columns, columns, mesh_lib.batch_shards(programs.mesh))
-    return self._gradients(params, mesh_lib.put(
-        pack(batch), programs.minibatch_sharding), slope_EBT)
 
 
 class Observed:
@@ -149,7 +118,7 @@ def tokens(batch: packing.Batch, scores: Any) -> objective.Tokens:
 
 def _jitted(programs):
   """`Lab._begin`: (θ_0, minibatch) -> ℓ°, H°, θ_0 as the old policy; `_scores`:
-  (params, minibatch, old) -> ℓ, H, KL; `_gradients`: see `Lab.gradients`."""
+  (params, minibatch, old) -> ℓ, H, KL."""
   scorer = programs.scorer
 
   def begin(params, minibatch):
@@ -159,13 +128,4 @@ def _jitted(programs):
     return update.loss_and_gradient(  # of 0, which costs no backward pass
         scorer, lambda tokens, _: jnp.float32(0), params, minibatch, (), old)[2]
 
-  def linear(tokens, slope_BT):
-    return jnp.sum(slope_BT * numerics.clean(tokens).logp_BT)
-
-  def gradients(params, minibatch, slope_EBT):
-    tree = jax.vmap(lambda slope_BT: update.loss_and_gradient(
-        scorer, linear, params, minibatch, slope_BT, None)[1])(slope_EBT)
-    return jnp.concatenate(
-        [x.reshape(len(x), -1) for x in jax.tree.leaves(tree)], 1)
-
-  return [programs.jit(function) for function in (begin, scores, gradients)]
+  return [programs.jit(function) for function in (begin, scores)]

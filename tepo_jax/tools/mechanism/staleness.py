@@ -25,20 +25,13 @@ from tepo_jax.runtime import host
 from tepo_jax.runtime import progress as progress_lib
 from tepo_jax.tools.mechanism import contrasts
 from tepo_jax.tools.mechanism import directions
-from tepo_jax.tools.mechanism import measure
 from tepo_jax.tools.mechanism import observe
-from tepo_jax.tools.mechanism import progression
+from tepo_jax.tools.mechanism import results_file
 
 COUNTS = (0, 1, 4, 8)  # updates; the first is 0
 # Of those, where the gradient is divided by tokens: seven pullbacks more.
 DIVIDED = COUNTS[0], COUNTS[-1]
 POLICY, ROLLOUT = 'policy', 'rollout'  # folders: the last policy; π_old's
-
-
-def setup(lab: observe.Lab, minibatches: int) -> dict[str, Any]:
-  """`progression.setup`, and what the config does not decide."""
-  return progression.setup(lab) | dict(
-      minibatches=minibatches, beta=directions.BETA)
 
 
 def run(lab: observe.Lab, results: dict[str, Any], minibatches: int,
@@ -65,13 +58,12 @@ def run(lab: observe.Lab, results: dict[str, Any], minibatches: int,
         measurement.skip()
         continue
       levels[str(count)] = measurement.level(count, params)
-      progression.write(results, out)
+      results_file.write(results, out)
 
 
 def _policies(lab, trained):
   yield 0, lab.start
-  for count, params, _ in lab.updates(lab.config.method, trained, COUNTS[1:]):
-    yield count, params
+  yield from lab.updates(trained, COUNTS[1:])
 
 
 class Measurement:
@@ -151,7 +143,7 @@ class Measurement:
     x = observe.tokens(batch, scoring.Scores(zeros_BT, zeros_BT, zeros_BT))
     return self._vectors(
         f'{count}_fresh', params, batch, lambda j, mine: {
-            'fresh': measure.slopes(
+            'fresh': directions.of_loss(
                 directions.POLICY_GRADIENT, _cut(x, mine))})
 
   def _vectors(self, name: str, params: Any, batch: packing.Batch,

@@ -340,20 +340,6 @@ def _middle(series):
   return np.mean(values) if values else np.nan
 
 
-def best(entries: Sequence[Entry]) -> list[Entry]:
-  """Returns each method's run with the highest last evaluation at each number
-  of updates, among those with the lowest seed: later seeds are no contestants,
-  as only the best learning rates have them."""
-  label, found = labels(entries), {}
-  for entry in entries:
-    if entry.seed == min(entry.seed for entry in entries):
-      key = label[entry.name], entry.updates
-      if key not in found or (
-          entry.last('evaluation') > found[key].last('evaluation')):
-        found[key] = entry
-  return list(found.values())
-
-
 def draw(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """Writes map.png and map.svg: the last evaluation in each regime."""
   label = labels(entries)

@@ -26,4 +26,4 @@ def _lab(tmp_path_factory):
   base_model.make(config, folder)
   config.model = str(folder)
   with session_lib.open_folder(config, folder) as session:
-    yield observe.Lab(config, session)
+    yield observe.Lab(config, session, 12)

@@ -25,7 +25,7 @@ KEY = jax.random.key(3)
 @pytest.fixture(scope='module', name='data')
 def _data(lab):
   """Two groups of θ_0's with their rewards, and the weights after 3 updates."""
-  [(_, params, _)] = lab.updates(lab.config.method, lab.rollout(), (3,))
+  [(_, params)] = lab.updates(lab.rollout(), (3,))
   groups = lab.select(lab.start, 4, 2, 'off').groups
   reward_NG = lab.session.rewards.of(groups).reward_NG
   return observe.Observed(lab, groups), reward_NG, params

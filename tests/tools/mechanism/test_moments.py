@@ -8,8 +8,9 @@ from jax import numpy as jnp
 import numpy as np
 import pytest
 
+from configs import methods
 from tepo_jax.learning import objective
-from tepo_jax.tools.mechanism import measure
+from tepo_jax.tools.mechanism import directions
 from tepo_jax.tools.mechanism import moments
 
 OLD = np.log([[0.5, 0.3, 0.2], [0.2, 0.7, 0.1]])  # π_old by step and token
@@ -40,7 +41,7 @@ def by_code(loss):
   def gradient(completion, reward):
     new, pull_back = jax.vjp(lambda x: logp(x, completion), NEW)
     zeros = np.zeros((1, 2))
-    slope = measure.slopes(loss, objective.Tokens(
+    slope = directions.of_loss(loss, objective.Tokens(
         logp_BT=new[None], old_logp_BT=logp(OLD, completion)[None],
         entropy_BT=zeros, old_entropy_BT=zeros, advantage_BT=zeros + reward,
         mask_BT=zeros + 1)).logp_BT
@@ -63,14 +64,18 @@ def probability(logits):
 @pytest.mark.parametrize('name', SLOPES)
 def test_gradients_are_the_closed_form(name):
   assert 0 < CLIPPED.mean() < 1
-  np.testing.assert_allclose(by_code(measure.estimators(1.0)[name]),
-                             closed_form(name), atol=1e-12)
+  rows = methods.methods(1e-3)
+  weight, clips, _ = name.partition(' .2/.28')
+  loss = objective.make_policy_loss(rows['tepo_no_kl'] | dict(
+      weight=weight, clip=rows['grpo']['clip'] if clips else 'none',
+      aggregate=dict(name='constant_length', length=1.0)))
+  np.testing.assert_allclose(by_code(loss), closed_form(name), atol=1e-12)
 
 
 @pytest.mark.parametrize('name', ['token', 'sequence'])
 def test_the_moments_are_unbiased(name):
-  """Averaged over every possible sample of two or three prompts, they are the
-  moments that enumerating the completions gives."""
+  """Averaged over every possible sample of two or three minibatches, they are
+  the moments that enumerating the completions gives."""
   x, y = closed_form(name), closed_form('none')
   p, q = probability(OLD), probability(NEW)
   found = collections.Counter()
@@ -90,17 +95,12 @@ def test_the_moments_are_unbiased(name):
 
 
 def test_gram_matrices_are_enough():
-  """Against numpy on the vectors themselves, multiplicities as repeated rows;
-  a prompt's vector is the sum of its halves."""
-  halves = np.random.default_rng(1).normal(0.5, 1, (2, 10, 7))
-  halves[0, 3] = 0
-  (x, y), weight_P = halves[:, ::2] + halves[:, 1::2], np.array([2, 0, 1, 1, 1])
-  off, cross, on = (measure.inner_products(halves[i], halves[j]) for i, j in (
-      (0, 0), (0, 1), (1, 1)))
-  np.testing.assert_allclose(cross['long'], halves[0, 1::2] @ halves[1, 1::2].T)
+  """Against numpy on the vectors; multiplicities are repeated rows."""
+  x, y = np.random.default_rng(1).normal(0.5, 1, (2, 5, 7))
+  weight_J = np.array([2, 0, 1, 1, 1])
   found = moments.of_gradients(
-      weight_P[None].astype(float), off['all'], cross['all'], on['all'])
-  index = np.repeat(np.arange(5), weight_P)
+      weight_J[None].astype(float), x @ x.T, x @ y.T, y @ y.T)
+  index = np.repeat(np.arange(5), weight_J)
 
   def direct(a, b):
     return np.mean([a[i] @ b[j] for i in index for j in index if i != j])
@@ -118,22 +118,12 @@ def test_intervals_cover():
   """In about 95 of 100 data sets, the exact value is inside."""
   generator, hits = np.random.default_rng(3), collections.Counter()
   exact = dict(square=5, variance=45, cosine=1, noise=9, length=1)
-  weight_RP = moments.resample(100, resamples=400)
+  weight_RJ = moments.resample(100, resamples=400)
   for _ in range(200):
     x, y = generator.normal(0.5, 1.5, (2, 100, 20))
-    found = moments.of_gradients(weight_RP, x @ x.T, x @ y.T, y @ y.T)
+    found = moments.of_gradients(weight_RJ, x @ x.T, x @ y.T, y @ y.T)
     for key, value in exact.items():
       _, low, high = moments.interval(found[key])
       hits[key] += low <= value <= high
   assert all(178 <= hits[key] <= 200 for key in exact), hits
   assert moments.interval(np.array([1.0, np.nan, 2.0])) is None
-
-
-def test_correlation_is_numpy_s():
-  generator = np.random.default_rng(4)
-  x, y = generator.normal(size=(2, 6, 4))
-  y, mask, weight_P = x + y, x < 1, np.array([2, 0, 1, 3, 1, 1])
-  repeated = np.repeat(weight_P, 4).reshape(6, 4)[mask]
-  [found] = moments.correlation(weight_P[None].astype(float), x + 1e3, y, mask)
-  assert found == pytest.approx(np.corrcoef(
-      np.repeat(x[mask], repeated), np.repeat(y[mask], repeated))[0, 1])

@@ -21,7 +21,7 @@ from tepo_jax.tools.mechanism import comparison
 from tepo_jax.tools.mechanism import contrasts
 from tepo_jax.tools.mechanism import directions
 from tepo_jax.tools.mechanism import observe
-from tepo_jax.tools.mechanism import progression
+from tepo_jax.tools.mechanism import results_file
 from tepo_jax.tools.mechanism import staleness
 
 _TORCH = pathlib.Path(__file__).with_name('torch_gradients.py')
@@ -224,15 +224,15 @@ def _out(lab, tmp_path_factory):
 
 def _measure(lab, out, minibatches=2):
   with lock_lib.FolderLock(out) as lock:
-    results = progression.start(
-        out, lock, staleness.setup(lab, minibatches))
+    results = results_file.start(
+        out, lock, results_file.setup(lab, minibatches))
     staleness.run(lab, results, minibatches, out)
   return out
 
 
 @pytest.mark.long
 def test_a_whole_measurement(lab, out):
-  saved = json.loads((out / progression.RESULTS).read_text())
+  saved = json.loads((out / results_file.NAME).read_text())
   assert list(saved['levels']) == ['0', '1', '2']
   start, _, last = saved['levels'].values()
   assert start['kl']['length'] == [0, 0, 0] and start['tokens'] == []
@@ -264,7 +264,7 @@ def test_torch_has_the_same_gradients(lab, out):
   [difference] = [line.split()[-1] for line in done.stdout.splitlines()
                   if line.startswith('largest')]
   assert float(difference.rstrip('%')) < 0.1
-  path = out / progression.RESULTS
+  path = out / results_file.NAME
   kept = path.read_text()
   for factor in (1.03, float('nan')):
     saved = json.loads(kept)
@@ -281,7 +281,7 @@ def test_the_config_s_method_only_makes_the_updates(
   std of rewards, has the same vectors and shows the same advantages."""
   config = lab.config.copy_and_resolve_references()
   config.method = ml_collections.ConfigDict(methods.methods(1.0)['gpg'])
-  other = observe.Lab(config, lab.session)
+  other = observe.Lab(config, lab.session, 8)
   assert other.learner.programs.policy_loss.method.estimator == 'gpg'
   advantages = []
 
@@ -307,11 +307,11 @@ def test_the_config_s_method_only_makes_the_updates(
 @pytest.mark.long
 def test_a_measurement_resumes(lab, out, monkeypatch, capsys):
   """With one level and one minibatch of it gone, it computes that alone."""
-  path = out / progression.RESULTS
+  path = out / results_file.NAME
   kept = path.read_text()
   saved = json.loads(kept)
   wanted, saved['levels']['0'] = saved['levels'].pop('2'), 'kept'
-  progression.write(saved, out)
+  results_file.write(saved, out)
   (out / 'sketches_2' / '0001.npz').unlink()
   calls = []
   plain = directions.PullBack.__call__
@@ -331,12 +331,15 @@ def test_a_measurement_resumes(lab, out, monkeypatch, capsys):
   for name, row in resumed['levels']['2']['methods'].items():
     for key in ('to_grpo', 'length_to_grpo'):
       assert row[key] == pytest.approx(wanted['methods'][name][key], rel=1e-4)
+  with (lock_lib.FolderLock(out) as lock,
+        pytest.raises(errors.InputError, match='measurement: seed differ')):
+    results_file.start(out, lock, saved['setup'] | dict(seed=7))
   path.write_text(kept)
 
 
 @pytest.mark.long
 def test_a_complete_measurement_computes_nothing(lab, out, monkeypatch):
   monkeypatch.delattr(observe.Lab, 'select')
-  kept = (out / progression.RESULTS).read_text()
+  kept = (out / results_file.NAME).read_text()
   _measure(lab, out)
-  assert (out / progression.RESULTS).read_text() == kept
+  assert (out / results_file.NAME).read_text() == kept

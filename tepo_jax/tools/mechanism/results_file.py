@@ -1,4 +1,4 @@
-"""The measurement, policy by policy: its file of results, and its resuming."""
+"""The measurement's file of results: whose it is, and what it has so far."""
 
 import contextlib
 import hashlib
@@ -13,67 +13,17 @@ from tepo_jax import errors
 from tepo_jax.job import provenance
 from tepo_jax.job import run_folder
 from tepo_jax.runtime import files
-from tepo_jax.runtime import host
 from tepo_jax.runtime import lock as lock_lib
-from tepo_jax.runtime import progress as progress_lib
-from tepo_jax.tools.mechanism import measure
+from tepo_jax.tools.mechanism import directions
 from tepo_jax.tools.mechanism import observe
 
-RESULTS = 'mechanism.json'
-_METRICS = ('clip_fraction_low', 'clip_fraction_high', 'region_share',
-            'skipped')  # of the updates so far
+NAME = 'mechanism.json'
 _LOCAL = ('model', 'compute.cache', 'grading.workers')
-
-
-def run(lab: observe.Lab, results: dict[str, Any], out: files.Path) -> None:
-  """Measures what `results` lacks; writes them after each policy."""
-  config, levels = lab.config, results['levels']
-  samples = config.rollout.samples
-  methods = measure.rows(config.method_name, config.method)
-  progress = progress_lib.Progress(1 + len(methods) * len(measure.COUNTS))
-
-  def level(count, params):
-    groups, tokens = lab.sample(params, 1), held_out.tokens(params)
-    progress.phase(f'{count} updates: a gradient for each prompt')
-    levels[str(count)] = dict(
-        fresh=measure.own_samples(groups),
-        tokens=measure.drift(tokens, samples), gradients=measure.gradients(
-            lab, params, held_out.batch, tokens, lab.batch(groups)))
-    return levels[str(count)]['fresh']
-
-  with (contextlib.closing(progress),
-        host.compilations_shown(
-            config.model, progress.compiling, progress.compiled)):
-    progress.begin(number := 1)
-    progress.phase('sampling from the model')
-    held_out = observe.Observed(lab, lab.sample(lab.start, 0))
-    trained = observe.Observed(lab, rollout := lab.rollout())
-    if '0' not in levels:
-      level(0, lab.start)
-    write(results, out)
-    progress.step(number, '')
-    for name, method in methods.items():
-      rows = results['methods'].setdefault(name, {})
-      if len(rows) == len(measure.COUNTS):
-        number += len(rows)
-        continue
-      for count, params, metrics in lab.updates(
-          method, rollout, measure.COUNTS):
-        progress.begin(number := number + 1)
-        progress.phase(f'{name}: {count} updates')
-        if str(count) not in rows:
-          rows[str(count)] = dict(
-              fresh=level(count, params) if name == config.method_name
-              else measure.own_samples(lab.sample(params, 1)),
-              updates={x: float(metrics[x]) for x in _METRICS},
-              **measure.drift(trained.tokens(params), samples))
-          write(results, out)
-        progress.step(number, '')
 
 
 def saved_date(out: files.Path) -> str | None:
   """data.date of the measurement that a folder holds, if it does."""
-  path = out / RESULTS
+  path = out / NAME
   if not path.exists():
     return None
   with _reading(path):
@@ -94,12 +44,12 @@ def start(out: files.Path, lock: lock_lib.FolderLock, wanted: dict[str, Any]
           ) -> dict[str, Any]:
   """Claims the folder; returns the results so far of the same `setup`, or
   refuses it: it holds another measurement, or other files."""
-  path = out / RESULTS
+  path = out / NAME
   if not path.exists():
     run_folder.check_free(out)
   lock.acquire()
   if not path.exists():
-    write(dict(setup=wanted, levels={}, methods={}), out)
+    write(dict(setup=wanted, levels={}), out)
   with _reading(path):
     saved = json.loads(path.read_text('utf-8'))
     differing = [x for x in wanted if saved['setup'][x] != wanted[x]]
@@ -109,7 +59,7 @@ def start(out: files.Path, lock: lock_lib.FolderLock, wanted: dict[str, Any]
   return saved
 
 
-def setup(lab: observe.Lab) -> dict[str, Any]:
+def setup(lab: observe.Lab, minibatches: int) -> dict[str, Any]:
   """What determines the results; of a model its digest, not its folder."""
   config = lab.config
   defaults = fields_lib.flat(base.get_config(config.method_name)) | (
@@ -122,8 +72,8 @@ def setup(lab: observe.Lab) -> dict[str, Any]:
           config).items() if name not in _LOCAL and value != defaults[name]},
       model=hashlib.sha256(
           json.dumps(digests, sort_keys=True).encode()).hexdigest(),
-      parameters=lab.session.parameters(), prompts=len(lab.prompts),
-      samples=config.rollout.samples, versions={
+      parameters=lab.session.parameters(), samples=config.rollout.samples,
+      minibatches=minibatches, beta=directions.BETA, versions={
           name: importlib.metadata.version(name)
           for name in ('jax', 'jaxlib', 'numpy')})))
 
@@ -133,4 +83,4 @@ def write(results: dict[str, Any], out: files.Path) -> None:
   rounded = json.loads(json.dumps(results, allow_nan=False),
                        parse_float=lambda text: float(f'{float(text):.6g}'))
   files.replace_text(
-      out / RESULTS, json.dumps(rounded, ensure_ascii=False) + '\n')
+      out / NAME, json.dumps(rounded, ensure_ascii=False) + '\n')
