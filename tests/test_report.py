@@ -59,7 +59,7 @@ def test_a_table_shows_no_controls_of_names(set_flags, capsys, monkeypatch):
 def test_the_map_shows_no_controls_of_names(
     set_flags, capsys, monkeypatch, tmp_path):
   set_flags(map=str(tmp_path / 'map.jsonl.gz'), out=str(tmp_path))
-  for name, found in (('update', []), ('table', '\x1b[31mrun'), ('best', []),
+  for name, found in (('update', []), ('table', '\x1b[31mrun'),
                       ('draw', None)):
     monkeypatch.setattr(
         report.regimes, name, lambda *_, found=found: found)

@@ -7,6 +7,7 @@ import numpy as np
 
 from tepo_jax.job import base_model
 from tepo_jax.job import programs as programs_lib
+from tepo_jax.learning import packing
 from tepo_jax.policy import transformer
 from tepo_jax.policy.huggingface import hub
 from tepo_jax.policy.huggingface import weights
@@ -47,6 +48,27 @@ class Workload:
     return np.minimum(
         np.random.default_rng(0).geometric(1 / self.mean_tokens, rows),
         self.max_tokens).astype(np.int32)
+
+  def random_batch(self) -> packing.Batch:
+    """Makes random prompts with random completions, of `lengths`."""
+    rows, width = self.prompts * self.samples, self.prompt_tokens
+    length_B1 = self.lengths(rows)[:, None]
+    mask_BT = np.arange(self.max_tokens) < length_B1
+    column_S = np.arange(width + self.max_tokens, dtype=np.int32)
+    token_BS = np.random.default_rng(0).integers(
+        self.model.vocab_size, size=(rows, len(column_S)), dtype=np.int32)
+    first_B = np.arange(rows) // self.samples * self.samples
+    token_BS[:, :width] = token_BS[first_B, :width]
+    token_BS[:, :self.shared_prefix] = token_BS[0, :self.shared_prefix]
+    zeros_BT = np.zeros(mask_BT.shape, np.float32)
+    return packing.Batch(
+        token_BS=token_BS,
+        position_BS=np.where(
+            column_S < width + length_B1, column_S, np.int32(-1)),
+        mask_BT=mask_BT.astype(np.float32),
+        advantage_B=np.where(np.arange(rows) % 2, 1, -1).astype(np.float32),
+        old_logp_BT=zeros_BT, old_entropy_BT=zeros_BT,
+        sampler_logp_BT=zeros_BT)
 
   def forward_flops(self, shared: bool = False) -> float:
     """Returns the FLOPs of a forward pass; an update costs three times as much.

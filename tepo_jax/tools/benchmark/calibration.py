@@ -4,7 +4,6 @@ Yields rows in the form of those in tools/plan/published.py, to add there.
 """
 
 from collections.abc import Iterator
-import dataclasses
 
 import jax
 import ml_collections
@@ -78,8 +77,7 @@ def _decoding(config, workload, slice_):
 
 def _roofline(lowered, trips, mesh, slice_, columns=None):
   found = cost.of(lowered.compile().as_text(), trips, columns)
-  return sum(timeline.seconds(found.events, dataclasses.replace(
-      slice_, devices=list(mesh.devices.flat))))
+  return sum(timeline.seconds(found.events, slice_.ordered(mesh)))
 
 
 def _row(phase, workload, slice_, mesh, recomputed, seconds, roofline,

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import resource
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import ml_collections
@@ -45,7 +45,7 @@ class _Queue(NamedTuple):
 
 
 class Engine:
-  """Decodes queues; `stats` are those of the last run."""
+  """Decodes queues."""
 
   def __init__(self, config, workload):
     self._workload = workload
@@ -64,7 +64,6 @@ class Engine:
         self.model, self.mesh, config.rollout.weights)(params)
     self.rows = workload.prompts * workload.samples
     self.chunk = config.rollout.chunk
-    self.stats = schedule_lib.Stats()
 
   def schedule(self, work: int) -> schedule_lib.Schedule:
     """Returns the schedule for a queue of `work` completions."""
@@ -83,14 +82,16 @@ class Engine:
       pass
     return stats
 
-  def run(self, schedule: schedule_lib.Schedule, queue: _Queue) -> None:
+  def run(self, schedule: schedule_lib.Schedule, queue: _Queue
+          ) -> schedule_lib.Stats:
     """Decodes the queue."""
-    self.stats = schedule_lib.Stats()
+    stats = schedule_lib.Stats()
     requests = [groups_lib.Request(tokens, index, lengths)
                 for index, (tokens, lengths) in enumerate(zip(*queue))]
     for _ in schedule.run(self.weights, groups_lib.Queue(requests),
-                          jax.random.key(1), self.stats):
+                          jax.random.key(1), stats):
       pass
+    return stats
 
 
 def measure(config: ml_collections.ConfigDict,
@@ -111,9 +112,8 @@ def measure(config: ml_collections.ConfigDict,
                            [queue.length_QG.sum() / s for s in times],
                            'token/s')
     for who in set(seconds) - {'engine'}:
-      yield timing.summary(
-          f'sampling/{name}/engine_over_{who}',
-          [b / a for a, b in zip(seconds['engine'], seconds[who])], '1')
+      yield timing.ratio(f'sampling/{name}/engine_over_{who}', seconds[who],
+                         seconds['engine'])
     last = stats[-1]
     yield timing.Measurement(f'sampling/{name}/occupancy', last.occupancy, '1')
     yield timing.Measurement(f'sampling/{name}/share_of_slot_steps',
@@ -148,9 +148,8 @@ def measure_rollout(config: ml_collections.ConfigDict,
     yield timing.summary(f'rollout/{name}/seconds', times, 's')
     yield timing.Measurement(f'rollout/{name}/steps', stats[name].steps, '1')
     yield timing.Measurement(f'rollout/{name}/tokens', stats[name].tokens, '1')
-  yield timing.summary(
-      'rollout/stream_over_batches',
-      [b / a for a, b in zip(seconds['stream'], seconds['batches'])], '1')
+  yield timing.ratio('rollout/stream_over_batches', seconds['batches'],
+                     seconds['stream'])
 
 
 def uniform(workload: workload_lib.Workload) -> _Queue:
@@ -172,12 +171,8 @@ def _functions(engine, name, queue, workload, peers):
   """Returns the functions to time, and a list of the engine's Stats by run."""
   stats = []
   dynamic = engine.schedule(queue.length_QG.size)
-
-  def run():
-    engine.run(dynamic, queue)
-    stats.append(engine.stats)
-
-  functions: dict[str, Callable[[], None]] = {'engine': run}
+  functions: dict[str, Callable[[], Any]] = {
+      'engine': lambda: stats.append(engine.run(dynamic, queue))}
   batches = [_Queue(*(x[start:start + workload.prompts] for x in queue))
              for start in range(0, len(queue.token_QP), workload.prompts)]
   if name == 'geometric':

@@ -41,6 +41,11 @@ def interleaved(functions: Mapping[str, Callable[[], Any]], rounds: int
   return seconds
 
 
+def ratio(name: str, times: list[float], base: list[float]) -> Measurement:
+  """Returns how many times longer than `base` took, by round."""
+  return summary(name, [a / b for a, b in zip(times, base)], '1')
+
+
 def summary(name: str, values: list[float], unit: str) -> Measurement:
   """Returns the median of several runs with their extremes."""
   return Measurement(name, float(np.median(values)), unit,

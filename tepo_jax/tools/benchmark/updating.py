@@ -70,7 +70,7 @@ def case(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
   params = jax.jit(
       functools.partial(transformer.init, workload.model),
       out_shardings=programs.state_sharding.params)(jax.random.key(0))
-  packed = programs.pack(random_batch(workload))
+  packed = programs.pack(workload.random_batch())
   minibatch = mesh_lib.put(packed, programs.minibatch_sharding)
   old_logp_BT, old_entropy_BT = programs.score(params, minibatch)
   old = (programs.old_policy(params, minibatch)
@@ -82,30 +82,6 @@ def case(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
           reference_logp_BT=(old_logp_BT if programs.policy_loss.needs_reference
                              else None)),
       old, packing.efficiency(packed))
-
-
-def random_batch(workload: workload_lib.Workload) -> packing.Batch:
-  """Makes random prompts with random completions of the workload's lengths."""
-  rows = workload.prompts * workload.samples
-  generator = np.random.default_rng(0)
-  columns = workload.prompt_tokens + workload.max_tokens
-  length_B1 = workload.lengths(rows)[:, None]
-  mask_BT = np.arange(workload.max_tokens) < length_B1
-  column_S = np.arange(columns, dtype=np.int32)
-  real_BS = column_S < workload.prompt_tokens + length_B1
-  zeros_BT = np.zeros(mask_BT.shape, np.float32)
-  token_BS = generator.integers(
-      workload.model.vocab_size, size=(rows, columns), dtype=np.int32)
-  first_B = np.arange(rows) // workload.samples * workload.samples
-  width = workload.prompt_tokens
-  token_BS[:, :width] = token_BS[first_B, :width]
-  token_BS[:, :workload.shared_prefix] = token_BS[0, :workload.shared_prefix]
-  return packing.Batch(
-      token_BS=token_BS,
-      position_BS=np.where(real_BS, column_S, np.int32(-1)),
-      mask_BT=mask_BT.astype(np.float32),
-      advantage_B=np.where(np.arange(rows) % 2, 1, -1).astype(np.float32),
-      old_logp_BT=zeros_BT, old_entropy_BT=zeros_BT, sampler_logp_BT=zeros_BT)
 
 
 def measure_growth(config, workload, peers) -> Iterator[timing.Measurement]:
@@ -126,9 +102,8 @@ def measure_growth(config, workload, peers) -> Iterator[timing.Measurement]:
   seconds = timing.interleaved(
       {name: c.update for name, c in cases.items()}, workload.rounds)
   for name in halved:
-    yield timing.summary(
-        f'growth/half the {name}',
-        [a / b for a, b in zip(seconds[name], seconds['whole'])], '1')
+    yield timing.ratio(
+        f'growth/half the {name}', seconds[name], seconds['whole'])
 
 
 def measure_step(config, workload, peers) -> Iterator[timing.Measurement]:
@@ -184,7 +159,7 @@ def _measure(config, workload, peers, what, name, passes):
 
 def _of_peers(peers: registry.Peers, what, workload, config):
   """Returns each peer's method 'score', 'update' or 'step'."""
-  batch = random_batch(workload)
+  batch = workload.random_batch()
   return {name: getattr(peer(workload, batch, config.optimizer), what)
           for name, peer in peers.items()}
 
@@ -199,6 +174,5 @@ measure_update = functools.partial(
 def _ratios(name, ours, seconds):
   """Yields how many times longer the others took, by round."""
   for other in seconds.keys() - {ours}:
-    yield timing.summary(
-        f'{name}/{other} over {ours}',
-        [b / a for a, b in zip(seconds[ours], seconds[other])], '1')
+    yield timing.ratio(
+        f'{name}/{other} over {ours}', seconds[other], seconds[ours])

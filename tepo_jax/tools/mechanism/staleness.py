@@ -37,13 +37,12 @@ POLICY, ROLLOUT = 'policy', 'rollout'  # folders: the last policy; π_old's
 def run(lab: observe.Lab, results: dict[str, Any], minibatches: int,
         out: files.Path) -> None:
   """Measures what `results` lacks; writes them after each policy."""
-  config, levels = lab.config, results['levels']
+  levels = results['levels']
   if all(str(count) in levels for count in COUNTS):
     return
   progress = progress_lib.Progress(2 * minibatches * len(COUNTS))
   with (contextlib.closing(progress),
-        host.compilations_shown(
-            config.model, progress.compiling, progress.compiled)):
+        host.compilations_shown(progress.compiling, progress.compiled)):
     progress.begin(1)
     progress.phase('sampling the rollout of the updates')
     trained = lab.rollout()

@@ -1,7 +1,6 @@
 """Compares a plan's memory with programs compiled on the devices themselves."""
 
 from collections.abc import Sequence
-import dataclasses
 
 import jax
 import ml_collections
@@ -13,14 +12,6 @@ from tepo_jax.tools.plan import chips
 from tepo_jax.tools.plan import compiling
 from tepo_jax.tools.plan import gpus
 from tepo_jax.tools.plan import step
-
-
-@dataclasses.dataclass(frozen=True)
-class ProgramMemory:
-  """Bytes of a program's arguments and temporaries, predicted and found."""
-  name: str
-  predicted: tuple[int, int]
-  found: tuple[int, int]
 
 
 def require(slice_: chips.Slice, devices: Sequence[jax.Device]) -> None:
@@ -36,32 +27,32 @@ def require(slice_: chips.Slice, devices: Sequence[jax.Device]) -> None:
 
 def compare(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
             plan: step.StepPlan, devices: Sequence[jax.Device]
-            ) -> list[ProgramMemory]:
-  """Compiles the plan's largest programs for `devices`, as runs do."""
+            ) -> list[tuple[step.Estimate, step.Estimate]]:
+  """Compiles the plan's largest programs for `devices`, as runs do; returns
+  what was planned of each, and what was found."""
+  mesh = mesh_lib.make(plan.mesh, devices)
   here = chips.Slice(
       plan.slice.name, plan.slice.chip, list(devices),
-      gpus.RUN_OPTIONS if devices[0].platform == 'gpu' else {}, is_here=True)
-  estimates = {e.name: e for e in plan.estimates}
+      gpus.RUN_OPTIONS if devices[0].platform == 'gpu' else {},
+      is_here=True).ordered(mesh)
+  planned = {e.name: e for e in plan.estimates}
   programs = compiling.make_programs(
-      config, workload, mesh_lib.make(plan.mesh, devices),
-      int(plan.slice.chip.hbm_bytes),
+      config, workload, mesh, int(plan.slice.chip.hbm_bytes),
       next((e.remat for e in plan.estimates if e.remat), None))
   return [
-      ProgramMemory(program.name, *(
-          (e.arguments, e.temporaries)
-          for e in (estimates[program.name], step.estimate(program, here))))
+      (planned[program.name], step.estimate(program, here))
       for program in compiling.step_programs(
           config, workload, programs, plan.slots, brief=True,
           free=plan.free)
-      if program.name in estimates]
+      if program.name in planned]
 
 
-def text(programs: Sequence[ProgramMemory]) -> str:
-  """Formats the programs, in GiB a chip."""
+def text(programs: Sequence[tuple[step.Estimate, step.Estimate]]) -> str:
+  """Formats what `compare` returns, in GiB a chip."""
   return '\n'.join([
       'GiB, predicted and on the device:', *(
-          f'{c.name:<28}' + ', '.join(
-              f'{part} {predicted / chips.GIB:.3f} and {found / chips.GIB:.3f}'
-              for part, predicted, found in zip(
-                  ('arguments', 'temporaries'), c.predicted, c.found))
-          for c in programs)])
+          f'{planned.name:<28}' + ', '.join(
+              f'{part} {getattr(planned, part) / chips.GIB:.3f} and '
+              f'{getattr(found, part) / chips.GIB:.3f}'
+              for part in ('arguments', 'temporaries'))
+          for planned, found in programs)])

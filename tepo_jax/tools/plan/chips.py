@@ -3,7 +3,8 @@
 libtpu compiles for a slice without a TPU: it needs only the slice's shape.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+import contextlib
 import dataclasses
 from importlib import metadata
 import math
@@ -73,6 +74,10 @@ class Slice:
   is_here: bool = False
   target: str = ''
 
+  def ordered(self, mesh: jax.sharding.Mesh) -> 'Slice':
+    """The same chips in a mesh's order, by which programs number them."""
+    return dataclasses.replace(self, devices=list(mesh.devices.flat))
+
   def is_ring(self, group: Sequence[int]) -> bool:
     """Whether links join these chips to a ring: a box of an even number of
     chips with two sides or more, or a whole axis that wraps around. Chips
@@ -80,8 +85,7 @@ class Slice:
     """
     if self.chip.directions == 1 or len(group) == 1:
       return True
-    place_MX = np.array([self.devices[i].coords for i in group])
-    sides_X = np.ptp(place_MX, axis=0) + 1
+    sides_X = self._sides(group)
     if math.prod(sides_X) != len(group):
       return False
     if np.sum(sides_X > 1) > 1:
@@ -94,10 +98,13 @@ class Slice:
       return self.chip.link_bandwidth / 2
     if self.chip.directions == 1 or len(group) == 1:
       return self.chip.link_bandwidth
-    place_MX = np.array([self.devices[i].coords for i in group])
-    sides_X = np.ptp(place_MX, axis=0) + 1
+    sides_X = self._sides(group)
     whole = np.sum((sides_X > 1) & (sides_X == self._wrapped))
     return self.chip.link_bandwidth * (TWO_AXES if whole > 1 else 1)
+
+  def _sides(self, group):
+    """The sides of the smallest box of the torus with these chips."""
+    return np.ptp([self.devices[i].coords for i in group], axis=0) + 1
 
   @property
   def _wrapped(self):
@@ -126,16 +133,23 @@ def topology(name: str) -> Slice:
   os.environ.setdefault('TPU_WORKER_HOSTNAMES', 'localhost')
   os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')
   bounds = {'chips_per_host_bounds': (1, 1, 1)} if torus == '1x1' else {}
-  try:
+  with refusing(name, 'TPU'):
     description = topologies.get_topology_desc(
         platform='tpu', topology_name=name, **bounds)
+  return Slice(name, CHIPS[generation], list(description.devices))
+
+
+@contextlib.contextmanager
+def refusing(name: str, kind: str) -> Iterator[None]:
+  """Explains why the compiler for a kind of chip cannot describe a slice."""
+  try:
+    yield
   except jax.errors.JaxRuntimeError as error:
     raise errors.InputError(f'--topology={name}: {error}') from error
   except (RuntimeError, ImportError) as error:
     raise errors.InputError(
-        'the TPU compiler is missing; `launch/setup.sh cpu plan` installs '
-        f'libtpu ({error})') from error
-  return Slice(name, CHIPS[generation], list(description.devices))
+        f'the {kind} compiler is missing; `launch/setup.sh cpu plan` installs '
+        f'it ({error})') from error
 
 
 def _check_version():

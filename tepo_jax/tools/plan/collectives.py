@@ -36,14 +36,14 @@ def transfers(module: hlo.Module, instruction: hlo.Instruction) -> tuple[
     if kind == 'all-reduce' and {u.opcode for u in users} == {'dynamic-slice'}:
       kind, size = 'reduce-scatter', size / 2
     chain = re.search(r'chain_id="(\d+)"', i.text)
-    calls = {u.attribute('custom_call_target') for u in users}
-    if not chain or '"AsyncCollectiveStart"' in calls:
+    calls = {u.target for u in users}
+    if not chain or 'AsyncCollectiveStart' in calls:
       sends.append(timeline.Send(
           kind, size, chain[0] if chain else
           i.name if i.opcode.endswith('-start') else '',
           fused=bool(chain), direction=_direction(i),
           groups=groups(i.text)))
-    elif '"AsyncCollectiveDone"' in calls:
+    elif 'AsyncCollectiveDone' in calls:
       waits.append(timeline.Wait(chain[0]))
     else:
       carries.append(chain[0])

@@ -4,7 +4,7 @@ A program's text and memory are kept on disk under a digest of all that they
 depend on, so that a second plan of the same programs compiles nothing.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import gzip
@@ -49,15 +49,15 @@ class Compiled:
   failure: str | None = None
 
 
-def compiled(name: str, lowered: jax.stages.Lowered, slice_: chips.Slice,
-             devices: Sequence[jax.Device]) -> Compiled:
+def compiled(name: str, lowered: jax.stages.Lowered, slice_: chips.Slice
+             ) -> Compiled:
   """Compiles a program for a slice, or reads what is known of it.
 
-  name: for the lines that report how long it takes. devices: of its mesh, in
-  order.
+  name: for the lines that report how long it takes. slice_: in the order of the
+  program's mesh.
   """
   if not slice_.is_here:
-    path = folder() / f'{_digest(lowered, slice_, devices)}.json.gz'
+    path = folder() / f'{_digest(lowered, slice_)}.json.gz'
     if (found := _read(path)) is not None:
       say(f'{name}: compiled before, in {found.seconds:.0f} s')
       return found
@@ -81,14 +81,14 @@ def say(text: str) -> None:
   print(text, file=sys.stderr, flush=True)
 
 
-def _digest(lowered, slice_, devices):
+def _digest(lowered, slice_):
   versions = []
   for package in _COMPILERS[slice_.devices[0].platform]:
     with contextlib.suppress(metadata.PackageNotFoundError):
       versions.append(f'{package} {metadata.version(package)}')
   # jax does not show the options that a function was jitted with.
   options = lowered._lowering._compiler_options_kvs  # pylint: disable=protected-access
-  places = [str(getattr(d, 'coords', d.id)) for d in devices]
+  places = [str(getattr(d, 'coords', d.id)) for d in slice_.devices]
   digest = hashlib.sha256(json.dumps([
       _FORMAT, versions, [os.environ.get(name) for name in _FLAGS],
       slice_.name, slice_.target, sorted(slice_.options.items()),

@@ -68,26 +68,14 @@ def step_programs(config: ml_collections.ConfigDict,
   policy = _policy(arguments)
   weights = programs.to_decode.eval_shape(policy)
   shapes = sampling_shapes(config, programs.decoding, slots, free)
-  devices = list(programs.mesh.devices.flat)  # of both meshes
-  return [dataclasses.replace(program, devices=devices) for program in (
+  return [
       phases.PlannedProgram(
-          'reshard', 'reshard',
-          functools.partial(programs.to_decode.lower, policy), 1,
-          mesh_lib.device_bytes((state.opt_state, state.reference))),
+          name='reshard', phase='reshard', runs=1,
+          lower=functools.partial(programs.to_decode.lower, policy),
+          resident=mesh_lib.device_bytes((state.opt_state, state.reference))),
       *_sampling(config, workload, programs, shapes, weights,
                  mesh_lib.device_bytes((state, base)), brief),
-      *training.planned(config, workload, programs, arguments))]
-
-
-def training_programs(config: ml_collections.ConfigDict,
-                      workload: workload_lib.Workload,
-                      programs: programs_lib.TrainingPrograms
-                      ) -> list[phases.PlannedProgram]:
-  """Returns those of `step_programs` that learn."""
-  return [dataclasses.replace(program, devices=list(programs.mesh.devices.flat))
-          for program in training.planned(
-              config, workload, programs,
-              programs_lib.update_arguments(programs))]
+      *training.planned(config, workload, programs, arguments)]
 
 
 def held_bytes(programs: programs_lib.TrainingPrograms) -> int:
@@ -160,9 +148,11 @@ def _sampling(config, workload, programs, shapes, weights, state_bytes, brief
     steps = config.rollout.chunk if shape.name == 'decode' else 1
     held, given = _held_by_sampling(arguments, shape, largest)
     yield phases.PlannedProgram(
-        _label(shape), 'rollout', functools.partial(arguments.lower, shape),
-        runs[shape], state_bytes + held, shape in largest,
-        _as_if_largest(runs, shape, sizes) if shape in largest else 0, given,
+        name=_label(shape), phase='rollout', runs=runs[shape],
+        lower=functools.partial(arguments.lower, shape),
+        resident=state_bytes + held, given=given, largest=shape in largest,
+        equivalent=(_as_if_largest(runs, shape, sizes) if shape in largest
+                    else 0),
         open_trips=(steps,),
         columns=decoded.columns(rollout, shape) if shapes.page else None,
         useful=steps * _useful_of_sampling(workload, shape)

@@ -21,7 +21,6 @@ import re
 import numpy as np
 
 from tepo_jax.tools.plan import collectives
-from tepo_jax.tools.plan import cudnn
 from tepo_jax.tools.plan import hlo
 from tepo_jax.tools.plan import kernels
 from tepo_jax.tools.plan import timeline
@@ -140,15 +139,11 @@ class _Analysis:
       cost.collective_counts[send.kind] += 1
     return cost
 
-  def _kernel(self, computation, instruction):
-    return kernels.work(computation, instruction, self._columns)
-
   def _uncounted(self, computation, instruction):
     """Names a call of unknown work on more than a megabyte."""
-    target = (instruction.attribute('custom_call_target') or '').strip('"')
+    target = instruction.target
     if (instruction.opcode != 'custom-call' or target in _FREE_CALLS
-        or self._kernel(computation, instruction) is not None
-        or _library_flops(computation, instruction) is not None):
+        or kernels.work(computation, instruction, self._columns) is not None):
       return collections.Counter()
     involved = instruction, *computation.operands(instruction)
     size = sum(a.bytes for i in involved for a in i.arrays)
@@ -159,11 +154,10 @@ class _Analysis:
     if instruction.opcode == 'convolution':
       return _convolution_flops(computation, instruction)
     if instruction.opcode == 'dot':
-      return _dot_flops(computation, instruction)
+      return kernels.dot_flops(computation.operands(instruction), instruction)
     if instruction.opcode == 'custom-call':
-      work = self._kernel(computation, instruction)
-      return work.flops if work else (
-          _library_flops(computation, instruction) or 0.0)
+      work = kernels.work(computation, instruction, self._columns)
+      return work.flops if work else 0.0
     if instruction.opcode == 'fusion':
       inside = self._module.computations[instruction.attribute('calls')]
       return sum(self._flops(inside, i) for i in inside.instructions.values())
@@ -172,19 +166,16 @@ class _Analysis:
   def _bytes(self, computation, instruction) -> float:
     opcode = instruction.opcode
     if opcode in _FREE or opcode.endswith('-done') or (
-        instruction.attribute('custom_call_target') or '').strip(
-            '"') in _FREE_CALLS:
+        instruction.target in _FREE_CALLS):
       return 0.0
     if opcode == 'fusion':
       return self._fusion_bytes(computation, instruction)
     if opcode.endswith('-start'):  # its first arrays: source and copy
       arrays = instruction.arrays[:2]
       return min(a.bytes for a in arrays) * sum(a.in_hbm for a in arrays)
-    if work := self._kernel(computation, instruction):
+    if work := kernels.work(computation, instruction, self._columns):
       return work.hbm_bytes
     operands = computation.operands(instruction)
-    if _is_cublas(instruction):  # its second result is a workspace
-      return instruction.arrays[0].bytes + sum(o.hbm_bytes for o in operands)
     if opcode in _SLICES:
       return instruction.hbm_bytes + (
           operands[0].hbm_bytes and instruction.arrays[0].bytes)
@@ -200,8 +191,9 @@ class _Analysis:
         min(self._read(inside, number), operand.hbm_bytes)
         for number, operand in enumerate(computation.operands(instruction))
         if operand.hbm_bytes)
-    root = inside.instructions[inside.root]
-    outputs = inside.operands(root) if root.opcode == 'tuple' else [root]
+    outputs = [inside.result]
+    if inside.result.opcode == 'tuple':
+      outputs = inside.operands(inside.result)
     if len(outputs) != len(instruction.arrays):
       return read + instruction.hbm_bytes
     return read + sum(
@@ -239,7 +231,7 @@ class _Analysis:
     if known := re.search(r'"known_trip_count":{"n":"(\d+)"}', loop.text):
       return float(known[1])
     condition = self._module.computations[loop.attribute('condition')]
-    test = condition.instructions[condition.root]
+    test = condition.result
     if test.opcode == 'compare' and 'direction=LT' in test.text:
       counter, limit = map(condition.origin, test.operands)
       if limit.opcode == 'constant' and counter.opcode == 'get-tuple-element':
@@ -252,7 +244,7 @@ class _Analysis:
 
 def _is_result(inside, number):
   """Whether a computation returns parameter `number`, possibly reshaped."""
-  root = inside.instructions[inside.root]
+  root = inside.result
   while root.opcode in _FORMS:
     root = inside.instructions[root.operands[0]]
   return root is inside.parameters[number]
@@ -260,8 +252,7 @@ def _is_result(inside, number):
 
 def _step(body, place):
   """Returns by how much a loop's body increases its counter."""
-  root = body.instructions[body.root]
-  addition = body.origin(root.operands[place])
+  addition = body.origin(body.result.operands[place])
   if addition.opcode != 'add':
     raise ValueError(f'a loop\'s counter changes by {addition.opcode}')
   return next(o.number for o in map(body.origin, addition.operands)
@@ -289,29 +280,6 @@ def _written(inside, output, array):
   if written and output.opcode == 'parameter':
     return min(written, array.bytes)
   return array.bytes
-
-
-def _is_cublas(instruction):
-  return (instruction.attribute('custom_call_target') or '').startswith(
-      '"__cublas$')
-
-
-def _library_flops(computation, instruction):
-  """Returns the FLOPs of a library's call; None if it is of no known one."""
-  if cudnn.is_attention(instruction):
-    return cudnn.flops(computation, instruction)
-  if _is_cublas(instruction):
-    return _dot_flops(computation, instruction,
-                      r'"lhs_contracting_dimensions":\[([\d",]*)\]')
-  return None
-
-
-def _dot_flops(computation, instruction,
-               contracting=r'lhs_contracting_dims=\{([\d,]*)\}'):
-  lhs = computation.operands(instruction)[0].arrays[0]
-  dimensions = re.search(contracting, instruction.text)[1].replace('"', '')
-  inner = math.prod(lhs.shape[int(d)] for d in dimensions.split(',') if d)
-  return 2.0 * inner * math.prod(instruction.arrays[0].shape)
 
 
 def _convolution_flops(computation, instruction):

@@ -148,18 +148,12 @@ def topology(name: str) -> chips.Slice:
         f'{", ".join(GPUS)}, and N is one of {", ".join(MACHINES)}')
   gpu = GPUS[kind]
   _assume_cudnn()
-  try:
+  with chips.refusing(name, 'GPU'):
     if importlib.util.find_spec('jax_plugins') is None:
       _load_compiler()
     description = topologies.get_topology_desc(
         platform='cuda', target_config=_spec(gpu),
         topology=f'1x{count}' if 'x' in count else f'1x1x{count}')
-  except jax.errors.JaxRuntimeError as error:
-    raise errors.InputError(f'--topology={name}: {error}') from error
-  except (RuntimeError, ImportError) as error:
-    raise errors.InputError(
-        'the GPU compiler is missing; `launch/setup.sh cpu plan` installs it '
-        f'({error})') from error
   chip = chip_of(gpu)
   if 'x' in count:
     chip = dataclasses.replace(chip, link_bandwidth=gpu.network)

@@ -48,6 +48,11 @@ class Instruction:
     return found and found[1]
 
   @property
+  def target(self) -> str:
+    """What a custom call calls; else ''."""
+    return (self.attribute('custom_call_target') or '').strip('"')
+
+  @property
   def number(self) -> int:
     """A parameter's number; the value of an integer constant."""
     return int(self.text[1:self.text.index(')')])
@@ -63,6 +68,10 @@ class Computation:
   """Instructions by name, in order; root: the name of the result."""
   instructions: dict[str, Instruction]
   root: str
+
+  @property
+  def result(self) -> Instruction:
+    return self.instructions[self.root]
 
   @functools.cached_property
   def users(self) -> dict[str, list[Instruction]]:

@@ -13,6 +13,7 @@ row's time would be predicted to be without that row.
 from collections.abc import Sequence
 import dataclasses
 import math
+import statistics
 
 from tepo_jax.policy import transformer
 from tepo_jax.tools import workload as workload_lib
@@ -289,7 +290,8 @@ def efficiency(phase: str, chip: str, rows: Sequence[Row] = ROWS
   chip's for a similar phase, then that of chips of the same maker, then all.
   """
   phases = [phase, *([_LIKE[phase]] if phase in _LIKE else [])]
-  for is_near in (lambda x: x == chip, lambda x: _is_tpu(x) == _is_tpu(chip),
+  is_tpu = chip in chips.CHIPS
+  for is_near in (lambda x: x == chip, lambda x: (x in chips.CHIPS) == is_tpu,
                   lambda _: True):
     for like in phases:
       found = [r for r in rows if r.phase == like and is_near(r.chip)]
@@ -300,10 +302,8 @@ def efficiency(phase: str, chip: str, rows: Sequence[Row] = ROWS
 
 
 def _summary(rows, phase, chip):
-  low, mid, high = (
-      math.exp(sum(map(math.log, values)) / len(rows)) for values in (
-          [r.efficiency for r in rows], [r.middle for r in rows],
-          [r.highest for r in rows]))
+  low, mid, high = (statistics.geometric_mean(values) for values in zip(*(
+      (r.efficiency, r.middle, r.highest) for r in rows)))
   names = ' and '.join(sorted({f'{r.phase} on {r.chip}' for r in rows}))
   own = ' of your own' * all(row.is_own for row in rows)
   measured = f'{len(rows)} measurement{"s" * (len(rows) > 1)}{own}'
@@ -324,10 +324,6 @@ def _least_range(rows, chip):
 
 def _most(phase):
   return MOST_IN_DECODING if phase == 'decode' else MOST
-
-
-def _is_tpu(chip):
-  return chip in chips.CHIPS
 
 
 def held_out(by_chip: bool = False, rows: Sequence[Row] = ROWS

@@ -78,7 +78,7 @@ def _completions(config):
       unknown.append(name)
       continue
     total += min(sizes) * (samples + (settings.greedy and temperature > 0))
-  times = _times(config.steps, settings.period) + settings.before
+  times = -(-config.steps // settings.period) + settings.before
   return total * times, unknown
 
 
@@ -93,11 +93,6 @@ def _uncounted(config, unknown):
     yield 'saves by config.checkpoint.minutes'
 
 
-def _times(steps, period):
-  """How often something is done every `period` steps and after the last."""
-  return -(-steps // period)
-
-
 def _saving(config, plan, bound):
   """Seconds that training waits for saves.
 
@@ -109,6 +104,6 @@ def _saving(config, plan, bound):
   size = plan.state_bytes * len(devices) / plan.mesh['data'] / hosts
   copy, write = size / _COPYING[bound], size / _WRITING[bound]
   period = config.checkpoint.period
-  saves = _times(config.steps, period)
+  saves = -(-config.steps // period)
   hidden = period * plan.total(bound)
   return saves * copy + (saves - 1) * max(0.0, write - hidden) + write

@@ -27,10 +27,11 @@ from tepo_jax.tools.plan import chips
 from tepo_jax.tools.plan import compilation
 from tepo_jax.tools.plan import compiling
 from tepo_jax.tools.plan import cost as cost_lib
-from tepo_jax.tools.plan import cudnn
+from tepo_jax.tools.plan import kernels
 from tepo_jax.tools.plan import phases
 from tepo_jax.tools.plan import published
 from tepo_jax.tools.plan import timeline
+from tepo_jax.tools.plan import training
 
 BOUNDS = ('low', 'mid', 'high')  # of predicted seconds
 # The time from the end of a chunk of decode steps to the start of the next, in
@@ -47,31 +48,20 @@ _SHRINK = 0.8
 _TENSOR = (1, 2, 4, 8)  # sizes of the mesh axis to compare
 
 
-@dataclasses.dataclass(frozen=True)
-class Estimate:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Estimate(phases.Part):
   """Memory and cost of one run of a compiled program, per chip.
 
-  name, phase, runs, equivalent, useful, remat, syncs, age, uncarried: as in
-    `phases.PlannedProgram`. efficiency: of programs like it.
-  arguments, temporaries: bytes. resident: bytes of other arrays that stay
-    allocated during the run. hbm: all of these, outputs and code.
+  efficiency: of programs like it.
+  arguments, temporaries: bytes. hbm: these, `resident`, outputs and code.
   roofline, compile_seconds: seconds. waits: of the roofline, for communication.
   bound: 'compute', 'memory' or 'network'.
   failure: the compiler's message if the program does not fit, else None.
-  by_share: as in `phases.PlannedProgram`.
   uncounted: bytes of custom calls of unknown work, by name; of all their runs.
   """
-  name: str
-  phase: str
-  runs: float
-  equivalent: float
-  useful: float
-  remat: str
   efficiency: published.Efficiency
-  syncs: int = 0
   arguments: int = 0
   temporaries: int = 0
-  resident: int = 0
   hbm: int = 0
   flops: float = 0.0
   hbm_bytes: float = 0.0
@@ -82,11 +72,7 @@ class Estimate:
   bound: str = ''
   compile_seconds: float = 0.0
   failure: str | None = None
-  by_share: dict[float, tuple[float, int]] = dataclasses.field(
-      default_factory=dict)
   uncounted: dict[str, float] = dataclasses.field(default_factory=dict)
-  age: float = 0.0
-  uncarried: float | None = None
 
   def seconds(self, runs: float, bound: str) -> float:
     """Predicted seconds of runs; `bound` is of BOUNDS, 'low' the fastest."""
@@ -171,7 +157,7 @@ class StepPlan:
 
   @property
   def age(self) -> float:
-    """Of the tokens trained on, see `phases.PlannedProgram`."""
+    """Of the tokens trained on, see `phases.Part`."""
     return max(e.age for e in self.estimates)
 
   @property
@@ -202,8 +188,8 @@ def make(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
     plan = StepPlan(slice_, dict(mesh.shape), dict(decoding.shape), slots,
                     tokens, list(updates), brief, mesh_lib.device_bytes(
                         programs_lib.abstract_state(fitting)), free)
-    _estimate(plan, [p for p in programs if p.name.startswith('decode')
-                     and p.largest])
+    _estimate(plan, mesh, [p for p in programs if p.largest
+                           and p.name.startswith('decode')])
     if plan.fits or wanted or plan.worst in updates:
       break
     compilation.say(f'{slots} slots do not fit')
@@ -213,8 +199,8 @@ def make(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
   for largest in (True, False):
     if plan.fits:
       done = {estimate.name for estimate in plan.estimates}
-      _estimate(plan, [p for p in programs
-                       if p.largest == largest and p.name not in done])
+      _estimate(plan, mesh, [p for p in programs if p.largest == largest
+                             and p.name not in done])
   names = [program.name for program in programs]
   plan.estimates.sort(key=lambda e: names.index(e.name))
   return plan
@@ -228,9 +214,11 @@ def fitted(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
   estimates = {}
 
   def size_of(programs):
-    update, = (p for p in compiling.training_programs(
-        config, workload, programs) if p.name == 'update')
-    found = estimates[programs.model.remat] = estimate(update, slice_)
+    update, = (p for p in training.planned(
+        config, workload, programs, programs_lib.update_arguments(programs))
+               if p.name == 'update')
+    found = estimates[programs.model.remat] = estimate(
+        update, slice_.ordered(mesh))
     return math.inf if found.failure else found.hbm
 
   limit = slice_.chip.hbm_bytes
@@ -285,11 +273,12 @@ def best_of_two(plans: Sequence[StepPlan]
   return rollout, update, rollout_of(rollout) + rest(update)
 
 
-def _estimate(plan, programs):
+def _estimate(plan, mesh, programs):
   """Adds the programs' estimates; compiles several programs at a time."""
+  slice_ = plan.slice.ordered(mesh)
   with futures.ThreadPoolExecutor(min(_COMPILERS, os.cpu_count())) as threads:
     plan.estimates.extend(threads.map(
-        lambda program: estimate(program, plan.slice), programs))
+        lambda program: estimate(program, slice_), programs))
 
 
 def _guess(config, programs, free):
@@ -305,28 +294,26 @@ def _guess(config, programs, free):
 
 def estimate(program: phases.PlannedProgram, slice_: chips.Slice
              ) -> Estimate:
-  """Compiles a program and estimates its costs."""
-  known = {name: getattr(program, name) for name in (
-      'name', 'phase', 'runs', 'resident', 'equivalent', 'by_share',
-      'useful', 'remat', 'syncs', 'age', 'uncarried')}
+  """Compiles a program and estimates its costs; slice_: in the order of the
+  program's mesh."""
+  known = {field.name: getattr(program, field.name)
+           for field in dataclasses.fields(phases.Part)}
   if program.equivalent is None:
     known['equivalent'] = program.runs
   known['efficiency'] = published.efficiency(
       phase_of(program.name),
       published.name_of(slice_.chip.kind) or slice_.chip.kind)
-  found = compilation.compiled(
-      program.name, program.lower(), slice_, program.devices)
+  found = compilation.compiled(program.name, program.lower(), slice_)
   known['compile_seconds'] = found.seconds
   if found.failure:
     return Estimate(**known, failure=found.failure)
   memory = found.memory
   if not slice_.is_here:  # there XLA knows it
     memory = memory._replace(
-        temporaries=memory.temporaries + cudnn.workspace(found.text))
+        temporaries=memory.temporaries + kernels.cudnn_workspace(found.text))
   known['resident'] += max(0, program.given - memory.arguments)
   cost = cost_lib.of(found.text, program.open_trips, program.columns)
-  work, waits = timeline.seconds(cost.events, dataclasses.replace(
-      slice_, devices=program.devices))
+  work, waits = timeline.seconds(cost.events, slice_)
   return Estimate(
       **known, arguments=memory.arguments, temporaries=memory.temporaries,
       hbm=sum(memory) + known['resident'], flops=cost.flops,

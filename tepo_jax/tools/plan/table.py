@@ -16,6 +16,12 @@ _HEAD = (f'{"program":<28}{"runs":>7}{"HBM GiB":>9}{"args":>7}{"temp":>7}'
          f'{"bound":<8}'
          f'{"% of peak":>9}{"useful":>7}'
          f'{"compile s":>9}  sent, GB (times)')
+# What is known of a plan for GPUs.
+_ACCURACY = (
+    f'compiled without a GPU: {gpus.USABLE:.0%} of the memory counts as '
+    'usable, as launch/gpu.sh sets; GEMMs are untuned cuBLAS, the workspace of '
+    'attention is that of cuDNN 9.28; compared with a device: the memory of '
+    'the tiny config, on one H200')
 
 
 def text(plan: step.StepPlan, workload: workload_lib.Workload,
@@ -29,7 +35,9 @@ def text(plan: step.StepPlan, workload: workload_lib.Workload,
       f'{plan.slots} slots', _HEAD,
       *(_line(e, slice_.chip) for e in plan.estimates), *(
           f'{e.name}: compute.remat={e.remat}' for e in plan.estimates
-          if e.remat), verdict(plan), *_accuracy(slice_)]
+          if e.remat), verdict(plan)]
+  if slice_.devices[0].platform == 'gpu':
+    lines.append(_ACCURACY)
   lines += [
       f'{e.name}: uncounted: {name}, {size / 1e6:.0f} MB'
       for e in plan.estimates for name, size in e.uncounted.items()]
@@ -57,15 +65,6 @@ def text(plan: step.StepPlan, workload: workload_lib.Workload,
         f'  {_mesh(update)} with rollout.tensor='
         f'{rollout.decoding["tensor"]}: {seconds:.0f} s, if it fits')
   return '\n'.join(lines)
-
-
-def _accuracy(slice_):
-  """Says what is known of a plan for GPUs."""
-  if slice_.devices[0].platform == 'gpu':
-    yield (f'compiled without a GPU: {gpus.USABLE:.0%} of the memory counts as '
-           'usable, as launch/gpu.sh sets; GEMMs are untuned cuBLAS, the '
-           'workspace of attention is that of cuDNN 9.28; compared with a '
-           'device: the memory of the tiny config, on one H200')
 
 
 def verdict(plan: step.StepPlan) -> str:

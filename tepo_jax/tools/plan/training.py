@@ -53,10 +53,10 @@ def planned(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
   scoring_trips = (
       step.score_trips if programs.policy_loss.whole_minibatch else ())
   yield phases.PlannedProgram(
-      'update', 'update', functools.partial(
+      name='update', phase='update', runs=updates, lower=functools.partial(
           programs.train_step.lower,
-          *arguments._replace(old=states).in_order()), updates,
-      step.waiting + mesh_lib.device_bytes(old_params),
+          *arguments._replace(old=states).in_order()),
+      resident=step.waiting + mesh_lib.device_bytes(old_params),
       open_trips=scoring_trips + step.update_trips, useful=3 * step.forward,
       remat=programs.model.remat)
 
@@ -64,11 +64,11 @@ def planned(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
 def _step(config, workload, programs, arguments):
   settings = config.train
   minibatches = config.rollout.prompts // settings.minibatch_prompts
-  minibatch = programs.pack(_batch(config, workload))
+  workload = dataclasses.replace(workload, prompts=settings.minibatch_prompts)
+  minibatch = programs.pack(workload.random_batch())
   size = mesh_lib.device_bytes(arguments.minibatch)
-  forward = dataclasses.replace(
-      workload, prompts=settings.minibatch_prompts).forward_flops(
-          settings.packing == 'shared') / programs.mesh.size
+  forward = workload.forward_flops(
+      settings.packing == 'shared') / programs.mesh.size
   score_trips, update_trips = (
       tuple(trip_counts(minibatch, programs.scorer.chunk_size, passes))
       for passes in (1, 2))
@@ -82,8 +82,8 @@ def _scoring(step):
 
   def scoring_by(params, name, lower, resident):
     return phases.PlannedProgram(
-        name, 'score', lower, step.minibatches,
-        mesh_lib.device_bytes(resident) + step.waiting,
+        name=name, phase='score', runs=step.minibatches, lower=lower,
+        resident=mesh_lib.device_bytes(resident) + step.waiting,
         given=mesh_lib.device_bytes((params, base)) + step.size,
         open_trips=step.score_trips, useful=step.forward)
 
@@ -107,14 +107,14 @@ def _old_policy(step, old_params, updates):
   once, and its states in the minibatch."""
   programs, (state, minibatch, _, _, base) = step.programs, step.arguments
   yield phases.PlannedProgram(
-      'old policy', 'update',
-      functools.partial(programs.to_old_policy.lower, state.params), 1,
-      mesh_lib.device_bytes((state.opt_state, state.reference, base))
+      name='old policy', phase='update', runs=1,
+      lower=functools.partial(programs.to_old_policy.lower, state.params),
+      resident=mesh_lib.device_bytes((state.opt_state, state.reference, base))
       + step.waiting + step.size)
   yield phases.PlannedProgram(
-      'old states', 'update', functools.partial(
-          programs.old_policy.lower, old_params, minibatch, *base), updates,
-      mesh_lib.device_bytes(state) + step.waiting,
+      name='old states', phase='update', runs=updates, lower=functools.partial(
+          programs.old_policy.lower, old_params, minibatch, *base),
+      resident=mesh_lib.device_bytes(state) + step.waiting,
       given=mesh_lib.device_bytes(base) + step.size,
       open_trips=step.score_trips[-1:], useful=step.forward)
 
@@ -135,25 +135,3 @@ def trip_counts(minibatch: packing.Minibatch, chunk_size: int, passes: int
     more_M = np.maximum(-(-columns_M // width) - 1, 0)
     yield from passes * (float(more_M.sum() / max(used, 1)),)
   yield float(used)
-
-
-def _batch(config, workload):
-  """Makes a minibatch of the workload's lengths, one token id per group after
-  the shared prefix."""
-  samples = config.rollout.samples
-  rows = config.train.minibatch_prompts * samples
-  width, tokens = config.data.max_prompt_tokens, config.rollout.max_tokens
-  mask_BT = np.arange(tokens) < workload.lengths(rows)[:, None]
-  prompt_P = np.maximum(np.arange(width) - width + workload.prompt_tokens, -1)
-  position_BS = np.concatenate([
-      np.broadcast_to(prompt_P, (rows, width)), np.where(
-          mask_BT, np.arange(tokens) + workload.prompt_tokens, -1)], 1)
-  zeros_BT = np.zeros((rows, tokens), np.float32)
-  group_B1 = np.arange(rows, dtype=np.int32)[:, None] // samples
-  return packing.Batch(
-      token_BS=np.where(
-          position_BS < workload.shared_prefix, -1, group_B1),
-      position_BS=position_BS.astype(np.int32),
-      mask_BT=mask_BT.astype(np.float32),
-      advantage_B=np.zeros(rows, np.float32), old_logp_BT=zeros_BT,
-      old_entropy_BT=zeros_BT, sampler_logp_BT=zeros_BT)

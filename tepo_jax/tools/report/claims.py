@@ -10,7 +10,7 @@ uncorrected interval.
 
 from collections.abc import Callable, Sequence
 import dataclasses
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -44,6 +44,11 @@ class Measure:
   scale: float = 1.0
   unit: str = ''
   bound: float | None = None
+
+  @property
+  def heading(self) -> str:
+    """The title with the unit."""
+    return f'{self.title}, {self.unit}' if self.unit else self.title
 
 
 def final(values: Sequence[float]) -> float:
@@ -84,18 +89,14 @@ class Contrast:
   """One measure of one method compared with the baseline.
 
   own, base, difference: (mean, low, high) over the pairs of runs. pairs: each
-  pair's difference. sign, bound: of the measure.
+  pair's difference.
   """
   label: str
-  title: str
-  claim: str
-  unit: str
+  measure: Measure
   own: tuple[float, float, float]
   base: tuple[float, float, float]
   difference: tuple[float, float, float]
   pairs: tuple[float, ...]
-  sign: int
-  bound: float | None
   note: str = ''
   verdict: str = 'too few seeds'
 
@@ -127,9 +128,9 @@ def judged(found: Sequence[Contrast]) -> list[Contrast]:
   """Adds the verdicts, corrected over these claims."""
   tested = [c for c in found if len(c.pairs) >= FEWEST]
   adjusted = significance.holm([significance.paired_p(c.pairs) for c in tested])
-  verdicts = {c.title: _verdict(c, p) for c, p in zip(tested, adjusted)}
-  return [dataclasses.replace(c, verdict=verdicts[c.title])
-          if c.title in verdicts else c for c in found]
+  verdicts = {c.measure: _verdict(c, p) for c, p in zip(tested, adjusted)}
+  return [dataclasses.replace(c, verdict=verdicts.get(c.measure, c.verdict))
+          for c in found]
 
 
 def _verdict(contrast, p):
@@ -137,11 +138,11 @@ def _verdict(contrast, p):
   mean, _, high = contrast.difference
   error = 1 - statistics.LEVEL
   if p >= error:
-    if contrast.bound and significance.equivalence_p(
-        contrast.pairs, contrast.bound) < error:
-      return f'equal within ±{contrast.bound:g}'
+    bound = contrast.measure.bound
+    if bound and significance.equivalence_p(contrast.pairs, bound) < error:
+      return f'equal within ±{bound:g}'
     return f'not resolved at ±{high - mean:.2g}'
-  return 'supported' if contrast.sign * mean > 0 else 'contradicted'
+  return 'supported' if contrast.measure.sign * mean > 0 else 'contradicted'
 
 
 def power(found: Sequence[Contrast]) -> dict[str, tuple[float, list[int]]]:
@@ -149,36 +150,21 @@ def power(found: Sequence[Contrast]) -> dict[str, tuple[float, list[int]]]:
   accuracy: the points that this many seeds find, and the seeds that each of
   EFFECTS needs."""
   spreads = {c.label: (np.std(c.pairs, ddof=1), len(c.pairs)) for c in found
-             if c.title == MEASURES[0].title and len(c.pairs) >= FEWEST}
+             if c.measure == MEASURES[0] and len(c.pairs) >= FEWEST}
   return {label: (significance.detectable(spread, pairs), [
       significance.seeds_needed(spread, effect) for effect in EFFECTS])
           for label, (spread, pairs) in spreads.items()}
 
 
-class Run(Protocol):
-  """What is compared of a run: `series` returns {step: value} of a metric."""
-
-  @property
-  def seed(self) -> int | None: ...
-
-  def series(self, metric: Any, /) -> dict[int, float]: ...
-
-
-class Seeds(Protocol):
-  """Runs of one config that differ in the seed."""
-
-  @property
-  def label(self) -> str: ...
-
-  @property
-  def runs(self) -> Sequence[Run]: ...
-
-
-def contrast(group: Seeds, base: Seeds, measure: Measure) -> Contrast | None:
+def contrast(group: Any, base: Any, measure: Measure) -> Contrast | None:
   """Compares a measure of two methods, without a verdict.
 
   Each pair of runs with the same seed counts with the steps that both have;
   None: no pair has any.
+
+  Args:
+    group, base: as `runs.Seeds`; of each of their runs, `seed` and `series` are
+      read.
   """
   pairs = []
   for both in _pairs(group, base):
@@ -196,11 +182,9 @@ def _compared(label, measure, pairs, note=''):
   if not pairs:
     return None
   differences = tuple(x - y for x, y in pairs)
-  return Contrast(
-      label, measure.title, measure.claim, measure.unit,
-      *map(significance.over_seeds, zip(*pairs)),
-      significance.over_seeds(differences), differences, measure.sign,
-      measure.bound, note)
+  own, base = map(significance.over_seeds, zip(*pairs))
+  return Contrast(label, measure, own, base,
+                  significance.over_seeds(differences), differences, note)
 
 
 def _pairs(group, base):

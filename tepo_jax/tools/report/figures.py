@@ -140,16 +140,12 @@ def _by_set(runs):
 
 def accuracies(runs: Iterable[runs_lib.Run]) -> list[str]:
   """Returns the recorded names of evaluation accuracies."""
-  return _evaluated(runs, '/avg@')
+  return _recorded(runs, 'eval/', '/avg@')
 
 
 def texts(runs: Iterable[runs_lib.Run]) -> list[str]:
   """Returns the recorded names of the texts' nats per token."""
-  return _evaluated(runs, f'/{results.NATS}')
-
-
-def _evaluated(runs, part):
-  return _recorded(runs, 'eval/', part)
+  return _recorded(runs, 'eval/', f'/{results.NATS}')
 
 
 def _recorded(runs, begin, part):
@@ -254,11 +250,7 @@ def draw(panel: Panel, drawn: Sequence[Curve], text: str,
     if panel.has_mean:
       bold = trailing_mean(curve.step, curve.mean, WINDOW)
       axes.plot(curve.step, curve.mean, linewidth=0.8, alpha=0.4, **style)
-    handles += axes.plot(curve.step, bold, linewidth=1.8,
-                         marker='o' if len(curve.step) < 12 else None,
-                         markersize=3, **style)
-    axes.fill_between(curve.step, curve.low, curve.high, alpha=0.18,
-                      linewidth=0, color=style['color'])
+    handles += _plot(axes, curve, bold, linewidth=1.8, **style)
   axes.set_title(_drawable(panel.title, 60))
   axes.set_xlabel('\n'.join(['rollout step', *textwrap.wrap(text, 78)]),
                   fontsize='small')
@@ -294,10 +286,7 @@ def draw_differences(panel: Panel, drawn: Sequence[Curve], base: str,
     is_tepo = curve.label == HIGHLIGHTED
     colour = COLOURS[1] if is_tepo else _OTHERS
     axes.axhline(0, color=_INK, linewidth=0.8)
-    axes.fill_between(curve.step, curve.low, curve.high, alpha=0.25,
-                      linewidth=0, color=colour)
-    axes.plot(curve.step, curve.mean, color=colour, linewidth=1.5,
-              marker='o' if len(curve.step) < 12 else None, markersize=3)
+    _plot(axes, curve, curve.mean, linewidth=1.5, color=colour)
     _plain(axes)
     axes.set_title(_drawable(curve.label, 40), fontsize='small',
                    color=colour if is_tepo else _INK,
@@ -349,6 +338,14 @@ def draw_matrix(rows: Sequence[str], columns: Sequence[str], matrix: Any,
                 color='white' if is_dark else 'black')
   figure.colorbar(image, shrink=0.8).ax.tick_params(colors=_INK)
   _save(figure, path)
+
+
+def _plot(axes, curve, values, *, color, **style):
+  """A line with the curve's band; a short one has markers. Its handles."""
+  axes.fill_between(curve.step, curve.low, curve.high, alpha=0.2, linewidth=0,
+                    color=color)
+  return axes.plot(curve.step, values, color=color, markersize=3,
+                   marker='o' if len(curve.step) < 12 else None, **style)
 
 
 def _figure(width, height):

@@ -13,6 +13,7 @@ import numpy as np
 from tepo_jax.learning import update
 from tepo_jax.rollout import dump
 from tepo_jax.rollout import selection as selection_lib
+from tepo_jax.tools.report import replay
 
 MOST_TOKENS = 60_000  # of completions in one page, by whole groups
 SUMMARY = 40  # tokens in the list of those most often in M
@@ -43,15 +44,11 @@ QUANTITIES = (
 )
 
 
-def values(batch: Any, logp_BT: np.ndarray, entropy_BT: np.ndarray,
-           kl_BT: np.ndarray, selection: Mapping[str, np.ndarray]
-           ) -> dict[str, np.ndarray]:
-  """Returns every quantity of QUANTITIES, [B, T]; 0 where masked.
-
-  The arguments are the fields of `replay.TokenView`.
-  """
+def values(view: replay.TokenView) -> dict[str, np.ndarray]:
+  """Returns every quantity of QUANTITIES, [B, T]; 0 where masked."""
+  batch, selection = view.batch, view.selection
   mask_BT = batch.mask_BT > 0
-  change_BT = np.where(mask_BT, logp_BT - batch.old_logp_BT, 0)
+  change_BT = np.where(mask_BT, view.logp_BT - batch.old_logp_BT, 0)
   mean_B1 = change_BT.sum(1, keepdims=True) / np.maximum(
       mask_BT.sum(1, keepdims=True), 1)
   found = {
@@ -59,7 +56,8 @@ def values(batch: Any, logp_BT: np.ndarray, entropy_BT: np.ndarray,
       'ratio': np.exp(change_BT), 'weight': selection['weight_BT'],
       'sequence_weight': np.broadcast_to(np.exp(mean_B1), mask_BT.shape),
       'entropy': batch.old_entropy_BT,
-      'entropy_change': entropy_BT - batch.old_entropy_BT, 'kl': kl_BT,
+      'entropy_change': view.entropy_BT - batch.old_entropy_BT,
+      'kl': view.kl_BT,
       'region': selection['region_BT'].astype(int),
       'clipped': selection['high_BT'].astype(int) - selection['low_BT'],
       'sampler_gap': batch.sampler_logp_BT - batch.old_logp_BT,

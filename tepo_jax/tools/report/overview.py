@@ -122,7 +122,7 @@ def accuracies(groups: Sequence[runs_lib.Seeds]) -> str:
   rows = []
   for group in groups:
     rows += [[group.label, name, count, *(
-        f'{_percentages(interval)} at step {where}'
+        f'{_formatted(interval)} at step {where}'
         for interval, where in points)]
              for name, count, points in _evaluations(group)]
     rows += filter(None, [_trained(group)])
@@ -165,7 +165,7 @@ def _trained(group):
             if (values := run.series('accuracy'))]
   if not series:
     return None
-  first, last = (_percentages(shown_interval(significance.over_seeds([
+  first, last = (_formatted(shown_interval(significance.over_seeds([
       100 * reduce(values) for values in series]), len(series)))
       for reduce in (claims.initial, claims.final))
   return [group.label, 'training samples', len(series), first, last, '']
@@ -184,11 +184,7 @@ def with_interval(interval: Sequence[float]) -> str:
   return _formatted(interval, min(max(digits, 0), 9))
 
 
-def _percentages(interval):
-  return _formatted(interval, 1)
-
-
-def _formatted(interval, digits, sign=''):
+def _formatted(interval, digits=1, sign=''):
   value, *ends = (f'{x:{sign}.{digits}f}' for x in interval)
   return f'{value} [{", ".join(ends)}]' if ends else value
 
@@ -224,7 +220,7 @@ def comparison(groups: Sequence[runs_lib.Seeds], form: str) -> str:
       ['method', 'set', 'n', *POINTS,
        *([f'last − {base.label}'] if base else [])],
       [[label, name, str(count),
-        *(_percentages(interval) for interval, _ in points),
+        *(_formatted(interval) for interval, _ in points),
         *([_signed(changes.get('last'))] if base else [])]
        for label, name, count, points, changes in found], labels=2)
 

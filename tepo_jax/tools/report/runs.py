@@ -18,6 +18,7 @@ from tepo_jax.job import configuration
 from tepo_jax.job import fork
 from tepo_jax.runtime import files
 from tepo_jax.runtime import metrics
+from tepo_jax.runtime import progress
 
 _FILES = 'config.json', metrics.FILE  # a run's folder has one at least
 _MAX_FIELDS = 6  # of a label
@@ -61,10 +62,10 @@ class Run:
     which a curve of the fork branches off; {} without one."""
     if self.branch is None:
       return {}
-    before = {step: value for step, value in (
-        self.branch.joint(metric) | self.branch.series(metric)).items()
-              if step <= self.parent.step}
-    return dict(sorted(before.items())[-1:])
+    before = [(step, value)
+              for step, value in self.branch.series(metric).items()
+              if step <= self.parent.step]
+    return dict(before[-1:])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,17 +150,9 @@ def _read(folder, name):
 
 def _with_branches(runs):
   """The runs, each fork with its parent if that is among them."""
-  found = {}
-
-  def branched(run):
-    if run.parent is not None and run.name not in found:
-      found[run.name] = run  # ends a cycle: a parent's folder was replaced
-      found[run.name] = dataclasses.replace(run, branch=next((
-          branched(other) for other in runs if other is not run
-          and str(other.path.resolve()) == run.parent.run), None))
-    return found[run.name] if run.name in found else run
-
-  return list(map(branched, runs))
+  by_path = {str(run.path.resolve()): run for run in runs}
+  return [run if run.parent is None else dataclasses.replace(
+      run, branch=by_path.get(run.parent.run)) for run in runs]
 
 
 # Two copies of a run have the same values of these, and of all evaluations.
@@ -273,11 +266,8 @@ def _state(folder, fields, records):
   if last >= fields['steps']:
     return 'finished'
   seconds = max(time.time() - (folder / metrics.FILE).stat().st_mtime, 0)
-  unit, size = next((pair for pair in (
-      ('days', 86400), ('hours', 3600), ('minutes', 60))
-                     if seconds >= 2 * pair[1]), ('seconds', 1))
   return (f'at step {last} of {fields["steps"]}, last written '
-          f'{seconds / size:.0f} {unit} ago')
+          f'{progress.duration(seconds)} ago')
 
 
 def group(runs: Sequence[Run]) -> list[Seeds]:

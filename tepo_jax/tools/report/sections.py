@@ -103,9 +103,7 @@ def _inspect(run, step, out):
       region = 'TEPO\'s region (A > 0, ΔH < 0), which this run does not use'
     records = dump.read(run.path / session_lib.ROLLOUTS, step)
     opened.finish()
-    view = opened.view(method)
-    arrays = inspector.values(view.batch, view.logp_BT, view.entropy_BT,
-                              view.kl_BT, view.selection)
+    arrays = inspector.values(opened.view(method))
     tokenizer = opened.learner.session.tokenizer
   path = out / f'inspect_{run.name.replace("/", "_")}_{step}.jsonl'
   with disk.naming(path), path.open('w', encoding='utf-8') as file:

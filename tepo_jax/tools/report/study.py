@@ -109,11 +109,11 @@ def _claims(groups):
       'uncorrected interval is given. '
       'The paper makes these claims for TEPO only.</p>'
       + page.table(head, [
-          [c.label, f'{c.title}{f", {c.unit}" if c.unit else ""}'
-           + (f' ({c.note})' if c.note else ''), c.verdict,
+          [c.label, c.measure.heading + (f' ({c.note})' if c.note else ''),
+           c.verdict,
            *(overview.with_interval(overview.shown_interval(x, len(c.pairs)))
              for x in (c.difference, c.own, c.base)),
-           len(c.pairs), c.claim] for c in found], (6,))
+           len(c.pairs), c.measure.claim] for c in found], (6,))
       + f'<p class="caption">{overview.INTERVAL} "Steps to accuracy": the '
       'first step whose training samples reach it; the '
       f'target is {claims.TARGET:.0%} of the final accuracy of '

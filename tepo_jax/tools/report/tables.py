@@ -119,9 +119,7 @@ def _mean(cells):
   problems, which is the same for all of them."""
   if any(cell.value is None for cell in cells):
     return Cell(None)
-  value = float(np.mean([cell.value for cell in cells]))
-  return Cell(value, float(np.mean([cell.low for cell in cells])),
-              float(np.mean([cell.high for cell in cells])))
+  return Cell(*np.mean([(c.value, c.low, c.high) for c in cells], 0).tolist())
 
 
 def _shown(cell):

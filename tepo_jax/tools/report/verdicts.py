@@ -68,7 +68,7 @@ def markdown(entries: Sequence[regimes.Entry]) -> str:
       rows = [_row(group, base, contrast)
               for base in here if base.label == label
               for group in here if group.label != label
-              for contrast in _judged(_contrasts(group, base, measures))
+              for contrast in _contrasts(group, base, measures)
               if len(contrast.pairs) >= claims.FEWEST]
       if rows:
         parts.append(f'## Against {label}, {updates} updates a rollout step\n\n'
@@ -77,15 +77,11 @@ def markdown(entries: Sequence[regimes.Entry]) -> str:
 
 
 def _contrasts(group, base, measures):
-  found = (claims.contrast(group, base, measure) for measure in measures)
-  return [contrast for contrast in found if contrast]
-
-
-def _judged(contrasts):
-  """The accuracy after training by itself; the others corrected over them."""
-  first = _MEASURES[0].title
-  return [*claims.judged([c for c in contrasts if c.title == first]),
-          *claims.judged([c for c in contrasts if c.title != first])]
+  """With verdicts: the accuracy after training by itself; the others corrected
+  over them."""
+  first, *others = (claims.contrast(group, base, m) for m in measures)
+  return [*claims.judged([c for c in [first] if c]),
+          *claims.judged([c for c in others if c])]
 
 
 _HEAD = ('method', 'rate', 'measure', 'result', 'paired difference', 'value',
@@ -93,12 +89,11 @@ _HEAD = ('method', 'rate', 'measure', 'result', 'paired difference', 'value',
 
 
 def _row(group, base, found):
-  unit = f', {found.unit}' if found.unit else ''
-  return [group.label, f'{group.learning_rate:g}', found.title + unit,
+  return [group.label, f'{group.learning_rate:g}', found.measure.heading,
           found.verdict,
           *map(overview.with_interval, (found.difference, found.own,
                                         found.base)),
-          f'{base.learning_rate:g}', str(len(found.pairs)), found.claim]
+          f'{base.learning_rate:g}', str(len(found.pairs)), found.measure.claim]
 
 
 def _groups(entries):

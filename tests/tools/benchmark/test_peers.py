@@ -41,7 +41,7 @@ def _case(trl_peer):
   """TRL and torch with the same weights, and a batch of different lengths."""
   config = _config()
   workload = workload_lib.of(config, mean_tokens=5)
-  batch = updating.random_batch(workload)
+  batch = workload.random_batch()
   trl = trl_peer.TrlUpdate(workload, batch, config.optimizer)
   from tepo_jax.tools.benchmark import torch_peer
   torch = torch_peer.TorchUpdate(workload, batch, config.optimizer)
@@ -121,7 +121,7 @@ def _with_ours(tunix_peer, tmp_path_factory):
   workload = workload_lib.of(config, mean_tokens=5)
   workload = dataclasses.replace(workload, model=dataclasses.replace(
       workload.model, rope_theta=1e6))  # the only value in Tunix
-  batch = updating.random_batch(workload)
+  batch = workload.random_batch()
   tunix = tunix_peer.TunixUpdate(workload, batch, config.optimizer)
   made = jax.tree.leaves(nnx.state(tunix.trainer.model))
   assert all(np.any(leaf) for leaf in made)
@@ -209,7 +209,7 @@ def _refuses_groups_of_one(peer):
   config.rollout.samples = 1
   workload = workload_lib.of(config, mean_tokens=5)
   with pytest.raises(errors.InputError, match='rollout.samples'):
-    peer(workload, updating.random_batch(workload), config.optimizer)
+    peer(workload, workload.random_batch(), config.optimizer)
 
 
 @pytest.mark.parametrize('name', registry.PEERS)

@@ -46,7 +46,7 @@ def test_a_group_fills_a_microbatch(size):
   config = benchmark.get_config(size)
   pack = programs_lib.make_packer(
       config, mesh_lib.make(config.mesh, jax.devices()[:1]))
-  minibatch = pack(updating.random_batch(workload_lib.of(config)))
+  minibatch = pack(workload_lib.of(config).random_batch())
   assert packing.efficiency(minibatch) == 1
   assert minibatch.used == config.rollout.prompts
 
@@ -54,7 +54,7 @@ def test_a_group_fills_a_microbatch(size):
 def test_a_batch_has_the_workloads_lengths():
   workload = dataclasses.replace(
       workload_lib.of(_config()), mean_tokens=5, samples=50)
-  batch = updating.random_batch(workload)
+  batch = workload.random_batch()
   lengths = workload.lengths(100)
   np.testing.assert_array_equal(batch.mask_BT.sum(1), lengths)
   np.testing.assert_array_equal(

@@ -30,7 +30,7 @@ def _lowered(slice_, function, options=None):
 
 def _compiled(slice_, function, options=None):
   return compilation.compiled(
-      'product', _lowered(slice_, function, options), slice_, slice_.devices)
+      'product', _lowered(slice_, function, options), slice_)
 
 
 def test_a_program_is_compiled_once(slice_, monkeypatch, tmp_path, capfd):

@@ -219,8 +219,7 @@ def test_weights_are_gathered_during_products(name, by_default):
     jitted = jax.jit(function, compiler_options=options)
     found = cost.of(jitted.lower(*arguments).compile().as_text())
     assert dict(found.wire_bytes) == {'all-gather': sent}
-    return timeline.seconds(found.events, dataclasses.replace(
-        slice_, devices=list(mesh.devices.flat)))
+    return timeline.seconds(found.events, slice_.ordered(mesh))
 
   work, waits = times({'xla_allow_excess_precision': False})
   alone = sent / slice_.chip.link_bandwidth

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tepo_jax import cli
 from tepo_jax import errors
 from tepo_jax.policy import attention
 from tepo_jax.runtime import mesh as mesh_lib
@@ -16,12 +15,13 @@ from tepo_jax.tools.plan import check
 from tepo_jax.tools.plan import chips
 from tepo_jax.tools.plan import compiling
 from tepo_jax.tools.plan import cost
-from tepo_jax.tools.plan import cudnn
 from tepo_jax.tools.plan import gpus
+from tepo_jax.tools.plan import kernels
 from tepo_jax.tools.plan import phases
 from tepo_jax.tools.plan import step
 from tepo_jax.tools.plan import table
 from tepo_jax.tools.plan import timeline
+from tests.tools.plan import tiny
 
 pytestmark = pytest.mark.usefixtures('optimized')
 
@@ -225,14 +225,7 @@ def test_attention_has_the_workspace_and_flops_of_cudnn(kv_heads):
   assert cost.of(text).flops == 7 * product / 2
   of_queries = 4 * rows * heads * length * (size + 1)
   of_keys = 4 * rows * heads * length * size if kv_heads < heads else 0
-  assert cudnn.workspace(text) == of_queries + of_keys
-
-
-def _tiny():
-  config = cli.load_config('configs/tiny.py:tepo')
-  config.rollout.prompts, config.train.minibatch_prompts = 4, 2
-  config.pretrain.num_layers = 1
-  return config
+  assert kernels.cudnn_workspace(text) == of_queries + of_keys
 
 
 @compiled_for_gpus
@@ -248,15 +241,12 @@ def test_flops_of_scoring_and_update_by_hand():
   attend = 2 * 2 * pairs * 64
   layer = 4 * 72 * 2 * (4 * 64 * 64 + 3 * 64 * 192)
   head = 4 * 72 * 2 * 64 * 8192
-  config, slice_ = _tiny(), gpus.topology('h100x4')
-  workload = workload_lib.of(config)
-  programs = compiling.make_programs(
-      config, workload, mesh_lib.make(config.mesh, slice_.devices),
-      slice_.chip.hbm_bytes)
+  config, slice_ = tiny.make_config(), gpus.topology('h100x4')
+  programs = tiny.make_programs(config, slice_)
   flops = {
       program.name: step.estimate(program, slice_).flops
       for program in compiling.step_programs(
-          config, workload, programs, 32, brief=True)
+          config, workload_lib.of(config), programs, 32, brief=True)
       if program.name in ('score', 'update')}
   assert flops == {'score': layer + head + attend,
                    'update': 3 * layer + 4 * head + 3 * attend}
@@ -270,7 +260,8 @@ def test_the_plan_compares_sizes_itself():
       (1 << 18, 1 << 18), jnp.bfloat16,
       sharding=jax.sharding.SingleDeviceSharding(slice_.devices[0]))
   estimate = step.estimate(phases.PlannedProgram(
-      'huge', 'update', lambda: jax.jit(lambda x: -x).lower(x), 1, 0), slice_)
+      name='huge', phase='update', runs=1,
+      lower=lambda: jax.jit(lambda x: -x).lower(x)), slice_)
   assert estimate.failure is None and estimate.hbm == 2 * 2 << 36
   plan = step.StepPlan(slice_, {}, {}, 1, 1, [estimate])
   assert not plan.fits
@@ -280,7 +271,7 @@ def test_the_plan_compares_sizes_itself():
 @pytest.mark.long
 def test_predictions_are_compared_with_this_machines_programs():
   """CPU devices stand for the accelerator, and for what was planned."""
-  config = _tiny()
+  config = tiny.make_config()
   workload = workload_lib.of(config)
   here = chips.Slice('cpux4', chips.Chip(
       'small', 1e12, 1e12, 1e9, 1e9, directions=1), jax.devices())
@@ -294,11 +285,12 @@ def test_predictions_are_compared_with_this_machines_programs():
                               temporaries=estimates[1].temporaries + 7)
   plan = step.StepPlan(here, *2 * [dict(mesh.shape)], 8, 1,
                        [estimates[0], wrong])
-  found = {c.name: c for c in check.compare(
+  found = {planned.name: (planned, real) for planned, real in check.compare(
       config, workload, plan, jax.devices())}
-  assert found['reshard'].predicted == found['reshard'].found
-  predicted, real = found[wrong.name].predicted, found[wrong.name].found
-  assert predicted == (real[0], real[1] + 7)
+  for name, more in (('reshard', 0), (wrong.name, 7)):
+    planned, real = found[name]
+    assert planned.arguments == real.arguments
+    assert planned.temporaries == real.temporaries + more
   text = check.text(list(found.values()))
   assert wrong.name in text and 'temporaries 0.000 and 0.000' in text
   with pytest.raises(errors.InputError, match='the plan is for 4 x cpu'):

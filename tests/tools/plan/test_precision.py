@@ -4,12 +4,11 @@ import re
 
 import pytest
 
-from tepo_jax import cli
-from tepo_jax.runtime import mesh as mesh_lib
 from tepo_jax.tools import workload as workload_lib
 from tepo_jax.tools.plan import chips
 from tepo_jax.tools.plan import compiling
 from tepo_jax.tools.plan import gpus
+from tests.tools.plan import tiny
 
 pytestmark = pytest.mark.usefixtures('optimized')
 _EXACT = 'precision = [HIGHEST, HIGHEST]'
@@ -24,21 +23,16 @@ def _products(topology, dtype):
     pytest.skip('the GPU compiler is not installed')
   else:
     slice_ = gpus.topology(topology)
-  config = cli.load_config('configs/tiny.py:tepo')
-  config.rollout.prompts, config.train.minibatch_prompts = 4, 2
-  config.pretrain.num_layers = 1
+  config = tiny.make_config()
   config.compute.dtype = dtype
-  workload = workload_lib.of(config)
-  programs = compiling.make_programs(
-      config, workload, mesh_lib.make(config.mesh, slice_.devices),
-      slice_.chip.hbm_bytes)
+  programs = tiny.make_programs(config, slice_)
   return {
       program.name.split()[0]: [
           line for line in program.lower().as_text().splitlines()
           if re.search(r'dot_general.*: \(tensor<[\dx]+f32>, tensor<[\dx]+f32>',
                        line)]
       for program in compiling.step_programs(
-          config, workload, programs, 8, brief=True)
+          config, workload_lib.of(config), programs, 8, brief=True)
       if program.name.split()[0] in ('prefill', 'decode', 'score', 'update')}
 
 

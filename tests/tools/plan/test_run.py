@@ -22,8 +22,9 @@ def _plan(hosts=2, state_bytes=1e9, data=1):
   devices = [types.SimpleNamespace(process_index=i % hosts) for i in range(8)]
 
   def estimate(name, phase, efficiency, roofline, syncs=0):
-    return step.Estimate(name, phase, 1, 1, 0.0, '', efficiency, syncs,
-                         roofline=roofline, compile_seconds=60)
+    return step.Estimate(
+        name=name, phase=phase, runs=1, equivalent=1, efficiency=efficiency,
+        syncs=syncs, roofline=roofline, compile_seconds=60)
 
   return step.StepPlan(
       chips.Slice('', _CHIP, devices), {'data': data}, {}, 1, 1,

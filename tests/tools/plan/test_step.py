@@ -27,20 +27,13 @@ from tepo_jax.tools.plan import step
 from tepo_jax.tools.plan import table
 from tepo_jax.tools.plan import traffic
 from tepo_jax.tools.plan import training
+from tests.tools.plan import tiny
 
 pytest.importorskip('libtpu')
 pytestmark = pytest.mark.usefixtures('optimized')
 
 MODELS = pathlib.Path(__file__).parent / 'models'
 _QUICK = {'exec_time_optimization_effort': -1.0}  # the same FLOPs
-
-
-def _config(name='configs/tiny.py:tepo'):
-  config = cli.load_config(name)
-  with config.unlocked():
-    config.rollout.prompts, config.train.minibatch_prompts = 4, 2
-    config.pretrain.num_layers = 1
-  return config
 
 
 def _carrying(config, max_versions=2):
@@ -52,15 +45,15 @@ def _carrying(config, max_versions=2):
 def _programs(config, slice_, slots, brief=True, mean_tokens=None):
   """The planned programs on a slice; brief: the largest."""
   workload = workload_lib.of(config, mean_tokens=mean_tokens)
-  return compiling.step_programs(config, workload, compiling.make_programs(
-      config, workload, mesh_lib.make(dict(config.mesh), slice_.devices),
-      slice_.chip.hbm_bytes), slots, brief)
+  return compiling.step_programs(
+      config, workload, tiny.make_programs(config, slice_, workload), slots,
+      brief)
 
 
 @pytest.fixture(name='plan', scope='module')
 def _plan():
   """It trains on 4 x 1 chips and samples on 2 x 2."""
-  config = _config()
+  config = tiny.make_config()
   config.rollout.tensor = 2
   return step.make(config, workload_lib.of(config),
                    chips.topology('v5e:2x2'), config.mesh, brief=True)
@@ -95,7 +88,7 @@ def test_arguments_are_the_shards(plan):
   """Over four chips: fp32 parameters and two moments; of the old policy the
   head, and hidden states for 2 minibatches of up to 2 microbatches."""
   by_name = {e.name: e for e in plan.estimates}
-  config = _config()
+  config = tiny.make_config()
   model = workload_lib.of(config).model
   hidden = model.num_heads * model.head_dim
   layer = model.d_model * (2 * hidden + 2 * model.num_kv_heads * model.head_dim
@@ -110,7 +103,7 @@ def test_arguments_are_the_shards(plan):
 
 @pytest.mark.long
 def test_the_table_and_the_record_agree(plan):
-  config = _config()
+  config = tiny.make_config()
   whole = run.of(config, workload_lib.of(config), plan)
   text = table.text(plan, workload_lib.of(config), [plan], whole)
   assert ('v5e:2x2: 4 chips of 15.75 GiB, mesh data=1 fsdp=4 tensor=1 '
@@ -138,7 +131,7 @@ def test_a_mesh_may_split_an_axis_of_the_torus(tensor):
 @pytest.mark.parametrize('tensor, sends', [(1, False), (2, True)])
 def test_decoding_is_planned_on_its_own_mesh(tensor, sends):
   """Only where chips share the heads do they add up the layers' results."""
-  config, slice_ = _config(), chips.topology('v5e:2x2')
+  config, slice_ = tiny.make_config(), chips.topology('v5e:2x2')
   config.rollout.tensor, config.mesh.tensor = tensor, 3 - tensor
   decode = next(p for p in _programs(config, slice_, 4)
                 if p.name.startswith('decode'))
@@ -185,7 +178,8 @@ def test_decoding_copies_no_keys_and_pads_none(name, size, heads):
   gives a GPU's program for a single head. A run is a chunk of steps."""
   if name.startswith('h100') and not gpus.FOLDER.exists():
     pytest.skip('the GPU compiler is not installed')
-  config, slice_ = _config(), (chips if ':' in name else gpus).topology(name)
+  config = tiny.make_config()
+  slice_ = (chips if ':' in name else gpus).topology(name)
   config.compute.dtype, config.rollout.prompts = 'bfloat16', 32
   config.rollout.max_tokens, config.rollout.chunk = 1000, 2
   config.train.microbatch_tokens = 1024
@@ -222,9 +216,9 @@ def test_the_best_meshes_of_sampling_and_of_updates(plan):
   rollout, update, seconds = step.best_of_two(plans)
   assert (rollout, update) == (plans[1], plans[2])
   assert seconds == pytest.approx(38)
-  workload = workload_lib.of(_config())
+  workload = workload_lib.of(tiny.make_config())
   text = table.text(plans[0], workload, plans,
-                    run.of(_config(), workload, plans[0]))
+                    run.of(tiny.make_config(), workload, plans[0]))
   assert text.endswith(
       'data=1 fsdp=4 tensor=2 with rollout.tensor=8: 38 s, if it fits')
   assert re.search(r'tensor=4 +32 slots +50 s \(reshard', text)
@@ -235,7 +229,7 @@ def test_the_best_meshes_of_sampling_and_of_updates(plan):
 def test_a_reference_policy_is_scored_and_held(rank):
   """Beside every other program: its share of a chip, two bytes per weight that
   is trained, those of norms apart."""
-  config = _config('configs/tiny.py:grpo_original')
+  config = tiny.make_config('configs/tiny.py:grpo_original')
   config.compute.dtype, config.lora.rank = 'bfloat16', rank
   slice_ = chips.topology('v5e:2x2')
   planned, trained = _scored(config, slice_)
@@ -253,9 +247,7 @@ def _scored(config, slice_):
   """({program: bytes that others hold}, bytes of the fp32 weights), a chip's.
   """
   workload = workload_lib.of(config)
-  programs = compiling.make_programs(
-      config, workload, mesh_lib.make(dict(config.mesh), slice_.devices),
-      slice_.chip.hbm_bytes)
+  programs = tiny.make_programs(config, slice_)
   return {program.name.split()[0] if program.phase != 'score' else program.name:
           program.resident for program in compiling.step_programs(
               config, workload, programs, 8, brief=True)
@@ -266,10 +258,8 @@ def test_slots_are_those_of_the_planned_chip(monkeypatch):
   """Not those of a device that this machine may have, as with --check."""
   monkeypatch.setattr(mesh_lib, 'free_bytes', lambda: 1)
   config = cli.load_config('configs/tiny.py:tepo')
-  slice_, workload = chips.topology('v6e:1x1'), workload_lib.of(config)
-  programs = compiling.make_programs(
-      config, workload, mesh_lib.make(config.mesh, slice_.devices),
-      slice_.chip.hbm_bytes)
+  slice_ = chips.topology('v6e:1x1')
+  programs = tiny.make_programs(config, slice_)
   free = slice_.chip.hbm_bytes - compiling.held_bytes(programs)
   assert step._guess(config, programs, free) == (
       config.rollout.prompts * config.rollout.samples)
@@ -277,7 +267,7 @@ def test_slots_are_those_of_the_planned_chip(monkeypatch):
 
 def test_a_plan_with_pages_has_their_programs():
   """The heads of the tiny config have no kernel: a step reads whole tables."""
-  config = _config()
+  config = tiny.make_config()
   config.rollout.cache = 'pages'
   programs = [p for p in _programs(config, chips.topology('v5e:2x2'), 8)
               if p.phase == 'rollout']
@@ -296,7 +286,7 @@ def test_a_plan_that_carries_completions_has_their_programs():
   """Prompts of 24 tokens are prefilled with up to 48 that were drawn before.
   """
   widths, decodes = [], []
-  for config in _config(), _carrying(_config()):
+  for config in tiny.make_config(), _carrying(tiny.make_config()):
     config.rollout.chunk = 8
     programs = _programs(config, chips.topology('v5e:1x1'), 32, brief=False,
                          mean_tokens=8)
@@ -322,7 +312,7 @@ def test_a_plan_states_the_age_of_what_it_carries():
   """And its evaluations carry nothing."""
   evaluations, plans = [], []
   for max_versions in 0, 2:
-    config = _carrying(_config(), max_versions)
+    config = _carrying(tiny.make_config(), max_versions)
     workload = workload_lib.of(config, mean_tokens=8)
     plan = step.make(config, workload, chips.topology('v5e:1x1'), config.mesh,
                      brief=True)
@@ -343,7 +333,7 @@ def test_a_plan_states_the_age_of_what_it_carries():
 
 
 def test_a_plan_that_does_not_fit_states_its_memory():
-  config = _config()
+  config = tiny.make_config()
   slice_ = chips.topology('v5e:2x2')
   small = chips.Slice(slice_.name, chips.Chip('small', 1e12, 1e4, 1e9, 1e9),
                       slice_.devices)
@@ -381,9 +371,7 @@ def test_the_choice_begins_with_what_a_chip_can_hold():
   config = cli.load_config('configs/qwen2_5_7b.py:tepo')
   config.model = str(MODELS / 'qwen2_5_7b')
   slice_ = chips.topology('v6e:4x4')
-  programs = compiling.make_programs(
-      config, workload_lib.of(config),
-      mesh_lib.make(config.mesh, slice_.devices), slice_.chip.hbm_bytes)
+  programs = tiny.make_programs(config, slice_)
   for limit, remat in (64, 'dots'), (25, 'mlp'), (10, 'full'):
     found, size = memory_lib.fitted(
         config, programs, lambda _: 0, limit=limit * chips.GIB)
@@ -395,7 +383,7 @@ def test_the_choice_begins_with_what_a_chip_can_hold():
 @pytest.mark.long
 def test_hidden_states_that_do_not_fit_are_planned_as_recomputed():
   """Two minibatches at the full length, and no memory to spare."""
-  config = _config()
+  config = tiny.make_config()
   slice_ = chips.topology('v5e:2x2')
   for limit, more in (slice_.chip.hbm_bytes, set()), (1, {
       'old policy', 'old states'}):
@@ -434,7 +422,7 @@ def test_flops_of_scoring_and_update_by_hand():
   of_product = 4 * 2 * 2 * 128 * 128 * 32
   of_column = 2 * 2 * 64 * 8192
   for chunk_size, scored, again in (4096, 144, 0), (256, 128, 0), (64, 96, 64):
-    config = _config()
+    config = tiny.make_config()
     config.train.chunk_size = chunk_size
     flops = {
         program.name: cost_lib.of(

@@ -16,7 +16,7 @@ def contrasts_of(make_run, seeds, tepo, grpo, steps=6):
                seed=seed, method_name=name)
   folder = make_run('other', [record(1)], method_name='zz').rsplit('/', 1)[0]
   found = claims.contrasts(runs.group(runs.read([folder + '/*'])))
-  return {c.title: c for c in found if c.label == 'tepo'}
+  return {c.measure.title: c for c in found if c.label == 'tepo'}
 
 
 def test_pairing_by_seed_cancels_effects_of_the_seed(make_run):
@@ -53,7 +53,7 @@ def test_steps_to_the_baselines_accuracy(make_run):
       make_run, 3, lambda s, seed: dict(accuracy=1.0 if s > 7 else 0.0),
       lambda s, seed: dict(accuracy=0.5 if s > 10 else 0.0), steps=20)
   [row] = [r for title, r in found.items() if title.startswith('Steps to')]
-  assert row.title == 'Steps to 47.5 % accuracy'
+  assert row.measure.title == 'Steps to 47.5 % accuracy'
   assert row.own[0] == 8 and row.base[0] == 11
   assert row.verdict == 'supported' and not row.note
 
@@ -80,7 +80,7 @@ def test_only_shared_steps_count(make_run):
            make_run('t', [record(s, reward=float(s)) for s in (1, 2, 30)],
                     method_name='tepo')]
   found = claims.contrasts(runs.group(runs.read(paths)))
-  [row] = [r for r in found if r.title.startswith('Reward')]
+  [row] = [r for r in found if r.measure.title.startswith('Reward')]
   assert row.own[0] == 150 and row.base[0] == 100
 
 
