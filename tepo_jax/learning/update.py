@@ -165,13 +165,10 @@ def _over_microbatches(body, carry, minibatch):
   packing.
   """
   def step(m, carry):
-    rows = jax.tree.map(lambda x: _at(x, m), minibatch.rows)
+    rows = jax.tree.map(lambda x_M: jax.lax.dynamic_index_in_dim(
+        x_M, m, keepdims=False), minibatch.rows)
     return body(carry, m, rows, minibatch.microbatch_B == m)
   return jax.lax.fori_loop(0, minibatch.used, step, carry)
-
-
-def _at(x_M, m):
-  return jax.lax.dynamic_index_in_dim(x_M, m, keepdims=False)
 
 
 def _no_scores(minibatch, with_kl):

@@ -8,6 +8,7 @@ Axes: B rows · V vocabulary · U blocks of the vocabulary · b entries of a blo
 """
 
 import dataclasses
+import functools
 
 import jax
 from jax import numpy as jnp
@@ -29,16 +30,10 @@ class Decoding:
   top_p: float = 1.0
 
 
-def row_keys(key: jax.Array, prompt_id_B: jax.Array, sample_B: jax.Array,
-             step_B: jax.Array | None = None) -> jax.Array:
-  """One key per row, a function of (key, prompt id, sample) alone; with step_B,
-  of its row's key fold_in(key, step)."""
-  if step_B is not None:
-    return jax.vmap(lambda step, prompt, sample: jax.random.fold_in(
-        jax.random.fold_in(jax.random.fold_in(key, step), prompt), sample))(
-            step_B, prompt_id_B, sample_B)
-  return jax.vmap(lambda prompt, sample: jax.random.fold_in(
-      jax.random.fold_in(key, prompt), sample))(prompt_id_B, sample_B)
+def row_keys(key: jax.Array, *numbers_B: jax.Array) -> jax.Array:
+  """One key per row: its numbers folded into the key, one after the other."""
+  return jax.vmap(lambda *numbers: functools.reduce(
+      jax.random.fold_in, numbers, key))(*numbers_B)
 
 
 def draw(logits_BV: jax.Array, decoding: Decoding, key_B: jax.Array,

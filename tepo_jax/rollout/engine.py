@@ -176,7 +176,8 @@ def decode(config: transformer.ModelConfig, params: Any,
     total: sums over the shards of the batch, each of which has its own slots.
   """
   slots = jax.tree.map(jnp.asarray, slots)
-  key_N = draw_lib.row_keys(key, slots.prompt_id, slots.sample, slots.born)
+  born = [] if slots.born is None else [slots.born]
+  key_N = draw_lib.row_keys(key, *born, slots.prompt_id, slots.sample)
   count = slots.token.shape[0]
 
   def enough_live(live_N):

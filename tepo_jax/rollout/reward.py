@@ -23,7 +23,6 @@ from concurrent import futures
 import dataclasses
 import functools
 import importlib
-import inspect
 import json
 import math
 import os
@@ -88,22 +87,7 @@ def find(name: str) -> Callable[..., Any]:
     ) from error
   if not callable(function):
     raise errors.InputError(f'{name} is not a function')
-  _check_signature(name, function)
   return function
-
-
-def _check_signature(name, function):
-  """Refuses a function that cannot take a reward function's arguments."""
-  wanted = 'completions', 'row', 'tokens', 'ended'
-  try:
-    signature = inspect.signature(function)
-  except ValueError:
-    return  # a builtin has none
-  try:
-    signature.bind(*wanted)
-  except TypeError as error:
-    raise errors.InputError(f'{name}{signature} must take '
-                            f'({", ".join(wanted)}): {error}') from error
 
 
 def answer(name: str, completions: list[str], row: str,
@@ -132,14 +116,9 @@ def overlong_penalty(length_B: np.ndarray, max_length: int, buffer: int,
   """min(-(length - (max_length - buffer)) / buffer * factor, 0), float32 [B].
 
   DAPO's soft overlong punishment (2503.14476, Eq. 13), off in the paper.
-  Lengths are in tokens: 0 up to max_length - buffer, -factor at max_length.
-
-  Raises:
-    errors.InputError: the buffer is not in 1 .. max_length.
+  Lengths are in tokens: 0 up to max_length - buffer, -factor at max_length. The
+  buffer is in 1 .. max_length.
   """
-  if not 0 < buffer <= max_length:
-    raise errors.InputError(
-        f'overlong buffer: {buffer} is not in 1 .. max_length {max_length}')
   excess_B = np.asarray(length_B, np.float32) - np.float32(max_length - buffer)
   # XLA divides by a scalar by its reciprocal; so does this, to the same bits.
   share_B = -excess_B * (np.float32(1) / np.float32(buffer))

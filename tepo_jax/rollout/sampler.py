@@ -106,11 +106,11 @@ class GroupSampler:
           weights, queue, key, schedule_lib.Stats(), check):
         # Several processes may differ in what they have graded by now: they
         # wait for all but this chunk's completions.
-        for batch in graded.batches(wait=jax.process_count() > 1):
-          yield batch.groups, batch.counts
+        for _, groups, counts in graded.batches(wait=jax.process_count() > 1):
+          yield groups, counts
         graded.submit(completions)
-      for batch in graded.batches():
-        yield batch.groups, batch.counts
+      for _, groups, counts in graded.batches():
+        yield groups, counts
 
   def select(self, weights: Any, prompt: Callable[[int], groups_lib.Prompt],
              selection: selection_lib.Selection, key: jax.Array,
@@ -146,11 +146,8 @@ class GroupSampler:
         completed, mixed, trained,
         sum(group.prompt.prompt_id < cursor for group in completed), cursor,
         found, stats, requests.counts, requests.carried(completed))
-    try:
-      selection.check(len(trained), completed)
-    except errors.RunError as error:
-      raise StarvedError(
-          str(error), dataclasses.replace(rollout, trained=[])) from error
+    if shortage := selection.shortage(len(trained), completed):
+      raise StarvedError(shortage, dataclasses.replace(rollout, trained=[]))
     return rollout
 
   def _completions(self, weights, requests, key, stats, check):
@@ -163,18 +160,6 @@ class GroupSampler:
         return
       check()
       yield completions
-
-
-@dataclasses.dataclass(frozen=True)
-class _Batch:
-  """Completions that were graded together.
-
-  verdicts: (completion, verdict) pairs. groups: those that they complete.
-  counts: the grader's.
-  """
-  verdicts: list[tuple[groups_lib.Completion, bool]]
-  groups: list[groups_lib.Group]
-  counts: dict[str, int]
 
 
 class _Grading:
@@ -241,7 +226,8 @@ class _Grading:
         [c.token_T for c in completions], skip_special_tokens=True)
 
   def batches(self, wait=True):
-    """Yields the batches that are graded, in the order of submission.
+    """Yields what was graded, in the order of submission: (completion, verdict)
+    pairs, the groups that they complete, and the grader's counts.
 
     wait: for all that were submitted; all processes must call it alike.
     """
@@ -251,10 +237,9 @@ class _Grading:
         texts, verdicts, counts = future.result()
       verdicts = processes.whole(verdicts, len(completions))
       totals = processes.total(np.array(list(counts.values())))
-      yield _Batch(
-          list(zip(completions, verdicts)),
-          list(self._complete(zip(completions, texts, verdicts))),
-          dict(zip(counts, map(int, totals))))
+      yield (list(zip(completions, verdicts)),
+             list(self._complete(zip(completions, texts, verdicts))),
+             dict(zip(counts, map(int, totals))))
 
   def _complete(self, samples):
     """Adds samples to their groups; yields the groups that become complete."""
@@ -309,15 +294,15 @@ class _SelectedPrompts:
   def _learn(self):
     """Gives the selection what is known of the completions since."""
     groups = []
-    for batch in self._graded.batches():
-      for completion, verdict in batch.verdicts:
+    for judged, complete, counts in self._graded.batches():
+      for completion, verdict in judged:
         self.judged(completion, verdict)
         if not self._selection.needs_rewards:
           self._selection.add(
               completion.request.prompt_id,
               groups_lib.is_correct(completion, verdict), completion.ended)
-      groups += batch.groups
-      self.counts.update(batch.counts)
+      groups += complete
+      self.counts.update(counts)
     if groups:
       self.groups += groups
       self.started += (started := self._rewards.start(groups))

@@ -168,13 +168,11 @@ class _Run:
     self.slots.live[slots] = False
     self.stats.put_back += len(slots)
     self.stats.redrawn += int(np.maximum(self.slots.length[slots], 0).sum())
-    requests, samples = {}, collections.defaultdict(list)
+    members = {}  # by request: the request, and its samples
     for work in (self.work[slot] for slot in slots):
-      requests[id(work.request)] = work.request
-      samples[id(work.request)].append(work.sample)
-    batches = list(self._batches(
-        (requests[key], samples[key]) for key in requests))
-    self.batches.extendleft(reversed(batches))
+      members.setdefault(id(work.request), (work.request, []))[1].append(
+          work.sample)
+    self.batches.extendleft(reversed(list(self._batches(members.values()))))
 
   def _admit(self):
     """Gives free slots to waiting samples, of the emptiest shard first."""

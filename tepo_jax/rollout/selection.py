@@ -131,20 +131,20 @@ class Selection:
       return chosen[-1].prompt.prompt_id + 1
     return self._first + len(self._seen)
 
-  def check(self, found: int, groups: Sequence[groups_lib.Group]) -> None:
-    """Raises a RunError that names the pass rate if 'refill' found too few
-    mixed groups among `groups`."""
+  def shortage(self, found: int, groups: Sequence[groups_lib.Group]
+               ) -> str | None:
+    """Says so, with the pass rate, if 'refill' found too few mixed groups among
+    `groups`; else None."""
     if self._mode != 'refill' or found == self._goal:
-      return
+      return None
     rate = np.mean([g.accuracy_G.mean() for g in groups])
     solved = sum(g.accuracy_G.all() for g in groups)
     failed = sum(not g.accuracy_G.any() for g in groups)
-    raise errors.RunError(
+    return (
         f'dynamic sampling found {found} of {self._goal} mixed groups in '
         f'max_generation_batches={self._max_batches} batches: pass rate '
         f'{rate:.1%}, {solved} of {errors.counted(len(groups), "group")} '
-        f'all correct, {failed} '
-        'all wrong')
+        f'all correct, {failed} all wrong')
 
   def _mixed(self):
     """Whether each prompt has a right and a wrong sample: no other sample can

@@ -112,7 +112,9 @@ def test_a_function_is_tried_out_on_made_up_completions():
   for name, row, reason in (
       ('words', {'bonus': 1}, None),
       ('words', {}, "KeyError: 'bonus'"),
-      ('too_few', {}, '1 values for 2 completions')):
+      ('too_few', {}, 'returned 1 values for 2 completions'),
+      ('no_tokens', {}, 'TypeError: no_tokens() takes 2 positional arguments '
+       'but 4 were given')):
     functions = reward_functions({f'own_rewards:{name}': 1.0})
     problem = problem_lib.Problem('p', '?', ('1',), 'test', row=row)
     try:
@@ -123,17 +125,9 @@ def test_a_function_is_tried_out_on_made_up_completions():
           functions.try_out(problem)
         assert str(caught.value) == (
             f'config.reward.functions: own_rewards:{name}: on made-up '
-            "completions ['It is \\\\boxed{1}.', ''] of problem p: " + (
-                reason if 'Key' in reason else f'returned {reason}'))
+            f"completions ['It is \\\\boxed{{1}}.', ''] of problem p: {reason}")
     finally:
       functions.close()
-
-
-def test_a_function_of_other_arguments_is_refused():
-  with pytest.raises(errors.InputError, match=(
-      r'own_rewards:no_tokens\(completions, row\) must take \(completions, row,'
-      r' tokens, ended\): too many positional arguments')):
-    reward_lib.find('own_rewards:no_tokens')
 
 
 @pytest.mark.parametrize('name, reason', [
@@ -271,9 +265,6 @@ def test_overlong_penalty():
   got = reward_lib.overlong_penalty(
       np.array([1, 80, 81, 90, 100]), 100, 20, 0.5)
   np.testing.assert_allclose(got, [0, 0, -0.025, -0.25, -0.5], rtol=1e-6)
-  for buffer in 0, 101:
-    with pytest.raises(errors.InputError, match='buffer'):
-      reward_lib.overlong_penalty(np.array([1]), 100, buffer, 0.5)
 
 
 def _failed(reasons):

@@ -2,7 +2,6 @@
 model that a Python package carries."""
 
 from collections.abc import Sequence
-import json
 import os
 import pathlib
 import re
@@ -13,6 +12,7 @@ import huggingface_hub.errors
 
 from tepo_jax import errors
 from tepo_jax.policy.huggingface import packages
+from tepo_jax.policy.huggingface import tensor_files
 from tepo_jax.runtime import files
 from tepo_jax.runtime import processes
 from tepo_jax.runtime import sharing
@@ -25,7 +25,7 @@ TOKENIZER_FILES = (
 # Those that may hold the chat template.
 CHAT_TEMPLATES = (
     'chat_template.jinja', 'chat_template.json', 'tokenizer_config.json')
-_SINGLE, _INDEX = 'model.safetensors', 'model.safetensors.index.json'
+_INDEX = tensor_files.INDEX
 _ID = re.compile(r'[\w-][\w.-]*/[\w.-]+')
 
 
@@ -58,14 +58,8 @@ def folder(name: str | os.PathLike,
 def _weight_files(path):
   """The files that hold the weights: as the index says, or else one."""
   if not (path / _INDEX).is_file():
-    return [_SINGLE]
-  try:
-    return sorted(set(json.loads(
-        (path / _INDEX).read_bytes())['weight_map'].values()))
-  except (AttributeError, KeyError, RecursionError, TypeError,
-          ValueError) as error:
-    raise errors.InputError(
-        f'{path / _INDEX}: not an index of safetensors') from error
+    return [tensor_files.SINGLE]
+  return sorted(set(tensor_files.read_index(path / _INDEX).values()))
 
 
 def _download(name, names):

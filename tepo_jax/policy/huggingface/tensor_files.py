@@ -27,8 +27,8 @@ _DTYPES = {
     'F16': np.dtype(np.float16), 'BF16': np.dtype(ml_dtypes.bfloat16),
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-_SINGLE = 'model.safetensors'
-_INDEX = 'model.safetensors.index.json'
+SINGLE = 'model.safetensors'
+INDEX = 'model.safetensors.index.json'
 _MAX_FILE_BYTES = 5 * 10**9
 
 
@@ -61,28 +61,20 @@ class RemoteTensor:
 Tensor = np.ndarray | RemoteTensor
 
 
-def exists(folder: files.Path) -> bool:
-  """Whether the folder has safetensors that `open_folder` reads."""
-  return any((folder / name).is_file() for name in (_SINGLE, _INDEX))
-
-
 def open_folder(folder: files.Path) -> dict[str, Tensor]:
   """name -> tensor, not yet read, from a single file or from all shards.
 
   Raises:
     InputError: names the file or tensor, and the problem.
   """
-  if (folder / _SINGLE).is_file():
-    return _open_file(folder / _SINGLE)
-  index = folder / _INDEX
+  if (folder / SINGLE).is_file():
+    return _open_file(folder / SINGLE)
+  index = folder / INDEX
   if not index.is_file():
     raise errors.InputError(
-        f'{folder}: neither {_SINGLE} nor {_INDEX} (only safetensors are read)'
-        f'{_instead(folder / _SINGLE)}')
-  shard_of = read_json(index).get('weight_map')
-  if not isinstance(shard_of, dict) or not all(
-      isinstance(shard, str) for shard in shard_of.values()):
-    raise errors.InputError(f'{index}: weight_map is not a map to file names')
+        f'{folder}: neither {SINGLE} nor {INDEX} (only safetensors are read)'
+        f'{_instead(folder / SINGLE)}')
+  shard_of = read_index(index)
   tensors = {}
   for shard in sorted(set(shard_of.values())):
     if pathlib.PurePath(shard).name != shard:
@@ -101,6 +93,15 @@ def open_folder(folder: files.Path) -> dict[str, Tensor]:
   return tensors
 
 
+def read_index(file: files.Path) -> dict[str, str]:
+  """name of a tensor -> its file, of a folder's INDEX; or InputError."""
+  shard_of = read_json(file).get('weight_map')
+  if not isinstance(shard_of, dict) or not all(
+      isinstance(shard, str) for shard in shard_of.values()):
+    raise errors.InputError(f'{file}: weight_map is not a map to file names')
+  return shard_of
+
+
 def create(folder: pathlib.Path, entries) -> dict[str, np.ndarray]:
   """New files of at most 5 GB in an existing folder: one, or shards and index.
 
@@ -110,13 +111,13 @@ def create(folder: pathlib.Path, entries) -> dict[str, np.ndarray]:
   parts = _split(entries)
   places, shard_of = {}, {}
   for number, part in enumerate(parts, 1):
-    file = _SINGLE if len(parts) == 1 else (
+    file = SINGLE if len(parts) == 1 else (
         f'model-{number:05d}-of-{len(parts):05d}.safetensors')
     places |= create_file(folder / file, part)
     shard_of |= {name: file for name, _, _ in part}
   if len(parts) > 1:
     total = sum(place.nbytes for place in places.values())
-    write_json(folder / _INDEX, {
+    write_json(folder / INDEX, {
         'metadata': {'total_size': total}, 'weight_map': shard_of})
   return places
 
@@ -182,12 +183,14 @@ def _open_file(file):
   except (ValueError, KeyError, TypeError, AttributeError,
           RecursionError) as error:
     raise errors.InputError(f'{file}: bad safetensors header') from error
-  _check_ranges(file, entries)
   start = 8 + length
-  end = start + max((entry[3] for entry in entries.values()), default=0)
-  if size != end:
+  ranges = sorted(entry[2:] for entry in entries.values())
+  # Each tensor begins where the one before it ends, and the file ends the last.
+  if [*(begin for begin, _ in ranges), size - start] != [
+      0, *(end for _, end in ranges)]:
     raise errors.InputError(
-        f'{file}: truncated or corrupt: {size} bytes, its header says {end}')
+        f'{file}: truncated or corrupt: the tensors of its header do not take '
+        f'each of its {size} bytes once')
   if files.is_remote(file):
     return {name: RemoteTensor(
         file, start + entry[2], _dtype(entry, f'{file}: tensor {name}'),
@@ -196,18 +199,6 @@ def _open_file(file):
   return {
       name: _view(data, entry, f'{file}: tensor {name}')
       for name, entry in entries.items()}
-
-
-def _check_ranges(file, entries):
-  """Refuses tensors that share bytes, or bytes of no tensor."""
-  expected = 0
-  for name, (_, _, begin, end) in sorted(
-      entries.items(), key=lambda item: item[1][2:]):
-    if begin != expected:
-      raise errors.InputError(
-          f'{file}: tensor {name} starts at byte {begin}, but the one before '
-          f'it ends at {expected}')
-    expected = end
 
 
 def _entry(entry):

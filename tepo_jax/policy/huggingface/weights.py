@@ -26,7 +26,6 @@ from tepo_jax.policy import transformer
 from tepo_jax.policy.huggingface import families
 from tepo_jax.policy.huggingface import hub
 from tepo_jax.policy.huggingface import tensor_files
-from tepo_jax.policy.huggingface import tied
 from tepo_jax.policy.huggingface import tokenizer_checks
 from tepo_jax.runtime import disk
 from tepo_jax.runtime import files
@@ -57,22 +56,19 @@ TABLE = (
 )
 
 _CONFIG = 'config.json'
+_HEAD, _EMBEDDING = 'lm_head.weight', 'model.embed_tokens.weight'
+_COMPARED_ROWS = 4096  # at a time
 _PROGRESS_BYTES = 10**9  # of files, from which on a progress bar is shown
 
 
 def model_config(directory) -> transformer.ModelConfig:
-  """The ModelConfig of a Hugging Face folder: its config.json's, and untied if
-  the safetensors have a head of their own.
+  """The ModelConfig of a Hugging Face folder's config.json.
 
   Raises:
     InputError: no folder, no valid config.json, or an unsupported model.
   """
-  folder = hub.folder(directory)
-  file = folder / _CONFIG
-  config = families.from_json(tensor_files.read_json(file), str(file))
-  if config.tie_embeddings and tied.has_own_head(folder):
-    config = dataclasses.replace(config, tie_embeddings=False)
-  return config
+  file = hub.folder(directory) / _CONFIG
+  return families.from_json(tensor_files.read_json(file), str(file))
 
 
 def saved_dtype(directory) -> str:
@@ -115,7 +111,8 @@ def load(directory, dtype, mesh=None):
 
 
 def check(directory, mesh) -> None:
-  """Raises the errors of `load`; reads only the files' headers."""
+  """Raises the errors of `load`; reads only the files' headers, and a head that
+  should equal the embedding."""
   _open(directory, 'float32', mesh)
 
 
@@ -182,10 +179,27 @@ def _check(directory, tensors, rows, config):
   extra = sorted(
       name for name in set(tensors) - expected
       if not name.endswith('rotary_emb.inv_freq')
-      and not (config.tie_embeddings and name == 'lm_head.weight'))
+      and not (config.tie_embeddings and name == _HEAD))
   if extra:
     raise errors.InputError(
         f'{directory}: {len(extra)} unexpected tensors, such as {extra[0]}')
+  if config.tie_embeddings and _HEAD in tensors and not _are_equal(
+      tensors[_HEAD], tensors[_EMBEDDING]):
+    raise errors.InputError(
+        f'{directory}: {_HEAD} is not the embedding, but {_CONFIG} ties the '
+        'two; set tie_word_embeddings to false there, and this head is loaded')
+
+
+def _are_equal(head, embedding):
+  if head.shape != embedding.shape:
+    return False
+  for start in range(0, head.shape[0], _COMPARED_ROWS):
+    rows = slice(start, start + _COMPARED_ROWS)
+    if not np.array_equal(head[rows,], embedding[rows,]):
+      return False
+    tensor_files.forget(head)
+    tensor_files.forget(embedding)
+  return True
 
 
 def _read(sources, leaf, transpose, sharding):

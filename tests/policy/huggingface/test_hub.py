@@ -148,7 +148,7 @@ def test_an_index_of_the_hub_that_is_none_is_refused(tmp_path, monkeypatch):
   (tmp_path / 'model.safetensors.index.json').write_text('[1]')
   monkeypatch.setattr(
       huggingface_hub, 'snapshot_download', lambda *_, **__: str(tmp_path))
-  with pytest.raises(errors.InputError, match='not an index of safetensors'):
+  with pytest.raises(errors.InputError, match='index.json: not a JSON object'):
     hub.folder('owner/model')
 
 
