@@ -1,24 +1,16 @@
-"""The tokenizer's own chat template: its arguments, its clock, its limits."""
+"""The tokenizer's own chat template: its arguments and its clock."""
 
 import ast
-from collections.abc import Callable, Iterator, Mapping, Sequence
-import contextlib
+from collections.abc import Mapping, Sequence
 import datetime
 import functools
 import inspect
 import math
-import pathlib
 import re
-import resource
-import signal
-import threading
 from typing import Any
 
 from tepo_jax import errors
 
-LIMIT_S = 10  # of rendering a prompt
-LIMIT_BYTES = 1 << 30  # that rendering a prompt may add to the process
-MAX_CHARS = 4_000_000  # of a rendered text; tokenizing more takes gigabytes
 CLOCK = 'strftime_now'  # transformers' function for templates, e.g. Llama 3.2's
 _DIRECTIVES = [f'%{letter}' for letter in (
     *'aAbBcdDeFfHIjmMpRSTUwWxXyYzZ', *(f'-{letter}' for letter in 'dmjHIMS'),
@@ -41,8 +33,8 @@ def render(tokenizer, turns: Sequence[Mapping[str, str]], arguments: str,
 
   Raises:
     InputError: the template does not know an argument.
-    Exception: the template raises anything, exceeds a limit of `bounded`,
-      draws at random, or leaves out a turn's text.
+    Exception: the template raises anything, draws at random, or leaves out a
+      turn's text.
   """
   _check_known(tokenizer, arguments)
   source = tokenizer.get_chat_template()
@@ -50,9 +42,9 @@ def render(tokenizer, turns: Sequence[Mapping[str, str]], arguments: str,
     raise ValueError('it draws at random; a resumed run could not repeat that')
   if date is not None and CLOCK in source:
     source = _clock(date) + source
-  text = bounded(lambda: tokenizer.apply_chat_template(
+  text = tokenizer.apply_chat_template(
       turns, chat_template=source, add_generation_prompt=True,
-      tokenize=False, **parsed_arguments(arguments)))
+      tokenize=False, **parsed_arguments(arguments))
   _check_whole(turns, text)
   return tokenizer(text, add_special_tokens=False)['input_ids']
 
@@ -130,76 +122,10 @@ def _check_known(tokenizer, text):
   from transformers.utils import chat_template_utils  # slow to import
   ours = {*_OURS, *tokenizer.special_tokens_map,
           *inspect.signature(tokenizer.apply_chat_template).parameters}
-  with limited():  # constant expressions are evaluated
-    read = chat_template_utils._get_template_variables(  # pylint: disable=protected-access
-        tokenizer.get_chat_template())
+  read = chat_template_utils._get_template_variables(  # pylint: disable=protected-access
+      tokenizer.get_chat_template())
   for name in names:
     if name in ours or name not in read:
       raise errors.InputError(
           f'data.template_args={text}: the model\'s chat template has no '
           f'argument {name}')
-
-
-def bounded(render_text: Callable[[], str]) -> str:
-  """What a template renders, within `limited`.
-
-  Raises:
-    ValueError: it is longer than MAX_CHARS. Whatever the template raises.
-  """
-  with limited():
-    text = render_text()
-  if len(text) > MAX_CHARS:
-    raise ValueError(f'{len(text):,} characters; at most {MAX_CHARS:,}')
-  return text
-
-
-@contextlib.contextmanager
-def limited() -> Iterator[None]:
-  """Raises TimeoutError after LIMIT_S, and MemoryError beyond LIMIT_BYTES more
-  than now; without effect but in the main thread, which alone has signals.
-
-  The limit of memory holds for all threads: no other may allocate much
-  meanwhile. Programs render before they train, save or load weights in the
-  background, or between two answers of a chat.
-  """
-  if threading.current_thread() is not threading.main_thread():
-    yield
-    return
-
-  def stop(*_):
-    raise TimeoutError(f'not rendered within {LIMIT_S} s')
-
-  before = signal.signal(signal.SIGALRM, stop)
-  try:
-    with _memory_limited():
-      # Repeatedly: Jinja ignores what a constant expression raises, and
-      # evaluates it again in the rendering.
-      signal.setitimer(signal.ITIMER_REAL, LIMIT_S, LIMIT_S)
-      try:
-        yield
-      finally:  # here, so that it cannot prevent the memory limit's end
-        signal.setitimer(signal.ITIMER_REAL, 0)
-  except MemoryError as error:
-    raise MemoryError(f'needs more than {LIMIT_BYTES >> 20} MB') from error
-  finally:
-    signal.setitimer(signal.ITIMER_REAL, 0)  # if it prevented the line above
-    signal.signal(signal.SIGALRM, before)
-
-
-@contextlib.contextmanager
-def _memory_limited():
-  """Bounds the address space of this process; on Linux only."""
-  size = pathlib.Path('/proc/self/statm')
-  if not size.exists():
-    yield
-    return
-  before, hard = resource.getrlimit(resource.RLIMIT_AS)
-  limit = LIMIT_BYTES + (
-      int(size.read_text().split()[0]) * resource.getpagesize())
-  if before != resource.RLIM_INFINITY:
-    limit = min(limit, before)
-  resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-  try:
-    yield
-  finally:
-    resource.setrlimit(resource.RLIMIT_AS, (before, hard))

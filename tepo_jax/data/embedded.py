@@ -83,11 +83,12 @@ def problems(name: str, split: str, count: int, seed: int = 0
   The result depends on the arguments only; a larger count only appends.
 
   Raises:
-    InputError: levels that are not 1 to HARDEST.
-    ValueError: no such split, or a level has too few problems.
+    InputError: levels that are not 1 to HARDEST, or that have too few problems,
+      or no such split.
   """
   if split not in SPLITS:
-    raise ValueError(f'{name}: no split {split!r}, only {" and ".join(SPLITS)}')
+    raise errors.InputError(
+        f'{name}: no split {split!r}, only {" and ".join(SPLITS)}')
   levels = _levels(name)
   rng = random.Random(f'{split}/{seed}')
   drawn = {}
@@ -118,7 +119,7 @@ def _fresh(rng, name, level, split, drawn):
     if is_test == (split == 'test') and text not in drawn:
       return problem_lib.Problem(f'{name}/{digest[:16]}', source=name,
                                  level=str(level), **fields)
-  raise ValueError(f'{name}: level {level} has too few problems')
+  raise errors.InputError(f'{name}: level {level} has too few problems')
 
 
 def build_tokenizer(name: str, directory: str | pathlib.Path) -> None:

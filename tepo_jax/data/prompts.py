@@ -139,13 +139,9 @@ def _read(file: str) -> Template:
   where = f'data.template={file}'
   try:
     source = files.path(file).read_text('utf-8')
-    with chat_templates.limited():  # constant expressions are evaluated
-      tree = _environment().parse(source)
-      used = jinja2.meta.find_undeclared_variables(tree)
-      fields = _fields(tree, where)
-  except (MemoryError, RecursionError, TimeoutError) as error:
-    raise errors.InputError(f'{where}: {errors.one_line(error)}') from error
-  except (OSError, UnicodeDecodeError) as error:  # TimeoutError is an OSError
+    tree = _environment().parse(source)
+    used = jinja2.meta.find_undeclared_variables(tree)
+  except (OSError, UnicodeDecodeError) as error:
     raise errors.InputError(
         f'{where}: {getattr(error, "strerror", error)}') from error
   except jinja2.TemplateSyntaxError as error:
@@ -159,7 +155,7 @@ def _read(file: str) -> Template:
   if not used:
     raise errors.InputError(
         f'{where}: uses neither problem nor row, so all prompts would be equal')
-  return Template(source, file=file, **fields)
+  return Template(source, file=file, **_fields(tree, where))
 
 
 def _fields(tree, where):
@@ -216,8 +212,7 @@ def user_turn(template: Template, problem: problem_lib.Problem) -> str:
     return template.user.replace('{problem}', problem.problem)
   row = problem.row or {}
   try:
-    return chat_templates.bounded(lambda: _compiled(template.user).render(
-        problem=problem.problem, row=row))
+    return _compiled(template.user).render(problem=problem.problem, row=row)
   except Exception as error:  # The expressions of a user's file raise anything.
     raise errors.InputError(
         f'data.template={template.file}: {problem.id} of {problem.source}: '

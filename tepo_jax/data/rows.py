@@ -78,7 +78,7 @@ class Reader:
         problem=text, turns=turns, number=number,
         answers=_answers(row, layout[1], where, self._may_be_empty,
                          may_be_text=self._source in TEXTS),
-        row=_readable(row),
+        row=row,
         unit=_unit(row, UNITS.get(self._source, ()), where,
                    is_documented=self._source is not None),
         abs_error=_tolerance(row, TOLERANCES.get(self._source, ()), where),
@@ -123,17 +123,7 @@ def _has(row):
 def _cell(row, column, where):
   if column not in row:
     raise errors.InputError(f'{where}: missing column {column!r}; {_has(row)}')
-  if isinstance(row[column], errors.InputError):
-    raise errors.InputError(f'{where}: {column!r} {row[column]}')
   return row[column]
-
-
-def _readable(row):
-  """The row without the columns that `sources` could not read."""
-  if any(isinstance(cell, errors.InputError) for cell in row.values()):
-    return {column: cell for column, cell in row.items()
-            if not isinstance(cell, errors.InputError)}
-  return row
 
 
 def _conversation(row, column, where):
@@ -150,7 +140,7 @@ def _conversation(row, column, where):
   if not isinstance(problem, str):
     raise errors.InputError(
         f'{where} is {references.type_name(problem)}, not text')
-  references.refuse_nested(problem, where)
+  references.refuse_objects(problem, where)
   text = prompts.strip_dapo(references.checked(problem, where)).strip()
   if not text:
     raise errors.InputError(f'{where} is empty')
@@ -169,7 +159,7 @@ def _turn(turn, where):
         f'{where}: the content of a {turn["role"]} turn is '
         f'{references.type_name(turn["content"])}, not text')
   if turn['role'] != 'assistant':  # whose answer may be JSON
-    references.refuse_nested(turn['content'], where)
+    references.refuse_objects(turn['content'], where)
   return turn['role'], references.checked(turn['content'], where)
 
 
@@ -206,18 +196,18 @@ def _label(value):
     return None
 
 
-def _filled(row, columns, where):
+def _filled(row, columns):
   """(column, value) of the first column with a value, or None. A NaN is how
   pandas writes a missing value."""
   return next((
-      (column, _cell(row, column, where)) for column in columns
+      (column, row[column]) for column in columns
       if column in row and row[column] not in (None, '')
       and row[column] == row[column]), None)
 
 
 def _unit(row, columns, where, is_documented):
   try:
-    if found := _filled(row, columns, where):
+    if found := _filled(row, columns):
       return references.scalar(found[1], f'{where}: {found[0]!r}')
   except errors.InputError:
     if is_documented:
@@ -226,7 +216,7 @@ def _unit(row, columns, where, is_documented):
 
 
 def _tolerance(row, columns, where):
-  found = _filled(row, columns, where)
+  found = _filled(row, columns)
   if found is None:
     return None
   try:

@@ -1,6 +1,6 @@
 """The rows of data sets, unchecked: local files and folders, and the hub."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import csv
 import dataclasses
 import json
@@ -12,8 +12,7 @@ from tepo_jax import errors
 from tepo_jax.runtime import files
 from tepo_jax.runtime import mistaken
 
-# A row's number, from 1, with the row; an InputError if it cannot be read. So
-# is a cell that cannot: it matters only if its column is needed.
+# A row's number, from 1, with the row; an InputError if it cannot be read.
 Rows = Iterable[tuple[int, object]]
 
 # `runtime.sharing.folder_of_first`: a job's first process calls the function
@@ -141,13 +140,13 @@ def _saved_rows(spec, path, split):
     raise errors.InputError(
         f'{spec}: the folder holds one data set, without splits; leave '
         f'@{split} out')
-  return _read_rows(spec, _saved_cells(saved))
+  return _read_rows(spec, saved)
 
 
 def _library_rows(shown: str, path: str, subset: str | None, split: str
                   ) -> Rows:
   """The rows of what the `datasets` library can load."""
-  return _read_rows(shown, _saved_cells(_load(shown, path, subset, split)))
+  return _read_rows(shown, _load(shown, path, subset, split))
 
 
 def _load(shown, path, subset, split):
@@ -165,46 +164,9 @@ def _suffix_hint(path):
   return mistaken.hint(path) if path.is_file() else ''
 
 
-def _saved_cells(saved):
-  """The rows of a data set of the library; it raises for several rows at once
-  if one value has no form in Python, and these are then read by their cells."""
-  number = 0
-  try:
-    for number, row in enumerate(saved, 1):
-      yield row
-  except Exception:  # What pyarrow raises has no common class.
-    rest = saved.select(range(number, len(saved))).with_format('arrow')
-    for table in rest.iter(1000):
-      yield from _table_rows(table)
-
-
-def _table_rows(table):
-  """The rows of a pyarrow table or batch."""
-  names = table.schema.names
-  repeated = _repeated(names)
-  for cells in zip(*map(_column, table.columns)):
-    yield dict(zip(names, cells)) | repeated
-
-
-def _column(column):
-  """The values; an InputError for one that has no form in Python: text that is
-  not UTF-8, a date after the year 9999."""
-  try:
-    return column.to_pylist()
-  except Exception:  # What pyarrow raises has no common class.
-    return list(map(_value, column))
-
-
-def _value(cell):
-  try:
-    return cell.as_py()
-  except Exception as error:
-    return errors.InputError(f'cannot be read: {errors.one_line(error)}')
-
-
 def _read_rows(shown, rows):
-  """The numbered rows. A file that is damaged may be found so only when several
-  rows are read at once: the first of them may be any."""
+  """The numbered rows. What cannot be read (a damaged file, a date after the
+  year 9999) may be found so only when several rows are read at once."""
   number = 0
   try:
     for number, row in enumerate(rows, 1):
@@ -217,22 +179,8 @@ def _read_rows(shown, rows):
 
 def _file_rows(path, read):
   """Whatever `read` yields of the file, or of a temporary copy of an object."""
-  if not files.is_remote(path):
-    yield from read(path)
-    return
   with files.downloaded(path) as local:
-    try:
-      for number, row in read(local):
-        yield number, _at(row, local, path)
-    except errors.InputError as error:
-      raise _at(error, local, path) from error
-
-
-def _at(row, local, path):
-  """The row; an InputError names the object in place of its copy."""
-  if isinstance(row, errors.InputError):
-    return errors.InputError(str(row).replace(str(local), str(path)))
-  return row
+    yield from read(local, path)
 
 
 def _object(pairs):
@@ -241,14 +189,14 @@ def _object(pairs):
   return found
 
 
-def _jsonl_rows(path: pathlib.Path) -> Iterator[tuple[int, object]]:
+def _jsonl_rows(path: pathlib.Path, shown: files.Path) -> Rows:
   with path.open('rb') as file:
     for number, line in enumerate(file, 1):
       if line.strip():
         try:
           row = json.loads(line, object_pairs_hook=_object)
         except (ValueError, RecursionError) as error:
-          row = errors.InputError(f'{path}: row {number}: not JSON ({error})'
+          row = errors.InputError(f'{shown}: row {number}: not JSON ({error})'
                                   f'{_json_hint(path) if number == 1 else ""}')
         yield number, row
 
@@ -259,70 +207,61 @@ def _json_hint(path):
           else mistaken.hint(path))
 
 
-def _json_rows(path: pathlib.Path) -> Iterator[tuple[int, object]]:
+def _json_rows(path: pathlib.Path, shown: files.Path) -> Rows:
   """The items of a list; of other files, the lines, as in a .jsonl file."""
   data = path.read_bytes().removeprefix(b'\xef\xbb\xbf')
   if not data.lstrip().startswith(b'['):
-    yield from _jsonl_rows(path)
+    yield from _jsonl_rows(path, shown)
     return
   try:
     rows = json.loads(data, object_pairs_hook=_object)
   except (ValueError, RecursionError) as error:
-    raise errors.InputError(f'{path}: not JSON ({error})') from error
+    raise errors.InputError(f'{shown}: not JSON ({error})') from error
   yield from enumerate(rows, 1)
 
 
-def _repeated(columns):
-  """The cells of columns that share a name: either may be meant."""
-  return {name: errors.InputError('is the name of two columns')
-          for name in columns if columns.count(name) > 1}
+def _check_names(shown, columns):
+  """Refuses columns that share a name: either may be meant. Spreadsheets may
+  leave several without one."""
+  for name in filter(None, columns):
+    if columns.count(name) > 1:
+      raise errors.InputError(f'{shown}: {name!r} is the name of two columns')
 
 
-def _csv_rows(path: pathlib.Path) -> Iterator[tuple[int, object]]:
+def _csv_rows(path: pathlib.Path, shown: files.Path) -> Rows:
   """The rows after the header, as texts."""
   csv.field_size_limit(1 << 30)  # its default refuses long solutions
   with path.open(encoding='utf-8-sig', newline='') as file:
     reader = csv.reader(file, strict=True)
     try:
       header = next(reader, [])
-      repeated = _repeated(header)
+      _check_names(shown, header)
       for number, cells in enumerate(filter(None, reader), 1):
         yield number, (
-            dict(zip(header, cells)) | repeated
+            dict(zip(header, cells))
             if len(cells) == len(header) else errors.InputError(
-                f'{path}: row {number}: {len(cells)} cells, but the header has '
-                f'{len(header)} columns'))
-    except UnicodeDecodeError as error:
+                f'{shown}: row {number}: {len(cells)} cells, but the header '
+                f'has {len(header)} columns'))
+    except (csv.Error, UnicodeDecodeError) as error:
       raise errors.InputError(
-          f'{path}: line {_undecodable_line(path)}: not in UTF-8 '
-          f'({error.reason}){mistaken.hint(path)}') from error
-    except csv.Error as error:
-      raise errors.InputError(
-          f'{path}: after line {reader.line_num}: not CSV ({error})'
+          f'{shown}: after line {reader.line_num}: not CSV in UTF-8 ({error})'
           f'{mistaken.hint(path)}') from error
 
 
-def _undecodable_line(path):
-  with path.open('rb') as file:
-    for number, line in enumerate(file, 1):
-      try:
-        line.decode('utf-8')
-      except UnicodeDecodeError:
-        return number
-
-
-def _parquet_rows(path: pathlib.Path) -> Iterator[tuple[int, object]]:
+def _parquet_rows(path: pathlib.Path, shown: files.Path) -> Rows:
   from pyarrow import lib
   from pyarrow import parquet
   try:
     file = parquet.ParquetFile(path)
   except (lib.ArrowException, OSError) as error:
-    raise errors.InputError(f'{path}: not a parquet file ({error})'
+    raise errors.InputError(f'{shown}: not a parquet file ({error})'
                             f'{mistaken.hint(path)}') from error
-  yield from _read_rows(path, (
-      row for batch in file.iter_batches() for row in _table_rows(batch)))
+  _check_names(shown, file.schema_arrow.names)
+  yield from _read_rows(shown, (
+      row for batch in file.iter_batches() for row in batch.to_pylist()))
 
 
-READERS: dict[str, Callable[[pathlib.Path], Rows]] = {
+# Each takes the file on this disk, and what messages call it.
+READERS: dict[str, Callable[[pathlib.Path, files.Path], Rows]] = {
     '.jsonl': _jsonl_rows, '.json': _json_rows, '.csv': _csv_rows,
     '.parquet': _parquet_rows}

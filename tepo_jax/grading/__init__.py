@@ -13,11 +13,8 @@ from tepo_jax.grading.answers import STYLES
 from tepo_jax.grading.grader import canonical_key
 from tepo_jax.grading.grader import grade
 from tepo_jax.grading.grader import Grader
-from tepo_jax.grading.grader import MAX_TIMEOUT_S
 from tepo_jax.grading.grader import MIN_TIMEOUT_S
 from tepo_jax.grading.grader import Reference
-from tepo_jax.grading.grader import VERIFIERS
 
-__all__ = ['Grader', 'MAX_CHARS', 'MAX_TIMEOUT_S', 'MIN_TIMEOUT_S', 'Reference',
-           'STYLES', 'VERIFIERS', 'boxes', 'canonical', 'canonical_key',
-           'extract', 'grade']
+__all__ = ['Grader', 'MAX_CHARS', 'MIN_TIMEOUT_S', 'Reference', 'STYLES', 'boxes',
+           'canonical', 'canonical_key', 'extract', 'grade']

@@ -28,10 +28,8 @@ from tepo_jax.grading import workers as workers_lib
 _LOG = logging.getLogger(__name__)
 
 MIN_TIMEOUT_S = 2
-MAX_TIMEOUT_S = 3600
 NUMBER_TOLERANCE = decimal.Decimal('1e-6')  # relative, of non-integers
 
-VERIFIERS = ('own', 'math_verify')
 VERIFYING = workers_lib.Job(
     'tepo_jax.grading.verifying:verify', ('1', ('\\frac{1}{2}',)), False,
     cpu_s=verifying.CPU_S)
@@ -188,6 +186,11 @@ def _key(node):
   return (node.kind, node.text, *keys)
 
 
+# {what decides: (the decision without math-verify, the job of the workers)}
+_VERIFIERS = {'own': (decide_quickly, VERIFYING),
+              'math_verify': (_leave_undecided, MATH_VERIFY)}
+
+
 class Grader:
   """Grades lists of completions, hard ones in worker processes (`workers`).
 
@@ -198,20 +201,18 @@ class Grader:
 
   def __init__(self, workers: int = 2, style: str = 'boxed',
                timeout_s: int = 10, verifier: str = 'own'):
-    if verifier not in VERIFIERS:
-      raise ValueError(f'unknown verifier {verifier!r}: use one of {VERIFIERS}')
+    if verifier not in _VERIFIERS:
+      raise ValueError(f'unknown verifier {verifier!r}: use one of '
+                       f'{tuple(_VERIFIERS)}')
     if style not in answers_lib.STYLES:
       raise ValueError(f'unknown answer style {style!r}: use one of '
                        f'{answers_lib.STYLES}')
-    if workers < 1 or not isinstance(timeout_s, int) or (
-        timeout_s < MIN_TIMEOUT_S):
+    if workers < 1 or timeout_s < MIN_TIMEOUT_S:
       raise ValueError(
-          f'workers must be at least 1 and timeout_s an integer of at least '
-          f'{MIN_TIMEOUT_S}, got {workers} and {timeout_s!r}')
+          'workers must be at least 1 and timeout_s at least '
+          f'{MIN_TIMEOUT_S}, got {workers} and {timeout_s}')
     self._style = style
-    self._decide, job = {
-        'own': (decide_quickly, VERIFYING),
-        'math_verify': (_leave_undecided, MATH_VERIFY)}[verifier]
+    self._decide, job = _VERIFIERS[verifier]
     self._pool = workers_lib.Pool(workers, timeout_s, job)
 
   def grade(self, items: Iterable[tuple[str, Sequence[str | Reference]]]

@@ -4,11 +4,9 @@ math-verify's parsing and a user's reward function may hang, use up memory or
 crash: the parent kills and replaces a worker that misses the deadline of its
 question.
 
-Protocol, one JSON list a line: [number, *question, timeout_s] to the worker,
-[number, answer, whether an alarm went off] back. The parent never blocks on
-half a line, in either direction. A worker whose answer has another number, is
-no such list, or has text after it is replaced, and its question is asked once
-more: an answer that comes late is never taken for the next question's.
+Messages are JSON: [*question, timeout_s] to the worker, [answer, whether an
+alarm went off] back. A worker that has not answered in time is killed, so an
+answer that comes late is never taken for the next question's.
 """
 
 import collections
@@ -20,10 +18,10 @@ import importlib
 import json
 import logging
 import math
+from multiprocessing import connection
 import os
 import pathlib
 import resource
-import selectors
 import signal
 import subprocess
 import sys
@@ -35,10 +33,6 @@ MEMORY_BYTES = 2 << 30  # address space of a worker
 STARTUP_S = 120
 RECYCLE_AFTER = 2000  # questions, because sympy's caches grow
 ATTEMPTS = 3  # at a question whose worker died or got no CPU time
-BROKEN_ATTEMPTS = 2  # at a question whose worker broke the protocol
-MAX_ANSWER_BYTES = 1 << 20  # of one line; a longer one breaks the protocol
-STUCK_SHARE = 8  # of timeout_s, after which a worker counts as stuck
-MAX_EXTRA = 8  # workers more than `size`, started because others are stuck
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _ENVIRONMENT = {
@@ -83,15 +77,13 @@ class Job:
 
 
 class Pool:
-  """At most `size` workers that are not stuck, started on demand.
+  """At most `size` workers, started on demand.
 
   A question that its worker does not answer within `timeout_s` gets the answer
-  `job.missing`, and the worker is replaced. Extra workers take over while
-  some are stuck, so that a batch takes about one `timeout_s`. A question whose
-  worker died (killed from outside, out of memory) or got too little CPU time
-  to answer is retried, and once if it broke the protocol. Workers end with this
-  process: their pipe closes, and a CPU time limit ends one that is too busy to
-  notice.
+  `job.missing`, and the worker is replaced. A question whose worker died
+  (killed from outside, out of memory) or got too little CPU time to answer is
+  retried. Workers end with this process: their pipe closes, and a CPU time
+  limit ends one that is too busy to notice.
 
   Any thread may call `ask`; calls run one at a time.
   """
@@ -104,7 +96,7 @@ class Pool:
   def ask(self, questions: Sequence[Question]
           ) -> tuple[dict[Question, tuple[Any, bool]], int]:
     """Returns {question: (answer, timed out)} and the count of workers that
-    died or broke the protocol."""
+    died."""
     with self._lock:
       return self._dispatch(questions) if questions else ({}, 0)
 
@@ -119,25 +111,23 @@ class Pool:
     waiting = collections.deque(questions)
     attempts, outcomes = collections.Counter(), {}
     deaths = failed_starts = 0
-    allowed = {
-        'died': ATTEMPTS, 'starved': ATTEMPTS, 'broken': BROKEN_ATTEMPTS}
     try:
       while len(outcomes) < len(questions):
         self._feed(waiting)
-        for worker, is_late in self._wait(bool(waiting)):
+        for worker, is_late in self._wait():
           busy = sum(map(_is_busy, self._workers))
           question, status, outcome = worker.collect(
               is_late, min(1, os.cpu_count() / max(1, busy)))
-          if status in ('ready', 'partial'):
+          if status == 'ready':
             continue
           if status != 'answered':
             self._drop(worker)
           if question is None:
             failed_starts += 1
             continue
-          deaths += status in ('died', 'broken')
+          deaths += status == 'died'
           attempts[question] += 1
-          if attempts[question] < allowed.get(status, 0):
+          if status in ('died', 'starved') and attempts[question] < ATTEMPTS:
             waiting.append(question)
           else:
             outcomes[question] = outcome
@@ -145,8 +135,8 @@ class Pool:
           raise RuntimeError('grading workers do not start; to see why, run '
                              f'{sys.executable} -c "{self._job.command()}"')
     finally:  # After an exception, no late answer may reach a later question.
-      for index, worker in reversed(list(enumerate(self._workers))):
-        if worker.question is not None or index >= self._size:
+      for worker in list(self._workers):
+        if worker.question is not None:
           self._drop(worker)
     return outcomes, deaths
 
@@ -159,39 +149,22 @@ class Pool:
       if worker.ready and worker.question is None and (
           worker.process.poll() is not None):
         self._drop(worker)
-    busy = [worker for worker in self._workers if worker.question is not None]
-    stuck_s = self._timeout_s * (1 - 1 / STUCK_SHARE)
-    stuck = sum(w.deadline - time.monotonic() < stuck_s for w in busy)
-    size = self._size + min(2 * stuck, MAX_EXTRA)
-    while len(self._workers) < min(size, len(busy) + len(waiting)):
+    busy = sum(worker.question is not None for worker in self._workers)
+    while len(self._workers) < min(self._size, busy + len(waiting)):
       self._workers.append(_Worker(self._job))
     for worker in self._workers:
       if waiting and worker.ready and worker.question is None:
         worker.send(waiting.popleft(), self._timeout_s)
 
-  def _wait(self, is_short):
-    """Waits for output or a deadline: [(worker, whether it is late)].
-
-    is_short: return early, because a worker may become stuck.
-    """
+  def _wait(self):
+    """Waits for output or a deadline: [(worker, whether it is late)]."""
     active = list(filter(_is_busy, self._workers))
     patience = min(worker.deadline for worker in active) - time.monotonic()
-    if is_short:
-      patience = min(patience, self._timeout_s / STUCK_SHARE)
-    with selectors.DefaultSelector() as selector:
-      for worker in active:
-        selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
-        if worker.unsent:
-          selector.register(worker.process.stdin, selectors.EVENT_WRITE, worker)
-      events = selector.select(max(0, patience))
-    readable = {id(key.data) for key, event in events
-                if event == selectors.EVENT_READ}
-    for key, event in events:
-      if event == selectors.EVENT_WRITE:
-        key.data.write()
+    readable = connection.wait(
+        [worker.pipe for worker in active], max(0, patience))
     now = time.monotonic()
-    return [(worker, id(worker) not in readable) for worker in active
-            if id(worker) in readable or worker.deadline <= now]
+    return [(worker, worker.pipe not in readable) for worker in active
+            if worker.pipe in readable or worker.deadline <= now]
 
 
 def _is_busy(worker):
@@ -206,74 +179,47 @@ class _Worker:
     self.job = job
     search_path = os.pathsep.join(filter(
         None, (str(_ROOT), *job.path, os.environ.get('PYTHONPATH'))))
-    self.process = subprocess.Popen(
-        [sys.executable, '-P', '-c', job.command()], stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
-        env={**os.environ, **_ENVIRONMENT, 'PYTHONPATH': search_path},
-        start_new_session=True)  # Ctrl-C at the terminal does not reach it.
-    os.set_blocking(self.process.stdin.fileno(), False)
+    self.pipe, its_end = connection.Pipe()
+    with its_end:
+      self.process = subprocess.Popen(
+          [sys.executable, '-P', '-c', job.command()], stdin=its_end.fileno(),
+          stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+          env={**os.environ, **_ENVIRONMENT, 'PYTHONPATH': search_path},
+          start_new_session=True)  # Ctrl-C at the terminal does not reach it.
     self.ready, self.question, self.served = False, None, 0
-    self.unsent = self.received = b''
     self.deadline = time.monotonic() + STARTUP_S
 
   def send(self, question, timeout_s):
     self.question, self.deadline = question, time.monotonic() + timeout_s
     self.timeout_s, self.used_s = timeout_s, self._cpu_s()
-    self.unsent = json.dumps(
-        [self.served, *question, timeout_s]).encode() + b'\n'
-    self.write()
-
-  def write(self):
-    """Sends what the pipe takes of the question; the pool calls it again."""
-    try:
-      self.unsent = self.unsent[self.process.stdin.write(self.unsent) or 0:]
-    except BrokenPipeError:  # collect() will detect it.
-      self.unsent = b''
+    with contextlib.suppress(OSError):  # It has died: collect() will see it.
+      self.pipe.send_bytes(json.dumps([*question, timeout_s]).encode())
 
   def collect(self, is_late, cpu_share):
     """Returns (question, status, (answer, timed out)).
 
-    status: 'ready' (started), 'partial' (half a line so far), 'answered',
-    'replace' (answered or late, and not to be reused), 'starved' (late for lack
-    of CPU time), 'broken' (the protocol) or 'died'. While a worker starts, its
-    question is None. cpu_share: of one CPU, that it had at least unless other
-    programs took it.
+    status: 'ready' (started), 'answered', 'replace' (answered or late, and not
+    to be reused), 'starved' (late for lack of CPU time) or 'died'. While a
+    worker starts, its question is None. cpu_share: of one CPU, that it had at
+    least unless other programs took it.
     """
-    part = b'' if is_late else os.read(self.process.stdout.fileno(), 1 << 16)
-    self.received += part
-    line, end, rest = self.received.partition(b'\n')
-    in_time = time.monotonic() < self.deadline
-    if part and not end and in_time and len(line) <= MAX_ANSWER_BYTES:
-      return None, 'partial', None
-    question, self.question, self.received = self.question, None, b''
-    if not end and (is_late or part and not in_time):
+    question, self.question = self.question, None
+    if is_late:
       status = self._why_late(cpu_share) if question else 'died'
       return question, status, (self.job.missing, True)
-    if not part:
+    try:
+      message = self.pipe.recv_bytes()
+    except (EOFError, OSError):
       return question, 'died', (self.job.missing, False)
-    outcome = None if rest else self._outcome(line)
-    if outcome is None:
-      return question, 'broken', (self.job.missing, False)
     if not self.ready:
       self.ready = True
       return None, 'ready', None
     self.served += 1
-    if outcome[1]:  # An alarm may leave sympy's caches inconsistent.
-      return question, self._why_late(cpu_share), outcome
+    answer, timed_out = json.loads(message)
+    if timed_out:  # An alarm may leave sympy's caches inconsistent.
+      return question, self._why_late(cpu_share), (answer, True)
     status = 'replace' if self.served >= RECYCLE_AFTER else 'answered'
-    return question, status, outcome
-
-  def _outcome(self, line):
-    """(answer, timed out), empty of the first line; None of another line than
-    the one that the protocol expects."""
-    if not self.ready:
-      return () if line == b'ready' else None
-    try:
-      number, answer, timed_out = json.loads(line)
-    except (ValueError, TypeError, RecursionError):
-      return None
-    is_next = number == self.served and isinstance(timed_out, bool)
-    return (answer, timed_out) if is_next else None
+    return question, status, (answer, False)
 
   def _why_late(self, cpu_share):
     """'starved' if the worker ran for less than half the time that it has."""
@@ -296,21 +242,20 @@ class _Worker:
     with contextlib.suppress(ProcessLookupError):
       os.killpg(self.process.pid, signal.SIGKILL)  # with what it started
     self.process.wait()
-    self.process.stdin.close()
-    self.process.stdout.close()
+    self.pipe.close()
 
 
 def serve(function: str, first: Question | None,
           modules: Sequence[str] = (), alarmed: bool = True) -> None:
-  """Runs in a worker: reads JSON questions, writes answers, one per line.
+  """Runs in a worker, whose stdin is its end of the pipe: answers questions.
 
   The arguments are those of `Job`.
   """
   _limit(resource.RLIMIT_AS, MEMORY_BYTES)
   _limit(resource.RLIMIT_CORE, 0)
   logging.disable(logging.CRITICAL)
-  answers = os.dup(1)
-  os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+  pipe = connection.Connection(os.dup(0))
+  os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
   module, _, name = function.partition(':')
   call = getattr(importlib.import_module(module), name)
   for module in modules:
@@ -321,23 +266,20 @@ def serve(function: str, first: Question | None,
   gc.freeze()  # Collections pass over what imports made.
   threads = 1 if alarmed else os.cpu_count()
   _limit(resource.RLIMIT_FSIZE, 0)  # of files; answers go to a pipe
-  os.write(answers, b'ready\n')
+  pipe.send_bytes(b'ready')
   process = os.getpid()
-  for line in sys.stdin.buffer:
-    number, *question, timeout_s = json.loads(line)
+  while True:
+    try:
+      *question, timeout_s = json.loads(pipe.recv_bytes())
+    except (EOFError, OSError):  # the parent has ended
+      return
     # The kernel ends a worker whose parent died during a C call.
     used_s = int(time.process_time())
     _limit(resource.RLIMIT_CPU, used_s + threads * (timeout_s + 2))
     answer, timed_out = call(*question, max(1, timeout_s // 2))
     if os.getpid() != process:  # a fork by the function: it answers nothing
       os._exit(0)
-    _write(answers, [number, answer, timed_out])
-
-
-def _write(file, message):
-  left = json.dumps(message).encode() + b'\n'
-  while left:  # a pipe may take a part
-    left = left[os.write(file, left):]
+    pipe.send_bytes(json.dumps([answer, timed_out]).encode())
 
 
 def _limit(kind, value):

@@ -9,7 +9,6 @@ writes checkpoints; only the arrays in them go through tensorstore. Requests
 that fail for a while are repeated; what remains is a `BucketError`.
 """
 
-import base64
 from collections.abc import Iterator
 import contextlib
 import dataclasses
@@ -17,7 +16,6 @@ import email.utils
 import errno
 import functools
 import glob
-import hashlib
 import json
 import os
 import pathlib
@@ -156,8 +154,7 @@ def local_folder(folder: Path) -> Iterator[pathlib.Path]:
   """Yields a folder of this disk to write into, which is made: `folder` itself,
   or a temporary one that is then uploaded.
 
-  config.json, without which a folder is no model, is uploaded last. Files that
-  an interrupted upload has left, if they are the same, are not sent again.
+  config.json, without which a folder is no model, is uploaded last.
   """
   if not is_remote(folder):
     folder.mkdir(parents=True, exist_ok=True)
@@ -170,7 +167,7 @@ def local_folder(folder: Path) -> Iterator[pathlib.Path]:
     for file in sorted(pathlib.Path(scratch).rglob('*'),
                        key=lambda file: (file.name == 'config.json', file)):
       target = folder / file.relative_to(scratch).as_posix()
-      if file.is_file() and not _is_uploaded(file, target):
+      if file.is_file():
         _buckets().put_file(str(file), str(target))
     (folder / _UNFINISHED).unlink(missing_ok=True)  # another may have ended
 
@@ -191,16 +188,6 @@ def is_free(folder: Path) -> bool:
     return True
   return folder.is_dir() and (not any(folder.iterdir()) or (
       is_remote(folder) and (folder / _UNFINISHED).exists()))
-
-
-def _is_uploaded(file, target):
-  with contextlib.suppress(FileNotFoundError):
-    info = _buckets().info(str(target))
-    if info['type'] == 'file' and info['size'] == file.stat().st_size:
-      with file.open('rb') as stream:
-        digest = hashlib.file_digest(stream, 'md5').digest()
-      return info.get('md5Hash') == base64.b64encode(digest).decode()
-  return False
 
 
 @contextlib.contextmanager
@@ -298,45 +285,58 @@ class Version:
   age: float
 
 
-def read_version(path: BucketPath) -> Version | None:
-  """The object as it is now; None if there is none."""
-  try:
-    headers, data = _buckets().call(
-        'GET', 'b/{}/o/{}', *_place(path), alt='media')
-  except FileNotFoundError:
-    return None
-  now, written = (email.utils.parsedate_to_datetime(headers[name])
-                  for name in ('Date', 'Last-Modified'))
-  return Version(data.decode('utf-8', 'replace'),
-                 int(headers['X-Goog-Generation']),
-                 (now - written).total_seconds())
+class VersionedObject:
+  """An object that several processes write: a write fails if the object is no
+  longer the version that the process has read."""
 
+  def __init__(self, path: BucketPath):
+    self.path = path
 
-def replace_version(path: BucketPath, text: str, old: Version | None) -> bool:
-  """Writes the object if it is still `old`; whether it was.
+  def read(self) -> Version | None:
+    """The object as it is now; None if there is none."""
+    try:
+      headers, data = _buckets().call(
+          'GET', 'b/{}/o/{}', *_place(self.path), alt='media')
+    except FileNotFoundError:
+      return None
+    now, written = (email.utils.parsedate_to_datetime(headers[name])
+                    for name in ('Date', 'Last-Modified'))
+    return Version(data.decode('utf-8', 'replace'),
+                   int(headers['X-Goog-Generation']),
+                   (now - written).total_seconds())
 
-  If the answer is lost, the repeated request finds another version, its own:
-  then this returns False although the object was written.
-  """
-  bucket, name = _place(path)
-  body = '\n'.join(['--=', 'Content-Type: application/json', '', json.dumps(
-      {'name': name}), '--=', 'Content-Type: text/plain', '', text, '--=--'])
-  fs = _buckets()
-  uploads = fs.base.replace('/storage/', '/upload/storage/')
-  try:
-    fs.call('POST', f'{uploads}b/{{}}/o', bucket, uploadType='multipart',
-            headers={'Content-Type': 'multipart/related; boundary="="'},
-            data=body.encode(), ifGenerationMatch=old.stamp if old else 0)
-  except FileExistsError:
-    return False
-  return True
+  def age(self, found: Version) -> float:
+    """Seconds since it was written."""
+    return found.age
 
+  def replace(self, found: Version | None, text: str) -> bool:
+    """Writes the object if it is still what was found; whether it has this text
+    now: if an answer was lost, the repeated request finds what it has written.
+    """
+    bucket, name = _place(self.path)
+    body = '\n'.join(['--=', 'Content-Type: application/json', '', json.dumps(
+        {'name': name}), '--=', 'Content-Type: text/plain', '', text, '--=--'])
+    fs = _buckets()
+    uploads = fs.base.replace('/storage/', '/upload/storage/')
+    try:
+      fs.call('POST', f'{uploads}b/{{}}/o', bucket, uploadType='multipart',
+              headers={'Content-Type': 'multipart/related; boundary="="'},
+              data=body.encode(),
+              ifGenerationMatch=found.stamp if found else 0)
+    except FileExistsError:
+      now = self.read()
+      return now is not None and now.text == text
+    return True
 
-def delete_version(path: BucketPath, old: Version) -> None:
-  """Deletes the object if it is still `old`."""
-  with contextlib.suppress(FileExistsError, FileNotFoundError):
-    _buckets().call('DELETE', 'b/{}/o/{}', *_place(path),
-                    ifGenerationMatch=old.stamp)
+  def touch(self, found: Version) -> None:
+    """Writes it again if it is still what was found."""
+    self.replace(found, found.text)
+
+  def remove(self, found: Version) -> None:
+    """Deletes it if it is still what was found."""
+    with contextlib.suppress(FileExistsError, FileNotFoundError):
+      _buckets().call('DELETE', 'b/{}/o/{}', *_place(self.path),
+                      ifGenerationMatch=found.stamp)
 
 
 def _place(path):

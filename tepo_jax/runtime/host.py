@@ -19,7 +19,6 @@ from typing import Any
 import jax
 
 from tepo_jax import errors
-from tepo_jax.runtime import compile_times
 from tepo_jax.runtime import files
 
 _COMPILED = '/jax/core/compile/backend_compile_duration'
@@ -132,31 +131,27 @@ def traced(folder: files.Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def compilations_shown(
-    model: str | None, started: Callable[[str, float | None], None],
-    ended: Callable[[], None]) -> Iterator[None]:
+def compilations_shown(started: Callable[[str], None],
+                       ended: Callable[[], None]) -> Iterator[None]:
   """Calls `started` with each program that compiles, such as 'decode 64 ×
-  1,024', and the seconds that it took before, if known; then `ended`; also if
-  the cache has it.
+  1,024', then `ended`; also if the cache has it.
 
-  The sizes are those of the program's largest array of integers: tokens, or
-  positions in the cache. The seconds are by `model`; None: the embedded one.
+  The sizes are those of the program's first array of integers: tokens, or
+  positions in the cache.
   """
-  times, last = compile_times.CompileTimes(model), ''
-  announced = {}  # programs by the name that jax gives their functions
+  last, announced = '', set()  # the names that jax gives their functions
 
   def announce(record):
     nonlocal last
     if record.msg.startswith('Compiling %s'):
       last, inputs = record.args[:2]
-      announced[last] = program = _program(last, inputs)
-      started(program, times.before(program))
+      announced.add(last)
+      started(_program(last, inputs))
     return record.levelno >= logging.WARNING
 
-  def listen(event, duration, *, fun_name='', **_):
-    if event == _COMPILED and (
-        program := announced.pop(fun_name or last, None)):
-      times.add(program, duration)
+  def listen(event, _, *, fun_name='', **__):
+    if event == _COMPILED and (fun_name or last) in announced:
+      announced.discard(fun_name or last)
       ended()
 
   logger, level = logging.getLogger(_LOGGER), logging.getLogger(_LOGGER).level
@@ -169,7 +164,6 @@ def compilations_shown(
     logger.setLevel(level)
     logger.removeFilter(announce)
     jax.monitoring.unregister_event_duration_listener(listen)
-    times.keep()
 
 
 def _program(name, inputs):

@@ -41,8 +41,8 @@ class FolderLock:
 
   def __init__(self, folder: str | os.PathLike):
     self._folder = files.path(folder).absolute()
-    self._file = (_Object if files.is_remote(folder) else _DiskFile)(
-        self._folder / FILE)
+    kind = files.VersionedObject if files.is_remote(folder) else _DiskFile
+    self._file = kind(self._folder / FILE)
     self._mine = json.dumps({
         'host': socket.gethostname(), 'process': os.getpid(),
         'machine': _machine(), 'process_started': _started(os.getpid()),
@@ -109,7 +109,8 @@ class _Found:
 
 
 class _DiskFile:
-  """The lock on a disk, perhaps another machine's."""
+  """The lock on a disk, perhaps another machine's. Its methods are those of
+  files.VersionedObject."""
 
   def __init__(self, path: pathlib.Path):
     self.path = path
@@ -162,31 +163,6 @@ class _DiskFile:
   def remove(self, _: _Found) -> None:
     """Deletes the lock."""
     self.path.unlink()
-
-
-class _Object:
-  """The lock in a bucket. Its methods are those of _DiskFile."""
-
-  def __init__(self, path: files.BucketPath):
-    self.path = path
-
-  def read(self) -> files.Version | None:
-    return files.read_version(self.path)
-
-  def age(self, found: files.Version) -> float:
-    return found.age
-
-  def replace(self, found: files.Version | None, text: str) -> bool:
-    if files.replace_version(self.path, text, found):
-      return True
-    now = self.read()  # a repeated request finds what it has written
-    return now is not None and now.text == text
-
-  def touch(self, found: files.Version) -> None:
-    files.replace_version(self.path, found.text, found)
-
-  def remove(self, found: files.Version) -> None:
-    files.delete_version(self.path, found)
 
 
 def _wait_until_abandoned(file, found):

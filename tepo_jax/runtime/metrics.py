@@ -97,10 +97,7 @@ def parse(line: str) -> dict[str, Any]:
     json.JSONDecodeError: the line is torn.
     ValueError: it is JSON, but no record.
   """
-  try:
-    record = json.loads(line)
-  except RecursionError:
-    record = None
+  record = json.loads(line)
   if (not isinstance(record, dict) or type(record.get('step')) is not int
       or not {*map(type, record.values())} <= {int, float, type(None)}):
     raise ValueError(f'not the record of a step: {line[:60]!r}')
@@ -133,12 +130,8 @@ class NoWriter:
 
 
 class _Sink:
-  """An optional output: after its first error, the run continues without it.
-
-  name: for the warning. errors: the exceptions that only disable it.
-  """
-  name: str
-  errors: tuple[type[Exception], ...]
+  """An optional output: after its first error, the run continues without it."""
+  name: str  # for the warning
   _broken = False
 
   def call(self, method: Callable[..., None], *arguments: Any) -> None:
@@ -146,7 +139,7 @@ class _Sink:
     try:
       if not self._broken:
         method(*arguments)
-    except self.errors as error:
+    except Exception as error:  # wandb and a bucket raise many types
       reason = disk.failure(error) or errors.one_line(error)
       print(f'warning: {self.name} disabled: {reason}', file=sys.stderr,
             flush=True)
@@ -159,7 +152,7 @@ class _Events(_Sink):
   If the disk fails, the thread of tensorboardX's SummaryWriter dies, and
   training hangs on its full queue. Scalars need only its event writer.
   """
-  name, errors = 'TensorBoard events', (Exception,)  # a bucket raises many
+  name = 'TensorBoard events'
 
   def __init__(self, directory: files.Path):
     self._directory, self._writer = directory, None
@@ -195,7 +188,7 @@ class _Wandb(_Sink):
   Its id is drawn once and kept in the workdir. Derived from the path, it would
   continue the curve of a run that was deleted, or of another container.
   """
-  name, errors = 'Weights & Biases', (Exception,)  # it raises many types
+  name = 'Weights & Biases'
 
   def __init__(self, workdir: files.Path, project: str,
                config: Mapping[str, Any]):

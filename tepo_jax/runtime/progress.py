@@ -100,8 +100,8 @@ class Progress:
     self._head, self._text, self._left, self._summary = '', '', '', ''
     self._sample, self._sampled = '', -math.inf
     self._history: dict[str, list[float]] = collections.defaultdict(list)
-    # A program, its longest time, since when, and what announces a long one.
-    self._compilation: tuple[str, str, float, threading.Timer] | None = None
+    # A program, since when, and what announces a long one.
+    self._compilation: tuple[str, float, threading.Timer] | None = None
     self._phase: tuple[str, float] | None = None  # and when it began
     self._phases: dict[str, float] = {}  # its seconds, of this step so far
     self._shares: dict[str, float] = {}  # of the last step
@@ -196,16 +196,14 @@ class Progress:
             * _recent(self._step_seconds[1:] or self._step_seconds)
             + evaluations * _recent(self._eval_seconds))
 
-  def compiling(self, program: str, before: float | None = None) -> None:
-    """Shows that `program` is being compiled, which took `before` seconds
-    earlier; without a terminal from LONG_SECONDS on."""
+  def compiling(self, program: str) -> None:
+    """Shows that `program` is being compiled; without a terminal from
+    LONG_SECONDS on."""
     self.compiled()
-    most = ('first run only' if before is None
-            else f'up to {duration(before)}')
-    announcement = threading.Timer(LONG_SECONDS, self.note, (
-        self._head, f'compiling {program} ({most}) ...'))
+    announcement = threading.Timer(
+        LONG_SECONDS, self.note, (self._head, f'compiling {program} ...'))
     announcement.daemon = True
-    self._compilation = program, most, time.monotonic(), announcement
+    self._compilation = program, time.monotonic(), announcement
     if not self._is_live:
       announcement.start()
 
@@ -213,7 +211,7 @@ class Progress:
     """Ends what `compiling` shows; keeps a line if it took LONG_SECONDS."""
     if self._compilation is None:
       return
-    program, _, start, announcement = self._compilation
+    program, start, announcement = self._compilation
     announcement.cancel()
     self._compilation = None
     if (seconds := time.monotonic() - start) >= LONG_SECONDS:
@@ -236,9 +234,9 @@ class Progress:
     """What the live block shows now; it is as wide as the terminal."""
     now, text = table.Table.grid(padding=(0, 2)), self._text
     if self._compilation is not None:
-      program, most, start, _ = self._compilation
+      program, start, _ = self._compilation
       if (seconds := time.monotonic() - start) >= 1:
-        text = f'compiling {program}: {duration(seconds)} ({most})'
+        text = f'compiling {program}: {duration(seconds)}'
     now.add_row(*([
         text_lib.Text(self._head, no_wrap=True), progress_bar.ProgressBar(
             self._total, self._done, width=10)] if self._head else []),
@@ -278,7 +276,7 @@ def shortened(text: str, most: int) -> str:
 
 
 @contextlib.contextmanager
-def counting(title: str, total: int, done: int = 0
+def counting(title: str, total: int, done: int
              ) -> Iterator[Callable[[int], None]]:
   """Yields a function to call with the number of items that are finished;
   meanwhile a terminal shows how many of `total` are, `done` of them before."""
@@ -289,9 +287,9 @@ def counting(title: str, total: int, done: int = 0
     yield functools.partial(bar.advance, task)
 
 
-def track(items: Iterable, title: str, total: int, done: int = 0) -> Iterator:
+def track(items: Iterable, title: str, total: int) -> Iterator:
   """Yields the items, shown by `counting`."""
-  with counting(title, total, done) as advance:
+  with counting(title, total, done=0) as advance:
     for item in items:
       yield item
       advance(1)

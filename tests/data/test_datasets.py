@@ -202,10 +202,10 @@ ZIPPED = gzip.compress(b'{}', mtime=0)
      'row 2: 1 cells, but the header has 2 columns'),
     ('a.csv', b'problem,answer\n1+1?,2,3\n', 'row 1: 3 cells'),
     ('a.csv', b'problem,answer,answer\n1+1?,2,3\n',
-     "row 1: 'answer' is the name of two columns"),
+     "'answer' is the name of two columns"),
     ('a.csv', b'problem,answer\n1+1?,\n', "row 1: 'answer' is empty"),
     ('a.csv', b'problem,answer\n"1+1?,2\n', 'after line 2: not CSV'),
-    ('a.csv', b'problem,answer\n1+1?,2\n\xff,2\n', 'line 3: not in UTF-8'),
+    ('a.csv', b'problem,answer\n1+1?,2\n\xff,2\n', 'not CSV in UTF-8'),
     ('a.csv', 'problem,answer\n'.encode('utf-16'), 'in UTF-16: save it as UTF'),
     ('a.jsonl', ZIPPED, 'row 1: not JSON'),
     ('a.jsonl', ZIPPED, '; it is compressed: unpack it'),
@@ -370,18 +370,6 @@ GOOD = {'problem': '1+1?', 'answer': '2'}
     ({'problem': "({'role': 'user', 'content': '?'},)", 'answer': '2'},
      "row 3: 'problem' is the text of a list or an object; use the parquet"),
     ({'problem': "[array({'content': '?'}, dtype=object)]", 'answer': '2'},
-     "row 3: 'problem' is the text of a list or an object; use the parquet"),
-    ({'problem': "['What is 1+1?']", 'answer': '2'},
-     "row 3: 'problem' is the text of a list or an object; use the parquet"),
-    ({'problem': '["What is 1+1?",\n "Why?"]', 'answer': '2'},
-     "row 3: 'problem' is the text of a list or an object; use the parquet"),
-    ({'problem': "('What is 1+1?',)", 'answer': '2'},
-     "row 3: 'problem' is the text of a list or an object; use the parquet"),
-    ({'problem': "array(['What is 1+1?'], dtype=object)", 'answer': '2'},
-     "row 3: 'problem' is the text of a list or an object; use the parquet"),
-    ({'problem': [{'role': 'user', 'content': "['What is 1+1?']"},
-                  {'role': 'assistant', 'content': '2'},
-                  {'role': 'user', 'content': '2+2?'}], 'answer': '4'},
      "row 3: 'problem' is the text of a list or an object; use the parquet"),
     ({'problem': [{'role': 'system', 'content': "[{'type': 'text'}]"},
                   {'role': 'user', 'content': '2+2?'}], 'answer': '4'},
@@ -628,49 +616,14 @@ def test_bad_files_are_refused(tmp_path):
     datasets.load('arithmetic', 'validation')
 
 
-@pytest.mark.parametrize('column, wrong', [
-    (pyarrow.array([10**14], pyarrow.timestamp('s')), 'days='),
-    (pyarrow.array([2**52], pyarrow.duration('s')), 'Python int too large'),
-    (pyarrow.array([b'\xff']).view(pyarrow.string()), "'utf-8' codec")])
-@pytest.mark.parametrize('is_folder', [False, True])
-def test_values_of_a_parquet_file_that_python_has_not(
-    column, wrong, is_folder, tmp_path):
-  """They refuse a file only in a column that is needed, and name their row."""
+def test_a_value_of_a_parquet_file_that_python_has_not(tmp_path):
   path = tmp_path / 'a.parquet'
-  column = pyarrow.concat_arrays([pyarrow.array([None], column.type), column])
-  table = pyarrow.table({'problem': ['1?', '2?'], 'answer': ['1', '2'],
-                         'unit': ['m', 'm'], 'level': column})
-  parquet.write_table(table, path)
-  spec = str(tmp_path if is_folder else path)
-  label = tmp_path.stem if is_folder else 'a'
-  first, second = datasets.load(spec)
-  assert first.row == {
-      'problem': '1?', 'answer': '1', 'unit': 'm', 'level': None}
-  assert second == problem_lib.Problem(
-      f'{label}/2', '2?', ('2',), label, unit='m')
-  assert second.row == {'problem': '2?', 'answer': '2', 'unit': 'm'}
-  for names in ({'answer': 'level'}, {'problem': 'level'}):
-    with pytest.raises(errors.InputError) as caught:
-      datasets.load(spec, columns=names, skip_bad=1)
-    assert f"; the last: {spec}: row 2: 'level' cannot be read: {wrong}" in (
-        str(caught.value))
-  parquet.write_table(table.rename_columns(
-      ['problem', 'answer', 'unit', 'abs_error']), path)
-  with pytest.raises(errors.InputError) as caught:
-    datasets.load(spec)
-  assert str(caught.value).startswith(
-      f"{spec}: row 2: 'abs_error' cannot be read: {wrong}")
-
-
-def test_columns_of_one_name_that_are_not_needed(tmp_path):
-  parquet.write_table(pyarrow.Table.from_arrays(
-      [pyarrow.array([text]) for text in ('?', '2', '3', '4')],
-      names=['problem', 'answer', 'level', 'level']), tmp_path / 'a.parquet')
-  (tmp_path / 'a.csv').write_text('problem,answer,level,level\n?,2,3,4\n')
-  for file in ('a.parquet', 'a.csv'):
-    (problem,) = datasets.load(str(tmp_path / file))
-    assert problem == problem_lib.Problem('a/1', '?', ('2',), 'a')
-    assert problem.row == {'problem': '?', 'answer': '2'}
+  parquet.write_table(pyarrow.table({
+      'problem': ['?'], 'answer': ['2'],
+      'made': pyarrow.array([10**14], pyarrow.timestamp('s'))}), path)
+  for spec in (path, tmp_path):
+    with pytest.raises(errors.InputError, match='cannot be read from row 1 on'):
+      datasets.load(str(spec))
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path):
@@ -678,12 +631,19 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
   parquet.write_table(pyarrow.Table.from_arrays(
       [pyarrow.array(['?']), pyarrow.array(['2']), pyarrow.array(['3'])],
       names=['problem', 'answer', 'answer']), path)
-  with pytest.raises(errors.InputError, match="row 1: 'answer' is the name"):
+  with pytest.raises(errors.InputError, match="'answer' is the name of two"):
     datasets.load(str(path))
   path = tmp_path / 'a.jsonl'
   path.write_text('{"problem": "?", "answer": "2", "answer": "3"}')
   with pytest.raises(errors.InputError, match='row 1: .*two values of one nam'):
     datasets.load(str(path))
+
+
+def test_columns_without_a_name_may_be_several(tmp_path):
+  path = tmp_path / 'a.csv'
+  path.write_text('problem,answer,,\n1+1?,2,,\n')
+  assert datasets.load(str(path)) == [
+      problem_lib.Problem('a/1', '1+1?', ('2',), 'a')]
 
 
 def test_a_cell_of_a_csv_file_may_be_long(tmp_path):
@@ -744,15 +704,12 @@ def test_overlap():
     ('1.5 + 2', '15 + 2', False), ('x^2', 'x_2', False),
     ('12 − 3', '12-3', True), (r'12 \times 3', '12×3', True),
     ('a two-digit number', 'A two digit number.', True),
-    ('it is *nice* if', 'it is nice, if', True),
     ('(2 + 3) * 4', '2 + (3 * 4)', False), ('5!', '5', False),
     ('20%', '20', False), ('a ⋅ b', 'a b', False), ('a ∗ b', 'a b', False),
     ('a – b', 'a b', False), (r'12 -\sqrt{3}', r'12 \sqrt{3}', False),
     ('3 : 4', '34', False), ('3 : 4', '3 4', False), ('|x|', 'x', False),
     ('(1, 2)', '(12)', False), ('x ≤ 3', 'x ≥ 3', False),
-    ('x^{2 + 1}', 'x^{2} + 1', False), ("f'(x)", 'f(x)', False),
-    ("AB' = 3", 'AB = 3', False), ('AB-CD', 'ABCD', False),
-    (r'\{5\} + 1', '5 + 1', False), (r'1 \\(2', r'1 \\ (2', True),
+    ('AB-CD', 'ABCD', False), (r'\{5\} + 1', '5 + 1', False),
     ('a – b', 'a - b', True), ('a ⋅ b', r'a \cdot b', True),
     ('a ∗ b', 'a * b', True), ('(1, 2)', '(1,2)', True),
     ('Find $1$, $x$.', 'find 1, x', True), ('$x^{2}$', 'x^2', True),
@@ -764,7 +721,7 @@ def test_overlap():
     (r'\leftarrow x', 'arrow x', False),
     ('甲，乙？', '甲乙。', True), ('（1，2）', '（12）', False),
     ('2 * sin', '2 sin', False),
-    ('so **nice** if', 'so nice if', True), ('pq*3', 'pq3', False)])
+    ('pq*3', 'pq3', False), ('at ﬁrst', 'at first', True)])
 def test_operators_tell_problems_apart(first, second, equal):
   one, other = (problem_lib.Problem('', text, ('1',), '')
                 for text in (first, second))
@@ -775,8 +732,8 @@ def test_operators_tell_problems_apart(first, second, equal):
 def test_overlap_of_the_real_copies():
   training = datasets.load(f'dapo_math:{_SHARED / "dapo_math_17k"}.jsonl')
   for name, file, count in (
-      ('amc', 'amc83', 14), ('omni_math', 'omni_math_rule', 188),
-      ('olympiadbench', 'olympiadbench', 8), ('math500', 'math500', 6)):
+      ('amc', 'amc83', 14), ('omni_math', 'omni_math_rule', 191),
+      ('olympiadbench', 'olympiadbench', 8), ('math500', 'math500', 7)):
     problems = datasets.load(f'{name}:{_SHARED / file}.jsonl')
     assert datasets.overlap(problems, training) == count, name
 

@@ -1,9 +1,5 @@
 """Verbatim templates, chat templates and the length filter."""
 
-import contextlib
-import resource
-import signal
-
 import pytest
 import tokenizers
 from tokenizers import decoders
@@ -211,11 +207,6 @@ def test_a_column_named_like_a_method_of_dict(tmp_path):
      'the columns of row: numbers, target'),
     ('{{ row.target + 1 }}', 'a/1 of a: '),
     ('{{ problem.__class__.__mro__ }}', 'a/1 of a: '),
-    ('{{ problem }}{{ ' + 3000 * '(' + '1' + 3000 * ')' + ' }}', 'recursion'),
-    ('{{ problem }}{% set system = "a" * 10**10 %}', 'must be a constant'),
-    ('{{ problem * 10**10 }}', 'more than 1024 MB'),
-    ('{{ [problem] * 10**10 }}', 'more than 1024 MB'),
-    ('{{ problem * 4 * 10**6 }}', '8,000,000 characters; at most 4,000,000'),
 ])
 def test_a_bad_jinja_file_is_refused_by_name(tmp_path, text, wrong):
   path = tmp_path / 'mine.jinja'
@@ -242,26 +233,13 @@ def test_an_unreadable_jinja_file_is_refused(tmp_path):
     prompts.get(str(tmp_path / 'latin.jinja'))
 
 
-LOOP = ('{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}'
-        '{% endfor %}')
-
-
 @pytest.mark.parametrize('template,wrong', [
     (CHAT + '{{ 1 / 0 }}', 'division by zero'),
     (CHAT + '{{ messages[9].role }}', 'has no element 9'),
-    (CHAT + '{{ "a" * 10**10 }}', 'more than 1024 MB'),
-    (CHAT + '{% set a = [0] * 10**10 %}', 'more than 1024 MB'),
-    (CHAT + '{{ "ab" * 1000 }}', ' characters; at most 999'),
     (CHAT + '{% if %}', 'Expected'),
     ('{{ messages[0].role }}', 'the text of the user turn is not in what it '),
-    (CHAT + '{{ [1, 2]|random }}', 'it draws at random'),
-    (CHAT + LOOP, 'not rendered within 0.3 s'),
-    # Jinja evaluates the power when it compiles, and ignores what that raises.
-    (CHAT + '{{ 7 ** 2000000 % 3 }}' + LOOP, 'not rendered within 0.3 s')])
-def test_whatever_a_chat_template_does_is_refused_in_one_line(
-    template, wrong, monkeypatch):
-  monkeypatch.setattr(chat_templates, 'LIMIT_S', 0.3)
-  monkeypatch.setattr(chat_templates, 'MAX_CHARS', 999)
+    (CHAT + '{{ [1, 2]|random }}', 'it draws at random')])
+def test_whatever_a_chat_template_does_is_refused_in_one_line(template, wrong):
   with pytest.raises(errors.InputError) as error:
     _rendered('plain', 'Q?', template)
   assert str(error.value).startswith(
@@ -276,44 +254,6 @@ def test_a_chat_template_keeps_what_it_is_given():
     _rendered('plain', 'Q?', user + '{% endif %}{% endfor %}', system='Brief.')
   trims = '{% for m in messages %}{{ m.content | trim }}{% endfor %}'
   assert _rendered('plain', 'Q?', trims, system=' Brief.\n') == 'Brief.Q?'
-
-
-def test_a_jinja_file_has_a_time_limit(tmp_path, monkeypatch):
-  monkeypatch.setattr(chat_templates, 'LIMIT_S', 0.3)
-  path = tmp_path / 'mine.jinja'
-  path.write_text('{{ problem }}' + LOOP)
-  with pytest.raises(errors.InputError, match='not rendered within 0.3 s'):
-    _rendered(str(path), 'Q?')
-  monkeypatch.setattr(chat_templates, 'LIMIT_S', 0.01)
-  path.write_text('{{ problem }}' * 10_000)  # takes longer to read
-  with pytest.raises(errors.InputError, match='not rendered within 0.01 s'):
-    prompts.get(str(path))
-
-
-@pytest.mark.parametrize('is_late', [False, True])
-def test_an_alarm_at_the_end_leaves_no_limit(monkeypatch, is_late):
-  """The clock stops before the limit of memory is lifted; a late alarm may
-  take the place of the call that stops it."""
-  set_limit, set_timer, clocks = (
-      resource.setrlimit, signal.setitimer, [])
-  before = resource.getrlimit(resource.RLIMIT_AS)
-
-  def setrlimit(*arguments):
-    clocks.append(signal.getitimer(signal.ITIMER_REAL)[0])
-    set_limit(*arguments)
-
-  def setitimer(which, *seconds):
-    if is_late and seconds == (0,) and len(clocks) == 1:
-      raise TimeoutError
-    set_timer(which, *seconds)
-
-  monkeypatch.setattr(resource, 'setrlimit', setrlimit)
-  monkeypatch.setattr(signal, 'setitimer', setitimer)
-  with contextlib.suppress(TimeoutError), chat_templates.limited():
-    pass
-  assert clocks[0] == 0 and bool(clocks[1]) == is_late
-  assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
-  assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
 CLOCK = "{{ strftime_now('%d %b %Y') }}" + CHAT

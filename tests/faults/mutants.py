@@ -50,7 +50,7 @@ _MODULES = {
     'checkpoint': 'files', 'session': 'restore',
     'learner_batch': 'advantage learner', 'learner': 'sampling',
     'training_programs': 'memory programs',
-    'compilation': 'compile_times host', 'prompts': 'chat_templates'}
+    'compilation': 'host', 'prompts': 'chat_templates'}
 _PROGRAMS = [f'tests/{name}' for name in (
     'test_programs.py', 'test_bad_input.py', 'test_cli.py', 'test_layouts.py',
     'test_lora_run.py', 'test_own_data.py', 'test_own_reward.py', 'faults')]

@@ -25,7 +25,6 @@ def test_every_change_makes_another_program():
 
 
 @pytest.mark.parametrize('module, test', [
-    ('runtime/compile_times', 'runtime/test_compilation'),
     ('data/chat_templates', 'data/test_prompts'),
     ('tools/report/significance', 'tools/report/test_significance'),
     ('job/evaluation', 'job/test_evaluation')])

@@ -1,17 +1,12 @@
 """Compilations are counted, and logged after the warm-up."""
 
-import functools
-import json
 import logging
 import time
-from unittest import mock
 
 import jax
 import numpy as np
 import pytest
 
-from tepo_jax import errors
-from tepo_jax.runtime import compile_times
 from tepo_jax.runtime import host
 
 pytestmark = pytest.mark.long
@@ -34,15 +29,9 @@ def test_compilations_after_the_warm_up_are_logged(capsys):
   assert logged == ['', '', warning, '', warning]
 
 
-def test_compilations_are_named_with_their_first_array_of_integers(
-    compilation_folder, tmp_path):
-  """Not of int8; and with the seconds that they took in earlier processes."""
-  events, before = [], []
-  jax.config.update('jax_compilation_cache_dir', str(tmp_path))
-
-  def started(program, seconds):
-    events.append(program)
-    before.append(seconds)
+def test_compilations_are_named_with_their_first_array_of_integers():
+  """Not of int8."""
+  events = []
 
   @jax.jit
   def decode(slots_N, *more):
@@ -51,63 +40,32 @@ def test_compilations_are_named_with_their_first_array_of_integers(
   arrays = [np.zeros(shape, dtype) for shape, dtype in (
       (64, np.int32), ((90, 4000), np.int8), ((64, 1024), np.int32),
       ((90, 4000), np.float32), ((1, 90000), np.int32))]
-  shown = functools.partial(
-      host.compilations_shown, started=started,
-      ended=lambda: events.append('done'))
-  with shown('a model'):
+  with host.compilations_shown(events.append, lambda: events.append('done')):
     decode(*arrays)
     decode(*arrays)  # is compiled already
   assert [e for e in events if e != 'done'] == ['decode 64 × 1,024']
   assert events[-1] == 'done'
-  for model in 'a model', 'another':
-    jax.clear_caches()
-    with shown(model):
-      decode(*arrays)
-  [file] = tmp_path.glob('*.json')
-  file.write_text('[]')
-  jax.clear_caches()
-  with shown('a model'):
-    decode(*arrays)
-  first, again, *unknown = before
-  assert first is None and again > 0 and unknown == [None, None]
   events.clear()
   decode(*(array[:32] for array in arrays))
   assert events.count('decode 32 × 1,024') == 0
   assert not logging.getLogger(host._LOGGER).filters
 
 
-def test_a_compilation_counts_for_the_program_of_its_name(
-    compilation_folder, tmp_path):
-  """Another thread may compile too; what was not announced is not kept."""
-  jax.config.update('jax_compilation_cache_dir', str(tmp_path))
+def test_a_compilation_counts_for_the_program_of_its_name():
+  """Another thread may compile too; what was not announced does not count."""
   ended = []
 
-  def other_ends(*_):
+  def other_ends(_):
     if not ended:
       jax.monitoring.record_event_duration_secs(
           host._COMPILED, 999., fun_name='jit(other)')
 
   with host.compilations_shown(
-      None, started=other_ends, ended=lambda: ended.append('done')):
+      started=other_ends, ended=lambda: ended.append('done')):
     jax.monitoring.record_event_duration_secs(host._COMPILED, 999.)
     assert not ended
     jax.jit(lambda x_N: 3 * x_N)(np.zeros(7, np.float32))
   assert ended == ['done']
-  [file] = tmp_path.glob('*.json')  # and no temporary one
-  [seconds] = json.loads(file.read_text()).values()
-  assert list(seconds) == ['<lambda>'] and seconds['<lambda>'] < 999
-
-
-def test_a_cache_that_cannot_be_written_is_no_error(
-    compilation_folder, monkeypatch):
-  """Such as one in a bucket without gcsfs."""
-  jax.config.update('jax_compilation_cache_dir', 'gs://bucket/cache')
-  monkeypatch.setattr(compile_times.files, 'path', mock.Mock(
-      side_effect=errors.InputError('gs:// needs gcsfs')))
-  times = compile_times.CompileTimes(None)
-  times.add('decode', 3.)
-  times.keep()
-  assert times.before('decode') == 3
 
 
 def test_the_seconds_of_compilation_are_counted_once(monkeypatch):

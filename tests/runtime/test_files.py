@@ -1,5 +1,6 @@
 """runtime.files: the same on a disk and in a bucket."""
 
+import functools
 import os
 import socket
 import subprocess
@@ -108,8 +109,7 @@ def test_uploads_of_a_growing_object_take_little_time(
   assert len(written) == 3 and now[0] == 106  # at 1 s, 43 s, 85 s
 
 
-def test_a_folder_is_uploaded_and_an_interrupted_upload_is_finished(
-    folder, bucket_server):
+def test_a_folder_is_uploaded_and_an_interrupted_upload_is_finished(folder):
   out = folder / 'hf'
   assert files.is_free(out)
   data = os.urandom(6_000_000)  # in parts
@@ -128,11 +128,8 @@ def test_a_folder_is_uploaded_and_an_interrupted_upload_is_finished(
   (out / 'config.json').unlink()
   (out / 'upload.unfinished').write_text('')
   assert files.is_free(out)
-  before = len(bucket_server.log)
   fill()
-  sent = [path for method, path, _ in bucket_server.log[before:]
-          if method == 'POST']
-  assert len(sent) == 2 and _names(out) == ['config.json', 'part']
+  assert _names(out) == ['config.json', 'part']
 
 
 def test_two_processes_upload_to_one_folder(folder, monkeypatch):
@@ -175,15 +172,15 @@ def test_a_range_of_bytes(bucket_server):
 
 
 def test_of_two_writers_one_replaces_a_version(bucket_server):
-  path = files.path('gs://lab/version')
-  assert files.read_version(path) is None
-  assert files.replace_version(path, 'é', None)
-  assert not files.replace_version(path, 'b', None)
-  old = files.read_version(path)
-  assert old.text == 'é' and 0 <= old.age < 60
-  assert files.replace_version(path, 'c', old)
-  assert not files.replace_version(path, 'd', old)
-  assert files.read_version(path).text == 'c'
+  found = files.VersionedObject(files.path('gs://lab/version'))
+  assert found.read() is None
+  assert found.replace(None, 'é')
+  assert not found.replace(None, 'b')
+  old = found.read()
+  assert old.text == 'é' and 0 <= found.age(old) < 60
+  assert found.replace(old, 'c')
+  assert not found.replace(old, 'd') and found.replace(old, 'c')
+  assert found.read().text == 'c'
 
 
 @pytest.mark.parametrize('bucket, said', [
@@ -191,7 +188,7 @@ def test_of_two_writers_one_replaces_a_version(bucket_server):
 def test_a_bucket_that_does_not_take_files(bucket_server, bucket, said):
   path = files.path(f'gs://{bucket}/run/x')
   for write in (path.write_text, files.GrowingFile(path).append,
-                lambda text: files.replace_version(path, text, None)):
+                functools.partial(files.VersionedObject(path).replace, None)):
     with pytest.raises(errors.InputError) as error:
       write('x')
     assert said in str(error.value) and f'gs://{bucket}' in str(error.value)

@@ -110,7 +110,7 @@ def test_tensorboard_failing_later_warns_once(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize('line', [
     '3', '[]', '{}', 'null', '{"step": "1"}', '{"step": null}',
-    '{"steps": 1}', '{"step": 2, "reward": "high"}', 9999 * '[', 9999 * '1',
+    '{"steps": 1}', '{"step": 2, "reward": "high"}', 9999 * '1',
     '{"step": 2, "re', '{"step": 2, "x": .5}\n{"step": 3}', '\ufffd\x00'])
 def test_a_line_that_is_no_record_is_named(tmp_path, line):
   """Where a run resumes, and wherever else the file is read."""
