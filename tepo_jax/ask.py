@@ -103,8 +103,8 @@ class Model:
     for number, question in enumerate(questions):
       problem, ids = self._render(f'question {number + 1}', question)
       while len(ids) > most and self.turns:
-        print(f'{self.name}: the chat is longer than {most} tokens; its oldest '
-              'exchange is forgotten', file=sys.stderr)
+        errors.note(f'{self.name}: the chat is longer than {most} tokens; its '
+                    'oldest exchange is forgotten')
         self.turns = self.turns[2:]
         problem, ids = self._render(problem.id, question)
       if len(ids) > most:
@@ -149,17 +149,14 @@ def _references() -> tuple[str, ...]:
   return found
 
 
-def _settings(spec: str, like: ml_collections.ConfigDict | None
-              ) -> tuple[ml_collections.ConfigDict, str, int | None]:
-  """(config, folder or workdir, step) of FOLDER_OR_WORKDIR[@STEP]; `like`: the
-  config of a run, for a folder that is compared with it."""
-  name, step = run_folder.split_step(spec)
-  if (files.path(name) / session_lib.CHECKPOINTS).exists():
+def _settings(name: str, is_run: bool, like: ml_collections.ConfigDict | None
+              ) -> ml_collections.ConfigDict:
+  """The config for a workdir, or a folder; `like`: that of a run, with which a
+  folder is compared."""
+  if is_run:
     saved = run_folder.read_config(name)
     configuration.check_saved(saved, f'{name}/config.json')
     config = ml_collections.ConfigDict(saved.to_dict())
-  elif step is not None:
-    raise errors.InputError(f'{spec}: {name} is not the workdir of a run')
   else:
     config = copy.deepcopy(like) if like else base.get_config()
     config.model = name
@@ -173,7 +170,7 @@ def _settings(spec: str, like: ml_collections.ConfigDict | None
       tensor=None, slots=_SLOTS if mesh_lib.free_bytes() is None else None)
   config.compute.attention = 'auto'
   config.eval.max_tokens = 1  # nothing is evaluated
-  return config, name, step
+  return config
 
 
 def _fit_lengths(config, folder, is_run, is_chat):
@@ -201,9 +198,11 @@ def open_model(spec: str, stack: contextlib.ExitStack,
   like: the config of the run at whose settings a model folder is asked.
   is_chat: whether prompts may be longer than the run's.
   """
-  config, name, step = _settings(spec, like)
+  name, step = run_folder.split_step(spec)
   is_run = (files.path(name) / session_lib.CHECKPOINTS).exists()
-  params = None
+  if step is not None and not is_run:
+    raise errors.InputError(f'{spec}: {name} is not the workdir of a run')
+  config, params = _settings(name, is_run, like), None
   if is_run:
     folder, params = restore.restore_params(
         name, mesh_lib.make(config.mesh), step)
@@ -213,7 +212,7 @@ def open_model(spec: str, stack: contextlib.ExitStack,
   config.lora.rank = 0  # adapters are merged
   _fit_lengths(config, folder, is_run or like is not None, is_chat)
   session = stack.enter_context(session_lib.open_folder(config, folder))
-  session.check_rollout()
+  session.check_positions('rollout')
   cast = sampling_lib.make_decode_cast(*session.decoding())
   return Model(spec, session,
                cast(session.load_params() if params is None else params),
@@ -262,7 +261,7 @@ def _completion(group, sample):
 def _lines() -> Iterator[str]:
   """The questions on stdin, without blank lines."""
   if sys.stdin.isatty():
-    print('Each line is a question; Ctrl-D ends.', file=sys.stderr)
+    errors.note('Each line is a question; Ctrl-D ends.')
   for line in sys.stdin:
     if line := line.strip():
       yield line
@@ -313,7 +312,7 @@ def _chat(console, models, samplers, key):
           model.ask(sampler, [question], jax.random.fold_in(key, number))[0]
           for model, sampler in zip(models, samplers)]
     except errors.InputError as error:
-      print(error, file=sys.stderr)
+      errors.note(str(error))
       continue
     _show(console, question, models, answers)
     for model, group in zip(models, answers):

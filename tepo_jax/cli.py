@@ -4,13 +4,11 @@ A program defines its flags at module level, for example `_CONFIG =
 cli.DEFINE_config()`, and ends with `cli.run(main)`, where main() -> None.
 """
 
-import collections
 from collections.abc import Callable, Iterable
 import difflib
 import faulthandler
 import functools
 import glob
-import importlib.machinery
 import importlib.util
 import inspect
 import logging
@@ -18,6 +16,7 @@ import operator
 import os
 import pathlib
 import re
+import runpy
 import sys
 import traceback
 from typing import Any
@@ -58,12 +57,11 @@ def run(main: Callable[[], None], joins_job: bool = False,
 
   Status 0 on success or --help; 2 with one line on stderr for bad input (flags,
   config, errors.InputError, a path without permission, with a loop of links,
-  too long, or a folder in place of a file; stdout on a full disk); 1 with one
-  line if the run cannot continue (errors.RunError, a full disk, no device
-  memory); 3 if a restart may help (errors.Lost, a device that cannot be
-  opened); 42 if SIGTERM stopped it with work left; 130 if interrupted; 141,
-  quietly, if the reader of its output has gone. Anything else is a bug and
-  keeps its traceback.
+  too long, or a folder in place of a file); 1 with one line if the run cannot
+  continue (errors.RunError, a full disk, no device memory); 3 if a restart may
+  help (errors.Lost, a device that cannot be opened); 42 if SIGTERM stopped it
+  with work left; 130 if interrupted; 141, quietly, if the reader of its output
+  has gone. Anything else is a bug and keeps its traceback.
 
   Args:
     joins_job: whether the program joins the other processes of a job, as
@@ -97,7 +95,7 @@ def run(main: Callable[[], None], joins_job: bool = False,
     if expected is None:
       raise
     status, message = expected
-    print(f'{_program_name()}: {errors.printable(message)}', file=sys.stderr)
+    errors.note(f'{_program_name()}: {message}')
     sys.exit(status)
 
 
@@ -135,7 +133,7 @@ def load_config(spec: str) -> ml_collections.ConfigDict:
     hint = f'; did you mean {os.path.join(folder, *near)}?' if near else ''
     raise errors.InputError(f'--config: no file {path}{hint}')
   try:
-    config = _executed(path).get_config(*argument)
+    config = runpy.run_path(path)['get_config'](*argument)
   except ValueError as error:
     raise errors.InputError(
         f'--config={spec}: {errors.one_line(error)}') from error
@@ -149,20 +147,11 @@ def load_config(spec: str) -> ml_collections.ConfigDict:
   return config
 
 
-def _executed(path):
-  """The module of a config file."""
-  loader = importlib.machinery.SourceFileLoader('run_config', path)
-  module = importlib.util.module_from_spec(
-      importlib.util.spec_from_loader('run_config', loader))
-  loader.exec_module(module)
-  return module
-
-
 def caution(config: ml_collections.ConfigDict) -> str | None:
   """Why not to train this config, by caution(config, ARGUMENT) of --config's
   file; None: the file has no such function, or that found nothing."""
   path, *argument = (_config_spec(sys.argv) or '').split(':', 1)
-  found = getattr(_executed(path), 'caution', None) if path else None
+  found = runpy.run_path(path).get('caution') if path else None
   return found and found(config, *argument)
 
 
@@ -189,22 +178,20 @@ def quiet() -> None:
   absl_logging.set_verbosity(absl_logging.FATAL)
   ours = logging.getLogger('tepo_jax')
   ours.setLevel(logging.INFO)
+  ours.propagate = False  # to what a library's basicConfig has added
   if not ours.handlers:
     handler = logging.StreamHandler()
     handler.setFormatter(_Printable())
     ours.addHandler(handler)
   if not logging.root.handlers:  # else a library's basicConfig adds one later
     logging.root.addHandler(logging.NullHandler())
-  for handler in logging.root.handlers:  # a library called basicConfig
-    if type(handler) is logging.StreamHandler:
-      handler.addFilter(lambda record: not record.name.startswith('tepo_jax'))
   for name in ('jax', 'transformers', 'datasets', 'huggingface_hub', 'httpx',
                'fsspec', 'matplotlib'):
     logging.getLogger(name).setLevel(logging.ERROR)
-  # It logs errors that it also raises.
-  logging.getLogger('gcsfs').setLevel(logging.CRITICAL)
-  # It reports each of a failed save's tasks; the checkpoint reports the save.
-  logging.getLogger('asyncio').setLevel(logging.CRITICAL)
+  # gcsfs logs errors that it also raises; asyncio, each of a failed save's
+  # tasks, where the checkpoint reports the save.
+  for name in ('gcsfs', 'asyncio'):
+    logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 class _Printable(logging.Formatter):
@@ -347,13 +334,12 @@ def _where(error: Exception, path: str) -> str:
 
 def _did_you_mean(name: str, names: Iterable[str], prefix: str = '') -> str:
   """Suggests the most similar name; without a section, one of each section."""
-  by_tail = collections.defaultdict(list)
-  for candidate in names:
-    by_tail[candidate.rpartition('.')[2]].append(candidate)
+  tails = {candidate: candidate.rpartition('.')[2] for candidate in names}
   section, _, tail = name.rpartition('.')
-  tails = difflib.get_close_matches(tail, by_tail, 1)
-  whole = difflib.get_close_matches(name, sum(by_tail.values(), []), 1)
-  found = whole if whole and section else sum((by_tail[t] for t in tails), [])
+  found = difflib.get_close_matches(name, tails, 1) if section else []
+  if not found:
+    near = difflib.get_close_matches(tail, tails.values(), 1)
+    found = [candidate for candidate, its in tails.items() if its in near]
   return _did_you_mean_one_of(found, prefix)
 
 

@@ -4,6 +4,7 @@ of such lines."""
 from collections.abc import Iterator, Sequence
 import contextlib
 import re
+import sys
 
 
 class InputError(ValueError):
@@ -70,6 +71,11 @@ def printable(text: str) -> str:
   control characters but newline and tab are escaped, as `\\x1b`."""
   return _CONTROLS.sub(
       lambda match: match[0].encode('unicode_escape').decode(), text)
+
+
+def note(text: str) -> None:
+  """Prints a line on stderr, as `printable`."""
+  print(printable(text), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -12,10 +12,8 @@ same command resumes it; the results are the same. On several hosts
 """
 
 import collections
-import contextlib
 import functools
 import json
-import sys
 
 from absl import flags
 import jax
@@ -38,7 +36,6 @@ from tepo_jax.job import session as session_lib
 from tepo_jax.job import sizes
 from tepo_jax.job import texts
 from tepo_jax.runtime import agreement
-from tepo_jax.runtime import checkpoint as checkpoint_lib
 from tepo_jax.runtime import files
 from tepo_jax.runtime import interrupts
 from tepo_jax.runtime import lock as lock_lib
@@ -77,12 +74,9 @@ def evaluate(config: ml_collections.ConfigDict, out: files.Path) -> None:
   stop = processes.StopRequest()
   interrupts.unwind_on_first()  # Ctrl-C ends it now: each group is saved
   folder, params, step = _checkpoint(config), None, None
-  checkpoints = folder / session_lib.CHECKPOINTS
-  is_run = checkpoints.exists()
+  is_run = (folder / session_lib.CHECKPOINTS).exists()
   if is_run:
-    with contextlib.closing(
-        checkpoint_lib.Checkpointer(checkpoints, read_only=True)) as saved:
-      step = restore.latest_step(saved) if _STEP.value is None else _STEP.value
+    step = restore.latest_step(folder) if _STEP.value is None else _STEP.value
     processes.on_first(_say_what_differs, config, folder)
   elif _STEP.value is not None:
     raise errors.InputError(
@@ -100,7 +94,8 @@ def evaluate(config: ml_collections.ConfigDict, out: files.Path) -> None:
         session_lib.open_folder(config, folder) as session):
     evaluations = evaluation_lib.prepare(session)
     measured = texts.prepare(session)
-    found = facts.of_model(session.folder) | facts.of_evaluations(evaluations)
+    found = facts.of_model(session.folder) | facts.of_prompts(
+        facts.data_sets({}, evaluations))
     agreement.check(lambda: found | facts.of_texts(measured))
     processes.on_first(lock.acquire)
     processes.on_first(
@@ -145,10 +140,9 @@ def _say_what_differs(config, workdir):
     was, now = trained.get(name), asked[name]
     # No system turn, '', is another than the template's own, None.
     if was != now and (was or now or name == 'data.system'):
-      print(errors.printable(
+      errors.note(
           f'note: {workdir} was trained with {name}={was!r}, and is evaluated '
-          f'with {now!r}; --config.{name} sets it'),
-            file=sys.stderr, flush=True)
+          f'with {now!r}; --config.{name} sets it')
 
 
 def _identity(config, checkpoint, step):

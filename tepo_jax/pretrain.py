@@ -17,7 +17,6 @@ from tepo_jax import errors
 from tepo_jax.job import base_model
 from tepo_jax.job import configuration
 from tepo_jax.job import run_folder
-from tepo_jax.job import sizes
 from tepo_jax.runtime import processes
 
 _CONFIG = cli.DEFINE_config()
@@ -29,7 +28,6 @@ _OUT = flags.DEFINE_string(
 def main() -> None:
   config = _CONFIG.value
   configuration.check_values(config)
-  sizes.check(config)
   if 'pretrain' not in config:
     raise errors.InputError(
         'this config does not make a model: it has no section pretrain')

@@ -19,7 +19,7 @@ import ml_collections
 from tepo_jax import cli
 from tepo_jax import errors
 from tepo_jax.data import datasets
-from tepo_jax.data import embedded
+from tepo_jax.job import base_model
 from tepo_jax.job import configuration
 from tepo_jax.job import prompt_sets
 from tepo_jax.policy.huggingface import hub
@@ -64,9 +64,7 @@ def _tokenizer(config: ml_collections.ConfigDict):
   if config.model is not None:
     return weights.load_tokenizer(config.model)
   with tempfile.TemporaryDirectory() as scratch:
-    with errors.naming('config.model is not set, and config.data.name'):
-      embedded.build_tokenizer(config.data.name, scratch)
-    return weights.load_tokenizer(scratch)
+    return base_model.make_tokenizer(config, scratch)
 
 
 def _embedding_rows(config: ml_collections.ConfigDict) -> int | None:

@@ -38,11 +38,10 @@ are changed first. Examples:
                             # own model and data: {"problem": …, "answer": …}
 """
 
-import sys
-
 from absl import flags
 
 from tepo_jax import cli
+from tepo_jax import errors
 from tepo_jax.job import configuration
 from tepo_jax.runtime import files
 
@@ -80,7 +79,7 @@ def main() -> None:
     agreement.check(lambda: facts.of_start(config) | {
         f'--{flag.name}': flag.value for flag in (_FROM, _NEW_OPTIMIZER)})
     if processes.is_first() and (found := cli.caution(config)):
-      print(f'warning: {found}', file=sys.stderr)
+      errors.note(f'warning: {found}')
     training.train(config, files.path(_WORKDIR.value), _QUIET.value,
                    _FROM.value, not _NEW_OPTIMIZER.value)
 

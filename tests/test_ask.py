@@ -216,20 +216,19 @@ def test_a_run_is_asked_with_its_own_settings(set_flags, tmp_path):
     run_folder.claim(config, tmp_path, lock)
   (tmp_path / 'checkpoints').mkdir()
   set_flags(reference=None)
-  found, name, step = ask._settings(f'{tmp_path}@3', None)
-  assert (name, step) == (str(tmp_path), 3)
+  found = ask._settings(str(tmp_path), True, None)
   assert found.rollout.temperature == 0.7
   assert found.data.template == config.data.template
   assert found.mesh.data == 1  # this machine's
   assert found.rollout.slots == 64  # as CPUs do not say what fits
   set_flags(temperature=0.0, template='plain')
-  found, _, step = ask._settings(str(tmp_path), None)
-  assert (found.rollout.temperature, found.data.template, step) == (
-      0, 'plain', None)
-  with pytest.raises(errors.InputError, match='is not the workdir of a run'):
-    ask._settings(f'{tmp_path / "checkpoints"}@3', None)
+  found = ask._settings(str(tmp_path), True, None)
+  assert (found.rollout.temperature, found.data.template) == (0, 'plain')
+  with (contextlib.ExitStack() as stack, pytest.raises(
+      errors.InputError, match='is not the workdir of a run')):
+    ask.open_model(f'{tmp_path / "checkpoints"}@3', stack)
   set_flags(temperature=None, template=None)
-  beside, *_ = ask._settings('folder', found)
+  beside = ask._settings('folder', False, found)
   assert (beside.model, beside.data.template, beside.compute.dtype) == (
       'folder', 'plain', config.compute.dtype)
 

@@ -83,7 +83,6 @@ CONFIG = [
     ('seed=99999999999999999999', 'less than 2^32'),
     ('rollout.samples=100000000', 'GB of memory'),
     ('rollout.prompts=100000000000', 'GB of memory'),
-    ('train.epochs=10000000000000', 'GB of memory'),
     ('lora.rank=1000000000', 'GB'),
     ('grading.workers=1000000', 'GB of memory'),
     ('grading.timeout=100000000000000000', 'from 2 to 3600'),

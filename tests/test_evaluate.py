@@ -192,8 +192,7 @@ def test_a_run_resumes_with_the_date_and_arguments_in_its_config(
   monkeypatch.setattr(session, 'open_folder', lambda config, _: config)
   for workdir, is_kept in (('run', True), ('new', False)):
     config.data.date = None
-    model = training._find_model(config, tmp_path / workdir, None)
-    opened = model.open(config, tmp_path / workdir, None)
+    opened, _ = training._open(config, tmp_path / workdir, None)
     assert (opened.data.date == '2024-02-29') == is_kept
     assert opened.data.date
 

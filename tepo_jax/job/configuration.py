@@ -165,9 +165,8 @@ def _check_geometry(config):
   prompts = config.rollout.prompts
   minibatch = config.train.minibatch_prompts
   if prompts % minibatch:
-    raise errors.InputError(
-        f'config.rollout.prompts={prompts} is not a multiple of '
-        f'config.train.minibatch_prompts={minibatch}')
+    _refuse(config, 'rollout.prompts',
+            f'a multiple of config.train.minibatch_prompts={minibatch}')
   if config.train.shared_prefix >= config.data.max_prompt_tokens:
     _refuse(config, 'train.shared_prefix', 'less than '
             f'data.max_prompt_tokens={config.data.max_prompt_tokens}')
@@ -178,22 +177,18 @@ def _check_geometry(config):
         f'config.rollout.prompts={prompts} is not a multiple of {period}, the '
         'sum of the weights of config.data.sets in lowest terms, so a step '
         'cannot have its share of each set')
-  if (config.rollout.weights == 'int8'
-      and config.train.behaviour.weight == 'off'):
-    raise errors.InputError(
-        'config.rollout.weights=int8: the sampler\'s policy is then not π_old; '
-        'set config.train.behaviour.weight=token, which corrects for that')
-  if (config.rollout.carry.max_versions
-      and config.train.behaviour.weight == 'off'):
-    raise errors.InputError(
-        f'config.rollout.carry.max_versions='
-        f'{config.rollout.carry.max_versions}: earlier policies than π_old '
-        'then drew some of the tokens; set config.train.behaviour.weight='
-        'token, which corrects for that')
+  for name, unused, why in (
+      ('rollout.weights', 'compute', 'the sampler\'s policy is then not π_old'),
+      ('rollout.carry.max_versions', 0,
+       'earlier policies than π_old then drew some of the tokens')):
+    value = _value(config, name)
+    if value != unused and config.train.behaviour.weight == 'off':
+      raise errors.InputError(
+          f'config.{name}={value}: {why}; set config.train.behaviour.weight='
+          'token, which corrects for that')
   if config.rollout.overlong_buffer > config.rollout.max_tokens:
-    raise errors.InputError(
-        f'config.rollout.overlong_buffer={config.rollout.overlong_buffer} is '
-        f'more than config.rollout.max_tokens={config.rollout.max_tokens}')
+    _refuse(config, 'rollout.overlong_buffer',
+            f'at most config.rollout.max_tokens={config.rollout.max_tokens}')
   if config.model is None and _OPTIONAL not in config:
     raise errors.InputError(
         'config.model is not set: give a Hugging Face folder')

@@ -11,13 +11,10 @@ from tepo_jax import errors
 from tepo_jax.data import datasets
 from tepo_jax.job import results as results_lib
 from tepo_jax.job import session as session_lib
-from tepo_jax.job import texts as texts_lib
 from tepo_jax.rollout import draw
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.rollout import sampler as sampler_lib
 from tepo_jax.runtime import progress
-
-TROUBLES = 'timeout', 'died'  # of the grader's counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,12 +51,6 @@ class Evaluation:
         sample_lines(self.name, groups), self.style, self.too_long)
     return groups, results_lib.brief(summary) | counts
 
-  def metrics(self) -> set[str]:
-    """The names of the metrics that `run` returns."""
-    line = dict(id='', completion='', correct=False, tokens=0, truncated=False)
-    return {*TROUBLES, *results_lib.brief(results_lib.summarize(
-        [line | {'sample': j} for j in range(self.samples)], self.style))}
-
   def stream(self, params: Any, key: jax.Array,
              todo: Sequence[groups_lib.Prompt],
              check: Callable[[], None] = lambda: None
@@ -79,7 +70,7 @@ class Evaluation:
                              len(self.prompts) - len(todo)) as advance:
         for groups, counts in self.sampler.stream(params, todo, key, check):
           advance(len(groups))
-          yield groups, {name: counts[name] for name in TROUBLES}
+          yield groups, {name: counts[name] for name in ('timeout', 'died')}
     except groups_lib.NonFiniteError as error:
       problem = self.prompts[error.prompt_id].problem
       raise errors.RunError(f'{self.name}, {problem.id}: {error}') from error
@@ -90,7 +81,7 @@ def prepare(session: session_lib.Session) -> list[Evaluation]:
 
   They are called by `datasets.short_names`.
   """
-  session.check_evaluation()
+  session.check_positions('eval')
   settings, style = session.config.eval, session.template.style
   if settings.stop_after_boxed and style != 'boxed':
     raise errors.InputError(
@@ -115,25 +106,6 @@ def prepare(session: session_lib.Session) -> list[Evaluation]:
           samples, index == 0, style,
           session.too_long[source]))
   return evaluations
-
-
-def check_published(metric: str | None, evaluations: Sequence[Evaluation],
-                    texts: Sequence[texts_lib.Text]) -> None:
-  """Refuses a `config.published.metric` that no evaluation records.
-
-  Raises:
-    errors.InputError: names the metrics that are recorded in its place.
-  """
-  if metric is None or not metric.startswith('eval/'):
-    return
-  recorded = {f'eval/{text.name}/{results_lib.NATS}' for text in texts} | {
-      f'eval/{item.name}/{name}' for item in evaluations
-      for name in item.metrics()}
-  if metric not in recorded:
-    main = sorted(name for name in recorded if '/avg@' in name) or ['none']
-    raise errors.InputError(
-        f'config.published.metric={metric}: no evaluation of this run records '
-        f'it; accuracies that are recorded: {", ".join(main)}')
 
 
 def _decodings(settings, name):

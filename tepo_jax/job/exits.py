@@ -6,7 +6,6 @@ import resource
 from tepo_jax import errors
 from tepo_jax.runtime import disk
 from tepo_jax.runtime import interrupts
-from tepo_jax.runtime import output
 
 # Of paths that the user gave.
 _BAD_PATHS = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG,
@@ -50,8 +49,6 @@ def outcome(error: BaseException) -> tuple[int, str] | None:
     return errors.LOST, f'error: {text}'
   if (status := errors.backend_status(text)) is not None:
     return status, f'error: {text[:800]}'
-  if (failure := output.failure(error)) is not None:
-    return 2, f'error: {failure}'
   if (isinstance(error, OSError) and error.errno in _BAD_PATHS
       and error.filename is not None):
     return 2, f'error: {error.filename}: {error.strerror}'

@@ -1,7 +1,7 @@
 """What all processes of a job must have in common, for `agreement.check`, and a
 run with what its checkpoints were made with."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -68,28 +68,22 @@ def of_model(folder: str | os.PathLike) -> dict[str, Any]:
           for path in sorted(folder.glob('*.safetensors'))}}
 
 
-def of_mixture(mixture: groups_lib.Mixture) -> dict[str, Any]:
-  """As `of_prompts`, of the training sets."""
-  found = {}
-  for name, prompts in mixture.sets.items():
-    found |= of_prompts(f'{name} of training', prompts)
-  return found
+def data_sets(training: Mapping[str, Sequence[groups_lib.Prompt]],
+              evaluations: Iterable[evaluation.Evaluation]
+              ) -> dict[str, Sequence[groups_lib.Prompt]]:
+  """The prompts of both by a name for messages; training: by set."""
+  return {f'the data set {name} of training': prompts
+          for name, prompts in training.items()} | {
+              f'the data set {item.name}': item.prompts
+              for item in evaluations}
 
 
-def of_evaluations(evaluations: Iterable[evaluation.Evaluation]
-                   ) -> dict[str, Any]:
-  """As `of_prompts`, of the evaluation sets."""
-  found = {}
-  for item in evaluations:
-    found |= of_prompts(item.name, item.prompts)
-  return found
-
-
-def of_prompts(name: str, prompts: Iterable[groups_lib.Prompt]
+def of_prompts(sets: Mapping[str, Iterable[groups_lib.Prompt]]
                ) -> dict[str, Any]:
-  """The problems, reference answers and tokens of a data set, in its order."""
-  return {f'the data set {name}': _digest(
-      (prompt.problem, prompt.token_ids) for prompt in prompts)}
+  """The problems, reference answers and tokens of data sets, in their order."""
+  return {name: _digest((prompt.problem, prompt.token_ids)
+                        for prompt in prompts)
+          for name, prompts in sets.items()}
 
 
 def of_data(config: ml_collections.ConfigDict, mixture: groups_lib.Mixture,
@@ -98,15 +92,12 @@ def of_data(config: ml_collections.ConfigDict, mixture: groups_lib.Mixture,
   """As 'data', what the prompts, verdicts and texts of a run are made from, for
   its checkpoints. The prompts' tokens follow from it and the model folder. The
   files of reward functions may change: one that failed has to be mended."""
-  sets = {f'{name} of training': prompts
-          for name, prompts in mixture.sets.items()} | {
-              item.name: item.prompts for item in evaluations}
   return {'data': {
       'the text of a template': _digest(template.user for template in (
           prompt_sets.template(config),
           *prompt_sets.training_templates(config))),
-      **{f'the data set {name}': _digest(prompt.problem for prompt in prompts)
-         for name, prompts in sets.items()},
+      **{name: _digest(prompt.problem for prompt in prompts)
+         for name, prompts in data_sets(mixture.sets, evaluations).items()},
       **{name: _digest([value]) for name, value in of_texts(texts).items()}}}
 
 
@@ -154,8 +145,6 @@ def _sampled_digest(path):
   size = path.stat().st_size
   digest = hashlib.blake2b(str(size).encode(), digest_size=16)
   last = max(size - _BLOCK_BYTES, 0)
-  with path.open('rb') as file:
-    for start in sorted({last * i // (_BLOCKS - 1) for i in range(_BLOCKS)}):
-      file.seek(start)
-      digest.update(file.read(_BLOCK_BYTES))
+  for start in sorted({last * i // (_BLOCKS - 1) for i in range(_BLOCKS)}):
+    digest.update(files.read_range(path, start, _BLOCK_BYTES))
   return digest.hexdigest()

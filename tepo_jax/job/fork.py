@@ -24,6 +24,7 @@ from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import run_folder
 from tepo_jax.job import session as session_lib
 from tepo_jax.learning import update
+from tepo_jax.policy.huggingface import tensor_files
 from tepo_jax.policy.huggingface import weights
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import files
@@ -61,8 +62,8 @@ def read(workdir: files.Path) -> Parent | None:
   if not path.is_file():
     return None
   try:
-    return Parent(**json.loads(path.read_text('utf-8')))
-  except (ValueError, TypeError) as error:
+    return Parent(**tensor_files.read_json(path))
+  except TypeError as error:
     raise errors.InputError(f'{path}: {errors.one_line(error)}') from error
 
 

@@ -33,19 +33,13 @@ _CPU_SHARE = 0.5
 _MAX_MESSAGE = 200  # characters of XLA's message, which may list every buffer
 
 
-def check(programs: programs_lib.TrainingPrograms, limit: int | None = None
-          ) -> None:
+def check(programs: programs_lib.TrainingPrograms) -> None:
   """Refuses a mesh whose devices cannot hold the arrays of `held`.
-
-  `limit` is in bytes of a device; None: the least that a device of the job
-  reports, or for a CPU, which reports nothing, its part of the machine's
-  memory. With several processes, all of them must then call it.
 
   Raises:
     errors.InputError: with the bytes of each part on a device.
   """
-  limit = limit or _limit(programs)
-  sizes = held(programs)
+  limit, sizes = _limit(programs), held(programs)
   if sum(sizes.values()) > limit:
     raise errors.InputError(
         f'mesh {dict(programs.mesh.shape)}: a device has {limit / 1e9:.4g} GB '
@@ -67,7 +61,7 @@ def fitted(config: ml_collections.ConfigDict,
   Args:
     size_of: programs -> bytes of a device during an update; math.inf if the
       compiler refuses it. A run passes `update_bytes`, a plan its estimate.
-    limit: bytes of a device; None: as in `check`, and on CPUs _CPU_SHARE of it.
+    limit: bytes of a device; None: of `_limit`, and on CPUs _CPU_SHARE of it.
     begin: the choice of the run that resumes; None: estimated, as a large
       update compiles for minutes.
   """
@@ -92,7 +86,8 @@ def fitted(config: ml_collections.ConfigDict,
 def _estimated(programs, names, limit):
   """The first policy whose layers' results fit next to the arrays that stay, an
   update's other temporaries left out: a lower bound."""
-  model, (_, rows, columns) = programs.model, programs.rows_shape
+  model, (_, rows, columns) = (
+      programs.model, programs.minibatch.rows.token_RS.shape)
   tokens = rows * columns / mesh_lib.batch_shards(programs.mesh)
   sizes = held(programs)
   free = limit - sum(sizes.values()) + sizes['weights for decoding']
@@ -163,7 +158,7 @@ def describe_remat(remat: str, size: float) -> str:
 def keeping(programs: programs_lib.TrainingPrograms, minibatches: int,
             limit: int | None = None) -> programs_lib.TrainingPrograms:
   """The programs with `old_states` enlarged from one minibatch to all of an
-  epoch, or to as many of their microbatches as fit; `limit` as in `check`."""
+  epoch, or to as many of their microbatches as fit; `limit` as in `fitted`."""
   states = programs.old_states
   if states is None:
     return programs
@@ -188,21 +183,21 @@ def held(programs: programs_lib.TrainingPrograms) -> dict[str, int]:
   """Bytes on one device of the arrays that outlive a jitted call."""
   model = programs.model
 
-  def placed(rules, dtype, model, mesh):
+  def placed(rules, model, mesh):
     return jax.tree.map(
         lambda x, s: x.update(sharding=s),
-        transformer.abstract_params(model, dtype), mesh_lib.shardings(
+        transformer.abstract_params(model, model.dtype), mesh_lib.shardings(
             mesh, transformer.logical_axes(model), rules))
 
   state = programs_lib.abstract_state(programs)
   frozen, _ = programs_lib.split_trained(
-      model, placed(mesh_lib.RULES, model.dtype, model, programs.mesh))
+      model, placed(mesh_lib.RULES, model, programs.mesh))
   return {name: mesh_lib.device_bytes(tree) for name, tree in {
       'weights and moments': state.replace(reference=None),
       'gradient': state.params, 'reference policy': state.reference,
       'frozen weights': frozen,
       'weights for decoding': placed(
-          mesh_lib.DECODE_RULES, model.dtype, *programs.decoding),
+          mesh_lib.DECODE_RULES, *programs.decoding),
       'hidden states of π_old': programs.old_states,
   }.items()}
 
@@ -225,7 +220,9 @@ def check_cache(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
 
 
 def _limit(programs):
-  """Bytes of a device, as in `check`."""
+  """Bytes of a device: the least that one of the job reports, or for a CPU,
+  which reports nothing, its part of the machine's memory. All processes of a
+  job must call it."""
   return processes.least(
       mesh_lib.memory_limit(programs.mesh) or int(_cpu_bytes()))
 

@@ -44,7 +44,7 @@ _ADAPTER_SERVERS = (
     '--lora-paths trained={folder}')
 
 
-def generation_config(folder: str, stop_ids: Iterable[int] = ()) -> str:
+def generation_config(folder: str, stop_ids: Iterable[int]) -> str:
   """generation_config.json of the model folder `folder`, with every id that
   ends a completion in the run; serving stops where training stopped.
 
@@ -104,6 +104,7 @@ def card(config: ml_collections.ConfigDict, folder: str, step: int,
     parent: of a run that is a fork.
   """
   base = config.model or 'the embedded model, which the run made itself'
+  title = base.rstrip('/').rpartition('/')[2]
   license_ = _license(config.model, folder)
   hub_id = named_base(config)
   head = ['---', f'library_name: {"peft" if is_adapter else "transformers"}',
@@ -111,7 +112,7 @@ def card(config: ml_collections.ConfigDict, folder: str, step: int,
           *([f'base_model: {hub_id}'] if hub_id else []), '---']
   load = _ADAPTER if is_adapter else _FULL
   return '\n'.join([
-      *head, f'# {_title(base)}, {config.method_name}, step {step}', '',
+      *head, f'# {title}, {config.method_name}, step {step}', '',
       *_facts(config, base, license_, step, parent), '', '## Method', '',
       *_method(config), '', '## Evaluation', '', *_evaluation(records, step),
       '', '## Loading', '', 'FOLDER is this folder.', '', '```python',
@@ -127,10 +128,6 @@ def servers(config: ml_collections.ConfigDict, folder: str, is_adapter: bool,
   return (_ADAPTER_SERVERS if is_adapter else _SERVERS).format(
       base=shlex.quote(named_base(config) or folder), rank=config.lora.rank,
       folder=shlex.quote(exported)).splitlines()
-
-
-def _title(base):
-  return base.rstrip('/').rpartition('/')[2]
 
 
 def _facts(config, base, license_, step, parent):
@@ -180,14 +177,10 @@ def _data(data):
 
 def _method(config):
   fields = fields_lib.flat(config)
+  rows = [f'| {part} | {choice} | ' + text.replace('|', r'\|') + ' |'
+          for part, choice, text in description.formula(fields)]
   return [f'`{config.method_name}`: {description.equation(fields)}', '',
-          '| Part | Choice | Formula |', '|---|---|---|', *(
-              f'| {part} | {choice} | {_cell(text)} |'
-              for part, choice, text in description.formula(fields))]
-
-
-def _cell(text):
-  return text.replace('|', r'\|')
+          '| Part | Choice | Formula |', '|---|---|---|', *rows]
 
 
 def _evaluation(records, step):

@@ -85,7 +85,6 @@ class TrainingPrograms:
     to_old_policy: params -> compute dtype, training layout, for `old_policy`
       and the reference policy.
     pack: Batch -> Minibatch, both on the host.
-    old_sharding: of an `update.OldPolicy`, π_old for the exact KL.
     minibatch: shapes, dtypes and shardings of every minibatch of the run.
     old_states: with an exact KL, the shape [R, K, S, D] and sharding of the
       hidden states of π_old that a run keeps; else None. See `memory.keeping`.
@@ -117,7 +116,6 @@ class TrainingPrograms:
   to_old_policy: Any
   pack: Callable[[packing.Batch], packing.Minibatch]
   minibatch_sharding: packing.Minibatch
-  old_sharding: update.OldPolicy
   minibatch: packing.Minibatch
   old_states: jax.ShapeDtypeStruct | None
   score: Any
@@ -128,11 +126,6 @@ class TrainingPrograms:
   def rate_share(self, step: int) -> np.float32 | None:
     """`Minibatch.rate_share` in rollout step `step`, counted from 1."""
     return None if self.share is None else np.float32(self.share(step - 1))
-
-  @property
-  def rows_shape(self) -> tuple[int, int, int]:
-    """(M, R, S) of the packed rows of a minibatch at the greatest lengths."""
-    return self.minibatch.rows.token_RS.shape
 
 
 class UpdateArguments(NamedTuple):
@@ -216,6 +209,7 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
   pack, shards = make_packer(config, mesh), mesh_lib.batch_shards(mesh)
   minibatch = _abstract_minibatch(
       config, policy_loss, pack, minibatch_sharding, share)
+  microbatches, rows, columns = minibatch.rows.token_RS.shape
   scorer = update.Scorer(
       model=model, temperature=config.rollout.temperature,
       chunk_size=config.train.chunk_size * shards, shards=shards)
@@ -235,10 +229,10 @@ def make(config: ml_collections.ConfigDict, model: transformer.ModelConfig,
       to_evaluate=cast_as('compute'),
       to_old_policy=jit(functools.partial(sampling_lib.cast, model.dtype),
                         out_shardings=param_sharding),
-      pack=pack, minibatch_sharding=minibatch_sharding,
-      old_sharding=old_sharding, minibatch=minibatch,
-      old_states=(_states(minibatch, model, old_sharding)
-                  if policy_loss.needs_kl else None),
+      pack=pack, minibatch_sharding=minibatch_sharding, minibatch=minibatch,
+      old_states=jax.ShapeDtypeStruct(
+          (rows, microbatches, columns, model.d_model), model.dtype,
+          sharding=old_sharding.states_RKSD) if policy_loss.needs_kl else None,
       **_minibatch_programs(
           jit, scorer, policy_loss, optimizer, state_sharding,
           minibatch_sharding, old_sharding, replicated,
@@ -301,14 +295,6 @@ def _abstract_minibatch(config, policy_loss, pack, sharding, share):
   return jax.tree.map(lambda sharding, part: jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
       part), sharding, packed)
-
-
-def _states(minibatch, model, old_sharding):
-  """The hidden states of all microbatches that a minibatch may have."""
-  microbatches, rows, columns = minibatch.rows.token_RS.shape
-  return jax.ShapeDtypeStruct(
-      (rows, microbatches, columns, model.d_model), model.dtype,
-      sharding=old_sharding.states_RKSD)
 
 
 def compiled(mesh: jax.sharding.Mesh, function: Callable, dtype: str,

@@ -36,14 +36,13 @@ class PromptSet:
   long: list[Rendered]
 
 
-def template(config: ml_collections.ConfigDict) -> prompts.Template:
-  """The template of `config.data`; raises InputError as `prompts.get`."""
-  return _template(config, config.data.template)
-
-
-def _template(config, name):
+def template(config: ml_collections.ConfigDict, name: str | None = None
+             ) -> prompts.Template:
+  """A template with the settings of `config.data`, by default the one that it
+  names; raises InputError as `prompts.get`."""
   data = config.data
-  return prompts.get(name, data.system, data.template_args, data.date)
+  return prompts.get(
+      name or data.template, data.system, data.template_args, data.date)
 
 
 def training_templates(config: ml_collections.ConfigDict
@@ -56,7 +55,7 @@ def training_templates(config: ml_collections.ConfigDict
   """
   default, found = template(config), []
   for name, _, chosen in configuration.training_sets(config.data):
-    found.append(_template(config, chosen))
+    found.append(template(config, chosen))
     if found[-1].style != default.style:
       raise errors.InputError(
           f'config.data.sets: {name} has the template {chosen}, of the style '

@@ -1,5 +1,6 @@
 """Trained weights, read from the checkpoints of a finished or running run."""
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -43,14 +44,20 @@ class Trained:
     return jax.jit(merge, donate_argnums=0)(self.base, self.params)
 
 
-def latest_step(checkpointer: checkpoint.Checkpointer) -> int | None:
+def latest_step(workdir: str | os.PathLike) -> int | None:
   """The latest step as the first process of a job sees it: of a run in
   progress, processes may see different ones. All of them must call it."""
-  return processes.of_first(checkpointer.latest() or 0) or None
+  with _checkpoints(workdir) as saved:
+    return processes.of_first(saved.latest() or 0) or None
+
+
+def _checkpoints(workdir):
+  return contextlib.closing(checkpoint.Checkpointer(
+      files.path(workdir) / session_lib.CHECKPOINTS, read_only=True))
 
 
 def restore_trained(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
-                    step: int | None = None) -> Trained:
+                    step: int | None) -> Trained:
   """Reads the trained parameters from a checkpoint.
 
   Args:
@@ -75,14 +82,12 @@ def restore_trained(workdir: str | os.PathLike, mesh: jax.sharding.Mesh,
   def check(where, extra):
     provenance.check(where, extra['stands_on'], folder, digests)
 
-  checkpointer = checkpoint.Checkpointer(
-      files.path(workdir) / session_lib.CHECKPOINTS, read_only=True)
   if step is None:
-    step = latest_step(checkpointer)
-  params, _ = checkpointer.restore(
-      step, *programs_lib.restorable(programs_lib.make(config, model, mesh)),
-      check, part='params')
-  checkpointer.close()
+    step = latest_step(workdir)
+  with _checkpoints(workdir) as saved:
+    params, _ = saved.restore(
+        step, *programs_lib.restorable(programs_lib.make(config, model, mesh)),
+        check, part='params')
   return Trained(folder, model, params, base, step)
 
 

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import sys
 from typing import Any
 
 import ml_collections
@@ -14,6 +13,7 @@ import ml_collections
 from configs import fields as fields_lib
 from tepo_jax import errors
 from tepo_jax.job import configuration
+from tepo_jax.policy.huggingface import tensor_files
 from tepo_jax.runtime import disk
 from tepo_jax.runtime import files
 from tepo_jax.runtime import lock as lock_lib
@@ -21,9 +21,6 @@ from tepo_jax.runtime import metrics
 
 # The fields by which an embedded model is made.
 _MODEL_FIELDS = 'compute.', 'data.', 'pretrain.', 'seed'
-# In a run's folder, besides what only costs a warning if it is damaged.
-_FOLDERS = ('checkpoints', 'rollouts')
-_FILES = (metrics.FILE, 'environment.jsonl')
 
 
 def digest(config: ml_collections.ConfigDict) -> str:
@@ -46,18 +43,13 @@ def read_config(workdir: str | os.PathLike) -> ml_collections.ConfigDict:
     InputError: there is no DIR/config.json or it is not a JSON object.
   """
   path = files.path(workdir) / 'config.json'
-  try:
-    saved = _from_json(json.loads(path.read_text('utf-8')))
-    if not isinstance(saved, dict):
-      raise errors.InputError(f'{path}: not a JSON object')
-    return ml_collections.ConfigDict(saved).lock()
-  except FileNotFoundError as error:
+  if not path.exists():
     raise errors.InputError(
-        f'{workdir} is not the workdir of a run: it has no config.json'
-    ) from error
-  except errors.InputError:
-    raise
-  except (OSError, RecursionError, TypeError, ValueError) as error:
+        f'{workdir} is not the workdir of a run: it has no config.json')
+  saved = tensor_files.read_json(path)
+  try:
+    return ml_collections.ConfigDict(_from_json(saved)).lock()
+  except (RecursionError, TypeError, ValueError) as error:
     raise errors.InputError(f'{path}: {errors.one_line(error)}') from error
 
 
@@ -88,7 +80,6 @@ def claim(config: ml_collections.ConfigDict, workdir: str | os.PathLike,
     found = {entry.name for entry in workdir.iterdir()}
     if 'config.json' in found:
       _check_same_run(config, workdir)
-      _check_kinds(workdir)
     elif found := {name for name in found if name != 'config.json.tmp'
                    and not name.startswith(lock_lib.FILE)}:
       raise errors.InputError(
@@ -156,32 +147,9 @@ def is_untrained(workdir: files.Path) -> bool:
       record['step'] for record in metrics.read(workdir))
 
 
-def _makes_another_model(workdir, names):
-  """Whether DIR has an embedded model that one of the changed fields made."""
-  from tepo_jax.job import session as session_lib  # imports jax
-  return (workdir / session_lib.BASE_MODEL).exists() and any(
-      name.startswith(_MODEL_FIELDS) for name in names)
-
-
-def _check_kinds(workdir):
-  """Refuses files in place of a run's folders, and the reverse."""
-  for name in _FOLDERS:
-    if (path := workdir / name).exists() and not path.is_dir():
-      raise errors.InputError(
-          f'{path}: a file, but a run keeps a folder of this name; move it '
-          'away')
-  for name in _FILES:
-    if (path := workdir / name).is_dir():
-      raise errors.InputError(
-          f'{path}: a folder, but a run keeps a file of this name; move it '
-          'away')
-
-
 def _check_same_run(config, workdir):
   saved = fields_lib.flat(read_config(workdir))
-  # Through JSON like the saved one, so that both changed in the same way.
-  asked = fields_lib.flat(_from_json(
-      json.loads(json.dumps(_for_json(config.to_dict())))))
+  asked = fields_lib.flat(_from_json(_for_json(config.to_dict())))
   differing = {fields_lib.SAME: [], fields_lib.ROUNDING: [],
                fields_lib.FREE: []}
   for name in sorted(saved.keys() | asked.keys()):
@@ -195,16 +163,17 @@ def _check_same_run(config, workdir):
       fork = f'; a fork can: --workdir=NEW --from={workdir}'
       raise errors.InputError(
           f'--workdir={workdir} {what}{fork if "steps" in saved else ""}')
-    if _makes_another_model(workdir, other):
+    from tepo_jax.job import session as session_lib  # imports jax
+    if (workdir / session_lib.BASE_MODEL).exists() and any(
+        name.startswith(_MODEL_FIELDS) for name in other):
       raise errors.InputError(
           f'--workdir={workdir} {what}, which made its base_model/; choose '
           'another folder')
-    print(f'{workdir}: nothing has been trained yet, so it takes the new '
-          f'config: {errors.listed(other)}', file=sys.stderr, flush=True)
+    errors.note(f'{workdir}: nothing has been trained yet, so it takes the new '
+                f'config: {errors.listed(other)}')
   if changed := differing[fields_lib.ROUNDING]:
-    print(f'{workdir}: these fields have changed, so results are not '
-          f'bit-identical from here on: {errors.listed(changed)}',
-          file=sys.stderr, flush=True)
+    errors.note(f'{workdir}: these fields have changed, so results are not '
+                f'bit-identical from here on: {errors.listed(changed)}')
 
 
 def _shown(fields: dict[str, Any], name: str) -> str:
@@ -217,8 +186,7 @@ def _for_json(node: Any) -> Any:
     return {key: _for_json(value) for key, value in node.items()}
   if isinstance(node, (list, tuple)):
     return [_for_json(value) for value in node]
-  return {math.inf: 'Infinity', -math.inf: '-Infinity'}.get(
-      node, node) if isinstance(node, float) else node
+  return {math.inf: 'Infinity', -math.inf: '-Infinity'}.get(node, node)
 
 
 def _from_json(node: Any) -> Any:

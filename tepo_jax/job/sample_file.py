@@ -7,6 +7,7 @@ from typing import Any
 
 from tepo_jax import errors
 from tepo_jax.job import results as results_lib
+from tepo_jax.policy.huggingface import tensor_files
 from tepo_jax.runtime import files
 from tepo_jax.runtime import lock as lock_lib
 
@@ -25,15 +26,7 @@ def read_identity(folder: str | os.PathLike) -> dict[str, Any]:
     errors.InputError: the file is damaged.
   """
   path = files.path(folder) / IDENTITY
-  if not path.is_file():
-    return {}
-  try:
-    saved = json.loads(path.read_text())
-  except (OSError, RecursionError, ValueError) as error:
-    raise errors.InputError(f'{path}: {error}') from error
-  if not isinstance(saved, dict):
-    raise errors.InputError(f'{path}: not a JSON object')
-  return saved
+  return tensor_files.read_json(path) if path.is_file() else {}
 
 
 class SampleFile:

@@ -7,7 +7,6 @@ import math
 import os
 import pathlib
 import stat
-import sys
 import tempfile
 from typing import Any
 
@@ -92,17 +91,20 @@ class Session:
     return sampling_lib.for_decoding(
         self.model, self.mesh, self.config.rollout.tensor)
 
-  def check_rollout(self) -> None:
-    """Refuses rollouts with completions that are too long for the model.
+  def check_positions(self, section: str) -> None:
+    """Refuses completions of `config.rollout` or `config.eval` that are too
+    long for the model.
 
     Raises:
       errors.InputError: names the field.
     """
-    _check_positions(self.config, self.model, self.folder, 'rollout')
-
-  def check_evaluation(self) -> None:
-    """As `check_rollout`, of evaluations."""
-    _check_positions(self.config, self.model, self.folder, 'eval')
+    longest = (self.config.data.max_prompt_tokens
+               + self.config[section].max_tokens)
+    positions = rope.longest(self.model.max_position, self.model.rope_scaling)
+    if longest > positions:
+      raise errors.InputError(
+          f'{self.folder}: data.max_prompt_tokens + {section}.max_tokens = '
+          f'{longest} exceeds the model\'s {positions} positions')
 
   def load_params(self) -> Any:
     """Loads the folder's weights as fp32, in the training layout.
@@ -122,7 +124,7 @@ class Session:
       errors.InputError: completions may be too long for the model, a bad set,
         or none of its prompts is short enough.
     """
-    self.check_rollout()
+    self.check_positions('rollout')
     found = prompt_sets.training(self.config, self.tokenizer)
     return groups_lib.Mixture(
         {each.name: self._prompts(each) for each in found},
@@ -143,16 +145,16 @@ class Session:
       if other == name and embedded.is_task(name):
         continue
       if count := datasets.overlap(problems, others):
-        print(errors.printable(
+        errors.note(
             f'{name}: {count} of {errors.counted(len(problems), "problem")} '
             f'{"is" if count == 1 else "are"} also in '
-            f'{"the training set" if other == name else other}'),
-              file=sys.stderr)
+            f'{"the training set" if other == name else other}')
     self.sets[name], self.too_long[name] = problems, len(found.long)
     longest = self.config.data.max_prompt_tokens
     if found.long:
-      print(f'{name}: skipped {len(found.long)} of {len(problems)} prompts, '
-            f'longer than data.max_prompt_tokens={longest}', file=sys.stderr)
+      errors.note(
+          f'{name}: skipped {len(found.long)} of {len(problems)} prompts, '
+          f'longer than data.max_prompt_tokens={longest}')
     if not found.short:
       raise errors.InputError(f'{name}: every prompt is longer than '
                               f'data.max_prompt_tokens={longest} tokens')
@@ -247,37 +249,23 @@ def _open(config, mesh, folder, model, tokenizer, eos_ids):
   template = prompt_sets.template(config)
   if (tokenizer.chat_template is None and template.is_chat
       and processes.is_first()):
-    print(f'warning: {folder}: the tokenizer has no chat template, so prompts '
-          f'are plain text (data.template={config.data.template})',
-          file=sys.stderr, flush=True)
+    errors.note(
+        f'warning: {folder}: the tokenizer has no chat template, so prompts '
+        f'are plain text (data.template={config.data.template})')
+  rollout, reward = config.rollout, config.reward
   return Session(
       config=config, mesh=mesh, model=model, folder=str(folder),
       tokenizer=tokenizer, eos_ids=eos_ids, template=template,
       grader=grading.Grader(
           config.grading.workers, template.style, config.grading.timeout,
           config.grading.verifier),
-      rewards=_reward_functions(config), timers=progress_lib.Timers())
-
-
-def _check_positions(config, model, folder, section):
-  """Refuses completions of `config.rollout` or `config.eval` that are too long
-  for the model."""
-  longest = config.data.max_prompt_tokens + config[section].max_tokens
-  positions = rope.longest(model.max_position, model.rope_scaling)
-  if longest > positions:
-    raise errors.InputError(
-        f'{folder}: data.max_prompt_tokens + {section}.max_tokens = {longest} '
-        f'exceeds the model\'s {positions} positions')
-
-
-def _reward_functions(config):
-  """Those of `config.reward`; their workers start when they are called."""
-  settings, rollout = config.reward, config.rollout
-  return reward_lib.RewardFunctions(
-      dict(zip(settings.functions, settings.weights)),
-      max_tokens=rollout.max_tokens, overlong_buffer=rollout.overlong_buffer,
-      overlong_factor=rollout.overlong_factor, workers=config.grading.workers,
-      timeout_s=settings.timeout)
+      rewards=reward_lib.RewardFunctions(
+          dict(zip(reward.functions, reward.weights)),
+          max_tokens=rollout.max_tokens,
+          overlong_buffer=rollout.overlong_buffer,
+          overlong_factor=rollout.overlong_factor,
+          workers=config.grading.workers, timeout_s=reward.timeout),
+      timers=progress_lib.Timers())
 
 
 def model_folder(config: ml_collections.ConfigDict,
@@ -324,8 +312,8 @@ def cache_compilations(config: ml_collections.ConfigDict) -> None:
       pathlib.Path(folder).mkdir(0o700, parents=True, exist_ok=True)
       _warn_of_other_writers(pathlib.Path(folder))
   except (OSError, RuntimeError) as error:
-    print(f'warning: compute.cache={folder}: {errors.one_line(error)}; '
-          'compiled programs are not kept', file=sys.stderr, flush=True)
+    errors.note(f'warning: compute.cache={folder}: {errors.one_line(error)}; '
+                'compiled programs are not kept')
     return
   jax.config.update('jax_compilation_cache_dir', str(folder))
   # Earlier compilations may have recorded that there is no cache.
@@ -337,5 +325,5 @@ def _warn_of_other_writers(folder):
   if processes.is_first() and (
       found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
       or found.st_uid not in (os.getuid(), 0)):
-    print(f'warning: compute.cache={folder}: other users can write to it, and '
-          'this program runs what it finds there', file=sys.stderr, flush=True)
+    errors.note(f'warning: compute.cache={folder}: other users can write to '
+                'it, and this program runs what it finds there')

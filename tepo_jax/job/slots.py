@@ -5,7 +5,7 @@ from collections.abc import Callable
 import dataclasses
 import functools
 import math
-import sys
+from typing import Any
 
 import jax
 from jax import numpy as jnp
@@ -79,30 +79,17 @@ def sampling_shapes(
         f'device, but only {_CACHE_SHARE:.0%} of the free '
         f'{free / 2**30:.3g} GiB may be used: lower config.rollout.slots or '
         'the lengths, or use more devices')
-  if carries:
-    _warn_of_wide_prefills(model, mesh, shapes, free)
   return shapes
-
-
-def _warn_of_wide_prefills(model, mesh, shapes, free):
-  """Warns of carried completions whose prefill may not fit."""
-  prefills = _PREFILLS * _prefill_bytes(model, mesh, shapes)
-  if cache_bytes(model, mesh, shapes) + prefills > _SAMPLING_SHARE * free:
-    print('warning: config.rollout.carry.max_versions: to continue completions '
-          f'of up to {shapes.prompts[-1]} tokens may take '
-          f'{prefills / 2**30:.3g} GiB on each device besides the cache, of '
-          f'{free / 2**30:.3g} GiB free: lower config.rollout.slots or the '
-          'lengths, or raise config.rollout.tensor', file=sys.stderr,
-          flush=True)
 
 
 def paged_shapes(
     model: transformer.ModelConfig, mesh: jax.sharding.Mesh, *,
-    wanted: int | None, work: int, prompt_tokens: int, max_tokens: int,
-    chunk: int, free: float | None, samples: int = 1, carries: bool = False,
-    prefix: tuple[int, ...] = ()) -> shapes_lib.Shapes:
+    wanted: int | None, work: int, free: float | None, **sizes: Any
+    ) -> shapes_lib.Shapes:
   """`sampling_shapes` of a cache of pages, which take all of their share of the
   `free` bytes of a device that they can need; None: all that they can need.
+
+  sizes: the other arguments of `shapes.make`.
 
   Without the kernel a decode step gathers all columns of all slots, as many as
   a rectangle has: the slots are then those whose sequences fit at full length.
@@ -117,20 +104,19 @@ def paged_shapes(
   def shapes_of(slots, pages=0):
     """The kernel reads what is alive: it needs no narrower tables."""
     shapes = shapes_lib.make(
-        slots=slots * shards, work=slots * shards, prompt_tokens=prompt_tokens,
-        max_tokens=max_tokens, chunk=chunk, shards=shards, samples=samples,
-        carries=carries, prefix=prefix)
+        slots=slots * shards, work=slots * shards, shards=shards, **sizes)
     columns = shapes.columns[-1:] if kernel else shapes.columns
     return dataclasses.replace(shapes, columns=columns, page=_PAGE, pages=pages)
 
   shapes = shapes_of(most)
+  longest = sizes['prompt_tokens'] + sizes['max_tokens']
   limit = (pages_lib.most_slots(shapes.table_pages[-1]) if kernel
            else most)
   if wanted is not None and most > limit:
     raise errors.InputError(
         f'config.rollout.slots={wanted}: with config.rollout.cache=pages, at '
-        f'most {limit * shards} completions of {prompt_tokens + max_tokens} '
-        'tokens are decoded at once')
+        f'most {limit * shards} completions of {longest} tokens are decoded at '
+        'once')
   most, free = min(most, limit), math.inf if free is None else free
   size, tail = slot_bytes(model, mesh, _PAGE), shapes.tail
   whole, mean = (_pages(shapes, share)
@@ -145,7 +131,7 @@ def paged_shapes(
   if pages < shapes.least_pages:
     raise errors.InputError(
         f'the pages of {most * shards} completions, one of them of '
-        f'{prompt_tokens + max_tokens} tokens, take '
+        f'{longest} tokens, take '
         f'{shapes.least_pages * size / 2**30:.3g} GiB on each device, but only '
         f'{usable / 2**30:.3g} of the free {free / 2**30:.3g} GiB may be used: '
         'lower config.rollout.slots or the lengths, or use more devices')
@@ -162,10 +148,11 @@ def _warn_of_few(shapes):
   """Warns of a pool in which many samples would lack pages."""
   own = (shapes.pages - shapes.tails) // (shapes.slots[-1] // shapes.shards)
   if own < _pages(shapes, _MEAN_SHARE):
-    print(f'warning: config.rollout.slots={shapes.slots[-1]}: there are pages '
-          f'for {own * shapes.page} tokens a completion; where they are longer '
-          'on average, many are drawn again (sampling/redrawn): lower '
-          'config.rollout.slots', file=sys.stderr, flush=True)
+    errors.note(
+        f'warning: config.rollout.slots={shapes.slots[-1]}: there are pages '
+        f'for {own * shapes.page} tokens a completion; where they are longer '
+        'on average, many are drawn again (sampling/redrawn): lower '
+        'config.rollout.slots')
 
 
 def has_kernel(model: transformer.ModelConfig, mesh: jax.sharding.Mesh) -> bool:

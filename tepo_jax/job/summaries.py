@@ -41,20 +41,25 @@ def rollout_metrics(rollout: sampler.Rollout) -> dict[str, float]:
   The surplus is left out: of the prompts behind that group, only those with
   short completions were completed.
   """
-  groups, rewards = rollout.sampled, rollout.rewards
-  length_B = np.concatenate([g.length_G for g in groups])
-  ended_B = np.concatenate([g.ended_G for g in groups])
-  return {
-      'reward': rewards.reward_NG[:rollout.count].mean(),
-      'accuracy': np.mean([g.accuracy_G for g in groups]),
-      'response_length_mean': length_B.mean(),
-      'response_length_max': length_B.max(),
-      'truncated_share': 1 - ended_B.mean(),
-      'mixed_share': np.mean(rollout.mixed[:rollout.count]),
-      'groups_sampled': len(groups),
+  groups = rollout.sampled
+  return _of_groups(rollout, np.arange(rollout.count)) | {
+      'response_length_max': max(g.length_G.max() for g in groups),
+      'truncated_share': 1 - np.mean([g.ended_G for g in groups]),
       'groups_trained': len(rollout.groups)} | {
           f'reward/{name}': np.nan_to_num(part_NG[:rollout.count]).mean()
-          for name, part_NG in rewards.parts.items()}
+          for name, part_NG in rollout.rewards.parts.items()}
+
+
+def _of_groups(rollout, indices):
+  """The means over some of the groups of a rollout."""
+  sampled = rollout.sampled
+  groups = [sampled[n] for n in indices]
+  return {
+      'reward': rollout.rewards.reward_NG[indices].mean(),
+      'accuracy': np.mean([g.accuracy_G for g in groups]),
+      'response_length_mean': np.mean([g.length_G for g in groups]),
+      'mixed_share': np.mean([rollout.mixed[n] for n in indices]),
+      'groups_sampled': len(groups)}
 
 
 def first_sample(rollout: sampler.Rollout) -> tuple[str, str]:
@@ -79,16 +84,11 @@ def set_metrics(rollout: sampler.Rollout, prompts: groups_lib.Mixture
   for short, name in zip(datasets.short_names(list(prompts.sets)),
                          prompts.sets):
     indices = [n for n, each in enumerate(sampled) if each == name]
-    if not indices:
-      continue
-    groups = [rollout.sampled[n] for n in indices]
-    found |= {f'data/{short}/{metric}': value for metric, value in {
-        'reward': rollout.rewards.reward_NG[indices].mean(),
-        'accuracy': np.mean([g.accuracy_G for g in groups]),
-        'response_length_mean': np.mean([g.length_G for g in groups]),
-        'mixed_share': np.mean([rollout.mixed[n] for n in indices]),
-        'groups_sampled': len(groups),
-        'groups_trained': trained.count(name)}.items()}
+    if indices:
+      of_set = _of_groups(rollout, indices) | {
+          'groups_trained': trained.count(name)}
+      found |= {f'data/{short}/{metric}': value
+                for metric, value in of_set.items()}
   return found
 
 

@@ -2,7 +2,6 @@
 
 from concurrent import futures
 import contextlib
-import dataclasses
 import shlex
 import sys
 import time
@@ -36,19 +35,6 @@ from tepo_jax.runtime import processes
 from tepo_jax.runtime import progress as progress_lib
 
 
-@dataclasses.dataclass(frozen=True)
-class _Records:
-  """What a run writes to: its folder, checkpoints and metrics."""
-  workdir: files.Path
-  checkpointer: checkpoint.Checkpointer
-  writer: metrics.Writer | metrics.NoWriter
-
-  def close(self) -> None:
-    """Waits for the last checkpoint."""
-    self.checkpointer.close()
-    self.writer.close()
-
-
 class Trainer:
   """One run. Its state is learner, step, cursor, carried, unrecorded,
   left_out_in_a_row, and the config.
@@ -62,8 +48,8 @@ class Trainer:
     left_out_in_a_row: the last steps that found too few mixed groups.
     began: 'step' and 'updates' that were done when the run began; of a fork,
       its parent's.
-    records, stands_on: set by `open`; the latter is what checkpoints say of the
-      model folder and the data.
+    workdir, checkpointer, writer: set by `open`.
+    stands_on: what checkpoints say of the model folder and the data.
   """
 
   def __init__(self, config: ml_collections.ConfigDict,
@@ -75,15 +61,13 @@ class Trainer:
     self.carried, self.sizes = (), None
     self.began = {'step': 0, 'updates': 0}
     self.unrecorded: dict[str, float] | None = None
-    self.records: _Records | None = None
     self.stands_on: dict[str, dict] = {}
     self.prompts = session.training_prompts()
-    for prompts in self.prompts.sets.values():
-      self._try_rewards(prompts[0].problem)
+    if config.reward.on_failure == 'stop':  # before a model is loaded
+      for prompts in self.prompts.sets.values():
+        processes.on_first(session.rewards.try_out, prompts[0].problem)
     self.evaluations = evaluation.prepare(session) if config.eval.period else []
     self.texts = texts.prepare(session) if config.eval.period else []
-    evaluation.check_published(
-        config.published.metric, self.evaluations, self.texts)
     # After this many steps nothing new should have to be compiled. Compilations
     # of a step's evaluation and save count towards the next step.
     self.compilations = host.CompilationCounter(
@@ -94,20 +78,14 @@ class Trainer:
     self.background = futures.ThreadPoolExecutor(1)
     self._saved = 0.0  # when the last save or the run began
 
-  def _try_rewards(self, problem):
-    """Finds what is wrong with a reward function before a model is loaded."""
-    if self.config.reward.on_failure == 'stop':
-      processes.on_first(self.session.rewards.try_out, problem)
-
   def open(self, workdir: files.Path, parent: fork.Parent | None = None
            ) -> None:
     """Restores the last checkpoint of `workdir`, which is claimed for this run,
     or else its parent's, and compiles the update for compute.remat='auto'."""
-    settings = self.config.checkpoint
-    self.records = _Records(
-        workdir, checkpoint.Checkpointer(
-            workdir / session_lib.CHECKPOINTS, settings.keep,
-            settings.keep_every),
+    self.workdir, settings = workdir, self.config.checkpoint
+    self.checkpointer = checkpoint.Checkpointer(
+        workdir / session_lib.CHECKPOINTS, settings.keep, settings.keep_every)
+    self.writer = (
         metrics.Writer(workdir, self.config.wandb_project,
                        self.config.to_dict())
         if processes.is_first() else metrics.NoWriter())
@@ -129,11 +107,11 @@ class Trainer:
 
     With LoRA the frozen weights come from the model folder in either case.
     """
-    learner, records = self.learner, self.records
+    learner = self.learner
     learner.load_base()
     self.stands_on = learner.stands_on() | facts.of_data(
         self.config, self.prompts, self.evaluations, self.texts)
-    saved = records.checkpointer.restore_last_good(
+    saved = self.checkpointer.restore_last_good(
         *programs_lib.restorable(learner.programs), self._check_saved)
     is_new_fork = saved is None and parent is not None
     if is_new_fork:
@@ -141,7 +119,7 @@ class Trainer:
     if saved is None:
       self.progress.phase(f'loading {self.session.folder}')
       learner.state = learner.first_state()
-      processes.on_first(records.writer.truncate, -1)
+      processes.on_first(self.writer.truncate, -1)
       learner.fit()
       return
     self.step, learner.state, extra = saved
@@ -151,12 +129,12 @@ class Trainer:
     self.began = extra['began']
     learner.skipped_in_a_row = extra['skipped_in_a_row']
     processes.on_first(
-        records.writer.truncate,
+        self.writer.truncate,
         -1 if is_new_fork else self.step - (self.unrecorded is not None))
     if processes.is_first():
-      for record in metrics.read(records.workdir):
+      for record in metrics.read(self.workdir):
         self.progress.trend(summaries.trends(record))
-      print(f'continuing {parent.run if is_new_fork else records.workdir} '
+      print(f'continuing {parent.run if is_new_fork else self.workdir} '
             f'after step {self.step}', flush=True)
     if self.step < self.config.steps:  # else there is no update to compile
       self._fit_as(extra['remat'])
@@ -168,9 +146,8 @@ class Trainer:
     self.learner.fit(begin=remat)
     if self.learner.programs.model.remat != remat and (
         self.config.compute.remat == 'auto' and processes.is_first()):
-      print(f'compute.remat=auto: {remat}, as until now, does not fit '
-            'these devices: results are not bit-identical',
-            file=sys.stderr, flush=True)
+      errors.note(f'compute.remat=auto: {remat}, as until now, does not fit '
+                  'these devices: results are not bit-identical')
 
   def _check_saved(self, where, extra):
     """Refuses a checkpoint of another config, model or data."""
@@ -196,7 +173,7 @@ class Trainer:
     try:
       if self.step == 0 and self.config.eval.before and (
           self.evaluations or self.texts):
-        self.records.writer.write(0, scalars := self._timed_evaluation(stop))
+        self.writer.write(0, scalars := self.evaluate(stop))
         self.progress.note(f'step 0/{self.config.steps}  '
                            f'{summaries.evaluated(scalars)}')
       if self.unrecorded is not None:
@@ -209,7 +186,7 @@ class Trainer:
         self._record(stop)
     except processes.Stopped:
       is_complete = False
-    if self.step and self.records.checkpointer.latest() != self.step:
+    if self.step and self.checkpointer.latest() != self.step:
       self._save(None)  # stopped between two checkpoints
     return is_complete
 
@@ -217,21 +194,15 @@ class Trainer:
     """Evaluates if it is due; writes the step's metrics and saves."""
     scalars = self.unrecorded
     if self._is_due(self.config.eval.period):
-      scalars = scalars | self._timed_evaluation(stop)
-    self.records.writer.write(self.step, scalars)
+      scalars = scalars | self.evaluate(stop)
+    self.writer.write(self.step, scalars)
     self.unrecorded = None
     self.progress.trend(summaries.trends(scalars))
     self.progress.step(self.step, summaries.summary(scalars),
                        summaries.evaluated(scalars))
-    if self._save_is_due() and (
-        self.records.checkpointer.latest() != self.step):
+    if self._save_is_due() and self.checkpointer.latest() != self.step:
       self._save(next((value for name, value in scalars.items()
                        if name.startswith('eval/') and '/avg@' in name), None))
-
-  def _timed_evaluation(self, stop):
-    with self.progress.evaluating(
-        ', '.join(item.name for item in self.evaluations)):
-      return self.evaluate(stop)
 
   def check_trained(self) -> None:
     """Raises a RunError if no update was made, as without a mixed group."""
@@ -243,13 +214,14 @@ class Trainer:
   def close(self) -> None:
     """Waits for the last checkpoint and closes all files."""
     self.background.shutdown()
-    self.records.close()
+    self.checkpointer.close()
+    self.writer.close()
 
   def _traced(self):
     """A profiler trace of the next step, if the config asks for one."""
     if self.step + 1 not in self.config.profile.steps:
       return contextlib.nullcontext()
-    return host.traced(self.records.workdir / 'profile')
+    return host.traced(self.workdir / 'profile')
 
   def _save(self, score):
     self._saved = time.monotonic()
@@ -257,7 +229,7 @@ class Trainer:
         name: float(value) for name, value in self.unrecorded.items()}
     _, unpadded = programs_lib.restorable(self.learner.programs)
     with self.session.timers('save'):
-      self.records.checkpointer.save(self.step, self.learner.state, {
+      self.checkpointer.save(self.step, self.learner.state, {
           'cursor': self.cursor, 'unrecorded': unrecorded,
           'skipped_in_a_row': self.learner.skipped_in_a_row,
           'left_out_in_a_row': self.left_out_in_a_row, 'began': self.began,
@@ -266,7 +238,7 @@ class Trainer:
           'stands_on': self.stands_on} | carrying.saved(
               self.config, self.carried, self.sizes), score, unpadded)
       if jax.default_backend() == 'cpu':  # whose memory an update needs too
-        self.records.checkpointer.wait()
+        self.checkpointer.wait()
 
   def _save_is_due(self):
     settings = self.config.checkpoint
@@ -333,7 +305,7 @@ class Trainer:
     self._dump(step, rollout, period=1)
     return errors.RunError(
         f'{message}; the step\'s completions are in {session_lib.ROLLOUTS}/, '
-        f'{self.records.checkpointer.describe_latest()}')
+        f'{self.checkpointer.describe_latest()}')
 
   def _collect(self, step, stop):
     """Samples a rollout step's groups: (rollout, bytes of the weights for it).
@@ -354,7 +326,7 @@ class Trainer:
       raise errors.RunError(
           f'step {step}, problem '
           f'{self.prompts.prompt(error.prompt_id).problem.id}: {error}; '
-          f'{self.records.checkpointer.describe_latest()}') from error
+          f'{self.checkpointer.describe_latest()}') from error
     except sampler_lib.StarvedError as error:
       rollout = error.rollout
       if self.left_out_in_a_row >= self.config.rollout.max_left_out:
@@ -375,18 +347,20 @@ class Trainer:
   def evaluate(self, stop: processes.StopRequest) -> dict[str, float]:
     """Every evaluation and text of the config, as metrics 'eval/NAME/…'."""
     start = time.perf_counter()
-    scalars = {f'eval/{text.name}/{results.NATS}': text.nats_per_token(
-        self.learner.policy()) for text in self.texts}
-    params = self.learner.programs.to_evaluate(self.learner.policy())
     key = programs_lib.stream(self.config.seed, 'eval')
-    for index, item in enumerate(self.evaluations):
-      try:
-        _, found = item.run(
-            params, jax.random.fold_in(key, index), stop.check)
-      except errors.RunError as error:
-        raise errors.RunError(f'after step {self.step}: {error}') from error
-      scalars |= {f'eval/{item.name}/{name}': value
-                  for name, value in found.items()}
+    with self.progress.evaluating(
+        ', '.join(item.name for item in self.evaluations)):
+      scalars = {f'eval/{text.name}/{results.NATS}': text.nats_per_token(
+          self.learner.policy()) for text in self.texts}
+      params = self.learner.programs.to_evaluate(self.learner.policy())
+      for index, item in enumerate(self.evaluations):
+        try:
+          _, found = item.run(
+              params, jax.random.fold_in(key, index), stop.check)
+        except errors.RunError as error:
+          raise errors.RunError(f'after step {self.step}: {error}') from error
+        scalars |= {f'eval/{item.name}/{name}': value
+                    for name, value in found.items()}
     self.session.timers.pop()
     return scalars | {'seconds/eval': time.perf_counter() - start}
 
@@ -395,6 +369,6 @@ class Trainer:
     if not processes.is_first() or not period or step % period:
       return
     dump.write(
-        self.records.workdir / session_lib.ROLLOUTS, step, dump.records(
+        self.workdir / session_lib.ROLLOUTS, step, dump.records(
             step, rollout, self.prompts.name, self.session.template.style),
         self.config.dump.format)

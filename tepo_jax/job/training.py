@@ -1,7 +1,6 @@
 """Starts or resumes a training run in its workdir."""
 
 import contextlib
-import dataclasses
 
 import ml_collections
 
@@ -22,35 +21,21 @@ from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.runtime import processes
 
 
-@dataclasses.dataclass(frozen=True)
-class _Model:
-  """The model that a run begins from.
-
-  folder: its place in the run. source: where it is read; in a new fork, the
-  parent's. is_unmade: it is the embedded model, which is yet to be made.
-  """
-  folder: files.Path
-  source: files.Path
-  is_unmade: bool
-
-  def open(self, config, workdir, parent):
-    """The session on the model. All processes of a job must call this."""
-    if self.is_unmade:
-      return session_lib.open_unmade(config, self.folder)
-    session_lib.fix_date(
-        config, self.source, run_folder.saved_date(workdir),
-        parent and run_folder.saved_date(parent.run))
-    return session_lib.open_folder(config, self.source)
-
-
-def _find_model(config, workdir, parent):
+def _open(config, workdir, parent):
+  """The session on the model that the run begins from, and whether that is the
+  embedded model, which is yet to be made; a new fork reads its parent's. All
+  processes of a job must call this."""
   folder = files.path(session_lib.model_folder(config, workdir))
   is_missing = processes.any_of(
       config.model is None and not (folder / 'config.json').exists())
-  if is_missing and parent is not None:
-    return _Model(folder, files.path(parent.run) / session_lib.BASE_MODEL,
-                  is_unmade=False)
-  return _Model(folder, folder, is_unmade=is_missing)
+  if is_missing and parent is None:
+    return session_lib.open_unmade(config, folder), True
+  if is_missing:
+    folder = files.path(parent.run) / session_lib.BASE_MODEL
+  session_lib.fix_date(
+      config, folder, run_folder.saved_date(workdir),
+      parent and run_folder.saved_date(parent.run))
+  return session_lib.open_folder(config, folder), False
 
 
 def train(config: ml_collections.ConfigDict, workdir: files.Path,
@@ -70,14 +55,13 @@ def train(config: ml_collections.ConfigDict, workdir: files.Path,
     interrupts.set_last_words(lambda: summaries.stopped(
         interrupts.WORD, workdir, config.steps))
   parent = fork.choose(config, workdir, origin, keeps_optimizer)
-  model = _find_model(config, workdir, parent)
-  with (lock_lib.FolderLock(workdir) as lock,
-        model.open(config, workdir, parent) as session):
+  session, is_unmade = _open(config, workdir, parent)
+  with lock_lib.FolderLock(workdir) as lock, session:
     run = _checked(config, workdir, session, parent, is_quiet)
-    _claim(config, workdir, lock, parent, model)
+    _claim(config, workdir, lock, parent, session, is_unmade)
     with (memory_lib.explaining_exhaustion(config, run.learner.programs),
           contextlib.closing(run.progress), host.compilations_shown(
-              config.model, run.progress.compiling, run.progress.compiled)):
+              run.progress.compiling, run.progress.compiled)):
       run.open(workdir, parent)
       with contextlib.closing(run):
         is_complete = run.run(stop)
@@ -94,8 +78,8 @@ def _checked(config, workdir, session, parent, is_quiet):
                            str(parent) if parent else 'new'), flush=True)
   run = trainer.Trainer(config, session)
   agreement.check(lambda: facts.of_model(session.folder)
-                  | facts.of_mixture(run.prompts)
-                  | facts.of_evaluations(run.evaluations)
+                  | facts.of_prompts(
+                      facts.data_sets(run.prompts.sets, run.evaluations))
                   | facts.of_texts(run.texts))
   if says:
     print(summaries.data(config, run.prompts, run.evaluations),
@@ -103,16 +87,17 @@ def _checked(config, workdir, session, parent, is_quiet):
   return run
 
 
-def _claim(config, workdir, lock, parent, model):
+def _claim(config, workdir, lock, parent, session, is_unmade):
   """Writes what the workdir needs before its first checkpoint."""
   processes.on_first(run_folder.claim, config, workdir, lock)
   if parent is not None:
     processes.on_first(fork.write, parent, workdir)
-  if model.source != model.folder:
-    processes.on_first(fork.copy_model, parent, model.folder)
+  folder = workdir / session_lib.BASE_MODEL
+  if config.model is None and session.folder != str(folder):
+    processes.on_first(fork.copy_model, parent, folder)
   session_lib.cache_compilations(config)
-  if model.is_unmade:
-    processes.on_first(base_model.make, config, model.folder)
+  if is_unmade:
+    processes.on_first(base_model.make, config, folder)
 
 
 def _close(config, workdir, stop, is_complete):

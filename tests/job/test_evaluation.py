@@ -1,6 +1,5 @@
 """Evaluations and their metrics, from hand-written verdicts."""
 
-import dataclasses
 import json
 import types
 
@@ -54,7 +53,7 @@ def _prepare(**settings):
                   stop_after_boxed=False) | settings
   session = types.SimpleNamespace(
       config=ml_collections.ConfigDict({'eval': settings}),
-      template=prompts.get('dapo_answer'), check_evaluation=lambda: None,
+      template=prompts.get('dapo_answer'), check_positions=lambda section: None,
       too_long=dict.fromkeys(settings['sets'], 2),
       evaluation_prompts=lambda name: asked.append(name) or found,
       sampler=lambda **arguments: arguments)
@@ -160,24 +159,6 @@ def test_run_summarizes_in_the_order_of_the_prompts():
         'too_long': 2,
         'timeout': 3, 'died': 0})
   assert sampler.asked == 2 * [['p0', 'p1', 'p2']]
-
-
-def test_a_published_metric_must_be_one_that_is_recorded():
-  """Among those of `run` and of texts; others are not of evaluations."""
-  sampled, greedy = _prepare(greedy=True, samples=4)[0]
-  sampled = dataclasses.replace(sampled, sampler=types.SimpleNamespace(
-      stream=lambda *_: iter([(GROUPS, {'timeout': 0, 'died': 0})])),
-                                prompts=[g.prompt for g in GROUPS])
-  assert sampled.metrics() == set(sampled.run(None, None)[1])
-  text = types.SimpleNamespace(name='prose')
-  for name in (None, 'reward', 'eval/arithmetic/maj@2',
-               'eval/arithmetic/greedy/avg@1', 'eval/prose/nats_per_token'):
-    evaluation.check_published(name, [sampled, greedy], [text])
-  with pytest.raises(errors.InputError, match=(
-      'published.metric=eval/arithmetic/greedy/avg@1: no evaluation of this '
-      'run records it; .*: eval/arithmetic/avg@4$')):
-    evaluation.check_published(
-        'eval/arithmetic/greedy/avg@1', [sampled], [text])
 
 
 def test_only_what_is_to_do_is_sampled():

@@ -45,8 +45,8 @@ def test_a_start(tmp_path, monkeypatch):
 
 def test_training_sets():
   def found(second):
-    return facts.of_mixture(groups_lib.Mixture(
-        {'a': PROMPTS, 'b': second}, [1, 1], seed=0))
+    return facts.of_prompts(facts.data_sets(
+        {'a': PROMPTS, 'b': second}, []))
   assert _differing(found(PROMPTS), found(PROMPTS[::-1])) == {
       'the data set b of training'}
 
@@ -83,9 +83,9 @@ PROMPTS = [groups_lib.Prompt(
         PROMPTS[2], problem=dataclasses.replace(
             PROMPTS[2].problem, answers=('3',)))]])
 def test_data(other):
-  assert facts.of_prompts('a', PROMPTS) == facts.of_prompts('a', PROMPTS[:])
-  assert _differing(facts.of_prompts('a', PROMPTS),
-                    facts.of_prompts('a', other)) == {'the data set a'}
+  assert facts.of_prompts({'a': PROMPTS}) == facts.of_prompts({'a': PROMPTS[:]})
+  assert _differing(facts.of_prompts({'a': PROMPTS}),
+                    facts.of_prompts({'a': other})) == {'a'}
 
 
 def _data(template='dapo_answer', train=PROMPTS, test=PROMPTS[:1], text=(1, 2),

@@ -80,22 +80,6 @@ def test_a_model_folder_is_no_workdir_that_has_not_been_trained(tmp_path):
   assert _contents(tmp_path) == before
 
 
-@pytest.mark.parametrize('name, said', [
-    ('checkpoints', 'a file, but a run keeps a folder'),
-    ('rollouts', 'a file, but a run keeps a folder'),
-    ('metrics.jsonl', 'a folder, but a run keeps a file'),
-    ('environment.jsonl', 'a folder, but a run keeps a file')])
-def test_a_file_in_place_of_a_folder_is_refused(tmp_path, name, said):
-  _claim(_config(), tmp_path)
-  if 'a file' in said[:6]:
-    (tmp_path / name).write_text('')
-  else:
-    (tmp_path / name).mkdir()
-  with pytest.raises(errors.InputError) as error:
-    _claim(_config(), tmp_path)
-  assert str(error.value).startswith(f'{tmp_path / name}: {said}')
-
-
 def test_only_steps_may_change(tmp_path):
   _claim(_config(), tmp_path)
   _claim(_config(), tmp_path)

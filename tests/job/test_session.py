@@ -47,7 +47,7 @@ def test_long_completions_are_refused_where_they_are_sampled():
     with pytest.raises(errors.InputError, match=(
         r'data.max_prompt_tokens \+ eval.max_tokens = 65 exceeds the model.s '
         '64 positions')):
-      opened.check_evaluation()
+      opened.check_positions('eval')
     config.rollout.max_tokens = 33
     with pytest.raises(errors.InputError, match='max_tokens = 65 exceed'):
       opened.training_prompts()

@@ -1,5 +1,6 @@
 """What a trainer times belongs to one step; every step is recorded."""
 
+import contextlib
 import dataclasses
 import pathlib
 import types
@@ -53,7 +54,8 @@ def test_an_evaluations_time_is_not_that_of_the_next_step():
   trainer = _trainer(
       evaluations=[types.SimpleNamespace(run=run, name='sums')],
       texts=[types.SimpleNamespace(
-          name='prose', nats_per_token=lambda params: 2.5)])
+          name='prose', nats_per_token=lambda params: 2.5)],
+      progress=types.SimpleNamespace(evaluating=contextlib.nullcontext))
   scalars = trainer_lib.Trainer.evaluate(
       trainer, types.SimpleNamespace(check=None))
   assert scalars['eval/sums/avg@8'] == 0.5 and scalars['seconds/eval'] > 0
@@ -66,10 +68,9 @@ def test_the_model_is_evaluated_before_training_unless_asked_not_to(before):
   written = {}
   trainer = _trainer(
       evaluations=['sums'], texts=[], unrecorded=None,
-      _timed_evaluation=lambda stop: {'eval/sums/avg@8': 0.5},
+      evaluate=lambda stop: {'eval/sums/avg@8': 0.5},
       progress=types.SimpleNamespace(note=print),
-      records=types.SimpleNamespace(
-          writer=types.SimpleNamespace(write=written.__setitem__)))
+      writer=types.SimpleNamespace(write=written.__setitem__))
   trainer.step = trainer.config.steps = 0
   trainer.config.eval.before = before
   trainer_lib.Trainer.run(trainer, stop=None)
@@ -80,8 +81,8 @@ def test_a_step_that_was_stopped_before_its_record_gets_one():
   """The last step was saved when its evaluation was stopped."""
   recorded = []
   trainer = _trainer(
-      evaluations=[], unrecorded={'reward': 1.0}, records=types.SimpleNamespace(
-          checkpointer=types.SimpleNamespace(latest=lambda: 40)),
+      evaluations=[], unrecorded={'reward': 1.0},
+      checkpointer=types.SimpleNamespace(latest=lambda: 40),
       _record=lambda stop: recorded.append(trainer.step))
   trainer.step = trainer.config.steps = 40
   trainer_lib.Trainer.run(trainer, None)
@@ -96,8 +97,7 @@ def test_a_save_is_waited_for_where_updates_use_the_same_memory(
       trainer_lib.programs_lib, 'restorable', lambda _: (None, None))
   checkpointer = mock.Mock()
   trainer = _trainer(
-      unrecorded=None, began={}, stands_on={},
-      records=types.SimpleNamespace(checkpointer=checkpointer))
+      unrecorded=None, began={}, stands_on={}, checkpointer=checkpointer)
   trainer.learner.state, trainer.learner.skipped_in_a_row = 'state', 0
   trainer.learner.programs.model = types.SimpleNamespace(remat='none')
   trainer_lib.Trainer._save(trainer, None)
@@ -123,9 +123,8 @@ def test_a_step_without_enough_groups_says_why_and_leaves_its_rollout(tmp_path):
   vars(trainer).update(vars(_trainer(
       background=types.SimpleNamespace(shutdown=lambda: None),
       sampler=types.SimpleNamespace(select=mock.Mock(side_effect=_starved())),
-      records=types.SimpleNamespace(
-          workdir=tmp_path, checkpointer=types.SimpleNamespace(
-              describe_latest=lambda: 'no checkpoint')))))
+      workdir=tmp_path, checkpointer=types.SimpleNamespace(
+          describe_latest=lambda: 'no checkpoint'))))
   trainer.session.rewards = None
   trainer.session.template = types.SimpleNamespace(style='boxed')
   trainer.config.dump.period = 0
@@ -216,13 +215,12 @@ def test_a_resumed_run_begins_with_its_own_choice(
       fit=lambda begin: found.append(begin))
   trainer.prompts = types.SimpleNamespace(sets={})
   trainer.evaluations = trainer.texts = ()
-  trainer.records = types.SimpleNamespace(
-      workdir=pathlib.Path('run'),
-      writer=types.SimpleNamespace(truncate=lambda _: None),
-      checkpointer=types.SimpleNamespace(restore_last_good=lambda *_: (
-          3, 'state', {'cursor': 8, 'unrecorded': None, 'remat': 'dots',
-                       'skipped_in_a_row': 0, 'left_out_in_a_row': 2,
-                       'began': {'step': 1, 'updates': 4}})))
+  trainer.workdir = pathlib.Path('run')
+  trainer.writer = types.SimpleNamespace(truncate=lambda _: None)
+  trainer.checkpointer = types.SimpleNamespace(restore_last_good=lambda *_: (
+      3, 'state', {'cursor': 8, 'unrecorded': None, 'remat': 'dots',
+                   'skipped_in_a_row': 0, 'left_out_in_a_row': 2,
+                   'began': {'step': 1, 'updates': 4}}))
   monkeypatch.setattr(programs_lib, 'restorable', lambda _: ())
   trainer._restore()
   assert found == begun and trainer.step == 3
