@@ -9,6 +9,7 @@ import difflib
 import faulthandler
 import functools
 import glob
+import importlib.machinery
 import importlib.util
 import inspect
 import logging
@@ -16,7 +17,6 @@ import operator
 import os
 import pathlib
 import re
-import runpy
 import sys
 import traceback
 from typing import Any
@@ -133,7 +133,7 @@ def load_config(spec: str) -> ml_collections.ConfigDict:
     hint = f'; did you mean {os.path.join(folder, *near)}?' if near else ''
     raise errors.InputError(f'--config: no file {path}{hint}')
   try:
-    config = runpy.run_path(path)['get_config'](*argument)
+    config = _executed(path).get_config(*argument)
   except ValueError as error:
     raise errors.InputError(
         f'--config={spec}: {errors.one_line(error)}') from error
@@ -147,11 +147,20 @@ def load_config(spec: str) -> ml_collections.ConfigDict:
   return config
 
 
+def _executed(path):
+  """The module of a config file."""
+  loader = importlib.machinery.SourceFileLoader('run_config', path)
+  module = importlib.util.module_from_spec(
+      importlib.util.spec_from_loader('run_config', loader))
+  loader.exec_module(module)
+  return module
+
+
 def caution(config: ml_collections.ConfigDict) -> str | None:
   """Why not to train this config, by caution(config, ARGUMENT) of --config's
   file; None: the file has no such function, or that found nothing."""
   path, *argument = (_config_spec(sys.argv) or '').split(':', 1)
-  found = runpy.run_path(path).get('caution') if path else None
+  found = getattr(_executed(path), 'caution', None) if path else None
   return found and found(config, *argument)
 
 

@@ -101,6 +101,16 @@ def choose(backend, platform, dtype, head_dim) -> str:
   return backend
 
 
+def by_window(config, layer, function, *arrays):
+  """function(window of this layer, *arrays); config: a transformer.ModelConfig.
+  """
+  if not config.num_full_layers:
+    return function(config.sliding_window, *arrays)
+  return jax.lax.cond(
+      layer < config.num_full_layers, functools.partial(function, None),
+      functools.partial(function, config.sliding_window), *arrays)
+
+
 @jax.checkpoint  # The backward pass computes the scores again.
 def attend_block(q_BSKGH, k_BTKH, v_BTKH, visible_BST):
   """softmax(q kᵀ / √H) v over the visible keys, [B, S, K, G, H]."""

@@ -3,6 +3,8 @@
 `config` is a transformer.ModelConfig.
 """
 
+from collections.abc import Callable
+import functools
 from typing import Any
 
 import jax
@@ -27,6 +29,11 @@ def _all_but_gathered(primitive, *_, **__):
 POLICIES = {'none': _all_but_gathered, 'dots': _keep(ATTENTION, MLP),
             'mlp': _keep(ATTENTION), 'full': None}
 named = ad_checkpoint.checkpoint_name
+
+
+def layer(config: Any) -> Callable:
+  """A decorator for a layer: it is rematerialised as config.remat says."""
+  return functools.partial(jax.checkpoint, **options(config))
 
 
 def options(config: Any) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def run(config: Any, axes: Any, make_layer: Callable, params: Any,
     config: static under jit.
     axes: logical names of the layers' stacked parameters.
     make_layer: (config of one device, rows of one device) -> a function of
-      x_MD, the device's tokens, and of a layer's parameters.
+      x_MD, the device's tokens, of a layer's parameters and of its number.
     params: of all layers, stacked.
     rows: tree of [B, ...], what the layers need besides.
   """
@@ -52,14 +52,14 @@ def run(config: Any, axes: Any, make_layer: Callable, params: Any,
   def layers(x_BSD, params, rows):
     layer = make_layer(one_device, rows)
 
-    def step(x_MD, params):
-      return layer(x_MD, _own_weights(config, params, axes))
-
-    step = jax.checkpoint(step, **remat.options(config))
+    @remat.layer(config)
+    def step(x_MD, params, number):
+      return layer(x_MD, _own_weights(config, params, axes), number)
 
     x_MD, _ = jax.lax.scan(
-        lambda x_MD, params: (step(x_MD, params), None),
-        mesh_lib.own_part(x_BSD.reshape(-1, config.d_model), 'tokens'), params)
+        lambda x_MD, layer: (step(x_MD, *layer), None),
+        mesh_lib.own_part(x_BSD.reshape(-1, config.d_model), 'tokens'),
+        (params, jnp.arange(config.num_layers)))
     return mesh_lib.gathered(
         x_MD, 'tokens', size=x_BSD.shape[0] * x_BSD.shape[1]
     ).reshape(x_BSD.shape)

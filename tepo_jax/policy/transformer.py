@@ -51,6 +51,8 @@ class ModelConfig:
   qk_norm: bool = False
   # Positions a query sees, itself included; None: all up to its own.
   sliding_window: int | None = None
+  # The first layers ignore the window (Qwen's max_window_layers).
+  num_full_layers: int = 0
 
   dtype: str = 'float32'  # of the computation; parameters are cast at use
   remat: str = 'none'  # what the backward pass recomputes: of remat.POLICIES
@@ -186,7 +188,7 @@ class _Layer(nn.Module):
   config: ModelConfig
 
   @nn.compact
-  def __call__(self, x_MD, columns, stores=None):
+  def __call__(self, x_MD, layer, columns, stores=None):
     config = self.config
     linear = functools.partial(
         layers_lib.Linear, lora=config.lora, ops=config.ops)
@@ -197,7 +199,7 @@ class _Layer(nn.Module):
           size=columns.position_BS.size)
 
     attended_MD, stores = self._attention(
-        normed('attention_norm'), linear, columns, stores)
+        normed('attention_norm'), linear, layer, columns, stores)
     x_MD = _by_rows(x_MD + remat.named(
         mesh_lib.summed(attended_MD, 'tokens'), remat.ATTENTION))
     y_MD = normed('mlp_norm')
@@ -209,23 +211,24 @@ class _Layer(nn.Module):
         name='down')(gate_MF, up_MF)
     return _by_rows(x_MD + mesh_lib.summed(down_MD, 'tokens')), stores
 
-  def _attention(self, x_MD, linear, columns, stores):
+  def _attention(self, x_MD, linear, layer, columns, stores):
     config = self.config
     q_BSNH, k_BSKH, v_BSKH = self._project(x_MD, linear, columns)
     if columns.pages is None:
       out_BSNH, stores = self._attend_columns(
-          q_BSNH, k_BSKH, v_BSKH, columns, stores)
+          q_BSNH, k_BSKH, v_BSKH, layer, columns, stores)
     else:
       stores = pages_lib.write(
           stores, k_BSKH[:, 0], v_BSKH[:, 0], columns.pages.column)
-      out_BSNH = pages_lib.attend(
-          q_BSNH[:, 0], stores, columns.position_BS[:, 0],
-          columns.pages.table_NW, config.sliding_window, config.attention)
+      out_BSNH = attention.by_window(
+          config, layer, lambda window, *arrays: pages_lib.attend(
+              *arrays, window, config.attention), q_BSNH[:, 0], stores,
+          columns.position_BS[:, 0], columns.pages.table_NW)
     out_MD = linear(config.d_model, ('heads', 'embed'), name='o')(
         out_BSNH.reshape(x_MD.shape[0], -1))
     return out_MD, stores
 
-  def _attend_columns(self, q_BSNH, k_BSKH, v_BSKH, columns, stores):
+  def _attend_columns(self, q_BSNH, k_BSKH, v_BSKH, layer, columns, stores):
     """Attention among the tokens, or over a KVCache's columns."""
     config, position_BS = self.config, columns.position_BS
     key_position_BT = columns.key_position_BT
@@ -237,12 +240,12 @@ class _Layer(nn.Module):
         k_BTKH = jnp.where(columns.index == 0, k_BSKH, jnp.nan)
         v_BTKH, key_position_BT = v_BSKH, None
     if columns.sequences is None:
-      out_BSNH = _attend(config, q_BSNH, k_BTKH, v_BTKH, position_BS,
+      out_BSNH = _attend(config, layer, q_BSNH, k_BTKH, v_BTKH, position_BS,
                          key_position_BT, columns.segment_BS)
     else:
       sequences = columns.sequences
       out_BSNH = sequences.collect(_attend(
-          config, *map(sequences.spread, (q_BSNH, k_BTKH, v_BTKH)),
+          config, layer, *map(sequences.spread, (q_BSNH, k_BTKH, v_BTKH)),
           sequences.position_RA, None, sequences.segment_RA))
     return out_BSNH, stores
 
@@ -311,7 +314,8 @@ class _Transformer(nn.Module):
     elif sharded_layers.are_needed(config) and not self.is_initializing():
       x_MD = self._sharded(x_MD, position_BS, segment_BS, sequences)
     else:
-      x_MD, _ = _scan(config)(config, name='layers')(x_MD, columns)
+      x_MD, _ = _scan(config)(config, name='layers')(
+          x_MD, jnp.arange(config.num_layers), columns)
     x_MD = layers_lib.Norm(config.norm_eps, name='final_norm')(x_MD)
     return x_MD.reshape(*position_BS.shape, config.d_model), cache
 
@@ -321,8 +325,8 @@ class _Transformer(nn.Module):
 
     def make_layer(own, rows):
       columns = _columns(config, *rows)
-      return lambda x_MD, params: _Layer(own, parent=None).apply(
-          {'params': params}, x_MD, columns)[0]
+      return lambda x_MD, params, number: _Layer(own, parent=None).apply(
+          {'params': params}, x_MD, number, columns)[0]
 
     x_BSD = sharded_layers.run(
         config, logical_axes(config)['layers'], make_layer,
@@ -333,8 +337,9 @@ class _Transformer(nn.Module):
   def _decode(self, x_MD, columns, stores):
     """The layers, each with its own parameters and part of the cache."""
     layer, written = _layer(self.config)(self.config, parent=None), []
-    for params, store in zip(self.get_variable('params', 'layers'), stores):
-      x_MD, new = layer.apply({'params': params}, x_MD, columns, store)
+    for i, (params, store) in enumerate(
+        zip(self.get_variable('params', 'layers'), stores)):
+      x_MD, new = layer.apply({'params': params}, x_MD, i, columns, store)
       written.append(new)
     return x_MD, tuple(written)
 
@@ -347,10 +352,10 @@ def _layer(config: ModelConfig):
 
 
 def _scan(config: ModelConfig):
-  """Scans the layer over the stacked parameters."""
+  """Scans the layer over the stacked parameters and the layers' numbers."""
   return nn.scan(
       _layer(config), variable_axes={'params': 0}, split_rngs={'params': True},
-      in_axes=nn.broadcast, length=config.num_layers,
+      in_axes=(0, nn.broadcast), length=config.num_layers,
       metadata_params={nn.PARTITION_NAME: 'layers'})
 
 
@@ -371,12 +376,13 @@ def _write(stores, k_BSKH, v_BSKH, index):
   return (k_store, v_store), k_BTKH, v_BTKH
 
 
-def _attend(config: ModelConfig, q_BSNH, k_BTKH, v_BTKH, position_BS,
+def _attend(config: ModelConfig, layer, q_BSNH, k_BTKH, v_BTKH, position_BS,
             key_position_BT, segment_BS):
-  return attention.attend(
-      q_BSNH, k_BTKH, v_BTKH, position_BS, key_position_BT,
-      config.sliding_window, config.attention, segment_BS,
-      block=config.ops.attend_block)
+  """`attention.attend` with this layer's window."""
+  return attention.by_window(
+      config, layer, lambda window, *arrays: attention.attend(
+          *arrays, position_BS, key_position_BT, window, config.attention,
+          segment_BS, block=config.ops.attend_block), q_BSNH, k_BTKH, v_BTKH)
 
 
 def _by_rows(x_MD):

@@ -19,7 +19,7 @@ CASES = {
         num_attention_heads=7, num_key_value_heads=1, hidden_size=42,
         tie_word_embeddings=True)),
     'qwen2_window': ('Qwen2', dict(
-        use_sliding_window=True, sliding_window=5, max_window_layers=0)),
+        use_sliding_window=True, sliding_window=5, max_window_layers=2)),
     'qwen3': ('Qwen3', dict(
         head_dim=10, num_key_value_heads=4, tie_word_embeddings=True)),
     'qwen3_yarn': ('Qwen3', dict(

@@ -31,7 +31,7 @@ def small():
   config = transformer.ModelConfig(
       vocab_size=61, d_model=24, num_layers=3, num_heads=4, num_kv_heads=2,
       head_dim=10, d_ff=40, max_position=64, qkv_bias=True, qk_norm=True,
-      sliding_window=6)
+      sliding_window=6, num_full_layers=1)
   rng = np.random.RandomState(0)
   return config, jax.tree.map(
       lambda leaf: rng.normal(0.1, 0.3, leaf.shape).astype(np.float32),
@@ -49,7 +49,7 @@ def test_logits_are_those_of_transformers(case, hf_model, torch_logits, batch):
   np.testing.assert_allclose(got[real], want[real], rtol=0, atol=1e-4)
 
 
-def test_a_window_holds_for_the_first_layer_too():
+def test_by_default_a_window_holds_for_the_first_layer_too():
   """A token that sees itself alone does not depend on those before it."""
   config = transformer.ModelConfig(
       vocab_size=9, d_model=8, num_layers=1, num_heads=2, num_kv_heads=1,

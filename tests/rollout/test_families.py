@@ -11,7 +11,7 @@ from tepo_jax.rollout import draw
 T = 20
 FAMILIES = {
     'Qwen2': dict(use_sliding_window=True, sliding_window=7,
-                  max_window_layers=0),
+                  max_window_layers=1),
     'Qwen3': dict(head_dim=10, tie_word_embeddings=True),
     'Llama': dict(rope_parameters=dict(
         rope_type='llama3', rope_theta=5e2, factor=8.0, low_freq_factor=1.0,

@@ -244,7 +244,7 @@ def _at_26(token_T):
 
 @pytest.mark.long_after_first
 @pytest.mark.parametrize('page, model, options', [
-    (4, {}, {}), (3, dict(sliding_window=6), {}),
+    (4, {}, {}), (3, dict(sliding_window=6, num_full_layers=1), {}),
     (7, {}, dict(mesh=dict(data=2, tensor=2)))], ids=str)
 def test_completions_are_those_of_the_rectangle(
     make_engine, params, stores, page, model, options):

@@ -92,12 +92,13 @@ def _abstract(tree, shardings):
 @functools.cache
 def _with_pages(slice_, tensor, window):
   """PAGES for each shard of the batch: the programs, the model and the mesh of
-  decoding, and the pages; window: whether the layers have one."""
+  decoding, and the pages; window: whether the second layer has one."""
   devices = chips.topology(slice_).devices
   mesh = mesh_lib.make({'data': 1, 'fsdp': len(devices) // tensor,
                         'tensor': tensor}, devices)
   model = padding.sharded_over(dataclasses.replace(
       FOR_EIGHT if tensor == 8 else MODEL, attention='splash',
+      num_full_layers=1 if window else 0,
       sliding_window=512 if window else None), tensor)
   programs = sampling_lib.make_paged(
       model, mesh, decoding=draw.Decoding(), eos_ids=(0,), chunk=32)

@@ -22,7 +22,7 @@ class Family:
   qkv_bias: bool = False
   qk_norm: bool = False
   # Whether the class reads `sliding_window`: 'never'; 'always'; 'switched': if
-  # use_sliding_window is set, and for the layers from max_window_layers on.
+  # use_sliding_window is set, for the layers from max_window_layers on.
   window: str = 'never'
 
 
@@ -38,12 +38,9 @@ FAMILIES = {
 # the families above or in models derived from them.
 _ONLY = {
     'hidden_act': ('silu',), 'attention_bias': (False, None),
-    'mlp_bias': (False, None), 'quantization_config': (None,),
-    'num_experts': (None, 0), 'num_local_experts': (None, 0),
-    'n_routed_experts': (None, 0), 'partial_rotary_factor': (1.0, None)}
-# The same of the fields of rope.
-_ONLY_OF_ROPE = {'partial_rotary_factor': (1.0, None), 'mscale': (None, 0),
-                 'mscale_all_dim': (None, 0)}
+    'mlp_bias': (False, None), 'partial_rotary_factor': (1.0, None),
+    'quantization_config': (None,), 'num_experts': (None, 0),
+    'num_local_experts': (None, 0), 'n_routed_experts': (None, 0)}
 
 _SIZES = {
     'vocab_size': 'vocab_size', 'hidden_size': 'd_model',
@@ -83,6 +80,7 @@ def from_json(raw: dict[str, Any], where: str) -> transformer.ModelConfig:
     raise errors.InputError(
         f'{where}: {heads} query heads over {kv_heads} key/value heads of '
         f'size {head_dim} is not supported (a multiple, an even size)')
+  window, full_layers = _window(raw, family, sizes['num_layers'], where)
   theta, scaling = _rope(raw, sizes['max_position'], where)
   return transformer.ModelConfig(
       **sizes, num_kv_heads=kv_heads, head_dim=head_dim, rope_theta=theta,
@@ -90,7 +88,7 @@ def from_json(raw: dict[str, Any], where: str) -> transformer.ModelConfig:
       norm_eps=_number(raw, 'rms_norm_eps', where, 1e-6, float),
       tie_embeddings=bool(raw.get('tie_word_embeddings')),
       qkv_bias=family.qkv_bias, qk_norm=family.qk_norm,
-      sliding_window=_window(raw, family, sizes['num_layers'], where))
+      sliding_window=window, num_full_layers=full_layers)
 
 
 def to_json(config: transformer.ModelConfig, dtype: str,
@@ -137,38 +135,40 @@ def _fields(config, name, dtype):
   if family.window == 'switched':
     fields['use_sliding_window'] = config.sliding_window is not None
     fields['max_window_layers'] = (
-        config.num_layers if config.sliding_window is None else 0)
+        config.num_layers if config.sliding_window is None
+        else config.num_full_layers)
   return fields | _rope_fields(config)
 
 
 def _window(raw, family, num_layers, where):
-  """The window of all layers, or None."""
+  """(window or None, number of first layers that ignore the window)."""
+  window, full_layers = None, 0
   kinds = raw.get('layer_types')
   if not isinstance(kinds, list | None):
     raise errors.InputError(f'{where}: layer_types = {kinds!r} is not a list')
-  if kinds is not None and len(kinds) != num_layers:
-    raise errors.InputError(
-        f'{where}: num_hidden_layers is {num_layers}, but layer_types has '
-        f'{errors.counted(len(kinds), "layer")}')
-  window = None
   if family.window == 'always' or (
       family.window == 'switched' and raw.get('use_sliding_window')):
     window = raw.get('sliding_window', 4096)
   if window is not None:
     window = _number(raw, 'sliding_window', where, 4096)
     if family.window == 'switched':
-      first = _number(raw, 'max_window_layers', where, 28, least=0)
-      if kinds is None:
-        kinds = ['full_attention' if i < first else 'sliding_attention'
-                 for i in range(num_layers)]
-      if 'sliding_attention' not in kinds:
-        window = None
-  kind = 'full_attention' if window is None else 'sliding_attention'
-  if kinds is not None and kinds != num_layers * [kind]:
+      full_layers = _number(raw, 'max_window_layers', where, 28, least=0)
+      if kinds is not None:
+        full_layers = kinds.count('full_attention')
+  full_layers = min(full_layers, num_layers)
+  if window is None or full_layers == num_layers:
+    window, full_layers = None, 0
+  sliding = 0 if window is None else num_layers - full_layers
+  plain = ['full_attention'] * (num_layers - sliding)
+  if kinds is not None and len(kinds) != num_layers:
     raise errors.InputError(
-        f'{where}: layers {kinds}, by layer_types or max_window_layers, are '
-        'not supported: all must have the sliding window, or none')
-  return window
+        f'{where}: num_hidden_layers is {num_layers}, but layer_types has '
+        f'{errors.counted(len(kinds), "layer")}')
+  if kinds is not None and kinds != plain + ['sliding_attention'] * sliding:
+    raise errors.InputError(
+        f'{where}: layer_types {kinds} is not supported: only full attention '
+        'in the first layers and the sliding window in the others')
+  return window, full_layers
 
 
 def _rope(raw, max_position, where):
@@ -182,10 +182,11 @@ def _rope(raw, max_position, where):
     raise errors.InputError(
         f'{where}: rope type {kind!r} is not supported (default, linear, '
         'llama3 or yarn)')
-  for name, values in _ONLY_OF_ROPE.items():
-    if settings.get(name) not in values:
-      raise errors.InputError(
-          f'{where}: rope {name} = {settings[name]!r} is not supported')
+  if settings.get('partial_rotary_factor') not in _ONLY[
+      'partial_rotary_factor']:
+    raise errors.InputError(
+        f'{where}: rope partial_rotary_factor = '
+        f'{settings["partial_rotary_factor"]!r} is not supported')
   # If both places have a field, transformers uses these.
   merged = {**raw, **settings}
   original = 'original_max_position_embeddings'
@@ -211,9 +212,24 @@ def _rope(raw, max_position, where):
   return theta, rope.RopeScaling(
       kind, factor, original,
       beta_fast=number('beta_fast', 32.0), beta_slow=number('beta_slow', 1.0),
-      attention_factor=number(  # on cos and sin (2309.00071)
-          'attention_factor', 0.1 * math.log(max(factor, 1.0)) + 1),
+      attention_factor=number('attention_factor', _yarn_attention(
+          factor, *(_number(settings, name, where, kind=float)
+                    for name in ('mscale', 'mscale_all_dim')
+                    if settings.get(name)))),
       truncate=settings.get('truncate') is not False)
+
+
+def _yarn_attention(factor, *scales):
+  """The default factor on cos and sin: 0.1 ln(factor) + 1 (2309.00071).
+
+  scales: mscale and mscale_all_dim, which count only if both are given.
+  """
+  def scale(weight):
+    return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
+
+  if len(scales) == 2:
+    return scale(scales[0]) / scale(scales[1])
+  return scale(1.0)
 
 
 def _rope_fields(config):

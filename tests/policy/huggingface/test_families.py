@@ -75,7 +75,7 @@ def test_published_configs(name):
       lambda leaf: math.prod(leaf.shape), transformer.abstract_params(config)))
   assert sum(sizes) == parameters
   assert (config.num_heads, config.num_kv_heads, config.head_dim) == heads
-  fields = dict(sliding_window=None) | fields
+  fields = dict(sliding_window=None, num_full_layers=0) | fields
   assert {key: getattr(config, key) for key in fields} == fields
   # Written and read again, for transformers 4 and 5, it is the same model.
   assert families.from_json(families.to_json(config, 'bfloat16', raw), '') == (
