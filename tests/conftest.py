@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items):
       seen.add(test)
   long = ('test_every_row.py', 'test_programs.py', 'test_layouts.py',
           'test_kill.py', 'test_replay.py', 'test_real_model.py',
-          'test_own_reward.py', 'test_measure.py', 'test_lora_run.py',
+          'test_own_reward.py', 'test_lora_run.py',
           'test_schedule.py', 'test_step.py', 'test_bad_input.py',
           'test_buckets.py', 'test_slice.py', 'test_run.py', 'test_fork.py')
   nightly = ('test_layouts.py', 'test_kill.py', 'test_lora_run.py',

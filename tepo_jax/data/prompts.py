@@ -147,6 +147,8 @@ def _read(file: str) -> Template:
   except jinja2.TemplateSyntaxError as error:
     raise errors.InputError(
         f'{where}: line {error.lineno}: {error.message}') from error
+  except RecursionError as error:
+    raise errors.InputError(f'{where}: {errors.one_line(error)}') from error
   used -= set(_environment().globals)
   if unknown := used - {'problem', 'row'}:
     raise errors.InputError(

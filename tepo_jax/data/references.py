@@ -18,6 +18,11 @@ MAX_WORDS = 5  # of a text without a box; more are a sentence, not an answer
 _LISTED = re.compile(r'\s*\[\s*["\']')  # no interval has a quote
 # Python joins texts without a comma between them: numpy prints ['5' '6'].
 _NO_COMMA = re.compile(r'(["\'])\s+\1')
+# The text of a list of texts, from its first bracket and quote to its last, as
+# Python, JSON or numpy writes it: array(['1+1?'], dtype=object).
+_TEXTS = re.compile(
+    r'\s*(?:(?:array|list|tuple)?[\[(]\s*)+(["\']).*["\']\s*(?:,\s*)?[\])]'
+    r'[\])\s]*(?:,\s*dtype=[^,\s]*\))?\s*', re.DOTALL)
 _OBJECT = re.compile(
     r'\s*(?:(?:array|list|tuple)?[\[(]\s*)*\{\s*(["\'])[^"\'{}]+\1\s*:')
 # What "\frac", "\beta" and "\text" become in a JSON file, where a command of
@@ -53,13 +58,25 @@ def read(value: object, where: str, may_be_text: bool) -> tuple[str, ...]:
   return tuple(_reference(value, where, may_be_text) for value in values)
 
 
+def refuse_nested(text: str, where: str) -> None:
+  """Raises InputError for what `refuse_objects` refuses and for the text of a
+  list of texts. A text such as "[1, 2]", without quotes, is mathematics."""
+  if _TEXTS.fullmatch(text):
+    _refuse(where)
+  refuse_objects(text, where)
+
+
 def refuse_objects(text: str, where: str) -> None:
   """Raises InputError for the text of a list or object, as CSV files made from
   nested columns hold it."""
   if _OBJECT.match(text):
-    raise errors.InputError(
-        f'{where} is the text of a list or an object; use the parquet or JSON '
-        'file that it was made from')
+    _refuse(where)
+
+
+def _refuse(where):
+  raise errors.InputError(
+      f'{where} is the text of a list or an object; use the parquet or JSON '
+      'file that it was made from')
 
 
 def scalar(value: object, where: str) -> str:

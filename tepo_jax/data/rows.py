@@ -140,7 +140,7 @@ def _conversation(row, column, where):
   if not isinstance(problem, str):
     raise errors.InputError(
         f'{where} is {references.type_name(problem)}, not text')
-  references.refuse_objects(problem, where)
+  references.refuse_nested(problem, where)
   text = prompts.strip_dapo(references.checked(problem, where)).strip()
   if not text:
     raise errors.InputError(f'{where} is empty')
@@ -159,7 +159,7 @@ def _turn(turn, where):
         f'{where}: the content of a {turn["role"]} turn is '
         f'{references.type_name(turn["content"])}, not text')
   if turn['role'] != 'assistant':  # whose answer may be JSON
-    references.refuse_objects(turn['content'], where)
+    references.refuse_nested(turn['content'], where)
   return turn['role'], references.checked(turn['content'], where)
 
 

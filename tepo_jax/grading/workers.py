@@ -192,8 +192,12 @@ class _Worker:
   def send(self, question, timeout_s):
     self.question, self.deadline = question, time.monotonic() + timeout_s
     self.timeout_s, self.used_s = timeout_s, self._cpu_s()
+    # A worker that does not read a long question would block this process.
+    late = threading.Timer(timeout_s, self.process.kill)
+    late.start()
     with contextlib.suppress(OSError):  # It has died: collect() will see it.
       self.pipe.send_bytes(json.dumps([*question, timeout_s]).encode())
+    late.cancel()
 
   def collect(self, is_late, cpu_share):
     """Returns (question, status, (answer, timed out)).

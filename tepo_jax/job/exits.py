@@ -9,7 +9,7 @@ from tepo_jax.runtime import interrupts
 
 # Of paths that the user gave.
 _BAD_PATHS = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG,
-              errno.EISDIR, errno.ENOTDIR)
+              errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
 # The fields that determine a run's device memory.
 _FIELDS = (
     'in sampling, lower config.rollout.slots; in updates, '

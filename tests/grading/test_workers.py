@@ -73,6 +73,19 @@ while time.process_time() < end:
       [sys.executable, '-c', script], cwd=_ROOT, timeout=100, check=True)
 
 
+def test_a_worker_that_does_not_read_is_replaced():
+  """A question of more bytes than the pipe holds would wait for it."""
+  asked = workers.Pool(1, 3, grader.VERIFYING)
+  short, long = _question(1), ('1' * 3_000_000, ('2',))
+  assert asked.ask([short]) == ({short: (True, False)}, 0)
+  [stopped] = asked._workers
+  os.kill(stopped.process.pid, signal.SIGSTOP)
+  outcomes, deaths = asked.ask([long])
+  asked.close()
+  assert not outcomes[long][0] and deaths >= 1
+  assert stopped.process.poll() is not None
+
+
 def test_without_questions_no_worker_starts():
   asked = workers.Pool(2, 10, grader.VERIFYING)
   assert asked.ask([]) == ({}, 0)
