@@ -33,8 +33,8 @@ second, on the same problems. --map adds runs that differ in method, learning
 rate and updates per rollout step to FILE (.jsonl.gz), and writes DIR/map.md,
 map.png and map.svg: where each ends, and how far from the model it started
 from. DIR/verdicts.md compares each method with grpo, tepo_no_kl and gspo, claim
-by claim, by the seeds that chose no learning rate. launch/sweep.sh own makes
-such runs, with --grid.
+by claim, by the seeds that chose no learning rate, and DIR/differences_N.svg
+draws that for N updates. launch/sweep.sh own makes such runs, with --grid.
 """
 
 import contextlib
@@ -190,6 +190,7 @@ def _write_map():
     found = verdicts.markdown(entries)
     if found:
       files.replace_text(out / 'verdicts.md', found + '\n')
+      verdicts.draw(entries, out)
   print(errors.printable(text))
 
 

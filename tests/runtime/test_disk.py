@@ -31,7 +31,7 @@ from tepo_jax.policy import lora
 from tepo_jax.policy.huggingface import adapters, tensor_files
 from tepo_jax.rollout import dump
 from tepo_jax.runtime import disk, files, lock, metrics
-from tepo_jax.tools.report import figures
+from tepo_jax.tools.report import drawing
 
 here = pathlib.Path(sys.argv[1])
 line = {name: 'x' for name in dump.FIELDS} | {
@@ -63,7 +63,7 @@ writers = {
     'results.json': lambda: files.replace_text(
         here / 'results.json', 'x' * 9999),
     'report': lambda: report(here / 'report'),
-    'panel.png': lambda: figures._save(drawn, here / 'report' / 'panel'),
+    'panel.png': lambda: drawing.save(drawn, here / 'report' / 'panel'),
     'run.lock': lock.FolderLock(here).acquire,
     '.adapters.partial': card_of_adapters}
 try:

@@ -14,7 +14,7 @@ import numpy as np
 
 from tepo_jax.job import results
 from tepo_jax.job import statistics
-from tepo_jax.runtime import disk
+from tepo_jax.tools.report import drawing
 from tepo_jax.tools.report import runs as runs_lib
 from tepo_jax.tools.report import significance
 
@@ -25,7 +25,6 @@ WINDOW = 5  # of the files, and of the page at first
 COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9',
            '#8c6d31', '#7f7f7f')
 _DASHES = ('-', '--', ':', '-.')
-_INK = '#757c86'  # text and axes: contrast 4.2 and more on white and on black
 HIGHLIGHTED = 'tepo'  # among the differences to the baseline
 _OTHERS = '#2b86c5'
 
@@ -241,7 +240,7 @@ def caption(panel: Panel, groups: Sequence[runs_lib.Seeds]) -> str:
 def draw(panel: Panel, drawn: Sequence[Curve], text: str,
          directory: pathlib.Path) -> list[pathlib.Path]:
   """Writes NAME.png and NAME.svg; returns their paths."""
-  figure = _figure(6, 3.8)
+  figure = drawing.canvas(6, 3.8)
   axes, handles = figure.subplots(), []
   for index, curve in enumerate(drawn):
     style = dict(color=COLOURS[index % len(COLOURS)],
@@ -251,19 +250,19 @@ def draw(panel: Panel, drawn: Sequence[Curve], text: str,
       bold = trailing_mean(curve.step, curve.mean, WINDOW)
       axes.plot(curve.step, curve.mean, linewidth=0.8, alpha=0.4, **style)
     handles += _plot(axes, curve, bold, linewidth=1.8, **style)
-  axes.set_title(_drawable(panel.title, 60))
+  axes.set_title(drawing.drawable(panel.title, 60))
   axes.set_xlabel('\n'.join(['rollout step', *textwrap.wrap(text, 78)]),
                   fontsize='small')
   axes.set_ylabel(panel.unit)
   if min((min(curve.mean) for curve in drawn if curve.step), default=0) >= 0:
     axes.set_ylim(bottom=max(0, axes.get_ylim()[0]))
-  _plain(axes)
+  drawing.plain(axes)
   # Explicit handles: labels that start with '_' would be left out. A long
   # legend must not shrink the axes.
-  axes.legend(handles, [_drawable(curve.label, 40) for curve in drawn],
-              fontsize='small', frameon=False, labelcolor=_INK
+  axes.legend(handles, [drawing.drawable(curve.label, 40) for curve in drawn],
+              fontsize='small', frameon=False, labelcolor=drawing.INK
               ).set_in_layout(False)
-  return _save(figure, directory / panel.name)
+  return drawing.save(figure, directory / panel.name)
 
 
 def draw_differences(panel: Panel, drawn: Sequence[Curve], base: str,
@@ -280,64 +279,27 @@ def draw_differences(panel: Panel, drawn: Sequence[Curve], base: str,
     return []
   columns = min(3, len(shown))
   rows = -(-len(shown) // columns)
-  figure = _figure(2.7 * columns + 0.4, 2 * rows + 0.7)
+  figure = drawing.canvas(2.7 * columns + 0.4, 2 * rows + 0.7)
   grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
   for axes, curve in zip(grid.flat, shown):
     is_tepo = curve.label == HIGHLIGHTED
     colour = COLOURS[1] if is_tepo else _OTHERS
-    axes.axhline(0, color=_INK, linewidth=0.8)
+    axes.axhline(0, color=drawing.INK, linewidth=0.8)
     _plot(axes, curve, curve.mean, linewidth=1.5, color=colour)
-    _plain(axes)
-    axes.set_title(_drawable(curve.label, 40), fontsize='small',
-                   color=colour if is_tepo else _INK,
+    drawing.plain(axes)
+    axes.set_title(drawing.drawable(curve.label, 40), fontsize='small',
+                   color=colour if is_tepo else drawing.INK,
                    fontweight='bold' if is_tepo else 'normal')
   for index in range(len(shown), grid.size):
     grid.flat[index].set_visible(False)
     grid.flat[index - columns].tick_params(labelbottom=True)
-  figure.suptitle(_drawable(f'{panel.title}: difference to {base}', 60),
-                  fontsize='medium', color=_INK)
+  figure.suptitle(drawing.drawable(f'{panel.title}: difference to {base}', 60),
+                  fontsize='medium', color=drawing.INK)
   figure.supxlabel(f'rollout step; band: {statistics.LEVEL:.0%} interval, '
-                   f'{note}', fontsize='small', color=_INK)
+                   f'{note}', fontsize='small', color=drawing.INK)
   unit = 'points' if panel.unit == '%' else panel.unit
-  figure.supylabel(unit, fontsize='small', color=_INK)
-  return _save(figure, directory / f'difference_{panel.name}')
-
-
-def draw_heat_map(names: Sequence[str], matrix: Any, title: str,
-                  path: pathlib.Path) -> None:
-  """Writes PATH.png and PATH.svg of cosines, −1 … 1."""
-  draw_matrix(names, names, matrix, f'Cosines of gradients: {title}', path,
-              '.2f', (-1, 1), 'RdBu_r')
-
-
-def draw_matrix(rows: Sequence[str], columns: Sequence[str], matrix: Any,
-                title: str, path: pathlib.Path, form: str,
-                limits: tuple[float, float] | None = None,
-                colours: str = 'viridis') -> None:
-  """Writes PATH.png and PATH.svg: a coloured matrix with its numbers.
-
-  form: of a number. limits: of the colours; None: the matrix's own. NaN is left
-  blank.
-  """
-  matrix = np.asarray(matrix, float)
-  low, high = limits or (np.nanmin(matrix), np.nanmax(matrix))
-  figure = _figure(3 + 0.38 * len(columns), 2 + 0.38 * len(rows))
-  axes = figure.subplots()
-  image = axes.imshow(matrix, vmin=low, vmax=high, cmap=colours)
-  for axis, names in ((axes.xaxis, columns), (axes.yaxis, rows)):
-    axis.set_ticks(range(len(names)), [_drawable(name, 40) for name in names],
-                   fontsize='small')
-  axes.xaxis.set_tick_params(rotation=90)
-  axes.set_title(_drawable(title, 60), fontsize='small', color=_INK)
-  axes.tick_params(colors=_INK)
-  for (i, j), value in np.ndenumerate(matrix):
-    if np.isfinite(value):
-      red, green, blue, _ = image.to_rgba(value)
-      is_dark = 0.3 * red + 0.6 * green + 0.1 * blue < 0.5
-      axes.text(j, i, f'{value:{form}}', ha='center', va='center', fontsize=5,
-                color='white' if is_dark else 'black')
-  figure.colorbar(image, shrink=0.8).ax.tick_params(colors=_INK)
-  _save(figure, path)
+  figure.supylabel(unit, fontsize='small', color=drawing.INK)
+  return drawing.save(figure, directory / f'difference_{panel.name}')
 
 
 def _plot(axes, curve, values, *, color, **style):
@@ -346,36 +308,3 @@ def _plot(axes, curve, values, *, color, **style):
                     color=color)
   return axes.plot(curve.step, values, color=color, markersize=3,
                    marker='o' if len(curve.step) < 12 else None, **style)
-
-
-def _figure(width, height):
-  import matplotlib.figure  # takes a second, so only where it is needed
-  return matplotlib.figure.Figure((width, height), layout='constrained')
-
-
-def _plain(axes):
-  """Ink that is readable on light and on dark pages; no frame."""
-  axes.grid(alpha=0.25, color=_INK)
-  axes.spines[['top', 'right']].set_visible(False)
-  axes.spines[['left', 'bottom']].set_color(_INK)
-  axes.tick_params(colors=_INK)
-  for text in (axes.title, axes.xaxis.label, axes.yaxis.label):
-    text.set_color(_INK)
-  axes.patch.set_visible(False)
-
-
-def _drawable(text, width):
-  """Wraps a text; replaces what the font lacks and what starts a formula."""
-  from matplotlib import font_manager
-  font = font_manager.get_font(
-      font_manager.findfont(font_manager.FontProperties()))
-  text = ''.join(c if font.get_char_index(ord(c)) else '?' for c in text)
-  return '\n'.join(textwrap.wrap(text.replace('$', r'\$'), width))
-
-
-def _save(figure, path):
-  paths = [path.with_name(f'{path.name}.{form}') for form in ('png', 'svg')]
-  for written in paths:  # an SVG has the background of its page
-    with disk.naming(written):
-      figure.savefig(written, dpi=160, transparent=written.suffix == '.svg')
-  return paths

@@ -26,6 +26,7 @@ from tepo_jax.job import session as session_lib
 from tepo_jax.rollout import dump
 from tepo_jax.runtime import files
 from tepo_jax.runtime import mesh as mesh_lib
+from tepo_jax.tools.report import drawing
 from tepo_jax.tools.report import figures
 from tepo_jax.tools.report import runs as runs_lib
 from tepo_jax.tools.report import tables
@@ -351,7 +352,7 @@ def draw(entries: Sequence[Entry], out: pathlib.Path) -> None:
     cells.setdefault(key, []).append(100 * entry.last('evaluation'))
   matrix = [[np.mean(cells[row, column]) if (row, column) in cells else np.nan
              for column in columns] for row in rows]
-  figures.draw_matrix(
+  drawing.draw_matrix(
       rows, [f'{count} updates, {_short(rate)}' for count, rate in columns],
       matrix,
       'Accuracy at the end, %, by updates per rollout step and learning rate',

@@ -23,7 +23,7 @@ from tepo_jax.runtime import disk
 from tepo_jax.runtime import files
 from tepo_jax.runtime import progress as progress_lib
 from tepo_jax.tools.report import claims
-from tepo_jax.tools.report import figures
+from tepo_jax.tools.report import drawing
 from tepo_jax.tools.report import inspector
 from tepo_jax.tools.report import page
 from tepo_jax.tools.report import replay
@@ -135,7 +135,7 @@ def _replay(run, step, out, methods):
       'run': run.name, 'step': step,
       'comparisons': list(map(_numbers, comparisons))}, indent=1) + '\n')
   for index, item in enumerate(comparisons):
-    figures.draw_heat_map(
+    drawing.draw_heat_map(
         list(item.outcomes), replay.cosines(list(item.outcomes.values())),
         f'{run.name}, step {step}, {item.where}', out / f'{name}_{index}')
   return f'Replay: {run.name}, step {step}', _sections(comparisons)

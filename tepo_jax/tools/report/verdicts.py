@@ -12,11 +12,14 @@ fewer than `claims.FEWEST` seeds, have chosen one: they compare nothing.
 
 from collections.abc import Iterable, Sequence
 import dataclasses
+import pathlib
 
 import numpy as np
 
 from tepo_jax.job import results
+from tepo_jax.job import statistics
 from tepo_jax.tools.report import claims
+from tepo_jax.tools.report import drawing
 from tepo_jax.tools.report import overview
 from tepo_jax.tools.report import regimes
 from tepo_jax.tools.report import tables
@@ -58,22 +61,66 @@ class _Group:
 def markdown(entries: Sequence[regimes.Entry]) -> str:
   """Returns a table of verdicts for each number of updates and each baseline,
   or '' if no two methods have `claims.FEWEST` common seeds."""
-  groups, parts = _groups(entries), []
+  tables_of = {}
+  for group, base, found in _compared(entries):
+    tables_of.setdefault((group.updates, base.label), []).append(
+        _row(group, base, found))
+  return '\n\n'.join(
+      f'## Against {label}, {updates} updates a rollout step\n\n'
+      + tables.markdown_of(_HEAD, rows)
+      for (updates, label), rows in tables_of.items())
+
+
+def draw(entries: Sequence[regimes.Entry], out: pathlib.Path) -> None:
+  """Writes differences_N.png and .svg for each number N of updates that has
+  verdicts: a panel for each measure, a line for every two methods."""
+  for updates, panels in intervals(entries).items():
+    drawing.draw_intervals(
+        panels, f'Differences between methods, {updates} updates a rollout '
+        'step', "After a measure: the paper's claim. Mean, "
+        f'{statistics.LEVEL:.0%} interval, uncorrected, and every seed. '
+        'Orange: significant, the first measure by itself, the others with '
+        "Holm's correction.",
+        out / f'differences_{updates}')
+
+
+def intervals(entries: Sequence[regimes.Entry]
+              ) -> dict[int, dict[str, list[drawing.Interval]]]:
+  """Returns, by number of updates and measure, the differences of `markdown`,
+  but of two methods only the first of its two."""
+  compared = list(_compared(entries))
+  one_rate = len({each.learning_rate for groups in compared
+                  for each in groups[:2]}) == 1
+  found, bases = {}, {}
+  for group, base, contrast in compared:
+    pair = frozenset((each.label, each.learning_rate) for each in (group, base))
+    if bases.setdefault((group.updates, pair), base) is not base:
+      continue
+    names = (each.label if one_rate else f'{each.label} {each.learning_rate:g}'
+             for each in (group, base))
+    found.setdefault(group.updates, {}).setdefault(
+        f'{contrast.measure.heading}: {contrast.measure.claim}', []).append(
+            drawing.Interval(
+                ' − '.join(names), contrast.difference, contrast.pairs,
+                contrast.verdict in ('supported', 'contradicted')))
+  return found
+
+
+def _compared(entries):
+  """(method, baseline, contrast) for each number of updates, each of BASELINES
+  and each measure with `claims.FEWEST` common seeds."""
+  groups = _groups(entries)
   measures = [*_MEASURES, *(
       claims.Measure(name, 'not in the paper: fewer', name, _last, -1, 1,
                      'nats') for name in _texts(entries))]
-  for updates in sorted({group.updates for group in groups}):
-    here = [group for group in groups if group.updates == updates]
-    for label in BASELINES:
-      rows = [_row(group, base, contrast)
-              for base in here if base.label == label
-              for group in here if group.label != label
-              for contrast in _contrasts(group, base, measures)
-              if len(contrast.pairs) >= claims.FEWEST]
-      if rows:
-        parts.append(f'## Against {label}, {updates} updates a rollout step\n\n'
-                     + tables.markdown_of(_HEAD, rows))
-  return '\n\n'.join(parts)
+  pairs = sorted(
+      ((group, base) for base in groups for group in groups
+       if base.updates == group.updates and base.label in BASELINES
+       and base.label != group.label),
+      key=lambda pair: (pair[1].updates, BASELINES.index(pair[1].label)))
+  return ((group, base, found) for group, base in pairs
+          for found in _contrasts(group, base, measures)
+          if len(found.pairs) >= claims.FEWEST)
 
 
 def _contrasts(group, base, measures):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tepo_jax.job import fork
+from tepo_jax.tools.report import drawing
 from tepo_jax.tools.report import figures
 from tepo_jax.tools.report import runs
 from tepo_jax.tools.report import significance
@@ -169,7 +170,11 @@ def test_matplotlib_has_no_warning_for_any_label(tmp_path):
   for shown in '_a', r'a$\q$', '??':
     assert f'<!-- {shown} -->' in svg.read_text()
   figures.draw_differences(wide, drawn[:7], labels[3], tmp_path)
-  figures.draw_heat_map(labels, np.eye(len(labels)), 'made up', tmp_path / 'h')
+  drawing.draw_heat_map(labels, np.eye(len(labels)), 'made up', tmp_path / 'h')
+  drawing.draw_intervals(
+      dict.fromkeys(labels[:4], [
+          drawing.Interval(label, (0, 0, 0), [0], True) for label in labels]),
+      labels[3], labels[3], tmp_path / 'i')
 
 
 def test_a_file_shows_what_was_measured_and_the_mean(make_run, tmp_path):
@@ -189,6 +194,26 @@ def test_a_file_shows_what_was_measured_and_the_mean(make_run, tmp_path):
   np.testing.assert_allclose((bold - raw[1]) / scale,
                              [10, 5, 5, 5, 4, 10], atol=1e-3)
   assert 'fill: #ffffff' not in svg.read_text()  # no white panel
+
+
+def test_intervals_are_drawn_at_their_values(tmp_path):
+  """Reads the places of the marks from the SVG."""
+  panels = {'first': [
+      drawing.Interval('a', (1, -1, 3), [-2, 4], True),
+      drawing.Interval('b', (2, 1, 3), [2, 2], False)],
+            'second': [drawing.Interval('b', (5, 4, 6), [5], False)]}
+  _, svg = drawing.draw_intervals(panels, 'made up', 'a note', tmp_path / 'i')
+  text = svg.read_text()
+  marks = np.array(re.findall(
+      r'<use xlink:href="#[^"]*" x="([^"]*)" y="([^"]*)" style="fill: '
+      rf'(?:{drawing.DECIDED}|{drawing.OPEN})', text), float)
+  # Of each line its points, then its mean.
+  x, y = marks.T
+  unit = (x[1] - x[0]) / 6
+  np.testing.assert_allclose((x[:6] - x[0]) / unit - 2, [-2, 4, 1, 2, 2, 2],
+                             atol=1e-3)
+  assert y[0] == y[1] == y[2] < y[3] == y[4] == y[5] == y[6] == y[7]
+  assert text.count('<!-- a -->') == text.count('<!-- b -->') == 1
 
 
 def test_a_clip_ratio_of_zero_has_no_negative_axis(make_run, tmp_path):

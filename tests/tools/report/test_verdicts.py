@@ -2,6 +2,8 @@
 
 import re
 
+import numpy as np
+
 from tepo_jax.tools.report import regimes
 from tepo_jax.tools.report import verdicts
 
@@ -87,6 +89,30 @@ def test_methods_are_also_compared_with_tepo_without_its_kl_and_with_gspo():
   assert rows(entries)['tepo', measure][4] == '3.00 [3.00, 3.00]'
   assert rows(entries, 'gspo')['tepo_no_kl', measure][4] == (
       '-0.500 [-0.500, -0.500]')
+
+
+def test_the_figure_has_each_two_methods_once():
+  entries = [entry(method, seed, tokens=[tokens[seed]] * 4)
+             for seed in range(3) for method, tokens in (
+                 ('grpo', (6.0, 6.0, 6.0)), ('tepo_no_kl', (7.0, 7.0, 7.0)),
+                 ('tepo', (9.0, 10.0, 11.0)))]
+  found = verdicts.intervals(entries)
+  assert list(found) == [4] and len(found[4]) == 9
+  lines = found[4]['Response length, mean, tokens: shorter (Figure 2b)']
+  assert [(line.label, line.value[0], line.bold) for line in lines] == [
+      ('tepo − grpo', 4.0, False), ('tepo_no_kl − grpo', 1.0, True),
+      ('tepo − tepo_no_kl', 3.0, False)]
+  assert lines[0].points == (3.0, 4.0, 5.0)
+  np.testing.assert_allclose(lines[0].value[1:], [1.516, 6.484], atol=1e-3)
+
+
+def test_the_figure_names_rates_where_they_differ():
+  entries = [entry(method, seed, rate) for seed in range(3)
+             for method, rate in (
+                 ('grpo', 1e-4), ('tepo', 1e-4), ('tepo', 3e-4))]
+  [panels] = verdicts.intervals(entries).values()
+  assert [line.label for line in next(iter(panels.values()))] == [
+      'tepo 0.0001 − grpo 0.0001', 'tepo 0.0003 − grpo 0.0001']
 
 
 def test_seeds_that_chose_a_rate_compare_no_methods():
