@@ -11,7 +11,7 @@ import numpy as np
 from tepo_jax.runtime import disk
 
 INK = '#757c86'  # text and axes: contrast 4.2 and more on white and on black
-OPEN, DECIDED = '#2b86c5', '#d55e00'
+HIGHLIGHT, OTHERS = '#d55e00', '#2b86c5'  # what stands out, and the rest
 
 
 def canvas(width: float, height: float) -> Any:
@@ -116,7 +116,7 @@ def draw_intervals(panels: Mapping[str, Sequence[Interval]], title: str,
     axes.axvline(0, color=INK, linewidth=0.8)
     for line in lines:
       row, (mean, low, high) = labels.index(line.label), line.value
-      colour = DECIDED if line.bold else OPEN
+      colour = HIGHLIGHT if line.bold else OTHERS
       axes.plot(line.points, [row] * len(line.points), '|', color=colour,
                 alpha=0.5, markersize=5)
       axes.plot([low, high], [row, row], color=colour, linewidth=1.5)

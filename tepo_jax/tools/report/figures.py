@@ -26,7 +26,6 @@ COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9',
            '#8c6d31', '#7f7f7f')
 _DASHES = ('-', '--', ':', '-.')
 HIGHLIGHTED = 'tepo'  # among the differences to the baseline
-_OTHERS = '#2b86c5'
 
 
 def clip_ratio(record: dict[str, Any]) -> float | None:
@@ -283,7 +282,7 @@ def draw_differences(panel: Panel, drawn: Sequence[Curve], base: str,
   grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
   for axes, curve in zip(grid.flat, shown):
     is_tepo = curve.label == HIGHLIGHTED
-    colour = COLOURS[1] if is_tepo else _OTHERS
+    colour = drawing.HIGHLIGHT if is_tepo else drawing.OTHERS
     axes.axhline(0, color=drawing.INK, linewidth=0.8)
     _plot(axes, curve, curve.mean, linewidth=1.5, color=colour)
     drawing.plain(axes)

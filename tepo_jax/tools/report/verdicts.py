@@ -86,15 +86,14 @@ def draw(entries: Sequence[regimes.Entry], out: pathlib.Path) -> None:
 
 def intervals(entries: Sequence[regimes.Entry]
               ) -> dict[int, dict[str, list[drawing.Interval]]]:
-  """Returns, by number of updates and measure, the differences of `markdown`,
-  but of two methods only the first of its two."""
+  """Returns, by number of updates and measure, the differences of `markdown`;
+  of two baselines only that to the first."""
   compared = list(_compared(entries))
   one_rate = len({each.learning_rate for groups in compared
                   for each in groups[:2]}) == 1
-  found, bases = {}, {}
+  found = {}
   for group, base, contrast in compared:
-    pair = frozenset((each.label, each.learning_rate) for each in (group, base))
-    if bases.setdefault((group.updates, pair), base) is not base:
+    if group.label in BASELINES[:BASELINES.index(base.label)]:
       continue
     names = (each.label if one_rate else f'{each.label} {each.learning_rate:g}'
              for each in (group, base))

@@ -206,7 +206,7 @@ def test_intervals_are_drawn_at_their_values(tmp_path):
   text = svg.read_text()
   marks = np.array(re.findall(
       r'<use xlink:href="#[^"]*" x="([^"]*)" y="([^"]*)" style="fill: '
-      rf'(?:{drawing.DECIDED}|{drawing.OPEN})', text), float)
+      rf'(?:{drawing.HIGHLIGHT}|{drawing.OTHERS})', text), float)
   # Of each line its points, then its mean.
   x, y = marks.T
   unit = (x[1] - x[0]) / 6
