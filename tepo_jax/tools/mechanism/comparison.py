@@ -23,9 +23,18 @@ variance of one minibatch's gradient. *Halves*: the cosine of the gradients on
 two halves of the minibatches, mean of random splits. *Cosine* and *length*: of
 g against the token-mean policy gradient on as many minibatches of fresh
 samples. |g|² and inner products are means over pairs of distinct minibatches,
-which are unbiased. *To GRPO*: of the sums over minibatches, on the same data.
+which are unbiased; a signal to noise below 0 is one that so few minibatches do
+not show. *To GRPO*: of the sums over minibatches, on the same data.
 
 {methods}
+
+## As the optimiser sees them
+
+*Norm*: the median of one minibatch's gradient. Longer ones than {longest:g}
+(`optimizer.max_grad_norm`) are scaled down to it. *Signal to noise*: as above,
+of gradients so scaled, and its difference to GRPO's on the same minibatches.
+
+{clipped}
 
 ## What TEPO's KL adds
 
@@ -77,6 +86,12 @@ def markdown(results: Mapping[str, Any]) -> str:
                '–' if x['halves'] is None else f'{x["halves"]:.3g}',
                *(_cell(x[key]) for key in (
                    'cosine', 'length', 'to_grpo', 'length_to_grpo'))]
+              for k, level in levels.items()
+              for name, x in level['methods'].items())),
+      clipped=_table(
+          'updates, method, norm, signal to noise, less GRPO\'s', (
+              [k, name, f'{x["norm"]:.3g}', _cell(x['clipped']),
+               _cell(x['clipped_less_grpo'])]
               for k, level in levels.items()
               for name, x in level['methods'].items())),
       kl=_table(

@@ -27,31 +27,46 @@ _SHOWN = 20  # tokens
 _BASELINE = 'grpo'
 
 
-def compare(x: Mapping[Any, np.ndarray], target_JC: np.ndarray
-            ) -> dict[str, dict[str, Any]]:
+def compare(x: Mapping[Any, np.ndarray], target_JC: np.ndarray,
+            longest: float) -> dict[str, dict[str, Any]]:
   """By method, TEPO included, against an independent policy gradient h.
 
   x: of `directions.slopes`, [J, C]. target: of as many other minibatches, at
-  the policy.
+  the policy. longest: `optimizer.max_grad_norm`.
 
   Returns intervals:
     signal_to_noise: |g|² over tr Cov of one minibatch's gradient.
     cosine, length: from pairs, of g and h: their cosine, and |g| / |h|.
     to_grpo, length_to_grpo: of the sample, against GRPO's gradient.
-    halves: the mean cosine of the gradients on two halves; a number.
+    clipped, clipped_less_grpo: the signal to noise of the gradients as the
+      optimiser scales them down, and that minus GRPO's.
+  and numbers:
+    halves: the mean cosine of the gradients on two halves.
+    norm: the median of one minibatch's.
   """
   weight_RJ = moments.resample(len(target_JC))
   on_JJ, found, whole = target_JC @ target_JC.T, {}, methods(x)
+  clipped_R = {name: moments.signal_to_noise(weight_RJ, y_JC @ y_JC.T)[-1]
+               for name, x_JC in whole.items()
+               for y_JC in [_clipped(x_JC, longest)]}
   for name, x_JC in whole.items():
     off_JJ = x_JC @ x_JC.T
     values = moments.of_gradients(
         weight_RJ, off_JJ, x_JC @ target_JC.T, on_JJ)
     to_grpo_R, length_R = same_data(weight_RJ, x_JC, whole[_BASELINE])
     found[name] = {key: moments.interval(value_R) for key, value_R in dict(
-        signal_to_noise=1 / values['noise'],
+        signal_to_noise=values['signal_to_noise'],
         cosine=values['cosine'], length=values['length'], to_grpo=to_grpo_R,
-        length_to_grpo=length_R).items()} | {'halves': halves(off_JJ)}
+        length_to_grpo=length_R, clipped=clipped_R[name],
+        clipped_less_grpo=clipped_R[name] - clipped_R[_BASELINE]).items()} | {
+            'halves': halves(off_JJ),
+            'norm': float(np.median(np.linalg.norm(x_JC, axis=1)))}
   return found
+
+
+def _clipped(x_JC, longest):
+  norm_J1 = np.linalg.norm(x_JC, axis=1, keepdims=True)
+  return x_JC * np.minimum(1, longest / np.maximum(norm_J1, 1e-30))
 
 
 def methods(x: Mapping[Any, np.ndarray]) -> dict[str, np.ndarray]:

@@ -45,25 +45,38 @@ def mean(weight_RJ: np.ndarray, total_J: np.ndarray, count_J: np.ndarray
     return (weight_RJ @ total_J) / (weight_RJ @ count_J)
 
 
+def signal_to_noise(weight_RJ: np.ndarray, gram_JJ: np.ndarray
+                    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """|g|^2, tr Cov of one minibatch's vector, and their ratio, each [1 + R].
+
+  Where the minibatches are too few to see g, |g|^2 and the ratio may be below
+  0.
+  """
+  square_R = pairs(weight_RJ, gram_JJ)
+  variance_R = mean(
+      weight_RJ, np.diag(gram_JJ), np.ones(len(gram_JJ))) - square_R
+  with np.errstate(invalid='ignore', divide='ignore'):
+    return square_R, variance_R, square_R / variance_R
+
+
 def of_gradients(weight_RJ: np.ndarray, off_JJ: np.ndarray,
                  cross_JJ: np.ndarray, on_JJ: np.ndarray
                  ) -> dict[str, np.ndarray]:
   """An estimator's moments, each [1 + R], against the on-policy gradient h.
 
   off, cross, on: x_i . x_j, x_i . y_j and y_i . y_j of the estimator's vectors
-  x and the on-policy vectors y. Where |g|^2 is estimated below 0, the vectors
-  are too few to see g: NaN.
+  x and the on-policy vectors y.
 
   Returns:
-    square: |g|^2. variance: tr Cov of one minibatch's vector. noise: their
-    ratio, the number of minibatches whose mean is half noise. cosine: of g and
-    h. length: |g| / |h|.
+    square, variance, signal_to_noise: as `signal_to_noise`. cosine: of g and h.
+    length: |g| / |h|. These two are NaN where |g|^2 or |h|^2 is estimated below
+    0.
   """
-  square_R, target_R = pairs(weight_RJ, off_JJ), pairs(weight_RJ, on_JJ)
-  variance_R = mean(weight_RJ, np.diag(off_JJ), np.ones(len(off_JJ))) - square_R
-  seen_R, known_R = (np.where(x > 0, x, np.nan) for x in (square_R, target_R))
+  square_R, variance_R, ratio_R = signal_to_noise(weight_RJ, off_JJ)
+  seen_R, known_R = (np.where(x > 0, x, np.nan)
+                     for x in (square_R, pairs(weight_RJ, on_JJ)))
   return dict(
-      square=square_R, variance=variance_R, noise=variance_R / seen_R,
+      square=square_R, variance=variance_R, signal_to_noise=ratio_R,
       cosine=pairs(weight_RJ, cross_JJ) / np.sqrt(seen_R * known_R),
       length=np.sqrt(seen_R / known_R))
 

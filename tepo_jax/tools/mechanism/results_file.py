@@ -73,7 +73,8 @@ def setup(lab: observe.Lab, minibatches: int) -> dict[str, Any]:
       model=hashlib.sha256(
           json.dumps(digests, sort_keys=True).encode()).hexdigest(),
       parameters=lab.session.parameters(), samples=config.rollout.samples,
-      minibatches=minibatches, beta=directions.BETA, versions={
+      minibatches=minibatches, beta=directions.BETA,
+      longest=config.optimizer.max_grad_norm, versions={
           name: importlib.metadata.version(name)
           for name in ('jax', 'jaxlib', 'numpy')})))
 

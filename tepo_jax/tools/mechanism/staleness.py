@@ -117,7 +117,8 @@ class Measurement:
     fresh = self._on_policy(count, params)
     [target_JC] = directions.combined(fresh)
     return dict(
-        methods=contrasts.compare(vectors, target_JC),
+        methods=contrasts.compare(
+            vectors, target_JC, self._lab.config.optimizer.max_grad_norm),
         shares=contrasts.shares(vectors), kl=contrasts.of_kl(vectors),
         spread=contrasts.spread(x, by_class), tokens=contrasts.tokens_of_kl(
             x, self._groups, self._lab.session.tokenizer.decode),

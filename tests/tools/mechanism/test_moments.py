@@ -108,7 +108,7 @@ def test_gram_matrices_are_enough():
   square, target = direct(x, x), direct(y, y)
   variance = np.mean((x[index]**2).sum(1)) - square
   assert {key: value[0] for key, value in found.items()} == pytest.approx(dict(
-      square=square, variance=variance, noise=variance / square,
+      square=square, variance=variance, signal_to_noise=square / variance,
       cosine=direct(x, y) / np.sqrt(square * target),
       length=np.sqrt(square / target)))
 
@@ -117,7 +117,8 @@ def test_gram_matrices_are_enough():
 def test_intervals_cover():
   """In about 95 of 100 data sets, the exact value is inside."""
   generator, hits = np.random.default_rng(3), collections.Counter()
-  exact = dict(square=5, variance=45, cosine=1, noise=9, length=1)
+  exact = dict(
+      square=5, variance=45, cosine=1, signal_to_noise=1 / 9, length=1)
   weight_RJ = moments.resample(100, resamples=400)
   for _ in range(200):
     x, y = generator.normal(0.5, 1.5, (2, 100, 20))

@@ -55,7 +55,7 @@ def test_of_the_sample_is_numpy_s_on_repeated_minibatches():
 
 def test_methods_against_the_policy_gradient():
   x, target = vectors(200)
-  found = contrasts.compare(x, target)
+  found = contrasts.compare(x, target, 1.0)
   assert list(found) == ['tepo', *directions.METHODS]
   assert found['grpo']['to_grpo'] == pytest.approx([1, 1, 1])
   assert found['grpo']['length_to_grpo'] == pytest.approx([1, 1, 1])
@@ -73,10 +73,32 @@ def test_methods_against_the_policy_gradient():
       np.ones((1, 200)), tepo, x['grpo'])[0][0])
 
 
+def test_gradients_are_scaled_down_as_the_optimiser_does():
+  """One minibatch's long gradient drowns the others' until it is scaled down;
+  shorter ones stay as they are."""
+  x, target = vectors(40, noise=0.5)
+  length_J = np.linalg.norm(x['gpg'], axis=1)
+  longest = length_J.max()
+  x['grpo'] = x['gpg'].copy()
+  x['grpo'][3] *= -1000
+  found = contrasts.compare(x, target, longest)
+  assert found['gpg']['clipped'] == found['gpg']['signal_to_noise']
+  assert found['gpg']['norm'] == np.median(length_J)
+  long = found['grpo']
+  assert long['signal_to_noise'][0] < 0.01 * found['gpg']['clipped'][0]
+  scaled = x['gpg'].copy()
+  scaled[3] *= -longest / length_J[3]
+  expected = contrasts.compare(x | {'gpg': scaled}, target, np.inf)['gpg']
+  assert long['clipped'] == pytest.approx(expected['signal_to_noise'])
+  assert found['gpg']['clipped_less_grpo'][0] == pytest.approx(
+      found['gpg']['clipped'][0] - long['clipped'][0])
+  assert long['clipped_less_grpo'] == [0, 0, 0]
+
+
 def test_two_minibatches_have_no_intervals_from_pairs():
   """Some resample has one of them alone."""
   x, target = vectors(2)
-  row = contrasts.compare(x, target)['gspo']
+  row = contrasts.compare(x, target, 1.0)['gspo']
   assert row['signal_to_noise'] is row['cosine'] is row['length'] is None
   assert row['to_grpo'] is not None and -1 <= row['halves'] <= 1
   assert contrasts.shares(x)['advantage']['A > 0']['share'] is None
@@ -93,7 +115,7 @@ def test_halves_without_a_gradient_have_no_cosine():
 
 def test_length_is_relative_to_the_policy_gradient_s():
   x, target = vectors(200)
-  found = contrasts.compare(x, 2 * target)['cispo']
+  found = contrasts.compare(x, 2 * target, 1.0)['cispo']
   value, low, high = found['length']
   assert value == pytest.approx(0.5, abs=0.02) and low < value < high
 
