@@ -89,7 +89,7 @@ def markdown(results: Mapping[str, Any]) -> str:
               for k, level in levels.items()
               for name, x in level['methods'].items())),
       clipped=_table(
-          'updates, method, norm, signal to noise, less GRPO\'s', (
+          "updates, method, norm, signal to noise, less GRPO's", (
               [k, name, f'{x["norm"]:.3g}', _cell(x['clipped']),
                _cell(x['clipped_less_grpo'])]
               for k, level in levels.items()

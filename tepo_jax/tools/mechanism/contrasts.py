@@ -46,9 +46,8 @@ def compare(x: Mapping[Any, np.ndarray], target_JC: np.ndarray,
   """
   weight_RJ = moments.resample(len(target_JC))
   on_JJ, found, whole = target_JC @ target_JC.T, {}, methods(x)
-  clipped_R = {name: moments.signal_to_noise(weight_RJ, y_JC @ y_JC.T)[-1]
-               for name, x_JC in whole.items()
-               for y_JC in [_clipped(x_JC, longest)]}
+  clipped_R = {name: _clipped_ratio(weight_RJ, x_JC, longest)
+               for name, x_JC in whole.items()}
   for name, x_JC in whole.items():
     off_JJ = x_JC @ x_JC.T
     values = moments.of_gradients(
@@ -64,9 +63,12 @@ def compare(x: Mapping[Any, np.ndarray], target_JC: np.ndarray,
   return found
 
 
-def _clipped(x_JC, longest):
+def _clipped_ratio(weight_RJ, x_JC, longest):
+  """Signal to noise, [1 + R], of the vectors scaled down to `longest`."""
   norm_J1 = np.linalg.norm(x_JC, axis=1, keepdims=True)
-  return x_JC * np.minimum(1, longest / np.maximum(norm_J1, 1e-30))
+  short_JC = x_JC * np.minimum(1, longest / np.maximum(norm_J1, 1e-30))
+  *_, ratio_R = moments.signal_to_noise(weight_RJ, short_JC @ short_JC.T)
+  return ratio_R
 
 
 def methods(x: Mapping[Any, np.ndarray]) -> dict[str, np.ndarray]:
