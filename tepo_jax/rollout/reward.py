@@ -26,7 +26,6 @@ import importlib
 import json
 import math
 import os
-import sys
 from typing import Any
 
 import numpy as np
@@ -158,7 +157,7 @@ class Rewards:
       raise errors.RunError(message if reason else 'a reward function failed '
                             'on another process, which names it')
     if reason:
-      print(f'{message}: counted as 0', file=sys.stderr, flush=True)
+      errors.note(f'{message}: counted as 0')
 
 
 # The values of a group's function, or what is wrong with them, by (prompt_id,

@@ -15,7 +15,6 @@ import itertools
 import os
 import re
 import shutil
-import sys
 import time
 from typing import Any
 
@@ -175,7 +174,7 @@ class Checkpointer:
       damage = f'{where} cannot be restored: {_reason(error)}'
     # Each process reads its own part, and `digests` is a program of all.
     if damage and not processes.is_first():
-      print(f'process {jax.process_index()}: {damage}', file=sys.stderr)
+      errors.note(f'process {jax.process_index()}: {damage}')
     if processes.any_of(damage is not None):
       raise DamagedError(damage or f'{where}: another process cannot read it')
     shapes = {name: array.shape for name, array in _named(saved.tree).items()}
@@ -222,8 +221,7 @@ class Checkpointer:
       self._manager.reload()
 
   def _set_aside(self, step, damage):
-    print(f'warning: {damage}; using the checkpoint before it',
-          file=sys.stderr, flush=True)
+    errors.note(f'warning: {damage}; using the checkpoint before it')
     paths = (self._directory / f'damaged_{step}{suffix}' for suffix in
              itertools.chain([''], map('.{}'.format, itertools.count(1))))
     (self._directory / str(step)).rename(
@@ -274,7 +272,7 @@ class Checkpointer:
       yield
     except Exception as error:  # Orbax and tensorstore raise many kinds
       self._failure = self._described(error)
-      print(f'warning: {self._failure}', file=sys.stderr, flush=True)
+      errors.note(f'warning: {self._failure}')
       self._failed.add(self._saving)
       self._remove_unfinished()
 

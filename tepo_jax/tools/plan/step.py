@@ -192,7 +192,7 @@ def make(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
                            and p.name.startswith('decode')])
     if plan.fits or wanted or plan.worst in updates:
       break
-    compilation.say(f'{slots} slots do not fit')
+    errors.note(f'{slots} slots do not fit')
     slots, free = max(1, int(slots * _SHRINK)), free * _SHRINK
     slots += -slots % mesh_lib.batch_shards(decoding)
   # If the largest programs do not fit, no others are compiled.

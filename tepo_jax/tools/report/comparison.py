@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 
 import numpy as np
 
@@ -99,8 +98,8 @@ def compare(first: tuple[dict, list[dict]],
              else 'avg_micro of the shared sets')
     rows.append({'set': title} | _compared([pairs[name] for name in shared]))
   elif len(ratios) > 1:
-    print('no average over the sets: the two evaluations differ in samples by '
-          'other factors from set to set', file=sys.stderr)
+    errors.note('no average over the sets: the two evaluations differ in '
+                'samples by other factors from set to set')
   return rows
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 import importlib
 import shlex
-import sys
 
 from configs import paper
 from tepo_jax import errors
@@ -25,8 +24,7 @@ def comparison(folders: Sequence[str], form: str) -> str:
   """Formats the second evaluation minus the first, on the same problems; names
   the settings in which they differ on stderr."""
   if differing := comparison_lib.settings_that_differ(*folders):
-    print(f'note: the evaluations differ in {errors.listed(differing)}',
-          file=sys.stderr)
+    errors.note(f'note: the evaluations differ in {errors.listed(differing)}')
   return tables.of_comparison(
       comparison_lib.compare(*map(comparison_lib.read, folders)), form)
 

@@ -10,7 +10,6 @@ import dataclasses
 import gzip
 import json
 import pathlib
-import sys
 from typing import Any
 import zlib
 
@@ -117,14 +116,14 @@ def _new(entries, runs):
   known = {_identity(entry): entry for entry in entries.values()}
   for run in runs:
     if run.state != 'finished' or run.fields is None:
-      print(f'not in the map: {run.name}: {run.state}', file=sys.stderr)
+      errors.note(f'not in the map: {run.name}: {run.state}')
       continue
     entry = _entry(run)
     if first := known.get(_identity(entry)):
       if not _have_same_results(first, entry):
-        print(f'not in the map: {run.path}: {first.name} in it has the same '
-              'method, learning rate, updates and seed, but other results',
-              file=sys.stderr)
+        errors.note(f'not in the map: {run.path}: {first.name} in it has the '
+                    'same method, learning rate, updates and seed, but other '
+                    'results')
       continue
     entry = dataclasses.replace(entry, name=_free_name(run, names))
     known[_identity(entry)] = entry

@@ -8,7 +8,6 @@ import dataclasses
 import glob
 import json
 import math
-import sys
 import time
 from typing import Any
 
@@ -178,7 +177,7 @@ def _distinct(runs):
       note = (f'conflict: {run.name} is left out: it has the same config, seed '
               f'and code, but other results from step {step} on')
     first.notes.append(note)
-    print(f'{first.name}: {note}', file=sys.stderr)
+    errors.note(f'{first.name}: {note}')
   counted = {id(run) for run in kept.values()}
   return [run for run in runs if id(run) in counted]
 

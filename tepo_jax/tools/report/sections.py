@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import json
 import pathlib
-import sys
 from typing import Any
 
 import ml_collections
@@ -65,7 +64,7 @@ def _each(runs, function, *arguments):
     try:
       found.append(function(run, *arguments))
     except errors.InputError as error:
-      print(f'{run.name}: {error}', file=sys.stderr)
+      errors.note(f'{run.name}: {error}')
   return [item for item in found if item is not None]
 
 
