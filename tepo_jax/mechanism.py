@@ -44,6 +44,10 @@ def main() -> None:
   config, out = _CONFIG.value, files.path(_OUT.value)
   minibatches = _MINIBATCHES.value
   updates = max(staleness.COUNTS)
+  if 'rollout.prompts' in cli.overridden():
+    raise errors.InputError(
+        'config.rollout.prompts: the measurement determines it; '
+        'set config.train.minibatch_prompts or --minibatches')
   with config.unlocked():  # one rollout for all updates
     config.rollout.prompts = -(-updates // config.train.epochs) * (
         config.train.minibatch_prompts)

@@ -20,6 +20,7 @@ import functools
 import io
 import json
 import pathlib
+import signal
 import tempfile
 import time
 
@@ -39,6 +40,7 @@ from tepo_jax.job import trainer
 from tepo_jax.policy import attention
 from tepo_jax.policy import transformer
 from tepo_jax.runtime import host
+from tepo_jax.runtime import interrupts
 from tepo_jax.runtime import lock as lock_lib
 from tepo_jax.runtime import processes
 from tepo_jax.tools.benchmark import calibration
@@ -209,6 +211,9 @@ def main() -> None:
     raise errors.RunError(f'failed: {", ".join(failed)}')
   print('the self-test found nothing wrong')
   if _MEASURE.value:
+    # The training run has made these signals requests to itself.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    interrupts.unwind_on_first()
     for row in calibration.measure(measured_config()):
       print(f'{published.source_of(row)},  # {row.efficiency:.0%} of the '
             'roofline', flush=True)

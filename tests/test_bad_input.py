@@ -243,6 +243,9 @@ COMMANDS = {
                                      '--peer=none'], 'transformers, trl'),
     'mechanism without a model': (
         'mechanism', [TINY, '--out={tmp}/out'], 'config.model must be a'),
+    'rollout of mechanism': (
+        'mechanism', [TINY, '--out={tmp}/out', '--config.rollout.prompts=8'],
+        'config.rollout.prompts: the measurement determines it'),
     'mechanism onto': ('mechanism', [TINY, '--config.model={model}',
                                      '--out={model}'], 'not empty'),
     'pretrain onto': ('pretrain', [TINY, '--out={model}'], 'not empty'),

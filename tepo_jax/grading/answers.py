@@ -65,13 +65,15 @@ _DOTS = re.compile(r'\\[lcvd]?dots[bcimo]?(?![a-zA-Z])|\.\.\.+')
 _SCALES = {
     'hundred': r'\cdot 10^{2}', 'thousand': r'\cdot 10^{3}',
     'million': r'\cdot 10^{6}', 'billion': r'\cdot 10^{9}',
-    'trillion': r'\cdot 10^{12}', 'dozen': r'\cdot 12', 'squared': '^{2}',
+    'trillion': r'\cdot 10^{12}', 'dozens?': r'\cdot 12', 'squared': '^{2}',
     'cubed': '^{3}', 'factorial': '!'} | {
-        f'{name}s?': f'/{number}' for number, name in {
-            3: 'third', 4: '(?:quarter|fourth)', 5: 'fifth', 6: 'sixth',
-            7: 'seventh', 8: 'eighth', 9: 'ninth', 10: 'tenth',
-            100: 'hundredth', 1000: 'thousandth'}.items()} | {
-                'hal(?:f|ves)': '/2'}
+        # 2 fifths of a mile; 30 fifth graders are 30.
+        rf'{name}(?![\s-]+(?!(?:of|and|or)\b)[a-zA-Z])': f'/{number}'
+        for number, name in {
+            2: 'hal(?:f|ves)', 3: 'thirds?', 4: '(?:quarter|fourth)s?',
+            5: 'fifths?', 6: 'sixths?', 7: 'sevenths?', 8: 'eighths?',
+            9: 'ninths?', 10: 'tenths?', 100: 'hundredths?',
+            1000: 'thousandths?'}.items()}
 _SCALE = f'(?P<scale>{"|".join(_SCALES)})(?![a-zA-Z])'
 _BLANKS = re.compile(r'\\(?:quad|qquad|enspace|hspace\{[^{}]*\})(?![a-zA-Z])'
                      r'|(?<!\\)\\\s|(?<!\\)~')
@@ -115,6 +117,7 @@ _SYNONYMS: tuple[tuple[str, re.Pattern[str], _Replacement], ...] = (
     *(('\\text', pattern, to) for pattern, to in (
         (re.compile(r'\\text\{\s*([ie])\s*\}'), r' \1 '),
         (re.compile(r'\\text\{\s*infinity\s*\}', re.I), r'\\infty '),
+        (re.compile(r'^\\text\{\s*([a-zA-Z ]{3,}:)\s*\}'), r'\1 '),
         (re.compile(r'(?<=[\d}])\s*(?:\^\s*)?\{?\s*\\text\{(?:st|nd|rd|th)\}'
                     r'\s*\}?'), ''),
         (re.compile(r'(?<=[\d}])\s*\\text\{\s*(?:percent(?:age)?|per cent|pct)'
@@ -149,9 +152,9 @@ _INFINITY = re.compile(r'(?<![a-zA-Z\\])infinity(?![a-zA-Z])', re.I)
 def extract(completion: str, style: str) -> str | None:
   r"""Returns the completion's final answer, or None if it has none.
 
-  'boxed': the content of the last `\boxed{...}` or `\fbox{...}` whose brace
-  is closed, or if there is none, what LaTeX boxes without braces (`\boxed 2`,
-  `\fbox\pi`); unterminated ones are skipped. 'answer': the text after the last
+  'boxed': the content of the last `\boxed{...}` or `\fbox{...}` that has one
+  and whose brace is closed, or if there is none, what LaTeX boxes without braces
+  (`\boxed 2`, `\fbox\pi`). 'answer': the text after the last
   `Answer:`, or the content of the box in it. An answer longer than MAX_CHARS
   does not count.
   """
@@ -195,13 +198,12 @@ def _boxes(text):
 
 
 def _last_box(text):
-  """A box without braces counts only if all others are empty: a sentence may
-  mention `\\boxed` before a word of one letter."""
+  """The last box with content. One without braces counts only if all others
+  are empty: a sentence may mention `\\boxed` before a word of one letter."""
   found = list(_boxes(text))
-  braced = [content for content, has_braces in found if has_braces]
-  if any(map(str.strip, braced)):
-    return braced[-1]
-  return found[-1][0] if found else None
+  filled = [content for content, has_braces in found
+            if has_braces and content.strip()]
+  return filled[-1] if filled else found[-1][0] if found else None
 
 
 @functools.lru_cache(8192)

@@ -57,7 +57,7 @@ _PLAIN = re.compile(
 _WORDS = re.compile(
     r'^(?P<rest>[-+]?[\d.,/]*\d|.*\}) (?P<unit>(?!(?:mod|choose|pi|times|over|or'
     r'|and|if|for|when|base|plus|minus|a?(?:sin|cos|tan)|sqrt|log|ln|exp|is|to'
-    r'|not|no|with)\b)[a-z]{3,}(?: [a-z]+){0,3})$', re.DOTALL)
+    r'|not|no|with)\b)[a-z]{3,}(?: [a-z]+|-[a-z]{3,}){0,3})$', re.DOTALL)
 # What a variable counts, 2n ways: a plural, and no sentence such as "n is odd".
 _COUNTED = re.compile(
     r'(?!.*\b(?:is|are|be|must|has|have|such|where|exists?|if|for|when|unless'

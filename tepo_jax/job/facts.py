@@ -104,7 +104,7 @@ def of_data(config: ml_collections.ConfigDict, mixture: groups_lib.Mixture,
 def check_data(where: str, saved: Mapping[str, Any], here: Mapping[str, Any]
                ) -> None:
   """Compares `of_data` of the checkpoint `where` with that of now, where both
-  have it: a run may go on without evaluations, and checkpoints may be older.
+  have it: another version of the code may have saved other names.
 
   Raises:
     errors.InputError: names what has changed.

@@ -69,7 +69,8 @@ class Trainer:
     self.evaluations = evaluation.prepare(session) if config.eval.period else []
     self.texts = texts.prepare(session) if config.eval.period else []
     # After this many steps nothing new should have to be compiled. Compilations
-    # of a step's evaluation and save count towards the next step.
+    # of a step's evaluation and save count towards the next step, as does the
+    # time of the save (seconds/save).
     self.compilations = host.CompilationCounter(
         1 + max(10, config.eval.period, config.checkpoint.period))
     self.progress = progress_lib.Progress(

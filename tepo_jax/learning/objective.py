@@ -1,6 +1,6 @@
 """The paper's objective and every baseline, as five independent choices.
 
-    L = sum_it c_it (coef M_it R_it - b_it S(w_it, A_it) + beta K_it)   (Eq. 4)
+    L = sum_it c_it (coef M_it R_it - b_it S(w_it, A_it) + coef' K_it)  (Eq. 4)
 
     weight     w  importance weight of the policy to the old one    WEIGHTS
     clip       S  surrogate: w times the advantage, bounded         CLIPS
@@ -10,7 +10,8 @@
 
 A method, a row of configs/methods.py, names one of each; `make_policy_loss`
 composes them. b is 1, or the run's behaviour weight (`behaviour`). K, off in
-the paper, estimates the KL to a reference policy (`kl`, `method.reference`).
+the paper, estimates the KL to a reference policy (`kl`); coef' is
+`method.reference.coef`.
 
 d = logp - old_logp of the sampled token; ratio = exp(d); pi = exp(logp); dH =
 entropy - old_entropy, nats; m: mask; n_i: tokens of completion i, N: of the
@@ -41,7 +42,7 @@ class Tokens:
   entropy_BT: Any  # differentiable
   old_logp_BT: Any
   old_entropy_BT: Any
-  advantage_BT: Any  # one number per completion, spread over its tokens
+  advantage_BT: Any  # mostly one number per completion (`packing.Batch`)
   mask_BT: Any  # completion tokens up to and including EOS
   kl_BT: Any = None  # exact KL(policy || old) at each state, differentiable
   behaviour_BT: Any = None  # b, a constant; None: 1

@@ -65,7 +65,10 @@ class Linear(nn.Module):
     if self.use_bias:
       bias_O = self._param(
           'bias', nn.initializers.zeros, self.axes[1:], (self.features,))
-      y_MO += bias_O.astype(dtype)
+      # In bfloat16 the bias's gradient, a sum over M, would lose two digits.
+      wide = jnp.promote_types(dtype, jnp.float32)
+      y_MO = (y_MO.astype(wide) + bias_O.astype(dtype).astype(wide)
+              ).astype(dtype)
     if self.lora is not None and f'{self.name}_proj' in self.lora.targets:
       a_IR = self._param(
           'lora_a',

@@ -16,7 +16,7 @@ reads them, and `to_groups` restores the groups.
                   reward functions, plus penalties
   reward/NAME     what each reward function other than accuracy gave, or null
   tokens          length in tokens, EOS included
-  truncated       true if there is no EOS
+  truncated       true if it was cut at the limit of tokens
   trained         true if the group was trained on
   prompt_ids, token_ids   int32 lists, without padding
   sampler_logp    the sampler's log-probability of each token, nats

@@ -161,8 +161,8 @@ class Group:
   """A prompt with its G completions; arrays are numpy.
 
   token_GT: int32, EOS included, then 0.
-  logp_GT: float32, log-probability of each token under the policy's
-    temperature-scaled softmax (`draw.draw`), nats, then 0.
+  logp_GT: float32, log-probability of each token under the distribution that
+    it was drawn from (`draw.draw`), nats, then 0.
   length_G: int32, tokens with EOS; no token id marks the end.
   ended_G: bool; False if the completion was truncated.
   text_G: decoded completions. accuracy_G: 0/1 verdicts, truncated is 0.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import functools
 import itertools
+import operator
 import os
 import re
 import shutil
@@ -34,9 +35,8 @@ from tepo_jax.runtime import processes
 # shapes without padding. A checkpoint may hold them padded otherwise.
 Unpadded = Mapping[str, tuple[int, ...]]
 _NONE: Unpadded = {}
-
+_SCORE = operator.itemgetter('score')
 LISTING_SECONDS = 90  # within which all hosts should list a saved step
-
 Check = Callable[[str, dict[str, Any]], None]  # (where, extra)
 _NO_CHECK: Check = lambda *_: None
 
@@ -69,7 +69,7 @@ class Checkpointer:
                else 'missing')
       raise errors.InputError(f'no checkpoints: {self._directory} is {found}')
     options = ocp.CheckpointManagerOptions(
-        best_fn=_score,  # without it, scores are not saved
+        best_fn=_SCORE,  # without it, scores are not saved
         preservation_policy=_kept(keep, keep_every), read_only=read_only,
         create=not read_only, cleanup_tmp_directories=not read_only,
         save_root_metadata=False)
@@ -150,10 +150,11 @@ class Checkpointer:
     # end, which one with an error does not reach.
     folder = self._manager.directory / str(step)
     try:  # Orbax and tensorstore raise many kinds
+      # First what raises OSErrors: those of the metadata Orbax only logs.
+      record = ocp.JsonCheckpointHandler().restore(folder / 'extra')
       saved = self._manager.item_metadata(step).state
       if saved is None:
         raise ValueError('its list of arrays is missing')
-      record = ocp.JsonCheckpointHandler().restore(folder / 'extra')
       extra, found = record['extra'], record['digests']
       check(where, extra)
       _check_arrays(where, saved.tree, abstract_state, unpadded,
@@ -166,12 +167,10 @@ class Checkpointer:
               restore_args=jax.tree.map(lambda x: ocp.ArrayRestoreArgs(
                   sharding=x.sharding, global_shape=x.shape, dtype=x.dtype,
                   strict=not unpadded), wanted)))
-    except (errors.InputError, jax.errors.JaxRuntimeError):
-      raise  # running out of device memory is no damage
+    except (errors.InputError, jax.errors.JaxRuntimeError, MemoryError):
+      raise  # running out of memory is no damage
     except Exception as error:
-      if _UNREACHABLE.search(str(error)):
-        raise files.BucketError(f'{where}: {_reason(error)}') from error
-      damage = f'{where} cannot be restored: {_reason(error)}'
+      damage = _damage(where, error)
     # Each process reads its own part, and `digests` is a program of all.
     if damage and not processes.is_first():
       errors.note(f'process {jax.process_index()}: {damage}')
@@ -302,14 +301,10 @@ def steps(directory: str | os.PathLike) -> list[int]:
       and ocp.utils.is_checkpoint_finalized(str(entry)))
 
 
-def _score(metrics):
-  return metrics['score']
-
-
 def _kept(keep, keep_every):
   """The policy that decides which steps the next save keeps."""
   policies = [preservation_policy.LatestN(keep), preservation_policy.BestN(
-      get_metric_fn=_score, n=1, keep_checkpoints_without_metrics=False)]
+      get_metric_fn=_SCORE, n=1, keep_checkpoints_without_metrics=False)]
   if keep_every:
     policies.append(preservation_policy.EveryNSteps(keep_every))
   return preservation_policy.AnyPreservationPolicy(policies)
@@ -384,6 +379,16 @@ def _digest(x, shape) -> jax.Array:
   scrambled = (index + 1) * jnp.uint32(2654435761)
   odd = scrambled ^ (scrambled >> 15) | 1
   return jnp.sum(bits.astype(jnp.uint32) * odd, dtype=jnp.uint32)
+
+
+def _damage(where, error):
+  """What an error says of the files; raises if it says nothing of them."""
+  reason = _reason(error)
+  if _UNREACHABLE.search(str(error)):
+    raise files.BucketError(f'{where}: {reason}') from error
+  if disk.refused(error):
+    raise errors.RunError(f'{where} cannot be read: {reason}') from error
+  return f'{where} cannot be restored: {reason}'
 
 
 def _reason(error):

@@ -54,6 +54,12 @@ def failure(error: BaseException) -> str | None:
   return text[:800] + free(text, named and named[1])
 
 
+def refused(error: BaseException) -> bool:
+  """Whether a disk or the system refused to read files, which may be whole."""
+  return failure(error) is not None or (
+      isinstance(error, OSError) and error.errno not in (None, errno.ENOENT))
+
+
 def free(message: str, path: str | os.PathLike | None) -> str:
   """' (3 MB free)' if an error's message says that a disk is full or over
   quota: that of the file or folder `path`. '' otherwise, or if unknown."""

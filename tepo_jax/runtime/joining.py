@@ -34,9 +34,9 @@ def check_slices(count: int) -> None:
         'slice, or start a job per slice, each with its own --workdir')
 
 
-def slices_of(environment: Mapping[str, str] = os.environ) -> int:
+def slices_of() -> int:
   """How many TPU slices GKE, xpk or the user makes one job of."""
-  count = environment.get('MEGASCALE_NUM_SLICES', '')
+  count = os.environ.get('MEGASCALE_NUM_SLICES', '')
   return int(count) if count.isdecimal() else 1
 
 

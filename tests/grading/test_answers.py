@@ -34,6 +34,7 @@ from tepo_jax.grading import answers
     (r'\boxed{5}. I put it in \boxed, or a \boxed answer, \boxed\text{a{b}}.',
      '5'),
     (r'\boxed \boxed{5 + {6}}', '5 + {6}'),
+    (r'\boxed{5}. I put it within \boxed{}.', '5'),
     (r'\boxed{}', None),
     (r'\boxed{', None),
     (r'\boxed', None),

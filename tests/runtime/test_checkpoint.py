@@ -5,6 +5,7 @@ import errno
 import functools
 import os
 import pathlib
+import resource
 import signal
 import subprocess
 import sys
@@ -189,6 +190,23 @@ def test_restores_the_last_undamaged_step(tmp_path, capsys):
   checkpointer = checkpoint.Checkpointer(tmp_path)
   assert checkpointer.restore_last_good(_abstract(_state()))[0] == 2
   checkpointer.close()
+
+
+def test_what_a_disk_refuses_to_read_is_not_set_aside(tmp_path):
+  """Here because the process has no file descriptor left."""
+  _save(tmp_path, 1, 2)
+  checkpointer = checkpoint.Checkpointer(tmp_path)
+  limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+  with open(os.devnull) as last:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno() + 1, most))
+    try:
+      with pytest.raises(errors.RunError, match=f'{tmp_path}/2 cannot be read'):
+        checkpointer.restore_last_good(_abstract(_state()))
+    finally:
+      resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+  assert checkpointer.restore_last_good(_abstract(_state()))[0] == 2
+  checkpointer.close()
+  assert (tmp_path / '2').is_dir()
 
 
 _JOB = """

@@ -80,8 +80,8 @@ def setup(lab: observe.Lab, minibatches: int) -> dict[str, Any]:
 
 
 def write(results: dict[str, Any], out: files.Path) -> None:
-  """Writes the results so far, numbers with six digits."""
-  rounded = json.loads(json.dumps(results, allow_nan=False),
+  """Writes the results so far, measured numbers with six digits."""
+  rounded = json.loads(json.dumps(results['levels'], allow_nan=False),
                        parse_float=lambda text: float(f'{float(text):.6g}'))
-  files.replace_text(
-      out / NAME, json.dumps(rounded, ensure_ascii=False) + '\n')
+  files.replace_text(out / NAME, json.dumps(
+      results | dict(levels=rounded), ensure_ascii=False) + '\n')

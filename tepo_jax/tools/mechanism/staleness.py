@@ -7,6 +7,7 @@ own: a killed measurement repeats its sampling and at most one minibatch.
 
 from collections.abc import Callable, Mapping
 import contextlib
+import io
 from typing import Any
 
 import jax
@@ -166,7 +167,7 @@ class Measurement:
         with files.replacing(path) as temporary, temporary.open('wb') as file:
           np.savez(file, **vars(vectors))
         self._progress.step(self._done, '')
-      with np.load(path) as saved:
+      with np.load(io.BytesIO(path.read_bytes())) as saved:
         found.append(directions.Vectors(**saved))
     return found
 

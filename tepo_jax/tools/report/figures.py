@@ -265,13 +265,11 @@ def draw(panel: Panel, drawn: Sequence[Curve], text: str,
 
 
 def draw_differences(panel: Panel, drawn: Sequence[Curve], base: str,
-                     directory: pathlib.Path, note: str = 'paired by seed'
-                     ) -> list[pathlib.Path]:
+                     directory: pathlib.Path) -> list[pathlib.Path]:
   """Writes difference_NAME.png and .svg: a small figure for each curve.
 
   Args:
-    drawn: of `differences`. base: the baseline's label. note: what the
-      intervals are.
+    drawn: of `differences`. base: the baseline's label.
   """
   shown = [curve for curve in drawn if curve.step]
   if not shown:
@@ -295,7 +293,7 @@ def draw_differences(panel: Panel, drawn: Sequence[Curve], base: str,
   figure.suptitle(drawing.drawable(f'{panel.title}: difference to {base}', 60),
                   fontsize='medium', color=drawing.INK)
   figure.supxlabel(f'rollout step; band: {statistics.LEVEL:.0%} interval, '
-                   f'{note}', fontsize='small', color=drawing.INK)
+                   'paired by seed', fontsize='small', color=drawing.INK)
   unit = 'points' if panel.unit == '%' else panel.unit
   figure.supylabel(unit, fontsize='small', color=drawing.INK)
   return drawing.save(figure, directory / f'difference_{panel.name}')

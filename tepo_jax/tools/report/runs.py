@@ -3,6 +3,7 @@
 Every file may be missing or damaged; notes for the report say which are.
 """
 
+import collections
 from collections.abc import Callable, Sequence
 import dataclasses
 import glob
@@ -271,21 +272,24 @@ def _state(folder, fields, records):
 
 def group(runs: Sequence[Run]) -> list[Seeds]:
   """Groups runs that differ only in the seed, and in fields that change no
-  result, in the order of the first runs.
+  result, in the order of the first runs. A seed that was run again, as with
+  other code, counts in a further group: it is no further seed.
 
   A label is the method's name, followed by the fields that distinguish groups
-  of the same method, or the first run's name where these are many, and of forks
-  by the step at which they began.
+  of the same method, or the first run's name where these are many or none, and
+  of forks by the step at which they began.
   """
-  members = {}
+  members, again = {}, collections.Counter()
   for run in runs:
     key = run.name if run.fields is None else json.dumps(
         [{name: value for name, value in run.fields.items()
           if not configuration.may_differ_between_seeds(name)},
          _forked(run)], sort_keys=True)
-    members.setdefault(key, []).append(run)
+    members.setdefault((key, again[key, run.seed]), []).append(run)
+    again[key, run.seed] += 1
   groups = list(members.values())
-  for shown in (_short, str):  # in full where the short labels are the same
+  # In full where the short labels are the same.
+  for shown in (_short, str, None):
     labels = [_label(some, groups, shown) for some in groups]
     if len(set(labels)) == len(labels):
       break
@@ -304,9 +308,9 @@ def _label(some, groups, shown):
     return some[0].name
   alike = [g[0] for g in groups if g[0].fields is not None
            and g[0].fields['method_name'] == fields['method_name']]
-  about = [f'{name}={shown(fields[name])}' for name in differing(alike)
-           if name in fields]
-  if len(about) > _MAX_FIELDS:
+  about = [f'{name}={(shown or str)(fields[name])}'
+           for name in differing(alike) if name in fields]
+  if shown is None or len(about) > _MAX_FIELDS:
     about = [some[0].name]
   if parent := some[0].parent:
     about.append(f'from step {parent.step}')

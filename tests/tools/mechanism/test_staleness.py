@@ -359,6 +359,15 @@ def test_a_measurement_resumes(lab, out, monkeypatch, capsys):
   path.write_text(kept)
 
 
+def test_a_setup_of_many_digits_is_found_again(tmp_path):
+  setup = {'config': {'optimizer.learning_rate': 3.1622777e-06}}
+  with lock_lib.FolderLock(tmp_path) as lock:
+    new = results_file.start(tmp_path, lock, setup)
+    results_file.write(dict(new, levels={'0': 1.23456789}), tmp_path)
+    again = results_file.start(tmp_path, lock, setup)
+  assert again == dict(setup=setup, levels={'0': 1.23457})
+
+
 @pytest.mark.long
 def test_a_complete_measurement_computes_nothing(lab, out, monkeypatch):
   monkeypatch.delattr(observe.Lab, 'select')

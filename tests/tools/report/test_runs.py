@@ -84,7 +84,12 @@ def test_runs_of_two_commits_are_not_copies(make_run):
   for commit, path in zip('12', paths):
     (pathlib.Path(path) / 'environment.jsonl').write_text(json.dumps(
         {'step': 0, 'commit': commit}) + '\n')
-  assert len(runs.read(paths)) == 2
+  read = runs.read([*paths, make_run('c', [record(1)], seed=1)])
+  assert len(read) == 3
+  groups = runs.group(read)  # the same seed twice is not two seeds
+  assert [[run.name for run in group.runs] for group in groups] == [
+      ['a', 'c'], ['b']]
+  assert [group.label for group in groups] == ['grpo (a)', 'grpo (b)']
 
 
 @pytest.mark.parametrize('path', ['nowhere', 'no*where'])
