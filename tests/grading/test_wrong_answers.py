@@ -41,7 +41,8 @@ _PROSE = re.compile(
     r'\\(?:text|mathrm|mbox)\s*\{[^{}]*\}|[a-zA-Z]{3,}(?:[ ,.]+[a-zA-Z]+)*')
 _MARKUP = re.compile(r'\\(?:begin|end)\{[^{}]*\}(?:\{[^{}]*\})?')
 
-# Equivalent after all: {reason: [(reference, regular expression of answers)]}.
+# Equivalent after all, or known to be accepted: {reason: [(reference, regular
+# expression of answers)]}.
 EQUIVALENT = {
     'a constant function of another variable': [
         ('$f(x)=1$', r'\$f\([a-z]\)=1\$')],
@@ -61,6 +62,8 @@ EQUIVALENT = {
         (r'The length of the altitude of the tetrahedron from vertex \(A\) can '
          r"be constructed as \(\sqrt{|A_BY'|^2 - |X'Y'|^2}\).", '.*'),
         (r'The smallest possible value of \(a_{10}\) is \(248\).', '.*')],
+    'wrong: math-verify subtracts the sides, and infinity absorbs the other': [
+        (r'\frac{d x}{d t}=k x-a', r'\\frac\{d -\\infty\}\{d t\}=k x-a')],
 }
 
 
