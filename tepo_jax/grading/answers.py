@@ -61,19 +61,19 @@ _FONTS = (
     (re.compile(rf'(?<=[a-zA-Z])(?:{_FONT})'), ' '),
     (re.compile(_FONT), ''))
 _DOTS = re.compile(r'\\[lcvd]?dots[bcimo]?(?![a-zA-Z])|\.\.\.+')
+_NO_PLURAL = r'(?![\s-]+[a-zA-Z]+s\b)'
 # Words that change the number before them.
 _SCALES = {
     'hundred': r'\cdot 10^{2}', 'thousand': r'\cdot 10^{3}',
     'million': r'\cdot 10^{6}', 'billion': r'\cdot 10^{9}',
     'trillion': r'\cdot 10^{12}', 'dozens?': r'\cdot 12', 'squared': '^{2}',
     'cubed': '^{3}', 'factorial': '!'} | {
-        # 2 fifths of a mile; 30 fifth graders are 30.
-        rf'{name}(?![\s-]+(?!(?:of|and|or)\b)[a-zA-Z])': f'/{number}'
-        for number, name in {
-            2: 'hal(?:f|ves)', 3: 'thirds?', 4: '(?:quarter|fourth)s?',
-            5: 'fifths?', 6: 'sixths?', 7: 'sevenths?', 8: 'eighths?',
-            9: 'ninths?', 10: 'tenths?', 100: 'hundredths?',
-            1000: 'thousandths?'}.items()}
+        # 2 fifths miles and 1 fifth mile; 30 fifth graders are 30.
+        rf'(?:{name}s|{name}{_NO_PLURAL})': f'/{number}' for number, name in {
+            3: 'third', 4: '(?:quarter|fourth)', 5: 'fifth', 6: 'sixth',
+            7: 'seventh', 8: 'eighth', 9: 'ninth', 10: 'tenth',
+            100: 'hundredth', 1000: 'thousandth'}.items()} | {
+                f'(?:halves|half{_NO_PLURAL})': '/2'}
 _SCALE = f'(?P<scale>{"|".join(_SCALES)})(?![a-zA-Z])'
 _BLANKS = re.compile(r'\\(?:quad|qquad|enspace|hspace\{[^{}]*\})(?![a-zA-Z])'
                      r'|(?<!\\)\\\s|(?<!\\)~')
@@ -152,8 +152,8 @@ _INFINITY = re.compile(r'(?<![a-zA-Z\\])infinity(?![a-zA-Z])', re.I)
 def extract(completion: str, style: str) -> str | None:
   r"""Returns the completion's final answer, or None if it has none.
 
-  'boxed': the content of the last `\boxed{...}` or `\fbox{...}` that has one
-  and whose brace is closed, or if there is none, what LaTeX boxes without braces
+  'boxed': the last content, blanks aside, of a `\boxed{...}` or `\fbox{...}`
+  whose brace is closed, or if there is none, what LaTeX boxes without braces
   (`\boxed 2`, `\fbox\pi`). 'answer': the text after the last
   `Answer:`, or the content of the box in it. An answer longer than MAX_CHARS
   does not count.

@@ -299,7 +299,7 @@ def test_rope_rotates_by_position():
 
 
 def test_the_gradient_of_a_bias_in_bfloat16_rounds_once():
-  """It is a sum over all tokens; in bfloat16 that is wrong by some 2 %."""
+  """It is a sum over all tokens; in bfloat16 that is wrong by 1 %."""
   linear = layers.Linear(64, (None, None), use_bias=True)
   rng = np.random.default_rng(0)
   x_MI = jnp.asarray(rng.normal(size=(4096, 8)), jnp.bfloat16)

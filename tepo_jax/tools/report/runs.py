@@ -308,10 +308,11 @@ def _label(some, groups, shown):
     return some[0].name
   alike = [g[0] for g in groups if g[0].fields is not None
            and g[0].fields['method_name'] == fields['method_name']]
-  about = [f'{name}={(shown or str)(fields[name])}'
-           for name in differing(alike) if name in fields]
-  if shown is None or len(about) > _MAX_FIELDS:
+  names = [name for name in differing(alike) if name in fields]
+  if shown is None or len(names) > _MAX_FIELDS:
     about = [some[0].name]
+  else:
+    about = [f'{name}={shown(fields[name])}' for name in names]
   if parent := some[0].parent:
     about.append(f'from step {parent.step}')
   name = fields['method_name']
