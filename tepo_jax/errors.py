@@ -15,6 +15,13 @@ class InputError(ValueError):
   """
 
 
+class Unanswered(InputError):
+  """A bucket, or the Hugging Face hub, does not answer or is overloaded.
+
+  What was given may be right: the programs exit with status `LOST`.
+  """
+
+
 class RunError(RuntimeError):
   """A run that started with valid input cannot continue.
 
@@ -42,8 +49,18 @@ class Lost(Exception):
 _NO_BACKEND = 'Unable to initialize backend'
 _UNKNOWN_BACKEND = 'is not in the list of known backends'
 
-LOST = 3  # exit statuses, of Lost and of Interrupted
+LOST = 3  # exit statuses, of Lost and Unanswered, and of Interrupted
 INTERRUPTED = 42
+
+
+def is_overload(error: BaseException | None) -> bool:
+  """Whether an error came of an HTTP answer that says to try again later."""
+  while error is not None:
+    status = getattr(getattr(error, 'response', None), 'status_code', None)
+    if status == 429 or 500 <= (status or 0) < 600:
+      return True
+    error = error.__cause__ or error.__context__
+  return False
 
 
 def backend_status(text: str) -> int | None:
@@ -85,7 +102,8 @@ def naming(what: str) -> Iterator[None]:
   try:
     yield
   except InputError as error:
-    raise InputError(f'{what}: {error}') from error
+    kind = Unanswered if isinstance(error, Unanswered) else InputError
+    raise kind(f'{what}: {error}') from error
 
 
 def counted(count: int, noun: str) -> str:

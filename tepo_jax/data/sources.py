@@ -79,6 +79,8 @@ def find(spec: str, split: str | None, names: Sequence[str],
   try:
     return on_hub(
         found['id'], found['subset'], given or split or 'train', share)
+  except errors.Unanswered:
+    raise
   except errors.InputError as error:
     raise errors.InputError(
         f'{spec}: no such file or folder; as a hub id, {error}') from error
@@ -154,7 +156,9 @@ def _load(shown, path, subset, split):
   try:
     return datasets.load_dataset(path, subset, split=split)
   except Exception as error:  # The library and its hub client raise anything.
-    raise errors.InputError(
+    kind = (errors.Unanswered if errors.is_overload(error)
+            else errors.InputError)
+    raise kind(
         f'{shown}: cannot be loaded: {errors.one_line(error)}') from error
 
 

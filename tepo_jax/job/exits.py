@@ -39,14 +39,14 @@ def outcome(error: BaseException) -> tuple[int, str] | None:
   text = errors.one_line(error)
   if isinstance(error, KeyboardInterrupt):
     return interrupts.STATUS, str(error) or interrupts.WORD
+  if isinstance(error, (errors.Lost, errors.Unanswered)):
+    return errors.LOST, f'error: {text}'
   if isinstance(error, errors.InputError):
     return 2, f'error: {text}'
   if isinstance(error, errors.RunError):
     return 1, f'error: {text}'
   if isinstance(error, errors.Interrupted):
     return errors.INTERRUPTED, str(error)
-  if isinstance(error, errors.Lost):
-    return errors.LOST, f'error: {text}'
   if (status := errors.backend_status(text)) is not None:
     return status, f'error: {text[:800]}'
   if (isinstance(error, OSError) and error.errno in _BAD_PATHS

@@ -29,12 +29,14 @@ def check(facts: Callable[[], Mapping[str, object]]) -> None:
     found = facts()
   except errors.InputError as raised:
     error = raised
-  failed = multihost_utils.process_allgather(np.array(error is not None))
+  kinds = multihost_utils.process_allgather(np.array(
+      0 if error is None else 1 + isinstance(error, errors.Unanswered)))
   if error is not None:
     raise error
-  if failed.any():
-    raise errors.InputError(
-        f'{_processes(np.flatnonzero(failed))} cannot read what this process '
+  if kinds.any():
+    kind = errors.Unanswered if kinds.max() == 2 else errors.InputError
+    raise kind(
+        f'{_processes(np.flatnonzero(kinds))} cannot read what this process '
         'can; its own message says what')
   names = sorted(found)
   if differing := _differing(_digests([json.dumps(names)]))[0]:

@@ -40,9 +40,10 @@ LISTING_SECONDS = 90  # within which all hosts should list a saved step
 Check = Callable[[str, dict[str, Any]], None]  # (where, extra)
 _NO_CHECK: Check = lambda *_: None
 
-# In tensorstore's errors if a bucket does not answer, or refuses.
-_UNREACHABLE = re.compile('PERMISSION_DENIED|UNAUTHENTICATED|UNAVAILABLE|'
-                          'DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED: .*HTTP')
+# In tensorstore's errors if a bucket refuses, or does not answer.
+_REFUSED = re.compile('PERMISSION_DENIED|UNAUTHENTICATED')
+_SILENT = re.compile(
+    'UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED: .*HTTP')
 
 
 class DamagedError(errors.InputError):
@@ -137,6 +138,7 @@ class Checkpointer:
     Raises:
       InputError: no such step, other arrays, or `check` refused it.
       DamagedError: the checkpoint is damaged.
+      RunError: a disk refuses to read it.
     """
     self.wait()
     steps = sorted(self._manager.all_steps())
@@ -146,6 +148,7 @@ class Checkpointer:
       raise errors.InputError(
           f'no checkpoint{wanted} in {self._directory} (it has: {steps})')
     where, damage = f'checkpoint {self._directory}/{step}', None
+    refused = False
     # The manager's own restore lets all processes wait for each other at its
     # end, which one with an error does not reach.
     folder = self._manager.directory / str(step)
@@ -170,12 +173,13 @@ class Checkpointer:
     except (errors.InputError, jax.errors.JaxRuntimeError, MemoryError):
       raise  # running out of memory is no damage
     except Exception as error:
-      damage = _damage(where, error)
+      damage, refused = _damage(where, error), disk.refused(error)
     # Each process reads its own part, and `digests` is a program of all.
     if damage and not processes.is_first():
       errors.note(f'process {jax.process_index()}: {damage}')
     if processes.any_of(damage is not None):
-      raise DamagedError(damage or f'{where}: another process cannot read it')
+      kind = errors.RunError if processes.any_of(refused) else DamagedError
+      raise kind(damage or f'{where}: another process cannot read it')
     shapes = {name: array.shape for name, array in _named(saved.tree).items()}
     for name, digest in digests(state, shapes).items():
       if found.get(name) != digest:
@@ -384,11 +388,12 @@ def _digest(x, shape) -> jax.Array:
 def _damage(where, error):
   """What an error says of the files; raises if it says nothing of them."""
   reason = _reason(error)
-  if _UNREACHABLE.search(str(error)):
+  if _SILENT.search(str(error)):
+    raise files.SilentBucketError(f'{where}: {reason}') from error
+  if _REFUSED.search(str(error)):
     raise files.BucketError(f'{where}: {reason}') from error
-  if disk.refused(error):
-    raise errors.RunError(f'{where} cannot be read: {reason}') from error
-  return f'{where} cannot be restored: {reason}'
+  what = 'read' if disk.refused(error) else 'restored'
+  return f'{where} cannot be {what}: {reason}'
 
 
 def _reason(error):

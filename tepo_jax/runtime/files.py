@@ -43,6 +43,10 @@ class BucketError(OSError, errors.InputError):
   """A bucket that is missing, refuses access or does not answer."""
 
 
+class SilentBucketError(BucketError, errors.Unanswered):
+  """A bucket that does not answer, or only that it is overloaded."""
+
+
 class BucketPath(gpath.PosixGPath):
   """gs://BUCKET/NAME. A folder exists while there are objects in it."""
 
@@ -394,7 +398,10 @@ def _translated(error, method, url):
     if method == 'POST':
       return BucketError(f'{where}: there is no such bucket')
     return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), where)
+  from gcsfs import retry
+  kind = SilentBucketError if retry.is_retriable(error) or isinstance(
+      error, (TimeoutError, ConnectionError)) else BucketError
   text = errors.one_line(error)
   if text.startswith('Forbidden'):
     text = 'no permission: ' + text.partition(' ')[2].partition(' ')[2]
-  return BucketError(f'{where}: {text[:300] or type(error).__name__}')
+  return kind(f'{where}: {text[:300] or type(error).__name__}')

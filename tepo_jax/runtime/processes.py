@@ -108,12 +108,14 @@ def on_first(function: Callable[..., Any], *arguments: Any) -> None:
     try:
       function(*arguments)
     except errors.InputError as error:
-      message = str(error).encode()[:_MESSAGE_BYTES] or b'bad input'
+      kind = b'?' if isinstance(error, errors.Unanswered) else b'!'
+      message = (kind + str(error).encode())[:_MESSAGE_BYTES]
   text = np.zeros(_MESSAGE_BYTES, np.uint8)
   text[:len(message)] = np.frombuffer(message, np.uint8)
   message = bytes(multihost_utils.broadcast_one_to_all(text)).rstrip(b'\0')
   if message:
-    raise errors.InputError(message.decode(errors='replace'))
+    kind = errors.Unanswered if message[:1] == b'?' else errors.InputError
+    raise kind(message[1:].decode(errors='replace'))
 
 
 @contextlib.contextmanager
@@ -239,7 +241,8 @@ def ending_together() -> Iterator[None]:
     if jax.process_count() == 1:
       raise
     errors.note(f'error: process {jax.process_index()}: {error}')
-    os._exit(2)
+    os._exit(
+        errors.LOST if isinstance(error, errors.Unanswered) else 2)
   except (errors.InputError, errors.Interrupted, KeyboardInterrupt):
     raise
   except Exception as error:  # pylint: disable=broad-exception-caught

@@ -8,6 +8,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import types
 
 import pyarrow
 from pyarrow import parquet
@@ -289,6 +290,15 @@ def test_what_the_hub_lacks_is_refused_by_name(monkeypatch):
   assert str(error.value) == (
       'data/train: no such file or folder; as a hub id, data/train (train): '
       'cannot be loaded: no network at all')
+
+  def load_busy(*_, **__):
+    answer = OSError('503')
+    answer.response = types.SimpleNamespace(status_code=503)
+    raise ConnectionError('busy') from answer
+
+  monkeypatch.setattr(library, 'load_dataset', load_busy)
+  with pytest.raises(errors.Unanswered, match='data/train .*busy'):
+    datasets.load('data/train')
   for spec in ('data/train.csv', './data/train', '/data/train', 'a/b/c'):
     with pytest.raises(errors.InputError, match='no such file, folder or set'):
       datasets.load(spec)

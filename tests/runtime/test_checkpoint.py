@@ -210,7 +210,7 @@ def test_what_a_disk_refuses_to_read_is_not_set_aside(tmp_path):
 
 
 _JOB = """
-import os, pathlib, sys
+import errno, os, pathlib, sys
 import jax, numpy as np
 from tepo_jax import errors
 from tepo_jax.runtime import checkpoint, mesh as mesh_lib, processes
@@ -243,15 +243,22 @@ def hold_back():  # the first process lists step 2 later, or never
     manager.latest_step = lambda self: max(self.all_steps())
 
 processes.on_first(damage if what == 'damage' else lambda: None)
-if what != 'damage':
+if what == 'refused' and rank:
+  handler = checkpoint.ocp.JsonCheckpointHandler
+  def refuse(self, path, restore=handler.restore):
+    if path.name == 'extra':
+      raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+    return restore(self, path)
+  handler.restore = refuse
+elif what in ('late', 'never'):
   hold_back()
 checkpointer = checkpoint.Checkpointer(folder)
 try:
   step, restored, extra = checkpointer.restore_last_good(
       jax.tree.map(lambda x: jax.ShapeDtypeStruct(
           x.shape, x.dtype, sharding=x.sharding), state))
-except errors.InputError as error:
-  print(error)
+except (errors.InputError, errors.RunError) as error:
+  print(type(error).__name__, error)
 else:
   assert mesh_lib.to_host(restored['w']).tobytes() == (
       mesh_lib.to_host(state['w']).tobytes()) and extra == {'cursor': step}
@@ -264,13 +271,14 @@ checkpointer.close()
     ('damage', 'restored 1', {'1', 'damaged_2'}),
     ('late', 'restored 2', {'1', '2'}),
     ('never', 'not all processes of this job see the checkpoint of step 2',
-     {'1', '2'})])
+     {'1', '2'}),
+    ('refused', 'RunError checkpoint ', {'1', '2'})])
 def test_all_processes_of_a_job_restore_one_step(tmp_path, what, said, left):
   outcomes = jobs.finish(
       jobs.start(2, ['-c', _JOB], str(tmp_path), what, devices=1), 120)
   for status, out, error in outcomes:
     assert status == 0 and said in out, error
-  assert ('process 1: ' in outcomes[1][2]) == (what == 'damage')
+  assert ('process 1: ' in outcomes[1][2]) == (what in ('damage', 'refused'))
   assert {path.name for path in tmp_path.iterdir()} == left
 
 

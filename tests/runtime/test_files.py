@@ -11,6 +11,7 @@ import time
 import pytest
 
 from tepo_jax import errors
+from tepo_jax.job import exits
 from tepo_jax.runtime import files
 from tests import runs
 
@@ -191,6 +192,7 @@ def test_a_bucket_that_does_not_take_files(bucket_server, bucket, said):
                 functools.partial(files.VersionedObject(path).replace, None)):
     with pytest.raises(errors.InputError) as error:
       write('x')
+    assert exits.outcome(error.value)[0] == 2
     assert said in str(error.value) and f'gs://{bucket}' in str(error.value)
     assert '\n' not in str(error.value)
 
@@ -221,13 +223,15 @@ def test_no_bucket_at_all(tmp_path):
             'retry.asyncio.sleep = at_once\n'
             'from tepo_jax.runtime import files\n'
             'try: files.path("gs://lab/x").exists()\n'
-            'except files.BucketError as error: print(error)\n')
+            'except files.BucketError as raised: print(error := raised)\n'
+            'from tepo_jax.job import exits\n'
+            'print(exits.outcome(error)[0])\n')
     done = subprocess.run(
         [sys.executable, '-c', code], cwd=runs.ROOT, text=True,
         capture_output=True, timeout=100,
         env=os.environ | {'STORAGE_EMULATOR_HOST': f'http://127.0.0.1:{port}'})
   assert done.stdout.startswith('gs://lab/x: '), done.stderr[-2000:]
-  assert done.stdout.count('\n') == 1
+  assert done.stdout.splitlines()[1:] == [str(errors.LOST)]
 
 
 def test_without_gcsfs_only_buckets_are_refused(tmp_path):

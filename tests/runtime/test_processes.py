@@ -83,7 +83,7 @@ def test_a_device_that_cannot_be_opened_is_worth_a_restart(
 _AGREE = """
 import jax, numpy as np
 from tepo_jax import errors
-from tepo_jax.runtime import mesh as mesh_lib, processes
+from tepo_jax.runtime import agreement, mesh as mesh_lib, processes
 processes.initialize()
 mesh = mesh_lib.make({'data': 2, 'fsdp': -1, 'tensor': 1})
 rank = jax.process_index()
@@ -106,6 +106,16 @@ try:
   processes.on_first(refuse)
 except errors.InputError as error:
   assert str(error) == 'what: why'
+  assert type(error) is errors.InputError
+def wait():
+  raise errors.Unanswered('busy')
+try:
+  processes.on_first(wait)
+except errors.Unanswered as error:
+  assert str(error) == 'busy'
+try:
+  agreement.check(lambda: wait() if rank else {})
+except errors.Unanswered:
   print('agreed')
 """
 

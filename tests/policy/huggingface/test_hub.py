@@ -1,8 +1,10 @@
 """Folders by name: local, or an id in the hub's cache; tokenizers; EOS ids."""
 
+import http.server
 import json
 import re
 import shutil
+import threading
 
 import huggingface_hub
 import pytest
@@ -150,6 +152,30 @@ def test_an_index_of_the_hub_that_is_none_is_refused(tmp_path, monkeypatch):
       huggingface_hub, 'snapshot_download', lambda *_, **__: str(tmp_path))
   with pytest.raises(errors.InputError, match='index.json: not a JSON object'):
     hub.folder('owner/model')
+
+
+@pytest.mark.parametrize('status, kind', [
+    (503, errors.Unanswered), (429, errors.Unanswered),
+    (404, errors.InputError)])
+def test_a_hub_that_is_overloaded_may_answer_later(monkeypatch, status, kind):
+  class Answer(http.server.BaseHTTPRequestHandler):
+
+    def do_GET(self):  # pylint: disable=invalid-name
+      self.send_error(status)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_):
+      """Prints nothing."""
+
+  with http.server.ThreadingHTTPServer(('127.0.0.1', 0), Answer) as server:
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr(huggingface_hub.constants, 'ENDPOINT',
+                        f'http://127.0.0.1:{server.server_port}')
+    with pytest.raises(errors.InputError, match='owner/model: ') as error:
+      hub.folder('owner/model')
+    server.shutdown()
+  assert error.type is kind
 
 
 def test_chat_templates_without_a_default_are_refused(tmp_path):
