@@ -23,6 +23,7 @@ from tepo_jax import errors
 from tepo_jax.data import datasets
 from tepo_jax.rollout import reward as reward_lib
 
+WITHOUT_ENTROPY = ('all', 'top_covariance')  # regions that ignore dH
 _OPTIONAL = 'pretrain'  # the section that only some configs have
 FIELDS = fields_lib.flat(base.FIELDS | {_OPTIONAL: tiny.PRETRAIN})
 
@@ -242,6 +243,14 @@ def _without_effect(config, name):
       *(source for source, *_ in training_sets(config.data)),
       *(config.eval.sets if config.eval.period else ())))):
     return 'named sets have columns of their own'
+  if name in ('eval.greedy', 'eval.top_k', 'eval.top_p') and not any(
+      datasets.decoding(source, config.eval.samples, config.eval.temperature)[1]
+      for source in config.eval.sets):
+    return 'all of config.eval.sets are decoded greedily'
+  if (name in ('method.reg.delta_entropy', 'method.reg.entropy_tolerance')
+      and config.method.reg.region in WITHOUT_ENTROPY):
+    return (f'config.method.reg.region={config.method.reg.region} looks at no '
+            'change of entropy')
   if name.startswith('method.'):  # its fields are in no table
     off = (('method.reg.region', 'none'), ('method.reg.penalty', 'none'),
            ('method.reg.coef', 0), ('method.reference.coef', 0))

@@ -1,7 +1,9 @@
 """Bad configs are refused in a line that names the field."""
 
 import contextlib
+import types
 
+import numpy as np
 import pytest
 
 from configs import base
@@ -12,6 +14,7 @@ from tepo_jax import errors
 from tepo_jax import grading
 from tepo_jax.job import configuration
 from tepo_jax.learning import behaviour
+from tepo_jax.learning import objective
 from tepo_jax.learning import optimizer
 from tepo_jax.learning import packing
 from tepo_jax.policy import attention
@@ -275,6 +278,13 @@ INERT = [
     ({'method.reg.coef': 0.0}, 'method.reg.penalty', 'config.method.reg.coef'),
     ({'method.reg.coef': 0.0}, 'method.reg.region', 'config.method.reg.coef'),
     ({}, 'method.reference.period', 'config.method.reference.coef is 0'),
+    ({'method.reg.region': 'all'}, 'method.reg.entropy_tolerance',
+     'region=all looks at no change of entropy'),
+    ({'method.reg.region': 'all'}, 'method.reg.delta_entropy', 'region=all'),
+    ({'eval.samples': 1, 'eval.temperature': 0.0}, 'eval.top_p', 'greedily'),
+    ({'eval.samples': 1, 'eval.temperature': 0.0}, 'eval.greedy', 'greedily'),
+    ({'model': 'x', 'eval.samples': None, 'eval.temperature': None,
+      'eval.sets': ('math500',)}, 'eval.top_k', 'greedily'),
     ({'rollout.dynamic_sampling': 'off'}, 'rollout.mixed',
      'config.rollout.dynamic_sampling'),
 ]
@@ -297,9 +307,24 @@ def test_override_with_effect_is_not_refused():
   config.rollout.overlong_buffer = 8
   configuration.check(config, [
       'rollout.overlong_buffer', 'rollout.overlong_factor', 'eval.samples',
-      'rollout.max_generation_batches', 'method.reg.coef', 'pretrain.d_model'])
+      'rollout.max_generation_batches', 'method.reg.coef', 'pretrain.d_model',
+      'method.reg.entropy_tolerance', 'eval.top_p', 'eval.greedy'])
   config.eval.period = 0
   configuration.check(config, ['eval.period'])
+
+
+@pytest.mark.parametrize('region', objective.REGIONS)
+def test_the_regions_that_look_at_no_change_of_entropy(region):
+  ones_BT = np.ones((1, 2), np.float32)
+  x = types.SimpleNamespace(
+      mask_BT=ones_BT > 0, logp_BT=-ones_BT, advantage_BT=np.array([[1, -1]]))
+  choice = objective.REGIONS[region]
+  if region == 'top_covariance':
+    choice = choice.bind({'fraction': 0.5})
+  falling, rising = (np.asarray(choice(x, change_BT))
+                     for change_BT in (-ones_BT, ones_BT))
+  assert (falling == rising).all() == (
+      region in ('none', *configuration.WITHOUT_ENTROPY))
 
 
 @pytest.mark.parametrize('method', methods.methods(1e-3))

@@ -57,7 +57,8 @@ def table(number: str, runs: str, form: str) -> str:
     return text
   comment = '% ' if form == 'latex' else ''
   return '\n'.join([text, '', *(
-      comment + note for note in _notes(rows, columns, findings))])
+      comment + note for note in (
+          *_notes(rows, columns, findings), *_numbers(lines, columns)))])
 
 
 def audited() -> str:
@@ -86,6 +87,14 @@ def _audited(number, runs):
   marks = {(f.row, f.column): '*' for f in findings}
   return rows, columns, findings, tables.compared(
       rows, paper.COLUMNS, paper.GRADED, runs, marks)
+
+
+def _numbers(lines, columns):
+  if any('(n=' in cell.mark for line in lines for cell in line.cells):
+    papers = ', '.join(f'{name} {n}' for name, n in columns.items())
+    yield (f'(n=...): over so many samples. The paper\'s cells are over: '
+           f'{papers}, {tables.AVERAGE} {paper.GRADED}. Its Omni-Math is a part '
+           'of the hub\'s: --config.eval.sets="(..., \'omni_math:FILE\', ...)".')
 
 
 def _rows(number):

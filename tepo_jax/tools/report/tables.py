@@ -54,7 +54,8 @@ def compared(rows: Sequence[Any], columns: Mapping[str, tuple[str, int]],
              graded: int, runs: str | os.PathLike | None,
              marks: Mapping[tuple[str, str | None], str]) -> list[Line]:
   """Returns the paper's line of each row, followed by ours unless `runs` is
-  None.
+  None; a cell of ours that is over another number of samples has the mark
+  (n=NUMBER).
 
   Args:
     rows, columns, graded: as in configs/paper.py.
@@ -69,8 +70,8 @@ def compared(rows: Sequence[Any], columns: Mapping[str, tuple[str, int]],
         for (column, samples), value in zip(
             graded_columns, (*row.cells, row.average))), panel=row.panel))
     if runs is not None and not row.is_change:
-      lines.append(Line('ours', _ours(row, columns, files.path(runs)), True,
-                        row.panel))
+      lines.append(Line('ours', _ours(row, columns, graded, files.path(runs)),
+                        True, row.panel))
   return lines
 
 
@@ -82,7 +83,7 @@ def _papers(value, samples, is_change, mark):
   return Cell(value, value - half, value + half, mark=mark)
 
 
-def _ours(row, columns, runs):
+def _ours(row, columns, graded, runs):
   """Returns cells over the row's seeds, empty until all are evaluated."""
   paths = [runs / run_name(row, seed) / EVALUATION / results_lib.RESULTS
            for seed in (row.seeds if row.method else row.seeds[:1])]
@@ -94,24 +95,42 @@ def _ours(row, columns, runs):
       found.append(json.loads(path.read_text()))
     except (OSError, ValueError) as error:
       raise errors.InputError(f'{path}: {error}') from error
-  return (*(_mean([_set_cell(one, name) for one in found]) for name in columns),
-          _mean([_average_cell(one, columns) for one in found]))
+  return (*(_mean([_set_cell(one, name, samples) for one in found])
+            for name, (_, samples) in columns.items()),
+          _mean([_average_cell(one, columns, graded) for one in found]))
 
 
-def _set_cell(results, column):
+def _set_cell(results, column, samples):
   for name in results['first_decodings']:
     if name.partition(':')[0].partition('/')[0] == column:
-      summary = results['sets'][name]
-      value = next(summary[key] for key in summary if key.startswith('avg@'))
-      return Cell(100 * value, 100 * summary['low'], 100 * summary['high'])
+      value, count = _accuracy(results['sets'][name])
+      return _cell(value, results['sets'][name], _number(count, (samples,)))
   return Cell(None)
 
 
-def _average_cell(results, columns):
-  if any(_set_cell(results, column).value is None for column in columns):
+def _average_cell(results, columns, graded):
+  if any(_set_cell(results, column, 0).value is None for column in columns):
     return Cell(None)
   low, high = results['avg_micro_interval']
-  return Cell(100 * results['avg_micro'], 100 * low, 100 * high)
+  count = sum(_accuracy(results['sets'][name])[1]
+              for name in results['first_decodings'])
+  # The paper counts twice what stands twice in a set; an evaluation does not.
+  return _cell(results['avg_micro'], {'low': low, 'high': high}, _number(
+      count, (graded, sum(samples for _, samples in columns.values()))))
+
+
+def _accuracy(summary):
+  """avg@k of a set, and the number of its samples."""
+  name = next(key for key in summary if key.startswith('avg@'))
+  return summary[name], int(name.removeprefix('avg@')) * summary['problems']
+
+
+def _number(count, papers):
+  return '' if count in papers else f' (n={count})'
+
+
+def _cell(value, ends, mark):
+  return Cell(100 * value, 100 * ends['low'], 100 * ends['high'], mark=mark)
 
 
 def _mean(cells):
@@ -119,7 +138,8 @@ def _mean(cells):
   problems, which is the same for all of them."""
   if any(cell.value is None for cell in cells):
     return Cell(None)
-  return Cell(*np.mean([(c.value, c.low, c.high) for c in cells], 0).tolist())
+  return Cell(*np.mean([(c.value, c.low, c.high) for c in cells], 0).tolist(),
+              mark=''.join(dict.fromkeys(cell.mark for cell in cells)))
 
 
 def _shown(cell):

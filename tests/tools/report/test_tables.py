@@ -114,12 +114,14 @@ TOY_ROWS = (
     paper.Row('d', 'Δ', 'm', 'tepo', (40.0, 40.0), 40.0, is_change=True))
 
 
-def _evaluated(runs, name, a, b):
+def _evaluated(runs, name, a, b, problems=25):
   folder = runs / name / tables.EVALUATION
   folder.mkdir(parents=True)
   (folder / 'results.json').write_text(json.dumps({
-      'sets': {'a:f.jsonl': {'avg@4': a, 'low': a - .1, 'high': a + .1},
-               'b/greedy': {'avg@1': b, 'low': b - .1, 'high': b + .1}},
+      'sets': {'a:f.jsonl': {'avg@4': a, 'low': a - .1, 'high': a + .1,
+                             'problems': problems},
+               'b/greedy': {'avg@1': b, 'low': b - .1, 'high': b + .1,
+                            'problems': 100}},
       'first_decodings': ['a:f.jsonl', 'b/greedy'],
       'avg_micro': (a + b) / 2,
       'avg_micro_interval': [(a + b) / 2 - .1, (a + b) / 2 + .1]}))
@@ -143,6 +145,26 @@ def test_our_line_follows_the_papers(tmp_path):
       '| ours | 60.00±10.00 | 40.00±10.00 | 50.00±10.00 |')
 
 
+def test_a_cell_over_other_samples_than_the_papers_says_so(tmp_path):
+  _evaluated(tmp_path, 'm_base', .5, .3, problems=20)
+  assert tables.markdown(_compared(tmp_path), 'AB').splitlines()[3] == (
+      '| ours | 50.00±10.00 (n=80) | 30.00±10.00 | 40.00±10.00 (n=180) |')
+  row = next(row for row in ROWS[3] if row.method and not row.is_change)
+  folder = tmp_path / tables.run_name(row, row.seeds[0]) / tables.EVALUATION
+  folder.mkdir(parents=True)
+  sets = {name: {'avg@1': .5, 'low': .4, 'high': .6, 'problems': samples}
+          for name, (_, samples) in paper.COLUMNS.items()}
+  for problems, said in ((2811, False), (4419, True)):
+    sets['omni_math']['problems'] = problems
+    (folder / 'results.json').write_text(json.dumps({
+        'sets': sets, 'first_decodings': list(sets), 'avg_micro': .5,
+        'avg_micro_interval': [.4, .6]}))
+    text = paper_tables.table('3', str(tmp_path), 'markdown')
+    assert ('50.00±10.00 (n=4419)' in text) == said, text
+    assert ('(n=10442)' in text) == said
+    assert ('OMNI-MATH 2811' in text) == said
+
+
 def test_a_table_without_any_result_is_one_line_and_the_commands(tmp_path):
   text = paper_tables.table('3', str(tmp_path), 'markdown')
   first, *lines, last = text.splitlines()
@@ -156,7 +178,7 @@ def test_a_table_without_any_result_is_one_line_and_the_commands(tmp_path):
   folder = tmp_path / tables.run_name(row, row.seeds[0]) / tables.EVALUATION
   folder.mkdir(parents=True)
   (folder / 'results.json').write_text(json.dumps({
-      'sets': {name: {'avg@1': .5, 'low': .4, 'high': .6}
+      'sets': {name: {'avg@1': .5, 'low': .4, 'high': .6, 'problems': 1}
                for name in paper.COLUMNS},
       'first_decodings': list(paper.COLUMNS), 'avg_micro': .5,
       'avg_micro_interval': [.4, .6]}))
