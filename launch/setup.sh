@@ -111,6 +111,7 @@ pip_install() {
 cuda_extra() {
   local driver
   [[ -z ${CUDA:-} ]] || { echo "cuda$CUDA"; return; }
+  if [[ -f .venv/.cuda ]]; then cat .venv/.cuda; return; fi
   driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader \
     2>/dev/null | head -n 1) || true
   [[ $driver =~ ^([0-9]+) ]] || fail "no NVIDIA driver (nvidia-smi) found;" \

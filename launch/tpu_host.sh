@@ -6,7 +6,7 @@
 #     progress, start ends with status 2, after 30 seconds of patience for one
 #     that is ending, and resume leaves it alone
 #   launch/tpu_host.sh mount BUCKET
-#     mounts the bucket as bucket/ with Google's gcsfuse
+#     mounts the bucket as bucket/ with Google's gcsfuse, in place of another
 #   launch/tpu_host.sh report|last|logs|stop
 #     report prints the program's state: running, stopped, its exit status,
 #     lost, if it left none since the host was restarted, or idle, if none was
@@ -62,9 +62,13 @@ mount_bucket() {
       | sudo tee /etc/apt/sources.list.d/gcsfuse.list >/dev/null
     launch/setup.sh apt gcsfuse
   fi
+  local mounted
+  mounted=$(findmnt -rno SOURCE "$PWD/bucket") || true
+  if [[ $mounted == "$1" && -d bucket/. ]]; then return; fi
+  # Another bucket, which fails while a program uses it, or one whose gcsfuse died.
+  [[ -z $mounted ]] || fusermount -u bucket
   mkdir -p bucket
-  mountpoint -q bucket \
-    || gcsfuse --implicit-dirs --rename-dir-limit=1000000 "$1" bucket
+  gcsfuse --implicit-dirs --rename-dir-limit=1000000 "$1" bucket
 }
 
 report() {

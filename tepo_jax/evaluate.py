@@ -112,14 +112,18 @@ def evaluate(config: ml_collections.ConfigDict, out: files.Path) -> None:
       processes.on_first(samples.flush)
       raise errors.Interrupted(
           'stopped by SIGTERM; the same command resumes') from None
-    if processes.is_first():
-      results = _results(evaluations, samples) | {results_lib.NATS: nats}
-      files.replace_text(
-          out / results_lib.RESULTS, json.dumps(results, indent=2) + '\n')
-      if evaluations:
-        print(results_lib.table(results))
-      for name, value in nats.items():
-        print(f'{name}: {value:.4f} nats per token')
+    # The others wait: of a large evaluation this may take minutes.
+    processes.on_first(_finish, out, evaluations, samples, nats)
+
+
+def _finish(out, evaluations, samples, nats):
+  results = _results(evaluations, samples) | {results_lib.NATS: nats}
+  files.replace_text(
+      out / results_lib.RESULTS, json.dumps(results, indent=2) + '\n')
+  if evaluations:
+    print(results_lib.table(results))
+  for name, value in nats.items():
+    print(f'{name}: {value:.4f} nats per token')
 
 
 def _checkpoint(config):

@@ -42,7 +42,7 @@ _WITH_TOOLS = ('plan', 'report', 'benchmark', 'mechanism', 'selftest')
 # on the devices, in one pass over each array: run without jit, they would need
 # several copies of the state.
 _EXECUTED_FROM = ('job', 'cli', 'tools', *_PROGRAMS)
-_JITTED_BELOW = ('runtime.checkpoint',)
+_JITTED_BELOW = ('runtime.digests',)
 
 
 def _modules() -> dict[str, ast.Module]:

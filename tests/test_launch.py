@@ -195,8 +195,11 @@ def test_setup_does_not_mix_cuda_versions(launch):
   assert done.stderr == ('launch/setup.sh: error: CUDA=12: .venv has cuda13: '
                          'remove .venv first\n')
   shutil.rmtree(launch.root / '.venv')
-  assert launch('setup.sh', 'gpu', CUDA='12').returncode == 0
-  assert launch.log()[-1].endswith(' jax[cuda12]==0.10.2')
+  for known in {'CUDA': '12'}, {'DRIVER': '590.48.01'}:
+    assert launch('setup.sh', 'gpu', SKIP_SELFTEST='1', **known).returncode == 0
+    assert launch.log()[-1].endswith(' jax[cuda12]==0.10.2')
+    with (launch.root / 'requirements.txt').open('a') as file:
+      file.write('# changed\n')
 
 
 def test_setup_without_venv_says_what_to_do(launch):

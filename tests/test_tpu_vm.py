@@ -667,21 +667,24 @@ def test_setup_mounts_the_bucket(launch, tpu):
   for name, text in {
       'curl': 'echo key', 'lsb_release': 'echo jammy',
       'tee': 'cat >"$STUBS/$$"',
-      'mountpoint': '[[ -e $STUBS/mounted ]]',
+      'findmnt': 'cat "$STUBS/mounted" 2>/dev/null',
+      'fusermount': 'echo "fusermount $*" >>"$STUBS/log"; rm "$STUBS/mounted"',
       'apt-get': 'echo "apt-get $*" >>"$STUBS/log"; [[ $* != *install* ]] || '
                  'mv "$STUBS/fuse" "$STUBS/gcsfuse"',
-      'fuse': 'echo "gcsfuse $*" >>"$STUBS/log"; touch "$STUBS/mounted"'
+      'fuse': 'echo "gcsfuse $*" >>"$STUBS/log"; echo "$3" >"$STUBS/mounted"'
   }.items():
     (launch.stubs / name).write_text(f'#!/bin/bash\n{text}\n')
     (launch.stubs / name).chmod(0o755)
   assert tpu('create').returncode == 0
-  for _ in range(2):
-    done = tpu('setup', BUCKET='b')
+  for bucket in 'b', 'b', 'other':
+    done = tpu('setup', BUCKET=bucket)
     assert done.returncode == 0, done.stderr
   assert launch.log() == [
       'apt-get update -qq',
       'apt-get -o DPkg::Lock::Timeout=600 install -y -qq gcsfuse',
-      'gcsfuse --implicit-dirs --rename-dir-limit=1000000 b bucket']
+      'gcsfuse --implicit-dirs --rename-dir-limit=1000000 b bucket',
+      'fusermount -u bucket',
+      'gcsfuse --implicit-dirs --rename-dir-limit=1000000 other bucket']
 
 
 def test_a_host_whose_setup_fails_is_tried_again(launch, tpu):

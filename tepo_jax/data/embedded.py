@@ -93,8 +93,12 @@ def problems(name: str, split: str, count: int, seed: int = 0
   rng = random.Random(f'{split}/{seed}')
   drawn = {}
   for i in range(count):
-    problem = _fresh(rng, name.partition(':')[0], levels[i % len(levels)],
-                     split, drawn)
+    level = levels[i % len(levels)]
+    problem = _fresh(rng, name.partition(':')[0], level, split, drawn)
+    if problem is None:
+      raise errors.InputError(
+          f'{name}: level {level} has too few problems for {count:,} of the '
+          f'split {split}: set a limit, of {len(drawn):,} at most')
     drawn[problem.problem] = problem
   return list(drawn.values())
 
@@ -119,7 +123,7 @@ def _fresh(rng, name, level, split, drawn):
     if is_test == (split == 'test') and text not in drawn:
       return problem_lib.Problem(f'{name}/{digest[:16]}', source=name,
                                  level=str(level), **fields)
-  raise errors.InputError(f'{name}: level {level} has too few problems')
+  return None
 
 
 def build_tokenizer(name: str, directory: str | pathlib.Path) -> None:

@@ -17,6 +17,7 @@ from tepo_jax.job import evaluation
 from tepo_jax.job import prompt_sets
 from tepo_jax.job import provenance
 from tepo_jax.job import texts as texts_lib
+from tepo_jax.policy.huggingface import hub
 from tepo_jax.rollout import groups as groups_lib
 from tepo_jax.runtime import files
 
@@ -57,15 +58,23 @@ def of_start(config: ml_collections.ConfigDict) -> dict[str, Any]:
 
 
 def of_model(folder: str | os.PathLike) -> dict[str, Any]:
-  """The model's small files, and blocks of those with weights; {} for a folder
-  in a bucket, which all processes read, and one that has yet to be made."""
+  """The model's small files, and blocks of those with weights, or what a
+  bucket says of them; {} for a folder that has yet to be made."""
   folder = files.path(folder)
-  if files.is_remote(folder) or not folder.is_dir():
+  if not folder.is_dir():
     return {}
-  return {'the model\'s configuration and tokenizer': provenance.file_digests(
-      str(folder)), 'the model\'s weights': {
-          path.name: _sampled_digest(path)
-          for path in sorted(folder.glob('*.safetensors'))}}
+  if files.is_remote(folder):
+    sums = files.checksums(folder)
+    small = {name: sums[name] for name in sorted(sums)
+             if name in hub.TOKENIZER_FILES}
+    weights = {name: sums[name] for name in sorted(sums)
+               if name.endswith('.safetensors')}
+  else:
+    small = provenance.file_digests(str(folder))
+    weights = {path.name: _sampled_digest(path)
+               for path in sorted(folder.glob('*.safetensors'))}
+  return {'the model\'s configuration and tokenizer': small,
+          'the model\'s weights': weights}
 
 
 def data_sets(training: Mapping[str, Sequence[groups_lib.Prompt]],

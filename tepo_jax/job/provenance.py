@@ -7,7 +7,7 @@ compare them. Found are
   the tokenizer's files (BLAKE2b);
 - with LoRA, whose frozen weights come from the folder at every start, a single
   changed weight, and any other change with a probability of 1 − 2^-32 per array
-  (see `checkpoint.digests`). The weights are compared as they are loaded, in
+  (see `digests.compute`). The weights are compared as they are loaded, in
   float32, on the devices, which costs no second reading: files that are split
   or typed otherwise but hold the same numbers are the same model.
 
@@ -29,7 +29,7 @@ from tepo_jax.policy import padding as padding_lib
 from tepo_jax.policy import transformer
 from tepo_jax.policy.huggingface import hub
 from tepo_jax.policy.huggingface import weights
-from tepo_jax.runtime import checkpoint
+from tepo_jax.runtime import digests
 from tepo_jax.runtime import files
 from tepo_jax.runtime import mesh as mesh_lib
 
@@ -77,7 +77,7 @@ def file_digests(folder: str) -> dict[str, str]:
 def weight_digests(model: transformer.ModelConfig, params: Any
                    ) -> dict[str, int]:
   """Digests of complete fp32 weights on any mesh, by the files' names."""
-  found = checkpoint.digests(params, padding_lib.unpadded(model, params))
+  found = digests.compute(params, padding_lib.unpadded(model, params))
   return {_NAMES[path].replace('{}', '*'): digest
           for path, digest in found.items()}
 

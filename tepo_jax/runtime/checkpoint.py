@@ -10,7 +10,6 @@ arrays then go there without passing a disk. A run on a CPU waits for each save
 
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
-import functools
 import itertools
 import operator
 import os
@@ -20,12 +19,13 @@ import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from tepo_jax import errors
+from tepo_jax.runtime import buckets
+from tepo_jax.runtime import digests
 from tepo_jax.runtime import disk
 from tepo_jax.runtime import files
 from tepo_jax.runtime import host
@@ -41,9 +41,10 @@ Check = Callable[[str, dict[str, Any]], None]  # (where, extra)
 _NO_CHECK: Check = lambda *_: None
 
 # In tensorstore's errors if a bucket refuses, or does not answer.
-_REFUSED = re.compile('PERMISSION_DENIED|UNAUTHENTICATED')
-_SILENT = re.compile(
-    'UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED: .*HTTP')
+_UNREACHABLE = {
+    'PERMISSION_DENIED|UNAUTHENTICATED': buckets.BucketError,
+    'UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED: .*HTTP':
+        buckets.SilentBucketError}
 
 
 class DamagedError(errors.InputError):
@@ -79,7 +80,7 @@ class Checkpointer:
           str(self._directory), options=options, item_handlers={
               'state': ocp.StandardCheckpointHandler(),
               'extra': ocp.JsonCheckpointHandler()})
-    except files.BucketError:
+    except buckets.BucketError:
       raise
     except OSError as error:
       raise errors.InputError(
@@ -114,7 +115,7 @@ class Checkpointer:
           args=ocp.args.Composite(
               state=ocp.args.StandardSave(state),
               extra=ocp.args.JsonSave({
-                  'extra': extra, 'digests': digests(state),
+                  'extra': extra, 'digests': digests.compute(state),
                   'unpadded': {name: list(shape)
                                for name, shape in unpadded.items()}})))
 
@@ -147,8 +148,7 @@ class Checkpointer:
       wanted = '' if step is None else f' of step {step}'
       raise errors.InputError(
           f'no checkpoint{wanted} in {self._directory} (it has: {steps})')
-    where, damage = f'checkpoint {self._directory}/{step}', None
-    refused = False
+    where, damage, refused = f'checkpoint {self._directory}/{step}', None, False
     # The manager's own restore lets all processes wait for each other at its
     # end, which one with an error does not reach.
     folder = self._manager.directory / str(step)
@@ -180,10 +180,7 @@ class Checkpointer:
     if processes.any_of(damage is not None):
       kind = errors.RunError if processes.any_of(refused) else DamagedError
       raise kind(damage or f'{where}: another process cannot read it')
-    shapes = {name: array.shape for name, array in _named(saved.tree).items()}
-    for name, digest in digests(state, shapes).items():
-      if found.get(name) != digest:
-        raise DamagedError(f'{where}: {name} differs from what was saved')
+    _check_digests(where, saved.tree, state, found)
     return state if part is None else state[part], extra
 
   def restore_last_good(
@@ -316,7 +313,7 @@ def _kept(keep, keep_every):
 
 def _check_arrays(where, saved, abstract_state, unpadded, was_unpadded) -> None:
   """Refuses arrays of other names, shapes or dtypes; Orbax would cast."""
-  there, here = _named(saved), _named(abstract_state)
+  there, here = digests.named(saved), digests.named(abstract_state)
   for name in sorted(there.keys() ^ here.keys()):
     but = 'not in it' if name in here else 'in it, but not in this run'
     raise errors.InputError(f'{where}: {name} is {but}')
@@ -329,69 +326,23 @@ def _check_arrays(where, saved, abstract_state, unpadded, was_unpadded) -> None:
           f'{where}: {name} is {there_is} in it, {here_is} in this run')
 
 
+def _check_digests(where, saved, state, found):
+  shapes = {name: array.shape for name, array in digests.named(saved).items()}
+  for name, digest in digests.compute(state, shapes).items():
+    if found.get(name) != digest:
+      raise DamagedError(f'{where}: {name} differs from what was saved')
+
+
 def _signature(dtype, shape) -> str:
   return f'{np.dtype(dtype).name}{list(shape)}'
-
-
-def _named(tree) -> dict[str, Any]:
-  """The leaves by their path: 'params/w'."""
-  return {
-      jax.tree_util.keystr(path, simple=True, separator='/'): leaf
-      for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
-
-
-def digests(tree: Any, shapes: Mapping[str, tuple[int, ...]] = _NONE
-            ) -> dict[str, int]:
-  """A digest of each array's bits, by the array's path ('params/w').
-
-  It does not depend on the sharding. A single changed element always changes
-  it; any other change does with a probability of 1 − 2^-32. One program
-  computes them all: on a CPU, many small programs with collectives can
-  deadlock.
-
-  Args:
-    shapes: of the arrays that are padded with zeros or cut, by path: their
-      shapes otherwise.
-  """
-  named = _named(tree)
-  sizes = tuple(tuple(shapes.get(name, np.shape(x)))
-                for name, x in named.items())
-  return dict(zip(named, map(int, jax.device_get(
-      _digest_all(list(named.values()), sizes)))))
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _digest_all(arrays, shapes) -> list[jax.Array]:
-  return list(map(_digest, arrays, shapes))
-
-
-def _digest(x, shape) -> jax.Array:
-  """Σ_i m_i · bits(x_i) mod 2^32 with odd m_i: uint32.
-
-  Independent of the sharding, as the order of a sum mod 2^32 is irrelevant; a
-  single changed element always changes it. i numbers the elements of an array
-  of `shape`; x may be padded or cut at its ends relative to it, as zeros add
-  nothing.
-  """
-  x = jnp.atleast_1d(jnp.asarray(x))
-  bits = jax.lax.bitcast_convert_type(x, f'uint{8 * x.dtype.itemsize}')
-  index = jnp.zeros(x.shape, jnp.uint32)
-  for axis, size in enumerate(shape or (1,)):
-    index = index * jnp.uint32(size) + jax.lax.broadcasted_iota(
-        jnp.uint32, x.shape, axis)
-  # Knuth's multiplier: 2^32 / golden ratio.
-  scrambled = (index + 1) * jnp.uint32(2654435761)
-  odd = scrambled ^ (scrambled >> 15) | 1
-  return jnp.sum(bits.astype(jnp.uint32) * odd, dtype=jnp.uint32)
 
 
 def _damage(where, error):
   """What an error says of the files; raises if it says nothing of them."""
   reason = _reason(error)
-  if _SILENT.search(str(error)):
-    raise files.SilentBucketError(f'{where}: {reason}') from error
-  if _REFUSED.search(str(error)):
-    raise files.BucketError(f'{where}: {reason}') from error
+  for pattern, kind in _UNREACHABLE.items():
+    if re.search(pattern, str(error)):
+      raise kind(f'{where}: {reason}') from error
   what = 'read' if disk.refused(error) else 'restored'
   return f'{where} cannot be {what}: {reason}'
 

@@ -22,6 +22,7 @@ import threading
 import time
 
 from tepo_jax import errors
+from tepo_jax.runtime import buckets
 from tepo_jax.runtime import disk
 from tepo_jax.runtime import files
 
@@ -40,7 +41,7 @@ class FolderLock:
 
   def __init__(self, folder: str | os.PathLike):
     self._folder = files.path(folder).absolute()
-    kind = files.VersionedObject if files.is_remote(folder) else _DiskFile
+    kind = buckets.VersionedObject if files.is_remote(folder) else _DiskFile
     self._file = kind(self._folder / FILE)
     self._mine = json.dumps({
         'host': socket.gethostname(), 'process': os.getpid(),
@@ -109,7 +110,7 @@ class _Found:
 
 class _DiskFile:
   """The lock on a disk, perhaps another machine's. Its methods are those of
-  files.VersionedObject."""
+  buckets.VersionedObject."""
 
   def __init__(self, path: pathlib.Path):
     self.path = path

@@ -20,7 +20,7 @@ from jax.experimental import multihost_utils
 import numpy as np
 
 from tepo_jax import errors
-from tepo_jax.runtime import files
+from tepo_jax.runtime import buckets
 from tepo_jax.runtime import interrupts
 from tepo_jax.runtime import joining
 
@@ -237,7 +237,7 @@ def ending_together() -> Iterator[None]:
   """
   try:
     yield
-  except files.BucketError as error:
+  except buckets.BucketError as error:
     if jax.process_count() == 1:
       raise
     errors.note(f'error: process {jax.process_index()}: {error}')
@@ -272,7 +272,7 @@ def _lost(error: BaseException | None) -> str | None:
   names a bucket came of that.
   """
   while error is not None:
-    if _GONE.search(str(error)) and files.SCHEME not in str(error):
+    if _GONE.search(str(error)) and buckets.SCHEME not in str(error):
       return errors.one_line(error)[:200]
     error = error.__cause__ or error.__context__
   return None

@@ -7,6 +7,7 @@ import pytest
 from configs import smollm2
 from tepo_jax import errors
 from tepo_jax import grading
+from tepo_jax.data import datasets
 from tepo_jax.data import embedded
 from tepo_jax.data import prompts
 from tepo_jax.job import configuration
@@ -18,6 +19,14 @@ def test_a_thousand_problems_are_held_out(name):
       name, 'train', smollm2.get_config(name).data.limit)
   test = embedded.problems(name, 'test', 1000)
   assert not {p.problem for p in train} & {p.problem for p in test}
+
+
+def test_too_few_problems_are_refused_with_their_number():
+  with pytest.raises(errors.InputError, match='sums: level 1 has too few '
+                     'problems for 10,000 .* test: set a limit, of ') as error:
+    datasets.load('sums', 'test')
+  most = int(str(error.value).split('of ')[-1].split(' ')[0].replace(',', ''))
+  assert len(datasets.load('sums', 'test', most)) == most
 
 
 def test_own_problems_are_asked_with_examples_and_not_evaluated():

@@ -20,6 +20,7 @@ import pytest
 from tepo_jax import cli
 from tepo_jax import errors
 from tepo_jax.runtime import checkpoint
+from tepo_jax.runtime import digests
 from tepo_jax.runtime import mesh as mesh_lib
 from tests import jobs
 
@@ -139,8 +140,8 @@ def test_a_changed_bit_is_found(tmp_path, place, monkeypatch):
     node[last] = jnp.asarray(bits)
     return state
 
-  honest = checkpoint.digests
-  monkeypatch.setattr(checkpoint, 'digests', lambda tree: honest(_state(2)))
+  honest = digests.compute
+  monkeypatch.setattr(digests, 'compute', lambda tree: honest(_state(2)))
   checkpointer = checkpoint.Checkpointer(tmp_path)
   checkpointer.save(2, flipped(_state(2)), {})
   checkpointer.wait()
@@ -159,20 +160,20 @@ def test_the_digest_is_a_sum_over_bits():
   first, second = k, 2 * k % 2 ** 32
   odd = [(m ^ (m >> 15)) | 1 for m in (first, second)]
   want = (0x3f800000 * odd[0] + 0x40000000 * odd[1]) % 2 ** 32
-  assert checkpoint.digests({'x': jnp.array([1.0, 2.0])}) == {'x': want}
+  assert digests.compute({'x': jnp.array([1.0, 2.0])}) == {'x': want}
   w = np.random.default_rng(0).normal(size=(8, 12)).astype(np.float32)
-  seen = {checkpoint.digests({'w': w})['w']}
+  seen = {digests.compute({'w': w})['w']}
   for bit in range(32):
     changed = w.copy()
     changed.view(np.uint32)[3, 5] ^= np.uint32(1 << bit)
-    seen.add(checkpoint.digests({'w': changed})['w'])
-  seen.add(checkpoint.digests({'w': w[::-1].copy()})['w'])
+    seen.add(digests.compute({'w': changed})['w'])
+  seen.add(digests.compute({'w': w[::-1].copy()})['w'])
   assert len(seen) == 34
   sharding = mesh_lib.shardings(
       mesh_lib.make({'data': 1, 'fsdp': 2, 'tensor': 2}),
       {'w': ('embed', 'mlp')})
-  assert checkpoint.digests(jax.device_put({'w': w}, sharding)) == (
-      checkpoint.digests({'w': w}))
+  assert digests.compute(jax.device_put({'w': w}, sharding)) == (
+      digests.compute({'w': w}))
 
 
 def test_restores_the_last_undamaged_step(tmp_path, capsys):
@@ -409,6 +410,7 @@ import os, signal, sys, threading
 import jax.numpy as jnp
 from tepo_jax import cli
 from tepo_jax.runtime import checkpoint
+from tepo_jax.runtime import digests
 cli.quiet()
 c = checkpoint.Checkpointer(sys.argv[1])
 c.save(1, {'w': jnp.full((3_000_000,), 1.0)}, {'cursor': 1})
@@ -451,6 +453,7 @@ import os, resource, sys
 import jax.numpy as jnp
 from tepo_jax import cli, errors
 from tepo_jax.runtime import checkpoint
+from tepo_jax.runtime import digests
 cli.quiet()
 c = checkpoint.Checkpointer(sys.argv[1])
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -562,6 +565,7 @@ import sys
 import jax.numpy as jnp
 from tepo_jax import cli, errors
 from tepo_jax.runtime import checkpoint
+from tepo_jax.runtime import digests
 cli.quiet()
 c = checkpoint.Checkpointer(sys.argv[1])
 for step in range(1, 7):

@@ -12,6 +12,7 @@ import pytest
 
 from tepo_jax import errors
 from tepo_jax.job import exits
+from tepo_jax.runtime import buckets
 from tepo_jax.runtime import files
 from tests import runs
 
@@ -133,6 +134,19 @@ def test_a_folder_is_uploaded_and_an_interrupted_upload_is_finished(folder):
   assert _names(out) == ['config.json', 'part']
 
 
+def test_what_an_interrupted_upload_left_is_discarded(folder):
+  out = folder / 'hf'
+  out.mkdir(exist_ok=True)
+  (out / 'model.safetensors').write_text('old')
+  if not files.is_remote(out):
+    return
+  files.discard_unfinished(out)  # this one is no upload's
+  files.reserve(out)
+  assert _names(out) == ['model.safetensors', 'upload.unfinished']
+  files.discard_unfinished(out)
+  assert _names(out) == ['upload.unfinished']
+
+
 def test_two_processes_upload_to_one_folder(folder, monkeypatch):
   """One ends while the other has begun."""
   out, reserve = folder / 'profile', files.reserve
@@ -173,7 +187,7 @@ def test_a_range_of_bytes(bucket_server):
 
 
 def test_of_two_writers_one_replaces_a_version(bucket_server):
-  found = files.VersionedObject(files.path('gs://lab/version'))
+  found = buckets.VersionedObject(files.path('gs://lab/version'))
   assert found.read() is None
   assert found.replace(None, 'é')
   assert not found.replace(None, 'b')
@@ -189,7 +203,7 @@ def test_of_two_writers_one_replaces_a_version(bucket_server):
 def test_a_bucket_that_does_not_take_files(bucket_server, bucket, said):
   path = files.path(f'gs://{bucket}/run/x')
   for write in (path.write_text, files.GrowingFile(path).append,
-                functools.partial(files.VersionedObject(path).replace, None)):
+                functools.partial(buckets.VersionedObject(path).replace, None)):
     with pytest.raises(errors.InputError) as error:
       write('x')
     assert exits.outcome(error.value)[0] == 2
@@ -201,7 +215,7 @@ def test_a_bucket_that_does_not_answer_is_not_a_missing_file(bucket_server):
   path = files.path('gs://closed/run/x')
   for read in (path.exists, path.is_dir, path.read_bytes, path.stat,
                lambda: list(path.iterdir())):
-    with pytest.raises(files.BucketError, match='gs://closed.*no permission'):
+    with pytest.raises(buckets.BucketError, match='gs://closed.*no permission'):
       read()
 
 
@@ -221,9 +235,9 @@ def test_no_bucket_at_all(tmp_path):
             'import asyncio\n'
             'async def at_once(_): pass\n'
             'retry.asyncio.sleep = at_once\n'
-            'from tepo_jax.runtime import files\n'
+            'from tepo_jax.runtime import buckets, files\n'
             'try: files.path("gs://lab/x").exists()\n'
-            'except files.BucketError as raised: print(error := raised)\n'
+            'except buckets.BucketError as raised: print(error := raised)\n'
             'from tepo_jax.job import exits\n'
             'print(exits.outcome(error)[0])\n')
     done = subprocess.run(

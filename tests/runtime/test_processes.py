@@ -171,8 +171,11 @@ def test_a_killed_process_ends_the_other(lost):
 
 @pytest.mark.parametrize('how, status, said', [
     ('raise ValueError("of its own")', 1, 'ValueError: of its own'),
-    ('from tepo_jax.runtime import files; '
-     'raise files.BucketError("gs://b/x: connection reset")', 2,
+    ('from tepo_jax.runtime import buckets; '
+     'raise buckets.BucketError("gs://b/x: no permission")', 2,
+     'error: process 0: gs://b/x: no permission\n'),
+    ('from tepo_jax.runtime import buckets; '
+     'raise buckets.SilentBucketError("gs://b/x: connection reset")', 3,
      'error: process 0: gs://b/x: connection reset\n')])
 def test_a_failing_process_ends_the_other_and_reports_why(how, status, said):
   program = _LOSE.format(how=how)

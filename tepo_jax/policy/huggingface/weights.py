@@ -310,6 +310,8 @@ def atomic_folder(directory) -> Iterator[pathlib.Path]:
   if not files.is_free(directory):
     raise errors.InputError(f'{directory}: exists and is not empty')
   if files.is_remote(directory):
+    if jax.process_index() == 0:  # a shard may have a name that no one replaces
+      files.discard_unfinished(directory)
     with (files.local_folder(directory) if jax.process_index() == 0
           else contextlib.nullcontext(pathlib.Path(directory.name))) as partial:
       yield partial
@@ -363,7 +365,7 @@ def load_tokenizer(directory):
       tokenizer = transformers.AutoTokenizer.from_pretrained(
           local, trust_remote_code=False, local_files_only=True)
       tokenizer_checks.check(tokenizer, local, str(directory))
-  except (files.BucketError, errors.InputError):
+  except errors.InputError:
     raise
   except Exception as error:  # transformers passes on any parser's error
     raise errors.InputError(

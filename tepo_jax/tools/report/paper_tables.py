@@ -92,9 +92,9 @@ def _audited(number, runs):
 def _numbers(lines, columns):
   if any('(n=' in cell.mark for line in lines for cell in line.cells):
     papers = ', '.join(f'{name} {n}' for name, n in columns.items())
-    yield (f'(n=...): over so many samples. The paper\'s cells are over: '
-           f'{papers}, {tables.AVERAGE} {paper.GRADED}. Its Omni-Math is a part '
-           'of the hub\'s: --config.eval.sets="(..., \'omni_math:FILE\', ...)".')
+    yield ('(n=...): over so many samples. The paper\'s cells are over: '
+           f'{papers}, {tables.AVERAGE} {paper.GRADED}. Its Omni-Math is a '
+           'part of the hub\'s: give a file, as tepo_jax/data/README.md says.')
 
 
 def _rows(number):

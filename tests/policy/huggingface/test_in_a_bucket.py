@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tepo_jax import errors
+from tepo_jax.job import facts
 from tepo_jax.policy import transformer
 from tepo_jax.policy.huggingface import weights
 from tepo_jax.runtime import files
@@ -55,6 +56,30 @@ def test_loading_reads_each_byte_once(folder, remote, bucket_server, shape):
   size = (folder / 'model.safetensors').stat().st_size
   # Vectors are read again by each device that holds a part of them.
   assert size <= _bytes_read(bucket_server) < 1.1 * size
+
+
+def test_an_export_replaces_all_of_an_interrupted_one(folder, remote):
+  files.reserve(remote)
+  (remote / 'adapter_config.json').write_text('{}')
+  model, params = weights.load(folder, 'float32')
+  weights.save(str(remote), model, params)
+  assert sorted(path.name for path in remote.iterdir()) == [
+      'config.json', 'model.safetensors']
+
+
+def test_other_weights_in_a_bucket_are_seen(folder, remote):
+  before = facts.of_model(str(remote))
+  assert facts.of_model(str(remote)) == before
+  file = remote / 'model.safetensors'
+  data = bytearray(file.read_bytes())
+  data[-1] ^= 1
+  file.write_bytes(bytes(data))
+  assert {name for name, value in facts.of_model(str(remote)).items()
+          if value != before[name]} == {'the model\'s weights'}
+  (remote / 'config.json').write_text('{}')
+  assert facts.of_model(str(remote))[
+      'the model\'s configuration and tokenizer'] != before[
+          'the model\'s configuration and tokenizer']
 
 
 _LOAD = """
