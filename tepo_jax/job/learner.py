@@ -205,7 +205,8 @@ class Learner:
     batch = self.to_batch(groups, reward_B, method.estimator)
     members = self._split(batch)
     packed, minibatches, old = self._score(
-        batch, members, programs.rate_share(step))
+        batch, members, rate_share=programs.rate_share(step),
+        scored_at=np.int32(mesh_lib.to_host(self.state.step)))
     old_params = None
     if old and sum(p.used for p in packed) > programs.old_states.shape[1]:
       old = []  # frees the hidden states, which are not complete
@@ -244,7 +245,7 @@ class Learner:
     every_one = np.arange(len(batch.mask_BT)).reshape(-1, size)
     return [mine for mine in every_one if batch.mask_BT[mine].any()]
 
-  def _score(self, batch, members, rate_share):
+  def _score(self, batch, members, **scalars):
     """The packed minibatches on the host; the same on the devices, scored
     exactly as they will be trained on; for an exact KL, π_old in each."""
     programs, params, base = self.programs, self.state.params, self.base()
@@ -254,7 +255,7 @@ class Learner:
         device=programs.old_states.sharding)
     for mine in members:  # the devices score one while the host packs the next
       packed.append(programs.pack(jax.tree.map(
-          lambda x: x[mine], batch)).replace(rate_share=rate_share))
+          lambda x: x[mine], batch)).replace(**scalars))
       minibatch = mesh_lib.put(packed[-1], programs.minibatch_sharding)
       if states_RKSD is None:
         logp_BT, entropy_BT = programs.score(params, minibatch, *base)

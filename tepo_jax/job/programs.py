@@ -291,7 +291,8 @@ def _abstract_minibatch(config, policy_loss, pack, sharding, share):
       nothing_BS, nothing_BS, zeros_BT, zeros_B, *3 * [zeros_BT],
       None if config.train.behaviour.weight == 'off' else zeros_BT)).replace(
           reference_logp_BT=zeros_BT if policy_loss.needs_reference else None,
-          rate_share=None if share is None else np.float32(1))
+          rate_share=None if share is None else np.float32(1),
+          scored_at=np.int32(0))
   return jax.tree.map(lambda sharding, part: jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
       part), sharding, packed)

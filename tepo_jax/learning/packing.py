@@ -82,6 +82,8 @@ class Minibatch:
   rows: arrays [M, R, S].
   rate_share: float32 scalar, the update's share of the learning rate
     (`optimizer.share`); None: 1.
+  scored_at: int32 scalar, the number of updates (`TrainState.step`) that made
+    π_old: a policy of so many updates is π_old. None: not known.
   """
   mask_BT: jax.Array | np.ndarray
   advantage_B: jax.Array | np.ndarray
@@ -95,6 +97,7 @@ class Minibatch:
   behaviour_BT: jax.Array | np.ndarray | None = None
   reference_logp_BT: jax.Array | np.ndarray | None = None
   rate_share: jax.Array | np.float32 | None = None
+  scored_at: jax.Array | np.int32 | None = None
 
 
 def make(mode: str, *, prompt_tokens: int, max_tokens: int, samples: int,

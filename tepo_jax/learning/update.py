@@ -13,7 +13,9 @@ and need not run its layers. `score_minibatch` and `train_step` share the
 forward pass and its shapes: until the weights move, w = 1, H − H° = 0 and
 KL(π_old ‖ π_old) = 0 exactly. This holds on CPUs, where tests check it. On an
 H200 in bfloat16 the two programs round differently: w from 0.988 to 1.005 was
-seen in the first update.
+seen in the first update. So that noise decides neither a clip nor a sign there,
+`train_step` takes its own ℓ and H as ℓ° and H° until the weights move
+(`Minibatch.scored_at`); the KL keeps the noise, 5e-5 nats.
 
 Axes: B completions of a minibatch · T tokens of a completion · M microbatches ·
 R rows of a microbatch · S columns of a row · C columns of scores · D model ·
@@ -22,6 +24,7 @@ K microbatches whose hidden states are kept.
 
 from collections.abc import Callable
 import dataclasses
+import functools
 from typing import Any
 
 import flax.struct
@@ -195,11 +198,13 @@ def train_step(
     logp_BT, entropy_BT, _ = score_minibatch(
         scorer, state.params, minibatch)
     scores = scoring.Scores(logp_BT, entropy_BT)
-  statistics = policy_loss.statistics(tokens(minibatch, scores), rng)
+  seen = functools.partial(_from_old, minibatch.scored_at, state.step)
+  statistics = policy_loss.statistics(seen(tokens(minibatch, scores)), rng)
   loss, gradient, scores = loss_and_gradient(
-      scorer, policy_loss.partial, state.params, minibatch, statistics,
+      scorer, lambda x, statistics: policy_loss.partial(seen(x), statistics),
+      state.params, minibatch, statistics,
       old if policy_loss.needs_kl else None)
-  metrics = policy_loss.metrics(tokens(minibatch, scores), statistics)
+  metrics = policy_loss.metrics(seen(tokens(minibatch, scores)), statistics)
   state, update_metrics = _apply(
       optimizer, state, loss, gradient, minibatch.rate_share)
   return state, metrics | update_metrics
@@ -216,6 +221,16 @@ def tokens(minibatch: packing.Minibatch, scores: scoring.Scores | None
       advantage_BT=by_token(minibatch.advantage_B, minibatch.mask_BT),
       mask_BT=minibatch.mask_BT, behaviour_BT=minibatch.behaviour_BT,
       reference_logp_BT=minibatch.reference_logp_BT, **scored)
+
+
+def _from_old(scored_at, step, x):
+  """Tokens with ℓ° = ℓ and H° = H while the policy is π_old."""
+  if scored_at is None or x.logp_BT is None:
+    return x
+  is_old, new = scored_at == step, jax.lax.stop_gradient(x)
+  return x.replace(
+      old_logp_BT=jnp.where(is_old, new.logp_BT, x.old_logp_BT),
+      old_entropy_BT=jnp.where(is_old, new.entropy_BT, x.old_entropy_BT))
 
 
 def by_token(advantage_B, mask_BT):

@@ -100,6 +100,33 @@ def test_row(name, start):
   assert all(jax.tree.leaves(changed))
 
 
+@pytest.mark.parametrize('name', ['kl_cov', 'gspo_original', 'tepo'])
+def test_rounding_decides_nothing_until_the_weights_move(name, start):
+  """On GPUs scoring and update may round differently: ℓ° and H° get noise."""
+  before, exact = start
+  programs = programs_of(name)
+  noise_BT = 1e-2 * np.random.default_rng(0).normal(size=(ROWS, SLOTS)).astype(
+      np.float32)
+  noisy = exact.replace(old_logp_BT=exact.old_logp_BT + noise_BT,
+                        old_entropy_BT=exact.old_entropy_BT + noise_BT)
+
+  def first_two(batch):
+    state = programs.init_state(jax.tree.map(jax.numpy.array, before))
+    old = (programs.old_policy(state.params, batch)
+           if programs.policy_loss.needs_kl else None)
+    for index in range(2):
+      state, metrics = programs.train_step(
+          state, batch.replace(scored_at=np.int32(0)), jax.random.key(index),
+          old)
+      metrics.pop('kl_full', None)  # it keeps the noise
+      yield jax.device_get((state.params, metrics))
+
+  (first, second), (wanted, other) = first_two(noisy), first_two(exact)
+  jax.tree.map(np.testing.assert_array_equal, first, wanted)
+  assert first[1]['weight_min'] == first[1]['weight_max'] == 1
+  assert second[1]['kl_k3'] != other[1]['kl_k3']
+
+
 @functools.cache
 def _two_updates(name, shape):
   """How far two updates move the parameters, and the metrics of both.
