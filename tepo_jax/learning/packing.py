@@ -80,10 +80,8 @@ class Minibatch:
     None without one.
   used: int32 scalar, the number of microbatches that hold tokens; the first.
   rows: arrays [M, R, S].
-  rate_share: float32 scalar, the update's share of the learning rate
-    (`optimizer.share`); None: 1.
-  scored_at: int32 scalar, the number of updates (`TrainState.step`) that made
-    π_old: a policy of so many updates is π_old. None: not known.
+  rate_share: float32 scalar, of the learning rate (`optimizer.share`), or 1.
+  scored_at: int32 scalar, `TrainState.step` of π_old; None: not known.
   """
   mask_BT: jax.Array | np.ndarray
   advantage_B: jax.Array | np.ndarray
