@@ -76,8 +76,8 @@ FIELDS = dict(
            'clock; None: the day on which the run began'),
     max_prompt_tokens=F(2048, 'P; longer prompts are skipped and counted',
                         POSITIVE),
-    limit=F(int, 'first N problems of each set; None: all, of an embedded task '
-            '10,000', POSITIVE),
+    limit=F(int, 'first N problems of each set; None: all; of an embedded '
+            'task, 10,000', POSITIVE),
     skip_bad=F(0, 'bad rows of each set to skip, with a warning; more are an '
                'error',
                NOT_NEGATIVE),
@@ -296,8 +296,8 @@ FIELDS = dict(
                 'names of .txt and .jsonl files, and none twice', lambda x:
                 _are_different(x) and all(
                     name.endswith(('.txt', '.jsonl')) for name in x))),
-    limit=F(int, 'first N problems of each set; None: all, of an embedded task '
-            '10,000', POSITIVE),
+    limit=F(int, 'first N problems of each set; None: all; of an embedded '
+            'task, 10,000', POSITIVE),
     samples=F(int, "completions per problem; None: the set's own number, 1 "
               'or 32', POSITIVE),
     temperature=F(float, "None: the set's own, greedy or 0.6", fields.Range(

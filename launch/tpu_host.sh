@@ -65,8 +65,13 @@ mount_bucket() {
   local mounted
   mounted=$(findmnt -rno SOURCE "$PWD/bucket") || true
   if [[ $mounted == "$1" && -d bucket/. ]]; then return; fi
-  # Another bucket, which fails while a program uses it, or one whose gcsfuse died.
-  [[ -z $mounted ]] || fusermount -u bucket
+  if [[ -n $mounted ]]; then  # another bucket, or one whose gcsfuse has died
+    if in_progress; then
+      echo "error: a program uses bucket/, which is $mounted: stop it first" >&2
+      exit 2
+    fi
+    fusermount -u bucket
+  fi
   mkdir -p bucket
   gcsfuse --implicit-dirs --rename-dir-limit=1000000 "$1" bucket
 }

@@ -59,9 +59,9 @@ def run(main: Callable[[], None], joins_job: bool = False,
   config, errors.InputError, a path without permission, with a loop of links,
   too long, or a folder in place of a file); 1 with one line if the run cannot
   continue (errors.RunError, a full disk, no device memory); 3 if a restart may
-  help (errors.Lost, a device that cannot be opened); 42 if SIGTERM stopped it
-  with work left; 130 if interrupted; 141, quietly, if the reader of its output
-  has gone. Anything else is a bug and keeps its traceback.
+  help (errors.Lost, errors.Unanswered, a device that cannot be opened); 42 if
+  SIGTERM stopped it with work left; 130 if interrupted; 141, quietly, if the
+  reader of its output has gone. Anything else is a bug and keeps its traceback.
 
   Args:
     joins_job: whether the program joins the other processes of a job, as

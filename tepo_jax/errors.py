@@ -16,9 +16,10 @@ class InputError(ValueError):
 
 
 class Unanswered(InputError):
-  """A bucket, or the Hugging Face hub, does not answer or is overloaded.
+  """A bucket does not answer, or the Hugging Face hub is overloaded.
 
-  What was given may be right: the programs exit with status `LOST`.
+  What was given may be right: the programs exit with status `LOST`, also for an
+  InputError that this caused (`is_unanswered`).
   """
 
 
@@ -63,6 +64,15 @@ def is_overload(error: BaseException | None) -> bool:
   return False
 
 
+def is_unanswered(error: BaseException | None) -> bool:
+  """Whether an error is an Unanswered, or an InputError that one caused."""
+  while isinstance(error, InputError):
+    if isinstance(error, Unanswered):
+      return True
+    error = error.__cause__
+  return False
+
+
 def backend_status(text: str) -> int | None:
   """The exit status of an error's message that says that jax has no devices:
   that of bad input where a restart cannot help. None for other messages."""
@@ -102,8 +112,7 @@ def naming(what: str) -> Iterator[None]:
   try:
     yield
   except InputError as error:
-    kind = Unanswered if isinstance(error, Unanswered) else InputError
-    raise kind(f'{what}: {error}') from error
+    raise InputError(f'{what}: {error}') from error
 
 
 def counted(count: int, noun: str) -> str:

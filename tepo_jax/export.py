@@ -7,8 +7,8 @@ The folder holds config.json, safetensors of at most 5 GB each, the tokenizer, a
 generation_config.json with every token that ended a completion, and a model
 card, for transformers' from_pretrained, vLLM and SGLang (the last two untried);
 data.template_args become defaults of its chat template. --dtype rounds the fp32
-weights; by default the weights are saved as the model folder has them that the
-run started from.
+weights; by default they are saved in bfloat16 if the config.json of the model
+folder that the run started from names it, else in float32.
 The adapters of a LoRA run are merged in; with --adapter they are written alone,
 in fp32, as a folder for peft.
 On several hosts (TEPO_MULTIHOST=1) each reads its part of the checkpoint, and

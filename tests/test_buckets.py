@@ -13,6 +13,9 @@ import pytest
 
 from tepo_jax import errors
 from tepo_jax.data import datasets
+from tepo_jax.job import exits
+from tepo_jax.job import run_folder
+from tepo_jax.runtime import buckets
 from tepo_jax.runtime import checkpoint
 from tepo_jax.runtime import files
 from tests import fork_server
@@ -167,6 +170,17 @@ def test_problems_in_a_bucket(bucket_server, tmp_path, form, monkeypatch):
   found = datasets.load(str(place))
   assert [(p.problem, p.answers) for p in found] == [
       (row['problem'], (row['answer'],)) for row in ROWS]
+
+
+def test_an_error_that_a_silent_bucket_caused_keeps_its_status(
+    bucket_server, monkeypatch):
+  def silent(*_, **__):
+    raise buckets.SilentBucketError('gs://lab/x: no answer')
+
+  monkeypatch.setattr(files, 'reserve', silent)
+  with pytest.raises(errors.InputError, match='--out=gs://lab/x: ') as error:
+    run_folder.check_out('gs://lab/x')
+  assert exits.outcome(error.value)[0] == errors.LOST
 
 
 def test_a_bad_row_is_named_by_its_object(bucket_server):

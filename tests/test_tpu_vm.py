@@ -685,6 +685,13 @@ def test_setup_mounts_the_bucket(launch, tpu):
       'gcsfuse --implicit-dirs --rename-dir-limit=1000000 b bucket',
       'fusermount -u bucket',
       'gcsfuse --implicit-dirs --rename-dir-limit=1000000 other bucket']
+  (launch.stubs / 'does0').write_text('wait\n')
+  assert tpu('run', '--workdir=bucket/x').returncode == 0
+  done = tpu('setup', BUCKET='b')
+  assert done.returncode != 0
+  assert not any('fuse' in line for line in launch.log())
+  assert 'a program uses bucket/, which is other: stop it' in done.stderr
+  (launch.stubs / 'go').touch()
 
 
 def test_a_host_whose_setup_fails_is_tried_again(launch, tpu):

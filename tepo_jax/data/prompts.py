@@ -143,7 +143,7 @@ def _read(file: str) -> Template:
     used = jinja2.meta.find_undeclared_variables(tree)
   except (OSError, UnicodeDecodeError) as error:
     raise errors.InputError(
-        f'{where}: {getattr(error, "strerror", error)}') from error
+        f'{where}: {getattr(error, "strerror", None) or error}') from error
   except jinja2.TemplateSyntaxError as error:
     raise errors.InputError(
         f'{where}: line {error.lineno}: {error.message}') from error

@@ -79,8 +79,6 @@ def find(spec: str, split: str | None, names: Sequence[str],
   try:
     return on_hub(
         found['id'], found['subset'], given or split or 'train', share)
-  except errors.Unanswered:
-    raise
   except errors.InputError as error:
     raise errors.InputError(
         f'{spec}: no such file or folder; as a hub id, {error}') from error

@@ -39,7 +39,7 @@ def outcome(error: BaseException) -> tuple[int, str] | None:
   text = errors.one_line(error)
   if isinstance(error, KeyboardInterrupt):
     return interrupts.STATUS, str(error) or interrupts.WORD
-  if isinstance(error, (errors.Lost, errors.Unanswered)):
+  if isinstance(error, errors.Lost) or errors.is_unanswered(error):
     return errors.LOST, f'error: {text}'
   if isinstance(error, errors.InputError):
     return 2, f'error: {text}'

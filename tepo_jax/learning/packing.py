@@ -80,8 +80,8 @@ class Minibatch:
     None without one.
   used: int32 scalar, the number of microbatches that hold tokens; the first.
   rows: arrays [M, R, S].
-  rate_share: float32 scalar, of the learning rate (`optimizer.share`), or 1.
-  scored_at: int32 scalar, `TrainState.step` of π_old; None: not known.
+  rate_share: float32 scalar, share of the learning rate (`optimizer`); None: 1.
+  scored_at: int32 scalar, the updates that had made π_old; None: not known.
   """
   mask_BT: jax.Array | np.ndarray
   advantage_B: jax.Array | np.ndarray

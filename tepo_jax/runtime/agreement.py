@@ -30,7 +30,7 @@ def check(facts: Callable[[], Mapping[str, object]]) -> None:
   except errors.InputError as raised:
     error = raised
   kinds = multihost_utils.process_allgather(np.array(
-      0 if error is None else 1 + isinstance(error, errors.Unanswered)))
+      0 if error is None else 1 + errors.is_unanswered(error)))
   if error is not None:
     raise error
   if kinds.any():

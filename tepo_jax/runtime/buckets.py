@@ -92,7 +92,7 @@ class VersionedObject:
     """Deletes it if it is still what was found."""
     with contextlib.suppress(FileExistsError, FileNotFoundError):
       client().call('DELETE', 'b/{}/o/{}', *place(self.path),
-                      ifGenerationMatch=found.stamp)
+                    ifGenerationMatch=found.stamp)
 
 
 def place(path):
@@ -143,17 +143,27 @@ def client() -> Any:
 
 
 def _translated(error, method, url):
-  place = re.search(r'/b/([^/?]+)(?:/o/([^/?]+))?', url)
+  match = re.search(r'/b/([^/?]+)(?:/o/([^/?]+))?', url)
   where = SCHEME + urllib.parse.unquote('/'.join(filter(
-      None, place.groups()))) if place else url
+      None, match.groups()))) if match else url
   if isinstance(error, FileNotFoundError):
     if method == 'POST':
       return BucketError(f'{where}: there is no such bucket')
     return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), where)
-  from gcsfs import retry
-  kind = SilentBucketError if retry.is_retriable(error) or isinstance(
-      error, (TimeoutError, ConnectionError)) else BucketError
+  kind = SilentBucketError if _is_silent(error) else BucketError
   text = errors.one_line(error)
   if text.startswith('Forbidden'):
     text = 'no permission: ' + text.partition(' ')[2].partition(' ')[2]
   return kind(f'{where}: {text[:300] or type(error).__name__}')
+
+
+def _is_silent(error):
+  """Whether a request may succeed later, with the same rights."""
+  from gcsfs import retry
+  from google.auth import exceptions
+  if isinstance(error, exceptions.GoogleAuthError):
+    return isinstance(error, exceptions.TransportError) or error.retryable
+  if getattr(error, 'code', None) == 401:
+    return False
+  return retry.is_retriable(error) or isinstance(
+      error, (TimeoutError, ConnectionError))

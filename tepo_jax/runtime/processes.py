@@ -108,7 +108,7 @@ def on_first(function: Callable[..., Any], *arguments: Any) -> None:
     try:
       function(*arguments)
     except errors.InputError as error:
-      kind = b'?' if isinstance(error, errors.Unanswered) else b'!'
+      kind = b'?' if errors.is_unanswered(error) else b'!'
       message = (kind + str(error).encode())[:_MESSAGE_BYTES]
   text = np.zeros(_MESSAGE_BYTES, np.uint8)
   text[:len(message)] = np.frombuffer(message, np.uint8)

@@ -297,8 +297,10 @@ def test_what_the_hub_lacks_is_refused_by_name(monkeypatch):
     raise ConnectionError('busy') from answer
 
   monkeypatch.setattr(library, 'load_dataset', load_busy)
-  with pytest.raises(errors.Unanswered, match='data/train .*busy'):
+  assert not errors.is_unanswered(error.value)
+  with pytest.raises(errors.InputError, match='data/train .*busy') as error:
     datasets.load('data/train')
+  assert errors.is_unanswered(error.value)
   for spec in ('data/train.csv', './data/train', '/data/train', 'a/b/c'):
     with pytest.raises(errors.InputError, match='no such file, folder or set'):
       datasets.load(spec)

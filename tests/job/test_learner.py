@@ -108,6 +108,9 @@ def test_until_weights_move_the_policy_is_the_old_one_exactly(method):
   for index in (1, 2, 3):
     later = jax.device_get(learner.make_update(step, index))
     assert later['entropy_unchanged_share'] < 0.1 and later['kl_k3'] > 0
+  again = pack_and_score(learner, sampled())
+  assert {int(minibatch.scored_at) for minibatch in again.minibatches} == {
+      int(learner.state.step)} == {4}
 
 
 def hidden_states(programs, old, minibatch):

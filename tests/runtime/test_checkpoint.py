@@ -410,7 +410,6 @@ import os, signal, sys, threading
 import jax.numpy as jnp
 from tepo_jax import cli
 from tepo_jax.runtime import checkpoint
-from tepo_jax.runtime import digests
 cli.quiet()
 c = checkpoint.Checkpointer(sys.argv[1])
 c.save(1, {'w': jnp.full((3_000_000,), 1.0)}, {'cursor': 1})
@@ -453,7 +452,6 @@ import os, resource, sys
 import jax.numpy as jnp
 from tepo_jax import cli, errors
 from tepo_jax.runtime import checkpoint
-from tepo_jax.runtime import digests
 cli.quiet()
 c = checkpoint.Checkpointer(sys.argv[1])
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -565,7 +563,6 @@ import sys
 import jax.numpy as jnp
 from tepo_jax import cli, errors
 from tepo_jax.runtime import checkpoint
-from tepo_jax.runtime import digests
 cli.quiet()
 c = checkpoint.Checkpointer(sys.argv[1])
 for step in range(1, 7):

@@ -8,6 +8,8 @@ import sys
 import threading
 import time
 
+from gcsfs import retry
+from google.auth import exceptions
 import pytest
 
 from tepo_jax import errors
@@ -134,12 +136,9 @@ def test_a_folder_is_uploaded_and_an_interrupted_upload_is_finished(folder):
   assert _names(out) == ['config.json', 'part']
 
 
-def test_what_an_interrupted_upload_left_is_discarded(folder):
-  out = folder / 'hf'
-  out.mkdir(exist_ok=True)
+def test_what_an_interrupted_upload_left_is_discarded(bucket_server, tmp_path):
+  out = files.path(f'gs://lab/{tmp_path.name}')
   (out / 'model.safetensors').write_text('old')
-  if not files.is_remote(out):
-    return
   files.discard_unfinished(out)  # this one is no upload's
   files.reserve(out)
   assert _names(out) == ['model.safetensors', 'upload.unfinished']
@@ -209,6 +208,20 @@ def test_a_bucket_that_does_not_take_files(bucket_server, bucket, said):
     assert exits.outcome(error.value)[0] == 2
     assert said in str(error.value) and f'gs://{bucket}' in str(error.value)
     assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize('error, is_silent', [
+    (exceptions.RefreshError('revoked'), False),
+    (exceptions.RefreshError('busy', retryable=True), True),
+    (exceptions.DefaultCredentialsError('none'), False),
+    (exceptions.TransportError('no route'), True),
+    (retry.HttpError({'code': 401, 'message': 'Invalid Credentials'}), False),
+    (retry.HttpError({'code': 503, 'message': 'busy'}), True),
+    (TimeoutError(), True), (OSError('Forbidden: x\nno'), False)])
+def test_only_what_may_pass_is_a_reason_to_start_again(error, is_silent):
+  raised = buckets._translated(error, 'GET', 'https://host/b/lab/o/x')
+  assert str(raised).startswith('gs://lab/x: ')
+  assert errors.is_unanswered(raised) == is_silent
 
 
 def test_a_bucket_that_does_not_answer_is_not_a_missing_file(bucket_server):

@@ -310,7 +310,7 @@ def atomic_folder(directory) -> Iterator[pathlib.Path]:
   if not files.is_free(directory):
     raise errors.InputError(f'{directory}: exists and is not empty')
   if files.is_remote(directory):
-    if jax.process_index() == 0:  # a shard may have a name that no one replaces
+    if jax.process_index() == 0:  # an interrupted export may have other shards
       files.discard_unfinished(directory)
     with (files.local_folder(directory) if jax.process_index() == 0
           else contextlib.nullcontext(pathlib.Path(directory.name))) as partial:

@@ -70,7 +70,8 @@ def case(config: ml_collections.ConfigDict, workload: workload_lib.Workload,
   params = jax.jit(
       functools.partial(transformer.init, workload.model),
       out_shardings=programs.state_sharding.params)(jax.random.key(0))
-  packed = programs.pack(workload.random_batch())
+  packed = programs.pack(workload.random_batch()).replace(
+      scored_at=np.int32(-1))  # as in the later updates of a step
   minibatch = mesh_lib.put(packed, programs.minibatch_sharding)
   old_logp_BT, old_entropy_BT = programs.score(params, minibatch)
   old = (programs.old_policy(params, minibatch)

@@ -107,8 +107,12 @@ class Observed:
 
   def tokens(self, params: Any) -> objective.Tokens:
     """The tokens under `params`: ℓ, H and the exact KL to θ_0."""
-    return tokens(self.batch, self._lab._scores(
+    found = tokens(self.batch, self._lab._scores(
         params, self._minibatch, self._old))
+    if params is not self._lab.start:
+      return found
+    return found.replace(  # as in an update, where rounding decides nothing
+        old_logp_BT=found.logp_BT, old_entropy_BT=found.entropy_BT)
 
 
 def tokens(batch: packing.Batch, scores: Any) -> objective.Tokens:
