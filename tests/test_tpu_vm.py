@@ -692,6 +692,7 @@ def test_setup_mounts_the_bucket(launch, tpu):
   assert not any('fuse' in line for line in launch.log())
   assert 'a program uses bucket/, which is other: stop it' in done.stderr
   (launch.stubs / 'go').touch()
+  assert tpu('wait').returncode == 0
 
 
 def test_a_host_whose_setup_fails_is_tried_again(launch, tpu):
