@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs a command and restarts it if it is killed, loses another process of its
-# job, cannot open the device or gets no answer from a bucket, but not after the statuses 0 (complete), 1 and 2
-# (failed), 42 (interrupted: steps are left), 126 and 127 (no such command).
+# job, cannot open the device or gets no answer from a bucket, but not after the
+# statuses 0 (complete), 1 and 2 (failed), 42 (interrupted: steps are left), 126 and
+# 127 (no such command).
 #
 #   [RESTARTS=20] [PAUSE=10] [STATUS=FILE] [DEVICES='/dev/accel* /dev/vfio/*'] \
 #     launch/supervise.sh COMMAND...

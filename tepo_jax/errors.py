@@ -16,10 +16,9 @@ class InputError(ValueError):
 
 
 class Unanswered(InputError):
-  """A bucket does not answer, or the Hugging Face hub is overloaded.
+  """A service does not answer, such as a bucket: what was given may be right.
 
-  What was given may be right: the programs exit with status `LOST`, also for an
-  InputError that this caused (`is_unanswered`).
+  The programs exit with status `LOST` (`is_unanswered`).
   """
 
 
@@ -54,22 +53,16 @@ LOST = 3  # exit statuses, of Lost and Unanswered, and of Interrupted
 INTERRUPTED = 42
 
 
-def is_overload(error: BaseException | None) -> bool:
-  """Whether an error came of an HTTP answer that says to try again later."""
-  while error is not None:
-    status = getattr(getattr(error, 'response', None), 'status_code', None)
-    if status == 429 or 500 <= (status or 0) < 600:
+def is_unanswered(error: BaseException) -> bool:
+  """Whether an error is an Unanswered, or an InputError that came of one or of
+  an HTTP answer that says to try again later (429, 5xx)."""
+  cause = error if isinstance(error, InputError) else None
+  while cause is not None:
+    status = getattr(getattr(cause, 'response', None), 'status_code', None)
+    if (isinstance(cause, Unanswered) or status == 429
+        or 500 <= (status or 0) < 600):
       return True
-    error = error.__cause__ or error.__context__
-  return False
-
-
-def is_unanswered(error: BaseException | None) -> bool:
-  """Whether an error is an Unanswered, or an InputError that one caused."""
-  while isinstance(error, InputError):
-    if isinstance(error, Unanswered):
-      return True
-    error = error.__cause__
+    cause = cause.__cause__ or cause.__context__
   return False
 
 

@@ -154,9 +154,7 @@ def _load(shown, path, subset, split):
   try:
     return datasets.load_dataset(path, subset, split=split)
   except Exception as error:  # The library and its hub client raise anything.
-    kind = (errors.Unanswered if errors.is_overload(error)
-            else errors.InputError)
-    raise kind(
+    raise errors.InputError(
         f'{shown}: cannot be loaded: {errors.one_line(error)}') from error
 
 

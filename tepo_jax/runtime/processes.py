@@ -241,8 +241,7 @@ def ending_together() -> Iterator[None]:
     if jax.process_count() == 1:
       raise
     errors.note(f'error: process {jax.process_index()}: {error}')
-    os._exit(
-        errors.LOST if isinstance(error, errors.Unanswered) else 2)
+    os._exit(errors.LOST if errors.is_unanswered(error) else 2)
   except (errors.InputError, errors.Interrupted, KeyboardInterrupt):
     raise
   except Exception as error:  # pylint: disable=broad-exception-caught

