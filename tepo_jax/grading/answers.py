@@ -29,11 +29,11 @@ _PREFIX = re.compile(
     r'\s*(?:\*\*|\\text\s*\{)?\s*(?:(?:the )?(?:final )?answer)\s*(?:is\b)?'
     r'[\s:}*]*(?=[^\s:}*])|\s*=(?!=)', re.IGNORECASE)
 _NUMBER = re.compile(
-    r'(?P<mantissa>[-+]?(?:(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d*)?|\.\d+))'
+    r'(?P<mantissa>[-+]?(?:(?:\d+|[1-9]\d{0,2}(?:,\d{3})+)(?:\.\d*)?|\.\d+))'
     r'(?:(?:[eE]|(?:\\times|\\cdot|\*)\s?10\^)'
     r'(?:(?P<exponent>[-+]?\d{1,4})|\{(?P<braced>[-+]?\d{1,4})\}))?')
 _UNICODE = str.maketrans({
-    '−': '-', '–': '-', '×': '\\times ', '·': '\\cdot ', '÷': '\\div ',
+    '−': '-', '–': '-', '‐': '-', '‑': '-', '×': '\\times ', '·': '\\cdot ', '÷': '\\div ',
     'π': '\\pi ', '√': '\\sqrt ', '∞': '\\infty ', '≤': '\\le ', '≥': '\\ge ',
     '≠': '\\ne ', '±': '\\pm ', '∪': '\\cup ', '∈': '\\in ', '°': '^\\circ ',
     'θ': '\\theta ', '∅': '\\emptyset ', 'Ø': '\\emptyset ', '⋯': '\\ldots ',
@@ -45,6 +45,7 @@ _UNICODE = str.maketrans({
 _GREEK = re.compile('[Α-Ωα-ω]')
 _FOREIGN = re.compile(r'(?<=[\d}])\s*([^\W\d_a-zA-Z]{1,12})(?=\s*\}?$)')
 _VULGAR = re.compile('[¼-¾⅐-⅞]')
+_ROOT = re.compile(r'√\s*(\d+(?:\.\d+)?)')
 _RAISED = re.compile('[⁰¹²³⁴-⁹⁺⁻]+')
 _LOWERED = re.compile('[₀-₉]+')
 _IGNORED = re.compile(r'\\!\s*|\\[,;:>]|\\?\$')
@@ -137,7 +138,7 @@ _SYNONYMS: tuple[tuple[str, re.Pattern[str], _Replacement], ...] = (
     ('!=', re.compile(r'(?<=[a-zA-Z])\s+!=(?!=)'), r'\\ne '),
     ('U', re.compile(r'(?<=[)\]}])\s*U\s*(?=[(\[\\])'), r'\\cup'),
 )
-_CHOOSE = re.compile(r'\{\s*([^{}]+?)\s*\\choose(?![a-zA-Z])\s*([^{}]+?)\s*\}')
+_CHOOSE = re.compile(r'\{([^{}]+?)\\choose(?![a-zA-Z])([^{}]+)\}')
 _COUNTED = re.compile(r'\d[\s-]*[a-zA-Z]')
 _COUNTED_SYNONYMS = (
     (re.compile(r'(?<=\d)\s*([aApP])\.?\s*[mM]\.?$'), r' \1m'),
@@ -258,7 +259,10 @@ def _without_dress(text):
 
 def without_choose(text: str) -> str:
   r"""Writes `{n \choose k}` as `\binom{n}{k}`."""
-  return _CHOOSE.sub(r'\\binom{\1}{\2}', text) if '\\choose' in text else text
+  if '\\choose' not in text:
+    return text
+  return _CHOOSE.sub(
+      lambda match: f'\\binom{{{match[1].strip()}}}{{{match[2].strip()}}}', text)
 
 
 def _with_degrees(text):
@@ -275,7 +279,8 @@ def _ascii(text):
     return f'\\frac{above}{_braced(below)} '
 
   text = _VULGAR.sub(fraction, text)
-  text = _RAISED.sub(lambda match: '^' + _braced(match[0]), text)
+  text = _ROOT.sub(r'\\sqrt{\1}', text)
+  text = _RAISED.sub(_raised, text)
   text = _LOWERED.sub(lambda match: '_' + _braced(match[0]), text)
   text = unicodedata.normalize('NFKC', text.translate(_UNICODE)).translate(
       _UNICODE)
@@ -286,6 +291,11 @@ def _greek(match):
   kind, name = unicodedata.name(match[0]).split(' LETTER ')
   name = name.removeprefix('FINAL ').replace('LAMDA', 'LAMBDA').lower()
   return f'\\{name.title() if "CAPITAL" in kind else name} '
+
+
+def _raised(match):
+  following = match.string[match.end():match.end() + 1]
+  return f'^{_braced(match[0])}' + ' ' * following.isdigit()
 
 
 def _braced(text):

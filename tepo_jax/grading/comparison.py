@@ -74,16 +74,19 @@ def _same(reference, answer, abs_error=None):
   if kinds == {'chain', 'value'}:
     return _same_result(reference, answer, abs_error)
   if kinds == {'matrix', 'tuple'}:
-    return _same_matrix(reference, answer)
+    return _same_matrix(reference, answer, abs_error)
   if kinds in ({'tuple'}, {'matrix'}):
     return reference.text == answer.text and _in_order(
-        reference.parts, answer.parts)
+        reference.parts, answer.parts, abs_error)
   if kinds == {'tuple', 'list'}:
     brackets = reference.text + answer.text
-    return brackets == '()' and _in_order(reference.parts, answer.parts)
+    return brackets == '()' and _in_order(
+        reference.parts, answer.parts, abs_error)
   if kinds <= _COLLECTIONS | {'chain'} and kinds & {'set', 'list', 'union'}:
     members = _members(reference), _members(answer)
-    return _any_order(*(map(_distinct, members) if 'set' in kinds else members))
+    if 'set' in kinds:
+      members = map(_distinct, members)
+    return _any_order(*members, abs_error)
   return False if kinds <= _COLLECTIONS else None
 
 
@@ -192,7 +195,7 @@ def _same_chain(reference, answer):
   return None
 
 
-def _same_matrix(reference, answer):
+def _same_matrix(reference, answer, abs_error):
   """Compares matrices, one row or column as a vector."""
   reference, answer = (
       node if node.kind == 'tuple' or len(node.parts) > 1 and any(
@@ -200,7 +203,7 @@ def _same_matrix(reference, answer):
       else nodes_lib.Node(
           'tuple', sum((row.parts for row in node.parts), ()), '()')
       for node in (reference, answer))
-  return reference.kind == answer.kind and _same(reference, answer)
+  return reference.kind == answer.kind and _same(reference, answer, abs_error)
 
 
 def _same_base(reference, answer):
@@ -261,9 +264,9 @@ _SPECIAL = {'residue': _same_residue, 'option': _same_option,
             'time': _same_time}
 
 
-def _in_order(references, answers):
+def _in_order(references, answers, abs_error):
   return len(references) == len(answers) and _all(
-      map(_same, references, answers))
+      _same(*pair, abs_error) for pair in zip(references, answers))
 
 
 def _all(verdicts):
@@ -271,14 +274,14 @@ def _all(verdicts):
   return False if False in verdicts else None if None in verdicts else True
 
 
-def _any_order(references, answers):
+def _any_order(references, answers, abs_error):
   if len(references) != len(answers):
     return False
   if any(node.kind == 'dots' for node in references):
-    return _in_order(references, answers)
+    return _in_order(references, answers, abs_error)
   left, unsure = list(answers), False
   for reference in references:
-    verdicts = [_same(reference, answer) for answer in left]
+    verdicts = [_same(reference, answer, abs_error) for answer in left]
     if True in verdicts:
       left.pop(verdicts.index(True))
     elif None in verdicts:

@@ -10,6 +10,9 @@ No copies are: numbers (but for quotients to be computed), unless the problem
 asks for another notation ("as a decimal", or "as a sum" where the reference is
 uncomputed: 1/8 + 1/12 + 1/24 for 1/4), and answers to problems that ask to
 choose among options.
+
+Copies in other words are operations that a problem asks for: remainders, gcd,
+lcm, max and min of numbers, unless the reference has one too.
 """
 
 import functools
@@ -55,6 +58,9 @@ def is_copied(answer: str, reference: str, problem: str) -> bool:
   if texts[0] == texts[1] or None not in map(answers.number, texts):
     return False
   node, right = map(structures.try_read, texts)
+  if node and _is_undone(_form(node)) and not (
+      right and _is_undone(_form(right))):
+    return True
   spellings, forms = _formulas(problem)
   if node is None:
     return ''.join(texts[0].split()) in spellings and not _is_choice(problem)
@@ -68,6 +74,13 @@ def is_copied(answer: str, reference: str, problem: str) -> bool:
     return True
   asked = _NOTATION if wanted and _is_number(wanted) else _UNCOMPUTED
   return bool(wanted and wanted[0] == 'value' and asked.search(problem))
+
+
+def _is_undone(form):
+  r"""Whether it has an operation on numbers such as `2^{2024}\bmod 9`."""
+  return form[0] in ('remainder', 'fold') and not expressions.symbols(
+      form) or any(_is_undone(part) for part in form
+                   if part and isinstance(part, tuple))
 
 
 def without_question(node: nodes.Node, reference: nodes.Node, problem: str

@@ -257,6 +257,8 @@ class _Parser:
     if name in ('binom', 'dbinom', 'tbinom'):
       return ('choose', self.argument(), self.argument())
     if name == 'sqrt':
+      if token == name and self.tokens and self.token[0].isdigit():  # sqrt13
+        return ('root', ('number', fractions.Fraction(self.take())), TWO)
       degree = self.group() if self.token == '[' else TWO
       return ('root', self.argument(), degree)
     if name == 'pi' and self.token != '_':

@@ -69,10 +69,11 @@ _NAMED = re.compile(
     r'|\|[a-zA-Z]+\||\([a-zA-Z](?:,[a-zA-Z])+\)')
 # A number with thousands separators: followed by something else, or alone, of
 # at most five groups. With a space after a comma it is a list.
-_THOUSANDS = re.compile(r'[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?[^,\d][^,]*')
-_GROUPED = re.compile(r'[-+]?\d{1,3}(?:,\d{3}){1,5}')
+_THOUSANDS = re.compile(r'[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?[^,\d][^,]*')
+_GROUPED = re.compile(r'[-+]?[1-9]\d{0,2}(?:,\d{3}){1,5}')
 # Certainly one number: no list has the item 000.
-_ZEROS = re.compile(r'(?<![\d.,])\d{1,3}(?:,\d{3})*,0\d\d(?:,\d{3})*(?!\d)')
+_ZEROS = re.compile(
+    r'(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})*,0\d\d(?:,\d{3})*(?!\d)')
 _LABEL = re.compile(r'[a-zA-Z ]{3,}')
 _FOR = re.compile(r'\\text\s*\{[^{}]*\b(?:for|if|when|where|with)\b')
 _CODE = frozenset(keyword.kwlist) - {'and', 'for', 'from', 'in', 'is', 'or'}
@@ -152,6 +153,8 @@ def _joined(kind, texts, depth, separator=None):
     raise expressions.Unreadable(kind)
   if len(parts) == 1:
     return parts[0]
+  if separator == '\\cup' and all(part.kind == 'set' for part in parts):
+    return nodes.Node('set', sum((part.parts for part in parts), ()))
   if kind == 'union' and not any(
       part.kind in ('tuple', 'chain', 'set', 'union')
       or part.kind == 'named' and part.parts[0].kind in ('tuple', 'union')
@@ -339,7 +342,8 @@ def _single(text, depth):
       re.sub(r'\\(?:text|mathrm)|[{}\s]', '', text))):
     base = _BASES.get(match[4]) or (
         int(match[4]) if match[4].lstrip('-').isdigit() else 0)
-    if abs(base) > 1 and (match[2][0].isdigit() or abs(base) > 10):
+    is_name = match[2].isalpha() and (abs(base) < 11 or not match[2][1:])
+    if abs(base) > 1 and not is_name:  # a_{20} is a term of a sequence
       return nodes.Node('based', (base,), match[2].upper())
   if _REALS.fullmatch(text):
     return nodes.excluding(())

@@ -48,8 +48,9 @@ _VAGUE = frozenset(('unit', 'units', 'square units', 'cubic units', 'sq units',
 _TEXT = re.compile(
     r'^(?P<rest>.*?[^\s\\])\s*\\(?:text|mathbf|rm)\s*'
     r'\{(?P<unit>(?:[^\W\d_]|[~ .,/%\'()-]|\^\s*-?\d|\\[,%~ ]|\\cdot )*)\}'
+    # Each part can match in one way only: two ways would be 2^n for n parts.
     r'(?P<tail>(?:\s*(?:/|\\cdot|\s)\s*\\(?:text|mathbf)\s*\{[\s~]*[a-zA-Z]+'
-    r'\s*\}(?:\s*\^\s*\{?-?\d\}?)?|\s*/\s*\{?[\s~]*[a-zA-Z]+\s*\}?'
+    r'\s*\}|\s*/\s*\{?[\s~]*[a-zA-Z]+(?:\s*\})?'
     r'|\s*\^\s*\{?-?\d\}?)*)$', re.DOTALL)
 _PLAIN = re.compile(
     r'^(?P<rest>.*[\d})!])\s*(?P<unit>[a-zA-Z][a-zA-Z ./^*\d-]*)$', re.DOTALL)

@@ -104,7 +104,19 @@ def proportional(first: tuple, second: tuple) -> bool:
     if any(values.cancelled or ratio == 0 or _is_infinite(ratio)
            for values, ratio in zip(points, ratios)):
       raise expressions.Unreadable('0 or infinite')
-    return all(_close(ratios[0], ratio, evaluation.DIGITS) for ratio in ratios)
+    return all(_close(ratios[0], ratio, evaluation.DIGITS) for ratio in ratios
+               ) and all(_may_have_ratio(first, second, ratios[0], points)
+                         for points in _MIXED_POINTS)
+
+
+def _may_have_ratio(first, second, ratio, points):
+  try:
+    values = evaluation.Values(points, evaluation.DIGITS)
+    found = values.of(('quotient', first, second))
+  except expressions.Unreadable:  # e.g. 0 / 0
+    return True
+  return _close(ratio, found, evaluation.DIGITS) or values.cancelled or bool(
+      values.context.im(values.real(found)))  # of a root
 
 
 def is_within(first: tuple, second: tuple,

@@ -40,7 +40,7 @@ _RELATION = re.compile(
 # If a brace ends the text, it drops all from the first words on.
 _BRACED = re.compile(r'\}(?:\^\d)?[\s.$]*$')
 _LAST_WORDS = re.compile(
-    rf'(?:{sentences.WORDS.pattern}[^{{}}]*\}}\s*(?:\^\{{?[1-4]\}}?)?'
+    rf'(?:{sentences.WORDS.pattern}[^{{}}]*\}}(?:\s*\^\{{?[1-4]\}}?)?'
     r'(?:\s|/|\\cdot)*)+'
     r'[\s.,;:!$)\]}\\]*$')
 _OPERATED = re.compile(r'[-+*/^]\s*\\[(\[]|\\[)\]]\s*[-+*/^]')

@@ -166,6 +166,22 @@ def test_a_copy_is_no_answer_whatever_the_kind(problem, reference, copy):
   assert _grade(reference, reference, problem)
 
 
+@pytest.mark.parametrize('problem, reference, operation', [
+    ('What is the remainder when $10^{2021}$ is divided by $10101$?', '9091',
+     r'10^{2021} \bmod 10101'),
+    ('Find the last digit of $7^{2022}$.', '9', r'7^{2022} \mod 10'),
+    ('Find the greatest common divisor of 2024 and 748.', '44',
+     r'1+\gcd(2024,748)-1'),
+    ('Which pair?', '(4,12)', r'(4,\operatorname{lcm}(4,6))'),
+    ('How many at most?', '3', r'\max(2,3)')])
+def test_an_operation_of_the_problem_is_no_answer(problem, reference, operation):
+  assert _grade(operation, reference)
+  assert not _grade(operation, reference, problem)
+  assert _grade(operation, operation, problem)
+  assert _grade(r'\gcd(24,18)=6', '6', problem)
+  assert _grade(r'\max(a,b)', r'\frac{a+b+|a-b|}{2}', problem)
+
+
 @pytest.mark.parametrize('problem, reference, answer', [
     (r'Is $(x+1)^2$ or $x^2+1$ larger at 1?', 'x^2+2x+1', '(x+1)^2'),
     (r'Which of $\frac12$ and $0.4$ is larger? Answer as a decimal.', '0.5',

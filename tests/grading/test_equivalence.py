@@ -285,6 +285,18 @@ def test_no_verdict_takes_a_second_of_cpu_time():
 
 
 @pytest.mark.parametrize('answer', [
+    r'5\text{a}' + r'/\text{a}^2' * 150 + '+1', r'5\text{a}' + '/a ' * 600 + '+1',
+    r'\choose{' + 1900 * ' ' + '}x', r'\text{a} ' * 200 + 'X'])
+def test_no_pattern_can_match_in_exponentially_many_ways(answer):
+  verifying.verify('1', ('1.0',), 60)  # imports math-verify
+  start = time.process_time()
+  grader.decide_quickly(answer, [grader.Reference('5')])
+  grader.canonical_key(answer)
+  verifying.verify(answer, ('5',), 60)
+  assert time.process_time() - start < 2
+
+
+@pytest.mark.parametrize('answer', [
     ', '.join(rf'x\ne \ln({k}+\pi)' for k in range(50)),
     '(' + r'\cup'.join(f'({k},{k + 1})' for k in range(50)) + r')\setminus\{'
     + ','.join(rf'\ln{k}.5' for k in range(1, 50)) + r'\}'])

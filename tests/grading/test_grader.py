@@ -77,6 +77,10 @@ def test_answer_lines():
     (grading.Reference('45', 'minute'), r'45\text{ hours}', False),
     (grading.Reference(r'\frac{600}{7}',
      'km/h'), r'\frac{600}{7}\mathrm{~km}/\mathrm{h}', True),
+    (grading.Reference('(1.00,2.00)', None, 0.01), '(1.004,2.00)', True),
+    (grading.Reference('(1.00,2.00)', None, 0.01), '(1.02,2.00)', False),
+    (grading.Reference('1.00,2.00', None, 0.01), '1.996,1.004', True),
+    (grading.Reference('1.00,2.00', None, 0.01), '1.004,2.02', False),
     (grading.Reference('8', 'min'), r'8', True),
     (grading.Reference('8', 'min'), '9', False)])
 def test_units_and_tolerances_of_the_data(reference, answer, right):

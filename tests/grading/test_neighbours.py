@@ -182,7 +182,21 @@ RIGHT['sentences'] = [
     ('1', r'\lim_{x\to0}\frac{\sin x}{x}=1'),
     ('2047276', r'{2024 \choose 2}'), ('2047276', r'\binom{2024}{2}'),
     (r'\sum_{j=0}^{n}x^{2023}', r'\sum_{k=0}^{n}x^{2023}')]
+RIGHT['spellings of Unicode'] = [
+    (r'2\sqrt{13}', '2√13'), (r'2\sqrt3', '√12'), (r'2\sqrt{13}', '2 sqrt13'),
+    (r'\sqrt{1.5}', '√1.5'), ('40', '2³5'), ('x^2y', 'x²y'), ('-5', '‑5'),
+    ('-5', '‐5')]
+RIGHT['sets and digits'] = [
+    (r'\{1,2,3\}', r'\{1,2\}\cup\{3\}'), ('171', 'AB_{16}'), ('26', '1A_{16}'),
+    (r'2|x|+|y|=1', r'4|x|+2|y|=2'), (r'\sqrt x=y', r'2\sqrt{x}=2y')]
 WRONG = {
+    'spellings of Unicode': [
+        ('6', '2√13'), ('6', '2sqrt13'), (r'\sqrt3', '√13'), ('40', '2³⁵')],
+    'sets and digits': [
+        (r'\{1,2\},\{3,4\}', r'\{1,2\}\cup\{3,4\}'), ('10', 'a_{20}'),
+        ('15', 'F_{20}'), ('1010', '000,001,010'), ('100', '0,100')],
+    'equations with absolute values': [
+        ('|x-3|+|y-5|=7', 'x+y=1'), ('|x||y|=6', 'xy-6=0')],
     'sentences': [
         (r'There is no real $3\times 3$ matrix with $t=0$.',
          r'There is no real $2\times 3$ matrix with $t=0$.'),
