@@ -118,8 +118,9 @@ elif [[ -n ${JAX_COORDINATOR_ADDRESS:-} ]]; then
   export TEPO_MULTIHOST=1
 fi
 # XLA preallocates this share of the memory (its default is 0.75). The rest is
-# for CUDA, cuDNN and NCCL.
-export XLA_PYTHON_CLIENT_MEM_FRACTION=${XLA_PYTHON_CLIENT_MEM_FRACTION:-0.92}
+# for CUDA, cuDNN and NCCL. JAX refuses this name beside the older one.
+[[ -n ${XLA_PYTHON_CLIENT_MEM_FRACTION:-} ]] \
+  || export XLA_CLIENT_MEM_FRACTION=${XLA_CLIENT_MEM_FRACTION:-0.92}
 # Overlap gathering the next layer's weights with computing this one.
 export XLA_FLAGS="--xla_gpu_enable_latency_hiding_scheduler=true \
 ${XLA_FLAGS:-}"

@@ -17,7 +17,7 @@ if [[ ${1:-} == published ]]; then
   exec .venv/bin/python -c \
     'from tepo_jax.tools.plan import published; print(published.text())'
 fi
-readarray -t all < <(.venv/bin/python -c '
+list=$(.venv/bin/python -c '
 from configs import small
 print("qwen2_5_7b,v6e16\nr1_llama_8b,v5p16\nmistral_7b,v6e32\nqwen3_14b,v5p32\n"
       "qwen2_5_7b,v5e8,lora\nqwen2_5_7b,h100x1,lora\nqwen2_5_7b,h100x8\n"
@@ -30,6 +30,7 @@ for data in "", ",dapo":
         print(f"{model},{machine}{data}")
         if machine in ("gpu24", "gpu80") and not data:
           print(f"{model},{machine},lora")')
+readarray -t all <<<"$list"
 (($#)) || set -- "${all[@]}"
 # The paper's models are planned with the slices that their configs name.
 declare -A slices=([v6e16]=v6e:4x4 [v6e32]=v6e:4x8 [v5p16]=v5p:2x2x4

@@ -177,7 +177,7 @@ if [[ ${2:-} == tests ]] && ! up_to_date tests "${files[@]}"; then
   # PyPI's torch comes with gigabytes of CUDA; PyTorch's own index has a CPU
   # build. If it cannot be reached, use PyPI's.
   torch=$(grep '^torch==' tests/requirements.txt)
-  .venv/bin/python -m pip show --quiet torch 2>/dev/null \
+  .venv/bin/python -m pip freeze 2>/dev/null | grep -E "^$torch([+]|\$)" >/dev/null \
     || pip_install --retries 1 --timeout 15 "$torch" \
       --index-url https://download.pytorch.org/whl/cpu 2>/dev/null \
     || say "cannot reach the CPU build of torch: installing PyPI's (large)"

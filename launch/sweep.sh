@@ -243,7 +243,7 @@ own() {
   for seed in ${SEEDS:-0 1 2}; do
     for point in "${points[@]}"; do
       for method in ${METHODS:-tepo grpo}; do
-        name=$method$(tr ' ' _ <<<"$point")_seed$seed
+        name=${method//,/_}$(tr ' ' _ <<<"$point")_seed$seed
         read -ra overrides <<<"${point// / --config.}"
         command=(.venv/bin/python -m tepo_jax.train)
         [[ ! -e .venv/.installed-gpu ]] || command=(launch/gpu.sh train)

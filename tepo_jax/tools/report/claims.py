@@ -188,7 +188,7 @@ def _compared(label, measure, pairs, note=''):
 
 
 def _pairs(group, base):
-  by_seed = {run.seed: run for run in base.runs}
+  by_seed = {run.seed: run for run in base.runs if run.seed is not None}
   return [(run, by_seed[run.seed]) for run in group.runs
           if run.seed in by_seed]
 

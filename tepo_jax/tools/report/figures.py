@@ -195,7 +195,8 @@ def differences(groups: Sequence[runs_lib.Seeds], base: runs_lib.Seeds,
 
   Empty for a group that shares no seed or no step with the baseline.
   """
-  theirs = {run.seed: measured(run, panel) for run in base.runs}
+  theirs = {run.seed: measured(run, panel) for run in base.runs
+            if run.seed is not None}
   return [_curve(group.label, {
       run.name: {step: value - other[step] for step, value in
                  measured(run, panel).items() if step in other}

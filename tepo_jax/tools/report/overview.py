@@ -21,13 +21,15 @@ from tepo_jax.tools.report import tables
 
 INTERVAL = (f'Intervals: {statistics.LEVEL:.0%}, Student\'s t over three or '
             'more seeds; the range of two.')
+_OF_EVALUATIONS = (f'{INTERVAL} Of one run: {statistics.LEVEL:.0%}, bootstrap '
+                   'over the problems.')
 # The evaluations of a run that tables show: which step of {step: value}.
 POINTS = {'first': min, 'last': max,
           'best': lambda series: max(series, key=series.get)}
-_NOTES = f"""{INTERVAL} Of one run: {statistics.LEVEL:.0%}, bootstrap over the
-problems. Accuracy of training samples: mean over the first and the last
-{claims.FINAL:.0%} of the steps. The best is chosen on these same problems, so
-it is a little too high. Unfinished runs count with the steps they have."""
+_NOTES = f"""{_OF_EVALUATIONS} Accuracy of training samples: mean over the first
+and the last {claims.FINAL:.0%} of the steps. The best is chosen on these same
+problems, so it is a little too high. Unfinished runs count with the steps they
+have."""
 
 
 def header(groups: Sequence[runs_lib.Seeds]) -> str:
@@ -212,7 +214,7 @@ def comparison(groups: Sequence[runs_lib.Seeds], form: str) -> str:
           *_against(base, changes.get(point))]
          for label, name, count, points, changes in found
          for point, (interval, where) in zip(POINTS, points)])
-  about = f'% Accuracies in per cent. {INTERVAL}\n'
+  about = f'% Accuracies in per cent. {_OF_EVALUATIONS}\n'
   if base is not None:
     about += (f'% Last - {tables.latex_text(base.label)}: paired by seed, at '
               'the last evaluation that both runs of a pair have.\n')
