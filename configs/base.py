@@ -55,8 +55,7 @@ FIELDS = dict(
   data=dict(
     name=F('dapo_math', '★ set of data/datasets.py; or a .jsonl, .json, .csv '
            'or .parquet file; or a hub data set, '
-           'OWNER/NAME[:SUBSET][@SPLIT]',
-           fields.Range('a set or a file', lambda x: x != '')),
+           'OWNER/NAME[:SUBSET][@SPLIT]'),
     sets=F((), 'several sets instead of `data.name`, each (set, weight) or '
            '(set, weight, template): of any Σ weights consecutive prompts, '
            '`weight` are from that set', fields.Range(

@@ -37,9 +37,9 @@ start() {
     exit 2
   fi
   echo "$*" >job.command
-  # What launch/tpu_vm.sh passes on, such as HF_TOKEN.
+  # What launch/tpu_vm.sh passes on, such as HF_TOKEN, to this run only.
   # shellcheck source=/dev/null
-  if [[ -f ../tepo.env ]]; then source ../tepo.env; fi
+  if [[ -f ../tepo.env ]]; then source ../tepo.env; rm ../tepo.env; fi
   rm -f job.status job.stopped
   # A stopped run prints this as the command that resumes.
   TEPO_COMMAND=$(command_line '' "launch/tpu_vm.sh run" "$@")

@@ -190,14 +190,13 @@ setup_failed() {
   fail "a host could not be set up, see above"
 }
 
-# Copies the variables that are passed on to a file of each host, also if there are
-# none: the file may hold those of an earlier run.
+# Copies the variables that are passed on to a file of each host.
 pass_variables() {
   local name file=$scratch/tepo.env
   for name in HF_TOKEN WANDB_API_KEY ${PASS:-}; do
     [[ -z ${!name:-} ]] || printf 'export %s=%q\n' "$name" "${!name}"
   done >"$file"
-  repeat send "$file" tepo.env all
+  [[ ! -s $file ]] || repeat send "$file" tepo.env all
 }
 
 run() {

@@ -172,6 +172,14 @@ def test_problems_in_a_bucket(bucket_server, tmp_path, form, monkeypatch):
       (row['problem'], (row['answer'],)) for row in ROWS]
 
 
+def test_the_sizes_of_files_take_one_request(bucket_server, tmp_path):
+  for folder in (tmp_path / 'a', files.path(f'gs://lab/{tmp_path.name}')):
+    folder.mkdir()
+    (folder / 'one').write_text('1')
+    (folder / 'three').write_text('333')
+    assert files.sizes(folder) == {'one': 1, 'three': 3}
+
+
 def test_an_error_that_a_silent_bucket_caused_keeps_its_status(
     bucket_server, monkeypatch):
   def silent(*_, **__):
@@ -192,7 +200,11 @@ def test_a_bad_row_is_named_by_its_object(bucket_server):
 
 _COMPILE = """
 import sys, jax
-jax.config.update('jax_compilation_cache_dir', sys.argv[1])
+from configs import tiny
+from tepo_jax.job import session
+config = tiny.get_config()
+config.compute.cache = sys.argv[1]
+session.cache_compilations(config)
 jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
 events = []
 jax.monitoring.register_event_listener(lambda name, **_: events.append(name))
@@ -203,8 +215,9 @@ print(events.count('/jax/compilation_cache/cache_hits'))
 
 def test_compiled_programs_are_kept_in_a_bucket(bucket_server):
   hits = [int(subprocess.run(
-      [sys.executable, '-c', 'from tepo_jax.runtime import files\n'
-       'files.path(__import__("sys").argv[1])\n' + _COMPILE,
-       'gs://lab/compiled'], check=True, capture_output=True, text=True,
-      cwd=runs.ROOT, env=runs.environment()).stdout) for _ in range(2)]
+      [sys.executable, '-c', _COMPILE, 'gs://lab/compiled'], check=True,
+      capture_output=True, text=True, cwd=runs.ROOT,
+      # With a bound, JAX would make a local folder of this name for its lock.
+      env=runs.environment() | {'JAX_COMPILATION_CACHE_MAX_SIZE': '-1'}
+      ).stdout) for _ in range(2)]
   assert hits[0] == 0 < hits[1]

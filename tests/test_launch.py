@@ -879,6 +879,10 @@ def test_sweep_of_an_own_config_covers_the_grid(launch, sweep):
   assert sweep('own', 'own.py:small,gpu24', METHODS='grpo', SEEDS='0'
                ).returncode == 0
   assert '--config=own.py:small,gpu24,grpo ' in launch.log()[0]
+  sweep('own', 'own.py', METHODS='lora,grpo', SEEDS='0')
+  assert launch.log()[0].endswith(  # report --runs takes a list with commas
+      '--config=own.py:lora,grpo --config.seed=0 '
+      '--workdir=runs/own/runs/lora_grpo_seed0')
   for wrong in (('own',), ('own', 'none.py'), ('own', 'own.py', '--grid=x')):
     done = sweep(*wrong)
     assert done.returncode == 2 and done.stderr.count('\n') == 1

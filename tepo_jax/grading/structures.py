@@ -28,10 +28,8 @@ _CLOSING = frozenset(r') ] } \} \rangle \rfloor \rceil \end'.split())
 _RELATIONS = {'=': '=', '<': '<', '>': '>', '\\le': '<=', '\\ge': '>=',
               '\\in': 'in', ':': ':', '\\approx': '~', '\\ne': '!='}
 _RELATING = frozenset(_RELATIONS)
-_OR = re.compile(r'\\(?:text|mathrm|mbox)\s*\{\s*or\s*\}'
-                 r'|(?<![a-zA-Z\\])(?:or|OR)(?![a-zA-Z])'
-                 r'|\\lor(?![a-zA-Z])')
-_AND = re.compile(r'\\(?:text|mathrm|mbox)\s*\{\s*,?\s*and\s*\}'
+_OR = re.compile(r'(?:(?<![a-zA-Z\\])(?:or|OR)|\\lor)(?![a-zA-Z])')
+_AND = re.compile(r'\\text\s*\{\s*,?\s*and\s*\}'
                   r'|(?<![a-zA-Z\\]),?\s*and(?![a-zA-Z])')
 _WORD = re.compile(r"[A-Za-z][A-Za-z' ]{3,}")
 _CAPITALISED = re.compile(r'[A-Z][a-z]*[aeiou][a-z]+')
@@ -72,8 +70,7 @@ _NAMED = re.compile(
 _THOUSANDS = re.compile(r'[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?[^,\d][^,]*')
 _GROUPED = re.compile(r'[-+]?[1-9]\d{0,2}(?:,\d{3}){1,5}')
 # Certainly one number: no list has the item 000.
-_ZEROS = re.compile(
-    r'(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})*,0\d\d(?:,\d{3})*(?!\d)')
+_ZEROS = re.compile(r'(?<![\d.,])[1-9]\d{0,2}(,\d{3})*,0\d\d(,\d{3})*(?!\d)')
 _LABEL = re.compile(r'[a-zA-Z ]{3,}')
 _FOR = re.compile(r'\\text\s*\{[^{}]*\b(?:for|if|when|where|with)\b')
 _CODE = frozenset(keyword.kwlist) - {'and', 'for', 'from', 'in', 'is', 'or'}

@@ -44,6 +44,8 @@ def check(config: ml_collections.ConfigDict, overridden: Iterable[str]) -> None:
     errors.InputError: names the field, its value and what is wrong.
   """
   check_values(config)
+  if not config.data.sets and not config.data.name:
+    _refuse(config, 'data.name', 'a set or a file')
   if config.eval.period:
     check_decodings(config.eval)
   _check_rewards(config.reward)

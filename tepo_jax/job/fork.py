@@ -173,9 +173,10 @@ def restore(parent: Parent, learner: learner_lib.Learner
             ) -> tuple[int, update.TrainState, dict[str, Any]]:
   """(step, state, extra) of the parent's checkpoint, as of a run's own.
 
-  The position in the data is the parent's if the data is, and the number of
-  steps left out in a row if all that decides it is. Completions in flight
-  are continued if the data and `rollout` are the parent's, and their groups
+  The position in the data is the parent's if the data is, and the numbers of
+  steps left out and of updates skipped in a row if all that decides them is.
+  Completions in flight are continued if the data, `rollout` and the grader are
+  the parent's, and their groups
   begun anew if only the data is. A reference policy that the parent does not
   have is the policy at the fork. Records of the step that the parent has yet to
   write stay the parent's.
@@ -202,7 +203,7 @@ def restore(parent: Parent, learner: learner_lib.Learner
   state = state.replace(reference=_reference(
       programs, state.params, theirs, parents.compute.dtype))
   extra = carrying.forked(
-      extra, _is_same(learner.config, parents, 'data', 'rollout'),
+      extra, continues(learner.config, parents),
       fits=_is_same(learner.config, parents, 'compute', 'lora'))
   return parent.step, state, extra | {
       'unrecorded': None,
@@ -210,7 +211,19 @@ def restore(parent: Parent, learner: learner_lib.Learner
                 'updates': int(mesh_lib.to_host(state.step))},
       'cursor': extra['cursor'] * _is_same(learner.config, parents, 'data'),
       'left_out_in_a_row': extra['left_out_in_a_row'] * _is_same(
-          learner.config, parents, 'data', 'method', 'reward', 'rollout')}
+          learner.config, parents, 'data', 'method', 'reward', 'rollout'),
+      'skipped_in_a_row': extra['skipped_in_a_row'] * _is_same(
+          learner.config, parents, 'data', 'method', 'reward', 'rollout',
+          'optimizer', 'train')}
+
+
+def continues(config: ml_collections.ConfigDict,
+              parents: ml_collections.ConfigDict) -> bool:
+  """Whether a fork continues completions in flight: it samples as its parent
+  does, and its grader would have given the same verdicts."""
+  return _is_same(config, parents, 'data', 'rollout') and (
+      config.grading.verifier == parents.grading.verifier
+      and config.grading.timeout == parents.grading.timeout)
 
 
 def _saved_by(parents, programs):

@@ -141,10 +141,14 @@ def split_step(spec: str) -> tuple[str, int | None]:
 
 def is_untrained(workdir: files.Path) -> bool:
   """Whether there is no checkpoint and no record of a finished step."""
+  return not _has_checkpoints(workdir) and not any(
+      record['step'] for record in metrics.read(workdir))
+
+
+def _has_checkpoints(workdir):
   from tepo_jax.job import session as session_lib  # imports jax
   checkpoints = workdir / session_lib.CHECKPOINTS
-  return not (checkpoints.is_dir() and any(checkpoints.iterdir())) and not any(
-      record['step'] for record in metrics.read(workdir))
+  return checkpoints.is_dir() and any(checkpoints.iterdir())
 
 
 def _check_same_run(config, workdir):
@@ -160,9 +164,10 @@ def _check_same_run(config, workdir):
     what = f'belongs to another config: {errors.listed(other)}'
     # A model folder's config.json has none of a run's fields.
     if 'steps' not in saved or not is_untrained(workdir):
+      can_fork = 'steps' in saved and _has_checkpoints(workdir)
       fork = f'; a fork can: --workdir=NEW --from={workdir}'
       raise errors.InputError(
-          f'--workdir={workdir} {what}{fork if "steps" in saved else ""}')
+          f'--workdir={workdir} {what}{fork if can_fork else ""}')
     from tepo_jax.job import session as session_lib  # imports jax
     if (workdir / session_lib.BASE_MODEL).exists() and any(
         name.startswith(_MODEL_FIELDS) for name in other):

@@ -38,9 +38,9 @@ def for_decoding(model: transformer.ModelConfig, mesh: jax.sharding.Mesh,
   """
   if tensor in (None, mesh.shape['tensor']):
     return model, mesh
-  model, mesh = padding.sharded_over(model, tensor), mesh_lib.with_tensor(
-      mesh, tensor)
+  mesh = mesh_lib.with_tensor(mesh, tensor)
   with errors.naming(f'config.rollout.tensor={tensor}'):
+    model = padding.sharded_over(model, tensor)
     mesh_lib.check(mesh, transformer.logical_axes(model),
                    transformer.abstract_params(model), mesh_lib.DECODE_RULES)
   return model, mesh

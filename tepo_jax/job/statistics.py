@@ -6,6 +6,7 @@ problems; the samples of a problem stay together, as they are not independent.
 
 import collections
 from collections.abc import Mapping, Sequence
+import fractions
 import math
 
 import numpy as np
@@ -35,22 +36,24 @@ def maj_at_k(votes: Mapping[str, tuple[int, float]], blanks: int, k: int
     k: 1 to n.
   """
   total = math.comb(blanks + sum(count for count, _ in votes.values()), k)
-  expected = 0.0
+  expected = fractions.Fraction(0)  # counts may be above the largest float
   for answer, (count, accuracy) in votes.items():
     if not accuracy:
       continue
     others = [other for name, (other, _) in votes.items() if name != answer]
     for wins in range(1, min(count, k) + 1):
       ways = _ways(others, blanks, k - wins, wins)
-      expected += accuracy * math.comb(count, wins) * sum(
-          number / (ties + 1) for ties, number in ways.items())
-  return expected / total
+      expected += fractions.Fraction(accuracy) * math.comb(count, wins) * sum(
+          fractions.Fraction(number, ties + 1) for ties, number in ways.items())
+  return float(expected / total)
 
 
 def _ways(others, blanks, seats, most):
   """Returns {ties: subsets of size `seats`}, no answer above `most` votes."""
+  # Answers below `most` can neither win nor tie: like blanks, they fill seats.
+  blanks += sum(count for count in others if count < most)
   ways = collections.Counter({(0, 0): 1})  # (seats filled, ties): subsets
-  for count in others:
+  for count in filter(most.__le__, others):
     step = collections.Counter()
     for (filled, ties), number in ways.items():
       for taken in range(min(count, most, seats - filled) + 1):

@@ -42,7 +42,7 @@ class Range:
 
 FINITE = Range('a finite number', math.isfinite)
 AMOUNT = Range('a finite number >= 0', lambda x: 0 <= x < math.inf)
-POSITIVE = Range('a number > 0', lambda x: x > 0)
+POSITIVE = Range('a finite number > 0', lambda x: 0 < x < math.inf)
 ABOVE_ONE = Range('a number > 1', lambda x: x > 1)
 SHARE = Range('a number in (0, 1]', lambda x: 0 < x <= 1)
 LOW = Range('a number in [0, 1] (or inf: no bound)',

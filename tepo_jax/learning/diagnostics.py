@@ -25,8 +25,8 @@ def metrics(x, *, weight_BT, low_BT, high_BT, dropped_BT, region_BT,
   kl_reference: mean of the estimate of method.reference, if there is one.
   entropy: mean H, nats. covariance: mean of (A - mean A)(l - mean l).
   region_share: tokens in the penalty's region M.
-  entropy_unchanged_share: tokens with H = H0 to the last bit; 1 until the
-    weights move, if the compiler rounds scoring and update alike, as on CPUs.
+  entropy_unchanged_share: tokens with H = H0 to the last bit; in training 1
+    until the weights move, as `update` then takes its own H for H0.
   empty_minibatches: 1 if there is no valid token, else 0.
   """
   def share(event_BT, among_BT=x.mask_BT):

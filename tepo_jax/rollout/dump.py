@@ -125,7 +125,8 @@ def _further(line):
 
 
 def _bound(directory, newest):
-  paths = {path: path.stat().st_size for path in _paths(directory).values()}
+  sizes = files.sizes(directory)  # a bucket's in one request
+  paths = {path: sizes[path.name] for path in _paths(directory).values()}
   for path in list(paths):
     if sum(paths.values()) <= _MOST_BYTES:
       return

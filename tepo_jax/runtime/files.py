@@ -178,6 +178,16 @@ def checksums(folder: BucketPath) -> dict[str, str]:
           if item['type'] == 'file'}
 
 
+def sizes(folder: Path) -> dict[str, int]:
+  """The bytes of the files in a folder, by name; of a bucket in one request."""
+  if is_remote(folder):
+    return {item['name'].rpartition('/')[2]: item['size']
+            for item in buckets.client().ls(str(folder), detail=True)
+            if item['type'] == 'file'}
+  return {path.name: path.stat().st_size for path in folder.iterdir()
+          if path.is_file()}
+
+
 def is_free(folder: Path) -> bool:
   """Whether a folder is missing or empty, or its upload was interrupted."""
   if not folder.exists():

@@ -10,6 +10,7 @@ import pytest
 
 from configs import tiny
 from tepo_jax import errors
+from tepo_jax.job import carrying
 from tepo_jax.job import fork
 from tepo_jax.job import programs as programs_lib
 from tepo_jax.job import run_folder
@@ -34,7 +35,8 @@ def _parent(tmp_path_factory):
       reference=first.reference)
   keep = checkpoint.Checkpointer(folder / 'checkpoints', 1)
   keep.save(2, learner.state, {
-      'cursor': 8, 'unrecorded': {}, 'left_out_in_a_row': 3},
+      'cursor': 8, 'unrecorded': {}, 'left_out_in_a_row': 3,
+      'skipped_in_a_row': 2},
             unpadded=programs_lib.restorable(learner.programs)[1])
   keep.close()
   return folder, jax.device_get(learner.state)
@@ -74,11 +76,27 @@ def test_a_reference_is_cast_to_the_fork_s_dtype(parent):
   assert extra['began'] == {'step': 2, 'updates': 1}
 
 
-@pytest.mark.parametrize('changed, cursor, left_out', [
-    ({}, 8, 3), ({'rollout.max_left_out': 1}, 8, 0), ({'seed': 7}, 0, 0)])
-def test_what_counts_on_in_a_fork(parent, changed, cursor, left_out):
+@pytest.mark.parametrize('changed, cursor, left_out, skipped', [
+    ({}, 8, 3, 2), ({'rollout.max_left_out': 1}, 8, 0, 0),
+    ({'seed': 7}, 0, 0, 0), ({'optimizer.learning_rate': 1.0}, 8, 3, 0)])
+def test_what_counts_on_in_a_fork(parent, changed, cursor, left_out, skipped):
   _, extra = _restored(parent, changed=changed)
-  assert (extra['cursor'], extra['left_out_in_a_row']) == (cursor, left_out)
+  assert (extra['cursor'], extra['left_out_in_a_row'],
+          extra['skipped_in_a_row']) == (cursor, left_out, skipped)
+
+
+@pytest.mark.parametrize('changed, carried', [
+    ({}, [3]), ({'grading.workers': 3}, [3]),
+    ({'grading.verifier': 'math_verify'}, None)])
+def test_another_grader_begins_the_groups_in_flight_anew(changed, carried):
+  parents = tiny.get_config('tepo')
+  config = tiny.get_config('tepo')
+  config.update_from_flattened_dict(changed)
+  extra = carrying.forked(
+      {'cursor': 8, 'carried': {'prompt_id': [3]}, 'sizes': None},
+      fork.continues(config, parents), fits=True)
+  assert extra.get('carried', {}).get('prompt_id') == carried
+  assert extra['cursor'] == (8 if carried else 3)
 
 
 @pytest.mark.parametrize('changed, said', [

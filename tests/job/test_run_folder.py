@@ -61,8 +61,13 @@ def test_until_something_is_trained_any_config_is_taken(tmp_path, capsys):
   with pytest.raises(errors.InputError, match='now 7., which made its base'):
     _claim(_config(**{'eval.period': 3, 'seed': 7}), tmp_path)
   (tmp_path / 'checkpoints' / '1').mkdir(parents=True)
-  with pytest.raises(errors.InputError, match='belongs to another config'):
+  with pytest.raises(errors.InputError, match='config: .*; a fork can'):
     _claim(_config(), tmp_path)
+  (tmp_path / 'checkpoints' / '1').rmdir()
+  (tmp_path / 'metrics.jsonl').write_text('{"step": 1}\n')
+  with pytest.raises(errors.InputError, match='another config') as it:
+    _claim(_config(), tmp_path)
+  assert 'fork' not in str(it.value)  # there is nothing to begin with
 
 
 def test_a_line_that_is_no_record_is_refused_before_a_new_config(tmp_path):

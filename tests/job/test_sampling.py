@@ -113,3 +113,7 @@ def test_a_width_that_tensor_does_not_divide_is_refused():
   with pytest.raises(errors.InputError, match=(
       'config.rollout.tensor=4: .*tensor=4 does not divide .*66')):
     sampling_lib.for_decoding(model, mesh, 4)
+  model = dataclasses.replace(MODEL, num_heads=14, num_kv_heads=2)
+  with pytest.raises(errors.InputError, match=(
+      'config.rollout.tensor=4: .* does not divide the 14 query heads')):
+    sampling_lib.for_decoding(model, mesh, 4)

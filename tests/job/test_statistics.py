@@ -4,6 +4,7 @@ import collections
 import fractions
 import itertools
 import math
+import time
 
 import numpy as np
 import pytest
@@ -53,6 +54,22 @@ def test_maj_at_32_of_32_is_quick_and_exact():
   votes = {str(i): (2, 0.0) for i in range(8)} | {'right': (3, 1.0)}
   assert statistics.maj_at_k(votes, 13, 32) == 1
   assert statistics.maj_at_k({'right': (16, 1.0), 'b': (16, 0.0)}, 0, 32) == .5
+
+
+@pytest.mark.parametrize('n, k', [(1100, 512), (2048, 1024)])
+def test_counts_above_the_largest_float(n, k):
+  votes = {'right': (n // 2, 1.0), 'wrong': (n // 2, 0.0)}
+  assert statistics.maj_at_k(votes, 0, k) == .5
+  assert statistics.maj_at_k({'right': (n // 2, 0.5)}, n // 2, k) == (
+      pytest.approx(.5))
+  assert statistics.pass_at_k(n, n // 2, k) == pytest.approx(1)
+
+
+def test_many_different_answers_are_counted_quickly():
+  start = time.process_time()
+  votes = {str(i): (1, 0.0) for i in range(100)} | {'right': (28, 1.0)}
+  assert .9 < statistics.maj_at_k(votes, 128, 128) <= 1
+  assert time.process_time() - start < 1
 
 
 SETS = [np.array([[1, 0], [1, 1], [0, 0]]), np.array([[1], [0], [0], [0]])]

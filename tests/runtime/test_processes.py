@@ -188,3 +188,14 @@ def test_a_bucket_s_error_is_no_lost_process():
   text = 'UNAVAILABLE: connection reset'
   assert processes._lost(RuntimeError(text)) == text
   assert processes._lost(RuntimeError(f'checkpoint gs://b/1: {text}')) is None
+
+
+def test_a_service_of_a_reward_function_is_no_lost_process():
+  text = 'UNAVAILABLE: connection reset'
+  failed = errors.RunError(f'reward judge:score: {text}')
+  assert processes._lost(failed) is None
+  failed.__cause__ = RuntimeError(text)
+  assert processes._lost(failed) is None
+  closing = errors.RunError('the last save failed')
+  closing.__context__ = RuntimeError(text)
+  assert processes._lost(closing) == text

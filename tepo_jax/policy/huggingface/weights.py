@@ -306,7 +306,7 @@ def atomic_folder(directory) -> Iterator[pathlib.Path]:
   Raises:
     InputError: the directory exists and is not empty.
   """
-  directory = files.path(directory)
+  directory = files.path(directory).absolute()
   if not files.is_free(directory):
     raise errors.InputError(f'{directory}: exists and is not empty')
   if files.is_remote(directory):

@@ -496,3 +496,12 @@ def test_what_transformers_says_of_a_config_is_kept(tmp_path):
   with pytest.raises(errors.InputError, match='or config.json .*rms_norm_eps.*'
                      'float'):
     weights.load_tokenizer(tmp_path)
+
+
+def test_the_folder_in_which_a_program_was_started_may_be_the_export(
+    tmp_path, monkeypatch):
+  (tmp_path / 'out').mkdir()
+  monkeypatch.chdir(tmp_path / 'out')
+  with weights.atomic_folder('.') as partial:
+    (partial / 'file').write_text('all')
+  assert [path.name for path in tmp_path.rglob('*')] == ['out', 'file']
