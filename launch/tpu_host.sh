@@ -23,6 +23,12 @@ in_progress() {
   grep -qsa launch/supervise.sh "/proc/$(cat job.pid 2>/dev/null)/cmdline"
 }
 
+# What launch/tpu_vm.sh passes on, such as HF_TOKEN, is for this run only.
+take_variables() {
+  # shellcheck source=/dev/null
+  if [[ -f ../tepo.env ]]; then source ../tepo.env; rm ../tepo.env; fi
+}
+
 start() {
   local program=$1
   for _ in {1..30}; do in_progress || break; sleep 1; done
@@ -37,9 +43,6 @@ start() {
     exit 2
   fi
   echo "$*" >job.command
-  # What launch/tpu_vm.sh passes on, such as HF_TOKEN, to this run only.
-  # shellcheck source=/dev/null
-  if [[ -f ../tepo.env ]]; then source ../tepo.env; rm ../tepo.env; fi
   rm -f job.status job.stopped
   # A stopped run prints this as the command that resumes.
   TEPO_COMMAND=$(command_line '' "launch/tpu_vm.sh run" "$@")
@@ -89,8 +92,8 @@ report() {
 }
 
 case ${1:-} in
-  start) start "${@:2}" ;;
-  resume) in_progress || start "${@:2}" ;;
+  start) take_variables; start "${@:2}" ;;
+  resume) take_variables; in_progress || start "${@:2}" ;;
   mount) mount_bucket "$2" ;;
   report) report ;;
   last) echo "$HOSTNAME: $(tail -n 1 job.log 2>/dev/null)" ;;

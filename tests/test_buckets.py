@@ -172,7 +172,7 @@ def test_problems_in_a_bucket(bucket_server, tmp_path, form, monkeypatch):
       (row['problem'], (row['answer'],)) for row in ROWS]
 
 
-def test_the_sizes_of_files_take_one_request(bucket_server, tmp_path):
+def test_the_sizes_of_files(bucket_server, tmp_path):
   for folder in (tmp_path / 'a', files.path(f'gs://lab/{tmp_path.name}')):
     folder.mkdir()
     (folder / 'one').write_text('1')

@@ -331,6 +331,19 @@ _ODD = ('--workdir=a b', "--config.eval.sets=('a',)")
 _QUOTED = r"--workdir=a\ b --config.eval.sets=\(\'a\'\,\)"
 
 
+@pytest.mark.parametrize('environment, wanted', [
+    ({}, '0.92,'), ({'XLA_CLIENT_MEM_FRACTION': '.8'}, '.8,'),
+    ({'XLA_PYTHON_CLIENT_MEM_FRACTION': '.7'}, ',.7')])
+def test_a_gpu_s_share_of_memory_has_one_name(launch, environment, wanted):
+  """JAX refuses both."""
+  (launch.stubs / 'venv_is_there').touch()
+  (launch.stubs / 'venv_python').write_text(launching.VENV_PYTHON.replace(
+      'python $*',
+      '$XLA_CLIENT_MEM_FRACTION,$XLA_PYTHON_CLIENT_MEM_FRACTION'))
+  assert launch('gpu.sh', '--x', DRIVER='590', **environment).returncode == 0
+  assert wanted in launch.log()
+
+
 @pytest.mark.parametrize('script, environment, command', [
     ('gpu.sh', {'DRIVER': '590'}, f'launch/gpu.sh {_QUOTED}'),
     ('local.sh', {'METHOD': 'grpo', 'WORKDIR': 'c d'},

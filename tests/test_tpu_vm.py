@@ -102,12 +102,8 @@ def test_variables_are_passed_on_but_not_shown(launch, tpu):
   (launch.stubs / 'hosts').write_text('2')
   assert tpu('create').returncode == tpu('setup').returncode == 0
   variables = dict(HF_TOKEN='a secret', OTHER='1', PASS='OTHER')
-  (launch.stubs / 'unmounted').touch()
-  assert tpu('run', '--x=bucket/y', **variables).returncode == 2
-  (launch.stubs / 'unmounted').unlink()
-  file = launch.stubs / 'host1/tepo.env'
-  assert 'export OTHER=1\n' in file.read_text()
-  assert stat.S_IMODE(file.stat().st_mode) == 0o600
+  script, file = (launch.stubs / 'host1' / name for name in (
+      'tepo/launch/tpu_host.sh', 'tepo.env'))
   done = tpu('run', '--x', **variables)
   assert done.returncode == 0, done.stderr
   assert not file.exists()  # so the next run has none of them
@@ -116,6 +112,10 @@ def test_variables_are_passed_on_but_not_shown(launch, tpu):
       f'w{host} with a token -m tepo_jax.train --x' for host in (0, 1)]
   said = done.stdout + done.stderr + '\n'.join(_lines(launch, 'gcloud_log'))
   assert 'secret' not in said
+  script.unlink()  # then nothing takes them
+  assert tpu('run', '--x', **variables).returncode
+  assert 'export OTHER=1\n' in file.read_text()
+  assert stat.S_IMODE(file.stat().st_mode) == 0o600
   assert 'wandb' not in _dry_run(launch, 'setup')[-1][7]
   assert 'wandb' in _dry_run(launch, 'setup', WANDB_API_KEY='k')[-1][7]
 

@@ -59,7 +59,7 @@ def is_copied(answer: str, reference: str, problem: str) -> bool:
     return False
   node, right = map(structures.try_read, texts)
   if node and _is_undone(_form(node)) and not (
-      right and _is_undone(_form(right))):
+      right and _has_operation(_form(right))):
     return True
   spellings, forms = _formulas(problem)
   if node is None:
@@ -77,10 +77,18 @@ def is_copied(answer: str, reference: str, problem: str) -> bool:
 
 
 def _is_undone(form):
-  r"""Whether it has an operation on numbers such as `2^{2024}\bmod 9`."""
+  r"""Whether it has an operation on numbers such as `2^{2024}\bmod 9`; what is
+  done, `3\bmod 9`, names the modulus only."""
+  if form[0] == 'remainder' and form[1][0] == form[2][0] == 'number' and (
+      0 <= form[1][1] < form[2][1]):
+    return False
   return form[0] in ('remainder', 'fold') and not expressions.symbols(
-      form) or any(_is_undone(part) for part in form
-                   if part and isinstance(part, tuple))
+      form) or any(map(_is_undone, expressions.subtrees(form)))
+
+
+def _has_operation(form):
+  return form[0] in ('remainder', 'fold', 'residue') or any(
+      map(_has_operation, expressions.subtrees(form)))
 
 
 def without_question(node: nodes.Node, reference: nodes.Node, problem: str

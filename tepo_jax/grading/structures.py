@@ -281,9 +281,7 @@ def _fenced(tokens, depth):
   """Reads a text enclosed in one pair of brackets, else None."""
   opening, closing = tokens[0], tokens[-1]
   if _FENCES.get(opening) != closing and (opening, closing) not in (
-      ('(', ']'), ('[', ')')):
-    return None
-  if not _encloses(tokens):
+      ('(', ']'), ('[', ')')) or not _encloses(tokens):
     return None
   inside = tokens[1:-1]
   items, _ = _split(inside, {','})
@@ -339,7 +337,8 @@ def _single(text, depth):
       re.sub(r'\\(?:text|mathrm)|[{}\s]', '', text))):
     base = _BASES.get(match[4]) or (
         int(match[4]) if match[4].lstrip('-').isdigit() else 0)
-    is_name = match[2].isalpha() and (abs(base) < 11 or not match[2][1:])
+    is_name = not match[2][0].isdigit() and (abs(base) < 11 or (
+        len(match[2]) == 1 and (match[2].islower() or base not in (12, 16))))
     if abs(base) > 1 and not is_name:  # a_{20} is a term of a sequence
       return nodes.Node('based', (base,), match[2].upper())
   if _REALS.fullmatch(text):

@@ -176,10 +176,9 @@ def restore(parent: Parent, learner: learner_lib.Learner
   The position in the data is the parent's if the data is, and the numbers of
   steps left out and of updates skipped in a row if all that decides them is.
   Completions in flight are continued if the data, `rollout` and the grader are
-  the parent's, and their groups
-  begun anew if only the data is. A reference policy that the parent does not
-  have is the policy at the fork. Records of the step that the parent has yet to
-  write stay the parent's.
+  the parent's, and their groups begun anew if only the data is. A reference
+  policy that the parent does not have is the policy at the fork. Records of the
+  step that the parent has yet to write stay the parent's.
 
   Raises:
     errors.InputError: the checkpoint is gone, or is of another model folder or
@@ -212,9 +211,10 @@ def restore(parent: Parent, learner: learner_lib.Learner
       'cursor': extra['cursor'] * _is_same(learner.config, parents, 'data'),
       'left_out_in_a_row': extra['left_out_in_a_row'] * _is_same(
           learner.config, parents, 'data', 'method', 'reward', 'rollout'),
-      'skipped_in_a_row': extra['skipped_in_a_row'] * _is_same(
-          learner.config, parents, 'data', 'method', 'reward', 'rollout',
-          'optimizer', 'train')}
+      'skipped_in_a_row': extra['skipped_in_a_row'] * (
+          parent.keeps_optimizer and _is_same(
+              learner.config, parents, 'data', 'method', 'reward', 'rollout',
+              'optimizer', 'train', 'compute', 'lora'))}
 
 
 def continues(config: ml_collections.ConfigDict,

@@ -311,8 +311,8 @@ def cache_compilations(config: ml_collections.ConfigDict) -> None:
     if not files.is_remote(folder):
       pathlib.Path(folder).mkdir(0o700, parents=True, exist_ok=True)
       _warn_of_other_writers(pathlib.Path(folder))
-    files.path(folder)  # has a bucket answer by the project's client
-  except (OSError, RuntimeError) as error:
+    files.path(folder)  # JAX then reaches a bucket by the project's client
+  except (OSError, RuntimeError, errors.InputError) as error:
     errors.note(f'warning: compute.cache={folder}: {errors.one_line(error)}; '
                 'compiled programs are not kept')
     return

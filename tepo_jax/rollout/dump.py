@@ -125,7 +125,7 @@ def _further(line):
 
 
 def _bound(directory, newest):
-  sizes = files.sizes(directory)  # a bucket's in one request
+  sizes = files.sizes(directory)
   paths = {path: sizes[path.name] for path in _paths(directory).values()}
   for path in list(paths):
     if sum(paths.values()) <= _MOST_BYTES:

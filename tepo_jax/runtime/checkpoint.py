@@ -64,7 +64,7 @@ class Checkpointer:
   def __init__(self, directory: str | os.PathLike, keep: int = 2,
                keep_every: int = 0, read_only: bool = False):
     self._directory = files.path(directory).absolute()
-    self._saving, self._failure = None, None
+    self._saving, self._failure, self._cause = None, None, None
     self._failed = set()  # steps whose save failed
     if read_only and not self._directory.is_dir():
       found = ('a file, not a folder' if self._directory.exists()
@@ -107,7 +107,7 @@ class Checkpointer:
     if self._failed:  # else what came up late would fail this save too
       with contextlib.suppress(Exception):
         self._manager.check_for_errors()
-    self._saving, self._failure = step, None
+    self._saving, self._failure, self._cause = step, None, None
     host.trim()  # a copy of the state comes next
     with self._logging_failure():
       self._manager.save(
@@ -254,11 +254,12 @@ class Checkpointer:
     except Exception as error:  # Orbax and tensorstore raise many kinds
       # Mostly what else a failed save met, such as its removed folder.
       self._failure = self._failure or self._described(error)
+      self._cause = self._cause or error
       with contextlib.suppress(Exception):
         self._manager.close()  # raises each error once; ends the rest
     self._remove_unfinished()
     if self._failure:
-      raise errors.RunError(f'{self._failure}; {latest}')
+      raise errors.RunError(f'{self._failure}; {latest}') from self._cause
 
   def _described(self, error):
     reason = _reason(error)
@@ -271,7 +272,7 @@ class Checkpointer:
     try:
       yield
     except Exception as error:  # Orbax and tensorstore raise many kinds
-      self._failure = self._described(error)
+      self._failure, self._cause = self._described(error), error
       errors.note(f'warning: {self._failure}')
       self._failed.add(self._saving)
       self._remove_unfinished()

@@ -268,14 +268,12 @@ def _lost(error: BaseException | None) -> str | None:
   """The message of an error that a lost process caused, else None.
 
   It may be the cause of the given error: closing the run can fail again. What
-  names a bucket came of that. A RunError names its own reason, which may be a
-  service that a reward function asked; only what came before it may be a loss.
+  names a bucket came of that. A RunError's own text counts for nothing: it may
+  quote a completion, or the service that a reward function asks.
   """
   while error is not None:
-    if isinstance(error, errors.RunError):
-      error = None if error.__cause__ else error.__context__
-      continue
-    if _GONE.search(str(error)) and buckets.SCHEME not in str(error):
+    if (not isinstance(error, errors.RunError) and _GONE.search(str(error))
+        and buckets.SCHEME not in str(error)):
       return errors.one_line(error)[:200]
     error = error.__cause__ or error.__context__
   return None

@@ -179,6 +179,8 @@ def test_an_operation_of_the_problem_is_no_answer(problem, reference, operation)
   assert not _grade(operation, reference, problem)
   assert _grade(operation, operation, problem)
   assert _grade(r'\gcd(24,18)=6', '6', problem)
+  for residue in r'3\bmod 7', r'3\mod 7', '3 mod 7', r'x=3\bmod{7}':
+    assert _grade(residue, '3', problem) and _grade(residue, r'3\pmod 7', problem)
   assert _grade(r'\max(a,b)', r'\frac{a+b+|a-b|}{2}', problem)
 
 

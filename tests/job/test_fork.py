@@ -78,11 +78,14 @@ def test_a_reference_is_cast_to_the_fork_s_dtype(parent):
 
 @pytest.mark.parametrize('changed, cursor, left_out, skipped', [
     ({}, 8, 3, 2), ({'rollout.max_left_out': 1}, 8, 0, 0),
-    ({'seed': 7}, 0, 0, 0), ({'optimizer.learning_rate': 1.0}, 8, 3, 0)])
+    ({'seed': 7}, 0, 0, 0), ({'compute.remat': 'full'}, 8, 3, 0),
+    ({'optimizer.learning_rate': 1.0}, 8, 3, 0)])
 def test_what_counts_on_in_a_fork(parent, changed, cursor, left_out, skipped):
   _, extra = _restored(parent, changed=changed)
   assert (extra['cursor'], extra['left_out_in_a_row'],
           extra['skipped_in_a_row']) == (cursor, left_out, skipped)
+  _, extra = _restored(parent, keeps_optimizer=False, changed=changed)
+  assert extra['skipped_in_a_row'] == 0
 
 
 @pytest.mark.parametrize('changed, carried', [
