@@ -50,6 +50,8 @@ class Batch:
     a run, which scores minibatches.
   sampler_logp_BT: the sampler's own log-probability, nats.
   behaviour_BT: float32 behaviour weights (`behaviour`); None if they are off.
+  reference_logp_BT: of a reference policy; None in a run, which scores
+    minibatches.
   version_BT: int32, the rollout step that drew each token; None unless
     completions are carried.
   """
@@ -61,6 +63,7 @@ class Batch:
   old_entropy_BT: np.ndarray
   sampler_logp_BT: np.ndarray
   behaviour_BT: np.ndarray | None = None
+  reference_logp_BT: np.ndarray | None = None
   version_BT: np.ndarray | None = None
 
 

@@ -84,7 +84,7 @@ def test_the_recipe(copy, minibatch):
   np.testing.assert_allclose(found['gradient'], logp.grad, rtol=0, atol=1e-7)
   assert found['clipped'] == 0
   for line, start in zip(found['refused'], (
-      'method.clip.tau_negative: -1.0 is not a number > 0',
+      'method.clip.tau_negative: -1.0 is not a finite number > 0',
       'method.clip.tau: no such field'), strict=True):
     assert line.startswith(start) and '\n' not in line
   lines = sum(len(block.splitlines())
