@@ -173,19 +173,22 @@ def discard_unfinished(folder: BucketPath) -> None:
 
 def checksums(folder: BucketPath) -> dict[str, str]:
   """What the bucket says of the contents of a folder's objects, by name."""
-  return {item['name'].rpartition('/')[2]: item['crc32c']
-          for item in buckets.client().ls(str(folder), detail=True)
-          if item['type'] == 'file'}
+  return {name: item['crc32c'] for name, item in _objects(folder).items()}
 
 
 def sizes(folder: Path) -> dict[str, int]:
   """The bytes of the files in a folder, by name; of a bucket in one request."""
   if is_remote(folder):
-    return {item['name'].rpartition('/')[2]: item['size']
-            for item in buckets.client().ls(str(folder), detail=True)
-            if item['type'] == 'file'}
+    return {name: item['size'] for name, item in _objects(folder).items()}
   return {path.name: path.stat().st_size for path in folder.iterdir()
           if path.is_file()}
+
+
+def _objects(folder):
+  """What the bucket says of a folder's objects, by name, in one request."""
+  return {item['name'].rpartition('/')[2]: item
+          for item in buckets.client().ls(str(folder), detail=True)
+          if item['type'] == 'file'}
 
 
 def is_free(folder: Path) -> bool:
